@@ -1,0 +1,96 @@
+#pragma once
+
+// How one software stack turns each model op into kernels: which kernels, what they read and
+// write, and what they keep for backward. Times are not decided here (see simulator/costs).
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/units.h"
+#include "models/model.h"
+
+namespace shardwright {
+
+enum class KernelClass : std::uint8_t {
+  kGemm,              // batch x (m, k) x (k, n)
+  kGroupedGemm,       // the same with `batch` different weight matrices (MoE)
+  kConv,              // implicit GEMM: m = output pixels, n = output channels, k = taps
+  kAttentionForward,  // fused (flash) attention
+  kAttentionBackward,
+  kElementwise,       // priced by bytes
+  kNorm,              // layer/rms/batch norm: rows of reductions, priced by bytes
+  kSoftmax,           // softmax, log-softmax, cross-entropy: priced by bytes
+  kGatherScatter,     // embedding lookups, MoE permutation: priced by bytes
+  kOptimizer,         // multi-tensor updates: priced by bytes
+  kCopy,              // device-to-device copies, casts: priced by bytes
+};
+
+// One launch. `read`/`written` are the bytes that must cross the memory bus.
+struct Kernel {
+  KernelClass kind = KernelClass::kElementwise;
+  DType dtype = DType::kBf16;  // of the multiplied operands for kGemm/kConv/kAttention*
+  std::int64_t batch = 1, m = 0, n = 0, k = 0;  // kAttention*: m = seq_q, n = seq_k, k = head_dim
+  Flops flops{0};              // as executed (causal attention: only the tiles that run)
+  Bytes read{0};
+  Bytes written{0};
+
+  bool operator==(const Kernel&) const = default;
+};
+
+enum class AttentionImpl : std::uint8_t { kFlash, kMaterialized };
+enum class MoeDispatch : std::uint8_t { kDense, kGrouped };
+
+// The choices of one software stack. A table row per stack, not code.
+struct KernelSetOptions {
+  std::string name = "torch-eager";
+  AttentionImpl attention = AttentionImpl::kFlash;
+  MoeDispatch moe_dispatch = MoeDispatch::kGrouped;
+  bool fused_elementwise = false;  // torch.compile-like: element-wise chains cost one pass
+  bool fused_rope = false;
+  bool fused_norm = true;          // false: eager RMSNorm as several element-wise kernels
+  bool fp32_logits = true;         // the loss upcasts logits to fp32 (a copy) before softmax
+  std::int64_t loss_chunks = 1;    // > 1: the loss runs over row chunks, logits never whole
+  bool autocast_weights = false;   // AMP: weights are cast to the compute dtype at each use
+
+  bool operator==(const KernelSetOptions&) const = default;
+};
+
+// The built-in stacks: torch-eager, torch-compile, composer-2023, deepspeed, hf-eager,
+// shardwright-host, shardwright-cuda.
+[[nodiscard]] std::span<const KernelSetOptions> BuiltinKernelSets();
+// Throws InputError naming `where` with the nearest match.
+[[nodiscard]] const KernelSetOptions& FindKernelSet(std::string_view name, std::string_view where);
+
+// What one op becomes for a micro-batch of B samples.
+struct OpKernels {
+  std::vector<Kernel> forward;
+  std::vector<Kernel> backward_data;    // gradients of the inputs
+  std::vector<Kernel> backward_weight;  // gradients of the parameters (skipped when frozen)
+  // Bit i set: input i (output i) must stay alive until this op's backward.
+  std::uint32_t saves_input = 0;
+  std::uint32_t saves_output = 0;
+  // Bytes kept for backward that are no tensor of the graph: softmax statistics, dropout masks,
+  // fp32 copies, norm statistics.
+  Bytes extra_saved{0};
+  // Scratch alive only while the op runs.
+  Bytes forward_workspace{0};
+  Bytes backward_workspace{0};
+  // Output i is a view of (or overwrites) input `output_aliases[i]`; -1 = own storage.
+  std::vector<int> output_aliases;
+  // True when recomputing this op costs a matmul (linear, attention, conv): the ops that
+  // operator-level selective checkpointing keeps.
+  bool compute_intensive = false;
+};
+
+// Kernels of `spec` for `batch` samples with activations in `compute` dtype. Requires batch >= 1.
+// O(1): no dependence on the model's size.
+[[nodiscard]] OpKernels LowerOp(const OpSpec& spec, std::int64_t batch, DType compute,
+                                const KernelSetOptions& options);
+
+// Bytes of a tensor for `batch` samples when activations are in `compute` dtype.
+[[nodiscard]] Bytes TensorBytes(const Tensor& tensor, std::int64_t batch, DType compute);
+
+}  // namespace shardwright
