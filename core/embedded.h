@@ -4,8 +4,9 @@
 
 namespace shardwright {
 
-// One data file that the build put into the program (sw_embed in cmake/Shardwright.cmake), so that the
-// program finds its zoo, catalog and profiles wherever it is installed. The views live as long as the program.
+// One data file that the build put into the program (sw_embed in cmake/Shardwright.cmake), so that
+// the program finds its zoo, catalog and profiles wherever it is installed. The views live as long
+// as the program.
 struct EmbeddedFile {
   std::string_view name;  // File name without its last extension: "llama-3-8b".
   std::string_view text;  // The whole file, byte for byte.

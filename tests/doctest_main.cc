@@ -1,10 +1,10 @@
 #define DOCTEST_CONFIG_IMPLEMENT
-#include <doctest/doctest.h>
-
 #include <iostream>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <doctest/doctest.h>
 
 #include "tests/skip.h"
 
@@ -18,7 +18,9 @@ std::vector<std::string>& SkipReasons() {
 
 }  // namespace
 
-void SkipTest(std::string_view reason) { SkipReasons().emplace_back(reason); }
+void SkipTest(std::string_view reason) {
+  SkipReasons().emplace_back(reason);
+}
 
 }  // namespace shardwright
 
