@@ -1,0 +1,159 @@
+#pragma once
+
+// Job = what the user demands. Plan = what was chosen. A field is in exactly one of the two.
+// Lower turns both, with a model and its kernels, into a Program.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/units.h"
+#include "models/kernel_set.h"
+#include "models/model.h"
+
+namespace shardwright {
+
+enum class JobMode : std::uint8_t { kTrain, kForward };
+
+// Dtypes of one training run. Names follow FSDP's MixedPrecision.
+struct Precision {
+  DType master = DType::kFp32;  // resident shards, optimizer states, .grad (o)
+  DType param = DType::kBf16;   // gathered parameters, compute, activations (p)
+  DType reduce = DType::kFp32;  // gradient reduction (r)
+
+  bool operator==(const Precision&) const = default;
+};
+
+enum class OptimizerKind : std::uint8_t { kSgd, kMomentum, kAdam, kAdamW, kAdadelta };
+// How PyTorch runs the update: decides temporaries and launch counts.
+enum class OptimizerImpl : std::uint8_t { kForeach, kFused, kForLoop };
+
+struct OptimizerSpec {
+  OptimizerKind kind = OptimizerKind::kAdamW;
+  OptimizerImpl impl = OptimizerImpl::kForeach;
+  bool weight_decay = true;
+
+  bool operator==(const OptimizerSpec&) const = default;
+};
+
+struct Job {
+  JobMode mode = JobMode::kTrain;
+  std::int64_t sequence_length = 2048;  // tokens per sample
+  std::int64_t global_batch = 0;        // samples per optimizer step over all ranks; 0: follows
+                                        // from micro-batch, accumulation and ranks
+  Precision precision;
+  OptimizerSpec optimizer;
+  bool clip_gradients = true;           // global-norm clipping, on in all recipes we know
+  std::vector<std::string> frozen;      // FQN globs of parameters without gradient
+  std::int64_t lora_rank = 0;           // 0: no LoRA
+  std::vector<std::string> lora_targets;  // FQN globs of linear modules that get adapters
+  double memory_margin = 0.0;           // fraction of device memory that plans leave free
+
+  bool operator==(const Job&) const = default;
+};
+
+// Whose rules Lower follows.
+enum class Dialect : std::uint8_t { kNative, kFsdp2, kFsdp1, kDdp };
+[[nodiscard]] std::string_view NameOf(Dialect dialect);
+
+// What happens to a unit's gathered parameters after forward.
+struct Reshard {
+  enum class Kind : std::uint8_t { kAlways, kNever, kToGroup };
+  Kind kind = Kind::kAlways;
+  std::int64_t group = 0;  // kToGroup: ranks that share one copy; divides the shard size
+
+  bool operator==(const Reshard&) const = default;
+};
+
+// A unit whose modules do not run back to back either holds its parameters from the first to the
+// last, or frees and gathers them again for each stretch.
+enum class Gap : std::uint8_t { kHold, kRegather };
+
+struct UnitPlan {
+  std::string name;                   // unique; the FQN of its only module, or "root"
+  std::vector<std::string> modules;   // FQNs; "" is the root module, which takes the leftovers
+  Reshard reshard;
+  Gap gap = Gap::kHold;
+  // Units to gather early, by name. Empty with implicit prefetch: the dialect's own rule.
+  std::vector<std::string> forward_prefetch;
+  std::vector<std::string> backward_prefetch;
+
+  bool operator==(const UnitPlan&) const = default;
+};
+
+enum class RecomputeKind : std::uint8_t { kFull, kSelective };
+// One checkpointed region. kFull keeps only the region's inputs; kSelective keeps the outputs of
+// compute-intensive ops too (every `keep_every`-th linear; attention always).
+struct RecomputeRegion {
+  std::string module;  // FQN
+  RecomputeKind kind = RecomputeKind::kFull;
+  std::int64_t keep_every = 1;
+
+  bool operator==(const RecomputeRegion&) const = default;
+};
+
+enum class BackwardPrefetch : std::uint8_t { kPre, kPost, kNone };
+
+// When gradients of an accumulated step are reduced.
+enum class SyncMode : std::uint8_t {
+  kEvery,          // each micro-batch
+  kLast,           // no_sync: unsharded gradients are kept until the last
+  kReplicateLast,  // reduce-scatter each micro-batch, all-reduce over replicas on the last
+};
+
+struct Offload {
+  bool parameters = false;   // shards, gradients and optimizer live on the host (CPUOffload)
+  bool optimizer = false;    // states and update on the host, parameters on the device
+  bool activations = false;  // tensors kept for backward travel to the host and back
+
+  bool operator==(const Offload&) const = default;
+};
+
+struct Plan {
+  Dialect dialect = Dialect::kFsdp2;
+  std::int64_t shard_size = 1;      // W: ranks that share one copy of the parameters
+  std::int64_t replicate_size = 1;  // R: copies; W * R = ranks
+  std::int64_t micro_batch = 1;     // samples
+  std::int64_t accumulation = 1;    // micro-batches per optimizer step
+  SyncMode sync = SyncMode::kEvery;
+  std::vector<UnitPlan> units;      // the root unit (module "") last
+  std::vector<RecomputeRegion> recompute;
+  Offload offload;
+
+  // fsdp1 only.
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
+  bool forward_prefetch = false;
+  bool limit_all_gathers = true;
+  bool use_orig_params = true;
+
+  // native only: gathered units alive at once in each pass, the one computing included.
+  std::int64_t in_flight = 2;
+
+  // ddp only: bucket caps in bytes (PyTorch: 1 MiB for the first, 25 MiB for the rest).
+  Bytes first_bucket = kMiB;
+  Bytes bucket = 25 * kMiB;
+
+  bool operator==(const Plan&) const = default;
+};
+
+// How one parameter belongs to one unit of a plan.
+struct ResolvedUnit {
+  std::string name;
+  std::vector<ModuleId> modules;  // roots of the unit's subtrees
+  std::vector<ParamId> params;    // storages, in communication order of the plan's dialect
+};
+
+// Assigns every parameter storage to exactly one unit: a unit takes what lies below its modules
+// and is not taken by a unit further in (fsdp-semantics: inner first). Throws InputError for an
+// unknown FQN (with the nearest), a module in two units, a parameter outside all units, tied
+// parameters that fall into different units, and unknown prefetch names. `where` names the plan.
+// O(modules * depth + params).
+[[nodiscard]] std::vector<ResolvedUnit> ResolveUnits(const Model& model, const Plan& plan,
+                                                     const std::string& where);
+
+// Checks what Lower relies on: sizes positive, reshard groups divide the shard size, options of
+// other dialects not used, W * R * micro_batch * accumulation = global batch. Throws InputError.
+void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const std::string& where);
+
+}  // namespace shardwright
