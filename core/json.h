@@ -37,6 +37,7 @@ class JsonValue {
   // Objects. Find returns nothing for an absent key or a null value.
   [[nodiscard]] JsonValue At(std::string_view key) const;
   [[nodiscard]] std::optional<JsonValue> Find(std::string_view key) const;
+  // Sorted by code unit, whatever the order in the file.
   [[nodiscard]] std::vector<std::string> Keys() const;
   // Throws on the first key that is not in `allowed`, with the nearest allowed key.
   void AllowOnly(std::initializer_list<std::string_view> allowed) const;
@@ -77,17 +78,30 @@ class JsonValue {
 // Parsing of one quantity written as text, for JSON, inline descriptions and flags alike.
 // `where` names the place in errors. Units: B KB MB GB TB KiB MiB GiB TiB; B/s .. TB/s, bit/s ..
 // Tbit/s; ps ns us ms s min h; FLOP/s .. PFLOP/s with K M G T P prefixes. Negative, infinite and
-// missing units are refused.
+// missing units are refused. Bytes are rounded to whole ones, except that a fraction of "B" is
+// refused.
 [[nodiscard]] Bytes ParseBytes(std::string_view text, std::string_view where);
 [[nodiscard]] BytesPerSecond ParseBytesPerSecond(std::string_view text, std::string_view where);
 [[nodiscard]] FlopsPerSecond ParseFlopsPerSecond(std::string_view text, std::string_view where);
 [[nodiscard]] Seconds ParseSeconds(std::string_view text, std::string_view where);
+
+// What those four expect, as their errors say it.
+inline constexpr std::string_view kBytesRule = "a size such as \"80 GiB\" or \"512 MB\"";
+inline constexpr std::string_view kBytesPerSecondRule =
+    "a rate such as \"50 GB/s\" or \"400 Gbit/s\"";
+inline constexpr std::string_view kFlopsPerSecondRule = "a rate such as \"989 TFLOP/s\"";
+inline constexpr std::string_view kSecondsRule = "a time such as \"5 us\" or \"1.5 ms\"";
 
 // Human forms with 3-4 significant digits: "1.25 GiB", "83.1 us", "450 GB/s".
 [[nodiscard]] std::string Format(Bytes b);
 [[nodiscard]] std::string Format(Seconds s);
 [[nodiscard]] std::string Format(BytesPerSecond r);
 [[nodiscard]] std::string Format(FlopsPerSecond r);
+
+// The whole of a text file. Throws InputError when it is missing, a folder, unreadable or larger
+// than `largest` bytes.
+[[nodiscard]] std::string ReadTextFile(const std::string& file,
+                                       std::int64_t largest = std::int64_t{256} << 20);
 
 // Whole-file output that never leaves a half-written file: writes to a temporary file in the same
 // folder, then renames. Throws EnvironmentError. "-" writes to standard output.

@@ -1,0 +1,111 @@
+// Whole-file output. Declared in core/json.h.
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/error.h"
+#include "core/json.h"
+
+namespace shardwright {
+namespace {
+
+EnvironmentError CannotWrite(const std::string& file, int code) {
+  return EnvironmentError(file + ": cannot write: " + std::strerror(code));
+}
+
+// 0 or errno.
+int WriteAll(int descriptor, std::string_view content) {
+  while (!content.empty()) {
+    const ssize_t count = ::write(descriptor, content.data(), content.size());
+    if (count < 0) {
+      if (errno == EINTR) {
+        continue;
+      }
+      return errno;
+    }
+    content.remove_prefix(static_cast<std::size_t>(count));
+  }
+  return 0;
+}
+
+// Pipes and devices (/dev/null, /dev/stdout) are written in place: a rename would replace the
+// device.
+void WriteInPlace(const std::string& file, std::string_view content) {
+  const int descriptor = ::open(file.c_str(), O_WRONLY | O_CLOEXEC);
+  if (descriptor < 0) {
+    throw CannotWrite(file, errno);
+  }
+  const int write_error = WriteAll(descriptor, content);
+  const int close_error = ::close(descriptor) == 0 ? 0 : errno;
+  if (write_error != 0 || close_error != 0) {
+    throw CannotWrite(file, write_error != 0 ? write_error : close_error);
+  }
+}
+
+// So that the rename survives a power cut too. Some file systems refuse to sync a folder; the data
+// itself is safe by then, so that is no error.
+void SyncFolder(const std::filesystem::path& folder) {
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor >= 0) {
+    ::fsync(descriptor);
+    ::close(descriptor);
+  }
+}
+
+}  // namespace
+
+void WriteFileAtomically(const std::string& file, std::string_view content) {
+  if (file == "-") {
+    if (std::fwrite(content.data(), 1, content.size(), stdout) != content.size() ||
+        std::fflush(stdout) != 0) {
+      throw CannotWrite("standard output", errno);
+    }
+    return;
+  }
+  std::error_code ignored;
+  std::filesystem::path target = file;
+  if (std::filesystem::is_symlink(target, ignored)) {
+    const std::filesystem::path resolved = std::filesystem::weakly_canonical(target, ignored);
+    target = resolved.empty() ? target : resolved;
+  }
+  const std::filesystem::file_status status = std::filesystem::status(target, ignored);
+  if (std::filesystem::is_directory(status)) {
+    throw CannotWrite(file, EISDIR);
+  }
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    WriteInPlace(file, content);
+    return;
+  }
+  const std::string temporary = target.string() + ".tmp." + std::to_string(::getpid());
+  const int descriptor =
+      ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+  if (descriptor < 0) {
+    throw CannotWrite(file, errno);
+  }
+  int error = WriteAll(descriptor, content);
+  if (error == 0 && ::fsync(descriptor) != 0) {
+    error = errno;
+  }
+  if (::close(descriptor) != 0 && error == 0) {
+    error = errno;
+  }
+  if (error == 0 && ::rename(temporary.c_str(), target.c_str()) != 0) {
+    error = errno;
+  }
+  if (error != 0) {
+    ::unlink(temporary.c_str());
+    throw CannotWrite(file, error);
+  }
+  SyncFolder(target.has_parent_path() ? target.parent_path() : std::filesystem::path("."));
+}
+
+}  // namespace shardwright
