@@ -30,6 +30,7 @@ constexpr std::array<OpCodeInfo, kOpCodeCount> kOpCodes = {{
     {OpCode::kCopyH2d, "copy_h2d", false, false},
     {OpCode::kCopyD2h, "copy_d2h", false, false},
     {OpCode::kHostWait, "host_wait", false, true},
+    {OpCode::kStreamWait, "stream_wait", false, false},
     {OpCode::kInitialize, "initialize", false, false},
 }};
 

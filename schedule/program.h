@@ -57,9 +57,10 @@ enum class OpCode : std::uint8_t {
   kCopyH2d,
   kCopyD2h,
   kHostWait,        // blocks the host until its edges are done
+  kStreamWait,      // makes a stream wait for its edges; takes no stream time
   kInitialize,      // gives persistent buffers their first value
 };
-inline constexpr std::size_t kOpCodeCount = 25;
+inline constexpr std::size_t kOpCodeCount = 26;
 
 struct OpCodeInfo {
   OpCode code;
