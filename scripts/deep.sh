@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# The long checks, run by hand before a release and after a change of the spine: the deep tests in the release
+# build, every ci test under AddressSanitizer and UndefinedBehaviorSanitizer, the threaded tests under
+# ThreadSanitizer, and clang-tidy with the path-sensitive analyzer. Record the last lines, with the machine, in
+# docs/measurements.md.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+jobs=$(nproc)
+
+scripts/install-deps.sh --ci
+cmake --preset release
+cmake --build --preset release -j "$jobs"
+ctest --preset deep --no-tests=ignore -j "$jobs"
+
+cmake --preset debug-asan-ubsan -DSHARDWRIGHT_BENCH=OFF
+cmake --build --preset debug-asan-ubsan -j "$jobs"
+ctest --test-dir build-asan -L '^ci$' --output-on-failure -j "$jobs"
+
+cmake --preset tsan -DSHARDWRIGHT_BENCH=OFF
+cmake --build --preset tsan -j "$jobs"
+ctest --preset tsan --no-tests=ignore -j "$jobs"
+
+scripts/tidy.sh --analyzer
+
+echo "deep: passed in ${SECONDS} s on ${jobs} cores, $(date -u +%Y-%m-%d), commit $(git rev-parse HEAD)"

@@ -1,0 +1,164 @@
+"""Plants violations in a scratch tree and expects the checks of this folder to find each, and nothing else."""
+
+import pathlib
+import sys
+import tempfile
+import unittest
+
+import includes
+import lengths
+import paths
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+import check_skips  # noqa: E402
+
+
+class Scratch(unittest.TestCase):
+    def setUp(self) -> None:
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.root = pathlib.Path(scratch.name)
+
+    def plant(self, name: str, text: str) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+class Includes(Scratch):
+    def test_to_the_left_is_allowed(self) -> None:
+        self.plant("schedule/a.cc", '#include "schedule/a.h"\n#include <vector>\n#include "core/units.h"\n')
+        self.plant("tests/core/a_test.cc", '#include "cli/cli.h"\n#include "tests/skip.h"\n')
+        self.plant("models/a.cc", "#include <nlohmann/json.hpp>\n")
+        self.plant("executor/cuda/a.cc", "#include <cuda_runtime.h>\n")
+        self.assertEqual(includes.check(self.root), [])
+
+    def test_to_the_right_is_found(self) -> None:
+        self.plant("core/a.cc", '\n#include "models/model.h"\n')
+        self.assertEqual(
+            includes.check(self.root),
+            ["core/a.cc:2: folder core may not include models; it may include no other folder"],
+        )
+
+    def test_siblings_do_not_see_each_other(self) -> None:
+        self.plant("models/a.cc", '#include "topologies/cluster.h"\n')
+        self.plant("simulator/a.cc", '#  include "executor/runtime.h"\n')
+        self.assertEqual(
+            includes.check(self.root),
+            [
+                "models/a.cc:1: folder models may not include topologies; it may include core",
+                "simulator/a.cc:1: folder simulator may not include executor; "
+                "it may include core, models, topologies, schedule, traces",
+            ],
+        )
+
+    def test_product_may_not_include_tests(self) -> None:
+        self.plant("cli/main.cc", '#include "tests/skip.h"\n')
+        self.assertEqual(len(includes.check(self.root)), 1)
+
+    def test_other_rules(self) -> None:
+        self.plant("core/a.h", "// no guard\n")
+        self.plant("core/b.h", "#pragma once\n#include <nlohmann/json.hpp>\n")
+        self.plant("core/c.cc", '#include "units.h"\n#include "../core/units.h"\n')
+        self.plant("executor/d.h", "#pragma once\n#include <nccl.h>\n")
+        self.assertEqual(
+            includes.check(self.root),
+            [
+                "core/a.h:1: a header needs #pragma once",
+                "core/b.h:2: nlohmann/json.hpp may be included by .cc files only, since it is slow to compile",
+                'core/c.cc:1: "units.h" is not a path from the repository root',
+                'core/c.cc:2: "../core/units.h" is not a path from the repository root',
+                "executor/d.h:2: nccl.h: CUDA and NCCL headers may be included in executor/cuda/ only",
+            ],
+        )
+
+
+class Lengths(Scratch):
+    def function(self, head: str, body_lines: int) -> str:
+        return head + " {\n" + "  Call();\n" * body_lines + "}\n\n"
+
+    def test_function_of_70_lines_is_the_longest(self) -> None:
+        text = "namespace shardwright {\n\n" + self.function("int Exact(int a)", 70) + self.function("int Long()", 71)
+        self.plant("core/a.cc", text)
+        self.assertEqual(
+            lengths.check(self.root, {}), ["core/a.cc:76: Long has 71 lines, expected at most 70"]
+        )
+
+    def test_broken_signatures_members_and_test_cases(self) -> None:
+        self.plant("core/a.cc", self.function("std::vector<int> Thing::Member(\n    int a,\n    int b) const", 71))
+        self.plant("tests/core/a_test.cc", self.function('TEST_CASE("a long one")', 72))
+        self.assertEqual(
+            lengths.check(self.root, {}),
+            [
+                "core/a.cc:1: Thing::Member has 71 lines, expected at most 70",
+                'tests/core/a_test.cc:1: TEST_CASE("a long one") has 72 lines, expected at most 70',
+            ],
+        )
+
+    def test_a_brace_in_a_raw_string_ends_nothing(self) -> None:
+        text = "void F() {\n" + "  Call();\n" * 40 + '  Use(R"(\n{\n}\n)");\n' + "  Call();\n" * 40 + "}\n"
+        self.plant("core/a.cc", text)
+        self.assertEqual(lengths.check(self.root, {}), ["core/a.cc:1: F has 84 lines, expected at most 70"])
+
+    def test_tables_and_types_are_no_functions(self) -> None:
+        rows = "    {Name(1), 2},\n" * 100
+        self.plant("core/a.cc", "constexpr Row kRows[Count()] = {\n" + rows + "};\n")
+        self.plant("core/a.h", "struct alignas(8) Big {\n" + "  int a(int);\n" * 100 + "};\n")
+        self.assertEqual(lengths.check(self.root, {}), [])
+
+    def test_known_debt_may_only_shrink(self) -> None:
+        self.plant("core/a.cc", self.function("int Long()", 80))
+        self.assertEqual(lengths.check(self.root, {"core/a.cc: Long": 80}), [])
+        self.assertEqual(
+            lengths.check(self.root, {"core/a.cc: Long": 79}),
+            ["core/a.cc:1: Long has 80 lines, expected at most 79"],
+        )
+        self.assertEqual(
+            lengths.check(self.root, {"core/a.cc: Long": 81}),
+            ["long_functions.txt: core/a.cc: Long has shrunk to 80 lines; lower the entry"],
+        )
+        self.assertEqual(
+            lengths.check(self.root, {"core/a.cc: Long": 80, "core/a.cc: Gone": 90}),
+            ["long_functions.txt: core/a.cc: Gone is no longer too long; remove the entry"],
+        )
+
+    def test_long_file(self) -> None:
+        self.plant("core/a.h", "// x\n" * 1001)
+        self.plant("core/b.h", "// x\n" * 1000)
+        self.assertEqual(
+            lengths.check(self.root, {}), ["core/a.h:1: 1001 lines in a file, expected at most 1000"]
+        )
+
+
+class Paths(Scratch):
+    def test_machine_paths(self) -> None:
+        folder = "/tm" + "p"
+        self.plant("docs/a.md", f"fine: build{folder}, ${{X}}{folder}, {folder}late\nsee {folder}/x\n")
+        self.plant("tests/a.cc", f'Open("{folder}");\n')
+        self.plant("build/a.txt", f"{folder}/x\n")
+        self.assertEqual(
+            paths.check(self.root),
+            [f"docs/a.md:2: names the machine path {folder}", f"tests/a.cc:1: names the machine path {folder}"],
+        )
+
+
+class Skips(Scratch):
+    def test_reading(self) -> None:
+        # The status names are those of ctest 3.25: a skip and a missing program are both "notrun".
+        cases = {"a": "run", "b": "fail", "c": "notrun", "d": "disabled"}
+        text = "".join(f'<testcase name="{name}" status="{status}"/>' for name, status in cases.items())
+        self.plant("ci.xml", f"<testsuite>{text}</testsuite>")
+        self.plant("expected.txt", "# reason\n\nc  # no GPU\n")
+        self.assertEqual(check_skips.read_skipped(self.root / "ci.xml"), ({"c", "d"}, 4))
+        self.assertEqual(check_skips.read_expected(self.root / "expected.txt"), {"c"})
+
+    def test_the_sets_must_be_equal(self) -> None:
+        self.assertEqual(check_skips.differences({"a", "b"}, {"a", "b"}), [])
+        self.assertEqual(
+            check_skips.differences({"a", "b"}, {"b", "c"}),
+            ["skipped, but not expected: c", "expected to be skipped, but it ran: a"],
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()
