@@ -85,7 +85,12 @@ void BodyBuilder::AfterSlot(std::uint32_t slot) {
 }
 
 void BodyBuilder::Use(BufferId buffer, AccessMode mode, Role role, std::uint16_t index) {
-  body_.accesses.push_back({buffer, mode, role, index});
+  UseFirst(buffer, program_.buffers[buffer.value].size, mode, role, index);
+}
+
+void BodyBuilder::UseFirst(BufferId buffer, Bytes bytes, AccessMode mode, Role role,
+                           std::uint16_t index) {
+  body_.accesses.push_back({buffer, mode, role, index, bytes});
 }
 
 void BodyBuilder::SetCarry(std::uint32_t slot, OpId op) {

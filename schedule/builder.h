@@ -41,7 +41,10 @@ class BodyBuilder {
   // which the queue orders already (kHostWait keeps all of its edges).
   void After(OpId op);
   void AfterSlot(std::uint32_t slot);
+  // The access covers the whole buffer, or its first `bytes` bytes (an extent, not an amount: an
+  // access of [a, b) has extent b).
   void Use(BufferId buffer, AccessMode mode, Role role, std::uint16_t index = 0);
+  void UseFirst(BufferId buffer, Bytes bytes, AccessMode mode, Role role, std::uint16_t index = 0);
 
   void SetCarry(std::uint32_t slot, OpId op);
   // Marks that a period may begin before the next op; see FindRepeats.

@@ -119,6 +119,7 @@ struct Access {
   AccessMode mode = AccessMode::kRead;
   Role role = Role::kInput;
   std::uint16_t index = 0;
+  Bytes bytes{0};  // the access lies within the first `bytes` bytes of the buffer
 
   bool operator==(const Access&) const = default;
 };
