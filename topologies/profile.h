@@ -1,0 +1,146 @@
+#pragma once
+
+// Profile: what software achieves on one GPU type, and what it costs besides. Every number carries
+// its origin. `calibrate` and `fit` write profiles; the ones shipped come from published facts.
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/units.h"
+#include "topologies/cluster.h"
+#include "topologies/number.h"
+
+namespace shardwright {
+
+// Kernels on the GPU.
+struct ComputeProfile {
+  // Fraction of the dense peak that a large matrix product reaches, by MathType; nothing: no such
+  // unit.
+  std::array<std::optional<Number<double>>, kMathTypeCount> gemm;
+  // Time a matrix product loses to filling and draining the GPU: t = flops / (gemm * peak) +
+  // gemm_ramp.
+  Number<Seconds> gemm_ramp;
+  // Fraction of the dense peak of attention kernels that do not materialise the score matrix.
+  Number<double> attention_forward;
+  Number<double> attention_backward;
+  // Fractions of the memory bandwidth: bytes read and written / time.
+  Number<double> elementwise;  // and copies
+  Number<double> reduction;    // norms, softmax, loss
+  Number<double> optimizer;    // multi-tensor (foreach, fused) optimizer kernels
+  // The least time a kernel occupies its stream, however small.
+  Number<Seconds> kernel_floor;
+  // Idle time of a stream between two kernels that are both ready.
+  Number<Seconds> kernel_gap;
+
+  bool operator==(const ComputeProfile&) const = default;
+};
+
+// Work of the host thread that issues ops.
+struct HostProfile {
+  Number<Seconds> kernel_launch;     // per kernel, in the driver
+  Number<Seconds> op_issue;          // per framework op, besides its launches (dispatch, autograd)
+  Number<Seconds> collective_issue;  // per collective, everything
+  Number<Seconds> unit_hook;         // per FSDP unit hook (pre/post forward/backward) in Python
+  Number<Seconds> wake;              // until the host goes on after an event it waited for
+  Number<Seconds> malloc;            // one cudaMalloc of a segment
+  Number<Seconds> free;              // one cudaFree of a segment (synchronises the device besides)
+  Number<Seconds> copy_issue;        // per host-device copy
+
+  bool operator==(const HostProfile&) const = default;
+};
+
+// Host-device copies, as fractions of the link rate that FindHostCopyRates gives.
+struct CopyProfile {
+  Number<double> to_device;  // pinned memory
+  Number<double> to_host;
+  Number<double> both_ways;  // fraction of each direction's rate that remains when both are busy
+  Number<Seconds> latency;   // per copy, on the copy stream
+
+  bool operator==(const CopyProfile&) const = default;
+};
+
+// One of the library's protocols on one transport. A ring collective costs, per protocol,
+//   base_latency + hops * hop_latency + bytes / (rate * efficiency * bandwidth)
+// and the library picks the cheapest. With both kinds of hop, base and efficiency are the network's
+// (and the slower rate counts), each hop pays its own transport's latency.
+struct ProtocolProfile {
+  std::string name;  // "LL", "LL128", "Simple"
+  Number<Seconds> base_latency;
+  Number<Seconds> hop_latency;
+  Number<double> bandwidth;  // fraction of the Simple protocol's rate
+
+  bool operator==(const ProtocolProfile&) const = default;
+};
+
+// A way data travels between ranks: "nvlink", "pcie" inside a node; "ib", "roce", "efa", "tcpx",
+// "tcpxo", "ethernet" between nodes (Cluster::network).
+struct TransportProfile {
+  std::string name;
+  Number<double> efficiency;      // bus bandwidth of large all-gathers / raw link rate
+  Number<std::int64_t> channels;  // thread blocks of a collective = multiprocessors it occupies
+  std::vector<ProtocolProfile> protocols;
+
+  bool operator==(const TransportProfile&) const = default;
+};
+
+// What compute and communication do to each other while both run.
+struct OverlapProfile {
+  // Bytes of GPU memory traffic per byte of bus traffic: reading, staging, writing.
+  Number<double> gather_memory_traffic;
+  Number<double> reduce_memory_traffic;  // reduce-scatter; all-reduce counts both
+  // Fraction of its rate a collective keeps beside compute (its blocks wait for multiprocessors).
+  Number<double> collective_rate;
+  // Part of the ideal slowdown (multiprocessors and memory bandwidth lost) that compute-bound
+  // kernels see: 1 means a kernel on 108 of 132 multiprocessors runs 132/108 times longer.
+  Number<double> compute_sensitivity;
+
+  bool operator==(const OverlapProfile&) const = default;
+};
+
+// Device memory that the framework's allocator does not see, and library workspaces that it does.
+struct MemoryProfile {
+  Number<Bytes> context;             // CUDA context with the kernels loaded lazily
+  Number<Bytes> first_communicator;  // NCCL's global state and the first communicator
+  Number<Bytes> next_communicator;   // every further one
+  Number<Bytes> blas_workspace;      // per (handle, stream), inside the allocator in PyTorch
+
+  bool operator==(const MemoryProfile&) const = default;
+};
+
+struct Profile {
+  std::string name;          // "h100-torch-eager"
+  std::string description;   // one line
+  std::string architecture;  // GpuSpec::architecture it is meant for; empty: any
+  std::string kernel_set;    // KernelSet it is meant for; empty: any
+  ComputeProfile compute;
+  HostProfile host;
+  CopyProfile copy;
+  std::vector<TransportProfile> transports;  // names are unique
+  OverlapProfile overlap;
+  MemoryProfile memory;
+
+  bool operator==(const Profile&) const = default;
+};
+
+// `spec` is a shipped name or the path of a .json file. Throws InputError.
+[[nodiscard]] Profile LoadProfile(const std::string& spec);
+// The shipped profile for a GPU and a kernel set: equal architecture and kernel set, else equal
+// architecture and "torch-eager", else "generic".
+[[nodiscard]] Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set);
+// Names of the shipped profiles, sorted.
+[[nodiscard]] std::vector<std::string> ListProfiles();
+
+// Reads a profile; `file` names it in errors. A file may say "extends": "<shipped name>" and then
+// gives only what differs.
+[[nodiscard]] Profile ParseProfile(std::string_view text, const std::string& file);
+// The whole profile as JSON without "extends"; ParseProfile reads it back to an equal value.
+[[nodiscard]] std::string ProfileJson(const Profile& profile);
+
+// The row named `name`, or the row "default" when there is none. Throws InputError without either.
+[[nodiscard]] const TransportProfile& FindTransport(const Profile& profile, std::string_view name);
+
+}  // namespace shardwright
