@@ -20,20 +20,21 @@ enum class KernelClass : std::uint8_t {
   kConv,              // implicit GEMM: m = output pixels, n = output channels, k = taps
   kAttentionForward,  // fused (flash) attention
   kAttentionBackward,
-  kElementwise,       // priced by bytes
-  kNorm,              // layer/rms/batch norm: rows of reductions, priced by bytes
-  kSoftmax,           // softmax, log-softmax, cross-entropy: priced by bytes
-  kGatherScatter,     // embedding lookups, MoE permutation: priced by bytes
-  kOptimizer,         // multi-tensor updates: priced by bytes
-  kCopy,              // device-to-device copies, casts: priced by bytes
+  kElementwise,    // priced by bytes
+  kNorm,           // layer/rms/batch norm: rows of reductions, priced by bytes
+  kSoftmax,        // softmax, log-softmax, cross-entropy: priced by bytes
+  kGatherScatter,  // embedding lookups, MoE permutation: priced by bytes
+  kOptimizer,      // multi-tensor updates: priced by bytes
+  kCopy,           // device-to-device copies, casts: priced by bytes
 };
 
-// One launch. `read`/`written` are the bytes that must cross the memory bus.
+// One launch. `read`/`written` are the bytes that must cross the memory bus: every operand once,
+// caches do the rest.
 struct Kernel {
   KernelClass kind = KernelClass::kElementwise;
   DType dtype = DType::kBf16;  // of the multiplied operands for kGemm/kConv/kAttention*
   std::int64_t batch = 1, m = 0, n = 0, k = 0;  // kAttention*: m = seq_q, n = seq_k, k = head_dim
-  Flops flops{0};              // as executed (causal attention: only the tiles that run)
+  Flops flops{0};  // as executed (causal attention: only the tiles that run)
   Bytes read{0};
   Bytes written{0};
 
@@ -50,16 +51,25 @@ struct KernelSetOptions {
   MoeDispatch moe_dispatch = MoeDispatch::kGrouped;
   bool fused_elementwise = false;  // torch.compile-like: element-wise chains cost one pass
   bool fused_rope = false;
-  bool fused_norm = true;          // false: eager RMSNorm as several element-wise kernels
-  bool fp32_logits = true;         // the loss upcasts logits to fp32 (a copy) before softmax
-  std::int64_t loss_chunks = 1;    // > 1: the loss runs over row chunks, logits never whole
-  bool autocast_weights = false;   // AMP: weights are cast to the compute dtype at each use
+  bool fused_norm = true;            // false: eager RMSNorm as several element-wise kernels
+  bool fp32_logits = true;           // the loss upcasts logits to fp32 (a copy) before softmax
+  std::int64_t loss_chunks = 1;      // > 1: the loss runs over row chunks, logits never whole
+  bool autocast_weights = false;     // AMP: weights are cast to the compute dtype at each use
+  bool repeat_kv = false;            // grouped-query attention copies k and v to all query heads
+  bool flash_position_bias = false;  // the flash kernel takes an additive bias and its gradient
+  bool softmax_fp32 = false;         // materialised attention: softmax in fp32, then a cast back
+  bool python_gelu_tanh = false;     // GELU's tanh form as eight element-wise kernels (GPT-2 in HF)
+  bool fused_loss = false;         // one cross-entropy kernel that keeps logits and row statistics
+  bool keeps_logits = false;       // the training loop holds the logits until backward ends
+  bool keeps_dropout_mask = true;  // false: the mask is drawn again from its counter in backward
+  bool fused_reductions = false;   // bias and norm-parameter gradients inside neighbouring kernels
+  bool inplace_rope = false;       // rotated q and k overwrite q and k
 
   bool operator==(const KernelSetOptions&) const = default;
 };
 
-// The built-in stacks: torch-eager, torch-compile, composer-2023, deepspeed, hf-eager,
-// shardwright-host, shardwright-cuda.
+// The built-in stacks, see docs/kernel_sets.md: torch-eager, torch-compile, torch-2022,
+// composer-2023, deepspeed, hf-eager, hf-2022, shardwright-host, shardwright-cuda.
 [[nodiscard]] std::span<const KernelSetOptions> BuiltinKernelSets();
 // Throws InputError naming `where` with the nearest match.
 [[nodiscard]] const KernelSetOptions& FindKernelSet(std::string_view name, std::string_view where);
@@ -72,10 +82,14 @@ struct OpKernels {
   // Bit i set: input i (output i) must stay alive until this op's backward.
   std::uint32_t saves_input = 0;
   std::uint32_t saves_output = 0;
+  // The subset of `saves_input` that only `backward_weight` reads: PyTorch does not keep these
+  // inputs when every parameter of the op is frozen.
+  std::uint32_t saves_input_for_weight = 0;
   // Bytes kept for backward that are no tensor of the graph: softmax statistics, dropout masks,
   // fp32 copies, norm statistics.
   Bytes extra_saved{0};
-  // Scratch alive only while the op runs.
+  // Scratch alive only while the op runs: its peak beyond inputs, outputs (in backward: gradients
+  // in and out) and what is saved.
   Bytes forward_workspace{0};
   Bytes backward_workspace{0};
   // Output i is a view of (or overwrites) input `output_aliases[i]`; -1 = own storage.
@@ -83,10 +97,15 @@ struct OpKernels {
   // True when recomputing this op costs a matmul (linear, attention, conv): the ops that
   // operator-level selective checkpointing keeps.
   bool compute_intensive = false;
+  // A compiler keeps this op's inputs and statistics only, and computes its output again in
+  // backward by one more pass of `forward`, instead of keeping the output for its consumers.
+  bool output_recomputed = false;
 };
 
 // Kernels of `spec` for `batch` samples with activations in `compute` dtype. Requires batch >= 1.
-// O(1): no dependence on the model's size.
+// An op whose inputs are all shared by the samples (a table of positions) is lowered with batch 1.
+// Lists may be empty: views launch nothing, and fused ops run inside a neighbour's launch.
+// O(1): no dependence on the model's size. Throws InputError when a size passes 2^56.
 [[nodiscard]] OpKernels LowerOp(const OpSpec& spec, std::int64_t batch, DType compute,
                                 const KernelSetOptions& options);
 

@@ -1,0 +1,164 @@
+#include "models/kernel_set.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "models/kernels/kernels.h"
+
+namespace shardwright {
+namespace {
+
+// One row per software stack. docs/kernel_sets.md gives the reason of each value.
+const std::array<KernelSetOptions, 9>& KernelSetTable() {
+  static const std::array<KernelSetOptions, 9> table = {{
+      {.name = "torch-eager", .repeat_kv = true},
+      {.name = "torch-compile",
+       .fused_elementwise = true,
+       .fused_rope = true,
+       .repeat_kv = true,
+       .fused_loss = true},
+      {.name = "torch-2022",
+       .attention = AttentionImpl::kMaterialized,
+       .fused_norm = false,
+       .fp32_logits = false,
+       .repeat_kv = true},
+      {.name = "composer-2023",
+       .fp32_logits = false,
+       .flash_position_bias = true,
+       .fused_loss = true},
+      {.name = "deepspeed",
+       .fused_norm = false,
+       .repeat_kv = true,
+       .python_gelu_tanh = true,
+       .keeps_logits = true},
+      {.name = "hf-eager",
+       .fused_norm = false,
+       .repeat_kv = true,
+       .python_gelu_tanh = true,
+       .keeps_logits = true},
+      {.name = "hf-2022",
+       .attention = AttentionImpl::kMaterialized,
+       .fused_norm = false,
+       .repeat_kv = true,
+       .softmax_fp32 = true,
+       .python_gelu_tanh = true,
+       .keeps_logits = true},
+      {.name = "shardwright-host",
+       .fused_elementwise = true,
+       .fused_rope = true,
+       .flash_position_bias = true,
+       .fused_loss = true,
+       .keeps_dropout_mask = false,
+       .fused_reductions = true,
+       .inplace_rope = true},
+      {.name = "shardwright-cuda",
+       .fused_elementwise = true,
+       .fused_rope = true,
+       .flash_position_bias = true,
+       .fused_loss = true,
+       .keeps_dropout_mask = false,
+       .fused_reductions = true,
+       .inplace_rope = true},
+  }};
+  return table;
+}
+
+}  // namespace
+
+std::span<const KernelSetOptions> BuiltinKernelSets() {
+  return KernelSetTable();
+}
+
+const KernelSetOptions& FindKernelSet(std::string_view name, std::string_view where) {
+  std::vector<std::string> names;
+  for (const KernelSetOptions& options : KernelSetTable()) {
+    if (options.name == name) {
+      return options;
+    }
+    names.push_back(options.name);
+  }
+  std::string expected = "one of";
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    expected += (i == 0 ? " \"" : ", \"") + names[i] + "\"";
+  }
+  throw InputError(where, "\"" + std::string(name) + "\"", expected, DidYouMean(name, names));
+}
+
+OpKernels LowerOp(const OpSpec& spec, std::int64_t batch, DType compute,
+                  const KernelSetOptions& options) {
+  SW_CHECK(batch >= 1, "batch " + std::to_string(batch));
+  const internal::LowerContext context{
+      .spec = spec, .batch = batch, .compute = compute, .options = options, .s = SizeOf(compute)};
+  switch (spec.kind) {
+    case OpKind::kEmbedding:
+      return internal::LowerEmbedding(context);
+    case OpKind::kLinear:
+      return internal::LowerLinear(context);
+    case OpKind::kLayerNorm:
+      return internal::LowerLayerNorm(context);
+    case OpKind::kRmsNorm:
+      return internal::LowerRmsNorm(context);
+    case OpKind::kRope:
+      return internal::LowerRope(context);
+    case OpKind::kAttention:
+      return internal::LowerAttention(context);
+    case OpKind::kActivation:
+      return internal::LowerActivation(context);
+    case OpKind::kGatedActivation:
+      return internal::LowerGatedActivation(context);
+    case OpKind::kAdd:
+      return internal::LowerAdd(context);
+    case OpKind::kMul:
+      return internal::LowerMul(context);
+    case OpKind::kScale:
+      return internal::LowerScale(context);
+    case OpKind::kDropout:
+      return internal::LowerDropout(context);
+    case OpKind::kPositionBias:
+      return internal::LowerPositionBias(context);
+    case OpKind::kConv2d:
+      return internal::LowerConv2d(context);
+    case OpKind::kBatchNorm:
+      return internal::LowerBatchNorm(context);
+    case OpKind::kMaxPool:
+      return internal::LowerMaxPool(context);
+    case OpKind::kAvgPool:
+      return internal::LowerAvgPool(context);
+    case OpKind::kConcat:
+      return internal::LowerConcat(context);
+    case OpKind::kSelect:
+      return internal::LowerSelect(context);
+    case OpKind::kRouter:
+      return internal::LowerRouter(context);
+    case OpKind::kExperts:
+      return internal::LowerExperts(context);
+    case OpKind::kLogSoftmax:
+      return internal::LowerLogSoftmax(context);
+    case OpKind::kNllLoss:
+      return internal::LowerNllLoss(context);
+    case OpKind::kCrossEntropy:
+      return internal::LowerCrossEntropy(context);
+  }
+  SW_CHECK(false, "op kind " + std::to_string(static_cast<int>(spec.kind)));
+  return {};
+}
+
+Bytes TensorBytes(const Tensor& tensor, std::int64_t batch, DType compute) {
+  std::int64_t element_bytes = SizeOf(compute);
+  switch (tensor.role) {
+    case TensorRole::kActivation:
+      break;
+    case TensorRole::kIndex:
+      element_bytes = internal::kIndexBytes;
+      break;
+    case TensorRole::kLoss:
+      element_bytes = internal::kFp32Bytes;
+      break;
+  }
+  return Bytes(internal::Product({tensor.elements, tensor.per_sample ? batch : 1, element_bytes}));
+}
+
+}  // namespace shardwright

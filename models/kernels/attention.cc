@@ -1,0 +1,254 @@
+// Scaled dot-product attention, fused (flash) or with the score matrix in memory.
+
+#include <algorithm>
+
+#include "models/kernels/kernels.h"
+
+namespace shardwright::internal {
+namespace {
+
+// Bytes of the tensors of one attention op for the whole micro-batch.
+struct AttentionBytes {
+  std::int64_t q = 0, k = 0, v = 0;  // as the graph has them
+  std::int64_t output = 0;
+  std::int64_t k_all = 0, v_all = 0;  // with one k and v head per query head
+  std::int64_t scores = 0;            // elements of the (heads, seq_q, seq_k) matrices
+  std::int64_t rows = 0;              // batch * heads * seq_q
+  std::int64_t bias = 0;              // the additive position bias, shared by the samples
+};
+
+AttentionBytes Measure(const LowerContext& context) {
+  const OpSpec& spec = context.spec;
+  const std::int64_t b = context.batch;
+  const std::int64_t s = context.s;
+  AttentionBytes bytes;
+  bytes.q = Product({b, spec.heads, spec.seq_q, spec.head_dim, s});
+  bytes.k = Product({b, spec.kv_heads, spec.seq_k, spec.head_dim, s});
+  bytes.v = Product({b, spec.kv_heads, spec.seq_k, spec.value_dim, s});
+  bytes.output = Product({b, spec.heads, spec.seq_q, spec.value_dim, s});
+  bytes.k_all = Product({b, spec.heads, spec.seq_k, spec.head_dim, s});
+  bytes.v_all = Product({b, spec.heads, spec.seq_k, spec.value_dim, s});
+  bytes.scores = Product({b, spec.heads, spec.seq_q, spec.seq_k});
+  bytes.rows = Product({b, spec.heads, spec.seq_q});
+  bytes.bias = spec.has_bias ? Product({spec.heads, spec.seq_q, spec.seq_k, s}) : 0;
+  return bytes;
+}
+
+bool Grouped(const OpSpec& spec) {
+  return spec.kv_heads < spec.heads;
+}
+
+// expand + reshape of k and v to all query heads, and the sum of their gradients per group. The
+// attention keeps the copies, not k and v.
+void RepeatKeyValue(const LowerContext& context, const AttentionBytes& bytes, OpKernels* op) {
+  const DType t = context.compute;
+  op->forward.insert(op->forward.begin(),
+                     {PassKernel(KernelClass::kCopy, t, bytes.k, bytes.k_all),
+                      PassKernel(KernelClass::kCopy, t, bytes.v, bytes.v_all)});
+  op->backward_data.push_back(PassKernel(KernelClass::kElementwise, t, bytes.k_all, bytes.k));
+  op->backward_data.push_back(PassKernel(KernelClass::kElementwise, t, bytes.v_all, bytes.v));
+  op->saves_input &= ~0b110U;
+  op->extra_saved += Bytes(bytes.k_all + bytes.v_all);
+  op->backward_workspace += Bytes(bytes.k_all + bytes.v_all);
+}
+
+Kernel FlashKernel(const LowerContext& context, KernelClass kind, double flops) {
+  const OpSpec& spec = context.spec;
+  Kernel kernel;
+  kernel.kind = kind;
+  kernel.dtype = context.compute;
+  kernel.batch = Product({context.batch, spec.heads});
+  kernel.m = spec.seq_q;
+  kernel.n = spec.seq_k;
+  kernel.k = spec.head_dim;
+  kernel.flops = Flops(flops * static_cast<double>(kernel.batch));
+  return kernel;
+}
+
+OpKernels FlashAttention(const LowerContext& context, const AttentionBytes& bytes) {
+  const OpSpec& spec = context.spec;
+  const bool repeat = Grouped(spec) && context.options.repeat_kv;
+  const std::int64_t kv = repeat ? bytes.k_all + bytes.v_all : bytes.k + bytes.v;
+  const std::int64_t row_stats = Product({bytes.rows, kFp32Bytes});
+  const double pairs = FlashPairs(spec);
+  const auto qk = static_cast<double>(spec.head_dim);
+  const auto ov = static_cast<double>(spec.value_dim);
+  OpKernels op;
+  // Forward multiplies q k^T and p v; backward q k^T again, do v^T, p^T do, ds k and ds^T q.
+  Kernel forward = FlashKernel(context, KernelClass::kAttentionForward, 2.0 * pairs * (qk + ov));
+  forward.read = Bytes(bytes.q + kv + bytes.bias);
+  forward.written = Bytes(bytes.output + row_stats);
+  op.forward = {forward};
+
+  // The query gradient is summed over key tiles in fp32, then cast.
+  const std::int64_t dq_fp32 = Product({bytes.rows, spec.head_dim, kFp32Bytes});
+  Kernel backward =
+      FlashKernel(context, KernelClass::kAttentionBackward, 2.0 * pairs * (3.0 * qk + 2.0 * ov));
+  backward.read = Bytes(bytes.q + kv + bytes.output + 2 * row_stats + bytes.bias);
+  backward.written = Bytes(dq_fp32 + kv + bytes.bias);
+  op.backward_data = {
+      // Row sums of output * output gradient.
+      PassKernel(KernelClass::kElementwise, context.compute, 2 * bytes.output, row_stats),
+      backward,
+      PassKernel(KernelClass::kCopy, context.compute, dq_fp32, bytes.q),
+  };
+  op.backward_workspace = Bytes(dq_fp32 + row_stats);
+  op.saves_input = 0b111;
+  op.saves_output = 1;
+  op.extra_saved = Bytes(row_stats);  // log-sum-exp per query and head
+  if (repeat) {
+    RepeatKeyValue(context, bytes, &op);
+  } else if (Grouped(spec)) {
+    // The kernel writes one k and v gradient per query head, then sums each group.
+    const std::int64_t expanded = bytes.k_all + bytes.v_all;
+    op.backward_data[1].written += Bytes(expanded - kv);
+    op.backward_data.push_back(
+        PassKernel(KernelClass::kElementwise, context.compute, expanded, bytes.k + bytes.v));
+    op.backward_workspace += Bytes(expanded);
+  }
+  return op;
+}
+
+// A kernel over the score matrices that reads and writes so many bytes per element.
+Kernel ScorePass(const LowerContext& context, const AttentionBytes& bytes, KernelClass kind,
+                 std::int64_t read_per_element, std::int64_t written_per_element) {
+  return PassKernel(kind, context.compute, Product({bytes.scores, read_per_element}),
+                    Product({bytes.scores, written_per_element}));
+}
+
+void MaterializedForward(const LowerContext& context, const AttentionBytes& bytes, OpKernels* op) {
+  const OpSpec& spec = context.spec;
+  const std::int64_t s = context.s;
+  const bool casts = context.options.softmax_fp32 && context.compute != DType::kFp32;
+  const std::int64_t p = casts ? kFp32Bytes : s;  // of one softmax output element
+  const std::int64_t heads = Product({context.batch, spec.heads});
+  std::vector<Kernel>& kernels = op->forward;
+  kernels.push_back(
+      GemmKernel(context, {.batch = heads, .m = spec.seq_q, .n = spec.seq_k, .k = spec.head_dim}));
+  kernels.push_back(ScorePass(context, bytes, KernelClass::kElementwise, s, s));  // scale
+  if (spec.causal || spec.has_bias || spec.window > 0) {
+    // The mask and the bias are added as one matrix, shared by the samples.
+    Kernel mask = ScorePass(context, bytes, KernelClass::kElementwise, s, s);
+    mask.read += Bytes(bytes.bias);
+    kernels.push_back(mask);
+  }
+  kernels.push_back(ScorePass(context, bytes, KernelClass::kSoftmax, s, p));
+  if (casts) {
+    kernels.push_back(ScorePass(context, bytes, KernelClass::kCopy, p, s));
+  }
+  if (spec.dropout_p > 0.0) {
+    kernels.push_back(ScorePass(context, bytes, KernelClass::kElementwise, s, s + 1));
+  }
+  kernels.push_back(
+      GemmKernel(context, {.batch = heads, .m = spec.seq_q, .n = spec.value_dim, .k = spec.seq_k}));
+}
+
+void MaterializedBackward(const LowerContext& context, const AttentionBytes& bytes, OpKernels* op) {
+  const OpSpec& spec = context.spec;
+  const std::int64_t s = context.s;
+  const bool casts = context.options.softmax_fp32 && context.compute != DType::kFp32;
+  const std::int64_t p = casts ? kFp32Bytes : s;
+  const std::int64_t heads = Product({context.batch, spec.heads});
+  std::vector<Kernel>& kernels = op->backward_data;
+  kernels.push_back(GemmKernel(  // gradient of the probabilities
+      context, {.batch = heads, .m = spec.seq_q, .n = spec.seq_k, .k = spec.value_dim}));
+  kernels.push_back(GemmKernel(  // gradient of v
+      context, {.batch = heads, .m = spec.seq_k, .n = spec.value_dim, .k = spec.seq_q}));
+  if (spec.dropout_p > 0.0) {
+    kernels.push_back(ScorePass(context, bytes, KernelClass::kElementwise, s + 1, s));
+  }
+  if (casts) {
+    kernels.push_back(ScorePass(context, bytes, KernelClass::kCopy, s, p));
+  }
+  kernels.push_back(ScorePass(context, bytes, KernelClass::kSoftmax, 2 * p, s));
+  if (spec.has_bias) {  // sum over the samples
+    kernels.push_back(PassKernel(KernelClass::kElementwise, context.compute,
+                                 Product({bytes.scores, s}), bytes.bias));
+  }
+  kernels.push_back(ScorePass(context, bytes, KernelClass::kElementwise, s, s));  // scale
+  kernels.push_back(GemmKernel(                                                   // gradient of q
+      context, {.batch = heads, .m = spec.seq_q, .n = spec.head_dim, .k = spec.seq_k}));
+  kernels.push_back(GemmKernel(  // gradient of k
+      context, {.batch = heads, .m = spec.seq_k, .n = spec.head_dim, .k = spec.seq_q}));
+  // Peak: the incoming and the outgoing gradient of one element-wise step.
+  op->backward_workspace = Bytes(Product({bytes.scores, s + p}));
+}
+
+OpKernels MaterializedAttention(const LowerContext& context, const AttentionBytes& bytes) {
+  const OpSpec& spec = context.spec;
+  const std::int64_t s = context.s;
+  const bool casts = context.options.softmax_fp32 && context.compute != DType::kFp32;
+  const bool dropout = spec.dropout_p > 0.0;
+  OpKernels op;
+  MaterializedForward(context, bytes, &op);
+  MaterializedBackward(context, bytes, &op);
+  op.saves_input = 0b111;
+  // Softmax keeps its result; the second product keeps its left operand: the same tensor, unless a
+  // cast or dropout stands between. Dropout keeps a mask of one byte per element.
+  std::int64_t saved = casts ? kFp32Bytes : s;
+  if (dropout) {
+    saved += 1 + s;
+  } else if (casts) {
+    saved += s;
+  }
+  op.extra_saved = Bytes(Product({bytes.scores, saved}));
+  // Peak beyond what is saved: the masked scores beside the softmax result, or with a cast and
+  // dropout the cast probabilities. With dropout alone the mask and the result outweigh the scores.
+  op.forward_workspace = Bytes(dropout && !casts ? 0 : Product({bytes.scores, s}));
+  if (Grouped(spec)) {  // batched products know no groups: k and v are always copied
+    RepeatKeyValue(context, bytes, &op);
+  }
+  return op;
+}
+
+// Sum over i in [0, count) of max(0, i - shift).
+double RampSum(std::int64_t count, std::int64_t shift) {
+  const auto first = static_cast<double>(std::max<std::int64_t>(0, 1 - shift));
+  const auto last = static_cast<double>(count - 1 - shift);
+  return last < first ? 0.0 : (first + last) * (last - first + 1.0) / 2.0;
+}
+
+}  // namespace
+
+double FlashPairs(const OpSpec& spec) {
+  const std::int64_t tile = kFlashTile;
+  const std::int64_t seq_k = spec.seq_k;
+  if (!spec.causal && spec.window == 0) {
+    return static_cast<double>(spec.seq_q) * static_cast<double>(seq_k);
+  }
+  // In units of tiles: query tile i sees keys up to tile i + ahead and from tile i - behind on.
+  const std::int64_t offset = CeilDiv(std::max<std::int64_t>(0, seq_k - spec.seq_q), tile);
+  const std::int64_t reach =
+      spec.window == 0 ? CeilDiv(seq_k, tile) + offset : CeilDiv(spec.window - 1, tile);
+  const std::int64_t behind = reach - offset;
+  const std::int64_t ahead = spec.causal ? offset : offset + reach;
+  const std::int64_t full = spec.seq_q / tile;         // whole query tiles
+  const std::int64_t rest = spec.seq_q - full * tile;  // queries of the last one
+  // Keys of query tile i: min(seq_k, (i + 1 + ahead) * tile) - max(0, i - behind) * tile.
+  const std::int64_t open = std::clamp<std::int64_t>(seq_k / tile - ahead, 0, full);
+  const auto tile_d = static_cast<double>(tile);
+  const auto open_d = static_cast<double>(open);
+  double keys = tile_d * open_d * ((open_d + 1.0) / 2.0 + static_cast<double>(ahead)) +
+                static_cast<double>(full - open) * static_cast<double>(seq_k);
+  keys -= tile_d * RampSum(full, behind);
+  double pairs = keys * tile_d;
+  if (rest > 0) {
+    const std::int64_t last_keys = std::min(seq_k, (full + 1 + ahead) * tile) -
+                                   std::max<std::int64_t>(0, full - behind) * tile;
+    pairs += static_cast<double>(rest) * static_cast<double>(last_keys);
+  }
+  return pairs;
+}
+
+OpKernels LowerAttention(const LowerContext& context) {
+  const AttentionBytes bytes = Measure(context);
+  // A flash kernel without an additive bias cannot run T5: the scores are materialised instead.
+  const bool flash = context.options.attention == AttentionImpl::kFlash &&
+                     (!context.spec.has_bias || context.options.flash_position_bias);
+  OpKernels op = flash ? FlashAttention(context, bytes) : MaterializedAttention(context, bytes);
+  op.output_aliases = {-1};
+  op.compute_intensive = true;
+  return op;
+}
+
+}  // namespace shardwright::internal

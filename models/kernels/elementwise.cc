@@ -1,0 +1,183 @@
+// Activations, sums, products, dropout and the moves between tensors.
+
+#include "models/kernels/kernels.h"
+
+namespace shardwright::internal {
+namespace {
+
+// Does the derivative follow from the result, so that autograd keeps the output and not the input?
+bool KeepsResult(Activation activation) {
+  switch (activation) {
+    case Activation::kRelu:
+    case Activation::kTanh:
+    case Activation::kSigmoid:
+      return true;
+    case Activation::kNone:
+    case Activation::kGelu:
+    case Activation::kGeluTanh:
+    case Activation::kSilu:
+      return false;
+  }
+  return false;
+}
+
+// 0.5 * x * (1 + tanh(c * (x + 0.044715 * x^3))) as eight PyTorch operations. Autograd keeps x
+// (pow), the result of tanh, and both factors of the last product.
+OpKernels PythonGelu(const LowerContext& context, std::int64_t elements) {
+  OpKernels op;
+  // pow, scale, add, scale, tanh, add one, halve x, multiply.
+  for (const std::int64_t reads : {1, 1, 2, 1, 1, 1, 1, 2}) {
+    AppendElementwise(context, elements, reads, 1, &op.forward);
+  }
+  // Both factors of the product; tanh; two scales; pow's square, triple and product; the halving;
+  // two sums of gradients of x.
+  for (const std::int64_t reads : {2, 2, 2, 1, 1, 1, 1, 2, 1, 2, 2}) {
+    AppendElementwise(context, elements, reads, 1, &op.backward_data);
+  }
+  op.saves_input = 1;
+  op.extra_saved = Bytes(Product({3, elements, context.s}));
+  // Peak, in pow's formula: gradients of the sum, of the halved factor, the square and its triple.
+  op.backward_workspace = Bytes(Product({4, elements, context.s}));
+  return op;
+}
+
+}  // namespace
+
+OpKernels LowerActivation(const LowerContext& context) {
+  const std::int64_t elements = Elements(context);
+  OpKernels op;
+  const Activation activation = context.spec.activation;
+  if (activation == Activation::kGeluTanh && context.options.python_gelu_tanh) {
+    op = PythonGelu(context, elements);
+  } else if (activation == Activation::kNone) {
+    op.output_aliases = {0};
+    return op;
+  } else {
+    AppendElementwise(context, elements, 1, 1, &op.forward);
+    AppendElementwise(context, elements, 2, 1, &op.backward_data);
+    (KeepsResult(activation) ? op.saves_output : op.saves_input) = 1;
+  }
+  op.output_aliases = {-1};
+  op.output_recomputed = context.options.fused_elementwise && op.saves_output == 0;
+  return op;
+}
+
+OpKernels LowerGatedActivation(const LowerContext& context) {
+  const std::int64_t elements = Elements(context);
+  OpKernels op;
+  op.output_aliases = {-1};
+  if (context.options.fused_elementwise) {
+    AppendElementwise(context, elements, 2, 1, &op.forward);
+    AppendElementwise(context, elements, 3, 2, &op.backward_data);
+    op.saves_input = 0b11;
+    op.output_recomputed = true;
+    return op;
+  }
+  if (context.spec.activation == Activation::kNone) {
+    return LowerMul(context);
+  }
+  AppendElementwise(context, elements, 1, 1, &op.forward);        // activation of the gate
+  AppendElementwise(context, elements, 2, 1, &op.forward);        // product
+  AppendElementwise(context, elements, 2, 1, &op.backward_data);  // gradient of the activated gate
+  AppendElementwise(context, elements, 2, 1, &op.backward_data);  // gradient of up
+  AppendElementwise(context, elements, 2, 1, &op.backward_data);  // gradient of the gate
+  // The product keeps the activated gate and up; the activation keeps the gate, unless its
+  // derivative follows from its result.
+  op.saves_input = KeepsResult(context.spec.activation) ? 0b10 : 0b11;
+  op.extra_saved = Bytes(Product({elements, context.s}));
+  op.backward_workspace = Bytes(Product({elements, context.s}));
+  return op;
+}
+
+OpKernels LowerAdd(const LowerContext& context) {
+  OpKernels op;
+  // Fused: one kernel with the norm or sum that follows, which reads the other operand instead of
+  // this op's output; so the chain's total is right, see docs/kernel_sets.md.
+  AppendElementwise(context, Elements(context), context.options.fused_elementwise ? 1 : 2, 1,
+                    &op.forward);
+  // Backward passes the gradient on unchanged.
+  op.output_aliases = {-1};
+  return op;
+}
+
+OpKernels LowerMul(const LowerContext& context) {
+  const std::int64_t elements = Elements(context);
+  OpKernels op;
+  AppendElementwise(context, elements, 2, 1, &op.forward);
+  if (context.options.fused_elementwise) {
+    AppendElementwise(context, elements, 3, 2, &op.backward_data);
+  } else {
+    AppendElementwise(context, elements, 2, 1, &op.backward_data);
+    AppendElementwise(context, elements, 2, 1, &op.backward_data);
+  }
+  op.saves_input = 0b11;
+  op.output_aliases = {-1};
+  return op;
+}
+
+OpKernels LowerScale(const LowerContext& context) {
+  OpKernels op;
+  if (context.options.fused_elementwise) {  // a factor in the neighbour's pass
+    op.output_aliases = {0};
+    return op;
+  }
+  AppendElementwise(context, Elements(context), 1, 1, &op.forward);
+  AppendElementwise(context, Elements(context), 1, 1, &op.backward_data);
+  op.output_aliases = {-1};
+  return op;
+}
+
+OpKernels LowerDropout(const LowerContext& context) {
+  const std::int64_t elements = Elements(context);
+  const std::int64_t e = Product({elements, context.s});
+  const std::int64_t mask = context.options.keeps_dropout_mask ? elements : 0;
+  OpKernels op;
+  op.output_aliases = {-1};
+  if (context.spec.dropout_p <= 0.0) {
+    op.output_aliases = {0};
+    return op;
+  }
+  op.extra_saved = Bytes(mask);
+  if (context.options.fused_elementwise) {
+    // The values ride in the neighbour's pass; only the mask has traffic of its own.
+    op.output_aliases = {0};
+    if (mask > 0) {
+      op.forward = {PassKernel(KernelClass::kElementwise, context.compute, 0, mask)};
+      op.backward_data = {PassKernel(KernelClass::kElementwise, context.compute, mask, 0)};
+    }
+    return op;
+  }
+  op.forward = {PassKernel(KernelClass::kElementwise, context.compute, e, e + mask)};
+  op.backward_data = {PassKernel(KernelClass::kElementwise, context.compute, e + mask, e)};
+  return op;
+}
+
+OpKernels LowerConcat(const LowerContext& context) {
+  OpKernels op;
+  op.forward = {PassKernel(KernelClass::kCopy, context.compute,
+                           Product({Elements(context), context.s}),
+                           Product({Elements(context), context.s}))};
+  // The gradients of the parts are views. The class token is one row shared by all samples: its
+  // gradient is the sum over the samples.
+  op.backward_weight = {PassKernel(KernelClass::kElementwise, context.compute,
+                                   Product({context.batch, context.spec.in, context.s}),
+                                   Product({context.spec.in, context.s}))};
+  op.output_aliases = {-1};
+  return op;
+}
+
+OpKernels LowerSelect(const LowerContext& context) {
+  const std::int64_t e = Product({Elements(context), context.s});
+  OpKernels op;
+  op.output_aliases = {0};  // a view
+  // Backward writes the selected rows into zeros. The zeros are the gradient of the whole input,
+  // whose row count the op gives in seq_k; without it only the rows are counted.
+  const std::int64_t all =
+      Product({context.batch, context.spec.seq_k > 0 ? context.spec.seq_k : context.spec.rows,
+               context.spec.in, context.s});
+  op.backward_data = {PassKernel(KernelClass::kElementwise, context.compute, 0, all),
+                      PassKernel(KernelClass::kCopy, context.compute, e, e)};
+  return op;
+}
+
+}  // namespace shardwright::internal

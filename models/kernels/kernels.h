@@ -1,0 +1,86 @@
+#pragma once
+
+// Building blocks of LowerOp: one function per op family, and the kernels they share. Formulas use
+// e = elements of the op's activation for the whole micro-batch and s = bytes of one element in the
+// compute dtype. docs/kernel_sets.md lists what is counted and why.
+
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+#include "core/units.h"
+#include "models/kernel_set.h"
+#include "models/model.h"
+
+namespace shardwright::internal {
+
+struct LowerContext {
+  const OpSpec& spec;
+  std::int64_t batch = 1;
+  DType compute = DType::kBf16;
+  const KernelSetOptions& options;
+  std::int64_t s = 2;  // SizeOf(compute)
+};
+
+inline constexpr std::int64_t kFp32Bytes = 4;
+inline constexpr std::int64_t kIndexBytes = 8;  // PyTorch's indices are int64
+
+// Product of non-negative counts. Throws InputError above 2^56, so that sums of many such products
+// stay inside 63 bits.
+[[nodiscard]] std::int64_t Product(std::initializer_list<std::int64_t> factors);
+
+// Rows of the whole micro-batch, and elements of a (rows, in) activation.
+[[nodiscard]] std::int64_t Rows(const LowerContext& context);
+[[nodiscard]] std::int64_t Elements(const LowerContext& context);
+
+// A kernel priced by its bytes.
+[[nodiscard]] Kernel PassKernel(KernelClass kind, DType dtype, std::int64_t read,
+                                std::int64_t written);
+
+// Sizes of `batch` matrix products (m, k) x (k, n).
+struct GemmShape {
+  std::int64_t batch = 1, m = 0, n = 0, k = 0;
+};
+// 2 * batch * m * n * k FLOPs; both operands read, the result written once.
+[[nodiscard]] Kernel GemmKernel(const LowerContext& context, const GemmShape& shape);
+
+// Appends an element-wise kernel over `elements` elements of the compute dtype that reads `reads`
+// tensors and writes `writes` tensors of that size.
+void AppendElementwise(const LowerContext& context, std::int64_t elements, std::int64_t reads,
+                       std::int64_t writes, std::vector<Kernel>* kernels);
+
+// AMP: the cast of a fp32 weight before its use (kept for backward) and of its gradient after.
+void ApplyAutocast(const LowerContext& context, std::int64_t weight_elements, OpKernels* op);
+
+[[nodiscard]] OpKernels LowerEmbedding(const LowerContext& context);
+[[nodiscard]] OpKernels LowerPositionBias(const LowerContext& context);
+[[nodiscard]] OpKernels LowerLinear(const LowerContext& context);
+[[nodiscard]] OpKernels LowerLayerNorm(const LowerContext& context);
+[[nodiscard]] OpKernels LowerRmsNorm(const LowerContext& context);
+[[nodiscard]] OpKernels LowerRope(const LowerContext& context);
+[[nodiscard]] OpKernels LowerAttention(const LowerContext& context);
+[[nodiscard]] OpKernels LowerActivation(const LowerContext& context);
+[[nodiscard]] OpKernels LowerGatedActivation(const LowerContext& context);
+[[nodiscard]] OpKernels LowerAdd(const LowerContext& context);
+[[nodiscard]] OpKernels LowerMul(const LowerContext& context);
+[[nodiscard]] OpKernels LowerScale(const LowerContext& context);
+[[nodiscard]] OpKernels LowerDropout(const LowerContext& context);
+[[nodiscard]] OpKernels LowerConcat(const LowerContext& context);
+[[nodiscard]] OpKernels LowerSelect(const LowerContext& context);
+[[nodiscard]] OpKernels LowerConv2d(const LowerContext& context);
+[[nodiscard]] OpKernels LowerBatchNorm(const LowerContext& context);
+[[nodiscard]] OpKernels LowerMaxPool(const LowerContext& context);
+[[nodiscard]] OpKernels LowerAvgPool(const LowerContext& context);
+[[nodiscard]] OpKernels LowerRouter(const LowerContext& context);
+[[nodiscard]] OpKernels LowerExperts(const LowerContext& context);
+[[nodiscard]] OpKernels LowerLogSoftmax(const LowerContext& context);
+[[nodiscard]] OpKernels LowerNllLoss(const LowerContext& context);
+[[nodiscard]] OpKernels LowerCrossEntropy(const LowerContext& context);
+
+// (query, key) pairs per head that a flash kernel multiplies, masked or not: whole tiles of
+// kFlashTile queries by kFlashTile keys in which at least one pair is visible. Causal masks are
+// aligned to the last key. O(1).
+inline constexpr std::int64_t kFlashTile = 128;
+[[nodiscard]] double FlashPairs(const OpSpec& spec);
+
+}  // namespace shardwright::internal

@@ -1,0 +1,105 @@
+// Losses and the log-softmax before them.
+
+#include <algorithm>
+
+#include "models/kernels/kernels.h"
+
+namespace shardwright::internal {
+namespace {
+
+// Cross-entropy as PyTorch runs it: an optional fp32 copy of the logits, log-softmax over it, then
+// the negative log-likelihood of the labels. Autograd keeps the log-softmax result.
+OpKernels EagerCrossEntropy(const LowerContext& context) {
+  const std::int64_t rows = Rows(context);
+  const std::int64_t elements = Elements(context);
+  const std::int64_t logits = Product({elements, context.s});
+  const bool casts = context.options.fp32_logits && context.compute != DType::kFp32;
+  const DType t = casts ? DType::kFp32 : context.compute;
+  const std::int64_t f = Product({elements, SizeOf(t)});
+  const std::int64_t labels = Product({rows, kIndexBytes});
+  OpKernels op;
+  if (casts) {
+    op.forward.push_back(PassKernel(KernelClass::kCopy, t, logits, f));
+  }
+  op.forward.push_back(PassKernel(KernelClass::kSoftmax, t, f, f));
+  op.forward.push_back(
+      PassKernel(KernelClass::kGatherScatter, t, Product({rows, SizeOf(t)}) + labels, kFp32Bytes));
+  op.backward_data = {
+      PassKernel(KernelClass::kElementwise, t, 0, f),  // zeros
+      PassKernel(KernelClass::kGatherScatter, t, labels, Product({rows, SizeOf(t)})),
+      PassKernel(KernelClass::kSoftmax, t, 2 * f, f),
+  };
+  if (casts) {
+    op.backward_data.push_back(PassKernel(KernelClass::kCopy, context.compute, f, logits));
+  }
+  op.extra_saved = Bytes(f);
+  op.forward_workspace = Bytes(casts ? f : 0);
+  // Both gradients of the log-softmax; without a cast the second is the logits' gradient itself.
+  op.backward_workspace = Bytes(casts ? 2 * f - logits : f);
+  return op;
+}
+
+// One kernel that reads the logits twice for the loss, keeps them and two numbers per row, and one
+// that turns them into their gradient.
+OpKernels FusedCrossEntropy(const LowerContext& context) {
+  const std::int64_t rows = Rows(context);
+  const std::int64_t logits = Product({Elements(context), context.s});
+  const std::int64_t labels = Product({rows, kIndexBytes});
+  const std::int64_t stats = Product({rows, 2, kFp32Bytes});
+  OpKernels op;
+  op.forward = {PassKernel(KernelClass::kSoftmax, context.compute, 2 * logits + labels, stats)};
+  op.backward_data = {
+      PassKernel(KernelClass::kSoftmax, context.compute, logits + labels + stats, logits)};
+  op.saves_input = 1;
+  op.extra_saved = Bytes(stats);
+  return op;
+}
+
+}  // namespace
+
+OpKernels LowerLogSoftmax(const LowerContext& context) {
+  const std::int64_t e = Product({Elements(context), context.s});
+  OpKernels op;
+  op.forward = {PassKernel(KernelClass::kSoftmax, context.compute, e, e)};
+  op.backward_data = {PassKernel(KernelClass::kSoftmax, context.compute, 2 * e, e)};
+  op.saves_output = 1;
+  op.output_aliases = {-1};
+  return op;
+}
+
+OpKernels LowerNllLoss(const LowerContext& context) {
+  const std::int64_t rows = Rows(context);
+  const std::int64_t e = Product({Elements(context), context.s});
+  const std::int64_t picked = Product({rows, context.s});
+  const std::int64_t labels = Product({rows, kIndexBytes});
+  OpKernels op;
+  op.forward = {
+      PassKernel(KernelClass::kGatherScatter, context.compute, picked + labels, kFp32Bytes)};
+  op.backward_data = {PassKernel(KernelClass::kElementwise, context.compute, 0, e),
+                      PassKernel(KernelClass::kGatherScatter, context.compute, labels, picked)};
+  op.saves_input = 0b11;  // log-probabilities and labels
+  op.output_aliases = {-1};
+  return op;
+}
+
+OpKernels LowerCrossEntropy(const LowerContext& context) {
+  OpKernels op =
+      context.options.fused_loss ? FusedCrossEntropy(context) : EagerCrossEntropy(context);
+  const std::int64_t chunks =
+      std::clamp<std::int64_t>(context.options.loss_chunks, 1, Rows(context));
+  if (chunks > 1) {
+    // Each chunk of rows runs forward and backward before the next: only one is alive. The bytes of
+    // all chunks together are those of the whole.
+    op.extra_saved = Bytes(CeilDiv(op.extra_saved.value, chunks));
+    op.forward_workspace = Bytes(CeilDiv(op.forward_workspace.value, chunks));
+    op.backward_workspace = Bytes(CeilDiv(op.backward_workspace.value, chunks));
+  }
+  op.saves_input |= 0b10;  // labels
+  if (context.options.keeps_logits) {
+    op.saves_input |= 0b01;
+  }
+  op.output_aliases = {-1};
+  return op;
+}
+
+}  // namespace shardwright::internal

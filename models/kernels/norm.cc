@@ -1,0 +1,147 @@
+// Layer norm, RMS norm and rotary embeddings.
+
+#include <algorithm>
+#include <utility>
+
+#include "models/kernels/kernels.h"
+
+namespace shardwright::internal {
+namespace {
+
+// A norm that is one kernel each way. `statistics` fp32 numbers per row are kept, `parameters`
+// vectors of `in` elements are learned.
+OpKernels FusedNorm(const LowerContext& context, std::int64_t statistics, std::int64_t parameters) {
+  const std::int64_t in = context.spec.in;
+  const std::int64_t rows = Rows(context);
+  const std::int64_t e = Product({rows, in, context.s});
+  const std::int64_t stats = Product({rows, statistics, kFp32Bytes});
+  const std::int64_t weights = Product({in, parameters, context.s});
+  OpKernels op;
+  op.forward = {PassKernel(KernelClass::kNorm, context.compute, e + weights, e + stats)};
+  op.backward_data = {
+      PassKernel(KernelClass::kNorm, context.compute, 2 * e + stats + Product({in, context.s}), e)};
+  if (context.options.fused_reductions) {
+    // The data-gradient kernel leaves one fp32 partial sum per 16 rows, at most 128 in all; the
+    // second kernel adds them up.
+    const std::int64_t partials =
+        Product({std::min<std::int64_t>(128, CeilDiv(rows, 16)), in, parameters, kFp32Bytes});
+    op.backward_data[0].written += Bytes(partials);
+    op.backward_weight = {PassKernel(KernelClass::kNorm, context.compute, partials, weights)};
+    op.backward_workspace = Bytes(partials);
+  } else {
+    op.backward_weight = {PassKernel(KernelClass::kNorm, context.compute, 2 * e + stats, weights)};
+  }
+  op.saves_input = 1;
+  op.extra_saved = Bytes(stats);
+  op.output_aliases = {-1};
+  op.output_recomputed = context.options.fused_elementwise;
+  return op;
+}
+
+// RMSNorm written out in PyTorch operations, as Hugging Face and early Llama code do:
+//   x32 = x.float(); y = x32 * rsqrt(x32.pow(2).mean(-1) + eps); out = weight * y.to(x.dtype)
+// Autograd keeps x32 (pow, mul), the rsqrt result (rsqrt, mul) and y in the compute dtype (mul by
+// weight); not x, because a cast keeps nothing. In fp32 the casts vanish and x itself is kept.
+OpKernels EagerRmsNorm(const LowerContext& context) {
+  const std::int64_t in = context.spec.in;
+  const std::int64_t rows = Rows(context);
+  const std::int64_t s = context.s;
+  const bool casts = context.compute != DType::kFp32;
+  const std::int64_t e = Product({rows, in, s});           // compute dtype
+  const std::int64_t f = Product({rows, in, kFp32Bytes});  // fp32
+  const std::int64_t r = Product({rows, kFp32Bytes});      // one fp32 per row
+  const std::int64_t w = Product({in, s});
+  OpKernels op;
+  const auto pass = [](DType dtype, std::int64_t read, std::int64_t written) {
+    return PassKernel(KernelClass::kElementwise, dtype, read, written);
+  };
+  const DType fp32 = DType::kFp32;
+  if (casts) {
+    op.forward.push_back(PassKernel(KernelClass::kCopy, fp32, e, f));
+  }
+  op.forward.push_back(pass(fp32, f, f));                            // pow(2)
+  op.forward.push_back(PassKernel(KernelClass::kNorm, fp32, f, r));  // mean
+  op.forward.push_back(pass(fp32, r, r));                            // + eps
+  op.forward.push_back(pass(fp32, r, r));                            // rsqrt
+  op.forward.push_back(pass(fp32, f + r, f));                        // x32 * rsqrt
+  if (casts) {
+    op.forward.push_back(PassKernel(KernelClass::kCopy, context.compute, f, e));
+  }
+  op.forward.push_back(pass(context.compute, e + w, e));  // * weight
+
+  std::vector<Kernel>& back = op.backward_data;
+  back.push_back(pass(context.compute, e + w, e));  // dout * weight
+  if (casts) {
+    back.push_back(PassKernel(KernelClass::kCopy, fp32, e, f));
+  }
+  back.push_back(pass(fp32, f + r, f));                        // dy * rsqrt
+  back.push_back(pass(fp32, 2 * f, f));                        // dy * x32
+  back.push_back(PassKernel(KernelClass::kNorm, fp32, f, r));  // its sum over features
+  back.push_back(pass(fp32, r, r));                            // rsqrt^3
+  back.push_back(pass(fp32, 2 * r, r));                        // * -0.5 * gradient
+  back.push_back(pass(fp32, r, f));                            // mean: expand / in
+  back.push_back(pass(fp32, f, f));                            // pow: x32^1
+  back.push_back(pass(fp32, f, f));                            // * 2
+  back.push_back(pass(fp32, 2 * f, f));                        // * gradient
+  back.push_back(pass(fp32, 2 * f, f));                        // sum of both paths
+  if (casts) {
+    back.push_back(PassKernel(KernelClass::kCopy, context.compute, f, e));
+  }
+  // Gradient of the weight: dout * y, then the sum over rows.
+  op.backward_weight = {pass(context.compute, 2 * e, e),
+                        PassKernel(KernelClass::kNorm, context.compute, e, w)};
+  op.saves_input = casts ? 0 : 1;
+  op.extra_saved = Bytes((casts ? f : 0) + r + e);
+  // Forward peak, at the second cast: x32, the product and y; without casts: x32^2 alone.
+  op.forward_workspace = Bytes(casts ? f - e : 0);
+  // Backward peak, inside pow's formula: first path, expanded mean, x32^1, twice it, the product.
+  op.backward_workspace = Bytes(5 * f - e);
+  op.output_aliases = {-1};
+  return op;
+}
+
+}  // namespace
+
+OpKernels LowerLayerNorm(const LowerContext& context) {
+  // Mean and reciprocal deviation per row; weight and optional bias.
+  return FusedNorm(context, 2, context.spec.has_bias ? 2 : 1);
+}
+
+OpKernels LowerRmsNorm(const LowerContext& context) {
+  return context.options.fused_norm ? FusedNorm(context, 1, 1) : EagerRmsNorm(context);
+}
+
+OpKernels LowerRope(const LowerContext& context) {
+  const OpSpec& spec = context.spec;
+  const std::int64_t rows = Rows(context);
+  const std::int64_t q = Product({rows, spec.heads, spec.head_dim, context.s});
+  const std::int64_t k = Product({rows, spec.kv_heads, spec.head_dim, context.s});
+  // cos and sin are constants of the sequence, shared by samples and heads.
+  const std::int64_t table = Product({2, spec.rows, spec.head_dim, context.s});
+  OpKernels op;
+  op.output_aliases = {-1, -1};
+  if (context.options.fused_rope) {
+    op.forward = {PassKernel(KernelClass::kElementwise, context.compute, q + k + table, q + k)};
+    op.backward_data = op.forward;
+    if (context.options.inplace_rope) {
+      op.output_aliases = {0, 1};
+    }
+    return op;
+  }
+  // x * cos + rotate_half(x) * sin for q, then for k: multiply, negate half, concatenate, multiply,
+  // add. The products keep only cos and sin, because those need no gradient.
+  for (const std::int64_t x : {q, k}) {
+    for (const auto& [read, written] :
+         {std::pair{x + table / 2, x}, std::pair{x / 2, x / 2}, std::pair{x, x},
+          std::pair{x + table / 2, x}, std::pair{2 * x, x}}) {
+      op.forward.push_back(PassKernel(KernelClass::kElementwise, context.compute, read, written));
+    }
+  }
+  op.backward_data = op.forward;
+  // Peak of one tensor: both products and the rotated copy, of which one is counted as the output.
+  op.forward_workspace = Bytes(2 * std::max(q, k));
+  op.backward_workspace = op.forward_workspace;
+  return op;
+}
+
+}  // namespace shardwright::internal
