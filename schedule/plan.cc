@@ -1,0 +1,206 @@
+#include "schedule/plan.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "schedule/internal/plan_fields.h"
+
+namespace shardwright {
+namespace {
+
+constexpr std::size_t kNoUnit = static_cast<std::size_t>(-1);
+
+using internal::FieldOf;
+using internal::Quoted;
+using internal::UnitField;
+
+// Module FQN -> module.
+using ModuleIndex = std::map<std::string_view, ModuleId>;
+
+ModuleIndex IndexModules(const Model& model) {
+  ModuleIndex index;
+  for (std::size_t i = 0; i < model.modules.size(); ++i) {
+    index.emplace(model.modules[i].fqn, ModuleId(i));
+  }
+  return index;
+}
+
+// Which unit of the plan names each module itself; kNoUnit where none does.
+std::vector<std::size_t> UnitsNamingModules(const Model& model, const Plan& plan,
+                                            const ModuleIndex& index, const std::string& where) {
+  std::vector<std::size_t> named_by(model.modules.size(), kNoUnit);
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    for (std::size_t m = 0; m < plan.units[u].modules.size(); ++m) {
+      const std::string& fqn = plan.units[u].modules[m];
+      const std::string field = UnitField(where, u, "modules[" + std::to_string(m) + "]");
+      const auto found = index.find(fqn);
+      if (found == index.end()) {
+        throw internal::UnknownModule(model, fqn, field);
+      }
+      std::size_t& owner = named_by[found->second.value];
+      if (owner != kNoUnit) {
+        throw InputError(field, Quoted(fqn), "a module that no other entry names",
+                         "unit " + Quoted(plan.units[owner].name) + " has it already");
+      }
+      owner = u;
+    }
+  }
+  return named_by;
+}
+
+// The unit that holds the parameters registered directly in each module: that of the nearest
+// ancestor (or itself) that a unit names. Modules are stored in pre-order, parents first.
+std::vector<std::size_t> UnitsOfModules(const Model& model,
+                                        const std::vector<std::size_t>& named_by) {
+  std::vector<std::size_t> unit_of(model.modules.size(), kNoUnit);
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    const ModuleId parent = model.modules[m].parent;
+    if (named_by[m] != kNoUnit) {
+      unit_of[m] = named_by[m];
+    } else if (parent.valid()) {
+      unit_of[m] = unit_of[parent.value];
+    }
+  }
+  return unit_of;
+}
+
+void CheckParameters(const Model& model, const Plan& plan, const std::vector<std::size_t>& unit_of,
+                     const std::string& where) {
+  const std::string units = FieldOf(where, "units");
+  for (const Parameter& param : model.params) {
+    const std::size_t unit = unit_of[param.module.value];
+    if (unit == kNoUnit) {
+      throw InputError(units, "no unit for parameter " + Quoted(param.fqn),
+                       "units that cover every parameter",
+                       "add the unit {\"name\": \"root\", \"modules\": [\"\"]}");
+    }
+    if (!param.tied_to.valid()) {
+      continue;
+    }
+    const Parameter& storage = model.params[param.tied_to.value];
+    const std::size_t other = unit_of[storage.module.value];
+    if (other != unit) {
+      throw InputError(
+          units,
+          "tied parameters " + Quoted(storage.fqn) + " in unit " + Quoted(plan.units[other].name) +
+              " and " + Quoted(param.fqn) + " in unit " + Quoted(plan.units[unit].name),
+          "both in one unit", "list both modules in one unit, or leave both to the root");
+    }
+  }
+}
+
+// Collects the parameters of one unit. A module that another unit names ends the walk: it and all
+// below belong to that unit or to units further in.
+class ParameterWalk {
+ public:
+  ParameterWalk(const Model& model, const std::vector<std::size_t>& named_by, bool children_first)
+      : model_(model),
+        named_by_(named_by),
+        children_first_(children_first),
+        seen_(model.params.size(), false) {}
+
+  void Visit(ModuleId id) {
+    const Module& module = model_.modules[id.value];
+    if (!children_first_) {
+      TakeParameters(module);
+    }
+    for (const ModuleId child : module.children) {
+      if (named_by_[child.value] == kNoUnit) {
+        Visit(child);
+      }
+    }
+    if (children_first_) {
+      TakeParameters(module);
+    }
+  }
+
+  [[nodiscard]] std::vector<ParamId> Take() { return std::move(params_); }
+
+ private:
+  // A storage joins where it is seen first, under whatever name that is.
+  void TakeParameters(const Module& module) {
+    for (const ParamId id : module.params) {
+      const ParamId tied_to = model_.params[id.value].tied_to;
+      const ParamId storage = tied_to.valid() ? tied_to : id;
+      if (!seen_[storage.value]) {
+        seen_[storage.value] = true;
+        params_.push_back(storage);
+      }
+    }
+  }
+
+  const Model& model_;
+  const std::vector<std::size_t>& named_by_;
+  bool children_first_;
+  std::vector<bool> seen_;
+  std::vector<ParamId> params_;
+};
+
+void CheckPrefetchNames(const Plan& plan, const std::string& where) {
+  std::vector<std::string> names;
+  for (const UnitPlan& unit : plan.units) {
+    names.push_back(unit.name);
+  }
+  const auto check = [&](const std::vector<std::string>& list, std::size_t u, const char* field) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (std::find(names.begin(), names.end(), list[i]) == names.end()) {
+        throw InputError(UnitField(where, u, field + ("[" + std::to_string(i) + "]")),
+                         Quoted(list[i]), "the name of a unit", DidYouMean(list[i], names));
+      }
+    }
+  };
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    check(plan.units[u].forward_prefetch, u, "forward_prefetch");
+    check(plan.units[u].backward_prefetch, u, "backward_prefetch");
+  }
+}
+
+}  // namespace
+
+std::string_view NameOf(Dialect dialect) {
+  switch (dialect) {
+    case Dialect::kNative:
+      return "native";
+    case Dialect::kFsdp2:
+      return "fsdp2";
+    case Dialect::kFsdp1:
+      return "fsdp1";
+    case Dialect::kDdp:
+      return "ddp";
+  }
+  return "";
+}
+
+std::vector<ResolvedUnit> ResolveUnits(const Model& model, const Plan& plan,
+                                       const std::string& where) {
+  const ModuleIndex index = IndexModules(model);
+  const std::vector<std::size_t> named_by = UnitsNamingModules(model, plan, index, where);
+  CheckParameters(model, plan, UnitsOfModules(model, named_by), where);
+  CheckPrefetchNames(plan, where);
+
+  // FSDP2 collects modules by post-order, FSDP1's FlatParameter by pre-order; DDP follows
+  // named_parameters(), which is pre-order, and native follows FSDP1.
+  const bool children_first = plan.dialect == Dialect::kFsdp2;
+  std::vector<ResolvedUnit> units;
+  units.reserve(plan.units.size());
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    ResolvedUnit unit;
+    unit.name = plan.units[u].name;
+    ParameterWalk walk(model, named_by, children_first);
+    for (const std::string& fqn : plan.units[u].modules) {
+      unit.modules.push_back(index.at(fqn));
+      walk.Visit(unit.modules.back());
+    }
+    unit.params = walk.Take();
+    units.push_back(std::move(unit));
+  }
+  return units;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,301 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/error.h"
+#include "schedule/internal/plan_fields.h"
+#include "schedule/plan.h"
+
+namespace shardwright {
+namespace {
+
+using internal::FieldOf;
+using internal::Quoted;
+using internal::UnitField;
+
+// Above every real run, and low enough that products of sizes stay inside 64 bits.
+constexpr std::int64_t kMaxRanks = std::int64_t{1} << 24;
+constexpr std::int64_t kMaxSamples = std::int64_t{1} << 24;
+constexpr std::int64_t kMaxAccumulation = 65535;  // Op::micro_batch has 16 bits
+constexpr std::int64_t kMaxSequence = std::int64_t{1} << 30;
+// Activations of one micro-batch above one exabyte are a mistake, not a job.
+constexpr double kMaxActivationBytes = 1e18;
+
+constexpr std::size_t kNoRegion = static_cast<std::size_t>(-1);
+
+void CheckRange(std::int64_t value, std::int64_t min, std::int64_t max, const std::string& where,
+                std::string_view field) {
+  if (value < min || value > max) {
+    throw InputError(FieldOf(where, field), std::to_string(value),
+                     "an integer in [" + std::to_string(min) + ", " + std::to_string(max) + "]");
+  }
+}
+
+// An option that only another dialect has must keep its default: a silent no-op would mislead.
+void CheckForeign(bool is_default, std::string_view dialect, const Plan& plan,
+                  const std::string& where, std::string_view field) {
+  if (!is_default && NameOf(plan.dialect) != dialect) {
+    throw InputError(FieldOf(where, field),
+                     "an option of dialect " + std::string(dialect) + " in a plan of dialect " +
+                         std::string(NameOf(plan.dialect)),
+                     "its default");
+  }
+}
+
+void CheckForeignOptions(const Plan& plan, const std::string& where) {
+  const Plan defaults;
+  CheckForeign(plan.backward_prefetch == defaults.backward_prefetch, "fsdp1", plan, where,
+               "backward_prefetch");
+  CheckForeign(plan.forward_prefetch == defaults.forward_prefetch, "fsdp1", plan, where,
+               "forward_prefetch");
+  CheckForeign(plan.limit_all_gathers == defaults.limit_all_gathers, "fsdp1", plan, where,
+               "limit_all_gathers");
+  CheckForeign(plan.use_orig_params == defaults.use_orig_params, "fsdp1", plan, where,
+               "use_orig_params");
+  CheckForeign(plan.in_flight == defaults.in_flight, "native", plan, where, "in_flight");
+  CheckForeign(plan.first_bucket == defaults.first_bucket, "ddp", plan, where, "first_bucket");
+  CheckForeign(plan.bucket == defaults.bucket, "ddp", plan, where, "bucket");
+}
+
+// A field of the job has no path below the plan that `where` names.
+void CheckJobRange(std::int64_t value, std::int64_t min, std::int64_t max, const std::string& where,
+                   const std::string& field) {
+  if (value < min || value > max) {
+    throw InputError(where, "a job with " + field + ' ' + std::to_string(value),
+                     "an integer in [" + std::to_string(min) + ", " + std::to_string(max) + "]");
+  }
+}
+
+void CheckJob(const Job& job, const std::string& where) {
+  CheckJobRange(job.sequence_length, 1, kMaxSequence, where, "sequence_length");
+  CheckJobRange(job.global_batch, 0, kMaxSamples * kMaxAccumulation, where, "global_batch");
+  CheckJobRange(job.lora_rank, 0, kMaxSequence, where, "lora_rank");
+  if (!(job.memory_margin >= 0.0 && job.memory_margin < 1.0)) {
+    throw InputError(where, "a job with memory_margin " + std::to_string(job.memory_margin),
+                     "a fraction in [0, 1)");
+  }
+}
+
+void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
+  CheckRange(plan.shard_size, 1, kMaxRanks, where, "shard_size");
+  CheckRange(plan.replicate_size, 1, kMaxRanks, where, "replicate_size");
+  CheckRange(plan.micro_batch, 1, kMaxSamples, where, "micro_batch");
+  CheckRange(plan.accumulation, 1, kMaxAccumulation, where, "accumulation");
+  CheckRange(plan.in_flight, 1, kMaxAccumulation, where, "in_flight");
+  CheckRange(plan.first_bucket.value, 1, kMaxRanks * kMaxRanks, where, "first_bucket");
+  CheckRange(plan.bucket.value, 1, kMaxRanks * kMaxRanks, where, "bucket");
+  const std::int64_t ranks = plan.shard_size * plan.replicate_size;
+  if (ranks > kMaxRanks) {
+    throw InputError(FieldOf(where, "replicate_size"), std::to_string(plan.replicate_size),
+                     "at most " + std::to_string(kMaxRanks) + " ranks in all");
+  }
+  // Up to 2^64: compared as a double, which is exact for every batch that CheckJob lets through.
+  const double batch = static_cast<double>(ranks) * static_cast<double>(plan.accumulation) *
+                       static_cast<double>(plan.micro_batch);
+  if (job.global_batch > 0 && batch != static_cast<double>(job.global_batch)) {
+    throw InputError(where,
+                     std::to_string(ranks) + " ranks x micro_batch " +
+                         std::to_string(plan.micro_batch) + " x accumulation " +
+                         std::to_string(plan.accumulation),
+                     "the job's global_batch " + std::to_string(job.global_batch));
+  }
+  double bytes = 0.0;
+  for (const Tensor& tensor : model.tensors) {
+    bytes += 8.0 * static_cast<double>(tensor.elements);
+  }
+  for (const ModelOp& op : model.ops) {
+    const OpSpec& spec = model.SpecOf(op);
+    bytes += 4.0 * static_cast<double>(spec.heads) * static_cast<double>(spec.seq_q) *
+             static_cast<double>(spec.seq_k);
+  }
+  if (bytes * static_cast<double>(plan.micro_batch) > kMaxActivationBytes) {
+    throw InputError(FieldOf(where, "micro_batch"), std::to_string(plan.micro_batch),
+                     "a micro-batch whose activations stay below 1e18 bytes");
+  }
+}
+
+void CheckReshard(const UnitPlan& unit, std::size_t u, const Plan& plan, const std::string& where) {
+  if (unit.reshard.kind != Reshard::Kind::kToGroup) {
+    return;
+  }
+  const std::string field = UnitField(where, u, "reshard");
+  const std::int64_t group = unit.reshard.group;
+  if (plan.dialect == Dialect::kFsdp1 || plan.dialect == Dialect::kDdp) {
+    throw InputError(
+        field, std::to_string(group), "\"always\" or \"never\"",
+        "dialect " + std::string(NameOf(plan.dialect)) + " cannot reshard to a smaller group");
+  }
+  if (group < 1 || plan.shard_size % group != 0) {
+    throw InputError(field, std::to_string(group),
+                     "a divisor of shard_size " + std::to_string(plan.shard_size));
+  }
+  if (group == 1 || group == plan.shard_size) {
+    throw InputError(
+        field, std::to_string(group),
+        "a divisor of shard_size between 1 and " + std::to_string(plan.shard_size),
+        group == 1 ? "one rank per copy is \"never\"" : "the whole shard group is \"always\"");
+  }
+}
+
+void CheckPrefetchLists(const UnitPlan& unit, std::size_t u, const Plan& plan,
+                        const std::string& where) {
+  const auto check = [&](const std::vector<std::string>& list, const char* field) {
+    if (list.empty()) {
+      return;
+    }
+    if (plan.dialect == Dialect::kFsdp1 || plan.dialect == Dialect::kDdp) {
+      throw InputError(
+          UnitField(where, u, field), "a list", "none",
+          "dialect " + std::string(NameOf(plan.dialect)) + " has no explicit prefetch lists");
+    }
+    std::set<std::string_view> seen;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const std::string entry = field + ("[" + std::to_string(i) + "]");
+      if (list[i] == unit.name) {
+        throw InputError(UnitField(where, u, entry), Quoted(list[i]), "another unit");
+      }
+      if (!seen.insert(list[i]).second) {
+        throw InputError(UnitField(where, u, entry), Quoted(list[i]), "each unit once");
+      }
+    }
+  };
+  check(unit.forward_prefetch, "forward_prefetch");
+  check(unit.backward_prefetch, "backward_prefetch");
+}
+
+void CheckUnits(const Plan& plan, const std::string& where) {
+  if (plan.units.empty() || plan.units.back().modules != std::vector<std::string>{""}) {
+    throw InputError(FieldOf(where, "units"), "no root unit at the end",
+                     "the unit {\"name\": \"root\", \"modules\": [\"\"]} last");
+  }
+  std::set<std::string_view> names;
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    const UnitPlan& unit = plan.units[u];
+    if (unit.name.empty() || !names.insert(unit.name).second) {
+      throw InputError(UnitField(where, u, "name"), Quoted(unit.name),
+                       "a name that no other unit has");
+    }
+    if (unit.modules.empty()) {
+      throw InputError(UnitField(where, u, "modules"), "an empty list", "at least one FQN");
+    }
+    const bool is_root = u + 1 == plan.units.size();
+    if (!is_root && std::count(unit.modules.begin(), unit.modules.end(), "") > 0) {
+      throw InputError(UnitField(where, u, "modules"), "the root module \"\"",
+                       "it in the last unit only");
+    }
+    if (plan.dialect == Dialect::kFsdp1 && unit.modules.size() > 1) {
+      throw InputError(UnitField(where, u, "modules"),
+                       std::to_string(unit.modules.size()) + " modules", "one module",
+                       "dialect fsdp1 cannot group modules");
+    }
+    if (unit.gap == Gap::kRegather && plan.dialect != Dialect::kNative) {
+      throw InputError(UnitField(where, u, "gap"), "\"regather\"", "\"hold\"",
+                       "only dialect native gathers a unit more than once per pass");
+    }
+    CheckReshard(unit, u, plan, where);
+    CheckPrefetchLists(unit, u, plan, where);
+  }
+  if (plan.dialect == Dialect::kDdp && plan.units.size() > 1) {
+    throw InputError(FieldOf(where, "units"), std::to_string(plan.units.size()) + " units",
+                     "the root unit alone", "dialect ddp does not shard");
+  }
+}
+
+void CheckRecompute(const Model& model, const Plan& plan, const std::string& where) {
+  if (plan.recompute.empty()) {
+    return;
+  }
+  std::map<std::string_view, std::size_t> region_of;
+  for (std::size_t r = 0; r < plan.recompute.size(); ++r) {
+    const std::string entry = "recompute[" + std::to_string(r) + "]";
+    CheckRange(plan.recompute[r].keep_every, 1, kMaxAccumulation, where, entry + ".keep_every");
+    if (!region_of.emplace(plan.recompute[r].module, r).second) {
+      throw InputError(FieldOf(where, entry + ".module"), Quoted(plan.recompute[r].module),
+                       "each module once");
+    }
+  }
+  std::vector<std::size_t> inside(model.modules.size(), kNoRegion);  // nearest region at or above
+  std::size_t found = 0;
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    const Module& module = model.modules[m];
+    inside[m] = module.parent.valid() ? inside[module.parent.value] : kNoRegion;
+    const auto region = region_of.find(module.fqn);
+    if (region == region_of.end()) {
+      continue;
+    }
+    if (inside[m] != kNoRegion) {
+      throw InputError(FieldOf(where, "recompute[" + std::to_string(region->second) + "].module"),
+                       Quoted(module.fqn), "regions that do not overlap",
+                       "it lies inside " + Quoted(plan.recompute[inside[m]].module));
+    }
+    inside[m] = region->second;
+    ++found;
+  }
+  for (std::size_t r = 0; found < plan.recompute.size() && r < plan.recompute.size(); ++r) {
+    if (!FindModule(model, plan.recompute[r].module).valid()) {
+      throw internal::UnknownModule(model, plan.recompute[r].module,
+                                    FieldOf(where, "recompute[" + std::to_string(r) + "].module"));
+    }
+  }
+}
+
+void CheckDialect(const Plan& plan, const std::string& where) {
+  CheckForeignOptions(plan, where);
+  const bool is_ddp = plan.dialect == Dialect::kDdp;
+  if (is_ddp && plan.shard_size != 1) {
+    throw InputError(FieldOf(where, "shard_size"), std::to_string(plan.shard_size), "1",
+                     "dialect ddp replicates; set replicate_size");
+  }
+  if (is_ddp && plan.offload.parameters) {
+    throw InputError(FieldOf(where, "offload.parameters"), "true", "false",
+                     "dialect ddp keeps parameters on the device");
+  }
+  if (plan.sync == SyncMode::kReplicateLast) {
+    const std::string field = FieldOf(where, "sync");
+    if (plan.replicate_size == 1) {
+      throw InputError(field, "\"replicate_last\"", "a replicate_size above 1 with it");
+    }
+    if (is_ddp || plan.dialect == Dialect::kFsdp1) {
+      throw InputError(field, "\"replicate_last\"", "\"every\" or \"last\"",
+                       "dialect " + std::string(NameOf(plan.dialect)) + " cannot delay it");
+    }
+  }
+}
+
+// FSDP1 without use_orig_params flattens a unit into one parameter, which is trainable or not.
+void CheckUniformGrad(const Model& model, const Plan& plan, const std::string& where) {
+  if (plan.dialect != Dialect::kFsdp1 || plan.use_orig_params) {
+    return;
+  }
+  const std::vector<ResolvedUnit> units = ResolveUnits(model, plan, where);
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    for (const ParamId id : units[u].params) {
+      const Parameter& param = model.params[id.value];
+      const Parameter& first = model.params[units[u].params[0].value];
+      if (param.trainable != first.trainable) {
+        throw InputError(UnitField(where, u, "modules"),
+                         "trainable and frozen parameters (" + Quoted(first.fqn) + ", " +
+                             Quoted(param.fqn) + ")",
+                         "all trainable or all frozen with use_orig_params false");
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
+  CheckJob(job, where);
+  CheckSizes(model, job, plan, where);
+  CheckDialect(plan, where);
+  CheckUnits(plan, where);
+  CheckRecompute(model, plan, where);
+  CheckUniformGrad(model, plan, where);
+}
+
+}  // namespace shardwright
