@@ -263,8 +263,7 @@ JsonValue JsonValue::At(std::string_view key) const {
   const Json& node = AsJson(node_);
   const auto found = node.find(key);
   if (found == node.end()) {
-    throw InputError(path_.str(), "no key " + Quoted(key), "one",
-                     DidYouMean(key, std::vector<std::string>(Keys())));
+    throw InputError(path_.str(), "no key " + Quoted(key), "one", DidYouMean(key, Keys()));
   }
   return {document_, &*found, path_.Field(key)};
 }
