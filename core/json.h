@@ -98,6 +98,13 @@ inline constexpr std::string_view kSecondsRule = "a time such as \"5 us\" or \"1
 [[nodiscard]] std::string Format(BytesPerSecond r);
 [[nodiscard]] std::string Format(FlopsPerSecond r);
 
+// Forms for files: the shortest text that the Parse functions read back to the same value, in the
+// largest unit that allows that: "80 GiB", "450 GB/s", "83.1 us".
+[[nodiscard]] std::string FormatExact(Bytes b);
+[[nodiscard]] std::string FormatExact(Seconds s);
+[[nodiscard]] std::string FormatExact(BytesPerSecond r);
+[[nodiscard]] std::string FormatExact(FlopsPerSecond r);
+
 // The whole of a text file. Throws InputError when it is missing, a folder, unreadable or larger
 // than `largest` bytes.
 [[nodiscard]] std::string ReadTextFile(const std::string& file,

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -157,6 +158,27 @@ std::string Scaled(double v, std::span<const Unit> units) {
   return ShortNumber(v / best->factor) + ' ' + std::string(best->name);
 }
 
+// The first of `units` in which the shortest decimal of `value` is at least 1 and reads back equal;
+// the last one when none does. `read` parses.
+template <class T, class Read>
+std::string Exact(T value, std::span<const Unit> units, Read read) {
+  std::string text;
+  for (const Unit& u : units) {
+    const auto number = static_cast<double>(value.value);
+    const double scaled = u.factor < 0 ? number * -u.factor : number / u.factor;
+    std::array<char, 64> digits{};
+    const auto [end, error] = std::to_chars(digits.data(), digits.data() + digits.size(), scaled);
+    SW_CHECK(error == std::errc(), "64 characters hold every double");
+    text.assign(digits.data(), end);
+    text += ' ';
+    text += u.name;
+    if (scaled >= 1 && read(text, "") == value) {
+      return text;
+    }
+  }
+  return text;
+}
+
 }  // namespace
 
 Bytes ParseBytes(std::string_view text, std::string_view where) {
@@ -188,6 +210,47 @@ FlopsPerSecond ParseFlopsPerSecond(std::string_view text, std::string_view where
 
 Seconds ParseSeconds(std::string_view text, std::string_view where) {
   return Seconds(ParseQuantity(text, where, kTimeUnits, kSecondsRule, kLargestSeconds).value);
+}
+
+std::string FormatExact(Bytes b) {
+  constexpr std::array<Unit, 8> kUnits = {{{"TiB", kKibi * kKibi * kKibi * kKibi},
+                                           {"GiB", kKibi * kKibi * kKibi},
+                                           {"MiB", kKibi * kKibi},
+                                           {"TB", 1e12},
+                                           {"GB", 1e9},
+                                           {"MB", 1e6},
+                                           {"KiB", kKibi},
+                                           {"KB", 1e3}}};
+  // Six digits are what a person wrote; anything longer is a count of bytes.
+  constexpr std::size_t kLongestHuman = 6;
+  for (std::size_t i = 0; i < kUnits.size(); ++i) {
+    const std::string text = Exact(b, std::span(kUnits).subspan(i, 1), ParseBytes);
+    const bool is_whole = std::abs(static_cast<double>(b.value)) >= kUnits[i].factor;
+    if (is_whole && text.find(' ') <= kLongestHuman && ParseBytes(text, "") == b) {
+      return text;
+    }
+  }
+  return std::to_string(b.value) + " B";
+}
+
+std::string FormatExact(Seconds s) {
+  constexpr std::array<Unit, 5> kUnits = {
+      {{"s", 1}, {"ms", -1e3}, {"us", -1e6}, {"ns", -1e9}, {"ps", -1e12}}};
+  constexpr std::array<Unit, 1> kBase = {{{"s", 1}}};
+  const std::string text = s.value == 0 ? "0 s" : Exact(s, kUnits, ParseSeconds);
+  return ParseSeconds(text, "") == s ? text : Exact(s, kBase, ParseSeconds);
+}
+
+std::string FormatExact(BytesPerSecond r) {
+  constexpr std::array<Unit, 5> kUnits = {
+      {{"TB/s", 1e12}, {"GB/s", 1e9}, {"MB/s", 1e6}, {"KB/s", 1e3}, {"B/s", 1}}};
+  return Exact(r, kUnits, ParseBytesPerSecond);
+}
+
+std::string FormatExact(FlopsPerSecond r) {
+  constexpr std::array<Unit, 5> kUnits = {
+      {{"TFLOP/s", 1e12}, {"GFLOP/s", 1e9}, {"MFLOP/s", 1e6}, {"KFLOP/s", 1e3}, {"FLOP/s", 1}}};
+  return Exact(r, kUnits, ParseFlopsPerSecond);
 }
 
 std::string Format(Bytes b) {

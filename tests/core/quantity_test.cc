@@ -119,6 +119,33 @@ TEST_CASE("Quantity: human forms") {
   CHECK(Format(FlopsPerSecond(std::numeric_limits<double>::infinity())) == "infinite FLOP/s");
 }
 
+TEST_CASE("Quantity: exact forms read back to the same value") {
+  CHECK(FormatExact(Bytes(std::int64_t{80} << 30)) == "80 GiB");
+  CHECK(FormatExact(Bytes(1152 * (std::int64_t{1} << 30))) == "1.125 TiB");
+  CHECK(FormatExact(Bytes(80'000'000'000)) == "80 GB");
+  CHECK(FormatExact(Bytes(85899345921)) == "85899345921 B");
+  CHECK(FormatExact(Bytes(0)) == "0 B");
+  CHECK(FormatExact(BytesPerSecond(450e9)) == "450 GB/s");
+  CHECK(FormatExact(BytesPerSecond(3.35e12)) == "3.35 TB/s");
+  CHECK(FormatExact(BytesPerSecond(0)) == "0 B/s");
+  CHECK(FormatExact(FlopsPerSecond(989e12)) == "989 TFLOP/s");
+  CHECK(FormatExact(Seconds(83.1e-6)) == "83.1 us");
+  CHECK(FormatExact(Seconds(0)) == "0 s");
+  CHECK(FormatExact(Seconds(1.5)) == "1.5 s");
+  std::uint64_t state = 1;  // a fixed linear congruential sequence (Knuth's MMIX constants)
+  for (int i = 0; i < 2000; ++i) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    const double unit = static_cast<double>(state >> 11) * 0x1p-53;
+    const double v = std::exp(unit * 60.0 - 30.0);
+    CAPTURE(v);
+    const Bytes b(static_cast<std::int64_t>(state >> (2 + (i % 60))));
+    CHECK(ParseBytes(FormatExact(b), "") == b);
+    CHECK(ParseSeconds(FormatExact(Seconds(v * 1e-8)), "") == Seconds(v * 1e-8));
+    CHECK(ParseBytesPerSecond(FormatExact(BytesPerSecond(v)), "") == BytesPerSecond(v));
+    CHECK(ParseFlopsPerSecond(FormatExact(FlopsPerSecond(v)), "") == FlopsPerSecond(v));
+  }
+}
+
 // A human form has at least three significant digits, so reading it back is within half of the
 // third.
 TEST_CASE("Quantity: reading a human form back is within 0.5 percent") {
