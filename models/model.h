@@ -126,6 +126,7 @@ struct Model {
   std::vector<OpSpec> specs;
   std::int64_t sequence_length = 0;  // tokens per sample; 0 for image models
   std::int64_t tokens_per_sample = 0;  // what throughput counts: tokens, or 1 per image
+  std::vector<std::string> warnings;   // what the loader left out or assumed, one line each
 
   [[nodiscard]] const OpSpec& SpecOf(const ModelOp& op) const { return specs[op.spec]; }
 };

@@ -1,0 +1,347 @@
+#include "models/internal/builder.h"
+
+#include <optional>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+// a * b, or nothing when it passes `limit`. Requires non-negative factors.
+std::optional<std::int64_t> Product(std::int64_t a, std::int64_t b, std::int64_t limit) {
+  if (a != 0 && b > limit / a) {
+    return std::nullopt;
+  }
+  return a * b;
+}
+
+std::string ShapeText(std::span<const std::int64_t> shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  }
+  return text + "]";
+}
+
+bool IsLoss(OpKind kind) {
+  return kind == OpKind::kNllLoss || kind == OpKind::kCrossEntropy;
+}
+
+}  // namespace
+
+std::int64_t OutputElements(const OpSpec& spec, std::size_t i) {
+  switch (spec.kind) {
+    case OpKind::kEmbedding:
+    case OpKind::kLinear:
+      return spec.rows * spec.out;
+    case OpKind::kRope:
+      return spec.rows * (i == 0 ? spec.heads : spec.kv_heads) * spec.head_dim;
+    case OpKind::kAttention:
+      return spec.rows * spec.heads * spec.value_dim;
+    case OpKind::kPositionBias:
+      return spec.heads * spec.seq_q * spec.seq_k;
+    case OpKind::kConv2d:
+      return spec.out * spec.height_out * spec.width_out;
+    case OpKind::kBatchNorm:
+      return spec.in * spec.height * spec.width;
+    case OpKind::kMaxPool:
+    case OpKind::kAvgPool:
+      return spec.in * spec.height_out * spec.width_out;
+    case OpKind::kRouter:
+      return spec.rows * spec.experts;
+    case OpKind::kNllLoss:
+    case OpKind::kCrossEntropy:
+      return 1;
+    case OpKind::kLayerNorm:
+    case OpKind::kRmsNorm:
+    case OpKind::kActivation:
+    case OpKind::kGatedActivation:
+    case OpKind::kAdd:
+    case OpKind::kMul:
+    case OpKind::kScale:
+    case OpKind::kDropout:
+    case OpKind::kConcat:
+    case OpKind::kSelect:
+    case OpKind::kExperts:
+    case OpKind::kLogSoftmax:
+      return spec.rows * spec.in;
+  }
+  return 0;
+}
+
+std::size_t ModelBuilder::SpecHash::operator()(const OpSpec& spec) const noexcept {
+  // Mixes the fields that tell the ops of one model apart; equality decides.
+  std::uint64_t h = static_cast<std::uint64_t>(spec.kind);
+  for (const std::int64_t v : {spec.rows, spec.in, spec.out, spec.heads, spec.window, spec.height,
+                               spec.stride, static_cast<std::int64_t>(spec.activation)}) {
+    h = (h ^ static_cast<std::uint64_t>(v)) * 0x9e3779b97f4a7c15ULL;
+    h ^= h >> 32;
+  }
+  return static_cast<std::size_t>(h);
+}
+
+ModelBuilder::ModelBuilder(std::string where, std::string name, std::string type,
+                           std::string root_class)
+    : where_(std::move(where)) {
+  model_.name = std::move(name);
+  model_.type = std::move(type);
+  Module root;
+  root.class_name = std::move(root_class);
+  model_.modules.push_back(std::move(root));
+}
+
+std::string ModelBuilder::ChildName(ModuleId module, std::string_view name) const {
+  const std::string& parent = model_.modules[module.value].fqn;
+  std::string fqn;
+  fqn.reserve(parent.size() + 1 + name.size());
+  fqn += parent;
+  if (!parent.empty()) {
+    fqn += '.';
+  }
+  fqn += name;
+  return fqn;
+}
+
+ModuleId ModelBuilder::AddModule(ModuleId parent, std::string_view name,
+                                 std::string_view class_name) {
+  const ModuleId id(model_.modules.size());
+  Module module;
+  module.name = name;
+  module.fqn = ChildName(parent, name);
+  module.class_name = class_name;
+  module.parent = parent;
+  model_.modules.push_back(std::move(module));
+  model_.modules[parent.value].children.push_back(id);
+  return id;
+}
+
+ParamId ModelBuilder::AddParam(ModuleId module, std::string_view name,
+                               std::vector<std::int64_t> shape) {
+  std::string fqn = ChildName(module, name);
+  std::optional<std::int64_t> elements = 1;
+  for (const std::int64_t size : shape) {
+    elements = size < 1 ? std::nullopt : Product(*elements, size, ModelLimits::kParameterElements);
+    if (!elements) {
+      throw InputError(where_, "a parameter " + fqn + " of shape " + ShapeText(shape),
+                       "positive sizes and at most 2^40 elements");
+    }
+  }
+  if (static_cast<std::int64_t>(model_.params.size()) >= ModelLimits::kParameters) {
+    throw InputError(where_,
+                     "more than " + std::to_string(ModelLimits::kParameters) + " parameters",
+                     "a model with fewer");
+  }
+  const ParamId id(model_.params.size());
+  Parameter param;
+  param.fqn = std::move(fqn);
+  param.shape = std::move(shape);
+  param.module = module;
+  model_.params.push_back(std::move(param));
+  model_.modules[module.value].params.push_back(id);
+  return id;
+}
+
+ParamId ModelBuilder::AddTied(ModuleId module, std::string_view name, ParamId target) {
+  const Parameter& original = model_.params[target.value];
+  const ParamId storage = original.tied_to.valid() ? original.tied_to : target;
+  const ParamId id = AddParam(module, name, original.shape);
+  model_.params[id.value].tied_to = storage;
+  return id;
+}
+
+void ModelBuilder::AddBuffer(ModuleId module, std::int64_t elements) {
+  model_.modules[module.value].buffer_elements += elements;
+}
+
+Layer ModelBuilder::AddLinear(ModuleId parent, std::string_view name, std::int64_t in,
+                              std::int64_t out, bool bias, std::string_view class_name) {
+  Layer layer{.module = AddModule(parent, name, class_name),
+              .weight = {},
+              .bias = {},
+              .in = in,
+              .out = out};
+  layer.weight = AddParam(layer.module, "weight", {out, in});
+  if (bias) {
+    layer.bias = AddParam(layer.module, "bias", {out});
+  }
+  return layer;
+}
+
+Layer ModelBuilder::AddConv1D(ModuleId parent, std::string_view name, std::int64_t in,
+                              std::int64_t out) {
+  Layer layer{
+      .module = AddModule(parent, name, "Conv1D"), .weight = {}, .bias = {}, .in = in, .out = out};
+  layer.weight = AddParam(layer.module, "weight", {in, out});
+  layer.bias = AddParam(layer.module, "bias", {out});
+  return layer;
+}
+
+Layer ModelBuilder::AddEmbedding(ModuleId parent, std::string_view name, std::int64_t rows,
+                                 std::int64_t out, std::string_view class_name) {
+  Layer layer{.module = AddModule(parent, name, class_name),
+              .weight = {},
+              .bias = {},
+              .in = rows,
+              .out = out};
+  layer.weight = AddParam(layer.module, "weight", {rows, out});
+  return layer;
+}
+
+Layer ModelBuilder::AddNorm(ModuleId parent, std::string_view name, std::int64_t features,
+                            bool bias, std::string_view class_name) {
+  Layer layer{.module = AddModule(parent, name, class_name),
+              .weight = {},
+              .bias = {},
+              .in = features,
+              .out = features};
+  layer.weight = AddParam(layer.module, "weight", {features});
+  if (bias) {
+    layer.bias = AddParam(layer.module, "bias", {features});
+  }
+  return layer;
+}
+
+Layer ModelBuilder::AddTiedLinear(ModuleId parent, std::string_view name, std::int64_t in,
+                                  std::int64_t out, ParamId target) {
+  Layer layer{
+      .module = AddModule(parent, name, "Linear"), .weight = {}, .bias = {}, .in = in, .out = out};
+  layer.weight = AddTied(layer.module, "weight", target);
+  return layer;
+}
+
+TensorId ModelBuilder::AddInput(TensorRole role, std::int64_t elements, bool per_sample) {
+  const TensorId id(model_.tensors.size());
+  model_.tensors.push_back(
+      {.role = role, .elements = elements, .per_sample = per_sample, .producer = {}});
+  return id;
+}
+
+std::uint32_t ModelBuilder::Intern(const OpSpec& spec) {
+  const auto [it, inserted] =
+      specs_.try_emplace(spec, static_cast<std::uint32_t>(model_.specs.size()));
+  if (inserted) {
+    model_.specs.push_back(spec);
+  }
+  return it->second;
+}
+
+ModelOpId ModelBuilder::AddOpWith(ModuleId module, std::string_view name, const OpSpec& spec,
+                                  std::vector<TensorId> inputs, std::vector<ParamId> params) {
+  const ModelOpId id(model_.ops.size());
+  const std::size_t output_count = spec.kind == OpKind::kRope ? 2 : 1;
+  ModelOp op;
+  op.spec = Intern(spec);
+  op.module = module;
+  op.name = name;
+  op.outputs.reserve(output_count);
+  // An embedding of batch-independent ids (0, 1, 2, ...) is computed once for the whole batch.
+  bool per_sample = spec.kind != OpKind::kPositionBias;
+  if (spec.kind == OpKind::kEmbedding && !inputs.empty()) {
+    per_sample = model_.tensors[inputs[0].value].per_sample;
+  }
+  for (std::size_t i = 0; i < output_count; ++i) {
+    const std::int64_t elements = OutputElements(spec, i);
+    if (elements < 1 || elements > ModelLimits::kTensorElements) {
+      throw InputError(where_,
+                       "an output of " + std::to_string(elements) + " elements per sample from " +
+                           ChildName(module, name),
+                       "1 to 2^56");
+    }
+    op.outputs.push_back(TensorId(model_.tensors.size()));
+    model_.tensors.push_back(
+        {.role = IsLoss(spec.kind) ? TensorRole::kLoss : TensorRole::kActivation,
+         .elements = elements,
+         .per_sample = per_sample,
+         .producer = id});
+  }
+  op.inputs = std::move(inputs);
+  op.params = std::move(params);
+  model_.ops.push_back(std::move(op));
+  return id;
+}
+
+TensorId ModelBuilder::AddOp(ModuleId module, std::string_view name, const OpSpec& spec,
+                             std::initializer_list<TensorId> inputs,
+                             std::span<const ParamId> params) {
+  const ModelOpId id = AddOpWith(module, name, spec, std::vector<TensorId>(inputs),
+                                 std::vector<ParamId>(params.begin(), params.end()));
+  return model_.ops[id.value].outputs[0];
+}
+
+std::pair<TensorId, TensorId> ModelBuilder::AddRope(ModuleId module, const OpSpec& spec,
+                                                    std::initializer_list<TensorId> inputs) {
+  const ModelOpId id = AddOpWith(module, "rope", spec, std::vector<TensorId>(inputs), {});
+  const std::vector<TensorId>& outputs = model_.ops[id.value].outputs;
+  return {outputs[0], outputs[1]};
+}
+
+TensorId ModelBuilder::Linear(const Layer& layer, std::int64_t rows, TensorId x) {
+  const ParamId params[] = {layer.weight, layer.bias};
+  const std::size_t count = layer.bias.valid() ? 2 : 1;
+  const std::string name = model_.modules[layer.module.value].name;
+  return AddOp(layer.module, name,
+               {.kind = OpKind::kLinear,
+                .rows = rows,
+                .in = layer.in,
+                .out = layer.out,
+                .has_bias = layer.bias.valid()},
+               {x}, std::span(params, count));
+}
+
+TensorId ModelBuilder::Embedding(const Layer& layer, std::int64_t rows, TensorId ids) {
+  const ParamId params[] = {layer.weight};
+  const std::string name = model_.modules[layer.module.value].name;
+  return AddOp(layer.module, name,
+               {.kind = OpKind::kEmbedding, .rows = rows, .out = layer.out, .vocab = layer.in},
+               {ids}, params);
+}
+
+TensorId ModelBuilder::LayerNorm(const Layer& layer, std::int64_t rows, TensorId x) {
+  const ParamId params[] = {layer.weight, layer.bias};
+  const std::size_t count = layer.bias.valid() ? 2 : 1;
+  const std::string name = model_.modules[layer.module.value].name;
+  return AddOp(
+      layer.module, name,
+      {.kind = OpKind::kLayerNorm, .rows = rows, .in = layer.in, .has_bias = layer.bias.valid()},
+      {x}, std::span(params, count));
+}
+
+TensorId ModelBuilder::RmsNorm(const Layer& layer, std::int64_t rows, TensorId x) {
+  const ParamId params[] = {layer.weight};
+  const std::string name = model_.modules[layer.module.value].name;
+  return AddOp(layer.module, name, {.kind = OpKind::kRmsNorm, .rows = rows, .in = layer.in}, {x},
+               params);
+}
+
+TensorId ModelBuilder::Add(ModuleId module, std::string_view name, std::int64_t rows,
+                           std::int64_t features, TensorId a, TensorId b) {
+  return AddOp(module, name, {.kind = OpKind::kAdd, .rows = rows, .in = features}, {a, b});
+}
+
+TensorId ModelBuilder::Scale(ModuleId module, std::string_view name, std::int64_t rows,
+                             std::int64_t features, TensorId x) {
+  return AddOp(module, name, {.kind = OpKind::kScale, .rows = rows, .in = features}, {x});
+}
+
+TensorId ModelBuilder::Activate(ModuleId module, std::string_view name, std::int64_t rows,
+                                std::int64_t features, Activation activation, TensorId x) {
+  return AddOp(
+      module, name,
+      {.kind = OpKind::kActivation, .rows = rows, .in = features, .activation = activation}, {x});
+}
+
+TensorId ModelBuilder::Dropout(ModuleId module, std::string_view name, std::int64_t rows,
+                               std::int64_t features, double p, TensorId x) {
+  if (p == 0.0) {
+    return x;
+  }
+  return AddOp(module, name,
+               {.kind = OpKind::kDropout, .rows = rows, .in = features, .dropout_p = p}, {x});
+}
+
+Model ModelBuilder::Finish() {
+  specs_.clear();
+  return std::move(model_);
+}
+
+}  // namespace shardwright

@@ -1,0 +1,494 @@
+// Llama-like decoders: pre-norm (or sandwich-norm) layers of attention with rotary positions and a
+// gated MLP or a mixture of experts. What differs between model types is in their table rows.
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "models/internal/builder.h"
+#include "models/internal/decoder_row.h"
+#include "models/internal/hf_config.h"
+
+namespace shardwright {
+namespace {
+
+// Low-rank attention sizes of DeepSeek-V2 and V3.
+struct LatentSizes {
+  std::int64_t query_rank = 0;  // 0: queries are projected directly
+  std::int64_t key_value_rank = 0;
+  std::int64_t plain_dim = 0;  // head size without positions
+  std::int64_t rope_dim = 0;   // head size with positions, one key for all heads
+  bool bias = false;           // attention_bias: on the two down-projections
+};
+
+struct MoeSizes {
+  std::int64_t experts = 0;
+  std::int64_t experts_per_token = 0;
+  std::int64_t intermediate = 0;
+  std::int64_t shared = 0;      // shared experts per layer
+  std::vector<bool> is_sparse;  // per layer
+};
+
+struct Sizes {
+  CommonSizes common;
+  std::int64_t tokens = 0;
+  std::int64_t intermediate = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t value_dim = 0;
+  double attention_dropout = 0.0;
+  Activation activation = Activation::kNone;
+  std::vector<std::int64_t> windows;  // per layer; 0: full attention
+  std::optional<LatentSizes> latent;
+  std::optional<MoeSizes> moe;
+};
+
+constexpr std::int64_t kLargestHeadDim = std::int64_t{1} << 16;
+
+// Sliding windows per layer. `layer_types` in the config wins over the row's pattern.
+std::vector<std::int64_t> ReadWindows(const HfConfig& config, const DecoderRow& row,
+                                      std::int64_t layers) {
+  std::vector<std::int64_t> windows(static_cast<std::size_t>(layers), 0);
+  if (!row.window || (!row.window->enabled_key.empty() && !config.Flag(row.window->enabled_key))) {
+    return windows;
+  }
+  const std::int64_t window =
+      config.OptionalInt(row.window->key, 1, ModelLimits::kTokens).value_or(0);
+  std::int64_t every = row.window->global_every;
+  if (!row.window->global_every_key.empty()) {
+    every = config.OptionalInt(row.window->global_every_key, 0, ModelLimits::kLayers).value_or(0);
+  }
+  const std::optional<JsonValue> types = config.Find("layer_types");
+  if (types && types->size() != windows.size()) {
+    throw InputError(types->path().str(), std::to_string(types->size()) + " layer types",
+                     std::to_string(layers) + ", one per layer");
+  }
+  for (std::size_t i = 0; i < windows.size(); ++i) {
+    bool is_global = every > 0 && (static_cast<std::int64_t>(i) + 1) % every == 0;
+    if (types) {
+      is_global = (*types)[i].AsChoice({"full_attention", "sliding_attention"}) == 0;
+    }
+    windows[i] = is_global ? 0 : window;
+  }
+  return windows;
+}
+
+std::vector<bool> ReadSparseLayers(const HfConfig& config, const MoeRow& row, std::int64_t layers) {
+  std::vector<bool> is_sparse(static_cast<std::size_t>(layers), true);
+  if (!row.dense_first_key.empty()) {
+    const std::int64_t dense = config.Int(row.dense_first_key, 0, ModelLimits::kLayers);
+    std::fill_n(is_sparse.begin(), std::min(dense, layers), false);
+  }
+  if (!row.sparse_step_key.empty()) {
+    const std::int64_t step = config.Int(row.sparse_step_key, 1, ModelLimits::kLayers);
+    for (std::int64_t i = 0; i < layers; ++i) {
+      is_sparse[static_cast<std::size_t>(i)] = (i + 1) % step == 0;
+    }
+  }
+  if (!row.dense_layers_key.empty()) {
+    const std::optional<JsonValue> dense = config.Find(row.dense_layers_key);
+    for (std::size_t i = 0; dense && i < dense->size(); ++i) {
+      is_sparse[static_cast<std::size_t>((*dense)[i].AsInt(0, layers - 1))] = false;
+    }
+  }
+  return is_sparse;
+}
+
+MoeSizes ReadMoeSizes(const HfConfig& config, const MoeRow& row, std::int64_t layers) {
+  MoeSizes moe;
+  moe.experts = config.Int("num_local_experts", 1, ModelLimits::kExperts);
+  moe.experts_per_token = config.Int("num_experts_per_tok", 1, moe.experts);
+  moe.intermediate = config.Int(row.intermediate_key, 1, ModelLimits::kFeatures);
+  if (!row.shared_key.empty()) {
+    moe.shared = config.OptionalInt(row.shared_key, 0, ModelLimits::kExperts).value_or(0);
+  }
+  moe.is_sparse = ReadSparseLayers(config, row, layers);
+  // Refused here, before a parameter is made for every matrix of every expert.
+  if (layers * moe.experts * 3 > ModelLimits::kParameters) {
+    throw InputError(
+        config.Where("num_local_experts"),
+        std::to_string(moe.experts) + " experts in each of " + std::to_string(layers) + " layers",
+        "at most " + std::to_string(ModelLimits::kParameters) + " expert matrices in all");
+  }
+  return moe;
+}
+
+LatentSizes ReadLatentSizes(const HfConfig& config) {
+  return {.query_rank = config.OptionalInt("q_lora_rank", 1, ModelLimits::kFeatures).value_or(0),
+          .key_value_rank = config.Int("kv_lora_rank", 1, ModelLimits::kFeatures),
+          .plain_dim = config.Int("qk_nope_head_dim", 1, kLargestHeadDim),
+          .rope_dim = config.Int("qk_rope_head_dim", 1, kLargestHeadDim),
+          .bias = config.Flag("attention_bias")};
+}
+
+Sizes ReadSizes(const BuildInput& input, const DecoderRow& row) {
+  const HfConfig& config = input.config;
+  Sizes s;
+  s.common = ReadCommonSizes(config);
+  s.intermediate = config.Int("intermediate_size", 1, ModelLimits::kFeatures);
+  s.activation = config.ActivationOf(row.activation_key);
+  s.attention_dropout = config.Probability("attention_dropout");
+  s.tokens = ChooseSequenceLength(
+      input, config.Int("max_position_embeddings", 1, ModelLimits::kTokens), Positions::kRelative);
+  if (row.latent_attention) {
+    s.latent = ReadLatentSizes(config);
+    s.kv_heads = s.common.heads;
+    s.head_dim = s.latent->plain_dim + s.latent->rope_dim;
+    s.value_dim = config.Int("v_head_dim", 1, kLargestHeadDim);
+  } else {
+    s.kv_heads =
+        config.OptionalInt("num_key_value_heads", 1, s.common.heads).value_or(s.common.heads);
+    (void)DivideEvenly(config, "num_attention_heads", s.common.heads, "num_key_value_heads",
+                       s.kv_heads);
+    const std::optional<std::int64_t> head_dim = config.OptionalInt("head_dim", 1, kLargestHeadDim);
+    s.head_dim = head_dim ? *head_dim
+                          : DivideEvenly(config, "hidden_size", s.common.hidden,
+                                         "num_attention_heads", s.common.heads);
+    s.value_dim = s.head_dim;
+  }
+  s.windows = ReadWindows(config, row, s.common.layers);
+  if (row.moe) {
+    s.moe = ReadMoeSizes(config, *row.moe, s.common.layers);
+  }
+  return s;
+}
+
+class DecoderBuilder {
+ public:
+  DecoderBuilder(const BuildInput& input, const DecoderRow& row, const Sizes& sizes)
+      : row_(row),
+        sizes_(sizes),
+        builder_(input.config.file(), input.name, input.type, row.class_prefix + "ForCausalLM"),
+        is_tied_(input.config.Flag("tie_word_embeddings")),
+        soft_cap_(input.config.Find("final_logit_softcapping").has_value()) {}
+
+  Model Build() {
+    const std::int64_t hidden = sizes_.common.hidden;
+    const std::int64_t vocabulary = sizes_.common.vocabulary;
+    const ModuleId root = ModelBuilder::Root();
+    const ModuleId body = builder_.AddModule(root, "model", Class("Model"));
+    const Layer embedding = builder_.AddEmbedding(body, "embed_tokens", vocabulary, hidden);
+    const TensorId ids = AddTokenInput(builder_, sizes_.tokens);
+    TensorId x = builder_.Embedding(embedding, sizes_.tokens, ids);
+    if (row_.scaled_embedding) {
+      x = builder_.Scale(body, "embedding_scale", sizes_.tokens, hidden, x);
+    }
+    const ModuleId layers = builder_.AddModule(body, "layers", "ModuleList");
+    for (std::int64_t i = 0; i < sizes_.common.layers; ++i) {
+      x = AddLayer(layers, static_cast<std::size_t>(i), x);
+    }
+    const Layer norm = builder_.AddNorm(body, "norm", hidden, false, Class("RMSNorm"));
+    x = builder_.RmsNorm(norm, sizes_.tokens, x);
+    const Layer head =
+        is_tied_ ? builder_.AddTiedLinear(root, "lm_head", hidden, vocabulary, embedding.weight)
+                 : builder_.AddLinear(root, "lm_head", hidden, vocabulary, false);
+    TensorId logits = builder_.Linear(head, sizes_.tokens, x);
+    if (soft_cap_) {
+      // logits = cap * tanh(logits / cap), as three passes over the logits.
+      logits = builder_.Scale(root, "soft_cap_divide", sizes_.tokens, vocabulary, logits);
+      logits = builder_.Activate(root, "soft_cap_tanh", sizes_.tokens, vocabulary,
+                                 Activation::kTanh, logits);
+      logits = builder_.Scale(root, "soft_cap_multiply", sizes_.tokens, vocabulary, logits);
+    }
+    AddCrossEntropy(builder_, sizes_.tokens, vocabulary, logits);
+    Model model = builder_.Finish();
+    model.block_class = Class("DecoderLayer");
+    model.sequence_length = sizes_.tokens;
+    model.tokens_per_sample = sizes_.tokens;
+    return model;
+  }
+
+ private:
+  struct GroupedAttention {
+    ModuleId module;
+    Layer q, k, v, o, q_norm, k_norm;
+  };
+  struct LatentAttention {
+    ModuleId module;
+    Layer q, q_down, q_norm, q_up, kv_down, kv_norm, kv_up, o;
+  };
+  struct Mlp {
+    ModuleId module;
+    Layer gate, up, down;
+    std::int64_t intermediate = 0;
+  };
+  struct SparseMlp {
+    ModuleId module;
+    ModuleId router;
+    ParamId router_weight;
+    ModuleId experts;
+    std::vector<ParamId> expert_weights;
+    std::optional<Mlp> shared;
+  };
+
+  [[nodiscard]] std::string Class(const char* suffix) const { return row_.class_prefix + suffix; }
+
+  // Modules first, in registration order, then ops in execution order.
+  TensorId AddLayer(ModuleId layers, std::size_t i, TensorId x) {
+    const std::int64_t hidden = sizes_.common.hidden;
+    const std::string norm_class = Class("RMSNorm");
+    const ModuleId layer = builder_.AddModule(layers, std::to_string(i), Class("DecoderLayer"));
+    std::optional<GroupedAttention> grouped;
+    std::optional<LatentAttention> latent;
+    if (sizes_.latent) {
+      latent = AddLatentAttention(layer);
+    } else {
+      grouped = AddGroupedAttention(layer);
+    }
+    std::optional<Mlp> mlp;
+    std::optional<SparseMlp> sparse;
+    if (sizes_.moe && sizes_.moe->is_sparse[i]) {
+      sparse = AddSparseMlp(layer);
+    } else {
+      mlp = AddMlp(layer, "mlp", sizes_.intermediate);
+    }
+    const auto norm = [&](const char* name) {
+      return builder_.AddNorm(layer, name, hidden, false, norm_class);
+    };
+    const Layer input_norm = norm("input_layernorm");
+    const Layer attention_norm = norm("post_attention_layernorm");
+    Layer before_mlp = attention_norm;
+    Layer after_mlp;
+    if (row_.sandwich_norms) {
+      before_mlp = norm("pre_feedforward_layernorm");
+      after_mlp = norm("post_feedforward_layernorm");
+    }
+
+    TensorId y = builder_.RmsNorm(input_norm, sizes_.tokens, x);
+    y = grouped ? Run(*grouped, sizes_.windows[i], y) : Run(*latent, y);
+    if (row_.sandwich_norms) {
+      y = builder_.RmsNorm(attention_norm, sizes_.tokens, y);
+    }
+    x = builder_.Add(layer, "add_1", sizes_.tokens, hidden, x, y);
+    y = builder_.RmsNorm(before_mlp, sizes_.tokens, x);
+    y = mlp ? Run(*mlp, y) : Run(*sparse, y);
+    if (row_.sandwich_norms) {
+      y = builder_.RmsNorm(after_mlp, sizes_.tokens, y);
+    }
+    return builder_.Add(layer, "add_2", sizes_.tokens, hidden, x, y);
+  }
+
+  GroupedAttention AddGroupedAttention(ModuleId layer) {
+    const std::int64_t hidden = sizes_.common.hidden;
+    const std::int64_t query = sizes_.common.heads * sizes_.head_dim;
+    const std::int64_t key = sizes_.kv_heads * sizes_.head_dim;
+    GroupedAttention a;
+    a.module = builder_.AddModule(layer, "self_attn", Class("Attention"));
+    a.q = builder_.AddLinear(a.module, "q_proj", hidden, query, row_.qkv_bias);
+    a.k = builder_.AddLinear(a.module, "k_proj", hidden, key, row_.qkv_bias);
+    a.v = builder_.AddLinear(a.module, "v_proj", hidden, key, row_.qkv_bias);
+    a.o = builder_.AddLinear(a.module, "o_proj", query, hidden, row_.output_bias);
+    if (row_.qk_norm) {
+      a.q_norm = builder_.AddNorm(a.module, "q_norm", sizes_.head_dim, false, Class("RMSNorm"));
+      a.k_norm = builder_.AddNorm(a.module, "k_norm", sizes_.head_dim, false, Class("RMSNorm"));
+    }
+    return a;
+  }
+
+  TensorId Run(const GroupedAttention& a, std::int64_t window, TensorId x) {
+    const std::int64_t tokens = sizes_.tokens;
+    TensorId q = builder_.Linear(a.q, tokens, x);
+    if (row_.qk_norm) {
+      q = builder_.RmsNorm(a.q_norm, tokens * sizes_.common.heads, q);
+    }
+    TensorId k = builder_.Linear(a.k, tokens, x);
+    if (row_.qk_norm) {
+      k = builder_.RmsNorm(a.k_norm, tokens * sizes_.kv_heads, k);
+    }
+    const TensorId v = builder_.Linear(a.v, tokens, x);
+    std::tie(q, k) = builder_.AddRope(a.module, RopeSpec(), {q, k});
+    const TensorId y = builder_.AddOp(a.module, "attn", AttentionSpec(window), {q, k, v});
+    return builder_.Linear(a.o, tokens, y);
+  }
+
+  LatentAttention AddLatentAttention(ModuleId layer) {
+    const LatentSizes& l = *sizes_.latent;
+    const std::int64_t hidden = sizes_.common.hidden;
+    const std::int64_t heads = sizes_.common.heads;
+    LatentAttention a;
+    a.module = builder_.AddModule(layer, "self_attn", Class("Attention"));
+    if (l.query_rank == 0) {
+      a.q = builder_.AddLinear(a.module, "q_proj", hidden, heads * sizes_.head_dim, false);
+    } else {
+      a.q_down = builder_.AddLinear(a.module, "q_a_proj", hidden, l.query_rank, l.bias);
+      a.q_norm = builder_.AddNorm(a.module, "q_a_layernorm", l.query_rank, false, Class("RMSNorm"));
+      a.q_up =
+          builder_.AddLinear(a.module, "q_b_proj", l.query_rank, heads * sizes_.head_dim, false);
+    }
+    a.kv_down = builder_.AddLinear(a.module, "kv_a_proj_with_mqa", hidden,
+                                   l.key_value_rank + l.rope_dim, l.bias);
+    a.kv_norm =
+        builder_.AddNorm(a.module, "kv_a_layernorm", l.key_value_rank, false, Class("RMSNorm"));
+    a.kv_up = builder_.AddLinear(a.module, "kv_b_proj", l.key_value_rank,
+                                 heads * (l.plain_dim + sizes_.value_dim), false);
+    a.o = builder_.AddLinear(a.module, "o_proj", heads * sizes_.value_dim, hidden, l.bias);
+    return a;
+  }
+
+  TensorId Run(const LatentAttention& a, TensorId x) {
+    const std::int64_t tokens = sizes_.tokens;
+    TensorId q;
+    if (sizes_.latent->query_rank == 0) {
+      q = builder_.Linear(a.q, tokens, x);
+    } else {
+      q = builder_.Linear(a.q_down, tokens, x);
+      q = builder_.RmsNorm(a.q_norm, tokens, q);
+      q = builder_.Linear(a.q_up, tokens, q);
+    }
+    const TensorId low = builder_.Linear(a.kv_down, tokens, x);
+    const TensorId kv = builder_.Linear(a.kv_up, tokens, builder_.RmsNorm(a.kv_norm, tokens, low));
+    // Rotation and concatenation write whole new queries and keys; the keys join the plain part in
+    // kv with the shared positional part in low. Values stay a view of kv.
+    const auto [rotated_q, rotated_k] = builder_.AddRope(a.module, RopeSpec(), {q, kv, low});
+    const TensorId y =
+        builder_.AddOp(a.module, "attn", AttentionSpec(0), {rotated_q, rotated_k, kv});
+    return builder_.Linear(a.o, tokens, y);
+  }
+
+  [[nodiscard]] OpSpec RopeSpec() const {
+    return {.kind = OpKind::kRope,
+            .rows = sizes_.tokens,
+            .heads = sizes_.common.heads,
+            .kv_heads = sizes_.kv_heads,
+            .head_dim = sizes_.head_dim};
+  }
+
+  [[nodiscard]] OpSpec AttentionSpec(std::int64_t window) const {
+    return {.kind = OpKind::kAttention,
+            .rows = sizes_.tokens,
+            .heads = sizes_.common.heads,
+            .kv_heads = sizes_.kv_heads,
+            .head_dim = sizes_.head_dim,
+            .value_dim = sizes_.value_dim,
+            .seq_q = sizes_.tokens,
+            .seq_k = sizes_.tokens,
+            // A window that covers the sequence is none; equal specs are then stored once.
+            .window = window < sizes_.tokens ? window : 0,
+            .causal = true,
+            .dropout_p = sizes_.attention_dropout};
+  }
+
+  Mlp AddMlp(ModuleId parent, const char* name, std::int64_t intermediate) {
+    const std::int64_t hidden = sizes_.common.hidden;
+    Mlp m;
+    m.intermediate = intermediate;
+    m.module = builder_.AddModule(parent, name, Class("MLP"));
+    m.gate = builder_.AddLinear(m.module, "gate_proj", hidden, intermediate, row_.mlp_bias);
+    m.up = builder_.AddLinear(m.module, "up_proj", hidden, intermediate, row_.mlp_bias);
+    m.down = builder_.AddLinear(m.module, "down_proj", intermediate, hidden, row_.mlp_bias);
+    return m;
+  }
+
+  TensorId Run(const Mlp& m, TensorId x) {
+    const TensorId gate = builder_.Linear(m.gate, sizes_.tokens, x);
+    const TensorId up = builder_.Linear(m.up, sizes_.tokens, x);
+    const TensorId y = builder_.AddOp(m.module, "gated_act",
+                                      {.kind = OpKind::kGatedActivation,
+                                       .rows = sizes_.tokens,
+                                       .in = m.intermediate,
+                                       .activation = sizes_.activation},
+                                      {gate, up});
+    return builder_.Linear(m.down, sizes_.tokens, y);
+  }
+
+  SparseMlp AddSparseMlp(ModuleId layer) {
+    const MoeRow& row = *row_.moe;
+    const MoeSizes& moe = *sizes_.moe;
+    SparseMlp m;
+    m.module = builder_.AddModule(layer, row.module, row_.class_prefix + row.block_class);
+    const auto add_router = [&] {
+      m.router = builder_.AddModule(m.module, "gate",
+                                    row.correction_bias ? Class("TopkRouter") : "Linear");
+      m.router_weight = builder_.AddParam(m.router, "weight", {moe.experts, sizes_.common.hidden});
+      if (row.correction_bias) {
+        builder_.AddBuffer(m.router, moe.experts);
+      }
+    };
+    if (row.router_first) {
+      add_router();
+    }
+    AddExperts(m);
+    if (!row.router_first) {
+      add_router();
+    }
+    if (moe.shared > 0) {
+      m.shared = AddMlp(m.module, "shared_experts", moe.shared * moe.intermediate);
+    }
+    return m;
+  }
+
+  // All experts are one module, so that a layer stays a handful of ops; each matrix is a parameter
+  // of its own with its name in a checkpoint.
+  void AddExperts(SparseMlp& m) {
+    const MoeRow& row = *row_.moe;
+    const MoeSizes& moe = *sizes_.moe;
+    const std::int64_t hidden = sizes_.common.hidden;
+    m.experts = builder_.AddModule(m.module, "experts", "ModuleList");
+    m.expert_weights.reserve(static_cast<std::size_t>(moe.experts) * 3);
+    using Matrix = std::pair<const std::string*, bool>;  // name, maps back to hidden
+    const Matrix gate{&row.gate_name, false};
+    const Matrix up{&row.up_name, false};
+    const Matrix down{&row.down_name, true};
+    const std::array<Matrix, 3> order =
+        row.up_last ? std::array<Matrix, 3>{gate, down, up} : std::array<Matrix, 3>{gate, up, down};
+    for (std::int64_t e = 0; e < moe.experts; ++e) {
+      for (const auto& [name, is_down] : order) {
+        std::vector<std::int64_t> shape = {moe.intermediate, hidden};
+        if (is_down) {
+          std::swap(shape[0], shape[1]);
+        }
+        m.expert_weights.push_back(builder_.AddParam(
+            m.experts, std::to_string(e) + "." + *name + ".weight", std::move(shape)));
+      }
+    }
+  }
+
+  TensorId Run(const SparseMlp& m, TensorId x) {
+    const MoeSizes& moe = *sizes_.moe;
+    const std::int64_t hidden = sizes_.common.hidden;
+    const ParamId router_params[] = {m.router_weight};
+    const TensorId routing = builder_.AddOp(m.router, "gate",
+                                            {.kind = OpKind::kRouter,
+                                             .rows = sizes_.tokens,
+                                             .in = hidden,
+                                             .experts = moe.experts,
+                                             .experts_per_token = moe.experts_per_token},
+                                            {x}, router_params);
+    const TensorId y = builder_.AddOp(m.experts, "experts",
+                                      {.kind = OpKind::kExperts,
+                                       .rows = sizes_.tokens,
+                                       .in = hidden,
+                                       .out = moe.intermediate,
+                                       .gated = true,
+                                       .activation = sizes_.activation,
+                                       .experts = moe.experts,
+                                       .experts_per_token = moe.experts_per_token},
+                                      {x, routing}, m.expert_weights);
+    if (!m.shared) {
+      return y;
+    }
+    return builder_.Add(m.module, "add_shared", sizes_.tokens, hidden, y, Run(*m.shared, x));
+  }
+
+  const DecoderRow& row_;
+  const Sizes& sizes_;
+  ModelBuilder builder_;
+  bool is_tied_;
+  bool soft_cap_;
+};
+
+}  // namespace
+
+Model BuildDecoder(const BuildInput& input) {
+  const DecoderRow row = ReadDecoderRow(input.row, input.config);
+  const Sizes sizes = ReadSizes(input, row);
+  return DecoderBuilder(input, row, sizes).Build();
+}
+
+}  // namespace shardwright

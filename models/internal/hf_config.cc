@@ -1,0 +1,222 @@
+#include "models/internal/hf_config.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+// Other spellings of a key, tried in this order after the key itself. Source: `attribute_map` of
+// the configuration classes in Transformers, and the two spellings of mixture-of-experts files.
+struct Alias {
+  std::string_view key;
+  std::array<std::string_view, 3> others;
+};
+constexpr std::array<Alias, 9> kAliases = {{
+    {"hidden_size", {"n_embd", "d_model", ""}},
+    {"num_hidden_layers", {"n_layer", "n_layers", "num_layers"}},
+    {"num_attention_heads", {"n_head", "n_heads", "num_heads"}},
+    {"intermediate_size", {"n_inner", "ffn_dim", "d_ff"}},
+    {"max_position_embeddings", {"n_positions", "n_ctx", "max_seq_len"}},
+    {"num_local_experts", {"num_experts", "n_routed_experts", ""}},
+    {"hidden_act", {"hidden_activation", "activation_function", ""}},
+    {"head_dim", {"d_kv", "", ""}},
+    {"sliding_window_pattern", {"_sliding_window_pattern", "", ""}},
+}};
+
+struct NamedActivation {
+  std::string_view name;
+  Activation activation;
+};
+// Names of transformers.activations.ACT2FN.
+constexpr std::array<NamedActivation, 11> kActivations = {{
+    {"silu", Activation::kSilu},
+    {"swish", Activation::kSilu},
+    {"gelu", Activation::kGelu},
+    {"gelu_python", Activation::kGelu},
+    {"gelu_new", Activation::kGeluTanh},
+    {"gelu_fast", Activation::kGeluTanh},
+    {"gelu_pytorch_tanh", Activation::kGeluTanh},
+    {"relu", Activation::kRelu},
+    {"tanh", Activation::kTanh},
+    {"sigmoid", Activation::kSigmoid},
+    {"linear", Activation::kNone},
+}};
+
+bool HasKey(const JsonValue& object, std::string_view key) {
+  // Find does not tell null from absent; At does, but throws. Configs are small.
+  const std::vector<std::string> keys = object.Keys();
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
+}
+
+// The node under `key` or an alias, and whether one is present at all (perhaps null).
+std::pair<std::optional<JsonValue>, bool> Lookup(const JsonValue& object, std::string_view key) {
+  const auto look = [&](std::string_view name) -> std::pair<std::optional<JsonValue>, bool> {
+    std::optional<JsonValue> value = object.Find(name);
+    const bool present = value.has_value() || HasKey(object, name);
+    return {std::move(value), present};
+  };
+  auto found = look(key);
+  const auto alias =
+      std::find_if(kAliases.begin(), kAliases.end(), [&](const Alias& a) { return a.key == key; });
+  if (found.first || alias == kAliases.end()) {
+    return found;
+  }
+  for (const std::string_view other : alias->others) {
+    if (other.empty()) {
+      break;
+    }
+    auto next = look(other);
+    found.second = found.second || next.second;
+    if (next.first) {
+      return next;
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+std::optional<JsonValue> HfConfig::Find(std::string_view key) const {
+  const auto [value, present] = Lookup(config_, key);
+  return present ? value : Lookup(defaults_, key).first;
+}
+
+std::string HfConfig::Where(std::string_view key) const {
+  const std::optional<JsonValue> value = Lookup(config_, key).first;
+  return value ? value->path().str() : config_.path().Field(key).str();
+}
+
+std::optional<std::int64_t> HfConfig::OptionalInt(std::string_view key, std::int64_t min,
+                                                  std::int64_t max) const {
+  const std::optional<JsonValue> value = Find(key);
+  return value ? std::optional(value->AsInt(min, max)) : std::nullopt;
+}
+
+std::int64_t HfConfig::Int(std::string_view key, std::int64_t min, std::int64_t max) const {
+  const std::optional<std::int64_t> value = OptionalInt(key, min, max);
+  if (!value) {
+    throw InputError(config_.path().Field(key).str(), "no value",
+                     "an integer from " + std::to_string(min) + " to " + std::to_string(max));
+  }
+  return *value;
+}
+
+bool HfConfig::Flag(std::string_view key) const {
+  const std::optional<JsonValue> value = Find(key);
+  return value && value->AsBool();
+}
+
+double HfConfig::Probability(std::string_view key) const {
+  const std::optional<JsonValue> value = Find(key);
+  if (!value) {
+    return 0.0;
+  }
+  const double p = value->AsDouble();
+  if (!(p >= 0.0 && p < 1.0)) {
+    throw value->Error("a probability from 0 up to, but not including, 1");
+  }
+  return p;
+}
+
+Activation HfConfig::ActivationOf(std::string_view key) const {
+  std::optional<JsonValue> value = Find(key);
+  if (!value) {
+    // Gemma's published files say null and mean the class default.
+    value = Lookup(defaults_, key).first;
+  }
+  if (!value) {
+    throw InputError(config_.path().Field(key).str(), "no value", "the name of an activation");
+  }
+  const std::string name = value->AsString();
+  std::vector<std::string> names;
+  for (const NamedActivation& known : kActivations) {
+    if (known.name == name) {
+      return known.activation;
+    }
+    names.emplace_back(known.name);
+  }
+  std::string expected = "one of ";
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    expected += (i == 0 ? "\"" : ", \"") + names[i] + "\"";
+  }
+  throw value->Error(expected, DidYouMean(name, names));
+}
+
+std::string HfConfig::Text(std::string_view key) const {
+  const std::optional<JsonValue> value = Find(key);
+  return value ? value->AsString() : std::string();
+}
+
+CommonSizes ReadCommonSizes(const HfConfig& config) {
+  return {.layers = config.Int("num_hidden_layers", 1, ModelLimits::kLayers),
+          .hidden = config.Int("hidden_size", 1, ModelLimits::kFeatures),
+          .heads = config.Int("num_attention_heads", 1, ModelLimits::kHeads),
+          .vocabulary = config.Int("vocab_size", 1, ModelLimits::kVocabulary)};
+}
+
+std::int64_t DivideEvenly(const HfConfig& config, std::string_view total_key, std::int64_t total,
+                          std::string_view parts_key, std::int64_t parts) {
+  if (total % parts != 0) {
+    throw InputError(
+        config.Where(total_key), std::to_string(total),
+        "a multiple of " + std::string(parts_key) + " (" + std::to_string(parts) + ")");
+  }
+  return total / parts;
+}
+
+std::int64_t ChooseSequenceLength(const BuildInput& input, std::int64_t longest,
+                                  Positions positions) {
+  constexpr std::int64_t kDefaultLongest = 2048;
+  const std::int64_t wanted = input.options.sequence_length;
+  if (wanted == 0) {
+    return std::min(longest, kDefaultLongest);
+  }
+  if (wanted < 0 || wanted > ModelLimits::kTokens) {
+    throw InputError("sequence length", std::to_string(wanted),
+                     "1 to " + std::to_string(ModelLimits::kTokens));
+  }
+  if (positions == Positions::kLearned && wanted > longest) {
+    throw InputError(input.config.Where("max_position_embeddings"),
+                     std::to_string(longest) + " learned positions",
+                     "at least the sequence length " + std::to_string(wanted));
+  }
+  return wanted;
+}
+
+std::string ReadArchitecture(const HfConfig& config) {
+  const std::optional<JsonValue> names = config.Find("architectures");
+  return names && names->size() > 0 ? (*names)[0].AsString() : std::string();
+}
+
+std::int64_t CountLabels(const HfConfig& config) {
+  if (const auto labels = config.OptionalInt("num_labels", 1, ModelLimits::kFeatures)) {
+    return *labels;
+  }
+  const std::optional<JsonValue> names = config.Find("id2label");
+  constexpr std::int64_t kDefault = 2;
+  return names ? std::max<std::int64_t>(1, static_cast<std::int64_t>(names->Keys().size()))
+               : kDefault;
+}
+
+TensorId AddTokenInput(ModelBuilder& builder, std::int64_t tokens) {
+  return builder.AddInput(TensorRole::kIndex, tokens);
+}
+
+TensorId AddPositionInput(ModelBuilder& builder, std::int64_t tokens) {
+  return builder.AddInput(TensorRole::kIndex, tokens, /*per_sample=*/false);
+}
+
+void AddCrossEntropy(ModelBuilder& builder, std::int64_t rows, std::int64_t classes,
+                     TensorId logits) {
+  const TensorId labels = builder.AddInput(TensorRole::kIndex, rows);
+  builder.AddOp(ModelBuilder::Root(), "loss",
+                {.kind = OpKind::kCrossEntropy, .rows = rows, .in = classes}, {logits, labels});
+}
+
+}  // namespace shardwright

@@ -1,0 +1,105 @@
+#pragma once
+
+// One Hugging Face config.json with the defaults of its configuration class, and what every builder
+// of a model type receives.
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/json.h"
+#include "models/internal/builder.h"
+#include "models/loader.h"
+#include "models/model.h"
+
+namespace shardwright {
+
+// Reads keys under their canonical name or an alias ("n_embd" for "hidden_size"). A key that is
+// absent takes the class default; a key that is null has no value, as in Python. Unknown keys are
+// normal in these files and ignored; wrong types and ranges throw InputError with the field path.
+class HfConfig {
+ public:
+  HfConfig(JsonValue config, JsonValue defaults)
+      : config_(std::move(config)), defaults_(std::move(defaults)) {}
+
+  [[nodiscard]] std::optional<JsonValue> Find(std::string_view key) const;
+  // A required integer in [min, max].
+  [[nodiscard]] std::int64_t Int(std::string_view key, std::int64_t min, std::int64_t max) const;
+  [[nodiscard]] std::optional<std::int64_t> OptionalInt(std::string_view key, std::int64_t min,
+                                                        std::int64_t max) const;
+  // False when there is no value.
+  [[nodiscard]] bool Flag(std::string_view key) const;
+  // A probability in [0, 1); 0 when there is no value.
+  [[nodiscard]] double Probability(std::string_view key) const;
+  // An activation function by its name in Transformers.
+  [[nodiscard]] Activation ActivationOf(std::string_view key) const;
+  // Empty when there is no value.
+  [[nodiscard]] std::string Text(std::string_view key) const;
+  // "config.json: hidden_size", for errors about the value that Find returns.
+  [[nodiscard]] std::string Where(std::string_view key) const;
+
+  [[nodiscard]] const JsonValue& json() const { return config_; }
+  [[nodiscard]] std::string file() const { return config_.path().str(); }
+
+ private:
+  JsonValue config_;
+  JsonValue defaults_;
+};
+
+// What a builder gets: the config, the row of its model type, the caller's options.
+struct BuildInput {
+  const HfConfig& config;
+  const JsonValue& row;
+  const LoadOptions& options;
+  std::string name;
+  std::string type;
+};
+
+// Sizes that nearly every transformer config has, checked for range.
+struct CommonSizes {
+  std::int64_t layers = 0;
+  std::int64_t hidden = 0;
+  std::int64_t heads = 0;
+  std::int64_t vocabulary = 0;
+};
+[[nodiscard]] CommonSizes ReadCommonSizes(const HfConfig& config);
+
+// `total` / `parts`, or an InputError at `total_key` when it does not divide.
+[[nodiscard]] std::int64_t DivideEvenly(const HfConfig& config, std::string_view total_key,
+                                        std::int64_t total, std::string_view parts_key,
+                                        std::int64_t parts);
+
+enum class Positions { kRelative, kLearned };
+
+// The sequence length to build for: options.sequence_length, or else the smaller of `longest` and
+// 2048. Learned positions refuse more than `longest`.
+[[nodiscard]] std::int64_t ChooseSequenceLength(const BuildInput& input, std::int64_t longest,
+                                                Positions positions);
+
+// The first entry of `architectures`; empty when there is none.
+[[nodiscard]] std::string ReadArchitecture(const HfConfig& config);
+// num_labels, or the size of id2label, or 2 as in Transformers.
+[[nodiscard]] std::int64_t CountLabels(const HfConfig& config);
+
+// Token ids of one sample.
+[[nodiscard]] TensorId AddTokenInput(ModelBuilder& builder, std::int64_t tokens);
+// 0, 1, 2, ...: the same for every sample.
+[[nodiscard]] TensorId AddPositionInput(ModelBuilder& builder, std::int64_t tokens);
+
+// Loss over (rows, classes) with one label per row, run by the root module. Ends the model.
+void AddCrossEntropy(ModelBuilder& builder, std::int64_t rows, std::int64_t classes,
+                     TensorId logits);
+
+// The builders. Each throws InputError for configs it cannot build.
+[[nodiscard]] Model BuildDecoder(const BuildInput& input);
+[[nodiscard]] Model BuildGpt2(const BuildInput& input);
+[[nodiscard]] Model BuildGptNeox(const BuildInput& input);
+[[nodiscard]] Model BuildOpt(const BuildInput& input);
+[[nodiscard]] Model BuildMpt(const BuildInput& input);
+[[nodiscard]] Model BuildT5(const BuildInput& input);
+[[nodiscard]] Model BuildBert(const BuildInput& input);
+[[nodiscard]] Model BuildVit(const BuildInput& input);
+
+}  // namespace shardwright

@@ -1,0 +1,217 @@
+#include "models/loader.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "core/embedded.h"
+#include "core/error.h"
+#include "models/internal/hf_config.h"
+#include "models/model_types.h"
+#include "models/model_zoo.h"
+
+namespace shardwright {
+namespace {
+
+struct NamedBuilder {
+  std::string_view name;
+  Model (*build)(const BuildInput&);
+};
+constexpr std::array<NamedBuilder, 8> kBuilders = {{
+    {"decoder", BuildDecoder},
+    {"gpt2", BuildGpt2},
+    {"gpt_neox", BuildGptNeox},
+    {"opt", BuildOpt},
+    {"mpt", BuildMpt},
+    {"t5", BuildT5},
+    {"bert", BuildBert},
+    {"vit", BuildVit},
+}};
+
+// The rows of a model type table. Checks the header of the file.
+JsonValue TypesOf(const JsonValue& file) {
+  constexpr std::int64_t kVersion = 1;
+  file.AllowOnly({"format", "version", "types"});
+  (void)file.At("format").AsChoice({"shardwright-model-types"});
+  (void)file.At("version").AsInt(kVersion, kVersion);
+  return file.At("types");
+}
+
+const JsonValue& BuiltinTypes() {
+  static const JsonValue types = [] {
+    const EmbeddedFile& file = EmbeddedModelTypes().front();
+    return TypesOf(JsonValue::Parse(file.text, std::string(file.path)));
+  }();
+  return types;
+}
+
+// The row of `type`: the user's file first, then the built-in table.
+JsonValue FindRow(const JsonValue& type, const std::optional<JsonValue>& extra) {
+  const std::string name = type.AsString();
+  std::vector<std::string> known = BuiltinTypes().Keys();
+  if (extra) {
+    if (const std::optional<JsonValue> row = extra->Find(name)) {
+      return *row;
+    }
+    const std::vector<std::string> more = extra->Keys();
+    known.insert(known.end(), more.begin(), more.end());
+    std::sort(known.begin(), known.end());
+  }
+  if (const std::optional<JsonValue> row = BuiltinTypes().Find(name)) {
+    return *row;
+  }
+  std::string expected = "one of ";
+  for (std::size_t i = 0; i < known.size(); ++i) {
+    expected += (i == 0 ? "\"" : ", \"") + known[i] + "\"";
+  }
+  throw type.Error(expected + ", or a model.json (docs/model_json.md)", DidYouMean(name, known));
+}
+
+Model BuildFromConfig(const JsonValue& config, const JsonValue& row, const std::string& type,
+                      const std::string& name, const LoadOptions& options) {
+  const std::string builder = row.At("builder").AsString();
+  const auto known = std::find_if(kBuilders.begin(), kBuilders.end(),
+                                  [&](const NamedBuilder& b) { return b.name == builder; });
+  if (known == kBuilders.end()) {
+    std::vector<std::string> names;
+    for (const NamedBuilder& b : kBuilders) {
+      names.emplace_back(b.name);
+    }
+    throw row.At("builder").Error("a known builder", DidYouMean(builder, names));
+  }
+  const HfConfig reader(config, row.At("defaults"));
+  return known->build(
+      {.config = reader, .row = row, .options = options, .name = name, .type = type});
+}
+
+Model ModelFromConfig(const JsonValue& config, const std::string& name,
+                      const LoadOptions& options) {
+  std::optional<JsonValue> extra;
+  if (!options.model_types_file.empty()) {
+    extra = TypesOf(JsonValue::ReadFile(options.model_types_file));
+  }
+  const JsonValue type = config.At("model_type");
+  const JsonValue row = FindRow(type, extra);
+  if (const std::optional<JsonValue> text_type = row.Find("text_type")) {
+    // A vision-language model: the language model is nested.
+    Model model = BuildFromConfig(config.At("text_config"), FindRow(*text_type, extra),
+                                  text_type->AsString(), name, options);
+    model.warnings.push_back(config.path().str() + ": " + type.AsString() +
+                             " also has a vision tower; only its language model is built, under "
+                             "the names of the text-only class");
+    return model;
+  }
+  return BuildFromConfig(config, row, type.AsString(), name, options);
+}
+
+const EmbeddedFile* FindInZoo(std::string_view name) {
+  const std::span<const EmbeddedFile> zoo = EmbeddedModelZoo();
+  const auto found = std::find_if(zoo.begin(), zoo.end(),
+                                  [&](const EmbeddedFile& file) { return file.name == name; });
+  return found == zoo.end() ? nullptr : &*found;
+}
+
+// "ORG/NAME" as the Hugging Face hub writes it.
+bool LooksLikeHubId(std::string_view spec) {
+  const std::size_t slash = spec.find('/');
+  const auto is_allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '_' || c == '.' || c == '/';
+  };
+  return slash != std::string_view::npos && slash > 0 && slash + 1 < spec.size() &&
+         spec.find('/', slash + 1) == std::string_view::npos && spec.front() != '.' &&
+         !spec.ends_with(".json") && std::all_of(spec.begin(), spec.end(), is_allowed);
+}
+
+[[noreturn]] void FailUnknown(const std::string& spec) {
+  const std::string found = "\"" + spec + "\"";
+  if (LooksLikeHubId(spec)) {
+    const std::string folder = spec.substr(spec.find('/') + 1);
+    throw InputError("model", found + ", which is no file here but looks like a hub id",
+                     "a local file or a zoo name",
+                     "download its configuration with: huggingface-cli download " + spec +
+                         " config.json --local-dir " + folder);
+  }
+  std::vector<std::string> names;
+  for (const EmbeddedFile& file : EmbeddedModelZoo()) {
+    names.emplace_back(file.name);
+  }
+  std::string hint = DidYouMean(spec, names);
+  throw InputError("model", found,
+                   "a zoo name (shardwright list models), a config.json, a folder with one, or a "
+                   "model.json",
+                   hint);
+}
+
+// The file that `spec` names as a path, if there is one.
+std::optional<std::filesystem::path> FindFile(const std::string& spec) {
+  std::error_code error;
+  const std::filesystem::path path(spec);
+  if (std::filesystem::is_directory(path, error)) {
+    return path / "config.json";
+  }
+  return std::filesystem::exists(path, error) ? std::optional(path) : std::nullopt;
+}
+
+Model LoadFile(const std::filesystem::path& path, const LoadOptions& options) {
+  std::string name = path.stem().string();
+  if (path.filename() == "config.json" || path.filename() == "model.json") {
+    // The folder is named after the model, the file in it is not.
+    std::error_code error;
+    const auto folder = std::filesystem::weakly_canonical(path, error).parent_path().filename();
+    name = folder.empty() ? name : folder.string();
+  }
+  return ModelFromJson(JsonValue::ReadFile(path.string()), name, options);
+}
+
+JsonValue ParseZoo(const EmbeddedFile& file) {
+  return JsonValue::Parse(file.text, std::string(file.path));
+}
+
+}  // namespace
+
+Model ModelFromJson(const JsonValue& json, const std::string& name, const LoadOptions& options) {
+  return ModelFromConfig(json, name, options);
+}
+
+Model LoadModel(const std::string& spec, const LoadOptions& options) {
+  const bool is_path = spec.find('/') != std::string::npos || spec.ends_with(".json");
+  const EmbeddedFile* zoo = is_path ? nullptr : FindInZoo(spec);
+  if (zoo != nullptr) {
+    return ModelFromJson(ParseZoo(*zoo), spec, options);
+  }
+  if (const std::optional<std::filesystem::path> file = FindFile(spec)) {
+    return LoadFile(*file, options);
+  }
+  if (spec.ends_with(".json")) {
+    throw InputError(spec, "no such file", "a config.json or a model.json");
+  }
+  FailUnknown(spec);
+}
+
+std::vector<ZooEntry> ListModels() {
+  std::vector<ZooEntry> entries;
+  for (const EmbeddedFile& file : EmbeddedModelZoo()) {
+    const JsonValue json = ParseZoo(file);
+    const Model model = ModelFromJson(json, std::string(file.name));
+    const std::optional<JsonValue> source = json.Find("_source");
+    entries.push_back({.name = std::string(file.name),
+                       .type = model.type,
+                       .parameters = CountParameters(model),
+                       .source = source ? source->AsString() : std::string()});
+  }
+  std::sort(entries.begin(), entries.end(),
+            [](const ZooEntry& a, const ZooEntry& b) { return a.name < b.name; });
+  return entries;
+}
+
+std::vector<std::string> ListModelTypes() {
+  return BuiltinTypes().Keys();
+}
+
+}  // namespace shardwright

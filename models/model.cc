@@ -1,0 +1,278 @@
+#include "models/model.h"
+
+#include <algorithm>
+#include <set>
+
+#include <boost/graph/adjacency_list.hpp>
+#include <boost/graph/strong_components.hpp>
+#include <boost/graph/topological_sort.hpp>
+
+#include "core/error.h"
+#include "models/internal/order.h"
+
+namespace shardwright {
+namespace {
+
+// Six FLOPs per multiplied parameter: two forward, two for the gradient of the input, two for the
+// gradient of the weight (absent when the weight is frozen).
+double TrainingFlopsPerParameter(const Parameter& param) {
+  return param.trainable ? 6.0 : 4.0;
+}
+
+std::string Quoted(std::string_view text) {
+  return '"' + std::string(text) + '"';
+}
+
+// Rows in which the parameters of one op are used per sample, as published formulas count them: a
+// norm counts once per token even where it runs once per head.
+double ParameterUses(const Model& model, const OpSpec& spec) {
+  const double tokens = static_cast<double>(std::max<std::int64_t>(model.sequence_length, 1));
+  switch (spec.kind) {
+    case OpKind::kLinear:
+    case OpKind::kRouter:
+      return static_cast<double>(spec.rows);
+    case OpKind::kExperts:
+      // Each token uses experts_per_token of the experts.
+      return static_cast<double>(spec.rows) * static_cast<double>(spec.experts_per_token) /
+             static_cast<double>(spec.experts);
+    case OpKind::kConv2d:
+      return static_cast<double>(spec.height_out * spec.width_out);
+    default:
+      return std::min(static_cast<double>(std::max<std::int64_t>(spec.rows, 1)), tokens);
+  }
+}
+
+// Is this the lookup of the token table (ids of the sample), not of a position table (ids that are
+// the same for every sample)?
+bool IsTokenLookup(const Model& model, const ModelOp& op) {
+  return model.SpecOf(op).kind == OpKind::kEmbedding && !op.inputs.empty() &&
+         model.tensors[op.inputs[0].value].per_sample;
+}
+
+[[noreturn]] void Fail(const std::string& where, const std::string& found,
+                       const std::string& expected) {
+  throw InputError(where, found, expected);
+}
+
+void ValidateModules(const Model& model, const std::string& where) {
+  if (model.modules.empty()) {
+    Fail(where, "no module", "at least the root module");
+  }
+  std::set<std::string_view> names;
+  for (std::size_t i = 0; i < model.modules.size(); ++i) {
+    const Module& module = model.modules[i];
+    if (!names.insert(module.fqn).second) {
+      Fail(where, "two modules named " + Quoted(module.fqn), "unique names");
+    }
+    const bool parent_ok =
+        i == 0 ? !module.parent.valid() : module.parent.valid() && module.parent.value < i;
+    if (!parent_ok) {
+      Fail(where, "module " + Quoted(module.fqn) + " before its parent", "parents first");
+    }
+    for (const ModuleId child : module.children) {
+      if (child.value >= model.modules.size() || model.modules[child.value].parent != ModuleId(i)) {
+        Fail(where, "a child of module " + Quoted(module.fqn) + " with another parent",
+             "a module tree");
+      }
+    }
+  }
+}
+
+void ValidateParams(const Model& model, const std::string& where) {
+  std::set<std::string_view> names;
+  for (std::size_t i = 0; i < model.params.size(); ++i) {
+    const Parameter& param = model.params[i];
+    if (!names.insert(param.fqn).second) {
+      Fail(where, "two parameters named " + Quoted(param.fqn), "unique names");
+    }
+    if (param.module.value >= model.modules.size()) {
+      Fail(where, "parameter " + Quoted(param.fqn) + " of no module", "a module of the model");
+    }
+    if (std::any_of(param.shape.begin(), param.shape.end(), [](auto n) { return n < 1; })) {
+      Fail(where, "parameter " + Quoted(param.fqn) + " with an empty dimension", "positive sizes");
+    }
+    if (!param.tied_to.valid()) {
+      continue;
+    }
+    if (param.tied_to.value >= i) {
+      Fail(where, "parameter " + Quoted(param.fqn) + " tied to a later one", "an earlier one");
+    }
+    const Parameter& target = model.params[param.tied_to.value];
+    if (target.tied_to.valid() || target.shape != param.shape) {
+      Fail(where, "parameter " + Quoted(param.fqn) + " tied to " + Quoted(target.fqn),
+           "an untied parameter of the same shape");
+    }
+  }
+}
+
+void ValidateOps(const Model& model, const std::string& where) {
+  std::vector<ModelOpId> producer(model.tensors.size());
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    const ModelOp& op = model.ops[i];
+    const std::string name = Quoted(OpLabel(model, op));
+    if (op.spec >= model.specs.size() || op.module.value >= model.modules.size()) {
+      Fail(where, "op " + name + " without module or spec", "ids of the model");
+    }
+    for (const ParamId param : op.params) {
+      if (param.value >= model.params.size()) {
+        Fail(where, "op " + name + " that reads no parameter of the model", "ids of the model");
+      }
+    }
+    for (const TensorId tensor : op.outputs) {
+      if (tensor.value >= model.tensors.size() || producer[tensor.value].valid()) {
+        Fail(where, "op " + name + " that writes a tensor with another producer",
+             "one producer per tensor");
+      }
+      producer[tensor.value] = ModelOpId(i);
+    }
+    for (const TensorId tensor : op.inputs) {
+      if (tensor.value >= model.tensors.size()) {
+        Fail(where, "op " + name + " that reads no tensor of the model", "ids of the model");
+      }
+    }
+  }
+  for (std::size_t i = 0; i < model.tensors.size(); ++i) {
+    if (model.tensors[i].producer != producer[i]) {
+      Fail(where, "tensor " + std::to_string(i) + " with a producer that does not write it",
+           "the op that writes it");
+    }
+  }
+}
+
+}  // namespace
+
+std::int64_t Parameter::Elements() const {
+  std::int64_t elements = 1;
+  for (const std::int64_t size : shape) {
+    elements *= size;
+  }
+  return elements;
+}
+
+std::int64_t CountParameters(const Model& model, bool trainable_only) {
+  std::int64_t count = 0;
+  for (const Parameter& param : model.params) {
+    if (!param.tied_to.valid() && (param.trainable || !trainable_only)) {
+      count += param.Elements();
+    }
+  }
+  return count;
+}
+
+ModuleId FindModule(const Model& model, std::string_view fqn) {
+  for (std::size_t i = 0; i < model.modules.size(); ++i) {
+    if (model.modules[i].fqn == fqn) {
+      return ModuleId(i);
+    }
+  }
+  return {};
+}
+
+bool IsInside(const Model& model, ModuleId module, ModuleId ancestor) {
+  // Parents precede their children, so the climb may stop as soon as it has passed the ancestor.
+  while (module.valid() && module > ancestor) {
+    module = model.modules[module.value].parent;
+  }
+  return module.valid() && module == ancestor;
+}
+
+Flops ConventionFlopsPerSample(const Model& model) {
+  double flops = 0.0;
+  for (const ModelOp& op : model.ops) {
+    const OpSpec& spec = model.SpecOf(op);
+    if (spec.kind == OpKind::kAttention) {
+      // Scores (2 * head_dim) and values (2 * value_dim) per query, key and head, times three for
+      // forward and backward: 12 * heads * head_dim * seq per token when the two sizes are equal.
+      flops += 6.0 * static_cast<double>(spec.heads) *
+               static_cast<double>(spec.head_dim + spec.value_dim) *
+               static_cast<double>(spec.rows) * static_cast<double>(spec.seq_k);
+    }
+    if (IsTokenLookup(model, op) || spec.kind == OpKind::kPositionBias) {
+      continue;
+    }
+    const double uses = ParameterUses(model, spec);
+    for (const ParamId id : op.params) {
+      const Parameter& param = model.params[id.value];
+      flops += TrainingFlopsPerParameter(param) * static_cast<double>(param.Elements()) * uses;
+    }
+  }
+  return Flops(flops);
+}
+
+std::string OpLabel(const Model& model, const ModelOp& op) {
+  const std::string& module = model.modules[op.module.value].fqn;
+  const std::string& own = model.modules[op.module.value].name;
+  if (module.empty()) {
+    return op.name;
+  }
+  // A layer's only op is named after the layer; do not say it twice.
+  return op.name == own ? module : module + "." + op.name;
+}
+
+void CheckExecutionOrder(const Model& model, const std::string& where) {
+  // An edge from the producer of a tensor to each op that reads it.
+  using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS>;
+  Graph graph(model.ops.size());
+  bool in_order = true;
+  std::size_t late_reader = 0;
+  std::size_t late_writer = 0;
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    for (const TensorId tensor : model.ops[i].inputs) {
+      const ModelOpId producer = model.tensors[tensor.value].producer;
+      if (!producer.valid()) {
+        continue;
+      }
+      boost::add_edge(producer.value, i, graph);
+      if (producer.value >= i && in_order) {
+        in_order = false;
+        late_reader = i;
+        late_writer = producer.value;
+      }
+    }
+  }
+  if (in_order) {
+    return;
+  }
+  std::vector<Graph::vertex_descriptor> order;
+  bool acyclic = true;
+  try {
+    boost::topological_sort(graph, std::back_inserter(order));
+  } catch (const boost::not_a_dag&) {
+    acyclic = false;
+  }
+  if (acyclic) {
+    Fail(where,
+         "op " + Quoted(OpLabel(model, model.ops[late_reader])) + " before op " +
+             Quoted(OpLabel(model, model.ops[late_writer])) + " whose output it reads",
+         "ops in execution order");
+  }
+  // Ops of one strongly connected component lie on common cycles; report that of the first reader.
+  std::vector<std::size_t> component(model.ops.size());
+  boost::strong_components(graph, boost::make_iterator_property_map(
+                                      component.begin(), boost::get(boost::vertex_index, graph)));
+  std::vector<std::size_t> size(model.ops.size(), 0);
+  for (const std::size_t c : component) {
+    ++size[c];
+  }
+  std::string cycle;
+  std::size_t reported = model.ops.size();
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    const bool self_loop = boost::edge(i, i, graph).second;
+    if (reported == model.ops.size() && (size[component[i]] > 1 || self_loop)) {
+      reported = component[i];
+    }
+    if (component[i] == reported) {
+      cycle += (cycle.empty() ? "" : ", ") + Quoted(OpLabel(model, model.ops[i]));
+    }
+  }
+  Fail(where, "a cycle through ops " + cycle, "a graph without cycles");
+}
+
+void ValidateModel(const Model& model, const std::string& where) {
+  ValidateModules(model, where);
+  ValidateParams(model, where);
+  ValidateOps(model, where);
+  CheckExecutionOrder(model, where);
+}
+
+}  // namespace shardwright
