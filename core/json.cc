@@ -395,6 +395,10 @@ Seconds JsonValue::AsSeconds() const {
 }
 
 std::size_t JsonValue::AsChoice(std::initializer_list<std::string_view> choices) const {
+  return AsChoice(std::span<const std::string_view>(choices.begin(), choices.size()));
+}
+
+std::size_t JsonValue::AsChoice(std::span<const std::string_view> choices) const {
   const std::vector<std::string> words(choices.begin(), choices.end());
   if (!IsString()) {
     throw Error(OneOf(words));

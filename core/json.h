@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,6 +58,7 @@ class JsonValue {
   [[nodiscard]] Seconds AsSeconds() const;
   // The index of the string in `choices`; the error names the nearest one.
   [[nodiscard]] std::size_t AsChoice(std::initializer_list<std::string_view> choices) const;
+  [[nodiscard]] std::size_t AsChoice(std::span<const std::string_view> choices) const;
 
   // An InputError at this node: "got <this value>, expected <expected>".
   [[nodiscard]] InputError Error(std::string_view expected, std::string_view hint = {}) const;

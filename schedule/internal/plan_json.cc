@@ -1,0 +1,226 @@
+#include "schedule/internal/plan_json.h"
+
+#include <optional>
+#include <string>
+
+#include "schedule/plan_names.h"
+
+namespace shardwright::internal {
+namespace {
+
+constexpr std::int64_t kMaxRanks = std::int64_t{1} << 24;
+
+template <class E>
+E ReadChoice(const JsonValue& json, NameList names) {
+  return static_cast<E>(json.AsChoice(names));
+}
+
+template <class E>
+void SetChoice(const JsonValue& json, std::string_view key, NameList names, E& value) {
+  if (const std::optional<JsonValue> found = json.Find(key)) {
+    value = ReadChoice<E>(*found, names);
+  }
+}
+
+void SetBool(const JsonValue& json, std::string_view key, bool& value) {
+  if (const std::optional<JsonValue> found = json.Find(key)) {
+    value = found->AsBool();
+  }
+}
+
+void SetInt(const JsonValue& json, std::string_view key, std::int64_t min, std::int64_t max,
+            std::int64_t& value) {
+  if (const std::optional<JsonValue> found = json.Find(key)) {
+    value = found->AsInt(min, max);
+  }
+}
+
+std::vector<std::string> ReadStrings(const JsonValue& json) {
+  if (!json.IsArray()) {
+    throw json.Error("a list of strings");
+  }
+  std::vector<std::string> strings;
+  for (std::size_t i = 0; i < json.size(); ++i) {
+    strings.push_back(json[i].AsString());
+  }
+  return strings;
+}
+
+void SetStrings(const JsonValue& json, std::string_view key, std::vector<std::string>& value) {
+  if (const std::optional<JsonValue> found = json.Find(key)) {
+    value = ReadStrings(*found);
+  }
+}
+
+Reshard ReadReshard(const JsonValue& json) {
+  Reshard reshard;
+  if (json.IsNumber()) {
+    reshard.kind = Reshard::Kind::kToGroup;
+    reshard.group = json.AsInt(1, kMaxRanks);
+    return reshard;
+  }
+  if (!json.IsString()) {
+    throw json.Error("\"always\", \"never\" or a number of ranks");
+  }
+  reshard.kind = ReadChoice<Reshard::Kind>(json, kReshardNames);
+  return reshard;
+}
+
+std::string DefaultUnitName(const std::vector<std::string>& modules) {
+  if (modules == std::vector<std::string>{""}) {
+    return "root";
+  }
+  std::string name;
+  for (const std::string& fqn : modules) {
+    name += (name.empty() ? "" : "+") + fqn;
+  }
+  return name;
+}
+
+UnitPlan ReadUnit(const JsonValue& json) {
+  json.AllowOnly({"name", "modules", "reshard", "gap", "forward_prefetch", "backward_prefetch"});
+  UnitPlan unit;
+  unit.modules = ReadStrings(json.At("modules"));
+  const std::optional<JsonValue> name = json.Find("name");
+  unit.name = name ? name->AsString() : DefaultUnitName(unit.modules);
+  if (const std::optional<JsonValue> reshard = json.Find("reshard")) {
+    unit.reshard = ReadReshard(*reshard);
+  }
+  SetChoice(json, "gap", kGapNames, unit.gap);
+  SetStrings(json, "forward_prefetch", unit.forward_prefetch);
+  SetStrings(json, "backward_prefetch", unit.backward_prefetch);
+  return unit;
+}
+
+std::vector<RecomputeRegion> ReadRecompute(const JsonValue& json) {
+  if (!json.IsArray()) {
+    throw json.Error("a list of recompute regions");
+  }
+  std::vector<RecomputeRegion> regions;
+  for (std::size_t i = 0; i < json.size(); ++i) {
+    const JsonValue entry = json[i];
+    entry.AllowOnly({"module", "kind", "keep_every"});
+    RecomputeRegion region;
+    region.module = entry.At("module").AsString();
+    SetChoice(entry, "kind", kRecomputeNames, region.kind);
+    SetInt(entry, "keep_every", 1, JsonValue::kMaxCount, region.keep_every);
+    regions.push_back(region);
+  }
+  return regions;
+}
+
+Precision ReadPrecision(const JsonValue& json) {
+  json.AllowOnly({"master", "param", "reduce"});
+  Precision precision;
+  SetChoice(json, "master", kTrainingDTypeNames, precision.master);
+  SetChoice(json, "param", kTrainingDTypeNames, precision.param);
+  SetChoice(json, "reduce", kTrainingDTypeNames, precision.reduce);
+  return precision;
+}
+
+OptimizerSpec ReadOptimizer(const JsonValue& json) {
+  json.AllowOnly({"kind", "impl", "weight_decay"});
+  OptimizerSpec optimizer;
+  SetChoice(json, "kind", kOptimizerNames, optimizer.kind);
+  SetChoice(json, "impl", kOptimizerImplNames, optimizer.impl);
+  SetBool(json, "weight_decay", optimizer.weight_decay);
+  return optimizer;
+}
+
+Offload ReadOffload(const JsonValue& json) {
+  json.AllowOnly({"parameters", "optimizer", "activations"});
+  Offload offload;
+  SetBool(json, "parameters", offload.parameters);
+  SetBool(json, "optimizer", offload.optimizer);
+  SetBool(json, "activations", offload.activations);
+  return offload;
+}
+
+}  // namespace
+
+std::vector<UnitPlan> ReadUnits(const JsonValue& json) {
+  if (!json.IsArray()) {
+    throw json.Error("a list of units");
+  }
+  std::vector<UnitPlan> units;
+  for (std::size_t i = 0; i < json.size(); ++i) {
+    units.push_back(ReadUnit(json[i]));
+  }
+  return units;
+}
+
+Job ReadJob(const JsonValue& json) {
+  json.AllowOnly({"mode", "sequence_length", "global_batch", "precision", "optimizer",
+                  "clip_gradients", "frozen", "lora_rank", "lora_targets", "memory_margin"});
+  Job job;
+  SetChoice(json, "mode", kJobModeNames, job.mode);
+  job.sequence_length = json.At("sequence_length").AsInt(1, std::int64_t{1} << 30);
+  SetInt(json, "global_batch", 0, std::int64_t{1} << 40, job.global_batch);
+  if (const std::optional<JsonValue> precision = json.Find("precision")) {
+    job.precision = ReadPrecision(*precision);
+  }
+  if (const std::optional<JsonValue> optimizer = json.Find("optimizer")) {
+    job.optimizer = ReadOptimizer(*optimizer);
+  }
+  SetBool(json, "clip_gradients", job.clip_gradients);
+  SetStrings(json, "frozen", job.frozen);
+  SetInt(json, "lora_rank", 0, std::int64_t{1} << 20, job.lora_rank);
+  SetStrings(json, "lora_targets", job.lora_targets);
+  if (const std::optional<JsonValue> margin = json.Find("memory_margin")) {
+    job.memory_margin = margin->AsDouble();
+    if (!(job.memory_margin >= 0.0 && job.memory_margin < 1.0)) {
+      throw margin->Error("a fraction in [0, 1)");
+    }
+  }
+  return job;
+}
+
+Plan ReadPlan(const JsonValue& json) {
+  json.AllowOnly({"dialect", "shard_size", "replicate_size", "micro_batch", "accumulation", "sync",
+                  "offload", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
+                  "use_orig_params", "in_flight", "first_bucket", "bucket", "recompute", "units"});
+  Plan plan;
+  plan.dialect = ReadChoice<Dialect>(json.At("dialect"), kDialectNames);
+  plan.shard_size = json.At("shard_size").AsInt(1, kMaxRanks);
+  plan.replicate_size = json.At("replicate_size").AsInt(1, kMaxRanks);
+  plan.micro_batch = json.At("micro_batch").AsInt(1, std::int64_t{1} << 24);
+  plan.accumulation = json.At("accumulation").AsInt(1, 65535);
+  SetChoice(json, "sync", kSyncNames, plan.sync);
+  if (const std::optional<JsonValue> offload = json.Find("offload")) {
+    plan.offload = ReadOffload(*offload);
+  }
+  SetChoice(json, "backward_prefetch", kBackwardPrefetchNames, plan.backward_prefetch);
+  SetBool(json, "forward_prefetch", plan.forward_prefetch);
+  SetBool(json, "limit_all_gathers", plan.limit_all_gathers);
+  SetBool(json, "use_orig_params", plan.use_orig_params);
+  SetInt(json, "in_flight", 1, 65535, plan.in_flight);
+  if (const std::optional<JsonValue> bucket = json.Find("first_bucket")) {
+    plan.first_bucket = bucket->AsBytes();
+  }
+  if (const std::optional<JsonValue> bucket = json.Find("bucket")) {
+    plan.bucket = bucket->AsBytes();
+  }
+  if (const std::optional<JsonValue> recompute = json.Find("recompute")) {
+    plan.recompute = ReadRecompute(*recompute);
+  }
+  plan.units = ReadUnits(json.At("units"));
+  return plan;
+}
+
+KernelSetOptions ReadKernelSet(const JsonValue& json) {
+  json.AllowOnly({"name", "attention", "moe_dispatch", "fused_elementwise", "fused_rope",
+                  "fused_norm", "fp32_logits", "loss_chunks", "autocast_weights"});
+  const JsonValue name = json.At("name");
+  KernelSetOptions options = FindKernelSet(name.AsString(), name.path().str());
+  SetChoice(json, "attention", kAttentionNames, options.attention);
+  SetChoice(json, "moe_dispatch", kMoeDispatchNames, options.moe_dispatch);
+  SetBool(json, "fused_elementwise", options.fused_elementwise);
+  SetBool(json, "fused_rope", options.fused_rope);
+  SetBool(json, "fused_norm", options.fused_norm);
+  SetBool(json, "fp32_logits", options.fp32_logits);
+  SetInt(json, "loss_chunks", 1, std::int64_t{1} << 20, options.loss_chunks);
+  SetBool(json, "autocast_weights", options.autocast_weights);
+  return options;
+}
+
+}  // namespace shardwright::internal

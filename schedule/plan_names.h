@@ -1,0 +1,39 @@
+#pragma once
+
+// How the choices of jobs and plans are spelled in files and flags. The i-th name belongs to the
+// enumerator with value i.
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+namespace shardwright {
+
+using NameList = std::span<const std::string_view>;
+
+inline constexpr std::array<std::string_view, 2> kJobModeNames = {"train", "forward"};
+inline constexpr std::array<std::string_view, 5> kOptimizerNames = {"sgd", "momentum", "adam",
+                                                                    "adamw", "adadelta"};
+inline constexpr std::array<std::string_view, 3> kOptimizerImplNames = {"foreach", "fused",
+                                                                        "for_loop"};
+inline constexpr std::array<std::string_view, 4> kDialectNames = {"native", "fsdp2", "fsdp1",
+                                                                  "ddp"};
+inline constexpr std::array<std::string_view, 2> kReshardNames = {
+    "always", "never"};  // or a number: kToGroup
+inline constexpr std::array<std::string_view, 2> kGapNames = {"hold", "regather"};
+inline constexpr std::array<std::string_view, 2> kRecomputeNames = {"full", "selective"};
+inline constexpr std::array<std::string_view, 3> kBackwardPrefetchNames = {"pre", "post", "none"};
+inline constexpr std::array<std::string_view, 3> kSyncNames = {"every", "last", "replicate_last"};
+inline constexpr std::array<std::string_view, 2> kAttentionNames = {"flash", "materialized"};
+inline constexpr std::array<std::string_view, 2> kMoeDispatchNames = {"dense", "grouped"};
+// Dtypes that parameters, compute and reductions can have: the first values of DType.
+inline constexpr std::array<std::string_view, 3> kTrainingDTypeNames = {"fp32", "bf16", "fp16"};
+
+// The name of an enumerator.
+template <class E>
+[[nodiscard]] constexpr std::string_view NameIn(NameList names, E value) {
+  return names[static_cast<std::size_t>(value)];
+}
+
+}  // namespace shardwright

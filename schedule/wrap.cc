@@ -1,0 +1,368 @@
+#include "schedule/wrap.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdlib>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "schedule/internal/plan_fields.h"
+#include "schedule/internal/plan_json.h"
+
+namespace shardwright {
+namespace {
+
+using internal::Quoted;
+
+constexpr std::string_view kRootName = "root";
+
+std::vector<ModuleId> BlocksOf(const Model& model, const std::string& where) {
+  std::vector<ModuleId> blocks;
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    if (!model.block_class.empty() && model.modules[m].class_name == model.block_class) {
+      blocks.emplace_back(m);
+    }
+  }
+  if (blocks.empty()) {
+    throw InputError(where, "model " + Quoted(model.name) + " without repeated blocks",
+                     "a model with a block class",
+                     "wrap by size (size:1e8), as one unit (root), or with a file of units");
+  }
+  return blocks;
+}
+
+bool IsInsideAny(const Model& model, ModuleId module, const std::vector<ModuleId>& ancestors) {
+  return std::any_of(ancestors.begin(), ancestors.end(),
+                     [&](ModuleId a) { return IsInside(model, module, a); });
+}
+
+// The parts of a model around its blocks that the frameworks treat specially.
+struct Ends {
+  ModuleId embedding;  // of the first token lookup
+  ModuleId norm;       // the norm whose output the head reads
+  ModuleId head;       // the linear whose output the loss reads
+  bool head_is_tied = false;
+};
+
+// Follows the value of `tensor` back through ops that only reshape, scale or pick.
+const ModelOp* ProducerThrough(const Model& model, TensorId tensor) {
+  while (true) {
+    const ModelOpId producer = model.tensors[tensor.value].producer;
+    if (!producer.valid()) {
+      return nullptr;
+    }
+    const ModelOp& op = model.ops[producer.value];
+    switch (model.SpecOf(op).kind) {
+      case OpKind::kActivation:
+      case OpKind::kScale:
+      case OpKind::kDropout:
+      case OpKind::kSelect:
+      case OpKind::kLogSoftmax:
+        tensor = op.inputs[0];
+        break;
+      default:
+        return &op;
+    }
+  }
+}
+
+ParamId StorageOf(const Model& model, ParamId param) {
+  const ParamId tied_to = model.params[param.value].tied_to;
+  return tied_to.valid() ? tied_to : param;
+}
+
+void FindHead(const Model& model, const std::vector<ModuleId>& blocks, Ends& ends) {
+  for (const ModelOp& loss : model.ops) {
+    const OpKind kind = model.SpecOf(loss).kind;
+    if (kind != OpKind::kCrossEntropy && kind != OpKind::kNllLoss) {
+      continue;
+    }
+    const ModelOp* head = ProducerThrough(model, loss.inputs[0]);
+    if (head == nullptr || model.SpecOf(*head).kind != OpKind::kLinear ||
+        IsInsideAny(model, head->module, blocks)) {
+      continue;
+    }
+    ends.head = head->module;
+    const ModelOp* norm = ProducerThrough(model, head->inputs[0]);
+    if (norm != nullptr && !IsInsideAny(model, norm->module, blocks) &&
+        (model.SpecOf(*norm).kind == OpKind::kRmsNorm ||
+         model.SpecOf(*norm).kind == OpKind::kLayerNorm)) {
+      ends.norm = norm->module;
+    }
+  }
+}
+
+Ends FindEnds(const Model& model, const std::vector<ModuleId>& blocks) {
+  Ends ends;
+  ParamId table;
+  for (const ModelOp& op : model.ops) {
+    if (model.SpecOf(op).kind == OpKind::kEmbedding && !op.params.empty() &&
+        !IsInsideAny(model, op.module, blocks)) {
+      table = StorageOf(model, op.params[0]);
+      ends.embedding = model.params[table.value].module;
+      break;
+    }
+  }
+  FindHead(model, blocks, ends);
+  if (ends.head.valid() && table.valid()) {
+    for (const ParamId id : model.modules[ends.head.value].params) {
+      ends.head_is_tied = ends.head_is_tied || StorageOf(model, id) == table;
+    }
+  }
+  return ends;
+}
+
+// Adds the modules that register the same storages under another name: tied parameters must lie in
+// one unit. Sorted in registration order, without repetition.
+std::vector<ModuleId> WithTied(const Model& model, std::vector<ModuleId> modules) {
+  std::set<ParamId> storages;
+  for (const ModuleId module : modules) {
+    for (const ParamId param : model.modules[module.value].params) {
+      storages.insert(StorageOf(model, param));
+    }
+  }
+  for (std::size_t i = 0; i < model.params.size(); ++i) {
+    if (storages.count(StorageOf(model, ParamId(i))) > 0) {
+      modules.push_back(model.params[i].module);
+    }
+  }
+  std::sort(modules.begin(), modules.end());
+  modules.erase(std::unique(modules.begin(), modules.end()), modules.end());
+  return modules;
+}
+
+UnitPlan UnitOf(const Model& model, const std::vector<ModuleId>& modules) {
+  UnitPlan unit;
+  for (const ModuleId id : modules) {
+    unit.modules.push_back(model.modules[id.value].fqn);
+    unit.name += (unit.name.empty() ? "" : "+") + unit.modules.back();
+  }
+  return unit;
+}
+
+void KeepAfterForward(UnitPlan& unit) {
+  unit.reshard.kind = Reshard::Kind::kNever;
+}
+
+std::vector<UnitPlan> WrapBlocks(const Model& model, const std::string& where) {
+  std::vector<UnitPlan> units;
+  for (const ModuleId block : BlocksOf(model, where)) {
+    units.push_back(UnitOf(model, {block}));
+  }
+  return units;
+}
+
+// torchtitan: tok_embeddings, each block, [norm, output], root; with tied weights the three ends
+// form one group. Accelerate (FSDP2) chooses the same units. Both keep [norm, head] gathered.
+std::vector<UnitPlan> WrapEnds(const Model& model, Dialect dialect, const std::string& where) {
+  const Ends ends = FindEnds(model, BlocksOf(model, where));
+  std::vector<ModuleId> tail;
+  for (const ModuleId id : {ends.norm, ends.head}) {
+    if (id.valid()) {
+      tail.push_back(id);
+    }
+  }
+  std::vector<UnitPlan> units;
+  if (ends.embedding.valid() && !ends.head_is_tied) {
+    units.push_back(UnitOf(model, WithTied(model, {ends.embedding})));
+  } else if (ends.embedding.valid()) {
+    tail.push_back(ends.embedding);
+  }
+  const std::vector<UnitPlan> blocks = WrapBlocks(model, where);
+  units.insert(units.end(), blocks.begin(), blocks.end());
+  if (!tail.empty()) {
+    units.push_back(UnitOf(model, WithTied(model, tail)));
+    KeepAfterForward(units.back());
+  }
+  for (const UnitPlan& unit : units) {
+    if (dialect == Dialect::kFsdp1 && unit.modules.size() > 1) {
+      throw InputError(where, "the group " + Quoted(unit.name), "units of one module",
+                       "dialect fsdp1 cannot group modules; wrap by block");
+    }
+  }
+  return units;
+}
+
+// PyTorch's size_based_auto_wrap_policy under _recursive_wrap; its default class sets.
+class SizeWrap {
+ public:
+  SizeWrap(const Model& model, std::int64_t min_params)
+      : model_(model), min_params_(min_params), seen_(model.params.size(), 0) {}
+
+  // Elements that end up wrapped inside `id`.
+  std::int64_t Visit(ModuleId id, bool only_children) {
+    const Module& module = model_.modules[id.value];
+    ++visit_;
+    const std::int64_t total = DistinctElements(id);
+    if (total < min_params_ || module.class_name == "MultiheadAttention") {
+      return 0;
+    }
+    std::int64_t wrapped = 0;
+    for (const ModuleId child : module.children) {
+      wrapped += Visit(child, false);
+    }
+    const bool is_container =
+        module.class_name == "ModuleList" || module.class_name == "ModuleDict";
+    if (!only_children && total - wrapped >= min_params_ && !is_container) {
+      units_.push_back(UnitOf(model_, {id}));
+      return total;
+    }
+    return wrapped;
+  }
+
+  [[nodiscard]] std::vector<UnitPlan> Take() { return std::move(units_); }
+
+ private:
+  // Each storage below `id` once.
+  std::int64_t DistinctElements(ModuleId id) {
+    const Module& module = model_.modules[id.value];
+    std::int64_t elements = 0;
+    for (const ParamId param : module.params) {
+      const ParamId storage = StorageOf(model_, param);
+      if (seen_[storage.value] != visit_) {
+        seen_[storage.value] = visit_;
+        elements += model_.params[storage.value].Elements();
+      }
+    }
+    for (const ModuleId child : module.children) {
+      elements += DistinctElements(child);
+    }
+    return elements;
+  }
+
+  const Model& model_;
+  std::int64_t min_params_;
+  std::vector<std::uint32_t> seen_;  // the visit that counted a storage last
+  std::uint32_t visit_ = 0;
+  std::vector<UnitPlan> units_;
+};
+
+UnitPlan RootUnit() {
+  UnitPlan root;
+  root.name = kRootName;
+  root.modules = {""};
+  KeepAfterForward(root);
+  return root;
+}
+
+void ApplyReshard(const ReshardChoice& choice, Dialect dialect, std::vector<UnitPlan>& units) {
+  if (!choice.is_set) {
+    return;
+  }
+  for (UnitPlan& unit : units) {
+    const bool is_root = unit.modules == std::vector<std::string>{""};
+    const bool keeps = unit.reshard.kind == Reshard::Kind::kNever;
+    if (is_root && dialect == Dialect::kFsdp1) {
+      continue;
+    }
+    if (choice.reshard.kind != Reshard::Kind::kToGroup || !keeps) {
+      unit.reshard = choice.reshard;
+    }
+  }
+}
+
+std::vector<UnitPlan> UnitsFromFile(const std::string& file, bool reshard_is_set,
+                                    const std::string& where) {
+  if (reshard_is_set) {
+    throw InputError(where, "--reshard with a file of units", "one of the two",
+                     "the file says \"reshard\" for each unit");
+  }
+  std::vector<UnitPlan> units = internal::ReadUnits(JsonValue::ReadFile(file));
+  const bool has_root = std::any_of(units.begin(), units.end(), [](const UnitPlan& unit) {
+    return std::count(unit.modules.begin(), unit.modules.end(), "") > 0;
+  });
+  if (!has_root) {
+    units.push_back(RootUnit());
+  }
+  return units;
+}
+
+}  // namespace
+
+WrapSpec ParseWrap(std::string_view text, const std::string& where) {
+  static const std::vector<std::string> kRules = {"block", "torchtitan", "accelerate", "size:1e8",
+                                                  "root"};
+  WrapSpec spec;
+  const std::string word(text);
+  if (word.find('/') != std::string::npos || word.ends_with(".json")) {
+    spec.kind = WrapSpec::Kind::kFile;
+    spec.file = word;
+    return spec;
+  }
+  if (word.starts_with("size:")) {
+    spec.kind = WrapSpec::Kind::kSize;
+    char* end = nullptr;
+    const double value = std::strtod(word.c_str() + 5, &end);
+    if (word.size() == 5 || *end != '\0' || !(value >= 1) || std::floor(value) != value ||
+        value > static_cast<double>(JsonValue::kMaxCount)) {
+      throw InputError(where, Quoted(word), "size:N with N parameters, such as size:1e8");
+    }
+    spec.min_params = static_cast<std::int64_t>(value);
+    return spec;
+  }
+  constexpr std::array<std::pair<std::string_view, WrapSpec::Kind>, 4> kKinds = {{
+      {"block", WrapSpec::Kind::kBlock},
+      {"torchtitan", WrapSpec::Kind::kTorchtitan},
+      {"accelerate", WrapSpec::Kind::kAccelerate},
+      {"root", WrapSpec::Kind::kRoot},
+  }};
+  for (const auto& [name, kind] : kKinds) {
+    if (name == text) {
+      spec.kind = kind;
+      return spec;
+    }
+  }
+  throw InputError(where, Quoted(word),
+                   "block, torchtitan, accelerate, size:N, root or a .json file",
+                   DidYouMean(word, kRules));
+}
+
+std::vector<UnitPlan> Wrap(const Model& model, const WrapSpec& spec, const ReshardChoice& reshard,
+                           Dialect dialect, const std::string& where) {
+  if (dialect == Dialect::kDdp) {
+    return {RootUnit()};
+  }
+  std::vector<UnitPlan> units;
+  switch (spec.kind) {
+    case WrapSpec::Kind::kBlock:
+      units = WrapBlocks(model, where);
+      break;
+    case WrapSpec::Kind::kTorchtitan:
+      units = WrapEnds(model, dialect, where);
+      break;
+    case WrapSpec::Kind::kAccelerate:
+      units =
+          dialect == Dialect::kFsdp1 ? WrapBlocks(model, where) : WrapEnds(model, dialect, where);
+      break;
+    case WrapSpec::Kind::kSize: {
+      SizeWrap wrap(model, spec.min_params);
+      (void)wrap.Visit(ModuleId(0), true);
+      units = wrap.Take();
+      break;
+    }
+    case WrapSpec::Kind::kRoot:
+      break;
+    case WrapSpec::Kind::kFile:
+      return UnitsFromFile(spec.file, reshard.is_set, where);
+  }
+  units.push_back(RootUnit());
+  ApplyReshard(reshard, dialect, units);
+  return units;
+}
+
+std::vector<RecomputeRegion> RecomputeBlocks(const Model& model, RecomputeKind kind,
+                                             std::int64_t keep_every, const std::string& where) {
+  std::vector<RecomputeRegion> regions;
+  for (const ModuleId block : BlocksOf(model, where)) {
+    regions.push_back({model.modules[block.value].fqn, kind, keep_every});
+  }
+  return regions;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,61 @@
+#pragma once
+
+// Fixed rules that cut a model into FSDP units, as the frameworks' own wrap policies do.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/model.h"
+#include "schedule/plan.h"
+
+namespace shardwright {
+
+struct WrapSpec {
+  enum class Kind : std::uint8_t {
+    kBlock,       // each instance of Model::block_class, and the root
+    kTorchtitan,  // embedding, each block, [final norm, head], root
+    kAccelerate,  // Accelerate's defaults for FSDP2: as torchtitan; for FSDP1: as block
+    kSize,        // size_based_auto_wrap_policy
+    kRoot,        // one unit
+    kFile,        // a JSON list of units
+  };
+  Kind kind = Kind::kBlock;
+  std::int64_t min_params = 0;  // kSize: elements
+  std::string file;             // kFile
+
+  bool operator==(const WrapSpec&) const = default;
+};
+
+// "block", "torchtitan", "accelerate", "size:1e8", "root", or the path of a file (with a '/' or
+// ending in ".json"). Throws InputError naming `where`, with the nearest rule.
+[[nodiscard]] WrapSpec ParseWrap(std::string_view text, const std::string& where);
+
+// What happens to gathered parameters after forward, for all units at once. Unset: blocks are
+// freed; the root and a [norm, head] unit keep theirs, since their backward comes first (FSDP2's
+// and torchtitan's default). kAlways and kNever say it for every unit; kToGroup for the others than
+// root and [norm, head], which keep theirs. The root of FSDP1 is never freed after forward.
+struct ReshardChoice {
+  bool is_set = false;
+  Reshard reshard;
+
+  bool operator==(const ReshardChoice&) const = default;
+};
+
+// The units of a plan, the root last, in the order in which bottom-up wrapping applies them. DDP
+// has the root only. Embedding, final norm and head are found by what the ops do, not by name; a
+// model without one of them (a plain encoder has no head) gets no unit for it, and modules that
+// share tied parameters are put into one unit. Throws InputError naming `where` for a model without
+// repeated blocks where a rule needs them, and for [norm, head] under fsdp1, which cannot group.
+// Reads the file of kFile, whose units keep what they say themselves. O(modules * depth + ops).
+[[nodiscard]] std::vector<UnitPlan> Wrap(const Model& model, const WrapSpec& spec,
+                                         const ReshardChoice& reshard, Dialect dialect,
+                                         const std::string& where);
+
+// One checkpointed region per block. Throws InputError naming `where` for a model without blocks.
+[[nodiscard]] std::vector<RecomputeRegion> RecomputeBlocks(const Model& model, RecomputeKind kind,
+                                                           std::int64_t keep_every,
+                                                           const std::string& where);
+
+}  // namespace shardwright
