@@ -194,6 +194,15 @@ Model LoadModel(const std::string& spec, const LoadOptions& options) {
   FailUnknown(spec);
 }
 
+std::string ModelFile(const std::string& spec) {
+  const bool is_path = spec.find('/') != std::string::npos || spec.ends_with(".json");
+  if (!is_path && FindInZoo(spec) != nullptr) {
+    return "";
+  }
+  const std::optional<std::filesystem::path> file = FindFile(spec);
+  return file ? file->string() : "";
+}
+
 std::vector<ZooEntry> ListModels() {
   std::vector<ZooEntry> entries;
   for (const EmbeddedFile& file : EmbeddedModelZoo()) {

@@ -32,7 +32,11 @@ struct LoadOptions {
 // O(size of the model); milliseconds for 70B parameters.
 [[nodiscard]] Model LoadModel(const std::string& spec, const LoadOptions& options = {});
 
-// The same from a parsed document. `name` becomes Model::name.
+// The file that LoadModel reads for `spec`; empty for a zoo name, and where LoadModel would fail. A
+// plan file embeds its text.
+[[nodiscard]] std::string ModelFile(const std::string& spec);
+
+// LoadModel from a parsed document. `name` becomes Model::name.
 [[nodiscard]] Model ModelFromJson(const JsonValue& json, const std::string& name,
                                   const LoadOptions& options = {});
 
