@@ -1,0 +1,35 @@
+#pragma once
+
+// Proves that a program is safe to run: no race on a buffer, no read before a write, no double
+// allocation or free, no access outside a buffer, no mismatched collectives. The rules are those
+// of docs/execution_model.md section 3. Both interpreters rely on it, so it runs before either.
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "schedule/program.h"
+
+namespace shardwright {
+
+// One broken rule. Ops are named "<pass>: <op name>", where the pass is init, warmup or step 1..3;
+// a memory point is named by the op it stands before.
+struct Finding {
+  int rule = 0;        // 1..8, the number in docs/execution_model.md section 3
+  std::string first;   // the earlier op, or "(none)" where the trouble is that there is no such op
+  std::string second;  // the later op
+  std::string buffer;  // empty where no buffer is concerned
+  std::string text;    // a whole sentence
+};
+
+inline constexpr std::size_t kMaxFindings = 20;
+
+// Empty = legal. At most kMaxFindings; those of rule 1 come alone, since ids out of range allow no
+// further look. O((ops + edges + accesses + points) * streams); allocates nothing per op.
+[[nodiscard]] std::vector<Finding> Verify(const Program& program);
+
+// Verifies each program, then that the rank classes agree on their collectives (rule 8).
+[[nodiscard]] std::vector<Finding> VerifyRanks(std::span<const Program* const> classes);
+
+}  // namespace shardwright

@@ -1,0 +1,256 @@
+// Rule 8 of docs/execution_model.md section 3: what the rank classes must agree on.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "schedule/happens_before.h"
+#include "schedule/internal/locate.h"
+#include "schedule/verify.h"
+
+namespace shardwright {
+namespace {
+
+// init, first step, and two steady steps; the second shows what one step hands to the next.
+std::vector<Pass> PassesOf(const Program& program) {
+  std::vector<Pass> passes = ConcatenatedPasses(program);
+  passes.pop_back();
+  return passes;
+}
+
+// The passes that are compared op by op; a class without warm-up runs `step` first.
+std::array<Pass, 3> ComparedPasses(const Program& program) {
+  const std::vector<Pass> passes = ConcatenatedPasses(program);
+  return {passes[0], passes[1], passes.back()};
+}
+
+bool IsCollective(const Program& program, const Op& op) {
+  return InfoOf(program.ShapeOf(op).code).is_collective;
+}
+
+// The collectives of one pass on one group, in issue order.
+std::vector<OpId> CollectivesOf(const Program& program, const Body& body, GroupId group) {
+  std::vector<OpId> found;
+  for (std::size_t i = 0; i < body.size(); ++i) {
+    const OpShape& shape = program.ShapeOf(body.ops[i]);
+    if (InfoOf(shape.code).is_collective && shape.group == group) {
+      found.emplace_back(i);
+    }
+  }
+  return found;
+}
+
+bool Match(const OpShape& a, const OpShape& b) {
+  return a.code == b.code && a.bytes == b.bytes && a.dtype == b.dtype;
+}
+
+std::string NameIn(const Program& program, const Pass& pass, OpId op) {
+  return NameAt(program, std::span<const Pass>(&pass, 1), {0, op});
+}
+
+void CompareSequences(std::span<const Program* const> classes, std::size_t c,
+                      std::vector<Finding>& findings) {
+  const Program& a = *classes[0];
+  const Program& b = *classes[c];
+  const auto report = [&](std::string first, std::string second, std::string text) {
+    if (findings.size() < kMaxFindings) {
+      findings.push_back({8, std::move(first), std::move(second), "",
+                          "rank class " + std::to_string(c) + " and rank class 0: " + text});
+    }
+  };
+  if (a.groups.size() != b.groups.size()) {
+    report(kNoOp, kNoOp, "they have different groups");
+    return;
+  }
+  for (std::size_t g = 0; g < a.groups.size(); ++g) {
+    if (a.groups[g].size != b.groups[g].size || a.groups[g].stride != b.groups[g].stride) {
+      report(kNoOp, kNoOp, "group " + a.groups[g].name + " has another size or stride");
+      continue;
+    }
+    for (std::size_t p = 0; p < 3; ++p) {
+      const Pass pass_a = ComparedPasses(a)[p];
+      const Pass pass_b = ComparedPasses(b)[p];
+      const auto of_a = CollectivesOf(a, *pass_a.body, GroupId(g));
+      const auto of_b = CollectivesOf(b, *pass_b.body, GroupId(g));
+      std::size_t i = 0;
+      while (i < of_a.size() && i < of_b.size() &&
+             Match(a.ShapeOf(pass_a.body->ops[of_a[i].value]),
+                   b.ShapeOf(pass_b.body->ops[of_b[i].value]))) {
+        ++i;
+      }
+      if (i < of_a.size() || i < of_b.size()) {
+        const std::string first = i < of_a.size() ? NameIn(a, pass_a, of_a[i]) : kNoOp;
+        const std::string second = i < of_b.size() ? NameIn(b, pass_b, of_b[i]) : kNoOp;
+        report(first, second,
+               "collective " + std::to_string(i) + " of group " + a.groups[g].name + " is " +
+                   second + " here and " + first + " there, and the two do not match");
+      }
+    }
+  }
+}
+
+// Do all classes issue the same collectives in one order across all groups? Then no two can wait
+// for each other: numbering ops by the collectives issued before them orders all ranks at once.
+bool HaveOneJointOrder(std::span<const Program* const> classes) {
+  std::vector<std::uint32_t> reference;
+  for (std::size_t c = 0; c < classes.size(); ++c) {
+    std::vector<std::uint32_t> order;
+    for (const Pass& pass : ComparedPasses(*classes[c])) {
+      for (const Op& op : pass.body->ops) {
+        if (IsCollective(*classes[c], op)) {
+          order.push_back(classes[c]->ShapeOf(op).group.value);
+        }
+      }
+    }
+    if (c == 0) {
+      reference = std::move(order);
+    } else if (order != reference) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The union of all classes' orders, with the k-th collective of a group made one node.
+class WaitGraph {
+ public:
+  explicit WaitGraph(std::span<const Program* const> classes) : classes_(classes) {
+    for (std::size_t c = 0; c < classes.size(); ++c) {
+      AddClass(c);
+    }
+  }
+
+  // The first op of each class that can never start; empty when all can.
+  [[nodiscard]] std::vector<std::string> Blocked() {
+    std::vector<std::uint32_t> ready;
+    for (std::uint32_t n = 0; n < successors_.size(); ++n) {
+      if (pending_[n] == 0) {
+        ready.push_back(n);
+      }
+    }
+    std::size_t done = 0;
+    while (!ready.empty()) {
+      const std::uint32_t node = ready.back();
+      ready.pop_back();
+      ++done;
+      for (const std::uint32_t next : successors_[node]) {
+        if (--pending_[next] == 0) {
+          ready.push_back(next);
+        }
+      }
+    }
+    return done == successors_.size() ? std::vector<std::string>() : NameBlocked();
+  }
+
+ private:
+  static constexpr std::uint32_t kNone = 0xffffffffu;
+
+  std::uint32_t NewNode() {
+    successors_.emplace_back();
+    pending_.push_back(0);
+    return static_cast<std::uint32_t>(successors_.size() - 1);
+  }
+  void Order(std::uint32_t before, std::uint32_t after) {
+    if (before != kNone && before != after) {
+      successors_[before].push_back(after);
+      ++pending_[after];
+    }
+  }
+
+  void AddClass(std::size_t c) {
+    const Program& program = *classes_[c];
+    std::array<std::uint32_t, kStreamCount> last;
+    last.fill(kNone);
+    std::vector<std::uint32_t> last_of_group(program.groups.size(), kNone);
+    std::vector<std::uint32_t> issued_to_group(program.groups.size(), 0);
+    std::vector<std::uint32_t> slots(program.carry_slot_count, kNone);
+    for (const Pass& pass : PassesOf(program)) {
+      std::vector<std::uint32_t>& nodes = nodes_.emplace_back();
+      for (std::size_t i = 0; i < pass.body->size(); ++i) {
+        const OpShape& shape = program.ShapeOf(pass.body->ops[i]);
+        std::uint32_t node = kNone;
+        if (InfoOf(shape.code).is_collective) {
+          const std::uint32_t g = shape.group.value;
+          const auto [found, is_new] = shared_.try_emplace({g, issued_to_group[g]++}, kNone);
+          node = is_new ? found->second = NewNode() : found->second;
+          Order(last_of_group[g], node);
+          last_of_group[g] = node;
+        } else {
+          node = NewNode();
+        }
+        nodes.push_back(node);
+        Order(last[static_cast<std::size_t>(Stream::kHost)], node);
+        Order(last[static_cast<std::size_t>(shape.stream)], node);
+        for (const Edge edge : pass.body->EdgesOf(OpId(i))) {
+          Order(edge.is_carried() ? slots[edge.slot()] : nodes[edge.value], node);
+        }
+        last[static_cast<std::size_t>(shape.stream)] = node;
+      }
+      for (std::size_t slot = 0; slot < pass.body->carries.size(); ++slot) {
+        if (pass.body->carries[slot].valid()) {
+          slots[slot] = nodes[pass.body->carries[slot].value];
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] std::vector<std::string> NameBlocked() const {
+    std::vector<std::string> names;
+    std::size_t n = 0;
+    for (const Program* program : classes_) {
+      bool is_found = false;
+      for (const Pass& pass : PassesOf(*program)) {
+        const std::vector<std::uint32_t>& nodes = nodes_[n++];
+        for (std::size_t i = 0; i < nodes.size() && !is_found; ++i) {
+          if (pending_[nodes[i]] != 0 && IsCollective(*program, pass.body->ops[i])) {
+            names.push_back(NameIn(*program, pass, OpId(i)));
+            is_found = true;
+          }
+        }
+      }
+    }
+    return names;
+  }
+
+  std::span<const Program* const> classes_;
+  std::vector<std::vector<std::uint32_t>> successors_;
+  std::vector<std::uint32_t> pending_;  // predecessors not yet done
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> shared_;  // (group, number)
+  std::vector<std::vector<std::uint32_t>> nodes_;  // per class and pass, the node of each op
+};
+
+}  // namespace
+
+std::vector<Finding> VerifyRanks(std::span<const Program* const> classes) {
+  std::vector<Finding> findings;
+  for (const Program* program : classes) {
+    for (Finding& finding : Verify(*program)) {
+      if (findings.size() < kMaxFindings) {
+        findings.push_back(std::move(finding));
+      }
+    }
+  }
+  if (!findings.empty()) {
+    return findings;
+  }
+  for (std::size_t c = 1; c < classes.size(); ++c) {
+    CompareSequences(classes, c, findings);
+  }
+  if (findings.empty() && !HaveOneJointOrder(classes)) {
+    const std::vector<std::string> blocked = WaitGraph(classes).Blocked();
+    if (!blocked.empty()) {
+      findings.push_back({8, blocked.front(), blocked.back(), "",
+                          "the ranks wait for each other: rank class 0 is stuck at " +
+                              blocked.front() + ", the last class at " + blocked.back()});
+    }
+  }
+  return findings;
+}
+
+}  // namespace shardwright
