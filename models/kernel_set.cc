@@ -1,8 +1,11 @@
 #include "models/kernel_set.h"
 
-#include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/error.h"
@@ -12,19 +15,19 @@ namespace shardwright {
 namespace {
 
 // One row per software stack. docs/kernel_sets.md gives the reason of each value.
-const std::array<KernelSetOptions, 9>& KernelSetTable() {
-  static const std::array<KernelSetOptions, 9> table = {{
+const std::array<KernelSetOptions, 10>& KernelSetTable() {
+  static const std::array<KernelSetOptions, 10> table = {{
       {.name = "torch-eager", .repeat_kv = true},
       {.name = "torch-compile",
        .fused_elementwise = true,
        .fused_rope = true,
        .repeat_kv = true,
        .fused_loss = true},
+      {.name = "torch-2024", .fused_norm = false, .repeat_kv = true},
       {.name = "torch-2022",
        .attention = AttentionImpl::kMaterialized,
        .fused_norm = false,
-       .fp32_logits = false,
-       .repeat_kv = true},
+       .fp32_logits = false},
       {.name = "composer-2023",
        .fp32_logits = false,
        .flash_position_bias = true,
@@ -39,7 +42,7 @@ const std::array<KernelSetOptions, 9>& KernelSetTable() {
        .repeat_kv = true,
        .python_gelu_tanh = true,
        .keeps_logits = true},
-      {.name = "hf-2022",
+      {.name = "hf-2023",
        .attention = AttentionImpl::kMaterialized,
        .fused_norm = false,
        .repeat_kv = true,
@@ -144,6 +147,10 @@ OpKernels LowerOp(const OpSpec& spec, std::int64_t batch, DType compute,
   }
   SW_CHECK(false, "op kind " + std::to_string(static_cast<int>(spec.kind)));
   return {};
+}
+
+Kernel GradientSumKernel(Bytes bytes, DType compute) {
+  return internal::PassKernel(KernelClass::kElementwise, compute, 2 * bytes.value, bytes.value);
 }
 
 Bytes TensorBytes(const Tensor& tensor, std::int64_t batch, DType compute) {

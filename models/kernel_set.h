@@ -68,8 +68,8 @@ struct KernelSetOptions {
   bool operator==(const KernelSetOptions&) const = default;
 };
 
-// The built-in stacks, see docs/kernel_sets.md: torch-eager, torch-compile, torch-2022,
-// composer-2023, deepspeed, hf-eager, hf-2022, shardwright-host, shardwright-cuda.
+// The built-in stacks, see docs/kernel_sets.md: torch-eager, torch-compile, torch-2024, torch-2022,
+// composer-2023, deepspeed, hf-eager, hf-2023, shardwright-host, shardwright-cuda.
 [[nodiscard]] std::span<const KernelSetOptions> BuiltinKernelSets();
 // Throws InputError naming `where` with the nearest match.
 [[nodiscard]] const KernelSetOptions& FindKernelSet(std::string_view name, std::string_view where);
@@ -108,6 +108,10 @@ struct OpKernels {
 // O(1): no dependence on the model's size. Throws InputError when a size passes 2^56.
 [[nodiscard]] OpKernels LowerOp(const OpSpec& spec, std::int64_t batch, DType compute,
                                 const KernelSetOptions& options);
+
+// The sum of two gradients of one tensor of `bytes` bytes: autograd runs it once per further
+// consumer of the tensor, in place.
+[[nodiscard]] Kernel GradientSumKernel(Bytes bytes, DType compute);
 
 // Bytes of a tensor for `batch` samples when activations are in `compute` dtype.
 [[nodiscard]] Bytes TensorBytes(const Tensor& tensor, std::int64_t batch, DType compute);

@@ -1,6 +1,8 @@
 // Scaled dot-product attention, fused (flash) or with the score matrix in memory.
 
 #include <algorithm>
+#include <cstdint>
+#include <vector>
 
 #include "models/kernels/kernels.h"
 
@@ -80,8 +82,12 @@ OpKernels FlashAttention(const LowerContext& context, const AttentionBytes& byte
   forward.written = Bytes(bytes.output + row_stats);
   op.forward = {forward};
 
-  // The query gradient is summed over key tiles in fp32, then cast.
+  // The query gradient is summed over key tiles in fp32, then cast. FlashAttention-2 allocates the
+  // sum and the row sums for whole tiles of queries and heads rounded up to 32.
   const std::int64_t dq_fp32 = Product({bytes.rows, spec.head_dim, kFp32Bytes});
+  const std::int64_t tile_rows =
+      Product({context.batch, spec.heads, RoundUp(spec.seq_q, kFlashTile), kFp32Bytes});
+  const std::int64_t workspace = Product({tile_rows, RoundUp(spec.head_dim, 32)}) + tile_rows;
   Kernel backward =
       FlashKernel(context, KernelClass::kAttentionBackward, 2.0 * pairs * (3.0 * qk + 2.0 * ov));
   backward.read = Bytes(bytes.q + kv + bytes.output + 2 * row_stats + bytes.bias);
@@ -92,7 +98,7 @@ OpKernels FlashAttention(const LowerContext& context, const AttentionBytes& byte
       backward,
       PassKernel(KernelClass::kCopy, context.compute, dq_fp32, bytes.q),
   };
-  op.backward_workspace = Bytes(dq_fp32 + row_stats);
+  op.backward_workspace = Bytes(workspace);
   op.saves_input = 0b111;
   op.saves_output = 1;
   op.extra_saved = Bytes(row_stats);  // log-sum-exp per query and head

@@ -1,5 +1,8 @@
 // Convolution, batch norm and pooling on (channels, height, width) images.
 
+#include <cstdint>
+#include <vector>
+
 #include "models/kernels/kernels.h"
 
 namespace shardwright::internal {

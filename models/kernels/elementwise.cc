@@ -1,5 +1,8 @@
 // Activations, sums, products, dropout and the moves between tensors.
 
+#include <cstdint>
+#include <vector>
+
 #include "models/kernels/kernels.h"
 
 namespace shardwright::internal {

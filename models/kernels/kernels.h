@@ -78,8 +78,10 @@ void ApplyAutocast(const LowerContext& context, std::int64_t weight_elements, Op
 [[nodiscard]] OpKernels LowerCrossEntropy(const LowerContext& context);
 
 // (query, key) pairs per head that a flash kernel multiplies, masked or not: whole tiles of
-// kFlashTile queries by kFlashTile keys in which at least one pair is visible. Causal masks are
-// aligned to the last key. O(1).
+// kFlashTile queries by kFlashTile keys in which at least one pair is visible. A causal mask lets
+// the last query see the last key (the first the first, when there are fewer keys than queries);
+// the surplus of keys is rounded up to tiles. A window of w lets a query see w keys that end with
+// its own, without a causal mask also w - 1 after it. O(1).
 inline constexpr std::int64_t kFlashTile = 128;
 [[nodiscard]] double FlashPairs(const OpSpec& spec);
 

@@ -1,6 +1,7 @@
 // Ops that are one matrix product or one table lookup.
 
 #include <algorithm>
+#include <cstdint>
 
 #include "models/kernels/kernels.h"
 

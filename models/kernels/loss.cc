@@ -1,6 +1,7 @@
 // Losses and the log-softmax before them.
 
 #include <algorithm>
+#include <cstdint>
 
 #include "models/kernels/kernels.h"
 
@@ -39,15 +40,15 @@ OpKernels EagerCrossEntropy(const LowerContext& context) {
   return op;
 }
 
-// One kernel that reads the logits twice for the loss, keeps them and two numbers per row, and one
-// that turns them into their gradient.
+// One kernel with an online softmax that reads the logits once and keeps them and two numbers per
+// row, and one that turns them into their gradient.
 OpKernels FusedCrossEntropy(const LowerContext& context) {
   const std::int64_t rows = Rows(context);
   const std::int64_t logits = Product({Elements(context), context.s});
   const std::int64_t labels = Product({rows, kIndexBytes});
   const std::int64_t stats = Product({rows, 2, kFp32Bytes});
   OpKernels op;
-  op.forward = {PassKernel(KernelClass::kSoftmax, context.compute, 2 * logits + labels, stats)};
+  op.forward = {PassKernel(KernelClass::kSoftmax, context.compute, logits + labels, stats)};
   op.backward_data = {
       PassKernel(KernelClass::kSoftmax, context.compute, logits + labels + stats, logits)};
   op.saves_input = 1;

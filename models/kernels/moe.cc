@@ -1,6 +1,8 @@
 // Mixture of experts: the router, and all experts with dispatch and combination.
 
 #include <algorithm>
+#include <cstdint>
+#include <vector>
 
 #include "models/kernels/kernels.h"
 

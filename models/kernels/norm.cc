@@ -1,7 +1,9 @@
 // Layer norm, RMS norm and rotary embeddings.
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "models/kernels/kernels.h"
 
