@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -61,6 +62,26 @@ void SyncFolder(const std::filesystem::path& folder) {
   }
 }
 
+// Holds back interrupts of this thread, so that none leaves a temporary file behind; a pending one
+// is delivered when the object dies.
+class InterruptsHeld {
+ public:
+  InterruptsHeld() {
+    sigset_t held;
+    ::sigemptyset(&held);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+      ::sigaddset(&held, signal);
+    }
+    ::pthread_sigmask(SIG_BLOCK, &held, &before_);
+  }
+  ~InterruptsHeld() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  InterruptsHeld(const InterruptsHeld&) = delete;
+  InterruptsHeld& operator=(const InterruptsHeld&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 }  // namespace
 
 void WriteFileAtomically(const std::string& file, std::string_view content) {
@@ -85,6 +106,7 @@ void WriteFileAtomically(const std::string& file, std::string_view content) {
     WriteInPlace(file, content);
     return;
   }
+  const InterruptsHeld interrupts_held;
   const std::string temporary = target.string() + ".tmp." + std::to_string(::getpid());
   const int descriptor =
       ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);

@@ -1,0 +1,148 @@
+#include "schedule/plan_file.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "models/loader.h"
+#include "schedule/internal/plan_fields.h"
+#include "schedule/internal/plan_json.h"
+
+namespace shardwright {
+namespace {
+
+using internal::Quoted;
+
+// The newest version of the format, and the only one so far.
+constexpr std::int64_t kVersion = 1;
+
+void CheckHeader(const JsonValue& json) {
+  (void)json.At("format").AsChoice({"shardwright-plan"});
+  const JsonValue version = json.At("version");
+  if (version.AsInt() > kVersion) {
+    throw version.Error("version " + std::to_string(kVersion),
+                        "a newer Shardwright wrote this file");
+  }
+  (void)version.AsInt(kVersion, kVersion);
+}
+
+// Compares the "hash" that the file gives for a thing that ships with us with what we have.
+void CheckHash(const JsonValue& json, std::uint64_t hash, const std::string& what) {
+  const std::optional<JsonValue> given = json.Find("hash");
+  if (given && given->AsString() != HashText(hash)) {
+    throw given->Error(Quoted(HashText(hash)),
+                       what +
+                           " has changed since this plan was made: make it again, or delete the "
+                           "hash to accept the change");
+  }
+}
+
+// The sub-document under "json", as text for the parsers of models, clusters and profiles.
+std::string Embedded(const nlohmann::ordered_json& document, const char* part) {
+  return document.at(part).at("json").dump();
+}
+
+void ReadModel(const JsonValue& json, const nlohmann::ordered_json& document, PlanFile& file) {
+  json.AllowOnly({"name", "json", "hash"});
+  const JsonValue name = json.At("name");
+  LoadOptions options;
+  options.sequence_length = file.job.sequence_length;
+  if (const std::optional<JsonValue> embedded = json.Find("json")) {
+    file.model = ModelFromJson(*embedded, name.AsString(), options);
+    file.model_json = Embedded(document, "model");
+  } else {
+    if (name.AsString().find('/') != std::string::npos || !ModelFile(name.AsString()).empty()) {
+      throw name.Error("the name of a zoo model", "a user's model is embedded under \"json\"");
+    }
+    file.model = LoadModel(name.AsString(), options);
+  }
+  CheckHash(json, HashModel(file.model), "model " + Quoted(name.AsString()));
+}
+
+void ReadCluster(const JsonValue& json, const nlohmann::ordered_json& document, PlanFile& file) {
+  json.AllowOnly({"name", "nodes", "gpus_per_node", "json", "hash"});
+  if (json.Find("json")) {
+    const std::string name = json.At("json").path().str();
+    file.cluster = ParseCluster(Embedded(document, "cluster"), name);
+  } else {
+    const std::string name = json.At("name").AsString();
+    const std::vector<ClusterSummary> catalog = ListClusters();
+    std::vector<std::string> names;
+    for (const ClusterSummary& summary : catalog) {
+      names.push_back(summary.name);
+    }
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+      throw json.At("name").Error("a cluster of the catalog", DidYouMean(name, names));
+    }
+    file.cluster = LoadCluster(name, json.At("nodes").AsInt(1), json.At("gpus_per_node").AsInt(1));
+  }
+  CheckHash(json, Fnv1a64(ClusterJson(file.cluster)), "cluster " + Quoted(file.cluster.name));
+}
+
+void ReadProfile(const JsonValue& json, const nlohmann::ordered_json& document, PlanFile& file) {
+  json.AllowOnly({"name", "json", "hash"});
+  if (json.Find("json")) {
+    file.profile = ParseProfile(Embedded(document, "profile"), json.At("json").path().str());
+  } else {
+    const JsonValue name = json.At("name");
+    const std::vector<std::string> names = ListProfiles();
+    if (std::find(names.begin(), names.end(), name.AsString()) == names.end()) {
+      throw name.Error("a profile that ships", DidYouMean(name.AsString(), names));
+    }
+    file.profile = LoadProfile(name.AsString());
+  }
+  CheckHash(json, Fnv1a64(ProfileJson(file.profile)), "profile " + Quoted(file.profile.name));
+}
+
+}  // namespace
+
+LoadedModel LoadModelWithText(const std::string& spec, std::int64_t sequence_length) {
+  LoadedModel loaded;
+  LoadOptions options;
+  options.sequence_length = sequence_length;
+  loaded.model = LoadModel(spec, options);
+  const std::string file = ModelFile(spec);
+  if (!file.empty()) {
+    loaded.json = ReadTextFile(file);
+  }
+  return loaded;
+}
+
+PlanFile ParsePlanFile(std::string_view text, const std::string& name) {
+  const JsonValue json = JsonValue::Parse(text, name);
+  CheckHeader(json);
+  json.AllowOnly({"format", "version", "model", "kernel_set", "cluster", "profile", "job", "plan"});
+  // Syntax is checked above; this second reading keeps the order of embedded documents.
+  const nlohmann::ordered_json document = nlohmann::ordered_json::parse(text);
+  PlanFile file;
+  file.job = internal::ReadJob(json.At("job"));
+  file.plan = internal::ReadPlan(json.At("plan"));
+  file.kernels = internal::ReadKernelSet(json.At("kernel_set"));
+  ReadModel(json.At("model"), document, file);
+  ReadCluster(json.At("cluster"), document, file);
+  ReadProfile(json.At("profile"), document, file);
+  CheckPlan(file, json.At("plan").path().str());
+  return file;
+}
+
+void CheckPlan(const PlanFile& file, const std::string& where) {
+  ValidatePlan(file.model, file.job, file.plan, where);
+  (void)ResolveUnits(file.model, file.plan, where);
+  const std::int64_t ranks = file.plan.shard_size * file.plan.replicate_size;
+  if (ranks != file.cluster.RankCount()) {
+    throw InputError(where,
+                     "shard_size " + std::to_string(file.plan.shard_size) + " x replicate_size " +
+                         std::to_string(file.plan.replicate_size) + " = " + std::to_string(ranks) +
+                         " ranks",
+                     std::to_string(file.cluster.RankCount()) + ", the GPUs of " +
+                         std::to_string(file.cluster.node_count) + " x " + file.cluster.name);
+  }
+}
+
+}  // namespace shardwright

@@ -1,0 +1,60 @@
+#pragma once
+
+// Plan files: everything a simulation or a run needs, in one versioned JSON document
+// (docs/plan_file.md). What ships with Shardwright is named, with a hash of its content; what the
+// user brought is embedded.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "models/kernel_set.h"
+#include "models/model.h"
+#include "schedule/plan.h"
+#include "topologies/cluster.h"
+#include "topologies/profile.h"
+
+namespace shardwright {
+
+struct PlanFile {
+  Model model;             // built for job.sequence_length; nothing frozen, no adapters yet
+  std::string model_json;  // the user's file; empty: the zoo model called model.name
+  KernelSetOptions kernels;
+  Cluster cluster;
+  Profile profile;
+  Job job;
+  Plan plan;
+};
+
+// Loads a model as LoadModel does, and keeps the text of a user's file. A sequence length of 0 is
+// the model's own default. Throws InputError.
+struct LoadedModel {
+  Model model;
+  std::string json;
+};
+[[nodiscard]] LoadedModel LoadModelWithText(const std::string& spec, std::int64_t sequence_length);
+
+// The document as text: keys in a fixed order, so that equal plans give equal bytes. Ends with a
+// newline.
+[[nodiscard]] std::string PlanFileJson(const PlanFile& file);
+
+// Reads a plan from text; `name` is the file in error messages. Loads model, cluster and profile
+// and checks everything: hashes of named things, ValidatePlan, ResolveUnits, and that the plan uses
+// all ranks of the cluster. Throws InputError.
+[[nodiscard]] PlanFile ParsePlanFile(std::string_view text, const std::string& name);
+
+// The same checks for a plan made in memory; `where` names it in errors.
+void CheckPlan(const PlanFile& file, const std::string& where);
+
+// 64-bit FNV-1a (offset basis 0xcbf29ce484222325, prime 0x100000001b3): the content hash of plan
+// files. It finds accidental changes, not attacks.
+[[nodiscard]] std::uint64_t Fnv1a64(std::string_view text);
+
+// Fnv1a64 over everything in `model` that a program depends on: module tree, parameters, tensors,
+// ops and their specs.
+[[nodiscard]] std::uint64_t HashModel(const Model& model);
+
+// How hashes are written: "fnv1a64:0123456789abcdef".
+[[nodiscard]] std::string HashText(std::uint64_t hash);
+
+}  // namespace shardwright

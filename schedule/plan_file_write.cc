@@ -1,0 +1,203 @@
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "core/json.h"
+#include "schedule/plan_file.h"
+#include "schedule/plan_names.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Indented JSON in which every value that fits on one line stands on one.
+void Print(const Json& value, std::size_t indent, std::string& out) {
+  constexpr std::size_t kLine = 100;
+  const std::string flat = value.dump();
+  if (!value.is_structured() || indent + flat.size() <= kLine || value.empty()) {
+    // Spaces after ',' and ':' outside strings, as people write it.
+    bool in_string = false;
+    for (std::size_t i = 0; i < flat.size(); ++i) {
+      out += flat[i];
+      if (in_string && flat[i] == '\\') {
+        out += flat[++i];
+      } else if (flat[i] == '"') {
+        in_string = !in_string;
+      } else if (!in_string && (flat[i] == ',' || flat[i] == ':')) {
+        out += ' ';
+      }
+    }
+    return;
+  }
+  const bool is_object = value.is_object();
+  out += is_object ? "{\n" : "[\n";
+  std::size_t i = 0;
+  for (const auto& [key, child] : value.items()) {
+    out.append(indent + 2, ' ');
+    if (is_object) {
+      out += Json(key).dump() + ": ";
+    }
+    Print(child, indent + 2, out);
+    out += ++i < value.size() ? ",\n" : "\n";
+  }
+  out.append(indent, ' ');
+  out += is_object ? '}' : ']';
+}
+
+Json ModelPart(const PlanFile& file) {
+  Json json;
+  json["name"] = file.model.name;
+  if (!file.model_json.empty()) {
+    json["json"] = Json::parse(file.model_json);
+  }
+  json["hash"] = HashText(HashModel(file.model));
+  return json;
+}
+
+Json KernelSetPart(const KernelSetOptions& kernels) {
+  Json json;
+  json["name"] = kernels.name;
+  json["attention"] = NameIn(kAttentionNames, kernels.attention);
+  json["moe_dispatch"] = NameIn(kMoeDispatchNames, kernels.moe_dispatch);
+  json["fused_elementwise"] = kernels.fused_elementwise;
+  json["fused_rope"] = kernels.fused_rope;
+  json["fused_norm"] = kernels.fused_norm;
+  json["fp32_logits"] = kernels.fp32_logits;
+  json["loss_chunks"] = kernels.loss_chunks;
+  json["autocast_weights"] = kernels.autocast_weights;
+  return json;
+}
+
+// Does the catalog give this very cluster under its name?
+bool IsFromCatalog(const Cluster& cluster) {
+  for (const ClusterSummary& summary : ListClusters()) {
+    if (summary.name == cluster.name) {
+      return ClusterJson(LoadCluster(cluster.name, cluster.node_count, cluster.gpus_per_node)) ==
+             ClusterJson(cluster);
+    }
+  }
+  return false;
+}
+
+Json ClusterPart(const Cluster& cluster) {
+  const std::string text = ClusterJson(cluster);
+  Json json;
+  if (IsFromCatalog(cluster)) {
+    json["name"] = cluster.name;
+    json["nodes"] = cluster.node_count;
+    json["gpus_per_node"] = cluster.gpus_per_node;
+  } else {
+    json["json"] = Json::parse(text);
+  }
+  json["hash"] = HashText(Fnv1a64(text));
+  return json;
+}
+
+bool Ships(const Profile& profile) {
+  for (const std::string& name : ListProfiles()) {
+    if (name == profile.name) {
+      return LoadProfile(name) == profile;
+    }
+  }
+  return false;
+}
+
+Json ProfilePart(const Profile& profile) {
+  const std::string text = ProfileJson(profile);
+  Json json;
+  if (Ships(profile)) {
+    json["name"] = profile.name;
+  } else {
+    json["json"] = Json::parse(text);
+  }
+  json["hash"] = HashText(Fnv1a64(text));
+  return json;
+}
+
+Json JobPart(const Job& job) {
+  Json json;
+  json["mode"] = NameIn(kJobModeNames, job.mode);
+  json["sequence_length"] = job.sequence_length;
+  json["global_batch"] = job.global_batch;
+  json["precision"] = {{"master", NameIn(kTrainingDTypeNames, job.precision.master)},
+                       {"param", NameIn(kTrainingDTypeNames, job.precision.param)},
+                       {"reduce", NameIn(kTrainingDTypeNames, job.precision.reduce)}};
+  json["optimizer"] = {{"kind", NameIn(kOptimizerNames, job.optimizer.kind)},
+                       {"impl", NameIn(kOptimizerImplNames, job.optimizer.impl)},
+                       {"weight_decay", job.optimizer.weight_decay}};
+  json["clip_gradients"] = job.clip_gradients;
+  json["frozen"] = job.frozen;
+  json["lora_rank"] = job.lora_rank;
+  json["lora_targets"] = job.lora_targets;
+  json["memory_margin"] = job.memory_margin;
+  return json;
+}
+
+Json UnitPart(const UnitPlan& unit) {
+  Json json;
+  json["name"] = unit.name;
+  json["modules"] = unit.modules;
+  if (unit.reshard.kind == Reshard::Kind::kToGroup) {
+    json["reshard"] = unit.reshard.group;
+  } else {
+    json["reshard"] = NameIn(kReshardNames, unit.reshard.kind);
+  }
+  json["gap"] = NameIn(kGapNames, unit.gap);
+  json["forward_prefetch"] = unit.forward_prefetch;
+  json["backward_prefetch"] = unit.backward_prefetch;
+  return json;
+}
+
+Json PlanPart(const Plan& plan) {
+  Json json;
+  json["dialect"] = NameIn(kDialectNames, plan.dialect);
+  json["shard_size"] = plan.shard_size;
+  json["replicate_size"] = plan.replicate_size;
+  json["micro_batch"] = plan.micro_batch;
+  json["accumulation"] = plan.accumulation;
+  json["sync"] = NameIn(kSyncNames, plan.sync);
+  json["offload"] = {{"parameters", plan.offload.parameters},
+                     {"optimizer", plan.offload.optimizer},
+                     {"activations", plan.offload.activations}};
+  json["backward_prefetch"] = NameIn(kBackwardPrefetchNames, plan.backward_prefetch);
+  json["forward_prefetch"] = plan.forward_prefetch;
+  json["limit_all_gathers"] = plan.limit_all_gathers;
+  json["use_orig_params"] = plan.use_orig_params;
+  json["in_flight"] = plan.in_flight;
+  json["first_bucket"] = FormatExact(plan.first_bucket);
+  json["bucket"] = FormatExact(plan.bucket);
+  json["recompute"] = Json::array();
+  for (const RecomputeRegion& region : plan.recompute) {
+    json["recompute"].push_back({{"module", region.module},
+                                 {"kind", NameIn(kRecomputeNames, region.kind)},
+                                 {"keep_every", region.keep_every}});
+  }
+  json["units"] = Json::array();
+  for (const UnitPlan& unit : plan.units) {
+    json["units"].push_back(UnitPart(unit));
+  }
+  return json;
+}
+
+}  // namespace
+
+std::string PlanFileJson(const PlanFile& file) {
+  Json json;
+  json["format"] = "shardwright-plan";
+  json["version"] = 1;
+  json["model"] = ModelPart(file);
+  json["kernel_set"] = KernelSetPart(file.kernels);
+  json["cluster"] = ClusterPart(file.cluster);
+  json["profile"] = ProfilePart(file.profile);
+  json["job"] = JobPart(file.job);
+  json["plan"] = PlanPart(file.plan);
+  std::string text;
+  Print(json, 0, text);
+  return text + "\n";
+}
+
+}  // namespace shardwright
