@@ -209,7 +209,7 @@ OpKernels MaterializedAttention(const LowerContext& context, const AttentionByte
 
 // Sum over i in [0, count) of max(0, i - shift).
 double RampSum(std::int64_t count, std::int64_t shift) {
-  const auto first = static_cast<double>(std::max<std::int64_t>(0, 1 - shift));
+  const auto first = static_cast<double>(std::max<std::int64_t>(0, -shift));
   const auto last = static_cast<double>(count - 1 - shift);
   return last < first ? 0.0 : (first + last) * (last - first + 1.0) / 2.0;
 }
