@@ -1,0 +1,199 @@
+// What the caching allocator does when no cached block fits: ask the driver, after making room if
+// needed.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "core/error.h"
+#include "core/units.h"
+#include "simulator/caching_allocator.h"
+#include "simulator/internal/allocator_constants.h"
+#include "simulator/internal/free_list.h"
+
+namespace shardwright {
+namespace {
+
+using internal::kLargeSegment;
+using internal::kLargestSmallRequest;
+using internal::kOwnSegmentGranularity;
+using internal::kSmallestOwnSegment;
+using internal::kSmallSegment;
+
+// Bytes asked from the driver for a rounded request.
+std::int64_t SegmentSize(std::int64_t size) {
+  if (size <= kLargestSmallRequest) {
+    return kSmallSegment;
+  }
+  return size < kSmallestOwnSegment ? kLargeSegment : RoundUp(size, kOwnSegmentGranularity);
+}
+
+}  // namespace
+
+// Returns a block in no list, cut to the request; kNone when out of memory.
+std::uint32_t CachingAllocator::AllocMiss(std::uint32_t pool, std::int64_t size,
+                                          AllocResult& result) {
+  if (options_.gc_threshold > 0 && !options_.expandable_segments) {
+    CollectGarbage(result);
+  }
+  std::uint32_t block = NewSegment(pool, size, result);
+  if (block == kNone && ReleaseOversize(pool, size, result)) {
+    block = NewSegment(pool, size, result);
+  }
+  if (block == kNone) {
+    ++counters_.retry_count;
+    result.retried = true;
+    SynchronizeAndRelease(result);
+    block = NewSegment(pool, size, result);
+  }
+  if (block != kNone) {
+    SplitNew(block, size);
+  }
+  return block;
+}
+
+// Takes memory for a request from the driver: a block in no list that holds at least `size`, or
+// kNone if the driver has too little.
+std::uint32_t CachingAllocator::NewSegment(std::uint32_t pool, std::int64_t size,
+                                           AllocResult& result) {
+  if (options_.expandable_segments) {
+    return Expand(pool, size, result);
+  }
+  const std::int64_t segment_size = SegmentSize(size);
+  if (segment_size > options_.capacity.value - counters_.reserved.value) {
+    return kNone;
+  }
+  const std::uint32_t block = AppendSegment(pool, segment_size);
+  counters_.reserved += Bytes(segment_size);
+  counters_.peak_reserved = std::max(counters_.peak_reserved, counters_.reserved);
+  ++counters_.cuda_malloc_count;
+  ++result.cuda_malloc_count;
+  return block;
+}
+
+// A segment of one block, above all others.
+std::uint32_t CachingAllocator::AppendSegment(std::uint32_t pool, std::int64_t size) {
+  const std::uint32_t block = NewBlock();
+  Block& b = blocks_[block];
+  // Starts at a multiple of both page sizes, so that pages can be found from the address alone.
+  static_assert(kLargeSegment % kSmallSegment == 0);
+  b.address = RoundUp(next_address_, kLargeSegment);
+  SW_CHECK(b.address <= std::numeric_limits<std::int64_t>::max() / 2 - size, "out of addresses");
+  b.size = size;
+  b.pool = pool;
+  next_address_ = b.address + size;
+  segments_.push_back(block);
+  return block;
+}
+
+// Removes a segment of one block, which must be in no list.
+void CachingAllocator::ForgetSegment(std::uint32_t block) {
+  segments_.erase(std::find(segments_.begin(), segments_.end(), block));
+  unused_blocks_.push_back(block);
+}
+
+// cudaFree of a segment whose only block is cached.
+void CachingAllocator::ReleaseSegment(std::uint32_t block, AllocResult& result) {
+  RemoveFree(block);
+  counters_.reserved -= Bytes(blocks_[block].size);
+  ++counters_.cuda_free_count;
+  ++result.segments_freed;
+  ForgetSegment(block);
+}
+
+// Frees whole large segments that are at least as old as the average, until reserved memory is no
+// more than the threshold or nothing is left to free. A pass does not stop when it has freed
+// enough.
+void CachingAllocator::CollectGarbage(AllocResult& result) {
+  const auto threshold = static_cast<std::int64_t>(options_.gc_threshold *
+                                                   static_cast<double>(options_.capacity.value));
+  const std::int64_t excess = counters_.reserved.value - threshold;
+  if (excess <= 0) {
+    return;
+  }
+  std::vector<std::uint32_t>& candidates = scratch_;
+  candidates.clear();
+  std::int64_t total_age = 0;
+  for (const std::uint32_t head : segments_) {
+    const Block& b = blocks_[head];
+    if (!IsSmall(b.pool) && b.state == BlockState::kFree && !IsSplit(b)) {
+      candidates.push_back(head);
+      total_age += search_count_[0] - b.age_base;
+    }
+  }
+  std::int64_t reclaimed = 0;
+  // Each pass frees at least the oldest candidate, so the loop ends.
+  while (reclaimed < excess && !candidates.empty()) {
+    const double average = static_cast<double>(total_age) / static_cast<double>(candidates.size());
+    std::size_t kept = 0;
+    for (const std::uint32_t head : candidates) {
+      const std::int64_t age = search_count_[0] - blocks_[head].age_base;
+      if (static_cast<double>(age) >= average) {
+        total_age -= age;
+        reclaimed += blocks_[head].size;
+        ReleaseSegment(head, result);
+      } else {
+        candidates[kept++] = head;
+      }
+    }
+    candidates.resize(kept);
+  }
+}
+
+// With max_split_size set, frees the smallest cached oversize block that is large enough, or else
+// the largest ones until their sum is. Only blocks of the request's stream. False if that was too
+// little.
+bool CachingAllocator::ReleaseOversize(std::uint32_t pool, std::int64_t size, AllocResult& result) {
+  const std::int64_t limit = options_.max_split_size.value;
+  if (limit == std::numeric_limits<std::int64_t>::max() || options_.expandable_segments) {
+    return false;
+  }
+  internal::FreeList& list = pools_[pool].free;
+  const std::int64_t target = std::max(size, limit);
+  const std::size_t position = list.LowerBound(target, 0);
+  if (position < list.size()) {
+    ReleaseSegment(list.at(position).block, result);
+    return true;
+  }
+  std::int64_t released = 0;
+  while (released < target && list.size() > 0 && list.at(list.size() - 1).size >= limit) {
+    const internal::FreeEntry largest = list.at(list.size() - 1);
+    released += largest.size;
+    ReleaseSegment(largest.block, result);
+  }
+  return released >= target;
+}
+
+// Waits for every pending event, then returns all cached memory that can be returned to the driver.
+void CachingAllocator::SynchronizeAndRelease(AllocResult& result) {
+  for (EventQueue& queue : events_) {
+    for (; queue.head < queue.events.size(); ++queue.head) {
+      const Event event = queue.events[queue.head];
+      result.sync_until = std::max(result.sync_until, event.done);
+      FinishEvent(event);
+    }
+    queue.events.clear();
+    queue.head = 0;
+  }
+  const Bytes reserved_before = counters_.reserved;
+  // Collected first, because releasing changes the lists.
+  std::vector<std::uint32_t>& cached = scratch_;
+  cached.clear();
+  for (const Pool& pool : pools_) {
+    for (std::size_t i = 0; i < pool.free.size(); ++i) {
+      cached.push_back(pool.free.at(i).block);
+    }
+  }
+  for (const std::uint32_t block : cached) {
+    if (options_.expandable_segments) {
+      Unmap(block, result);
+    } else if (!IsSplit(blocks_[block])) {
+      ReleaseSegment(block, result);
+    }
+  }
+  result.freed_by_retry = reserved_before - counters_.reserved;
+}
+
+}  // namespace shardwright
