@@ -12,6 +12,7 @@
 #include "core/embedded.h"
 #include "core/error.h"
 #include "models/internal/hf_config.h"
+#include "models/internal/model_file.h"
 #include "models/model_types.h"
 #include "models/model_zoo.h"
 
@@ -176,6 +177,9 @@ JsonValue ParseZoo(const EmbeddedFile& file) {
 }  // namespace
 
 Model ModelFromJson(const JsonValue& json, const std::string& name, const LoadOptions& options) {
+  if (json.IsObject() && json.Find("format")) {
+    return ReadModelFile(json, name, options);
+  }
   return ModelFromConfig(json, name, options);
 }
 

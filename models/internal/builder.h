@@ -104,6 +104,7 @@ class ModelBuilder {
                    double p, TensorId x);
 
   [[nodiscard]] Model& model() { return model_; }
+  [[nodiscard]] const Model& model() const { return model_; }
   // Ends the construction; the builder is empty afterwards.
   [[nodiscard]] Model Finish();
 

@@ -395,7 +395,16 @@ Model BuildMpt(const BuildInput& input) {
   }
   const Layer norm = builder.AddNorm(body, "norm_f", hidden, options.has_bias, "LPLayerNorm");
   x = builder.LayerNorm(norm, s.tokens, x);
-  x = RunHead(builder, s, "lm_head", hidden, config.Flag("tie_word_embeddings"), tokens, x);
+  if (config.Flag("tie_word_embeddings")) {
+    // SharedEmbedding: the same module multiplies by its own table; there is no lm_head.
+    const ParamId params[] = {tokens.weight};
+    x = builder.AddOp(
+        tokens.module, "unembed",
+        {.kind = OpKind::kLinear, .rows = s.tokens, .in = hidden, .out = s.common.vocabulary}, {x},
+        params);
+  } else {
+    x = RunHead(builder, s, "lm_head", hidden, false, tokens, x);
+  }
   AddCrossEntropy(builder, s.tokens, s.common.vocabulary, x);
   return FinishGpt(builder, s, "MPTBlock");
 }

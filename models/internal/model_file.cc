@@ -1,0 +1,453 @@
+#include "models/internal/model_file.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "models/internal/builder.h"
+#include "models/internal/model_file_ops.h"
+#include "models/internal/order.h"
+
+namespace shardwright {
+namespace {
+
+constexpr std::int64_t kVersion = 1;
+// Modules, ops and iterations when repeats are written out.
+constexpr std::size_t kLargestExpansion = 200'000;
+constexpr std::size_t kDeepestRepeat = 8;
+
+// An op entry for one iteration of the repeats around it.
+struct ExpandedOp {
+  JsonValue json;
+  LoopValues loops;
+  std::vector<std::string> inputs;
+  std::vector<std::string> outputs;
+};
+
+class FileReader {
+ public:
+  FileReader(const JsonValue& file, const std::string& name, const LoadOptions& options)
+      : file_(file),
+        options_(options),
+        builder_(file.path().str(), name, "custom", TextOr(file, "class", "Module")) {}
+
+  Model Read() {
+    file_.AllowOnly({"format", "version", "_source", "class", "block_class", "sequence_length",
+                     "image_size", "inputs", "modules", "ops"});
+    (void)file_.At("format").AsChoice({"shardwright-model"});
+    (void)file_.At("version").AsInt(kVersion, kVersion);
+    ReadSizes();
+    LoopValues loops;
+    modules_.emplace("", ModelBuilder::Root());
+    ReadModules(file_.At("modules"), ModelBuilder::Root(), loops);
+    ReadInputs(file_.At("inputs"));
+    ExpandOps(file_.At("ops"), loops);
+    CheckOrder();
+    for (const ExpandedOp& op : ops_) {
+      AddOp(op);
+    }
+    CheckParamsAreUsed();
+    Model model = builder_.Finish();
+    model.block_class = TextOr(file_, "block_class", "");
+    model.sequence_length = tokens_;
+    model.tokens_per_sample = tokens_ > 0 ? tokens_ : 1;
+    ValidateModel(model, file_.path().str());
+    return model;
+  }
+
+ private:
+  static std::string TextOr(const JsonValue& json, std::string_view key, std::string fallback) {
+    const std::optional<JsonValue> value = json.Find(key);
+    return value ? value->AsString() : std::move(fallback);
+  }
+
+  static std::string Text(const JsonValue& value, const LoopValues& loops) {
+    return Substitute(value.AsString(), loops, value.path().str());
+  }
+
+  static bool Flag(const JsonValue& json, std::string_view key) {
+    const std::optional<JsonValue> value = json.Find(key);
+    return value && value->AsBool();
+  }
+
+  // The caller's size, or the file's; a file without the key has no such size.
+  std::int64_t ReadSize(std::string_view key, std::int64_t wanted, std::int64_t max) const {
+    const std::optional<JsonValue> value = file_.Find(key);
+    const std::int64_t size = value ? value->AsInt(1, max) : 0;
+    if (wanted < 0 || wanted > max) {
+      throw InputError(key, std::to_string(wanted), "1 to " + std::to_string(max));
+    }
+    return value && wanted > 0 ? wanted : size;
+  }
+
+  void ReadSizes() {
+    tokens_ = ReadSize("sequence_length", options_.sequence_length, ModelLimits::kTokens);
+    pixels_ = ReadSize("image_size", options_.image_size, ModelLimits::kPixels);
+  }
+
+  // A dimension: a number, or one of the sizes of the file by name.
+  std::int64_t Dimension(const JsonValue& value, std::int64_t max) const {
+    if (!value.IsString()) {
+      return value.AsInt(1, max);
+    }
+    const std::int64_t size =
+        value.AsChoice({"sequence_length", "image_size"}) == 0 ? tokens_ : pixels_;
+    if (size == 0) {
+      throw value.Error("a number, since the file has no key of that name");
+    }
+    return size;
+  }
+
+  // Calls `body` once per iteration of the entry's "repeat", or once when it has none.
+  template <class Body>
+  void Repeat(const JsonValue& entry, LoopValues& loops, const Body& body) {
+    const std::optional<JsonValue> repeat = entry.Find("repeat");
+    if (!repeat) {
+      body();
+      return;
+    }
+    const std::int64_t count = repeat->AsInt(1, ModelLimits::kLayers);
+    const std::optional<JsonValue> from = entry.Find("from");
+    const std::int64_t first = from ? from->AsInt(0, ModelLimits::kLayers) : 0;
+    if (loops.size() == kDeepestRepeat) {
+      throw repeat->Error("at most " + std::to_string(kDeepestRepeat) + " nested repeats");
+    }
+    loops.emplace_back(TextOr(entry, "index", "i"), 0);
+    for (std::int64_t i = first; i < first + count; ++i) {
+      CountExpansion(entry);
+      loops.back().second = i;
+      body();
+    }
+    loops.pop_back();
+  }
+
+  void CountExpansion(const JsonValue& entry) {
+    if (++expanded_ > kLargestExpansion) {
+      throw InputError(entry.path().str(),
+                       "more than " + std::to_string(kLargestExpansion) +
+                           " modules, ops and iterations when repeats are written out",
+                       "fewer");
+    }
+  }
+
+  void ReadModules(const JsonValue& list, ModuleId parent, LoopValues& loops) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const JsonValue entry = list[i];
+      entry.AllowOnly({"name", "class", "params", "buffers", "full_precision", "modules", "repeat",
+                       "index", "from"});
+      Repeat(entry, loops, [&] { ReadModule(entry, parent, loops); });
+    }
+  }
+
+  void ReadModule(const JsonValue& entry, ModuleId parent, LoopValues& loops) {
+    CountExpansion(entry);
+    const JsonValue name = entry.At("name");
+    const std::string text = Text(name, loops);
+    if (text.empty() || text.find('.') != std::string::npos) {
+      throw name.Error("a name without dots");
+    }
+    const ModuleId module = builder_.AddModule(parent, text, entry.At("class").AsString());
+    if (!modules_.emplace(builder_.model().modules[module.value].fqn, module).second) {
+      throw InputError(name.path().str(), '"' + text + "\" a second time", "unique names");
+    }
+    if (const std::optional<JsonValue> buffers = entry.Find("buffers")) {
+      builder_.AddBuffer(module, buffers->AsInt());
+    }
+    if (const std::optional<JsonValue> params = entry.Find("params")) {
+      for (std::size_t i = 0; i < params->size(); ++i) {
+        ReadParam((*params)[i], module, Flag(entry, "full_precision"), loops);
+      }
+    }
+    if (const std::optional<JsonValue> children = entry.Find("modules")) {
+      ReadModules(*children, module, loops);
+    }
+  }
+
+  void ReadParam(const JsonValue& entry, ModuleId module, bool full_precision,
+                 const LoopValues& loops) {
+    entry.AllowOnly({"name", "shape", "frozen", "tied_to"});
+    const std::string name = Text(entry.At("name"), loops);
+    ParamId id;
+    if (const std::optional<JsonValue> target = entry.Find("tied_to")) {
+      id = ReadTied(entry, *target, module, name, loops);
+    } else {
+      const JsonValue shape = entry.At("shape");
+      std::vector<std::int64_t> sizes;
+      for (std::size_t i = 0; i < shape.size(); ++i) {
+        sizes.push_back(shape[i].AsInt(1, ModelLimits::kVocabulary));
+      }
+      id = builder_.AddParam(module, name, std::move(sizes));
+      builder_.model().params[id.value].trainable = !Flag(entry, "frozen");
+    }
+    Parameter& param = builder_.model().params[id.value];
+    param.full_precision = full_precision;
+    if (!params_.emplace(param.fqn, id).second) {
+      throw InputError(entry.path().str(), '"' + param.fqn + "\" a second time", "unique names");
+    }
+  }
+
+  ParamId ReadTied(const JsonValue& entry, const JsonValue& target, ModuleId module,
+                   const std::string& name, const LoopValues& loops) {
+    const std::string fqn = Text(target, loops);
+    const auto found = params_.find(fqn);
+    if (found == params_.end()) {
+      throw InputError(target.path().str(), '"' + fqn + '"', "the name of an earlier parameter",
+                       DidYouMean(fqn, ParamNames()));
+    }
+    if (entry.Find("shape") || entry.Find("frozen")) {
+      throw InputError(entry.path().str(), "a tied parameter with a shape or a frozen flag",
+                       "neither; both are those of \"" + fqn + '"');
+    }
+    const ParamId id = builder_.AddTied(module, name, found->second);
+    std::vector<Parameter>& params = builder_.model().params;
+    params[id.value].trainable = params[params[id.value].tied_to.value].trainable;
+    return id;
+  }
+
+  [[nodiscard]] std::vector<std::string> ParamNames() const {
+    std::vector<std::string> names;
+    for (const auto& [name, id] : params_) {
+      names.push_back(name);
+    }
+    return names;
+  }
+
+  void ReadInputs(const JsonValue& inputs) {
+    for (const std::string& name : inputs.Keys()) {
+      const JsonValue entry = inputs.At(name);
+      entry.AllowOnly({"shape", "ids", "positions"});
+      FileTensor tensor;
+      const std::optional<JsonValue> ids = entry.Find("ids");
+      const std::optional<JsonValue> positions = entry.Find("positions");
+      if (ids || positions) {
+        tensor.is_index = true;
+        tensor.dims = {Dimension(ids ? *ids : *positions, ModelLimits::kTokens)};
+        tensor.id = builder_.AddInput(TensorRole::kIndex, tensor.dims[0], ids.has_value());
+      } else {
+        tensor.dims = ReadShape(entry.At("shape"));
+        std::int64_t elements = 1;
+        for (const std::int64_t size : tensor.dims) {
+          elements *= size;
+        }
+        tensor.id = builder_.AddInput(TensorRole::kActivation, elements);
+      }
+      tensors_[name] = std::move(tensor);
+    }
+  }
+
+  [[nodiscard]] std::vector<std::int64_t> ReadShape(const JsonValue& shape) const {
+    std::vector<std::int64_t> dims;
+    for (std::size_t i = 0; i < shape.size(); ++i) {
+      // (channels, height, width) or (rows, features).
+      const bool is_image = shape.size() == 3;
+      dims.push_back(
+          Dimension(shape[i], is_image && i > 0 ? ModelLimits::kPixels : ModelLimits::kFeatures));
+    }
+    if (dims.size() == 1) {
+      dims.insert(dims.begin(), 1);
+    }
+    if (dims.size() != 2 && dims.size() != 3) {
+      throw shape.Error("[features], [rows, features] or [channels, height, width]");
+    }
+    return dims;
+  }
+
+  void ExpandOps(const JsonValue& list, LoopValues& loops) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const JsonValue entry = list[i];
+      if (const std::optional<JsonValue> nested = entry.Find("ops")) {
+        entry.AllowOnly({"repeat", "index", "from", "ops"});
+        (void)entry.At("repeat");
+        Repeat(entry, loops, [&] { ExpandOps(*nested, loops); });
+        continue;
+      }
+      ExpandOp(entry, loops);
+    }
+  }
+
+  void ExpandOp(const JsonValue& entry, const LoopValues& loops) {
+    CountExpansion(entry);
+    const JsonValue kind = entry.At("op");
+    if (!IsKnownOp(kind.AsString())) {
+      throw InputError(kind.path().str(), kind.Shown(), "an op of docs/model_json.md",
+                       DidYouMean(kind.AsString(), KnownOps()));
+    }
+    ExpandedOp op{.json = entry, .loops = loops, .inputs = {}, .outputs = {}};
+    if (const std::optional<JsonValue> inputs = entry.Find("inputs")) {
+      for (std::size_t i = 0; i < inputs->size(); ++i) {
+        op.inputs.push_back(Text((*inputs)[i], loops));
+      }
+    }
+    if (const std::optional<JsonValue> outputs = entry.Find("outputs")) {
+      for (std::size_t i = 0; i < outputs->size(); ++i) {
+        op.outputs.push_back(Text((*outputs)[i], loops));
+      }
+    } else {
+      op.outputs.push_back(Text(entry.At("output"), loops));
+    }
+    const std::size_t expected = kind.AsString() == "rope" ? 2 : 1;
+    if (op.outputs.size() != expected) {
+      throw InputError(entry.path().Field("outputs").str(),
+                       std::to_string(op.outputs.size()) + " tensors", std::to_string(expected));
+    }
+    for (const std::string& output : op.outputs) {
+      if (tensors_.contains(output) || !writers_.emplace(output, ops_.size()).second) {
+        throw InputError(entry.path().str(), "a tensor \"" + output + "\" that exists already",
+                         "a new name; each tensor has one producer");
+      }
+    }
+    ops_.push_back(std::move(op));
+  }
+
+  // Names every tensor that nothing defines, then a cycle or disorder.
+  void CheckOrder() const {
+    Model skeleton;
+    skeleton.modules.emplace_back();
+    std::map<std::string, TensorId> ids;
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+      ModelOp op;
+      op.module = ModelBuilder::Root();
+      op.name = OpName(ops_[i]);
+      for (const std::string& output : ops_[i].outputs) {
+        ids[output] = TensorId(skeleton.tensors.size());
+        op.outputs.push_back(TensorId(skeleton.tensors.size()));
+        skeleton.tensors.push_back(
+            {.role = TensorRole::kActivation, .elements = 1, .producer = ModelOpId(i)});
+      }
+      skeleton.ops.push_back(std::move(op));
+    }
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+      for (std::size_t k = 0; k < ops_[i].inputs.size(); ++k) {
+        const std::string& input = ops_[i].inputs[k];
+        if (const auto found = ids.find(input); found != ids.end()) {
+          skeleton.ops[i].inputs.push_back(found->second);
+        } else if (!tensors_.contains(input)) {
+          throw InputError(ops_[i].json.path().Field("inputs").Index(k).str(), '"' + input + '"',
+                           "an input of the model or the output of an op",
+                           DidYouMean(input, TensorNames()));
+        }
+      }
+    }
+    CheckExecutionOrder(skeleton, file_.path().Field("ops").str());
+  }
+
+  // For messages about order: the output tells an op apart even where names repeat.
+  [[nodiscard]] static std::string OpName(const ExpandedOp& op) {
+    return op.json.At("op").AsString() + " -> " + op.outputs[0];
+  }
+
+  [[nodiscard]] std::vector<std::string> TensorNames() const {
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : tensors_) {
+      names.push_back(name);
+    }
+    for (const auto& [name, writer] : writers_) {
+      names.push_back(name);
+    }
+    return names;
+  }
+
+  [[nodiscard]] ModuleId FindModuleOf(const ExpandedOp& op) const {
+    const std::optional<JsonValue> value = op.json.Find("module");
+    if (!value) {
+      return ModelBuilder::Root();
+    }
+    const std::string fqn = Text(*value, op.loops);
+    const auto found = modules_.find(fqn);
+    if (found == modules_.end()) {
+      std::vector<std::string> names;
+      for (const auto& [name, id] : modules_) {
+        names.push_back(name);
+      }
+      throw InputError(value->path().str(), '"' + fqn + '"', "the name of a module",
+                       DidYouMean(fqn, names));
+    }
+    return found->second;
+  }
+
+  [[nodiscard]] std::vector<ParamId> FindParams(const ExpandedOp& op, ModuleId module) const {
+    const std::optional<JsonValue> names = op.json.Find("params");
+    if (!names) {
+      return TakesParams(op.json.At("op").AsString())
+                 ? builder_.model().modules[module.value].params
+                 : std::vector<ParamId>{};
+    }
+    std::vector<ParamId> params;
+    for (std::size_t i = 0; i < names->size(); ++i) {
+      const std::string fqn = Text((*names)[i], op.loops);
+      const auto found = params_.find(fqn);
+      if (found == params_.end()) {
+        throw InputError((*names)[i].path().str(), '"' + fqn + '"', "the name of a parameter",
+                         DidYouMean(fqn, ParamNames()));
+      }
+      params.push_back(found->second);
+    }
+    return params;
+  }
+
+  // The given name, or the module's for a layer and the kind otherwise; numbered when taken.
+  std::string UniqueName(const ExpandedOp& op, ModuleId module, bool is_layer) {
+    const std::string& layer = builder_.model().modules[module.value].name;
+    std::string name = is_layer && !layer.empty() ? layer : op.json.At("op").AsString();
+    if (const std::optional<JsonValue> given = op.json.Find("name")) {
+      name = Text(*given, op.loops);
+    }
+    const int count = ++names_[{module.value, name}];
+    return count == 1 ? name : name + '_' + std::to_string(count);
+  }
+
+  void AddOp(const ExpandedOp& expanded) {
+    const ModuleId module = FindModuleOf(expanded);
+    FileOp op{.json = expanded.json,
+              .module = module,
+              .name = {},
+              .inputs = {},
+              .params = FindParams(expanded, module),
+              .sequence_length = tokens_};
+    op.name = UniqueName(expanded, module, !op.params.empty());
+    for (const std::string& input : expanded.inputs) {
+      op.inputs.push_back(tensors_.at(input));
+    }
+    used_.insert(op.params.begin(), op.params.end());
+    const std::vector<FileTensor> outputs = AddFileOp(builder_, op);
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      tensors_[expanded.outputs[i]] = outputs[i];
+    }
+  }
+
+  void CheckParamsAreUsed() {
+    for (std::size_t i = 0; i < builder_.model().params.size(); ++i) {
+      if (!used_.contains(ParamId(i))) {
+        throw InputError(file_.path().Field("ops").str(),
+                         "no op that reads parameter \"" + builder_.model().params[i].fqn + '"',
+                         "at least one");
+      }
+    }
+  }
+
+  const JsonValue& file_;
+  const LoadOptions& options_;
+  ModelBuilder builder_;
+  std::int64_t tokens_ = 0;  // 0: the file has no sequence_length
+  std::int64_t pixels_ = 0;  // 0: the file has no image_size
+  std::size_t expanded_ = 0;
+  std::vector<ExpandedOp> ops_;
+  std::map<std::string, ModuleId> modules_;
+  std::map<std::string, ParamId> params_;
+  std::map<std::string, FileTensor> tensors_;
+  std::map<std::string, std::size_t> writers_;
+  std::map<std::pair<std::uint32_t, std::string>, int> names_;
+  std::set<ParamId> used_;
+};
+
+}  // namespace
+
+Model ReadModelFile(const JsonValue& file, const std::string& name, const LoadOptions& options) {
+  return FileReader(file, name, options).Read();
+}
+
+}  // namespace shardwright

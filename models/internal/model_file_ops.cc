@@ -1,0 +1,594 @@
+#include "models/internal/model_file_ops.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <functional>
+#include <optional>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+constexpr std::int64_t kLargestHeadDim = std::int64_t{1} << 16;
+constexpr std::size_t kMany = 1 << 16;
+
+std::string DimsText(const std::vector<std::int64_t>& dims) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < dims.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(dims[i]);
+  }
+  return text + "]";
+}
+
+std::int64_t ElementsOf(const std::vector<std::int64_t>& dims) {
+  std::int64_t n = 1;
+  for (const std::int64_t d : dims) {
+    n *= d;
+  }
+  return n;
+}
+
+// One entry on its way to an OpSpec.
+class OpReader {
+ public:
+  OpReader(ModelBuilder& builder, const FileOp& op) : builder_(builder), op_(op) {}
+
+  [[nodiscard]] std::int64_t Int(std::string_view key, std::int64_t fallback, std::int64_t min,
+                                 std::int64_t max) const {
+    const std::optional<JsonValue> value = op_.json.Find(key);
+    return value ? value->AsInt(min, max) : fallback;
+  }
+  [[nodiscard]] std::int64_t Int(std::string_view key, std::int64_t min, std::int64_t max) const {
+    return op_.json.At(key).AsInt(min, max);
+  }
+  [[nodiscard]] bool Flag(std::string_view key) const {
+    const std::optional<JsonValue> value = op_.json.Find(key);
+    return value && value->AsBool();
+  }
+  [[nodiscard]] double Probability() const {
+    const std::optional<JsonValue> value = op_.json.Find("p");
+    if (!value) {
+      return 0.0;
+    }
+    const double p = value->AsDouble();
+    if (!(p >= 0.0 && p < 1.0)) {
+      throw value->Error("a probability from 0 up to, but not including, 1");
+    }
+    return p;
+  }
+  [[nodiscard]] Activation Function() const {
+    constexpr std::array<Activation, 6> kFunctions = {Activation::kRelu,     Activation::kGelu,
+                                                      Activation::kGeluTanh, Activation::kSilu,
+                                                      Activation::kTanh,     Activation::kSigmoid};
+    return kFunctions[op_.json.At("function")
+                          .AsChoice({"relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid"})];
+  }
+
+  [[nodiscard]] const FileTensor& In(std::size_t i) const { return op_.inputs[i]; }
+  [[nodiscard]] const std::vector<std::int64_t>& ShapeOf(std::size_t param) const {
+    return builder_.model().params[op_.params[param].value].shape;
+  }
+  [[nodiscard]] bool HasBias() const { return op_.params.size() > 1; }
+  [[nodiscard]] const FileOp& op() const { return op_; }
+
+  // Input i as (rows, features).
+  [[nodiscard]] std::pair<std::int64_t, std::int64_t> Matrix(std::size_t i) const {
+    if (In(i).is_index || In(i).dims.size() != 2) {
+      Fail(i, "(rows, features); put a flatten or tokens op before");
+    }
+    return {In(i).dims[0], In(i).dims[1]};
+  }
+  // Input i as (channels, height, width).
+  [[nodiscard]] const std::vector<std::int64_t>& Image(std::size_t i) const {
+    if (In(i).is_index || In(i).dims.size() != 3) {
+      Fail(i, "(channels, height, width)");
+    }
+    return In(i).dims;
+  }
+  // Input i in element-wise ops: rows and features of either form.
+  [[nodiscard]] std::pair<std::int64_t, std::int64_t> Elements(std::size_t i) const {
+    const std::vector<std::int64_t>& dims = In(i).dims;
+    if (In(i).is_index) {
+      Fail(i, "an activation, not ids");
+    }
+    return dims.size() == 3 ? std::pair(dims[1] * dims[2], dims[0]) : std::pair(dims[0], dims[1]);
+  }
+  void RequireDims(std::size_t i, const std::vector<std::int64_t>& dims) const {
+    if (In(i).dims != dims) {
+      Fail(i, DimsText(dims));
+    }
+  }
+  void RequireShape(std::size_t param, const std::vector<std::int64_t>& shape) const {
+    if (ShapeOf(param) != shape) {
+      const Parameter& p = builder_.model().params[op_.params[param].value];
+      throw InputError(op_.json.path().str(),
+                       "parameter " + p.fqn + " of shape " + DimsText(p.shape), DimsText(shape));
+    }
+  }
+  void RequireRank(std::size_t param, std::size_t rank) const {
+    if (ShapeOf(param).size() != rank) {
+      const Parameter& p = builder_.model().params[op_.params[param].value];
+      throw InputError(op_.json.path().str(),
+                       "parameter " + p.fqn + " of shape " + DimsText(p.shape),
+                       std::to_string(rank) + " dimensions");
+    }
+  }
+  [[noreturn]] void Fail(std::size_t i, const std::string& expected) const {
+    throw InputError(op_.json.path().Field("inputs").Index(i).str(),
+                     "a tensor of shape " + DimsText(In(i).dims), expected);
+  }
+
+  // Appends the op; `dims` are those of its first output.
+  [[nodiscard]] std::vector<FileTensor> Emit(const OpSpec& spec, std::vector<std::int64_t> dims) {
+    std::vector<TensorId> inputs;
+    for (const FileTensor& tensor : op_.inputs) {
+      inputs.push_back(tensor.id);
+    }
+    const ModelOpId id =
+        builder_.AddOpWith(op_.module, op_.name, spec, std::move(inputs), op_.params);
+    std::vector<FileTensor> outputs;
+    for (const TensorId output : builder_.model().ops[id.value].outputs) {
+      outputs.push_back({.id = output, .dims = dims, .is_index = false});
+    }
+    return outputs;
+  }
+
+ private:
+  ModelBuilder& builder_;
+  const FileOp& op_;
+};
+
+using Result = std::vector<FileTensor>;
+
+Result AddLinear(OpReader& r) {
+  const auto [rows, features] = r.Matrix(0);
+  r.RequireRank(0, 2);
+  const bool is_transposed = r.Flag("transposed");
+  const std::int64_t in = r.ShapeOf(0)[is_transposed ? 0 : 1];
+  const std::int64_t out = r.ShapeOf(0)[is_transposed ? 1 : 0];
+  r.RequireDims(0, {rows, in});
+  if (r.HasBias()) {
+    r.RequireShape(1, {out});
+  }
+  return r.Emit(
+      {.kind = OpKind::kLinear, .rows = rows, .in = features, .out = out, .has_bias = r.HasBias()},
+      {rows, out});
+}
+
+Result AddEmbedding(OpReader& r) {
+  if (!r.In(0).is_index) {
+    r.Fail(0, "ids");
+  }
+  r.RequireRank(0, 2);
+  const std::int64_t rows = r.In(0).dims[0];
+  const std::int64_t out = r.ShapeOf(0)[1];
+  return r.Emit({.kind = OpKind::kEmbedding, .rows = rows, .out = out, .vocab = r.ShapeOf(0)[0]},
+                {rows, out});
+}
+
+Result AddNorm(OpReader& r, OpKind kind) {
+  const auto [rows, features] = r.Matrix(0);
+  r.RequireRank(0, 1);
+  // A norm narrower than the features is one per head.
+  const std::int64_t width = r.ShapeOf(0)[0];
+  if (features % width != 0) {
+    r.Fail(0, "features that " + std::to_string(width) + " divides, the size of the norm");
+  }
+  if (r.HasBias()) {
+    r.RequireShape(1, {width});
+  }
+  return r.Emit(
+      {.kind = kind, .rows = rows * (features / width), .in = width, .has_bias = r.HasBias()},
+      r.In(0).dims);
+}
+
+Result AddElementwise(OpReader& r, OpKind kind) {
+  const auto [rows, in] = r.Elements(0);
+  OpSpec spec{.kind = kind, .rows = rows, .in = in};
+  if (kind == OpKind::kActivation || kind == OpKind::kGatedActivation) {
+    spec.activation = r.Function();
+  }
+  if (kind == OpKind::kDropout) {
+    spec.dropout_p = r.Probability();
+  }
+  const bool has_param = !r.op().params.empty();
+  if (r.op().inputs.size() == 2) {
+    // A product may scale whole channels (squeeze and excitation).
+    const std::vector<std::int64_t>& a = r.In(0).dims;
+    const bool is_channel_scale = kind == OpKind::kMul && a.size() == 3 &&
+                                  r.In(1).dims == std::vector<std::int64_t>{a[0], 1, 1};
+    if (!is_channel_scale) {
+      r.RequireDims(1, a);
+    }
+  }
+  if (kind == OpKind::kAdd) {
+    // The second operand is a tensor or a parameter (a position table), which has_bias says.
+    if (has_param == (r.op().inputs.size() == 2)) {
+      throw InputError(r.op().json.path().str(),
+                       std::to_string(r.op().inputs.size()) + " inputs and " +
+                           std::to_string(r.op().params.size()) + " parameters",
+                       "two operands: two inputs, or one input and one parameter");
+    }
+    if (has_param && ElementsOf(r.ShapeOf(0)) != rows * in) {
+      r.RequireShape(0, r.In(0).dims);
+    }
+    spec.has_bias = has_param;
+  }
+  return r.Emit(spec, r.In(0).dims);
+}
+
+OpSpec ReadHeads(const OpReader& r, OpKind kind) {
+  OpSpec spec{.kind = kind};
+  spec.heads = r.Int("heads", 1, ModelLimits::kHeads);
+  spec.kv_heads = r.Int("kv_heads", spec.heads, 1, spec.heads);
+  spec.head_dim = r.Int("head_dim", 1, kLargestHeadDim);
+  return spec;
+}
+
+Result AddRope(OpReader& r) {
+  OpSpec spec = ReadHeads(r, OpKind::kRope);
+  spec.rows = r.Matrix(0).first;
+  Result outputs = r.Emit(spec, {spec.rows, spec.heads * spec.head_dim});
+  outputs[1].dims = {spec.rows, spec.kv_heads * spec.head_dim};
+  return outputs;
+}
+
+Result AddAttention(OpReader& r) {
+  OpSpec spec = ReadHeads(r, OpKind::kAttention);
+  spec.value_dim = r.Int("value_dim", spec.head_dim, 1, kLargestHeadDim);
+  spec.rows = r.Matrix(0).first;
+  spec.seq_q = spec.rows;
+  spec.seq_k = spec.rows;
+  spec.causal = r.Flag("causal");
+  spec.window = r.Int("window", 0, 0, ModelLimits::kTokens);
+  spec.dropout_p = r.Probability();
+  const std::int64_t query = spec.heads * spec.head_dim;
+  const std::int64_t key = spec.kv_heads * spec.head_dim;
+  const std::int64_t value = spec.kv_heads * spec.value_dim;
+  if (r.op().inputs.size() == 1) {
+    r.RequireDims(0, {spec.rows, query + key + value});
+  } else if (r.op().inputs.size() == 2) {
+    throw InputError(r.op().json.path().Field("inputs").str(), "2 tensors",
+                     "one packed tensor, or queries, keys, values and perhaps a position bias");
+  } else {
+    r.RequireDims(0, {spec.rows, query});
+    spec.seq_k = r.Matrix(1).first;
+    r.RequireDims(1, {spec.seq_k, key});
+    r.RequireDims(2, {spec.seq_k, value});
+    spec.has_bias = r.op().inputs.size() == 4;
+  }
+  return r.Emit(spec, {spec.rows, spec.heads * spec.value_dim});
+}
+
+Result AddPositionBias(OpReader& r) {
+  r.RequireRank(0, 2);
+  const std::int64_t tokens = r.op().sequence_length;
+  const std::int64_t heads = r.ShapeOf(0)[1];
+  if (tokens == 0 || heads > ModelLimits::kHeads) {
+    throw InputError(r.op().json.path().str(), "no sequence_length or too many heads",
+                     "a sequence_length in the file and at most " +
+                         std::to_string(ModelLimits::kHeads) + " heads");
+  }
+  return r.Emit({.kind = OpKind::kPositionBias,
+                 .vocab = r.ShapeOf(0)[0],
+                 .heads = heads,
+                 .seq_q = tokens,
+                 .seq_k = tokens},
+                {heads * tokens, tokens});
+}
+
+// Output size of a convolution or pool along one axis. Zero or less: the kernel does not fit.
+std::int64_t SlidingSize(std::int64_t size, const OpSpec& spec) {
+  const std::int64_t span = size + 2 * spec.padding - spec.kernel;
+  return span < 0 ? 0 : span / spec.stride + 1;
+}
+
+void SetOutputSize(const OpReader& r, OpSpec& spec) {
+  spec.height_out = SlidingSize(spec.height, spec);
+  spec.width_out = SlidingSize(spec.width, spec);
+  if (spec.height_out < 1 || spec.width_out < 1) {
+    r.Fail(0, "at least the kernel size " + std::to_string(spec.kernel));
+  }
+}
+
+Result AddConv2d(OpReader& r) {
+  const std::vector<std::int64_t>& image = r.Image(0);
+  r.RequireRank(0, 4);
+  const std::vector<std::int64_t>& weight = r.ShapeOf(0);
+  OpSpec spec{.kind = OpKind::kConv2d,
+              .in = image[0],
+              .out = weight[0],
+              .has_bias = r.HasBias(),
+              .height = image[1],
+              .width = image[2],
+              .kernel = weight[2],
+              .stride = r.Int("stride", 1, 1, ModelLimits::kPixels),
+              .padding = r.Int("padding", 0, 0, ModelLimits::kPixels),
+              .groups = r.Int("groups", 1, 1, ModelLimits::kFeatures)};
+  if (spec.in % spec.groups != 0 || spec.out % spec.groups != 0) {
+    r.Fail(0, "channels that groups (" + std::to_string(spec.groups) + ") divides");
+  }
+  r.RequireShape(0, {spec.out, spec.in / spec.groups, spec.kernel, spec.kernel});
+  if (r.HasBias()) {
+    r.RequireShape(1, {spec.out});
+  }
+  SetOutputSize(r, spec);
+  return r.Emit(spec, {spec.out, spec.height_out, spec.width_out});
+}
+
+Result AddBatchNorm(OpReader& r) {
+  const std::vector<std::int64_t>& image = r.Image(0);
+  r.RequireShape(0, {image[0]});
+  r.RequireShape(1, {image[0]});
+  return r.Emit({.kind = OpKind::kBatchNorm,
+                 .in = image[0],
+                 .has_bias = true,
+                 .height = image[1],
+                 .width = image[2]},
+                image);
+}
+
+Result AddPool(OpReader& r, OpKind kind) {
+  const std::vector<std::int64_t>& image = r.Image(0);
+  OpSpec spec{.kind = kind, .in = image[0], .height = image[1], .width = image[2]};
+  if (r.Flag("global")) {
+    spec.kernel = image[1];
+    spec.stride = image[1];
+    spec.height_out = 1;
+    spec.width_out = 1;
+  } else {
+    spec.kernel = r.Int("kernel", 1, ModelLimits::kPixels);
+    spec.stride = r.Int("stride", spec.kernel, 1, ModelLimits::kPixels);
+    spec.padding = r.Int("padding", 0, 0, spec.kernel / 2);
+    SetOutputSize(r, spec);
+  }
+  return r.Emit(spec, {spec.in, spec.height_out, spec.width_out});
+}
+
+Result AddConcat(OpReader& r) {
+  const std::int64_t features = r.Matrix(0).second;
+  std::int64_t rows = 0;
+  for (std::size_t i = 0; i < r.op().inputs.size(); ++i) {
+    rows += r.Matrix(i).first;
+    r.RequireDims(i, {r.Matrix(i).first, features});
+  }
+  for (std::size_t i = 0; i < r.op().params.size(); ++i) {
+    const std::int64_t elements = ElementsOf(r.ShapeOf(i));
+    if (elements % features != 0) {
+      r.RequireShape(i, {1, features});
+    }
+    rows += elements / features;
+  }
+  return r.Emit({.kind = OpKind::kConcat, .rows = rows, .in = features}, {rows, features});
+}
+
+Result AddSelect(OpReader& r) {
+  const auto [rows, features] = r.Matrix(0);
+  const std::int64_t selected = r.Int("rows", 1, 1, rows);
+  return r.Emit({.kind = OpKind::kSelect, .rows = selected, .in = features}, {selected, features});
+}
+
+Result AddRouter(OpReader& r) {
+  const auto [rows, features] = r.Matrix(0);
+  r.RequireRank(0, 2);
+  const std::int64_t experts = r.ShapeOf(0)[0];
+  r.RequireShape(0, {experts, features});
+  return r.Emit({.kind = OpKind::kRouter,
+                 .rows = rows,
+                 .in = features,
+                 .experts = experts,
+                 .experts_per_token = r.Int("experts_per_token", 1, experts)},
+                {rows, experts});
+}
+
+Result AddExperts(OpReader& r) {
+  const auto [rows, features] = r.Matrix(0);
+  const std::int64_t experts = r.Matrix(1).second;
+  r.RequireDims(1, {rows, experts});
+  const bool is_gated = r.Flag("gated");
+  const std::size_t matrices = is_gated ? 3 : 2;
+  if (r.op().params.size() != matrices * static_cast<std::size_t>(experts)) {
+    throw InputError(
+        r.op().json.path().str(), std::to_string(r.op().params.size()) + " parameters",
+        std::to_string(matrices) + " for each of " + std::to_string(experts) + " experts");
+  }
+  r.RequireRank(0, 2);
+  const std::int64_t intermediate = r.ShapeOf(0)[0];
+  for (std::size_t i = 0; i < r.op().params.size(); ++i) {
+    const std::vector<std::int64_t> in_shape = {intermediate, features};
+    const std::vector<std::int64_t> out_shape = {features, intermediate};
+    if (r.ShapeOf(i) != in_shape) {
+      r.RequireShape(i, out_shape);
+    }
+  }
+  return r.Emit({.kind = OpKind::kExperts,
+                 .rows = rows,
+                 .in = features,
+                 .out = intermediate,
+                 .gated = is_gated,
+                 .activation = r.Function(),
+                 .experts = experts,
+                 .experts_per_token = r.Int("experts_per_token", 1, experts)},
+                {rows, features});
+}
+
+Result AddLoss(OpReader& r, OpKind kind) {
+  const auto [rows, classes] = r.Matrix(0);
+  if (!r.In(1).is_index) {
+    r.Fail(1, "ids");
+  }
+  r.RequireDims(1, {rows});
+  return r.Emit({.kind = kind, .rows = rows, .in = classes}, {1, 1});
+}
+
+// Views: another shape of the same storage, no op.
+Result Flatten(OpReader& r) {
+  const FileTensor& x = r.In(0);
+  return {{.id = x.id, .dims = {1, ElementsOf(x.dims)}, .is_index = x.is_index}};
+}
+
+Result Tokens(OpReader& r) {
+  const std::vector<std::int64_t>& image = r.Image(0);
+  return {{.id = r.In(0).id, .dims = {image[1] * image[2], image[0]}, .is_index = false}};
+}
+
+struct Kind {
+  std::string_view name;
+  std::function<Result(OpReader&)> add;
+  std::size_t min_inputs;
+  std::size_t max_inputs;
+  std::size_t min_params;
+  std::size_t max_params;
+  std::vector<std::string_view> keys;  // besides the common ones
+};
+
+const std::vector<Kind>& Kinds() {
+  using K = OpKind;
+  const auto norm = [](K kind) { return [kind](OpReader& r) { return AddNorm(r, kind); }; };
+  const auto element = [](K kind) {
+    return [kind](OpReader& r) { return AddElementwise(r, kind); };
+  };
+  const auto pool = [](K kind) { return [kind](OpReader& r) { return AddPool(r, kind); }; };
+  const auto loss = [](K kind) { return [kind](OpReader& r) { return AddLoss(r, kind); }; };
+  static const std::vector<Kind> kinds = {
+      {"embedding", AddEmbedding, 1, 1, 1, 1, {}},
+      {"linear", AddLinear, 1, 1, 1, 2, {"transposed"}},
+      {"layer_norm", norm(K::kLayerNorm), 1, 1, 1, 2, {}},
+      {"rms_norm", norm(K::kRmsNorm), 1, 1, 1, 1, {}},
+      {"rope", AddRope, 1, 3, 0, 0, {"heads", "kv_heads", "head_dim"}},
+      {"attention",
+       AddAttention,
+       1,
+       4,
+       0,
+       0,
+       {"heads", "kv_heads", "head_dim", "value_dim", "causal", "window", "p"}},
+      {"activation", element(K::kActivation), 1, 1, 0, 0, {"function"}},
+      {"gated_activation", element(K::kGatedActivation), 2, 2, 0, 0, {"function"}},
+      {"add", element(K::kAdd), 1, 2, 0, 1, {}},
+      {"mul", element(K::kMul), 2, 2, 0, 0, {}},
+      {"scale", element(K::kScale), 1, 1, 0, 0, {}},
+      {"dropout", element(K::kDropout), 1, 1, 0, 0, {"p"}},
+      {"position_bias", AddPositionBias, 0, 0, 1, 1, {}},
+      {"conv2d", AddConv2d, 1, 1, 1, 2, {"stride", "padding", "groups"}},
+      {"batch_norm", AddBatchNorm, 1, 1, 2, 2, {}},
+      {"max_pool", pool(K::kMaxPool), 1, 1, 0, 0, {"kernel", "stride", "padding"}},
+      {"avg_pool", pool(K::kAvgPool), 1, 1, 0, 0, {"kernel", "stride", "padding", "global"}},
+      {"concat", AddConcat, 1, kMany, 0, kMany, {}},
+      {"select", AddSelect, 1, 1, 0, 0, {"rows"}},
+      {"router", AddRouter, 1, 1, 1, 1, {"experts_per_token"}},
+      {"experts", AddExperts, 2, 2, 2, kMany, {"function", "gated", "experts_per_token"}},
+      {"log_softmax", element(K::kLogSoftmax), 1, 1, 0, 0, {}},
+      {"nll_loss", loss(K::kNllLoss), 2, 2, 0, 0, {}},
+      {"cross_entropy", loss(K::kCrossEntropy), 2, 2, 0, 0, {}},
+      {"flatten", Flatten, 1, 1, 0, 0, {}},
+      {"tokens", Tokens, 1, 1, 0, 0, {}},
+  };
+  return kinds;
+}
+
+const Kind* FindKind(std::string_view name) {
+  const auto found = std::find_if(Kinds().begin(), Kinds().end(),
+                                  [&](const Kind& kind) { return kind.name == name; });
+  return found == Kinds().end() ? nullptr : &*found;
+}
+
+std::string CountText(std::size_t min, std::size_t max) {
+  if (max == kMany) {
+    return "at least " + std::to_string(min);
+  }
+  return min == max ? std::to_string(min) : std::to_string(min) + " to " + std::to_string(max);
+}
+
+void CheckKeys(const JsonValue& json, const Kind& kind) {
+  std::vector<std::string> allowed = {"op",     "module",  "name",  "inputs",
+                                      "output", "outputs", "params"};
+  allowed.insert(allowed.end(), kind.keys.begin(), kind.keys.end());
+  for (const std::string& key : json.Keys()) {
+    if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) {
+      continue;
+    }
+    std::string expected = "one of ";
+    for (std::size_t i = 0; i < allowed.size(); ++i) {
+      expected += (i == 0 ? "\"" : ", \"") + allowed[i] + "\"";
+    }
+    throw InputError(json.path().str(), "unknown key \"" + key + "\"", expected,
+                     DidYouMean(key, allowed));
+  }
+}
+
+}  // namespace
+
+std::string Substitute(const std::string& text, const LoopValues& loops, const std::string& where) {
+  std::string result;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t open = text.find('{', at);
+    if (open == std::string::npos) {
+      return result + text.substr(at);
+    }
+    result += text.substr(at, open - at);
+    const std::size_t close = text.find('}', open);
+    const std::string inside =
+        text.substr(open + 1, close == std::string::npos ? close : close - open - 1);
+    const std::size_t sign = inside.find_first_of("+-");
+    const std::string variable = inside.substr(0, sign);
+    std::int64_t offset = 0;
+    bool is_valid = close != std::string::npos;
+    if (sign != std::string::npos) {
+      // from_chars reads a minus but no plus.
+      const char* begin = inside.data() + sign + (inside[sign] == '+' ? 1 : 0);
+      const char* end = inside.data() + inside.size();
+      const auto parsed = std::from_chars(begin, end, offset);
+      is_valid = is_valid && parsed.ec == std::errc() && parsed.ptr == end &&
+                 std::abs(offset) <= ModelLimits::kLayers;
+    }
+    const auto loop = std::find_if(loops.rbegin(), loops.rend(),
+                                   [&](const auto& l) { return l.first == variable; });
+    if (!is_valid || loop == loops.rend()) {
+      throw InputError(where, '"' + text + '"',
+                       "loop variables in braces, such as {i} or {i+1}, of a repeat around it");
+    }
+    result += std::to_string(loop->second + offset);
+    at = close + 1;
+  }
+  return result;
+}
+
+bool IsKnownOp(std::string_view kind) {
+  return FindKind(kind) != nullptr;
+}
+
+std::vector<std::string> KnownOps() {
+  std::vector<std::string> names;
+  for (const Kind& kind : Kinds()) {
+    names.emplace_back(kind.name);
+  }
+  return names;
+}
+
+bool TakesParams(std::string_view kind) {
+  const Kind* found = FindKind(kind);
+  return found != nullptr && found->min_params > 0;
+}
+
+std::vector<FileTensor> AddFileOp(ModelBuilder& builder, const FileOp& op) {
+  const Kind* kind = FindKind(op.json.At("op").AsString());
+  SW_CHECK(kind != nullptr, "the caller has checked the kind");
+  CheckKeys(op.json, *kind);
+  if (op.inputs.size() < kind->min_inputs || op.inputs.size() > kind->max_inputs) {
+    throw InputError(op.json.path().Field("inputs").str(),
+                     std::to_string(op.inputs.size()) + " tensors",
+                     CountText(kind->min_inputs, kind->max_inputs));
+  }
+  if (op.params.size() < kind->min_params || op.params.size() > kind->max_params) {
+    throw InputError(op.json.path().str(), std::to_string(op.params.size()) + " parameters",
+                     CountText(kind->min_params, kind->max_params) + " for op \"" +
+                         std::string(kind->name) + '"');
+  }
+  OpReader reader(builder, op);
+  return kind->add(reader);
+}
+
+}  // namespace shardwright

@@ -1,0 +1,52 @@
+#pragma once
+
+// The op kinds of our own model.json: how each follows from its keys, inputs and parameters.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/json.h"
+#include "models/internal/builder.h"
+#include "models/model.h"
+
+namespace shardwright {
+
+// A tensor by its name in the file. Dims per sample: (rows, features), (channels, height, width),
+// or (n) for ids.
+struct FileTensor {
+  TensorId id;
+  std::vector<std::int64_t> dims;
+  bool is_index = false;
+};
+
+// Values of the loop variables around an entry, outermost first.
+using LoopValues = std::vector<std::pair<std::string, std::int64_t>>;
+
+// `text` with "{i}", "{i+1}", "{i-2}" replaced. Throws InputError at `where` for another variable.
+[[nodiscard]] std::string Substitute(const std::string& text, const LoopValues& loops,
+                                     const std::string& where);
+
+// An op entry whose names are resolved.
+struct FileOp {
+  JsonValue json;
+  ModuleId module;
+  std::string name;
+  std::vector<FileTensor> inputs;
+  std::vector<ParamId> params;
+  std::int64_t sequence_length = 0;
+};
+
+// The kinds that only rename a tensor (flatten, tokens) make no op.
+[[nodiscard]] bool IsKnownOp(std::string_view kind);
+[[nodiscard]] std::vector<std::string> KnownOps();
+// Does the op read parameters, so that its module's own are meant when the entry names none?
+[[nodiscard]] bool TakesParams(std::string_view kind);
+
+// Checks the keys, counts and shapes of the entry and appends it to the builder. Returns its
+// outputs.
+[[nodiscard]] std::vector<FileTensor> AddFileOp(ModelBuilder& builder, const FileOp& op);
+
+}  // namespace shardwright
