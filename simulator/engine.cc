@@ -1,0 +1,124 @@
+#include "simulator/engine.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "simulator/internal/engine_linear.h"
+#include "simulator/internal/engine_state.h"
+#include "simulator/internal/workspace_state.h"
+
+namespace shardwright {
+
+namespace internal {
+
+void BuildCosts(const Program& program, const PriceTable& prices, std::vector<Cost>& costs) {
+  SW_CHECK(prices.prices.size() == program.shapes.size(), "one price per shape is needed");
+  SW_CHECK(program.groups.size() <= kMaxGroups, "more groups than the engine has clocks for");
+  costs.resize(program.shapes.size());
+  for (std::size_t i = 0; i < costs.size(); ++i) {
+    const OpShape& shape = program.shapes[i];
+    const Price& price = prices.prices[i];
+    const OpCodeInfo& info = InfoOf(shape.code);
+    Cost& cost = costs[i];
+    cost.duration = price.duration.value;
+    cost.on_host = info.runs_on_host;
+    cost.issue = info.runs_on_host ? 0 : price.issue.value;
+    cost.first = price.first_launch.value;
+    if (info.runs_on_host) {
+      cost.first = shape.code == OpCode::kHostWait ? prices.wake_up.value : 0;
+    }
+    cost.tail = price.tail.value;
+    cost.group = info.is_collective ? shape.group.value : kNone;
+    cost.stream = static_cast<std::uint8_t>(info.runs_on_host ? Stream::kHost : shape.stream);
+    cost.contention_class = price.contention_class;
+    SW_CHECK(cost.group == kNone || cost.group < program.groups.size(), "collective without group");
+  }
+}
+
+std::int64_t Clock::Front() const {
+  return std::max(host, *std::max_element(stream.begin(), stream.end()));
+}
+
+void AddScaled(Totals& totals, const Totals& before, const Totals& after, std::int64_t count) {
+  for (std::size_t s = 0; s < kStreamCount; ++s) {
+    totals.busy[s] += count * (after.busy[s] - before.busy[s]);
+    totals.compute_idle[s] += count * (after.compute_idle[s] - before.compute_idle[s]);
+  }
+  totals.collectives_on_compute +=
+      count * (after.collectives_on_compute - before.collectives_on_compute);
+  totals.host_blocked += count * (after.host_blocked - before.host_blocked);
+  totals.host_issue += count * (after.host_issue - before.host_issue);
+}
+
+void AddScaled(Clock& clock, const Clock& before, const Clock& after, std::int64_t count) {
+  clock.host += count * (after.host - before.host);
+  for (std::size_t s = 0; s < kStreamCount; ++s) {
+    clock.stream[s] += count * (after.stream[s] - before.stream[s]);
+  }
+  for (std::size_t g = 0; g < kMaxGroups; ++g) {
+    clock.group[g] += count * (after.group[g] - before.group[g]);
+  }
+}
+
+StepTiming ToStepTiming(const Totals& before, const Totals& after, std::int64_t time) {
+  StepTiming timing;
+  timing.time = SimTime(time);
+  for (std::size_t s = 0; s < kStreamCount; ++s) {
+    timing.busy[s] = SimTime(after.busy[s] - before.busy[s]);
+    timing.compute_idle[s] = SimTime(after.compute_idle[s] - before.compute_idle[s]);
+  }
+  timing.collectives_on_compute =
+      SimTime(after.collectives_on_compute - before.collectives_on_compute);
+  timing.host_blocked = SimTime(after.host_blocked - before.host_blocked);
+  timing.host_issue = SimTime(after.host_issue - before.host_issue);
+  return timing;
+}
+
+void ChargeGap(Totals& totals, const Gap& gap, std::uint8_t stream) {
+  const std::int64_t issue_wait = std::min(gap.start, gap.issued) - gap.previous_end;
+  if (issue_wait > 0) {
+    totals.compute_idle[static_cast<std::size_t>(Stream::kHost)] += issue_wait;
+  }
+  const std::int64_t edge_wait = gap.start - std::max(gap.previous_end, gap.issued);
+  if (edge_wait > 0) {
+    totals.compute_idle[stream] += edge_wait;
+  }
+}
+
+}  // namespace internal
+
+EngineWorkspace::EngineWorkspace() : state_(std::make_unique<State>()) {}
+EngineWorkspace::~EngineWorkspace() = default;
+EngineWorkspace::EngineWorkspace(EngineWorkspace&&) noexcept = default;
+EngineWorkspace& EngineWorkspace::operator=(EngineWorkspace&&) noexcept = default;
+
+SimTime StepTiming::ExposedCommunication() const {
+  const auto idle = [&](Stream s) { return compute_idle[static_cast<std::size_t>(s)]; };
+  return idle(Stream::kGather) + idle(Stream::kReduce) + idle(Stream::kReplicate) +
+         collectives_on_compute;
+}
+
+EngineResult RunEngine(const Program& program, const PriceTable& prices,
+                       const EngineOptions& options, EngineWorkspace& workspace) {
+  EngineWorkspace::State& state = workspace.state();
+  internal::BuildCosts(program, prices, state.costs);
+  if (options.contention || options.force_events) {
+    return internal::RunEvents(program, prices, options, state, nullptr);
+  }
+  return internal::RunLinear(program, options, state, nullptr);
+}
+
+EngineResult RunEngineWithSpans(const Program& program, const PriceTable& prices,
+                                const EngineOptions& options, EngineWorkspace& workspace,
+                                std::vector<Span>& spans) {
+  EngineOptions exact = options;
+  exact.periodic = false;
+  EngineWorkspace::State& state = workspace.state();
+  internal::BuildCosts(program, prices, state.costs);
+  if (options.contention || options.force_events) {
+    return internal::RunEvents(program, prices, exact, state, &spans);
+  }
+  return internal::RunLinear(program, exact, state, &spans);
+}
+
+}  // namespace shardwright

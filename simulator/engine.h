@@ -1,0 +1,91 @@
+#pragma once
+
+// The clock of the simulator: runs a program op by op by the rules of docs/execution_model.md and
+// returns when steps begin and end. All times are integer picoseconds, so that ties are exact and
+// equal inputs give equal results.
+//
+// Two engines follow the same rules. Without contention every duration is fixed, and since ops wait
+// only for ops issued before them, one pass in issue order computes all times (engine_linear.cc).
+// With contention durations depend on what runs beside them: a loop over events in time order
+// (engine_events.cc). With all speeds 1 both give the same times; a test compares them.
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/units.h"
+#include "schedule/program.h"
+#include "simulator/costs/price.h"
+#include "traces/trace.h"
+
+namespace shardwright {
+
+struct EngineOptions {
+  // Ops slow each other down by PriceTable::contention. Off: every speed is 1.
+  bool contention = true;
+  // Skip copies of repeated layers and micro-batches once the clocks repeat. Gives the same times.
+  bool periodic = true;
+  // Use the event loop also without contention; for tests.
+  bool force_events = false;
+  // Steps to simulate at most while looking for the steady state; >= 2.
+  int max_steps = 8;
+};
+
+// Where the time of one step went.
+struct StepTiming {
+  SimTime time;  // from the completion of everything before to the completion of this step
+  std::array<SimTime, kStreamCount> busy{};  // per stream; kHost: host ops
+  SimTime host_blocked;                      // host waiting for the device
+  SimTime host_issue;                        // host issuing ops
+  // Idle time of the compute stream, by the stream of the op it waited for; kHost: waiting for the
+  // host to issue. Together with busy[kCompute] it fills the time between the last compute op of
+  // the step before and the last one of this step.
+  std::array<SimTime, kStreamCount> compute_idle{};
+  SimTime collectives_on_compute;  // part of busy[kCompute]
+
+  // Time the compute stream lost to communication: idle, waiting for the gather, reduce and
+  // replicate streams, or running collectives itself.
+  [[nodiscard]] SimTime ExposedCommunication() const;
+  bool operator==(const StepTiming&) const = default;
+};
+
+struct EngineResult {
+  SimTime init;                    // until everything of the init body is complete
+  StepTiming first;                // the first step
+  StepTiming steady;               // the last simulated step; `time` is the period
+  bool is_steady = false;          // false: no fixpoint within max_steps; steady.time is a mean
+  int steps = 0;                   // steps simulated, the first one included
+  std::int64_t simulated_ops = 0;  // ops whose times were computed; skipped ones not counted
+
+  bool operator==(const EngineResult&) const = default;
+};
+
+// Memory that runs of the engine reuse, so that later runs allocate nothing. Not thread-safe.
+class EngineWorkspace {
+ public:
+  EngineWorkspace();
+  ~EngineWorkspace();
+  EngineWorkspace(EngineWorkspace&&) noexcept;
+  EngineWorkspace& operator=(EngineWorkspace&&) noexcept;
+
+  struct State;
+  [[nodiscard]] State& state() { return *state_; }
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+// Runs init, the first step and steps until two successive ones differ by a shift in time only.
+// Requires a program that Verify accepts and a price for each shape. O(ops * steps); with
+// options.periodic about O(ops of one layer * steps) plus one addition per skipped op.
+[[nodiscard]] EngineResult RunEngine(const Program& program, const PriceTable& prices,
+                                     const EngineOptions& options, EngineWorkspace& workspace);
+
+// The same, and appends the spans of init, the first step and the last simulated one. Never skips.
+[[nodiscard]] EngineResult RunEngineWithSpans(const Program& program, const PriceTable& prices,
+                                              const EngineOptions& options,
+                                              EngineWorkspace& workspace, std::vector<Span>& spans);
+
+}  // namespace shardwright

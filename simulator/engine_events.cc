@@ -1,0 +1,526 @@
+// The engine with contention; see engine.h. Between two events the set of running ops, and so every
+// speed, is constant. Events at one moment are taken in this order: ops end, by stream; the host
+// goes on; ops start, by stream. Since speeds depend on the set of running ops only, times do not
+// depend on this order.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/error.h"
+#include "simulator/costs/contention.h"
+#include "simulator/internal/workspace_state.h"
+
+namespace shardwright::internal {
+namespace {
+
+using Status = StreamHead::Status;
+constexpr auto kCompute = static_cast<std::uint8_t>(Stream::kCompute);
+
+// Speeds of a set of running ops, solved once per set.
+const Speeds& FindSpeeds(const ContentionModel& model, std::uint64_t key, SpeedCache& cache) {
+  constexpr std::size_t kFirstSize = 1024;
+  if (cache.entries.empty()) {
+    cache.entries.resize(kFirstSize);
+  }
+  if (2 * cache.used >= cache.entries.size()) {
+    std::fill(cache.entries.begin(), cache.entries.end(), SpeedCache::Entry());
+    cache.used = 0;
+  }
+  const std::size_t mask = cache.entries.size() - 1;
+  std::size_t slot = (key * 0x9e3779b97f4a7c15ULL >> 32) & mask;
+  while (cache.entries[slot].key != key) {
+    if (cache.entries[slot].key == 0) {
+      RunningClasses classes;
+      for (std::size_t s = 0; s < kStreamCount; ++s) {
+        classes[s] = static_cast<std::uint8_t>(key >> (8 * s));
+      }
+      cache.entries[slot] = {key, SolveSpeeds(model, classes)};
+      ++cache.used;
+      break;
+    }
+    slot = (slot + 1) & mask;
+  }
+  return cache.entries[slot].speeds;
+}
+
+class EventLoop {
+ public:
+  EventLoop(const Program& program, const PriceTable& prices, const EngineOptions& options,
+            const std::vector<Cost>& costs, EventState& state)
+      : program_(program),
+        contention_(prices.contention),
+        options_(options),
+        costs_(costs),
+        s_(state) {}
+
+  EngineResult Run();
+  void AppendSpans(const BodyRun& run, std::vector<Span>& spans) const;
+
+ private:
+  void Reset();
+  bool BeginNextBody();
+  void EndIssue(BodyRun& run);
+  void IssueAhead();
+  void IssueOne(BodyRun& run);
+  bool IssueHostOp(BodyRun& run, std::uint32_t op, const Cost& cost);
+  void Append(std::uint32_t op, const Cost& cost);
+  void SetHead(std::size_t stream, std::uint32_t op);
+  void Resolve(std::size_t stream);
+  void Start(std::size_t stream);
+  void Finish(std::size_t stream);
+  void UpdateSpeeds();
+  [[nodiscard]] std::int64_t NextEvent() const;
+  [[nodiscard]] bool StepsAreSteady(const BodyRun& a, const BodyRun& b, std::int64_t period) const;
+  // Adds the results of step runs that are complete; true when the simulation can stop.
+  bool Collect(EngineResult& result);
+
+  // The op number an edge of a run's op stands for, kNone when nothing set the slot.
+  [[nodiscard]] std::uint32_t Target(const BodyRun& run, Edge edge) const {
+    return edge.is_carried() ? s_.slots[run.slot_begin + edge.slot()] : run.base + edge.value;
+  }
+  [[nodiscard]] const Cost& CostOf(const BodyRun& run, std::uint32_t op) const {
+    return costs_[run.body->ops[op - run.base].shape.value];
+  }
+  [[nodiscard]] std::uint32_t RunOf(std::uint32_t op) const;
+  [[nodiscard]] std::uint8_t BindingStream(const BodyRun& run, std::uint32_t op,
+                                           std::int64_t time) const;
+
+  const Program& program_;
+  const ContentionModel& contention_;
+  const EngineOptions& options_;
+  const std::vector<Cost>& costs_;
+  EventState& s_;
+
+  std::int64_t now_ = 0;
+  std::int64_t host_ = 0;
+  std::uint32_t host_blocker_ = kNone;  // the host waits for this op
+  std::uint32_t used_streams_ = 0;      // bit s: stream s has ops
+  std::uint32_t empty_streams_ = 0;     // bit s: stream s has no issued op left
+  std::uint64_t running_key_ = 0;       // class of the running op on stream s in byte s
+  std::uint64_t speeds_key_ = 0;        // the key that speeds_ belongs to
+  Speeds speeds_{};
+  bool running_changed_ = false;
+  std::size_t collected_ = 0;  // runs whose results are in
+  std::int64_t front_ = 0;     // when all collected runs were complete
+  std::int64_t late_time_ = 0;
+  std::int64_t finished_ = 0;  // device ops that have ended
+};
+
+void EventLoop::Reset() {
+  s_.runs.clear();
+  s_.slots.clear();
+  s_.end.clear();
+  s_.records.clear();
+  s_.heads = {};
+  s_.last_on_stream.fill(kNone);
+  s_.stream_free.fill(0);
+  s_.last_in_group.fill(kNone);
+  s_.cache.used = 0;
+  std::fill(s_.cache.entries.begin(), s_.cache.entries.end(), SpeedCache::Entry());
+  empty_streams_ = (1u << kStreamCount) - 1;
+  speeds_.fill(1);
+}
+
+// Makes the next body known to the host; false when all have been.
+bool EventLoop::BeginNextBody() {
+  const std::size_t index = s_.runs.size();
+  if (index > static_cast<std::size_t>(options_.max_steps)) {
+    return false;
+  }
+  BodyRun run;
+  run.step = index <= 1 ? 0 : static_cast<std::uint32_t>(index - 1);
+  run.kind = index == 0                                   ? BodyKind::kInit
+             : index == 1 && !program_.warmup.ops.empty() ? BodyKind::kWarmup
+                                                          : BodyKind::kStep;
+  run.body = run.kind == BodyKind::kInit     ? &program_.init
+             : run.kind == BodyKind::kWarmup ? &program_.warmup
+                                             : &program_.step;
+  run.base = static_cast<std::uint32_t>(s_.end.size());
+  run.unfinished = static_cast<std::uint32_t>(run.body->size());
+  run.slot_begin = s_.slots.size();
+  s_.slots.resize(run.slot_begin + program_.carry_slot_count, kNone);
+  if (index > 0) {
+    const BodyRun& before = s_.runs.back();
+    for (std::size_t slot = 0; slot < program_.carry_slot_count; ++slot) {
+      const bool is_set = slot < before.body->carries.size() && before.body->carries[slot].valid();
+      s_.slots[run.slot_begin + slot] = is_set ? before.base + before.body->carries[slot].value
+                                               : s_.slots[before.slot_begin + slot];
+    }
+  }
+  s_.end.resize(run.base + run.body->size(), kNotDone);
+  s_.records.resize(run.base + run.body->size());
+  s_.runs.push_back(run);
+  if (run.body->ops.empty()) {
+    EndIssue(s_.runs.back());
+  }
+  return true;
+}
+
+void EventLoop::EndIssue(BodyRun& run) {
+  run.host_end = host_;
+}
+
+// Issues ops until every stream in use has one or the host is blocked. The host may run further
+// ahead in reality; what it issues then is issued later here, with the same times.
+void EventLoop::IssueAhead() {
+  while (host_blocker_ == kNone) {
+    BodyRun& run = s_.runs.back();
+    const bool is_issued = run.issued == run.body->size();
+    // Which streams are in use is known once `step` has been issued.
+    const bool all_known = run.kind == BodyKind::kStep && (is_issued || run.step >= 2);
+    if (all_known && (empty_streams_ & used_streams_) == 0) {
+      return;
+    }
+    if (!is_issued) {
+      IssueOne(run);
+    } else if (!BeginNextBody()) {
+      return;
+    }
+  }
+}
+
+void EventLoop::IssueOne(BodyRun& run) {
+  const std::uint32_t op = run.base + run.issued;
+  const Cost& cost = CostOf(run, op);
+  if (cost.on_host) {
+    if (!IssueHostOp(run, op, cost)) {
+      return;
+    }
+  } else {
+    EventRecord& record = s_.records[op];
+    record.issued = host_ + cost.first;
+    host_ += cost.issue;
+    record.issue_end = host_;
+    run.totals.host_issue += cost.issue;
+    Append(op, cost);
+  }
+  ++run.issued;
+  if (run.issued == run.body->size()) {
+    EndIssue(run);
+  }
+}
+
+// Runs a host op if all it waits for has ended; otherwise notes what blocks the host.
+bool EventLoop::IssueHostOp(BodyRun& run, std::uint32_t op, const Cost& cost) {
+  std::int64_t ready = kNever;
+  for (const Edge edge : run.body->EdgesOf(OpId(op - run.base))) {
+    const std::uint32_t target = Target(run, edge);
+    if (target == kNone) {
+      continue;
+    }
+    if (s_.end[target] == kNotDone) {
+      host_blocker_ = target;
+      return false;
+    }
+    ready = std::max(ready, s_.end[target]);
+  }
+  const std::int64_t start = std::max(host_, ready + cost.first);
+  const std::int64_t end = start + cost.duration;
+  s_.records[op] = {host_, host_, start, kNone, kNone};
+  s_.end[op] = end;
+  run.totals.host_blocked += start - host_;
+  run.totals.busy[static_cast<std::size_t>(Stream::kHost)] += cost.duration;
+  run.last_end = std::max(run.last_end, end);
+  --run.unfinished;
+  host_ = end;
+  return true;
+}
+
+// Puts an issued op at the end of its stream and of its communicator.
+void EventLoop::Append(std::uint32_t op, const Cost& cost) {
+  EventRecord& record = s_.records[op];
+  record.next_on_stream = kNone;
+  record.before_in_group = kNone;
+  if (cost.group != kNone) {
+    record.before_in_group = s_.last_in_group[cost.group];
+    s_.last_in_group[cost.group] = op;
+  }
+  const std::size_t stream = cost.stream;
+  used_streams_ |= 1u << stream;
+  if ((empty_streams_ >> stream & 1u) != 0) {
+    SetHead(stream, op);
+  } else {
+    s_.records[s_.last_on_stream[stream]].next_on_stream = op;
+  }
+  s_.last_on_stream[stream] = op;
+}
+
+std::uint32_t EventLoop::RunOf(std::uint32_t op) const {
+  auto run = static_cast<std::uint32_t>(s_.runs.size() - 1);
+  while (s_.runs[run].base > op) {
+    --run;
+  }
+  return run;
+}
+
+void EventLoop::SetHead(std::size_t stream, std::uint32_t op) {
+  StreamHead& head = s_.heads[stream];
+  head.op = op;
+  head.status = op == kNone ? Status::kEmpty : Status::kUnknown;
+  if (op == kNone) {
+    empty_streams_ |= 1u << stream;
+    return;
+  }
+  empty_streams_ &= ~(1u << stream);
+  head.run = RunOf(op);
+  head.cost = &CostOf(s_.runs[head.run], op);
+}
+
+// Finds out when the head of a stream can start, or what it waits for.
+void EventLoop::Resolve(std::size_t stream) {
+  StreamHead& head = s_.heads[stream];
+  const BodyRun& run = s_.runs[head.run];
+  const EventRecord& record = s_.records[head.op];
+  std::int64_t ready = std::max(record.issued, s_.stream_free[stream]);
+  const auto wait_for = [&](std::uint32_t target) {
+    if (target == kNone) {
+      return true;
+    }
+    const std::int64_t end = s_.end[target];
+    if (end == kNotDone) {
+      head.status = Status::kBlocked;
+      head.blocker = target;
+      return false;
+    }
+    ready = std::max(ready, end);
+    return true;
+  };
+  for (const Edge edge : run.body->EdgesOf(OpId(head.op - run.base))) {
+    if (!wait_for(Target(run, edge))) {
+      return;
+    }
+  }
+  if (!wait_for(record.before_in_group)) {
+    return;
+  }
+  SW_CHECK(ready >= now_, "an op could have started in the past");
+  head.status = Status::kTimed;
+  head.time = ready;
+}
+
+std::uint8_t EventLoop::BindingStream(const BodyRun& run, std::uint32_t op,
+                                      std::int64_t time) const {
+  for (const Edge edge : run.body->EdgesOf(OpId(op - run.base))) {
+    const std::uint32_t target = Target(run, edge);
+    if (target != kNone && s_.end[target] == time) {
+      return CostOf(s_.runs[RunOf(target)], target).stream;
+    }
+  }
+  return kCompute;
+}
+
+void EventLoop::Start(std::size_t stream) {
+  StreamHead& head = s_.heads[stream];
+  EventRecord& record = s_.records[head.op];
+  record.start = now_;
+  head.status = Status::kRunning;
+  head.since = now_;
+  head.remaining = static_cast<double>(head.cost->duration);
+  head.speed = 0;  // not known yet
+  head.end_bound = record.issue_end + head.cost->tail;
+  running_key_ |= std::uint64_t{head.cost->contention_class} << (8 * stream);
+  running_changed_ = true;
+  if (stream == kCompute && now_ > s_.stream_free[stream]) {
+    BodyRun& run = s_.runs[head.run];
+    ChargeGap(run.totals, {s_.stream_free[stream], record.issued, now_},
+              BindingStream(run, head.op, now_));
+  }
+}
+
+void EventLoop::Finish(std::size_t stream) {
+  StreamHead& head = s_.heads[stream];
+  BodyRun& run = s_.runs[head.run];
+  const std::int64_t busy = now_ - s_.records[head.op].start;
+  run.totals.busy[stream] += busy;
+  if (stream == kCompute && head.cost->group != kNone) {
+    run.totals.collectives_on_compute += busy;
+  }
+  run.last_end = now_;
+  ++finished_;
+  --run.unfinished;
+  s_.end[head.op] = now_;
+  s_.stream_free[stream] = now_;
+  running_key_ &= ~(std::uint64_t{0xff} << (8 * stream));
+  running_changed_ = true;
+  SetHead(stream, s_.records[head.op].next_on_stream);
+}
+
+// Gives every running op the speed of the present set of running ops.
+void EventLoop::UpdateSpeeds() {
+  if (options_.contention && running_key_ != speeds_key_ && running_key_ != 0) {
+    speeds_ = FindSpeeds(contention_, running_key_, s_.cache);
+    speeds_key_ = running_key_;
+  }
+  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
+    StreamHead& head = s_.heads[stream];
+    if (head.status != Status::kRunning || head.speed == speeds_[stream]) {
+      continue;
+    }
+    const auto passed = static_cast<double>(now_ - head.since);
+    head.remaining = std::max(0.0, head.remaining - passed * head.speed);
+    head.since = now_;
+    head.speed = speeds_[stream];
+    const auto left = static_cast<std::int64_t>(std::ceil(head.remaining / head.speed));
+    head.time = std::max(now_ + left, head.end_bound);
+  }
+  running_changed_ = false;
+}
+
+std::int64_t EventLoop::NextEvent() const {
+  std::int64_t next = kNotDone;
+  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
+    const StreamHead& head = s_.heads[stream];
+    if (head.status >= Status::kTimed) {
+      next = std::min(next, head.time);
+    }
+  }
+  return next;
+}
+
+// Two runs of the step differ by a shift only: every device op ends `period` later, up to what the
+// rounding of contended durations allows, and the host keeps pace or is ahead anyway.
+bool EventLoop::StepsAreSteady(const BodyRun& a, const BodyRun& b, std::int64_t period) const {
+  const std::int64_t tolerance = options_.contention ? period / 1'000'000'000 : 0;
+  if (b.host_end - a.host_end > period + tolerance) {
+    return false;
+  }
+  for (std::uint32_t i = 0; i < b.body->size(); ++i) {
+    if (CostOf(b, b.base + i).on_host) {
+      continue;
+    }
+    const std::int64_t shift = s_.end[b.base + i] - s_.end[a.base + i];
+    if (shift > period + tolerance || shift < period - tolerance) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool EventLoop::Collect(EngineResult& result) {
+  while (collected_ < s_.runs.size()) {
+    const BodyRun& run = s_.runs[collected_];
+    if (run.unfinished > 0 || run.issued < run.body->size()) {
+      return false;
+    }
+    const std::int64_t front = std::max({front_, run.last_end, run.host_end});
+    const std::int64_t time = front - front_;
+    front_ = front;
+    ++collected_;
+    if (run.kind == BodyKind::kInit) {
+      result.init = SimTime(time);
+      continue;
+    }
+    result.steps = static_cast<int>(run.step) + 1;
+    result.simulated_ops = finished_;
+    result.steady = ToStepTiming(Totals(), run.totals, time);
+    if (run.step == 0) {
+      result.first = result.steady;
+    }
+    late_time_ += result.steps > options_.max_steps / 2 ? time : 0;
+    const BodyRun& before = s_.runs[collected_ - 2];
+    if (run.kind == BodyKind::kStep && before.kind == BodyKind::kStep &&
+        StepsAreSteady(before, run, time)) {
+      result.is_steady = true;
+      return true;
+    }
+    if (result.steps == options_.max_steps) {
+      const int late_steps = options_.max_steps - options_.max_steps / 2;
+      result.steady.time = SimTime(late_time_ / late_steps);
+      return true;
+    }
+  }
+  return false;
+}
+
+EngineResult EventLoop::Run() {
+  EngineResult result;
+  Reset();
+  BeginNextBody();
+  IssueAhead();
+  while (!Collect(result)) {
+    for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
+      StreamHead& head = s_.heads[stream];
+      if (head.status == Status::kBlocked && s_.end[head.blocker] != kNotDone) {
+        head.status = Status::kUnknown;
+      }
+      if (head.status == Status::kUnknown) {
+        Resolve(stream);
+      }
+      if (head.status == Status::kTimed && head.time <= now_) {
+        Start(stream);
+      }
+    }
+    if (running_changed_) {
+      UpdateSpeeds();
+    }
+    const std::int64_t next = NextEvent();
+    SW_CHECK(next != kNotDone, "the program waits for itself; Verify must reject it");
+    now_ = next;
+    for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
+      if (s_.heads[stream].status == Status::kRunning && s_.heads[stream].time <= now_) {
+        Finish(stream);
+      }
+    }
+    if (host_blocker_ != kNone && s_.end[host_blocker_] != kNotDone) {
+      host_blocker_ = kNone;
+    }
+    IssueAhead();
+  }
+  return result;
+}
+
+void EventLoop::AppendSpans(const BodyRun& run, std::vector<Span>& spans) const {
+  std::array<std::int64_t, kStreamCount> stream_free{};
+  for (const BodyRun& other : s_.runs) {
+    for (std::uint32_t i = 0; i < other.body->size() && other.base < run.base; ++i) {
+      const std::uint8_t stream = CostOf(other, other.base + i).stream;
+      stream_free[stream] = s_.end[other.base + i];
+    }
+  }
+  for (std::uint32_t i = 0; i < run.body->size(); ++i) {
+    const std::uint32_t op = run.base + i;
+    const EventRecord& record = s_.records[op];
+    const Cost& cost = CostOf(run, op);
+    Span span;
+    span.step = run.step;
+    span.body = run.kind;
+    span.stream = static_cast<Stream>(cost.stream);
+    span.op = OpId(i);
+    span.issue_begin = SimTime(cost.on_host ? record.issued : record.issued - cost.first);
+    span.issued = SimTime(record.issued);
+    span.issue_end = SimTime(record.issue_end);
+    std::int64_t ready = cost.on_host ? record.issued : stream_free[cost.stream];
+    for (const Edge edge : run.body->EdgesOf(OpId(i))) {
+      const std::uint32_t target = Target(run, edge);
+      if (target != kNone) {
+        ready = std::max(ready, s_.end[target]);
+      }
+    }
+    stream_free[cost.stream] = s_.end[op];
+    span.ready = SimTime(ready);
+    span.arrival = span.start = SimTime(record.start);
+    span.end = SimTime(s_.end[op]);
+    spans.push_back(span);
+  }
+}
+
+}  // namespace
+
+EngineResult RunEvents(const Program& program, const PriceTable& prices,
+                       const EngineOptions& options, EngineWorkspace::State& state,
+                       std::vector<Span>* spans) {
+  EventLoop loop(program, prices, options, state.costs, state.events);
+  const EngineResult result = loop.Run();
+  if (spans != nullptr) {
+    for (const BodyRun& run : state.events.runs) {
+      const auto last = static_cast<std::uint32_t>(result.steps - 1);
+      if (run.step == 0 || run.step == last) {
+        loop.AppendSpans(run, *spans);
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace shardwright::internal

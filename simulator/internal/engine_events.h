@@ -1,0 +1,77 @@
+#pragma once
+
+// The engine with contention: a loop over events in time order. State only; see engine_events.cc.
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "schedule/program.h"
+#include "simulator/costs/contention.h"
+#include "simulator/internal/engine_state.h"
+#include "traces/trace.h"
+
+namespace shardwright::internal {
+
+// One run of a body. Its op i has the number base + i among all ops of the simulation.
+struct BodyRun {
+  const Body* body = nullptr;
+  BodyKind kind = BodyKind::kStep;
+  std::uint32_t step = 0;
+  std::uint32_t base = 0;
+  std::uint32_t issued = 0;      // ops [0, issued) have been issued
+  std::uint32_t unfinished = 0;  // ops that have not ended
+  std::size_t slot_begin = 0;    // its carry slots in EventState::slots
+  std::int64_t host_end = 0;     // the host clock after its last issue
+  std::int64_t last_end = 0;     // the latest end of its ops so far
+  Totals totals;
+};
+
+// The oldest unfinished op of a stream.
+struct StreamHead {
+  enum class Status : std::uint8_t { kEmpty, kUnknown, kBlocked, kTimed, kRunning };
+  Status status = Status::kEmpty;
+  std::uint32_t op = kNone;       // number among all ops
+  std::uint32_t run = 0;          // index of its BodyRun
+  std::uint32_t blocker = kNone;  // kBlocked: an op it waits for
+  const Cost* cost = nullptr;
+  std::int64_t time = 0;       // kTimed: when it can start; kRunning: when it will end
+  std::int64_t since = 0;      // kRunning: `remaining` holds at this moment
+  double remaining = 0;        // kRunning: work in picoseconds of running alone
+  double speed = 0;            // kRunning
+  std::int64_t end_bound = 0;  // ends no earlier, because of its launches
+};
+
+// Times of one issued op.
+struct EventRecord {
+  std::int64_t issued = 0;
+  std::int64_t issue_end = 0;
+  std::int64_t start = 0;
+  std::uint32_t next_on_stream = kNone;
+  std::uint32_t before_in_group = kNone;  // the collective before it on its communicator
+};
+
+// Speeds by set of running classes, as they are solved. Open addressing;
+// emptied when half full.
+struct SpeedCache {
+  struct Entry {
+    std::uint64_t key = 0;  // class of the op on stream s in byte s; 0 = no entry
+    Speeds speeds{};
+  };
+  std::vector<Entry> entries;
+  std::size_t used = 0;
+};
+
+struct EventState {
+  std::vector<std::int64_t> end;  // kNotDone while an op has not ended
+  std::vector<EventRecord> records;
+  std::vector<BodyRun> runs;
+  std::vector<std::uint32_t> slots;  // op numbers, kNone = nothing set the slot
+  std::array<StreamHead, kStreamCount> heads;
+  std::array<std::uint32_t, kStreamCount> last_on_stream{};
+  std::array<std::int64_t, kStreamCount> stream_free{};
+  std::array<std::uint32_t, kMaxGroups> last_in_group{};
+  SpeedCache cache;
+};
+
+}  // namespace shardwright::internal

@@ -1,0 +1,72 @@
+#pragma once
+
+// Data that both engines share: costs by shape, clocks, totals. Plain integers in picoseconds,
+// since these are the inner loops; docs/execution_model.md names the rules.
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "schedule/program.h"
+#include "simulator/costs/price.h"
+#include "simulator/engine.h"
+
+namespace shardwright::internal {
+
+inline constexpr std::uint32_t kNone = 0xffffffffu;
+inline constexpr std::int64_t kNotDone = std::numeric_limits<std::int64_t>::max();
+// When something ended that never was: before everything else, whatever is added to it.
+inline constexpr std::int64_t kNever = -(std::int64_t{1} << 60);
+inline constexpr std::size_t kMaxGroups = 32;  // communicators of a program
+
+// What the inner loops need of a shape and its price.
+struct Cost {
+  std::int64_t duration = 0;
+  std::int64_t issue = 0;
+  std::int64_t first = 0;  // device ops: first launch; host ops: wake-up latency
+  std::int64_t tail = 0;
+  std::uint32_t group = kNone;  // communicator of a collective
+  std::uint8_t stream = 0;
+  std::uint8_t contention_class = 0;
+  bool on_host = false;
+};
+
+// Fills `costs` from the program's shapes and their prices.
+void BuildCosts(const Program& program, const PriceTable& prices, std::vector<Cost>& costs);
+
+// When the host, the streams and the communicators become free.
+struct Clock {
+  std::int64_t host = 0;
+  std::array<std::int64_t, kStreamCount> stream{};
+  std::array<std::int64_t, kMaxGroups> group{};
+
+  // The moment by which everything is complete.
+  [[nodiscard]] std::int64_t Front() const;
+};
+
+// Sums over ops; see StepTiming.
+struct Totals {
+  std::array<std::int64_t, kStreamCount> busy{};
+  std::array<std::int64_t, kStreamCount> compute_idle{};
+  std::int64_t collectives_on_compute = 0;
+  std::int64_t host_blocked = 0;
+  std::int64_t host_issue = 0;
+};
+
+// *this + count * (after - before), member by member.
+void AddScaled(Totals& totals, const Totals& before, const Totals& after, std::int64_t count);
+void AddScaled(Clock& clock, const Clock& before, const Clock& after, std::int64_t count);
+
+[[nodiscard]] StepTiming ToStepTiming(const Totals& before, const Totals& after, std::int64_t time);
+
+// What a compute op waited for between the end of its predecessor and its start.
+struct Gap {
+  std::int64_t previous_end = 0;
+  std::int64_t issued = 0;
+  std::int64_t start = 0;
+};
+// Charges the gap: until `issued` to the host, the rest to `stream` of the edge that was last.
+void ChargeGap(Totals& totals, const Gap& gap, std::uint8_t stream);
+
+}  // namespace shardwright::internal

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <vector>
+
+#include "simulator/engine.h"
+#include "simulator/internal/engine_events.h"
+#include "simulator/internal/engine_linear.h"
+#include "simulator/internal/engine_state.h"
+
+namespace shardwright {
+
+struct EngineWorkspace::State {
+  std::vector<internal::Cost> costs;
+  internal::LinearState linear;
+  internal::EventState events;
+};
+
+namespace internal {
+
+// The two engines behind RunEngine; state.costs must be filled. `spans`: see RunEngineWithSpans.
+[[nodiscard]] EngineResult RunLinear(const Program& program, const EngineOptions& options,
+                                     EngineWorkspace::State& state, std::vector<Span>* spans);
+[[nodiscard]] EngineResult RunEvents(const Program& program, const PriceTable& prices,
+                                     const EngineOptions& options, EngineWorkspace::State& state,
+                                     std::vector<Span>* spans);
+
+}  // namespace internal
+}  // namespace shardwright
