@@ -40,11 +40,13 @@ enum class OpKind : std::uint8_t {
   kLinear,          // (rows, in) -> (rows, out); params: weight, optional bias
   kLayerNorm,       // (rows, in); params: weight, optional bias
   kRmsNorm,         // (rows, in); params: weight
-  kRope,            // rotates q and k: inputs q, k; outputs q', k'
-  kAttention,       // inputs q, k, v (optionally a position bias); output (rows, heads*value_dim)
+  kRope,            // rotates q and k: inputs q, k (or packed with v); outputs q', k'
+  kAttention,       // inputs q, k, v (has_bias: and a position bias), or one packed qkv tensor;
+                    // output (rows, heads*value_dim)
   kActivation,      // element-wise on (rows, in)
   kGatedActivation, // act(gate) * up on two (rows, in) inputs
-  kAdd,             // residual or embedding sum of two (rows, in) inputs
+  kAdd,             // residual or embedding sum of two (rows, in) inputs; has_bias: of one input
+                    // and a parameter (a position table)
   kMul,             // product of two (rows, in) inputs
   kScale,           // (rows, in) times a constant (Gemma's embedding scale)
   kDropout,         // (rows, in), probability dropout_p
@@ -53,7 +55,7 @@ enum class OpKind : std::uint8_t {
   kBatchNorm,       // (in, height, width); params weight, bias
   kMaxPool,         // (in, height, width) -> (in, height_out, width_out)
   kAvgPool,         // the same; a global pool has height_out = width_out = 1
-  kConcat,          // token concatenation (class token); output (rows, in)
+  kConcat,          // token concatenation; params: class token; output (rows, in)
   kSelect,          // picks rows (class token, pooler input): (in) per selected row
   kRouter,          // MoE: (rows, in) -> (rows, experts) probabilities + top-k; params: weight
   kExperts,         // MoE: all expert MLPs on the routed rows, dispatch and combine included

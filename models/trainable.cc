@@ -1,0 +1,230 @@
+#include "models/trainable.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "core/units.h"
+#include "models/internal/builder.h"
+
+namespace shardwright {
+namespace {
+
+// The two adapter matrices of one module.
+struct Adapter {
+  std::int64_t in = 0;
+  std::int64_t out = 0;
+  ParamId a;
+  ParamId b;
+};
+// By module; most modules have none.
+using Adapters = std::vector<std::optional<Adapter>>;
+
+void Freeze(Model& model, const std::vector<std::string>& globs, const Path& where) {
+  for (std::size_t i = 0; i < globs.size(); ++i) {
+    bool has_match = false;
+    for (Parameter& param : model.params) {
+      if (MatchesGlob(globs[i], param.fqn)) {
+        // An alias names storage that another parameter owns: both are frozen.
+        (param.tied_to.valid() ? model.params[param.tied_to.value] : param).trainable = false;
+        has_match = true;
+      }
+    }
+    if (!has_match) {
+      throw InputError(where.Field("frozen").Index(i).str(), '"' + globs[i] + '"',
+                       "a pattern that matches the name of a parameter");
+    }
+  }
+  for (Parameter& param : model.params) {
+    if (param.tied_to.valid()) {
+      param.trainable = model.params[param.tied_to.value].trainable;
+    }
+  }
+}
+
+bool IsTarget(const Module& module, const std::string& glob) {
+  return MatchesGlob(glob, glob.find('.') == std::string::npos ? module.name : module.fqn);
+}
+
+Adapters FindTargets(const Model& model, const TrainableSpec& spec, const Path& where) {
+  Adapters adapters(model.modules.size());
+  std::vector<bool> has_match(spec.lora_targets.size(), false);
+  for (const ModelOp& op : model.ops) {
+    const OpSpec& op_spec = model.SpecOf(op);
+    if (op_spec.kind != OpKind::kLinear) {
+      continue;
+    }
+    for (std::size_t i = 0; i < spec.lora_targets.size(); ++i) {
+      if (IsTarget(model.modules[op.module.value], spec.lora_targets[i])) {
+        adapters[op.module.value] = Adapter{.in = op_spec.in, .out = op_spec.out, .a = {}, .b = {}};
+        has_match[i] = true;
+      }
+    }
+  }
+  for (std::size_t i = 0; i < has_match.size(); ++i) {
+    if (!has_match[i]) {
+      throw InputError(where.Field("lora_targets").Index(i).str(), '"' + spec.lora_targets[i] + '"',
+                       "a pattern that matches the name of a linear module");
+    }
+  }
+  return adapters;
+}
+
+Parameter AdapterParam(const Module& module, ModuleId id, const char* name, std::int64_t out,
+                       std::int64_t in) {
+  Parameter param;
+  param.fqn = module.fqn + '.' + name;
+  param.shape = {out, in};
+  param.module = id;
+  return param;
+}
+
+// Inserts the adapters behind their module's own parameters, which keeps the registration order,
+// freezes everything else and renumbers.
+void InsertParams(Model& model, Adapters& adapters, std::int64_t rank) {
+  std::vector<Parameter> params;
+  std::vector<ParamId> renamed(model.params.size());
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    Module& module = model.modules[m];
+    for (ParamId& id : module.params) {
+      renamed[id.value] = ParamId(params.size());
+      params.push_back(std::move(model.params[id.value]));
+      params.back().trainable = false;
+      id = renamed[id.value];
+    }
+    if (adapters[m]) {
+      adapters[m]->a = ParamId(params.size());
+      params.push_back(AdapterParam(module, ModuleId(m), "lora_A.weight", rank, adapters[m]->in));
+      adapters[m]->b = ParamId(params.size());
+      params.push_back(AdapterParam(module, ModuleId(m), "lora_B.weight", adapters[m]->out, rank));
+      module.params.insert(module.params.end(), {adapters[m]->a, adapters[m]->b});
+    }
+  }
+  for (Parameter& param : params) {
+    if (param.tied_to.valid()) {
+      param.tied_to = renamed[param.tied_to.value];
+    }
+  }
+  for (ModelOp& op : model.ops) {
+    for (ParamId& id : op.params) {
+      id = renamed[id.value];
+    }
+  }
+  model.params = std::move(params);
+}
+
+// Appends ops to a model whose specs may already hold an equal one.
+class OpAppender {
+ public:
+  OpAppender(Model& model, std::vector<ModelOp>& ops) : model_(model), ops_(ops) {}
+
+  TensorId Append(ModuleId module, const char* name, const OpSpec& spec,
+                  std::vector<TensorId> inputs, std::vector<ParamId> params) {
+    const auto known = std::find(model_.specs.begin(), model_.specs.end(), spec);
+    const auto index = static_cast<std::uint32_t>(known - model_.specs.begin());
+    if (known == model_.specs.end()) {
+      model_.specs.push_back(spec);
+    }
+    const TensorId output(model_.tensors.size());
+    model_.tensors.push_back({.role = TensorRole::kActivation,
+                              .elements = OutputElements(spec, 0),
+                              .per_sample = true,
+                              .producer = ModelOpId(ops_.size())});
+    ops_.push_back({.spec = index,
+                    .module = module,
+                    .name = name,
+                    .inputs = std::move(inputs),
+                    .outputs = {output},
+                    .params = std::move(params)});
+    return output;
+  }
+
+ private:
+  Model& model_;
+  std::vector<ModelOp>& ops_;
+};
+
+void InsertOps(Model& model, const Adapters& adapters, std::int64_t rank) {
+  std::vector<ModelOp> ops;
+  ops.reserve(model.ops.size());
+  OpAppender appender(model, ops);
+  std::vector<TensorId> replaced(model.tensors.size());  // the adapted output of a linear op
+  for (ModelOp& op : model.ops) {
+    for (TensorId& input : op.inputs) {
+      input = replaced[input.value].valid() ? replaced[input.value] : input;
+    }
+    for (const TensorId output : op.outputs) {
+      model.tensors[output.value].producer = ModelOpId(ops.size());
+    }
+    const ModuleId module = op.module;
+    const OpSpec spec = model.SpecOf(op);
+    ops.push_back(std::move(op));
+    const std::optional<Adapter>& adapter = adapters[module.value];
+    if (!adapter || spec.kind != OpKind::kLinear) {
+      continue;
+    }
+    const TensorId x = ops.back().inputs[0];
+    const TensorId y = ops.back().outputs[0];
+    const OpSpec down{.kind = OpKind::kLinear, .rows = spec.rows, .in = spec.in, .out = rank};
+    const OpSpec up{.kind = OpKind::kLinear, .rows = spec.rows, .in = rank, .out = spec.out};
+    const OpSpec scale{.kind = OpKind::kScale, .rows = spec.rows, .in = spec.out};
+    const OpSpec add{.kind = OpKind::kAdd, .rows = spec.rows, .in = spec.out};
+    TensorId t = appender.Append(module, "lora_A", down, {x}, {adapter->a});
+    t = appender.Append(module, "lora_B", up, {t}, {adapter->b});
+    t = appender.Append(module, "lora_scale", scale, {t}, {});
+    replaced[y.value] = appender.Append(module, "lora_add", add, {y, t}, {});
+  }
+  model.ops = std::move(ops);
+}
+
+}  // namespace
+
+bool MatchesGlob(std::string_view glob, std::string_view text) {
+  // Greedy with one point to return to: the last star and the text it had taken so far.
+  std::size_t g = 0;
+  std::size_t t = 0;
+  std::size_t star = std::string_view::npos;
+  std::size_t resume = 0;
+  while (t < text.size()) {
+    if (g < glob.size() && glob[g] == '*') {
+      star = g++;
+      resume = t;
+    } else if (g < glob.size() && (glob[g] == '?' || glob[g] == text[t])) {
+      ++g;
+      ++t;
+    } else if (star != std::string_view::npos) {
+      g = star + 1;
+      t = ++resume;
+    } else {
+      return false;
+    }
+  }
+  while (g < glob.size() && glob[g] == '*') {
+    ++g;
+  }
+  return g == glob.size();
+}
+
+void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where) {
+  Freeze(model, spec.frozen, where);
+  if (spec.lora_rank == 0) {
+    if (!spec.lora_targets.empty()) {
+      throw InputError(where.Field("lora_rank").str(), "0 with lora_targets", "a rank above 0");
+    }
+    return;
+  }
+  if (spec.lora_rank < 0 || spec.lora_rank > ModelLimits::kFeatures) {
+    throw InputError(where.Field("lora_rank").str(), std::to_string(spec.lora_rank),
+                     "0 to " + std::to_string(ModelLimits::kFeatures));
+  }
+  if (spec.lora_targets.empty()) {
+    throw InputError(where.Field("lora_targets").str(),
+                     "none with lora_rank " + std::to_string(spec.lora_rank),
+                     "at least one pattern, such as \"q_proj\"");
+  }
+  Adapters adapters = FindTargets(model, spec, where);
+  InsertParams(model, adapters, spec.lora_rank);
+  InsertOps(model, adapters, spec.lora_rank);
+}
+
+}  // namespace shardwright

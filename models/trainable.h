@@ -1,0 +1,36 @@
+#pragma once
+
+// What of a model is trained: frozen parameters and low-rank adapters (LoRA).
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/error.h"
+#include "models/model.h"
+
+namespace shardwright {
+
+struct TrainableSpec {
+  // Globs over parameter FQNs; a match gets no gradient and no optimizer state.
+  std::vector<std::string> frozen;
+  // Rank of the adapters; 0: none. With adapters everything else is frozen.
+  std::int64_t lora_rank = 0;
+  // Globs over the names of linear modules: over the last component ("q_proj") when the glob has no
+  // dot, over the whole FQN ("model.layers.*.q_proj") otherwise.
+  std::vector<std::string> lora_targets;
+};
+
+// Does `text` match `glob`? '*' stands for any characters, dots included, '?' for one character.
+// O(|glob| |text|).
+[[nodiscard]] bool MatchesGlob(std::string_view glob, std::string_view text);
+
+// Marks the frozen parameters. Adapters follow PEFT (arXiv 2106.09685): each targeted linear module
+// gets lora_A.weight [rank, in] and lora_B.weight [out, rank], and behind its op the ops lora_A,
+// lora_B, scale and add, whose sum replaces the output for all readers. `where` names the source of
+// `spec` in errors. Throws InputError for a glob that matches nothing, and for a rank without
+// targets or targets without a rank. O(globs * parameters + ops).
+void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where);
+
+}  // namespace shardwright
