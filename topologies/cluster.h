@@ -114,7 +114,7 @@ struct Cluster {
   std::string description;  // one line
   GpuSpec gpu;
   NodeType node;
-  std::string network;              // row of the profile's transports: "ib", "roce", "efa", ...
+  std::string network = "default";  // row of the profile's transports: "ib", "roce", "efa", ...
   std::vector<FabricLevel> fabric;  // from the nodes outwards; group_nodes ascending
   std::int64_t node_count = 1;
   std::int64_t gpus_per_node = 1;  // GPUs of each node in use, at most those of the node graph
@@ -126,9 +126,13 @@ struct Cluster {
 
 // Loads a cluster. `spec` is a catalog name ("dgx-h100"), the path of a .json file, or an inline
 // description such as
-//   "h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s, pcie 55 GB/s, host 2 TiB, network roce"
-// `nodes` and `gpus` (GPUs used of each node) replace what the description says; 0 keeps it.
-// Throws InputError: unknown name (with the nearest), bad file, nodes or gpus out of range.
+//   "h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s, pcie 55 GB/s, host 2 TiB, network roce,
+//    level leaf 32 nodes, level pod 384 nodes 7:1"
+// in which everything after the GPU is optional: GPUs with scale-up links are then joined by a
+// switch at the rate of their data sheet ("nvlink none" for not at all), the host link is the
+// GPU's, and host memory is not known (0). `nodes` and `gpus` (GPUs used of each node) replace what
+// the description says; 0 keeps it. Throws InputError: unknown name (with the nearest), bad file,
+// nodes or gpus out of range.
 [[nodiscard]] Cluster LoadCluster(const std::string& spec, std::int64_t nodes = 0,
                                   std::int64_t gpus = 0);
 

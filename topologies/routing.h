@@ -45,7 +45,7 @@ struct GroupPlacement {
 // Something that collectives and copies compete for, as one GPU, node or fabric group has it.
 enum class ResourceKind : std::uint8_t {
   kScaleUp,   // NVLink out of one GPU
-  kNodePcie,  // the PCIe fabric of a node, for rings of GPUs without NVLink
+  kNodePcie,  // the PCIe fabric of a node, for rings without NVLink; capacity 1 is all of it
   kNic,       // the NICs of a node that its used GPUs reach, outgoing
   kUplink,    // out of one group of fabric level `level`
 };
@@ -74,7 +74,7 @@ struct RingPath {
   BytesPerSecond intra_rate;  // bus bandwidth a member can get inside the node; 0 without such hops
   BytesPerSecond inter_rate;  // the same across nodes, NICs and uplinks shared; 0 without such hops
   std::int32_t outermost_level = -1;  // highest fabric level that is crossed; -1: none
-  Seconds inter_latency;              // fabric latency of the worst hop, to be added to a_inter
+  Seconds fabric_latency;             // of the switches that the inter_hops pass, all together
   std::vector<ResourceUse> uses;      // for sharing with other families: see ShareRates
 
   // min(intra_rate, inter_rate) of the hops there are; 0 for one member.
@@ -132,6 +132,10 @@ struct HostCopyRates {
 
 // Rate of one node towards the fabric through the NICs next to its used GPUs; 0 without NICs.
 [[nodiscard]] BytesPerSecond NodeNetworkRate(const Cluster& cluster);
+
+// Capacity per direction out of one group of nodes of `level`: the nodes' NIC rate over its
+// oversubscription. Requires level.group_nodes > 0.
+[[nodiscard]] BytesPerSecond UplinkRate(const Cluster& cluster, const FabricLevel& level);
 
 // Nested sets of ranks that share ever less bandwidth: device, node, then the fabric levels that
 // the job reaches into.

@@ -1,0 +1,135 @@
+#include "topologies/cluster.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/embedded.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "topologies/cluster_catalog.h"
+#include "topologies/gpu_catalog.h"
+#include "topologies/internal/cluster_json.h"
+#include "topologies/routing.h"
+
+namespace shardwright {
+namespace {
+
+std::vector<std::string> GpuNames() {
+  std::vector<std::string> names;
+  for (const GpuSpec& gpu : GpuCatalog()) {
+    names.push_back(gpu.name);
+  }
+  return names;
+}
+
+// "h100-80", "h100-80 x8, ...": a comma, or a known GPU as the first word.
+bool IsInline(const std::string& spec) {
+  const std::vector<std::string> names = GpuNames();
+  return spec.find(',') != std::string::npos ||
+         std::find(names.begin(), names.end(), spec.substr(0, spec.find(' '))) != names.end();
+}
+
+bool IsPath(const std::string& spec) {
+  return spec.ends_with(".json") || spec.find('/') != std::string::npos;
+}
+
+Cluster LoadWhole(const std::string& spec) {
+  const auto catalog = EmbeddedClusterCatalog();
+  const auto entry = std::find_if(catalog.begin(), catalog.end(),
+                                  [&](const EmbeddedFile& file) { return file.name == spec; });
+  if (entry != catalog.end()) {
+    Cluster cluster = ParseCluster(entry->text, std::string(entry->path));
+    cluster.spec = spec;
+    return cluster;
+  }
+  if (IsInline(spec)) {
+    return internal::ParseInlineCluster(spec);
+  }
+  if (IsPath(spec)) {
+    return ParseCluster(ReadTextFile(spec), spec);
+  }
+  std::vector<std::string> names;
+  for (const EmbeddedFile& file : catalog) {
+    names.emplace_back(file.name);
+  }
+  const std::vector<std::string> gpus = GpuNames();
+  names.insert(names.end(), gpus.begin(), gpus.end());
+  throw InputError("cluster", '"' + spec + '"',
+                   "a name from `shardwright list clusters`, a .json file or a description such as "
+                   "\"h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s\"",
+                   DidYouMean(spec, names));
+}
+
+}  // namespace
+
+const char* MathTypeName(MathType type) {
+  switch (type) {
+    case MathType::kFp32:
+      return "fp32";
+    case MathType::kTf32:
+      return "tf32";
+    case MathType::kFp16:
+      return "fp16";
+    case MathType::kBf16:
+      return "bf16";
+    case MathType::kFp8:
+      return "fp8";
+  }
+  return "";
+}
+
+std::optional<FlopsPerSecond> PeakFlops(const GpuSpec& gpu, MathType type) {
+  const auto& peak = gpu.peak_flops[static_cast<std::size_t>(type)];
+  return peak ? std::optional(peak->value) : std::nullopt;
+}
+
+Cluster LoadCluster(const std::string& spec, std::int64_t nodes, std::int64_t gpus) {
+  Cluster cluster = LoadWhole(spec);
+  cluster.node_count = nodes == 0 ? cluster.node_count : nodes;
+  cluster.gpus_per_node = gpus == 0 ? cluster.gpus_per_node : gpus;
+  internal::CheckCluster(cluster, "cluster " + cluster.name);
+  return cluster;
+}
+
+std::vector<ClusterSummary> ListClusters() {
+  std::vector<ClusterSummary> summaries;
+  for (const EmbeddedFile& file : EmbeddedClusterCatalog()) {
+    const Cluster cluster = ParseCluster(file.text, std::string(file.path));
+    ClusterSummary summary;
+    summary.name = cluster.name;
+    summary.description = cluster.description;
+    summary.gpu = cluster.gpu.name;
+    summary.gpus_per_node = cluster.gpus_per_node;
+    Cluster node = cluster;
+    node.node_count = 1;
+    summary.scale_up = FindRing(node, {node.gpus_per_node, 1}).Rate();
+    summary.network_rate = NodeNetworkRate(cluster);
+    summaries.push_back(summary);
+  }
+  std::sort(summaries.begin(), summaries.end(),
+            [](const ClusterSummary& a, const ClusterSummary& b) { return a.name < b.name; });
+  return summaries;
+}
+
+const std::vector<GpuSpec>& GpuCatalog() {
+  static const std::vector<GpuSpec> gpus = [] {
+    const EmbeddedFile& file = EmbeddedGpuCatalog()[0];
+    return internal::ParseGpuList(file.text, std::string(file.path));
+  }();
+  return gpus;
+}
+
+const GpuSpec& FindGpu(std::string_view name, std::string_view where) {
+  for (const GpuSpec& gpu : GpuCatalog()) {
+    if (gpu.name == name) {
+      return gpu;
+    }
+  }
+  throw InputError(where, '"' + std::string(name) + '"', "a GPU of `shardwright list gpus`",
+                   DidYouMean(name, GpuNames()));
+}
+
+}  // namespace shardwright

@@ -1,0 +1,208 @@
+#include "topologies/internal/number_json.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+namespace shardwright {
+
+const char* NumberKindName(NumberKind kind) {
+  switch (kind) {
+    case NumberKind::kSpec:
+      return "spec";
+    case NumberKind::kPublished:
+      return "published";
+    case NumberKind::kMeasured:
+      return "measured";
+    case NumberKind::kFitted:
+      return "fitted";
+    case NumberKind::kUnverified:
+      return "unverified";
+    case NumberKind::kAssumed:
+      return "assumed";
+  }
+  return "";
+}
+
+namespace internal {
+namespace {
+
+bool IsDate(const std::string& text) {
+  constexpr std::string_view kForm = "dddd-dd-dd";
+  if (text.size() != kForm.size()) {
+    return false;
+  }
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool is_digit = text[i] >= '0' && text[i] <= '9';
+    if (kForm[i] == 'd' ? !is_digit : text[i] != kForm[i]) {
+      return false;
+    }
+  }
+  const int month = (text[5] - '0') * 10 + (text[6] - '0');
+  const int day = (text[8] - '0') * 10 + (text[9] - '0');
+  return month >= 1 && month <= 12 && day >= 1 && day <= 31;
+}
+
+std::string Bare(Bytes v) {
+  return FormatExact(v);
+}
+std::string Bare(BytesPerSecond v) {
+  return FormatExact(v);
+}
+std::string Bare(FlopsPerSecond v) {
+  return FormatExact(v);
+}
+std::string Bare(Seconds v) {
+  return FormatExact(v);
+}
+std::int64_t Bare(std::int64_t v) {
+  return v;
+}
+double Bare(double v) {
+  return v;
+}
+
+bool IsFlat(const OrderedJson& value) {
+  return std::none_of(value.begin(), value.end(),
+                      [](const OrderedJson& inner) { return inner.is_structured(); });
+}
+
+void Print(const OrderedJson& value, std::size_t indent, std::string& out) {
+  if (!value.is_structured() || value.empty() || IsFlat(value)) {
+    // nlohmann's one-line form has no spaces; put them after colons and commas outside of strings.
+    bool in_string = false;
+    const std::string text = value.dump();
+    for (std::size_t i = 0; i < text.size(); ++i) {
+      out += text[i];
+      if (text[i] == '\\' && in_string) {
+        out += text[++i];
+      } else if (text[i] == '"') {
+        in_string = !in_string;
+      } else if (!in_string && (text[i] == ',' || text[i] == ':')) {
+        out += ' ';
+      }
+    }
+    return;
+  }
+  const std::string inner(indent + 2, ' ');
+  out += value.is_array() ? "[\n" : "{\n";
+  std::size_t left = value.size();
+  for (auto it = value.begin(); it != value.end(); ++it) {
+    out += inner;
+    if (value.is_object()) {
+      out += OrderedJson(it.key()).dump() + ": ";
+    }
+    Print(*it, indent + 2, out);
+    out += --left > 0 ? ",\n" : "\n";
+  }
+  out += std::string(indent, ' ') + (value.is_array() ? "]" : "}");
+}
+
+}  // namespace
+
+std::optional<Origin> ReadOrigin(const JsonValue& object, const std::optional<Origin>& outer) {
+  if (!object.Find("kind") && !object.Find("source") && !object.Find("date")) {
+    return outer;
+  }
+  Origin origin;
+  origin.kind = static_cast<NumberKind>(object.At("kind").AsChoice(
+      {"spec", "published", "measured", "fitted", "unverified", "assumed"}));
+  origin.source = object.At("source").AsString();
+  if (origin.source.empty()) {
+    throw object.At("source").Error("where the numbers come from");
+  }
+  origin.date = object.At("date").AsString();
+  const bool may_be_undated = origin.kind == NumberKind::kAssumed && origin.date.empty();
+  if (!may_be_undated && !IsDate(origin.date)) {
+    throw object.At("date").Error("a date such as \"2026-11-21\"");
+  }
+  return origin;
+}
+
+void ReadBare(const JsonValue& value, Bytes& out) {
+  out = value.AsBytes();
+}
+void ReadBare(const JsonValue& value, BytesPerSecond& out) {
+  out = value.AsBytesPerSecond();
+}
+void ReadBare(const JsonValue& value, FlopsPerSecond& out) {
+  out = value.AsFlopsPerSecond();
+}
+void ReadBare(const JsonValue& value, Seconds& out) {
+  out = value.AsSeconds();
+}
+void ReadBare(const JsonValue& value, std::int64_t& out) {
+  out = value.AsInt(0, 1000000);
+}
+
+void ReadBare(const JsonValue& value, double& out) {
+  constexpr double kLargest = 1000;  // fractions and small factors
+  out = value.IsNumber() ? value.AsDouble() : -1;
+  if (!(out >= 0 && out <= kLargest)) {
+    throw value.Error("a number from 0 to 1000");
+  }
+}
+
+template <class T>
+Number<T> ReadNumber(const JsonValue& value, const std::optional<Origin>& outer) {
+  Number<T> number;
+  std::optional<Origin> origin = outer;
+  if (value.IsObject()) {
+    value.AllowOnly({"value", "kind", "source", "date", "spread"});
+    ReadBare(value.At("value"), number.value);
+    origin = ReadOrigin(value, outer);
+    if (const auto spread = value.Find("spread")) {
+      ReadBare(*spread, number.spread);
+    }
+  } else {
+    ReadBare(value, number.value);
+  }
+  if (!origin) {
+    throw value.Error("a number with \"kind\", \"source\" and \"date\"");
+  }
+  number.origin = *origin;
+  return number;
+}
+
+void WriteOrigin(OrderedJson& object, const Origin& origin) {
+  object["kind"] = NumberKindName(origin.kind);
+  object["source"] = origin.source;
+  object["date"] = origin.date;
+}
+
+template <class T>
+OrderedJson NumberJson(const Number<T>& number) {
+  OrderedJson object = OrderedJson::object();
+  object["value"] = Bare(number.value);
+  WriteOrigin(object, number.origin);
+  if (number.spread != 0) {
+    object["spread"] = number.spread;
+  }
+  return object;
+}
+
+std::string PrettyJson(const OrderedJson& object) {
+  std::string out;
+  Print(object, 0, out);
+  out += '\n';
+  return out;
+}
+
+template Number<Bytes> ReadNumber(const JsonValue&, const std::optional<Origin>&);
+template Number<BytesPerSecond> ReadNumber(const JsonValue&, const std::optional<Origin>&);
+template Number<FlopsPerSecond> ReadNumber(const JsonValue&, const std::optional<Origin>&);
+template Number<Seconds> ReadNumber(const JsonValue&, const std::optional<Origin>&);
+template Number<std::int64_t> ReadNumber(const JsonValue&, const std::optional<Origin>&);
+template Number<double> ReadNumber(const JsonValue&, const std::optional<Origin>&);
+template OrderedJson NumberJson(const Number<Bytes>&);
+template OrderedJson NumberJson(const Number<BytesPerSecond>&);
+template OrderedJson NumberJson(const Number<FlopsPerSecond>&);
+template OrderedJson NumberJson(const Number<Seconds>&);
+template OrderedJson NumberJson(const Number<std::int64_t>&);
+template OrderedJson NumberJson(const Number<double>&);
+
+}  // namespace internal
+}  // namespace shardwright
