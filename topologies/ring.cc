@@ -214,9 +214,7 @@ RingPath FindRing(const Cluster& cluster, GroupShape shape) {
   NodeRates rates(cluster.node, gpus);
   NodeRates::Intra intra;
   BytesPerSecond inter(kInfinity);
-  const std::int64_t nodes =
-      std::min(cluster.node_count, internal::DistinctWindows(shape, cluster.gpus_per_node));
-  for (std::int64_t node = 0; node < nodes; ++node) {
+  for (const std::int64_t node : internal::RepresentativeWindows(shape, cluster.gpus_per_node)) {
     const std::vector<LocalGroup> groups = GroupsOnNode(shape, node, gpus);
     const NodeRates::Intra here = rates.IntraRate(groups);
     if (here.kind != ScaleUpKind::kNone && here.rate < intra.rate) {
