@@ -172,12 +172,13 @@ OpKernels LowerExperts(const LowerContext& context) {
   op.backward_data.push_back(PassKernel(KernelClass::kGatherScatter, t, routed_bytes + indices,
                                         token_bytes));  // back to tokens
 
-  // Kept: the routed copies (dense: the tokens themselves), what the MLP keeps, and both factors of
-  // the weighted sum; the order of the rows.
+  // Kept: the routed copies (dense: the tokens themselves), what the MLP keeps, both factors of the
+  // weighted sum, and of the dispatch three vectors of row indices (the order, its tokens, its
+  // inverse) and the int32 offsets of the experts.
   op.saves_input = dense ? 1 : 0;
   op.saves_input_for_weight = op.saves_input;
-  op.extra_saved =
-      Bytes((dense ? 0 : routed_bytes) + mlp_saved + routed_bytes + weights + 2 * indices);
+  const std::int64_t dispatch = dense ? 0 : routed_bytes + 3 * indices + Product({4, spec.experts});
+  op.extra_saved = Bytes(dispatch + mlp_saved + routed_bytes + weights);
   op.forward_workspace = Bytes(routed_bytes);  // the weighted rows
   const std::int64_t hidden = Product({rows.total, spec.out, context.s});
   op.backward_workspace = Bytes(routed_bytes + (spec.gated ? 3 : 2) * hidden);

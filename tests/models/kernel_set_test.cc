@@ -210,8 +210,8 @@ TEST_CASE("experts: grouped dispatch computes the routed rows, dense dispatch al
   CHECK(TotalFlops(grouped.backward_data) == TotalFlops(grouped.forward));
   CHECK(TotalFlops(grouped.backward_weight) == TotalFlops(grouped.forward));
   // Kept per routed row: its copy and its output (4h), gate, up, silu(gate), product (8f), its
-  // weight, and two indices. One routed row in HF's loop keeps the same tensors.
-  CHECK(grouped.extra_saved == Bytes(2048 * (4 * 4096 + 8 * 14336 + 2 + 16)));
+  // weight, and three indices; offsets of the 8 experts.
+  CHECK(grouped.extra_saved == Bytes(2048 * (4 * 4096 + 8 * 14336 + 2 + 24) + 4 * 8));
   CHECK(grouped.saves_input == 0U);
   CHECK(grouped.compute_intensive);
 
@@ -384,7 +384,10 @@ TEST_CASE("every op in every stack: sane kernels, sizes linear in the batch") {
                 doctest::Approx(4.0 * TotalFlops(one.backward_data)));
           CHECK(TotalFlops(four.backward_weight) ==
                 doctest::Approx(4.0 * TotalFlops(one.backward_weight)));
-          if (kind != OpKind::kBatchNorm) {  // statistics per channel
+          if (kind == OpKind::kExperts) {  // but for the offsets, 4 bytes per expert
+            CHECK(four.extra_saved.value <= 4 * one.extra_saved.value);
+            CHECK(four.extra_saved.value >= 4 * (one.extra_saved.value - 4 * spec.experts));
+          } else if (kind != OpKind::kBatchNorm) {  // statistics per channel
             CHECK(four.extra_saved.value == 4 * one.extra_saved.value);
           }
           CHECK(TotalRead(four.forward) >= TotalRead(one.forward));
