@@ -176,7 +176,9 @@ class LifeChecker {
     BufferState& state = states_[access.buffer.value];
     if (state.life == Life::kNone) {
       ReportMissing(access);
-    } else if (access.mode != AccessMode::kWrite) {
+      return;
+    }
+    if (access.mode != AccessMode::kWrite) {
       CheckRead(access, state, stream, clock);
     }
     if (access.mode == AccessMode::kRead) {
