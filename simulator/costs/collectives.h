@@ -1,0 +1,37 @@
+#pragma once
+
+// Time of collectives that run alone. docs/cost_model.md, section "Collectives".
+
+#include <cstdint>
+
+#include "core/units.h"
+#include "schedule/program.h"
+#include "topologies/cluster.h"
+#include "topologies/profile.h"
+#include "topologies/routing.h"
+
+namespace shardwright {
+
+// A family of groups on a cluster with the software that serves it. Pointers into the profile.
+struct CollectivePath {
+  RingPath ring;
+  const TransportProfile* intra = nullptr;    // between GPUs of a node; null without such hops
+  const TransportProfile* network = nullptr;  // between nodes; null without such hops
+  BytesPerSecond memory;  // device memory bandwidth that copies reach, for groups of one rank
+};
+// Throws InputError when the groups do not tile the ranks or the profile lacks a transport.
+[[nodiscard]] CollectivePath FindCollectivePath(const Cluster& cluster, const Profile& profile,
+                                                GroupShape shape);
+
+// Time from the arrival of the last rank to the end, for `bytes` in the full array. Never falls
+// when a rate rises or a latency falls. Requires a collective `code`.
+[[nodiscard]] Seconds CollectiveTime(OpCode code, Bytes bytes, const CollectivePath& path);
+
+// Bytes that one rank sends (and receives) per byte of the full array: (n-1)/n for all-gather and
+// reduce-scatter, twice that for all-reduce, 1 for broadcast.
+[[nodiscard]] double BusBytesPerByte(OpCode code, std::int64_t ranks);
+
+// Thread blocks, and so multiprocessors, that a collective on this path occupies.
+[[nodiscard]] std::int64_t ChannelsOf(const CollectivePath& path);
+
+}  // namespace shardwright

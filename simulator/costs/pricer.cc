@@ -1,0 +1,210 @@
+#include "simulator/costs/pricer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+// The class equal to `load`, added if it is new. When all 255 are taken the last one of the same
+// kind stands for it; real programs have some dozen.
+std::uint8_t ClassOf(const ContentionClass& load, ContentionModel& model) {
+  std::size_t same_kind = 0;
+  for (std::size_t i = 0; i < model.classes.size(); ++i) {
+    if (model.classes[i] == load) {
+      return static_cast<std::uint8_t>(i);
+    }
+    same_kind = model.classes[i].kind == load.kind ? i : same_kind;
+  }
+  constexpr std::size_t kMostClasses = 255;
+  if (model.classes.size() >= kMostClasses) {
+    return static_cast<std::uint8_t>(same_kind);
+  }
+  model.classes.push_back(load);
+  return static_cast<std::uint8_t>(model.classes.size() - 1);
+}
+
+// Rounded up to a sixteenth, so that ops of about equal load share a class.
+double RoundShare(double share) {
+  constexpr double kSteps = 16;
+  return std::min(1.0, std::ceil(share * kSteps) / kSteps);
+}
+
+// Host memory bandwidth of the node divided by the GPUs in use; without memory links in the node
+// graph, what copies reach.
+BytesPerSecond HostMemoryShare(const Cluster& cluster, const HostCopyRates& copies) {
+  BytesPerSecond sum;
+  for (const Link& link : cluster.node.links) {
+    if (link.kind == LinkKind::kMemory) {
+      sum += link.forward;
+    }
+  }
+  return sum.value > 0 ? sum / static_cast<double>(cluster.gpus_per_node) : copies.to_host_together;
+}
+
+}  // namespace
+
+Pricer::Pricer(const Cluster& cluster, const Profile& profile)
+    : cluster_(cluster),
+      profile_(profile),
+      kernels_(FindKernelRates(cluster.gpu, profile.compute)),
+      copies_(FindHostCopyRates(cluster)),
+      host_memory_(HostMemoryShare(cluster, copies_)) {}
+
+const CollectivePath& Pricer::PathOf(const Group& group) {
+  const GroupShape shape{group.size, group.stride};
+  for (const KnownPath& known : paths_) {
+    if (known.shape == shape) {
+      return known.path;
+    }
+  }
+  paths_.push_back({shape, FindCollectivePath(cluster_, profile_, shape)});
+  return paths_.back().path;
+}
+
+std::uint16_t Pricer::ResourceIndex(ResourceKind kind, std::int32_t level, PriceTable& table) {
+  const std::pair<ResourceKind, std::int32_t> key(kind, level);
+  auto it = std::find(resources_.begin(), resources_.end(), key);
+  if (it == resources_.end()) {
+    resources_.push_back(key);
+    it = resources_.end() - 1;
+  }
+  const auto index = static_cast<std::uint16_t>(it - resources_.begin());
+  SW_CHECK(index < kMaxLinkResources, "more link resources than the contention model holds");
+  table.contention.resource_count = std::max<std::uint16_t>(table.contention.resource_count,
+                                                            static_cast<std::uint16_t>(index + 1));
+  return index;
+}
+
+shardwright::Price Pricer::PriceKernels(const Program& program, const OpShape& shape,
+                                        PriceTable& table) const {
+  Seconds time;
+  Bytes bytes;
+  for (const Kernel& kernel : program.KernelsOf(shape)) {
+    time += KernelTime(kernel, kernels_) + kernels_.gap;
+    bytes += kernel.read + kernel.written;
+  }
+  double launches = shape.kernel_count;
+  if (shape.kernel_count == 0 && shape.bytes.value > 0) {
+    // A device copy without a kernel list: every byte is read and written once.
+    bytes = 2 * shape.bytes;
+    time = std::max(bytes / kernels_.elementwise, kernels_.floor) + kernels_.gap;
+    launches = 1;
+  }
+  shardwright::Price price;
+  const bool is_work = launches > 0 || shape.code == OpCode::kCompute;
+  const Seconds op_issue = is_work ? profile_.host.op_issue.value : Seconds(0);
+  const Seconds launch = profile_.host.kernel_launch.value;
+  price.duration = ToSimTime(time);
+  price.issue = ToSimTime(op_issue + launch * launches);
+  price.first_launch = ToSimTime(op_issue + launch * std::min(launches, 1.0));
+  price.tail = price.duration / std::max<std::int64_t>(shape.kernel_count, 1);
+  if (time.value > 0) {
+    ContentionClass load;
+    load.kind = LoadKind::kKernel;
+    load.hbm_share = RoundShare((bytes / kernels_.elementwise).value / time.value);
+    price.contention_class = ClassOf(load, table.contention);
+  }
+  return price;
+}
+
+shardwright::Price Pricer::PriceCollective(const Program& program, const OpShape& shape,
+                                           PriceTable& table) {
+  const CollectivePath& path = PathOf(program.groups[shape.group.value]);
+  const Seconds time = CollectiveTime(shape.code, shape.bytes, path);
+  shardwright::Price price;
+  price.duration = ToSimTime(time);
+  // Gathers and reductions of FSDP units are issued from Python hooks; native has none.
+  const bool has_hook = program.dialect != "native" &&
+                        (shape.code == OpCode::kAllGather || shape.code == OpCode::kReduceScatter);
+  price.issue = ToSimTime(profile_.host.collective_issue.value +
+                          (has_hook ? profile_.host.unit_hook.value : Seconds(0)));
+  price.first_launch = price.issue;
+  price.tail = price.duration;
+  if (time.value <= 0 || path.ring.size <= 1) {
+    return price;
+  }
+  ContentionClass load;
+  load.kind = LoadKind::kCollective;
+  load.sm_share =
+      std::min(1.0, static_cast<double>(ChannelsOf(path)) / static_cast<double>(kernels_.sm_count));
+  load.bus_rate = static_cast<double>(shape.bytes.value) *
+                  BusBytesPerByte(shape.code, path.ring.size) / time.value;
+  const OverlapProfile& overlap = profile_.overlap;
+  double traffic = overlap.gather_memory_traffic.value;
+  if (shape.code == OpCode::kReduceScatter) {
+    traffic = overlap.reduce_memory_traffic.value;
+  } else if (shape.code == OpCode::kAllReduce) {  // half of its bus traffic reduces, half gathers
+    traffic = (overlap.gather_memory_traffic.value + overlap.reduce_memory_traffic.value) / 2;
+  }
+  load.hbm_share = RoundShare(traffic * load.bus_rate / cluster_.gpu.memory_bandwidth.value.value);
+  const TransportProfile* outer = path.network != nullptr ? path.network : path.intra;
+  for (const ResourceUse& use : path.ring.uses) {
+    SW_CHECK(load.link_count < kMaxLinkUses, "a collective uses more links than the model holds");
+    load.links[load.link_count++] = {ResourceIndex(use.kind, use.level, table),
+                                     use.weight / (use.capacity.value * outer->efficiency.value)};
+  }
+  price.contention_class = ClassOf(load, table.contention);
+  return price;
+}
+
+shardwright::Price Pricer::PriceHostCopy(const OpShape& shape, PriceTable& table) const {
+  const bool to_device = shape.code == OpCode::kCopyH2d;
+  // All GPUs of a node copy at the same time.
+  const BytesPerSecond rate = to_device ? copies_.to_device_together * profile_.copy.to_device.value
+                                        : copies_.to_host_together * profile_.copy.to_host.value;
+  const Seconds time = shape.bytes / rate + profile_.copy.latency.value;
+  shardwright::Price price;
+  price.duration = ToSimTime(time);
+  price.issue = price.first_launch = ToSimTime(profile_.host.copy_issue.value);
+  price.tail = price.duration;
+  ContentionClass load;
+  load.kind = to_device ? LoadKind::kCopyToDevice : LoadKind::kCopyToHost;
+  load.hbm_share = RoundShare(Ratio(rate, cluster_.gpu.memory_bandwidth.value));
+  price.contention_class = ClassOf(load, table.contention);
+  return price;
+}
+
+shardwright::Price Pricer::PriceHostOptimizer(const Program& program, const OpShape& shape) const {
+  Bytes bytes;
+  for (const Kernel& kernel : program.KernelsOf(shape)) {
+    bytes += kernel.read + kernel.written;
+  }
+  shardwright::Price price;
+  price.duration = ToSimTime(bytes / host_memory_);
+  return price;
+}
+
+void Pricer::Price(const Program& program, PriceTable& table) {
+  table.wake_up = ToSimTime(profile_.host.wake.value);
+  table.contention.classes.assign(1, ContentionClass());
+  table.contention.resource_count = 0;
+  table.contention.compute_sensitivity = profile_.overlap.compute_sensitivity.value;
+  table.contention.collective_rate = profile_.overlap.collective_rate.value;
+  table.contention.copies_both_ways = profile_.copy.both_ways.value;
+  table.prices.clear();
+  for (const OpShape& shape : program.shapes) {
+    const OpCodeInfo& info = InfoOf(shape.code);
+    if (info.is_collective) {
+      table.prices.push_back(PriceCollective(program, shape, table));
+    } else if (shape.code == OpCode::kCopyH2d || shape.code == OpCode::kCopyD2h) {
+      table.prices.push_back(PriceHostCopy(shape, table));
+    } else if (shape.code == OpCode::kHostOptimizerStep) {
+      table.prices.push_back(PriceHostOptimizer(program, shape));
+    } else if (info.runs_on_host) {
+      table.prices.push_back(shardwright::Price());
+    } else {
+      table.prices.push_back(PriceKernels(program, shape, table));
+    }
+  }
+}
+
+PriceTable PriceProgram(const Program& program, const Cluster& cluster, const Profile& profile) {
+  PriceTable table;
+  Pricer(cluster, profile).Price(program, table);
+  return table;
+}
+
+}  // namespace shardwright

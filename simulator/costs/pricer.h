@@ -1,0 +1,60 @@
+#pragma once
+
+// Prices of all op shapes of a program on one cluster with one profile.
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "schedule/program.h"
+#include "simulator/costs/collectives.h"
+#include "simulator/costs/contention.h"
+#include "simulator/costs/kernels.h"
+#include "simulator/costs/price.h"
+#include "topologies/cluster.h"
+#include "topologies/profile.h"
+
+namespace shardwright {
+
+// Prices programs one after another; what it has learned about groups of ranks is kept. Refers to
+// the cluster and the profile, which must outlive it. Not thread-safe.
+class Pricer {
+ public:
+  Pricer(const Cluster& cluster, const Profile& profile);
+
+  // Fills `table`; allocates nothing once it has seen the program's groups and `table` is large
+  // enough. Throws InputError when a group does not fit the cluster or the profile lacks a number.
+  // O(shapes + kernels).
+  void Price(const Program& program, PriceTable& table);
+
+ private:
+  struct KnownPath {
+    GroupShape shape;
+    CollectivePath path;
+  };
+
+  const CollectivePath& PathOf(const Group& group);
+  [[nodiscard]] shardwright::Price PriceKernels(const Program& program, const OpShape& shape,
+                                                PriceTable& table) const;
+  [[nodiscard]] shardwright::Price PriceCollective(const Program& program, const OpShape& shape,
+                                                   PriceTable& table);
+  [[nodiscard]] shardwright::Price PriceHostCopy(const OpShape& shape, PriceTable& table) const;
+  [[nodiscard]] shardwright::Price PriceHostOptimizer(const Program& program,
+                                                      const OpShape& shape) const;
+  [[nodiscard]] std::uint16_t ResourceIndex(ResourceKind kind, std::int32_t level,
+                                            PriceTable& table);
+
+  const Cluster& cluster_;
+  const Profile& profile_;
+  KernelRates kernels_;
+  HostCopyRates copies_;
+  BytesPerSecond host_memory_;  // one GPU's share of its node's host memory bandwidth
+  std::vector<KnownPath> paths_;
+  std::vector<std::pair<ResourceKind, std::int32_t>> resources_;
+};
+
+// Prices of one program.
+[[nodiscard]] PriceTable PriceProgram(const Program& program, const Cluster& cluster,
+                                      const Profile& profile);
+
+}  // namespace shardwright
