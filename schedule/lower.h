@@ -9,7 +9,7 @@
 namespace shardwright {
 
 struct LowerInput {
-  const Model& model;             // built for job.sequence_length; frozen and LoRA already applied
+  const Model& model;  // built for job.sequence_length; frozen and LoRA already applied
   const KernelSetOptions& kernels;
   const Job& job;
   const Plan& plan;

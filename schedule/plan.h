@@ -44,11 +44,11 @@ struct Job {
                                         // from micro-batch, accumulation and ranks
   Precision precision;
   OptimizerSpec optimizer;
-  bool clip_gradients = true;           // global-norm clipping, on in all recipes we know
-  std::vector<std::string> frozen;      // FQN globs of parameters without gradient
-  std::int64_t lora_rank = 0;           // 0: no LoRA
+  bool clip_gradients = true;             // global-norm clipping, on in all recipes we know
+  std::vector<std::string> frozen;        // FQN globs of parameters without gradient
+  std::int64_t lora_rank = 0;             // 0: no LoRA
   std::vector<std::string> lora_targets;  // FQN globs of linear modules that get adapters
-  double memory_margin = 0.0;           // fraction of device memory that plans leave free
+  double memory_margin = 0.0;             // fraction of device memory that plans leave free
 
   bool operator==(const Job&) const = default;
 };
@@ -71,8 +71,8 @@ struct Reshard {
 enum class Gap : std::uint8_t { kHold, kRegather };
 
 struct UnitPlan {
-  std::string name;                   // unique; the FQN of its only module, or "root"
-  std::vector<std::string> modules;   // FQNs; "" is the root module, which takes the leftovers
+  std::string name;                  // unique; the FQN of its only module, or "root"
+  std::vector<std::string> modules;  // FQNs; "" is the root module, which takes the leftovers
   Reshard reshard;
   Gap gap = Gap::kHold;
   // Units to gather early, by name. Empty with implicit prefetch: the dialect's own rule.
@@ -117,7 +117,7 @@ struct Plan {
   std::int64_t micro_batch = 1;     // samples
   std::int64_t accumulation = 1;    // micro-batches per optimizer step
   SyncMode sync = SyncMode::kEvery;
-  std::vector<UnitPlan> units;      // the root unit (module "") last
+  std::vector<UnitPlan> units;  // the root unit (module "") last
   std::vector<RecomputeRegion> recompute;
   Offload offload;
 

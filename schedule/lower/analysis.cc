@@ -1,0 +1,219 @@
+#include "schedule/lower/analysis.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+void FindGradients(const Model& model, bool train, ModelAnalysis& a) {
+  a.tensor_grad.assign(model.tensors.size(), false);
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    const ModelOp& op = model.ops[i];
+    ModelOpFacts& f = a.ops[i];
+    for (const ParamId p : op.params) {
+      f.weight_grad = f.weight_grad || (train && model.params[p.value].trainable);
+    }
+    for (std::size_t k = 0; k < op.inputs.size(); ++k) {
+      if (a.tensor_grad[op.inputs[k].value]) {
+        f.input_grads |= 1U << k;
+      }
+    }
+    f.has_backward = f.weight_grad || f.input_grads != 0;
+    for (const TensorId t : op.outputs) {
+      a.tensor_grad[t.value] = f.has_backward && model.tensors[t.value].role != TensorRole::kIndex;
+    }
+  }
+}
+
+void FindStorages(const LowerInput& in, ModelAnalysis& a) {
+  const Model& model = in.model;
+  constexpr std::uint32_t kUnset = 0xffffffffu;
+  a.storage_of.assign(model.tensors.size(), kUnset);
+  const auto add = [&](TensorId t, std::uint32_t producer) {
+    StorageFacts s;
+    const Tensor& tensor = model.tensors[t.value];
+    s.bytes = TensorBytes(tensor, in.plan.micro_batch, in.job.precision.param);
+    s.is_index = tensor.role == TensorRole::kIndex;
+    s.producer = producer;
+    a.storage_of[t.value] = static_cast<std::uint32_t>(a.storages.size());
+    a.storages.push_back(s);
+  };
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    const ModelOp& op = model.ops[i];
+    for (const TensorId t : op.inputs) {
+      if (a.storage_of[t.value] == kUnset) {
+        add(t, kNoRegion);
+      }
+      ++a.storages[a.storage_of[t.value]].forward_uses;
+    }
+    const auto& aliases = a.KernelsOf(op).output_aliases;
+    for (std::size_t k = 0; k < op.outputs.size(); ++k) {
+      const int alias = k < aliases.size() ? aliases[k] : -1;
+      if (alias >= 0) {
+        a.storage_of[op.outputs[k].value] =
+            a.storage_of[op.inputs[static_cast<std::size_t>(alias)].value];
+      } else {
+        add(op.outputs[k], static_cast<std::uint32_t>(i));
+      }
+    }
+  }
+}
+
+// The stretch of ops inside `module`.
+Region RegionOf(const Model& model, ModuleId module, const std::string& where) {
+  Region r;
+  r.first = kNoRegion;
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    if (IsInside(model, model.ops[i].module, module)) {
+      r.first = std::min(r.first, static_cast<std::uint32_t>(i));
+      r.last = static_cast<std::uint32_t>(i);
+    }
+  }
+  if (r.first == kNoRegion) {
+    throw InputError(where, '"' + model.modules[module.value].fqn + '"',
+                     "a module that runs ops in forward");
+  }
+  return r;
+}
+
+// Which ops of the region keep their outputs from forward under selective checkpointing.
+std::vector<bool> KeptOps(const Model& model, const ModelAnalysis& a, const Region& r,
+                          const RecomputeRegion& plan) {
+  std::vector<bool> kept(r.last - r.first + 1, false);
+  if (plan.kind == RecomputeKind::kFull) {
+    return kept;
+  }
+  std::int64_t linears = 0;
+  for (std::uint32_t i = r.first; i <= r.last; ++i) {
+    const ModelOp& op = model.ops[i];
+    if (!a.KernelsOf(op).compute_intensive) {
+      continue;
+    }
+    const bool is_linear = model.SpecOf(op).kind == OpKind::kLinear;
+    kept[i - r.first] = !is_linear || linears % plan.keep_every == 0;
+    linears += is_linear ? 1 : 0;
+  }
+  return kept;
+}
+
+// Fills region.rerun and the facts that follow from it: walks the region backwards, marking every
+// op whose outputs (or private saved bytes) backward needs and forward did not keep.
+void FindReruns(const Model& model, const std::vector<bool>& kept, std::uint32_t index,
+                Region& region, ModelAnalysis& a) {
+  std::vector<bool> needed(a.storages.size(), false);
+  const auto produced_inside = [&](std::uint32_t s) {
+    const std::uint32_t p = a.storages[s].producer;
+    return p != kNoRegion && p >= region.first && p <= region.last && !kept[p - region.first];
+  };
+  const auto need = [&](std::uint32_t s, Role, std::uint16_t) {
+    if (produced_inside(s)) {
+      needed[s] = true;
+    }
+  };
+  for (std::uint32_t i = region.first; i <= region.last; ++i) {
+    a.ops[i].region = index;
+    if (a.ops[i].has_backward) {
+      ForEachSaved(a, model.ops[i], need);
+    }
+  }
+  for (std::uint32_t i = region.last + 1; i-- > region.first;) {
+    const ModelOp& op = model.ops[i];
+    ModelOpFacts& f = a.ops[i];
+    const bool is_kept = kept[i - region.first];
+    f.saves_in_forward = is_kept && f.has_backward;
+    bool wanted = !is_kept && f.has_backward && a.KernelsOf(op).extra_saved > Bytes(0);
+    for (const TensorId t : op.outputs) {
+      wanted = wanted || needed[a.storage_of[t.value]];
+    }
+    if (!wanted || is_kept) {
+      continue;
+    }
+    f.reruns = true;
+    region.rerun.push_back(i);
+    for (const TensorId t : op.inputs) {
+      need(a.storage_of[t.value], Role::kInput, 0);
+    }
+    for (const TensorId t : op.outputs) {
+      StorageFacts& s = a.storages[a.storage_of[t.value]];
+      s.recomputed = s.recomputed || produced_inside(a.storage_of[t.value]);
+    }
+  }
+  std::reverse(region.rerun.begin(), region.rerun.end());
+}
+
+void FindRegions(const LowerInput& in, const std::string& where, ModelAnalysis& a) {
+  std::vector<std::pair<Region, std::size_t>> found;
+  for (std::size_t i = 0; i < in.plan.recompute.size(); ++i) {
+    const std::string here = where + ": recompute[" + std::to_string(i) + "].module";
+    const ModuleId module = FindModule(in.model, in.plan.recompute[i].module);
+    if (!module.valid()) {
+      std::vector<std::string> names;
+      for (const Module& m : in.model.modules) {
+        names.push_back(m.fqn);
+      }
+      throw InputError(here, '"' + in.plan.recompute[i].module + '"', "the FQN of a module",
+                       DidYouMean(in.plan.recompute[i].module, names));
+    }
+    found.emplace_back(RegionOf(in.model, module, here), i);
+  }
+  std::sort(found.begin(), found.end(),
+            [](const auto& x, const auto& y) { return x.first.first < y.first.first; });
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (i > 0 && found[i].first.first <= found[i - 1].first.last) {
+      throw InputError(where + ": recompute", '"' + in.plan.recompute[found[i].second].module + '"',
+                       "regions that do not overlap");
+    }
+    Region region = found[i].first;
+    const auto kept = KeptOps(in.model, a, region, in.plan.recompute[found[i].second]);
+    FindReruns(in.model, kept, static_cast<std::uint32_t>(i), region, a);
+    a.regions.push_back(std::move(region));
+  }
+}
+
+// Counts how often backward reads the forward and the recomputed instance of each storage.
+void CountBackwardUses(const Model& model, ModelAnalysis& a) {
+  const auto same_region = [&](std::uint32_t s, std::uint32_t op) {
+    const std::uint32_t p = a.storages[s].producer;
+    return p != kNoRegion && a.ops[op].region != kNoRegion && a.ops[p].region == a.ops[op].region;
+  };
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+    const auto read = [&](std::uint32_t s, Role, std::uint16_t) {
+      StorageFacts& f = a.storages[s];
+      ++(f.recomputed && same_region(s, i) ? f.rerun_uses : f.backward_uses);
+    };
+    if (a.ops[i].reruns) {
+      for (const TensorId t : model.ops[i].inputs) {
+        read(a.storage_of[t.value], Role::kInput, 0);
+      }
+    }
+    if (a.ops[i].has_backward) {
+      ForEachSaved(a, model.ops[i], read);
+    }
+  }
+}
+
+}  // namespace
+
+ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
+  ModelAnalysis a;
+  a.kernels.reserve(in.model.specs.size());
+  for (const OpSpec& spec : in.model.specs) {
+    a.kernels.push_back(LowerOp(spec, in.plan.micro_batch, in.job.precision.param, in.kernels));
+  }
+  a.ops.resize(in.model.ops.size());
+  const bool train = in.job.mode == JobMode::kTrain;
+  FindGradients(in.model, train, a);
+  FindStorages(in, a);
+  for (ModelOpFacts& f : a.ops) {
+    f.saves_in_forward = f.has_backward;
+  }
+  if (train) {
+    FindRegions(in, where, a);
+    CountBackwardUses(in.model, a);
+  }
+  return a;
+}
+
+}  // namespace shardwright

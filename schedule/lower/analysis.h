@@ -1,0 +1,76 @@
+#pragma once
+
+// What every dialect needs to know about model and job before the first op is written: kernels per
+// spec, who needs gradients, how long tensors live, what checkpointed regions run again.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/kernel_set.h"
+#include "models/model.h"
+#include "schedule/lower.h"
+
+namespace shardwright {
+
+// One checkpointed region: a contiguous stretch of model ops.
+struct Region {
+  std::uint32_t first = 0;  // model op indices, both included
+  std::uint32_t last = 0;
+  std::vector<std::uint32_t> rerun;  // ops that backward runs again, in forward order
+};
+inline constexpr std::uint32_t kNoRegion = 0xffffffffu;
+
+struct ModelOpFacts {
+  bool has_backward = false;      // some output and some input or parameter need a gradient
+  bool weight_grad = false;       // some parameter is trainable
+  std::uint32_t input_grads = 0;  // bit i: input i needs a gradient
+  std::uint32_t region = kNoRegion;
+  bool reruns = false;            // in its region's rerun list
+  bool saves_in_forward = false;  // what it saves is kept from forward (no region, or kept by it)
+};
+
+// Tensors that share storage (views, in-place results) share one entry.
+struct StorageFacts {
+  Bytes bytes;
+  bool is_index = false;               // ids, labels
+  std::uint32_t producer = kNoRegion;  // model op; none for inputs
+  std::uint32_t forward_uses = 0;      // reads by forward ops
+  std::uint32_t backward_uses = 0;  // later reads of the forward instance: backward ops that saved
+                                    // it and recomputations that start from it
+  std::uint32_t rerun_uses = 0;     // reads of the recomputed instance: reruns and backward ops
+  bool recomputed = false;          // backward uses a second, recomputed instance
+};
+
+struct ModelAnalysis {
+  std::vector<OpKernels> kernels;         // per spec
+  std::vector<ModelOpFacts> ops;          // per model op
+  std::vector<std::uint32_t> storage_of;  // per tensor
+  std::vector<StorageFacts> storages;
+  std::vector<bool> tensor_grad;  // per tensor: needs a gradient
+  std::vector<Region> regions;    // in forward order, disjoint
+
+  [[nodiscard]] const OpKernels& KernelsOf(const ModelOp& op) const { return kernels[op.spec]; }
+};
+
+// Calls f(storage, role, index) for each tensor that `op` keeps for its backward: role kInput or
+// kOutput with the index among the op's inputs or outputs.
+template <class F>
+void ForEachSaved(const ModelAnalysis& a, const ModelOp& op, F f) {
+  const OpKernels& k = a.KernelsOf(op);
+  for (std::size_t i = 0; i < op.inputs.size(); ++i) {
+    if (((k.saves_input >> i) & 1U) != 0) {
+      f(a.storage_of[op.inputs[i].value], Role::kInput, static_cast<std::uint16_t>(i));
+    }
+  }
+  for (std::size_t i = 0; i < op.outputs.size(); ++i) {
+    if (((k.saves_output >> i) & 1U) != 0) {
+      f(a.storage_of[op.outputs[i].value], Role::kOutput, static_cast<std::uint16_t>(i));
+    }
+  }
+}
+
+// Throws InputError for an unknown or overlapping recompute region. O(ops).
+[[nodiscard]] ModelAnalysis AnalyzeModel(const LowerInput& input, const std::string& where);
+
+}  // namespace shardwright

@@ -1,0 +1,280 @@
+// PyTorch DistributedDataParallel: replicated parameters, gradients all-reduced in buckets while
+// backward runs. Rules: docs/lowering.md, section ddp.
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "schedule/lower/layout.h"
+#include "schedule/lower/unit_rules.h"
+
+namespace shardwright {
+namespace {
+
+class DdpRules : public StepRules {
+ public:
+  DdpRules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
+      : StepRules(emitter, spans, units),
+        cast_of_op_(emitter.in.model.ops.size()),
+        grad_of_param_(emitter.in.model.params.size()) {
+    group_ = e_.AddGroup("replicate", plan_.replicate_size, 1);
+    // Walking forward, the first op that uses a storage is the last one in backward.
+    const Model& model = e_.in.model;
+    std::vector<bool> seen(model.params.size(), false);
+    completes_grad_.assign(model.ops.size(), false);
+    for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+      if (e_.a.ops[i].weight_grad && !seen[StorageOf(i).value]) {
+        seen[StorageOf(i).value] = true;
+        completes_grad_[i] = true;
+      }
+    }
+  }
+
+  // Buckets follow parameter order at first, then the order in which gradients became ready.
+  bool FirstStepDiffers() const override { return job_.mode == JobMode::kTrain; }
+
+  void BeginStep(bool first) override {
+    StepRules::BeginStep(first);
+    if (plan_.replicate_size == 1 || job_.mode == JobMode::kForward) {
+      return;
+    }
+    AssignBuckets(first);
+    for (Bucket& b : buckets_) {
+      Buffer buffer;
+      buffer.size = b.size;
+      buffer.category = Category::kReduceScatter;
+      b.storage = e_.body->NewBuffer(buffer);
+      // Gradients are not views of the buckets by default, so buckets live as long as the
+      // reducer; the first step's are given up when the buckets are rebuilt.
+      e_.body->Alloc(b.storage, first ? PointKind::kAlloc : PointKind::kAllocOnce);
+    }
+  }
+
+  void EndStep() override {
+    StepRules::EndStep();
+    for (const Bucket& b : buckets_) {
+      if (first_step_) {
+        e_.body->Free(b.storage);
+      }
+    }
+  }
+
+  void BeginMicroBatch(bool first, bool last) override {
+    StepRules::BeginMicroBatch(first, last);
+    for (Bucket& b : buckets_) {
+      b.missing = b.params.size();
+      b.filled = OpId();
+    }
+    next_bucket_ = 0;
+    if (first) {
+      std::fill(grad_of_param_.begin(), grad_of_param_.end(), BufferId());
+    }
+  }
+
+  void PreForward(UnitId, Phase) override {}
+  void PostForward(UnitId, Phase) override {}
+  void PreBackward(UnitId) override {}
+  void BackwardLeft(UnitId) override {}
+  void GradientsFinal(UnitId) override {}
+
+  // Autocast: weights are cast where they are first used and kept for the op's backward.
+  void BeforeForwardOp(std::uint32_t i, Phase phase) override {
+    const std::int64_t elements = ParamElements(i, false);
+    if (!CastsGather() || elements == 0 || cast_of_op_[i].valid()) {
+      return;
+    }
+    const Bytes cast(elements * SizeOf(job_.precision.param));
+    cast_of_op_[i] = e_.Alloc(cast, Category::kUnshardedParameter, Stream::kCompute);
+    const UnitId unit = UnitOf(i);
+    e_.AddCopy(OpCode::kCast, Stream::kCompute, phase, unit.value,
+               Bytes(elements * SizeOf(job_.precision.master)), cast,
+               {{At(unit).shard, AccessMode::kRead, Role::kInput},
+                {cast_of_op_[i], AccessMode::kWrite, Role::kOutput}});
+  }
+
+  BufferId ParameterStorage(UnitId unit, std::uint32_t model_op) override {
+    return CastsGather() ? cast_of_op_[model_op] : At(unit).shard;
+  }
+
+  void AfterBackwardOp(std::uint32_t i) override { FreeCast(i); }
+
+  void EndForward() override {
+    for (std::uint32_t i = 0; i < cast_of_op_.size(); ++i) {
+      if (!e_.a.ops[i].has_backward) {
+        FreeCast(i);
+      }
+    }
+  }
+
+  GradTarget WeightGradTarget(std::uint32_t i, UnitId unit) override {
+    fresh_grad_ = e_.Alloc(Bytes(ParamElements(i, true) * SizeOf(job_.precision.param)),
+                           Category::kUnshardedGradient, Stream::kCompute);
+    const BufferId kept = grad_of_param_[StorageOf(i).value];
+    if (!CastsGather() && !kept.valid()) {
+      At(unit).grads.push_back(fresh_grad_);
+    }
+    return {fresh_grad_, AccessMode::kWrite};
+  }
+
+  // The fresh gradient becomes .grad, is cast into it, or is added to it; then its bucket fills.
+  void WeightGradWritten(std::uint32_t i, UnitId unit) override {
+    BufferId& grad = grad_of_param_[StorageOf(i).value];
+    const Bytes fresh = e_.program.buffers[fresh_grad_.value].size;
+    const Bytes size(ParamElements(i, true) * SizeOf(job_.precision.master));
+    if (!grad.valid() && !CastsGather()) {
+      grad = fresh_grad_;
+    } else {
+      const bool first = !grad.valid();
+      if (first) {
+        grad = e_.Alloc(size, Category::kUnshardedGradient, Stream::kCompute);
+        At(unit).grads.push_back(grad);
+      }
+      e_.AddCopy(OpCode::kAccumulateGrad, Stream::kCompute, Phase::kBackward, i,
+                 first ? fresh : fresh + size, size,
+                 {{grad, first ? AccessMode::kWrite : AccessMode::kReadWrite, Role::kOutput},
+                  {fresh_grad_, AccessMode::kRead, Role::kInput}});
+      e_.body->Free(fresh_grad_);
+    }
+    if (Syncs() && plan_.replicate_size > 1 && completes_grad_[i]) {
+      FillBucket(i, grad);
+    }
+  }
+
+  void EndBackward() override {
+    SW_CHECK(next_bucket_ == buckets_.size() || !Syncs() || plan_.replicate_size == 1,
+             "a gradient bucket was never complete");
+    if (next_bucket_ == 0) {
+      return;
+    }
+    for (std::size_t b = 0; b < next_bucket_; ++b) {
+      CopyOut(buckets_[b]);
+    }
+  }
+
+ protected:
+  UnitInfo Layout(const ResolvedUnit& unit) const override {
+    return LayoutWhole(e_.in.model, unit);
+  }
+
+ private:
+  struct Bucket {
+    std::vector<ParamId> params;
+    Bytes size{0};
+    BufferId storage;
+    std::size_t missing = 0;
+    OpId filled;
+    OpId reduced;
+  };
+
+  [[nodiscard]] UnitId UnitOf(std::uint32_t i) const {
+    return spans_.unit_of_param[e_.in.model.ops[i].params.front().value];
+  }
+  [[nodiscard]] std::int64_t ParamElements(std::uint32_t i, bool trainable_only) const {
+    std::int64_t n = 0;
+    for (const ParamId p : e_.in.model.ops[i].params) {
+      const Parameter& param = e_.in.model.params[p.value];
+      n += param.trainable || !trainable_only ? param.Elements() : 0;
+    }
+    return n;
+  }
+  void FreeCast(std::uint32_t i) {
+    if (cast_of_op_[i].valid()) {
+      e_.body->Free(cast_of_op_[i]);
+      cast_of_op_[i] = BufferId();
+    }
+  }
+  // Parameter storages in the order the buckets take them, op by op: an op's gradients are written
+  // together.
+  void AssignBuckets(bool first) {
+    const Model& model = e_.in.model;
+    std::vector<ParamId> order;
+    for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+      if (e_.a.ops[i].weight_grad && completes_grad_[i]) {
+        order.push_back(StorageOf(i));
+      }
+    }
+    grad_bytes_.assign(model.params.size(), Bytes(0));
+    for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+      if (e_.a.ops[i].weight_grad) {
+        grad_bytes_[StorageOf(i).value] =
+            Bytes(ParamElements(i, true) * SizeOf(job_.precision.master));
+      }
+    }
+    if (!first) {
+      std::reverse(order.begin(), order.end());  // ready order of backward
+    }
+    buckets_.clear();
+    Bytes cap = plan_.first_bucket;
+    bool open = false;
+    for (const ParamId p : order) {
+      if (!open) {
+        buckets_.emplace_back();
+        open = true;
+      }
+      Bucket& b = buckets_.back();
+      b.params.push_back(p);
+      b.size += grad_bytes_[p.value];
+      if (b.size >= cap) {  // closes after it has passed the cap, so it may overshoot by a tensor
+        open = false;
+        cap = plan_.bucket;
+      }
+    }
+    if (first) {
+      std::reverse(buckets_.begin(), buckets_.end());  // launched from the model's end
+    }
+    bucket_of_param_.assign(model.params.size(), 0);
+    for (std::size_t b = 0; b < buckets_.size(); ++b) {
+      for (const ParamId p : buckets_[b].params) {
+        bucket_of_param_[p.value] = b;
+      }
+    }
+  }
+
+  // Copies the gradient into its bucket (dividing by the ranks on the way) and launches every
+  // bucket that is complete, strictly in order.
+  void FillBucket(std::uint32_t i, BufferId grad) {
+    const ParamId p = StorageOf(i);
+    Bucket& b = buckets_[bucket_of_param_[p.value]];
+    const Bytes size = grad_bytes_[p.value];
+    b.filled = e_.AddCopy(
+        OpCode::kBucketCopy, Stream::kCompute, Phase::kBackward, UnitOf(i).value, size, size,
+        {{grad, AccessMode::kRead, Role::kInput}, {b.storage, AccessMode::kWrite, Role::kOutput}});
+    --b.missing;
+    while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) {
+      Bucket& ready = buckets_[next_bucket_++];
+      ready.reduced = e_.AddCollective(OpCode::kAllReduce, Stream::kReduce, group_, ready.size,
+                                       job_.precision.master, Phase::kBackward, UnitOf(i).value,
+                                       {{ready.storage, AccessMode::kReadWrite, Role::kInput}});
+      e_.After(ready.filled);
+    }
+  }
+
+  void CopyOut(Bucket& b) {
+    e_.AddWait(Stream::kCompute, {b.reduced}, Phase::kBackward, kNoSubject);
+    e_.AddCopy(OpCode::kBucketCopy, Stream::kCompute, Phase::kBackward, kNoSubject, b.size, b.size,
+               {{b.storage, AccessMode::kRead, Role::kInput}});
+    std::uint16_t index = 0;
+    for (const ParamId p : b.params) {
+      e_.body->Use(grad_of_param_[p.value], AccessMode::kWrite, Role::kOutput, index++);
+    }
+  }
+
+  GroupId group_;
+  std::vector<Bucket> buckets_;
+  std::vector<std::size_t> bucket_of_param_;
+  std::vector<Bytes> grad_bytes_;
+  std::size_t next_bucket_ = 0;
+  std::vector<bool> completes_grad_;  // per model op
+  std::vector<BufferId> cast_of_op_;
+  std::vector<BufferId> grad_of_param_;  // .grad by storage, in the master dtype
+  BufferId fresh_grad_;
+};
+
+}  // namespace
+
+std::unique_ptr<StepRules> MakeDdp(Emitter& emitter, const UnitSpans& spans,
+                                   const std::vector<ResolvedUnit>& units) {
+  return std::make_unique<DdpRules>(emitter, spans, units);
+}
+
+}  // namespace shardwright

@@ -1,0 +1,148 @@
+#include "schedule/lower/emitter.h"
+
+#include "core/error.h"
+
+namespace shardwright {
+
+void Emitter::Begin(Body& target) {
+  current_ = &target;
+  builder_.emplace(program, target);
+  body = &*builder_;
+  occurrences_.clear();
+}
+
+void Emitter::End() {
+  body->Finish();
+  body = nullptr;
+}
+
+std::uint8_t Emitter::NextOccurrence(OpCode code, Phase phase, std::uint32_t subject) {
+  const std::uint64_t key = (static_cast<std::uint64_t>(subject) << 32) |
+                            (static_cast<std::uint64_t>(micro_batch) << 16) |
+                            (static_cast<std::uint64_t>(phase) << 8) |
+                            static_cast<std::uint64_t>(code);
+  return occurrences_[key]++;
+}
+
+OpId Emitter::Add(const OpShape& shape, std::span<const Kernel> kernels, Phase phase,
+                  std::uint32_t subject, std::initializer_list<Touch> touches) {
+  BodyBuilder::OpArgs args;
+  args.shape = shapes_.Intern(shape, kernels);
+  args.phase = phase;
+  args.subject = subject;
+  args.micro_batch = micro_batch;
+  args.occurrence = NextOccurrence(shape.code, phase, subject);
+  const OpId op = body->Add(args);
+  for (const Touch& t : touches) {
+    if (t.buffer.valid()) {
+      body->Use(t.buffer, t.mode, t.role, t.index);
+    }
+  }
+  return op;
+}
+
+OpId Emitter::AddCopy(OpCode code, Stream stream, Phase phase, std::uint32_t subject, Bytes read,
+                      Bytes written, std::initializer_list<Touch> touches) {
+  Kernel kernel;
+  kernel.kind = KernelClass::kCopy;
+  kernel.read = read;
+  kernel.written = written;
+  OpShape shape;
+  shape.code = code;
+  shape.stream = stream;
+  shape.bytes = written;
+  return Add(shape, {&kernel, 1}, phase, subject, touches);
+}
+
+OpId Emitter::AddTransfer(OpCode code, Stream stream, Phase phase, std::uint32_t subject,
+                          Bytes bytes, BufferId from, BufferId to) {
+  OpShape shape;
+  shape.code = code;
+  shape.stream = stream;
+  shape.bytes = bytes;
+  return Add(shape, {}, phase, subject,
+             {{from, AccessMode::kRead, Role::kInput}, {to, AccessMode::kWrite, Role::kOutput}});
+}
+
+OpId Emitter::AddCollective(OpCode code, Stream stream, GroupId group, Bytes bytes, DType dtype,
+                            Phase phase, std::uint32_t subject,
+                            std::initializer_list<Touch> touches) {
+  OpShape shape;
+  shape.code = code;
+  shape.stream = stream;
+  shape.dtype = dtype;
+  shape.group = group;
+  shape.bytes = bytes;
+  return Add(shape, {}, phase, subject, touches);
+}
+
+void Emitter::AddWait(Stream stream, std::initializer_list<OpId> ops, Phase phase,
+                      std::uint32_t subject) {
+  bool needed = false;
+  for (const OpId op : ops) {
+    needed = needed || (op.valid() && StreamOf(op) != stream);
+  }
+  if (!needed) {
+    return;
+  }
+  OpShape shape;
+  shape.code = OpCode::kStreamWait;
+  shape.stream = stream;
+  Add(shape, {}, phase, subject, {});
+  for (const OpId op : ops) {
+    After(op);
+  }
+}
+
+OpId Emitter::AddHostWait(std::span<const OpId> ops, Phase phase, std::uint32_t subject) {
+  OpShape shape;
+  shape.code = OpCode::kHostWait;
+  shape.stream = Stream::kHost;
+  const OpId wait = Add(shape, {}, phase, subject, {});
+  for (const OpId op : ops) {
+    After(op);
+  }
+  return wait;
+}
+
+GroupId Emitter::AddGroup(const std::string& name, std::int64_t size, std::int64_t stride) {
+  for (std::size_t i = 0; i < program.groups.size(); ++i) {
+    if (program.groups[i].name == name) {
+      return GroupId(i);
+    }
+  }
+  program.groups.push_back({name, size, stride});
+  return GroupId(program.groups.size() - 1);
+}
+
+BufferId Emitter::Alloc(Bytes size, Category category, Stream owner, bool zero_filled) {
+  Buffer b;
+  b.size = size;
+  b.category = category;
+  b.owner = owner;
+  b.zero_filled = zero_filled;
+  return body->NewAllocated(b);
+}
+
+BufferId Emitter::AllocOnHost(Bytes size, Category category) {
+  Buffer b;
+  b.size = size;
+  b.category = category;
+  b.owner = Stream::kHost;
+  b.on_host = true;
+  return body->NewAllocated(b);
+}
+
+Stream Emitter::StreamOf(OpId op) const {
+  return program.ShapeOf(current_->ops[op.value]).stream;
+}
+
+OpId Emitter::LastCompute() const {
+  OpId op = body->last();
+  while (StreamOf(op) != Stream::kCompute) {
+    op = OpId(op.value - 1);
+  }
+  return op;
+}
+
+}  // namespace shardwright

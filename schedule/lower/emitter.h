@@ -1,0 +1,86 @@
+#pragma once
+
+// Writes single ops of the common kinds into the body at hand. Shared by the walker, the dialects
+// and the optimizer pass.
+
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "schedule/builder.h"
+#include "schedule/lower.h"
+#include "schedule/lower/analysis.h"
+
+namespace shardwright {
+
+// A buffer an op touches; shorthand for BodyBuilder::Use.
+struct Touch {
+  BufferId buffer;
+  AccessMode mode = AccessMode::kRead;
+  Role role = Role::kInput;
+  std::uint16_t index = 0;
+};
+
+class Emitter {
+ public:
+  Emitter(const LowerInput& input, ModelAnalysis analysis, Program& target)
+      : in(input), a(std::move(analysis)), program(target), shapes_(target) {}
+
+  // Ops go to `body` from now on.
+  void Begin(Body& body);
+  // Closes the body begun last.
+  void End();
+
+  // Adds the op and its accesses; edges are added by the caller through After().
+  OpId Add(const OpShape& shape, std::span<const Kernel> kernels, Phase phase,
+           std::uint32_t subject, std::initializer_list<Touch> touches);
+  // A device-side copy, cast or element-wise pass as one kernel that reads and writes this much.
+  OpId AddCopy(OpCode code, Stream stream, Phase phase, std::uint32_t subject, Bytes read,
+               Bytes written, std::initializer_list<Touch> touches);
+  // A copy between host and device memory on `stream`.
+  OpId AddTransfer(OpCode code, Stream stream, Phase phase, std::uint32_t subject, Bytes bytes,
+                   BufferId from, BufferId to);
+  // A collective over the full array of `bytes`.
+  OpId AddCollective(OpCode code, Stream stream, GroupId group, Bytes bytes, DType dtype,
+                     Phase phase, std::uint32_t subject, std::initializer_list<Touch> touches);
+  // `stream` waits for `ops`; none if all of them are none or on that stream.
+  void AddWait(Stream stream, std::initializer_list<OpId> ops, Phase phase, std::uint32_t subject);
+  // The host waits for `ops`.
+  OpId AddHostWait(std::span<const OpId> ops, Phase phase, std::uint32_t subject);
+  void After(OpId op) { body->After(op); }
+
+  [[nodiscard]] GroupId AddGroup(const std::string& name, std::int64_t size, std::int64_t stride);
+  [[nodiscard]] BufferId Alloc(Bytes size, Category category, Stream owner,
+                               bool zero_filled = false);
+  [[nodiscard]] BufferId AllocOnHost(Bytes size, Category category);
+  [[nodiscard]] Stream StreamOf(OpId op) const;
+  // The op last issued to the compute stream; what an event recorded there now would stand for.
+  [[nodiscard]] OpId LastCompute() const;
+  [[nodiscard]] ShapeId Intern(const OpShape& shape, std::span<const Kernel> kernels) {
+    return shapes_.Intern(shape, kernels);
+  }
+
+  const LowerInput& in;
+  const ModelAnalysis a;
+  Program& program;
+  BodyBuilder* body = nullptr;
+  std::uint16_t micro_batch = 0;
+
+ private:
+  // How often an op id without its occurrence was used in this body.
+  std::uint8_t NextOccurrence(OpCode code, Phase phase, std::uint32_t subject);
+
+  ShapeInterner shapes_;
+  std::optional<BodyBuilder> builder_;
+  Body* current_ = nullptr;
+  std::unordered_map<std::uint64_t, std::uint8_t> occurrences_;
+};
+
+inline constexpr std::uint8_t StreamBit(Stream s) {
+  return static_cast<std::uint8_t>(1U << static_cast<unsigned>(s));
+}
+
+}  // namespace shardwright

@@ -1,0 +1,468 @@
+// PyTorch FSDP1 (FullyShardedDataParallel): one flat parameter per unit, gathers on the unshard
+// stream, everything after backward on the post-backward stream, memory handed between streams by
+// recordStream and bounded by the rate limiter. Rules: docs/lowering.md, section fsdp1.
+
+#include <algorithm>
+#include <deque>
+
+#include "core/error.h"
+#include "schedule/lower/layout.h"
+#include "schedule/lower/unit_rules.h"
+
+namespace shardwright {
+namespace {
+
+// FSDP1 sums: gradients are divided by `pre` before and `post` after the reduction, pre * post =
+// ranks. pre doubles while it divides the rank count and stays below the quotient.
+struct DivideFactors {
+  double pre = 1, post = 1;
+};
+DivideFactors FactorsFor(std::int64_t ranks) {
+  std::int64_t f = 1;
+  while (ranks % f == 0 &&
+         static_cast<double>(ranks) / static_cast<double>(f) > static_cast<double>(f)) {
+    f *= 2;
+  }
+  return {static_cast<double>(f), static_cast<double>(ranks) / static_cast<double>(f)};
+}
+
+class Fsdp1Rules : public StepRules {
+ public:
+  Fsdp1Rules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
+      : StepRules(emitter, spans, units),
+        pending_(units.size(), false),
+        forward_position_(units.size(), 0),
+        factors_(FactorsFor(plan_.shard_size * plan_.replicate_size)) {
+    shard_group_ = e_.AddGroup("shard", plan_.shard_size, 1);
+    if (plan_.replicate_size > 1) {
+      replicate_group_ = e_.AddGroup("replicate", plan_.replicate_size, plan_.shard_size);
+    }
+    for (const ResolvedUnit& u : units) {
+      is_root_.push_back(u.modules.front() == ModuleId(0));
+    }
+  }
+
+  // Forward prefetch follows the order recorded in the first step, so the first one has none.
+  bool FirstStepDiffers() const override { return plan_.forward_prefetch; }
+
+  // The limiter's queue lives across steps: in the steady state it begins a step with as many
+  // events as the gathers before the step's first free need, so that each of them finds one to
+  // wait for; the step before left them in carry slots.
+  void BeginStep(bool first) override {
+    StepRules::BeginStep(first);
+    free_events_.clear();
+    if (!first) {
+      for (std::uint32_t i = 0; i < CarriedEvents(); ++i) {
+        free_events_.push_back({OpId(), kFirstEventSlot + i});
+      }
+    }
+  }
+
+  void BeginMicroBatch(bool first, bool last) override {
+    StepRules::BeginMicroBatch(first, last);
+    in_forward_ = false;
+    post_forward_order_.clear();
+    std::fill(forward_position_.begin(), forward_position_.end(), 0);
+  }
+
+  void PreForward(UnitId u, Phase phase) override {
+    if (!in_forward_ && phase == Phase::kForward) {
+      in_forward_ = true;
+      const OpId compute = e_.body->last();
+      e_.AddWait(Stream::kCopyIn, {compute}, phase, kNoSubject);
+      e_.AddWait(Stream::kGather, {compute}, phase, kNoSubject);
+    }
+    if (!HasParams(u)) {
+      return;
+    }
+    Unshard(u, phase);
+    WaitForUnshard(u, phase);
+    if (phase == Phase::kForward) {
+      if (plan_.forward_prefetch && !first_step_) {
+        PrefetchForward(u);
+      }
+    }
+  }
+
+  void PostForward(UnitId u, Phase phase) override {
+    if (!HasParams(u)) {
+      return;
+    }
+    if (Reshards(u)) {
+      FreeUnsharded(u);
+    }
+    if (phase == Phase::kForward) {
+      post_forward_order_.push_back(u);
+      forward_position_[u.value] = post_forward_order_.size();
+    }
+  }
+
+  void EndForward() override {
+    if (job_.mode == JobMode::kForward) {
+      FreeAllUnsharded();
+    }
+  }
+
+  void PreBackward(UnitId u) override {
+    if (!HasParams(u)) {
+      return;
+    }
+    Unshard(u, Phase::kBackward);
+    WaitForUnshard(u, Phase::kBackward);
+    if (plan_.backward_prefetch == BackwardPrefetch::kPre) {
+      PrefetchBackward(u);
+    }
+  }
+
+  void BackwardLeft(UnitId) override {}
+
+  void GradientsFinal(UnitId u) override {
+    At(u).backward_done = true;
+    const BufferId flat = FlattenGrads(u);
+    // Without a reduction, SHARD_GRAD_OP keeps the parameters for the next micro-batch.
+    if (Syncs() || Reshards(u)) {
+      FreeUnsharded(u);
+    }
+    if (plan_.backward_prefetch == BackwardPrefetch::kPost) {
+      PrefetchBackward(u);
+    }
+    if (!Syncs()) {
+      KeepUnreduced(u, flat);
+      return;
+    }
+    Reduce(u, AddKept(u, flat));
+  }
+
+  void EndBackward() override {
+    e_.AddWait(Stream::kCompute, {last_reduce_, last_replicate_}, Phase::kBackward, kNoSubject);
+    if (plan_.offload.parameters && last_micro_batch_ && !to_host_.empty()) {
+      e_.AddHostWait(to_host_, Phase::kBackward, kNoSubject);
+    }
+    to_host_.clear();
+    if (Syncs()) {
+      FreeAllUnsharded();
+    }
+    last_reduce_ = last_replicate_ = OpId();
+  }
+
+  void EndStep() override {
+    std::uint32_t slot = kFirstEventSlot;
+    for (const FreeEvent& event : free_events_) {
+      if (slot < kFirstEventSlot + CarriedEvents() && event.op.valid()) {
+        e_.body->SetCarry(slot++, event.op);
+      }
+    }
+    const auto units = UnitsWithGrads();
+    if (plan_.offload.parameters) {
+      if (!units.empty()) {
+        AddHostOptimizer(units);
+        FreeShardedGrads(units);
+      }
+      return;
+    }
+    StepRules::EndStep();
+  }
+
+  BufferId ParameterStorage(UnitId u, std::uint32_t /*model_op*/) override {
+    return InPlace() ? At(u).shard : At(u).unsharded;
+  }
+
+ protected:
+  UnitInfo Layout(const ResolvedUnit& unit) const override {
+    return LayoutFlat(e_.in.model, unit, plan_.shard_size, plan_.use_orig_params,
+                      job_.precision.param);
+  }
+
+ private:
+  [[nodiscard]] bool HasParams(UnitId u) const { return Info(u).padded_elements > 0; }
+  // NO_SHARD without mixed precision computes on the parameters themselves.
+  [[nodiscard]] bool InPlace() const {
+    return plan_.shard_size == 1 && !CastsGather() && !plan_.offload.parameters;
+  }
+  [[nodiscard]] bool Reshards(UnitId u) const {
+    return plan_.units[u.value].reshard.kind == Reshard::Kind::kAlways && !is_root_[u.value] &&
+           plan_.shard_size > 1;
+  }
+  // With use_orig_params a unit's flat gradient covers all of its parameters.
+  [[nodiscard]] Bytes FlatGrad(UnitId u, DType dtype) const {
+    return Bytes(Info(u).padded_elements * SizeOf(dtype));
+  }
+
+  void PrefetchForward(UnitId u) {
+    // Units enter forward in the order of their first op; the next one after u.
+    const auto first_op = [&](UnitId x) { return spans_.spans[x.value].front().first; };
+    UnitId next;
+    for (std::uint32_t v = 0; v < unit_count(); ++v) {
+      const UnitId candidate(v);
+      if (!HasParams(candidate) || spans_.spans[v].empty() || first_op(candidate) <= first_op(u)) {
+        continue;
+      }
+      if (!next.valid() || first_op(candidate) < first_op(next)) {
+        next = candidate;
+      }
+    }
+    if (next.valid()) {
+      Unshard(next, Phase::kForward);
+    }
+  }
+
+  void PrefetchBackward(UnitId u) {
+    const std::size_t position = forward_position_[u.value];
+    if (position >= 2) {
+      Unshard(post_forward_order_[position - 2], Phase::kBackward);
+    }
+  }
+
+  void Unshard(UnitId u, Phase phase) {
+    if (InPlace() || pending_[u.value] || At(u).unsharded.valid()) {
+      return;
+    }
+    pending_[u.value] = true;
+    BufferId source = At(u).shard;
+    std::vector<BufferId> staged;  // freed once the gather is queued; it reads them on its stream
+    OpId prepared;
+    if (plan_.offload.parameters) {
+      staged.push_back(e_.Alloc(MasterShard(u), Category::kAllGather, Stream::kCopyIn));
+      prepared = e_.AddTransfer(OpCode::kCopyH2d, Stream::kCopyIn, phase, u.value, MasterShard(u),
+                                source, staged.back());
+      source = staged.back();
+    }
+    const bool whole = plan_.shard_size == 1;
+    if (CastsGather() && !whole) {
+      staged.push_back(e_.Alloc(GatherShard(u), Category::kAllGather, Stream::kCopyIn));
+      prepared =
+          e_.AddCopy(OpCode::kCast, Stream::kCopyIn, phase, u.value, MasterShard(u), GatherShard(u),
+                     {{source, AccessMode::kRead, Role::kInput},
+                      {staged.back(), AccessMode::kWrite, Role::kOutput}});
+      source = staged.back();
+    }
+    if (plan_.limit_all_gathers) {
+      WaitForLimiter(phase, u);
+    }
+    At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, Stream::kGather);
+    if (whole) {
+      e_.AddCopy(OpCode::kCast, Stream::kGather, phase, u.value, MasterShard(u), Unsharded(u),
+                 {{source, AccessMode::kRead, Role::kInput},
+                  {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
+    } else {
+      e_.AddCollective(OpCode::kAllGather, Stream::kGather, shard_group_, Unsharded(u),
+                       job_.precision.param, phase, u.value,
+                       {{source, AccessMode::kRead, Role::kInput},
+                        {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
+    }
+    e_.After(prepared);
+    last_gather_ = e_.body->last();
+    for (const BufferId b : staged) {
+      e_.body->Free(b, StreamBit(Stream::kGather));
+    }
+  }
+
+  // A free that the limiter may have to wait for: an op of this step, or a carry slot.
+  struct FreeEvent {
+    OpId op;
+    std::uint32_t slot = 0;
+  };
+  static constexpr std::size_t kLimit = 2;  // _FreeEventQueue's constant
+  static constexpr std::uint32_t kFirstEventSlot = kOptimizerSlot + 1;
+
+  // kLimit - 1, plus the gathers of a forward pass before its first free.
+  [[nodiscard]] std::uint32_t CarriedEvents() const {
+    if (!plan_.limit_all_gathers || InPlace()) {
+      return 0;
+    }
+    std::uint32_t first_free = kNoRegion;
+    for (std::uint32_t u = 0; u < unit_count(); ++u) {
+      if (HasParams(UnitId(u)) && Reshards(UnitId(u))) {
+        first_free = std::min(first_free, spans_.spans[u].front().last);
+      }
+    }
+    std::uint32_t gathers = 0;
+    for (std::uint32_t u = 0; u < unit_count(); ++u) {
+      gathers += HasParams(UnitId(u)) && spans_.spans[u].front().first <= first_free ? 1U : 0U;
+    }
+    return static_cast<std::uint32_t>(kLimit) - 1 + gathers;
+  }
+
+  // At most two frees may be outstanding on the device when a new gather is issued.
+  void WaitForLimiter(Phase phase, UnitId u) {
+    if (free_events_.size() >= kLimit) {
+      const FreeEvent oldest = free_events_.front();
+      free_events_.pop_front();
+      e_.AddHostWait({&oldest.op, 1}, phase, u.value);
+      if (!oldest.op.valid()) {
+        e_.body->AfterSlot(oldest.slot);
+      }
+    }
+  }
+
+  void WaitForUnshard(UnitId u, Phase phase) {
+    if (pending_[u.value]) {
+      pending_[u.value] = false;
+      e_.AddWait(Stream::kCompute, {last_gather_}, phase, u.value);
+    }
+  }
+
+  void FreeUnsharded(UnitId u) {
+    if (!At(u).unsharded.valid()) {
+      return;
+    }
+    if (pending_[u.value]) {
+      WaitForUnshard(u, Phase::kBackward);
+    }
+    e_.body->Free(At(u).unsharded, StreamBit(Stream::kCompute));
+    At(u).unsharded = BufferId();
+    free_events_.push_back({e_.LastCompute(), 0});
+  }
+
+  void FreeAllUnsharded() {
+    for (std::uint32_t u = 0; u < unit_count(); ++u) {
+      FreeUnsharded(UnitId(u));
+    }
+  }
+
+  // Autograd concatenates the views' gradients into the gradient of the flat parameter.
+  BufferId FlattenGrads(UnitId u) {
+    UnitState& state = At(u);
+    const Bytes size = FlatGrad(u, job_.precision.param);
+    const BufferId flat = e_.Alloc(size, Category::kUnshardedGradient, Stream::kCompute);
+    e_.AddCopy(OpCode::kConcatGrad, Stream::kCompute, Phase::kBackward, u.value, GradBytes(u), size,
+               {{flat, AccessMode::kWrite, Role::kOutput}});
+    std::uint16_t index = 0;
+    for (const BufferId g : state.grads) {
+      e_.body->Use(g, AccessMode::kRead, Role::kInput, index++);
+    }
+    FreeGrads(u);
+    return flat;
+  }
+
+  // no_sync: the flat gradient stays unsharded, in the compute dtype.
+  void KeepUnreduced(UnitId u, BufferId flat) {
+    UnitState& state = At(u);
+    state.accumulated = AddKept(u, flat);
+  }
+
+  // `flat` plus what earlier micro-batches kept.
+  BufferId AddKept(UnitId u, BufferId flat) {
+    UnitState& state = At(u);
+    if (!state.accumulated.valid()) {
+      return flat;
+    }
+    const BufferId kept = state.accumulated;
+    state.accumulated = BufferId();
+    const Bytes size = FlatGrad(u, job_.precision.param);
+    e_.AddCopy(
+        OpCode::kGradStore, Stream::kCompute, Phase::kBackward, u.value, 2 * size, size,
+        {{kept, AccessMode::kReadWrite, Role::kOutput}, {flat, AccessMode::kRead, Role::kInput}});
+    e_.body->Free(flat);
+    return kept;
+  }
+
+  void Scale(UnitId u, BufferId buffer, Bytes bytes, Stream stream, double factor) {
+    if (factor > 1) {
+      e_.AddCopy(OpCode::kGradScale, stream, Phase::kBackward, u.value, bytes, bytes,
+                 {{buffer, AccessMode::kReadWrite, Role::kInput}});
+    }
+  }
+
+  void Reduce(UnitId u, BufferId flat) {
+    const OpId computed = e_.LastCompute();
+    e_.AddWait(Stream::kReduce, {computed}, Phase::kBackward, u.value);
+    const Stream s = Stream::kReduce;
+    const DType r = job_.precision.reduce;
+    BufferId input = flat;
+    if (r != job_.precision.param) {
+      input = e_.Alloc(FlatGrad(u, r), Category::kReduceScatter, s);
+      e_.AddCopy(
+          OpCode::kCast, s, Phase::kBackward, u.value, FlatGrad(u, job_.precision.param),
+          FlatGrad(u, r),
+          {{flat, AccessMode::kRead, Role::kInput}, {input, AccessMode::kWrite, Role::kOutput}});
+    }
+    Scale(u, input, FlatGrad(u, r), s, factors_.pre);
+    BufferId out = input;
+    const bool whole = plan_.shard_size == 1;
+    const Bytes shard = Bytes(Info(u).shard_elements * SizeOf(r));
+    if (!whole) {
+      const bool adopts = !CastsReduce() && !At(u).sharded_grad.valid();
+      out = e_.Alloc(shard, adopts ? Category::kShardedGradient : Category::kReduceScatter, s);
+      e_.AddCollective(
+          OpCode::kReduceScatter, s, shard_group_, FlatGrad(u, r), r, Phase::kBackward, u.value,
+          {{input, AccessMode::kRead, Role::kInput}, {out, AccessMode::kWrite, Role::kOutput}});
+    }
+    last_reduce_ = e_.body->last();
+    Stream tail = s;
+    if (replicate_group_.valid()) {
+      tail = Stream::kReplicate;
+      e_.AddCollective(OpCode::kAllReduce, tail, replicate_group_, shard, r, Phase::kBackward,
+                       u.value, {{out, AccessMode::kReadWrite, Role::kInput}});
+      e_.After(last_reduce_);
+    }
+    Scale(u, out, shard, tail, factors_.post);
+    Store(u, out, tail);
+    FreeReduced(u, flat, input, out);
+    if (plan_.offload.parameters && last_micro_batch_) {
+      OffloadGrad(u, tail);
+    }
+    (tail == s ? last_reduce_ : last_replicate_) = e_.body->last();
+  }
+
+  // The reduced shard becomes, or is added to, the gradient that the optimizer reads.
+  void Store(UnitId u, BufferId out, Stream tail) {
+    UnitState& state = At(u);
+    const bool accumulate = state.sharded_grad.valid();
+    const Bytes shard = e_.program.buffers[out.value].size;
+    if (!accumulate && !CastsReduce()) {
+      state.sharded_grad = out;
+      return;
+    }
+    if (!accumulate) {
+      state.sharded_grad = e_.Alloc(MasterShard(u), Category::kShardedGradient, tail);
+    }
+    e_.AddCopy(OpCode::kGradStore, tail, Phase::kBackward, u.value,
+               accumulate ? shard + MasterShard(u) : shard, MasterShard(u),
+               {{state.sharded_grad, accumulate ? AccessMode::kReadWrite : AccessMode::kWrite,
+                 Role::kOutput},
+                {out, AccessMode::kRead, Role::kInput}});
+  }
+
+  void FreeReduced(UnitId u, BufferId flat, BufferId input, BufferId out) {
+    const std::uint8_t others = StreamBit(Stream::kReduce) | StreamBit(Stream::kReplicate);
+    if (flat != At(u).sharded_grad) {
+      e_.body->Free(flat, others);
+    }
+    if (input != flat && input != At(u).sharded_grad) {
+      e_.body->Free(input, StreamBit(Stream::kReplicate));
+    }
+    if (out != input && out != At(u).sharded_grad) {
+      e_.body->Free(out, StreamBit(Stream::kReplicate));
+    }
+  }
+
+  void OffloadGrad(UnitId u, Stream tail) {
+    UnitState& state = At(u);
+    state.host_grad = e_.AllocOnHost(MasterShard(u), Category::kShardedGradient);
+    const OpId before = e_.body->last();
+    to_host_.push_back(e_.AddTransfer(OpCode::kCopyD2h, tail, Phase::kBackward, u.value,
+                                      MasterShard(u), state.sharded_grad, state.host_grad));
+    e_.After(before);
+  }
+
+  std::vector<bool> pending_;
+  std::vector<bool> is_root_;
+  std::vector<UnitId> post_forward_order_;
+  std::vector<std::size_t> forward_position_;
+  DivideFactors factors_;
+  GroupId shard_group_, replicate_group_;
+  bool in_forward_ = false;
+  OpId last_gather_, last_reduce_, last_replicate_;
+  std::deque<FreeEvent> free_events_;
+  std::vector<OpId> to_host_;
+};
+
+}  // namespace
+
+std::unique_ptr<StepRules> MakeFsdp1(Emitter& emitter, const UnitSpans& spans,
+                                     const std::vector<ResolvedUnit>& units) {
+  return std::make_unique<Fsdp1Rules>(emitter, spans, units);
+}
+
+}  // namespace shardwright

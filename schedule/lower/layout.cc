@@ -1,0 +1,84 @@
+#include "schedule/lower/layout.h"
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+// A flat parameter whose members start at multiples of `align` elements.
+UnitInfo Flatten(const Model& model, const ResolvedUnit& unit, std::int64_t align) {
+  UnitInfo info;
+  info.name = unit.name;
+  std::int64_t offset = 0;
+  for (const ParamId p : unit.params) {
+    const std::int64_t n = model.params[p.value].Elements();
+    offset = RoundUp(offset, align);
+    info.params.push_back({p, 0, offset, n});
+    info.elements += n;
+    offset += n;
+  }
+  info.padded_elements = offset;  // the caller adds the padding at the end
+  return info;
+}
+
+}  // namespace
+
+UnitInfo LayoutPerParameter(const Model& model, const ResolvedUnit& unit, std::int64_t w) {
+  UnitInfo info;
+  info.name = unit.name;
+  for (const ParamId p : unit.params) {
+    const Parameter& param = model.params[p.value];
+    const std::int64_t n = param.Elements();
+    const std::int64_t rows = param.shape.empty() ? 1 : param.shape.front();
+    const std::int64_t row_elements = rows == 0 ? 0 : n / rows;
+    const std::int64_t chunk = CeilDiv(rows, w) * row_elements;
+    info.params.push_back({p, info.shard_elements, info.padded_elements, chunk * w});
+    info.elements += n;
+    info.shard_elements += chunk;
+    info.padded_elements += chunk * w;
+  }
+  return info;
+}
+
+UnitInfo LayoutFlat(const Model& model, const ResolvedUnit& unit, std::int64_t w,
+                    bool use_orig_params, DType compute) {
+  const std::int64_t align = use_orig_params ? 16 / SizeOf(compute) : 1;
+  UnitInfo info = Flatten(model, unit, align);
+  info.shard_elements = CeilDiv(info.padded_elements, w);
+  info.padded_elements = info.shard_elements * w;
+  return info;
+}
+
+UnitInfo LayoutNative(const Model& model, const ResolvedUnit& unit, std::int64_t w, DType compute) {
+  constexpr std::int64_t kAlignBytes = 256;  // what vector loads and NCCL windows are happy with
+  const std::int64_t align = kAlignBytes / SizeOf(compute);
+  UnitInfo info = Flatten(model, unit, align);
+  info.shard_elements = RoundUp(CeilDiv(info.padded_elements, w), align);
+  info.padded_elements = info.shard_elements * w;
+  return info;
+}
+
+UnitInfo LayoutWhole(const Model& model, const ResolvedUnit& unit) {
+  UnitInfo info = Flatten(model, unit, 1);
+  info.shard_elements = info.padded_elements;
+  return info;
+}
+
+std::int64_t TrainablePaddedElements(const Model& model, const UnitInfo& unit) {
+  std::int64_t sum = 0;
+  for (const ParamSlot& s : unit.params) {
+    sum += model.params[s.param.value].trainable ? s.padded_elements : 0;
+  }
+  return sum;
+}
+
+std::int64_t TrainableElements(const Model& model, const UnitInfo& unit) {
+  std::int64_t sum = 0;
+  for (const ParamSlot& s : unit.params) {
+    const Parameter& p = model.params[s.param.value];
+    sum += p.trainable ? p.Elements() : 0;
+  }
+  return sum;
+}
+
+}  // namespace shardwright

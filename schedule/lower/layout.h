@@ -1,0 +1,36 @@
+#pragma once
+
+// Parameter layout of one unit under each dialect's padding rules.
+
+#include <cstdint>
+
+#include "models/model.h"
+#include "schedule/plan.h"
+#include "schedule/program.h"
+
+namespace shardwright {
+
+// FSDP2: each parameter sharded on dim 0 into ceil(d0 / W) rows per rank; every rank stores the
+// padded chunk. Rank-major gather buffer. Source: PyTorch _fsdp_param.py.
+[[nodiscard]] UnitInfo LayoutPerParameter(const Model& model, const ResolvedUnit& unit,
+                                          std::int64_t shard_size);
+
+// FSDP1: one flat parameter, pre-order. With use_orig_params each parameter starts at a multiple of
+// 16 bytes of the compute dtype and the end is padded to a multiple of W inside the flat parameter;
+// without, shards are chunks of ceil(n / W). Source: PyTorch _flat_param.py.
+[[nodiscard]] UnitInfo LayoutFlat(const Model& model, const ResolvedUnit& unit,
+                                  std::int64_t shard_size, bool use_orig_params, DType compute);
+
+// Native: like FSDP1's flat parameter with 256-byte alignment of each parameter (in the compute
+// dtype) and of each shard, so that gathers land in the views.
+[[nodiscard]] UnitInfo LayoutNative(const Model& model, const ResolvedUnit& unit,
+                                    std::int64_t shard_size, DType compute);
+
+// DDP: no padding, no sharding; W = 1.
+[[nodiscard]] UnitInfo LayoutWhole(const Model& model, const ResolvedUnit& unit);
+
+// True and padded elements of the unit's trainable parameters under its layout.
+[[nodiscard]] std::int64_t TrainablePaddedElements(const Model& model, const UnitInfo& unit);
+[[nodiscard]] std::int64_t TrainableElements(const Model& model, const UnitInfo& unit);
+
+}  // namespace shardwright

@@ -1,0 +1,100 @@
+#include "schedule/lower.h"
+
+#include <memory>
+
+#include "core/error.h"
+#include "schedule/lower/unit_rules.h"
+
+namespace shardwright {
+namespace {
+
+constexpr const char* kWhere = "plan";
+
+// "layers.3.mlp.up_proj": the module that runs the op, and the op's own name unless it repeats the
+// module's.
+std::vector<std::string> OpNames(const Model& model) {
+  std::vector<std::string> names;
+  names.reserve(model.ops.size());
+  for (const ModelOp& op : model.ops) {
+    const Module& m = model.modules[op.module.value];
+    std::string name = m.fqn;
+    if (op.name != m.name && !op.name.empty()) {
+      if (!name.empty()) {
+        name += '.';
+      }
+      name += op.name;
+    }
+    names.push_back(std::move(name));
+  }
+  return names;
+}
+
+std::unique_ptr<StepRules> MakeRules(Emitter& e, const UnitSpans& spans,
+                                     const std::vector<ResolvedUnit>& units) {
+  switch (e.in.plan.dialect) {
+    case Dialect::kNative:
+      return MakeNative(e, spans, units);
+    case Dialect::kFsdp2:
+      return MakeFsdp2(e, spans, units);
+    case Dialect::kFsdp1:
+      return MakeFsdp1(e, spans, units);
+    case Dialect::kDdp:
+      return MakeDdp(e, spans, units);
+  }
+  SW_CHECK(false, "unknown dialect");
+  return nullptr;
+}
+
+void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool first_step) {
+  e.Begin(body);
+  rules.BeginStep(first_step);
+  const std::int64_t count = e.in.plan.accumulation;
+  for (std::int64_t m = 0; m < count; ++m) {
+    e.body->MarkMicroBatch();
+    e.micro_batch = static_cast<std::uint16_t>(m);
+    rules.BeginMicroBatch(m == 0, m + 1 == count);
+    walker.Forward();
+    rules.EndForward();
+    if (e.in.job.mode == JobMode::kTrain) {
+      walker.Backward();
+      rules.EndBackward();
+    }
+  }
+  e.body->MarkMicroBatch();
+  e.body->MarkLayer();
+  e.micro_batch = 0;
+  if (e.in.job.mode == JobMode::kTrain) {
+    rules.EndStep();
+  }
+  e.End();
+}
+
+}  // namespace
+
+Program Lower(const LowerInput& in) {
+  ValidatePlan(in.model, in.job, in.plan, kWhere);
+  const std::vector<ResolvedUnit> units = ResolveUnits(in.model, in.plan, kWhere);
+  Program program;
+  program.dialect = NameOf(in.plan.dialect);
+  program.shard_size = in.plan.shard_size;
+  program.replicate_size = in.plan.replicate_size;
+  program.micro_batch = in.plan.micro_batch;
+  program.micro_batch_count = in.plan.accumulation;
+  program.model_op_names = OpNames(in.model);
+
+  Emitter emitter(in, AnalyzeModel(in, kWhere), program);
+  const UnitSpans spans = FindUnitSpans(in, emitter.a, units);
+  const std::unique_ptr<StepRules> rules = MakeRules(emitter, spans, units);
+  Walker walker(emitter, spans, *rules);
+  emitter.Begin(program.init);
+  walker.Init();
+  rules->Init(units);
+  emitter.End();
+  if (rules->FirstStepDiffers()) {
+    EmitStep(emitter, walker, *rules, program.warmup, true);
+  }
+  EmitStep(emitter, walker, *rules, program.step, false);
+  return program;
+}
+
+}  // namespace shardwright

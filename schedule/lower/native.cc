@@ -1,0 +1,412 @@
+// Our own dialect: what FSDP2 would be without Python hooks and a caching allocator. One flat
+// buffer per unit, gathers land in the parameter views, weight gradients are written straight into
+// the reduce-scatter input, gathers and reductions run on separate communicators. Rules:
+// docs/lowering.md, section native.
+
+#include <algorithm>
+#include <deque>
+
+#include "core/error.h"
+#include "schedule/lower/layout.h"
+#include "schedule/lower/unit_rules.h"
+
+namespace shardwright {
+namespace {
+
+class NativeRules : public StepRules {
+ public:
+  NativeRules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
+      : StepRules(emitter, spans, units), comm_(units.size()) {
+    gather_group_ = e_.AddGroup("shard", plan_.shard_size, 1);
+    reduce_group_ = e_.AddGroup("shard.reduce", plan_.shard_size, 1);
+    if (plan_.replicate_size > 1) {
+      replicate_group_ = e_.AddGroup("replicate", plan_.replicate_size, plan_.shard_size);
+    }
+  }
+
+  void BeginStep(bool first) override {
+    StepRules::BeginStep(first);
+    for (Comm& c : comm_) {
+      c.updated_before = true;
+    }
+    FindOrders();
+  }
+
+  void PreForward(UnitId u, Phase phase) override {
+    if (!HasParams(u)) {
+      return;
+    }
+    Gather(u, phase);
+    WaitForGather(u, phase);
+    if (phase == Phase::kForward) {
+      PrefetchAfter(u, forward_order_, plan_.units[u.value].forward_prefetch, phase);
+    }
+  }
+
+  void PostForward(UnitId u, Phase phase) override {
+    if (!HasParams(u) || !At(u).unsharded.valid()) {
+      return;
+    }
+    const bool last = phase == Phase::kForward && !backward_order_.empty() &&
+                      backward_order_.front() == u && job_.mode == JobMode::kTrain;
+    const Reshard::Kind kind = plan_.units[u.value].reshard.kind;
+    // A unit whose backward follows at once stays gathered.
+    if (job_.mode == JobMode::kForward || (!last && kind == Reshard::Kind::kAlways)) {
+      FreeUnsharded(u);
+    } else if (!last && kind == Reshard::Kind::kToGroup) {
+      KeepPart(u, phase);
+    }
+  }
+
+  void PreBackward(UnitId u) override {
+    if (!HasParams(u)) {
+      return;
+    }
+    Gather(u, Phase::kBackward);
+    WaitForGather(u, Phase::kBackward);
+    PrefetchAfter(u, backward_order_, plan_.units[u.value].backward_prefetch, Phase::kBackward);
+  }
+
+  void BackwardLeft(UnitId u) override {
+    if (!HasParams(u)) {
+      return;
+    }
+    FreeUnsharded(u);
+  }
+
+  // The reduction starts when the last weight gradient is written, also for the first units.
+  void GradientsFinal(UnitId u) override {
+    if (Syncs()) {
+      Reduce(u);
+    }
+  }
+
+  GradTarget WeightGradTarget(std::uint32_t model_op, UnitId u) override {
+    UnitState& state = At(u);
+    if (!state.accumulated.valid()) {
+      MakeRoomForGrads();
+      state.accumulated = e_.Alloc(ReduceFull(u), Category::kUnshardedGradient, Stream::kCompute);
+      written_[u.value].clear();
+    }
+    const ParamId storage = StorageOf(model_op);
+    auto& written = written_[u.value];
+    const bool again = std::find(written.begin(), written.end(), storage) != written.end();
+    if (!again) {
+      written.push_back(storage);
+    }
+    return {state.accumulated, again ? AccessMode::kReadWrite : AccessMode::kWrite};
+  }
+  void WeightGradWritten(std::uint32_t, UnitId) override {}
+
+  void EndBackward() override {
+    for (std::uint32_t u = 0; u < unit_count(); ++u) {
+      FreeUnsharded(UnitId(u));  // gathered, but left out of backward (all frozen)
+    }
+    if (last_micro_batch_) {
+      // Nothing waits for the last reductions but the updates behind them.
+      for (const Reduction& r : reducing_) {
+        e_.body->Free(r.input, StreamBit(Stream::kReduce));
+      }
+      reducing_.clear();
+    }
+  }
+
+  void EndStep() override {
+    std::vector<UnitId> units = UnitsWithGrads();
+    if (units.empty()) {
+      return;
+    }
+    // In the order in which the next forward needs them.
+    std::stable_sort(units.begin(), units.end(), [&](UnitId x, UnitId y) {
+      return spans_.spans[x.value].front().first < spans_.spans[y.value].front().first;
+    });
+    if (plan_.offload.parameters || plan_.offload.optimizer) {
+      UpdateOnHost(units);
+      return;
+    }
+    if (job_.clip_gradients) {
+      e_.AddWait(Stream::kCompute, {last_reduce_}, Phase::kOptimizer, kNoSubject);
+      AddClip(units, Stream::kCompute, reduce_group_);
+      for (const UnitId u : units) {
+        Update(u, Stream::kCompute);
+      }
+    }
+    FreeShardedGrads(units);
+  }
+
+ protected:
+  // With the optimizer on the host, masters live there too.
+  void InitUnit(UnitId u) override {
+    StepRules::InitUnit(u);
+    if (HasParams(u)) {
+      e_.body->SetCarry(SlotOf(u), e_.body->last());
+    }
+    if (plan_.offload.optimizer && !plan_.offload.parameters && HasParams(u)) {
+      At(u).host_master = e_.AllocOnHost(MasterShard(u), Category::kParameterShard);
+      e_.AddTransfer(OpCode::kCopyD2h, Stream::kCompute, Phase::kInit, u.value, MasterShard(u),
+                     At(u).shard, At(u).host_master);
+    }
+  }
+
+  UnitInfo Layout(const ResolvedUnit& unit) const override {
+    return LayoutNative(e_.in.model, unit, plan_.shard_size, job_.precision.param);
+  }
+
+ private:
+  struct Comm {
+    OpId gathered;
+    bool pending = false;
+    BufferId part;  // kept by reshard to a smaller group
+    OpId part_made;
+    bool updated_before = true;  // the parameters were last changed by the step before
+  };
+
+  [[nodiscard]] bool HasParams(UnitId u) const { return Info(u).padded_elements > 0; }
+  [[nodiscard]] static std::uint32_t SlotOf(UnitId u) { return u.value; }
+  void FindOrders() {
+    written_.resize(unit_count());
+    forward_order_.clear();
+    backward_order_.clear();
+    for (std::uint32_t u = 0; u < unit_count(); ++u) {
+      if (HasParams(UnitId(u)) && !spans_.spans[u].empty()) {
+        forward_order_.push_back(UnitId(u));
+        if (spans_.backward_first[u] != kNoRegion) {
+          backward_order_.push_back(UnitId(u));
+        }
+      }
+    }
+    std::stable_sort(forward_order_.begin(), forward_order_.end(), [&](UnitId x, UnitId y) {
+      return spans_.spans[x.value].front().first < spans_.spans[y.value].front().first;
+    });
+    std::stable_sort(backward_order_.begin(), backward_order_.end(), [&](UnitId x, UnitId y) {
+      return spans_.backward_first[x.value] > spans_.backward_first[y.value];
+    });
+  }
+
+  // Gathers what the plan lists or, without a list, the units that come next, as far as the
+  // in-flight limit allows; units kept for good (root, reshard never) do not count against it.
+  void PrefetchAfter(UnitId u, const std::vector<UnitId>& order,
+                     const std::vector<std::string>& names, Phase phase) {
+    if (!names.empty()) {
+      for (const std::string& name : names) {
+        Gather(UnitNamed(name), phase);
+      }
+      return;
+    }
+    const auto at = std::find(order.begin(), order.end(), u);
+    std::int64_t ahead = plan_.in_flight - 1;
+    for (auto it = at; it != order.end() && ahead > 0; ++it) {
+      if (it != at) {
+        Gather(*it, phase);
+        --ahead;
+      }
+    }
+  }
+
+  void Gather(UnitId u, Phase phase) {
+    Comm& c = comm_[u.value];
+    if (c.pending || At(u).unsharded.valid() || !HasParams(u)) {
+      return;
+    }
+    c.pending = true;
+    // Copies wait until the buffer whose bytes this one may take is no longer read.
+    e_.AddWait(Stream::kCopyIn, {last_read_of_freed_}, phase, u.value);
+    last_read_of_freed_ = OpId();
+    At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, Stream::kCopyIn);
+    const bool small = c.part.valid();
+    CopyIn(u, phase);
+    c.gathered = e_.body->last();
+    if (plan_.shard_size > 1) {
+      const std::int64_t size = small ? plan_.units[u.value].reshard.group : plan_.shard_size;
+      const GroupId group =
+          small ? e_.AddGroup("reshard" + std::to_string(size), size, 1) : gather_group_;
+      const OpId copied = c.gathered;
+      c.gathered = e_.AddCollective(OpCode::kAllGather, Stream::kGather, group, Unsharded(u),
+                                    job_.precision.param, phase, u.value,
+                                    {{At(u).unsharded, AccessMode::kReadWrite, Role::kOutput}});
+      e_.After(copied);
+    }
+    if (small) {
+      e_.body->Free(c.part);
+      c.part = BufferId();
+    }
+  }
+
+  // This rank's shard (or kept part) into its slice of the unit's buffer, cast on the way.
+  void CopyIn(UnitId u, Phase phase) {
+    Comm& c = comm_[u.value];
+    const bool small = c.part.valid();
+    const Bytes slice = small ? Unsharded(u) / plan_.units[u.value].reshard.group : GatherShard(u);
+    if (plan_.offload.parameters && !small) {
+      const BufferId staged = e_.Alloc(MasterShard(u), Category::kAllGather, Stream::kCopyIn);
+      e_.AddTransfer(OpCode::kCopyH2d, Stream::kCopyIn, phase, u.value, MasterShard(u), At(u).shard,
+                     staged);
+      e_.AddCopy(OpCode::kGatherCopyIn, Stream::kCopyIn, phase, u.value, MasterShard(u), slice,
+                 {{staged, AccessMode::kRead, Role::kInput},
+                  {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
+      e_.body->Free(staged);
+      return;
+    }
+    e_.AddCopy(OpCode::kGatherCopyIn, Stream::kCopyIn, phase, u.value,
+               small ? slice : MasterShard(u), slice,
+               {{small ? c.part : At(u).shard, AccessMode::kRead, Role::kInput},
+                {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
+    if (small) {
+      e_.After(c.part_made);
+    } else if (c.updated_before) {
+      e_.body->AfterSlot(SlotOf(u));
+      c.updated_before = false;
+    }
+  }
+
+  void WaitForGather(UnitId u, Phase phase) {
+    Comm& c = comm_[u.value];
+    if (c.pending) {
+      c.pending = false;
+      e_.AddWait(Stream::kCompute, {c.gathered}, phase, u.value);
+    }
+  }
+
+  void FreeUnsharded(UnitId u) {
+    if (!At(u).unsharded.valid()) {
+      return;
+    }
+    WaitForGather(u, Phase::kBackward);
+    last_read_of_freed_ = e_.LastCompute();
+    e_.body->Free(At(u).unsharded);
+    At(u).unsharded = BufferId();
+  }
+
+  void KeepPart(UnitId u, Phase phase) {
+    Comm& c = comm_[u.value];
+    const Bytes part = Unsharded(u) / plan_.units[u.value].reshard.group;
+    c.part = e_.Alloc(part, Category::kUnshardedParameter, Stream::kCompute);
+    c.part_made = e_.AddCopy(OpCode::kReshardClone, Stream::kCompute, phase, u.value, part, part,
+                             {{At(u).unsharded, AccessMode::kRead, Role::kInput},
+                              {c.part, AccessMode::kWrite, Role::kOutput}});
+    FreeUnsharded(u);
+  }
+
+  // At most in_flight gradient buffers: the oldest one's reduction must be over first.
+  void MakeRoomForGrads() {
+    while (Syncs() && reducing_.size() >= static_cast<std::size_t>(plan_.in_flight)) {
+      RetireOldestReduction();
+    }
+  }
+
+  struct Reduction {
+    BufferId input;
+    OpId done;
+  };
+
+  void RetireOldestReduction() {
+    const Reduction oldest = reducing_.front();
+    reducing_.pop_front();
+    e_.AddWait(Stream::kCompute, {oldest.done}, Phase::kBackward, kNoSubject);
+    e_.body->Free(oldest.input);
+  }
+
+  void Reduce(UnitId u) {
+    UnitState& state = At(u);
+    const BufferId input = state.accumulated;
+    state.accumulated = BufferId();
+    const OpId written = e_.LastCompute();
+    const Stream s = Stream::kReduce;
+    const bool adopts = !CastsReduce() && !state.sharded_grad.valid();
+    BufferId out =
+        e_.Alloc(ReduceShard(u), adopts ? Category::kShardedGradient : Category::kReduceScatter, s);
+    if (plan_.shard_size > 1) {
+      e_.AddCollective(
+          OpCode::kReduceScatter, s, reduce_group_, ReduceFull(u), job_.precision.reduce,
+          Phase::kBackward, u.value,
+          {{input, AccessMode::kRead, Role::kInput}, {out, AccessMode::kWrite, Role::kOutput}});
+    } else {
+      e_.AddCopy(
+          OpCode::kGradStore, s, Phase::kBackward, u.value, ReduceFull(u), ReduceShard(u),
+          {{input, AccessMode::kRead, Role::kInput}, {out, AccessMode::kWrite, Role::kOutput}});
+    }
+    e_.After(written);
+    reducing_.push_back({input, e_.body->last()});
+    if (replicate_group_.valid() && (plan_.sync != SyncMode::kReplicateLast || last_micro_batch_)) {
+      const OpId reduced = e_.body->last();
+      const OpId replicated =
+          e_.AddCollective(OpCode::kAllReduce, Stream::kReplicate, replicate_group_, ReduceShard(u),
+                           job_.precision.reduce, Phase::kBackward, u.value,
+                           {{out, AccessMode::kReadWrite, Role::kInput}});
+      e_.After(reduced);
+      e_.AddWait(s, {replicated}, Phase::kBackward, u.value);
+    }
+    Store(u, out, adopts);
+    state.sharded_grad_ready = last_reduce_ = e_.body->last();
+    const bool on_host = plan_.offload.parameters || plan_.offload.optimizer;
+    if (on_host && last_micro_batch_) {
+      ToHost(u);
+    } else if (last_micro_batch_ && !job_.clip_gradients) {
+      Update(u, s);
+      last_reduce_ = e_.body->last();
+    }
+  }
+
+  void Store(UnitId u, BufferId out, bool adopts) {
+    UnitState& state = At(u);
+    if (adopts) {
+      state.sharded_grad = out;
+      return;
+    }
+    const bool accumulate = state.sharded_grad.valid();
+    if (!accumulate) {
+      state.sharded_grad = e_.Alloc(GradShard(u), Category::kShardedGradient, Stream::kReduce);
+    }
+    e_.AddCopy(OpCode::kGradStore, Stream::kReduce, Phase::kBackward, u.value,
+               accumulate ? ReduceShard(u) + GradShard(u) : ReduceShard(u), GradShard(u),
+               {{state.sharded_grad, accumulate ? AccessMode::kReadWrite : AccessMode::kWrite,
+                 Role::kOutput},
+                {out, AccessMode::kRead, Role::kInput}});
+    e_.body->Free(out);
+  }
+
+  // The next step's gather of the unit waits for this, and for nothing else of this step.
+  void Update(UnitId u, Stream stream) {
+    e_.body->SetCarry(SlotOf(u), AddOptimizer({&u, 1}, stream));
+  }
+
+  void ToHost(UnitId u) {
+    UnitState& state = At(u);
+    state.host_grad = e_.AllocOnHost(GradShard(u), Category::kShardedGradient);
+    to_host_.push_back(e_.AddTransfer(OpCode::kCopyD2h, Stream::kD2h, Phase::kBackward, u.value,
+                                      GradShard(u), state.sharded_grad, state.host_grad));
+    e_.After(state.sharded_grad_ready);
+  }
+
+  void UpdateOnHost(const std::vector<UnitId>& units) {
+    e_.AddHostWait(to_host_, Phase::kOptimizer, kNoSubject);
+    to_host_.clear();
+    AddHostOptimizer(units);
+    if (!plan_.offload.parameters) {
+      for (const UnitId u : units) {
+        e_.body->SetCarry(SlotOf(u),
+                          e_.AddTransfer(OpCode::kCopyH2d, Stream::kH2d, Phase::kOptimizer, u.value,
+                                         MasterShard(u), At(u).host_master, At(u).shard));
+      }
+    }
+    FreeShardedGrads(units);
+  }
+
+  std::vector<Comm> comm_;
+  GroupId gather_group_, reduce_group_, replicate_group_;
+  std::vector<UnitId> forward_order_, backward_order_;
+  std::vector<std::vector<ParamId>> written_;  // per unit: storages whose gradient is there
+  OpId last_read_of_freed_;
+  std::deque<Reduction> reducing_;
+  OpId last_reduce_;
+  std::vector<OpId> to_host_;
+};
+
+}  // namespace
+
+std::unique_ptr<StepRules> MakeNative(Emitter& emitter, const UnitSpans& spans,
+                                      const std::vector<ResolvedUnit>& units) {
+  return std::make_unique<NativeRules>(emitter, spans, units);
+}
+
+}  // namespace shardwright

@@ -1,0 +1,147 @@
+#include "schedule/lower/optimizer.h"
+
+#include <algorithm>
+
+namespace shardwright {
+namespace {
+
+// One element-wise pass over all parameters: tensors read and written.
+struct Pass {
+  int read = 0;
+  int written = 0;
+};
+
+struct Recipe {
+  int states = 0;
+  std::vector<Pass> foreach_passes;
+  int foreach_temporaries = 0;  // parameter-sized
+  Pass fused;
+};
+
+// Passes of the foreach paths of torch/optim/{sgd,adam,adamw,adadelta}.py, in order; the fused
+// kernels read and write each tensor once.
+Recipe RecipeOf(const OptimizerSpec& spec) {
+  const bool decay = spec.weight_decay;
+  Recipe r;
+  switch (spec.kind) {
+    case OptimizerKind::kSgd:
+      if (decay) {
+        r.foreach_passes.push_back({2, 1});  // grad + wd * param, out of place
+      }
+      r.foreach_passes.push_back({2, 1});  // param -= lr * grad
+      r.foreach_temporaries = decay ? 1 : 0;
+      r.fused = {2, 1};
+      break;
+    case OptimizerKind::kMomentum:
+      r.states = 1;
+      if (decay) {
+        r.foreach_passes.push_back({2, 1});
+      }
+      r.foreach_passes.push_back({1, 1});  // buf *= momentum
+      r.foreach_passes.push_back({2, 1});  // buf += grad
+      r.foreach_passes.push_back({2, 1});  // param -= lr * buf
+      r.foreach_temporaries = decay ? 1 : 0;
+      r.fused = {3, 2};
+      break;
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+      r.states = 2;
+      r.foreach_temporaries = 1;
+      if (decay && spec.kind == OptimizerKind::kAdam) {
+        r.foreach_passes.push_back({2, 1});  // grad + wd * param, out of place
+        r.foreach_temporaries = 2;
+      } else if (decay) {
+        r.foreach_passes.push_back({1, 1});  // param *= 1 - lr * wd
+      }
+      r.foreach_passes.push_back({2, 1});  // m = lerp(m, grad)
+      r.foreach_passes.push_back({1, 1});  // v *= beta2
+      r.foreach_passes.push_back({2, 1});  // v += (1 - beta2) grad^2
+      r.foreach_passes.push_back({1, 1});  // tmp = sqrt(v)
+      r.foreach_passes.push_back({1, 1});  // tmp /= bias correction
+      r.foreach_passes.push_back({1, 1});  // tmp += eps
+      r.foreach_passes.push_back({3, 1});  // param += step * m / tmp
+      r.fused = {4, 3};
+      break;
+    case OptimizerKind::kAdadelta:
+      r.states = 2;
+      if (decay) {
+        r.foreach_passes.push_back({2, 1});
+      }
+      r.foreach_passes.push_back({1, 1});  // square_avg *= rho
+      r.foreach_passes.push_back({2, 1});  // square_avg += (1 - rho) grad^2
+      r.foreach_passes.push_back({1, 1});  // std = square_avg + eps
+      r.foreach_passes.push_back({1, 1});  // std = sqrt(std)
+      r.foreach_passes.push_back({1, 1});  // delta = acc_delta + eps
+      r.foreach_passes.push_back({1, 1});  // delta = sqrt(delta)
+      r.foreach_passes.push_back({2, 1});  // delta /= std
+      r.foreach_passes.push_back({2, 1});  // delta *= grad
+      r.foreach_passes.push_back({1, 1});  // acc_delta *= rho
+      r.foreach_passes.push_back({2, 1});  // acc_delta += (1 - rho) delta^2
+      r.foreach_passes.push_back({2, 1});  // param -= lr * delta
+      r.foreach_temporaries = decay ? 3 : 2;
+      r.fused = {4, 3};
+      break;
+  }
+  return r;
+}
+
+}  // namespace
+
+int StateCount(OptimizerKind kind) {
+  return RecipeOf({kind, OptimizerImpl::kFused, true}).states;
+}
+
+std::vector<Kernel> MultiTensorKernels(std::int64_t elements, std::int64_t tensors, Bytes read,
+                                       Bytes written, DType dtype) {
+  // multi_tensor_apply.cuh: chunks of 65,536 elements, at most 320 chunks and about 30 tensors
+  // (fewer for kernels with more tensor lists) per launch.
+  constexpr std::int64_t kChunkElements = 65536;
+  constexpr std::int64_t kChunksPerLaunch = 320;
+  constexpr std::int64_t kTensorsPerLaunch = 30;
+  const std::int64_t launches =
+      std::max({std::int64_t{1}, CeilDiv(CeilDiv(elements, kChunkElements), kChunksPerLaunch),
+                CeilDiv(tensors, kTensorsPerLaunch)});
+  Kernel kernel;
+  kernel.kind = KernelClass::kOptimizer;
+  kernel.dtype = dtype;
+  kernel.read = read / launches;
+  kernel.written = written / launches;
+  return std::vector<Kernel>(static_cast<std::size_t>(launches), kernel);
+}
+
+OptimizerStep LowerOptimizer(const OptimizerSpec& spec, std::int64_t elements, std::int64_t tensors,
+                             std::int64_t largest, DType dtype) {
+  const Recipe recipe = RecipeOf(spec);
+  const Bytes whole(elements * SizeOf(dtype));
+  OptimizerStep step;
+  const auto add = [&](Pass pass, std::int64_t launches_of) {
+    const auto kernels =
+        MultiTensorKernels(elements, launches_of, pass.read * whole, pass.written * whole, dtype);
+    step.kernels.insert(step.kernels.end(), kernels.begin(), kernels.end());
+  };
+  switch (spec.impl) {
+    case OptimizerImpl::kFused:
+      add(recipe.fused, tensors);
+      break;
+    case OptimizerImpl::kForeach:
+      for (const Pass& pass : recipe.foreach_passes) {
+        add(pass, tensors);
+      }
+      step.temporaries = recipe.foreach_temporaries * whole;
+      break;
+    case OptimizerImpl::kForLoop:
+      for (const Pass& pass : recipe.foreach_passes) {
+        Kernel kernel;
+        kernel.kind = KernelClass::kOptimizer;
+        kernel.dtype = dtype;
+        kernel.read = pass.read * whole / std::max<std::int64_t>(tensors, 1);
+        kernel.written = pass.written * whole / std::max<std::int64_t>(tensors, 1);
+        step.kernels.insert(step.kernels.end(), static_cast<std::size_t>(tensors), kernel);
+      }
+      step.temporaries = recipe.foreach_temporaries * Bytes(largest * SizeOf(dtype));
+      break;
+  }
+  return step;
+}
+
+}  // namespace shardwright

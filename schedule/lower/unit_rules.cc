@@ -1,0 +1,334 @@
+#include "schedule/lower/unit_rules.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "schedule/lower/layout.h"
+#include "schedule/lower/optimizer.h"
+
+namespace shardwright {
+
+void StepRules::Init(const std::vector<ResolvedUnit>& units) {
+  for (const ResolvedUnit& unit : units) {
+    e_.program.units.push_back(Layout(unit));
+    train_elements_.push_back(TrainablePaddedElements(e_.in.model, e_.program.units.back()));
+  }
+  std::int64_t buffer_elements = 0;
+  for (const Module& m : e_.in.model.modules) {
+    buffer_elements += m.buffer_elements;
+  }
+  for (std::uint32_t u = 0; u < units_.size(); ++u) {
+    InitUnit(UnitId(u));
+  }
+  if (buffer_elements > 0) {
+    const Bytes size(buffer_elements * SizeOf(DType::kFp32));
+    const BufferId buffers = e_.Alloc(size, Category::kModelBuffer, Stream::kCompute);
+    e_.AddCopy(OpCode::kInitialize, Stream::kCompute, Phase::kInit, kNoSubject, Bytes(0), size,
+               {{buffers, AccessMode::kWrite, Role::kOutput}});
+  }
+}
+
+void StepRules::InitUnit(UnitId u) {
+  const Bytes size = MasterShard(u);
+  if (size == Bytes(0)) {
+    return;
+  }
+  At(u).shard = plan_.offload.parameters
+                    ? e_.AllocOnHost(size, Category::kParameterShard)
+                    : e_.Alloc(size, Category::kParameterShard, Stream::kCompute);
+  e_.AddCopy(OpCode::kInitialize, Stream::kCompute, Phase::kInit, u.value, Bytes(0), size,
+             {{At(u).shard, AccessMode::kWrite, Role::kOutput}});
+}
+
+void StepRules::BeginMicroBatch(bool first, bool last) {
+  first_micro_batch_ = first;
+  last_micro_batch_ = last;
+  for (UnitState& s : units_) {
+    s.backward_done = false;
+    s.grad_of_param.clear();
+  }
+}
+
+UnitId StepRules::UnitNamed(const std::string& name) const {
+  for (std::uint32_t u = 0; u < units_.size(); ++u) {
+    if (plan_.units[u].name == name) {
+      return UnitId(u);
+    }
+  }
+  SW_CHECK(false, "no unit is called " + name);
+  return UnitId();
+}
+
+Bytes StepRules::Unsharded(UnitId u) const {
+  return Bytes(Info(u).padded_elements * SizeOf(job_.precision.param));
+}
+Bytes StepRules::GatherShard(UnitId u) const {
+  return Bytes(Info(u).shard_elements * SizeOf(job_.precision.param));
+}
+Bytes StepRules::MasterShard(UnitId u) const {
+  return Bytes(Info(u).shard_elements * SizeOf(job_.precision.master));
+}
+Bytes StepRules::ReduceFull(UnitId u) const {
+  return Bytes(train_elements_[u.value] * SizeOf(job_.precision.reduce));
+}
+Bytes StepRules::ReduceShard(UnitId u) const {
+  return Bytes(train_elements_[u.value] / e_.program.shard_size * SizeOf(job_.precision.reduce));
+}
+Bytes StepRules::GradShard(UnitId u) const {
+  return Bytes(train_elements_[u.value] / e_.program.shard_size * SizeOf(job_.precision.master));
+}
+
+StepRules::GradTarget StepRules::WeightGradTarget(std::uint32_t model_op, UnitId unit) {
+  std::int64_t elements = 0;
+  for (const ParamId p : e_.in.model.ops[model_op].params) {
+    const Parameter& param = e_.in.model.params[p.value];
+    elements += param.trainable ? param.Elements() : 0;
+  }
+  const BufferId grad = e_.Alloc(Bytes(elements * SizeOf(job_.precision.param)),
+                                 Category::kUnshardedGradient, Stream::kCompute);
+  At(unit).grads.push_back(grad);
+  return {grad, AccessMode::kWrite};
+}
+
+// A parameter that several ops use (tied weights) gets its second gradient added to its first.
+void StepRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
+  UnitState& state = At(unit);
+  const ParamId storage = StorageOf(model_op);
+  const auto seen = std::find_if(state.grad_of_param.begin(), state.grad_of_param.end(),
+                                 [&](const auto& entry) { return entry.first == storage; });
+  if (seen == state.grad_of_param.end()) {
+    state.grad_of_param.emplace_back(storage, state.grads.back());
+    return;
+  }
+  const BufferId extra = state.grads.back();
+  state.grads.pop_back();
+  const Bytes bytes = e_.program.buffers[extra.value].size;
+  e_.AddCopy(OpCode::kAccumulateGrad, Stream::kCompute, Phase::kBackward, model_op, 2 * bytes,
+             bytes,
+             {{seen->second, AccessMode::kReadWrite, Role::kOutput},
+              {extra, AccessMode::kRead, Role::kInput}});
+  e_.body->Free(extra);
+}
+
+ParamId StepRules::StorageOf(std::uint32_t model_op) const {
+  const ParamId p = e_.in.model.ops[model_op].params.front();
+  const ParamId tied = e_.in.model.params[p.value].tied_to;
+  return tied.valid() ? tied : p;
+}
+
+Bytes StepRules::GradBytes(UnitId u) const {
+  Bytes sum{0};
+  for (const BufferId g : units_[u.value].grads) {
+    sum += e_.program.buffers[g.value].size;
+  }
+  return sum;
+}
+
+void StepRules::FreeGrads(UnitId u) {
+  for (const BufferId g : At(u).grads) {
+    e_.body->Free(g);
+  }
+  At(u).grads.clear();
+}
+
+void StepRules::AccumulateUnsharded(UnitId u, DType dtype) {
+  UnitState& state = At(u);
+  if (state.grads.empty()) {
+    return;
+  }
+  const Bytes fresh = GradBytes(u);
+  const Bytes kept(fresh.value / SizeOf(job_.precision.param) * SizeOf(dtype));
+  const bool first = !state.accumulated.valid();
+  if (first) {
+    state.accumulated = e_.Alloc(kept, Category::kUnshardedGradient, Stream::kCompute);
+  }
+  e_.AddCopy(
+      OpCode::kGradStore, Stream::kCompute, Phase::kBackward, u.value, first ? fresh : fresh + kept,
+      kept,
+      {{state.accumulated, first ? AccessMode::kWrite : AccessMode::kReadWrite, Role::kOutput}});
+  std::uint16_t index = 0;
+  for (const BufferId g : state.grads) {
+    e_.body->Use(g, AccessMode::kRead, Role::kInput, index++);
+  }
+  FreeGrads(u);
+}
+
+std::vector<UnitId> StepRules::UnitsWithGrads() const {
+  std::vector<UnitId> result;
+  for (std::uint32_t u = 0; u < units_.size(); ++u) {
+    if (units_[u].sharded_grad.valid() || !units_[u].grads.empty()) {
+      result.push_back(UnitId(u));
+    }
+  }
+  return result;
+}
+
+void StepRules::AddClip(std::span<const UnitId> units, Stream stream, GroupId group) {
+  Bytes grads{0};
+  std::int64_t tensors = 0;
+  for (const UnitId u : units) {
+    grads += GradShard(u);
+    tensors += static_cast<std::int64_t>(Info(u).params.size());
+  }
+  const std::int64_t elements = grads.value / SizeOf(job_.precision.master);
+  constexpr Bytes kScalar{4};
+  const BufferId norm = e_.Alloc(kScalar, Category::kTemporary, Stream::kCompute);
+  const auto use_grads = [&](AccessMode mode) {
+    std::uint16_t index = 0;
+    for (const UnitId u : units) {
+      UseGrads(u, mode, index++);
+    }
+  };
+  OpShape shape;
+  shape.stream = stream;
+  shape.dtype = job_.precision.master;
+  shape.bytes = grads;
+  shape.code = OpCode::kGradNorm;
+  e_.Add(shape, MultiTensorKernels(elements, tensors, grads, kScalar, shape.dtype),
+         Phase::kOptimizer, kNoSubject, {{norm, AccessMode::kWrite, Role::kOutput}});
+  use_grads(AccessMode::kRead);
+  if (e_.program.shard_size > 1) {
+    e_.AddCollective(OpCode::kAllReduce, stream, group, kScalar, DType::kFp32, Phase::kOptimizer,
+                     kNoSubject, {{norm, AccessMode::kReadWrite, Role::kInput}});
+  }
+  shape.code = OpCode::kGradClip;
+  e_.Add(shape, MultiTensorKernels(elements, tensors, grads, grads, shape.dtype), Phase::kOptimizer,
+         kNoSubject, {{norm, AccessMode::kRead, Role::kInput}});
+  use_grads(AccessMode::kReadWrite);
+  e_.body->Free(norm);
+}
+
+OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
+  std::int64_t elements = 0, tensors = 0, largest = 0;
+  for (const UnitId u : units) {
+    elements += train_elements_[u.value] / e_.program.shard_size;
+    for (const ParamSlot& slot : Info(u).params) {
+      tensors += e_.in.model.params[slot.param.value].trainable ? 1 : 0;
+      largest = std::max(largest, slot.padded_elements / e_.program.shard_size);
+    }
+  }
+  const DType o = job_.precision.master;
+  const int states = StateCount(job_.optimizer.kind);
+  for (const UnitId u : units) {
+    UnitState& state = At(u);
+    if (state.states.empty()) {
+      for (int k = 0; k < states; ++k) {
+        Buffer b;
+        b.size = GradShard(u);
+        b.category = Category::kOptimizerState;
+        b.owner = stream;
+        b.zero_filled = true;
+        state.states.push_back(e_.body->NewBuffer(b));
+      }
+    }
+    for (const BufferId b : state.states) {
+      e_.body->Alloc(b, PointKind::kAllocOnce);
+    }
+  }
+  const OptimizerStep step = LowerOptimizer(job_.optimizer, elements, tensors, largest, o);
+  BufferId temporary;
+  if (step.temporaries > Bytes(0)) {
+    temporary = e_.Alloc(step.temporaries, Category::kTemporary, stream);
+  }
+  OpShape shape;
+  shape.code = OpCode::kOptimizerStep;
+  shape.stream = stream;
+  shape.dtype = o;
+  shape.bytes = Bytes(elements * SizeOf(o));
+  const OpId op = e_.Add(shape, step.kernels, Phase::kOptimizer,
+                         units.size() == 1 ? units.front().value : kNoSubject, {});
+  std::uint16_t index = 0;
+  for (const UnitId u : units) {
+    e_.body->Use(At(u).shard, AccessMode::kReadWrite, Role::kParameter, index);
+    UseGrads(u, AccessMode::kRead, index);
+    for (const BufferId b : At(u).states) {
+      e_.body->Use(b, AccessMode::kReadWrite, Role::kState, index);
+    }
+    ++index;
+  }
+  if (temporary.valid()) {
+    e_.body->Use(temporary, AccessMode::kWrite, Role::kWorkspace);
+    e_.body->Free(temporary);
+  }
+  return op;
+}
+
+OpId StepRules::AddHostOptimizer(std::span<const UnitId> units) {
+  Bytes grads{0};
+  const int states = StateCount(job_.optimizer.kind);
+  for (const UnitId u : units) {
+    grads += GradShard(u);
+    UnitState& state = At(u);
+    for (int k = 0; k < states && state.states.size() < static_cast<std::size_t>(states); ++k) {
+      Buffer b;
+      b.size = GradShard(u);
+      b.category = Category::kOptimizerState;
+      b.owner = Stream::kHost;
+      b.on_host = true;
+      b.zero_filled = true;
+      state.states.push_back(e_.body->NewBuffer(b));
+    }
+    for (const BufferId b : state.states) {
+      e_.body->Alloc(b, PointKind::kAllocOnce);
+    }
+  }
+  // A host copy of the masters, or the offloaded shards themselves.
+  const auto masters = [&](UnitId u) {
+    return At(u).host_master.valid() ? At(u).host_master : At(u).shard;
+  };
+  OpShape shape;
+  shape.code = OpCode::kHostOptimizerStep;
+  shape.stream = Stream::kHost;
+  shape.dtype = job_.precision.master;
+  shape.bytes = grads * (3 + 2 * states);  // reads p, g, states; writes p, states
+  const OpId op = e_.Add(shape, {}, Phase::kOptimizer, kNoSubject, {});
+  std::uint16_t index = 0;
+  for (const UnitId u : units) {
+    e_.body->Use(masters(u), AccessMode::kReadWrite, Role::kParameter, index);
+    e_.body->Use(At(u).host_grad, AccessMode::kRead, Role::kParamGrad, index);
+    for (const BufferId b : At(u).states) {
+      e_.body->Use(b, AccessMode::kReadWrite, Role::kState, index);
+    }
+    ++index;
+  }
+  return op;
+}
+
+void StepRules::UseGrads(UnitId u, AccessMode mode, std::uint16_t index) {
+  if (At(u).sharded_grad.valid()) {
+    e_.body->Use(At(u).sharded_grad, mode, Role::kParamGrad, index);
+  }
+  for (const BufferId g : At(u).grads) {
+    e_.body->Use(g, mode, Role::kParamGrad, index);
+  }
+}
+
+void StepRules::FreeShardedGrads(std::span<const UnitId> units) {
+  for (const UnitId u : units) {
+    UnitState& state = At(u);
+    if (state.sharded_grad.valid()) {
+      e_.body->Free(state.sharded_grad);
+    }
+    if (state.host_grad.valid()) {
+      e_.body->Free(state.host_grad);
+    }
+    FreeGrads(u);
+    state.sharded_grad = BufferId();
+    state.host_grad = BufferId();
+    state.sharded_grad_ready = OpId();
+  }
+}
+
+void StepRules::EndStep() {
+  const std::vector<UnitId> units = UnitsWithGrads();
+  if (units.empty()) {
+    return;
+  }
+  if (job_.clip_gradients) {
+    AddClip(units, Stream::kCompute, GroupId(0));
+  }
+  e_.body->SetCarry(kOptimizerSlot, AddOptimizer(units, Stream::kCompute));
+  FreeShardedGrads(units);
+}
+
+}  // namespace shardwright

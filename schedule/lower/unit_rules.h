@@ -1,0 +1,129 @@
+#pragma once
+
+// What the dialects share: persistent buffers of the units, unsharded gradients of the backward at
+// hand, clipping and the optimizer.
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "schedule/lower/walker.h"
+
+namespace shardwright {
+
+// A DialectRules with the moments around a step, and the state of its units.
+class StepRules : public DialectRules {
+ public:
+  StepRules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
+      : e_(emitter),
+        spans_(spans),
+        plan_(emitter.in.plan),
+        job_(emitter.in.job),
+        units_(units.size()) {}
+
+  // Fills Program::units and writes the init body.
+  void Init(const std::vector<ResolvedUnit>& units);
+  // True when the first step follows other rules than the rest.
+  [[nodiscard]] virtual bool FirstStepDiffers() const { return false; }
+
+  virtual void BeginStep(bool first) { first_step_ = first; }
+  virtual void BeginMicroBatch(bool first, bool last);
+  virtual void EndForward() {}
+  virtual void EndBackward() {}
+  // Clipping, optimizer, release of the gradients.
+  virtual void EndStep();
+
+  [[nodiscard]] GradTarget WeightGradTarget(std::uint32_t model_op, UnitId unit) override;
+  void WeightGradWritten(std::uint32_t model_op, UnitId unit) override;
+  [[nodiscard]] BufferId ParameterStorage(UnitId unit, std::uint32_t /*model_op*/) override {
+    return At(unit).unsharded;
+  }
+
+ protected:
+  struct UnitState {
+    // Persistent.
+    BufferId shard;                // master parameters
+    BufferId host_master;          // their copy on the host, when only the optimizer lives there
+    std::vector<BufferId> states;  // optimizer states
+    // Of the step at hand.
+    BufferId sharded_grad;  // master dtype; lives until the optimizer ran
+    OpId sharded_grad_ready;
+    BufferId host_grad;    // offload: the copy the CPU optimizer reads
+    BufferId accumulated;  // unsharded gradients kept without sync
+    // Of the pass at hand.
+    BufferId unsharded;           // gathered parameters
+    std::vector<BufferId> grads;  // unsharded gradients, one buffer per model op; without
+                                  // sharding they live until the optimizer ran
+    std::vector<std::pair<ParamId, BufferId>> grad_of_param;
+    bool backward_done = false;
+  };
+
+  [[nodiscard]] virtual UnitInfo Layout(const ResolvedUnit& unit) const = 0;
+  // Allocates and initialises what lives for the whole run; called with the init body open.
+  virtual void InitUnit(UnitId unit);
+  // Where sharded gradients are used up; kHost buffers for offloaded optimizers.
+  [[nodiscard]] UnitState& At(UnitId unit) { return units_[unit.value]; }
+  [[nodiscard]] const UnitInfo& Info(UnitId unit) const { return e_.program.units[unit.value]; }
+  [[nodiscard]] std::size_t unit_count() const { return units_.size(); }
+  // The unit with this name, which ResolveUnits has checked.
+  [[nodiscard]] UnitId UnitNamed(const std::string& name) const;
+
+  // Sizes in bytes. p: gather dtype, o: master dtype, r: reduce dtype; a "train" size counts
+  // trainable parameters only.
+  [[nodiscard]] Bytes Unsharded(UnitId u) const;    // N p
+  [[nodiscard]] Bytes GatherShard(UnitId u) const;  // N/W p
+  [[nodiscard]] Bytes MasterShard(UnitId u) const;  // N/W o
+  [[nodiscard]] Bytes ReduceFull(UnitId u) const;   // train N r
+  [[nodiscard]] Bytes ReduceShard(UnitId u) const;  // train N/W r
+  [[nodiscard]] Bytes GradShard(UnitId u) const;    // train N/W o
+  [[nodiscard]] bool HasGrads(UnitId u) const { return train_elements_[u.value] > 0; }
+  [[nodiscard]] bool CastsGather() const { return job_.precision.param != job_.precision.master; }
+  [[nodiscard]] bool CastsReduce() const { return job_.precision.reduce != job_.precision.master; }
+  // Gradients of this micro-batch are reduced (not just accumulated).
+  [[nodiscard]] bool Syncs() const { return plan_.sync != SyncMode::kLast || last_micro_batch_; }
+
+  // The storage of the op's first parameter, through its tie.
+  [[nodiscard]] ParamId StorageOf(std::uint32_t model_op) const;
+  void FreeGrads(UnitId u);
+  [[nodiscard]] Bytes GradBytes(UnitId u) const;  // all of At(u).grads
+  // Without sync: adds this micro-batch's gradients to those kept so far, in `dtype`.
+  void AccumulateUnsharded(UnitId u, DType dtype);
+  // All units whose sharded gradients the step produced, in unit order.
+  [[nodiscard]] std::vector<UnitId> UnitsWithGrads() const;
+
+  // Global norm over `units` (one scalar all-reduce over the shard group) and scaling.
+  void AddClip(std::span<const UnitId> units, Stream stream, GroupId group);
+  // The update of `units` as one op on `stream`; states are allocated by the first one that runs.
+  OpId AddOptimizer(std::span<const UnitId> units, Stream stream);
+  OpId AddHostOptimizer(std::span<const UnitId> units);
+  // Frees the gradients that the optimizer has used (zero_grad).
+  void FreeShardedGrads(std::span<const UnitId> units);
+  // The optimizer's gradient buffers of the unit become accesses of the op last added.
+  void UseGrads(UnitId u, AccessMode mode, std::uint16_t index);
+
+  Emitter& e_;
+  const UnitSpans& spans_;
+  const Plan& plan_;
+  const Job& job_;
+  bool first_step_ = false;
+  bool first_micro_batch_ = true;
+  bool last_micro_batch_ = true;
+
+ private:
+  std::vector<UnitState> units_;
+  std::vector<std::int64_t> train_elements_;  // padded unsharded elements of trainable parameters
+};
+
+// Carry slot that holds the op after which the next step may touch the parameters.
+inline constexpr std::uint32_t kOptimizerSlot = 0;
+
+[[nodiscard]] std::unique_ptr<StepRules> MakeFsdp2(Emitter&, const UnitSpans&,
+                                                   const std::vector<ResolvedUnit>&);
+[[nodiscard]] std::unique_ptr<StepRules> MakeFsdp1(Emitter&, const UnitSpans&,
+                                                   const std::vector<ResolvedUnit>&);
+[[nodiscard]] std::unique_ptr<StepRules> MakeDdp(Emitter&, const UnitSpans&,
+                                                 const std::vector<ResolvedUnit>&);
+[[nodiscard]] std::unique_ptr<StepRules> MakeNative(Emitter&, const UnitSpans&,
+                                                    const std::vector<ResolvedUnit>&);
+
+}  // namespace shardwright

@@ -1,0 +1,114 @@
+// Where units begin and end in execution order; see walker.h.
+
+#include <algorithm>
+
+#include "schedule/lower/walker.h"
+
+namespace shardwright {
+namespace {
+
+// Modules are stored in pre-order, so a subtree is a contiguous range [m, end).
+std::vector<std::uint32_t> SubtreeEnds(const Model& model) {
+  std::vector<std::uint32_t> end(model.modules.size());
+  for (std::size_t m = model.modules.size(); m-- > 0;) {
+    end[m] = std::max(end[m], static_cast<std::uint32_t>(m + 1));
+    const ModuleId parent = model.modules[m].parent;
+    if (parent.valid()) {
+      end[parent.value] = std::max(end[parent.value], end[m]);
+    }
+  }
+  return end;
+}
+
+// Per unit, the ops inside the subtrees of its modules, as maximal stretches.
+std::vector<std::vector<UnitSpans::Span>> Stretches(const Model& model,
+                                                    const std::vector<ResolvedUnit>& units) {
+  const std::vector<std::uint32_t> end = SubtreeEnds(model);
+  // Units that contain each module, found by painting subtrees: total size is the sum over
+  // modules of their nesting depth in units.
+  std::vector<std::vector<std::uint32_t>> units_of_module(model.modules.size());
+  for (std::uint32_t u = 0; u < units.size(); ++u) {
+    for (const ModuleId root : units[u].modules) {
+      for (std::uint32_t m = root.value; m < end[root.value]; ++m) {
+        if (units_of_module[m].empty() || units_of_module[m].back() != u) {
+          units_of_module[m].push_back(u);
+        }
+      }
+    }
+  }
+  std::vector<std::vector<UnitSpans::Span>> spans(units.size());
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+    for (const std::uint32_t u : units_of_module[model.ops[i].module.value]) {
+      auto& s = spans[u];
+      if (!s.empty() && s.back().last + 1 == i) {
+        s.back().last = i;
+      } else {
+        s.push_back({i, i});
+      }
+    }
+  }
+  return spans;
+}
+
+// Does some input of an op in `span` come from outside it and need a gradient?
+bool HasInputGrads(const Model& model, const ModelAnalysis& a, UnitSpans::Span span) {
+  for (std::uint32_t i = span.first; i <= span.last; ++i) {
+    for (const TensorId t : model.ops[i].inputs) {
+      const ModelOpId p = model.tensors[t.value].producer;
+      const bool outside = !p.valid() || p.value < span.first || p.value > span.last;
+      if (outside && a.tensor_grad[t.value]) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
+                        const std::vector<ResolvedUnit>& units) {
+  const Model& model = in.model;
+  UnitSpans result;
+  result.spans = Stretches(model, units);
+  const std::size_t n = units.size();
+  result.backward_first.assign(n, kNoRegion);
+  result.backward_last.assign(n, kNoRegion);
+  result.grads_final.assign(n, kNoRegion);
+  result.input_grads.assign(n, false);
+  result.unit_of_param.assign(model.params.size(), UnitId());
+  for (std::uint32_t u = 0; u < n; ++u) {
+    auto& spans = result.spans[u];
+    if (in.plan.units[u].gap == Gap::kHold && spans.size() > 1) {
+      spans = {{spans.front().first, spans.back().last}};
+    }
+    for (const UnitSpans::Span& s : spans) {
+      result.input_grads[u] = result.input_grads[u] || HasInputGrads(model, a, s);
+      for (std::uint32_t i = s.first; i <= s.last; ++i) {
+        if (a.ops[i].has_backward) {
+          result.backward_first[u] = i;
+          result.backward_last[u] = std::min(result.backward_last[u], i);
+        }
+      }
+    }
+    for (const ParamId p : units[u].params) {
+      result.unit_of_param[p.value] = UnitId(u);
+    }
+  }
+  for (std::size_t p = 0; p < model.params.size(); ++p) {
+    if (model.params[p].tied_to.valid()) {
+      result.unit_of_param[p] = result.unit_of_param[model.params[p].tied_to.value];
+    }
+  }
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+    for (const ParamId p : model.ops[i].params) {
+      const UnitId u = result.unit_of_param[p.value];
+      if (a.ops[i].weight_grad && model.params[p.value].trainable) {
+        result.grads_final[u.value] = std::min(result.grads_final[u.value], i);
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,312 @@
+#include "schedule/lower/walker.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+// Sorts (op, unit) pairs into CSR form; pairs of one op keep their order.
+template <class EventsT>
+EventsT ToEvents(std::vector<std::pair<std::uint32_t, UnitId>> pairs, std::size_t op_count) {
+  std::stable_sort(pairs.begin(), pairs.end(),
+                   [](const auto& x, const auto& y) { return x.first < y.first; });
+  EventsT e;
+  e.begin.assign(op_count + 1, 0);
+  for (const auto& [op, unit] : pairs) {
+    ++e.begin[op + 1];
+    e.units.push_back(unit);
+  }
+  for (std::size_t i = 0; i < op_count; ++i) {
+    e.begin[i + 1] += e.begin[i];
+  }
+  return e;
+}
+
+}  // namespace
+
+Walker::Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules)
+    : e_(emitter), spans_(spans), rules_(rules) {
+  const Model& model = e_.in.model;
+  const std::size_t n = model.ops.size();
+  using Pairs = std::vector<std::pair<std::uint32_t, UnitId>>;
+  Pairs enter, leave, back_enter, back_leave, back_final;
+  // Outer units first: by the length of their span, longest first; ties by plan order, later
+  // units being further out (the root is last).
+  std::vector<std::uint32_t> order(spans.spans.size());
+  for (std::uint32_t u = 0; u < order.size(); ++u) {
+    order[u] = u;
+  }
+  const auto length = [&](std::uint32_t u) {
+    const auto& s = spans.spans[u];
+    return s.empty() ? 0U : s.back().last - s.front().first + 1;
+  };
+  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t x, std::uint32_t y) {
+    return length(x) != length(y) ? length(x) > length(y) : x > y;
+  });
+  forward_mark_.assign(n, false);
+  backward_mark_.assign(n, false);
+  for (const std::uint32_t u : order) {
+    for (const UnitSpans::Span& s : spans.spans[u]) {
+      enter.emplace_back(s.first, UnitId(u));
+      leave.emplace_back(s.last, UnitId(u));
+      forward_mark_[s.first] = true;
+    }
+    if (spans.backward_first[u] != kNoRegion) {
+      back_enter.emplace_back(spans.backward_first[u], UnitId(u));
+      back_leave.emplace_back(spans.backward_last[u], UnitId(u));
+      backward_mark_[spans.backward_first[u]] = true;
+    }
+    if (spans.grads_final[u] != kNoRegion) {
+      back_final.emplace_back(spans.grads_final[u], UnitId(u));
+    }
+  }
+  std::reverse(leave.begin(), leave.end());  // inner units leave first
+  std::reverse(back_leave.begin(), back_leave.end());
+  enter_ = ToEvents<Events>(std::move(enter), n);
+  leave_ = ToEvents<Events>(std::move(leave), n);
+  back_enter_ = ToEvents<Events>(std::move(back_enter), n);
+  back_leave_ = ToEvents<Events>(std::move(back_leave), n);
+  back_final_ = ToEvents<Events>(std::move(back_final), n);
+
+  region_start_.assign(n, kNoRegion);
+  for (std::uint32_t r = 0; r < e_.a.regions.size(); ++r) {
+    const Region& region = e_.a.regions[r];
+    forward_mark_[region.first] = true;
+    for (std::uint32_t i = region.last + 1; i-- > region.first;) {
+      if (e_.a.ops[i].has_backward) {
+        region_start_[i] = r;
+        backward_mark_[i] = true;
+        break;
+      }
+    }
+  }
+  // Layers of the repeated class are periods even when they are no units.
+  if (!model.block_class.empty()) {
+    ModuleId block;
+    for (std::uint32_t i = 0; i < n; ++i) {
+      ModuleId m = model.ops[i].module;
+      while (m.valid() && model.modules[m.value].class_name != model.block_class) {
+        m = model.modules[m.value].parent;
+      }
+      if (m != block) {
+        forward_mark_[i] = true;
+        if (i > 0) {
+          backward_mark_[i - 1] = true;
+        }
+        block = m;
+      }
+    }
+  }
+  forward_instance_.resize(e_.a.storages.size());
+  rerun_instance_.resize(e_.a.storages.size());
+  extra_.resize(n);
+  grad_of_tensor_.resize(model.tensors.size());
+  forward_shape_.resize(model.specs.size());
+  backward_shape_.resize(model.specs.size() * 4);
+}
+
+UnitId Walker::UnitOf(const ModelOp& op) const {
+  return op.params.empty() ? UnitId() : spans_.unit_of_param[op.params.front().value];
+}
+
+ShapeId Walker::ForwardShape(const ModelOp& op) {
+  ShapeId& cached = forward_shape_[op.spec];
+  if (!cached.valid()) {
+    OpShape shape;
+    shape.dtype = e_.in.job.precision.param;
+    cached = e_.Intern(shape, e_.a.KernelsOf(op).forward);
+  }
+  return cached;
+}
+
+ShapeId Walker::BackwardShape(const ModelOp& op, const ModelOpFacts& facts) {
+  const std::size_t variant = (facts.input_grads != 0 ? 1U : 0U) + (facts.weight_grad ? 2U : 0U);
+  ShapeId& cached = backward_shape_[op.spec * 4U + variant];
+  if (!cached.valid()) {
+    const OpKernels& k = e_.a.KernelsOf(op);
+    std::vector<Kernel> kernels;
+    if (facts.input_grads != 0) {
+      kernels = k.backward_data;
+    }
+    if (facts.weight_grad) {
+      kernels.insert(kernels.end(), k.backward_weight.begin(), k.backward_weight.end());
+    }
+    OpShape shape;
+    shape.dtype = e_.in.job.precision.param;
+    cached = e_.Intern(shape, kernels);
+  }
+  return cached;
+}
+
+bool Walker::ReadsRecomputed(std::uint32_t storage, std::uint32_t reader) const {
+  const StorageFacts& s = e_.a.storages[storage];
+  return s.recomputed && s.producer != kNoRegion &&
+         e_.a.ops[s.producer].region == e_.a.ops[reader].region;
+}
+
+Walker::Instance& Walker::InstanceFor(std::uint32_t storage, std::uint32_t reader) {
+  return ReadsRecomputed(storage, reader) ? rerun_instance_[storage] : forward_instance_[storage];
+}
+
+void Walker::Release(Instance& instance) {
+  SW_CHECK(instance.refs > 0, "a tensor is released more often than it is read");
+  if (--instance.refs == 0) {
+    e_.body->Free(instance.buffer);
+  }
+}
+
+void Walker::Init() {
+  const Model& model = e_.in.model;
+  Buffer inputs;
+  inputs.category = Category::kInput;
+  inputs.owner = Stream::kHost;
+  inputs.on_host = true;
+  inputs.zero_filled = true;
+  for (std::size_t t = 0; t < model.tensors.size(); ++t) {
+    if (!model.tensors[t].producer.valid() && e_.a.storage_of[t] != kNoRegion) {
+      inputs.size += e_.a.storages[e_.a.storage_of[t]].bytes;
+    }
+  }
+  host_inputs_ = e_.body->NewBuffer(inputs);
+  e_.body->Alloc(host_inputs_);
+}
+
+void Walker::LoadInputs() {
+  const Model& model = e_.in.model;
+  std::vector<BufferId> buffers;
+  for (std::size_t t = 0; t < model.tensors.size(); ++t) {
+    const std::uint32_t s = e_.a.storage_of[t];
+    if (model.tensors[t].producer.valid() || s == kNoRegion) {
+      continue;
+    }
+    const StorageFacts& facts = e_.a.storages[s];
+    Instance& instance = forward_instance_[s];
+    instance.buffer = e_.Alloc(facts.bytes, Category::kInput, Stream::kCompute);
+    instance.refs = facts.forward_uses + facts.backward_uses;
+    buffers.push_back(instance.buffer);
+  }
+  OpShape shape;
+  shape.code = OpCode::kCopyH2d;
+  shape.stream = Stream::kCompute;  // .to(device) runs on the current stream
+  shape.bytes = e_.program.buffers[host_inputs_.value].size;
+  e_.Add(shape, {}, Phase::kForward, kNoSubject,
+         {{host_inputs_, AccessMode::kRead, Role::kInput}});
+  std::uint16_t index = 0;
+  for (const BufferId b : buffers) {
+    e_.body->Use(b, AccessMode::kWrite, Role::kOutput, index++);
+  }
+}
+
+void Walker::Forward() {
+  std::fill(forward_instance_.begin(), forward_instance_.end(), Instance{});
+  std::fill(rerun_instance_.begin(), rerun_instance_.end(), Instance{});
+  LoadInputs();
+  const auto n = static_cast<std::uint32_t>(e_.in.model.ops.size());
+  for (std::uint32_t i = 0; i < n; ++i) {
+    if (forward_mark_[i]) {
+      e_.body->MarkLayer();
+    }
+    for (std::uint32_t k = enter_.begin[i]; k < enter_.begin[i + 1]; ++k) {
+      rules_.PreForward(enter_.units[k], Phase::kForward);
+    }
+    ForwardOp(i, Phase::kForward);
+    for (std::uint32_t k = leave_.begin[i]; k < leave_.begin[i + 1]; ++k) {
+      rules_.PostForward(leave_.units[k], Phase::kForward);
+    }
+  }
+}
+
+void Walker::AddCompute(std::uint32_t i, Phase phase, ShapeId shape) {
+  BodyBuilder::OpArgs args;
+  args.shape = shape;
+  args.phase = phase;
+  args.subject = i;
+  args.micro_batch = e_.micro_batch;
+  e_.body->Add(args);
+}
+
+void Walker::UseParameters(std::uint32_t i) {
+  const ModelOp& op = e_.in.model.ops[i];
+  for (std::size_t k = 0; k < op.params.size(); ++k) {
+    const UnitId unit = spans_.unit_of_param[op.params[k].value];
+    e_.body->Use(rules_.ParameterStorage(unit, i), AccessMode::kRead, Role::kParameter,
+                 static_cast<std::uint16_t>(k));
+  }
+}
+
+void Walker::ForwardOp(std::uint32_t i, Phase phase) {
+  const ModelOp& op = e_.in.model.ops[i];
+  const ModelOpFacts& facts = e_.a.ops[i];
+  const OpKernels& k = e_.a.KernelsOf(op);
+  const bool rerun = phase == Phase::kRecompute;
+  std::vector<Instance*> fresh;  // outputs with storage of their own, for their release below
+  for (const TensorId t : op.outputs) {
+    const std::uint32_t s = e_.a.storage_of[t.value];
+    const StorageFacts& storage = e_.a.storages[s];
+    if (storage.producer != i) {
+      continue;  // a view of an input
+    }
+    Instance& instance = rerun ? rerun_instance_[s] : forward_instance_[s];
+    instance.refs = rerun ? storage.rerun_uses : storage.forward_uses + storage.backward_uses;
+    const bool kept = rerun || storage.backward_uses > 0;
+    instance.buffer = e_.Alloc(storage.bytes, kept ? Category::kActivation : Category::kTemporary,
+                               Stream::kCompute);
+    fresh.push_back(&instance);
+  }
+  const bool keeps_extra =
+      k.extra_saved > Bytes(0) && (rerun ? facts.has_backward : facts.saves_in_forward);
+  BufferId extra, workspace;
+  if (k.extra_saved > Bytes(0)) {
+    extra = e_.Alloc(k.extra_saved, keeps_extra ? Category::kActivation : Category::kTemporary,
+                     Stream::kCompute);
+  }
+  if (k.forward_workspace > Bytes(0)) {
+    workspace = e_.Alloc(k.forward_workspace, Category::kTemporary, Stream::kCompute);
+  }
+  if (!k.forward.empty()) {
+    rules_.BeforeForwardOp(i, phase);
+    AddCompute(i, phase, ForwardShape(op));
+    for (std::size_t j = 0; j < op.inputs.size(); ++j) {
+      const std::uint32_t s = e_.a.storage_of[op.inputs[j].value];
+      const Instance& instance = rerun ? InstanceFor(s, i) : forward_instance_[s];
+      e_.body->Use(instance.buffer, AccessMode::kRead, Role::kInput, static_cast<std::uint16_t>(j));
+    }
+    UseParameters(i);
+    for (std::size_t j = 0; j < op.outputs.size(); ++j) {
+      const std::uint32_t s = e_.a.storage_of[op.outputs[j].value];
+      const bool own = e_.a.storages[s].producer == i;  // otherwise a view of an input
+      const Instance& instance =
+          !rerun ? forward_instance_[s] : (own ? rerun_instance_[s] : InstanceFor(s, i));
+      e_.body->Use(instance.buffer, AccessMode::kWrite, Role::kOutput,
+                   static_cast<std::uint16_t>(j));
+    }
+    if (extra.valid()) {
+      e_.body->Use(extra, AccessMode::kWrite, Role::kSaved);
+    }
+    if (workspace.valid()) {
+      e_.body->Use(workspace, AccessMode::kWrite, Role::kWorkspace);
+    }
+  }
+  if (workspace.valid()) {
+    e_.body->Free(workspace);
+  }
+  if (keeps_extra) {
+    extra_[i] = extra;
+  } else if (extra.valid()) {
+    e_.body->Free(extra);
+  }
+  for (const TensorId t : op.inputs) {
+    const std::uint32_t s = e_.a.storage_of[t.value];
+    Release(rerun ? InstanceFor(s, i) : forward_instance_[s]);
+  }
+  for (Instance* instance : fresh) {
+    if (instance->refs == 0) {
+      e_.body->Free(instance->buffer);
+    }
+  }
+}
+
+}  // namespace shardwright

@@ -1,0 +1,117 @@
+#pragma once
+
+// Walks the model forward and backward once per micro-batch, writes the compute ops with their
+// activations and gradients, and calls the dialect at unit boundaries. It is the part of lowering
+// that all dialects share.
+
+#include <cstdint>
+#include <vector>
+
+#include "schedule/lower/emitter.h"
+
+namespace shardwright {
+
+// What a dialect does at the moments where a framework's hooks fire. Units are those of
+// Program::units. Called in host order.
+class DialectRules {
+ public:
+  virtual ~DialectRules() = default;
+
+  virtual void PreForward(UnitId unit, Phase phase) = 0;
+  virtual void PostForward(UnitId unit, Phase phase) = 0;
+  // Before the first backward op (or recomputation) of the unit.
+  virtual void PreBackward(UnitId unit) = 0;
+  // After the last backward op that lies inside the unit.
+  virtual void BackwardLeft(UnitId unit) = 0;
+  // After the backward op that gives the unit's last parameter gradient.
+  virtual void GradientsFinal(UnitId unit) = 0;
+  // Right before the forward op (or its recomputation) is written.
+  virtual void BeforeForwardOp(std::uint32_t /*model_op*/, Phase /*phase*/) {}
+  // The buffer that `model_op` reads the unit's parameters from; they are there at this point.
+  [[nodiscard]] virtual BufferId ParameterStorage(UnitId unit, std::uint32_t model_op) = 0;
+  // Where the weight gradient of `model_op` goes; may allocate. Read-write accumulates.
+  struct GradTarget {
+    BufferId buffer;
+    AccessMode mode = AccessMode::kWrite;
+  };
+  [[nodiscard]] virtual GradTarget WeightGradTarget(std::uint32_t model_op, UnitId unit) = 0;
+  // Right after that backward op was written.
+  virtual void WeightGradWritten(std::uint32_t model_op, UnitId unit) = 0;
+  // Right after any backward op was written, with or without a weight gradient.
+  virtual void AfterBackwardOp(std::uint32_t /*model_op*/) {}
+};
+
+// Where each unit begins and ends in the model's op order.
+struct UnitSpans {
+  struct Span {
+    std::uint32_t first = 0, last = 0;  // model ops, both included
+  };
+  std::vector<std::vector<Span>> spans;       // per unit; one span when the unit holds over gaps
+  std::vector<std::uint32_t> backward_first;  // per unit: highest op with a backward, or kNoRegion
+  std::vector<std::uint32_t> backward_last;   // per unit: lowest op with a backward
+  std::vector<std::uint32_t> grads_final;     // per unit: lowest op with a weight gradient of it
+  std::vector<bool> input_grads;              // per unit: some input of the unit needs a gradient
+  std::vector<UnitId> unit_of_param;          // per parameter; ties map to the storage's unit
+};
+[[nodiscard]] UnitSpans FindUnitSpans(const LowerInput& input, const ModelAnalysis& analysis,
+                                      const std::vector<ResolvedUnit>& units);
+
+class Walker {
+ public:
+  Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules);
+
+  // Allocates the host memory that inputs come from; with the init body open.
+  void Init();
+  // Allocates and copies the inputs of the micro-batch, runs forward.
+  void Forward();
+  // Runs backward of the micro-batch forwarded last.
+  void Backward();
+
+ private:
+  struct Instance {
+    BufferId buffer;
+    std::uint32_t refs = 0;
+  };
+  struct Events {  // CSR over model ops
+    std::vector<std::uint32_t> begin;
+    std::vector<UnitId> units;
+  };
+
+  void LoadInputs();
+  void ForwardOp(std::uint32_t i, Phase phase);
+  void BackwardOp(std::uint32_t i);
+  void Recompute(const Region& region);
+  void AddCompute(std::uint32_t i, Phase phase, ShapeId shape);
+  void UseParameters(std::uint32_t i);
+  [[nodiscard]] ShapeId ForwardShape(const ModelOp& op);
+  [[nodiscard]] ShapeId BackwardShape(const ModelOp& op, const ModelOpFacts& facts);
+  [[nodiscard]] bool ReadsRecomputed(std::uint32_t storage, std::uint32_t reader) const;
+  [[nodiscard]] Instance& InstanceFor(std::uint32_t storage, std::uint32_t reader);
+  void Release(Instance& instance);
+  void ReleaseSaved(std::uint32_t i);
+  // Gradients of tensors.
+  [[nodiscard]] std::uint32_t NewGrad(BufferId buffer);
+  void ReleaseGrad(std::uint32_t grad);
+  void Contribute(std::uint32_t i, TensorId tensor, std::uint32_t grad);
+  void PassGradThrough(std::uint32_t i);
+  [[nodiscard]] UnitId UnitOf(const ModelOp& op) const;
+  void FireBackwardEntries(std::uint32_t i, bool covering, const Region* region);
+
+  Emitter& e_;
+  const UnitSpans& spans_;
+  DialectRules& rules_;
+
+  Events enter_, leave_;  // forward
+  Events back_enter_, back_leave_, back_final_;
+  std::vector<bool> forward_mark_, backward_mark_;
+  std::vector<std::uint32_t> region_start_;  // per op: region whose backward begins there
+
+  BufferId host_inputs_;  // where the data loader puts one micro-batch
+  std::vector<Instance> forward_instance_, rerun_instance_;  // per storage
+  std::vector<BufferId> extra_;                              // per op: private saved bytes
+  std::vector<Instance> grads_;
+  std::vector<std::uint32_t> grad_of_tensor_;
+  std::vector<ShapeId> forward_shape_, backward_shape_;  // caches, per spec (and variant)
+};
+
+}  // namespace shardwright

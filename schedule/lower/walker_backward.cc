@@ -1,0 +1,241 @@
+// The backward half of Walker; see walker.h.
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "schedule/lower/walker.h"
+
+namespace shardwright {
+namespace {
+
+constexpr std::uint32_t kNoGrad = 0xffffffffu;
+
+}  // namespace
+
+std::uint32_t Walker::NewGrad(BufferId buffer) {
+  grads_.push_back({buffer, 1});
+  return static_cast<std::uint32_t>(grads_.size() - 1);
+}
+
+void Walker::ReleaseGrad(std::uint32_t grad) {
+  if (grad != kNoGrad) {
+    Release(grads_[grad]);
+  }
+}
+
+// Takes over one reference to `grad` as a gradient of `tensor`: the first one is kept as it is, a
+// later one is added in place into whichever of the two nobody else holds.
+void Walker::Contribute(std::uint32_t i, TensorId tensor, std::uint32_t grad) {
+  std::uint32_t& slot = grad_of_tensor_[tensor.value];
+  if (slot == kNoGrad) {
+    slot = grad;
+    return;
+  }
+  const Bytes bytes = TensorBytes(e_.in.model.tensors[tensor.value], e_.in.plan.micro_batch,
+                                  e_.in.job.precision.param);
+  Kernel add;
+  add.kind = KernelClass::kElementwise;
+  add.dtype = e_.in.job.precision.param;
+  add.read = 2 * bytes;
+  add.written = bytes;
+  OpShape shape;
+  shape.code = OpCode::kAccumulateGrad;
+  shape.bytes = bytes;
+  std::uint32_t target = grads_[slot].refs == 1 ? slot : grad;
+  std::uint32_t other = target == slot ? grad : slot;
+  if (grads_[target].refs == 1) {
+    e_.Add(shape, {&add, 1}, Phase::kBackward, i,
+           {{grads_[target].buffer, AccessMode::kReadWrite, Role::kOutput},
+            {grads_[other].buffer, AccessMode::kRead, Role::kInput}});
+  } else {
+    const BufferId sum = e_.Alloc(bytes, Category::kActivationGradient, Stream::kCompute);
+    e_.Add(shape, {&add, 1}, Phase::kBackward, i,
+           {{sum, AccessMode::kWrite, Role::kOutput},
+            {grads_[target].buffer, AccessMode::kRead, Role::kInput},
+            {grads_[other].buffer, AccessMode::kRead, Role::kInput, 1}});
+    ReleaseGrad(target);
+    target = NewGrad(sum);
+  }
+  ReleaseGrad(other);
+  slot = target;
+}
+
+// Ops whose backward runs no kernel (a sum, a view) hand their gradient on.
+void Walker::PassGradThrough(std::uint32_t i) {
+  const ModelOp& op = e_.in.model.ops[i];
+  for (std::size_t k = 0; k < op.inputs.size(); ++k) {
+    if (((e_.a.ops[i].input_grads >> k) & 1U) == 0) {
+      continue;
+    }
+    // Output k for ops with as many outputs as inputs (views), output 0 otherwise (sums).
+    const std::size_t out = op.outputs.size() == op.inputs.size() ? k : 0;
+    const std::uint32_t grad = grad_of_tensor_[op.outputs[out].value];
+    if (grad == kNoGrad) {
+      continue;
+    }
+    ++grads_[grad].refs;
+    Contribute(i, op.inputs[k], grad);
+  }
+}
+
+void Walker::ReleaseSaved(std::uint32_t i) {
+  ForEachSaved(e_.a, e_.in.model.ops[i],
+               [&](std::uint32_t s, Role, std::uint16_t) { Release(InstanceFor(s, i)); });
+  if (extra_[i].valid()) {
+    e_.body->Free(extra_[i]);
+    extra_[i] = BufferId();
+  }
+}
+
+void Walker::BackwardOp(std::uint32_t i) {
+  const Model& model = e_.in.model;
+  const ModelOp& op = model.ops[i];
+  const ModelOpFacts& facts = e_.a.ops[i];
+  const OpKernels& k = e_.a.KernelsOf(op);
+  for (const TensorId t : op.outputs) {
+    // An output nobody read is a result of the model: its gradient is given from outside.
+    if (grad_of_tensor_[t.value] == kNoGrad && e_.a.tensor_grad[t.value] &&
+        model.tensors[t.value].role == TensorRole::kActivation) {
+      const Bytes bytes =
+          TensorBytes(model.tensors[t.value], e_.in.plan.micro_batch, e_.in.job.precision.param);
+      grad_of_tensor_[t.value] =
+          NewGrad(e_.Alloc(bytes, Category::kActivationGradient, Stream::kCompute, true));
+    }
+  }
+  if (k.backward_data.empty() && !facts.weight_grad) {
+    PassGradThrough(i);
+  } else {
+    std::vector<std::uint32_t> input_grads(op.inputs.size(), kNoGrad);
+    for (std::size_t j = 0; j < op.inputs.size() && facts.input_grads != 0; ++j) {
+      if (((facts.input_grads >> j) & 1U) != 0) {
+        const Tensor& tensor = model.tensors[op.inputs[j].value];
+        input_grads[j] =
+            NewGrad(e_.Alloc(TensorBytes(tensor, e_.in.plan.micro_batch, e_.in.job.precision.param),
+                             Category::kActivationGradient, Stream::kCompute));
+      }
+    }
+    DialectRules::GradTarget weight;
+    if (facts.weight_grad) {
+      weight = rules_.WeightGradTarget(i, UnitOf(op));
+    }
+    BufferId workspace;
+    if (k.backward_workspace > Bytes(0)) {
+      workspace = e_.Alloc(k.backward_workspace, Category::kTemporary, Stream::kCompute);
+    }
+    AddCompute(i, Phase::kBackward, BackwardShape(op, facts));
+    std::uint16_t index = 0;
+    for (const TensorId t : op.outputs) {
+      if (grad_of_tensor_[t.value] != kNoGrad) {
+        e_.body->Use(grads_[grad_of_tensor_[t.value]].buffer, AccessMode::kRead, Role::kOutputGrad,
+                     index);
+      }
+      ++index;
+    }
+    ForEachSaved(e_.a, op, [&](std::uint32_t s, Role role, std::uint16_t position) {
+      e_.body->Use(InstanceFor(s, i).buffer, AccessMode::kRead, role, position);
+    });
+    if (extra_[i].valid()) {
+      e_.body->Use(extra_[i], AccessMode::kRead, Role::kSaved);
+    }
+    if (facts.input_grads != 0) {
+      UseParameters(i);
+    }
+    for (std::size_t j = 0; j < input_grads.size(); ++j) {
+      if (input_grads[j] != kNoGrad) {
+        e_.body->Use(grads_[input_grads[j]].buffer, AccessMode::kWrite, Role::kInputGrad,
+                     static_cast<std::uint16_t>(j));
+      }
+    }
+    if (weight.buffer.valid()) {
+      e_.body->Use(weight.buffer, weight.mode, Role::kParamGrad);
+    }
+    if (workspace.valid()) {
+      e_.body->Use(workspace, AccessMode::kWrite, Role::kWorkspace);
+      e_.body->Free(workspace);
+    }
+    for (std::size_t j = 0; j < input_grads.size(); ++j) {
+      if (input_grads[j] != kNoGrad) {
+        Contribute(i, op.inputs[j], input_grads[j]);
+      }
+    }
+    if (facts.weight_grad) {
+      rules_.WeightGradWritten(i, UnitOf(op));
+    }
+  }
+  rules_.AfterBackwardOp(i);
+  ReleaseSaved(i);
+  for (const TensorId t : op.outputs) {
+    ReleaseGrad(std::exchange(grad_of_tensor_[t.value], kNoGrad));
+  }
+}
+
+// Runs the region's ops again. Units strictly inside the region go through their forward hooks
+// once more, which is why checkpointing around several units costs extra gathers.
+void Walker::Recompute(const Region& region) {
+  const auto inside = [&](UnitId u) {
+    const auto& s = spans_.spans[u.value];
+    const bool covers = s.front().first <= region.first && s.back().last >= region.last;
+    return !covers;
+  };
+  std::size_t next = 0;
+  for (std::uint32_t i = region.first; i <= region.last && next < region.rerun.size(); ++i) {
+    for (std::uint32_t k = enter_.begin[i]; k < enter_.begin[i + 1]; ++k) {
+      if (inside(enter_.units[k])) {
+        rules_.PreForward(enter_.units[k], Phase::kRecompute);
+      }
+    }
+    if (region.rerun[next] == i) {
+      ForwardOp(i, Phase::kRecompute);
+      ++next;
+    }
+    for (std::uint32_t k = leave_.begin[i]; k < leave_.begin[i + 1]; ++k) {
+      if (inside(leave_.units[k])) {
+        rules_.PostForward(leave_.units[k], Phase::kRecompute);
+      }
+    }
+  }
+}
+
+// PreBackward of the units entered at op i: those that cover `region` (or all, without one), or
+// those strictly inside it.
+void Walker::FireBackwardEntries(std::uint32_t i, bool covering, const Region* region) {
+  for (std::uint32_t k = back_enter_.begin[i]; k < back_enter_.begin[i + 1]; ++k) {
+    const UnitId u = back_enter_.units[k];
+    const auto& s = spans_.spans[u.value];
+    const bool covers =
+        region == nullptr || (s.front().first <= region->first && s.back().last >= region->last);
+    if (covers == covering) {
+      rules_.PreBackward(u);
+    }
+  }
+}
+
+void Walker::Backward() {
+  std::fill(grad_of_tensor_.begin(), grad_of_tensor_.end(), kNoGrad);
+  grads_.clear();
+  for (auto i = static_cast<std::uint32_t>(e_.in.model.ops.size()); i-- > 0;) {
+    if (!e_.a.ops[i].has_backward) {
+      continue;
+    }
+    if (backward_mark_[i]) {
+      e_.body->MarkLayer();
+    }
+    const bool starts = region_start_[i] != kNoRegion;
+    const Region* region = starts ? &e_.a.regions[region_start_[i]] : nullptr;
+    FireBackwardEntries(i, true, region);
+    if (starts) {
+      Recompute(*region);
+      FireBackwardEntries(i, false, region);
+    }
+    BackwardOp(i);
+    for (std::uint32_t k = back_final_.begin[i]; k < back_final_.begin[i + 1]; ++k) {
+      rules_.GradientsFinal(back_final_.units[k]);
+    }
+    for (std::uint32_t k = back_leave_.begin[i]; k < back_leave_.begin[i + 1]; ++k) {
+      rules_.BackwardLeft(back_leave_.units[k]);
+    }
+  }
+}
+
+}  // namespace shardwright
