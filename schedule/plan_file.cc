@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "models/loader.h"
+#include "models/trainable.h"
 #include "schedule/internal/plan_fields.h"
 #include "schedule/internal/plan_json.h"
 
@@ -48,21 +49,28 @@ std::string Embedded(const nlohmann::ordered_json& document, const char* part) {
   return document.at(part).at("json").dump();
 }
 
-void ReadModel(const JsonValue& json, const nlohmann::ordered_json& document, PlanFile& file) {
+TrainableSpec TrainableOf(const Job& job) {
+  return {.frozen = job.frozen, .lora_rank = job.lora_rank, .lora_targets = job.lora_targets};
+}
+
+void ReadModel(const JsonValue& json, const nlohmann::ordered_json& document, const Path& job_path,
+               PlanFile& file) {
   json.AllowOnly({"name", "json", "hash"});
   const JsonValue name = json.At("name");
   LoadOptions options;
   options.sequence_length = file.job.sequence_length;
   if (const std::optional<JsonValue> embedded = json.Find("json")) {
-    file.model = ModelFromJson(*embedded, name.AsString(), options);
-    file.model_json = Embedded(document, "model");
+    file.model.model = ModelFromJson(*embedded, name.AsString(), options);
+    file.model.json = Embedded(document, "model");
   } else {
     if (name.AsString().find('/') != std::string::npos || !ModelFile(name.AsString()).empty()) {
       throw name.Error("the name of a zoo model", "a user's model is embedded under \"json\"");
     }
-    file.model = LoadModel(name.AsString(), options);
+    file.model.model = LoadModel(name.AsString(), options);
   }
-  CheckHash(json, HashModel(file.model), "model " + Quoted(name.AsString()));
+  file.model.hash = HashModel(file.model.model);
+  CheckHash(json, file.model.hash, "model " + Quoted(name.AsString()));
+  ApplyTrainable(file.model.model, TrainableOf(file.job), job_path);
 }
 
 void ReadCluster(const JsonValue& json, const nlohmann::ordered_json& document, PlanFile& file) {
@@ -102,15 +110,20 @@ void ReadProfile(const JsonValue& json, const nlohmann::ordered_json& document, 
 
 }  // namespace
 
-LoadedModel LoadModelWithText(const std::string& spec, std::int64_t sequence_length) {
+LoadedModel LoadModelForJob(const std::string& spec, Job& job, const Path& where) {
   LoadedModel loaded;
   LoadOptions options;
-  options.sequence_length = sequence_length;
+  options.sequence_length = job.sequence_length;
   loaded.model = LoadModel(spec, options);
+  if (job.sequence_length == 0) {
+    job.sequence_length = std::max<std::int64_t>(1, loaded.model.sequence_length);
+  }
   const std::string file = ModelFile(spec);
   if (!file.empty()) {
     loaded.json = ReadTextFile(file);
   }
+  loaded.hash = HashModel(loaded.model);
+  ApplyTrainable(loaded.model, TrainableOf(job), where);
   return loaded;
 }
 
@@ -124,7 +137,7 @@ PlanFile ParsePlanFile(std::string_view text, const std::string& name) {
   file.job = internal::ReadJob(json.At("job"));
   file.plan = internal::ReadPlan(json.At("plan"));
   file.kernels = internal::ReadKernelSet(json.At("kernel_set"));
-  ReadModel(json.At("model"), document, file);
+  ReadModel(json.At("model"), document, json.At("job").path(), file);
   ReadCluster(json.At("cluster"), document, file);
   ReadProfile(json.At("profile"), document, file);
   CheckPlan(file, json.At("plan").path().str());
@@ -132,8 +145,8 @@ PlanFile ParsePlanFile(std::string_view text, const std::string& name) {
 }
 
 void CheckPlan(const PlanFile& file, const std::string& where) {
-  ValidatePlan(file.model, file.job, file.plan, where);
-  (void)ResolveUnits(file.model, file.plan, where);
+  ValidatePlan(file.model.model, file.job, file.plan, where);
+  (void)ResolveUnits(file.model.model, file.plan, where);
   const std::int64_t ranks = file.plan.shard_size * file.plan.replicate_size;
   if (ranks != file.cluster.RankCount()) {
     throw InputError(where,

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/error.h"
 #include "models/kernel_set.h"
 #include "models/model.h"
 #include "schedule/plan.h"
@@ -16,9 +17,15 @@
 
 namespace shardwright {
 
+// A model and where it comes from.
+struct LoadedModel {
+  Model model;
+  std::string json;        // the user's file; empty: the zoo model called model.name
+  std::uint64_t hash = 0;  // HashModel before anything is frozen or adapted
+};
+
 struct PlanFile {
-  Model model;             // built for job.sequence_length; nothing frozen, no adapters yet
-  std::string model_json;  // the user's file; empty: the zoo model called model.name
+  LoadedModel model;  // built for job.sequence_length, with what the job freezes and adapts
   KernelSetOptions kernels;
   Cluster cluster;
   Profile profile;
@@ -26,13 +33,10 @@ struct PlanFile {
   Plan plan;
 };
 
-// Loads a model as LoadModel does, and keeps the text of a user's file. A sequence length of 0 is
-// the model's own default. Throws InputError.
-struct LoadedModel {
-  Model model;
-  std::string json;
-};
-[[nodiscard]] LoadedModel LoadModelWithText(const std::string& spec, std::int64_t sequence_length);
+// Loads a model as LoadModel does, freezes and adapts what `job` says, and sets a sequence length
+// of 0 to what the model then has (1 for a model without sequences). `where` names the source of
+// the job in errors. Throws InputError.
+[[nodiscard]] LoadedModel LoadModelForJob(const std::string& spec, Job& job, const Path& where);
 
 // The document as text: keys in a fixed order, so that equal plans give equal bytes. Ends with a
 // newline.

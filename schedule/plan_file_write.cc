@@ -48,13 +48,13 @@ void Print(const Json& value, std::size_t indent, std::string& out) {
   out += is_object ? '}' : ']';
 }
 
-Json ModelPart(const PlanFile& file) {
+Json ModelPart(const LoadedModel& loaded) {
   Json json;
-  json["name"] = file.model.name;
-  if (!file.model_json.empty()) {
-    json["json"] = Json::parse(file.model_json);
+  json["name"] = loaded.model.name;
+  if (!loaded.json.empty()) {
+    json["json"] = Json::parse(loaded.json);
   }
-  json["hash"] = HashText(HashModel(file.model));
+  json["hash"] = HashText(loaded.hash);
   return json;
 }
 
@@ -189,7 +189,7 @@ std::string PlanFileJson(const PlanFile& file) {
   Json json;
   json["format"] = "shardwright-plan";
   json["version"] = 1;
-  json["model"] = ModelPart(file);
+  json["model"] = ModelPart(file.model);
   json["kernel_set"] = KernelSetPart(file.kernels);
   json["cluster"] = ClusterPart(file.cluster);
   json["profile"] = ProfilePart(file.profile);

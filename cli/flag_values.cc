@@ -1,0 +1,214 @@
+#include "cli/flag_values.h"
+
+#include <array>
+#include <charconv>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "cli/exit_codes.h"
+#include "core/error.h"
+#include "core/json.h"
+
+namespace shardwright {
+namespace {
+
+UsageError FlagError(const Flag& flag, const std::string& expected, const std::string& hint = {}) {
+  return UsageError(flag.name + ": got \"" + flag.text + "\", expected " + expected +
+                    (hint.empty() ? "" : "; " + hint));
+}
+
+std::vector<std::string> Split(const std::string& text, char separator) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == separator) {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+std::string OneOf(NameList names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    text += i == 0 ? "" : i + 1 < names.size() ? ", " : " or ";
+    text += names[i];
+  }
+  return text;
+}
+
+// The index of `word`, or names.size().
+std::size_t IndexOf(std::string_view word, NameList names) {
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (names[i] == word) {
+      return i;
+    }
+  }
+  return names.size();
+}
+
+std::string HintFor(std::string_view word, NameList names) {
+  return DidYouMean(word, std::vector<std::string>(names.begin(), names.end()));
+}
+
+}  // namespace
+
+std::int64_t ReadCount(const Flag& flag, std::int64_t min, std::int64_t max) {
+  std::int64_t value = 0;
+  const char* const end = flag.text.data() + flag.text.size();
+  const auto [stop, error] = std::from_chars(flag.text.data(), end, value);
+  if (error != std::errc() || stop != end || value < min || value > max) {
+    throw FlagError(flag,
+                    "an integer in [" + std::to_string(min) + ", " + std::to_string(max) + "]");
+  }
+  return value;
+}
+
+double ReadFraction(const Flag& flag) {
+  double value = 0.0;
+  const char* const end = flag.text.data() + flag.text.size();
+  const auto [stop, error] = std::from_chars(flag.text.data(), end, value);
+  if (error != std::errc() || stop != end || !(value >= 0.0 && value < 1.0)) {
+    throw FlagError(flag, "a fraction in [0, 1)");
+  }
+  return value;
+}
+
+Bytes ReadBytes(const Flag& flag) {
+  try {
+    return ParseBytes(flag.text, flag.name);
+  } catch (const InputError& error) {
+    throw UsageError(error.what());
+  }
+}
+
+std::size_t ReadChoice(const Flag& flag, NameList names) {
+  const std::size_t index = IndexOf(flag.text, names);
+  if (index == names.size()) {
+    throw FlagError(flag, OneOf(names), HintFor(flag.text, names));
+  }
+  return index;
+}
+
+bool ReadSwitch(const Flag& flag) {
+  static constexpr std::array<std::string_view, 2> kNames = {"on", "off"};
+  return ReadChoice(flag, kNames) == 0;
+}
+
+std::vector<std::string> ReadList(const Flag& flag) {
+  std::vector<std::string> parts = Split(flag.text, ',');
+  for (const std::string& part : parts) {
+    if (part.empty()) {
+      throw FlagError(flag, "names separated by commas");
+    }
+  }
+  return parts;
+}
+
+Precision ReadPrecision(const Flag& flag) {
+  using enum DType;
+  if (flag.text == "bf16-mixed") {
+    return {kFp32, kBf16, kFp32};
+  }
+  if (flag.text == "fp16-mixed") {
+    return {kFp32, kFp16, kFp32};
+  }
+  const std::size_t whole = IndexOf(flag.text, kTrainingDTypeNames);
+  if (whole < kTrainingDTypeNames.size()) {
+    const auto type = static_cast<DType>(whole);
+    return {type, type, type};
+  }
+  const std::vector<std::string> parts = Split(flag.text, '/');
+  Precision precision;
+  bool is_good = parts.size() == 3;
+  for (std::size_t i = 0; is_good && i < 3; ++i) {
+    const std::size_t index = IndexOf(parts[i], kTrainingDTypeNames);
+    is_good = index < kTrainingDTypeNames.size();
+    (i == 0   ? precision.master
+     : i == 1 ? precision.param
+              : precision.reduce) = static_cast<DType>(index);
+  }
+  if (!is_good) {
+    throw FlagError(flag,
+                    "bf16-mixed, fp16-mixed, fp32, bf16, fp16 or master/param/reduce such as "
+                    "fp32/bf16/fp32");
+  }
+  return precision;
+}
+
+OptimizerSpec ReadOptimizer(const Flag& flag) {
+  const std::vector<std::string> parts = Split(flag.text, ':');
+  const std::size_t kind = IndexOf(parts[0], kOptimizerNames);
+  const std::size_t impl =
+      parts.size() > 1 ? IndexOf(parts[1], kOptimizerImplNames) : std::size_t{0};
+  if (parts.size() > 2 || kind == kOptimizerNames.size() || impl == kOptimizerImplNames.size()) {
+    throw FlagError(flag, OneOf(kOptimizerNames) + ", alone or with :" + OneOf(kOptimizerImplNames),
+                    HintFor(parts[0], kOptimizerNames));
+  }
+  OptimizerSpec optimizer;
+  optimizer.kind = static_cast<OptimizerKind>(kind);
+  optimizer.impl = static_cast<OptimizerImpl>(impl);
+  return optimizer;
+}
+
+Offload ReadOffload(const Flag& flag) {
+  static constexpr std::array<std::string_view, 4> kNames = {"none", "parameters", "optimizer",
+                                                             "activations"};
+  Offload offload;
+  for (const std::string& part : ReadList(flag)) {
+    switch (IndexOf(part, kNames)) {
+      case 0:
+        break;
+      case 1:
+        offload.parameters = true;
+        break;
+      case 2:
+        offload.optimizer = true;
+        break;
+      case 3:
+        offload.activations = true;
+        break;
+      default:
+        throw FlagError(flag, OneOf(kNames), HintFor(part, kNames));
+    }
+  }
+  return offload;
+}
+
+ReshardChoice ReadReshard(const Flag& flag) {
+  ReshardChoice choice;
+  choice.is_set = true;
+  const std::size_t index = IndexOf(flag.text, kReshardNames);
+  if (index < kReshardNames.size()) {
+    choice.reshard.kind = static_cast<Reshard::Kind>(index);
+    return choice;
+  }
+  if (flag.text.find_first_not_of("0123456789") != std::string::npos) {
+    throw FlagError(flag, "always, never or a number of ranks", HintFor(flag.text, kReshardNames));
+  }
+  choice.reshard.kind = Reshard::Kind::kToGroup;
+  choice.reshard.group = ReadCount(flag, 1, std::int64_t{1} << 24);
+  return choice;
+}
+
+RecomputeChoice ReadRecompute(const Flag& flag) {
+  static constexpr std::array<std::string_view, 3> kNames = {"none", "full", "selective"};
+  RecomputeChoice choice;
+  if (flag.text.starts_with("selective:")) {
+    choice.is_on = true;
+    choice.kind = RecomputeKind::kSelective;
+    choice.keep_every = ReadCount({flag.name, flag.text.substr(10)}, 1, 65535);
+    return choice;
+  }
+  const std::size_t index = ReadChoice(flag, kNames);
+  choice.is_on = index > 0;
+  if (index == 2) {
+    choice.kind = RecomputeKind::kSelective;
+    choice.keep_every = 2;
+  }
+  return choice;
+}
+
+}  // namespace shardwright

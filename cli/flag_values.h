@@ -1,0 +1,49 @@
+#pragma once
+
+// Values of flags as text. Every function throws UsageError("<flag>: got "<text>", expected ...").
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "schedule/plan.h"
+#include "schedule/plan_names.h"
+#include "schedule/wrap.h"
+
+namespace shardwright {
+
+struct Flag {
+  std::string name;  // "--nodes"
+  std::string text;  // empty: not given
+  [[nodiscard]] bool is_given() const { return !text.empty(); }
+};
+
+[[nodiscard]] std::int64_t ReadCount(const Flag& flag, std::int64_t min, std::int64_t max);
+[[nodiscard]] double ReadFraction(const Flag& flag);
+[[nodiscard]] Bytes ReadBytes(const Flag& flag);
+[[nodiscard]] std::size_t ReadChoice(const Flag& flag, NameList names);
+// "on" or "off".
+[[nodiscard]] bool ReadSwitch(const Flag& flag);
+// "a,b,c"
+[[nodiscard]] std::vector<std::string> ReadList(const Flag& flag);
+
+// "bf16-mixed", "fp16-mixed", "bf16", "fp32", or "master/param/reduce" such as "fp32/bf16/bf16".
+[[nodiscard]] Precision ReadPrecision(const Flag& flag);
+// "adamw", or with the implementation "adamw:fused".
+[[nodiscard]] OptimizerSpec ReadOptimizer(const Flag& flag);
+// "none", or some of "parameters,optimizer,activations".
+[[nodiscard]] Offload ReadOffload(const Flag& flag);
+// "always", "never" or the ranks of a group.
+[[nodiscard]] ReshardChoice ReadReshard(const Flag& flag);
+
+// "none", "full", "selective" (keeps every second linear, as torchtitan) or "selective:N".
+struct RecomputeChoice {
+  bool is_on = false;
+  RecomputeKind kind = RecomputeKind::kFull;
+  std::int64_t keep_every = 1;
+};
+[[nodiscard]] RecomputeChoice ReadRecompute(const Flag& flag);
+
+}  // namespace shardwright

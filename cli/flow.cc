@@ -1,0 +1,129 @@
+#include "cli/flow.h"
+
+#include <cstdint>
+#include <iostream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "cli/exit_codes.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "schedule/lower.h"
+#include "schedule/verify.h"
+
+namespace shardwright {
+namespace {
+
+// W and R: what is given must divide the ranks; what is not follows.
+void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan) {
+  const bool is_ddp = plan.dialect == Dialect::kDdp;
+  plan.shard_size = options.shard_size;
+  plan.replicate_size = options.replicate_size;
+  if (plan.shard_size == 0 && plan.replicate_size == 0) {
+    plan.shard_size = is_ddp ? 1 : ranks;
+  }
+  if (plan.replicate_size == 0 && ranks % plan.shard_size == 0) {
+    plan.replicate_size = ranks / plan.shard_size;
+  }
+  if (plan.shard_size == 0 && ranks % plan.replicate_size == 0) {
+    plan.shard_size = ranks / plan.replicate_size;
+  }
+  const std::string shard = std::to_string(options.shard_size);
+  const std::string replicate = std::to_string(options.replicate_size);
+  if (plan.shard_size == 0) {
+    throw UsageError("--replicate: got " + replicate + ", expected a divisor of the " +
+                     std::to_string(ranks) + " ranks");
+  }
+  if (plan.replicate_size == 0) {
+    throw UsageError("--shard: got " + shard + ", expected a divisor of the " +
+                     std::to_string(ranks) + " ranks");
+  }
+  if (plan.shard_size * plan.replicate_size != ranks) {
+    throw UsageError("--shard " + shard + " --replicate " + replicate +
+                     ": got a product other than the " + std::to_string(ranks) +
+                     " ranks of the cluster");
+  }
+}
+
+void SetBatch(const PlanOptions& options, std::int64_t ranks, Job& job, Plan& plan) {
+  const std::int64_t samples = ranks * plan.micro_batch;  // both at most 2^24
+  plan.accumulation = options.accumulation > 0 ? options.accumulation : 1;
+  job.global_batch = options.global_batch;
+  if (job.global_batch == 0) {
+    job.global_batch = samples * plan.accumulation;
+    return;
+  }
+  if (options.accumulation == 0 && job.global_batch % samples == 0) {
+    plan.accumulation = job.global_batch / samples;
+  }
+  if (samples * plan.accumulation != job.global_batch) {
+    throw UsageError(
+        "--global-batch: got " + std::to_string(job.global_batch) + ", expected a multiple of " +
+        std::to_string(ranks) + " ranks x micro-batch " + std::to_string(plan.micro_batch) +
+        (options.accumulation > 0 ? " x accumulation " + std::to_string(options.accumulation)
+                                  : ""));
+  }
+}
+
+// Units and recomputed regions.
+void SetUnits(const PlanOptions& options, const Model& model, Plan& plan) {
+  const bool is_ddp = plan.dialect == Dialect::kDdp;
+  const std::string rule = !options.wrap.empty() ? options.wrap : is_ddp ? "root" : "block";
+  const WrapSpec wrap = ParseWrap(rule, "--wrap");
+  if (is_ddp && wrap.kind != WrapSpec::Kind::kRoot) {
+    throw UsageError("--wrap: got \"" + rule + "\", expected root; dialect ddp has no units");
+  }
+  if (is_ddp && options.reshard.is_set) {
+    throw UsageError("--reshard: dialect ddp does not shard");
+  }
+  plan.units = Wrap(model, wrap, options.reshard, plan.dialect, "--wrap");
+  if (options.recompute) {
+    plan.recompute =
+        RecomputeBlocks(model, options.recompute_kind, options.keep_every, "--recompute");
+  }
+}
+
+}  // namespace
+
+PlanFile MakePlanFile(const PlanOptions& options) {
+  PlanFile file;
+  file.job = options.job;
+  file.plan = options.plan;
+  file.cluster = LoadCluster(options.cluster, options.nodes, options.gpus);
+  file.kernels = FindKernelSet(options.kernel_set, "--kernel-set");
+  file.profile = options.profile.empty() ? DefaultProfile(file.cluster.gpu, file.kernels.name)
+                                         : LoadProfile(options.profile);
+  const std::int64_t ranks = file.cluster.RankCount();
+  SetMesh(options, ranks, file.plan);
+  SetBatch(options, ranks, file.job, file.plan);
+  file.model = LoadModelForJob(options.model, file.job, Path("plan"));
+  SetUnits(options, file.model.model, file.plan);
+  CheckPlan(file, "plan");
+  return file;
+}
+
+std::string ReadStandardInput() {
+  return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+}
+
+PlanFile ReadPlanFile(const std::string& file) {
+  return file == "-" ? ParsePlanFile(ReadStandardInput(), "standard input")
+                     : ParsePlanFile(ReadTextFile(file), file);
+}
+
+Program LowerAndVerify(const PlanFile& file) {
+  Program program = Lower(
+      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
+  const std::vector<Finding> findings = Verify(program);
+  SW_CHECK(findings.empty(), "an illegal program: " + findings[0].text);
+  return program;
+}
+
+std::string TitleOf(const PlanFile& file) {
+  return file.model.model.name + " on " + std::to_string(file.cluster.node_count) + " x " +
+         file.cluster.name + " (" + std::to_string(file.cluster.RankCount()) + " GPUs), " +
+         std::string(NameOf(file.plan.dialect));
+}
+
+}  // namespace shardwright

@@ -1,0 +1,258 @@
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/flow.h"
+#include "cli/module_tree.h"
+#include "cli/table.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "models/loader.h"
+#include "schedule/plan_file.h"
+#include "schedule/plan_names.h"
+#include "schedule/print.h"
+#include "topologies/cluster.h"
+#include "topologies/profile.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using enum Table::Align;
+
+// Both forms of a result; the other one stays empty.
+struct Report {
+  std::string text;
+  Json json;
+};
+
+Json Header(const char* kind) {
+  Json json;
+  json["schema"] = "shardwright-inspection";
+  json["schema_version"] = 1;
+  json["kind"] = kind;
+  return json;
+}
+
+LoadOptions ModelOptions(const InspectOptions& options) {
+  LoadOptions load;
+  load.sequence_length = options.sequence_length;
+  return load;
+}
+
+Report InspectModel(const Model& model, bool as_json) {
+  for (const std::string& warning : model.warnings) {
+    Warn(warning);
+  }
+  const std::int64_t parameters = CountParameters(model);
+  const double flops = ConventionFlopsPerSample(model).value;
+  if (!as_json) {
+    Table table({kLeft, kLeft});
+    table.Row({"type", model.type});
+    table.Row({"block class", model.block_class.empty() ? "none" : model.block_class});
+    table.Row({"parameters", WithCommas(parameters)});
+    table.Row({"tokens per sample", WithCommas(model.tokens_per_sample)});
+    table.Row({"training FLOPs per sample", WithCommas(static_cast<std::int64_t>(flops))});
+    table.Row({"ops", WithCommas(static_cast<std::int64_t>(model.ops.size()))});
+    return {model.name + "\n" + table.Text(2) + "\n" + ModuleTree(model, PlainNotes(model)), {}};
+  }
+  Json json = Header("model");
+  json["name"] = model.name;
+  json["type"] = model.type;
+  json["block_class"] = model.block_class;
+  json["parameter_count"] = parameters;
+  json["trainable_parameter_count"] = CountParameters(model, true);
+  json["sequence_length"] = model.sequence_length;
+  json["tokens_per_sample"] = model.tokens_per_sample;
+  json["convention_flops_per_sample"] = flops;
+  json["ops"] = model.ops.size();
+  json["parameters"] = Json::array();
+  for (const Parameter& param : model.params) {
+    const bool is_tied = param.tied_to.valid();
+    json["parameters"].push_back(
+        {{"fqn", param.fqn},
+         {"shape", param.shape},
+         {"trainable", param.trainable},
+         {"tied_to", is_tied ? Json(model.params[param.tied_to.value].fqn) : Json(nullptr)}});
+  }
+  return {"", std::move(json)};
+}
+
+Report InspectCluster(const Cluster& cluster, bool as_json) {
+  if (as_json) {
+    Json json = Header("cluster");
+    json["cluster"] = Json::parse(ClusterJson(cluster));
+    return {"", std::move(json)};
+  }
+  Table table({kLeft, kLeft});
+  table.Row({"nodes", WithCommas(cluster.node_count)});
+  table.Row({"GPUs", WithCommas(cluster.RankCount()) + " = " + WithCommas(cluster.gpus_per_node) +
+                         " per node"});
+  table.Row({"GPU", cluster.gpu.full_name});
+  table.Row({"GPU memory", Format(cluster.gpu.memory.value) + ", usable " +
+                               Format(cluster.gpu.usable_memory.value)});
+  table.Row({"GPU memory bandwidth", Format(cluster.gpu.memory_bandwidth.value)});
+  if (const std::optional<FlopsPerSecond> peak = PeakFlops(cluster.gpu, MathType::kBf16)) {
+    table.Row({"bf16 dense peak", Format(*peak)});
+  }
+  table.Row({"host memory per node", Format(cluster.node.host_memory)});
+  table.Row({"components per node",
+             WithCommas(static_cast<std::int64_t>(cluster.node.components.size())) + ", " +
+                 WithCommas(static_cast<std::int64_t>(cluster.node.links.size())) + " links"});
+  table.Row({"network", cluster.network});
+  for (const FabricLevel& level : cluster.fabric) {
+    Json ratio = level.oversubscription;
+    table.Row({"fabric level " + level.name,
+               level.group_nodes == 0 ? std::string("all nodes")
+                                      : WithCommas(level.group_nodes) +
+                                            " nodes, 1:" + ratio.dump() + " towards the outside"});
+  }
+  return {cluster.name + ": " + cluster.description + "\n" + table.Text(2), {}};
+}
+
+Report InspectProfile(const Profile& profile, bool as_json) {
+  Json json = Header("profile");
+  json["profile"] = Json::parse(ProfileJson(profile));
+  if (as_json) {
+    return {"", std::move(json)};
+  }
+  return {profile.name + ": " + profile.description + "\n" + json["profile"].dump(2) + "\n", {}};
+}
+
+Json UnitsJson(const PlanFile& file, const Program& program) {
+  Json units = Json::array();
+  for (std::size_t u = 0; u < file.plan.units.size(); ++u) {
+    const UnitPlan& unit = file.plan.units[u];
+    const UnitInfo& info = program.units[u];
+    const bool is_group = unit.reshard.kind == Reshard::Kind::kToGroup;
+    units.push_back({{"name", unit.name},
+                     {"modules", unit.modules},
+                     {"reshard", is_group ? Json(unit.reshard.group)
+                                          : Json(NameIn(kReshardNames, unit.reshard.kind))},
+                     {"elements", info.elements},
+                     {"padded_elements", info.padded_elements},
+                     {"shard_elements", info.shard_elements}});
+  }
+  return units;
+}
+
+Report InspectPlan(const PlanFile& file, const InspectOptions& options) {
+  const Program program = LowerAndVerify(file);
+  if (!options.json) {
+    std::string text = TitleOf(file) + "\n\n";
+    if (options.program) {
+      return {text + Print(program), {}};
+    }
+    text += ModuleTree(file.model.model, PlanNotes(file.model.model, file.plan, program));
+    return {text + "\n" + PrintSummary(program), {}};
+  }
+  Json json = Header("plan");
+  json["model"] = file.model.model.name;
+  json["cluster"] = file.cluster.name;
+  json["nodes"] = file.cluster.node_count;
+  json["ranks"] = file.cluster.RankCount();
+  json["profile"] = file.profile.name;
+  json["kernel_set"] = file.kernels.name;
+  json["dialect"] = NameOf(file.plan.dialect);
+  json["shard_size"] = file.plan.shard_size;
+  json["replicate_size"] = file.plan.replicate_size;
+  json["micro_batch"] = file.plan.micro_batch;
+  json["accumulation"] = file.plan.accumulation;
+  json["units"] = UnitsJson(file, program);
+  json["program"] = {{"init_ops", program.init.size()},
+                     {"warmup_ops", program.warmup.size()},
+                     {"step_ops", program.step.size()},
+                     {"buffers", program.buffers.size()}};
+  if (options.program) {
+    json["program"]["text"] = Print(program);
+  }
+  return {"", std::move(json)};
+}
+
+// A document, by what it says it is; one without "format" is a Hugging Face configuration.
+Report InspectDocument(const std::string& text, const std::string& name,
+                       const InspectOptions& options) {
+  const JsonValue json = JsonValue::Parse(text, name);
+  const std::optional<JsonValue> format =
+      json.IsObject() ? json.Find("format") : std::optional<JsonValue>();
+  if (!format) {
+    if (json.IsObject() && (json.Find("model_type") || json.Find("text_config"))) {
+      return InspectModel(ModelFromJson(json, name, ModelOptions(options)), options.json);
+    }
+    throw InputError(name, "a document without \"format\" or \"model_type\"",
+                     "a plan, cluster, profile, model.json or Hugging Face config.json");
+  }
+  switch (format->AsChoice(
+      {"shardwright-plan", "shardwright-cluster", "shardwright-profile", "shardwright-model"})) {
+    case 0:
+      return InspectPlan(ParsePlanFile(text, name), options);
+    case 1:
+      return InspectCluster(ParseCluster(text, name), options.json);
+    case 2:
+      return InspectProfile(ParseProfile(text, name), options.json);
+    default:
+      return InspectModel(ModelFromJson(json, name, ModelOptions(options)), options.json);
+  }
+}
+
+template <class List, class Name>
+bool Contains(const List& list, std::string_view wanted, Name name, std::vector<std::string>& all) {
+  bool found = false;
+  for (const auto& entry : list) {
+    all.emplace_back(name(entry));
+    found = found || all.back() == wanted;
+  }
+  return found;
+}
+
+Report InspectName(const std::string& name, const InspectOptions& options) {
+  const auto itself = [](const std::string& text) { return text; };
+  const auto its_name = [](const auto& entry) { return entry.name; };
+  std::vector<std::string> names;
+  if (Contains(ListModels(), name, its_name, names)) {
+    return InspectModel(LoadModel(name, ModelOptions(options)), options.json);
+  }
+  if (Contains(ListClusters(), name, its_name, names) || name.find(',') != std::string::npos) {
+    return InspectCluster(LoadCluster(name), options.json);
+  }
+  if (Contains(ListProfiles(), name, itself, names)) {
+    return InspectProfile(LoadProfile(name), options.json);
+  }
+  throw InputError("inspect", '"' + name + '"',
+                   "a file, a folder with a config.json, or the name of a model, cluster or "
+                   "profile",
+                   DidYouMean(name, names));
+}
+
+Report Inspect(const InspectOptions& options) {
+  const std::string& target = options.target;
+  if (target == "-") {
+    return InspectDocument(ReadStandardInput(), "standard input", options);
+  }
+  std::error_code ignored;
+  if (std::filesystem::is_directory(target, ignored)) {
+    return InspectModel(LoadModel(target, ModelOptions(options)), options.json);
+  }
+  if (target.ends_with(".json") || std::filesystem::exists(target, ignored)) {
+    return InspectDocument(ReadTextFile(target), target, options);
+  }
+  return InspectName(target, options);
+}
+
+}  // namespace
+
+int RunInspect(const InspectOptions& options) {
+  const Report report = Inspect(options);
+  WriteFileAtomically("-", options.json ? report.json.dump(2) + "\n" : report.text);
+  return 0;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,150 @@
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/table.h"
+#include "core/json.h"
+#include "models/kernel_set.h"
+#include "models/loader.h"
+#include "schedule/plan_names.h"
+#include "topologies/cluster.h"
+#include "topologies/profile.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using enum Table::Align;
+
+// A list as rows for people and as JSON for programs.
+struct Listing {
+  Table table;
+  Json json = Json::array();
+};
+
+Listing ListModelsOf() {
+  Listing listing{Table({kLeft, kLeft, kRight, kLeft})};
+  listing.table.Row({"model", "type", "parameters", "source"});
+  for (const ZooEntry& entry : ListModels()) {
+    listing.table.Row({entry.name, entry.type, WithCommas(entry.parameters), entry.source});
+    listing.json.push_back({{"name", entry.name},
+                            {"type", entry.type},
+                            {"parameters", entry.parameters},
+                            {"source", entry.source}});
+  }
+  return listing;
+}
+
+Listing ListClustersOf() {
+  Listing listing{Table({kLeft, kLeft, kRight, kRight, kRight, kLeft})};
+  listing.table.Row({"cluster", "gpu", "gpus/node", "scale-up/gpu", "network/node", "description"});
+  for (const ClusterSummary& entry : ListClusters()) {
+    listing.table.Row({entry.name, entry.gpu, std::to_string(entry.gpus_per_node),
+                       Format(entry.scale_up), Format(entry.network_rate), entry.description});
+    listing.json.push_back({{"name", entry.name},
+                            {"gpu", entry.gpu},
+                            {"gpus_per_node", entry.gpus_per_node},
+                            {"scale_up_bytes_per_s", entry.scale_up.value},
+                            {"network_bytes_per_s", entry.network_rate.value},
+                            {"description", entry.description}});
+  }
+  return listing;
+}
+
+Listing ListGpusOf() {
+  Listing listing{Table({kLeft, kLeft, kLeft, kRight, kRight, kRight})};
+  listing.table.Row({"gpu", "full name", "architecture", "memory", "bandwidth", "bf16 dense"});
+  for (const GpuSpec& gpu : GpuCatalog()) {
+    const std::optional<FlopsPerSecond> bf16 = PeakFlops(gpu, MathType::kBf16);
+    listing.table.Row({gpu.name, gpu.full_name, gpu.architecture, Format(gpu.memory.value),
+                       Format(gpu.memory_bandwidth.value), bf16 ? Format(*bf16) : "none"});
+    Json peaks;
+    for (std::size_t i = 0; i < kMathTypeCount; ++i) {
+      const auto type = static_cast<MathType>(i);
+      const std::optional<FlopsPerSecond> peak = PeakFlops(gpu, type);
+      peaks[MathTypeName(type)] = peak ? Json(peak->value) : Json(nullptr);
+    }
+    listing.json.push_back({{"name", gpu.name},
+                            {"full_name", gpu.full_name},
+                            {"vendor", gpu.vendor},
+                            {"architecture", gpu.architecture},
+                            {"memory_bytes", gpu.memory.value.value},
+                            {"usable_memory_bytes", gpu.usable_memory.value.value},
+                            {"memory_bandwidth_bytes_per_s", gpu.memory_bandwidth.value.value},
+                            {"dense_peak_flops_per_s", peaks}});
+  }
+  return listing;
+}
+
+Listing ListKernelSetsOf() {
+  Listing listing{Table({kLeft, kLeft, kLeft, kLeft})};
+  listing.table.Row({"kernel set", "attention", "moe dispatch", "element-wise"});
+  for (const KernelSetOptions& set : BuiltinKernelSets()) {
+    const std::string attention(NameIn(kAttentionNames, set.attention));
+    const std::string dispatch(NameIn(kMoeDispatchNames, set.moe_dispatch));
+    listing.table.Row({set.name, attention, dispatch, set.fused_elementwise ? "fused" : "eager"});
+    listing.json.push_back({{"name", set.name},
+                            {"attention", attention},
+                            {"moe_dispatch", dispatch},
+                            {"fused_elementwise", set.fused_elementwise},
+                            {"fused_rope", set.fused_rope},
+                            {"fused_norm", set.fused_norm},
+                            {"fp32_logits", set.fp32_logits},
+                            {"loss_chunks", set.loss_chunks},
+                            {"autocast_weights", set.autocast_weights}});
+  }
+  return listing;
+}
+
+Listing ListProfilesOf() {
+  Listing listing{Table({kLeft, kLeft, kLeft, kLeft})};
+  listing.table.Row({"profile", "architecture", "kernel set", "description"});
+  for (const std::string& name : ListProfiles()) {
+    const Profile profile = LoadProfile(name);
+    listing.table.Row({profile.name, profile.architecture.empty() ? "any" : profile.architecture,
+                       profile.kernel_set.empty() ? "any" : profile.kernel_set,
+                       profile.description});
+    listing.json.push_back({{"name", profile.name},
+                            {"architecture", profile.architecture},
+                            {"kernel_set", profile.kernel_set},
+                            {"description", profile.description}});
+  }
+  return listing;
+}
+
+std::pair<const char*, Listing> ListingOf(ListKind kind) {
+  switch (kind) {
+    case ListKind::kModels:
+      return {"models", ListModelsOf()};
+    case ListKind::kClusters:
+      return {"clusters", ListClustersOf()};
+    case ListKind::kGpus:
+      return {"gpus", ListGpusOf()};
+    case ListKind::kKernelSets:
+      return {"kernel_sets", ListKernelSetsOf()};
+    case ListKind::kProfiles:
+      break;
+  }
+  return {"profiles", ListProfilesOf()};
+}
+
+}  // namespace
+
+int RunList(const ListOptions& options) {
+  const auto [key, listing] = ListingOf(options.kind);
+  if (!options.json) {
+    WriteFileAtomically("-", listing.table.Text());
+    return 0;
+  }
+  Json json;
+  json["schema"] = "shardwright-list";
+  json["schema_version"] = 1;
+  json[key] = listing.json;
+  WriteFileAtomically("-", json.dump(2) + "\n");
+  return 0;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,163 @@
+#include "cli/module_tree.h"
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cli/table.h"
+
+namespace shardwright {
+namespace {
+
+using Lines = std::vector<std::string>;
+
+std::string ShapeText(const Parameter& param) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < param.shape.size(); ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(param.shape[i]);
+  }
+  return text + "]";
+}
+
+// "weight [4096, 4096]", with what is special about the parameter.
+std::string ParameterText(const Model& model, ParamId id) {
+  const Parameter& param = model.params[id.value];
+  std::string text = param.fqn.substr(param.fqn.rfind('.') + 1) + " " + ShapeText(param);
+  if (param.tied_to.valid()) {
+    text += " tied to " + model.params[param.tied_to.value].fqn;
+  }
+  if (!param.trainable) {
+    text += " frozen";
+  }
+  return text;
+}
+
+// A module whose lines wait to be folded with equal neighbours.
+struct Run {
+  std::string first;
+  std::string last;
+  std::size_t count = 0;
+  Lines lines;
+};
+
+void AppendRun(const Run& run, Lines& out) {
+  std::string label = "  (" + run.first;
+  label += run.count > 1 ? "-" + run.last + "): " + std::to_string(run.count) + " x " : "): ";
+  out.push_back(label + run.lines[0]);
+  for (std::size_t i = 1; i < run.lines.size(); ++i) {
+    out.push_back("  " + run.lines[i]);
+  }
+}
+
+Lines LinesOf(const Model& model, const ModuleNotes& notes, ModuleId id) {
+  const Module& module = model.modules[id.value];
+  const std::string& comment = notes.comments[id.value];
+  const std::string end = comment.empty() ? "" : "  # " + comment;
+  Lines lines(1, notes.class_names[id.value] + "(");
+  if (module.children.empty()) {
+    for (std::size_t i = 0; i < module.params.size(); ++i) {
+      lines[0] += (i > 0 ? ", " : "") + ParameterText(model, module.params[i]);
+    }
+    lines[0] += ")" + end;
+    return lines;
+  }
+  lines[0] += end;
+  for (const ParamId param : module.params) {
+    lines.push_back("  " + ParameterText(model, param));
+  }
+  Run run;
+  for (const ModuleId child : module.children) {
+    const std::string& name = model.modules[child.value].name;
+    Lines child_lines = LinesOf(model, notes, child);
+    if (run.count > 0 && child_lines == run.lines) {
+      run.last = name;
+      ++run.count;
+      continue;
+    }
+    if (run.count > 0) {
+      AppendRun(run, lines);
+    }
+    run = {name, name, 1, std::move(child_lines)};
+  }
+  AppendRun(run, lines);
+  lines.emplace_back(")");
+  return lines;
+}
+
+std::string ReshardText(const Reshard& reshard) {
+  switch (reshard.kind) {
+    case Reshard::Kind::kAlways:
+      return "freed after forward";
+    case Reshard::Kind::kNever:
+      return "kept after forward";
+    case Reshard::Kind::kToGroup:
+      return "kept in groups of " + std::to_string(reshard.group) + " after forward";
+  }
+  return "";
+}
+
+std::string WrappedClass(Dialect dialect, const std::string& name) {
+  switch (dialect) {
+    case Dialect::kFsdp2:
+      return "FSDP" + name;
+    case Dialect::kFsdp1:
+      return "FullyShardedDataParallel: " + name;
+    case Dialect::kDdp:
+      return "DistributedDataParallel: " + name;
+    case Dialect::kNative:
+      break;
+  }
+  return name;
+}
+
+void AddComment(std::string& comment, const std::string& text) {
+  comment += (comment.empty() ? "" : "; ") + text;
+}
+
+}  // namespace
+
+ModuleNotes PlainNotes(const Model& model) {
+  ModuleNotes notes;
+  for (const Module& module : model.modules) {
+    notes.class_names.push_back(module.class_name);
+  }
+  notes.comments.resize(model.modules.size());
+  return notes;
+}
+
+ModuleNotes PlanNotes(const Model& model, const Plan& plan, const Program& program) {
+  ModuleNotes notes = PlainNotes(model);
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    const UnitPlan& unit = plan.units[u];
+    std::string text = unit.modules.size() > 1 ? "unit " + unit.name : std::string("unit");
+    text += ": " + WithCommas(program.units[u].elements) + " parameters";
+    if (plan.dialect != Dialect::kDdp) {
+      text += ", " + ReshardText(unit.reshard);
+    }
+    for (const std::string& fqn : unit.modules) {
+      const ModuleId id = FindModule(model, fqn);
+      notes.class_names[id.value] = WrappedClass(plan.dialect, notes.class_names[id.value]);
+      AddComment(notes.comments[id.value], text);
+    }
+  }
+  for (const RecomputeRegion& region : plan.recompute) {
+    std::string& comment = notes.comments[FindModule(model, region.module).value];
+    AddComment(comment, region.kind == RecomputeKind::kFull
+                            ? std::string("recomputed")
+                            : "recomputed but for attention and one linear in " +
+                                  std::to_string(region.keep_every));
+  }
+  return notes;
+}
+
+std::string ModuleTree(const Model& model, const ModuleNotes& notes) {
+  std::string text;
+  for (const std::string& line : LinesOf(model, notes, ModuleId(0))) {
+    text += line + '\n';
+  }
+  return text;
+}
+
+}  // namespace shardwright

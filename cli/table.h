@@ -1,0 +1,34 @@
+#pragma once
+
+// Text for people: aligned tables, grouped digits, short numbers.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/units.h"
+
+namespace shardwright {
+
+// 8030261248 -> "8,030,261,248".
+[[nodiscard]] std::string WithCommas(std::int64_t value);
+// "12.3 %".
+[[nodiscard]] std::string Percent(double fraction);
+
+// A table whose columns are as wide as their longest cell.
+class Table {
+ public:
+  enum class Align : std::uint8_t { kLeft, kRight };
+
+  explicit Table(std::vector<Align> columns) : columns_(std::move(columns)) {}
+  // Requires as many cells as columns.
+  void Row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  // Two spaces between columns, `indent` spaces before each line, no blanks at line ends.
+  [[nodiscard]] std::string Text(std::size_t indent = 0) const;
+
+ private:
+  std::vector<Align> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace shardwright
