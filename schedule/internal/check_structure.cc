@@ -182,7 +182,9 @@ struct Needed {
   Bytes written{0};
 };
 
-Needed NeededBy(const Program& program, const OpShape& shape) {
+// The host side of a copy may be memory that the program does not own, such as the data loader's.
+Needed NeededBy(const Program& program, const OpShape& shape, bool reads_buffer,
+                bool writes_buffer) {
   switch (shape.code) {
     case OpCode::kAllGather:
       return {Bytes(CeilDiv(shape.bytes.value, program.groups[shape.group.value].size)),
@@ -193,9 +195,11 @@ Needed NeededBy(const Program& program, const OpShape& shape) {
     case OpCode::kAllReduce:
     case OpCode::kBroadcast:
     case OpCode::kAllToAll:
-    case OpCode::kCopyH2d:
-    case OpCode::kCopyD2h:
       return {shape.bytes, shape.bytes};
+    case OpCode::kCopyH2d:
+      return {reads_buffer ? shape.bytes : Bytes(0), shape.bytes};
+    case OpCode::kCopyD2h:
+      return {shape.bytes, writes_buffer ? shape.bytes : Bytes(0)};
     default:
       return {};
   }
@@ -206,7 +210,9 @@ void CheckAccessSizes(const Program& program, const NamedBody& named, OpId op,
   const Op& record = named.body->ops[op.value];
   const auto name = [&] { return std::string(named.name) + ": " + OpName(program, record); };
   Needed used;
-  BufferId largest;
+  bool reads_buffer = false;
+  bool writes_buffer = false;
+  BufferId last;
   for (const Access& access : named.body->AccessesOf(op)) {
     const Bytes size = program.buffers[access.buffer.value].size;
     if (access.bytes > size && findings.size() < kMaxFindings) {
@@ -220,14 +226,16 @@ void CheckAccessSizes(const Program& program, const NamedBody& named, OpId op,
     }
     used.read += access.mode != AccessMode::kWrite ? access.bytes : Bytes(0);
     used.written += access.mode != AccessMode::kRead ? access.bytes : Bytes(0);
-    largest = access.buffer;
+    reads_buffer = reads_buffer || access.mode != AccessMode::kWrite;
+    writes_buffer = writes_buffer || access.mode != AccessMode::kRead;
+    last = access.buffer;
   }
   const OpShape& shape = program.ShapeOf(record);
-  const Needed needed = NeededBy(program, shape);
+  const Needed needed = NeededBy(program, shape, reads_buffer, writes_buffer);
   if ((used.read < needed.read || used.written < needed.written) &&
       findings.size() < kMaxFindings) {
     const bool reads_short = used.read < needed.read;
-    findings.push_back({7, kNoOp, name(), largest.valid() ? BufferName(program, largest) : "",
+    findings.push_back({7, kNoOp, name(), last.valid() ? BufferName(program, last) : "",
                         name() + (reads_short ? " reads " : " writes ") +
                             std::to_string(reads_short ? used.read.value : used.written.value) +
                             " B of its buffers, but moves " +

@@ -1,5 +1,6 @@
 #include "tests/schedule/brute_force.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -84,10 +85,22 @@ bool RuleSevenHolds(const Program& program) {
       if (shape.code == OpCode::kReduceScatter && (read < whole || written < part)) {
         return false;
       }
-      const bool moves_all = shape.code == OpCode::kAllReduce || shape.code == OpCode::kBroadcast ||
-                             shape.code == OpCode::kAllToAll || shape.code == OpCode::kCopyH2d ||
-                             shape.code == OpCode::kCopyD2h;
-      if (moves_all && (read < whole || written < whole)) {
+      const bool exchanges = shape.code == OpCode::kAllReduce || shape.code == OpCode::kBroadcast ||
+                             shape.code == OpCode::kAllToAll;
+      if (exchanges && (read < whole || written < whole)) {
+        return false;
+      }
+      const auto accesses = body->AccessesOf(OpId(i));
+      const bool reads = std::any_of(accesses.begin(), accesses.end(), [](const Access& access) {
+        return access.mode != AccessMode::kWrite;
+      });
+      const bool writes = std::any_of(accesses.begin(), accesses.end(), [](const Access& access) {
+        return access.mode != AccessMode::kRead;
+      });
+      if (shape.code == OpCode::kCopyH2d && (written < whole || (reads && read < whole))) {
+        return false;
+      }
+      if (shape.code == OpCode::kCopyD2h && (read < whole || (writes && written < whole))) {
         return false;
       }
     }
