@@ -14,6 +14,7 @@
 namespace shardwright {
 namespace {
 
+using internal::FreeList;
 using internal::kBlockGranularity;
 using internal::kLargeSegment;
 using internal::kLargestCapacity;
@@ -72,8 +73,8 @@ AllocResult CachingAllocator::Alloc(Bytes size, int stream, SimTime host_now) {
   if (options_.gc_threshold > 0) {
     ++search_count_[is_small ? 1 : 0];
   }
-  const std::size_t position = FindFit(pools_[pool], need);
-  const std::uint32_t block = position < pools_[pool].free.size()
+  const FreeList::Position position = FindFit(pools_[pool], need);
+  const std::uint32_t block = position != pools_[pool].free.end()
                                   ? TakeFit(pools_[pool], position, need)
                                   : AllocMiss(pool, need, result);
   if (block == kNone) {
@@ -201,26 +202,28 @@ void CachingAllocator::AbsorbNext(std::uint32_t block) {
   unused_blocks_.push_back(gone);
 }
 
-// Position of the cached block that serves the request, or size() of the list.
-std::size_t CachingAllocator::FindFit(const Pool& pool, std::int64_t size) const {
-  const internal::FreeList& list = pool.free;
-  std::size_t position = list.LowerBound(size, 0);
-  if (position == list.size()) {
+// Position of the cached block that serves the request, or end() of the list.
+FreeList::Position CachingAllocator::FindFit(const Pool& pool, std::int64_t size) const {
+  const FreeList& list = pool.free;
+  FreeList::Position position = list.LowerBound(size, 0);
+  if (position == list.end()) {
     return position;
   }
   if (options_.expandable_segments) {
     // A block before unmapped address space counts with the size to which it can grow, so that a
     // closed gap is preferred to it. Only direct successors are compared, as PyTorch does.
-    while (position + 1 < list.size() &&
-           ExpandedSize(list.at(position + 1).block) < ExpandedSize(list.at(position).block)) {
-      ++position;
+    for (FreeList::Position next = list.Next(position);
+         next != list.end() &&
+         ExpandedSize(list.at(next).block) < ExpandedSize(list.at(position).block);
+         next = list.Next(next)) {
+      position = next;
     }
   }
   // Only the best fit is looked at: if it breaks the oversize rule, the search has failed.
   const std::int64_t limit = options_.max_split_size.value;
   const std::int64_t found = list.at(position).size;
   const bool is_refused = size < limit ? found >= limit : found >= size + kLargeSegment;
-  return is_refused ? list.size() : position;
+  return is_refused ? list.end() : position;
 }
 
 bool CachingAllocator::ShouldSplit(const Block& block, std::int64_t size) const {
@@ -239,7 +242,8 @@ void CachingAllocator::SplitNew(std::uint32_t block, std::int64_t size) {
 }
 
 // Takes the cached block at `position` for a request of `size` and caches the rest.
-std::uint32_t CachingAllocator::TakeFit(Pool& pool, std::size_t position, std::int64_t size) {
+std::uint32_t CachingAllocator::TakeFit(Pool& pool, FreeList::Position position,
+                                        std::int64_t size) {
   const std::uint32_t block = pool.free.at(position).block;
   releasable_ -= Releasable(blocks_[block]);
   if (!ShouldSplit(blocks_[block], size)) {
@@ -274,7 +278,7 @@ void CachingAllocator::InsertFree(std::uint32_t block) {
 
 void CachingAllocator::RemoveFree(std::uint32_t block) {
   const Block& b = blocks_[block];
-  internal::FreeList& list = pools_[b.pool].free;
+  FreeList& list = pools_[b.pool].free;
   releasable_ -= Releasable(b);
   list.Erase(list.LowerBound(b.size, b.address));
 }
@@ -283,7 +287,7 @@ void CachingAllocator::RemoveFree(std::uint32_t block) {
 void CachingAllocator::Recycle(std::uint32_t block) {
   Block* b = &blocks_[block];
   counters_.active -= Bytes(b->size);
-  internal::FreeList& list = pools_[b->pool].free;
+  FreeList& list = pools_[b->pool].free;
   const bool joins_prev = b->prev != kNone && blocks_[b->prev].state == BlockState::kFree;
   const bool joins_next = b->next != kNone && blocks_[b->next].state == BlockState::kFree;
   if (joins_prev && joins_next) {
@@ -295,7 +299,7 @@ void CachingAllocator::Recycle(std::uint32_t block) {
   }
   // One neighbour's list entry becomes the entry of the merged block.
   const Block& neighbour = blocks_[joins_prev ? b->prev : b->next];
-  const std::size_t position = list.LowerBound(neighbour.size, neighbour.address);
+  const FreeList::Position position = list.LowerBound(neighbour.size, neighbour.address);
   releasable_ -= Releasable(neighbour);
   if (joins_next) {
     AbsorbNext(block);

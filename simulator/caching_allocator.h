@@ -190,10 +190,11 @@ class CachingAllocator {
   [[nodiscard]] std::uint32_t NewBlock();
   [[nodiscard]] std::uint32_t CutTail(std::uint32_t block, std::int64_t size);
   void AbsorbNext(std::uint32_t block);
-  [[nodiscard]] std::size_t FindFit(const Pool& pool, std::int64_t size) const;
+  [[nodiscard]] internal::FreeList::Position FindFit(const Pool& pool, std::int64_t size) const;
   [[nodiscard]] bool ShouldSplit(const Block& block, std::int64_t size) const;
   void SplitNew(std::uint32_t block, std::int64_t size);
-  [[nodiscard]] std::uint32_t TakeFit(Pool& pool, std::size_t position, std::int64_t size);
+  [[nodiscard]] std::uint32_t TakeFit(Pool& pool, internal::FreeList::Position position,
+                                      std::int64_t size);
   [[nodiscard]] std::int64_t Releasable(const Block& block) const;
   void InsertFree(std::uint32_t block);
   void RemoveFree(std::uint32_t block);

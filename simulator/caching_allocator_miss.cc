@@ -152,14 +152,14 @@ bool CachingAllocator::ReleaseOversize(std::uint32_t pool, std::int64_t size, Al
   }
   internal::FreeList& list = pools_[pool].free;
   const std::int64_t target = std::max(size, limit);
-  const std::size_t position = list.LowerBound(target, 0);
-  if (position < list.size()) {
+  const internal::FreeList::Position position = list.LowerBound(target, 0);
+  if (position != list.end()) {
     ReleaseSegment(list.at(position).block, result);
     return true;
   }
   std::int64_t released = 0;
-  while (released < target && list.size() > 0 && list.at(list.size() - 1).size >= limit) {
-    const internal::FreeEntry largest = list.at(list.size() - 1);
+  while (released < target && !list.empty() && list.at(list.Last()).size >= limit) {
+    const internal::FreeEntry largest = list.at(list.Last());
     released += largest.size;
     ReleaseSegment(largest.block, result);
   }
@@ -182,8 +182,8 @@ void CachingAllocator::SynchronizeAndRelease(AllocResult& result) {
   std::vector<std::uint32_t>& cached = scratch_;
   cached.clear();
   for (const Pool& pool : pools_) {
-    for (std::size_t i = 0; i < pool.free.size(); ++i) {
-      cached.push_back(pool.free.at(i).block);
+    for (auto p = pool.free.begin(); p != pool.free.end(); p = pool.free.Next(p)) {
+      cached.push_back(pool.free.at(p).block);
     }
   }
   for (const std::uint32_t block : cached) {

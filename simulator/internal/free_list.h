@@ -18,33 +18,61 @@ struct FreeEntry {
 // Free blocks sorted by (size, address), so that the first entry at or above (size, 0) is the best
 // fit.
 //
-// A sorted array instead of a tree: a rank rarely caches more than a few hundred blocks per pool
-// and stream, where one binary search and one short memmove beat pointer chasing, and nothing is
-// allocated once the array has reached its largest size. Each call is O(log n) comparisons and O(n)
-// moved bytes.
+// A two-level sorted array: chunks of up to kChunkSize entries, and the sorted list of the chunks.
+// Up to one chunk, which is the usual number of cached blocks, it is a plain sorted array; above,
+// an insertion moves at most a chunk. No host memory is allocated once as many chunks exist as are
+// ever needed.
 class FreeList {
  public:
-  [[nodiscard]] std::size_t size() const { return entries_.size(); }
-  [[nodiscard]] const FreeEntry& at(std::size_t position) const { return entries_[position]; }
+  // Place of an entry; invalidated by any change.
+  struct Position {
+    std::size_t chunk = 0;
+    std::size_t index = 0;
+    bool operator==(const Position&) const = default;
+  };
 
-  // Position of the first entry that is not before (size, address); size() if there is none.
-  [[nodiscard]] std::size_t LowerBound(std::int64_t size, std::int64_t address) const {
-    return LowerBoundIn(0, entries_.size(), size, address);
+  [[nodiscard]] bool empty() const { return chunks_.empty(); }
+  [[nodiscard]] Position begin() const { return {0, 0}; }
+  [[nodiscard]] Position end() const { return {chunks_.size(), 0}; }
+  [[nodiscard]] Position Next(Position p) const {
+    return p.index + 1 < chunks_[p.chunk].count ? Position{p.chunk, p.index + 1}
+                                                : Position{p.chunk + 1, 0};
+  }
+  // Requires a list that is not empty.
+  [[nodiscard]] Position Last() const { return {chunks_.size() - 1, chunks_.back().count - 1}; }
+  [[nodiscard]] const FreeEntry& at(Position p) const {
+    return entries_[chunks_[p.chunk].first + p.index];
   }
 
+  // The first entry that is not before (size, address), or end().
+  [[nodiscard]] Position LowerBound(std::int64_t size, std::int64_t address) const;
+
   void Insert(const FreeEntry& entry);
-  void Erase(std::size_t position);
-  // Erases the entry at `position` and inserts `entry`, moving only what lies between the two
-  // places.
-  void Replace(std::size_t position, const FreeEntry& entry);
+  void Erase(Position position);
+  // Erases the entry at `position` and inserts `entry`.
+  void Replace(Position position, const FreeEntry& entry);
   // Forgets all entries but keeps their memory.
-  void Clear() { entries_.clear(); }
+  void Clear();
 
  private:
-  [[nodiscard]] std::size_t LowerBoundIn(std::size_t begin, std::size_t end, std::int64_t size,
-                                         std::int64_t address) const;
+  static constexpr std::size_t kChunkSize = 64;
 
-  std::vector<FreeEntry> entries_;
+  struct Chunk {
+    std::int64_t size = 0;  // key of the chunk's first entry
+    std::int64_t address = 0;
+    std::size_t first = 0;  // index of the chunk's first entry in entries_
+    std::size_t count = 0;  // never 0
+  };
+
+  [[nodiscard]] std::size_t ChunkFor(std::int64_t size, std::int64_t address) const;
+  [[nodiscard]] std::size_t NewChunkSpace();
+  void SplitChunk(std::size_t chunk);
+  void UpdateKey(Chunk& chunk) const;
+  void DropChunk(std::size_t chunk);
+
+  std::vector<Chunk> chunks_;              // by key
+  std::vector<FreeEntry> entries_;         // kChunkSize per chunk, in no order of the chunks
+  std::vector<std::size_t> unused_space_;  // values of Chunk::first that no chunk uses
 };
 
 }  // namespace shardwright::internal

@@ -233,6 +233,7 @@ bool SlowAllocator::NewMemory(std::int64_t size, int stream, bool is_small, Resu
   }
   segments_.push_back({next_serial_++, stream, is_small, bytes, {true}, {}});
   ++result.mallocs;
+  peak_reserved_ = std::max(peak_reserved_, Reserved());
   gap = Gaps(segments_.back()).front();
   return true;
 }
@@ -295,6 +296,7 @@ bool SlowAllocator::GrowRange(std::int64_t size, int stream, bool is_small, Resu
     for (; at < stop; ++at) {
       segment->is_mapped[static_cast<std::size_t>(at)] = true;
     }
+    peak_reserved_ = std::max(peak_reserved_, Reserved());
   }
   for (const Gap& g : Gaps(*segment)) {
     if (g.offset <= begin && begin < g.offset + g.size) {
@@ -381,6 +383,9 @@ void SlowAllocator::ReleaseAll(Result& result) {
 }
 
 void SlowAllocator::NoteAges() {
+  if (options_.gc_threshold == 0) {
+    return;  // nobody asks
+  }
   decltype(born_) born;
   for (const Segment& segment : segments_) {
     for (const Gap& gap : Gaps(segment)) {

@@ -35,6 +35,7 @@ class SlowAllocator {
   [[nodiscard]] std::int64_t Allocated() const;
   [[nodiscard]] std::int64_t Active() const;
   [[nodiscard]] std::int64_t Reserved() const;
+  [[nodiscard]] std::int64_t PeakReserved() const { return peak_reserved_; }
   [[nodiscard]] std::int64_t Fragmentation() const;
   // One line per segment: "small|large sN:" and " state@offset=size" per block; allocated blocks
   // show the piece's number as their state.
@@ -95,6 +96,7 @@ class SlowAllocator {
   std::int64_t next_serial_ = 1;
   std::int64_t next_piece_ = 1;
   std::int64_t large_searches_ = 0;
+  std::int64_t peak_reserved_ = 0;
   // Searches of the large pool when a gap (serial, offset, size) first appeared.
   std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, std::int64_t> born_;
 };
