@@ -98,11 +98,20 @@ SimTime StepTiming::ExposedCommunication() const {
          collectives_on_compute;
 }
 
+namespace {
+
+bool NeedsEvents(const EngineOptions& options) {
+  return options.contention || options.force_events ||
+         (options.stalls != nullptr && !options.stalls->empty());
+}
+
+}  // namespace
+
 EngineResult RunEngine(const Program& program, const PriceTable& prices,
                        const EngineOptions& options, EngineWorkspace& workspace) {
   EngineWorkspace::State& state = workspace.state();
   internal::BuildCosts(program, prices, state.costs);
-  if (options.contention || options.force_events) {
+  if (NeedsEvents(options)) {
     return internal::RunEvents(program, prices, options, state, nullptr);
   }
   return internal::RunLinear(program, options, state, nullptr);
@@ -115,7 +124,7 @@ EngineResult RunEngineWithSpans(const Program& program, const PriceTable& prices
   exact.periodic = false;
   EngineWorkspace::State& state = workspace.state();
   internal::BuildCosts(program, prices, state.costs);
-  if (options.contention || options.force_events) {
+  if (NeedsEvents(options)) {
     return internal::RunEvents(program, prices, exact, state, &spans);
   }
   return internal::RunLinear(program, exact, state, &spans);

@@ -22,6 +22,23 @@
 
 namespace shardwright {
 
+// Host time that an op loses before it is issued, besides its issue cost: what the caching
+// allocator takes for calls to the driver and for retries. By op, ascending.
+struct HostStall {
+  OpId before_op;
+  SimTime time;
+
+  bool operator==(const HostStall&) const = default;
+};
+struct HostStalls {
+  std::vector<HostStall> init, first_step, later_steps;
+
+  [[nodiscard]] bool empty() const {
+    return init.empty() && first_step.empty() && later_steps.empty();
+  }
+  bool operator==(const HostStalls&) const = default;
+};
+
 struct EngineOptions {
   // Ops slow each other down by PriceTable::contention. Off: every speed is 1.
   bool contention = true;
@@ -31,6 +48,8 @@ struct EngineOptions {
   bool force_events = false;
   // Steps to simulate at most while looking for the steady state; >= 2.
   int max_steps = 8;
+  // Not owned; null: none. With stalls the event loop runs, and nothing is skipped.
+  const HostStalls* stalls = nullptr;
 };
 
 // Where the time of one step went.

@@ -63,6 +63,7 @@ class EventLoop {
   void EndIssue(BodyRun& run);
   void IssueAhead();
   void IssueOne(BodyRun& run);
+  void TakeStall(BodyRun& run);
   bool IssueHostOp(BodyRun& run, std::uint32_t op, const Cost& cost);
   void Append(std::uint32_t op, const Cost& cost);
   void SetHead(std::size_t stream, std::uint32_t op);
@@ -183,6 +184,7 @@ void EventLoop::IssueAhead() {
 void EventLoop::IssueOne(BodyRun& run) {
   const std::uint32_t op = run.base + run.issued;
   const Cost& cost = CostOf(run, op);
+  TakeStall(run);
   if (cost.on_host) {
     if (!IssueHostOp(run, op, cost)) {
       return;
@@ -198,6 +200,21 @@ void EventLoop::IssueOne(BodyRun& run) {
   ++run.issued;
   if (run.issued == run.body->size()) {
     EndIssue(run);
+  }
+}
+
+// Delays the host by the stall before the next op of `run`, if there is one.
+void EventLoop::TakeStall(BodyRun& run) {
+  if (options_.stalls == nullptr) {
+    return;
+  }
+  const std::vector<HostStall>& stalls = run.kind == BodyKind::kInit ? options_.stalls->init
+                                         : run.step == 0             ? options_.stalls->first_step
+                                                                     : options_.stalls->later_steps;
+  while (run.stall_cursor < stalls.size() &&
+         stalls[run.stall_cursor].before_op.value <= run.issued) {
+    host_ += stalls[run.stall_cursor].time.value;
+    ++run.stall_cursor;
   }
 }
 

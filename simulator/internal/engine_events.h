@@ -21,6 +21,7 @@ struct BodyRun {
   std::uint32_t base = 0;
   std::uint32_t issued = 0;      // ops [0, issued) have been issued
   std::uint32_t unfinished = 0;  // ops that have not ended
+  std::size_t stall_cursor = 0;  // entries of its stalls that are over
   std::size_t slot_begin = 0;    // its carry slots in EventState::slots
   std::int64_t host_end = 0;     // the host clock after its last issue
   std::int64_t last_end = 0;     // the latest end of its ops so far

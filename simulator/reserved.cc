@@ -1,0 +1,156 @@
+#include "simulator/reserved.h"
+
+#include <algorithm>
+#include <array>
+
+namespace shardwright {
+namespace {
+
+class Replay {
+ public:
+  Replay(const Program& program, const AllocatorOptions& options, const DriverCosts& costs)
+      : program_(program), costs_(costs), allocator_(options), blocks_(program.buffers.size()) {}
+
+  // One run of a body, `shift` later than its spans. Returns what the allocator made the host wait.
+  std::vector<HostStall> RunBody(std::span<const Span> spans, std::int64_t shift,
+                                 const std::vector<HostStall>& included) {
+    std::vector<HostStall> stalls;
+    std::size_t next = 0;
+    for (const Span& span : spans) {
+      std::int64_t stalled = 0;
+      if (next < included.size() && included[next].before_op == span.op) {
+        stalled = included[next++].time.value;
+      }
+      const Body& body = BodyOf(span.body);
+      const std::int64_t now = span.issue_begin.value + shift;
+      const std::int64_t cost = Apply(body.PointsBefore(span.op), now - stalled, span);
+      if (cost > 0) {
+        stalls.push_back({span.op, SimTime(cost)});
+      }
+      std::int64_t& queued = queued_until_[static_cast<std::size_t>(span.stream)];
+      queued = std::max(queued, span.end.value + shift);
+      if (span.op.value + 1 == body.size()) {
+        (void)Apply(body.PointsAtEnd(), span.issue_end.value + shift, span);
+      }
+    }
+    return stalls;
+  }
+  [[nodiscard]] const AllocatorCounters& counters() const { return allocator_.counters(); }
+  [[nodiscard]] std::int64_t retries() const { return retries_; }
+  void ResetPeaks() { allocator_.ResetPeaks(); }
+  void Describe(ReservedMemory& result) const {
+    result.out_of_memory = out_of_memory_;
+    result.failed_before = failed_before_;
+    result.failed_in = failed_in_;
+  }
+
+ private:
+  [[nodiscard]] const Body& BodyOf(BodyKind kind) const {
+    return kind == BodyKind::kInit     ? program_.init
+           : kind == BodyKind::kWarmup ? program_.warmup
+                                       : program_.step;
+  }
+
+  std::int64_t Apply(std::span<const MemoryPoint> points, std::int64_t now, const Span& at) {
+    const std::int64_t begin = std::max(now, clock_);
+    clock_ = begin;
+    for (const MemoryPoint& point : points) {
+      const Buffer& buffer = program_.buffers[point.buffer.value];
+      if (buffer.on_host) {
+        continue;
+      }
+      BlockHandle& block = blocks_[point.buffer.value];
+      if (point.kind == PointKind::kFree) {
+        Free(block, point);
+      } else if (point.kind == PointKind::kAlloc || !block.valid()) {
+        block = Alloc(buffer, at);
+      }
+    }
+    return clock_ - begin;
+  }
+
+  void Free(BlockHandle& block, const MemoryPoint& point) {
+    std::array<PendingUse, kStreamCount> uses;
+    std::size_t count = 0;
+    for (std::size_t s = 0; s < kStreamCount; ++s) {
+      if ((point.recorded_streams >> s & 1u) != 0) {
+        uses[count++] = {static_cast<int>(s), SimTime(queued_until_[s])};
+      }
+    }
+    allocator_.Free(block, std::span<const PendingUse>(uses.data(), count));
+    block = BlockHandle();
+  }
+
+  BlockHandle Alloc(const Buffer& buffer, const Span& at) {
+    const AllocResult result =
+        allocator_.Alloc(buffer.size, static_cast<int>(buffer.owner), SimTime(clock_));
+    if (result.retried) {
+      ++retries_;
+    }
+    if (result.segments_freed > 0) {
+      // cudaFree waits for everything queued on the device.
+      clock_ = std::max({clock_, result.sync_until.value,
+                         *std::max_element(queued_until_.begin(), queued_until_.end())});
+    }
+    clock_ +=
+        result.cuda_malloc_count * costs_.malloc.value + result.segments_freed * costs_.free.value;
+    if (result.out_of_memory && !out_of_memory_) {
+      out_of_memory_ = true;
+      failed_before_ = at.op;
+      failed_in_ = at.body;
+    }
+    return result.block;
+  }
+
+  const Program& program_;
+  DriverCosts costs_;
+  CachingAllocator allocator_;
+  std::vector<BlockHandle> blocks_;                        // by buffer
+  std::array<std::int64_t, kStreamCount> queued_until_{};  // end of the last op of each stream
+  std::int64_t clock_ = 0;
+  std::int64_t retries_ = 0;
+  bool out_of_memory_ = false;
+  OpId failed_before_;
+  BodyKind failed_in_ = BodyKind::kInit;
+};
+
+}  // namespace
+
+ReservedMemory ReplayAllocator(const Program& program, std::span<const Span> spans, SimTime period,
+                               const AllocatorOptions& options, const DriverCosts& costs,
+                               HostStalls& stalls) {
+  const auto split = [&](auto predicate) {
+    const auto begin = std::find_if(spans.begin(), spans.end(), predicate);
+    const auto end = std::find_if_not(begin, spans.end(), predicate);
+    return spans.subspan(static_cast<std::size_t>(begin - spans.begin()),
+                         static_cast<std::size_t>(end - begin));
+  };
+  const auto init = split([](const Span& s) { return s.body == BodyKind::kInit; });
+  const auto first = split([](const Span& s) { return s.body != BodyKind::kInit && s.step == 0; });
+  const auto last = split([](const Span& s) { return s.step > 0; });
+
+  Replay replay(program, options, costs);
+  HostStalls found;
+  ReservedMemory result;
+  found.init = replay.RunBody(init, 0, stalls.init);
+  found.first_step = replay.RunBody(first, 0, stalls.first_step);
+  result.peak_first = replay.counters().peak_reserved;
+  result.retries_first = replay.retries();
+  constexpr int kMostSteps = 4;
+  for (int step = 0; step < kMostSteps; ++step) {
+    const std::int64_t retries_before = replay.retries();
+    const Bytes reserved_before = replay.counters().reserved;
+    replay.ResetPeaks();
+    found.later_steps = replay.RunBody(last, step * period.value, stalls.later_steps);
+    result.peak_steady = replay.counters().peak_reserved;
+    result.retries_steady = replay.retries() - retries_before;
+    if (replay.counters().reserved == reserved_before && result.retries_steady == 0) {
+      break;
+    }
+  }
+  replay.Describe(result);
+  stalls = found;
+  return result;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,94 @@
+#include "simulator/simulate.h"
+
+#include <algorithm>
+
+namespace shardwright {
+namespace {
+
+struct ReservedInput {
+  const Program& program;
+  const PriceTable& prices;
+  EngineOptions engine;
+  AllocatorOptions allocator;
+  DriverCosts costs;
+};
+
+// The allocator delays the host and the host's times decide what the allocator can reuse: both are
+// run in turn until the delays stay the same.
+ReservedMemory FindReserved(const ReservedInput& input, EngineWorkspace& workspace,
+                            EngineResult& timing, std::vector<Span>& spans) {
+  constexpr int kMostRounds = 6;
+  HostStalls stalls;
+  ReservedMemory reserved;
+  for (int round = 0; round < kMostRounds; ++round) {
+    const HostStalls included = stalls;
+    EngineOptions options = input.engine;
+    options.stalls = &included;
+    spans.clear();
+    timing = RunEngineWithSpans(input.program, input.prices, options, workspace, spans);
+    reserved = ReplayAllocator(input.program, spans, timing.steady.time, input.allocator,
+                               input.costs, stalls);
+    if (stalls == included || reserved.out_of_memory) {
+      break;
+    }
+  }
+  return reserved;
+}
+
+}  // namespace
+
+Bytes OutsideBytes(const Program& program, const MemoryProfile& profile) {
+  const auto communicators = std::count_if(program.groups.begin(), program.groups.end(),
+                                           [](const Group& group) { return group.size > 1; });
+  Bytes bytes = profile.context.value;
+  if (communicators > 0) {
+    bytes += profile.first_communicator.value +
+             profile.next_communicator.value * static_cast<std::int64_t>(communicators - 1);
+  }
+  return bytes;
+}
+
+Simulator::Simulator(const Cluster& cluster, const Profile& profile)
+    : cluster_(cluster), profile_(profile), pricer_(cluster, profile) {}
+
+SimulationResult Simulator::Run(const Program& program, const SimulateOptions& options) {
+  pricer_.Price(program, prices_);
+  SimulationResult result;
+  result.memory.allocated = MeasureAllocated(program, options.periodic, memory_);
+  result.memory.outside = OutsideBytes(program, profile_.memory);
+  EngineOptions engine;
+  engine.contention = options.contention;
+  engine.periodic = options.periodic;
+  engine.max_steps = options.max_steps;
+  std::vector<Span>& spans = result.trace.spans;
+  if (options.reserved) {
+    AllocatorOptions allocator = options.allocator;
+    if (allocator.capacity.value == 0) {
+      const Bytes usable = cluster_.gpu.usable_memory.value - result.memory.outside;
+      allocator.capacity = std::max(usable, Bytes(1));
+    }
+    const DriverCosts costs{ToSimTime(profile_.host.malloc.value),
+                            ToSimTime(profile_.host.free.value)};
+    result.memory.reserved =
+        FindReserved({program, prices_, engine, allocator, costs}, engine_, result.timing, spans);
+  } else if (options.trace) {
+    result.timing = RunEngineWithSpans(program, prices_, engine, engine_, spans);
+  } else {
+    result.timing = RunEngine(program, prices_, engine, engine_);
+  }
+  if (options.trace) {
+    AppendMemorySamples(program, spans, result.trace.memory);
+  } else {
+    spans.clear();
+  }
+  result.step_time = result.timing.steady.time;
+  result.first_step_time = result.timing.first.time;
+  result.exposed_comm = result.timing.steady.ExposedCommunication();
+  return result;
+}
+
+SimulationResult Simulate(const SimulateInput& input) {
+  return Simulator(input.cluster, input.profile).Run(input.program, input.options);
+}
+
+}  // namespace shardwright

@@ -1,0 +1,80 @@
+#pragma once
+
+// Front door of the simulator: what one training step costs in time and memory.
+
+#include <cstdint>
+#include <optional>
+
+#include "core/units.h"
+#include "schedule/program.h"
+#include "simulator/costs/price.h"
+#include "simulator/costs/pricer.h"
+#include "simulator/engine.h"
+#include "simulator/memory.h"
+#include "simulator/reserved.h"
+#include "topologies/cluster.h"
+#include "topologies/profile.h"
+#include "traces/trace.h"
+
+namespace shardwright {
+
+struct SimulateOptions {
+  // Ops that run at the same time slow each other down. Off: a faster link, GPU or memory is never
+  // slower, exactly.
+  bool contention = true;
+  bool periodic = true;  // skip repeats; same result, faster
+  bool reserved = true;  // replay the caching allocator; needs all spans, so about ten times slower
+  bool trace = false;    // fill SimulationResult::trace
+  int max_steps = 8;     // to look for the steady state in
+  // Capacity 0: what the GPU has less what lives outside the allocator.
+  AllocatorOptions allocator;
+};
+
+struct SimulatedMemory {
+  AllocatedMemory allocated;
+  Bytes outside;  // CUDA context and communicators, which no allocator sees
+  std::optional<ReservedMemory> reserved;  // where SimulateOptions::reserved
+};
+
+struct SimulationResult {
+  SimTime step_time;        // period of the steady state
+  SimTime first_step_time;  // from the end of init
+  SimTime exposed_comm;     // of the steady step; StepTiming::ExposedCommunication
+  EngineResult timing;
+  SimulatedMemory memory;
+  Trace trace;  // init, the first and the last simulated step, where SimulateOptions::trace
+};
+
+// Simulates programs on one cluster with one profile, both of which must outlive it. Reuses its
+// memory: after the first run of a program, runs without trace and reserved memory allocate
+// nothing. Not thread-safe.
+class Simulator {
+ public:
+  Simulator(const Cluster& cluster, const Profile& profile);
+
+  // One rank for all: all ranks have this program and these prices. Requires a program that Verify
+  // accepts. Throws InputError when the program does not fit the cluster.
+  [[nodiscard]] SimulationResult Run(const Program& program, const SimulateOptions& options);
+
+ private:
+  const Cluster& cluster_;
+  const Profile& profile_;
+  Pricer pricer_;
+  PriceTable prices_;
+  EngineWorkspace engine_;
+  MemoryWorkspace memory_;
+};
+
+struct SimulateInput {
+  const Program& program;
+  const Cluster& cluster;
+  const Profile& profile;
+  SimulateOptions options;
+};
+[[nodiscard]] SimulationResult Simulate(const SimulateInput& input);
+
+// Device memory that the caching allocator does not see: the CUDA context, and the communicators of
+// the groups with more than one rank.
+[[nodiscard]] Bytes OutsideBytes(const Program& program, const MemoryProfile& profile);
+
+}  // namespace shardwright
