@@ -39,7 +39,9 @@ JsonValue TypesOf(const JsonValue& file) {
   constexpr std::int64_t kVersion = 1;
   file.AllowOnly({"format", "version", "types"});
   (void)file.At("format").AsChoice({"shardwright-model-types"});
-  (void)file.At("version").AsInt(kVersion, kVersion);
+  if (file.At("version").AsInt() != kVersion) {
+    throw file.At("version").Error("version 1, the only one that this program knows");
+  }
   return file.At("types");
 }
 

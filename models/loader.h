@@ -22,7 +22,7 @@ struct LoadOptions {
   std::int64_t image_size = 0;
   // A file with further rows of the model type table (format of models/model_types.json). A row
   // replaces a built-in one of the same name. Empty: none.
-  std::string model_types_file;
+  std::string model_types_file = {};
 };
 
 // Builds the model that `spec` names: a zoo name ("llama-3-8b"), a config.json, a checkpoint folder

@@ -1,7 +1,11 @@
 #include "models/model.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/strong_components.hpp>
@@ -254,16 +258,21 @@ void CheckExecutionOrder(const Model& model, const std::string& where) {
   for (const std::size_t c : component) {
     ++size[c];
   }
+  constexpr std::size_t kMostNamed = 8;
   std::string cycle;
+  std::size_t named = 0;
   std::size_t reported = model.ops.size();
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     const bool self_loop = boost::edge(i, i, graph).second;
     if (reported == model.ops.size() && (size[component[i]] > 1 || self_loop)) {
       reported = component[i];
     }
-    if (component[i] == reported) {
+    if (component[i] == reported && named++ < kMostNamed) {
       cycle += (cycle.empty() ? "" : ", ") + Quoted(OpLabel(model, model.ops[i]));
     }
+  }
+  if (named > kMostNamed) {
+    cycle += " and " + std::to_string(named - kMostNamed) + " more";
   }
   Fail(where, "a cycle through ops " + cycle, "a graph without cycles");
 }

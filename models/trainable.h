@@ -14,12 +14,12 @@ namespace shardwright {
 
 struct TrainableSpec {
   // Globs over parameter FQNs; a match gets no gradient and no optimizer state.
-  std::vector<std::string> frozen;
+  std::vector<std::string> frozen = {};
   // Rank of the adapters; 0: none. With adapters everything else is frozen.
   std::int64_t lora_rank = 0;
   // Globs over the names of linear modules: over the last component ("q_proj") when the glob has no
   // dot, over the whole FQN ("model.layers.*.q_proj") otherwise.
-  std::vector<std::string> lora_targets;
+  std::vector<std::string> lora_targets = {};
 };
 
 // Does `text` match `glob`? '*' stands for any characters, dots included, '?' for one character.

@@ -363,7 +363,11 @@ Model BuildMpt(const BuildInput& input) {
   GptSizes s = ReadGptSizes(input, Positions::kRelative);
   s.positions = input.options.sequence_length > 0 ? s.tokens : s.positions;
   const std::int64_t hidden = s.common.hidden;
-  const HfConfig attention(*config.Find("attn_config"), config.json());
+  const std::optional<JsonValue> attention_json = config.Find("attn_config");
+  if (!attention_json) {
+    throw InputError(config.Where("attn_config"), "no value", "an object");
+  }
+  const HfConfig attention(*attention_json, *attention_json);
   s.kv_heads = ReadMptKvHeads(attention, s.common.heads);
   (void)DivideEvenly(config, "num_attention_heads", s.common.heads, "attn_config.kv_n_heads",
                      s.kv_heads);

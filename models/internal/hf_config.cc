@@ -34,7 +34,7 @@ struct NamedActivation {
   Activation activation;
 };
 // Names of transformers.activations.ACT2FN.
-constexpr std::array<NamedActivation, 11> kActivations = {{
+constexpr std::array<NamedActivation, 10> kActivations = {{
     {"silu", Activation::kSilu},
     {"swish", Activation::kSilu},
     {"gelu", Activation::kGelu},
@@ -45,7 +45,6 @@ constexpr std::array<NamedActivation, 11> kActivations = {{
     {"relu", Activation::kRelu},
     {"tanh", Activation::kTanh},
     {"sigmoid", Activation::kSigmoid},
-    {"linear", Activation::kNone},
 }};
 
 bool HasKey(const JsonValue& object, std::string_view key) {

@@ -39,7 +39,9 @@ class FileReader {
     file_.AllowOnly({"format", "version", "_source", "class", "block_class", "sequence_length",
                      "image_size", "inputs", "modules", "ops"});
     (void)file_.At("format").AsChoice({"shardwright-model"});
-    (void)file_.At("version").AsInt(kVersion, kVersion);
+    if (file_.At("version").AsInt() != kVersion) {
+      throw file_.At("version").Error("version 1, the only one that this program knows");
+    }
     ReadSizes();
     LoopValues loops;
     modules_.emplace("", ModelBuilder::Root());

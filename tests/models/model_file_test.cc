@@ -1,0 +1,223 @@
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "models/internal/model_file_ops.h"
+#include "models/internal/order.h"
+#include "models/loader.h"
+#include "models/model.h"
+
+namespace shardwright {
+namespace {
+
+std::string ErrorOf(const std::string& spec) {
+  try {
+    (void)LoadModel(spec);
+  } catch (const InputError& e) {
+    return e.what();
+  }
+  return "loaded";
+}
+
+TEST_CASE("ModelFile.RepeatsTiesAndFrozenParameters") {
+  const Model model = LoadModel("data/models/tiny-encoder.json");
+  CHECK(model.type == "custom");
+  CHECK(model.block_class == "Block");
+  // tokens + places + 3 * (norm + qkv + bias + out); the head is tied.
+  const std::int64_t blocks = 3 * (12 + 36 * 12 + 36 + 12 * 12);
+  CHECK(CountParameters(model) == 50 * 12 + 16 * 12 + blocks);
+  CHECK(CountParameters(model, /*trainable_only=*/true) == 50 * 12 + blocks);
+  CHECK(model.params.back().fqn == "head.weight");
+  CHECK(model.params.back().tied_to == ParamId(0));
+  const std::vector<std::string> expected = {"tokens",
+                                             "places",
+                                             "add",
+                                             "blocks.0.norm",
+                                             "blocks.0.qkv",
+                                             "blocks.0.attention",
+                                             "blocks.0.out",
+                                             "blocks.0.add",
+                                             "blocks.1.norm",
+                                             "blocks.1.qkv",
+                                             "blocks.1.attention",
+                                             "blocks.1.out",
+                                             "blocks.1.add",
+                                             "blocks.2.norm",
+                                             "blocks.2.qkv",
+                                             "blocks.2.attention",
+                                             "blocks.2.out",
+                                             "blocks.2.add",
+                                             "head",
+                                             "loss"};
+  std::vector<std::string> labels;
+  for (const ModelOp& op : model.ops) {
+    labels.push_back(OpLabel(model, op));
+  }
+  CHECK(labels == expected);
+  CHECK(model.sequence_length == 8);
+  CHECK(LoadModel("data/models/tiny-encoder.json", {.sequence_length = 16}).sequence_length == 16);
+}
+
+TEST_CASE("ModelFile.MnistConvNetShapesByHand") {
+  // 28 -> 26 -> 24 -> 12 pixels; 64 * 12 * 12 = 9216 features.
+  const Model model = LoadModel("mnist-convnet");
+  std::vector<std::int64_t> elements;
+  for (const ModelOp& op : model.ops) {
+    elements.push_back(model.tensors[op.outputs[0].value].elements);
+  }
+  CHECK(elements == std::vector<std::int64_t>{32 * 26 * 26, 32 * 26 * 26, 64 * 24 * 24,
+                                              64 * 24 * 24, 9216, 9216, 128, 128, 128, 10, 10, 1});
+  CHECK(model.specs[model.ops[2].spec] == OpSpec{.kind = OpKind::kConv2d,
+                                                 .in = 32,
+                                                 .out = 64,
+                                                 .has_bias = true,
+                                                 .height = 26,
+                                                 .width = 26,
+                                                 .height_out = 24,
+                                                 .width_out = 24,
+                                                 .kernel = 3,
+                                                 .stride = 1});
+}
+
+TEST_CASE("ModelFile.RegNetHasBatchNormAndSqueezeExcitation") {
+  const Model model = LoadModel("regnet-y-16gf");
+  std::size_t norms = 0;
+  std::size_t scales = 0;
+  for (const ModelOp& op : model.ops) {
+    norms += model.SpecOf(op).kind == OpKind::kBatchNorm ? 1 : 0;
+    scales += model.SpecOf(op).kind == OpKind::kMul ? 1 : 0;
+  }
+  // 18 blocks with three norms each, a fourth in the first block of a stage, one in the stem.
+  CHECK(norms == 18 * 3 + 4 + 1);
+  CHECK(scales == 18);
+  // 224 pixels halve in the stem and in each stage: 7 * 7 * 3024 before the last pool.
+  const OpSpec& pool = model.SpecOf(model.ops[model.ops.size() - 3]);
+  CHECK(pool.kind == OpKind::kAvgPool);
+  CHECK(pool.in == 3024);
+  CHECK(pool.height == 7);
+  for (const Parameter& param : model.params) {
+    const bool is_norm = model.modules[param.module.value].class_name == "BatchNorm2d";
+    CHECK(param.full_precision == is_norm);
+  }
+}
+
+TEST_CASE("ModelFile.LoopVariables") {
+  const LoopValues loops = {{"i", 3}, {"j", 7}};
+  CHECK(Substitute("a{i}.{j}", loops, "w") == "a3.7");
+  CHECK(Substitute("{i+1}{i-1}", loops, "w") == "42");
+  CHECK(Substitute("plain", loops, "w") == "plain");
+  for (const char* bad : {"{k}", "{i", "{i+}", "{i+x}", "{}", "{i+1 }"}) {
+    CAPTURE(bad);
+    CHECK_THROWS_WITH_AS((void)Substitute(bad, loops, "w"),
+                         ("w: got \"" + std::string(bad) +
+                          "\", expected loop variables in braces, such as {i} or {i+1}, of a "
+                          "repeat around it")
+                             .c_str(),
+                         InputError);
+  }
+}
+
+TEST_CASE("ModelFile.BadFilesGetOneClearLine") {
+  struct Bad {
+    const char* file;
+    const char* error;
+  };
+  const Bad bad[] = {
+      {"file_cycle",
+       "ops: got a cycle through ops \"linear -> y\", \"linear -> z\", expected a graph without "
+       "cycles"},
+      {"file_order",
+       "ops: got op \"linear -> z\" before op \"linear -> y\" whose output it reads, expected ops "
+       "in execution order"},
+      {"file_missing_tensor",
+       "ops[0].inputs[0]: got \"xx\", expected an input of the model or the output of an op; did "
+       "you mean \"x\"?"},
+      {"file_double_tensor",
+       "ops[1]: got a tensor \"y\" that exists already, expected a new name; each tensor has one "
+       "producer"},
+      {"file_tied_unknown",
+       "modules[1].params[0].tied_to: got \"a.weigth\", expected the name of an earlier parameter; "
+       "did you mean \"a.weight\"?"},
+      {"file_tied_shape",
+       "modules[1].params[0]: got a tied parameter with a shape or a frozen flag, expected "
+       "neither; "
+       "both are those of \"a.weight\""},
+      {"file_unknown_key",
+       "got unknown key \"extra\", expected one of \"format\", \"version\", \"_source\", "
+       "\"class\", \"block_class\", \"sequence_length\", \"image_size\", \"inputs\", \"modules\", "
+       "\"ops\""},
+      {"file_unknown_op_key",
+       "ops[0]: got unknown key \"transpose\", expected one of \"op\", \"module\", \"name\", "
+       "\"inputs\", \"output\", \"outputs\", \"params\", \"transposed\"; did you mean "
+       "\"transposed\"?"},
+      {"file_unknown_op",
+       "ops[0].op: got \"conv2\", expected an op of docs/model_json.md; did you mean \"conv2d\"?"},
+      {"file_unknown_module", "ops[0].module: got \"c\", expected the name of a module"},
+      {"file_unknown_param", "ops[0].params[0]: got \"a.wait\", expected the name of a parameter"},
+      {"file_newer_version",
+       "version: got 2, expected version 1, the only one that this program knows"},
+      {"file_other_format",
+       "format: got \"shardwright-plan\", expected \"shardwright-model\"; did you mean "
+       "\"shardwright-model\"?"},
+      {"file_shape", "ops[0].inputs[0]: got a tensor of shape [1, 8], expected [1, 9]"},
+      {"file_unused", "ops: got no op that reads parameter \"b.weight\", expected at least one"},
+      {"file_no_param", "ops[0]: got 0 parameters, expected 1 to 2 for op \"linear\""},
+      {"file_negative_shape",
+       "modules[0].params[0].shape[1]: got -8, expected an integer from 1 to 268435456"},
+      {"file_loop_variable",
+       "modules[0].name: got \"a{j}\", expected loop variables in braces, such as {i} or {i+1}, of "
+       "a repeat around it"},
+      {"file_double_module", "modules[1].name: got \"a\" a second time, expected unique names"},
+      {"file_dotted_module", "modules[0].name: got \"a.b\", expected a name without dots"},
+      {"file_huge_repeat",
+       "modules[0].modules[0]: got more than 200000 modules, ops and iterations when repeats are "
+       "written out, expected fewer"},
+      {"file_image_linear",
+       "ops[0].inputs[0]: got a tensor of shape [8, 4, 4], expected (rows, features); put a "
+       "flatten "
+       "or tokens op before"},
+      {"file_small_image",
+       "ops[0].inputs[0]: got a tensor of shape [3, 4, 4], expected at least the kernel size 5"},
+      {"file_groups",
+       "ops[0].inputs[0]: got a tensor of shape [3, 4, 4], expected channels that groups (2) "
+       "divides"},
+      {"file_attention_inputs",
+       "ops[0].inputs: got 2 tensors, expected one packed tensor, or queries, keys, values and "
+       "perhaps a position bias"},
+      {"file_no_sequence",
+       "inputs.x.shape[0]: got \"sequence_length\", expected a number, since the file has no key "
+       "of "
+       "that name"},
+  };
+  for (const Bad& b : bad) {
+    CAPTURE(b.file);
+    const std::string file = "data/bad_models/" + std::string(b.file) + ".json";
+    CHECK(ErrorOf(file) == file + ": " + b.error);
+  }
+}
+
+// A Llama layer written by hand in model.json equals the table's, op by op.
+TEST_CASE("ModelFile.ALlamaWrittenOutEqualsTheTable") {
+  const Model table = LoadModel("data/models/tiny-llama");
+  const Model file = LoadModel("data/models/tiny-llama-written-out.json");
+  CHECK(CountParameters(file) == CountParameters(table));
+  REQUIRE(file.ops.size() == table.ops.size());
+  for (std::size_t i = 0; i < file.ops.size(); ++i) {
+    CAPTURE(OpLabel(table, table.ops[i]));
+    CHECK(file.SpecOf(file.ops[i]) == table.SpecOf(table.ops[i]));
+    CHECK(file.modules[file.ops[i].module.value].fqn ==
+          table.modules[table.ops[i].module.value].fqn);
+  }
+  REQUIRE(file.params.size() == table.params.size());
+  for (std::size_t i = 0; i < file.params.size(); ++i) {
+    CHECK(file.params[i].fqn == table.params[i].fqn);
+    CHECK(file.params[i].shape == table.params[i].shape);
+  }
+}
+
+}  // namespace
+}  // namespace shardwright

@@ -1,0 +1,129 @@
+#include "models/trainable.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "models/internal/order.h"
+#include "models/loader.h"
+#include "models/model.h"
+
+namespace shardwright {
+namespace {
+
+std::string ErrorOf(const TrainableSpec& spec) {
+  Model model = LoadModel("data/models/tiny-llama");
+  try {
+    ApplyTrainable(model, spec, Path("job"));
+  } catch (const InputError& e) {
+    return e.what();
+  }
+  return "applied";
+}
+
+TEST_CASE("Trainable.Globs") {
+  CHECK(MatchesGlob("*", ""));
+  CHECK(MatchesGlob("model.*.weight", "model.layers.0.q_proj.weight"));
+  CHECK(MatchesGlob("*_proj", "q_proj"));
+  CHECK(MatchesGlob("?_proj", "q_proj"));
+  CHECK(MatchesGlob("a*b*c", "aXbYbZc"));
+  CHECK(MatchesGlob("**", "anything"));
+  CHECK_FALSE(MatchesGlob("?_proj", "qq_proj"));
+  CHECK_FALSE(MatchesGlob("q_proj", "q_proj.weight"));
+  CHECK_FALSE(MatchesGlob("", "x"));
+  CHECK_FALSE(MatchesGlob("a*b", "ac"));
+}
+
+TEST_CASE("Trainable.FrozenParametersAndTheirAliases") {
+  Model model = LoadModel("gpt2");
+  ApplyTrainable(model, {.frozen = {"lm_head.weight"}}, Path("job"));
+  // The head is the embedding table: 50257 * 768.
+  CHECK(CountParameters(model, /*trainable_only=*/true) == 124439808 - 50257 * 768);
+  CHECK_FALSE(model.params[0].trainable);
+  CHECK_FALSE(model.params.back().trainable);
+  // Frozen weights have no weight gradient: 4 instead of 6 FLOPs each.
+  Model all = LoadModel("llama-2-7b");
+  const double before = ConventionFlopsPerSample(all).value;
+  ApplyTrainable(all, {.frozen = {"*"}}, Path("job"));
+  CHECK(CountParameters(all, /*trainable_only=*/true) == 0);
+  CHECK(before - ConventionFlopsPerSample(all).value ==
+        doctest::Approx(2048.0 * 2 * (6738415616.0 - 32000.0 * 4096)));
+}
+
+TEST_CASE("Trainable.LoraAddsTwoMatricesPerTarget") {
+  Model model = LoadModel("llama-2-7b");
+  const std::size_t ops = model.ops.size();
+  ApplyTrainable(model, {.lora_rank = 16, .lora_targets = {"q_proj", "v_proj"}}, Path("job"));
+  CHECK_NOTHROW(ValidateModel(model, "lora"));
+  // PEFT prints "trainable params: 8,388,608" for this setting: 32 * 2 * 16 * (4096 + 4096).
+  CHECK(CountParameters(model, /*trainable_only=*/true) == 8388608);
+  CHECK(CountParameters(model) == 6738415616 + 8388608);
+  CHECK(model.ops.size() == ops + 32 * 2 * 4);
+  const ModuleId q = FindModule(model, "model.layers.0.self_attn.q_proj");
+  const std::vector<ParamId>& params = model.modules[q.value].params;
+  REQUIRE(params.size() == 3);
+  CHECK(model.params[params[0].value].fqn == "model.layers.0.self_attn.q_proj.weight");
+  CHECK(model.params[params[1].value].fqn == "model.layers.0.self_attn.q_proj.lora_A.weight");
+  CHECK(model.params[params[1].value].shape == std::vector<std::int64_t>{16, 4096});
+  CHECK(model.params[params[2].value].fqn == "model.layers.0.self_attn.q_proj.lora_B.weight");
+  CHECK(model.params[params[2].value].shape == std::vector<std::int64_t>{4096, 16});
+}
+
+TEST_CASE("Trainable.LoraOutputReplacesTheLinearOutput") {
+  Model model = LoadModel("data/models/tiny-llama");
+  ApplyTrainable(model, {.lora_rank = 2, .lora_targets = {"model.layers.1.mlp.up_proj"}},
+                 Path("job"));
+  CHECK_NOTHROW(ValidateModel(model, "lora"));
+  const ModuleId mlp = FindModule(model, "model.layers.1.mlp");
+  std::vector<std::string> labels;
+  for (const ModelOp& op : model.ops) {
+    if (IsInside(model, op.module, mlp)) {
+      labels.push_back(OpLabel(model, op));
+    }
+  }
+  const std::string up = "model.layers.1.mlp.up_proj";
+  CHECK(labels == std::vector<std::string>{"model.layers.1.mlp.gate_proj", up, up + ".lora_A",
+                                           up + ".lora_B", up + ".lora_scale", up + ".lora_add",
+                                           "model.layers.1.mlp.gated_act",
+                                           "model.layers.1.mlp.down_proj"});
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    if (model.ops[i].name == "lora_add") {
+      // The activation reads the sum, and the sum reads the plain output and the adapter's.
+      CHECK(model.ops[i + 1].inputs[1] == model.ops[i].outputs[0]);
+      CHECK(model.ops[i].inputs[0] == model.ops[i - 4].outputs[0]);
+      CHECK(model.ops[i].inputs[1] == model.ops[i - 1].outputs[0]);
+    }
+  }
+  // The other layer is untouched, tied and aliased ids still hold.
+  CHECK(CountParameters(model, /*trainable_only=*/true) == 2 * 16 + 40 * 2);
+}
+
+TEST_CASE("Trainable.LoraKeepsTies") {
+  Model model = LoadModel("gpt2");
+  ApplyTrainable(model, {.lora_rank = 8, .lora_targets = {"c_attn"}}, Path("job"));
+  CHECK_NOTHROW(ValidateModel(model, "lora"));
+  CHECK(model.params.back().fqn == "lm_head.weight");
+  CHECK(model.params[model.params.back().tied_to.value].fqn == "transformer.wte.weight");
+  CHECK(CountParameters(model, /*trainable_only=*/true) == 12 * 8 * (768 + 2304));
+}
+
+TEST_CASE("Trainable.ErrorsNameThePattern") {
+  CHECK(ErrorOf({.frozen = {"model.*", "nothing"}}) ==
+        "job: frozen[1]: got \"nothing\", expected a pattern that matches the name of a parameter");
+  CHECK(ErrorOf({.lora_rank = 4, .lora_targets = {"q_proj", "query"}}) ==
+        "job: lora_targets[1]: got \"query\", expected a pattern that matches the name of a linear "
+        "module");
+  CHECK(ErrorOf({.lora_rank = 4}) ==
+        "job: lora_targets: got none with lora_rank 4, expected at least one pattern, such as "
+        "\"q_proj\"");
+  CHECK(ErrorOf({.lora_targets = {"q_proj"}}) ==
+        "job: lora_rank: got 0 with lora_targets, expected a rank above 0");
+  CHECK(ErrorOf({.lora_rank = -1, .lora_targets = {"q_proj"}}) ==
+        "job: lora_rank: got -1, expected 0 to 4194304");
+}
+
+}  // namespace
+}  // namespace shardwright
