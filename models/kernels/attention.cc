@@ -122,13 +122,44 @@ Kernel ScorePass(const LowerContext& context, const AttentionBytes& bytes, Kerne
                     Product({bytes.scores, written_per_element}));
 }
 
+// How the softmax of materialised scores is computed. PyTorch fuses the cast of fp16 scores into an
+// fp32 softmax, but not that of bf16 scores.
+struct SoftmaxPrecision {
+  bool casts = false;       // fp32 softmax of 16-bit scores
+  bool cast_first = false;  // the scores are copied to fp32 before
+  std::int64_t bytes = 2;   // of one element of the result
+};
+
+SoftmaxPrecision PrecisionOf(const LowerContext& context) {
+  SoftmaxPrecision precision;
+  precision.casts = context.options.softmax_fp32 && context.compute != DType::kFp32;
+  precision.cast_first = precision.casts && context.compute != DType::kFp16;
+  precision.bytes = precision.casts ? kFp32Bytes : context.s;
+  return precision;
+}
+
+void AppendCopy(const LowerContext& context, std::int64_t bytes, std::vector<Kernel>* kernels) {
+  kernels->push_back(PassKernel(KernelClass::kCopy, context.compute, bytes, bytes));
+}
+
 void MaterializedForward(const LowerContext& context, const AttentionBytes& bytes, OpKernels* op) {
   const OpSpec& spec = context.spec;
   const std::int64_t s = context.s;
-  const bool casts = context.options.softmax_fp32 && context.compute != DType::kFp32;
-  const std::int64_t p = casts ? kFp32Bytes : s;  // of one softmax output element
+  const SoftmaxPrecision softmax = PrecisionOf(context);
+  const std::int64_t p = softmax.bytes;
   const std::int64_t heads = Product({context.batch, spec.heads});
   std::vector<Kernel>& kernels = op->forward;
+  if (context.batch > 1) {
+    // Samples and heads are no longer one dimension once heads stand before tokens: batched
+    // products copy their operands. Repeated k and v are such copies already.
+    AppendCopy(context, bytes.q, &kernels);
+    op->forward_workspace += Bytes(bytes.q);
+    if (!Grouped(spec)) {
+      AppendCopy(context, bytes.k, &kernels);
+      AppendCopy(context, bytes.v, &kernels);
+      op->forward_workspace += Bytes(bytes.k + bytes.v);
+    }
+  }
   kernels.push_back(
       GemmKernel(context, {.batch = heads, .m = spec.seq_q, .n = spec.seq_k, .k = spec.head_dim}));
   kernels.push_back(ScorePass(context, bytes, KernelClass::kElementwise, s, s));  // scale
@@ -138,8 +169,12 @@ void MaterializedForward(const LowerContext& context, const AttentionBytes& byte
     mask.read += Bytes(bytes.bias);
     kernels.push_back(mask);
   }
-  kernels.push_back(ScorePass(context, bytes, KernelClass::kSoftmax, s, p));
-  if (casts) {
+  if (softmax.cast_first) {
+    kernels.push_back(ScorePass(context, bytes, KernelClass::kCopy, s, p));
+  }
+  kernels.push_back(
+      ScorePass(context, bytes, KernelClass::kSoftmax, softmax.cast_first ? p : s, p));
+  if (softmax.casts) {
     kernels.push_back(ScorePass(context, bytes, KernelClass::kCopy, p, s));
   }
   if (spec.dropout_p > 0.0) {
@@ -147,15 +182,19 @@ void MaterializedForward(const LowerContext& context, const AttentionBytes& byte
   }
   kernels.push_back(
       GemmKernel(context, {.batch = heads, .m = spec.seq_q, .n = spec.value_dim, .k = spec.seq_k}));
+  AppendCopy(context, bytes.output, &kernels);  // tokens before heads again
 }
 
 void MaterializedBackward(const LowerContext& context, const AttentionBytes& bytes, OpKernels* op) {
   const OpSpec& spec = context.spec;
   const std::int64_t s = context.s;
-  const bool casts = context.options.softmax_fp32 && context.compute != DType::kFp32;
-  const std::int64_t p = casts ? kFp32Bytes : s;
+  const SoftmaxPrecision softmax = PrecisionOf(context);
+  const std::int64_t p = softmax.bytes;
   const std::int64_t heads = Product({context.batch, spec.heads});
   std::vector<Kernel>& kernels = op->backward_data;
+  if (context.batch > 1) {
+    AppendCopy(context, bytes.output, &kernels);
+  }
   kernels.push_back(GemmKernel(  // gradient of the probabilities
       context, {.batch = heads, .m = spec.seq_q, .n = spec.seq_k, .k = spec.value_dim}));
   kernels.push_back(GemmKernel(  // gradient of v
@@ -163,10 +202,14 @@ void MaterializedBackward(const LowerContext& context, const AttentionBytes& byt
   if (spec.dropout_p > 0.0) {
     kernels.push_back(ScorePass(context, bytes, KernelClass::kElementwise, s + 1, s));
   }
-  if (casts) {
+  if (softmax.casts) {
     kernels.push_back(ScorePass(context, bytes, KernelClass::kCopy, s, p));
   }
-  kernels.push_back(ScorePass(context, bytes, KernelClass::kSoftmax, 2 * p, s));
+  kernels.push_back(
+      ScorePass(context, bytes, KernelClass::kSoftmax, 2 * p, softmax.cast_first ? p : s));
+  if (softmax.cast_first) {
+    kernels.push_back(ScorePass(context, bytes, KernelClass::kCopy, p, s));
+  }
   if (spec.has_bias) {  // sum over the samples
     kernels.push_back(PassKernel(KernelClass::kElementwise, context.compute,
                                  Product({bytes.scores, s}), bytes.bias));
@@ -176,14 +219,18 @@ void MaterializedBackward(const LowerContext& context, const AttentionBytes& byt
       context, {.batch = heads, .m = spec.seq_q, .n = spec.head_dim, .k = spec.seq_k}));
   kernels.push_back(GemmKernel(  // gradient of k
       context, {.batch = heads, .m = spec.seq_k, .n = spec.head_dim, .k = spec.seq_q}));
-  // Peak: the incoming and the outgoing gradient of one element-wise step.
-  op->backward_workspace = Bytes(Product({bytes.scores, s + p}));
+  // Gradients of q, k and v go back to tokens before heads.
+  AppendCopy(context, bytes.q, &kernels);
+  AppendCopy(context, bytes.k_all, &kernels);
+  AppendCopy(context, bytes.v_all, &kernels);
+  // Peak: the incoming and the outgoing gradient of the softmax, or of an element-wise step.
+  op->backward_workspace = Bytes(Product({bytes.scores, softmax.cast_first ? 2 * p : s + p}));
 }
 
 OpKernels MaterializedAttention(const LowerContext& context, const AttentionBytes& bytes) {
   const OpSpec& spec = context.spec;
   const std::int64_t s = context.s;
-  const bool casts = context.options.softmax_fp32 && context.compute != DType::kFp32;
+  const SoftmaxPrecision softmax = PrecisionOf(context);
   const bool dropout = spec.dropout_p > 0.0;
   OpKernels op;
   MaterializedForward(context, bytes, &op);
@@ -191,16 +238,20 @@ OpKernels MaterializedAttention(const LowerContext& context, const AttentionByte
   op.saves_input = 0b111;
   // Softmax keeps its result; the second product keeps its left operand: the same tensor, unless a
   // cast or dropout stands between. Dropout keeps a mask of one byte per element.
-  std::int64_t saved = casts ? kFp32Bytes : s;
-  if (dropout) {
-    saved += 1 + s;
-  } else if (casts) {
-    saved += s;
-  }
+  const std::int64_t saved = softmax.bytes + (dropout ? 1 + s : softmax.casts ? s : 0);
   op.extra_saved = Bytes(Product({bytes.scores, saved}));
-  // Peak beyond what is saved: the masked scores beside the softmax result, or with a cast and
-  // dropout the cast probabilities. With dropout alone the mask and the result outweigh the scores.
-  op.forward_workspace = Bytes(dropout && !casts ? 0 : Product({bytes.scores, s}));
+  // Bytes per score at the moments that can be the peak: scaling (two copies), softmax (scores,
+  // their fp32 copy, result), the cast back (scores, both results), dropout (all that is saved and,
+  // after a cast, its input).
+  std::int64_t peak = std::max(2 * s, s + softmax.bytes);
+  if (softmax.casts) {
+    peak = std::max(peak, s + softmax.bytes * (softmax.cast_first ? 2 : 1));
+    peak = std::max(peak, 2 * s + softmax.bytes);
+  }
+  if (dropout) {
+    peak = std::max(peak, saved + (softmax.casts ? s : 0));
+  }
+  op.forward_workspace += Bytes(Product({bytes.scores, std::max<std::int64_t>(0, peak - saved)}));
   if (Grouped(spec)) {  // batched products know no groups: k and v are always copied
     RepeatKeyValue(context, bytes, &op);
   }

@@ -99,37 +99,106 @@ OpKernels LowerRouter(const LowerContext& context) {
   const OpSpec& spec = context.spec;
   const std::int64_t rows = Rows(context);
   const std::int64_t logits = Product({rows, spec.experts, context.s});
-  const std::int64_t probabilities = Product({rows, spec.experts, kFp32Bytes});
-  const std::int64_t weights = Product({rows, spec.experts_per_token, kFp32Bytes});
+  const std::int64_t scores = Product({rows, spec.experts, kFp32Bytes});
+  const std::int64_t chosen = Product({rows, spec.experts_per_token, kFp32Bytes});
+  const std::int64_t cast = Product({rows, spec.experts_per_token, context.s});
   const std::int64_t indices = Product({rows, spec.experts_per_token, kIndexBytes});
   const std::int64_t row = Product({rows, kFp32Bytes});
+  const bool casts = context.compute != DType::kFp32;
   const DType fp32 = DType::kFp32;
+  const auto pass = [](std::int64_t read, std::int64_t written) {
+    return PassKernel(KernelClass::kElementwise, DType::kFp32, read, written);
+  };
   OpKernels op;
-  op.forward = {
-      GemmKernel(context, {.m = rows, .n = spec.experts, .k = spec.in}),
-      PassKernel(KernelClass::kSoftmax, fp32, logits, probabilities),
-      PassKernel(KernelClass::kGatherScatter, fp32, probabilities, weights + indices),  // top-k
-      PassKernel(KernelClass::kElementwise, fp32, weights, row),            // sum of the weights
-      PassKernel(KernelClass::kElementwise, fp32, weights + row, weights),  // normalise
-  };
-  op.backward_data = {
-      PassKernel(KernelClass::kElementwise, fp32, 2 * weights + row, weights),
-      PassKernel(KernelClass::kElementwise, fp32, 0, probabilities),  // zeros
-      PassKernel(KernelClass::kGatherScatter, fp32, weights + indices, weights),
-      PassKernel(KernelClass::kSoftmax, fp32, 2 * probabilities, logits),
-      GemmKernel(context, {.m = rows, .n = spec.in, .k = spec.experts}),
-  };
+  op.forward = {GemmKernel(context, {.m = rows, .n = spec.experts, .k = spec.in})};
+  if (casts) {
+    op.forward.push_back(PassKernel(KernelClass::kCopy, fp32, logits, scores));
+  }
+  Append({PassKernel(KernelClass::kSoftmax, fp32, scores, scores),
+          PassKernel(KernelClass::kGatherScatter, fp32, scores, chosen + indices),  // top-k
+          pass(chosen, row), pass(chosen + row, chosen)},                           // normalise
+         &op.forward);
+  if (casts) {
+    op.forward.push_back(PassKernel(KernelClass::kCopy, context.compute, chosen, cast));
+    op.backward_data.push_back(PassKernel(KernelClass::kCopy, fp32, cast, chosen));
+  }
+  // Quotient: g / sum; then g * -(w / sum / sum), its sum, and the sum of both paths. Then into
+  // zeros.
+  Append({pass(chosen + row, chosen), pass(chosen + row, chosen), pass(chosen + row, chosen),
+          pass(chosen, chosen), pass(2 * chosen, chosen), pass(chosen, row),
+          pass(chosen + row, chosen), pass(0, scores),
+          PassKernel(KernelClass::kGatherScatter, fp32, chosen + indices, chosen),
+          PassKernel(KernelClass::kSoftmax, fp32, 2 * scores, scores)},
+         &op.backward_data);
+  if (casts) {
+    op.backward_data.push_back(PassKernel(KernelClass::kCopy, context.compute, scores, logits));
+  }
+  op.backward_data.push_back(GemmKernel(context, {.m = rows, .n = spec.in, .k = spec.experts}));
   op.backward_weight = {GemmKernel(context, {.m = spec.experts, .n = spec.in, .k = rows})};
   op.saves_input = 1;
   op.saves_input_for_weight = 1;
-  // Softmax keeps its result, top-k its indices, the division both operands.
-  op.extra_saved = Bytes(probabilities + indices + weights + row);
-  op.backward_workspace = Bytes(probabilities + logits);
+  // Softmax keeps its result, top-k its indices, the quotient both operands.
+  op.extra_saved = Bytes(scores + indices + chosen + row);
+  op.forward_workspace = Bytes(logits + (casts ? scores : 0));
+  op.backward_workspace = Bytes(2 * scores);
   op.output_aliases = {-1};
   op.compute_intensive = true;
   ApplyAutocast(context, Product({spec.in, spec.experts}), &op);
   return op;
 }
+
+namespace {
+
+// Rows travel to their experts and back. Forward: ids are sorted, rows, weights and the count of
+// rows per expert follow; afterwards the inverse order brings rows back and each token's are
+// summed.
+void AppendDispatch(const LowerContext& context, const ExpertRows& rows, OpKernels* op) {
+  const std::int64_t routed = Product({rows.total, context.spec.in, context.s});
+  const std::int64_t ids = Product({rows.total, kIndexBytes});
+  const std::int64_t weights = Product({rows.total, context.s});
+  const std::int64_t offsets = Product({context.spec.experts, 4});
+  const auto pass = [](std::int64_t read, std::int64_t written) {
+    return PassKernel(KernelClass::kGatherScatter, DType::kInt64, read, written);
+  };
+  op->forward = {
+      pass(2 * ids, 2 * ids),  // sort
+      pass(ids, ids),          // tokens of the sorted rows
+      PassKernel(KernelClass::kGatherScatter, context.compute, routed + ids, routed),
+      pass(weights + ids, weights),
+      pass(ids, ids / 2),      // ids to int32
+      pass(ids / 2, offsets),  // histogram
+      pass(offsets, offsets),  // running sum
+  };
+}
+
+void AppendCombine(const LowerContext& context, const ExpertRows& rows, bool dense, OpKernels* op) {
+  const DType t = context.compute;
+  const std::int64_t tokens = Product({Elements(context), context.s});
+  const std::int64_t routed = Product({rows.total, context.spec.in, context.s});
+  const std::int64_t ids = Product({rows.total, kIndexBytes});
+  const std::int64_t weights = Product({rows.total, context.s});
+  op->forward.push_back(PassKernel(KernelClass::kElementwise, t, routed + weights, routed));
+  if (!dense) {
+    Append({PassKernel(KernelClass::kGatherScatter, DType::kInt64, 0, ids),        // 0, 1, 2, ...
+            PassKernel(KernelClass::kGatherScatter, DType::kInt64, 2 * ids, ids),  // inverse
+            PassKernel(KernelClass::kGatherScatter, t, routed + ids, routed)},
+           &op->forward);
+  }
+  op->forward.push_back(PassKernel(KernelClass::kElementwise, t, routed, tokens));
+
+  // Backward begins with the token gradients for all rows, brought into the experts' order.
+  op->backward_data.push_back(PassKernel(KernelClass::kCopy, t, tokens, routed));
+  if (!dense) {
+    op->backward_data.push_back(PassKernel(KernelClass::kElementwise, t, 0, routed));
+    op->backward_data.push_back(PassKernel(KernelClass::kGatherScatter, t, routed + ids, routed));
+  }
+  Append({PassKernel(KernelClass::kElementwise, t, routed + weights, routed),
+          PassKernel(KernelClass::kElementwise, t, 2 * routed, routed),
+          PassKernel(KernelClass::kElementwise, t, routed, weights)},
+         &op->backward_data);
+}
+
+}  // namespace
 
 OpKernels LowerExperts(const LowerContext& context) {
   const OpSpec& spec = context.spec;
@@ -140,48 +209,43 @@ OpKernels LowerExperts(const LowerContext& context) {
   rows.total = Product({tokens, dense ? spec.experts : spec.experts_per_token});
   rows.per_expert = CeilDiv(rows.total, spec.experts);
   const std::int64_t token_bytes = Product({tokens, spec.in, context.s});
-  const std::int64_t routed_bytes = Product({rows.total, spec.in, context.s});
-  const std::int64_t indices = dense ? 0 : Product({rows.total, kIndexBytes});
+  const std::int64_t routed = Product({rows.total, spec.in, context.s});
+  const std::int64_t ids = Product({rows.total, kIndexBytes});
   const std::int64_t weights = Product({rows.total, context.s});
 
   OpKernels op;
   if (!dense) {
-    op.forward = {
-        // Order of the routed rows by expert, then their copies in that order.
-        PassKernel(KernelClass::kGatherScatter, DType::kInt64, 2 * indices, 2 * indices),
-        PassKernel(KernelClass::kGatherScatter, t, token_bytes + indices, routed_bytes),
-    };
+    AppendDispatch(context, rows, &op);
   }
-  // Backward starts with the combination: each routed row gets its token's gradient, then the
-  // product with the routing weight splits it.
-  if (!dense) {
-    op.backward_data.push_back(
-        PassKernel(KernelClass::kGatherScatter, t, token_bytes + indices, routed_bytes));
+  OpKernels mlp;
+  const std::int64_t mlp_saved = AppendExpertMlp(context, rows, &mlp);
+  Append(mlp.forward, &op.forward);
+  AppendCombine(context, rows, dense, &op);
+  Append(mlp.backward_data, &op.backward_data);
+  op.backward_weight = mlp.backward_weight;
+  if (dense) {  // every expert's gradient of the same tokens
+    op.backward_data.push_back(PassKernel(KernelClass::kElementwise, t, routed, token_bytes));
+  } else {  // both gathers of forward, turned round: into zeros
+    Append({PassKernel(KernelClass::kElementwise, t, 0, token_bytes),
+            PassKernel(KernelClass::kGatherScatter, t, routed + ids, token_bytes),
+            PassKernel(KernelClass::kElementwise, t, 0, weights),
+            PassKernel(KernelClass::kGatherScatter, t, weights + ids, weights)},
+           &op.backward_data);
   }
-  const std::int64_t incoming = dense ? token_bytes : routed_bytes;
-  op.backward_data.push_back(
-      PassKernel(KernelClass::kElementwise, t, incoming + weights, routed_bytes));
-  op.backward_data.push_back(
-      PassKernel(KernelClass::kElementwise, t, incoming + routed_bytes, weights));
-  const std::int64_t mlp_saved = AppendExpertMlp(context, rows, &op);
-  // Weighted, then summed per token.
-  op.forward.push_back(
-      PassKernel(KernelClass::kElementwise, t, routed_bytes + weights, routed_bytes));
-  op.forward.push_back(
-      PassKernel(KernelClass::kGatherScatter, t, routed_bytes + indices, token_bytes));
-  op.backward_data.push_back(PassKernel(KernelClass::kGatherScatter, t, routed_bytes + indices,
-                                        token_bytes));  // back to tokens
 
   // Kept: the routed copies (dense: the tokens themselves), what the MLP keeps, both factors of the
   // weighted sum, and of the dispatch three vectors of row indices (the order, its tokens, its
   // inverse) and the int32 offsets of the experts.
   op.saves_input = dense ? 1 : 0;
   op.saves_input_for_weight = op.saves_input;
-  const std::int64_t dispatch = dense ? 0 : routed_bytes + 3 * indices + Product({4, spec.experts});
-  op.extra_saved = Bytes(dispatch + mlp_saved + routed_bytes + weights);
-  op.forward_workspace = Bytes(routed_bytes);  // the weighted rows
+  const std::int64_t dispatch = dense ? 0 : routed + 3 * ids + Product({spec.experts, 4});
+  op.extra_saved = Bytes(dispatch + mlp_saved + routed + weights);
+  // Weighted rows, and those rows in the tokens' order.
+  op.forward_workspace = Bytes(dense ? routed : 2 * routed);
+  // Three gradients of one size: of rows around the weighted sum, or of hidden features around the
+  // gate (two without a gate).
   const std::int64_t hidden = Product({rows.total, spec.out, context.s});
-  op.backward_workspace = Bytes(routed_bytes + (spec.gated ? 3 : 2) * hidden);
+  op.backward_workspace = Bytes(std::max(3 * routed, (spec.gated ? 3 : 2) * hidden));
   op.output_aliases = {-1};
   op.compute_intensive = true;
   ApplyAutocast(context, Product({spec.experts, spec.in, spec.out, spec.gated ? 3 : 2}), &op);

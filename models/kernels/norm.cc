@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "models/kernels/kernels.h"
@@ -80,7 +79,8 @@ OpKernels EagerRmsNorm(const LowerContext& context) {
   back.push_back(pass(fp32, 2 * f, f));                        // dy * x32
   back.push_back(PassKernel(KernelClass::kNorm, fp32, f, r));  // its sum over features
   back.push_back(pass(fp32, r, r));                            // rsqrt^3
-  back.push_back(pass(fp32, 2 * r, r));                        // * -0.5 * gradient
+  back.push_back(pass(fp32, r, r));                            // gradient * -0.5
+  back.push_back(pass(fp32, 2 * r, r));                        // their product
   back.push_back(pass(fp32, r, f));                            // mean: expand / in
   back.push_back(pass(fp32, f, f));                            // pow: x32^1
   back.push_back(pass(fp32, f, f));                            // * 2
@@ -131,15 +131,24 @@ OpKernels LowerRope(const LowerContext& context) {
     return op;
   }
   // x * cos + rotate_half(x) * sin for q, then for k: multiply, negate half, concatenate, multiply,
-  // add. The products keep only cos and sin, because those need no gradient.
+  // add. The products keep only cos and sin, because those need no gradient. Backward: multiply;
+  // each half goes into zeros, one of them negated first; the halves are added; multiply; add.
+  const auto pass = [&context](std::int64_t read, std::int64_t written) {
+    return PassKernel(KernelClass::kElementwise, context.compute, read, written);
+  };
+  const std::int64_t angles = table / 2;
   for (const std::int64_t x : {q, k}) {
-    for (const auto& [read, written] :
-         {std::pair{x + table / 2, x}, std::pair{x / 2, x / 2}, std::pair{x, x},
-          std::pair{x + table / 2, x}, std::pair{2 * x, x}}) {
-      op.forward.push_back(PassKernel(KernelClass::kElementwise, context.compute, read, written));
+    const std::int64_t half = x / 2;
+    for (const Kernel& kernel :
+         {pass(x + angles, x), pass(half, half), pass(x, x), pass(x + angles, x), pass(2 * x, x)}) {
+      op.forward.push_back(kernel);
+    }
+    for (const Kernel& kernel :
+         {pass(x + angles, x), pass(0, x), pass(half, half), pass(half, half), pass(0, x),
+          pass(half, half), pass(2 * x, x), pass(x + angles, x), pass(2 * x, x)}) {
+      op.backward_data.push_back(kernel);
     }
   }
-  op.backward_data = op.forward;
   // Peak of one tensor: both products and the rotated copy, of which one is counted as the output.
   op.forward_workspace = Bytes(2 * std::max(q, k));
   op.backward_workspace = op.forward_workspace;

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Prints the bytes that PyTorch's autograd keeps for backward: the figures in saved_tensors_test.cc.
+"""Prints the bytes that PyTorch's autograd keeps for backward, and the operators that it runs: the figures in
+saved_tensors_test.cc and kernel_set_test.cc.
 
 Not part of the test run, because it needs packages that the build does not:
     pip install torch==2.13 transformers==5.18
@@ -11,6 +12,7 @@ values. A storage counts once; parameters, constants and scalars do not count.
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, LlamaConfig, MixtralConfig
 from transformers.integrations.moe import grouped_mm_experts_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -84,6 +86,68 @@ def eager_attention(q, k, v, softmax_dtype=None, dropout=0.0):
 
 def flash_attention(q, k, v):
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+
+
+# Views and allocations launch nothing.
+NO_LAUNCH = {"_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "empty", "empty_like", "expand",
+             "new_empty_strided", "ones_like", "permute", "select", "slice", "split", "squeeze", "t", "transpose",
+             "unbind", "unsqueeze", "view"}
+
+
+class Launches(TorchDispatchMode):
+    """The names of the operators that launch kernels, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if name not in NO_LAUNCH:
+            self.names.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+def operators(name, function, *inputs):
+    with Launches() as forward:
+        output = function(*inputs)
+    output = output[0] if isinstance(output, tuple) else output
+    gradient = torch.zeros_like(output)
+    with Launches() as backward:
+        output.backward(gradient)
+    print(f"{name}: {len(forward.names)} forward, {len(backward.names)} backward")
+    print(f"    {' '.join(forward.names)}\n    {' '.join(backward.names)}")
+
+
+def launches():
+    def heads_last(q, k, v, softmax_dtype=None, dropout=0.0):
+        """Projections give (samples, tokens, heads, features); heads move before tokens and back."""
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return eager_attention(q, k, v, softmax_dtype, dropout).transpose(1, 2).contiguous()
+
+    def rotate(x):
+        half = torch.cat((-x[..., 8:], x[..., :8]), -1)
+        return x * cos + half * cos
+
+    def route(scores):
+        weights, _ = torch.topk(F.softmax(scores, dim=-1, dtype=FP32), 2, dim=-1)
+        return (weights / weights.sum(-1, keepdim=True)).to(BF16)
+
+    cos = torch.zeros(1, 1, 64, 16, dtype=BF16, device="meta")
+    labels = torch.zeros(64, dtype=torch.long, device="meta")
+    operators("linear", nn.Linear(48, 80, dtype=BF16, device="meta"), zeros(2, 64, 48))
+    operators("rms norm in HF", rms_norm, zeros(2, 64, 48), zeros(48))
+    operators("rms norm in HF, fp32", rms_norm, zeros(2, 64, 48, dtype=FP32), zeros(48, dtype=FP32))
+    operators("gelu_new", gelu_new, zeros(2, 64, 48))
+    operators("silu(gate) * up", lambda a, b: F.silu(a) * b, zeros(2, 64, 48), zeros(2, 64, 48))
+    operators("rope of q", rotate, zeros(2, 3, 64, 16))
+    operators("attention", heads_last, *(zeros(2, 64, 3, 16) for _ in range(3)))
+    operators("attention of one sample", heads_last, *(zeros(1, 64, 3, 16) for _ in range(3)))
+    operators("attention, fp32 softmax, dropout", lambda *t: heads_last(*t, softmax_dtype=FP32, dropout=0.1),
+              *(zeros(2, 64, 3, 16) for _ in range(3)))
+    operators("cross-entropy of fp32 logits", lambda t: F.cross_entropy(t.float(), labels), zeros(64, 100))
+    operators("router after its projection", route, zeros(64, 8))
+    operators("select", lambda t: t[:, 0], zeros(2, 64, 48))
 
 
 def single_ops():
@@ -166,9 +230,11 @@ def experts():
     inputs = (x, indices, weights)
     show("Mixtral experts, grouped", kept(lambda *a: grouped_mm_experts_forward(layer, *a), inputs, layer.parameters()))
     show("Mixtral experts, loop", kept(layer, inputs, layer.parameters()))
+    operators("Mixtral experts, grouped", lambda *a: grouped_mm_experts_forward(layer, *a), *inputs)
 
 
 if __name__ == "__main__":
     single_ops()
+    launches()
     layers()
     experts()
