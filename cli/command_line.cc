@@ -58,7 +58,7 @@ Examples:
   shardwright plan --model llama-3-8b --cluster dgx-h100 --nodes 2 --seq 8192 -o plan.json
   shardwright plan --model llama-3-70b --cluster dgx-h100 --nodes 128 --seq 8192 \
     --micro-batch 1 --global-batch 1024 --dialect fsdp2 --recompute full --wrap block -o p.json
-  shardwright plan --model gpt2-xl --cluster "a100-80 x8, nvlink 300 GB/s, nic 8x200 Gbit/s" \
+  shardwright plan --model llama-2-7b --cluster "a100-80 x8, nvlink 300 GB/s, nic 8x200 Gbit/s" \
     --wrap size:1e8 --dialect fsdp1 | shardwright simulate -)";
 
 constexpr const char* kSimulateAbout = R"(Predicts time and memory of one training step of a plan.
@@ -151,11 +151,28 @@ void AddFlags(CLI::App& app, std::span<const FlagRow> rows, Raw& raw) {
   }
 }
 
-CLI::App* AddCommand(CLI::App& app, const char* name, const char* about, Raw& raw) {
-  CLI::App* command = app.add_subcommand(name, about);
+CLI::App* AddCommand(CLI::App& app, const char* name, const std::string& about, Raw& raw) {
+  CLI::App* command = app.add_subcommand(name, about.substr(0, about.find('\n')));
   command->allow_extras();
   command->add_flag("--json", raw.json, "machine-readable output");
   return command;
+}
+
+// What it does and examples first, then the flags.
+std::string HelpOf(CLI::App& app) {
+  const std::vector<CLI::App*> chosen = app.get_subcommands();
+  if (chosen.empty()) {
+    app.description("");
+    return std::string(kAbout) + "\n\n" + app.help();
+  }
+  CLI::App& command = *chosen[0];
+  const std::string name = command.get_name();
+  const char* about = name == "list"      ? kListAbout
+                      : name == "inspect" ? kInspectAbout
+                      : name == "plan"    ? kPlanAbout
+                                          : kSimulateAbout;
+  command.description("");
+  return std::string(about) + "\n\n" + command.help("shardwright");
 }
 
 std::vector<std::string> FlagNames(const CLI::App& app) {
@@ -356,8 +373,7 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    const std::vector<CLI::App*> chosen = app.get_subcommands();
-    return ShowText{chosen.empty() ? app.help() : chosen[0]->help()};
+    return ShowText{HelpOf(app)};
   } catch (const CLI::CallForVersion&) {
     return ShowText{std::string(kVersion) + "\n"};
   } catch (const CLI::ParseError& error) {

@@ -1,4 +1,5 @@
-#include <algorithm>
+#include <array>
+#include <cstdio>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -109,11 +110,12 @@ Report InspectCluster(const Cluster& cluster, bool as_json) {
                  WithCommas(static_cast<std::int64_t>(cluster.node.links.size())) + " links"});
   table.Row({"network", cluster.network});
   for (const FabricLevel& level : cluster.fabric) {
-    Json ratio = level.oversubscription;
+    std::array<char, 64> ratio{};
+    std::snprintf(ratio.data(), ratio.size(), "%g", level.oversubscription);
     table.Row({"fabric level " + level.name,
                level.group_nodes == 0 ? std::string("all nodes")
                                       : WithCommas(level.group_nodes) +
-                                            " nodes, 1:" + ratio.dump() + " towards the outside"});
+                                            " nodes, 1:" + ratio.data() + " towards the outside"});
   }
   return {cluster.name + ": " + cluster.description + "\n" + table.Text(2), {}};
 }

@@ -38,12 +38,17 @@ Listing ListModelsOf() {
   return listing;
 }
 
+// A rate, or "none" for a machine without such links.
+std::string RateText(BytesPerSecond rate) {
+  return rate.value > 0 ? Format(rate) : "none";
+}
+
 Listing ListClustersOf() {
   Listing listing{Table({kLeft, kLeft, kRight, kRight, kRight, kLeft})};
   listing.table.Row({"cluster", "gpu", "gpus/node", "scale-up/gpu", "network/node", "description"});
   for (const ClusterSummary& entry : ListClusters()) {
     listing.table.Row({entry.name, entry.gpu, std::to_string(entry.gpus_per_node),
-                       Format(entry.scale_up), Format(entry.network_rate), entry.description});
+                       RateText(entry.scale_up), RateText(entry.network_rate), entry.description});
     listing.json.push_back({{"name", entry.name},
                             {"gpu", entry.gpu},
                             {"gpus_per_node", entry.gpus_per_node},

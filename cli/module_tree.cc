@@ -42,6 +42,11 @@ struct Run {
   Lines lines;
 };
 
+// Only numbered modules (of a ModuleList or Sequential) are folded, as PyTorch does.
+bool IsNumber(const std::string& name) {
+  return !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
+}
+
 void AppendRun(const Run& run, Lines& out) {
   std::string label = "  (" + run.first;
   label += run.count > 1 ? "-" + run.last + "): " + std::to_string(run.count) + " x " : "): ";
@@ -71,7 +76,7 @@ Lines LinesOf(const Model& model, const ModuleNotes& notes, ModuleId id) {
   for (const ModuleId child : module.children) {
     const std::string& name = model.modules[child.value].name;
     Lines child_lines = LinesOf(model, notes, child);
-    if (run.count > 0 && child_lines == run.lines) {
+    if (run.count > 0 && IsNumber(run.first) && IsNumber(name) && child_lines == run.lines) {
       run.last = name;
       ++run.count;
       continue;
