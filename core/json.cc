@@ -292,11 +292,14 @@ std::vector<std::string> JsonValue::Keys() const {
 }
 
 void JsonValue::AllowOnly(std::initializer_list<std::string_view> allowed) const {
+  AllowOnly(std::vector<std::string>(allowed.begin(), allowed.end()));
+}
+
+void JsonValue::AllowOnly(const std::vector<std::string>& allowed) const {
   for (const std::string& key : Keys()) {
     if (std::find(allowed.begin(), allowed.end(), key) == allowed.end()) {
-      const std::vector<std::string> words(allowed.begin(), allowed.end());
-      throw InputError(path_.str(), "unknown key " + Quoted(key), OneOf(words),
-                       DidYouMean(key, words));
+      throw InputError(path_.str(), "unknown key " + Quoted(key), OneOf(allowed),
+                       DidYouMean(key, allowed));
     }
   }
 }

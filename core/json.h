@@ -42,6 +42,7 @@ class JsonValue {
   [[nodiscard]] std::vector<std::string> Keys() const;
   // Throws on the first key that is not in `allowed`, with the nearest allowed key.
   void AllowOnly(std::initializer_list<std::string_view> allowed) const;
+  void AllowOnly(const std::vector<std::string>& allowed) const;
 
   // Arrays.
   [[nodiscard]] std::size_t size() const;

@@ -162,7 +162,8 @@ void AddFabric(const Cluster& cluster, GroupShape shape, RingPath& path) {
   for (std::size_t i = 0; i < cluster.fabric.size() && hops > 0; ++i) {
     const FabricLevel& level = cluster.fabric[i];
     path.outermost_level = static_cast<std::int32_t>(i);
-    path.fabric_latency += level.latency * static_cast<double>(hops);
+    path.inter_latency +=
+        level.latency * (static_cast<double>(hops) / static_cast<double>(path.inter_hops));
     if (level.group_nodes == 0 || level.group_nodes >= cluster.node_count) {
       return;
     }

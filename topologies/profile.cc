@@ -1,0 +1,68 @@
+#include "topologies/profile.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/embedded.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "topologies/profile_catalog.h"
+
+namespace shardwright {
+
+std::vector<std::string> ListProfiles() {
+  std::vector<std::string> names;
+  for (const EmbeddedFile& file : EmbeddedProfileCatalog()) {
+    names.emplace_back(file.name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Profile LoadProfile(const std::string& spec) {
+  for (const EmbeddedFile& file : EmbeddedProfileCatalog()) {
+    if (file.name == spec) {
+      return ParseProfile(file.text, std::string(file.path));
+    }
+  }
+  if (spec.ends_with(".json") || spec.find('/') != std::string::npos) {
+    return ParseProfile(ReadTextFile(spec), spec);
+  }
+  throw InputError("profile", '"' + spec + '"',
+                   "a name from `shardwright list profiles` or a .json file",
+                   DidYouMean(spec, ListProfiles()));
+}
+
+Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set) {
+  constexpr std::string_view kFallbackKernelSet = "torch-eager";
+  for (const std::string_view wanted : {kernel_set, kFallbackKernelSet}) {
+    for (const EmbeddedFile& file : EmbeddedProfileCatalog()) {
+      Profile profile = ParseProfile(file.text, std::string(file.path));
+      if (!profile.architecture.empty() && profile.architecture == gpu.architecture &&
+          profile.kernel_set == wanted) {
+        return profile;
+      }
+    }
+  }
+  return LoadProfile("generic");
+}
+
+const TransportProfile& FindTransport(const Profile& profile, std::string_view name) {
+  const auto find = [&](std::string_view wanted) {
+    return std::find_if(profile.transports.begin(), profile.transports.end(),
+                        [&](const TransportProfile& t) { return t.name == wanted; });
+  };
+  auto found = find(name);
+  if (found == profile.transports.end()) {
+    found = find("default");
+  }
+  if (found == profile.transports.end()) {
+    throw InputError("profile " + profile.name + ": transports",
+                     "no row \"" + std::string(name) + '"', "it or a row \"default\"");
+  }
+  return *found;
+}
+
+}  // namespace shardwright

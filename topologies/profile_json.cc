@@ -1,0 +1,297 @@
+// Profile files. The format is described in docs/formats.md.
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "topologies/internal/cluster_json.h"
+#include "topologies/internal/number_json.h"
+#include "topologies/profile.h"
+
+namespace shardwright {
+namespace {
+
+using internal::OrderedJson;
+
+// The fields of each part, named once for reading and writing. `visit(key, number)`.
+template <class Part, class Visit>
+void VisitCompute(Part& part, Visit visit) {
+  visit("gemm_ramp", part.gemm_ramp);
+  visit("attention_forward", part.attention_forward);
+  visit("attention_backward", part.attention_backward);
+  visit("elementwise", part.elementwise);
+  visit("reduction", part.reduction);
+  visit("optimizer", part.optimizer);
+  visit("kernel_floor", part.kernel_floor);
+  visit("kernel_gap", part.kernel_gap);
+}
+template <class Part, class Visit>
+void VisitHost(Part& part, Visit visit) {
+  visit("kernel_launch", part.kernel_launch);
+  visit("op_issue", part.op_issue);
+  visit("collective_issue", part.collective_issue);
+  visit("unit_hook", part.unit_hook);
+  visit("wake", part.wake);
+  visit("malloc", part.malloc);
+  visit("free", part.free);
+  visit("copy_issue", part.copy_issue);
+}
+template <class Part, class Visit>
+void VisitCopy(Part& part, Visit visit) {
+  visit("to_device", part.to_device);
+  visit("to_host", part.to_host);
+  visit("both_ways", part.both_ways);
+  visit("latency", part.latency);
+}
+template <class Part, class Visit>
+void VisitOverlap(Part& part, Visit visit) {
+  visit("gather_memory_traffic", part.gather_memory_traffic);
+  visit("reduce_memory_traffic", part.reduce_memory_traffic);
+  visit("collective_rate", part.collective_rate);
+  visit("compute_sensitivity", part.compute_sensitivity);
+}
+template <class Part, class Visit>
+void VisitMemory(Part& part, Visit visit) {
+  visit("context", part.context);
+  visit("first_communicator", part.first_communicator);
+  visit("next_communicator", part.next_communicator);
+  visit("blas_workspace", part.blas_workspace);
+}
+template <class Part, class Visit>
+void VisitTransport(Part& part, Visit visit) {
+  visit("efficiency", part.efficiency);
+  visit("channels", part.channels);
+}
+template <class Part, class Visit>
+void VisitProtocol(Part& part, Visit visit) {
+  visit("base_latency", part.base_latency);
+  visit("hop_latency", part.hop_latency);
+  visit("bandwidth", part.bandwidth);
+}
+
+// Reads numbers of one section over what a base profile already gives.
+struct SectionReader {
+  JsonValue section;
+  bool has_base = false;  // absent keys keep the base's value instead of being an error
+  std::optional<Origin> origin;
+  std::vector<std::string>* keys = nullptr;  // those that may stand in the section
+  // Fractions of what hardware can do: above 1 is a mistake, and 0 would take for ever.
+  double largest_factor = 1;
+  bool factor_may_be_zero = false;
+
+  template <class T>
+  void operator()(const char* key, Number<T>& number) const {
+    keys->emplace_back(key);
+    if (has_base && !section.Find(key)) {
+      return;
+    }
+    number = internal::ReadNumber<T>(section.At(key), origin);
+    if constexpr (std::is_same_v<T, double>) {
+      const bool is_zero = number.value == 0;
+      if (number.value > largest_factor || (is_zero && !factor_may_be_zero)) {
+        throw section.At(key).Error(
+            std::string(factor_may_be_zero ? "from 0 to " : "above 0, at most ") +
+            (largest_factor == 1 ? "1" : "10"));
+      }
+    }
+  }
+};
+
+// Memory traffic per byte sent, and a sensitivity that may be none.
+constexpr double kLargestOverlapFactor = 10;
+
+std::vector<std::string> OriginKeys() {
+  return {"kind", "source", "date"};
+}
+
+void ReadCompute(const JsonValue& section, bool has_base, ComputeProfile& out) {
+  std::vector<std::string> keys = OriginKeys();
+  keys.emplace_back("gemm");
+  const SectionReader reader{section, has_base, internal::ReadOrigin(section, std::nullopt), &keys};
+  VisitCompute(out, reader);
+  section.AllowOnly(keys);
+  if (has_base && !section.Find("gemm")) {
+    return;
+  }
+  const JsonValue gemm = section.At("gemm");
+  gemm.AllowOnly({"fp32", "tf32", "fp16", "bf16", "fp8"});
+  out.gemm = {};  // a list of what the GPU has, never mixed with the base's
+  std::vector<std::string> types;
+  const SectionReader gemm_reader{gemm, false, reader.origin, &types};
+  for (std::size_t i = 0; i < kMathTypeCount; ++i) {
+    const char* name = MathTypeName(static_cast<MathType>(i));
+    if (gemm.Find(name)) {
+      gemm_reader(name, out.gemm[i].emplace());
+    }
+  }
+}
+
+// One of the plain sections; absent ones keep the base.
+template <class Part, class VisitAll>
+void ReadSection(const JsonValue& root, const char* name, bool has_base, Part& out,
+                 VisitAll visit_all, double largest_factor = 1) {
+  if (has_base && !root.Find(name)) {
+    return;
+  }
+  const JsonValue section = root.At(name);
+  std::vector<std::string> keys = OriginKeys();
+  const SectionReader reader{section, has_base,       internal::ReadOrigin(section, std::nullopt),
+                             &keys,   largest_factor, largest_factor > 1};
+  visit_all(out, reader);
+  section.AllowOnly(keys);
+}
+
+// The entry named `name`, added at its sorted place when it is not there.
+template <class Row>
+Row& FindOrAdd(std::vector<Row>& rows, const std::string& name, bool& is_new) {
+  auto at = std::lower_bound(rows.begin(), rows.end(), name,
+                             [](const Row& row, const std::string& n) { return row.name < n; });
+  is_new = at == rows.end() || at->name != name;
+  if (is_new) {
+    at = rows.insert(at, Row{});
+    at->name = name;
+  }
+  return *at;
+}
+
+void ReadTransport(const JsonValue& value, bool has_base, TransportProfile& out) {
+  std::vector<std::string> keys = OriginKeys();
+  keys.emplace_back("protocols");
+  const std::optional<Origin> origin = internal::ReadOrigin(value, std::nullopt);
+  VisitTransport(out, SectionReader{value, has_base, origin, &keys});
+  value.AllowOnly(keys);
+  if (has_base && !value.Find("protocols")) {
+    return;
+  }
+  const JsonValue protocols = value.At("protocols");
+  for (const std::string& name : protocols.Keys()) {
+    bool is_new = false;
+    ProtocolProfile& protocol = FindOrAdd(out.protocols, name, is_new);
+    const JsonValue row = protocols.At(name);
+    std::vector<std::string> row_keys = OriginKeys();
+    VisitProtocol(protocol,
+                  SectionReader{row, !is_new, internal::ReadOrigin(row, origin), &row_keys});
+    row.AllowOnly(row_keys);
+  }
+  if (out.protocols.empty()) {
+    throw protocols.Error("at least one protocol");
+  }
+}
+
+void ReadTransports(const JsonValue& root, bool has_base, std::vector<TransportProfile>& out) {
+  if (has_base && !root.Find("transports")) {
+    return;
+  }
+  const JsonValue transports = root.At("transports");
+  for (const std::string& name : transports.Keys()) {
+    bool is_new = false;
+    TransportProfile& transport = FindOrAdd(out, name, is_new);
+    ReadTransport(transports.At(name), !is_new, transport);
+  }
+}
+
+Profile ReadBase(const JsonValue& root) {
+  const auto extends = root.Find("extends");
+  if (!extends) {
+    return {};
+  }
+  const std::string name = extends->AsString();
+  const std::vector<std::string> names = ListProfiles();
+  if (std::find(names.begin(), names.end(), name) == names.end()) {
+    throw extends->Error("the name of a shipped profile", DidYouMean(name, names));
+  }
+  return LoadProfile(name);
+}
+
+std::string ReadText(const JsonValue& root, const char* key, const std::string& otherwise) {
+  const auto value = root.Find(key);
+  return value ? value->AsString() : otherwise;
+}
+
+template <class Part, class VisitAll>
+OrderedJson SectionJson(const Part& part, VisitAll visit_all) {
+  OrderedJson object = OrderedJson::object();
+  visit_all(part, [&](const char* key, const auto& number) {
+    object[key] = internal::NumberJson(number);
+  });
+  return object;
+}
+
+}  // namespace
+
+Profile ParseProfile(std::string_view text, const std::string& file) {
+  const JsonValue root = JsonValue::Parse(text, file);
+  root.AllowOnly({"format", "version", "name", "description", "extends", "architecture",
+                  "kernel_set", "compute", "host", "copy", "transports", "overlap", "memory"});
+  internal::CheckFormat(root, "shardwright-profile");
+  Profile profile = ReadBase(root);
+  const bool has_base = root.Find("extends").has_value();
+  profile.name = root.At("name").AsString();
+  profile.description = ReadText(root, "description", profile.description);
+  profile.architecture = ReadText(root, "architecture", profile.architecture);
+  profile.kernel_set = ReadText(root, "kernel_set", profile.kernel_set);
+  if (!has_base || root.Find("compute")) {
+    ReadCompute(root.At("compute"), has_base, profile.compute);
+  }
+  ReadSection(root, "host", has_base, profile.host,
+              [](auto& part, const auto& reader) { VisitHost(part, reader); });
+  ReadSection(root, "copy", has_base, profile.copy,
+              [](auto& part, const auto& reader) { VisitCopy(part, reader); });
+  ReadTransports(root, has_base, profile.transports);
+  ReadSection(
+      root, "overlap", has_base, profile.overlap,
+      [](auto& part, const auto& reader) { VisitOverlap(part, reader); }, kLargestOverlapFactor);
+  ReadSection(root, "memory", has_base, profile.memory,
+              [](auto& part, const auto& reader) { VisitMemory(part, reader); });
+  return profile;
+}
+
+std::string ProfileJson(const Profile& profile) {
+  OrderedJson root = OrderedJson::object();
+  root["format"] = "shardwright-profile";
+  root["version"] = 1;
+  root["name"] = profile.name;
+  root["description"] = profile.description;
+  root["architecture"] = profile.architecture;
+  root["kernel_set"] = profile.kernel_set;
+  OrderedJson gemm = OrderedJson::object();
+  for (std::size_t i = 0; i < kMathTypeCount; ++i) {
+    if (profile.compute.gemm[i]) {
+      gemm[MathTypeName(static_cast<MathType>(i))] = internal::NumberJson(*profile.compute.gemm[i]);
+    }
+  }
+  OrderedJson compute = SectionJson(
+      profile.compute, [](const auto& part, const auto& visit) { VisitCompute(part, visit); });
+  compute["gemm"] = gemm;
+  root["compute"] = compute;
+  root["host"] = SectionJson(profile.host,
+                             [](const auto& part, const auto& visit) { VisitHost(part, visit); });
+  root["copy"] = SectionJson(profile.copy,
+                             [](const auto& part, const auto& visit) { VisitCopy(part, visit); });
+  OrderedJson transports = OrderedJson::object();
+  for (const TransportProfile& transport : profile.transports) {
+    OrderedJson row = SectionJson(
+        transport, [](const auto& part, const auto& visit) { VisitTransport(part, visit); });
+    for (const ProtocolProfile& protocol : transport.protocols) {
+      row["protocols"][protocol.name] = SectionJson(
+          protocol, [](const auto& part, const auto& visit) { VisitProtocol(part, visit); });
+    }
+    transports[transport.name] = row;
+  }
+  root["transports"] = transports;
+  root["overlap"] = SectionJson(
+      profile.overlap, [](const auto& part, const auto& visit) { VisitOverlap(part, visit); });
+  root["memory"] = SectionJson(
+      profile.memory, [](const auto& part, const auto& visit) { VisitMemory(part, visit); });
+  return internal::PrettyJson(root);
+}
+
+}  // namespace shardwright
