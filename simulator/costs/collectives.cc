@@ -36,8 +36,7 @@ Line LineOf(const CollectivePath& path, const TransportProfile& outer,
   line.base = protocol.base_latency.value;
   line.rate = path.ring.Rate() * (outer.efficiency.value * protocol.bandwidth.value);
   if (path.network != nullptr) {
-    line.inter_hop = protocol.hop_latency.value +
-                     path.ring.fabric_latency / static_cast<double>(path.ring.inter_hops);
+    line.inter_hop = protocol.hop_latency.value + path.ring.inter_latency;
   }
   if (path.intra != nullptr) {
     const ProtocolProfile* inner = FindProtocol(path.intra, protocol.name);
