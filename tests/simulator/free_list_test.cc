@@ -103,5 +103,36 @@ TEST_CASE("FreeList: equals std::set under random changes") {
   }
 }
 
+// Every new entry is the smallest so far, so the beginning of the first chunk moves with each
+// insertion, or with each replacement; all entries must be found afterwards.
+TEST_CASE("FreeList: entries that come in descending order are found") {
+  for (const bool replaces : {false, true}) {
+    CAPTURE(replaces);
+    FreeList list;
+    std::set<Key> expected;
+    if (replaces) {
+      for (std::uint32_t i = 0; i < 60; ++i) {
+        list.Insert({10'000 + i, 0, i});
+      }
+      for (std::uint32_t i = 0; i < 60; ++i) {
+        list.Replace(list.LowerBound(10'000 + i, 0), {9'000 - i, 0, i});
+        expected.insert({9'000 - i, 0, i});
+      }
+    }
+    for (std::uint32_t i = 0; i < 500; ++i) {
+      // The first half continues downwards, the second half lies between the others.
+      const std::int64_t size = i < 250 ? 8'000 - 4 * i : 8'002 - 4 * (i - 250);
+      list.Insert({size, 0, i});
+      expected.insert({size, 0, i});
+      CompareAll(list, expected);
+      for (const Key& key : expected) {
+        const auto p = list.LowerBound(std::get<0>(key), std::get<1>(key));
+        REQUIRE(p != list.end());
+        REQUIRE(KeyOf(list.at(p)) == key);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace shardwright::internal
