@@ -11,25 +11,33 @@ namespace {
 // Sorting ids and reducing their gradients, as PyTorch's dense embedding backward does it: the
 // gradient of the whole table is zeroed, ids are sorted, runs of equal ids are cut into partial
 // sums of at most kRowsPerPartial rows, and the partial sums are added up per id. Each of the
-// `rows` gradient rows has `out` elements; the table has `table_rows` rows.
-// Source: ATen/native/cuda/EmbeddingBackwardKernel.cu.
+// `rows` gradient rows has `out` elements; the table has `table_rows` rows. Few rows are added
+// straight into the table by one kernel.
+// Source: ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu.
 constexpr std::int64_t kRowsPerPartial = 10;
+constexpr std::int64_t kFewRows = 3072;
 
 void AppendTableGradient(const LowerContext& context, std::int64_t rows, std::int64_t table_rows,
                          std::int64_t out, OpKernels* op) {
   const std::int64_t table = Product({table_rows, out, context.s});
   const std::int64_t gradients = Product({rows, out, context.s});
   const std::int64_t ids = Product({rows, kIndexBytes});
+  const std::int64_t touched = Product({std::min(rows, table_rows), out, context.s});
+  const Kernel zeros = PassKernel(KernelClass::kElementwise, context.compute, 0, table);
+  if (rows <= kFewRows) {
+    op->backward_weight = {zeros, PassKernel(KernelClass::kGatherScatter, context.compute,
+                                             gradients + ids + touched, touched)};
+    return;
+  }
   // The allocation is for the worst case of all ids being different; the traffic is one partial
   // sum per kRowsPerPartial rows at least, and the worst case is charged for it as well.
   const std::int64_t partials = rows / kRowsPerPartial + std::min(rows, table_rows);
   const std::int64_t partial_bytes = Product({partials, out, kFp32Bytes});
   op->backward_weight = {
-      PassKernel(KernelClass::kElementwise, context.compute, 0, table),          // zeros
+      zeros,
       PassKernel(KernelClass::kGatherScatter, DType::kInt64, 2 * ids, 2 * ids),  // sort by id
       PassKernel(KernelClass::kGatherScatter, context.compute, gradients, partial_bytes),
-      PassKernel(KernelClass::kGatherScatter, context.compute, partial_bytes,
-                 Product({std::min(rows, table_rows), out, context.s})),
+      PassKernel(KernelClass::kGatherScatter, context.compute, partial_bytes, touched),
   };
   op->backward_workspace = Bytes(partial_bytes + 2 * ids);
 }

@@ -263,12 +263,18 @@ TEST_CASE("dropout: no op without probability, a mask in PyTorch, nothing in the
 }
 
 TEST_CASE("embedding gradients zero the table and allocate worst-case partial sums") {
-  // 20 ids into a table of 7 x 4. By hand: 20 / 10 + min(20, 7) = 9 partial sums of 4 fp32.
-  const OpSpec spec = {.kind = OpKind::kEmbedding, .rows = 10, .out = 4, .vocab = 7};
+  // 4000 ids into a table of 700 x 4. By hand: 4000 / 10 + min(4000, 700) = 1100 partial sums of 4
+  // fp32 numbers, and two vectors of sorted ids.
+  OpSpec spec = {.kind = OpKind::kEmbedding, .rows = 2000, .out = 4, .vocab = 700};
   const OpKernels op = LowerOp(spec, 2, DType::kBf16, Set("torch-eager"));
   CHECK(op.backward_data.empty());
-  CHECK(op.backward_weight[0].written == Bytes(7 * 4 * 2));
-  CHECK(op.backward_workspace == Bytes(9 * 4 * 4 + 2 * 20 * 8));
+  CHECK(op.backward_weight[0].written == Bytes(700L * 4 * 2));
+  CHECK(op.backward_workspace == Bytes(1100L * 4 * 4 + 2L * 4000 * 8));
+  // Up to 3072 ids there is no sorting.
+  spec.rows = 1536;
+  const OpKernels few = LowerOp(spec, 2, DType::kBf16, Set("torch-eager"));
+  CHECK(few.backward_weight.size() == 2);
+  CHECK(few.backward_workspace == Bytes(0));
 }
 
 TEST_CASE("in-place rotation and tensor sizes") {
