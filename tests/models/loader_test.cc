@@ -229,8 +229,9 @@ TEST_CASE("Loader.BadFilesGetOneClearLine") {
 // Every key of one config per type, replaced by values of every kind: the loader either builds a
 // valid model or throws InputError, and never allocates for absurd sizes.
 TEST_CASE("Loader.MutatedConfigsLoadOrFailCleanly") {
-  const std::vector<std::string> values = {"null", "-1",   "0",  "1",  "3",     "1e30",
-                                           "0.5",  "true", "{}", "[]", "\"x\"", "[1]"};
+  const std::vector<std::string> values = {"null",  "-1",  "0",       "1",        "3",
+                                           "1e30",  "0.5", "true",    "{}",       "[]",
+                                           "\"x\"", "[1]", "4194304", "268435456"};
   std::size_t loaded = 0;
   std::size_t refused = 0;
   for (const std::string& type : ListModelTypes()) {
@@ -272,7 +273,9 @@ TEST_CASE("Loader.MutatedConfigsLoadOrFailCleanly") {
         const std::string text = base + ", \"" + key + "\": " + value + "}";
         CAPTURE(text);
         try {
-          const Model model = FromText(text);
+          // The longest sequence that any model accepts, so that products of sizes are largest.
+          const bool is_long = value == "4194304";
+          const Model model = FromText(text, {.sequence_length = is_long ? 16777216 : 0});
           ValidateModel(model, "mutant");
           ++loaded;
         } catch (const InputError& e) {

@@ -1,8 +1,11 @@
 #include <cstdint>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/json.h"
@@ -198,6 +201,61 @@ TEST_CASE("ModelFile.BadFilesGetOneClearLine") {
     const std::string file = "data/bad_models/" + std::string(b.file) + ".json";
     CHECK(ErrorOf(file) == file + ": " + b.error);
   }
+}
+
+// Every leaf of a file replaced by values of every kind, or dropped with its object: the reader
+// either builds a valid model or throws InputError.
+TEST_CASE("ModelFile.MutatedFilesLoadOrFailCleanly") {
+  const nlohmann::json values = {
+      nullptr, -1,    0, 1, 3, 1e30, 0.5, true, "x", "{i}", "", {{}}, nlohmann::json::object(),
+      "e",     "x{i}"};
+  std::size_t loaded = 0;
+  std::size_t refused = 0;
+  const auto load = [&](const nlohmann::json& file) {
+    const std::string text = file.dump();
+    CAPTURE(text);
+    try {
+      const Model model = ModelFromJson(JsonValue::Parse(text, "model.json"), "mutant");
+      ValidateModel(model, "mutant");
+      ++loaded;
+    } catch (const InputError& e) {
+      CHECK(std::string(e.what()).find(": got ") != std::string::npos);
+      ++refused;
+    }
+  };
+  for (const char* name : {"data/models/tiny-encoder.json", "../models/zoo/mnist-convnet.json"}) {
+    const nlohmann::json base = nlohmann::json::parse(std::ifstream(name));
+    const nlohmann::json leaves = base.flatten();
+    for (const auto& [pointer, leaf] : leaves.items()) {
+      for (const nlohmann::json& value : values) {
+        nlohmann::json file = base;
+        file[nlohmann::json::json_pointer(pointer)] = value;
+        load(file);
+      }
+      nlohmann::json file = base;
+      const nlohmann::json::json_pointer at(pointer);
+      if (nlohmann::json& parent = file[at.parent_pointer()]; parent.is_object()) {
+        const std::string key = at.back();
+        parent.erase(key);
+        load(file);
+      }
+    }
+  }
+  // Both happen: neither a reader that refuses all nor one that checks nothing passes.
+  CHECK(loaded > 100);
+  CHECK(refused > 1000);
+}
+
+TEST_CASE("ModelFile.TheExampleOfTheDocumentLoads") {
+  std::ifstream file("../docs/model_json.md");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::size_t at = text.find("\"shardwright-model\", ");
+  REQUIRE(at != std::string::npos);
+  const std::size_t begin = text.rfind("```json", at) + 7;
+  const std::size_t end = text.find("```", begin);
+  const Model model =
+      ModelFromJson(JsonValue::Parse(text.substr(begin, end - begin), "example"), "example");
+  CHECK(CountParameters(model) == 1000 * 64 + 12 * 64 * 64);
 }
 
 // A Llama layer written by hand in model.json equals the table's, op by op.
