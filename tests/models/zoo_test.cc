@@ -228,7 +228,9 @@ TEST_CASE("Zoo.BlockClassesAreThoseToWrap") {
                                                          {"deepseek-v3", "DeepseekV3DecoderLayer"},
                                                          {"mpt-7b", "MPTBlock"},
                                                          {"regnet-y-16gf", "ResBottleneckBlock"}};
-  for (const auto& [name, block] : classes) {
+  for (const auto& [model_name, block_class] : classes) {
+    const char* const name = model_name;
+    const char* const block = block_class;
     CAPTURE(name);
     const Model model = LoadModel(name);
     CHECK(model.block_class == block);
