@@ -273,10 +273,10 @@ void ReadPlanFlags(const Raw& raw, Plan& plan) {
   Set(raw, "--bucket", plan.bucket, ReadBytes);
 }
 
-PlanOptions ToPlanOptions(const Raw& raw) {
+PlanCommand ToPlanCommand(const Raw& raw) {
   Require(raw.Get("--model"), "plan");
   Require(raw.Get("--cluster"), "plan");
-  PlanOptions options;
+  PlanCommand options;
   options.model = raw.text.at("--model");
   options.cluster = raw.text.at("--cluster");
   const auto copy = [](const Flag& flag) { return flag.text; };
@@ -305,8 +305,8 @@ PlanOptions ToPlanOptions(const Raw& raw) {
   return options;
 }
 
-SimulateOptions ToSimulateOptions(const Raw& raw) {
-  SimulateOptions options;
+SimulateCommand ToSimulateCommand(const Raw& raw) {
+  SimulateCommand options;
   options.file = raw.text.at("PLAN");
   if (options.file.empty()) {
     throw UsageError("simulate needs a plan file, or - for standard input");
@@ -330,10 +330,10 @@ CommandLine Convert(const CLI::App& command, const Raw& raw) {
     if (!what.is_given()) {
       throw UsageError("list needs one of models, clusters, gpus, kernel-sets, profiles");
     }
-    return ListOptions{static_cast<ListKind>(ReadChoice(what, kListNames)), raw.json};
+    return ListCommand{static_cast<ListKind>(ReadChoice(what, kListNames)), raw.json};
   }
   if (name == "inspect") {
-    InspectOptions options;
+    InspectCommand options;
     options.target = raw.text.at("TARGET");
     if (options.target.empty()) {
       throw UsageError("inspect needs a file, a folder, a name, or - for standard input");
@@ -344,9 +344,9 @@ CommandLine Convert(const CLI::App& command, const Raw& raw) {
     return options;
   }
   if (name == "plan") {
-    return ToPlanOptions(raw);
+    return ToPlanCommand(raw);
   }
-  return ToSimulateOptions(raw);
+  return ToSimulateCommand(raw);
 }
 
 }  // namespace

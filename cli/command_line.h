@@ -20,19 +20,19 @@ struct ShowText {
 
 enum class ListKind : std::uint8_t { kModels, kClusters, kGpus, kKernelSets, kProfiles };
 
-struct ListOptions {
+struct ListCommand {
   ListKind kind = ListKind::kModels;
   bool json = false;
 };
 
-struct InspectOptions {
+struct InspectCommand {
   std::string target;  // a file, a folder, "-" or a name
   bool json = false;
   bool program = false;              // print the whole program of a plan
   std::int64_t sequence_length = 0;  // of a model; 0: its default
 };
 
-struct PlanOptions {
+struct PlanCommand {
   std::string model;
   std::string cluster;
   std::int64_t nodes = 0;  // 0: what the cluster says
@@ -57,7 +57,7 @@ struct PlanOptions {
 
 enum class TraceProfile : std::uint8_t { kPerfetto, kHta };
 
-struct SimulateOptions {
+struct SimulateCommand {
   std::string file;   // a plan, or "-"
   std::string trace;  // empty: none
   TraceProfile trace_profile = TraceProfile::kPerfetto;
@@ -67,7 +67,7 @@ struct SimulateOptions {
 };
 
 using CommandLine =
-    std::variant<ShowText, ListOptions, InspectOptions, PlanOptions, SimulateOptions>;
+    std::variant<ShowText, ListCommand, InspectCommand, PlanCommand, SimulateCommand>;
 
 // Throws UsageError with one line (flags and subcommands that are nearly right are named).
 [[nodiscard]] CommandLine ParseCommandLine(int argc, const char* const* argv);

@@ -10,10 +10,10 @@
 
 namespace shardwright {
 
-int RunList(const ListOptions& options);
-int RunInspect(const InspectOptions& options);
-int RunPlan(const PlanOptions& options);
-int RunSimulate(const SimulateOptions& options);
+int RunList(const ListCommand& options);
+int RunInspect(const InspectCommand& options);
+int RunPlan(const PlanCommand& options);
+int RunSimulate(const SimulateCommand& options);
 
 // Runs whatever was parsed.
 int RunCommand(const CommandLine& command);

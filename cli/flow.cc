@@ -16,7 +16,7 @@ namespace shardwright {
 namespace {
 
 // W and R: what is given must divide the ranks; what is not follows.
-void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan) {
+void SetMesh(const PlanCommand& options, std::int64_t ranks, Plan& plan) {
   const bool is_ddp = plan.dialect == Dialect::kDdp;
   plan.shard_size = options.shard_size;
   plan.replicate_size = options.replicate_size;
@@ -46,7 +46,7 @@ void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan) {
   }
 }
 
-void SetBatch(const PlanOptions& options, std::int64_t ranks, Job& job, Plan& plan) {
+void SetBatch(const PlanCommand& options, std::int64_t ranks, Job& job, Plan& plan) {
   const std::int64_t samples = ranks * plan.micro_batch;  // both at most 2^24
   plan.accumulation = options.accumulation > 0 ? options.accumulation : 1;
   job.global_batch = options.global_batch;
@@ -67,7 +67,7 @@ void SetBatch(const PlanOptions& options, std::int64_t ranks, Job& job, Plan& pl
 }
 
 // Units and recomputed regions.
-void SetUnits(const PlanOptions& options, const Model& model, Plan& plan) {
+void SetUnits(const PlanCommand& options, const Model& model, Plan& plan) {
   const bool is_ddp = plan.dialect == Dialect::kDdp;
   const std::string rule = !options.wrap.empty() ? options.wrap : is_ddp ? "root" : "block";
   const WrapSpec wrap = ParseWrap(rule, "--wrap");
@@ -86,7 +86,7 @@ void SetUnits(const PlanOptions& options, const Model& model, Plan& plan) {
 
 }  // namespace
 
-PlanFile MakePlanFile(const PlanOptions& options) {
+PlanFile MakePlanFile(const PlanCommand& options) {
   PlanFile file;
   file.job = options.job;
   file.plan = options.plan;

@@ -13,7 +13,7 @@ namespace shardwright {
 // Fills in what the flags leave open: shard and replica sizes from the ranks of the cluster,
 // accumulation from the global batch, units from the wrap rule. Throws InputError, or UsageError
 // where two flags contradict each other.
-[[nodiscard]] PlanFile MakePlanFile(const PlanOptions& options);
+[[nodiscard]] PlanFile MakePlanFile(const PlanCommand& options);
 
 // Reads a plan from a file, or from standard input ("-").
 [[nodiscard]] PlanFile ReadPlanFile(const std::string& file);

@@ -43,7 +43,7 @@ Json Header(const char* kind) {
   return json;
 }
 
-LoadOptions ModelOptions(const InspectOptions& options) {
+LoadOptions ModelOptions(const InspectCommand& options) {
   LoadOptions load;
   load.sequence_length = options.sequence_length;
   return load;
@@ -146,7 +146,7 @@ Json UnitsJson(const PlanFile& file, const Program& program) {
   return units;
 }
 
-Report InspectPlan(const PlanFile& file, const InspectOptions& options) {
+Report InspectPlan(const PlanFile& file, const InspectCommand& options) {
   const Program program = LowerAndVerify(file);
   if (!options.json) {
     std::string text = TitleOf(file) + "\n\n";
@@ -181,7 +181,7 @@ Report InspectPlan(const PlanFile& file, const InspectOptions& options) {
 
 // A document, by what it says it is; one without "format" is a Hugging Face configuration.
 Report InspectDocument(const std::string& text, const std::string& name,
-                       const InspectOptions& options) {
+                       const InspectCommand& options) {
   const JsonValue json = JsonValue::Parse(text, name);
   const std::optional<JsonValue> format =
       json.IsObject() ? json.Find("format") : std::optional<JsonValue>();
@@ -215,7 +215,7 @@ bool Contains(const List& list, std::string_view wanted, Name name, std::vector<
   return found;
 }
 
-Report InspectName(const std::string& name, const InspectOptions& options) {
+Report InspectName(const std::string& name, const InspectCommand& options) {
   const auto itself = [](const std::string& text) { return text; };
   const auto its_name = [](const auto& entry) { return entry.name; };
   std::vector<std::string> names;
@@ -234,7 +234,7 @@ Report InspectName(const std::string& name, const InspectOptions& options) {
                    DidYouMean(name, names));
 }
 
-Report Inspect(const InspectOptions& options) {
+Report Inspect(const InspectCommand& options) {
   const std::string& target = options.target;
   if (target == "-") {
     return InspectDocument(ReadStandardInput(), "standard input", options);
@@ -251,7 +251,7 @@ Report Inspect(const InspectOptions& options) {
 
 }  // namespace
 
-int RunInspect(const InspectOptions& options) {
+int RunInspect(const InspectCommand& options) {
   const Report report = Inspect(options);
   WriteFileAtomically("-", options.json ? report.json.dump(2) + "\n" : report.text);
   return 0;

@@ -138,7 +138,7 @@ std::pair<const char*, Listing> ListingOf(ListKind kind) {
 
 }  // namespace
 
-int RunList(const ListOptions& options) {
+int RunList(const ListCommand& options) {
   const auto [key, listing] = ListingOf(options.kind);
   if (!options.json) {
     WriteFileAtomically("-", listing.table.Text());

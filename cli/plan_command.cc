@@ -61,7 +61,7 @@ std::string SummaryJson(const PlanFile& file, const Program& program, const std:
 
 }  // namespace
 
-int RunPlan(const PlanOptions& options) {
+int RunPlan(const PlanCommand& options) {
   const PlanFile file = MakePlanFile(options);
   for (const std::string& warning : file.model.model.warnings) {
     Warn(warning);

@@ -12,16 +12,16 @@ int RunCommand(const CommandLine& command) {
     WriteFileAtomically("-", show->text);
     return kExitOk;
   }
-  if (const auto* list = std::get_if<ListOptions>(&command)) {
+  if (const auto* list = std::get_if<ListCommand>(&command)) {
     return RunList(*list);
   }
-  if (const auto* inspect = std::get_if<InspectOptions>(&command)) {
+  if (const auto* inspect = std::get_if<InspectCommand>(&command)) {
     return RunInspect(*inspect);
   }
-  if (const auto* plan = std::get_if<PlanOptions>(&command)) {
+  if (const auto* plan = std::get_if<PlanCommand>(&command)) {
     return RunPlan(*plan);
   }
-  return RunSimulate(std::get<SimulateOptions>(command));
+  return RunSimulate(std::get<SimulateCommand>(command));
 }
 
 void Warn(const std::string& text) {

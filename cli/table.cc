@@ -11,7 +11,7 @@ std::string WithCommas(std::int64_t value) {
   const std::size_t sign = value < 0 ? 1 : 0;
   for (std::size_t place = digits.size(); place > sign + 3;) {
     place -= 3;
-    digits.insert(place, ",");
+    digits.insert(place, 1, ',');
   }
   return digits;
 }

@@ -1,0 +1,52 @@
+#pragma once
+
+// What simulate reports, worked out of a simulation.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "schedule/plan_file.h"
+#include "schedule/program.h"
+#include "simulator/simulate.h"
+
+namespace shardwright {
+
+struct Prediction {
+  Seconds step_time;
+  Seconds first_step_time;
+  double tokens_per_second_per_gpu = 0.0;
+  // Model FLOPs of a step (ConventionFlopsPerSample; a third of them for a job that only runs
+  // forward) over step time times `peak`.
+  double mfu = 0.0;
+  FlopsPerSecond peak;    // dense peak of the compute dtype, or of fp32 where the GPU lacks it
+  bool has_dtype = true;  // false: `peak` is that of fp32 instead
+  Seconds exposed_comm;
+
+  MemoryPeak device_peak;  // by category; the larger of first and steady step
+  bool peak_is_first = false;
+  Bytes reserved;  // at most, in any step
+  Bytes outside;
+  std::int64_t retries_per_step = 0;
+  Bytes usable;      // device memory less the job's margin
+  Bytes host_peak;   // of all ranks of one node
+  Bytes host_limit;  // page-locked memory of one node
+  // One line for each limit that the plan breaks; empty = it fits.
+  std::vector<std::string> misfits;
+};
+
+// Device memory that the job may use: what the GPU has less the job's margin.
+[[nodiscard]] Bytes UsableMemory(const PlanFile& file);
+
+// Requires a result with reserved memory.
+[[nodiscard]] Prediction Predict(const PlanFile& file, const SimulationResult& result);
+
+// The report for people, and as JSON (docs/cli.md names the keys).
+[[nodiscard]] std::string PredictionText(const PlanFile& file, const Program& program,
+                                         const SimulationResult& result,
+                                         const Prediction& prediction);
+[[nodiscard]] std::string PredictionJson(const PlanFile& file, const Program& program,
+                                         const SimulationResult& result,
+                                         const Prediction& prediction);
+
+}  // namespace shardwright

@@ -1,0 +1,192 @@
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/flow.h"
+#include "cli/prediction.h"
+#include "cli/table.h"
+#include "core/json.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using enum Table::Align;
+
+constexpr std::size_t kLargestBuffers = 5;
+
+std::string ShareOf(Seconds part, Seconds whole) {
+  return whole.value > 0.0 ? " (" + Percent(part.value / whole.value) + " of the step)" : "";
+}
+
+Table TimeTable(const SimulationResult& result, const Prediction& p) {
+  Table table({kLeft, kLeft});
+  table.Row(
+      {"step time", Format(p.step_time) +
+                        (result.timing.is_steady ? "" : ", mean of steps that did not settle")});
+  table.Row({"first step", Format(p.first_step_time)});
+  table.Row({"tokens/s per GPU",
+             WithCommas(static_cast<std::int64_t>(std::llround(p.tokens_per_second_per_gpu)))});
+  table.Row(
+      {"MFU", Percent(p.mfu) + " of " + Format(p.peak) + (p.has_dtype ? " dense" : " dense fp32")});
+  table.Row(
+      {"exposed communication", Format(p.exposed_comm) + ShareOf(p.exposed_comm, p.step_time)});
+  const StepTiming& steady = result.timing.steady;
+  for (std::size_t s = 0; s < kStreamCount; ++s) {
+    const Seconds busy = ToSeconds(steady.busy[s]);
+    if (busy.value > 0.0) {
+      table.Row({"busy " + std::string(NameOf(static_cast<Stream>(s))),
+                 Format(busy) + ShareOf(busy, p.step_time)});
+    }
+  }
+  table.Row({"host issuing ops", Format(ToSeconds(steady.host_issue))});
+  return table;
+}
+
+Table MemoryTable(const Prediction& p) {
+  Table table({kLeft, kRight});
+  for (std::size_t c = 0; c < kCategoryCount; ++c) {
+    if (p.device_peak.by_category[c] > Bytes(0)) {
+      table.Row(
+          {std::string(NameOf(static_cast<Category>(c))), Format(p.device_peak.by_category[c])});
+    }
+  }
+  table.Row({"allocated", Format(p.device_peak.total)});
+  table.Row({"reserved", Format(p.reserved)});
+  table.Row({"outside the allocator", Format(p.outside)});
+  table.Row({"reserved + outside", Format(p.reserved + p.outside)});
+  table.Row({"usable on the device", Format(p.usable)});
+  if (p.host_peak > Bytes(0)) {
+    table.Row({"host, all GPUs of a node", Format(p.host_peak)});
+  }
+  return table;
+}
+
+std::string PeakPlace(const Program& program, const Prediction& p) {
+  const MemoryPeak& peak = p.device_peak;
+  const Body& body = peak.body == BodyKind::kInit     ? program.init
+                     : peak.body == BodyKind::kWarmup ? program.warmup
+                                                      : program.step;
+  const std::string step = p.peak_is_first ? "first step" : "steady step";
+  if (!peak.before_op.valid()) {
+    return step + ", at its end";
+  }
+  return step + ", before " + OpName(program, body.ops[peak.before_op.value]);
+}
+
+std::vector<PeakBuffer> LargestAtPeak(const Program& program, const Prediction& p) {
+  std::vector<PeakBuffer> buffers = ExplainPeak(program, p.device_peak, p.peak_is_first);
+  buffers.resize(std::min(buffers.size(), kLargestBuffers));
+  return buffers;
+}
+
+Json BytesByCategory(const MemoryPeak& peak) {
+  Json json = Json::object();
+  for (std::size_t c = 0; c < kCategoryCount; ++c) {
+    json[std::string(NameOf(static_cast<Category>(c)))] = peak.by_category[c].value;
+  }
+  return json;
+}
+
+Json MemoryJson(const Program& program, const SimulationResult& result, const Prediction& p) {
+  const AllocatedMemory& allocated = result.memory.allocated;
+  const ReservedMemory& reserved = *result.memory.reserved;
+  Json json;
+  json["peak_allocated_bytes"] = p.device_peak.total.value;
+  json["peak_reserved_bytes"] = p.reserved.value;
+  json["outside_allocator_bytes"] = p.outside.value;
+  json["usable_device_bytes"] = p.usable.value;
+  json["at_peak"] = BytesByCategory(p.device_peak);
+  json["peak_place"] = PeakPlace(program, p);
+  json["largest_at_peak"] = Json::array();
+  for (const PeakBuffer& buffer : LargestAtPeak(program, p)) {
+    json["largest_at_peak"].push_back({{"bytes", buffer.size.value},
+                                       {"category", NameOf(buffer.category)},
+                                       {"allocated_by", buffer.allocated_by}});
+  }
+  json["first_step"] = {{"peak_allocated_bytes", allocated.device_first.total.value},
+                        {"peak_reserved_bytes", reserved.peak_first.value},
+                        {"allocator_retries", reserved.retries_first}};
+  json["steady_step"] = {{"peak_allocated_bytes", allocated.device_steady.total.value},
+                         {"peak_reserved_bytes", reserved.peak_steady.value},
+                         {"allocator_retries", reserved.retries_steady}};
+  json["host_peak_bytes_per_node"] = p.host_peak.value;
+  return json;
+}
+
+Json TimeJson(const SimulationResult& result) {
+  const StepTiming& steady = result.timing.steady;
+  Json busy;
+  Json idle;
+  for (std::size_t s = 0; s < kStreamCount; ++s) {
+    const std::string stream(NameOf(static_cast<Stream>(s)));
+    busy[stream] = ToSeconds(steady.busy[s]).value;
+    idle[stream] = ToSeconds(steady.compute_idle[s]).value;
+  }
+  return {{"busy_s", busy},
+          {"compute_waits_for_s", idle},
+          {"collectives_on_compute_s", ToSeconds(steady.collectives_on_compute).value},
+          {"host_blocked_s", ToSeconds(steady.host_blocked).value},
+          {"host_issue_s", ToSeconds(steady.host_issue).value}};
+}
+
+}  // namespace
+
+std::string PredictionText(const PlanFile& file, const Program& program,
+                           const SimulationResult& result, const Prediction& prediction) {
+  std::string text = TitleOf(file) + "\n\nTime of one step\n";
+  text += TimeTable(result, prediction).Text(2);
+  text += "\nPeak memory of one GPU (" + PeakPlace(program, prediction) + ")\n";
+  text += MemoryTable(prediction).Text(2);
+  text += "\nLargest buffers at the peak\n";
+  Table largest({kRight, kLeft, kLeft});
+  for (const PeakBuffer& buffer : LargestAtPeak(program, prediction)) {
+    largest.Row(
+        {Format(buffer.size), std::string(NameOf(buffer.category)), "from " + buffer.allocated_by});
+  }
+  text += largest.Text(2);
+  if (prediction.retries_per_step > 0) {
+    text += "\nThe allocator runs out and retries " + WithCommas(prediction.retries_per_step) +
+            " times per step.\n";
+  }
+  text += "\n";
+  for (const std::string& misfit : prediction.misfits) {
+    text += misfit + "\n";
+  }
+  if (prediction.misfits.empty()) {
+    text += "fits: " + Format(prediction.usable - prediction.reserved - prediction.outside) +
+            " to spare\n";
+  }
+  return text;
+}
+
+std::string PredictionJson(const PlanFile& file, const Program& program,
+                           const SimulationResult& result, const Prediction& prediction) {
+  Json json;
+  json["schema"] = "shardwright-simulation";
+  json["schema_version"] = 1;
+  json["model"] = file.model.model.name;
+  json["cluster"] = file.cluster.name;
+  json["nodes"] = file.cluster.node_count;
+  json["ranks"] = file.cluster.RankCount();
+  json["dialect"] = NameOf(file.plan.dialect);
+  json["profile"] = file.profile.name;
+  json["step_time_s"] = prediction.step_time.value;
+  json["first_step_time_s"] = prediction.first_step_time.value;
+  json["is_steady"] = result.timing.is_steady;
+  json["tokens_per_s_per_gpu"] = prediction.tokens_per_second_per_gpu;
+  json["mfu"] = prediction.mfu;
+  json["mfu_peak_flops_per_s"] = prediction.peak.value;
+  json["exposed_comm_s"] = prediction.exposed_comm.value;
+  json["time"] = TimeJson(result);
+  json["memory"] = MemoryJson(program, result, prediction);
+  json["fits"] = prediction.misfits.empty();
+  json["misfits"] = prediction.misfits;
+  return json.dump(2) + "\n";
+}
+
+}  // namespace shardwright

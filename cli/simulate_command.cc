@@ -1,0 +1,38 @@
+#include <algorithm>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/exit_codes.h"
+#include "cli/flow.h"
+#include "cli/prediction.h"
+#include "core/json.h"
+#include "simulator/simulate.h"
+
+namespace shardwright {
+
+int RunSimulate(const SimulateCommand& command) {
+  const PlanFile file = ReadPlanFile(command.file);
+  for (const std::string& warning : file.model.model.warnings) {
+    Warn(warning);
+  }
+  const Program program = LowerAndVerify(file);
+  SimulateOptions options;
+  options.contention = command.contention;
+  options.periodic = !command.exact;
+  options.trace = !command.trace.empty();
+  if (file.job.memory_margin > 0.0) {
+    const Bytes outside = OutsideBytes(program, file.profile.memory);
+    options.allocator.capacity = std::max(UsableMemory(file) - outside, Bytes(1));
+  }
+  const SimulationResult result = Simulate(
+      {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
+  const Prediction prediction = Predict(file, result);
+  if (!prediction.has_dtype) {
+    Warn(file.cluster.gpu.name + " has no matrix units for the compute dtype; fp32 rates are used");
+  }
+  WriteFileAtomically("-", command.json ? PredictionJson(file, program, result, prediction)
+                                        : PredictionText(file, program, result, prediction));
+  return prediction.misfits.empty() ? kExitOk : kExitNo;
+}
+
+}  // namespace shardwright
