@@ -25,6 +25,16 @@ std::vector<std::string> GpuNames() {
   return names;
 }
 
+// "h100" is three edits from "h100-80" but one from "a100": a longer name beats a near one.
+std::string Hint(std::string_view word, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    if (name.starts_with(std::string(word) + "-")) {
+      return "did you mean \"" + name + "\"?";
+    }
+  }
+  return DidYouMean(word, names);
+}
+
 // "h100-80", "h100-80 x8, ...": a comma, or a known GPU as the first word.
 bool IsInline(const std::string& spec) {
   const std::vector<std::string> names = GpuNames();
@@ -60,7 +70,7 @@ Cluster LoadWhole(const std::string& spec) {
   throw InputError("cluster", '"' + spec + '"',
                    "a name from `shardwright list clusters`, a .json file or a description such as "
                    "\"h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s\"",
-                   DidYouMean(spec, names));
+                   Hint(spec, names));
 }
 
 }  // namespace
@@ -129,7 +139,7 @@ const GpuSpec& FindGpu(std::string_view name, std::string_view where) {
     }
   }
   throw InputError(where, '"' + std::string(name) + '"', "a GPU of `shardwright list gpus`",
-                   DidYouMean(name, GpuNames()));
+                   Hint(name, GpuNames()));
 }
 
 }  // namespace shardwright

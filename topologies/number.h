@@ -24,7 +24,7 @@ struct Origin {
   NumberKind kind = NumberKind::kAssumed;
   std::string source;  // document, URL, repository@commit, or the reasoning behind an assumption
   std::string date;    // YYYY-MM-DD on which the source was read or the measurement made; may be
-                     // empty for what is assumed
+                       // empty for what is assumed
 
   bool operator==(const Origin&) const = default;
 };

@@ -37,12 +37,17 @@ Profile LoadProfile(const std::string& spec) {
 
 Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set) {
   constexpr std::string_view kFallbackKernelSet = "torch-eager";
+  std::vector<Profile> shipped;
+  for (const EmbeddedFile& file : EmbeddedProfileCatalog()) {
+    shipped.push_back(ParseProfile(file.text, std::string(file.path)));
+  }
   for (const std::string_view wanted : {kernel_set, kFallbackKernelSet}) {
-    for (const EmbeddedFile& file : EmbeddedProfileCatalog()) {
-      Profile profile = ParseProfile(file.text, std::string(file.path));
-      if (!profile.architecture.empty() && profile.architecture == gpu.architecture &&
-          profile.kernel_set == wanted) {
-        return profile;
+    for (const std::string& target : {gpu.name, gpu.architecture}) {
+      for (const Profile& profile : shipped) {
+        if (!profile.architecture.empty() && profile.architecture == target &&
+            profile.kernel_set == wanted) {
+          return profile;
+        }
       }
     }
   }

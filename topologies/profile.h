@@ -114,7 +114,7 @@ struct MemoryProfile {
 struct Profile {
   std::string name;          // "h100-torch-eager"
   std::string description;   // one line
-  std::string architecture;  // GpuSpec::architecture it is meant for; empty: any
+  std::string architecture;  // GpuSpec::architecture or ::name it is meant for; empty: any
   std::string kernel_set;    // KernelSet it is meant for; empty: any
   ComputeProfile compute;
   HostProfile host;
@@ -128,8 +128,8 @@ struct Profile {
 
 // `spec` is a shipped name or the path of a .json file. Throws InputError.
 [[nodiscard]] Profile LoadProfile(const std::string& spec);
-// The shipped profile for a GPU and a kernel set: equal architecture and kernel set, else equal
-// architecture and "torch-eager", else "generic".
+// The shipped profile for a GPU and a kernel set: made for this GPU and kernel set, else for its
+// architecture and the kernel set, else the same two with "torch-eager", else "generic".
 [[nodiscard]] Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set);
 // Names of the shipped profiles, sorted.
 [[nodiscard]] std::vector<std::string> ListProfiles();

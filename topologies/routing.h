@@ -74,8 +74,8 @@ struct RingPath {
   BytesPerSecond intra_rate;  // bus bandwidth a member can get inside the node; 0 without such hops
   BytesPerSecond inter_rate;  // the same across nodes, NICs and uplinks shared; 0 without such hops
   std::int32_t outermost_level = -1;  // highest fabric level that is crossed; -1: none
-  Seconds inter_latency;  // of the switches that an inter_hop passes, averaged over them
-  std::vector<ResourceUse> uses;      // for sharing with other families: see ShareRates
+  Seconds inter_latency;          // of the switches that an inter_hop passes, averaged over them
+  std::vector<ResourceUse> uses;  // for sharing with other families: see ShareRates
 
   // min(intra_rate, inter_rate) of the hops there are; 0 for one member.
   [[nodiscard]] BytesPerSecond Rate() const;

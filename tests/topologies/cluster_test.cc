@@ -1,0 +1,194 @@
+#include "topologies/cluster.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/json.h"
+#include "topologies/routing.h"
+
+namespace shardwright {
+namespace {
+
+std::int64_t Count(const Cluster& cluster, ComponentKind kind) {
+  return std::count_if(cluster.node.components.begin(), cluster.node.components.end(),
+                       [&](const Component& c) { return c.kind == kind; });
+}
+
+bool HasOrigin(const Origin& origin) {
+  const bool may_be_undated = origin.kind == NumberKind::kAssumed;
+  return !origin.source.empty() && (may_be_undated || !origin.date.empty());
+}
+
+TEST_CASE("Cluster: the catalog has every system the project promises") {
+  std::set<std::string> names;
+  for (const ClusterSummary& summary : ListClusters()) {
+    CHECK(names.insert(summary.name).second);
+  }
+  for (const char* name :
+       {"dgx-a100", "dgx-a100-40", "dgx-h100",       "dgx-h200",    "dgx-b200",   "gb200-nvl72",
+        "p3dn",     "p4d",         "p4de",           "p5",          "p5en",       "a3-high",
+        "a3-mega",  "a3-ultra",    "nd-a100-v4",     "ndm-a100-v4", "nd-h100-v5", "pcie-8x4090",
+        "v100-4x",  "dgx-v100",    "meta-h100-roce", "h200-1x"}) {
+    CAPTURE(name);
+    CHECK(names.count(name) == 1);
+  }
+}
+
+TEST_CASE("Cluster: every catalog entry is whole and every number has an origin") {
+  for (const ClusterSummary& summary : ListClusters()) {
+    CAPTURE(summary.name);
+    const Cluster cluster = LoadCluster(summary.name);
+    CHECK(cluster.name == summary.name);  // the file is named after the cluster
+    CHECK(cluster.spec == summary.name);
+    CHECK_FALSE(cluster.description.empty());
+    CHECK(cluster.node.host_memory > Bytes(0));
+    CHECK(cluster.node.pinned_limit > Bytes(0));
+    CHECK(cluster.gpus_per_node == Count(cluster, ComponentKind::kGpu));
+    for (const Component& component : cluster.node.components) {
+      CHECK(HasOrigin(component.origin));
+    }
+    for (const Link& link : cluster.node.links) {
+      CHECK(HasOrigin(link.origin));
+    }
+    for (const FabricLevel& level : cluster.fabric) {
+      CHECK(HasOrigin(level.origin));
+    }
+    const HostCopyRates copies = FindHostCopyRates(cluster);
+    CHECK(copies.to_device_together.value > 0);
+    CHECK(copies.to_device_together <= copies.to_device_alone);
+    if (summary.gpus_per_node > 1) {
+      CHECK(summary.scale_up.value > 0);
+      CHECK(summary.network_rate.value > 0);
+    }
+  }
+}
+
+// Published node totals, one way in GB/s: NIC count times rate as the makers state them.
+TEST_CASE("Cluster: published network rates and memory sizes") {
+  const auto network = [](const char* name) { return NodeNetworkRate(LoadCluster(name)).value; };
+  CHECK(network("dgx-a100") == 200e9);
+  CHECK(network("dgx-h100") == 400e9);
+  CHECK(network("p4d") == 50e9);
+  CHECK(network("p5") == 400e9);
+  CHECK(network("a3-high") == 100e9);
+  CHECK(network("a3-mega") == 200e9);
+  CHECK(network("a3-ultra") == 400e9);
+  CHECK(LoadCluster("dgx-h100").node.host_memory == Bytes(2'000'000'000'000));
+  CHECK(LoadCluster("gb200-nvl72").node.host_memory == Bytes(36LL * 480'000'000'000));
+}
+
+TEST_CASE("Cluster: GPUs carry the makers' numbers") {
+  const GpuSpec& h100 = FindGpu("h100-80", "test");
+  CHECK(h100.memory_bandwidth.value == BytesPerSecond(3.35e12));
+  CHECK(PeakFlops(h100, MathType::kBf16) == FlopsPerSecond(989e12));
+  CHECK(PeakFlops(h100, MathType::kFp8) == FlopsPerSecond(1979e12));
+  CHECK(h100.sm_count.value == 132);
+  CHECK(h100.usable_memory.value == ParseBytes("79.19 GiB", ""));
+  CHECK(h100.usable_memory.origin.kind == NumberKind::kPublished);
+  const GpuSpec& v100 = FindGpu("v100-32", "test");
+  CHECK_FALSE(PeakFlops(v100, MathType::kBf16).has_value());
+  CHECK(PeakFlops(v100, MathType::kFp16) == FlopsPerSecond(125e12));
+  CHECK(v100.memory_bandwidth.origin.kind == NumberKind::kUnverified);
+  CHECK(GpuCatalog().size() >= 23);
+  for (const GpuSpec& gpu : GpuCatalog()) {
+    CAPTURE(gpu.name);
+    CHECK(HasOrigin(gpu.memory.origin));
+    CHECK(HasOrigin(gpu.usable_memory.origin));
+    CHECK(HasOrigin(gpu.memory_bandwidth.origin));
+    CHECK(gpu.usable_memory.value <= gpu.memory.value);
+    CHECK(PeakFlops(gpu, MathType::kFp32).has_value());
+  }
+}
+
+TEST_CASE("Cluster: parts of nodes and many nodes") {
+  const Cluster part = LoadCluster("dgx-h100", 2, 3);
+  CHECK(part.RankCount() == 6);
+  CHECK(Count(part, ComponentKind::kGpu) == 8);
+}
+
+// Multiplicity is a number: nothing grows with it.
+TEST_CASE("Cluster: 100,000 GPUs are stored like 8") {
+  const Cluster one = LoadCluster("dgx-h100");
+  Cluster many = LoadCluster("dgx-h100", 12500);
+  CHECK(many.RankCount() == 100000);
+  many.node_count = 1;
+  CHECK(many == one);
+  // 8 GPUs, 8 NICs, 8 PCIe switches, an NVSwitch, two sockets with memory.
+  CHECK(LoadCluster("dgx-h100", 2048).node.components.size() == 29);
+}
+
+TEST_CASE("Cluster: JSON reads back to an equal value") {
+  std::vector<std::string> specs = {"data/topologies/new_cluster.json",
+                                    "a100-80 x4, nic 2x100 Gbit/s, host 1 TiB, pinned 512 GiB"};
+  for (const ClusterSummary& summary : ListClusters()) {
+    specs.push_back(summary.name);
+  }
+  for (const std::string& spec : specs) {
+    CAPTURE(spec);
+    Cluster cluster = LoadCluster(spec, 1, 1);
+    const std::string text = ClusterJson(cluster);
+    const Cluster read = ParseCluster(text, "again.json");
+    cluster.spec = "again.json";
+    CHECK(read == cluster);
+    CHECK(ClusterJson(read) == text);
+  }
+}
+
+// One JSON file brings a cluster and a GPU that no code knows.
+TEST_CASE("Cluster: a new cluster with a new GPU is a file and no branch") {
+  const Cluster cluster = LoadCluster("data/topologies/new_cluster.json");
+  CHECK(cluster.name == "new-cluster");
+  CHECK(cluster.spec == "data/topologies/new_cluster.json");
+  CHECK(cluster.RankCount() == 32);
+  CHECK(cluster.gpu.full_name == "chip-1");
+  CHECK(cluster.gpu.usable_memory.origin.kind == NumberKind::kMeasured);
+  CHECK(cluster.gpu.usable_memory.spread == 0.01);
+  CHECK(cluster.gpu.memory.origin.source == "invented for this test");
+  CHECK(PeakFlops(cluster.gpu, MathType::kBf16) == FlopsPerSecond(400e12));
+  CHECK_FALSE(PeakFlops(cluster.gpu, MathType::kFp8).has_value());
+  CHECK(cluster.node.host_memory == Bytes(512LL << 30));
+  CHECK(cluster.node.pinned_limit == Bytes(256LL << 30));
+  const RingPath path = FindRing(cluster, {4, 1});
+  CHECK(path.intra_kind == ScaleUpKind::kNvlink);
+  CHECK(path.Rate() == BytesPerSecond(80e9));  // the slower direction
+}
+
+TEST_CASE("Cluster: inline descriptions") {
+  Cluster cluster = LoadCluster("h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s", 2);
+  CHECK(cluster.RankCount() == 16);
+  CHECK(cluster.name == "inline");
+  CHECK(cluster.spec == "h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s");
+  CHECK(FindRing(cluster, {8, 1}).Rate() == BytesPerSecond(450e9));
+  CHECK(FindRing(cluster, {16, 1}).Rate() == BytesPerSecond(100e9));
+  CHECK(FindRing(cluster, {2, 8}).Rate() == BytesPerSecond(12.5e9));
+  CHECK(cluster.node.host_memory == Bytes(0));
+  CHECK(FindHostCopyRates(cluster).to_device_together == BytesPerSecond(63.015e9));
+
+  cluster = LoadCluster(
+      "a100-80 x4, nvlink none, pcie 25 GB/s, host 1 TiB, pinned 512 GiB, nic 100 Gbit/s, "
+      "network roce, nodes 64, level leaf 16 nodes, level pod 32 nodes 4:1");
+  CHECK(cluster.node_count == 64);
+  CHECK(cluster.network == "roce");
+  CHECK(cluster.node.host_memory == Bytes(std::int64_t{1} << 40));
+  CHECK(cluster.node.pinned_limit == Bytes(std::int64_t{1} << 39));
+  CHECK(FindRing(cluster, {4, 1}).intra_kind == ScaleUpKind::kPcie);
+  CHECK(FindRing(cluster, {4, 1}).Rate() == BytesPerSecond(25e9));
+  REQUIRE(cluster.fabric.size() == 2);
+  CHECK(cluster.fabric[1].name == "pod");
+  CHECK(cluster.fabric[1].group_nodes == 32);
+  CHECK(cluster.fabric[1].oversubscription == 4);
+
+  cluster = LoadCluster("h200-141");
+  CHECK(cluster.RankCount() == 1);
+  // The data sheet's NVLink when nothing is said.
+  CHECK(FindRing(LoadCluster("b200-180 x2"), {2, 1}).Rate() == BytesPerSecond(900e9));
+  CHECK(LoadCluster("rtx-4090 x2").gpu.name == "rtx-4090");
+}
+
+}  // namespace
+}  // namespace shardwright

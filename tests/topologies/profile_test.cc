@@ -1,0 +1,211 @@
+#include "topologies/profile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "topologies/routing.h"
+
+namespace shardwright {
+namespace {
+
+std::string ErrorOf(const std::string& text) {
+  try {
+    (void)ParseProfile(text, "p.json");
+  } catch (const InputError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+std::string Extension(const std::string& sections) {
+  return R"({"format": "shardwright-profile", "version": 1, "name": "mine", "extends": "generic")" +
+         sections + "}";
+}
+
+TEST_CASE("Profile: every shipped one reads back from its own JSON") {
+  const std::vector<std::string> names = ListProfiles();
+  CHECK(names.size() >= 6);
+  for (const std::string& name : names) {
+    CAPTURE(name);
+    const Profile profile = LoadProfile(name);
+    CHECK(profile.name == name);
+    const std::string text = ProfileJson(profile);
+    CHECK(ParseProfile(text, "again.json") == profile);
+    CHECK(ProfileJson(ParseProfile(text, "again.json")) == text);
+    for (const char* transport : {"nvlink", "pcie", "ib", "roce", "efa", "tcpx", "tcpxo"}) {
+      CHECK(FindTransport(profile, transport).name == transport);
+    }
+    CHECK(FindTransport(profile, "carrier pigeon").name == "default");
+  }
+}
+
+TEST_CASE("Profile: one fits each GPU and kernel set") {
+  CHECK(DefaultProfile(FindGpu("h100-80", ""), "torch-eager").name == "h100-torch-eager");
+  CHECK(DefaultProfile(FindGpu("h200-141", ""), "torch-eager").name == "h100-torch-eager");
+  CHECK(DefaultProfile(FindGpu("a100-40", ""), "composer-2023").name == "a100-torch-eager");
+  CHECK(DefaultProfile(FindGpu("b200-180", ""), "torch-eager").name == "b200-torch-eager");
+  CHECK(DefaultProfile(FindGpu("gb200-186", ""), "torch-eager").name == "gb200-torch-eager");
+  CHECK(DefaultProfile(FindGpu("v100-32", ""), "torch-eager").name == "v100-torch-eager");
+  CHECK(DefaultProfile(FindGpu("mi300x", ""), "torch-eager").name == "generic");
+  CHECK(DefaultProfile(FindGpu("h100-80", ""), "shardwright-cuda").name == "h100-shardwright-cuda");
+  GpuSpec unknown;
+  unknown.architecture = "new-architecture";
+  CHECK(DefaultProfile(unknown, "torch-eager").name == "generic");
+}
+
+TEST_CASE("Profile: V100 has no bf16, and extends does not lend it one") {
+  const Profile v100 = LoadProfile("v100-torch-eager");
+  CHECK_FALSE(v100.compute.gemm[static_cast<std::size_t>(MathType::kBf16)].has_value());
+  CHECK(v100.compute.gemm[static_cast<std::size_t>(MathType::kFp16)].has_value());
+}
+
+TEST_CASE("Profile: extends takes everything that is not said") {
+  const Profile base = LoadProfile("generic");
+  const Profile mine = ParseProfile(
+      Extension(R"(, "host": {"wake": {"value": "7 us", "kind": "measured", "source": "here",
+                   "date": "2026-11-21", "spread": 0.2}},
+                   "transports": {"ib": {"protocols": {"LL": {"hop_latency": {"value": "3 us",
+                   "kind": "measured", "source": "here", "date": "2026-11-21"}}}}})"),
+      "p.json");
+  CHECK(mine.name == "mine");
+  CHECK(mine.host.wake.value == Seconds(7e-6));
+  CHECK(mine.host.wake.spread == 0.2);
+  CHECK(mine.host.wake.origin.kind == NumberKind::kMeasured);
+  CHECK(mine.host.malloc == base.host.malloc);
+  CHECK(mine.compute == base.compute);
+  const TransportProfile& ib = FindTransport(mine, "ib");
+  CHECK(ib.efficiency == FindTransport(base, "ib").efficiency);
+  REQUIRE(ib.protocols.size() == 3);
+  CHECK(ib.protocols[0].name == "LL");
+  CHECK(ib.protocols[0].hop_latency.value == Seconds(3e-6));
+  CHECK(ib.protocols[0].base_latency == FindTransport(base, "ib").protocols[0].base_latency);
+}
+
+TEST_CASE("Profile: whole error texts") {
+  CHECK(ErrorOf(R"({"format": "shardwright-profile", "version": 1, "name": "x"})") ==
+        "p.json: got no key \"compute\", expected one");
+  CHECK(ErrorOf(R"({"format": "shardwright-profile", "version": 1, "name": "x",
+                    "extends": "generik"})") ==
+        "p.json: extends: got \"generik\", expected the name of a shipped profile; did you mean "
+        "\"generic\"?");
+  CHECK(ErrorOf(Extension(R"(, "hosts": {})")) ==
+        "p.json: got unknown key \"hosts\", expected one of \"format\", \"version\", \"name\", "
+        "\"description\", \"extends\", \"architecture\", \"kernel_set\", \"compute\", \"host\", "
+        "\"copy\", \"transports\", \"overlap\", \"memory\"; did you mean \"host\"?");
+  CHECK(ErrorOf(Extension(R"(, "copy": {"bandwidth": "7 us"})")) ==
+        "p.json: copy: got unknown key \"bandwidth\", expected one of \"kind\", \"source\", "
+        "\"date\", "
+        "\"to_device\", \"to_host\", \"both_ways\", \"latency\"");
+  CHECK(ErrorOf(Extension(R"(, "host": {"wake": "7 us"})")) ==
+        "p.json: host.wake: got \"7 us\", expected a number with \"kind\", \"source\" and "
+        "\"date\"");
+  CHECK(ErrorOf(Extension(R"(, "host": {"kind": "assumed", "source": "me", "date": "2026-11-21",
+                              "wake": 7})")) ==
+        "p.json: host.wake: got 7, expected a time such as \"5 us\" or \"1.5 ms\"");
+  CHECK(ErrorOf(Extension(R"(, "copy": {"kind": "assumed", "source": "me", "date": "2026-11-21",
+                              "to_host": 1.5})")) ==
+        "p.json: copy.to_host: got 1.5, expected above 0, at most 1");
+  CHECK(ErrorOf(Extension(R"(, "compute": {"kind": "assumed", "source": "me",
+                              "date": "2026-11-21", "gemm": {"bf16": 0}})")) ==
+        "p.json: compute.gemm.bf16: got 0, expected above 0, at most 1");
+  CHECK(ErrorOf(Extension(R"(, "overlap": {"kind": "assumed", "source": "me",
+                              "date": "2026-11-21", "compute_sensitivity": 11})")) ==
+        "p.json: overlap.compute_sensitivity: got 11, expected from 0 to 10");
+  CHECK(ErrorOf(Extension(R"(, "transports": {"mine": {}})")) ==
+        "p.json: transports.mine: got no key \"efficiency\", expected one");
+  std::string unknown;
+  try {
+    (void)LoadProfile("h100-torch-eagre");
+  } catch (const InputError& e) {
+    unknown = e.what();
+  }
+  CHECK(unknown ==
+        "profile: got \"h100-torch-eagre\", expected a name from `shardwright list profiles` or a "
+        ".json file; did you mean \"h100-torch-eager\"?");
+}
+
+// Predicted time of one all-gather of S bytes by the formula that topologies/routing.h and
+// profile.h state, cheapest protocol.
+double GatherMicroseconds(const char* cluster_name, std::int64_t nodes, const char* profile_name,
+                          double bytes) {
+  const Cluster cluster = LoadCluster(cluster_name, nodes);
+  const Profile profile = LoadProfile(profile_name);
+  const RingPath ring = FindRing(cluster, {cluster.RankCount(), 1});
+  const TransportProfile& intra = FindTransport(profile, "nvlink");
+  const TransportProfile& outer = nodes > 1 ? FindTransport(profile, cluster.network) : intra;
+  double best = std::numeric_limits<double>::infinity();
+  const auto n = static_cast<double>(ring.size);
+  for (std::size_t i = 0; i < outer.protocols.size(); ++i) {
+    const ProtocolProfile& protocol = outer.protocols[i];
+    REQUIRE(intra.protocols[i].name == protocol.name);
+    const double hops =
+        static_cast<double>(ring.intra_hops) * intra.protocols[i].hop_latency.value.value +
+        static_cast<double>(ring.inter_hops) * protocol.hop_latency.value.value;
+    const double rate = ring.Rate().value * outer.efficiency.value * protocol.bandwidth.value;
+    best = std::min(best, protocol.base_latency.value.value + hops + bytes * (n - 1) / n / rate);
+  }
+  return best * 1e6;
+}
+
+// Published nccl-tests results, out of place. The tolerance is what four parameters per protocol
+// can do for curves with steps; the worst point of each sweep is at a protocol switch.
+TEST_CASE("Profile: all-gather times against published measurements") {
+  struct Point {
+    double bytes;
+    double microseconds;
+  };
+  const auto check = [](const char* cluster, std::int64_t nodes, const char* profile,
+                        const std::vector<Point>& points, double tolerance) {
+    for (const Point& point : points) {
+      CAPTURE(cluster);
+      CAPTURE(point.bytes);
+      const double predicted = GatherMicroseconds(cluster, nodes, profile, point.bytes);
+      CAPTURE(predicted);
+      CHECK(std::abs(predicted - point.microseconds) <= tolerance * point.microseconds);
+    }
+  };
+  // 8x B200 (Vultr HGX B200, all_gather).
+  check("dgx-b200", 1, "b200-torch-eager",
+        {{4096, 16.88},
+         {262144, 19.21},
+         {1048576, 19.69},
+         {4194304, 29.96},
+         {16777216, 49.04},
+         {33554432, 76.98},
+         {67108864, 139.13},
+         {134217728, 207.50},
+         {268435456, 393.96},
+         {1073741824, 1486.06},
+         {8589934592, 11322.8}},
+        0.16);
+  // 8x H100-class (SimuMax), from 8 MiB: below, the published sweep has a floor of 45 us.
+  check("dgx-h100", 1, "h100-torch-eager",
+        {{16777216, 73.03},
+         {67108864, 211.3},
+         {268435456, 730.2},
+         {1073741824, 2734.1},
+         {8589934592, 21025}},
+        0.08);
+  // Two a3-ultra nodes (GoogleCloudPlatform/cluster-toolkit).
+  check("a3-ultra", 2, "h100-torch-eager",
+        {{4096, 55.59},
+         {1048576, 79.74},
+         {16777216, 122.9},
+         {67108864, 294.7},
+         {268435456, 877.5},
+         {1073741824, 3105.7},
+         {8589934592, 24489}},
+        0.16);
+  // Two a3-mega nodes.
+  check("a3-mega", 2, "h100-torch-eager", {{512, 85.3}}, 0.1);
+}
+
+}  // namespace
+}  // namespace shardwright
