@@ -74,7 +74,7 @@ class DdpRules : public StepRules {
   void PreForward(UnitId, Phase) override {}
   void PostForward(UnitId, Phase) override {}
   void PreBackward(UnitId) override {}
-  void BackwardLeft(UnitId) override {}
+  void BackwardLeft(UnitId, bool) override {}
   void GradientsFinal(UnitId) override {}
 
   // Autocast: weights are cast where they are first used and kept for the op's backward.

@@ -94,6 +94,14 @@ void Emitter::AddWait(Stream stream, std::initializer_list<OpId> ops, Phase phas
   }
 }
 
+void Emitter::AddSlotWait(Stream stream, std::uint32_t slot, Phase phase, std::uint32_t subject) {
+  OpShape shape;
+  shape.code = OpCode::kStreamWait;
+  shape.stream = stream;
+  Add(shape, {}, phase, subject, {});
+  body->AfterSlot(slot);
+}
+
 OpId Emitter::AddHostWait(std::span<const OpId> ops, Phase phase, std::uint32_t subject) {
   OpShape shape;
   shape.code = OpCode::kHostWait;

@@ -48,6 +48,8 @@ class Emitter {
                      Phase phase, std::uint32_t subject, std::initializer_list<Touch> touches);
   // `stream` waits for `ops`; none if all of them are none or on that stream.
   void AddWait(Stream stream, std::initializer_list<OpId> ops, Phase phase, std::uint32_t subject);
+  // `stream` waits for what a carry slot holds.
+  void AddSlotWait(Stream stream, std::uint32_t slot, Phase phase, std::uint32_t subject);
   // The host waits for `ops`.
   OpId AddHostWait(std::span<const OpId> ops, Phase phase, std::uint32_t subject);
   void After(OpId op) { body->After(op); }

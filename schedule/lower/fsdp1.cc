@@ -114,7 +114,11 @@ class Fsdp1Rules : public StepRules {
     }
   }
 
-  void BackwardLeft(UnitId) override {}
+  void BackwardLeft(UnitId u, bool done) override {
+    if (!done && Reshards(u)) {
+      FreeUnsharded(u);
+    }
+  }
 
   void GradientsFinal(UnitId u) override {
     At(u).backward_done = true;
@@ -208,8 +212,12 @@ class Fsdp1Rules : public StepRules {
 
   void PrefetchBackward(UnitId u) {
     const std::size_t position = forward_position_[u.value];
-    if (position >= 2) {
-      Unshard(post_forward_order_[position - 2], Phase::kBackward);
+    if (position < 2) {
+      return;
+    }
+    const UnitId previous = post_forward_order_[position - 2];
+    if (spans_.backward_first[previous.value] != kNoRegion) {  // its outputs need a gradient
+      Unshard(previous, Phase::kBackward);
     }
   }
 

@@ -93,7 +93,11 @@ class Fsdp2Rules : public StepRules {
     }
   }
 
-  void BackwardLeft(UnitId u) override {
+  void BackwardLeft(UnitId u, bool done) override {
+    if (!done) {
+      FreeUnsharded(u);
+      return;
+    }
     // The hook sits on the gradients of the unit's inputs; without any it runs at the very end.
     if (spans_.input_grads[u.value]) {
       PostBackward(u);

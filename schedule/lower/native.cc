@@ -30,6 +30,8 @@ class NativeRules : public StepRules {
       c.updated_before = true;
     }
     FindOrders();
+    first_gather_ = true;
+    last_read_of_freed_ = OpId();
   }
 
   void PreForward(UnitId u, Phase phase) override {
@@ -67,12 +69,9 @@ class NativeRules : public StepRules {
     PrefetchAfter(u, backward_order_, plan_.units[u.value].backward_prefetch, Phase::kBackward);
   }
 
-  void BackwardLeft(UnitId u) override {
-    if (!HasParams(u)) {
-      return;
-    }
-    FreeUnsharded(u);
-  }
+  void BackwardLeft(UnitId u, bool /*done*/) override { FreeUnsharded(u); }
+
+  void EndForward() override { CarryFreed(); }
 
   // The reduction starts when the last weight gradient is written, also for the first units.
   void GradientsFinal(UnitId u) override {
@@ -102,6 +101,7 @@ class NativeRules : public StepRules {
     for (std::uint32_t u = 0; u < unit_count(); ++u) {
       FreeUnsharded(UnitId(u));  // gathered, but left out of backward (all frozen)
     }
+    CarryFreed();
     if (last_micro_batch_) {
       // Nothing waits for the last reductions but the updates behind them.
       for (const Reduction& r : reducing_) {
@@ -162,7 +162,9 @@ class NativeRules : public StepRules {
   };
 
   [[nodiscard]] bool HasParams(UnitId u) const { return Info(u).padded_elements > 0; }
+  // Carry slots: per unit what last changed its parameters, then the last read of a freed buffer.
   [[nodiscard]] static std::uint32_t SlotOf(UnitId u) { return u.value; }
+  [[nodiscard]] std::uint32_t FreedSlot() const { return static_cast<std::uint32_t>(unit_count()); }
   void FindOrders() {
     written_.resize(unit_count());
     forward_order_.clear();
@@ -210,6 +212,10 @@ class NativeRules : public StepRules {
     }
     c.pending = true;
     // Copies wait until the buffer whose bytes this one may take is no longer read.
+    if (first_gather_) {
+      e_.AddSlotWait(Stream::kCopyIn, FreedSlot(), phase, u.value);
+      first_gather_ = false;
+    }
     e_.AddWait(Stream::kCopyIn, {last_read_of_freed_}, phase, u.value);
     last_read_of_freed_ = OpId();
     At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, Stream::kCopyIn);
@@ -241,6 +247,7 @@ class NativeRules : public StepRules {
       const BufferId staged = e_.Alloc(MasterShard(u), Category::kAllGather, Stream::kCopyIn);
       e_.AddTransfer(OpCode::kCopyH2d, Stream::kCopyIn, phase, u.value, MasterShard(u), At(u).shard,
                      staged);
+      WaitForUpdate(c, u);
       e_.AddCopy(OpCode::kGatherCopyIn, Stream::kCopyIn, phase, u.value, MasterShard(u), slice,
                  {{staged, AccessMode::kRead, Role::kInput},
                   {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
@@ -253,7 +260,14 @@ class NativeRules : public StepRules {
                 {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
     if (small) {
       e_.After(c.part_made);
-    } else if (c.updated_before) {
+    } else {
+      WaitForUpdate(c, u);
+    }
+  }
+
+  // The op last added reads parameters that the step before (or init) wrote.
+  void WaitForUpdate(Comm& c, UnitId u) {
+    if (c.updated_before) {
       e_.body->AfterSlot(SlotOf(u));
       c.updated_before = false;
     }
@@ -275,6 +289,13 @@ class NativeRules : public StepRules {
     last_read_of_freed_ = e_.LastCompute();
     e_.body->Free(At(u).unsharded);
     At(u).unsharded = BufferId();
+  }
+
+  // The next step's first gather must not overwrite what this step still reads.
+  void CarryFreed() {
+    if (last_read_of_freed_.valid()) {
+      e_.body->SetCarry(FreedSlot(), last_read_of_freed_);
+    }
   }
 
   void KeepPart(UnitId u, Phase phase) {
@@ -397,6 +418,7 @@ class NativeRules : public StepRules {
   std::vector<UnitId> forward_order_, backward_order_;
   std::vector<std::vector<ParamId>> written_;  // per unit: storages whose gradient is there
   OpId last_read_of_freed_;
+  bool first_gather_ = true;  // of the step
   std::deque<Reduction> reducing_;
   OpId last_reduce_;
   std::vector<OpId> to_host_;

@@ -73,7 +73,7 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
   result.spans = Stretches(model, units);
   const std::size_t n = units.size();
   result.backward_first.assign(n, kNoRegion);
-  result.backward_last.assign(n, kNoRegion);
+  result.backward_spans.resize(n);
   result.grads_final.assign(n, kNoRegion);
   result.input_grads.assign(n, false);
   result.unit_of_param.assign(model.params.size(), UnitId());
@@ -84,11 +84,15 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
     }
     for (const UnitSpans::Span& s : spans) {
       result.input_grads[u] = result.input_grads[u] || HasInputGrads(model, a, s);
+      UnitSpans::Span cut{kNoRegion, 0};
       for (std::uint32_t i = s.first; i <= s.last; ++i) {
         if (a.ops[i].has_backward) {
-          result.backward_first[u] = i;
-          result.backward_last[u] = std::min(result.backward_last[u], i);
+          cut = {std::min(cut.first, i), i};
         }
+      }
+      if (cut.first != kNoRegion) {
+        result.backward_spans[u].push_back(cut);
+        result.backward_first[u] = cut.last;
       }
     }
     for (const ParamId p : units[u].params) {

@@ -54,10 +54,10 @@ Walker::Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules)
       leave.emplace_back(s.last, UnitId(u));
       forward_mark_[s.first] = true;
     }
-    if (spans.backward_first[u] != kNoRegion) {
-      back_enter.emplace_back(spans.backward_first[u], UnitId(u));
-      back_leave.emplace_back(spans.backward_last[u], UnitId(u));
-      backward_mark_[spans.backward_first[u]] = true;
+    for (const UnitSpans::Span& s : spans.backward_spans[u]) {
+      back_enter.emplace_back(s.last, UnitId(u));
+      back_leave.emplace_back(s.first, UnitId(u));
+      backward_mark_[s.last] = true;
     }
     if (spans.grads_final[u] != kNoRegion) {
       back_final.emplace_back(spans.grads_final[u], UnitId(u));
@@ -192,8 +192,7 @@ void Walker::LoadInputs() {
   shape.code = OpCode::kCopyH2d;
   shape.stream = Stream::kCompute;  // .to(device) runs on the current stream
   shape.bytes = e_.program.buffers[host_inputs_.value].size;
-  e_.Add(shape, {}, Phase::kForward, kNoSubject,
-         {{host_inputs_, AccessMode::kRead, Role::kInput}});
+  e_.Add(shape, {}, Phase::kForward, kNoSubject, {{host_inputs_, AccessMode::kRead, Role::kInput}});
   std::uint16_t index = 0;
   for (const BufferId b : buffers) {
     e_.body->Use(b, AccessMode::kWrite, Role::kOutput, index++);

@@ -21,8 +21,9 @@ class DialectRules {
   virtual void PostForward(UnitId unit, Phase phase) = 0;
   // Before the first backward op (or recomputation) of the unit.
   virtual void PreBackward(UnitId unit) = 0;
-  // After the last backward op that lies inside the unit.
-  virtual void BackwardLeft(UnitId unit) = 0;
+  // After the last backward op of a stretch of the unit; `done` after its last stretch (a unit that
+  // gathers again over gaps has several).
+  virtual void BackwardLeft(UnitId unit, bool done) = 0;
   // After the backward op that gives the unit's last parameter gradient.
   virtual void GradientsFinal(UnitId unit) = 0;
   // Right before the forward op (or its recomputation) is written.
@@ -48,10 +49,11 @@ struct UnitSpans {
   };
   std::vector<std::vector<Span>> spans;       // per unit; one span when the unit holds over gaps
   std::vector<std::uint32_t> backward_first;  // per unit: highest op with a backward, or kNoRegion
-  std::vector<std::uint32_t> backward_last;   // per unit: lowest op with a backward
-  std::vector<std::uint32_t> grads_final;     // per unit: lowest op with a weight gradient of it
-  std::vector<bool> input_grads;              // per unit: some input of the unit needs a gradient
-  std::vector<UnitId> unit_of_param;          // per parameter; ties map to the storage's unit
+  std::vector<std::vector<Span>> backward_spans;  // per unit: the spans cut down to ops with a
+                                                  // backward; empty ones left out
+  std::vector<std::uint32_t> grads_final;  // per unit: lowest op with a weight gradient of it
+  std::vector<bool> input_grads;           // per unit: some input of the unit needs a gradient
+  std::vector<UnitId> unit_of_param;       // per parameter; ties map to the storage's unit
 };
 [[nodiscard]] UnitSpans FindUnitSpans(const LowerInput& input, const ModelAnalysis& analysis,
                                       const std::vector<ResolvedUnit>& units);

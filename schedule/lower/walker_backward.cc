@@ -233,7 +233,8 @@ void Walker::Backward() {
       rules_.GradientsFinal(back_final_.units[k]);
     }
     for (std::uint32_t k = back_leave_.begin[i]; k < back_leave_.begin[i + 1]; ++k) {
-      rules_.BackwardLeft(back_leave_.units[k]);
+      const UnitId u = back_leave_.units[k];
+      rules_.BackwardLeft(u, i == spans_.backward_spans[u.value].front().first);
     }
   }
 }

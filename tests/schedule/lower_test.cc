@@ -1,0 +1,435 @@
+// Lowered programs against hand computation: layouts and padding, which buffers are alive at which
+// moment, which collectives a step issues. The rules are those of docs/lowering.md.
+
+#include "schedule/lower.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "models/kernel_set.h"
+#include "schedule/lower/layout.h"
+#include "schedule/verify.h"
+#include "tests/schedule/chain_model.h"
+
+namespace shardwright {
+namespace {
+
+using testing::AddModule;
+using testing::AddParam;
+using testing::ChainJob;
+using testing::ChainModel;
+using testing::ChainPlan;
+using testing::ChainSpec;
+
+constexpr Precision kAllFp32{DType::kFp32, DType::kFp32, DType::kFp32};
+constexpr Precision kMixed{DType::kFp32, DType::kBf16, DType::kFp32};
+constexpr Precision kPure{DType::kBf16, DType::kBf16, DType::kBf16};
+
+Program LowerChain(const ChainSpec& spec, const Plan& plan, Precision precision,
+                   const std::function<void(Job&)>& change = {}) {
+  const Model model = ChainModel(spec);
+  Job job = ChainJob(spec, precision);
+  if (change) {
+    change(job);
+  }
+  Program program = Lower({model, FindKernelSet("torch-eager", "test"), job, plan});
+  const auto findings = Verify(program);
+  CHECK_MESSAGE(findings.empty(), (findings.empty() ? std::string() : findings.front().text));
+  return program;
+}
+
+using Bytes64 = std::array<std::int64_t, kCategoryCount>;
+
+// Bytes per category in a steady step when the op called `name` is issued (its own points taken).
+Bytes64 AliveAt(const Program& program, const std::string& name) {
+  Bytes64 alive{};
+  std::vector<bool> exists(program.buffers.size(), false);
+  const auto apply = [&](std::span<const MemoryPoint> points) {
+    for (const MemoryPoint& p : points) {
+      const Buffer& b = program.buffers[p.buffer.value];
+      const bool begins = p.kind != PointKind::kFree;
+      if (b.on_host || exists[p.buffer.value] == begins) {
+        continue;
+      }
+      exists[p.buffer.value] = begins;
+      alive[static_cast<std::size_t>(b.category)] += begins ? b.size.value : -b.size.value;
+    }
+  };
+  apply(program.init.points);
+  apply(program.step.points);  // the step before
+  for (std::uint32_t i = 0; i < program.step.size(); ++i) {
+    apply(program.step.PointsBefore(OpId(i)));
+    if (OpName(program, program.step.ops[i]) == name) {
+      return alive;
+    }
+  }
+  FAIL("no op is called " << name);
+  return alive;
+}
+
+std::int64_t Of(const Bytes64& alive, Category c) {
+  return alive[static_cast<std::size_t>(c)];
+}
+
+std::int64_t Communication(const Bytes64& alive) {
+  return Of(alive, Category::kAllGather) + Of(alive, Category::kUnshardedParameter) +
+         Of(alive, Category::kUnshardedGradient) + Of(alive, Category::kReduceScatter);
+}
+
+// Model with one unit of the given parameter shapes.
+Model ParamsModel(const std::vector<std::vector<std::int64_t>>& shapes) {
+  Model model;
+  const ModuleId root = AddModule(model, {}, "", "Root");
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    AddParam(model, root, "p" + std::to_string(i), shapes[i]);
+  }
+  return model;
+}
+
+ResolvedUnit WholeUnit(const Model& model) {
+  ResolvedUnit unit{"root", {ModuleId(0)}, {}};
+  for (std::size_t p = 0; p < model.params.size(); ++p) {
+    unit.params.push_back(ParamId(p));
+  }
+  return unit;
+}
+
+TEST_CASE("FSDP2 pads each parameter to whole rows per rank") {
+  // (3, 1024) over 8 ranks is stored as 8 rows; a vector of 10 becomes 16; (16, 4) stays.
+  const Model model = ParamsModel({{3, 1024}, {10}, {16, 4}});
+  const UnitInfo info = LayoutPerParameter(model, WholeUnit(model), 8);
+  CHECK(info.elements == 3 * 1024 + 10 + 64);
+  CHECK(info.padded_elements == 8 * 1024 + 16 + 64);
+  CHECK(info.shard_elements == 1024 + 2 + 8);
+  CHECK(info.params[1].shard_offset == 1024);
+  CHECK(info.params[2].unsharded_offset == 8 * 1024 + 16);
+}
+
+TEST_CASE("FSDP1 aligns to 16 bytes of the compute dtype only with use_orig_params") {
+  // 5 and 7 elements over 4 ranks. bf16: 8 elements per 16 bytes, so the second starts at 8; the
+  // total 15 is padded to 16. Without: 12 elements, 3 per rank.
+  const Model model = ParamsModel({{5}, {7}});
+  const UnitInfo with = LayoutFlat(model, WholeUnit(model), 4, true, DType::kBf16);
+  CHECK(with.params[1].unsharded_offset == 8);
+  CHECK(with.padded_elements == 16);
+  CHECK(with.shard_elements == 4);
+  const UnitInfo without = LayoutFlat(model, WholeUnit(model), 4, false, DType::kBf16);
+  CHECK(without.params[1].unsharded_offset == 5);
+  CHECK(without.padded_elements == 12);
+  CHECK(without.shard_elements == 3);
+  // fp32: 4 elements per 16 bytes: 5 -> 8, 8 + 7 = 15 -> 16.
+  CHECK(LayoutFlat(model, WholeUnit(model), 4, true, DType::kFp32).padded_elements == 16);
+  // The paper's bound without alignment: at most W - 1 elements of padding.
+  std::mt19937 random(7);
+  for (int trial = 0; trial < 200; ++trial) {
+    const std::int64_t w = std::uniform_int_distribution<std::int64_t>(1, 64)(random);
+    const Model m = ParamsModel({{std::uniform_int_distribution<std::int64_t>(1, 5000)(random)},
+                                 {std::uniform_int_distribution<std::int64_t>(1, 70)(random), 3}});
+    const UnitInfo info = LayoutFlat(m, WholeUnit(m), w, false, DType::kBf16);
+    CHECK(info.padded_elements - info.elements >= 0);
+    CHECK(info.padded_elements - info.elements < w);
+    CHECK(info.shard_elements * w == info.padded_elements);
+  }
+}
+
+TEST_CASE("Native aligns parameters and shards to 256 bytes") {
+  const Model model = ParamsModel({{5}, {300}});
+  const UnitInfo info = LayoutNative(model, WholeUnit(model), 3, DType::kBf16);
+  CHECK(info.params[1].unsharded_offset == 128);
+  // 428 elements over 3 ranks: 143 per rank, rounded up to 256.
+  CHECK(info.shard_elements == 256);
+  CHECK(info.padded_elements == 768);
+}
+
+// Equal units of n elements, dtypes p (compute) and r (reduce); U = n p, G = n p, R = n r.
+TEST_CASE("FSDP2 transient memory of equal units") {
+  std::mt19937 random(11);
+  for (int trial = 0; trial < 60; ++trial) {
+    ChainSpec spec;
+    spec.blocks = 8;
+    const std::int64_t w = std::int64_t{1} << std::uniform_int_distribution<int>(1, 4)(random);
+    spec.width = 16 * std::uniform_int_distribution<std::int64_t>(1, 12)(random);
+    const Precision precision =
+        std::array{kAllFp32, kMixed, kPure}[static_cast<std::size_t>(trial % 3)];
+    const std::int64_t n = spec.width * spec.width;
+    const std::int64_t u = n * SizeOf(precision.param), g = u, r = n * SizeOf(precision.reduce);
+    const std::int64_t cast = precision.param == precision.master ? 0 : u / w;
+    const std::int64_t stem = spec.width * spec.stem * SizeOf(precision.param);
+    CAPTURE(trial);
+    Plan plan = ChainPlan(spec, Dialect::kFsdp2, w);
+    {
+      const Program p = LowerChain(spec, plan, precision);
+      // The root's stem stays gathered; its gather buffer is long gone.
+      CHECK(Communication(AliveAt(p, "mb0.block4.fwd.gather_copy_in")) == stem + u + u + cast);
+      CHECK(Communication(AliveAt(p, "mb0.block4.lin0.fwd")) == stem + 2 * u);
+      CHECK(Communication(AliveAt(p, "mb0.block4.bwd.gather_copy_out")) == stem + u + u + r);
+      CHECK(Communication(AliveAt(p, "mb0.block4.lin0.bwd")) == stem + u + u + r + g);
+      CHECK(Communication(AliveAt(p, "mb0.block4.bwd.reduce_copy_in")) == stem + u + g + r);
+      const std::int64_t shard_r = r / w;
+      const bool casts = precision.reduce != precision.master;
+      CHECK(Communication(AliveAt(p, "mb0.block4.bwd.reduce_scatter")) ==
+            stem + u + r + (casts ? shard_r : 0));
+    }
+    // Explicit forward prefetch of one unit: 3 U while a block computes.
+    for (int b = 0; b + 1 < spec.blocks; ++b) {
+      plan.units[static_cast<std::size_t>(b)].forward_prefetch = {"block" + std::to_string(b + 1)};
+    }
+    CHECK(Communication(AliveAt(LowerChain(spec, plan, precision), "mb0.block4.lin0.fwd")) ==
+          stem + 3 * u);
+  }
+}
+
+TEST_CASE("FSDP2 usual peak: 10 bytes per element in mixed precision, 16 in fp32, 8 in bf16") {
+  ChainSpec spec;
+  spec.blocks = 6;
+  spec.width = 128;
+  const std::int64_t n = spec.width * spec.width, stem = spec.width * spec.stem;
+  const Plan plan = ChainPlan(spec, Dialect::kFsdp2, 8);
+  const auto peak = [&](Precision precision) {
+    return Communication(AliveAt(LowerChain(spec, plan, precision), "mb0.block3.lin0.bwd")) -
+           stem * SizeOf(precision.param);
+  };
+  CHECK(peak(kMixed) == 10 * n);
+  CHECK(peak(kAllFp32) == 16 * n);
+  CHECK(peak(kPure) == 8 * n);
+}
+
+TEST_CASE("FSDP1 gradients count twice when the flat gradient is made") {
+  ChainSpec spec;
+  spec.blocks = 6;
+  spec.width = 64;
+  const std::int64_t n = spec.width * spec.width, stem = spec.width * spec.stem;
+  const Program p = LowerChain(spec, ChainPlan(spec, Dialect::kFsdp1, 4), kAllFp32);
+  const Bytes64 alive = AliveAt(p, "mb0.block3.bwd.concat_grad");
+  CHECK(Of(alive, Category::kUnshardedGradient) == 2 * 4 * n);
+  // This unit's parameters, the prefetched next one's, and the root's.
+  CHECK(Of(alive, Category::kUnshardedParameter) == 4 * (2 * n + stem));
+}
+
+TEST_CASE("Residents: master, AdamW states and sharded gradients are 16 bytes per element") {
+  ChainSpec spec;
+  spec.blocks = 4;
+  spec.width = 64;
+  const std::int64_t n = 4 * spec.width * spec.width + spec.width * spec.stem;
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative}) {
+    const Program p = LowerChain(spec, ChainPlan(spec, dialect, 4), kMixed,
+                                 [](Job& job) { job.clip_gradients = true; });
+    const Bytes64 alive = AliveAt(p, "opt.grad_norm");
+    CHECK(Of(alive, Category::kParameterShard) == n / 4 * 4);
+    CHECK(Of(alive, Category::kOptimizerState) == n / 4 * 8);
+    CHECK(Of(alive, Category::kShardedGradient) == n / 4 * 4);
+  }
+}
+
+int Count(const Program& p, OpCode code, const std::string& group = {}) {
+  int count = 0;
+  for (const Op& op : p.step.ops) {
+    const OpShape& s = p.ShapeOf(op);
+    count += s.code == code && (group.empty() || p.groups[s.group.value].name == group) ? 1 : 0;
+  }
+  return count;
+}
+
+std::int64_t CollectiveBytes(const Program& p) {
+  std::int64_t bytes = 0;
+  for (const Op& op : p.step.ops) {
+    const OpShape& s = p.ShapeOf(op);
+    if (s.code == OpCode::kAllGather || s.code == OpCode::kReduceScatter) {
+      bytes += s.bytes.value;
+    }
+  }
+  return bytes;
+}
+
+TEST_CASE("Full sharding moves 3 N bytes per step; the root only 2 N") {
+  ChainSpec spec;
+  spec.blocks = 5;
+  spec.width = 64;
+  const std::int64_t n = spec.width * spec.width, stem = spec.width * spec.stem;
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1}) {
+    const Program p = LowerChain(spec, ChainPlan(spec, dialect, 8), kAllFp32);
+    CHECK(Count(p, OpCode::kAllGather) == 2 * 5 + 1);
+    CHECK(Count(p, OpCode::kReduceScatter) == 6);
+    CHECK(CollectiveBytes(p) == 4 * (5 * 3 * n + 2 * stem));
+  }
+  // Native: the last block's backward follows its forward at once, so it stays gathered.
+  const Program p = LowerChain(spec, ChainPlan(spec, Dialect::kNative, 8), kAllFp32);
+  CHECK(Count(p, OpCode::kAllGather) == 5 + 1 + 4);
+  CHECK(Count(p, OpCode::kGatherCopyOut) == 0);
+  CHECK(Count(p, OpCode::kReduceCopyIn) == 0);
+}
+
+TEST_CASE("Reshard never, to a smaller group, and hybrid sharding") {
+  ChainSpec spec;
+  spec.blocks = 5;
+  spec.width = 64;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp2, 8);
+  for (UnitPlan& unit : plan.units) {
+    unit.reshard.kind = Reshard::Kind::kNever;
+  }
+  CHECK(Count(LowerChain(spec, plan, kMixed), OpCode::kAllGather) == 6);
+
+  plan = ChainPlan(spec, Dialect::kFsdp2, 8);
+  for (UnitPlan& unit : plan.units) {
+    if (unit.name != "root") {
+      unit.reshard = {Reshard::Kind::kToGroup, 4};
+    }
+  }
+  const Program to_group = LowerChain(spec, plan, kMixed);
+  CHECK(Count(to_group, OpCode::kReshardClone) == 5);
+  CHECK(Count(to_group, OpCode::kAllGather, "reshard4") == 5);
+  CHECK(Count(to_group, OpCode::kAllGather, "shard") == 6);
+  // Between the passes a quarter of each block stays: checked where the last block computes.
+  const std::int64_t u = spec.width * spec.width * 2;
+  CHECK(Of(AliveAt(to_group, "mb0.block4.lin0.fwd"), Category::kUnshardedParameter) ==
+        4 * u / 4 + u + spec.width * spec.stem * 2);
+
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative}) {
+    plan = ChainPlan(spec, dialect, 4);
+    plan.replicate_size = 2;
+    const Program hybrid = LowerChain(spec, plan, kMixed);
+    CHECK(Count(hybrid, OpCode::kAllReduce, "replicate") == 6);
+    CHECK(hybrid.groups[1].stride + hybrid.groups.back().stride >= 4);
+  }
+}
+
+TEST_CASE("Gradient accumulation: which micro-batches reduce") {
+  ChainSpec spec;
+  spec.blocks = 3;
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative}) {
+    Plan plan = ChainPlan(spec, dialect, 4);
+    plan.accumulation = 3;
+    CHECK(Count(LowerChain(spec, plan, kMixed), OpCode::kReduceScatter) == 3 * 4);
+    plan.sync = SyncMode::kLast;
+    CHECK(Count(LowerChain(spec, plan, kMixed), OpCode::kReduceScatter) == 4);
+  }
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kNative}) {
+    Plan plan = ChainPlan(spec, dialect, 4);
+    plan.replicate_size = 2;
+    plan.accumulation = 3;
+    plan.sync = SyncMode::kReplicateLast;
+    const Program p = LowerChain(spec, plan, kMixed);
+    CHECK(Count(p, OpCode::kReduceScatter) == 3 * 4);
+    CHECK(Count(p, OpCode::kAllReduce, "replicate") == 4);
+  }
+  // FSDP2 keeps unsharded gradients in the reduce dtype, FSDP1 in the compute dtype.
+  const std::int64_t n = spec.width * (3 * spec.width + spec.stem);
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1}) {
+    Plan plan = ChainPlan(spec, dialect, 4);
+    plan.accumulation = 2;
+    plan.sync = SyncMode::kLast;
+    const Program p = LowerChain(spec, plan, kMixed);
+    CHECK(Of(AliveAt(p, "mb1.fwd.copy_h2d"), Category::kUnshardedGradient) ==
+          n * (dialect == Dialect::kFsdp2 ? 4 : 2));
+  }
+}
+
+TEST_CASE("DDP buckets: 1 MiB first, then 25 MiB, closed by the tensor that passes the cap") {
+  // Weights of 512 x 512 fp32 are 1 MiB each. Backward makes block19 .. block0, then the stem
+  // (512 x 8: 16 KiB). Steady order: {block19}, {block18}: the first holds 1 MiB >= 1 MiB and
+  // closes; the other 19 MiB and the stem stay below 25 MiB and form one bucket.
+  ChainSpec spec;
+  spec.blocks = 20;
+  spec.width = 512;
+  Plan plan = ChainPlan(spec, Dialect::kDdp, 1);
+  plan.replicate_size = 8;
+  UnitPlan root = plan.units.back();
+  plan.units = {root};
+  const Program p = LowerChain(spec, plan, kAllFp32);
+  std::vector<std::int64_t> steady, first;
+  for (const Body* body : {&p.warmup, &p.step}) {
+    for (const Op& op : body->ops) {
+      if (p.ShapeOf(op).code == OpCode::kAllReduce) {
+        (body == &p.step ? steady : first).push_back(p.ShapeOf(op).bytes.value);
+      }
+    }
+  }
+  const std::int64_t mib = std::int64_t{1} << 20, stem = 512 * 8 * 4;
+  CHECK(steady == std::vector<std::int64_t>{mib, 19 * mib + stem});
+  // The first step's buckets follow parameter order: {stem, block0}, {block1 .. block19}; they are
+  // launched from the model's end.
+  CHECK(first == std::vector<std::int64_t>{19 * mib, stem + mib});
+}
+
+TEST_CASE("Checkpointing: a recomputed block runs once more and keeps only its input") {
+  ChainSpec spec;
+  spec.blocks = 4;
+  spec.linears = 3;
+  spec.rows = 32;
+  const std::int64_t tensor = spec.rows * spec.width * 2;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp2, 4);
+  const auto activations = [&](const Program& p) {
+    return Of(AliveAt(p, "mb0.block3.lin2.fwd"), Category::kActivation);
+  };
+  // Each linear saves its input: at the last one 12 inputs are alive (the first is the stem's
+  // output; the stem's own input is of category input).
+  CHECK(activations(LowerChain(spec, plan, kMixed)) == 12 * tensor);
+  for (int b = 0; b < spec.blocks; ++b) {
+    plan.recompute.push_back({"block" + std::to_string(b), RecomputeKind::kFull, 1});
+  }
+  const Program p = LowerChain(spec, plan, kMixed);
+  CHECK(activations(p) == 4 * tensor);
+  int reruns = 0;
+  for (const Op& op : p.step.ops) {
+    reruns += op.phase == Phase::kRecompute && p.ShapeOf(op).code == OpCode::kCompute ? 1 : 0;
+  }
+  // The last linear of a block need not run again: nothing saves its output (early stop).
+  CHECK(reruns == 4 * 2);
+  CHECK(Count(p, OpCode::kAllGather) == 2 * 4 + 1);  // the unit is the region: no extra gather
+  // A region around all units gathers each of them once more, but for the last one: its
+  // recomputation stops early, inside the unit, which therefore stays gathered.
+  plan.recompute.clear();
+  plan.recompute.push_back({"", RecomputeKind::kFull, 1});
+  CHECK(Count(LowerChain(spec, plan, kMixed), OpCode::kAllGather) == 3 * 4 + 1 - 1);
+}
+
+TEST_CASE("Frozen parameters have no gradient and no states") {
+  ChainSpec spec;
+  spec.blocks = 4;
+  Model model = ChainModel(spec);
+  for (Parameter& p : model.params) {
+    p.trainable = p.fqn.rfind("block3", 0) == 0;
+  }
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative}) {
+    const Plan plan = ChainPlan(spec, dialect, 4);
+    const Job job = ChainJob(spec, kMixed);
+    const Program p = Lower({model, FindKernelSet("torch-eager", "test"), job, plan});
+    const auto findings = Verify(p);
+    CHECK_MESSAGE(findings.empty(), (findings.empty() ? std::string() : findings.front().text));
+    CHECK(Count(p, OpCode::kReduceScatter) == 1);
+    // Nothing below block3 needs a gradient, so backward stops there. FSDP2 prefetches block2 all
+    // the same; FSDP1 knows that its outputs need no gradient; native keeps block3 gathered.
+    const int backward = dialect == Dialect::kFsdp2 ? 2 : dialect == Dialect::kFsdp1 ? 1 : 0;
+    CHECK(Count(p, OpCode::kAllGather) == 5 + backward);
+    const Bytes64 alive = AliveAt(p, "block3.opt.optimizer_step");
+    CHECK(Of(alive, Category::kOptimizerState) == spec.width * spec.width / 4 * 8);
+  }
+}
+
+TEST_CASE("Offload: shards, gradients and states live on the host") {
+  ChainSpec spec;
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative}) {
+    Plan plan = ChainPlan(spec, dialect, 4);
+    plan.offload.parameters = true;
+    const Program p = LowerChain(spec, plan, kMixed);
+    CHECK(Of(AliveAt(p, "mb0.block2.lin0.fwd"), Category::kParameterShard) == 0);
+    CHECK(Count(p, OpCode::kHostOptimizerStep) == 1);
+    CHECK(Count(p, OpCode::kOptimizerStep) == 0);
+    CHECK(Count(p, OpCode::kCopyD2h) == 5);
+  }
+  Plan plan = ChainPlan(spec, Dialect::kNative, 4);
+  plan.offload.optimizer = true;
+  const Program p = LowerChain(spec, plan, kMixed);
+  CHECK(Count(p, OpCode::kHostOptimizerStep) == 1);
+  CHECK(Of(AliveAt(p, "opt.host_optimizer_step"), Category::kOptimizerState) == 0);
+}
+
+}  // namespace
+}  // namespace shardwright
