@@ -299,64 +299,6 @@ TEST_CASE("in-place rotation and tensor sizes") {
   CHECK(sum.written == Bytes(100));
 }
 
-// Operators that launch something, counted with a TorchDispatchMode in PyTorch 2.13 (see
-// measure_saved_tensors.py). Where one operator is two kernels in CUDA, the row says so.
-TEST_CASE("launches equal the operators that PyTorch runs") {
-  const LayerSizes z = {.b = 2, .s = 64, .h = 48, .a = 3, .kv = 3};
-  OpSpec attention = AttentionSpec(z);
-  attention.causal = false;  // no mask
-  OpSpec dropout = attention;
-  dropout.dropout_p = 0.1;
-  OpSpec gelu = RowsSpec(OpKind::kActivation, 64, 48);
-  gelu.activation = Activation::kGeluTanh;
-  OpSpec swiglu = RowsSpec(OpKind::kGatedActivation, 64, 48);
-  swiglu.activation = Activation::kSilu;
-  const OpSpec rope = {
-      .kind = OpKind::kRope, .rows = 64, .heads = 3, .kv_heads = 3, .head_dim = 16};
-  const OpSpec router = {
-      .kind = OpKind::kRouter, .rows = 32, .in = 16, .experts = 8, .experts_per_token = 2};
-  OpSpec experts = router;
-  experts.kind = OpKind::kExperts;
-  experts.out = 80;
-  experts.gated = true;
-  experts.activation = Activation::kSilu;
-  struct Case {
-    const char* name;
-    OpSpec spec;
-    DType compute;
-    const char* set;
-    std::int64_t batch;
-    std::size_t forward;
-    std::size_t backward;
-  };
-  const DType bf16 = DType::kBf16;
-  const Case cases[] = {
-      {"linear", LinearSpec(64, 48, 80, true), bf16, "torch-eager", 2, 1, 3},
-      {"rms norm in HF", RowsSpec(OpKind::kRmsNorm, 64, 48), bf16, "hf-eager", 2, 8, 16},
-      {"the same in fp32", RowsSpec(OpKind::kRmsNorm, 64, 48), DType::kFp32, "hf-eager", 2, 6, 14},
-      {"gelu_new", gelu, bf16, "hf-eager", 2, 8, 11},
-      {"silu(gate) * up", swiglu, bf16, "torch-eager", 2, 2, 3},
-      // q and k; each slice_backward fills zeros and copies.
-      {"rope", rope, bf16, "hf-eager", 2, 2 * 5, 2 * (7 + 2)},
-      {"attention", attention, bf16, "torch-2022", 2, 8, 10},
-      {"attention of one sample", attention, bf16, "torch-2022", 1, 5, 9},
-      {"attention, fp32 softmax, dropout", dropout, bf16, "hf-2023", 2, 11, 13},
-      // nll_loss_backward fills zeros and scatters.
-      {"cross-entropy of fp32 logits", RowsSpec(OpKind::kCrossEntropy, 32, 100), bf16,
-       "torch-eager", 2, 3, 3 + 1},
-      {"router and its projection", router, bf16, "torch-eager", 2, 6 + 1, 12 + 2},
-      // Transformers computes gate and up as one product, and concatenates their gradients.
-      {"experts", experts, bf16, "torch-eager", 2, 16 + 1, 18 + 2 - 1 + 1},
-      {"select", RowsSpec(OpKind::kSelect, 1, 48), bf16, "torch-eager", 2, 0, 1 + 1},
-  };
-  for (const Case& c : cases) {
-    CAPTURE(c.name);
-    const OpKernels op = LowerOp(c.spec, c.batch, c.compute, Set(c.set));
-    CHECK(op.forward.size() == c.forward);
-    CHECK(op.backward_data.size() + op.backward_weight.size() == c.backward);
-  }
-}
-
 // One random spec of the given kind with all fields it needs.
 OpSpec RandomSpec(OpKind kind, std::mt19937* random) {
   const auto draw = [random](int low, int high) {

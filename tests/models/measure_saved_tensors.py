@@ -9,6 +9,8 @@ Shapes run on meta tensors (CUDA's formulas, no GPU, no memory), except for the 
 values. A storage counts once; parameters, constants and scalars do not count.
 """
 
+import sys
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -94,18 +96,40 @@ NO_LAUNCH = {"_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", 
              "unbind", "unsqueeze", "view"}
 
 
+def size(value):
+    """Bytes of the tensors in an argument or result; a broadcast one is read from its storage, once."""
+    if isinstance(value, torch.Tensor):
+        numel = 1
+        for length, stride in zip(value.shape, value.stride()):
+            numel *= length if stride != 0 else 1
+        return numel * value.element_size()
+    return sum(size(v) for v in value) if isinstance(value, (tuple, list)) else 0
+
+
 class Launches(TorchDispatchMode):
-    """The names of the operators that launch kernels, in order."""
+    """The operators that launch kernels, in order, with the bytes of their arguments and results."""
 
     def __init__(self):
         super().__init__()
         self.names = []
+        self.read = 0
+        self.written = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
+        result = function(*args, **(kwargs or {}))
         if name not in NO_LAUNCH:
             self.names.append(name)
-        return function(*args, **(kwargs or {}))
+            # new_zeros takes a tensor for its type only; a copy does not read what it overwrites.
+            read = 0 if name == "new_zeros" else size(args[1:]) if name == "copy_" else size(args)
+            self.read += read
+            self.written += size(result)
+            if DETAILS:
+                print(f"      {name} {read} -> {size(result)}")
+        return result
+
+
+DETAILS = "--details" in sys.argv
 
 
 def operators(name, function, *inputs):
@@ -115,8 +139,9 @@ def operators(name, function, *inputs):
     gradient = torch.zeros_like(output)
     with Launches() as backward:
         output.backward(gradient)
-    print(f"{name}: {len(forward.names)} forward, {len(backward.names)} backward")
-    print(f"    {' '.join(forward.names)}\n    {' '.join(backward.names)}")
+    print(f"{name}")
+    for label, log in (("forward", forward), ("backward", backward)):
+        print(f"    {label}: {len(log.names)} launches, {log.read} B read, {log.written} B written: {' '.join(log.names)}")
 
 
 def launches():
