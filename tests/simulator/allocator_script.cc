@@ -231,7 +231,7 @@ class Runner {
     return line;
   }
 
-  std::string BlockName(const AllocatorBlockView& block) const {
+  [[nodiscard]] std::string BlockName(const AllocatorBlockView& block) const {
     switch (block.state) {
       case BlockState::kFree:
         return "free";

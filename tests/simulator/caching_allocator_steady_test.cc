@@ -66,7 +66,7 @@ TEST_CASE("CachingAllocator: a steady program allocates no host memory") {
     CAPTURE(expandable);
     CachingAllocator allocator({.capacity = kGiB * 20, .expandable_segments = expandable});
     std::vector<BlockHandle> kept;
-    kept.reserve(64 * 20);
+    kept.reserve(std::size_t{64} * 20);
     SimTime now;
     for (int warm_up = 0; warm_up < 3; ++warm_up) {
       ReplayStep(allocator, kept, now);

@@ -98,10 +98,10 @@ class Pair {
 
   CachingAllocator& fast() { return fast_; }
   SlowAllocator& slow() { return slow_; }
-  std::int64_t now() const { return now_; }
-  std::size_t live_count() const { return handles_.size(); }
-  const std::vector<BlockHandle>& handles() const { return handles_; }
-  const std::vector<std::int64_t>& pieces() const { return pieces_; }
+  [[nodiscard]] std::int64_t now() const { return now_; }
+  [[nodiscard]] std::size_t live_count() const { return handles_.size(); }
+  [[nodiscard]] const std::vector<BlockHandle>& handles() const { return handles_; }
+  [[nodiscard]] const std::vector<std::int64_t>& pieces() const { return pieces_; }
 
   void Step() {
     now_ += Pick(max_step_);
@@ -174,16 +174,16 @@ class Pair {
     REQUIRE(c.cuda_free_count == frees_);
   }
 
-  std::int64_t retries() const { return retries_; }
-  std::int64_t ooms() const { return ooms_; }
-  std::int64_t frees() const { return frees_; }
+  [[nodiscard]] std::int64_t retries() const { return retries_; }
+  [[nodiscard]] std::int64_t ooms() const { return ooms_; }
+  [[nodiscard]] std::int64_t frees() const { return frees_; }
 
  private:
   std::int64_t Pick(std::int64_t count) {
     return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(count));
   }
 
-  std::string Line(const AllocatorSegmentView& segment) const {
+  [[nodiscard]] std::string Line(const AllocatorSegmentView& segment) const {
     std::string line =
         std::string(segment.is_small ? "small" : "large") + " s" + std::to_string(segment.stream);
     for (const AllocatorBlockView& block : segment.blocks) {
@@ -333,7 +333,7 @@ TEST_CASE("CachingAllocator: the fingerprint repeats in a periodic program") {
   const auto round = [](CachingAllocator& a, SimTime start) {
     std::vector<std::int64_t> mallocs;
     for (int layer = 0; layer < 3; ++layer) {
-      const SimTime now = start + SimTime(100 * (layer + 1));
+      const SimTime now = start + SimTime(std::int64_t{100} * (layer + 1));
       const AllocResult weights = a.Alloc(kMiB * (40 + 10 * layer), 1, now);
       const AllocResult activation = a.Alloc(kMiB * 3, 0, now);
       mallocs.push_back(weights.cuda_malloc_count + activation.cuda_malloc_count);
@@ -348,9 +348,9 @@ TEST_CASE("CachingAllocator: the fingerprint repeats in a periodic program") {
   std::vector<std::uint64_t> prints;
   std::vector<CachingAllocator> copies;
   for (int i = 0; i < 8; ++i) {
-    const Counts mallocs = round(allocator, SimTime(300 * i));
+    const Counts mallocs = round(allocator, SimTime(std::int64_t{300} * i));
     CHECK(mallocs == (i == 0 ? Counts{2, 1, 1} : i == 1 ? Counts{1, 1, 1} : Counts{0, 0, 0}));
-    prints.push_back(allocator.Fingerprint(SimTime(300 * (i + 1))));
+    prints.push_back(allocator.Fingerprint(SimTime(std::int64_t{300} * (i + 1))));
     copies.push_back(allocator);
   }
   CHECK(allocator.counters().reserved == kMiB * (2 * (40 + 50 + 60) + 20));

@@ -238,43 +238,47 @@ bool SlowAllocator::NewMemory(std::int64_t size, int stream, bool is_small, Resu
   return true;
 }
 
-// Maps the missing pages of the lowest run of free bytes, mapped or not, that is long enough,
-// contains unmapped bytes and begins with them or with one mapped gap before them.
-bool SlowAllocator::GrowRange(std::int64_t size, int stream, bool is_small, Result& result,
-                              Gap& gap) {
-  Segment* segment = nullptr;
-  std::int64_t begin = 0;
-  for (Segment& s : segments_) {
-    if (segment != nullptr || s.stream != stream || s.is_small != is_small) {
+// The lowest run of free bytes, mapped or not, that is long enough, contains unmapped bytes and
+// begins with them or with one mapped gap before them.
+bool SlowAllocator::FindRoom(std::int64_t size, int stream, bool is_small, std::int64_t& serial,
+                             std::int64_t& begin) const {
+  for (const Segment& segment : segments_) {
+    if (segment.stream != stream || segment.is_small != is_small) {
       continue;
     }
-    const std::vector<Gap> gaps = Gaps(s);
-    for (std::size_t i = 0; i < gaps.size() && segment == nullptr; ++i) {
-      if (gaps[i].is_mapped && !gaps[i].touches_unmapped) {
-        continue;
-      }
+    const std::vector<Gap> gaps = Gaps(segment);
+    for (std::size_t i = 0; i < gaps.size(); ++i) {
       std::int64_t room = 0;
       for (std::size_t j = i; j < gaps.size() && gaps[j].offset == gaps[i].offset + room; ++j) {
         room += gaps[j].size;
       }
-      if (room >= size) {
-        segment = &s;
+      if (room >= size && (!gaps[i].is_mapped || gaps[i].touches_unmapped)) {
+        serial = segment.serial;
         begin = gaps[i].offset;
+        return true;
       }
     }
   }
-  if (segment == nullptr) {
-    const std::int64_t page = is_small ? 2 * kMi : 20 * kMi;
+  return false;
+}
+
+// Maps the missing pages for a request, in a new range if no old one has room.
+bool SlowAllocator::GrowRange(std::int64_t size, int stream, bool is_small, Result& result,
+                              Gap& gap) {
+  std::int64_t serial = next_serial_;
+  std::int64_t begin = 0;
+  if (!FindRoom(size, stream, is_small, serial, begin)) {
+    const std::int64_t page_size = is_small ? 2 * kMi : 20 * kMi;
     const std::int64_t capacity = options_.capacity.value;
-    const std::int64_t pages = (capacity + capacity / 8 + page - 1) / page;
+    const std::int64_t pages = (capacity + capacity / 8 + page_size - 1) / page_size;
     segments_.push_back({next_serial_++,
                          stream,
                          is_small,
-                         page,
+                         page_size,
                          std::vector<bool>(static_cast<std::size_t>(pages), false),
                          {}});
-    segment = &segments_.back();
   }
+  Segment* segment = &Find(serial);
   // Each run of missing pages is one mapping, which succeeds or fails as a whole.
   const std::int64_t page = segment->page;
   const std::int64_t range_end = page * static_cast<std::int64_t>(segment->is_mapped.size());

@@ -80,6 +80,8 @@ class SlowAllocator {
   [[nodiscard]] const Gap* BestFit(const std::vector<Gap>& cached, std::int64_t size) const;
   Result Place(Result result, const Gap& gap, std::int64_t size);
   bool NewMemory(std::int64_t size, int stream, bool is_small, Result& result, Gap& gap);
+  [[nodiscard]] bool FindRoom(std::int64_t size, int stream, bool is_small, std::int64_t& serial,
+                              std::int64_t& begin) const;
   bool GrowRange(std::int64_t size, int stream, bool is_small, Result& result, Gap& gap);
   void DropSegment(std::int64_t serial);
   void Poll(std::int64_t now, bool wait, Result& result);
