@@ -11,6 +11,21 @@
 #include "topologies/profile_catalog.h"
 
 namespace shardwright {
+namespace {
+
+// Parsed once. LoadProfile does not use it, since profiles that extend others call LoadProfile.
+const std::vector<Profile>& ShippedProfiles() {
+  static const std::vector<Profile> profiles = [] {
+    std::vector<Profile> parsed;
+    for (const EmbeddedFile& file : EmbeddedProfileCatalog()) {
+      parsed.push_back(ParseProfile(file.text, std::string(file.path)));
+    }
+    return parsed;
+  }();
+  return profiles;
+}
+
+}  // namespace
 
 std::vector<std::string> ListProfiles() {
   std::vector<std::string> names;
@@ -37,13 +52,9 @@ Profile LoadProfile(const std::string& spec) {
 
 Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set) {
   constexpr std::string_view kFallbackKernelSet = "torch-eager";
-  std::vector<Profile> shipped;
-  for (const EmbeddedFile& file : EmbeddedProfileCatalog()) {
-    shipped.push_back(ParseProfile(file.text, std::string(file.path)));
-  }
   for (const std::string_view wanted : {kernel_set, kFallbackKernelSet}) {
     for (const std::string& target : {gpu.name, gpu.architecture}) {
-      for (const Profile& profile : shipped) {
+      for (const Profile& profile : ShippedProfiles()) {
         if (!profile.architecture.empty() && profile.architecture == target &&
             profile.kernel_set == wanted) {
           return profile;
