@@ -64,7 +64,7 @@ void FindMisfits(const PlanFile& file, const ReservedMemory& reserved, Predictio
                         Format(p.device_peak.total) + " + outside the allocator " +
                         Format(p.outside) + ", of " + limit);
   }
-  if (p.host_peak > p.host_limit) {
+  if (p.host_limit > Bytes(0) && p.host_peak > p.host_limit) {
     p.misfits.push_back("does not fit: offloading needs " + Format(p.host_peak) +
                         " of page-locked host memory per node, of " + Format(p.host_limit));
   }

@@ -30,7 +30,7 @@ struct Prediction {
   std::int64_t retries_per_step = 0;
   Bytes usable;      // device memory less the job's margin
   Bytes host_peak;   // of all ranks of one node
-  Bytes host_limit;  // page-locked memory of one node
+  Bytes host_limit;  // page-locked memory of one node; 0: the cluster does not say
   // One line for each limit that the plan breaks; empty = it fits.
   std::vector<std::string> misfits;
 };

@@ -30,6 +30,12 @@ int RunSimulate(const SimulateCommand& command) {
   if (!prediction.has_dtype) {
     Warn(file.cluster.gpu.name + " has no matrix units for the compute dtype; fp32 rates are used");
   }
+  const Offload& offload = file.plan.offload;
+  if (prediction.host_limit == Bytes(0) &&
+      (offload.parameters || offload.optimizer || offload.activations)) {
+    Warn("cluster " + file.cluster.name + " has no host memory given, so that of " +
+         Format(prediction.host_peak) + " per node is not checked");
+  }
   WriteFileAtomically("-", command.json ? PredictionJson(file, program, result, prediction)
                                         : PredictionText(file, program, result, prediction));
   return prediction.misfits.empty() ? kExitOk : kExitNo;

@@ -1,0 +1,38 @@
+#include "cli/guard.h"
+
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "cli/exit_codes.h"
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+int Fail(int code, const char* label, const char* text) {
+  std::fprintf(stderr, "%s: %s\n", label, text);
+  return code;
+}
+
+}  // namespace
+
+int GuardedRun(const std::function<int()>& body) {
+  try {
+    return body();
+  } catch (const UsageError& error) {
+    return Fail(kExitUsage, "error", error.what());
+  } catch (const InputError& error) {
+    return Fail(kExitInput, "error", error.what());
+  } catch (const EnvironmentError& error) {
+    return Fail(kExitEnvironment, "error", error.what());
+  } catch (const RunError& error) {
+    return Fail(kExitRun, "error", error.what());
+  } catch (const std::bad_alloc&) {
+    return Fail(kExitEnvironment, "error", "this machine has too little memory for that");
+  } catch (const std::exception& error) {
+    return Fail(kExitBug, "shardwright: internal error", error.what());
+  }
+}
+
+}  // namespace shardwright

@@ -1,0 +1,288 @@
+"""The commands as a user types them: results, exit codes, pipes, determinism."""
+
+import gzip
+import json
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+from shardwright_test_case import ShardwrightTestCase, interrupted, main
+
+SMALL = ("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--seq", "128")
+
+
+class Lists(ShardwrightTestCase):
+
+    def test_models(self):
+        listing = json.loads(self.succeed("list", "models", "--json"))
+        self.assertEqual((listing["schema"], listing["schema_version"]), ("shardwright-list", 1))
+        models = {model["name"]: model for model in listing["models"]}
+        self.assertEqual(list(models), sorted(models))
+        # Published by Meta in the model card's safetensors index: 8,030,261,248.
+        self.assertEqual(models["llama-3-8b"]["parameters"], 8030261248)
+        self.assertEqual(models["llama-3-8b"]["type"], "llama")
+        table = self.succeed("list", "models").splitlines()
+        self.assertEqual(len(table), 1 + len(models))
+        self.assertIn("8,030,261,248", next(line for line in table if line.startswith("llama-3-8b ")))
+
+    def test_clusters(self):
+        clusters = {c["name"]: c for c in json.loads(self.succeed("list", "clusters", "--json"))["clusters"]}
+        # Data sheet: NVLink 900 GB/s in both directions; eight NICs of 400 Gbit/s.
+        self.assertEqual(clusters["dgx-h100"]["gpus_per_node"], 8)
+        self.assertEqual(clusters["dgx-h100"]["scale_up_bytes_per_s"], 450e9)
+        self.assertEqual(clusters["dgx-h100"]["network_bytes_per_s"], 8 * 400e9 / 8)
+
+    def test_others(self):
+        for what, key, name in (("gpus", "gpus", "h100-80"), ("kernel-sets", "kernel_sets", "torch-eager"),
+                                ("profiles", "profiles", "generic")):
+            entries = json.loads(self.succeed("list", what, "--json"))[key]
+            self.assertIn(name, [entry["name"] for entry in entries])
+            self.assertEqual(len(self.succeed("list", what).splitlines()), 1 + len(entries))
+
+
+class Help(ShardwrightTestCase):
+
+    def test_examples_come_first(self):
+        for command in ([], ["list"], ["inspect"], ["plan"], ["simulate"]):
+            for flag in ("--help", "-h"):
+                text = self.succeed(*command, flag)
+                self.assertLess(text.index("Examples:"), text.index("Usage: shardwright"))
+
+    def test_version(self):
+        self.assertEqual(self.succeed("--version"), "shardwright 0.1.0\n")
+
+    def test_examples_run(self):
+        """Every example of plan's help is a plan that works."""
+        text = self.succeed("plan", "--help")
+        examples = text[text.index("Examples:"):text.index("Usage:")].replace("\\\n", " ")
+        commands = [line.strip() for line in examples.splitlines() if line.strip().startswith("shardwright plan")]
+        self.assertGreaterEqual(len(commands), 3)
+        import shlex
+        for command in commands:
+            words = shlex.split(command.split("|")[0])[1:]
+            self.assertEqual(self.run_program(*words)[0], 0, command)
+
+
+class Usage(ShardwrightTestCase):
+    """Exit code 2: wrong in itself, whatever files exist."""
+
+    def test_errors(self):
+        plan = ("plan", "--model", "gpt2", "--cluster", "dgx-a100")
+        for error, arguments in (
+            ("no command given, expected list, inspect, plan or simulate", ()),
+            ('unknown command "plann", expected list, inspect, plan or simulate; did you mean "plan"?',
+             ("plann", "--model", "gpt2")),
+            ('unknown flag "--versoin"; did you mean "--version"?', ("--versoin",)),
+            ('unknown flag "--clustr" of shardwright plan; did you mean "--cluster"?',
+             ("plan", "--model", "gpt2", "--clustr", "dgx-a100")),
+            ('unknown flag "--trac" of shardwright simulate; did you mean "--trace"?',
+             ("simulate", "p.json", "--trac=t.json")),
+            ('unexpected argument "gpus" of shardwright list', ("list", "models", "gpus")),
+            ("list needs one of models, clusters, gpus, kernel-sets, profiles", ("list",)),
+            ('list: got "model", expected models, clusters, gpus, kernel-sets or profiles; did you mean "models"?',
+             ("list", "model")),
+            ("inspect needs a file, a folder, a name, or - for standard input", ("inspect",)),
+            ("simulate needs a plan file, or - for standard input", ("simulate",)),
+            ("--model is required; see shardwright plan --help", ("plan", "--cluster", "dgx-a100")),
+            ("--cluster is required; see shardwright plan --help", ("plan", "--model", "gpt2")),
+            ('--dialect: got "fsdp3", expected native, fsdp2, fsdp1 or ddp; did you mean "fsdp2"?',
+             (*plan, "--dialect", "fsdp3")),
+            ('--seq: got "8k", expected an integer in [1, 1073741824]', (*plan, "--seq", "8k")),
+            ('--micro-batch: got "-1", expected an integer in [1, 16777216]', (*plan, "--micro-batch", "-1")),
+            ('--nodes: got "1000000000000000000000000000000", expected an integer in [1, 16777216]',
+             (*plan, "--nodes", "1" + "0" * 30)),
+            ('--recompute: got "ful", expected none, full or selective; did you mean "full"?',
+             (*plan, "--recompute", "ful")),
+            ('--reshard: got "alway", expected always, never or a number of ranks; did you mean "always"?',
+             (*plan, "--reshard", "alway")),
+            ('--optimizer: got "adamx", expected sgd, momentum, adam, adamw or adadelta, alone or with '
+             ':foreach, fused or for_loop; did you mean "adam"?', (*plan, "--optimizer", "adamx")),
+            ('--offload: got "params", expected none, parameters, optimizer or activations',
+             (*plan, "--offload", "params")),
+            ('--precision: got "bf8", expected bf16-mixed, fp16-mixed, fp32, bf16, fp16 or '
+             'master/param/reduce such as fp32/bf16/fp32', (*plan, "--precision", "bf8")),
+            ('--bucket: got "25", expected a size such as "80 GiB" or "512 MB"; the unit is missing',
+             (*plan, "--dialect", "ddp", "--bucket", "25")),
+            ('--memory-margin: got "1", expected a fraction in [0, 1)', (*plan, "--memory-margin", "1")),
+            ('--contention: got "offf", expected on or off; did you mean "off"?',
+             ("simulate", "p.json", "--contention", "offf")),
+            ("--shard: got 3, expected a divisor of the 8 ranks", (*plan, "--shard", "3")),
+            ("--replicate: got 5, expected a divisor of the 8 ranks", (*plan, "--replicate", "5")),
+            ("--shard 4 --replicate 4: got a product other than the 8 ranks of the cluster",
+             (*plan, "--shard", "4", "--replicate", "4")),
+            ("--global-batch: got 12, expected a multiple of 8 ranks x micro-batch 1",
+             (*plan, "--global-batch", "12")),
+            ("--global-batch: got 16, expected a multiple of 8 ranks x micro-batch 1 x accumulation 4",
+             (*plan, "--global-batch", "16", "--accumulation", "4")),
+            ('--wrap: got "block", expected root; dialect ddp has no units',
+             (*plan, "--dialect", "ddp", "--wrap", "block")),
+            ("--json prints a summary of the plan, so the plan itself needs -o FILE", (*plan, "--json")),
+        ):
+            with self.subTest(arguments=arguments):
+                self.assert_fails(2, error, *arguments)
+
+
+class Plans(ShardwrightTestCase):
+
+    def test_mesh_and_batch_follow(self):
+        def plan(*flags):
+            document = json.loads(self.succeed(*SMALL, *flags))
+            chosen = document["plan"]
+            return (chosen["shard_size"], chosen["replicate_size"], chosen["micro_batch"],
+                    chosen["accumulation"], document["job"]["global_batch"])
+        self.assertEqual(plan(), (4, 1, 1, 1, 4))
+        self.assertEqual(plan("--shard", "2"), (2, 2, 1, 1, 4))
+        self.assertEqual(plan("--replicate", "4"), (1, 4, 1, 1, 4))
+        self.assertEqual(plan("--micro-batch", "2", "--global-batch", "24"), (4, 1, 2, 3, 24))
+        self.assertEqual(plan("--accumulation", "5"), (4, 1, 1, 5, 20))
+        self.assertEqual(plan("--dialect", "ddp"), (1, 4, 1, 1, 4))
+
+    def test_summary(self):
+        summary = self.succeed(*SMALL, "-o", "p.json")
+        self.assertTrue(summary.startswith("gpt2 on 1 x dgx-a100 (4 GPUs), fsdp2\n"))
+        self.assertTrue(summary.endswith("Wrote p.json\n"))
+        machine = json.loads(self.succeed(*SMALL, "-o", "q.json", "--json"))
+        self.assertEqual((machine["ranks"], machine["parameters"]), (4, 124439808))
+        self.assertEqual((self.folder / "p.json").read_text(), (self.folder / "q.json").read_text())
+
+    def test_same_input_same_bytes(self):
+        first = self.succeed(*SMALL, "--wrap", "torchtitan", "--recompute", "selective")
+        self.assertEqual(first, self.succeed(*SMALL, "--wrap", "torchtitan", "--recompute", "selective"))
+        runs = {self.succeed("simulate", "-", "--json", stdin=first) for _ in range(3)}
+        self.assertEqual(len(runs), 1)
+        self.assertEqual(self.succeed("simulate", "-", stdin=first), self.succeed("simulate", "-", stdin=first))
+
+    def test_pipes(self):
+        plan = self.succeed(*SMALL)
+        (self.folder / "p.json").write_text(plan)
+        self.assertEqual(self.succeed("simulate", "-", stdin=plan), self.succeed("simulate", "p.json"))
+        self.assertEqual(self.succeed("inspect", "-", stdin=plan), self.succeed("inspect", "p.json"))
+        # Written out with every flag again, the plan is the same file.
+        self.assertEqual(self.succeed(*SMALL, "-o", "-"), plan)
+
+    def test_user_files_are_embedded(self):
+        config = {"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
+                  "num_hidden_layers": 2, "num_attention_heads": 4, "rms_norm_eps": 1e-06}
+        (self.folder / "mine.json").write_text(json.dumps(config))
+        plan = self.succeed("plan", "--model", "mine.json", "--seq", "16",
+                            "--cluster", "h100-80 x4, nvlink 450 GB/s, nic 4x200 Gbit/s")
+        (self.folder / "mine.json").unlink()
+        document = json.loads(plan)
+        self.assertEqual(document["model"]["json"], config)
+        self.assertEqual(document["cluster"]["json"]["format"], "shardwright-cluster")
+        self.assertIn("step_time_s", json.loads(self.succeed("simulate", "-", "--json", stdin=plan)))
+
+    def test_old_hash(self):
+        plan = json.loads(self.succeed(*SMALL))
+        hash_now = plan["cluster"]["hash"]
+        plan["cluster"]["hash"] = "fnv1a64:0000000000000000"
+        self.assert_fails(
+            3, 'standard input: cluster.hash: got "fnv1a64:0000000000000000", expected '
+            f'"{hash_now}"; cluster "dgx-a100" has changed since this plan was made: make it again, or delete '
+            "the hash to accept the change", "simulate", "-", stdin=json.dumps(plan))
+        del plan["cluster"]["hash"]
+        self.succeed("simulate", "-", stdin=json.dumps(plan))
+
+
+class Inspect(ShardwrightTestCase):
+
+    def test_plan_shows_nested_units(self):
+        text = self.succeed("inspect", "-", stdin=self.succeed(*SMALL, "--recompute", "full"))
+        # gpt2 by hand: a block has 12 * 768^2 + 13 * 768 = 7,087,872 parameters; what remains for the
+        # root is wte 50257 * 768, wpe 1024 * 768 and ln_f 2 * 768.
+        self.assertIn("(0-11): 12 x FSDPGPT2Block(  # unit: 7,087,872 parameters, freed after forward; recomputed",
+                      text)
+        self.assertIn(f"  # unit: {50257 * 768 + 1024 * 768 + 2 * 768:,} parameters, kept after forward", text)
+        self.assertIn("(lm_head): Linear(weight [50257, 768] tied to transformer.wte.weight)", text)
+        self.assertIn("step:", text)
+
+    def test_program(self):
+        plan = self.succeed(*SMALL)
+        text = self.succeed("inspect", "-", "--program", stdin=plan)
+        self.assertIn("mb0.transformer.h.3.bwd.reduce_scatter", text)
+        machine = json.loads(self.succeed("inspect", "-", "--json", stdin=plan))
+        self.assertEqual(len(machine["units"]), 13)
+        self.assertEqual(machine["units"][0]["elements"], 7087872)
+
+    def test_names_and_files(self):
+        self.assertIn("8,030,261,248", self.succeed("inspect", "llama-3-8b"))
+        self.assertEqual(json.loads(self.succeed("inspect", "gpt2", "--json"))["parameter_count"], 124439808)
+        cluster = json.loads(self.succeed("inspect", "dgx-h100", "--json"))["cluster"]
+        (self.folder / "c.json").write_text(json.dumps(cluster))
+        self.assertIn("H100-SXM5-80GB", self.succeed("inspect", "c.json"))
+        profile = json.loads(self.succeed("inspect", "generic", "--json"))["profile"]
+        (self.folder / "f.json").write_text(json.dumps(profile))
+        self.assertEqual(json.loads(self.succeed("inspect", "f.json", "--json"))["profile"], profile)
+        self.assertIn("NIC", self.succeed("inspect", "h100-80 x8, nvlink 450 GB/s, nic 8x400 Gbit/s").upper())
+
+    def test_unknown(self):
+        self.assert_fails(3, 'inspect: got "lama-3-8b", expected a file, a folder with a config.json, or the name of '
+                          'a model, cluster or profile; did you mean "llama-3-8b"?', "inspect", "lama-3-8b")
+
+
+class Simulate(ShardwrightTestCase):
+
+    def test_keys(self):
+        result = json.loads(self.succeed("simulate", "-", "--json", stdin=self.succeed(*SMALL)))
+        memory = result["memory"]
+        for key in ("step_time_s", "tokens_per_s_per_gpu", "mfu", "exposed_comm_s"):
+            self.assertGreater(result[key], 0.0, key)
+        for key in ("peak_allocated_bytes", "peak_reserved_bytes", "outside_allocator_bytes"):
+            self.assertGreater(memory[key], 0, key)
+        self.assertEqual(sum(memory["at_peak"].values()), memory["peak_allocated_bytes"])
+        self.assertGreaterEqual(memory["peak_reserved_bytes"], memory["peak_allocated_bytes"])
+        # By definition: one sample of 128 tokens per rank and step.
+        self.assertAlmostEqual(result["tokens_per_s_per_gpu"] * result["step_time_s"], 128.0, places=9)
+
+    def test_mfu_is_the_convention(self):
+        """6 FLOPs per parameter and token, 12 * layers * hidden * seq per token (PaLM, appendix B)."""
+        result = json.loads(self.succeed("simulate", "-", "--json", stdin=self.succeed(*SMALL)))
+        # The tied table counts once, as the head.
+        flops = 128 * (6 * 124439808 + 12 * 12 * 768 * 128)
+        self.assertAlmostEqual(result["mfu"], flops / (result["step_time_s"] * 312e12), delta=1e-4 * result["mfu"])
+
+    def test_exact_equals_periodic(self):
+        plan = self.succeed(*SMALL, "--accumulation", "4")
+        self.assertEqual(self.succeed("simulate", "-", "--json", stdin=plan),
+                         self.succeed("simulate", "-", "--json", "--exact", stdin=plan))
+
+    def test_contention_only_slows(self):
+        plan = self.succeed(*SMALL)
+        times = [json.loads(self.succeed("simulate", "-", "--json", "--contention", c, stdin=plan))["step_time_s"]
+                 for c in ("off", "on")]
+        self.assertLessEqual(times[0], times[1])
+
+    def test_answer_is_no(self):
+        plan = self.succeed("plan", "--model", "llama-3-70b", "--cluster", "dgx-a100", "--seq", "512")
+        code, out, err = self.run_program("simulate", "-", stdin=plan)
+        self.assertEqual((code, err), (1, ""))
+        self.assertRegex(out, r"\ndoes not fit: peak allocated [\d.]+ GiB \+ outside the allocator [\d.]+ GiB = "
+                         r"[\d.]+ GiB, of [\d.]+ GiB usable on a100-80\n$")
+        self.assertIn("step time", out)
+        code, out, err = self.run_program("simulate", "-", "--json", stdin=plan)
+        result = json.loads(out)
+        self.assertEqual((code, err, result["fits"], len(result["misfits"])), (1, "", False, 1))
+        # Shards, gradients and two AdamW states in fp32 alone: 70,553,706,496 * 16 / 8 bytes.
+        self.assertGreater(result["memory"]["peak_allocated_bytes"], 70553706496 * 16 // 8)
+
+    def test_memory_margin(self):
+        usable = [json.loads(self.succeed("simulate", "-", "--json", stdin=self.succeed(*SMALL, *flags)))
+                  ["memory"]["usable_device_bytes"] for flags in ((), ("--memory-margin", "0.25"))]
+        self.assertAlmostEqual(usable[1] / usable[0], 0.75, places=9)
+
+
+class Environment(ShardwrightTestCase):
+
+    def test_cannot_write(self):
+        self.assert_fails(4, "missing/p.json: cannot write: No such file or directory", *SMALL, "-o", "missing/p.json")
+
+    def test_interrupt(self):
+        for arguments in (("inspect", "-"), ("simulate", "-", "--trace", "t.json")):
+            self.assertEqual(interrupted(arguments, self.folder), (130, "", "interrupted\n"))
+            self.assertEqual(list(self.folder.iterdir()), [])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Runs the program under test. Every test file here is started with the program's path as its first argument."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = ""
+TESTS = pathlib.Path(__file__).resolve().parent.parent
+
+
+class ShardwrightTestCase(unittest.TestCase):
+    """A test with a folder of its own, in which the program runs."""
+
+    maxDiff = None
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def run_program(self, *arguments, stdin=""):
+        """(exit code, standard output, standard error)."""
+        done = subprocess.run([PROGRAM, *arguments], input=stdin, capture_output=True, text=True,
+                              cwd=self.folder, timeout=120, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    def succeed(self, *arguments, stdin=""):
+        """Standard output of a run that must succeed in silence."""
+        code, out, err = self.run_program(*arguments, stdin=stdin)
+        self.assertEqual((code, err), (0, ""))
+        return out
+
+    def assert_fails(self, code, error, *arguments, stdin=""):
+        """One line on standard error, nothing on standard output, no file left behind."""
+        before = sorted(os.listdir(self.folder))
+        self.assertEqual(self.run_program(*arguments, stdin=stdin), (code, "", f"error: {error}\n"))
+        self.assertEqual(sorted(os.listdir(self.folder)), before)
+
+
+def interrupted(arguments, folder):
+    """(exit code, standard output, standard error) of a run that waits for its input when Ctrl-C comes."""
+    process = subprocess.Popen([PROGRAM, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, cwd=folder)
+    # More than a pipe holds: once this returns the program has begun to read, so its handler stands.
+    process.stdin.write(" " * 200_000)
+    process.stdin.flush()
+    process.send_signal(signal.SIGINT)
+    code = process.wait(timeout=60)
+    out, err = process.stdout.read(), process.stderr.read()
+    for stream in (process.stdout, process.stderr):
+        stream.close()
+    try:
+        process.stdin.close()
+    except BrokenPipeError:
+        pass
+    return code, out, err
+
+
+def main():
+    """To be called by each test file."""
+    global PROGRAM
+    PROGRAM = sys.argv.pop(1)
+    # The module was also imported by name; both copies must know the program.
+    sys.modules["shardwright_test_case"].PROGRAM = PROGRAM
+    unittest.main(module="__main__")
