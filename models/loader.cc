@@ -82,6 +82,7 @@ Model BuildFromConfig(const JsonValue& config, const JsonValue& row, const std::
                                   [&](const NamedBuilder& b) { return b.name == builder; });
   if (known == kBuilders.end()) {
     std::vector<std::string> names;
+    names.reserve(kBuilders.size());
     for (const NamedBuilder& b : kBuilders) {
       names.emplace_back(b.name);
     }

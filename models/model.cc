@@ -1,7 +1,6 @@
 #include "models/model.h"
 
 #include <algorithm>
-#include <iterator>
 #include <set>
 #include <string>
 #include <string_view>
@@ -9,7 +8,6 @@
 
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/strong_components.hpp>
-#include <boost/graph/topological_sort.hpp>
 
 #include "core/error.h"
 #include "models/internal/order.h"
@@ -143,6 +141,49 @@ void ValidateOps(const Model& model, const std::string& where) {
   }
 }
 
+// The ops of one set of cycles with common ops, in execution order; empty when there is no cycle.
+std::vector<std::size_t> FindCycle(const Model& model) {
+  // An edge from the producer of a tensor to each op that reads it.
+  using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS>;
+  Graph graph(model.ops.size());
+  std::vector<bool> reads_itself(model.ops.size(), false);
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    for (const TensorId tensor : model.ops[i].inputs) {
+      const ModelOpId producer = model.tensors[tensor.value].producer;
+      if (producer.valid()) {
+        boost::add_edge(producer.value, i, graph);
+        reads_itself[i] = reads_itself[i] || producer.value == i;
+      }
+    }
+  }
+  // Ops lie on a common cycle exactly when they are strongly connected.
+  std::vector<std::size_t> component(model.ops.size());
+  const std::size_t count = boost::strong_components(
+      graph,
+      boost::make_iterator_property_map(component.begin(), boost::get(boost::vertex_index, graph)));
+  std::vector<std::vector<std::size_t>> members(count);
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    members[component[i]].push_back(i);
+  }
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    if (members[component[i]].size() > 1 || reads_itself[i]) {
+      return members[component[i]];
+    }
+  }
+  return {};
+}
+
+std::string NamesOf(const Model& model, const std::vector<std::size_t>& ops) {
+  constexpr std::size_t kMostNamed = 8;
+  std::string names;
+  for (std::size_t i = 0; i < std::min(ops.size(), kMostNamed); ++i) {
+    names += (i == 0 ? "" : ", ") + Quoted(OpLabel(model, model.ops[ops[i]]));
+  }
+  return ops.size() <= kMostNamed
+             ? names
+             : names + " and " + std::to_string(ops.size() - kMostNamed) + " more";
+}
+
 }  // namespace
 
 std::int64_t Parameter::Elements() const {
@@ -214,67 +255,22 @@ std::string OpLabel(const Model& model, const ModelOp& op) {
 }
 
 void CheckExecutionOrder(const Model& model, const std::string& where) {
-  // An edge from the producer of a tensor to each op that reads it.
-  using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS>;
-  Graph graph(model.ops.size());
-  bool in_order = true;
-  std::size_t late_reader = 0;
-  std::size_t late_writer = 0;
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     for (const TensorId tensor : model.ops[i].inputs) {
       const ModelOpId producer = model.tensors[tensor.value].producer;
-      if (!producer.valid()) {
+      if (!producer.valid() || producer.value < i) {
         continue;
       }
-      boost::add_edge(producer.value, i, graph);
-      if (producer.value >= i && in_order) {
-        in_order = false;
-        late_reader = i;
-        late_writer = producer.value;
+      const std::vector<std::size_t> cycle = FindCycle(model);
+      if (!cycle.empty()) {
+        Fail(where, "a cycle through ops " + NamesOf(model, cycle), "a graph without cycles");
       }
+      Fail(where,
+           "op " + Quoted(OpLabel(model, model.ops[i])) + " before op " +
+               Quoted(OpLabel(model, model.ops[producer.value])) + " whose output it reads",
+           "ops in execution order");
     }
   }
-  if (in_order) {
-    return;
-  }
-  std::vector<Graph::vertex_descriptor> order;
-  bool acyclic = true;
-  try {
-    boost::topological_sort(graph, std::back_inserter(order));
-  } catch (const boost::not_a_dag&) {
-    acyclic = false;
-  }
-  if (acyclic) {
-    Fail(where,
-         "op " + Quoted(OpLabel(model, model.ops[late_reader])) + " before op " +
-             Quoted(OpLabel(model, model.ops[late_writer])) + " whose output it reads",
-         "ops in execution order");
-  }
-  // Ops of one strongly connected component lie on common cycles; report that of the first reader.
-  std::vector<std::size_t> component(model.ops.size());
-  boost::strong_components(graph, boost::make_iterator_property_map(
-                                      component.begin(), boost::get(boost::vertex_index, graph)));
-  std::vector<std::size_t> size(model.ops.size(), 0);
-  for (const std::size_t c : component) {
-    ++size[c];
-  }
-  constexpr std::size_t kMostNamed = 8;
-  std::string cycle;
-  std::size_t named = 0;
-  std::size_t reported = model.ops.size();
-  for (std::size_t i = 0; i < model.ops.size(); ++i) {
-    const bool self_loop = boost::edge(i, i, graph).second;
-    if (reported == model.ops.size() && (size[component[i]] > 1 || self_loop)) {
-      reported = component[i];
-    }
-    if (component[i] == reported && named++ < kMostNamed) {
-      cycle += (cycle.empty() ? "" : ", ") + Quoted(OpLabel(model, model.ops[i]));
-    }
-  }
-  if (named > kMostNamed) {
-    cycle += " and " + std::to_string(named - kMostNamed) + " more";
-  }
-  Fail(where, "a cycle through ops " + cycle, "a graph without cycles");
 }
 
 void ValidateModel(const Model& model, const std::string& where) {

@@ -26,42 +26,42 @@ struct Parameter {
 };
 
 struct Module {
-  std::string name;                 // last component of the FQN; empty for the root
-  std::string fqn;                  // "model.layers.0"; empty for the root
-  std::string class_name;           // "LlamaDecoderLayer"
-  ModuleId parent;                  // none for the root
-  std::vector<ModuleId> children;   // in registration order
-  std::vector<ParamId> params;      // registered directly here, in registration order
+  std::string name;                  // last component of the FQN; empty for the root
+  std::string fqn;                   // "model.layers.0"; empty for the root
+  std::string class_name;            // "LlamaDecoderLayer"
+  ModuleId parent;                   // none for the root
+  std::vector<ModuleId> children;    // in registration order
+  std::vector<ParamId> params;       // registered directly here, in registration order
   std::int64_t buffer_elements = 0;  // fp32 elements of non-parameter buffers (running stats)
 };
 
 enum class OpKind : std::uint8_t {
-  kEmbedding,       // ids (rows) -> (rows, out); params: table [vocab, out]
-  kLinear,          // (rows, in) -> (rows, out); params: weight, optional bias
-  kLayerNorm,       // (rows, in); params: weight, optional bias
-  kRmsNorm,         // (rows, in); params: weight
-  kRope,            // rotates q and k: inputs q, k (or packed with v); outputs q', k'
-  kAttention,       // inputs q, k, v (has_bias: and a position bias), or one packed qkv tensor;
-                    // output (rows, heads*value_dim)
-  kActivation,      // element-wise on (rows, in)
-  kGatedActivation, // act(gate) * up on two (rows, in) inputs
-  kAdd,             // residual or embedding sum of two (rows, in) inputs; has_bias: of one input
-                    // and a parameter (a position table)
-  kMul,             // product of two (rows, in) inputs
-  kScale,           // (rows, in) times a constant (Gemma's embedding scale)
-  kDropout,         // (rows, in), probability dropout_p
-  kPositionBias,    // T5: params table [buckets, heads] -> (heads, seq_q, seq_k), no batch
-  kConv2d,          // (in, height, width) -> (out, height_out, width_out)
-  kBatchNorm,       // (in, height, width); params weight, bias
-  kMaxPool,         // (in, height, width) -> (in, height_out, width_out)
-  kAvgPool,         // the same; a global pool has height_out = width_out = 1
-  kConcat,          // token concatenation; params: class token; output (rows, in)
-  kSelect,          // picks rows (class token, pooler input): (in) per selected row
-  kRouter,          // MoE: (rows, in) -> (rows, experts) probabilities + top-k; params: weight
-  kExperts,         // MoE: all expert MLPs on the routed rows, dispatch and combine included
-  kLogSoftmax,      // (rows, in)
-  kNllLoss,         // (rows, in) -> scalar
-  kCrossEntropy,    // logits (rows, vocab=in) -> scalar
+  kEmbedding,        // ids (rows) -> (rows, out); params: table [vocab, out]
+  kLinear,           // (rows, in) -> (rows, out); params: weight, optional bias
+  kLayerNorm,        // (rows, in); params: weight, optional bias
+  kRmsNorm,          // (rows, in); params: weight
+  kRope,             // rotates q and k: inputs q, k (or packed with v); outputs q', k'
+  kAttention,        // inputs q, k, v (has_bias: and a position bias), or one packed qkv tensor;
+                     // output (rows, heads*value_dim)
+  kActivation,       // element-wise on (rows, in)
+  kGatedActivation,  // act(gate) * up on two (rows, in) inputs
+  kAdd,              // residual or embedding sum of two (rows, in) inputs; has_bias: of one input
+                     // and a parameter (a position table)
+  kMul,              // product of two (rows, in) inputs
+  kScale,            // (rows, in) times a constant (Gemma's embedding scale)
+  kDropout,          // (rows, in), probability dropout_p
+  kPositionBias,     // T5: params table [buckets, heads] -> (heads, seq_q, seq_k), no batch
+  kConv2d,           // (in, height, width) -> (out, height_out, width_out)
+  kBatchNorm,        // (in, height, width); params weight, bias
+  kMaxPool,          // (in, height, width) -> (in, height_out, width_out)
+  kAvgPool,          // the same; a global pool has height_out = width_out = 1
+  kConcat,           // token concatenation; params: class token; output (rows, in)
+  kSelect,           // picks rows (class token, pooler input): (in) per selected row
+  kRouter,           // MoE: (rows, in) -> (rows, experts) probabilities + top-k; params: weight
+  kExperts,          // MoE: all expert MLPs on the routed rows, dispatch and combine included
+  kLogSoftmax,       // (rows, in)
+  kNllLoss,          // (rows, in) -> scalar
+  kCrossEntropy,     // logits (rows, vocab=in) -> scalar
 };
 
 enum class Activation : std::uint8_t { kNone, kRelu, kGelu, kGeluTanh, kSilu, kTanh, kSigmoid };
@@ -70,23 +70,23 @@ enum class Activation : std::uint8_t { kNone, kRelu, kGelu, kGeluTanh, kSilu, kT
 // are stored once and ops point at them. Unused fields stay 0.
 struct OpSpec {
   OpKind kind = OpKind::kLinear;
-  std::int64_t rows = 0;  // rows (tokens, pixels for kSelect: selected rows) per sample
-  std::int64_t in = 0;    // input features or channels
-  std::int64_t out = 0;   // output features or channels; MoE: intermediate size of one expert
-  std::int64_t vocab = 0;                // embedding rows
-  std::int64_t heads = 0;                // query heads
-  std::int64_t kv_heads = 0;             // key/value heads (GQA)
-  std::int64_t head_dim = 0;             // query/key head size
-  std::int64_t value_dim = 0;            // value head size
-  std::int64_t seq_q = 0, seq_k = 0;     // attention lengths
-  std::int64_t window = 0;               // sliding window; 0 = none
+  std::int64_t rows = 0;       // rows (tokens, pixels for kSelect: selected rows) per sample
+  std::int64_t in = 0;         // input features or channels
+  std::int64_t out = 0;        // output features or channels; MoE: intermediate size of one expert
+  std::int64_t vocab = 0;      // embedding rows
+  std::int64_t heads = 0;      // query heads
+  std::int64_t kv_heads = 0;   // key/value heads (GQA)
+  std::int64_t head_dim = 0;   // query/key head size
+  std::int64_t value_dim = 0;  // value head size
+  std::int64_t seq_q = 0, seq_k = 0;  // attention lengths
+  std::int64_t window = 0;            // sliding window; 0 = none
   bool causal = false;
   bool has_bias = false;
-  bool gated = false;                    // MoE: experts have a gate projection (3 matrices)
+  bool gated = false;  // MoE: experts have a gate projection (3 matrices)
   Activation activation = Activation::kNone;
   double dropout_p = 0.0;
-  std::int64_t height = 0, width = 0;            // conv/pool input
-  std::int64_t height_out = 0, width_out = 0;    // conv/pool output
+  std::int64_t height = 0, width = 0;          // conv/pool input
+  std::int64_t height_out = 0, width_out = 0;  // conv/pool output
   std::int64_t kernel = 0, stride = 0, padding = 0, groups = 1;
   std::int64_t experts = 0, experts_per_token = 0;
 
@@ -103,30 +103,31 @@ enum class TensorRole : std::uint8_t {
 // A value that flows between ops.
 struct Tensor {
   TensorRole role = TensorRole::kActivation;
-  std::int64_t elements = 0;    // per sample, or in all when !per_sample
-  bool per_sample = true;       // false: one copy whatever the batch (T5's position bias)
-  ModelOpId producer;           // none: an input of the model (ids, labels, images)
+  std::int64_t elements = 0;  // per sample, or in all when !per_sample
+  bool per_sample = true;     // false: one copy whatever the batch (T5's position bias)
+  ModelOpId producer;         // none: an input of the model (ids, labels, images)
 };
 
 struct ModelOp {
-  std::uint32_t spec = 0;            // index into Model::specs
-  ModuleId module;                   // the innermost module whose forward runs it
-  std::string name;                  // short and unique inside its module: "q_proj", "attn", "add_1"
-  std::vector<TensorId> inputs;      // in the order OpKind documents
+  std::uint32_t spec = 0;        // index into Model::specs
+  ModuleId module;               // the innermost module whose forward runs it
+  std::string name;              // short and unique inside its module: "q_proj", "attn", "add_1"
+  std::vector<TensorId> inputs;  // in the order OpKind documents
   std::vector<TensorId> outputs;
-  std::vector<ParamId> params;       // in the order OpKind documents; tied ones may be listed twice in the model
+  std::vector<ParamId>
+      params;  // in the order OpKind documents; tied ones may be listed twice in the model
 };
 
 struct Model {
-  std::string name;                  // zoo name, or the file's stem
-  std::string type;                  // "llama", "gpt2", ..., "custom"
-  std::string block_class;           // class of the repeated layer ("LlamaDecoderLayer"); may be empty
-  std::vector<Module> modules;       // pre-order in registration order; [0] is the root
-  std::vector<Parameter> params;     // pre-order in registration order, aliases included
+  std::string name;               // zoo name, or the file's stem
+  std::string type;               // "llama", "gpt2", ..., "custom"
+  std::string block_class;        // class of the repeated layer ("LlamaDecoderLayer"); may be empty
+  std::vector<Module> modules;    // pre-order in registration order; [0] is the root
+  std::vector<Parameter> params;  // pre-order in registration order, aliases included
   std::vector<Tensor> tensors;
-  std::vector<ModelOp> ops;          // in execution order, which is a topological order
+  std::vector<ModelOp> ops;  // in execution order, which is a topological order
   std::vector<OpSpec> specs;
-  std::int64_t sequence_length = 0;  // tokens per sample; 0 for image models
+  std::int64_t sequence_length = 0;    // tokens per sample; 0 for image models
   std::int64_t tokens_per_sample = 0;  // what throughput counts: tokens, or 1 per image
   std::vector<std::string> warnings;   // what the loader left out or assumed, one line each
 
@@ -149,8 +150,8 @@ struct Model {
 [[nodiscard]] Flops ConventionFlopsPerSample(const Model& model);
 
 // Checks every invariant stated above (ids in range, execution order topological, one producer per
-// tensor, ties point to earlier equal shapes). Throws InputError naming `where`. Uses a Boost.Graph
-// topological sort, so that a cyclic file is reported with the ops on the cycle.
+// tensor, ties point to earlier equal shapes). Throws InputError naming `where`. Boost.Graph's
+// strong components tell a cycle, which is reported with its ops, from ops in a wrong order.
 void ValidateModel(const Model& model, const std::string& where);
 
 }  // namespace shardwright

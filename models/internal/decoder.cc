@@ -1,7 +1,6 @@
 // Llama-like decoders: pre-norm (or sandwich-norm) layers of attention with rotary positions and a
 // gated MLP or a mixture of experts. What differs between model types is in their table rows.
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -10,158 +9,17 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.h"
 #include "models/internal/builder.h"
 #include "models/internal/decoder_row.h"
+#include "models/internal/decoder_sizes.h"
 #include "models/internal/hf_config.h"
 
 namespace shardwright {
 namespace {
 
-// Low-rank attention sizes of DeepSeek-V2 and V3.
-struct LatentSizes {
-  std::int64_t query_rank = 0;  // 0: queries are projected directly
-  std::int64_t key_value_rank = 0;
-  std::int64_t plain_dim = 0;  // head size without positions
-  std::int64_t rope_dim = 0;   // head size with positions, one key for all heads
-  bool bias = false;           // attention_bias: on the two down-projections
-};
-
-struct MoeSizes {
-  std::int64_t experts = 0;
-  std::int64_t experts_per_token = 0;
-  std::int64_t intermediate = 0;
-  std::int64_t shared = 0;      // shared experts per layer
-  std::vector<bool> is_sparse;  // per layer
-};
-
-struct Sizes {
-  CommonSizes common;
-  std::int64_t tokens = 0;
-  std::int64_t intermediate = 0;
-  std::int64_t kv_heads = 0;
-  std::int64_t head_dim = 0;
-  std::int64_t value_dim = 0;
-  double attention_dropout = 0.0;
-  Activation activation = Activation::kNone;
-  std::vector<std::int64_t> windows;  // per layer; 0: full attention
-  std::optional<LatentSizes> latent;
-  std::optional<MoeSizes> moe;
-};
-
-constexpr std::int64_t kLargestHeadDim = std::int64_t{1} << 16;
-
-// Sliding windows per layer. `layer_types` in the config wins over the row's pattern.
-std::vector<std::int64_t> ReadWindows(const HfConfig& config, const DecoderRow& row,
-                                      std::int64_t layers) {
-  std::vector<std::int64_t> windows(static_cast<std::size_t>(layers), 0);
-  if (!row.window || (!row.window->enabled_key.empty() && !config.Flag(row.window->enabled_key))) {
-    return windows;
-  }
-  const std::int64_t window =
-      config.OptionalInt(row.window->key, 1, ModelLimits::kTokens).value_or(0);
-  std::int64_t every = row.window->global_every;
-  if (!row.window->global_every_key.empty()) {
-    every = config.OptionalInt(row.window->global_every_key, 0, ModelLimits::kLayers).value_or(0);
-  }
-  const std::optional<JsonValue> types = config.Find("layer_types");
-  if (types && types->size() != windows.size()) {
-    throw InputError(types->path().str(), std::to_string(types->size()) + " layer types",
-                     std::to_string(layers) + ", one per layer");
-  }
-  for (std::size_t i = 0; i < windows.size(); ++i) {
-    bool is_global = every > 0 && (static_cast<std::int64_t>(i) + 1) % every == 0;
-    if (types) {
-      is_global = (*types)[i].AsChoice({"full_attention", "sliding_attention"}) == 0;
-    }
-    windows[i] = is_global ? 0 : window;
-  }
-  return windows;
-}
-
-std::vector<bool> ReadSparseLayers(const HfConfig& config, const MoeRow& row, std::int64_t layers) {
-  std::vector<bool> is_sparse(static_cast<std::size_t>(layers), true);
-  if (!row.dense_first_key.empty()) {
-    const std::int64_t dense = config.Int(row.dense_first_key, 0, ModelLimits::kLayers);
-    std::fill_n(is_sparse.begin(), std::min(dense, layers), false);
-  }
-  if (!row.sparse_step_key.empty()) {
-    const std::int64_t step = config.Int(row.sparse_step_key, 1, ModelLimits::kLayers);
-    for (std::int64_t i = 0; i < layers; ++i) {
-      is_sparse[static_cast<std::size_t>(i)] = (i + 1) % step == 0;
-    }
-  }
-  if (!row.dense_layers_key.empty()) {
-    const std::optional<JsonValue> dense = config.Find(row.dense_layers_key);
-    for (std::size_t i = 0; dense && i < dense->size(); ++i) {
-      is_sparse[static_cast<std::size_t>((*dense)[i].AsInt(0, layers - 1))] = false;
-    }
-  }
-  return is_sparse;
-}
-
-MoeSizes ReadMoeSizes(const HfConfig& config, const MoeRow& row, std::int64_t layers) {
-  MoeSizes moe;
-  moe.experts = config.Int("num_local_experts", 1, ModelLimits::kExperts);
-  moe.experts_per_token = config.Int("num_experts_per_tok", 1, moe.experts);
-  moe.intermediate = config.Int(row.intermediate_key, 1, ModelLimits::kFeatures);
-  if (!row.shared_key.empty()) {
-    moe.shared = config.OptionalInt(row.shared_key, 0, ModelLimits::kExperts).value_or(0);
-  }
-  moe.is_sparse = ReadSparseLayers(config, row, layers);
-  // Refused here, before a parameter is made for every matrix of every expert.
-  if (layers * moe.experts * 3 > ModelLimits::kParameters) {
-    throw InputError(
-        config.Where("num_local_experts"),
-        std::to_string(moe.experts) + " experts in each of " + std::to_string(layers) + " layers",
-        "at most " + std::to_string(ModelLimits::kParameters) + " expert matrices in all");
-  }
-  return moe;
-}
-
-LatentSizes ReadLatentSizes(const HfConfig& config) {
-  return {.query_rank = config.OptionalInt("q_lora_rank", 1, ModelLimits::kFeatures).value_or(0),
-          .key_value_rank = config.Int("kv_lora_rank", 1, ModelLimits::kFeatures),
-          .plain_dim = config.Int("qk_nope_head_dim", 1, kLargestHeadDim),
-          .rope_dim = config.Int("qk_rope_head_dim", 1, kLargestHeadDim),
-          .bias = config.Flag("attention_bias")};
-}
-
-Sizes ReadSizes(const BuildInput& input, const DecoderRow& row) {
-  const HfConfig& config = input.config;
-  Sizes s;
-  s.common = ReadCommonSizes(config);
-  s.intermediate = config.Int("intermediate_size", 1, ModelLimits::kFeatures);
-  s.activation = config.ActivationOf(row.activation_key);
-  s.attention_dropout = config.Probability("attention_dropout");
-  s.tokens = ChooseSequenceLength(
-      input, config.Int("max_position_embeddings", 1, ModelLimits::kTokens), Positions::kRelative);
-  if (row.latent_attention) {
-    s.latent = ReadLatentSizes(config);
-    s.kv_heads = s.common.heads;
-    s.head_dim = s.latent->plain_dim + s.latent->rope_dim;
-    s.value_dim = config.Int("v_head_dim", 1, kLargestHeadDim);
-  } else {
-    s.kv_heads =
-        config.OptionalInt("num_key_value_heads", 1, s.common.heads).value_or(s.common.heads);
-    (void)DivideEvenly(config, "num_attention_heads", s.common.heads, "num_key_value_heads",
-                       s.kv_heads);
-    const std::optional<std::int64_t> head_dim = config.OptionalInt("head_dim", 1, kLargestHeadDim);
-    s.head_dim = head_dim ? *head_dim
-                          : DivideEvenly(config, "hidden_size", s.common.hidden,
-                                         "num_attention_heads", s.common.heads);
-    s.value_dim = s.head_dim;
-  }
-  s.windows = ReadWindows(config, row, s.common.layers);
-  if (row.moe) {
-    s.moe = ReadMoeSizes(config, *row.moe, s.common.layers);
-  }
-  return s;
-}
-
 class DecoderBuilder {
  public:
-  DecoderBuilder(const BuildInput& input, const DecoderRow& row, const Sizes& sizes)
+  DecoderBuilder(const BuildInput& input, const DecoderRow& row, const DecoderSizes& sizes)
       : row_(row),
         sizes_(sizes),
         builder_(input.config.file(), input.name, input.type, row.class_prefix + "ForCausalLM"),
@@ -477,7 +335,7 @@ class DecoderBuilder {
   }
 
   const DecoderRow& row_;
-  const Sizes& sizes_;
+  const DecoderSizes& sizes_;
   ModelBuilder builder_;
   bool is_tied_;
   bool soft_cap_;
@@ -487,7 +345,7 @@ class DecoderBuilder {
 
 Model BuildDecoder(const BuildInput& input) {
   const DecoderRow row = ReadDecoderRow(input.row, input.config);
-  const Sizes sizes = ReadSizes(input, row);
+  const DecoderSizes sizes = ReadDecoderSizes(input, row);
   return DecoderBuilder(input, row, sizes).Build();
 }
 

@@ -60,13 +60,10 @@ Model FinishGpt(ModelBuilder& builder, const GptSizes& s, const char* block_clas
 }
 
 // The language-model head: its own matrix or the embedding's.
-TensorId RunHead(ModelBuilder& builder, const GptSizes& s, const char* name, std::int64_t in,
-                 bool is_tied, const Layer& embedding, TensorId x) {
+Layer AddHead(ModelBuilder& builder, const char* name, bool is_tied, const Layer& embedding) {
   const ModuleId root = ModelBuilder::Root();
-  const Layer head =
-      is_tied ? builder.AddTiedLinear(root, name, in, s.common.vocabulary, embedding.weight)
-              : builder.AddLinear(root, name, in, s.common.vocabulary, false);
-  return builder.Linear(head, s.tokens, x);
+  return is_tied ? builder.AddTiedLinear(root, name, embedding.out, embedding.in, embedding.weight)
+                 : builder.AddLinear(root, name, embedding.out, embedding.in, false);
 }
 
 TensorId AddGpt2Block(ModelBuilder& builder, const GptSizes& s, ModuleId blocks, std::int64_t i,
@@ -96,16 +93,23 @@ TensorId AddGpt2Block(ModelBuilder& builder, const GptSizes& s, ModuleId blocks,
   return builder.Add(block, "add_2", s.tokens, hidden, x, y);
 }
 
-TensorId AddNeoxLayer(ModelBuilder& builder, const GptSizes& s, bool is_parallel, bool has_bias,
+struct NeoxOptions {
+  bool is_parallel = true;  // attention and MLP read the same input
+  bool has_bias = true;     // of the attention
+};
+
+TensorId AddNeoxLayer(ModelBuilder& builder, const GptSizes& s, const NeoxOptions& options,
                       ModuleId layers, std::int64_t i, TensorId x) {
+  const bool is_parallel = options.is_parallel;
   const std::int64_t hidden = s.common.hidden;
   const ModuleId layer = builder.AddModule(layers, std::to_string(i), "GPTNeoXLayer");
   const Layer norm_1 = builder.AddNorm(layer, "input_layernorm", hidden, true, "LayerNorm");
   const Layer norm_2 =
       builder.AddNorm(layer, "post_attention_layernorm", hidden, true, "LayerNorm");
   const ModuleId attention = builder.AddModule(layer, "attention", "GPTNeoXAttention");
-  const Layer qkv = builder.AddLinear(attention, "query_key_value", hidden, 3 * hidden, has_bias);
-  const Layer dense = builder.AddLinear(attention, "dense", hidden, hidden, has_bias);
+  const Layer qkv =
+      builder.AddLinear(attention, "query_key_value", hidden, 3 * hidden, options.has_bias);
+  const Layer dense = builder.AddLinear(attention, "dense", hidden, hidden, options.has_bias);
   const ModuleId mlp = builder.AddModule(layer, "mlp", "GPTNeoXMLP");
   const Layer up = builder.AddLinear(mlp, "dense_h_to_4h", hidden, s.intermediate, true);
   const Layer down = builder.AddLinear(mlp, "dense_4h_to_h", s.intermediate, hidden, true);
@@ -271,7 +275,8 @@ Model BuildGpt2(const BuildInput& input) {
     x = AddGpt2Block(builder, s, blocks, i, x);
   }
   x = builder.LayerNorm(builder.AddNorm(body, "ln_f", hidden, true, "LayerNorm"), s.tokens, x);
-  x = RunHead(builder, s, "lm_head", hidden, config.Flag("tie_word_embeddings"), tokens, x);
+  x = builder.Linear(AddHead(builder, "lm_head", config.Flag("tie_word_embeddings"), tokens),
+                     s.tokens, x);
   AddCrossEntropy(builder, s.tokens, s.common.vocabulary, x);
   return FinishGpt(builder, s, "GPT2Block");
 }
@@ -284,8 +289,8 @@ Model BuildGptNeox(const BuildInput& input) {
   s.activation = config.ActivationOf("hidden_act");
   s.hidden_dropout = config.Probability("hidden_dropout");
   s.attention_dropout = config.Probability("attention_dropout");
-  const bool is_parallel = config.Flag("use_parallel_residual");
-  const bool has_bias = config.Flag("attention_bias");
+  const NeoxOptions options{.is_parallel = config.Flag("use_parallel_residual"),
+                            .has_bias = config.Flag("attention_bias")};
 
   ModelBuilder builder(config.file(), input.name, input.type, "GPTNeoXForCausalLM");
   const ModuleId body = builder.AddModule(ModelBuilder::Root(), "gpt_neox", "GPTNeoXModel");
@@ -294,11 +299,12 @@ Model BuildGptNeox(const BuildInput& input) {
   x = builder.Dropout(body, "emb_dropout", s.tokens, hidden, s.hidden_dropout, x);
   const ModuleId layers = builder.AddModule(body, "layers", "ModuleList");
   for (std::int64_t i = 0; i < s.common.layers; ++i) {
-    x = AddNeoxLayer(builder, s, is_parallel, has_bias, layers, i, x);
+    x = AddNeoxLayer(builder, s, options, layers, i, x);
   }
   const Layer norm = builder.AddNorm(body, "final_layer_norm", hidden, true, "LayerNorm");
   x = builder.LayerNorm(norm, s.tokens, x);
-  x = RunHead(builder, s, "embed_out", hidden, config.Flag("tie_word_embeddings"), tokens, x);
+  x = builder.Linear(AddHead(builder, "embed_out", config.Flag("tie_word_embeddings"), tokens),
+                     s.tokens, x);
   AddCrossEntropy(builder, s.tokens, s.common.vocabulary, x);
   return FinishGpt(builder, s, "GPTNeoXLayer");
 }
@@ -351,7 +357,8 @@ Model BuildOpt(const BuildInput& input) {
   }
   x = has_final_norm ? builder.LayerNorm(norm, s.tokens, x) : x;
   x = width != hidden ? builder.Linear(project_out, s.tokens, x) : x;
-  x = RunHead(builder, s, "lm_head", width, config.Flag("tie_word_embeddings"), tokens, x);
+  x = builder.Linear(AddHead(builder, "lm_head", config.Flag("tie_word_embeddings"), tokens),
+                     s.tokens, x);
   AddCrossEntropy(builder, s.tokens, s.common.vocabulary, x);
   return FinishGpt(builder, s, "OPTDecoderLayer");
 }
@@ -407,7 +414,7 @@ Model BuildMpt(const BuildInput& input) {
         {.kind = OpKind::kLinear, .rows = s.tokens, .in = hidden, .out = s.common.vocabulary}, {x},
         params);
   } else {
-    x = RunHead(builder, s, "lm_head", hidden, false, tokens, x);
+    x = builder.Linear(AddHead(builder, "lm_head", false, tokens), s.tokens, x);
   }
   AddCrossEntropy(builder, s.tokens, s.common.vocabulary, x);
   return FinishGpt(builder, s, "MPTBlock");

@@ -11,6 +11,7 @@
 #include "models/internal/builder.h"
 #include "models/internal/model_file_ops.h"
 #include "models/internal/order.h"
+#include "models/internal/substitute.h"
 
 namespace shardwright {
 namespace {

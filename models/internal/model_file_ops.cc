@@ -2,143 +2,17 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <functional>
 #include <optional>
 
 #include "core/error.h"
+#include "models/internal/op_reader.h"
 
 namespace shardwright {
 namespace {
 
 constexpr std::int64_t kLargestHeadDim = std::int64_t{1} << 16;
 constexpr std::size_t kMany = 1 << 16;
-
-std::string DimsText(const std::vector<std::int64_t>& dims) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < dims.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(dims[i]);
-  }
-  return text + "]";
-}
-
-std::int64_t ElementsOf(const std::vector<std::int64_t>& dims) {
-  std::int64_t n = 1;
-  for (const std::int64_t d : dims) {
-    n *= d;
-  }
-  return n;
-}
-
-// One entry on its way to an OpSpec.
-class OpReader {
- public:
-  OpReader(ModelBuilder& builder, const FileOp& op) : builder_(builder), op_(op) {}
-
-  [[nodiscard]] std::int64_t Int(std::string_view key, std::int64_t fallback, std::int64_t min,
-                                 std::int64_t max) const {
-    const std::optional<JsonValue> value = op_.json.Find(key);
-    return value ? value->AsInt(min, max) : fallback;
-  }
-  [[nodiscard]] std::int64_t Int(std::string_view key, std::int64_t min, std::int64_t max) const {
-    return op_.json.At(key).AsInt(min, max);
-  }
-  [[nodiscard]] bool Flag(std::string_view key) const {
-    const std::optional<JsonValue> value = op_.json.Find(key);
-    return value && value->AsBool();
-  }
-  [[nodiscard]] double Probability() const {
-    const std::optional<JsonValue> value = op_.json.Find("p");
-    if (!value) {
-      return 0.0;
-    }
-    const double p = value->AsDouble();
-    if (!(p >= 0.0 && p < 1.0)) {
-      throw value->Error("a probability from 0 up to, but not including, 1");
-    }
-    return p;
-  }
-  [[nodiscard]] Activation Function() const {
-    constexpr std::array<Activation, 6> kFunctions = {Activation::kRelu,     Activation::kGelu,
-                                                      Activation::kGeluTanh, Activation::kSilu,
-                                                      Activation::kTanh,     Activation::kSigmoid};
-    return kFunctions[op_.json.At("function")
-                          .AsChoice({"relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid"})];
-  }
-
-  [[nodiscard]] const FileTensor& In(std::size_t i) const { return op_.inputs[i]; }
-  [[nodiscard]] const std::vector<std::int64_t>& ShapeOf(std::size_t param) const {
-    return builder_.model().params[op_.params[param].value].shape;
-  }
-  [[nodiscard]] bool HasBias() const { return op_.params.size() > 1; }
-  [[nodiscard]] const FileOp& op() const { return op_; }
-
-  // Input i as (rows, features).
-  [[nodiscard]] std::pair<std::int64_t, std::int64_t> Matrix(std::size_t i) const {
-    if (In(i).is_index || In(i).dims.size() != 2) {
-      Fail(i, "(rows, features); put a flatten or tokens op before");
-    }
-    return {In(i).dims[0], In(i).dims[1]};
-  }
-  // Input i as (channels, height, width).
-  [[nodiscard]] const std::vector<std::int64_t>& Image(std::size_t i) const {
-    if (In(i).is_index || In(i).dims.size() != 3) {
-      Fail(i, "(channels, height, width)");
-    }
-    return In(i).dims;
-  }
-  // Input i in element-wise ops: rows and features of either form.
-  [[nodiscard]] std::pair<std::int64_t, std::int64_t> Elements(std::size_t i) const {
-    const std::vector<std::int64_t>& dims = In(i).dims;
-    if (In(i).is_index) {
-      Fail(i, "an activation, not ids");
-    }
-    return dims.size() == 3 ? std::pair(dims[1] * dims[2], dims[0]) : std::pair(dims[0], dims[1]);
-  }
-  void RequireDims(std::size_t i, const std::vector<std::int64_t>& dims) const {
-    if (In(i).dims != dims) {
-      Fail(i, DimsText(dims));
-    }
-  }
-  void RequireShape(std::size_t param, const std::vector<std::int64_t>& shape) const {
-    if (ShapeOf(param) != shape) {
-      const Parameter& p = builder_.model().params[op_.params[param].value];
-      throw InputError(op_.json.path().str(),
-                       "parameter " + p.fqn + " of shape " + DimsText(p.shape), DimsText(shape));
-    }
-  }
-  void RequireRank(std::size_t param, std::size_t rank) const {
-    if (ShapeOf(param).size() != rank) {
-      const Parameter& p = builder_.model().params[op_.params[param].value];
-      throw InputError(op_.json.path().str(),
-                       "parameter " + p.fqn + " of shape " + DimsText(p.shape),
-                       std::to_string(rank) + " dimensions");
-    }
-  }
-  [[noreturn]] void Fail(std::size_t i, const std::string& expected) const {
-    throw InputError(op_.json.path().Field("inputs").Index(i).str(),
-                     "a tensor of shape " + DimsText(In(i).dims), expected);
-  }
-
-  // Appends the op; `dims` are those of its first output.
-  [[nodiscard]] std::vector<FileTensor> Emit(const OpSpec& spec, std::vector<std::int64_t> dims) {
-    std::vector<TensorId> inputs;
-    for (const FileTensor& tensor : op_.inputs) {
-      inputs.push_back(tensor.id);
-    }
-    const ModelOpId id =
-        builder_.AddOpWith(op_.module, op_.name, spec, std::move(inputs), op_.params);
-    std::vector<FileTensor> outputs;
-    for (const TensorId output : builder_.model().ops[id.value].outputs) {
-      outputs.push_back({.id = output, .dims = dims, .is_index = false});
-    }
-    return outputs;
-  }
-
- private:
-  ModelBuilder& builder_;
-  const FileOp& op_;
-};
 
 using Result = std::vector<FileTensor>;
 
@@ -520,41 +394,6 @@ void CheckKeys(const JsonValue& json, const Kind& kind) {
 }
 
 }  // namespace
-
-std::string Substitute(const std::string& text, const LoopValues& loops, const std::string& where) {
-  std::string result;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t open = text.find('{', at);
-    if (open == std::string::npos) {
-      return result + text.substr(at);
-    }
-    result += text.substr(at, open - at);
-    const std::size_t close = text.find('}', open);
-    const std::string inside =
-        text.substr(open + 1, close == std::string::npos ? close : close - open - 1);
-    const std::size_t sign = inside.find_first_of("+-");
-    const std::string variable = inside.substr(0, sign);
-    std::int64_t offset = 0;
-    bool is_valid = close != std::string::npos;
-    if (sign != std::string::npos) {
-      // from_chars reads a minus but no plus.
-      const char* begin = inside.data() + sign + (inside[sign] == '+' ? 1 : 0);
-      const char* end = inside.data() + inside.size();
-      const auto parsed = std::from_chars(begin, end, offset);
-      is_valid = is_valid && parsed.ec == std::errc() && parsed.ptr == end &&
-                 std::abs(offset) <= ModelLimits::kLayers;
-    }
-    const auto loop = std::find_if(loops.rbegin(), loops.rend(),
-                                   [&](const auto& l) { return l.first == variable; });
-    if (!is_valid || loop == loops.rend()) {
-      throw InputError(where, '"' + text + '"',
-                       "loop variables in braces, such as {i} or {i+1}, of a repeat around it");
-    }
-    result += std::to_string(loop->second + offset);
-    at = close + 1;
-  }
-  return result;
-}
 
 bool IsKnownOp(std::string_view kind) {
   return FindKind(kind) != nullptr;

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "core/json.h"
@@ -21,13 +20,6 @@ struct FileTensor {
   std::vector<std::int64_t> dims;
   bool is_index = false;
 };
-
-// Values of the loop variables around an entry, outermost first.
-using LoopValues = std::vector<std::pair<std::string, std::int64_t>>;
-
-// `text` with "{i}", "{i+1}", "{i-2}" replaced. Throws InputError at `where` for another variable.
-[[nodiscard]] std::string Substitute(const std::string& text, const LoopValues& loops,
-                                     const std::string& where);
 
 // An op entry whose names are resolved.
 struct FileOp {

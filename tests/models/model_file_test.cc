@@ -9,8 +9,8 @@
 
 #include "core/error.h"
 #include "core/json.h"
-#include "models/internal/model_file_ops.h"
 #include "models/internal/order.h"
+#include "models/internal/substitute.h"
 #include "models/loader.h"
 #include "models/model.h"
 

@@ -1,0 +1,135 @@
+#include "models/internal/op_reader.h"
+
+#include <array>
+#include <optional>
+
+#include "core/error.h"
+#include "core/json.h"
+
+namespace shardwright {
+namespace {
+
+std::string DimsText(const std::vector<std::int64_t>& dims) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < dims.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(dims[i]);
+  }
+  return text + "]";
+}
+
+}  // namespace
+
+std::int64_t ElementsOf(const std::vector<std::int64_t>& dims) {
+  std::int64_t n = 1;
+  for (const std::int64_t d : dims) {
+    n *= d;
+  }
+  return n;
+}
+
+const std::vector<std::int64_t>& OpReader::ShapeOf(std::size_t param) const {
+  return builder_.model().params[op_.params[param].value].shape;
+}
+
+std::int64_t OpReader::Int(std::string_view key, std::int64_t min, std::int64_t max) const {
+  return op_.json.At(key).AsInt(min, max);
+}
+
+std::int64_t OpReader::Int(std::string_view key, std::int64_t fallback, std::int64_t min,
+                           std::int64_t max) const {
+  const std::optional<JsonValue> value = op_.json.Find(key);
+  return value ? value->AsInt(min, max) : fallback;
+}
+
+bool OpReader::Flag(std::string_view key) const {
+  const std::optional<JsonValue> value = op_.json.Find(key);
+  return value && value->AsBool();
+}
+
+double OpReader::Probability() const {
+  const std::optional<JsonValue> value = op_.json.Find("p");
+  if (!value) {
+    return 0.0;
+  }
+  const double p = value->AsDouble();
+  if (!(p >= 0.0 && p < 1.0)) {
+    throw value->Error("a probability from 0 up to, but not including, 1");
+  }
+  return p;
+}
+
+Activation OpReader::Function() const {
+  constexpr std::array<Activation, 6> kFunctions = {Activation::kRelu,     Activation::kGelu,
+                                                    Activation::kGeluTanh, Activation::kSilu,
+                                                    Activation::kTanh,     Activation::kSigmoid};
+  return kFunctions[op_.json.At("function")
+                        .AsChoice({"relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid"})];
+}
+
+std::pair<std::int64_t, std::int64_t> OpReader::Matrix(std::size_t i) const {
+  if (In(i).is_index || In(i).dims.size() != 2) {
+    Fail(i, "(rows, features); put a flatten or tokens op before");
+  }
+  return {In(i).dims[0], In(i).dims[1]};
+}
+
+const std::vector<std::int64_t>& OpReader::Image(std::size_t i) const {
+  if (In(i).is_index || In(i).dims.size() != 3) {
+    Fail(i, "(channels, height, width)");
+  }
+  return In(i).dims;
+}
+
+std::pair<std::int64_t, std::int64_t> OpReader::Elements(std::size_t i) const {
+  const std::vector<std::int64_t>& dims = In(i).dims;
+  if (In(i).is_index) {
+    Fail(i, "an activation, not ids");
+  }
+  return dims.size() == 3 ? std::pair(dims[1] * dims[2], dims[0]) : std::pair(dims[0], dims[1]);
+}
+
+void OpReader::RequireDims(std::size_t i, const std::vector<std::int64_t>& dims) const {
+  if (In(i).dims != dims) {
+    Fail(i, DimsText(dims));
+  }
+}
+
+void OpReader::RequireShape(std::size_t param, const std::vector<std::int64_t>& shape) const {
+  if (ShapeOf(param) != shape) {
+    FailParam(param, DimsText(shape));
+  }
+}
+
+void OpReader::RequireRank(std::size_t param, std::size_t rank) const {
+  if (ShapeOf(param).size() != rank) {
+    FailParam(param, std::to_string(rank) + " dimensions");
+  }
+}
+
+void OpReader::Fail(std::size_t i, const std::string& expected) const {
+  throw InputError(op_.json.path().Field("inputs").Index(i).str(),
+                   "a tensor of shape " + DimsText(In(i).dims), expected);
+}
+
+void OpReader::FailParam(std::size_t param, const std::string& expected) const {
+  const Parameter& p = builder_.model().params[op_.params[param].value];
+  throw InputError(op_.json.path().str(), "parameter " + p.fqn + " of shape " + DimsText(p.shape),
+                   expected);
+}
+
+std::vector<FileTensor> OpReader::Emit(const OpSpec& spec, const std::vector<std::int64_t>& dims) {
+  std::vector<TensorId> inputs;
+  inputs.reserve(op_.inputs.size());
+  for (const FileTensor& tensor : op_.inputs) {
+    inputs.push_back(tensor.id);
+  }
+  const ModelOpId id =
+      builder_.AddOpWith(op_.module, op_.name, spec, std::move(inputs), op_.params);
+  std::vector<FileTensor> outputs;
+  for (const TensorId output : builder_.model().ops[id.value].outputs) {
+    outputs.push_back({.id = output, .dims = dims, .is_index = false});
+  }
+  return outputs;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,19 @@
+#pragma once
+
+// Loop variables in the names of a model.json.
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardwright {
+
+// Values of the loop variables around an entry, outermost first.
+using LoopValues = std::vector<std::pair<std::string, std::int64_t>>;
+
+// `text` with "{i}", "{i+1}", "{i-2}" replaced. Throws InputError at `where` for another variable.
+[[nodiscard]] std::string Substitute(const std::string& text, const LoopValues& loops,
+                                     const std::string& where);
+
+}  // namespace shardwright
