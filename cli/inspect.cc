@@ -219,7 +219,7 @@ Report InspectName(const std::string& name, const InspectCommand& options) {
   const auto itself = [](const std::string& text) { return text; };
   const auto its_name = [](const auto& entry) { return entry.name; };
   std::vector<std::string> names;
-  if (Contains(ListModels(), name, its_name, names)) {
+  if (Contains(ZooNames(), name, itself, names)) {
     return InspectModel(LoadModel(name, ModelOptions(options)), options.json);
   }
   if (Contains(ListClusters(), name, its_name, names) || name.find(',') != std::string::npos) {

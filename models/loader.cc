@@ -210,6 +210,15 @@ std::string ModelFile(const std::string& spec) {
   return file ? file->string() : "";
 }
 
+std::vector<std::string> ZooNames() {
+  std::vector<std::string> names;
+  for (const EmbeddedFile& file : EmbeddedModelZoo()) {
+    names.emplace_back(file.name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 std::vector<ZooEntry> ListModels() {
   std::vector<ZooEntry> entries;
   for (const EmbeddedFile& file : EmbeddedModelZoo()) {

@@ -40,6 +40,9 @@ struct LoadOptions {
 [[nodiscard]] Model ModelFromJson(const JsonValue& json, const std::string& name,
                                   const LoadOptions& options = {});
 
+// The names of the zoo, sorted. Builds no model.
+[[nodiscard]] std::vector<std::string> ZooNames();
+
 struct ZooEntry {
   std::string name;             // what LoadModel accepts
   std::string type;             // Model::type

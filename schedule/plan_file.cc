@@ -63,8 +63,10 @@ void ReadModel(const JsonValue& json, const nlohmann::ordered_json& document, co
     file.model.model = ModelFromJson(*embedded, name.AsString(), options);
     file.model.json = Embedded(document, "model");
   } else {
-    if (name.AsString().find('/') != std::string::npos || !ModelFile(name.AsString()).empty()) {
-      throw name.Error("the name of a zoo model", "a user's model is embedded under \"json\"");
+    const std::vector<std::string> names = ZooNames();
+    if (!std::binary_search(names.begin(), names.end(), name.AsString())) {
+      throw name.Error("the name of a zoo model, or a model under \"json\"",
+                       DidYouMean(name.AsString(), names));
     }
     file.model.model = LoadModel(name.AsString(), options);
   }
