@@ -111,23 +111,87 @@ TEST_CASE("launches and bytes equal those of the operators that PyTorch runs") {
   });
 }
 
-TEST_CASE("launches of routers and experts equal the operators that PyTorch runs") {
+TEST_CASE("routers and experts launch and move what PyTorch's operators do") {
   const OpSpec router = {
       .kind = OpKind::kRouter, .rows = 32, .in = 16, .experts = 8, .experts_per_token = 2};
-  OpSpec experts = router;
+  OpSpec experts = router;  // 64 tokens, 128 routed rows
   experts.kind = OpKind::kExperts;
+  experts.in = 48;
   experts.out = 80;
   experts.gated = true;
+  experts.experts = 4;
   experts.activation = Activation::kSilu;
-  const OpKernels route = LowerOp(router, 2, kBf16, Set("torch-eager"));
-  CHECK(route.forward.size() == 6 + 1);  // and the projection
-  CHECK(route.backward_data.size() == 12 + 1);
-  CHECK(route.backward_weight.size() == 1);
-  const OpKernels mlp = LowerOp(experts, 2, kBf16, Set("torch-eager"));
-  // Transformers computes gate and up as one product; here they are two, each with its data and
-  // weight gradient, and the sum of the data gradients takes the place of a concatenation.
-  CHECK(mlp.forward.size() == 16 + 1);
-  CHECK(mlp.backward_data.size() + mlp.backward_weight.size() == 18 + 2);
+  const std::int64_t t = 6144;   // tokens
+  const std::int64_t r = 12288;  // routed rows
+  const std::int64_t f = 20480;  // their hidden features
+  const std::int64_t w = 30720;  // one matrix of all experts
+  const std::int64_t i = 1024;   // one int64 per routed row
+  const std::int64_t p = 256;    // one routing weight per routed row
+  CheckCases({
+      // PyTorch's log, less what a scatter does not touch (2048 read, 1536 written), and the three
+      // products of the projection.
+      {"router",
+       router,
+       kBf16,
+       "torch-eager",
+       2,
+       {6 + 1, 6912 + 2304, 6656 + 1024},
+       {12 + 2, 15104 - 2048 + 1280 + 3072, 11008 - 1536 + 2048 + 256}},
+      // Launches as logged: Transformers computes gate and up as one product; here they are two,
+      // each
+      // with its data and weight gradient, and the sum of the data gradients takes the place of a
+      // concatenation. Bytes by hand, in the order of the log.
+      {"experts",
+       experts,
+       kBf16,
+       "torch-eager",
+       2,
+       {16 + 1,
+        (2 * i + i + (r + i) + (p + i) + i + i / 2 + 16) + (2 * (r + w) + f + 2 * f + f + w) +
+            (r + p + 2 * i + r + i + r),
+        (2 * i + i + r + p + i / 2 + 16 + 16) + (2 * f + f + f + r) + (r + i + i + r + t)},
+       {18 + 2,
+        (t + r + i + r + p + 2 * r + r) + (r + w + 3 * 2 * f + 2 * (f + w) + 2 * r) +
+            (r + i + p + i) + 3 * (f + r),
+        (r + r + r + r + r + p) + (f + 3 * f + 2 * r + r) + (t + t + p + p) + 3 * w}},
+  });
+  // Weighted rows in both orders; three gradients of hidden features, which are larger than rows.
+  const OpKernels op = LowerOp(experts, 2, kBf16, Set("torch-eager"));
+  CHECK(op.forward_workspace == Bytes(2 * r));
+  CHECK(op.backward_workspace == Bytes(3 * f));
+}
+
+TEST_CASE("bytes of table lookups, by hand") {
+  // 4096 ids into a table of 100 x 48: zeros, sort, 509 partial sums, one row per id of the table.
+  const OpSpec large = {.kind = OpKind::kEmbedding, .rows = 2048, .out = 48, .vocab = 100};
+  const std::int64_t e = 393216;
+  const std::int64_t ids = 32768;
+  const std::int64_t partials = 509L * 48 * 4;
+  // T5: 64 x 64 pairs, 2 heads, 32 buckets: twelve passes over the ids, the lookup; like above
+  // back.
+  const OpSpec bias = {
+      .kind = OpKind::kPositionBias, .vocab = 32, .heads = 2, .seq_q = 64, .seq_k = 64};
+  const std::int64_t b = 16384;
+  const std::int64_t bias_partials = 441L * 2 * 4;
+  CheckCases({
+      {"embedding",
+       large,
+       kBf16,
+       "torch-eager",
+       2,
+       {1, ids + e, e},
+       {4, 2 * ids + e + partials, 9600 + 2 * ids + partials + 9600}},
+      {"position bias",
+       bias,
+       kBf16,
+       "torch-eager",
+       2,
+       {13, 12 * ids + ids + b, 12 * ids + b},
+       {4, 2 * ids + b + bias_partials, 128 + 2 * ids + bias_partials + 128}},
+  });
+  const OpKernels op = LowerOp(bias, 2, kBf16, Set("torch-eager"));
+  CHECK(op.extra_saved == Bytes(ids));
+  CHECK(op.forward_workspace == Bytes(2 * ids));
 }
 
 TEST_CASE("bytes of row-wise kernels, by hand") {
@@ -188,17 +252,15 @@ TEST_CASE("bytes of row-wise kernels, by hand") {
   });
 }
 
-TEST_CASE("bytes of attention and loss kernels, by hand") {
+TEST_CASE("bytes of attention kernels, by hand") {
   const LayerSizes z = {.b = 2, .s = 64, .h = 48, .a = 3, .kv = 3};
   LayerSizes grouped = z;
   grouped.kv = 1;
-  const OpSpec loss = RowsSpec(OpKind::kCrossEntropy, 32, 100);
   const OpSpec rope = {
       .kind = OpKind::kRope, .rows = 64, .heads = 3, .kv_heads = 1, .head_dim = 16};
   const std::int64_t e = 12288;     // q, and k and v with all heads
   const std::int64_t k = 4096;      // one head
   const std::int64_t stats = 1536;  // one fp32 number per query and head
-  const std::int64_t logits = 12800;
   CheckCases({
       // q, k, v -> o, log-sum-exp. o, do -> row sums; q, k, v, do, two statistics -> fp32 dq, dk,
       // dv;
@@ -233,6 +295,13 @@ TEST_CASE("bytes of attention and loss kernels, by hand") {
        2,
        {1, e + k + 4096, e + k},
        {1, e + k + 4096, e + k}},
+  });
+}
+
+TEST_CASE("bytes of loss kernels, by hand") {
+  const OpSpec loss = RowsSpec(OpKind::kCrossEntropy, 32, 100);
+  const std::int64_t logits = 12800;
+  CheckCases({
       // Logits to fp32, log-softmax, then 64 of its values and the labels; zeros, 64 values from
       // the
       // labels, log-softmax gradient from two tensors, back to bf16.
@@ -331,6 +400,10 @@ TEST_CASE("workspaces, by hand") {
   // Queries round up to 128, heads to 32: 2 * 3 * 128 * 32 fp32 sums and 2 * 3 * 128 row sums.
   CHECK(LowerOp(AttentionSpec(z), 2, kBf16, Set("torch-eager")).backward_workspace ==
         Bytes(2L * 3 * 128 * 33 * 4));
+  LayerSizes grouped = z;
+  grouped.kv = 1;  // and gradients of k and v for all heads
+  CHECK(LowerOp(AttentionSpec(grouped), 2, kBf16, Set("composer-2023")).backward_workspace ==
+        Bytes(2L * 3 * 128 * 33 * 4 + 2 * e));
   // Copies of q, k, v, and the masked scores beside the softmax; two gradients of the scores.
   const OpKernels eager = LowerOp(AttentionSpec(z), 2, kBf16, Set("torch-2022"));
   CHECK(eager.forward_workspace == Bytes(3 * e + 2 * scores));
@@ -357,6 +430,9 @@ TEST_CASE("workspaces, by hand") {
   const OpKernels rms = LowerOp(RowsSpec(OpKind::kRmsNorm, 64, 48), 2, kBf16, Set("hf-eager"));
   CHECK(rms.forward_workspace == Bytes(2 * e - e));
   CHECK(rms.backward_workspace == Bytes(10 * e - e));
+  const OpKernels native =
+      LowerOp(RowsSpec(OpKind::kRmsNorm, 64, 48), 2, kBf16, Set("shardwright-cuda"));
+  CHECK(native.backward_workspace == Bytes(8L * 48 * 4));  // one partial sum per 16 rows
 }
 
 TEST_CASE("what only the weight gradient reads") {
