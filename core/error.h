@@ -60,9 +60,9 @@ class Path {
 }  // namespace shardwright
 
 // Stops the program on a bug of ours; on in release builds. `...` is a std::string expression.
-#define SW_CHECK(condition, ...)                                                        \
-  do {                                                                                  \
-    if (!(condition)) {                                                                 \
+#define SW_CHECK(condition, ...)                                                            \
+  do {                                                                                      \
+    if (!(condition)) {                                                                     \
       ::shardwright::CheckFailed(__FILE__, __LINE__, #condition, std::string(__VA_ARGS__)); \
-    }                                                                                   \
+    }                                                                                       \
   } while (false)

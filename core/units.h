@@ -29,8 +29,12 @@ struct Quantity {
     value -= o.value;
     return *this;
   }
-  friend constexpr Quantity operator+(Quantity a, Quantity b) { return Quantity(a.value + b.value); }
-  friend constexpr Quantity operator-(Quantity a, Quantity b) { return Quantity(a.value - b.value); }
+  friend constexpr Quantity operator+(Quantity a, Quantity b) {
+    return Quantity(a.value + b.value);
+  }
+  friend constexpr Quantity operator-(Quantity a, Quantity b) {
+    return Quantity(a.value - b.value);
+  }
   friend constexpr Quantity operator*(Quantity a, Rep k) { return Quantity(a.value * k); }
   friend constexpr Quantity operator*(Rep k, Quantity a) { return Quantity(a.value * k); }
   friend constexpr Quantity operator/(Quantity a, Rep k) { return Quantity(a.value / k); }
@@ -98,16 +102,16 @@ struct Id {
   [[nodiscard]] constexpr bool valid() const { return value != kNoneValue; }
 };
 
-using OpId = Id<struct OpTag>;          // an op of one program body
-using ShapeId = Id<struct ShapeTag>;    // an op shape (what a price depends on)
-using BufferId = Id<struct BufferTag>;  // a logical buffer of a program
-using GroupId = Id<struct GroupTag>;    // a communicator
-using UnitId = Id<struct UnitTag>;      // an FSDP unit of a plan
-using ModuleId = Id<struct ModuleTag>;  // a module of a model
-using ParamId = Id<struct ParamTag>;    // a parameter of a model
-using TensorId = Id<struct TensorTag>;  // an activation tensor of a model
+using OpId = Id<struct OpTag>;            // an op of one program body
+using ShapeId = Id<struct ShapeTag>;      // an op shape (what a price depends on)
+using BufferId = Id<struct BufferTag>;    // a logical buffer of a program
+using GroupId = Id<struct GroupTag>;      // a communicator
+using UnitId = Id<struct UnitTag>;        // an FSDP unit of a plan
+using ModuleId = Id<struct ModuleTag>;    // a module of a model
+using ParamId = Id<struct ParamTag>;      // a parameter of a model
+using TensorId = Id<struct TensorTag>;    // an activation tensor of a model
 using ModelOpId = Id<struct ModelOpTag>;  // an op of a model
-using Rank = Id<struct RankTag>;        // a process of the job, 0..world-1
+using Rank = Id<struct RankTag>;          // a process of the job, 0..world-1
 
 // Element types that buffers and kernels can have.
 enum class DType : std::uint8_t { kFp32, kBf16, kFp16, kFp8, kFp64, kInt64, kInt32, kUint8, kBool };
