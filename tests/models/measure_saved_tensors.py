@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Prints the bytes that PyTorch's autograd keeps for backward, and the operators that it runs: the figures in
-saved_tensors_test.cc and kernel_set_test.cc.
+saved_tensors_test.cc and kernel_bytes_test.cc. With --details also the bytes of each operator.
 
 Not part of the test run, because it needs packages that the build does not:
     pip install torch==2.13 transformers==5.18
