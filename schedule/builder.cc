@@ -61,7 +61,9 @@ OpId BodyBuilder::Add(const OpArgs& args) {
   return last();
 }
 
-OpId BodyBuilder::last() const { return OpId(body_.ops.size() - 1); }
+OpId BodyBuilder::last() const {
+  return OpId(body_.ops.size() - 1);
+}
 
 void BodyBuilder::After(OpId op) {
   if (!op.valid()) {

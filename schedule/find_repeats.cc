@@ -9,15 +9,14 @@ namespace {
 
 bool SamePoints(const Program& program, std::span<const MemoryPoint> a,
                 std::span<const MemoryPoint> b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [&](const MemoryPoint& x, const MemoryPoint& y) {
-                      const Buffer& bx = program.buffers[x.buffer.value];
-                      const Buffer& by = program.buffers[y.buffer.value];
-                      return x.kind == y.kind && x.recorded_streams == y.recorded_streams &&
-                             x.kind != PointKind::kAllocOnce && bx.size == by.size &&
-                             bx.category == by.category && bx.owner == by.owner &&
-                             bx.on_host == by.on_host;
-                    });
+  return std::equal(
+      a.begin(), a.end(), b.begin(), b.end(), [&](const MemoryPoint& x, const MemoryPoint& y) {
+        const Buffer& bx = program.buffers[x.buffer.value];
+        const Buffer& by = program.buffers[y.buffer.value];
+        return x.kind == y.kind && x.recorded_streams == y.recorded_streams &&
+               x.kind != PointKind::kAllocOnce && bx.size == by.size &&
+               bx.category == by.category && bx.owner == by.owner && bx.on_host == by.on_host;
+      });
 }
 
 // Edges of op `i` and of its copy at `i + length`.

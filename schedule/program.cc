@@ -46,8 +46,8 @@ static_assert(TableFollowsEnum());
 
 // [begin of `op`, begin of the op after it) of one CSR array of the body.
 template <class T>
-std::span<const T> Slice(const Body& body, OpId op, const std::vector<T>& all, std::uint32_t Op::*begin,
-                         std::size_t end_of_last) {
+std::span<const T> Slice(const Body& body, OpId op, const std::vector<T>& all,
+                         std::uint32_t Op::*begin, std::size_t end_of_last) {
   const std::size_t first = body.ops[op.value].*begin;
   const std::size_t next = op.value + 1U;
   const std::size_t last = next < body.ops.size() ? body.ops[next].*begin : end_of_last;
@@ -56,7 +56,9 @@ std::span<const T> Slice(const Body& body, OpId op, const std::vector<T>& all, s
 
 }  // namespace
 
-const OpCodeInfo& InfoOf(OpCode code) { return kOpCodes[static_cast<std::size_t>(code)]; }
+const OpCodeInfo& InfoOf(OpCode code) {
+  return kOpCodes[static_cast<std::size_t>(code)];
+}
 
 std::string_view NameOf(Stream stream) {
   switch (stream) {
@@ -145,8 +147,7 @@ std::span<const Kernel> Program::KernelsOf(const OpShape& shape) const {
 
 std::string OpName(const Program& program, const Op& op) {
   const OpShape& shape = program.ShapeOf(op);
-  const bool of_model_op =
-      shape.code == OpCode::kCompute || shape.code == OpCode::kAccumulateGrad;
+  const bool of_model_op = shape.code == OpCode::kCompute || shape.code == OpCode::kAccumulateGrad;
   std::string text;
   if (op.phase != Phase::kInit && op.phase != Phase::kOptimizer) {
     text = "mb" + std::to_string(op.micro_batch) + '.';

@@ -41,24 +41,24 @@ enum class OpCode : std::uint8_t {
   kBroadcast,
   kAllToAll,
   kBarrier,
-  kCast,            // parameter shard to the gather dtype
-  kGatherCopyIn,    // shard into its slice of the gather buffer
-  kGatherCopyOut,   // gather buffer into per-parameter storages
-  kReshardClone,    // keeps 1/g of the gathered parameters (reshard to a smaller group)
-  kConcatGrad,      // per-parameter gradients into one flat gradient (FSDP1)
-  kReduceCopyIn,    // gradients into the reduce-scatter input, padding and casting
-  kGradScale,       // division before or after a reduction
-  kGradStore,       // casts a reduced shard to the master dtype, assigns or accumulates it
-  kBucketCopy,      // gradients into or out of a DDP bucket
-  kGradNorm,        // local norm of the sharded gradients
-  kGradClip,        // multiplies the gradients by the clip coefficient
+  kCast,           // parameter shard to the gather dtype
+  kGatherCopyIn,   // shard into its slice of the gather buffer
+  kGatherCopyOut,  // gather buffer into per-parameter storages
+  kReshardClone,   // keeps 1/g of the gathered parameters (reshard to a smaller group)
+  kConcatGrad,     // per-parameter gradients into one flat gradient (FSDP1)
+  kReduceCopyIn,   // gradients into the reduce-scatter input, padding and casting
+  kGradScale,      // division before or after a reduction
+  kGradStore,      // casts a reduced shard to the master dtype, assigns or accumulates it
+  kBucketCopy,     // gradients into or out of a DDP bucket
+  kGradNorm,       // local norm of the sharded gradients
+  kGradClip,       // multiplies the gradients by the clip coefficient
   kOptimizerStep,
   kHostOptimizerStep,  // the update of offloaded states, on the CPU
   kCopyH2d,
   kCopyD2h,
-  kHostWait,        // blocks the host until its edges are done
-  kStreamWait,      // makes a stream wait for its edges; takes no stream time
-  kInitialize,      // gives persistent buffers their first value
+  kHostWait,    // blocks the host until its edges are done
+  kStreamWait,  // makes a stream wait for its edges; takes no stream time
+  kInitialize,  // gives persistent buffers their first value
 };
 inline constexpr std::size_t kOpCodeCount = 26;
 
@@ -74,17 +74,17 @@ struct OpCodeInfo {
 
 // What a buffer holds; memory reports are split by it.
 enum class Category : std::uint8_t {
-  kParameterShard,    // resident shard in the master dtype
+  kParameterShard,  // resident shard in the master dtype
   kUnshardedParameter,
-  kAllGather,         // gather outputs and cast shards that feed them
+  kAllGather,  // gather outputs and cast shards that feed them
   kUnshardedGradient,
-  kReduceScatter,     // reduce-scatter inputs and outputs, buckets
+  kReduceScatter,  // reduce-scatter inputs and outputs, buckets
   kShardedGradient,
   kOptimizerState,
-  kActivation,        // kept for backward
+  kActivation,  // kept for backward
   kActivationGradient,
-  kTemporary,         // workspaces, tensors that die inside the pass that made them
-  kModelBuffer,       // running statistics and other non-parameters
+  kTemporary,    // workspaces, tensors that die inside the pass that made them
+  kModelBuffer,  // running statistics and other non-parameters
   kInput,
 };
 inline constexpr std::size_t kCategoryCount = 12;
@@ -128,23 +128,23 @@ struct Access {
 struct OpShape {
   OpCode code = OpCode::kCompute;
   Stream stream = Stream::kCompute;
-  DType dtype = DType::kBf16;       // of moved or reduced elements
-  GroupId group;                    // collectives only
-  Bytes bytes{0};                   // collectives: the full array; copies: bytes copied
-  std::uint32_t kernel_begin = 0;   // range of Program::kernels; one launch each
+  DType dtype = DType::kBf16;      // of moved or reduced elements
+  GroupId group;                   // collectives only
+  Bytes bytes{0};                  // collectives: the full array; copies: bytes copied
+  std::uint32_t kernel_begin = 0;  // range of Program::kernels; one launch each
   std::uint32_t kernel_count = 0;
 };
 
 struct Op {
   ShapeId shape;
-  std::uint32_t edge_begin = 0;     // CSR: edges [edge_begin, next op's edge_begin)
-  std::uint32_t access_begin = 0;   // likewise
-  std::uint32_t point_begin = 0;    // likewise: memory points before this op is issued
-  std::uint32_t subject = 0;        // kCompute, kAccumulateGrad: model op; otherwise a unit, or
-                                    // kNoSubject
+  std::uint32_t edge_begin = 0;    // CSR: edges [edge_begin, next op's edge_begin)
+  std::uint32_t access_begin = 0;  // likewise
+  std::uint32_t point_begin = 0;   // likewise: memory points before this op is issued
+  std::uint32_t subject = 0;       // kCompute, kAccumulateGrad: model op; otherwise a unit, or
+                                   // kNoSubject
   std::uint16_t micro_batch = 0;
   Phase phase = Phase::kForward;
-  std::uint8_t occurrence = 0;      // tells apart ops that agree in all else
+  std::uint8_t occurrence = 0;  // tells apart ops that agree in all else
 };
 inline constexpr std::uint32_t kNoSubject = 0xffffffffu;
 
@@ -192,9 +192,9 @@ struct Body {
   std::vector<Op> ops;
   std::vector<Edge> edges;
   std::vector<Access> accesses;
-  std::vector<MemoryPoint> points;  // those from the last op's range on stand at the body's end
+  std::vector<MemoryPoint> points;    // those from the last op's range on stand at the body's end
   std::uint32_t end_point_begin = 0;  // points [end_point_begin, points.size()) follow the last op
-  std::vector<OpId> carries;        // carries[s]: the op that sets slot s; none = slot unchanged
+  std::vector<OpId> carries;          // carries[s]: the op that sets slot s; none = slot unchanged
   std::vector<Repeat> repeats;
 
   [[nodiscard]] std::size_t size() const { return ops.size(); }
@@ -224,18 +224,18 @@ struct ParamSlot {
 };
 
 struct UnitInfo {
-  std::string name;                   // "layers.3", "root"
-  std::vector<ParamSlot> params;      // in communication order
-  std::int64_t elements = 0;          // true elements (n_i)
-  std::int64_t padded_elements = 0;   // unsharded elements with padding (N_i)
-  std::int64_t shard_elements = 0;    // N_i / W
+  std::string name;                  // "layers.3", "root"
+  std::vector<ParamSlot> params;     // in communication order
+  std::int64_t elements = 0;         // true elements (n_i)
+  std::int64_t padded_elements = 0;  // unsharded elements with padding (N_i)
+  std::int64_t shard_elements = 0;   // N_i / W
 };
 
 struct Program {
   std::string dialect;
-  std::int64_t shard_size = 1;      // W
-  std::int64_t replicate_size = 1;  // R
-  std::int64_t micro_batch = 1;     // samples
+  std::int64_t shard_size = 1;         // W
+  std::int64_t replicate_size = 1;     // R
+  std::int64_t micro_batch = 1;        // samples
   std::int64_t micro_batch_count = 1;  // accumulation steps
 
   std::vector<OpShape> shapes;

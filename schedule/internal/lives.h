@@ -1,0 +1,42 @@
+#pragma once
+
+// What placement needs to know of each allocation: when it is first and last used, as clocks.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "schedule/happens_before.h"
+#include "schedule/program.h"
+
+namespace shardwright {
+
+// One life of a buffer, from an alloc point to its free.
+//
+// In a program that Verify accepts, all uses of a life come after its first use: that one writes,
+// or else rule 4 would break, and rules 4 and 5 put the others behind it. (Not so for zero-filled
+// buffers.) So all uses of life A happen before all uses of life B exactly if
+// B.before_birth.Covers(A.last).
+struct Life {
+  BufferId buffer;
+  std::uint32_t pass = 0;         // of the alloc point; index into Lives::passes
+  std::uint32_t free_pass = 0;    // kNeverFreed: none in the passes looked at
+  std::int32_t birth = -1;        // host position in its body of the first use; -1: never used
+  std::int32_t last_use = -1;     // host position of the last use, in the pass of that use
+  Stream birth_stream = Stream::kHost;
+  Clock before_birth;  // clock of the first use without that use itself
+  Clock last;          // per stream, the last use
+
+  static constexpr std::uint32_t kNeverFreed = 0xffffffffu;
+};
+
+// All lives in init, warmup (if any), step, step.
+struct Lives {
+  std::vector<Pass> passes;
+  std::vector<Life> lives;               // in order of their alloc points
+  std::vector<bool> is_allocated_once;   // by buffer
+  std::uint32_t first_step = 0;          // pass of the first `step`; the next is the last pass
+};
+[[nodiscard]] Lives CollectLives(const Program& program);
+
+}  // namespace shardwright
