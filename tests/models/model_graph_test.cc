@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "models/internal/order.h"
+#include "models/kernel_set.h"
 #include "models/loader.h"
 #include "models/model.h"
 
@@ -192,6 +193,47 @@ TEST_CASE("ModelGraph.ConvNetFlopsByHand") {
   // table (which has 15.912). A multiply-add is a third of 6 FLOPs, and three passes are one step.
   const double regnet = ConventionFlopsPerSample(LoadModel("regnet-y-16gf")).value;
   CHECK(regnet / 6.0 == doctest::Approx(15.912e9).epsilon(0.01));
+}
+
+// Matmul FLOPs of a list of kernels.
+double MatmulFlops(const std::vector<Kernel>& kernels) {
+  double flops = 0.0;
+  for (const Kernel& kernel : kernels) {
+    const bool is_matmul = kernel.kind == KernelClass::kGemm ||
+                           kernel.kind == KernelClass::kGroupedGemm ||
+                           kernel.kind == KernelClass::kConv;
+    flops += is_matmul ? kernel.flops.value : 0.0;
+  }
+  return flops;
+}
+
+// Two independent ways to the same number: the kernels of every linear op, and 2 FLOPs per weight
+// and row in each of forward, data gradient and weight gradient.
+TEST_CASE("ModelGraph.KernelsOfEveryZooModelMultiplyWhatTheGraphSays") {
+  const KernelSetOptions& kernels = FindKernelSet("torch-eager", "test");
+  for (const ZooEntry& entry : ListModels()) {
+    CAPTURE(entry.name);
+    const Model model = LoadModel(entry.name);
+    for (const OpSpec& spec : model.specs) {
+      const OpKernels op = LowerOp(spec, 2, DType::kBf16, kernels);
+      CHECK(op.forward.empty() == (spec.kind == OpKind::kSelect));  // a view
+      double weights = 0.0;
+      if (spec.kind == OpKind::kLinear) {
+        weights = static_cast<double>(spec.rows * spec.in * spec.out);
+      } else if (spec.kind == OpKind::kConv2d) {
+        weights = static_cast<double>(spec.height_out * spec.width_out) *
+                  static_cast<double>(spec.out * spec.in / spec.groups * spec.kernel * spec.kernel);
+      } else if (spec.kind == OpKind::kExperts) {
+        weights = static_cast<double>(spec.rows * spec.experts_per_token) *
+                  static_cast<double>((spec.gated ? 3 : 2) * spec.in * spec.out);
+      } else {
+        continue;
+      }
+      CHECK(MatmulFlops(op.forward) == doctest::Approx(2 * 2 * weights));
+      CHECK(MatmulFlops(op.backward_data) == doctest::Approx(2 * 2 * weights));
+      CHECK(MatmulFlops(op.backward_weight) == doctest::Approx(2 * 2 * weights));
+    }
+  }
 }
 
 TEST_CASE("ModelGraph.InsideFollowsParents") {
