@@ -365,8 +365,12 @@ void EventLoop::Finish(std::size_t stream) {
 
 // Gives every running op the speed of the present set of running ops.
 void EventLoop::UpdateSpeeds() {
-  if (options_.contention && running_key_ != speeds_key_ && running_key_ != 0) {
-    speeds_ = FindSpeeds(contention_, running_key_, s_.cache);
+  if (options_.contention && running_key_ != speeds_key_) {
+    if (running_key_ == 0) {
+      speeds_.fill(1);  // nothing runs, or only ops without load
+    } else {
+      speeds_ = FindSpeeds(contention_, running_key_, s_.cache);
+    }
     speeds_key_ = running_key_;
   }
   for (std::size_t stream = 1; stream < kStreamCount; ++stream) {

@@ -1,0 +1,146 @@
+// Speed of the simulator on Llama-3-70B, fsdp2, one block per unit, full recompute, on DGX H100:
+// exact and periodic, with and without contention, for 8 to 16,384 ranks and 1 to 8 micro-batches.
+// A run fails when a mode changes the predicted time or when it allocates memory after warm-up.
+//
+//   ops/s     device and host ops whose times were computed, per second (exact mode)
+//   allocs    calls of operator new per simulation after warm-up; must be 0
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include <benchmark/benchmark.h>
+
+#include "models/kernel_set.h"
+#include "models/loader.h"
+#include "schedule/lower.h"
+#include "schedule/plan.h"
+#include "schedule/wrap.h"
+#include "simulator/simulate.h"
+#include "topologies/cluster.h"
+#include "topologies/profile.h"
+
+namespace {
+
+std::int64_t allocation_count = 0;
+
+}  // namespace
+
+// Not inlined, so that the compiler does not see malloc on one side and operator delete on the
+// other.
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  ++allocation_count;
+  if (void* p = std::malloc(size)) {
+    return p;
+  }
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept {
+  std::free(p);
+}
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept {
+  std::free(p);
+}
+
+namespace shardwright {
+namespace {
+
+struct Setting {
+  Cluster cluster;
+  Profile profile;
+  Program program;
+};
+
+const Setting& SettingFor(std::int64_t nodes, std::int64_t accumulation) {
+  static std::map<std::pair<std::int64_t, std::int64_t>, std::unique_ptr<Setting>> settings;
+  std::unique_ptr<Setting>& setting = settings[{nodes, accumulation}];
+  if (setting == nullptr) {
+    setting = std::make_unique<Setting>();
+    setting->cluster = LoadCluster("dgx-h100", nodes);
+    const KernelSetOptions& kernels = FindKernelSet("torch-eager", "bench");
+    setting->profile = DefaultProfile(setting->cluster.gpu, kernels.name);
+    const Model model = LoadModel("llama-3-70b", {.sequence_length = 8192});
+    Job job;
+    job.sequence_length = 8192;
+    Plan plan;
+    plan.dialect = Dialect::kFsdp2;
+    plan.shard_size = setting->cluster.RankCount();
+    plan.accumulation = accumulation;
+    job.global_batch = plan.shard_size * accumulation;
+    plan.units = Wrap(model, ParseWrap("block", "bench"), {}, plan.dialect, "bench");
+    plan.recompute = RecomputeBlocks(model, RecomputeKind::kFull, 1, "bench");
+    setting->program = Lower({model, kernels, job, plan});
+  }
+  return *setting;
+}
+
+void Run(benchmark::State& state, bool periodic, bool contention) {
+  const Setting& setting = SettingFor(state.range(0), state.range(1));
+  Simulator simulator(setting.cluster, setting.profile);
+  SimulateOptions options;
+  options.reserved = false;
+  options.contention = contention;
+  options.periodic = false;
+  const SimulationResult exact = simulator.Run(setting.program, options);
+  options.periodic = periodic;
+  SimulationResult result = simulator.Run(setting.program, options);  // warm-up
+  const double difference = static_cast<double>((result.step_time - exact.step_time).value) /
+                            static_cast<double>(exact.step_time.value);
+  if (difference > 1e-9 || difference < -1e-9 ||
+      !(result.memory.allocated == exact.memory.allocated)) {
+    state.SkipWithError("periodic and exact mode differ");
+    return;
+  }
+  const std::int64_t allocations_before = allocation_count;
+  std::int64_t ops = 0;
+  std::int64_t runs = 0;
+  for (auto _ : state) {
+    result = simulator.Run(setting.program, options);
+    benchmark::DoNotOptimize(result.step_time);
+    ops += result.timing.simulated_ops;
+    ++runs;
+  }
+  state.counters["ops"] = static_cast<double>(setting.program.step.size());
+  state.counters["steps"] = result.timing.steps;
+  state.counters["simulated"] = static_cast<double>(result.timing.simulated_ops);
+  state.counters["ops/s"] =
+      benchmark::Counter(static_cast<double>(ops), benchmark::Counter::kIsRate);
+  state.counters["allocs"] =
+      static_cast<double>(allocation_count - allocations_before) / static_cast<double>(runs);
+  state.counters["step_s"] = ToSeconds(result.step_time).value;
+}
+
+void BM_ExactContended(benchmark::State& state) {
+  Run(state, false, true);
+}
+void BM_ExactUncontended(benchmark::State& state) {
+  Run(state, false, false);
+}
+void BM_PeriodicContended(benchmark::State& state) {
+  Run(state, true, true);
+}
+void BM_PeriodicUncontended(benchmark::State& state) {
+  Run(state, true, false);
+}
+
+// Nodes of 8 GPUs, micro-batches. The plan of the README has 128 nodes.
+void Sizes(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"nodes", "micro_batches"})->Unit(benchmark::kMicrosecond);
+  for (const std::int64_t nodes : {1, 128, 2048}) {
+    bench->Args({nodes, 1});
+  }
+  bench->Args({128, 8});
+}
+BENCHMARK(BM_ExactContended)->Apply(Sizes);
+BENCHMARK(BM_ExactUncontended)->Apply(Sizes);
+BENCHMARK(BM_PeriodicContended)->Apply(Sizes);
+BENCHMARK(BM_PeriodicUncontended)->Apply(Sizes);
+
+}  // namespace
+}  // namespace shardwright
+
+BENCHMARK_MAIN();

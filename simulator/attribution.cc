@@ -1,0 +1,250 @@
+#include "simulator/attribution.h"
+
+#include <algorithm>
+#include <array>
+#include <tuple>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+// An op of the explained step, or of one of the steps before it.
+struct At {
+  std::uint32_t op = OpId::kNoneValue;
+  std::int32_t steps_back = 0;
+  [[nodiscard]] bool valid() const { return op != OpId::kNoneValue; }
+};
+
+class Explainer {
+ public:
+  Explainer(const Program& program, std::span<const Span> spans, SimTime period)
+      : program_(program), body_(program.step), spans_(spans), period_(period.value) {
+    FindPredecessors();
+  }
+
+  Attribution Run();
+
+ private:
+  void FindPredecessors();
+  [[nodiscard]] std::int64_t Shift(At at) const { return at.steps_back * period_; }
+  [[nodiscard]] std::int64_t StartOf(At at) const { return spans_[at.op].start.value - Shift(at); }
+  [[nodiscard]] std::int64_t EndOf(At at) const { return spans_[at.op].end.value - Shift(at); }
+  [[nodiscard]] const OpShape& ShapeOf(At at) const { return program_.ShapeOf(body_.ops[at.op]); }
+  [[nodiscard]] bool RunsOnHost(At at) const { return InfoOf(ShapeOf(at).code).runs_on_host; }
+  [[nodiscard]] At TargetOf(At at, Edge edge) const;
+  [[nodiscard]] At BindingOp(At at, std::int64_t time) const;
+
+  // Follows what bounds the start of an op back in time, from `time` to `until`, and hands each
+  // stretch to `charge`, latest first.
+  template <class Charge>
+  void WalkBack(At at, std::int64_t time, std::int64_t until, const Charge& charge) const;
+
+  [[nodiscard]] TimeShare KeyOf(const PathSegment& segment) const;
+  static void Add(std::vector<TimeShare>& shares, const TimeShare& key, std::int64_t time);
+  static void Sort(std::vector<TimeShare>& shares);
+
+  const Program& program_;
+  const Body& body_;
+  std::span<const Span> spans_;  // of the step, by op
+  std::int64_t period_;
+  std::vector<At> before_on_stream_;
+  std::vector<At> before_in_group_;
+};
+
+void Explainer::FindPredecessors() {
+  const std::size_t n = body_.size();
+  std::array<std::uint32_t, kStreamCount> stream;
+  stream.fill(OpId::kNoneValue);
+  std::vector<std::uint32_t> group(program_.groups.size(), OpId::kNoneValue);
+  before_on_stream_.resize(n);
+  before_in_group_.resize(n);
+  // The first round finds the last op of each stream, which comes before the next step's first.
+  for (int round = 0; round < 2; ++round) {
+    std::array<std::int32_t, kStreamCount> stream_back;
+    stream_back.fill(1);
+    std::vector<std::int32_t> group_back(group.size(), 1);
+    for (std::uint32_t i = 0; i < n; ++i) {
+      const OpShape& shape = program_.ShapeOf(body_.ops[i]);
+      const auto s = static_cast<std::size_t>(shape.stream);
+      before_on_stream_[i] = {stream[s], stream_back[s]};
+      stream[s] = i;
+      stream_back[s] = 0;
+      if (InfoOf(shape.code).is_collective) {
+        const std::uint32_t g = shape.group.value;
+        before_in_group_[i] = {group[g], group_back[g]};
+        group[g] = i;
+        group_back[g] = 0;
+      }
+    }
+  }
+}
+
+At Explainer::TargetOf(At at, Edge edge) const {
+  if (!edge.is_carried()) {
+    return {edge.value, at.steps_back};
+  }
+  // A slot that the step does not set was set before the first step and holds nothing up.
+  const bool is_set = edge.slot() < body_.carries.size() && body_.carries[edge.slot()].valid();
+  return is_set ? At{body_.carries[edge.slot()].value, at.steps_back + 1} : At{};
+}
+
+// The op that ended last of all that `at` waited for, no later than `time`.
+At Explainer::BindingOp(At at, std::int64_t time) const {
+  At best;
+  const auto consider = [&](At other) {
+    if (other.valid() && EndOf(other) <= time && (!best.valid() || EndOf(other) > EndOf(best))) {
+      best = other;
+    }
+  };
+  for (const Edge edge : body_.EdgesOf(OpId(at.op))) {
+    consider(TargetOf(at, edge));
+  }
+  if (!RunsOnHost(at)) {
+    At before = before_on_stream_[at.op];
+    before.steps_back += at.steps_back;
+    consider(before);
+    before = before_in_group_[at.op];
+    before.steps_back += at.steps_back;
+    consider(before);
+  }
+  return best;
+}
+
+template <class Charge>
+void Explainer::WalkBack(At at, std::int64_t time, std::int64_t until, const Charge& charge) const {
+  const auto spend = [&](TimeUse use, At on, std::int64_t begin) {
+    begin = std::max(begin, until);
+    if (begin < time) {
+      charge(PathSegment{OpId(on.op), use, on.steps_back, SimTime(begin), SimTime(time)});
+      time = begin;
+    }
+  };
+  // Goes on with an op that ended at `time`.
+  const auto go_to = [&](At next) {
+    at = next;
+    if (RunsOnHost(at)) {
+      return true;
+    }
+    spend(TimeUse::kRun, at, StartOf(at));
+    return false;
+  };
+  bool on_host = false;  // false: `at` started at `time`; true: the host was done with it then
+  while (time > until) {
+    const Span& span = spans_[at.op];
+    if (!on_host) {
+      spend(TimeUse::kPeer, at, span.arrival.value - Shift(at));
+      const At next = BindingOp(at, time);
+      const std::int64_t issued = span.issued.value - Shift(at);
+      on_host = !next.valid() || issued >= EndOf(next);
+      spend(TimeUse::kOther, at, on_host ? issued : EndOf(next));
+      if (!on_host) {
+        on_host = go_to(next);
+      }
+      continue;
+    }
+    const std::int64_t host_begin = span.issue_begin.value - Shift(at);
+    const At waited = RunsOnHost(at) ? BindingOp(at, time) : At{};
+    if (waited.valid() && EndOf(waited) > host_begin) {
+      spend(TimeUse::kHostIssue, at, EndOf(waited));  // its own work, or the wake-up
+      on_host = go_to(waited);
+      continue;
+    }
+    spend(TimeUse::kHostIssue, at, host_begin);
+    at = at.op > 0 ? At{at.op - 1, at.steps_back}
+                   : At{static_cast<std::uint32_t>(body_.size() - 1), at.steps_back + 1};
+  }
+}
+
+TimeShare Explainer::KeyOf(const PathSegment& segment) const {
+  const Op& op = body_.ops[segment.op.value];
+  const OpShape& shape = program_.ShapeOf(op);
+  TimeShare share;
+  share.use = segment.use;
+  share.code = shape.code;
+  share.phase = op.phase;
+  share.stream = shape.stream;
+  const bool is_model_op = shape.code == OpCode::kCompute || shape.code == OpCode::kAccumulateGrad;
+  share.unit = is_model_op ? kNoSubject : op.subject;
+  return share;
+}
+
+void Explainer::Add(std::vector<TimeShare>& shares, const TimeShare& key, std::int64_t time) {
+  for (TimeShare& share : shares) {
+    if (share.use == key.use && share.code == key.code && share.phase == key.phase &&
+        share.stream == key.stream && share.unit == key.unit) {
+      share.time += SimTime(time);
+      ++share.count;
+      return;
+    }
+  }
+  shares.push_back(key);
+  shares.back().time = SimTime(time);
+  shares.back().count = 1;
+}
+
+void Explainer::Sort(std::vector<TimeShare>& shares) {
+  std::sort(shares.begin(), shares.end(), [](const TimeShare& a, const TimeShare& b) {
+    return std::tuple(-a.time.value, a.use, a.code, a.phase, a.stream, a.unit) <
+           std::tuple(-b.time.value, b.use, b.code, b.phase, b.stream, b.unit);
+  });
+}
+
+Attribution Explainer::Run() {
+  Attribution result;
+  result.step_time = SimTime(period_);
+  At last;  // the op that ends last
+  for (std::uint32_t i = 0; i < spans_.size(); ++i) {
+    const At at{i, 0};
+    if (!last.valid() || EndOf(at) > EndOf(last)) {
+      last = at;
+    }
+    if (spans_[i].stream != Stream::kCompute) {
+      continue;
+    }
+    result.compute_busy += spans_[i].end - spans_[i].start;
+    const std::int64_t idle_since = EndOf(before_on_stream_[i]);
+    WalkBack(at, StartOf(at), idle_since, [&](const PathSegment& segment) {
+      Add(result.idle, KeyOf(segment), (segment.end - segment.begin).value);
+    });
+  }
+  Sort(result.idle);
+
+  const std::int64_t end = EndOf(last);
+  std::vector<PathSegment>& path = result.critical_path;
+  const auto charge = [&](const PathSegment& segment) { path.push_back(segment); };
+  const std::int64_t begin = std::max(StartOf(last), end - period_);
+  if (begin < end) {
+    path.push_back({OpId(last.op), TimeUse::kRun, 0, SimTime(begin), SimTime(end)});
+  }
+  WalkBack(last, begin, end - period_, charge);
+  std::reverse(path.begin(), path.end());
+  for (const PathSegment& segment : path) {
+    Add(result.critical, KeyOf(segment), (segment.end - segment.begin).value);
+  }
+  Sort(result.critical);
+  return result;
+}
+
+}  // namespace
+
+std::string_view NameOf(TimeUse use) {
+  switch (use) {
+    case TimeUse::kRun:
+      return "run";
+    case TimeUse::kHostIssue:
+      return "host issue";
+    case TimeUse::kPeer:
+      return "peer";
+    case TimeUse::kOther:
+      return "other";
+  }
+  return "";
+}
+
+Attribution Explain(const Program& program, std::span<const Span> spans, SimTime period) {
+  SW_CHECK(spans.size() >= program.step.size() && !program.step.ops.empty(), "no step to explain");
+  return Explainer(program, spans.last(program.step.size()), period).Run();
+}
+
+}  // namespace shardwright

@@ -1,0 +1,147 @@
+// Attribution adds up exactly on random programs, and says what a reader can see by hand on a small
+// one.
+
+#include "simulator/attribution.h"
+
+#include <cstdint>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "schedule/builder.h"
+#include "simulator/engine.h"
+#include "tests/simulator/random_program.h"
+
+namespace shardwright {
+namespace {
+
+std::int64_t Sum(const std::vector<TimeShare>& shares) {
+  std::int64_t sum = 0;
+  for (const TimeShare& share : shares) {
+    sum += share.time.value;
+  }
+  return sum;
+}
+
+TEST_CASE("Busy and idle time of the compute stream, and the critical path, add up to the step") {
+  EngineWorkspace workspace;
+  int explained = 0;
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    CAPTURE(seed);
+    const RandomProgram random = MakeRandomProgram(seed, {4, 2, 5, seed % 2 == 0});
+    EngineOptions options;
+    options.contention = seed % 2 == 0;
+    std::vector<Span> spans;
+    const EngineResult result =
+        RunEngineWithSpans(random.program, random.prices, options, workspace, spans);
+    if (!result.is_steady) {
+      continue;
+    }
+    const Attribution why = Explain(random.program, spans, result.steady.time);
+    // The path is a chain of touching stretches over exactly one period.
+    REQUIRE(!why.critical_path.empty());
+    SimTime position = why.critical_path.front().begin;
+    for (const PathSegment& segment : why.critical_path) {
+      CHECK(segment.begin == position);
+      CHECK(segment.end > segment.begin);
+      position = segment.end;
+    }
+    CHECK(position - why.critical_path.front().begin == result.steady.time);
+    CHECK(Sum(why.critical) == result.steady.time.value);
+    if (options.contention) {
+      continue;  // rounding lets two steps differ by picoseconds
+    }
+    // The engine's own split, by stream, fills the same time. (Where the compute stream has no ops,
+    // or never has to wait for a slower stream, its own period is shorter than the step's.)
+    std::int64_t busy_and_idle =
+        result.steady.busy[static_cast<std::size_t>(Stream::kCompute)].value;
+    for (const SimTime time : result.steady.compute_idle) {
+      busy_and_idle += time.value;
+    }
+    if (busy_and_idle == result.steady.time.value) {
+      CHECK(why.compute_busy.value + Sum(why.idle) == result.steady.time.value);
+      ++explained;
+    }
+  }
+  CHECK(explained > 100);
+}
+
+// Per step: an all-gather of 500, then compute of 300 that waits for it; the gather waits for the
+// compute of the step before.
+TEST_CASE("A gather that nothing hides is charged in full") {
+  Program program;
+  program.groups = {{"shard", 8, 1}};
+  ShapeInterner interner(program);
+  OpShape gather;
+  gather.code = OpCode::kAllGather;
+  gather.stream = Stream::kGather;
+  gather.group = GroupId(0);
+  const ShapeId gather_id = interner.Intern(gather);
+  const ShapeId compute_id = interner.Intern(OpShape{});
+  BodyBuilder init(program, program.init);
+  init.Finish();
+  BodyBuilder step(program, program.step);
+  const OpId first = step.Add({gather_id, Phase::kForward, 0});
+  step.AfterSlot(0);
+  const OpId second = step.Add({compute_id});
+  step.After(first);
+  step.SetCarry(0, second);
+  step.Finish();
+  PriceTable prices;
+  prices.prices.resize(2);
+  prices.prices[gather_id.value].duration = SimTime(500);
+  prices.prices[compute_id.value].duration = SimTime(300);
+  prices.prices[compute_id.value].issue = SimTime(20);
+  prices.prices[compute_id.value].first_launch = SimTime(20);
+
+  EngineOptions options;
+  options.contention = false;
+  EngineWorkspace workspace;
+  std::vector<Span> spans;
+  const EngineResult result = RunEngineWithSpans(program, prices, options, workspace, spans);
+  REQUIRE(result.is_steady);
+  CHECK(result.steady.time == SimTime(800));
+  CHECK(result.steady.ExposedCommunication() == SimTime(500));
+  const Attribution why = Explain(program, spans, result.steady.time);
+  CHECK(why.compute_busy == SimTime(300));
+  REQUIRE(why.idle.size() == 1);
+  CHECK(why.idle[0].code == OpCode::kAllGather);
+  CHECK(why.idle[0].unit == 0);
+  CHECK(why.idle[0].time == SimTime(500));
+  REQUIRE(why.critical_path.size() == 2);
+  CHECK(why.critical_path[0].op == first);
+  CHECK(why.critical_path[1].op == second);
+}
+
+TEST_CASE("A host that cannot keep up is what the critical path shows") {
+  // Two kernels of 10, each issued in 100: the period is 200, all of it the host's.
+  Program program;
+  ShapeInterner interner(program);
+  const ShapeId id = interner.Intern(OpShape{});
+  BodyBuilder init(program, program.init);
+  init.Finish();
+  BodyBuilder step(program, program.step);
+  (void)step.Add({id});
+  (void)step.Add({id});
+  step.Finish();
+  PriceTable prices;
+  prices.prices.resize(1);
+  prices.prices[0].duration = SimTime(10);
+  prices.prices[0].issue = SimTime(100);
+  prices.prices[0].first_launch = SimTime(100);
+  EngineOptions options;
+  options.contention = false;
+  EngineWorkspace workspace;
+  std::vector<Span> spans;
+  const EngineResult result = RunEngineWithSpans(program, prices, options, workspace, spans);
+  REQUIRE(result.is_steady);
+  CHECK(result.steady.time == SimTime(200));
+  const Attribution why = Explain(program, spans, result.steady.time);
+  CHECK(why.compute_busy == SimTime(20));
+  REQUIRE(why.idle.size() == 1);
+  CHECK(why.idle[0].use == TimeUse::kHostIssue);
+  CHECK(why.idle[0].time == SimTime(180));
+}
+
+}  // namespace
+}  // namespace shardwright
