@@ -9,7 +9,7 @@
 #include <boost/graph/adjacency_list.hpp>
 #include <boost/graph/connected_components.hpp>
 #include <boost/graph/dijkstra_shortest_paths.hpp>
-#include <boost/graph/push_relabel_max_flow.hpp>
+#include <boost/graph/edmonds_karp_max_flow.hpp>
 #include <boost/pending/disjoint_sets.hpp>
 
 #include "core/error.h"
@@ -96,14 +96,26 @@ using FlowGraph = boost::adjacency_list<
         boost::property<boost::edge_residual_capacity_t, std::int64_t,
                         boost::property<boost::edge_reverse_t, FlowTraits::edge_descriptor>>>>;
 
-void AddFlowArc(FlowGraph& graph, std::size_t a, std::size_t b, std::int64_t forward,
-                std::int64_t backward) {
+// Boost wants every arc to have a reverse of capacity 0 of its own.
+void AddFlowArc(FlowGraph& graph, std::size_t a, std::size_t b, std::int64_t capacity) {
   const auto there = boost::add_edge(a, b, graph).first;
   const auto back = boost::add_edge(b, a, graph).first;
-  boost::put(boost::edge_capacity, graph, there, forward);
-  boost::put(boost::edge_capacity, graph, back, backward);
+  boost::put(boost::edge_capacity, graph, there, capacity);
+  boost::put(boost::edge_capacity, graph, back, 0);
   boost::put(boost::edge_reverse, graph, there, back);
   boost::put(boost::edge_reverse, graph, back, there);
+}
+
+// Augmenting paths suffice: the graphs are small, and push-relabel in Boost 1.74 starts with the
+// largest integer at the source, which overflows in its own checks.
+std::int64_t MaxFlow(FlowGraph& graph, std::size_t from, std::size_t to) {
+  const auto index = boost::get(boost::vertex_index, graph);
+  std::vector<boost::default_color_type> colors(boost::num_vertices(graph));
+  std::vector<FlowGraph::edge_descriptor> predecessors(boost::num_vertices(graph));
+  return boost::edmonds_karp_max_flow(
+      graph, from, to,
+      boost::color_map(boost::make_iterator_property_map(colors.begin(), index))
+          .predecessor_map(boost::make_iterator_property_map(predecessors.begin(), index)));
 }
 
 }  // namespace
@@ -198,7 +210,8 @@ BytesPerSecond NvlinkRingRate(const NodeType& node, std::span<const std::int32_t
     const auto a = static_cast<std::size_t>(link.from);
     const auto b = static_cast<std::size_t>(link.to);
     if (link.kind == LinkKind::kNvlink && takes_part[a] && takes_part[b]) {
-      AddFlowArc(graph, a, b, std::llround(link.forward.value), std::llround(link.backward.value));
+      AddFlowArc(graph, a, b, std::llround(link.forward.value));
+      AddFlowArc(graph, b, a, std::llround(link.backward.value));
     }
   }
   // A cut that separates any two members separates the first from some other, in one direction.
@@ -206,8 +219,8 @@ BytesPerSecond NvlinkRingRate(const NodeType& node, std::span<const std::int32_t
   std::int64_t smallest = std::numeric_limits<std::int64_t>::max();
   for (std::size_t i = 1; i < gpus.size(); ++i) {
     const auto other = static_cast<std::size_t>(gpus[i]);
-    smallest = std::min(smallest, boost::push_relabel_max_flow(graph, first, other));
-    smallest = std::min(smallest, boost::push_relabel_max_flow(graph, other, first));
+    smallest = std::min(smallest, MaxFlow(graph, first, other));
+    smallest = std::min(smallest, MaxFlow(graph, other, first));
   }
   return BytesPerSecond(static_cast<double>(smallest));
 }
