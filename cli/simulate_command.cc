@@ -7,6 +7,7 @@
 #include "cli/prediction.h"
 #include "core/json.h"
 #include "simulator/simulate.h"
+#include "traces/chrome_write.h"
 
 namespace shardwright {
 
@@ -36,8 +37,16 @@ int RunSimulate(const SimulateCommand& command) {
     Warn("cluster " + file.cluster.name + " has no host memory given, so that of " +
          Format(prediction.host_peak) + " per node is not checked");
   }
-  WriteFileAtomically("-", command.json ? PredictionJson(file, program, result, prediction)
-                                        : PredictionText(file, program, result, prediction));
+  if (!command.trace.empty()) {
+    ChromeOptions chrome;
+    chrome.profile = command.trace_profile == TraceProfile::kHta ? ChromeProfile::kHta
+                                                                 : ChromeProfile::kPerfetto;
+    WriteChromeTrace(program, result.trace, chrome, command.trace);
+  }
+  if (command.trace != "-") {  // then standard output is the trace and nothing else
+    WriteFileAtomically("-", command.json ? PredictionJson(file, program, result, prediction)
+                                          : PredictionText(file, program, result, prediction));
+  }
   return prediction.misfits.empty() ? kExitOk : kExitNo;
 }
 

@@ -1,0 +1,465 @@
+#include "traces/chrome_write.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/json.h"
+#include "traces/gzip.h"
+#include "traces/internal/chrome_layout.h"
+#include "traces/internal/event_text.h"
+
+namespace shardwright {
+namespace {
+
+using internal::EventText;
+using internal::Layout;
+using internal::PlacedSpan;
+using internal::Quote;
+using internal::StepSpans;
+using internal::Track;
+
+// Threads of a process: one per stream, by its number, and the host's.
+constexpr int kHostThread = 100;
+
+Track TrackOf(Rank rank, Stream stream) {
+  return {rank.value, stream == Stream::kHost ? kHostThread : static_cast<int>(stream)};
+}
+
+// What NCCL and PyTorch's profiler call a collective.
+struct CollectiveNames {
+  std::string_view kernel, operation;
+};
+CollectiveNames NamesOf(OpCode code) {
+  switch (code) {
+    case OpCode::kAllGather:
+      return {"AllGather", "_allgather_base"};
+    case OpCode::kReduceScatter:
+      return {"ReduceScatter", "_reduce_scatter_base"};
+    case OpCode::kBroadcast:
+      return {"Broadcast", "broadcast"};
+    case OpCode::kAllToAll:
+      return {"SendRecv", "all_to_all"};
+    case OpCode::kBarrier:
+      return {"AllReduce", "barrier"};  // NCCL has no barrier; PyTorch reduces one element
+    default:
+      return {"AllReduce", "allreduce"};
+  }
+}
+
+std::string_view TorchName(DType dtype) {
+  switch (dtype) {
+    case DType::kFp32:
+      return "Float";
+    case DType::kBf16:
+      return "BFloat16";
+    case DType::kFp16:
+      return "Half";
+    case DType::kFp8:
+      return "Float8_e4m3fn";
+    case DType::kFp64:
+      return "Double";
+    case DType::kInt64:
+      return "Long";
+    case DType::kInt32:
+      return "Int";
+    case DType::kUint8:
+      return "Byte";
+    case DType::kBool:
+      return "Bool";
+  }
+  return "?";
+}
+
+std::string_view NameOfBody(BodyKind kind) {
+  switch (kind) {
+    case BodyKind::kInit:
+      return "init";
+    case BodyKind::kWarmup:
+      return "warmup";
+    case BodyKind::kStep:
+      return "step";
+  }
+  return "?";
+}
+
+// How a slice looks to tools that know PyTorch's traces.
+struct SliceStyle {
+  std::string_view category;
+  std::string_view runtime_call;  // on the host's track
+};
+SliceStyle StyleOf(OpCode code) {
+  switch (code) {
+    case OpCode::kCopyH2d:
+    case OpCode::kCopyD2h:
+      return {"gpu_memcpy", "cudaMemcpyAsync"};
+    case OpCode::kStreamWait:
+      return {"cuda_sync", "cudaStreamWaitEvent"};
+    case OpCode::kHostWait:
+      return {"cuda_runtime", "cudaEventSynchronize"};
+    case OpCode::kHostOptimizerStep:
+      return {"cpu_op", ""};
+    default:
+      return {"kernel", "cudaLaunchKernel"};
+  }
+}
+
+class Writer {
+ public:
+  Writer(const Program& program, const Trace& trace, const ChromeOptions& options, TextSink& sink)
+      : program_(program),
+        trace_(trace),
+        options_(options),
+        is_hta_(options.profile == ChromeProfile::kHta),
+        layout_(internal::BuildLayout(program, trace, options.profile)),
+        out_(sink, is_hta_) {
+    for (std::size_t kind = 0; kind < op_names_.size(); ++kind) {
+      for (const Op& op : internal::BodyOf(program, static_cast<BodyKind>(kind)).ops) {
+        op_names_[kind].push_back(Quote(OpName(program, op)));
+      }
+    }
+    for (const UnitInfo& unit : program.units) {
+      unit_names_.push_back(Quote(unit.name));
+    }
+  }
+
+  void Run();
+
+ private:
+  void Header();
+  void Metadata();
+  void Name(Track track, std::string_view what, std::string_view name, std::int64_t sort_index);
+  void BeginSlice(Track track, std::string_view category, std::string_view quoted_name,
+                  std::int64_t begin, std::int64_t end);
+  void Annotation(const StepSpans& step);
+  void WriteSpan(std::size_t index);
+  void IssueSlice(const Span& span, const PlacedSpan& placed, std::int64_t correlation);
+  void OpSlice(const Span& span, const PlacedSpan& placed, std::int64_t correlation);
+  [[nodiscard]] std::string SliceName(const Span& span, const Op& op) const;
+  void CollectiveArgs(const OpShape& shape);
+  void OwnArgs(const Span& span, const PlacedSpan& placed);
+  void Flows(std::size_t index);
+  void Memory();
+  void Counter(std::string_view name, const MemorySample& sample, bool of_device);
+
+  [[nodiscard]] const Op& OpOf(const Span& span) const {
+    return internal::BodyOf(program_, span.body).ops[span.op.value];
+  }
+  [[nodiscard]] const std::string& OpNameOf(const Span& span) const {
+    return op_names_[static_cast<std::size_t>(span.body)][span.op.value];
+  }
+
+  const Program& program_;
+  const Trace& trace_;
+  const ChromeOptions& options_;
+  bool is_hta_;
+  Layout layout_;
+  EventText out_;
+  std::array<std::vector<std::string>, 3> op_names_;  // quoted; by body, then op
+  std::vector<std::string> unit_names_;               // quoted
+  std::size_t next_flow_ = 0;                         // flows before it are written
+};
+
+void Writer::Run() {
+  Header();
+  Metadata();
+  for (const StepSpans& step : layout_.steps) {
+    Annotation(step);
+    for (std::size_t i = step.first; i < step.last; ++i) {
+      if (layout_.placed[i].is_written) {
+        WriteSpan(i);
+      }
+    }
+  }
+  if (!is_hta_) {
+    Memory();
+  }
+  out_.Raw("\n]}\n");
+  out_.Flush();
+}
+
+// Holistic Trace Analysis finds the rank by a pattern that needs the space after the colon, and
+// reads no metadata behind the events.
+void Writer::Header() {
+  out_.Raw("{\"schemaVersion\": 1, \"shardwright\": {\"format\": \"trace\", \"version\": 1, ");
+  out_.Raw(is_hta_ ? "\"profile\": \"hta\"" : "\"profile\": \"perfetto\"");
+  out_.Raw(", \"source\": " + Quote(options_.source));
+  out_.Raw("}, \"distributedInfo\": {\"backend\": \"nccl\", \"rank\": ");
+  out_.Number(layout_.ranks.empty() ? 0 : layout_.ranks.front().rank.value);
+  out_.Raw(", \"world_size\": ");
+  out_.Number(program_.shard_size * program_.replicate_size);
+  out_.Raw("}, \"displayTimeUnit\": \"ms\", \"baseTimeNanoseconds\": 0,\n\"traceEvents\": [");
+}
+
+// Some versions of Perfetto honour the sort indices, others sort by name: both give one order.
+void Writer::Metadata() {
+  std::size_t width = 1;
+  for (const Layout::RankTracks& tracks : layout_.ranks) {
+    width = std::max(width, std::to_string(tracks.rank.value).size());
+  }
+  for (const Layout::RankTracks& tracks : layout_.ranks) {
+    std::string rank = std::to_string(tracks.rank.value);
+    rank.insert(0, width - rank.size(), '0');
+    const Track process = {tracks.rank.value, 0};
+    Name(process, "process", "rank " + rank + " (" + options_.source + ")", tracks.rank.value);
+    for (std::size_t s = 1; s < kStreamCount; ++s) {
+      if (tracks.used[s]) {
+        const auto stream = static_cast<Stream>(s);
+        const std::int64_t place = static_cast<std::int64_t>(s) - 1;
+        Name(TrackOf(tracks.rank, stream), "thread",
+             std::to_string(place) + ' ' + std::string(NameOf(stream)), place);
+      }
+    }
+    constexpr std::int64_t kHostPlace = kStreamCount - 1;
+    Name(TrackOf(tracks.rank, Stream::kHost), "thread", std::to_string(kHostPlace) + " host",
+         kHostPlace);
+  }
+}
+
+void Writer::Name(Track track, std::string_view what, std::string_view name,
+                  std::int64_t sort_index) {
+  const std::string kind(what);
+  out_.Begin('M', track);
+  out_.TimeField("ts", 0);
+  out_.WordField("name", kind + "_name");
+  out_.Raw(",\"args\":{");
+  out_.QuotedField("name", Quote(name));
+  out_.Raw("}");
+  out_.End();
+  out_.Begin('M', track);
+  out_.TimeField("ts", 0);
+  out_.WordField("name", kind + "_sort_index");
+  out_.Raw(",\"args\":{");
+  out_.NumberField("sort_index", sort_index);
+  out_.Raw("}");
+  out_.End();
+}
+
+// Opens a slice and its args.
+void Writer::BeginSlice(Track track, std::string_view category, std::string_view quoted_name,
+                        std::int64_t begin, std::int64_t end) {
+  out_.Begin('X', track);
+  out_.WordField("cat", category);
+  out_.QuotedField("name", quoted_name);
+  out_.TimeField("ts", begin);
+  out_.TimeField("dur", end - begin);
+  out_.Raw(",\"args\":{");
+}
+
+// The step as PyTorch's profiler marks it: what the host spends on it. Stands before the slices
+// that it encloses, because one that begins at the same time must nest inside it.
+void Writer::Annotation(const StepSpans& step) {
+  const Span& head = trace_.spans[step.first];
+  const std::string name = step.is_init ? "init" : "ProfilerStep#" + std::to_string(head.step);
+  BeginSlice(TrackOf(head.rank, Stream::kHost), "user_annotation", Quote(name), step.begin,
+             step.end);
+  out_.Raw("}");
+  out_.End();
+}
+
+void Writer::WriteSpan(std::size_t index) {
+  const Span& span = trace_.spans[index];
+  const PlacedSpan& placed = layout_.placed[index];
+  const auto correlation = static_cast<std::int64_t>(index) + 1;
+  if (span.stream != Stream::kHost) {
+    IssueSlice(span, placed, correlation);
+    if (!is_hta_ && placed.wait_peers > 0) {
+      BeginSlice(TrackOf(span.rank, span.stream), "wait", "\"wait for peers\"",
+                 placed.begin - placed.wait_peers, placed.begin);
+      out_.QuotedField("op", OpNameOf(span));
+      out_.Raw("}");
+      out_.End();
+    }
+  }
+  OpSlice(span, placed, correlation);
+  Flows(index);
+}
+
+void Writer::IssueSlice(const Span& span, const PlacedSpan& placed, std::int64_t correlation) {
+  const OpShape& shape = program_.ShapeOf(OpOf(span));
+  BeginSlice(TrackOf(span.rank, Stream::kHost), "cuda_runtime",
+             Quote(StyleOf(shape.code).runtime_call), placed.issue_begin, placed.issue_end);
+  out_.NumberField("correlation", correlation);
+  if (shape.kernel_count > 1) {
+    out_.NumberField("launches", shape.kernel_count);
+  }
+  out_.Raw("}");
+  out_.End();
+}
+
+// Quoted. Names of collectives and copies are those by which other tools sort slices into
+// communication, copies and computation.
+std::string Writer::SliceName(const Span& span, const Op& op) const {
+  const OpShape& shape = program_.ShapeOf(op);
+  const bool has_unit = op.subject != kNoSubject && op.subject < program_.units.size();
+  const std::string subject = has_unit ? " (" + program_.units[op.subject].name + ")" : "";
+  if (InfoOf(shape.code).is_collective) {
+    return Quote("ncclDevKernel_" + std::string(NamesOf(shape.code).kernel) + subject);
+  }
+  switch (shape.code) {
+    case OpCode::kCopyH2d:
+      return Quote("Memcpy HtoD" + subject);
+    case OpCode::kCopyD2h:
+      return Quote("Memcpy DtoH" + subject);
+    case OpCode::kStreamWait:
+      return "\"Stream Wait Event\"";
+    case OpCode::kHostWait:
+      return Quote(StyleOf(shape.code).runtime_call);
+    default:
+      return OpNameOf(span);
+  }
+}
+
+void Writer::OpSlice(const Span& span, const PlacedSpan& placed, std::int64_t correlation) {
+  const Op& op = OpOf(span);
+  const OpShape& shape = program_.ShapeOf(op);
+  BeginSlice(TrackOf(span.rank, span.stream), StyleOf(shape.code).category, SliceName(span, op),
+             placed.begin, placed.end);
+  if (span.stream != Stream::kHost) {
+    out_.NumberField("device", span.rank.value);
+    out_.NumberField("stream", TrackOf(span.rank, span.stream).thread);
+    out_.NumberField("correlation", correlation);
+  }
+  out_.QuotedField("op", OpNameOf(span));
+  const bool of_model_op = shape.code == OpCode::kCompute || shape.code == OpCode::kAccumulateGrad;
+  if (op.subject != kNoSubject && !of_model_op) {
+    out_.QuotedField("unit", unit_names_[op.subject]);
+  }
+  if (InfoOf(shape.code).is_collective) {
+    CollectiveArgs(shape);
+  } else if (shape.bytes.value > 0) {
+    out_.NumberField("bytes", shape.bytes.value);
+  }
+  if (!is_hta_) {
+    OwnArgs(span, placed);
+  }
+  out_.Raw("}");
+  out_.End();
+}
+
+void Writer::CollectiveArgs(const OpShape& shape) {
+  const Group& group = program_.groups[shape.group.value];
+  const std::int64_t whole = shape.bytes.value / SizeOf(shape.dtype);
+  const std::int64_t part = CeilDiv(whole, group.size);
+  out_.WordField("Collective name", NamesOf(shape.code).operation);
+  out_.NumberField("In msg nelems", shape.code == OpCode::kAllGather ? part : whole);
+  out_.NumberField("Out msg nelems", shape.code == OpCode::kReduceScatter ? part : whole);
+  out_.NumberField("Group size", group.size);
+  out_.WordField("dtype", TorchName(shape.dtype));
+  out_.QuotedField("Process Group Name", Quote(group.name));
+}
+
+// What ReadChromeTrace needs, and how the waiting before the op splits.
+void Writer::OwnArgs(const Span& span, const PlacedSpan& placed) {
+  const auto time = [&](std::string_view key, SimTime value) {
+    out_.TimeField(key, internal::RoundTicks(value, layout_.unit));
+  };
+  out_.NumberField("step", span.step);
+  out_.WordField("body", NameOfBody(span.body));
+  time("issue_begin_us", span.issue_begin);
+  time("issued_us", span.issued);
+  time("issue_end_us", span.issue_end);
+  time("ready_us", span.ready);
+  time("arrival_us", span.arrival);
+  if (span.stream == Stream::kHost) {
+    time("start_us", span.start);  // the slice begins when the host gets there
+    return;
+  }
+  const std::array<std::pair<std::string_view, std::int64_t>, 4> waits = {{
+      {"wait_host_us", placed.wait_host},
+      {"wait_edges_us", placed.wait_edges},
+      {"wait_communicator_us", placed.wait_communicator},
+      {"wait_peers_us", placed.wait_peers},
+  }};
+  for (const auto& [key, ticks] : waits) {
+    if (ticks > 0) {
+      out_.TimeField(key, ticks);
+    }
+  }
+}
+
+// Arrows that end at the span. Each end lies inside its slice: an arrow leaves in the last tick of
+// the slice before, and enters a device op at its start, a host op when it stops waiting.
+void Writer::Flows(std::size_t index) {
+  for (; next_flow_ < layout_.flows.size() && layout_.flows[next_flow_].to == index; ++next_flow_) {
+    const std::uint32_t from = layout_.flows[next_flow_].from;
+    const Span& source = trace_.spans[from];
+    const Span& target = trace_.spans[index];
+    const PlacedSpan& end = layout_.placed[index];
+    const std::int64_t entry =
+        std::clamp(internal::RoundTicks(target.start, layout_.unit), end.begin, end.end - 1);
+    for (const bool is_begin : {true, false}) {
+      out_.Begin(is_begin ? 's' : 'f', is_begin ? TrackOf(source.rank, source.stream)
+                                                : TrackOf(target.rank, target.stream));
+      if (!is_begin) {
+        out_.WordField("bp", "e");
+      }
+      out_.NumberField("id", static_cast<std::int64_t>(next_flow_) + 1);
+      out_.WordField("cat", "dependency");
+      out_.WordField("name", "dependency");
+      out_.TimeField("ts", is_begin ? layout_.placed[from].end - 1 : entry);
+      out_.End();
+    }
+  }
+}
+
+void Writer::Memory() {
+  const auto has_host_bytes = [](const MemorySample& sample) {
+    return std::any_of(sample.host.begin(), sample.host.end(),
+                       [](Bytes bytes) { return bytes.value != 0; });
+  };
+  const bool with_host = std::any_of(trace_.memory.begin(), trace_.memory.end(), has_host_bytes);
+  for (const MemorySample& sample : trace_.memory) {
+    Counter("memory", sample, true);
+    if (with_host) {
+      Counter("host memory", sample, false);
+    }
+  }
+}
+
+// Perfetto draws one line per key and never stacks them, hence the total.
+void Writer::Counter(std::string_view name, const MemorySample& sample, bool of_device) {
+  out_.Begin('C', {sample.rank.value, 0});
+  out_.WordField("name", name);
+  out_.TimeField("ts", internal::RoundTicks(sample.time, layout_.unit));
+  out_.NumberField("step", sample.step);
+  out_.Raw(",\"args\":{");
+  std::int64_t total = 0;
+  const std::array<Bytes, kCategoryCount>& bytes = of_device ? sample.device : sample.host;
+  for (const Bytes part : bytes) {
+    total += part.value;
+  }
+  out_.NumberField("total", total);
+  if (of_device && sample.reserved.value > 0) {
+    out_.NumberField("reserved", sample.reserved.value);
+  }
+  for (std::size_t c = 0; c < kCategoryCount; ++c) {
+    out_.NumberField(NameOf(static_cast<Category>(c)), bytes[c].value);
+  }
+  out_.Raw("}");
+  out_.End();
+}
+
+std::string TextOf(const Program& program, const Trace& trace, const ChromeOptions& options,
+                   bool compressed) {
+  TextSink sink(compressed);
+  Writer(program, trace, options, sink).Run();
+  return sink.Finish();
+}
+
+}  // namespace
+
+std::string ChromeTraceText(const Program& program, const Trace& trace,
+                            const ChromeOptions& options) {
+  return TextOf(program, trace, options, false);
+}
+
+void WriteChromeTrace(const Program& program, const Trace& trace, const ChromeOptions& options,
+                      const std::string& file) {
+  WriteFileAtomically(file, TextOf(program, trace, options, file.ends_with(".gz")));
+}
+
+}  // namespace shardwright
