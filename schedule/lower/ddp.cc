@@ -141,6 +141,9 @@ class DdpRules : public StepRules {
   }
 
   void EndBackward() override {
+    for (std::uint32_t i = 0; i < cast_of_op_.size(); ++i) {
+      FreeCast(i);  // of ops that ran again without a backward of their own
+    }
     SW_CHECK(next_bucket_ == buckets_.size() || !Syncs() || plan_.replicate_size == 1,
              "a gradient bucket was never complete");
     if (next_bucket_ == 0) {

@@ -115,7 +115,10 @@ class Fsdp1Rules : public StepRules {
   }
 
   void BackwardLeft(UnitId u, bool done) override {
-    if (!done && Reshards(u)) {
+    // Units with gradients are freed when these are final; all-frozen ones have a hook of their
+    // own.
+    const bool frozen = spans_.grads_final[u.value] == kNoRegion;
+    if ((!done || frozen) && Reshards(u)) {
       FreeUnsharded(u);
     }
   }
@@ -139,13 +142,14 @@ class Fsdp1Rules : public StepRules {
 
   void EndBackward() override {
     e_.AddWait(Stream::kCompute, {last_reduce_, last_replicate_}, Phase::kBackward, kNoSubject);
+    if (Syncs()) {
+      FreeAllUnsharded();  // gathers that nobody used, too
+    }
     if (plan_.offload.parameters && last_micro_batch_ && !to_host_.empty()) {
+      to_host_.push_back(e_.LastCompute());  // the CPU synchronises the compute stream
       e_.AddHostWait(to_host_, Phase::kBackward, kNoSubject);
     }
     to_host_.clear();
-    if (Syncs()) {
-      FreeAllUnsharded();
-    }
     last_reduce_ = last_replicate_ = OpId();
   }
 
@@ -172,9 +176,21 @@ class Fsdp1Rules : public StepRules {
   }
 
  protected:
+  void InitUnit(UnitId u) override {
+    StepRules::InitUnit(u);
+    for (std::uint32_t i = 0; i < CarriedEvents() && HasParams(u); ++i) {
+      e_.body->SetCarry(kFirstEventSlot + i, e_.body->last());
+    }
+  }
+
   UnitInfo Layout(const ResolvedUnit& unit) const override {
     return LayoutFlat(e_.in.model, unit, plan_.shard_size, plan_.use_orig_params,
                       job_.precision.param);
+  }
+
+  // One trainable parameter makes the whole flat parameter need a gradient.
+  std::int64_t GradElements(const UnitInfo& unit) const override {
+    return TrainablePaddedElements(e_.in.model, unit) > 0 ? unit.padded_elements : 0;
   }
 
  private:

@@ -70,12 +70,12 @@ class Fsdp2Rules : public StepRules {
   }
 
   void EndForward() override {
-    Unpark(Phase::kForward);
     if (job_.mode == JobMode::kForward) {
       for (std::uint32_t u = 0; u < unit_count(); ++u) {
-        FreeUnsharded(UnitId(u));
+        DropUnused(UnitId(u), Phase::kForward);
       }
     }
+    Unpark(Phase::kForward);
   }
 
   void PreBackward(UnitId u) override {
@@ -108,6 +108,7 @@ class Fsdp2Rules : public StepRules {
   void EndBackward() override {
     for (const UnitId u : root_first_) {
       PostBackward(u);
+      DropUnused(u, Phase::kBackward);
     }
     e_.AddWait(Stream::kCompute, {last_reduce_, last_replicate_}, Phase::kBackward, kNoSubject);
     FreeReduceInput();
@@ -116,6 +117,7 @@ class Fsdp2Rules : public StepRules {
     }
     held_.clear();
     if (plan_.offload.parameters && last_micro_batch_ && !to_host_.empty()) {
+      to_host_.push_back(e_.LastCompute());
       e_.AddHostWait(to_host_, Phase::kBackward, kNoSubject);
     }
     to_host_.clear();
@@ -287,6 +289,14 @@ class Fsdp2Rules : public StepRules {
     }
   }
 
+  // Frees what is gathered, also what was gathered for a pass that was over already.
+  void DropUnused(UnitId u, Phase phase) {
+    if (comm_[u.value].pending) {
+      WaitForUnshard(u, phase);
+    }
+    FreeUnsharded(u);
+  }
+
   void FreeReduceInput() {
     if (reduce_input_.valid()) {
       e_.body->Free(reduce_input_);
@@ -299,14 +309,11 @@ class Fsdp2Rules : public StepRules {
       return;
     }
     At(u).backward_done = true;
-    if (comm_[u.value].pending) {
-      WaitForUnshard(u, Phase::kBackward);  // prefetched but never used
-    }
     const bool has_grads = !At(u).grads.empty() || At(u).accumulated.valid();
     if (plan_.sync == SyncMode::kLast && plan_.accumulation > 1) {
       AccumulateUnsharded(u, job_.precision.reduce);
     }
-    FreeUnsharded(u);
+    DropUnused(u, Phase::kBackward);
     if (!has_grads || !Syncs()) {
       return;
     }

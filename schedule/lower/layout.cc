@@ -5,6 +5,8 @@
 namespace shardwright {
 namespace {
 
+constexpr std::int64_t kNativeAlignBytes = 256;  // what vector loads and NCCL windows ask for
+
 // A flat parameter whose members start at multiples of `align` elements.
 UnitInfo Flatten(const Model& model, const ResolvedUnit& unit, std::int64_t align) {
   UnitInfo info;
@@ -49,11 +51,13 @@ UnitInfo LayoutFlat(const Model& model, const ResolvedUnit& unit, std::int64_t w
   return info;
 }
 
+std::int64_t NativeShardElements(std::int64_t elements, std::int64_t w, DType compute) {
+  return RoundUp(CeilDiv(elements, w), kNativeAlignBytes / SizeOf(compute));
+}
+
 UnitInfo LayoutNative(const Model& model, const ResolvedUnit& unit, std::int64_t w, DType compute) {
-  constexpr std::int64_t kAlignBytes = 256;  // what vector loads and NCCL windows are happy with
-  const std::int64_t align = kAlignBytes / SizeOf(compute);
-  UnitInfo info = Flatten(model, unit, align);
-  info.shard_elements = RoundUp(CeilDiv(info.padded_elements, w), align);
+  UnitInfo info = Flatten(model, unit, kNativeAlignBytes / SizeOf(compute));
+  info.shard_elements = NativeShardElements(info.padded_elements, w, compute);
   info.padded_elements = info.shard_elements * w;
   return info;
 }
@@ -68,15 +72,6 @@ std::int64_t TrainablePaddedElements(const Model& model, const UnitInfo& unit) {
   std::int64_t sum = 0;
   for (const ParamSlot& s : unit.params) {
     sum += model.params[s.param.value].trainable ? s.padded_elements : 0;
-  }
-  return sum;
-}
-
-std::int64_t TrainableElements(const Model& model, const UnitInfo& unit) {
-  std::int64_t sum = 0;
-  for (const ParamSlot& s : unit.params) {
-    const Parameter& p = model.params[s.param.value];
-    sum += p.trainable ? p.Elements() : 0;
   }
   return sum;
 }

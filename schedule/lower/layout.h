@@ -26,11 +26,14 @@ namespace shardwright {
 [[nodiscard]] UnitInfo LayoutNative(const Model& model, const ResolvedUnit& unit,
                                     std::int64_t shard_size, DType compute);
 
+// Elements of one rank's shard of `elements` under the native rules.
+[[nodiscard]] std::int64_t NativeShardElements(std::int64_t elements, std::int64_t shard_size,
+                                               DType compute);
+
 // DDP: no padding, no sharding; W = 1.
 [[nodiscard]] UnitInfo LayoutWhole(const Model& model, const ResolvedUnit& unit);
 
-// True and padded elements of the unit's trainable parameters under its layout.
+// Sum of the trainable parameters' padded elements.
 [[nodiscard]] std::int64_t TrainablePaddedElements(const Model& model, const UnitInfo& unit);
-[[nodiscard]] std::int64_t TrainableElements(const Model& model, const UnitInfo& unit);
 
 }  // namespace shardwright

@@ -63,9 +63,7 @@ void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool fir
   e.body->MarkMicroBatch();
   e.body->MarkLayer();
   e.micro_batch = 0;
-  if (e.in.job.mode == JobMode::kTrain) {
-    rules.EndStep();
-  }
+  rules.EndStep();
   e.End();
 }
 

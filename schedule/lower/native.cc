@@ -69,9 +69,17 @@ class NativeRules : public StepRules {
     PrefetchAfter(u, backward_order_, plan_.units[u.value].backward_prefetch, Phase::kBackward);
   }
 
-  void BackwardLeft(UnitId u, bool /*done*/) override { FreeUnsharded(u); }
+  void BackwardLeft(UnitId u, bool done) override {
+    FreeUnsharded(u);
+    At(u).backward_done = done;
+  }
 
-  void EndForward() override { CarryFreed(); }
+  void EndForward() override {
+    if (job_.mode == JobMode::kForward) {
+      FreeAll();
+    }
+    CarryFreed();
+  }
 
   // The reduction starts when the last weight gradient is written, also for the first units.
   void GradientsFinal(UnitId u) override {
@@ -98,9 +106,7 @@ class NativeRules : public StepRules {
   void WeightGradWritten(std::uint32_t, UnitId) override {}
 
   void EndBackward() override {
-    for (std::uint32_t u = 0; u < unit_count(); ++u) {
-      FreeUnsharded(UnitId(u));  // gathered, but left out of backward (all frozen)
-    }
+    FreeAll();
     CarryFreed();
     if (last_micro_batch_) {
       // Nothing waits for the last reductions but the updates behind them.
@@ -152,6 +158,16 @@ class NativeRules : public StepRules {
     return LayoutNative(e_.in.model, unit, plan_.shard_size, job_.precision.param);
   }
 
+  // Without frozen parameters the gradient has the layout of the parameters; otherwise trainable
+  // ones are packed, padded to whole aligned shards.
+  std::int64_t GradElements(const UnitInfo& unit) const override {
+    const std::int64_t trainable = TrainablePaddedElements(e_.in.model, unit);
+    return trainable == unit.elements
+               ? unit.padded_elements
+               : NativeShardElements(trainable, plan_.shard_size, job_.precision.param) *
+                     plan_.shard_size;
+  }
+
  private:
   struct Comm {
     OpId gathered;
@@ -165,6 +181,11 @@ class NativeRules : public StepRules {
   // Carry slots: per unit what last changed its parameters, then the last read of a freed buffer.
   [[nodiscard]] static std::uint32_t SlotOf(UnitId u) { return u.value; }
   [[nodiscard]] std::uint32_t FreedSlot() const { return static_cast<std::uint32_t>(unit_count()); }
+  // A plan may list units whose backward has passed, or that have none.
+  [[nodiscard]] bool HasBackwardAhead(UnitId u) {
+    return !At(u).backward_done && spans_.backward_first[u.value] != kNoRegion;
+  }
+
   void FindOrders() {
     written_.resize(unit_count());
     forward_order_.clear();
@@ -207,7 +228,8 @@ class NativeRules : public StepRules {
 
   void Gather(UnitId u, Phase phase) {
     Comm& c = comm_[u.value];
-    if (c.pending || At(u).unsharded.valid() || !HasParams(u)) {
+    const bool needless = phase == Phase::kBackward && !HasBackwardAhead(u);
+    if (c.pending || At(u).unsharded.valid() || !HasParams(u) || needless) {
       return;
     }
     c.pending = true;
@@ -231,10 +253,6 @@ class NativeRules : public StepRules {
                                     job_.precision.param, phase, u.value,
                                     {{At(u).unsharded, AccessMode::kReadWrite, Role::kOutput}});
       e_.After(copied);
-    }
-    if (small) {
-      e_.body->Free(c.part);
-      c.part = BufferId();
     }
   }
 
@@ -278,6 +296,10 @@ class NativeRules : public StepRules {
     if (c.pending) {
       c.pending = false;
       e_.AddWait(Stream::kCompute, {c.gathered}, phase, u.value);
+      if (c.part.valid()) {
+        e_.body->Free(c.part);
+        c.part = BufferId();
+      }
     }
   }
 
@@ -295,6 +317,13 @@ class NativeRules : public StepRules {
   void CarryFreed() {
     if (last_read_of_freed_.valid()) {
       e_.body->SetCarry(FreedSlot(), last_read_of_freed_);
+    }
+  }
+
+  // Whatever is still gathered, used or not.
+  void FreeAll() {
+    for (std::uint32_t u = 0; u < unit_count(); ++u) {
+      FreeUnsharded(UnitId(u));
     }
   }
 

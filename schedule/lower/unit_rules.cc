@@ -11,7 +11,7 @@ namespace shardwright {
 void StepRules::Init(const std::vector<ResolvedUnit>& units) {
   for (const ResolvedUnit& unit : units) {
     e_.program.units.push_back(Layout(unit));
-    train_elements_.push_back(TrainablePaddedElements(e_.in.model, e_.program.units.back()));
+    train_elements_.push_back(GradElements(e_.program.units.back()));
   }
   std::int64_t buffer_elements = 0;
   for (const Module& m : e_.in.model.modules) {
@@ -76,6 +76,11 @@ Bytes StepRules::ReduceShard(UnitId u) const {
 }
 Bytes StepRules::GradShard(UnitId u) const {
   return Bytes(train_elements_[u.value] / e_.program.shard_size * SizeOf(job_.precision.master));
+}
+
+Bytes StepRules::StateShard(UnitId u) const {
+  const std::int64_t elements = TrainablePaddedElements(e_.in.model, Info(u));
+  return Bytes(CeilDiv(elements, e_.program.shard_size) * SizeOf(job_.precision.master));
 }
 
 StepRules::GradTarget StepRules::WeightGradTarget(std::uint32_t model_op, UnitId unit) {
@@ -214,7 +219,7 @@ OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
     if (state.states.empty()) {
       for (int k = 0; k < states; ++k) {
         Buffer b;
-        b.size = GradShard(u);
+        b.size = StateShard(u);
         b.category = Category::kOptimizerState;
         b.owner = stream;
         b.zero_filled = true;
@@ -261,7 +266,7 @@ OpId StepRules::AddHostOptimizer(std::span<const UnitId> units) {
     UnitState& state = At(u);
     for (int k = 0; k < states && state.states.size() < static_cast<std::size_t>(states); ++k) {
       Buffer b;
-      b.size = GradShard(u);
+      b.size = StateShard(u);
       b.category = Category::kOptimizerState;
       b.owner = Stream::kHost;
       b.on_host = true;

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "schedule/lower/layout.h"
 #include "schedule/lower/walker.h"
 
 namespace shardwright {
@@ -59,6 +60,10 @@ class StepRules : public DialectRules {
   };
 
   [[nodiscard]] virtual UnitInfo Layout(const ResolvedUnit& unit) const = 0;
+  // Elements of the unit's gradient before the reduction, a multiple of W; 0 when all is frozen.
+  [[nodiscard]] virtual std::int64_t GradElements(const UnitInfo& unit) const {
+    return TrainablePaddedElements(e_.in.model, unit);
+  }
   // Allocates and initialises what lives for the whole run; called with the init body open.
   virtual void InitUnit(UnitId unit);
   // Where sharded gradients are used up; kHost buffers for offloaded optimizers.
@@ -76,7 +81,7 @@ class StepRules : public DialectRules {
   [[nodiscard]] Bytes ReduceFull(UnitId u) const;   // train N r
   [[nodiscard]] Bytes ReduceShard(UnitId u) const;  // train N/W r
   [[nodiscard]] Bytes GradShard(UnitId u) const;    // train N/W o
-  [[nodiscard]] bool HasGrads(UnitId u) const { return train_elements_[u.value] > 0; }
+  [[nodiscard]] Bytes StateShard(UnitId u) const;   // one optimizer state
   [[nodiscard]] bool CastsGather() const { return job_.precision.param != job_.precision.master; }
   [[nodiscard]] bool CastsReduce() const { return job_.precision.reduce != job_.precision.master; }
   // Gradients of this micro-batch are reduced (not just accumulated).
@@ -111,7 +116,7 @@ class StepRules : public DialectRules {
 
  private:
   std::vector<UnitState> units_;
-  std::vector<std::int64_t> train_elements_;  // padded unsharded elements of trainable parameters
+  std::vector<std::int64_t> train_elements_;  // GradElements per unit
 };
 
 // Carry slot that holds the op after which the next step may touch the parameters.

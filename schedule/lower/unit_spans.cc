@@ -20,9 +20,27 @@ std::vector<std::uint32_t> SubtreeEnds(const Model& model) {
   return end;
 }
 
-// Per unit, the ops inside the subtrees of its modules, as maximal stretches.
+// The unit of each parameter; ties map to their storage's unit.
+std::vector<UnitId> UnitsOfParams(const Model& model, const std::vector<ResolvedUnit>& units) {
+  std::vector<UnitId> unit_of_param(model.params.size());
+  for (std::uint32_t u = 0; u < units.size(); ++u) {
+    for (const ParamId p : units[u].params) {
+      unit_of_param[p.value] = UnitId(u);
+    }
+  }
+  for (std::size_t p = 0; p < model.params.size(); ++p) {
+    if (model.params[p].tied_to.valid()) {
+      unit_of_param[p] = unit_of_param[model.params[p].tied_to.value];
+    }
+  }
+  return unit_of_param;
+}
+
+// Per unit, as maximal stretches: the ops inside the subtrees of its modules, and the ops that use
+// its parameters from elsewhere (a module that is registered in several places runs in each).
 std::vector<std::vector<UnitSpans::Span>> Stretches(const Model& model,
-                                                    const std::vector<ResolvedUnit>& units) {
+                                                    const std::vector<ResolvedUnit>& units,
+                                                    const std::vector<UnitId>& unit_of_param) {
   const std::vector<std::uint32_t> end = SubtreeEnds(model);
   // Units that contain each module, found by painting subtrees: total size is the sum over
   // modules of their nesting depth in units.
@@ -37,14 +55,20 @@ std::vector<std::vector<UnitSpans::Span>> Stretches(const Model& model,
     }
   }
   std::vector<std::vector<UnitSpans::Span>> spans(units.size());
+  const auto add = [&](std::uint32_t u, std::uint32_t i) {
+    auto& s = spans[u];
+    if (!s.empty() && s.back().last + 1 >= i) {
+      s.back().last = i;
+    } else {
+      s.push_back({i, i});
+    }
+  };
   for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
     for (const std::uint32_t u : units_of_module[model.ops[i].module.value]) {
-      auto& s = spans[u];
-      if (!s.empty() && s.back().last + 1 == i) {
-        s.back().last = i;
-      } else {
-        s.push_back({i, i});
-      }
+      add(u, i);
+    }
+    for (const ParamId p : model.ops[i].params) {
+      add(unit_of_param[p.value].value, i);
     }
   }
   return spans;
@@ -70,13 +94,13 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
                         const std::vector<ResolvedUnit>& units) {
   const Model& model = in.model;
   UnitSpans result;
-  result.spans = Stretches(model, units);
+  result.unit_of_param = UnitsOfParams(model, units);
+  result.spans = Stretches(model, units, result.unit_of_param);
   const std::size_t n = units.size();
   result.backward_first.assign(n, kNoRegion);
   result.backward_spans.resize(n);
   result.grads_final.assign(n, kNoRegion);
   result.input_grads.assign(n, false);
-  result.unit_of_param.assign(model.params.size(), UnitId());
   for (std::uint32_t u = 0; u < n; ++u) {
     auto& spans = result.spans[u];
     if (in.plan.units[u].gap == Gap::kHold && spans.size() > 1) {
@@ -95,21 +119,22 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
         result.backward_first[u] = cut.last;
       }
     }
-    for (const ParamId p : units[u].params) {
-      result.unit_of_param[p.value] = UnitId(u);
-    }
   }
-  for (std::size_t p = 0; p < model.params.size(); ++p) {
-    if (model.params[p].tied_to.valid()) {
-      result.unit_of_param[p] = result.unit_of_param[model.params[p].tied_to.value];
-    }
-  }
-  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+  // Frozen parameters count here, too: an op that only hands its gradient on still reads them.
+  std::vector<bool> has_weight_grad(n, false);
+  for (auto i = static_cast<std::uint32_t>(model.ops.size()); i-- > 0;) {
     for (const ParamId p : model.ops[i].params) {
-      const UnitId u = result.unit_of_param[p.value];
-      if (a.ops[i].weight_grad && model.params[p.value].trainable) {
-        result.grads_final[u.value] = std::min(result.grads_final[u.value], i);
+      const std::uint32_t u = result.unit_of_param[p.value].value;
+      has_weight_grad[u] =
+          has_weight_grad[u] || (a.ops[i].weight_grad && model.params[p.value].trainable);
+      if (a.ops[i].has_backward) {
+        result.grads_final[u] = i;
       }
+    }
+  }
+  for (std::size_t u = 0; u < n; ++u) {
+    if (!has_weight_grad[u]) {
+      result.grads_final[u] = kNoRegion;
     }
   }
   return result;

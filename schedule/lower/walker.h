@@ -24,7 +24,7 @@ class DialectRules {
   // After the last backward op of a stretch of the unit; `done` after its last stretch (a unit that
   // gathers again over gaps has several).
   virtual void BackwardLeft(UnitId unit, bool done) = 0;
-  // After the backward op that gives the unit's last parameter gradient.
+  // After the last backward op that uses the unit's parameters; not for units without gradients.
   virtual void GradientsFinal(UnitId unit) = 0;
   // Right before the forward op (or its recomputation) is written.
   virtual void BeforeForwardOp(std::uint32_t /*model_op*/, Phase /*phase*/) {}
@@ -51,9 +51,9 @@ struct UnitSpans {
   std::vector<std::uint32_t> backward_first;  // per unit: highest op with a backward, or kNoRegion
   std::vector<std::vector<Span>> backward_spans;  // per unit: the spans cut down to ops with a
                                                   // backward; empty ones left out
-  std::vector<std::uint32_t> grads_final;  // per unit: lowest op with a weight gradient of it
-  std::vector<bool> input_grads;           // per unit: some input of the unit needs a gradient
-  std::vector<UnitId> unit_of_param;       // per parameter; ties map to the storage's unit
+  std::vector<std::uint32_t> grads_final;         // per unit: lowest op of backward that uses it
+  std::vector<bool> input_grads;      // per unit: some input of the unit needs a gradient
+  std::vector<UnitId> unit_of_param;  // per parameter; ties map to the storage's unit
 };
 [[nodiscard]] UnitSpans FindUnitSpans(const LowerInput& input, const ModelAnalysis& analysis,
                                       const std::vector<ResolvedUnit>& units);

@@ -1,0 +1,197 @@
+#include "tests/schedule/random_plan.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "models/loader.h"
+#include "schedule/lower.h"
+#include "schedule/wrap.h"
+#include "tests/schedule/chain_model.h"
+
+namespace shardwright::testing {
+namespace {
+
+std::int64_t Between(std::mt19937& random, std::int64_t low, std::int64_t high) {
+  return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+}
+bool Chance(std::mt19937& random, int percent) {
+  return Between(random, 1, 100) <= percent;
+}
+
+Model FromConfig(const std::string& text, std::int64_t seq) {
+  LoadOptions options;
+  options.sequence_length = seq;
+  return ModelFromJson(JsonValue::Parse(text, "config.json"), "random", options);
+}
+
+Model DrawModel(std::mt19937& random) {
+  const std::string layers = std::to_string(Between(random, 1, 9));
+  const std::int64_t seq = 8 * Between(random, 1, 4);
+  const std::string tied = Chance(random, 50) ? "true" : "false";
+  switch (Between(random, 0, 4)) {
+    case 0: {
+      ChainSpec spec;
+      spec.blocks = static_cast<int>(Between(random, 1, 12));
+      spec.linears = static_cast<int>(Between(random, 1, 3));
+      spec.width = 8 * Between(random, 1, 8);
+      return ChainModel(spec);
+    }
+    case 1:
+      return FromConfig(R"({"model_type": "llama", "vocab_size": 96, "hidden_size": 32,
+          "intermediate_size": 56, "num_attention_heads": 4, "num_key_value_heads": 2,
+          "num_hidden_layers": )" +
+                            layers + R"(, "tie_word_embeddings": )" + tied + "}",
+                        seq);
+    case 2:
+      return FromConfig(R"({"model_type": "gpt2", "vocab_size": 101, "n_positions": 64,
+          "n_embd": 24, "n_head": 3, "n_layer": )" +
+                            layers + "}",
+                        seq);
+    case 3:
+      return FromConfig(R"({"model_type": "t5", "vocab_size": 64, "d_model": 24, "d_kv": 8,
+          "num_heads": 3, "d_ff": 40, "num_layers": )" +
+                            layers + "}",
+                        seq);
+    default:
+      return LoadModel("mnist-convnet");
+  }
+}
+
+std::vector<UnitPlan> DrawUnits(std::mt19937& random, const Model& model, Dialect dialect,
+                                std::int64_t shard_size) {
+  std::vector<std::string> wraps = {"root", "size:" + std::to_string(Between(random, 100, 5000))};
+  if (!model.block_class.empty()) {
+    wraps.insert(wraps.end(), {"block", "block"});
+    if (dialect == Dialect::kFsdp2 || dialect == Dialect::kNative) {
+      wraps.push_back("torchtitan");
+    }
+  }
+  std::shuffle(wraps.begin(), wraps.end(), random);
+  auto units = Wrap(model, ParseWrap(wraps.front(), "test"), {}, dialect, "test");
+  Plan probe;
+  probe.dialect = dialect;
+  probe.units = units;
+  try {
+    (void)ResolveUnits(model, probe, "test");
+  } catch (const InputError&) {  // the size policy splits tied parameters, as PyTorch's does
+    units = Wrap(model, ParseWrap("root", "test"), {}, dialect, "test");
+  }
+  if (dialect == Dialect::kDdp) {
+    return units;
+  }
+  const bool to_group = shard_size % 2 == 0 && shard_size > 2 && dialect != Dialect::kFsdp1;
+  for (UnitPlan& unit : units) {
+    if (Chance(random, 20)) {
+      unit.reshard = {Reshard::Kind::kNever, 0};
+    } else if (to_group && Chance(random, 20)) {
+      unit.reshard = {Reshard::Kind::kToGroup, 2};
+    }
+    if (dialect != Dialect::kFsdp1 && Chance(random, 20)) {
+      const auto other = static_cast<std::size_t>(Between(random, 0, std::ssize(units) - 1));
+      if (units[other].name != unit.name) {
+        (Chance(random, 50) ? unit.forward_prefetch : unit.backward_prefetch)
+            .push_back(units[other].name);
+      }
+    }
+  }
+  return units;
+}
+
+// numel % g must be zero for reshard to a smaller group; small odd models may break that.
+void DropImpossibleReshards(const Model& model, Plan& plan) {
+  const auto resolved = ResolveUnits(model, plan, "test");
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    for (const ParamId p : resolved[u].params) {
+      const auto& shape = model.params[p.value].shape;
+      if (plan.units[u].reshard.kind == Reshard::Kind::kToGroup &&
+          (shape.empty() || shape.front() % plan.shard_size != 0)) {
+        plan.units[u].reshard = {};
+      }
+    }
+  }
+}
+
+}  // namespace
+
+RandomCase DrawCase(std::mt19937& random) {
+  RandomCase c;
+  c.model = DrawModel(random);
+  Plan& plan = c.plan;
+  plan.dialect = std::array{Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kDdp,
+                            Dialect::kNative}[static_cast<std::size_t>(Between(random, 0, 3))];
+  const bool ddp = plan.dialect == Dialect::kDdp;
+  plan.shard_size = ddp ? 1
+                        : std::array<std::int64_t, 5>{
+                              1, 2, 3, 4, 8}[static_cast<std::size_t>(Between(random, 0, 4))];
+  plan.replicate_size = Between(random, 1, 3);
+  plan.micro_batch = Between(random, 1, 3);
+  plan.accumulation = Chance(random, 50) ? 1 : Between(random, 2, 6);
+  if (plan.accumulation > 1 && Chance(random, 50)) {
+    plan.sync =
+        plan.replicate_size > 1 && !ddp && plan.dialect != Dialect::kFsdp1 && Chance(random, 50)
+            ? SyncMode::kReplicateLast
+            : SyncMode::kLast;
+  }
+  plan.units = DrawUnits(random, c.model, plan.dialect, plan.shard_size);
+  DropImpossibleReshards(c.model, plan);
+  if (!c.model.block_class.empty() && Chance(random, 40)) {
+    plan.recompute = RecomputeBlocks(
+        c.model, Chance(random, 50) ? RecomputeKind::kFull : RecomputeKind::kSelective,
+        Between(random, 1, 2), "test");
+  }
+  if (plan.dialect == Dialect::kFsdp1) {
+    plan.backward_prefetch =
+        std::array{BackwardPrefetch::kPre, BackwardPrefetch::kPost,
+                   BackwardPrefetch::kNone}[static_cast<std::size_t>(Between(random, 0, 2))];
+    plan.forward_prefetch = Chance(random, 30);
+    plan.limit_all_gathers = Chance(random, 70);
+    plan.use_orig_params = Chance(random, 50);
+  }
+  if (plan.dialect == Dialect::kNative) {
+    plan.in_flight = Between(random, 1, 4);
+  }
+  if (!ddp && Chance(random, 15)) {
+    (plan.dialect == Dialect::kNative && Chance(random, 50) ? plan.offload.optimizer
+                                                            : plan.offload.parameters) = true;
+  }
+  Job& job = c.job;
+  job.mode = Chance(random, 10) ? JobMode::kForward : JobMode::kTrain;
+  job.sequence_length = std::max<std::int64_t>(c.model.sequence_length, 1);  // images have none
+  const DType master = DType::kFp32;
+  job.precision = std::array{
+      Precision{master, DType::kBf16, DType::kFp32}, Precision{master, DType::kFp32, DType::kFp32},
+      Precision{master, DType::kBf16, DType::kBf16}, Precision{master, DType::kFp16, DType::kFp16},
+      Precision{DType::kBf16, DType::kBf16,
+                DType::kBf16}}[static_cast<std::size_t>(Between(random, 0, 4))];
+  job.optimizer.kind = std::array{
+      OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kAdam, OptimizerKind::kAdamW,
+      OptimizerKind::kAdadelta}[static_cast<std::size_t>(Between(random, 0, 4))];
+  job.optimizer.impl =
+      std::array{OptimizerImpl::kForeach, OptimizerImpl::kFused,
+                 OptimizerImpl::kForLoop}[static_cast<std::size_t>(Between(random, 0, 2))];
+  job.clip_gradients = Chance(random, 60);
+  if (Chance(random, 15)) {
+    plan.use_orig_params = true;  // FSDP1 mixes trainable and frozen only so
+    for (Parameter& p : c.model.params) {
+      p.trainable =
+          p.tied_to.valid() ? c.model.params[p.tied_to.value].trainable : Chance(random, 60);
+    }
+  }
+  c.kernel_set = plan.dialect == Dialect::kNative ? "shardwright-cuda" : "torch-eager";
+  c.description =
+      std::string(NameOf(plan.dialect)) + " " + c.model.name +
+      " W=" + std::to_string(plan.shard_size) + " R=" + std::to_string(plan.replicate_size) +
+      " units=" + std::to_string(plan.units.size()) + " acc=" + std::to_string(plan.accumulation) +
+      " recompute=" + std::to_string(plan.recompute.size()) +
+      (plan.offload.parameters ? " offload=parameters" : "") +
+      (plan.offload.optimizer ? " offload=optimizer" : "");
+  return c;
+}
+
+Program LowerCase(const RandomCase& c) {
+  return Lower({c.model, FindKernelSet(c.kernel_set, "test"), c.job, c.plan});
+}
+
+}  // namespace shardwright::testing

@@ -1,0 +1,30 @@
+#pragma once
+
+// Random jobs and plans over small models of several families, for property tests: every feature
+// of every dialect, each combination legal by construction.
+
+#include <random>
+#include <string>
+
+#include "models/kernel_set.h"
+#include "models/model.h"
+#include "schedule/plan.h"
+#include "schedule/program.h"
+
+namespace shardwright::testing {
+
+struct RandomCase {
+  Model model;
+  Job job;
+  Plan plan;
+  std::string kernel_set;
+  std::string description;  // for failure messages
+};
+
+// One draw. Models: chain, Llama-, GPT-2- and T5-like, and the MNIST ConvNet.
+[[nodiscard]] RandomCase DrawCase(std::mt19937& random);
+
+// Lower of the case.
+[[nodiscard]] Program LowerCase(const RandomCase& c);
+
+}  // namespace shardwright::testing

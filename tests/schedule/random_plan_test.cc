@@ -1,0 +1,66 @@
+// Properties of every lowered program: Verify accepts it, op ids are unique, lowering twice gives
+// the same program, and all transient memory is given back by the end of a step.
+
+#include "tests/schedule/random_plan.h"
+
+#include <cstdint>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "schedule/print.h"
+#include "schedule/verify.h"
+
+namespace shardwright {
+namespace {
+
+using testing::DrawCase;
+using testing::LowerCase;
+using testing::RandomCase;
+
+// Bytes on device and host that exist after a body, given what existed before.
+std::int64_t BytesAfter(const Program& program, const Body& body, std::vector<bool>& exists) {
+  for (const MemoryPoint& p : body.points) {
+    exists[p.buffer.value] = p.kind != PointKind::kFree;
+  }
+  std::int64_t bytes = 0;
+  for (std::size_t b = 0; b < exists.size(); ++b) {
+    bytes += exists[b] ? program.buffers[b].size.value : 0;
+  }
+  return bytes;
+}
+
+TEST_CASE("Lowered random plans are legal, unambiguous and reproducible") {
+  const unsigned seed = 4242;
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  for (int trial = 0; trial < 1000; ++trial) {
+    const RandomCase c = DrawCase(random);
+    CAPTURE(trial);
+    CAPTURE(c.description);
+    const Program program = LowerCase(c);
+    const auto findings = Verify(program);
+    CHECK_MESSAGE(findings.empty(), (findings.empty() ? std::string() : findings.front().text));
+    for (const Body* body : {&program.init, &program.warmup, &program.step}) {
+      std::set<std::string> names;
+      for (const Op& op : body->ops) {
+        const bool fresh = names.insert(OpName(program, op)).second;
+        CHECK_MESSAGE(fresh, OpName(program, op));
+      }
+    }
+    std::vector<bool> exists(program.buffers.size(), false);
+    BytesAfter(program, program.init, exists);
+    BytesAfter(program, program.warmup, exists);
+    const std::int64_t first = BytesAfter(program, program.step, exists);
+    CHECK(BytesAfter(program, program.step, exists) == first);
+    if (trial % 50 == 0) {
+      CHECK(Print(program) == Print(LowerCase(c)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardwright
