@@ -224,7 +224,7 @@ std::string FormatExact(Bytes b) {
   // Six digits are what a person wrote; anything longer is a count of bytes.
   constexpr std::size_t kLongestHuman = 6;
   for (std::size_t i = 0; i < kUnits.size(); ++i) {
-    const std::string text = Exact(b, std::span(kUnits).subspan(i, 1), ParseBytes);
+    std::string text = Exact(b, std::span(kUnits).subspan(i, 1), ParseBytes);
     const bool is_whole = std::abs(static_cast<double>(b.value)) >= kUnits[i].factor;
     if (is_whole && text.find(' ') <= kLongestHuman && ParseBytes(text, "") == b) {
       return text;

@@ -1,6 +1,7 @@
 // Whole-file output. Declared in core/json.h.
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -9,7 +10,6 @@
 #include <system_error>
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
