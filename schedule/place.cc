@@ -31,7 +31,8 @@ struct BufferLives {
   std::uint32_t before_steps = kNoLife;  // in init or warmup; the later one
   std::uint32_t first_step = kNoLife;
   std::uint32_t second_step = kNoLife;
-  bool is_irregular = false;  // two lives in one pass, or one each in init and in warmup
+  bool lives_from_init = false;  // init allocates it
+  bool is_irregular = false;     // two lives in one pass
   Lifetime lifetime = Lifetime::kUnused;
 };
 
@@ -54,8 +55,8 @@ class Births {
     std::array<std::int32_t, kStreamCount> release{};
     for (std::size_t s = 0; s < kStreamCount; ++s) {
       const std::vector<Birth>& births = of_stream_[s];
-      const auto begin = std::partition_point(
-          births.begin(), births.end(), [&](const Birth& b) { return b.position <= from; });
+      const auto begin = std::partition_point(births.begin(), births.end(),
+                                              [&](const Birth& b) { return b.position <= from; });
       const auto found = std::partition_point(
           begin, births.end(), [&](const Birth& b) { return !b.before->Covers(last); });
       release[s] = found == births.end() ? ArenaItem::kNever : found->position;
@@ -96,10 +97,9 @@ class Placer {
     std::int64_t end = Stack(Lifetime::kExclusive, 0, offsets);
     const std::int64_t shared_begin = end;
     end = Stack(Lifetime::kCarried, end, offsets);
-    const std::int64_t carried_end = end;
     end = std::max(end, PlaceStep(shared_begin, offsets));
-    end = std::max(end, PlaceOnce(Lifetime::kInit, carried_end, offsets));
-    end = std::max(end, PlaceOnce(Lifetime::kWarmup, carried_end, offsets));
+    end = std::max(end, PlaceOnce(Lifetime::kInit, 0, shared_begin, offsets));
+    end = std::max(end, PlaceOnce(Lifetime::kWarmup, 1, shared_begin, offsets));
     for (std::size_t b = 0; b < buffers_.size(); ++b) {
       if (Is(b, Lifetime::kUnused)) {
         end = std::max(end, SizeOf(b));
@@ -120,11 +120,10 @@ class Placer {
   void CollectBirths() {
     for (const Life& life : lives_.lives) {
       const std::size_t b = life.buffer.value;
-      if (Is(b, Lifetime::kInit) || Is(b, Lifetime::kWarmup) || Is(b, Lifetime::kStep) ||
-          Is(b, Lifetime::kCarried)) {
-        if (life.birth >= 0) {
-          births_[life.pass].Add(life);
-        }
+      const bool shares = Is(b, Lifetime::kInit) || Is(b, Lifetime::kWarmup) ||
+                          Is(b, Lifetime::kStep) || Is(b, Lifetime::kCarried);
+      if (shares && life.birth >= 0) {
+        births_[life.birth_pass].Add(life);
       }
     }
     for (Births& births : births_) {
@@ -158,115 +157,171 @@ class Placer {
     return begin;
   }
 
-  struct Owned {
-    ArenaItem item;
-    std::uint32_t buffer = 0;
+  // A use order: lives are packed in the order of their births.
+  struct Entry {
+    std::int32_t birth;  // -1: the body begins with it
+    std::uint32_t buffer;
+    const Life* life;  // null for what exists at the beginning
   };
 
-  // Sorts by birth, packs, and tries which lives are best placed first. Long lives go first in
-  // most programs, since short ones fit around them; how long is long depends on the program.
-  std::int64_t PackBest(std::vector<Owned>& owned, std::int64_t base, std::int32_t length,
-                        std::vector<Bytes>& offsets) const {
-    std::stable_sort(owned.begin(), owned.end(), [](const Owned& a, const Owned& b) {
-      return a.item.birth < b.item.birth;
-    });
-    std::vector<ArenaItem> best;
-    std::int64_t best_end = 0;
-    for (const std::int32_t longest_short : {length / 16, 0}) {
-      std::vector<ArenaItem> items;
-      items.reserve(owned.size());
-      for (const Owned& entry : owned) {
-        items.push_back(entry.item);
-        if (items.back().offset < 0) {
-          const std::int32_t release =
-              entry.item.release[static_cast<std::size_t>(Stream::kCompute)];
-          items.back().level = release - entry.item.birth > longest_short ? 1 : 2;
-        }
-      }
-      const std::int64_t end = PackArena(items, base);
-      if (best.empty() || end < best_end) {
-        best = std::move(items);
-        best_end = end;
-      }
-    }
-    for (std::size_t i = 0; i < owned.size(); ++i) {
-      offsets[owned[i].buffer] = Bytes(best[i].offset);
-    }
-    return std::max(best_end, base);
+  static void SortByBirth(std::vector<Entry>& entries) {
+    std::stable_sort(entries.begin(), entries.end(),
+                     [](const Entry& a, const Entry& b) { return a.birth < b.birth; });
   }
 
-  std::int64_t PlaceOnce(Lifetime lifetime, std::int64_t base, std::vector<Bytes>& offsets) const {
-    std::vector<Owned> owned;
-    std::int32_t length = 0;
-    for (std::size_t b = 0; b < buffers_.size(); ++b) {
-      if (Is(b, lifetime)) {
-        const Life& life = LifeOf(buffers_[b].before_steps);
-        owned.push_back({ItemOf(life, births_[life.pass]), static_cast<std::uint32_t>(b)});
-        length = static_cast<std::int32_t>(lives_.passes[life.pass].body->size());
+  // Bytes that are in use at once, at most: a bound on what any packing needs.
+  static std::int64_t PeakInUse(const std::vector<ArenaItem>& items, std::size_t length) {
+    std::vector<std::int64_t> change(length + 1);
+    for (const ArenaItem& item : items) {
+      if (item.birth >= 0 && item.last_use >= item.birth) {
+        change[static_cast<std::size_t>(item.birth)] += item.size;
+        change[static_cast<std::size_t>(item.last_use) + 1] -= item.size;
       }
     }
-    return owned.empty() ? 0 : PackBest(owned, base, length, offsets);
+    std::int64_t now = 0;
+    std::int64_t peak = 0;
+    for (const std::int64_t c : change) {
+      now += c;
+      peak = std::max(peak, now);
+    }
+    return peak;
+  }
+
+  // Packs lives that are long first, so that short ones fit around them; if that comes out far from
+  // the bound, tries once without that distinction and keeps the better.
+  std::int64_t PackBest(std::vector<ArenaItem>& items, std::int64_t base, std::size_t length,
+                        std::vector<Bytes>& offsets) const {
+    const auto pack = [&](std::vector<ArenaItem>& some, std::int32_t longest_short) {
+      for (ArenaItem& item : some) {
+        const bool is_long = item.last_use - item.birth > longest_short;
+        item.level = item.offset >= 0 ? 0 : is_long ? 1 : 2;
+      }
+      return PackArena(some, base);
+    };
+    const std::int64_t bound = base + PeakInUse(items, length);
+    std::vector<ArenaItem> other = items;
+    std::int64_t end = pack(items, static_cast<std::int32_t>(length / 4));
+    if (end > bound + bound / 20) {
+      const std::int64_t other_end = pack(other, -1);
+      if (other_end < end) {
+        items = std::move(other);
+        end = other_end;
+      }
+    }
+    for (const ArenaItem& item : items) {
+      offsets[item.buffer] = Bytes(item.offset);
+    }
+    return end;
   }
 
   [[nodiscard]] ArenaItem ItemOf(const Life& life, const Births& births) const {
     ArenaItem item;
+    item.buffer = life.buffer.value;
     item.size = SizeOf(life.buffer.value);
     item.birth = life.birth;
+    item.last_use = life.last_use;
     item.stream = life.birth_stream;
     item.release = births.ReleaseOf(life.last, life.last_use);
     item.last = life.last;
     return item;
   }
 
-  std::int64_t PlaceStep(std::int64_t base, std::vector<Bytes>& offsets) const {
-    const Births& births = births_[lives_.first_step];
-    const Births& next_births = births_[lives_.first_step + 1];
-    std::vector<Owned> owned;
-    Clock all_last;
-    for (std::size_t b = 0; b < buffers_.size(); ++b) {
-      if (Is(b, Lifetime::kStep)) {
-        const Life& life = LifeOf(buffers_[b].first_step);
-        Owned& entry =
-            owned.emplace_back(Owned{ItemOf(life, births), static_cast<std::uint32_t>(b)});
-        entry.item.precedes_next_run = next_births.AllCover(life.last);
-        entry.item.before_next_birth = LifeOf(buffers_[b].second_step).before_birth;
-        all_last.Join(life.last);
-      } else if (Is(b, Lifetime::kCarried)) {
-        AddCarried(b, offsets[b], owned);
-      }
+  // A carried buffer at its place: until `release` if it exists at the beginning, or else from the
+  // birth of `life` on.
+  [[nodiscard]] ArenaItem CarriedItem(const Entry& entry, Bytes offset) const {
+    ArenaItem item;
+    item.buffer = entry.buffer;
+    item.size = SizeOf(entry.buffer);
+    item.offset = offset.value;
+    item.birth = entry.birth;
+    item.last_use = -1;
+    item.release.fill(ArenaItem::kNever);
+    if (entry.life != nullptr) {
+      item.stream = entry.life->birth_stream;
     }
-    for (Owned& entry : owned) {
-      entry.item.follows_last_run =
-          entry.item.offset >= 0 || entry.item.before_next_birth.Covers(all_last);
-    }
-    return owned.empty() ? 0
-                         : PackBest(owned, base, static_cast<std::int32_t>(program_.step.size()),
-                                    offsets);
+    return item;
   }
 
-  // A carried buffer holds its bytes twice in a step: until the last step's life is done, and from
-  // its birth on.
-  void AddCarried(std::size_t b, Bytes offset, std::vector<Owned>& owned) const {
-    const BufferLives& lives = buffers_[b];
-    ArenaItem old;
-    old.size = SizeOf(b);
-    old.offset = offset.value;
-    old.birth = -1;
-    old.release = births_[lives_.first_step + 1].ReleaseOf(LifeOf(lives.first_step).last, -1);
-    if (lives.before_steps != kNoLife) {
-      const auto first =
-          births_[lives_.first_step].ReleaseOf(LifeOf(lives.before_steps).last, -1);
-      for (std::size_t s = 0; s < kStreamCount; ++s) {
-        old.release[s] = std::max(old.release[s], first[s]);
+  // What lives in init or in warmup only.
+  std::int64_t PlaceOnce(Lifetime lifetime, std::uint32_t pass, std::int64_t base,
+                         std::vector<Bytes>& offsets) const {
+    std::vector<Entry> entries;
+    bool is_needed = false;
+    for (std::uint32_t b = 0; b < buffers_.size(); ++b) {
+      if (Is(b, lifetime)) {
+        const Life& life = LifeOf(buffers_[b].before_steps);
+        entries.push_back({life.birth, b, &life});
+        is_needed = true;
+      } else if (Is(b, Lifetime::kCarried) && buffers_[b].before_steps != kNoLife) {
+        const Life& life = LifeOf(buffers_[b].before_steps);
+        const bool begins_here = life.pass == pass && life.birth >= 0 && life.birth_pass == pass &&
+                                 (pass == 0 || !buffers_[b].lives_from_init);
+        entries.push_back({begins_here ? life.birth : -1, b, begins_here ? &life : nullptr});
       }
     }
-    owned.push_back({old, static_cast<std::uint32_t>(b)});
-    const Life& life = LifeOf(lives.first_step);
-    ArenaItem item = old;
-    item.birth = life.birth;
-    item.stream = life.birth_stream;
-    item.release.fill(ArenaItem::kNever);
-    owned.push_back({item, static_cast<std::uint32_t>(b)});
+    if (!is_needed) {
+      return 0;
+    }
+    SortByBirth(entries);
+    std::vector<ArenaItem> items;
+    items.reserve(entries.size());
+    for (const Entry& entry : entries) {
+      items.push_back(Is(entry.buffer, lifetime) ? ItemOf(*entry.life, births_[pass])
+                                                 : CarriedItem(entry, offsets[entry.buffer]));
+    }
+    return PackBest(items, base, lives_.passes[pass].body->size(), offsets);
+  }
+
+  std::int64_t PlaceStep(std::int64_t base, std::vector<Bytes>& offsets) const {
+    std::vector<Entry> entries;
+    Clock all_last;
+    for (std::uint32_t b = 0; b < buffers_.size(); ++b) {
+      if (!Is(b, Lifetime::kStep) && !Is(b, Lifetime::kCarried)) {
+        continue;
+      }
+      const Life& life = LifeOf(buffers_[b].first_step);
+      entries.push_back({life.birth, b, &life});
+      if (Is(b, Lifetime::kStep)) {
+        all_last.Join(life.last);
+      } else {
+        entries.push_back({-1, b, nullptr});
+      }
+    }
+    if (entries.empty()) {
+      return 0;
+    }
+    SortByBirth(entries);
+    const Births& next_births = births_[lives_.first_step + 1];
+    std::vector<ArenaItem> items;
+    items.reserve(entries.size());
+    for (const Entry& entry : entries) {
+      if (Is(entry.buffer, Lifetime::kCarried)) {
+        ArenaItem& item = items.emplace_back(CarriedItem(entry, offsets[entry.buffer]));
+        if (entry.life == nullptr) {
+          item.release = ReleaseOfOld(entry.buffer);
+        }
+        continue;
+      }
+      ArenaItem& item = items.emplace_back(ItemOf(*entry.life, births_[lives_.first_step]));
+      item.precedes_next_run = next_births.AllCover(entry.life->last);
+      item.before_next_birth = LifeOf(buffers_[entry.buffer].second_step).before_birth;
+      item.follows_last_run = item.before_next_birth.Covers(all_last);
+    }
+    return PackBest(items, base, program_.step.size(), offsets);
+  }
+
+  // From when on a step may use the bytes of a carried buffer that the last step has left behind,
+  // or for the first step, warmup or init.
+  [[nodiscard]] std::array<std::int32_t, kStreamCount> ReleaseOfOld(std::uint32_t b) const {
+    const BufferLives& lives = buffers_[b];
+    auto release = births_[lives_.first_step + 1].ReleaseOf(LifeOf(lives.first_step).last, -1);
+    if (lives.before_steps != kNoLife) {
+      const auto first = births_[lives_.first_step].ReleaseOf(LifeOf(lives.before_steps).last, -1);
+      for (std::size_t s = 0; s < kStreamCount; ++s) {
+        release[s] = std::max(release[s], first[s]);
+      }
+    }
+    return release;
   }
 
   const Program& program_;
@@ -291,7 +346,7 @@ Lifetime LifetimeOf(const Program& program, const Lives& all, const BufferLives&
     if (life.free_pass != life.pass) {
       return Lifetime::kExclusive;
     }
-    return life.birth < 0 ? Lifetime::kUnused
+    return life.birth < 0   ? Lifetime::kUnused
            : life.pass == 0 ? Lifetime::kInit
                             : Lifetime::kWarmup;
   }
@@ -303,8 +358,9 @@ Lifetime LifetimeOf(const Program& program, const Lives& all, const BufferLives&
   }
   // A carried life must be used first by the step that allocates it, as its bytes are kept from
   // there on.
-  return life.birth >= 0 && life.free_pass == life.pass + 1 ? Lifetime::kCarried
-                                                            : Lifetime::kExclusive;
+  const bool is_born_here = life.birth >= 0 && life.birth_pass == life.pass;
+  return is_born_here && life.free_pass == life.pass + 1 ? Lifetime::kCarried
+                                                         : Lifetime::kExclusive;
 }
 
 std::vector<BufferLives> Classify(const Program& program, const Lives& all) {
@@ -315,9 +371,9 @@ std::vector<BufferLives> Classify(const Program& program, const Lives& all) {
     std::uint32_t& slot = life.pass < all.first_step    ? buffer.before_steps
                           : life.pass == all.first_step ? buffer.first_step
                                                         : buffer.second_step;
-    const bool goes_on = slot != kNoLife && life.pass < all.first_step &&
-                         all.lives[slot].free_pass == life.pass;
-    buffer.is_irregular = buffer.is_irregular || (slot != kNoLife && !goes_on);
+    const bool begins_anew = slot == kNoLife || all.lives[slot].pass != life.pass;
+    buffer.is_irregular = buffer.is_irregular || !begins_anew;
+    buffer.lives_from_init = buffer.lives_from_init || life.pass == 0;
     slot = i;
   }
   for (std::size_t b = 0; b < buffers.size(); ++b) {

@@ -24,6 +24,7 @@ enum class Life : std::uint8_t { kNone, kAllocated, kAllocatedOnce };
 // What is known of a buffer's current allocation.
 struct BufferState {
   Clock accesses;           // per stream, the last op that accessed it
+  Clock earlier;            // the same for all earlier allocations of the buffer
   StreamPlace first_write;  // zero-filled buffers: number 0
   StreamPlace last_write;
   Life life = Life::kNone;
@@ -117,7 +118,10 @@ class LifeChecker {
              BufferName(program_, point.buffer) + " is allocated again before " + NameHere() +
                  ", but was allocated before " + first + " and not freed since");
     }
+    Clock earlier = state.earlier;
+    earlier.Join(state.accesses);
     state = BufferState();
+    state.earlier = earlier;
     state.life = once ? Life::kAllocatedOnce : Life::kAllocated;
   }
 
@@ -181,11 +185,14 @@ class LifeChecker {
     if (access.mode != AccessMode::kWrite) {
       CheckRead(access, state, stream, clock);
     }
+    if (!clock.Covers(state.earlier)) {
+      ReportUnordered(access, state.earlier, clock);
+    }
     if (access.mode == AccessMode::kRead) {
       CheckOrder(access, state.last_write, clock);
     } else {
       if (!clock.Covers(state.accesses)) {
-        ReportUnorderedWrite(access, state, clock);
+        ReportUnordered(access, state.accesses, clock);
       }
       state.last_write = {stream, clock.Of(stream)};
       if (state.first_write.number == 0) {
@@ -243,9 +250,9 @@ class LifeChecker {
                "; nothing orders the two");
   }
 
-  void ReportUnorderedWrite(const Access& access, const BufferState& state, const Clock& clock) {
+  void ReportUnordered(const Access& access, const Clock& earlier, const Clock& clock) {
     for (std::size_t s = 0; s < kStreamCount; ++s) {
-      CheckOrder(access, {static_cast<Stream>(s), state.accesses.count[s]}, clock);
+      CheckOrder(access, {static_cast<Stream>(s), earlier.count[s]}, clock);
     }
   }
 

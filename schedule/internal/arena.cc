@@ -3,33 +3,92 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <utility>
 
 namespace shardwright {
 namespace {
 
 constexpr std::int32_t kNone = -1;  // never occupied so far
 constexpr std::int32_t kSafe = -2;  // occupied first by a life that needs no check
+constexpr std::size_t kBlock = 8;   // segments that are skipped together
 constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
 
-std::size_t IndexOf(Stream stream) { return static_cast<std::size_t>(stream); }
+std::size_t IndexOf(Stream stream) {
+  return static_cast<std::size_t>(stream);
+}
 
-// A stretch of bytes with one history. It ends where the next one begins.
-struct Segment {
-  std::int64_t begin = 0;
-  std::int32_t last = kNone;   // item that holds or held it last
-  std::int32_t first = kNone;  // item that holds it first in each run; kSafe
-  std::int32_t release = 0;    // of `last`, for the most frequent birth stream
+// Consecutive stretches of bytes, each with one history; each ends where the next one begins. The
+// last one was never occupied and has no end. Kept as one array per field, since the search for a
+// gap reads little but the release positions of one stream.
+class Segments {
+ public:
+  // `streams`: those on which something is born.
+  Segments(std::int64_t base, std::vector<std::size_t> streams) : streams_(std::move(streams)) {
+    begin.assign(1, base);
+    first.assign(1, kNone);
+    for (const std::size_t s : streams_) {
+      release[s].assign(1, 0);
+    }
+  }
+
+  std::vector<std::int64_t> begin;
+  std::vector<std::int32_t> first;  // item that holds it first in each run; kNone, kSafe
+  std::array<std::vector<std::int32_t>, kStreamCount> release;  // of the last holder, by stream
+
+  [[nodiscard]] std::size_t size() const { return begin.size(); }
+
+  // Splits the segment that contains `at`, so that one begins there. Returns its index.
+  std::size_t SplitAt(std::int64_t at) {
+    const auto after = std::upper_bound(begin.begin(), begin.end(), at);
+    const std::ptrdiff_t next = after - begin.begin();
+    if (*(after - 1) == at) {
+      return static_cast<std::size_t>(next - 1);
+    }
+    const auto old = static_cast<std::size_t>(next - 1);
+    begin.insert(after, at);
+    first.insert(first.begin() + next, first[old]);
+    for (const std::size_t s : streams_) {
+      release[s].insert(release[s].begin() + next, release[s][old]);
+    }
+    return old + 1;
+  }
+
+  // Overwrites segment `to` with `from`'s bytes and a new holder.
+  void Write(std::size_t to, std::size_t from, std::int32_t first_holder, const ArenaItem& holder) {
+    begin[to] = begin[from];
+    first[to] = first_holder;
+    for (const std::size_t s : streams_) {
+      release[s][to] = holder.release[s];
+    }
+  }
+
+  void Erase(std::size_t from, std::size_t to) {
+    const auto erase = [&](auto& values) {
+      values.erase(values.begin() + static_cast<std::ptrdiff_t>(from),
+                   values.begin() + static_cast<std::ptrdiff_t>(to));
+    };
+    if (from < to) {
+      erase(begin);
+      erase(first);
+      for (const std::size_t s : streams_) {
+        erase(release[s]);
+      }
+    }
+  }
+
+ private:
+  std::vector<std::size_t> streams_;
 };
 
 class Packer {
  public:
   Packer(std::vector<ArenaItem>& items, std::int64_t base) : items_(items), base_(base) {
-    std::array<std::size_t, kStreamCount> births{};
-    for (const ArenaItem& item : items) {
-      ++births[IndexOf(item.stream)];
+    for (std::size_t s = 0; s < kStreamCount; ++s) {
+      if (std::any_of(items.begin(), items.end(),
+                      [s](const ArenaItem& item) { return IndexOf(item.stream) == s; })) {
+        streams_.push_back(s);
+      }
     }
-    main_ = static_cast<std::size_t>(std::max_element(births.begin(), births.end()) -
-                                     births.begin());
   }
 
   std::int64_t Run() {
@@ -45,8 +104,7 @@ class Packer {
 
  private:
   void RunLevel(int level) {
-    segments_.assign(1, Segment{base_, kNone, kNone, 0});
-    end_ = base_;
+    segments_ = Segments(base_, streams_);
     CollectFixed(level);
     for (std::size_t i = 0; i < items_.size(); ++i) {
       ArenaItem& item = items_[i];
@@ -116,22 +174,47 @@ class Packer {
     next_forbidden_ = 0;
     best_offset_ = -1;
     best_room_ = kUnbounded;
-    const std::size_t s = IndexOf(item.stream);
+    const std::vector<std::int32_t>& release = segments_.release[IndexOf(item.stream)];
     std::int64_t run_begin = -1;  // of the free stretch that is being read, or -1
-    for (const Segment& segment : segments_) {
-      const bool is_released =
-          segment.last < 0 ||
-          (s == main_ ? segment.release
-                      : items_[static_cast<std::size_t>(segment.last)].release[s]) <= item.birth;
-      if (is_released && MayPrecede(item, segment.first)) {
-        run_begin = run_begin < 0 ? segment.begin : run_begin;
-      } else if (run_begin >= 0) {
-        OfferRun(run_begin, segment.begin, item.size);
-        run_begin = -1;
+    std::size_t g = 0;
+    while (g < release.size()) {
+      if (IsBlockHeld(release, g, item.birth)) {
+        EndRun(run_begin, segments_.begin[g], item.size);
+        g += kBlock;
+        continue;
+      }
+      const std::size_t block_end = std::min(g + kBlock, release.size());
+      for (; g < block_end; ++g) {
+        if (release[g] <= item.birth && MayPrecede(item, segments_.first[g])) {
+          run_begin = run_begin < 0 ? segments_.begin[g] : run_begin;
+        } else {
+          EndRun(run_begin, segments_.begin[g], item.size);
+        }
       }
     }
     OfferRun(run_begin, kUnbounded, item.size);  // the last segment is always free
     return best_offset_;
+  }
+
+  // Are all of the kBlock segments from g on in use at `birth`? A quick way past the long lives. A
+  // difference has its sign bit set where a segment is released.
+  static bool IsBlockHeld(const std::vector<std::int32_t>& release, std::size_t g,
+                          std::int32_t birth) {
+    if (g + kBlock > release.size()) {
+      return false;
+    }
+    std::int32_t any_released = 0;
+    for (std::size_t i = 0; i < kBlock; ++i) {
+      any_released |= release[g + i] - birth - 1;
+    }
+    return any_released >= 0;
+  }
+
+  void EndRun(std::int64_t& run_begin, std::int64_t end, std::int64_t size) {
+    if (run_begin >= 0) {
+      OfferRun(run_begin, end, size);
+      run_begin = -1;
+    }
   }
 
   // Offers the free bytes [begin, end) without the forbidden ones. Runs come in ascending order.
@@ -153,8 +236,8 @@ class Packer {
   void Offer(std::int64_t begin, std::int64_t end, std::int64_t size) {
     // Above all items there is room without end, but only what lies below the highest is free of
     // charge.
-    const std::int64_t room = end == kUnbounded && begin + size <= highest_ ? highest_ - begin
-                                                                            : end - begin;
+    const std::int64_t room =
+        end == kUnbounded && begin + size <= highest_ ? highest_ - begin : end - begin;
     if (end - begin >= size && room < best_room_) {
       best_room_ = room;
       best_offset_ = begin;
@@ -163,56 +246,32 @@ class Packer {
     }
   }
 
-  // Splits the segment that contains `at`, so that one begins there. Returns its index.
-  std::size_t SplitAt(std::int64_t at) {
-    const auto after =
-        std::upper_bound(segments_.begin(), segments_.end(), at,
-                         [](std::int64_t value, const Segment& s) { return value < s.begin; });
-    const auto index = static_cast<std::size_t>(after - segments_.begin());
-    if (segments_[index - 1].begin == at) {
-      return index - 1;
-    }
-    Segment copy = segments_[index - 1];
-    copy.begin = at;
-    segments_.insert(after, copy);
-    return index;
-  }
-
   // The item takes its bytes: what held them before is forgotten, except who was first.
   void Occupy(std::int32_t i) {
     const ArenaItem& item = items_[static_cast<std::size_t>(i)];
-    const std::int64_t item_end = item.offset + item.size;
     if (item.size == 0) {
       return;
     }
-    if (item_end > end_) {
-      end_ = item_end;
-      segments_.push_back({end_, kNone, kNone, 0});
-    }
-    const std::size_t from = SplitAt(item.offset);
-    const std::size_t to = SplitAt(item_end);
+    const std::size_t from = segments_.SplitAt(item.offset);
+    const std::size_t to = segments_.SplitAt(item.offset + item.size);
     std::size_t write = from;
     for (std::size_t read = from; read < to; ++read) {
-      Segment segment = segments_[read];
-      if (segment.first == kNone) {
-        segment.first = item.follows_last_run ? kSafe : i;
+      std::int32_t first = segments_.first[read];
+      if (first == kNone) {
+        first = item.follows_last_run ? kSafe : i;
       }
-      segment.last = i;
-      segment.release = item.release[main_];
-      if (write > from && segments_[write - 1].first == segment.first) {
+      if (write > from && segments_.first[write - 1] == first) {
         continue;
       }
-      segments_[write++] = segment;
+      segments_.Write(write++, read, first, item);
     }
-    segments_.erase(segments_.begin() + static_cast<std::ptrdiff_t>(write),
-                    segments_.begin() + static_cast<std::ptrdiff_t>(to));
+    segments_.Erase(write, to);
   }
 
   std::vector<ArenaItem>& items_;
   std::int64_t base_;
-  std::size_t main_ = 0;           // the stream with most births
-  std::vector<Segment> segments_;  // ascending; the last one begins at end_ and was never occupied
-  std::int64_t end_ = 0;
+  std::vector<std::size_t> streams_;  // on which something is born
+  Segments segments_{0, {}};
   std::int64_t highest_ = 0;
   std::array<std::vector<std::int32_t>, kStreamCount> fixed_;  // by birth stream, ascending
   std::vector<std::int32_t> unsafe_fixed_;

@@ -1,6 +1,6 @@
 #include "schedule/internal/lives.h"
 
-#include <algorithm>
+#include <utility>
 
 namespace shardwright {
 namespace {
@@ -67,8 +67,9 @@ class LifeCollector {
     life.free_pass = Life::kNeverFreed;
   }
 
-  static void Use(Life& life, std::int32_t position, Stream stream, const Clock& clock) {
-    if (life.last == Clock()) {
+  void Use(Life& life, std::int32_t position, Stream stream, const Clock& clock) const {
+    if (life.birth < 0) {
+      life.birth_pass = static_cast<std::uint32_t>(pass_);
       life.birth = position;
       life.birth_stream = stream;
       life.before_birth = clock;
@@ -87,6 +88,8 @@ class LifeCollector {
 
 }  // namespace
 
-Lives CollectLives(const Program& program) { return LifeCollector(program).Run(); }
+Lives CollectLives(const Program& program) {
+  return LifeCollector(program).Run();
+}
 
 }  // namespace shardwright

@@ -19,10 +19,11 @@ namespace shardwright {
 // B.before_birth.Covers(A.last).
 struct Life {
   BufferId buffer;
-  std::uint32_t pass = 0;         // of the alloc point; index into Lives::passes
-  std::uint32_t free_pass = 0;    // kNeverFreed: none in the passes looked at
-  std::int32_t birth = -1;        // host position in its body of the first use; -1: never used
-  std::int32_t last_use = -1;     // host position of the last use, in the pass of that use
+  std::uint32_t pass = 0;        // of the alloc point; index into Lives::passes
+  std::uint32_t free_pass = 0;   // kNeverFreed: none in the passes looked at
+  std::uint32_t birth_pass = 0;  // of the first use
+  std::int32_t birth = -1;       // host position in its body of the first use; -1: never used
+  std::int32_t last_use = -1;    // host position of the last use, in the pass of that use
   Stream birth_stream = Stream::kHost;
   Clock before_birth;  // clock of the first use without that use itself
   Clock last;          // per stream, the last use
@@ -33,9 +34,9 @@ struct Life {
 // All lives in init, warmup (if any), step, step.
 struct Lives {
   std::vector<Pass> passes;
-  std::vector<Life> lives;               // in order of their alloc points
-  std::vector<bool> is_allocated_once;   // by buffer
-  std::uint32_t first_step = 0;          // pass of the first `step`; the next is the last pass
+  std::vector<Life> lives;              // in order of their alloc points
+  std::vector<bool> is_allocated_once;  // by buffer
+  std::uint32_t first_step = 0;         // pass of the first `step`; the next is the last pass
 };
 [[nodiscard]] Lives CollectLives(const Program& program);
 

@@ -382,6 +382,18 @@ std::vector<Allocation> AllocationsOf(const Program& program, const BruteForceOr
   return walk.lives_;
 }
 
+bool AreOrdered(const BruteForceOrder& order, const Allocation& a, const Allocation& b) {
+  bool a_first = true;
+  bool b_first = true;
+  for (const auto& [x, x_mode] : a.accesses) {
+    for (const auto& [y, y_mode] : b.accesses) {
+      a_first = a_first && order.Before(x, y);
+      b_first = b_first && order.Before(y, x);
+    }
+  }
+  return a_first || b_first;
+}
+
 std::set<int> BruteForceBrokenRules(const Program& program) {
   if (!RuleOneHolds(program)) {
     return {1};
@@ -392,6 +404,11 @@ std::set<int> BruteForceBrokenRules(const Program& program) {
   std::set<int> broken = walk.broken_;
   for (const Allocation& life : walk.lives_) {
     CheckLife(program, order, life, broken);
+    for (const Allocation& other : walk.lives_) {
+      if (&other != &life && other.buffer == life.buffer && !AreOrdered(order, life, other)) {
+        broken.insert(5);
+      }
+    }
   }
   if (!RuleSevenHolds(program)) {
     broken.insert(7);

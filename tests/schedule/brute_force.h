@@ -57,6 +57,10 @@ struct Allocation {
 [[nodiscard]] std::vector<Allocation> AllocationsOf(const Program& program,
                                                     const BruteForceOrder& order);
 
+// Do all accesses of one life happen before all of the other, or the other way round?
+[[nodiscard]] bool AreOrdered(const BruteForceOrder& order, const Allocation& a,
+                              const Allocation& b);
+
 // Numbers of the rules (1..7) that the program breaks; empty = legal. If rule 1 is broken the
 // others are not looked at.
 [[nodiscard]] std::set<int> BruteForceBrokenRules(const Program& program);

@@ -40,8 +40,7 @@ struct Use {
 // Writes one body and keeps it legal: it knows for every op all that happens before it.
 class SafeWriter {
  public:
-  // `past_streams[b]`: streams that may use buffer b in other runs of bodies (persistent and
-  // carried buffers); 0 for buffers that live inside one run.
+  // `past_streams[b]`: streams that may use buffer b, in this and in other runs of bodies.
   SafeWriter(Program& program, Body& body, std::vector<std::uint8_t>& past_streams, Rng& rng,
              int redundant_percent)
       : program_(program),
@@ -87,9 +86,14 @@ class SafeWriter {
     return op;
   }
 
-  BufferId NewAllocated(const Buffer& buffer) {
+  // `streams`: all that will ever use it. Its lives in other runs come before or after this one.
+  BufferId NewAllocated(const Buffer& buffer, std::initializer_list<Stream> streams) {
     const BufferId id = builder_.NewAllocated(buffer);
     past_streams_.resize(program_.buffers.size());
+    for (const Stream s : streams) {
+      past_streams_[id.value] =
+          static_cast<std::uint8_t>(past_streams_[id.value] | 1U << IndexOf(s));
+    }
     Entry(id) = {{}, false};
     return id;
   }
@@ -206,10 +210,8 @@ class SafeWriter {
   }
 
   void OrderAfterConflicts(const Use& use, Stream stream, std::vector<bool>& known) {
-    Life& life = Entry(use.buffer);
-    if (life.is_from_past) {
-      OrderAfterPast(past_streams_[use.buffer.value], stream, known);
-    }
+    const Life& life = Entry(use.buffer);
+    OrderAfterPast(past_streams_[use.buffer.value], stream, known);
     for (auto a = life.accesses.rbegin(); a != life.accesses.rend(); ++a) {
       if ((a->is_write || use.mode != AccessMode::kRead) && a->stream != stream) {
         OrderAfter(a->op, known);
@@ -286,32 +288,18 @@ class Generator {
 
   Bytes ShardBytes(std::uint32_t u) const { return full_bytes_[u] / program_.shard_size; }
 
-  BufferId Persistent(SafeWriter& writer, const Buffer& buffer, std::uint8_t streams) {
-    const BufferId id = writer.NewAllocated(buffer);
-    past_streams_[id.value] = streams;
-    return id;
-  }
-
-  static std::uint8_t Mask(std::initializer_list<Stream> streams) {
-    std::uint32_t mask = 0;
-    for (const Stream s : streams) {
-      mask |= 1U << IndexOf(s);
-    }
-    return static_cast<std::uint8_t>(mask);
-  }
-
   void WriteInit() {
     SafeWriter writer(program_, program_.init, past_streams_, rng_,
                       options_.redundant_edge_percent);
     for (std::uint32_t u = 0; u < unit_count_; ++u) {
-      shards_.push_back(Persistent(writer, {ShardBytes(u), Category::kParameterShard},
-                                   Mask({Stream::kCompute, Stream::kGather})));
-      gradients_.push_back(Persistent(writer, {ShardBytes(u), Category::kShardedGradient},
-                                      Mask({Stream::kCompute, Stream::kReduce})));
+      shards_.push_back(writer.NewAllocated({ShardBytes(u), Category::kParameterShard},
+                                            {Stream::kCompute, Stream::kGather}));
+      gradients_.push_back(writer.NewAllocated({ShardBytes(u), Category::kShardedGradient},
+                                               {Stream::kCompute, Stream::kReduce}));
       states_.push_back(writer.builder().NewBuffer(
           {ShardBytes(u) * 2, Category::kOptimizerState, Stream::kCompute, false, true}));
       past_streams_.resize(program_.buffers.size());
-      past_streams_.back() = Mask({Stream::kCompute});
+      past_streams_.back() = 1U << IndexOf(Stream::kCompute);
       std::vector<Use> uses = {{shards_[u], AccessMode::kWrite, Role::kParameter}};
       if (carries_gradients_) {
         uses.push_back({gradients_[u], AccessMode::kWrite, Role::kParamGrad});
@@ -362,7 +350,8 @@ class Generator {
         writer.builder().MarkLayer();
         Forward(writer, u, m);
       }
-      BufferId gradient = writer.NewAllocated({Bytes(32), Category::kActivationGradient});
+      BufferId gradient =
+          writer.NewAllocated({Bytes(32), Category::kActivationGradient}, {Stream::kCompute});
       writer.Emit({Shape(OpCode::kCompute, Stream::kCompute), Phase::kBackward, kNoSubject, m},
                   {{activations_.back().buffer, AccessMode::kRead},
                    {gradient, AccessMode::kWrite, Role::kInputGrad}});
@@ -385,7 +374,8 @@ class Generator {
   void Gather(SafeWriter& writer, std::uint32_t u, std::uint16_t m, Phase phase) {
     const bool on_compute = rng_.Chance(20);
     gathered_[u] = writer.NewAllocated(
-        {full_bytes_[u], Category::kAllGather, on_compute ? Stream::kCompute : Stream::kGather});
+        {full_bytes_[u], Category::kAllGather, on_compute ? Stream::kCompute : Stream::kGather},
+        {Stream::kGather, Stream::kCompute});
     writer.Emit(
         {Shape(OpCode::kAllGather, Stream::kGather, full_bytes_[u], GroupId(0)), phase, u, m},
         {{shards_[u], AccessMode::kRead}, {*gathered_[u], AccessMode::kWrite, Role::kOutput}});
@@ -408,9 +398,11 @@ class Generator {
       Gather(writer, u + 1, m, Phase::kForward);  // prefetch
     }
     if (activations_.empty()) {
-      const BufferId input = writer.NewAllocated({Bytes(32), Category::kInput, Stream::kH2d});
+      const BufferId input = writer.NewAllocated({Bytes(32), Category::kInput, Stream::kH2d},
+                                                 {Stream::kH2d, Stream::kCompute, Stream::kD2h});
       const BufferId host = writer.NewAllocated(
-          {Bytes(32), Category::kInput, Stream::kHost, /*on_host=*/true, /*zero_filled=*/true});
+          {Bytes(32), Category::kInput, Stream::kHost, /*on_host=*/true, /*zero_filled=*/true},
+          {Stream::kH2d});
       writer.Emit(
           {Shape(OpCode::kCopyH2d, Stream::kH2d, Bytes(32)), Phase::kForward, kNoSubject, m},
           {{host, AccessMode::kRead}, {input, AccessMode::kWrite, Role::kOutput}});
@@ -422,8 +414,10 @@ class Generator {
       const bool is_last = i + 1 == steps;
       const Bytes size(32 * (1 + rng_.Below(3)));
       const BufferId output =
-          writer.NewAllocated({size, is_last ? Category::kActivation : Category::kTemporary});
-      const BufferId workspace = writer.NewAllocated({Bytes(64), Category::kTemporary});
+          writer.NewAllocated({size, is_last ? Category::kActivation : Category::kTemporary},
+                              {Stream::kCompute, Stream::kD2h});
+      const BufferId workspace =
+          writer.NewAllocated({Bytes(64), Category::kTemporary}, {Stream::kCompute});
       writer.Emit({Shape(OpCode::kCompute, Stream::kCompute), Phase::kForward, u, m,
                    static_cast<std::uint8_t>(i)},
                   {{activations_.back().buffer, AccessMode::kRead},
@@ -451,7 +445,8 @@ class Generator {
     }
     const Bytes size = program_.buffers[input.buffer.value].size;
     const Stream owner = rng_.Chance(50) ? Stream::kHost : Stream::kD2h;
-    input.host_copy = writer.NewAllocated({size, Category::kActivation, owner, /*on_host=*/true});
+    input.host_copy = writer.NewAllocated({size, Category::kActivation, owner, /*on_host=*/true},
+                                          {Stream::kD2h, Stream::kH2d});
     writer.Emit(
         {Shape(OpCode::kCopyD2h, Stream::kD2h, size), Phase::kForward, u, m},
         {{input.buffer, AccessMode::kRead}, {*input.host_copy, AccessMode::kWrite, Role::kOutput}});
@@ -472,7 +467,8 @@ class Generator {
     Activation& input = activations_.back();
     if (input.host_copy) {
       const Bytes size = program_.buffers[input.host_copy->value].size;
-      input.buffer = writer.NewAllocated({size, Category::kActivation, Stream::kH2d});
+      input.buffer = writer.NewAllocated({size, Category::kActivation, Stream::kH2d},
+                                         {Stream::kH2d, Stream::kCompute});
       writer.Emit({Shape(OpCode::kCopyH2d, Stream::kH2d, size), Phase::kBackward, u, m},
                   {{*input.host_copy, AccessMode::kRead},
                    {input.buffer, AccessMode::kWrite, Role::kOutput}});
@@ -480,8 +476,10 @@ class Generator {
         writer.Free(*input.host_copy);
       }
     }
-    const BufferId input_gradient = writer.NewAllocated({Bytes(32), Category::kActivationGradient});
-    const BufferId full = writer.NewAllocated({full_bytes_[u], Category::kReduceScatter});
+    const BufferId input_gradient =
+        writer.NewAllocated({Bytes(32), Category::kActivationGradient}, {Stream::kCompute});
+    const BufferId full = writer.NewAllocated({full_bytes_[u], Category::kReduceScatter},
+                                              {Stream::kCompute, Stream::kReduce});
     writer.Emit({Shape(OpCode::kCompute, Stream::kCompute), Phase::kBackward, u, m},
                 {{input.buffer, AccessMode::kRead},
                  {gradient, AccessMode::kRead, Role::kOutputGrad},
@@ -499,8 +497,8 @@ class Generator {
 
   void Reduce(SafeWriter& writer, std::uint32_t u, std::uint16_t m, BufferId full) {
     const Bytes shard = ShardBytes(u);
-    const BufferId reduced =
-        writer.NewAllocated({shard, Category::kReduceScatter, Stream::kReduce});
+    const BufferId reduced = writer.NewAllocated({shard, Category::kReduceScatter, Stream::kReduce},
+                                                 {Stream::kReduce, Stream::kReplicate});
     const GroupId group(rng_.Chance(50) ? 0 : 1);
     writer.Emit({Shape(OpCode::kReduceScatter, Stream::kReduce, full_bytes_[u], group),
                  Phase::kBackward, u, m},

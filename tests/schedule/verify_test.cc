@@ -96,8 +96,10 @@ TEST_CASE("Verify: rule 6, a free that the owner stream does not wait for") {
   Tiny t;
   const BufferId buffer = t.NewAllocated();
   const OpId write = t.Compute(0);
+  t.step.AfterSlot(0);  // the read of the step before
   t.step.Use(buffer, AccessMode::kWrite, Role::kOutput);
-  t.Cast(0);
+  const OpId read = t.Cast(0);
+  t.step.SetCarry(0, read);
   t.step.After(write);
   t.step.Use(buffer, AccessMode::kRead, Role::kInput);
   SUBCASE("plain") {
@@ -109,6 +111,9 @@ TEST_CASE("Verify: rule 6, a free that the owner stream does not wait for") {
     CHECK(finding.first == "step 1: mb0.fwd.cast");
     CHECK(finding.second == "step 1: mb0.fwd#1");
     CHECK(finding.buffer == "temporary@mb0.fwd");
+    CHECK(finding.text ==
+          "temporary@mb0.fwd is freed, but its bytes may go to step 1: mb0.fwd#1 or later work of "
+          "stream compute, and nothing orders that after step 1: mb0.fwd.cast");
   }
   SUBCASE("recorded on the reading stream") {
     t.step.Free(buffer, 1U << static_cast<unsigned>(Stream::kReduce));
@@ -122,12 +127,36 @@ TEST_CASE("Verify: rule 6, a free that the owner stream does not wait for") {
     t.step.Finish();
     CHECK(RulesOf(t.program) == std::set<int>{6});
   }
-  SUBCASE("the next op of the owner stream comes in the next step") {
+  SUBCASE("the next op of the owner stream comes in the next step, and waits") {
     t.step.Free(buffer);
     t.step.Finish();
-    CHECK(RulesOf(t.program) == std::set<int>{6});
+    CHECK(RulesOf(t.program).empty());
+  }
+  SUBCASE("the next op of the owner stream comes in the next step, and does not wait") {
+    t.step.Free(buffer);
+    t.step.Finish();
+    t.program.step.carries[0] = write;
+    CHECK(RulesOf(t.program) == std::set<int>{5, 6});
+    CHECK(Verify(t.program)[0].rule == 6);
     CHECK(Verify(t.program)[0].second == "step 2: mb0.fwd");
   }
+}
+
+TEST_CASE("Verify: rule 5, one buffer in two steps") {
+  // A step is legal by itself, but the next one writes on compute without waiting for reduce.
+  Tiny t;
+  const BufferId buffer = t.NewAllocated();
+  const OpId write = t.Compute(0);
+  t.step.Use(buffer, AccessMode::kWrite, Role::kOutput);
+  t.Cast(0);
+  t.step.After(write);
+  t.step.Use(buffer, AccessMode::kReadWrite, Role::kInput);
+  t.step.Free(buffer, 1U << static_cast<unsigned>(Stream::kReduce));
+  t.step.Finish();
+  CHECK(RulesOf(t.program) == std::set<int>{5});
+  const Finding finding = Verify(t.program)[0];
+  CHECK(finding.first == "step 1: mb0.fwd.cast");
+  CHECK(finding.second == "step 2: mb0.fwd");
 }
 
 TEST_CASE("Verify: a host wait orders everything issued after it") {
