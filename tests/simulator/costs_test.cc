@@ -1,0 +1,207 @@
+// Prices against formulas worked out by hand, with round numbers instead of a real profile.
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "simulator/costs/collectives.h"
+#include "simulator/costs/contention.h"
+#include "simulator/costs/kernels.h"
+#include "simulator/costs/pricer.h"
+#include "tests/simulator/round_numbers.h"
+
+namespace shardwright {
+namespace {
+
+using testing::RoundCluster;
+using testing::RoundProfile;
+
+constexpr double kTolerance = 1e-12;  // a few roundings of doubles
+
+double Micros(Seconds s) {
+  return s.value * 1e6;
+}
+
+TEST_CASE("Matrix products: operations over the reached rate, or memory, and a ramp") {
+  // By hand: 100 multiprocessors, 1000 TFLOP/s at 50 percent, 1 TB/s at 80 percent, ramp 5 us.
+  const KernelRates rates = FindKernelRates(RoundCluster(1).gpu, RoundProfile().compute);
+  Kernel gemm;
+  gemm.kind = KernelClass::kGemm;
+  gemm.m = 256 * 10;
+  gemm.n = 128 * 10;  // 100 tiles of 256 x 128: exactly one wave
+  gemm.k = 1000;
+  gemm.flops = Flops(1e11);
+  gemm.read = Bytes(1000);
+  CHECK(TileOverhead(1, gemm.m, gemm.n, 100) == 1);
+  CHECK(Micros(KernelTime(gemm, rates)) == doctest::Approx(200 + 5).epsilon(kTolerance));
+  gemm.read = Bytes(400'000'000);  // 500 us on the memory bus
+  CHECK(Micros(KernelTime(gemm, rates)) == doctest::Approx(500 + 5).epsilon(kTolerance));
+}
+
+TEST_CASE("Tiles and waves: what is computed for nothing") {
+  // One row: the smallest tile that covers it has 64, so 64 times the work, in waves of 100 tiles.
+  // 6400 columns are 100 tiles of 64 x 64: 64 / 1.
+  CHECK(TileOverhead(1, 1, 6400, 100) == doctest::Approx(64));
+  // 101 tiles of 64 x 64 would need two waves; 51 tiles of 64 x 128 need one of twice the size.
+  CHECK(TileOverhead(1, 64, 6464, 100) == doctest::Approx(100.0 * 64 * 128 / (64.0 * 6464)));
+  CHECK(TileOverhead(0, 64, 64, 100) == 1);
+}
+
+TEST_CASE("Kernels priced by bytes, and the floor") {
+  const KernelRates rates = FindKernelRates(RoundCluster(1).gpu, RoundProfile().compute);
+  Kernel copy;
+  copy.kind = KernelClass::kCopy;
+  copy.read = Bytes(40'000'000);
+  copy.written = Bytes(40'000'000);
+  CHECK(Micros(KernelTime(copy, rates)) == doctest::Approx(100).epsilon(kTolerance));  // 80 %
+  copy.kind = KernelClass::kNorm;
+  CHECK(Micros(KernelTime(copy, rates)) == doctest::Approx(160).epsilon(kTolerance));  // 50 %
+  copy.kind = KernelClass::kOptimizer;
+  CHECK(Micros(KernelTime(copy, rates)) == doctest::Approx(200).epsilon(kTolerance));  // 40 %
+  copy.read = copy.written = Bytes(8);
+  CHECK(Micros(KernelTime(copy, rates)) == doctest::Approx(2).epsilon(kTolerance));
+  Kernel attention;
+  attention.kind = KernelClass::kAttentionForward;
+  attention.flops = Flops(4e10);  // at 40 percent of 1000 TFLOP/s
+  CHECK(Micros(KernelTime(attention, rates)) == doctest::Approx(100).epsilon(kTolerance));
+  attention.kind = KernelClass::kAttentionBackward;  // at 20 percent
+  CHECK(Micros(KernelTime(attention, rates)) == doctest::Approx(200).epsilon(kTolerance));
+}
+
+TEST_CASE("Ring collectives inside a node") {
+  // By hand: 8 ranks, 400 GB/s at 80 percent = 320 GB/s, base 10 us, 1 us per hop, 7 hops.
+  const Cluster cluster = RoundCluster(1);
+  const Profile profile = RoundProfile();
+  const CollectivePath path = FindCollectivePath(cluster, profile, {8, 1});
+  const Bytes size(320'000'000);
+  const double sent = 1000.0 * 7 / 8;  // us
+  CHECK(Micros(CollectiveTime(OpCode::kAllGather, size, path)) ==
+        doctest::Approx(10 + 7 + sent).epsilon(kTolerance));
+  CHECK(Micros(CollectiveTime(OpCode::kReduceScatter, size, path)) ==
+        doctest::Approx(10 + 7 + sent).epsilon(kTolerance));
+  CHECK(Micros(CollectiveTime(OpCode::kAllReduce, size, path)) ==
+        doctest::Approx(10 + 14 + 2 * sent).epsilon(kTolerance));
+  CHECK(Micros(CollectiveTime(OpCode::kBroadcast, size, path)) ==
+        doctest::Approx(10 + 7 + 1000).epsilon(kTolerance));
+  // Small messages take the other protocol: base 2 us, .5 us per hop, a tenth of the rate.
+  CHECK(Micros(CollectiveTime(OpCode::kAllGather, Bytes(8), path)) ==
+        doctest::Approx(2 + 3.5 + 8.0 * 7 / 8 / 32e3).epsilon(kTolerance));
+  CHECK(ChannelsOf(path) == 20);
+  CHECK(BusBytesPerByte(OpCode::kAllReduce, 8) == 1.75);
+}
+
+TEST_CASE(
+    "Ring collectives across nodes: the network's base, both kinds of hops, the slower rate") {
+  // By hand: 4 nodes of 8; 8 NICs of 25 GB/s = 200 GB/s < 400 GB/s, at 50 percent; 28 hops of 1 us
+  // and 3 of 20 us, base 30 us.
+  const Cluster cluster = RoundCluster(4);
+  const Profile profile = RoundProfile();
+  const CollectivePath path = FindCollectivePath(cluster, profile, {32, 1});
+  CHECK(Micros(CollectiveTime(OpCode::kAllGather, Bytes(320'000'000), path)) ==
+        doctest::Approx(30 + 28 + 60 + 3200.0 * 31 / 32).epsilon(kTolerance));
+  CHECK(ChannelsOf(path) == 20);
+  // Across the nodes only, eight groups at once: each rank has one NIC; no hop inside a node.
+  const CollectivePath across = FindCollectivePath(cluster, profile, {4, 8});
+  CHECK(Micros(CollectiveTime(OpCode::kReduceScatter, Bytes(100'000'000), across)) ==
+        doctest::Approx(30 + 60 + 8000.0 * 3 / 4).epsilon(kTolerance));
+}
+
+TEST_CASE("One rank alone pays only for the copy that is really made") {
+  const CollectivePath path = FindCollectivePath(RoundCluster(1), RoundProfile(), {1, 1});
+  const Bytes size(400'000'000);
+  CHECK(CollectiveTime(OpCode::kAllGather, size, path).value == 0);
+  CHECK(CollectiveTime(OpCode::kAllReduce, size, path).value == 0);
+  // 800 MB at 800 GB/s.
+  CHECK(Micros(CollectiveTime(OpCode::kReduceScatter, size, path)) ==
+        doctest::Approx(1000).epsilon(kTolerance));
+}
+
+TEST_CASE("Issue costs: a dispatch per op, a launch per kernel, a hook per unit collective") {
+  Program program;
+  program.dialect = "fsdp2";
+  program.groups = {{"shard", 8, 1}};
+  Kernel kernel;
+  kernel.kind = KernelClass::kCopy;
+  kernel.read = Bytes(80'000'000);  // 100 us
+  program.kernels = {kernel, kernel};
+  OpShape compute;
+  compute.kernel_count = 2;
+  OpShape gather;
+  gather.code = OpCode::kAllGather;
+  gather.stream = Stream::kGather;
+  gather.group = GroupId(0);
+  gather.bytes = Bytes(8);
+  OpShape copy;
+  copy.code = OpCode::kCopyH2d;
+  copy.stream = Stream::kH2d;
+  copy.bytes = Bytes(50'000'000);
+  program.shapes = {compute, gather, copy};
+  const PriceTable table = PriceProgram(program, RoundCluster(1), RoundProfile());
+  // Two kernels of 100 us with gaps of 1 us; dispatch 3 us, launches of 4 us.
+  CHECK(table.prices[0].duration == ToSimTime(Seconds(202e-6)));
+  CHECK(table.prices[0].tail == ToSimTime(Seconds(101e-6)));
+  CHECK(table.prices[0].first_launch == ToSimTime(Seconds(7e-6)));
+  CHECK(table.prices[0].issue == ToSimTime(Seconds(11e-6)));
+  CHECK(table.prices[1].issue == ToSimTime(Seconds(50e-6)));  // 30 us and a hook of 20 us
+  // 50 MB at 50 GB/s x .8, and a latency of 10 us.
+  CHECK(table.prices[2].duration == ToSimTime(Seconds(1260e-6)));
+  program.dialect = "native";
+  CHECK(PriceProgram(program, RoundCluster(1), RoundProfile()).prices[1].issue ==
+        ToSimTime(Seconds(30e-6)));
+}
+
+RunningClasses RunningOn(std::uint8_t compute, std::uint8_t gather, std::uint8_t reduce) {
+  RunningClasses running{};
+  running[static_cast<std::size_t>(Stream::kCompute)] = compute;
+  running[static_cast<std::size_t>(Stream::kGather)] = gather;
+  running[static_cast<std::size_t>(Stream::kReduce)] = reduce;
+  return running;
+}
+
+TEST_CASE("Contention: multiprocessors, memory bandwidth and links") {
+  ContentionModel model;
+  model.compute_sensitivity = 0.5;
+  model.collective_rate = 0.9;
+  model.resource_count = 1;
+  ContentionClass matrix;
+  matrix.kind = LoadKind::kKernel;
+  ContentionClass stream;  // all of the memory bandwidth
+  stream.kind = LoadKind::kKernel;
+  stream.hbm_share = 1;
+  ContentionClass gather;
+  gather.kind = LoadKind::kCollective;
+  gather.sm_share = 0.2;
+  gather.hbm_share = 0.25;
+  gather.bus_rate = 100;
+  gather.links[0] = {0, 0.01};  // fills the link alone
+  gather.link_count = 1;
+  ContentionClass slow = gather;  // bound by latency: a quarter of the link
+  slow.bus_rate = 25;
+  model.classes = {ContentionClass{}, matrix, stream, gather, slow};
+  const auto compute = static_cast<std::size_t>(Stream::kCompute);
+  const auto first = static_cast<std::size_t>(Stream::kGather);
+  const auto second = static_cast<std::size_t>(Stream::kReduce);
+
+  CHECK(SolveSpeeds(model, RunningOn(1, 0, 0))[compute] == 1);
+  // Ideal slow-down 1 / .8 = 1.25; half of it is felt.
+  const Speeds with_matrix = SolveSpeeds(model, RunningOn(1, 3, 0));
+  CHECK(with_matrix[compute] == doctest::Approx(1 / 1.125).epsilon(kTolerance));
+  CHECK(with_matrix[first] == doctest::Approx(0.9).epsilon(kTolerance));
+  // Memory: the collective at .9 x .25 = .225 gets it, less than half; the kernel gets the rest.
+  const Speeds with_stream = SolveSpeeds(model, RunningOn(2, 3, 0));
+  CHECK(with_stream[compute] == doctest::Approx(0.775).epsilon(kTolerance));
+  CHECK(with_stream[first] == doctest::Approx(0.9).epsilon(kTolerance));
+  // Two rings over one link get half each; a ring that wants less than half keeps it.
+  const Speeds equal = SolveSpeeds(model, RunningOn(0, 3, 3));
+  CHECK(equal[first] == doctest::Approx(0.5).epsilon(kTolerance));
+  CHECK(equal[second] == doctest::Approx(0.5).epsilon(kTolerance));
+  const Speeds unequal = SolveSpeeds(model, RunningOn(0, 3, 4));
+  CHECK(unequal[first] == doctest::Approx(0.75).epsilon(kTolerance));
+  CHECK(unequal[second] == doctest::Approx(1).epsilon(kTolerance));
+}
+
+}  // namespace
+}  // namespace shardwright

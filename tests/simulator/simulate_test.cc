@@ -1,0 +1,256 @@
+// Whole predictions for lowered plans: properties that hold whatever the numbers are.
+
+#include "simulator/simulate.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "models/loader.h"
+#include "schedule/lower.h"
+#include "schedule/wrap.h"
+#include "tests/schedule/random_plan.h"
+#include "tests/simulator/round_numbers.h"
+
+namespace shardwright {
+namespace {
+
+using testing::DrawCase;
+using testing::LowerCase;
+using testing::RandomCase;
+using testing::RoundCluster;
+using testing::RoundProfile;
+
+// A cluster of exactly as many ranks as the plan has, with the numbers of RoundCluster.
+Cluster ClusterFor(std::int64_t ranks) {
+  Cluster cluster = RoundCluster(1);
+  const bool is_whole = ranks % 8 == 0;
+  cluster.node_count = is_whole ? ranks / 8 : 1;
+  cluster.gpus_per_node = is_whole ? 8 : ranks;
+  if (!is_whole && ranks > 8) {
+    cluster.node_count = ranks;  // one GPU of each node
+    cluster.gpus_per_node = 1;
+  }
+  return cluster;
+}
+
+SimulateOptions Uncontended(bool periodic) {
+  SimulateOptions options;
+  options.contention = false;
+  options.periodic = periodic;
+  options.reserved = false;
+  return options;
+}
+
+TEST_CASE("1,000 random plans: skipping repeats changes neither times nor peaks") {
+  const unsigned seed = 99;
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  const Profile profile = RoundProfile();
+  int steady = 0;
+  std::int64_t exact_ops = 0;
+  std::int64_t periodic_ops = 0;
+  for (int trial = 0; trial < 1000; ++trial) {
+    const RandomCase c = DrawCase(random);
+    CAPTURE(trial);
+    CAPTURE(c.description);
+    const Program program = LowerCase(c);
+    const Cluster cluster = ClusterFor(c.plan.shard_size * c.plan.replicate_size);
+    Simulator simulator(cluster, profile);
+    for (const bool contention : {false, true}) {
+      SimulateOptions options = Uncontended(false);
+      options.contention = contention;
+      const SimulationResult exact = simulator.Run(program, options);
+      options.periodic = true;
+      const SimulationResult periodic = simulator.Run(program, options);
+      const auto exact_time = static_cast<double>(exact.step_time.value);
+      const auto difference =
+          static_cast<double>(std::llabs((periodic.step_time - exact.step_time).value));
+      CHECK(difference <= 1e-9 * exact_time);
+      CHECK(periodic.memory.allocated == exact.memory.allocated);
+      if (!contention) {
+        CHECK(periodic.first_step_time == exact.first_step_time);
+        CHECK(periodic.timing.steady == exact.timing.steady);
+      }
+      steady += exact.timing.is_steady ? 1 : 0;
+      exact_ops += exact.timing.simulated_ops;
+      periodic_ops += periodic.timing.simulated_ops;
+    }
+  }
+  CHECK(steady >= 1900);
+  CHECK(periodic_ops < exact_ops);  // otherwise this test would show nothing
+  MESSAGE("ops simulated: ", periodic_ops, " of ", exact_ops);
+}
+
+Program TinyLlama(std::int64_t ranks, std::int64_t accumulation) {
+  const Model model = LoadModel("data/models/tiny-llama");
+  Job job;
+  job.sequence_length = 2048;
+  job.global_batch = ranks * accumulation;
+  Plan plan;
+  plan.dialect = Dialect::kFsdp2;
+  plan.shard_size = ranks;
+  plan.accumulation = accumulation;
+  plan.units = Wrap(model, ParseWrap("block", "test"), {}, plan.dialect, "test");
+  return Lower({model, FindKernelSet("torch-eager", "test"), job, plan});
+}
+
+TEST_CASE("Without contention a faster part is never slower, exactly") {
+  const Program program = TinyLlama(16, 2);
+  const auto step = [&](const Cluster& cluster, const Profile& profile) {
+    return Simulate({program, cluster, profile, Uncontended(true)}).step_time;
+  };
+  SimTime before_network, before_gpu, before_memory, before_host;
+  for (int i = 0; i < 12; ++i) {
+    const double factor = std::pow(1.5, i - 6);
+    CAPTURE(factor);
+    Profile network = RoundProfile();
+    for (TransportProfile& transport : network.transports) {
+      transport.efficiency.value *= factor / 20;
+    }
+    Cluster gpu = RoundCluster(2);
+    for (auto& peak : gpu.gpu.peak_flops) {
+      peak->value = peak->value * factor;
+    }
+    Cluster memory = RoundCluster(2);
+    memory.gpu.memory_bandwidth.value = memory.gpu.memory_bandwidth.value * factor;
+    Profile host = RoundProfile();
+    host.host.kernel_launch.value = host.host.kernel_launch.value / factor;
+    const SimTime by_network = step(RoundCluster(2), network);
+    const SimTime by_gpu = step(gpu, RoundProfile());
+    const SimTime by_memory = step(memory, RoundProfile());
+    const SimTime by_host = step(RoundCluster(2), host);
+    if (i > 0) {
+      CHECK(by_network <= before_network);
+      CHECK(by_gpu <= before_gpu);
+      CHECK(by_memory <= before_memory);
+      CHECK(by_host <= before_host);
+    }
+    before_network = by_network;
+    before_gpu = by_gpu;
+    before_memory = by_memory;
+    before_host = by_host;
+  }
+}
+
+TEST_CASE("With contention a faster part is at most half a percent slower") {
+  const Program program = TinyLlama(16, 2);
+  SimulateOptions options = Uncontended(true);
+  options.contention = true;
+  SimTime before;
+  for (int i = 0; i < 24; ++i) {
+    Profile network = RoundProfile();
+    for (TransportProfile& transport : network.transports) {
+      transport.efficiency.value *= std::pow(1.25, i - 12) / 20;
+    }
+    const SimTime time = Simulate({program, RoundCluster(2), network, options}).step_time;
+    if (i > 0) {
+      if (time > before) {
+        MESSAGE("slower with a faster network: ", before.value, " -> ", time.value, " ps");
+      }
+      CHECK(static_cast<double>(time.value) <= 1.005 * static_cast<double>(before.value));
+    }
+    before = time;
+  }
+}
+
+TEST_CASE("With an infinite network a step is compute, copies and host issue") {
+  const Program program = TinyLlama(16, 1);
+  Profile profile = RoundProfile();
+  for (TransportProfile& transport : profile.transports) {
+    transport.efficiency.value = 1e15;
+    for (ProtocolProfile& protocol : transport.protocols) {
+      protocol.base_latency.value = protocol.hop_latency.value = Seconds(0);
+    }
+  }
+  const Cluster cluster = RoundCluster(2);
+  // Collectives take no time at all, so these are the prices with their durations struck out.
+  PriceTable prices = PriceProgram(program, cluster, profile);
+  SimTime compute;  // all work of the step's ops that are not collectives
+  SimTime host;
+  for (const Op& op : program.step.ops) {
+    Price& price = prices.prices[op.shape.value];
+    if (InfoOf(program.ShapeOf(op).code).is_collective) {
+      CHECK(price.duration.value <= 1);
+    }
+    compute += price.duration;
+    host += price.issue;
+  }
+  EngineOptions options;
+  options.contention = false;
+  EngineWorkspace workspace;
+  const SimTime step = RunEngine(program, prices, options, workspace).steady.time;
+  // Nothing but compute, copies and issuing is left: the step is no longer than all of them one
+  // after another, and no shorter than the compute stream's or the host's part.
+  SimTime compute_stream;
+  for (const Op& op : program.step.ops) {
+    if (program.ShapeOf(op).stream == Stream::kCompute) {
+      compute_stream += prices.prices[op.shape.value].duration;
+    }
+  }
+  CHECK(step <= compute + host);
+  CHECK(step >= compute_stream);
+  CHECK(step >= host);
+  // Without host cost and with copies beside the compute stream struck out, exactly the compute
+  // stream is left.
+  for (std::size_t s = 0; s < prices.prices.size(); ++s) {
+    Price& price = prices.prices[s];
+    price.issue = price.first_launch = price.tail = SimTime(0);
+    if (program.shapes[s].stream != Stream::kCompute) {
+      price.duration = SimTime(0);
+    }
+  }
+  prices.wake_up = SimTime(0);
+  CHECK(RunEngine(program, prices, options, workspace).steady.time == compute_stream);
+}
+
+TEST_CASE("Reserved memory covers the allocated peak and its costs show in the first step") {
+  const Program program = TinyLlama(16, 1);
+  const Cluster cluster = RoundCluster(2);
+  const Profile profile = RoundProfile();
+  SimulateOptions options;
+  options.contention = false;
+  const SimulationResult result = Simulate({program, cluster, profile, options});
+  REQUIRE(result.memory.reserved.has_value());
+  const ReservedMemory& reserved = *result.memory.reserved;
+  CHECK(reserved.peak_first >= result.memory.allocated.device_first.total);
+  CHECK(reserved.peak_steady >= result.memory.allocated.device_steady.total);
+  CHECK(reserved.retries_first == 0);
+  CHECK(!reserved.out_of_memory);
+  const SimulationResult without = Simulate({program, cluster, profile, Uncontended(true)});
+  CHECK(result.first_step_time > without.first_step_time);  // the driver's calls for segments
+  CHECK(result.step_time == without.step_time);             // none of them later
+  // 500 B context, 300 B for the first communicator; gather and reduce share it under fsdp2.
+  CHECK(result.memory.outside == Bytes(800));
+
+  // With no more than the allocated peak the allocator must retry or fail, and says so.
+  options.allocator.capacity = result.memory.allocated.DevicePeak().total;
+  const SimulationResult tight = Simulate({program, cluster, profile, options});
+  CHECK((tight.memory.reserved->out_of_memory || tight.memory.reserved->retries_first > 0));
+}
+
+TEST_CASE("A trace covers the first and the last step, with memory beside it") {
+  const Program program = TinyLlama(16, 1);
+  SimulateOptions options = Uncontended(true);
+  options.trace = true;
+  const SimulationResult result = Simulate({program, RoundCluster(2), RoundProfile(), options});
+  CHECK(result.trace.spans.size() == program.init.size() + 2 * program.step.size());
+  std::int64_t peak = 0;
+  for (const MemorySample& sample : result.trace.memory) {
+    std::int64_t total = 0;
+    for (const Bytes bytes : sample.device) {
+      total += bytes.value;
+    }
+    peak = std::max(peak, total);
+  }
+  CHECK(peak <= result.memory.allocated.DevicePeak().total.value);
+  CHECK(peak > result.memory.allocated.DevicePeak().total.value / 2);
+}
+
+}  // namespace
+}  // namespace shardwright
