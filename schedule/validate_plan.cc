@@ -255,6 +255,11 @@ void CheckDialect(const Plan& plan, const std::string& where) {
     throw InputError(FieldOf(where, "offload.parameters"), "true", "false",
                      "dialect ddp keeps parameters on the device");
   }
+  CheckForeign(!plan.offload.optimizer, "native", plan, where, "offload.optimizer");
+  if (plan.offload.activations) {
+    throw InputError(FieldOf(where, "offload.activations"), "true", "false",
+                     "no dialect can offload activations yet");
+  }
   if (plan.sync == SyncMode::kReplicateLast) {
     const std::string field = FieldOf(where, "sync");
     if (plan.replicate_size == 1) {

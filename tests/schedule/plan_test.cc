@@ -329,6 +329,21 @@ TEST_CASE("ValidatePlan: options of other dialects") {
         "cannot delay it");
 }
 
+TEST_CASE("ValidatePlan: offloading that no lowering would do") {
+  Plan plan = BlockPlan();
+  plan.offload.optimizer = true;
+  CHECK(
+      ValidateError(plan) ==
+      "p.json: plan.offload.optimizer: got an option of dialect native in a plan of dialect fsdp2, "
+      "expected its default");
+  plan.dialect = Dialect::kNative;
+  CHECK(ValidateError(plan) == "");
+  plan.offload.activations = true;
+  CHECK(ValidateError(plan) ==
+        "p.json: plan.offload.activations: got true, expected false; no dialect can offload "
+        "activations yet");
+}
+
 TEST_CASE("ValidatePlan: recompute regions") {
   Plan plan = BlockPlan();
   plan.recompute = {{"layers.0", RecomputeKind::kFull, 1}, {"layers.1", RecomputeKind::kFull, 1}};
