@@ -1,0 +1,40 @@
+#pragma once
+
+// Takes a Chrome trace apart into events, one at a time.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/error.h"
+
+namespace shardwright::internal {
+
+// A number of an event: a time in microseconds, or a count.
+struct EventNumber {
+  std::string key;
+  double value = 0;
+  bool is_integer = false;
+  std::int64_t integer = 0;  // of an integer
+};
+
+// An event of the list. Members that we have no use for (lists, objects other than args, booleans)
+// are left out.
+struct ChromeEvent {
+  std::size_t index = 0;  // in traceEvents
+  std::string phase, category, name;
+  std::string op, body;  // args
+  std::vector<EventNumber> numbers;
+  std::vector<EventNumber> args;
+};
+
+// Calls `handle` for each event, in the order of the file. Throws InputError when the file is
+// damaged or is not a trace of ours that can be read back.
+void ForEachEvent(const std::string& file, const std::function<void(const ChromeEvent&)>& handle);
+
+}  // namespace shardwright::internal
