@@ -324,7 +324,7 @@ SimulateCommand ToSimulateCommand(const Raw& raw) {
 }
 
 CommandLine Convert(const CLI::App& command, const Raw& raw) {
-  const std::string name = command.get_name();
+  const std::string& name = command.get_name();
   if (name == "list") {
     const Flag what = {"list", raw.text.at("WHAT")};
     if (!what.is_given()) {

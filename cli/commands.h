@@ -13,7 +13,7 @@ namespace shardwright {
 int RunList(const ListCommand& options);
 int RunInspect(const InspectCommand& options);
 int RunPlan(const PlanCommand& options);
-int RunSimulate(const SimulateCommand& options);
+int RunSimulate(const SimulateCommand& command);
 
 // Runs whatever was parsed.
 int RunCommand(const CommandLine& command);

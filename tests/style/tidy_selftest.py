@@ -31,7 +31,6 @@ std::string Twice(std::string text) {
     "  return (const char*)value;\n}\n",
     "google-build-using-namespace": "#include <string>\nusing namespace std;\n",
     "google-explicit-constructor": "struct Bytes {\n  Bytes(int count) : value(count) {}\n  int value;\n};\n",
-    "modernize-use-nullptr": "int* Nothing() { return 0; }\n",
     "modernize-use-override": "struct Base {\n  virtual ~Base() = default;\n  virtual void Run();\n};\n"
     "struct Derived : Base {\n  virtual void Run();\n};\n",
     "modernize-use-nodiscard": "class Box {\n public:\n  int value() const { return value_; }\n\n private:\n"
