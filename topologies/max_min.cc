@@ -30,6 +30,32 @@ std::vector<double> Loads(std::span<const SharedFlow> flows, const std::vector<b
   return loads;
 }
 
+// For each constraint what is left of it per unit of open weight; infinity where no open flow is.
+std::vector<double> Shares(std::span<const double> remaining, std::span<const double> loads) {
+  std::vector<double> shares(remaining.size(), std::numeric_limits<double>::infinity());
+  for (std::size_t c = 0; c < remaining.size(); ++c) {
+    if (loads[c] > 0) {
+      shares[c] = std::max(remaining[c], 0.0) / loads[c];
+    }
+  }
+  return shares;
+}
+
+// The rate up to which all open flows can grow together: the least share or bound.
+double CommonLevel(std::span<const SharedFlow> flows, const std::vector<bool>& is_open,
+                   std::span<const double> shares) {
+  double level = std::numeric_limits<double>::infinity();
+  for (const double share : shares) {
+    level = std::min(level, share);
+  }
+  for (std::size_t f = 0; f < flows.size(); ++f) {
+    if (is_open[f]) {
+      level = std::min(level, flows[f].bound);
+    }
+  }
+  return level;
+}
+
 }  // namespace
 
 // All open flows grow at one common rate. The next event is a flow reaching its bound or a
@@ -43,20 +69,8 @@ std::vector<double> MaxMinRates(std::span<const SharedFlow> flows,
   std::vector<double> remaining(capacities.begin(), capacities.end());
   std::size_t open_count = flows.size();
   while (open_count > 0) {
-    const std::vector<double> loads = Loads(flows, is_open, capacities.size());
-    double level = std::numeric_limits<double>::infinity();
-    std::vector<double> shares(capacities.size(), level);
-    for (std::size_t c = 0; c < capacities.size(); ++c) {
-      if (loads[c] > 0) {
-        shares[c] = std::max(remaining[c], 0.0) / loads[c];
-        level = std::min(level, shares[c]);
-      }
-    }
-    for (std::size_t f = 0; f < flows.size(); ++f) {
-      if (is_open[f]) {
-        level = std::min(level, flows[f].bound);
-      }
-    }
+    const std::vector<double> shares = Shares(remaining, Loads(flows, is_open, capacities.size()));
+    const double level = CommonLevel(flows, is_open, shares);
     const double reached = level * (1 + kSameShare);
     std::size_t fixed_count = 0;
     for (std::size_t f = 0; f < flows.size(); ++f) {
