@@ -1,4 +1,4 @@
-// Cluster files. The format is described in docs/formats.md.
+// Cluster files. The format is described in docs/clusters.md.
 
 #include "topologies/internal/cluster_json.h"
 

@@ -1,4 +1,4 @@
-// Profile files. The format is described in docs/formats.md.
+// Profile files. The format is described in docs/clusters.md.
 
 #include <algorithm>
 #include <cstddef>
