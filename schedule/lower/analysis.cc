@@ -34,7 +34,7 @@ void FindStorages(const LowerInput& in, ModelAnalysis& a) {
   const auto add = [&](TensorId t, std::uint32_t producer) {
     StorageFacts s;
     const Tensor& tensor = model.tensors[t.value];
-    s.bytes = TensorBytes(tensor, in.plan.micro_batch, in.job.precision.param);
+    s.bytes = a.tensor_bytes[t.value];
     s.is_index = tensor.role == TensorRole::kIndex;
     s.producer = producer;
     a.storage_of[t.value] = static_cast<std::uint32_t>(a.storages.size());
@@ -48,7 +48,7 @@ void FindStorages(const LowerInput& in, ModelAnalysis& a) {
       }
       ++a.storages[a.storage_of[t.value]].forward_uses;
     }
-    const auto& aliases = a.KernelsOf(op).output_aliases;
+    const auto& aliases = a.KernelsOf(static_cast<std::uint32_t>(i)).output_aliases;
     for (std::size_t k = 0; k < op.outputs.size(); ++k) {
       const int alias = k < aliases.size() ? aliases[k] : -1;
       if (alias >= 0) {
@@ -87,11 +87,10 @@ std::vector<bool> KeptOps(const Model& model, const ModelAnalysis& a, const Regi
   }
   std::int64_t linears = 0;
   for (std::uint32_t i = r.first; i <= r.last; ++i) {
-    const ModelOp& op = model.ops[i];
-    if (!a.KernelsOf(op).compute_intensive) {
+    if (!a.KernelsOf(i).compute_intensive) {
       continue;
     }
-    const bool is_linear = model.SpecOf(op).kind == OpKind::kLinear;
+    const bool is_linear = model.SpecOf(model.ops[i]).kind == OpKind::kLinear;
     kept[i - r.first] = !is_linear || linears % plan.keep_every == 0;
     linears += is_linear ? 1 : 0;
   }
@@ -115,7 +114,7 @@ void FindReruns(const Model& model, const std::vector<bool>& kept, std::uint32_t
   for (std::uint32_t i = region.first; i <= region.last; ++i) {
     a.ops[i].region = index;
     if (a.ops[i].has_backward) {
-      ForEachSaved(a, model.ops[i], need);
+      ForEachSaved(a, model, i, need);
     }
   }
   for (std::uint32_t i = region.last + 1; i-- > region.first;) {
@@ -123,7 +122,7 @@ void FindReruns(const Model& model, const std::vector<bool>& kept, std::uint32_t
     ModelOpFacts& f = a.ops[i];
     const bool is_kept = kept[i - region.first];
     f.saves_in_forward = is_kept && f.has_backward;
-    bool wanted = !is_kept && f.has_backward && a.KernelsOf(op).extra_saved > Bytes(0);
+    bool wanted = !is_kept && f.has_backward && a.KernelsOf(i).extra_saved > Bytes(0);
     for (const TensorId t : op.outputs) {
       wanted = wanted || needed[a.storage_of[t.value]];
     }
@@ -143,7 +142,12 @@ void FindReruns(const Model& model, const std::vector<bool>& kept, std::uint32_t
   std::reverse(region.rerun.begin(), region.rerun.end());
 }
 
-void FindRegions(const LowerInput& in, const std::string& where, ModelAnalysis& a) {
+void AddRegion(const Model& model, Region region, const std::vector<bool>& kept, ModelAnalysis& a) {
+  FindReruns(model, kept, static_cast<std::uint32_t>(a.regions.size()), region, a);
+  a.regions.push_back(std::move(region));
+}
+
+void FindPlannedRegions(const LowerInput& in, const std::string& where, ModelAnalysis& a) {
   std::vector<std::pair<Region, std::size_t>> found;
   for (std::size_t i = 0; i < in.plan.recompute.size(); ++i) {
     const std::string here = where + ": recompute[" + std::to_string(i) + "].module";
@@ -161,14 +165,31 @@ void FindRegions(const LowerInput& in, const std::string& where, ModelAnalysis& 
   std::sort(found.begin(), found.end(),
             [](const auto& x, const auto& y) { return x.first.first < y.first.first; });
   for (std::size_t i = 0; i < found.size(); ++i) {
+    const RecomputeRegion& planned = in.plan.recompute[found[i].second];
     if (i > 0 && found[i].first.first <= found[i - 1].first.last) {
-      throw InputError(where + ": recompute", '"' + in.plan.recompute[found[i].second].module + '"',
+      throw InputError(where + ": recompute", '"' + planned.module + '"',
                        "regions that do not overlap");
     }
-    Region region = found[i].first;
-    const auto kept = KeptOps(in.model, a, region, in.plan.recompute[found[i].second]);
-    FindReruns(in.model, kept, static_cast<std::uint32_t>(i), region, a);
-    a.regions.push_back(std::move(region));
+    AddRegion(in.model, found[i].first, KeptOps(in.model, a, found[i].first, planned), a);
+  }
+}
+
+// A compiler recomputes cheap outputs instead of keeping them, inside each block that it compiles.
+void FindCompiledRegions(const Model& model, const std::string& where, ModelAnalysis& a) {
+  const auto recomputes = [](const OpKernels& k) { return k.output_recomputed; };
+  if (model.block_class.empty() || std::none_of(a.kernels.begin(), a.kernels.end(), recomputes)) {
+    return;
+  }
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    if (model.modules[m].class_name != model.block_class) {
+      continue;
+    }
+    const Region region = RegionOf(model, ModuleId(m), where);
+    std::vector<bool> kept;
+    for (std::uint32_t i = region.first; i <= region.last; ++i) {
+      kept.push_back(!recomputes(a.KernelsOf(i)));
+    }
+    AddRegion(model, region, kept, a);
   }
 }
 
@@ -189,7 +210,38 @@ void CountBackwardUses(const Model& model, ModelAnalysis& a) {
       }
     }
     if (a.ops[i].has_backward) {
-      ForEachSaved(a, model.ops[i], read);
+      ForEachSaved(a, model, i, read);
+    }
+  }
+}
+
+// Kernels of each spec in use, and sizes of tensors. Ops on tensors that the samples share (a table
+// of positions) run once, whatever the batch.
+void LowerSpecs(const LowerInput& in, ModelAnalysis& a) {
+  const Model& model = in.model;
+  constexpr std::uint32_t kUnset = 0xffffffffu;
+  std::vector<std::uint32_t> variant_of(2 * model.specs.size(), kUnset);
+  for (const ModelOp& op : model.ops) {
+    const bool shared = !op.inputs.empty() &&
+                        std::none_of(op.inputs.begin(), op.inputs.end(),
+                                     [&](TensorId t) { return model.tensors[t.value].per_sample; });
+    std::uint32_t& variant = variant_of[2U * op.spec + (shared ? 1U : 0U)];
+    if (variant == kUnset) {
+      variant = static_cast<std::uint32_t>(a.kernels.size());
+      a.kernels.push_back(LowerOp(model.specs[op.spec], shared ? 1 : in.plan.micro_batch,
+                                  in.job.precision.param, in.kernels));
+    }
+    a.variant.push_back(variant);
+  }
+  a.tensor_bytes.reserve(model.tensors.size());
+  for (const Tensor& t : model.tensors) {
+    a.tensor_bytes.push_back(TensorBytes(t, in.plan.micro_batch, in.job.precision.param));
+  }
+  // A chunked loss runs the head and the loss over row chunks: logits never exist as a whole.
+  for (const ModelOp& op : model.ops) {
+    if (model.SpecOf(op).kind == OpKind::kCrossEntropy && in.kernels.loss_chunks > 1) {
+      Bytes& logits = a.tensor_bytes[op.inputs.front().value];
+      logits = Bytes(CeilDiv(logits.value, in.kernels.loss_chunks));
     }
   }
 }
@@ -198,10 +250,7 @@ void CountBackwardUses(const Model& model, ModelAnalysis& a) {
 
 ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
   ModelAnalysis a;
-  a.kernels.reserve(in.model.specs.size());
-  for (const OpSpec& spec : in.model.specs) {
-    a.kernels.push_back(LowerOp(spec, in.plan.micro_batch, in.job.precision.param, in.kernels));
-  }
+  LowerSpecs(in, a);
   a.ops.resize(in.model.ops.size());
   const bool train = in.job.mode == JobMode::kTrain;
   FindGradients(in.model, train, a);
@@ -210,7 +259,11 @@ ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
     f.saves_in_forward = f.has_backward;
   }
   if (train) {
-    FindRegions(in, where, a);
+    if (in.plan.recompute.empty()) {
+      FindCompiledRegions(in.model, where, a);
+    } else {
+      FindPlannedRegions(in, where, a);
+    }
     CountBackwardUses(in.model, a);
   }
   return a;

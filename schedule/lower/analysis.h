@@ -43,23 +43,31 @@ struct StorageFacts {
 };
 
 struct ModelAnalysis {
-  std::vector<OpKernels> kernels;         // per spec
+  std::vector<OpKernels> kernels;         // per variant: a spec at the micro-batch, or at batch 1
+  std::vector<std::uint32_t> variant;     // per model op: index into `kernels`
   std::vector<ModelOpFacts> ops;          // per model op
   std::vector<std::uint32_t> storage_of;  // per tensor
   std::vector<StorageFacts> storages;
-  std::vector<bool> tensor_grad;  // per tensor: needs a gradient
-  std::vector<Region> regions;    // in forward order, disjoint
+  std::vector<bool> tensor_grad;    // per tensor: needs a gradient
+  std::vector<Bytes> tensor_bytes;  // per tensor: its size, and that of its gradient
+  std::vector<Region> regions;      // in forward order, disjoint
 
-  [[nodiscard]] const OpKernels& KernelsOf(const ModelOp& op) const { return kernels[op.spec]; }
+  [[nodiscard]] const OpKernels& KernelsOf(std::uint32_t model_op) const {
+    return kernels[variant[model_op]];
+  }
 };
 
-// Calls f(storage, role, index) for each tensor that `op` keeps for its backward: role kInput or
-// kOutput with the index among the op's inputs or outputs.
+// Calls f(storage, role, index) for each tensor that the op keeps for its backward: role kInput or
+// kOutput with the index among the op's inputs or outputs. Frozen ops do not keep what only weight
+// gradients read.
 template <class F>
-void ForEachSaved(const ModelAnalysis& a, const ModelOp& op, F f) {
-  const OpKernels& k = a.KernelsOf(op);
+void ForEachSaved(const ModelAnalysis& a, const Model& model, std::uint32_t model_op, F f) {
+  const ModelOp& op = model.ops[model_op];
+  const OpKernels& k = a.KernelsOf(model_op);
+  const std::uint32_t saved =
+      a.ops[model_op].weight_grad ? k.saves_input : k.saves_input & ~k.saves_input_for_weight;
   for (std::size_t i = 0; i < op.inputs.size(); ++i) {
-    if (((k.saves_input >> i) & 1U) != 0) {
+    if (((saved >> i) & 1U) != 0) {
       f(a.storage_of[op.inputs[i].value], Role::kInput, static_cast<std::uint16_t>(i));
     }
   }

@@ -104,29 +104,30 @@ Walker::Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules)
   rerun_instance_.resize(e_.a.storages.size());
   extra_.resize(n);
   grad_of_tensor_.resize(model.tensors.size());
-  forward_shape_.resize(model.specs.size());
-  backward_shape_.resize(model.specs.size() * 4);
+  forward_shape_.resize(e_.a.kernels.size());
+  backward_shape_.resize(e_.a.kernels.size() * 4);
 }
 
 UnitId Walker::UnitOf(const ModelOp& op) const {
   return op.params.empty() ? UnitId() : spans_.unit_of_param[op.params.front().value];
 }
 
-ShapeId Walker::ForwardShape(const ModelOp& op) {
-  ShapeId& cached = forward_shape_[op.spec];
+ShapeId Walker::ForwardShape(std::uint32_t i) {
+  ShapeId& cached = forward_shape_[e_.a.variant[i]];
   if (!cached.valid()) {
     OpShape shape;
     shape.dtype = e_.in.job.precision.param;
-    cached = e_.Intern(shape, e_.a.KernelsOf(op).forward);
+    cached = e_.Intern(shape, e_.a.KernelsOf(i).forward);
   }
   return cached;
 }
 
-ShapeId Walker::BackwardShape(const ModelOp& op, const ModelOpFacts& facts) {
+ShapeId Walker::BackwardShape(std::uint32_t i) {
+  const ModelOpFacts& facts = e_.a.ops[i];
   const std::size_t variant = (facts.input_grads != 0 ? 1U : 0U) + (facts.weight_grad ? 2U : 0U);
-  ShapeId& cached = backward_shape_[op.spec * 4U + variant];
+  ShapeId& cached = backward_shape_[e_.a.variant[i] * 4U + variant];
   if (!cached.valid()) {
-    const OpKernels& k = e_.a.KernelsOf(op);
+    const OpKernels& k = e_.a.KernelsOf(i);
     std::vector<Kernel> kernels;
     if (facts.input_grads != 0) {
       kernels = k.backward_data;
@@ -239,7 +240,7 @@ void Walker::UseParameters(std::uint32_t i) {
 void Walker::ForwardOp(std::uint32_t i, Phase phase) {
   const ModelOp& op = e_.in.model.ops[i];
   const ModelOpFacts& facts = e_.a.ops[i];
-  const OpKernels& k = e_.a.KernelsOf(op);
+  const OpKernels& k = e_.a.KernelsOf(i);
   const bool rerun = phase == Phase::kRecompute;
   std::vector<Instance*> fresh;  // outputs with storage of their own, for their release below
   for (const TensorId t : op.outputs) {
@@ -267,7 +268,7 @@ void Walker::ForwardOp(std::uint32_t i, Phase phase) {
   }
   if (!k.forward.empty()) {
     rules_.BeforeForwardOp(i, phase);
-    AddCompute(i, phase, ForwardShape(op));
+    AddCompute(i, phase, ForwardShape(i));
     for (std::size_t j = 0; j < op.inputs.size(); ++j) {
       const std::uint32_t s = e_.a.storage_of[op.inputs[j].value];
       const Instance& instance = rerun ? InstanceFor(s, i) : forward_instance_[s];

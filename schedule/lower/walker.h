@@ -85,8 +85,8 @@ class Walker {
   void Recompute(const Region& region);
   void AddCompute(std::uint32_t i, Phase phase, ShapeId shape);
   void UseParameters(std::uint32_t i);
-  [[nodiscard]] ShapeId ForwardShape(const ModelOp& op);
-  [[nodiscard]] ShapeId BackwardShape(const ModelOp& op, const ModelOpFacts& facts);
+  [[nodiscard]] ShapeId ForwardShape(std::uint32_t i);
+  [[nodiscard]] ShapeId BackwardShape(std::uint32_t i);
   [[nodiscard]] bool ReadsRecomputed(std::uint32_t storage, std::uint32_t reader) const;
   [[nodiscard]] Instance& InstanceFor(std::uint32_t storage, std::uint32_t reader);
   void Release(Instance& instance);
@@ -113,7 +113,7 @@ class Walker {
   std::vector<BufferId> extra_;                              // per op: private saved bytes
   std::vector<Instance> grads_;
   std::vector<std::uint32_t> grad_of_tensor_;
-  std::vector<ShapeId> forward_shape_, backward_shape_;  // caches, per spec (and variant)
+  std::vector<ShapeId> forward_shape_, backward_shape_;  // caches, by kernel variant
 };
 
 }  // namespace shardwright

@@ -32,13 +32,8 @@ void Walker::Contribute(std::uint32_t i, TensorId tensor, std::uint32_t grad) {
     slot = grad;
     return;
   }
-  const Bytes bytes = TensorBytes(e_.in.model.tensors[tensor.value], e_.in.plan.micro_batch,
-                                  e_.in.job.precision.param);
-  Kernel add;
-  add.kind = KernelClass::kElementwise;
-  add.dtype = e_.in.job.precision.param;
-  add.read = 2 * bytes;
-  add.written = bytes;
+  const Bytes bytes = e_.a.tensor_bytes[tensor.value];
+  const Kernel add = GradientSumKernel(bytes, e_.in.job.precision.param);
   OpShape shape;
   shape.code = OpCode::kAccumulateGrad;
   shape.bytes = bytes;
@@ -80,7 +75,7 @@ void Walker::PassGradThrough(std::uint32_t i) {
 }
 
 void Walker::ReleaseSaved(std::uint32_t i) {
-  ForEachSaved(e_.a, e_.in.model.ops[i],
+  ForEachSaved(e_.a, e_.in.model, i,
                [&](std::uint32_t s, Role, std::uint16_t) { Release(InstanceFor(s, i)); });
   if (extra_[i].valid()) {
     e_.body->Free(extra_[i]);
@@ -92,13 +87,12 @@ void Walker::BackwardOp(std::uint32_t i) {
   const Model& model = e_.in.model;
   const ModelOp& op = model.ops[i];
   const ModelOpFacts& facts = e_.a.ops[i];
-  const OpKernels& k = e_.a.KernelsOf(op);
+  const OpKernels& k = e_.a.KernelsOf(i);
   for (const TensorId t : op.outputs) {
     // An output nobody read is a result of the model: its gradient is given from outside.
     if (grad_of_tensor_[t.value] == kNoGrad && e_.a.tensor_grad[t.value] &&
         model.tensors[t.value].role == TensorRole::kActivation) {
-      const Bytes bytes =
-          TensorBytes(model.tensors[t.value], e_.in.plan.micro_batch, e_.in.job.precision.param);
+      const Bytes bytes = e_.a.tensor_bytes[t.value];
       grad_of_tensor_[t.value] =
           NewGrad(e_.Alloc(bytes, Category::kActivationGradient, Stream::kCompute, true));
     }
@@ -109,10 +103,8 @@ void Walker::BackwardOp(std::uint32_t i) {
     std::vector<std::uint32_t> input_grads(op.inputs.size(), kNoGrad);
     for (std::size_t j = 0; j < op.inputs.size() && facts.input_grads != 0; ++j) {
       if (((facts.input_grads >> j) & 1U) != 0) {
-        const Tensor& tensor = model.tensors[op.inputs[j].value];
-        input_grads[j] =
-            NewGrad(e_.Alloc(TensorBytes(tensor, e_.in.plan.micro_batch, e_.in.job.precision.param),
-                             Category::kActivationGradient, Stream::kCompute));
+        input_grads[j] = NewGrad(e_.Alloc(e_.a.tensor_bytes[op.inputs[j].value],
+                                          Category::kActivationGradient, Stream::kCompute));
       }
     }
     DialectRules::GradTarget weight;
@@ -123,7 +115,7 @@ void Walker::BackwardOp(std::uint32_t i) {
     if (k.backward_workspace > Bytes(0)) {
       workspace = e_.Alloc(k.backward_workspace, Category::kTemporary, Stream::kCompute);
     }
-    AddCompute(i, Phase::kBackward, BackwardShape(op, facts));
+    AddCompute(i, Phase::kBackward, BackwardShape(i));
     std::uint16_t index = 0;
     for (const TensorId t : op.outputs) {
       if (grad_of_tensor_[t.value] != kNoGrad) {
@@ -132,7 +124,7 @@ void Walker::BackwardOp(std::uint32_t i) {
       }
       ++index;
     }
-    ForEachSaved(e_.a, op, [&](std::uint32_t s, Role role, std::uint16_t position) {
+    ForEachSaved(e_.a, model, i, [&](std::uint32_t s, Role role, std::uint16_t position) {
       e_.body->Use(InstanceFor(s, i).buffer, AccessMode::kRead, role, position);
     });
     if (extra_[i].valid()) {

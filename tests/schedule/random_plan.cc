@@ -179,7 +179,9 @@ RandomCase DrawCase(std::mt19937& random) {
           p.tied_to.valid() ? c.model.params[p.tied_to.value].trainable : Chance(random, 60);
     }
   }
-  c.kernel_set = plan.dialect == Dialect::kNative ? "shardwright-cuda" : "torch-eager";
+  c.kernel_set = plan.dialect == Dialect::kNative ? "shardwright-cuda"
+                 : Chance(random, 50)             ? "torch-compile"
+                                                  : "torch-eager";
   c.description =
       std::string(NameOf(plan.dialect)) + " " + c.model.name +
       " W=" + std::to_string(plan.shard_size) + " R=" + std::to_string(plan.replicate_size) +
