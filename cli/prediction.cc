@@ -5,6 +5,7 @@
 
 #include "core/json.h"
 #include "models/model.h"
+#include "schedule/place.h"
 #include "topologies/cluster.h"
 
 namespace shardwright {
@@ -72,7 +73,7 @@ void FindMisfits(const PlanFile& file, const ReservedMemory& reserved, Predictio
 
 }  // namespace
 
-Prediction Predict(const PlanFile& file, const SimulationResult& result) {
+Prediction Predict(const PlanFile& file, const Program& program, const SimulationResult& result) {
   Prediction p;
   p.step_time = ToSeconds(result.step_time);
   p.first_step_time = ToSeconds(result.first_step_time);
@@ -82,6 +83,7 @@ Prediction Predict(const PlanFile& file, const SimulationResult& result) {
   p.device_peak = allocated.DevicePeak();
   p.peak_is_first = p.device_peak == allocated.device_first;
   p.outside = result.memory.outside;
+  p.placed = Place(program).device_size;
   const ReservedMemory& reserved = *result.memory.reserved;
   p.reserved = std::max(reserved.peak_first, reserved.peak_steady);
   p.retries_per_step = reserved.retries_steady;

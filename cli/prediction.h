@@ -27,6 +27,7 @@ struct Prediction {
   bool peak_is_first = false;
   Bytes reserved;  // at most, in any step
   Bytes outside;
+  Bytes placed;  // one arena with fixed offsets for everything allocated (Place)
   std::int64_t retries_per_step = 0;
   Bytes usable;      // device memory less the job's margin
   Bytes host_peak;   // of all ranks of one node
@@ -39,7 +40,8 @@ struct Prediction {
 [[nodiscard]] Bytes UsableMemory(const PlanFile& file);
 
 // Requires a result with reserved memory.
-[[nodiscard]] Prediction Predict(const PlanFile& file, const SimulationResult& result);
+[[nodiscard]] Prediction Predict(const PlanFile& file, const Program& program,
+                                 const SimulationResult& result);
 
 // The report for people, and as JSON (docs/cli.md names the keys).
 [[nodiscard]] std::string PredictionText(const PlanFile& file, const Program& program,

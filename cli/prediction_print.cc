@@ -57,10 +57,11 @@ Table MemoryTable(const Prediction& p) {
   }
   table.Row({"allocated", Format(p.device_peak.total)});
   table.Row({"reserved", Format(p.reserved)});
+  table.Row({"placed in one arena", Format(p.placed)});
   table.Row({"outside the allocator", Format(p.outside)});
   table.Row({"reserved + outside", Format(p.reserved + p.outside)});
   table.Row({"usable on the device", Format(p.usable)});
-  if (p.host_peak > Bytes(0)) {
+  if (p.host_peak >= kGiB) {  // less is the page-locked inputs that every job has
     table.Row({"host, all GPUs of a node", Format(p.host_peak)});
   }
   return table;
@@ -98,6 +99,7 @@ Json MemoryJson(const Program& program, const SimulationResult& result, const Pr
   Json json;
   json["peak_allocated_bytes"] = p.device_peak.total.value;
   json["peak_reserved_bytes"] = p.reserved.value;
+  json["placed_arena_bytes"] = p.placed.value;
   json["outside_allocator_bytes"] = p.outside.value;
   json["usable_device_bytes"] = p.usable.value;
   json["at_peak"] = BytesByCategory(p.device_peak);

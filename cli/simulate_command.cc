@@ -27,7 +27,7 @@ int RunSimulate(const SimulateCommand& command) {
   }
   const SimulationResult result = Simulate(
       {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
-  const Prediction prediction = Predict(file, result);
+  const Prediction prediction = Predict(file, program, result);
   if (!prediction.has_dtype) {
     Warn(file.cluster.gpu.name + " has no matrix units for the compute dtype; fp32 rates are used");
   }

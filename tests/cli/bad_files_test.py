@@ -112,6 +112,29 @@ class BadPlans(ShardwrightTestCase):
                 self.assertTrue(err.startswith("error: standard input"), err)
                 self.assertIn(error or "", err)
 
+    def test_any_value_anywhere(self):
+        """Every leaf of a plan replaced by odd values: an answer or one clear line, never a crash."""
+        good = json.loads(self.succeed(*PLAN, "--wrap", "root", "--dialect", "native"))
+        leaves = []
+
+        def collect(node, path):
+            if isinstance(node, (dict, list)) and node:
+                for key in node if isinstance(node, dict) else range(len(node)):
+                    collect(node[key], (*path, key))
+            else:
+                leaves.append(path)
+        collect(good, ())
+        self.assertGreater(len(leaves), 40)
+        for path in leaves:
+            for value in (-1, 0, 1.5, 1e30, "", "x", [], [[]], {}, True, [""], 2**53):
+                bad = copy.deepcopy(good)
+                set_at(bad, path, value)
+                code, out, err = self.run_program("simulate", "-", "--json", stdin=json.dumps(bad))
+                with self.subTest(path=path, value=value):
+                    self.assertIn(code, (0, 1, 3))
+                    self.assertEqual((out == "", err.count("\n"), err.startswith("error: standard input")),
+                                     (code == 3, int(code == 3), code == 3), err)
+
     def test_missing_file(self):
         code, out, err = self.run_program("simulate", "p.json")
         self.assertEqual((code, out, err.count("\n")), (3, "", 1))

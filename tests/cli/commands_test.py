@@ -233,6 +233,7 @@ class Simulate(ShardwrightTestCase):
             self.assertGreater(memory[key], 0, key)
         self.assertEqual(sum(memory["at_peak"].values()), memory["peak_allocated_bytes"])
         self.assertGreaterEqual(memory["peak_reserved_bytes"], memory["peak_allocated_bytes"])
+        self.assertGreaterEqual(memory["placed_arena_bytes"], memory["peak_allocated_bytes"])
         # By definition: one sample of 128 tokens per rank and step.
         self.assertAlmostEqual(result["tokens_per_s_per_gpu"] * result["step_time_s"], 128.0, places=9)
 
@@ -242,6 +243,23 @@ class Simulate(ShardwrightTestCase):
         # The tied table counts once, as the head.
         flops = 128 * (6 * 124439808 + 12 * 12 * 768 * 128)
         self.assertAlmostEqual(result["mfu"], flops / (result["step_time_s"] * 312e12), delta=1e-4 * result["mfu"])
+
+    def test_traces(self):
+        plan = self.succeed(*SMALL)
+        report = self.succeed("simulate", "-", "--trace", "t.json", stdin=plan)
+        self.assertEqual(report, self.succeed("simulate", "-", stdin=plan))
+        trace = json.loads((self.folder / "t.json").read_text())
+        names = {event.get("name") for event in trace["traceEvents"]}
+        self.assertTrue(any("transformer.h.3" in str(name) for name in names))
+        self.succeed("simulate", "-", "--trace", "t.json.gz", stdin=plan)
+        with gzip.open(self.folder / "t.json.gz", "rt") as file:
+            self.assertEqual(json.load(file), trace)
+        self.assertEqual(json.loads(self.succeed("simulate", "-", "--trace", "-", stdin=plan)), trace)
+        self.succeed("simulate", "-", "--trace", "h.json", "--trace-profile", "hta", stdin=plan)
+        # Holistic Trace Analysis needs "rank" at the top, followed by a space.
+        self.assertIn('"rank": 0', (self.folder / "h.json").read_text())
+        self.assert_fails(4, "missing/t.json: cannot write: No such file or directory",
+                          "simulate", "-", "--trace", "missing/t.json", stdin=plan)
 
     def test_exact_equals_periodic(self):
         plan = self.succeed(*SMALL, "--accumulation", "4")
