@@ -17,9 +17,17 @@ MathType MathTypeOf(DType dtype) {
       return MathType::kBf16;
     case DType::kFp16:
       return MathType::kFp16;
-    default:
-      return MathType::kFp32;
+    case DType::kFp8:
+      return MathType::kFp8;
+    case DType::kFp32:
+    case DType::kFp64:
+    case DType::kInt64:
+    case DType::kInt32:
+    case DType::kUint8:
+    case DType::kBool:
+      break;
   }
+  return MathType::kFp32;
 }
 
 // FLOPs of one sample as published MFU figures count them.

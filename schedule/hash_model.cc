@@ -1,4 +1,5 @@
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -35,7 +36,7 @@ class Stream {
     }
   }
   // Probabilities: exact for the six digits anybody writes.
-  void AddProbability(double value) { Add(static_cast<std::int64_t>(value * 1e9 + 0.5)); }
+  void AddProbability(double value) { Add(std::llround(value * 1e9)); }
 
   [[nodiscard]] const std::string& bytes() const { return bytes_; }
 

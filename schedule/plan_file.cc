@@ -84,6 +84,7 @@ void ReadCluster(const JsonValue& json, const nlohmann::ordered_json& document, 
     const std::string name = json.At("name").AsString();
     const std::vector<ClusterSummary> catalog = ListClusters();
     std::vector<std::string> names;
+    names.reserve(catalog.size());
     for (const ClusterSummary& summary : catalog) {
       names.push_back(summary.name);
     }

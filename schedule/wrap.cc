@@ -286,8 +286,8 @@ std::vector<UnitPlan> UnitsFromFile(const std::string& file, bool reshard_is_set
 }  // namespace
 
 WrapSpec ParseWrap(std::string_view text, const std::string& where) {
-  static const std::vector<std::string> kRules = {"block", "torchtitan", "accelerate", "size:1e8",
-                                                  "root"};
+  static const std::vector<std::string> rules = {"block", "torchtitan", "accelerate", "size:1e8",
+                                                 "root"};
   WrapSpec spec;
   const std::string word(text);
   if (word.find('/') != std::string::npos || word.ends_with(".json")) {
@@ -320,7 +320,7 @@ WrapSpec ParseWrap(std::string_view text, const std::string& where) {
   }
   throw InputError(where, Quoted(word),
                    "block, torchtitan, accelerate, size:N, root or a .json file",
-                   DidYouMean(word, kRules));
+                   DidYouMean(word, rules));
 }
 
 std::vector<UnitPlan> Wrap(const Model& model, const WrapSpec& spec, const ReshardChoice& reshard,
