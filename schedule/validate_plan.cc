@@ -256,10 +256,6 @@ void CheckDialect(const Plan& plan, const std::string& where) {
                      "dialect ddp keeps parameters on the device");
   }
   CheckForeign(!plan.offload.optimizer, "native", plan, where, "offload.optimizer");
-  if (plan.offload.activations) {
-    throw InputError(FieldOf(where, "offload.activations"), "true", "false",
-                     "no dialect can offload activations yet");
-  }
   if (plan.sync == SyncMode::kReplicateLast) {
     const std::string field = FieldOf(where, "sync");
     if (plan.replicate_size == 1) {

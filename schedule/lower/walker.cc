@@ -30,37 +30,52 @@ EventsT ToEvents(std::vector<std::pair<std::uint32_t, UnitId>> pairs, std::size_
 Walker::Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules)
     : e_(emitter), spans_(spans), rules_(rules) {
   const Model& model = e_.in.model;
-  const std::size_t n = model.ops.size();
+  forward_mark_.assign(model.ops.size(), false);
+  backward_mark_.assign(model.ops.size(), false);
+  FindUnitEvents();
+  const std::vector<std::uint32_t> region_begins = FindRegionStarts();
+  MarkBlocks();
+  if (e_.in.plan.offload.activations && e_.in.job.mode == JobMode::kTrain) {
+    offload_.emplace(e_, backward_mark_, region_begins);
+  }
+  forward_instance_.resize(e_.a.storages.size());
+  rerun_instance_.resize(e_.a.storages.size());
+  extra_.resize(model.ops.size());
+  grad_of_tensor_.resize(model.tensors.size());
+  forward_shape_.resize(e_.a.kernels.size());
+  backward_shape_.resize(e_.a.kernels.size() * 4);
+}
+
+void Walker::FindUnitEvents() {
+  const std::size_t n = e_.in.model.ops.size();
   using Pairs = std::vector<std::pair<std::uint32_t, UnitId>>;
   Pairs enter, leave, back_enter, back_leave, back_final;
   // Outer units first: by the length of their span, longest first; ties by plan order, later
   // units being further out (the root is last).
-  std::vector<std::uint32_t> order(spans.spans.size());
+  std::vector<std::uint32_t> order(spans_.spans.size());
   for (std::uint32_t u = 0; u < order.size(); ++u) {
     order[u] = u;
   }
   const auto length = [&](std::uint32_t u) {
-    const auto& s = spans.spans[u];
+    const auto& s = spans_.spans[u];
     return s.empty() ? 0U : s.back().last - s.front().first + 1;
   };
   std::stable_sort(order.begin(), order.end(), [&](std::uint32_t x, std::uint32_t y) {
     return length(x) != length(y) ? length(x) > length(y) : x > y;
   });
-  forward_mark_.assign(n, false);
-  backward_mark_.assign(n, false);
   for (const std::uint32_t u : order) {
-    for (const UnitSpans::Span& s : spans.spans[u]) {
+    for (const UnitSpans::Span& s : spans_.spans[u]) {
       enter.emplace_back(s.first, UnitId(u));
       leave.emplace_back(s.last, UnitId(u));
       forward_mark_[s.first] = true;
     }
-    for (const UnitSpans::Span& s : spans.backward_spans[u]) {
+    for (const UnitSpans::Span& s : spans_.backward_spans[u]) {
       back_enter.emplace_back(s.last, UnitId(u));
       back_leave.emplace_back(s.first, UnitId(u));
       backward_mark_[s.last] = true;
     }
-    if (spans.grads_final[u] != kNoRegion) {
-      back_final.emplace_back(spans.grads_final[u], UnitId(u));
+    if (spans_.grads_final[u] != kNoRegion) {
+      back_final.emplace_back(spans_.grads_final[u], UnitId(u));
     }
   }
   std::reverse(leave.begin(), leave.end());  // inner units leave first
@@ -70,42 +85,46 @@ Walker::Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules)
   back_enter_ = ToEvents<Events>(std::move(back_enter), n);
   back_leave_ = ToEvents<Events>(std::move(back_leave), n);
   back_final_ = ToEvents<Events>(std::move(back_final), n);
+}
 
-  region_start_.assign(n, kNoRegion);
+std::vector<std::uint32_t> Walker::FindRegionStarts() {
+  region_start_.assign(e_.in.model.ops.size(), kNoRegion);
+  std::vector<std::uint32_t> begins(e_.a.regions.size(), 0);
   for (std::uint32_t r = 0; r < e_.a.regions.size(); ++r) {
     const Region& region = e_.a.regions[r];
     forward_mark_[region.first] = true;
     for (std::uint32_t i = region.last + 1; i-- > region.first;) {
       if (e_.a.ops[i].has_backward) {
         region_start_[i] = r;
+        begins[r] = i;
         backward_mark_[i] = true;
         break;
       }
     }
   }
-  // Layers of the repeated class are periods even when they are no units.
-  if (!model.block_class.empty()) {
-    ModuleId block;
-    for (std::uint32_t i = 0; i < n; ++i) {
-      ModuleId m = model.ops[i].module;
-      while (m.valid() && model.modules[m.value].class_name != model.block_class) {
-        m = model.modules[m.value].parent;
+  return begins;
+}
+
+// Layers of the repeated class are periods even when they are no units.
+void Walker::MarkBlocks() {
+  const Model& model = e_.in.model;
+  if (model.block_class.empty()) {
+    return;
+  }
+  ModuleId block;
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+    ModuleId m = model.ops[i].module;
+    while (m.valid() && model.modules[m.value].class_name != model.block_class) {
+      m = model.modules[m.value].parent;
+    }
+    if (m != block) {
+      forward_mark_[i] = true;
+      if (i > 0) {
+        backward_mark_[i - 1] = true;
       }
-      if (m != block) {
-        forward_mark_[i] = true;
-        if (i > 0) {
-          backward_mark_[i - 1] = true;
-        }
-        block = m;
-      }
+      block = m;
     }
   }
-  forward_instance_.resize(e_.a.storages.size());
-  rerun_instance_.resize(e_.a.storages.size());
-  extra_.resize(n);
-  grad_of_tensor_.resize(model.tensors.size());
-  forward_shape_.resize(e_.a.kernels.size());
-  backward_shape_.resize(e_.a.kernels.size() * 4);
 }
 
 UnitId Walker::UnitOf(const ModelOp& op) const {
@@ -204,10 +223,16 @@ void Walker::Forward() {
   std::fill(forward_instance_.begin(), forward_instance_.end(), Instance{});
   std::fill(rerun_instance_.begin(), rerun_instance_.end(), Instance{});
   LoadInputs();
+  if (offload_) {
+    offload_->BeginForward();
+  }
   const auto n = static_cast<std::uint32_t>(e_.in.model.ops.size());
   for (std::uint32_t i = 0; i < n; ++i) {
     if (forward_mark_[i]) {
       e_.body->MarkLayer();
+      if (offload_) {
+        offload_->NextForwardLayer();
+      }
     }
     for (std::uint32_t k = enter_.begin[i]; k < enter_.begin[i + 1]; ++k) {
       rules_.PreForward(enter_.units[k], Phase::kForward);
@@ -216,6 +241,9 @@ void Walker::Forward() {
     for (std::uint32_t k = leave_.begin[i]; k < leave_.begin[i + 1]; ++k) {
       rules_.PostForward(leave_.units[k], Phase::kForward);
     }
+  }
+  if (offload_) {
+    offload_->EndForward();
   }
 }
 
@@ -301,6 +329,9 @@ void Walker::ForwardOp(std::uint32_t i, Phase phase) {
   for (const TensorId t : op.inputs) {
     const std::uint32_t s = e_.a.storage_of[t.value];
     Release(rerun ? InstanceFor(s, i) : forward_instance_[s]);
+    if (offload_ && !rerun) {
+      offload_->AfterForwardRead(s, forward_instance_[s].buffer);
+    }
   }
   for (Instance* instance : fresh) {
     if (instance->refs == 0) {

@@ -5,8 +5,10 @@
 // that all dialects share.
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "schedule/lower/activation_offload.h"
 #include "schedule/lower/emitter.h"
 
 namespace shardwright {
@@ -79,6 +81,10 @@ class Walker {
     std::vector<UnitId> units;
   };
 
+  void FindUnitEvents();
+  // Fills region_start_; returns per region the op before whose backward it runs again.
+  [[nodiscard]] std::vector<std::uint32_t> FindRegionStarts();
+  void MarkBlocks();
   void LoadInputs();
   void ForwardOp(std::uint32_t i, Phase phase);
   void BackwardOp(std::uint32_t i);
@@ -109,6 +115,7 @@ class Walker {
   std::vector<std::uint32_t> region_start_;  // per op: region whose backward begins there
 
   BufferId host_inputs_;  // where the data loader puts one micro-batch
+  std::optional<ActivationOffload> offload_;
   std::vector<Instance> forward_instance_, rerun_instance_;  // per storage
   std::vector<BufferId> extra_;                              // per op: private saved bytes
   std::vector<Instance> grads_;

@@ -212,6 +212,11 @@ void Walker::Backward() {
     }
     if (backward_mark_[i]) {
       e_.body->MarkLayer();
+      if (offload_) {
+        for (const auto& [storage, buffer] : offload_->NextBackwardLayer(i)) {
+          forward_instance_[storage].buffer = buffer;
+        }
+      }
     }
     const bool starts = region_start_[i] != kNoRegion;
     const Region* region = starts ? &e_.a.regions[region_start_[i]] : nullptr;

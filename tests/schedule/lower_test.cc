@@ -431,5 +431,33 @@ TEST_CASE("Offload: shards, gradients and states live on the host") {
   CHECK(Of(AliveAt(p, "opt.host_optimizer_step"), Category::kOptimizerState) == 0);
 }
 
+TEST_CASE("Offloaded activations: two layers' worth on the device, the rest on the host") {
+  // Each block's three linears keep three inputs of t bytes: 24 in all, counting the stem's output.
+  // Blocks 7 (the first of backward) keeps its own; while block b computes, what block b - 1 copied
+  // out may still be there and b - 2's is gone.
+  ChainSpec spec;
+  spec.blocks = 8;
+  spec.linears = 3;
+  spec.rows = 32;
+  const std::int64_t t = spec.rows * spec.width * 2;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp2, 4);
+  const std::string last = "mb0.block7.lin2.fwd";
+  CHECK(Of(AliveAt(LowerChain(spec, plan, kMixed), last), Category::kActivation) == 24 * t);
+  plan.offload.activations = true;
+  const Program p = LowerChain(spec, plan, kMixed);
+  // Block 7 keeps its input and two inner tensors, all on the device; block 6's three inputs are
+  // being copied out.
+  CHECK(Of(AliveAt(p, last), Category::kActivation) == 6 * t);
+  // 21 tensors travel: all inputs but those that block 7 reads.
+  int out = 0, back = 0;
+  for (const Op& op : p.step.ops) {
+    const OpShape& s = p.ShapeOf(op);
+    out += s.code == OpCode::kCopyD2h ? 1 : 0;
+    back += s.code == OpCode::kCopyH2d && s.stream == Stream::kH2d ? 1 : 0;
+  }
+  CHECK(out == 21);
+  CHECK(back == 21);
+}
+
 }  // namespace
 }  // namespace shardwright

@@ -156,6 +156,7 @@ RandomCase DrawCase(std::mt19937& random) {
     (plan.dialect == Dialect::kNative && Chance(random, 50) ? plan.offload.optimizer
                                                             : plan.offload.parameters) = true;
   }
+  plan.offload.activations = Chance(random, 15);
   Job& job = c.job;
   job.mode = Chance(random, 10) ? JobMode::kForward : JobMode::kTrain;
   job.sequence_length = std::max<std::int64_t>(c.model.sequence_length, 1);  // images have none
@@ -188,7 +189,8 @@ RandomCase DrawCase(std::mt19937& random) {
       " units=" + std::to_string(plan.units.size()) + " acc=" + std::to_string(plan.accumulation) +
       " recompute=" + std::to_string(plan.recompute.size()) +
       (plan.offload.parameters ? " offload=parameters" : "") +
-      (plan.offload.optimizer ? " offload=optimizer" : "");
+      (plan.offload.optimizer ? " offload=optimizer" : "") +
+      (plan.offload.activations ? " offload=activations" : "");
   return c;
 }
 

@@ -1,0 +1,133 @@
+#include "schedule/lower/activation_offload.h"
+
+#include <algorithm>
+
+namespace shardwright {
+namespace {
+
+// Smaller tensors stay: a copy of them costs more than it frees.
+constexpr Bytes kSmallestOffload{1024};
+
+}  // namespace
+
+ActivationOffload::ActivationOffload(Emitter& emitter, const std::vector<bool>& backward_mark,
+                                     const std::vector<std::uint32_t>& region_begins)
+    : e_(emitter) {
+  const Model& model = e_.in.model;
+  const auto n = static_cast<std::uint32_t>(model.ops.size());
+  layer_of_op_.assign(n, 0);
+  std::uint32_t layer = 0;
+  bool any = false;
+  for (std::uint32_t i = n; i-- > 0;) {
+    if (backward_mark[i] && e_.a.ops[i].has_backward) {
+      layer += any ? 1 : 0;
+      any = true;
+    }
+    layer_of_op_[i] = layer;
+  }
+  // The first op in backward order that reads the forward instance of each storage.
+  std::vector<std::uint32_t> first_read(e_.a.storages.size(), kNoRegion);
+  const auto read = [&](std::uint32_t s, std::uint32_t reader, std::uint32_t at) {
+    const std::uint32_t p = e_.a.storages[s].producer;
+    const bool rerun = e_.a.storages[s].recomputed && p != kNoRegion &&
+                       e_.a.ops[p].region == e_.a.ops[reader].region;
+    if (!rerun && (first_read[s] == kNoRegion || at > first_read[s])) {
+      first_read[s] = at;
+    }
+  };
+  for (std::uint32_t i = 0; i < n; ++i) {
+    if (e_.a.ops[i].has_backward) {
+      ForEachSaved(e_.a, model, i, [&](std::uint32_t s, Role, std::uint16_t) { read(s, i, i); });
+    }
+    if (e_.a.ops[i].reruns) {
+      for (const TensorId t : model.ops[i].inputs) {
+        read(e_.a.storage_of[t.value], i, region_begins[e_.a.ops[i].region]);
+      }
+    }
+  }
+  travels_.assign(e_.a.storages.size(), false);
+  fetched_for_.resize(layer + 1);
+  for (std::uint32_t s = 0; s < e_.a.storages.size(); ++s) {
+    const StorageFacts& f = e_.a.storages[s];
+    const bool kept = f.backward_uses > 0 && f.forward_uses > 0 && f.producer != kNoRegion;
+    // What the first layer of backward reads would come back as soon as it has left.
+    if (kept && !f.is_index && f.bytes >= kSmallestOffload && first_read[s] != kNoRegion &&
+        layer_of_op_[first_read[s]] > 0) {
+      travels_[s] = true;
+      fetched_for_[layer_of_op_[first_read[s]]].push_back(s);
+    }
+  }
+}
+
+void ActivationOffload::BeginForward() {
+  reads_left_.clear();
+  for (const StorageFacts& f : e_.a.storages) {
+    reads_left_.push_back(f.forward_uses);
+  }
+  host_.assign(e_.a.storages.size(), HostCopy{});
+  arrived_.assign(fetched_for_.size(), OpId());
+}
+
+void ActivationOffload::AfterForwardRead(std::uint32_t storage, BufferId buffer) {
+  if (!travels_[storage] || --reads_left_[storage] > 0) {
+    return;
+  }
+  const Bytes bytes = e_.a.storages[storage].bytes;
+  HostCopy& copy = host_[storage];
+  copy.host = e_.AllocOnHost(bytes, Category::kActivation);
+  const OpId read = e_.LastCompute();
+  copy.copied = e_.AddTransfer(OpCode::kCopyD2h, Stream::kD2h, Phase::kForward, kNoSubject, bytes,
+                               buffer, copy.host);
+  e_.After(read);
+  current_.buffers.push_back(buffer);
+  current_.last_copy = copy.copied;
+}
+
+void ActivationOffload::FreeBatch(Batch& batch) {
+  if (!batch.buffers.empty()) {
+    // The next use of these bytes, on compute, must not overtake the copies.
+    e_.AddWait(Stream::kCompute, {batch.last_copy}, Phase::kForward, kNoSubject);
+    for (const BufferId b : batch.buffers) {
+      e_.body->Free(b);
+    }
+  }
+  batch = Batch{};
+}
+
+void ActivationOffload::NextForwardLayer() {
+  FreeBatch(previous_);
+  std::swap(previous_, current_);
+}
+
+void ActivationOffload::EndForward() {
+  FreeBatch(previous_);
+  FreeBatch(current_);
+}
+
+void ActivationOffload::Fetch(std::uint32_t layer,
+                              std::vector<std::pair<std::uint32_t, BufferId>>& fetched) {
+  if (layer >= fetched_for_.size() || fetched_for_[layer].empty()) {
+    return;
+  }
+  // One layer ahead of compute, no further.
+  e_.AddWait(Stream::kH2d, {e_.LastCompute()}, Phase::kBackward, kNoSubject);
+  for (const std::uint32_t s : fetched_for_[layer]) {
+    const BufferId device = e_.Alloc(e_.a.storages[s].bytes, Category::kActivation, Stream::kH2d);
+    arrived_[layer] = e_.AddTransfer(OpCode::kCopyH2d, Stream::kH2d, Phase::kBackward, kNoSubject,
+                                     e_.a.storages[s].bytes, host_[s].host, device);
+    e_.After(host_[s].copied);
+    e_.body->Free(host_[s].host, StreamBit(Stream::kH2d) | StreamBit(Stream::kD2h));
+    fetched.emplace_back(s, device);
+  }
+}
+
+std::vector<std::pair<std::uint32_t, BufferId>> ActivationOffload::NextBackwardLayer(
+    std::uint32_t model_op) {
+  std::vector<std::pair<std::uint32_t, BufferId>> fetched;
+  const std::uint32_t layer = layer_of_op_[model_op];
+  e_.AddWait(Stream::kCompute, {arrived_[layer]}, Phase::kBackward, kNoSubject);
+  Fetch(layer + 1, fetched);
+  return fetched;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,54 @@
+#pragma once
+
+// Offload of activations: tensors kept for backward travel to host memory on the d2h stream while
+// forward goes on, and come back on the h2d stream one layer before backward needs them.
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "schedule/lower/emitter.h"
+
+namespace shardwright {
+
+class ActivationOffload {
+ public:
+  // `backward_mark`: per model op, a layer begins there in backward order. `region_begins`: per
+  // checkpointed region, the op before whose backward it runs again.
+  ActivationOffload(Emitter& emitter, const std::vector<bool>& backward_mark,
+                    const std::vector<std::uint32_t>& region_begins);
+
+  void BeginForward();
+  // A forward op has read `storage`, which lives in `buffer`. After its last read it is copied out.
+  void AfterForwardRead(std::uint32_t storage, BufferId buffer);
+  // A layer begins in forward: what the layer before the last one copied out is freed.
+  void NextForwardLayer();
+  void EndForward();
+  // A layer begins in backward at `model_op`: its tensors are there, those of the next layer are on
+  // their way. Returns the storages that now have a device buffer again.
+  [[nodiscard]] std::vector<std::pair<std::uint32_t, BufferId>> NextBackwardLayer(
+      std::uint32_t model_op);
+
+ private:
+  struct Batch {  // what one layer copied out
+    std::vector<BufferId> buffers;
+    OpId last_copy;
+  };
+  struct HostCopy {
+    BufferId host;
+    OpId copied;
+  };
+  void FreeBatch(Batch& batch);
+  void Fetch(std::uint32_t layer, std::vector<std::pair<std::uint32_t, BufferId>>& fetched);
+
+  Emitter& e_;
+  std::vector<std::uint32_t> layer_of_op_;               // backward layers, 0 is the model's end
+  std::vector<std::vector<std::uint32_t>> fetched_for_;  // per layer: storages first read there
+  std::vector<bool> travels_;                            // per storage
+  std::vector<std::uint32_t> reads_left_;                // per storage, in forward
+  std::vector<HostCopy> host_;                           // per storage
+  std::vector<OpId> arrived_;                            // per layer: its last copy back
+  Batch current_, previous_;
+};
+
+}  // namespace shardwright
