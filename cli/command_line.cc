@@ -50,7 +50,8 @@ Examples:
   shardwright inspect llama-3-8b
   shardwright inspect path/to/config.json
   shardwright inspect dgx-h100
-  shardwright inspect plan.json --program)";
+  shardwright inspect plan.json --program
+  shardwright inspect plan.json --trace trace.json.gz)";
 
 constexpr const char* kPlanAbout = R"(Writes a plan: a model, a cluster and all choices in between.
 
@@ -340,6 +341,7 @@ CommandLine Convert(const CLI::App& command, const Raw& raw) {
     }
     options.json = raw.json;
     options.program = raw.program;
+    options.trace = raw.text.at("--trace");
     SetCount(raw, "--seq", kMaxSequence, options.sequence_length);
     return options;
   }
@@ -362,6 +364,10 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   CLI::App* inspect = AddCommand(app, "inspect", kInspectAbout, raw);
   inspect->add_option("TARGET", raw.text["TARGET"], "file, folder, name or - (standard input)");
   inspect->add_flag("--program", raw.program, "print the whole program of a plan");
+  inspect
+      ->add_option("--trace", raw.text["--trace"],
+                   "check a trace of the plan against its program; exits with 1 if they differ")
+      ->type_name("FILE");
   CLI::App* plan = AddCommand(app, "plan", kPlanAbout, raw);
   CLI::App* simulate = AddCommand(app, "simulate", kSimulateAbout, raw);
   simulate->add_option("PLAN", raw.text["PLAN"], "plan file or - (standard input)");

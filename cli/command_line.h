@@ -29,6 +29,7 @@ struct InspectCommand {
   std::string target;  // a file, a folder, "-" or a name
   bool json = false;
   bool program = false;              // print the whole program of a plan
+  std::string trace;                 // of the plan that `target` is; empty: none
   std::int64_t sequence_length = 0;  // of a model; 0: its default
 };
 

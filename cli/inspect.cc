@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -11,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/exit_codes.h"
 #include "cli/flow.h"
 #include "cli/module_tree.h"
 #include "cli/table.h"
@@ -22,6 +24,8 @@
 #include "schedule/print.h"
 #include "topologies/cluster.h"
 #include "topologies/profile.h"
+#include "traces/check.h"
+#include "traces/chrome_read.h"
 
 namespace shardwright {
 namespace {
@@ -33,6 +37,7 @@ using enum Table::Align;
 struct Report {
   std::string text;
   Json json;
+  int exit_code = kExitOk;
 };
 
 Json Header(const char* kind) {
@@ -63,7 +68,8 @@ Report InspectModel(const Model& model, bool as_json) {
     table.Row({"tokens per sample", WithCommas(model.tokens_per_sample)});
     table.Row({"training FLOPs per sample", WithCommas(static_cast<std::int64_t>(flops))});
     table.Row({"ops", WithCommas(static_cast<std::int64_t>(model.ops.size()))});
-    return {model.name + "\n" + table.Text(2) + "\n" + ModuleTree(model, PlainNotes(model)), {}};
+    return {.text = model.name + "\n" + table.Text(2) + "\n" + ModuleTree(model, PlainNotes(model)),
+            .json = {}};
   }
   Json json = Header("model");
   json["name"] = model.name;
@@ -84,14 +90,14 @@ Report InspectModel(const Model& model, bool as_json) {
          {"trainable", param.trainable},
          {"tied_to", is_tied ? Json(model.params[param.tied_to.value].fqn) : Json(nullptr)}});
   }
-  return {"", std::move(json)};
+  return {.text = "", .json = std::move(json)};
 }
 
 Report InspectCluster(const Cluster& cluster, bool as_json) {
   if (as_json) {
     Json json = Header("cluster");
     json["cluster"] = Json::parse(ClusterJson(cluster));
-    return {"", std::move(json)};
+    return {.text = "", .json = std::move(json)};
   }
   Table table({kLeft, kLeft});
   table.Row({"nodes", WithCommas(cluster.node_count)});
@@ -117,16 +123,17 @@ Report InspectCluster(const Cluster& cluster, bool as_json) {
                                       : WithCommas(level.group_nodes) +
                                             " nodes, 1:" + ratio.data() + " towards the outside"});
   }
-  return {cluster.name + ": " + cluster.description + "\n" + table.Text(2), {}};
+  return {.text = cluster.name + ": " + cluster.description + "\n" + table.Text(2), .json = {}};
 }
 
 Report InspectProfile(const Profile& profile, bool as_json) {
   Json json = Header("profile");
   json["profile"] = Json::parse(ProfileJson(profile));
   if (as_json) {
-    return {"", std::move(json)};
+    return {.text = "", .json = std::move(json)};
   }
-  return {profile.name + ": " + profile.description + "\n" + json["profile"].dump(2) + "\n", {}};
+  return {.text = profile.name + ": " + profile.description + "\n" + json["profile"].dump(2) + "\n",
+          .json = {}};
 }
 
 Json UnitsJson(const PlanFile& file, const Program& program) {
@@ -146,15 +153,50 @@ Json UnitsJson(const PlanFile& file, const Program& program) {
   return units;
 }
 
+// What a trace of the plan says, and whether its program could have produced it.
+Report InspectTrace(const PlanFile& file, const InspectCommand& options) {
+  const Program program = LowerAndVerify(file);
+  const Trace trace = ReadChromeTrace(options.trace, program);
+  const std::vector<std::string> findings = CheckTrace(program, trace);
+  std::set<std::uint32_t> steps;
+  std::set<Rank> ranks;
+  for (const Span& span : trace.spans) {
+    steps.insert(span.step);
+    ranks.insert(span.rank);
+  }
+  Report report;
+  report.exit_code = findings.empty() ? kExitOk : kExitNo;
+  if (!options.json) {
+    Table table({kLeft, kRight});
+    table.Row({"steps", WithCommas(static_cast<std::int64_t>(steps.size()))});
+    table.Row({"ranks", WithCommas(static_cast<std::int64_t>(ranks.size()))});
+    table.Row({"spans", WithCommas(static_cast<std::int64_t>(trace.spans.size()))});
+    table.Row({"memory samples", WithCommas(static_cast<std::int64_t>(trace.memory.size()))});
+    report.text = options.trace + ", a trace of " + TitleOf(file) + "\n" + table.Text(2);
+    for (const std::string& finding : findings) {
+      report.text += "contradiction: " + finding + "\n";
+    }
+    report.text += findings.empty() ? "agrees with its program\n" : "";
+    return report;
+  }
+  report.json = Header("trace");
+  report.json["steps"] = steps.size();
+  report.json["ranks"] = ranks.size();
+  report.json["spans"] = trace.spans.size();
+  report.json["memory_samples"] = trace.memory.size();
+  report.json["contradictions"] = findings;
+  return report;
+}
+
 Report InspectPlan(const PlanFile& file, const InspectCommand& options) {
   const Program program = LowerAndVerify(file);
   if (!options.json) {
     std::string text = TitleOf(file) + "\n\n";
     if (options.program) {
-      return {text + Print(program), {}};
+      return {.text = text + Print(program), .json = {}};
     }
     text += ModuleTree(file.model.model, PlanNotes(file.model.model, file.plan, program));
-    return {text + "\n" + PrintSummary(program), {}};
+    return {.text = text + "\n" + PrintSummary(program), .json = {}};
   }
   Json json = Header("plan");
   json["model"] = file.model.model.name;
@@ -176,7 +218,12 @@ Report InspectPlan(const PlanFile& file, const InspectCommand& options) {
   if (options.program) {
     json["program"]["text"] = Print(program);
   }
-  return {"", std::move(json)};
+  return {.text = "", .json = std::move(json)};
+}
+
+InputError TraceAlone(const std::string& name) {
+  return {name, "a trace", "a trace together with its plan",
+          "shardwright inspect PLAN --trace " + name};
 }
 
 // A document, by what it says it is; one without "format" is a Hugging Face configuration.
@@ -185,6 +232,12 @@ Report InspectDocument(const std::string& text, const std::string& name,
   const JsonValue json = JsonValue::Parse(text, name);
   const std::optional<JsonValue> format =
       json.IsObject() ? json.Find("format") : std::optional<JsonValue>();
+  if (!options.trace.empty() && (!format || format->AsString() != "shardwright-plan")) {
+    throw InputError(name, "a document that is no plan", "the plan of the trace with --trace");
+  }
+  if (!format && json.IsObject() && json.Find("traceEvents")) {
+    throw TraceAlone(name);
+  }
   if (!format) {
     if (json.IsObject() && (json.Find("model_type") || json.Find("text_config"))) {
       return InspectModel(ModelFromJson(json, name, ModelOptions(options)), options.json);
@@ -195,7 +248,8 @@ Report InspectDocument(const std::string& text, const std::string& name,
   switch (format->AsChoice(
       {"shardwright-plan", "shardwright-cluster", "shardwright-profile", "shardwright-model"})) {
     case 0:
-      return InspectPlan(ParsePlanFile(text, name), options);
+      return options.trace.empty() ? InspectPlan(ParsePlanFile(text, name), options)
+                                   : InspectTrace(ParsePlanFile(text, name), options);
     case 1:
       return InspectCluster(ParseCluster(text, name), options.json);
     case 2:
@@ -243,8 +297,14 @@ Report Inspect(const InspectCommand& options) {
   if (std::filesystem::is_directory(target, ignored)) {
     return InspectModel(LoadModel(target, ModelOptions(options)), options.json);
   }
+  if (target.ends_with(".gz")) {
+    throw TraceAlone(target);
+  }
   if (target.ends_with(".json") || std::filesystem::exists(target, ignored)) {
     return InspectDocument(ReadTextFile(target), target, options);
+  }
+  if (!options.trace.empty()) {
+    throw InputError("inspect", '"' + target + '"', "the plan file of the trace with --trace");
   }
   return InspectName(target, options);
 }
@@ -254,7 +314,7 @@ Report Inspect(const InspectCommand& options) {
 int RunInspect(const InspectCommand& options) {
   const Report report = Inspect(options);
   WriteFileAtomically("-", options.json ? report.json.dump(2) + "\n" : report.text);
-  return 0;
+  return report.exit_code;
 }
 
 }  // namespace shardwright

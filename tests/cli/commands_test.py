@@ -217,6 +217,26 @@ class Inspect(ShardwrightTestCase):
         self.assertEqual(json.loads(self.succeed("inspect", "f.json", "--json"))["profile"], profile)
         self.assertIn("NIC", self.succeed("inspect", "h100-80 x8, nvlink 450 GB/s, nic 8x400 Gbit/s").upper())
 
+    def test_trace(self):
+        plan = self.succeed(*SMALL)
+        (self.folder / "p.json").write_text(plan)
+        self.succeed("simulate", "p.json", "--trace", "t.json.gz")
+        self.assertTrue(self.succeed("inspect", "p.json", "--trace", "t.json.gz").endswith("agrees with its program\n"))
+        checked = json.loads(self.succeed("inspect", "p.json", "--trace", "t.json.gz", "--json"))
+        self.assertEqual((checked["kind"], checked["contradictions"]), ("trace", []))
+        self.assertGreater(checked["spans"], 100)
+        # A reduce-scatter that outlasts what waits for it contradicts the program.
+        with gzip.open(self.folder / "t.json.gz", "rt") as file:
+            trace = json.load(file)
+        slices = [e for e in trace["traceEvents"] if e.get("args", {}).get("op", "").endswith("reduce_scatter")]
+        slices[-1]["dur"] += 1e6
+        (self.folder / "bad.json").write_text(json.dumps(trace))
+        code, out, err = self.run_program("inspect", "p.json", "--trace", "bad.json")
+        self.assertEqual((code, err), (1, ""))
+        self.assertIn("\ncontradiction: ", out)
+        self.assert_fails(3, "t.json.gz: got a trace, expected a trace together with its plan; "
+                          "shardwright inspect PLAN --trace t.json.gz", "inspect", "t.json.gz")
+
     def test_unknown(self):
         self.assert_fails(3, 'inspect: got "lama-3-8b", expected a file, a folder with a config.json, or the name of '
                           'a model, cluster or profile; did you mean "llama-3-8b"?', "inspect", "lama-3-8b")

@@ -115,7 +115,7 @@ TEST_CASE("PlanFile: every field comes back") {
   plan.sync = SyncMode::kReplicateLast;
   plan.recompute = {{"model.layers.0", RecomputeKind::kSelective, 3},
                     {"model.layers.1.mlp", RecomputeKind::kFull, 1}};
-  plan.offload = {true, true, false};
+  plan.offload = {true, true, true};
   plan.in_flight = 7;
   plan.units[0].reshard = {Reshard::Kind::kToGroup, 2};
   plan.units[1].reshard.kind = Reshard::Kind::kNever;
