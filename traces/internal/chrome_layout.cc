@@ -99,6 +99,31 @@ PlacedSpan Place(const Span& span, std::int64_t unit, Tracks& tracks) {
   return placed;
 }
 
+struct Input {
+  const Program& program;
+  const Trace& trace;
+  bool is_hta;
+};
+
+// Places the spans of one step. Those that the profile leaves out stay unplaced.
+void PlaceStep(const Input& input, StepSpans& step, Tracks& tracks, Layout& layout) {
+  bool is_empty = true;
+  for (std::size_t i = step.first; i < step.last; ++i) {
+    const Span& span = input.trace.spans[i];
+    const Body& body = BodyOf(input.program, span.body);
+    SW_CHECK(span.op.value < body.size(), "a span of no op");
+    if (input.is_hta &&
+        input.program.ShapeOf(body.ops[span.op.value]).code == OpCode::kStreamWait) {
+      continue;  // takes no time, so it must not take a microsecond
+    }
+    const PlacedSpan& placed = layout.placed[i] = Place(span, layout.unit, tracks);
+    layout.ranks.back().used[static_cast<std::size_t>(span.stream)] = true;
+    step.begin = is_empty ? placed.issue_begin : std::min(step.begin, placed.issue_begin);
+    step.end = is_empty ? placed.issue_end : std::max(step.end, placed.issue_end);
+    is_empty = false;
+  }
+}
+
 // Finds the arrows: one for each edge between two tracks.
 class FlowFinder {
  public:
@@ -199,20 +224,7 @@ Layout BuildLayout(const Program& program, const Trace& trace, ChromeProfile pro
       tracks.Forget();
     }
     last_step = head.step;
-    bool is_empty = true;
-    for (std::size_t i = step.first; i < step.last; ++i) {
-      const Span& span = trace.spans[i];
-      const Body& body = BodyOf(program, span.body);
-      SW_CHECK(span.op.value < body.size(), "a span of no op");
-      if (is_hta && program.ShapeOf(body.ops[span.op.value]).code == OpCode::kStreamWait) {
-        continue;  // takes no time, so it must not take a microsecond
-      }
-      const PlacedSpan& placed = layout.placed[i] = Place(span, layout.unit, tracks);
-      layout.ranks.back().used[static_cast<std::size_t>(span.stream)] = true;
-      step.begin = is_empty ? placed.issue_begin : std::min(step.begin, placed.issue_begin);
-      step.end = is_empty ? placed.issue_end : std::max(step.end, placed.issue_end);
-      is_empty = false;
-    }
+    PlaceStep({program, trace, is_hta}, step, tracks, layout);
   }
   if (!is_hta) {
     FlowFinder(program, trace, layout).Run();
