@@ -147,10 +147,20 @@ void Reader::AddSpan(const ChromeEvent& event) {
   trace_.spans.push_back(span);
 }
 
+// Categories that are not there are 0; the total shows whether one is there but not readable.
 void Reader::ReadBytes(const ChromeEvent& event, std::array<Bytes, kCategoryCount>& bytes) const {
+  const Place args = {event, true};
+  std::int64_t total = 0;
   for (std::size_t c = 0; c < kCategoryCount; ++c) {
-    bytes[c] =
-        Bytes(CountAt({event, true}, NameOf(static_cast<Category>(c)), JsonValue::kMaxCount));
+    const std::string_view name = NameOf(static_cast<Category>(c));
+    const bool is_there = Find(args, name) != nullptr;
+    bytes[c] = Bytes(is_there ? CountAt(args, name, JsonValue::kMaxCount) : 0);
+    total += bytes[c].value;
+  }
+  const std::int64_t expected = CountAt(args, "total", JsonValue::kMaxCount);
+  if (total != expected) {
+    throw InputError(PathOf(args, "total").str(), std::to_string(expected),
+                     "the sum of the categories, " + std::to_string(total));
   }
 }
 
@@ -164,6 +174,9 @@ void Reader::AddSample(const ChromeEvent& event) {
   ReadBytes(event, sample.device);
   if (Find(args, "reserved") != nullptr) {
     sample.reserved = Bytes(CountAt(args, "reserved", JsonValue::kMaxCount));
+  }
+  if (!trace_.memory.empty() && trace_.memory.back().rank == sample.rank) {
+    sample.host = trace_.memory.back().host;  // unless the next event says that it changed
   }
   trace_.memory.push_back(sample);
 }

@@ -143,7 +143,9 @@ class Writer {
   void OwnArgs(const Span& span, const PlacedSpan& placed);
   void Flows(std::size_t index);
   void Memory();
-  void Counter(std::string_view name, const MemorySample& sample, bool of_device);
+  void BeginCounter(std::string_view name, const MemorySample& sample);
+  void CounterArgs(const std::array<Bytes, kCategoryCount>& bytes,
+                   const std::array<bool, kCategoryCount>& used, Bytes reserved);
 
   [[nodiscard]] const Op& OpOf(const Span& span) const {
     return internal::BodyOf(program_, span.body).ops[span.op.value];
@@ -406,38 +408,53 @@ void Writer::Flows(std::size_t index) {
   }
 }
 
+// Categories that are never used have no line, and the host's memory is written where it changes.
 void Writer::Memory() {
-  const auto has_host_bytes = [](const MemorySample& sample) {
-    return std::any_of(sample.host.begin(), sample.host.end(),
-                       [](Bytes bytes) { return bytes.value != 0; });
-  };
-  const bool with_host = std::any_of(trace_.memory.begin(), trace_.memory.end(), has_host_bytes);
+  std::array<bool, kCategoryCount> on_device{};
+  std::array<bool, kCategoryCount> on_host{};
   for (const MemorySample& sample : trace_.memory) {
-    Counter("memory", sample, true);
-    if (with_host) {
-      Counter("host memory", sample, false);
+    for (std::size_t c = 0; c < kCategoryCount; ++c) {
+      on_device[c] = on_device[c] || sample.device[c].value != 0;
+      on_host[c] = on_host[c] || sample.host[c].value != 0;
+    }
+  }
+  const MemorySample none;
+  for (std::size_t i = 0; i < trace_.memory.size(); ++i) {
+    const MemorySample& sample = trace_.memory[i];
+    const bool is_first = i == 0 || trace_.memory[i - 1].rank != sample.rank;
+    const MemorySample& before = is_first ? none : trace_.memory[i - 1];
+    BeginCounter("memory", sample);
+    CounterArgs(sample.device, on_device, sample.reserved);
+    if (sample.host != before.host) {
+      BeginCounter("host memory", sample);
+      CounterArgs(sample.host, on_host, Bytes(0));
     }
   }
 }
 
-// Perfetto draws one line per key and never stacks them, hence the total.
-void Writer::Counter(std::string_view name, const MemorySample& sample, bool of_device) {
+void Writer::BeginCounter(std::string_view name, const MemorySample& sample) {
   out_.Begin('C', {sample.rank.value, 0});
   out_.WordField("name", name);
   out_.TimeField("ts", internal::RoundTicks(sample.time, layout_.unit));
   out_.NumberField("step", sample.step);
+}
+
+// Perfetto draws one line per key and never stacks them, hence the total.
+void Writer::CounterArgs(const std::array<Bytes, kCategoryCount>& bytes,
+                         const std::array<bool, kCategoryCount>& used, Bytes reserved) {
   out_.Raw(",\"args\":{");
   std::int64_t total = 0;
-  const std::array<Bytes, kCategoryCount>& bytes = of_device ? sample.device : sample.host;
   for (const Bytes part : bytes) {
     total += part.value;
   }
   out_.NumberField("total", total);
-  if (of_device && sample.reserved.value > 0) {
-    out_.NumberField("reserved", sample.reserved.value);
+  if (reserved.value > 0) {
+    out_.NumberField("reserved", reserved.value);
   }
   for (std::size_t c = 0; c < kCategoryCount; ++c) {
-    out_.NumberField(NameOf(static_cast<Category>(c)), bytes[c].value);
+    if (used[c]) {
+      out_.NumberField(NameOf(static_cast<Category>(c)), bytes[c].value);
+    }
   }
   out_.Raw("}");
   out_.End();
