@@ -77,15 +77,17 @@ class ShapeInterner {
   std::unordered_multimap<std::uint64_t, std::uint32_t> index_;
 };
 
-// Finds runs of equal consecutive stretches between layer marks, inside equal stretches between
-// micro-batch marks (positions in body.ops, ascending). A period is up to kLongestPeriod marks
-// long. Two stretches of length p are equal when they have the same shapes; the same sizes, kinds
-// and owners of memory points; and the same edge distances, except for far edges (further back
-// than 2p), which must reach ever further back, as backward reaches into forward.
+// Finds runs of at least kLeastRepeatCount equal consecutive stretches between layer marks, inside
+// the stretches between micro-batch marks (positions in body.ops, ascending), and runs of those. A
+// period is up to kLongestPeriod marks long; from the earliest mark on, the shortest one is taken.
+// Two stretches of length p are equal when they have the same shapes; the same sizes, kinds and
+// owners of memory points; and the same edge distances, except for far edges (further back than
+// 2p), which must reach ever further back, as backward reaches into forward.
 // O(ops * kLongestPeriod).
 [[nodiscard]] std::vector<Repeat> FindRepeats(const Program& program, const Body& body,
                                               std::span<const std::uint32_t> micro_batch_marks,
                                               std::span<const std::uint32_t> layer_marks);
 inline constexpr std::uint32_t kLongestPeriod = 8;
+inline constexpr std::uint32_t kLeastRepeatCount = 3;
 
 }  // namespace shardwright

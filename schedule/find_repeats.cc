@@ -64,15 +64,13 @@ bool SameStretch(const Program& program, const Body& body, std::uint32_t first,
 }
 
 // Greedy scan of `marks` (ascending, the last one is the end of the range): at each position take
-// the shortest period that repeats at least `kLeastCount` times.
+// the shortest period that repeats at least kLeastRepeatCount times.
 void FindRuns(const Program& program, const Body& body, std::span<const std::uint32_t> marks,
               std::vector<Repeat>& out) {
-  constexpr std::uint32_t kLeastCount = 3;
   std::size_t i = 0;
   while (i + 1 < marks.size()) {
-    Repeat best;
-    std::size_t best_marks = 0;
-    for (std::size_t p = 1; p <= kLongestPeriod && i + 2 * p < marks.size(); ++p) {
+    std::size_t taken = 0;  // marks that a run covers
+    for (std::size_t p = 1; p <= kLongestPeriod && i + kLeastRepeatCount * p < marks.size(); ++p) {
       const std::uint32_t length = marks[i + p] - marks[i];
       std::uint32_t count = 1;
       while (i + (count + 1) * p < marks.size() &&
@@ -80,18 +78,26 @@ void FindRuns(const Program& program, const Body& body, std::span<const std::uin
              SameStretch(program, body, marks[i] + (count - 1) * length, length)) {
         ++count;
       }
-      if (length > 0 && count >= kLeastCount && count * p > best_marks) {
-        best = {marks[i], length, count};
-        best_marks = count * p;
+      if (count >= kLeastRepeatCount) {
+        out.push_back({marks[i], length, count});
+        taken = count * p;
         break;  // a longer period of the same run saves nothing
       }
     }
-    if (best_marks > 0) {
-      out.push_back(best);
-      i += best_marks;
-    } else {
-      ++i;
+    i += std::max<std::size_t>(taken, 1);
+  }
+}
+
+// Appends each of `marks` (ascending) that lies below `end` once, then `end`.
+void AppendMarks(std::span<const std::uint32_t> marks, std::uint32_t end,
+                 std::vector<std::uint32_t>& out) {
+  for (const std::uint32_t mark : marks) {
+    if (mark < end && (out.empty() || mark > out.back())) {
+      out.push_back(mark);
     }
+  }
+  if (out.empty() || end > out.back()) {
+    out.push_back(end);
   }
 }
 
@@ -101,11 +107,8 @@ std::vector<Repeat> FindRepeats(const Program& program, const Body& body,
                                 std::span<const std::uint32_t> micro_batch_marks,
                                 std::span<const std::uint32_t> layer_marks) {
   const auto end = static_cast<std::uint32_t>(body.size());
-  std::vector<std::uint32_t> outer(micro_batch_marks.begin(), micro_batch_marks.end());
-  outer.push_back(end);
-  if (outer.front() != 0) {
-    outer.insert(outer.begin(), 0);
-  }
+  std::vector<std::uint32_t> outer = {0};
+  AppendMarks(micro_batch_marks, end, outer);
   std::vector<Repeat> outer_runs;
   FindRuns(program, body, outer, outer_runs);
 
@@ -113,17 +116,18 @@ std::vector<Repeat> FindRepeats(const Program& program, const Body& body,
   // its own inner runs, so that each copy can be entered alone.
   std::vector<Repeat> result;
   std::size_t next_outer = 0;
+  std::size_t next_mark = 0;
+  std::vector<std::uint32_t> inner;
   for (std::size_t s = 0; s + 1 < outer.size(); ++s) {
     if (next_outer < outer_runs.size() && outer_runs[next_outer].first == outer[s]) {
       result.push_back(outer_runs[next_outer++]);
     }
-    std::vector<std::uint32_t> inner;
-    for (const std::uint32_t m : layer_marks) {
-      if (m >= outer[s] && m < outer[s + 1] && (inner.empty() || inner.back() != m)) {
-        inner.push_back(m);
-      }
+    const std::size_t first_mark = next_mark;
+    while (next_mark < layer_marks.size() && layer_marks[next_mark] < outer[s + 1]) {
+      ++next_mark;
     }
-    inner.push_back(outer[s + 1]);
+    inner.clear();
+    AppendMarks(layer_marks.subspan(first_mark, next_mark - first_mark), outer[s + 1], inner);
     FindRuns(program, body, inner, result);
   }
   return result;

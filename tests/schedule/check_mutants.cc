@@ -40,8 +40,8 @@ void CheckMutant(const Mutant& mutant, MutantCounts& counts) {
     rules.insert(finding.rule);
     CHECK(broken.count(finding.rule) == 1);
   }
-  // Where a life begins or ends at the wrong place, the page does not say to which life the accesses
-  // belong that follow; then only the verdict is compared.
+  // Where a life begins or ends at the wrong place, the page does not say to which life the
+  // accesses belong that follow; then only the verdict is compared.
   if (findings.size() < kMaxFindings && broken.count(2) + broken.count(3) == 0) {
     CHECK(rules == broken);
   }
