@@ -1,7 +1,6 @@
-// The engine with contention; see engine.h. Between two events the set of running ops, and so every
-// speed, is constant. Events at one moment are taken in this order: ops end, by stream; the host
-// goes on; ops start, by stream. Since speeds depend on the set of running ops only, times do not
-// depend on this order.
+// The engine with contention; see engine.h. Events at one moment are taken in this order: ops end,
+// by stream; the host goes on; ops start, by stream. Since speeds depend on the set of running ops
+// only, times do not depend on this order.
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +8,7 @@
 
 #include "core/error.h"
 #include "simulator/costs/contention.h"
+#include "simulator/internal/event_loop.h"
 #include "simulator/internal/workspace_state.h"
 
 namespace shardwright::internal {
@@ -44,75 +44,13 @@ const Speeds& FindSpeeds(const ContentionModel& model, std::uint64_t key, SpeedC
   return cache.entries[slot].speeds;
 }
 
-class EventLoop {
- public:
-  EventLoop(const Program& program, const PriceTable& prices, const EngineOptions& options,
-            const std::vector<Cost>& costs, EventState& state)
-      : program_(program),
-        contention_(prices.contention),
-        options_(options),
-        costs_(costs),
-        s_(state) {}
-
-  EngineResult Run();
-  void AppendSpans(const BodyRun& run, std::vector<Span>& spans) const;
-
- private:
-  void Reset();
-  bool BeginNextBody();
-  void EndIssue(BodyRun& run);
-  void IssueAhead();
-  void IssueOne(BodyRun& run);
-  void TakeStall(BodyRun& run);
-  bool IssueHostOp(BodyRun& run, std::uint32_t op, const Cost& cost);
-  void Append(std::uint32_t op, const Cost& cost);
-  void SetHead(std::size_t stream, std::uint32_t op);
-  void Resolve(std::size_t stream);
-  void Start(std::size_t stream);
-  void Finish(std::size_t stream);
-  void UpdateSpeeds();
-  [[nodiscard]] std::int64_t NextEvent() const;
-  [[nodiscard]] bool StepsAreSteady(const BodyRun& a, const BodyRun& b, std::int64_t period) const;
-  // Adds the results of step runs that are complete; true when the simulation can stop.
-  bool Collect(EngineResult& result);
-
-  // The op number an edge of a run's op stands for, kNone when nothing set the slot.
-  [[nodiscard]] std::uint32_t Target(const BodyRun& run, Edge edge) const {
-    return edge.is_carried() ? s_.slots[run.slot_begin + edge.slot()] : run.base + edge.value;
-  }
-  [[nodiscard]] const Cost& CostOf(const BodyRun& run, std::uint32_t op) const {
-    return costs_[run.body->ops[op - run.base].shape.value];
-  }
-  [[nodiscard]] std::uint32_t RunOf(std::uint32_t op) const;
-  [[nodiscard]] std::uint8_t BindingStream(const BodyRun& run, std::uint32_t op,
-                                           std::int64_t time) const;
-
-  const Program& program_;
-  const ContentionModel& contention_;
-  const EngineOptions& options_;
-  const std::vector<Cost>& costs_;
-  EventState& s_;
-
-  std::int64_t now_ = 0;
-  std::int64_t host_ = 0;
-  std::uint32_t host_blocker_ = kNone;  // the host waits for this op
-  std::uint32_t used_streams_ = 0;      // bit s: stream s has ops
-  std::uint32_t empty_streams_ = 0;     // bit s: stream s has no issued op left
-  std::uint64_t running_key_ = 0;       // class of the running op on stream s in byte s
-  std::uint64_t speeds_key_ = 0;        // the key that speeds_ belongs to
-  Speeds speeds_{};
-  bool running_changed_ = false;
-  std::size_t collected_ = 0;  // runs whose results are in
-  std::int64_t front_ = 0;     // when all collected runs were complete
-  std::int64_t late_time_ = 0;
-  std::int64_t finished_ = 0;  // device ops that have ended
-};
+}  // namespace
 
 void EventLoop::Reset() {
   s_.runs.clear();
   s_.slots.clear();
-  s_.end.clear();
-  s_.records.clear();
+  s_.repeats.clear();
+  op_count_ = 0;
   s_.heads = {};
   s_.last_on_stream.fill(kNone);
   s_.stream_free.fill(0);
@@ -121,146 +59,7 @@ void EventLoop::Reset() {
   std::fill(s_.cache.entries.begin(), s_.cache.entries.end(), SpeedCache::Entry());
   empty_streams_ = (1u << kStreamCount) - 1;
   speeds_.fill(1);
-}
-
-// Makes the next body known to the host; false when all have been.
-bool EventLoop::BeginNextBody() {
-  const std::size_t index = s_.runs.size();
-  if (index > static_cast<std::size_t>(options_.max_steps)) {
-    return false;
-  }
-  BodyRun run;
-  run.step = index <= 1 ? 0 : static_cast<std::uint32_t>(index - 1);
-  run.kind = index == 0                                   ? BodyKind::kInit
-             : index == 1 && !program_.warmup.ops.empty() ? BodyKind::kWarmup
-                                                          : BodyKind::kStep;
-  run.body = run.kind == BodyKind::kInit     ? &program_.init
-             : run.kind == BodyKind::kWarmup ? &program_.warmup
-                                             : &program_.step;
-  run.base = static_cast<std::uint32_t>(s_.end.size());
-  run.unfinished = static_cast<std::uint32_t>(run.body->size());
-  run.slot_begin = s_.slots.size();
-  s_.slots.resize(run.slot_begin + program_.carry_slot_count, kNone);
-  if (index > 0) {
-    const BodyRun& before = s_.runs.back();
-    for (std::size_t slot = 0; slot < program_.carry_slot_count; ++slot) {
-      const bool is_set = slot < before.body->carries.size() && before.body->carries[slot].valid();
-      s_.slots[run.slot_begin + slot] = is_set ? before.base + before.body->carries[slot].value
-                                               : s_.slots[before.slot_begin + slot];
-    }
-  }
-  s_.end.resize(run.base + run.body->size(), kNotDone);
-  s_.records.resize(run.base + run.body->size());
-  s_.runs.push_back(run);
-  if (run.body->ops.empty()) {
-    EndIssue(s_.runs.back());
-  }
-  return true;
-}
-
-void EventLoop::EndIssue(BodyRun& run) {
-  run.host_end = host_;
-}
-
-// Issues ops until every stream in use has one or the host is blocked. The host may run further
-// ahead in reality; what it issues then is issued later here, with the same times.
-void EventLoop::IssueAhead() {
-  while (host_blocker_ == kNone) {
-    BodyRun& run = s_.runs.back();
-    const bool is_issued = run.issued == run.body->size();
-    // Which streams are in use is known once `step` has been issued.
-    const bool all_known = run.kind == BodyKind::kStep && (is_issued || run.step >= 2);
-    if (all_known && (empty_streams_ & used_streams_) == 0) {
-      return;
-    }
-    if (!is_issued) {
-      IssueOne(run);
-    } else if (!BeginNextBody()) {
-      return;
-    }
-  }
-}
-
-void EventLoop::IssueOne(BodyRun& run) {
-  const std::uint32_t op = run.base + run.issued;
-  const Cost& cost = CostOf(run, op);
-  TakeStall(run);
-  if (cost.on_host) {
-    if (!IssueHostOp(run, op, cost)) {
-      return;
-    }
-  } else {
-    EventRecord& record = s_.records[op];
-    record.issued = host_ + cost.first;
-    host_ += cost.issue;
-    record.issue_end = host_;
-    run.totals.host_issue += cost.issue;
-    Append(op, cost);
-  }
-  ++run.issued;
-  if (run.issued == run.body->size()) {
-    EndIssue(run);
-  }
-}
-
-// Delays the host by the stall before the next op of `run`, if there is one.
-void EventLoop::TakeStall(BodyRun& run) {
-  if (options_.stalls == nullptr) {
-    return;
-  }
-  const std::vector<HostStall>& stalls = run.kind == BodyKind::kInit ? options_.stalls->init
-                                         : run.step == 0             ? options_.stalls->first_step
-                                                                     : options_.stalls->later_steps;
-  while (run.stall_cursor < stalls.size() &&
-         stalls[run.stall_cursor].before_op.value <= run.issued) {
-    host_ += stalls[run.stall_cursor].time.value;
-    ++run.stall_cursor;
-  }
-}
-
-// Runs a host op if all it waits for has ended; otherwise notes what blocks the host.
-bool EventLoop::IssueHostOp(BodyRun& run, std::uint32_t op, const Cost& cost) {
-  std::int64_t ready = kNever;
-  for (const Edge edge : run.body->EdgesOf(OpId(op - run.base))) {
-    const std::uint32_t target = Target(run, edge);
-    if (target == kNone) {
-      continue;
-    }
-    if (s_.end[target] == kNotDone) {
-      host_blocker_ = target;
-      return false;
-    }
-    ready = std::max(ready, s_.end[target]);
-  }
-  const std::int64_t start = std::max(host_, ready + cost.first);
-  const std::int64_t end = start + cost.duration;
-  s_.records[op] = {host_, host_, start, kNone, kNone};
-  s_.end[op] = end;
-  run.totals.host_blocked += start - host_;
-  run.totals.busy[static_cast<std::size_t>(Stream::kHost)] += cost.duration;
-  run.last_end = std::max(run.last_end, end);
-  --run.unfinished;
-  host_ = end;
-  return true;
-}
-
-// Puts an issued op at the end of its stream and of its communicator.
-void EventLoop::Append(std::uint32_t op, const Cost& cost) {
-  EventRecord& record = s_.records[op];
-  record.next_on_stream = kNone;
-  record.before_in_group = kNone;
-  if (cost.group != kNone) {
-    record.before_in_group = s_.last_in_group[cost.group];
-    s_.last_in_group[cost.group] = op;
-  }
-  const std::size_t stream = cost.stream;
-  used_streams_ |= 1u << stream;
-  if ((empty_streams_ >> stream & 1u) != 0) {
-    SetHead(stream, op);
-  } else {
-    s_.records[s_.last_on_stream[stream]].next_on_stream = op;
-  }
-  s_.last_on_stream[stream] = op;
+  host_waits_ = HasHostOps() || (options_.stalls != nullptr && !options_.stalls->empty());
 }
 
 std::uint32_t EventLoop::RunOf(std::uint32_t op) const {
@@ -269,6 +68,10 @@ std::uint32_t EventLoop::RunOf(std::uint32_t op) const {
     --run;
   }
   return run;
+}
+
+bool EventLoop::HasHostOps() const {
+  return std::any_of(costs_.begin(), costs_.end(), [](const Cost& cost) { return cost.on_host; });
 }
 
 void EventLoop::SetHead(std::size_t stream, std::uint32_t op) {
@@ -289,7 +92,7 @@ void EventLoop::Resolve(std::size_t stream) {
   StreamHead& head = s_.heads[stream];
   const BodyRun& run = s_.runs[head.run];
   const EventRecord& record = s_.records[head.op];
-  std::int64_t ready = std::max(record.issued, s_.stream_free[stream]);
+  std::int64_t ready = s_.stream_free[stream];
   const auto wait_for = [&](std::uint32_t target) {
     if (target == kNone) {
       return true;
@@ -311,9 +114,10 @@ void EventLoop::Resolve(std::size_t stream) {
   if (!wait_for(record.before_in_group)) {
     return;
   }
-  SW_CHECK(ready >= now_, "an op could have started in the past");
+  issue_slack_ = std::min(issue_slack_, ready - record.issued);
   head.status = Status::kTimed;
-  head.time = ready;
+  head.time = std::max(ready, record.issued);
+  SW_CHECK(head.time >= now_, "an op could have started in the past");
 }
 
 std::uint8_t EventLoop::BindingStream(const BodyRun& run, std::uint32_t op,
@@ -338,7 +142,12 @@ void EventLoop::Start(std::size_t stream) {
   head.end_bound = record.issue_end + head.cost->tail;
   running_key_ |= std::uint64_t{head.cost->contention_class} << (8 * stream);
   running_changed_ = true;
+  if (stream == kCompute && options_.periodic && !host_waits_) {
+    NoteComputeStart();
+  }
   if (stream == kCompute && now_ > s_.stream_free[stream]) {
+    // An op issued inside the gap shares it with the host, and a growing lead changes the shares.
+    issue_slack_ = std::min(issue_slack_, s_.stream_free[stream] - record.issued);
     BodyRun& run = s_.runs[head.run];
     ChargeGap(run.totals, {s_.stream_free[stream], record.issued, now_},
               BindingStream(run, head.op, now_));
@@ -348,6 +157,7 @@ void EventLoop::Start(std::size_t stream) {
 void EventLoop::Finish(std::size_t stream) {
   StreamHead& head = s_.heads[stream];
   BodyRun& run = s_.runs[head.run];
+  issue_slack_ = std::min(issue_slack_, head.work_end - head.end_bound);
   const std::int64_t busy = now_ - s_.records[head.op].start;
   run.totals.busy[stream] += busy;
   if (stream == kCompute && head.cost->group != kNone) {
@@ -360,7 +170,7 @@ void EventLoop::Finish(std::size_t stream) {
   s_.stream_free[stream] = now_;
   running_key_ &= ~(std::uint64_t{0xff} << (8 * stream));
   running_changed_ = true;
-  SetHead(stream, s_.records[head.op].next_on_stream);
+  SetHead(stream, host_waits_ ? s_.records[head.op].next_on_stream : PullNext(stream));
 }
 
 // Gives every running op the speed of the present set of running ops.
@@ -384,6 +194,7 @@ void EventLoop::UpdateSpeeds() {
     head.speed = speeds_[stream];
     const auto left = static_cast<std::int64_t>(std::ceil(head.remaining / head.speed));
     head.time = std::max(now_ + left, head.end_bound);
+    head.work_end = now_ + left;
   }
   running_changed_ = false;
 }
@@ -458,7 +269,11 @@ EngineResult EventLoop::Run() {
   EngineResult result;
   Reset();
   BeginNextBody();
-  IssueAhead();
+  if (host_waits_) {
+    IssueAhead();
+  } else {
+    PullFirstOps();
+  }
   while (!Collect(result)) {
     for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
       StreamHead& head = s_.heads[stream];
@@ -475,6 +290,9 @@ EngineResult EventLoop::Run() {
     if (running_changed_) {
       UpdateSpeeds();
     }
+    if (anchor_is_due_) {
+      TakeAnchors();
+    }
     const std::int64_t next = NextEvent();
     SW_CHECK(next != kNotDone, "the program waits for itself; Verify must reject it");
     now_ = next;
@@ -486,7 +304,9 @@ EngineResult EventLoop::Run() {
     if (host_blocker_ != kNone && s_.end[host_blocker_] != kNotDone) {
       host_blocker_ = kNone;
     }
-    IssueAhead();
+    if (host_waits_) {
+      IssueAhead();
+    }
   }
   return result;
 }
@@ -525,8 +345,6 @@ void EventLoop::AppendSpans(const BodyRun& run, std::vector<Span>& spans) const 
     spans.push_back(span);
   }
 }
-
-}  // namespace
 
 EngineResult RunEvents(const Program& program, const PriceTable& prices,
                        const EngineOptions& options, EngineWorkspace::State& state,

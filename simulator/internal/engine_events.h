@@ -23,6 +23,7 @@ struct BodyRun {
   std::uint32_t unfinished = 0;  // ops that have not ended
   std::size_t stall_cursor = 0;  // entries of its stalls that are over
   std::size_t slot_begin = 0;    // its carry slots in EventState::slots
+  std::int64_t host_begin = 0;   // the host clock before its first issue
   std::int64_t host_end = 0;     // the host clock after its last issue
   std::int64_t last_end = 0;     // the latest end of its ops so far
   Totals totals;
@@ -41,6 +42,7 @@ struct StreamHead {
   double remaining = 0;        // kRunning: work in picoseconds of running alone
   double speed = 0;            // kRunning
   std::int64_t end_bound = 0;  // ends no earlier, because of its launches
+  std::int64_t work_end = 0;   // kRunning: when the work is done at this speed
 };
 
 // Times of one issued op.
@@ -63,6 +65,45 @@ struct SpeedCache {
   std::size_t used = 0;
 };
 
+// Where a stream looks for its next op, when the host never waits.
+struct StreamCursor {
+  std::uint32_t run = 0;
+  std::uint32_t next = 0;  // first op of the run's body not looked at yet
+  std::int64_t host = 0;   // the host clock before that op is issued
+  bool is_done = false;    // the step has no ops on this stream
+};
+
+// The state of the event loop when the compute stream starts the first op of a copy: what the
+// future depends on, relative to that copy and that moment. Unless anything waits for the host, two
+// copies with equal anchors go on equally.
+struct Anchor {
+  struct StreamPosition {
+    StreamHead::Status status = StreamHead::Status::kEmpty;
+    bool is_inside = false;  // the head is an op of the repeat
+    std::int64_t op = 0;     // inside: counted from the first op of the copy; else its number
+    double remaining = 0;    // kRunning: work left ...
+    std::int64_t age = 0;    // ... this long ago
+    bool operator==(const StreamPosition&) const = default;
+  };
+  std::array<StreamPosition, kStreamCount> streams;
+  std::int64_t time = 0;
+  std::int64_t issued = 0;       // when the copy's first compute op was issued
+  std::uint32_t unfinished = 0;  // of the run
+  Totals totals;                 // of the run
+};
+
+// A repeat whose copies the compute stream is in.
+struct ActiveRepeat {
+  std::uint32_t run = 0;
+  Repeat repeat;
+  std::uint32_t copy = 0;         // the copy whose anchor is `anchor`
+  std::uint32_t next_anchor = 0;  // index in the body from which on the next anchor is due
+  bool has_anchor = false;
+  bool is_due = false;                  // an anchor is to be taken
+  std::int64_t issue_slack = kNotDone;  // since `anchor`
+  Anchor anchor;
+};
+
 struct EventState {
   std::vector<std::int64_t> end;  // kNotDone while an op has not ended
   std::vector<EventRecord> records;
@@ -72,6 +113,8 @@ struct EventState {
   std::array<std::uint32_t, kStreamCount> last_on_stream{};
   std::array<std::int64_t, kStreamCount> stream_free{};
   std::array<std::uint32_t, kMaxGroups> last_in_group{};
+  std::array<StreamCursor, kStreamCount> cursors;
+  std::vector<ActiveRepeat> repeats;  // outer ones first
   SpeedCache cache;
 };
 

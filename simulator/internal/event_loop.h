@@ -1,0 +1,113 @@
+#pragma once
+
+// The event loop of the engine with contention; see engine.h. Between two events the set of running
+// ops, and so every speed, is constant.
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "schedule/program.h"
+#include "simulator/costs/contention.h"
+#include "simulator/engine.h"
+#include "simulator/internal/engine_events.h"
+#include "simulator/internal/engine_state.h"
+#include "traces/trace.h"
+
+namespace shardwright::internal {
+
+class EventLoop {
+ public:
+  EventLoop(const Program& program, const PriceTable& prices, const EngineOptions& options,
+            const std::vector<Cost>& costs, EventState& state)
+      : program_(program),
+        contention_(prices.contention),
+        options_(options),
+        costs_(costs),
+        s_(state) {}
+
+  EngineResult Run();
+  void AppendSpans(const BodyRun& run, std::vector<Span>& spans) const;
+
+ private:
+  void Reset();
+  [[nodiscard]] bool HasHostOps() const;
+  void SetHead(std::size_t stream, std::uint32_t op);
+
+  // event_issue.cc. A host that can be blocked is simulated op by op and fills the streams' queues.
+  // A host that never waits needs no simulation: each stream looks up its next op and adds up what
+  // the host spends until then.
+  bool BeginNextBody();
+  void IssueAhead();
+  void IssueOne(BodyRun& run);
+  void TakeStall(BodyRun& run);
+  bool IssueHostOp(BodyRun& run, std::uint32_t op, const Cost& cost);
+  void Append(std::uint32_t op, const Cost& cost);
+  void PullFirstOps();
+  [[nodiscard]] std::uint32_t PullNext(std::size_t stream);
+  [[nodiscard]] std::uint32_t BeforeInGroup(std::size_t run, std::uint32_t index,
+                                            std::uint32_t group) const;
+
+  // event_periodic.cc: skipping of repeats.
+  void NoteComputeStart();
+  void TakeAnchors();
+  [[nodiscard]] Anchor AnchorOf(const ActiveRepeat& active) const;
+  [[nodiscard]] std::int64_t CopiesToSkip(const ActiveRepeat& active, const Anchor& now) const;
+  [[nodiscard]] bool EdgesAreSettled(const ActiveRepeat& active, std::int64_t lowest) const;
+  void SkipCopies(ActiveRepeat& active, const Anchor& now, std::int64_t copies);
+  [[nodiscard]] bool IsInside(const ActiveRepeat& active, std::uint32_t op) const {
+    const std::uint32_t begin = s_.runs[active.run].base + active.repeat.first;
+    return op >= begin && op < begin + active.repeat.period * active.repeat.count;
+  }
+  void FillSkipped(const ActiveRepeat& active, std::int64_t copies, std::int64_t period);
+
+  void Resolve(std::size_t stream);
+  void Start(std::size_t stream);
+  void Finish(std::size_t stream);
+  void UpdateSpeeds();
+  [[nodiscard]] std::int64_t NextEvent() const;
+  [[nodiscard]] bool StepsAreSteady(const BodyRun& a, const BodyRun& b, std::int64_t period) const;
+  // Adds the results of step runs that are complete; true when the simulation can stop.
+  bool Collect(EngineResult& result);
+
+  // The op number an edge of a run's op stands for, kNone when nothing set the slot.
+  [[nodiscard]] std::uint32_t Target(const BodyRun& run, Edge edge) const {
+    return edge.is_carried() ? s_.slots[run.slot_begin + edge.slot()] : run.base + edge.value;
+  }
+  [[nodiscard]] const Cost& CostOf(const BodyRun& run, std::uint32_t op) const {
+    return costs_[run.body->ops[op - run.base].shape.value];
+  }
+  [[nodiscard]] std::uint32_t RunOf(std::uint32_t op) const;
+  [[nodiscard]] std::uint8_t BindingStream(const BodyRun& run, std::uint32_t op,
+                                           std::int64_t time) const;
+
+  const Program& program_;
+  const ContentionModel& contention_;
+  const EngineOptions& options_;
+  const std::vector<Cost>& costs_;
+  EventState& s_;
+
+  std::int64_t now_ = 0;
+  std::int64_t host_ = 0;
+  std::uint32_t host_blocker_ = kNone;  // the host waits for this op
+  std::uint32_t used_streams_ = 0;      // bit s: stream s has ops
+  std::uint32_t empty_streams_ = 0;     // bit s: stream s has no issued op left
+  std::uint64_t running_key_ = 0;       // class of the running op on stream s in byte s
+  std::uint64_t speeds_key_ = 0;        // the key that speeds_ belongs to
+  Speeds speeds_{};
+  bool running_changed_ = false;
+  std::size_t collected_ = 0;  // runs whose results are in
+  std::int64_t front_ = 0;     // when all collected runs were complete
+  std::int64_t late_time_ = 0;
+  std::int64_t finished_ = 0;   // device ops that have ended
+  std::uint32_t op_count_ = 0;  // ops of all runs so far
+  // Since the last anchor: how long before it mattered every op had been issued, at least; negative
+  // when something waited for the host.
+  std::int64_t issue_slack_ = kNotDone;
+  bool host_waits_ = false;           // the host can be blocked or delayed, so it is simulated
+  std::uint32_t repeat_run_ = kNone;  // the run that s_.repeats belong to
+  std::size_t repeat_cursor_ = 0;     // next of its body's repeats
+  bool anchor_is_due_ = false;        // the compute stream has started the first op of a copy
+};
+
+}  // namespace shardwright::internal
