@@ -98,6 +98,10 @@ PlanFile MakePlanFile(const PlanCommand& options) {
   SetMesh(options, ranks, file.plan);
   SetBatch(options, ranks, file.job, file.plan);
   file.model = LoadModelForJob(options.model, file.job, Path("plan"));
+  if (options.job.sequence_length > 0 && file.model.model.sequence_length == 0) {
+    throw InputError("--seq", std::to_string(options.job.sequence_length),
+                     "no such flag with " + file.model.model.name + ", which has no sequences");
+  }
   SetUnits(options, file.model.model, file.plan);
   CheckPlan(file, "plan");
   return file;

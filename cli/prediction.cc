@@ -92,6 +92,7 @@ Prediction Predict(const PlanFile& file, const Program& program, const Simulatio
   p.peak_is_first = p.device_peak == allocated.device_first;
   p.outside = result.memory.outside;
   p.placed = Place(program).device_size;
+  p.attribution = Explain(program, result.trace.spans, result.step_time);
   const ReservedMemory& reserved = *result.memory.reserved;
   p.reserved = std::max(reserved.peak_first, reserved.peak_steady);
   p.retries_per_step = reserved.retries_steady;

@@ -8,6 +8,7 @@
 
 #include "schedule/plan_file.h"
 #include "schedule/program.h"
+#include "simulator/attribution.h"
 #include "simulator/simulate.h"
 
 namespace shardwright {
@@ -29,9 +30,10 @@ struct Prediction {
   Bytes outside;
   Bytes placed;  // one arena with fixed offsets for everything allocated (Place)
   std::int64_t retries_per_step = 0;
-  Bytes usable;      // device memory less the job's margin
-  Bytes host_peak;   // of all ranks of one node
-  Bytes host_limit;  // page-locked memory of one node; 0: the cluster does not say
+  Bytes usable;             // device memory less the job's margin
+  Attribution attribution;  // of the last simulated step
+  Bytes host_peak;          // of all ranks of one node
+  Bytes host_limit;         // page-locked memory of one node; 0: the cluster does not say
   // One line for each limit that the plan breaks; empty = it fits.
   std::vector<std::string> misfits;
 };
@@ -39,7 +41,7 @@ struct Prediction {
 // Device memory that the job may use: what the GPU has less the job's margin.
 [[nodiscard]] Bytes UsableMemory(const PlanFile& file);
 
-// Requires a result with reserved memory.
+// Requires a result with reserved memory and a trace.
 [[nodiscard]] Prediction Predict(const PlanFile& file, const Program& program,
                                  const SimulationResult& result);
 

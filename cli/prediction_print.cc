@@ -18,6 +18,8 @@ using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
 constexpr std::size_t kLargestBuffers = 5;
+constexpr std::size_t kLargestShares = 5;  // in the report for people
+constexpr std::size_t kLargestInJson = 20;
 
 std::string ShareOf(Seconds part, Seconds whole) {
   return whole.value > 0.0 ? " (" + Percent(part.value / whole.value) + " of the step)" : "";
@@ -85,6 +87,48 @@ std::vector<PeakBuffer> LargestAtPeak(const Program& program, const Prediction& 
   return buffers;
 }
 
+std::string UnitOf(const Program& program, const TimeShare& share) {
+  return share.unit == kNoSubject ? "" : program.units[share.unit].name;
+}
+
+// "all_gather of model.layers.3 in forward, 2 times".
+std::string ShareText(const Program& program, const TimeShare& share) {
+  std::string text(InfoOf(share.code).name);
+  const std::string unit = UnitOf(program, share);
+  text += unit.empty() ? "" : " of " + unit;
+  text += " in " + std::string(NameOf(share.phase));
+  if (share.use != TimeUse::kRun) {
+    text += ", " + std::string(NameOf(share.use));
+  }
+  return text;
+}
+
+std::string SharesText(const Program& program, const char* title,
+                       const std::vector<TimeShare>& shares, SimTime step) {
+  std::string text = std::string("\n") + title + "\n";
+  Table table({kRight, kRight, kLeft});
+  for (std::size_t i = 0; i < std::min(shares.size(), kLargestShares); ++i) {
+    table.Row({Format(ToSeconds(shares[i].time)), Percent(Ratio(shares[i].time, step)),
+               ShareText(program, shares[i])});
+  }
+  return shares.empty() ? "" : text + table.Text(2);
+}
+
+Json SharesJson(const Program& program, const std::vector<TimeShare>& shares) {
+  Json json = Json::array();
+  for (std::size_t i = 0; i < std::min(shares.size(), kLargestInJson); ++i) {
+    const TimeShare& share = shares[i];
+    json.push_back({{"time_s", ToSeconds(share.time).value},
+                    {"op", InfoOf(share.code).name},
+                    {"phase", NameOf(share.phase)},
+                    {"stream", NameOf(share.stream)},
+                    {"unit", UnitOf(program, share)},
+                    {"use", NameOf(share.use)},
+                    {"count", share.count}});
+  }
+  return json;
+}
+
 Json BytesByCategory(const MemoryPeak& peak) {
   Json json = Json::object();
   for (std::size_t c = 0; c < kCategoryCount; ++c) {
@@ -120,7 +164,7 @@ Json MemoryJson(const Program& program, const SimulationResult& result, const Pr
   return json;
 }
 
-Json TimeJson(const SimulationResult& result) {
+Json TimeJson(const Program& program, const SimulationResult& result, const Prediction& p) {
   const StepTiming& steady = result.timing.steady;
   Json busy;
   Json idle;
@@ -133,7 +177,9 @@ Json TimeJson(const SimulationResult& result) {
           {"compute_waits_for_s", idle},
           {"collectives_on_compute_s", ToSeconds(steady.collectives_on_compute).value},
           {"host_blocked_s", ToSeconds(steady.host_blocked).value},
-          {"host_issue_s", ToSeconds(steady.host_issue).value}};
+          {"host_issue_s", ToSeconds(steady.host_issue).value},
+          {"compute_waits_for", SharesJson(program, p.attribution.idle)},
+          {"critical_path", SharesJson(program, p.attribution.critical)}};
 }
 
 }  // namespace
@@ -142,6 +188,10 @@ std::string PredictionText(const PlanFile& file, const Program& program,
                            const SimulationResult& result, const Prediction& prediction) {
   std::string text = TitleOf(file) + "\n\nTime of one step\n";
   text += TimeTable(result, prediction).Text(2);
+  text += SharesText(program, "What the compute stream waits for", prediction.attribution.idle,
+                     result.step_time);
+  text += SharesText(program, "What bounds the step", prediction.attribution.critical,
+                     result.step_time);
   text += "\nPeak memory of one GPU (" + PeakPlace(program, prediction) + ")\n";
   text += MemoryTable(prediction).Text(2);
   text += "\nLargest buffers at the peak\n";
@@ -184,7 +234,7 @@ std::string PredictionJson(const PlanFile& file, const Program& program,
   json["mfu"] = prediction.mfu;
   json["mfu_peak_flops_per_s"] = prediction.peak.value;
   json["exposed_comm_s"] = prediction.exposed_comm.value;
-  json["time"] = TimeJson(result);
+  json["time"] = TimeJson(program, result, prediction);
   json["memory"] = MemoryJson(program, result, prediction);
   json["fits"] = prediction.misfits.empty();
   json["misfits"] = prediction.misfits;

@@ -20,7 +20,7 @@ int RunSimulate(const SimulateCommand& command) {
   SimulateOptions options;
   options.contention = command.contention;
   options.periodic = !command.exact;
-  options.trace = !command.trace.empty();
+  options.trace = true;  // also explains the step
   if (file.job.memory_margin > 0.0) {
     const Bytes outside = OutsideBytes(program, file.profile.memory);
     options.allocator.capacity = std::max(UsableMemory(file) - outside, Bytes(1));

@@ -139,6 +139,10 @@ class Plans(ShardwrightTestCase):
         self.assertEqual(plan("--accumulation", "5"), (4, 1, 1, 5, 20))
         self.assertEqual(plan("--dialect", "ddp"), (1, 4, 1, 1, 4))
 
+    def test_images_have_no_sequence(self):
+        self.assert_fails(3, "--seq: got 128, expected no such flag with vit-b-16, which has no sequences",
+                          "plan", "--model", "vit-b-16", "--cluster", "dgx-a100", "--seq", "128")
+
     def test_summary(self):
         summary = self.succeed(*SMALL, "-o", "p.json")
         self.assertTrue(summary.startswith("gpt2 on 1 x dgx-a100 (4 GPUs), fsdp2\n"))
@@ -315,6 +319,12 @@ class Environment(ShardwrightTestCase):
 
     def test_cannot_write(self):
         self.assert_fails(4, "missing/p.json: cannot write: No such file or directory", *SMALL, "-o", "missing/p.json")
+
+    def test_full_disk(self):
+        with open("/dev/full", "w", encoding="ascii") as full:
+            self.assertEqual(self.run_program("list", "models", stdout=full),
+                             (4, None, "error: standard output: cannot write: No space left on device\n"))
+        self.assert_fails(4, "/dev/full: cannot write: No space left on device", *SMALL, "-o", "/dev/full")
 
     def test_interrupt(self):
         for arguments in (("inspect", "-"), ("simulate", "-", "--trace", "t.json")):

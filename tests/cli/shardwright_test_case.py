@@ -22,9 +22,9 @@ class ShardwrightTestCase(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def run_program(self, *arguments, stdin=""):
+    def run_program(self, *arguments, stdin="", stdout=subprocess.PIPE):
         """(exit code, standard output, standard error)."""
-        done = subprocess.run([PROGRAM, *arguments], input=stdin, capture_output=True, text=True,
+        done = subprocess.run([PROGRAM, *arguments], input=stdin, stdout=stdout, stderr=subprocess.PIPE, text=True,
                               cwd=self.folder, timeout=120, check=False)
         return done.returncode, done.stdout, done.stderr
 
