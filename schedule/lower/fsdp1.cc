@@ -31,7 +31,6 @@ class Fsdp1Rules : public StepRules {
   Fsdp1Rules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
       : StepRules(emitter, spans, units),
         pending_(units.size(), false),
-        forward_position_(units.size(), 0),
         factors_(FactorsFor(plan_.shard_size * plan_.replicate_size)) {
     shard_group_ = e_.AddGroup("shard", plan_.shard_size, 1);
     if (plan_.replicate_size > 1) {
@@ -58,20 +57,8 @@ class Fsdp1Rules : public StepRules {
     }
   }
 
-  void BeginMicroBatch(bool first, bool last) override {
-    StepRules::BeginMicroBatch(first, last);
-    in_forward_ = false;
-    post_forward_order_.clear();
-    std::fill(forward_position_.begin(), forward_position_.end(), 0);
-  }
-
   void PreForward(UnitId u, Phase phase) override {
-    if (!in_forward_ && phase == Phase::kForward) {
-      in_forward_ = true;
-      const OpId compute = e_.body->last();
-      e_.AddWait(Stream::kCopyIn, {compute}, phase, kNoSubject);
-      e_.AddWait(Stream::kGather, {compute}, phase, kNoSubject);
-    }
+    BeginGathers(phase);
     if (!HasParams(u)) {
       return;
     }
@@ -92,8 +79,7 @@ class Fsdp1Rules : public StepRules {
       FreeUnsharded(u);
     }
     if (phase == Phase::kForward) {
-      post_forward_order_.push_back(u);
-      forward_position_[u.value] = post_forward_order_.size();
+      RecordForward(u);
     }
   }
 
@@ -145,11 +131,7 @@ class Fsdp1Rules : public StepRules {
     if (Syncs()) {
       FreeAllUnsharded();  // gathers that nobody used, too
     }
-    if (plan_.offload.parameters && last_micro_batch_ && !to_host_.empty()) {
-      to_host_.push_back(e_.LastCompute());  // the CPU synchronises the compute stream
-      e_.AddHostWait(to_host_, Phase::kBackward, kNoSubject);
-    }
-    to_host_.clear();
+    WaitForHostGrads(Phase::kBackward);
     last_reduce_ = last_replicate_ = OpId();
   }
 
@@ -159,14 +141,6 @@ class Fsdp1Rules : public StepRules {
       if (slot < kFirstEventSlot + CarriedEvents() && event.op.valid()) {
         e_.body->SetCarry(slot++, event.op);
       }
-    }
-    const auto units = UnitsWithGrads();
-    if (plan_.offload.parameters) {
-      if (!units.empty()) {
-        AddHostOptimizer(units);
-        FreeShardedGrads(units);
-      }
-      return;
     }
     StepRules::EndStep();
   }
@@ -194,7 +168,6 @@ class Fsdp1Rules : public StepRules {
   }
 
  private:
-  [[nodiscard]] bool HasParams(UnitId u) const { return Info(u).padded_elements > 0; }
   // NO_SHARD without mixed precision computes on the parameters themselves.
   [[nodiscard]] bool InPlace() const {
     return plan_.shard_size == 1 && !CastsGather() && !plan_.offload.parameters;
@@ -227,12 +200,9 @@ class Fsdp1Rules : public StepRules {
   }
 
   void PrefetchBackward(UnitId u) {
-    const std::size_t position = forward_position_[u.value];
-    if (position < 2) {
-      return;
-    }
-    const UnitId previous = post_forward_order_[position - 2];
-    if (spans_.backward_first[previous.value] != kNoRegion) {  // its outputs need a gradient
+    const UnitId previous = LeftBefore(u);
+    if (previous.valid() &&
+        spans_.backward_first[previous.value] != kNoRegion) {  // its outputs need a gradient
       Unshard(previous, Phase::kBackward);
     }
   }
@@ -424,7 +394,7 @@ class Fsdp1Rules : public StepRules {
     Store(u, out, tail);
     FreeReduced(u, flat, input, out);
     if (plan_.offload.parameters && last_micro_batch_) {
-      OffloadGrad(u, tail);
+      GradToHost(u, tail, e_.body->last());
     }
     (tail == s ? last_reduce_ : last_replicate_) = e_.body->last();
   }
@@ -461,25 +431,12 @@ class Fsdp1Rules : public StepRules {
     }
   }
 
-  void OffloadGrad(UnitId u, Stream tail) {
-    UnitState& state = At(u);
-    state.host_grad = e_.AllocOnHost(MasterShard(u), Category::kShardedGradient);
-    const OpId before = e_.body->last();
-    to_host_.push_back(e_.AddTransfer(OpCode::kCopyD2h, tail, Phase::kBackward, u.value,
-                                      MasterShard(u), state.sharded_grad, state.host_grad));
-    e_.After(before);
-  }
-
   std::vector<bool> pending_;
   std::vector<bool> is_root_;
-  std::vector<UnitId> post_forward_order_;
-  std::vector<std::size_t> forward_position_;
   DivideFactors factors_;
   GroupId shard_group_, replicate_group_;
-  bool in_forward_ = false;
   OpId last_gather_, last_reduce_, last_replicate_;
   std::deque<FreeEvent> free_events_;
-  std::vector<OpId> to_host_;
 };
 
 }  // namespace

@@ -30,22 +30,8 @@ class Fsdp2Rules : public StepRules {
     });
   }
 
-  void BeginMicroBatch(bool first, bool last) override {
-    StepRules::BeginMicroBatch(first, last);
-    in_forward_ = false;
-    post_forward_order_.clear();
-    std::fill(forward_position_.begin(), forward_position_.end(), 0);
-    forward_position_.resize(unit_count());
-  }
-
   void PreForward(UnitId u, Phase phase) override {
-    if (!in_forward_ && phase == Phase::kForward) {
-      // The root's pre-forward: gathers wait for what the compute stream did to the parameters.
-      in_forward_ = true;
-      const OpId compute = e_.body->last();
-      e_.AddWait(Stream::kCopyIn, {compute}, phase, kNoSubject);
-      e_.AddWait(Stream::kGather, {compute}, phase, kNoSubject);
-    }
+    BeginGathers(phase);
     if (!HasParams(u)) {
       return;
     }
@@ -64,8 +50,7 @@ class Fsdp2Rules : public StepRules {
       ReshardUnit(u, phase);
     }
     if (phase == Phase::kForward) {
-      post_forward_order_.push_back(u);
-      forward_position_[u.value] = post_forward_order_.size();
+      RecordForward(u);
     }
   }
 
@@ -85,11 +70,10 @@ class Fsdp2Rules : public StepRules {
     Unshard(u, Phase::kBackward);
     WaitForUnshard(u, Phase::kBackward);
     const auto& list = PlanOf(u).backward_prefetch;
-    const std::size_t position = forward_position_[u.value];  // 1-based; 0: never forwarded
     if (!list.empty()) {
       Prefetch(list, Phase::kBackward);
-    } else if (position >= 2) {
-      Unshard(post_forward_order_[position - 2], Phase::kBackward);
+    } else if (const UnitId previous = LeftBefore(u); previous.valid()) {
+      Unshard(previous, Phase::kBackward);
     }
   }
 
@@ -116,24 +100,8 @@ class Fsdp2Rules : public StepRules {
       e_.body->Free(b);
     }
     held_.clear();
-    if (plan_.offload.parameters && last_micro_batch_ && !to_host_.empty()) {
-      to_host_.push_back(e_.LastCompute());
-      e_.AddHostWait(to_host_, Phase::kBackward, kNoSubject);
-    }
-    to_host_.clear();
+    WaitForHostGrads(Phase::kBackward);
     last_reduce_ = last_replicate_ = OpId();
-  }
-
-  void EndStep() override {
-    const auto units = UnitsWithGrads();
-    if (plan_.offload.parameters) {
-      if (!units.empty()) {
-        AddHostOptimizer(units);
-        FreeShardedGrads(units);
-      }
-      return;
-    }
-    StepRules::EndStep();
   }
 
  protected:
@@ -151,7 +119,6 @@ class Fsdp2Rules : public StepRules {
     std::uint32_t first_module = 0;
   };
 
-  [[nodiscard]] bool HasParams(UnitId u) const { return Info(u).padded_elements > 0; }
   [[nodiscard]] const UnitPlan& PlanOf(UnitId u) const { return plan_.units[u.value]; }
 
   void Prefetch(const std::vector<std::string>& names, Phase phase) {
@@ -425,32 +392,19 @@ class Fsdp2Rules : public StepRules {
     (tail == Stream::kReplicate ? last_replicate_ : last_reduce_) = e_.body->last();
     state.sharded_grad_ready = e_.body->last();
     if (plan_.offload.parameters && last_micro_batch_) {
-      OffloadGrad(u, tail);
+      GradToHost(u, tail, e_.body->last());
+      (tail == Stream::kReplicate ? last_replicate_ : last_reduce_) = e_.body->last();
     }
-  }
-
-  void OffloadGrad(UnitId u, Stream tail) {
-    UnitState& state = At(u);
-    state.host_grad = e_.AllocOnHost(GradShard(u), Category::kShardedGradient);
-    const OpId before = e_.body->last();
-    to_host_.push_back(e_.AddTransfer(OpCode::kCopyD2h, tail, Phase::kBackward, u.value,
-                                      GradShard(u), state.sharded_grad, state.host_grad));
-    e_.After(before);
-    (tail == Stream::kReplicate ? last_replicate_ : last_reduce_) = to_host_.back();
   }
 
   std::vector<Comm> comm_;
   GroupId shard_group_, replicate_group_;
   std::vector<UnitId> root_first_;
-  std::vector<UnitId> post_forward_order_;
-  std::vector<std::size_t> forward_position_;  // 1-based place in post_forward_order_
-  bool in_forward_ = false;
   BufferId parked_;
   OpId parked_copied_;
   BufferId reduce_input_;
   OpId reduce_done_, last_reduce_, last_replicate_;
   std::vector<BufferId> held_;
-  std::vector<OpId> to_host_;
 };
 
 }  // namespace

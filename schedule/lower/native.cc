@@ -177,7 +177,6 @@ class NativeRules : public StepRules {
     bool updated_before = true;  // the parameters were last changed by the step before
   };
 
-  [[nodiscard]] bool HasParams(UnitId u) const { return Info(u).padded_elements > 0; }
   // Carry slots: per unit what last changed its parameters, then the last read of a freed buffer.
   [[nodiscard]] static std::uint32_t SlotOf(UnitId u) { return u.value; }
   [[nodiscard]] std::uint32_t FreedSlot() const { return static_cast<std::uint32_t>(unit_count()); }
@@ -390,7 +389,7 @@ class NativeRules : public StepRules {
     state.sharded_grad_ready = last_reduce_ = e_.body->last();
     const bool on_host = plan_.offload.parameters || plan_.offload.optimizer;
     if (on_host && last_micro_batch_) {
-      ToHost(u);
+      GradToHost(u, Stream::kD2h, state.sharded_grad_ready);
     } else if (last_micro_batch_ && !job_.clip_gradients) {
       Update(u, s);
       last_reduce_ = e_.body->last();
@@ -420,17 +419,8 @@ class NativeRules : public StepRules {
     e_.body->SetCarry(SlotOf(u), AddOptimizer({&u, 1}, stream));
   }
 
-  void ToHost(UnitId u) {
-    UnitState& state = At(u);
-    state.host_grad = e_.AllocOnHost(GradShard(u), Category::kShardedGradient);
-    to_host_.push_back(e_.AddTransfer(OpCode::kCopyD2h, Stream::kD2h, Phase::kBackward, u.value,
-                                      GradShard(u), state.sharded_grad, state.host_grad));
-    e_.After(state.sharded_grad_ready);
-  }
-
   void UpdateOnHost(const std::vector<UnitId>& units) {
-    e_.AddHostWait(to_host_, Phase::kOptimizer, kNoSubject);
-    to_host_.clear();
+    WaitForHostGrads(Phase::kOptimizer);
     AddHostOptimizer(units);
     if (!plan_.offload.parameters) {
       for (const UnitId u : units) {
@@ -450,7 +440,6 @@ class NativeRules : public StepRules {
   bool first_gather_ = true;  // of the step
   std::deque<Reduction> reducing_;
   OpId last_reduce_;
-  std::vector<OpId> to_host_;
 };
 
 }  // namespace

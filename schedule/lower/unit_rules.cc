@@ -43,9 +43,48 @@ void StepRules::InitUnit(UnitId u) {
 void StepRules::BeginMicroBatch(bool first, bool last) {
   first_micro_batch_ = first;
   last_micro_batch_ = last;
+  in_forward_ = false;
+  forward_order_.clear();
+  forward_position_.assign(units_.size(), 0);
   for (UnitState& s : units_) {
     s.backward_done = false;
     s.grad_of_param.clear();
+  }
+}
+
+void StepRules::BeginGathers(Phase phase) {
+  if (in_forward_ || phase != Phase::kForward) {
+    return;
+  }
+  in_forward_ = true;
+  const OpId compute = e_.body->last();  // the copy of the inputs, behind the last update
+  e_.AddWait(Stream::kCopyIn, {compute}, phase, kNoSubject);
+  e_.AddWait(Stream::kGather, {compute}, phase, kNoSubject);
+}
+
+void StepRules::RecordForward(UnitId u) {
+  forward_order_.push_back(u);
+  forward_position_[u.value] = forward_order_.size();
+}
+
+UnitId StepRules::LeftBefore(UnitId u) const {
+  const std::size_t position = forward_position_[u.value];
+  return position >= 2 ? forward_order_[position - 2] : UnitId();
+}
+
+void StepRules::GradToHost(UnitId u, Stream stream, OpId ready) {
+  UnitState& state = At(u);
+  state.host_grad = e_.AllocOnHost(GradShard(u), Category::kShardedGradient);
+  to_host_.push_back(e_.AddTransfer(OpCode::kCopyD2h, stream, Phase::kBackward, u.value,
+                                    GradShard(u), state.sharded_grad, state.host_grad));
+  e_.After(ready);
+}
+
+void StepRules::WaitForHostGrads(Phase phase) {
+  if (!to_host_.empty()) {
+    to_host_.push_back(e_.LastCompute());
+    e_.AddHostWait(to_host_, phase, kNoSubject);
+    to_host_.clear();
   }
 }
 
@@ -327,6 +366,11 @@ void StepRules::FreeShardedGrads(std::span<const UnitId> units) {
 void StepRules::EndStep() {
   const std::vector<UnitId> units = UnitsWithGrads();
   if (units.empty()) {
+    return;
+  }
+  if (plan_.offload.parameters) {
+    AddHostOptimizer(units);
+    FreeShardedGrads(units);
     return;
   }
   if (job_.clip_gradients) {

@@ -87,6 +87,17 @@ class StepRules : public DialectRules {
   // Gradients of this micro-batch are reduced (not just accumulated).
   [[nodiscard]] bool Syncs() const { return plan_.sync != SyncMode::kLast || last_micro_batch_; }
 
+  [[nodiscard]] bool HasParams(UnitId u) const { return Info(u).padded_elements > 0; }
+  // Before the outermost unit of a forward pass: gathers wait for what the compute stream did to
+  // the parameters. Does nothing at inner units.
+  void BeginGathers(Phase phase);
+  // The order in which units left this forward pass, and who left before `u` (none for the first).
+  void RecordForward(UnitId u);
+  [[nodiscard]] UnitId LeftBefore(UnitId u) const;
+  // Copies a reduced gradient to the host for the CPU optimizer; WaitForHostGrads blocks until all
+  // of them, and what the compute stream was given, are done.
+  void GradToHost(UnitId u, Stream stream, OpId ready);
+  void WaitForHostGrads(Phase phase);
   // The storage of the op's first parameter, through its tie.
   [[nodiscard]] ParamId StorageOf(std::uint32_t model_op) const;
   void FreeGrads(UnitId u);
@@ -116,6 +127,10 @@ class StepRules : public DialectRules {
 
  private:
   std::vector<UnitState> units_;
+  bool in_forward_ = false;  // the outermost unit of this pass was entered
+  std::vector<UnitId> forward_order_;
+  std::vector<std::size_t> forward_position_;  // 1-based place in forward_order_; 0: not yet
+  std::vector<OpId> to_host_;
   std::vector<std::int64_t> train_elements_;  // GradElements per unit
 };
 

@@ -265,17 +265,14 @@ void Walker::UseParameters(std::uint32_t i) {
   }
 }
 
-void Walker::ForwardOp(std::uint32_t i, Phase phase) {
-  const ModelOp& op = e_.in.model.ops[i];
-  const ModelOpFacts& facts = e_.a.ops[i];
-  const OpKernels& k = e_.a.KernelsOf(i);
-  const bool rerun = phase == Phase::kRecompute;
-  std::vector<Instance*> fresh;  // outputs with storage of their own, for their release below
-  for (const TensorId t : op.outputs) {
+// Storage for the outputs that are no views of inputs; those nobody will read get no references.
+std::vector<Walker::Instance*> Walker::AllocateOutputs(std::uint32_t i, bool rerun) {
+  std::vector<Instance*> fresh;
+  for (const TensorId t : e_.in.model.ops[i].outputs) {
     const std::uint32_t s = e_.a.storage_of[t.value];
     const StorageFacts& storage = e_.a.storages[s];
     if (storage.producer != i) {
-      continue;  // a view of an input
+      continue;
     }
     Instance& instance = rerun ? rerun_instance_[s] : forward_instance_[s];
     instance.refs = rerun ? storage.rerun_uses : storage.forward_uses + storage.backward_uses;
@@ -284,6 +281,40 @@ void Walker::ForwardOp(std::uint32_t i, Phase phase) {
                                Stream::kCompute);
     fresh.push_back(&instance);
   }
+  return fresh;
+}
+
+void Walker::AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId workspace) {
+  const ModelOp& op = e_.in.model.ops[i];
+  const bool rerun = phase == Phase::kRecompute;
+  rules_.BeforeForwardOp(i, phase);
+  AddCompute(i, phase, ForwardShape(i));
+  for (std::size_t j = 0; j < op.inputs.size(); ++j) {
+    const std::uint32_t s = e_.a.storage_of[op.inputs[j].value];
+    const Instance& instance = rerun ? InstanceFor(s, i) : forward_instance_[s];
+    e_.body->Use(instance.buffer, AccessMode::kRead, Role::kInput, static_cast<std::uint16_t>(j));
+  }
+  UseParameters(i);
+  for (std::size_t j = 0; j < op.outputs.size(); ++j) {
+    const std::uint32_t s = e_.a.storage_of[op.outputs[j].value];
+    const bool own = e_.a.storages[s].producer == i;  // otherwise a view of an input
+    const Instance& instance =
+        !rerun ? forward_instance_[s] : (own ? rerun_instance_[s] : InstanceFor(s, i));
+    e_.body->Use(instance.buffer, AccessMode::kWrite, Role::kOutput, static_cast<std::uint16_t>(j));
+  }
+  if (extra.valid()) {
+    e_.body->Use(extra, AccessMode::kWrite, Role::kSaved);
+  }
+  if (workspace.valid()) {
+    e_.body->Use(workspace, AccessMode::kWrite, Role::kWorkspace);
+  }
+}
+
+void Walker::ForwardOp(std::uint32_t i, Phase phase) {
+  const ModelOpFacts& facts = e_.a.ops[i];
+  const OpKernels& k = e_.a.KernelsOf(i);
+  const bool rerun = phase == Phase::kRecompute;
+  const std::vector<Instance*> fresh = AllocateOutputs(i, rerun);
   const bool keeps_extra =
       k.extra_saved > Bytes(0) && (rerun ? facts.has_backward : facts.saves_in_forward);
   BufferId extra, workspace;
@@ -295,28 +326,7 @@ void Walker::ForwardOp(std::uint32_t i, Phase phase) {
     workspace = e_.Alloc(k.forward_workspace, Category::kTemporary, Stream::kCompute);
   }
   if (!k.forward.empty()) {
-    rules_.BeforeForwardOp(i, phase);
-    AddCompute(i, phase, ForwardShape(i));
-    for (std::size_t j = 0; j < op.inputs.size(); ++j) {
-      const std::uint32_t s = e_.a.storage_of[op.inputs[j].value];
-      const Instance& instance = rerun ? InstanceFor(s, i) : forward_instance_[s];
-      e_.body->Use(instance.buffer, AccessMode::kRead, Role::kInput, static_cast<std::uint16_t>(j));
-    }
-    UseParameters(i);
-    for (std::size_t j = 0; j < op.outputs.size(); ++j) {
-      const std::uint32_t s = e_.a.storage_of[op.outputs[j].value];
-      const bool own = e_.a.storages[s].producer == i;  // otherwise a view of an input
-      const Instance& instance =
-          !rerun ? forward_instance_[s] : (own ? rerun_instance_[s] : InstanceFor(s, i));
-      e_.body->Use(instance.buffer, AccessMode::kWrite, Role::kOutput,
-                   static_cast<std::uint16_t>(j));
-    }
-    if (extra.valid()) {
-      e_.body->Use(extra, AccessMode::kWrite, Role::kSaved);
-    }
-    if (workspace.valid()) {
-      e_.body->Use(workspace, AccessMode::kWrite, Role::kWorkspace);
-    }
+    AddForwardOp(i, phase, extra, workspace);
   }
   if (workspace.valid()) {
     e_.body->Free(workspace);
@@ -326,7 +336,7 @@ void Walker::ForwardOp(std::uint32_t i, Phase phase) {
   } else if (extra.valid()) {
     e_.body->Free(extra);
   }
-  for (const TensorId t : op.inputs) {
+  for (const TensorId t : e_.in.model.ops[i].inputs) {
     const std::uint32_t s = e_.a.storage_of[t.value];
     Release(rerun ? InstanceFor(s, i) : forward_instance_[s]);
     if (offload_ && !rerun) {

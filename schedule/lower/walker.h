@@ -87,7 +87,11 @@ class Walker {
   void MarkBlocks();
   void LoadInputs();
   void ForwardOp(std::uint32_t i, Phase phase);
+  [[nodiscard]] std::vector<Instance*> AllocateOutputs(std::uint32_t i, bool rerun);
+  void AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId workspace);
   void BackwardOp(std::uint32_t i);
+  void AddBackwardOp(std::uint32_t i);
+  void UseForBackward(std::uint32_t i);
   void Recompute(const Region& region);
   void AddCompute(std::uint32_t i, Phase phase, ShapeId shape);
   void UseParameters(std::uint32_t i);

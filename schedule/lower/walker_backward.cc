@@ -83,77 +83,88 @@ void Walker::ReleaseSaved(std::uint32_t i) {
   }
 }
 
+// The op's backward kernels, with their gradients in and out.
+void Walker::AddBackwardOp(std::uint32_t i) {
+  const ModelOp& op = e_.in.model.ops[i];
+  const ModelOpFacts& facts = e_.a.ops[i];
+  const Bytes workspace_bytes = e_.a.KernelsOf(i).backward_workspace;
+  std::vector<std::uint32_t> input_grads(op.inputs.size(), kNoGrad);
+  for (std::size_t j = 0; j < op.inputs.size(); ++j) {
+    if (((facts.input_grads >> j) & 1U) != 0) {
+      input_grads[j] = NewGrad(e_.Alloc(e_.a.tensor_bytes[op.inputs[j].value],
+                                        Category::kActivationGradient, Stream::kCompute));
+    }
+  }
+  DialectRules::GradTarget weight;
+  if (facts.weight_grad) {
+    weight = rules_.WeightGradTarget(i, UnitOf(op));
+  }
+  BufferId workspace;
+  if (workspace_bytes > Bytes(0)) {
+    workspace = e_.Alloc(workspace_bytes, Category::kTemporary, Stream::kCompute);
+  }
+  AddCompute(i, Phase::kBackward, BackwardShape(i));
+  UseForBackward(i);
+  for (std::size_t j = 0; j < input_grads.size(); ++j) {
+    if (input_grads[j] != kNoGrad) {
+      e_.body->Use(grads_[input_grads[j]].buffer, AccessMode::kWrite, Role::kInputGrad,
+                   static_cast<std::uint16_t>(j));
+    }
+  }
+  if (weight.buffer.valid()) {
+    e_.body->Use(weight.buffer, weight.mode, Role::kParamGrad);
+  }
+  if (workspace.valid()) {
+    e_.body->Use(workspace, AccessMode::kWrite, Role::kWorkspace);
+    e_.body->Free(workspace);
+  }
+  for (std::size_t j = 0; j < input_grads.size(); ++j) {
+    if (input_grads[j] != kNoGrad) {
+      Contribute(i, op.inputs[j], input_grads[j]);
+    }
+  }
+  if (facts.weight_grad) {
+    rules_.WeightGradWritten(i, UnitOf(op));
+  }
+}
+
+// What the op's backward reads.
+void Walker::UseForBackward(std::uint32_t i) {
+  const ModelOp& op = e_.in.model.ops[i];
+  std::uint16_t index = 0;
+  for (const TensorId t : op.outputs) {
+    if (grad_of_tensor_[t.value] != kNoGrad) {
+      e_.body->Use(grads_[grad_of_tensor_[t.value]].buffer, AccessMode::kRead, Role::kOutputGrad,
+                   index);
+    }
+    ++index;
+  }
+  ForEachSaved(e_.a, e_.in.model, i, [&](std::uint32_t s, Role role, std::uint16_t position) {
+    e_.body->Use(InstanceFor(s, i).buffer, AccessMode::kRead, role, position);
+  });
+  if (extra_[i].valid()) {
+    e_.body->Use(extra_[i], AccessMode::kRead, Role::kSaved);
+  }
+  if (e_.a.ops[i].input_grads != 0) {
+    UseParameters(i);
+  }
+}
+
 void Walker::BackwardOp(std::uint32_t i) {
   const Model& model = e_.in.model;
   const ModelOp& op = model.ops[i];
-  const ModelOpFacts& facts = e_.a.ops[i];
-  const OpKernels& k = e_.a.KernelsOf(i);
   for (const TensorId t : op.outputs) {
     // An output nobody read is a result of the model: its gradient is given from outside.
     if (grad_of_tensor_[t.value] == kNoGrad && e_.a.tensor_grad[t.value] &&
         model.tensors[t.value].role == TensorRole::kActivation) {
-      const Bytes bytes = e_.a.tensor_bytes[t.value];
-      grad_of_tensor_[t.value] =
-          NewGrad(e_.Alloc(bytes, Category::kActivationGradient, Stream::kCompute, true));
+      grad_of_tensor_[t.value] = NewGrad(e_.Alloc(
+          e_.a.tensor_bytes[t.value], Category::kActivationGradient, Stream::kCompute, true));
     }
   }
-  if (k.backward_data.empty() && !facts.weight_grad) {
+  if (e_.a.KernelsOf(i).backward_data.empty() && !e_.a.ops[i].weight_grad) {
     PassGradThrough(i);
   } else {
-    std::vector<std::uint32_t> input_grads(op.inputs.size(), kNoGrad);
-    for (std::size_t j = 0; j < op.inputs.size() && facts.input_grads != 0; ++j) {
-      if (((facts.input_grads >> j) & 1U) != 0) {
-        input_grads[j] = NewGrad(e_.Alloc(e_.a.tensor_bytes[op.inputs[j].value],
-                                          Category::kActivationGradient, Stream::kCompute));
-      }
-    }
-    DialectRules::GradTarget weight;
-    if (facts.weight_grad) {
-      weight = rules_.WeightGradTarget(i, UnitOf(op));
-    }
-    BufferId workspace;
-    if (k.backward_workspace > Bytes(0)) {
-      workspace = e_.Alloc(k.backward_workspace, Category::kTemporary, Stream::kCompute);
-    }
-    AddCompute(i, Phase::kBackward, BackwardShape(i));
-    std::uint16_t index = 0;
-    for (const TensorId t : op.outputs) {
-      if (grad_of_tensor_[t.value] != kNoGrad) {
-        e_.body->Use(grads_[grad_of_tensor_[t.value]].buffer, AccessMode::kRead, Role::kOutputGrad,
-                     index);
-      }
-      ++index;
-    }
-    ForEachSaved(e_.a, model, i, [&](std::uint32_t s, Role role, std::uint16_t position) {
-      e_.body->Use(InstanceFor(s, i).buffer, AccessMode::kRead, role, position);
-    });
-    if (extra_[i].valid()) {
-      e_.body->Use(extra_[i], AccessMode::kRead, Role::kSaved);
-    }
-    if (facts.input_grads != 0) {
-      UseParameters(i);
-    }
-    for (std::size_t j = 0; j < input_grads.size(); ++j) {
-      if (input_grads[j] != kNoGrad) {
-        e_.body->Use(grads_[input_grads[j]].buffer, AccessMode::kWrite, Role::kInputGrad,
-                     static_cast<std::uint16_t>(j));
-      }
-    }
-    if (weight.buffer.valid()) {
-      e_.body->Use(weight.buffer, weight.mode, Role::kParamGrad);
-    }
-    if (workspace.valid()) {
-      e_.body->Use(workspace, AccessMode::kWrite, Role::kWorkspace);
-      e_.body->Free(workspace);
-    }
-    for (std::size_t j = 0; j < input_grads.size(); ++j) {
-      if (input_grads[j] != kNoGrad) {
-        Contribute(i, op.inputs[j], input_grads[j]);
-      }
-    }
-    if (facts.weight_grad) {
-      rules_.WeightGradWritten(i, UnitOf(op));
-    }
+    AddBackwardOp(i);
   }
   rules_.AfterBackwardOp(i);
   ReleaseSaved(i);

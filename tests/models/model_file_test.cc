@@ -124,79 +124,80 @@ TEST_CASE("ModelFile.LoopVariables") {
   }
 }
 
+struct Bad {
+  const char* file;
+  const char* error;
+};
+const Bad kBad[] = {
+    {"file_cycle",
+     "ops: got a cycle through ops \"linear -> y\", \"linear -> z\", expected a graph without "
+     "cycles"},
+    {"file_order",
+     "ops: got op \"linear -> z\" before op \"linear -> y\" whose output it reads, expected ops "
+     "in execution order"},
+    {"file_missing_tensor",
+     "ops[0].inputs[0]: got \"xx\", expected an input of the model or the output of an op; did "
+     "you mean \"x\"?"},
+    {"file_double_tensor",
+     "ops[1]: got a tensor \"y\" that exists already, expected a new name; each tensor has one "
+     "producer"},
+    {"file_tied_unknown",
+     "modules[1].params[0].tied_to: got \"a.weigth\", expected the name of an earlier parameter; "
+     "did you mean \"a.weight\"?"},
+    {"file_tied_shape",
+     "modules[1].params[0]: got a tied parameter with a shape or a frozen flag, expected "
+     "neither; "
+     "both are those of \"a.weight\""},
+    {"file_unknown_key",
+     "got unknown key \"extra\", expected one of \"format\", \"version\", \"_source\", "
+     "\"class\", \"block_class\", \"sequence_length\", \"image_size\", \"inputs\", \"modules\", "
+     "\"ops\""},
+    {"file_unknown_op_key",
+     "ops[0]: got unknown key \"transpose\", expected one of \"op\", \"module\", \"name\", "
+     "\"inputs\", \"output\", \"outputs\", \"params\", \"transposed\"; did you mean "
+     "\"transposed\"?"},
+    {"file_unknown_op",
+     "ops[0].op: got \"conv2\", expected an op of docs/model_json.md; did you mean \"conv2d\"?"},
+    {"file_unknown_module", "ops[0].module: got \"c\", expected the name of a module"},
+    {"file_unknown_param", "ops[0].params[0]: got \"a.wait\", expected the name of a parameter"},
+    {"file_newer_version",
+     "version: got 2, expected version 1, the only one that this program knows"},
+    {"file_other_format",
+     "format: got \"shardwright-plan\", expected \"shardwright-model\"; did you mean "
+     "\"shardwright-model\"?"},
+    {"file_shape", "ops[0].inputs[0]: got a tensor of shape [1, 8], expected [1, 9]"},
+    {"file_unused", "ops: got no op that reads parameter \"b.weight\", expected at least one"},
+    {"file_no_param", "ops[0]: got 0 parameters, expected 1 to 2 for op \"linear\""},
+    {"file_negative_shape",
+     "modules[0].params[0].shape[1]: got -8, expected an integer from 1 to 268435456"},
+    {"file_loop_variable",
+     "modules[0].name: got \"a{j}\", expected loop variables in braces, such as {i} or {i+1}, of "
+     "a repeat around it"},
+    {"file_double_module", "modules[1].name: got \"a\" a second time, expected unique names"},
+    {"file_dotted_module", "modules[0].name: got \"a.b\", expected a name without dots"},
+    {"file_huge_repeat",
+     "modules[0].modules[0]: got more than 200000 modules, ops and iterations when repeats are "
+     "written out, expected fewer"},
+    {"file_image_linear",
+     "ops[0].inputs[0]: got a tensor of shape [8, 4, 4], expected (rows, features); put a "
+     "flatten "
+     "or tokens op before"},
+    {"file_small_image",
+     "ops[0].inputs[0]: got a tensor of shape [3, 4, 4], expected at least the kernel size 5"},
+    {"file_groups",
+     "ops[0].inputs[0]: got a tensor of shape [3, 4, 4], expected channels that groups (2) "
+     "divides"},
+    {"file_attention_inputs",
+     "ops[0].inputs: got 2 tensors, expected one packed tensor, or queries, keys, values and "
+     "perhaps a position bias"},
+    {"file_no_sequence",
+     "inputs.x.shape[0]: got \"sequence_length\", expected a number, since the file has no key "
+     "of "
+     "that name"},
+};
+
 TEST_CASE("ModelFile.BadFilesGetOneClearLine") {
-  struct Bad {
-    const char* file;
-    const char* error;
-  };
-  const Bad bad[] = {
-      {"file_cycle",
-       "ops: got a cycle through ops \"linear -> y\", \"linear -> z\", expected a graph without "
-       "cycles"},
-      {"file_order",
-       "ops: got op \"linear -> z\" before op \"linear -> y\" whose output it reads, expected ops "
-       "in execution order"},
-      {"file_missing_tensor",
-       "ops[0].inputs[0]: got \"xx\", expected an input of the model or the output of an op; did "
-       "you mean \"x\"?"},
-      {"file_double_tensor",
-       "ops[1]: got a tensor \"y\" that exists already, expected a new name; each tensor has one "
-       "producer"},
-      {"file_tied_unknown",
-       "modules[1].params[0].tied_to: got \"a.weigth\", expected the name of an earlier parameter; "
-       "did you mean \"a.weight\"?"},
-      {"file_tied_shape",
-       "modules[1].params[0]: got a tied parameter with a shape or a frozen flag, expected "
-       "neither; "
-       "both are those of \"a.weight\""},
-      {"file_unknown_key",
-       "got unknown key \"extra\", expected one of \"format\", \"version\", \"_source\", "
-       "\"class\", \"block_class\", \"sequence_length\", \"image_size\", \"inputs\", \"modules\", "
-       "\"ops\""},
-      {"file_unknown_op_key",
-       "ops[0]: got unknown key \"transpose\", expected one of \"op\", \"module\", \"name\", "
-       "\"inputs\", \"output\", \"outputs\", \"params\", \"transposed\"; did you mean "
-       "\"transposed\"?"},
-      {"file_unknown_op",
-       "ops[0].op: got \"conv2\", expected an op of docs/model_json.md; did you mean \"conv2d\"?"},
-      {"file_unknown_module", "ops[0].module: got \"c\", expected the name of a module"},
-      {"file_unknown_param", "ops[0].params[0]: got \"a.wait\", expected the name of a parameter"},
-      {"file_newer_version",
-       "version: got 2, expected version 1, the only one that this program knows"},
-      {"file_other_format",
-       "format: got \"shardwright-plan\", expected \"shardwright-model\"; did you mean "
-       "\"shardwright-model\"?"},
-      {"file_shape", "ops[0].inputs[0]: got a tensor of shape [1, 8], expected [1, 9]"},
-      {"file_unused", "ops: got no op that reads parameter \"b.weight\", expected at least one"},
-      {"file_no_param", "ops[0]: got 0 parameters, expected 1 to 2 for op \"linear\""},
-      {"file_negative_shape",
-       "modules[0].params[0].shape[1]: got -8, expected an integer from 1 to 268435456"},
-      {"file_loop_variable",
-       "modules[0].name: got \"a{j}\", expected loop variables in braces, such as {i} or {i+1}, of "
-       "a repeat around it"},
-      {"file_double_module", "modules[1].name: got \"a\" a second time, expected unique names"},
-      {"file_dotted_module", "modules[0].name: got \"a.b\", expected a name without dots"},
-      {"file_huge_repeat",
-       "modules[0].modules[0]: got more than 200000 modules, ops and iterations when repeats are "
-       "written out, expected fewer"},
-      {"file_image_linear",
-       "ops[0].inputs[0]: got a tensor of shape [8, 4, 4], expected (rows, features); put a "
-       "flatten "
-       "or tokens op before"},
-      {"file_small_image",
-       "ops[0].inputs[0]: got a tensor of shape [3, 4, 4], expected at least the kernel size 5"},
-      {"file_groups",
-       "ops[0].inputs[0]: got a tensor of shape [3, 4, 4], expected channels that groups (2) "
-       "divides"},
-      {"file_attention_inputs",
-       "ops[0].inputs: got 2 tensors, expected one packed tensor, or queries, keys, values and "
-       "perhaps a position bias"},
-      {"file_no_sequence",
-       "inputs.x.shape[0]: got \"sequence_length\", expected a number, since the file has no key "
-       "of "
-       "that name"},
-  };
-  for (const Bad& b : bad) {
+  for (const Bad& b : kBad) {
     CAPTURE(b.file);
     const std::string file = "data/bad_models/" + std::string(b.file) + ".json";
     CHECK(ErrorOf(file) == file + ": " + b.error);

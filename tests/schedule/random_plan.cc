@@ -113,6 +113,24 @@ void DropImpossibleReshards(const Model& model, Plan& plan) {
   }
 }
 
+void DrawJob(std::mt19937& random, const Model& model, Job& job) {
+  job.mode = Chance(random, 10) ? JobMode::kForward : JobMode::kTrain;
+  job.sequence_length = std::max<std::int64_t>(model.sequence_length, 1);  // images have none
+  const DType master = DType::kFp32;
+  job.precision = std::array{
+      Precision{master, DType::kBf16, DType::kFp32}, Precision{master, DType::kFp32, DType::kFp32},
+      Precision{master, DType::kBf16, DType::kBf16}, Precision{master, DType::kFp16, DType::kFp16},
+      Precision{DType::kBf16, DType::kBf16,
+                DType::kBf16}}[static_cast<std::size_t>(Between(random, 0, 4))];
+  job.optimizer.kind = std::array{
+      OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kAdam, OptimizerKind::kAdamW,
+      OptimizerKind::kAdadelta}[static_cast<std::size_t>(Between(random, 0, 4))];
+  job.optimizer.impl =
+      std::array{OptimizerImpl::kForeach, OptimizerImpl::kFused,
+                 OptimizerImpl::kForLoop}[static_cast<std::size_t>(Between(random, 0, 2))];
+  job.clip_gradients = Chance(random, 60);
+}
+
 }  // namespace
 
 RandomCase DrawCase(std::mt19937& random) {
@@ -157,22 +175,7 @@ RandomCase DrawCase(std::mt19937& random) {
                                                             : plan.offload.parameters) = true;
   }
   plan.offload.activations = Chance(random, 15);
-  Job& job = c.job;
-  job.mode = Chance(random, 10) ? JobMode::kForward : JobMode::kTrain;
-  job.sequence_length = std::max<std::int64_t>(c.model.sequence_length, 1);  // images have none
-  const DType master = DType::kFp32;
-  job.precision = std::array{
-      Precision{master, DType::kBf16, DType::kFp32}, Precision{master, DType::kFp32, DType::kFp32},
-      Precision{master, DType::kBf16, DType::kBf16}, Precision{master, DType::kFp16, DType::kFp16},
-      Precision{DType::kBf16, DType::kBf16,
-                DType::kBf16}}[static_cast<std::size_t>(Between(random, 0, 4))];
-  job.optimizer.kind = std::array{
-      OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kAdam, OptimizerKind::kAdamW,
-      OptimizerKind::kAdadelta}[static_cast<std::size_t>(Between(random, 0, 4))];
-  job.optimizer.impl =
-      std::array{OptimizerImpl::kForeach, OptimizerImpl::kFused,
-                 OptimizerImpl::kForLoop}[static_cast<std::size_t>(Between(random, 0, 2))];
-  job.clip_gradients = Chance(random, 60);
+  DrawJob(random, c.model, c.job);
   if (Chance(random, 15)) {
     plan.use_orig_params = true;  // FSDP1 mixes trainable and frozen only so
     for (Parameter& p : c.model.params) {
