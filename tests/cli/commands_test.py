@@ -261,6 +261,24 @@ class Simulate(ShardwrightTestCase):
         # By definition: one sample of 128 tokens per rank and step.
         self.assertAlmostEqual(result["tokens_per_s_per_gpu"] * result["step_time_s"], 128.0, places=9)
 
+    def test_llama_70b_on_1024_gpus(self):
+        self.succeed("plan", "--model", "llama-3-70b", "--cluster", "dgx-h100", "--nodes", "128", "--seq", "8192",
+                     "--micro-batch", "1", "--global-batch", "1024", "--dialect", "fsdp2", "--recompute", "full",
+                     "--wrap", "block", "-o", "p.json")
+        result = json.loads(self.succeed("simulate", "p.json", "--trace", "t.json.gz", "--json"))
+        for key in ("step_time_s", "tokens_per_s_per_gpu", "mfu", "exposed_comm_s"):
+            self.assertIsInstance(result[key], float)
+        memory = result["memory"]
+        self.assertEqual(sum(memory["at_peak"].values()), memory["peak_allocated_bytes"])
+        self.assertLess(memory["peak_reserved_bytes"] + memory["outside_allocator_bytes"],
+                        memory["usable_device_bytes"])
+        # FSDP2 pads each parameter's rows to a multiple of 1,024. All of Llama-3-70B's divide but the
+        # 128,256 rows of embedding and head, which become 126 * 1024.
+        padding = 2 * (126 * 1024 - 128256) * 8192
+        self.assertEqual(memory["at_peak"]["parameter_shard"], (70553706496 + padding) * 4 // 1024)
+        self.assertTrue((self.folder / "t.json.gz").exists())
+        self.assertLess(result["mfu"], 1.0)
+
     def test_mfu_is_the_convention(self):
         """6 FLOPs per parameter and token, 12 * layers * hidden * seq per token (PaLM, appendix B)."""
         result = json.loads(self.succeed("simulate", "-", "--json", stdin=self.succeed(*SMALL)))
