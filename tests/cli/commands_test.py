@@ -8,7 +8,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from shardwright_test_case import ShardwrightTestCase, interrupted, main
+from shardwright_test_case import TESTS, ShardwrightTestCase, interrupted, main
 
 SMALL = ("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--seq", "128")
 
@@ -177,6 +177,12 @@ class Plans(ShardwrightTestCase):
         self.assertEqual(document["model"]["json"], config)
         self.assertEqual(document["cluster"]["json"]["format"], "shardwright-cluster")
         self.assertIn("step_time_s", json.loads(self.succeed("simulate", "-", "--json", stdin=plan)))
+
+    def test_documented_example(self):
+        text = (TESTS.parent / "docs" / "plan_file.md").read_text(encoding="utf-8")
+        example = text.split("```json\n")[1].split("```")[0]
+        shown = json.loads(self.succeed("inspect", "-", "--json", stdin=example))
+        self.assertEqual([unit["name"] for unit in shown["units"]], ["transformer.h.0", "root"])
 
     def test_old_hash(self):
         plan = json.loads(self.succeed(*SMALL))
