@@ -50,6 +50,8 @@ void EventLoop::Reset() {
   s_.runs.clear();
   s_.slots.clear();
   s_.repeats.clear();
+  s_.points.clear();
+  s_.previous_points.clear();
   op_count_ = 0;
   s_.heads = {};
   s_.last_on_stream.fill(kNone);
@@ -290,8 +292,8 @@ EngineResult EventLoop::Run() {
     if (running_changed_) {
       UpdateSpeeds();
     }
-    if (anchor_is_due_) {
-      TakeAnchors();
+    if (anchor_is_due_ && TakeAnchors(result)) {
+      break;
     }
     const std::int64_t next = NextEvent();
     SW_CHECK(next != kNotDone, "the program waits for itself; Verify must reject it");

@@ -187,8 +187,12 @@ std::uint32_t EventLoop::PullNext(std::size_t stream) {
     run.host_end = cursor.host;
     run.totals.host_issue = run.host_end - run.host_begin;
     cursor.is_done = is_whole_step;  // later steps have nothing for this stream either
-    if (cursor.is_done || (cursor.run + 1 == s_.runs.size() && !BeginNextBody())) {
+    if (cursor.is_done) {
+      return kNone;
+    }
+    if (cursor.run + 1 == s_.runs.size() && !BeginNextBody()) {
       cursor.is_done = true;
+      steps_are_used_up_ = true;
       return kNone;
     }
     ++cursor.run;

@@ -77,10 +77,74 @@ Anchor EventLoop::AnchorOf(const ActiveRepeat& active) const {
   return anchor;
 }
 
-void EventLoop::TakeAnchors() {
+// Compares the start of a repeat with the same point one step ago. With equal states at equal
+// points the time between them is the period, and nothing new will happen: what follows here is
+// what followed there.
+bool EventLoop::MeetsStepBefore(const ActiveRepeat& active, EngineResult& result) {
+  const BodyRun& run = s_.runs[active.run];
+  const bool first_is_known = collected_ >= 2;  // init and the first step are complete
+  if (run.kind != BodyKind::kStep || steps_are_used_up_) {
+    return false;
+  }
+  if (active.run != point_run_) {
+    point_run_ = active.run;
+    std::swap(s_.points, s_.previous_points);
+    s_.points.clear();
+  }
+  StepPoint point;
+  point.op = s_.heads[static_cast<std::size_t>(Stream::kCompute)].op - run.base;
+  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
+    const StreamHead& head = s_.heads[stream];
+    Anchor::StreamPosition& position = point.streams[stream];
+    position.status = head.status;
+    if (head.status != Status::kEmpty) {
+      position.op = std::int64_t{head.op} - run.base;
+    }
+    if (head.status == Status::kTimed) {
+      position.age = now_ - head.time;
+    }
+    if (head.status == Status::kRunning) {
+      position.remaining = head.remaining;
+      position.age = now_ - head.since;
+    }
+  }
+  point.time = now_;
+  point.issued = s_.records[run.base + point.op].issued;
+  for (const BodyRun& other : s_.runs) {
+    AddScaled(point.totals, Totals(), other.totals, 1);
+  }
+  s_.points.push_back(point);
+
+  const auto before = std::find_if(s_.previous_points.begin(), s_.previous_points.end(),
+                                   [&](const StepPoint& p) { return p.op == point.op; });
+  const BodyRun& run_before = s_.runs[active.run - 1];
+  if (!first_is_known || before == s_.previous_points.end() || run_before.kind != BodyKind::kStep ||
+      !(before->streams == point.streams)) {
+    return false;
+  }
+  const std::int64_t period = point.time - before->time;
+  const std::int64_t host = point.issued - before->issued;
+  if (host > period || (host < period && before->issue_slack < 0)) {
+    return false;
+  }
+  result.steps = static_cast<int>(run.step) + 1;
+  result.steady = ToStepTiming(before->totals, point.totals, period);
+  result.steady.host_issue = SimTime(host);  // the host never waits
+  result.is_steady = true;
+  result.simulated_ops = finished_;
+  return true;
+}
+
+bool EventLoop::TakeAnchors(EngineResult& result) {
   anchor_is_due_ = false;
   for (ActiveRepeat& active : s_.repeats) {
     active.issue_slack = std::min(active.issue_slack, issue_slack_);
+  }
+  for (StepPoint& point : s_.points) {
+    point.issue_slack = std::min(point.issue_slack, issue_slack_);
+  }
+  for (StepPoint& point : s_.previous_points) {
+    point.issue_slack = std::min(point.issue_slack, issue_slack_);
   }
   issue_slack_ = kNotDone;
   for (std::size_t level = 0; level < s_.repeats.size(); ++level) {
@@ -89,6 +153,9 @@ void EventLoop::TakeAnchors() {
       continue;
     }
     active.is_due = false;
+    if (active.copy == 0 && MeetsStepBefore(active, result)) {
+      return true;
+    }
     const Anchor anchor = AnchorOf(active);
     const std::int64_t copies = active.has_anchor && anchor.streams == active.anchor.streams
                                     ? CopiesToSkip(active, anchor)
@@ -103,12 +170,13 @@ void EventLoop::TakeAnchors() {
                  active.next_anchor - active.repeat.period) {
         ++repeat_cursor_;
       }
-      return;
+      return false;
     }
     active.anchor = anchor;
     active.has_anchor = true;
     active.issue_slack = kNotDone;
   }
+  return false;
 }
 
 // How many copies can be skipped after `now`, the second of two equal anchors; 0 if anything could
@@ -272,10 +340,17 @@ void EventLoop::SkipCopies(ActiveRepeat& active, const Anchor& now, std::int64_t
   run.unfinished -=
       static_cast<std::uint32_t>(copies) * (active.anchor.unfinished - now.unfinished);
   now_ += time;
-  // Outer repeats see the least slack of the copies left out as well.
+  // What is counted from further back sees the least slack of the copies left out as well.
   const std::int64_t loss = std::max<std::int64_t>(0, host - time);
+  const std::int64_t least = active.issue_slack - loss;
   for (ActiveRepeat& other : s_.repeats) {
-    other.issue_slack = std::min(other.issue_slack, active.issue_slack - loss);
+    other.issue_slack = std::min(other.issue_slack, least);
+  }
+  for (StepPoint& point : s_.points) {
+    point.issue_slack = std::min(point.issue_slack, least);
+  }
+  for (StepPoint& point : s_.previous_points) {
+    point.issue_slack = std::min(point.issue_slack, least);
   }
   active.copy += static_cast<std::uint32_t>(copies);
   active.next_anchor += ops;

@@ -104,6 +104,16 @@ struct ActiveRepeat {
   Anchor anchor;
 };
 
+// A state at the start of a repeat, to be compared with the same point of the next step.
+struct StepPoint {
+  std::uint32_t op = 0;  // the compute op that starts, as index in the body
+  std::array<Anchor::StreamPosition, kStreamCount> streams;  // ops counted from the body's first
+  std::int64_t time = 0;
+  std::int64_t issued = 0;
+  std::int64_t issue_slack = kNotDone;  // since then; see ActiveRepeat
+  Totals totals;                        // of all runs
+};
+
 struct EventState {
   std::vector<std::int64_t> end;  // kNotDone while an op has not ended
   std::vector<EventRecord> records;
@@ -114,7 +124,9 @@ struct EventState {
   std::array<std::int64_t, kStreamCount> stream_free{};
   std::array<std::uint32_t, kMaxGroups> last_in_group{};
   std::array<StreamCursor, kStreamCount> cursors;
-  std::vector<ActiveRepeat> repeats;  // outer ones first
+  std::vector<ActiveRepeat> repeats;       // outer ones first
+  std::vector<StepPoint> points;           // of the present step run
+  std::vector<StepPoint> previous_points;  // of the step run before
   SpeedCache cache;
 };
 

@@ -50,7 +50,8 @@ class EventLoop {
 
   // event_periodic.cc: skipping of repeats.
   void NoteComputeStart();
-  void TakeAnchors();
+  // True when the simulation can stop, because this step goes on like the one before.
+  bool TakeAnchors(EngineResult& result);
   [[nodiscard]] Anchor AnchorOf(const ActiveRepeat& active) const;
   [[nodiscard]] std::int64_t CopiesToSkip(const ActiveRepeat& active, const Anchor& now) const;
   [[nodiscard]] bool EdgesAreSettled(const ActiveRepeat& active, std::int64_t lowest) const;
@@ -59,6 +60,7 @@ class EventLoop {
     const std::uint32_t begin = s_.runs[active.run].base + active.repeat.first;
     return op >= begin && op < begin + active.repeat.period * active.repeat.count;
   }
+  bool MeetsStepBefore(const ActiveRepeat& active, EngineResult& result);
   void FillSkipped(const ActiveRepeat& active, std::int64_t copies, std::int64_t period);
 
   void Resolve(std::size_t stream);
@@ -107,6 +109,8 @@ class EventLoop {
   bool host_waits_ = false;           // the host can be blocked or delayed, so it is simulated
   std::uint32_t repeat_run_ = kNone;  // the run that s_.repeats belong to
   std::size_t repeat_cursor_ = 0;     // next of its body's repeats
+  std::uint32_t point_run_ = kNone;   // the run that s_.points belong to
+  bool steps_are_used_up_ = false;    // a stream ran out of ops because no more steps are simulated
   bool anchor_is_due_ = false;        // the compute stream has started the first op of a copy
 };
 
