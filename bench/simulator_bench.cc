@@ -95,11 +95,13 @@ void Run(benchmark::State& state, bool periodic, bool contention) {
     state.SkipWithError("periodic and exact mode differ");
     return;
   }
-  const std::int64_t allocations_before = allocation_count;
+  std::int64_t allocations = 0;
   std::int64_t ops = 0;
   std::int64_t runs = 0;
   for (auto _ : state) {
+    const std::int64_t allocations_before = allocation_count;
     result = simulator.Run(setting.program, options);
+    allocations += allocation_count - allocations_before;
     benchmark::DoNotOptimize(result.step_time);
     ops += result.timing.simulated_ops;
     ++runs;
@@ -109,8 +111,11 @@ void Run(benchmark::State& state, bool periodic, bool contention) {
   state.counters["simulated"] = static_cast<double>(result.timing.simulated_ops);
   state.counters["ops/s"] =
       benchmark::Counter(static_cast<double>(ops), benchmark::Counter::kIsRate);
-  state.counters["allocs"] =
-      static_cast<double>(allocation_count - allocations_before) / static_cast<double>(runs);
+  if (allocations > 0) {
+    state.SkipWithError("a simulation allocated memory after warm-up");
+    return;
+  }
+  state.counters["allocs"] = static_cast<double>(allocations) / static_cast<double>(runs);
   state.counters["step_s"] = ToSeconds(result.step_time).value;
 }
 

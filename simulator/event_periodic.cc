@@ -99,6 +99,7 @@ bool EventLoop::MeetsStepBefore(const ActiveRepeat& active, EngineResult& result
     position.status = head.status;
     if (head.status != Status::kEmpty) {
       position.op = std::int64_t{head.op} - run.base;
+      point.lags = point.lags || head.run < active.run;
     }
     if (head.status == Status::kTimed) {
       position.age = now_ - head.time;
@@ -120,6 +121,10 @@ bool EventLoop::MeetsStepBefore(const ActiveRepeat& active, EngineResult& result
   const BodyRun& run_before = s_.runs[active.run - 1];
   if (!first_is_known || before == s_.previous_points.end() || run_before.kind != BodyKind::kStep ||
       !(before->streams == point.streams)) {
+    return false;
+  }
+  // What is left of the body before must be left of the same body.
+  if (point.lags && s_.runs[active.run - 2].kind != BodyKind::kStep) {
     return false;
   }
   const std::int64_t period = point.time - before->time;

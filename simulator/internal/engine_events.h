@@ -110,6 +110,7 @@ struct StepPoint {
   std::array<Anchor::StreamPosition, kStreamCount> streams;  // ops counted from the body's first
   std::int64_t time = 0;
   std::int64_t issued = 0;
+  bool lags = false;                    // ops of earlier runs are unfinished
   std::int64_t issue_slack = kNotDone;  // since then; see ActiveRepeat
   Totals totals;                        // of all runs
 };
