@@ -179,8 +179,9 @@ std::multiset<std::pair<std::string, std::string>> CheckFlows(
   }
   CHECK(is_uniform);
   std::multiset<std::pair<std::string, std::string>> pairs;
-  for (const auto& [id, ends] : flows) {
-    CAPTURE(id);
+  for (const auto& flow : flows) {
+    const Ends& ends = flow.second;
+    CAPTURE(flow.first);
     REQUIRE(ends.from.size() == 1);
     REQUIRE(ends.to.size() == 1);
     CHECK(!ends.from[0].empty());
@@ -256,7 +257,9 @@ TEST_CASE("Simulated traces: slices nest, flows bind, counters ascend, waits fil
     const Json& events = trace["traceEvents"];
     const auto tracks = SlicesOf(events, 1000);
     std::size_t op_slices = 0;
-    for (const auto& [key, slices] : tracks) {
+    for (const auto& track : tracks) {
+      const TrackKey key = track.first;
+      const std::vector<Slice>& slices = track.second;
       CAPTURE(key.second);
       CHECK(Nests(slices));
       CHECK((key.second == 100 || IsFlat(slices)));
