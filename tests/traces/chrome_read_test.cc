@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <string>
 
@@ -18,6 +19,7 @@
 #include "tests/traces/tiny_program.h"
 #include "traces/check.h"
 #include "traces/chrome_write.h"
+#include "traces/gzip.h"
 
 namespace shardwright {
 namespace {
@@ -188,6 +190,60 @@ TEST_CASE("A truncated gzip file is one error") {
       (file.name() + ": got compressed data that ends too early, expected a whole gzip file")
           .c_str(),
       InputError);
+}
+
+// Without the sync to disk of WriteFileAtomically, which would take most of the time. File systems
+// sync a file that is cut to nothing and written again, too, so it is a new one each time.
+void WriteQuickly(const std::string& file, const std::string& content) {
+  std::remove(file.c_str());
+  std::ofstream(file, std::ios::binary) << content;
+}
+
+// Whether reading ends well or with an InputError that names the file.
+bool IsReadOrRefused(const std::string& file, const Program& program) {
+  try {
+    (void)ReadChromeTrace(file, program);
+  } catch (const InputError& error) {
+    return std::string(error.what()).starts_with(file);
+  }
+  return true;
+}
+
+TEST_CASE("Random damage to text or gzip is read or refused, never worse") {
+  const unsigned seed = 77;
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  const Program program = TinyProgram("layer", "layer.linear");
+  const std::string text = ReadTextFile("traces/tiny_trace.json");
+  TextSink sink(true);
+  sink.Append(text);
+  const std::string packed = sink.Finish();
+  const TemporaryFile file(".json");
+  const std::string characters = "0123456789{}[]\",:.-e\\ \n\xff";
+  for (int trial = 0; trial < 2000; ++trial) {
+    CAPTURE(trial);
+    std::string damaged = trial % 2 == 0 ? text : packed;
+    for (unsigned change = 0; change <= random() % 3; ++change) {
+      const std::size_t at = random() % damaged.size();
+      switch (random() % 3) {
+        case 0:
+          damaged[at] = characters[random() % characters.size()];
+          break;
+        case 1:
+          damaged.erase(at, 1 + random() % 20);
+          break;
+        default:
+          damaged.insert(at, damaged.substr(random() % damaged.size(), random() % 20));
+      }
+    }
+    WriteQuickly(file.name(), damaged);
+    CHECK(IsReadOrRefused(file.name(), program));
+  }
+  for (std::size_t size = 0; size < packed.size(); ++size) {
+    CAPTURE(size);
+    WriteQuickly(file.name(), packed.substr(0, size));
+    CHECK_THROWS_AS((void)ReadChromeTrace(file.name(), program), InputError);
+  }
 }
 
 }  // namespace
