@@ -108,7 +108,7 @@ void EventLoop::Resolve(std::size_t stream) {
     ready = std::max(ready, end);
     return true;
   };
-  for (const Edge edge : run.body->EdgesOf(OpId(head.op - run.base))) {
+  for (const Edge edge : EdgesOf(*run.body, head.op - run.base)) {
     if (!wait_for(Target(run, edge))) {
       return;
     }
@@ -124,7 +124,7 @@ void EventLoop::Resolve(std::size_t stream) {
 
 std::uint8_t EventLoop::BindingStream(const BodyRun& run, std::uint32_t op,
                                       std::int64_t time) const {
-  for (const Edge edge : run.body->EdgesOf(OpId(op - run.base))) {
+  for (const Edge edge : EdgesOf(*run.body, op - run.base)) {
     const std::uint32_t target = Target(run, edge);
     if (target != kNone && s_.end[target] == time) {
       return CostOf(s_.runs[RunOf(target)], target).stream;

@@ -107,7 +107,7 @@ void Comparison::AddEdge(std::uint32_t i, std::size_t index, Edge edge, std::int
     Add({EndB(target) + extra, IncrementOf(target)});
     return;
   }
-  const std::uint32_t twin = body_.EdgesOf(OpId(i - pair_.shift))[index].value;
+  const std::uint32_t twin = EdgesOf(body_, i - pair_.shift)[index].value;
   if (twin + pair_.shift != target) {
     AddFarEdge(i, index, extra);
     return;
@@ -133,7 +133,7 @@ void Comparison::AddEdge(std::uint32_t i, std::size_t index, Edge edge, std::int
 void Comparison::AddFarEdge(std::uint32_t i, std::size_t index, std::int64_t extra) {
   for (std::int64_t m = 0; m <= limit_; ++m) {
     const auto copy = static_cast<std::uint32_t>(i + m * pair_.shift);
-    const std::uint32_t target = body_.EdgesOf(OpId(copy))[index].value;
+    const std::uint32_t target = EdgesOf(body_, copy)[index].value;
     if (target >= pair_.run_begin ||
         EndB(target) + extra >= result_.value + m * result_.increment) {
       limit_ = std::max<std::int64_t>(m - 1, 0);
@@ -165,7 +165,7 @@ void Comparison::CompareHostOp(std::uint32_t i, const Cost& cost, Term host) {
   Require(result_.increment == host.increment);  // so that the time blocked stays the same
   Require(IncrementOf(i) == result_.increment);
   Add(host);
-  const auto edges = body_.EdgesOf(OpId(i));
+  const auto edges = EdgesOf(body_, i);
   for (std::size_t e = 0; e < edges.size() && limit_ > 0; ++e) {
     AddEdge(i, e, edges[e], cost.first);
   }
@@ -193,7 +193,7 @@ void Comparison::CompareDeviceOp(std::uint32_t i, const Cost& cost, Term issued)
     }
     Add(group);
   }
-  const auto edges = body_.EdgesOf(OpId(i));
+  const auto edges = EdgesOf(body_, i);
   for (std::size_t e = 0; e < edges.size() && limit_ > 0; ++e) {
     AddEdge(i, e, edges[e], 0);
   }

@@ -161,6 +161,30 @@ std::uint32_t EventLoop::BeforeInGroup(std::size_t run_index, std::uint32_t inde
   return kNone;
 }
 
+// Where to look on from op `i`: behind repeats that begin there and have no op on the stream.
+std::uint32_t EventLoop::PassRepeats(std::size_t stream, std::uint32_t i) {
+  StreamCursor& cursor = s_.cursors[stream];
+  const Body& body = *s_.runs[cursor.run].body;
+  for (; cursor.repeat < body.repeats.size() && body.repeats[cursor.repeat].first <= i;
+       ++cursor.repeat) {
+    const Repeat& repeat = body.repeats[cursor.repeat];
+    std::int64_t issue = 0;
+    std::uint32_t j = repeat.first;
+    for (; repeat.first == i && j < repeat.first + repeat.period; ++j) {
+      const Cost& cost = costs_[body.ops[j].shape.value];
+      if (cost.stream == stream) {
+        break;
+      }
+      issue += cost.issue;
+    }
+    if (repeat.first == i && j == repeat.first + repeat.period) {
+      cursor.host += issue * repeat.count;
+      i += repeat.period * repeat.count;
+    }
+  }
+  return i;
+}
+
 // The next op of a stream, with the times at which the host issues it; kNone when there is none.
 std::uint32_t EventLoop::PullNext(std::size_t stream) {
   StreamCursor& cursor = s_.cursors[stream];
@@ -168,6 +192,10 @@ std::uint32_t EventLoop::PullNext(std::size_t stream) {
     const std::vector<Op>& ops = s_.runs[cursor.run].body->ops;
     const bool is_whole_step = cursor.next == 0 && s_.runs[cursor.run].kind == BodyKind::kStep;
     for (std::uint32_t i = cursor.next; i < ops.size(); ++i) {
+      i = PassRepeats(stream, i);
+      if (i == ops.size()) {
+        break;
+      }
       const Cost& cost = costs_[ops[i].shape.value];
       if (cost.stream != stream) {
         cursor.host += cost.issue;
@@ -197,6 +225,7 @@ std::uint32_t EventLoop::PullNext(std::size_t stream) {
     }
     ++cursor.run;
     cursor.next = 0;
+    cursor.repeat = 0;
     cursor.host = s_.runs[cursor.run].host_begin;
   }
   return kNone;

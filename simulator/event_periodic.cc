@@ -242,8 +242,8 @@ bool EventLoop::EdgesAreSettled(const ActiveRepeat& active, std::int64_t lowest)
   const auto first_copy = static_cast<std::uint32_t>(reach / repeat.period);
   for (std::uint32_t j = 0; j < repeat.period; ++j) {
     const std::uint32_t x = repeat.first + active.copy * repeat.period + j;
-    const auto edges = body.EdgesOf(OpId(x));
-    const auto twin_edges = body.EdgesOf(OpId(x - repeat.period));
+    const auto edges = EdgesOf(body, x);
+    const auto twin_edges = EdgesOf(body, x - repeat.period);
     for (std::size_t e = 0; e < edges.size(); ++e) {
       if (edges[e].is_carried()) {
         if (!has_ended(Target(run, edges[e]))) {
@@ -256,7 +256,7 @@ bool EventLoop::EdgesAreSettled(const ActiveRepeat& active, std::int64_t lowest)
       } else {
         for (std::uint32_t k = first_copy; k < repeat.count; ++k) {
           const std::uint32_t other = repeat.first + k * repeat.period + j;
-          if (!has_ended(Target(run, body.EdgesOf(OpId(other))[e]))) {
+          if (!has_ended(Target(run, EdgesOf(body, other)[e]))) {
             return false;
           }
         }

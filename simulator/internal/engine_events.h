@@ -69,6 +69,7 @@ struct SpeedCache {
 struct StreamCursor {
   std::uint32_t run = 0;
   std::uint32_t next = 0;  // first op of the run's body not looked at yet
+  std::size_t repeat = 0;  // first of the body's repeats that does not begin before `next`
   std::int64_t host = 0;   // the host clock before that op is issued
   bool is_done = false;    // the step has no ops on this stream
 };

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "schedule/program.h"
@@ -53,6 +54,14 @@ struct Totals {
   std::int64_t host_blocked = 0;
   std::int64_t host_issue = 0;
 };
+
+// Body::EdgesOf for inner loops.
+[[nodiscard]] inline std::span<const Edge> EdgesOf(const Body& body, std::uint32_t op) {
+  const std::size_t end =
+      op + 1 < body.ops.size() ? body.ops[op + 1].edge_begin : body.edges.size();
+  const std::size_t begin = body.ops[op].edge_begin;
+  return {body.edges.data() + begin, end - begin};
+}
 
 // *this + count * (after - before), member by member.
 void AddScaled(Totals& totals, const Totals& before, const Totals& after, std::int64_t count);

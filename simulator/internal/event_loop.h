@@ -45,6 +45,7 @@ class EventLoop {
   void Append(std::uint32_t op, const Cost& cost);
   void PullFirstOps();
   [[nodiscard]] std::uint32_t PullNext(std::size_t stream);
+  [[nodiscard]] std::uint32_t PassRepeats(std::size_t stream, std::uint32_t i);
   [[nodiscard]] std::uint32_t BeforeInGroup(std::size_t run, std::uint32_t index,
                                             std::uint32_t group) const;
 
