@@ -15,27 +15,6 @@
 namespace shardwright {
 namespace {
 
-enum class Lifetime : std::uint8_t {
-  kUnused,     // no op touches it: any bytes will do
-  kExclusive,  // bytes of its own
-  kInit,       // lives inside init
-  kWarmup,     // lives inside warmup
-  kStep,       // lives inside each step
-  kCarried,    // allocated by each step, freed by the next
-};
-
-constexpr std::uint32_t kNoLife = 0xffffffffu;
-
-// The lives of one buffer.
-struct BufferLives {
-  std::uint32_t before_steps = kNoLife;  // in init or warmup; the later one
-  std::uint32_t first_step = kNoLife;
-  std::uint32_t second_step = kNoLife;
-  bool lives_from_init = false;  // init allocates it
-  bool is_irregular = false;     // two lives in one pass
-  Lifetime lifetime = Lifetime::kUnused;
-};
-
 // First uses of one pass on each stream, in host order.
 class Births {
  public:
@@ -94,12 +73,12 @@ class Placer {
   Bytes Run(std::vector<Bytes>& offsets) {
     CollectBirths();
     SeparateUnordered();
-    std::int64_t end = Stack(Lifetime::kExclusive, 0, offsets);
-    const std::int64_t shared_begin = end;
-    end = Stack(Lifetime::kCarried, end, offsets);
-    end = std::max(end, PlaceStep(shared_begin, offsets));
-    end = std::max(end, PlaceOnce(Lifetime::kInit, 0, shared_begin, offsets));
-    end = std::max(end, PlaceOnce(Lifetime::kWarmup, 1, shared_begin, offsets));
+    const std::int64_t late_begin = Stack(Lifetime::kExclusive, 0, offsets);
+    const std::int64_t carried_begin = Stack(Lifetime::kLate, late_begin, offsets);
+    std::int64_t end = Stack(Lifetime::kCarried, carried_begin, offsets);
+    end = std::max(end, PlaceStep(carried_begin, offsets));
+    end = std::max(end, PlaceOnce(Lifetime::kInit, 0, late_begin, offsets));
+    end = std::max(end, PlaceOnce(Lifetime::kWarmup, 1, late_begin, offsets));
     for (std::size_t b = 0; b < buffers_.size(); ++b) {
       if (Is(b, Lifetime::kUnused)) {
         end = std::max(end, SizeOf(b));
@@ -120,9 +99,8 @@ class Placer {
   void CollectBirths() {
     for (const Life& life : lives_.lives) {
       const std::size_t b = life.buffer.value;
-      const bool shares = Is(b, Lifetime::kInit) || Is(b, Lifetime::kWarmup) ||
-                          Is(b, Lifetime::kStep) || Is(b, Lifetime::kCarried);
-      if (shares && life.birth >= 0) {
+      const bool is_here = program_.buffers[b].on_host == on_host_;
+      if (is_here && buffers_[b].lifetime != Lifetime::kExclusive && life.birth >= 0) {
         births_[life.birth_pass].Add(life);
       }
     }
@@ -242,6 +220,17 @@ class Placer {
     return item;
   }
 
+  // Does a carried or late buffer hold its bytes in init or warmup already? If it is used only
+  // later, SeparateUnordered has seen to the order.
+  [[nodiscard]] bool ExistsIn(std::uint32_t pass, std::uint32_t b) const {
+    const BufferLives& lives = buffers_[b];
+    if (Is(b, Lifetime::kLate)) {
+      return lives.before_steps != kNoLife && LifeOf(lives.before_steps).birth_pass <= pass;
+    }
+    return Is(b, Lifetime::kCarried) && lives.before_steps != kNoLife &&
+           (lives.lives_from_init || LifeOf(lives.before_steps).pass <= pass);
+  }
+
   // What lives in init or in warmup only.
   std::int64_t PlaceOnce(Lifetime lifetime, std::uint32_t pass, std::int64_t base,
                          std::vector<Bytes>& offsets) const {
@@ -252,7 +241,7 @@ class Placer {
         const Life& life = LifeOf(buffers_[b].before_steps);
         entries.push_back({life.birth, b, &life});
         is_needed = true;
-      } else if (Is(b, Lifetime::kCarried) && buffers_[b].before_steps != kNoLife) {
+      } else if (ExistsIn(pass, b)) {
         const Life& life = LifeOf(buffers_[b].before_steps);
         const bool begins_here = life.pass == pass && life.birth >= 0 && life.birth_pass == pass &&
                                  (pass == 0 || !buffers_[b].lives_from_init);
@@ -332,63 +321,13 @@ class Placer {
   std::vector<Births> births_;  // by pass; of lives that share bytes
 };
 
-Lifetime LifetimeOf(const Program& program, const Lives& all, const BufferLives& buffer,
-                    std::size_t b) {
-  const bool is_used = buffer.before_steps != kNoLife || buffer.first_step != kNoLife;
-  if (!is_used) {
-    return Lifetime::kUnused;
-  }
-  if (buffer.is_irregular || all.is_allocated_once[b] || program.buffers[b].zero_filled) {
-    return Lifetime::kExclusive;
-  }
-  if (buffer.first_step == kNoLife) {
-    const Life& life = all.lives[buffer.before_steps];
-    if (life.free_pass != life.pass) {
-      return Lifetime::kExclusive;
-    }
-    return life.birth < 0   ? Lifetime::kUnused
-           : life.pass == 0 ? Lifetime::kInit
-                            : Lifetime::kWarmup;
-  }
-  const Life& life = all.lives[buffer.first_step];
-  if (life.free_pass == life.pass) {
-    return buffer.before_steps != kNoLife ? Lifetime::kExclusive
-           : life.birth < 0               ? Lifetime::kUnused
-                                          : Lifetime::kStep;
-  }
-  // A carried life must be used first by the step that allocates it, as its bytes are kept from
-  // there on.
-  const bool is_born_here = life.birth >= 0 && life.birth_pass == life.pass;
-  return is_born_here && life.free_pass == life.pass + 1 ? Lifetime::kCarried
-                                                         : Lifetime::kExclusive;
-}
-
-std::vector<BufferLives> Classify(const Program& program, const Lives& all) {
-  std::vector<BufferLives> buffers(program.buffers.size());
-  for (std::uint32_t i = 0; i < all.lives.size(); ++i) {
-    const Life& life = all.lives[i];
-    BufferLives& buffer = buffers[life.buffer.value];
-    std::uint32_t& slot = life.pass < all.first_step    ? buffer.before_steps
-                          : life.pass == all.first_step ? buffer.first_step
-                                                        : buffer.second_step;
-    const bool begins_anew = slot == kNoLife || all.lives[slot].pass != life.pass;
-    buffer.is_irregular = buffer.is_irregular || !begins_anew;
-    buffer.lives_from_init = buffer.lives_from_init || life.pass == 0;
-    slot = i;
-  }
-  for (std::size_t b = 0; b < buffers.size(); ++b) {
-    buffers[b].lifetime = LifetimeOf(program, all, buffers[b], b);
-  }
-  return buffers;
-}
-
 }  // namespace
 
 Placement Place(const Program& program, const PlaceOptions& options) {
   const std::int64_t a = options.alignment.value;
   SW_CHECK(a > 0 && (a & (a - 1)) == 0, "alignment " + std::to_string(a));
   const Lives lives = CollectLives(program);
-  std::vector<BufferLives> buffers = Classify(program, lives);
+  std::vector<BufferLives> buffers = ClassifyBuffers(program, lives);
   Placement placement;
   placement.offsets.resize(program.buffers.size());
   placement.device_size =

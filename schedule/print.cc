@@ -296,32 +296,37 @@ void SummarizeBody(const Program& program, const NamedBody& named, std::string& 
   }
 }
 
+// Names the buffers that are first allocated before op i, or at the end of the body.
+void NameBuffersAt(const Program& program, const NamedBody& named, std::size_t i,
+                   std::vector<std::string>& names) {
+  const Body& body = *named.body;
+  std::array<int, kCategoryCount> seen{};  // of each category so far
+  for (const MemoryPoint& point : PointsAt(body, i)) {
+    std::string& name = names[point.buffer.value];
+    if (point.kind == PointKind::kFree || !name.empty()) {
+      continue;
+    }
+    const Category category = program.buffers[point.buffer.value].category;
+    const int further = seen[static_cast<std::size_t>(category)]++;
+    name = std::string(shardwright::NameOf(category)) + '@' +
+           (named.body == &program.step ? "" : std::string(named.name) + '/') +
+           (i < body.size() ? OpName(program, body.ops[i]) : "end") +
+           (further == 0 ? "" : '#' + std::to_string(further));
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> BufferNames(const Program& program) {
   std::vector<std::string> names(program.buffers.size());
   for (const NamedBody& named : BodiesOf(program)) {
-    const Body& body = *named.body;
-    for (std::size_t i = 0; i <= body.size(); ++i) {
-      std::array<int, kCategoryCount> seen{};  // buffers of each category first allocated here
-      for (const MemoryPoint& point : PointsAt(body, i)) {
-        std::string& name = names[point.buffer.value];
-        if (point.kind == PointKind::kFree || !name.empty()) {
-          continue;
-        }
-        const Category category = program.buffers[point.buffer.value].category;
-        const int further = seen[static_cast<std::size_t>(category)]++;
-        name = std::string(shardwright::NameOf(category)) + '@' +
-               (named.body == &program.step ? "" : std::string(named.name) + '/') +
-               (i < body.size() ? OpName(program, body.ops[i]) : "end") +
-               (further == 0 ? "" : '#' + std::to_string(further));
-      }
+    for (std::size_t i = 0; i <= named.body->size(); ++i) {
+      NameBuffersAt(program, named, i, names);
     }
   }
   for (std::size_t b = 0; b < names.size(); ++b) {
     if (names[b].empty()) {
-      names[b] = std::string(shardwright::NameOf(program.buffers[b].category)) + "@never#" +
-                 std::to_string(b);
+      names[b] = std::string(NameOf(program.buffers[b].category)) + "@never#" + std::to_string(b);
     }
   }
   return names;

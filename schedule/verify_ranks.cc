@@ -58,7 +58,7 @@ void CompareSequences(std::span<const Program* const> classes, std::size_t c,
                       std::vector<Finding>& findings) {
   const Program& a = *classes[0];
   const Program& b = *classes[c];
-  const auto report = [&](std::string first, std::string second, std::string text) {
+  const auto report = [&](std::string first, std::string second, const std::string& text) {
     if (findings.size() < kMaxFindings) {
       findings.push_back({8, std::move(first), std::move(second), "",
                           "rank class " + std::to_string(c) + " and rank class 0: " + text});
@@ -87,9 +87,11 @@ void CompareSequences(std::span<const Program* const> classes, std::size_t c,
       if (i < of_a.size() || i < of_b.size()) {
         const std::string first = i < of_a.size() ? NameIn(a, pass_a, of_a[i]) : kNoOp;
         const std::string second = i < of_b.size() ? NameIn(b, pass_b, of_b[i]) : kNoOp;
-        report(first, second,
-               "collective " + std::to_string(i) + " of group " + a.groups[g].name + " is " +
-                   second + " here and " + first + " there, and the two do not match");
+        std::string text = "collective " + std::to_string(i) + " of group " + a.groups[g].name;
+        text += " is " + second;
+        text += " here and " + first;
+        text += " there, and the two do not match";
+        report(first, second, text);
       }
     }
   }

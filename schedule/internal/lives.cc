@@ -5,8 +5,6 @@
 namespace shardwright {
 namespace {
 
-constexpr std::uint32_t kNoLife = 0xffffffffu;
-
 class LifeCollector {
  public:
   explicit LifeCollector(const Program& program)
@@ -86,10 +84,79 @@ class LifeCollector {
   Lives result_;
 };
 
+bool IsLate(const Lives& all, const Life& life) {
+  return life.pass > 0 && life.birth >= 0 && life.birth_pass <= all.first_step &&
+         life.free_pass == Life::kNeverFreed;
+}
+
+// For a buffer that no step allocates.
+Lifetime LifetimeBeforeSteps(const Lives& all, const BufferLives& buffer) {
+  const Life& life = all.lives[buffer.before_steps];
+  if (life.pass > 0 && buffer.lives_from_init) {
+    return Lifetime::kExclusive;
+  }
+  if (life.free_pass == life.pass) {
+    return life.birth < 0   ? Lifetime::kUnused
+           : life.pass == 0 ? Lifetime::kInit
+                            : Lifetime::kWarmup;
+  }
+  return IsLate(all, life) ? Lifetime::kLate : Lifetime::kExclusive;
+}
+
+Lifetime LifetimeOf(const Program& program, const Lives& all, const BufferLives& buffer,
+                    std::size_t b) {
+  if (buffer.before_steps == kNoLife && buffer.first_step == kNoLife) {
+    return Lifetime::kUnused;
+  }
+  if (buffer.is_irregular || program.buffers[b].zero_filled) {
+    return Lifetime::kExclusive;
+  }
+  if (all.is_allocated_once[b]) {
+    const bool is_only_life = (buffer.before_steps == kNoLife) != (buffer.first_step == kNoLife) &&
+                              buffer.second_step == kNoLife && !buffer.lives_from_init;
+    const Life& life =
+        all.lives[buffer.first_step == kNoLife ? buffer.before_steps : buffer.first_step];
+    return is_only_life && IsLate(all, life) ? Lifetime::kLate : Lifetime::kExclusive;
+  }
+  if (buffer.first_step == kNoLife) {
+    return LifetimeBeforeSteps(all, buffer);
+  }
+  const Life& life = all.lives[buffer.first_step];
+  if (life.free_pass == life.pass) {
+    return buffer.before_steps != kNoLife ? Lifetime::kExclusive
+           : life.birth < 0               ? Lifetime::kUnused
+                                          : Lifetime::kStep;
+  }
+  // A carried life must be used first by the step that allocates it, as its bytes are kept from
+  // there on.
+  const bool is_born_here = life.birth >= 0 && life.birth_pass == life.pass;
+  return is_born_here && life.free_pass == life.pass + 1 ? Lifetime::kCarried
+                                                         : Lifetime::kExclusive;
+}
+
 }  // namespace
 
 Lives CollectLives(const Program& program) {
   return LifeCollector(program).Run();
+}
+
+std::vector<BufferLives> ClassifyBuffers(const Program& program, const Lives& all) {
+  std::vector<BufferLives> buffers(program.buffers.size());
+  for (std::uint32_t i = 0; i < all.lives.size(); ++i) {
+    const Life& life = all.lives[i];
+    BufferLives& buffer = buffers[life.buffer.value];
+    std::uint32_t& slot = life.pass < all.first_step    ? buffer.before_steps
+                          : life.pass == all.first_step ? buffer.first_step
+                                                        : buffer.second_step;
+    const bool begins_anew = slot == kNoLife || all.lives[slot].pass != life.pass;
+    buffer.is_irregular = buffer.is_irregular || !begins_anew;
+    buffer.lives_from_init = buffer.lives_from_init || life.pass == 0;
+    slot = i;
+  }
+  for (std::size_t b = 0; b < buffers.size(); ++b) {
+    buffers[b].lifetime = LifetimeOf(program, all, buffers[b], b);
+  }
+  return buffers;
 }
 
 }  // namespace shardwright

@@ -40,4 +40,30 @@ struct Lives {
 };
 [[nodiscard]] Lives CollectLives(const Program& program);
 
+// How a buffer's lives lie in the passes, which decides with whom it can share bytes.
+enum class Lifetime : std::uint8_t {
+  kUnused,     // no op touches it: any bytes will do
+  kExclusive,  // bytes of its own
+  kInit,       // lives inside init
+  kWarmup,     // lives inside warmup
+  kStep,       // lives inside each step
+  kCarried,    // allocated by each step, freed by the next
+  kLate,       // allocated by warmup or, once, by the first step, and never freed
+};
+
+inline constexpr std::uint32_t kNoLife = 0xffffffffu;
+
+// The lives of one buffer.
+struct BufferLives {
+  std::uint32_t before_steps = kNoLife;  // in init or warmup; the later one
+  std::uint32_t first_step = kNoLife;
+  std::uint32_t second_step = kNoLife;
+  bool lives_from_init = false;  // init allocates it
+  bool is_irregular = false;     // two lives in one pass
+  Lifetime lifetime = Lifetime::kUnused;
+};
+
+// By buffer.
+[[nodiscard]] std::vector<BufferLives> ClassifyBuffers(const Program& program, const Lives& all);
+
 }  // namespace shardwright

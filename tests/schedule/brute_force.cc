@@ -194,19 +194,19 @@ class LifeWalk {
       for (const Access& access : instance.body->AccessesOf(OpId(instance.op))) {
         const auto life = alive_.find(access.buffer);
         if (life == alive_.end()) {
-          broken_.insert(3);
+          broken.insert(3);
         } else {
           life->second.life.accesses.emplace_back(*events_[e].instance, access.mode);
         }
       }
     }
     for (auto& [buffer, entry] : alive_) {
-      lives_.push_back(entry.life);
+      lives.push_back(entry.life);
     }
   }
 
-  std::vector<Allocation> lives_;
-  std::set<int> broken_;
+  std::vector<Allocation> lives;
+  std::set<int> broken;
 
  private:
   struct Alive {
@@ -219,23 +219,23 @@ class LifeWalk {
     const auto found = alive_.find(point.buffer);
     if (point.kind == PointKind::kFree) {
       if (found == alive_.end()) {
-        broken_.insert(2);
+        broken.insert(2);
         return;
       }
       if (found->second.is_once) {
-        broken_.insert(2);
+        broken.insert(2);
       }
       if (!FreeIsOrdered(program_, order_, events_, e, found->second.life)) {
-        broken_.insert(6);
+        broken.insert(6);
       }
-      lives_.push_back(found->second.life);
+      lives.push_back(found->second.life);
       alive_.erase(found);
       return;
     }
     const bool is_once = point.kind == PointKind::kAllocOnce;
     if (found != alive_.end()) {
       if (!(is_once && found->second.is_once)) {
-        broken_.insert(2);
+        broken.insert(2);
       }
       return;
     }
@@ -379,7 +379,7 @@ void BruteForceOrder::AddBefore(std::size_t x, std::size_t y) {
 std::vector<Allocation> AllocationsOf(const Program& program, const BruteForceOrder& order) {
   LifeWalk walk(program, order);
   walk.Run();
-  return walk.lives_;
+  return walk.lives;
 }
 
 bool AreOrdered(const BruteForceOrder& order, const Allocation& a, const Allocation& b) {
@@ -401,10 +401,10 @@ std::set<int> BruteForceBrokenRules(const Program& program) {
   const BruteForceOrder order(program);
   LifeWalk walk(program, order);
   walk.Run();
-  std::set<int> broken = walk.broken_;
-  for (const Allocation& life : walk.lives_) {
+  std::set<int> broken = walk.broken;
+  for (const Allocation& life : walk.lives) {
     CheckLife(program, order, life, broken);
-    for (const Allocation& other : walk.lives_) {
+    for (const Allocation& other : walk.lives) {
       if (&other != &life && other.buffer == life.buffer && !AreOrdered(order, life, other)) {
         broken.insert(5);
       }

@@ -24,7 +24,7 @@ std::pair<std::int64_t, std::int64_t> RangeOf(const Program& program, const Plac
 }  // namespace
 
 Placement CheckPlacement(const Program& program, Bytes alignment) {
-  const Placement placement = Place(program, {alignment});
+  Placement placement = Place(program, {alignment});
   REQUIRE(placement.offsets.size() == program.buffers.size());
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
     const auto [begin, end] = RangeOf(program, placement, BufferId(b));

@@ -20,11 +20,14 @@
 namespace shardwright {
 namespace {
 
+constexpr Bytes kBlock{256};  // the default alignment
+
 // A step on two streams, with sizes that are multiples of the alignment.
 struct Tiny {
   Program program;
   ShapeInterner interner{program};
   BodyBuilder init{program, program.init};
+  BodyBuilder warmup{program, program.warmup};
   BodyBuilder step{program, program.step};
 
   OpId Add(BodyBuilder& body, Stream stream, BufferId written, std::vector<BufferId> read = {}) {
@@ -38,12 +41,13 @@ struct Tiny {
     }
     return op;
   }
-  BufferId NewAllocated(int blocks, Stream owner = Stream::kCompute) {
-    return step.NewAllocated({Bytes(256 * blocks), Category::kTemporary, owner});
+  BufferId NewAllocated(std::int64_t blocks, Stream owner = Stream::kCompute) {
+    return step.NewAllocated({blocks * kBlock, Category::kTemporary, owner});
   }
   // Finishes and places; the program must be legal, and the placement safe.
   Placement Done() {
     init.Finish();
+    warmup.Finish();
     step.Finish();
     CHECK(BruteForceBrokenRules(program).empty());
     return CheckPlacement(program);
@@ -56,7 +60,7 @@ struct Tiny {
 TEST_CASE("Place: work of one stream shares bytes") {
   Tiny t;
   // a lives alone, then b, then both c and d: 3, 5, 2 + 2 blocks. The largest decides.
-  for (const int blocks : {3, 5}) {
+  for (const std::int64_t blocks : {3, 5}) {
     const BufferId buffer = t.NewAllocated(blocks);
     t.Add(t.step, Stream::kCompute, buffer);
     t.step.Free(buffer);
@@ -67,8 +71,8 @@ TEST_CASE("Place: work of one stream shares bytes") {
   t.Add(t.step, Stream::kCompute, d, {c});
   t.step.Free(c);
   t.step.Free(d);
-  CHECK(t.Done().device_size == Bytes(5 * 256));
-  CHECK(PeakAllocated(t.program) == Bytes(5 * 256));
+  CHECK(t.Done().device_size == 5 * kBlock);
+  CHECK(PeakAllocated(t.program) == 5 * kBlock);
 }
 
 TEST_CASE("Place: two streams share bytes only behind an edge") {
@@ -86,7 +90,7 @@ TEST_CASE("Place: two streams share bytes only behind an edge") {
     }
     t.step.Free(b);
     t.step.SetCarry(0, second);
-    CHECK(t.Done().device_size == Bytes((with_edge ? 4 : 8) * 256));
+    CHECK(t.Done().device_size == (with_edge ? 4 : 8) * kBlock);
   }
 }
 
@@ -100,7 +104,7 @@ TEST_CASE("Place: an order within the step is not enough, the next step must wai
   t.step.After(first);
   t.step.Free(b);
   // The next step's write of a does not wait for b.
-  CHECK(t.Done().device_size == Bytes(8 * 256));
+  CHECK(t.Done().device_size == 8 * kBlock);
 }
 
 TEST_CASE("Place: what one step hands to the next shares bytes with what lies between") {
@@ -118,8 +122,8 @@ TEST_CASE("Place: what one step hands to the next shares bytes with what lies be
   t.step.Free(large);
   t.step.Alloc(carried);
   t.Add(t.step, Stream::kCompute, carried);
-  CHECK(t.Done().device_size == Bytes(3 * 256));
-  CHECK(PeakAllocated(t.program) == Bytes(3 * 256));
+  CHECK(t.Done().device_size == 3 * kBlock);
+  CHECK(PeakAllocated(t.program) == 3 * kBlock);
 }
 
 TEST_CASE("Place: persistent, allocated-once and host buffers") {
@@ -137,8 +141,22 @@ TEST_CASE("Place: persistent, allocated-once and host buffers") {
   t.Add(t.step, Stream::kCompute, state, {host});
   t.step.Free(host);
   const Placement placement = t.Done();
-  CHECK(placement.device_size == Bytes((2 + 1 + 1) * 256));  // weight rounded up, state, a
+  CHECK(placement.device_size == (2 + 1 + 1) * kBlock);  // weight rounded up, state, a
   CHECK(placement.host_size == Bytes(256));
+}
+
+TEST_CASE("Place: what the first step leaves behind for good takes bytes that warmup has used") {
+  Tiny t;
+  const BufferId bucket = t.warmup.NewAllocated({4 * kBlock});
+  t.Add(t.warmup, Stream::kCompute, bucket);
+  t.warmup.Free(bucket);
+  const BufferId rebuilt = t.step.NewBuffer({3 * kBlock});
+  t.step.Alloc(rebuilt, PointKind::kAllocOnce);
+  t.Add(t.step, Stream::kCompute, rebuilt);
+  const BufferId other = t.NewAllocated(1);
+  t.Add(t.step, Stream::kCompute, other, {rebuilt});
+  t.step.Free(other);
+  CHECK(t.Done().device_size == 4 * kBlock);
 }
 
 TEST_CASE("Place: alignment") {

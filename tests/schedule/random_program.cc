@@ -134,7 +134,7 @@ class SafeWriter {
   }
 
   // Streams whose next op must still be ordered after some free.
-  std::vector<Stream> StreamsWithPendingFrees() const {
+  [[nodiscard]] std::vector<Stream> StreamsWithPendingFrees() const {
     std::vector<Stream> result;
     for (std::uint32_t s = 0; s < kStreams; ++s) {
       if (!pending_[s].empty()) {
@@ -262,7 +262,7 @@ class Generator {
     for (std::uint32_t u = 0; u < unit_count_; ++u) {
       program_.units.push_back({"layers." + std::to_string(u), {}, 64, 64, 16});
       program_.model_op_names.push_back("layers." + std::to_string(u) + ".mlp");
-      full_bytes_.push_back(Bytes(program_.shard_size * 16 * (1 + rng_.Below(4))));
+      full_bytes_.push_back(Bytes(program_.shard_size * 16 * (std::int64_t{1} + rng_.Below(4))));
     }
     WriteInit();
     if (rng_.Chance(40)) {
@@ -281,7 +281,7 @@ class Generator {
     shape.group = group;
     std::vector<Kernel> kernels(code == OpCode::kCompute ? 1 + rng_.Below(2) : 0);
     for (Kernel& kernel : kernels) {
-      kernel.read = Bytes(64 * (1 + rng_.Below(2)));
+      kernel.read = Bytes(64 * (std::int64_t{1} + rng_.Below(2)));
     }
     return interner_.Intern(shape, kernels);
   }
@@ -299,7 +299,7 @@ class Generator {
       states_.push_back(writer.builder().NewBuffer(
           {ShardBytes(u) * 2, Category::kOptimizerState, Stream::kCompute, false, true}));
       past_streams_.resize(program_.buffers.size());
-      past_streams_.back() = 1U << IndexOf(Stream::kCompute);
+      past_streams_.back() = static_cast<std::uint8_t>(1U << IndexOf(Stream::kCompute));
       std::vector<Use> uses = {{shards_[u], AccessMode::kWrite, Role::kParameter}};
       if (carries_gradients_) {
         uses.push_back({gradients_[u], AccessMode::kWrite, Role::kParamGrad});
@@ -342,7 +342,8 @@ class Generator {
         writer.Free(gradient);
       }
     }
-    for (std::uint16_t m = 0; m < program_.micro_batch_count; ++m) {
+    const auto micro_batches = static_cast<std::uint16_t>(program_.micro_batch_count);
+    for (std::uint16_t m = 0; m < micro_batches; ++m) {
       writer.builder().MarkMicroBatch();
       gathered_.assign(unit_count_, std::nullopt);
       activations_.clear();
@@ -412,7 +413,7 @@ class Generator {
     const std::uint32_t steps = 1 + rng_.Below(options_.ops_per_unit);
     for (std::uint32_t i = 0; i < steps; ++i) {
       const bool is_last = i + 1 == steps;
-      const Bytes size(32 * (1 + rng_.Below(3)));
+      const Bytes size(32 * (std::int64_t{1} + rng_.Below(3)));
       const BufferId output =
           writer.NewAllocated({size, is_last ? Category::kActivation : Category::kTemporary},
                               {Stream::kCompute, Stream::kD2h});

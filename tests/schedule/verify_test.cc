@@ -293,7 +293,7 @@ TEST_CASE("VerifyRanks: two streams, two groups") {
   };
   const auto findings = [](const Program& a, const Program& b) {
     const std::array<const Program*, 2> classes = {&a, &b};
-    const std::vector<Finding> found = VerifyRanks(classes);
+    std::vector<Finding> found = VerifyRanks(classes);
     CHECK(found.empty() == BruteForceRanksAgree(classes));
     return found;
   };
