@@ -123,8 +123,8 @@ TEST_CASE("Place: the arena of a real model is close to what it allocates") {
       const Program program = LowerLlama(dialect, recomputes);
       const double ratio = Ratio(Place(program).device_size, PeakAllocated(program));
       CHECK(ratio <= 1.15);
-      MESSAGE(std::string(NameOf(dialect)) + (recomputes ? ", recompute: " : ": ") +
-              std::to_string(ratio));
+      const std::string name = std::string(NameOf(dialect)) + (recomputes ? ", recompute" : "");
+      MESSAGE(name, ": ", ratio);
     }
   }
 }
