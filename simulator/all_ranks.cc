@@ -85,6 +85,8 @@ class AllRanks {
                     std::int64_t end_bound);
   void UpdateSpeeds();
   bool FinishDue();
+  void Advance();
+  [[nodiscard]] AllRanksResult Result() const;
 
   AllRanksOptions options_;
   std::vector<RankState> ranks_;
@@ -326,23 +328,32 @@ bool AllRanks::FinishDue() {
   return true;
 }
 
-AllRanksResult AllRanks::Run() {
-  do {
-    bool changed = true;
-    while (changed) {
-      changed = false;
-      for (std::size_t r = 0; r < ranks_.size(); ++r) {
-        while (IssueNext(ranks_[r])) {
-          changed = true;
-        }
-        for (std::size_t s = 0; s < kStreamCount; ++s) {
-          changed = TryStart(r, s) || changed;
-        }
+// Issues, starts and lets arrive all that can now.
+void AllRanks::Advance() {
+  bool changed = true;
+  while (changed) {
+    changed = false;
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      while (IssueNext(ranks_[r])) {
+        changed = true;
+      }
+      for (std::size_t s = 0; s < kStreamCount; ++s) {
+        changed = TryStart(r, s) || changed;
       }
     }
-    UpdateSpeeds();
-  } while (FinishDue());
+  }
+  UpdateSpeeds();
+}
 
+AllRanksResult AllRanks::Run() {
+  Advance();
+  while (FinishDue()) {
+    Advance();
+  }
+  return Result();
+}
+
+AllRanksResult AllRanks::Result() const {
   AllRanksResult result;
   std::vector<std::int64_t> fronts(static_cast<std::size_t>(options_.steps) + 1, 0);
   for (const RankState& rank : ranks_) {

@@ -32,6 +32,10 @@ class Explainer {
   [[nodiscard]] std::int64_t EndOf(At at) const { return spans_[at.op].end.value - Shift(at); }
   [[nodiscard]] const OpShape& ShapeOf(At at) const { return program_.ShapeOf(body_.ops[at.op]); }
   [[nodiscard]] bool RunsOnHost(At at) const { return InfoOf(ShapeOf(at).code).runs_on_host; }
+  [[nodiscard]] At IssuedBefore(At at) const {
+    return at.op > 0 ? At{at.op - 1, at.steps_back}
+                     : At{static_cast<std::uint32_t>(body_.size() - 1), at.steps_back + 1};
+  }
   [[nodiscard]] At TargetOf(At at, Edge edge) const;
   [[nodiscard]] At BindingOp(At at, std::int64_t time) const;
 
@@ -113,46 +117,46 @@ At Explainer::BindingOp(At at, std::int64_t time) const {
 
 template <class Charge>
 void Explainer::WalkBack(At at, std::int64_t time, std::int64_t until, const Charge& charge) const {
-  const auto spend = [&](TimeUse use, At on, std::int64_t begin) {
+  // Charges [begin, now) and returns the new present.
+  const auto spend = [&](TimeUse use, At on, std::int64_t begin, std::int64_t now) {
     begin = std::max(begin, until);
-    if (begin < time) {
-      charge(PathSegment{OpId(on.op), use, on.steps_back, SimTime(begin), SimTime(time)});
-      time = begin;
+    if (begin >= now) {
+      return now;
     }
-  };
-  // Goes on with an op that ended at `time`.
-  const auto go_to = [&](At next) {
-    at = next;
-    if (RunsOnHost(at)) {
-      return true;
-    }
-    spend(TimeUse::kRun, at, StartOf(at));
-    return false;
+    charge(PathSegment{OpId(on.op), use, on.steps_back, SimTime(begin), SimTime(now)});
+    return begin;
   };
   bool on_host = false;  // false: `at` started at `time`; true: the host was done with it then
   while (time > until) {
     const Span& span = spans_[at.op];
+    At next;
     if (!on_host) {
-      spend(TimeUse::kPeer, at, span.arrival.value - Shift(at));
-      const At next = BindingOp(at, time);
+      time = spend(TimeUse::kPeer, at, span.arrival.value - Shift(at), time);
+      next = BindingOp(at, time);
       const std::int64_t issued = span.issued.value - Shift(at);
       on_host = !next.valid() || issued >= EndOf(next);
-      spend(TimeUse::kOther, at, on_host ? issued : EndOf(next));
-      if (!on_host) {
-        on_host = go_to(next);
+      time = spend(TimeUse::kOther, at, on_host ? issued : EndOf(next), time);
+      if (on_host) {
+        continue;
       }
-      continue;
+    } else {
+      const std::int64_t host_begin = span.issue_begin.value - Shift(at);
+      const At waited = RunsOnHost(at) ? BindingOp(at, time) : At{};
+      if (!waited.valid() || EndOf(waited) <= host_begin) {
+        time = spend(TimeUse::kHostIssue, at, host_begin, time);
+        at = IssuedBefore(at);
+        continue;
+      }
+      // Its own work, or the wake-up after what it waited for.
+      time = spend(TimeUse::kHostIssue, at, EndOf(waited), time);
+      next = waited;
     }
-    const std::int64_t host_begin = span.issue_begin.value - Shift(at);
-    const At waited = RunsOnHost(at) ? BindingOp(at, time) : At{};
-    if (waited.valid() && EndOf(waited) > host_begin) {
-      spend(TimeUse::kHostIssue, at, EndOf(waited));  // its own work, or the wake-up
-      on_host = go_to(waited);
-      continue;
+    // Go on with an op that ended at `time`.
+    at = next;
+    on_host = RunsOnHost(at);
+    if (!on_host) {
+      time = spend(TimeUse::kRun, at, StartOf(at), time);
     }
-    spend(TimeUse::kHostIssue, at, host_begin);
-    at = at.op > 0 ? At{at.op - 1, at.steps_back}
-                   : At{static_cast<std::uint32_t>(body_.size() - 1), at.steps_back + 1};
   }
 }
 

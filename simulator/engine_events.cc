@@ -267,6 +267,40 @@ bool EventLoop::Collect(EngineResult& result) {
   return false;
 }
 
+// Starts what can start now, and finds out when the rest can.
+void EventLoop::StartDue() {
+  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
+    StreamHead& head = s_.heads[stream];
+    if (head.status == Status::kBlocked && s_.end[head.blocker] != kNotDone) {
+      head.status = Status::kUnknown;
+    }
+    if (head.status == Status::kUnknown) {
+      Resolve(stream);
+    }
+    if (head.status == Status::kTimed && head.time <= now_) {
+      Start(stream);
+    }
+  }
+  if (running_changed_) {
+    UpdateSpeeds();
+  }
+}
+
+// Ends what ends now.
+void EventLoop::FinishDue() {
+  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
+    if (s_.heads[stream].status == Status::kRunning && s_.heads[stream].time <= now_) {
+      Finish(stream);
+    }
+  }
+  if (host_waits_) {
+    if (host_blocker_ != kNone && s_.end[host_blocker_] != kNotDone) {
+      host_blocker_ = kNone;
+    }
+    IssueAhead();
+  }
+}
+
 EngineResult EventLoop::Run() {
   EngineResult result;
   Reset();
@@ -277,38 +311,13 @@ EngineResult EventLoop::Run() {
     PullFirstOps();
   }
   while (!Collect(result)) {
-    for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
-      StreamHead& head = s_.heads[stream];
-      if (head.status == Status::kBlocked && s_.end[head.blocker] != kNotDone) {
-        head.status = Status::kUnknown;
-      }
-      if (head.status == Status::kUnknown) {
-        Resolve(stream);
-      }
-      if (head.status == Status::kTimed && head.time <= now_) {
-        Start(stream);
-      }
-    }
-    if (running_changed_) {
-      UpdateSpeeds();
-    }
+    StartDue();
     if (anchor_is_due_ && TakeAnchors(result)) {
       break;
     }
-    const std::int64_t next = NextEvent();
-    SW_CHECK(next != kNotDone, "the program waits for itself; Verify must reject it");
-    now_ = next;
-    for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
-      if (s_.heads[stream].status == Status::kRunning && s_.heads[stream].time <= now_) {
-        Finish(stream);
-      }
-    }
-    if (host_blocker_ != kNone && s_.end[host_blocker_] != kNotDone) {
-      host_blocker_ = kNone;
-    }
-    if (host_waits_) {
-      IssueAhead();
-    }
+    now_ = NextEvent();
+    SW_CHECK(now_ != kNotDone, "the program waits for itself; Verify must reject it");
+    FinishDue();
   }
   return result;
 }

@@ -224,16 +224,27 @@ std::int64_t EventLoop::CopiesToSkip(const ActiveRepeat& active, const Anchor& n
   return copies > 0 && EdgesAreSettled(active, lowest) ? copies : 0;
 }
 
-// Edges lead to ops inside the repeat, the same distance back in each copy, or to ops that had
-// ended before the last two anchors and so hold nothing up. `lowest`: the first unfinished op,
-// counted from the begin of the copy.
-bool EventLoop::EdgesAreSettled(const ActiveRepeat& active, std::int64_t lowest) const {
+// Of op `offset` of every copy from `first_copy` on, edge number `edge` leads to an op that had
+// ended when the repeat's anchor was taken, so it holds nothing up.
+bool EventLoop::FarEdgesHaveEnded(const ActiveRepeat& active, std::uint32_t offset,
+                                  std::size_t edge, std::uint32_t first_copy) const {
   const BodyRun& run = s_.runs[active.run];
-  const Body& body = *run.body;
+  for (std::uint32_t k = first_copy; k < active.repeat.count; ++k) {
+    const std::uint32_t op = active.repeat.first + k * active.repeat.period + offset;
+    const std::uint32_t target = Target(run, EdgesOf(*run.body, op)[edge]);
+    if (target != kNone && s_.end[target] > active.anchor.time) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Edges lead to ops inside the repeat, the same distance back in each copy, or to ops that had
+// ended before the last two anchors. `lowest`: the first unfinished op, counted from the begin of
+// the copy.
+bool EventLoop::EdgesAreSettled(const ActiveRepeat& active, std::int64_t lowest) const {
+  const Body& body = *s_.runs[active.run].body;
   const Repeat& repeat = active.repeat;
-  const auto has_ended = [&](std::uint32_t target) {
-    return target == kNone || s_.end[target] <= active.anchor.time;
-  };
   const std::int64_t reach =
       (std::int64_t{active.copy} - 1) * repeat.period + lowest;  // back to the repeat's begin
   if (reach < 0) {
@@ -245,21 +256,12 @@ bool EventLoop::EdgesAreSettled(const ActiveRepeat& active, std::int64_t lowest)
     const auto edges = EdgesOf(body, x);
     const auto twin_edges = EdgesOf(body, x - repeat.period);
     for (std::size_t e = 0; e < edges.size(); ++e) {
-      if (edges[e].is_carried()) {
-        if (!has_ended(Target(run, edges[e]))) {
-          return false;
-        }
-      } else if (edges[e].value == twin_edges[e].value + repeat.period) {
-        if (std::int64_t{x} - edges[e].value > reach) {
-          return false;
-        }
-      } else {
-        for (std::uint32_t k = first_copy; k < repeat.count; ++k) {
-          const std::uint32_t other = repeat.first + k * repeat.period + j;
-          if (!has_ended(Target(run, EdgesOf(body, other)[e]))) {
-            return false;
-          }
-        }
+      const bool is_near =
+          !edges[e].is_carried() && edges[e].value == twin_edges[e].value + repeat.period;
+      const bool is_settled = is_near ? std::int64_t{x} - edges[e].value <= reach
+                                      : FarEdgesHaveEnded(active, j, e, first_copy);
+      if (!is_settled) {
+        return false;
       }
     }
   }

@@ -37,12 +37,12 @@ class Walk {
   }
   // Peaks are counted anew from what exists now.
   void StartPeaks(BodyKind kind) {
-    for (int side = 0; side < 2; ++side) {
+    for (std::size_t side = 0; side < 2; ++side) {
       peaks_[side] = PeakNow(side, body_ == nullptr || body_->ops.empty() ? OpId::kNoneValue : 0);
       peaks_[side].body = kind;
     }
   }
-  [[nodiscard]] MemoryPeak PeakOf(int side) const {
+  [[nodiscard]] MemoryPeak PeakOf(std::size_t side) const {
     const Peak& peak = peaks_[side];
     MemoryPeak result;
     result.total = Bytes(peak.total);
@@ -57,7 +57,7 @@ class Walk {
   void Apply(std::span<const MemoryPoint> points, std::uint32_t before_op);
 
  private:
-  [[nodiscard]] Peak PeakNow(int side, std::uint32_t before_op) const {
+  [[nodiscard]] Peak PeakNow(std::size_t side, std::uint32_t before_op) const {
     return {now_.total[side], now_.bytes[side], kind_, before_op};
   }
   void RunRange(std::uint32_t begin, std::uint32_t end);
@@ -81,7 +81,7 @@ class Walk {
 void Walk::Apply(std::span<const MemoryPoint> points, std::uint32_t before_op) {
   for (const MemoryPoint& point : points) {
     const Buffer& buffer = program_.buffers[point.buffer.value];
-    const int side = buffer.on_host ? 1 : 0;
+    const std::size_t side = buffer.on_host ? 1 : 0;
     std::int64_t& bytes = now_.bytes[side][static_cast<std::size_t>(buffer.category)];
     if (point.kind == PointKind::kFree) {
       bytes -= buffer.size.value;
@@ -107,12 +107,12 @@ void Walk::Apply(std::span<const MemoryPoint> points, std::uint32_t before_op) {
 void Walk::RunRepeat(const Repeat& repeat) {
   const std::array<Peak, 2> peaks_before = peaks_;
   const Existing before = now_;
-  for (int side = 0; side < 2; ++side) {
+  for (std::size_t side = 0; side < 2; ++side) {
     peaks_[side] = PeakNow(side, repeat.first);
   }
   RunRange(repeat.first, repeat.first + repeat.period);
   const auto more = static_cast<std::int64_t>(repeat.count) - 1;
-  for (int side = 0; side < 2; ++side) {
+  for (std::size_t side = 0; side < 2; ++side) {
     const std::int64_t growth = now_.total[side] - before.total[side];
     Peak highest = peaks_before[side];
     if (peaks_[side].total > highest.total) {
@@ -182,75 +182,107 @@ AllocatedMemory MeasureAllocated(const Program& program, bool periodic,
   return result;
 }
 
-std::vector<PeakBuffer> ExplainPeak(const Program& program, const MemoryPeak& peak, bool is_first) {
-  // Who allocated each buffer that exists.
-  struct Owner {
-    const Body* body = nullptr;
+namespace {
+
+// Repeats the points up to a peak and remembers who allocated what exists.
+class PeakFinder {
+ public:
+  PeakFinder(const Program& program, const MemoryPeak& peak)
+      : program_(program), peak_(peak), owners_(program.buffers.size()) {}
+
+  // Runs a body; true when the peak was met, which can only be if `has_peak`.
+  bool Run(const Body& body, BodyKind kind, bool has_peak) {
+    const auto size = static_cast<std::uint32_t>(body.size());
+    for (std::uint32_t i = 0; i < size; ++i) {
+      const Place place{&body, kind, i, has_peak && peak_.before_op.value == i};
+      if (Apply(body.PointsBefore(OpId(i)), place)) {
+        return true;
+      }
+    }
+    return Apply(body.PointsAtEnd(),
+                 {&body, kind, OpId::kNoneValue, has_peak && !peak_.before_op.valid()});
+  }
+
+  [[nodiscard]] std::vector<PeakBuffer> Existing() const;
+
+ private:
+  struct Place {
+    const Body* body = nullptr;  // null: the buffer does not exist
     BodyKind kind = BodyKind::kInit;
     std::uint32_t op = 0;
+    bool has_peak = false;
     std::uint64_t order = 0;
   };
-  std::vector<Owner> owners(program.buffers.size());
-  std::uint64_t order = 0;
-  std::int64_t total = 0;
-  // Stops at the highest moment before the given op, which is where the peak stands.
-  const auto apply = [&](const Body& body, BodyKind kind, std::uint32_t op,
-                         std::span<const MemoryPoint> points, bool is_target) {
-    if (is_target && total == peak.total.value) {
+
+  bool Apply(std::span<const MemoryPoint> points, const Place& place) {
+    if (place.has_peak && total_ == peak_.total.value) {
       return true;
     }
     for (const MemoryPoint& point : points) {
-      Owner& owner = owners[point.buffer.value];
-      const Buffer& buffer = program.buffers[point.buffer.value];
+      const Buffer& buffer = program_.buffers[point.buffer.value];
+      const std::int64_t size = buffer.on_host ? 0 : buffer.size.value;
+      Place& owner = owners_[point.buffer.value];
       if (point.kind == PointKind::kFree) {
         owner.body = nullptr;
-        total -= buffer.on_host ? 0 : buffer.size.value;
+        total_ -= size;
       } else if (owner.body == nullptr) {
-        owner = {&body, kind, op, order++};
-        total += buffer.on_host ? 0 : buffer.size.value;
+        owner = place;
+        owner.order = order_++;
+        total_ += size;
       }
-      if (is_target && total == peak.total.value) {
+      if (place.has_peak && total_ == peak_.total.value) {
         return true;
       }
     }
     return false;
-  };
-  const auto run = [&](const Body& body, BodyKind kind, bool has_target) {
-    const auto size = static_cast<std::uint32_t>(body.size());
-    for (std::uint32_t i = 0; i < size; ++i) {
-      const bool is_target = has_target && peak.before_op.value == i;
-      if (apply(body, kind, i, body.PointsBefore(OpId(i)), is_target)) {
-        return true;
-      }
-    }
-    return apply(body, kind, OpId::kNoneValue, body.PointsAtEnd(),
-                 has_target && !peak.before_op.valid());
-  };
-  const bool has_warmup = !program.warmup.ops.empty();
-  const BodyKind first_kind = has_warmup ? BodyKind::kWarmup : BodyKind::kStep;
-  bool found = run(program.init, BodyKind::kInit, is_first && peak.body == BodyKind::kInit) ||
-               run(FirstStep(program), first_kind, is_first);
-  for (int steps = has_warmup ? 2 : 1; !found && steps > 0; --steps) {
-    found = run(program.step, BodyKind::kStep, steps == 1);
   }
-  std::vector<PeakBuffer> result;
-  std::vector<std::uint64_t> orders;
-  for (std::uint32_t b = 0; b < owners.size(); ++b) {
-    const Owner& owner = owners[b];
-    if (owner.body == nullptr || program.buffers[b].on_host || program.buffers[b].size.value == 0) {
-      continue;
+
+  const Program& program_;
+  const MemoryPeak& peak_;
+  std::vector<Place> owners_;  // by buffer
+  std::uint64_t order_ = 0;
+  std::int64_t total_ = 0;  // on the device
+};
+
+std::vector<PeakBuffer> PeakFinder::Existing() const {
+  std::vector<std::uint32_t> buffers;
+  for (std::uint32_t b = 0; b < owners_.size(); ++b) {
+    const Buffer& buffer = program_.buffers[b];
+    if (owners_[b].body != nullptr && !buffer.on_host && buffer.size.value > 0) {
+      buffers.push_back(b);
     }
+  }
+  std::sort(buffers.begin(), buffers.end(), [&](std::uint32_t a, std::uint32_t b) {
+    const Bytes size_a = program_.buffers[a].size;
+    const Bytes size_b = program_.buffers[b].size;
+    return size_a != size_b ? size_a > size_b : owners_[a].order < owners_[b].order;
+  });
+  std::vector<PeakBuffer> result;
+  for (const std::uint32_t b : buffers) {
+    const Place& owner = owners_[b];
     const std::string op = owner.op == OpId::kNoneValue
                                ? std::string("end")
-                               : OpName(program, owner.body->ops[owner.op]);
+                               : OpName(program_, owner.body->ops[owner.op]);
     result.push_back(
-        {BufferId(b), program.buffers[b].size, program.buffers[b].category, op, owner.kind});
+        {BufferId(b), program_.buffers[b].size, program_.buffers[b].category, op, owner.kind});
   }
-  std::stable_sort(result.begin(), result.end(), [&](const PeakBuffer& a, const PeakBuffer& b) {
-    return a.size != b.size ? a.size > b.size
-                            : owners[a.buffer.value].order < owners[b.buffer.value].order;
-  });
   return result;
+}
+
+}  // namespace
+
+std::vector<PeakBuffer> ExplainPeak(const Program& program, const MemoryPeak& peak, bool is_first) {
+  PeakFinder finder(program, peak);
+  const bool has_warmup = !program.warmup.ops.empty();
+  const BodyKind first_kind = has_warmup ? BodyKind::kWarmup : BodyKind::kStep;
+  bool found =
+      finder.Run(program.init, BodyKind::kInit, is_first && peak.body == BodyKind::kInit) ||
+      finder.Run(FirstStep(program), first_kind, is_first);
+  for (int steps = has_warmup ? 2 : 1; !found && steps > 0; --steps) {
+    found = finder.Run(program.step, BodyKind::kStep, steps == 1);
+  }
+  SW_CHECK(found, "the peak is not one of this program");
+  return finder.Existing();
 }
 
 void AppendMemorySamples(const Program& program, std::span<const Span> spans,

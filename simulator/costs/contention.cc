@@ -17,63 +17,77 @@ bool IsCollective(const Running& running, std::size_t s) {
   return running.has_load[s] && running.classes[s]->kind == LoadKind::kCollective;
 }
 
-// Collectives share links max-min: all rates grow together until a link is full or a collective
-// runs at its rate alone; the others go on growing.
-void ShareLinks(const ContentionModel& model, Running& running) {
-  std::array<double, kMaxLinkResources> left;
-  left.fill(1);
-  std::array<bool, kStreamCount> is_fixed;
-  std::array<double, kStreamCount> rate{};
-  std::size_t open = 0;
-  for (std::size_t s = 0; s < kStreamCount; ++s) {
-    is_fixed[s] = !IsCollective(running, s) || running.classes[s]->bus_rate <= 0;
-    open += is_fixed[s] ? 0 : 1;
+// The collectives that share links, while their rates are being found.
+class LinkSharing {
+ public:
+  LinkSharing(const ContentionModel& model, Running& running) : model_(model), running_(running) {
+    left_.fill(1);
+    for (std::size_t s = 0; s < kStreamCount; ++s) {
+      is_open_[s] = IsCollective(running, s) && running.classes[s]->bus_rate > 0;
+      open_count_ += is_open_[s] ? 1 : 0;
+    }
   }
-  if (open < 2) {
-    return;
+
+  // All rates grow together until a link is full or a collective runs at its rate alone; the others
+  // go on growing.
+  void Run() {
+    if (open_count_ < 2) {
+      return;
+    }
+    while (open_count_ > 0) {
+      Grow();
+      Close();
+    }
   }
-  constexpr double kFull = 1e-12;  // shares below this count as none left
-  double level = 0;                // the common rate of those that still grow
-  while (open > 0) {
+
+ private:
+  void Grow() {
     double step = std::numeric_limits<double>::infinity();
     std::array<double, kMaxLinkResources> growth{};  // share of each link per unit of the level
     for (std::size_t s = 0; s < kStreamCount; ++s) {
-      if (is_fixed[s]) {
-        continue;
-      }
-      const ContentionClass& c = *running.classes[s];
-      step = std::min(step, c.bus_rate - level);
-      for (std::size_t u = 0; u < c.link_count; ++u) {
-        growth[c.links[u].resource] += c.links[u].per_rate;
-      }
-    }
-    for (std::size_t r = 0; r < model.resource_count; ++r) {
-      if (growth[r] > 0) {
-        step = std::min(step, left[r] / growth[r]);
+      if (is_open_[s]) {
+        const ContentionClass& c = *running_.classes[s];
+        step = std::min(step, c.bus_rate - level_);
+        for (std::size_t u = 0; u < c.link_count; ++u) {
+          growth[c.links[u].resource] += c.links[u].per_rate;
+        }
       }
     }
-    level += step;
-    for (std::size_t r = 0; r < model.resource_count; ++r) {
-      left[r] -= growth[r] * step;
+    for (std::size_t r = 0; r < model_.resource_count; ++r) {
+      step = growth[r] > 0 ? std::min(step, left_[r] / growth[r]) : step;
     }
+    level_ += step;
+    for (std::size_t r = 0; r < model_.resource_count; ++r) {
+      left_[r] -= growth[r] * step;
+    }
+  }
+
+  [[nodiscard]] bool IsAtLimit(const ContentionClass& c) const {
+    constexpr double kFull = 1e-12;  // shares below this count as none left
+    bool is_full = level_ >= c.bus_rate;
+    for (std::size_t u = 0; u < c.link_count; ++u) {
+      is_full = is_full || left_[c.links[u].resource] <= kFull;
+    }
+    return is_full;
+  }
+
+  void Close() {
     for (std::size_t s = 0; s < kStreamCount; ++s) {
-      if (is_fixed[s]) {
-        continue;
-      }
-      const ContentionClass& c = *running.classes[s];
-      bool is_full = level >= c.bus_rate;
-      for (std::size_t u = 0; u < c.link_count; ++u) {
-        is_full = is_full || left[c.links[u].resource] <= kFull;
-      }
-      if (is_full) {
-        rate[s] = level;
-        is_fixed[s] = true;
-        --open;
-        running.speeds[s] = std::min(1.0, rate[s] / c.bus_rate);
+      if (is_open_[s] && IsAtLimit(*running_.classes[s])) {
+        is_open_[s] = false;
+        --open_count_;
+        running_.speeds[s] = std::min(1.0, level_ / running_.classes[s]->bus_rate);
       }
     }
   }
-}
+
+  const ContentionModel& model_;
+  Running& running_;
+  std::array<double, kMaxLinkResources> left_;  // share of each link
+  std::array<bool, kStreamCount> is_open_{};    // its rate still grows
+  std::size_t open_count_ = 0;
+  double level_ = 0;  // the common rate of those that still grow
+};
 
 // Memory bandwidth is shared max-min as well: whoever wants less than an equal share gets it.
 void ShareMemory(Running& running) {
@@ -131,7 +145,7 @@ Speeds SolveSpeeds(const ContentionModel& model, const RunningClasses& running_c
     to_device = to_device || c.kind == LoadKind::kCopyToDevice;
     to_host = to_host || c.kind == LoadKind::kCopyToHost;
   }
-  ShareLinks(model, running);
+  LinkSharing(model, running).Run();
   constexpr double kMostTaken = 0.9;  // kernels keep a tenth of the device whatever runs beside
   const double slow_down = 1 / (1 - std::min(sm_taken, kMostTaken)) - 1;
   for (std::size_t s = 0; s < kStreamCount; ++s) {

@@ -55,6 +55,8 @@ class EventLoop {
   bool TakeAnchors(EngineResult& result);
   [[nodiscard]] Anchor AnchorOf(const ActiveRepeat& active) const;
   [[nodiscard]] std::int64_t CopiesToSkip(const ActiveRepeat& active, const Anchor& now) const;
+  [[nodiscard]] bool FarEdgesHaveEnded(const ActiveRepeat& active, std::uint32_t offset,
+                                       std::size_t edge, std::uint32_t first_copy) const;
   [[nodiscard]] bool EdgesAreSettled(const ActiveRepeat& active, std::int64_t lowest) const;
   void SkipCopies(ActiveRepeat& active, const Anchor& now, std::int64_t copies);
   [[nodiscard]] bool IsInside(const ActiveRepeat& active, std::uint32_t op) const {
@@ -68,6 +70,8 @@ class EventLoop {
   void Start(std::size_t stream);
   void Finish(std::size_t stream);
   void UpdateSpeeds();
+  void StartDue();
+  void FinishDue();
   [[nodiscard]] std::int64_t NextEvent() const;
   [[nodiscard]] bool StepsAreSteady(const BodyRun& a, const BodyRun& b, std::int64_t period) const;
   // Adds the results of step runs that are complete; true when the simulation can stop.

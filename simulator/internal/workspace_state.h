@@ -19,7 +19,7 @@ namespace internal {
 
 // The two engines behind RunEngine; state.costs must be filled. `spans`: see RunEngineWithSpans.
 [[nodiscard]] EngineResult RunLinear(const Program& program, const EngineOptions& options,
-                                     EngineWorkspace::State& state, std::vector<Span>* spans);
+                                     EngineWorkspace::State& workspace, std::vector<Span>* spans);
 [[nodiscard]] EngineResult RunEvents(const Program& program, const PriceTable& prices,
                                      const EngineOptions& options, EngineWorkspace::State& state,
                                      std::vector<Span>* spans);

@@ -144,8 +144,8 @@ void Generator::AddLayer(BodyBuilder& builder, const std::vector<PatternOp>& pat
       }
     }
     if (p.allocated.value > 0) {
-      const BufferId buffer = builder.NewAllocated(
-          {p.allocated, static_cast<Category>(p.allocated.value % kCategoryCount)});
+      const BufferId buffer =
+          builder.NewAllocated({p.allocated, static_cast<Category>(p.allocated.value % 12)});
       if (p.freed_after < 0) {
         kept.push_back(buffer);
       } else {
