@@ -126,6 +126,64 @@ TEST_CASE("Place: what one step hands to the next shares bytes with what lies be
   CHECK(PeakAllocated(t.program) == 3 * kBlock);
 }
 
+TEST_CASE("Place: what the last step has left is free only for what comes after its last use") {
+  // carried is read at the beginning of a step on compute and written at its end, after other's
+  // use on reduce; so other may take its bytes exactly if it waits for the read.
+  for (const bool with_edge : {false, true}) {
+    CAPTURE(with_edge);
+    Tiny t;
+    const BufferId carried = t.init.NewAllocated({2 * kBlock});
+    t.Add(t.init, Stream::kCompute, carried);
+    const BufferId result = t.init.NewAllocated({kBlock});
+    t.Add(t.init, Stream::kCompute, result);
+    const OpId read = t.Add(t.step, Stream::kCompute, result, {carried});
+    t.step.Free(carried);
+    const BufferId other = t.NewAllocated(2, Stream::kReduce);
+    const OpId use = t.Add(t.step, Stream::kReduce, other);
+    if (with_edge) {
+      t.step.After(read);
+    }
+    t.step.Free(other);
+    t.step.Alloc(carried);
+    t.Add(t.step, Stream::kCompute, carried);
+    t.step.After(use);
+    CHECK(t.Done().device_size == (with_edge ? 3 : 5) * kBlock);
+  }
+}
+
+TEST_CASE("Place: what lived in init or warmup is free only for what comes after it") {
+  for (const bool in_warmup : {false, true}) {
+    for (const bool with_edge : {false, true}) {
+      CAPTURE(in_warmup);
+      CAPTURE(with_edge);
+      Tiny t;
+      BodyBuilder& before = in_warmup ? t.warmup : t.init;
+      const BufferId early = before.NewAllocated({3 * kBlock});
+      before.SetCarry(0, t.Add(before, Stream::kCompute, early));
+      before.Free(early);
+      const BufferId late = t.NewAllocated(2, Stream::kReduce);
+      t.Add(t.step, Stream::kReduce, late);
+      if (with_edge) {
+        t.step.AfterSlot(0);
+      }
+      t.step.Free(late);
+      CHECK(t.Done().device_size == (with_edge ? 3 : 5) * kBlock);
+    }
+  }
+}
+
+TEST_CASE("Place: a zero-filled buffer shares with nobody") {
+  Tiny t;
+  const BufferId zeros =
+      t.step.NewAllocated({kBlock, Category::kTemporary, Stream::kCompute, false, true});
+  t.Add(t.step, Stream::kCompute, zeros);
+  t.step.Free(zeros);
+  const BufferId plain = t.NewAllocated(1);
+  t.Add(t.step, Stream::kCompute, plain);
+  t.step.Free(plain);
+  CHECK(t.Done().device_size == 2 * kBlock);
+}
+
 TEST_CASE("Place: persistent, allocated-once and host buffers") {
   Tiny t;
   const BufferId weight = t.init.NewAllocated({Bytes(300), Category::kParameterShard});
