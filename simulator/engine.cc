@@ -1,6 +1,7 @@
 #include "simulator/engine.h"
 
 #include <algorithm>
+#include <string>
 
 #include "core/error.h"
 #include "simulator/internal/engine_linear.h"
@@ -100,6 +101,37 @@ SimTime StepTiming::ExposedCommunication() const {
 
 namespace {
 
+// Times must stay inside SimTime, +-106 days. The first bound is quick and almost always enough.
+void CheckRange(const Program& program, const std::vector<internal::Cost>& costs,
+                const EngineOptions& options) {
+  constexpr double kRange = 9e18;
+  double longest = 0;
+  const auto cost_of = [](const internal::Cost& c) {
+    return static_cast<double>(c.duration) + static_cast<double>(c.issue) +
+           static_cast<double>(c.first);
+  };
+  for (const internal::Cost& cost : costs) {
+    longest = std::max(longest, cost_of(cost));
+  }
+  const auto steps = static_cast<double>(options.max_steps) + 1;
+  const auto ops = static_cast<double>(program.init.size()) +
+                   steps * static_cast<double>(program.step.size() + program.warmup.size());
+  if (longest * ops < kRange) {
+    return;
+  }
+  double sum = 0;
+  for (const Body* body : {&program.init, &program.warmup, &program.step}) {
+    for (const Op& op : body->ops) {
+      sum += (body == &program.init ? 1 : steps) * cost_of(costs[op.shape.value]);
+    }
+  }
+  if (!(sum < kRange)) {
+    throw InputError(
+        "cluster and profile", "rates that let a step take weeks",
+        "rates with which " + std::to_string(options.max_steps) + " steps take less than 100 days");
+  }
+}
+
 bool NeedsEvents(const EngineOptions& options) {
   return options.contention || options.force_events ||
          (options.stalls != nullptr && !options.stalls->empty());
@@ -111,6 +143,7 @@ EngineResult RunEngine(const Program& program, const PriceTable& prices,
                        const EngineOptions& options, EngineWorkspace& workspace) {
   EngineWorkspace::State& state = workspace.state();
   internal::BuildCosts(program, prices, state.costs);
+  CheckRange(program, state.costs, options);
   if (NeedsEvents(options)) {
     return internal::RunEvents(program, prices, options, state, nullptr);
   }
@@ -124,6 +157,7 @@ EngineResult RunEngineWithSpans(const Program& program, const PriceTable& prices
   exact.periodic = false;
   EngineWorkspace::State& state = workspace.state();
   internal::BuildCosts(program, prices, state.costs);
+  CheckRange(program, state.costs, options);
   if (NeedsEvents(options)) {
     return internal::RunEvents(program, prices, exact, state, &spans);
   }

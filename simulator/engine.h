@@ -97,7 +97,8 @@ class EngineWorkspace {
 };
 
 // Runs init, the first step and steps until two successive ones differ by a shift in time only.
-// Requires a program that Verify accepts and a price for each shape. O(ops * steps); with
+// Requires a program that Verify accepts and a price for each shape. Throws InputError when times
+// would leave the range of SimTime. O(ops * steps); with
 // options.periodic about O(ops of one layer * steps) plus one addition per skipped op.
 [[nodiscard]] EngineResult RunEngine(const Program& program, const PriceTable& prices,
                                      const EngineOptions& options, EngineWorkspace& workspace);

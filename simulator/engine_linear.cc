@@ -185,6 +185,13 @@ std::int64_t PeriodOf(const Clock& before, const Clock& after) {
   return period;
 }
 
+// What stays the same for this many steps counts as steady: a million, or what SimTime can hold.
+std::int64_t LastingSteps(std::int64_t period) {
+  constexpr std::int64_t kMany = 1'000'000;
+  constexpr std::int64_t kRange = std::int64_t{1} << 62;
+  return std::min(kMany, kRange / 4 / std::max<std::int64_t>(period, 1));
+}
+
 // Skips `copies` steps like the one just run.
 void JumpAhead(LinearState& state, const Clock& before, std::int64_t copies) {
   const Clock after = state.clock;
@@ -243,9 +250,10 @@ EngineResult RunLinear(const Program& program, const EngineOptions& options,
       AppendSpans(state, program, static_cast<std::uint32_t>(step), *spans);
     }
     const std::int64_t copies = comparable_steps >= 2 ? LinearSteps(state, before) : 0;
-    if (copies == kForever) {
+    const std::int64_t period = PeriodOf(before, state.clock);
+    if (copies >= LastingSteps(period)) {
       result.is_steady = true;
-      result.steady.time = SimTime(PeriodOf(before, state.clock));
+      result.steady.time = SimTime(period);
       return result;
     }
     if (copies > 0) {

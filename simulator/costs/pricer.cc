@@ -2,11 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "core/error.h"
+#include "core/json.h"
 
 namespace shardwright {
 namespace {
+
+// Three kinds of other resources and these uplinks fit into kMaxLinkResources.
+constexpr std::int32_t kMostFabricLevels = kMaxLinkResources - 3;
 
 // The class equal to `load`, added if it is new. When all 255 are taken the last one of the same
 // kind stands for it; real programs have some dozen.
@@ -24,6 +29,21 @@ std::uint8_t ClassOf(const ContentionClass& load, ContentionModel& model) {
   }
   model.classes.push_back(load);
   return static_cast<std::uint8_t>(model.classes.size() - 1);
+}
+
+// The price of an op may be anything up to this; far above any real one, far below the range of
+// SimTime, so that sums stay in range (see CheckRange in engine.cc).
+constexpr Seconds kLongestOp{1e6};
+
+// ToSimTime with a check: slow links in a user's file must not overflow.
+SimTime ToPrice(Seconds time, OpCode code) {
+  if (!(time.value <= kLongestOp.value)) {
+    throw InputError(
+        "cluster and profile",
+        "rates that let one " + std::string(InfoOf(code).name) + " take " + Format(time),
+        "rates with which no op takes longer than " + Format(kLongestOp));
+  }
+  return ToSimTime(time);
 }
 
 // Rounded up to a sixteenth, so that ops of about equal load share a class.
@@ -72,7 +92,6 @@ std::uint16_t Pricer::ResourceIndex(ResourceKind kind, std::int32_t level, Price
     it = resources_.end() - 1;
   }
   const auto index = static_cast<std::uint16_t>(it - resources_.begin());
-  SW_CHECK(index < kMaxLinkResources, "more link resources than the contention model holds");
   table.contention.resource_count = std::max<std::uint16_t>(table.contention.resource_count,
                                                             static_cast<std::uint16_t>(index + 1));
   return index;
@@ -97,7 +116,7 @@ shardwright::Price Pricer::PriceKernels(const Program& program, const OpShape& s
   const bool is_work = launches > 0 || shape.code == OpCode::kCompute;
   const Seconds op_issue = is_work ? profile_.host.op_issue.value : Seconds(0);
   const Seconds launch = profile_.host.kernel_launch.value;
-  price.duration = ToSimTime(time);
+  price.duration = ToPrice(time, shape.code);
   price.issue = ToSimTime(op_issue + launch * launches);
   price.first_launch = ToSimTime(op_issue + launch * std::min(launches, 1.0));
   price.tail = price.duration / std::max<std::int64_t>(shape.kernel_count, 1);
@@ -115,7 +134,7 @@ shardwright::Price Pricer::PriceCollective(const Program& program, const OpShape
   const CollectivePath& path = PathOf(program.groups[shape.group.value]);
   const Seconds time = CollectiveTime(shape.code, shape.bytes, path);
   shardwright::Price price;
-  price.duration = ToSimTime(time);
+  price.duration = ToPrice(time, shape.code);
   // Gathers and reductions of FSDP units are issued from Python hooks; native has none.
   const bool has_hook = program.dialect != "native" &&
                         (shape.code == OpCode::kAllGather || shape.code == OpCode::kReduceScatter);
@@ -142,7 +161,9 @@ shardwright::Price Pricer::PriceCollective(const Program& program, const OpShape
   load.hbm_share = RoundShare(traffic * load.bus_rate / cluster_.gpu.memory_bandwidth.value.value);
   const TransportProfile* outer = path.network != nullptr ? path.network : path.intra;
   for (const ResourceUse& use : path.ring.uses) {
-    SW_CHECK(load.link_count < kMaxLinkUses, "a collective uses more links than the model holds");
+    if (load.link_count == kMaxLinkUses || use.level >= kMostFabricLevels) {
+      continue;  // the outermost tiers of a very deep fabric are shared without contention
+    }
     load.links[load.link_count++] = {ResourceIndex(use.kind, use.level, table),
                                      use.weight / (use.capacity.value * outer->efficiency.value)};
   }
@@ -157,7 +178,7 @@ shardwright::Price Pricer::PriceHostCopy(const OpShape& shape, PriceTable& table
                                         : copies_.to_host_together * profile_.copy.to_host.value;
   const Seconds time = shape.bytes / rate + profile_.copy.latency.value;
   shardwright::Price price;
-  price.duration = ToSimTime(time);
+  price.duration = ToPrice(time, shape.code);
   price.issue = price.first_launch = ToSimTime(profile_.host.copy_issue.value);
   price.tail = price.duration;
   ContentionClass load;
@@ -173,7 +194,7 @@ shardwright::Price Pricer::PriceHostOptimizer(const Program& program, const OpSh
     bytes += kernel.read + kernel.written;
   }
   shardwright::Price price;
-  price.duration = ToSimTime(bytes / host_memory_);
+  price.duration = ToPrice(bytes / host_memory_, shape.code);
   return price;
 }
 

@@ -11,6 +11,7 @@
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
 #include "models/loader.h"
 #include "schedule/lower.h"
 #include "schedule/wrap.h"
@@ -250,6 +251,28 @@ TEST_CASE("A trace covers the first and the last step, with memory beside it") {
   }
   CHECK(peak <= result.memory.allocated.DevicePeak().total.value);
   CHECK(peak > result.memory.allocated.DevicePeak().total.value / 2);
+}
+
+TEST_CASE("Links so slow that times leave their range are refused in one line") {
+  const Program program = TinyLlama(16, 1);
+  Profile profile = RoundProfile();
+  for (TransportProfile& transport : profile.transports) {
+    transport.efficiency.value = 1e-14;
+  }
+  CHECK_THROWS_AS((void)Simulate({program, RoundCluster(2), profile, Uncontended(true)}),
+                  InputError);
+  // Each op within its limit, the step not.
+  PriceTable prices = PriceProgram(program, RoundCluster(2), RoundProfile());
+  for (Price& price : prices.prices) {
+    price.duration = ToSimTime(Seconds(9e5));
+  }
+  EngineOptions options;
+  EngineWorkspace workspace;
+  CHECK_THROWS_WITH_AS((void)RunEngine(program, prices, options, workspace),
+                       "cluster and profile: got rates that let a step take weeks, expected rates "
+                       "with which 8 steps "
+                       "take less than 100 days",
+                       InputError);
 }
 
 }  // namespace
