@@ -356,4 +356,28 @@ Bytes PeakAllocated(const Program& program) {
   return peak;
 }
 
+Bytes PeakInUse(const Program& program) {
+  const Lives all = CollectLives(program);
+  std::vector<std::size_t> begin_of_pass = {0};
+  for (const Pass& pass : all.passes) {
+    begin_of_pass.push_back(begin_of_pass.back() + pass.body->size());
+  }
+  std::vector<Bytes> change(begin_of_pass.back() + 1);
+  for (const Life& life : all.lives) {
+    const Buffer& buffer = program.buffers[life.buffer.value];
+    if (!buffer.on_host && life.birth >= 0) {
+      change[begin_of_pass[life.birth_pass] + static_cast<std::size_t>(life.birth)] += buffer.size;
+      change[begin_of_pass[life.last_use_pass] + static_cast<std::size_t>(life.last_use) + 1] -=
+          buffer.size;
+    }
+  }
+  Bytes now{0};
+  Bytes peak{0};
+  for (const Bytes c : change) {
+    now += c;
+    peak = std::max(peak, now);
+  }
+  return peak;
+}
+
 }  // namespace shardwright

@@ -32,8 +32,11 @@ struct Placement {
 // which vector clocks and few segments keep to milliseconds for thousands of buffers.
 [[nodiscard]] Placement Place(const Program& program, const PlaceOptions& options = {});
 
-// The largest sum of sizes of the device buffers that exist at one moment of host order in init,
-// warmup or the steady step: what no placement can be below. O(points).
+// The largest sum of sizes of the device buffers that exist at one moment of host order, from alloc
+// to free, in init, warmup or the steps. An arena can be smaller, since it counts uses. O(points).
 [[nodiscard]] Bytes PeakAllocated(const Program& program);
+
+// The same from first to last use: no placement can be below. O(accesses).
+[[nodiscard]] Bytes PeakInUse(const Program& program);
 
 }  // namespace shardwright

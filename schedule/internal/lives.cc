@@ -74,6 +74,7 @@ class LifeCollector {
       --life.before_birth.Of(stream);
     }
     life.last.Of(stream) = clock.Of(stream);
+    life.last_use_pass = static_cast<std::uint32_t>(pass_);
     life.last_use = position;
   }
 

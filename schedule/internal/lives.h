@@ -23,7 +23,8 @@ struct Life {
   std::uint32_t free_pass = 0;   // kNeverFreed: none in the passes looked at
   std::uint32_t birth_pass = 0;  // of the first use
   std::int32_t birth = -1;       // host position in its body of the first use; -1: never used
-  std::int32_t last_use = -1;    // host position of the last use, in the pass of that use
+  std::uint32_t last_use_pass = 0;
+  std::int32_t last_use = -1;  // host position of the last use, in the pass of that use
   Stream birth_stream = Stream::kHost;
   Clock before_birth;  // clock of the first use without that use itself
   Clock last;          // per stream, the last use

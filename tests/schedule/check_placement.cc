@@ -32,6 +32,7 @@ Placement CheckPlacement(const Program& program, Bytes alignment) {
     CHECK(begin % alignment.value == 0);
     CHECK(end <= (program.buffers[b].on_host ? placement.host_size : placement.device_size).value);
   }
+  CHECK(placement.device_size >= PeakInUse(program));
   const BruteForceOrder order(program);
   const std::vector<Allocation> lives = AllocationsOf(program, order);
   for (std::size_t i = 0; i < lives.size(); ++i) {

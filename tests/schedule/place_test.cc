@@ -73,6 +73,20 @@ TEST_CASE("Place: work of one stream shares bytes") {
   t.step.Free(d);
   CHECK(t.Done().device_size == 5 * kBlock);
   CHECK(PeakAllocated(t.program) == 5 * kBlock);
+  CHECK(PeakInUse(t.program) == 5 * kBlock);
+}
+
+TEST_CASE("Place: bytes count from the first use to the last, not from alloc to free") {
+  Tiny t;
+  const BufferId a = t.NewAllocated(4);
+  const BufferId b = t.NewAllocated(4);
+  t.Add(t.step, Stream::kCompute, a);
+  t.Add(t.step, Stream::kCompute, b);
+  t.step.Free(a);
+  t.step.Free(b);
+  CHECK(t.Done().device_size == 4 * kBlock);
+  CHECK(PeakInUse(t.program) == 4 * kBlock);
+  CHECK(PeakAllocated(t.program) == 8 * kBlock);
 }
 
 TEST_CASE("Place: two streams share bytes only behind an edge") {
