@@ -76,7 +76,7 @@ void ActivationOffload::AfterForwardRead(std::uint32_t storage, BufferId buffer)
   HostCopy& copy = host_[storage];
   copy.host = e_.AllocOnHost(bytes, Category::kActivation);
   const OpId read = e_.LastCompute();
-  copy.copied = e_.AddTransfer(OpCode::kCopyD2h, Stream::kD2h, Phase::kForward, kNoSubject, bytes,
+  copy.copied = e_.AddTransfer(OpCode::kCopyD2h, Stream::kD2h, {Phase::kForward, kNoSubject}, bytes,
                                buffer, copy.host);
   e_.After(read);
   current_.buffers.push_back(buffer);
@@ -113,7 +113,7 @@ void ActivationOffload::Fetch(std::uint32_t layer,
   e_.AddWait(Stream::kH2d, {e_.LastCompute()}, Phase::kBackward, kNoSubject);
   for (const std::uint32_t s : fetched_for_[layer]) {
     const BufferId device = e_.Alloc(e_.a.storages[s].bytes, Category::kActivation, Stream::kH2d);
-    arrived_[layer] = e_.AddTransfer(OpCode::kCopyH2d, Stream::kH2d, Phase::kBackward, kNoSubject,
+    arrived_[layer] = e_.AddTransfer(OpCode::kCopyH2d, Stream::kH2d, {Phase::kBackward, kNoSubject},
                                      e_.a.storages[s].bytes, host_[s].host, device);
     e_.After(host_[s].copied);
     e_.body->Free(host_[s].host, StreamBit(Stream::kH2d) | StreamBit(Stream::kD2h));

@@ -31,7 +31,7 @@ class DdpRules : public StepRules {
   }
 
   // Buckets follow parameter order at first, then the order in which gradients became ready.
-  bool FirstStepDiffers() const override { return job_.mode == JobMode::kTrain; }
+  [[nodiscard]] bool FirstStepDiffers() const override { return job_.mode == JobMode::kTrain; }
 
   void BeginStep(bool first) override {
     StepRules::BeginStep(first);
@@ -86,7 +86,7 @@ class DdpRules : public StepRules {
     const Bytes cast(elements * SizeOf(job_.precision.param));
     cast_of_op_[i] = e_.Alloc(cast, Category::kUnshardedParameter, Stream::kCompute);
     const UnitId unit = UnitOf(i);
-    e_.AddCopy(OpCode::kCast, Stream::kCompute, phase, unit.value,
+    e_.AddCopy(OpCode::kCast, Stream::kCompute, {phase, unit.value},
                Bytes(elements * SizeOf(job_.precision.master)), cast,
                {{At(unit).shard, AccessMode::kRead, Role::kInput},
                 {cast_of_op_[i], AccessMode::kWrite, Role::kOutput}});
@@ -129,7 +129,7 @@ class DdpRules : public StepRules {
         grad = e_.Alloc(size, Category::kUnshardedGradient, Stream::kCompute);
         At(unit).grads.push_back(grad);
       }
-      e_.AddCopy(OpCode::kAccumulateGrad, Stream::kCompute, Phase::kBackward, i,
+      e_.AddCopy(OpCode::kAccumulateGrad, Stream::kCompute, {Phase::kBackward, i},
                  first ? fresh : fresh + size, size,
                  {{grad, first ? AccessMode::kWrite : AccessMode::kReadWrite, Role::kOutput},
                   {fresh_grad_, AccessMode::kRead, Role::kInput}});
@@ -155,7 +155,7 @@ class DdpRules : public StepRules {
   }
 
  protected:
-  UnitInfo Layout(const ResolvedUnit& unit) const override {
+  [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override {
     return LayoutWhole(e_.in.model, unit);
   }
 
@@ -240,13 +240,14 @@ class DdpRules : public StepRules {
     Bucket& b = buckets_[bucket_of_param_[p.value]];
     const Bytes size = grad_bytes_[p.value];
     b.filled = e_.AddCopy(
-        OpCode::kBucketCopy, Stream::kCompute, Phase::kBackward, UnitOf(i).value, size, size,
+        OpCode::kBucketCopy, Stream::kCompute, {Phase::kBackward, UnitOf(i).value}, size, size,
         {{grad, AccessMode::kRead, Role::kInput}, {b.storage, AccessMode::kWrite, Role::kOutput}});
     --b.missing;
     while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) {
       Bucket& ready = buckets_[next_bucket_++];
-      ready.reduced = e_.AddCollective(OpCode::kAllReduce, Stream::kReduce, group_, ready.size,
-                                       job_.precision.master, Phase::kBackward, UnitOf(i).value,
+      ready.reduced = e_.AddCollective(Collective(OpCode::kAllReduce, Stream::kReduce, group_,
+                                                  ready.size, job_.precision.master),
+                                       {Phase::kBackward, UnitOf(i).value},
                                        {{ready.storage, AccessMode::kReadWrite, Role::kInput}});
       e_.After(ready.filled);
     }
@@ -254,8 +255,8 @@ class DdpRules : public StepRules {
 
   void CopyOut(Bucket& b) {
     e_.AddWait(Stream::kCompute, {b.reduced}, Phase::kBackward, kNoSubject);
-    e_.AddCopy(OpCode::kBucketCopy, Stream::kCompute, Phase::kBackward, kNoSubject, b.size, b.size,
-               {{b.storage, AccessMode::kRead, Role::kInput}});
+    e_.AddCopy(OpCode::kBucketCopy, Stream::kCompute, {Phase::kBackward, kNoSubject}, b.size,
+               b.size, {{b.storage, AccessMode::kRead, Role::kInput}});
     std::uint16_t index = 0;
     for (const ParamId p : b.params) {
       e_.body->Use(grad_of_param_[p.value], AccessMode::kWrite, Role::kOutput, index++);

@@ -41,8 +41,8 @@ OpId Emitter::Add(const OpShape& shape, std::span<const Kernel> kernels, Phase p
   return op;
 }
 
-OpId Emitter::AddCopy(OpCode code, Stream stream, Phase phase, std::uint32_t subject, Bytes read,
-                      Bytes written, std::initializer_list<Touch> touches) {
+OpId Emitter::AddCopy(OpCode code, Stream stream, Where where, Bytes read, Bytes written,
+                      std::initializer_list<Touch> touches) {
   Kernel kernel;
   kernel.kind = KernelClass::kCopy;
   kernel.read = read;
@@ -51,29 +51,17 @@ OpId Emitter::AddCopy(OpCode code, Stream stream, Phase phase, std::uint32_t sub
   shape.code = code;
   shape.stream = stream;
   shape.bytes = written;
-  return Add(shape, {&kernel, 1}, phase, subject, touches);
+  return Add(shape, {&kernel, 1}, where.phase, where.subject, touches);
 }
 
-OpId Emitter::AddTransfer(OpCode code, Stream stream, Phase phase, std::uint32_t subject,
-                          Bytes bytes, BufferId from, BufferId to) {
+OpId Emitter::AddTransfer(OpCode code, Stream stream, Where where, Bytes bytes, BufferId from,
+                          BufferId to) {
   OpShape shape;
   shape.code = code;
   shape.stream = stream;
   shape.bytes = bytes;
-  return Add(shape, {}, phase, subject,
+  return Add(shape, {}, where.phase, where.subject,
              {{from, AccessMode::kRead, Role::kInput}, {to, AccessMode::kWrite, Role::kOutput}});
-}
-
-OpId Emitter::AddCollective(OpCode code, Stream stream, GroupId group, Bytes bytes, DType dtype,
-                            Phase phase, std::uint32_t subject,
-                            std::initializer_list<Touch> touches) {
-  OpShape shape;
-  shape.code = code;
-  shape.stream = stream;
-  shape.dtype = dtype;
-  shape.group = group;
-  shape.bytes = bytes;
-  return Add(shape, {}, phase, subject, touches);
 }
 
 void Emitter::AddWait(Stream stream, std::initializer_list<OpId> ops, Phase phase,

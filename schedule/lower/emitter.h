@@ -30,22 +30,27 @@ class Emitter {
       : in(input), a(std::move(analysis)), program(target), shapes_(target) {}
 
   // Ops go to `body` from now on.
-  void Begin(Body& body);
+  void Begin(Body& target);
   // Closes the body begun last.
   void End();
 
   // Adds the op and its accesses; edges are added by the caller through After().
   OpId Add(const OpShape& shape, std::span<const Kernel> kernels, Phase phase,
            std::uint32_t subject, std::initializer_list<Touch> touches);
+  // Phase and subject (a unit, a model op or kNoSubject) of an op.
+  struct Where {
+    Phase phase = Phase::kForward;
+    std::uint32_t subject = kNoSubject;
+  };
   // A device-side copy, cast or element-wise pass as one kernel that reads and writes this much.
-  OpId AddCopy(OpCode code, Stream stream, Phase phase, std::uint32_t subject, Bytes read,
-               Bytes written, std::initializer_list<Touch> touches);
+  OpId AddCopy(OpCode code, Stream stream, Where where, Bytes read, Bytes written,
+               std::initializer_list<Touch> touches);
   // A copy between host and device memory on `stream`.
-  OpId AddTransfer(OpCode code, Stream stream, Phase phase, std::uint32_t subject, Bytes bytes,
-                   BufferId from, BufferId to);
-  // A collective over the full array of `bytes`.
-  OpId AddCollective(OpCode code, Stream stream, GroupId group, Bytes bytes, DType dtype,
-                     Phase phase, std::uint32_t subject, std::initializer_list<Touch> touches);
+  OpId AddTransfer(OpCode code, Stream stream, Where where, Bytes bytes, BufferId from,
+                   BufferId to);
+  OpId AddCollective(const OpShape& shape, Where where, std::initializer_list<Touch> touches) {
+    return Add(shape, {}, where.phase, where.subject, touches);
+  }
   // `stream` waits for `ops`; none if all of them are none or on that stream.
   void AddWait(Stream stream, std::initializer_list<OpId> ops, Phase phase, std::uint32_t subject);
   // `stream` waits for what a carry slot holds.
@@ -80,6 +85,18 @@ class Emitter {
   Body* current_ = nullptr;
   std::unordered_map<std::uint64_t, std::uint8_t> occurrences_;
 };
+
+// A collective over the full array of `bytes`.
+[[nodiscard]] inline OpShape Collective(OpCode code, Stream stream, GroupId group, Bytes bytes,
+                                        DType dtype) {
+  OpShape shape;
+  shape.code = code;
+  shape.stream = stream;
+  shape.dtype = dtype;
+  shape.group = group;
+  shape.bytes = bytes;
+  return shape;
+}
 
 inline constexpr std::uint8_t StreamBit(Stream s) {
   return static_cast<std::uint8_t>(1U << static_cast<unsigned>(s));

@@ -42,7 +42,7 @@ class Fsdp1Rules : public StepRules {
   }
 
   // Forward prefetch follows the order recorded in the first step, so the first one has none.
-  bool FirstStepDiffers() const override { return plan_.forward_prefetch; }
+  [[nodiscard]] bool FirstStepDiffers() const override { return plan_.forward_prefetch; }
 
   // The limiter's queue lives across steps: in the steady state it begins a step with as many
   // events as the gathers before the step's first free need, so that each of them finds one to
@@ -157,13 +157,13 @@ class Fsdp1Rules : public StepRules {
     }
   }
 
-  UnitInfo Layout(const ResolvedUnit& unit) const override {
+  [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override {
     return LayoutFlat(e_.in.model, unit, plan_.shard_size, plan_.use_orig_params,
                       job_.precision.param);
   }
 
   // One trainable parameter makes the whole flat parameter need a gradient.
-  std::int64_t GradElements(const UnitInfo& unit) const override {
+  [[nodiscard]] std::int64_t GradElements(const UnitInfo& unit) const override {
     return TrainablePaddedElements(e_.in.model, unit) > 0 ? unit.padded_elements : 0;
   }
 
@@ -217,17 +217,17 @@ class Fsdp1Rules : public StepRules {
     OpId prepared;
     if (plan_.offload.parameters) {
       staged.push_back(e_.Alloc(MasterShard(u), Category::kAllGather, Stream::kCopyIn));
-      prepared = e_.AddTransfer(OpCode::kCopyH2d, Stream::kCopyIn, phase, u.value, MasterShard(u),
+      prepared = e_.AddTransfer(OpCode::kCopyH2d, Stream::kCopyIn, {phase, u.value}, MasterShard(u),
                                 source, staged.back());
       source = staged.back();
     }
     const bool whole = plan_.shard_size == 1;
     if (CastsGather() && !whole) {
       staged.push_back(e_.Alloc(GatherShard(u), Category::kAllGather, Stream::kCopyIn));
-      prepared =
-          e_.AddCopy(OpCode::kCast, Stream::kCopyIn, phase, u.value, MasterShard(u), GatherShard(u),
-                     {{source, AccessMode::kRead, Role::kInput},
-                      {staged.back(), AccessMode::kWrite, Role::kOutput}});
+      prepared = e_.AddCopy(OpCode::kCast, Stream::kCopyIn, {phase, u.value}, MasterShard(u),
+                            GatherShard(u),
+                            {{source, AccessMode::kRead, Role::kInput},
+                             {staged.back(), AccessMode::kWrite, Role::kOutput}});
       source = staged.back();
     }
     if (plan_.limit_all_gathers) {
@@ -235,12 +235,13 @@ class Fsdp1Rules : public StepRules {
     }
     At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, Stream::kGather);
     if (whole) {
-      e_.AddCopy(OpCode::kCast, Stream::kGather, phase, u.value, MasterShard(u), Unsharded(u),
+      e_.AddCopy(OpCode::kCast, Stream::kGather, {phase, u.value}, MasterShard(u), Unsharded(u),
                  {{source, AccessMode::kRead, Role::kInput},
                   {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
     } else {
-      e_.AddCollective(OpCode::kAllGather, Stream::kGather, shard_group_, Unsharded(u),
-                       job_.precision.param, phase, u.value,
+      e_.AddCollective(Collective(OpCode::kAllGather, Stream::kGather, shard_group_, Unsharded(u),
+                                  job_.precision.param),
+                       {phase, u.value},
                        {{source, AccessMode::kRead, Role::kInput},
                         {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
     }
@@ -319,8 +320,8 @@ class Fsdp1Rules : public StepRules {
     UnitState& state = At(u);
     const Bytes size = FlatGrad(u, job_.precision.param);
     const BufferId flat = e_.Alloc(size, Category::kUnshardedGradient, Stream::kCompute);
-    e_.AddCopy(OpCode::kConcatGrad, Stream::kCompute, Phase::kBackward, u.value, GradBytes(u), size,
-               {{flat, AccessMode::kWrite, Role::kOutput}});
+    e_.AddCopy(OpCode::kConcatGrad, Stream::kCompute, {Phase::kBackward, u.value}, GradBytes(u),
+               size, {{flat, AccessMode::kWrite, Role::kOutput}});
     std::uint16_t index = 0;
     for (const BufferId g : state.grads) {
       e_.body->Use(g, AccessMode::kRead, Role::kInput, index++);
@@ -345,7 +346,7 @@ class Fsdp1Rules : public StepRules {
     state.accumulated = BufferId();
     const Bytes size = FlatGrad(u, job_.precision.param);
     e_.AddCopy(
-        OpCode::kGradStore, Stream::kCompute, Phase::kBackward, u.value, 2 * size, size,
+        OpCode::kGradStore, Stream::kCompute, {Phase::kBackward, u.value}, 2 * size, size,
         {{kept, AccessMode::kReadWrite, Role::kOutput}, {flat, AccessMode::kRead, Role::kInput}});
     e_.body->Free(flat);
     return kept;
@@ -353,7 +354,7 @@ class Fsdp1Rules : public StepRules {
 
   void Scale(UnitId u, BufferId buffer, Bytes bytes, Stream stream, double factor) {
     if (factor > 1) {
-      e_.AddCopy(OpCode::kGradScale, stream, Phase::kBackward, u.value, bytes, bytes,
+      e_.AddCopy(OpCode::kGradScale, stream, {Phase::kBackward, u.value}, bytes, bytes,
                  {{buffer, AccessMode::kReadWrite, Role::kInput}});
     }
   }
@@ -367,7 +368,7 @@ class Fsdp1Rules : public StepRules {
     if (r != job_.precision.param) {
       input = e_.Alloc(FlatGrad(u, r), Category::kReduceScatter, s);
       e_.AddCopy(
-          OpCode::kCast, s, Phase::kBackward, u.value, FlatGrad(u, job_.precision.param),
+          OpCode::kCast, s, {Phase::kBackward, u.value}, FlatGrad(u, job_.precision.param),
           FlatGrad(u, r),
           {{flat, AccessMode::kRead, Role::kInput}, {input, AccessMode::kWrite, Role::kOutput}});
     }
@@ -379,15 +380,16 @@ class Fsdp1Rules : public StepRules {
       const bool adopts = !CastsReduce() && !At(u).sharded_grad.valid();
       out = e_.Alloc(shard, adopts ? Category::kShardedGradient : Category::kReduceScatter, s);
       e_.AddCollective(
-          OpCode::kReduceScatter, s, shard_group_, FlatGrad(u, r), r, Phase::kBackward, u.value,
+          Collective(OpCode::kReduceScatter, s, shard_group_, FlatGrad(u, r), r),
+          {Phase::kBackward, u.value},
           {{input, AccessMode::kRead, Role::kInput}, {out, AccessMode::kWrite, Role::kOutput}});
     }
     last_reduce_ = e_.body->last();
     Stream tail = s;
     if (replicate_group_.valid()) {
       tail = Stream::kReplicate;
-      e_.AddCollective(OpCode::kAllReduce, tail, replicate_group_, shard, r, Phase::kBackward,
-                       u.value, {{out, AccessMode::kReadWrite, Role::kInput}});
+      e_.AddCollective(Collective(OpCode::kAllReduce, tail, replicate_group_, shard, r),
+                       {Phase::kBackward, u.value}, {{out, AccessMode::kReadWrite, Role::kInput}});
       e_.After(last_reduce_);
     }
     Scale(u, out, shard, tail, factors_.post);
@@ -411,7 +413,7 @@ class Fsdp1Rules : public StepRules {
     if (!accumulate) {
       state.sharded_grad = e_.Alloc(MasterShard(u), Category::kShardedGradient, tail);
     }
-    e_.AddCopy(OpCode::kGradStore, tail, Phase::kBackward, u.value,
+    e_.AddCopy(OpCode::kGradStore, tail, {Phase::kBackward, u.value},
                accumulate ? shard + MasterShard(u) : shard, MasterShard(u),
                {{state.sharded_grad, accumulate ? AccessMode::kReadWrite : AccessMode::kWrite,
                  Role::kOutput},

@@ -105,7 +105,7 @@ class Fsdp2Rules : public StepRules {
   }
 
  protected:
-  UnitInfo Layout(const ResolvedUnit& unit) const override {
+  [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override {
     return LayoutPerParameter(e_.in.model, unit, plan_.shard_size);
   }
 
@@ -140,7 +140,7 @@ class Fsdp2Rules : public StepRules {
     BufferId staged;
     if (plan_.offload.parameters && !c.clone.valid()) {
       staged = e_.Alloc(MasterShard(u), Category::kAllGather, Stream::kCopyIn);
-      e_.AddTransfer(OpCode::kCopyH2d, Stream::kCopyIn, phase, u.value, MasterShard(u), source,
+      e_.AddTransfer(OpCode::kCopyH2d, Stream::kCopyIn, {phase, u.value}, MasterShard(u), source,
                      staged);
       source = staged;
     }
@@ -153,9 +153,9 @@ class Fsdp2Rules : public StepRules {
                                               PlanOf(u).reshard.group, 1)
                                 : shard_group_;
     const OpId copied = e_.body->last();
-    c.gathered = e_.AddCollective(OpCode::kAllGather, Stream::kGather, group, Unsharded(u),
-                                  job_.precision.param, phase, u.value,
-                                  {{c.gather_out, AccessMode::kReadWrite, Role::kOutput}});
+    c.gathered = e_.AddCollective(
+        Collective(OpCode::kAllGather, Stream::kGather, group, Unsharded(u), job_.precision.param),
+        {phase, u.value}, {{c.gather_out, AccessMode::kReadWrite, Role::kOutput}});
     e_.After(copied);
   }
 
@@ -216,7 +216,7 @@ class Fsdp2Rules : public StepRules {
     At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, Stream::kCompute);
     const bool whole = plan_.shard_size == 1;
     const BufferId source = whole ? At(u).shard : c.gather_out;
-    const OpId copied = e_.AddCopy(OpCode::kGatherCopyOut, Stream::kCompute, phase, u.value,
+    const OpId copied = e_.AddCopy(OpCode::kGatherCopyOut, Stream::kCompute, {phase, u.value},
                                    whole ? MasterShard(u) : Unsharded(u), Unsharded(u),
                                    {{source, AccessMode::kRead, Role::kInput},
                                     {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
@@ -242,7 +242,7 @@ class Fsdp2Rules : public StepRules {
       Comm& c = comm_[u.value];
       const Bytes part = Unsharded(u) / reshard.group;
       c.clone = e_.Alloc(part, Category::kUnshardedParameter, Stream::kCompute);
-      c.cloned = e_.AddCopy(OpCode::kReshardClone, Stream::kCompute, phase, u.value, part, part,
+      c.cloned = e_.AddCopy(OpCode::kReshardClone, Stream::kCompute, {phase, u.value}, part, part,
                             {{At(u).unsharded, AccessMode::kRead, Role::kInput},
                              {c.clone, AccessMode::kWrite, Role::kOutput}});
     }
@@ -301,12 +301,13 @@ class Fsdp2Rules : public StepRules {
                  Stream::kReduce);
     if (plan_.shard_size > 1) {
       ScaleForFp16(u, reduce_input_, ReduceFull(u), Stream::kReduce);
-      e_.AddCollective(OpCode::kReduceScatter, Stream::kReduce, shard_group_, ReduceFull(u),
-                       job_.precision.reduce, Phase::kBackward, u.value,
+      e_.AddCollective(Collective(OpCode::kReduceScatter, Stream::kReduce, shard_group_,
+                                  ReduceFull(u), job_.precision.reduce),
+                       {Phase::kBackward, u.value},
                        {{reduce_input_, AccessMode::kRead, Role::kInput},
                         {out, AccessMode::kWrite, Role::kOutput}});
     } else {
-      e_.AddCopy(OpCode::kGradStore, Stream::kReduce, Phase::kBackward, u.value, ReduceShard(u),
+      e_.AddCopy(OpCode::kGradStore, Stream::kReduce, {Phase::kBackward, u.value}, ReduceShard(u),
                  ReduceShard(u),
                  {{reduce_input_, AccessMode::kRead, Role::kInput},
                   {out, AccessMode::kWrite, Role::kOutput}});
@@ -316,9 +317,9 @@ class Fsdp2Rules : public StepRules {
     Stream tail = Stream::kReduce;
     if (replicate) {
       tail = Stream::kReplicate;
-      e_.AddCollective(OpCode::kAllReduce, tail, replicate_group_, ReduceShard(u),
-                       job_.precision.reduce, Phase::kBackward, u.value,
-                       {{out, AccessMode::kReadWrite, Role::kInput}});
+      e_.AddCollective(Collective(OpCode::kAllReduce, tail, replicate_group_, ReduceShard(u),
+                                  job_.precision.reduce),
+                       {Phase::kBackward, u.value}, {{out, AccessMode::kReadWrite, Role::kInput}});
       e_.After(last_reduce_);
       last_replicate_ = e_.body->last();
     }
@@ -337,7 +338,7 @@ class Fsdp2Rules : public StepRules {
                    Category::kTemporary, Stream::kCompute);
     }
     const Bytes read = kept ? e_.program.buffers[state.accumulated.value].size : GradBytes(u);
-    e_.AddCopy(OpCode::kReduceCopyIn, Stream::kCompute, Phase::kBackward, u.value, read,
+    e_.AddCopy(OpCode::kReduceCopyIn, Stream::kCompute, {Phase::kBackward, u.value}, read,
                ReduceFull(u),
                {{reduce_input_, AccessMode::kWrite, Role::kOutput},
                 {state.accumulated, AccessMode::kRead, Role::kInput},
@@ -362,7 +363,7 @@ class Fsdp2Rules : public StepRules {
       return;
     }
     const OpId before = e_.body->last();
-    e_.AddCopy(OpCode::kGradScale, stream, Phase::kBackward, u.value, bytes, bytes,
+    e_.AddCopy(OpCode::kGradScale, stream, {Phase::kBackward, u.value}, bytes, bytes,
                {{buffer, AccessMode::kReadWrite, Role::kInput}});
     e_.After(before);
   }
@@ -377,7 +378,7 @@ class Fsdp2Rules : public StepRules {
       if (!accumulate) {
         state.sharded_grad = e_.Alloc(GradShard(u), Category::kShardedGradient, tail);
       }
-      e_.AddCopy(OpCode::kGradStore, tail, Phase::kBackward, u.value,
+      e_.AddCopy(OpCode::kGradStore, tail, {Phase::kBackward, u.value},
                  accumulate ? ReduceShard(u) + GradShard(u) : ReduceShard(u), GradShard(u),
                  {{state.sharded_grad, accumulate ? AccessMode::kReadWrite : AccessMode::kWrite,
                    Role::kOutput},

@@ -25,7 +25,7 @@ UnitInfo Flatten(const Model& model, const ResolvedUnit& unit, std::int64_t alig
 
 }  // namespace
 
-UnitInfo LayoutPerParameter(const Model& model, const ResolvedUnit& unit, std::int64_t w) {
+UnitInfo LayoutPerParameter(const Model& model, const ResolvedUnit& unit, std::int64_t shard_size) {
   UnitInfo info;
   info.name = unit.name;
   for (const ParamId p : unit.params) {
@@ -33,32 +33,33 @@ UnitInfo LayoutPerParameter(const Model& model, const ResolvedUnit& unit, std::i
     const std::int64_t n = param.Elements();
     const std::int64_t rows = param.shape.empty() ? 1 : param.shape.front();
     const std::int64_t row_elements = rows == 0 ? 0 : n / rows;
-    const std::int64_t chunk = CeilDiv(rows, w) * row_elements;
-    info.params.push_back({p, info.shard_elements, info.padded_elements, chunk * w});
+    const std::int64_t chunk = CeilDiv(rows, shard_size) * row_elements;
+    info.params.push_back({p, info.shard_elements, info.padded_elements, chunk * shard_size});
     info.elements += n;
     info.shard_elements += chunk;
-    info.padded_elements += chunk * w;
+    info.padded_elements += chunk * shard_size;
   }
   return info;
 }
 
-UnitInfo LayoutFlat(const Model& model, const ResolvedUnit& unit, std::int64_t w,
+UnitInfo LayoutFlat(const Model& model, const ResolvedUnit& unit, std::int64_t shard_size,
                     bool use_orig_params, DType compute) {
   const std::int64_t align = use_orig_params ? 16 / SizeOf(compute) : 1;
   UnitInfo info = Flatten(model, unit, align);
-  info.shard_elements = CeilDiv(info.padded_elements, w);
-  info.padded_elements = info.shard_elements * w;
+  info.shard_elements = CeilDiv(info.padded_elements, shard_size);
+  info.padded_elements = info.shard_elements * shard_size;
   return info;
 }
 
-std::int64_t NativeShardElements(std::int64_t elements, std::int64_t w, DType compute) {
-  return RoundUp(CeilDiv(elements, w), kNativeAlignBytes / SizeOf(compute));
+std::int64_t NativeShardElements(std::int64_t elements, std::int64_t shard_size, DType compute) {
+  return RoundUp(CeilDiv(elements, shard_size), kNativeAlignBytes / SizeOf(compute));
 }
 
-UnitInfo LayoutNative(const Model& model, const ResolvedUnit& unit, std::int64_t w, DType compute) {
+UnitInfo LayoutNative(const Model& model, const ResolvedUnit& unit, std::int64_t shard_size,
+                      DType compute) {
   UnitInfo info = Flatten(model, unit, kNativeAlignBytes / SizeOf(compute));
-  info.shard_elements = NativeShardElements(info.padded_elements, w, compute);
-  info.padded_elements = info.shard_elements * w;
+  info.shard_elements = NativeShardElements(info.padded_elements, shard_size, compute);
+  info.padded_elements = info.shard_elements * shard_size;
   return info;
 }
 

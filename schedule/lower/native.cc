@@ -149,18 +149,18 @@ class NativeRules : public StepRules {
     }
     if (plan_.offload.optimizer && !plan_.offload.parameters && HasParams(u)) {
       At(u).host_master = e_.AllocOnHost(MasterShard(u), Category::kParameterShard);
-      e_.AddTransfer(OpCode::kCopyD2h, Stream::kCompute, Phase::kInit, u.value, MasterShard(u),
+      e_.AddTransfer(OpCode::kCopyD2h, Stream::kCompute, {Phase::kInit, u.value}, MasterShard(u),
                      At(u).shard, At(u).host_master);
     }
   }
 
-  UnitInfo Layout(const ResolvedUnit& unit) const override {
+  [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override {
     return LayoutNative(e_.in.model, unit, plan_.shard_size, job_.precision.param);
   }
 
   // Without frozen parameters the gradient has the layout of the parameters; otherwise trainable
   // ones are packed, padded to whole aligned shards.
-  std::int64_t GradElements(const UnitInfo& unit) const override {
+  [[nodiscard]] std::int64_t GradElements(const UnitInfo& unit) const override {
     const std::int64_t trainable = TrainablePaddedElements(e_.in.model, unit);
     return trainable == unit.elements
                ? unit.padded_elements
@@ -248,8 +248,9 @@ class NativeRules : public StepRules {
       const GroupId group =
           small ? e_.AddGroup("reshard" + std::to_string(size), size, 1) : gather_group_;
       const OpId copied = c.gathered;
-      c.gathered = e_.AddCollective(OpCode::kAllGather, Stream::kGather, group, Unsharded(u),
-                                    job_.precision.param, phase, u.value,
+      c.gathered = e_.AddCollective(Collective(OpCode::kAllGather, Stream::kGather, group,
+                                               Unsharded(u), job_.precision.param),
+                                    {phase, u.value},
                                     {{At(u).unsharded, AccessMode::kReadWrite, Role::kOutput}});
       e_.After(copied);
     }
@@ -262,16 +263,16 @@ class NativeRules : public StepRules {
     const Bytes slice = small ? Unsharded(u) / plan_.units[u.value].reshard.group : GatherShard(u);
     if (plan_.offload.parameters && !small) {
       const BufferId staged = e_.Alloc(MasterShard(u), Category::kAllGather, Stream::kCopyIn);
-      e_.AddTransfer(OpCode::kCopyH2d, Stream::kCopyIn, phase, u.value, MasterShard(u), At(u).shard,
-                     staged);
+      e_.AddTransfer(OpCode::kCopyH2d, Stream::kCopyIn, {phase, u.value}, MasterShard(u),
+                     At(u).shard, staged);
       WaitForUpdate(c, u);
-      e_.AddCopy(OpCode::kGatherCopyIn, Stream::kCopyIn, phase, u.value, MasterShard(u), slice,
+      e_.AddCopy(OpCode::kGatherCopyIn, Stream::kCopyIn, {phase, u.value}, MasterShard(u), slice,
                  {{staged, AccessMode::kRead, Role::kInput},
                   {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
       e_.body->Free(staged);
       return;
     }
-    e_.AddCopy(OpCode::kGatherCopyIn, Stream::kCopyIn, phase, u.value,
+    e_.AddCopy(OpCode::kGatherCopyIn, Stream::kCopyIn, {phase, u.value},
                small ? slice : MasterShard(u), slice,
                {{small ? c.part : At(u).shard, AccessMode::kRead, Role::kInput},
                 {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
@@ -330,7 +331,7 @@ class NativeRules : public StepRules {
     Comm& c = comm_[u.value];
     const Bytes part = Unsharded(u) / plan_.units[u.value].reshard.group;
     c.part = e_.Alloc(part, Category::kUnshardedParameter, Stream::kCompute);
-    c.part_made = e_.AddCopy(OpCode::kReshardClone, Stream::kCompute, phase, u.value, part, part,
+    c.part_made = e_.AddCopy(OpCode::kReshardClone, Stream::kCompute, {phase, u.value}, part, part,
                              {{At(u).unsharded, AccessMode::kRead, Role::kInput},
                               {c.part, AccessMode::kWrite, Role::kOutput}});
     FreeUnsharded(u);
@@ -366,22 +367,23 @@ class NativeRules : public StepRules {
         e_.Alloc(ReduceShard(u), adopts ? Category::kShardedGradient : Category::kReduceScatter, s);
     if (plan_.shard_size > 1) {
       e_.AddCollective(
-          OpCode::kReduceScatter, s, reduce_group_, ReduceFull(u), job_.precision.reduce,
-          Phase::kBackward, u.value,
+          Collective(OpCode::kReduceScatter, s, reduce_group_, ReduceFull(u),
+                     job_.precision.reduce),
+          {Phase::kBackward, u.value},
           {{input, AccessMode::kRead, Role::kInput}, {out, AccessMode::kWrite, Role::kOutput}});
     } else {
       e_.AddCopy(
-          OpCode::kGradStore, s, Phase::kBackward, u.value, ReduceFull(u), ReduceShard(u),
+          OpCode::kGradStore, s, {Phase::kBackward, u.value}, ReduceFull(u), ReduceShard(u),
           {{input, AccessMode::kRead, Role::kInput}, {out, AccessMode::kWrite, Role::kOutput}});
     }
     e_.After(written);
     reducing_.push_back({input, e_.body->last()});
     if (replicate_group_.valid() && (plan_.sync != SyncMode::kReplicateLast || last_micro_batch_)) {
       const OpId reduced = e_.body->last();
-      const OpId replicated =
-          e_.AddCollective(OpCode::kAllReduce, Stream::kReplicate, replicate_group_, ReduceShard(u),
-                           job_.precision.reduce, Phase::kBackward, u.value,
-                           {{out, AccessMode::kReadWrite, Role::kInput}});
+      const OpId replicated = e_.AddCollective(
+          Collective(OpCode::kAllReduce, Stream::kReplicate, replicate_group_, ReduceShard(u),
+                     job_.precision.reduce),
+          {Phase::kBackward, u.value}, {{out, AccessMode::kReadWrite, Role::kInput}});
       e_.After(reduced);
       e_.AddWait(s, {replicated}, Phase::kBackward, u.value);
     }
@@ -406,7 +408,7 @@ class NativeRules : public StepRules {
     if (!accumulate) {
       state.sharded_grad = e_.Alloc(GradShard(u), Category::kShardedGradient, Stream::kReduce);
     }
-    e_.AddCopy(OpCode::kGradStore, Stream::kReduce, Phase::kBackward, u.value,
+    e_.AddCopy(OpCode::kGradStore, Stream::kReduce, {Phase::kBackward, u.value},
                accumulate ? ReduceShard(u) + GradShard(u) : ReduceShard(u), GradShard(u),
                {{state.sharded_grad, accumulate ? AccessMode::kReadWrite : AccessMode::kWrite,
                  Role::kOutput},
@@ -424,9 +426,9 @@ class NativeRules : public StepRules {
     AddHostOptimizer(units);
     if (!plan_.offload.parameters) {
       for (const UnitId u : units) {
-        e_.body->SetCarry(SlotOf(u),
-                          e_.AddTransfer(OpCode::kCopyH2d, Stream::kH2d, Phase::kOptimizer, u.value,
-                                         MasterShard(u), At(u).host_master, At(u).shard));
+        e_.body->SetCarry(
+            SlotOf(u), e_.AddTransfer(OpCode::kCopyH2d, Stream::kH2d, {Phase::kOptimizer, u.value},
+                                      MasterShard(u), At(u).host_master, At(u).shard));
       }
     }
     FreeShardedGrads(units);

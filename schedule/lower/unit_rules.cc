@@ -23,7 +23,7 @@ void StepRules::Init(const std::vector<ResolvedUnit>& units) {
   if (buffer_elements > 0) {
     const Bytes size(buffer_elements * SizeOf(DType::kFp32));
     const BufferId buffers = e_.Alloc(size, Category::kModelBuffer, Stream::kCompute);
-    e_.AddCopy(OpCode::kInitialize, Stream::kCompute, Phase::kInit, kNoSubject, Bytes(0), size,
+    e_.AddCopy(OpCode::kInitialize, Stream::kCompute, {Phase::kInit, kNoSubject}, Bytes(0), size,
                {{buffers, AccessMode::kWrite, Role::kOutput}});
   }
 }
@@ -36,7 +36,7 @@ void StepRules::InitUnit(UnitId u) {
   At(u).shard = plan_.offload.parameters
                     ? e_.AllocOnHost(size, Category::kParameterShard)
                     : e_.Alloc(size, Category::kParameterShard, Stream::kCompute);
-  e_.AddCopy(OpCode::kInitialize, Stream::kCompute, Phase::kInit, u.value, Bytes(0), size,
+  e_.AddCopy(OpCode::kInitialize, Stream::kCompute, {Phase::kInit, u.value}, Bytes(0), size,
              {{At(u).shard, AccessMode::kWrite, Role::kOutput}});
 }
 
@@ -75,7 +75,7 @@ UnitId StepRules::LeftBefore(UnitId u) const {
 void StepRules::GradToHost(UnitId u, Stream stream, OpId ready) {
   UnitState& state = At(u);
   state.host_grad = e_.AllocOnHost(GradShard(u), Category::kShardedGradient);
-  to_host_.push_back(e_.AddTransfer(OpCode::kCopyD2h, stream, Phase::kBackward, u.value,
+  to_host_.push_back(e_.AddTransfer(OpCode::kCopyD2h, stream, {Phase::kBackward, u.value},
                                     GradShard(u), state.sharded_grad, state.host_grad));
   e_.After(ready);
 }
@@ -147,7 +147,7 @@ void StepRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
   const BufferId extra = state.grads.back();
   state.grads.pop_back();
   const Bytes bytes = e_.program.buffers[extra.value].size;
-  e_.AddCopy(OpCode::kAccumulateGrad, Stream::kCompute, Phase::kBackward, model_op, 2 * bytes,
+  e_.AddCopy(OpCode::kAccumulateGrad, Stream::kCompute, {Phase::kBackward, model_op}, 2 * bytes,
              bytes,
              {{seen->second, AccessMode::kReadWrite, Role::kOutput},
               {extra, AccessMode::kRead, Role::kInput}});
@@ -187,8 +187,8 @@ void StepRules::AccumulateUnsharded(UnitId u, DType dtype) {
     state.accumulated = e_.Alloc(kept, Category::kUnshardedGradient, Stream::kCompute);
   }
   e_.AddCopy(
-      OpCode::kGradStore, Stream::kCompute, Phase::kBackward, u.value, first ? fresh : fresh + kept,
-      kept,
+      OpCode::kGradStore, Stream::kCompute, {Phase::kBackward, u.value},
+      first ? fresh : fresh + kept, kept,
       {{state.accumulated, first ? AccessMode::kWrite : AccessMode::kReadWrite, Role::kOutput}});
   std::uint16_t index = 0;
   for (const BufferId g : state.grads) {
@@ -232,8 +232,9 @@ void StepRules::AddClip(std::span<const UnitId> units, Stream stream, GroupId gr
          Phase::kOptimizer, kNoSubject, {{norm, AccessMode::kWrite, Role::kOutput}});
   use_grads(AccessMode::kRead);
   if (e_.program.shard_size > 1) {
-    e_.AddCollective(OpCode::kAllReduce, stream, group, kScalar, DType::kFp32, Phase::kOptimizer,
-                     kNoSubject, {{norm, AccessMode::kReadWrite, Role::kInput}});
+    e_.AddCollective(Collective(OpCode::kAllReduce, stream, group, kScalar, DType::kFp32),
+                     {Phase::kOptimizer, kNoSubject},
+                     {{norm, AccessMode::kReadWrite, Role::kInput}});
   }
   shape.code = OpCode::kGradClip;
   e_.Add(shape, MultiTensorKernels(elements, tensors, grads, grads, shape.dtype), Phase::kOptimizer,

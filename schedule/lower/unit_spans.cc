@@ -88,6 +88,43 @@ bool HasInputGrads(const Model& model, const ModelAnalysis& a, UnitSpans::Span s
   return false;
 }
 
+// The span cut down to ops with a backward; first is kNoRegion when there is none.
+UnitSpans::Span CutToBackward(const ModelAnalysis& a, UnitSpans::Span span) {
+  UnitSpans::Span cut{kNoRegion, 0};
+  for (std::uint32_t i = span.first; i <= span.last; ++i) {
+    if (a.ops[i].has_backward) {
+      cut = {std::min(cut.first, i), i};
+    }
+  }
+  return cut;
+}
+
+// Per unit, the lowest op of backward that uses its parameters, for units with some weight
+// gradient. Frozen parameters count, too: an op that only hands its gradient on still reads them.
+std::vector<std::uint32_t> LastUsesInBackward(const Model& model, const ModelAnalysis& a,
+                                              const std::vector<UnitId>& unit_of_param,
+                                              std::size_t unit_count) {
+  std::vector<std::uint32_t> last(unit_count, kNoRegion);
+  std::vector<bool> has_weight_grad(unit_count, false);
+  for (auto i = static_cast<std::uint32_t>(model.ops.size()); i-- > 0;) {
+    for (const ParamId p : model.ops[i].params) {
+      const std::uint32_t u = unit_of_param[p.value].value;
+      if (a.ops[i].weight_grad && model.params[p.value].trainable) {
+        has_weight_grad[u] = true;
+      }
+      if (a.ops[i].has_backward) {
+        last[u] = i;
+      }
+    }
+  }
+  for (std::size_t u = 0; u < unit_count; ++u) {
+    if (!has_weight_grad[u]) {
+      last[u] = kNoRegion;
+    }
+  }
+  return last;
+}
+
 }  // namespace
 
 UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
@@ -97,9 +134,9 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
   result.unit_of_param = UnitsOfParams(model, units);
   result.spans = Stretches(model, units, result.unit_of_param);
   const std::size_t n = units.size();
+  result.grads_final = LastUsesInBackward(model, a, result.unit_of_param, n);
   result.backward_first.assign(n, kNoRegion);
   result.backward_spans.resize(n);
-  result.grads_final.assign(n, kNoRegion);
   result.input_grads.assign(n, false);
   for (std::uint32_t u = 0; u < n; ++u) {
     auto& spans = result.spans[u];
@@ -108,33 +145,11 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
     }
     for (const UnitSpans::Span& s : spans) {
       result.input_grads[u] = result.input_grads[u] || HasInputGrads(model, a, s);
-      UnitSpans::Span cut{kNoRegion, 0};
-      for (std::uint32_t i = s.first; i <= s.last; ++i) {
-        if (a.ops[i].has_backward) {
-          cut = {std::min(cut.first, i), i};
-        }
-      }
+      const UnitSpans::Span cut = CutToBackward(a, s);
       if (cut.first != kNoRegion) {
         result.backward_spans[u].push_back(cut);
         result.backward_first[u] = cut.last;
       }
-    }
-  }
-  // Frozen parameters count here, too: an op that only hands its gradient on still reads them.
-  std::vector<bool> has_weight_grad(n, false);
-  for (auto i = static_cast<std::uint32_t>(model.ops.size()); i-- > 0;) {
-    for (const ParamId p : model.ops[i].params) {
-      const std::uint32_t u = result.unit_of_param[p.value].value;
-      has_weight_grad[u] =
-          has_weight_grad[u] || (a.ops[i].weight_grad && model.params[p.value].trainable);
-      if (a.ops[i].has_backward) {
-        result.grads_final[u] = i;
-      }
-    }
-  }
-  for (std::size_t u = 0; u < n; ++u) {
-    if (!has_weight_grad[u]) {
-      result.grads_final[u] = kNoRegion;
     }
   }
   return result;

@@ -144,7 +144,7 @@ ShapeId Walker::ForwardShape(std::uint32_t i) {
 ShapeId Walker::BackwardShape(std::uint32_t i) {
   const ModelOpFacts& facts = e_.a.ops[i];
   const std::size_t variant = (facts.input_grads != 0 ? 1U : 0U) + (facts.weight_grad ? 2U : 0U);
-  ShapeId& cached = backward_shape_[e_.a.variant[i] * 4U + variant];
+  ShapeId& cached = backward_shape_[std::size_t{4} * e_.a.variant[i] + variant];
   if (!cached.valid()) {
     const OpKernels& k = e_.a.KernelsOf(i);
     std::vector<Kernel> kernels;
