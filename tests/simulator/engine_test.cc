@@ -4,6 +4,7 @@
 #include "simulator/engine.h"
 
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -39,6 +40,114 @@ void CheckSpans(const ReferenceResult& reference, const std::vector<Span>& spans
     CHECK(span.start.value == expected.start);
     CHECK(span.end.value == expected.end);
   }
+}
+
+// A program of one step, built op by op, with a price per op.
+class SmallProgram {
+ public:
+  SmallProgram() : interner_(program_), builder_(program_, program_.step) {
+    BodyBuilder init(program_, program_.init);
+    init.Finish();
+    program_.groups = {{"shard", 8, 1}, {"shard.reduce", 8, 1}};
+  }
+
+  struct OpPrice {
+    std::int64_t duration = 0;
+    std::int64_t issue = 0;
+    std::int64_t launches = 1;
+  };
+  OpId Add(OpCode code, Stream stream, const OpPrice& price, std::initializer_list<OpId> after = {},
+           std::uint32_t group = 0) {
+    OpShape shape;
+    shape.code = code;
+    shape.stream = stream;
+    shape.bytes = Bytes(static_cast<std::int64_t>(prices_.prices.size()));  // keeps shapes apart
+    if (InfoOf(code).is_collective) {
+      shape.group = GroupId(group);
+    }
+    const OpId op = builder_.Add({interner_.Intern(shape)});
+    for (const OpId other : after) {
+      builder_.After(other);
+    }
+    Price p;
+    p.duration = SimTime(price.duration);
+    p.issue = SimTime(price.issue);
+    p.first_launch = SimTime(price.issue / price.launches);
+    p.tail = SimTime(price.duration / price.launches);
+    prices_.prices.push_back(p);
+    return op;
+  }
+
+  // Ends of the first step's ops by both engines, which must agree.
+  std::vector<std::int64_t> Ends(std::int64_t wake_up = 0) {
+    builder_.Finish();
+    prices_.wake_up = SimTime(wake_up);
+    EngineWorkspace workspace;
+    std::vector<std::int64_t> ends[2];
+    for (const bool events : {false, true}) {
+      std::vector<Span> spans;
+      (void)RunEngineWithSpans(program_, prices_, events ? Events() : Linear(false), workspace,
+                               spans);
+      for (const Span& span : spans) {
+        if (span.step == 0) {
+          ends[events ? 1 : 0].push_back(span.end.value);
+        }
+      }
+    }
+    CHECK(ends[0] == ends[1]);
+    return ends[0];
+  }
+
+ private:
+  Program program_;
+  PriceTable prices_;
+  ShapeInterner interner_;
+  BodyBuilder builder_;
+};
+
+TEST_CASE("By hand: two streams, an edge, and a host that issues") {
+  SmallProgram p;
+  // Issued at 10, 20, 30. The copy runs 10..60 beside the compute 20..120; the last op waits for
+  // the copy only through its stream: 120..150.
+  const OpId copy = p.Add(OpCode::kCast, Stream::kCopyIn, {50, 10});
+  (void)p.Add(OpCode::kCompute, Stream::kCompute, {100, 10});
+  (void)p.Add(OpCode::kCompute, Stream::kCompute, {30, 10}, {copy});
+  CHECK(p.Ends() == std::vector<std::int64_t>{60, 120, 150});
+}
+
+TEST_CASE("By hand: an op of many small kernels is bound by its launches") {
+  SmallProgram p;
+  // Ten launches of 5 are done at 50; the last kernel takes 2 more. The next op is issued at 55.
+  (void)p.Add(OpCode::kCompute, Stream::kCompute, {20, 50, 10});
+  (void)p.Add(OpCode::kCompute, Stream::kCompute, {1, 5});
+  CHECK(p.Ends() == std::vector<std::int64_t>{52, 56});
+}
+
+TEST_CASE("By hand: collectives of one communicator run in issue order, those of two do not wait") {
+  SmallProgram same;
+  // The gather waits for the compute until 100, and the reduction behind it, though its own stream
+  // is free: 100..150, 150..180.
+  const OpId work = same.Add(OpCode::kCompute, Stream::kCompute, {100});
+  (void)same.Add(OpCode::kAllGather, Stream::kGather, {50}, {work});
+  (void)same.Add(OpCode::kReduceScatter, Stream::kReduce, {30});
+  CHECK(same.Ends() == std::vector<std::int64_t>{100, 150, 180});
+  SmallProgram own;
+  const OpId other = own.Add(OpCode::kCompute, Stream::kCompute, {100});
+  (void)own.Add(OpCode::kAllGather, Stream::kGather, {50}, {other});
+  (void)own.Add(OpCode::kReduceScatter, Stream::kReduce, {30}, {}, 1);
+  CHECK(own.Ends() == std::vector<std::int64_t>{100, 150, 30});
+}
+
+TEST_CASE("By hand: a host wait holds back what is issued after it, and only if it has to wait") {
+  SmallProgram p;
+  // Compute issued at 10 ends at 110; the host waits, wakes up at 117 and issues until 127.
+  const OpId work = p.Add(OpCode::kCompute, Stream::kCompute, {100, 10});
+  (void)p.Add(OpCode::kHostWait, Stream::kHost, {}, {work});
+  (void)p.Add(OpCode::kAllGather, Stream::kGather, {40, 10});
+  // Nothing to wait for any more: no wake-up. Issued at 137.
+  (void)p.Add(OpCode::kHostWait, Stream::kHost, {}, {work});
+  (void)p.Add(OpCode::kCompute, Stream::kCompute, {5, 10});
+  CHECK(p.Ends(7) == std::vector<std::int64_t>{110, 117, 167, 127, 142});
 }
 
 TEST_CASE("Both engines give the times of the reference simulator on random programs") {
