@@ -74,7 +74,7 @@ function(sw_test_properties name)
     list(APPEND arg_LABELS ci)
   endif()
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 300)
+    set(arg_TIMEOUT 600)  # Ample: the sanitizers cost a factor of ten on a busy machine.
   endif()
   set_tests_properties(${name} PROPERTIES
     LABELS "${arg_LABELS}"
