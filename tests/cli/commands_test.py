@@ -263,7 +263,10 @@ class Simulate(ShardwrightTestCase):
             self.assertGreater(memory[key], 0, key)
         self.assertEqual(sum(memory["at_peak"].values()), memory["peak_allocated_bytes"])
         self.assertGreaterEqual(memory["peak_reserved_bytes"], memory["peak_allocated_bytes"])
-        self.assertGreaterEqual(memory["placed_arena_bytes"], memory["peak_allocated_bytes"])
+        # An arena needs room from first to last use only, allocated counts from alloc to free; the
+        # buffers that live all through the run are in both.
+        resident = sum(memory["at_peak"][c] for c in ("parameter_shard", "optimizer_state"))
+        self.assertGreater(memory["placed_arena_bytes"], resident)
         # By definition: one sample of 128 tokens per rank and step.
         self.assertAlmostEqual(result["tokens_per_s_per_gpu"] * result["step_time_s"], 128.0, places=9)
 
