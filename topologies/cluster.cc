@@ -75,6 +75,25 @@ Cluster LoadWhole(const std::string& spec) {
 
 }  // namespace
 
+MathType MathTypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kBf16:
+      return MathType::kBf16;
+    case DType::kFp16:
+      return MathType::kFp16;
+    case DType::kFp8:
+      return MathType::kFp8;
+    case DType::kFp32:
+    case DType::kFp64:
+    case DType::kInt64:
+    case DType::kInt32:
+    case DType::kUint8:
+    case DType::kBool:
+      break;
+  }
+  return MathType::kFp32;
+}
+
 const char* MathTypeName(MathType type) {
   switch (type) {
     case MathType::kFp32:

@@ -20,6 +20,9 @@ inline constexpr std::size_t kMathTypeCount = 5;
 
 // "fp32", "tf32", "fp16", "bf16", "fp8".
 [[nodiscard]] const char* MathTypeName(MathType type);
+// The unit that multiplies operands of `dtype`. PyTorch multiplies fp32 without TF32 unless it is
+// told otherwise.
+[[nodiscard]] MathType MathTypeOf(DType dtype);
 
 // One GPU type: limits as its maker states them. What software achieves of them is in Profile.
 struct GpuSpec {

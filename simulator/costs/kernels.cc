@@ -8,26 +8,6 @@
 namespace shardwright {
 namespace {
 
-MathType MathTypeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kBf16:
-      return MathType::kBf16;
-    case DType::kFp16:
-      return MathType::kFp16;
-    case DType::kFp8:
-      return MathType::kFp8;
-    case DType::kFp32:
-    case DType::kFp64:
-    case DType::kInt64:
-    case DType::kInt32:
-    case DType::kUint8:
-    case DType::kBool:
-      break;
-  }
-  // PyTorch multiplies fp32 without TF32 unless it is told otherwise.
-  return MathType::kFp32;
-}
-
 // The rate for `dtype`; what the matrix units cannot do runs as fp32.
 FlopsPerSecond RateOf(const std::array<FlopsPerSecond, kMathTypeCount>& rates, DType dtype) {
   const FlopsPerSecond rate = rates[static_cast<std::size_t>(MathTypeOf(dtype))];
