@@ -391,7 +391,6 @@ class Fsdp2Rules : public StepRules {
       }
     }
     (tail == Stream::kReplicate ? last_replicate_ : last_reduce_) = e_.body->last();
-    state.sharded_grad_ready = e_.body->last();
     if (plan_.offload.parameters && last_micro_batch_) {
       GradToHost(u, tail, e_.body->last());
       (tail == Stream::kReplicate ? last_replicate_ : last_reduce_) = e_.body->last();

@@ -388,10 +388,10 @@ class NativeRules : public StepRules {
       e_.AddWait(s, {replicated}, Phase::kBackward, u.value);
     }
     Store(u, out, adopts);
-    state.sharded_grad_ready = last_reduce_ = e_.body->last();
+    last_reduce_ = e_.body->last();
     const bool on_host = plan_.offload.parameters || plan_.offload.optimizer;
     if (on_host && last_micro_batch_) {
-      GradToHost(u, Stream::kD2h, state.sharded_grad_ready);
+      GradToHost(u, Stream::kD2h, last_reduce_);
     } else if (last_micro_batch_ && !job_.clip_gradients) {
       Update(u, s);
       last_reduce_ = e_.body->last();

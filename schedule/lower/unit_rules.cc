@@ -40,8 +40,7 @@ void StepRules::InitUnit(UnitId u) {
              {{At(u).shard, AccessMode::kWrite, Role::kOutput}});
 }
 
-void StepRules::BeginMicroBatch(bool first, bool last) {
-  first_micro_batch_ = first;
+void StepRules::BeginMicroBatch(bool /*first*/, bool last) {
   last_micro_batch_ = last;
   in_forward_ = false;
   forward_order_.clear();
@@ -360,7 +359,6 @@ void StepRules::FreeShardedGrads(std::span<const UnitId> units) {
     FreeGrads(u);
     state.sharded_grad = BufferId();
     state.host_grad = BufferId();
-    state.sharded_grad_ready = OpId();
   }
 }
 

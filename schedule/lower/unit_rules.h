@@ -48,9 +48,8 @@ class StepRules : public DialectRules {
     std::vector<BufferId> states;  // optimizer states
     // Of the step at hand.
     BufferId sharded_grad;  // master dtype; lives until the optimizer ran
-    OpId sharded_grad_ready;
-    BufferId host_grad;    // offload: the copy the CPU optimizer reads
-    BufferId accumulated;  // unsharded gradients kept without sync
+    BufferId host_grad;     // offload: the copy the CPU optimizer reads
+    BufferId accumulated;   // unsharded gradients kept without sync
     // Of the pass at hand.
     BufferId unsharded;           // gathered parameters
     std::vector<BufferId> grads;  // unsharded gradients, one buffer per model op; without
@@ -66,7 +65,6 @@ class StepRules : public DialectRules {
   }
   // Allocates and initialises what lives for the whole run; called with the init body open.
   virtual void InitUnit(UnitId unit);
-  // Where sharded gradients are used up; kHost buffers for offloaded optimizers.
   [[nodiscard]] UnitState& At(UnitId unit) { return units_[unit.value]; }
   [[nodiscard]] const UnitInfo& Info(UnitId unit) const { return e_.program.units[unit.value]; }
   [[nodiscard]] std::size_t unit_count() const { return units_.size(); }
@@ -122,7 +120,6 @@ class StepRules : public DialectRules {
   const Plan& plan_;
   const Job& job_;
   bool first_step_ = false;
-  bool first_micro_batch_ = true;
   bool last_micro_batch_ = true;
 
  private:
