@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -64,6 +65,18 @@ std::int64_t ReadCount(const Flag& flag, std::int64_t min, std::int64_t max) {
                     "an integer in [" + std::to_string(min) + ", " + std::to_string(max) + "]");
   }
   return value;
+}
+
+std::int64_t ReadElements(const Flag& flag, std::int64_t min) {
+  constexpr double kMost = 1e15;
+  double value = 0.0;
+  const char* const end = flag.text.data() + flag.text.size();
+  const auto [stop, error] = std::from_chars(flag.text.data(), end, value);
+  if (error != std::errc() || stop != end || std::floor(value) != value ||
+      !(value >= static_cast<double>(min) && value <= kMost)) {
+    throw FlagError(flag, "a number of elements from " + std::to_string(min) + ", such as 5e8");
+  }
+  return static_cast<std::int64_t>(value);
 }
 
 double ReadFraction(const Flag& flag) {

@@ -21,6 +21,8 @@ struct Flag {
 };
 
 [[nodiscard]] std::int64_t ReadCount(const Flag& flag, std::int64_t min, std::int64_t max);
+// A number of elements, as 500000000 or 5e8.
+[[nodiscard]] std::int64_t ReadElements(const Flag& flag, std::int64_t min);
 [[nodiscard]] double ReadFraction(const Flag& flag);
 [[nodiscard]] Bytes ReadBytes(const Flag& flag);
 [[nodiscard]] std::size_t ReadChoice(const Flag& flag, NameList names);

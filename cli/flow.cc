@@ -1,5 +1,6 @@
 #include "cli/flow.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <iostream>
 #include <iterator>
@@ -9,14 +10,34 @@
 #include "cli/exit_codes.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "schedule/lower.h"
-#include "schedule/verify.h"
 
 namespace shardwright {
 namespace {
 
+void SetBatch(const PlanOptions& options, std::int64_t ranks, Job& job, Plan& plan) {
+  const std::int64_t samples = ranks * plan.micro_batch;  // both at most 2^24
+  plan.accumulation = options.accumulation > 0 ? options.accumulation : 1;
+  job.global_batch = options.global_batch;
+  if (job.global_batch == 0) {
+    job.global_batch = samples * plan.accumulation;
+    return;
+  }
+  if (options.accumulation == 0 && job.global_batch % samples == 0) {
+    plan.accumulation = job.global_batch / samples;
+  }
+  if (samples * plan.accumulation != job.global_batch) {
+    throw UsageError(
+        "--global-batch: got " + std::to_string(job.global_batch) + ", expected a multiple of " +
+        std::to_string(ranks) + " ranks x micro-batch " + std::to_string(plan.micro_batch) +
+        (options.accumulation > 0 ? " x accumulation " + std::to_string(options.accumulation)
+                                  : ""));
+  }
+}
+
+}  // namespace
+
 // W and R: what is given must divide the ranks; what is not follows.
-void SetMesh(const PlanCommand& options, std::int64_t ranks, Plan& plan) {
+void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan) {
   const bool is_ddp = plan.dialect == Dialect::kDdp;
   plan.shard_size = options.shard_size;
   plan.replicate_size = options.replicate_size;
@@ -46,36 +67,21 @@ void SetMesh(const PlanCommand& options, std::int64_t ranks, Plan& plan) {
   }
 }
 
-void SetBatch(const PlanCommand& options, std::int64_t ranks, Job& job, Plan& plan) {
-  const std::int64_t samples = ranks * plan.micro_batch;  // both at most 2^24
-  plan.accumulation = options.accumulation > 0 ? options.accumulation : 1;
-  job.global_batch = options.global_batch;
-  if (job.global_batch == 0) {
-    job.global_batch = samples * plan.accumulation;
-    return;
-  }
-  if (options.accumulation == 0 && job.global_batch % samples == 0) {
-    plan.accumulation = job.global_batch / samples;
-  }
-  if (samples * plan.accumulation != job.global_batch) {
-    throw UsageError(
-        "--global-batch: got " + std::to_string(job.global_batch) + ", expected a multiple of " +
-        std::to_string(ranks) + " ranks x micro-batch " + std::to_string(plan.micro_batch) +
-        (options.accumulation > 0 ? " x accumulation " + std::to_string(options.accumulation)
-                                  : ""));
-  }
-}
-
 // Units and recomputed regions.
-void SetUnits(const PlanCommand& options, const Model& model, Plan& plan) {
+void SetUnits(const PlanOptions& options, const Model& model, Plan& plan) {
   const bool is_ddp = plan.dialect == Dialect::kDdp;
-  const std::string rule = !options.wrap.empty() ? options.wrap : is_ddp ? "root" : "block";
+  const std::string rule =
+      !options.wrap.empty() ? options.wrap : std::string(DefaultWrap(plan.dialect));
   const WrapSpec wrap = ParseWrap(rule, "--wrap");
   if (is_ddp && wrap.kind != WrapSpec::Kind::kRoot) {
     throw UsageError("--wrap: got \"" + rule + "\", expected root; dialect ddp has no units");
   }
   if (is_ddp && options.reshard.is_set) {
     throw UsageError("--reshard: dialect ddp does not shard");
+  }
+  if (IsZero(plan.dialect) && options.reshard.is_set) {
+    throw UsageError("--reshard: dialect " + std::string(NameOf(plan.dialect)) +
+                     " has no such choice: its stage decides what stays gathered");
   }
   plan.units = Wrap(model, wrap, options.reshard, plan.dialect, "--wrap");
   if (options.recompute) {
@@ -84,24 +90,31 @@ void SetUnits(const PlanCommand& options, const Model& model, Plan& plan) {
   }
 }
 
-}  // namespace
-
-PlanFile MakePlanFile(const PlanCommand& options) {
+PlanFile MakeJobFile(const PlanOptions& options) {
   PlanFile file;
   file.job = options.job;
-  file.plan = options.plan;
   file.cluster = LoadCluster(options.cluster, options.nodes, options.gpus);
   file.kernels = FindKernelSet(options.kernel_set, "--kernel-set");
   file.profile = options.profile.empty() ? DefaultProfile(file.cluster.gpu, file.kernels.name)
                                          : LoadProfile(options.profile);
-  const std::int64_t ranks = file.cluster.RankCount();
-  SetMesh(options, ranks, file.plan);
-  SetBatch(options, ranks, file.job, file.plan);
+  file.job.global_batch = options.global_batch > 0
+                              ? options.global_batch
+                              : file.cluster.RankCount() * options.plan.micro_batch *
+                                    std::max<std::int64_t>(options.accumulation, 1);
   file.model = LoadModelForJob(options.model, file.job, Path("plan"));
   if (options.job.sequence_length > 0 && file.model.model.sequence_length == 0) {
     throw InputError("--seq", std::to_string(options.job.sequence_length),
                      "no such flag with " + file.model.model.name + ", which has no sequences");
   }
+  return file;
+}
+
+PlanFile MakePlanFile(const PlanOptions& options) {
+  PlanFile file = MakeJobFile(options);
+  file.plan = options.plan;
+  const std::int64_t ranks = file.cluster.RankCount();
+  SetMesh(options, ranks, file.plan);
+  SetBatch(options, ranks, file.job, file.plan);
   SetUnits(options, file.model.model, file.plan);
   CheckPlan(file, "plan");
   return file;
@@ -114,14 +127,6 @@ std::string ReadStandardInput() {
 PlanFile ReadPlanFile(const std::string& file) {
   return file == "-" ? ParsePlanFile(ReadStandardInput(), "standard input")
                      : ParsePlanFile(ReadTextFile(file), file);
-}
-
-Program LowerAndVerify(const PlanFile& file) {
-  Program program = Lower(
-      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
-  const std::vector<Finding> findings = Verify(program);
-  SW_CHECK(findings.empty(), "an illegal program: " + findings[0].text);
-  return program;
 }
 
 std::string TitleOf(const PlanFile& file) {

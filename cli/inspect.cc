@@ -11,14 +11,15 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/commands.h"
-#include "cli/exit_codes.h"
+#include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/module_tree.h"
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "models/checkpoint_folder.h"
 #include "models/loader.h"
+#include "planner/evaluate.h"
 #include "schedule/plan_file.h"
 #include "schedule/plan_names.h"
 #include "schedule/print.h"
@@ -32,6 +33,36 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
+
+constexpr const char* kAbout = R"(Shows what Shardwright understands of a file or a name.
+
+Examples:
+  shardwright inspect llama-3-8b
+  shardwright inspect path/to/config.json
+  shardwright inspect dgx-h100
+  shardwright inspect plan.json --program
+  shardwright inspect plan.json --trace trace.json.gz)";
+
+constexpr std::array<PositionalRow, 1> kPositionals = {
+    {{"TARGET", "file, folder, name or - (standard input)",
+      "inspect needs a file, a folder, a name, or - for standard input"}}};
+
+constexpr std::array<FlagRow, 2> kFlags = {{
+    {"--trace", "FILE",
+     "check a trace of the plan against its program; exits with 1 if they differ"},
+    {"--seq", "N", "tokens per sample of a model"},
+}};
+
+constexpr std::array<SwitchRow, 1> kSwitches = {
+    {{"--program", "print the whole program of a plan"}}};
+
+struct InspectOptions {
+  std::string target;  // a file, a folder, "-" or a name
+  bool json = false;
+  bool program = false;              // print the whole program of a plan
+  std::string trace;                 // of the plan that `target` is; empty: none
+  std::int64_t sequence_length = 0;  // of a model; 0: its default
+};
 
 // Both forms of a result; the other one stays empty.
 struct Report {
@@ -48,7 +79,7 @@ Json Header(const char* kind) {
   return json;
 }
 
-LoadOptions ModelOptions(const InspectCommand& options) {
+LoadOptions ModelOptions(const InspectOptions& options) {
   LoadOptions load;
   load.sequence_length = options.sequence_length;
   return load;
@@ -91,6 +122,28 @@ Report InspectModel(const Model& model, bool as_json) {
          {"tied_to", is_tied ? Json(model.params[param.tied_to.value].fqn) : Json(nullptr)}});
   }
   return {.text = "", .json = std::move(json)};
+}
+
+// A checkpoint: the model of its config.json, and how the files of weights differ from it.
+Report InspectCheckpoint(const std::string& folder, const InspectOptions& options) {
+  const std::string config = (std::filesystem::path(folder) / "config.json").string();
+  const Model model = LoadModel(config, ModelOptions(options));
+  const Checkpoint checkpoint = ReadCheckpoint(folder);
+  const std::vector<std::string> differences = CheckpointDifferences(model, checkpoint);
+  Report report = InspectModel(model, options.json);
+  if (options.json) {
+    report.json["checkpoint"] = {{"tensors", checkpoint.tensors.size()},
+                                 {"files", checkpoint.file_count},
+                                 {"absent_files", checkpoint.absent_files},
+                                 {"differences", differences}};
+    return report;
+  }
+  report.text += "\ncheckpoint: " + Describe(checkpoint) + "\n";
+  for (const std::string& difference : differences) {
+    report.text += "  " + difference + "\n";
+  }
+  report.text += differences.empty() ? "  names and shapes are those of config.json\n" : "";
+  return report;
 }
 
 Report InspectCluster(const Cluster& cluster, bool as_json) {
@@ -154,7 +207,7 @@ Json UnitsJson(const PlanFile& file, const Program& program) {
 }
 
 // What a trace of the plan says, and whether its program could have produced it.
-Report InspectTrace(const PlanFile& file, const InspectCommand& options) {
+Report InspectTrace(const PlanFile& file, const InspectOptions& options) {
   const Program program = LowerAndVerify(file);
   const Trace trace = ReadChromeTrace(options.trace, program);
   const std::vector<std::string> findings = CheckTrace(program, trace);
@@ -188,7 +241,7 @@ Report InspectTrace(const PlanFile& file, const InspectCommand& options) {
   return report;
 }
 
-Report InspectPlan(const PlanFile& file, const InspectCommand& options) {
+Report InspectPlan(const PlanFile& file, const InspectOptions& options) {
   const Program program = LowerAndVerify(file);
   if (!options.json) {
     std::string text = TitleOf(file) + "\n\n";
@@ -228,7 +281,7 @@ InputError TraceAlone(const std::string& name) {
 
 // A document, by what it says it is; one without "format" is a Hugging Face configuration.
 Report InspectDocument(const std::string& text, const std::string& name,
-                       const InspectCommand& options) {
+                       const InspectOptions& options) {
   const JsonValue json = JsonValue::Parse(text, name);
   const std::optional<JsonValue> format =
       json.IsObject() ? json.Find("format") : std::optional<JsonValue>();
@@ -269,7 +322,7 @@ bool Contains(const List& list, std::string_view wanted, Name name, std::vector<
   return found;
 }
 
-Report InspectName(const std::string& name, const InspectCommand& options) {
+Report InspectName(const std::string& name, const InspectOptions& options) {
   const auto itself = [](const std::string& text) { return text; };
   const auto its_name = [](const auto& entry) { return entry.name; };
   std::vector<std::string> names;
@@ -288,13 +341,21 @@ Report InspectName(const std::string& name, const InspectCommand& options) {
                    DidYouMean(name, names));
 }
 
-Report Inspect(const InspectCommand& options) {
+Report Inspect(const InspectOptions& options) {
   const std::string& target = options.target;
   if (target == "-") {
     return InspectDocument(ReadStandardInput(), "standard input", options);
   }
   std::error_code ignored;
-  if (std::filesystem::is_directory(target, ignored)) {
+  const bool is_folder = std::filesystem::is_directory(target, ignored);
+  if (is_folder || target.ends_with(".safetensors") ||
+      target.ends_with(".safetensors.index.json")) {
+    const std::filesystem::path path(target);
+    const std::string parent = path.parent_path().string();
+    const std::string folder = is_folder ? target : parent.empty() ? "." : parent;
+    if (HoldsCheckpoint(folder)) {
+      return InspectCheckpoint(folder, options);
+    }
     return InspectModel(LoadModel(target, ModelOptions(options)), options.json);
   }
   if (target.ends_with(".gz")) {
@@ -309,12 +370,21 @@ Report Inspect(const InspectCommand& options) {
   return InspectName(target, options);
 }
 
-}  // namespace
-
-int RunInspect(const InspectCommand& options) {
+int RunInspect(const Arguments& arguments) {
+  InspectOptions options;
+  options.target = arguments.Get("TARGET").text;
+  options.json = arguments.IsJson();
+  options.program = arguments.Has("--program");
+  arguments.SetText("--trace", options.trace);
+  arguments.SetCount("--seq", kMaxSequence, options.sequence_length);
   const Report report = Inspect(options);
   WriteFileAtomically("-", options.json ? report.json.dump(2) + "\n" : report.text);
   return report.exit_code;
 }
+
+}  // namespace
+
+extern const Command kInspectCommand;
+const Command kInspectCommand = {"inspect", kAbout, kPositionals, kFlags, kSwitches, RunInspect};
 
 }  // namespace shardwright

@@ -1,10 +1,13 @@
+#include <array>
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
-#include "cli/commands.h"
+#include "cli/command.h"
 #include "cli/table.h"
 #include "core/json.h"
 #include "models/kernel_set.h"
@@ -18,6 +21,20 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
+
+constexpr const char* kAbout = R"(Lists what ships with Shardwright.
+
+Examples:
+  shardwright list models
+  shardwright list clusters --json)";
+
+constexpr std::array<PositionalRow, 1> kPositionals = {
+    {{"WHAT", "models, clusters, gpus, kernel-sets or profiles",
+      "list needs one of models, clusters, gpus, kernel-sets, profiles"}}};
+
+enum class ListKind : std::uint8_t { kModels, kClusters, kGpus, kKernelSets, kProfiles };
+constexpr std::array<std::string_view, 5> kListNames = {"models", "clusters", "gpus", "kernel-sets",
+                                                        "profiles"};
 
 // A list as rows for people and as JSON for programs.
 struct Listing {
@@ -136,20 +153,24 @@ std::pair<const char*, Listing> ListingOf(ListKind kind) {
   return {"profiles", ListProfilesOf()};
 }
 
-}  // namespace
-
-int RunList(const ListCommand& options) {
-  const auto [key, listing] = ListingOf(options.kind);
-  if (!options.json) {
+int RunList(const Arguments& arguments) {
+  const Flag what = {"list", arguments.Get("WHAT").text};
+  const auto [key, listing] = ListingOf(static_cast<ListKind>(ReadChoice(what, kListNames)));
+  if (!arguments.IsJson()) {
     WriteFileAtomically("-", listing.table.Text());
-    return 0;
+    return kExitOk;
   }
   Json json;
   json["schema"] = "shardwright-list";
   json["schema_version"] = 1;
   json[key] = listing.json;
   WriteFileAtomically("-", json.dump(2) + "\n");
-  return 0;
+  return kExitOk;
 }
+
+}  // namespace
+
+extern const Command kListCommand;
+const Command kListCommand = {"list", kAbout, kPositionals, {}, {}, RunList};
 
 }  // namespace shardwright

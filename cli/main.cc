@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include "cli/command_line.h"
-#include "cli/commands.h"
 #include "cli/exit_codes.h"
 #include "cli/guard.h"
 
@@ -24,6 +23,5 @@ extern "C" void OnInterrupt(int /*signal*/) {
 
 int main(int argc, char** argv) {
   std::signal(SIGINT, OnInterrupt);
-  return shardwright::GuardedRun(
-      [&] { return shardwright::RunCommand(shardwright::ParseCommandLine(argc, argv)); });
+  return shardwright::GuardedRun([&] { return shardwright::RunCommandLine(argc, argv); });
 }

@@ -108,10 +108,14 @@ std::string WrappedClass(Dialect dialect, const std::string& name) {
     case Dialect::kFsdp2:
       return "FSDP" + name;
     case Dialect::kFsdp1:
+    case Dialect::kFairscale:
       return "FullyShardedDataParallel: " + name;
     case Dialect::kDdp:
       return "DistributedDataParallel: " + name;
     case Dialect::kNative:
+    case Dialect::kZero1:  // DeepSpeed hooks into modules as they are
+    case Dialect::kZero2:
+    case Dialect::kZero3:
       break;
   }
   return name;
@@ -138,7 +142,7 @@ ModuleNotes PlanNotes(const Model& model, const Plan& plan, const Program& progr
     const UnitPlan& unit = plan.units[u];
     std::string text = unit.modules.size() > 1 ? "unit " + unit.name : std::string("unit");
     text += ": " + WithCommas(program.units[u].elements) + " parameters";
-    if (plan.dialect != Dialect::kDdp) {
+    if (plan.dialect != Dialect::kDdp && !IsZero(plan.dialect)) {
       text += ", " + ReshardText(unit.reshard);
     }
     for (const std::string& fqn : unit.modules) {

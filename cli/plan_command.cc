@@ -1,12 +1,17 @@
 #include <algorithm>
+#include <span>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
-#include "cli/commands.h"
+#include "cli/command.h"
 #include "cli/flow.h"
+#include "cli/plan_options.h"
+#include "cli/plan_search.h"
 #include "cli/table.h"
 #include "core/json.h"
+#include "planner/evaluate.h"
 
 namespace shardwright {
 namespace {
@@ -59,9 +64,55 @@ std::string SummaryJson(const PlanFile& file, const Program& program, const std:
   return json.dump(2) + "\n";
 }
 
-}  // namespace
+constexpr const char* kAbout = R"(Writes a plan: a model, a cluster and all choices in between.
+With --search, or with --global-batch and no flag that chooses, it finds the fastest plan that fits.
 
-int RunPlan(const PlanCommand& options) {
+Examples:
+  shardwright plan --model llama-3-70b --cluster dgx-h100 --nodes 128 --seq 8192 \
+    --global-batch 1024 -o plan.json
+  shardwright plan --model llama-3-8b --cluster dgx-h100 --nodes 2 --seq 8192 -o plan.json
+  shardwright plan --model llama-3-70b --cluster dgx-h100 --nodes 128 --seq 8192 \
+    --micro-batch 1 --global-batch 1024 --dialect fsdp2 --recompute full --wrap block -o p.json
+  shardwright plan --model llama-2-7b --cluster "a100-80 x8, nvlink 300 GB/s, nic 8x200 Gbit/s" \
+    --wrap size:1e8 --dialect fsdp1 | shardwright simulate -)";
+
+// Searches, writes the plan and reports.
+int RunSearch(const PlanOptions& options) {
+  const SearchedPlan searched = SearchPlan(options);
+  for (const std::string& warning : searched.file.model.model.warnings) {
+    Warn(warning);
+  }
+  const bool fits = searched.result.is_feasible;
+  const bool to_stdout = options.output == "-";
+  if (fits && !(to_stdout && options.json)) {
+    WriteFileAtomically(options.output, PlanFileJson(searched.file));
+  }
+  if (!fits || !to_stdout || options.json) {
+    const std::string output = fits && !to_stdout ? options.output : "";
+    WriteFileAtomically("-",
+                        options.json ? SearchJson(searched, output) : SearchText(searched, output));
+  }
+  return fits ? kExitOk : kExitNo;
+}
+
+std::span<const FlagRow> Flags() {
+  static const std::vector<FlagRow> flags = [] {
+    std::vector<FlagRow> rows(PlanFlags().begin(), PlanFlags().end());
+    rows.insert(rows.end(), SearchFlags().begin(), SearchFlags().end());
+    return rows;
+  }();
+  return flags;
+}
+
+int RunPlan(const Arguments& arguments) {
+  PlanOptions options = ReadPlanOptions(arguments);
+  ReadSearchOptions(arguments, options);
+  if (options.search) {
+    return RunSearch(options);
+  }
+  if (options.json && options.output == "-") {
+    throw UsageError("--json prints a summary of the plan, so the plan itself needs -o FILE");
+  }
   const PlanFile file = MakePlanFile(options);
   for (const std::string& warning : file.model.model.warnings) {
     Warn(warning);
@@ -73,7 +124,12 @@ int RunPlan(const PlanCommand& options) {
     WriteFileAtomically("-", options.json ? SummaryJson(file, program, options.output)
                                           : Summary(file, program, options.output));
   }
-  return 0;
+  return kExitOk;
 }
+
+}  // namespace
+
+extern const Command kPlanCommand;
+const Command kPlanCommand = {"plan", kAbout, {}, Flags(), SearchSwitches(), RunPlan};
 
 }  // namespace shardwright

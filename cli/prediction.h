@@ -1,49 +1,15 @@
 #pragma once
 
-// What simulate reports, worked out of a simulation.
+// The report of shardwright simulate.
 
-#include <cstdint>
 #include <string>
-#include <vector>
 
+#include "analysis/prediction.h"
 #include "schedule/plan_file.h"
 #include "schedule/program.h"
-#include "simulator/attribution.h"
 #include "simulator/simulate.h"
 
 namespace shardwright {
-
-struct Prediction {
-  Seconds step_time;
-  Seconds first_step_time;
-  double tokens_per_second_per_gpu = 0.0;
-  // Model FLOPs of a step (ConventionFlopsPerSample; a third of them for a job that only runs
-  // forward) over step time times `peak`.
-  double mfu = 0.0;
-  FlopsPerSecond peak;    // dense peak of the compute dtype, or of fp32 where the GPU lacks it
-  bool has_dtype = true;  // false: `peak` is that of fp32 instead
-  Seconds exposed_comm;
-
-  MemoryPeak device_peak;  // by category; the larger of first and steady step
-  bool peak_is_first = false;
-  Bytes reserved;  // at most, in any step
-  Bytes outside;
-  Bytes placed;  // one arena with fixed offsets for everything allocated (Place)
-  std::int64_t retries_per_step = 0;
-  Bytes usable;             // device memory less the job's margin
-  Attribution attribution;  // of the last simulated step
-  Bytes host_peak;          // of all ranks of one node
-  Bytes host_limit;         // page-locked memory of one node; 0: the cluster does not say
-  // One line for each limit that the plan breaks; empty = it fits.
-  std::vector<std::string> misfits;
-};
-
-// Device memory that the job may use: what the GPU has less the job's margin.
-[[nodiscard]] Bytes UsableMemory(const PlanFile& file);
-
-// Requires a result with reserved memory and a trace.
-[[nodiscard]] Prediction Predict(const PlanFile& file, const Program& program,
-                                 const SimulationResult& result);
 
 // The report for people, and as JSON (docs/cli.md names the keys).
 [[nodiscard]] std::string PredictionText(const PlanFile& file, const Program& program,

@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -67,6 +69,42 @@ Table MemoryTable(const Prediction& p) {
     table.Row({"host, all GPUs of a node", Format(p.host_peak)});
   }
   return table;
+}
+
+// "8.86 s (+1.2 %)".
+std::string Against(SimTime time, SimTime nominal) {
+  std::array<char, 32> change{};
+  std::snprintf(change.data(), change.size(), "%+.1f %%", 100.0 * (Ratio(time, nominal) - 1.0));
+  return Format(ToSeconds(time)) + " (" + change.data() + ")";
+}
+
+std::string DistributionText(const StepDistribution& steps) {
+  Table table({kLeft, kLeft});
+  table.Row({"all ranks alike", Format(ToSeconds(steps.nominal))});
+  table.Row({"mean", Against(steps.mean, steps.nominal)});
+  table.Row({"p50", Against(steps.Percentile(0.5), steps.nominal)});
+  table.Row({"p90", Against(steps.Percentile(0.9), steps.nominal)});
+  table.Row({"p99", Against(steps.Percentile(0.99), steps.nominal)});
+  table.Row({"standard deviation", Format(ToSeconds(steps.deviation))});
+  table.Row({"waiting for peers", Format(ToSeconds(steps.waiting)) + " per rank and step"});
+  return "\nStep times of " + WithCommas(static_cast<std::int64_t>(steps.sorted.size())) +
+         " samples, " + WithCommas(steps.followed) + " ranks followed\n" + table.Text(2);
+}
+
+Json DistributionJson(const StepDistribution& steps) {
+  Json json;
+  json["samples"] = steps.sorted.size();
+  json["followed_ranks"] = steps.followed;
+  json["nominal_s"] = ToSeconds(steps.nominal).value;
+  json["mean_s"] = ToSeconds(steps.mean).value;
+  json["deviation_s"] = ToSeconds(steps.deviation).value;
+  json["p50_s"] = ToSeconds(steps.Percentile(0.5)).value;
+  json["p90_s"] = ToSeconds(steps.Percentile(0.9)).value;
+  json["p99_s"] = ToSeconds(steps.Percentile(0.99)).value;
+  json["min_s"] = ToSeconds(steps.sorted.front()).value;
+  json["max_s"] = ToSeconds(steps.sorted.back()).value;
+  json["waiting_s"] = ToSeconds(steps.waiting).value;
+  return json;
 }
 
 std::string PeakPlace(const Program& program, const Prediction& p) {
@@ -188,6 +226,7 @@ std::string PredictionText(const PlanFile& file, const Program& program,
                            const SimulationResult& result, const Prediction& prediction) {
   std::string text = TitleOf(file) + "\n\nTime of one step\n";
   text += TimeTable(result, prediction).Text(2);
+  text += prediction.distribution ? DistributionText(*prediction.distribution) : "";
   text += SharesText(program, "What the compute stream waits for", prediction.attribution.idle,
                      result.step_time);
   text += SharesText(program, "What bounds the step", prediction.attribution.critical,
@@ -235,6 +274,9 @@ std::string PredictionJson(const PlanFile& file, const Program& program,
   json["mfu_peak_flops_per_s"] = prediction.peak.value;
   json["exposed_comm_s"] = prediction.exposed_comm.value;
   json["time"] = TimeJson(program, result, prediction);
+  if (prediction.distribution) {
+    json["step_distribution"] = DistributionJson(*prediction.distribution);
+  }
   json["memory"] = MemoryJson(program, result, prediction);
   json["fits"] = prediction.misfits.empty();
   json["misfits"] = prediction.misfits;

@@ -1,31 +1,439 @@
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
 #include <cstdio>
-#include <variant>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
 
-#include "cli/commands.h"
-#include "cli/exit_codes.h"
+#include <nlohmann/json.hpp>
+
+#include "cli/collect_trace.h"
+#include "cli/command.h"
+#include "cli/flow.h"
+#include "cli/forward_plan.h"
+#include "cli/run_loop.h"
+#include "cli/run_session.h"
+#include "cli/table.h"
+#include "core/error.h"
 #include "core/json.h"
+#include "executor/checkpoint/checkpoint.h"
+#include "executor/checkpoint/run_checkpoints.h"
+#include "executor/data/batch.h"
+#include "executor/host/evaluator.h"
+#include "executor/host/process_communicator.h"
+#include "executor/host/session.h"
+#include "planner/evaluate.h"
+#include "schedule/plan_file.h"
+#include "simulator/costs/pricer.h"
+#include "traces/chrome_write.h"
 
 namespace shardwright {
+namespace {
 
-int RunCommand(const CommandLine& command) {
-  if (const auto* show = std::get_if<ShowText>(&command)) {
-    WriteFileAtomically("-", show->text);
-    return kExitOk;
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kAbout = R"(Runs a plan for real: trains on this machine.
+
+Every rank is a thread, or a process started by mpirun.
+
+Examples:
+  shardwright run plan.json --steps 20
+  shardwright run plan.json --steps 100 --data train-images-idx3-ubyte.gz --trace run.json.gz
+  shardwright run plan.json --steps 5 --emulate-network --json
+  shardwright run plan.json --epochs 14 --data train-images-idx3-ubyte.gz \
+    --test-data t10k-images-idx3-ubyte.gz --training mnist.json --checkpoint checkpoints
+
+  mpirun -np 4 shardwright run plan.json --steps 20
+  shardwright run plan.json --device cuda --loopback 4
+
+The plan must be made with the device's kernel set: --kernel-set shardwright-host, or
+shardwright-cuda-plain for --device cuda, which runs all ranks on one GPU (--loopback when there are
+several). Exits with 5 when a rank fails, and with 4 when there is no GPU.)";
+
+constexpr std::array<PositionalRow, 1> kPositionals = {
+    {{"PLAN", "plan file or - (standard input)",
+      "run needs a plan file, or - for standard input"}}};
+
+constexpr std::array<FlagRow, 15> kFlags = {{
+    {"--steps", "N", "optimizer steps, those before a resumed checkpoint included (default 10)"},
+    {"--epochs", "N", "passes over the data, instead of --steps; prints a line for each"},
+    {"--test-data", "SPEC", "with --epochs: data for loss and accuracy after each"},
+    {"--checkpoint", "FOLDER", "save checkpoints into this folder, one at the end"},
+    {"--every", "N", "with --checkpoint: also save every N steps"},
+    {"--keep", "N", "with --checkpoint: how many to keep (default 3)"},
+    {"--device", "host|cuda", "where to run (default host: threads of this machine)"},
+    {"--loopback", "RANKS", "with --device cuda: this many ranks, all of the plan, on one GPU"},
+    {"--data", "SPEC",
+     "IDX images, text, token file (.bin), or random (default); see docs/training.md"},
+    {"--training", "FILE", "hyper-parameters, schedule and seeds; see docs/training.md"},
+    {"--seed", "N", "initial weights, dropout, order of the samples (default 1)"},
+    {"--trace", "FILE", "write a trace for Perfetto; compressed when FILE ends in .gz"},
+    {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")"},
+    {"--memory-limit", "SIZE", "device memory of one rank (default: no limit)"},
+    {"--delays", "SEED", "adversarial scheduling: random delays in every stream, by this seed"},
+}};
+
+constexpr std::array<SwitchRow, 3> kSwitches = {{
+    {"--resume", "go on from the newest checkpoint in --checkpoint, if there is one"},
+    {"--emulate-network", "collectives take as long as simulate predicts for the plan's cluster"},
+    {"--poison", "fill memory with NaNs when it is allocated"},
+}};
+
+constexpr std::int64_t kMostSteps = std::int64_t{1} << 32;
+constexpr std::chrono::seconds kGrace{5};  // for threads to end after a failure
+
+struct RunFlags {
+  LoopOptions loop;
+  std::string data = "random";
+  std::string test_data;
+  std::string checkpoint;
+  std::int64_t keep = 3;
+  bool resume = false;
+  std::string trace;
+  TrainingOptions training;
+  HostOptions host;
+  bool on_gpu = false;
+};
+
+void ReadLoopFlags(const Arguments& arguments, RunFlags& flags) {
+  arguments.SetCount("--epochs", kMostSteps, flags.loop.epochs);
+  arguments.SetText("--test-data", flags.test_data);
+  arguments.SetText("--checkpoint", flags.checkpoint);
+  arguments.SetCount("--every", kMostSteps, flags.loop.every);
+  arguments.SetCount("--keep", kMostSteps, flags.keep);
+  flags.resume = arguments.Has("--resume");
+  const auto needs = [&](bool given, bool has, const char* flag, const char* other) {
+    if (given && !has) {
+      throw UsageError(std::string(flag) + " needs " + other);
+    }
+  };
+  const bool has_checkpoint = !flags.checkpoint.empty();
+  needs(flags.resume, has_checkpoint, "--resume", "--checkpoint FOLDER");
+  needs(arguments.Get("--every").is_given(), has_checkpoint, "--every", "--checkpoint FOLDER");
+  needs(arguments.Get("--keep").is_given(), has_checkpoint, "--keep", "--checkpoint FOLDER");
+  needs(!flags.test_data.empty(), flags.loop.epochs > 0, "--test-data", "--epochs N");
+  if (flags.loop.epochs > 0 && arguments.Get("--steps").is_given()) {
+    throw UsageError("--steps and --epochs contradict each other");
   }
-  if (const auto* list = std::get_if<ListCommand>(&command)) {
-    return RunList(*list);
-  }
-  if (const auto* inspect = std::get_if<InspectCommand>(&command)) {
-    return RunInspect(*inspect);
-  }
-  if (const auto* plan = std::get_if<PlanCommand>(&command)) {
-    return RunPlan(*plan);
-  }
-  return RunSimulate(std::get<SimulateCommand>(command));
+  flags.loop.prints_epochs = !arguments.IsJson();
 }
 
-void Warn(const std::string& text) {
-  std::fprintf(stderr, "warning: %s\n", text.c_str());
+// What only one of the devices has.
+void ReadDeviceFlags(const Arguments& arguments, std::int64_t ranks, RunFlags& flags) {
+  static constexpr std::array<std::string_view, 2> kDevices = {"host", "cuda"};
+  std::size_t device = 0;
+  arguments.SetChoice("--device", kDevices, device);
+  flags.on_gpu = device == 1;
+  if (!flags.on_gpu) {
+    if (arguments.Get("--loopback").is_given()) {
+      throw UsageError("--loopback needs --device cuda");
+    }
+    return;
+  }
+  for (const char* flag : {"--checkpoint", "--test-data", "--memory-limit", "--delays"}) {
+    if (arguments.Get(flag).is_given()) {
+      throw UsageError(std::string(flag) + " is not there yet for --device cuda");
+    }
+  }
+  std::int64_t loopback = 1;
+  arguments.SetCount("--loopback", ranks, loopback);
+  if (loopback != ranks) {
+    throw UsageError("the plan has " + std::to_string(ranks) +
+                     " ranks, and several GPUs are not there yet: --loopback " +
+                     std::to_string(ranks) + " runs them all on one");
+  }
 }
+
+RunFlags ReadFlags(const Arguments& arguments, const Job& job) {
+  RunFlags flags;
+  arguments.SetCount("--steps", kMostSteps, flags.loop.steps);
+  ReadLoopFlags(arguments, flags);
+  arguments.SetText("--data", flags.data);
+  arguments.SetText("--trace", flags.trace);
+  flags.training = DefaultTrainingOptions(job);
+  if (const Flag file = arguments.Get("--training"); file.is_given()) {
+    flags.training = ReadTrainingOptions(JsonValue::Parse(ReadTextFile(file.text), file.text), job,
+                                         flags.training);
+  }
+  std::int64_t seed = 0;
+  arguments.SetCount("--seed", std::int64_t{1} << 60, seed);
+  if (seed > 0) {
+    flags.training.seed = static_cast<std::uint64_t>(seed);
+  }
+  arguments.Set("--timeout", flags.host.timeout, [](const Flag& flag) {
+    const Seconds s = ParseSeconds(flag.text, flag.name);
+    return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(s.value * 1e3)));
+  });
+  arguments.Set("--memory-limit", flags.host.memory_limit, ReadBytes);
+  std::int64_t delay_seed = 0;
+  arguments.SetCount("--delays", std::int64_t{1} << 60, delay_seed);
+  if (delay_seed > 0) {
+    flags.host.delay_seed = static_cast<std::uint64_t>(delay_seed);
+    flags.host.delay_percent = 30;
+  }
+  if (arguments.IsJson() && flags.trace == "-") {
+    throw UsageError("--json and --trace - both want standard output");
+  }
+  return flags;
+}
+
+// Predicted times of collectives; everything else takes what it takes here.
+DurationTable NetworkDurations(const PlanFile& file, const Program& program) {
+  const PriceTable prices = PriceProgram(program, file.cluster, file.profile);
+  const auto of_body = [&](const Body& body) {
+    std::vector<SimTime> durations;
+    for (const Op& op : body.ops) {
+      const bool is_collective = InfoOf(program.ShapeOf(op).code).is_collective;
+      durations.push_back(is_collective ? prices.prices[op.shape.value].duration : SimTime(0));
+    }
+    return durations;
+  };
+  return {of_body(program.init), of_body(program.warmup), of_body(program.step)};
+}
+
+// What the steps of a run did, in figures.
+struct Throughput {
+  double tokens_per_second = 0.0;
+  double gflop_per_second = 0.0;
+};
+Throughput MeanOver(const PlanFile& file, std::int64_t steps, Seconds time) {
+  const Model& model = file.model.model;
+  const double samples =
+      static_cast<double>(file.job.global_batch) * static_cast<double>(steps) / time.value;
+  const double passes = file.job.mode == JobMode::kTrain ? 1.0 : 1.0 / 3.0;
+  return {samples * static_cast<double>(model.tokens_per_sample),
+          samples * ConventionFlopsPerSample(model).value * passes / 1e9};
+}
+
+// One line per step on standard error, for people.
+class Progress {
+ public:
+  Progress(const PlanFile& file, std::int64_t steps) : file_(file), steps_(steps) {}
+
+  void operator()(const StepReport& report) {
+    const Seconds time = ToSeconds(report.end - last_);
+    last_ = report.end;
+    const Throughput rate = MeanOver(file_, 1, time);
+    std::fprintf(stderr, "step %lld/%lld  loss %.4f  %s  %.4g tokens/s  %.3g GFLOP/s\n",
+                 static_cast<long long>(report.step) + 1, static_cast<long long>(steps_),
+                 report.loss, Format(time).c_str(), rate.tokens_per_second, rate.gflop_per_second);
+  }
+
+ private:
+  const PlanFile& file_;
+  const std::int64_t steps_;
+  SimTime last_;
+};
+
+// The processes that the ranks are in; null: they are threads.
+MessagePassing* JoinIfLaunched(const PlanFile& file, const RunFlags& flags) {
+  const int count = LaunchedProcesses();
+  if (count <= 1) {
+    return nullptr;
+  }
+  if (count != file.cluster.RankCount()) {
+    throw UsageError("the plan has " + std::to_string(file.cluster.RankCount()) +
+                     " ranks, but mpirun started " + std::to_string(count) + " processes");
+  }
+  if (!flags.checkpoint.empty() || !flags.test_data.empty()) {
+    throw UsageError("--checkpoint and --test-data need ranks that are threads, not under mpirun");
+  }
+  return &JoinProcesses();
+}
+
+void RunInProcesses(MessagePassing& processes, RunOptions& run) {
+  const MessagePassing::Channel channel = processes.Split(0);
+  run.only_rank = Rank(static_cast<std::size_t>(processes.rank()));
+  run.share_losses = [&processes, channel](const std::vector<float>& mine) {
+    return ShareFloats(processes, channel, mine);
+  };
+}
+
+// A rank that hangs cannot be joined: the process ends without it.
+void EndProcessOnFault(FaultBoard& faults) {
+  faults.OnReport([](const std::string& cause) {
+    std::thread([cause] {
+      std::this_thread::sleep_for(kGrace);
+      std::fprintf(stderr, "error: %s\n", cause.c_str());
+      std::_Exit(kExitRun);
+    }).detach();
+  });
+}
+
+Json EpochsJson(const std::vector<EpochReport>& epochs) {
+  Json list = Json::array();
+  for (const EpochReport& epoch : epochs) {
+    Json entry = {{"epoch", epoch.epoch + 1}, {"train_loss", epoch.train_loss}};
+    if (epoch.has_test) {
+      entry["test_loss"] = epoch.test.MeanLoss();
+      entry["test_correct"] = epoch.test.correct;
+      entry["test_count"] = epoch.test.counted;
+    }
+    list.push_back(std::move(entry));
+  }
+  return list;
+}
+
+std::string ReportJson(const PlanFile& file, const LoopReport& loop, const Throughput& rate,
+                       const RunSession& session, Bytes predicted) {
+  Json json;
+  json["schema"] = "shardwright-run";
+  json["schema_version"] = 1;
+  json["device"] = session.device();
+  json["ranks"] = file.cluster.RankCount();
+  json["tokens_per_s"] = rate.tokens_per_second;
+  json["gflop_per_s"] = rate.gflop_per_second;
+  json["memory"] = {{"arena_bytes", session.placement().device_size.value},
+                    {"host_arena_bytes", session.placement().host_size.value},
+                    {"predicted_peak_allocated_bytes", predicted.value}};
+  json["steps"] = Json::array();
+  for (const StepReport& step : loop.steps) {
+    json["steps"].push_back(
+        {{"step", step.step}, {"loss", step.loss}, {"end_s", ToSeconds(step.end).value}});
+  }
+  json["epochs"] = EpochsJson(loop.epochs);
+  return json.dump(2) + "\n";
+}
+
+std::string ReportText(const PlanFile& file, const std::vector<StepReport>& steps,
+                       const Throughput& rate, const RunSession& session, Bytes predicted) {
+  char line[200];
+  std::string text = TitleOf(file) + ": " + std::to_string(steps.size()) + " steps\n";
+  if (steps.empty()) {
+    return text + "nothing was left to do\n";
+  }
+  std::snprintf(line, sizeof line, "loss              %.6f -> %.6f\n", steps.front().loss,
+                steps.back().loss);
+  text += line;
+  std::snprintf(line, sizeof line, "throughput        %.4g tokens/s, %.3g GFLOP/s over all ranks\n",
+                rate.tokens_per_second, rate.gflop_per_second);
+  text += line;
+  text += "total time        " + Format(ToSeconds(steps.back().end)) + '\n';
+  return text + "memory per rank   " + Format(session.placement().device_size) +
+         " placed, predicted peak " + Format(predicted) + '\n';
+}
+
+// The forward half of the plan on test data; null without test data.
+struct TestSetUp {
+  TestSetUp(const PlanFile& file, const RunFlags& flags)
+      : forward(file),
+        data(OpenDataset(flags.test_data, file.model.model, flags.training.seed)),
+        evaluator({file.model.model, file.kernels, forward.job, forward.plan, forward.program,
+                   flags.training},
+                  flags.host, *data, forward.job.global_batch) {}
+
+  ForwardPlan forward;
+  std::unique_ptr<Dataset> data;
+  Evaluator evaluator;
+};
+
+void ResumeIfAsked(const PlanFile& file, const RunFlags& flags, const Sampler& sampler,
+                   Runtime& runtime) {
+  const std::string latest = flags.resume ? FindLatestCheckpoint(flags.checkpoint) : std::string();
+  if (latest.empty()) {
+    return;
+  }
+  const Checkpoint checkpoint(latest);
+  checkpoint.Verify();
+  CheckFits(checkpoint, file.model.model, file.job.optimizer.kind);
+  CheckContinues(checkpoint, sampler);
+  Resume(checkpoint, file.model.model, file.job, runtime, true);
+  std::fprintf(stderr, "resumed from %s\n", latest.c_str());
+}
+
+void WriteReport(const PlanFile& file, const LoopReport& loop, const RunSession& session,
+                 const Program& program, bool as_json) {
+  const std::vector<StepReport>& steps = loop.steps;
+  Throughput rate;
+  if (!steps.empty()) {
+    // The first step warms caches up; a run of one step has no other.
+    const std::size_t skipped = steps.size() > 1 ? 1 : 0;
+    const SimTime begin = skipped > 0 ? steps.front().end : SimTime(0);
+    rate = MeanOver(file, std::ssize(steps) - static_cast<std::int64_t>(skipped),
+                    ToSeconds(steps.back().end - begin));
+  }
+  const Bytes predicted = PeakAllocated(program);
+  WriteFileAtomically("-", as_json ? ReportJson(file, loop, rate, session, predicted)
+                                   : ReportText(file, steps, rate, session, predicted));
+}
+
+int RunRun(const Arguments& arguments) {
+  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text);
+  RunFlags flags = ReadFlags(arguments, file.job);
+  ReadDeviceFlags(arguments, file.cluster.RankCount(), flags);
+  flags.loop.sum_loss = flags.training.sum_loss;
+  const Model& model = file.model.model;
+  const Program program = LowerAndVerify(file);
+  const std::unique_ptr<Dataset> data = OpenDataset(flags.data, model, flags.training.seed);
+  const Sampler sampler{data->size(), file.job.global_batch, flags.training.seed,
+                        flags.training.shuffle, flags.training.epoch_tail};
+  CheckSampler(sampler, "--data");
+  RunOptions run;
+  run.trace = !flags.trace.empty();
+  run.poison = arguments.Has("--poison");
+  run.inputs = [&](const BatchKey& key, std::span<const View> views) {
+    WriteBatch(model, *data, sampler, {key.step, key.first_sample, key.count}, views);
+  };
+  run.epoch_of = [&](std::int64_t step) { return EpochOf(sampler, step); };
+  if (arguments.Has("--emulate-network")) {
+    run.durations = NetworkDurations(file, program);
+  }
+  MessagePassing* processes = flags.host.processes =
+      flags.on_gpu ? nullptr : JoinIfLaunched(file, flags);
+  const bool is_first = processes == nullptr || processes->rank() == 0;
+  if (processes != nullptr) {
+    RunInProcesses(*processes, run);
+  }
+  flags.loop.prints_epochs = flags.loop.prints_epochs && is_first;
+  if (is_first) {
+    run.on_step = Progress(file, TotalSteps(flags.loop, sampler));
+  }
+  RunSession session({model, file.kernels, file.job, file.plan, program, flags.training},
+                     flags.host, run, flags.on_gpu);
+  EndProcessOnFault(session.faults());
+  session.runtime().Initialize();
+  ResumeIfAsked(file, flags, sampler, session.runtime());
+  std::unique_ptr<TestSetUp> test;
+  if (!flags.test_data.empty()) {
+    test = std::make_unique<TestSetUp>(file, flags);
+  }
+  std::unique_ptr<RunCheckpoints> checkpoints;
+  if (!flags.checkpoint.empty()) {
+    checkpoints = std::make_unique<RunCheckpoints>(flags.checkpoint, flags.keep, model, file.job,
+                                                   program, sampler);
+  }
+  const LoopReport loop =
+      RunLoop(flags.loop, {model, sampler, session.runtime(),
+                           session.runtime().rank_count() * file.plan.accumulation,
+                           checkpoints.get(), test ? &test->evaluator : nullptr});
+  if (!flags.trace.empty()) {
+    Trace trace = session.runtime().TakeTrace();
+    if (processes != nullptr) {
+      trace = CollectTrace(*processes, trace);
+    }
+    if (is_first) {
+      ChromeOptions chrome;
+      chrome.source = "measured on " + session.device();
+      chrome.plan = PlanFileJson(file);
+      WriteChromeTrace(program, trace, chrome, flags.trace);
+    }
+  }
+  if (is_first && flags.trace != "-") {
+    WriteReport(file, loop, session, program, arguments.IsJson());
+  }
+  if (processes != nullptr) {
+    processes->Finish();
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+extern const Command kRunCommand;
+const Command kRunCommand = {"run", kAbout, kPositionals, kFlags, kSwitches, RunRun};
 
 }  // namespace shardwright

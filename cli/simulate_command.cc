@@ -1,25 +1,122 @@
 #include <algorithm>
+#include <array>
+#include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
-#include "cli/commands.h"
-#include "cli/exit_codes.h"
+#include "analysis/report/recording.h"
+#include "cli/command.h"
 #include "cli/flow.h"
+#include "cli/plots.h"
 #include "cli/prediction.h"
+#include "cli/straggler_flags.h"
+#include "cli/terminal.h"
 #include "core/json.h"
+#include "planner/evaluate.h"
+#include "schedule/plan_file.h"
 #include "simulator/simulate.h"
+#include "topologies/scale_links.h"
 #include "traces/chrome_write.h"
 
 namespace shardwright {
+namespace {
 
-int RunSimulate(const SimulateCommand& command) {
-  const PlanFile file = ReadPlanFile(command.file);
+constexpr const char* kAbout = R"(Predicts time and memory of one training step of a plan.
+
+Examples:
+  shardwright simulate plan.json
+  shardwright simulate plan.json --trace trace.json.gz --json
+  shardwright simulate plan.json --jitter 0.02 --rank-jitter 0.01 --samples 500
+  shardwright simulate plan.json --slow-rank 3:1.2 --slow-link network:2
+
+Exits with 1 when the plan does not fit in the memory of the device.)";
+
+constexpr std::array<PositionalRow, 1> kPositionals = {
+    {{"PLAN", "plan file or - (standard input)",
+      "simulate needs a plan file, or - for standard input"}}};
+
+constexpr std::array<FlagRow, 3> kOwnFlags = {{
+    {"--trace", "FILE", "write a trace for Perfetto; compressed when FILE ends in .gz"},
+    {"--trace-profile", "perfetto|hta", "flavour of the trace (default perfetto)"},
+    {"--contention", "on|off",
+     "whether ops that run at the same time slow each other down (default on)"},
+}};
+
+constexpr std::array<SwitchRow, 3> kSwitches = {{
+    {"--exact", "simulate every op instead of skipping repeated stretches"},
+    {"--plot", "also draw the step and its memory with characters; a terminal gets that anyway"},
+    {"--ascii", "plots without block characters, as where the locale is not UTF-8"},
+}};
+std::span<const FlagRow> Flags() {
+  static const std::vector<FlagRow> flags = [] {
+    std::vector<FlagRow> rows(kOwnFlags.begin(), kOwnFlags.end());
+    const std::span<const FlagRow> others = StragglerFlagRows();
+    rows.insert(rows.end(), others.begin(), others.end());
+    return rows;
+  }();
+  return flags;
+}
+
+enum class TraceProfile : std::uint8_t { kPerfetto, kHta };
+
+struct SimulateFlags {
+  std::string trace;  // empty: none
+  TraceProfile trace_profile = TraceProfile::kPerfetto;
+  bool contention = true;
+};
+
+SimulateFlags ReadFlags(const Arguments& arguments) {
+  SimulateFlags flags;
+  static constexpr std::array<std::string_view, 2> kTraceProfiles = {"perfetto", "hta"};
+  arguments.SetText("--trace", flags.trace);
+  arguments.SetChoice("--trace-profile", kTraceProfiles, flags.trace_profile);
+  arguments.Set("--contention", flags.contention, ReadSwitch);
+  if (arguments.IsJson() && flags.trace == "-") {
+    throw UsageError("--json and --trace - both want standard output");
+  }
+  return flags;
+}
+
+std::string Plots(const Program& program, const SimulationResult& result,
+                  const Prediction& prediction, const PlotStyle& style) {
+  const Recording step =
+      SimulatedRecording(program, result.trace, result.step_time, prediction.attribution);
+  return "\nOne step, how busy each stream is\n" + TimelinePlot(program, step, style) +
+         "\nMemory during the step\n" + MemoryPlot(step, style);
+}
+
+// The report, with plots where they are wanted, and the verdict in colour where there are colours.
+std::string TextOf(const Arguments& arguments, const PlanFile& file, const Program& program,
+                   const SimulationResult& result, const Prediction& prediction) {
+  const Terminal terminal = StandardOutput();
+  std::string text = PredictionText(file, program, result, prediction);
+  const std::size_t verdict = text.rfind('\n', text.size() - 2) + 1;
+  const std::string last = text.substr(verdict, text.size() - 1 - verdict);
+  text.resize(verdict);
+  text += Coloured(last, prediction.misfits.empty() ? Ink::kGood : Ink::kBad, terminal) + "\n";
+  if (arguments.Has("--plot") || terminal.is_terminal) {
+    text += Plots(program, result, prediction,
+                  {terminal.width, terminal.unicode && !arguments.Has("--ascii")});
+  }
+  return text;
+}
+
+int RunSimulate(const Arguments& arguments) {
+  const SimulateFlags command = ReadFlags(arguments);
+  const StragglerFlags stragglers = ReadStragglerFlags(arguments);
+  PlanFile file = ReadPlanFile(arguments.Get("PLAN").text);
+  for (const auto& [level, factor] : stragglers.slow_links) {
+    ScaleLinks(file.cluster, level, 1.0 / factor, "--slow-link");
+  }
   for (const std::string& warning : file.model.model.warnings) {
     Warn(warning);
   }
   const Program program = LowerAndVerify(file);
   SimulateOptions options;
   options.contention = command.contention;
-  options.periodic = !command.exact;
+  options.periodic = !arguments.Has("--exact");
   options.trace = true;  // also explains the step
   if (file.job.memory_margin > 0.0) {
     const Bytes outside = OutsideBytes(program, file.profile.memory);
@@ -27,7 +124,10 @@ int RunSimulate(const SimulateCommand& command) {
   }
   const SimulationResult result = Simulate(
       {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
-  const Prediction prediction = Predict(file, program, result);
+  Prediction prediction = Predict(file, program, result);
+  if (stragglers.is_sampled) {
+    prediction.distribution = SampleSteps(file, program, result, stragglers.jitter);
+  }
   if (!prediction.has_dtype) {
     Warn(file.cluster.gpu.name + " has no matrix units for the compute dtype; fp32 rates are used");
   }
@@ -39,15 +139,24 @@ int RunSimulate(const SimulateCommand& command) {
   }
   if (!command.trace.empty()) {
     ChromeOptions chrome;
+    chrome.plan = PlanFileJson(file);
+    chrome.step_time = result.step_time;
     chrome.profile = command.trace_profile == TraceProfile::kHta ? ChromeProfile::kHta
                                                                  : ChromeProfile::kPerfetto;
     WriteChromeTrace(program, result.trace, chrome, command.trace);
   }
   if (command.trace != "-") {  // then standard output is the trace and nothing else
-    WriteFileAtomically("-", command.json ? PredictionJson(file, program, result, prediction)
-                                          : PredictionText(file, program, result, prediction));
+    WriteFileAtomically("-", arguments.IsJson()
+                                 ? PredictionJson(file, program, result, prediction)
+                                 : TextOf(arguments, file, program, result, prediction));
   }
   return prediction.misfits.empty() ? kExitOk : kExitNo;
 }
+
+}  // namespace
+
+extern const Command kSimulateCommand;
+const Command kSimulateCommand = {"simulate", kAbout,    kPositionals,
+                                  Flags(),    kSwitches, RunSimulate};
 
 }  // namespace shardwright

@@ -4,7 +4,29 @@ find_package(Threads REQUIRED)
 find_package(ZLIB REQUIRED)
 find_package(Boost 1.74 CONFIG REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
+find_package(RapidJSON 1.1 CONFIG REQUIRED)
+if(NOT TARGET RapidJSON::RapidJSON)  # Debian's config file only sets variables.
+  add_library(RapidJSON::RapidJSON INTERFACE IMPORTED)
+  target_include_directories(RapidJSON::RapidJSON INTERFACE "${RAPIDJSON_INCLUDE_DIRS}")
+endif()
+find_package(SQLite3 3.40 REQUIRED)
+find_package(pugixml 1.13 CONFIG REQUIRED)
 find_package(CLI11 2.1 REQUIRED)
+# Settings files of other frameworks.
+find_package(yaml-cpp 0.7 REQUIRED)
+find_package(tomlplusplus 3.3 CONFIG REQUIRED)
+# Debian has NLopt twice, with and without C++ algorithms; either contains the C interface. Its config files set NLOPT_LIBRARIES.
+find_package(NLopt 2.7 CONFIG REQUIRED)
+# D3 for the page of `shardwright report`: JavaScript files that are put into the program.
+find_path(SHARDWRIGHT_D3 d3-zoom/dist/d3-zoom.min.js PATHS /usr/share/nodejs NO_DEFAULT_PATH
+  DOC "Folder of D3's modules, as Debian's package node-d3 installs them")
+if(NOT SHARDWRIGHT_D3)
+  message(FATAL_ERROR "D3 is missing: install Debian's package node-d3 (scripts/install-deps.sh does), or set "
+    "SHARDWRIGHT_D3 to the folder that holds d3-zoom/dist/d3-zoom.min.js and its sisters")
+endif()
+if(SHARDWRIGHT_OPENBLAS)
+  find_package(OpenBLAS 0.3.21 CONFIG REQUIRED)
+endif()
 if(SHARDWRIGHT_TESTS)
   find_package(doctest 2.4 REQUIRED)
   find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
@@ -13,18 +35,15 @@ if(SHARDWRIGHT_BENCH)
   find_package(benchmark 1.7 REQUIRED)
 endif()
 
-# The CUDA toolkit is only looked for and reported. No target uses it yet, and a build without it lacks nothing.
-if(SHARDWRIGHT_CUDA STREQUAL "OFF")
-  message(STATUS "CUDA toolkit: not looked for (SHARDWRIGHT_CUDA=OFF)")
-elseif(SHARDWRIGHT_CUDA STREQUAL "ON")
-  find_package(CUDAToolkit REQUIRED)
-elseif(SHARDWRIGHT_CUDA STREQUAL "AUTO")
-  find_package(CUDAToolkit QUIET)
+# Any MPI will do that has MPI_THREAD_MULTIPLE; tested with Debian's Open MPI.
+find_package(MPI QUIET COMPONENTS CXX)
+if(MPI_CXX_FOUND)
+  message(STATUS "MPI: ${MPI_CXX_LIBRARIES}")
 else()
-  message(FATAL_ERROR "SHARDWRIGHT_CUDA: got \"${SHARDWRIGHT_CUDA}\", expected AUTO, ON or OFF")
+  message(STATUS "MPI: not found (ranks are threads)")
 endif()
-if(CUDAToolkit_FOUND)
-  message(STATUS "CUDA toolkit: ${CUDAToolkit_VERSION} (no target uses it yet)")
-elseif(NOT SHARDWRIGHT_CUDA STREQUAL "OFF")
-  message(STATUS "CUDA toolkit: not found (not needed)")
+
+# executor/cuda looks for nvcc itself; a build without it lacks libshardwright_cuda.so and nothing else.
+if(NOT SHARDWRIGHT_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "SHARDWRIGHT_CUDA: got \"${SHARDWRIGHT_CUDA}\", expected AUTO, ON or OFF")
 endif()

@@ -20,7 +20,16 @@ function(sw_library name)
   if(arg_SOURCES)
     add_library(${name} STATIC ${arg_SOURCES})
     set(scope PUBLIC)
-    target_link_libraries(${name} PRIVATE sw_warnings ${arg_PRIVATE_DEPS})
+    # Those are headers only, or options: an installed library does not need them.
+    set(build_only sw_warnings nlohmann_json::nlohmann_json RapidJSON::RapidJSON CLI11::CLI11 Boost::headers)
+    set(private_deps sw_warnings)
+    foreach(dep IN LISTS arg_PRIVATE_DEPS)
+      list(APPEND private_deps "${dep}")
+    endforeach()
+    foreach(dep IN LISTS build_only)
+      list(TRANSFORM private_deps REPLACE "^${dep}$" "$<BUILD_INTERFACE:${dep}>")
+    endforeach()
+    target_link_libraries(${name} PRIVATE ${private_deps})
     set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF)
   else()
     add_library(${name} INTERFACE)
@@ -60,14 +69,16 @@ endfunction()
 # LABELS: fast (scripts/test.sh), ci (.ci/run; every fast test is a ci test too) or deep (scripts/deep.sh).
 # A test that lacks its hardware or tool exits with 77 (tests/skip.h); ctest then reports it as skipped, and
 # .ci/run compares the skipped tests with tests/expected_skips.txt.
+# Further labels: threads (starts threads; .ci/run repeats it under ThreadSanitizer) and
+# unsanitized (.ci/run does not repeat it under sanitizers, which takes too long; scripts/deep.sh does).
 function(sw_test_properties name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "LABELS")
   if(NOT arg_LABELS)
     message(FATAL_ERROR "sw_test(${name}): LABELS must name fast, ci or deep")
   endif()
   foreach(label IN LISTS arg_LABELS)
-    if(NOT label MATCHES "^(fast|ci|deep|threads)$")
-      message(FATAL_ERROR "sw_test(${name}): label ${label} is not one of fast, ci, deep, threads")
+    if(NOT label MATCHES "^(fast|ci|deep|threads|unsanitized)$")
+      message(FATAL_ERROR "sw_test(${name}): label ${label} is not one of fast, ci, deep, threads, unsanitized")
     endif()
   endforeach()
   if("fast" IN_LIST arg_LABELS AND NOT "ci" IN_LIST arg_LABELS)
@@ -98,8 +109,32 @@ function(sw_test name)
   target_compile_features(${name} PRIVATE cxx_std_20)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}")
   target_link_libraries(${name} PRIVATE sw_warnings sw_doctest_main ${arg_DEPS})
+  # The libraries do the work; optimizing the tests themselves costs more time than it saves.
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1> $<$<CONFIG:Debug>:-O0>)
   set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF)
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}/tests")
+  sw_test_properties(${name} LABELS ${arg_LABELS} TIMEOUT "${arg_TIMEOUT}")
+endfunction()
+
+# sw_package_test(NAME SCRIPT LABELS ci|deep [PROGRAM] [TIMEOUT seconds])
+#
+# A Python script that compares us with packages of tests/requirements.txt and exits with 77 where one is missing. It runs in the
+# virtual environment of scripts/install-python.sh, if that is there when CMake configures. PROGRAM: its first argument is the
+# path of shardwright.
+find_program(SHARDWRIGHT_TEST_PYTHON python PATHS "${PROJECT_SOURCE_DIR}/build/venv/bin" NO_DEFAULT_PATH)
+function(sw_package_test name script)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "PROGRAM" "TIMEOUT" "LABELS")
+  set(python "${Python3_EXECUTABLE}")
+  if(SHARDWRIGHT_TEST_PYTHON)
+    set(python "${SHARDWRIGHT_TEST_PYTHON}")
+  endif()
+  set(program)
+  if(arg_PROGRAM)
+    set(program "$<TARGET_FILE:shardwright>")
+  endif()
+  add_test(NAME ${name}
+    COMMAND "${python}" -B "${CMAKE_CURRENT_SOURCE_DIR}/${script}" ${program}
+    WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}/tests")
   sw_test_properties(${name} LABELS ${arg_LABELS} TIMEOUT "${arg_TIMEOUT}")
 endfunction()
 
@@ -136,12 +171,21 @@ function(sw_embed target symbol)
   set(stem "${root}/${folder}/${symbol}")
   set(paths)
   foreach(file IN LISTS arg_FILES)
-    list(APPEND paths "${folder}/${file}")
+    cmake_path(IS_ABSOLUTE file is_absolute)
+    if(is_absolute)
+      list(APPEND paths "${file}")
+    else()
+      list(APPEND paths "${folder}/${file}")
+    endif()
   endforeach()
   # The list travels in a file: a command line of hundreds of names would be long and needs quoting.
   string(REPLACE ";" "\n" lines "${paths}")
   file(CONFIGURE OUTPUT "${stem}.list" CONTENT "${lines}\n" @ONLY)
-  list(TRANSFORM paths PREPEND "${PROJECT_SOURCE_DIR}/" OUTPUT_VARIABLE inputs)
+  set(inputs)
+  foreach(path IN LISTS paths)
+    cmake_path(ABSOLUTE_PATH path BASE_DIRECTORY "${PROJECT_SOURCE_DIR}" OUTPUT_VARIABLE input)
+    list(APPEND inputs "${input}")
+  endforeach()
   set(script "${PROJECT_SOURCE_DIR}/cmake/embed.cmake")
   add_custom_command(
     OUTPUT "${stem}.cc" "${stem}.h"

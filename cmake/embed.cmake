@@ -1,5 +1,5 @@
-# Writes ${STEM}.h and ${STEM}.cc: the texts of the files named in ${LIST} (paths relative to ${ROOT}, one
-# per line) as C++ string literals. Run by sw_embed (cmake/Shardwright.cmake) with cmake -P.
+# Writes ${STEM}.h and ${STEM}.cc: the texts of the files named in ${LIST} (absolute or relative to ${ROOT},
+# one per line) as C++ string literals. Run by sw_embed (cmake/Shardwright.cmake) with cmake -P.
 cmake_policy(VERSION 3.24)
 
 # model_zoo -> EmbeddedModelZoo
@@ -24,13 +24,15 @@ file(STRINGS "${LIST}" paths)
 list(LENGTH paths count)
 string(APPEND source "constexpr std::array<EmbeddedFile, ${count}> kFiles = {{\n")
 foreach(path IN LISTS paths)
-  file(READ "${ROOT}/${path}" text)
+  cmake_path(ABSOLUTE_PATH path BASE_DIRECTORY "${ROOT}" OUTPUT_VARIABLE full)
+  file(READ "${full}" text)
+  string(SHA256 hash "${text}")
   string(FIND "${text}" ")shardwright\"" clash)
   if(NOT clash EQUAL -1)
     message(FATAL_ERROR "${path}: contains the end mark of the generated literal")
   endif()
   cmake_path(GET path STEM LAST_ONLY name)
-  string(APPEND source "    {\"${name}\", R\"shardwright(${text})shardwright\"sv, \"${path}\"},\n")
+  string(APPEND source "    {\"${name}\", R\"shardwright(${text})shardwright\"sv, \"${path}\",\n     \"${hash}\"},\n")
 endforeach()
 string(APPEND source "}};\n\n}  // namespace\n\n")
 string(APPEND source "std::span<const EmbeddedFile> ${function}() { return kFiles; }\n\n")

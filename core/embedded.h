@@ -11,6 +11,7 @@ struct EmbeddedFile {
   std::string_view name;  // File name without its last extension: "llama-3-8b".
   std::string_view text;  // The whole file, byte for byte.
   std::string_view path;  // From the repository root, for messages: "models/zoo/llama-3-8b.json".
+  std::string_view sha256 = {};  // Of `text`, 64 hexadecimal digits.
 };
 
 }  // namespace shardwright

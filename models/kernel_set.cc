@@ -1,11 +1,11 @@
 #include "models/kernel_set.h"
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -15,48 +15,94 @@ namespace shardwright {
 namespace {
 
 // One row per software stack. docs/kernel_sets.md gives the reason of each value.
-const std::array<KernelSetOptions, 10>& KernelSetTable() {
-  static const std::array<KernelSetOptions, 10> table = {{
+std::vector<KernelSetOptions> PlainPyTorchSets() {
+  return {
       {.name = "torch-eager", .repeat_kv = true},
       {.name = "torch-compile",
        .fused_elementwise = true,
        .fused_rope = true,
        .repeat_kv = true,
        .fused_loss = true},
+      {.name = "torch-compile-2024",
+       .fused_elementwise = true,
+       .fused_rope = true,
+       .repeat_kv = true},
       {.name = "torch-2024", .fused_norm = false, .repeat_kv = true},
       {.name = "torch-2022",
        .attention = AttentionImpl::kMaterialized,
        .fused_norm = false,
-       .fp32_logits = false},
+       .fp32_logits = false,
+       .whole_recompute = true},
+  };
+}
+
+std::vector<KernelSetOptions> FrameworkSets() {
+  return {
       {.name = "composer-2023",
        .fp32_logits = false,
        .flash_position_bias = true,
-       .fused_loss = true},
+       .fused_loss = true,
+       .loss_metrics = 2},
+      {.name = "composer-2024",
+       .fp32_logits = false,
+       .flash_position_bias = true,
+       .fused_loss = true,
+       .loss_metrics = 2},
       {.name = "deepspeed",
        .fused_norm = false,
        .repeat_kv = true,
        .python_gelu_tanh = true,
-       .keeps_logits = true},
+       .keeps_logits = true,
+       .whole_recompute = true},
+      {.name = "internevo",
+       .fused_rope = true,
+       .fused_loss = true,
+       .inplace_rope = true,
+       .whole_recompute = true},
       {.name = "hf-eager",
        .fused_norm = false,
        .repeat_kv = true,
        .python_gelu_tanh = true,
-       .keeps_logits = true},
+       .keeps_logits = true,
+       .whole_recompute = true},
+      {.name = "hf-trainer",
+       .fused_norm = false,
+       .python_gelu_tanh = true,
+       .whole_recompute = true,
+       .shifted_logits = true},
+      {.name = "hf-foak",
+       .fused_rope = true,
+       .python_gelu_tanh = true,
+       .fused_loss = true,
+       .inplace_rope = true,
+       .whole_recompute = true,
+       .shifted_logits = true},
+      {.name = "hf-liger",
+       .fused_rope = true,
+       .loss_chunks = 16,
+       .python_gelu_tanh = true,
+       .inplace_rope = true,
+       .whole_recompute = true},
       {.name = "hf-2023",
        .attention = AttentionImpl::kMaterialized,
        .fused_norm = false,
        .repeat_kv = true,
        .softmax_fp32 = true,
        .python_gelu_tanh = true,
-       .keeps_logits = true},
+       .keeps_logits = true,
+       .whole_recompute = true},
+  };
+}
+
+std::vector<KernelSetOptions> OwnSets() {
+  return {
       {.name = "shardwright-host",
-       .fused_elementwise = true,
        .fused_rope = true,
        .flash_position_bias = true,
        .fused_loss = true,
        .keeps_dropout_mask = false,
        .fused_reductions = true,
-       .inplace_rope = true},
+       .host_kernels = true},
       {.name = "shardwright-cuda",
        .fused_elementwise = true,
        .fused_rope = true,
@@ -65,7 +111,24 @@ const std::array<KernelSetOptions, 10>& KernelSetTable() {
        .keeps_dropout_mask = false,
        .fused_reductions = true,
        .inplace_rope = true},
-  }};
+      {.name = "shardwright-cuda-plain",
+       .fused_rope = true,
+       .flash_position_bias = true,
+       .fused_loss = true,
+       .keeps_dropout_mask = false,
+       .fused_reductions = true,
+       .cuda_kernels = true},
+  };
+}
+
+const std::vector<KernelSetOptions>& KernelSetTable() {
+  static const std::vector<KernelSetOptions> table = [] {
+    std::vector<KernelSetOptions> all = PlainPyTorchSets();
+    for (const std::vector<KernelSetOptions>& more : {FrameworkSets(), OwnSets()}) {
+      all.insert(all.end(), more.begin(), more.end());
+    }
+    return all;
+  }();
   return table;
 }
 
@@ -90,12 +153,10 @@ const KernelSetOptions& FindKernelSet(std::string_view name, std::string_view wh
   throw InputError(where, "\"" + std::string(name) + "\"", expected, DidYouMean(name, names));
 }
 
-OpKernels LowerOp(const OpSpec& spec, std::int64_t batch, DType compute,
-                  const KernelSetOptions& options) {
-  SW_CHECK(batch >= 1, "batch " + std::to_string(batch));
-  const internal::LowerContext context{
-      .spec = spec, .batch = batch, .compute = compute, .options = options, .s = SizeOf(compute)};
-  switch (spec.kind) {
+namespace {
+
+OpKernels LowerGeneral(const internal::LowerContext& context) {
+  switch (context.spec.kind) {
     case OpKind::kEmbedding:
       return internal::LowerEmbedding(context);
     case OpKind::kLinear:
@@ -145,8 +206,22 @@ OpKernels LowerOp(const OpSpec& spec, std::int64_t batch, DType compute,
     case OpKind::kCrossEntropy:
       return internal::LowerCrossEntropy(context);
   }
-  SW_CHECK(false, "op kind " + std::to_string(static_cast<int>(spec.kind)));
+  SW_CHECK(false, "op kind " + std::to_string(static_cast<int>(context.spec.kind)));
   return {};
+}
+
+}  // namespace
+
+OpKernels LowerOp(const OpSpec& spec, std::int64_t batch, DType compute,
+                  const KernelSetOptions& options) {
+  SW_CHECK(batch >= 1, "batch " + std::to_string(batch));
+  const internal::LowerContext context{
+      .spec = spec, .batch = batch, .compute = compute, .options = options, .s = SizeOf(compute)};
+  OpKernels op = LowerGeneral(context);
+  if (options.cuda_kernels) {
+    return internal::AdaptToCuda(context, std::move(op));
+  }
+  return options.host_kernels ? internal::AdaptToHost(context, std::move(op)) : op;
 }
 
 Kernel GradientSumKernel(Bytes bytes, DType compute) {

@@ -59,17 +59,32 @@ struct KernelSetOptions {
   bool flash_position_bias = false;  // the flash kernel takes an additive bias and its gradient
   bool softmax_fp32 = false;         // materialised attention: softmax in fp32, then a cast back
   bool python_gelu_tanh = false;     // GELU's tanh form as eight element-wise kernels (GPT-2 in HF)
-  bool fused_loss = false;         // one cross-entropy kernel that keeps logits and row statistics
+  bool fused_loss = false;  // one cross-entropy kernel that keeps logits and row statistics
+  // Linear layers multiply fp8 copies of their operands, scaled per tensor, and keep these. Layers
+  // that widen more than sixfold (the vocabulary) stay in the compute dtype.
+  bool fp8_linear = false;
+  // Metrics that the training loop computes from the logits of every micro-batch, each by one more
+  // eager cross-entropy in fp32, without gradient.
+  std::int64_t loss_metrics = 0;
   bool keeps_logits = false;       // the training loop holds the logits until backward ends
   bool keeps_dropout_mask = true;  // false: the mask is drawn again from its counter in backward
   bool fused_reductions = false;   // bias and norm-parameter gradients inside neighbouring kernels
   bool inplace_rope = false;       // rotated q and k overwrite q and k
+  bool host_kernels = false;       // the executor's host kernels, see models/kernels/host.cc
+  bool cuda_kernels = false;       // the executor's CUDA kernels, see models/kernels/cuda.cc
+  // Checkpointing runs a region again as a whole and holds its outputs until its backward has ended
+  // (torch.utils.checkpoint with use_reentrant=True); false: it stops after the last op whose
+  // result backward needs (use_reentrant=False since PyTorch 2.1).
+  bool whole_recompute = false;
+  // The model copies the logits to fp32, then copies them again without the last token, and the
+  // loss works on the second copy (Hugging Face's causal models).
+  bool shifted_logits = false;
 
   bool operator==(const KernelSetOptions&) const = default;
 };
 
-// The built-in stacks, see docs/kernel_sets.md: torch-eager, torch-compile, torch-2024, torch-2022,
-// composer-2023, deepspeed, hf-eager, hf-2023, shardwright-host, shardwright-cuda.
+// The built-in stacks, see docs/kernel_sets.md: torch-{eager,compile,2024,2022}, composer-2023,
+// deepspeed, hf-{eager,trainer,foak,liger,2023}, shardwright-{host,cuda,cuda-plain}.
 [[nodiscard]] std::span<const KernelSetOptions> BuiltinKernelSets();
 // Throws InputError naming `where` with the nearest match.
 [[nodiscard]] const KernelSetOptions& FindKernelSet(std::string_view name, std::string_view where);
@@ -92,6 +107,10 @@ struct OpKernels {
   // in and out) and what is saved.
   Bytes forward_workspace{0};
   Bytes backward_workspace{0};
+  // The tensors that make up these bytes, where there are several; their sizes add up.
+  std::vector<Bytes> extra_saved_tensors;
+  std::vector<Bytes> forward_workspace_tensors;
+  std::vector<Bytes> backward_workspace_tensors;
   // Output i is a view of (or overwrites) input `output_aliases[i]`; -1 = own storage.
   std::vector<int> output_aliases;
   // True when recomputing this op costs a matmul (linear, attention, conv): the ops that

@@ -11,6 +11,7 @@
 
 #include "core/embedded.h"
 #include "core/error.h"
+#include "models/checkpoint_folder.h"
 #include "models/internal/hf_config.h"
 #include "models/internal/model_file.h"
 #include "models/model_types.h"
@@ -120,6 +121,11 @@ const EmbeddedFile* FindInZoo(std::string_view name) {
   return found == zoo.end() ? nullptr : &*found;
 }
 
+bool IsPath(std::string_view spec) {
+  return spec.find('/') != std::string_view::npos || spec.ends_with(".json") ||
+         spec.ends_with(".safetensors");
+}
+
 // "ORG/NAME" as the Hugging Face hub writes it.
 bool LooksLikeHubId(std::string_view spec) {
   const std::size_t slash = spec.find('/');
@@ -152,12 +158,32 @@ bool LooksLikeHubId(std::string_view spec) {
                    hint);
 }
 
+// The folder of a checkpoint that `spec` names, by itself or by a file of weights in it.
+std::optional<std::filesystem::path> CheckpointFolder(const std::string& spec) {
+  std::error_code error;
+  const std::filesystem::path path(spec);
+  if (std::filesystem::is_directory(path, error)) {
+    return path;
+  }
+  const bool weights = spec.ends_with(".safetensors") || spec.ends_with(".safetensors.index.json");
+  if (weights && std::filesystem::exists(path, error)) {
+    return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  }
+  return std::nullopt;
+}
+
 // The file that `spec` names as a path, if there is one.
 std::optional<std::filesystem::path> FindFile(const std::string& spec) {
   std::error_code error;
   const std::filesystem::path path(spec);
-  if (std::filesystem::is_directory(path, error)) {
-    return path / "config.json";
+  if (const std::optional<std::filesystem::path> folder = CheckpointFolder(spec)) {
+    if (HoldsCheckpoint(folder->string()) &&
+        !std::filesystem::exists(*folder / "config.json", error)) {
+      throw InputError(folder->string(), "a folder without config.json",
+                       "the configuration beside the weights, whose files do not name the model's "
+                       "class");
+    }
+    return *folder / "config.json";
   }
   return std::filesystem::exists(path, error) ? std::optional(path) : std::nullopt;
 }
@@ -171,6 +197,24 @@ Model LoadFile(const std::filesystem::path& path, const LoadOptions& options) {
     name = folder.empty() ? name : folder.string();
   }
   return ModelFromJson(JsonValue::ReadFile(path.string()), name, options);
+}
+
+// A few of the differences as warnings; `shardwright inspect` lists all.
+void WarnAboutCheckpoint(const std::string& folder, Model* model) {
+  constexpr std::size_t kShown = 3;
+  if (!HoldsCheckpoint(folder)) {
+    return;
+  }
+  const std::vector<std::string> found = CheckpointDifferences(*model, ReadCheckpoint(folder));
+  for (std::size_t i = 0; i < std::min(kShown, found.size()); ++i) {
+    model->warnings.push_back(folder + ": " + found[i]);
+  }
+  if (found.size() > kShown) {
+    model->warnings.push_back(folder + ": " + std::to_string(found.size() - kShown) +
+                              " more differences between checkpoint and configuration: "
+                              "shardwright inspect " +
+                              folder);
+  }
 }
 
 JsonValue ParseZoo(const EmbeddedFile& file) {
@@ -187,13 +231,17 @@ Model ModelFromJson(const JsonValue& json, const std::string& name, const LoadOp
 }
 
 Model LoadModel(const std::string& spec, const LoadOptions& options) {
-  const bool is_path = spec.find('/') != std::string::npos || spec.ends_with(".json");
+  const bool is_path = IsPath(spec);
   const EmbeddedFile* zoo = is_path ? nullptr : FindInZoo(spec);
   if (zoo != nullptr) {
     return ModelFromJson(ParseZoo(*zoo), spec, options);
   }
   if (const std::optional<std::filesystem::path> file = FindFile(spec)) {
-    return LoadFile(*file, options);
+    Model model = LoadFile(*file, options);
+    if (const std::optional<std::filesystem::path> folder = CheckpointFolder(spec)) {
+      WarnAboutCheckpoint(folder->string(), &model);
+    }
+    return model;
   }
   if (spec.ends_with(".json")) {
     throw InputError(spec, "no such file", "a config.json or a model.json");
@@ -202,7 +250,7 @@ Model LoadModel(const std::string& spec, const LoadOptions& options) {
 }
 
 std::string ModelFile(const std::string& spec) {
-  const bool is_path = spec.find('/') != std::string::npos || spec.ends_with(".json");
+  const bool is_path = IsPath(spec);
   if (!is_path && FindInZoo(spec) != nullptr) {
     return "";
   }

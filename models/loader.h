@@ -26,10 +26,12 @@ struct LoadOptions {
 };
 
 // Builds the model that `spec` names: a zoo name ("llama-3-8b"), a config.json, a checkpoint folder
-// that holds one, or a model.json (docs/model_json.md). Files win over zoo names only when `spec`
-// contains a '/' or ends in ".json". Throws InputError for anything else, with the nearest zoo name
-// or, for a hub id ("meta-llama/Llama-3.1-8B"), the exact download command.
-// O(size of the model); milliseconds for 70B parameters.
+// that holds one (also named by a file of weights in it), or a model.json (docs/model_json.md). The
+// headers of a checkpoint's weights are compared with the model; differences become warnings. Files
+// win over zoo names only when `spec` contains a '/' or ends in ".json" or ".safetensors". Throws
+// InputError for anything else, with the nearest zoo name or, for a hub id
+// ("meta-llama/Llama-3.1-8B"), the exact download command. O(size of the model); milliseconds for
+// 70B parameters.
 [[nodiscard]] Model LoadModel(const std::string& spec, const LoadOptions& options = {});
 
 // The file that LoadModel reads for `spec`; empty for a zoo name, and where LoadModel would fail. A

@@ -50,24 +50,43 @@ enum class OpKind : std::uint8_t {
   kMul,              // product of two (rows, in) inputs
   kScale,            // (rows, in) times a constant (Gemma's embedding scale)
   kDropout,          // (rows, in), probability dropout_p
-  kPositionBias,     // T5: params table [buckets, heads] -> (heads, seq_q, seq_k), no batch
-  kConv2d,           // (in, height, width) -> (out, height_out, width_out)
-  kBatchNorm,        // (in, height, width); params weight, bias
-  kMaxPool,          // (in, height, width) -> (in, height_out, width_out)
-  kAvgPool,          // the same; a global pool has height_out = width_out = 1
-  kConcat,           // token concatenation; params: class token; output (rows, in)
-  kSelect,           // picks rows (class token, pooler input): (in) per selected row
-  kRouter,           // MoE: (rows, in) -> (rows, experts) probabilities + top-k; params: weight
-  kExperts,          // MoE: all expert MLPs on the routed rows, dispatch and combine included
-  kLogSoftmax,       // (rows, in)
-  kNllLoss,          // (rows, in) -> scalar
-  kCrossEntropy,     // logits (rows, vocab=in) -> scalar
+  kPositionBias,  // T5: params table [buckets, heads] -> (heads, seq_q, seq_k), no batch; causal:
+                  // only keys before the query have buckets of their own
+  kConv2d,        // (in, height, width) -> (out, height_out, width_out)
+  kBatchNorm,     // (in, height, width); params weight, bias
+  kMaxPool,       // (in, height, width) -> (in, height_out, width_out)
+  kAvgPool,       // the same; a global pool has height_out = width_out = 1
+  kConcat,        // token concatenation; params (class token) first, then inputs; output (rows, in)
+  kSelect,        // picks the first rows (class token, pooler input): (in) per selected row
+  kRouter,        // MoE: (rows, in) -> (rows, experts) probabilities + top-k; params: weight
+  kExperts,       // MoE: all expert MLPs on the routed rows, dispatch and combine included; inputs
+                  // x and the router's output; params: per expert gate (if gated), up, down
+  kLogSoftmax,    // (rows, in)
+  kNllLoss,       // (rows, in) -> scalar
+  kCrossEntropy,  // logits (rows, vocab=in) -> scalar
+};
+
+// How the positions of a rotary embedding are stretched beyond the trained length. kOther stands
+// for a rule that a config names and no kernel knows: such models can be planned, not run.
+enum class RopeScaling : std::uint8_t { kNone, kLinear, kLlama3, kOther };
+
+// The angles of a rotary embedding: pair i of position p turns by p * theta^(-2 i / dim).
+struct RopeAngles {
+  std::int64_t dim = 0;  // rotated features of a head: its first ones, or its last ones when the
+                         // keys come from two tensors (DeepSeek); 0: not a rope
+  double theta = 0.0;    // base of the frequencies
+  bool interleaved = false;  // pairs (2 i, 2 i + 1); otherwise (i, i + dim / 2)
+  RopeScaling scaling = RopeScaling::kNone;
+  double factor = 0.0;  // kLinear, kLlama3
+  double low_frequency_factor = 0.0, high_frequency_factor = 0.0, original_length = 0.0;  // kLlama3
+
+  bool operator==(const RopeAngles&) const = default;
 };
 
 enum class Activation : std::uint8_t { kNone, kRelu, kGelu, kGeluTanh, kSilu, kTanh, kSigmoid };
 
-// Everything a kernel's shape depends on, per sample. Ops with equal specs cost the same, so specs
-// are stored once and ops point at them. Unused fields stay 0.
+// Everything a kernel's shape and numbers depend on, per sample. Ops with equal specs cost the
+// same, so specs are stored once and ops point at them. Unused fields stay 0.
 struct OpSpec {
   OpKind kind = OpKind::kLinear;
   std::int64_t rows = 0;       // rows (tokens, pixels for kSelect: selected rows) per sample
@@ -90,6 +109,25 @@ struct OpSpec {
   std::int64_t kernel = 0, stride = 0, padding = 0, groups = 1;
   std::int64_t experts = 0, experts_per_token = 0;
 
+  // What the numbers depend on and the cost does not.
+  double epsilon = 0.0;        // norms: added to the variance or mean square
+  double weight_offset = 0.0;  // kRmsNorm: multiplies by weight + this (Gemma: 1)
+  // kScale: the constant. kAttention: what scores are multiplied by; 0 = 1 / sqrt(head_dim).
+  // kRouter: what the routing weights are multiplied by; 0 = 1.
+  double factor = 0.0;
+  double soft_cap = 0.0;          // kAttention: scores become cap * tanh(scores / cap); 0 = none
+  double alibi_max = 0.0;         // kAttention: exponent of the last head's ALiBi slope; 0 = none
+  RopeAngles rope = {};           // kRope
+  bool packed_by_head = false;    // packed q, k, v: [head][q, k, v], otherwise [q, k, v][head]
+  bool transposed = false;        // kLinear: the weight is [in, out]
+  bool tokens_out = false;        // kConv2d: the output is (pixels, channels)
+  bool up_last = false;           // kExperts: matrices are gate, down, up instead of gate, up, down
+  bool normalizes_top_k = false;  // kRouter: the chosen weights of a token sum to 1
+  bool scores_by_sigmoid = false;     // kRouter: sigmoid instead of softmax over the experts
+  std::int64_t groups_per_token = 0;  // kRouter: experts come from that many of `groups`; 0 = all
+  std::int64_t max_distance = 0;  // kPositionBias: the distance from which one bucket serves all
+  std::int64_t index_offset = 0;  // kEmbedding: added to every id (OPT's positions: 2)
+
   bool operator==(const OpSpec&) const = default;
 };
 
@@ -100,12 +138,24 @@ enum class TensorRole : std::uint8_t {
   kLoss,        // fp32 scalar
 };
 
+// What an input of the model is filled with.
+enum class InputKind : std::uint8_t {
+  kNone,           // no input: an op makes it
+  kFeatures,       // images and other activations
+  kTokens,         // ids from the data
+  kTokenTypes,     // BERT's segments; 0 for data without them
+  kDecoderTokens,  // the labels, shifted by one to the right
+  kPositions,      // 0, 1, 2, ...: the same for every sample
+  kLabels,
+};
+
 // A value that flows between ops.
 struct Tensor {
   TensorRole role = TensorRole::kActivation;
   std::int64_t elements = 0;  // per sample, or in all when !per_sample
   bool per_sample = true;     // false: one copy whatever the batch (T5's position bias)
   ModelOpId producer;         // none: an input of the model (ids, labels, images)
+  InputKind input = InputKind::kNone;
 };
 
 struct ModelOp {

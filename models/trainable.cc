@@ -144,6 +144,9 @@ class OpAppender {
   std::vector<ModelOp>& ops_;
 };
 
+// lora_alpha / rank. A plan names no alpha; PEFT's usual choice is the rank itself.
+constexpr double kLoraFactor = 1.0;
+
 void InsertOps(Model& model, const Adapters& adapters, std::int64_t rank) {
   std::vector<ModelOp> ops;
   ops.reserve(model.ops.size());
@@ -167,7 +170,8 @@ void InsertOps(Model& model, const Adapters& adapters, std::int64_t rank) {
     const TensorId y = ops.back().outputs[0];
     const OpSpec down{.kind = OpKind::kLinear, .rows = spec.rows, .in = spec.in, .out = rank};
     const OpSpec up{.kind = OpKind::kLinear, .rows = spec.rows, .in = rank, .out = spec.out};
-    const OpSpec scale{.kind = OpKind::kScale, .rows = spec.rows, .in = spec.out};
+    const OpSpec scale{
+        .kind = OpKind::kScale, .rows = spec.rows, .in = spec.out, .factor = kLoraFactor};
     const OpSpec add{.kind = OpKind::kAdd, .rows = spec.rows, .in = spec.out};
     TensorId t = appender.Append(module, "lora_A", down, {x}, {adapter->a});
     t = appender.Append(module, "lora_B", up, {t}, {adapter->b});

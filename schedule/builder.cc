@@ -106,6 +106,7 @@ void BodyBuilder::SetCarry(std::uint32_t slot, OpId op) {
 void BodyBuilder::Finish() {
   body_.end_point_begin = next_point_begin_;
   body_.repeats = FindRepeats(program_, body_, micro_batch_marks_, layer_marks_);
+  body_.segments = FindSegments(body_, body_.repeats, micro_batch_marks_, layer_marks_);
 }
 
 ShapeId ShapeInterner::Intern(OpShape shape, std::span<const Kernel> kernels) {
@@ -127,6 +128,29 @@ ShapeId ShapeInterner::Intern(OpShape shape, std::span<const Kernel> kernels) {
   const ShapeId id(program_.shapes.size() - 1);
   index_.emplace(hash, id.value);
   return id;
+}
+
+PieceRange PieceInterner::Intern(std::span<const Bytes> sizes) {
+  if (sizes.size() < 2) {
+    return {};
+  }
+  std::uint64_t hash = sizes.size();
+  for (const Bytes size : sizes) {
+    hash = Mix(hash, static_cast<std::uint64_t>(size.value));
+  }
+  const auto [begin, end] = index_.equal_range(hash);
+  for (auto it = begin; it != end; ++it) {
+    const auto known =
+        std::span<const Bytes>(program_.pieces).subspan(it->second.begin, it->second.count);
+    if (std::equal(known.begin(), known.end(), sizes.begin(), sizes.end())) {
+      return it->second;
+    }
+  }
+  const PieceRange range{static_cast<std::uint32_t>(program_.pieces.size()),
+                         static_cast<std::uint32_t>(sizes.size())};
+  program_.pieces.insert(program_.pieces.end(), sizes.begin(), sizes.end());
+  index_.emplace(hash, range);
+  return range;
 }
 
 }  // namespace shardwright

@@ -33,7 +33,7 @@ class BodyBuilder {
     Phase phase = Phase::kForward;
     std::uint32_t subject = kNoSubject;
     std::uint16_t micro_batch = 0;
-    std::uint8_t occurrence = 0;
+    std::uint16_t occurrence = 0;
   };
   // Begins an op; edges and accesses added afterwards belong to it.
   OpId Add(const OpArgs& args);
@@ -50,7 +50,7 @@ class BodyBuilder {
   // Marks that a period may begin before the next op; see FindRepeats.
   void MarkLayer() { layer_marks_.push_back(Position()); }
   void MarkMicroBatch() { micro_batch_marks_.push_back(Position()); }
-  // Closes the body: end points, repeats. Call once.
+  // Closes the body: end points, repeats, segments. Call once.
   void Finish();
 
   [[nodiscard]] OpId last() const;
@@ -77,17 +77,37 @@ class ShapeInterner {
   std::unordered_multimap<std::uint64_t, std::uint32_t> index_;
 };
 
+// Returns the range of Program::pieces that holds `sizes`, adding them if the program has no equal
+// list yet; the empty range for fewer than two sizes. O(sizes) expected.
+class PieceInterner {
+ public:
+  explicit PieceInterner(Program& program) : program_(program) {}
+  PieceRange Intern(std::span<const Bytes> sizes);
+
+ private:
+  Program& program_;
+  std::unordered_multimap<std::uint64_t, PieceRange> index_;
+};
+
 // Finds runs of at least kLeastRepeatCount equal consecutive stretches between layer marks, inside
 // the stretches between micro-batch marks (positions in body.ops, ascending), and runs of those. A
 // period is up to kLongestPeriod marks long; from the earliest mark on, the shortest one is taken.
 // Two stretches of length p are equal when they have the same shapes; the same sizes, kinds and
 // owners of memory points; and the same edge distances, except for far edges (further back than
-// 2p), which must reach ever further back, as backward reaches into forward.
+// 2p), which must reach ever further back, as backward reaches into forward, and for carried ones,
+// which may name any slots.
 // O(ops * kLongestPeriod).
 [[nodiscard]] std::vector<Repeat> FindRepeats(const Program& program, const Body& body,
                                               std::span<const std::uint32_t> micro_batch_marks,
                                               std::span<const std::uint32_t> layer_marks);
 inline constexpr std::uint32_t kLongestPeriod = 8;
 inline constexpr std::uint32_t kLeastRepeatCount = 3;
+
+// Cuts a body at its marks, but not inside the copies of innermost `repeats`, and finds out which
+// segments are alike. Carried edges count as alike: all lead to before the body. O(ops + edges)
+// expected.
+[[nodiscard]] std::vector<Segment> FindSegments(const Body& body, std::span<const Repeat> repeats,
+                                                std::span<const std::uint32_t> micro_batch_marks,
+                                                std::span<const std::uint32_t> layer_marks);
 
 }  // namespace shardwright

@@ -28,8 +28,8 @@ bool SameEdges(const Body& body, std::uint32_t i, std::uint32_t length) {
   }
   for (std::size_t e = 0; e < a.size(); ++e) {
     if (a[e].is_carried() || b[e].is_carried()) {
-      // A carried edge may recur only as itself: its end time lies before the whole body.
-      if (!(a[e] == b[e])) {
+      // Whichever slots they name: both lead to before the body.
+      if (a[e].is_carried() != b[e].is_carried()) {
         return false;
       }
       continue;

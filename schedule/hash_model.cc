@@ -1,4 +1,5 @@
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -70,10 +71,28 @@ void AddSpec(const OpSpec& spec, Stream& stream) {
                                    spec.padding,
                                    spec.groups,
                                    spec.experts,
-                                   spec.experts_per_token}) {
+                                   spec.experts_per_token,
+                                   spec.rope.dim,
+                                   static_cast<std::int64_t>(spec.rope.interleaved),
+                                   static_cast<std::int64_t>(spec.rope.scaling),
+                                   static_cast<std::int64_t>(spec.packed_by_head),
+                                   static_cast<std::int64_t>(spec.transposed),
+                                   static_cast<std::int64_t>(spec.tokens_out),
+                                   static_cast<std::int64_t>(spec.up_last),
+                                   static_cast<std::int64_t>(spec.normalizes_top_k),
+                                   static_cast<std::int64_t>(spec.scores_by_sigmoid),
+                                   spec.groups_per_token,
+                                   spec.max_distance,
+                                   spec.index_offset}) {
     stream.Add(value);
   }
   stream.AddProbability(spec.dropout_p);
+  for (const double value :
+       {spec.epsilon, spec.weight_offset, spec.factor, spec.soft_cap, spec.alibi_max,
+        spec.rope.theta, spec.rope.factor, spec.rope.low_frequency_factor,
+        spec.rope.high_frequency_factor, spec.rope.original_length}) {
+    stream.Add(std::bit_cast<std::int64_t>(value));
+  }
 }
 
 void AddOp(const ModelOp& op, Stream& stream) {
@@ -121,6 +140,7 @@ std::uint64_t HashModel(const Model& model) {
     stream.Add(tensor.elements);
     stream.Add(static_cast<std::int64_t>(tensor.per_sample));
     stream.Add(tensor.producer);
+    stream.Add(static_cast<std::int64_t>(tensor.input));
   }
   for (const ModelOp& op : model.ops) {
     AddOp(op, stream);

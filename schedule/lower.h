@@ -20,4 +20,10 @@ struct LowerInput {
 // Deterministic. O(ops * accumulation).
 [[nodiscard]] Program Lower(const LowerInput& input);
 
+// Whether the program takes the norm of all gradients before the update: to clip them, or, with
+// fp16, to learn on all ranks whether they overflowed under the loss scale.
+[[nodiscard]] inline bool TakesGradNorm(const Job& job) {
+  return job.clip_gradients || job.precision.param == DType::kFp16;
+}
+
 }  // namespace shardwright

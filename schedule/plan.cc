@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "schedule/internal/plan_fields.h"
+#include "schedule/plan_names.h"
 
 namespace shardwright {
 namespace {
@@ -164,17 +165,11 @@ void CheckPrefetchNames(const Plan& plan, const std::string& where) {
 }  // namespace
 
 std::string_view NameOf(Dialect dialect) {
-  switch (dialect) {
-    case Dialect::kNative:
-      return "native";
-    case Dialect::kFsdp2:
-      return "fsdp2";
-    case Dialect::kFsdp1:
-      return "fsdp1";
-    case Dialect::kDdp:
-      return "ddp";
-  }
-  return "";
+  return NameIn(kDialectNames, dialect);
+}
+
+bool IsZero(Dialect dialect) {
+  return dialect == Dialect::kZero1 || dialect == Dialect::kZero2 || dialect == Dialect::kZero3;
 }
 
 std::vector<ResolvedUnit> ResolveUnits(const Model& model, const Plan& plan,
@@ -184,8 +179,8 @@ std::vector<ResolvedUnit> ResolveUnits(const Model& model, const Plan& plan,
   CheckParameters(model, plan, UnitsOfModules(model, named_by), where);
   CheckPrefetchNames(plan, where);
 
-  // FSDP2 collects modules by post-order, FSDP1's FlatParameter by pre-order; DDP follows
-  // named_parameters(), which is pre-order, and native follows FSDP1.
+  // FSDP2 collects modules by post-order, FSDP1's FlatParameter by pre-order; DDP, DeepSpeed and
+  // FairScale follow named_parameters(), which is pre-order, and native follows FSDP1.
   const bool children_first = plan.dialect == Dialect::kFsdp2;
   std::vector<ResolvedUnit> units;
   units.reserve(plan.units.size());

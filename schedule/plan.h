@@ -54,8 +54,19 @@ struct Job {
 };
 
 // Whose rules Lower follows.
-enum class Dialect : std::uint8_t { kNative, kFsdp2, kFsdp1, kDdp };
+enum class Dialect : std::uint8_t {
+  kNative,
+  kFsdp2,
+  kFsdp1,
+  kDdp,
+  kZero1,      // DeepSpeed: optimizer states and masters are sharded
+  kZero2,      // and gradients
+  kZero3,      // and parameters
+  kFairscale,  // FairScale's FullyShardedDataParallel, the ancestor of FSDP1
+};
 [[nodiscard]] std::string_view NameOf(Dialect dialect);
+// zero1, zero2 or zero3.
+[[nodiscard]] bool IsZero(Dialect dialect);
 
 // What happens to a unit's gathered parameters after forward.
 struct Reshard {
@@ -110,6 +121,39 @@ struct Offload {
   bool operator==(const Offload&) const = default;
 };
 
+// How zero1 and zero2 reduce gradients.
+enum class GradientReduction : std::uint8_t {
+  kAllReduce,      // buckets are all-reduced, each rank keeps its part (DeepSpeed since 0.8)
+  kReduceScatter,  // each unit's flat gradient is reduce-scattered (Megatron, llm.c)
+};
+// Are gathers and reductions issued to streams of their own?
+enum class Overlap : std::uint8_t {
+  kDefault,
+  kOn,
+  kOff
+};  // default: zero3 on, zero1 and zero2 off
+
+// Options of zero1, zero2 and zero3, named and counted as DeepSpeed's "zero_optimization": sizes
+// are in elements, unsharded ones unless it says otherwise; the defaults are those of its code.
+struct ZeroOptions {
+  // All: gradients are reduced as soon as the next one would make a bucket larger than this.
+  std::int64_t reduce_bucket = 500'000'000;
+  // All: gradients are copied into one buffer of reduce_bucket elements as they become ready.
+  bool contiguous_gradients = true;
+  Overlap overlap_comm = Overlap::kDefault;
+  // zero1, zero2.
+  GradientReduction gradient_reduction = GradientReduction::kAllReduce;
+  std::int64_t allgather_bucket = 0;  // elements per all-gather after the update; 0: all at once
+  // zero3.
+  std::int64_t prefetch_bucket = 50'000'000;         // requested ahead by one fetch; 0: nothing
+  std::int64_t max_live_parameters = 1'000'000'000;  // no prefetch beyond this many gathered
+  std::int64_t max_reuse_distance = 1'000'000'000;   // kept if used again within this many
+  std::int64_t persistence_threshold = 100'000;      // parameters up to this size stay gathered
+  std::int64_t sub_group = 1'000'000'000;            // sharded elements that are updated at once
+
+  bool operator==(const ZeroOptions&) const = default;
+};
+
 struct Plan {
   Dialect dialect = Dialect::kFsdp2;
   std::int64_t shard_size = 1;      // W: ranks that share one copy of the parameters
@@ -127,12 +171,22 @@ struct Plan {
   bool limit_all_gathers = true;
   bool use_orig_params = true;
 
+  // fsdp1 and fairscale only; not theirs, but for running them in one arena: compute waits for the
+  // reduction of the unit before, and FairScale's gathers for the last but one free, so that memory
+  // with fixed offsets can be used again. Their allocator asks the device at run time instead.
+  bool bounded_memory = false;
+
   // native only: gathered units alive at once in each pass, the one computing included.
   std::int64_t in_flight = 2;
 
   // ddp only: bucket caps in bytes (PyTorch: 1 MiB for the first, 25 MiB for the rest).
   Bytes first_bucket = kMiB;
   Bytes bucket = 25 * kMiB;
+
+  // zero1, zero2, zero3 only.
+  ZeroOptions zero;
+  // fairscale only: gradients of at most this many bytes are reduced together; 0: none.
+  Bytes reduce_scatter_bucket = 25 * kMiB;
 
   bool operator==(const Plan&) const = default;
 };

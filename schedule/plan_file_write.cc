@@ -152,6 +152,21 @@ Json UnitPart(const UnitPlan& unit) {
   return json;
 }
 
+Json ZeroPart(const ZeroOptions& zero) {
+  Json json;
+  json["reduce_bucket"] = zero.reduce_bucket;
+  json["contiguous_gradients"] = zero.contiguous_gradients;
+  json["overlap_comm"] = NameIn(kOverlapNames, zero.overlap_comm);
+  json["gradient_reduction"] = NameIn(kGradientReductionNames, zero.gradient_reduction);
+  json["allgather_bucket"] = zero.allgather_bucket;
+  json["prefetch_bucket"] = zero.prefetch_bucket;
+  json["max_live_parameters"] = zero.max_live_parameters;
+  json["max_reuse_distance"] = zero.max_reuse_distance;
+  json["persistence_threshold"] = zero.persistence_threshold;
+  json["sub_group"] = zero.sub_group;
+  return json;
+}
+
 Json PlanPart(const Plan& plan) {
   Json json;
   json["dialect"] = NameIn(kDialectNames, plan.dialect);
@@ -167,9 +182,12 @@ Json PlanPart(const Plan& plan) {
   json["forward_prefetch"] = plan.forward_prefetch;
   json["limit_all_gathers"] = plan.limit_all_gathers;
   json["use_orig_params"] = plan.use_orig_params;
+  json["bounded_memory"] = plan.bounded_memory;
   json["in_flight"] = plan.in_flight;
   json["first_bucket"] = FormatExact(plan.first_bucket);
   json["bucket"] = FormatExact(plan.bucket);
+  json["zero"] = ZeroPart(plan.zero);
+  json["reduce_scatter_bucket"] = FormatExact(plan.reduce_scatter_bucket);
   json["recompute"] = Json::array();
   for (const RecomputeRegion& region : plan.recompute) {
     json["recompute"].push_back({{"module", region.module},

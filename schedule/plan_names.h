@@ -17,14 +17,17 @@ inline constexpr std::array<std::string_view, 5> kOptimizerNames = {"sgd", "mome
                                                                     "adamw", "adadelta"};
 inline constexpr std::array<std::string_view, 3> kOptimizerImplNames = {"foreach", "fused",
                                                                         "for_loop"};
-inline constexpr std::array<std::string_view, 4> kDialectNames = {"native", "fsdp2", "fsdp1",
-                                                                  "ddp"};
+inline constexpr std::array<std::string_view, 8> kDialectNames = {
+    "native", "fsdp2", "fsdp1", "ddp", "zero1", "zero2", "zero3", "fairscale"};
 inline constexpr std::array<std::string_view, 2> kReshardNames = {
     "always", "never"};  // or a number: kToGroup
 inline constexpr std::array<std::string_view, 2> kGapNames = {"hold", "regather"};
 inline constexpr std::array<std::string_view, 2> kRecomputeNames = {"full", "selective"};
 inline constexpr std::array<std::string_view, 3> kBackwardPrefetchNames = {"pre", "post", "none"};
 inline constexpr std::array<std::string_view, 3> kSyncNames = {"every", "last", "replicate_last"};
+inline constexpr std::array<std::string_view, 2> kGradientReductionNames = {"all_reduce",
+                                                                            "reduce_scatter"};
+inline constexpr std::array<std::string_view, 3> kOverlapNames = {"default", "on", "off"};
 inline constexpr std::array<std::string_view, 2> kAttentionNames = {"flash", "materialized"};
 inline constexpr std::array<std::string_view, 2> kMoeDispatchNames = {"dense", "grouped"};
 // Dtypes that parameters, compute and reductions can have: the first values of DType.

@@ -145,6 +145,10 @@ std::span<const Kernel> Program::KernelsOf(const OpShape& shape) const {
   return std::span<const Kernel>(kernels).subspan(shape.kernel_begin, shape.kernel_count);
 }
 
+std::span<const Bytes> Program::PiecesOf(const Buffer& buffer) const {
+  return std::span<const Bytes>(pieces).subspan(buffer.pieces.begin, buffer.pieces.count);
+}
+
 std::string OpName(const Program& program, const Op& op) {
   const OpShape& shape = program.ShapeOf(op);
   const bool of_model_op = shape.code == OpCode::kCompute || shape.code == OpCode::kAccumulateGrad;

@@ -90,6 +90,14 @@ enum class Category : std::uint8_t {
 inline constexpr std::size_t kCategoryCount = 12;
 [[nodiscard]] std::string_view NameOf(Category category);
 
+// A range of Program::pieces.
+struct PieceRange {
+  std::uint32_t begin = 0;
+  std::uint32_t count = 0;
+
+  bool operator==(const PieceRange&) const = default;
+};
+
 // A logical buffer. Sizes are per rank.
 struct Buffer {
   Bytes size;
@@ -97,6 +105,9 @@ struct Buffer {
   Stream owner = Stream::kCompute;  // stream whose pool a caching allocator takes it from
   bool on_host = false;             // lives in host memory (offload), not on the device
   bool zero_filled = false;         // holds zeros right after its alloc point
+  // The framework's allocations behind the buffer (one per parameter, say) for the caching reading.
+  // They exceed `size` where they take turns with other buffers. None: one of `size` bytes.
+  PieceRange pieces = {};
 };
 
 enum class AccessMode : std::uint8_t { kRead, kWrite, kReadWrite };
@@ -143,8 +154,8 @@ struct Op {
   std::uint32_t subject = 0;       // kCompute, kAccumulateGrad: model op; otherwise a unit, or
                                    // kNoSubject
   std::uint16_t micro_batch = 0;
+  std::uint16_t occurrence = 0;  // tells apart ops that agree in all else
   Phase phase = Phase::kForward;
-  std::uint8_t occurrence = 0;  // tells apart ops that agree in all else
 };
 inline constexpr std::uint32_t kNoSubject = 0xffffffffu;
 
@@ -187,6 +198,22 @@ struct Repeat {
   bool operator==(const Repeat&) const = default;
 };
 
+// Ops from `first` to the next segment. Segments cut a body at its layers and micro-batches, so
+// that an interpreter can recognise what it has met before. Found by FindSegments, never needed for
+// correctness.
+struct Segment {
+  std::uint32_t first = 0;
+  // Equal kinds: same shapes, and edges at the same distances, but for far ones: those that lead
+  // more than kNearSegments segments back.
+  std::uint32_t kind = 0;
+  std::uint32_t exact_kind = 0;  // the same, far edges included
+  std::uint32_t far_end = 0;     // far edges lead to ops before this one; 0: there are none
+  bool begins_micro_batch = false;
+
+  bool operator==(const Segment&) const = default;
+};
+inline constexpr std::uint32_t kNearSegments = 4;
+
 // A straight-line list of ops in host issue order.
 struct Body {
   std::vector<Op> ops;
@@ -196,6 +223,7 @@ struct Body {
   std::uint32_t end_point_begin = 0;  // points [end_point_begin, points.size()) follow the last op
   std::vector<OpId> carries;          // carries[s]: the op that sets slot s; none = slot unchanged
   std::vector<Repeat> repeats;
+  std::vector<Segment> segments;  // ascending; they cover all ops
 
   [[nodiscard]] std::size_t size() const { return ops.size(); }
   [[nodiscard]] std::span<const Edge> EdgesOf(OpId op) const;
@@ -241,6 +269,7 @@ struct Program {
   std::vector<OpShape> shapes;
   std::vector<Kernel> kernels;
   std::vector<Buffer> buffers;
+  std::vector<Bytes> pieces;  // sizes; those of a buffer add up to its own, or to more: see Buffer
   std::vector<Group> groups;
   std::vector<UnitInfo> units;
   std::vector<std::string> model_op_names;  // subject names of compute ops: "layers.3.mlp.up_proj"
@@ -252,6 +281,7 @@ struct Program {
 
   [[nodiscard]] const OpShape& ShapeOf(const Op& op) const { return shapes[op.shape.value]; }
   [[nodiscard]] std::span<const Kernel> KernelsOf(const OpShape& shape) const;
+  [[nodiscard]] std::span<const Bytes> PiecesOf(const Buffer& buffer) const;
 };
 
 // The text form of an op id: "mb1.layers.12.bwd.reduce_scatter", "mb0.layers.3.mlp.up_proj.fwd".

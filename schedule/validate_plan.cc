@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "schedule/internal/plan_fields.h"
 #include "schedule/plan.h"
+#include "schedule/plan_names.h"
 
 namespace shardwright {
 namespace {
@@ -57,9 +58,64 @@ void CheckForeignOptions(const Plan& plan, const std::string& where) {
                "limit_all_gathers");
   CheckForeign(plan.use_orig_params == defaults.use_orig_params, "fsdp1", plan, where,
                "use_orig_params");
+  CheckForeign(
+      plan.bounded_memory == defaults.bounded_memory || plan.dialect == Dialect::kFairscale,
+      "fsdp1", plan, where, "bounded_memory");
   CheckForeign(plan.in_flight == defaults.in_flight, "native", plan, where, "in_flight");
   CheckForeign(plan.first_bucket == defaults.first_bucket, "ddp", plan, where, "first_bucket");
   CheckForeign(plan.bucket == defaults.bucket, "ddp", plan, where, "bucket");
+  CheckForeign(plan.reduce_scatter_bucket == defaults.reduce_scatter_bucket, "fairscale", plan,
+               where, "reduce_scatter_bucket");
+}
+
+// An option of the three ZeRO stages or of some of them.
+void CheckForeignZero(bool is_default, bool has_option, std::string_view owners, const Plan& plan,
+                      const std::string& where, std::string_view field) {
+  if (!is_default && !has_option) {
+    throw InputError(FieldOf(where, "zero." + std::string(field)),
+                     "an option of " + std::string(owners) + " in a plan of dialect " +
+                         std::string(NameOf(plan.dialect)),
+                     "its default");
+  }
+}
+
+void CheckZeroOptions(const Plan& plan, const std::string& where) {
+  const ZeroOptions defaults;
+  const ZeroOptions& zero = plan.zero;
+  const bool any = IsZero(plan.dialect);
+  const bool third = plan.dialect == Dialect::kZero3;
+  const auto all = [&](bool is_default, std::string_view field) {
+    CheckForeignZero(is_default, any, "dialects zero1, zero2 and zero3", plan, where, field);
+  };
+  all(zero.reduce_bucket == defaults.reduce_bucket, "reduce_bucket");
+  all(zero.contiguous_gradients == defaults.contiguous_gradients, "contiguous_gradients");
+  all(zero.overlap_comm == defaults.overlap_comm, "overlap_comm");
+  const auto first = [&](bool is_default, std::string_view field) {
+    CheckForeignZero(is_default, any && !third, "dialects zero1 and zero2", plan, where, field);
+  };
+  first(zero.gradient_reduction == defaults.gradient_reduction, "gradient_reduction");
+  first(zero.allgather_bucket == defaults.allgather_bucket, "allgather_bucket");
+  const auto last = [&](bool is_default, std::string_view field) {
+    CheckForeignZero(is_default, third, "dialect zero3", plan, where, field);
+  };
+  last(zero.prefetch_bucket == defaults.prefetch_bucket, "prefetch_bucket");
+  last(zero.max_live_parameters == defaults.max_live_parameters, "max_live_parameters");
+  last(zero.max_reuse_distance == defaults.max_reuse_distance, "max_reuse_distance");
+  last(zero.persistence_threshold == defaults.persistence_threshold, "persistence_threshold");
+  last(zero.sub_group == defaults.sub_group, "sub_group");
+  const std::int64_t most = kMaxRanks * kMaxRanks;
+  CheckRange(zero.reduce_bucket, 1, most, where, "zero.reduce_bucket");
+  CheckRange(zero.allgather_bucket, 0, most, where, "zero.allgather_bucket");
+  CheckRange(zero.prefetch_bucket, 0, most, where, "zero.prefetch_bucket");
+  CheckRange(zero.max_live_parameters, 0, most, where, "zero.max_live_parameters");
+  CheckRange(zero.max_reuse_distance, 0, most, where, "zero.max_reuse_distance");
+  CheckRange(zero.persistence_threshold, 0, most, where, "zero.persistence_threshold");
+  CheckRange(zero.sub_group, 1, most, where, "zero.sub_group");
+}
+
+// Dialects that know neither prefetch lists nor resharding to a smaller group.
+bool HasOwnOrder(Dialect dialect) {
+  return dialect != Dialect::kNative && dialect != Dialect::kFsdp2;
 }
 
 // A field of the job has no path below the plan that `where` names.
@@ -89,6 +145,8 @@ void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std:
   CheckRange(plan.in_flight, 1, kMaxAccumulation, where, "in_flight");
   CheckRange(plan.first_bucket.value, 1, kMaxRanks * kMaxRanks, where, "first_bucket");
   CheckRange(plan.bucket.value, 1, kMaxRanks * kMaxRanks, where, "bucket");
+  CheckRange(plan.reduce_scatter_bucket.value, 0, kMaxRanks * kMaxRanks, where,
+             "reduce_scatter_bucket");
   const std::int64_t ranks = plan.shard_size * plan.replicate_size;
   if (ranks > kMaxRanks) {
     throw InputError(FieldOf(where, "replicate_size"), std::to_string(plan.replicate_size),
@@ -120,12 +178,17 @@ void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std:
 }
 
 void CheckReshard(const UnitPlan& unit, std::size_t u, const Plan& plan, const std::string& where) {
+  const std::string field = UnitField(where, u, "reshard");
+  if (IsZero(plan.dialect) && unit.reshard.kind == Reshard::Kind::kNever) {
+    throw InputError(field, "\"never\"", "\"always\"",
+                     "dialect " + std::string(NameOf(plan.dialect)) +
+                         " has no such choice: its stage decides what stays gathered");
+  }
   if (unit.reshard.kind != Reshard::Kind::kToGroup) {
     return;
   }
-  const std::string field = UnitField(where, u, "reshard");
   const std::int64_t group = unit.reshard.group;
-  if (plan.dialect == Dialect::kFsdp1 || plan.dialect == Dialect::kDdp) {
+  if (HasOwnOrder(plan.dialect)) {
     throw InputError(
         field, std::to_string(group), "\"always\" or \"never\"",
         "dialect " + std::string(NameOf(plan.dialect)) + " cannot reshard to a smaller group");
@@ -148,7 +211,7 @@ void CheckPrefetchLists(const UnitPlan& unit, std::size_t u, const Plan& plan,
     if (list.empty()) {
       return;
     }
-    if (plan.dialect == Dialect::kFsdp1 || plan.dialect == Dialect::kDdp) {
+    if (HasOwnOrder(plan.dialect)) {
       throw InputError(
           UnitField(where, u, field), "a list", "none",
           "dialect " + std::string(NameOf(plan.dialect)) + " has no explicit prefetch lists");
@@ -188,14 +251,16 @@ void CheckUnits(const Plan& plan, const std::string& where) {
       throw InputError(UnitField(where, u, "modules"), "the root module \"\"",
                        "it in the last unit only");
     }
-    if (plan.dialect == Dialect::kFsdp1 && unit.modules.size() > 1) {
+    const bool is_flat = plan.dialect == Dialect::kFsdp1 || plan.dialect == Dialect::kFairscale;
+    if (is_flat && unit.modules.size() > 1) {
       throw InputError(UnitField(where, u, "modules"),
                        std::to_string(unit.modules.size()) + " modules", "one module",
-                       "dialect fsdp1 cannot group modules");
+                       "dialect " + std::string(NameOf(plan.dialect)) + " cannot group modules");
     }
-    if (unit.gap == Gap::kRegather && plan.dialect != Dialect::kNative) {
+    if (unit.gap == Gap::kRegather && plan.dialect != Dialect::kNative &&
+        plan.dialect != Dialect::kZero3) {
       throw InputError(UnitField(where, u, "gap"), "\"regather\"", "\"hold\"",
-                       "only dialect native gathers a unit more than once per pass");
+                       "only dialects native and zero3 gather a unit more than once per pass");
     }
     CheckReshard(unit, u, plan, where);
     CheckPrefetchLists(unit, u, plan, where);
@@ -244,8 +309,29 @@ void CheckRecompute(const Model& model, const Plan& plan, const std::string& whe
   }
 }
 
+// What the ZeRO stages and FairScale leave no choice about.
+void CheckFixedRules(const Plan& plan, const std::string& where) {
+  const std::string dialect = "dialect " + std::string(NameOf(plan.dialect));
+  if (IsZero(plan.dialect) && plan.sync != SyncMode::kEvery) {
+    throw InputError(FieldOf(where, "sync"), Quoted(NameIn(kSyncNames, plan.sync)), "\"every\"",
+                     dialect +
+                         " has no such choice: zero1 reduces on the last micro-batch, zero2 "
+                         "and zero3 on each");
+  }
+  if (IsZero(plan.dialect) && plan.offload.parameters) {
+    throw InputError(FieldOf(where, "offload.parameters"), "true", "false",
+                     dialect + " is lowered without offload so far");
+  }
+  if (plan.dialect == Dialect::kFairscale && plan.replicate_size > 1) {
+    throw InputError(FieldOf(where, "replicate_size"), std::to_string(plan.replicate_size), "1",
+                     dialect + " shards over all ranks");
+  }
+}
+
 void CheckDialect(const Plan& plan, const std::string& where) {
   CheckForeignOptions(plan, where);
+  CheckZeroOptions(plan, where);
+  CheckFixedRules(plan, where);
   const bool is_ddp = plan.dialect == Dialect::kDdp;
   if (is_ddp && plan.shard_size != 1) {
     throw InputError(FieldOf(where, "shard_size"), std::to_string(plan.shard_size), "1",
@@ -261,16 +347,19 @@ void CheckDialect(const Plan& plan, const std::string& where) {
     if (plan.replicate_size == 1) {
       throw InputError(field, "\"replicate_last\"", "a replicate_size above 1 with it");
     }
-    if (is_ddp || plan.dialect == Dialect::kFsdp1) {
+    if (HasOwnOrder(plan.dialect)) {
       throw InputError(field, "\"replicate_last\"", "\"every\" or \"last\"",
                        "dialect " + std::string(NameOf(plan.dialect)) + " cannot delay it");
     }
   }
 }
 
-// FSDP1 without use_orig_params flattens a unit into one parameter, which is trainable or not.
+// FSDP1 without use_orig_params and FairScale flatten a unit into one parameter, which is trainable
+// or not.
 void CheckUniformGrad(const Model& model, const Plan& plan, const std::string& where) {
-  if (plan.dialect != Dialect::kFsdp1 || plan.use_orig_params) {
+  const bool is_flat = (plan.dialect == Dialect::kFsdp1 && !plan.use_orig_params) ||
+                       plan.dialect == Dialect::kFairscale;
+  if (!is_flat) {
     return;
   }
   const std::vector<ResolvedUnit> units = ResolveUnits(model, plan, where);
@@ -282,7 +371,9 @@ void CheckUniformGrad(const Model& model, const Plan& plan, const std::string& w
         throw InputError(UnitField(where, u, "modules"),
                          "trainable and frozen parameters (" + Quoted(first.fqn) + ", " +
                              Quoted(param.fqn) + ")",
-                         "all trainable or all frozen with use_orig_params false");
+                         plan.dialect == Dialect::kFsdp1
+                             ? "all trainable or all frozen with use_orig_params false"
+                             : "all trainable or all frozen under dialect fairscale");
       }
     }
   }

@@ -158,6 +158,11 @@ std::vector<UnitPlan> WrapBlocks(const Model& model, const std::string& where) {
   return units;
 }
 
+// FSDP1 and FairScale flatten units of one module only.
+bool IsFlat(Dialect dialect) {
+  return dialect == Dialect::kFsdp1 || dialect == Dialect::kFairscale;
+}
+
 // torchtitan: tok_embeddings, each block, [norm, output], root; with tied weights the three ends
 // form one group. Accelerate (FSDP2) chooses the same units. Both keep [norm, head] gathered.
 std::vector<UnitPlan> WrapEnds(const Model& model, Dialect dialect, const std::string& where) {
@@ -181,9 +186,34 @@ std::vector<UnitPlan> WrapEnds(const Model& model, Dialect dialect, const std::s
     KeepAfterForward(units.back());
   }
   for (const UnitPlan& unit : units) {
-    if (dialect == Dialect::kFsdp1 && unit.modules.size() > 1) {
-      throw InputError(where, "the group " + Quoted(unit.name), "units of one module",
-                       "dialect fsdp1 cannot group modules; wrap by block");
+    if (IsFlat(dialect) && unit.modules.size() > 1) {
+      throw InputError(
+          where, "the group " + Quoted(unit.name), "units of one module",
+          "dialect " + std::string(NameOf(dialect)) + " cannot group modules; wrap by block");
+    }
+  }
+  return units;
+}
+
+// ZeRO-3's hooks sit on every module; what matters are those with parameters of their own. Modules
+// that share parameters are one unit, which is gathered for each of them.
+std::vector<UnitPlan> WrapModules(const Model& model, Dialect dialect) {
+  std::vector<UnitPlan> units;
+  std::vector<bool> taken(model.modules.size(), false);
+  for (std::size_t m = 1; m < model.modules.size(); ++m) {
+    if (model.modules[m].params.empty() || taken[m]) {
+      continue;
+    }
+    const std::vector<ModuleId> group = WithTied(model, {ModuleId(m)});
+    for (const ModuleId id : group) {
+      taken[id.value] = true;
+    }
+    const bool has_root = group.front() == ModuleId(0);
+    if (!has_root && (group.size() == 1 || !IsFlat(dialect))) {
+      units.push_back(UnitOf(model, group));
+      if (group.size() > 1 && (dialect == Dialect::kZero3 || dialect == Dialect::kNative)) {
+        units.back().gap = Gap::kRegather;
+      }
     }
   }
   return units;
@@ -252,13 +282,19 @@ UnitPlan RootUnit() {
 }
 
 void ApplyReshard(const ReshardChoice& choice, Dialect dialect, std::vector<UnitPlan>& units) {
+  if (IsZero(dialect)) {
+    for (UnitPlan& unit : units) {
+      unit.reshard = Reshard();
+    }
+    return;
+  }
   if (!choice.is_set) {
     return;
   }
   for (UnitPlan& unit : units) {
     const bool is_root = unit.modules == std::vector<std::string>{""};
     const bool keeps = unit.reshard.kind == Reshard::Kind::kNever;
-    if (is_root && dialect == Dialect::kFsdp1) {
+    if (is_root && IsFlat(dialect)) {
       continue;
     }
     if (choice.reshard.kind != Reshard::Kind::kToGroup || !keeps) {
@@ -267,7 +303,7 @@ void ApplyReshard(const ReshardChoice& choice, Dialect dialect, std::vector<Unit
   }
 }
 
-std::vector<UnitPlan> UnitsFromFile(const std::string& file, bool reshard_is_set,
+std::vector<UnitPlan> UnitsFromFile(const std::string& file, bool reshard_is_set, Dialect dialect,
                                     const std::string& where) {
   if (reshard_is_set) {
     throw InputError(where, "--reshard with a file of units", "one of the two",
@@ -279,6 +315,9 @@ std::vector<UnitPlan> UnitsFromFile(const std::string& file, bool reshard_is_set
   });
   if (!has_root) {
     units.push_back(RootUnit());
+    if (IsZero(dialect)) {
+      units.back().reshard = Reshard();
+    }
   }
   return units;
 }
@@ -286,8 +325,8 @@ std::vector<UnitPlan> UnitsFromFile(const std::string& file, bool reshard_is_set
 }  // namespace
 
 WrapSpec ParseWrap(std::string_view text, const std::string& where) {
-  static const std::vector<std::string> rules = {"block", "torchtitan", "accelerate", "size:1e8",
-                                                 "root"};
+  static const std::vector<std::string> rules = {"block",    "torchtitan", "accelerate",
+                                                 "size:1e8", "root",       "module"};
   WrapSpec spec;
   const std::string word(text);
   if (word.find('/') != std::string::npos || word.ends_with(".json")) {
@@ -306,11 +345,12 @@ WrapSpec ParseWrap(std::string_view text, const std::string& where) {
     spec.min_params = static_cast<std::int64_t>(value);
     return spec;
   }
-  constexpr std::array<std::pair<std::string_view, WrapSpec::Kind>, 4> kKinds = {{
+  constexpr std::array<std::pair<std::string_view, WrapSpec::Kind>, 5> kKinds = {{
       {"block", WrapSpec::Kind::kBlock},
       {"torchtitan", WrapSpec::Kind::kTorchtitan},
       {"accelerate", WrapSpec::Kind::kAccelerate},
       {"root", WrapSpec::Kind::kRoot},
+      {"module", WrapSpec::Kind::kModule},
   }};
   for (const auto& [name, kind] : kKinds) {
     if (name == text) {
@@ -319,8 +359,25 @@ WrapSpec ParseWrap(std::string_view text, const std::string& where) {
     }
   }
   throw InputError(where, Quoted(word),
-                   "block, torchtitan, accelerate, size:N, root or a .json file",
+                   "block, torchtitan, accelerate, size:N, root, module or a .json file",
                    DidYouMean(word, rules));
+}
+
+std::string_view DefaultWrap(Dialect dialect) {
+  switch (dialect) {
+    case Dialect::kDdp:
+    case Dialect::kZero1:
+    case Dialect::kZero2:
+      return "root";
+    case Dialect::kZero3:
+      return "module";
+    case Dialect::kNative:
+    case Dialect::kFsdp2:
+    case Dialect::kFsdp1:
+    case Dialect::kFairscale:
+      break;
+  }
+  return "block";
 }
 
 std::vector<UnitPlan> Wrap(const Model& model, const WrapSpec& spec, const ReshardChoice& reshard,
@@ -337,8 +394,7 @@ std::vector<UnitPlan> Wrap(const Model& model, const WrapSpec& spec, const Resha
       units = WrapEnds(model, dialect, where);
       break;
     case WrapSpec::Kind::kAccelerate:
-      units =
-          dialect == Dialect::kFsdp1 ? WrapBlocks(model, where) : WrapEnds(model, dialect, where);
+      units = IsFlat(dialect) ? WrapBlocks(model, where) : WrapEnds(model, dialect, where);
       break;
     case WrapSpec::Kind::kSize: {
       SizeWrap wrap(model, spec.min_params);
@@ -348,8 +404,11 @@ std::vector<UnitPlan> Wrap(const Model& model, const WrapSpec& spec, const Resha
     }
     case WrapSpec::Kind::kRoot:
       break;
+    case WrapSpec::Kind::kModule:
+      units = WrapModules(model, dialect);
+      break;
     case WrapSpec::Kind::kFile:
-      return UnitsFromFile(spec.file, reshard.is_set, where);
+      return UnitsFromFile(spec.file, reshard.is_set, dialect, where);
   }
   units.push_back(RootUnit());
   ApplyReshard(reshard, dialect, units);

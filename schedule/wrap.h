@@ -19,6 +19,7 @@ struct WrapSpec {
     kAccelerate,  // Accelerate's defaults for FSDP2: as torchtitan; for FSDP1: as block
     kSize,        // size_based_auto_wrap_policy
     kRoot,        // one unit
+    kModule,      // each module that has parameters of its own (DeepSpeed ZeRO-3)
     kFile,        // a JSON list of units
   };
   Kind kind = Kind::kBlock;
@@ -28,14 +29,15 @@ struct WrapSpec {
   bool operator==(const WrapSpec&) const = default;
 };
 
-// "block", "torchtitan", "accelerate", "size:1e8", "root", or the path of a file (with a '/' or
-// ending in ".json"). Throws InputError naming `where`, with the nearest rule.
+// "block", "torchtitan", "accelerate", "size:1e8", "root", "module", or the path of a file (with a
+// '/' or ending in ".json"). Throws InputError naming `where`, with the nearest rule.
 [[nodiscard]] WrapSpec ParseWrap(std::string_view text, const std::string& where);
 
 // What happens to gathered parameters after forward, for all units at once. Unset: blocks are
 // freed; the root and a [norm, head] unit keep theirs, since their backward comes first (FSDP2's
 // and torchtitan's default). kAlways and kNever say it for every unit; kToGroup for the others than
-// root and [norm, head], which keep theirs. The root of FSDP1 is never freed after forward.
+// root and [norm, head], which keep theirs. The root of FSDP1 and FairScale is never freed after
+// forward. The ZeRO stages have no such choice: all of their units say kAlways.
 struct ReshardChoice {
   bool is_set = false;
   Reshard reshard;
@@ -43,11 +45,16 @@ struct ReshardChoice {
   bool operator==(const ReshardChoice&) const = default;
 };
 
+// The rule that a dialect's users start from: root for ddp, zero1 and zero2, module for zero3,
+// block for the rest.
+[[nodiscard]] std::string_view DefaultWrap(Dialect dialect);
+
 // The units of a plan, the root last, in the order in which bottom-up wrapping applies them. DDP
 // has the root only. Embedding, final norm and head are found by what the ops do, not by name; a
 // model without one of them (a plain encoder has no head) gets no unit for it, and modules that
 // share tied parameters are put into one unit. Throws InputError naming `where` for a model without
-// repeated blocks where a rule needs them, and for [norm, head] under fsdp1, which cannot group.
+// repeated blocks where a rule needs them, and for [norm, head] under fsdp1 or fairscale, which
+// cannot group; what kModule would have to group is left to the root there.
 // Reads the file of kFile, whose units keep what they say themselves. O(modules * depth + ops).
 [[nodiscard]] std::vector<UnitPlan> Wrap(const Model& model, const WrapSpec& spec,
                                          const ReshardChoice& reshard, Dialect dialect,

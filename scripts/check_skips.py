@@ -1,6 +1,6 @@
-"""Compares the skipped tests of a ctest run with the list of skips that are expected.
+"""Compares the skipped tests of ctest runs with the list of skips that are expected.
 
-Usage: check_skips.py EXPECTED JUNIT
+Usage: check_skips.py EXPECTED JUNIT...
 
 EXPECTED holds one test name per line; `#` starts a comment. JUNIT is what `ctest --output-junit` wrote. Both an
 unexpected skip and an expected one that did not happen fail: the first hides a check, the second means that the
@@ -30,10 +30,15 @@ def differences(expected: set[str], skipped: set[str]) -> list[str]:
 
 
 def main() -> int:
-    if len(sys.argv) != 3:
-        print("usage: check_skips.py EXPECTED JUNIT", file=sys.stderr)
+    if len(sys.argv) < 3:
+        print("usage: check_skips.py EXPECTED JUNIT...", file=sys.stderr)
         return 2
-    skipped, count = read_skipped(pathlib.Path(sys.argv[2]))
+    skipped: set[str] = set()
+    count = 0
+    for name in sys.argv[2:]:
+        more, tests = read_skipped(pathlib.Path(name))
+        skipped |= more
+        count += tests
     findings = differences(read_expected(pathlib.Path(sys.argv[1])), skipped)
     if count == 0:
         findings.append("no test ran at all")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The long checks, run by hand before a release and after a change of the spine: the deep tests in the release
-# build, every ci test under AddressSanitizer and UndefinedBehaviorSanitizer, the threaded tests under
-# ThreadSanitizer, and clang-tidy with the path-sensitive analyzer. Record the last lines, with the machine, in
-# docs/measurements.md.
+# The long checks, run by hand before a release and after a change of the spine: every header alone, the deep tests
+# in the release build, a minute of damaged files per reader of foreign files, every ci test under AddressSanitizer
+# and UndefinedBehaviorSanitizer, the threaded tests under ThreadSanitizer, and clang-tidy with the path-sensitive
+# analyzer. Record the last lines, with the machine, in docs/measurements.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 jobs=$(nproc)
@@ -10,11 +10,14 @@ jobs=$(nproc)
 scripts/install-deps.sh --ci
 cmake --preset release
 cmake --build --preset release -j "$jobs"
+cmake --build --preset release -j "$jobs" --target all_verify_interface_header_sets
 ctest --preset deep --no-tests=ignore -j "$jobs"
+build/tests/traces/sw_foreign_fuzz_test 60
 
 cmake --preset debug-asan-ubsan -DSHARDWRIGHT_BENCH=OFF
 cmake --build --preset debug-asan-ubsan -j "$jobs"
 ctest --test-dir build-asan -L '^ci$' --output-on-failure -j "$jobs"
+build-asan/tests/traces/sw_foreign_fuzz_test 60
 
 cmake --preset tsan -DSHARDWRIGHT_BENCH=OFF
 cmake --build --preset tsan -j "$jobs"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds Shardwright and predicts one training step of Llama-3-8B with PyTorch FSDP2
-# on two DGX-H100 nodes: step time, throughput, memory by category, and a trace to look at.
+# on two DGX-H100 nodes: step time, throughput, memory by category, and a trace to look at. Then plans, simulates
+# and really runs a small GPT on this machine's cores, as two emulated nodes, and compares both op by op.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -17,9 +18,21 @@ run build/shardwright plan --model llama-3-8b --cluster dgx-h100 --nodes 2 --seq
   --dialect fsdp2 --recompute full --wrap block -o demo/plan.json
 run build/shardwright simulate demo/plan.json --trace demo/trace.json.gz
 
+run build/shardwright plan --model scripts/tiny-gpt.json --cluster host --nodes 2 --gpus 2 --seq 64 --micro-batch 2 \
+  --dialect native --kernel-set shardwright-host --precision fp32 --wrap block -o demo/small-plan.json
+run build/shardwright simulate demo/small-plan.json --trace demo/small-simulated.json.gz
+run build/shardwright run demo/small-plan.json --steps 8 --emulate-network --trace demo/small-measured.json.gz
+run build/shardwright compare demo/small-simulated.json.gz demo/small-measured.json.gz
+run build/shardwright calibrate demo/small-measured.json.gz -o demo/this-machine.json
+
 cat <<'END'
 
-Written: demo/plan.json (the complete plan) and demo/trace.json.gz (the predicted step).
-To see the step, open https://ui.perfetto.dev in a browser and drop demo/trace.json.gz on it;
+Written: demo/plan.json (the complete plan) and demo/trace.json.gz (the predicted step); demo/small-*, the same for
+the small GPT, predicted and measured; demo/this-machine.json, a profile with what the run told about this machine.
+To see a step, open https://ui.perfetto.dev in a browser and drop demo/trace.json.gz on it;
 the trace stays on your machine.
 END
+build/shardwright compare demo/small-simulated.json.gz demo/small-measured.json.gz --json |
+  python3 -c 'import json, sys
+found = json.load(sys.stdin)
+print("Matched {matched:,} of {spans:,} measured spans with the simulated program.".format(**found))'

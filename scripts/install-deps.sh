@@ -2,7 +2,7 @@
 # Installs the Debian 12 packages that Shardwright is built from, and only those that are missing.
 #
 #   scripts/install-deps.sh        what the build, the demo and the tests need
-#   scripts/install-deps.sh --ci   the above and the tools that .ci/run adds (clang-format, clang-tidy)
+#   scripts/install-deps.sh --ci   the above and the tools that .ci/run and deep.sh add (clang-format, clang-tidy, MPI, venv, chromium)
 #
 # Runs as root, or through sudo. Exit code 4 (environment) when packages are missing and neither works.
 set -euo pipefail
@@ -13,16 +13,26 @@ packages=(
   ninja-build
   libboost-graph-dev
   nlohmann-json3-dev
+  rapidjson-dev
+  libpugixml-dev
+  libsqlite3-dev
   libcli11-dev
+  libnlopt-dev
+  libtomlplusplus-dev
+  libyaml-cpp-dev
+  libopenblas-dev
   doctest-dev
   libbenchmark-dev
   zlib1g-dev
+  node-d3
+  dpkg-dev
+  pkg-config
   python3
 )
 
 case "${1:-}" in
   "") ;;
-  --ci) packages+=(clang-format-14 clang-tidy-14) ;;
+  --ci) packages+=(clang-format-14 clang-tidy-14 libopenmpi-dev openmpi-bin python3-venv chromium chromium-driver) ;;
   *)
     echo "install-deps.sh: got \"$1\", expected no argument or --ci" >&2
     exit 2

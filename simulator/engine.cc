@@ -147,6 +147,18 @@ EngineResult RunEngine(const Program& program, const PriceTable& prices,
   if (NeedsEvents(options)) {
     return internal::RunEvents(program, prices, options, state, nullptr);
   }
+  // The event loop remembers what it has met, which pays as soon as there are micro-batches. It
+  // finds no state that recurs where the host takes many steps to lose or to gain its lead.
+  const bool host_waits = std::any_of(state.costs.begin(), state.costs.end(),
+                                      [](const internal::Cost& cost) { return cost.on_host; });
+  if (options.periodic && program.micro_batch_count > 1 && !host_waits) {
+    EngineOptions few_steps = options;
+    few_steps.max_steps = std::min(options.max_steps, 4);
+    const EngineResult result = internal::RunEvents(program, prices, few_steps, state, nullptr);
+    if (state.events.recurs) {
+      return result;
+    }
+  }
   return internal::RunLinear(program, options, state, nullptr);
 }
 

@@ -18,7 +18,7 @@ using Status = StreamHead::Status;
 constexpr auto kCompute = static_cast<std::uint8_t>(Stream::kCompute);
 
 // Speeds of a set of running ops, solved once per set.
-const Speeds& FindSpeeds(const ContentionModel& model, std::uint64_t key, SpeedCache& cache) {
+const Speeds& SpeedsOf(const ContentionModel& model, std::uint64_t key, SpeedCache& cache) {
   constexpr std::size_t kFirstSize = 1024;
   if (cache.entries.empty()) {
     cache.entries.resize(kFirstSize);
@@ -49,18 +49,23 @@ const Speeds& FindSpeeds(const ContentionModel& model, std::uint64_t key, SpeedC
 void EventLoop::Reset() {
   s_.runs.clear();
   s_.slots.clear();
-  s_.repeats.clear();
-  s_.points.clear();
-  s_.previous_points.clear();
+  s_.anchors.clear();
+  s_.previous_anchors.clear();
+  s_.memo.body = nullptr;
+  s_.recurs = false;
+  s_.memo.jumps.clear();
+  s_.memo.filled_jumps = 0;
   op_count_ = 0;
   s_.heads = {};
   s_.last_on_stream.fill(kNone);
   s_.stream_free.fill(0);
+  s_.first_ended.fill(0);
   s_.last_in_group.fill(kNone);
   s_.cache.used = 0;
   std::fill(s_.cache.entries.begin(), s_.cache.entries.end(), SpeedCache::Entry());
   empty_streams_ = (1u << kStreamCount) - 1;
   speeds_.fill(1);
+  s_.segment_costs.clear();
   host_waits_ = HasHostOps() || (options_.stalls != nullptr && !options_.stalls->empty());
 }
 
@@ -89,45 +94,53 @@ void EventLoop::SetHead(std::size_t stream, std::uint32_t op) {
   head.cost = &CostOf(s_.runs[head.run], op);
 }
 
-// Finds out when the head of a stream can start, or what it waits for.
+// Finds out when the head of a stream can start, or what it waits for. It is asked when the last
+// thing waited for so far ends; so unless the host is late, the head starts now.
 void EventLoop::Resolve(std::size_t stream) {
   StreamHead& head = s_.heads[stream];
   const BodyRun& run = s_.runs[head.run];
   const EventRecord& record = s_.records[head.op];
-  std::int64_t ready = s_.stream_free[stream];
-  const auto wait_for = [&](std::uint32_t target) {
+  const auto has_ended = [&](std::uint32_t target) {
     if (target == kNone) {
       return true;
     }
-    const std::int64_t end = s_.end[target];
-    if (end == kNotDone) {
-      head.status = Status::kBlocked;
-      head.blocker = target;
-      return false;
+    const std::uint8_t other = CostOf(RunOf(run, target), target).stream;
+    if (s_.heads[other].op > target) {
+      return true;
     }
-    ready = std::max(ready, end);
-    return true;
+    head.status = Status::kBlocked;
+    head.blocker = target;
+    head.blocker_stream = other;
+    return false;
   };
   for (const Edge edge : EdgesOf(*run.body, head.op - run.base)) {
-    if (!wait_for(Target(run, edge))) {
+    if (!has_ended(Target(run, edge))) {
       return;
     }
   }
-  if (!wait_for(record.before_in_group)) {
+  if (!has_ended(record.before_in_group)) {
     return;
   }
-  issue_slack_ = std::min(issue_slack_, ready - record.issued);
+  issue_slack_ = std::min(issue_slack_, now_ - record.issued);
   head.status = Status::kTimed;
-  head.time = std::max(ready, record.issued);
-  SW_CHECK(head.time >= now_, "an op could have started in the past");
+  head.time = std::max(now_, record.issued);
 }
 
+// The stream of the first edge that ended at `time`, not before the stream's last event; the op's
+// own stream when the queue of its communicator was last.
 std::uint8_t EventLoop::BindingStream(const BodyRun& run, std::uint32_t op,
                                       std::int64_t time) const {
   for (const Edge edge : EdgesOf(*run.body, op - run.base)) {
     const std::uint32_t target = Target(run, edge);
-    if (target != kNone && s_.end[target] == time) {
-      return CostOf(s_.runs[RunOf(target)], target).stream;
+    if (target == kNone) {
+      continue;
+    }
+    const Cost& cost = CostOf(RunOf(run, target), target);
+    const bool is_last =
+        cost.on_host ? s_.end[target] == time
+                     : s_.stream_free[cost.stream] == time && target >= s_.first_ended[cost.stream];
+    if (is_last) {
+      return cost.stream;
     }
   }
   return kCompute;
@@ -169,22 +182,31 @@ void EventLoop::Finish(std::size_t stream) {
   ++finished_;
   --run.unfinished;
   s_.end[head.op] = now_;
-  s_.stream_free[stream] = now_;
+  if (s_.stream_free[stream] != now_) {
+    s_.first_ended[stream] = head.op;
+    s_.stream_free[stream] = now_;
+  }
+  moved_ |= 1u << stream;
   running_key_ &= ~(std::uint64_t{0xff} << (8 * stream));
   running_changed_ = true;
   SetHead(stream, host_waits_ ? s_.records[head.op].next_on_stream : PullNext(stream));
 }
 
-// Gives every running op the speed of the present set of running ops.
-void EventLoop::UpdateSpeeds() {
+// Finds the speeds of the present set of running ops.
+void EventLoop::FindSpeeds() {
   if (options_.contention && running_key_ != speeds_key_) {
     if (running_key_ == 0) {
       speeds_.fill(1);  // nothing runs, or only ops without load
     } else {
-      speeds_ = FindSpeeds(contention_, running_key_, s_.cache);
+      speeds_ = SpeedsOf(contention_, running_key_, s_.cache);
     }
     speeds_key_ = running_key_;
   }
+}
+
+// Gives every running op the speed that it has in the present set of running ops.
+void EventLoop::UpdateSpeeds() {
+  FindSpeeds();
   for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
     StreamHead& head = s_.heads[stream];
     if (head.status != Status::kRunning || head.speed == speeds_[stream]) {
@@ -253,10 +275,12 @@ bool EventLoop::Collect(EngineResult& result) {
     }
     late_time_ += result.steps > options_.max_steps / 2 ? time : 0;
     const BodyRun& before = s_.runs[collected_ - 2];
-    if (run.kind == BodyKind::kStep && before.kind == BodyKind::kStep &&
-        StepsAreSteady(before, run, time)) {
-      result.is_steady = true;
-      return true;
+    if (run.kind == BodyKind::kStep && before.kind == BodyKind::kStep) {
+      FillEnds();
+      if (StepsAreSteady(before, run, time)) {
+        result.is_steady = true;
+        return true;
+      }
     }
     if (result.steps == options_.max_steps) {
       const int late_steps = options_.max_steps - options_.max_steps / 2;
@@ -271,7 +295,7 @@ bool EventLoop::Collect(EngineResult& result) {
 void EventLoop::StartDue() {
   for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
     StreamHead& head = s_.heads[stream];
-    if (head.status == Status::kBlocked && s_.end[head.blocker] != kNotDone) {
+    if (head.status == Status::kBlocked && s_.heads[head.blocker_stream].op > head.blocker) {
       head.status = Status::kUnknown;
     }
     if (head.status == Status::kUnknown) {
@@ -294,7 +318,7 @@ void EventLoop::FinishDue() {
     }
   }
   if (host_waits_) {
-    if (host_blocker_ != kNone && s_.end[host_blocker_] != kNotDone) {
+    if (host_blocker_ != kNone && HasEnded(host_blocker_)) {
       host_blocker_ = kNone;
     }
     IssueAhead();

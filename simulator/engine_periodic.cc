@@ -71,6 +71,9 @@ class Comparison {
   }
 
   [[nodiscard]] std::int64_t EndB(std::uint32_t op) const { return pair_.b->end[op]; }
+  [[nodiscard]] std::int64_t EndOf(Edge edge) const {
+    return edge.is_carried() ? state_.slots[edge.slot()] : EndB(edge.value);
+  }
   [[nodiscard]] std::int64_t IncrementOf(std::uint32_t op) const {
     return pair_.b->end[op] - pair_.a->end[op - pair_.shift];
   }
@@ -95,11 +98,12 @@ class Comparison {
 
 void Comparison::AddEdge(std::uint32_t i, std::size_t index, Edge edge, std::int64_t extra) {
   if (edge.is_carried()) {
-    const std::int64_t before = pair_.slots_before != nullptr ? (*pair_.slots_before)[edge.slot()]
-                                                              : state_.slots[edge.slot()];
-    const std::int64_t after =
-        pair_.slots_after != nullptr ? (*pair_.slots_after)[edge.slot()] : before;
-    Add({before + extra, after - before});
+    if (pair_.shift != 0) {
+      AddFarEdge(i, index, extra);
+      return;
+    }
+    const std::int64_t before = (*pair_.slots_before)[edge.slot()];
+    Add({before + extra, (*pair_.slots_after)[edge.slot()] - before});
     return;
   }
   const std::uint32_t target = edge.value;
@@ -129,13 +133,14 @@ void Comparison::AddEdge(std::uint32_t i, std::size_t index, Edge edge, std::int
   Add({EndB(target) + extra, increment});
 }
 
-// An edge that reaches ever further back has known targets, before this run: look at each of them.
+// An edge that reaches ever further back, or to before the body, has known targets: look at each of
+// them.
 void Comparison::AddFarEdge(std::uint32_t i, std::size_t index, std::int64_t extra) {
   for (std::int64_t m = 0; m <= limit_; ++m) {
     const auto copy = static_cast<std::uint32_t>(i + m * pair_.shift);
-    const std::uint32_t target = EdgesOf(body_, copy)[index].value;
-    if (target >= pair_.run_begin ||
-        EndB(target) + extra >= result_.value + m * result_.increment) {
+    const Edge edge = EdgesOf(body_, copy)[index];
+    const bool is_known = edge.is_carried() || edge.value < pair_.run_begin;
+    if (!is_known || EndOf(edge) + extra >= result_.value + m * result_.increment) {
       limit_ = std::max<std::int64_t>(m - 1, 0);
       return;
     }

@@ -37,7 +37,18 @@ bool EventLoop::BeginNextBody() {
     s_.end.resize(op_count_);
     s_.records.resize(op_count_);
   }
-  std::fill(s_.end.begin() + run.base, s_.end.begin() + op_count_, kNotDone);
+  const auto same_body = std::find_if(s_.runs.begin(), s_.runs.end(),
+                                      [&](const BodyRun& r) { return r.body == run.body; });
+  if (same_body != s_.runs.end()) {
+    run.segment_costs = same_body->segment_costs;
+  } else {
+    std::uint32_t kinds = 0;
+    for (const Segment& segment : run.body->segments) {
+      kinds = std::max(kinds, segment.kind + 1);
+    }
+    run.segment_costs = s_.segment_costs.size();
+    s_.segment_costs.resize(run.segment_costs + kinds);
+  }
   run.host_begin = run.host_end = index > 0 ? s_.runs.back().host_end : 0;
   if (!host_waits_) {
     run.issued = static_cast<std::uint32_t>(run.body->size());
@@ -108,7 +119,7 @@ bool EventLoop::IssueHostOp(BodyRun& run, std::uint32_t op, const Cost& cost) {
     if (target == kNone) {
       continue;
     }
-    if (s_.end[target] == kNotDone) {
+    if (!HasEnded(target)) {
       host_blocker_ = target;
       return false;
     }
@@ -145,73 +156,98 @@ void EventLoop::Append(std::uint32_t op, const Cost& cost) {
   s_.last_on_stream[stream] = op;
 }
 
-// The last collective of `group` issued before op `index` of a run, kNone if there is none. Near,
-// as a rule: streams take turns on a communicator.
-std::uint32_t EventLoop::BeforeInGroup(std::size_t run_index, std::uint32_t index,
-                                       std::uint32_t group) const {
-  for (std::size_t r = run_index + 1; r-- > 0;) {
+const SegmentCost& EventLoop::CostOfSegment(const BodyRun& run, std::size_t segment) {
+  const Body& body = *run.body;
+  SegmentCost& sum = s_.segment_costs[run.segment_costs + body.segments[segment].kind];
+  if (sum.issue == kNotDone) {
+    sum.issue = 0;
+    for (std::uint32_t i = body.segments[segment].first; i < SegmentEnd(body, segment); ++i) {
+      const Cost& cost = costs_[body.ops[i].shape.value];
+      sum.issue += cost.issue;
+      sum.streams |= 1u << cost.stream;
+      sum.groups |= cost.group == kNone ? 0 : 1u << cost.group;
+    }
+  }
+  return sum;
+}
+
+// The last collective of `group` issued before the op at `cursor`, kNone if there is none.
+std::uint32_t EventLoop::BeforeInGroup(const StreamCursor& cursor, std::uint32_t group) {
+  std::uint32_t end = cursor.next;
+  for (std::size_t r = cursor.run + std::size_t{1}; r-- > 0;) {
     const BodyRun& run = s_.runs[r];
-    const auto size = static_cast<std::uint32_t>(run.body->size());
-    for (std::uint32_t i = r == run_index ? index : size; i-- > 0;) {
-      if (costs_[run.body->ops[i].shape.value].group == group) {
-        return run.base + i;
+    const Body& body = *run.body;
+    std::size_t segment = r == cursor.run ? cursor.segment + 1 : body.segments.size();
+    while (end > 0) {
+      // Whole segments without such a collective are passed over.
+      std::uint32_t begin = 0;
+      if (segment > 0) {
+        --segment;
+        begin = body.segments[segment].first;
+        if (end == SegmentEnd(body, segment) &&
+            (CostOfSegment(run, segment).groups >> group & 1u) == 0) {
+          end = begin;
+          continue;
+        }
+      }
+      for (; end > begin; --end) {
+        if (costs_[body.ops[end - 1].shape.value].group == group) {
+          return run.base + end - 1;
+        }
       }
     }
+    end = r > 0 ? static_cast<std::uint32_t>(s_.runs[r - 1].body->size()) : 0;
   }
   return kNone;
 }
 
-// Where to look on from op `i`: behind repeats that begin there and have no op on the stream.
-std::uint32_t EventLoop::PassRepeats(std::size_t stream, std::uint32_t i) {
-  StreamCursor& cursor = s_.cursors[stream];
-  const Body& body = *s_.runs[cursor.run].body;
-  for (; cursor.repeat < body.repeats.size() && body.repeats[cursor.repeat].first <= i;
-       ++cursor.repeat) {
-    const Repeat& repeat = body.repeats[cursor.repeat];
-    std::int64_t issue = 0;
-    std::uint32_t j = repeat.first;
-    for (; repeat.first == i && j < repeat.first + repeat.period; ++j) {
-      const Cost& cost = costs_[body.ops[j].shape.value];
-      if (cost.stream == stream) {
-        break;
-      }
-      issue += cost.issue;
+// Moves the cursor to the next op of `stream` in its run and returns its index; the body's size
+// when there is none.
+std::uint32_t EventLoop::FindNext(StreamCursor& cursor, std::size_t stream) {
+  const BodyRun& run = s_.runs[cursor.run];
+  const Body& body = *run.body;
+  const auto size = static_cast<std::uint32_t>(body.size());
+  while (cursor.next < size) {
+    std::uint32_t end = SegmentEnd(body, cursor.segment);
+    if (cursor.next == end) {
+      end = SegmentEnd(body, ++cursor.segment);
     }
-    if (repeat.first == i && j == repeat.first + repeat.period) {
-      cursor.host += issue * repeat.count;
-      i += repeat.period * repeat.count;
+    if (!body.segments.empty() && cursor.next == body.segments[cursor.segment].first) {
+      const SegmentCost& sum = CostOfSegment(run, cursor.segment);
+      if ((sum.streams >> stream & 1u) == 0) {
+        cursor.host += sum.issue;
+        cursor.next = end;
+        continue;
+      }
+    }
+    for (; cursor.next < end; ++cursor.next) {
+      const Cost& cost = costs_[body.ops[cursor.next].shape.value];
+      if (cost.stream == stream) {
+        return cursor.next;
+      }
+      cursor.host += cost.issue;
     }
   }
-  return i;
+  return size;
 }
 
 // The next op of a stream, with the times at which the host issues it; kNone when there is none.
 std::uint32_t EventLoop::PullNext(std::size_t stream) {
   StreamCursor& cursor = s_.cursors[stream];
   while (!cursor.is_done) {
-    const std::vector<Op>& ops = s_.runs[cursor.run].body->ops;
     const bool is_whole_step = cursor.next == 0 && s_.runs[cursor.run].kind == BodyKind::kStep;
-    for (std::uint32_t i = cursor.next; i < ops.size(); ++i) {
-      i = PassRepeats(stream, i);
-      if (i == ops.size()) {
-        break;
-      }
-      const Cost& cost = costs_[ops[i].shape.value];
-      if (cost.stream != stream) {
-        cursor.host += cost.issue;
-        continue;
-      }
-      const std::uint32_t op = s_.runs[cursor.run].base + i;
-      EventRecord& record = s_.records[op];
+    const std::uint32_t i = FindNext(cursor, stream);
+    BodyRun& run = s_.runs[cursor.run];
+    if (i < run.body->size()) {
+      const Cost& cost = costs_[run.body->ops[i].shape.value];
+      EventRecord& record = s_.records[run.base + i];
       record.issued = cursor.host + cost.first;
       cursor.host += cost.issue;
       record.issue_end = cursor.host;
-      record.before_in_group =
-          cost.group == kNone ? kNone : BeforeInGroup(cursor.run, i, cost.group);
+      record.before_in_group = cost.group == kNone ? kNone : BeforeInGroup(cursor, cost.group);
       cursor.next = i + 1;
-      return op;
+      return run.base + i;
     }
-    BodyRun& run = s_.runs[cursor.run];
     run.host_end = cursor.host;
     run.totals.host_issue = run.host_end - run.host_begin;
     cursor.is_done = is_whole_step;  // later steps have nothing for this stream either
@@ -225,7 +261,7 @@ std::uint32_t EventLoop::PullNext(std::size_t stream) {
     }
     ++cursor.run;
     cursor.next = 0;
-    cursor.repeat = 0;
+    cursor.segment = 0;
     cursor.host = s_.runs[cursor.run].host_begin;
   }
   return kNone;

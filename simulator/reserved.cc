@@ -9,7 +9,16 @@ namespace {
 class Replay {
  public:
   Replay(const Program& program, const AllocatorOptions& options, const DriverCosts& costs)
-      : program_(program), costs_(costs), allocator_(options), blocks_(program.buffers.size()) {}
+      : program_(program), costs_(costs), allocator_(options) {
+    std::uint32_t count = 0;
+    for (const Buffer& buffer : program.buffers) {
+      first_block_.push_back(count);
+      count += std::max(buffer.pieces.count, 1u);
+    }
+    first_block_.push_back(count);
+    blocks_.resize(count);
+    exists_.assign(program.buffers.size(), false);
+  }
 
   // One run of a body, `shift` later than its spans. Returns what the allocator made the host wait.
   std::vector<HostStall> RunBody(std::span<const Span> spans, std::int64_t shift,
@@ -27,10 +36,12 @@ class Replay {
       if (cost > 0) {
         stalls.push_back({span.op, SimTime(cost)});
       }
+      Note(body.PointsBefore(span.op));
       std::int64_t& queued = queued_until_[static_cast<std::size_t>(span.stream)];
       queued = std::max(queued, span.end.value + shift);
       if (span.op.value + 1 == body.size()) {
         (void)Apply(body.PointsAtEnd(), span.issue_end.value + shift, span);
+        Note(body.PointsAtEnd());
       }
     }
     return stalls;
@@ -38,6 +49,9 @@ class Replay {
   [[nodiscard]] const AllocatorCounters& counters() const { return allocator_.counters(); }
   [[nodiscard]] std::int64_t retries() const { return retries_; }
   void ResetPeaks() { allocator_.ResetPeaks(); }
+  [[nodiscard]] std::size_t noted() const { return timeline_.size(); }
+  void ForgetFrom(std::size_t count) { timeline_.resize(count); }
+  [[nodiscard]] const std::vector<Bytes>& timeline() const { return timeline_; }
   void Describe(ReservedMemory& result) const {
     result.out_of_memory = out_of_memory_;
     result.failed_before = failed_before_;
@@ -59,17 +73,36 @@ class Replay {
       if (buffer.on_host) {
         continue;
       }
-      BlockHandle& block = blocks_[point.buffer.value];
-      if (point.kind == PointKind::kFree) {
-        Free(block, point);
-      } else if (point.kind == PointKind::kAlloc || !block.valid()) {
-        block = Alloc(buffer, at);
+      const bool frees = point.kind == PointKind::kFree;
+      if (frees) {
+        Free(point);
+      } else if (point.kind == PointKind::kAlloc || !exists_[point.buffer.value]) {
+        AllocPieces(point.buffer, at);
       }
+      exists_[point.buffer.value] = !frees;
     }
     return clock_ - begin;
   }
 
-  void Free(BlockHandle& block, const MemoryPoint& point) {
+  void Note(std::span<const MemoryPoint> points) {
+    if (!points.empty()) {
+      timeline_.push_back(allocator_.counters().reserved);
+    }
+  }
+
+  void AllocPieces(BufferId id, const Span& at) {
+    const Buffer& buffer = program_.buffers[id.value];
+    std::uint32_t block = first_block_[id.value];
+    if (buffer.pieces.count == 0) {
+      blocks_[block] = Alloc(buffer.size, buffer.owner, at);
+      return;
+    }
+    for (const Bytes piece : program_.PiecesOf(buffer)) {
+      blocks_[block++] = Alloc(piece, buffer.owner, at);
+    }
+  }
+
+  void Free(const MemoryPoint& point) {
     std::array<PendingUse, kStreamCount> uses;
     std::size_t count = 0;
     for (std::size_t s = 0; s < kStreamCount; ++s) {
@@ -77,13 +110,15 @@ class Replay {
         uses[count++] = {static_cast<int>(s), SimTime(queued_until_[s])};
       }
     }
-    allocator_.Free(block, std::span<const PendingUse>(uses.data(), count));
-    block = BlockHandle();
+    for (std::uint32_t b = first_block_[point.buffer.value];
+         b < first_block_[point.buffer.value + 1]; ++b) {
+      allocator_.Free(blocks_[b], std::span<const PendingUse>(uses.data(), count));
+      blocks_[b] = BlockHandle();
+    }
   }
 
-  BlockHandle Alloc(const Buffer& buffer, const Span& at) {
-    const AllocResult result =
-        allocator_.Alloc(buffer.size, static_cast<int>(buffer.owner), SimTime(clock_));
+  BlockHandle Alloc(Bytes size, Stream owner, const Span& at) {
+    const AllocResult result = allocator_.Alloc(size, static_cast<int>(owner), SimTime(clock_));
     if (result.retried) {
       ++retries_;
     }
@@ -105,7 +140,10 @@ class Replay {
   const Program& program_;
   DriverCosts costs_;
   CachingAllocator allocator_;
-  std::vector<BlockHandle> blocks_;                        // by buffer
+  std::vector<std::uint32_t> first_block_;  // by buffer; one more at the end
+  std::vector<BlockHandle> blocks_;         // one per piece
+  std::vector<bool> exists_;                // by buffer
+  std::vector<Bytes> timeline_;
   std::array<std::int64_t, kStreamCount> queued_until_{};  // end of the last op of each stream
   std::int64_t clock_ = 0;
   std::int64_t retries_ = 0;
@@ -136,11 +174,13 @@ ReservedMemory ReplayAllocator(const Program& program, std::span<const Span> spa
   found.first_step = replay.RunBody(first, 0, stalls.first_step);
   result.peak_first = replay.counters().peak_reserved;
   result.retries_first = replay.retries();
+  const std::size_t before_last = replay.noted();
   constexpr int kMostSteps = 4;
   for (int step = 0; step < kMostSteps; ++step) {
     const std::int64_t retries_before = replay.retries();
     const Bytes reserved_before = replay.counters().reserved;
     replay.ResetPeaks();
+    replay.ForgetFrom(before_last);
     found.later_steps = replay.RunBody(last, step * period.value, stalls.later_steps);
     result.peak_steady = replay.counters().peak_reserved;
     result.retries_steady = replay.retries() - retries_before;
@@ -149,6 +189,7 @@ ReservedMemory ReplayAllocator(const Program& program, std::span<const Span> spa
     }
   }
   replay.Describe(result);
+  result.timeline = replay.timeline();
   stalls = found;
   return result;
 }

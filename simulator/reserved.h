@@ -23,6 +23,9 @@ struct ReservedMemory {
   bool out_of_memory = false;       // an allocation failed even after a retry
   OpId failed_before;               // the op before which it failed, in body `failed_in`
   BodyKind failed_in = BodyKind::kInit;
+  // Reserved behind each group of memory points of the spans, in the order of AppendMemorySamples;
+  // of the last step, its last replay.
+  std::vector<Bytes> timeline;
 
   bool operator==(const ReservedMemory&) const = default;
 };

@@ -2,8 +2,15 @@
 
 #include <algorithm>
 
+#include "core/error.h"
+#include "schedule/plan.h"
+
 namespace shardwright {
 namespace {
+
+// Native programs run in one arena with fixed offsets (Place). What PyTorch's allocator would
+// reserve for them is told for comparison only: it never ends and costs no time.
+constexpr Bytes kEndless{std::int64_t{1} << 50};
 
 struct ReservedInput {
   const Program& program;
@@ -28,11 +35,22 @@ ReservedMemory FindReserved(const ReservedInput& input, EngineWorkspace& workspa
     timing = RunEngineWithSpans(input.program, input.prices, options, workspace, spans);
     reserved = ReplayAllocator(input.program, spans, timing.steady.time, input.allocator,
                                input.costs, stalls);
+    if (input.program.dialect == NameOf(Dialect::kNative)) {
+      break;  // runs in one arena: nothing waits for an allocator
+    }
     if (stalls == included || reserved.out_of_memory) {
       break;
     }
   }
   return reserved;
+}
+
+void AddReserved(const ReservedMemory& reserved, std::vector<MemorySample>& samples) {
+  SW_CHECK(reserved.timeline.size() == samples.size(),
+           "the allocator's replay and the memory samples cover different steps");
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    samples[i].reserved = reserved.timeline[i];
+  }
 }
 
 }  // namespace
@@ -67,6 +85,9 @@ SimulationResult Simulator::Run(const Program& program, const SimulateOptions& o
       const Bytes usable = cluster_.gpu.usable_memory.value - result.memory.outside;
       allocator.capacity = std::max(usable, Bytes(1));
     }
+    if (program.dialect == NameOf(Dialect::kNative)) {
+      allocator.capacity = kEndless;
+    }
     const DriverCosts costs{ToSimTime(profile_.host.malloc.value),
                             ToSimTime(profile_.host.free.value)};
     result.memory.reserved =
@@ -78,6 +99,9 @@ SimulationResult Simulator::Run(const Program& program, const SimulateOptions& o
   }
   if (options.trace) {
     AppendMemorySamples(program, spans, result.trace.memory);
+    if (result.memory.reserved) {
+      AddReserved(*result.memory.reserved, result.trace.memory);
+    }
   } else {
     spans.clear();
   }

@@ -23,9 +23,11 @@ struct SimulateOptions {
   // slower, exactly.
   bool contention = true;
   bool periodic = true;  // skip repeats; same result, faster
-  bool reserved = true;  // replay the caching allocator; needs all spans, so about ten times slower
-  bool trace = false;    // fill SimulationResult::trace
-  int max_steps = 8;     // to look for the steady state in
+  bool reserved =
+      true;            // replay the caching allocator; needs all spans, so about ten times slower.
+                       // It neither delays nor limits native programs, which run in one arena
+  bool trace = false;  // fill SimulationResult::trace
+  int max_steps = 8;   // to look for the steady state in
   // Capacity 0: what the GPU has less what lives outside the allocator.
   AllocatorOptions allocator;
 };

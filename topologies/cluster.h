@@ -118,6 +118,9 @@ struct Cluster {
   GpuSpec gpu;
   NodeType node;
   std::string network = "default";  // row of the profile's transports: "ib", "roce", "efa", ...
+  // Maker of the hosts' processors, "intel" or "amd"; empty: not known, taken as Intel. NCCL's
+  // choice of protocols between nodes depends on it.
+  std::string cpu_vendor;
   std::vector<FabricLevel> fabric;  // from the nodes outwards; group_nodes ascending
   std::int64_t node_count = 1;
   std::int64_t gpus_per_node = 1;  // GPUs of each node in use, at most those of the node graph

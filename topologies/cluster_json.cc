@@ -3,6 +3,7 @@
 #include "topologies/internal/cluster_json.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -333,8 +334,8 @@ void CheckCluster(const Cluster& cluster, const std::string& where) {
 
 Cluster ParseCluster(std::string_view text, const std::string& file) {
   const JsonValue root = JsonValue::Parse(text, file);
-  root.AllowOnly({"format", "version", "name", "description", "gpu", "network", "node", "fabric",
-                  "nodes", "gpus_per_node"});
+  root.AllowOnly({"format", "version", "name", "description", "gpu", "network", "cpu_vendor",
+                  "node", "fabric", "nodes", "gpus_per_node"});
   internal::CheckFormat(root, "shardwright-cluster");
   Cluster cluster;
   cluster.spec = file;
@@ -347,6 +348,10 @@ Cluster ParseCluster(std::string_view text, const std::string& file) {
   cluster.node = internal::ReadNode(root.At("node"));
   if (const auto network = root.Find("network")) {
     cluster.network = network->AsString();
+  }
+  if (const auto vendor = root.Find("cpu_vendor")) {
+    constexpr std::array<std::string_view, 2> kVendors = {"intel", "amd"};
+    cluster.cpu_vendor = kVendors.at(vendor->AsChoice(kVendors));
   }
   if (const auto fabric = root.Find("fabric")) {
     for (std::size_t i = 0; i < fabric->size(); ++i) {
@@ -373,6 +378,9 @@ std::string ClusterJson(const Cluster& cluster) {
   root["description"] = cluster.description;
   root["gpu"] = internal::GpuJson(cluster.gpu);
   root["network"] = cluster.network;
+  if (!cluster.cpu_vendor.empty()) {
+    root["cpu_vendor"] = cluster.cpu_vendor;
+  }
   root["node"] = internal::NodeJson(cluster.node);
   internal::OrderedJson fabric = internal::OrderedJson::array();
   for (const FabricLevel& level : cluster.fabric) {

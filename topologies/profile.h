@@ -35,6 +35,10 @@ struct ComputeProfile {
   Number<Seconds> kernel_floor;
   // Idle time of a stream between two kernels that are both ready.
   Number<Seconds> kernel_gap;
+  // Standard deviation of the speed of GPUs of one type, relative to the mean: clocks differ with
+  // silicon and cooling, and everybody waits for the slowest. The rates above are those of a mean
+  // GPU. Optional in files.
+  Number<double> rank_spread;
 
   bool operator==(const ComputeProfile&) const = default;
 };
@@ -49,6 +53,12 @@ struct HostProfile {
   Number<Seconds> malloc;            // one cudaMalloc of a segment
   Number<Seconds> free;              // one cudaFree of a segment (synchronises the device besides)
   Number<Seconds> copy_issue;        // per host-device copy
+  // Least time between two collectives that compiled code issues back to back: nccl-tests prints
+  // no shorter times. 0: not known to matter. Optional in files.
+  Number<Seconds> library_call;
+  // Time per optimizer step in which the device idles, because the training loop waits for results
+  // (the loss, to log it) and then fetches data and starts anew. Optional in files.
+  Number<Seconds> step;
 
   bool operator==(const HostProfile&) const = default;
 };
@@ -65,16 +75,28 @@ struct CopyProfile {
 
 // One of the library's protocols on one transport. A ring collective costs, per protocol,
 //   base_latency + hops * hop_latency + bytes / (rate * efficiency * bandwidth)
-// and the library picks the cheapest. With both kinds of hop, base and efficiency are the network's
-// (and the slower rate counts), each hop pays its own transport's latency.
+// and the library picks one (CollectiveChoice). With both kinds of hop, base and efficiency are the
+// network's (and the slower rate counts), each hop pays its own transport's latency. The row
+// "NVLS", reduction inside the NVSwitch, serves all-reduce only.
 struct ProtocolProfile {
-  std::string name;  // "LL", "LL128", "Simple"
+  std::string name;  // "LL", "LL128", "Simple", "NVLS"
   Number<Seconds> base_latency;
   Number<Seconds> hop_latency;
   Number<double> bandwidth;  // fraction of the Simple protocol's rate
+  // Part of it that remains when data are reduced on the way. Optional in files.
+  Number<double> reduce_bandwidth{1, {}, 0};
 
   bool operator==(const ProtocolProfile&) const = default;
 };
+
+// How the library chooses the protocol of a gather or reduce-scatter.
+enum class CollectiveChoice : std::uint8_t {
+  kCheapest,  // the one that is fastest, as tuned tables do (AWS, Google plugins)
+  kNccl,      // the one that NCCL's own cost model prefers, which is not always the fastest
+};
+
+// "cheapest", "nccl".
+[[nodiscard]] const char* CollectiveChoiceName(CollectiveChoice choice);
 
 // A way data travels between ranks: "nvlink", "pcie" inside a node; "ib", "roce", "efa", "tcpx",
 // "tcpxo", "ethernet" between nodes (Cluster::network).
@@ -82,6 +104,14 @@ struct TransportProfile {
   std::string name;
   Number<double> efficiency;      // bus bandwidth of large all-gathers / raw link rate
   Number<std::int64_t> channels;  // thread blocks of a collective = multiprocessors it occupies
+  CollectiveChoice choice = CollectiveChoice::kCheapest;
+  // How much of the Simple protocol's latency L hides behind its transfer X, since several chunks
+  // are in flight: t = (L^q + X^q)^(1/q). From 1 (nothing hides) to 10. Optional in files.
+  Number<double> overlap{1, {}, 0};
+  // LL and LL128 messages of one channel above this size are sent as two, which costs
+  // `split_latency` per hop (adaptive routing on InfiniBand). 0: never. Optional in files.
+  Number<Bytes> split_above;
+  Number<Seconds> split_latency;
   std::vector<ProtocolProfile> protocols;
 
   bool operator==(const TransportProfile&) const = default;

@@ -1,6 +1,7 @@
 // Profile files. The format is described in docs/clusters.md.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -70,6 +71,26 @@ void VisitTransport(Part& part, Visit visit) {
   visit("efficiency", part.efficiency);
   visit("channels", part.channels);
 }
+// The parts that files may leave out.
+template <class Part, class Visit>
+void VisitComputeExtras(Part& part, Visit visit) {
+  visit("rank_spread", part.rank_spread);
+}
+template <class Part, class Visit>
+void VisitHostExtras(Part& part, Visit visit) {
+  visit("library_call", part.library_call);
+  visit("step", part.step);
+}
+template <class Part, class Visit>
+void VisitTransportExtras(Part& part, Visit visit) {
+  visit("overlap", part.overlap);
+  visit("split_above", part.split_above);
+  visit("split_latency", part.split_latency);
+}
+template <class Part, class Visit>
+void VisitProtocolExtras(Part& part, Visit visit) {
+  visit("reduce_bandwidth", part.reduce_bandwidth);
+}
 template <class Part, class Visit>
 void VisitProtocol(Part& part, Visit visit) {
   visit("base_latency", part.base_latency);
@@ -105,8 +126,11 @@ struct SectionReader {
   }
 };
 
-// Memory traffic per byte sent, and a sensitivity that may be none.
+// Memory traffic per byte sent, a sensitivity that may be none, an exponent.
 constexpr double kLargestOverlapFactor = 10;
+
+// In the order of CollectiveChoice.
+constexpr std::array<std::string_view, 2> kChoiceNames = {"cheapest", "nccl"};
 
 std::vector<std::string> OriginKeys() {
   return {"kind", "source", "date"};
@@ -117,6 +141,10 @@ void ReadCompute(const JsonValue& section, bool has_base, ComputeProfile& out) {
   keys.emplace_back("gemm");
   const SectionReader reader{section, has_base, internal::ReadOrigin(section, std::nullopt), &keys};
   VisitCompute(out, reader);
+  SectionReader extras = reader;
+  extras.has_base = true;
+  extras.factor_may_be_zero = true;
+  VisitComputeExtras(out, extras);
   section.AllowOnly(keys);
   if (has_base && !section.Find("gemm")) {
     return;
@@ -167,6 +195,14 @@ void ReadTransport(const JsonValue& value, bool has_base, TransportProfile& out)
   keys.emplace_back("protocols");
   const std::optional<Origin> origin = internal::ReadOrigin(value, std::nullopt);
   VisitTransport(out, SectionReader{value, has_base, origin, &keys});
+  VisitTransportExtras(out, SectionReader{value, true, origin, &keys, kLargestOverlapFactor});
+  if (out.overlap.value < 1) {
+    throw value.At("overlap").Error("from 1 to 10");
+  }
+  keys.emplace_back("choice");
+  if (const auto choice = value.Find("choice")) {
+    out.choice = static_cast<CollectiveChoice>(choice->AsChoice(kChoiceNames));
+  }
   value.AllowOnly(keys);
   if (has_base && !value.Find("protocols")) {
     return;
@@ -177,8 +213,10 @@ void ReadTransport(const JsonValue& value, bool has_base, TransportProfile& out)
     ProtocolProfile& protocol = FindOrAdd(out.protocols, name, is_new);
     const JsonValue row = protocols.At(name);
     std::vector<std::string> row_keys = OriginKeys();
-    VisitProtocol(protocol,
-                  SectionReader{row, !is_new, internal::ReadOrigin(row, origin), &row_keys});
+    SectionReader reader{row, !is_new, internal::ReadOrigin(row, origin), &row_keys};
+    VisitProtocol(protocol, reader);
+    reader.has_base = true;
+    VisitProtocolExtras(protocol, reader);
     row.AllowOnly(row_keys);
   }
   if (out.protocols.empty()) {
@@ -225,7 +263,45 @@ OrderedJson SectionJson(const Part& part, VisitAll visit_all) {
   return object;
 }
 
+// The numbers that differ from what a file without them means.
+template <class Part, class VisitAll>
+void AddExtras(const Part& part, VisitAll visit_all, OrderedJson& object) {
+  const OrderedJson otherwise = SectionJson(Part(), visit_all);
+  const OrderedJson all = SectionJson(part, visit_all);
+  for (const auto& [key, number] : all.items()) {
+    if (number != otherwise[key]) {
+      object[key] = number;
+    }
+  }
+}
+
+OrderedJson TransportsJson(const std::vector<TransportProfile>& rows) {
+  OrderedJson transports = OrderedJson::object();
+  for (const TransportProfile& transport : rows) {
+    OrderedJson row = SectionJson(
+        transport, [](const auto& part, const auto& visit) { VisitTransport(part, visit); });
+    row["choice"] = CollectiveChoiceName(transport.choice);
+    AddExtras(
+        transport, [](const auto& part, const auto& visit) { VisitTransportExtras(part, visit); },
+        row);
+    for (const ProtocolProfile& protocol : transport.protocols) {
+      OrderedJson& numbers = row["protocols"][protocol.name];
+      numbers = SectionJson(
+          protocol, [](const auto& part, const auto& visit) { VisitProtocol(part, visit); });
+      AddExtras(
+          protocol, [](const auto& part, const auto& visit) { VisitProtocolExtras(part, visit); },
+          numbers);
+    }
+    transports[transport.name] = row;
+  }
+  return transports;
+}
+
 }  // namespace
+
+const char* CollectiveChoiceName(CollectiveChoice choice) {
+  return kChoiceNames.at(static_cast<std::size_t>(choice)).data();
+}
 
 Profile ParseProfile(std::string_view text, const std::string& file) {
   const JsonValue root = JsonValue::Parse(text, file);
@@ -241,8 +317,11 @@ Profile ParseProfile(std::string_view text, const std::string& file) {
   if (!has_base || root.Find("compute")) {
     ReadCompute(root.At("compute"), has_base, profile.compute);
   }
-  ReadSection(root, "host", has_base, profile.host,
-              [](auto& part, const auto& reader) { VisitHost(part, reader); });
+  ReadSection(root, "host", has_base, profile.host, [](auto& part, SectionReader reader) {
+    VisitHost(part, reader);
+    reader.has_base = true;
+    VisitHostExtras(part, reader);
+  });
   ReadSection(root, "copy", has_base, profile.copy,
               [](auto& part, const auto& reader) { VisitCopy(part, reader); });
   ReadTransports(root, has_base, profile.transports);
@@ -270,23 +349,19 @@ std::string ProfileJson(const Profile& profile) {
   }
   OrderedJson compute = SectionJson(
       profile.compute, [](const auto& part, const auto& visit) { VisitCompute(part, visit); });
+  AddExtras(
+      profile.compute, [](const auto& part, const auto& visit) { VisitComputeExtras(part, visit); },
+      compute);
   compute["gemm"] = gemm;
   root["compute"] = compute;
   root["host"] = SectionJson(profile.host,
                              [](const auto& part, const auto& visit) { VisitHost(part, visit); });
+  AddExtras(
+      profile.host, [](const auto& part, const auto& visit) { VisitHostExtras(part, visit); },
+      root["host"]);
   root["copy"] = SectionJson(profile.copy,
                              [](const auto& part, const auto& visit) { VisitCopy(part, visit); });
-  OrderedJson transports = OrderedJson::object();
-  for (const TransportProfile& transport : profile.transports) {
-    OrderedJson row = SectionJson(
-        transport, [](const auto& part, const auto& visit) { VisitTransport(part, visit); });
-    for (const ProtocolProfile& protocol : transport.protocols) {
-      row["protocols"][protocol.name] = SectionJson(
-          protocol, [](const auto& part, const auto& visit) { VisitProtocol(part, visit); });
-    }
-    transports[transport.name] = row;
-  }
-  root["transports"] = transports;
+  root["transports"] = TransportsJson(profile.transports);
   root["overlap"] = SectionJson(
       profile.overlap, [](const auto& part, const auto& visit) { VisitOverlap(part, visit); });
   root["memory"] = SectionJson(

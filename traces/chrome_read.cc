@@ -198,4 +198,17 @@ Trace ReadChromeTrace(const std::string& file, const Program& program) {
   return reader.Finish();
 }
 
+TraceHeader ReadTraceHeader(const std::string& file) {
+  const internal::ChromeHeader raw = internal::ReadHeader(file);
+  TraceHeader header{raw.source, raw.plan, std::nullopt};
+  if (raw.step_time_us) {
+    if (!(*raw.step_time_us > 0 && *raw.step_time_us < kMostMicroseconds)) {
+      throw InputError(Path(file).Field("shardwright").Field("step_time_us").str(),
+                       "a time that no step has", "microseconds, more than 0, below 50 days");
+    }
+    header.step_time = SimTime(std::llround(*raw.step_time_us * 1e6));
+  }
+  return header;
+}
+
 }  // namespace shardwright

@@ -189,6 +189,13 @@ void Writer::Header() {
   out_.Raw("{\"schemaVersion\": 1, \"shardwright\": {\"format\": \"trace\", \"version\": 1, ");
   out_.Raw(is_hta_ ? "\"profile\": \"hta\"" : "\"profile\": \"perfetto\"");
   out_.Raw(", \"source\": " + Quote(options_.source));
+  if (options_.step_time && !is_hta_) {
+    out_.Raw(", \"step_time_us\": ");
+    out_.Time(internal::RoundTicks(*options_.step_time, layout_.unit));
+  }
+  if (!options_.plan.empty() && !is_hta_) {
+    out_.Raw(", \"plan\": " + Quote(options_.plan));
+  }
   out_.Raw("}, \"distributedInfo\": {\"backend\": \"nccl\", \"rank\": ");
   out_.Number(layout_.ranks.empty() ? 0 : layout_.ranks.front().rank.value);
   out_.Raw(", \"world_size\": ");

@@ -4,8 +4,10 @@
 // Analysis open. docs/trace_format.md describes every field.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include "core/units.h"
 #include "schedule/program.h"
 #include "traces/trace.h"
 
@@ -23,6 +25,9 @@ struct ChromeOptions {
   ChromeProfile profile = ChromeProfile::kPerfetto;
   // Where the times come from; part of the process names.
   std::string source = "simulated";
+  // For `compare`: the text of the plan file, and the simulated period of a step. May be empty.
+  std::string plan = {};
+  std::optional<SimTime> step_time = std::nullopt;
 };
 
 // The trace as text. Times are rounded to the nearest nanosecond, halves up, which keeps their

@@ -121,7 +121,8 @@ TensorId AddEmbeddings(ModelBuilder& builder, const BertSizes& s, ModuleId body,
   const Layer types = builder.AddEmbedding(module, "token_type_embeddings", s.types, hidden);
   const Layer norm = builder.AddNorm(module, "LayerNorm", hidden, true, "LayerNorm");
   TensorId x = builder.Embedding(words, s.tokens, AddTokenInput(builder, s.tokens));
-  const TensorId typed = builder.Embedding(types, s.tokens, AddTokenInput(builder, s.tokens));
+  const TensorId type_ids = AddTokenInput(builder, s.tokens, InputKind::kTokenTypes);
+  const TensorId typed = builder.Embedding(types, s.tokens, type_ids);
   x = builder.Add(module, "add_types", s.tokens, hidden, x, typed);
   const TensorId position_ids = AddPositionInput(builder, s.tokens);
   const TensorId placed = builder.Embedding(positions, s.tokens, position_ids);
@@ -172,6 +173,7 @@ Model BuildBert(const BuildInput& input) {
                                  : s.head == BertHead::kClassifier ? "BertForSequenceClassification"
                                                                    : "BertModel";
   ModelBuilder builder(config.file(), input.name, input.type, class_name);
+  builder.SetNormConstants(config.Positive("layer_norm_eps", 1e-12));
   // A bare BertModel is the root itself; with a head it is the child "bert".
   const ModuleId root = ModelBuilder::Root();
   const ModuleId body =

@@ -169,8 +169,12 @@ Layer ModelBuilder::AddLinear(ModuleId parent, std::string_view name, std::int64
 
 Layer ModelBuilder::AddConv1D(ModuleId parent, std::string_view name, std::int64_t in,
                               std::int64_t out) {
-  Layer layer{
-      .module = AddModule(parent, name, "Conv1D"), .weight = {}, .bias = {}, .in = in, .out = out};
+  Layer layer{.module = AddModule(parent, name, "Conv1D"),
+              .weight = {},
+              .bias = {},
+              .in = in,
+              .out = out,
+              .is_transposed = true};
   layer.weight = AddParam(layer.module, "weight", {in, out});
   layer.bias = AddParam(layer.module, "bias", {out});
   return layer;
@@ -209,10 +213,14 @@ Layer ModelBuilder::AddTiedLinear(ModuleId parent, std::string_view name, std::i
   return layer;
 }
 
-TensorId ModelBuilder::AddInput(TensorRole role, std::int64_t elements, bool per_sample) {
+TensorId ModelBuilder::AddInput(TensorRole role, std::int64_t elements, InputKind kind,
+                                bool per_sample) {
   const TensorId id(model_.tensors.size());
-  model_.tensors.push_back(
-      {.role = role, .elements = elements, .per_sample = per_sample, .producer = {}});
+  model_.tensors.push_back({.role = role,
+                            .elements = elements,
+                            .per_sample = per_sample,
+                            .producer = {},
+                            .input = kind});
   return id;
 }
 
@@ -284,33 +292,52 @@ TensorId ModelBuilder::Linear(const Layer& layer, std::int64_t rows, TensorId x)
                 .rows = rows,
                 .in = layer.in,
                 .out = layer.out,
-                .has_bias = layer.bias.valid()},
+                .has_bias = layer.bias.valid(),
+                .transposed = layer.is_transposed},
                {x}, std::span(params, count));
 }
 
-TensorId ModelBuilder::Embedding(const Layer& layer, std::int64_t rows, TensorId ids) {
+TensorId ModelBuilder::Embedding(const Layer& layer, std::int64_t rows, TensorId ids,
+                                 std::int64_t index_offset) {
   const ParamId params[] = {layer.weight};
   const std::string name = model_.modules[layer.module.value].name;
   return AddOp(layer.module, name,
-               {.kind = OpKind::kEmbedding, .rows = rows, .out = layer.out, .vocab = layer.in},
+               {.kind = OpKind::kEmbedding,
+                .rows = rows,
+                .out = layer.out,
+                .vocab = layer.in,
+                .index_offset = index_offset},
                {ids}, params);
+}
+
+void ModelBuilder::SetNormConstants(double epsilon, double weight_offset) {
+  norm_epsilon_ = epsilon;
+  norm_weight_offset_ = weight_offset;
 }
 
 TensorId ModelBuilder::LayerNorm(const Layer& layer, std::int64_t rows, TensorId x) {
   const ParamId params[] = {layer.weight, layer.bias};
   const std::size_t count = layer.bias.valid() ? 2 : 1;
   const std::string name = model_.modules[layer.module.value].name;
-  return AddOp(
-      layer.module, name,
-      {.kind = OpKind::kLayerNorm, .rows = rows, .in = layer.in, .has_bias = layer.bias.valid()},
-      {x}, std::span(params, count));
+  return AddOp(layer.module, name,
+               {.kind = OpKind::kLayerNorm,
+                .rows = rows,
+                .in = layer.in,
+                .has_bias = layer.bias.valid(),
+                .epsilon = norm_epsilon_},
+               {x}, std::span(params, count));
 }
 
 TensorId ModelBuilder::RmsNorm(const Layer& layer, std::int64_t rows, TensorId x) {
   const ParamId params[] = {layer.weight};
   const std::string name = model_.modules[layer.module.value].name;
-  return AddOp(layer.module, name, {.kind = OpKind::kRmsNorm, .rows = rows, .in = layer.in}, {x},
-               params);
+  return AddOp(layer.module, name,
+               {.kind = OpKind::kRmsNorm,
+                .rows = rows,
+                .in = layer.in,
+                .epsilon = norm_epsilon_,
+                .weight_offset = norm_weight_offset_},
+               {x}, params);
 }
 
 TensorId ModelBuilder::Add(ModuleId module, std::string_view name, std::int64_t rows,
@@ -318,9 +345,11 @@ TensorId ModelBuilder::Add(ModuleId module, std::string_view name, std::int64_t 
   return AddOp(module, name, {.kind = OpKind::kAdd, .rows = rows, .in = features}, {a, b});
 }
 
-TensorId ModelBuilder::Scale(ModuleId module, std::string_view name, std::int64_t rows,
-                             std::int64_t features, TensorId x) {
-  return AddOp(module, name, {.kind = OpKind::kScale, .rows = rows, .in = features}, {x});
+TensorId ModelBuilder::Scale(ModuleId module, std::string_view name, const ScaleSize& size,
+                             double factor, TensorId x) {
+  return AddOp(module, name,
+               {.kind = OpKind::kScale, .rows = size.rows, .in = size.features, .factor = factor},
+               {x});
 }
 
 TensorId ModelBuilder::Activate(ModuleId module, std::string_view name, std::int64_t rows,
@@ -337,6 +366,21 @@ TensorId ModelBuilder::Dropout(ModuleId module, std::string_view name, std::int6
   }
   return AddOp(module, name,
                {.kind = OpKind::kDropout, .rows = rows, .in = features, .dropout_p = p}, {x});
+}
+
+bool ModelBuilder::MakeTokens(TensorId image) {
+  const ModelOpId producer = model_.tensors[image.value].producer;
+  if (!producer.valid()) {
+    return false;
+  }
+  ModelOp& op = model_.ops[producer.value];
+  OpSpec spec = model_.SpecOf(op);
+  if (spec.kind != OpKind::kConv2d) {
+    return false;
+  }
+  spec.tokens_out = true;
+  op.spec = Intern(spec);
+  return true;
 }
 
 Model ModelBuilder::Finish() {

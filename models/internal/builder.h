@@ -44,6 +44,12 @@ struct Layer {
   ParamId bias;         // none when the layer has no bias
   std::int64_t in = 0;  // Embedding: rows of the table.
   std::int64_t out = 0;
+  bool is_transposed = false;  // Conv1D: the weight is [in, out]
+};
+
+struct ScaleSize {
+  std::int64_t rows = 0;
+  std::int64_t features = 0;
 };
 
 class ModelBuilder {
@@ -76,7 +82,7 @@ class ModelBuilder {
                       ParamId target);
 
   // An input of the model.
-  TensorId AddInput(TensorRole role, std::int64_t elements, bool per_sample = true);
+  TensorId AddInput(TensorRole role, std::int64_t elements, InputKind kind, bool per_sample = true);
   // The next op in execution order with its single output.
   TensorId AddOp(ModuleId module, std::string_view name, const OpSpec& spec,
                  std::initializer_list<TensorId> inputs, std::span<const ParamId> params = {});
@@ -89,19 +95,27 @@ class ModelBuilder {
 
   // Ops of the common layers, each owned by the layer's module and named after it.
   TensorId Linear(const Layer& layer, std::int64_t rows, TensorId x);
-  TensorId Embedding(const Layer& layer, std::int64_t rows, TensorId ids);
+  // `index_offset` is added to every id.
+  TensorId Embedding(const Layer& layer, std::int64_t rows, TensorId ids,
+                     std::int64_t index_offset = 0);
+  // What norms add to the variance, and Gemma's RMS norms to the weight. 1e-5 and 0 until set.
+  void SetNormConstants(double epsilon, double weight_offset = 0.0);
   TensorId LayerNorm(const Layer& layer, std::int64_t rows, TensorId x);
   TensorId RmsNorm(const Layer& layer, std::int64_t rows, TensorId x);
   // Element-wise ops on (rows, features).
   TensorId Add(ModuleId module, std::string_view name, std::int64_t rows, std::int64_t features,
                TensorId a, TensorId b);
-  TensorId Scale(ModuleId module, std::string_view name, std::int64_t rows, std::int64_t features,
+  TensorId Scale(ModuleId module, std::string_view name, const ScaleSize& size, double factor,
                  TensorId x);
   TensorId Activate(ModuleId module, std::string_view name, std::int64_t rows,
                     std::int64_t features, Activation activation, TensorId x);
   // Returns x itself when p is 0: such a module launches nothing.
   TensorId Dropout(ModuleId module, std::string_view name, std::int64_t rows, std::int64_t features,
                    double p, TensorId x);
+
+  // The convolution that makes `image` writes (pixels, channels) instead. False when no convolution
+  // makes it.
+  bool MakeTokens(TensorId image);
 
   [[nodiscard]] Model& model() { return model_; }
   [[nodiscard]] const Model& model() const { return model_; }
@@ -117,6 +131,8 @@ class ModelBuilder {
   std::uint32_t Intern(const OpSpec& spec);
 
   std::string where_;
+  double norm_epsilon_ = 1e-5;
+  double norm_weight_offset_ = 0.0;
   Model model_;
   std::unordered_map<OpSpec, std::uint32_t, SpecHash> specs_;  // looked up, never iterated
 };

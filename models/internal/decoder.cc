@@ -2,6 +2,7 @@
 // gated MLP or a mixture of experts. What differs between model types is in their table rows.
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -17,6 +18,9 @@
 namespace shardwright {
 namespace {
 
+// DeepSeek's norms inside the attention take their class default, whatever rms_norm_eps says.
+constexpr double kLatentEpsilon = 1e-6;
+
 class DecoderBuilder {
  public:
   DecoderBuilder(const BuildInput& input, const DecoderRow& row, const DecoderSizes& sizes)
@@ -24,18 +28,20 @@ class DecoderBuilder {
         sizes_(sizes),
         builder_(input.config.file(), input.name, input.type, row.class_prefix + "ForCausalLM"),
         is_tied_(input.config.Flag("tie_word_embeddings")),
-        soft_cap_(input.config.Find("final_logit_softcapping").has_value()) {}
+        soft_cap_(sizes.soft_cap) {}
 
   Model Build() {
     const std::int64_t hidden = sizes_.common.hidden;
     const std::int64_t vocabulary = sizes_.common.vocabulary;
+    builder_.SetNormConstants(sizes_.epsilon, row_.norm_weight_offset);
     const ModuleId root = ModelBuilder::Root();
     const ModuleId body = builder_.AddModule(root, "model", Class("Model"));
     const Layer embedding = builder_.AddEmbedding(body, "embed_tokens", vocabulary, hidden);
     const TensorId ids = AddTokenInput(builder_, sizes_.tokens);
     TensorId x = builder_.Embedding(embedding, sizes_.tokens, ids);
     if (row_.scaled_embedding) {
-      x = builder_.Scale(body, "embedding_scale", sizes_.tokens, hidden, x);
+      x = builder_.Scale(body, "embedding_scale", {sizes_.tokens, hidden},
+                         std::sqrt(static_cast<double>(hidden)), x);
     }
     const ModuleId layers = builder_.AddModule(body, "layers", "ModuleList");
     for (std::int64_t i = 0; i < sizes_.common.layers; ++i) {
@@ -49,10 +55,11 @@ class DecoderBuilder {
     TensorId logits = builder_.Linear(head, sizes_.tokens, x);
     if (soft_cap_) {
       // logits = cap * tanh(logits / cap), as three passes over the logits.
-      logits = builder_.Scale(root, "soft_cap_divide", sizes_.tokens, vocabulary, logits);
+      const ScaleSize size{sizes_.tokens, vocabulary};
+      logits = builder_.Scale(root, "soft_cap_divide", size, 1.0 / *soft_cap_, logits);
       logits = builder_.Activate(root, "soft_cap_tanh", sizes_.tokens, vocabulary,
                                  Activation::kTanh, logits);
-      logits = builder_.Scale(root, "soft_cap_multiply", sizes_.tokens, vocabulary, logits);
+      logits = builder_.Scale(root, "soft_cap_multiply", size, *soft_cap_, logits);
     }
     AddCrossEntropy(builder_, sizes_.tokens, vocabulary, logits);
     Model model = builder_.Finish();
@@ -160,7 +167,7 @@ class DecoderBuilder {
       k = builder_.RmsNorm(a.k_norm, tokens * sizes_.kv_heads, k);
     }
     const TensorId v = builder_.Linear(a.v, tokens, x);
-    std::tie(q, k) = builder_.AddRope(a.module, RopeSpec(), {q, k});
+    std::tie(q, k) = builder_.AddRope(a.module, RopeSpec(window), {q, k});
     const TensorId y = builder_.AddOp(a.module, "attn", AttentionSpec(window), {q, k, v});
     return builder_.Linear(a.o, tokens, y);
   }
@@ -191,6 +198,7 @@ class DecoderBuilder {
 
   TensorId Run(const LatentAttention& a, TensorId x) {
     const std::int64_t tokens = sizes_.tokens;
+    builder_.SetNormConstants(kLatentEpsilon);
     TensorId q;
     if (sizes_.latent->query_rank == 0) {
       q = builder_.Linear(a.q, tokens, x);
@@ -200,21 +208,25 @@ class DecoderBuilder {
       q = builder_.Linear(a.q_up, tokens, q);
     }
     const TensorId low = builder_.Linear(a.kv_down, tokens, x);
+    // The norm covers the first features of `low`; the rest is the positional key.
     const TensorId kv = builder_.Linear(a.kv_up, tokens, builder_.RmsNorm(a.kv_norm, tokens, low));
+    builder_.SetNormConstants(sizes_.epsilon, row_.norm_weight_offset);
     // Rotation and concatenation write whole new queries and keys; the keys join the plain part in
     // kv with the shared positional part in low. Values stay a view of kv.
-    const auto [rotated_q, rotated_k] = builder_.AddRope(a.module, RopeSpec(), {q, kv, low});
+    const auto [rotated_q, rotated_k] = builder_.AddRope(a.module, RopeSpec(0), {q, kv, low});
     const TensorId y =
         builder_.AddOp(a.module, "attn", AttentionSpec(0), {rotated_q, rotated_k, kv});
     return builder_.Linear(a.o, tokens, y);
   }
 
-  [[nodiscard]] OpSpec RopeSpec() const {
+  // Layers with a window may have angles of their own (Gemma 3).
+  [[nodiscard]] OpSpec RopeSpec(std::int64_t window) const {
     return {.kind = OpKind::kRope,
             .rows = sizes_.tokens,
             .heads = sizes_.common.heads,
             .kv_heads = sizes_.kv_heads,
-            .head_dim = sizes_.head_dim};
+            .head_dim = sizes_.head_dim,
+            .rope = window > 0 ? sizes_.window_angles : sizes_.angles};
   }
 
   [[nodiscard]] OpSpec AttentionSpec(std::int64_t window) const {
@@ -229,7 +241,9 @@ class DecoderBuilder {
             // A window that covers the sequence is none; equal specs are then stored once.
             .window = window < sizes_.tokens ? window : 0,
             .causal = true,
-            .dropout_p = sizes_.attention_dropout};
+            .dropout_p = sizes_.attention_dropout,
+            .factor = sizes_.attention_factor,
+            .soft_cap = sizes_.attention_soft_cap};
   }
 
   Mlp AddMlp(ModuleId parent, const char* name, std::int64_t intermediate) {
@@ -315,8 +329,13 @@ class DecoderBuilder {
                                             {.kind = OpKind::kRouter,
                                              .rows = sizes_.tokens,
                                              .in = hidden,
+                                             .groups = moe.groups,
                                              .experts = moe.experts,
-                                             .experts_per_token = moe.experts_per_token},
+                                             .experts_per_token = moe.experts_per_token,
+                                             .factor = moe.factor,
+                                             .normalizes_top_k = moe.normalizes,
+                                             .scores_by_sigmoid = row_.moe->sigmoid,
+                                             .groups_per_token = moe.groups_per_token},
                                             {x}, router_params);
     const TensorId y = builder_.AddOp(m.experts, "experts",
                                       {.kind = OpKind::kExperts,
@@ -326,7 +345,8 @@ class DecoderBuilder {
                                        .gated = true,
                                        .activation = sizes_.activation,
                                        .experts = moe.experts,
-                                       .experts_per_token = moe.experts_per_token},
+                                       .experts_per_token = moe.experts_per_token,
+                                       .up_last = row_.moe->up_last},
                                       {x, routing}, m.expert_weights);
     if (!m.shared) {
       return y;
@@ -338,7 +358,7 @@ class DecoderBuilder {
   const DecoderSizes& sizes_;
   ModelBuilder builder_;
   bool is_tied_;
-  bool soft_cap_;
+  std::optional<double> soft_cap_;
 };
 
 }  // namespace

@@ -30,10 +30,10 @@ bool Switch(const JsonValue& row, std::string_view key, const HfConfig& config) 
   return value->AsBool();
 }
 
-MoeRow ReadMoeRow(const JsonValue& row) {
+MoeRow ReadMoeRow(const JsonValue& row, const HfConfig& config) {
   row.AllowOnly({"module", "block_class", "intermediate_key", "gate_name", "up_name", "down_name",
                  "up_last", "router_first", "shared_key", "dense_first_key", "sparse_step_key",
-                 "dense_layers_key", "correction_bias"});
+                 "dense_layers_key", "correction_bias", "sigmoid", "normalizes"});
   return {.module = TextOr(row, "module", "mlp"),
           .block_class = row.At("block_class").AsString(),
           .intermediate_key = row.At("intermediate_key").AsString(),
@@ -46,7 +46,9 @@ MoeRow ReadMoeRow(const JsonValue& row) {
           .dense_first_key = TextOr(row, "dense_first_key", ""),
           .sparse_step_key = TextOr(row, "sparse_step_key", ""),
           .dense_layers_key = TextOr(row, "dense_layers_key", ""),
-          .correction_bias = FlagOr(row, "correction_bias", false)};
+          .correction_bias = FlagOr(row, "correction_bias", false),
+          .sigmoid = FlagOr(row, "sigmoid", false),
+          .normalizes = !row.Find("normalizes") || Switch(row, "normalizes", config)};
 }
 
 WindowRow ReadWindowRow(const JsonValue& row) {
@@ -63,7 +65,7 @@ WindowRow ReadWindowRow(const JsonValue& row) {
 DecoderRow ReadDecoderRow(const JsonValue& row, const HfConfig& config) {
   row.AllowOnly({"builder", "defaults", "class_prefix", "qkv_bias", "output_bias", "mlp_bias",
                  "qk_norm", "sandwich_norms", "scaled_embedding", "latent_attention",
-                 "activation_key", "window", "moe"});
+                 "norm_plus_one", "activation_key", "window", "moe"});
   DecoderRow result;
   result.class_prefix = row.At("class_prefix").AsString();
   result.qkv_bias = Switch(row, "qkv_bias", config);
@@ -73,12 +75,13 @@ DecoderRow ReadDecoderRow(const JsonValue& row, const HfConfig& config) {
   result.sandwich_norms = FlagOr(row, "sandwich_norms", false);
   result.scaled_embedding = FlagOr(row, "scaled_embedding", false);
   result.latent_attention = FlagOr(row, "latent_attention", false);
+  result.norm_weight_offset = FlagOr(row, "norm_plus_one", false) ? 1.0 : 0.0;
   result.activation_key = TextOr(row, "activation_key", "hidden_act");
   if (const std::optional<JsonValue> window = row.Find("window")) {
     result.window = ReadWindowRow(*window);
   }
   if (const std::optional<JsonValue> moe = row.Find("moe")) {
-    result.moe = ReadMoeRow(*moe);
+    result.moe = ReadMoeRow(*moe, config);
   }
   return result;
 }

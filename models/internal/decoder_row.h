@@ -27,6 +27,9 @@ struct MoeRow {
   std::string sparse_step_key;   // config key: every n-th layer is sparse; empty: all
   std::string dense_layers_key;  // config key: list of dense layers; empty: none
   bool correction_bias = false;  // the router keeps a buffer of one number per expert
+  bool sigmoid = false;          // scores are sigmoids instead of a softmax
+  // The chosen weights sum to 1: always, or when the config key norm_topk_prob says so.
+  bool normalizes = true;
 };
 
 // Sliding-window attention.
@@ -42,10 +45,11 @@ struct DecoderRow {
   bool qkv_bias = false;     // from the row, or from the config key the row names
   bool output_bias = false;
   bool mlp_bias = false;
-  bool qk_norm = false;           // RMS norms of head size on q and k
-  bool sandwich_norms = false;    // four norms per layer (Gemma 2 and 3)
-  bool scaled_embedding = false;  // embeddings times sqrt(hidden) (Gemma)
-  bool latent_attention = false;  // DeepSeek's low-rank q and kv
+  bool qk_norm = false;             // RMS norms of head size on q and k
+  bool sandwich_norms = false;      // four norms per layer (Gemma 2 and 3)
+  bool scaled_embedding = false;    // embeddings times sqrt(hidden) (Gemma)
+  bool latent_attention = false;    // DeepSeek's low-rank q and kv
+  double norm_weight_offset = 0.0;  // norms multiply by weight + 1 (Gemma)
   std::string activation_key = "hidden_act";
   std::optional<WindowRow> window;
   std::optional<MoeRow> moe;

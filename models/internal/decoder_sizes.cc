@@ -1,6 +1,7 @@
 #include "models/internal/decoder_sizes.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "core/error.h"
@@ -69,6 +70,15 @@ MoeSizes ReadMoeSizes(const HfConfig& config, const MoeRow& row, std::int64_t la
     moe.shared = config.OptionalInt(row.shared_key, 0, ModelLimits::kExperts).value_or(0);
   }
   moe.is_sparse = ReadSparseLayers(config, row, layers);
+  moe.normalizes = row.normalizes;
+  if (config.Find("routed_scaling_factor")) {
+    moe.factor = config.Positive("routed_scaling_factor", 1.0);
+  }
+  moe.groups = config.OptionalInt("n_group", 1, moe.experts).value_or(1);
+  if (moe.groups > 1) {
+    moe.groups_per_token = config.Int("topk_group", 1, moe.groups);
+    (void)DivideEvenly(config, "num_local_experts", moe.experts, "n_group", moe.groups);
+  }
   // Refused here, before a parameter is made for every matrix of every expert.
   if (layers * moe.experts * 3 > ModelLimits::kParameters) {
     throw InputError(
@@ -77,6 +87,26 @@ MoeSizes ReadMoeSizes(const HfConfig& config, const MoeRow& row, std::int64_t la
         "at most " + std::to_string(ModelLimits::kParameters) + " expert matrices in all");
   }
   return moe;
+}
+
+// What numbers depend on and shapes do not. Requires the sizes of the heads.
+void ReadNumbers(const HfConfig& config, DecoderSizes& s) {
+  s.epsilon = config.Positive("rms_norm_eps", 1e-6);
+  if (config.Find("final_logit_softcapping")) {
+    s.soft_cap = config.Positive("final_logit_softcapping", 1.0);
+  }
+  if (config.Find("attn_logit_softcapping")) {
+    s.attention_soft_cap = config.Positive("attn_logit_softcapping", 1.0);
+  }
+  if (config.Find("query_pre_attn_scalar")) {
+    s.attention_factor = 1.0 / std::sqrt(config.Positive("query_pre_attn_scalar", 1.0));
+  }
+  s.angles = ReadRopeAngles(config, "rope_theta", s.latent ? s.latent->rope_dim : s.head_dim);
+  s.angles.interleaved = config.Flag("rope_interleave");
+  s.window_angles = s.angles;
+  if (config.Find("rope_local_base_freq")) {
+    s.window_angles = {.dim = s.angles.dim, .theta = config.Positive("rope_local_base_freq", 1e4)};
+  }
 }
 
 LatentSizes ReadLatentSizes(const HfConfig& config) {
@@ -114,6 +144,7 @@ DecoderSizes ReadDecoderSizes(const BuildInput& input, const DecoderRow& row) {
                                          "num_attention_heads", s.common.heads);
     s.value_dim = s.head_dim;
   }
+  ReadNumbers(config, s);
   s.windows = ReadWindows(config, row, s.common.layers);
   if (row.moe) {
     s.moe = ReadMoeSizes(config, *row.moe, s.common.layers);

@@ -27,6 +27,11 @@ struct MoeSizes {
   std::int64_t intermediate = 0;
   std::int64_t shared = 0;      // shared experts per layer
   std::vector<bool> is_sparse;  // per layer
+  // Routing: experts come from `groups_per_token` of `groups` equal groups (0: from all of them).
+  std::int64_t groups = 1;
+  std::int64_t groups_per_token = 0;
+  bool normalizes = true;  // the chosen weights sum to 1
+  double factor = 0.0;     // and are multiplied by this; 0: by 1
 };
 
 struct DecoderSizes {
@@ -37,6 +42,12 @@ struct DecoderSizes {
   std::int64_t head_dim = 0;
   std::int64_t value_dim = 0;
   double attention_dropout = 0.0;
+  double attention_factor = 0.0;    // of the scores; 0: 1 / sqrt(head_dim)
+  double attention_soft_cap = 0.0;  // of the scores; 0: none
+  std::optional<double> soft_cap;   // of the logits
+  double epsilon = 1e-6;            // of the norms
+  RopeAngles angles = {};
+  RopeAngles window_angles = {};  // of layers with a window
   Activation activation = Activation::kNone;
   std::vector<std::int64_t> windows;  // per layer; 0: full attention
   std::optional<LatentSizes> latent;

@@ -2,6 +2,7 @@
 // with the Llama-like table and with each other to be rows of one; each follows its class in
 // Transformers (MPT: llm-foundry), modules in registration order and ops in execution order.
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -96,6 +97,7 @@ TensorId AddGpt2Block(ModelBuilder& builder, const GptSizes& s, ModuleId blocks,
 struct NeoxOptions {
   bool is_parallel = true;  // attention and MLP read the same input
   bool has_bias = true;     // of the attention
+  RopeAngles angles = {};
 };
 
 TensorId AddNeoxLayer(ModelBuilder& builder, const GptSizes& s, const NeoxOptions& options,
@@ -122,9 +124,13 @@ TensorId AddNeoxLayer(ModelBuilder& builder, const GptSizes& s, const NeoxOption
                                        .rows = s.tokens,
                                        .heads = s.common.heads,
                                        .kv_heads = s.kv_heads,
-                                       .head_dim = s.head_dim},
+                                       .head_dim = s.head_dim,
+                                       .rope = options.angles,
+                                       .packed_by_head = true},
                                       {packed});
-  y = builder.AddOp(attention, "attn", AttentionSpec(s), {q, k, packed});
+  OpSpec attention_spec = AttentionSpec(s);
+  attention_spec.packed_by_head = true;
+  y = builder.AddOp(attention, "attn", attention_spec, {q, k, packed});
   y = builder.Linear(dense, s.tokens, y);
   TensorId attention_out =
       builder.Dropout(layer, "post_attention_dropout", s.tokens, hidden, s.hidden_dropout, y);
@@ -165,10 +171,13 @@ TensorId AddOptLayer(ModelBuilder& builder, const GptSizes& s, const OptOptions&
 
   TensorId y = options.norm_first ? builder.LayerNorm(norm_1, s.tokens, x) : x;
   TensorId queries = builder.Linear(q, s.tokens, y);
-  queries = builder.Scale(attention, "scale_q", s.tokens, hidden, queries);
+  queries = builder.Scale(attention, "scale_q", {s.tokens, hidden},
+                          1.0 / std::sqrt(static_cast<double>(s.head_dim)), queries);
   const TensorId keys = builder.Linear(k, s.tokens, y);
   const TensorId values = builder.Linear(v, s.tokens, y);
-  y = builder.AddOp(attention, "attn", AttentionSpec(s), {queries, keys, values});
+  OpSpec attention_spec = AttentionSpec(s);
+  attention_spec.factor = 1.0;  // the queries are scaled already
+  y = builder.AddOp(attention, "attn", attention_spec, {queries, keys, values});
   y = builder.Linear(out, s.tokens, y);
   y = builder.Dropout(layer, "dropout_1", s.tokens, hidden, s.hidden_dropout, y);
   x = builder.Add(layer, "add_1", s.tokens, hidden, x, y);
@@ -187,6 +196,8 @@ TensorId AddOptLayer(ModelBuilder& builder, const GptSizes& s, const OptOptions&
 struct MptOptions {
   bool has_bias = false;
   bool has_rope = false;
+  double alibi_max = 0.0;  // 0: no ALiBi
+  RopeAngles angles = {};
 };
 
 TensorId AddMptBlock(ModelBuilder& builder, const GptSizes& s, const MptOptions& options,
@@ -207,6 +218,8 @@ TensorId AddMptBlock(ModelBuilder& builder, const GptSizes& s, const MptOptions&
   const Layer up = builder.AddLinear(mlp, "up_proj", hidden, s.intermediate, bias);
   const Layer down = builder.AddLinear(mlp, "down_proj", s.intermediate, hidden, bias);
 
+  OpSpec attention_spec = AttentionSpec(s);
+  attention_spec.alibi_max = options.alibi_max;
   TensorId y = builder.LayerNorm(norm_1, s.tokens, x);
   y = builder.Linear(qkv, s.tokens, y);
   if (options.has_rope) {
@@ -215,11 +228,12 @@ TensorId AddMptBlock(ModelBuilder& builder, const GptSizes& s, const MptOptions&
                                          .rows = s.tokens,
                                          .heads = s.common.heads,
                                          .kv_heads = s.kv_heads,
-                                         .head_dim = s.head_dim},
+                                         .head_dim = s.head_dim,
+                                         .rope = options.angles},
                                         {y});
-    y = builder.AddOp(attention, "attn", AttentionSpec(s), {q, k, y});
+    y = builder.AddOp(attention, "attn", attention_spec, {q, k, y});
   } else {
-    y = builder.AddOp(attention, "attn", AttentionSpec(s), {y});
+    y = builder.AddOp(attention, "attn", attention_spec, {y});
   }
   y = builder.Linear(out, s.tokens, y);
   y = builder.Dropout(block, "resid_attn_dropout", s.tokens, hidden, s.hidden_dropout, y);
@@ -230,6 +244,18 @@ TensorId AddMptBlock(ModelBuilder& builder, const GptSizes& s, const MptOptions&
   y = builder.Linear(down, s.tokens, y);
   y = builder.Dropout(block, "resid_ffn_dropout", s.tokens, hidden, s.hidden_dropout, y);
   return builder.Add(block, "add_2", s.tokens, hidden, x, y);
+}
+
+// The rotated features of a head: rotary_pct of them, an even number.
+std::int64_t RotaryDim(const HfConfig& config, const GptSizes& s) {
+  const double share = config.Positive("rotary_pct", 0.25);
+  const auto dim = static_cast<std::int64_t>(static_cast<double>(s.head_dim) * share);
+  if (dim > s.head_dim || dim % 2 != 0) {
+    throw InputError(config.Where("rotary_pct"),
+                     std::to_string(dim) + " rotated features of a head",
+                     "an even number, at most " + std::to_string(s.head_dim));
+  }
+  return dim;
 }
 
 // Key/value heads of MPT's attn_config.
@@ -261,6 +287,7 @@ Model BuildGpt2(const BuildInput& input) {
   s.attention_dropout = config.Probability("attn_pdrop");
 
   ModelBuilder builder(config.file(), input.name, input.type, "GPT2LMHeadModel");
+  builder.SetNormConstants(config.Positive("layer_norm_epsilon", 1e-5));
   const ModuleId body = builder.AddModule(ModelBuilder::Root(), "transformer", "GPT2Model");
   const Layer tokens = builder.AddEmbedding(body, "wte", s.common.vocabulary, hidden);
   const Layer positions = builder.AddEmbedding(body, "wpe", s.positions, hidden);
@@ -289,10 +316,13 @@ Model BuildGptNeox(const BuildInput& input) {
   s.activation = config.ActivationOf("hidden_act");
   s.hidden_dropout = config.Probability("hidden_dropout");
   s.attention_dropout = config.Probability("attention_dropout");
-  const NeoxOptions options{.is_parallel = config.Flag("use_parallel_residual"),
-                            .has_bias = config.Flag("attention_bias")};
+  const NeoxOptions options{
+      .is_parallel = config.Flag("use_parallel_residual"),
+      .has_bias = config.Flag("attention_bias"),
+      .angles = ReadRopeAngles(config, "rotary_emb_base", RotaryDim(config, s))};
 
   ModelBuilder builder(config.file(), input.name, input.type, "GPTNeoXForCausalLM");
+  builder.SetNormConstants(config.Positive("layer_norm_eps", 1e-5));
   const ModuleId body = builder.AddModule(ModelBuilder::Root(), "gpt_neox", "GPTNeoXModel");
   const Layer tokens = builder.AddEmbedding(body, "embed_in", s.common.vocabulary, hidden);
   TensorId x = builder.Embedding(tokens, s.tokens, AddTokenInput(builder, s.tokens));
@@ -346,7 +376,7 @@ Model BuildOpt(const BuildInput& input) {
   }
   TensorId x = builder.Embedding(tokens, s.tokens, AddTokenInput(builder, s.tokens));
   const TensorId position_ids = AddPositionInput(builder, s.tokens);
-  const TensorId embedded_positions = builder.Embedding(positions, s.tokens, position_ids);
+  const TensorId embedded_positions = builder.Embedding(positions, s.tokens, position_ids, 2);
   if (width != hidden) {
     x = builder.Linear(project_in, s.tokens, x);
   }
@@ -381,7 +411,11 @@ Model BuildMpt(const BuildInput& input) {
   s.intermediate = hidden * config.Int("expansion_ratio", 1, 64);
   s.hidden_dropout = config.Probability("resid_pdrop");
   s.attention_dropout = attention.Probability("attn_pdrop");
-  const MptOptions options{.has_bias = !config.Flag("no_bias"), .has_rope = attention.Flag("rope")};
+  const MptOptions options{
+      .has_bias = !config.Flag("no_bias"),
+      .has_rope = attention.Flag("rope"),
+      .alibi_max = attention.Flag("alibi") ? attention.Positive("alibi_bias_max", 8.0) : 0.0,
+      .angles = ReadRopeAngles(attention, "rope_theta", s.head_dim)};
   const bool is_learned =
       config.Flag("learned_pos_emb") && !options.has_rope && !attention.Flag("alibi");
 

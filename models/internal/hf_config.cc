@@ -123,6 +123,18 @@ double HfConfig::Probability(std::string_view key) const {
   return p;
 }
 
+double HfConfig::Positive(std::string_view key, double fallback) const {
+  const std::optional<JsonValue> value = Find(key);
+  if (!value) {
+    return fallback;
+  }
+  const double number = value->AsDouble();
+  if (!(number > 0.0 && number < 1e18)) {
+    throw value->Error("a positive number below 1e18");
+  }
+  return number;
+}
+
 Activation HfConfig::ActivationOf(std::string_view key) const {
   std::optional<JsonValue> value = Find(key);
   if (!value) {
@@ -203,17 +215,50 @@ std::int64_t CountLabels(const HfConfig& config) {
                : kDefault;
 }
 
-TensorId AddTokenInput(ModelBuilder& builder, std::int64_t tokens) {
-  return builder.AddInput(TensorRole::kIndex, tokens);
+RopeAngles ReadRopeAngles(const HfConfig& config, std::string_view theta_key, std::int64_t dim) {
+  constexpr double kTheta = 10'000.0;  // the default of every configuration class
+  RopeAngles angles{.dim = dim, .theta = config.Positive(theta_key, kTheta)};
+  std::optional<JsonValue> scaling = config.Find("rope_scaling");
+  if (!scaling) {
+    scaling = config.Find("rope_parameters");
+  }
+  if (!scaling) {
+    return angles;
+  }
+  const HfConfig rope(*scaling, *scaling);
+  angles.theta = rope.Positive("rope_theta", angles.theta);
+  const std::string name = rope.Find("rope_type") ? rope.Text("rope_type") : rope.Text("type");
+  if (name.empty() || name == "default") {
+    return angles;
+  }
+  angles.factor = rope.Positive("factor", 1.0);
+  if (name == "linear") {
+    angles.scaling = RopeScaling::kLinear;
+  } else if (name == "llama3") {
+    angles.scaling = RopeScaling::kLlama3;
+    angles.low_frequency_factor = rope.Positive("low_freq_factor", 1.0);
+    angles.high_frequency_factor = rope.Positive("high_freq_factor", 4.0);
+    angles.original_length = rope.Positive("original_max_position_embeddings", 8192.0);
+    if (angles.high_frequency_factor <= angles.low_frequency_factor) {
+      throw scaling->Error("a high_freq_factor above the low_freq_factor");
+    }
+  } else {
+    angles.scaling = RopeScaling::kOther;
+  }
+  return angles;
+}
+
+TensorId AddTokenInput(ModelBuilder& builder, std::int64_t tokens, InputKind kind) {
+  return builder.AddInput(TensorRole::kIndex, tokens, kind);
 }
 
 TensorId AddPositionInput(ModelBuilder& builder, std::int64_t tokens) {
-  return builder.AddInput(TensorRole::kIndex, tokens, /*per_sample=*/false);
+  return builder.AddInput(TensorRole::kIndex, tokens, InputKind::kPositions, /*per_sample=*/false);
 }
 
 void AddCrossEntropy(ModelBuilder& builder, std::int64_t rows, std::int64_t classes,
                      TensorId logits) {
-  const TensorId labels = builder.AddInput(TensorRole::kIndex, rows);
+  const TensorId labels = builder.AddInput(TensorRole::kIndex, rows, InputKind::kLabels);
   builder.AddOp(ModelBuilder::Root(), "loss",
                 {.kind = OpKind::kCrossEntropy, .rows = rows, .in = classes}, {logits, labels});
 }

@@ -33,6 +33,8 @@ class HfConfig {
   [[nodiscard]] bool Flag(std::string_view key) const;
   // A probability in [0, 1); 0 when there is no value.
   [[nodiscard]] double Probability(std::string_view key) const;
+  // A positive number; `fallback` when there is no value.
+  [[nodiscard]] double Positive(std::string_view key, double fallback) const;
   // An activation function by its name in Transformers.
   [[nodiscard]] Activation ActivationOf(std::string_view key) const;
   // Empty when there is no value.
@@ -83,8 +85,14 @@ enum class Positions { kRelative, kLearned };
 // num_labels, or the size of id2label, or 2 as in Transformers.
 [[nodiscard]] std::int64_t CountLabels(const HfConfig& config);
 
+// The angles of a rotary embedding over `dim` features of a head: theta from `theta_key` (or inside
+// rope_parameters, where newer files have it), scaling from rope_scaling or rope_parameters.
+[[nodiscard]] RopeAngles ReadRopeAngles(const HfConfig& config, std::string_view theta_key,
+                                        std::int64_t dim);
+
 // Token ids of one sample.
-[[nodiscard]] TensorId AddTokenInput(ModelBuilder& builder, std::int64_t tokens);
+[[nodiscard]] TensorId AddTokenInput(ModelBuilder& builder, std::int64_t tokens,
+                                     InputKind kind = InputKind::kTokens);
 // 0, 1, 2, ...: the same for every sample.
 [[nodiscard]] TensorId AddPositionInput(ModelBuilder& builder, std::int64_t tokens);
 

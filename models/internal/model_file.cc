@@ -229,14 +229,17 @@ class FileReader {
       if (ids || positions) {
         tensor.is_index = true;
         tensor.dims = {Dimension(ids ? *ids : *positions, ModelLimits::kTokens)};
-        tensor.id = builder_.AddInput(TensorRole::kIndex, tensor.dims[0], ids.has_value());
+        // A loss that reads ids makes them labels, see AddLoss.
+        tensor.id =
+            builder_.AddInput(TensorRole::kIndex, tensor.dims[0],
+                              ids ? InputKind::kTokens : InputKind::kPositions, ids.has_value());
       } else {
         tensor.dims = ReadShape(entry.At("shape"));
         std::int64_t elements = 1;
         for (const std::int64_t size : tensor.dims) {
           elements *= size;
         }
-        tensor.id = builder_.AddInput(TensorRole::kActivation, elements);
+        tensor.id = builder_.AddInput(TensorRole::kActivation, elements, InputKind::kFeatures);
       }
       tensors_[name] = std::move(tensor);
     }
@@ -422,12 +425,20 @@ class FileReader {
     }
   }
 
+  // A tied parameter is read when its storage is, under whatever name.
   void CheckParamsAreUsed() {
-    for (std::size_t i = 0; i < builder_.model().params.size(); ++i) {
-      if (!used_.contains(ParamId(i))) {
+    const std::vector<Parameter>& params = builder_.model().params;
+    const auto storage = [&](ParamId id) {
+      return params[id.value].tied_to.valid() ? params[id.value].tied_to : id;
+    };
+    std::set<ParamId> read;
+    for (const ParamId id : used_) {
+      read.insert(storage(id));
+    }
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (!read.contains(storage(ParamId(i)))) {
         throw InputError(file_.path().Field("ops").str(),
-                         "no op that reads parameter \"" + builder_.model().params[i].fqn + '"',
-                         "at least one");
+                         "no op that reads parameter \"" + params[i].fqn + '"', "at least one");
       }
     }
   }

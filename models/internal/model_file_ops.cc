@@ -26,9 +26,13 @@ Result AddLinear(OpReader& r) {
   if (r.HasBias()) {
     r.RequireShape(1, {out});
   }
-  return r.Emit(
-      {.kind = OpKind::kLinear, .rows = rows, .in = features, .out = out, .has_bias = r.HasBias()},
-      {rows, out});
+  return r.Emit({.kind = OpKind::kLinear,
+                 .rows = rows,
+                 .in = features,
+                 .out = out,
+                 .has_bias = r.HasBias(),
+                 .transposed = is_transposed},
+                {rows, out});
 }
 
 Result AddEmbedding(OpReader& r) {
@@ -53,9 +57,12 @@ Result AddNorm(OpReader& r, OpKind kind) {
   if (r.HasBias()) {
     r.RequireShape(1, {width});
   }
-  return r.Emit(
-      {.kind = kind, .rows = rows * (features / width), .in = width, .has_bias = r.HasBias()},
-      r.In(0).dims);
+  return r.Emit({.kind = kind,
+                 .rows = rows * (features / width),
+                 .in = width,
+                 .has_bias = r.HasBias(),
+                 .epsilon = r.Positive("epsilon", kind == OpKind::kRmsNorm ? 1e-6 : 1e-5)},
+                r.In(0).dims);
 }
 
 Result AddElementwise(OpReader& r, OpKind kind) {
@@ -66,6 +73,9 @@ Result AddElementwise(OpReader& r, OpKind kind) {
   }
   if (kind == OpKind::kDropout) {
     spec.dropout_p = r.Probability();
+  }
+  if (kind == OpKind::kScale) {
+    spec.factor = r.Positive("factor", 1.0);
   }
   const bool has_param = !r.op().params.empty();
   if (r.op().inputs.size() == 2) {
@@ -101,9 +111,30 @@ OpSpec ReadHeads(const OpReader& r, OpKind kind) {
   return spec;
 }
 
+// q and k, or one packed tensor.
+void CheckRopeInputs(const OpReader& r, const OpSpec& spec) {
+  const std::int64_t query = spec.heads * spec.head_dim;
+  const std::int64_t key = spec.kv_heads * spec.head_dim;
+  if (spec.rope.dim % 2 != 0) {
+    throw InputError(r.op().json.path().str(), std::to_string(spec.rope.dim) + " rotated features",
+                     "an even number");
+  }
+  if (r.op().inputs.size() == 1) {
+    r.RequireDims(0, {spec.rows, query + 2 * key});
+  } else {
+    r.RequireDims(0, {spec.rows, query});
+    r.RequireDims(1, {spec.rows, key});
+  }
+}
+
 Result AddRope(OpReader& r) {
   OpSpec spec = ReadHeads(r, OpKind::kRope);
   spec.rows = r.Matrix(0).first;
+  spec.packed_by_head = r.Flag("packed_by_head");
+  spec.rope = {.dim = r.Int("rotary_dim", spec.head_dim, 2, spec.head_dim),
+               .theta = r.Positive("theta", 10'000.0),
+               .interleaved = r.Flag("interleaved")};
+  CheckRopeInputs(r, spec);
   Result outputs = r.Emit(spec, {spec.rows, spec.heads * spec.head_dim});
   outputs[1].dims = {spec.rows, spec.kv_heads * spec.head_dim};
   return outputs;
@@ -118,6 +149,10 @@ Result AddAttention(OpReader& r) {
   spec.causal = r.Flag("causal");
   spec.window = r.Int("window", 0, 0, ModelLimits::kTokens);
   spec.dropout_p = r.Probability();
+  spec.factor = r.Positive("factor", 0.0);
+  spec.soft_cap = r.Positive("soft_cap", 0.0);
+  spec.alibi_max = r.Positive("alibi_max", 0.0);
+  spec.packed_by_head = r.Flag("packed_by_head");
   const std::int64_t query = spec.heads * spec.head_dim;
   const std::int64_t key = spec.kv_heads * spec.head_dim;
   const std::int64_t value = spec.kv_heads * spec.value_dim;
@@ -149,7 +184,9 @@ Result AddPositionBias(OpReader& r) {
                  .vocab = r.ShapeOf(0)[0],
                  .heads = heads,
                  .seq_q = tokens,
-                 .seq_k = tokens},
+                 .seq_k = tokens,
+                 .causal = r.Flag("causal"),
+                 .max_distance = r.Int("max_distance", 128, 1, ModelLimits::kTokens)},
                 {heads * tokens, tokens});
 }
 
@@ -200,7 +237,8 @@ Result AddBatchNorm(OpReader& r) {
                  .in = image[0],
                  .has_bias = true,
                  .height = image[1],
-                 .width = image[2]},
+                 .width = image[2],
+                 .epsilon = r.Positive("epsilon", 1e-5)},
                 image);
 }
 
@@ -253,7 +291,9 @@ Result AddRouter(OpReader& r) {
                  .rows = rows,
                  .in = features,
                  .experts = experts,
-                 .experts_per_token = r.Int("experts_per_token", 1, experts)},
+                 .experts_per_token = r.Int("experts_per_token", 1, experts),
+                 .factor = r.Positive("factor", 1.0),
+                 .normalizes_top_k = !r.Flag("unnormalized")},
                 {rows, experts});
 }
 
@@ -294,6 +334,7 @@ Result AddLoss(OpReader& r, OpKind kind) {
     r.Fail(1, "ids");
   }
   r.RequireDims(1, {rows});
+  r.MarkLabels(1);
   return r.Emit({.kind = kind, .rows = rows, .in = classes}, {1, 1});
 }
 
@@ -305,6 +346,9 @@ Result Flatten(OpReader& r) {
 
 Result Tokens(OpReader& r) {
   const std::vector<std::int64_t>& image = r.Image(0);
+  if (!r.MakeTokens(0)) {
+    r.Fail(0, "the output of a conv2d op");
+  }
   return {{.id = r.In(0).id, .dims = {image[1] * image[2], image[0]}, .is_index = false}};
 }
 
@@ -329,30 +373,37 @@ const std::vector<Kind>& Kinds() {
   static const std::vector<Kind> kinds = {
       {"embedding", AddEmbedding, 1, 1, 1, 1, {}},
       {"linear", AddLinear, 1, 1, 1, 2, {"transposed"}},
-      {"layer_norm", norm(K::kLayerNorm), 1, 1, 1, 2, {}},
-      {"rms_norm", norm(K::kRmsNorm), 1, 1, 1, 1, {}},
-      {"rope", AddRope, 1, 3, 0, 0, {"heads", "kv_heads", "head_dim"}},
+      {"layer_norm", norm(K::kLayerNorm), 1, 1, 1, 2, {"epsilon"}},
+      {"rms_norm", norm(K::kRmsNorm), 1, 1, 1, 1, {"epsilon"}},
+      {"rope",
+       AddRope,
+       1,
+       2,
+       0,
+       0,
+       {"heads", "kv_heads", "head_dim", "rotary_dim", "theta", "interleaved", "packed_by_head"}},
       {"attention",
        AddAttention,
        1,
        4,
        0,
        0,
-       {"heads", "kv_heads", "head_dim", "value_dim", "causal", "window", "p"}},
+       {"heads", "kv_heads", "head_dim", "value_dim", "causal", "window", "p", "factor", "soft_cap",
+        "alibi_max", "packed_by_head"}},
       {"activation", element(K::kActivation), 1, 1, 0, 0, {"function"}},
       {"gated_activation", element(K::kGatedActivation), 2, 2, 0, 0, {"function"}},
       {"add", element(K::kAdd), 1, 2, 0, 1, {}},
       {"mul", element(K::kMul), 2, 2, 0, 0, {}},
-      {"scale", element(K::kScale), 1, 1, 0, 0, {}},
+      {"scale", element(K::kScale), 1, 1, 0, 0, {"factor"}},
       {"dropout", element(K::kDropout), 1, 1, 0, 0, {"p"}},
-      {"position_bias", AddPositionBias, 0, 0, 1, 1, {}},
+      {"position_bias", AddPositionBias, 0, 0, 1, 1, {"causal", "max_distance"}},
       {"conv2d", AddConv2d, 1, 1, 1, 2, {"stride", "padding", "groups"}},
-      {"batch_norm", AddBatchNorm, 1, 1, 2, 2, {}},
+      {"batch_norm", AddBatchNorm, 1, 1, 2, 2, {"epsilon"}},
       {"max_pool", pool(K::kMaxPool), 1, 1, 0, 0, {"kernel", "stride", "padding"}},
       {"avg_pool", pool(K::kAvgPool), 1, 1, 0, 0, {"kernel", "stride", "padding", "global"}},
       {"concat", AddConcat, 1, kMany, 0, kMany, {}},
       {"select", AddSelect, 1, 1, 0, 0, {"rows"}},
-      {"router", AddRouter, 1, 1, 1, 1, {"experts_per_token"}},
+      {"router", AddRouter, 1, 1, 1, 1, {"experts_per_token", "factor", "unnormalized"}},
       {"experts", AddExperts, 2, 2, 2, kMany, {"function", "gated", "experts_per_token"}},
       {"log_softmax", element(K::kLogSoftmax), 1, 1, 0, 0, {}},
       {"nll_loss", loss(K::kNllLoss), 2, 2, 0, 0, {}},

@@ -46,6 +46,29 @@ bool OpReader::Flag(std::string_view key) const {
   return value && value->AsBool();
 }
 
+double OpReader::Positive(std::string_view key, double fallback) const {
+  const std::optional<JsonValue> value = op_.json.Find(key);
+  if (!value) {
+    return fallback;
+  }
+  const double number = value->AsDouble();
+  if (!(number > 0.0 && number < 1e18)) {
+    throw value->Error("a positive number below 1e18");
+  }
+  return number;
+}
+
+void OpReader::MarkLabels(std::size_t i) {
+  Tensor& tensor = builder_.model().tensors[In(i).id.value];
+  if (tensor.input == InputKind::kTokens) {
+    tensor.input = InputKind::kLabels;
+  }
+}
+
+bool OpReader::MakeTokens(std::size_t i) {
+  return builder_.MakeTokens(In(i).id);
+}
+
 double OpReader::Probability() const {
   const std::optional<JsonValue> value = op_.json.Find("p");
   if (!value) {

@@ -33,6 +33,8 @@ class OpReader {
   [[nodiscard]] std::int64_t Int(std::string_view key, std::int64_t fallback, std::int64_t min,
                                  std::int64_t max) const;
   [[nodiscard]] bool Flag(std::string_view key) const;
+  // A positive number.
+  [[nodiscard]] double Positive(std::string_view key, double fallback) const;
   // The key "p"; 0 when absent.
   [[nodiscard]] double Probability() const;
   // The key "function".
@@ -48,6 +50,11 @@ class OpReader {
   void RequireRank(std::size_t param, std::size_t rank) const;
   // Refuses input i for its shape.
   [[noreturn]] void Fail(std::size_t i, const std::string& expected) const;
+
+  // Input i, if ids, holds labels.
+  void MarkLabels(std::size_t i);
+  // ModelBuilder::MakeTokens of input i.
+  [[nodiscard]] bool MakeTokens(std::size_t i);
 
   // Appends the op; `dims` are those of its outputs.
   [[nodiscard]] std::vector<FileTensor> Emit(const OpSpec& spec,

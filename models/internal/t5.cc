@@ -1,6 +1,7 @@
 // T5ForConditionalGeneration: encoder and decoder of equal length, relative position biases that
 // the first block of each stack computes and all of its blocks read.
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -21,6 +22,7 @@ struct T5Sizes {
   std::int64_t intermediate = 0;
   std::int64_t vocabulary = 0;
   std::int64_t buckets = 0;
+  std::int64_t max_distance = 0;
   std::int64_t tokens = 0;
   double dropout = 0.0;
   bool is_gated = false;
@@ -40,6 +42,8 @@ T5Sizes ReadT5Sizes(const BuildInput& input) {
   s.head_dim = config.Int("d_kv", 1, std::int64_t{1} << 16);
   s.intermediate = config.Int("d_ff", 1, ModelLimits::kFeatures);
   s.buckets = config.Int("relative_attention_num_buckets", 1, ModelLimits::kVocabulary);
+  s.max_distance =
+      config.OptionalInt("relative_attention_max_distance", 1, ModelLimits::kTokens).value_or(128);
   s.dropout = config.Probability("dropout_rate");
   s.tokens = ChooseSequenceLength(input, config.Int("n_positions", 1, ModelLimits::kTokens),
                                   Positions::kRelative);
@@ -62,7 +66,9 @@ class T5Builder {
   T5Builder(const BuildInput& input, const T5Sizes& sizes)
       : sizes_(sizes),
         builder_(input.config.file(), input.name, input.type, "T5ForConditionalGeneration"),
-        is_tied_(input.config.Flag("tie_word_embeddings")) {}
+        is_tied_(input.config.Flag("tie_word_embeddings")) {
+    builder_.SetNormConstants(input.config.Positive("layer_norm_epsilon", 1e-6));
+  }
 
   Model Build() {
     const ModuleId root = ModelBuilder::Root();
@@ -72,7 +78,8 @@ class T5Builder {
     TensorId x = AddStack("decoder", sizes_.decoder_layers, shared, encoded);
     if (is_tied_) {
       // Tied weights are rescaled: sequence_output * d_model^-0.5.
-      x = builder_.Scale(root, "scale_output", tokens, sizes_.hidden, x);
+      x = builder_.Scale(root, "scale_output", {tokens, sizes_.hidden},
+                         1.0 / std::sqrt(static_cast<double>(sizes_.hidden)), x);
     }
     const Layer head =
         is_tied_ ? builder_.AddTiedLinear(root, "lm_head", sizes_.hidden, sizes_.vocabulary,
@@ -108,7 +115,8 @@ class T5Builder {
     Layer embedding = shared;
     embedding.module = builder_.AddModule(stack, "embed_tokens", "Embedding");
     embedding.weight = builder_.AddTied(embedding.module, "weight", shared.weight);
-    TensorId x = builder_.Embedding(embedding, tokens, AddTokenInput(builder_, tokens));
+    const InputKind kind = encoded ? InputKind::kDecoderTokens : InputKind::kTokens;
+    TensorId x = builder_.Embedding(embedding, tokens, AddTokenInput(builder_, tokens, kind));
     x = Dropout(stack, sizes_.hidden, x);
     const ModuleId blocks = builder_.AddModule(stack, "block", "ModuleList");
     std::optional<TensorId> position_bias;
@@ -170,7 +178,9 @@ class T5Builder {
                                       .vocab = sizes_.buckets,
                                       .heads = sizes_.heads,
                                       .seq_q = tokens,
-                                      .seq_k = tokens},
+                                      .seq_k = tokens,
+                                      .causal = is_causal,
+                                      .max_distance = sizes_.max_distance},
                                      {}, params);
     }
     OpSpec spec{.kind = OpKind::kAttention,
@@ -183,7 +193,8 @@ class T5Builder {
                 .seq_k = tokens,
                 .causal = is_causal,
                 .has_bias = position_bias.has_value(),
-                .dropout_p = sizes_.dropout};
+                .dropout_p = sizes_.dropout,
+                .factor = 1.0};
     y = position_bias ? builder_.AddOp(a.module, "attn", spec, {q, k, v, *position_bias})
                       : builder_.AddOp(a.module, "attn", spec, {q, k, v});
     y = builder_.Linear(a.o, tokens, y);

@@ -69,7 +69,8 @@ TensorId AddEmbeddings(ModelBuilder& builder, const VitSizes& s, ModuleId body) 
       builder.AddParam(projection, "weight", {s.hidden, s.channels, s.patch, s.patch}),
       builder.AddParam(projection, "bias", {s.hidden})};
 
-  const TensorId image = builder.AddInput(TensorRole::kActivation, s.channels * s.image * s.image);
+  const TensorId image = builder.AddInput(TensorRole::kActivation, s.channels * s.image * s.image,
+                                          InputKind::kFeatures);
   const std::int64_t side = s.image / s.patch;
   TensorId x = builder.AddOp(projection, "projection",
                              {.kind = OpKind::kConv2d,
@@ -81,7 +82,8 @@ TensorId AddEmbeddings(ModelBuilder& builder, const VitSizes& s, ModuleId body) 
                               .height_out = side,
                               .width_out = side,
                               .kernel = s.patch,
-                              .stride = s.patch},
+                              .stride = s.patch,
+                              .tokens_out = true},
                              {image}, conv_params);
   const ParamId token_params[] = {class_token};
   x = builder.AddOp(module, "concat_class_token",
@@ -144,6 +146,7 @@ Model BuildVit(const BuildInput& input) {
   const bool is_classifier = s.classes > 0;
   ModelBuilder builder(input.config.file(), input.name, input.type,
                        is_classifier ? "ViTForImageClassification" : "ViTModel");
+  builder.SetNormConstants(input.config.Positive("layer_norm_eps", 1e-12));
   const ModuleId root = ModelBuilder::Root();
   const ModuleId body = is_classifier ? builder.AddModule(root, "vit", "ViTModel") : root;
   TensorId x = AddEmbeddings(builder, s, body);

@@ -50,8 +50,8 @@ void RepeatKeyValue(const LowerContext& context, const AttentionBytes& bytes, Op
   op->backward_data.push_back(PassKernel(KernelClass::kElementwise, t, bytes.k_all, bytes.k));
   op->backward_data.push_back(PassKernel(KernelClass::kElementwise, t, bytes.v_all, bytes.v));
   op->saves_input &= ~0b110U;
-  op->extra_saved += Bytes(bytes.k_all + bytes.v_all);
-  op->backward_workspace += Bytes(bytes.k_all + bytes.v_all);
+  AddTensors({bytes.k_all, bytes.v_all}, &op->extra_saved, &op->extra_saved_tensors);
+  AddTensors({bytes.k_all, bytes.v_all}, &op->backward_workspace, &op->backward_workspace_tensors);
 }
 
 Kernel FlashKernel(const LowerContext& context, KernelClass kind, double flops) {
@@ -87,7 +87,7 @@ OpKernels FlashAttention(const LowerContext& context, const AttentionBytes& byte
   const std::int64_t dq_fp32 = Product({bytes.rows, spec.head_dim, kFp32Bytes});
   const std::int64_t tile_rows =
       Product({context.batch, spec.heads, RoundUp(spec.seq_q, kFlashTile), kFp32Bytes});
-  const std::int64_t workspace = Product({tile_rows, RoundUp(spec.head_dim, 32)}) + tile_rows;
+  const std::int64_t dq_sum = Product({tile_rows, RoundUp(spec.head_dim, 32)});
   Kernel backward =
       FlashKernel(context, KernelClass::kAttentionBackward, 2.0 * pairs * (3.0 * qk + 2.0 * ov));
   backward.read = Bytes(bytes.q + kv + bytes.output + 2 * row_stats + bytes.bias);
@@ -98,7 +98,7 @@ OpKernels FlashAttention(const LowerContext& context, const AttentionBytes& byte
       backward,
       PassKernel(KernelClass::kCopy, context.compute, dq_fp32, bytes.q),
   };
-  op.backward_workspace = Bytes(workspace);
+  AddTensors({dq_sum, tile_rows}, &op.backward_workspace, &op.backward_workspace_tensors);
   op.saves_input = 0b111;
   op.saves_output = 1;
   op.extra_saved = Bytes(row_stats);  // log-sum-exp per query and head
@@ -110,7 +110,7 @@ OpKernels FlashAttention(const LowerContext& context, const AttentionBytes& byte
     op.backward_data[1].written += Bytes(expanded - kv);
     op.backward_data.push_back(
         PassKernel(KernelClass::kElementwise, context.compute, expanded, bytes.k + bytes.v));
-    op.backward_workspace += Bytes(expanded);
+    AddTensors({bytes.k_all, bytes.v_all}, &op.backward_workspace, &op.backward_workspace_tensors);
   }
   return op;
 }
@@ -224,7 +224,8 @@ void MaterializedBackward(const LowerContext& context, const AttentionBytes& byt
   AppendCopy(context, bytes.k_all, &kernels);
   AppendCopy(context, bytes.v_all, &kernels);
   // Peak: the incoming and the outgoing gradient of the softmax, or of an element-wise step.
-  op->backward_workspace = Bytes(Product({bytes.scores, softmax.cast_first ? 2 * p : s + p}));
+  AddTensors({Product({bytes.scores, p}), Product({bytes.scores, softmax.cast_first ? p : s})},
+             &op->backward_workspace, &op->backward_workspace_tensors);
 }
 
 OpKernels MaterializedAttention(const LowerContext& context, const AttentionBytes& bytes) {
@@ -239,7 +240,9 @@ OpKernels MaterializedAttention(const LowerContext& context, const AttentionByte
   // Softmax keeps its result; the second product keeps its left operand: the same tensor, unless a
   // cast or dropout stands between. Dropout keeps a mask of one byte per element.
   const std::int64_t saved = softmax.bytes + (dropout ? 1 + s : softmax.casts ? s : 0);
-  op.extra_saved = Bytes(Product({bytes.scores, saved}));
+  AddTensors({Product({bytes.scores, softmax.bytes}), Product({bytes.scores, dropout ? 1 : 0}),
+              Product({bytes.scores, saved - softmax.bytes - (dropout ? 1 : 0)})},
+             &op.extra_saved, &op.extra_saved_tensors);
   // Bytes per score at the moments that can be the peak: scaling (two copies), softmax (scores,
   // their fp32 copy, result), the cast back (scores, both results), dropout (all that is saved and,
   // after a cast, its input).

@@ -38,9 +38,12 @@ OpKernels PythonGelu(const LowerContext& context, std::int64_t elements) {
     AppendElementwise(context, elements, reads, 1, &op.backward_data);
   }
   op.saves_input = 1;
-  op.extra_saved = Bytes(Product({3, elements, context.s}));
-  // Peak, in pow's formula: gradients of the sum, of the halved factor, the square and its triple.
-  op.backward_workspace = Bytes(Product({4, elements, context.s}));
+  const std::int64_t e = Product({elements, context.s});
+  AddTensors({e, e, e}, &op.extra_saved, &op.extra_saved_tensors);
+  // Peak, at the product: the gradients of both factors, one of them in the place of x's. What
+  // comes later (pow's formula holds six tensors with x) fits where the saved factors and tanh
+  // were.
+  AddTensors({e}, &op.backward_workspace, &op.backward_workspace_tensors);
   return op;
 }
 
@@ -61,7 +64,7 @@ OpKernels LowerActivation(const LowerContext& context) {
     (KeepsResult(activation) ? op.saves_output : op.saves_input) = 1;
   }
   op.output_aliases = {-1};
-  op.output_recomputed = context.options.fused_elementwise && op.saves_output == 0;
+  op.output_recomputed = RecomputesOutputs(context) && op.saves_output == 0;
   return op;
 }
 
@@ -73,7 +76,7 @@ OpKernels LowerGatedActivation(const LowerContext& context) {
     AppendElementwise(context, elements, 2, 1, &op.forward);
     AppendElementwise(context, elements, 3, 2, &op.backward_data);
     op.saves_input = 0b11;
-    op.output_recomputed = true;
+    op.output_recomputed = RecomputesOutputs(context);
     return op;
   }
   if (context.spec.activation == Activation::kNone) {
@@ -87,8 +90,9 @@ OpKernels LowerGatedActivation(const LowerContext& context) {
   // The product keeps the activated gate and up; the activation keeps the gate, unless its
   // derivative follows from its result.
   op.saves_input = KeepsResult(context.spec.activation) ? 0b10 : 0b11;
+  // Peak of backward: the product's gradients, of the activated gate and of up, beside that of the
+  // output. The gate's own comes when the last two are gone, so no scratch is added to the three.
   op.extra_saved = Bytes(Product({elements, context.s}));
-  op.backward_workspace = Bytes(Product({elements, context.s}));
   return op;
 }
 

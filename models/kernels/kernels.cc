@@ -62,6 +62,19 @@ void AppendElementwise(const LowerContext& context, std::int64_t elements, std::
                                 Product({elements, writes, context.s})));
 }
 
+void AddTensors(std::initializer_list<std::int64_t> sizes, Bytes* total,
+                std::vector<Bytes>* tensors) {
+  if (tensors->empty() && *total > Bytes(0)) {
+    tensors->push_back(*total);
+  }
+  for (const std::int64_t size : sizes) {
+    if (size > 0) {
+      tensors->push_back(Bytes(size));
+      *total += Bytes(size);
+    }
+  }
+}
+
 void ApplyAutocast(const LowerContext& context, std::int64_t weight_elements, OpKernels* op) {
   if (!context.options.autocast_weights || context.compute == DType::kFp32) {
     return;
@@ -71,7 +84,7 @@ void ApplyAutocast(const LowerContext& context, std::int64_t weight_elements, Op
   op->forward.insert(op->forward.begin(),
                      PassKernel(KernelClass::kCopy, context.compute, master, cast));
   op->backward_weight.push_back(PassKernel(KernelClass::kCopy, DType::kFp32, cast, master));
-  op->extra_saved += Bytes(cast);
+  AddTensors({cast}, &op->extra_saved, &op->extra_saved_tensors);
 }
 
 }  // namespace shardwright::internal

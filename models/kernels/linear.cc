@@ -39,7 +39,34 @@ void AppendTableGradient(const LowerContext& context, std::int64_t rows, std::in
       PassKernel(KernelClass::kGatherScatter, context.compute, gradients, partial_bytes),
       PassKernel(KernelClass::kGatherScatter, context.compute, partial_bytes, touched),
   };
-  op->backward_workspace = Bytes(partial_bytes + 2 * ids);
+  AddTensors({partial_bytes, ids, ids}, &op->backward_workspace, &op->backward_workspace_tensors);
+}
+
+// Which layers stay in the compute dtype under fp8_linear: the vocabulary projection, which no
+// recipe converts. Blocks widen at most fivefold or so.
+constexpr std::int64_t kMostFp8Widening = 6;
+
+// Products of fp8 copies. Scaling by the largest magnitude reads an operand once more than the cast
+// itself. The copy of the input serves the weight gradient too.
+void UseFp8(const LowerContext& context, OpKernels* op) {
+  const OpSpec& spec = context.spec;
+  const auto cast = [&](std::int64_t elements) {
+    return PassKernel(KernelClass::kCopy, context.compute, Product({elements, 2, context.s}),
+                      elements);
+  };
+  const std::int64_t rows = Rows(context);
+  const std::int64_t inputs = Product({rows, spec.in});
+  const std::int64_t outputs = Product({rows, spec.out});
+  const std::int64_t weights = Product({spec.in, spec.out});
+  const auto shrink = [&](Kernel& kernel, std::int64_t operands) {
+    kernel.dtype = DType::kFp8;
+    kernel.read = kernel.read - Bytes(operands * (context.s - 1));
+  };
+  shrink(op->forward[0], inputs + weights);
+  shrink(op->backward_data[0], outputs + weights);
+  shrink(op->backward_weight[0], outputs + inputs);
+  op->forward.insert(op->forward.begin(), {cast(inputs), cast(weights)});
+  op->backward_data.insert(op->backward_data.begin(), cast(outputs));
 }
 
 }  // namespace
@@ -101,6 +128,9 @@ OpKernels LowerLinear(const LowerContext& context) {
   op.saves_input_for_weight = 1;
   op.output_aliases = {-1};
   op.compute_intensive = true;
+  if (context.options.fp8_linear && context.s > 1 && spec.out <= kMostFp8Widening * spec.in) {
+    UseFp8(context, &op);
+  }
   ApplyAutocast(context, Product({spec.in, spec.out}) + (spec.has_bias ? spec.out : 0), &op);
   return op;
 }

@@ -35,14 +35,52 @@ OpKernels EagerCrossEntropy(const LowerContext& context) {
   }
   op.extra_saved = Bytes(f);
   op.forward_workspace = Bytes(casts ? f : 0);
+  if (casts && context.options.shifted_logits) {
+    // The fp32 copy and the shifted copy; by then the name that held the logits holds the first.
+    op.forward.insert(op.forward.begin() + 1, PassKernel(KernelClass::kCopy, t, f, f));
+    op.backward_data.push_back(PassKernel(KernelClass::kElementwise, t, f, 2 * f));
+    op.forward_workspace += Bytes(f - logits);
+    op.forward_workspace_tensors = {Bytes(f), Bytes(f)};
+  }
   // Both gradients of the log-softmax; without a cast the second is the logits' gradient itself.
   op.backward_workspace = Bytes(casts ? 2 * f - logits : f);
+  if (casts) {
+    // The gradient of the logits comes when the first of these has gone, but not where it lay.
+    op.backward_workspace_tensors = {Bytes(f), Bytes(f)};
+  }
+  return op;
+}
+
+// The same on a shifted fp32 copy of the logits, which the backward kernel overwrites with its
+// gradient (Unsloth's kernel, used by fms-acceleration).
+OpKernels ShiftedFusedCrossEntropy(const LowerContext& context) {
+  const std::int64_t rows = Rows(context);
+  const std::int64_t logits = Product({Elements(context), context.s});
+  const std::int64_t f = Product({Elements(context), kFp32Bytes});
+  const std::int64_t labels = Product({rows, kIndexBytes});
+  const std::int64_t stats = Product({rows, 2, kFp32Bytes});
+  const DType fp32 = DType::kFp32;
+  OpKernels op;
+  op.forward = {PassKernel(KernelClass::kCopy, fp32, logits, f),
+                PassKernel(KernelClass::kCopy, fp32, f, f),
+                PassKernel(KernelClass::kSoftmax, fp32, f + labels, stats)};
+  op.backward_data = {PassKernel(KernelClass::kSoftmax, fp32, f + labels + stats, f),
+                      PassKernel(KernelClass::kElementwise, fp32, f, 2 * f),  // into zeros
+                      PassKernel(KernelClass::kCopy, context.compute, f, logits)};
+  AddTensors({f, stats}, &op.extra_saved, &op.extra_saved_tensors);
+  // Both ways two fp32 tensors at the peak, when the logits (their gradient) are gone (not there
+  // yet).
+  op.forward_workspace = Bytes(f - logits);
+  op.backward_workspace = Bytes(f - logits);
   return op;
 }
 
 // One kernel with an online softmax that reads the logits once and keeps them and two numbers per
 // row, and one that turns them into their gradient.
 OpKernels FusedCrossEntropy(const LowerContext& context) {
+  if (context.options.shifted_logits && context.compute != DType::kFp32) {
+    return ShiftedFusedCrossEntropy(context);
+  }
   const std::int64_t rows = Rows(context);
   const std::int64_t logits = Product({Elements(context), context.s});
   const std::int64_t labels = Product({rows, kIndexBytes});
@@ -54,6 +92,27 @@ OpKernels FusedCrossEntropy(const LowerContext& context) {
   op.saves_input = 1;
   op.extra_saved = Bytes(stats);
   return op;
+}
+
+// The cross-entropies that metrics compute after the forward pass: fp32 copy, log-softmax, loss of
+// the labels, one metric after the other.
+void AppendMetrics(const LowerContext& context, OpKernels* op) {
+  const std::int64_t rows = Rows(context);
+  const std::int64_t logits = Product({Elements(context), context.s});
+  const std::int64_t f = Product({Elements(context), kFp32Bytes});
+  const std::int64_t labels = Product({rows, kIndexBytes});
+  const bool casts = context.compute != DType::kFp32;
+  for (std::int64_t i = 0; i < context.options.loss_metrics; ++i) {
+    if (casts) {
+      op->forward.push_back(PassKernel(KernelClass::kCopy, DType::kFp32, logits, f));
+    }
+    op->forward.push_back(PassKernel(KernelClass::kSoftmax, DType::kFp32, f, f));
+    op->forward.push_back(PassKernel(KernelClass::kGatherScatter, DType::kFp32,
+                                     Product({rows, kFp32Bytes}) + labels, kFp32Bytes));
+  }
+  if (context.options.loss_metrics > 0) {
+    op->forward_workspace = std::max(op->forward_workspace, Bytes(casts ? 2 * f : f));
+  }
 }
 
 }  // namespace
@@ -94,7 +153,10 @@ OpKernels LowerCrossEntropy(const LowerContext& context) {
     op.extra_saved = Bytes(CeilDiv(op.extra_saved.value, chunks));
     op.forward_workspace = Bytes(CeilDiv(op.forward_workspace.value, chunks));
     op.backward_workspace = Bytes(CeilDiv(op.backward_workspace.value, chunks));
+    op.forward_workspace_tensors.clear();
+    op.backward_workspace_tensors.clear();
   }
+  AppendMetrics(context, &op);
   op.saves_input |= 0b10;  // labels
   if (context.options.keeps_logits) {
     op.saves_input |= 0b01;

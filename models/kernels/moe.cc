@@ -241,11 +241,14 @@ OpKernels LowerExperts(const LowerContext& context) {
   const std::int64_t dispatch = dense ? 0 : routed + 3 * ids + Product({spec.experts, 4});
   op.extra_saved = Bytes(dispatch + mlp_saved + routed + weights);
   // Weighted rows, and those rows in the tokens' order.
-  op.forward_workspace = Bytes(dense ? routed : 2 * routed);
+  AddTensors({routed, dense ? 0 : routed}, &op.forward_workspace, &op.forward_workspace_tensors);
   // Three gradients of one size: of rows around the weighted sum, or of hidden features around the
   // gate (two without a gate).
   const std::int64_t hidden = Product({rows.total, spec.out, context.s});
-  op.backward_workspace = Bytes(std::max(3 * routed, (spec.gated ? 3 : 2) * hidden));
+  const bool hidden_peak = (spec.gated ? 3 : 2) * hidden > 3 * routed;
+  const std::int64_t gradient = hidden_peak ? hidden : routed;
+  AddTensors({gradient, gradient, hidden_peak && !spec.gated ? 0 : gradient},
+             &op.backward_workspace, &op.backward_workspace_tensors);
   op.output_aliases = {-1};
   op.compute_intensive = true;
   ApplyAutocast(context, Product({spec.experts, spec.in, spec.out, spec.gated ? 3 : 2}), &op);

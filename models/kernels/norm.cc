@@ -35,7 +35,7 @@ OpKernels FusedNorm(const LowerContext& context, std::int64_t statistics, std::i
   op.saves_input = 1;
   op.extra_saved = Bytes(stats);
   op.output_aliases = {-1};
-  op.output_recomputed = context.options.fused_elementwise;
+  op.output_recomputed = RecomputesOutputs(context);
   return op;
 }
 
@@ -93,11 +93,11 @@ OpKernels EagerRmsNorm(const LowerContext& context) {
   op.backward_weight = {pass(context.compute, 2 * e, e),
                         PassKernel(KernelClass::kNorm, context.compute, e, w)};
   op.saves_input = casts ? 0 : 1;
-  op.extra_saved = Bytes((casts ? f : 0) + r + e);
+  AddTensors({casts ? f : 0, r, e}, &op.extra_saved, &op.extra_saved_tensors);
   // Forward peak, at the second cast: x32, the product and y; without casts: x32^2 alone.
   op.forward_workspace = Bytes(casts ? f - e : 0);
   // Backward peak, inside pow's formula: first path, expanded mean, x32^1, twice it, the product.
-  op.backward_workspace = Bytes(5 * f - e);
+  AddTensors({f, f, f, f, f - e}, &op.backward_workspace, &op.backward_workspace_tensors);
   op.output_aliases = {-1};
   return op;
 }
@@ -150,8 +150,9 @@ OpKernels LowerRope(const LowerContext& context) {
     }
   }
   // Peak of one tensor: both products and the rotated copy, of which one is counted as the output.
-  op.forward_workspace = Bytes(2 * std::max(q, k));
-  op.backward_workspace = op.forward_workspace;
+  const std::int64_t largest = std::max(q, k);
+  AddTensors({largest, largest}, &op.forward_workspace, &op.forward_workspace_tensors);
+  AddTensors({largest, largest}, &op.backward_workspace, &op.backward_workspace_tensors);
   return op;
 }
 

@@ -55,6 +55,25 @@ class StructureChecker {
     }
   }
 
+  [[nodiscard]] bool PiecesAddUp(const Buffer& buffer) const {
+    const PieceRange& range = buffer.pieces;
+    if (range.count == 0) {
+      return true;
+    }
+    if (range.begin > program_.pieces.size() ||
+        range.count > program_.pieces.size() - range.begin) {
+      return false;
+    }
+    std::int64_t missing = buffer.size.value;
+    for (const Bytes piece : program_.PiecesOf(buffer)) {
+      if (piece.value < 0) {
+        return false;
+      }
+      missing -= std::min(missing, piece.value);
+    }
+    return missing == 0;
+  }
+
   void CheckTables() {
     name_ = "program";
     for (std::size_t i = 0; i < program_.shapes.size(); ++i) {
@@ -79,6 +98,9 @@ class StructureChecker {
           static_cast<std::size_t>(b.category) >= kCategoryCount) {
         Report(kNoOp, "buffer " + std::to_string(i) +
                           " has a negative size, or an unknown owner or category");
+      } else if (!PiecesAddUp(b)) {
+        Report(kNoOp, "buffer " + std::to_string(i) +
+                          " has pieces out of range, of negative size, or of a smaller sum");
       }
     }
     for (const Group& group : program_.groups) {

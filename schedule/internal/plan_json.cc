@@ -136,6 +136,24 @@ Offload ReadOffload(const JsonValue& json) {
   return offload;
 }
 
+ZeroOptions ReadZero(const JsonValue& json) {
+  json.AllowOnly({"reduce_bucket", "contiguous_gradients", "overlap_comm", "gradient_reduction",
+                  "allgather_bucket", "prefetch_bucket", "max_live_parameters",
+                  "max_reuse_distance", "persistence_threshold", "sub_group"});
+  ZeroOptions zero;
+  SetInt(json, "reduce_bucket", 1, JsonValue::kMaxCount, zero.reduce_bucket);
+  SetBool(json, "contiguous_gradients", zero.contiguous_gradients);
+  SetChoice(json, "overlap_comm", kOverlapNames, zero.overlap_comm);
+  SetChoice(json, "gradient_reduction", kGradientReductionNames, zero.gradient_reduction);
+  SetInt(json, "allgather_bucket", 0, JsonValue::kMaxCount, zero.allgather_bucket);
+  SetInt(json, "prefetch_bucket", 0, JsonValue::kMaxCount, zero.prefetch_bucket);
+  SetInt(json, "max_live_parameters", 0, JsonValue::kMaxCount, zero.max_live_parameters);
+  SetInt(json, "max_reuse_distance", 0, JsonValue::kMaxCount, zero.max_reuse_distance);
+  SetInt(json, "persistence_threshold", 0, JsonValue::kMaxCount, zero.persistence_threshold);
+  SetInt(json, "sub_group", 1, JsonValue::kMaxCount, zero.sub_group);
+  return zero;
+}
+
 }  // namespace
 
 std::vector<UnitPlan> ReadUnits(const JsonValue& json) {
@@ -178,7 +196,8 @@ Job ReadJob(const JsonValue& json) {
 Plan ReadPlan(const JsonValue& json) {
   json.AllowOnly({"dialect", "shard_size", "replicate_size", "micro_batch", "accumulation", "sync",
                   "offload", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
-                  "use_orig_params", "in_flight", "first_bucket", "bucket", "recompute", "units"});
+                  "use_orig_params", "bounded_memory", "in_flight", "first_bucket", "bucket",
+                  "zero", "reduce_scatter_bucket", "recompute", "units"});
   Plan plan;
   plan.dialect = ReadChoice<Dialect>(json.At("dialect"), kDialectNames);
   plan.shard_size = json.At("shard_size").AsInt(1, kMaxRanks);
@@ -193,12 +212,19 @@ Plan ReadPlan(const JsonValue& json) {
   SetBool(json, "forward_prefetch", plan.forward_prefetch);
   SetBool(json, "limit_all_gathers", plan.limit_all_gathers);
   SetBool(json, "use_orig_params", plan.use_orig_params);
+  SetBool(json, "bounded_memory", plan.bounded_memory);
   SetInt(json, "in_flight", 1, 65535, plan.in_flight);
   if (const std::optional<JsonValue> bucket = json.Find("first_bucket")) {
     plan.first_bucket = bucket->AsBytes();
   }
   if (const std::optional<JsonValue> bucket = json.Find("bucket")) {
     plan.bucket = bucket->AsBytes();
+  }
+  if (const std::optional<JsonValue> zero = json.Find("zero")) {
+    plan.zero = ReadZero(*zero);
+  }
+  if (const std::optional<JsonValue> bucket = json.Find("reduce_scatter_bucket")) {
+    plan.reduce_scatter_bucket = bucket->AsBytes();
   }
   if (const std::optional<JsonValue> recompute = json.Find("recompute")) {
     plan.recompute = ReadRecompute(*recompute);

@@ -51,7 +51,8 @@ void FindStorages(const LowerInput& in, ModelAnalysis& a) {
     const auto& aliases = a.KernelsOf(static_cast<std::uint32_t>(i)).output_aliases;
     for (std::size_t k = 0; k < op.outputs.size(); ++k) {
       const int alias = k < aliases.size() ? aliases[k] : -1;
-      if (alias >= 0) {
+      // An in-place rope on one packed tensor has no second input to overwrite.
+      if (alias >= 0 && static_cast<std::size_t>(alias) < op.inputs.size()) {
         a.storage_of[op.outputs[k].value] =
             a.storage_of[op.inputs[static_cast<std::size_t>(alias)].value];
       } else {
@@ -97,10 +98,39 @@ std::vector<bool> KeptOps(const Model& model, const ModelAnalysis& a, const Regi
   return kept;
 }
 
+// Attention that forward keeps hands over its output and row statistics only: its operands are
+// made again, copies of k and v for all query heads among them. They count as scratch of backward,
+// when they exist, and of forward.
+void KeepOnlyAttentionResult(const LowerInput& in, std::uint32_t i, ModelAnalysis& a) {
+  const OpSpec& spec = in.model.SpecOf(in.model.ops[i]);
+  if (spec.kind != OpKind::kAttention || !in.kernels.repeat_kv || spec.kv_heads >= spec.heads ||
+      in.kernels.attention != AttentionImpl::kFlash) {
+    return;
+  }
+  const OpKernels& copying = a.KernelsOf(i);
+  KernelSetOptions options = in.kernels;
+  options.repeat_kv = false;
+  OpKernels kernels = LowerOp(spec, in.plan.micro_batch, in.job.precision.param, options);
+  kernels.forward = copying.forward;
+  const Bytes copies = copying.extra_saved - kernels.extra_saved;
+  kernels.forward_workspace += copies;
+  kernels.backward_workspace += copies;
+  kernels.backward_workspace_tensors.push_back(copies);
+  const auto same = std::find_if(a.kernels.begin(), a.kernels.end(), [&](const OpKernels& k) {
+    return k.forward == kernels.forward && k.extra_saved == kernels.extra_saved;
+  });
+  a.variant[i] = static_cast<std::uint32_t>(same - a.kernels.begin());
+  if (same == a.kernels.end()) {
+    a.kernels.push_back(std::move(kernels));
+  }
+}
+
 // Fills region.rerun and the facts that follow from it: walks the region backwards, marking every
-// op whose outputs (or private saved bytes) backward needs and forward did not keep.
-void FindReruns(const Model& model, const std::vector<bool>& kept, std::uint32_t index,
-                Region& region, ModelAnalysis& a) {
+// op whose outputs (or private saved bytes) backward needs and forward did not keep; with
+// `whole`, every op.
+void FindReruns(const Model& model, const std::vector<bool>& kept, bool whole, Region& region,
+                ModelAnalysis& a) {
+  const auto index = static_cast<std::uint32_t>(a.regions.size());
   std::vector<bool> needed(a.storages.size(), false);
   const auto produced_inside = [&](std::uint32_t s) {
     const std::uint32_t p = a.storages[s].producer;
@@ -122,7 +152,7 @@ void FindReruns(const Model& model, const std::vector<bool>& kept, std::uint32_t
     ModelOpFacts& f = a.ops[i];
     const bool is_kept = kept[i - region.first];
     f.saves_in_forward = is_kept && f.has_backward;
-    bool wanted = !is_kept && f.has_backward && a.KernelsOf(i).extra_saved > Bytes(0);
+    bool wanted = whole || (f.has_backward && a.KernelsOf(i).extra_saved > Bytes(0));
     for (const TensorId t : op.outputs) {
       wanted = wanted || needed[a.storage_of[t.value]];
     }
@@ -142,9 +172,35 @@ void FindReruns(const Model& model, const std::vector<bool>& kept, std::uint32_t
   std::reverse(region.rerun.begin(), region.rerun.end());
 }
 
-void AddRegion(const Model& model, Region region, const std::vector<bool>& kept, ModelAnalysis& a) {
-  FindReruns(model, kept, static_cast<std::uint32_t>(a.regions.size()), region, a);
+void AddRegion(const Model& model, Region region, const std::vector<bool>& kept, bool whole,
+               ModelAnalysis& a) {
+  FindReruns(model, kept, whole, region, a);
   a.regions.push_back(std::move(region));
+}
+
+// What a region run again as a whole hands out: it lives until the region's backward has ended.
+void HoldOutputs(const Model& model, ModelAnalysis& a) {
+  std::vector<bool> read_outside(a.storages.size(), false);
+  std::vector<bool> read(a.storages.size(), false);
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+    for (const TensorId t : model.ops[i].inputs) {
+      const std::uint32_t s = a.storage_of[t.value];
+      const std::uint32_t p = a.storages[s].producer;
+      read[s] = true;
+      read_outside[s] = read_outside[s] || (p != kNoRegion && a.ops[p].region != a.ops[i].region);
+    }
+  }
+  for (Region& region : a.regions) {
+    for (const std::uint32_t i : region.rerun) {
+      for (const TensorId t : model.ops[i].outputs) {
+        const std::uint32_t s = a.storage_of[t.value];
+        if (a.storages[s].producer == i && (read_outside[s] || !read[s])) {
+          region.held.push_back(s);
+          ++a.storages[s].rerun_uses;
+        }
+      }
+    }
+  }
 }
 
 void FindPlannedRegions(const LowerInput& in, const std::string& where, ModelAnalysis& a) {
@@ -170,7 +226,18 @@ void FindPlannedRegions(const LowerInput& in, const std::string& where, ModelAna
       throw InputError(where + ": recompute", '"' + planned.module + '"',
                        "regions that do not overlap");
     }
-    AddRegion(in.model, found[i].first, KeptOps(in.model, a, found[i].first, planned), a);
+    const bool whole = in.kernels.whole_recompute && planned.kind == RecomputeKind::kFull;
+    const Region& region = found[i].first;
+    const std::vector<bool> kept = KeptOps(in.model, a, region, planned);
+    for (std::uint32_t op = region.first; op <= region.last; ++op) {
+      if (kept[op - region.first]) {
+        KeepOnlyAttentionResult(in, op, a);
+      }
+    }
+    AddRegion(in.model, region, kept, whole, a);
+  }
+  if (in.kernels.whole_recompute) {
+    HoldOutputs(in.model, a);
   }
 }
 
@@ -189,7 +256,7 @@ void FindCompiledRegions(const Model& model, const std::string& where, ModelAnal
     for (std::uint32_t i = region.first; i <= region.last; ++i) {
       kept.push_back(!recomputes(a.KernelsOf(i)));
     }
-    AddRegion(model, region, kept, a);
+    AddRegion(model, region, kept, false, a);
   }
 }
 
@@ -211,6 +278,26 @@ void CountBackwardUses(const Model& model, ModelAnalysis& a) {
     }
     if (a.ops[i].has_backward) {
       ForEachSaved(a, model, i, read);
+    }
+  }
+}
+
+// Eager selective checkpointing keeps the results it was told to keep, whoever reads them; a
+// compiler drops those that nobody reads.
+void HoldKeptResults(const LowerInput& in, ModelAnalysis& a) {
+  const Model& model = in.model;
+  for (Region& region : a.regions) {
+    for (std::uint32_t i = region.first; i <= region.last; ++i) {
+      if (!a.ops[i].saves_in_forward) {
+        continue;
+      }
+      for (const TensorId t : model.ops[i].outputs) {
+        StorageFacts& s = a.storages[a.storage_of[t.value]];
+        if (s.producer == i && s.backward_uses == 0) {
+          s.backward_uses = 1;
+          region.kept_unread.push_back(a.storage_of[t.value]);
+        }
+      }
     }
   }
 }
@@ -265,6 +352,10 @@ ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
       FindPlannedRegions(in, where, a);
     }
     CountBackwardUses(in.model, a);
+    if (!in.plan.recompute.empty() && !in.kernels.fused_elementwise &&
+        !in.plan.offload.activations) {  // what nobody reads does not travel
+      HoldKeptResults(in, a);
+    }
   }
   return a;
 }

@@ -18,6 +18,11 @@ struct Region {
   std::uint32_t first = 0;  // model op indices, both included
   std::uint32_t last = 0;
   std::vector<std::uint32_t> rerun;  // ops that backward runs again, in forward order
+  // Storages whose recomputed instance lives until the region's backward has ended, read or not.
+  std::vector<std::uint32_t> held;
+  // The same for instances from forward: what selective checkpointing keeps although nobody reads
+  // it.
+  std::vector<std::uint32_t> kept_unread;
 };
 inline constexpr std::uint32_t kNoRegion = 0xffffffffu;
 

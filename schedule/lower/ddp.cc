@@ -158,6 +158,12 @@ class DdpRules : public StepRules {
   [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override {
     return LayoutWhole(e_.in.model, unit);
   }
+  [[nodiscard]] std::vector<std::int64_t> ShardTensors(UnitId u) const override {
+    return PerParameter(u, true, false);
+  }
+  [[nodiscard]] std::vector<std::int64_t> StateTensors(UnitId u) const override {
+    return PerParameter(u, true, true);
+  }
 
  private:
   struct Bucket {

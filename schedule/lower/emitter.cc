@@ -16,7 +16,7 @@ void Emitter::End() {
   body = nullptr;
 }
 
-std::uint8_t Emitter::NextOccurrence(OpCode code, Phase phase, std::uint32_t subject) {
+std::uint16_t Emitter::NextOccurrence(OpCode code, Phase phase, std::uint32_t subject) {
   const std::uint64_t key = (static_cast<std::uint64_t>(subject) << 32) |
                             (static_cast<std::uint64_t>(micro_batch) << 16) |
                             (static_cast<std::uint64_t>(phase) << 8) |
@@ -117,6 +117,15 @@ BufferId Emitter::Alloc(Bytes size, Category category, Stream owner, bool zero_f
   b.category = category;
   b.owner = owner;
   b.zero_filled = zero_filled;
+  return body->NewAllocated(b);
+}
+
+BufferId Emitter::AllocPieces(Bytes size, PieceRange pieces, Category category, Stream owner) {
+  Buffer b;
+  b.size = size;
+  b.category = category;
+  b.owner = owner;
+  b.pieces = pieces;
   return body->NewAllocated(b);
 }
 

@@ -27,7 +27,7 @@ struct Touch {
 class Emitter {
  public:
   Emitter(const LowerInput& input, ModelAnalysis analysis, Program& target)
-      : in(input), a(std::move(analysis)), program(target), shapes_(target) {}
+      : in(input), a(std::move(analysis)), program(target), shapes_(target), pieces_(target) {}
 
   // Ops go to `body` from now on.
   void Begin(Body& target);
@@ -62,12 +62,18 @@ class Emitter {
   [[nodiscard]] GroupId AddGroup(const std::string& name, std::int64_t size, std::int64_t stride);
   [[nodiscard]] BufferId Alloc(Bytes size, Category category, Stream owner,
                                bool zero_filled = false);
+  // A buffer that stands for several allocations, whose sizes (from InternPieces) add up to `size`.
+  [[nodiscard]] BufferId AllocPieces(Bytes size, PieceRange pieces, Category category,
+                                     Stream owner);
   [[nodiscard]] BufferId AllocOnHost(Bytes size, Category category);
   [[nodiscard]] Stream StreamOf(OpId op) const;
   // The op last issued to the compute stream; what an event recorded there now would stand for.
   [[nodiscard]] OpId LastCompute() const;
   [[nodiscard]] ShapeId Intern(const OpShape& shape, std::span<const Kernel> kernels) {
     return shapes_.Intern(shape, kernels);
+  }
+  [[nodiscard]] PieceRange InternPieces(std::span<const Bytes> sizes) {
+    return pieces_.Intern(sizes);
   }
 
   const LowerInput& in;
@@ -78,12 +84,13 @@ class Emitter {
 
  private:
   // How often an op id without its occurrence was used in this body.
-  std::uint8_t NextOccurrence(OpCode code, Phase phase, std::uint32_t subject);
+  std::uint16_t NextOccurrence(OpCode code, Phase phase, std::uint32_t subject);
 
   ShapeInterner shapes_;
+  PieceInterner pieces_;
   std::optional<BodyBuilder> builder_;
   Body* current_ = nullptr;
-  std::unordered_map<std::uint64_t, std::uint8_t> occurrences_;
+  std::unordered_map<std::uint64_t, std::uint16_t> occurrences_;
 };
 
 // A collective over the full array of `bytes`.

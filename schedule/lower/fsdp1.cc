@@ -6,38 +6,18 @@
 #include <deque>
 
 #include "core/error.h"
+#include "schedule/lower/flat_rules.h"
 #include "schedule/lower/layout.h"
-#include "schedule/lower/unit_rules.h"
 
 namespace shardwright {
 namespace {
 
-// FSDP1 sums: gradients are divided by `pre` before and `post` after the reduction, pre * post =
-// ranks. pre doubles while it divides the rank count and stays below the quotient.
-struct DivideFactors {
-  double pre = 1, post = 1;
-};
-DivideFactors FactorsFor(std::int64_t ranks) {
-  std::int64_t f = 1;
-  while (ranks % f == 0 &&
-         static_cast<double>(ranks) / static_cast<double>(f) > static_cast<double>(f)) {
-    f *= 2;
-  }
-  return {static_cast<double>(f), static_cast<double>(ranks) / static_cast<double>(f)};
-}
-
-class Fsdp1Rules : public StepRules {
+class Fsdp1Rules : public FlatRules {
  public:
   Fsdp1Rules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
-      : StepRules(emitter, spans, units),
-        pending_(units.size(), false),
-        factors_(FactorsFor(plan_.shard_size * plan_.replicate_size)) {
-    shard_group_ = e_.AddGroup("shard", plan_.shard_size, 1);
+      : FlatRules(emitter, spans, units) {
     if (plan_.replicate_size > 1) {
       replicate_group_ = e_.AddGroup("replicate", plan_.replicate_size, plan_.shard_size);
-    }
-    for (const ResolvedUnit& u : units) {
-      is_root_.push_back(u.modules.front() == ModuleId(0));
     }
   }
 
@@ -58,34 +38,9 @@ class Fsdp1Rules : public StepRules {
   }
 
   void PreForward(UnitId u, Phase phase) override {
-    BeginGathers(phase);
-    if (!HasParams(u)) {
-      return;
-    }
-    Unshard(u, phase);
-    WaitForUnshard(u, phase);
-    if (phase == Phase::kForward) {
-      if (plan_.forward_prefetch && !first_step_) {
-        PrefetchForward(u);
-      }
-    }
-  }
-
-  void PostForward(UnitId u, Phase phase) override {
-    if (!HasParams(u)) {
-      return;
-    }
-    if (Reshards(u)) {
-      FreeUnsharded(u);
-    }
-    if (phase == Phase::kForward) {
-      RecordForward(u);
-    }
-  }
-
-  void EndForward() override {
-    if (job_.mode == JobMode::kForward) {
-      FreeAllUnsharded();
+    FlatRules::PreForward(u, phase);
+    if (HasParams(u) && phase == Phase::kForward && plan_.forward_prefetch && !first_step_) {
+      PrefetchForward(u);
     }
   }
 
@@ -100,17 +55,11 @@ class Fsdp1Rules : public StepRules {
     }
   }
 
-  void BackwardLeft(UnitId u, bool done) override {
-    // Units with gradients are freed when these are final; all-frozen ones have a hook of their
-    // own.
-    const bool frozen = spans_.grads_final[u.value] == kNoRegion;
-    if ((!done || frozen) && Reshards(u)) {
-      FreeUnsharded(u);
-    }
-  }
-
   void GradientsFinal(UnitId u) override {
     At(u).backward_done = true;
+    if (plan_.bounded_memory) {
+      e_.AddWait(Stream::kCompute, {last_reduce_, last_replicate_}, Phase::kBackward, u.value);
+    }
     const BufferId flat = FlattenGrads(u);
     // Without a reduction, SHARD_GRAD_OP keeps the parameters for the next micro-batch.
     if (Syncs() || Reshards(u)) {
@@ -145,10 +94,6 @@ class Fsdp1Rules : public StepRules {
     StepRules::EndStep();
   }
 
-  BufferId ParameterStorage(UnitId u, std::uint32_t /*model_op*/) override {
-    return InPlace() ? At(u).shard : At(u).unsharded;
-  }
-
  protected:
   void InitUnit(UnitId u) override {
     StepRules::InitUnit(u);
@@ -162,25 +107,14 @@ class Fsdp1Rules : public StepRules {
                       job_.precision.param);
   }
 
-  // One trainable parameter makes the whole flat parameter need a gradient.
-  [[nodiscard]] std::int64_t GradElements(const UnitInfo& unit) const override {
-    return TrainablePaddedElements(e_.in.model, unit) > 0 ? unit.padded_elements : 0;
+  void BeforeGather(Phase phase, UnitId unit) override {
+    if (plan_.limit_all_gathers) {
+      WaitForLimiter(phase, unit);
+    }
   }
+  void AfterFree() override { free_events_.push_back({e_.LastCompute(), 0}); }
 
  private:
-  // NO_SHARD without mixed precision computes on the parameters themselves.
-  [[nodiscard]] bool InPlace() const {
-    return plan_.shard_size == 1 && !CastsGather() && !plan_.offload.parameters;
-  }
-  [[nodiscard]] bool Reshards(UnitId u) const {
-    return plan_.units[u.value].reshard.kind == Reshard::Kind::kAlways && !is_root_[u.value] &&
-           plan_.shard_size > 1;
-  }
-  // With use_orig_params a unit's flat gradient covers all of its parameters.
-  [[nodiscard]] Bytes FlatGrad(UnitId u, DType dtype) const {
-    return Bytes(Info(u).padded_elements * SizeOf(dtype));
-  }
-
   void PrefetchForward(UnitId u) {
     // Units enter forward in the order of their first op; the next one after u.
     const auto first_op = [&](UnitId x) { return spans_.spans[x.value].front().first; };
@@ -204,51 +138,6 @@ class Fsdp1Rules : public StepRules {
     if (previous.valid() &&
         spans_.backward_first[previous.value] != kNoRegion) {  // its outputs need a gradient
       Unshard(previous, Phase::kBackward);
-    }
-  }
-
-  void Unshard(UnitId u, Phase phase) {
-    if (InPlace() || pending_[u.value] || At(u).unsharded.valid()) {
-      return;
-    }
-    pending_[u.value] = true;
-    BufferId source = At(u).shard;
-    std::vector<BufferId> staged;  // freed once the gather is queued; it reads them on its stream
-    OpId prepared;
-    if (plan_.offload.parameters) {
-      staged.push_back(e_.Alloc(MasterShard(u), Category::kAllGather, Stream::kCopyIn));
-      prepared = e_.AddTransfer(OpCode::kCopyH2d, Stream::kCopyIn, {phase, u.value}, MasterShard(u),
-                                source, staged.back());
-      source = staged.back();
-    }
-    const bool whole = plan_.shard_size == 1;
-    if (CastsGather() && !whole) {
-      staged.push_back(e_.Alloc(GatherShard(u), Category::kAllGather, Stream::kCopyIn));
-      prepared = e_.AddCopy(OpCode::kCast, Stream::kCopyIn, {phase, u.value}, MasterShard(u),
-                            GatherShard(u),
-                            {{source, AccessMode::kRead, Role::kInput},
-                             {staged.back(), AccessMode::kWrite, Role::kOutput}});
-      source = staged.back();
-    }
-    if (plan_.limit_all_gathers) {
-      WaitForLimiter(phase, u);
-    }
-    At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, Stream::kGather);
-    if (whole) {
-      e_.AddCopy(OpCode::kCast, Stream::kGather, {phase, u.value}, MasterShard(u), Unsharded(u),
-                 {{source, AccessMode::kRead, Role::kInput},
-                  {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
-    } else {
-      e_.AddCollective(Collective(OpCode::kAllGather, Stream::kGather, shard_group_, Unsharded(u),
-                                  job_.precision.param),
-                       {phase, u.value},
-                       {{source, AccessMode::kRead, Role::kInput},
-                        {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
-    }
-    e_.After(prepared);
-    last_gather_ = e_.body->last();
-    for (const BufferId b : staged) {
-      e_.body->Free(b, StreamBit(Stream::kGather));
     }
   }
 
@@ -290,88 +179,12 @@ class Fsdp1Rules : public StepRules {
     }
   }
 
-  void WaitForUnshard(UnitId u, Phase phase) {
-    if (pending_[u.value]) {
-      pending_[u.value] = false;
-      e_.AddWait(Stream::kCompute, {last_gather_}, phase, u.value);
-    }
-  }
-
-  void FreeUnsharded(UnitId u) {
-    if (!At(u).unsharded.valid()) {
-      return;
-    }
-    if (pending_[u.value]) {
-      WaitForUnshard(u, Phase::kBackward);
-    }
-    e_.body->Free(At(u).unsharded, StreamBit(Stream::kCompute));
-    At(u).unsharded = BufferId();
-    free_events_.push_back({e_.LastCompute(), 0});
-  }
-
-  void FreeAllUnsharded() {
-    for (std::uint32_t u = 0; u < unit_count(); ++u) {
-      FreeUnsharded(UnitId(u));
-    }
-  }
-
-  // Autograd concatenates the views' gradients into the gradient of the flat parameter.
-  BufferId FlattenGrads(UnitId u) {
-    UnitState& state = At(u);
-    const Bytes size = FlatGrad(u, job_.precision.param);
-    const BufferId flat = e_.Alloc(size, Category::kUnshardedGradient, Stream::kCompute);
-    e_.AddCopy(OpCode::kConcatGrad, Stream::kCompute, {Phase::kBackward, u.value}, GradBytes(u),
-               size, {{flat, AccessMode::kWrite, Role::kOutput}});
-    std::uint16_t index = 0;
-    for (const BufferId g : state.grads) {
-      e_.body->Use(g, AccessMode::kRead, Role::kInput, index++);
-    }
-    FreeGrads(u);
-    return flat;
-  }
-
-  // no_sync: the flat gradient stays unsharded, in the compute dtype.
-  void KeepUnreduced(UnitId u, BufferId flat) {
-    UnitState& state = At(u);
-    state.accumulated = AddKept(u, flat);
-  }
-
-  // `flat` plus what earlier micro-batches kept.
-  BufferId AddKept(UnitId u, BufferId flat) {
-    UnitState& state = At(u);
-    if (!state.accumulated.valid()) {
-      return flat;
-    }
-    const BufferId kept = state.accumulated;
-    state.accumulated = BufferId();
-    const Bytes size = FlatGrad(u, job_.precision.param);
-    e_.AddCopy(
-        OpCode::kGradStore, Stream::kCompute, {Phase::kBackward, u.value}, 2 * size, size,
-        {{kept, AccessMode::kReadWrite, Role::kOutput}, {flat, AccessMode::kRead, Role::kInput}});
-    e_.body->Free(flat);
-    return kept;
-  }
-
-  void Scale(UnitId u, BufferId buffer, Bytes bytes, Stream stream, double factor) {
-    if (factor > 1) {
-      e_.AddCopy(OpCode::kGradScale, stream, {Phase::kBackward, u.value}, bytes, bytes,
-                 {{buffer, AccessMode::kReadWrite, Role::kInput}});
-    }
-  }
-
   void Reduce(UnitId u, BufferId flat) {
     const OpId computed = e_.LastCompute();
     e_.AddWait(Stream::kReduce, {computed}, Phase::kBackward, u.value);
     const Stream s = Stream::kReduce;
     const DType r = job_.precision.reduce;
-    BufferId input = flat;
-    if (r != job_.precision.param) {
-      input = e_.Alloc(FlatGrad(u, r), Category::kReduceScatter, s);
-      e_.AddCopy(
-          OpCode::kCast, s, {Phase::kBackward, u.value}, FlatGrad(u, job_.precision.param),
-          FlatGrad(u, r),
-          {{flat, AccessMode::kRead, Role::kInput}, {input, AccessMode::kWrite, Role::kOutput}});
-    }
+    const BufferId input = CastFlat(u, flat);
     Scale(u, input, FlatGrad(u, r), s, factors_.pre);
     BufferId out = input;
     const bool whole = plan_.shard_size == 1;
@@ -397,6 +210,7 @@ class Fsdp1Rules : public StepRules {
     FreeReduced(u, flat, input, out);
     if (plan_.offload.parameters && last_micro_batch_) {
       GradToHost(u, tail, e_.body->last());
+      DropSentGrad(u, tail);
     }
     (tail == s ? last_reduce_ : last_replicate_) = e_.body->last();
   }
@@ -433,11 +247,8 @@ class Fsdp1Rules : public StepRules {
     }
   }
 
-  std::vector<bool> pending_;
-  std::vector<bool> is_root_;
-  DivideFactors factors_;
-  GroupId shard_group_, replicate_group_;
-  OpId last_gather_, last_reduce_, last_replicate_;
+  GroupId replicate_group_;
+  OpId last_reduce_, last_replicate_;
   std::deque<FreeEvent> free_events_;
 };
 

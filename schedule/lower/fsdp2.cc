@@ -32,26 +32,31 @@ class Fsdp2Rules : public StepRules {
 
   void PreForward(UnitId u, Phase phase) override {
     BeginGathers(phase);
+    if (phase == Phase::kRecompute) {
+      BeginRecompute(u);
+    }
     if (!HasParams(u)) {
       return;
     }
     Unshard(u, phase);
     WaitForUnshard(u, phase);
-    if (phase == Phase::kForward) {
-      Prefetch(PlanOf(u).forward_prefetch, phase);
-    }
+    Prefetch(PlanOf(u).forward_prefetch, phase);
   }
 
+  // A forward inside backward frees nothing: the unit's own backward comes next (post_forward of
+  // _fsdp_param_group.py, torch 2.13).
   void PostForward(UnitId u, Phase phase) override {
+    if (phase == Phase::kRecompute) {
+      EndRecompute(u);
+      return;
+    }
     if (!HasParams(u)) {
       return;
     }
     if (PlanOf(u).reshard.kind != Reshard::Kind::kNever) {
       ReshardUnit(u, phase);
     }
-    if (phase == Phase::kForward) {
-      RecordForward(u);
-    }
+    RecordForward(u);
   }
 
   void EndForward() override {
@@ -94,6 +99,8 @@ class Fsdp2Rules : public StepRules {
       PostBackward(u);
       DropUnused(u, Phase::kBackward);
     }
+    Unpark(Phase::kBackward);
+    recompute_root_ = UnitId();
     e_.AddWait(Stream::kCompute, {last_reduce_, last_replicate_}, Phase::kBackward, kNoSubject);
     FreeReduceInput();
     for (const BufferId b : held_) {
@@ -109,11 +116,23 @@ class Fsdp2Rules : public StepRules {
     return LayoutPerParameter(e_.in.model, unit, plan_.shard_size);
   }
 
+  void InitUnit(UnitId u) override {
+    StepRules::InitUnit(u);
+    At(u).unsharded_pieces = Pieces(PerParameter(u, false, false), job_.precision.param);
+  }
+  [[nodiscard]] std::vector<std::int64_t> ShardTensors(UnitId u) const override {
+    return PerParameter(u, true, false);
+  }
+  [[nodiscard]] std::vector<std::int64_t> StateTensors(UnitId u) const override {
+    return PerParameter(u, true, true);
+  }
+
  private:
   struct Comm {
     bool pending = false;  // gather issued, not yet waited for
     BufferId gather_out;   // AGout
     OpId gathered;         // eAG
+    BufferId partial;      // reduced over the shard group, not over the replicas
     BufferId clone;        // the 1/g kept by reshard to a smaller group
     OpId cloned;
     std::uint32_t first_module = 0;
@@ -190,6 +209,24 @@ class Fsdp2Rules : public StepRules {
     }
   }
 
+  // The outermost unit that a recomputation enters takes itself for the root of a forward pass. An
+  // early stop skips its post-forward; then it stays the root until backward ends.
+  void BeginRecompute(UnitId u) {
+    if (recompute_root_.valid()) {
+      return;
+    }
+    recompute_root_ = u;
+    const OpId compute = e_.LastCompute();
+    e_.AddWait(Stream::kCopyIn, {compute}, Phase::kRecompute, kNoSubject);
+    e_.AddWait(Stream::kGather, {compute}, Phase::kRecompute, kNoSubject);
+  }
+  void EndRecompute(UnitId u) {
+    if (recompute_root_ == u) {
+      Unpark(Phase::kRecompute);
+      recompute_root_ = UnitId();
+    }
+  }
+
   // Both gather streams wait for the parked buffer's copy-out; then it may go.
   void Unpark(Phase phase) {
     if (parked_.valid()) {
@@ -210,10 +247,11 @@ class Fsdp2Rules : public StepRules {
       return;
     }
     c.pending = false;
-    if (phase == Phase::kForward) {
+    if (phase != Phase::kBackward) {
       Unpark(phase);
     }
-    At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, Stream::kCompute);
+    At(u).unsharded = e_.AllocPieces(Unsharded(u), At(u).unsharded_pieces,
+                                     Category::kUnshardedParameter, Stream::kCompute);
     const bool whole = plan_.shard_size == 1;
     const BufferId source = whole ? At(u).shard : c.gather_out;
     const OpId copied = e_.AddCopy(OpCode::kGatherCopyOut, Stream::kCompute, {phase, u.value},
@@ -224,7 +262,7 @@ class Fsdp2Rules : public StepRules {
       return;
     }
     e_.After(c.gathered);
-    if (phase == Phase::kForward) {
+    if (phase != Phase::kBackward) {
       parked_ = c.gather_out;
       parked_copied_ = copied;
     } else {
@@ -314,6 +352,11 @@ class Fsdp2Rules : public StepRules {
     }
     e_.After(copied);
     reduce_done_ = last_reduce_ = e_.body->last();
+    if (!replicate && replicate_group_.valid()) {
+      KeepPartial(u, out);
+      return;
+    }
+    AddPartial(u, out);
     Stream tail = Stream::kReduce;
     if (replicate) {
       tail = Stream::kReplicate;
@@ -357,6 +400,34 @@ class Fsdp2Rules : public StepRules {
     }
   }
 
+  // Sums over the shard group that the replicas have not seen yet stay apart, in the reduce dtype,
+  // until the last micro-batch's are added and all-reduced with them. Source: foreach_reduce's
+  // partial_reduce_output.
+  void KeepPartial(UnitId u, BufferId out) {
+    BufferId& partial = comm_[u.value].partial;
+    if (!partial.valid()) {
+      partial = out;
+      return;
+    }
+    AddShards(u, partial, out);
+  }
+  void AddPartial(UnitId u, BufferId out) {
+    BufferId& partial = comm_[u.value].partial;
+    if (partial.valid()) {
+      AddShards(u, out, partial);
+      partial = BufferId();
+    }
+  }
+  // sum += other, which goes.
+  void AddShards(UnitId u, BufferId sum, BufferId other) {
+    e_.AddCopy(
+        OpCode::kGradStore, Stream::kReduce, {Phase::kBackward, u.value}, 2 * ReduceShard(u),
+        ReduceShard(u),
+        {{sum, AccessMode::kReadWrite, Role::kOutput}, {other, AccessMode::kRead, Role::kInput}});
+    e_.body->Free(other);
+    last_reduce_ = e_.body->last();
+  }
+
   // fp16 sums are divided before and after; other dtypes use NCCL's average.
   void ScaleForFp16(UnitId u, BufferId buffer, Bytes bytes, Stream stream) {
     if (job_.precision.reduce != DType::kFp16) {
@@ -393,6 +464,7 @@ class Fsdp2Rules : public StepRules {
     (tail == Stream::kReplicate ? last_replicate_ : last_reduce_) = e_.body->last();
     if (plan_.offload.parameters && last_micro_batch_) {
       GradToHost(u, tail, e_.body->last());
+      DropSentGrad(u, tail);
       (tail == Stream::kReplicate ? last_replicate_ : last_reduce_) = e_.body->last();
     }
   }
@@ -400,6 +472,7 @@ class Fsdp2Rules : public StepRules {
   std::vector<Comm> comm_;
   GroupId shard_group_, replicate_group_;
   std::vector<UnitId> root_first_;
+  UnitId recompute_root_;  // set while a recomputation runs units of its own
   BufferId parked_;
   OpId parked_copied_;
   BufferId reduce_input_;

@@ -1,5 +1,9 @@
 #include "schedule/lower/layout.h"
 
+#include <algorithm>
+#include <map>
+#include <set>
+
 #include "core/error.h"
 
 namespace shardwright {
@@ -63,10 +67,84 @@ UnitInfo LayoutNative(const Model& model, const ResolvedUnit& unit, std::int64_t
   return info;
 }
 
+UnitInfo LayoutPartitioned(const Model& model, const ResolvedUnit& unit, std::int64_t shard_size) {
+  UnitInfo info;
+  info.name = unit.name;
+  std::int64_t offset = 0;
+  for (const bool trainable : {true, false}) {
+    for (const ParamId p : unit.params) {
+      const Parameter& param = model.params[p.value];
+      if (param.trainable == trainable) {
+        info.params.push_back({p, 0, offset, param.Elements()});
+        info.elements += param.Elements();
+        offset += param.Elements();
+      }
+    }
+    if (trainable) {
+      offset = RoundUp(offset, 2 * shard_size);
+      info.shard_elements = offset / shard_size;
+    }
+  }
+  info.padded_elements = offset;
+  return info;
+}
+
+UnitInfo LayoutPerParameterFlat(const Model& model, const ResolvedUnit& unit,
+                                std::int64_t shard_size) {
+  UnitInfo info;
+  info.name = unit.name;
+  for (const ParamId p : unit.params) {
+    const std::int64_t n = model.params[p.value].Elements();
+    const std::int64_t chunk = CeilDiv(n, shard_size);
+    info.params.push_back({p, info.shard_elements, info.padded_elements, chunk * shard_size});
+    info.elements += n;
+    info.shard_elements += chunk;
+    info.padded_elements += chunk * shard_size;
+  }
+  return info;
+}
+
 UnitInfo LayoutWhole(const Model& model, const ResolvedUnit& unit) {
   UnitInfo info = Flatten(model, unit, 1);
   info.shard_elements = info.padded_elements;
   return info;
+}
+
+std::vector<std::int64_t> FullestFlatShard(const Model& model, const UnitInfo& unit) {
+  const std::int64_t shard = unit.shard_elements;
+  // Elements of the parameter in shard `s`.
+  const auto overlap = [&](const ParamSlot& slot, std::int64_t s) {
+    const std::int64_t end = slot.unsharded_offset + model.params[slot.param.value].Elements();
+    return std::max<std::int64_t>(
+        0, std::min(end, (s + 1) * shard) - std::max(slot.unsharded_offset, s * shard));
+  };
+  // Shards that a parameter fills as a whole are all alike: one of them stands for them.
+  std::map<std::int64_t, std::int64_t> filled;  // trainable elements by shard
+  for (const ParamSlot& slot : unit.params) {
+    const std::int64_t n = model.params[slot.param.value].Elements();
+    if (!model.params[slot.param.value].trainable || n == 0) {
+      continue;
+    }
+    const std::int64_t first = slot.unsharded_offset / shard;
+    const std::int64_t last = (slot.unsharded_offset + n - 1) / shard;
+    for (const std::int64_t s : std::set<std::int64_t>{first, std::min(first + 1, last), last}) {
+      filled[s] += overlap(slot, s);
+    }
+  }
+  std::int64_t fullest = 0, most = 0;
+  for (const auto& [s, elements] : filled) {
+    if (elements > most) {
+      fullest = s;
+      most = elements;
+    }
+  }
+  std::vector<std::int64_t> tensors;
+  for (const ParamSlot& slot : unit.params) {
+    if (model.params[slot.param.value].trainable && overlap(slot, fullest) > 0) {
+      tensors.push_back(overlap(slot, fullest));
+    }
+  }
+  return tensors;
 }
 
 std::int64_t TrainablePaddedElements(const Model& model, const UnitInfo& unit) {

@@ -3,6 +3,7 @@
 // Parameter layout of one unit under each dialect's padding rules.
 
 #include <cstdint>
+#include <vector>
 
 #include "models/model.h"
 #include "schedule/plan.h"
@@ -30,8 +31,23 @@ namespace shardwright {
 [[nodiscard]] std::int64_t NativeShardElements(std::int64_t elements, std::int64_t shard_size,
                                                DType compute);
 
+// ZeRO-1 and ZeRO-2: one flat buffer, trainable parameters first and padded to a multiple of 2 W,
+// so that every rank's partition begins at 4 bytes; frozen ones, which every rank holds, behind
+// them. Shards are partitions of the trainable part. Source: DeepSpeed stage_1_and_2.py.
+[[nodiscard]] UnitInfo LayoutPartitioned(const Model& model, const ResolvedUnit& unit,
+                                         std::int64_t shard_size);
+
+// ZeRO-3: each parameter on its own, flattened and padded to a multiple of W. Rank-major gather
+// buffer. Source: DeepSpeed partition_parameters.py.
+[[nodiscard]] UnitInfo LayoutPerParameterFlat(const Model& model, const ResolvedUnit& unit,
+                                              std::int64_t shard_size);
+
 // DDP: no padding, no sharding; W = 1.
 [[nodiscard]] UnitInfo LayoutWhole(const Model& model, const ResolvedUnit& unit);
+
+// The trainable elements of each parameter in the fullest shard of a flat layout (the first one if
+// several are); parameters without any left out. O(params * log params).
+[[nodiscard]] std::vector<std::int64_t> FullestFlatShard(const Model& model, const UnitInfo& unit);
 
 // Sum of the trainable parameters' padded elements.
 [[nodiscard]] std::int64_t TrainablePaddedElements(const Model& model, const UnitInfo& unit);

@@ -3,7 +3,9 @@
 #include <memory>
 
 #include "core/error.h"
+#include "schedule/lower/flat_rules.h"
 #include "schedule/lower/unit_rules.h"
+#include "schedule/lower/zero_rules.h"
 
 namespace shardwright {
 namespace {
@@ -40,6 +42,13 @@ std::unique_ptr<StepRules> MakeRules(Emitter& e, const UnitSpans& spans,
       return MakeFsdp1(e, spans, units);
     case Dialect::kDdp:
       return MakeDdp(e, spans, units);
+    case Dialect::kZero1:
+    case Dialect::kZero2:
+      return MakeZero12(e, spans, units);
+    case Dialect::kZero3:
+      return MakeZero3(e, spans, units);
+    case Dialect::kFairscale:
+      return MakeFairscale(e, spans, units);
   }
   SW_CHECK(false, "unknown dialect");
   return nullptr;

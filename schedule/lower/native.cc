@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <deque>
+#include <numeric>
 
 #include "core/error.h"
+#include "schedule/lower.h"
 #include "schedule/lower/layout.h"
 #include "schedule/lower/unit_rules.h"
 
@@ -130,7 +132,7 @@ class NativeRules : public StepRules {
       UpdateOnHost(units);
       return;
     }
-    if (job_.clip_gradients) {
+    if (TakesGradNorm(job_)) {
       e_.AddWait(Stream::kCompute, {last_reduce_}, Phase::kOptimizer, kNoSubject);
       AddClip(units, Stream::kCompute, reduce_group_);
       for (const UnitId u : units) {
@@ -158,14 +160,15 @@ class NativeRules : public StepRules {
     return LayoutNative(e_.in.model, unit, plan_.shard_size, job_.precision.param);
   }
 
-  // Without frozen parameters the gradient has the layout of the parameters; otherwise trainable
-  // ones are packed, padded to whole aligned shards.
+  // The gradient has the layout of the parameters, so that a rank reduces what it owns. A unit that
+  // mixes frozen and trainable parameters reduces zeros for the frozen ones, as FSDP1 does.
   [[nodiscard]] std::int64_t GradElements(const UnitInfo& unit) const override {
-    const std::int64_t trainable = TrainablePaddedElements(e_.in.model, unit);
-    return trainable == unit.elements
-               ? unit.padded_elements
-               : NativeShardElements(trainable, plan_.shard_size, job_.precision.param) *
-                     plan_.shard_size;
+    return TrainablePaddedElements(e_.in.model, unit) > 0 ? unit.padded_elements : 0;
+  }
+
+  [[nodiscard]] std::int64_t StateElements(const UnitInfo& unit) const override {
+    const std::vector<std::int64_t> tensors = FullestFlatShard(e_.in.model, unit);
+    return std::accumulate(tensors.begin(), tensors.end(), std::int64_t{0});
   }
 
  private:
@@ -174,6 +177,7 @@ class NativeRules : public StepRules {
     bool pending = false;
     BufferId part;  // kept by reshard to a smaller group
     OpId part_made;
+    BufferId partial;            // a gradient reduced over the shard group, not over the replicas
     bool updated_before = true;  // the parameters were last changed by the step before
   };
 
@@ -378,7 +382,10 @@ class NativeRules : public StepRules {
     }
     e_.After(written);
     reducing_.push_back({input, e_.body->last()});
-    if (replicate_group_.valid() && (plan_.sync != SyncMode::kReplicateLast || last_micro_batch_)) {
+    if (replicate_group_.valid() && plan_.sync == SyncMode::kReplicateLast && !SumPartial(u, out)) {
+      return;
+    }
+    if (replicate_group_.valid()) {
       const OpId reduced = e_.body->last();
       const OpId replicated = e_.AddCollective(
           Collective(OpCode::kAllReduce, Stream::kReplicate, replicate_group_, ReduceShard(u),
@@ -392,10 +399,31 @@ class NativeRules : public StepRules {
     const bool on_host = plan_.offload.parameters || plan_.offload.optimizer;
     if (on_host && last_micro_batch_) {
       GradToHost(u, Stream::kD2h, last_reduce_);
-    } else if (last_micro_batch_ && !job_.clip_gradients) {
+    } else if (last_micro_batch_ && !TakesGradNorm(job_)) {
       Update(u, s);
       last_reduce_ = e_.body->last();
     }
+  }
+
+  // Sums over the shard group that the replicas have not seen yet stay apart until the last
+  // micro-batch; then they are added to `out`. True when `out` is to be all-reduced now.
+  bool SumPartial(UnitId u, BufferId out) {
+    BufferId& partial = comm_[u.value].partial;
+    if (!partial.valid()) {
+      if (!last_micro_batch_) {
+        partial = out;
+      }
+      return last_micro_batch_;
+    }
+    const BufferId sum = last_micro_batch_ ? out : partial;
+    const BufferId other = last_micro_batch_ ? partial : out;
+    e_.AddCopy(
+        OpCode::kGradStore, Stream::kReduce, {Phase::kBackward, u.value}, 2 * ReduceShard(u),
+        ReduceShard(u),
+        {{sum, AccessMode::kReadWrite, Role::kOutput}, {other, AccessMode::kRead, Role::kInput}});
+    e_.body->Free(other);
+    partial = last_micro_batch_ ? BufferId() : partial;
+    return last_micro_batch_;
   }
 
   void Store(UnitId u, BufferId out, bool adopts) {

@@ -1,8 +1,10 @@
 #include "schedule/lower/unit_rules.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
+#include "schedule/lower.h"
 #include "schedule/lower/layout.h"
 #include "schedule/lower/optimizer.h"
 
@@ -33,11 +35,33 @@ void StepRules::InitUnit(UnitId u) {
   if (size == Bytes(0)) {
     return;
   }
+  const DType o = job_.precision.master;
+  At(u).state_pieces = Pieces(StateTensors(u), o);
   At(u).shard = plan_.offload.parameters
                     ? e_.AllocOnHost(size, Category::kParameterShard)
-                    : e_.Alloc(size, Category::kParameterShard, Stream::kCompute);
+                    : e_.AllocPieces(size, Pieces(ShardTensors(u), o), Category::kParameterShard,
+                                     Stream::kCompute);
   e_.AddCopy(OpCode::kInitialize, Stream::kCompute, {Phase::kInit, u.value}, Bytes(0), size,
              {{At(u).shard, AccessMode::kWrite, Role::kOutput}});
+}
+
+std::vector<std::int64_t> StepRules::PerParameter(UnitId u, bool per_rank,
+                                                  bool trainable_only) const {
+  std::vector<std::int64_t> elements;
+  for (const ParamSlot& slot : Info(u).params) {
+    if (e_.in.model.params[slot.param.value].trainable || !trainable_only) {
+      elements.push_back(slot.padded_elements / (per_rank ? e_.program.shard_size : 1));
+    }
+  }
+  return elements;
+}
+
+PieceRange StepRules::Pieces(std::span<const std::int64_t> elements, DType dtype) {
+  std::vector<Bytes> sizes;
+  for (const std::int64_t n : elements) {
+    sizes.push_back(Bytes(n * SizeOf(dtype)));
+  }
+  return e_.InternPieces(sizes);
 }
 
 void StepRules::BeginMicroBatch(bool /*first*/, bool last) {
@@ -79,6 +103,18 @@ void StepRules::GradToHost(UnitId u, Stream stream, OpId ready) {
   e_.After(ready);
 }
 
+void StepRules::DropSentGrad(UnitId u, Stream stream) {
+  UnitState& state = At(u);
+  // Without sharding this is the gradient itself, which the reduce stream has divided before.
+  unsigned users = StreamBit(stream);
+  if (stream == Stream::kReplicate) {
+    users |= StreamBit(Stream::kReduce);
+  }
+  users &= ~unsigned{StreamBit(e_.program.buffers[state.sharded_grad.value].owner)};
+  e_.body->Free(state.sharded_grad, static_cast<std::uint8_t>(users));
+  state.sharded_grad = BufferId();
+}
+
 void StepRules::WaitForHostGrads(Phase phase) {
   if (!to_host_.empty()) {
     to_host_.push_back(e_.LastCompute());
@@ -117,18 +153,21 @@ Bytes StepRules::GradShard(UnitId u) const {
 }
 
 Bytes StepRules::StateShard(UnitId u) const {
-  const std::int64_t elements = TrainablePaddedElements(e_.in.model, Info(u));
-  return Bytes(CeilDiv(elements, e_.program.shard_size) * SizeOf(job_.precision.master));
+  return Bytes(StateElements(Info(u)) * SizeOf(job_.precision.master));
 }
 
 StepRules::GradTarget StepRules::WeightGradTarget(std::uint32_t model_op, UnitId unit) {
-  std::int64_t elements = 0;
+  std::vector<std::int64_t> elements;
   for (const ParamId p : e_.in.model.ops[model_op].params) {
     const Parameter& param = e_.in.model.params[p.value];
-    elements += param.trainable ? param.Elements() : 0;
+    if (param.trainable) {
+      elements.push_back(param.Elements());
+    }
   }
-  const BufferId grad = e_.Alloc(Bytes(elements * SizeOf(job_.precision.param)),
-                                 Category::kUnshardedGradient, Stream::kCompute);
+  const std::int64_t sum = std::accumulate(elements.begin(), elements.end(), std::int64_t{0});
+  const BufferId grad = e_.AllocPieces(Bytes(sum * SizeOf(job_.precision.param)),
+                                       Pieces(elements, job_.precision.param),
+                                       Category::kUnshardedGradient, Stream::kCompute);
   At(unit).grads.push_back(grad);
   return {grad, AccessMode::kWrite};
 }
@@ -199,7 +238,8 @@ void StepRules::AccumulateUnsharded(UnitId u, DType dtype) {
 std::vector<UnitId> StepRules::UnitsWithGrads() const {
   std::vector<UnitId> result;
   for (std::uint32_t u = 0; u < units_.size(); ++u) {
-    if (units_[u].sharded_grad.valid() || !units_[u].grads.empty()) {
+    const UnitState& s = units_[u];
+    if (s.sharded_grad.valid() || s.host_grad.valid() || !s.grads.empty()) {
       result.push_back(UnitId(u));
     }
   }
@@ -242,6 +282,30 @@ void StepRules::AddClip(std::span<const UnitId> units, Stream stream, GroupId gr
   e_.body->Free(norm);
 }
 
+// Multi-tensor updates make one temporary per tensor, or several.
+BufferId StepRules::AllocTemporaries(Bytes bytes, std::span<const UnitId> units, Stream stream) {
+  std::vector<Bytes> tensors;
+  Bytes round{0};
+  for (const UnitId u : units) {
+    const PieceRange& range = At(u).state_pieces;
+    if (range.count == 0) {
+      tensors.push_back(StateShard(u));
+    }
+    for (std::uint32_t i = 0; i < range.count; ++i) {
+      tensors.push_back(e_.program.pieces[range.begin + i]);
+    }
+    round += StateShard(u);
+  }
+  if (round == Bytes(0) || bytes.value % round.value != 0) {
+    return e_.Alloc(bytes, Category::kTemporary, stream);  // one tensor at a time
+  }
+  const std::vector<Bytes> once = tensors;
+  for (std::int64_t k = 1; k < bytes.value / round.value; ++k) {
+    tensors.insert(tensors.end(), once.begin(), once.end());
+  }
+  return e_.AllocPieces(bytes, e_.InternPieces(tensors), Category::kTemporary, stream);
+}
+
 OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
   std::int64_t elements = 0, tensors = 0, largest = 0;
   for (const UnitId u : units) {
@@ -261,6 +325,7 @@ OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
         b.size = StateShard(u);
         b.category = Category::kOptimizerState;
         b.owner = stream;
+        b.pieces = state.state_pieces;
         b.zero_filled = true;
         state.states.push_back(e_.body->NewBuffer(b));
       }
@@ -272,7 +337,7 @@ OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
   const OptimizerStep step = LowerOptimizer(job_.optimizer, elements, tensors, largest, o);
   BufferId temporary;
   if (step.temporaries > Bytes(0)) {
-    temporary = e_.Alloc(step.temporaries, Category::kTemporary, stream);
+    temporary = AllocTemporaries(step.temporaries, units, stream);
   }
   OpShape shape;
   shape.code = OpCode::kOptimizerStep;
@@ -372,7 +437,7 @@ void StepRules::EndStep() {
     FreeShardedGrads(units);
     return;
   }
-  if (job_.clip_gradients) {
+  if (TakesGradNorm(job_)) {
     AddClip(units, Stream::kCompute, GroupId(0));
   }
   e_.body->SetCarry(kOptimizerSlot, AddOptimizer(units, Stream::kCompute));

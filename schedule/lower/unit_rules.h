@@ -44,6 +44,8 @@ class StepRules : public DialectRules {
   struct UnitState {
     // Persistent.
     BufferId shard;                // master parameters
+    PieceRange unsharded_pieces;   // of `unsharded`, where it is one tensor per parameter
+    PieceRange state_pieces;       // of each of `states`
     BufferId host_master;          // their copy on the host, when only the optimizer lives there
     std::vector<BufferId> states;  // optimizer states
     // Of the step at hand.
@@ -63,6 +65,20 @@ class StepRules : public DialectRules {
   [[nodiscard]] virtual std::int64_t GradElements(const UnitInfo& unit) const {
     return TrainablePaddedElements(e_.in.model, unit);
   }
+  // Elements of one optimizer state: the trainable ones of the fullest shard.
+  [[nodiscard]] virtual std::int64_t StateElements(const UnitInfo& unit) const {
+    return TrainablePaddedElements(e_.in.model, unit) / e_.program.shard_size;
+  }
+  // The tensors behind the unit's shard in elements; empty: one flat tensor.
+  [[nodiscard]] virtual std::vector<std::int64_t> ShardTensors(UnitId) const { return {}; }
+  // The tensors behind the trainable part of the shard, of which the optimizer keeps states; empty:
+  // one flat tensor.
+  [[nodiscard]] virtual std::vector<std::int64_t> StateTensors(UnitId) const { return {}; }
+  // Elements of each parameter of the unit: of its shard, when `per_rank`, else of all ranks.
+  [[nodiscard]] std::vector<std::int64_t> PerParameter(UnitId u, bool per_rank,
+                                                       bool trainable_only) const;
+  // Tensors of so many elements of `dtype` as pieces of a buffer.
+  [[nodiscard]] PieceRange Pieces(std::span<const std::int64_t> elements, DType dtype);
   // Allocates and initialises what lives for the whole run; called with the init body open.
   virtual void InitUnit(UnitId unit);
   [[nodiscard]] UnitState& At(UnitId unit) { return units_[unit.value]; }
@@ -95,6 +111,8 @@ class StepRules : public DialectRules {
   // Copies a reduced gradient to the host for the CPU optimizer; WaitForHostGrads blocks until all
   // of them, and what the compute stream was given, are done.
   void GradToHost(UnitId u, Stream stream, OpId ready);
+  // PyTorch and FairScale drop the device's copy as soon as it is on its way.
+  void DropSentGrad(UnitId u, Stream stream);
   void WaitForHostGrads(Phase phase);
   // The storage of the op's first parameter, through its tie.
   [[nodiscard]] ParamId StorageOf(std::uint32_t model_op) const;
@@ -107,6 +125,9 @@ class StepRules : public DialectRules {
 
   // Global norm over `units` (one scalar all-reduce over the shard group) and scaling.
   void AddClip(std::span<const UnitId> units, Stream stream, GroupId group);
+  // The optimizer's temporaries while `units` are updated.
+  [[nodiscard]] BufferId AllocTemporaries(Bytes bytes, std::span<const UnitId> units,
+                                          Stream stream);
   // The update of `units` as one op on `stream`; states are allocated by the first one that runs.
   OpId AddOptimizer(std::span<const UnitId> units, Stream stream);
   OpId AddHostOptimizer(std::span<const UnitId> units);

@@ -89,6 +89,7 @@ void Walker::FindUnitEvents() {
 
 std::vector<std::uint32_t> Walker::FindRegionStarts() {
   region_start_.assign(e_.in.model.ops.size(), kNoRegion);
+  region_end_.assign(e_.in.model.ops.size(), kNoRegion);
   std::vector<std::uint32_t> begins(e_.a.regions.size(), 0);
   for (std::uint32_t r = 0; r < e_.a.regions.size(); ++r) {
     const Region& region = e_.a.regions[r];
@@ -98,6 +99,12 @@ std::vector<std::uint32_t> Walker::FindRegionStarts() {
         region_start_[i] = r;
         begins[r] = i;
         backward_mark_[i] = true;
+        break;
+      }
+    }
+    for (std::uint32_t i = region.first; i <= region.last; ++i) {
+      if (e_.a.ops[i].has_backward) {
+        region_end_[i] = r;
         break;
       }
     }
@@ -319,11 +326,13 @@ void Walker::ForwardOp(std::uint32_t i, Phase phase) {
       k.extra_saved > Bytes(0) && (rerun ? facts.has_backward : facts.saves_in_forward);
   BufferId extra, workspace;
   if (k.extra_saved > Bytes(0)) {
-    extra = e_.Alloc(k.extra_saved, keeps_extra ? Category::kActivation : Category::kTemporary,
-                     Stream::kCompute);
+    extra = e_.AllocPieces(k.extra_saved, e_.InternPieces(k.extra_saved_tensors),
+                           keeps_extra ? Category::kActivation : Category::kTemporary,
+                           Stream::kCompute);
   }
   if (k.forward_workspace > Bytes(0)) {
-    workspace = e_.Alloc(k.forward_workspace, Category::kTemporary, Stream::kCompute);
+    workspace = e_.AllocPieces(k.forward_workspace, e_.InternPieces(k.forward_workspace_tensors),
+                               Category::kTemporary, Stream::kCompute);
   }
   if (!k.forward.empty()) {
     AddForwardOp(i, phase, extra, workspace);

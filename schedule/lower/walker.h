@@ -82,7 +82,7 @@ class Walker {
   };
 
   void FindUnitEvents();
-  // Fills region_start_; returns per region the op before whose backward it runs again.
+  // Fills region_start_, region_end_; returns per region the op before whose backward it runs.
   [[nodiscard]] std::vector<std::uint32_t> FindRegionStarts();
   void MarkBlocks();
   void LoadInputs();
@@ -101,6 +101,7 @@ class Walker {
   [[nodiscard]] Instance& InstanceFor(std::uint32_t storage, std::uint32_t reader);
   void Release(Instance& instance);
   void ReleaseSaved(std::uint32_t i);
+  void ReleaseHeld(std::uint32_t region);
   // Gradients of tensors.
   [[nodiscard]] std::uint32_t NewGrad(BufferId buffer);
   void ReleaseGrad(std::uint32_t grad);
@@ -117,6 +118,7 @@ class Walker {
   Events back_enter_, back_leave_, back_final_;
   std::vector<bool> forward_mark_, backward_mark_;
   std::vector<std::uint32_t> region_start_;  // per op: region whose backward begins there
+  std::vector<std::uint32_t> region_end_;    // per op: region whose backward ends there
 
   BufferId host_inputs_;  // where the data loader puts one micro-batch
   std::optional<ActivationOffload> offload_;

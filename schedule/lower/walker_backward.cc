@@ -87,7 +87,7 @@ void Walker::ReleaseSaved(std::uint32_t i) {
 void Walker::AddBackwardOp(std::uint32_t i) {
   const ModelOp& op = e_.in.model.ops[i];
   const ModelOpFacts& facts = e_.a.ops[i];
-  const Bytes workspace_bytes = e_.a.KernelsOf(i).backward_workspace;
+  const OpKernels& kernels = e_.a.KernelsOf(i);
   std::vector<std::uint32_t> input_grads(op.inputs.size(), kNoGrad);
   for (std::size_t j = 0; j < op.inputs.size(); ++j) {
     if (((facts.input_grads >> j) & 1U) != 0) {
@@ -100,8 +100,10 @@ void Walker::AddBackwardOp(std::uint32_t i) {
     weight = rules_.WeightGradTarget(i, UnitOf(op));
   }
   BufferId workspace;
-  if (workspace_bytes > Bytes(0)) {
-    workspace = e_.Alloc(workspace_bytes, Category::kTemporary, Stream::kCompute);
+  if (kernels.backward_workspace > Bytes(0)) {
+    workspace = e_.AllocPieces(kernels.backward_workspace,
+                               e_.InternPieces(kernels.backward_workspace_tensors),
+                               Category::kTemporary, Stream::kCompute);
   }
   AddCompute(i, Phase::kBackward, BackwardShape(i));
   UseForBackward(i);
@@ -214,6 +216,19 @@ void Walker::FireBackwardEntries(std::uint32_t i, bool covering, const Region* r
   }
 }
 
+// What a region holds until its backward has ended.
+void Walker::ReleaseHeld(std::uint32_t region) {
+  if (region == kNoRegion) {
+    return;
+  }
+  for (const std::uint32_t s : e_.a.regions[region].held) {
+    Release(rerun_instance_[s]);
+  }
+  for (const std::uint32_t s : e_.a.regions[region].kept_unread) {
+    Release(forward_instance_[s]);
+  }
+}
+
 void Walker::Backward() {
   std::fill(grad_of_tensor_.begin(), grad_of_tensor_.end(), kNoGrad);
   grads_.clear();
@@ -237,6 +252,7 @@ void Walker::Backward() {
       FireBackwardEntries(i, false, region);
     }
     BackwardOp(i);
+    ReleaseHeld(region_end_[i]);
     for (std::uint32_t k = back_final_.begin[i]; k < back_final_.begin[i + 1]; ++k) {
       rules_.GradientsFinal(back_final_.units[k]);
     }

@@ -3,6 +3,7 @@
 // Time of kernels on one GPU, running alone. docs/cost_model.md, section "Kernels".
 
 #include <array>
+#include <cstdint>
 #include <span>
 
 #include "core/units.h"
@@ -25,7 +26,10 @@ struct KernelRates {
   Seconds gap;
   std::int64_t sm_count = 1;
 };
-[[nodiscard]] KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile);
+// `ranks` GPUs work together, and the rates of matrix products and attention are those of the
+// slowest of them.
+[[nodiscard]] KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile,
+                                          std::int64_t ranks = 1);
 
 // Time of one kernel without the gap to the next one. Never falls when a rate rises. Throws
 // InputError when the GPU cannot multiply the kernel's dtype, not even as fp32.

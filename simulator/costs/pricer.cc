@@ -69,7 +69,7 @@ BytesPerSecond HostMemoryShare(const Cluster& cluster, const HostCopyRates& copi
 Pricer::Pricer(const Cluster& cluster, const Profile& profile)
     : cluster_(cluster),
       profile_(profile),
-      kernels_(FindKernelRates(cluster.gpu, profile.compute)),
+      kernels_(FindKernelRates(cluster.gpu, profile.compute, cluster.RankCount())),
       copies_(FindHostCopyRates(cluster)),
       host_memory_(HostMemoryShare(cluster, copies_)) {}
 
@@ -159,13 +159,18 @@ shardwright::Price Pricer::PriceCollective(const Program& program, const OpShape
     traffic = (overlap.gather_memory_traffic.value + overlap.reduce_memory_traffic.value) / 2;
   }
   load.hbm_share = RoundShare(traffic * load.bus_rate / cluster_.gpu.memory_bandwidth.value.value);
-  const TransportProfile* outer = path.network != nullptr ? path.network : path.intra;
   for (const ResourceUse& use : path.ring.uses) {
     if (load.link_count == kMaxLinkUses || use.level >= kMostFabricLevels) {
       continue;  // the outermost tiers of a very deep fabric are shared without contention
     }
+    const bool is_inside =
+        use.kind == ResourceKind::kScaleUp || use.kind == ResourceKind::kNodePcie;
+    const TransportProfile& transport = is_inside ? *path.intra : *path.network;
+    // Trees and reduction in the switch move fewer bytes than the ring that bus rates are counted
+    // for; alone they fill a link, and no more than that.
+    const double per_rate = use.weight / (use.capacity.value * transport.efficiency.value);
     load.links[load.link_count++] = {ResourceIndex(use.kind, use.level, table),
-                                     use.weight / (use.capacity.value * outer->efficiency.value)};
+                                     std::min(per_rate, 1 / load.bus_rate)};
   }
   price.contention_class = ClassOf(load, table.contention);
   return price;
@@ -218,6 +223,29 @@ void Pricer::Price(const Program& program, PriceTable& table) {
       table.prices.push_back(shardwright::Price());
     } else {
       table.prices.push_back(PriceKernels(program, shape, table));
+    }
+  }
+  AddStepWork(program, table);
+}
+
+// The training loop's own work of a step, during which the device has nothing to do, stands behind
+// the optimizer ops, which share it.
+void Pricer::AddStepWork(const Program& program, PriceTable& table) const {
+  const Seconds work = profile_.host.step.value;
+  if (work.value <= 0) {
+    return;
+  }
+  const auto is_update = [&](const Op& op) {
+    return program.ShapeOf(op).code == OpCode::kOptimizerStep;
+  };
+  const auto count = std::count_if(program.step.ops.begin(), program.step.ops.end(), is_update);
+  if (count == 0) {
+    return;
+  }
+  const SimTime share = ToSimTime(work / static_cast<double>(count));
+  for (std::size_t i = 0; i < program.shapes.size(); ++i) {
+    if (program.shapes[i].code == OpCode::kOptimizerStep) {
+      table.prices[i].duration += share;
     }
   }
 }

@@ -41,6 +41,7 @@ class Pricer {
   [[nodiscard]] shardwright::Price PriceHostCopy(const OpShape& shape, PriceTable& table) const;
   [[nodiscard]] shardwright::Price PriceHostOptimizer(const Program& program,
                                                       const OpShape& shape) const;
+  void AddStepWork(const Program& program, PriceTable& table) const;
   [[nodiscard]] std::uint16_t ResourceIndex(ResourceKind kind, std::int32_t level,
                                             PriceTable& table);
 

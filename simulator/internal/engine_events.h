@@ -19,20 +19,22 @@ struct BodyRun {
   BodyKind kind = BodyKind::kStep;
   std::uint32_t step = 0;
   std::uint32_t base = 0;
-  std::uint32_t issued = 0;      // ops [0, issued) have been issued
-  std::uint32_t unfinished = 0;  // ops that have not ended
-  std::size_t stall_cursor = 0;  // entries of its stalls that are over
-  std::size_t slot_begin = 0;    // its carry slots in EventState::slots
-  std::int64_t host_begin = 0;   // the host clock before its first issue
-  std::int64_t host_end = 0;     // the host clock after its last issue
-  std::int64_t last_end = 0;     // the latest end of its ops so far
+  std::uint32_t issued = 0;       // ops [0, issued) have been issued
+  std::uint32_t unfinished = 0;   // ops that have not ended
+  std::size_t stall_cursor = 0;   // entries of its stalls that are over
+  std::size_t slot_begin = 0;     // its carry slots in EventState::slots
+  std::size_t segment_costs = 0;  // those of its body in EventState::segment_costs
+  std::int64_t host_begin = 0;    // the host clock before its first issue
+  std::int64_t host_end = 0;      // the host clock after its last issue
+  std::int64_t last_end = 0;      // the latest end of its ops so far
   Totals totals;
 };
 
-// The oldest unfinished op of a stream.
+// The oldest unfinished op of a stream. Since streams are FIFO, it tells which ops have ended.
 struct StreamHead {
   enum class Status : std::uint8_t { kEmpty, kUnknown, kBlocked, kTimed, kRunning };
   Status status = Status::kEmpty;
+  std::uint8_t blocker_stream = 0;
   std::uint32_t op = kNone;       // number among all ops
   std::uint32_t run = 0;          // index of its BodyRun
   std::uint32_t blocker = kNone;  // kBlocked: an op it waits for
@@ -65,70 +67,133 @@ struct SpeedCache {
   std::size_t used = 0;
 };
 
+// What the host spends on the ops of a segment, and which streams and communicators they use.
+struct SegmentCost {
+  std::int64_t issue = kNotDone;  // kNotDone: not added up yet
+  std::uint32_t streams = 0;      // bit s: has ops on stream s
+  std::uint32_t groups = 0;       // bit g: has collectives of group g
+};
+
 // Where a stream looks for its next op, when the host never waits.
 struct StreamCursor {
   std::uint32_t run = 0;
-  std::uint32_t next = 0;  // first op of the run's body not looked at yet
-  std::size_t repeat = 0;  // first of the body's repeats that does not begin before `next`
-  std::int64_t host = 0;   // the host clock before that op is issued
-  bool is_done = false;    // the step has no ops on this stream
+  std::uint32_t next = 0;     // first op of the run's body not looked at yet
+  std::uint32_t segment = 0;  // of that op, or the one before
+  std::int64_t host = 0;      // the host clock before that op is issued
+  bool is_done = false;       // the step has no ops on this stream
 };
 
-// The state of the event loop when the compute stream starts the first op of a copy: what the
-// future depends on, relative to that copy and that moment. Unless anything waits for the host, two
-// copies with equal anchors go on equally.
+// Where a stream stands when the compute stream starts the first op of a segment.
+struct StreamPosition {
+  StreamHead::Status status = StreamHead::Status::kEmpty;
+  std::int64_t op = 0;   // the head, counted from the first op of the segment
+  double remaining = 0;  // kRunning: work left ...
+  std::int64_t age = 0;  // ... this long ago; kTimed: minus the time until it can start
+
+  bool operator==(const StreamPosition&) const = default;
+};
+
+// The state of the event loop at such a moment: what the future depends on, relative to the segment
+// and the moment, and the sums so far.
 struct Anchor {
-  struct StreamPosition {
-    StreamHead::Status status = StreamHead::Status::kEmpty;
-    bool is_inside = false;  // the head is an op of the repeat
-    std::int64_t op = 0;     // inside: counted from the first op of the copy; else its number
-    double remaining = 0;    // kRunning: work left ...
-    std::int64_t age = 0;    // ... this long ago
-    bool operator==(const StreamPosition&) const = default;
-  };
   std::array<StreamPosition, kStreamCount> streams;
+  std::uint32_t run = 0;
+  std::uint32_t segment = 0;
   std::int64_t time = 0;
-  std::int64_t issued = 0;       // when the copy's first compute op was issued
+  std::int64_t issued = 0;       // when the op that starts was issued
+  std::uint32_t lowest = 0;      // the first op that has not ended, among all ops
   std::uint32_t unfinished = 0;  // of the run
   Totals totals;                 // of the run
+  Totals all_totals;             // of all runs
+  // From here to the next anchor: how long before it mattered every op had been issued, at least;
+  // negative when something waited for the host.
+  std::int64_t slack = kNotDone;
 };
 
-// A repeat whose copies the compute stream is in.
-struct ActiveRepeat {
+// What else it takes to go on from an anchor. It follows from the positions and the program, or
+// matters to the past only.
+struct StreamDetail {
+  std::int32_t segment = 0;  // of the head, counted from the anchor's
+  std::int64_t issued = 0;   // the head's, counted from the anchor's
+  std::int64_t started = 0;  // kRunning: this long ago
+  std::int64_t idle = 0;     // how long ago the op before ended
+  std::int64_t blocker = 0;  // kBlocked; counted as `op` is
+  std::uint8_t blocker_stream = 0;
+  bool is_in_line = false;           // there is a collective before it ...
+  std::int64_t before_in_group = 0;  // ... this one
+};
+
+// A transition from one anchor to another one of the same run, and what it took for granted.
+struct Transition {
+  std::uint32_t next = kNone;  // the next one that begins at a segment of this kind
+  std::uint32_t run = 0;       // where it began when it was met: run, ...
+  std::uint32_t segment = 0;   // ... segment ...
+  std::int64_t met = 0;        // ... and moment
+  std::uint32_t advance = 0;   // segments to its end
+  // What happens depends on the segments from `before` ahead of it to `after` behind it, ...
+  std::uint32_t before = 0;
+  std::uint32_t after = 0;
+  std::uint32_t lowest = 0;   // ... the first op that had not ended, in the body, ...
+  std::uint32_t highest = 0;  // ... the last one that a stream came to, from the segment's first
+  // ... and on these streams (bit s). The others wait for ops behind all of that.
+  std::uint32_t streams = 0;
+  std::array<StreamPosition, kStreamCount> begin;
+  std::array<StreamPosition, kStreamCount> end;
+  std::array<StreamDetail, kStreamCount> details;  // of the end
+  bool is_loop = false;                            // `end` equals `begin`
+  std::int64_t lead = 0;   // of the device behind the host at its begin: Anchor time less issued
+  std::int64_t slack = 0;  // least in between, as in Anchor; negative: needs the very same lead
+  std::int64_t time = 0;   // from begin to end ...
+  std::int64_t host = 0;   // ... and between the issues of the two ops
+  std::uint32_t finished = 0;  // ops that ended
+  Totals totals;               // what was added to the run's
+};
+
+// The begin of a transition that is being watched.
+struct Watch {
+  bool is_on = false;
+  Anchor begin;
+  std::uint32_t moved = 0;  // bit s: stream s has got a new head since
+  std::int64_t slack = kNotDone;
+};
+
+// A transition that was taken instead of simulating what it stands for.
+struct JumpNote {
+  std::uint32_t transition = 0;
+  std::uint32_t count = 1;  // times in a row
   std::uint32_t run = 0;
-  Repeat repeat;
-  std::uint32_t copy = 0;         // the copy whose anchor is `anchor`
-  std::uint32_t next_anchor = 0;  // index in the body from which on the next anchor is due
-  bool has_anchor = false;
-  bool is_due = false;                  // an anchor is to be taken
-  std::int64_t issue_slack = kNotDone;  // since `anchor`
-  Anchor anchor;
+  std::uint32_t segment = 0;
+  std::int64_t time = 0;
 };
 
-// A state at the start of a repeat, to be compared with the same point of the next step.
-struct StepPoint {
-  std::uint32_t op = 0;  // the compute op that starts, as index in the body
-  std::array<Anchor::StreamPosition, kStreamCount> streams;  // ops counted from the body's first
-  std::int64_t time = 0;
-  std::int64_t issued = 0;
-  bool lags = false;                    // ops of earlier runs are unfinished
-  std::int64_t issue_slack = kNotDone;  // since then; see ActiveRepeat
-  Totals totals;                        // of all runs
+// What is known of transitions. There are two levels: from segment to segment, and from micro-batch
+// to micro-batch.
+inline constexpr std::size_t kLevels = 2;
+struct Memo {
+  const Body* body = nullptr;                             // whose segments it is about
+  std::array<std::vector<std::uint32_t>, kLevels> first;  // by kind of segment
+  std::vector<Transition> transitions;
+  std::vector<JumpNote> jumps;   // in order
+  std::size_t filled_jumps = 0;  // those whose ops have their ends; see FillEnds
+  std::array<Watch, kLevels> watches;
 };
 
 struct EventState {
-  std::vector<std::int64_t> end;  // kNotDone while an op has not ended
+  std::vector<std::int64_t> end;  // of ops that have ended; see also FillEnds
   std::vector<EventRecord> records;
   std::vector<BodyRun> runs;
   std::vector<std::uint32_t> slots;  // op numbers, kNone = nothing set the slot
   std::array<StreamHead, kStreamCount> heads;
   std::array<std::uint32_t, kStreamCount> last_on_stream{};
-  std::array<std::int64_t, kStreamCount> stream_free{};
+  std::array<std::int64_t, kStreamCount> stream_free{};   // when the last op ended that has
+  std::array<std::uint32_t, kStreamCount> first_ended{};  // the first op that ended at that moment
   std::array<std::uint32_t, kMaxGroups> last_in_group{};
   std::array<StreamCursor, kStreamCount> cursors;
-  std::vector<ActiveRepeat> repeats;       // outer ones first
-  std::vector<StepPoint> points;           // of the present step run
-  std::vector<StepPoint> previous_points;  // of the step run before
+  std::vector<SegmentCost> segment_costs;  // by kind of segment, of one body after the other
+  std::vector<Anchor> anchors;             // of the run that the compute stream is in
+  std::vector<Anchor> previous_anchors;    // of the run before
+  Memo memo;
+  bool recurs = false;  // a step came to a state that the step before had been in
   SpeedCache cache;
 };
 

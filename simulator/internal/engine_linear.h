@@ -63,7 +63,7 @@ struct CopyPair {
   std::size_t b_begin = 0, b_end = 0;
   const Clock* before = nullptr;  // clocks before and after copy B
   const Clock* after = nullptr;
-  const std::vector<std::int64_t>* slots_before = nullptr;  // null: slots stay as they are
+  const std::vector<std::int64_t>* slots_before = nullptr;  // null within a body
   const std::vector<std::int64_t>* slots_after = nullptr;
   std::uint32_t run_begin = 0;  // first op of the first copy
 };

@@ -45,30 +45,36 @@ class EventLoop {
   void Append(std::uint32_t op, const Cost& cost);
   void PullFirstOps();
   [[nodiscard]] std::uint32_t PullNext(std::size_t stream);
-  [[nodiscard]] std::uint32_t PassRepeats(std::size_t stream, std::uint32_t i);
-  [[nodiscard]] std::uint32_t BeforeInGroup(std::size_t run, std::uint32_t index,
-                                            std::uint32_t group) const;
+  [[nodiscard]] std::uint32_t FindNext(StreamCursor& cursor, std::size_t stream);
+  [[nodiscard]] std::uint32_t BeforeInGroup(const StreamCursor& cursor, std::uint32_t group);
+  [[nodiscard]] const SegmentCost& CostOfSegment(const BodyRun& run, std::size_t segment);
 
-  // event_periodic.cc: skipping of repeats.
+  // event_anchors.cc: states at the begins of segments.
   void NoteComputeStart();
   // True when the simulation can stop, because this step goes on like the one before.
   bool TakeAnchors(EngineResult& result);
-  [[nodiscard]] Anchor AnchorOf(const ActiveRepeat& active) const;
-  [[nodiscard]] std::int64_t CopiesToSkip(const ActiveRepeat& active, const Anchor& now) const;
-  [[nodiscard]] bool FarEdgesHaveEnded(const ActiveRepeat& active, std::uint32_t offset,
-                                       std::size_t edge, std::uint32_t first_copy) const;
-  [[nodiscard]] bool EdgesAreSettled(const ActiveRepeat& active, std::int64_t lowest) const;
-  void SkipCopies(ActiveRepeat& active, const Anchor& now, std::int64_t copies);
-  [[nodiscard]] bool IsInside(const ActiveRepeat& active, std::uint32_t op) const {
-    const std::uint32_t begin = s_.runs[active.run].base + active.repeat.first;
-    return op >= begin && op < begin + active.repeat.period * active.repeat.count;
-  }
-  bool MeetsStepBefore(const ActiveRepeat& active, EngineResult& result);
-  void FillSkipped(const ActiveRepeat& active, std::int64_t copies, std::int64_t period);
+  void BeginAnchorsOfRun();
+  [[nodiscard]] Anchor AnchorNow() const;
+  [[nodiscard]] bool MeetsStepBefore(const Anchor& now, EngineResult& result) const;
+
+  // event_memo.cc: jumps over what has been met before.
+  void BeginWatch(std::size_t level, const Anchor& now);
+  void EndWatch(std::size_t level, const Anchor& now);
+  [[nodiscard]] bool FindStreams(const Watch& watch, Transition& transition,
+                                 std::uint32_t& highest) const;
+  [[nodiscard]] StreamDetail DetailOf(std::size_t stream, const Anchor& now) const;
+  bool Jump(std::size_t level, const Anchor& now);
+  [[nodiscard]] bool Matches(const Transition& transition, const Anchor& now) const;
+  [[nodiscard]] bool OthersSleep(const Transition& transition, std::size_t segment) const;
+  [[nodiscard]] std::uint32_t CountLoops(const Transition& transition, const Anchor& now) const;
+  void Apply(const Transition& transition, std::uint32_t count, const Anchor& from);
+  void SetStream(std::size_t stream, const Transition& transition, const Anchor& to);
+  void FillEnds();
 
   void Resolve(std::size_t stream);
   void Start(std::size_t stream);
   void Finish(std::size_t stream);
+  void FindSpeeds();
   void UpdateSpeeds();
   void StartDue();
   void FinishDue();
@@ -85,6 +91,13 @@ class EventLoop {
     return costs_[run.body->ops[op - run.base].shape.value];
   }
   [[nodiscard]] std::uint32_t RunOf(std::uint32_t op) const;
+  [[nodiscard]] bool HasEnded(std::uint32_t op) const {
+    return s_.heads[CostOf(s_.runs[RunOf(op)], op).stream].op > op;
+  }
+  // The run of an edge's target.
+  [[nodiscard]] const BodyRun& RunOf(const BodyRun& run, std::uint32_t target) const {
+    return target >= run.base ? run : s_.runs[RunOf(target)];
+  }
   [[nodiscard]] std::uint8_t BindingStream(const BodyRun& run, std::uint32_t op,
                                            std::int64_t time) const;
 
@@ -108,15 +121,15 @@ class EventLoop {
   std::int64_t late_time_ = 0;
   std::int64_t finished_ = 0;   // device ops that have ended
   std::uint32_t op_count_ = 0;  // ops of all runs so far
-  // Since the last anchor: how long before it mattered every op had been issued, at least; negative
-  // when something waited for the host.
+  // Since the last anchor: how long before it mattered every op had been issued, at least, negative
+  // when something waited for the host; and which streams have got a new head.
   std::int64_t issue_slack_ = kNotDone;
+  std::uint32_t moved_ = 0;
   bool host_waits_ = false;           // the host can be blocked or delayed, so it is simulated
-  std::uint32_t repeat_run_ = kNone;  // the run that s_.repeats belong to
-  std::size_t repeat_cursor_ = 0;     // next of its body's repeats
-  std::uint32_t point_run_ = kNone;   // the run that s_.points belong to
-  bool steps_are_used_up_ = false;    // a stream ran out of ops because no more steps are simulated
-  bool anchor_is_due_ = false;        // the compute stream has started the first op of a copy
+  std::uint32_t anchor_run_ = kNone;  // the run and the segment of the last anchor
+  std::uint32_t anchor_segment_ = kNone;
+  bool steps_are_used_up_ = false;  // a stream ran out of ops because no more steps are simulated
+  bool anchor_is_due_ = false;      // the compute stream has started the first op of a segment
 };
 
 }  // namespace shardwright::internal

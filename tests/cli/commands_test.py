@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import pathlib
 import sys
 import unittest
@@ -71,8 +72,8 @@ class Usage(ShardwrightTestCase):
     def test_errors(self):
         plan = ("plan", "--model", "gpt2", "--cluster", "dgx-a100")
         for error, arguments in (
-            ("no command given, expected list, inspect, plan or simulate", ()),
-            ('unknown command "plann", expected list, inspect, plan or simulate; did you mean "plan"?',
+            ("no command given, expected one of those that shardwright --help lists", ()),
+            ('unknown command "plann", expected one of those that shardwright --help lists; did you mean "plan"?',
              ("plann", "--model", "gpt2")),
             ('unknown flag "--versoin"; did you mean "--version"?', ("--versoin",)),
             ('unknown flag "--clustr" of shardwright plan; did you mean "--cluster"?',
@@ -87,7 +88,7 @@ class Usage(ShardwrightTestCase):
             ("simulate needs a plan file, or - for standard input", ("simulate",)),
             ("--model is required; see shardwright plan --help", ("plan", "--cluster", "dgx-a100")),
             ("--cluster is required; see shardwright plan --help", ("plan", "--model", "gpt2")),
-            ('--dialect: got "fsdp3", expected native, fsdp2, fsdp1 or ddp; did you mean "fsdp2"?',
+            ('--dialect: got "fsdp3", expected native, fsdp2, fsdp1, ddp, zero1, zero2, zero3 or fairscale; did you mean "fsdp2"?',
              (*plan, "--dialect", "fsdp3")),
             ('--seq: got "8k", expected an integer in [1, 1073741824]', (*plan, "--seq", "8k")),
             ('--micro-batch: got "-1", expected an integer in [1, 16777216]', (*plan, "--micro-batch", "-1")),
@@ -119,6 +120,55 @@ class Usage(ShardwrightTestCase):
             ('--wrap: got "block", expected root; dialect ddp has no units',
              (*plan, "--dialect", "ddp", "--wrap", "block")),
             ("--json prints a summary of the plan, so the plan itself needs -o FILE", (*plan, "--json")),
+        ):
+            with self.subTest(arguments=arguments):
+                self.assert_fails(2, error, *arguments)
+
+
+class Searches(ShardwrightTestCase):
+    JOB = ("plan", "--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "4", "--seq", "256", "--global-batch", "8")
+
+    def test_report_and_plan_agree(self):
+        report = json.loads(self.succeed(*self.JOB, "--json", "-o", "p.json"))
+        for key in ("step_time_s", "lower_bound_s", "proven_gap", "search_s", "candidates", "pareto", "rejected"):
+            self.assertIn(key, report)
+        self.assertLessEqual(report["lower_bound_s"], report["step_time_s"])
+        self.assertAlmostEqual(report["proven_gap"], 1 - report["lower_bound_s"] / report["step_time_s"])
+        self.assertEqual(report["shard_size"] * report["replicate_size"], 4)
+        simulated = json.loads(self.succeed("simulate", "p.json", "--json"))
+        self.assertAlmostEqual(simulated["step_time_s"], report["step_time_s"], places=9)
+        times = [point["step_time_s"] for point in report["pareto"]]
+        memory = [point["memory_bytes"] for point in report["pareto"]]
+        self.assertEqual(times, sorted(times))
+        self.assertEqual(memory, sorted(memory, reverse=True))
+
+    def test_without_a_file_the_report_holds_the_plan(self):
+        report = json.loads(self.succeed(*self.JOB, "--json", "--threads", "1"))
+        plan = self.succeed(*self.JOB, "--threads", "3")
+        self.assertEqual(report["plan_file"], json.loads(plan))
+
+    def test_flags_fix_choices(self):
+        report = json.loads(self.succeed(*self.JOB, "--search", "--json", "--dialect", "fsdp2", "--shard", "2",
+                                         "--micro-batch", "1", "--recompute", "full", "--wrap", "block",
+                                         "--offload", "none"))
+        plan = report["plan_file"]["plan"]
+        self.assertEqual((plan["dialect"], plan["shard_size"], plan["micro_batch"], plan["accumulation"]),
+                         ("fsdp2", 2, 1, 2))
+        self.assertEqual((len(plan["units"]), len(plan["recompute"])), (13, 12))
+
+    def test_nothing_fits(self):
+        code, out, err = self.run_program(*self.JOB, "--json", "--mem", "1 GiB", "-o", "p.json")
+        self.assertEqual((code, err), (1, ""))
+        report = json.loads(out)
+        self.assertFalse(report["feasible"])
+        self.assertGreater(report["floor"]["memory_bytes"], 2 ** 30)
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_errors(self):
+        for error, arguments in (
+            ("--search --no-search: got both, expected one of them", (*self.JOB, "--search", "--no-search")),
+            ("--mem: only a search has it; add --search", (*self.JOB, "--wrap", "root", "--mem", "1 GiB")),
+            ('--objective: got "speed", expected time or memory', (*self.JOB, "--objective", "speed")),
         ):
             with self.subTest(arguments=arguments):
                 self.assert_fails(2, error, *arguments)

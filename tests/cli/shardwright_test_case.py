@@ -25,7 +25,7 @@ class ShardwrightTestCase(unittest.TestCase):
     def run_program(self, *arguments, stdin="", stdout=subprocess.PIPE):
         """(exit code, standard output, standard error)."""
         done = subprocess.run([PROGRAM, *arguments], input=stdin, stdout=stdout, stderr=subprocess.PIPE, text=True,
-                              cwd=self.folder, timeout=120, check=False)
+                              cwd=self.folder, timeout=500, check=False)
         return done.returncode, done.stdout, done.stderr
 
     def succeed(self, *arguments, stdin=""):

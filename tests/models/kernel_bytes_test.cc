@@ -457,5 +457,34 @@ TEST_CASE("what only the weight gradient reads") {
   }
 }
 
+TEST_CASE("kernels: training metrics read the logits again") {
+  // 2 x 64 rows of 48 logits: 6144 elements, 12288 bytes in bf16, 24576 in fp32; labels 128 x 8.
+  // The fused loss reads logits and labels and writes two fp32 numbers per row. Each of the two
+  // metrics copies to fp32, takes the log-softmax, and picks one fp32 number per row.
+  const std::int64_t metric_read = 12288 + 24576 + (128 * 4 + 1024);
+  const std::int64_t metric_written = 24576 + 24576 + 4;
+  const OpKernels op =
+      LowerOp(RowsSpec(OpKind::kCrossEntropy, 64, 48), 2, kBf16, Set("composer-2024"));
+  CheckPass(op.forward, {7, 12288 + 1024 + 2 * metric_read, 1024 + 2 * metric_written});
+  CHECK(op.forward_workspace == Bytes(2 * 24576));
+}
+
+TEST_CASE("kernels: fp8 linear layers") {
+  // 128 rows, 48 -> 96: inputs 6144, weights 4608, outputs 12288 elements. A cast reads bf16 twice
+  // and writes one byte; products read one byte per operand element and write bf16.
+  OpSpec spec = RowsSpec(OpKind::kLinear, 64, 48);
+  spec.out = 96;
+  KernelSetOptions options = Set("torch-compile");
+  options.fp8_linear = true;
+  const OpKernels op = LowerOp(spec, 2, kBf16, options);
+  CheckPass(op.forward, {3, 4 * 6144 + 4 * 4608 + 6144 + 4608, 6144 + 4608 + 2 * 12288});
+  CheckPass(op.backward_data, {2, 4 * 12288 + 12288 + 4608, 12288 + 2 * 6144});
+  CheckPass(op.backward_weight, {1, 12288 + 6144, 2 * 4608});
+  CHECK(op.forward[2].dtype == DType::kFp8);
+  // Vocabulary projections stay in bf16.
+  spec.out = 48 * 7;
+  CHECK(LowerOp(spec, 2, kBf16, options).forward[0].dtype == kBf16);
+}
+
 }  // namespace
 }  // namespace shardwright

@@ -108,8 +108,12 @@ TEST_CASE("ModelGraph.SpecsOfALlamaLayerByHand") {
   REQUIRE(specs.size() == 6);
   CHECK(specs[0] == OpSpec{.kind = OpKind::kLinear, .rows = 512, .in = 4096, .out = 4096});
   CHECK(specs[1] == OpSpec{.kind = OpKind::kLinear, .rows = 512, .in = 4096, .out = 1024});
-  CHECK(specs[3] ==
-        OpSpec{.kind = OpKind::kRope, .rows = 512, .heads = 32, .kv_heads = 8, .head_dim = 128});
+  CHECK(specs[3] == OpSpec{.kind = OpKind::kRope,
+                           .rows = 512,
+                           .heads = 32,
+                           .kv_heads = 8,
+                           .head_dim = 128,
+                           .rope = {.dim = 128, .theta = 500'000.0}});
   CHECK(specs[4] == OpSpec{.kind = OpKind::kAttention,
                            .rows = 512,
                            .heads = 32,

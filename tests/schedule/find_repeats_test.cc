@@ -143,6 +143,18 @@ TEST_CASE("FindRepeats: far edges may reach ever further back") {
   }
 }
 
+TEST_CASE("FindRepeats: carried edges may name any slots") {
+  Sequence s;
+  for (std::uint32_t layer = 0; layer < 4; ++layer) {
+    s.Mark('|');
+    s.Add('a');
+    s.builder.AfterSlot(layer);
+  }
+  s.Mark('|');
+  s.Add('a');  // without an edge
+  CHECK(s.Find() == std::vector<Repeat>{{0, 1, 4}});
+}
+
 // The naive reading of builder.h: is [a + length, a + 2 length) a copy of [a, a + length)?
 bool IsCopy(const Program& program, std::uint32_t a, std::uint32_t length) {
   const Body& body = program.step;

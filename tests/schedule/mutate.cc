@@ -181,12 +181,14 @@ void ForEachMutant(const Program& program, const std::function<void(const Mutant
   }
   Mutant mutant{program, Mutation::kShrinkBuffer, ""};
   for (std::size_t b = 0; b < program.buffers.size(); ++b) {
-    Bytes& size = mutant.program.buffers[b].size;
-    if (size.value > 0) {
-      size -= Bytes(1);
+    Buffer& buffer = mutant.program.buffers[b];
+    const Buffer whole = buffer;
+    if (buffer.size.value > 0) {
+      buffer.size -= Bytes(1);
+      buffer.pieces = {};  // they would no longer add up, which is another rule
       mutant.what = "buffer " + std::to_string(b) + " shrunk";
       visit(mutant);
-      size += Bytes(1);
+      buffer = whole;
     }
   }
 }

@@ -69,6 +69,10 @@ TEST_CASE("HashModel: every part counts") {
       [](Model& m) { m.ops[5].inputs.pop_back(); },
       [](Model& m) { m.specs[0].rows += 1; },
       [](Model& m) { m.specs[0].dropout_p += 0.01; },
+      [](Model& m) { m.specs[0].epsilon += 1e-7; },
+      [](Model& m) { m.specs[0].transposed = true; },
+      [](Model& m) { m.specs[0].rope.theta += 1.0; },
+      [](Model& m) { m.tensors[0].input = InputKind::kLabels; },
   };
   for (const auto& change : changes) {
     Model changed = model;
@@ -83,6 +87,32 @@ TEST_CASE("PlanFile: defaults come back") {
   CheckRoundTrip(SmallPlan());
   CheckRoundTrip(SmallPlan("vit-b-16"));
   CheckRoundTrip(SmallPlan("t5-small"));
+}
+
+TEST_CASE("PlanFile: options of the ZeRO stages and FairScale come back") {
+  PlanFile zero = SmallPlan();
+  zero.plan.zero.reduce_bucket = 1;
+  zero.plan.zero.contiguous_gradients = false;
+  zero.plan.zero.overlap_comm = Overlap::kOff;
+  for (UnitPlan& unit : zero.plan.units) {
+    unit.reshard = Reshard();
+  }
+  PlanFile second = zero;
+  second.plan.dialect = Dialect::kZero2;
+  second.plan.zero.gradient_reduction = GradientReduction::kReduceScatter;
+  second.plan.zero.allgather_bucket = 2;
+  CheckRoundTrip(second);
+  zero.plan.dialect = Dialect::kZero3;
+  zero.plan.zero.prefetch_bucket = 3;
+  zero.plan.zero.max_live_parameters = 4;
+  zero.plan.zero.max_reuse_distance = 5;
+  zero.plan.zero.persistence_threshold = 6;
+  zero.plan.zero.sub_group = 7;
+  CheckRoundTrip(zero);
+  PlanFile fairscale = SmallPlan();
+  fairscale.plan.dialect = Dialect::kFairscale;
+  fairscale.plan.reduce_scatter_bucket = Bytes(8);
+  CheckRoundTrip(fairscale);
 }
 
 TEST_CASE("PlanFile: every field comes back") {
@@ -129,6 +159,7 @@ TEST_CASE("PlanFile: every field comes back") {
   fsdp1.plan.forward_prefetch = true;
   fsdp1.plan.limit_all_gathers = false;
   fsdp1.plan.use_orig_params = false;
+  fsdp1.plan.bounded_memory = true;
   CheckRoundTrip(fsdp1);
   PlanFile ddp = SmallPlan();
   ddp.plan.dialect = Dialect::kDdp;

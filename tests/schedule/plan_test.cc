@@ -265,8 +265,8 @@ TEST_CASE("ValidatePlan: units") {
   plan = BlockPlan();
   plan.units[0].gap = Gap::kRegather;
   CHECK(ValidateError(plan) ==
-        "p.json: plan.units[0].gap: got \"regather\", expected \"hold\"; only dialect native "
-        "gathers a unit more than once per pass");
+        "p.json: plan.units[0].gap: got \"regather\", expected \"hold\"; only dialects "
+        "native and zero3 gather a unit more than once per pass");
   plan = BlockPlan();
   plan.units[0].forward_prefetch = {"layers.0"};
   CHECK(ValidateError(plan) ==

@@ -64,9 +64,12 @@ std::vector<UnitPlan> DrawUnits(std::mt19937& random, const Model& model, Dialec
   std::vector<std::string> wraps = {"root", "size:" + std::to_string(Between(random, 100, 5000))};
   if (!model.block_class.empty()) {
     wraps.insert(wraps.end(), {"block", "block"});
-    if (dialect == Dialect::kFsdp2 || dialect == Dialect::kNative) {
+    if (dialect != Dialect::kFsdp1 && dialect != Dialect::kFairscale) {
       wraps.push_back("torchtitan");
     }
+  }
+  if (IsZero(dialect)) {
+    wraps.insert(wraps.end(), {"module", "module", "module"});
   }
   std::shuffle(wraps.begin(), wraps.end(), random);
   auto units = Wrap(model, ParseWrap(wraps.front(), "test"), {}, dialect, "test");
@@ -81,14 +84,15 @@ std::vector<UnitPlan> DrawUnits(std::mt19937& random, const Model& model, Dialec
   if (dialect == Dialect::kDdp) {
     return units;
   }
-  const bool to_group = shard_size % 2 == 0 && shard_size > 2 && dialect != Dialect::kFsdp1;
+  const bool has_lists = dialect == Dialect::kFsdp2 || dialect == Dialect::kNative;
+  const bool to_group = shard_size % 2 == 0 && shard_size > 2 && has_lists;
   for (UnitPlan& unit : units) {
-    if (Chance(random, 20)) {
+    if (!IsZero(dialect) && Chance(random, 20)) {
       unit.reshard = {Reshard::Kind::kNever, 0};
     } else if (to_group && Chance(random, 20)) {
       unit.reshard = {Reshard::Kind::kToGroup, 2};
     }
-    if (dialect != Dialect::kFsdp1 && Chance(random, 20)) {
+    if (has_lists && Chance(random, 20)) {
       const auto other = static_cast<std::size_t>(Between(random, 0, std::ssize(units) - 1));
       if (units[other].name != unit.name) {
         (Chance(random, 50) ? unit.forward_prefetch : unit.backward_prefetch)
@@ -131,14 +135,58 @@ void DrawJob(std::mt19937& random, const Model& model, Job& job) {
   job.clip_gradients = Chance(random, 60);
 }
 
+// Limits around the sizes of the small models.
+void DrawZero(std::mt19937& random, Dialect dialect, ZeroOptions& zero) {
+  const auto limit = [&] {
+    return std::array<std::int64_t, 5>{1, 500, 4000, 30000,
+                                       1000000}[static_cast<std::size_t>(Between(random, 0, 4))];
+  };
+  zero.reduce_bucket = limit();
+  zero.contiguous_gradients = Chance(random, 70);
+  zero.overlap_comm = std::array{Overlap::kDefault, Overlap::kOn,
+                                 Overlap::kOff}[static_cast<std::size_t>(Between(random, 0, 2))];
+  if (dialect != Dialect::kZero3) {
+    zero.allgather_bucket = Chance(random, 50) ? 0 : std::max<std::int64_t>(limit(), 4000);
+    zero.gradient_reduction =
+        Chance(random, 50) ? GradientReduction::kAllReduce : GradientReduction::kReduceScatter;
+    return;
+  }
+  zero.prefetch_bucket = Chance(random, 20) ? 0 : limit();
+  zero.max_live_parameters = Chance(random, 20) ? 0 : limit();
+  zero.max_reuse_distance = Chance(random, 40) ? 0 : limit();
+  zero.persistence_threshold = Chance(random, 40) ? 0 : Between(random, 1, 3000);
+  zero.sub_group = limit();
+}
+
+// What the ZeRO stages and FairScale have of their own, and what they do not have.
+void DrawExtras(std::mt19937& random, Plan& plan) {
+  if (IsZero(plan.dialect)) {
+    DrawZero(random, plan.dialect, plan.zero);
+    plan.sync = SyncMode::kEvery;
+  }
+  if (plan.dialect == Dialect::kFairscale) {
+    plan.bounded_memory = Chance(random, 50);
+    plan.replicate_size = 1;
+    plan.reduce_scatter_bucket =
+        std::array{Bytes(0), Bytes(4096), Bytes(100000),
+                   25 * kMiB}[static_cast<std::size_t>(Between(random, 0, 3))];
+    if (plan.sync == SyncMode::kReplicateLast) {
+      plan.sync = SyncMode::kLast;
+    }
+  }
+}
+
 }  // namespace
 
 RandomCase DrawCase(std::mt19937& random) {
   RandomCase c;
   c.model = DrawModel(random);
   Plan& plan = c.plan;
-  plan.dialect = std::array{Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kDdp,
-                            Dialect::kNative}[static_cast<std::size_t>(Between(random, 0, 3))];
+  plan.dialect =
+      std::array{Dialect::kFsdp2,  Dialect::kFsdp1, Dialect::kDdp,
+                 Dialect::kNative, Dialect::kZero1, Dialect::kZero2,
+                 Dialect::kZero3,  Dialect::kZero3, Dialect::kFairscale}[static_cast<std::size_t>(
+          Between(random, 0, 8))];
   const bool ddp = plan.dialect == Dialect::kDdp;
   plan.shard_size = ddp ? 1
                         : std::array<std::int64_t, 5>{
@@ -152,6 +200,7 @@ RandomCase DrawCase(std::mt19937& random) {
             ? SyncMode::kReplicateLast
             : SyncMode::kLast;
   }
+  DrawExtras(random, plan);
   plan.units = DrawUnits(random, c.model, plan.dialect, plan.shard_size);
   DropImpossibleReshards(c.model, plan);
   if (!c.model.block_class.empty() && Chance(random, 40)) {
@@ -166,17 +215,18 @@ RandomCase DrawCase(std::mt19937& random) {
     plan.forward_prefetch = Chance(random, 30);
     plan.limit_all_gathers = Chance(random, 70);
     plan.use_orig_params = Chance(random, 50);
+    plan.bounded_memory = Chance(random, 30);
   }
   if (plan.dialect == Dialect::kNative) {
     plan.in_flight = Between(random, 1, 4);
   }
-  if (!ddp && Chance(random, 15)) {
+  if (!ddp && !IsZero(plan.dialect) && Chance(random, 15)) {
     (plan.dialect == Dialect::kNative && Chance(random, 50) ? plan.offload.optimizer
                                                             : plan.offload.parameters) = true;
   }
   plan.offload.activations = Chance(random, 15);
   DrawJob(random, c.model, c.job);
-  if (Chance(random, 15)) {
+  if (plan.dialect != Dialect::kFairscale && Chance(random, 15)) {
     plan.use_orig_params = true;  // FSDP1 mixes trainable and frozen only so
     for (Parameter& p : c.model.params) {
       p.trainable =

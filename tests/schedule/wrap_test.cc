@@ -101,8 +101,8 @@ TEST_CASE("Wrap: block") {
   CHECK(WrapLines(Decoder(false), "block", Dialect::kDdp) == Strings{"root: [] never"});
   CHECK(WrapLines(Decoder(false), "root") == Strings{"root: [] never"});
   CHECK(WrapError(TinyModel(), "blocks", Dialect::kFsdp2) ==
-        "--wrap: got \"blocks\", expected block, torchtitan, accelerate, size:N, root or a .json "
-        "file; did you mean \"block\"?");
+        "--wrap: got \"blocks\", expected block, torchtitan, accelerate, size:N, root, module or a "
+        ".json file; did you mean \"block\"?");
   Model model = TinyModel();
   model.block_class.clear();
   CHECK(WrapError(model, "block", Dialect::kFsdp2) ==
@@ -127,6 +127,34 @@ TEST_CASE("Wrap: torchtitan and accelerate") {
         "group modules; wrap by block");
   // Without ops there is no embedding and no head to find.
   CHECK(WrapLines(TinyModel(), "torchtitan") == WrapLines(TinyModel(), "block"));
+}
+
+TEST_CASE("Wrap: module, and the defaults of the ZeRO stages") {
+  // Each module with parameters of its own: embed; per block the block itself (scale) and its
+  // linear; norm; head. The ZeRO stages free by their own rules, so every unit says always.
+  const Strings modules = {"embed: [embed] always",
+                           "layers.0: [layers.0] always",
+                           "layers.0.lin: [layers.0.lin] always",
+                           "layers.1: [layers.1] always",
+                           "layers.1.lin: [layers.1.lin] always",
+                           "norm: [norm] always",
+                           "head: [head] always",
+                           "root: [] always"};
+  CHECK(WrapLines(Decoder(false), "module", Dialect::kZero3) == modules);
+  CHECK(DefaultWrap(Dialect::kZero3) == "module");
+  // A shared table is one unit that is gathered where it is used; FSDP1 leaves it to the root.
+  const auto tied = Wrap(Decoder(true), ParseWrap("module", "test"), {}, Dialect::kZero3, "test");
+  CHECK(tied.front().modules == Strings{"embed", "head"});
+  CHECK(tied.front().gap == Gap::kRegather);
+  CHECK(WrapLines(Decoder(true), "module", Dialect::kFsdp1).front() ==
+        "layers.0: [layers.0] always");
+  for (const Dialect dialect : {Dialect::kZero1, Dialect::kZero2}) {
+    CHECK(WrapLines(Decoder(true), std::string(DefaultWrap(dialect)), dialect) ==
+          Strings{"root: [] always"});
+  }
+  CHECK(WrapError(Decoder(false), "torchtitan", Dialect::kFairscale) ==
+        "--wrap: got the group \"norm+head\", expected units of one module; dialect fairscale "
+        "cannot group modules; wrap by block");
 }
 
 TEST_CASE("Wrap: reshard choices") {

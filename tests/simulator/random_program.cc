@@ -44,6 +44,7 @@ class Generator {
   ShapeInterner interner_;
   bool host_waits_ = false;
   int next_shape_ = 0;
+  std::uint32_t layer_count_ = 0;  // added so far
   std::vector<PatternOp> forward_, backward_, tail_;
   // Buffers of the layers in forward that backward frees, per layer; and those to free soon.
   struct Pending {
@@ -126,6 +127,7 @@ std::vector<PatternOp> Generator::NewPattern(bool is_backward, std::size_t forwa
 void Generator::AddLayer(BodyBuilder& builder, const std::vector<PatternOp>& pattern,
                          const std::vector<OpId>* forward, std::vector<OpId>* ops) {
   builder.MarkLayer();
+  ++layer_count_;
   std::vector<BufferId> kept;
   if (forward != nullptr && !kept_.empty()) {
     for (const BufferId buffer : kept_.back()) {
@@ -162,7 +164,9 @@ void Generator::AddLayer(BodyBuilder& builder, const std::vector<PatternOp>& pat
       builder.After((*forward)[static_cast<std::size_t>(p.far_op)]);
     }
     if (p.carried_slot >= 0) {
-      builder.AfterSlot(static_cast<std::uint32_t>(p.carried_slot));
+      // Every other such op takes the slots in turns, from layer to layer.
+      const std::uint32_t turn = p.shape.value % 2 == 0 ? layer_count_ % 2 : 0;
+      builder.AfterSlot(static_cast<std::uint32_t>(p.carried_slot) ^ turn);
     }
     if (ops != nullptr) {
       ops->push_back(op);

@@ -1,16 +1,11 @@
 #include "topologies/profile.h"
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
 
 #include "core/error.h"
-#include "core/json.h"
-#include "topologies/routing.h"
 
 namespace shardwright {
 namespace {
@@ -131,80 +126,31 @@ TEST_CASE("Profile: whole error texts") {
         ".json file; did you mean \"h100-torch-eager\"?");
 }
 
-// Predicted time of one all-gather of S bytes by the formula that topologies/routing.h and
-// profile.h state, cheapest protocol.
-double GatherMicroseconds(const char* cluster_name, std::int64_t nodes, const char* profile_name,
-                          double bytes) {
-  const Cluster cluster = LoadCluster(cluster_name, nodes);
-  const Profile profile = LoadProfile(profile_name);
-  const RingPath ring = FindRing(cluster, {cluster.RankCount(), 1});
-  const TransportProfile& intra = FindTransport(profile, "nvlink");
-  const TransportProfile& outer = nodes > 1 ? FindTransport(profile, cluster.network) : intra;
-  double best = std::numeric_limits<double>::infinity();
-  const auto n = static_cast<double>(ring.size);
-  for (std::size_t i = 0; i < outer.protocols.size(); ++i) {
-    const ProtocolProfile& protocol = outer.protocols[i];
-    REQUIRE(intra.protocols[i].name == protocol.name);
-    const double hops =
-        static_cast<double>(ring.intra_hops) * intra.protocols[i].hop_latency.value.value +
-        static_cast<double>(ring.inter_hops) * protocol.hop_latency.value.value;
-    const double rate = ring.Rate().value * outer.efficiency.value * protocol.bandwidth.value;
-    best = std::min(best, protocol.base_latency.value.value + hops + bytes * (n - 1) / n / rate);
-  }
-  return best * 1e6;
-}
-
-// Published nccl-tests results, out of place. The tolerance is what four parameters per protocol
-// can do for curves with steps; the worst point of each sweep is at a protocol switch.
-TEST_CASE("Profile: all-gather times against published measurements") {
-  struct Point {
-    double bytes;
-    double microseconds;
+TEST_CASE("Profile: choice, overlap and split messages are optional and checked") {
+  const Profile mine = ParseProfile(
+      Extension(R"(, "transports": {"efa": {"choice": "nccl", "overlap": {"value": 3, "kind":
+          "assumed", "source": "me", "date": "2026-11-21"}}, "opa": {"split_above": {"value": "4096 B",
+          "kind": "assumed", "source": "me", "date": "2026-11-21"}}})"),
+      "p.json");
+  const TransportProfile& efa = FindTransport(mine, "efa");
+  CHECK(efa.choice == CollectiveChoice::kNccl);
+  CHECK(efa.overlap.value == 3);
+  CHECK(FindTransport(mine, "opa").split_above.value == Bytes(4096));
+  CHECK(FindTransport(mine, "pcie").overlap.value == 1);  // generic gives none
+  CHECK(mine.host.library_call.value == Seconds(0));
+  CHECK(ParseProfile(ProfileJson(mine), "again.json") == mine);
+  const auto with_overlap = [](const char* value) {
+    return ErrorOf(Extension(std::string(R"(, "transports": {"efa": {"overlap": {"value": )") +
+                             value +
+                             R"(, "kind": "assumed", "source": "me", "date": "2026-11-21"}}})"));
   };
-  const auto check = [](const char* cluster, std::int64_t nodes, const char* profile,
-                        const std::vector<Point>& points, double tolerance) {
-    for (const Point& point : points) {
-      CAPTURE(cluster);
-      CAPTURE(point.bytes);
-      const double predicted = GatherMicroseconds(cluster, nodes, profile, point.bytes);
-      CAPTURE(predicted);
-      CHECK(std::abs(predicted - point.microseconds) <= tolerance * point.microseconds);
-    }
-  };
-  // 8x B200 (Vultr HGX B200, all_gather).
-  check("dgx-b200", 1, "b200-torch-eager",
-        {{4096, 16.88},
-         {262144, 19.21},
-         {1048576, 19.69},
-         {4194304, 29.96},
-         {16777216, 49.04},
-         {33554432, 76.98},
-         {67108864, 139.13},
-         {134217728, 207.50},
-         {268435456, 393.96},
-         {1073741824, 1486.06},
-         {8589934592, 11322.8}},
-        0.16);
-  // 8x H100-class (SimuMax), from 8 MiB: below, the published sweep has a floor of 45 us.
-  check("dgx-h100", 1, "h100-torch-eager",
-        {{16777216, 73.03},
-         {67108864, 211.3},
-         {268435456, 730.2},
-         {1073741824, 2734.1},
-         {8589934592, 21025}},
-        0.08);
-  // Two a3-ultra nodes (GoogleCloudPlatform/cluster-toolkit).
-  check("a3-ultra", 2, "h100-torch-eager",
-        {{4096, 55.59},
-         {1048576, 79.74},
-         {16777216, 122.9},
-         {67108864, 294.7},
-         {268435456, 877.5},
-         {1073741824, 3105.7},
-         {8589934592, 24489}},
-        0.16);
-  // Two a3-mega nodes.
-  check("a3-mega", 2, "h100-torch-eager", {{512, 85.3}}, 0.1);
+  CHECK(with_overlap("0.5") ==
+        "p.json: transports.efa.overlap: got {\"date\":\"2026-11-21\",\"kind\":\"assumed\","
+        "\"source\":\"me\",\"valu..., expected from 1 to 10");
+  CHECK(ErrorOf(Extension(R"(, "transports": {"efa": {"choice": "ncl"}})")) ==
+        "p.json: transports.efa.choice: got \"ncl\", expected one of \"cheapest\", \"nccl\"; did "
+        "you mean "
+        "\"nccl\"?");
 }
 
 }  // namespace

@@ -63,6 +63,25 @@ Trace Rounded(Trace trace) {
   return trace;
 }
 
+TEST_CASE("A header carries the plan and the step time, and is read without the events") {
+  const TemporaryFile file(".json.gz");
+  const Program program = TinyProgram("layers.0", "layers.0.linear");
+  ChromeOptions options;
+  options.source = "measured on host";
+  options.plan = "{\n  \"format\": \"shardwright-plan\"\n}\n";
+  options.step_time = SimTime(20'000'400);  // rounds to 20 us, the nearest nanosecond
+  WriteChromeTrace(program, TinyTrace(), options, file.name());
+  const TraceHeader header = ReadTraceHeader(file.name());
+  CHECK(header.source == options.source);
+  CHECK(header.plan == options.plan);
+  REQUIRE(header.step_time.has_value());
+  CHECK(header.step_time->value == 20'000'000);
+  CHECK(ReadChromeTrace(file.name(), program).spans == TinyTrace().spans);
+  WriteChromeTrace(program, TinyTrace(), {}, file.name());
+  CHECK(ReadTraceHeader(file.name()).plan.empty());
+  CHECK_FALSE(ReadTraceHeader(file.name()).step_time.has_value());
+}
+
 TEST_CASE("Simulated traces come back to the nanosecond, and still pass the check") {
   const unsigned seed = 31;
   CAPTURE(seed);

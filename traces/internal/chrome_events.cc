@@ -3,6 +3,7 @@
 #include <array>
 #include <istream>
 #include <streambuf>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -82,6 +83,10 @@ class Events : public nlohmann::json_sax<Json> {
                      "a whole trace");
   }
 
+  // From now on stop where the events begin.
+  void StopAtEvents() { stop_at_events_ = true; }
+  [[nodiscard]] const ChromeHeader& header() const { return header_; }
+
   // Requires that the document has ended.
   void CheckEnd() const {
     if (!saw_events_) {
@@ -106,6 +111,8 @@ class Events : public nlohmann::json_sax<Json> {
   std::string key_;
   std::string format_, profile_;
   std::optional<std::int64_t> version_;
+  ChromeHeader header_;
+  bool stop_at_events_ = false;
   bool saw_events_ = false;
   std::size_t next_index_ = 0;
   ChromeEvent event_;
@@ -118,6 +125,8 @@ void Events::AddNumber(const EventNumber& number) {
     event_.args.push_back(number);
   } else if (InHeader() && number.key == "version" && number.is_integer) {
     version_ = number.integer;
+  } else if (InHeader() && number.key == "step_time_us") {
+    header_.step_time_us = number.value;
   }
 }
 
@@ -141,6 +150,10 @@ bool Events::string(std::string& value) {
       format_ = value;
     } else if (key_ == "profile") {
       profile_ = value;
+    } else if (key_ == "source") {
+      header_.source = value;
+    } else if (key_ == "plan") {
+      header_.plan = std::move(value);
     }
   }
   return true;
@@ -173,6 +186,7 @@ bool Events::start_array(std::size_t /*elements*/) {
   if (depth_ == 2 && section_ == "traceEvents") {
     CheckHeader();
     saw_events_ = true;
+    return !stop_at_events_;
   }
   return true;
 }
@@ -194,6 +208,17 @@ void Events::CheckHeader() const {
 }
 
 }  // namespace
+
+ChromeHeader ReadHeader(const std::string& file) {
+  SourceBuffer buffer(file);
+  std::istream stream(&buffer);
+  const std::function<void(const ChromeEvent&)> ignore = [](const ChromeEvent&) {};
+  Events events(file, ignore);
+  events.StopAtEvents();
+  Json::sax_parse(stream, &events);
+  events.CheckEnd();
+  return events.header();
+}
 
 void ForEachEvent(const std::string& file, const std::function<void(const ChromeEvent&)>& handle) {
   SourceBuffer buffer(file);

@@ -33,6 +33,16 @@ struct ChromeEvent {
   std::vector<EventNumber> args;
 };
 
+// What stands before the events; see docs/trace_format.md.
+struct ChromeHeader {
+  std::string source;
+  std::string plan;  // text of the plan file; empty: not there
+  std::optional<double> step_time_us;
+};
+
+// The header alone, without reading the events. Throws as ForEachEvent does.
+[[nodiscard]] ChromeHeader ReadHeader(const std::string& file);
+
 // Calls `handle` for each event, in the order of the file. Throws InputError when the file is
 // damaged or is not a trace of ours that can be read back.
 void ForEachEvent(const std::string& file, const std::function<void(const ChromeEvent&)>& handle);

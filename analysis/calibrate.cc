@@ -1,0 +1,375 @@
+#include "analysis/calibrate.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "analysis/piecewise_fit.h"
+#include "core/error.h"
+#include "simulator/costs/kernels.h"
+#include "simulator/simulate.h"
+#include "topologies/routing.h"
+
+namespace shardwright {
+namespace {
+
+// A number of the profile as the fit sees it: a time as it is, a fraction as 1 / fraction, in which
+// prices are linear.
+struct Field {
+  std::string name;
+  Number<double>* fraction = nullptr;
+  Number<Seconds>* time = nullptr;
+};
+
+constexpr double kUsualTime = 1e-6;
+
+FitColumn ColumnOf(const Field& field) {
+  if (field.time != nullptr) {
+    return {field.time->value.value, std::max(field.time->value.value, kUsualTime), 0};
+  }
+  // Profiles refuse fractions above 1.
+  const double inverse = 1 / field.fraction->value;
+  return {inverse, inverse, 1};
+}
+
+// Rounded to what a measurement can mean, so that files stay readable.
+double Rounded(double value) {
+  constexpr double kDigits = 1e6;
+  if (value == 0) {
+    return 0;
+  }
+  const double scale = std::pow(10.0, std::floor(std::log10(std::abs(value)))) / kDigits;
+  return std::round(value / scale) * scale;
+}
+
+void Store(const Field& field, const FittedValue& found, const Origin& origin,
+           std::vector<CalibratedNumber>& numbers) {
+  if (!found.is_found) {
+    return;
+  }
+  CalibratedNumber number{field.name, field.time != nullptr, 0, 0, found.spread, found.rows};
+  const double spread = std::round(found.spread * 1e4) / 1e4;
+  if (field.time != nullptr) {
+    number.before = field.time->value.value;
+    number.after = Rounded(found.value);
+    *field.time = {Seconds(number.after), origin, spread};
+  } else {
+    number.before = field.fraction->value;
+    number.after = std::min(1.0, Rounded(1 / found.value));
+    *field.fraction = {number.after, origin, spread};
+  }
+  numbers.push_back(std::move(number));
+}
+
+void FitFields(const std::vector<Field>& fields, const RowsAt& rows_at, const Origin& origin,
+               std::vector<CalibratedNumber>& numbers) {
+  std::vector<FitColumn> columns;
+  columns.reserve(fields.size());
+  for (const Field& field : fields) {
+    columns.push_back(ColumnOf(field));
+  }
+  const std::vector<FittedValue> found = FitPiecewise(columns, rows_at);
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    Store(fields[i], found[i], origin, numbers);
+  }
+}
+
+// An op that takes most of the step decides most about its time.
+double WeightOf(const ShapeSample& sample, double measured) {
+  return static_cast<double>(sample.ops) * measured;
+}
+
+// Columns of the kernels' fit.
+enum KernelColumn : std::size_t {
+  kAttentionForwardColumn = kMathTypeCount,
+  kAttentionBackwardColumn,
+  kElementwiseColumn,
+  kReductionColumn,
+  kOptimizerColumn,
+  kRampColumn,
+  kFloorColumn,
+  kGapColumn,
+  kKernelColumns,
+};
+
+std::vector<Field> KernelFields(ComputeProfile& compute) {
+  std::vector<Field> fields(kKernelColumns);
+  for (std::size_t i = 0; i < kMathTypeCount; ++i) {
+    fields[i].name = std::string("compute.gemm.") + MathTypeName(static_cast<MathType>(i));
+    fields[i].fraction = compute.gemm[i] ? &*compute.gemm[i] : nullptr;
+  }
+  fields[kAttentionForwardColumn] = {"compute.attention_forward", &compute.attention_forward};
+  fields[kAttentionBackwardColumn] = {"compute.attention_backward", &compute.attention_backward};
+  fields[kElementwiseColumn] = {"compute.elementwise", &compute.elementwise};
+  fields[kReductionColumn] = {"compute.reduction", &compute.reduction};
+  fields[kOptimizerColumn] = {"compute.optimizer", &compute.optimizer};
+  fields[kRampColumn] = {"compute.gemm_ramp", nullptr, &compute.gemm_ramp};
+  fields[kFloorColumn] = {"compute.kernel_floor", nullptr, &compute.kernel_floor};
+  fields[kGapColumn] = {"compute.kernel_gap", nullptr, &compute.kernel_gap};
+  return fields;
+}
+
+// The formulas of KernelTime (simulator/costs/kernels.cc) as terms: which of two counts is decided
+// with the present values.
+class KernelTerms {
+ public:
+  KernelTerms(const GpuSpec& gpu, const ComputeProfile& compute, std::span<const double> values)
+      : gpu_(gpu), compute_(compute), values_(values) {}
+
+  void Add(const Kernel& kernel, std::vector<FitTerm>& terms) const {
+    std::vector<FitTerm> own = Busy(kernel);
+    if (kernel.kind == KernelClass::kGemm || kernel.kind == KernelClass::kGroupedGemm ||
+        kernel.kind == KernelClass::kConv) {
+      own.push_back({kRampColumn, 1});
+    }
+    double time = 0;
+    for (const FitTerm& term : own) {
+      time += term.factor * values_[term.column];
+    }
+    if (time < values_[kFloorColumn]) {
+      own = {{kFloorColumn, 1}};
+    }
+    own.push_back({kGapColumn, 1});
+    terms.insert(terms.end(), own.begin(), own.end());
+  }
+
+  void AddCopy(Bytes bytes, std::vector<FitTerm>& terms) const {
+    Kernel copy;
+    copy.kind = KernelClass::kCopy;
+    copy.read = copy.written = bytes;
+    Add(copy, terms);
+  }
+
+ private:
+  [[nodiscard]] std::vector<FitTerm> Busy(const Kernel& kernel) const {
+    const Bytes bytes = kernel.read + kernel.written;
+    const double traffic = (bytes / gpu_.memory_bandwidth.value).value;
+    const FitTerm streaming{kElementwiseColumn, traffic};
+    switch (kernel.kind) {
+      case KernelClass::kGemm:
+      case KernelClass::kGroupedGemm:
+      case KernelClass::kConv: {
+        const MathType type = TypeFor(kernel.dtype, true);
+        const double overhead = TileOverhead(kernel.batch, kernel.m, kernel.n,
+                                             std::max<std::int64_t>(gpu_.sm_count.value, 1));
+        return {
+            Larger({static_cast<std::size_t>(type), overhead * AtPeak(kernel, type)}, streaming)};
+      }
+      case KernelClass::kAttentionForward:
+      case KernelClass::kAttentionBackward: {
+        const std::size_t column = kernel.kind == KernelClass::kAttentionForward
+                                       ? kAttentionForwardColumn
+                                       : kAttentionBackwardColumn;
+        return {Larger({column, AtPeak(kernel, TypeFor(kernel.dtype, false))}, streaming)};
+      }
+      case KernelClass::kNorm:
+      case KernelClass::kSoftmax:
+        return {{kReductionColumn, traffic}};
+      case KernelClass::kOptimizer:
+        return {{kOptimizerColumn, traffic}};
+      case KernelClass::kElementwise:
+      case KernelClass::kGatherScatter:
+      case KernelClass::kCopy:
+        break;
+    }
+    return {streaming};
+  }
+
+  [[nodiscard]] FitTerm Larger(const FitTerm& a, const FitTerm& b) const {
+    return a.factor * values_[a.column] >= b.factor * values_[b.column] ? a : b;
+  }
+
+  // What the matrix units cannot do, or the profile has no number for, runs as fp32.
+  [[nodiscard]] MathType TypeFor(DType dtype, bool is_gemm) const {
+    const MathType type = MathTypeOf(dtype);
+    const bool has_fraction = !is_gemm || compute_.gemm[static_cast<std::size_t>(type)].has_value();
+    return PeakFlops(gpu_, type).has_value() && has_fraction ? type : MathType::kFp32;
+  }
+
+  [[nodiscard]] double AtPeak(const Kernel& kernel, MathType type) const {
+    const std::optional<FlopsPerSecond> peak = PeakFlops(gpu_, type);
+    if (!peak || (type == MathType::kFp32 && !compute_.gemm[0])) {
+      throw InputError("profile: compute.gemm", "no rate for fp32",
+                       "a fraction of the peak for every type that the model multiplies");
+    }
+    return (kernel.flops / *peak).value;
+  }
+
+  const GpuSpec& gpu_;
+  const ComputeProfile& compute_;
+  std::span<const double> values_;
+};
+
+bool IsPricedByKernels(const OpShape& shape) {
+  const OpCodeInfo& info = InfoOf(shape.code);
+  return !info.is_collective && !info.runs_on_host && shape.code != OpCode::kCopyH2d &&
+         shape.code != OpCode::kCopyD2h && shape.code != OpCode::kHostOptimizerStep;
+}
+
+void CalibrateWake(const CalibrationSamples& samples, const Origin& origin, HostProfile& host,
+                   std::vector<CalibratedNumber>& numbers) {
+  if (samples.wakes.empty()) {
+    return;
+  }
+  const double wake = MedianOf(samples.wakes);
+  std::vector<double> errors;
+  errors.reserve(samples.wakes.size());
+  for (const double seconds : samples.wakes) {
+    errors.push_back(wake > 0 ? std::abs(seconds / wake - 1) : 0);
+  }
+  Store({"host.wake", nullptr, &host.wake},
+        {wake, true, MedianOf(std::move(errors)), std::ssize(samples.wakes)}, origin, numbers);
+}
+
+bool IsHostCopy(const OpShape& shape) {
+  return shape.code == OpCode::kCopyH2d || shape.code == OpCode::kCopyD2h;
+}
+
+}  // namespace
+
+void CalibrateKernels(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
+                      const Origin& origin, Profile& profile,
+                      std::vector<CalibratedNumber>& numbers) {
+  const std::vector<Field> all = KernelFields(profile.compute);
+  // Types without a number of their own keep their column, which no term uses.
+  Number<double> unused{1, {}, 0};
+  std::vector<Field> fields = all;
+  for (Field& field : fields) {
+    if (field.fraction == nullptr && field.time == nullptr) {
+      field.fraction = &unused;
+    }
+  }
+  const RowsAt rows_at = [&](std::span<const double> values) {
+    std::vector<FitRow> rows;
+    for (const ShapeSample& sample : samples.shapes) {
+      const CalibrationRun& run = runs[sample.run];
+      const OpShape& shape = run.program.shapes[sample.shape.value];
+      if (!IsPricedByKernels(shape) || sample.seconds <= 0) {
+        continue;
+      }
+      FitRow row{{}, sample.seconds, WeightOf(sample, sample.seconds)};
+      const KernelTerms terms(run.cluster.gpu, profile.compute, values);
+      for (const Kernel& kernel : run.program.KernelsOf(shape)) {
+        terms.Add(kernel, row.terms);
+      }
+      if (shape.kernel_count == 0 && shape.bytes.value > 0) {
+        terms.AddCopy(shape.bytes, row.terms);
+      }
+      if (!row.terms.empty()) {
+        rows.push_back(std::move(row));
+      }
+    }
+    for (const KernelSample& sample : samples.kernels) {
+      FitRow row{{}, sample.seconds, sample.seconds};
+      const KernelTerms terms(runs[sample.run].cluster.gpu, profile.compute, values);
+      for (const Kernel& kernel : sample.kernels) {
+        terms.Add(kernel, row.terms);
+      }
+      rows.push_back(std::move(row));
+    }
+    return rows;
+  };
+  FitFields(fields, rows_at, origin, numbers);
+}
+
+void CalibrateHost(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
+                   const Origin& origin, Profile& profile, std::vector<CalibratedNumber>& numbers) {
+  HostProfile& host = profile.host;
+  enum Column : std::size_t { kLaunch, kOp, kCollective, kHook, kCopy };
+  const std::vector<Field> fields = {
+      {"host.kernel_launch", nullptr, &host.kernel_launch},
+      {"host.op_issue", nullptr, &host.op_issue},
+      {"host.collective_issue", nullptr, &host.collective_issue},
+      {"host.unit_hook", nullptr, &host.unit_hook},
+      {"host.copy_issue", nullptr, &host.copy_issue},
+  };
+  std::vector<FitRow> rows;
+  for (const ShapeSample& sample : samples.shapes) {
+    const Program& program = runs[sample.run].program;
+    const OpShape& shape = program.shapes[sample.shape.value];
+    if (sample.issue <= 0 || InfoOf(shape.code).runs_on_host) {
+      continue;
+    }
+    FitRow row{{}, sample.issue, WeightOf(sample, sample.issue)};
+    const double launches =
+        shape.kernel_count == 0 && shape.bytes.value > 0 ? 1.0 : shape.kernel_count;
+    if (InfoOf(shape.code).is_collective) {
+      row.terms.push_back({kCollective, 1});
+      // As Pricer::PriceCollective has it.
+      if (program.dialect != "native" &&
+          (shape.code == OpCode::kAllGather || shape.code == OpCode::kReduceScatter)) {
+        row.terms.push_back({kHook, 1});
+      }
+    } else if (IsHostCopy(shape)) {
+      row.terms.push_back({kCopy, 1});
+    } else if (IsPricedByKernels(shape) && (launches > 0 || shape.code == OpCode::kCompute)) {
+      row.terms = {{kLaunch, launches}, {kOp, 1}};
+    }
+    if (!row.terms.empty()) {
+      rows.push_back(std::move(row));
+    }
+  }
+  FitFields(
+      fields, [&](std::span<const double>) { return rows; }, origin, numbers);
+  CalibrateWake(samples, origin, host, numbers);
+}
+
+void CalibrateCopies(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
+                     const Origin& origin, Profile& profile,
+                     std::vector<CalibratedNumber>& numbers) {
+  CopyProfile& copy = profile.copy;
+  enum Column : std::size_t { kToDevice, kToHost, kLatency };
+  const std::vector<Field> fields = {
+      {"copy.to_device", &copy.to_device},
+      {"copy.to_host", &copy.to_host},
+      {"copy.latency", nullptr, &copy.latency},
+  };
+  std::vector<FitRow> rows;
+  for (const ShapeSample& sample : samples.shapes) {
+    const CalibrationRun& run = runs[sample.run];
+    const OpShape& shape = run.program.shapes[sample.shape.value];
+    if (!IsHostCopy(shape) || sample.seconds <= 0) {
+      continue;
+    }
+    const HostCopyRates rates = FindHostCopyRates(run.cluster);
+    const bool to_device = shape.code == OpCode::kCopyH2d;
+    const double at_link_rate =
+        (shape.bytes / (to_device ? rates.to_device_together : rates.to_host_together)).value;
+    rows.push_back({{{to_device ? kToDevice : kToHost, at_link_rate}, {kLatency, 1}},
+                    sample.seconds,
+                    WeightOf(sample, sample.seconds)});
+  }
+  FitFields(
+      fields, [&](std::span<const double>) { return rows; }, origin, numbers);
+}
+
+CalibrationResult Calibrate(const std::vector<CalibrationRun>& runs, const Profile& start,
+                            const Origin& origin) {
+  SW_CHECK(!runs.empty(), "nothing to calibrate with");
+  const CalibrationSamples samples = CollectSamples(runs);
+  CalibrationResult result;
+  result.profile = start;
+  CalibrateKernels(runs, samples, origin, result.profile, result.numbers);
+  CalibrateCollectives(runs, samples, origin, result.profile, result.numbers);
+  CalibrateCopies(runs, samples, origin, result.profile, result.numbers);
+  CalibrateHost(runs, samples, origin, result.profile, result.numbers);
+  SimulateOptions options;
+  options.reserved = false;
+  for (const CalibrationRun& run : runs) {
+    if (run.shapes != nullptr) {
+      continue;  // no steps
+    }
+    const auto simulate = [&](const Profile& profile) {
+      return ToSeconds(Simulate({run.program, run.cluster, profile, options}).step_time);
+    };
+    result.runs.push_back(
+        {run.name, MeasuredStepTime(run), simulate(start), simulate(result.profile)});
+  }
+  return result;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,59 @@
+#pragma once
+
+// Profiles from traces: the numbers that price a plan's ops, chosen so that they price them as
+// measured. docs/compare.md, section "Calibrating".
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "analysis/calibration_samples.h"
+#include "core/units.h"
+#include "topologies/number.h"
+#include "topologies/profile.h"
+
+namespace shardwright {
+
+// One number that the traces tell.
+struct CalibratedNumber {
+  std::string field;     // "compute.gemm.fp32", "transports.nvlink.efficiency"
+  bool is_time = false;  // seconds; otherwise a fraction
+  double before = 0;
+  double after = 0;
+  double spread = 0;      // median absolute relative error of the ops that depend on it
+  std::int64_t rows = 0;  // op shapes that depend on it
+};
+
+// Of one trace: what the profile says of it before and after.
+struct CalibratedRun {
+  std::string name;
+  Seconds measured;
+  Seconds before, after;  // simulated step times, with the start profile and with the new one
+};
+
+struct CalibrationResult {
+  Profile profile;
+  std::vector<CalibratedNumber> numbers;
+  std::vector<CalibratedRun> runs;
+};
+
+// Starts from `start`; numbers that no op of the traces depends on keep its values and origins, the
+// others get `origin` and their spread. Throws InputError for a trace without a complete step, or
+// one that does not fit the cluster. Requires at least one run.
+[[nodiscard]] CalibrationResult Calibrate(const std::vector<CalibrationRun>& runs,
+                                          const Profile& start, const Origin& origin);
+
+// Its parts: fill numbers of `profile` from the samples and list what they found.
+void CalibrateKernels(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
+                      const Origin& origin, Profile& profile,
+                      std::vector<CalibratedNumber>& numbers);
+void CalibrateHost(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
+                   const Origin& origin, Profile& profile, std::vector<CalibratedNumber>& numbers);
+void CalibrateCopies(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
+                     const Origin& origin, Profile& profile,
+                     std::vector<CalibratedNumber>& numbers);
+void CalibrateCollectives(const std::vector<CalibrationRun>& runs,
+                          const CalibrationSamples& samples, const Origin& origin, Profile& profile,
+                          std::vector<CalibratedNumber>& numbers);
+
+}  // namespace shardwright

@@ -1,0 +1,178 @@
+#include "analysis/calibration_samples.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "analysis/piecewise_fit.h"
+#include "analysis/step_breakdown.h"
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+// Beside another op for less than this part of its time, an op is as good as alone.
+constexpr double kAloneShare = 0.02;
+
+std::vector<std::size_t> StepsThatCount(const std::vector<RecordedStep>& steps) {
+  std::vector<std::size_t> later, last;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    if (steps[i].previous != RecordedStep::kNoStep) {
+      later.push_back(i);
+    }
+    if (i + 1 == steps.size() || steps[i + 1].rank != steps[i].rank) {
+      last.push_back(i);
+    }
+  }
+  return later.empty() ? last : later;
+}
+
+std::vector<RecordedStep> StepsOf(const CalibrationRun& run) {
+  std::vector<RecordedStep> steps = FindRecordedSteps(run.program, run.trace);
+  if (steps.empty()) {
+    throw InputError(run.name, "no complete step", "all ops of at least one step");
+  }
+  return steps;
+}
+
+// By span of one step: how long other streams of the rank were busy meanwhile, in seconds.
+std::vector<double> OverlapOf(std::span<const Span> spans) {
+  std::vector<std::size_t> order(spans.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return spans[a].start < spans[b].start; });
+  std::vector<double> overlap(spans.size(), 0);
+  std::array<std::size_t, kStreamCount> latest{};
+  latest.fill(spans.size());
+  for (const std::size_t i : order) {
+    if (spans[i].stream == Stream::kHost) {
+      continue;
+    }
+    const auto own = static_cast<std::size_t>(spans[i].stream);
+    for (std::size_t stream = 0; stream < kStreamCount; ++stream) {
+      const std::size_t other = latest[stream];
+      if (stream == own || other == spans.size() || spans[other].end <= spans[i].start) {
+        continue;
+      }
+      const double both =
+          ToSeconds(std::min(spans[other].end, spans[i].end) - spans[i].start).value;
+      overlap[i] += both;
+      overlap[other] += both;
+    }
+    latest[own] = i;
+  }
+  return overlap;
+}
+
+// What is known about one shape so far. The better kinds of spans replace the worse ones.
+struct Gathered {
+  std::vector<double> alone, beside_others, held_by_issue, issue;
+};
+
+// From when an op could have started until it ended: handing it to its stream is part of its price,
+// as the gap between kernels is. `before` is the end of the op before it on its stream. Waiting for
+// other ranks is not.
+double SecondsOf(const CalibrationRun& run, std::span<const Span> spans, std::size_t op,
+                 SimTime before) {
+  const Body& body = run.program.step;
+  const Span& span = spans[op];
+  SimTime begin = std::max(span.issued, before);
+  bool is_known = span.stream == Stream::kCompute && before.value > 0 &&
+                  !InfoOf(run.program.ShapeOf(body.ops[op]).code).is_collective;
+  for (const Edge& edge : body.EdgesOf(OpId(op))) {
+    is_known = is_known && !edge.is_carried();
+    begin = edge.is_carried() ? begin : std::max(begin, spans[edge.op().value].end);
+  }
+  return ToSeconds(span.end - (is_known ? std::min(begin, span.start) : span.start)).value;
+}
+
+void AddStep(const CalibrationRun& run, const RecordedStep& step, std::vector<Gathered>& shapes,
+             std::vector<double>& wakes) {
+  const Body& body = run.program.step;
+  const auto spans = std::span(run.trace.spans).subspan(step.first, body.size());
+  const std::vector<double> overlap = OverlapOf(spans);
+  std::array<SimTime, kStreamCount> ends{};
+  for (std::size_t i = 0; i < body.size(); ++i) {
+    const Span& span = spans[i];
+    SimTime& before = ends[static_cast<std::size_t>(span.stream)];
+    const double seconds = SecondsOf(run, spans, i, before);
+    before = span.end;
+    if (run.program.ShapeOf(body.ops[i]).code == OpCode::kHostWait) {
+      if (span.ready > span.issue_begin) {  // it did wait
+        wakes.push_back(ToSeconds(span.start - span.ready).value);
+      }
+      continue;
+    }
+    Gathered& shape = shapes[body.ops[i].shape.value];
+    shape.issue.push_back(ToSeconds(span.issue_end - span.issue_begin).value);
+    // An op ends no earlier than its last launch plus its last kernel. When half of it or more lies
+    // behind the last launch that rule was not what ended it, however many kernels it has.
+    if (ToSeconds(span.issue_end - span.start).value > seconds / 2) {
+      shape.held_by_issue.push_back(seconds);
+    } else if (overlap[i] <= kAloneShare * seconds) {
+      shape.alone.push_back(seconds);
+    } else {
+      shape.beside_others.push_back(seconds);
+    }
+  }
+}
+
+}  // namespace
+
+CalibrationSamples CollectSamples(const std::vector<CalibrationRun>& runs) {
+  CalibrationSamples samples;
+  for (std::size_t r = 0; r < runs.size(); ++r) {
+    const CalibrationRun& run = runs[r];
+    if (run.shapes != nullptr) {
+      for (ShapeSample sample : *run.shapes) {
+        sample.run = r;
+        samples.shapes.push_back(sample);
+      }
+      continue;
+    }
+    if (run.recordings != nullptr) {
+      AddRecordings(runs, r, samples);
+      continue;
+    }
+    const std::vector<RecordedStep> steps = StepsOf(run);
+    std::vector<Gathered> shapes(run.program.shapes.size());
+    for (const std::size_t index : StepsThatCount(steps)) {
+      AddStep(run, steps[index], shapes, samples.wakes);
+    }
+    for (std::size_t s = 0; s < shapes.size(); ++s) {
+      const Gathered& from = shapes[s];
+      if (from.issue.empty()) {
+        continue;  // in init or warmup only
+      }
+      ShapeSample sample;
+      sample.run = r;
+      sample.shape = ShapeId(s);
+      sample.issue = MedianOf(from.issue);
+      sample.ops = std::ssize(from.issue);
+      sample.is_alone = !from.alone.empty();
+      // What issuing held up says nothing about kernels.
+      const std::vector<double>& best = from.alone.empty() ? from.beside_others : from.alone;
+      sample.seconds = best.empty() ? 0 : MedianOf(best);
+      samples.shapes.push_back(sample);
+    }
+  }
+  return samples;
+}
+
+Seconds MeasuredStepTime(const CalibrationRun& run) {
+  if (run.recordings != nullptr) {
+    return RecordedStepTime(*run.recordings);
+  }
+  const std::vector<RecordedStep> steps = StepsOf(run);
+  const std::vector<std::size_t> chosen = StepsThatCount(steps);
+  std::vector<double> periods;
+  periods.reserve(chosen.size());
+  for (const std::size_t index : chosen) {
+    periods.push_back(BreakDown(run.program, run.trace, steps, index).period);
+  }
+  return Seconds(MedianOf(std::move(periods)));
+}
+
+}  // namespace shardwright

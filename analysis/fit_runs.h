@@ -1,0 +1,89 @@
+#pragma once
+
+// Fitting the numbers of profiles to published training runs. Runs on one GPU type by stacks of one
+// framework are fitted together: the stacks share all numbers but a few.
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "analysis/error_statistics.h"
+#include "analysis/measured_run.h"
+#include "topologies/profile.h"
+
+namespace shardwright {
+
+struct FitOptions {
+  // Paths of the numbers to fit (NumberAt), at most eight; empty: DefaultFitNumbers().
+  std::vector<std::string> numbers;
+  // The numbers that each stack has for itself, at most two. Empty: the first of the defaults and
+  // "compute.elementwise".
+  std::vector<std::string> own;
+  std::vector<std::string> tiers = {"A"};
+  // Cross-validate by leaving out one model after the other (in a group with one model: one number
+  // of GPUs, and with one such number: one choice of dtypes).
+  bool leave_out = true;
+  std::function<void(const std::string&)> progress;  // one line per stage; may be empty
+};
+
+[[nodiscard]] std::vector<std::string> DefaultFitNumbers();
+
+// A number found for one stack.
+struct FittedNumber {
+  std::string path;
+  double value = 0;  // a fraction, or seconds
+  double lower = 0;  // bounds
+  double upper = 0;
+  double start = 0;  // what the profile said before
+  bool is_own = false;
+  bool is_time = false;
+};
+
+struct FittedStack {
+  std::string gpu;  // GpuSpec::name
+  std::string kernel_set;
+  std::string base;  // the profile whose numbers it started from
+  std::size_t rows = 0;
+  std::vector<FittedNumber> numbers;
+  ErrorStatistics errors;  // of its own rows, fitted
+  // Relative half-width that all fitted numbers get: with it nine tenths of the errors of models
+  // that were left out lie within the band that the numbers' spreads make.
+  double spread = 0;
+};
+
+struct LeftOutModel {
+  std::string gpu;
+  std::string family;
+  std::string model;
+  ErrorStatistics errors;
+};
+
+// A row predicted by numbers that were fitted without its model.
+struct LeftOutRow {
+  std::string id;
+  double error = 0;  // predicted / measured - 1
+};
+
+struct RunFit {
+  std::vector<FittedStack> stacks;
+  std::vector<LeftOutModel> left_out;
+  std::vector<LeftOutRow> left_out_rows;
+  ErrorStatistics cross_validation;  // over all left_out_rows
+  std::size_t skipped = 0;           // rows that cannot be used
+  std::size_t evaluations = 0;       // simulations of all rows of a group
+};
+
+// Fits every group of rows (GPU type and framework) with at least `numbers` rows. Every row is
+// lowered once; afterwards its program is priced and simulated anew for each set of numbers. The
+// search is Gauss-Newton: errors are linear in the logarithms of the numbers near a point, and the
+// robust sum of these straight lines is minimised by Minimise. Deterministic. Throws InputError
+// when no group has enough rows, or for an unknown number.
+[[nodiscard]] RunFit FitRuns(const std::vector<MeasuredRun>& runs, const FitOptions& options);
+
+// A profile file for one fitted stack: what it extends and the numbers found. `source` says where
+// the rows come from, `date` when they were read (YYYY-MM-DD).
+[[nodiscard]] std::string FittedProfileJson(const FittedStack& stack, const std::string& source,
+                                            const std::string& date);
+
+}  // namespace shardwright

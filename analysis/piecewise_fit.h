@@ -1,0 +1,52 @@
+#pragma once
+
+// Fits the numbers of a price formula that is a sum of terms, some of which are the larger of two:
+// linear in the numbers once it is known which of the two counts.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+namespace shardwright {
+
+// One number that is looked for.
+struct FitColumn {
+  double start = 0;
+  double scale = 1;  // > 0: the size of usual values; where nothing speaks, `start` is kept
+  double lower = 0;
+};
+
+struct FitTerm {
+  std::size_t column = 0;
+  double factor = 0;
+};
+
+// One measurement: the sum of factor * value over its terms should be `measured`.
+struct FitRow {
+  std::vector<FitTerm> terms;
+  double measured = 0;  // > 0
+  double weight = 1;    // how much its relative error counts
+};
+
+struct FittedValue {
+  double value = 0;
+  bool is_found = false;  // false: no measurement depends on it noticeably; the value is the start
+  // Median absolute relative error of the measurements that depend on it.
+  double spread = 0;
+  std::int64_t rows = 0;  // how many those are
+};
+
+// Rows with the terms that count at these values.
+using RowsAt = std::function<std::vector<FitRow>(std::span<const double> values)>;
+
+// Least absolute relative errors, by least squares that are weighted again and again;
+// deterministic. O(rounds * (rows * terms^2 + columns^3)).
+[[nodiscard]] std::vector<FittedValue> FitPiecewise(std::span<const FitColumn> columns,
+                                                    const RowsAt& rows_at);
+
+// The middle one of `values`; of an even number the mean of both. Requires at least one.
+[[nodiscard]] double MedianOf(std::vector<double> values);
+
+}  // namespace shardwright

@@ -1,0 +1,37 @@
+#include "analysis/prediction.h"
+
+#include <algorithm>
+
+#include "planner/evaluate.h"
+#include "schedule/place.h"
+
+namespace shardwright {
+Prediction Predict(const PlanFile& file, const Program& program, const SimulationResult& result) {
+  Prediction p;
+  p.step_time = ToSeconds(result.step_time);
+  p.first_step_time = ToSeconds(result.first_step_time);
+  p.exposed_comm = ToSeconds(result.exposed_comm);
+  const Rates rates = RatesOf(file, p.step_time);
+  p.tokens_per_second_per_gpu = rates.tokens_per_second_per_gpu;
+  p.mfu = rates.mfu;
+  p.peak = rates.peak;
+  p.has_dtype = rates.has_dtype;
+  const AllocatedMemory& allocated = result.memory.allocated;
+  p.device_peak = allocated.DevicePeak();
+  p.peak_is_first = p.device_peak == allocated.device_first;
+  p.outside = result.memory.outside;
+  p.placed = Place(program).device_size;
+  p.attribution = Explain(program, result.trace.spans, result.step_time);
+  const ReservedMemory& reserved = *result.memory.reserved;
+  p.reserved = std::max(reserved.peak_first, reserved.peak_steady);
+  p.retries_per_step = reserved.retries_steady;
+  p.usable = UsableMemory(file);
+  p.host_peak = allocated.HostPeak().total * file.cluster.gpus_per_node;
+  p.host_limit = file.cluster.node.pinned_limit;
+  for (const Misfit& misfit : FindMisfits(file, result)) {
+    p.misfits.push_back(misfit.text);
+  }
+  return p;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,48 @@
+#pragma once
+
+// What simulate reports, worked out of a simulation.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "schedule/plan_file.h"
+#include "schedule/program.h"
+#include "simulator/attribution.h"
+#include "simulator/jitter.h"
+#include "simulator/simulate.h"
+
+namespace shardwright {
+
+struct Prediction {
+  Seconds step_time;
+  Seconds first_step_time;
+  double tokens_per_second_per_gpu = 0.0;
+  // Model FLOPs of a step (ConventionFlopsPerSample; a third of them for a job that only runs
+  // forward) over step time times `peak`.
+  double mfu = 0.0;
+  FlopsPerSecond peak;    // dense peak of the compute dtype, or of fp32 where the GPU lacks it
+  bool has_dtype = true;  // false: `peak` is that of fp32 instead
+  Seconds exposed_comm;
+
+  MemoryPeak device_peak;  // by category; the larger of first and steady step
+  bool peak_is_first = false;
+  Bytes reserved;  // at most, in any step
+  Bytes outside;
+  Bytes placed;  // one arena with fixed offsets for everything allocated (Place)
+  std::int64_t retries_per_step = 0;
+  Bytes usable;             // device memory less the job's margin
+  Attribution attribution;  // of the last simulated step
+  Bytes host_peak;          // of all ranks of one node
+  Bytes host_limit;         // page-locked memory of one node; 0: the cluster does not say
+  std::optional<StepDistribution> distribution;  // where ranks are not alike
+  // One line for each limit that the plan breaks; empty = it fits.
+  std::vector<std::string> misfits;
+};
+
+// Requires a result with reserved memory and a trace.
+[[nodiscard]] Prediction Predict(const PlanFile& file, const Program& program,
+                                 const SimulationResult& result);
+
+}  // namespace shardwright

@@ -1,0 +1,169 @@
+#include "analysis/recording_steps.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+// The stream whose wait stands for a collective or copy.
+Stream StreamOf(const Activity& activity) {
+  switch (activity.kind) {
+    case ActivityKind::kToDevice:
+      return Stream::kH2d;
+    case ActivityKind::kToHost:
+      return Stream::kD2h;
+    case ActivityKind::kWithinDevice:
+      return Stream::kCopyIn;
+    case ActivityKind::kKernel:
+      return Stream::kCompute;
+    case ActivityKind::kCollective:
+      break;
+  }
+  return activity.collective == OpCode::kAllGather       ? Stream::kGather
+         : activity.collective == OpCode::kReduceScatter ? Stream::kReduce
+                                                         : Stream::kReplicate;
+}
+
+std::uint32_t BusiestQueue(const ProfilerRecording& recording) {
+  std::map<std::uint32_t, std::int64_t> busy;
+  for (const Activity& activity : recording.activities) {
+    if (activity.kind == ActivityKind::kKernel) {
+      busy[activity.queue] += (activity.end - activity.start).value;
+    }
+  }
+  const auto largest = std::max_element(
+      busy.begin(), busy.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (largest == busy.end()) {
+    throw InputError(recording.file, "no compute work inside of steps",
+                     "the kernels or ops of at least one training step");
+  }
+  return largest->first;
+}
+
+// Follows the compute queue and charges its idle time.
+class QueueWalk {
+ public:
+  QueueWalk(const ProfilerRecording& recording, std::uint32_t queue) : recording_(recording) {
+    for (const Activity& activity : recording.activities) {
+      (activity.queue == queue ? own_ : other_).push_back(&activity);
+    }
+  }
+
+  std::vector<RecordingStep> Run() {
+    std::vector<RecordingStep> steps(recording_.steps.size());
+    std::vector<bool> has_work(steps.size(), false), counts(steps.size(), false);
+    for (const Activity& activity : recording_.activities) {
+      const auto index = static_cast<std::size_t>(ClassOf(activity));
+      const double seconds = ToSeconds(activity.end - activity.start).value;
+      steps[activity.step].busy[index] += seconds;
+      ++steps[activity.step].pieces[index];
+    }
+    SimTime end;
+    bool is_first = true;
+    for (const Activity* activity : own_) {
+      RecordingStep& step = steps[activity->step];
+      if (is_first) {
+        end = recording_.steps[activity->step].begin;
+      } else if (!has_work[activity->step]) {
+        counts[activity->step] = true;
+      }
+      is_first = false;
+      has_work[activity->step] = true;
+      Wait(*activity, end, step.parts);
+      const SimTime begin = std::max(end, activity->start);
+      if (activity->end > begin) {
+        step.parts.run[static_cast<std::size_t>(ClassOf(*activity))] +=
+            ToSeconds(activity->end - begin).value;
+        end = activity->end;
+      }
+    }
+    const bool any = std::find(counts.begin(), counts.end(), true) != counts.end();
+    std::vector<RecordingStep> result;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      steps[i].step = static_cast<std::uint32_t>(i);
+      steps[i].parts.period = steps[i].parts.Sum();
+      if (any ? counts[i] : has_work[i]) {
+        result.push_back(steps[i]);
+      }
+    }
+    return result;
+  }
+
+ private:
+  // Charges the idle time from `from` to the start of `next`.
+  void Wait(const Activity& next, SimTime from, StepBreakdown& parts) {
+    if (recording_.on_device && next.has_issue) {
+      const SimTime issued = std::min(next.issue_end, next.start);
+      if (issued > from) {
+        parts.host_issue += ToSeconds(issued - from).value;
+        from = issued;
+      }
+    }
+    while (next_other_ < other_.size() && other_[next_other_]->start < next.start) {
+      running_.push_back(other_[next_other_++]);
+    }
+    std::erase_if(running_, [&](const Activity* activity) { return activity->end <= from; });
+    std::vector<const Activity*> current = running_;
+    std::sort(current.begin(), current.end(), [](const Activity* a, const Activity* b) {
+      return std::pair(a->start, a->end) < std::pair(b->start, b->end);
+    });
+    for (const Activity* activity : current) {
+      const SimTime begin = std::max(from, activity->start);
+      const SimTime end = std::min(next.start, activity->end);
+      if (end > begin) {
+        Idle(parts) += ToSeconds(begin - from).value;
+        parts.wait[static_cast<std::size_t>(StreamOf(*activity))] += ToSeconds(end - begin).value;
+        from = end;
+      }
+    }
+    if (next.start > from) {
+      Idle(parts) += ToSeconds(next.start - from).value;
+    }
+  }
+
+  // Where the host itself computes, what nothing else explains is what it does between two ops.
+  [[nodiscard]] double& Idle(StepBreakdown& parts) const {
+    return recording_.on_device ? parts.other : parts.host_issue;
+  }
+
+  const ProfilerRecording& recording_;
+  std::vector<const Activity*> own_, other_;  // by start
+  std::size_t next_other_ = 0;
+  std::vector<const Activity*> running_;
+};
+
+}  // namespace
+
+OpClass ClassOf(const Activity& activity) {
+  switch (activity.kind) {
+    case ActivityKind::kKernel:
+      return ClassOf(activity.kernel);
+    case ActivityKind::kToDevice:
+    case ActivityKind::kToHost:
+      return OpClass::kHostCopy;
+    case ActivityKind::kWithinDevice:
+      return OpClass::kDeviceCopy;
+    case ActivityKind::kCollective:
+      break;
+  }
+  switch (activity.collective) {
+    case OpCode::kAllGather:
+      return OpClass::kAllGather;
+    case OpCode::kReduceScatter:
+      return OpClass::kReduceScatter;
+    case OpCode::kAllReduce:
+      return OpClass::kAllReduce;
+    default:
+      return OpClass::kOtherCollective;
+  }
+}
+
+std::vector<RecordingStep> FindSteps(const ProfilerRecording& recording) {
+  return QueueWalk(recording, BusiestQueue(recording)).Run();
+}
+
+}  // namespace shardwright

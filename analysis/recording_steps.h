@@ -1,0 +1,79 @@
+#pragma once
+
+// Steps of a foreign recording: where their time went, and which op of a program each collective
+// is. docs/import.md, section "Measurements".
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "analysis/step_breakdown.h"
+#include "core/units.h"
+#include "schedule/program.h"
+#include "traces/recording.h"
+
+namespace shardwright {
+
+[[nodiscard]] OpClass ClassOf(const Activity& activity);
+
+// One step that has work and, unless the recording holds no other, one recorded before it.
+struct RecordingStep {
+  std::uint32_t step = 0;                    // ProfilerRecording::steps
+  std::array<double, kOpClassCount> busy{};  // seconds, whatever the queue
+  std::array<std::int64_t, kOpClassCount> pieces{};
+  StepBreakdown parts;  // seen from the queue that computes most
+};
+
+// By step. From the end of the last work of the compute queue in the step before to that of its
+// own. Idle time is charged to the host while the next piece was not issued, then to copies or
+// collectives that ran meanwhile, then to `other`. Throws InputError when no step has compute work.
+[[nodiscard]] std::vector<RecordingStep> FindSteps(const ProfilerRecording& recording);
+
+// Compute of one unit in one pass of one micro-batch. Recomputation counts as backward.
+struct SegmentKey {
+  std::uint32_t unit = kNoSubject;  // Program::units; kNoSubject: all, or the optimizer
+  std::uint32_t micro_batch = 0;
+  Phase phase = Phase::kForward;
+
+  auto operator<=>(const SegmentKey&) const = default;
+};
+
+// How the work of a recording's steps is joined with a program's step.
+struct RecordingJoin {
+  // A collective and the op it is, mean over the steps that count.
+  struct Collective {
+    OpId op;
+    double seconds = 0;
+    std::int64_t count = 0;
+    Bytes bytes;  // 0: not recorded
+  };
+  std::vector<Collective> collectives;  // by op; those found in at least one step
+  struct Kernels {
+    SegmentKey segment;
+    OpClass op_class = OpClass::kGemm;
+    double seconds = 0;  // of one step, mean
+  };
+  std::vector<Kernels> kernels;  // by segment, class
+  bool by_unit = false;          // segments have units
+  std::int64_t recorded = 0;     // collectives of all steps that count
+  std::int64_t matched = 0;
+  std::vector<std::string> findings;  // where the recording contradicts the program
+  std::vector<std::string> notes;     // what else is in it
+};
+
+// Collectives join by (kind, unit, phase, micro-batch) and order, where the recording names units;
+// what is left, and recordings without units, by kind and order, when there are as many.
+[[nodiscard]] RecordingJoin JoinRecording(const Program& program,
+                                          const ProfilerRecording& recording,
+                                          const std::vector<RecordingStep>& steps);
+
+// The segment of each op of the step body; of the optimizer for what belongs to no pass.
+[[nodiscard]] std::vector<SegmentKey> SegmentsOf(const Program& program, bool by_unit);
+
+// The unit of `program` that a trace calls `name`: wrappers' parts of names do not count, and
+// either may have a prefix that the other lacks. kNoSubject: none, or several.
+[[nodiscard]] std::uint32_t FindUnit(const Program& program, std::string_view name);
+
+}  // namespace shardwright

@@ -1,0 +1,66 @@
+#include "analysis/report/choices.h"
+
+#include <cstddef>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+namespace shardwright {
+namespace {
+
+void RequireSchema(const JsonValue& json, std::string_view schema, std::string_view source) {
+  const std::optional<JsonValue> found = json.Find("schema");
+  if (!found || !found->IsString() || found->AsString() != schema) {
+    throw json.Error("what " + std::string(source) + " prints");
+  }
+}
+
+std::string SweepLabel(const JsonValue& row) {
+  std::string label;
+  for (const auto& [key, name] :
+       {std::pair("nodes", "nodes"), std::pair("micro_batch", "micro-batch"),
+        std::pair("sequence", "sequence"), std::pair("shard_size", "shard")}) {
+    label +=
+        (label.empty() ? "" : ", ") + std::string(name) + " " + std::to_string(row.At(key).AsInt());
+  }
+  const double bandwidth = row.At("bandwidth_factor").AsDouble();
+  return bandwidth == 1.0 ? label : label + ", bandwidth x " + row.At("bandwidth_factor").Shown();
+}
+
+}  // namespace
+
+void ReadSearch(const JsonValue& search, Choices& choices) {
+  RequireSchema(search, "shardwright-plan-summary", "shardwright plan --json");
+  const std::optional<JsonValue> chosen = search.Find("label");
+  const JsonValue pareto = search.At("pareto");
+  for (std::size_t i = 0; i < pareto.size(); ++i) {
+    ConsideredPlan plan;
+    plan.label = pareto[i].At("label").AsString();
+    plan.step_time = Seconds(pareto[i].At("step_time_s").AsDouble());
+    plan.memory = Bytes(pareto[i].At("memory_bytes").AsInt());
+    plan.is_chosen = chosen && chosen->AsString() == plan.label;
+    choices.pareto.push_back(std::move(plan));
+  }
+  const JsonValue rejected = search.At("rejected");
+  for (std::size_t i = 0; i < rejected.size(); ++i) {
+    choices.rejected.push_back(
+        {rejected[i].At("family").AsString(), rejected[i].At("reason").AsString()});
+  }
+}
+
+void ReadSweep(const JsonValue& sweep, Choices& choices) {
+  RequireSchema(sweep, "shardwright-sweep", "shardwright sweep --json");
+  const JsonValue rows = sweep.At("rows");
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (!rows[i].Find("step_time_s")) {
+      continue;  // no such plan, or not predicted
+    }
+    ConsideredPlan plan;
+    plan.label = SweepLabel(rows[i]) + (rows[i].At("fits").AsBool() ? "" : " (does not fit)");
+    plan.step_time = Seconds(rows[i].At("step_time_s").AsDouble());
+    plan.memory = Bytes(rows[i].At("device_bytes").AsInt());
+    choices.what_if.push_back(std::move(plan));
+  }
+}
+
+}  // namespace shardwright

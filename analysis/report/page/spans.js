@@ -1,0 +1,137 @@
+// The spans of the page: lanes, names, searching. Nothing here touches the page.
+"use strict";
+
+const shardwright = (() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const ops = data.ops;
+  const count = ops.lane.length;
+
+  const nameOf = (op) => (ops.micro_batch[op] < 0 ? "" : `mb${ops.micro_batch[op]}.`) +
+    (ops.subjects[ops.subject[op]] === "" ? "" : ops.subjects[ops.subject[op]] + ".") + ops.rests[ops.rest[op]];
+
+  // What fits on a bar: the subject without the parts that all share.
+  const shortNameOf = (op) => {
+    const subject = ops.subjects[ops.subject[op]].split(".");
+    return subject.slice(-2).join(".") + " " + ops.rests[ops.rest[op]];
+  };
+
+  const HOST = data.lanes.indexOf("host");
+  const HOST_COLOUR = data.colours.indexOf("host");
+
+  const range = (() => {
+    let begin = 0, end = 0;
+    for (const recording of data.recordings) {
+      end = Math.max(end, recording.period);
+      for (let op = 0; op < count; ++op) {
+        if (ops.lane[op] !== HOST) {
+          begin = Math.min(begin, recording.start[op]);
+          end = Math.max(end, recording.start[op] + recording.length[op]);
+        }
+      }
+    }
+    return [begin, Math.max(end, begin + 1)];
+  })();
+
+  // A lane with room for `size` bars, which are added in order of time. Columns, since there may be hundreds of thousands.
+  const makeLane = (recording, name, size) => ({recording, name, size: 0, start: new Float64Array(size), end: new Float64Array(size),
+    op: new Int32Array(size), colour: new Uint8Array(size), use: null});
+  const addBar = (lane, start, length, op, colour) => {
+    const i = lane.size++;
+    lane.start[i] = start;
+    lane.end[i] = start + length;
+    lane.op[i] = op;
+    lane.colour[i] = colour;
+  };
+  const trimmed = (lane) => {
+    for (const column of ["start", "end", "op", "colour"]) {
+      lane[column] = lane[column].subarray(0, lane.size);
+    }
+    return lane;
+  };
+
+  const criticalLane = (recording) => {
+    const lane = makeLane(recording, "critical path", recording.critical.length);
+    lane.use = [];
+    for (const [begin, end, use, op] of recording.critical) {
+      addBar(lane, begin, end - begin, op, use === "run" ? ops.colour[op] : HOST_COLOUR);
+      lane.use.push(use);
+    }
+    return lane;
+  };
+  const hostLane = (recording) => {
+    // The host is ahead of the device: in a steady state it issues the next steps meanwhile.
+    const steps = recording.critical.length > 0 ? 3 : 1;
+    const lane = makeLane(recording, "host", steps * count);
+    for (let ahead = 0; ahead < steps; ++ahead) {
+      for (let op = 0; op < count; ++op) {
+        const begin = recording.issue[op] + ahead * recording.period;
+        if (begin < range[1]) {
+          addBar(lane, begin, recording.issue_length[op], op, HOST_COLOUR);
+        }
+      }
+    }
+    return trimmed(lane);
+  };
+  const lanesOf = (recording) => {
+    const streams = data.lanes.map((name) => makeLane(recording, name, count));
+    for (let op = 0; op < count; ++op) {
+      if (ops.lane[op] !== HOST) {
+        addBar(streams[ops.lane[op]], recording.start[op], recording.length[op], op, ops.colour[op]);
+      }
+    }
+    return [...(recording.critical.length > 0 ? [criticalLane(recording)] : []),
+      ...streams.filter((lane) => lane.size > 0).map(trimmed), hostLane(recording)];
+  };
+
+  // Ops on the critical path, by op.
+  const critical = new Uint8Array(count);
+  for (const [, , use, op] of data.recordings[0].critical) {
+    if (use === "run") {
+      critical[op] = 1;
+    }
+  }
+
+  // Per op: does its name contain all words of `text`?
+  const search = (text) => {
+    const words = text.toLowerCase().split(/\s+/).filter((word) => word !== "");
+    const found = new Uint8Array(count);
+    let matches = 0;
+    if (words.length > 0) {
+      for (let op = 0; op < count; ++op) {
+        const name = nameOf(op).toLowerCase();
+        if (words.every((word) => name.includes(word))) {
+          found[op] = 1;
+          ++matches;
+        }
+      }
+    }
+    return {found, matches};
+  };
+
+  // The first index whose value is above `limit`, in an ascending array.
+  const firstAbove = (values, limit) => {
+    let low = 0, high = values.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (values[middle] > limit) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return low;
+  };
+
+  const formatTime = (ns) => {
+    const size = Math.abs(ns);
+    const [unit, name] = size >= 1e9 ? [1e9, "s"] : size >= 1e6 ? [1e6, "ms"] : size >= 1e3 ? [1e3, "µs"] : [1, "ns"];
+    return `${Number((ns / unit).toPrecision(4))} ${name}`;
+  };
+  const formatBytes = (bytes) => {
+    const [unit, name] = bytes >= 2 ** 30 ? [2 ** 30, "GiB"] : bytes >= 2 ** 20 ? [2 ** 20, "MiB"] : bytes >= 2 ** 10 ? [2 ** 10, "KiB"] : [1, "B"];
+    return `${Number((bytes / unit).toPrecision(3))} ${name}`;
+  };
+
+  return {data, ops, count, nameOf, shortNameOf, critical, search, firstAbove, range, formatTime, formatBytes,
+    lanes: data.recordings.flatMap(lanesOf)};
+})();

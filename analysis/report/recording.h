@@ -1,0 +1,66 @@
+#pragma once
+
+// One step of one rank of a trace, cut out and moved to time 0: what the report draws.
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "analysis/step_breakdown.h"
+#include "core/units.h"
+#include "schedule/program.h"
+#include "simulator/attribution.h"
+#include "traces/trace.h"
+
+namespace shardwright {
+
+// What colours an op. Compute is split by phase, the rest by what is moved.
+enum class OpColour : std::uint8_t {
+  kForward,
+  kRecompute,
+  kBackward,
+  kOptimizer,
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,  // and other collectives
+  kCopy,
+  kHost,
+};
+inline constexpr std::size_t kOpColourCount = 9;
+[[nodiscard]] std::string_view NameOf(OpColour colour);
+[[nodiscard]] OpColour ColourOf(const Program& program, const Op& op);
+
+// Time 0 is the end of the compute stream's last op of the step before. So the host is ahead of it.
+// Memory changes when the host gets to a point of the program, which may be a whole step earlier;
+// its samples are moved to where the compute stream gets there.
+struct Recording {
+  Rank rank;
+  std::uint32_t step = 0;
+  SimTime period;
+  std::vector<Span> spans;            // of the step body, by op
+  std::vector<OpId> awaited;          // by op: the edge that was done last; none: it has no edges
+  std::vector<ComputeWait> waits;     // of the compute stream
+  std::vector<PathSegment> critical;  // empty for measured steps
+  std::vector<MemorySample> memory;   // at most kMaxMemorySamples, the largest included
+  // A steady step: the next one is the same, one period later.
+  [[nodiscard]] bool is_steady() const { return !critical.empty(); }
+};
+inline constexpr std::size_t kMaxMemorySamples = 2000;
+
+// The last simulated step with its critical path. Requires a trace with one.
+[[nodiscard]] Recording SimulatedRecording(const Program& program, const Trace& trace,
+                                           SimTime period, const Attribution& attribution);
+
+// The step of median period among those of rank 0 that followed another recorded one (all, if none
+// did). Nothing without a complete step.
+[[nodiscard]] std::optional<Recording> MeasuredRecording(const Program& program,
+                                                         const Trace& trace);
+
+// Of each of `count` equal stretches of time the sample with the largest sum over device
+// categories. Requires samples in order of time.
+[[nodiscard]] std::vector<MemorySample> ThinOut(const std::vector<MemorySample>& samples,
+                                                std::size_t count);
+
+}  // namespace shardwright

@@ -1,0 +1,30 @@
+#pragma once
+
+// What a report is made of. All of it outlives the report.
+
+#include <string>
+
+#include "analysis/compare.h"
+#include "analysis/prediction.h"
+#include "analysis/report/choices.h"
+#include "schedule/plan_file.h"
+#include "schedule/program.h"
+#include "simulator/simulate.h"
+#include "traces/trace.h"
+
+namespace shardwright {
+
+struct ReportInput {
+  const std::string& title;  // "llama-3-8b on 2 x dgx-h100 (16 GPUs), fsdp2"
+  const PlanFile& file;
+  const std::string& plan_json;  // the plan file itself
+  const Program& program;
+  const SimulationResult& simulation;  // with its trace
+  const Prediction& prediction;
+  // Of a run of the same program, and its comparison with the simulation. Null: not measured.
+  const Trace* measured = nullptr;
+  const Comparison* comparison = nullptr;
+  const Choices* choices = nullptr;  // null: nothing else was considered
+};
+
+}  // namespace shardwright

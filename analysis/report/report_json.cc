@@ -1,0 +1,272 @@
+// The data of the page. Times are whole nanoseconds from the recording's time 0.
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "analysis/report/recording.h"
+#include "analysis/report/report.h"
+#include "analysis/report/unit_picture.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::size_t kMostOpsCompared = 50;
+
+// Nearest nanosecond, halves up, as in traces.
+std::int64_t Nanoseconds(SimTime time) {
+  const std::int64_t shifted = time.value + 500;
+  return shifted >= 0 ? shifted / 1000 : -((999 - shifted) / 1000);
+}
+
+// Texts that repeat, by number.
+class Dictionary {
+ public:
+  std::size_t IndexOf(const std::string& text) {
+    const auto [it, is_new] = index_.try_emplace(text, texts_.size());
+    if (is_new) {
+      texts_.push_back(text);
+    }
+    return it->second;
+  }
+  [[nodiscard]] const std::vector<std::string>& texts() const { return texts_; }
+
+ private:
+  std::map<std::string, std::size_t> index_;
+  std::vector<std::string> texts_;
+};
+
+// Names of ops in three pieces: "mb<N>." (-1: none), subject and rest.
+Json OpsJson(const Program& program) {
+  Dictionary subjects, rests;
+  Json lanes = Json::array(), micro_batches = Json::array(), subject = Json::array(),
+       rest = Json::array(), colours = Json::array();
+  for (const Op& op : program.step.ops) {
+    const OpShape& shape = program.ShapeOf(op);
+    std::string name = OpName(program, op);
+    const std::string prefix = "mb" + std::to_string(op.micro_batch) + ".";
+    const bool has_prefix = op.phase != Phase::kInit && op.phase != Phase::kOptimizer;
+    if (has_prefix) {
+      name = name.substr(prefix.size());
+    }
+    std::string of;
+    if (op.subject != kNoSubject) {
+      const bool of_model = shape.code == OpCode::kCompute || shape.code == OpCode::kAccumulateGrad;
+      of = of_model ? program.model_op_names[op.subject] : program.units[op.subject].name;
+      name = name.substr(of.size() + 1);
+    }
+    lanes.push_back(static_cast<int>(shape.stream));
+    micro_batches.push_back(has_prefix ? static_cast<int>(op.micro_batch) : -1);
+    subject.push_back(subjects.IndexOf(of));
+    rest.push_back(rests.IndexOf(name));
+    colours.push_back(static_cast<int>(ColourOf(program, op)));
+  }
+  return {{"subjects", subjects.texts()},
+          {"rests", rests.texts()},
+          {"lane", lanes},
+          {"micro_batch", micro_batches},
+          {"subject", subject},
+          {"rest", rest},
+          {"colour", colours}};
+}
+
+std::string_view NameOfWait(WaitKind kind) {
+  switch (kind) {
+    case WaitKind::kHostIssue:
+      return "host issue";
+    case WaitKind::kEdge:
+      return "stream";
+    case WaitKind::kCommunicator:
+      return "communicator";
+    case WaitKind::kPeers:
+      return "peers";
+    case WaitKind::kOther:
+      break;
+  }
+  return "other";
+}
+
+int IndexOf(OpId op) {
+  return op.valid() ? static_cast<int>(op.value) : -1;
+}
+
+Json MemoryJson(const std::vector<MemorySample>& samples) {
+  Json time = Json::array(), reserved = Json::array(), categories = Json::object();
+  bool has_reserved = false;
+  for (const MemorySample& sample : samples) {
+    time.push_back(Nanoseconds(sample.time));
+    reserved.push_back(sample.reserved.value);
+    has_reserved = has_reserved || sample.reserved > Bytes(0);
+  }
+  for (std::size_t c = 0; c < kCategoryCount; ++c) {
+    Json bytes = Json::array();
+    bool is_used = false;
+    for (const MemorySample& sample : samples) {
+      bytes.push_back(sample.device[c].value);
+      is_used = is_used || sample.device[c] > Bytes(0);
+    }
+    if (is_used) {
+      categories[std::string(NameOf(static_cast<Category>(c)))] = std::move(bytes);
+    }
+  }
+  Json json = {{"time", time}, {"categories", categories}};
+  if (has_reserved) {
+    json["reserved"] = reserved;
+  }
+  return json;
+}
+
+Json RecordingJson(const char* name, const Recording& recording) {
+  Json start = Json::array(), length = Json::array(), issue = Json::array(),
+       issue_length = Json::array(), awaited = Json::array();
+  for (const Span& span : recording.spans) {
+    start.push_back(Nanoseconds(span.start));
+    length.push_back(Nanoseconds(span.end) - Nanoseconds(span.start));
+    issue.push_back(Nanoseconds(span.issue_begin));
+    issue_length.push_back(Nanoseconds(span.issue_end) - Nanoseconds(span.issue_begin));
+  }
+  for (const OpId op : recording.awaited) {
+    awaited.push_back(IndexOf(op));
+  }
+  Json waits = Json::array();
+  for (const ComputeWait& wait : recording.waits) {
+    const bool on_stream = wait.kind == WaitKind::kEdge;
+    waits.push_back({Nanoseconds(wait.begin), Nanoseconds(wait.end),
+                     on_stream ? NameOf(wait.stream) : NameOfWait(wait.kind),
+                     IndexOf(on_stream ? wait.cause : wait.op)});
+  }
+  Json critical = Json::array();
+  for (const PathSegment& segment : recording.critical) {
+    critical.push_back({Nanoseconds(segment.begin), Nanoseconds(segment.end), NameOf(segment.use),
+                        IndexOf(segment.op)});
+  }
+  return {{"name", name},           {"rank", recording.rank.value},
+          {"step", recording.step}, {"period", Nanoseconds(recording.period)},
+          {"start", start},         {"length", length},
+          {"issue", issue},         {"issue_length", issue_length},
+          {"awaited", awaited},     {"waits", waits},
+          {"critical", critical},   {"memory", MemoryJson(recording.memory)}};
+}
+
+Json FiguresJson(const ReportInput& input) {
+  const Prediction& p = input.prediction;
+  return {{"step_time_s", p.step_time.value},
+          {"first_step_time_s", p.first_step_time.value},
+          {"tokens_per_s_per_gpu", p.tokens_per_second_per_gpu},
+          {"mfu", p.mfu},
+          {"exposed_comm_s", p.exposed_comm.value},
+          {"peak_allocated_bytes", p.device_peak.total.value},
+          {"peak_reserved_bytes", p.reserved.value},
+          {"outside_allocator_bytes", p.outside.value},
+          {"usable_device_bytes", p.usable.value},
+          {"fits", p.misfits.empty()},
+          {"misfits", p.misfits}};
+}
+
+Json UnitsJson(const UnitPicture& picture) {
+  Json units = Json::array(), runs = Json::array(), arrows = Json::array();
+  for (const UnitRow& row : picture.units) {
+    units.push_back({{"name", row.name},
+                     {"parameters", row.parameters},
+                     {"gathered_bytes", row.gathered.value},
+                     {"reshard", row.reshard},
+                     {"recompute", row.recompute}});
+  }
+  for (const UnitRun& run : picture.runs) {
+    runs.push_back(run.unit);
+  }
+  for (const PrefetchArrow& arrow : picture.arrows) {
+    arrows.push_back(
+        {{"during", arrow.during}, {"gathered", arrow.gathered}, {"phase", NameOf(arrow.phase)}});
+  }
+  return {{"units", units}, {"forward_order", runs}, {"prefetch", arrows}};
+}
+
+Json ComparisonJson(const Program& program, const Comparison& c) {
+  Json parts = Json::array(), ops = Json::array();
+  for (const StepPart& part : c.parts) {
+    parts.push_back({{"name", part.name},
+                     {"simulated_s", part.simulated.value},
+                     {"measured_s", part.measured.value}});
+  }
+  for (std::size_t i = 0; i < std::min(c.ops.size(), kMostOpsCompared); ++i) {
+    ops.push_back({{"name", OpName(program, program.step.ops[c.ops[i].op.value])},
+                   {"simulated_s", c.ops[i].simulated.value},
+                   {"measured_s", c.ops[i].measured.value}});
+  }
+  return {{"simulated_step_s", c.simulated_step.value},
+          {"measured_step_s", c.measured_step.value},
+          {"gap", c.gap()},
+          {"parts", parts},
+          {"ops", ops},
+          {"findings", c.findings}};
+}
+
+Json PlansJson(const std::vector<ConsideredPlan>& plans) {
+  Json json = Json::array();
+  for (const ConsideredPlan& plan : plans) {
+    json.push_back({{"label", plan.label},
+                    {"step_time_s", plan.step_time.value},
+                    {"memory_bytes", plan.memory.value},
+                    {"chosen", plan.is_chosen}});
+  }
+  return json;
+}
+
+Json NamesOf(std::size_t count, const std::function<std::string_view(std::size_t)>& name) {
+  Json names = Json::array();
+  for (std::size_t i = 0; i < count; ++i) {
+    names.push_back(name(i));
+  }
+  return names;
+}
+
+}  // namespace
+
+std::string ReportJson(const ReportInput& input) {
+  Json json;
+  json["format"] = "shardwright-report";
+  json["version"] = 1;
+  json["title"] = input.title;
+  json["verdict"] = VerdictOf(input);
+  json["figures"] = FiguresJson(input);
+  json["lanes"] =
+      NamesOf(kStreamCount, [](std::size_t i) { return NameOf(static_cast<Stream>(i)); });
+  json["colours"] =
+      NamesOf(kOpColourCount, [](std::size_t i) { return NameOf(static_cast<OpColour>(i)); });
+  json["category_names"] =
+      NamesOf(kCategoryCount, [](std::size_t i) { return NameOf(static_cast<Category>(i)); });
+  json["ops"] = OpsJson(input.program);
+  json["recordings"] = Json::array();
+  json["recordings"].push_back(RecordingJson(
+      "simulated", SimulatedRecording(input.program, input.simulation.trace,
+                                      input.simulation.step_time, input.prediction.attribution)));
+  if (input.measured != nullptr) {
+    const std::optional<Recording> measured = MeasuredRecording(input.program, *input.measured);
+    if (measured) {
+      json["recordings"].push_back(RecordingJson("measured", *measured));
+    }
+  }
+  json["plan_picture"] = UnitsJson(DrawUnits(input.file, input.program));
+  if (input.comparison != nullptr) {
+    json["comparison"] = ComparisonJson(input.program, *input.comparison);
+  }
+  if (input.choices != nullptr) {
+    json["pareto"] = PlansJson(input.choices->pareto);
+    json["what_if"] = PlansJson(input.choices->what_if);
+  }
+  json["plan"] = Json::parse(input.plan_json);
+  // Names may hold any bytes of a user's file.
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace shardwright

@@ -1,0 +1,292 @@
+#include "analysis/run_mapping.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "analysis/cluster_of_run.h"
+#include "analysis/model_of_run.h"
+#include "analysis/stack.h"
+#include "core/error.h"
+#include "models/kernel_set.h"
+#include "schedule/wrap.h"
+#include "topologies/profile.h"
+
+namespace shardwright {
+namespace {
+
+bool Has(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
+
+// The column param_dtype is a sentence; the first key that it contains decides.
+Precision PrecisionOf(const MeasuredRun& run, const Stack& stack, std::vector<std::string>& notes) {
+  const std::string& text = run.param_dtype;
+  constexpr auto kBf16 = DType::kBf16;
+  constexpr auto kFp32 = DType::kFp32;
+  constexpr auto kFp16 = DType::kFp16;
+  // HF keeps masters in the dtype of the checkpoint when there is one GPU and so no FSDP.
+  const bool is_pure_on_one = Has(text, "pure bf16 on 1 GPU") && run.gpus == 1;
+  const bool is_torchtune = Has(run.framework, "torchtune") || Has(run.framework, "litgpt");
+  if (text.starts_with("pure fp16")) {
+    return {kFp16, kFp16, kFp16};
+  }
+  if (text.starts_with("pure bf16") || is_pure_on_one || Has(text, "bf16 states") ||
+      Has(text, "bf16-true") || (is_torchtune && text.starts_with("bf16"))) {
+    return {kBf16, kBf16, kBf16};
+  }
+  if (Has(text, "MP mode PURE")) {
+    return {kFp32, kBf16, kBf16};
+  }
+  if (Has(text, "MP mode DEFAULT") || Has(text, "fp32 reduce")) {
+    return {kFp32, kBf16, kFp32};
+  }
+  if (text.starts_with("fp16") || Has(text, "fp16")) {
+    return {kFp32, kFp16, kFp16};
+  }
+  if (text == "fp32") {
+    return {kFp32, kFp32, kFp32};
+  }
+  if (text.empty()) {
+    notes.emplace_back("dtypes not stated: bf16 with fp32 masters");
+  }
+  return {kFp32, kBf16, stack.reduce};
+}
+
+OptimizerSpec OptimizerOf(const MeasuredRun& run, const Stack& stack,
+                          std::vector<std::string>& notes) {
+  OptimizerSpec spec;
+  spec.impl = stack.optimizer;
+  const std::string& text = run.optimizer;
+  if (Has(text, "SGD")) {
+    spec.kind = OptimizerKind::kSgd;
+  } else if (text == "Adam") {
+    spec.kind = OptimizerKind::kAdam;
+  } else if (!text.empty() && !Has(text, "AdamW") && !Has(text, "adam")) {
+    notes.push_back("optimizer " + text + " taken as AdamW");
+  }
+  if (Has(text, "foreach")) {
+    spec.impl = OptimizerImpl::kForeach;
+  } else if (Has(text, "fused")) {
+    spec.impl = OptimizerImpl::kFused;
+  }
+  if (Has(text, "Muon")) {
+    notes.emplace_back("Muon taken as AdamW");
+  }
+  return spec;
+}
+
+Offload OffloadOf(const MeasuredRun& run) {
+  const std::string& text = run.offload;
+  Offload offload;
+  if (text.starts_with("n")) {
+    offload.activations = Has(text, "checkpoints to CPU");
+    return offload;
+  }
+  offload.parameters = Has(text, "param") || text.starts_with("y");
+  offload.optimizer = Has(text, "optimizer") && !offload.parameters;
+  offload.activations = Has(text, "activation") || Has(text, "checkpoints");
+  return offload;
+}
+
+// Every block, or of each stretch of blocks the part `fraction`, evenly spread: block i when
+// floor((i + 1) * fraction) > floor(i * fraction), as fms-fsdp and torchtitan choose them.
+void KeepFraction(double fraction, std::vector<RecomputeRegion>& regions) {
+  std::vector<RecomputeRegion> kept;
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    // A small surplus, so that 3 * (1 / 3) counts as 1.
+    constexpr double kRounding = 1e-9;
+    const auto index = static_cast<double>(i);
+    if (std::floor((index + 1) * fraction + kRounding) > std::floor(index * fraction + kRounding)) {
+      kept.push_back(regions[i]);
+    }
+  }
+  regions = kept;
+}
+
+// Which blocks are computed twice follows from the published ratio of hardware to model FLOPs:
+// full recomputation adds one forward pass to three, so hfu / mfu = 1 + fraction / 3.
+double RecomputedFraction(const MeasuredRun& run, std::vector<std::string>& notes) {
+  if (run.hfu_percent <= 0 || run.mfu_percent <= 0) {
+    notes.emplace_back("which blocks are recomputed is not stated: every second");
+    return 0.5;
+  }
+  return std::clamp(3 * (run.hfu_percent / run.mfu_percent - 1), 0.0, 1.0);
+}
+
+std::vector<RecomputeRegion> RecomputeOf(const MeasuredRun& run, const Stack& stack,
+                                         const Model& model, std::vector<std::string>& notes) {
+  const std::string text =
+      run.checkpointing.empty() && stack.recomputes ? "full" : run.checkpointing;
+  if (run.checkpointing.empty()) {
+    notes.push_back("activation checkpointing not stated: " + (text.empty() ? "none" : text));
+  }
+  if (text.empty()) {
+    return {};
+  }
+  if (text.starts_with("none")) {
+    return {};
+  }
+  constexpr std::string_view kWhere = "activation_checkpointing";
+  if (text.starts_with("full")) {
+    return RecomputeBlocks(model, RecomputeKind::kFull, 1, std::string(kWhere));
+  }
+  if (Has(text, "every")) {
+    std::vector<RecomputeRegion> regions =
+        RecomputeBlocks(model, RecomputeKind::kFull, 1, std::string(kWhere));
+    KeepFraction(Has(text, "2nd") ? 0.5 : RecomputedFraction(run, notes), regions);
+    return regions;
+  }
+  if (text.starts_with("selective")) {
+    if (!Has(text, "per-op")) {
+      notes.push_back(text + " taken as torchtitan's per-op rule");
+    }
+    return RecomputeBlocks(model, RecomputeKind::kSelective, 2, std::string(kWhere));
+  }
+  throw InputError(kWhere, '"' + text + '"', "none, full or selective");
+}
+
+// Whose rules the run followed.
+Dialect DialectOf(const MeasuredRun& run, const Stack& stack, std::int64_t ranks) {
+  const std::string& text = run.parallelism;
+  if (ranks > 1 && Has(text, "zero1")) {
+    return Dialect::kZero1;
+  }
+  if (ranks == 1 || text.starts_with("single") || text.starts_with("ddp")) {
+    return Dialect::kDdp;
+  }
+  if (text.starts_with("zero2")) {
+    return Dialect::kZero2;
+  }
+  if (text.starts_with("zero3")) {
+    return Dialect::kZero3;
+  }
+  if (!text.starts_with("fsdp") && !text.starts_with("hsdp")) {
+    throw InputError("parallelism", '"' + text + '"', "single, ddp, fsdp, hsdp or zero1 to zero3");
+  }
+  return stack.dialect;
+}
+
+// The 8 of "ddp+zero1(group 8)"; 0 where there is no such text.
+std::int64_t ShardGroupOf(const std::string& text) {
+  constexpr std::string_view kKey = "(group ";
+  const std::size_t at = text.find(kKey);
+  return at == std::string::npos ? 0 : std::strtoll(text.c_str() + at + kKey.size(), nullptr, 10);
+}
+
+// Dialect, shards, copies.
+void SetSharding(const MeasuredRun& run, const Stack& stack, const Cluster& cluster, Plan& plan,
+                 std::vector<std::string>& notes) {
+  const std::int64_t ranks = cluster.RankCount();
+  plan.dialect = DialectOf(run, stack, ranks);
+  plan.shard_size = ranks;
+  if (plan.dialect == Dialect::kDdp) {
+    plan.shard_size = 1;
+  } else if (run.parallelism.starts_with("hsdp") || Has(run.sharding, "HYBRID")) {
+    plan.shard_size = cluster.gpus_per_node;
+  } else if (plan.dialect == Dialect::kZero1) {
+    const std::int64_t group = ShardGroupOf(run.parallelism);
+    plan.shard_size = group > 0 && ranks % group == 0 ? group : ranks;
+  }
+  plan.replicate_size = ranks / plan.shard_size;
+  if (IsZero(plan.dialect) && plan.offload.parameters) {
+    notes.push_back(std::string(NameOf(plan.dialect)) + " with offload taken as fsdp2");
+    plan.dialect = Dialect::kFsdp2;
+  }
+}
+
+void SetBatch(const MeasuredRun& run, std::int64_t ranks, Job& job, Plan& plan,
+              std::vector<std::string>& notes) {
+  plan.micro_batch = run.micro_batch;
+  plan.accumulation = std::max<std::int64_t>(run.accumulation, 1);
+  if (plan.micro_batch == 0) {
+    if (run.global_batch == 0 || run.global_batch % (ranks * plan.accumulation) != 0) {
+      throw InputError("microbatch_per_gpu", "nothing", "samples per GPU and pass");
+    }
+    plan.micro_batch = run.global_batch / (ranks * plan.accumulation);
+    notes.emplace_back("micro-batch from the global batch");
+  }
+  job.global_batch = ranks * plan.micro_batch * plan.accumulation;
+  if (run.global_batch > 0 && run.global_batch != job.global_batch) {
+    notes.push_back("global batch is " + std::to_string(job.global_batch) +
+                    " by micro-batch and accumulation, the row says " +
+                    std::to_string(run.global_batch));
+  }
+}
+
+void SetUnits(const MeasuredRun& run, const Stack& stack, const Model& model, Plan& plan) {
+  const bool is_ddp = plan.dialect == Dialect::kDdp;
+  ReshardChoice reshard;
+  if (Has(run.sharding, "SHARD_GRAD_OP") || Has(run.sharding, "never")) {
+    reshard = {.is_set = true, .reshard = {.kind = Reshard::Kind::kNever, .group = 0}};
+  }
+  if (is_ddp) {
+    reshard = {};
+  }
+  const std::string where = "parallelism";
+  const bool by_dialect = is_ddp || IsZero(plan.dialect);
+  const WrapSpec wrap = ParseWrap(by_dialect ? DefaultWrap(plan.dialect) : stack.wrap, where);
+  plan.units = Wrap(model, wrap, reshard, plan.dialect, where);
+}
+
+// Everything that has no fully sharded data parallel meaning.
+void CheckParallelism(const MeasuredRun& run) {
+  if (!run.problem.empty()) {
+    throw InputError(run.problem);
+  }
+  if (!run.data_parallel_only) {
+    throw InputError("parallelism", '"' + run.parallelism + '"', "data parallelism only");
+  }
+}
+
+void FillPlan(const MeasuredRun& run, const std::string& profile, PlanFile& file,
+              std::vector<std::string>& notes) {
+  CheckParallelism(run);
+  const Stack& stack = FindStack(run);
+  if (run.sequence_length == 0) {
+    throw InputError("seq_len", "nothing", "tokens per sample");
+  }
+  file.job.sequence_length = run.sequence_length;
+  file.job.precision = PrecisionOf(run, stack, notes);
+  file.job.optimizer = OptimizerOf(run, stack, notes);
+  file.cluster = ClusterOfRun(run, notes);
+  file.model = ModelOfRun(run, file.job, notes);
+  file.kernels = FindKernelSet(stack.kernel_set, "framework");
+  file.kernels.fp8_linear = run.compute_dtype == "fp8" || run.compute_dtype == "fp4";
+  file.profile = profile == "auto" ? DefaultProfile(file.cluster.gpu, file.kernels.name)
+                                   : LoadProfile(profile);
+  Plan& plan = file.plan;
+  plan.offload = OffloadOf(run);
+  SetSharding(run, stack, file.cluster, plan, notes);
+  plan.sync = run.accumulation > 1 && !IsZero(plan.dialect) ? stack.sync : SyncMode::kEvery;
+  if (plan.dialect == Dialect::kFsdp1) {
+    plan.backward_prefetch = stack.backward_prefetch;
+  }
+  SetBatch(run, file.cluster.RankCount(), file.job, plan, notes);
+  SetUnits(run, stack, file.model.model, plan);
+  plan.recompute = RecomputeOf(run, stack, file.model.model, notes);
+  if (run.compute_dtype == "fp4") {
+    notes.emplace_back("fp4 products taken as fp8");
+  }
+  CheckPlan(file, "plan");
+}
+
+}  // namespace
+
+MappedRun MapRun(const MeasuredRun& run, const std::string& profile) {
+  MappedRun mapped;
+  if (profile != "auto") {
+    (void)LoadProfile(profile);  // a wrong name is the user's error, not the row's
+  }
+  try {
+    mapped.expandable_segments = FindStack(run).expandable_segments;
+    FillPlan(run, profile, mapped.plan, mapped.notes);
+  } catch (const InputError& error) {
+    mapped.skipped = error.what();
+  }
+  return mapped;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,34 @@
+#pragma once
+
+// Which software a published run used: what the rows of bench/published call "framework" becomes a
+// kernel set and the rules of a dialect. A table row per stack, no code per stack.
+
+#include <string>
+#include <string_view>
+
+#include "analysis/measured_run.h"
+#include "schedule/plan.h"
+
+namespace shardwright {
+
+struct Stack {
+  std::string_view framework = {};  // part of the column "framework"; empty: any
+  std::string_view compiled = {};   // "y", "n" (anything but y) or empty: any
+  std::string_view before = {};     // only runs dated before this; empty: any
+  std::string_view gpu = {};        // part of the column "gpu_class"; empty: any
+  std::string_view kernel_set = "torch-2024";
+  Dialect dialect = Dialect::kFsdp2;  // of fully sharded runs
+  std::string_view wrap = "block";
+  OptimizerImpl optimizer = OptimizerImpl::kForeach;
+  DType reduce = DType::kFp32;  // of gradients, where the row does not say
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;  // fsdp1
+  SyncMode sync = SyncMode::kEvery;
+  bool recomputes = false;           // full checkpointing, where the row does not say
+  bool expandable_segments = false;  // set for PyTorch's allocator by the launch script
+};
+
+// The first row of the table that fits. Reads the columns framework, compiled, date and gpu_class
+// and nothing else.
+[[nodiscard]] const Stack& FindStack(const MeasuredRun& run);
+
+}  // namespace shardwright

@@ -1,0 +1,261 @@
+#include "analysis/step_breakdown.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+// Kernels with FLOPs outweigh those without; among equals the one that moves most bytes counts.
+OpClass ClassOfKernels(std::span<const Kernel> kernels) {
+  const auto less = [](const Kernel& a, const Kernel& b) {
+    return a.flops.value != b.flops.value ? a.flops.value < b.flops.value
+                                          : (a.read + a.written).value < (b.read + b.written).value;
+  };
+  const auto largest = std::max_element(kernels.begin(), kernels.end(), less);
+  return largest == kernels.end() ? OpClass::kElementwise : shardwright::ClassOf(largest->kind);
+}
+
+// Follows the compute stream through one step.
+class Walk {
+ public:
+  Walk(const Program& program, const Trace& trace, const RecordedStep& step,
+       const RecordedStep* previous)
+      : program_(program),
+        body_(program.step),
+        spans_(std::span(trace.spans).subspan(step.first, body_.size())) {
+    if (previous != nullptr) {
+      previous_ = std::span(trace.spans).subspan(previous->first, body_.size());
+    }
+  }
+
+  StepBreakdown Run(std::optional<SimTime> period) {
+    const std::optional<SimTime> last = LastComputeEnd(spans_);
+    SW_CHECK(last.has_value(), "a step without compute ops");
+    SimTime end = spans_.front().issue_begin;
+    if (!previous_.empty()) {
+      end = LastComputeEnd(previous_).value_or(end);
+    } else if (period) {
+      end = *last - *period;
+    }
+    for (std::size_t i = 0; i < body_.size(); ++i) {
+      const OpShape& shape = program_.ShapeOf(body_.ops[i]);
+      if (spans_[i].stream != Stream::kCompute) {
+        continue;
+      }
+      Wait(OpId(i), end);
+      const OpClass op_class = shardwright::ClassOf(program_, shape);
+      const SimTime begin = std::max(end, spans_[i].start);
+      if (spans_[i].end > begin) {
+        result_.run[static_cast<std::size_t>(op_class)] += ToSeconds(spans_[i].end - begin).value;
+      }
+      end = std::max(end, spans_[i].end);
+    }
+    result_.period = result_.Sum();
+    return result_;
+  }
+
+  [[nodiscard]] std::vector<ComputeWait> TakeWaits() { return std::move(waits_); }
+
+ private:
+  static std::optional<SimTime> LastComputeEnd(std::span<const Span> spans) {
+    std::optional<SimTime> end;
+    for (const Span& span : spans) {
+      if (span.stream == Stream::kCompute && (!end || span.end > *end)) {
+        end = span.end;
+      }
+    }
+    return end;
+  }
+
+  // Charges the idle time from `from` to the start of `op`.
+  void Wait(OpId op, SimTime from) {
+    const Span& span = spans_[op.value];
+    const auto until = [&](SimTime moment, WaitKind kind, double& account) {
+      const SimTime to = std::min(moment, span.start);
+      if (to > from) {
+        account += ToSeconds(to - from).value;
+        waits_.push_back({op, kind, Stream::kHost, OpId(), from, to});
+        from = to;
+        return true;
+      }
+      return false;
+    };
+    until(span.issued, WaitKind::kHostIssue, result_.host_issue);
+    const LastEdge edge = LatestEdge(op);
+    if (until(span.ready, WaitKind::kEdge, result_.wait[static_cast<std::size_t>(edge.stream)])) {
+      waits_.back().stream = edge.stream;
+      waits_.back().cause = edge.op;
+    }
+    until(span.arrival, WaitKind::kCommunicator, result_.communicator);
+    if (InfoOf(program_.ShapeOf(body_.ops[op.value]).code).is_collective) {
+      until(span.start, WaitKind::kPeers, result_.peers);
+    }
+    until(span.start, WaitKind::kOther, result_.other);
+  }
+
+  struct LastEdge {
+    Stream stream = Stream::kHost;
+    OpId op;
+  };
+  // The edge that was done last.
+  [[nodiscard]] LastEdge LatestEdge(OpId op) const {
+    LastEdge last;
+    std::optional<SimTime> latest;
+    for (const Edge& edge : body_.EdgesOf(op)) {
+      std::span<const Span> where = spans_;
+      OpId from;
+      if (!edge.is_carried()) {
+        from = edge.op();
+      } else if (!previous_.empty() && edge.slot() < body_.carries.size()) {
+        from = body_.carries[edge.slot()];
+        where = previous_;
+      }
+      if (from.valid() && (!latest || where[from.value].end > *latest)) {
+        latest = where[from.value].end;
+        last = {where[from.value].stream, from};
+      }
+    }
+    return last;
+  }
+
+  const Program& program_;
+  const Body& body_;
+  std::span<const Span> spans_, previous_;
+  StepBreakdown result_;
+  std::vector<ComputeWait> waits_;
+};
+
+}  // namespace
+
+std::string_view NameOf(OpClass op_class) {
+  static constexpr std::array<std::string_view, kOpClassCount> kNames = {"gemm",
+                                                                         "attention",
+                                                                         "conv",
+                                                                         "elementwise",
+                                                                         "norm",
+                                                                         "softmax",
+                                                                         "gather_scatter",
+                                                                         "all_gather",
+                                                                         "reduce_scatter",
+                                                                         "all_reduce",
+                                                                         "other_collective",
+                                                                         "device_copy",
+                                                                         "host_copy",
+                                                                         "optimizer",
+                                                                         "host_optimizer",
+                                                                         "control"};
+  return kNames[static_cast<std::size_t>(op_class)];
+}
+
+OpClass ClassOf(KernelClass kernel) {
+  switch (kernel) {
+    case KernelClass::kGemm:
+    case KernelClass::kGroupedGemm:
+      return OpClass::kGemm;
+    case KernelClass::kConv:
+      return OpClass::kConv;
+    case KernelClass::kAttentionForward:
+    case KernelClass::kAttentionBackward:
+      return OpClass::kAttention;
+    case KernelClass::kNorm:
+      return OpClass::kNorm;
+    case KernelClass::kSoftmax:
+      return OpClass::kSoftmax;
+    case KernelClass::kGatherScatter:
+      return OpClass::kGatherScatter;
+    case KernelClass::kOptimizer:
+      return OpClass::kOptimizer;
+    case KernelClass::kElementwise:
+    case KernelClass::kCopy:
+      break;
+  }
+  return OpClass::kElementwise;
+}
+
+OpClass ClassOf(const Program& program, const OpShape& shape) {
+  switch (shape.code) {
+    case OpCode::kCompute:
+      return ClassOfKernels(program.KernelsOf(shape));
+    case OpCode::kAllGather:
+      return OpClass::kAllGather;
+    case OpCode::kReduceScatter:
+      return OpClass::kReduceScatter;
+    case OpCode::kAllReduce:
+      return OpClass::kAllReduce;
+    case OpCode::kBroadcast:
+    case OpCode::kAllToAll:
+      return OpClass::kOtherCollective;
+    case OpCode::kCopyH2d:
+    case OpCode::kCopyD2h:
+      return OpClass::kHostCopy;
+    case OpCode::kGradNorm:
+    case OpCode::kGradClip:
+    case OpCode::kOptimizerStep:
+      return OpClass::kOptimizer;
+    case OpCode::kHostOptimizerStep:
+      return OpClass::kHostOptimizer;
+    case OpCode::kBarrier:
+    case OpCode::kHostWait:
+    case OpCode::kStreamWait:
+    case OpCode::kInitialize:
+      return OpClass::kControl;
+    default:
+      return OpClass::kDeviceCopy;
+  }
+}
+
+double StepBreakdown::Sum() const {
+  return std::accumulate(run.begin(), run.end(), 0.0) +
+         std::accumulate(wait.begin(), wait.end(), 0.0) + host_issue + communicator + peers + other;
+}
+
+std::vector<RecordedStep> FindRecordedSteps(const Program& program, const Trace& trace) {
+  const std::size_t size = program.step.size();
+  std::vector<RecordedStep> steps;
+  std::size_t i = 0;
+  while (i < trace.spans.size()) {
+    const Span& head = trace.spans[i];
+    std::size_t end = i;
+    bool in_order = true;
+    while (end < trace.spans.size() && trace.spans[end].rank == head.rank &&
+           trace.spans[end].step == head.step && trace.spans[end].body == head.body) {
+      in_order = in_order && trace.spans[end].op == OpId(end - i);
+      ++end;
+    }
+    if (head.body == BodyKind::kStep && in_order && end - i == size) {
+      RecordedStep step{head.rank, head.step, i};
+      if (!steps.empty() && steps.back().rank == head.rank && steps.back().step + 1 == head.step) {
+        step.previous = steps.size() - 1;
+      }
+      steps.push_back(step);
+    }
+    i = end;
+  }
+  return steps;
+}
+
+StepBreakdown BreakDown(const Program& program, const Trace& trace,
+                        const std::vector<RecordedStep>& steps, std::size_t index,
+                        std::optional<SimTime> period) {
+  const std::size_t previous = steps[index].previous;
+  const RecordedStep* before = previous == RecordedStep::kNoStep ? nullptr : &steps[previous];
+  return Walk(program, trace, steps[index], before).Run(period);
+}
+
+std::vector<ComputeWait> FindComputeWaits(const Program& program, const Trace& trace,
+                                          const std::vector<RecordedStep>& steps, std::size_t index,
+                                          std::optional<SimTime> period) {
+  const std::size_t previous = steps[index].previous;
+  const RecordedStep* before = previous == RecordedStep::kNoStep ? nullptr : &steps[previous];
+  Walk walk(program, trace, steps[index], before);
+  (void)walk.Run(period);
+  return walk.TakeWaits();
+}
+
+}  // namespace shardwright

@@ -1,0 +1,165 @@
+#include "analysis/sweep.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <charconv>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+// An axis without values has one: as it is.
+template <class T>
+std::vector<T> OrUnset(const std::vector<T>& values) {
+  return values.empty() ? std::vector<T>{T{}} : values;
+}
+
+SweepResult Predict(const SweepPoint& point,
+                    const std::function<PlanFile(const SweepPoint&)>& make) {
+  SweepResult row;
+  row.point = point;
+  try {
+    const PlanFile file = make(point);
+    row.nodes = file.cluster.node_count;
+    row.ranks = file.cluster.RankCount();
+    row.micro_batch = file.plan.micro_batch;
+    row.accumulation = file.plan.accumulation;
+    row.global_batch = file.job.global_batch;
+    row.sequence = file.job.sequence_length;
+    row.shard_size = file.plan.shard_size;
+    row.replicate_size = file.plan.replicate_size;
+    row.outcome = Evaluate(file);
+  } catch (const InputError& error) {
+    row.error = error.what();
+  }
+  return row;
+}
+
+std::string Quoted(const std::string& text) {
+  if (text.find_first_of(",\"\n") == std::string::npos) {
+    return text;
+  }
+  std::string quoted = "\"";
+  for (const char c : text) {
+    quoted += c == '"' ? "\"\"" : std::string(1, c);
+  }
+  return quoted + "\"";
+}
+
+// The shortest text that reads back to the same number.
+std::string Shortest(double value) {
+  std::array<char, 32> text{};
+  const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value);
+  SW_CHECK(error == std::errc(), "32 characters hold every double");
+  return {text.data(), end};
+}
+
+std::string CsvLine(const SweepResult& row) {
+  std::string line;
+  for (const std::int64_t value :
+       {row.nodes, row.ranks, row.micro_batch, row.accumulation, row.global_batch, row.sequence,
+        row.shard_size, row.replicate_size}) {
+    line += std::to_string(value) + ",";
+  }
+  line += Shortest(row.point.bandwidth > 0.0 ? row.point.bandwidth : 1.0) + ",";
+  if (!row.outcome) {
+    return line + ",,,,,,,," + Quoted(row.error) + "\n";
+  }
+  const PlanOutcome& o = *row.outcome;
+  line += Shortest(ToSeconds(o.step_time).value) + ",";
+  line += Shortest(o.rates.tokens_per_second_per_gpu) + ",";
+  line += Shortest(o.rates.mfu) + ",";
+  line += Shortest(ToSeconds(o.exposed_comm).value) + ",";
+  line += std::to_string(o.DeviceTotal().value) + ",";
+  line += Shortest(row.GpuHoursPerBillion()) + ",";
+  line += std::string(o.Fits() ? "true" : "false") + ",";
+  line += std::to_string(o.Excess().value) + ",";
+  return line + (o.Fits() ? "" : Quoted(o.misfits.front().text)) + "\n";
+}
+
+}  // namespace
+
+std::vector<SweepPoint> PointsOf(const SweepAxes& axes) {
+  std::vector<SweepPoint> points;
+  for (const std::int64_t nodes : OrUnset(axes.nodes)) {
+    for (const std::int64_t micro_batch : OrUnset(axes.micro_batch)) {
+      for (const std::int64_t sequence : OrUnset(axes.sequence)) {
+        for (const std::int64_t shard : OrUnset(axes.shard)) {
+          for (const double bandwidth : OrUnset(axes.bandwidth)) {
+            points.push_back({nodes, micro_batch, sequence, shard, bandwidth});
+          }
+        }
+      }
+    }
+  }
+  return points;
+}
+
+double SweepResult::GpuHoursPerBillion() const {
+  if (!outcome || !(outcome->rates.tokens_per_second_per_gpu > 0.0)) {
+    return 0.0;
+  }
+  return 1e9 / outcome->rates.tokens_per_second_per_gpu / 3600.0;
+}
+
+std::vector<SweepResult> RunSweep(std::span<const SweepPoint> points,
+                                  const std::function<PlanFile(const SweepPoint&)>& make,
+                                  const SweepOptions& options) {
+  std::vector<SweepResult> rows(points.size());
+  std::atomic<std::size_t> next{0};
+  std::mutex mutex;  // guards `done` and `failure`
+  std::size_t done = 0;
+  std::exception_ptr failure;  // not of the input; ends the sweep
+  const auto work = [&] {
+    for (std::size_t i = next++; i < points.size(); i = next++) {
+      std::exception_ptr thrown;
+      try {
+        rows[i] = Predict(points[i], make);
+      } catch (...) {
+        thrown = std::current_exception();
+      }
+      const std::lock_guard lock(mutex);
+      if (thrown) {
+        failure = thrown;
+        next = points.size();
+      }
+      ++done;
+      if (options.progress) {
+        options.progress(done, points.size());
+      }
+    }
+  };
+  const std::size_t machine = std::max(1U, std::thread::hardware_concurrency());
+  const std::size_t wanted =
+      options.threads > 0 ? static_cast<std::size_t>(options.threads) : machine;
+  std::vector<std::thread> others;
+  for (std::size_t t = 1; t < std::min(wanted, points.size()); ++t) {
+    others.emplace_back(work);
+  }
+  work();
+  for (std::thread& other : others) {
+    other.join();
+  }
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
+  return rows;
+}
+
+std::string SweepCsv(std::span<const SweepResult> rows) {
+  std::string csv =
+      "nodes,ranks,micro_batch,accumulation,global_batch,sequence,shard_size,replicate_size,"
+      "bandwidth_factor,step_time_s,tokens_per_s_per_gpu,mfu,exposed_comm_s,device_bytes,"
+      "gpu_hours_per_1e9_tokens,fits,excess_bytes,reason\n";
+  for (const SweepResult& row : rows) {
+    csv += CsvLine(row);
+  }
+  return csv;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,226 @@
+// Time of each kernel of the CUDA device on GPU 0, and the fraction of what the GPU could do at
+// best: bytes that must cross the memory bus over its bandwidth, or products over the rate of its
+// matrix units, whichever takes longer (the roofline).
+//
+// Every op runs kWarmUps times, then kRuns times between two events; the median is printed. Buffers
+// are larger than the L2 cache in sum, but one op's operands may stay in it: small fractions are
+// safe, large ones are for ops that move gigabytes. The rates that count as 1 are the data sheet's
+// of an H200 (nvidia.com/en-us/data-center/h200, read 2026-11-21): 4.8 TB/s, 989 TFLOP/s in bf16;
+// on another GPU give them as arguments: cuda_kernels_bench TB_PER_S TFLOP_PER_S.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "executor/cuda/ops/model_ops.h"
+#include "executor/cuda/plugin.h"
+#include "models/kernel_set.h"
+
+namespace shardwright {
+namespace {
+
+constexpr int kWarmUps = 3;
+constexpr int kRuns = 11;
+constexpr int kNoGpu = 77;
+
+struct Rates {
+  double bytes_per_s = 4.8e12;
+  double flops_per_s = 989e12;
+};
+
+// One op with the numbers of elements of its tensors.
+struct Case {
+  const char* name;
+  OpSpec spec;
+  std::int64_t batch = 1;
+  std::vector<std::int64_t> inputs, params, outputs;
+  bool first_input_is_index = false;
+  std::int64_t label_input = -1;
+};
+
+constexpr std::int64_t kRows = 4096, kHidden = 4096, kWide = 14336, kHeads = 32, kKvHeads = 8;
+constexpr std::int64_t kVocab = 128256;
+
+Case Linear(const char* name, std::int64_t out) {
+  return {name,
+          {.kind = OpKind::kLinear, .rows = kRows, .in = kHidden, .out = out},
+          1,
+          {kRows * kHidden},
+          {kHidden * out},
+          {kRows * out}};
+}
+
+std::vector<Case> Cases() {
+  const std::int64_t wide = kRows * kHidden;
+  const std::int64_t kv = kRows * kKvHeads * 128;
+  return {
+      Linear("linear 4096 x 4096 x 4096", kHidden),
+      Linear("linear 4096 x 4096 x 14336", kWide),
+      {"attention, causal, GQA 32/8, 4096",
+       {.kind = OpKind::kAttention,
+        .rows = kRows,
+        .heads = kHeads,
+        .kv_heads = kKvHeads,
+        .head_dim = 128,
+        .value_dim = 128,
+        .seq_q = kRows,
+        .seq_k = kRows,
+        .causal = true},
+       1,
+       {wide, kv, kv},
+       {},
+       {wide}},
+      {"RMS norm",
+       {.kind = OpKind::kRmsNorm, .rows = kRows, .in = kHidden, .epsilon = 1e-5},
+       1,
+       {wide},
+       {kHidden},
+       {wide}},
+      {"rope",
+       {.kind = OpKind::kRope,
+        .rows = kRows,
+        .heads = kHeads,
+        .kv_heads = kKvHeads,
+        .head_dim = 128,
+        .rope = {.dim = 128, .theta = 5e5}},
+       1,
+       {wide, kv},
+       {},
+       {wide, kv}},
+      {"SwiGLU",
+       {.kind = OpKind::kGatedActivation,
+        .rows = kRows,
+        .in = kWide,
+        .activation = Activation::kSilu},
+       1,
+       {kRows * kWide, kRows * kWide},
+       {},
+       {kRows * kWide}},
+      {"cross-entropy, 128256 classes",
+       {.kind = OpKind::kCrossEntropy, .rows = kRows, .in = kVocab},
+       1,
+       {kRows * kVocab, kRows},
+       {},
+       {1},
+       false,
+       1},
+      {"embedding",
+       {.kind = OpKind::kEmbedding, .rows = kRows, .out = kHidden, .vocab = kVocab},
+       1,
+       {kRows},
+       {kVocab * kHidden},
+       {wide},
+       true},
+  };
+}
+
+class Bench {
+ public:
+  Bench(Gpu& gpu, const Rates& rates) : gpu_(gpu), rates_(rates) {
+    options_ = FindKernelSet("shardwright-cuda-plain", "bench");
+    fault_ = reinterpret_cast<gpu::Fault*>(Zeros(sizeof(gpu::Fault)));
+  }
+
+  void Run(const Case& c) {
+    const OpKernels kernels = LowerOp(c.spec, c.batch, DType::kBf16, options_);
+    ModelOpCall call;
+    call.spec = &c.spec;
+    call.options = &options_;
+    call.batch = c.batch;
+    call.compute = DType::kBf16;
+    for (std::size_t i = 0; i < c.inputs.size(); ++i) {
+      const bool is_index =
+          (i == 0 && c.first_input_is_index) || static_cast<std::int64_t>(i) == c.label_input;
+      const DType dtype = is_index ? DType::kInt64 : DType::kBf16;
+      call.inputs.push_back({Zeros(c.inputs[i] * SizeOf(dtype)), dtype, c.inputs[i]});
+      call.input_grads.push_back({is_index ? nullptr : Zeros(c.inputs[i] * 2), dtype, c.inputs[i]});
+    }
+    for (const std::int64_t n : c.params) {
+      call.params.push_back({Zeros(n * 2), DType::kBf16, n});
+      call.param_grads.push_back({{Zeros(n * 2), DType::kBf16, n}, false});
+    }
+    for (const std::int64_t n : c.outputs) {
+      const DType dtype = n == 1 ? DType::kFp32 : DType::kBf16;
+      call.outputs.push_back({Zeros(n * 4), dtype, n});
+      call.output_grads.push_back({Zeros(n * 4), dtype, n});
+    }
+    call.saved = Span(kernels.extra_saved);
+    call.workspace = Span(std::max(kernels.forward_workspace, kernels.backward_workspace));
+    Time(c, call, false, kernels.forward);
+    std::vector<Kernel> backward = kernels.backward_data;
+    backward.insert(backward.end(), kernels.backward_weight.begin(), kernels.backward_weight.end());
+    Time(c, call, true, backward);
+  }
+
+ private:
+  [[nodiscard]] std::byte* Zeros(std::int64_t bytes) {
+    std::byte* const data = gpu_.Allocate(Bytes(bytes), false);
+    gpu_.Fill(data, 0, bytes, stream_);
+    return data;
+  }
+  [[nodiscard]] std::span<std::byte> Span(Bytes size) {
+    return {Zeros(size.value + 1), static_cast<std::size_t>(size.value)};
+  }
+
+  void Time(const Case& c, const ModelOpCall& call, bool is_backward,
+            const std::vector<Kernel>& kernels) {
+    std::vector<double> seconds;
+    for (int run = 0; run < kWarmUps + kRuns; ++run) {
+      gpu_.Record(begin_, stream_);
+      SubmitModelOp(call, is_backward, {gpu_, stream_, fault_});
+      gpu_.Record(end_, stream_);
+      gpu_.Synchronize(end_);
+      if (run >= kWarmUps) {
+        seconds.push_back(ToSeconds(gpu_.Between(begin_, end_)).value);
+      }
+    }
+    std::sort(seconds.begin(), seconds.end());
+    double best = 0.0;
+    for (const Kernel& kernel : kernels) {
+      best +=
+          std::max(static_cast<double>((kernel.read + kernel.written).value) / rates_.bytes_per_s,
+                   kernel.flops.value / rates_.flops_per_s);
+    }
+    const double median = seconds[seconds.size() / 2];
+    std::printf("%-36s %-8s %10.1f us  %5.1f %% of the roofline  (%.1f to %.1f us)\n", c.name,
+                is_backward ? "backward" : "forward", median * 1e6, 100.0 * best / median,
+                seconds.front() * 1e6, seconds.back() * 1e6);
+  }
+
+  Gpu& gpu_;
+  const Rates rates_;
+  KernelSetOptions options_;
+  GpuStream stream_ = gpu_.NewStream(false);
+  GpuEvent begin_ = gpu_.NewEvent(true);
+  GpuEvent end_ = gpu_.NewEvent(true);
+  gpu::Fault* fault_ = nullptr;
+};
+
+int Main(int count, char** arguments) {
+  Rates rates;
+  if (count == 3) {
+    rates = {std::atof(arguments[1]) * 1e12, std::atof(arguments[2]) * 1e12};
+  }
+  try {
+    for (const Case& c : Cases()) {
+      const std::unique_ptr<Gpu> gpu = OpenGpu(0);  // a fresh one: its memory goes with it
+      Bench(*gpu, rates).Run(c);
+    }
+  } catch (const EnvironmentError& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return kNoGpu;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace shardwright
+
+int main(int count, char** arguments) {
+  return shardwright::Main(count, arguments);
+}

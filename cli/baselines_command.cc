@@ -1,0 +1,137 @@
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/plan_options.h"
+#include "cli/table.h"
+#include "core/json.h"
+#include "planner/baselines.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using enum Table::Align;
+
+constexpr const char* kAbout = R"(Predicts what the usual frameworks do by default.
+
+Examples:
+  shardwright baselines --model llama-3-8b --cluster dgx-h100 --nodes 2 --seq 8192
+  shardwright baselines --model llama-2-7b --cluster p4d --nodes 16 --seq 4096 --global-batch 512 --json
+
+FSDP1 (units of 1e8 parameters, or by block), FSDP2 as torchtitan and Accelerate apply it, ZeRO-3
+and DDP, each with the micro-batch and recomputation with which it is fastest. Exits with 1 when
+none of them fits.)";
+
+// The flags of plan that say what the job is, and nothing of how it is planned.
+constexpr std::array<std::string_view, 16> kJobFlags = {
+    "--model",     "--cluster",      "--nodes",  "--gpus",         "--kernel-set",   "--profile",
+    "--mode",      "--seq",          "--clip",   "--precision",    "--global-batch", "--optimizer",
+    "--lora-rank", "--lora-targets", "--frozen", "--memory-margin"};
+
+std::span<const FlagRow> Flags() {
+  static const std::vector<FlagRow> flags = [] {
+    std::vector<FlagRow> rows;
+    for (const FlagRow& row : PlanFlags()) {
+      if (std::find(kJobFlags.begin(), kJobFlags.end(), row.name) != kJobFlags.end()) {
+        rows.push_back(row);
+      }
+    }
+    return rows;
+  }();
+  return flags;
+}
+
+PlanFile MakeProblem(const Arguments& arguments) {
+  const PlanOptions options = ReadPlanOptions(arguments);
+  PlanFile file;
+  file.job = options.job;
+  file.cluster = LoadCluster(options.cluster, options.nodes, options.gpus);
+  file.kernels = FindKernelSet(options.kernel_set, "--kernel-set");
+  file.profile = options.profile.empty() ? DefaultProfile(file.cluster.gpu, file.kernels.name)
+                                         : LoadProfile(options.profile);
+  file.job.global_batch =
+      options.global_batch > 0 ? options.global_batch : file.cluster.RankCount();
+  file.model = LoadModelForJob(options.model, file.job, Path("baselines"));
+  return file;
+}
+
+std::string RecomputeText(const UserChoice& choice) {
+  if (!choice.recompute) {
+    return "none";
+  }
+  return *choice.recompute == RecomputeKind::kFull ? "full" : "selective";
+}
+
+std::string Text(const std::vector<BaselineResult>& results) {
+  Table table({kLeft, kRight, kRight, kRight, kRight, kRight, kLeft, kLeft});
+  table.Row({"", "step time", "tokens/s/GPU", "MFU", "device", "micro", "recompute", ""});
+  for (const BaselineResult& result : results) {
+    const std::string name(NameOf(result.baseline));
+    if (!result.outcome) {
+      table.Row({name, "-", "-", "-", "-", "-", "-", result.refusal});
+      continue;
+    }
+    const PlanOutcome& outcome = *result.outcome;
+    const auto tokens = static_cast<std::int64_t>(outcome.rates.tokens_per_second_per_gpu);
+    table.Row({name, result.Fits() ? Format(ToSeconds(outcome.step_time)) : "-",
+               result.Fits() ? WithCommas(tokens) : "-",
+               result.Fits() ? Percent(outcome.rates.mfu) : "-", Format(outcome.DeviceTotal()),
+               WithCommas(result.choice.micro_batch), RecomputeText(result.choice),
+               result.Fits() ? "" : "over by " + Format(outcome.Excess())});
+  }
+  return table.Text();
+}
+
+std::string ToJson(const PlanFile& problem, const std::vector<BaselineResult>& results) {
+  Json json;
+  json["schema"] = "shardwright-baselines";
+  json["schema_version"] = 1;
+  json["model"] = problem.model.model.name;
+  json["cluster"] = problem.cluster.name;
+  json["ranks"] = problem.cluster.RankCount();
+  json["global_batch"] = problem.job.global_batch;
+  Json array = Json::array();
+  for (const BaselineResult& result : results) {
+    Json row;
+    row["name"] = NameOf(result.baseline);
+    row["fits"] = result.Fits();
+    if (!result.Fits()) {
+      row["reason"] = result.refusal;
+    }
+    if (result.outcome) {
+      row["micro_batch"] = result.choice.micro_batch;
+      row["accumulation"] = result.choice.accumulation;
+      row["recompute"] = RecomputeText(result.choice);
+      row["step_time_s"] = ToSeconds(result.outcome->step_time).value;
+      row["tokens_per_s_per_gpu"] = result.outcome->rates.tokens_per_second_per_gpu;
+      row["mfu"] = result.outcome->rates.mfu;
+      row["device_bytes"] = result.outcome->DeviceTotal().value;
+      row["excess_bytes"] = result.outcome->Excess().value;
+    }
+    array.push_back(row);
+  }
+  json["baselines"] = array;
+  return json.dump(2) + "\n";
+}
+
+int RunBaselines(const Arguments& arguments) {
+  const PlanFile problem = MakeProblem(arguments);
+  const std::vector<BaselineResult> results = EvaluateBaselines(problem);
+  WriteFileAtomically("-", arguments.IsJson() ? ToJson(problem, results) : Text(results));
+  const bool any_fits = std::any_of(results.begin(), results.end(),
+                                    [](const BaselineResult& result) { return result.Fits(); });
+  return any_fits ? kExitOk : kExitNo;
+}
+
+}  // namespace
+
+extern const Command kBaselinesCommand;
+const Command kBaselinesCommand = {"baselines", kAbout, {}, Flags(), {}, RunBaselines};
+
+}  // namespace shardwright

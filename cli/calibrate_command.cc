@@ -1,0 +1,274 @@
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <ctime>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "analysis/calibrate.h"
+#include "cli/command.h"
+#include "cli/flow.h"
+#include "cli/host_calibration.h"
+#include "cli/recordings.h"
+#include "cli/table.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "planner/evaluate.h"
+#include "traces/chrome_read.h"
+#include "traces/measured_file.h"
+#include "traces/nccl_tests.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kAbout =
+    R"(Fits a profile to measured traces, so that simulations predict this machine.
+
+Examples:
+  shardwright calibrate run.json.gz -o mine.json
+  shardwright calibrate run1.json.gz run2.json.gz --name my-box -o mine.json
+  shardwright calibrate kineto.json.gz --plan plan.json -o mine.json
+  shardwright calibrate all_gather.txt --cluster dgx-h100 --nodes 2 -o mine.json
+  shardwright calibrate --device host -o mine.json
+
+Traces are those of `shardwright run --trace`, each of which carries its plan; those of PyTorch's
+profiler or Nsight Systems, with --plan; or what nccl-tests print, with --cluster. With --device host and no
+traces, small plans run on the host device first. Then: shardwright plan --profile mine.json ...)";
+
+constexpr std::array<PositionalRow, 1> kPositionals = {
+    {{"TRACE", "measurements; none with --device", nullptr, true}}};
+
+constexpr std::array<FlagRow, 10> kFlags = {{
+    {"--output,-o", "FILE", "write the profile here (required)"},
+    {"--name", "NAME", "of the profile (default: the old one's with -calibrated)"},
+    {"--profile", "NAME|FILE", "numbers to start from (default: those of the first plan)"},
+    {"--device", "host", "run small plans on this device instead of reading traces"},
+    {"--ranks", "N", "with --device: ranks of these plans (default: one per core, at most 4)"},
+    {"--plan", "FILE", "what traces of PyTorch's profiler or Nsight Systems ran"},
+    {"--cluster", "NAME|FILE", "where nccl-tests ran"},
+    {"--nodes", "N", "of that cluster"},
+    {"--op", "NAME", "what nccl-tests measured, where they do not say: all_gather, ..."},
+    {"--date", "YYYY-MM-DD", "when the measurement was made (default: today)"},
+}};
+
+std::string Today() {
+  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  std::tm day{};
+  gmtime_r(&now, &day);
+  std::array<char, 16> text{};
+  std::strftime(text.data(), text.size(), "%Y-%m-%d", &day);
+  return text.data();
+}
+
+TracedRun ReadOwnTrace(const std::string& file) {
+  const TraceHeader header = ReadTraceHeader(file);
+  if (header.plan.empty()) {
+    throw InputError(file, "a trace without its plan", "a trace that carries one");
+  }
+  TracedRun run{file, ParsePlanFile(header.plan, file + ": plan"), {}, {}};
+  run.program = LowerAndVerify(run.file);
+  run.trace = ReadChromeTrace(file, run.program);
+  return run;
+}
+
+// All recordings together are one run of the plan.
+TracedRun ReadForeignTraces(const Arguments& arguments, const std::vector<std::string>& files) {
+  if (!arguments.Get("--plan").is_given()) {
+    throw UsageError("--plan: " + files.front() + " does not say which plan it ran");
+  }
+  TracedRun run{files.front(), ReadPlanFile(arguments.Get("--plan").text), {}, {}};
+  run.program = LowerAndVerify(run.file);
+  run.recordings = ReadRecordings(files);
+  return run;
+}
+
+// One shape per row, in the group of all ranks.
+TracedRun ReadCollectives(const Arguments& arguments, const std::string& file) {
+  std::optional<std::string> op;
+  arguments.Set("--op", op, [](const Flag& flag) { return flag.text; });
+  const CollectiveTest test = ReadCollectiveTest(file, op);
+  TracedRun run{file, {}, {}, {}};
+  std::int64_t nodes = 0;
+  constexpr std::int64_t kMostNodes = 1 << 20;
+  arguments.SetCount("--nodes", kMostNodes, nodes);
+  if (!arguments.Get("--cluster").is_given()) {
+    throw UsageError("--cluster: " + file + " does not say where it was measured");
+  }
+  run.file.cluster = LoadCluster(arguments.Get("--cluster").text, nodes, 0);
+  run.file.profile = DefaultProfile(run.file.cluster.gpu, "torch-eager");
+  const std::int64_t ranks = run.file.cluster.RankCount();
+  if (test.ranks > 0 && test.ranks != ranks) {
+    throw InputError(file, std::to_string(test.ranks) + " ranks",
+                     "the " + std::to_string(ranks) + " of --cluster", "see --nodes");
+  }
+  run.program.groups.push_back({"all", ranks, 1});
+  for (const CollectiveTiming& row : test.rows) {
+    OpShape shape;
+    shape.code = test.op;
+    shape.dtype = row.dtype;
+    shape.group = GroupId(0);
+    shape.bytes = row.size;
+    run.shapes.push_back({0, ShapeId(run.program.shapes.size()), row.time.value, 0, 1, true});
+    run.program.shapes.push_back(shape);
+  }
+  return run;
+}
+
+std::vector<TracedRun> ReadTraces(const Arguments& arguments,
+                                  const std::vector<std::string>& files) {
+  std::vector<TracedRun> runs;
+  std::vector<std::string> foreign;
+  for (const std::string& file : files) {
+    switch (DetectMeasured(file)) {
+      case MeasuredKind::kTrace:
+        runs.push_back(ReadOwnTrace(file));
+        break;
+      case MeasuredKind::kKineto:
+      case MeasuredKind::kNsight:
+        foreign.push_back(file);
+        break;
+      case MeasuredKind::kNcclText:
+      case MeasuredKind::kNcclJson:
+        runs.push_back(ReadCollectives(arguments, file));
+        break;
+      case MeasuredKind::kSnapshot:
+        throw InputError(file, "a memory snapshot", "something with times",
+                         "shardwright inspect-trace shows snapshots");
+    }
+  }
+  if (!foreign.empty()) {
+    runs.push_back(ReadForeignTraces(arguments, foreign));
+  }
+  return runs;
+}
+
+std::string Value(const CalibratedNumber& number, double value) {
+  if (number.is_time) {
+    return Format(Seconds(value));
+  }
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.4g", value);
+  return text.data();
+}
+
+std::string ReportText(const CalibrationResult& result) {
+  using Align = Table::Align;
+  Table numbers({Align::kLeft, Align::kRight, Align::kRight, Align::kRight, Align::kRight});
+  numbers.Row({"number of the profile", "before", "after", "error", "op shapes"});
+  for (const CalibratedNumber& number : result.numbers) {
+    numbers.Row({number.field, Value(number, number.before), Value(number, number.after),
+                 Percent(number.spread), std::to_string(number.rows)});
+  }
+  Table runs({Align::kLeft, Align::kRight, Align::kRight, Align::kRight, Align::kRight});
+  runs.Row({"step time of", "measured", "before", "after", "off by"});
+  for (const CalibratedRun& run : result.runs) {
+    runs.Row({run.name, Format(run.measured), Format(run.before), Format(run.after),
+              Percent(run.after.value / run.measured.value - 1)});
+  }
+  return "Profile " + result.profile.name + "\n\n" + numbers.Text() +
+         (result.runs.empty() ? std::string() : "\n" + runs.Text());
+}
+
+std::string ReportJson(const CalibrationResult& result) {
+  Json json;
+  json["schema"] = "shardwright-calibration";
+  json["schema_version"] = 1;
+  json["profile"] = result.profile.name;
+  json["numbers"] = Json::array();
+  for (const CalibratedNumber& number : result.numbers) {
+    json["numbers"].push_back({{"field", number.field},
+                               {"unit", number.is_time ? "s" : "fraction"},
+                               {"before", number.before},
+                               {"after", number.after},
+                               {"spread", number.spread},
+                               {"op_shapes", number.rows}});
+  }
+  json["runs"] = Json::array();
+  for (const CalibratedRun& run : result.runs) {
+    json["runs"].push_back({{"name", run.name},
+                            {"measured_s", run.measured.value},
+                            {"before_s", run.before.value},
+                            {"after_s", run.after.value}});
+  }
+  return json.dump(2) + "\n";
+}
+
+std::vector<TracedRun> FindRuns(const Arguments& arguments, const std::vector<std::string>& files) {
+  static constexpr std::array<std::string_view, 1> kDevices = {"host"};
+  std::size_t device = kDevices.size();
+  arguments.SetChoice("--device", kDevices, device);
+  const bool has_device = device < kDevices.size();
+  if (has_device == !files.empty()) {
+    throw UsageError(has_device ? "traces and --device contradict each other"
+                                : "calibrate needs traces, or --device host");
+  }
+  if (!has_device) {
+    if (arguments.Get("--ranks").is_given()) {
+      throw UsageError("--ranks needs --device host");
+    }
+    return ReadTraces(arguments, files);
+  }
+  constexpr std::int64_t kMostRanks = 8;  // of the cluster "host"
+  constexpr std::int64_t kUsualRanks = 4;
+  std::int64_t ranks =
+      std::clamp<std::int64_t>(std::thread::hardware_concurrency(), 1, kUsualRanks);
+  arguments.SetCount("--ranks", kMostRanks, ranks);
+  return RunHostPlans(ranks);
+}
+
+// Where the numbers come from.
+std::string SourceOf(const std::vector<TracedRun>& runs, bool is_device) {
+  std::string source = "shardwright calibrate over ";
+  for (const TracedRun& run : runs) {
+    source += (&run == runs.data() ? "" : ", ") + run.name;
+  }
+  return source +
+         (is_device ? "; " + MachineName() : "; " + runs.front().file.cluster.gpu.full_name);
+}
+
+int RunCalibrate(const Arguments& arguments) {
+  arguments.Require("--output");
+  const std::string output = arguments.Get("--output").text;
+  const auto list = arguments.lists.find("TRACE");
+  const std::vector<std::string> files =
+      list == arguments.lists.end() ? std::vector<std::string>() : list->second;
+  const std::vector<TracedRun> traced = FindRuns(arguments, files);
+  Profile start = traced.front().file.profile;
+  arguments.Set("--profile", start, [](const Flag& flag) { return LoadProfile(flag.text); });
+  Origin origin{NumberKind::kMeasured, SourceOf(traced, files.empty()), Today()};
+  arguments.SetText("--date", origin.date);
+  std::vector<CalibrationRun> runs;
+  runs.reserve(traced.size());
+  for (const TracedRun& run : traced) {
+    runs.push_back({run.name, run.program, run.file.cluster, run.trace,
+                    run.recordings.empty() ? nullptr : &run.recordings,
+                    run.shapes.empty() ? nullptr : &run.shapes});
+  }
+  CalibrationResult result = Calibrate(runs, start, origin);
+  result.profile.name = start.name + "-calibrated";
+  arguments.SetText("--name", result.profile.name);
+  result.profile.description = "Fitted by shardwright calibrate, from " + start.name;
+  const std::string text = ProfileJson(result.profile);
+  (void)ParseProfile(text, "--date");  // what is written can be read again
+  WriteFileAtomically(output, text);
+  if (output != "-") {
+    WriteFileAtomically("-", arguments.IsJson() ? ReportJson(result) : ReportText(result));
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+extern const Command kCalibrateCommand;
+const Command kCalibrateCommand = {"calibrate", kAbout, kPositionals, kFlags, {}, RunCalibrate};
+
+}  // namespace shardwright

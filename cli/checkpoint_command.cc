@@ -1,0 +1,132 @@
+#include <array>
+#include <cstdio>
+#include <optional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/table.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "executor/checkpoint/checkpoint.h"
+#include "executor/checkpoint/safetensors.h"
+#include "schedule/plan_names.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using enum Table::Align;
+
+constexpr const char* kAbout = R"(Shows or exports a checkpoint that run has saved.
+
+Examples:
+  shardwright checkpoint inspect checkpoints
+  shardwright checkpoint export checkpoints/step-00000100 -o model.safetensors
+  shardwright checkpoint export checkpoints -o model.safetensors --dtype bf16
+
+A folder of checkpoints stands for its newest one. Every byte is read and its checksum compared.
+An exported file has the parameters under the names of PyTorch's named_parameters().)";
+
+constexpr std::array<PositionalRow, 2> kPositionals = {
+    {{"ACTION", "inspect or export", "checkpoint needs inspect or export"},
+     {"FOLDER", "a checkpoint, or a folder of checkpoints", "checkpoint needs a folder"}}};
+
+constexpr std::array<FlagRow, 2> kFlags = {{
+    {"--output,-o", "FILE", "export: the safetensors file to write"},
+    {"--dtype", "fp32|bf16|fp16", "export: dtype of the parameters (default: as saved)"},
+}};
+
+Json InspectionJson(const Checkpoint& checkpoint) {
+  const Manifest& m = checkpoint.manifest();
+  Json json;
+  json["schema"] = "shardwright-checkpoint-inspection";
+  json["schema_version"] = 1;
+  json["folder"] = checkpoint.folder();
+  json["model"] = m.model;
+  json["dialect"] = m.dialect;
+  json["shard_size"] = m.shard_size;
+  json["replicate_size"] = m.replicate_size;
+  json["optimizer"] = NameIn(kOptimizerNames, m.optimizer);
+  json["step"] = m.step;
+  json["tensors"] = Json::array();
+  for (const SavedTensor& tensor : m.tensors) {
+    json["tensors"].push_back(
+        {{"name", tensor.name}, {"dtype", SafetensorsName(tensor.dtype)}, {"shape", tensor.shape}});
+  }
+  json["files"] = Json::array();
+  for (const SavedFile& file : m.files) {
+    json["files"].push_back({{"name", file.name}, {"size_bytes", file.bytes}});
+  }
+  return json;
+}
+
+std::string InspectionText(const Checkpoint& checkpoint) {
+  const Manifest& m = checkpoint.manifest();
+  std::int64_t parameters = 0, elements = 0, states = 0, buffers = 0;
+  Bytes bytes{0};
+  for (const SavedTensor& tensor : m.tensors) {
+    parameters += tensor.kind == TensorKind::kParameter ? 1 : 0;
+    elements += tensor.kind == TensorKind::kParameter ? tensor.Elements() : 0;
+    states += tensor.kind == TensorKind::kState ? 1 : 0;
+    buffers += tensor.kind == TensorKind::kBuffer ? 1 : 0;
+  }
+  for (const SavedFile& file : m.files) {
+    bytes += Bytes(file.bytes);
+  }
+  Table table({kLeft, kLeft});
+  table.Row({"model", m.model});
+  table.Row({"steps done", WithCommas(m.step)});
+  table.Row({"saved by", m.dialect + ", shard size " + std::to_string(m.shard_size) +
+                             ", replicas " + std::to_string(m.replicate_size)});
+  table.Row({"optimizer", std::string(NameIn(kOptimizerNames, m.optimizer))});
+  table.Row({"parameters", WithCommas(elements) + " in " + WithCommas(parameters) + " tensors"});
+  table.Row({"optimizer states", WithCommas(states) + " tensors"});
+  table.Row({"running statistics", WithCommas(buffers) + " tensors"});
+  table.Row({"files", WithCommas(static_cast<std::int64_t>(m.files.size())) + ", " + Format(bytes) +
+                          ", checksums right"});
+  return checkpoint.folder() + "\n" + table.Text(2);
+}
+
+std::optional<DType> ReadDType(const Arguments& arguments) {
+  std::optional<DType> dtype;
+  arguments.Set("--dtype", dtype, [](const Flag& flag) {
+    return static_cast<DType>(ReadChoice(flag, kTrainingDTypeNames));
+  });
+  return dtype;
+}
+
+int RunCheckpoint(const Arguments& arguments) {
+  static constexpr std::array<std::string_view, 2> kActions = {"inspect", "export"};
+  const bool exports = ReadChoice(arguments.Get("ACTION"), kActions) == 1;
+  const Flag output = arguments.Get("--output");
+  const std::optional<DType> dtype = ReadDType(arguments);
+  if (exports != output.is_given() || (!exports && dtype)) {
+    throw UsageError(exports ? "checkpoint export needs --output FILE"
+                             : "checkpoint inspect takes neither --output nor --dtype");
+  }
+  const std::string given = arguments.Get("FOLDER").text;
+  const std::string folder = FindLatestCheckpoint(given);
+  if (folder.empty()) {
+    throw InputError(given, "no finished checkpoint", "a checkpoint or a folder of checkpoints");
+  }
+  const Checkpoint checkpoint(folder);
+  checkpoint.Verify();
+  if (exports) {
+    ExportCheckpoint(checkpoint, output.text, dtype);
+  }
+  if (arguments.IsJson()) {
+    WriteFileAtomically("-", InspectionJson(checkpoint).dump(2) + "\n");
+  } else if (!exports) {
+    WriteFileAtomically("-", InspectionText(checkpoint));
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+extern const Command kCheckpointCommand;
+const Command kCheckpointCommand = {"checkpoint", kAbout, kPositionals, kFlags, {}, RunCheckpoint};
+
+}  // namespace shardwright

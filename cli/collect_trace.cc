@@ -1,0 +1,37 @@
+#include "cli/collect_trace.h"
+
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "executor/host/process_communicator.h"
+
+namespace shardwright {
+namespace {
+
+template <class Row>
+void Collect(MessagePassing& processes, const std::vector<Row>& mine, std::vector<Row>& all) {
+  static_assert(std::is_trivially_copyable_v<Row>);
+  std::vector<std::byte> bytes(mine.size() * sizeof(Row));
+  if (!bytes.empty()) {
+    std::memcpy(bytes.data(), mine.data(), bytes.size());
+  }
+  for (const std::vector<std::byte>& part : CollectBytes(processes, std::move(bytes))) {
+    const std::size_t before = all.size();
+    all.resize(before + part.size() / sizeof(Row));
+    if (!part.empty()) {
+      std::memcpy(all.data() + before, part.data(), part.size());
+    }
+  }
+}
+
+}  // namespace
+
+Trace CollectTrace(MessagePassing& processes, const Trace& mine) {
+  Trace all;
+  Collect(processes, mine.spans, all.spans);
+  Collect(processes, mine.memory, all.memory);
+  return all;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,93 @@
+#pragma once
+
+// One subcommand = one table (name, help, flags) and one function. cli/command_line.cc parses the
+// words into Arguments by these tables; the function reads them. A new subcommand is one .cc file
+// and one line in AllCommands().
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/exit_codes.h"
+#include "cli/flag_values.h"
+
+namespace shardwright {
+
+// "--nodes N": a flag with a value.
+struct FlagRow {
+  const char* name;  // "--nodes", or with a short form "--output,-o"
+  const char* value;
+  const char* help;
+};
+
+// "--exact": a flag without a value.
+struct SwitchRow {
+  const char* name;
+  const char* help;
+};
+
+// An argument that is no flag.
+struct PositionalRow {
+  const char* name;
+  const char* help;
+  const char* missing;   // the usage error without it; null: it may be left out
+  bool is_list = false;  // takes all that follow
+};
+
+// What the user gave. Texts are converted by the commands, so that all errors read alike.
+class Arguments {
+ public:
+  std::map<std::string, std::string> text;  // by flag name without its short form, or positional
+  std::map<std::string, std::vector<std::string>> lists;  // positionals with is_list
+  std::set<std::string> switches;                         // those given
+  std::string command;
+
+  [[nodiscard]] Flag Get(const std::string& name) const;
+  [[nodiscard]] bool Has(const std::string& switch_name) const;
+  [[nodiscard]] bool IsJson() const { return Has("--json"); }
+  // Throws UsageError when the flag was not given.
+  void Require(const std::string& name) const;
+
+  // Assign the value of a flag that was given; otherwise `target` keeps what it has.
+  template <class T, class Read>
+  void Set(const std::string& name, T& target, Read read) const {
+    const Flag flag = Get(name);
+    if (flag.is_given()) {
+      target = read(flag);
+    }
+  }
+  void SetText(const std::string& name, std::string& target) const;
+  // An integer from 1 to max.
+  void SetCount(const std::string& name, std::int64_t max, std::int64_t& target) const;
+  template <class E>
+  void SetChoice(const std::string& name, NameList names, E& target) const {
+    Set(name, target,
+        [names](const Flag& flag) { return static_cast<E>(ReadChoice(flag, names)); });
+  }
+};
+
+struct Command {
+  const char* name;
+  const char* about;  // what it does in one line, a blank line, then examples
+  std::span<const PositionalRow> positionals;
+  std::span<const FlagRow> flags;
+  std::span<const SwitchRow> switches;  // --json comes with every command
+  // Prepares all of its output before it writes any, so that a failure leaves none; results go to
+  // standard output, warnings to standard error. Returns an exit code; errors are thrown.
+  int (*run)(const Arguments& arguments);
+};
+
+// In the order of --help.
+[[nodiscard]] std::span<const Command* const> AllCommands();
+
+// Largest values that counts on the command line may have.
+inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 24;
+inline constexpr std::int64_t kMaxSequence = std::int64_t{1} << 30;
+
+// "warning: <text>" on standard error.
+void Warn(const std::string& text);
+
+}  // namespace shardwright

@@ -1,0 +1,77 @@
+// The table of subcommands, and what their functions share.
+
+#include <array>
+#include <cstdio>
+
+#include "cli/command.h"
+
+namespace shardwright {
+
+extern const Command kListCommand;
+extern const Command kInspectCommand;
+extern const Command kInspectTraceCommand;
+extern const Command kTopoCommand;
+extern const Command kPlanCommand;
+extern const Command kSimulateCommand;
+extern const Command kSweepCommand;
+extern const Command kGoodputCommand;
+extern const Command kBaselinesCommand;
+extern const Command kImportRunCommand;
+extern const Command kRunCommand;
+extern const Command kEmitCommand;
+extern const Command kEvalCommand;
+extern const Command kCheckpointCommand;
+extern const Command kCompareCommand;
+extern const Command kReportCommand;
+extern const Command kValidateCommand;
+extern const Command kValidateNcclCommand;
+extern const Command kCalibrateCommand;
+extern const Command kFitCommand;
+extern const Command kFitNcclCommand;
+extern const Command kDiffCommand;
+extern const Command kConfigCommand;
+extern const Command kDoctorCommand;
+extern const Command kCompletionCommand;
+extern const Command kManCommand;
+
+std::span<const Command* const> AllCommands() {
+  static constexpr std::array kCommands = {
+      &kListCommand,         &kInspectCommand,  &kPlanCommand,         &kSimulateCommand,
+      &kSweepCommand,        &kGoodputCommand,  &kBaselinesCommand,    &kEmitCommand,
+      &kImportRunCommand,    &kRunCommand,      &kEvalCommand,         &kCheckpointCommand,
+      &kCompareCommand,      &kValidateCommand, &kValidateNcclCommand, &kCalibrateCommand,
+      &kFitCommand,          &kFitNcclCommand,  &kReportCommand,       &kDiffCommand,
+      &kConfigCommand,       &kDoctorCommand,   &kCompletionCommand,   &kManCommand,
+      &kInspectTraceCommand, &kTopoCommand,
+  };
+  return kCommands;
+}
+
+Flag Arguments::Get(const std::string& name) const {
+  const auto it = text.find(name);
+  return {name, it == text.end() ? std::string() : it->second};
+}
+
+bool Arguments::Has(const std::string& switch_name) const {
+  return switches.count(switch_name) > 0;
+}
+
+void Arguments::Require(const std::string& name) const {
+  if (!Get(name).is_given()) {
+    throw UsageError(name + " is required; see shardwright " + command + " --help");
+  }
+}
+
+void Arguments::SetText(const std::string& name, std::string& target) const {
+  Set(name, target, [](const Flag& flag) { return flag.text; });
+}
+
+void Arguments::SetCount(const std::string& name, std::int64_t max, std::int64_t& target) const {
+  Set(name, target, [max](const Flag& flag) { return ReadCount(flag, 1, max); });
+}
+
+void Warn(const std::string& text) {
+  std::fprintf(stderr, "warning: %s\n", text.c_str());
+}
+
+}  // namespace shardwright

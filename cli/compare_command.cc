@@ -1,0 +1,171 @@
+#include <array>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "analysis/compare.h"
+#include "analysis/compare_recording.h"
+#include "cli/command.h"
+#include "cli/comparison_print.h"
+#include "cli/flow.h"
+#include "cli/recordings.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "planner/evaluate.h"
+#include "schedule/plan_file.h"
+#include "simulator/costs/pricer.h"
+#include "simulator/simulate.h"
+#include "traces/chrome_read.h"
+#include "traces/measured_file.h"
+
+namespace shardwright {
+namespace {
+
+constexpr const char* kAbout =
+    R"(Compares a measured trace with its simulation and explains the gap.
+
+Examples:
+  shardwright compare sim.json.gz run.json.gz
+  shardwright compare plan.json run.json.gz --fail-above 10%
+  shardwright compare plan.json kineto.json.gz
+  shardwright compare plan.json run.json.gz --json
+
+MEASURED is a trace of `shardwright run`, of PyTorch's profiler (plain or gzip; several ranks: one
+file each), or an SQLite export of Nsight Systems. SIM is a trace of `shardwright simulate` or a plan, which is then simulated. Exits with 1 when the
+step time differs by more than --fail-above, or when the measured trace contradicts the program.)";
+
+constexpr std::array<PositionalRow, 2> kPositionals = {{
+    {"SIM", "simulated trace, or a plan file", "compare needs a simulated trace or a plan"},
+    {"MEASURED", "trace of a run of the same plan, or one file per rank",
+     "compare needs a measured trace, too", true},
+}};
+
+constexpr std::array<FlagRow, 3> kFlags = {{
+    {"--plan", "FILE", "plan of both traces (default: the one that the traces carry)"},
+    {"--fail-above", "PERCENT", "largest difference of step times, such as 10%"},
+    {"--contention", "on|off",
+     "of the simulation, when SIM is a plan and for what-if (default on)"},
+}};
+
+// "10%" or "0.1".
+double ReadPercent(const Flag& flag) {
+  std::string text = flag.text;
+  double scale = 1.0;
+  if (text.ends_with('%')) {
+    text.pop_back();
+    scale = 0.01;
+  }
+  std::size_t used = 0;
+  double value = -1;
+  try {
+    value = std::stod(text, &used);
+  } catch (const std::exception&) {
+    used = 0;
+  }
+  if (used == 0 || used != text.size() || !(value >= 0) || !std::isfinite(value)) {
+    throw UsageError(flag.name + ": got \"" + flag.text +
+                     "\", expected a percentage such as 10%, or a fraction such as 0.1");
+  }
+  return value * scale;
+}
+
+// Plans say what they are at their beginning; traces that carry a plan do so later.
+bool IsPlan(const std::string& file) {
+  constexpr std::size_t kEnough = 4096;
+  std::ifstream stream(file, std::ios::binary);
+  std::string head(kEnough, '\0');
+  stream.read(head.data(), static_cast<std::streamsize>(head.size()));
+  head.resize(static_cast<std::size_t>(stream.gcount()));
+  const std::size_t plan = head.find("\"shardwright-plan\"");
+  return plan != std::string::npos && plan < head.find("\"schemaVersion\"");
+}
+
+PlanFile FindPlan(const Arguments& arguments, bool sim_is_plan, const std::string& measured) {
+  const std::string sim = arguments.Get("SIM").text;
+  if (arguments.Get("--plan").is_given()) {
+    return ReadPlanFile(arguments.Get("--plan").text);
+  }
+  if (sim_is_plan) {
+    return ReadPlanFile(sim);
+  }
+  std::vector<std::string> traces = {sim};
+  if (DetectMeasured(measured) == MeasuredKind::kTrace) {
+    traces.push_back(measured);
+  }
+  for (const std::string& trace : traces) {
+    const TraceHeader header = ReadTraceHeader(trace);
+    if (!header.plan.empty()) {
+      return ParsePlanFile(header.plan, trace + ": plan");
+    }
+  }
+  throw InputError(sim, "a trace without its plan", "a trace that carries one, or --plan FILE");
+}
+
+struct Simulation {
+  Trace trace;
+  std::optional<SimTime> period;
+};
+
+Simulation SimulationOf(const std::string& sim, bool sim_is_plan, const PlanFile& file,
+                        const Program& program, const SimulateOptions& options) {
+  if (!sim_is_plan) {
+    return {ReadChromeTrace(sim, program), ReadTraceHeader(sim).step_time};
+  }
+  SimulationResult result = Simulate(
+      {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
+  return {std::move(result.trace), result.step_time};
+}
+
+int RunCompare(const Arguments& arguments) {
+  const std::string sim = arguments.Get("SIM").text;
+  const std::vector<std::string>& measured = arguments.lists.at("MEASURED");
+  const bool sim_is_plan = IsPlan(sim);
+  const bool is_ours = DetectMeasured(measured.front()) == MeasuredKind::kTrace;
+  if (is_ours && measured.size() > 1) {
+    throw UsageError("a trace of shardwright run holds all ranks: one MEASURED is enough");
+  }
+  const PlanFile file = FindPlan(arguments, sim_is_plan, measured.front());
+  double limit = std::numeric_limits<double>::infinity();
+  arguments.Set("--fail-above", limit, ReadPercent);
+  SimulateOptions options;
+  options.trace = true;
+  options.reserved = false;
+  arguments.Set("--contention", options.contention, ReadSwitch);
+  const Program program = LowerAndVerify(file);
+  const std::vector<ProfilerRecording> recordings =
+      is_ours ? std::vector<ProfilerRecording>() : ReadRecordings(measured);
+  const Simulation simulation = SimulationOf(sim, sim_is_plan, file, program, options);
+  const PriceTable prices = PriceProgram(program, file.cluster, file.profile);
+  EngineOptions engine;
+  engine.contention = options.contention;
+  const Comparison comparison =
+      is_ours ? Compare({.program = program,
+                         .simulated = simulation.trace,
+                         .simulated_period = simulation.period,
+                         .measured = ReadChromeTrace(measured.front(), program),
+                         .prices = prices,
+                         .engine = engine})
+              : CompareRecording({.program = program,
+                                  .cluster = file.cluster,
+                                  .profile = file.profile,
+                                  .simulated = simulation.trace,
+                                  .simulated_period = simulation.period,
+                                  .recordings = recordings,
+                                  .prices = prices,
+                                  .engine = engine});
+  WriteFileAtomically("-", arguments.IsJson() ? ComparisonJson(file, program, comparison)
+                                              : ComparisonText(file, program, comparison));
+  const bool is_far = std::abs(comparison.gap()) > limit;
+  return is_far || !comparison.findings.empty() ? kExitNo : kExitOk;
+}
+
+}  // namespace
+
+extern const Command kCompareCommand;
+const Command kCompareCommand = {"compare", kAbout, kPositionals, kFlags, {}, RunCompare};
+
+}  // namespace shardwright

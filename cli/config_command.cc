@@ -1,0 +1,61 @@
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/configuration.h"
+#include "cli/table.h"
+#include "core/json.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using enum Table::Align;
+
+constexpr const char* kAbout = R"(Shows defaults of flags and where each comes from.
+
+Examples:
+  shardwright config
+  SHARDWRIGHT_PLAN_CLUSTER=dgx-h100 shardwright config --json
+
+A flag on the command line wins over the environment variable SHARDWRIGHT_<COMMAND>_<FLAG>, that over
+./shardwright.json, and that over $XDG_CONFIG_HOME/shardwright/config.json (~/.config without it).
+The files hold {"plan": {"cluster": "dgx-h100", "nodes": 2}}: flags without their dashes.)";
+
+int RunConfig(const Arguments& arguments) {
+  const std::vector<ConfiguredFlag> flags = ReadConfiguration();
+  if (arguments.IsJson()) {
+    Json json = {{"schema", "shardwright-config"}, {"schema_version", 1}};
+    json["files"] = ConfigurationFiles();
+    json["flags"] = Json::array();
+    for (const ConfiguredFlag& flag : flags) {
+      json["flags"].push_back({{"command", flag.command},
+                               {"flag", flag.flag},
+                               {"value", flag.value},
+                               {"origin", flag.origin},
+                               {"used", flag.is_used}});
+    }
+    WriteFileAtomically("-", json.dump(2) + "\n");
+    return kExitOk;
+  }
+  Table table({kLeft, kLeft, kLeft, kLeft});
+  for (const ConfiguredFlag& flag : flags) {
+    table.Row({flag.command, flag.flag + " " + flag.value, flag.origin,
+               flag.is_used ? "" : "not used, since the line before it is stronger"});
+  }
+  std::string text = flags.empty() ? "Nothing is configured. Looked at:\n" : table.Text();
+  for (const std::string& file : ConfigurationFiles()) {
+    text += flags.empty() ? "  " + file + "\n" : "";
+  }
+  WriteFileAtomically("-", text);
+  return kExitOk;
+}
+
+}  // namespace
+
+extern const Command kConfigCommand;
+const Command kConfigCommand = {"config", kAbout, {}, {}, {}, RunConfig};
+
+}  // namespace shardwright

@@ -1,0 +1,245 @@
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/flow.h"
+#include "cli/table.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "planner/emitters/emitters.h"
+#include "planner/evaluate.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using enum Table::Align;
+
+constexpr const char* kAbout = R"(Writes a plan as the settings of a framework.
+
+Examples:
+  shardwright emit plan.json --to fsdp2 -o run/
+  shardwright emit plan.json --to accelerate -o accelerate.yaml
+  shardwright emit plan.json --to torchtitan -o run/
+  shardwright emit plan.json --to deepspeed --json
+
+Prints what the framework cannot be told, and predicts the plan as the framework will run it beside
+the one that was asked for. Targets and their files: docs/emit.md.)";
+
+constexpr std::array<PositionalRow, 1> kPositionals = {
+    {{"PLAN", "plan file or - (standard input)",
+      "emit needs a plan file, or - for standard input"}}};
+
+constexpr std::array<FlagRow, 5> kFlags = {{
+    {"--to", "TARGET",
+     "fsdp2, fsdp1, accelerate, trainer, deepspeed, torchtitan, lightning, fairscale, fairseq, "
+     "vissl, slurm or torchrun (required)"},
+    {"--output,-o", "DIR|FILE",
+     "folder, or the file of a target that has one; without it one file goes to standard output"},
+    {"--script", "FILE", "the script that launch lines start (default train.py)"},
+    {"--fqns", "hf-v4|hf-v5|torchtitan|checkpoint",
+     "whose names modules and parameters have in Python targets (default hf-v5)"},
+    {"--as-emitted", "FILE", "also write the plan as the framework will run it"},
+}};
+
+constexpr std::array<SwitchRow, 1> kSwitches = {
+    {{"--exact", "write nothing and exit with 1 where something would be lost"}}};
+
+const Emitter& FindEmitter(const Flag& flag) {
+  std::vector<std::string_view> names;
+  for (const Emitter& emitter : Emitters()) {
+    names.push_back(emitter.name);
+  }
+  return Emitters()[ReadChoice(flag, names)];
+}
+
+// Where each file goes. A target of one file takes a file name; "DIR/" and folders that exist
+// take any.
+std::vector<std::string> PathsOf(const Emission& emission, const std::string& output) {
+  const bool is_folder =
+      output.ends_with('/') || std::filesystem::is_directory(output) || emission.files.size() > 1;
+  if (!is_folder) {
+    return {output};
+  }
+  std::vector<std::string> paths;
+  for (const EmittedFile& file : emission.files) {
+    paths.push_back((std::filesystem::path(output) / file.name).string());
+  }
+  return paths;
+}
+
+void WriteFiles(const Emission& emission, const std::vector<std::string>& paths) {
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    const std::filesystem::path folder = std::filesystem::path(paths[i]).parent_path();
+    std::error_code error;
+    if (!folder.empty() && !std::filesystem::create_directories(folder, error) && error) {
+      throw EnvironmentError("cannot make folder " + folder.string() + ": " + error.message());
+    }
+    WriteFileAtomically(paths[i], emission.files[i].text);
+  }
+}
+
+std::string Change(double before, double after) {
+  if (before <= 0.0 || before == after) {
+    return "";
+  }
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%+.1f %%", 100.0 * (after / before - 1.0));
+  return text.data();
+}
+
+std::string OutcomeTable(const PlanOutcome& a, const PlanOutcome& b) {
+  Table table({kLeft, kRight, kRight, kRight});
+  table.Row({"", "planned", "as emitted", ""});
+  const auto time = [&](const char* name, SimTime before, SimTime after) {
+    const Seconds x = ToSeconds(before), y = ToSeconds(after);
+    table.Row({name, Format(x), Format(y), Change(x.value, y.value)});
+  };
+  const auto bytes = [&](const char* name, Bytes before, Bytes after) {
+    table.Row({name, Format(before), Format(after),
+               Change(static_cast<double>(before.value), static_cast<double>(after.value))});
+  };
+  time("step time", a.step_time, b.step_time);
+  time("exposed communication", a.exposed_comm, b.exposed_comm);
+  bytes("peak allocated", a.device_peak.total, b.device_peak.total);
+  bytes("reserved + outside", a.DeviceTotal(), b.DeviceTotal());
+  return table.Text(2);
+}
+
+std::string LossText(const Loss& loss) {
+  std::string text = "  " + loss.field;
+  if (!loss.subject.empty()) {
+    text += " of " + loss.subject;
+  }
+  return text + ": " + loss.planned + " -> " + loss.emitted + " (" + loss.why + ")\n";
+}
+
+std::string ReportText(const PlanFile& file, const Emitter& emitter, const Emission& emission,
+                       const PlanOutcome& planned, const PlanOutcome& emitted) {
+  std::string text = TitleOf(file) + ", emitted for " + std::string(emitter.name) + "\n";
+  if (emission.losses.empty()) {
+    text += "\nThe framework can run it as planned.\n";
+  } else {
+    text += "\nThe framework will run differently:\n";
+    for (const Loss& loss : emission.losses) {
+      text += LossText(loss);
+    }
+  }
+  if (!emission.by_hand.empty()) {
+    text += "\nLeft to you:\n";
+    for (const std::string& line : emission.by_hand) {
+      text += "  " + line + "\n";
+    }
+  }
+  text += "\n" + OutcomeTable(planned, emitted);
+  for (const Misfit& misfit : emitted.misfits) {
+    text += "As emitted it " + misfit.text + "\n";
+  }
+  return text;
+}
+
+Json OutcomeJson(const PlanOutcome& outcome) {
+  Json json;
+  json["step_time_s"] = ToSeconds(outcome.step_time).value;
+  json["exposed_comm_s"] = ToSeconds(outcome.exposed_comm).value;
+  json["tokens_per_s_per_gpu"] = outcome.rates.tokens_per_second_per_gpu;
+  json["peak_allocated_bytes"] = outcome.device_peak.total.value;
+  json["peak_reserved_bytes"] = outcome.reserved.value;
+  json["outside_allocator_bytes"] = outcome.outside.value;
+  json["fits"] = outcome.Fits();
+  json["misfits"] = Json::array();
+  for (const Misfit& misfit : outcome.misfits) {
+    json["misfits"].push_back(misfit.text);
+  }
+  return json;
+}
+
+std::string ReportJson(const Emitter& emitter, const Emission& emission,
+                       const std::vector<std::string>& paths, const PlanOutcome& planned,
+                       const PlanOutcome& emitted) {
+  Json json;
+  json["schema"] = "shardwright-emission";
+  json["schema_version"] = 1;
+  json["target"] = emitter.name;
+  json["files"] = Json::array();
+  for (std::size_t i = 0; i < emission.files.size(); ++i) {
+    Json file = {{"name", emission.files[i].name}};
+    if (paths.empty()) {
+      file["text"] = emission.files[i].text;
+    } else {
+      file["path"] = paths[i];
+    }
+    json["files"].push_back(file);
+  }
+  json["is_exact"] = emission.losses.empty();
+  json["losses"] = Json::array();
+  for (const Loss& loss : emission.losses) {
+    json["losses"].push_back({{"field", loss.field},
+                              {"subject", loss.subject},
+                              {"planned", loss.planned},
+                              {"emitted", loss.emitted},
+                              {"why", loss.why}});
+  }
+  json["by_hand"] = emission.by_hand;
+  json["planned"] = OutcomeJson(planned);
+  json["as_emitted"] = OutcomeJson(emitted);
+  return json.dump(2) + "\n";
+}
+
+int RunEmit(const Arguments& arguments) {
+  arguments.Require("--to");
+  const Emitter& emitter = FindEmitter(arguments.Get("--to"));
+  EmitOptions options;
+  arguments.SetText("--script", options.script);
+  arguments.SetChoice("--fqns", kFqnDialectNames, options.fqns);
+  const std::string output = arguments.Get("--output").text;
+  const std::string as_emitted = arguments.Get("--as-emitted").text;
+  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text);
+  Emission emission = emitter.emit(file, options);
+  CheckPlan(emission.as_emitted, "the plan as emitted");
+  if (output.empty() && !arguments.IsJson() && emission.files.size() > 1) {
+    throw UsageError("--to " + std::string(emitter.name) +
+                     " writes several files, so it needs -o FOLDER or --json");
+  }
+  const PlanOutcome planned = Evaluate(file);
+  const PlanOutcome emitted = emission.losses.empty() ? planned : Evaluate(emission.as_emitted);
+  const bool writes = emission.losses.empty() || !arguments.Has("--exact");
+  std::vector<std::string> paths;
+  if (writes && !output.empty() && output != "-") {
+    paths = PathsOf(emission, output);
+    WriteFiles(emission, paths);
+  }
+  if (writes && !as_emitted.empty()) {
+    WriteFileAtomically(as_emitted, PlanFileJson(emission.as_emitted));
+  }
+  if (arguments.IsJson()) {
+    WriteFileAtomically("-", ReportJson(emitter, emission, paths, planned, emitted));
+  } else {
+    std::string report = ReportText(file, emitter, emission, planned, emitted);
+    for (const std::string& path : paths) {
+      report += "Wrote " + path + "\n";
+    }
+    // The file itself has standard output when there is no other place for it.
+    if (paths.empty() && writes) {
+      std::fputs(report.c_str(), stderr);
+      WriteFileAtomically("-", emission.files[0].text);
+    } else {
+      WriteFileAtomically("-", report);
+    }
+  }
+  return writes ? kExitOk : kExitNo;
+}
+
+}  // namespace
+
+extern const Command kEmitCommand;
+const Command kEmitCommand = {"emit", kAbout, kPositionals, kFlags, kSwitches, RunEmit};
+
+}  // namespace shardwright

@@ -1,0 +1,88 @@
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/flow.h"
+#include "cli/forward_plan.h"
+#include "cli/run_loop.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "executor/checkpoint/checkpoint.h"
+#include "executor/checkpoint/run_checkpoints.h"
+#include "executor/host/evaluator.h"
+
+namespace shardwright {
+namespace {
+
+constexpr const char* kAbout = R"(Loss and accuracy of a checkpoint over a data set, under a plan.
+
+Examples:
+  shardwright eval plan.json --checkpoint checkpoints --data t10k-images-idx3-ubyte.gz
+  shardwright eval plan.json --checkpoint checkpoints/step-00000100 --data text:book.txt --json
+
+Runs the plan forward only: units are gathered and freed as in training, nothing is kept for
+backward. The plan may differ from the one that made the checkpoint in all but the model.)";
+
+constexpr std::array<PositionalRow, 1> kPositionals = {
+    {{"PLAN", "plan file or - (standard input)",
+      "eval needs a plan file, or - for standard input"}}};
+
+constexpr std::array<FlagRow, 3> kFlags = {{
+    {"--checkpoint", "FOLDER", "a checkpoint, or a folder whose newest one counts (required)"},
+    {"--data", "SPEC", "as for run (required); every sample counts once"},
+    {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")"},
+}};
+
+std::string EvaluationJson(const Evaluation& result, std::int64_t step) {
+  nlohmann::ordered_json json;
+  json["schema"] = "shardwright-evaluation";
+  json["schema_version"] = 1;
+  json["step"] = step;
+  json["mean_loss"] = result.MeanLoss();
+  json["correct"] = result.correct;
+  json["counted"] = result.counted;
+  return json.dump(2) + "\n";
+}
+
+int RunEval(const Arguments& arguments) {
+  arguments.Require("--checkpoint");
+  arguments.Require("--data");
+  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text);
+  const Model& model = file.model.model;
+  HostOptions host;
+  arguments.Set("--timeout", host.timeout, [](const Flag& flag) {
+    const Seconds s = ParseSeconds(flag.text, flag.name);
+    return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(s.value * 1e3)));
+  });
+  const std::string given = arguments.Get("--checkpoint").text;
+  const std::string folder = FindLatestCheckpoint(given);
+  if (folder.empty()) {
+    throw InputError(given, "no finished checkpoint", "a checkpoint or a folder of checkpoints");
+  }
+  const Checkpoint checkpoint(folder);
+  checkpoint.Verify();
+  CheckFits(checkpoint, model, std::nullopt);
+  const TrainingOptions training = DefaultTrainingOptions(file.job);
+  const std::unique_ptr<Dataset> data =
+      OpenDataset(arguments.Get("--data").text, model, training.seed);
+  const ForwardPlan forward(file);
+  Evaluator evaluator({model, file.kernels, forward.job, forward.plan, forward.program, training},
+                      host, *data, forward.job.global_batch);
+  Resume(checkpoint, model, forward.job, evaluator.runtime(), false);
+  const Evaluation result = evaluator.Run();
+  WriteFileAtomically("-", arguments.IsJson() ? EvaluationJson(result, checkpoint.manifest().step)
+                                              : TestLine(result) + '\n');
+  return kExitOk;
+}
+
+}  // namespace
+
+extern const Command kEvalCommand;
+const Command kEvalCommand = {"eval", kAbout, kPositionals, kFlags, {}, RunEval};
+
+}  // namespace shardwright

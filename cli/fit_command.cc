@@ -1,0 +1,136 @@
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "analysis/fit_runs.h"
+#include "analysis/measured_run.h"
+#include "cli/command.h"
+#include "cli/fit_print.h"
+#include "core/json.h"
+
+namespace shardwright {
+namespace {
+
+constexpr const char* kAbout = R"(Fits the numbers of profiles to published training runs.
+
+Runs on one GPU type by stacks of one framework share all numbers but two. Every model is also left
+out in turn and predicted by numbers that never saw it (in a group with one model: every number of
+GPUs).
+
+Examples:
+  shardwright fit bench/published/measured_runs.csv --source llmfoundry
+  shardwright fit runs.csv --gpu h100-80 --kernel-set composer-2024 --date 2026-11-21 -o mine.json)";
+
+constexpr std::array<PositionalRow, 1> kPositionals = {
+    {{"RUNS", "table of measured runs (CSV)", "fit needs a table of measured runs"}}};
+
+constexpr std::array<FlagRow, 8> kFlags = {{
+    {"--output,-o", "FILE",
+     "write the profile of one fitted stack; a folder (with a / at its end) for all"},
+    {"--date", "YYYY-MM-DD", "when the table was made or read; required with --output"},
+    {"--gpu", "NAME", "GPU type of the stack to write, where several were fitted"},
+    {"--kernel-set", "NAME", "kernel set of the stack to write, likewise"},
+    {"--source", "LIST", "fit rows of these sources only (ids up to the first '-')"},
+    {"--tier", "LIST", "rows to use, by their column tier (default A; rows without one count)"},
+    {"--numbers", "LIST", "numbers to fit, at most 8, such as compute.gemm.bf16,host.step"},
+    {"--own", "LIST", "those of them that each stack has for itself, at most 2"},
+}};
+
+std::vector<MeasuredRun> Select(const std::vector<MeasuredRun>& runs,
+                                const std::vector<std::string>& sources) {
+  std::vector<MeasuredRun> selected;
+  for (const MeasuredRun& run : runs) {
+    if (sources.empty() ||
+        std::find(sources.begin(), sources.end(), run.Source()) != sources.end()) {
+      selected.push_back(run);
+    }
+  }
+  return selected;
+}
+
+// The one fitted stack that the flags name.
+const FittedStack& Chosen(const RunFit& fit, const std::string& gpu,
+                          const std::string& kernel_set) {
+  const FittedStack* chosen = nullptr;
+  std::string names;
+  for (const FittedStack& stack : fit.stacks) {
+    names +=
+        (names.empty() ? "" : "; ") + ("--gpu " + stack.gpu) + " --kernel-set " + stack.kernel_set;
+    if ((gpu.empty() || stack.gpu == gpu) &&
+        (kernel_set.empty() || stack.kernel_set == kernel_set)) {
+      if (chosen != nullptr) {
+        throw UsageError("--output: several stacks were fitted, choose one: " + names);
+      }
+      chosen = &stack;
+    }
+  }
+  if (chosen == nullptr) {
+    throw UsageError("--output: no such stack was fitted, choose one: " + names);
+  }
+  return *chosen;
+}
+
+// " --source a,b", or nothing.
+std::string SourcesText(const std::vector<std::string>& sources) {
+  std::string text;
+  for (const std::string& source : sources) {
+    text += (text.empty() ? " --source " : ",") + source;
+  }
+  return text;
+}
+
+int RunFitCommand(const Arguments& arguments) {
+  const std::string file = arguments.Get("RUNS").text;
+  std::vector<std::string> sources;
+  arguments.Set("--source", sources, ReadList);
+  const std::vector<MeasuredRun> runs = Select(ReadMeasuredRuns(file), sources);
+  FitOptions options;
+  arguments.Set("--tier", options.tiers, ReadList);
+  arguments.Set("--numbers", options.numbers, ReadList);
+  arguments.Set("--own", options.own, ReadList);
+  if (options.numbers.size() > 8) {
+    throw UsageError("--numbers: got " + std::to_string(options.numbers.size()) +
+                     ", expected at most 8");
+  }
+  if (options.own.size() > 2) {
+    throw UsageError("--own: got " + std::to_string(options.own.size()) + ", expected at most 2");
+  }
+  options.progress = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+  std::string output;
+  std::string date;
+  std::string gpu;
+  std::string kernel_set;
+  arguments.SetText("--output", output);
+  arguments.SetText("--gpu", gpu);
+  arguments.SetText("--kernel-set", kernel_set);
+  if (!output.empty()) {
+    arguments.Require("--date");
+    arguments.SetText("--date", date);
+  }
+  const RunFit fit = FitRuns(runs, options);
+  if (!output.empty()) {
+    const std::string source = "shardwright fit " + file + SourcesText(sources);
+    if (output.ends_with('/')) {
+      for (const FittedStack& stack : fit.stacks) {
+        WriteFileAtomically(output + stack.gpu + "-" + stack.kernel_set + ".json",
+                            FittedProfileJson(stack, source, date));
+      }
+    } else {
+      WriteFileAtomically(output, FittedProfileJson(Chosen(fit, gpu, kernel_set), source, date));
+    }
+    if (output == "-") {
+      return kExitOk;
+    }
+  }
+  WriteFileAtomically("-", arguments.IsJson() ? RunFitJson(fit) : RunFitText(fit));
+  return kExitOk;
+}
+
+}  // namespace
+
+extern const Command kFitCommand;
+const Command kFitCommand = {"fit", kAbout, kPositionals, kFlags, {}, RunFitCommand};
+
+}  // namespace shardwright

@@ -1,0 +1,74 @@
+#include <array>
+#include <string>
+#include <vector>
+
+#include "analysis/fit_nccl.h"
+#include "analysis/nccl_sweep.h"
+#include "cli/command.h"
+#include "cli/nccl_print.h"
+#include "core/json.h"
+#include "topologies/profile.h"
+
+namespace shardwright {
+namespace {
+
+constexpr const char* kAbout =
+    R"(Fits the network numbers of a profile to published collective sweeps.
+
+Only all-gathers and reduce-scatters of 64 KiB to 16 GiB are used.
+
+Examples:
+  shardwright fit-nccl bench/published/nccl_measured.csv --left-out
+  shardwright fit-nccl sweep.csv --extends h100-torch-eager --date 2026-11-21 -o mine.json)";
+
+constexpr std::array<PositionalRow, 1> kPositionals = {
+    {{"SWEEP", "table of collective times (CSV)", "fit-nccl needs a table of collectives"}}};
+
+constexpr std::array<FlagRow, 3> kFlags = {{
+    {"--output,-o", "FILE", "write a profile with the fitted numbers"},
+    {"--extends", "NAME|FILE", "profile whose other numbers it has (default generic)"},
+    {"--date", "YYYY-MM-DD", "when the sweep was measured or read; required with --output"},
+}};
+
+constexpr std::array<SwitchRow, 1> kSwitches = {{
+    {"--left-out",
+     "also fit with each fabric left out in turn, and predict it from its link rates"},
+}};
+
+// The fitted numbers over those of `base`.
+std::string FittedProfile(const NetworkFit& fit, const std::string& base, const Origin& origin) {
+  Profile profile = LoadProfile(base);
+  ApplyFit(fit, origin, profile);
+  profile.name += "-fitted";
+  return ProfileJson(profile);
+}
+
+int RunFitNccl(const Arguments& arguments) {
+  const std::string file = arguments.Get("SWEEP").text;
+  const std::vector<SweepRow> rows = ReadSweep(file);
+  std::string output;
+  std::string base = "generic";
+  Origin origin{NumberKind::kFitted, "shardwright fit-nccl " + file, ""};
+  arguments.SetText("--output", output);
+  arguments.SetText("--extends", base);
+  if (!output.empty()) {
+    arguments.Require("--date");
+    arguments.SetText("--date", origin.date);
+  }
+  const NetworkFit fit = FitNetwork(rows, arguments.Has("--left-out"));
+  if (!output.empty()) {
+    WriteFileAtomically(output, FittedProfile(fit, base, origin));
+    if (output == "-") {
+      return kExitOk;
+    }
+  }
+  WriteFileAtomically("-", arguments.IsJson() ? NetworkFitJson(fit) : NetworkFitText(fit));
+  return kExitOk;
+}
+
+}  // namespace
+
+extern const Command kFitNcclCommand;
+const Command kFitNcclCommand = {"fit-nccl", kAbout, kPositionals, kFlags, kSwitches, RunFitNccl};
+
+}  // namespace shardwright

@@ -1,0 +1,24 @@
+#include "cli/forward_plan.h"
+
+#include <vector>
+
+#include "core/error.h"
+#include "schedule/lower.h"
+#include "schedule/verify.h"
+
+namespace shardwright {
+
+ForwardPlan::ForwardPlan(const PlanFile& file) : job(file.job), plan(file.plan) {
+  job.mode = JobMode::kForward;
+  plan.accumulation = 1;
+  plan.sync = SyncMode::kEvery;
+  plan.recompute.clear();
+  plan.offload.activations = false;
+  plan.offload.optimizer = false;
+  job.global_batch = plan.micro_batch * plan.shard_size * plan.replicate_size;
+  program = Lower({file.model.model, file.kernels, job, plan});
+  const std::vector<Finding> findings = Verify(program);
+  SW_CHECK(findings.empty(), "an illegal program: " + findings[0].text);
+}
+
+}  // namespace shardwright

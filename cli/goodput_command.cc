@@ -1,0 +1,199 @@
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include <nlohmann/json.hpp>
+
+#include "analysis/goodput.h"
+#include "cli/command.h"
+#include "cli/flow.h"
+#include "cli/table.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "planner/evaluate.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using enum Table::Align;
+
+constexpr const char* kAbout = R"(Estimates a whole run of a plan on nodes that fail now and then.
+
+Examples:
+  shardwright goodput plan.json --tokens 1e12 --mtbf "20000 h" --checkpoint-time "60 s"
+  shardwright goodput plan.json --tokens 1e12 --mtbf "20000 h" --checkpoint-time "60 s" \
+    --restart-time "10 min" --checkpoint-interval "30 min" --json
+
+Exits with 1 when the plan does not fit.)";
+
+constexpr std::array<PositionalRow, 1> kPositionals = {
+    {{"PLAN", "plan file or - (standard input)",
+      "goodput needs a plan file, or - for standard input"}}};
+
+constexpr std::array<FlagRow, 5> kFlags = {{
+    {"--tokens", "N", "tokens (images) to train on, such as 1e12 (required)"},
+    {"--mtbf", "TIME", "mean time between failures of one node, such as '20000 h' (required)"},
+    {"--checkpoint-time", "TIME", "for which the job stands still to save its state (required)"},
+    {"--checkpoint-interval", "auto|TIME", "work between checkpoints (default auto: the best)"},
+    {"--restart-time", "TIME", "from a failure to the first step (default '10 min')"},
+}};
+
+struct GoodputFlags {
+  std::int64_t tokens = 0;
+  FailureModel failures;
+  Seconds interval;  // 0: the best
+};
+
+// Years are possible here, unlike in simulated times.
+Seconds ReadTime(const Flag& flag, bool may_be_zero) {
+  constexpr double kLargest = 1e12;
+  struct Unit {
+    std::string_view name;
+    double seconds;
+  };
+  constexpr std::array<Unit, 5> kUnits = {
+      {{"ms", 1e-3}, {"s", 1.0}, {"min", 60.0}, {"h", 3600.0}, {"days", 86400.0}}};
+  double value = 0.0;
+  const char* const end = flag.text.data() + flag.text.size();
+  const auto [stop, error] = std::from_chars(flag.text.data(), end, value);
+  if (error == std::errc()) {
+    std::string_view unit(stop, static_cast<std::size_t>(end - stop));
+    unit.remove_prefix(unit.starts_with(' ') ? 1 : 0);
+    for (const Unit& known : kUnits) {
+      const double seconds = value * known.seconds;
+      if (unit == known.name && seconds <= kLargest &&
+          (seconds > 0.0 || (may_be_zero && seconds == 0.0))) {
+        return Seconds(seconds);
+      }
+    }
+  }
+  throw UsageError(flag.name + ": got \"" + flag.text + "\", expected " +
+                   (may_be_zero ? "a time" : "a time above 0") +
+                   " in ms, s, min, h or days, such as \"90 s\"");
+}
+
+GoodputFlags ReadFlags(const Arguments& arguments) {
+  for (const char* name : {"--tokens", "--mtbf", "--checkpoint-time"}) {
+    arguments.Require(name);
+  }
+  GoodputFlags flags;
+  flags.tokens = ReadElements(arguments.Get("--tokens"), 1);
+  flags.failures.node_mtbf = ReadTime(arguments.Get("--mtbf"), false);
+  flags.failures.checkpoint_time = ReadTime(arguments.Get("--checkpoint-time"), true);
+  flags.failures.restart_time = Seconds(600.0);
+  const auto read = [](const Flag& flag) { return ReadTime(flag, true); };
+  arguments.Set("--restart-time", flags.failures.restart_time, read);
+  const Flag interval = arguments.Get("--checkpoint-interval");
+  if (interval.is_given() && interval.text != "auto") {
+    flags.interval = ReadTime(interval, false);
+  }
+  return flags;
+}
+
+std::string Hours(Seconds time) {
+  std::array<char, 64> text{};
+  const double hours = time.value / 3600.0;
+  std::snprintf(text.data(), text.size(), hours < 100.0 ? "%.2f h" : "%.0f h", hours);
+  return text.data();
+}
+
+std::string Number(double value) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.3g", value);
+  return text.data();
+}
+
+std::string Text(const PlanFile& file, const GoodputFlags& flags, const PlanOutcome& outcome,
+                 const RunEstimate& run) {
+  const Seconds step = ToSeconds(outcome.step_time);
+  const Seconds interval = step * static_cast<double>(run.interval_steps);
+  const auto share = [&](Seconds part) {
+    return Hours(part) + " (" + Percent(part.value / run.expected.value) + ")";
+  };
+  Table table({kLeft, kLeft});
+  table.Row({"steps", WithCommas(run.steps) + " of " + Format(step)});
+  table.Row({"work without failures", share(run.work)});
+  table.Row({"checkpoints", share(run.checkpointing) + ", every " + WithCommas(run.interval_steps) +
+                                " steps (" + Format(interval) + ")"});
+  table.Row({"failures", share(run.lost) + ", " + Number(run.expected_failures) +
+                             " expected, one in " + Hours(JobMtbf(flags.failures))});
+  table.Row({"expected time",
+             Hours(run.expected) + ", " + Number(run.expected.value / 86400.0) + " days"});
+  const double gpu_hours =
+      run.expected.value / 3600.0 * static_cast<double>(file.cluster.RankCount());
+  table.Row({"GPU-hours", WithCommas(static_cast<std::int64_t>(std::llround(gpu_hours)))});
+  table.Row({"goodput", Percent(run.Goodput())});
+  return TitleOf(file) + "\n" + table.Text(2);
+}
+
+std::string GoodputJson(const PlanFile& file, const GoodputFlags& flags, const PlanOutcome& outcome,
+                        const RunEstimate& run) {
+  const Seconds step = ToSeconds(outcome.step_time);
+  Json json;
+  json["schema"] = "shardwright-goodput";
+  json["schema_version"] = 1;
+  json["model"] = file.model.model.name;
+  json["cluster"] = file.cluster.name;
+  json["nodes"] = file.cluster.node_count;
+  json["ranks"] = file.cluster.RankCount();
+  json["step_time_s"] = step.value;
+  json["steps"] = run.steps;
+  json["job_mtbf_s"] = JobMtbf(flags.failures).value;
+  json["checkpoint_interval_steps"] = run.interval_steps;
+  json["checkpoint_interval_s"] = step.value * static_cast<double>(run.interval_steps);
+  json["best_interval_s"] = BestInterval(flags.failures).value;
+  json["checkpoints"] = run.checkpoints;
+  json["expected_failures"] = run.expected_failures;
+  json["work_s"] = run.work.value;
+  json["checkpointing_s"] = run.checkpointing.value;
+  json["lost_s"] = run.lost.value;
+  json["expected_s"] = run.expected.value;
+  json["goodput"] = run.Goodput();
+  json["gpu_hours"] = run.expected.value / 3600.0 * static_cast<double>(file.cluster.RankCount());
+  json["fits"] = outcome.Fits();
+  return json.dump(2) + "\n";
+}
+
+int RunGoodput(const Arguments& arguments) {
+  GoodputFlags flags = ReadFlags(arguments);
+  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text);
+  if (file.job.mode != JobMode::kTrain) {
+    throw InputError("job.mode", "forward", "train; a run that only infers has no state to save");
+  }
+  const PlanOutcome outcome = Evaluate(file);
+  flags.failures.nodes = file.cluster.node_count;
+  const double per_step = static_cast<double>(file.job.global_batch) *
+                          static_cast<double>(file.model.model.tokens_per_sample);
+  const auto steps = static_cast<std::int64_t>(
+      std::max(1.0, std::ceil(static_cast<double>(flags.tokens) / per_step)));
+  const Seconds step = ToSeconds(outcome.step_time);
+  const double asked = std::round(flags.interval.value / step.value);
+  const std::int64_t interval =
+      flags.interval.value > 0.0
+          ? static_cast<std::int64_t>(std::clamp(asked, 1.0, static_cast<double>(steps)))
+          : 0;
+  const RunEstimate run = EstimateRun(steps, step, interval, flags.failures);
+  if (!std::isfinite(run.expected.value)) {
+    throw InputError("--mtbf", Format(flags.failures.node_mtbf),
+                     "nodes that run long enough for a checkpoint to be reached");
+  }
+  WriteFileAtomically("-", arguments.IsJson() ? GoodputJson(file, flags, outcome, run)
+                                              : Text(file, flags, outcome, run));
+  for (const Misfit& misfit : outcome.misfits) {
+    Warn(misfit.text);
+  }
+  return outcome.Fits() ? kExitOk : kExitNo;
+}
+
+}  // namespace
+
+extern const Command kGoodputCommand;
+const Command kGoodputCommand = {"goodput", kAbout, kPositionals, kFlags, {}, RunGoodput};
+
+}  // namespace shardwright

@@ -1,0 +1,207 @@
+#include <array>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/flow.h"
+#include "cli/plan_options.h"
+#include "cli/table.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "models/loader.h"
+#include "planner/importers/run_settings.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kAbout =
+    R"(Makes a plan of a run that you have: its framework's settings files.
+
+Examples:
+  shardwright import-run torchtitan.toml --cluster dgx-h100 --nodes 2 -o plan.json
+  shardwright import-run accelerate.yaml --model llama-3-8b --cluster dgx-a100 -o plan.json
+  shardwright import-run training_arguments.json ds_config.json --model ./config.json \
+    --cluster dgx-h100 --nodes 4 -o plan.json
+
+Reads torchtitan's TOML, Accelerate's YAML, DeepSpeed's JSON, TrainingArguments as JSON, and fairseq's
+YAML or command line (docs/import.md). Says what it assumed; simulate then predicts the plan.)";
+
+constexpr std::array<PositionalRow, 1> kPositionals = {
+    {{"FILE", "settings files of one run", "import-run needs at least one settings file", true}}};
+
+constexpr std::array<FlagRow, 12> kFlags = {{
+    {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json"},
+    {"--cluster", "NAME|FILE|TEXT", "as for plan (required)"},
+    {"--nodes", "N", "nodes in use (default: what the files say)"},
+    {"--gpus", "N", "GPUs in use of each node (default: what the files say)"},
+    {"--kernel-set", "NAME", "software stack (default: by framework)"},
+    {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)"},
+    {"--seq", "N", "tokens per sample, where the files do not say it"},
+    {"--micro-batch", "N", "samples per rank and pass, where the files do not say it (default 1)"},
+    {"--accumulation", "N", "micro-batches per step, where the files do not say it (default 1)"},
+    {"--optimizer", "NAME[:IMPL]", "where the files do not say it (default adamw:foreach)"},
+    {"--recompute", "none|full|selective[:N]", "where the files do not say it (default none)"},
+    {"--output,-o", "FILE", "where the plan goes (default: nowhere; -: standard output)"},
+}};
+
+// What the command line, not a file, decided or left to a default.
+using Assumptions = std::vector<Assumption>;
+
+// A flag that only stands in where the files are silent.
+std::int64_t Fallback(const Arguments& arguments, const std::string& flag, std::int64_t from_file,
+                      std::int64_t by_default, Assumptions& assumed) {
+  std::int64_t value = 0;
+  arguments.SetCount(flag, kMaxSequence, value);
+  if (value != 0 && from_file != 0 && value != from_file) {
+    throw UsageError(flag + ": got " + std::to_string(value) + ", but the files say " +
+                     std::to_string(from_file));
+  }
+  if (value == 0 && from_file == 0 && by_default != 0) {
+    assumed.push_back({flag, std::to_string(by_default)});
+  }
+  return value != 0 ? value : from_file != 0 ? from_file : by_default;
+}
+
+// The plan flags with which the base of the plan is made.
+Arguments BaseArguments(const Arguments& arguments, const RunFacts& facts, Assumptions& assumed) {
+  Arguments base;
+  base.command = "plan";
+  for (const char* flag :
+       {"--model", "--cluster", "--kernel-set", "--profile", "--optimizer", "--recompute"}) {
+    if (arguments.Get(flag).is_given()) {
+      base.text[flag] = arguments.Get(flag).text;
+    }
+  }
+  if (base.text.count("--model") == 0) {
+    if (facts.model.empty()) {
+      throw UsageError("--model is required: these files do not name a model of the zoo");
+    }
+    base.text["--model"] = facts.model;
+    assumed.push_back({"--model", facts.model});
+  }
+  if (base.text.count("--kernel-set") == 0) {
+    base.text["--kernel-set"] = facts.kernel_set;
+    assumed.push_back({"--kernel-set", facts.kernel_set});
+  }
+  if (base.text.count("--optimizer") == 0 && !facts.has_optimizer) {
+    assumed.push_back({"--optimizer", "adamw:foreach"});
+  }
+  if (base.text.count("--recompute") == 0 && !facts.has_recompute) {
+    assumed.push_back({"--recompute", "none"});
+  }
+  const auto set = [&](const char* flag, std::int64_t from_file, std::int64_t by_default) {
+    const std::int64_t value = Fallback(arguments, flag, from_file, by_default, assumed);
+    if (value != 0) {
+      base.text[flag] = std::to_string(value);
+    }
+  };
+  set("--nodes", facts.nodes, 0);
+  set("--gpus", facts.gpus_per_node, 0);
+  set("--seq", facts.sequence_length, 0);
+  set("--micro-batch", 0, 0);
+  set("--accumulation", 0, 0);
+  if (!facts.has_micro_batch && base.text.count("--micro-batch") == 0) {
+    assumed.push_back({"--micro-batch", "1"});
+  }
+  if (!facts.has_accumulation && base.text.count("--accumulation") == 0) {
+    assumed.push_back({"--accumulation", "1"});
+  }
+  return base;
+}
+
+// A flag that a file overrules would be ignored without a word.
+void RefuseOverruled(const Arguments& arguments, const RunFacts& facts) {
+  const auto refuse = [&](bool has, const char* flag) {
+    if (has && arguments.Get(flag).is_given()) {
+      throw UsageError(std::string(flag) + ": the files of this run decide it");
+    }
+  };
+  refuse(facts.has_micro_batch, "--micro-batch");
+  refuse(facts.has_accumulation, "--accumulation");
+  refuse(facts.has_optimizer, "--optimizer");
+  refuse(facts.has_recompute, "--recompute");
+}
+
+std::string ReportText(const RunSettings& run, const PlanFile& file, const Assumptions& assumed) {
+  const Plan& plan = file.plan;
+  std::string text = run.framework + ": " + TitleOf(file) + "\n";
+  text += "  ranks " + std::to_string(file.cluster.RankCount()) + " = shard " +
+          std::to_string(plan.shard_size) + " x replicate " + std::to_string(plan.replicate_size) +
+          ", micro-batch " + std::to_string(plan.micro_batch) + ", accumulation " +
+          std::to_string(plan.accumulation) + ", " + std::to_string(plan.units.size()) +
+          " units, " + std::to_string(plan.recompute.size()) + " recomputed regions\n";
+  if (!assumed.empty()) {
+    text += "\nAssumed, since the files do not say it:\n";
+    Table table({Table::Align::kLeft, Table::Align::kLeft});
+    for (const Assumption& assumption : assumed) {
+      table.Row({assumption.key, assumption.value});
+    }
+    text += table.Text(2);
+  }
+  if (!run.left_out.empty()) {
+    text += "\nRead and left out, since nothing in a plan depends on it:\n";
+    for (const std::string& key : run.left_out) {
+      text += "  " + key + "\n";
+    }
+  }
+  return text;
+}
+
+std::string ReportJson(const RunSettings& run, const PlanFile& file, const Assumptions& assumed) {
+  Json json;
+  json["schema"] = "shardwright-imported-run";
+  json["schema_version"] = 1;
+  json["framework"] = run.framework;
+  json["files"] = run.files;
+  json["assumed"] = Json::object();
+  for (const Assumption& assumption : assumed) {
+    json["assumed"][assumption.key] = assumption.value;
+  }
+  json["left_out"] = run.left_out;
+  json["plan"] = Json::parse(PlanFileJson(file));
+  return json.dump(2) + "\n";
+}
+
+int RunImportRun(const Arguments& arguments) {
+  arguments.Require("--cluster");
+  const RunSettings run = ReadRun(arguments.lists.at("FILE"));
+  const RunFacts facts = FactsOf(run);
+  RefuseOverruled(arguments, facts);
+  Assumptions assumed;
+  PlanFile file = MakePlanFile(ReadPlanOptions(BaseArguments(arguments, facts, assumed)));
+  ApplyRun(run, file);
+  CheckPlan(file, "the imported plan");
+  for (Assumption& assumption : AssumptionsOf(run, file)) {
+    assumed.push_back(std::move(assumption));
+  }
+  for (const std::string& warning : file.model.model.warnings) {
+    Warn(warning);
+  }
+  const std::string output = arguments.Get("--output").text;
+  std::string report =
+      arguments.IsJson() ? ReportJson(run, file, assumed) : ReportText(run, file, assumed);
+  if (output == "-" && !arguments.IsJson()) {
+    std::fputs(report.c_str(), stderr);
+    WriteFileAtomically("-", PlanFileJson(file));
+    return kExitOk;
+  }
+  if (!output.empty() && output != "-") {
+    WriteFileAtomically(output, PlanFileJson(file));
+    report += arguments.IsJson() ? "" : "Wrote " + output + "\n";
+  }
+  WriteFileAtomically("-", report);
+  return kExitOk;
+}
+
+}  // namespace
+
+extern const Command kImportRunCommand;
+const Command kImportRunCommand = {"import-run", kAbout, kPositionals, kFlags, {}, RunImportRun};
+
+}  // namespace shardwright

@@ -1,0 +1,221 @@
+#include "cli/plan_options.h"
+
+#include <algorithm>
+#include <array>
+
+#include "cli/flag_values.h"
+#include "schedule/plan_names.h"
+
+namespace shardwright {
+namespace {
+
+constexpr std::array<std::string_view, 2> kObjectiveNames = {"time", "memory"};
+constexpr std::int64_t kMaxBatch = std::int64_t{1} << 40;
+constexpr std::int64_t kMaxAccumulation = 65535;
+constexpr std::int64_t kMaxMicroBatch = std::int64_t{1} << 24;
+
+constexpr std::array<FlagRow, 47> kFlags = {{
+    {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json (required)"},
+    {"--cluster", "NAME|FILE|TEXT",
+     "catalog name, JSON file, or inline: 'h100-80 x8, nvlink 450 GB/s, nic 8x400 Gbit/s' "
+     "(required)"},
+    {"--nodes", "N", "nodes in use"},
+    {"--gpus", "N", "GPUs in use of each node"},
+    {"--kernel-set", "NAME", "software stack (default torch-eager)"},
+    {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)"},
+    {"--mode", "train|forward", "what a step does (default train)"},
+    {"--seq", "N", "tokens per sample (default: the model's, at most 2048)"},
+    {"--micro-batch", "N", "samples per rank and pass (default 1)"},
+    {"--accumulation", "N", "micro-batches per step (default: from --global-batch, or 1)"},
+    {"--global-batch", "N", "samples per step over all ranks"},
+    {"--sync", "every|last|replicate_last", "which micro-batches reduce gradients (default every)"},
+    {"--dialect", "fsdp2|fsdp1|ddp|native|zero1|zero2|zero3|fairscale",
+     "whose rules to follow (default fsdp2)"},
+    {"--wrap", "RULE",
+     "units: block, torchtitan, accelerate, size:1e8, root, module or a .json file (default block; "
+     "zero1, zero2: root; zero3: module)"},
+    {"--shard", "N", "ranks that share one copy of the parameters (default: all)"},
+    {"--replicate", "N", "copies of the parameters (default 1; ddp: all ranks)"},
+    {"--reshard", "always|never|N",
+     "what units do after forward: free, keep, or keep one copy per N ranks (default: free, but "
+     "keep root and [norm, head])"},
+    {"--recompute", "none|full|selective[:N]",
+     "activation checkpointing of each block; selective keeps attention and every N-th linear "
+     "(default none, N 2)"},
+    {"--offload", "LIST", "none, or some of parameters,optimizer,activations (default none)"},
+    {"--precision", "NAME",
+     "bf16-mixed, fp16-mixed, fp32, bf16, or master/param/reduce (default bf16-mixed = "
+     "fp32/bf16/fp32)"},
+    {"--optimizer", "NAME[:IMPL]",
+     "sgd, momentum, adam, adamw or adadelta; foreach, fused or for_loop (default adamw:foreach)"},
+    {"--weight-decay", "on|off", "(default on)"},
+    {"--clip", "on|off", "gradient clipping by global norm (default on)"},
+    {"--frozen", "GLOBS", "parameters without gradient, such as 'model.embed_tokens.*'"},
+    {"--lora-rank", "N", "rank of LoRA adapters; everything else is frozen"},
+    {"--lora-targets", "GLOBS", "linear modules that get adapters"},
+    {"--memory-margin", "X", "fraction of device memory to leave free (default 0)"},
+    {"--backward-prefetch", "pre|post|none", "fsdp1 (default pre)"},
+    {"--forward-prefetch", "on|off", "fsdp1 (default off)"},
+    {"--limit-all-gathers", "on|off", "fsdp1 (default on)"},
+    {"--use-orig-params", "on|off", "fsdp1 (default on)"},
+    {"--bounded-memory", "on|off",
+     "fsdp1, fairscale: wait, so that fixed offsets can be used again (default off)"},
+    {"--in-flight", "N", "native: gathered units alive at once (default 2)"},
+    {"--first-bucket", "SIZE", "ddp (default '1 MiB')"},
+    {"--bucket", "SIZE", "ddp (default '25 MiB')"},
+    {"--reduce-scatter-bucket", "SIZE", "fairscale (default '25 MiB')"},
+    {"--reduce-bucket", "N", "zero1-3: elements that are reduced at once (default 5e8)"},
+    {"--contiguous-gradients", "on|off",
+     "zero1-3: gradients are copied into a bucket (default on)"},
+    {"--overlap-comm", "on|off", "zero1-3 (default on for zero3, off for zero1 and zero2)"},
+    {"--gradient-reduction", "all_reduce|reduce_scatter", "zero1, zero2 (default all_reduce)"},
+    {"--allgather-bucket", "N", "zero1, zero2: elements per gather of weights (default 0: all)"},
+    {"--prefetch-bucket", "N", "zero3: elements that a fetch requests ahead (default 5e7)"},
+    {"--max-live-parameters", "N", "zero3: no prefetch beyond these elements (default 1e9)"},
+    {"--max-reuse-distance", "N", "zero3: kept if used again within these elements (default 1e9)"},
+    {"--persistence-threshold", "N", "zero3: smaller parameters stay gathered (default 1e5)"},
+    {"--sub-group", "N", "zero3: sharded elements that are updated at once (default 1e9)"},
+    {"--output,-o", "FILE", "where the plan goes (default -, standard output)"},
+}};
+
+constexpr std::array<FlagRow, 3> kSearchFlags = {{
+    {"--objective", "time|memory", "search: what is least (default time)"},
+    {"--mem", "SIZE", "search: device memory that plans may use (default: what the device has)"},
+    {"--threads", "N", "search: threads; the plan does not depend on it (default: all)"},
+}};
+
+constexpr std::array<SwitchRow, 2> kSearchSwitches = {{
+    {"--search",
+     "find the fastest plan that fits; flags fix what they say (default where --global-batch is "
+     "given and none of --micro-batch to --sync, --wrap to --offload, --in-flight)"},
+    {"--no-search", "take the defaults of all flags that are not given"},
+}};
+
+// Flags that say a choice of the plan.
+constexpr std::array<const char*, 10> kChoices = {
+    "--micro-batch", "--accumulation", "--sync",      "--wrap",    "--shard",
+    "--replicate",   "--reshard",      "--recompute", "--offload", "--in-flight"};
+
+void ReadJobFlags(const Arguments& arguments, Job& job) {
+  job.sequence_length = 0;
+  arguments.SetChoice("--mode", kJobModeNames, job.mode);
+  arguments.SetCount("--seq", kMaxSequence, job.sequence_length);
+  arguments.Set("--precision", job.precision, ReadPrecision);
+  arguments.Set("--optimizer", job.optimizer, ReadOptimizer);
+  arguments.Set("--weight-decay", job.optimizer.weight_decay, ReadSwitch);
+  arguments.Set("--clip", job.clip_gradients, ReadSwitch);
+  arguments.Set("--frozen", job.frozen, ReadList);
+  arguments.SetCount("--lora-rank", std::int64_t{1} << 20, job.lora_rank);
+  arguments.Set("--lora-targets", job.lora_targets, ReadList);
+  arguments.Set("--memory-margin", job.memory_margin, ReadFraction);
+}
+
+void SetElements(const Arguments& arguments, const std::string& name, std::int64_t min,
+                 std::int64_t& target) {
+  arguments.Set(name, target, [min](const Flag& flag) { return ReadElements(flag, min); });
+}
+
+void ReadZeroFlags(const Arguments& arguments, ZeroOptions& zero) {
+  SetElements(arguments, "--reduce-bucket", 1, zero.reduce_bucket);
+  arguments.Set("--contiguous-gradients", zero.contiguous_gradients, ReadSwitch);
+  arguments.Set("--overlap-comm", zero.overlap_comm,
+                [](const Flag& flag) { return ReadSwitch(flag) ? Overlap::kOn : Overlap::kOff; });
+  arguments.SetChoice("--gradient-reduction", kGradientReductionNames, zero.gradient_reduction);
+  SetElements(arguments, "--allgather-bucket", 0, zero.allgather_bucket);
+  SetElements(arguments, "--prefetch-bucket", 0, zero.prefetch_bucket);
+  SetElements(arguments, "--max-live-parameters", 0, zero.max_live_parameters);
+  SetElements(arguments, "--max-reuse-distance", 0, zero.max_reuse_distance);
+  SetElements(arguments, "--persistence-threshold", 0, zero.persistence_threshold);
+  SetElements(arguments, "--sub-group", 1, zero.sub_group);
+}
+
+void ReadPlanFlags(const Arguments& arguments, Plan& plan) {
+  arguments.SetChoice("--dialect", kDialectNames, plan.dialect);
+  arguments.SetCount("--micro-batch", kMaxMicroBatch, plan.micro_batch);
+  arguments.SetChoice("--sync", kSyncNames, plan.sync);
+  arguments.Set("--offload", plan.offload, ReadOffload);
+  arguments.SetChoice("--backward-prefetch", kBackwardPrefetchNames, plan.backward_prefetch);
+  arguments.Set("--forward-prefetch", plan.forward_prefetch, ReadSwitch);
+  arguments.Set("--limit-all-gathers", plan.limit_all_gathers, ReadSwitch);
+  arguments.Set("--use-orig-params", plan.use_orig_params, ReadSwitch);
+  arguments.Set("--bounded-memory", plan.bounded_memory, ReadSwitch);
+  arguments.SetCount("--in-flight", kMaxAccumulation, plan.in_flight);
+  arguments.Set("--first-bucket", plan.first_bucket, ReadBytes);
+  arguments.Set("--bucket", plan.bucket, ReadBytes);
+  arguments.Set("--reduce-scatter-bucket", plan.reduce_scatter_bucket, ReadBytes);
+  ReadZeroFlags(arguments, plan.zero);
+}
+
+}  // namespace
+
+std::span<const FlagRow> PlanFlags() {
+  return kFlags;
+}
+
+std::span<const FlagRow> SearchFlags() {
+  return kSearchFlags;
+}
+
+std::span<const SwitchRow> SearchSwitches() {
+  return kSearchSwitches;
+}
+
+PlanOptions ReadPlanOptions(const Arguments& arguments) {
+  arguments.Require("--model");
+  arguments.Require("--cluster");
+  PlanOptions options;
+  options.model = arguments.Get("--model").text;
+  options.cluster = arguments.Get("--cluster").text;
+  arguments.SetText("--kernel-set", options.kernel_set);
+  arguments.SetText("--profile", options.profile);
+  arguments.SetText("--wrap", options.wrap);
+  arguments.SetText("--output", options.output);
+  arguments.SetCount("--nodes", kMaxRanks, options.nodes);
+  arguments.SetCount("--gpus", kMaxRanks, options.gpus);
+  arguments.SetCount("--global-batch", kMaxBatch, options.global_batch);
+  arguments.SetCount("--shard", kMaxRanks, options.shard_size);
+  arguments.SetCount("--replicate", kMaxRanks, options.replicate_size);
+  arguments.SetCount("--accumulation", kMaxAccumulation, options.accumulation);
+  arguments.Set("--reshard", options.reshard, ReadReshard);
+  RecomputeChoice recompute;
+  arguments.Set("--recompute", recompute, ReadRecompute);
+  options.recompute = recompute.is_on;
+  options.recompute_kind = recompute.kind;
+  options.keep_every = recompute.keep_every;
+  ReadJobFlags(arguments, options.job);
+  ReadPlanFlags(arguments, options.plan);
+  options.json = arguments.IsJson();
+  return options;
+}
+
+void ReadSearchOptions(const Arguments& arguments, PlanOptions& options) {
+  const auto given = [&](const char* name) { return arguments.Get(name).is_given(); };
+  options.fixed.mesh = given("--shard") || given("--replicate");
+  options.fixed.micro_batch = given("--micro-batch") || given("--accumulation");
+  options.has_micro_batch = given("--micro-batch");
+  options.fixed.sync = given("--sync");
+  options.fixed.units = given("--wrap");
+  options.fixed.recompute = given("--recompute");
+  options.fixed.offload = given("--offload");
+  options.fixed.in_flight = given("--in-flight");
+  const bool says_nothing = std::none_of(kChoices.begin(), kChoices.end(), given);
+  if (arguments.Has("--search") && arguments.Has("--no-search")) {
+    throw UsageError("--search --no-search: got both, expected one of them");
+  }
+  options.search = arguments.Has("--search") ||
+                   (!arguments.Has("--no-search") && given("--global-batch") && says_nothing);
+  if (options.search && !given("--dialect")) {
+    options.plan.dialect = Dialect::kNative;
+  }
+  arguments.SetChoice("--objective", kObjectiveNames, options.objective);
+  arguments.Set("--mem", options.memory_limit, ReadBytes);
+  constexpr std::int64_t kMostThreads = 1024;
+  arguments.SetCount("--threads", kMostThreads, options.threads);
+  for (const char* name : {"--objective", "--mem", "--threads"}) {
+    if (!options.search && given(name)) {
+      throw UsageError(std::string(name) + ": only a search has it; add --search");
+    }
+  }
+}
+
+}  // namespace shardwright

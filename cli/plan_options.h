@@ -1,0 +1,59 @@
+#pragma once
+
+// The flags of `shardwright plan` as values. Whether a model or a file exists is found out later.
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "cli/command.h"
+#include "planner/search.h"
+#include "schedule/plan.h"
+#include "schedule/wrap.h"
+
+namespace shardwright {
+
+struct PlanOptions {
+  std::string model;
+  std::string cluster;
+  std::int64_t nodes = 0;  // 0: what the cluster says
+  std::int64_t gpus = 0;   // per node; 0: what the cluster says
+  std::string kernel_set = "torch-eager";
+  std::string profile;              // empty: the default of GPU and kernel set
+  std::int64_t global_batch = 0;    // 0: ranks x micro-batch x accumulation
+  std::int64_t shard_size = 0;      // 0: follows from ranks and replicate_size
+  std::int64_t replicate_size = 0;  // 0: follows from ranks and shard_size
+  std::int64_t accumulation = 0;    // 0: follows from global_batch, or 1
+  std::string wrap;                 // empty: "block", for ddp "root"
+  ReshardChoice reshard;
+  bool recompute = false;
+  RecomputeKind recompute_kind = RecomputeKind::kFull;
+  std::int64_t keep_every = 1;
+  // Everything that is copied into the plan as it is. job.sequence_length 0: the model's default.
+  Job job;
+  Plan plan;
+  std::string output = "-";
+  bool json = false;
+
+  // What no flag says is searched for; the rest is fixed.
+  bool search = false;
+  FixedChoices fixed;
+  bool has_micro_batch = false;  // given by a flag
+  Objective objective = Objective::kTime;
+  Bytes memory_limit{0};     // 0: what the device has
+  std::int64_t threads = 0;  // 0: all
+};
+
+// Flags that describe one plan; several commands take them.
+[[nodiscard]] std::span<const FlagRow> PlanFlags();
+// Those of the search for a plan, which only `shardwright plan` has.
+[[nodiscard]] std::span<const FlagRow> SearchFlags();
+[[nodiscard]] std::span<const SwitchRow> SearchSwitches();
+
+// Throws UsageError for values that no plan can have. What is about a search is left as it is.
+[[nodiscard]] PlanOptions ReadPlanOptions(const Arguments& arguments);
+// Reads what is about a search, and whether there is one at all, into `options`, which
+// ReadPlanOptions made of the same arguments.
+void ReadSearchOptions(const Arguments& arguments, PlanOptions& options);
+
+}  // namespace shardwright

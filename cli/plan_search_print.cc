@@ -1,0 +1,195 @@
+#include <algorithm>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/flow.h"
+#include "cli/plan_search.h"
+#include "cli/table.h"
+#include "core/json.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using enum Table::Align;
+
+// Rows of long lists in the report for people.
+constexpr std::size_t kMostRows = 8;
+
+std::string PlanRows(const SearchedPlan& searched) {
+  const SearchResult& r = searched.result;
+  const Candidate& chosen = r.candidates[r.best.index];
+  Table table({kLeft, kLeft});
+  table.Row({"plan", chosen.family + ": " + chosen.label});
+  table.Row({"step time", Format(r.best.step_time)});
+  table.Row(
+      {"lower bound", Format(r.lower_bound) + ", proven gap at most " + Percent(r.proven_gap)});
+  table.Row({"memory", Format(chosen.memory) + " of " + Format(r.memory_limit) + " per GPU"});
+  if (r.best.host_memory > Bytes(0)) {
+    table.Row({"host memory", Format(r.best.host_memory) + " per node"});
+  }
+  return table.Text(2);
+}
+
+std::string FixesText(const std::vector<Fix>& fixes) {
+  if (fixes.empty()) {
+    return "No single change that was tried makes it fit.\n";
+  }
+  Table table({kLeft, kRight, kRight, kLeft});
+  for (const Fix& fix : fixes) {
+    table.Row({fix.change, Format(fix.step_time), Format(fix.memory), fix.label});
+  }
+  return "Each of these alone makes it fit (step time, memory per GPU)\n" + table.Text(2);
+}
+
+std::string FloorText(const SearchResult& r) {
+  const Candidate& c = r.floor.candidate;
+  std::string text = "No plan fits into " + Format(r.memory_limit) + " per GPU.\n";
+  if (c.label.empty()) {
+    return text;
+  }
+  text += "The least memory found is " + Format(c.memory) + " per GPU: " + c.family + ", " +
+          c.label + "\n";
+  Table table({kLeft, kRight});
+  for (std::size_t i = 0; i < kCategoryCount; ++i) {
+    if (r.floor.peak.by_category[i] > Bytes(0)) {
+      table.Row(
+          {std::string(NameOf(static_cast<Category>(i))), Format(r.floor.peak.by_category[i])});
+    }
+  }
+  table.Row({"outside the allocator", Format(r.floor.outside)});
+  return text + table.Text(2);
+}
+
+std::string SearchRows(const SearchResult& r) {
+  Table table({kLeft, kRight, kRight, kLeft});
+  for (std::size_t i = 0; i < std::min(r.pareto.size(), kMostRows); ++i) {
+    const Candidate& c = r.candidates[r.pareto[i]];
+    table.Row({c.family, Format(c.step_time), Format(c.memory), c.label});
+  }
+  std::string text = r.pareto.empty() ? "" : "\nTime against memory\n" + table.Text(2);
+  Table rejected({kLeft, kLeft, kRight, kLeft});
+  for (const RejectedFamily& f : r.rejected) {
+    std::string detail;
+    if (f.best_time.value > 0) {
+      detail = "best " + Format(f.best_time);
+    } else if (f.reason == "bound") {
+      detail = "none below " + Format(f.bound);
+    }
+    if (f.least_deficit > Bytes(0)) {
+      detail += (detail.empty() ? "" : ", ") + std::string("at least ") + Format(f.least_deficit) +
+                " missing";
+    }
+    rejected.Row({f.family, f.reason, WithCommas(f.count), detail});
+  }
+  return text + "\nNot chosen\n" + rejected.Text(2);
+}
+
+Json CandidateJson(const Candidate& c) {
+  Json json;
+  json["family"] = c.family;
+  json["label"] = c.label;
+  json["status"] = NameOf(c.status);
+  json["step_time_s"] = c.step_time.value;
+  json["memory_bytes"] = c.memory.value;
+  json["host_memory_bytes"] = c.host_memory.value;
+  json["lower_bound_s"] = c.bound.value;
+  json["memory_bound_bytes"] = c.memory_bound.value;
+  json["deficit_bytes"] = c.deficit.value;
+  return json;
+}
+
+Json MemoryJson(const MemoryPeak& peak, Bytes outside) {
+  Json json;
+  for (std::size_t i = 0; i < kCategoryCount; ++i) {
+    json[std::string(NameOf(static_cast<Category>(i)))] = peak.by_category[i].value;
+  }
+  json["allocated"] = peak.total.value;
+  json["outside"] = outside.value;
+  return json;
+}
+
+void AddChosen(const SearchedPlan& searched, Json& json) {
+  const SearchResult& r = searched.result;
+  const Plan& plan = searched.file.plan;
+  json["dialect"] = NameOf(plan.dialect);
+  json["shard_size"] = plan.shard_size;
+  json["replicate_size"] = plan.replicate_size;
+  json["micro_batch"] = plan.micro_batch;
+  json["accumulation"] = plan.accumulation;
+  json["units"] = plan.units.size();
+  json["label"] = r.candidates[r.best.index].label;
+  json["step_time_s"] = r.best.step_time.value;
+  json["lower_bound_s"] = r.lower_bound.value;
+  json["proven_gap"] = r.proven_gap;
+  json["memory"] = MemoryJson(r.best.peak, r.best.outside);
+  json["host_memory_bytes"] = r.best.host_memory.value;
+}
+
+}  // namespace
+
+std::string SearchText(const SearchedPlan& searched, const std::string& output) {
+  const SearchResult& r = searched.result;
+  PlanFile file = searched.file;
+  std::string text = TitleOf(file) + "\n";
+  text += r.is_feasible ? PlanRows(searched) : FloorText(r) + FixesText(searched.fixes);
+  text += SearchRows(r);
+  text += "\n" + WithCommas(r.simulated) + " plans simulated, " + WithCommas(r.pruned_by_memory) +
+          " families of plans pruned by memory, " + WithCommas(r.pruned_by_time) + " by time, in " +
+          Format(r.search_time) + (r.is_complete ? "" : "; stopped early") + "\n";
+  return r.is_feasible && !output.empty() ? text + "Wrote " + output + "\n" : text;
+}
+
+std::string SearchJson(const SearchedPlan& searched, const std::string& output) {
+  const SearchResult& r = searched.result;
+  const PlanFile& file = searched.file;
+  Json json;
+  json["schema"] = "shardwright-plan-summary";
+  json["schema_version"] = 1;
+  json["file"] = output;
+  json["model"] = file.model.model.name;
+  json["cluster"] = file.cluster.name;
+  json["ranks"] = file.cluster.RankCount();
+  json["global_batch"] = file.job.global_batch;
+  json["sequence_length"] = file.job.sequence_length;
+  json["feasible"] = r.is_feasible;
+  json["memory_limit_bytes"] = r.memory_limit.value;
+  if (r.is_feasible) {
+    AddChosen(searched, json);
+  } else {
+    json["floor"] = CandidateJson(r.floor.candidate);
+    json["floor"]["memory"] = MemoryJson(r.floor.peak, r.floor.outside);
+    json["fixes"] = Json::array();
+    for (const Fix& fix : searched.fixes) {
+      json["fixes"].push_back({{"change", fix.change},
+                               {"step_time_s", fix.step_time.value},
+                               {"memory_bytes", fix.memory.value},
+                               {"label", fix.label}});
+    }
+  }
+  json["search_s"] = r.search_time.value;
+  json["complete"] = r.is_complete;
+  json["candidates"] = {{"simulated", r.simulated},
+                        {"pruned_by_memory", r.pruned_by_memory},
+                        {"pruned_by_time", r.pruned_by_time}};
+  json["pareto"] = Json::array();
+  for (const std::size_t i : r.pareto) {
+    json["pareto"].push_back(CandidateJson(r.candidates[i]));
+  }
+  json["rejected"] = Json::array();
+  for (const RejectedFamily& f : r.rejected) {
+    json["rejected"].push_back({{"family", f.family},
+                                {"reason", f.reason},
+                                {"count", f.count},
+                                {"best_time_s", f.best_time.value},
+                                {"lower_bound_s", f.bound.value},
+                                {"least_deficit_bytes", f.least_deficit.value}});
+  }
+  if (r.is_feasible && output.empty()) {
+    json["plan_file"] = Json::parse(PlanFileJson(file));
+  }
+  return json.dump(2) + "\n";
+}
+
+}  // namespace shardwright

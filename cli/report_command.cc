@@ -1,0 +1,149 @@
+#include <array>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "analysis/compare.h"
+#include "analysis/prediction.h"
+#include "analysis/report/report.h"
+#include "cli/command.h"
+#include "cli/flow.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "planner/evaluate.h"
+#include "schedule/plan_file.h"
+#include "simulator/costs/pricer.h"
+#include "simulator/simulate.h"
+#include "traces/chrome_read.h"
+
+namespace shardwright {
+namespace {
+
+constexpr const char* kAbout =
+    R"(Writes one HTML page about a plan: its step, its memory, its units, and a run of it.
+
+Examples:
+  shardwright report plan.json -o report.html
+  shardwright report plan.json run.json.gz -o report.html
+  shardwright report plan.json sim.json.gz run.json.gz -o report.html
+  shardwright report plan.json --search search.json --what-if sweep.json -o report.html
+
+The page needs no network. Traces are those of `shardwright simulate --trace` and of
+`shardwright run --trace`; without a simulated one, the plan is simulated.)";
+
+constexpr std::array<PositionalRow, 3> kPositionals = {{
+    {"PLAN", "plan file or - (standard input)",
+     "report needs a plan file, or - for standard input"},
+    {"SIM", "simulated trace, or a measured one", nullptr},
+    {"MEASURED", "trace of a run of the same plan", nullptr},
+}};
+
+constexpr std::array<FlagRow, 3> kFlags = {{
+    {"--search", "FILE", "what `shardwright plan --json` printed: the plans it considered"},
+    {"--what-if", "FILE", "what `shardwright sweep --json` printed"},
+    {"--output,-o", "FILE", "the page (default - for standard output)"},
+}};
+
+// Which trace is which, by what they say of themselves.
+struct TraceFiles {
+  std::string simulated;
+  std::string measured;
+};
+
+TraceFiles FindTraces(const Arguments& arguments) {
+  TraceFiles files;
+  for (const char* name : {"SIM", "MEASURED"}) {
+    const std::string file = arguments.Get(name).text;
+    if (file.empty()) {
+      continue;
+    }
+    std::string& target =
+        ReadTraceHeader(file).source == "simulated" ? files.simulated : files.measured;
+    if (!target.empty()) {
+      throw InputError(
+          file,
+          &target == &files.simulated ? "a second simulated trace" : "a second measured trace",
+          "one simulated trace and one measured trace");
+    }
+    target = file;
+  }
+  return files;
+}
+
+// The simulation, with the spans of a trace where one is given.
+SimulationResult SimulateForReport(const PlanFile& file, const Program& program,
+                                   const std::string& trace) {
+  SimulateOptions options;
+  options.trace = true;
+  SimulationResult result = Simulate(
+      {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
+  if (!trace.empty()) {
+    const std::optional<SimTime> period = ReadTraceHeader(trace).step_time;
+    result.trace = ReadChromeTrace(trace, program);
+    if (period && *period != result.step_time) {
+      Warn(trace + " was simulated with other options or by another version: its step takes " +
+           Format(ToSeconds(*period)) + ", the plan's " + Format(ToSeconds(result.step_time)));
+      result.step_time = *period;
+    }
+  }
+  return result;
+}
+
+// What else was considered; nothing without the flags.
+std::optional<Choices> ReadChoices(const Arguments& arguments) {
+  const Flag search = arguments.Get("--search");
+  const Flag sweep = arguments.Get("--what-if");
+  if (!search.is_given() && !sweep.is_given()) {
+    return std::nullopt;
+  }
+  Choices choices;
+  if (search.is_given()) {
+    ReadSearch(JsonValue::ReadFile(search.text), choices);
+  }
+  if (sweep.is_given()) {
+    ReadSweep(JsonValue::ReadFile(sweep.text), choices);
+  }
+  return choices;
+}
+
+int RunReport(const Arguments& arguments) {
+  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text);
+  const TraceFiles traces = FindTraces(arguments);
+  std::string output = "-";
+  arguments.SetText("--output", output);
+  const std::optional<Choices> choices = ReadChoices(arguments);
+  const Program program = LowerAndVerify(file);
+  const SimulationResult result = SimulateForReport(file, program, traces.simulated);
+  const Prediction prediction = Predict(file, program, result);
+  std::optional<Trace> measured;
+  std::optional<Comparison> comparison;
+  if (!traces.measured.empty()) {
+    measured = ReadChromeTrace(traces.measured, program);
+    comparison = Compare({.program = program,
+                          .simulated = result.trace,
+                          .simulated_period = result.step_time,
+                          .measured = *measured,
+                          .prices = PriceProgram(program, file.cluster, file.profile),
+                          .engine = EngineOptions()});
+  }
+  const std::string title = TitleOf(file);
+  const std::string plan_json = PlanFileJson(file);
+  const ReportInput input{.title = title,
+                          .file = file,
+                          .plan_json = plan_json,
+                          .program = program,
+                          .simulation = result,
+                          .prediction = prediction,
+                          .measured = measured ? &*measured : nullptr,
+                          .comparison = comparison ? &*comparison : nullptr,
+                          .choices = choices ? &*choices : nullptr};
+  WriteFileAtomically(output, arguments.IsJson() ? ReportJson(input) + "\n" : ReportHtml(input));
+  return kExitOk;
+}
+
+}  // namespace
+
+extern const Command kReportCommand;
+const Command kReportCommand = {"report", kAbout, kPositionals, kFlags, {}, RunReport};
+
+}  // namespace shardwright

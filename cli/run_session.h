@@ -1,0 +1,34 @@
+#pragma once
+
+// A run's ranks on the device that the user chose.
+
+#include <memory>
+#include <string>
+
+#include "executor/cuda/gpu.h"
+#include "executor/cuda/session.h"
+#include "executor/host/session.h"
+
+namespace shardwright {
+
+class RunSession {
+ public:
+  // Opens the device and takes its memory. Throws as HostSession and CudaSession do, and
+  // EnvironmentError where `on_gpu` finds no GPU.
+  RunSession(const SessionInput& input, const HostOptions& host, RunOptions run, bool on_gpu);
+
+  [[nodiscard]] Runtime& runtime() { return cuda_ ? cuda_->runtime() : host_->runtime(); }
+  [[nodiscard]] const Placement& placement() const {
+    return cuda_ ? cuda_->placement() : host_->placement();
+  }
+  [[nodiscard]] FaultBoard& faults() { return cuda_ ? cuda_->faults() : host_->faults(); }
+  // "host", or the GPU's name.
+  [[nodiscard]] std::string device() const { return gpu_ ? gpu_->Info().name : "host"; }
+
+ private:
+  std::unique_ptr<HostSession> host_;
+  std::unique_ptr<Gpu> gpu_;  // outlives the ranks on it
+  std::unique_ptr<CudaSession> cuda_;
+};
+
+}  // namespace shardwright

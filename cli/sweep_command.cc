@@ -1,0 +1,333 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "analysis/sweep.h"
+#include "cli/command.h"
+#include "cli/flow.h"
+#include "cli/plan_options.h"
+#include "cli/sweep_axes.h"
+#include "cli/table.h"
+#include "core/json.h"
+#include "topologies/scale_links.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using enum Table::Align;
+
+constexpr std::size_t kMostPoints = 100'000;
+
+constexpr const char* kAbout = R"(Predicts a plan for every combination of sizes.
+
+Examples:
+  shardwright sweep --model llama-3-8b --cluster dgx-h100 --nodes 1..16 --seq 8192
+  shardwright sweep --model llama-2-7b --cluster dgx-a100 --micro-batch 1..8 --seq 2048,4096,8192 \
+    --recompute full --csv sweep.csv
+  shardwright sweep --model llama-3-70b --cluster p4d --nodes 32 --shard 64,128,256 \
+    --bandwidth 0.5,1,2,4 --recompute full
+
+--nodes, --micro-batch, --seq, --shard and --bandwidth take lists and ranges: 1,2,6 or 1..64
+(doubling) or 8..32:8 (steps of 8). Everything else is as in shardwright plan. Exits with 1 when
+nothing fits.)";
+
+constexpr std::array<FlagRow, 7> kAxisFlags = {{
+    {"--nodes", "LIST", "nodes in use"},
+    {"--micro-batch", "LIST", "samples per rank and pass (default 1)"},
+    {"--seq", "LIST", "tokens per sample (default: the model's, at most 2048)"},
+    {"--shard", "LIST", "ranks that share one copy of the parameters (default: all)"},
+    {"--bandwidth", "[LEVEL:]LIST",
+     "factors on the bandwidth of network (default), nvlink, pcie or a level of the fabric"},
+    {"--csv", "FILE", "write all rows and columns as CSV; - for standard output"},
+    {"--threads", "N", "points that are predicted at a time (default: what the machine has)"},
+}};
+
+// Those of plan, with lists where sizes were.
+std::span<const FlagRow> SweepFlags() {
+  static const std::vector<FlagRow> flags = [] {
+    std::vector<FlagRow> rows;
+    const auto is_axis = [](const FlagRow& row) {
+      return std::any_of(kAxisFlags.begin(), kAxisFlags.end(), [&](const FlagRow& axis) {
+        return std::string_view(axis.name) == row.name;
+      });
+    };
+    for (const FlagRow& row : PlanFlags()) {
+      if (!is_axis(row) && std::string_view(row.name) != "--output,-o") {
+        rows.push_back(row);
+      }
+    }
+    rows.insert(rows.end(), kAxisFlags.begin(), kAxisFlags.end());
+    return rows;
+  }();
+  return flags;
+}
+
+struct SweepFlagValues {
+  SweepAxes axes;
+  std::string level;  // whose links `axes.bandwidth` scales
+  std::string csv;    // empty: none
+  std::int64_t threads = 0;
+};
+
+SweepFlagValues ReadSweepFlags(const Arguments& arguments) {
+  SweepFlagValues values;
+  const auto counts = [&](const std::string& name, std::int64_t max,
+                          std::vector<std::int64_t>& axis) {
+    arguments.Set(name, axis, [max](const Flag& flag) { return ReadCounts(flag, max); });
+  };
+  counts("--nodes", kMaxRanks, values.axes.nodes);
+  counts("--micro-batch", kMaxRanks, values.axes.micro_batch);
+  counts("--seq", kMaxSequence, values.axes.sequence);
+  counts("--shard", kMaxRanks, values.axes.shard);
+  const Flag bandwidth = arguments.Get("--bandwidth");
+  if (bandwidth.is_given()) {
+    std::tie(values.level, values.axes.bandwidth) = ReadLevelFactors(bandwidth);
+  }
+  arguments.SetText("--csv", values.csv);
+  arguments.SetCount("--threads", 1024, values.threads);
+  if (arguments.IsJson() && values.csv == "-") {
+    throw UsageError("--json and --csv - both want standard output");
+  }
+  double points = 1.0;
+  for (const std::size_t size :
+       {values.axes.nodes.size(), values.axes.micro_batch.size(), values.axes.sequence.size(),
+        values.axes.shard.size(), values.axes.bandwidth.size()}) {
+    points *= static_cast<double>(std::max(size, std::size_t{1}));
+  }
+  if (points > static_cast<double>(kMostPoints)) {
+    throw UsageError("the lists have more than " + std::to_string(kMostPoints) + " combinations");
+  }
+  return values;
+}
+
+// The plan that `shardwright plan` makes with the values of this point.
+PlanFile MakePoint(const Arguments& arguments, const std::string& level, const SweepPoint& point) {
+  Arguments scalar = arguments;
+  const auto set = [&](const char* name, std::int64_t value) {
+    scalar.text[name] = value > 0 ? std::to_string(value) : "";
+  };
+  set("--nodes", point.nodes);
+  set("--micro-batch", point.micro_batch);
+  set("--seq", point.sequence);
+  set("--shard", point.shard);
+  try {
+    PlanFile file = MakePlanFile(ReadPlanOptions(scalar));
+    if (point.bandwidth > 0.0) {
+      ScaleLinks(file.cluster, level, point.bandwidth, "--bandwidth");
+    }
+    return file;
+  } catch (const UsageError& error) {
+    throw InputError(error.what());  // of this point, not of the command line
+  }
+}
+
+std::string FactorText(double factor) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%g", factor);
+  return text.data();
+}
+
+std::string FitText(const SweepResult& row) {
+  if (!row.outcome) {
+    return row.error;
+  }
+  const PlanOutcome& outcome = *row.outcome;
+  if (outcome.Fits()) {
+    return "";
+  }
+  switch (outcome.misfits.front().kind) {
+    case Misfit::Kind::kDevice:
+      return "over by " + Format(outcome.Excess());
+    case Misfit::Kind::kFragmentation:
+      return "fragmented, over by " + Format(outcome.Excess());
+    case Misfit::Kind::kHost:
+      break;
+  }
+  return "host memory over by " + Format(outcome.Excess());
+}
+
+std::vector<std::string> Cells(const SweepResult& row, bool has_bandwidth) {
+  if (!row.outcome) {
+    const auto text = [](std::int64_t value) { return value > 0 ? WithCommas(value) : "-"; };
+    std::vector<std::string> cells = {text(row.point.nodes), "-", text(row.point.micro_batch),
+                                      text(row.point.sequence), text(row.point.shard)};
+    cells.insert(cells.end(), has_bandwidth ? 7 : 6, "-");
+    if (has_bandwidth) {
+      cells[5] = FactorText(row.point.bandwidth);
+    }
+    cells.push_back(row.error);
+    return cells;
+  }
+  const PlanOutcome& outcome = *row.outcome;
+  const auto tokens =
+      static_cast<std::int64_t>(std::llround(outcome.rates.tokens_per_second_per_gpu));
+  std::array<char, 32> hours{};
+  std::snprintf(hours.data(), hours.size(), "%.1f", row.GpuHoursPerBillion());
+  std::vector<std::string> cells = {WithCommas(row.nodes), WithCommas(row.ranks),
+                                    WithCommas(row.micro_batch), WithCommas(row.sequence),
+                                    WithCommas(row.shard_size)};
+  if (has_bandwidth) {
+    cells.push_back(FactorText(row.point.bandwidth));
+  }
+  cells.insert(cells.end(),
+               {Format(ToSeconds(outcome.step_time)), WithCommas(tokens),
+                Percent(outcome.rates.mfu), hours.data(), Format(ToSeconds(outcome.exposed_comm)),
+                Format(outcome.DeviceTotal()), FitText(row)});
+  return cells;
+}
+
+std::string TableText(const std::vector<SweepResult>& rows, const std::string& level) {
+  const bool has_bandwidth = !level.empty();
+  std::vector<std::string> header = {"nodes", "GPUs", "micro", "seq", "shard"};
+  std::vector<Table::Align> columns(header.size(), kRight);
+  if (has_bandwidth) {
+    header.push_back(level);
+    columns.push_back(kRight);
+  }
+  header.insert(header.end(),
+                {"step time", "tokens/s/GPU", "MFU", "GPUh/1e9", "exposed", "device", "misfit"});
+  columns.insert(columns.end(), {kRight, kRight, kRight, kRight, kRight, kRight, kLeft});
+  Table table(columns);
+  table.Row(header);
+  for (const SweepResult& row : rows) {
+    table.Row(Cells(row, has_bandwidth));
+  }
+  return table.Text();
+}
+
+// The row that needs the fewest GPU-hours, and the one with the most tokens per second in all.
+std::string BestText(const std::vector<SweepResult>& rows) {
+  const SweepResult* cheapest = nullptr;
+  const SweepResult* fastest = nullptr;
+  const auto rate = [](const SweepResult& row) {
+    return row.outcome->rates.tokens_per_second_per_gpu * static_cast<double>(row.ranks);
+  };
+  for (const SweepResult& row : rows) {
+    if (!row.Fits()) {
+      continue;
+    }
+    if (cheapest == nullptr || row.GpuHoursPerBillion() < cheapest->GpuHoursPerBillion()) {
+      cheapest = &row;
+    }
+    if (fastest == nullptr || rate(row) > rate(*fastest)) {
+      fastest = &row;
+    }
+  }
+  if (cheapest == nullptr) {
+    return "\nNothing fits.\n";
+  }
+  const auto describe = [](const SweepResult& row) {
+    return WithCommas(row.nodes) + " nodes, micro-batch " + WithCommas(row.micro_batch) +
+           ", sequence " + WithCommas(row.sequence) + ", shard " + WithCommas(row.shard_size) +
+           (row.point.bandwidth > 0.0 ? ", bandwidth x " + FactorText(row.point.bandwidth) : "");
+  };
+  return "\nfewest GPU-hours: " + describe(*cheapest) +
+         "\nmost tokens/s:    " + describe(*fastest) + "\n";
+}
+
+Json RowJson(const SweepResult& row) {
+  Json json;
+  json["nodes"] = row.outcome ? row.nodes : row.point.nodes;
+  json["ranks"] = row.ranks;
+  json["micro_batch"] = row.outcome ? row.micro_batch : row.point.micro_batch;
+  json["accumulation"] = row.accumulation;
+  json["global_batch"] = row.global_batch;
+  json["sequence"] = row.outcome ? row.sequence : row.point.sequence;
+  json["shard_size"] = row.outcome ? row.shard_size : row.point.shard;
+  json["replicate_size"] = row.replicate_size;
+  json["bandwidth_factor"] = row.point.bandwidth > 0.0 ? row.point.bandwidth : 1.0;
+  if (!row.outcome) {
+    json["error"] = row.error;
+    return json;
+  }
+  const PlanOutcome& outcome = *row.outcome;
+  json["step_time_s"] = ToSeconds(outcome.step_time).value;
+  json["tokens_per_s_per_gpu"] = outcome.rates.tokens_per_second_per_gpu;
+  json["mfu"] = outcome.rates.mfu;
+  json["exposed_comm_s"] = ToSeconds(outcome.exposed_comm).value;
+  json["gpu_hours_per_1e9_tokens"] = row.GpuHoursPerBillion();
+  json["device_bytes"] = outcome.DeviceTotal().value;
+  json["fits"] = outcome.Fits();
+  json["excess_bytes"] = outcome.Excess().value;
+  Json misfits = Json::array();
+  for (const Misfit& misfit : outcome.misfits) {
+    misfits.push_back(misfit.text);
+  }
+  json["misfits"] = misfits;
+  return json;
+}
+
+std::string SweepJson(const std::vector<SweepResult>& rows, const std::string& level) {
+  Json json;
+  json["schema"] = "shardwright-sweep";
+  json["schema_version"] = 1;
+  json["bandwidth_level"] = level.empty() ? Json() : Json(level);
+  Json array = Json::array();
+  for (const SweepResult& row : rows) {
+    array.push_back(RowJson(row));
+  }
+  json["rows"] = array;
+  return json.dump(2) + "\n";
+}
+
+// What is wrong whatever the sizes is an error of the command line, not of every point.
+void CheckFixedFlags(const Arguments& arguments, const std::string& level) {
+  Arguments scalar = arguments;
+  for (const char* axis : {"--nodes", "--micro-batch", "--seq", "--shard"}) {
+    scalar.text[axis].clear();
+  }
+  PlanOptions options = ReadPlanOptions(scalar);
+  Cluster cluster = LoadCluster(options.cluster, 0, options.gpus);
+  if (!level.empty()) {
+    ScaleLinks(cluster, level, 1.0, "--bandwidth");
+  }
+  (void)LoadModelForJob(options.model, options.job, Path("sweep"));
+}
+
+int RunSweepCommand(const Arguments& arguments) {
+  const SweepFlagValues flags = ReadSweepFlags(arguments);
+  CheckFixedFlags(arguments, flags.level);
+  const std::vector<SweepPoint> points = PointsOf(flags.axes);
+  SweepOptions options;
+  options.threads = static_cast<int>(flags.threads);
+  options.progress = [](std::size_t done, std::size_t count) {
+    // Ten lines at most.
+    if (count >= 20 && done * 10 / count != (done - 1) * 10 / count) {
+      std::fprintf(stderr, "sweep: %zu of %zu points\n", done, count);
+    }
+  };
+  const std::vector<SweepResult> rows = RunSweep(
+      points, [&](const SweepPoint& point) { return MakePoint(arguments, flags.level, point); },
+      options);
+  const bool all_refused =
+      std::none_of(rows.begin(), rows.end(), [](const SweepResult& row) { return row.outcome; });
+  if (all_refused && std::all_of(rows.begin(), rows.end(), [&](const SweepResult& row) {
+        return row.error == rows.front().error;
+      })) {
+    throw InputError(rows.front().error);
+  }
+  if (!flags.csv.empty()) {
+    WriteFileAtomically(flags.csv, SweepCsv(rows));
+  }
+  if (flags.csv != "-") {
+    WriteFileAtomically("-", arguments.IsJson() ? SweepJson(rows, flags.level)
+                                                : TableText(rows, flags.level) + BestText(rows));
+  }
+  const bool any_fits =
+      std::any_of(rows.begin(), rows.end(), [](const SweepResult& row) { return row.Fits(); });
+  return any_fits ? kExitOk : kExitNo;
+}
+
+}  // namespace
+
+extern const Command kSweepCommand;
+const Command kSweepCommand = {"sweep", kAbout, {}, SweepFlags(), {}, RunSweepCommand};
+
+}  // namespace shardwright

@@ -1,0 +1,172 @@
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/flow.h"
+#include "cli/probe.h"
+#include "cli/table.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "topologies/import_topology.h"
+#include "topologies/routing.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kAbout =
+    R"(Turns what tools say about a machine into a cluster.
+
+Examples:
+  nvidia-smi topo -m | shardwright topo import - --gpu h100-80 --nic "400 Gbit/s" -o mine.json
+  shardwright topo import topo.xml --nodes 16 --network ib -o mine.json
+  shardwright topo probe
+  shardwright plan --cluster mine.json ...
+
+import reads nvidia-smi topo -m, NCCL's dump (NCCL_TOPO_DUMP_FILE) or lstopo --of xml. probe asks
+this machine, and says what it could not see.)";
+
+constexpr std::array<PositionalRow, 2> kPositionals = {{
+    {"ACTION", "import or probe", "topo needs an action: import or probe"},
+    {"FILE", "what to import; - is standard input", nullptr},
+}};
+
+constexpr std::array<FlagRow, 7> kFlags = {{
+    {"--output,-o", "FILE", "write the cluster here"},
+    {"--gpu", "NAME", "which GPU it is (shardwright list gpus); topo -m does not say"},
+    {"--nic", "RATE", "of one NIC, per direction, such as 400 Gbit/s"},
+    {"--host", "SIZE", "host memory of a node"},
+    {"--network", "NAME", "row of the profile's transports: ib, roce, efa, ..."},
+    {"--nodes", "N", "nodes like this one (default 1)"},
+    {"--name", "NAME", "of the cluster (default imported)"},
+}};
+
+TopologyOptions ReadOptions(const Arguments& arguments) {
+  TopologyOptions options;
+  arguments.SetText("--gpu", options.gpu);
+  arguments.Set("--nic", options.nic,
+                [](const Flag& flag) { return ParseBytesPerSecond(flag.text, flag.name); });
+  arguments.Set("--host", options.host_memory,
+                [](const Flag& flag) { return ParseBytes(flag.text, flag.name); });
+  arguments.SetText("--network", options.network);
+  constexpr std::int64_t kMostNodes = 10'000'000;
+  arguments.SetCount("--nodes", kMostNodes, options.nodes);
+  arguments.SetText("--name", options.name);
+  return options;
+}
+
+std::string ReportText(const ImportedTopology& topology, const std::string& output) {
+  const Cluster& cluster = topology.cluster;
+  const NodeType& node = cluster.node;
+  std::array<std::int64_t, 6> counts{};
+  for (const Component& component : node.components) {
+    ++counts[static_cast<std::size_t>(component.kind)];
+  }
+  const auto count = [&](ComponentKind kind) {
+    return std::to_string(counts[static_cast<std::size_t>(kind)]);
+  };
+  std::string text = std::string(NameOf(topology.format)) + ": " + count(ComponentKind::kGpu) +
+                     " x " + cluster.gpu.name + ", " + count(ComponentKind::kNic) + " NICs, " +
+                     count(ComponentKind::kCpu) + " CPUs, " + count(ComponentKind::kPcieSwitch) +
+                     " PCIe switches\n";
+  if (cluster.gpus_per_node > 1) {
+    Cluster one = cluster;
+    one.node_count = 1;
+    text += "ring inside a node: " + Format(FindRing(one, {one.gpus_per_node, 1}).Rate()) +
+            " per GPU and direction\n";
+  }
+  for (const std::string& note : topology.notes) {
+    text += "note: " + note + "\n";
+  }
+  return output.empty() ? text : text + "Wrote " + output + "\n";
+}
+
+std::string ReportJson(const ImportedTopology& topology) {
+  Json json;
+  json["schema"] = "shardwright-topology";
+  json["schema_version"] = 1;
+  json["format"] = NameOf(topology.format);
+  json["notes"] = topology.notes;
+  json["cluster"] = Json::parse(ClusterJson(topology.cluster));
+  return json.dump(2) + "\n";
+}
+
+int RunImport(const Arguments& arguments) {
+  const std::string file = arguments.Get("FILE").text;
+  if (file.empty()) {
+    throw UsageError("topo import needs a file, or - for standard input");
+  }
+  constexpr std::int64_t kLargest = std::int64_t{16} << 20;
+  const std::string text = file == "-" ? ReadStandardInput() : ReadTextFile(file, kLargest);
+  const ImportedTopology topology =
+      ImportTopology(text, file == "-" ? "standard input" : file, ReadOptions(arguments));
+  std::string output;
+  arguments.SetText("--output", output);
+  if (!output.empty()) {
+    WriteFileAtomically(output, ClusterJson(topology.cluster));
+  }
+  if (output != "-") {
+    WriteFileAtomically("-",
+                        arguments.IsJson() ? ReportJson(topology) : ReportText(topology, output));
+  }
+  return kExitOk;
+}
+
+int RunTopo(const Arguments& arguments) {
+  static constexpr std::array<std::string_view, 2> kActions = {"import", "probe"};
+  const std::string action = arguments.Get("ACTION").text;
+  if (action == kActions[0]) {
+    return RunImport(arguments);
+  }
+  if (action != kActions[1]) {
+    const std::vector<std::string> names = {"import", "probe"};
+    const std::string hint = DidYouMean(action, names);
+    throw UsageError("topo: got \"" + action + "\", expected import or probe" +
+                     (hint.empty() ? "" : "; " + hint));
+  }
+  if (arguments.Get("FILE").is_given()) {
+    throw UsageError("topo probe takes no file");
+  }
+  const ProbedMachine machine = ProbeMachine(ReadOptions(arguments));
+  std::string output;
+  arguments.SetText("--output", output);
+  if (!output.empty() && !machine.topology) {
+    throw EnvironmentError("topo probe: no GPU was seen, so there is no cluster to write");
+  }
+  if (!output.empty()) {
+    WriteFileAtomically(output, ClusterJson(machine.topology->cluster));
+  }
+  if (arguments.IsJson()) {
+    Json json;
+    json["schema"] = "shardwright-probe";
+    json["schema_version"] = 1;
+    json["seen"] = machine.seen;
+    json["not_seen"] = machine.not_seen;
+    json["cluster"] =
+        machine.topology ? Json::parse(ClusterJson(machine.topology->cluster)) : Json();
+    WriteFileAtomically("-", json.dump(2) + "\n");
+    return kExitOk;
+  }
+  std::string text;
+  for (const std::string& line : machine.seen) {
+    text += "seen: " + line + "\n";
+  }
+  for (const std::string& line : machine.not_seen) {
+    text += "not seen: " + line + "\n";
+  }
+  text += machine.topology ? ReportText(*machine.topology, output) : "";
+  WriteFileAtomically("-", text);
+  return kExitOk;
+}
+
+}  // namespace
+
+extern const Command kTopoCommand;
+const Command kTopoCommand = {"topo", kAbout, kPositionals, kFlags, {}, RunTopo};
+
+}  // namespace shardwright

@@ -1,0 +1,60 @@
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "analysis/measured_run.h"
+#include "analysis/validate.h"
+#include "cli/command.h"
+#include "cli/validation_print.h"
+#include "core/json.h"
+
+namespace shardwright {
+namespace {
+
+constexpr const char* kAbout = R"(Predicts published training runs and reports the errors.
+
+Examples:
+  shardwright validate bench/published/measured_runs.csv
+  shardwright validate bench/published/measured_runs.csv --oom bench/published/oom_runs.csv --json
+  shardwright validate runs.csv --tier A,B --profile my-profile.json
+
+The columns of a table are described in bench/published/README.md.)";
+
+constexpr std::array<PositionalRow, 1> kPositionals = {
+    {{"RUNS", "table of measured runs (CSV)", "validate needs a table of measured runs"}}};
+
+constexpr std::array<SwitchRow, 1> kSwitches = {
+    {{"--bands", "also the uncertainty of every step time, by the spreads of the profile"}}};
+
+constexpr std::array<FlagRow, 3> kFlags = {{
+    {"--oom", "FILE", "table of runs that fit or ran out of memory"},
+    {"--profile", "NAME|FILE", "profile for all rows (default auto: by GPU and kernel set)"},
+    {"--tier", "LIST", "rows to use, by their column tier (default A; rows without one count)"},
+}};
+
+int RunValidate(const Arguments& arguments) {
+  const std::vector<MeasuredRun> runs = ReadMeasuredRuns(arguments.Get("RUNS").text);
+  const Flag oom = arguments.Get("--oom");
+  std::vector<MeasuredRun> outcomes;
+  if (oom.is_given()) {
+    outcomes = ReadMeasuredRuns(oom.text);
+  }
+  ValidateOptions options;
+  arguments.SetText("--profile", options.profile);
+  options.bands = arguments.Has("--bands");
+  arguments.Set("--tier", options.tiers, ReadList);
+  ValidationOutput output{.report = Validate(runs, options), .outcomes = std::nullopt};
+  if (oom.is_given()) {
+    output.outcomes = ValidateOutcomes(outcomes, options);
+  }
+  WriteFileAtomically("-", arguments.IsJson() ? ValidationJson(output) : ValidationText(output));
+  return kExitOk;
+}
+
+}  // namespace
+
+extern const Command kValidateCommand;
+const Command kValidateCommand = {"validate", kAbout, kPositionals, kFlags, kSwitches, RunValidate};
+
+}  // namespace shardwright

@@ -1,0 +1,18 @@
+# Writes the manual pages and completions that ${PROGRAM} prints into ${MANUAL} and ${COMPLETIONS}. Run with cmake -P.
+file(MAKE_DIRECTORY "${MANUAL}" "${COMPLETIONS}")
+function(print file)
+  execute_process(COMMAND "${PROGRAM}" ${ARGN} OUTPUT_FILE "${file}" COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+foreach(shell IN ITEMS bash zsh fish)
+  print("${COMPLETIONS}/${shell}" completion ${shell})
+endforeach()
+print("${MANUAL}/shardwright.1" man)
+file(READ "${MANUAL}/shardwright.1" page)
+# The program's page names those of the commands.
+string(REGEX MATCHALL "shardwright[\\]-[a-z]+([\\]-[a-z]+)*" names "${page}")
+list(REMOVE_DUPLICATES names)
+foreach(name IN LISTS names)
+  string(REPLACE "\\" "" name "${name}")
+  string(REPLACE "shardwright-" "" command "${name}")
+  print("${MANUAL}/${name}.1" man ${command})
+endforeach()

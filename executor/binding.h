@@ -1,0 +1,88 @@
+#pragma once
+
+// From a program to calls: which bytes of one rank's memory every op reads and writes. All that a
+// dialect decides (padding, order of parameters, who owns which rows) ends here.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/units.h"
+#include "executor/call.h"
+#include "executor/shard_map.h"
+#include "executor/training_options.h"
+#include "models/kernel_set.h"
+#include "models/model.h"
+#include "schedule/place.h"
+#include "schedule/plan.h"
+#include "schedule/program.h"
+
+namespace shardwright {
+
+// Everything that is the same on all ranks of a run.
+struct ExecutorInput {
+  const Model& model;
+  const KernelSetOptions& kernels;
+  const Job& job;
+  const Plan& plan;
+  const Program& program;  // Lower of the four above
+  const Placement& placement;
+  const TrainingOptions& training;
+};
+
+struct BoundBody {
+  std::vector<Call> calls;                     // by op
+  std::vector<std::vector<ByteRange>> poison;  // by op: memory that it is the first to use
+};
+
+// A second place of a unit's parameters, beside the masters that the optimizer updates: what ZeRO
+// computes with, or gathers from.
+struct BoundCopy {
+  std::vector<ShardPiece> pieces;
+  std::int64_t elements = 0;  // padding included
+  DType dtype = DType::kFp32;
+  std::byte* data = nullptr;
+};
+
+// Where a unit's resident parameters and optimizer states lie on this rank.
+struct BoundUnit {
+  std::vector<ShardPiece> pieces;
+  std::int64_t elements = 0;  // padding included
+  DType dtype = DType::kFp32;
+  std::byte* parameters = nullptr;
+  std::byte* host_copy = nullptr;  // a second copy in host memory (optimizer offload), or null
+  std::optional<BoundCopy> copy;
+  std::vector<ShardPiece> copy_only;  // pieces of `copy` that no rank's masters have (frozen ones)
+  // Pieces and memory of the states, if the unit is trained.
+  std::vector<ShardPiece> state_pieces;
+  std::vector<std::byte*> states;
+};
+
+struct Binding {
+  BoundBody init, warmup, step;
+  std::vector<BoundUnit> units;  // by unit; `parameters` null for a unit without parameters
+  // Host memory from which a micro-batch's inputs are copied: the model's input tensors in order.
+  std::vector<View> inputs;
+  // Running statistics, fp32, module after module; null: the model has none.
+  float* model_buffers = nullptr;
+};
+
+// One rank's memory, laid out by the placement.
+struct RankMemory {
+  std::byte* device = nullptr;
+  std::byte* host = nullptr;
+};
+
+// Binds the program for one rank of shard_size * replicate_size. Throws InputError for a program
+// that asks for something the executor cannot do, naming the op. O(ops + runs).
+[[nodiscard]] Binding Bind(const ExecutorInput& input, Rank rank, const RankMemory& memory);
+
+// The rank's place in its group of the given kind: members are base + i * stride.
+struct GroupPlace {
+  std::int64_t base = 0;
+  std::int64_t index = 0;
+};
+[[nodiscard]] GroupPlace PlaceInGroup(const Group& group, Rank rank);
+
+}  // namespace shardwright

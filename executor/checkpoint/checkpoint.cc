@@ -1,0 +1,336 @@
+#include "executor/checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <utility>
+
+#include <unistd.h>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "executor/checkpoint/output_file.h"
+#include "executor/checkpoint/safetensors.h"
+#include "executor/data/mapped_file.h"
+#include "executor/half.h"
+#include "schedule/plan_names.h"
+
+namespace shardwright {
+namespace {
+
+constexpr const char* kManifestName = "manifest.json";
+
+std::string PathIn(const std::string& folder, const std::string& name) {
+  return (std::filesystem::path(folder) / name).string();
+}
+
+std::string Quoted(const std::string& text) {
+  return '"' + text + '"';
+}
+
+std::string Hex(std::uint32_t value) {
+  std::array<char, 9> text{};
+  std::snprintf(text.data(), text.size(), "%08x", value);
+  return text.data();
+}
+
+std::string ShapeText(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    text += (d == 0 ? "" : ", ") + std::to_string(shape[d]);
+  }
+  return text + "]";
+}
+
+// Where a stretch's elements lie.
+struct Place {
+  std::int64_t begin = 0;
+  std::int64_t count = 0;
+  const std::byte* data = nullptr;
+};
+
+void Convert(DType from, const std::byte* in, DType to, std::byte* out, std::int64_t count) {
+  if (from == to) {
+    std::memcpy(out, in, static_cast<std::size_t>(count * SizeOf(to)));
+    return;
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    StoreFloat(to, out, i, LoadFloat(from, in, i));
+  }
+}
+
+bool IsFloat(DType dtype) {
+  return dtype == DType::kFp32 || dtype == DType::kBf16 || dtype == DType::kFp16;
+}
+
+}  // namespace
+
+struct Checkpoint::Files {
+  std::vector<std::unique_ptr<MappedFile>> mapped;
+  std::map<std::string, std::vector<Place>> places;  // by tensor, ascending
+  std::map<std::string, std::size_t> tensors;        // index in the manifest
+};
+
+Checkpoint::~Checkpoint() = default;
+
+Checkpoint::Checkpoint(const std::string& folder)
+    : folder_(folder), files_(std::make_unique<Files>()) {
+  const std::string file = PathIn(folder, kManifestName);
+  if (!std::filesystem::exists(file)) {
+    throw InputError(folder, std::string("no ") + kManifestName, "a finished checkpoint");
+  }
+  manifest_ = ParseManifest(ReadTextFile(file), file);
+  for (std::size_t t = 0; t < manifest_.tensors.size(); ++t) {
+    if (!files_->tensors.emplace(manifest_.tensors[t].name, t).second) {
+      throw InputError(file, "tensor " + Quoted(manifest_.tensors[t].name) + " twice", "once");
+    }
+  }
+  for (const SavedFile& saved : manifest_.files) {
+    AddFile(saved);
+  }
+  for (const SavedTensor& tensor : manifest_.tensors) {
+    std::vector<Place>& places = files_->places[tensor.name];
+    std::sort(places.begin(), places.end(),
+              [](const Place& a, const Place& b) { return a.begin < b.begin; });
+    std::int64_t position = 0;
+    for (const Place& place : places) {
+      if (place.begin != position) {
+        break;
+      }
+      position += place.count;
+    }
+    const bool is_whole = position == tensor.Elements() &&
+                          (places.empty() || places.back().begin + places.back().count == position);
+    if (!is_whole) {
+      throw InputError(file,
+                       "stretches of " + Quoted(tensor.name) + " that end at element " +
+                           std::to_string(position),
+                       "stretches that cover all " + std::to_string(tensor.Elements()) + " once");
+    }
+  }
+}
+
+void Checkpoint::AddFile(const SavedFile& saved) {
+  const std::string path = PathIn(folder_, saved.name);
+  std::error_code error;
+  const auto size = std::filesystem::file_size(path, error);
+  if (error) {
+    throw InputError(path, error.message(), "a file of the checkpoint");
+  }
+  if (static_cast<std::int64_t>(size) != saved.bytes) {
+    throw InputError(path, std::to_string(size) + " bytes",
+                     std::to_string(saved.bytes) + ", as the manifest says");
+  }
+  const SafetensorsHeader header = ReadSafetensorsHeader(path);
+  files_->mapped.push_back(std::make_unique<MappedFile>(path));
+  const std::byte* data = files_->mapped.back()->bytes().data() + header.data_begin;
+  std::map<std::string, const SafetensorsEntry*> entries;
+  for (const SafetensorsEntry& entry : header.entries) {
+    entries[entry.name] = &entry;
+  }
+  for (const SavedStretch& stretch : saved.stretches) {
+    const auto found = entries.find(stretch.tensor);
+    const SavedTensor& tensor = Find(stretch.tensor);
+    if (found == entries.end() || found->second->Elements() != stretch.count ||
+        found->second->dtype != tensor.dtype) {
+      throw InputError(path,
+                       "no " + std::to_string(stretch.count) + " elements of " +
+                           Quoted(stretch.tensor) + " in " + SafetensorsName(tensor.dtype),
+                       "what the manifest says");
+    }
+    files_->places[stretch.tensor].push_back(
+        {stretch.begin, stretch.count, data + found->second->begin});
+  }
+}
+
+const SavedTensor& Checkpoint::Find(const std::string& name) const {
+  const auto found = files_->tensors.find(name);
+  if (found == files_->tensors.end()) {
+    std::vector<std::string> names;
+    for (const SavedTensor& tensor : manifest_.tensors) {
+      names.push_back(tensor.name);
+    }
+    throw InputError(folder_, "no tensor " + Quoted(name), "one of that name",
+                     DidYouMean(name, names));
+  }
+  return manifest_.tensors[found->second];
+}
+
+void Checkpoint::Verify() const {
+  for (std::size_t i = 0; i < manifest_.files.size(); ++i) {
+    const std::span<const std::byte> bytes = files_->mapped[i]->bytes();
+    const std::uint32_t crc = Crc32(0, bytes.data(), static_cast<std::int64_t>(bytes.size()));
+    if (crc != manifest_.files[i].crc) {
+      throw InputError(PathIn(folder_, manifest_.files[i].name), "CRC-32 " + Hex(crc),
+                       Hex(manifest_.files[i].crc) + ", as the manifest says",
+                       "the file is damaged");
+    }
+  }
+}
+
+void Checkpoint::Read(const std::string& name, std::int64_t begin, std::int64_t count, DType dtype,
+                      void* out) const {
+  const SavedTensor& tensor = Find(name);
+  SW_CHECK(begin >= 0 && count >= 0 && begin + count <= tensor.Elements(), name);
+  SW_CHECK(dtype == tensor.dtype || (IsFloat(dtype) && IsFloat(tensor.dtype)), name);
+  const std::vector<Place>& places = files_->places.at(name);
+  auto place = std::upper_bound(places.begin(), places.end(), begin,
+                                [](std::int64_t at, const Place& p) { return at < p.begin; });
+  while (count > 0) {
+    const Place& from = *std::prev(place);
+    const std::int64_t skip = begin - from.begin;
+    const std::int64_t here = std::min(count, from.count - skip);
+    Convert(tensor.dtype, from.data + skip * SizeOf(tensor.dtype), dtype,
+            static_cast<std::byte*>(out), here);
+    out = static_cast<std::byte*>(out) + here * SizeOf(dtype);
+    begin += here;
+    count -= here;
+    ++place;
+  }
+}
+
+void CheckFits(const Checkpoint& checkpoint, const Model& model,
+               const std::optional<OptimizerKind>& optimizer) {
+  std::int64_t storages = 0;
+  for (const Parameter& param : model.params) {
+    if (param.tied_to.valid()) {
+      continue;
+    }
+    ++storages;
+    const SavedTensor& tensor = checkpoint.Find(param.fqn);
+    if (tensor.shape != param.shape) {
+      throw InputError(checkpoint.folder() + ": tensor " + Quoted(param.fqn),
+                       "shape " + ShapeText(tensor.shape),
+                       ShapeText(param.shape) + ", as in " + model.name);
+    }
+  }
+  const auto saved = std::count_if(
+      checkpoint.manifest().tensors.begin(), checkpoint.manifest().tensors.end(),
+      [](const SavedTensor& tensor) { return tensor.kind == TensorKind::kParameter; });
+  if (saved != storages) {
+    throw InputError(checkpoint.folder(),
+                     std::to_string(saved) + " parameters of " + checkpoint.manifest().model,
+                     "the " + std::to_string(storages) + " of " + model.name);
+  }
+  if (optimizer && *optimizer != checkpoint.manifest().optimizer) {
+    throw InputError(
+        checkpoint.folder(),
+        "states of " + std::string(NameIn(kOptimizerNames, checkpoint.manifest().optimizer)),
+        "states of " + std::string(NameIn(kOptimizerNames, *optimizer)) + ", the plan's optimizer");
+  }
+}
+
+void CheckContinues(const Checkpoint& checkpoint, const Sampler& sampler) {
+  const Sampler& saved = checkpoint.manifest().sampler;
+  const auto check = [&](bool equal, const std::string& found, const std::string& expected) {
+    if (!equal) {
+      throw InputError(checkpoint.folder(), found,
+                       expected + ", since a resumed run goes on with the same samples");
+    }
+  };
+  check(saved.dataset_size == sampler.dataset_size,
+        "data of " + std::to_string(saved.dataset_size) + " samples",
+        std::to_string(sampler.dataset_size));
+  check(saved.global_batch == sampler.global_batch,
+        "a global batch of " + std::to_string(saved.global_batch),
+        std::to_string(sampler.global_batch));
+  check(saved.seed == sampler.seed, "seed " + std::to_string(saved.seed),
+        std::to_string(sampler.seed));
+  check(saved.shuffle == sampler.shuffle, saved.shuffle ? "shuffled data" : "unshuffled data",
+        sampler.shuffle ? "shuffled data" : "unshuffled data");
+  check(saved.tail == sampler.tail, "another end of the epoch", "the run's epoch_tail");
+}
+
+namespace {
+
+// The entry that a tensor gets in an exported file. PyTorch counts batches in an int64 scalar.
+SafetensorsEntry ExportedEntry(const SavedTensor& tensor, std::optional<DType> dtype) {
+  SafetensorsEntry entry{.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape};
+  if (tensor.kind == TensorKind::kBuffer && tensor.name.ends_with("num_batches_tracked")) {
+    entry.dtype = DType::kInt64;
+    entry.shape.clear();
+  } else if (dtype && tensor.kind == TensorKind::kParameter) {
+    entry.dtype = *dtype;
+  }
+  return entry;
+}
+
+void CopyTensor(const Checkpoint& checkpoint, const SafetensorsEntry& entry, OutputFile& out) {
+  if (entry.dtype == DType::kInt64) {
+    float count = 0.0F;
+    checkpoint.Read(entry.name, 0, 1, DType::kFp32, &count);
+    const auto integer = static_cast<std::int64_t>(count);
+    out.Write(&integer, 8);
+    return;
+  }
+  constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // elements
+  std::vector<std::byte> buffer(
+      static_cast<std::size_t>(std::min(kChunk, entry.Elements()) * SizeOf(entry.dtype)));
+  for (std::int64_t begin = 0; begin < entry.Elements(); begin += kChunk) {
+    const std::int64_t count = std::min(kChunk, entry.Elements() - begin);
+    checkpoint.Read(entry.name, begin, count, entry.dtype, buffer.data());
+    out.Write(buffer.data(), count * SizeOf(entry.dtype));
+  }
+}
+
+}  // namespace
+
+void ExportCheckpoint(const Checkpoint& checkpoint, const std::string& file,
+                      std::optional<DType> dtype) {
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  for (const SavedAlias& alias : checkpoint.manifest().aliases) {
+    metadata[alias.name] = alias.target;  // as safetensors.torch.save_model notes tied weights
+  }
+  std::vector<SafetensorsEntry> entries;
+  for (const SavedTensor& tensor : checkpoint.manifest().tensors) {
+    if (tensor.kind != TensorKind::kState) {
+      entries.push_back(ExportedEntry(tensor, dtype));
+    }
+  }
+  const std::string temporary = file + ".tmp." + std::to_string(::getpid());
+  std::error_code ignored;
+  std::filesystem::remove(temporary, ignored);
+  try {
+    OutputFile out(temporary);
+    for (const SafetensorsEntry& entry :
+         WriteSafetensorsHeader(out, std::move(entries), metadata)) {
+      CopyTensor(checkpoint, entry, out);
+    }
+    out.SyncAndClose();
+    if (::rename(temporary.c_str(), file.c_str()) != 0) {
+      throw EnvironmentError(file + ": cannot write: " + std::strerror(errno));
+    }
+  } catch (...) {
+    std::filesystem::remove(temporary, ignored);
+    throw;
+  }
+  const std::string folder = std::filesystem::path(file).parent_path().string();
+  SyncFolder(folder.empty() ? "." : folder);
+}
+
+std::string FindLatestCheckpoint(const std::string& folder) {
+  std::error_code error;
+  if (std::filesystem::exists(PathIn(folder, kManifestName), error)) {
+    return folder;
+  }
+  std::string latest;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    // Names have eight digits or more; longer ones are later.
+    const bool is_later = std::pair(name.size(), name) >
+                          std::pair(std::filesystem::path(latest).filename().string().size(),
+                                    std::filesystem::path(latest).filename().string());
+    if (name.starts_with("step-") && is_later &&
+        std::filesystem::exists(entry.path() / kManifestName, error)) {
+      latest = entry.path().string();
+    }
+  }
+  return latest;
+}
+
+}  // namespace shardwright

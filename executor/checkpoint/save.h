@@ -1,0 +1,89 @@
+#pragma once
+
+// Writing a checkpoint: every rank its own file, then the manifest, then one rename.
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/units.h"
+#include "executor/checkpoint/manifest.h"
+
+namespace shardwright {
+
+// A stretch with its elements, in the tensor's dtype.
+struct StretchData {
+  SavedStretch stretch;
+  DType dtype = DType::kFp32;
+  const void* data = nullptr;
+  std::optional<DType> saved_as = {};  // another dtype to save it in; a Snapshot converts
+};
+
+// Elements of stretches in memory of their own, so that training may go on while they are written.
+class Snapshot {
+ public:
+  explicit Snapshot(std::vector<StretchData> stretches);
+
+  [[nodiscard]] const std::vector<StretchData>& stretches() const { return stretches_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::vector<StretchData> stretches_;
+};
+
+// One checkpoint under construction, in a temporary folder beside its final place.
+class CheckpointWriter {
+ public:
+  // Creates `folder` if need be, and in it the temporary folder of step `step`.
+  CheckpointWriter(const std::string& folder, std::int64_t step);
+  // Removes the temporary folder unless Commit made it a checkpoint.
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  // Writes and syncs the file of one rank. Several ranks may write at once.
+  void WriteRank(std::int64_t rank, const std::vector<StretchData>& stretches);
+  // Writes the manifest (whose files are those written) and moves the folder to its place, which
+  // this returns. A checkpoint of the same step that is there already is replaced.
+  std::string Commit(Manifest manifest);
+
+ private:
+  std::string final_;
+  std::string temporary_;
+  std::mutex mutex_;  // guards files_
+  std::vector<SavedFile> files_;
+  bool committed_ = false;
+};
+
+// Runs one piece of work at a time in the background. Not to be shared between threads.
+class BackgroundWriter {
+ public:
+  BackgroundWriter() = default;
+  // Waits; an error that nobody asked for is dropped, so call Wait first.
+  ~BackgroundWriter();
+  BackgroundWriter(const BackgroundWriter&) = delete;
+  BackgroundWriter& operator=(const BackgroundWriter&) = delete;
+
+  // Waits for the work before, then starts `work`. Throws what the work before threw.
+  void Start(std::function<void()> work);
+  // Waits for the work under way and throws what it threw.
+  void Wait();
+
+ private:
+  std::thread thread_;
+  std::exception_ptr error_;  // written by the thread, read after joining it
+};
+
+// Removes what interrupted writers left in a folder of checkpoints. No writer may be at work there.
+void RemoveUnfinishedCheckpoints(const std::string& folder);
+
+// Removes all but the `keep` newest finished checkpoints. Requires keep >= 1.
+void RemoveOldCheckpoints(const std::string& folder, std::int64_t keep);
+
+}  // namespace shardwright

@@ -1,0 +1,167 @@
+#include "executor/checkpoint/state.h"
+
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "core/error.h"
+#include "executor/optimizer.h"
+
+namespace shardwright {
+namespace {
+
+std::string StateName(std::string_view state, const std::string& fqn) {
+  return "optimizer." + std::string(state) + "." + fqn;
+}
+
+// One tensor among the model's buffers: elements [offset, offset + count).
+struct BufferTensor {
+  std::string name;
+  std::int64_t offset = 0;
+  std::int64_t count = 0;
+};
+
+std::int64_t BatchNormChannels(const Model& model, ModuleId module) {
+  for (const ModelOp& op : model.ops) {
+    if (op.module == module && model.SpecOf(op).kind == OpKind::kBatchNorm) {
+      return model.SpecOf(op).in;
+    }
+  }
+  return 0;
+}
+
+// PyTorch's names for the buffers of a batch norm; anything else is saved as one tensor.
+std::vector<BufferTensor> BufferTensors(const Model& model) {
+  std::vector<BufferTensor> tensors;
+  std::int64_t offset = 0;
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    const Module& module = model.modules[m];
+    const std::int64_t elements = module.buffer_elements;
+    if (elements == 0) {
+      continue;
+    }
+    const std::string prefix = module.fqn.empty() ? "" : module.fqn + ".";
+    const std::int64_t channels = BatchNormChannels(model, ModuleId(m));
+    if (channels > 0 && elements >= 2 * channels) {
+      tensors.push_back({prefix + "running_mean", offset, channels});
+      tensors.push_back({prefix + "running_var", offset + channels, channels});
+      if (elements == 2 * channels + 1) {
+        tensors.push_back({prefix + "num_batches_tracked", offset + 2 * channels, 1});
+      }
+    } else {
+      tensors.push_back({prefix + "buffers", offset, elements});
+    }
+    offset += elements;
+  }
+  return tensors;
+}
+
+const std::byte* At(const std::byte* memory, std::int64_t element, DType dtype) {
+  return memory + element * SizeOf(dtype);
+}
+
+void LoadParameters(const Checkpoint& checkpoint, const Model& model, const BoundCopy& to) {
+  std::memset(to.data, 0, static_cast<std::size_t>(to.elements * SizeOf(to.dtype)));
+  for (const ShardPiece& piece : to.pieces) {
+    checkpoint.Read(model.params[piece.param.value].fqn, piece.param_begin, piece.count, to.dtype,
+                    to.data + piece.shard_offset * SizeOf(to.dtype));
+  }
+}
+
+}  // namespace
+
+void DescribeState(const Model& model, const Job& job, Manifest& manifest) {
+  manifest.model = model.name;
+  manifest.optimizer = job.optimizer.kind;
+  manifest.tensors.clear();
+  manifest.aliases.clear();
+  for (const Parameter& param : model.params) {
+    if (param.tied_to.valid()) {
+      manifest.aliases.push_back({param.fqn, model.params[param.tied_to.value].fqn});
+      continue;
+    }
+    manifest.tensors.push_back(
+        {param.fqn, TensorKind::kParameter, job.precision.master, param.shape});
+    for (const std::string_view state : OptimizerStateNames(job.optimizer.kind)) {
+      if (param.trainable && job.mode == JobMode::kTrain) {
+        manifest.tensors.push_back(
+            {StateName(state, param.fqn), TensorKind::kState, job.precision.master, param.shape});
+      }
+    }
+  }
+  for (const BufferTensor& tensor : BufferTensors(model)) {
+    manifest.tensors.push_back({tensor.name, TensorKind::kBuffer, DType::kFp32, {tensor.count}});
+  }
+}
+
+std::vector<StretchData> StretchesOf(const Model& model, OptimizerKind optimizer,
+                                     const RankState& rank, bool with_buffers) {
+  std::vector<StretchData> stretches;
+  const auto names = OptimizerStateNames(optimizer);
+  for (const BoundUnit& unit : rank.units) {
+    for (const ShardPiece& piece : unit.pieces) {
+      stretches.push_back({{model.params[piece.param.value].fqn, piece.param_begin, piece.count},
+                           unit.dtype,
+                           At(unit.parameters, piece.shard_offset, unit.dtype)});
+    }
+    for (const ShardPiece& piece : unit.copy_only) {
+      stretches.push_back({{model.params[piece.param.value].fqn, piece.param_begin, piece.count},
+                           unit.copy->dtype,
+                           At(unit.copy->data, piece.shard_offset, unit.copy->dtype),
+                           unit.dtype});
+    }
+    for (std::size_t k = 0; k < unit.states.size(); ++k) {
+      for (const ShardPiece& piece : unit.state_pieces) {
+        const Parameter& param = model.params[piece.param.value];
+        if (param.trainable) {
+          stretches.push_back({{StateName(names[k], param.fqn), piece.param_begin, piece.count},
+                               unit.dtype,
+                               At(unit.states[k], piece.shard_offset, unit.dtype)});
+        }
+      }
+    }
+  }
+  if (with_buffers && rank.model_buffers != nullptr) {
+    for (const BufferTensor& tensor : BufferTensors(model)) {
+      stretches.push_back(
+          {{tensor.name, 0, tensor.count}, DType::kFp32, rank.model_buffers + tensor.offset});
+    }
+  }
+  return stretches;
+}
+
+void LoadState(const Checkpoint& checkpoint, const Model& model, OptimizerKind optimizer,
+               const RankState& rank, bool with_states) {
+  const auto names = OptimizerStateNames(optimizer);
+  for (const BoundUnit& unit : rank.units) {
+    if (unit.parameters == nullptr) {
+      continue;
+    }
+    const BoundCopy masters{unit.pieces, unit.elements, unit.dtype, unit.parameters};
+    LoadParameters(checkpoint, model, masters);
+    if (unit.host_copy != nullptr) {
+      std::memcpy(unit.host_copy, unit.parameters,
+                  static_cast<std::size_t>(unit.elements * SizeOf(unit.dtype)));
+    }
+    if (unit.copy.has_value()) {
+      LoadParameters(checkpoint, model, *unit.copy);
+    }
+    for (std::size_t k = 0; with_states && k < unit.states.size(); ++k) {
+      for (const ShardPiece& piece : unit.state_pieces) {
+        const Parameter& param = model.params[piece.param.value];
+        if (param.trainable) {
+          checkpoint.Read(StateName(names[k], param.fqn), piece.param_begin, piece.count,
+                          unit.dtype, unit.states[k] + piece.shard_offset * SizeOf(unit.dtype));
+        }
+      }
+    }
+  }
+  if (rank.model_buffers != nullptr) {
+    for (const BufferTensor& tensor : BufferTensors(model)) {
+      checkpoint.Read(tensor.name, 0, tensor.count, DType::kFp32,
+                      rank.model_buffers + tensor.offset);
+    }
+  }
+}
+
+}  // namespace shardwright

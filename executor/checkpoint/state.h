@@ -1,0 +1,39 @@
+#pragma once
+
+// Between a run's memory and a checkpoint: what one rank saves, and what it loads.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "executor/binding.h"
+#include "executor/checkpoint/checkpoint.h"
+#include "executor/checkpoint/manifest.h"
+#include "executor/checkpoint/save.h"
+#include "models/model.h"
+#include "schedule/plan.h"
+
+namespace shardwright {
+
+// One rank's training state in memory.
+struct RankState {
+  std::span<const BoundUnit> units;
+  // Running statistics (fp32, module after module); null: the model has none. All ranks hold the
+  // same ones.
+  float* model_buffers = nullptr;
+};
+
+// Fills model, optimizer, tensors and aliases of a manifest.
+void DescribeState(const Model& model, const Job& job, Manifest& manifest);
+
+// What this rank saves: its pieces of parameters and states, and the running statistics if
+// `with_buffers` (one rank saves them). Ranks that hold copies of a shard need not save it.
+[[nodiscard]] std::vector<StretchData> StretchesOf(const Model& model, OptimizerKind optimizer,
+                                                   const RankState& rank, bool with_buffers);
+
+// Fills this rank's shards from a checkpoint that CheckFits has accepted. `with_states` false:
+// parameters and running statistics only. Reads nothing but this rank's elements.
+void LoadState(const Checkpoint& checkpoint, const Model& model, OptimizerKind optimizer,
+               const RankState& rank, bool with_states);
+
+}  // namespace shardwright

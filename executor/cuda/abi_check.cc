@@ -1,0 +1,37 @@
+// Compared at compile time where the header is installed: what executor/cuda/cublaslt.h says about
+// cuBLASLt without it.
+
+#include <cstddef>
+
+#include <cublasLt.h>
+
+#include "executor/cuda/cublaslt.h"
+
+namespace shardwright {
+
+static_assert(LtNumbers::kSuccess == CUBLAS_STATUS_SUCCESS);
+static_assert(LtNumbers::kRealFp32 == CUDA_R_32F);
+static_assert(LtNumbers::kRealFp16 == CUDA_R_16F);
+static_assert(LtNumbers::kRealBf16 == CUDA_R_16BF);
+static_assert(LtNumbers::kComputeFp32 == CUBLAS_COMPUTE_32F);
+static_assert(LtNumbers::kTransposeNo == CUBLAS_OP_N);
+static_assert(LtNumbers::kTransposeYes == CUBLAS_OP_T);
+static_assert(LtNumbers::kDescTransA == CUBLASLT_MATMUL_DESC_TRANSA);
+static_assert(LtNumbers::kDescTransB == CUBLASLT_MATMUL_DESC_TRANSB);
+static_assert(LtNumbers::kDescEpilogue == CUBLASLT_MATMUL_DESC_EPILOGUE);
+static_assert(LtNumbers::kDescBiasPointer == CUBLASLT_MATMUL_DESC_BIAS_POINTER);
+static_assert(LtNumbers::kDescBiasType == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE);
+static_assert(LtNumbers::kEpilogueBias == CUBLASLT_EPILOGUE_BIAS);
+static_assert(LtNumbers::kPreferenceWorkspace == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
+static_assert(LtNumbers::kPreferenceAlignmentA == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES);
+static_assert(LtNumbers::kPreferenceAlignmentA + 3 == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
+static_assert(sizeof(LtAlgorithm) == sizeof(cublasLtMatmulAlgo_t));
+static_assert(sizeof(LtHeuristic) == sizeof(cublasLtMatmulHeuristicResult_t));
+static_assert(offsetof(LtHeuristic, workspace_bytes) ==
+              offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize));
+static_assert(offsetof(LtHeuristic, state) == offsetof(cublasLtMatmulHeuristicResult_t, state));
+static_assert(sizeof(cublasStatus_t) == sizeof(int) && sizeof(cudaDataType_t) == sizeof(int) &&
+              sizeof(cublasLtEpilogue_t) == sizeof(int) &&
+              sizeof(cublasOperation_t) == sizeof(int));
+
+}  // namespace shardwright

@@ -1,0 +1,185 @@
+#include "executor/cuda/cublaslt.h"
+
+#include <algorithm>
+
+#include <dlfcn.h>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+template <class Function>
+bool Find(void* library, const char* name, Function* function) {
+  *function = reinterpret_cast<Function>(dlsym(library, name));
+  return *function != nullptr;
+}
+
+int TypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kBf16:
+      return LtNumbers::kRealBf16;
+    case DType::kFp16:
+      return LtNumbers::kRealFp16;
+    default:
+      return LtNumbers::kRealFp32;
+  }
+}
+
+// The library is column-major and computes c^T = b^T a^T. An operand of ours as its column-major
+// matrix: transposed or not.
+struct ColumnMajor {
+  std::int64_t rows = 0, columns = 0, leading = 0;
+  bool is_transposed = false;  // what has to be multiplied is its transpose
+};
+ColumnMajor TransposeOf(const gpu::Matrix& matrix, std::int64_t rows, std::int64_t columns) {
+  if (matrix.column_stride == 1) {
+    return {columns, rows, matrix.row_stride, false};
+  }
+  return {rows, columns, matrix.column_stride, true};
+}
+
+bool IsTaken(const gpu::GemmArgs& p) {
+  const auto is_plain = [](const gpu::Matrix& m) {
+    return m.column_stride == 1 || m.row_stride == 1;
+  };
+  const DType type = p.a.array.dtype;
+  const bool types_fit = p.b.array.dtype == type &&
+                         (p.c.array.dtype == type || p.c.array.dtype == DType::kFp32) &&
+                         (p.bias.data == nullptr || p.bias.dtype == p.c.array.dtype);
+  return types_fit && is_plain(p.a) && is_plain(p.b) && p.c.column_stride == 1;
+}
+
+// The largest power of two up to 16 that divides the address.
+std::uint32_t AlignmentOf(const void* data) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  return static_cast<std::uint32_t>(std::min<std::uintptr_t>(16, address & (~address + 1)));
+}
+
+}  // namespace
+
+std::string LoadCublasLt(CublasLtTable* table) {
+  void* library = nullptr;
+  std::string problem;
+  for (const char* const name : {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}) {
+    library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) {
+      break;
+    }
+    problem = problem.empty() ? dlerror() : problem;
+  }
+  if (library == nullptr) {
+    return problem;
+  }
+  const bool is_whole =
+      Find(library, "cublasLtCreate", &table->create) &&
+      Find(library, "cublasLtMatmulDescCreate", &table->desc_create) &&
+      Find(library, "cublasLtMatmulDescSetAttribute", &table->desc_set) &&
+      Find(library, "cublasLtMatrixLayoutCreate", &table->layout_create) &&
+      Find(library, "cublasLtMatmulPreferenceCreate", &table->preference_create) &&
+      Find(library, "cublasLtMatmulPreferenceSetAttribute", &table->preference_set) &&
+      Find(library, "cublasLtMatmulAlgoGetHeuristic", &table->heuristic) &&
+      Find(library, "cublasLtMatmul", &table->matmul);
+  return is_whole ? std::string() : "libcublasLt lacks functions that CUDA 12 and 13 have";
+}
+
+CublasLt::CublasLt(const CublasLtTable& table) : table_(table) {
+  Check(table_.create(&handle_), "cublasLtCreate");
+}
+
+void CublasLt::Check(int status, const char* call) const {
+  if (status != LtNumbers::kSuccess) {
+    throw RunError(std::string(call) + ": cuBLAS status " + std::to_string(status));
+  }
+}
+
+CublasLt::Key CublasLt::KeyOf(const gpu::GemmArgs& p, std::int64_t workspace_bytes) {
+  const auto stride_of = [](const gpu::Matrix& m) {
+    return m.column_stride == 1 ? m.row_stride : -m.column_stride;
+  };
+  std::uint64_t kind = p.adds ? 1 : 0;
+  const auto append = [&](std::uint64_t value) { kind = kind * 64 + value; };
+  for (const gpu::Array& array : {p.a.array, p.b.array, p.c.array, p.bias}) {
+    append(static_cast<std::uint64_t>(array.dtype) + (array.data == nullptr ? 32U : 0U));
+    append(AlignmentOf(array.data));
+  }
+  return {p.m, p.n, p.k, stride_of(p.a), stride_of(p.b), p.c.row_stride, kind, workspace_bytes};
+}
+
+CublasLt::Entry CublasLt::MakeEntry(const gpu::GemmArgs& p, std::int64_t workspace_bytes) const {
+  Entry entry;
+  const ColumnMajor left = TransposeOf(p.b, p.k, p.n);
+  const ColumnMajor right = TransposeOf(p.a, p.m, p.k);
+  Check(table_.desc_create(&entry.desc, LtNumbers::kComputeFp32, LtNumbers::kRealFp32),
+        "cublasLtMatmulDescCreate");
+  const auto set = [&](int attribute, const auto& value) {
+    Check(table_.desc_set(entry.desc, attribute, &value, sizeof value),
+          "cublasLtMatmulDescSetAttribute");
+  };
+  set(LtNumbers::kDescTransA,
+      left.is_transposed ? LtNumbers::kTransposeYes : LtNumbers::kTransposeNo);
+  set(LtNumbers::kDescTransB,
+      right.is_transposed ? LtNumbers::kTransposeYes : LtNumbers::kTransposeNo);
+  if (p.bias.data != nullptr) {
+    set(LtNumbers::kDescEpilogue, LtNumbers::kEpilogueBias);
+    set(LtNumbers::kDescBiasPointer, p.bias.data);
+    set(LtNumbers::kDescBiasType, TypeOf(p.bias.dtype));
+  }
+  const auto layout = [&](void** to, DType dtype, std::int64_t rows, std::int64_t columns,
+                          std::int64_t leading) {
+    Check(table_.layout_create(to, TypeOf(dtype), static_cast<std::uint64_t>(rows),
+                               static_cast<std::uint64_t>(columns), leading),
+          "cublasLtMatrixLayoutCreate");
+  };
+  layout(&entry.a, p.b.array.dtype, left.rows, left.columns, left.leading);
+  layout(&entry.b, p.a.array.dtype, right.rows, right.columns, right.leading);
+  layout(&entry.c, p.c.array.dtype, p.n, p.m, p.c.row_stride);
+  void* preference = nullptr;
+  Check(table_.preference_create(&preference), "cublasLtMatmulPreferenceCreate");
+  const auto prefer = [&](int attribute, const auto& value) {
+    Check(table_.preference_set(preference, attribute, &value, sizeof value),
+          "cublasLtMatmulPreferenceSetAttribute");
+  };
+  prefer(LtNumbers::kPreferenceWorkspace, static_cast<std::uint64_t>(workspace_bytes));
+  const void* const operands[] = {p.b.array.data, p.a.array.data, p.c.array.data, p.c.array.data};
+  for (int i = 0; i < 4; ++i) {
+    prefer(LtNumbers::kPreferenceAlignmentA + i, AlignmentOf(operands[i]));
+  }
+  LtHeuristic best{};
+  int found = 0;
+  const int status = table_.heuristic(handle_, entry.desc, entry.a, entry.b, entry.c, entry.c,
+                                      preference, 1, &best, &found);
+  entry.is_taken = status == LtNumbers::kSuccess && found == 1 && best.state == LtNumbers::kSuccess;
+  entry.algorithm = best.algorithm;
+  return entry;
+}
+
+bool CublasLt::Multiply(const gpu::GemmArgs& p, void* workspace, std::int64_t workspace_bytes,
+                        void* stream) {
+  if (!IsTaken(p)) {
+    return false;
+  }
+  const std::lock_guard lock(mutex_);
+  const auto [at, is_new] = cache_.try_emplace(KeyOf(p, workspace_bytes));
+  Entry& entry = at->second;
+  if (is_new) {
+    entry = MakeEntry(p, workspace_bytes);
+  }
+  if (!entry.is_taken) {
+    return false;
+  }
+  if (p.bias.data != nullptr) {
+    Check(
+        table_.desc_set(entry.desc, LtNumbers::kDescBiasPointer, &p.bias.data, sizeof p.bias.data),
+        "cublasLtMatmulDescSetAttribute");
+  }
+  const float alpha = 1.0F;
+  const float beta = p.adds ? 1.0F : 0.0F;
+  Check(table_.matmul(handle_, entry.desc, &alpha, p.b.array.data, entry.a, p.a.array.data, entry.b,
+                      &beta, p.c.array.data, entry.c, p.c.array.data, entry.c, &entry.algorithm,
+                      workspace, static_cast<std::size_t>(workspace_bytes), stream),
+        "cublasLtMatmul");
+  return true;
+}
+
+}  // namespace shardwright

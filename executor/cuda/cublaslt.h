@@ -1,0 +1,95 @@
+#pragma once
+
+// Matrix products by cuBLASLt. Its functions come from a table, which is filled with dlsym, so that
+// nothing links the library and tests put their own functions there. Descriptors and the chosen
+// algorithm are kept per shape.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+#include "executor/cuda/kernels/gemm.h"
+
+namespace shardwright {
+
+// The numbers of cublasLt.h, library_types.h and cublas_api.h that are used; the same in CUDA 12
+// and 13 (abi_check.cc compares them with the headers where those are
+// installed).
+struct LtNumbers {
+  static constexpr int kSuccess = 0;
+  static constexpr int kRealFp32 = 0, kRealFp16 = 2, kRealBf16 = 14;
+  static constexpr int kComputeFp32 = 68;
+  static constexpr int kTransposeNo = 0, kTransposeYes = 1;
+  static constexpr int kDescTransA = 3, kDescTransB = 4, kDescEpilogue = 7, kDescBiasPointer = 8,
+                       kDescBiasType = 26;
+  static constexpr int kEpilogueBias = 4;
+  static constexpr int kPreferenceWorkspace = 1, kPreferenceAlignmentA = 5;  // 5 to 8: A, B, C, D
+};
+
+struct LtAlgorithm {
+  std::uint64_t data[8];
+};
+struct LtHeuristic {
+  LtAlgorithm algorithm;
+  std::size_t workspace_bytes;
+  int state;
+  float waves;
+  int reserved[4];
+};
+
+// Handles are opaque; functions return 0 or cuBLAS's status.
+struct CublasLtTable {
+  int (*create)(void** handle);
+  int (*desc_create)(void** desc, int compute_type, int scale_type);
+  int (*desc_set)(void* desc, int attribute, const void* value, std::size_t bytes);
+  int (*layout_create)(void** layout, int type, std::uint64_t rows, std::uint64_t columns,
+                       std::int64_t leading);
+  int (*preference_create)(void** preference);
+  int (*preference_set)(void* preference, int attribute, const void* value, std::size_t bytes);
+  int (*heuristic)(void* handle, void* desc, void* a, void* b, void* c, void* d, void* preference,
+                   int requested, LtHeuristic* results, int* found);
+  int (*matmul)(void* handle, void* desc, const void* alpha, const void* a, void* a_layout,
+                const void* b, void* b_layout, const void* beta, const void* c, void* c_layout,
+                void* d, void* d_layout, const LtAlgorithm* algorithm, void* workspace,
+                std::size_t workspace_bytes, void* stream);
+};
+
+// Fills the table from the installed library. Returns what is missing, or an empty text.
+[[nodiscard]] std::string LoadCublasLt(CublasLtTable* table);
+
+// Of one GPU; any thread.
+class CublasLt {
+ public:
+  // Throws RunError when the library refuses.
+  explicit CublasLt(const CublasLtTable& table);
+
+  // False: the library does not take this product (dtypes or strides). Throws RunError when it
+  // fails.
+  [[nodiscard]] bool Multiply(const gpu::GemmArgs& product, void* workspace,
+                              std::int64_t workspace_bytes, void* stream);
+  [[nodiscard]] std::size_t cached_count() const { return cache_.size(); }
+
+ private:
+  struct Entry {
+    bool is_taken = false;
+    void* desc = nullptr;
+    void *a = nullptr, *b = nullptr, *c = nullptr;  // layouts
+    LtAlgorithm algorithm = {};
+  };
+  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                         std::int64_t, std::uint64_t, std::int64_t>;
+  [[nodiscard]] static Key KeyOf(const gpu::GemmArgs& product, std::int64_t workspace_bytes);
+  [[nodiscard]] Entry MakeEntry(const gpu::GemmArgs& product, std::int64_t workspace_bytes) const;
+  void Check(int status, const char* call) const;
+
+  const CublasLtTable table_;
+  void* handle_ = nullptr;
+  std::mutex mutex_;
+  std::map<Key, Entry> cache_;  // guarded by mutex_, like the descriptors' bias pointers
+};
+
+}  // namespace shardwright

@@ -1,0 +1,247 @@
+// The real GPU, by the CUDA runtime, and the entry point of libshardwright_cuda.so. The runtime is
+// linked statically and loads the driver itself, so that the shared object can be opened on a
+// machine without one.
+
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include "core/error.h"
+#include "executor/cuda/cublaslt.h"
+#include "executor/cuda/entries.h"
+#include "executor/cuda/gpu.h"
+#include "executor/cuda/plugin.h"
+
+namespace shardwright {
+namespace {
+
+void Check(cudaError_t status, const char* call) {
+  if (status != cudaSuccess) {
+    throw RunError(std::string(call) + ": " + cudaGetErrorString(status));
+  }
+}
+
+cudaStream_t StreamOf(GpuStream stream) {
+  return static_cast<cudaStream_t>(stream.value);
+}
+cudaEvent_t EventOf(GpuEvent event) {
+  return static_cast<cudaEvent_t>(event.value);
+}
+
+class CudaGpu : public Gpu {
+ public:
+  explicit CudaGpu(int device) : device_(device) {
+    Use();
+    cudaDeviceProp properties{};
+    Check(cudaGetDeviceProperties(&properties, device_), "cudaGetDeviceProperties");
+    info_.name = properties.name;
+    info_.memory = Bytes(static_cast<std::int64_t>(properties.totalGlobalMem));
+    info_.multiprocessors = properties.multiProcessorCount;
+    info_.major = properties.major;
+    info_.minor = properties.minor;
+    info_.shared_bytes = static_cast<std::int64_t>(properties.sharedMemPerBlockOptin);
+    Check(cudaDriverGetVersion(&info_.driver_version), "cudaDriverGetVersion");
+    CublasLtTable table{};
+    const std::string missing = LoadCublasLt(&table);
+    if (missing.empty()) {
+      library_ = std::make_unique<CublasLt>(table);
+      info_.library = "cuBLASLt";
+    } else {
+      info_.library = "own kernels";
+      std::fprintf(stderr,
+                   "warning: no cuBLASLt (%s); matrices are multiplied by our own, slower kernel\n",
+                   missing.c_str());
+    }
+    for (std::size_t k = 0; k < static_cast<std::size_t>(gpu::KernelId::kCount); ++k) {
+      Check(cudaFuncSetAttribute(KernelEntry(static_cast<gpu::KernelId>(k)),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(info_.shared_bytes)),
+            "cudaFuncSetAttribute");
+    }
+  }
+
+  ~CudaGpu() override {
+    // Errors are of no use here: the process has its answer, and the driver frees what is left.
+    (void)cudaSetDevice(device_);
+    for (cudaEvent_t event : events_) {
+      (void)cudaEventDestroy(event);
+    }
+    for (cudaStream_t stream : streams_) {
+      (void)cudaStreamDestroy(stream);
+    }
+    for (void* memory : device_memory_) {
+      (void)cudaFree(memory);
+    }
+    for (void* memory : host_memory_) {
+      (void)cudaFreeHost(memory);
+    }
+  }
+
+  [[nodiscard]] const GpuInfo& Info() const override { return info_; }
+
+  [[nodiscard]] std::byte* Allocate(Bytes size, bool on_host) override {
+    Use();
+    void* memory = nullptr;
+    const auto bytes = static_cast<std::size_t>(size.value > 0 ? size.value : 1);
+    if (on_host) {
+      Check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable), "cudaHostAlloc");
+    } else {
+      Check(cudaMalloc(&memory, bytes), "cudaMalloc");
+    }
+    const std::lock_guard lock(mutex_);
+    (on_host ? host_memory_ : device_memory_).push_back(memory);
+    return static_cast<std::byte*>(memory);
+  }
+  [[nodiscard]] Bytes FreeMemory() override {
+    Use();
+    std::size_t free = 0;
+    std::size_t total = 0;
+    Check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return Bytes(static_cast<std::int64_t>(free));
+  }
+
+  [[nodiscard]] GpuStream NewStream(bool high_priority) override {
+    Use();
+    int lowest = 0;
+    int highest = 0;
+    Check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange");
+    cudaStream_t stream = nullptr;
+    Check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                       high_priority ? highest : lowest),
+          "cudaStreamCreateWithPriority");
+    const std::lock_guard lock(mutex_);
+    streams_.push_back(stream);
+    return {stream};
+  }
+  [[nodiscard]] GpuEvent NewEvent(bool timed) override {
+    Use();
+    cudaEvent_t event = nullptr;
+    Check(cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming),
+          "cudaEventCreateWithFlags");
+    const std::lock_guard lock(mutex_);
+    events_.push_back(event);
+    return {event};
+  }
+
+  void Record(GpuEvent event, GpuStream stream) override {
+    Use();
+    Check(cudaEventRecord(EventOf(event), StreamOf(stream)), "cudaEventRecord");
+  }
+  void WaitFor(GpuStream stream, GpuEvent event) override {
+    Use();
+    Check(cudaStreamWaitEvent(StreamOf(stream), EventOf(event), 0), "cudaStreamWaitEvent");
+  }
+  [[nodiscard]] bool IsOver(GpuEvent event) override {
+    Use();
+    const cudaError_t status = cudaEventQuery(EventOf(event));
+    if (status == cudaErrorNotReady) {
+      (void)cudaGetLastError();
+      return false;
+    }
+    Check(status, "cudaEventQuery");
+    return true;
+  }
+  void Synchronize(GpuEvent event) override {
+    Use();
+    Check(cudaEventSynchronize(EventOf(event)), "cudaEventSynchronize");
+  }
+  [[nodiscard]] SimTime Between(GpuEvent first, GpuEvent second) override {
+    Use();
+    float milliseconds = 0.0F;
+    Check(cudaEventElapsedTime(&milliseconds, EventOf(first), EventOf(second)),
+          "cudaEventElapsedTime");
+    return ToSimTime(Seconds(static_cast<double>(milliseconds) * 1e-3));
+  }
+
+  void Copy(void* to, const void* from, std::int64_t bytes, GpuStream stream) override {
+    Use();
+    Check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault,
+                          StreamOf(stream)),
+          "cudaMemcpyAsync");
+  }
+  void Fill(void* to, std::uint8_t byte, std::int64_t bytes, GpuStream stream) override {
+    Use();
+    Check(cudaMemsetAsync(to, byte, static_cast<std::size_t>(bytes), StreamOf(stream)),
+          "cudaMemsetAsync");
+  }
+  void Launch(const KernelLaunch& launch, GpuStream stream) override {
+    Use();
+    void* arguments[] = {const_cast<void*>(launch.args)};
+    const dim3 grid(static_cast<unsigned>(launch.blocks));
+    const dim3 block(static_cast<unsigned>(launch.threads));
+    Check(cudaLaunchKernel(KernelEntry(launch.kernel), grid, block, arguments,
+                           static_cast<std::size_t>(launch.shared_bytes), StreamOf(stream)),
+          "cudaLaunchKernel");
+  }
+  [[nodiscard]] bool Multiply(const gpu::GemmArgs& product, void* workspace,
+                              std::int64_t workspace_bytes, GpuStream stream) override {
+    Use();
+    return library_ != nullptr &&
+           library_->Multiply(product, workspace, workspace_bytes, StreamOf(stream));
+  }
+
+ private:
+  // CUDA's current device is per thread.
+  void Use() const { Check(cudaSetDevice(device_), "cudaSetDevice"); }
+
+  const int device_;
+  GpuInfo info_;
+  std::unique_ptr<CublasLt> library_;
+  std::mutex mutex_;
+  // All guarded by mutex_.
+  std::vector<void*> device_memory_, host_memory_;
+  std::vector<cudaStream_t> streams_;
+  std::vector<cudaEvent_t> events_;
+};
+
+std::unique_ptr<Gpu> Open(int device, std::string* problem) {
+  int driver = 0;
+  int runtime = 0;
+  int count = 0;
+  (void)cudaDriverGetVersion(&driver);
+  Check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  *problem = DescribeNoGpu(status, driver, runtime, count);
+  if (!problem->empty()) {
+    return nullptr;
+  }
+  if (device >= count) {
+    *problem = "got GPU " + std::to_string(device) + ", expected 0 to " + std::to_string(count - 1);
+    return nullptr;
+  }
+  auto gpu = std::make_unique<CudaGpu>(device);
+  constexpr int kOldest = 8;  // bf16 on tensor cores
+  if (gpu->Info().major < kOldest) {
+    *problem = gpu->Info().name + " has compute capability " + std::to_string(gpu->Info().major) +
+               '.' + std::to_string(gpu->Info().minor) + ", expected 8.0 or later";
+    return nullptr;
+  }
+  return gpu;
+}
+
+}  // namespace
+}  // namespace shardwright
+
+extern "C" [[gnu::visibility("default")]] shardwright::Gpu* ShardwrightOpenGpu(
+    int version, int device, std::string* problem) {
+  using shardwright::kPluginVersion;
+  using shardwright::Open;
+  if (version != kPluginVersion) {
+    *problem = "libshardwright_cuda.so is of another build: its interface is number " +
+               std::to_string(kPluginVersion) + ", the program's is number " +
+               std::to_string(version);
+    return nullptr;
+  }
+  try {
+    return Open(device, problem).release();
+  } catch (const std::exception& error) {
+    *problem = error.what();
+    return nullptr;
+  }
+}

@@ -1,0 +1,513 @@
+#include "executor/cuda/device.h"
+
+#include <algorithm>
+#include <cmath>
+#include <thread>
+#include <utility>
+
+#include "core/error.h"
+#include "executor/cuda/kernels/sums.h"
+#include "executor/cuda/ops/launch.h"
+
+namespace shardwright {
+
+CudaWorld::CudaWorld(const ExecuteContext& run_context, const CudaOptions& run_options,
+                     Gpu& run_gpu)
+    : context(run_context), options(run_options), gpu(run_gpu) {
+  const Program& program = context.input.program;
+  const std::int64_t ranks = program.shard_size * program.replicate_size;
+  for (std::size_t g = 0; g < program.groups.size(); ++g) {
+    const Group& group = program.groups[g];
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      const Key key = KeyOf(GroupId(g), Rank(static_cast<std::size_t>(r)));
+      if (!groups_.contains(key)) {
+        groups_[key] = std::make_unique<LoopbackGroup>(group.size, key.second, group.stride,
+                                                       options.timeout, faults);
+        host_groups_[key] = std::make_unique<ThreadCommunicator>(
+            GroupRanks{group.size, key.second, group.stride}, options.timeout, clock, faults);
+      }
+    }
+  }
+}
+
+CudaWorld::Key CudaWorld::KeyOf(GroupId group, Rank rank) const {
+  return {group, PlaceInGroup(context.input.program.groups[group.value], rank).base};
+}
+
+LoopbackGroup& CudaWorld::GroupOf(GroupId group, Rank rank) {
+  return *groups_.at(KeyOf(group, rank));
+}
+
+Communicator& CudaWorld::HostGroupOf(GroupId group, Rank rank) {
+  return *host_groups_.at(KeyOf(group, rank));
+}
+
+std::int64_t CudaWorld::MemberOf(GroupId group, Rank rank) const {
+  return PlaceInGroup(context.input.program.groups[group.value], rank).index;
+}
+
+namespace {
+
+// Stretches of a norm: one partial sum each.
+constexpr std::int64_t kSquaresPerBlock = std::int64_t{1} << 17;
+
+}  // namespace
+
+CudaDevice::CudaDevice(CudaWorld& world, Rank rank) : world_(world), gpu_(world.gpu), rank_(rank) {
+  fault_ = reinterpret_cast<gpu::Fault*>(Allocate(Bytes(sizeof(gpu::Fault)), false));
+  anchor_ = gpu_.NewEvent(true);
+  gpu_.Record(anchor_, QueueOf(Stream::kCompute).stream);
+  gpu_.Synchronize(anchor_);
+  anchor_time_ = Now();
+}
+
+// Streams may still use calls and contexts: nothing of them may run on.
+CudaDevice::~CudaDevice() {
+  try {
+    for (Queue& queue : queues_) {
+      if (queue.stream.value != nullptr && !queue.pending.empty()) {
+        gpu_.Synchronize(queue.pending.back().event);
+      }
+    }
+  } catch (const RunError&) {  // the GPU is lost, and with it its work
+  }
+}
+
+std::byte* CudaDevice::Allocate(Bytes size, bool on_host) {
+  if (!on_host && size > gpu_.FreeMemory()) {
+    throw RunError("rank " + std::to_string(rank_.value) + ": out of memory: the plan needs " +
+                   std::to_string(size.value) + " bytes of device memory, " +
+                   std::to_string(gpu_.FreeMemory().value) + " are free");
+  }
+  std::byte* const data = gpu_.Allocate(size, on_host);
+  Queue& queue = QueueOf(Stream::kCompute);
+  const GpuEvent event = TakeEvent(false);
+  gpu_.Fill(data, 0, size.value, queue.stream);
+  gpu_.Record(event, queue.stream);
+  gpu_.Synchronize(event);
+  free_events_.push_back(event);
+  return data;
+}
+
+CudaDevice::Queue& CudaDevice::QueueOf(Stream stream) {
+  Queue& queue = queues_[static_cast<std::size_t>(stream)];
+  if (queue.stream.value == nullptr) {
+    // Communication first: what it waits for is what others wait for.
+    queue.stream = gpu_.NewStream(stream == Stream::kGather || stream == Stream::kReduce ||
+                                  stream == Stream::kReplicate);
+  }
+  return queue;
+}
+
+GpuEvent CudaDevice::TakeEvent(bool timed) {
+  std::vector<GpuEvent>& pool = timed ? free_timed_ : free_events_;
+  if (pool.empty()) {
+    return gpu_.NewEvent(timed);
+  }
+  const GpuEvent event = pool.back();
+  pool.pop_back();
+  return event;
+}
+
+CudaDevice::Readback* CudaDevice::TakeReadback() {
+  if (free_readbacks_.empty()) {
+    constexpr std::int64_t kCount = 64;
+    auto* const all = reinterpret_cast<Readback*>(
+        gpu_.Allocate(Bytes(kCount * static_cast<std::int64_t>(sizeof(Readback))), true));
+    for (std::int64_t i = 0; i < kCount; ++i) {
+      free_readbacks_.push_back(all + i);
+    }
+  }
+  Readback* const readback = free_readbacks_.back();
+  free_readbacks_.pop_back();
+  return readback;
+}
+
+SimTime CudaDevice::TimeOf(GpuEvent event) {
+  return anchor_time_ + gpu_.Between(anchor_, event);
+}
+
+void CudaDevice::Complete(const Pending& pending) {
+  if (pending.readback != nullptr) {
+    *pending.loss_to = pending.readback->number;
+    found_ = pending.readback->fault;
+    free_readbacks_.push_back(pending.readback);
+  }
+  if (pending.span != nullptr) {
+    // What the GPU does not tell apart: the work was ready, and had its communicator, when it
+    // began.
+    pending.span->ready = pending.span->arrival = pending.span->start = TimeOf(pending.begin);
+    pending.span->end = TimeOf(pending.end);
+    free_timed_.push_back(pending.begin);
+    free_timed_.push_back(pending.end);
+  }
+  free_events_.push_back(pending.event);
+}
+
+void CudaDevice::Collect(Queue& queue) {
+  while (!queue.pending.empty() && gpu_.IsOver(queue.pending.front().event)) {
+    Complete(queue.pending.front());
+    queue.completed = queue.pending.front().sequence;
+    queue.pending.pop_front();
+  }
+}
+
+std::string CudaDevice::DescribeStreams() const {
+  std::string text;
+  for (std::size_t s = 0; s < queues_.size(); ++s) {
+    if (!queues_[s].pending.empty()) {
+      const Queue& queue = queues_[s];
+      text += (text.empty() ? "" : "; ") + std::string(NameOf(static_cast<Stream>(s))) + ": " +
+              *queue.pending.front().name + " and " + std::to_string(queue.pending.size() - 1) +
+              " behind it";
+    }
+  }
+  return text.empty() ? "no op is under way" : text;
+}
+
+void CudaDevice::CheckFault() {
+  const std::string text = DescribeFault(found_);
+  if (!text.empty()) {
+    world_.faults.Report("rank " + std::to_string(rank_.value) + ": " + text);
+    world_.faults.ThrowIfFailed();
+  }
+}
+
+void CudaDevice::Await(GpuEvent event, const std::string& what) {
+  constexpr int kSpins = 1 << 14;  // before the thread sleeps between two looks
+  const auto limit = std::chrono::steady_clock::now() + world_.options.timeout;
+  for (int spin = 0; !gpu_.IsOver(event); ++spin) {
+    world_.faults.ThrowIfFailed();
+    if (spin < kSpins) {
+      std::this_thread::yield();
+      continue;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    if (std::chrono::steady_clock::now() > limit) {
+      world_.faults.Report("rank " + std::to_string(rank_.value) + ": waited " +
+                           std::to_string(world_.options.timeout.count()) + " ms for " + what +
+                           "; under way: " + DescribeStreams());
+      world_.faults.ThrowIfFailed();
+    }
+  }
+}
+
+void CudaDevice::AwaitQueue(Queue& queue, std::uint64_t sequence) {
+  Collect(queue);
+  if (queue.completed >= sequence) {
+    return;
+  }
+  const Pending& pending =
+      queue.pending[static_cast<std::size_t>(sequence - queue.pending.front().sequence)];
+  Await(pending.event, "op " + *pending.name);
+  Collect(queue);
+}
+
+void CudaDevice::Wait(Ticket ticket) {
+  if (ticket.sequence > 0) {
+    AwaitQueue(queues_[static_cast<std::size_t>(ticket.stream)], ticket.sequence);
+  }
+  CheckFault();
+}
+
+void CudaDevice::Finish() {
+  for (Queue& queue : queues_) {
+    AwaitQueue(queue, queue.submitted);
+  }
+  Queue& compute = QueueOf(Stream::kCompute);
+  const GpuEvent event = TakeEvent(false);
+  Readback* const readback = TakeReadback();
+  gpu_.Copy(&readback->fault, fault_, sizeof(gpu::Fault), compute.stream);
+  gpu_.Record(event, compute.stream);
+  Await(event, "the last step");
+  found_ = readback->fault;
+  free_readbacks_.push_back(readback);
+  free_events_.push_back(event);
+  CheckFault();
+}
+
+Ticket CudaDevice::Submit(const Work& work) {
+  world_.faults.ThrowIfFailed();
+  Queue& queue = QueueOf(work.stream);
+  Collect(queue);
+  Pending pending;
+  pending.sequence = ++queue.submitted;
+  pending.name = work.name;
+  for (const Ticket& ticket : work.waits) {
+    Queue& other = queues_[static_cast<std::size_t>(ticket.stream)];
+    if (ticket.stream != work.stream && ticket.sequence > other.completed) {
+      gpu_.WaitFor(
+          queue.stream,
+          other.pending[static_cast<std::size_t>(ticket.sequence - other.pending.front().sequence)]
+              .event);
+    }
+  }
+  if (work.span != nullptr) {
+    work.span->issued = Now();
+    pending.span = work.span;
+    pending.begin = TakeEvent(true);
+    pending.end = TakeEvent(true);
+    gpu_.Record(pending.begin, queue.stream);
+  }
+  for (const ByteRange& range : work.poison) {
+    gpu_.Fill(range.data, 0xff, range.bytes, queue.stream);
+  }
+  if (work.call != nullptr) {
+    try {
+      SubmitCall(work, queue, pending);
+    } catch (const std::exception& error) {
+      world_.faults.Report("rank " + std::to_string(rank_.value) + ", op " + *work.name + ": " +
+                           error.what());
+      world_.faults.ThrowIfFailed();
+    }
+  }
+  if (work.span != nullptr) {
+    gpu_.Record(pending.end, queue.stream);
+    work.span->issue_end = Now();
+  }
+  pending.event = TakeEvent(false);
+  gpu_.Record(pending.event, queue.stream);
+  queue.pending.push_back(pending);
+  return {work.stream, pending.sequence};
+}
+
+void CudaDevice::SubmitCall(const Work& work, Queue& queue, Pending& pending) {
+  const GpuStream stream = queue.stream;
+  StepContext& step = *work.step;
+  if (const auto* copy = std::get_if<CopyCall>(work.call)) {
+    SubmitCopy(*copy, stream);
+  } else if (const auto* collective = std::get_if<CollectiveCall>(work.call)) {
+    SubmitCollective(*collective, work, stream);
+  } else if (const auto* divide = std::get_if<DivideCall>(work.call)) {
+    DivideAll(divide->ranges, divide->divisor, stream);
+  } else if (auto* model = std::get_if<ModelCall>(work.call)) {
+    SubmitModel(*model, work, stream, pending);
+  } else if (const auto* initialize = std::get_if<InitializeCall>(work.call)) {
+    SubmitInitialize(*initialize, stream);
+  } else if (const auto* norm = std::get_if<NormCall>(work.call)) {
+    SubmitNorm(*norm, step, stream);
+  } else if (const auto* clip = std::get_if<ClipCall>(work.call)) {
+    SubmitClip(*clip, step, stream);
+  } else if (auto* update = std::get_if<UpdateCall>(work.call)) {
+    SubmitUpdate(*update, step, stream);
+  }
+}
+
+void CudaDevice::SubmitCopy(const CopyCall& call, GpuStream stream) {
+  for (const ByteRange& zeros : call.zeros) {
+    gpu_.Fill(zeros.data, 0, zeros.bytes, stream);
+  }
+  const OpContext context{gpu_, stream, fault_};
+  for (const CopyRun& run : call.runs) {
+    if (run.from_dtype == run.to_dtype && !run.accumulate) {
+      gpu_.Copy(run.to, run.from, run.count * SizeOf(run.to_dtype), stream);
+      continue;
+    }
+    gpu::MapArgs args;
+    args.adds = run.accumulate;
+    args.n = run.count;
+    args.a = {const_cast<std::byte*>(run.from), run.from_dtype};
+    args.z = {run.to, run.to_dtype};
+    ops::Map(context, args);
+  }
+}
+
+void CudaDevice::SubmitCollective(const CollectiveCall& call, const Work& work, GpuStream stream) {
+  std::array<GpuEvent, 3>& events = group_events_[call.group];
+  for (GpuEvent& event : events) {
+    if (event.value == nullptr) {
+      event = gpu_.NewEvent(false);
+    }
+  }
+  const CollectivePlace place{gpu_, stream, events[0], events[1], events[2]};
+  world_.GroupOf(call.group, rank_)
+      .Submit(world_.MemberOf(call.group, rank_), call, *work.name, place);
+}
+
+void CudaDevice::DivideAll(std::span<const ElementRange> ranges, double divisor, GpuStream stream) {
+  if (divisor == 1.0) {
+    return;
+  }
+  for (const ElementRange& range : ranges) {
+    gpu::MapArgs args;
+    args.op = gpu::MapOp::kDivide;
+    args.factor = static_cast<float>(divisor);
+    args.n = range.count;
+    args.a = args.z = {range.data, range.dtype};
+    ops::Map({gpu_, stream, fault_}, args);
+  }
+}
+
+namespace {
+
+double LossScale(const StepContext& step) {
+  const ScalingState* const scaling = step.scaling;
+  return scaling != nullptr && scaling->is_on ? scaling->scaler.scale : 1.0;
+}
+
+}  // namespace
+
+void CudaDevice::SubmitModel(ModelCall& call, const Work& work, GpuStream stream,
+                             Pending& pending) {
+  call.call.dropout.step = work.step->step;
+  call.call.loss_scale = LossScale(*work.step);
+  SubmitModelOp(call.call, call.is_backward, {gpu_, stream, fault_});
+  if (call.loss != nullptr) {
+    pending.readback = TakeReadback();
+    pending.loss_to = &work.step->losses[call.micro_batch];
+    gpu_.Copy(&pending.readback->number, call.loss, sizeof(float), stream);
+    gpu_.Copy(&pending.readback->fault, fault_, sizeof(gpu::Fault), stream);
+  }
+}
+
+// First values are made on the host, so that they are the host device's bits.
+void CudaDevice::SubmitInitialize(const InitializeCall& call, GpuStream stream) {
+  const Model& model = world_.context.input.model;
+  std::vector<std::byte> values(static_cast<std::size_t>(call.elements * SizeOf(call.dtype)));
+  if (!call.unit.valid()) {
+    InitializeModelBuffers(
+        model, {reinterpret_cast<float*>(values.data()), static_cast<std::size_t>(call.elements)});
+  } else {
+    InitializeShard(model, world_.context.init_rules, world_.context.input.training.seed,
+                    call.pieces, {values.data(), call.dtype, call.elements});
+  }
+  gpu_.Copy(call.data, values.data(), static_cast<std::int64_t>(values.size()), stream);
+  const GpuEvent event = TakeEvent(false);
+  gpu_.Record(event, stream);
+  Await(event, "first values");  // `values` dies here
+  free_events_.push_back(event);
+}
+
+void CudaDevice::SubmitNorm(const NormCall& call, const StepContext& step, GpuStream stream) {
+  const double divisor = call.divisor * LossScale(step);
+  if (call.in_place) {
+    DivideAll(call.gradients, divisor, stream);
+  }
+  std::int64_t count = 0;
+  for (const ElementRange& range : call.gradients) {
+    count += CeilDiv(range.count, kSquaresPerBlock);
+  }
+  if (count > squares_count_) {
+    squares_ = reinterpret_cast<double*>(
+        Allocate(Bytes(count * static_cast<std::int64_t>(sizeof(double))), false));
+    squares_count_ = count;
+  }
+  const OpContext context{gpu_, stream, fault_};
+  std::int64_t first = 0;
+  for (const ElementRange& range : call.gradients) {
+    const std::int64_t blocks = CeilDiv(range.count, kSquaresPerBlock);
+    ops::LaunchBlocks<gpu::SquaresKernel, double>(context, blocks,
+                                                  {.x = {range.data, range.dtype},
+                                                   .n = range.count,
+                                                   .per_block = kSquaresPerBlock,
+                                                   .partial = squares_ + first});
+    first += blocks;
+  }
+  ops::LaunchBlocks<gpu::NormKernel>(context, 1,
+                                     {.partial = squares_,
+                                      .count = count,
+                                      .divisor = call.in_place ? 1.0 : divisor,
+                                      .norm = reinterpret_cast<float*>(call.norm)});
+}
+
+// Whether the step is skipped decides what the host issues next, so it waits for the norm.
+void CudaDevice::DecideStep(const ClipCall& call, ScalingState& scaling, GpuStream stream) {
+  Readback* const norm = TakeReadback();
+  const GpuEvent event = TakeEvent(false);
+  gpu_.Copy(&norm->number, call.norm, sizeof(float), stream);
+  gpu_.Record(event, stream);
+  Await(event, "the norm of the gradients");
+  scaling.applied = scaling.scaler.scale;
+  scaling.skips = !std::isfinite(norm->number);
+  scaling.skipped += scaling.skips ? 1 : 0;
+  scaling.scaler.Update(scaling.skips, world_.context.input.training.loss_scale);
+  free_readbacks_.push_back(norm);
+  free_events_.push_back(event);
+}
+
+void CudaDevice::SubmitClip(const ClipCall& call, StepContext& step, GpuStream stream) {
+  double scale = 1.0;
+  if (ScalingState* const scaling = step.scaling; scaling != nullptr && scaling->is_on) {
+    if (call.decides) {
+      DecideStep(call, *scaling, stream);
+    }
+    if (scaling->skips) {
+      return;
+    }
+    scale = scaling->applied;
+  }
+  if (call.divides) {
+    DivideAll(call.gradients, call.divisor * scale, stream);
+  }
+  if (!world_.context.input.job.clip_gradients) {  // the norm was taken for the loss scale alone
+    return;
+  }
+  for (const ElementRange& range : call.gradients) {
+    ops::LaunchItems<gpu::ClipKernel>(
+        {gpu_, stream, fault_}, range.count,
+        {.x = {range.data, range.dtype},
+         .n = range.count,
+         .squares = reinterpret_cast<const float*>(call.norm),
+         .max_norm = static_cast<float>(world_.context.input.training.clip_norm)});
+  }
+}
+
+void CudaDevice::SubmitUpdate(UpdateCall& call, const StepContext& step, GpuStream stream) {
+  const ScalingState* const scaling = step.scaling;
+  if (scaling != nullptr && scaling->skips) {
+    return;
+  }
+  DivideAll(call.gradients, call.divisor, stream);
+  for (std::size_t i = 0; i < call.shards.size(); ++i) {
+    OptimizerCall& shard = call.shards[i];
+    shard.ranges = call.ranges[i];
+    shard.learning_rate = step.learning_rate;
+    shard.step = step.update - (scaling != nullptr ? scaling->skipped : 0);
+    SubmitShardUpdate(shard, world_.context.input.training.optimizer, {gpu_, stream, fault_});
+  }
+}
+
+// Divides and clips the gradients of an update in host memory, together with the other ranks.
+void CudaDevice::ClipOnHost(UpdateCall& update, const Work& work) {
+  float norm = 0.0F;
+  auto* const memory = reinterpret_cast<std::byte*>(&norm);
+  Call squares = NormCall{update.gradients, update.divisor, memory};
+  Execute(squares, *work.step, world_.context);
+  if (update.clip_group.valid()) {
+    CollectiveCall sum;
+    sum.code = OpCode::kAllReduce;
+    sum.group = update.clip_group;
+    sum.elements = 1;
+    sum.send = sum.receive = memory;
+    (void)world_.HostGroupOf(sum.group, rank_)
+        .Run(world_.MemberOf(sum.group, rank_), sum, *work.name, Now(), SimTime(0));
+  }
+  Call clip = ClipCall{update.gradients, memory};
+  Execute(clip, *work.step, world_.context);
+}
+
+void CudaDevice::RunOnHost(const Work& work) {
+  Span unused;
+  Span& span = work.span != nullptr ? *work.span : unused;
+  span.issued = span.issue_end = Now();
+  for (const Ticket& ticket : work.waits) {
+    Wait(ticket);
+  }
+  span.ready = span.arrival = span.start = Now();
+  try {
+    if (auto* const update = work.call == nullptr ? nullptr : std::get_if<UpdateCall>(work.call);
+        update != nullptr && update->clips) {
+      ClipOnHost(*update, work);
+    }
+    if (work.call != nullptr) {
+      Execute(*work.call, *work.step, world_.context);
+    }
+  } catch (const std::exception& error) {
+    world_.faults.Report("rank " + std::to_string(rank_.value) + ", op " + *work.name + ": " +
+                         error.what());
+    world_.faults.ThrowIfFailed();
+  }
+  span.end = Now();
+}
+
+}  // namespace shardwright

@@ -1,0 +1,134 @@
+#pragma once
+
+// The CUDA device of one rank: streams, events, launches. It names no CUDA type; what lies below is
+// a Gpu.
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "executor/cuda/gpu.h"
+#include "executor/cuda/loopback.h"
+#include "executor/cuda/ops/model_ops.h"
+#include "executor/device.h"
+#include "executor/host/clock.h"
+#include "executor/host/communicator.h"
+#include "executor/host/execute.h"
+#include "executor/host/fault.h"
+
+namespace shardwright {
+
+struct CudaOptions {
+  // How long a rank waits for work of its own or for the others before it gives the run up.
+  std::chrono::milliseconds timeout{60000};
+};
+
+// What the ranks of one process share: they all run on one GPU (loopback).
+class CudaWorld {
+ public:
+  // Keeps references. Throws EnvironmentError for groups larger than loopback can sum.
+  CudaWorld(const ExecuteContext& context, const CudaOptions& options, Gpu& gpu);
+
+  [[nodiscard]] LoopbackGroup& GroupOf(GroupId group, Rank rank);
+  // Of the host threads, for updates in host memory.
+  [[nodiscard]] Communicator& HostGroupOf(GroupId group, Rank rank);
+  [[nodiscard]] std::int64_t MemberOf(GroupId group, Rank rank) const;
+
+  const ExecuteContext& context;
+  const CudaOptions options;
+  Gpu& gpu;
+  const RunClock clock;
+  FaultBoard faults;
+
+ private:
+  using Key = std::pair<GroupId, std::int64_t>;  // kind of group, first rank
+  [[nodiscard]] Key KeyOf(GroupId group, Rank rank) const;
+
+  std::map<Key, std::unique_ptr<LoopbackGroup>> groups_;  // complete after construction
+  std::map<Key, std::unique_ptr<Communicator>> host_groups_;
+};
+
+class CudaDevice : public Device {
+ public:
+  CudaDevice(CudaWorld& world, Rank rank);
+  ~CudaDevice() override;
+
+  [[nodiscard]] std::byte* Allocate(Bytes size, bool on_host) override;
+  Ticket Submit(const Work& work) override;
+  void Wait(Ticket ticket) override;
+  void RunOnHost(const Work& work) override;
+  void Finish() override;
+  void Fail(const std::string& cause) override { world_.faults.Report(cause); }
+  [[nodiscard]] SimTime Now() const override { return world_.clock.Now(); }
+
+ private:
+  // Pinned memory for what the host reads back. The GPU writes it, so the host looks only behind an
+  // event.
+  struct Readback {
+    gpu::Fault fault;
+    float number = 0.0F;
+  };
+  // Work that is not known to be over.
+  struct Pending {
+    std::uint64_t sequence = 0;
+    GpuEvent event;
+    const std::string* name = nullptr;
+    GpuEvent begin, end;  // timed; null without a span
+    Span* span = nullptr;
+    Readback* readback = nullptr;  // its loss goes to *loss_to
+    float* loss_to = nullptr;
+  };
+  struct Queue {
+    GpuStream stream;
+    std::uint64_t submitted = 0;
+    std::uint64_t completed = 0;
+    std::deque<Pending> pending;
+  };
+
+  [[nodiscard]] Queue& QueueOf(Stream stream);
+  [[nodiscard]] GpuEvent TakeEvent(bool timed);
+  [[nodiscard]] Readback* TakeReadback();
+  // Moves what is over out of the queue; what it left behind is read.
+  void Collect(Queue& queue);
+  void Complete(const Pending& pending);
+  // Polls until the event is over; throws what went wrong meanwhile.
+  void Await(GpuEvent event, const std::string& what);
+  void AwaitQueue(Queue& queue, std::uint64_t sequence);
+  // The oldest unfinished ops of every stream, for a message.
+  [[nodiscard]] std::string DescribeStreams() const;
+  void CheckFault();
+  [[nodiscard]] SimTime TimeOf(GpuEvent event);
+
+  void SubmitCall(const Work& work, Queue& queue, Pending& pending);
+  void SubmitCopy(const CopyCall& call, GpuStream stream);
+  void SubmitCollective(const CollectiveCall& call, const Work& work, GpuStream stream);
+  void SubmitModel(ModelCall& call, const Work& work, GpuStream stream, Pending& pending);
+  void SubmitInitialize(const InitializeCall& call, GpuStream stream);
+  void SubmitNorm(const NormCall& call, const StepContext& step, GpuStream stream);
+  void DecideStep(const ClipCall& call, ScalingState& scaling, GpuStream stream);
+  void SubmitClip(const ClipCall& call, StepContext& step, GpuStream stream);
+  void SubmitUpdate(UpdateCall& call, const StepContext& step, GpuStream stream);
+  void DivideAll(std::span<const ElementRange> ranges, double divisor, GpuStream stream);
+  void ClipOnHost(UpdateCall& update, const Work& work);
+
+  CudaWorld& world_;
+  Gpu& gpu_;
+  const Rank rank_;
+  std::array<Queue, kStreamCount> queues_;
+  std::vector<GpuEvent> free_events_, free_timed_;
+  std::vector<Readback*> free_readbacks_;
+  std::map<GroupId, std::array<GpuEvent, 3>> group_events_;
+  gpu::Fault* fault_ = nullptr;  // on the GPU
+  gpu::Fault found_;             // the last one that was read back
+  double* squares_ = nullptr;    // partial sums of a norm
+  std::int64_t squares_count_ = 0;
+  GpuEvent anchor_;
+  SimTime anchor_time_;
+};
+
+}  // namespace shardwright

@@ -1,0 +1,208 @@
+#include "executor/cuda/emulation/emulated_gpu.h"
+
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "executor/cuda/kernels/kernels.h"
+
+namespace shardwright {
+namespace {
+
+using KernelFunction = void (*)(gpu::Block&, const void*);
+
+template <class Kernel>
+void RunBlock(gpu::Block& block, const void* args) {
+  Kernel::Run(block, *static_cast<const typename Kernel::Args*>(args));
+}
+
+constexpr std::array kFunctions = {
+#define SW_ENTRY(name) &RunBlock<gpu::name##Kernel>,
+    SW_KERNELS(SW_ENTRY)
+#undef SW_ENTRY
+};
+
+class EmulatedGpu : public Gpu {
+ public:
+  explicit EmulatedGpu(const EmulationOptions& options) : options_(options), random_(options.seed) {
+    info_.name = "emulated GPU";
+    info_.memory = options.memory;
+    info_.multiprocessors = 1;
+    info_.shared_bytes = options.shared_bytes;
+    info_.library = "own kernels";
+  }
+
+  [[nodiscard]] const GpuInfo& Info() const override { return info_; }
+
+  [[nodiscard]] std::byte* Allocate(Bytes size, bool on_host) override {
+    const std::lock_guard lock(mutex_);
+    if (!on_host && used_ + size > options_.memory) {
+      throw RunError("emulated GPU: out of memory");
+    }
+    used_ += on_host ? Bytes(0) : size;
+    constexpr std::size_t kAlignment = 256;
+    const auto bytes = static_cast<std::size_t>(
+        RoundUp(std::max<std::int64_t>(size.value, 1), std::int64_t{kAlignment}));
+    memory_.emplace_back(static_cast<std::byte*>(std::aligned_alloc(kAlignment, bytes)), std::free);
+    std::memset(memory_.back().get(), 0xff, bytes);
+    return memory_.back().get();
+  }
+  [[nodiscard]] Bytes FreeMemory() override {
+    const std::lock_guard lock(mutex_);
+    return options_.memory - used_;
+  }
+
+  [[nodiscard]] GpuStream NewStream(bool /*high_priority*/) override {
+    const std::lock_guard lock(mutex_);
+    streams_.emplace_back();
+    return {&streams_.back()};
+  }
+  [[nodiscard]] GpuEvent NewEvent(bool /*timed*/) override {
+    const std::lock_guard lock(mutex_);
+    events_.emplace_back();
+    return {&events_.back()};
+  }
+
+  void Record(GpuEvent event, GpuStream stream) override {
+    auto* const e = static_cast<Event*>(event.value);
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t number = ++e->recorded;
+    Push(stream, [e, number] {
+      e->reached = number;
+      e->at = std::chrono::steady_clock::now();
+      return true;
+    });
+  }
+  void WaitFor(GpuStream stream, GpuEvent event) override {
+    const auto* const e = static_cast<Event*>(event.value);
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t number = e->recorded;
+    Push(stream, [e, number] { return e->reached >= number; });
+  }
+  [[nodiscard]] bool IsOver(GpuEvent event) override {
+    const auto* const e = static_cast<Event*>(event.value);
+    const std::lock_guard lock(mutex_);
+    for (int step = 0; step < kStepsPerLook && e->reached < e->recorded && Advance(); ++step) {
+    }
+    return e->reached >= e->recorded;
+  }
+  void Synchronize(GpuEvent event) override {
+    const auto* const e = static_cast<Event*>(event.value);
+    const std::lock_guard lock(mutex_);
+    while (e->reached < e->recorded) {
+      if (!Advance()) {
+        throw RunError("emulated GPU: the streams wait for each other");
+      }
+    }
+  }
+  [[nodiscard]] SimTime Between(GpuEvent first, GpuEvent second) override {
+    const std::lock_guard lock(mutex_);
+    const auto elapsed =
+        static_cast<Event*>(second.value)->at - static_cast<Event*>(first.value)->at;
+    return SimTime(std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count() * 1000);
+  }
+
+  void Copy(void* to, const void* from, std::int64_t bytes, GpuStream stream) override {
+    const std::lock_guard lock(mutex_);
+    Push(stream, [=] {
+      std::memmove(to, from, static_cast<std::size_t>(bytes));
+      return true;
+    });
+  }
+  void Fill(void* to, std::uint8_t byte, std::int64_t bytes, GpuStream stream) override {
+    const std::lock_guard lock(mutex_);
+    Push(stream, [=] {
+      std::memset(to, byte, static_cast<std::size_t>(bytes));
+      return true;
+    });
+  }
+  void Launch(const KernelLaunch& launch, GpuStream stream) override {
+    SW_CHECK(launch.shared_bytes <= options_.shared_bytes,
+             "a kernel wants " + std::to_string(launch.shared_bytes) + " bytes of shared memory");
+    const auto* const args = static_cast<const std::byte*>(launch.args);
+    std::vector<std::max_align_t> copy(launch.args_bytes / sizeof(std::max_align_t) + 1);
+    std::memcpy(copy.data(), args, launch.args_bytes);
+    const std::lock_guard lock(mutex_);
+    Push(stream, [launch, copy = std::move(copy)] {
+      RunKernel(launch, copy.data());
+      return true;
+    });
+  }
+  [[nodiscard]] bool Multiply(const gpu::GemmArgs& /*product*/, void* /*workspace*/,
+                              std::int64_t /*bytes*/, GpuStream /*stream*/) override {
+    return false;
+  }
+
+ private:
+  static constexpr int kStepsPerLook = 64;
+
+  // One step of a stream; false: it has to wait.
+  using Step = std::function<bool()>;
+  struct Stream {
+    std::deque<Step> steps;
+  };
+  struct Event {
+    std::uint64_t recorded = 0, reached = 0;
+    std::chrono::steady_clock::time_point at;
+  };
+
+  static void RunKernel(const KernelLaunch& launch, const void* args) {
+    constexpr std::size_t kAlignment = 256;
+    const auto bytes = static_cast<std::size_t>(RoundUp(launch.shared_bytes + 1, 256));
+    const std::unique_ptr<std::byte, void (*)(void*)> shared(
+        static_cast<std::byte*>(std::aligned_alloc(kAlignment, bytes)), std::free);
+    for (std::int64_t b = 0; b < launch.blocks; ++b) {
+      std::memset(shared.get(), 0xff, bytes);
+      gpu::Block block(shared.get(), b, launch.blocks, launch.threads);
+      kFunctions[static_cast<std::size_t>(launch.kernel)](block, args);
+      SW_CHECK(block.used() <= launch.shared_bytes,
+               "kernel " + std::to_string(static_cast<int>(launch.kernel)) + " uses " +
+                   std::to_string(block.used()) + " bytes of shared memory, its launch has " +
+                   std::to_string(launch.shared_bytes));
+    }
+  }
+
+  static void Push(GpuStream stream, Step step) {
+    static_cast<Stream*>(stream.value)->steps.push_back(std::move(step));
+  }
+
+  // Runs one step of a random stream that can; false: none can.
+  bool Advance() {
+    const std::size_t first = random_() % (streams_.empty() ? 1 : streams_.size());
+    for (std::size_t k = 0; k < streams_.size(); ++k) {
+      Stream& stream = streams_[(first + k) % streams_.size()];
+      if (!stream.steps.empty() && stream.steps.front()()) {
+        stream.steps.pop_front();
+        return true;
+      }
+    }
+    return false;
+  }
+
+  const EmulationOptions options_;
+  GpuInfo info_;
+  std::mutex mutex_;
+  // All guarded by mutex_; deques, so that elements stay where they are.
+  Bytes used_{0};
+  std::vector<std::unique_ptr<std::byte, void (*)(void*)>> memory_;
+  std::deque<Stream> streams_;
+  std::deque<Event> events_;
+  std::mt19937_64 random_;
+};
+
+}  // namespace
+
+std::unique_ptr<Gpu> MakeEmulatedGpu(const EmulationOptions& options) {
+  return std::make_unique<EmulatedGpu>(options);
+}
+
+}  // namespace shardwright

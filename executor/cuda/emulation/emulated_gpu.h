@@ -1,0 +1,22 @@
+#pragma once
+
+// A GPU that is none: its memory is ordinary memory, its kernels are loops on the CPU, its streams
+// are queues that advance in a random legal order whenever somebody waits. What is missing an event
+// between two streams therefore computes wrong numbers here, without a GPU.
+
+#include <cstdint>
+#include <memory>
+
+#include "executor/cuda/gpu.h"
+
+namespace shardwright {
+
+struct EmulationOptions {
+  std::uint64_t seed = 1;  // of the order in which streams advance
+  Bytes memory{std::int64_t{1} << 40};
+  std::int64_t shared_bytes = 160 * 1024;
+};
+
+[[nodiscard]] std::unique_ptr<Gpu> MakeEmulatedGpu(const EmulationOptions& options);
+
+}  // namespace shardwright

@@ -1,0 +1,256 @@
+#pragma once
+
+// Kernels without sums: activations, sums and products of tensors, copies with a cast, dropout.
+
+#include <cmath>
+#include <cstdint>
+
+#include "executor/cuda/kernels/array.h"
+#include "executor/cuda/kernels/block.h"
+#include "executor/cuda/kernels/kernel_id.h"
+#include "models/model.h"
+
+namespace shardwright::gpu {
+
+// Activations as PyTorch defines them.
+SW_DEVICE float Sigmoid(float x) {
+  return 1.0F / (1.0F + expf(-x));
+}
+
+// f(x).
+SW_DEVICE float Activate(Activation function, float x) {
+  switch (function) {
+    case Activation::kNone:
+      return x;
+    case Activation::kRelu:
+      return x > 0.0F ? x : 0.0F * x;  // NaN stays NaN
+    case Activation::kGelu:
+      return x * (0.5F * erfcf(-x * 0.707106781F));
+    case Activation::kGeluTanh:  // 1 + tanh(u) = 2 sigmoid(2 u)
+      return x * Sigmoid(2.0F * 0.797884561F * (x + 0.044715F * x * x * x));
+    case Activation::kSilu:
+      return x * Sigmoid(x);
+    case Activation::kTanh:
+      return tanhf(x);
+    case Activation::kSigmoid:
+      return Sigmoid(x);
+  }
+  return x;
+}
+
+// f'(x) * dy. `kept` is x, or f(x) for ReLU, tanh and sigmoid.
+SW_DEVICE float ActivateGrad(Activation function, float kept, float dy) {
+  const float x = kept;
+  switch (function) {
+    case Activation::kNone:
+      return dy;
+    case Activation::kRelu:
+      return x > 0.0F ? dy : 0.0F;
+    case Activation::kGelu:
+      return dy * (0.5F * erfcf(-x * 0.707106781F) + x * 0.398942280F * expf(-0.5F * x * x));
+    case Activation::kGeluTanh: {
+      const float u = 0.797884561F * (x + 0.044715F * x * x * x);
+      const float s = Sigmoid(2.0F * u);
+      const float slope = 0.797884561F * (1.0F + 3.0F * 0.044715F * x * x);
+      return dy * (s + 2.0F * x * s * (1.0F - s) * slope);
+    }
+    case Activation::kSilu: {
+      const float s = Sigmoid(x);
+      return dy * (s * (1.0F + x * (1.0F - s)));
+    }
+    case Activation::kTanh:
+      return dy * (1.0F - x * x);
+    case Activation::kSigmoid:
+      return dy * (x * (1.0F - x));
+  }
+  return dy;
+}
+
+SW_DEVICE bool KeepsResult(Activation function) {
+  return function == Activation::kRelu || function == Activation::kTanh ||
+         function == Activation::kSigmoid;
+}
+
+enum class MapOp : std::uint8_t {
+  kCopy,          // a
+  kAdd,           // a + b
+  kMul,           // a * b
+  kScale,         // a * factor
+  kDivide,        // a / factor
+  kActivate,      // f(a)
+  kActivateGrad,  // f'(a) b
+  kGated,         // f(a) b
+  kGateGrad,      // gradient of the gate: f'(a) (b c), where b is up and c the output's gradient
+};
+
+// z[i] = op(a[i], b[j], c[i]) for i < n, where j is i, or i % period (b repeats), or i / plane (one
+// b per plane). With `adds` the result is added to z.
+struct MapArgs {
+  MapOp op = MapOp::kCopy;
+  Activation activation = Activation::kNone;
+  bool adds = false;
+  float factor = 1.0F;
+  std::int64_t n = 0;
+  std::int64_t period = 0;  // 0: j = i
+  std::int64_t plane = 0;   // 0: no planes
+  Array a = {}, b = {}, c = {}, z = {};
+};
+
+SW_DEVICE float MapOne(const MapArgs& args, float a, float b, float c) {
+  switch (args.op) {
+    case MapOp::kCopy:
+      return a;
+    case MapOp::kAdd:
+      return a + b;
+    case MapOp::kMul:
+      return a * b;
+    case MapOp::kScale:
+      return a * args.factor;
+    case MapOp::kDivide:
+      return a / args.factor;
+    case MapOp::kActivate:
+      return Activate(args.activation, a);
+    case MapOp::kActivateGrad:
+      return ActivateGrad(args.activation, a, b);
+    case MapOp::kGated:
+      return Activate(args.activation, a) * b;
+    case MapOp::kGateGrad: {
+      const float kept = KeepsResult(args.activation) ? Activate(args.activation, a) : a;
+      return ActivateGrad(args.activation, kept, b * c);
+    }
+  }
+  return a;
+}
+
+// Eight elements per thread; blocks cover n.
+struct MapKernel {
+  static constexpr KernelId kId = KernelId::kMap;
+  using Args = MapArgs;
+  static constexpr int kThreads = 256;
+  static constexpr std::int64_t kPerBlock = std::int64_t{kThreads} * kVector;
+
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    block.Each([&](int t) {
+      const std::int64_t first = block.index() * kPerBlock + std::int64_t{t} * kVector;
+      if (first + kVector <= args.n && args.period == 0 && args.plane == 0) {
+        RunEight(args, first);
+        return;
+      }
+      for (std::int64_t i = first; i < first + kVector && i < args.n; ++i) {
+        const std::int64_t j =
+            args.period > 0 ? i % args.period : (args.plane > 0 ? i / args.plane : i);
+        const float b = args.b.data != nullptr ? Load(args.b, j) : 0.0F;
+        const float c = args.c.data != nullptr ? Load(args.c, i) : 0.0F;
+        StoreOrAdd(args.z, i, MapOne(args, Load(args.a, i), b, c), args.adds);
+      }
+    });
+  }
+
+ private:
+  static SW_DEVICE void RunEight(const Args& args, std::int64_t first) {
+    float a[kVector], b[kVector] = {}, c[kVector] = {}, z[kVector] = {};
+    LoadEight(args.a, first, a);
+    if (args.b.data != nullptr) {
+      LoadEight(args.b, first, b);
+    }
+    if (args.c.data != nullptr) {
+      LoadEight(args.c, first, c);
+    }
+    if (args.adds) {
+      LoadEight(args.z, first, z);
+    }
+    for (int k = 0; k < kVector; ++k) {
+      const float result = MapOne(args, a[k], b[k], c[k]);
+      z[k] = args.adds ? z[k] + result : result;
+    }
+    StoreEight(args.z, first, z);
+  }
+};
+
+// Copies rows of features between tensors with other row lengths, zeros where there is no source:
+// row r of `count` gets its first `features` elements from from[from_first + r * from_stride], and
+// lands at to[to_first + r * to_stride].
+struct CopyRowsArgs {
+  Array from = {}, to = {};
+  std::int64_t rows = 0, features = 0;
+  std::int64_t from_first = 0, from_stride = 0;
+  std::int64_t to_first = 0, to_stride = 0;
+};
+struct CopyRowsKernel {
+  static constexpr KernelId kId = KernelId::kCopyRows;
+  using Args = CopyRowsArgs;
+  static constexpr int kThreads = 256;
+
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    block.Each([&](int t) {
+      const std::int64_t i = block.index() * kThreads + t;
+      if (i < args.rows * args.features) {
+        const std::int64_t row = i / args.features;
+        const std::int64_t feature = i % args.features;
+        Store(args.to, args.to_first + row * args.to_stride + feature,
+              Load(args.from, args.from_first + row * args.from_stride + feature));
+      }
+    });
+  }
+};
+
+// Philox4x32-10, Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+struct RandomBlock {
+  std::uint32_t words[4];
+};
+SW_DEVICE RandomBlock PhiloxRounds(RandomBlock counter, std::uint64_t key) {
+  auto key0 = static_cast<std::uint32_t>(key);
+  auto key1 = static_cast<std::uint32_t>(key >> 32U);
+  std::uint32_t* const w = counter.words;
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t a = std::uint64_t{0xD2511F53U} * w[0];
+    const std::uint64_t b = std::uint64_t{0xCD9E8D57U} * w[2];
+    w[0] = static_cast<std::uint32_t>(b >> 32U) ^ w[1] ^ key0;
+    w[1] = static_cast<std::uint32_t>(b);
+    w[2] = static_cast<std::uint32_t>(a >> 32U) ^ w[3] ^ key1;
+    w[3] = static_cast<std::uint32_t>(a);
+    key0 += 0x9E3779B9U;
+    key1 += 0xBB67AE85U;
+  }
+  return counter;
+}
+
+// What a mask depends on, as the host's DropoutFactors: element e of a sample uses word e % 4 of
+// the counter (e / 4, sample, op, step) and is dropped when that word is below the threshold.
+struct DropoutMask {
+  std::uint64_t seed = 0;
+  std::uint32_t step = 0, op = 0, first_sample = 0;
+  std::uint32_t threshold = 0;  // probability times 2^32
+  float keep = 1.0F;            // 1 / (1 - probability)
+};
+SW_DEVICE float DropoutFactor(const DropoutMask& mask, std::int64_t sample, std::int64_t element) {
+  const RandomBlock random =
+      PhiloxRounds({{static_cast<std::uint32_t>(element / 4),
+                     mask.first_sample + static_cast<std::uint32_t>(sample), mask.op, mask.step}},
+                   mask.seed);
+  return random.words[element % 4] < mask.threshold ? 0.0F : mask.keep;
+}
+
+// y = x times the factors; `elements` per sample.
+struct DropoutArgs {
+  Array x = {}, y = {};
+  std::int64_t samples = 0, elements = 0;
+  DropoutMask mask;
+};
+struct DropoutKernel {
+  static constexpr KernelId kId = KernelId::kDropout;
+  using Args = DropoutArgs;
+  static constexpr int kThreads = 256;
+
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    block.Each([&](int t) {
+      const std::int64_t i = block.index() * kThreads + t;
+      if (i < args.samples * args.elements) {
+        Store(args.y, i,
+              Load(args.x, i) * DropoutFactor(args.mask, i / args.elements, i % args.elements));
+      }
+    });
+  }
+};
+
+}  // namespace shardwright::gpu

@@ -1,0 +1,68 @@
+#pragma once
+
+// The matrix product for what cuBLASLt does not take, or when it is not there. Not fast.
+
+#include <cstdint>
+
+#include "executor/cuda/kernels/array.h"
+#include "executor/cuda/kernels/block.h"
+#include "executor/cuda/kernels/kernel_id.h"
+#include "executor/cuda/kernels/tile.h"
+
+namespace shardwright::gpu {
+
+// Element (i, j) is at data[i * row_stride + j * column_stride].
+struct Matrix {
+  Array array = {};
+  std::int64_t row_stride = 0, column_stride = 1;
+};
+
+// c (m, n) (+)= a (m, k) b (k, n) + bias (n). Operands of one 16-bit dtype are multiplied as such,
+// others in fp32; sums are fp32, rounded once.
+struct GemmArgs {
+  std::int64_t m = 0, n = 0, k = 0;
+  Matrix a = {}, b = {}, c = {};
+  Array bias = {};  // null: none
+  bool adds = false;
+  DType multiply_as = DType::kFp32;
+};
+
+struct GemmKernel {
+  static constexpr KernelId kId = KernelId::kGemm;
+  using Args = GemmArgs;
+  static constexpr int kThreads = kProductThreads;
+
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    WithElement(args.multiply_as, [&](auto element) { RunAs<decltype(element)>(block, args); });
+  }
+
+ private:
+  template <class T>
+  static SW_DEVICE void RunAs(Block& block, const Args& args) {
+    const std::int64_t across = (args.n + kProductColumns - 1) / kProductColumns;
+    const std::int64_t row = block.index() / across * kProductRows;
+    const std::int64_t column = block.index() % across * kProductColumns;
+    TileProduct<T>(
+        block, args.k,
+        [&](int i, std::int64_t k) {
+          return row + i < args.m
+                     ? Load(args.a.array, (row + i) * args.a.row_stride + k * args.a.column_stride)
+                     : 0.0F;
+        },
+        [&](std::int64_t k, int j) {
+          return column + j < args.n ? Load(args.b.array, k * args.b.row_stride +
+                                                              (column + j) * args.b.column_stride)
+                                     : 0.0F;
+        },
+        [&](int i, int j, float sum) {
+          if (row + i >= args.m || column + j >= args.n) {
+            return;
+          }
+          const float bias = args.bias.data != nullptr ? Load(args.bias, column + j) : 0.0F;
+          StoreOrAdd(args.c.array, (row + i) * args.c.row_stride + (column + j), sum + bias,
+                     args.adds);
+        });
+  }
+};
+
+}  // namespace shardwright::gpu

@@ -1,0 +1,69 @@
+#pragma once
+
+// Every kernel's number; both devices have their entry points in this order.
+
+#include <cstdint>
+
+namespace shardwright::gpu {
+
+#define SW_KERNELS(X)   \
+  X(Map)                \
+  X(CopyRows)           \
+  X(Dropout)            \
+  X(ColumnSum)          \
+  X(PartialSum)         \
+  X(Fold)               \
+  X(Squares)            \
+  X(Norm)               \
+  X(Clip)               \
+  X(Update)             \
+  X(RowNorm)            \
+  X(RowNormGrad)        \
+  X(RopeTable)          \
+  X(Rope)               \
+  X(Embedding)          \
+  X(EmbeddingLinks)     \
+  X(EmbeddingGrad)      \
+  X(LogSumExp)          \
+  X(LogSoftmax)         \
+  X(LogSoftmaxGrad)     \
+  X(LossRows)           \
+  X(LossSum)            \
+  X(LossGrad)           \
+  X(Gemm)               \
+  X(AttentionForward)   \
+  X(AttentionProducts)  \
+  X(AttentionKeyGrad)   \
+  X(AttentionQueryGrad) \
+  X(AttentionBiasGrad)  \
+  X(PositionBias)       \
+  X(PositionBiasGrad)   \
+  X(Conv)               \
+  X(ConvDataGrad)       \
+  X(ConvWeightGrad)     \
+  X(ConvBiasGrad)       \
+  X(BatchNormStats)     \
+  X(BatchNorm)          \
+  X(BatchNormGrad)      \
+  X(MaxPool)            \
+  X(MaxPoolGrad)        \
+  X(AvgPool)            \
+  X(AvgPoolGrad)        \
+  X(ChannelScaleGrad)   \
+  X(Route)              \
+  X(RouteGrad)          \
+  X(Dispatch)           \
+  X(ExpertGemm)         \
+  X(ExpertHidden)       \
+  X(ExpertHiddenGrad)   \
+  X(ExpertCombine)      \
+  X(ExpertWeightGemm)
+
+enum class KernelId : std::uint16_t {
+#define SW_ID(name) k##name,
+  SW_KERNELS(SW_ID)
+#undef SW_ID
+      kCount
+};
+
+}  // namespace shardwright::gpu

@@ -1,0 +1,217 @@
+#pragma once
+
+// Log-softmax, negative log-likelihood, and both in one as cross-entropy. No fp32 copy of the
+// logits is ever made.
+
+#include <cmath>
+#include <cstdint>
+
+#include "executor/cuda/kernels/array.h"
+#include "executor/cuda/kernels/block.h"
+#include "executor/cuda/kernels/kernel_id.h"
+
+namespace shardwright::gpu {
+
+// log_sums[row] = log(sum(exp(x))) over rows of n; a block per row. `y` (null: not wanted) gets x
+// minus that.
+struct LogSumExpArgs {
+  Array x = {}, y = {};
+  std::int64_t n = 0;
+  float* log_sums = nullptr;
+};
+
+SW_DEVICE float LogSumExpOf(Block& block, const Array& x, std::int64_t first, std::int64_t n) {
+  constexpr int kThreads = 256;
+  float* const scratch = block.Shared<float>(kThreads);
+  PerThread<float> values;
+  block.Each([&](int t) {
+    float largest = -INFINITY;
+    for (std::int64_t i = t; i < n; i += kThreads) {
+      largest = fmaxf(largest, Load(x, first + i));
+    }
+    values[t] = largest;
+  });
+  const float largest = BlockMax(block, scratch, values);
+  block.Each([&](int t) {
+    float sum = 0.0F;
+    for (std::int64_t i = t; i < n; i += kThreads) {
+      sum += expf(Load(x, first + i) - largest);
+    }
+    values[t] = sum;
+  });
+  return largest + logf(BlockSum(block, scratch, values));
+}
+
+struct LogSumExpKernel {
+  static constexpr KernelId kId = KernelId::kLogSumExp;
+  using Args = LogSumExpArgs;
+  static constexpr int kThreads = 256;
+
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    const std::int64_t row = block.index();
+    const float log_sum = LogSumExpOf(block, args.x, row * args.n, args.n);
+    block.Each([&](int t) {
+      if (t == 0) {
+        args.log_sums[row] = log_sum;
+      }
+    });
+  }
+};
+
+struct LogSoftmaxKernel {
+  static constexpr KernelId kId = KernelId::kLogSoftmax;
+  using Args = LogSumExpArgs;
+  static constexpr int kThreads = 256;
+
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    const std::int64_t first = block.index() * args.n;
+    const float log_sum = LogSumExpOf(block, args.x, first, args.n);
+    block.Each([&](int t) {
+      for (std::int64_t i = t; i < args.n; i += kThreads) {
+        Store(args.y, first + i, Load(args.x, first + i) - log_sum);
+      }
+    });
+  }
+};
+
+// dx = dy - exp(y) * sum(dy).
+struct LogSoftmaxGradArgs {
+  Array y = {}, dy = {}, dx = {};
+  std::int64_t n = 0;
+};
+struct LogSoftmaxGradKernel {
+  static constexpr KernelId kId = KernelId::kLogSoftmaxGrad;
+  using Args = LogSoftmaxGradArgs;
+  static constexpr int kThreads = 256;
+
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    const std::int64_t first = block.index() * args.n;
+    PerThread<float> sums;
+    block.Each([&](int t) {
+      float sum = 0.0F;
+      for (std::int64_t i = t; i < args.n; i += kThreads) {
+        sum += Load(args.dy, first + i);
+      }
+      sums[t] = sum;
+    });
+    const float sum = BlockSum(block, block.Shared<float>(kThreads), sums);
+    block.Each([&](int t) {
+      for (std::int64_t i = t; i < args.n; i += kThreads) {
+        Store(args.dx, first + i, Load(args.dy, first + i) - expf(Load(args.y, first + i)) * sum);
+      }
+    });
+  }
+};
+
+// What the losses' kernels share. Labels below zero take no part.
+struct LossArgs {
+  Array x = {};  // logits, or for the negative log-likelihood log-probabilities
+  const std::int64_t* labels = nullptr;
+  std::int64_t rows = 0, n = 0;
+  const float* log_sums = nullptr;  // null: negative log-likelihood
+  bool is_mean = true;
+  double scale = 1.0;         // of the gradient
+  double* partial = nullptr;  // 2 per block: sum of losses, number of labels
+  std::int64_t partial_count = 0;
+  double* factor = nullptr;  // what a row's share of the loss is multiplied by
+  float* loss = nullptr;     // null: only the factor is wanted
+  Array dx = {};
+  Fault* fault = nullptr;
+};
+
+// A label that counts and is in range; others are reported.
+SW_DEVICE bool HasLabel(const LossArgs& args, std::int64_t row) {
+  const std::int64_t label = args.labels[row];
+  if (label >= args.n) {
+    Report(args.fault, FaultKind::kLabel, label, args.n);
+  }
+  return label >= 0 && label < args.n;
+}
+
+// partial[block] = the losses and labels of 256 rows.
+struct LossRowsKernel {
+  static constexpr KernelId kId = KernelId::kLossRows;
+  using Args = LossArgs;
+  static constexpr int kThreads = 256;
+
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    PerThread<double> losses, counts;
+    block.Each([&](int t) {
+      const std::int64_t row = block.index() * kThreads + t;
+      double loss = 0.0;
+      double count = 0.0;
+      if (row < args.rows && HasLabel(args, row)) {
+        count = 1.0;
+        if (args.loss != nullptr) {
+          const double x = Load(args.x, row * args.n + args.labels[row]);
+          loss = (args.log_sums != nullptr ? static_cast<double>(args.log_sums[row]) : 0.0) - x;
+        }
+      }
+      losses[t] = loss;
+      counts[t] = count;
+    });
+    double* const scratch = block.Shared<double>(kThreads);
+    const double loss = BlockSum(block, scratch, losses);
+    const double count = BlockSum(block, scratch, counts);
+    block.Each([&](int t) {
+      if (t == 0) {
+        args.partial[2 * block.index()] = loss;
+        args.partial[2 * block.index() + 1] = count;
+      }
+    });
+  }
+};
+
+// One block: the loss and the factor. A mean over no labels is 0 / 0, as in PyTorch.
+struct LossSumKernel {
+  static constexpr KernelId kId = KernelId::kLossSum;
+  using Args = LossArgs;
+  static constexpr int kThreads = 32;
+
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    block.Each([&](int t) {
+      if (t != 0) {
+        return;
+      }
+      double loss = 0.0;
+      double count = 0.0;
+      for (std::int64_t i = 0; i < args.partial_count; ++i) {
+        loss += args.partial[2 * i];
+        count += args.partial[2 * i + 1];
+      }
+      const double factor = args.is_mean ? 1.0 / count : 1.0;
+      *args.factor = factor;
+      if (args.loss != nullptr) {
+        *args.loss = static_cast<float>(loss * factor);
+      }
+    });
+  }
+};
+
+// dx = (softmax(x) - onehot) * factor, or -onehot * factor without log-sums; a block per row.
+struct LossGradKernel {
+  static constexpr KernelId kId = KernelId::kLossGrad;
+  using Args = LossArgs;
+  static constexpr int kThreads = 256;
+
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    block.Each([&](int t) {
+      const std::int64_t row = block.index();
+      const auto factor = static_cast<float>(args.scale * *args.factor);
+      const std::int64_t label = args.labels[row];
+      const bool counts = label >= 0 && label < args.n;
+      for (std::int64_t i = t; i < args.n; i += kThreads) {
+        float value = 0.0F;
+        if (counts) {
+          if (args.log_sums != nullptr) {
+            value = expf(Load(args.x, row * args.n + i) - args.log_sums[row]);
+          }
+          value = (i == label ? value - 1.0F : value) * factor;
+        }
+        Store(args.dx, row * args.n + i, value);
+      }
+    });
+  }
+};
+
+}  // namespace shardwright::gpu

@@ -1,0 +1,223 @@
+#pragma once
+
+// Rotary embeddings and T5's relative position bias.
+
+#include <cmath>
+#include <cstdint>
+
+#include "executor/cuda/kernels/array.h"
+#include "executor/cuda/kernels/block.h"
+#include "executor/cuda/kernels/kernel_id.h"
+
+namespace shardwright::gpu {
+
+// cosines and sines (positions, pairs) of position * frequency, from fp64. `direction` -1 turns
+// back: the gradient.
+struct RopeTableArgs {
+  double log_theta = 0.0;  // of the base
+  std::int64_t dim = 0;    // rotated features
+  std::int64_t positions = 0;
+  double direction = 1.0;
+  // Scaling of the frequencies (models/model.h, RopeAngles): 0 none, 1 linear, 2 Llama 3's.
+  int rule = 0;
+  double factor = 1.0, original_length = 0.0, low_factor = 0.0, high_factor = 0.0;
+  float* cosines = nullptr;
+  float* sines = nullptr;
+};
+
+struct RopeTableKernel {
+  static constexpr KernelId kId = KernelId::kRopeTable;
+  using Args = RopeTableArgs;
+  static constexpr int kThreads = 256;
+
+  // Radians per position of pair i. Source of rule 2: _compute_llama3_parameters in Transformers.
+  static SW_DEVICE double Frequency(const Args& args, std::int64_t i) {
+    const double plain =
+        exp(-2.0 * static_cast<double>(i) / static_cast<double>(args.dim) * args.log_theta);
+    if (args.rule == 1) {
+      return plain / args.factor;
+    }
+    if (args.rule != 2) {
+      return plain;
+    }
+    const double turns = args.original_length * plain / (2.0 * 3.14159265358979323846);
+    if (turns < args.low_factor) {
+      return plain / args.factor;
+    }
+    if (turns > args.high_factor) {
+      return plain;
+    }
+    const double smooth = (turns - args.low_factor) / (args.high_factor - args.low_factor);
+    return (1.0 - smooth) * plain / args.factor + smooth * plain;
+  }
+
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    block.Each([&](int t) {
+      const std::int64_t pairs = args.dim / 2;
+      const std::int64_t i = block.index() * kThreads + t;
+      if (i < args.positions * pairs) {
+        const double angle = Frequency(args, i % pairs) * static_cast<double>(i / pairs);
+        args.cosines[i] = static_cast<float>(cos(angle));
+        args.sines[i] = static_cast<float>(args.direction * sin(angle));
+      }
+    });
+  }
+};
+
+// Turns the `dim` features from `begin` on of every head and copies the others: head h of row r
+// from from[from_first + r * from_row + h * from_head] to to[...]. Row r has position r %
+// positions. Interleaved pairs (2 i, 2 i + 1) end as (i, i + pairs); a gradient reads and writes
+// the other way round. `sums_heads`: the source is the sum over `heads` heads, written once (the
+// gradient of a part that all heads share).
+struct RopeArgs {
+  Array from = {}, to = {};
+  std::int64_t rows = 0, positions = 0, heads = 0;
+  std::int64_t features = 0;  // of a head, the copied ones included
+  std::int64_t begin = 0, dim = 0;
+  std::int64_t from_first = 0, from_row = 0, from_head = 0;
+  std::int64_t to_first = 0, to_row = 0, to_head = 0;
+  bool interleaved = false, is_gradient = false, sums_heads = false;
+  const float* cosines = nullptr;
+  const float* sines = nullptr;
+};
+
+struct RopeKernel {
+  static constexpr KernelId kId = KernelId::kRope;
+  using Args = RopeArgs;
+  static constexpr int kThreads = 256;
+
+  static SW_DEVICE float Source(const Args& args, std::int64_t row, std::int64_t head,
+                                std::int64_t feature) {
+    const std::int64_t at = args.from_first + row * args.from_row + feature;
+    if (!args.sums_heads) {
+      return Load(args.from, at + head * args.from_head);
+    }
+    float sum = 0.0F;
+    for (std::int64_t h = 0; h < args.heads; ++h) {
+      sum += Load(args.from, at + h * args.from_head);
+    }
+    return sum;
+  }
+
+  // One pair, or one copied feature, per thread.
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    const std::int64_t pairs = args.dim / 2;
+    const std::int64_t items = pairs + args.features - args.dim;
+    const std::int64_t heads = args.sums_heads ? 1 : args.heads;
+    block.Each([&](int t) {
+      const std::int64_t index = block.index() * kThreads + t;
+      if (index >= args.rows * heads * items) {
+        return;
+      }
+      const std::int64_t item = index % items;
+      const std::int64_t head = index / items % heads;
+      const std::int64_t row = index / items / heads;
+      const std::int64_t to = args.to_first + row * args.to_row + head * args.to_head;
+      if (item >= pairs) {
+        const std::int64_t copied = item - pairs;
+        const std::int64_t feature = copied < args.begin ? copied : copied + args.dim;
+        Store(args.to, to + feature, Source(args, row, head, feature));
+        return;
+      }
+      const std::int64_t apart_first = args.begin + item;
+      const std::int64_t apart_second = apart_first + pairs;
+      const std::int64_t near_first = args.begin + 2 * item;
+      const bool reads_near = args.interleaved && !args.is_gradient;
+      const bool writes_near = args.interleaved && args.is_gradient;
+      const float a = Source(args, row, head, reads_near ? near_first : apart_first);
+      const float b = Source(args, row, head, reads_near ? near_first + 1 : apart_second);
+      const std::int64_t angle = row % args.positions * pairs + item;
+      const float c = args.cosines[angle];
+      const float s = args.sines[angle];
+      Store(args.to, to + (writes_near ? near_first : apart_first), a * c - b * s);
+      Store(args.to, to + (writes_near ? near_first + 1 : apart_second), b * c + a * s);
+    });
+  }
+};
+
+// T5's bucket of a key `distance` tokens behind (negative: before) the query. Source:
+// T5Attention._relative_position_bucket in Transformers; its logarithm is fp32.
+struct BucketRule {
+  std::int64_t buckets = 0;
+  bool causal = false;
+  float log_range = 1.0F;  // log(max_distance / exact buckets)
+};
+SW_DEVICE std::int64_t BucketOf(const BucketRule& rule, std::int64_t distance) {
+  std::int64_t buckets = rule.buckets;
+  std::int64_t bucket = 0;
+  std::int64_t n = -distance;
+  if (rule.causal) {
+    n = n > 0 ? n : 0;
+  } else {
+    buckets /= 2;
+    bucket = distance > 0 ? buckets : 0;
+    n = distance > 0 ? distance : -distance;
+  }
+  const std::int64_t exact = buckets / 2;
+  if (n < exact) {
+    return bucket + n;
+  }
+  const float ratio = logf(static_cast<float>(n) / static_cast<float>(exact)) / rule.log_range;
+  const std::int64_t far =
+      exact + static_cast<std::int64_t>(ratio * static_cast<float>(buckets - exact));
+  return bucket + (far < buckets - 1 ? far : buckets - 1);
+}
+
+// y (heads, seq_q, seq_k) = table[bucket(key - query)][head].
+struct PositionBiasArgs {
+  BucketRule rule;
+  Array table = {}, y = {};  // the gradient kernel: y is its output's gradient
+  std::int64_t heads = 0, seq_q = 0, seq_k = 0;
+  Array grad = {};  // the gradient kernel only: (buckets, heads)
+  bool adds = false;
+};
+struct PositionBiasKernel {
+  static constexpr KernelId kId = KernelId::kPositionBias;
+  using Args = PositionBiasArgs;
+  static constexpr int kThreads = 256;
+
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    block.Each([&](int t) {
+      const std::int64_t i = block.index() * kThreads + t;
+      if (i >= args.heads * args.seq_q * args.seq_k) {
+        return;
+      }
+      const std::int64_t key = i % args.seq_k;
+      const std::int64_t query = i / args.seq_k % args.seq_q;
+      const std::int64_t head = i / args.seq_k / args.seq_q;
+      Store(args.y, i, Load(args.table, BucketOf(args.rule, key - query) * args.heads + head));
+    });
+  }
+};
+
+// A block per (bucket, head): the sum over all pairs in the bucket.
+struct PositionBiasGradKernel {
+  static constexpr KernelId kId = KernelId::kPositionBiasGrad;
+  using Args = PositionBiasArgs;
+  static constexpr int kThreads = 256;
+
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    const std::int64_t bucket = block.index() / args.heads;
+    const std::int64_t head = block.index() % args.heads;
+    PerThread<float> sums;
+    block.Each([&](int t) {
+      float sum = 0.0F;
+      for (std::int64_t i = t; i < args.seq_q * args.seq_k; i += kThreads) {
+        const std::int64_t key = i % args.seq_k;
+        const std::int64_t query = i / args.seq_k;
+        if (BucketOf(args.rule, key - query) == bucket) {
+          sum += Load(args.y, head * args.seq_q * args.seq_k + i);
+        }
+      }
+      sums[t] = sum;
+    });
+    const float total = BlockSum(block, block.Shared<float>(kThreads), sums);
+    block.Each([&](int t) {
+      if (t == 0) {
+        StoreOrAdd(args.grad, bucket * args.heads + head, total, args.adds);
+      }
+    });
+  }
+};
+
+}  // namespace shardwright::gpu

@@ -1,0 +1,278 @@
+#pragma once
+
+// Matrix products of operands in shared memory, 16 x 16 results per warp: tensor cores for 16-bit
+// numbers (WMMA), multiply-adds for fp32, loops on the CPU. Sums are fp32.
+
+#include <cstdint>
+
+#include "executor/cuda/kernels/array.h"
+#include "executor/cuda/kernels/block.h"
+
+#if defined(__CUDACC__)
+#include <mma.h>
+#endif
+
+namespace shardwright::gpu {
+
+inline constexpr int kTile = 16;
+
+[[nodiscard]] constexpr std::int64_t RoundTile(std::int64_t n) {
+  return (n + kTile - 1) / kTile * kTile;
+}
+
+// What is added to a row of shared memory: rows then start at different banks, and pieces of 16 x
+// 16 stay 32-byte aligned.
+inline constexpr int kPadElements = 8;
+inline constexpr int kPadSums = 4;
+
+// Calls `run` with a value of the type that operands are multiplied as.
+template <class Run>
+SW_DEVICE void WithElement(DType multiply_as, const Run& run) {
+  switch (multiply_as) {
+    case DType::kBf16:
+      return run(Bf16{});
+    case DType::kFp16:
+      return run(Fp16{});
+    default:
+      return run(0.0F);
+  }
+}
+
+#if defined(__CUDACC__)
+
+template <class T>
+struct TensorCore;
+template <>
+struct TensorCore<Bf16> {
+  using Element = __nv_bfloat16;
+};
+template <>
+struct TensorCore<Fp16> {
+  using Element = __half;
+};
+
+// A 16 x 16 sum that a warp holds.
+template <class T>
+class Accumulator {
+ public:
+  SW_DEVICE void Zero() { nvcuda::wmma::fill_fragment(sum_, 0.0F); }
+  SW_DEVICE void LoadFrom(const float* from, int stride) {
+    nvcuda::wmma::load_matrix_sync(sum_, from, static_cast<unsigned>(stride),
+                                   nvcuda::wmma::mem_row_major);
+  }
+  SW_DEVICE void StoreTo(float* to, int stride) const {
+    nvcuda::wmma::store_matrix_sync(to, sum_, static_cast<unsigned>(stride),
+                                    nvcuda::wmma::mem_row_major);
+  }
+  // += a (16, depth) b (depth, 16); a transposed operand is stored the other way round.
+  template <bool kTransposedA, bool kTransposedB>
+  SW_DEVICE void Multiply(const T* a, int a_stride, const T* b, int b_stride, int depth) {
+    using nvcuda::wmma::col_major;
+    using nvcuda::wmma::row_major;
+    using Element = typename TensorCore<T>::Element;
+    nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 16, 16, 16, Element,
+                           std::conditional_t<kTransposedA, col_major, row_major>>
+        left;
+    nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, 16, 16, 16, Element,
+                           std::conditional_t<kTransposedB, col_major, row_major>>
+        right;
+    for (int k = 0; k < depth; k += kTile) {
+      nvcuda::wmma::load_matrix_sync(
+          left, reinterpret_cast<const Element*>(a + (kTransposedA ? k * a_stride : k)),
+          static_cast<unsigned>(a_stride));
+      nvcuda::wmma::load_matrix_sync(
+          right, reinterpret_cast<const Element*>(b + (kTransposedB ? k : k * b_stride)),
+          static_cast<unsigned>(b_stride));
+      nvcuda::wmma::mma_sync(sum_, left, right, sum_);
+    }
+  }
+
+ private:
+  nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> sum_;
+};
+
+// Lane l holds half a row: row l / 2, columns 8 (l % 2) and following.
+template <>
+class Accumulator<float> {
+ public:
+  SW_DEVICE void Zero() {
+    for (float& v : sum_) {
+      v = 0.0F;
+    }
+  }
+  SW_DEVICE void LoadFrom(const float* from, int stride) {
+    for (int j = 0; j < 8; ++j) {
+      sum_[j] = from[Row() * stride + Column() + j];
+    }
+  }
+  SW_DEVICE void StoreTo(float* to, int stride) const {
+    for (int j = 0; j < 8; ++j) {
+      to[Row() * stride + Column() + j] = sum_[j];
+    }
+  }
+  template <bool kTransposedA, bool kTransposedB>
+  SW_DEVICE void Multiply(const float* a, int a_stride, const float* b, int b_stride, int depth) {
+    for (int k = 0; k < depth; ++k) {
+      const float left = kTransposedA ? a[k * a_stride + Row()] : a[Row() * a_stride + k];
+      for (int j = 0; j < 8; ++j) {
+        const int column = Column() + j;
+        sum_[j] += left * (kTransposedB ? b[column * b_stride + k] : b[k * b_stride + column]);
+      }
+    }
+  }
+
+ private:
+  static SW_DEVICE int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+  static SW_DEVICE int Row() { return Lane() / 2; }
+  static SW_DEVICE int Column() { return Lane() % 2 * 8; }
+
+  float sum_[8];
+};
+
+#else
+
+template <class T>
+class Accumulator {
+ public:
+  void Zero() {
+    for (float& v : sum_) {
+      v = 0.0F;
+    }
+  }
+  void LoadFrom(const float* from, int stride) {
+    for (int i = 0; i < kTile * kTile; ++i) {
+      sum_[i] = from[i / kTile * stride + i % kTile];
+    }
+  }
+  void StoreTo(float* to, int stride) const {
+    for (int i = 0; i < kTile * kTile; ++i) {
+      to[i / kTile * stride + i % kTile] = sum_[i];
+    }
+  }
+  template <bool kTransposedA, bool kTransposedB>
+  void Multiply(const T* a, int a_stride, const T* b, int b_stride, int depth) {
+    for (int i = 0; i < kTile; ++i) {
+      for (int k = 0; k < depth; ++k) {
+        const float left = ToFloat(kTransposedA ? a[k * a_stride + i] : a[i * a_stride + k]);
+        for (int j = 0; j < kTile; ++j) {
+          sum_[i * kTile + j] +=
+              left * ToFloat(kTransposedB ? b[j * b_stride + k] : b[k * b_stride + j]);
+        }
+      }
+    }
+  }
+
+ private:
+  float sum_[kTile * kTile];
+};
+
+#endif
+
+// An operand in shared memory.
+template <class T>
+struct Panel {
+  T* data = nullptr;
+  int stride = 0;
+};
+
+// c (rows, columns) (+)= a (rows, depth) b (depth, columns); sizes are multiples of 16. Warps share
+// the 16 x 16 pieces.
+template <bool kTransposedA, bool kTransposedB, class T>
+SW_DEVICE void MultiplyPanels(const Block& block, int rows, int columns, int depth,
+                              const Panel<T>& a, const Panel<T>& b, const Panel<float>& c,
+                              bool adds) {
+  const int across = columns / kTile;
+  block.EachWarp([&](int warp) {
+    for (int piece = warp; piece < rows / kTile * across; piece += block.warps()) {
+      const int row = piece / across * kTile;
+      const int column = piece % across * kTile;
+      float* const result = c.data + row * c.stride + column;
+      Accumulator<T> sum;
+      if (adds) {
+        sum.LoadFrom(result, c.stride);
+      } else {
+        sum.Zero();
+      }
+      sum.template Multiply<kTransposedA, kTransposedB>(
+          a.data + (kTransposedA ? row : row * a.stride), a.stride,
+          b.data + (kTransposedB ? column * b.stride : column), b.stride, depth);
+      sum.StoreTo(result, c.stride);
+    }
+  });
+}
+
+// One block's part of a large product: `left(i, k)` and `right(k, j)` give operands (as floats,
+// zero outside), `store(i, j, sum)` takes what comes out; i and j count inside the part.
+inline constexpr int kProductRows = 64;
+inline constexpr int kProductColumns = 64;
+inline constexpr int kProductDepth = 32;
+inline constexpr int kProductThreads = 128;
+
+template <class T>
+[[nodiscard]] constexpr std::int64_t ProductShared() {
+  return SharedSize<T>(kProductRows * (kProductDepth + kPadElements)) +
+         SharedSize<T>(kProductDepth * (kProductColumns + kPadElements)) +
+         SharedSize<float>(kProductRows * (kProductColumns + kPadSums));
+}
+
+template <class T, class Left, class Right, class Finish>
+SW_DEVICE void TileProduct(Block& block, std::int64_t depth, const Left& left, const Right& right,
+                           const Finish& store) {
+  constexpr int kLeftStride = kProductDepth + kPadElements;
+  constexpr int kRightStride = kProductColumns + kPadElements;
+  constexpr int kSumStride = kProductColumns + kPadSums;
+  constexpr int kPieces = kProductRows / kTile * (kProductColumns / kTile);
+  constexpr int kWarps = kProductThreads / kWarp;
+  T* const a = block.Shared<T>(kProductRows * kLeftStride);
+  T* const b = block.Shared<T>(kProductDepth * kRightStride);
+  float* const c = block.Shared<float>(kProductRows * kSumStride);
+  struct Sums {
+    Accumulator<T> pieces[kPieces / kWarps];
+  };
+  PerWarp<Sums> sums;
+  block.EachWarp([&](int warp) {
+    for (Accumulator<T>& piece : sums[warp].pieces) {
+      piece.Zero();
+    }
+  });
+  for (std::int64_t k0 = 0; k0 < depth; k0 += kProductDepth) {
+    block.Each([&](int t) {
+      for (int e = t; e < kProductRows * kProductDepth; e += kProductThreads) {
+        const int i = e / kProductDepth;
+        const int k = e % kProductDepth;
+        FromFloat(k0 + k < depth ? left(i, k0 + k) : 0.0F, a + i * kLeftStride + k);
+      }
+      for (int e = t; e < kProductDepth * kProductColumns; e += kProductThreads) {
+        const int k = e / kProductColumns;
+        const int j = e % kProductColumns;
+        FromFloat(k0 + k < depth ? right(k0 + k, j) : 0.0F, b + k * kRightStride + j);
+      }
+    });
+    block.EachWarp([&](int warp) {
+      for (int p = 0; p < kPieces / kWarps; ++p) {
+        const int piece = warp * (kPieces / kWarps) + p;
+        const int row = piece / (kProductColumns / kTile) * kTile;
+        const int column = piece % (kProductColumns / kTile) * kTile;
+        sums[warp].pieces[p].template Multiply<false, false>(
+            a + row * kLeftStride, kLeftStride, b + column, kRightStride, kProductDepth);
+      }
+    });
+  }
+  block.EachWarp([&](int warp) {
+    for (int p = 0; p < kPieces / kWarps; ++p) {
+      const int piece = warp * (kPieces / kWarps) + p;
+      const int row = piece / (kProductColumns / kTile) * kTile;
+      const int column = piece % (kProductColumns / kTile) * kTile;
+      sums[warp].pieces[p].StoreTo(c + row * kSumStride + column, kSumStride);
+    }
+  });
+  block.Each([&](int t) {
+    for (int e = t; e < kProductRows * kProductColumns; e += kProductThreads) {
+      const int i = e / kProductColumns;
+      const int j = e % kProductColumns;
+      store(i, j, c[i * kSumStride + j]);
+    }
+  });
+}
+
+}  // namespace shardwright::gpu

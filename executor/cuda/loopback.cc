@@ -1,0 +1,191 @@
+#include "executor/cuda/loopback.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "executor/cuda/kernels/sums.h"
+
+namespace shardwright {
+namespace {
+
+// Part `i` of `n` elements among `size` members; all-reduces need not divide evenly.
+std::int64_t PartBegin(std::int64_t n, std::int64_t size, std::int64_t i) {
+  return n / size * i + std::min(i, n % size);
+}
+
+void Fold(const CollectivePlace& place, const gpu::FoldArgs& args) {
+  LaunchKernel<gpu::FoldKernel>(place.gpu, place.stream, CeilDiv(args.n, gpu::FoldKernel::kThreads),
+                                0, args);
+}
+
+}  // namespace
+
+LoopbackGroup::LoopbackGroup(std::int64_t size, std::int64_t first_rank, std::int64_t stride,
+                             std::chrono::milliseconds timeout, FaultBoard& faults)
+    : first_rank_(first_rank),
+      stride_(stride),
+      timeout_(timeout),
+      faults_(faults),
+      posts_(static_cast<std::size_t>(size)) {
+  if (size > gpu::kMostSources) {
+    throw EnvironmentError("--loopback: got a group of " + std::to_string(size) +
+                           " ranks, expected at most " + std::to_string(gpu::kMostSources));
+  }
+  faults_.Register(mutex_, met_);
+}
+
+void LoopbackGroup::Meet(std::int64_t member, const std::string& name) {
+  std::unique_lock lock(mutex_);
+  posts_[static_cast<std::size_t>(member)].is_here = true;
+  if (++here_ == size()) {
+    for (Post& post : posts_) {
+      post.is_here = false;
+    }
+    here_ = 0;
+    ++meeting_;
+    met_.notify_all();
+    return;
+  }
+  const std::uint64_t mine = meeting_;
+  const bool in_time =
+      met_.wait_for(lock, timeout_, [&] { return meeting_ != mine || faults_.failed(); });
+  if (meeting_ != mine) {
+    return;
+  }
+  std::string missing;
+  for (std::int64_t i = 0; i < size(); ++i) {
+    if (!posts_[static_cast<std::size_t>(i)].is_here) {
+      missing += (missing.empty() ? "" : ", ") + std::to_string(first_rank_ + i * stride_);
+    }
+  }
+  lock.unlock();
+  if (!in_time) {
+    faults_.Report("rank " + std::to_string(first_rank_ + member * stride_) + ", op " + name +
+                   ": waited " + std::to_string(timeout_.count()) + " ms for rank " + missing);
+  }
+  faults_.ThrowIfFailed();
+}
+
+void LoopbackGroup::CheckAlike(const Post& mine) const {
+  const Post& first = posts_.front();
+  if (first.call->code != mine.call->code || first.call->elements != mine.call->elements ||
+      first.call->dtype != mine.call->dtype) {
+    throw RunError("collective " + *mine.name + " met " + *first.name + " of rank " +
+                   std::to_string(first_rank_));
+  }
+}
+
+void LoopbackGroup::Submit(std::int64_t member, const CollectiveCall& call, const std::string& name,
+                           const CollectivePlace& place) {
+  for (const ByteRange& zeros : call.zeros) {
+    place.gpu.Fill(zeros.data, 0, zeros.bytes, place.stream);
+  }
+  Post& mine = posts_[static_cast<std::size_t>(member)];
+  {
+    const std::lock_guard lock(mutex_);
+    mine.call = &call;
+    mine.name = &name;
+    mine.place = &place;
+  }
+  place.gpu.Record(place.ready, place.stream);
+  Meet(member, name);
+  CheckAlike(mine);
+  const auto wait_for_all = [&](GpuEvent CollectivePlace::*event) {
+    for (const Post& post : posts_) {
+      if (post.place != &place) {
+        place.gpu.WaitFor(place.stream, post.place->*event);
+      }
+    }
+  };
+  wait_for_all(&CollectivePlace::ready);
+  switch (call.code) {
+    case OpCode::kAllGather:
+      Gather(member, call, place);
+      break;
+    case OpCode::kReduceScatter:
+      ReduceScatter(member, call, place);
+      break;
+    case OpCode::kAllReduce:
+      ReduceOwnPart(member, call, place);
+      place.gpu.Record(place.summed, place.stream);
+      Meet(member, name);
+      wait_for_all(&CollectivePlace::summed);
+      CopyOtherParts(member, call, place);
+      break;
+    default:
+      SW_CHECK(false, "op " + name + " is no collective of the CUDA device");
+  }
+  // Nobody goes on before all have read what it may now overwrite.
+  place.gpu.Record(place.done, place.stream);
+  Meet(member, name);
+  wait_for_all(&CollectivePlace::done);
+  // The others read `place`, which lives on this thread's stack.
+  Meet(member, name);
+}
+
+void LoopbackGroup::Gather(std::int64_t member, const CollectiveCall& call,
+                           const CollectivePlace& place) const {
+  const std::int64_t part = call.elements / size() * SizeOf(call.dtype);
+  const std::int64_t stride = call.receive_stride > 0 ? call.receive_stride : part;
+  for (std::int64_t k = 0; k < size(); ++k) {
+    const std::int64_t i = (member + k) % size();
+    const std::byte* const from = posts_[static_cast<std::size_t>(i)].call->send;
+    std::byte* const to = call.receive + i * stride;
+    if (from != to) {
+      place.gpu.Copy(to, from, part, place.stream);
+    }
+  }
+}
+
+void LoopbackGroup::ReduceScatter(std::int64_t member, const CollectiveCall& call,
+                                  const CollectivePlace& place) const {
+  gpu::FoldArgs args;
+  for (const Post& post : posts_) {
+    args.sources[args.source_count++] = post.call->send;
+  }
+  args.dtype = call.dtype;
+  args.n = call.elements / size();
+  args.source_begin = member * args.n;
+  args.divisor = static_cast<float>(call.divisor);
+  args.out = call.receive;
+  if (call.parts.empty()) {
+    Fold(place, args);
+  }
+  for (const ElementRange& part : call.parts) {
+    args.n = part.count;
+    args.out = part.data;
+    Fold(place, args);
+    args.source_begin += part.count;
+  }
+}
+
+// Each member sums its part of everybody's array into its own array; the others read it from there.
+void LoopbackGroup::ReduceOwnPart(std::int64_t member, const CollectiveCall& call,
+                                  const CollectivePlace& place) const {
+  gpu::FoldArgs args;
+  for (const Post& post : posts_) {
+    args.sources[args.source_count++] = post.call->receive;
+  }
+  args.dtype = call.dtype;
+  args.source_begin = args.out_begin = PartBegin(call.elements, size(), member);
+  args.n = PartBegin(call.elements, size(), member + 1) - args.source_begin;
+  args.divisor = static_cast<float>(call.divisor);
+  args.out = call.receive;
+  Fold(place, args);
+}
+
+void LoopbackGroup::CopyOtherParts(std::int64_t member, const CollectiveCall& call,
+                                   const CollectivePlace& place) const {
+  const std::int64_t width = SizeOf(call.dtype);
+  for (std::int64_t i = 0; i < size(); ++i) {
+    const std::int64_t begin = PartBegin(call.elements, size(), i) * width;
+    const std::int64_t end = PartBegin(call.elements, size(), i + 1) * width;
+    if (i != member && end > begin) {
+      place.gpu.Copy(call.receive + begin,
+                     posts_[static_cast<std::size_t>(i)].call->receive + begin, end - begin,
+                     place.stream);
+    }
+  }
+}
+
+}  // namespace shardwright

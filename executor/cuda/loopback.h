@@ -1,0 +1,68 @@
+#pragma once
+
+// Collectives between ranks that share one GPU: every rank is a thread with its own streams and
+// arena, all-gathers are copies, sums are folds in rank order. So the whole device runs with
+// several ranks where there is one GPU, or none but an emulated one.
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "executor/call.h"
+#include "executor/cuda/gpu.h"
+#include "executor/host/fault.h"
+
+namespace shardwright {
+
+// Where a member's part of a collective runs. Events are the member's own, for this group alone.
+struct CollectivePlace {
+  Gpu& gpu;
+  GpuStream stream;
+  GpuEvent ready, summed, done;
+};
+
+// One group of ranks. Each member calls Submit from its host thread, all with the same collectives
+// in the same order. The host threads meet, so that events are recorded before others wait for
+// them; the GPU does not wait for the host.
+class LoopbackGroup {
+ public:
+  LoopbackGroup(std::int64_t size, std::int64_t first_rank, std::int64_t stride,
+                std::chrono::milliseconds timeout, FaultBoard& faults);
+
+  // Throws RunError when another rank fails, does not come in time, or comes with another
+  // collective.
+  void Submit(std::int64_t member, const CollectiveCall& call, const std::string& name,
+              const CollectivePlace& place);
+
+ private:
+  struct Post {
+    const CollectiveCall* call = nullptr;
+    const std::string* name = nullptr;
+    const CollectivePlace* place = nullptr;
+    bool is_here = false;
+  };
+  void Meet(std::int64_t member, const std::string& name);
+  void CheckAlike(const Post& mine) const;
+  void Gather(std::int64_t member, const CollectiveCall& call, const CollectivePlace& place) const;
+  void ReduceScatter(std::int64_t member, const CollectiveCall& call,
+                     const CollectivePlace& place) const;
+  void ReduceOwnPart(std::int64_t member, const CollectiveCall& call,
+                     const CollectivePlace& place) const;
+  void CopyOtherParts(std::int64_t member, const CollectiveCall& call,
+                      const CollectivePlace& place) const;
+  [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(posts_.size()); }
+
+  const std::int64_t first_rank_, stride_;
+  const std::chrono::milliseconds timeout_;
+  FaultBoard& faults_;
+  std::mutex mutex_;
+  std::condition_variable met_;
+  std::vector<Post> posts_;  // written before a meeting under mutex_, read between two meetings
+  std::int64_t here_ = 0;    // guarded by mutex_, like meeting_
+  std::uint64_t meeting_ = 0;
+};
+
+}  // namespace shardwright

@@ -1,0 +1,235 @@
+// Linear layers, embeddings, norms, losses.
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+#include "executor/cuda/kernels/embedding.h"
+#include "executor/cuda/kernels/loss.h"
+#include "executor/cuda/kernels/norm.h"
+#include "executor/cuda/ops/launch.h"
+
+namespace shardwright::ops {
+namespace {
+
+gpu::Matrix RowMajor(const gpu::Array& array, std::int64_t columns) {
+  return {array, columns, 1};
+}
+gpu::Matrix Transposed(const gpu::Array& array, std::int64_t columns) {
+  return {array, 1, columns};
+}
+
+void LinearBackward(const ModelOpCall& call, const OpContext& context) {
+  const OpSpec& spec = *call.spec;
+  const std::int64_t rows = RowsOf(call);
+  const gpu::Array dy = ArrayOf(call.output_grads[0]);
+  const gpu::Array weight = ArrayOf(call.params[0]);
+  if (Wants(call.input_grads, 0)) {
+    Multiply(context,
+             {.m = rows,
+              .n = spec.in,
+              .k = spec.out,
+              .a = RowMajor(dy, spec.out),
+              .b = spec.transposed ? Transposed(weight, spec.out) : RowMajor(weight, spec.in),
+              .c = RowMajor(ArrayOf(call.input_grads[0]), spec.in)},
+             call.workspace);
+  }
+  if (Wants(call.param_grads, 0)) {
+    const ParamGrad& dw = call.param_grads[0];
+    const gpu::Array x = ArrayOf(call.inputs[0]);
+    const std::int64_t m = spec.transposed ? spec.in : spec.out;
+    const std::int64_t n = spec.transposed ? spec.out : spec.in;
+    Multiply(context,
+             {.m = m,
+              .n = n,
+              .k = rows,
+              .a = Transposed(spec.transposed ? x : dy, m),
+              .b = RowMajor(spec.transposed ? dy : x, n),
+              .c = RowMajor(ArrayOf(dw.view), n),
+              .adds = dw.accumulate},
+             call.workspace);
+  }
+  if (Wants(call.param_grads, 1)) {
+    Scratch scratch(call.workspace);
+    SumRows(context, {.x = dy, .rows = rows, .columns = spec.out, .stride = spec.out},
+            ArrayOf(call.param_grads[1].view), call.param_grads[1].accumulate,
+            scratch.Take<float>(SumChunks(rows) * spec.out));
+  }
+}
+
+}  // namespace
+
+void SubmitLinear(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  if (is_backward) {
+    return LinearBackward(call, context);
+  }
+  const OpSpec& spec = *call.spec;
+  const gpu::Array weight = ArrayOf(call.params[0]);
+  Multiply(context,
+           {.m = RowsOf(call),
+            .n = spec.out,
+            .k = spec.in,
+            .a = RowMajor(ArrayOf(call.inputs[0]), spec.in),
+            .b = spec.transposed ? RowMajor(weight, spec.out) : Transposed(weight, spec.in),
+            .c = RowMajor(ArrayOf(call.outputs[0]), spec.out),
+            .bias = spec.has_bias ? ArrayOf(call.params[1]) : gpu::Array{}},
+           call.workspace);
+}
+
+void SubmitEmbedding(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  const OpSpec& spec = *call.spec;
+  const std::int64_t rows = RowsOf(call);
+  const auto* const ids = static_cast<const std::int64_t*>(call.inputs[0].data);
+  if (!is_backward) {
+    LaunchBlocks<gpu::EmbeddingKernel>(context, rows,
+                                       {.ids = ids,
+                                        .rows = rows,
+                                        .features = spec.out,
+                                        .vocab = spec.vocab,
+                                        .index_offset = spec.index_offset,
+                                        .table = ArrayOf(call.params[0]),
+                                        .y = ArrayOf(call.outputs[0]),
+                                        .fault = context.fault});
+    return;
+  }
+  if (!Wants(call.param_grads, 0)) {
+    return;
+  }
+  const ParamGrad& grad = call.param_grads[0];
+  const ConstView& dy = call.output_grads[0];
+  Scratch scratch(call.workspace);
+  auto* const next = scratch.Take<std::int64_t>(rows);
+  auto* const tails = scratch.Take<std::int64_t>(rows);
+  context.gpu.Fill(tails, 0, rows * static_cast<std::int64_t>(sizeof(std::int64_t)),
+                   context.stream);
+  if (!grad.accumulate) {
+    ZeroFill(context, grad.view);
+  }
+  LaunchItems<gpu::EmbeddingLinksKernel>(context, rows,
+                                         {.ids = ids, .rows = rows, .next = next, .tails = tails});
+  LaunchBlocks<gpu::EmbeddingGradKernel>(context, rows,
+                                         {.ids = ids,
+                                          .next = next,
+                                          .tails = tails,
+                                          .rows = rows,
+                                          .features = spec.out,
+                                          .vocab = spec.vocab,
+                                          .index_offset = spec.index_offset,
+                                          .copies = dy.elements / (rows * spec.out),
+                                          .dy = ArrayOf(dy),
+                                          .grad = ArrayOf(grad.view),
+                                          .adds = grad.accumulate});
+}
+
+void SubmitNorm(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  const OpSpec& spec = *call.spec;
+  const std::int64_t rows = RowsOf(call);
+  const bool has_mean = spec.kind == OpKind::kLayerNorm;
+  auto* const inverses = reinterpret_cast<float*>(call.saved.data());
+  float* const means = has_mean ? inverses + rows : nullptr;
+  const gpu::Array x = ArrayOf(call.inputs[0]);
+  const std::int64_t stride = call.inputs[0].elements / rows;
+  const auto weight_offset = static_cast<float>(spec.weight_offset);
+  if (!is_backward) {
+    LaunchBlocks<gpu::RowNormKernel>(
+        context, rows,
+        {.x = x,
+         .y = ArrayOf(call.outputs[0]),
+         .weight = ArrayOf(call.params[0]),
+         .bias = spec.has_bias ? ArrayOf(call.params[1]) : gpu::Array{},
+         .n = spec.in,
+         .stride = stride,
+         .weight_offset = weight_offset,
+         .epsilon = static_cast<float>(spec.epsilon),
+         .has_mean = has_mean,
+         .inverses = inverses,
+         .means = means});
+    return;
+  }
+  const gpu::Array dy = ArrayOf(call.output_grads[0]);
+  if (Wants(call.input_grads, 0)) {
+    if (stride > spec.in) {
+      ZeroFill(context, call.input_grads[0]);
+    }
+    LaunchBlocks<gpu::RowNormGradKernel>(context, rows,
+                                         {.x = x,
+                                          .dy = dy,
+                                          .dx = ArrayOf(call.input_grads[0]),
+                                          .weight = ArrayOf(call.params[0]),
+                                          .n = spec.in,
+                                          .stride = stride,
+                                          .weight_offset = weight_offset,
+                                          .inverses = inverses,
+                                          .means = means});
+  }
+  for (std::size_t i = 0; i < call.param_grads.size(); ++i) {
+    if (!Wants(call.param_grads, i)) {
+      continue;
+    }
+    Scratch scratch(call.workspace);
+    RowSum sum{.x = dy, .rows = rows, .columns = spec.in, .stride = spec.in};
+    if (i == 0) {
+      sum.y = x;
+      sum.y_stride = stride;
+      sum.means = means;
+      sum.inverses = inverses;
+    }
+    SumRows(context, sum, ArrayOf(call.param_grads[i].view), call.param_grads[i].accumulate,
+            scratch.Take<float>(SumChunks(rows) * spec.in));
+  }
+}
+
+namespace {
+
+void SubmitLogSoftmax(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  const std::int64_t n = call.spec->in;
+  if (!is_backward) {
+    LaunchBlocks<gpu::LogSoftmaxKernel>(
+        context, RowsOf(call),
+        {.x = ArrayOf(call.inputs[0]), .y = ArrayOf(call.outputs[0]), .n = n});
+    return;
+  }
+  LaunchBlocks<gpu::LogSoftmaxGradKernel>(context, RowsOf(call),
+                                          {.y = ArrayOf(call.outputs[0]),
+                                           .dy = ArrayOf(call.output_grads[0]),
+                                           .dx = ArrayOf(call.input_grads[0]),
+                                           .n = n});
+}
+
+}  // namespace
+
+void SubmitLoss(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  if (call.spec->kind == OpKind::kLogSoftmax) {
+    return SubmitLogSoftmax(call, is_backward, context);
+  }
+  const bool has_log_sums = call.spec->kind == OpKind::kCrossEntropy;
+  Scratch scratch(call.workspace);
+  gpu::LossArgs args;
+  args.x = ArrayOf(call.inputs[0]);
+  args.labels = static_cast<const std::int64_t*>(call.inputs[1].data);
+  args.rows = RowsOf(call);
+  args.n = call.spec->in;
+  args.is_mean = call.reduction == LossReduction::kMean;
+  args.scale = call.loss_scale;
+  args.partial_count = CeilDiv(args.rows, kLossRows);
+  args.partial = scratch.Take<double>(2 * args.partial_count);
+  args.factor = scratch.Take<double>(1);
+  args.fault = context.fault;
+  auto* const log_sums = has_log_sums ? reinterpret_cast<float*>(call.saved.data()) : nullptr;
+  args.log_sums = log_sums;
+  if (!is_backward) {
+    args.loss = static_cast<float*>(call.outputs[0].data);
+    if (has_log_sums) {
+      LaunchBlocks<gpu::LogSumExpKernel>(context, args.rows,
+                                         {.x = args.x, .n = args.n, .log_sums = log_sums});
+    }
+  }
+  LaunchBlocks<gpu::LossRowsKernel, double>(context, args.partial_count, args);
+  LaunchBlocks<gpu::LossSumKernel>(context, 1, args);
+  if (is_backward) {
+    args.dx = ArrayOf(call.input_grads[0]);
+    LaunchBlocks<gpu::LossGradKernel>(context, args.rows, args);
+  }
+}
+
+}  // namespace shardwright::ops

@@ -1,0 +1,282 @@
+// Ops without matrix products: activations, sums, products, dropout, concatenation, selection.
+
+#include "executor/cuda/kernels/elementwise.h"
+
+#include <cstdint>
+#include <span>
+
+#include "executor/cuda/kernels/image.h"
+#include "executor/cuda/ops/launch.h"
+
+namespace shardwright::ops {
+namespace {
+
+using gpu::MapArgs;
+using gpu::MapOp;
+
+void SubmitActivation(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  const Activation function = call.spec->activation;
+  if (!is_backward) {
+    const View& y = call.outputs[0];
+    Map(context, {.op = MapOp::kActivate,
+                  .activation = function,
+                  .n = y.elements,
+                  .a = ArrayOf(call.inputs[0]),
+                  .z = ArrayOf(y)});
+    return;
+  }
+  const bool keeps_result = function == Activation::kRelu || function == Activation::kTanh ||
+                            function == Activation::kSigmoid;
+  const View& dx = call.input_grads[0];
+  // A function that does nothing keeps nothing: its input may not be there.
+  const gpu::Array dy = ArrayOf(call.output_grads[0]);
+  const gpu::Array kept = keeps_result ? ArrayOf(call.outputs[0]) : ArrayOf(call.inputs[0]);
+  Map(context, {.op = MapOp::kActivateGrad,
+                .activation = function,
+                .n = dx.elements,
+                .a = function == Activation::kNone ? dy : kept,
+                .b = dy,
+                .z = ArrayOf(dx)});
+}
+
+void SubmitGated(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  const Activation function = call.spec->activation;
+  const gpu::Array gate = ArrayOf(call.inputs[0]);
+  const gpu::Array up = ArrayOf(call.inputs[1]);
+  if (!is_backward) {
+    const View& y = call.outputs[0];
+    Map(context, {.op = MapOp::kGated,
+                  .activation = function,
+                  .n = y.elements,
+                  .a = gate,
+                  .b = up,
+                  .z = ArrayOf(y)});
+    return;
+  }
+  const gpu::Array dy = ArrayOf(call.output_grads[0]);
+  const std::int64_t n = call.output_grads[0].elements;
+  if (Wants(call.input_grads, 1)) {
+    Map(context, {.op = MapOp::kGated,
+                  .activation = function,
+                  .n = n,
+                  .a = gate,
+                  .b = dy,
+                  .z = ArrayOf(call.input_grads[1])});
+  }
+  if (Wants(call.input_grads, 0)) {
+    Map(context, {.op = MapOp::kGateGrad,
+                  .activation = function,
+                  .n = n,
+                  .a = gate,
+                  .b = up,
+                  .c = dy,
+                  .z = ArrayOf(call.input_grads[0])});
+  }
+}
+
+// b repeated where it has fewer elements than the result.
+std::int64_t PeriodOf(std::int64_t elements, std::int64_t all) {
+  return elements < all ? elements : 0;
+}
+
+void SubmitAdd(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  if (!is_backward) {
+    const ConstView& other = call.spec->has_bias ? call.params[0] : call.inputs[1];
+    const bool swaps = other.elements > call.inputs[0].elements;
+    const ConstView& large = swaps ? other : call.inputs[0];
+    const ConstView& small = swaps ? call.inputs[0] : other;
+    const View& z = call.outputs[0];
+    Map(context, {.op = MapOp::kAdd,
+                  .n = z.elements,
+                  .period = PeriodOf(small.elements, z.elements),
+                  .a = ArrayOf(large),
+                  .b = ArrayOf(small),
+                  .z = ArrayOf(z)});
+    return;
+  }
+  const ConstView& dy = call.output_grads[0];
+  const auto add_into = [&](const View& to, bool adds) {
+    if (to.elements == dy.elements) {
+      Map(context,
+          {.op = MapOp::kCopy, .adds = adds, .n = to.elements, .a = ArrayOf(dy), .z = ArrayOf(to)});
+      return;
+    }
+    SumRows(context,
+            {.x = ArrayOf(dy),
+             .rows = dy.elements / to.elements,
+             .columns = to.elements,
+             .stride = to.elements},
+            ArrayOf(to), adds, nullptr);
+  };
+  for (const View& dx : call.input_grads) {
+    if (dx.data != nullptr) {
+      add_into(dx, false);
+    }
+  }
+  for (const ParamGrad& grad : call.param_grads) {
+    if (grad.view.data != nullptr) {
+      add_into(grad.view, grad.accumulate);
+    }
+  }
+}
+
+// (channels, height, width) times one number per channel, as squeeze and excitation has it.
+bool ScalesChannels(const ModelOpCall& call) {
+  return call.inputs[1].elements < call.inputs[0].elements &&
+         call.inputs[1].elements == call.batch * call.spec->in;
+}
+
+void SubmitMul(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  const std::int64_t plane = ScalesChannels(call) ? call.spec->rows : 0;
+  if (!is_backward) {
+    const View& z = call.outputs[0];
+    Map(context, {.op = MapOp::kMul,
+                  .n = z.elements,
+                  .period = plane > 0 ? 0 : PeriodOf(call.inputs[1].elements, z.elements),
+                  .plane = plane,
+                  .a = ArrayOf(call.inputs[0]),
+                  .b = ArrayOf(call.inputs[1]),
+                  .z = ArrayOf(z)});
+    return;
+  }
+  const gpu::Array dz = ArrayOf(call.output_grads[0]);
+  if (Wants(call.input_grads, 0)) {
+    const View& dx = call.input_grads[0];
+    Map(context, {.op = MapOp::kMul,
+                  .n = dx.elements,
+                  .period = plane > 0 ? 0 : PeriodOf(call.inputs[1].elements, dx.elements),
+                  .plane = plane,
+                  .a = dz,
+                  .b = ArrayOf(call.inputs[1]),
+                  .z = ArrayOf(dx)});
+  }
+  if (!Wants(call.input_grads, 1)) {
+    return;
+  }
+  const View& dfactor = call.input_grads[1];
+  if (plane > 0) {
+    LaunchBlocks<gpu::ChannelScaleGradKernel>(
+        context, call.batch * call.spec->in,
+        {.x = ArrayOf(call.inputs[0]), .y = dz, .z = ArrayOf(dfactor), .plane = plane});
+    return;
+  }
+  Map(context, {.op = MapOp::kMul,
+                .n = dfactor.elements,
+                .a = dz,
+                .b = ArrayOf(call.inputs[0]),
+                .z = ArrayOf(dfactor)});
+}
+
+void SubmitScale(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  const View& to = is_backward ? call.input_grads[0] : call.outputs[0];
+  const ConstView& from = is_backward ? call.output_grads[0] : call.inputs[0];
+  Map(context, {.op = MapOp::kScale,
+                .factor = static_cast<float>(call.spec->factor),
+                .n = to.elements,
+                .a = ArrayOf(from),
+                .z = ArrayOf(to)});
+}
+
+void SubmitDropout(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  const View& to = is_backward ? call.input_grads[0] : call.outputs[0];
+  const ConstView& from = is_backward ? call.output_grads[0] : call.inputs[0];
+  const std::int64_t elements = call.spec->rows * call.spec->in;
+  if (!call.is_training || call.spec->dropout_p <= 0.0) {
+    Map(context, {.n = call.batch * elements, .a = ArrayOf(from), .z = ArrayOf(to)});
+    return;
+  }
+  LaunchItems<gpu::DropoutKernel>(context, call.batch * elements,
+                                  {.x = ArrayOf(from),
+                                   .y = ArrayOf(to),
+                                   .samples = call.batch,
+                                   .elements = elements,
+                                   .mask = MaskOf(call)});
+}
+
+// `count` elements of every sample from one tensor to another; strides are between samples.
+struct SamplePart {
+  gpu::Array array;
+  std::int64_t first = 0, stride = 0;
+};
+void CopySamples(const OpContext& context, std::int64_t samples, std::int64_t count,
+                 const SamplePart& from, const SamplePart& to) {
+  LaunchItems<gpu::CopyRowsKernel>(context, samples * count,
+                                   {.from = from.array,
+                                    .to = to.array,
+                                    .rows = samples,
+                                    .features = count,
+                                    .from_first = from.first,
+                                    .from_stride = from.stride,
+                                    .to_first = to.first,
+                                    .to_stride = to.stride});
+}
+
+void SubmitConcat(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  const std::int64_t all = call.spec->rows * call.spec->in;  // elements of a sample
+  const gpu::Array whole = is_backward ? ArrayOf(call.output_grads[0]) : ArrayOf(call.outputs[0]);
+  std::int64_t at = 0;  // of the part in a sample
+  for (std::size_t i = 0; i < call.params.size(); ++i) {
+    const std::int64_t n = call.params[i].elements;
+    if (!is_backward) {
+      CopySamples(context, call.batch, n, {ArrayOf(call.params[i]), 0, 0}, {whole, at, all});
+    } else if (Wants(call.param_grads, i)) {
+      SumRows(context, {.x = whole, .rows = call.batch, .columns = n, .first = at, .stride = all},
+              ArrayOf(call.param_grads[i].view), call.param_grads[i].accumulate, nullptr);
+    }
+    at += n;
+  }
+  if (!is_backward) {
+    for (const ConstView& input : call.inputs) {
+      const std::int64_t n = input.elements / call.batch;
+      CopySamples(context, call.batch, n, {ArrayOf(input), 0, n}, {whole, at, all});
+      at += n;
+    }
+    return;
+  }
+  for (const View& dx : call.input_grads) {
+    const std::int64_t n = call.input_grads.size() == 1 ? all - at : dx.elements / call.batch;
+    if (dx.data != nullptr) {
+      CopySamples(context, call.batch, n, {whole, at, all}, {ArrayOf(dx), 0, n});
+    }
+    at += n;
+  }
+}
+
+void SubmitSelect(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  const std::int64_t n = call.spec->rows * call.spec->in;
+  if (!is_backward) {
+    CopySamples(context, call.batch, n,
+                {ArrayOf(call.inputs[0]), 0, call.inputs[0].elements / call.batch},
+                {ArrayOf(call.outputs[0]), 0, n});
+    return;
+  }
+  const View& dx = call.input_grads[0];
+  ZeroFill(context, dx);
+  CopySamples(context, call.batch, n, {ArrayOf(call.output_grads[0]), 0, n},
+              {ArrayOf(dx), 0, dx.elements / call.batch});
+}
+
+}  // namespace
+
+void SubmitElementwise(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  switch (call.spec->kind) {
+    case OpKind::kActivation:
+      return SubmitActivation(call, is_backward, context);
+    case OpKind::kGatedActivation:
+      return SubmitGated(call, is_backward, context);
+    case OpKind::kAdd:
+      return SubmitAdd(call, is_backward, context);
+    case OpKind::kMul:
+      return SubmitMul(call, is_backward, context);
+    case OpKind::kScale:
+      return SubmitScale(call, is_backward, context);
+    case OpKind::kDropout:
+      return SubmitDropout(call, is_backward, context);
+    case OpKind::kConcat:
+      return SubmitConcat(call, is_backward, context);
+    default:
+      return SubmitSelect(call, is_backward, context);
+  }
+}
+
+}  // namespace shardwright::ops

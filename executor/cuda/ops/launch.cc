@@ -1,0 +1,75 @@
+#include "executor/cuda/ops/launch.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "executor/cuda/kernels/sums.h"
+
+namespace shardwright::ops {
+
+void Map(const OpContext& context, const gpu::MapArgs& args) {
+  LaunchKernel<gpu::MapKernel>(context.gpu, context.stream,
+                               CeilDiv(args.n, gpu::MapKernel::kPerBlock), 0, args);
+}
+
+void ZeroFill(const OpContext& context, const View& view) {
+  context.gpu.Fill(view.data, 0, view.elements * SizeOf(view.dtype), context.stream);
+}
+
+void SumRows(const OpContext& context, const RowSum& sum, const gpu::Array& to, bool adds,
+             float* partial) {
+  gpu::ColumnSumArgs args{.x = sum.x,
+                          .y = sum.y,
+                          .rows = sum.rows,
+                          .columns = sum.columns,
+                          .first = sum.first,
+                          .stride = sum.stride,
+                          .y_stride = sum.y_stride,
+                          .means = sum.means,
+                          .inverses = sum.inverses};
+  args.chunks = partial != nullptr ? SumChunks(sum.rows) : 1;
+  args.rows_per_chunk = CeilDiv(sum.rows, args.chunks);
+  args.partial = partial;
+  args.to = to;
+  args.adds = adds;
+  const std::int64_t tiles = CeilDiv(sum.columns, gpu::ColumnSumKernel::kThreads);
+  LaunchKernel<gpu::ColumnSumKernel>(context.gpu, context.stream, args.chunks * tiles, 0, args);
+  if (partial != nullptr) {
+    LaunchItems<gpu::PartialSumKernel>(context, sum.columns,
+                                       {.partial = partial,
+                                        .chunks = args.chunks,
+                                        .columns = sum.columns,
+                                        .to = to,
+                                        .adds = adds});
+  }
+}
+
+DType MultiplyAs(DType a, DType b) {
+  return a == b && (a == DType::kBf16 || a == DType::kFp16) ? a : DType::kFp32;
+}
+
+void Multiply(const OpContext& context, gpu::GemmArgs args, std::span<std::byte> workspace) {
+  args.multiply_as = MultiplyAs(args.a.array.dtype, args.b.array.dtype);
+  if (context.gpu.Multiply(args, workspace.data(), static_cast<std::int64_t>(workspace.size()),
+                           context.stream)) {
+    return;
+  }
+  const std::int64_t blocks =
+      CeilDiv(args.m, gpu::kProductRows) * CeilDiv(args.n, gpu::kProductColumns);
+  LaunchKernel<gpu::GemmKernel>(context.gpu, context.stream, blocks, gpu::ProductShared<float>(),
+                                args);
+}
+
+gpu::DropoutMask MaskOf(const ModelOpCall& call) {
+  const double p = call.spec->dropout_p;
+  gpu::DropoutMask mask;
+  mask.seed = call.dropout.seed;
+  mask.step = static_cast<std::uint32_t>(call.dropout.step);
+  mask.op = call.dropout.op;
+  mask.first_sample = static_cast<std::uint32_t>(call.dropout.first_sample);
+  mask.threshold = static_cast<std::uint32_t>(std::min(std::llround(p * 0x1p32), 0xffffffffLL));
+  mask.keep = static_cast<float>(1.0 / (1.0 - p));
+  return mask;
+}
+
+}  // namespace shardwright::ops

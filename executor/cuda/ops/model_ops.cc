@@ -1,0 +1,90 @@
+#include "executor/cuda/ops/model_ops.h"
+
+#include <string>
+
+#include "core/error.h"
+#include "executor/cuda/ops/launch.h"
+
+namespace shardwright {
+
+void SubmitModelOp(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  switch (call.spec->kind) {
+    case OpKind::kEmbedding:
+      return ops::SubmitEmbedding(call, is_backward, context);
+    case OpKind::kLinear:
+      return ops::SubmitLinear(call, is_backward, context);
+    case OpKind::kLayerNorm:
+    case OpKind::kRmsNorm:
+      return ops::SubmitNorm(call, is_backward, context);
+    case OpKind::kRope:
+      return ops::SubmitRope(call, is_backward, context);
+    case OpKind::kAttention:
+      return ops::SubmitAttention(call, is_backward, context);
+    case OpKind::kPositionBias:
+      return ops::SubmitPositionBias(call, is_backward, context);
+    case OpKind::kActivation:
+    case OpKind::kGatedActivation:
+    case OpKind::kAdd:
+    case OpKind::kMul:
+    case OpKind::kScale:
+    case OpKind::kDropout:
+    case OpKind::kConcat:
+    case OpKind::kSelect:
+      return ops::SubmitElementwise(call, is_backward, context);
+    case OpKind::kConv2d:
+    case OpKind::kBatchNorm:
+    case OpKind::kMaxPool:
+    case OpKind::kAvgPool:
+      return ops::SubmitImage(call, is_backward, context);
+    case OpKind::kRouter:
+      return ops::SubmitRouter(call, is_backward, context);
+    case OpKind::kExperts:
+      return ops::SubmitExperts(call, is_backward, context);
+    case OpKind::kLogSoftmax:
+    case OpKind::kNllLoss:
+    case OpKind::kCrossEntropy:
+      return ops::SubmitLoss(call, is_backward, context);
+  }
+}
+
+std::string CudaKernelProblem(const OpSpec& spec, DType compute, const KernelSetOptions& options) {
+  if (!options.cuda_kernels) {
+    return "the plan's kernel set is " + options.name +
+           "; the CUDA device runs shardwright-cuda-plain only (its kernels keep and need other "
+           "memory)";
+  }
+  if (compute != DType::kFp32 && compute != DType::kBf16 && compute != DType::kFp16) {
+    return "the CUDA device computes in fp32, bf16 or fp16 only";
+  }
+  if (spec.kind == OpKind::kRope && spec.rope.scaling == RopeScaling::kOther) {
+    return "the model's rope_scaling rule is not known; known are linear and llama3";
+  }
+  if (spec.kind == OpKind::kRope && spec.rope.dim == 0) {
+    return "the model gives no rotary angles";
+  }
+  if (spec.kind == OpKind::kCrossEntropy && options.loss_chunks > 1) {
+    return "loss_chunks above 1: the loss needs no chunks, since it makes no fp32 copy of the "
+           "logits";
+  }
+  if (options.attention != AttentionImpl::kFlash && spec.kind == OpKind::kAttention) {
+    return "the CUDA device's attention keeps no scores; the plan asks for materialised ones";
+  }
+  return {};
+}
+
+std::string DescribeFault(const gpu::Fault& fault) {
+  const std::string value = std::to_string(fault.value);
+  switch (static_cast<gpu::FaultKind>(fault.kind)) {
+    case gpu::FaultKind::kNone:
+      break;
+    case gpu::FaultKind::kTableRow:
+      return "the data: got an id whose row in the table is " + value + ", expected 0 to " +
+             std::to_string(fault.limit - 1);
+    case gpu::FaultKind::kLabel:
+      return "the data: got a label " + value + ", expected less than the number of classes, " +
+             std::to_string(fault.limit);
+  }
+  return {};
+}
+
+}  // namespace shardwright

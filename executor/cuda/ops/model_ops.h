@@ -1,0 +1,36 @@
+#pragma once
+
+// Model ops as launches: which kernels one ModelOpCall becomes, with which sizes. The memory that a
+// call names is device memory.
+
+#include <string>
+
+#include "executor/cuda/gpu.h"
+#include "executor/cuda/kernels/array.h"
+#include "executor/model_op.h"
+#include "executor/optimizer.h"
+
+namespace shardwright {
+
+struct OpContext {
+  Gpu& gpu;
+  GpuStream stream;
+  gpu::Fault* fault = nullptr;  // device memory; what the kernels found wrong with the data
+};
+
+// Submits forward or backward of one op. Workspace and what is saved are those of LowerOp with the
+// kernel set shardwright-cuda-plain.
+void SubmitModelOp(const ModelOpCall& call, bool is_backward, const OpContext& context);
+
+// Submits the update of one shard (executor/optimizer.h), with the same bits as the host's.
+void SubmitShardUpdate(const OptimizerCall& call, const OptimizerOptions& options,
+                       const OpContext& context);
+
+// Why no CUDA kernel runs this op, or an empty text.
+[[nodiscard]] std::string CudaKernelProblem(const OpSpec& spec, DType compute,
+                                            const KernelSetOptions& options);
+
+// What a fault of the kernels means, in the words of the host's kernels; empty: nothing is wrong.
+[[nodiscard]] std::string DescribeFault(const gpu::Fault& fault);
+
+}  // namespace shardwright

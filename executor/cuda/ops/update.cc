@@ -1,0 +1,42 @@
+#include "executor/cuda/kernels/update.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "executor/cuda/ops/launch.h"
+
+namespace shardwright {
+
+void SubmitShardUpdate(const OptimizerCall& call, const OptimizerOptions& options,
+                       const OpContext& context) {
+  gpu::UpdateArgs args;
+  args.kind = call.spec.kind;
+  args.dtype = call.dtype;
+  args.rounds_each = call.spec.impl != OptimizerImpl::kFused && call.dtype != DType::kFp32;
+  args.params = call.params;
+  args.grads = call.grads;
+  args.states[0] = call.states[0];
+  args.states[1] = call.states[1];
+  std::int64_t blocks = 0;
+  const auto launch = [&] {
+    LaunchKernel<gpu::UpdateKernel>(context.gpu, context.stream, blocks, 0, args);
+    args.range_count = 0;
+    blocks = 0;
+  };
+  for (const OptimizerRange& range : call.ranges) {
+    if (range.count == 0) {
+      continue;
+    }
+    args.ranges[args.range_count] = {range.param_offset, range.grad_offset, range.state_offset,
+                                     range.count,
+                                     MakeUpdateScalars(call, options, range.weight_decay)};
+    args.first_block[args.range_count++] = blocks;
+    blocks += CeilDiv(range.count, gpu::UpdateKernel::kThreads);
+    if (args.range_count == gpu::kMostRanges) {
+      launch();
+    }
+  }
+  launch();
+}
+
+}  // namespace shardwright

@@ -1,0 +1,45 @@
+#include "executor/cuda/session.h"
+
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+
+namespace shardwright {
+
+void CheckCudaPlan(const SessionInput& in) {
+  if (!in.kernels.cuda_kernels) {
+    throw InputError("plan: kernel_set", '"' + in.kernels.name + '"',
+                     "\"shardwright-cuda-plain\", the kernels that the CUDA device has",
+                     "make the plan with --kernel-set shardwright-cuda-plain");
+  }
+  for (std::size_t i = 0; i < in.model.ops.size(); ++i) {
+    const std::string problem =
+        CudaKernelProblem(in.model.SpecOf(in.model.ops[i]), in.job.precision.param, in.kernels);
+    if (!problem.empty()) {
+      throw InputError("plan: op " + in.program.model_op_names[i] + ": " + problem);
+    }
+  }
+}
+
+namespace {
+
+Placement Check(const SessionInput& in) {
+  CheckCudaPlan(in);
+  return Place(in.program);
+}
+
+}  // namespace
+
+CudaSession::CudaSession(const SessionInput& input, const CudaOptions& options, Gpu& gpu,
+                         RunOptions run)
+    : placement_(Check(input)),
+      input_{input.model,   input.kernels, input.job,     input.plan,
+             input.program, placement_,    input.training},
+      context_{input_, InitRules(input.model, input.training.init_std), {}},
+      world_(std::make_unique<CudaWorld>(context_, options, gpu)),
+      runtime_(std::make_unique<Runtime>(
+          input_, [this](Rank rank) { return std::make_unique<CudaDevice>(*world_, rank); },
+          std::move(run))) {}
+
+}  // namespace shardwright

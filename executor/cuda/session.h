@@ -1,0 +1,36 @@
+#pragma once
+
+// A plan on one GPU, every rank a thread with its own streams and arena (loopback).
+
+#include <memory>
+
+#include "executor/cuda/device.h"
+#include "executor/host/session.h"
+#include "executor/runtime.h"
+
+namespace shardwright {
+
+// What CudaSession refuses, without a GPU: InputError for a kernel set that is not the CUDA
+// device's or an op without a kernel.
+void CheckCudaPlan(const SessionInput& input);
+
+class CudaSession {
+ public:
+  // Refuses what it cannot run, before any memory is taken: InputError for a kernel set that is not
+  // the CUDA device's, an op without a kernel, or an op of the program that no device knows;
+  // RunError when memory does not suffice. Keeps references.
+  CudaSession(const SessionInput& input, const CudaOptions& options, Gpu& gpu, RunOptions run);
+
+  [[nodiscard]] Runtime& runtime() { return *runtime_; }
+  [[nodiscard]] const Placement& placement() const { return placement_; }
+  [[nodiscard]] FaultBoard& faults() { return world_->faults; }
+
+ private:
+  const Placement placement_;
+  const ExecutorInput input_;
+  const ExecuteContext context_;
+  std::unique_ptr<CudaWorld> world_;
+  std::unique_ptr<Runtime> runtime_;
+};
+
+}  // namespace shardwright

@@ -1,0 +1,69 @@
+#include "executor/data/batch.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+constexpr std::int64_t kNoLabel = -100;
+
+void WriteEmpty(InputKind kind, const View& out) {
+  if (kind == InputKind::kLabels) {
+    auto* labels = static_cast<std::int64_t*>(out.data);
+    std::fill(labels, labels + out.elements, kNoLabel);
+    return;
+  }
+  std::memset(out.data, 0, static_cast<std::size_t>(out.elements * SizeOf(out.dtype)));
+}
+
+}  // namespace
+
+std::vector<TensorId> InputTensors(const Model& model) {
+  std::vector<TensorId> inputs;
+  for (std::size_t t = 0; t < model.tensors.size(); ++t) {
+    if (!model.tensors[t].producer.valid()) {
+      inputs.push_back(TensorId(t));
+    }
+  }
+  return inputs;
+}
+
+void WriteBatch(const Model& model, const Dataset& data, const Sampler& sampler,
+                const BatchRange& range, std::span<const View> views) {
+  const std::vector<TensorId> inputs = InputTensors(model);
+  SW_CHECK(inputs.size() == views.size(), std::to_string(views.size()));
+  std::vector<std::int64_t> samples;
+  for (std::int64_t i = 0; i < range.count; ++i) {
+    samples.push_back(SampleAt(sampler, range.step, range.first + i).sample);
+  }
+  for (std::size_t t = 0; t < inputs.size(); ++t) {
+    const Tensor& tensor = model.tensors[inputs[t].value];
+    const View& view = views[t];
+    const std::int64_t copies = tensor.per_sample ? range.count : 1;
+    SW_CHECK(view.elements == copies * tensor.elements, std::to_string(view.elements));
+    for (std::int64_t i = 0; i < copies; ++i) {
+      View one = view;
+      one.elements = tensor.elements;
+      one.data = static_cast<std::byte*>(view.data) + i * tensor.elements * SizeOf(view.dtype);
+      const std::int64_t sample = tensor.per_sample ? samples[static_cast<std::size_t>(i)] : 0;
+      if (sample < 0) {
+        WriteEmpty(tensor.input, one);
+      } else {
+        data.Write(sample, tensor.input, one);
+      }
+    }
+  }
+}
+
+std::int64_t CountSamples(const Sampler& sampler, const BatchRange& range) {
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < range.count; ++i) {
+    count += SampleAt(sampler, range.step, range.first + i).sample >= 0 ? 1 : 0;
+  }
+  return count;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,33 @@
+#pragma once
+
+// Micro-batches: the sampler's choice of the data's samples, written into a model's input tensors.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "executor/data/dataset.h"
+#include "executor/data/sampler.h"
+#include "executor/model_op.h"
+#include "models/model.h"
+
+namespace shardwright {
+
+// The input tensors of the model, in tensor order: what WriteBatch expects views of.
+[[nodiscard]] std::vector<TensorId> InputTensors(const Model& model);
+
+struct BatchRange {
+  std::int64_t step = 0;
+  std::int64_t first = 0;  // first place in the step's global batch
+  std::int64_t count = 0;  // samples of the micro-batch
+};
+
+// Fills `views`, one per input tensor: samples one after the other, shared inputs (positions) once.
+// Empty places get zeros and the label -100, which no loss counts. May run in several threads.
+void WriteBatch(const Model& model, const Dataset& data, const Sampler& sampler,
+                const BatchRange& range, std::span<const View> views);
+
+// Places of `range` that hold a sample.
+[[nodiscard]] std::int64_t CountSamples(const Sampler& sampler, const BatchRange& range);
+
+}  // namespace shardwright

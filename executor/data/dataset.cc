@@ -1,0 +1,199 @@
+#include "executor/data/dataset.h"
+
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+#include <utility>
+
+#include "core/error.h"
+#include "executor/data/idx.h"
+#include "executor/data/tokens.h"
+#include "executor/half.h"
+#include "executor/initialize.h"
+
+namespace shardwright {
+namespace {
+
+// Mean and standard deviation of MNIST's pixels, which every MNIST example normalises with.
+constexpr float kMnistMean = 0.1307F;
+constexpr float kMnistDeviation = 0.3081F;
+
+class Images : public Dataset {
+ public:
+  Images(const std::string& file, const std::string& label_file, const DataShape& shape)
+      : images_(ReadIdx(file)), labels_(ReadIdx(label_file)) {
+    const std::int64_t count = images_.shape.front();
+    elements_ = count == 0 ? 0 : static_cast<std::int64_t>(images_.values.size()) / count;
+    if (count < 1 || elements_ != shape.features) {
+      throw InputError(
+          file, std::to_string(count) + " images of " + std::to_string(elements_) + " pixels",
+          "at least one image of the " + std::to_string(shape.features) +
+              " values that the model takes");
+    }
+    if (labels_.shape.size() != 1 || labels_.shape.front() != count) {
+      throw InputError(label_file, std::to_string(labels_.values.size()) + " labels",
+                       "one for each of the " + std::to_string(count) + " images of " + file);
+    }
+    for (std::size_t i = 0; i < labels_.values.size() && shape.classes > 0; ++i) {
+      if (labels_.values[i] >= shape.classes) {
+        throw InputError(label_file + ": label " + std::to_string(i),
+                         std::to_string(labels_.values[i]),
+                         "a class below the model's " + std::to_string(shape.classes));
+      }
+    }
+  }
+
+  [[nodiscard]] std::int64_t size() const override { return images_.shape.front(); }
+
+  void Write(std::int64_t sample, InputKind kind, const View& out) const override {
+    SW_CHECK(sample >= 0 && sample < size(), std::to_string(sample));
+    if (kind == InputKind::kLabels) {
+      SW_CHECK(out.elements == 1 && out.dtype == DType::kInt64, "one label per image");
+      *static_cast<std::int64_t*>(out.data) = labels_.values[static_cast<std::size_t>(sample)];
+      return;
+    }
+    SW_CHECK(kind == InputKind::kFeatures && out.elements == elements_, "images only");
+    const std::uint8_t* pixels = images_.values.data() + sample * elements_;
+    for (std::int64_t i = 0; i < elements_; ++i) {
+      // torchvision's ToTensor and Normalize, in their order.
+      const float value = (static_cast<float>(pixels[i]) / 255.0F - kMnistMean) / kMnistDeviation;
+      StoreFloat(out.dtype, out.data, i, value);
+    }
+  }
+
+ private:
+  IdxArray images_;
+  IdxArray labels_;
+  std::int64_t elements_ = 0;
+};
+
+// Standard normal features and uniform ids, each a function of (seed, sample, input, element).
+class RandomSamples : public Dataset {
+ public:
+  RandomSamples(std::int64_t size, const DataShape& shape, std::uint64_t seed)
+      : size_(size), shape_(shape), seed_(seed) {}
+
+  [[nodiscard]] std::int64_t size() const override { return size_; }
+
+  void Write(std::int64_t sample, InputKind kind, const View& out) const override {
+    const std::uint64_t key = InitKey(seed_, "input " + std::to_string(static_cast<int>(kind)) +
+                                                 " sample " + std::to_string(sample));
+    if (kind == InputKind::kFeatures) {
+      FillParameter({InitRule::Kind::kNormal, 0.0, 1.0}, key, 0, out.elements, out.dtype, out.data);
+      return;
+    }
+    auto* ids = static_cast<std::int64_t*>(out.data);
+    const std::int64_t limit = kind == InputKind::kLabels ? shape_.classes : shape_.vocabulary;
+    for (std::int64_t i = 0; i < out.elements; ++i) {
+      if (kind == InputKind::kPositions) {
+        ids[i] = i;
+      } else if (kind == InputKind::kTokenTypes) {
+        ids[i] = 0;
+      } else {
+        const std::uint64_t word = Philox(key, static_cast<std::uint64_t>(i), 0).word[0];
+        ids[i] = static_cast<std::int64_t>(word * static_cast<std::uint64_t>(limit) >> 32);
+      }
+    }
+  }
+
+ private:
+  std::int64_t size_;
+  DataShape shape_;
+  std::uint64_t seed_;
+};
+
+std::string LabelFile(const std::string& file) {
+  static constexpr std::string_view kImages = "images-idx3";
+  const std::size_t at = file.rfind(kImages);
+  if (at == std::string::npos) {
+    throw InputError(file, "an image file with this name",
+                     "\"images-idx3\" in the name, so that the labels are found beside it");
+  }
+  return std::string(file).replace(at, kImages.size(), "labels-idx1");
+}
+
+std::int64_t RandomCount(std::string_view spec) {
+  constexpr std::int64_t kDefault = 65536;
+  if (spec == "random") {
+    return kDefault;
+  }
+  const std::string_view number = spec.substr(7);
+  std::int64_t count = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), count);
+  if (error != std::errc() || end != number.data() + number.size() || count < 1 ||
+      count > std::int64_t{1} << 40) {
+    throw InputError("data", '"' + std::string(spec) + '"', "random:N with N from 1 to 2^40");
+  }
+  return count;
+}
+
+}  // namespace
+
+DataShape DataShapeOf(const Model& model) {
+  DataShape shape;
+  for (const Tensor& tensor : model.tensors) {
+    switch (tensor.input) {
+      case InputKind::kNone:
+      case InputKind::kPositions:
+        break;
+      case InputKind::kFeatures:
+        shape.features = tensor.elements;
+        break;
+      case InputKind::kTokens:
+        shape.tokens = tensor.elements;
+        break;
+      case InputKind::kTokenTypes:
+        shape.is_masked = true;  // only BERT has them
+        break;
+      case InputKind::kDecoderTokens:
+        shape.has_decoder = true;
+        break;
+      case InputKind::kLabels:
+        shape.labels = tensor.elements;
+        break;
+    }
+  }
+  for (const ModelOp& op : model.ops) {
+    const OpSpec& spec = model.SpecOf(op);
+    if (spec.kind == OpKind::kEmbedding &&
+        model.tensors[op.inputs.front().value].input == InputKind::kTokens) {
+      shape.vocabulary = spec.vocab;
+    }
+    if (spec.kind == OpKind::kNllLoss || spec.kind == OpKind::kCrossEntropy) {
+      shape.classes = spec.in;
+    }
+  }
+  return shape;
+}
+
+std::unique_ptr<Dataset> OpenDataset(const std::string& spec, const Model& model,
+                                     std::uint64_t seed) {
+  const DataShape shape = DataShapeOf(model);
+  if (spec == "random" || spec.starts_with("random:")) {
+    return std::make_unique<RandomSamples>(RandomCount(spec), shape, seed);
+  }
+  const bool takes_images = shape.features > 0;
+  static constexpr std::pair<std::string_view, int> kPrefixes[] = {
+      {"text:", 1}, {"u16:", 2}, {"u32:", 4}};
+  std::string file = spec;
+  int width = spec.ends_with(".bin") ? 2 : 1;
+  for (const auto& [prefix, bytes] : kPrefixes) {
+    if (spec.starts_with(prefix)) {
+      file = spec.substr(prefix.size());
+      width = bytes;
+    }
+  }
+  if (IsIdx(file)) {
+    if (!takes_images) {
+      throw InputError(file, "images", "tokens, which " + model.name + " takes");
+    }
+    return std::make_unique<Images>(file, LabelFile(file), shape);
+  }
+  if (takes_images) {
+    throw InputError(file, "no IDX file",
+                     "images with labels in IDX files, which " + model.name + " takes");
+  }
+  return OpenTokens(file, width, shape, seed);
+}
+
+}  // namespace shardwright

@@ -1,0 +1,44 @@
+#pragma once
+
+// Loss and accuracy over whole data sets, counted where the loss is computed.
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "executor/host/execute.h"
+
+namespace shardwright {
+
+struct Evaluation {
+  double loss_sum = 0.0;     // over the labels that count
+  std::int64_t correct = 0;  // labels whose score is the largest of their row
+  std::int64_t counted = 0;  // labels that are not below zero
+
+  [[nodiscard]] double MeanLoss() const {
+    return counted == 0 ? 0.0 : loss_sum / static_cast<double>(counted);
+  }
+};
+
+// Watches the loss ops of all ranks. Sums in the order of the samples, so that neither timing nor
+// the number of threads shows.
+class EvaluationCounter {
+ public:
+  // A kernel that runs `kernel` and then, behind a loss's forward, counts. Refers to this object.
+  [[nodiscard]] ModelKernel Watch(ModelKernel kernel);
+  // What was counted since the last call. No rank may be running.
+  [[nodiscard]] Evaluation Take();
+
+ private:
+  void Count(const ModelOpCall& call);
+
+  std::mutex mutex_;
+  // By (step, first sample); guarded by mutex_.
+  std::map<std::pair<std::uint64_t, std::int64_t>, Evaluation> parts_;
+};
+
+// Scores (rows, classes) against labels: correct and counted; the loss is left 0.
+[[nodiscard]] Evaluation CountCorrect(const ConstView& scores, const ConstView& labels);
+
+}  // namespace shardwright

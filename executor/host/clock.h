@@ -1,0 +1,31 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include "core/units.h"
+
+namespace shardwright {
+
+// Time since its construction or a given moment, of the machine's steady clock: the same for all
+// threads.
+class RunClock {
+ public:
+  RunClock() = default;
+  // Counts from another moment.
+  explicit RunClock(std::chrono::steady_clock::time_point start) : start_(start) {}
+  [[nodiscard]] SimTime Now() const {
+    const auto elapsed = std::chrono::steady_clock::now() - start_;
+    const std::int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count();
+    return SimTime(ns * kPicosecondsPerNanosecond);
+  }
+  [[nodiscard]] std::chrono::steady_clock::time_point At(SimTime time) const {
+    return start_ + std::chrono::nanoseconds(time.value / kPicosecondsPerNanosecond);
+  }
+
+ private:
+  static constexpr std::int64_t kPicosecondsPerNanosecond = 1000;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace shardwright

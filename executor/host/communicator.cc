@@ -1,0 +1,172 @@
+#include "executor/host/communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "core/error.h"
+
+namespace shardwright {
+ThreadCommunicator::ThreadCommunicator(const GroupRanks& ranks, std::chrono::milliseconds timeout,
+                                       const RunClock& clock, FaultBoard& faults)
+    : ranks_(ranks),
+      timeout_(timeout),
+      clock_(clock),
+      faults_(faults),
+      posts_(static_cast<std::size_t>(ranks.size)) {
+  faults_.Register(mutex_, met_);
+}
+
+void Communicator::FoldScattered(Fold fold, std::span<const std::byte* const> sources,
+                                 const CollectiveCall& call) {
+  if (call.parts.empty()) {
+    FoldInOrder(fold, sources, call.receive);
+  }
+  for (const ElementRange& part : call.parts) {
+    fold.count = part.count;
+    FoldInOrder(fold, sources, part.data);
+    fold.source_begin += part.count;
+  }
+}
+
+std::string ThreadCommunicator::Missing() const {
+  std::string ranks;
+  for (std::int64_t i = 0; i < size(); ++i) {
+    if (!posts_[static_cast<std::size_t>(i)].is_here) {
+      ranks += (ranks.empty() ? "" : ", ") + std::to_string(ranks_.first + i * ranks_.stride);
+    }
+  }
+  return ranks;
+}
+
+SimTime ThreadCommunicator::Meet(std::int64_t member, const std::string& name, SimTime time) {
+  std::unique_lock lock(mutex_);
+  posts_[static_cast<std::size_t>(member)].is_here = true;
+  latest_ = std::max(latest_, time);
+  if (++here_ == size()) {
+    for (Post& post : posts_) {
+      post.is_here = false;
+    }
+    here_ = 0;
+    result_ = latest_;
+    latest_ = SimTime(0);
+    ++meeting_;
+    met_.notify_all();
+    return result_;
+  }
+  const std::uint64_t mine = meeting_;
+  const bool in_time =
+      met_.wait_for(lock, timeout_, [&] { return meeting_ != mine || faults_.failed(); });
+  if (meeting_ != mine) {
+    // Nobody changes result_ before all members, this one included, come to the next meeting.
+    return result_;
+  }
+  const std::string missing = Missing();
+  lock.unlock();
+  if (!in_time) {
+    faults_.Report("rank " + std::to_string(ranks_.first + member * ranks_.stride) + ", op " +
+                   name + ": waited " + std::to_string(timeout_.count()) + " ms for rank " +
+                   missing);
+  }
+  faults_.ThrowIfFailed();
+  return time;
+}
+
+void ThreadCommunicator::CheckAlike(const Post& mine) const {
+  const Post& first = posts_.front();
+  if (first.call->code != mine.call->code || first.call->elements != mine.call->elements ||
+      first.call->dtype != mine.call->dtype) {
+    throw RunError("collective " + *mine.name + " met " + *first.name + " of rank " +
+                   std::to_string(ranks_.first));
+  }
+}
+
+Communicator::Times ThreadCommunicator::Run(std::int64_t member, const CollectiveCall& call,
+                                            const std::string& name, SimTime arrival,
+                                            SimTime least_duration) {
+  ZeroFill(call.zeros);
+  Post& mine = posts_[static_cast<std::size_t>(member)];
+  {
+    const std::lock_guard lock(mutex_);
+    mine.call = &call;
+    mine.name = &name;
+  }
+  Times times;
+  times.start = Meet(member, name, arrival);
+  CheckAlike(mine);
+  switch (call.code) {
+    case OpCode::kAllGather:
+      Gather(member, call);
+      break;
+    case OpCode::kReduceScatter:
+      ReduceScatter(member, call);
+      break;
+    case OpCode::kAllReduce:
+      ReduceOwnPart(member, call);
+      Meet(member, name, SimTime(0));
+      CopyOtherParts(member, call);
+      break;
+    default:
+      SW_CHECK(false, "op " + name + " is no collective of the host device");
+  }
+  if (least_duration > SimTime(0)) {
+    std::this_thread::sleep_until(clock_.At(times.start + least_duration));
+  }
+  times.end = Meet(member, name, clock_.Now());
+  return times;
+}
+
+void ThreadCommunicator::Gather(std::int64_t member, const CollectiveCall& call) const {
+  const std::int64_t part = call.elements / size() * SizeOf(call.dtype);
+  const std::int64_t stride = call.receive_stride > 0 ? call.receive_stride : part;
+  for (std::int64_t k = 0; k < size(); ++k) {
+    const std::int64_t i = (member + k) % size();  // not all read the same member at once
+    const std::byte* from = posts_[static_cast<std::size_t>(i)].call->send;
+    std::byte* to = call.receive + i * stride;
+    if (from != to) {
+      std::memcpy(to, from, static_cast<std::size_t>(part));
+    }
+  }
+}
+
+void ThreadCommunicator::ReduceScatter(std::int64_t member, const CollectiveCall& call) const {
+  std::vector<const std::byte*> sources;
+  for (const Post& post : posts_) {
+    sources.push_back(post.call->send);
+  }
+  Fold fold;
+  fold.dtype = call.dtype;
+  fold.count = call.elements / size();
+  fold.source_begin = member * fold.count;
+  fold.divisor = call.divisor;
+  FoldScattered(fold, sources, call);
+}
+
+// Each member sums its part of everybody's array into its own array; the others read it from there.
+void ThreadCommunicator::ReduceOwnPart(std::int64_t member, const CollectiveCall& call) const {
+  std::vector<const std::byte*> sources;
+  for (const Post& post : posts_) {
+    sources.push_back(post.call->receive);
+  }
+  Fold fold;
+  fold.dtype = call.dtype;
+  fold.source_begin = fold.out_begin = PartBegin(call.elements, size(), member);
+  fold.count = PartBegin(call.elements, size(), member + 1) - fold.source_begin;
+  fold.divisor = call.divisor;
+  FoldInOrder(fold, sources, call.receive);
+}
+
+void ThreadCommunicator::CopyOtherParts(std::int64_t member, const CollectiveCall& call) const {
+  const std::int64_t width = SizeOf(call.dtype);
+  for (std::int64_t i = 0; i < size(); ++i) {
+    if (i == member) {
+      continue;
+    }
+    const std::int64_t begin = PartBegin(call.elements, size(), i) * width;
+    const std::int64_t end = PartBegin(call.elements, size(), i + 1) * width;
+    std::memcpy(call.receive + begin, posts_[static_cast<std::size_t>(i)].call->receive + begin,
+                static_cast<std::size_t>(end - begin));
+  }
+}
+
+}  // namespace shardwright

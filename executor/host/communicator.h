@@ -1,0 +1,97 @@
+#pragma once
+
+// Collectives among a group of ranks.
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/units.h"
+#include "executor/call.h"
+#include "executor/host/arithmetic.h"
+#include "executor/host/clock.h"
+#include "executor/host/fault.h"
+
+namespace shardwright {
+
+// A group's members: `first` + i * `stride` is member i's rank.
+struct GroupRanks {
+  std::int64_t size = 1;
+  std::int64_t first = 0;
+  std::int64_t stride = 1;
+};
+
+// One group of ranks. Each member calls Run from one thread at a time, all members with the same
+// collectives in the same order. Sums are left folds in member order, so every member computes the
+// same bits as a single rank that adds the parts one by one.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  struct Times {
+    SimTime start;  // the last member arrived
+    SimTime end;    // this member may use the result
+  };
+  // One collective of member `member`, which was ready at `arrival`. It lasts at least
+  // `least_duration`. Throws RunError when another rank fails, does not come, or comes with another
+  // collective.
+  virtual Times Run(std::int64_t member, const CollectiveCall& call, const std::string& name,
+                    SimTime arrival, SimTime least_duration) = 0;
+
+ protected:
+  // Part `i` of `n` elements among `size` members; all-reduces need not divide evenly.
+  [[nodiscard]] static std::int64_t PartBegin(std::int64_t n, std::int64_t size, std::int64_t i) {
+    return n / size * i + std::min(i, n % size);
+  }
+  // The end of a reduce-scatter: the sum of a member's part, into `receive` or the call's parts.
+  static void FoldScattered(Fold fold, std::span<const std::byte* const> sources,
+                            const CollectiveCall& call);
+};
+
+// Between the ranks of one process, which are threads: everybody reads the others' memory directly.
+class ThreadCommunicator : public Communicator {
+ public:
+  // `timeout` is how long a member waits for the others.
+  ThreadCommunicator(const GroupRanks& ranks, std::chrono::milliseconds timeout,
+                     const RunClock& clock, FaultBoard& faults);
+
+  // All members end together.
+  Times Run(std::int64_t member, const CollectiveCall& call, const std::string& name,
+            SimTime arrival, SimTime least_duration) override;
+
+ private:
+  struct Post {
+    const CollectiveCall* call = nullptr;
+    const std::string* name = nullptr;
+    bool is_here = false;
+  };
+  // Waits for all members; returns the largest `time` any of them brought.
+  SimTime Meet(std::int64_t member, const std::string& name, SimTime time);
+  void CheckAlike(const Post& mine) const;
+  void Gather(std::int64_t member, const CollectiveCall& call) const;
+  void ReduceScatter(std::int64_t member, const CollectiveCall& call) const;
+  void ReduceOwnPart(std::int64_t member, const CollectiveCall& call) const;
+  void CopyOtherParts(std::int64_t member, const CollectiveCall& call) const;
+  [[nodiscard]] std::string Missing() const;
+  [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(posts_.size()); }
+
+  const GroupRanks ranks_;
+  const std::chrono::milliseconds timeout_;
+  const RunClock& clock_;
+  FaultBoard& faults_;
+
+  std::mutex mutex_;
+  std::condition_variable met_;
+  // Written under mutex_ before a meeting, read freely between two meetings.
+  std::vector<Post> posts_;
+  std::int64_t here_ = 0;          // guarded by mutex_
+  std::uint64_t meeting_ = 0;      // guarded by mutex_
+  SimTime latest_{0}, result_{0};  // guarded by mutex_
+};
+
+}  // namespace shardwright

@@ -1,0 +1,126 @@
+#pragma once
+
+// The host device: a rank is a thread, each of its streams is another one, memory is malloc'ed.
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "executor/device.h"
+#include "executor/host/clock.h"
+#include "executor/host/communicator.h"
+#include "executor/host/execute.h"
+#include "executor/host/fault.h"
+#include "executor/host/message_passing.h"
+
+namespace shardwright {
+
+struct HostOptions {
+  // How long a rank waits for the others in a collective before it gives the run up.
+  std::chrono::milliseconds timeout{60000};
+  // Bytes of device memory of one rank; 0: no limit.
+  Bytes memory_limit{0};
+  // Adversarial scheduling: before this percentage of all works, the stream idles for a random time
+  // up to `max_delay`. Any outcome is legal, so a missing edge shows.
+  int delay_percent = 0;
+  std::chrono::microseconds max_delay{500};
+  std::uint64_t delay_seed = 1;
+  // The processes that the ranks are in, one each; null: the ranks are threads of this process.
+  MessagePassing* processes = nullptr;
+};
+
+// What the ranks of this process share.
+class HostWorld {
+ public:
+  // Keeps a reference to the context and what it refers to. Ranks in processes: all of them
+  // construct it at once.
+  HostWorld(const ExecuteContext& context, const HostOptions& options);
+
+  // The communicator of `rank`'s group of this kind. Groups of host threads are apart from those
+  // of streams.
+  [[nodiscard]] Communicator& CommunicatorOf(GroupId group, Rank rank, bool of_host_threads);
+
+  const ExecuteContext& context;
+  const HostOptions options;
+  const RunClock clock;
+  FaultBoard faults;
+
+ private:
+  struct Key {
+    GroupId group;
+    std::int64_t base = 0;
+    bool of_host_threads = false;
+    auto operator<=>(const Key&) const = default;
+  };
+  [[nodiscard]] std::unique_ptr<Communicator> NewCommunicator(const GroupRanks& ranks);
+
+  std::map<Key, std::unique_ptr<Communicator>> communicators_;  // complete after construction
+};
+
+class HostDevice : public Device {
+ public:
+  HostDevice(HostWorld& world, Rank rank);
+  HostDevice(const HostDevice&) = delete;
+  HostDevice& operator=(const HostDevice&) = delete;
+  ~HostDevice() override;
+
+  [[nodiscard]] std::byte* Allocate(Bytes size, bool on_host) override;
+  Ticket Submit(const Work& work) override;
+  void Wait(Ticket ticket) override;
+  void RunOnHost(const Work& work) override;
+  void Finish() override;
+  void Fail(const std::string& cause) override { world_.faults.Report(cause); }
+  [[nodiscard]] SimTime Now() const override { return world_.clock.Now(); }
+
+ private:
+  struct Item {
+    Work work;
+    std::vector<Ticket> waits;
+    std::uint64_t turn = 0;  // collectives: how many of its group were submitted before
+  };
+  struct Queue {
+    std::deque<Item> items;
+    std::uint64_t submitted = 0;
+    std::uint64_t completed = 0;
+    std::thread worker;
+    std::mt19937_64 random;  // used by the worker alone
+  };
+  struct Turns {
+    std::uint64_t submitted = 0;
+    std::uint64_t completed = 0;
+  };
+
+  void ServeStream(Stream stream);
+  // Runs the first item of the queue. Called and returns with the lock held.
+  void RunFront(Queue& queue, std::unique_lock<std::mutex>& lock);
+  void RunItem(const Item& item, SimTime arrival, Span& span);
+  // Divides and clips the gradients of an update on the host, together with the other ranks.
+  void ClipOnHost(UpdateCall& update, const Item& item);
+  [[nodiscard]] bool IsOver(const Ticket& ticket) const;
+  // Sleeps until the predicate holds; throws if the run has failed by then.
+  template <class Predicate>
+  void Await(std::unique_lock<std::mutex>& lock, Predicate predicate);
+
+  HostWorld& world_;
+  const Rank rank_;
+  std::vector<std::unique_ptr<std::byte[], void (*)(void*)>> memory_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // All guarded by mutex_.
+  std::array<Queue, kStreamCount> queues_;
+  std::map<GroupId, Turns> turns_;
+  bool stopping_ = false;
+};
+
+}  // namespace shardwright

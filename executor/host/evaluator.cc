@@ -1,0 +1,33 @@
+#include "executor/host/evaluator.h"
+
+#include <span>
+#include <utility>
+
+#include "executor/data/batch.h"
+
+namespace shardwright {
+
+Evaluator::Evaluator(const SessionInput& input, const HostOptions& host, const Dataset& data,
+                     std::int64_t global_batch)
+    : model_(input.model),
+      data_(data),
+      sampler_{data.size(), global_batch, 0, false, EpochTail::kPad} {
+  RunOptions run;
+  run.inputs = [this](const BatchKey& key, std::span<const View> views) {
+    const BatchRange range = {key.step, key.first_sample, key.count};
+    WriteBatch(model_, data_, sampler_, range, views);
+  };
+  session_ = std::make_unique<HostSession>(input, host, std::move(run), [this](ModelKernel kernel) {
+    return counter_.Watch(std::move(kernel));
+  });
+  session_->runtime().Initialize();
+}
+
+Evaluation Evaluator::Run() {
+  session_->runtime().set_next_step(0);
+  session_->runtime().RunSteps(FirstStepOf(sampler_, 1));
+  (void)session_->runtime().TakeReports();
+  return counter_.Take();
+}
+
+}  // namespace shardwright

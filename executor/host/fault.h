@@ -1,0 +1,41 @@
+#pragma once
+
+// One failure ends the run on all ranks: whoever waits is woken and told why.
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardwright {
+
+// Shared by all threads of a run. Waiting objects register their mutex and condition variable
+// before any thread starts, and withdraw before they go if the board outlives them; every wait's
+// predicate must ask failed().
+class FaultBoard {
+ public:
+  void Register(std::mutex& mutex, std::condition_variable& changed);
+  // Waits while a report wakes the registered ones. Must not be called with `mutex` held.
+  void Withdraw(const std::mutex& mutex);
+  // `watcher` is called with the first cause. Before any thread starts.
+  void OnReport(std::function<void(const std::string& cause)> watcher) {
+    watcher_ = std::move(watcher);
+  }
+  // The first cause is kept. Must not be called with a registered mutex held.
+  void Report(const std::string& cause);
+  [[nodiscard]] bool failed() const;
+  // Throws RunError with the cause if there is one.
+  void ThrowIfFailed() const;
+
+ private:
+  mutable std::mutex mutex_;
+  bool failed_ = false;  // guarded by mutex_, like cause_
+  std::string cause_;
+  std::function<void(const std::string&)> watcher_;
+  std::mutex waiters_mutex_;  // guards waiters_; taken before the mutex of a waiter
+  std::vector<std::pair<std::mutex*, std::condition_variable*>> waiters_;
+};
+
+}  // namespace shardwright

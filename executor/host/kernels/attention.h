@@ -1,0 +1,71 @@
+#pragma once
+
+// What the forward and the backward half of attention share: where heads lie in memory, which pairs
+// of a query and a key are visible, and a tile of scores.
+
+#include <cstdint>
+#include <span>
+
+#include "executor/host/kernels/gemm.h"
+#include "executor/model_op.h"
+
+namespace shardwright {
+
+// One of q, k, v or their gradients: head h of row r begins at element r * row + first + h * head.
+struct HeadPlace {
+  void* data = nullptr;  // null: not there
+  DType dtype = DType::kFp32;
+  std::int64_t row = 0;
+  std::int64_t first = 0;
+  std::int64_t head = 0;
+
+  [[nodiscard]] std::int64_t At(std::int64_t r, std::int64_t h) const {
+    return r * row + first + h * head;
+  }
+  // Rows from `r` on of head `h`, as (rows, features) and transposed.
+  [[nodiscard]] GemmOperand Rows(std::int64_t r, std::int64_t h) const;
+  [[nodiscard]] GemmOperand Columns(std::int64_t r, std::int64_t h) const;
+};
+struct HeadPlaces {
+  HeadPlace q, k, v;
+};
+// The three ways to pass them: apart; packed in one tensor; q and k apart and v inside a packed
+// tensor or behind the plain keys of DeepSeek's.
+[[nodiscard]] HeadPlaces FindHeads(const ModelOpCall& call);
+[[nodiscard]] HeadPlaces FindHeadGrads(const ModelOpCall& call);
+
+// Keys [begin, end) that a query sees.
+struct KeyRange {
+  std::int64_t begin = 0, end = 0;
+};
+[[nodiscard]] KeyRange VisibleKeys(const OpSpec& spec, std::int64_t query);
+
+// Queries [query, query + queries) by keys [key, key + keys) of one head of one sample.
+struct AttentionTile {
+  std::int64_t sample = 0, head = 0;
+  std::int64_t query = 0, queries = 0;
+  std::int64_t key = 0, keys = 0;
+};
+// The columns of the tile that row `i` sees.
+[[nodiscard]] KeyRange VisibleColumns(const OpSpec& spec, const AttentionTile& tile,
+                                      std::int64_t i);
+// The tile from `key` on that holds all keys that any of its queries sees, at most
+// kAttentionKeys; no keys: no further tile.
+[[nodiscard]] AttentionTile NextTile(const OpSpec& spec, AttentionTile tile);
+
+// What is multiplied into q k^T: the spec's factor, or 1 / sqrt(head_dim).
+[[nodiscard]] float ScoreFactor(const OpSpec& spec);
+// The ALiBi slope of a head, 0 without. Source: Press et al., arXiv 2108.12409, and MPT's
+// gen_slopes for head counts that are no powers of two.
+[[nodiscard]] float AlibiSlope(const OpSpec& spec, std::int64_t head);
+
+// scores (queries, keys) = q k^T times the factor, capped. `capped` (null: not wanted) gets a copy.
+// Then the position bias and the ALiBi term are added. Only visible columns are defined.
+void ComputeScores(const ModelOpCall& call, const HeadPlaces& heads, const AttentionTile& tile,
+                   float* scores, float* capped, std::span<std::byte> workspace);
+
+// Dropout factors of the visible columns of row `i`, into factors[begin, end).
+void AttentionDropout(const ModelOpCall& call, const AttentionTile& tile, std::int64_t i,
+                      KeyRange columns, float* factors);
+
+}  // namespace shardwright

@@ -1,0 +1,246 @@
+// The backward half of attention: scores are computed again tile by tile. With P the softmax, F the
+// dropout factors and D = rowsum(dO o O):
+//   dV = (P o F)^T dO,  dP = F o (dO V^T),  dS = P o (dP - D),  dQ = factor dS K,  dK = factor dS^T
+//   Q.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "executor/host/kernels/attention.h"
+#include "executor/host/kernels/clones.h"
+#include "executor/host/kernels/kernels.h"
+#include "executor/host/kernels/rows.h"
+#include "executor/host/kernels/vector.h"
+#include "models/kernels/host.h"
+
+namespace shardwright {
+namespace {
+
+struct BackwardScratch {
+  float* probabilities;
+  float* grads;     // of probabilities, then of scores
+  float* dropped;   // probabilities after dropout
+  float* capped;    // scores after the cap
+  float* dq;        // (queries of a tile, head_dim)
+  float* dk;        // (seq_k, head_dim)
+  float* dv;        // (seq_k, value_dim)
+  float* products;  // D of each query of a tile
+  float* bias;      // (heads of a group, seq_q, seq_k) or null
+  std::span<std::byte> gemm;
+};
+
+SHARDWRIGHT_CLONES void ScoreGrad(const float* probabilities, float product, float* grads,
+                                  std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    grads[i] = probabilities[i] * (grads[i] - product);
+  }
+}
+
+// Through score = cap * tanh(s / cap).
+SHARDWRIGHT_CLONES void SoftCapGrad(const float* capped, float inverse_cap, float* grads,
+                                    std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float t = capped[i] * inverse_cap;
+    grads[i] *= 1.0F - t * t;
+  }
+}
+
+class AttentionGrad {
+ public:
+  AttentionGrad(const ModelOpCall& call, const BackwardScratch& scratch)
+      : call_(call),
+        spec_(*call.spec),
+        heads_(FindHeads(call)),
+        grads_(FindHeadGrads(call)),
+        scratch_(scratch),
+        drops_(spec_.dropout_p > 0.0 && call.is_training) {}
+
+  // One sample's group of query heads that share a head of keys and values.
+  void RunGroup(std::int64_t sample, std::int64_t kv_head) {
+    const std::int64_t group = spec_.heads / spec_.kv_heads;
+    std::fill_n(scratch_.dk, spec_.seq_k * spec_.head_dim, 0.0F);
+    std::fill_n(scratch_.dv, spec_.seq_k * spec_.value_dim, 0.0F);
+    const std::int64_t step = AttentionTilesOf(spec_).queries;
+    AttentionTile tile;
+    tile.sample = sample;
+    for (std::int64_t g = 0; g < group; ++g) {
+      tile.head = kv_head * group + g;
+      for (tile.query = 0; tile.query < spec_.seq_q; tile.query += step) {
+        tile.queries = std::min(step, spec_.seq_q - tile.query);
+        RunQueries(tile, kv_head, g);
+      }
+    }
+    for (std::int64_t key = 0; key < spec_.seq_k; ++key) {
+      Store(scratch_.dk + key * spec_.head_dim, spec_.head_dim, grads_.k,
+            sample * spec_.seq_k + key, kv_head);
+      Store(scratch_.dv + key * spec_.value_dim, spec_.value_dim, grads_.v,
+            sample * spec_.seq_k + key, kv_head);
+    }
+  }
+
+ private:
+  static void Store(const float* values, std::int64_t n, const HeadPlace& to, std::int64_t row,
+                    std::int64_t head) {
+    if (to.data != nullptr) {
+      StoreFloats(values, n, {to.data, to.dtype, 0}, to.At(row, head));
+    }
+  }
+
+  // Element of the output and its gradient at which a query's values begin.
+  [[nodiscard]] std::int64_t OutputAt(const AttentionTile& tile, std::int64_t i) const {
+    return ((tile.sample * spec_.seq_q + tile.query + i) * spec_.heads + tile.head) *
+           spec_.value_dim;
+  }
+
+  [[nodiscard]] GemmOperand OutputGrad(const AttentionTile& tile, bool transposed) const {
+    const ConstView& dy = call_.output_grads[0];
+    const auto* const data = static_cast<const std::byte*>(dy.data);
+    const std::int64_t row = spec_.heads * spec_.value_dim;
+    return {data + OutputAt(tile, 0) * SizeOf(dy.dtype), dy.dtype, transposed ? 1 : row,
+            transposed ? row : 1};
+  }
+
+  void RunQueries(AttentionTile tile, std::int64_t kv_head, std::int64_t group_head) {
+    for (std::int64_t i = 0; i < tile.queries; ++i) {
+      float product = 0.0F;
+      ForEachChunk(spec_.value_dim, [&](std::int64_t begin, std::int64_t n) {
+        ChunkBuffer o;
+        ChunkBuffer g;
+        const std::int64_t at = OutputAt(tile, i) + begin;
+        product += VectorDot(ReadFloats(AsConst(call_.outputs[0]), at, n, o.values.data()),
+                             ReadFloats(call_.output_grads[0], at, n, g.values.data()), n);
+      });
+      scratch_.products[i] = product;
+    }
+    std::fill_n(scratch_.dq, tile.queries * spec_.head_dim, 0.0F);
+    for (tile = NextTile(spec_, tile); tile.keys > 0; tile = NextTile(spec_, tile)) {
+      RunTile(tile, kv_head, group_head);
+      tile.key += tile.keys;
+    }
+    for (std::int64_t i = 0; i < tile.queries; ++i) {
+      Store(scratch_.dq + i * spec_.head_dim, spec_.head_dim, grads_.q,
+            tile.sample * spec_.seq_q + tile.query + i, tile.head);
+    }
+  }
+
+  void RunTile(const AttentionTile& tile, std::int64_t kv_head, std::int64_t group_head) {
+    const std::int64_t key_row = tile.sample * spec_.seq_k + tile.key;
+    const bool caps = spec_.soft_cap > 0.0;
+    ComputeScores(call_, heads_, tile, scratch_.probabilities, caps ? scratch_.capped : nullptr,
+                  scratch_.gemm);
+    HostGemm({tile.queries, tile.keys, spec_.value_dim}, OutputGrad(tile, false),
+             heads_.v.Columns(key_row, kv_head), {scratch_.grads, DType::kFp32, tile.keys}, nullptr,
+             scratch_.gemm);
+    for (std::int64_t i = 0; i < tile.queries; ++i) {
+      RunRow(tile, i, group_head);
+    }
+    const float* const dropped = drops_ ? scratch_.dropped : scratch_.probabilities;
+    HostGemm({tile.keys, spec_.value_dim, tile.queries}, {dropped, DType::kFp32, 1, tile.keys},
+             OutputGrad(tile, false),
+             {scratch_.dv + tile.key * spec_.value_dim, DType::kFp32, spec_.value_dim, true},
+             nullptr, scratch_.gemm);
+    HostGemm({tile.queries, spec_.head_dim, tile.keys},
+             {scratch_.grads, DType::kFp32, tile.keys, 1}, heads_.k.Rows(key_row, kv_head),
+             {scratch_.dq, DType::kFp32, spec_.head_dim, true}, nullptr, scratch_.gemm);
+    HostGemm({tile.keys, spec_.head_dim, tile.queries},
+             {scratch_.grads, DType::kFp32, 1, tile.keys},
+             heads_.q.Rows(tile.sample * spec_.seq_q + tile.query, tile.head),
+             {scratch_.dk + tile.key * spec_.head_dim, DType::kFp32, spec_.head_dim, true}, nullptr,
+             scratch_.gemm);
+  }
+
+  // Probabilities, and gradients of scores, of one query; zeros where it sees nothing.
+  void RunRow(const AttentionTile& tile, std::int64_t i, std::int64_t group_head) {
+    const KeyRange columns = VisibleColumns(spec_, tile, i);
+    const std::int64_t n = columns.end - columns.begin;
+    const std::int64_t row = i * tile.keys;
+    for (float* const values : {scratch_.probabilities, scratch_.grads, scratch_.dropped}) {
+      std::fill(values + row, values + row + columns.begin, 0.0F);
+      std::fill(values + row + columns.end, values + row + tile.keys, 0.0F);
+    }
+    const auto* const log_sums = reinterpret_cast<const float*>(call_.saved.data());
+    const float log_sum =
+        log_sums[(tile.sample * spec_.heads + tile.head) * spec_.seq_q + tile.query + i];
+    float* const p = scratch_.probabilities + row + columns.begin;
+    float* const g = scratch_.grads + row + columns.begin;
+    VectorExp(p, log_sum, p, n);
+    if (drops_) {
+      ChunkBuffer factors;
+      AttentionDropout(call_, tile, i, columns, factors.values.data());
+      const float* const f = factors.values.data() + columns.begin;
+      VectorProduct(p, f, scratch_.dropped + row + columns.begin, n);
+      VectorProduct(g, f, g, n);
+    }
+    ScoreGrad(p, scratch_.products[i], g, n);
+    if (scratch_.bias != nullptr) {
+      const std::int64_t at =
+          (group_head * spec_.seq_q + tile.query + i) * spec_.seq_k + tile.key + columns.begin;
+      VectorAdd(1.0F, g, scratch_.bias + at, n);
+    }
+    if (spec_.soft_cap > 0.0) {
+      SoftCapGrad(scratch_.capped + row + columns.begin, 1.0F / static_cast<float>(spec_.soft_cap),
+                  g, n);
+    }
+    VectorScale(ScoreFactor(spec_), g, g, n);
+  }
+
+  const ModelOpCall& call_;
+  const OpSpec& spec_;
+  HeadPlaces heads_;
+  HeadPlaces grads_;
+  BackwardScratch scratch_;
+  bool drops_;
+};
+
+// Gradients of tensors of which attention reads a part only begin as zeros.
+void ClearPartialGrads(const ModelOpCall& call) {
+  const OpSpec& spec = *call.spec;
+  if (call.input_grads.size() < 3 || call.input_grads[2].data == nullptr) {
+    return;
+  }
+  const View& dv = call.input_grads[2];
+  if (dv.elements != call.batch * spec.seq_k * spec.kv_heads * spec.value_dim) {
+    std::fill_n(static_cast<std::byte*>(dv.data), dv.elements * SizeOf(dv.dtype), std::byte{0});
+  }
+}
+
+}  // namespace
+
+// The gradient of a position bias is summed over the samples, which is why they are the inner loop.
+void AttentionBackward(const ModelOpCall& call) {
+  const OpSpec& spec = *call.spec;
+  const HostAttentionTiles tiles = AttentionTilesOf(spec);
+  const std::int64_t tile = tiles.queries * tiles.keys;
+  const std::int64_t group = spec.heads / spec.kv_heads;
+  const std::int64_t pairs = group * spec.seq_q * spec.seq_k;
+  const bool wants_bias = spec.has_bias && call.input_grads[3].data != nullptr;
+  Scratch memory(call.workspace);
+  BackwardScratch scratch{};
+  scratch.probabilities = memory.Floats(tile);
+  scratch.grads = memory.Floats(tile);
+  scratch.dropped = memory.Floats(tile);
+  scratch.capped = memory.Floats(tile);
+  scratch.dq = memory.Floats(tiles.queries * spec.head_dim);
+  scratch.dk = memory.Floats(spec.seq_k * spec.head_dim);
+  scratch.dv = memory.Floats(spec.seq_k * spec.value_dim);
+  scratch.products = memory.Floats(tiles.queries);
+  scratch.gemm = memory.Take(tiles.gemm_bytes);
+  scratch.bias = wants_bias ? memory.Floats(pairs) : nullptr;
+  ClearPartialGrads(call);
+  AttentionGrad grad(call, scratch);
+  for (std::int64_t kv_head = 0; kv_head < spec.kv_heads; ++kv_head) {
+    if (wants_bias) {
+      std::fill_n(scratch.bias, pairs, 0.0F);
+    }
+    for (std::int64_t sample = 0; sample < call.batch; ++sample) {
+      grad.RunGroup(sample, kv_head);
+    }
+    if (wants_bias) {
+      StoreFloats(scratch.bias, pairs, call.input_grads[3], kv_head * pairs);
+    }
+  }
+}
+
+}  // namespace shardwright

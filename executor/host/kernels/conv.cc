@@ -1,0 +1,256 @@
+// 2-D convolution as matrix products over an unfolded input, block of pixels by block of pixels.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "executor/host/kernels/gemm.h"
+#include "executor/host/kernels/kernels.h"
+#include "executor/host/kernels/rows.h"
+#include "executor/host/kernels/vector.h"
+#include "models/kernels/host.h"
+
+namespace shardwright {
+namespace {
+
+// Output pixels [first, first + count) of one group of one sample.
+struct PixelBlock {
+  std::int64_t sample = 0, group = 0;
+  std::int64_t first = 0, count = 0;
+};
+
+template <class F>
+void ForEachBlock(const ModelOpCall& call, const HostConvSizes& sizes, const F& f) {
+  PixelBlock block;
+  for (block.sample = 0; block.sample < call.batch; ++block.sample) {
+    for (block.group = 0; block.group < call.spec->groups; ++block.group) {
+      for (block.first = 0; block.first < sizes.pixels_out; block.first += sizes.pixels) {
+        block.count = std::min(sizes.pixels, sizes.pixels_out - block.first);
+        f(block);
+      }
+    }
+  }
+}
+
+// Calls f(tap row, column in the block, element of the group's input) for every tap of the block
+// that lies inside the image.
+template <class F>
+void ForEachTap(const OpSpec& spec, const HostConvSizes& sizes, const PixelBlock& block,
+                const F& f) {
+  for (std::int64_t tap = 0; tap < sizes.taps; ++tap) {
+    const std::int64_t channel = tap / (spec.kernel * spec.kernel);
+    const std::int64_t ky = tap / spec.kernel % spec.kernel;
+    const std::int64_t kx = tap % spec.kernel;
+    std::int64_t oy = block.first / spec.width_out;
+    std::int64_t ox = block.first % spec.width_out;
+    for (std::int64_t i = 0; i < block.count; ++i) {
+      const std::int64_t y = oy * spec.stride + ky - spec.padding;
+      const std::int64_t x = ox * spec.stride + kx - spec.padding;
+      if (y >= 0 && y < spec.height && x >= 0 && x < spec.width) {
+        f(tap, i, channel * sizes.pixels_in + y * spec.width + x);
+      }
+      if (++ox == spec.width_out) {
+        ox = 0;
+        ++oy;
+      }
+    }
+  }
+}
+
+// The first element of a group's input in its tensor.
+std::int64_t InputAt(const HostConvSizes& sizes, const OpSpec& spec, const PixelBlock& block) {
+  return (block.sample * spec.in + block.group * sizes.channels_in) * sizes.pixels_in;
+}
+
+GemmOperand At(const void* data, DType dtype, std::int64_t element, std::int64_t row_stride,
+               std::int64_t column_stride) {
+  return {static_cast<const std::byte*>(data) + element * SizeOf(dtype), dtype, row_stride,
+          column_stride};
+}
+
+// (taps, pixels) of the block; `columns` is where it is unfolded, if it has to be. fp32 images of
+// 1 x 1 convolutions are read in place.
+GemmOperand Unfold(const ModelOpCall& call, const HostConvSizes& sizes, const PixelBlock& block,
+                   float* columns) {
+  const OpSpec& spec = *call.spec;
+  const ConstView& x = call.inputs[0];
+  const std::int64_t base = InputAt(sizes, spec, block);
+  if (!sizes.unfolds) {
+    return At(x.data, x.dtype, base + block.first, sizes.pixels_in, 1);
+  }
+  std::fill_n(columns, sizes.taps * block.count, 0.0F);
+  if (x.dtype == DType::kFp32) {
+    const float* const image = static_cast<const float*>(x.data) + base;
+    ForEachTap(spec, sizes, block, [&](std::int64_t tap, std::int64_t i, std::int64_t element) {
+      columns[tap * block.count + i] = image[element];
+    });
+  } else {
+    ForEachTap(spec, sizes, block, [&](std::int64_t tap, std::int64_t i, std::int64_t element) {
+      LoadFloats(x, base + element, 1, &columns[tap * block.count + i]);
+    });
+  }
+  return {columns, DType::kFp32, block.count, 1};
+}
+
+// (channels_out, pixels) of the block of the output or its gradient, transposed for tokens_out.
+struct OutputPlace {
+  std::int64_t element = 0;
+  std::int64_t channel_stride = 0;
+  std::int64_t pixel_stride = 0;
+};
+OutputPlace PlaceOf(const OpSpec& spec, const HostConvSizes& sizes, const PixelBlock& block) {
+  const std::int64_t channel = block.group * sizes.channels_out;
+  const std::int64_t sample = block.sample * spec.out * sizes.pixels_out;
+  if (spec.tokens_out) {
+    return {sample + block.first * spec.out + channel, 1, spec.out};
+  }
+  return {sample + channel * sizes.pixels_out + block.first, sizes.pixels_out, 1};
+}
+
+GemmOperand Weights(const ModelOpCall& call, const HostConvSizes& sizes, std::int64_t group,
+                    bool transposed) {
+  const ConstView& w = call.params[0];
+  return At(w.data, w.dtype, group * sizes.channels_out * sizes.taps, transposed ? 1 : sizes.taps,
+            transposed ? sizes.taps : 1);
+}
+
+// Fills the output with the bias, to which the products are then added.
+void SetBias(const ModelOpCall& call, const HostConvSizes& sizes) {
+  const OpSpec& spec = *call.spec;
+  const View& y = call.outputs[0];
+  for (std::int64_t plane = 0; plane < call.batch * spec.out; ++plane) {
+    float bias = 0.0F;
+    LoadFloats(call.params[1], plane % spec.out, 1, &bias);
+    ForEachChunk(sizes.pixels_out, [&](std::int64_t begin, std::int64_t n) {
+      ChunkBuffer values;
+      std::fill_n(values.values.data(), n, bias);
+      StoreFloats(values.values.data(), n, y, plane * sizes.pixels_out + begin);
+    });
+  }
+}
+
+void AddBiasGrad(const ModelOpCall& call, const HostConvSizes& sizes, float* sums) {
+  const OpSpec& spec = *call.spec;
+  const ConstView& dy = call.output_grads[0];
+  std::fill_n(sums, spec.out, 0.0F);
+  if (spec.tokens_out) {
+    for (std::int64_t row = 0; row < call.batch * sizes.pixels_out; ++row) {
+      ForEachChunk(spec.out, [&](std::int64_t begin, std::int64_t n) {
+        ChunkBuffer buffer;
+        VectorAdd(1.0F, ReadFloats(dy, row * spec.out + begin, n, buffer.values.data()),
+                  sums + begin, n);
+      });
+    }
+    return;
+  }
+  for (std::int64_t plane = 0; plane < call.batch * spec.out; ++plane) {
+    ForEachChunk(sizes.pixels_out, [&](std::int64_t begin, std::int64_t n) {
+      ChunkBuffer buffer;
+      sums[plane % spec.out] +=
+          VectorSum(ReadFloats(dy, plane * sizes.pixels_out + begin, n, buffer.values.data()), n);
+    });
+  }
+}
+
+void WeightGrad(const ModelOpCall& call, const HostConvSizes& sizes) {
+  const OpSpec& spec = *call.spec;
+  const ConstView& dy = call.output_grads[0];
+  Scratch scratch(call.workspace);
+  float* const columns = scratch.Floats(sizes.taps * sizes.pixels);
+  float* const sums = scratch.Floats(spec.out * sizes.taps);
+  const auto gemm =
+      scratch.Take(HostGemmWorkspace(sizes.channels_out, sizes.taps, sizes.pixels, DType::kFp32));
+  std::fill_n(sums, spec.out * sizes.taps, 0.0F);
+  ForEachBlock(call, sizes, [&](const PixelBlock& block) {
+    GemmOperand x = Unfold(call, sizes, block, columns);
+    std::swap(x.row_stride, x.column_stride);
+    const OutputPlace place = PlaceOf(spec, sizes, block);
+    HostGemm({sizes.channels_out, sizes.taps, block.count},
+             At(dy.data, dy.dtype, place.element, place.channel_stride, place.pixel_stride), x,
+             {sums + block.group * sizes.channels_out * sizes.taps, DType::kFp32, sizes.taps, true},
+             nullptr, gemm);
+  });
+  StoreParamGrad(sums, spec.out * sizes.taps, call.param_grads[0], 0);
+}
+
+void DataGrad(const ModelOpCall& call, const HostConvSizes& sizes) {
+  const OpSpec& spec = *call.spec;
+  const ConstView& dy = call.output_grads[0];
+  Scratch scratch(call.workspace);
+  float* const columns = scratch.Floats(sizes.taps * sizes.pixels);
+  float* const image = scratch.Floats(sizes.channels_in * sizes.pixels_in);
+  const auto gemm =
+      scratch.Take(HostGemmWorkspace(sizes.taps, sizes.pixels, sizes.channels_out, DType::kFp32));
+  const std::int64_t elements = sizes.channels_in * sizes.pixels_in;
+  ForEachBlock(call, sizes, [&](const PixelBlock& block) {
+    if (block.first == 0) {
+      std::fill_n(image, elements, 0.0F);
+    }
+    const OutputPlace place = PlaceOf(spec, sizes, block);
+    HostGemm({sizes.taps, block.count, sizes.channels_out},
+             Weights(call, sizes, block.group, /*transposed=*/true),
+             At(dy.data, dy.dtype, place.element, place.channel_stride, place.pixel_stride),
+             {columns, DType::kFp32, block.count}, nullptr, gemm);
+    ForEachTap(spec, sizes, block, [&](std::int64_t tap, std::int64_t i, std::int64_t element) {
+      image[element] += columns[tap * block.count + i];
+    });
+    if (block.first + block.count == sizes.pixels_out) {
+      StoreFloats(image, elements, call.input_grads[0], InputAt(sizes, spec, block));
+    }
+  });
+}
+
+}  // namespace
+
+void Conv2dForward(const ModelOpCall& call) {
+  const OpSpec& spec = *call.spec;
+  const HostConvSizes sizes = ConvSizesOf(spec);
+  const View& y = call.outputs[0];
+  Scratch scratch(call.workspace);
+  float* const columns = scratch.Floats(sizes.taps * sizes.pixels);
+  float* const bias = scratch.Floats(spec.out);
+  // Tokens are the product the other way round, where the bias is one per column.
+  const auto gemm = scratch.Take(
+      spec.tokens_out ? HostGemmWorkspace(sizes.pixels, sizes.channels_out, sizes.taps, y.dtype)
+                      : HostGemmWorkspace(sizes.channels_out, sizes.pixels, sizes.taps, y.dtype));
+  if (spec.has_bias && spec.tokens_out) {
+    LoadFloats(call.params[1], 0, spec.out, bias);
+  } else if (spec.has_bias) {
+    SetBias(call, sizes);
+  }
+  ForEachBlock(call, sizes, [&](const PixelBlock& block) {
+    GemmOperand x = Unfold(call, sizes, block, columns);
+    const OutputPlace place = PlaceOf(spec, sizes, block);
+    void* const to = static_cast<std::byte*>(y.data) + place.element * SizeOf(y.dtype);
+    if (spec.tokens_out) {
+      std::swap(x.row_stride, x.column_stride);
+      HostGemm({block.count, sizes.channels_out, sizes.taps}, x,
+               Weights(call, sizes, block.group, /*transposed=*/true),
+               {to, y.dtype, place.pixel_stride},
+               spec.has_bias ? bias + block.group * sizes.channels_out : nullptr, gemm);
+    } else {
+      HostGemm({sizes.channels_out, block.count, sizes.taps},
+               Weights(call, sizes, block.group, /*transposed=*/false), x,
+               {to, y.dtype, place.channel_stride, spec.has_bias}, nullptr, gemm);
+    }
+  });
+}
+
+void Conv2dBackward(const ModelOpCall& call) {
+  const HostConvSizes sizes = ConvSizesOf(*call.spec);
+  if (call.input_grads[0].data != nullptr) {
+    DataGrad(call, sizes);
+  }
+  if (!call.param_grads.empty() && call.param_grads[0].view.data != nullptr) {
+    WeightGrad(call, sizes);
+  }
+  if (call.param_grads.size() > 1 && call.param_grads[1].view.data != nullptr) {
+    Scratch scratch(call.workspace);
+    float* const sums = scratch.Floats(call.spec->out);
+    AddBiasGrad(call, sizes, sums);
+    StoreParamGrad(sums, call.spec->out, call.param_grads[1], 0);
+  }
+}
+
+}  // namespace shardwright

@@ -1,0 +1,246 @@
+// Element-wise ops: activations, sums, products, scaling.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "executor/host/kernels/clones.h"
+#include "executor/host/kernels/kernels.h"
+#include "executor/host/kernels/rows.h"
+#include "executor/host/kernels/vector.h"
+
+namespace shardwright {
+namespace {
+
+SHARDWRIGHT_CLONES void Sum(const float* x, const float* y, float* z, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    z[i] = x[i] + y[i];
+  }
+}
+
+// z = f(x) over whole tensors, f(const float* x, float* z, n) on chunks.
+template <class F>
+void MapOne(const ConstView& x, const View& z, const F& f) {
+  ForEachChunk(z.elements, [&](std::int64_t begin, std::int64_t count) {
+    ChunkBuffer x_buffer;
+    ChunkBuffer z_buffer;
+    float* const result = ResultFloats(z, begin, z_buffer.values.data());
+    f(ReadFloats(x, begin, count, x_buffer.values.data()), result, count);
+    FinishFloats(result, count, z, begin);
+  });
+}
+
+// z = f(x, y), where y may have fewer elements: it then stands for itself repeated (what all
+// samples share).
+template <class F>
+void MapTwo(const ConstView& x, const ConstView& y, const View& z, const F& f) {
+  for (std::int64_t start = 0; start < z.elements; start += y.elements) {
+    ForEachChunk(y.elements, [&](std::int64_t begin, std::int64_t count) {
+      ChunkBuffer x_buffer;
+      ChunkBuffer y_buffer;
+      ChunkBuffer z_buffer;
+      float* const result = ResultFloats(z, start + begin, z_buffer.values.data());
+      f(ReadFloats(x, start + begin, count, x_buffer.values.data()),
+        ReadFloats(y, begin, count, y_buffer.values.data()), result, count);
+      FinishFloats(result, count, z, start + begin);
+    });
+  }
+}
+
+void Copy(const ConstView& x, const View& z) {
+  MapOne(x, z, [](const float* from, float* to, std::int64_t n) { std::copy_n(from, n, to); });
+}
+
+// (channels, height, width) times one number per channel, as squeeze and excitation has it.
+bool ScalesChannels(const ModelOpCall& call) {
+  return call.inputs[1].elements < call.inputs[0].elements &&
+         call.inputs[1].elements == call.batch * call.spec->in;
+}
+
+// z[channel] = x[channel] * factor(channel) over planes of spec.rows elements.
+template <class F>
+void MapPlanes(const ModelOpCall& call, const F& f) {
+  const std::int64_t plane = call.spec->rows;
+  for (std::int64_t channel = 0; channel < call.batch * call.spec->in; ++channel) {
+    ForEachChunk(plane, [&](std::int64_t begin, std::int64_t count) {
+      f(channel, channel * plane + begin, count);
+    });
+  }
+}
+
+float ReadOne(const ConstView& x, std::int64_t i) {
+  float value = 0.0F;
+  LoadFloats(x, i, 1, &value);
+  return value;
+}
+
+void ChannelScaleGrad(const ModelOpCall& call) {
+  const ConstView& dz = call.output_grads[0];
+  const View& dx = call.input_grads[0];
+  const View& dfactor = call.input_grads[1];
+  const std::int64_t plane = call.spec->rows;
+  if (dx.data != nullptr) {
+    MapPlanes(call, [&](std::int64_t channel, std::int64_t begin, std::int64_t count) {
+      ChunkBuffer in;
+      ChunkBuffer out;
+      float* const result = ResultFloats(dx, begin, out.values.data());
+      VectorScale(ReadOne(call.inputs[1], channel), ReadFloats(dz, begin, count, in.values.data()),
+                  result, count);
+      FinishFloats(result, count, dx, begin);
+    });
+  }
+  if (dfactor.data == nullptr) {
+    return;
+  }
+  for (std::int64_t channel = 0; channel < call.batch * call.spec->in; ++channel) {
+    float sum = 0.0F;
+    ForEachChunk(plane, [&](std::int64_t begin, std::int64_t count) {
+      ChunkBuffer x;
+      ChunkBuffer g;
+      const std::int64_t offset = channel * plane + begin;
+      sum += VectorDot(ReadFloats(call.inputs[0], offset, count, x.values.data()),
+                       ReadFloats(dz, offset, count, g.values.data()), count);
+    });
+    StoreFloats(&sum, 1, dfactor, channel);
+  }
+}
+
+}  // namespace
+
+void ActivationForward(const ModelOpCall& call) {
+  const Activation function = call.spec->activation;
+  MapOne(call.inputs[0], call.outputs[0], [function](const float* x, float* y, std::int64_t n) {
+    VectorActivate(function, x, y, n);
+  });
+}
+
+void ActivationBackward(const ModelOpCall& call) {
+  const Activation function = call.spec->activation;
+  const ConstView kept =
+      ActivationKeepsResult(function) ? AsConst(call.outputs[0]) : call.inputs[0];
+  MapTwo(kept, call.output_grads[0], call.input_grads[0],
+         [function](const float* x, const float* dy, float* dx, std::int64_t n) {
+           VectorActivateGrad(function, x, dy, dx, n);
+         });
+}
+
+void GatedActivationForward(const ModelOpCall& call) {
+  const Activation function = call.spec->activation;
+  MapTwo(call.inputs[0], call.inputs[1], call.outputs[0],
+         [function](const float* gate, const float* up, float* y, std::int64_t n) {
+           ChunkBuffer activated;
+           VectorActivate(function, gate, activated.values.data(), n);
+           VectorProduct(activated.values.data(), up, y, n);
+         });
+}
+
+void GatedActivationBackward(const ModelOpCall& call) {
+  const Activation function = call.spec->activation;
+  const ConstView& dy = call.output_grads[0];
+  ForEachChunk(dy.elements, [&](std::int64_t begin, std::int64_t n) {
+    ChunkBuffer gate_buffer;
+    ChunkBuffer up_buffer;
+    ChunkBuffer dy_buffer;
+    ChunkBuffer activated;
+    ChunkBuffer result;
+    const float* const gate = ReadFloats(call.inputs[0], begin, n, gate_buffer.values.data());
+    const float* const up = ReadFloats(call.inputs[1], begin, n, up_buffer.values.data());
+    const float* const grad = ReadFloats(dy, begin, n, dy_buffer.values.data());
+    VectorActivate(function, gate, activated.values.data(), n);
+    if (call.input_grads[1].data != nullptr) {
+      VectorProduct(grad, activated.values.data(), result.values.data(), n);
+      StoreFloats(result.values.data(), n, call.input_grads[1], begin);
+    }
+    if (call.input_grads[0].data != nullptr) {
+      VectorProduct(grad, up, result.values.data(), n);
+      const float* const kept = ActivationKeepsResult(function) ? activated.values.data() : gate;
+      VectorActivateGrad(function, kept, result.values.data(), result.values.data(), n);
+      StoreFloats(result.values.data(), n, call.input_grads[0], begin);
+    }
+  });
+}
+
+void AddForward(const ModelOpCall& call) {
+  const ConstView& other = call.spec->has_bias ? call.params[0] : call.inputs[1];
+  // A table that the samples share may stand on either side.
+  const bool swap = other.elements > call.inputs[0].elements;
+  MapTwo(swap ? other : call.inputs[0], swap ? call.inputs[0] : other, call.outputs[0], Sum);
+}
+
+// The gradient goes on unchanged to every operand that is as large as the sum; one that the samples
+// share gets the sum over the samples.
+void AddBackward(const ModelOpCall& call) {
+  const ConstView& dy = call.output_grads[0];
+  const auto sum_into = [&](std::int64_t elements, const auto& store) {
+    ForEachChunk(elements, [&](std::int64_t begin, std::int64_t n) {
+      ChunkBuffer total;
+      std::fill_n(total.values.data(), n, 0.0F);
+      for (std::int64_t start = 0; start < dy.elements; start += elements) {
+        ChunkBuffer buffer;
+        VectorAdd(1.0F, ReadFloats(dy, start + begin, n, buffer.values.data()), total.values.data(),
+                  n);
+      }
+      store(total.values.data(), begin, n);
+    });
+  };
+  for (const View& dx : call.input_grads) {
+    if (dx.data == nullptr) {
+      continue;
+    }
+    if (dx.elements == dy.elements) {
+      Copy(dy, dx);
+    } else {
+      sum_into(dx.elements, [&](const float* values, std::int64_t begin, std::int64_t n) {
+        StoreFloats(values, n, dx, begin);
+      });
+    }
+  }
+  for (const ParamGrad& grad : call.param_grads) {
+    if (grad.view.data != nullptr) {
+      sum_into(grad.view.elements, [&](const float* values, std::int64_t begin, std::int64_t n) {
+        StoreParamGrad(values, n, grad, begin);
+      });
+    }
+  }
+}
+
+void MulForward(const ModelOpCall& call) {
+  if (!ScalesChannels(call)) {
+    MapTwo(call.inputs[0], call.inputs[1], call.outputs[0], VectorProduct);
+    return;
+  }
+  MapPlanes(call, [&](std::int64_t channel, std::int64_t begin, std::int64_t count) {
+    ChunkBuffer in;
+    ChunkBuffer out;
+    float* const result = ResultFloats(call.outputs[0], begin, out.values.data());
+    VectorScale(ReadOne(call.inputs[1], channel),
+                ReadFloats(call.inputs[0], begin, count, in.values.data()), result, count);
+    FinishFloats(result, count, call.outputs[0], begin);
+  });
+}
+
+void MulBackward(const ModelOpCall& call) {
+  if (ScalesChannels(call)) {
+    ChannelScaleGrad(call);
+    return;
+  }
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (call.input_grads[i].data != nullptr) {
+      MapTwo(call.output_grads[0], call.inputs[1 - i], call.input_grads[i], VectorProduct);
+    }
+  }
+}
+
+void ScaleForward(const ModelOpCall& call) {
+  const auto factor = static_cast<float>(call.spec->factor);
+  MapOne(call.inputs[0], call.outputs[0],
+         [factor](const float* x, float* y, std::int64_t n) { VectorScale(factor, x, y, n); });
+}
+
+void ScaleBackward(const ModelOpCall& call) {
+  const auto factor = static_cast<float>(call.spec->factor);
+  MapOne(call.output_grads[0], call.input_grads[0],
+         [factor](const float* dy, float* dx, std::int64_t n) { VectorScale(factor, dy, dx, n); });
+}
+
+}  // namespace shardwright

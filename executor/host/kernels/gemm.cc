@@ -1,0 +1,225 @@
+#include "executor/host/kernels/gemm.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+
+#if SHARDWRIGHT_OPENBLAS
+#include <cblas.h>
+#endif
+
+#include "core/error.h"
+#include "executor/half.h"
+#include "executor/host/kernels/rows.h"
+#include "models/kernels/host.h"
+
+namespace shardwright {
+namespace {
+
+// A matrix as sgemm takes it: fp32, its rows contiguous and `leading` elements apart, or its
+// columns if it is transposed.
+struct Matrix {
+  const float* data = nullptr;
+  bool transposed = false;
+  std::int64_t leading = 0;
+};
+
+// Rows of contiguous elements, `leading` elements apart.
+struct Sum {
+  float* data = nullptr;
+  std::int64_t leading = 0;
+  bool add = false;  // to what is there
+};
+
+#if SHARDWRIGHT_OPENBLAS
+// OpenBLAS sizes its pool of threads when it is loaded. A rank computes on one thread, as the order
+// of its sums must not depend on the number of cores; the first product sees to it, and other
+// threads' first products wait for it.
+void UseOneThread() {
+  [[maybe_unused]] static const bool done = [] {
+    openblas_set_num_threads(1);
+    return true;
+  }();
+}
+
+void Sgemm(const GemmSize& size, const Matrix& a, const Matrix& b, const Sum& c) {
+  UseOneThread();
+  const auto integer = [](std::int64_t value) {
+    SW_CHECK(value <= std::numeric_limits<blasint>::max(), "a matrix too large for OpenBLAS");
+    return static_cast<blasint>(value);
+  };
+  cblas_sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
+              b.transposed ? CblasTrans : CblasNoTrans, integer(size.m), integer(size.n),
+              integer(size.k), 1.0F, a.data, integer(a.leading), b.data, integer(b.leading),
+              c.add ? 1.0F : 0.0F, c.data, integer(c.leading));
+}
+#else
+// The reference, for sanitizers: they see nothing of what a library does that they did not compile.
+void Sgemm(const GemmSize& size, const Matrix& a, const Matrix& b, const Sum& c) {
+  const auto at = [](const Matrix& o, std::int64_t row, std::int64_t column) {
+    return o.data[o.transposed ? column * o.leading + row : row * o.leading + column];
+  };
+  for (std::int64_t i = 0; i < size.m; ++i) {
+    for (std::int64_t j = 0; j < size.n; ++j) {
+      float sum = 0.0F;
+      for (std::int64_t k = 0; k < size.k; ++k) {
+        sum += at(a, i, k) * at(b, k, j);
+      }
+      float& result = c.data[i * c.leading + j];
+      result = c.add ? result + sum : sum;
+    }
+  }
+}
+#endif
+
+// The operand where it lies, if sgemm can read it there.
+std::optional<Matrix> InPlace(const GemmOperand& o, std::int64_t rows, std::int64_t columns) {
+  if (o.dtype != DType::kFp32) {
+    return std::nullopt;
+  }
+  const auto* const data = static_cast<const float*>(o.data);
+  // The stride of a dimension of one element may be anything.
+  if ((o.column_stride == 1 || columns == 1) && (o.row_stride >= columns || rows == 1)) {
+    return Matrix{data, false, rows == 1 ? columns : o.row_stride};
+  }
+  if ((o.row_stride == 1 || rows == 1) && (o.column_stride >= rows || columns == 1)) {
+    return Matrix{data, true, columns == 1 ? rows : o.column_stride};
+  }
+  return std::nullopt;
+}
+
+GemmOperand Shifted(const GemmOperand& o, std::int64_t row, std::int64_t column) {
+  GemmOperand shifted = o;
+  shifted.data = static_cast<const std::byte*>(o.data) +
+                 (row * o.row_stride + column * o.column_stride) * SizeOf(o.dtype);
+  return shifted;
+}
+
+// A copy in fp32 at `to`: in the order of the operand, so that both are walked along.
+Matrix Converted(const GemmOperand& o, std::int64_t rows, std::int64_t columns, float* to) {
+  const bool transposed = o.column_stride != 1 && o.row_stride == 1;
+  const std::int64_t lines = transposed ? columns : rows;
+  const std::int64_t length = transposed ? rows : columns;
+  const std::int64_t line_stride = transposed ? o.column_stride : o.row_stride;
+  const std::int64_t stride = transposed ? o.row_stride : o.column_stride;
+  const ConstView from{o.data, o.dtype, 0};
+  for (std::int64_t line = 0; line < lines; ++line) {
+    float* const row = to + line * length;
+    if (stride == 1) {
+      LoadFloats(from, line * line_stride, length, row);
+      continue;
+    }
+    for (std::int64_t i = 0; i < length; ++i) {
+      row[i] = LoadFloat(o.dtype, o.data, line * line_stride + i * stride);
+    }
+  }
+  return {to, transposed, length};
+}
+
+// An operand of a product, block by block.
+class Blocks {
+ public:
+  // `panel` holds a converted block.
+  Blocks(const GemmOperand& operand, std::int64_t rows, std::int64_t columns, float* panel)
+      : operand_(operand), in_place_(InPlace(operand, rows, columns)), panel_(panel) {}
+
+  [[nodiscard]] bool is_converted() const { return !in_place_.has_value(); }
+
+  [[nodiscard]] Matrix At(std::int64_t row, std::int64_t rows, std::int64_t column,
+                          std::int64_t columns) const {
+    if (!in_place_.has_value()) {
+      return Converted(Shifted(operand_, row, column), rows, columns, panel_);
+    }
+    Matrix block = *in_place_;
+    block.data += block.transposed ? column * block.leading + row : row * block.leading + column;
+    return block;
+  }
+
+ private:
+  GemmOperand operand_;
+  std::optional<Matrix> in_place_;
+  float* panel_;
+};
+
+struct Panels {
+  float* a;
+  float* b;
+};
+
+// c = or += a * b. What lies in memory as sgemm wants it is not cut into blocks.
+void Multiply(const GemmSize& size, const GemmOperand& a, const GemmOperand& b, const Sum& c,
+              const Panels& panels) {
+  const Blocks left(a, size.m, size.k, panels.a);
+  const Blocks right(b, size.k, size.n, panels.b);
+  const std::int64_t rows = left.is_converted() ? kGemmBlockM : size.m;
+  const std::int64_t columns = right.is_converted() ? kGemmBlockN : size.n;
+  const std::int64_t depth = left.is_converted() || right.is_converted() ? kGemmBlockK : size.k;
+  for (std::int64_t column = 0; column < size.n; column += columns) {
+    for (std::int64_t k = 0; k < size.k; k += depth) {
+      GemmSize part{0, std::min(columns, size.n - column), std::min(depth, size.k - k)};
+      const Matrix y = right.At(k, part.k, column, part.n);
+      for (std::int64_t row = 0; row < size.m; row += rows) {
+        part.m = std::min(rows, size.m - row);
+        Sgemm(part, left.At(row, part.m, k, part.k), y,
+              {c.data + row * c.leading + column, c.leading, c.add || k > 0});
+      }
+    }
+  }
+}
+
+void AddBias(const float* bias, std::int64_t rows, std::int64_t columns, const Sum& c) {
+  for (std::int64_t i = 0; bias != nullptr && i < rows; ++i) {
+    float* const row = c.data + i * c.leading;
+    for (std::int64_t j = 0; j < columns; ++j) {
+      row[j] += bias[j];
+    }
+  }
+}
+
+// Rows of an fp32 tile into the result, whose element `start` is the first.
+void RoundTile(const float* tile, std::int64_t rows, std::int64_t columns, const GemmResult& c,
+               std::int64_t start) {
+  const View result{c.data, c.dtype, 0};
+  for (std::int64_t i = 0; i < rows; ++i) {
+    if (c.accumulate) {
+      AddFloats(tile + i * columns, columns, result, start + i * c.row_stride);
+    } else {
+      StoreFloats(tile + i * columns, columns, result, start + i * c.row_stride);
+    }
+  }
+}
+
+}  // namespace
+
+void HostGemm(const GemmSize& size, const GemmOperand& a, const GemmOperand& b, const GemmResult& c,
+              const float* bias, std::span<std::byte> workspace) {
+  SW_CHECK(size.m >= 1 && size.n >= 1 && size.k >= 1, "a matrix product without elements");
+  SW_CHECK(!(c.accumulate && bias != nullptr), "a bias is added to new results only");
+  SW_CHECK(c.row_stride >= size.n || size.m == 1, "rows of a result that overlap");
+  const std::int64_t rows = std::min(kGemmBlockM, size.m);
+  const std::int64_t columns = std::min(kGemmBlockN, size.n);
+  const std::int64_t depth = std::min(kGemmBlockK, size.k);
+  Scratch scratch(workspace);
+  const Panels panels{scratch.Floats(rows * depth), scratch.Floats(columns * depth)};
+  if (c.dtype == DType::kFp32 && !c.finish_first) {
+    const Sum sum{static_cast<float*>(c.data), std::max(c.row_stride, size.n), c.accumulate};
+    Multiply(size, a, b, sum, panels);
+    AddBias(bias, size.m, size.n, sum);
+    return;
+  }
+  float* const tile = scratch.Floats(rows * columns);
+  for (std::int64_t row = 0; row < size.m; row += rows) {
+    for (std::int64_t column = 0; column < size.n; column += columns) {
+      const GemmSize part{std::min(rows, size.m - row), std::min(columns, size.n - column), size.k};
+      const Sum sum{tile, part.n};
+      Multiply(part, Shifted(a, row, 0), Shifted(b, 0, column), sum, panels);
+      AddBias(bias == nullptr ? nullptr : bias + column, part.m, part.n, sum);
+      RoundTile(tile, part.m, part.n, c, row * c.row_stride + column);
+    }
+  }
+}
+
+}  // namespace shardwright

@@ -1,0 +1,45 @@
+#pragma once
+
+// Matrix product of any dtypes and strides on one thread, by the sgemm of OpenBLAS. What must be
+// converted for it is so in the caller's workspace. Equal sizes, strides and dtypes give equal bits
+// on one machine: OpenBLAS chooses its loops by the processor and the sizes.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/units.h"
+
+namespace shardwright {
+
+// Element (i, j) is at data[i * row_stride + j * column_stride], strides in elements. fp32, bf16 or
+// fp16.
+struct GemmOperand {
+  const void* data = nullptr;
+  DType dtype = DType::kFp32;
+  std::int64_t row_stride = 0;
+  std::int64_t column_stride = 1;
+};
+
+// Rows of contiguous elements.
+struct GemmResult {
+  void* data = nullptr;
+  DType dtype = DType::kFp32;
+  std::int64_t row_stride = 0;
+  bool accumulate = false;  // adds to what is there; a 16-bit sum is rounded once
+  // Every part of the product is finished before it is stored or added, so that adding it gives the
+  // bits of a product that was kept apart and added later. Needs the workspace of a 16-bit result.
+  bool finish_first = false;
+};
+
+struct GemmSize {
+  std::int64_t m = 0, n = 0, k = 0;
+};
+
+// c = a (m, k) * b (k, n), and the n numbers of `bias` added to every row (null: none), all summed
+// in fp32. `workspace`: HostGemmWorkspace (models/kernels/host.h) bytes, 64-byte aligned. Requires
+// m, n, k >= 1.
+void HostGemm(const GemmSize& size, const GemmOperand& a, const GemmOperand& b, const GemmResult& c,
+              const float* bias, std::span<std::byte> workspace);
+
+}  // namespace shardwright

@@ -1,0 +1,85 @@
+// y = x W^T + b. Weights are [out, in], or [in, out] when the spec says so.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "executor/host/kernels/gemm.h"
+#include "executor/host/kernels/kernels.h"
+#include "executor/host/kernels/rows.h"
+#include "executor/host/kernels/vector.h"
+#include "models/kernels/host.h"
+
+namespace shardwright {
+namespace {
+
+GemmOperand RowMajor(const ConstView& view, std::int64_t columns) {
+  return {view.data, view.dtype, columns, 1};
+}
+
+GemmOperand Transposed(const ConstView& view, std::int64_t columns) {
+  return {view.data, view.dtype, 1, columns};
+}
+
+// sums[j] = sum over rows of dy[i][j].
+void SumRows(const ConstView& dy, std::int64_t rows, std::int64_t columns, float* sums) {
+  std::fill_n(sums, columns, 0.0F);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    ForEachChunk(columns, [&](std::int64_t begin, std::int64_t count) {
+      ChunkBuffer buffer;
+      VectorAdd(1.0F, ReadFloats(dy, row * columns + begin, count, buffer.values.data()),
+                sums + begin, count);
+    });
+  }
+}
+
+}  // namespace
+
+void LinearForward(const ModelOpCall& call) {
+  const OpSpec& spec = *call.spec;
+  const std::int64_t rows = call.batch * spec.rows;
+  const ConstView& weight = call.params[0];
+  Scratch scratch(call.workspace);
+  const float* bias = nullptr;
+  if (spec.has_bias) {
+    bias = ReadFloats(call.params[1], 0, spec.out, scratch.Floats(spec.out));
+  }
+  const View& y = call.outputs[0];
+  HostGemm({rows, spec.out, spec.in}, RowMajor(call.inputs[0], spec.in),
+           spec.transposed ? RowMajor(weight, spec.out) : Transposed(weight, spec.in),
+           {y.data, y.dtype, spec.out}, bias,
+           scratch.Take(HostGemmWorkspace(rows, spec.out, spec.in, y.dtype)));
+}
+
+void LinearBackward(const ModelOpCall& call) {
+  const OpSpec& spec = *call.spec;
+  const std::int64_t rows = call.batch * spec.rows;
+  const ConstView& dy = call.output_grads[0];
+  if (call.input_grads[0].data != nullptr) {
+    const View& dx = call.input_grads[0];
+    const ConstView& weight = call.params[0];
+    Scratch scratch(call.workspace);
+    HostGemm({rows, spec.in, spec.out}, RowMajor(dy, spec.out),
+             spec.transposed ? Transposed(weight, spec.out) : RowMajor(weight, spec.in),
+             {dx.data, dx.dtype, spec.in}, nullptr,
+             scratch.Take(HostGemmWorkspace(rows, spec.in, spec.out, dx.dtype)));
+  }
+  if (!call.param_grads.empty() && call.param_grads[0].view.data != nullptr) {
+    const ParamGrad& dw = call.param_grads[0];
+    const ConstView& x = call.inputs[0];
+    const std::int64_t m = spec.transposed ? spec.in : spec.out;
+    const std::int64_t n = spec.transposed ? spec.out : spec.in;
+    Scratch scratch(call.workspace);
+    HostGemm({m, n, rows}, spec.transposed ? Transposed(x, m) : Transposed(dy, m),
+             spec.transposed ? RowMajor(dy, n) : RowMajor(x, n),
+             {dw.view.data, dw.view.dtype, n, dw.accumulate, /*finish_first=*/true}, nullptr,
+             scratch.Take(HostGemmWorkspace(m, n, rows, DType::kBf16)));
+  }
+  if (call.param_grads.size() > 1 && call.param_grads[1].view.data != nullptr) {
+    Scratch scratch(call.workspace);
+    float* const sums = scratch.Floats(spec.out);
+    SumRows(dy, rows, spec.out, sums);
+    StoreParamGrad(sums, spec.out, call.param_grads[1], 0);
+  }
+}
+
+}  // namespace shardwright

@@ -1,0 +1,178 @@
+// Log-softmax, negative log-likelihood, and both in one as cross-entropy. A loss reads the logits
+// row by row and never writes an fp32 copy of them.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "core/error.h"
+#include "executor/host/kernels/clones.h"
+#include "executor/host/kernels/kernels.h"
+#include "executor/host/kernels/rows.h"
+#include "executor/host/kernels/vector.h"
+
+namespace shardwright {
+namespace {
+
+// log(sum(exp(x))) of one row, in two passes of chunks: the maximum, then the sum.
+float LogSumExp(const ConstView& x, std::int64_t offset, std::int64_t n) {
+  ChunkBuffer buffer;
+  float largest = -INFINITY;
+  ForEachChunk(n, [&](std::int64_t begin, std::int64_t count) {
+    const float* const values = ReadFloats(x, offset + begin, count, buffer.values.data());
+    largest = std::fmax(largest, VectorMax(values, count));
+  });
+  double sum = 0.0;
+  ForEachChunk(n, [&](std::int64_t begin, std::int64_t count) {
+    const float* const values = ReadFloats(x, offset + begin, count, buffer.values.data());
+    sum += VectorExp(values, largest, buffer.values.data(), count);
+  });
+  return largest + static_cast<float>(std::log(sum));
+}
+
+SHARDWRIGHT_CLONES void Subtract(const float* x, float y, float* z, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    z[i] = x[i] - y;
+  }
+}
+
+std::int64_t LabelOf(const ModelOpCall& call, std::int64_t row) {
+  const std::int64_t label = static_cast<const std::int64_t*>(call.inputs[1].data)[row];
+  if (label >= call.spec->in) {
+    throw InputError("the data", "a label " + std::to_string(label),
+                     "less than the number of classes, " + std::to_string(call.spec->in));
+  }
+  return label;
+}
+
+float ReadOne(const ConstView& x, std::int64_t i) {
+  float value = 0.0F;
+  LoadFloats(x, i, 1, &value);
+  return value;
+}
+
+std::int64_t Rows(const ModelOpCall& call) {
+  return call.batch * call.spec->rows;
+}
+
+std::int64_t CountLabels(const ModelOpCall& call) {
+  std::int64_t count = 0;
+  for (std::int64_t row = 0; row < Rows(call); ++row) {
+    count += LabelOf(call, row) >= 0 ? 1 : 0;
+  }
+  return count;
+}
+
+// What a row's share of the loss is multiplied by. A mean over no labels is 0 / 0, as in PyTorch.
+double RowFactor(const ModelOpCall& call) {
+  return call.reduction == LossReduction::kSum ? 1.0 : 1.0 / static_cast<double>(CountLabels(call));
+}
+
+void StoreLoss(const ModelOpCall& call, double sum) {
+  *static_cast<float*>(call.outputs[0].data) = static_cast<float>(sum * RowFactor(call));
+}
+
+}  // namespace
+
+void LogSoftmaxForward(const ModelOpCall& call) {
+  const std::int64_t n = call.spec->in;
+  for (std::int64_t row = 0; row < Rows(call); ++row) {
+    const float log_sum = LogSumExp(call.inputs[0], row * n, n);
+    ForEachChunk(n, [&](std::int64_t begin, std::int64_t count) {
+      ChunkBuffer buffer;
+      const std::int64_t offset = row * n + begin;
+      Subtract(ReadFloats(call.inputs[0], offset, count, buffer.values.data()), log_sum,
+               buffer.values.data(), count);
+      StoreFloats(buffer.values.data(), count, call.outputs[0], offset);
+    });
+  }
+}
+
+// dx = dy - exp(y) * sum(dy).
+void LogSoftmaxBackward(const ModelOpCall& call) {
+  const std::int64_t n = call.spec->in;
+  const ConstView y = AsConst(call.outputs[0]);
+  const ConstView& dy = call.output_grads[0];
+  for (std::int64_t row = 0; row < Rows(call); ++row) {
+    float sum = 0.0F;
+    ForEachChunk(n, [&](std::int64_t begin, std::int64_t count) {
+      ChunkBuffer buffer;
+      sum += VectorSum(ReadFloats(dy, row * n + begin, count, buffer.values.data()), count);
+    });
+    ForEachChunk(n, [&](std::int64_t begin, std::int64_t count) {
+      ChunkBuffer total;
+      ChunkBuffer buffer;
+      const std::int64_t offset = row * n + begin;
+      VectorExp(ReadFloats(y, offset, count, buffer.values.data()), 0.0F, total.values.data(),
+                count);
+      VectorScale(-sum, total.values.data(), total.values.data(), count);
+      VectorAdd(1.0F, ReadFloats(dy, offset, count, buffer.values.data()), total.values.data(),
+                count);
+      StoreFloats(total.values.data(), count, call.input_grads[0], offset);
+    });
+  }
+}
+
+void NllLossForward(const ModelOpCall& call) {
+  double sum = 0.0;
+  for (std::int64_t row = 0; row < Rows(call); ++row) {
+    const std::int64_t label = LabelOf(call, row);
+    if (label >= 0) {
+      sum -= ReadOne(call.inputs[0], row * call.spec->in + label);
+    }
+  }
+  StoreLoss(call, sum);
+}
+
+void NllLossBackward(const ModelOpCall& call) {
+  const std::int64_t n = call.spec->in;
+  const View& dx = call.input_grads[0];
+  const auto factor = static_cast<float>(-call.loss_scale * RowFactor(call));
+  std::fill_n(static_cast<std::byte*>(dx.data), dx.elements * SizeOf(dx.dtype), std::byte{0});
+  for (std::int64_t row = 0; row < Rows(call); ++row) {
+    const std::int64_t label = LabelOf(call, row);
+    if (label >= 0) {
+      StoreFloats(&factor, 1, dx, row * n + label);
+    }
+  }
+}
+
+// Keeps the log-sum of each row.
+void CrossEntropyForward(const ModelOpCall& call) {
+  const std::int64_t n = call.spec->in;
+  auto* const log_sums = reinterpret_cast<float*>(call.saved.data());
+  double sum = 0.0;
+  for (std::int64_t row = 0; row < Rows(call); ++row) {
+    log_sums[row] = LogSumExp(call.inputs[0], row * n, n);
+    const std::int64_t label = LabelOf(call, row);
+    if (label >= 0) {
+      sum += static_cast<double>(log_sums[row]) - ReadOne(call.inputs[0], row * n + label);
+    }
+  }
+  StoreLoss(call, sum);
+}
+
+// dx = (softmax(x) - onehot) * factor.
+void CrossEntropyBackward(const ModelOpCall& call) {
+  const std::int64_t n = call.spec->in;
+  const auto* const log_sums = reinterpret_cast<const float*>(call.saved.data());
+  const auto factor = static_cast<float>(call.loss_scale * RowFactor(call));
+  for (std::int64_t row = 0; row < Rows(call); ++row) {
+    const std::int64_t label = LabelOf(call, row);
+    ForEachChunk(n, [&](std::int64_t begin, std::int64_t count) {
+      ChunkBuffer buffer;
+      const std::int64_t offset = row * n + begin;
+      float* const values = buffer.values.data();
+      VectorExp(ReadFloats(call.inputs[0], offset, count, values), log_sums[row], values, count);
+      if (label >= begin && label < begin + count) {
+        values[label - begin] -= 1.0F;
+      }
+      VectorScale(label < 0 ? 0.0F : factor, values, values, count);
+      StoreFloats(values, count, call.input_grads[0], offset);
+    });
+  }
+}
+
+}  // namespace shardwright

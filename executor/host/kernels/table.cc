@@ -1,0 +1,86 @@
+#include "executor/host/kernels/table.h"
+
+#include <array>
+#include <cstddef>
+
+#include "core/error.h"
+#include "executor/host/kernels/kernels.h"
+
+namespace shardwright {
+namespace {
+
+struct HostKernel {
+  OpKind kind;
+  void (*forward)(const ModelOpCall&);
+  void (*backward)(const ModelOpCall&);
+};
+
+// In the order of OpKind.
+constexpr std::array<HostKernel, 24> kTable = {{
+    {OpKind::kEmbedding, EmbeddingForward, EmbeddingBackward},
+    {OpKind::kLinear, LinearForward, LinearBackward},
+    {OpKind::kLayerNorm, LayerNormForward, LayerNormBackward},
+    {OpKind::kRmsNorm, RmsNormForward, RmsNormBackward},
+    {OpKind::kRope, RopeForward, RopeBackward},
+    {OpKind::kAttention, AttentionForward, AttentionBackward},
+    {OpKind::kActivation, ActivationForward, ActivationBackward},
+    {OpKind::kGatedActivation, GatedActivationForward, GatedActivationBackward},
+    {OpKind::kAdd, AddForward, AddBackward},
+    {OpKind::kMul, MulForward, MulBackward},
+    {OpKind::kScale, ScaleForward, ScaleBackward},
+    {OpKind::kDropout, DropoutForward, DropoutBackward},
+    {OpKind::kPositionBias, PositionBiasForward, PositionBiasBackward},
+    {OpKind::kConv2d, Conv2dForward, Conv2dBackward},
+    {OpKind::kBatchNorm, BatchNormForward, BatchNormBackward},
+    {OpKind::kMaxPool, MaxPoolForward, MaxPoolBackward},
+    {OpKind::kAvgPool, AvgPoolForward, AvgPoolBackward},
+    {OpKind::kConcat, ConcatForward, ConcatBackward},
+    {OpKind::kSelect, SelectForward, SelectBackward},
+    {OpKind::kRouter, RouterForward, RouterBackward},
+    {OpKind::kExperts, ExpertsForward, ExpertsBackward},
+    {OpKind::kLogSoftmax, LogSoftmaxForward, LogSoftmaxBackward},
+    {OpKind::kNllLoss, NllLossForward, NllLossBackward},
+    {OpKind::kCrossEntropy, CrossEntropyForward, CrossEntropyBackward},
+}};
+
+const HostKernel& KernelOf(const ModelOpCall& call) {
+  const HostKernel& kernel = kTable[static_cast<std::size_t>(call.spec->kind)];
+  SW_CHECK(kernel.kind == call.spec->kind, "the table is in the order of OpKind");
+  return kernel;
+}
+
+}  // namespace
+
+void ForwardOnHost(const ModelOpCall& call) {
+  KernelOf(call).forward(call);
+}
+
+void BackwardOnHost(const ModelOpCall& call) {
+  KernelOf(call).backward(call);
+}
+
+std::string HostKernelProblem(const OpSpec& spec, DType compute, const KernelSetOptions& options) {
+  if (!options.host_kernels) {
+    return "the plan's kernel set is " + options.name +
+           "; the host runs shardwright-host only (its kernels keep and need other memory)";
+  }
+  if (compute != DType::kFp32 && compute != DType::kBf16 && compute != DType::kFp16) {
+    return "the host computes in fp32, bf16 or fp16 only";
+  }
+  if (spec.kind == OpKind::kRope && spec.rope.scaling == RopeScaling::kOther) {
+    return "the model's rope_scaling rule is not known; known are linear and llama3";
+  }
+  if (spec.kind == OpKind::kRope && spec.rope.dim == 0) {
+    return "the model gives no rotary angles";
+  }
+  if (spec.kind == OpKind::kCrossEntropy && options.loss_chunks > 1) {
+    return "loss_chunks above 1: the host's loss needs no chunks, since it makes no fp32 copy of "
+           "the logits";
+  }
+  if (options.attention != AttentionImpl::kFlash && spec.kind == OpKind::kAttention) {
+    return "the host's attention keeps no scores; the plan asks for materialised ones";
+  }
+  return {};
+}
+
+}  // namespace shardwright

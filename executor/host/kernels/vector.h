@@ -1,0 +1,37 @@
+#pragma once
+
+// Loops over arrays of fp32 numbers that the compiler turns into vector code. Sums keep sixteen
+// partial sums whatever the instruction set, so their order does not depend on it.
+
+#include <cstdint>
+
+#include "models/model.h"
+
+namespace shardwright {
+
+[[nodiscard]] float VectorSum(const float* x, std::int64_t n);
+[[nodiscard]] float VectorDot(const float* x, const float* y, std::int64_t n);
+// The sum of (x - shift)^2.
+[[nodiscard]] float VectorSquares(const float* x, float shift, std::int64_t n);
+// Minus infinity for n = 0.
+[[nodiscard]] float VectorMax(const float* x, std::int64_t n);
+// y = exp(x - shift) with a relative error below 2^-22; returns the sum. y may be x.
+float VectorExp(const float* x, float shift, float* y, std::int64_t n);
+// y += factor * x.
+void VectorAdd(float factor, const float* x, float* y, std::int64_t n);
+// y = factor * x. y may be x.
+void VectorScale(float factor, const float* x, float* y, std::int64_t n);
+void VectorProduct(const float* x, const float* y, float* z, std::int64_t n);
+// x = cap * tanh(x / cap).
+void VectorSoftCap(float cap, float* x, std::int64_t n);
+
+// y = f(x). PyTorch's definitions: kGelu is x * Phi(x), kGeluTanh its tanh form. Errors are below
+// 2^-21 of the result and 2^-23 of x. kNone copies.
+void VectorActivate(Activation function, const float* x, float* y, std::int64_t n);
+// dx = f'(x) * dy. `kept` is x, or f(x) where ActivationKeepsResult. dx may be dy.
+void VectorActivateGrad(Activation function, const float* kept, const float* dy, float* dx,
+                        std::int64_t n);
+// Is the derivative computed from the result (ReLU, tanh, sigmoid) rather than the input?
+[[nodiscard]] bool ActivationKeepsResult(Activation function);
+
+}  // namespace shardwright

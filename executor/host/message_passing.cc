@@ -1,0 +1,61 @@
+#include "executor/host/message_passing.h"
+
+#include <cstdlib>
+#include <string>
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+constexpr const char* kModule = "shardwright_mpi.so";
+
+int FromEnvironment(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::atoi(text);
+}
+
+// The folder of this program, with a slash at its end.
+std::string ProgramFolder() {
+  std::string path(4096, '\0');
+  const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
+  path.resize(length > 0 ? static_cast<std::size_t>(length) : 0);
+  return path.substr(0, path.rfind('/') + 1);
+}
+
+}  // namespace
+
+// Open MPI's launcher sets these; see its FAQ, "What environment variables are available".
+int LaunchedProcesses() {
+  return FromEnvironment("OMPI_COMM_WORLD_SIZE", 1);
+}
+
+int LaunchedRank() {
+  return FromEnvironment("OMPI_COMM_WORLD_RANK", 0);
+}
+
+MessagePassing& JoinProcesses() {
+  const std::string folder = ProgramFolder();
+  std::string problem;
+  // In the build tree the module lies beside the program, installed in lib/shardwright.
+  for (const std::string& where : {folder, folder + "../lib/shardwright/"}) {
+    // Open MPI's own plugins need its symbols: RTLD_GLOBAL.
+    void* module = ::dlopen((where + kModule).c_str(), RTLD_NOW | RTLD_GLOBAL);
+    if (module != nullptr) {
+      using Join = MessagePassing* (*)();
+      const auto join = reinterpret_cast<Join>(::dlsym(module, "ShardwrightJoinProcesses"));
+      if (join == nullptr) {
+        throw EnvironmentError(where + kModule + ": this is no module of shardwright");
+      }
+      return *join();
+    }
+    problem = problem.empty() ? ::dlerror() : problem;
+  }
+  throw EnvironmentError("started by mpirun, but MPI cannot be used: " + problem +
+                         "; install libopenmpi-dev and build again");
+}
+
+}  // namespace shardwright

@@ -1,0 +1,63 @@
+#pragma once
+
+// What ranks in processes of their own need of MPI. The library behind it is loaded at run time, so
+// the program starts, and runs ranks as threads, where no MPI is installed.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace shardwright {
+
+// A number of bytes at an offset, for each member of a group.
+struct MessagePart {
+  std::int64_t offset = 0;
+  std::int64_t bytes = 0;
+};
+
+// Errors of the library end the process (MPI_ERRORS_ARE_FATAL), and with it the run on all ranks.
+// Calls on different channels may be made from different threads at once.
+class MessagePassing {
+ public:
+  // Something on its way. Its memory must stay until it is over.
+  class Pending {
+   public:
+    virtual ~Pending() = default;
+    [[nodiscard]] virtual bool IsOver() = 0;
+  };
+  // Members of a group, on whose channel messages of other groups never arrive.
+  using Channel = int;
+  static constexpr Channel kAll = 0;  // all processes
+
+  virtual ~MessagePassing() = default;
+  [[nodiscard]] virtual int rank() const = 0;
+  [[nodiscard]] virtual int size() const = 0;
+  // Called by all processes in the same order: those that give the same colour form a group, with
+  // members in the order of their ranks.
+  [[nodiscard]] virtual Channel Split(int color) = 0;
+  [[nodiscard]] virtual std::unique_ptr<Pending> Send(Channel channel, int to, const void* data,
+                                                      std::int64_t bytes) = 0;
+  [[nodiscard]] virtual std::unique_ptr<Pending> Receive(Channel channel, int from, void* data,
+                                                         std::int64_t bytes) = 0;
+  // Part m of `data` is what member m has, and gets from it; this member's part is there already.
+  [[nodiscard]] virtual std::unique_ptr<Pending> AllGather(Channel channel, void* data,
+                                                           std::span<const MessagePart> parts) = 0;
+  // Sends part m of `from` to member m, and puts what m sends into part m of `to`.
+  [[nodiscard]] virtual std::unique_ptr<Pending> AllToAll(
+      Channel channel, const void* from, std::span<const MessagePart> from_parts, void* to,
+      std::span<const MessagePart> to_parts) = 0;
+  // Called once, when nothing is on its way.
+  virtual void Finish() = 0;
+};
+
+// How many processes mpirun started, this one included; 1: not started by mpirun.
+[[nodiscard]] int LaunchedProcesses();
+// This process's number among them, as the launcher's environment says.
+[[nodiscard]] int LaunchedRank();
+
+// Joins the processes that mpirun started. Throws EnvironmentError when this build has no MPI
+// module or the module's MPI cannot be loaded. The result lives until the process ends.
+[[nodiscard]] MessagePassing& JoinProcesses();
+
+}  // namespace shardwright

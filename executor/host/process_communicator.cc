@@ -1,0 +1,251 @@
+#include "executor/host/process_communicator.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "core/error.h"
+#include "executor/host/arithmetic.h"
+
+namespace shardwright {
+namespace {
+
+void Finish(MessagePassing::Pending& pending) {
+  while (!pending.IsOver()) {
+    std::this_thread::yield();
+  }
+}
+
+std::int64_t NowNanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+void ProcessCommunicator::Await(std::vector<Pending>& pending,
+                                const std::vector<std::int64_t>& ranks, std::int64_t member,
+                                const std::string& name) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  std::vector<bool> over(pending.size(), false);
+  std::size_t left = pending.size();
+  for (int round = 0; left > 0; ++round) {
+    for (std::size_t i = 0; i < pending.size(); ++i) {
+      if (!over[i] && pending[i]->IsOver()) {
+        over[i] = true;
+        --left;
+      }
+    }
+    if (left == 0) {
+      return;
+    }
+    faults_.ThrowIfFailed();
+    if (std::chrono::steady_clock::now() > deadline) {
+      std::string missing;
+      for (std::size_t i = 0; i < pending.size(); ++i) {
+        missing += over[i] ? "" : " " + std::to_string(ranks[i]);
+      }
+      GiveUp(member, name, missing);
+    }
+    // Others that share this core bring what is missing.
+    if (round < 100) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+}
+
+void ProcessCommunicator::GiveUp(std::int64_t member, const std::string& name,
+                                 const std::string& missing) {
+  std::string text = "rank " + std::to_string(RankOf(member));
+  text +=
+      ", op " + name + ": waited " + std::to_string(timeout_.count()) + " ms for rank" + missing;
+  faults_.Report(text);
+  faults_.ThrowIfFailed();
+}
+
+void ProcessCommunicator::AwaitAll(Pending pending, std::int64_t member, const std::string& name) {
+  std::vector<Pending> one;
+  one.push_back(std::move(pending));
+  Await(one, {RankOf(member == 0 ? ranks_.size - 1 : 0)}, member, name);
+}
+
+SimTime ProcessCommunicator::Meet(std::int64_t member, const CollectiveCall& call,
+                                  const std::string& name, SimTime arrival) {
+  mine_ = {arrival.value, call.elements, static_cast<std::int32_t>(call.code),
+           static_cast<std::int32_t>(call.dtype)};
+  headers_.assign(static_cast<std::size_t>(ranks_.size), mine_);
+  std::vector<Pending> pending;
+  std::vector<std::int64_t> ranks;
+  for (std::int64_t m = 0; m < ranks_.size; ++m) {
+    if (m != member) {
+      const int other = static_cast<int>(m);
+      Header& header = headers_[static_cast<std::size_t>(m)];
+      pending.push_back(processes_.Receive(channel_, other, &header, sizeof header));
+      pending.push_back(processes_.Send(channel_, other, &mine_, sizeof mine_));
+      ranks.insert(ranks.end(), 2, RankOf(m));
+    }
+  }
+  Await(pending, ranks, member, name);
+  SimTime last = arrival;
+  for (std::int64_t m = 0; m < ranks_.size; ++m) {
+    const Header& header = headers_[static_cast<std::size_t>(m)];
+    last = std::max(last, SimTime(header.arrival));
+    if (header.code != mine_.code || header.elements != mine_.elements ||
+        header.dtype != mine_.dtype) {
+      throw RunError("collective " + name + " met another one of rank " +
+                     std::to_string(RankOf(m)));
+    }
+  }
+  return last;
+}
+
+Communicator::Times ProcessCommunicator::Run(std::int64_t member, const CollectiveCall& call,
+                                             const std::string& name, SimTime arrival,
+                                             SimTime least_duration) {
+  ZeroFill(call.zeros);
+  Times times;
+  times.start = Meet(member, call, name, arrival);
+  if (call.code == OpCode::kAllGather) {
+    Gather(member, call, name);
+  } else {
+    const std::vector<const std::byte*> sources = CollectPart(member, call, name);
+    const std::int64_t begin = PartBegin(call.elements, ranks_.size, member);
+    Fold fold;
+    fold.dtype = call.dtype;
+    fold.count = PartBegin(call.elements, ranks_.size, member + 1) - begin;
+    fold.divisor = call.divisor;
+    if (call.code == OpCode::kAllReduce) {
+      fold.out_begin = begin;
+      FoldInOrder(fold, sources, call.receive);
+      const std::int64_t width = SizeOf(call.dtype);
+      std::vector<MessagePart> parts;
+      for (std::int64_t m = 0; m < ranks_.size; ++m) {
+        const std::int64_t first = PartBegin(call.elements, ranks_.size, m);
+        const std::int64_t last = PartBegin(call.elements, ranks_.size, m + 1);
+        parts.push_back({first * width, (last - first) * width});
+      }
+      AwaitAll(processes_.AllGather(channel_, call.receive, parts), member, name);
+    } else {
+      FoldScattered(fold, sources, call);
+    }
+  }
+  if (least_duration > SimTime(0)) {
+    std::this_thread::sleep_until(clock_.At(times.start + least_duration));
+  }
+  times.end = clock_.Now();
+  return times;
+}
+
+void ProcessCommunicator::Gather(std::int64_t member, const CollectiveCall& call,
+                                 const std::string& name) {
+  const std::int64_t part = call.elements / ranks_.size * SizeOf(call.dtype);
+  const std::int64_t stride = call.receive_stride > 0 ? call.receive_stride : part;
+  std::byte* mine = call.receive + member * stride;
+  if (call.send != mine) {
+    std::memcpy(mine, call.send, static_cast<std::size_t>(part));
+  }
+  std::vector<MessagePart> parts;
+  for (std::int64_t m = 0; m < ranks_.size; ++m) {
+    parts.push_back({m * stride, part});
+  }
+  AwaitAll(processes_.AllGather(channel_, call.receive, parts), member, name);
+}
+
+std::vector<const std::byte*> ProcessCommunicator::CollectPart(std::int64_t member,
+                                                               const CollectiveCall& call,
+                                                               const std::string& name) {
+  const std::int64_t width = SizeOf(call.dtype), size = ranks_.size;
+  const auto begin = [&](std::int64_t m) { return PartBegin(call.elements, size, m) * width; };
+  const std::int64_t own = begin(member + 1) - begin(member);
+  std::vector<MessagePart> from, to;
+  for (std::int64_t m = 0; m < size; ++m) {
+    from.push_back({begin(m), begin(m + 1) - begin(m)});
+    to.push_back({m * own, own});
+  }
+  scratch_.resize(std::max(scratch_.size(), static_cast<std::size_t>(size * own)));
+  AwaitAll(processes_.AllToAll(channel_, call.send, from, scratch_.data(), to), member, name);
+  std::vector<const std::byte*> sources;
+  for (std::int64_t m = 0; m < size; ++m) {
+    sources.push_back(scratch_.data() + m * own);
+  }
+  return sources;
+}
+
+std::chrono::steady_clock::time_point AgreeOnStart(MessagePassing& processes) {
+  constexpr int kTrips = 10;
+  constexpr std::int64_t kSameClock = 1'000'000;  // ns
+  std::int64_t start = NowNanoseconds();
+  if (processes.rank() == 0) {
+    for (int other = 1; other < processes.size(); ++other) {
+      for (int trip = 0; trip < kTrips; ++trip) {
+        std::int64_t unused = 0;
+        Finish(*processes.Receive(MessagePassing::kAll, other, &unused, sizeof unused));
+        const std::array<std::int64_t, 2> answer = {NowNanoseconds(), start};
+        Finish(*processes.Send(MessagePassing::kAll, other, answer.data(), sizeof answer));
+      }
+    }
+  } else {
+    std::int64_t shortest = INT64_MAX, offset = 0;  // of process 0's clock over this one's
+    for (int trip = 0; trip < kTrips; ++trip) {
+      const std::int64_t asked = NowNanoseconds();
+      Finish(*processes.Send(MessagePassing::kAll, 0, &asked, sizeof asked));
+      std::array<std::int64_t, 2> answer{};
+      Finish(*processes.Receive(MessagePassing::kAll, 0, answer.data(), sizeof answer));
+      const std::int64_t took = NowNanoseconds() - asked;
+      start = answer[1];
+      if (took < shortest) {
+        shortest = took;
+        offset = answer[0] - (asked + took / 2);
+      }
+    }
+    start -= std::abs(offset) < kSameClock ? 0 : offset;
+  }
+  return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(start));
+}
+
+std::vector<std::vector<std::byte>> CollectBytes(MessagePassing& processes,
+                                                 std::vector<std::byte> mine) {
+  std::vector<std::vector<std::byte>> all;
+  if (processes.rank() != 0) {
+    const auto size = static_cast<std::int64_t>(mine.size());
+    Finish(*processes.Send(MessagePassing::kAll, 0, &size, sizeof size));
+    Finish(*processes.Send(MessagePassing::kAll, 0, mine.data(), size));
+    return all;
+  }
+  all.push_back(std::move(mine));
+  for (int other = 1; other < processes.size(); ++other) {
+    std::int64_t size = 0;
+    Finish(*processes.Receive(MessagePassing::kAll, other, &size, sizeof size));
+    all.emplace_back(static_cast<std::size_t>(size));
+    Finish(*processes.Receive(MessagePassing::kAll, other, all.back().data(), size));
+  }
+  return all;
+}
+
+std::vector<std::vector<float>> ShareFloats(MessagePassing& processes,
+                                            MessagePassing::Channel channel,
+                                            const std::vector<float>& mine) {
+  const auto size = static_cast<std::size_t>(processes.size());
+  std::vector<float> flat(size * mine.size());
+  const auto bytes = static_cast<std::int64_t>(mine.size() * sizeof(float));
+  std::vector<MessagePart> parts;
+  for (std::size_t r = 0; r < size; ++r) {
+    parts.push_back({static_cast<std::int64_t>(r) * bytes, bytes});
+  }
+  const std::size_t own = static_cast<std::size_t>(processes.rank()) * mine.size();
+  std::copy(mine.begin(), mine.end(), flat.begin() + static_cast<std::ptrdiff_t>(own));
+  Finish(*processes.AllGather(channel, flat.data(), parts));
+  std::vector<std::vector<float>> all;
+  for (std::size_t r = 0; r < size; ++r) {
+    const auto begin = flat.begin() + static_cast<std::ptrdiff_t>(r * mine.size());
+    all.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(mine.size()));
+  }
+  return all;
+}
+
+}  // namespace shardwright

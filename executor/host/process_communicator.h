@@ -1,0 +1,87 @@
+#pragma once
+
+// Collectives between ranks in processes of their own: MPI carries the bytes, sums are made here,
+// so that they have the bits of ranks that are threads.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "executor/host/communicator.h"
+#include "executor/host/message_passing.h"
+
+namespace shardwright {
+
+// This process's end of one group. Its buffers lie outside the rank's arena.
+class ProcessCommunicator : public Communicator {
+ public:
+  // `channel` holds the group's members; otherwise as ThreadCommunicator.
+  ProcessCommunicator(MessagePassing& processes, MessagePassing::Channel channel,
+                      const GroupRanks& ranks, std::chrono::milliseconds timeout,
+                      const RunClock& clock, FaultBoard& faults)
+      : processes_(processes),
+        channel_(channel),
+        ranks_(ranks),
+        timeout_(timeout),
+        clock_(clock),
+        faults_(faults) {}
+
+  Times Run(std::int64_t member, const CollectiveCall& call, const std::string& name,
+            SimTime arrival, SimTime least_duration) override;
+
+ private:
+  // What every member tells every other one when it arrives.
+  struct Header {
+    std::int64_t arrival = 0;  // ps
+    std::int64_t elements = 0;
+    std::int32_t code = 0;
+    std::int32_t dtype = 0;
+  };
+  using Pending = std::unique_ptr<MessagePassing::Pending>;
+
+  // Waits for all members; returns when the last one arrived.
+  SimTime Meet(std::int64_t member, const CollectiveCall& call, const std::string& name,
+               SimTime arrival);
+  // Waits until all are over; `ranks[i]` is whom pending[i] waits for.
+  void Await(std::vector<Pending>& pending, const std::vector<std::int64_t>& ranks,
+             std::int64_t member, const std::string& name);
+  // Ends the run: these ranks did not come.
+  void GiveUp(std::int64_t member, const std::string& name, const std::string& missing);
+  void AwaitAll(Pending pending, std::int64_t member, const std::string& name);
+  void Gather(std::int64_t member, const CollectiveCall& call, const std::string& name);
+  // Everybody's elements of this member's part, in scratch_; returns where each member's begin.
+  std::vector<const std::byte*> CollectPart(std::int64_t member, const CollectiveCall& call,
+                                            const std::string& name);
+  [[nodiscard]] std::int64_t RankOf(std::int64_t member) const {
+    return ranks_.first + member * ranks_.stride;
+  }
+
+  MessagePassing& processes_;
+  const MessagePassing::Channel channel_;
+  const GroupRanks ranks_;
+  const std::chrono::milliseconds timeout_;
+  const RunClock& clock_;
+  FaultBoard& faults_;
+  // Outlive an exception, since MPI may still fill them.
+  std::vector<std::byte> scratch_;
+  Header mine_;
+  std::vector<Header> headers_;
+};
+
+// The moment that all processes count their time from. Processes whose clocks agree within a
+// millisecond are taken to share one (they run on one machine); others are set right by the
+// shortest of some round trips. Called by all processes.
+[[nodiscard]] std::chrono::steady_clock::time_point AgreeOnStart(MessagePassing& processes);
+
+// Every process's bytes, by rank, on process 0; nothing on the others. Called by all processes.
+[[nodiscard]] std::vector<std::vector<std::byte>> CollectBytes(MessagePassing& processes,
+                                                               std::vector<std::byte> mine);
+
+// Equal numbers of floats from every process, by rank. Called by one thread of all processes.
+[[nodiscard]] std::vector<std::vector<float>> ShareFloats(MessagePassing& processes,
+                                                          MessagePassing::Channel channel,
+                                                          const std::vector<float>& mine);
+
+}  // namespace shardwright

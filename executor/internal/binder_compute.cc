@@ -1,0 +1,198 @@
+// Model ops: every access becomes an argument of the kernel call.
+
+#include <string>
+
+#include "core/error.h"
+#include "executor/internal/binder.h"
+
+namespace shardwright {
+namespace {
+
+bool IsLoss(OpKind kind) {
+  return kind == OpKind::kNllLoss || kind == OpKind::kCrossEntropy;
+}
+
+}  // namespace
+
+DType Binder::DTypeOf(TensorRole role) const {
+  switch (role) {
+    case TensorRole::kActivation:
+      return in_.job.precision.param;
+    case TensorRole::kIndex:
+      return DType::kInt64;
+    case TensorRole::kLoss:
+      return DType::kFp32;
+  }
+  return DType::kFp32;
+}
+
+View Binder::TensorView(TensorId tensor, BufferId buffer) const {
+  const Tensor& t = in_.model.tensors[tensor.value];
+  const std::int64_t n = t.elements * (t.per_sample ? program_.micro_batch : 1);
+  return {At(buffer), DTypeOf(t.role), n};
+}
+
+ConstView Binder::ParameterView(ParamId param, BufferId buffer) const {
+  const ParamId storage = StorageOf(in_.model, param);
+  const std::int64_t n = in_.model.params[storage.value].Elements();
+  const Contents& contents = ContentsOf(buffer);
+  for (const ShardPiece& piece : contents.pieces) {
+    if (piece.param == storage && piece.param_begin == 0 && piece.count == n) {
+      return {At(buffer) + piece.shard_offset * SizeOf(contents.dtype), contents.dtype, n};
+    }
+  }
+  SW_CHECK(false, in_.model.params[param.value].fqn + " is not in the buffer its op reads");
+  return {};
+}
+
+Call Binder::BindModelOp(const Body& body, OpId id) {
+  const Op& program_op = body.ops[id.value];
+  const ModelOp& op = in_.model.ops[program_op.subject];
+  ModelCall call;
+  ModelOpCall& c = call.call;
+  call.is_backward = program_op.phase == Phase::kBackward;
+  call.micro_batch = program_op.micro_batch;
+  c.spec = &in_.model.SpecOf(op);
+  c.options = &in_.kernels;
+  bool shared = !op.inputs.empty();
+  for (const TensorId t : op.inputs) {
+    shared = shared && !in_.model.tensors[t.value].per_sample;
+  }
+  c.batch = shared ? 1 : program_.micro_batch;
+  c.compute = in_.job.precision.param;
+  c.is_training = in_.job.mode == JobMode::kTrain;
+  c.inputs.resize(op.inputs.size());
+  c.params.resize(op.params.size());
+  c.outputs.resize(op.outputs.size());
+  if (call.is_backward) {
+    c.output_grads.resize(op.outputs.size());
+    c.input_grads.resize(op.inputs.size());
+    c.param_grads.resize(op.params.size());
+  }
+  for (const Access& access : body.AccessesOf(id)) {
+    if (call.is_backward) {
+      BindBackwardAccess(access, op, call);
+    } else {
+      BindForwardAccess(access, op, call);
+    }
+  }
+  if (model_buffers_.valid() && in_.model.modules[op.module.value].buffer_elements > 0) {
+    c.buffers = reinterpret_cast<float*>(At(model_buffers_)) + module_offset_[op.module.value];
+  }
+  c.dropout.seed = in_.training.seed;
+  c.dropout.op = program_op.subject;
+  c.dropout.first_sample =
+      (std::int64_t{program_op.micro_batch} * ranks_ + static_cast<std::int64_t>(rank_.value)) *
+      program_.micro_batch;
+  c.reduction = in_.training.sum_loss ? LossReduction::kSum : LossReduction::kMean;
+  if (IsLoss(c.spec->kind) && program_op.phase == Phase::kForward) {
+    call.loss = static_cast<const float*>(c.outputs.front().data);
+  }
+  return call;
+}
+
+void Binder::BindForwardAccess(const Access& access, const ModelOp& op, ModelCall& call) {
+  ModelOpCall& c = call.call;
+  std::byte* data = At(access.buffer);
+  const auto bytes = static_cast<std::size_t>(BufferOf(access.buffer).size.value);
+  switch (access.role) {
+    case Role::kInput: {
+      const View view = TensorView(op.inputs[access.index], access.buffer);
+      c.inputs[access.index] = {view.data, view.dtype, view.elements};
+      return;
+    }
+    case Role::kOutput:
+      c.outputs[access.index] = TensorView(op.outputs[access.index], access.buffer);
+      return;
+    case Role::kSaved:
+      c.saved = {data, bytes};
+      return;
+    case Role::kParameter:
+      c.params[access.index] = ParameterView(op.params[access.index], access.buffer);
+      return;
+    case Role::kWorkspace:
+      c.workspace = {data, bytes};
+      return;
+    case Role::kOutputGrad:
+    case Role::kInputGrad:
+    case Role::kParamGrad:
+    case Role::kState:
+      break;
+  }
+  SW_CHECK(false, "an access of forward that no kernel has");
+}
+
+void Binder::BindBackwardAccess(const Access& access, const ModelOp& op, ModelCall& call) {
+  ModelOpCall& c = call.call;
+  const DType p = in_.job.precision.param;
+  switch (access.role) {
+    case Role::kOutputGrad: {
+      const std::int64_t n = ElementsOf(access.buffer, p);
+      c.output_grads[access.index] = {At(access.buffer), p, n};
+      return;
+    }
+    case Role::kInputGrad: {
+      const std::int64_t n = ElementsOf(access.buffer, p);
+      c.input_grads[access.index] = {At(access.buffer), p, n};
+      return;
+    }
+    case Role::kParamGrad:
+      BindParamGrads(access, op, call);
+      return;
+    case Role::kInput:
+    case Role::kOutput:
+    case Role::kSaved:
+    case Role::kParameter:
+    case Role::kWorkspace:
+    case Role::kState:
+      BindForwardAccess(access, op, call);
+      return;
+  }
+}
+
+// Either the unit's reduction input itself, or a buffer with the op's gradients back to back.
+void Binder::BindParamGrads(const Access& access, const ModelOp& op, ModelCall& call) {
+  const BufferId buffer = access.buffer;
+  if (!IsKnown(buffer)) {
+    const Precision& precision = in_.job.precision;
+    Contents of_op = layouts_.OfOp(op, true, precision.param);
+    if (program_.dialect == "native") {
+      const UnitId unit = UnitOf(StorageOf(in_.model, op.params.front()));
+      Set(buffer,
+          layouts_.FullGradient(unit, ElementsOf(buffer, precision.reduce), precision.reduce));
+    } else {
+      Set(buffer, std::move(of_op));
+    }
+  }
+  for (std::size_t k = 0; k < op.params.size(); ++k) {
+    if (!in_.model.params[op.params[k].value].trainable) {
+      continue;
+    }
+    const ParamId storage = StorageOf(in_.model, op.params[k]);
+    ParamGrad& grad = call.call.param_grads[k];
+    grad.view = GradientView(storage, buffer);
+    // The first writer of a parameter in a shared buffer replaces what is there.
+    grad.accumulate = access.mode == AccessMode::kReadWrite && written_.contains({buffer, storage});
+    written_.insert({buffer, storage});
+  }
+}
+
+// The parameter's gradient, which a flat layout may cut at shard borders but keeps in one piece.
+View Binder::GradientView(ParamId storage, BufferId buffer) const {
+  const Contents& contents = ContentsOf(buffer);
+  const ShardPiece* first = nullptr;
+  std::int64_t count = 0;
+  for (const ShardPiece& piece : contents.pieces) {
+    if (piece.param != storage) {
+      continue;
+    }
+    first = first == nullptr ? &piece : first;
+    SW_CHECK(piece.shard_offset == first->shard_offset + count && piece.param_begin == count,
+             in_.model.params[storage.value].fqn + ": its gradient lies in pieces");
+    count += piece.count;
+  }
+  SW_CHECK(first != nullptr, in_.model.params[storage.value].fqn + " has no place for a gradient");
+  return {At(buffer) + first->shard_offset * SizeOf(contents.dtype), contents.dtype, count};
+}
+
+}  // namespace shardwright

@@ -1,0 +1,244 @@
+// Initialisation, clipping and the optimizer.
+
+#include <algorithm>
+#include <string>
+
+#include "core/error.h"
+#include "executor/internal/binder.h"
+#include "schedule/lower.h"
+
+namespace shardwright {
+
+Call Binder::BindInitialize(const OpView& v) {
+  const BufferId to = v.outputs.front().buffer;
+  InitializeCall call;
+  call.data = At(to);
+  if (v.op->subject == kNoSubject) {
+    model_buffers_ = to;
+    call.elements = ElementsOf(to, DType::kFp32);
+    return call;
+  }
+  call.unit = v.unit();
+  call.dtype = in_.job.precision.master;
+  call.elements = program_.units[v.op->subject].shard_elements;
+  Contents contents = layouts_.Shard(call.unit, shard_index_, call.dtype);
+  call.pieces = contents.pieces;
+  Set(to, std::move(contents));
+  shards_[v.op->subject] = to;
+  return call;
+}
+
+// Micro-batches are summed; the optimizer wants their mean. (The loss scale is the device's.)
+double Binder::PendingDivisor() const {
+  return static_cast<double>(program_.micro_batch_count);
+}
+
+std::vector<ElementRange> Binder::GradientRanges(std::span<const Access> accesses) const {
+  std::vector<ElementRange> ranges;
+  for (const Access& access : accesses) {
+    if (access.role != Role::kParamGrad) {
+      continue;
+    }
+    const Contents& contents = ContentsOf(access.buffer);
+    for (const ShardPiece& piece : contents.pieces) {
+      ranges.push_back({At(access.buffer) + piece.shard_offset * SizeOf(contents.dtype),
+                        piece.count, contents.dtype});
+    }
+  }
+  return ranges;
+}
+
+Call Binder::BindNorm(std::span<const Access> accesses, const OpView& v) {
+  NormCall call;
+  call.gradients = GradientRanges(accesses);
+  call.divisor = PendingDivisor();
+  call.norm = At(v.outputs.front().buffer);
+  call.in_place = !is_zero12_ && !is_zero3_;  // there the norm is that of unclipped 16-bit parts
+  return call;
+}
+
+Call Binder::BindClip(std::span<const Access> accesses, const OpView& v) {
+  ClipCall call;
+  call.gradients = GradientRanges(accesses);
+  call.norm = At(v.inputs.front().buffer);
+  call.divides = is_zero12_ || is_zero3_;
+  call.divisor = call.divides ? PendingDivisor() : 1.0;
+  call.decides = !has_clipped_;
+  has_clipped_ = true;
+  return call;
+}
+
+Call Binder::BindUpdate(std::span<const Access> accesses) {
+  UpdateCall update;
+  // Behind a norm the gradients are divided already; on the host nobody clips before.
+  const bool on_host = BufferOf(accesses.front().buffer).on_host;
+  if (on_host || !TakesGradNorm(in_.job)) {
+    update.gradients = GradientRanges(accesses);
+    update.divisor = PendingDivisor();
+  }
+  if (on_host && TakesGradNorm(in_.job)) {
+    update.clips = true;
+    for (std::size_t g = 0; g < program_.groups.size() && program_.shard_size > 1; ++g) {
+      if (program_.groups[g].name == "shard") {
+        update.clip_group = GroupId(g);
+      }
+    }
+  }
+  std::uint16_t count = 0;
+  for (const Access& access : accesses) {
+    count = std::max<std::uint16_t>(count, static_cast<std::uint16_t>(access.index + 1));
+  }
+  for (std::uint16_t index = 0; index < count; ++index) {
+    AddShardUpdate(accesses, index, update);
+  }
+  return update;
+}
+
+// All accesses of one index belong to one unit: its shard, its gradients, its states.
+Binder::ShardBuffers Binder::BuffersOfIndex(std::span<const Access> accesses,
+                                            std::uint16_t index) const {
+  ShardBuffers buffers;
+  for (const Access& access : accesses) {
+    if (access.index != index) {
+      continue;
+    }
+    if (access.role == Role::kParameter) {
+      buffers.shard = access.buffer;
+    } else if (access.role == Role::kParamGrad) {
+      buffers.grads.push_back(access.buffer);
+    } else if (access.role == Role::kState) {
+      buffers.states.push_back(access.buffer);
+    }
+  }
+  return buffers;
+}
+
+// Which unit the optimizer updates here, on the device or in a copy on the host.
+void Binder::RememberStates(const ShardBuffers& buffers) {
+  const Contents& params = ContentsOf(buffers.shard);
+  const UnitId owner = params.pieces.empty() ? UnitId() : UnitOf(params.pieces.front().param);
+  for (std::size_t u = 0; u < shards_.size(); ++u) {
+    if (shards_[u] == buffers.shard || (shards_[u].valid() && owner == UnitId(u))) {
+      masters_[u] = buffers.shard;
+      states_[u] = buffers.states;
+    }
+  }
+}
+
+void Binder::AddShardUpdate(std::span<const Access> accesses, std::uint16_t index,
+                            UpdateCall& update) {
+  const ShardBuffers buffers = BuffersOfIndex(accesses, index);
+  if (!buffers.shard.valid()) {
+    return;
+  }
+  RememberStates(buffers);
+  const Contents& params = ContentsOf(buffers.shard);
+  for (const BufferId grad : buffers.grads) {
+    OptimizerCall call;
+    call.spec = in_.job.optimizer;
+    call.dtype = params.dtype;
+    call.params = At(buffers.shard);
+    call.grads = At(grad);
+    for (std::size_t k = 0; k < buffers.states.size() && k < call.states.size(); ++k) {
+      call.states[k] = At(buffers.states[k]);
+    }
+    SW_CHECK(ContentsOf(grad).dtype == params.dtype, "gradients and parameters of two dtypes");
+    std::vector<OptimizerRange> ranges = UpdateRanges(params, ContentsOf(grad));
+    CheckStatesHold(buffers.states, ranges, params.dtype);
+    update.shards.push_back(call);
+    update.ranges.push_back(std::move(ranges));
+  }
+}
+
+void Binder::CheckStatesHold(std::span<const BufferId> states,
+                             std::span<const OptimizerRange> ranges, DType dtype) const {
+  for (const OptimizerRange& r : ranges) {
+    for (const BufferId state : states) {
+      SW_CHECK((r.state_offset + r.count) * SizeOf(dtype) <= BufferOf(state).size.value,
+               "an optimizer state is too small for its shard");
+    }
+  }
+}
+
+// Trainable elements of the shard for which `grads` has a gradient. States hold the shard's
+// trainable elements packed.
+std::vector<OptimizerRange> Binder::UpdateRanges(const Contents& params,
+                                                 const Contents& grads) const {
+  std::vector<OptimizerRange> ranges;
+  std::int64_t state_offset = 0;
+  for (const ShardPiece& p : params.pieces) {
+    const Parameter& param = in_.model.params[p.param.value];
+    if (!param.trainable) {
+      continue;
+    }
+    for (const ShardPiece& g : grads.pieces) {
+      const std::int64_t first = std::max(p.param_begin, g.param_begin);
+      const std::int64_t last = std::min(p.param_begin + p.count, g.param_begin + g.count);
+      if (g.param != p.param || first >= last) {
+        continue;
+      }
+      OptimizerRange r;
+      r.param_offset = p.shard_offset + first - p.param_begin;
+      r.grad_offset = g.shard_offset + first - g.param_begin;
+      r.state_offset = state_offset + first - p.param_begin;
+      r.count = last - first;
+      r.weight_decay =
+          HasWeightDecay(param, in_.training.optimizer) ? in_.training.optimizer.weight_decay : 0.0;
+      ranges.push_back(r);
+    }
+    state_offset += p.count;
+  }
+  return ranges;
+}
+
+void Binder::FillUnits(Binding& binding) const {
+  if (model_buffers_.valid()) {
+    binding.model_buffers = reinterpret_cast<float*>(At(model_buffers_));
+  }
+  binding.units.resize(program_.units.size());
+  for (std::size_t u = 0; u < program_.units.size(); ++u) {
+    BoundUnit& unit = binding.units[u];
+    if (copies_[u].valid()) {
+      const Contents& copy = ContentsOf(copies_[u]);
+      unit.copy = {copy.pieces, ElementsOf(copies_[u], copy.dtype), copy.dtype, At(copies_[u])};
+    }
+    if (!shards_[u].valid()) {
+      if (unit.copy.has_value()) {  // nothing is trained: there are no masters
+        unit.pieces = unit.copy->pieces;
+        unit.dtype = unit.copy->dtype;
+        unit.elements = unit.copy->elements;
+        unit.parameters = unit.copy->data;
+        unit.copy.reset();
+      }
+      continue;
+    }
+    const Contents& contents = ContentsOf(shards_[u]);
+    unit.pieces = contents.pieces;
+    unit.dtype = contents.dtype;
+    unit.elements = program_.units[u].shard_elements;
+    unit.parameters = At(shards_[u]);
+    if (is_zero12_) {  // frozen parameters have no part in the partitions
+      for (const ShardPiece& piece : unit.copy->pieces) {
+        if (!in_.model.params[piece.param.value].trainable) {
+          unit.copy_only.push_back(piece);
+        }
+      }
+    }
+    if (masters_[u].valid() && masters_[u] != shards_[u]) {
+      unit.host_copy = At(masters_[u]);
+    }
+    std::int64_t offset = 0;
+    for (ShardPiece piece : unit.pieces) {
+      if (in_.model.params[piece.param.value].trainable && !states_[u].empty()) {
+        piece.shard_offset = offset;
+        unit.state_pieces.push_back(piece);
+        offset += piece.count;
+      }
+    }
+    for (const BufferId state : states_[u]) {
+      unit.states.push_back(At(state));
+    }
+  }
+}
+
+}  // namespace shardwright

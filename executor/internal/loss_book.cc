@@ -1,0 +1,41 @@
+#include "executor/internal/loss_book.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shardwright {
+
+void Runtime::LossBook::Enter(std::int64_t step, Rank rank, const std::vector<float>& losses,
+                              SimTime time) {
+  const std::lock_guard lock(mutex_);
+  Page& page = open_[step];
+  page.losses.resize(static_cast<std::size_t>(ranks_));
+  page.losses[rank.value] = losses;
+  page.end = std::max(page.end, time);
+  if (++page.entered < ranks_) {
+    return;
+  }
+  StepReport report;
+  report.step = step;
+  report.end = page.end;
+  std::int64_t count = 0;
+  for (const std::vector<float>& of_rank : page.losses) {  // in a fixed order: a fixed sum
+    for (const float loss : of_rank) {
+      report.loss += static_cast<double>(loss);
+      ++count;
+    }
+  }
+  report.loss /= static_cast<double>(std::max<std::int64_t>(count, 1));
+  open_.erase(step);
+  reports_.push_back(report);
+  if (options_.on_step) {
+    options_.on_step(report);
+  }
+}
+
+std::vector<StepReport> Runtime::LossBook::Take() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(reports_, {});
+}
+
+}  // namespace shardwright

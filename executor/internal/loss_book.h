@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "executor/runtime.h"
+
+namespace shardwright {
+
+// Collects the losses of a step from all ranks; the last rank to come reports it. Called by all
+// host threads.
+class Runtime::LossBook {
+ public:
+  LossBook(std::int64_t ranks, const RunOptions& options) : ranks_(ranks), options_(options) {}
+
+  // `losses` of rank `rank` in step `step`, which was over at `time`.
+  void Enter(std::int64_t step, Rank rank, const std::vector<float>& losses, SimTime time);
+  [[nodiscard]] std::vector<StepReport> Take();
+
+ private:
+  struct Page {
+    std::vector<std::vector<float>> losses;  // by rank
+    std::int64_t entered = 0;
+    SimTime end;
+  };
+
+  const std::int64_t ranks_;
+  const RunOptions& options_;
+  std::mutex mutex_;
+  std::map<std::int64_t, Page> open_;  // by step; guarded by mutex_, like reports_
+  std::vector<StepReport> reports_;
+};
+
+}  // namespace shardwright

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "executor/internal/loss_book.h"
+#include "executor/internal/memory_log.h"
+#include "executor/runtime.h"
+
+namespace shardwright {
+
+// The host side of one rank. Used by one thread at a time.
+class Runtime::RankRunner {
+ public:
+  RankRunner(const ExecutorInput& input, const RunOptions& options, Rank rank,
+             std::unique_ptr<Device> device, LossBook& losses);
+  // The device goes first: its streams may still use calls, contexts and spans.
+  ~RankRunner() { device_.reset(); }
+  RankRunner(const RankRunner&) = delete;
+  RankRunner& operator=(const RankRunner&) = delete;
+
+  void RunInit();
+  void RunSteps(std::int64_t first, std::int64_t count);
+  // Tells all ranks that this one cannot go on.
+  void Fail(const std::string& cause) { device_->Fail(cause); }
+
+  [[nodiscard]] const Binding& binding() const { return binding_; }
+  [[nodiscard]] ScalingState& scaling() { return scaling_; }
+  // Appends what was recorded and forgets it.
+  void MoveTraceTo(Trace& trace);
+
+ private:
+  // A step that was issued and is not known to be over.
+  struct OpenStep {
+    std::unique_ptr<StepContext> context;
+    std::array<Ticket, kStreamCount> last;  // by stream: the last work so far
+  };
+
+  [[nodiscard]] StepContext& OpenContext();
+  void RunBody(BodyKind kind, StepContext& context);
+  void RunOp(const Body& body, std::uint32_t op, StepContext& context);
+  void LoadInputs(const Op& op, const StepContext& context);
+  [[nodiscard]] Span* NewSpans(std::size_t count);
+  void SetCarries(const Body& body);
+  void FindWaits(const Body& body, OpId op);
+  // Waits for the oldest open step and reports it.
+  void CloseStep();
+  [[nodiscard]] const std::vector<std::string>& NamesOf(BodyKind kind) const {
+    return names_[static_cast<std::size_t>(kind)];
+  }
+
+  const ExecutorInput& input_;
+  const RunOptions& options_;
+  const Rank rank_;
+  std::unique_ptr<Device> device_;
+  LossBook& losses_;
+  Binding binding_;
+  std::array<std::vector<std::string>, 3> names_;  // by body kind, then op
+
+  // Of the body at hand.
+  BodyKind kind_ = BodyKind::kInit;
+  BoundBody* bound_ = nullptr;
+  Span* spans_of_body_ = nullptr;
+  std::vector<Ticket> tickets_;  // by op
+  std::vector<Ticket> waits_;    // of the op at hand
+
+  std::array<Ticket, kStreamCount> last_;  // by stream
+  std::vector<Ticket> slots_;              // carry slots
+  Ticket inputs_read_;                     // the last copy out of the host's input buffer
+  bool ran_warmup_ = false;
+  ScalingState scaling_;
+  std::deque<OpenStep> open_;
+  std::deque<std::vector<Span>> spans_;  // one vector per body run; they never move
+  std::vector<MemorySample> samples_;
+  MemoryLog memory_;
+};
+
+}  // namespace shardwright

@@ -1,0 +1,84 @@
+#pragma once
+
+// One call of a model op with all memory resolved. A device's kernels are functions of it: they
+// read and write nothing but what it names, and keep no state between calls.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/units.h"
+#include "models/kernel_set.h"
+#include "models/model.h"
+
+namespace shardwright {
+
+// Typed memory. A null `data` means that there is none: an input that forward did not keep, a
+// gradient that nobody wants. `elements` and `dtype` are set all the same.
+struct ConstView {
+  const void* data = nullptr;
+  DType dtype = DType::kFp32;
+  std::int64_t elements = 0;
+};
+struct View {
+  void* data = nullptr;
+  DType dtype = DType::kFp32;
+  std::int64_t elements = 0;
+};
+
+// Where the gradient of one parameter goes. Its dtype may differ from the parameter's (gradients
+// that are reduced in fp32).
+struct ParamGrad {
+  View view;
+  bool accumulate = false;  // add to what is there instead of replacing it
+};
+
+// What a dropout mask depends on, beside the element's position in its sample: neither sharding
+// nor micro-batching changes it, and recomputation draws it again.
+struct DropoutKey {
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+  std::uint32_t op = 0;           // index of the model op
+  std::int64_t first_sample = 0;  // of this call, counted over all ranks' samples of the step
+};
+
+enum class LossReduction : std::uint8_t { kMean, kSum };
+
+// Labels below zero (PyTorch's ignore_index is -100) take no part in a loss.
+//
+// Shapes are those of OpKind's comments for `batch` samples, samples outermost, rows of features
+// contiguous, images as (channels, height, width); ids and labels are int64, a loss is one fp32.
+// Activations have the dtype `compute`.
+struct ModelOpCall {
+  const OpSpec* spec = nullptr;
+  const KernelSetOptions* options = nullptr;
+  std::int64_t batch = 1;  // as passed to LowerOp: 1 for ops on tensors that the samples share
+  DType compute = DType::kFp32;
+  bool is_training = true;  // false: no dropout, running statistics instead of the batch's
+
+  std::vector<ConstView> inputs;  // backward: those that OpKernels::saves_input names
+  std::vector<ConstView> params;
+  // Forward writes all. Backward reads those that OpKernels::saves_output names.
+  std::vector<View> outputs;
+  // Backward only. output_grads[i] may hold several times the output's elements: then the gradient
+  // is their sum (a table of positions that is added to every sample).
+  std::vector<ConstView> output_grads;
+  std::vector<View> input_grads;  // null: not wanted
+  std::vector<ParamGrad> param_grads;
+
+  // OpKernels::extra_saved bytes: forward writes them, backward reads them. 64-byte aligned.
+  std::span<std::byte> saved;
+  // OpKernels::{forward,backward}_workspace bytes with arbitrary content. 64-byte aligned.
+  std::span<std::byte> workspace;
+  // Non-parameter state of the module, Module::buffer_elements fp32 numbers (batch norm: running
+  // mean, running variance). Null: there is none.
+  float* buffers = nullptr;
+
+  DropoutKey dropout;
+  LossReduction reduction = LossReduction::kMean;
+  // The gradient of the loss itself: 1, times what the trainer scales with.
+  double loss_scale = 1.0;
+};
+
+}  // namespace shardwright

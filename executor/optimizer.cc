@@ -1,0 +1,294 @@
+#include "executor/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string_view>
+
+#include "core/error.h"
+#include "executor/half.h"
+#include "executor/update_step.h"
+#include "models/trainable.h"
+
+// Inlined into the loop that is compiled for machines with fused multiply-add.
+#define SW_INLINE [[gnu::always_inline]] inline
+#if defined(__x86_64__)
+#define SW_TARGET_FMA [[gnu::target("avx2,fma")]]
+#else
+#define SW_TARGET_FMA
+#endif
+
+namespace shardwright {
+namespace {
+
+bool HasFma() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+#else
+  return true;
+#endif
+}
+
+// How elements are read, stored and rounded between two operations.
+struct Fp32 {
+  using Stored = float;
+  SW_INLINE static float Load(float stored) { return stored; }
+  SW_INLINE static float Store(float value) { return value; }
+};
+struct Bf16 {
+  using Stored = std::uint16_t;
+  SW_INLINE static float Load(std::uint16_t stored) { return Bf16ToFloat(stored); }
+  SW_INLINE static std::uint16_t Store(float value) { return FloatToBf16(value); }
+};
+struct Fp16 {
+  using Stored = std::uint16_t;
+  SW_INLINE static float Load(std::uint16_t stored) { return Fp16ToFloat(stored); }
+  SW_INLINE static std::uint16_t Store(float value) { return FloatToFp16(value); }
+};
+
+// The arrays of one range.
+template <class Element>
+struct Arrays {
+  typename Element::Stored* param;
+  const typename Element::Stored* grad;
+  typename Element::Stored* state0;
+  typename Element::Stored* state1;
+  std::int64_t count;
+};
+
+// The loop over one range.
+template <class Element, bool kRoundEach, OptimizerKind kKind>
+struct Update {
+  SW_INLINE static void Loop(const Arrays<Element>& arrays, const UpdateScalars& scalars) {
+    constexpr bool kHasState0 = kKind != OptimizerKind::kSgd;
+    constexpr bool kHasState1 = kHasState0 && kKind != OptimizerKind::kMomentum;
+    const UpdateScalars s = scalars;  // a local copy, which no store can change
+    auto* __restrict param = arrays.param;
+    const auto* __restrict grad = arrays.grad;
+    auto* __restrict state0 = arrays.state0;
+    auto* __restrict state1 = arrays.state1;
+    for (std::int64_t i = 0; i < arrays.count; ++i) {
+      typename UpdateStep<Element, kRoundEach, kKind>::Values old = {Element::Load(param[i]), 0.0F,
+                                                                     0.0F};
+      if constexpr (kHasState0) {
+        old.state0 = Element::Load(state0[i]);
+      }
+      if constexpr (kHasState1) {
+        old.state1 = Element::Load(state1[i]);
+      }
+      const auto updated =
+          UpdateStep<Element, kRoundEach, kKind>::Step(old, Element::Load(grad[i]), s);
+      param[i] = Element::Store(updated.param);
+      if constexpr (kHasState0) {
+        state0[i] = Element::Store(updated.state0);
+      }
+      if constexpr (kHasState1) {
+        state1[i] = Element::Store(updated.state1);
+      }
+    }
+  }
+
+  // std::fma means the same with and without such an instruction; with it the loops are fast.
+  SW_TARGET_FMA static void LoopWithFma(const Arrays<Element>& a, const UpdateScalars& s) {
+    Loop(a, s);
+  }
+
+  static void Run(const Arrays<Element>& arrays, const UpdateScalars& scalars) {
+    if (HasFma()) {
+      LoopWithFma(arrays, scalars);
+    } else {
+      Loop(arrays, scalars);
+    }
+  }
+};
+
+template <class Element, bool kRoundEach>
+void UpdateRange(OptimizerKind kind, const Arrays<Element>& arrays, const UpdateScalars& scalars) {
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      return Update<Element, kRoundEach, OptimizerKind::kSgd>::Run(arrays, scalars);
+    case OptimizerKind::kMomentum:
+      return Update<Element, kRoundEach, OptimizerKind::kMomentum>::Run(arrays, scalars);
+    case OptimizerKind::kAdam:
+      return Update<Element, kRoundEach, OptimizerKind::kAdam>::Run(arrays, scalars);
+    case OptimizerKind::kAdamW:
+      return Update<Element, kRoundEach, OptimizerKind::kAdamW>::Run(arrays, scalars);
+    case OptimizerKind::kAdadelta:
+      return Update<Element, kRoundEach, OptimizerKind::kAdadelta>::Run(arrays, scalars);
+  }
+}
+
+template <class Element, bool kRoundEach>
+void UpdateRanges(const OptimizerCall& call, const OptimizerOptions& options) {
+  using Stored = typename Element::Stored;
+  for (const OptimizerRange& range : call.ranges) {
+    const auto state = [&](std::size_t k) {
+      return call.states[k] == nullptr ? nullptr
+                                       : static_cast<Stored*>(call.states[k]) + range.state_offset;
+    };
+    const Arrays<Element> arrays = {static_cast<Stored*>(call.params) + range.param_offset,
+                                    static_cast<const Stored*>(call.grads) + range.grad_offset,
+                                    state(0), state(1), range.count};
+    UpdateRange<Element, kRoundEach>(call.spec.kind, arrays,
+                                     MakeUpdateScalars(call, options, range.weight_decay));
+  }
+}
+
+// Calls `body` with every element of an array as fp32.
+template <class Body>
+void ForEachFloat(DType dtype, const void* data, std::int64_t count, Body body) {
+  if (dtype == DType::kFp32) {
+    const auto* values = static_cast<const float*>(data);
+    for (std::int64_t i = 0; i < count; ++i) {
+      body(values[i]);
+    }
+    return;
+  }
+  const auto* bits = static_cast<const std::uint16_t*>(data);
+  for (std::int64_t i = 0; i < count; ++i) {
+    body(dtype == DType::kBf16 ? Bf16ToFloat(bits[i]) : Fp16ToFloat(bits[i]));
+  }
+}
+
+}  // namespace
+
+bool HasWeightDecay(const Parameter& param, const OptimizerOptions& options) {
+  if (options.decay_matrices_only && param.shape.size() < 2) {
+    return false;
+  }
+  return std::none_of(options.no_decay.begin(), options.no_decay.end(),
+                      [&](const std::string& glob) { return MatchesGlob(glob, param.fqn); });
+}
+
+std::vector<OptimizerRange> OptimizerRanges(const Model& model, std::span<const ShardPiece> pieces,
+                                            const OptimizerOptions& options) {
+  std::vector<OptimizerRange> ranges;
+  for (const ShardPiece& piece : pieces) {
+    const Parameter& param = model.params[piece.param.value];
+    if (!param.trainable) {
+      continue;
+    }
+    const double decay = HasWeightDecay(param, options) ? options.weight_decay : 0.0;
+    if (!ranges.empty() && ranges.back().weight_decay == decay &&
+        ranges.back().param_offset + ranges.back().count == piece.shard_offset) {
+      ranges.back().count += piece.count;
+      continue;
+    }
+    ranges.push_back(
+        {piece.shard_offset, piece.shard_offset, piece.shard_offset, piece.count, decay});
+  }
+  return ranges;
+}
+
+UpdateScalars MakeUpdateScalars(const OptimizerCall& call, const OptimizerOptions& options,
+                                double weight_decay) {
+  const auto step = static_cast<double>(call.step);
+  const double correction1 = 1.0 - std::pow(options.beta1, step);
+  const double correction2 = 1.0 - std::pow(options.beta2, step);
+  UpdateScalars s;
+  s.weight_decay = static_cast<float>(weight_decay);
+  s.minus_learning_rate = static_cast<float>(-call.learning_rate);
+  s.momentum = static_cast<float>(options.momentum);
+  s.one_minus_dampening = static_cast<float>(1.0 - options.dampening);
+  s.lerp_weight = static_cast<float>(1.0 - options.beta1);
+  s.lerp_from_start = s.lerp_weight < 0.5F;
+  s.lerp_weight -= s.lerp_from_start ? 0.0F : 1.0F;
+  s.beta2 = static_cast<float>(options.beta2);
+  s.one_minus_beta2 = static_cast<float>(1.0 - options.beta2);
+  s.correction2_root = static_cast<float>(std::sqrt(correction2));
+  s.epsilon = static_cast<float>(options.epsilon);
+  s.minus_step_size = static_cast<float>(-(call.learning_rate / correction1));
+  s.decoupled = static_cast<float>(1.0 - call.learning_rate * weight_decay);
+  s.rho = static_cast<float>(options.rho);
+  s.one_minus_rho = static_cast<float>(1.0 - options.rho);
+  s.has_decay = weight_decay != 0.0;
+  s.is_first = call.step == 1;
+  s.is_nesterov = options.nesterov;
+  return s;
+}
+
+void UpdateShard(const OptimizerCall& call, const OptimizerOptions& options) {
+  SW_CHECK(call.step >= 1, std::to_string(call.step));
+  const bool round_each = call.spec.impl != OptimizerImpl::kFused;
+  switch (call.dtype) {
+    case DType::kFp32:
+      return UpdateRanges<Fp32, false>(call, options);  // fp32 arithmetic rounds by itself
+    case DType::kBf16:
+      return round_each ? UpdateRanges<Bf16, true>(call, options)
+                        : UpdateRanges<Bf16, false>(call, options);
+    case DType::kFp16:
+      return round_each ? UpdateRanges<Fp16, true>(call, options)
+                        : UpdateRanges<Fp16, false>(call, options);
+    default:
+      SW_CHECK(false, "parameters are fp32, bf16 or fp16");
+  }
+}
+
+std::span<const std::string_view> OptimizerStateNames(OptimizerKind kind) {
+  static constexpr std::array<std::string_view, 1> kMomentum = {"momentum_buffer"};
+  static constexpr std::array<std::string_view, 2> kAdam = {"exp_avg", "exp_avg_sq"};
+  static constexpr std::array<std::string_view, 2> kAdadelta = {"square_avg", "acc_delta"};
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      return {};
+    case OptimizerKind::kMomentum:
+      return kMomentum;
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+      return kAdam;
+    case OptimizerKind::kAdadelta:
+      return kAdadelta;
+  }
+  return {};
+}
+
+double SumOfSquares(DType dtype, const void* data, std::int64_t count) {
+  double sum = 0.0;
+  ForEachFloat(dtype, data, count, [&](float value) {
+    sum += static_cast<double>(value) * static_cast<double>(value);
+  });
+  return sum;
+}
+
+float ClipCoefficient(double norm, double max_norm) {
+  // PyTorch divides a Python number by a tensor: the tensor's reciprocal, times the number.
+  const float reciprocal = 1.0F / (static_cast<float>(norm) + 1e-6F);
+  return std::min(reciprocal * static_cast<float>(max_norm), 1.0F);
+}
+
+void ScaleInPlace(DType dtype, void* data, std::int64_t count, float factor) {
+  if (dtype == DType::kFp32) {
+    auto* values = static_cast<float*>(data);
+    for (std::int64_t i = 0; i < count; ++i) {
+      values[i] *= factor;
+    }
+    return;
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    StoreFloat(dtype, data, i, LoadFloat(dtype, data, i) * factor);
+  }
+}
+
+bool AllFinite(DType dtype, const void* data, std::int64_t count) {
+  bool all_finite = true;
+  ForEachFloat(dtype, data, count, [&](float value) {
+    // Not std::isfinite, which keeps the loop from being vectorised: x - x is 0 or NaN.
+    all_finite &= (value - value == 0.0F);
+  });
+  return all_finite;
+}
+
+void LossScaler::Update(bool overflowed, const LossScaleOptions& options) {
+  if (overflowed) {
+    scale *= options.backoff_factor;
+    good_steps = 0;
+    return;
+  }
+  if (++good_steps == options.growth_interval) {
+    const double grown = scale * options.growth_factor;
+    scale = std::isfinite(static_cast<float>(grown)) ? grown : scale;
+    good_steps = 0;
+  }
+}
+
+}  // namespace shardwright

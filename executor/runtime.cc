@@ -1,0 +1,110 @@
+#include "executor/runtime.h"
+
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "core/error.h"
+#include "executor/internal/loss_book.h"
+#include "executor/internal/rank_runner.h"
+
+namespace shardwright {
+
+Runtime::Runtime(const ExecutorInput& input, const DeviceFactory& devices, RunOptions options)
+    : input_(input),
+      options_(std::move(options)),
+      losses_(std::make_unique<LossBook>(input.program.shard_size * input.program.replicate_size,
+                                         options_)) {
+  for (const Rank rank : LocalRanks()) {
+    ranks_.push_back(std::make_unique<RankRunner>(input_, options_, rank, devices(rank), *losses_));
+  }
+}
+
+Runtime::~Runtime() = default;
+
+std::vector<Rank> Runtime::LocalRanks() const {
+  if (options_.only_rank.has_value()) {
+    return {*options_.only_rank};
+  }
+  std::vector<Rank> ranks;
+  for (std::int64_t r = 0; r < rank_count(); ++r) {
+    ranks.emplace_back(static_cast<std::size_t>(r));
+  }
+  return ranks;
+}
+
+const Binding& Runtime::BindingOf(Rank rank) const {
+  SW_CHECK(!options_.only_rank.has_value() || rank == *options_.only_rank,
+           "a rank of another process");
+  return ranks_[options_.only_rank.has_value() ? 0 : rank.value]->binding();
+}
+
+LossScaler Runtime::loss_scaler() const {
+  return ranks_.front()->scaling().scaler;
+}
+
+std::int64_t Runtime::skipped_steps() const {
+  return ranks_.front()->scaling().skipped;
+}
+
+void Runtime::set_loss_scaler(const LossScaler& scaler, std::int64_t skipped_steps) {
+  for (const std::unique_ptr<RankRunner>& rank : ranks_) {
+    rank->scaling().scaler = scaler;
+    rank->scaling().skipped = skipped_steps;
+  }
+}
+
+void Runtime::OnAllRanks(const std::function<void(RankRunner& rank)>& work) {
+  std::mutex mutex;
+  std::string cause;  // of the first failure; guarded by mutex
+  const auto fail = [&](std::size_t r, const std::string& text) {
+    {
+      const std::lock_guard lock(mutex);
+      cause = cause.empty() ? text : cause;
+    }
+    ranks_[r]->Fail(text);
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      threads.emplace_back([&, r] {
+        try {
+          work(*ranks_[r]);
+        } catch (const RunError& error) {  // says already which rank and op failed
+          fail(r, error.what());
+        } catch (const std::exception& error) {
+          fail(r, "rank " + std::to_string(LocalRanks()[r].value) + ": " + error.what());
+        }
+      });
+    }
+  }
+  if (!cause.empty()) {
+    throw RunError(cause);
+  }
+}
+
+void Runtime::Initialize() {
+  OnAllRanks([](RankRunner& rank) { rank.RunInit(); });
+  initialized_ = true;
+}
+
+void Runtime::RunSteps(std::int64_t count) {
+  SW_CHECK(initialized_, "steps before Initialize");
+  OnAllRanks([&](RankRunner& rank) { rank.RunSteps(next_step_, count); });
+  next_step_ += count;
+}
+
+std::vector<StepReport> Runtime::TakeReports() {
+  return losses_->Take();
+}
+
+Trace Runtime::TakeTrace() {
+  Trace trace;
+  for (const std::unique_ptr<RankRunner>& rank : ranks_) {
+    rank->MoveTraceTo(trace);
+  }
+  return trace;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,110 @@
+#pragma once
+
+// Runs a program: one host thread per rank issues its ops to a device, as docs/execution_model.md
+// says. Nothing here knows which device it is.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/units.h"
+#include "executor/binding.h"
+#include "executor/device.h"
+#include "traces/trace.h"
+
+namespace shardwright {
+
+// Which samples a call for data is about.
+struct BatchKey {
+  std::int64_t step = 0;
+  std::int64_t first_sample = 0;  // of this micro-batch, within the step's global batch
+  std::int64_t count = 0;         // samples
+};
+// Fills the model's input tensors (in tensor order; ids and labels as int64, images in the compute
+// dtype) for one micro-batch. Called from the host threads of several ranks at once.
+using BatchSource = std::function<void(const BatchKey& key, std::span<const View> tensors)>;
+
+// Durations by op, for emulation: body[op] is the least time that the op takes. Empty: none.
+struct DurationTable {
+  std::vector<SimTime> init, warmup, step;
+};
+
+struct StepReport {
+  std::int64_t step = 0;
+  double loss = 0.0;  // mean over ranks and micro-batches; 0 without a loss
+  SimTime end;        // when the last rank's last micro-batch was over
+};
+
+struct RunOptions {
+  bool trace = false;
+  // Fill memory with NaNs when it is allocated, so that bytes which nobody wrote show.
+  bool poison = false;
+  DurationTable durations;
+  BatchSource inputs;  // may be empty for a model without inputs
+  // The pass over the data that a step belongs to; empty: 0. For learning-rate schedules.
+  std::function<std::int64_t(std::int64_t step)> epoch_of;
+  std::function<void(const StepReport& report)> on_step;  // called by one thread at a time
+  // The only rank of this process, where every rank has a process of its own; and how the ranks
+  // tell each other their losses: given this rank's, those of all.
+  std::optional<Rank> only_rank;
+  std::function<std::vector<std::vector<float>>(const std::vector<float>& mine)> share_losses;
+};
+
+using DeviceFactory = std::function<std::unique_ptr<Device>(Rank rank)>;
+
+// All ranks of one plan, or one of them, on the devices of this process. Between two calls all
+// devices are idle and parameters may be read and written through BindingOf.
+class Runtime {
+ public:
+  // Binds the program for every rank: all that cannot run is refused here, with InputError, and
+  // memory is taken (RunError if it does not fit). Keeps references to what `input` names.
+  Runtime(const ExecutorInput& input, const DeviceFactory& devices, RunOptions options);
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+  ~Runtime();
+
+  // Runs init: parameters get their first values.
+  void Initialize();
+  // Runs `count` steps, from number `next_step()` on. Throws RunError when any rank fails; then
+  // nothing more can be run.
+  void RunSteps(std::int64_t count);
+
+  [[nodiscard]] std::int64_t next_step() const { return next_step_; }
+  // Resumes: the next step is number `step`, of as many updates.
+  void set_next_step(std::int64_t step) { next_step_ = step; }
+  [[nodiscard]] const Binding& BindingOf(Rank rank) const;
+  // The ranks of this process.
+  [[nodiscard]] std::vector<Rank> LocalRanks() const;
+  // Loss scaling of fp16 runs; equal on all ranks. `skipped_steps` are those without an
+  // update because gradients overflowed.
+  [[nodiscard]] LossScaler loss_scaler() const;
+  [[nodiscard]] std::int64_t skipped_steps() const;
+  // Resumes with what an earlier run had.
+  void set_loss_scaler(const LossScaler& scaler, std::int64_t skipped_steps);
+  [[nodiscard]] std::int64_t rank_count() const {
+    return input_.program.shard_size * input_.program.replicate_size;
+  }
+  // One report per step since the last call.
+  [[nodiscard]] std::vector<StepReport> TakeReports();
+  // What was recorded since the last call.
+  [[nodiscard]] Trace TakeTrace();
+
+ private:
+  class RankRunner;
+  class LossBook;
+
+  void OnAllRanks(const std::function<void(RankRunner& rank)>& work);
+
+  const ExecutorInput input_;
+  const RunOptions options_;
+  std::unique_ptr<LossBook> losses_;
+  std::vector<std::unique_ptr<RankRunner>> ranks_;  // of this process
+  std::int64_t next_step_ = 0;
+  bool initialized_ = false;
+};
+
+}  // namespace shardwright

@@ -1,0 +1,42 @@
+#include "executor/shard_map.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace shardwright {
+
+ShardLayout ShardLayoutOf(const Program& program) {
+  const bool by_parameter = program.dialect == "fsdp2" || program.dialect == "zero3";
+  return by_parameter ? ShardLayout::kRows : ShardLayout::kFlat;
+}
+
+std::vector<ShardPiece> ShardPieces(const Model& model, const UnitInfo& unit, ShardLayout layout,
+                                    std::int64_t shard_index, std::int64_t shard_count) {
+  SW_CHECK(shard_index >= 0 && shard_index < shard_count, std::to_string(shard_index));
+  std::vector<ShardPiece> pieces;
+  const std::int64_t shard_begin = shard_index * unit.shard_elements;
+  for (const ParamSlot& slot : unit.params) {
+    const std::int64_t elements = model.params[slot.param.value].Elements();
+    ShardPiece piece{.param = slot.param, .shard_offset = slot.shard_offset};
+    std::int64_t end = 0;
+    if (layout == ShardLayout::kRows) {
+      const std::int64_t chunk = slot.padded_elements / shard_count;
+      piece.param_begin = std::min(shard_index * chunk, elements);
+      end = std::min(piece.param_begin + chunk, elements);
+    } else {
+      piece.param_begin =
+          std::clamp<std::int64_t>(shard_begin - slot.unsharded_offset, 0, elements);
+      end = std::clamp<std::int64_t>(shard_begin + unit.shard_elements - slot.unsharded_offset, 0,
+                                     elements);
+      piece.shard_offset = slot.unsharded_offset + piece.param_begin - shard_begin;
+    }
+    piece.count = end - piece.param_begin;
+    if (piece.count > 0) {
+      pieces.push_back(piece);
+    }
+  }
+  return pieces;
+}
+
+}  // namespace shardwright

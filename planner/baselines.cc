@@ -1,0 +1,188 @@
+#include "planner/baselines.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "schedule/wrap.h"
+
+namespace shardwright {
+namespace {
+
+constexpr std::int64_t kKeptLinears = 2;  // torchtitan's selective_ac_option "2"
+
+WrapSpec WrapOf(Baseline baseline) {
+  switch (baseline) {
+    case Baseline::kFsdp1Size:
+      return {WrapSpec::Kind::kSize, 100'000'000, {}};
+    case Baseline::kFsdp1Transformer:
+      return {WrapSpec::Kind::kBlock, 0, {}};
+    case Baseline::kTorchtitan:
+      return {WrapSpec::Kind::kTorchtitan, 0, {}};
+    case Baseline::kAccelerate:
+      return {WrapSpec::Kind::kAccelerate, 0, {}};
+    case Baseline::kZero3:
+      return {WrapSpec::Kind::kModule, 0, {}};
+    case Baseline::kDdp:
+      break;
+  }
+  return {WrapSpec::Kind::kRoot, 0, {}};
+}
+
+Dialect DialectOf(Baseline baseline) {
+  switch (baseline) {
+    case Baseline::kFsdp1Size:
+    case Baseline::kFsdp1Transformer:
+      return Dialect::kFsdp1;
+    case Baseline::kTorchtitan:
+    case Baseline::kAccelerate:
+      return Dialect::kFsdp2;
+    case Baseline::kZero3:
+      return Dialect::kZero3;
+    case Baseline::kDdp:
+      break;
+  }
+  return Dialect::kDdp;
+}
+
+// A plan file of the problem with this baseline's plan.
+PlanFile FileOf(const PlanFile& problem, Plan plan) {
+  PlanFile file = problem;
+  file.plan = std::move(plan);
+  file.job.global_batch = problem.cluster.RankCount() * file.plan.micro_batch *
+                          file.plan.accumulation;  // unchanged where the job says it
+  return file;
+}
+
+struct Candidate {
+  UserChoice choice;
+  PlanFile file;
+  PlanOutcome quick;  // without the caching allocator
+};
+
+// Fits first, then faster, then the smaller excess; earlier choices win ties.
+bool IsBetter(const PlanOutcome& a, const PlanOutcome& b) {
+  if (a.Fits() != b.Fits()) {
+    return a.Fits();
+  }
+  return a.Fits() ? a.step_time < b.step_time : a.Excess() < b.Excess();
+}
+
+std::vector<Candidate> QuickCandidates(Baseline baseline, const PlanFile& problem,
+                                       const std::vector<UserChoice>& choices,
+                                       std::string& refusal) {
+  std::vector<Candidate> candidates;
+  for (const UserChoice& choice : choices) {
+    try {
+      Plan plan = BaselinePlan(baseline, problem.model.model, problem.cluster.RankCount(), choice);
+      Candidate candidate{choice, FileOf(problem, std::move(plan)), {}};
+      candidate.quick = Evaluate(candidate.file, {.contention = true, .reserved = false});
+      candidates.push_back(std::move(candidate));
+    } catch (const InputError& error) {
+      if (refusal.empty()) {
+        refusal = error.what();
+      }
+    }
+  }
+  std::stable_sort(
+      candidates.begin(), candidates.end(),
+      [](const Candidate& a, const Candidate& b) { return IsBetter(a.quick, b.quick); });
+  return candidates;
+}
+
+BaselineResult EvaluateBaseline(Baseline baseline, const PlanFile& problem,
+                                const std::vector<UserChoice>& choices) {
+  BaselineResult best;
+  best.baseline = baseline;
+  // The caching allocator is replayed for the most promising choices only, until one fits: it adds
+  // little time, and what does not fit without it does not fit with it.
+  for (const Candidate& candidate : QuickCandidates(baseline, problem, choices, best.refusal)) {
+    if (best.outcome && !candidate.quick.Fits()) {
+      break;
+    }
+    const PlanOutcome outcome = Evaluate(candidate.file);
+    if (!best.outcome || IsBetter(outcome, *best.outcome)) {
+      best.choice = candidate.choice;
+      best.plan = candidate.file.plan;
+      best.outcome = outcome;
+    }
+    if (outcome.Fits()) {
+      break;
+    }
+  }
+  if (best.outcome) {
+    best.refusal = best.outcome->Fits() ? "" : best.outcome->misfits.front().text;
+  }
+  return best;
+}
+
+}  // namespace
+
+std::string_view NameOf(Baseline baseline) {
+  constexpr std::array<std::string_view, kBaselines.size()> kNames = {
+      "fsdp1-size", "fsdp1-transformer", "torchtitan", "accelerate", "zero3", "ddp"};
+  return kNames[static_cast<std::size_t>(baseline)];
+}
+
+Plan BaselinePlan(Baseline baseline, const Model& model, std::int64_t ranks,
+                  const UserChoice& choice) {
+  const std::string where(NameOf(baseline));
+  Plan plan;
+  plan.dialect = DialectOf(baseline);
+  const bool is_ddp = baseline == Baseline::kDdp;
+  plan.shard_size = is_ddp ? 1 : ranks;
+  plan.replicate_size = is_ddp ? ranks : 1;
+  plan.micro_batch = choice.micro_batch;
+  plan.accumulation = choice.accumulation;
+  plan.units = Wrap(model, WrapOf(baseline), {}, plan.dialect, where);
+  if (choice.recompute) {
+    const bool is_selective = *choice.recompute == RecomputeKind::kSelective;
+    plan.recompute =
+        RecomputeBlocks(model, *choice.recompute, is_selective ? kKeptLinears : 1, where);
+  }
+  if (plan.dialect == Dialect::kFsdp1) {
+    // Off by default; flat parameters with frozen parts need it.
+    plan.use_orig_params = std::any_of(model.params.begin(), model.params.end(),
+                                       [](const Parameter& param) { return !param.trainable; });
+  }
+  if (baseline == Baseline::kAccelerate && choice.accumulation > 1) {
+    plan.sync = SyncMode::kLast;
+  }
+  return plan;
+}
+
+std::vector<UserChoice> UserChoices(Baseline baseline, JobMode mode, std::int64_t samples) {
+  if (mode == JobMode::kForward) {
+    return {{samples, 1, {}}};
+  }
+  std::vector<UserChoice> choices;
+  for (std::int64_t micro = 1; micro <= samples && samples % micro == 0; micro *= 2) {
+    const std::int64_t accumulation = samples / micro;
+    choices.push_back({micro, accumulation, {}});
+    if (baseline == Baseline::kTorchtitan) {
+      choices.push_back({micro, accumulation, RecomputeKind::kSelective});
+    }
+    choices.push_back({micro, accumulation, RecomputeKind::kFull});
+  }
+  return choices;
+}
+
+std::vector<BaselineResult> EvaluateBaselines(const PlanFile& problem,
+                                              std::optional<UserChoice> choice) {
+  const std::int64_t ranks = problem.cluster.RankCount();
+  const std::int64_t global = problem.job.global_batch;
+  if (!choice && (global <= 0 || global % ranks != 0)) {
+    throw InputError("global batch", std::to_string(global),
+                     "a multiple of the " + std::to_string(ranks) + " ranks");
+  }
+  std::vector<BaselineResult> results;
+  for (const Baseline baseline : kBaselines) {
+    results.push_back(
+        EvaluateBaseline(baseline, problem,
+                         choice ? std::vector<UserChoice>{*choice}
+                                : UserChoices(baseline, problem.job.mode, global / ranks)));
+  }
+  return results;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,271 @@
+#include "planner/emitters/accelerate.h"
+
+#include <array>
+#include <string_view>
+
+#include "core/error.h"
+#include "planner/emitters/emitters.h"
+#include "planner/emitters/unit_classes.h"
+
+namespace shardwright {
+namespace {
+
+using S = AccelerateSettings;
+
+constexpr std::array<SettingRow<S>, 28> kRows = {{
+    {"compute_environment", &S::compute_environment},
+    {"distributed_type", &S::distributed_type},
+    {"mixed_precision", &S::mixed_precision},
+    {"num_machines", &S::num_machines},
+    {"num_processes", &S::num_processes},
+    {"machine_rank", &S::machine_rank},
+    {"rdzv_backend", &S::rdzv_backend},
+    {"main_process_ip", &S::main_process_ip},
+    {"main_process_port", &S::main_process_port},
+    {"fsdp_config.fsdp_version", &S::fsdp_version},
+    {"fsdp_config.fsdp_auto_wrap_policy", &S::fsdp_auto_wrap_policy},
+    {"fsdp_config.fsdp_transformer_layer_cls_to_wrap", &S::fsdp_transformer_layer_cls_to_wrap},
+    {"fsdp_config.fsdp_min_num_params", &S::fsdp_min_num_params},
+    {"fsdp_config.fsdp_reshard_after_forward", &S::fsdp_reshard_after_forward},
+    {"fsdp_config.fsdp_sharding_strategy", &S::fsdp_sharding_strategy},
+    {"fsdp_config.fsdp_backward_prefetch", &S::fsdp_backward_prefetch},
+    {"fsdp_config.fsdp_forward_prefetch", &S::fsdp_forward_prefetch},
+    {"fsdp_config.fsdp_use_orig_params", &S::fsdp_use_orig_params},
+    {"fsdp_config.fsdp_sync_module_states", &S::fsdp_sync_module_states},
+    {"fsdp_config.fsdp_cpu_ram_efficient_loading", &S::fsdp_cpu_ram_efficient_loading},
+    {"fsdp_config.fsdp_offload_params", &S::fsdp_offload_params},
+    {"fsdp_config.fsdp_state_dict_type", &S::fsdp_state_dict_type},
+    {"fsdp_config.fsdp_activation_checkpointing", &S::fsdp_activation_checkpointing},
+    {"fsdp_config.fsdp_activation_checkpointing_offload",
+     &S::fsdp_activation_checkpointing_offload},
+    {"parallelism_config.parallelism_config_dp_replicate_size", &S::dp_replicate_size},
+    {"parallelism_config.parallelism_config_dp_shard_size", &S::dp_shard_size},
+    {"deepspeed_config.deepspeed_config_file", &S::deepspeed_config_file},
+    {"deepspeed_config.zero3_init_flag", &S::zero3_init_flag},
+}};
+
+constexpr std::array<LossReason, 16> kReasons = {{
+    {"job.precision.reduce", "mixed_precision sets one dtype for parameters and reductions"},
+    {"job.precision", "mixed_precision keeps fp32 masters"},
+    {"plan.dialect", "Accelerate runs PyTorch's FSDP"},
+    {"plan.shard_size", "HYBRID_SHARD shards inside a node, FULL_SHARD over all ranks"},
+    {"plan.replicate_size", "HYBRID_SHARD replicates over the nodes, FULL_SHARD not at all"},
+    {"plan.sync", "Accelerate synchronises all or nothing"},
+    {"plan.offload.optimizer", "there is no setting for the optimizer alone"},
+    {"plan.offload.activations",
+     "only the inputs of recomputed layers can go to the host, and only with FSDP2"},
+    {"plan.recompute", "whole wrapped layers are recomputed, or nothing is"},
+    {"plan.limit_all_gathers", "the YAML has no key for it"},
+    {"plan.bounded_memory", "PyTorch has no such option"},
+    {"plan.units.reshard", "one setting for all layers; [norm, head] and the root stay gathered"},
+    {"plan.units.gap", "FSDP gathers a unit once per pass"},
+    {"plan.units.forward_prefetch", "the YAML has no prefetch lists"},
+    {"plan.units.backward_prefetch", "the YAML has no prefetch lists"},
+    {"plan.units", "layers are wrapped by class; the rest is cut by Accelerate"},
+}};
+
+std::string Joined(const std::vector<std::string>& list) {
+  std::string text;
+  for (const std::string& item : list) {
+    text += (text.empty() ? "" : ",") + item;
+  }
+  return text;
+}
+
+std::vector<std::string> Split(std::string_view text) {
+  std::vector<std::string> list;
+  while (!text.empty()) {
+    const std::size_t comma = text.find(',');
+    list.emplace_back(text.substr(0, comma));
+    text.remove_prefix(comma == std::string_view::npos ? text.size() : comma + 1);
+  }
+  return list;
+}
+
+AccelerateSettings LaunchSettings(const Cluster& cluster) {
+  AccelerateSettings settings;
+  settings.compute_environment = "LOCAL_MACHINE";
+  settings.num_machines = cluster.node_count;
+  settings.num_processes = cluster.RankCount();
+  settings.machine_rank = 0;
+  settings.rdzv_backend = cluster.node_count > 1 ? "c10d" : "static";
+  return settings;
+}
+
+[[noreturn]] void Refuse(const std::string& where, std::string_view key, const std::string& value,
+                         std::string_view expected) {
+  throw InputError(where + ": " + std::string(key), "\"" + value + "\"", expected);
+}
+
+void ReadStrategy(const AccelerateSettings& settings, const std::string& where, HfFsdp& fsdp) {
+  const std::string name = settings.fsdp_sharding_strategy.value_or("FULL_SHARD");
+  if (name != "FULL_SHARD" && name != "SHARD_GRAD_OP" && name != "HYBRID_SHARD" &&
+      name != "HYBRID_SHARD_ZERO2") {
+    Refuse(where, "fsdp_config.fsdp_sharding_strategy", name,
+           "FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or HYBRID_SHARD_ZERO2");
+  }
+  fsdp.is_hybrid = name.starts_with("HYBRID");
+  fsdp.reshard_after_forward = name == "FULL_SHARD" || name == "HYBRID_SHARD";
+  const std::string prefetch = settings.fsdp_backward_prefetch.value_or("NO_PREFETCH");
+  if (prefetch != "BACKWARD_PRE" && prefetch != "BACKWARD_POST" && prefetch != "NO_PREFETCH") {
+    Refuse(where, "fsdp_config.fsdp_backward_prefetch", prefetch,
+           "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH");
+  }
+  fsdp.backward_prefetch = prefetch == "BACKWARD_PRE"    ? BackwardPrefetch::kPre
+                           : prefetch == "BACKWARD_POST" ? BackwardPrefetch::kPost
+                                                         : BackwardPrefetch::kNone;
+  fsdp.forward_prefetch = settings.fsdp_forward_prefetch.value_or(false);
+  fsdp.use_orig_params = settings.fsdp_use_orig_params.value_or(false);
+}
+
+}  // namespace
+
+std::span<const SettingRow<AccelerateSettings>> AccelerateRows() {
+  return kRows;
+}
+
+AccelerateSettings ToAccelerate(const HfFsdp& fsdp, const Cluster& cluster) {
+  AccelerateSettings settings = LaunchSettings(cluster);
+  settings.distributed_type = "FSDP";
+  settings.mixed_precision = fsdp.mixed_precision;
+  settings.fsdp_version = fsdp.version;
+  settings.fsdp_auto_wrap_policy = fsdp.min_num_params > 0      ? "SIZE_BASED_WRAP"
+                                   : fsdp.layer_classes.empty() ? "NO_WRAP"
+                                                                : "TRANSFORMER_BASED_WRAP";
+  if (fsdp.min_num_params > 0) {
+    settings.fsdp_min_num_params = fsdp.min_num_params;
+  } else if (!fsdp.layer_classes.empty()) {
+    settings.fsdp_transformer_layer_cls_to_wrap = Joined(fsdp.layer_classes);
+  }
+  settings.fsdp_offload_params = fsdp.cpu_offload;
+  settings.fsdp_state_dict_type = "SHARDED_STATE_DICT";
+  settings.fsdp_activation_checkpointing = fsdp.activation_checkpointing;
+  if (fsdp.version == 1) {
+    settings.fsdp_sharding_strategy = ShardingStrategyName(fsdp);
+    settings.fsdp_backward_prefetch = BackwardPrefetchName(fsdp.backward_prefetch);
+    settings.fsdp_forward_prefetch = fsdp.forward_prefetch;
+    settings.fsdp_use_orig_params = fsdp.use_orig_params;
+    settings.fsdp_sync_module_states = true;
+    return settings;
+  }
+  settings.fsdp_reshard_after_forward = fsdp.reshard_after_forward;
+  if (fsdp.activation_checkpointing_offload) {
+    settings.fsdp_activation_checkpointing_offload = true;
+  }
+  if (fsdp.dp_replicate > 1) {
+    settings.dp_replicate_size = fsdp.dp_replicate;
+    settings.dp_shard_size = fsdp.dp_shard;
+  }
+  return settings;
+}
+
+HfFsdp FromAccelerate(const AccelerateSettings& settings, const std::string& where) {
+  HfFsdp fsdp;
+  fsdp.version = settings.fsdp_version.value_or(1);
+  if (fsdp.version != 1 && fsdp.version != 2) {
+    Refuse(where, "fsdp_config.fsdp_version", std::to_string(fsdp.version), "1 or 2");
+  }
+  fsdp.mixed_precision = settings.mixed_precision.value_or("no");
+  if (fsdp.mixed_precision != "no" && fsdp.mixed_precision != "bf16" &&
+      fsdp.mixed_precision != "fp16") {
+    Refuse(where, "mixed_precision", fsdp.mixed_precision, "no, bf16 or fp16");
+  }
+  const std::string policy = settings.fsdp_auto_wrap_policy.value_or("NO_WRAP");
+  if (policy == "TRANSFORMER_BASED_WRAP") {
+    fsdp.layer_classes = Split(settings.fsdp_transformer_layer_cls_to_wrap.value_or(""));
+  } else if (policy == "SIZE_BASED_WRAP") {
+    fsdp.min_num_params = settings.fsdp_min_num_params.value_or(0);
+  } else if (policy != "NO_WRAP") {
+    Refuse(where, "fsdp_config.fsdp_auto_wrap_policy", policy,
+           "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP");
+  }
+  fsdp.cpu_offload = settings.fsdp_offload_params.value_or(false);
+  fsdp.activation_checkpointing = settings.fsdp_activation_checkpointing.value_or(false);
+  if (fsdp.version == 1) {
+    ReadStrategy(settings, where, fsdp);
+    return fsdp;
+  }
+  fsdp.reshard_after_forward = settings.fsdp_reshard_after_forward.value_or(true);
+  fsdp.activation_checkpointing_offload =
+      settings.fsdp_activation_checkpointing_offload.value_or(false);
+  fsdp.dp_replicate = settings.dp_replicate_size.value_or(1);
+  fsdp.dp_shard = settings.dp_shard_size.value_or(0);
+  return fsdp;
+}
+
+namespace {
+
+// PyTorch's DistributedDataParallel with its own buckets.
+AccelerateSettings DdpSettings(const PlanFile& file, Emission& emission) {
+  AccelerateSettings settings = LaunchSettings(file.cluster);
+  const HfFsdp fsdp = HfFsdpOf(file);
+  settings.distributed_type = "MULTI_GPU";
+  settings.mixed_precision = fsdp.mixed_precision;
+  PlanFile& emitted = emission.as_emitted;
+  const Plan defaults;
+  emitted.plan.first_bucket = defaults.first_bucket;
+  emitted.plan.bucket = defaults.bucket;
+  emitted.plan.offload = {};
+  if (RecomputesEveryBlock(file.model.model, file.plan)) {
+    emission.by_hand.emplace_back("call model.gradient_checkpointing_enable()");
+  } else {
+    emitted.plan.recompute.clear();
+  }
+  return settings;
+}
+
+// DeepSpeed's own file does the work.
+AccelerateSettings ZeroSettings(const PlanFile& file, const EmitOptions& options,
+                                Emission& emission) {
+  emission = EmitDeepSpeed(file, options);
+  AccelerateSettings settings = LaunchSettings(file.cluster);
+  settings.distributed_type = "DEEPSPEED";
+  settings.deepspeed_config_file = emission.files[0].name;
+  settings.zero3_init_flag = file.plan.dialect == Dialect::kZero3;
+  return settings;
+}
+
+}  // namespace
+
+Emission EmitAccelerate(const PlanFile& file, const EmitOptions& options) {
+  Emission emission;
+  emission.as_emitted = file;
+  AccelerateSettings settings;
+  if (IsZero(file.plan.dialect)) {
+    settings = ZeroSettings(file, options, emission);
+  } else if (file.plan.dialect == Dialect::kDdp) {
+    settings = DdpSettings(file, emission);
+  } else {
+    HfFsdp fsdp = HfFsdpOf(file);
+    fsdp.limit_all_gathers = true;  // the plugin's; no key changes it
+    ApplyHfFsdp(fsdp, emission.as_emitted);
+    settings = ToAccelerate(fsdp, file.cluster);
+  }
+  if (!IsZero(file.plan.dialect)) {
+    emission.losses = FindLosses(file, emission.as_emitted, kReasons);
+    const Plan& plan = file.plan;
+    emission.by_hand.push_back("batch size " + std::to_string(plan.micro_batch) +
+                               " and the optimizer are your script's");
+    if (plan.accumulation > 1) {
+      emission.by_hand.push_back("pass Accelerator a GradientAccumulationPlugin(num_steps=" +
+                                 std::to_string(plan.accumulation) + ", sync_each_batch=" +
+                                 (plan.sync == SyncMode::kLast ? "False)" : "True)"));
+    }
+    if (file.job.precision.param == file.job.precision.master &&
+        file.job.precision.param != DType::kFp32) {
+      emission.by_hand.push_back("load the model in its 16-bit dtype");
+    }
+  }
+  std::string launch = "accelerate launch --config_file accelerate.yaml " + options.script;
+  if (file.cluster.node_count > 1) {
+    launch += "\non every node, with --machine_rank, --main_process_ip and --main_process_port";
+  }
+  emission.files.insert(
+      emission.files.begin(),
+      {"accelerate.yaml",
+       SettingsAsYaml(ListSettings<AccelerateSettings>(kRows, settings),
+                      "Written by shardwright emit for Accelerate 1.15.\n" + launch)});
+  return emission;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,354 @@
+#include "planner/emitters/deepspeed.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "planner/emitters/emitters.h"
+#include "planner/emitters/unit_classes.h"
+#include "schedule/plan_names.h"
+#include "schedule/wrap.h"
+
+namespace shardwright {
+namespace {
+
+using S = DeepSpeedSettings;
+
+// The plan knows that there are a learning rate and a weight decay, not their values.
+constexpr double kSomeLearningRate = 1e-4;
+constexpr double kSomeWeightDecay = 0.01;
+constexpr double kMomentum = 0.9;
+
+constexpr std::array<SettingRow<S>, 24> kRows = {{
+    {"train_batch_size", &S::train_batch_size},
+    {"train_micro_batch_size_per_gpu", &S::train_micro_batch_size_per_gpu},
+    {"gradient_accumulation_steps", &S::gradient_accumulation_steps},
+    {"gradient_clipping", &S::gradient_clipping},
+    {"bf16.enabled", &S::bf16},
+    {"fp16.enabled", &S::fp16},
+    {"communication_data_type", &S::communication_data_type},
+    {"optimizer.type", &S::optimizer},
+    {"optimizer.params.lr", &S::learning_rate},
+    {"optimizer.params.weight_decay", &S::weight_decay},
+    {"optimizer.params.momentum", &S::momentum},
+    {"optimizer.params.torch_adam", &S::torch_adam},
+    {"zero_optimization.stage", &S::stage},
+    {"zero_optimization.contiguous_gradients", &S::contiguous_gradients},
+    {"zero_optimization.overlap_comm", &S::overlap_comm},
+    {"zero_optimization.reduce_bucket_size", &S::reduce_bucket_size},
+    {"zero_optimization.allgather_bucket_size", &S::allgather_bucket_size},
+    {"zero_optimization.stage3_prefetch_bucket_size", &S::prefetch_bucket_size},
+    {"zero_optimization.stage3_param_persistence_threshold", &S::param_persistence_threshold},
+    {"zero_optimization.stage3_max_live_parameters", &S::max_live_parameters},
+    {"zero_optimization.stage3_max_reuse_distance", &S::max_reuse_distance},
+    {"zero_optimization.sub_group_size", &S::sub_group_size},
+    {"zero_optimization.mics_shard_size", &S::mics_shard_size},
+    {"zero_optimization.leaf_module.classes", &S::leaf_module_classes},
+}};
+
+constexpr std::array<LossReason, 14> kReasons = {{
+    {"job.precision.master", "DeepSpeed keeps fp32 masters"},
+    {"job.precision.reduce", "gradients are reduced in fp32, bf16 or fp16"},
+    {"job.optimizer.impl",
+     "DeepSpeed's Adam is fused, PyTorch's runs foreach on ZeRO's flat shards"},
+    {"plan.dialect", "DeepSpeed runs ZeRO"},
+    {"plan.shard_size", "ZeRO shards over all ranks"},
+    {"plan.replicate_size", "ZeRO shards over all ranks"},
+    {"plan.sync", "stage 1 reduces on the last micro-batch, stages 2 and 3 on each"},
+    {"plan.offload", "ZeRO's offload is not simulated, so it is not emitted"},
+    {"plan.zero.gradient_reduction", "DeepSpeed's stages 1 and 2 all-reduce buckets"},
+    {"plan.units.forward_prefetch", "stage 3 fetches ahead by elements, in recorded order"},
+    {"plan.units.backward_prefetch", "stage 3 fetches ahead by elements, in recorded order"},
+    {"plan.units",
+     "stage 3 fetches modules, or leaf modules as a whole; stages 1 and 2 have one "
+     "group of parameters"},
+    {"plan.bounded_memory", "DeepSpeed has no such option"},
+    {"plan.use_orig_params", "DeepSpeed has no such option"},
+}};
+
+std::int64_t StageOf(Dialect dialect) {
+  switch (dialect) {
+    case Dialect::kDdp:
+      return 0;
+    case Dialect::kZero1:
+      return 1;
+    case Dialect::kZero2:
+      return 2;
+    case Dialect::kZero3:
+    case Dialect::kNative:
+    case Dialect::kFsdp2:
+    case Dialect::kFsdp1:
+    case Dialect::kFairscale:
+      break;
+  }
+  return 3;
+}
+
+bool HasParametersBelow(const Model& model, ModuleId id) {
+  for (const ModuleId child : model.modules[id.value].children) {
+    if (!model.modules[child.value].params.empty() || HasParametersBelow(model, child)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Unit classes whose modules DeepSpeed would fetch piece by piece.
+std::vector<std::string> LeafClasses(const Model& model, const Plan& plan) {
+  std::vector<std::string> classes = UnitClasses(model, plan.units);
+  std::erase_if(classes, [&](const std::string& name) {
+    const std::vector<ModuleId> instances = InstancesOf(model, {name});
+    return std::none_of(instances.begin(), instances.end(),
+                        [&](ModuleId id) { return HasParametersBelow(model, id); });
+  });
+  return classes;
+}
+
+// Of the units that are one module of a repeated class, or of all where there is none.
+std::int64_t LargestUnit(const PlanFile& file) {
+  const std::vector<std::string> classes = LeafClasses(file.model.model, file.plan);
+  std::int64_t largest = 0, largest_repeated = 0;
+  for (const ResolvedUnit& unit : ResolveUnits(file.model.model, file.plan, "plan")) {
+    std::int64_t elements = 0;
+    for (const ParamId id : unit.params) {
+      elements += file.model.model.params[id.value].Elements();
+    }
+    largest = std::max(largest, elements);
+    const std::string& name = file.model.model.modules[unit.modules[0].value].class_name;
+    if (std::find(classes.begin(), classes.end(), name) != classes.end()) {
+      largest_repeated = std::max(largest_repeated, elements);
+    }
+  }
+  return largest_repeated > 0 ? largest_repeated : largest;
+}
+
+// Budgets in elements that do what a plan of another dialect asks for: one unit is fetched ahead,
+// and what is never freed after forward is kept.
+ZeroOptions BudgetsOf(const PlanFile& file) {
+  ZeroOptions zero;
+  zero.prefetch_bucket = LargestUnit(file);
+  const std::vector<UnitPlan>& units = file.plan.units;
+  const bool frees = std::any_of(units.begin(), units.end() - 1, [](const UnitPlan& unit) {
+    return unit.reshard.kind != Reshard::Kind::kNever && unit.modules.size() == 1;
+  });
+  const std::int64_t all = 2 * CountParameters(file.model.model);
+  zero.max_reuse_distance = frees ? 0 : all;
+  zero.max_live_parameters = frees ? std::min(all, zero.max_live_parameters) : all;
+  return zero;
+}
+
+void SetZeroKeys(const PlanFile& file, S& s) {
+  const Plan& plan = file.plan;
+  const ZeroOptions zero = IsZero(plan.dialect) ? plan.zero
+                           : *s.stage == 3      ? BudgetsOf(file)
+                                                : ZeroOptions();
+  s.contiguous_gradients = zero.contiguous_gradients;
+  if (zero.overlap_comm != Overlap::kDefault) {
+    s.overlap_comm = zero.overlap_comm == Overlap::kOn;
+  }
+  s.reduce_bucket_size = zero.reduce_bucket;
+  if (*s.stage < 3) {
+    // One all-gather for everything, where the plan says 0.
+    s.allgather_bucket_size =
+        zero.allgather_bucket > 0 ? zero.allgather_bucket : 2 * CountParameters(file.model.model);
+    return;
+  }
+  s.prefetch_bucket_size = zero.prefetch_bucket;
+  s.param_persistence_threshold = zero.persistence_threshold;
+  s.max_live_parameters = zero.max_live_parameters;
+  s.max_reuse_distance = zero.max_reuse_distance;
+  s.sub_group_size = zero.sub_group;
+  const std::vector<std::string> leaves = LeafClasses(file.model.model, plan);
+  if (!leaves.empty()) {
+    s.leaf_module_classes = leaves;
+  }
+}
+
+void SetOptimizer(const OptimizerSpec& optimizer, S& s) {
+  switch (optimizer.kind) {
+    case OptimizerKind::kSgd:
+    case OptimizerKind::kMomentum:
+      s.optimizer = "SGD";
+      break;
+    case OptimizerKind::kAdam:
+      s.optimizer = "Adam";
+      break;
+    case OptimizerKind::kAdamW:
+      s.optimizer = "AdamW";
+      break;
+    case OptimizerKind::kAdadelta:
+      s.optimizer = "Adadelta";
+      break;
+  }
+  s.learning_rate = kSomeLearningRate;
+  s.weight_decay = optimizer.weight_decay ? kSomeWeightDecay : 0.0;
+  if (optimizer.kind == OptimizerKind::kMomentum) {
+    s.momentum = kMomentum;
+  }
+  if (*s.optimizer == "Adam" || *s.optimizer == "AdamW") {
+    s.torch_adam = optimizer.impl != OptimizerImpl::kFused;
+  }
+}
+
+Dialect DialectOfStage(std::int64_t stage) {
+  switch (stage) {
+    case 0:
+      return Dialect::kDdp;
+    case 1:
+      return Dialect::kZero1;
+    case 2:
+      return Dialect::kZero2;
+    default:
+      return Dialect::kZero3;
+  }
+}
+
+// The modules that stage 3 fetches: leaf modules as a whole, the others one by one.
+std::vector<UnitPlan> FetchedUnits(const Model& model, const std::vector<std::string>& classes) {
+  const std::vector<ModuleId> leaves = InstancesOf(model, classes);
+  std::vector<UnitPlan> units = UnitsOfModules(model, leaves);
+  const WrapSpec spec = {WrapSpec::Kind::kModule, 0, ""};
+  for (UnitPlan& unit : Wrap(model, spec, {}, Dialect::kZero3, "leaf_module")) {
+    std::erase_if(unit.modules, [&](const std::string& fqn) {
+      const ModuleId id = FindModule(model, fqn);
+      return std::any_of(leaves.begin(), leaves.end(),
+                         [&](ModuleId leaf) { return IsInside(model, id, leaf); });
+    });
+    if (!unit.modules.empty()) {
+      units.push_back(std::move(unit));
+    }
+  }
+  return units;
+}
+
+void ApplyPrecision(const S& s, Precision& precision) {
+  const bool bf16 = s.bf16.value_or(false);
+  const bool fp16 = s.fp16.value_or(false);
+  const DType param = bf16 ? DType::kBf16 : fp16 ? DType::kFp16 : DType::kFp32;
+  const std::string reduce =
+      s.communication_data_type.value_or(std::string(NameIn(kTrainingDTypeNames, param)));
+  precision = {.master = DType::kFp32, .param = param, .reduce = param};
+  for (std::size_t i = 0; i < kTrainingDTypeNames.size(); ++i) {
+    if (kTrainingDTypeNames[i] == reduce) {
+      precision.reduce = static_cast<DType>(i);
+    }
+  }
+}
+
+void ApplyOptimizer(const S& s, OptimizerSpec& optimizer) {
+  if (!s.optimizer) {
+    return;  // the script brings its own
+  }
+  const bool has_momentum = s.momentum.value_or(0.0) > 0.0;
+  optimizer.kind = *s.optimizer == "SGD"
+                       ? (has_momentum ? OptimizerKind::kMomentum : OptimizerKind::kSgd)
+                   : *s.optimizer == "Adam"     ? OptimizerKind::kAdam
+                   : *s.optimizer == "Adadelta" ? OptimizerKind::kAdadelta
+                                                : OptimizerKind::kAdamW;
+  const bool is_adam = *s.optimizer == "Adam" || *s.optimizer == "AdamW";
+  optimizer.impl =
+      is_adam && !s.torch_adam.value_or(false) ? OptimizerImpl::kFused : OptimizerImpl::kForeach;
+  optimizer.weight_decay = s.weight_decay.value_or(0.0) > 0.0;
+}
+
+void ApplyZero(const S& s, PlanFile& file) {
+  Plan& plan = file.plan;
+  ZeroOptions& zero = plan.zero;
+  const ZeroOptions defaults;
+  zero.contiguous_gradients = s.contiguous_gradients.value_or(true);
+  if (s.overlap_comm) {
+    zero.overlap_comm = *s.overlap_comm ? Overlap::kOn : Overlap::kOff;
+  }
+  zero.reduce_bucket = s.reduce_bucket_size.value_or(defaults.reduce_bucket);
+  if (plan.dialect != Dialect::kZero3) {
+    constexpr std::int64_t kDefaultBucket = 500'000'000;
+    const std::int64_t bucket = s.allgather_bucket_size.value_or(kDefaultBucket);
+    zero.allgather_bucket = bucket >= CountParameters(file.model.model) ? 0 : bucket;
+    plan.units = {RootUnitOf(Reshard::Kind::kAlways)};
+    return;
+  }
+  zero.prefetch_bucket = s.prefetch_bucket_size.value_or(defaults.prefetch_bucket);
+  zero.persistence_threshold =
+      s.param_persistence_threshold.value_or(defaults.persistence_threshold);
+  zero.max_live_parameters = s.max_live_parameters.value_or(defaults.max_live_parameters);
+  zero.max_reuse_distance = s.max_reuse_distance.value_or(defaults.max_reuse_distance);
+  zero.sub_group = s.sub_group_size.value_or(defaults.sub_group);
+  plan.units =
+      FetchedUnits(file.model.model, s.leaf_module_classes.value_or(std::vector<std::string>()));
+}
+
+}  // namespace
+
+std::span<const SettingRow<DeepSpeedSettings>> DeepSpeedRows() {
+  return kRows;
+}
+
+DeepSpeedSettings ToDeepSpeed(const PlanFile& file) {
+  const Plan& plan = file.plan;
+  const Precision& precision = file.job.precision;
+  S s;
+  s.train_batch_size = plan.shard_size * plan.replicate_size * plan.micro_batch * plan.accumulation;
+  s.train_micro_batch_size_per_gpu = plan.micro_batch;
+  s.gradient_accumulation_steps = plan.accumulation;
+  s.gradient_clipping = file.job.clip_gradients ? 1.0 : 0.0;
+  if (precision.param == DType::kBf16) {
+    s.bf16 = true;
+  } else if (precision.param == DType::kFp16) {
+    s.fp16 = true;
+  }
+  s.communication_data_type = std::string(NameIn(kTrainingDTypeNames, precision.reduce));
+  SetOptimizer(file.job.optimizer, s);
+  s.stage = StageOf(plan.dialect);
+  SetZeroKeys(file, s);
+  return s;
+}
+
+void ApplyDeepSpeed(const DeepSpeedSettings& settings, PlanFile& file) {
+  const std::int64_t ranks = file.cluster.RankCount();
+  file.plan = WithDialect(file.plan, DialectOfStage(settings.stage.value_or(0)));
+  Plan& plan = file.plan;
+  plan.offload = {};
+  plan.sync = SyncMode::kEvery;
+  plan.micro_batch = settings.train_micro_batch_size_per_gpu.value_or(plan.micro_batch);
+  plan.accumulation = settings.gradient_accumulation_steps.value_or(1);
+  file.job.global_batch = ranks * plan.micro_batch * plan.accumulation;
+  plan.shard_size = ranks;
+  if (plan.dialect == Dialect::kDdp) {
+    plan.shard_size = 1;
+    plan.units = {RootUnitOf(Reshard::Kind::kNever)};
+  } else {
+    if (plan.dialect == Dialect::kZero3 && settings.mics_shard_size.value_or(-1) > 0) {
+      plan.shard_size = *settings.mics_shard_size;
+    }
+    ApplyZero(settings, file);
+  }
+  plan.replicate_size = ranks / plan.shard_size;
+  ApplyPrecision(settings, file.job.precision);
+  ApplyOptimizer(settings, file.job.optimizer);
+  file.job.clip_gradients = settings.gradient_clipping.value_or(0.0) > 0.0;
+}
+
+Emission EmitDeepSpeed(const PlanFile& file, const EmitOptions& options) {
+  Emission emission;
+  emission.as_emitted = file;
+  const S settings = ToDeepSpeed(file);
+  ApplyDeepSpeed(settings, emission.as_emitted);
+  if (RecomputesEveryBlock(file.model.model, file.plan)) {
+    emission.by_hand.emplace_back("call model.gradient_checkpointing_enable()");
+  } else {
+    emission.as_emitted.plan.recompute.clear();
+  }
+  emission.losses = FindLosses(file, emission.as_emitted, kReasons);
+  emission.by_hand.emplace_back(
+      "set the learning rate and the weight decay; those in the file "
+      "stand for any");
+  emission.by_hand.push_back("start it with: deepspeed --num_nodes " +
+                             std::to_string(file.cluster.node_count) + " --num_gpus " +
+                             std::to_string(file.cluster.gpus_per_node) + " " + options.script +
+                             " --deepspeed_config ds_config.json");
+  emission.files.push_back(
+      {"ds_config.json", SettingsAsJson(ListSettings<DeepSpeedSettings>(kRows, settings))});
+  return emission;
+}
+
+}  // namespace shardwright

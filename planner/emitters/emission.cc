@@ -1,0 +1,278 @@
+#include "planner/emitters/emission.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include "core/json.h"
+#include "schedule/plan_names.h"
+
+namespace shardwright {
+namespace {
+
+std::string Text(bool value) {
+  return value ? "true" : "false";
+}
+std::string Text(std::int64_t value) {
+  return std::to_string(value);
+}
+std::string Text(Bytes value) {
+  return FormatExact(value);
+}
+
+std::string Text(const Reshard& reshard) {
+  return reshard.kind == Reshard::Kind::kToGroup ? std::to_string(reshard.group)
+                                                 : std::string(NameIn(kReshardNames, reshard.kind));
+}
+
+std::string Text(const std::vector<std::string>& list) {
+  std::string text;
+  for (const std::string& item : list) {
+    text += (text.empty() ? "" : ", ") + item;
+  }
+  return list.empty() ? "the dialect's own order" : text;
+}
+
+std::string FirstAndMore(const std::vector<std::string>& names) {
+  std::string text = names[0];
+  if (names.size() > 1) {
+    text += " and " + std::to_string(names.size() - 1) + " more";
+  }
+  return text;
+}
+
+class Differences {
+ public:
+  Differences(const PlanFile& planned, const PlanFile& emitted, std::span<const LossReason> reasons)
+      : planned_(planned), emitted_(emitted), reasons_(reasons) {}
+
+  std::vector<Loss> Find() {
+    JobFields();
+    PlanFields();
+    Recompute();
+    DialectFields();
+    Units();
+    return std::move(losses_);
+  }
+
+ private:
+  void Add(const std::string& field, const std::string& subject, const std::string& planned,
+           const std::string& emitted) {
+    Loss loss = {field, subject, planned, emitted, ""};
+    for (const LossReason& reason : reasons_) {
+      if (field.starts_with(reason.field)) {
+        loss.why = reason.why;
+        break;
+      }
+    }
+    if (loss.why.empty()) {
+      loss.why = "as " + std::string(NameOf(emitted_.plan.dialect)) + " does it, without a choice";
+    }
+    losses_.push_back(std::move(loss));
+  }
+
+  template <class T>
+  void Compare(const std::string& field, const T& planned, const T& emitted) {
+    if (!(planned == emitted)) {
+      Add(field, "", Text(planned), Text(emitted));
+    }
+  }
+
+  template <class E>
+  void CompareNames(const std::string& field, NameList names, E planned, E emitted) {
+    if (planned != emitted) {
+      Add(field, "", std::string(NameIn(names, planned)), std::string(NameIn(names, emitted)));
+    }
+  }
+
+  void JobFields() {
+    const Job& a = planned_.job;
+    const Job& b = emitted_.job;
+    const NameList dtypes = kTrainingDTypeNames;
+    CompareNames("job.precision.master", dtypes, a.precision.master, b.precision.master);
+    CompareNames("job.precision.param", dtypes, a.precision.param, b.precision.param);
+    CompareNames("job.precision.reduce", dtypes, a.precision.reduce, b.precision.reduce);
+    CompareNames("job.optimizer.kind", kOptimizerNames, a.optimizer.kind, b.optimizer.kind);
+    CompareNames("job.optimizer.impl", kOptimizerImplNames, a.optimizer.impl, b.optimizer.impl);
+    Compare("job.optimizer.weight_decay", a.optimizer.weight_decay, b.optimizer.weight_decay);
+    Compare("job.clip_gradients", a.clip_gradients, b.clip_gradients);
+  }
+
+  void PlanFields() {
+    const Plan& a = planned_.plan;
+    const Plan& b = emitted_.plan;
+    CompareNames("plan.dialect", kDialectNames, a.dialect, b.dialect);
+    Compare("plan.shard_size", a.shard_size, b.shard_size);
+    Compare("plan.replicate_size", a.replicate_size, b.replicate_size);
+    Compare("plan.micro_batch", a.micro_batch, b.micro_batch);
+    Compare("plan.accumulation", a.accumulation, b.accumulation);
+    // With one micro-batch the modes are the same.
+    if (a.accumulation > 1) {
+      CompareNames("plan.sync", kSyncNames, a.sync, b.sync);
+    }
+    Compare("plan.offload.parameters", a.offload.parameters, b.offload.parameters);
+    Compare("plan.offload.optimizer", a.offload.optimizer, b.offload.optimizer);
+    Compare("plan.offload.activations", a.offload.activations, b.offload.activations);
+  }
+
+  static std::map<std::string, std::string> RegionsOf(const Plan& plan) {
+    std::map<std::string, std::string> regions;
+    for (const RecomputeRegion& region : plan.recompute) {
+      std::string kind(NameIn(kRecomputeNames, region.kind));
+      if (region.kind == RecomputeKind::kSelective) {
+        kind += ":" + std::to_string(region.keep_every);
+      }
+      regions[region.module] = kind;
+    }
+    return regions;
+  }
+
+  void Recompute() {
+    const std::map<std::string, std::string> a = RegionsOf(planned_.plan);
+    const std::map<std::string, std::string> b = RegionsOf(emitted_.plan);
+    std::map<std::pair<std::string, std::string>, std::vector<std::string>> changes;
+    for (const auto& [module, kind] : a) {
+      const auto other = b.find(module);
+      const std::string now = other == b.end() ? "none" : other->second;
+      if (now != kind) {
+        changes[{kind, now}].push_back(module);
+      }
+    }
+    for (const auto& [module, kind] : b) {
+      if (a.count(module) == 0) {
+        changes[{"none", kind}].push_back(module);
+      }
+    }
+    for (const auto& [change, modules] : changes) {
+      Add("plan.recompute", FirstAndMore(modules), change.first, change.second);
+    }
+  }
+
+  // Options of the planned dialect; another dialect has none of them.
+  void DialectFields() {
+    const Plan& a = planned_.plan;
+    const Plan& b = emitted_.plan;
+    CompareNames("plan.backward_prefetch", kBackwardPrefetchNames, a.backward_prefetch,
+                 b.backward_prefetch);
+    Compare("plan.forward_prefetch", a.forward_prefetch, b.forward_prefetch);
+    Compare("plan.limit_all_gathers", a.limit_all_gathers, b.limit_all_gathers);
+    Compare("plan.use_orig_params", a.use_orig_params, b.use_orig_params);
+    Compare("plan.bounded_memory", a.bounded_memory, b.bounded_memory);
+    if (a.dialect == Dialect::kNative) {
+      Compare("plan.in_flight", a.in_flight, b.in_flight);
+    }
+    if (a.dialect == Dialect::kDdp) {
+      Compare("plan.first_bucket", a.first_bucket, b.first_bucket);
+      Compare("plan.bucket", a.bucket, b.bucket);
+    }
+    if (a.dialect == Dialect::kFairscale) {
+      Compare("plan.reduce_scatter_bucket", a.reduce_scatter_bucket, b.reduce_scatter_bucket);
+    }
+    if (IsZero(a.dialect) && IsZero(b.dialect)) {
+      ZeroFields(a.zero, b.zero);
+    }
+  }
+
+  void ZeroFields(const ZeroOptions& a, const ZeroOptions& b) {
+    Compare("plan.zero.reduce_bucket", a.reduce_bucket, b.reduce_bucket);
+    Compare("plan.zero.contiguous_gradients", a.contiguous_gradients, b.contiguous_gradients);
+    CompareNames("plan.zero.overlap_comm", kOverlapNames, a.overlap_comm, b.overlap_comm);
+    CompareNames("plan.zero.gradient_reduction", kGradientReductionNames, a.gradient_reduction,
+                 b.gradient_reduction);
+    Compare("plan.zero.allgather_bucket", a.allgather_bucket, b.allgather_bucket);
+    Compare("plan.zero.prefetch_bucket", a.prefetch_bucket, b.prefetch_bucket);
+    Compare("plan.zero.max_live_parameters", a.max_live_parameters, b.max_live_parameters);
+    Compare("plan.zero.max_reuse_distance", a.max_reuse_distance, b.max_reuse_distance);
+    Compare("plan.zero.persistence_threshold", a.persistence_threshold, b.persistence_threshold);
+    Compare("plan.zero.sub_group", a.sub_group, b.sub_group);
+  }
+
+  struct UnitOfParams {
+    const UnitPlan* unit = nullptr;
+    std::vector<ParamId> params;  // sorted
+  };
+
+  // Units that hold parameters.
+  static std::vector<UnitOfParams> UnitsOf(const PlanFile& file) {
+    const std::vector<ResolvedUnit> resolved = ResolveUnits(file.model.model, file.plan, "plan");
+    std::vector<UnitOfParams> units;
+    for (std::size_t u = 0; u < resolved.size(); ++u) {
+      if (!resolved[u].params.empty()) {
+        units.push_back({&file.plan.units[u], resolved[u].params});
+        std::sort(units.back().params.begin(), units.back().params.end());
+      }
+    }
+    return units;
+  }
+
+  void Units() {
+    const std::vector<UnitOfParams> a = UnitsOf(planned_);
+    const std::vector<UnitOfParams> b = UnitsOf(emitted_);
+    std::map<std::vector<ParamId>, const UnitPlan*> by_params;
+    for (const UnitOfParams& unit : b) {
+      by_params[unit.params] = unit.unit;
+    }
+    std::vector<std::string> gone;
+    for (const UnitOfParams& unit : a) {
+      const auto other = by_params.find(unit.params);
+      if (other == by_params.end()) {
+        gone.push_back(unit.unit->name);
+      } else {
+        CompareUnits(*unit.unit, *other->second);
+      }
+    }
+    if (!gone.empty()) {
+      Add("plan.units", FirstAndMore(gone), std::to_string(a.size()) + " units",
+          std::to_string(b.size()) + " units, cut differently");
+    }
+    for (const auto& [change, names] : unit_changes_) {
+      Add(change[0], FirstAndMore(names), change[1], change[2]);
+    }
+  }
+
+  void CompareUnits(const UnitPlan& a, const UnitPlan& b) {
+    const auto change = [&](const char* field, const std::string& from, const std::string& to) {
+      if (from != to) {
+        unit_changes_[{std::string("plan.units.") + field, from, to}].push_back(a.name);
+      }
+    };
+    // Where the emitted dialect has no choice, the dialect itself is the loss.
+    const bool is_zero = IsZero(planned_.plan.dialect) || IsZero(emitted_.plan.dialect);
+    if (!is_zero) {
+      change("reshard", Text(a.reshard), Text(b.reshard));
+    }
+    change("gap", std::string(NameIn(kGapNames, a.gap)), std::string(NameIn(kGapNames, b.gap)));
+    change("forward_prefetch", Text(a.forward_prefetch), Text(b.forward_prefetch));
+    change("backward_prefetch", Text(a.backward_prefetch), Text(b.backward_prefetch));
+  }
+
+  const PlanFile& planned_;
+  const PlanFile& emitted_;
+  std::span<const LossReason> reasons_;
+  std::vector<Loss> losses_;
+  std::map<std::vector<std::string>, std::vector<std::string>> unit_changes_;
+};
+
+}  // namespace
+
+std::vector<Loss> FindLosses(const PlanFile& planned, const PlanFile& emitted,
+                             std::span<const LossReason> reasons) {
+  return Differences(planned, emitted, reasons).Find();
+}
+
+Plan WithDialect(const Plan& plan, Dialect dialect) {
+  Plan out;
+  out.dialect = dialect;
+  out.shard_size = plan.shard_size;
+  out.replicate_size = plan.replicate_size;
+  out.micro_batch = plan.micro_batch;
+  out.accumulation = plan.accumulation;
+  out.sync = plan.sync;
+  out.recompute = plan.recompute;
+  out.offload = plan.offload;
+  return out;
+}
+
+}  // namespace shardwright

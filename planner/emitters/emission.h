@@ -1,0 +1,57 @@
+#pragma once
+
+// What an emitter returns: the files of a framework, the plan as the framework will run it, and
+// what was lost on the way.
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "schedule/plan_file.h"
+
+namespace shardwright {
+
+struct EmittedFile {
+  std::string name;  // inside the output folder
+  std::string text;
+
+  bool operator==(const EmittedFile&) const = default;
+};
+
+// A field of job or plan that the framework will run differently.
+struct Loss {
+  std::string field;    // "plan.units.reshard"
+  std::string subject;  // the units it is about: "model.layers.0 and 31 more"; may be empty
+  std::string planned;
+  std::string emitted;
+  std::string why;
+
+  bool operator==(const Loss&) const = default;
+};
+
+struct Emission {
+  std::vector<EmittedFile> files;
+  PlanFile as_emitted;
+  std::vector<Loss> losses;
+  std::vector<std::string> by_hand;  // what the user's own script must do, one sentence each
+};
+
+// Why a framework runs a field differently. `field` is a prefix of Loss::field; the first row that
+// fits counts.
+struct LossReason {
+  std::string_view field;
+  std::string_view why;
+};
+
+// Every field of job and plan in which `emitted` differs from `planned`, in the order of the plan
+// file. Units are compared by the parameters they hold, whatever their names; options that only the
+// emitted plan's dialect has are no loss. Fields without a reason get one that names the dialect.
+[[nodiscard]] std::vector<Loss> FindLosses(const PlanFile& planned, const PlanFile& emitted,
+                                           std::span<const LossReason> reasons);
+
+// Mesh, batch, recomputation and offload of `plan`; units and the options of its dialect are left
+// at their defaults.
+[[nodiscard]] Plan WithDialect(const Plan& plan, Dialect dialect);
+
+}  // namespace shardwright

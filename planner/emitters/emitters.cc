@@ -1,0 +1,26 @@
+#include "planner/emitters/emitters.h"
+
+#include <array>
+
+namespace shardwright {
+
+std::span<const Emitter> Emitters() {
+  static constexpr std::array<Emitter, 12> kEmitters = {{
+      {"fsdp2", "plan data and the Python that applies it with fully_shard", EmitFsdp2},
+      {"fsdp1", "plan data and the Python that applies it with FullyShardedDataParallel",
+       EmitFsdp1},
+      {"accelerate", "YAML for accelerate launch", EmitAccelerate},
+      {"trainer", "TrainingArguments of the Hugging Face Trainer", EmitTrainer},
+      {"deepspeed", "DeepSpeed configuration", EmitDeepSpeed},
+      {"torchtitan", "TOML, and a Python recipe for versions without it", EmitTorchtitan},
+      {"lightning", "strategy and module for Lightning, beside plan data", EmitLightning},
+      {"fairscale", "plan data and the Python that applies it with FairScale", EmitFairscale},
+      {"fairseq", "Hydra configuration for fairseq-hydra-train", EmitFairseq},
+      {"vissl", "Hydra configuration for VISSL", EmitVissl},
+      {"slurm", "sbatch script", EmitSlurm},
+      {"torchrun", "start script", EmitTorchrun},
+  }};
+  return kEmitters;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,101 @@
+// PyTorch's own FSDP: plan data beside the Python that applies it.
+
+#include <array>
+
+#include "planner/emitters/emitters.h"
+#include "planner/emitters/plan_data.h"
+
+namespace shardwright {
+namespace {
+
+constexpr std::array<LossReason, 6> kFsdp2Reasons = {{
+    {"plan.dialect", "fully_shard has its own schedule"},
+    {"plan.offload.optimizer", "fully_shard offloads parameters, gradients and optimizer together"},
+    {"plan.offload.activations", "only the inputs of fully recomputed regions can go to the host"},
+    {"plan.bounded_memory", "PyTorch has no such option"},
+    {"plan.units.gap", "FSDP2 gathers a unit once per pass"},
+    {"plan", "fully_shard has no such option"},
+}};
+
+constexpr std::array<LossReason, 9> kFsdp1Reasons = {{
+    {"plan.dialect", "FullyShardedDataParallel has its own schedule"},
+    {"plan.sync", "no_sync() delays reduce-scatter and all-reduce together"},
+    {"plan.offload.optimizer", "FSDP1 offloads parameters, gradients and optimizer together"},
+    {"plan.offload.activations", "only the inputs of fully recomputed regions can go to the host"},
+    {"plan.units.reshard", "a unit is freed or kept, and the root is kept"},
+    {"plan.units.gap", "FSDP1 gathers a unit once per pass"},
+    {"plan.units.forward_prefetch", "FSDP1 has no prefetch lists"},
+    {"plan.units.backward_prefetch", "FSDP1 has no prefetch lists"},
+    {"plan", "FullyShardedDataParallel has no such option, or cannot group modules"},
+}};
+
+void AddScriptDuties(const PlanFile& file, Emission& emission) {
+  emission.by_hand.push_back("make the optimizer after apply_plan, and feed micro-batches of " +
+                             std::to_string(file.plan.micro_batch) + " samples");
+  if (file.plan.accumulation > 1) {
+    emission.by_hand.push_back("before micro-batch i of " + std::to_string(file.plan.accumulation) +
+                               " call set_micro_batch(model, i), and divide its loss by their "
+                               "number");
+  }
+  if (file.job.clip_gradients) {
+    emission.by_hand.emplace_back("clip gradients by global norm");
+  }
+}
+
+constexpr std::array<LossReason, 10> kFairscaleReasons = {{
+    {"job.precision", "reductions run in fp32 under mixed precision, or in the compute dtype"},
+    {"plan.dialect", "FairScale's FSDP has its own schedule"},
+    {"plan.shard_size", "FairScale shards over all ranks"},
+    {"plan.replicate_size", "FairScale shards over all ranks"},
+    {"plan.sync", "no_sync() delays every reduction"},
+    {"plan.offload", "FairScale offloads parameters, gradients and optimizer together"},
+    {"plan.units.reshard", "a unit is freed or kept, and the root is kept"},
+    {"plan.units", "FairScale flattens units of one module, without prefetching"},
+    {"plan.reduce_scatter_bucket", "buckets are whole MiB"},
+    {"plan", "FairScale has no such option"},
+}};
+
+}  // namespace
+
+Emission EmitFsdp2(const PlanFile& file, const EmitOptions& options) {
+  Emission emission;
+  emission.as_emitted = AsFsdp2(file);
+  emission.losses = FindLosses(file, emission.as_emitted, kFsdp2Reasons);
+  emission.files = {{"fsdp2_plan.json", PlanDataJson(emission.as_emitted, "fsdp2", options.fqns)},
+                    PythonFile("shardwright_plan.py"),
+                    PythonFile("shardwright_fsdp2.py")};
+  emission.by_hand.emplace_back(
+      "call shardwright_fsdp2.apply_plan(model, \"fsdp2_plan.json\") before the optimizer is made");
+  AddScriptDuties(file, emission);
+  return emission;
+}
+
+Emission EmitFsdp1(const PlanFile& file, const EmitOptions& options) {
+  Emission emission;
+  emission.as_emitted = AsFsdp1(file);
+  emission.losses = FindLosses(file, emission.as_emitted, kFsdp1Reasons);
+  emission.files = {{"fsdp1_plan.json", PlanDataJson(emission.as_emitted, "fsdp1", options.fqns)},
+                    PythonFile("shardwright_plan.py"),
+                    PythonFile("shardwright_fsdp1.py")};
+  emission.by_hand.emplace_back(
+      "train what model = shardwright_fsdp1.apply_plan(model, \"fsdp1_plan.json\") returns");
+  AddScriptDuties(file, emission);
+  return emission;
+}
+
+Emission EmitFairscale(const PlanFile& file, const EmitOptions& options) {
+  Emission emission;
+  emission.as_emitted = AsFairscale(file);
+  emission.losses = FindLosses(file, emission.as_emitted, kFairscaleReasons);
+  emission.files = {
+      {"fairscale_plan.json", PlanDataJson(emission.as_emitted, "fairscale", options.fqns)},
+      PythonFile("shardwright_plan.py"),
+      PythonFile("shardwright_fairscale.py")};
+  emission.by_hand.emplace_back(
+      "train what model = shardwright_fairscale.apply_plan(model, \"fairscale_plan.json\") "
+      "returns");
+  AddScriptDuties(file, emission);
+  return emission;
+}
+
+}  // namespace shardwright

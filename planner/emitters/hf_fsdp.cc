@@ -1,0 +1,223 @@
+#include "planner/emitters/hf_fsdp.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "planner/emitters/emission.h"
+#include "planner/emitters/unit_classes.h"
+#include "schedule/wrap.h"
+
+namespace shardwright {
+namespace {
+
+bool IsRoot(const UnitPlan& unit) {
+  return unit.modules == std::vector<std::string>{""};
+}
+
+bool HasBlocks(const Model& model) {
+  return std::any_of(model.modules.begin(), model.modules.end(), [&](const Module& module) {
+    return !model.block_class.empty() && module.class_name == model.block_class;
+  });
+}
+
+const std::string& ClassOf(const Model& model, const std::string& fqn) {
+  return model.modules[FindModule(model, fqn).value].class_name;
+}
+
+// The units around the layers that version 2 makes by itself.
+std::vector<UnitPlan> OwnUnits(const Model& model) {
+  std::vector<UnitPlan> own;
+  if (!HasBlocks(model)) {
+    return own;
+  }
+  const WrapSpec spec = {WrapSpec::Kind::kAccelerate, 0, ""};
+  for (UnitPlan& unit : Wrap(model, spec, {}, Dialect::kFsdp2, "accelerate")) {
+    const bool is_block =
+        unit.modules.size() == 1 && ClassOf(model, unit.modules[0]) == model.block_class;
+    if (!is_block && !IsRoot(unit)) {
+      own.push_back(std::move(unit));
+    }
+  }
+  return own;
+}
+
+std::vector<std::string> LayerClasses(const Model& model, const Plan& plan, std::int64_t version) {
+  std::vector<std::string> classes = UnitClasses(model, plan.units);
+  if (version == 2) {
+    for (const UnitPlan& unit : OwnUnits(model)) {
+      for (const std::string& fqn : unit.modules) {
+        std::erase(classes, ClassOf(model, fqn));
+      }
+    }
+  }
+  const bool wraps_blocks =
+      std::any_of(plan.units.begin(), plan.units.end(), [&](const UnitPlan& unit) {
+        return !unit.modules[0].empty() && ClassOf(model, unit.modules[0]) == model.block_class;
+      });
+  if (classes.empty() && wraps_blocks) {
+    classes.push_back(model.block_class);
+  }
+  return classes;
+}
+
+// What most layers do after forward; the ends of the model have rules of their own.
+bool Reshards(const Plan& plan) {
+  std::ptrdiff_t never = 0, others = 0;
+  for (const UnitPlan& unit : plan.units) {
+    if (unit.modules.size() == 1 && !IsRoot(unit)) {
+      ++(unit.reshard.kind == Reshard::Kind::kNever ? never : others);
+    }
+  }
+  if (never + others == 0) {
+    return plan.units.back().reshard.kind != Reshard::Kind::kNever;
+  }
+  return others >= never;
+}
+
+void ApplyUnitsV2(const HfFsdp& settings, PlanFile& file) {
+  const Model& model = file.model.model;
+  std::vector<UnitPlan> units = UnitsOfModules(model, InstancesOf(model, settings.layer_classes));
+  const std::vector<UnitPlan> layers = units;
+  for (UnitPlan& unit : OwnUnits(model)) {
+    std::erase_if(unit.modules, [&](const std::string& fqn) {
+      return std::any_of(layers.begin(), layers.end(),
+                         [&](const UnitPlan& layer) { return layer.name == fqn; });
+    });
+    if (!unit.modules.empty()) {
+      units.push_back(std::move(unit));
+    }
+  }
+  if (!settings.reshard_after_forward) {
+    for (UnitPlan& unit : units) {
+      unit.reshard.kind = Reshard::Kind::kNever;
+    }
+  }
+  units.push_back(RootUnitOf(Reshard::Kind::kNever));
+  file.plan.units = std::move(units);
+}
+
+void ApplyUnitsV1(const HfFsdp& settings, PlanFile& file) {
+  const Model& model = file.model.model;
+  std::vector<UnitPlan> units = UnitsOfModules(model, InstancesOf(model, settings.layer_classes));
+  if (!settings.reshard_after_forward) {
+    for (UnitPlan& unit : units) {
+      unit.reshard.kind = Reshard::Kind::kNever;
+    }
+  }
+  units.push_back(RootUnitOf(Reshard::Kind::kNever));  // FSDP1 never frees it after forward
+  file.plan.units = std::move(units);
+}
+
+void ApplyUnits(const HfFsdp& settings, PlanFile& file) {
+  const Model& model = file.model.model;
+  if (settings.min_num_params > 0) {
+    const WrapSpec spec = {WrapSpec::Kind::kSize, settings.min_num_params, ""};
+    ReshardChoice reshard;
+    reshard.is_set = !settings.reshard_after_forward;
+    reshard.reshard.kind = Reshard::Kind::kNever;
+    file.plan.units = Wrap(model, spec, reshard, file.plan.dialect, "min_num_params");
+  } else if (settings.version == 2) {
+    ApplyUnitsV2(settings, file);
+  } else {
+    ApplyUnitsV1(settings, file);
+  }
+}
+
+void ApplyMesh(const HfFsdp& settings, PlanFile& file) {
+  const std::int64_t ranks = file.cluster.RankCount();
+  file.plan.shard_size = ranks;
+  if (settings.version == 1 && settings.is_hybrid) {
+    file.plan.shard_size = file.cluster.gpus_per_node;
+  } else if (settings.version == 2 && settings.dp_shard > 0) {
+    file.plan.shard_size = settings.dp_shard;
+  }
+  file.plan.replicate_size = ranks / file.plan.shard_size;
+}
+
+// "no" computes and reduces in the dtype that the model was loaded in. Otherwise the masters are
+// upcast to fp32, and one dtype serves parameters and reductions.
+void ApplyPrecision(const HfFsdp& settings, Precision& precision) {
+  if (settings.mixed_precision == "no") {
+    precision.param = precision.master;
+    precision.reduce = precision.master;
+    return;
+  }
+  const DType dtype = settings.mixed_precision == "fp16" ? DType::kFp16 : DType::kBf16;
+  precision = {.master = DType::kFp32, .param = dtype, .reduce = dtype};
+}
+
+}  // namespace
+
+HfFsdp HfFsdpOf(const PlanFile& file) {
+  const Model& model = file.model.model;
+  const Plan& plan = file.plan;
+  HfFsdp settings;
+  settings.version = plan.dialect == Dialect::kFsdp1 ? 1 : 2;
+  settings.layer_classes = LayerClasses(model, plan, settings.version);
+  settings.reshard_after_forward = Reshards(plan);
+  settings.cpu_offload = plan.offload.parameters;
+  settings.activation_checkpointing = !plan.recompute.empty() && !settings.layer_classes.empty();
+  const Precision& precision = file.job.precision;
+  if (precision.param != precision.master) {
+    settings.mixed_precision = precision.param == DType::kFp16 ? "fp16" : "bf16";
+  }
+  if (settings.version == 1) {
+    settings.is_hybrid = plan.replicate_size > 1 && plan.shard_size == file.cluster.gpus_per_node;
+    settings.backward_prefetch = plan.backward_prefetch;
+    settings.forward_prefetch = plan.forward_prefetch;
+    settings.use_orig_params = plan.use_orig_params;
+    settings.limit_all_gathers = plan.limit_all_gathers;
+  } else {
+    settings.activation_checkpointing_offload =
+        settings.activation_checkpointing && plan.offload.activations;
+    settings.dp_replicate = plan.replicate_size;
+    settings.dp_shard = plan.shard_size;
+  }
+  return settings;
+}
+
+void ApplyHfFsdp(const HfFsdp& settings, PlanFile& file) {
+  const Model& model = file.model.model;
+  const bool is_v1 = settings.version == 1;
+  file.plan = WithDialect(file.plan, is_v1 ? Dialect::kFsdp1 : Dialect::kFsdp2);
+  if (file.plan.sync == SyncMode::kReplicateLast) {
+    file.plan.sync = SyncMode::kEvery;
+  }
+  ApplyMesh(settings, file);
+  ApplyUnits(settings, file);
+  ApplyPrecision(settings, file.job.precision);
+  file.plan.offload = {};
+  file.plan.offload.parameters = settings.cpu_offload;
+  file.plan.offload.activations = !is_v1 && settings.activation_checkpointing_offload;
+  file.plan.recompute.clear();
+  if (settings.activation_checkpointing) {
+    file.plan.recompute = FullRecompute(model, InstancesOf(model, settings.layer_classes));
+  }
+  if (is_v1) {
+    file.plan.backward_prefetch = settings.backward_prefetch;
+    file.plan.forward_prefetch = settings.forward_prefetch;
+    file.plan.use_orig_params = settings.use_orig_params;
+    file.plan.limit_all_gathers = settings.limit_all_gathers;
+  }
+}
+
+std::string ShardingStrategyName(const HfFsdp& settings) {
+  if (settings.is_hybrid) {
+    return settings.reshard_after_forward ? "HYBRID_SHARD" : "HYBRID_SHARD_ZERO2";
+  }
+  return settings.reshard_after_forward ? "FULL_SHARD" : "SHARD_GRAD_OP";
+}
+
+std::string BackwardPrefetchName(BackwardPrefetch prefetch) {
+  switch (prefetch) {
+    case BackwardPrefetch::kPre:
+      return "BACKWARD_PRE";
+    case BackwardPrefetch::kPost:
+      return "BACKWARD_POST";
+    case BackwardPrefetch::kNone:
+      break;
+  }
+  return "NO_PREFETCH";
+}
+
+}  // namespace shardwright

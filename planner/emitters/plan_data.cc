@@ -1,0 +1,258 @@
+#include "planner/emitters/plan_data.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "core/embedded.h"
+#include "core/error.h"
+#include "planner/emit_python.h"
+#include "planner/emitters/fqn.h"
+#include "schedule/plan_names.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string TorchName(DType dtype) {
+  return dtype == DType::kFp32 ? "float32" : dtype == DType::kBf16 ? "bfloat16" : "float16";
+}
+
+Json ReshardJson(const Reshard& reshard) {
+  switch (reshard.kind) {
+    case Reshard::Kind::kAlways:
+      return true;
+    case Reshard::Kind::kNever:
+      return false;
+    case Reshard::Kind::kToGroup:
+      break;
+  }
+  return reshard.group;
+}
+
+Json UnitsJson(const PlanFile& file, FqnDialect fqns) {
+  Json units = Json::array();
+  for (const UnitPlan& unit : file.plan.units) {
+    Json json;
+    json["name"] = unit.name;
+    json["modules"] = Json::array();
+    for (const std::string& fqn : unit.modules) {
+      json["modules"].push_back(ModuleName(file.model.model, fqn, fqns));
+    }
+    json["reshard_after_forward"] = ReshardJson(unit.reshard);
+    if (!unit.forward_prefetch.empty()) {
+      json["forward_prefetch"] = unit.forward_prefetch;
+    }
+    if (!unit.backward_prefetch.empty()) {
+      json["backward_prefetch"] = unit.backward_prefetch;
+    }
+    units.push_back(json);
+  }
+  return units;
+}
+
+Json RecomputeJson(const PlanFile& file, FqnDialect fqns) {
+  Json regions = Json::array();
+  for (const RecomputeRegion& region : file.plan.recompute) {
+    Json json;
+    json["module"] = ModuleName(file.model.model, region.module, fqns);
+    json["kind"] = NameIn(kRecomputeNames, region.kind);
+    if (region.kind == RecomputeKind::kSelective) {
+      json["keep_every"] = region.keep_every;
+    }
+    regions.push_back(json);
+  }
+  return regions;
+}
+
+Json ParametersJson(const PlanFile& file, FqnDialect fqns) {
+  const Model& model = file.model.model;
+  std::map<ParamId, std::size_t> unit_of;  // by storage
+  const std::vector<ResolvedUnit> units = ResolveUnits(model, file.plan, "plan");
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    for (const ParamId id : units[u].params) {
+      unit_of[id] = u;
+    }
+  }
+  Json params = Json::array();
+  for (const NamedParameter& param : NamedParameters(model, fqns)) {
+    Json json;
+    json["fqn"] = param.fqn;
+    json["shape"] = param.shape;
+    const ParamId source = param.sources[0];
+    const ParamId tied_to = model.params[source.value].tied_to;
+    json["unit"] = unit_of.at(tied_to.valid() ? tied_to : source);
+    if (!param.tied_to.empty()) {
+      json["tied_to"] = param.tied_to;
+    }
+    if (!param.trainable) {
+      json["trainable"] = false;
+    }
+    params.push_back(json);
+  }
+  return params;
+}
+
+Json TrainingJson(const PlanFile& file) {
+  const Job& job = file.job;
+  Json json;
+  json["sequence_length"] = job.sequence_length;
+  json["micro_batch"] = file.plan.micro_batch;
+  json["accumulation"] = file.plan.accumulation;
+  json["sync"] = NameIn(kSyncNames, file.plan.sync);
+  json["optimizer"] = NameIn(kOptimizerNames, job.optimizer.kind);
+  json["optimizer_impl"] = NameIn(kOptimizerImplNames, job.optimizer.impl);
+  json["weight_decay"] = job.optimizer.weight_decay;
+  json["clip_gradients"] = job.clip_gradients;
+  return json;
+}
+
+// One document line per unit, region and parameter: diffs of plans stay readable.
+std::string Dump(const Json& document) {
+  std::string text = "{\n";
+  std::size_t i = 0;
+  for (const auto& [key, value] : document.items()) {
+    text += "  " + Json(key).dump() + ": ";
+    if (value.is_array() && !value.empty()) {
+      text += "[\n";
+      for (std::size_t k = 0; k < value.size(); ++k) {
+        text += "    " + value[k].dump() + (k + 1 < value.size() ? ",\n" : "\n");
+      }
+      text += "  ]";
+    } else {
+      text += value.dump();
+    }
+    text += ++i < document.size() ? ",\n" : "\n";
+  }
+  return text + "}\n";
+}
+
+bool RecomputesInFull(const Plan& plan) {
+  return !plan.recompute.empty() &&
+         std::all_of(plan.recompute.begin(), plan.recompute.end(),
+                     [](const RecomputeRegion& r) { return r.kind == RecomputeKind::kFull; });
+}
+
+// Units of one module, without choices that FSDP1 and FairScale do not have. What groups hold falls
+// to the unit around them; the root is never freed after forward.
+std::vector<UnitPlan> FlatUnits(const Plan& plan) {
+  std::vector<UnitPlan> units;
+  for (const UnitPlan& unit : plan.units) {
+    if (unit.modules.size() > 1) {
+      continue;
+    }
+    UnitPlan flat = unit;
+    flat.gap = Gap::kHold;
+    flat.forward_prefetch.clear();
+    flat.backward_prefetch.clear();
+    if (flat.reshard.kind == Reshard::Kind::kToGroup) {
+      flat.reshard = Reshard();
+    }
+    units.push_back(flat);
+  }
+  units.back().reshard.kind = Reshard::Kind::kNever;
+  return units;
+}
+
+}  // namespace
+
+std::string PlanDataJson(const PlanFile& file, std::string_view kind, FqnDialect fqns) {
+  const Plan& plan = file.plan;
+  const Precision& precision = file.job.precision;
+  Json json;
+  json["format"] = "shardwright-" + std::string(kind);
+  json["version"] = 1;
+  json["model"] = {{"name", file.model.model.name},
+                   {"type", file.model.model.type},
+                   {"fqns", kFqnDialectNames[static_cast<std::size_t>(fqns)]},
+                   {"parameters", CountParameters(file.model.model)}};
+  json["mesh"] = {{"replicate", plan.replicate_size}, {"shard", plan.shard_size}};
+  json["dtypes"] = {{"master", TorchName(precision.master)},
+                    {"param", TorchName(precision.param)},
+                    {"reduce", TorchName(precision.reduce)}};
+  json["offload"] = {{"parameters", plan.offload.parameters},
+                     {"activations", plan.offload.activations}};
+  if (plan.dialect == Dialect::kFsdp1) {
+    json["fsdp1"] = {{"backward_prefetch", NameIn(kBackwardPrefetchNames, plan.backward_prefetch)},
+                     {"forward_prefetch", plan.forward_prefetch},
+                     {"limit_all_gathers", plan.limit_all_gathers},
+                     {"use_orig_params", plan.use_orig_params}};
+  }
+  if (plan.dialect == Dialect::kFairscale) {
+    json["fairscale"] = {{"bucket_cap_mb", plan.reduce_scatter_bucket.value / kMiB.value}};
+  }
+  json["training"] = TrainingJson(file);
+  json["recompute"] = RecomputeJson(file, fqns);
+  json["units"] = UnitsJson(file, fqns);
+  json["parameters"] = ParametersJson(file, fqns);
+  return Dump(json);
+}
+
+PlanFile AsFsdp2(const PlanFile& file) {
+  PlanFile out = file;
+  out.plan = WithDialect(file.plan, Dialect::kFsdp2);
+  out.plan.units = file.plan.units;
+  for (UnitPlan& unit : out.plan.units) {
+    unit.gap = Gap::kHold;
+  }
+  out.plan.offload.optimizer = false;
+  // The inputs of recomputed regions are all that offload_wrapper moves.
+  out.plan.offload.activations = file.plan.offload.activations && RecomputesInFull(file.plan);
+  return out;
+}
+
+PlanFile AsFsdp1(const PlanFile& file) {
+  PlanFile out = file;
+  out.plan = WithDialect(file.plan, Dialect::kFsdp1);
+  if (file.plan.dialect == Dialect::kFsdp1) {
+    out.plan.backward_prefetch = file.plan.backward_prefetch;
+    out.plan.forward_prefetch = file.plan.forward_prefetch;
+    out.plan.limit_all_gathers = file.plan.limit_all_gathers;
+    out.plan.use_orig_params = file.plan.use_orig_params;
+  }
+  if (out.plan.sync == SyncMode::kReplicateLast) {
+    out.plan.sync = SyncMode::kEvery;
+  }
+  out.plan.units = FlatUnits(file.plan);
+  out.plan.offload.optimizer = false;
+  out.plan.offload.activations = file.plan.offload.activations && RecomputesInFull(file.plan);
+  return out;
+}
+
+PlanFile AsFairscale(const PlanFile& file) {
+  PlanFile out = file;
+  out.plan = WithDialect(file.plan, Dialect::kFairscale);
+  out.plan.shard_size = file.plan.shard_size * file.plan.replicate_size;
+  out.plan.replicate_size = 1;
+  if (file.plan.dialect == Dialect::kFairscale) {
+    const std::int64_t mib = (file.plan.reduce_scatter_bucket.value + kMiB.value / 2) / kMiB.value;
+    out.plan.reduce_scatter_bucket = mib * kMiB;
+  }
+  if (out.plan.sync == SyncMode::kReplicateLast) {
+    out.plan.sync = SyncMode::kEvery;
+  }
+  out.plan.units = FlatUnits(file.plan);
+  out.plan.offload.optimizer = false;
+  out.plan.offload.activations = file.plan.offload.activations && RecomputesInFull(file.plan);
+  Precision& precision = out.job.precision;
+  if (precision.param == precision.master || precision.reduce != DType::kFp32) {
+    precision.reduce = precision.param;  // fp32_reduce_scatter needs mixed_precision
+  }
+  return out;
+}
+
+EmittedFile PythonFile(std::string_view name) {
+  for (const EmbeddedFile& file : EmbeddedEmitPython()) {
+    if (std::string(file.name) + ".py" == name) {
+      return {std::string(name), std::string(file.text)};
+    }
+  }
+  SW_CHECK(false, "no Python file " + std::string(name));
+  return {};
+}
+
+}  // namespace shardwright

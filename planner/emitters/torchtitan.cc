@@ -1,0 +1,374 @@
+#include "planner/emitters/torchtitan.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cstddef>
+#include <string_view>
+#include <vector>
+
+#include "core/error.h"
+#include "planner/emitters/emitters.h"
+#include "planner/emitters/unit_classes.h"
+#include "schedule/wrap.h"
+
+namespace shardwright {
+namespace {
+
+using S = TorchtitanSettings;
+
+// Selective checkpointing "op" keeps every second matmul and attention (distributed/
+// activation_checkpoint.py).
+constexpr std::int64_t kSelectiveKeepsEvery = 2;
+// replicate(bucket_cap_mb=100) in its apply_ddp.
+constexpr Bytes kDdpBucket = 100 * kMiB;
+// The plan knows that there are a learning rate and a weight decay, not their values.
+constexpr double kSomeLearningRate = 3e-4;
+constexpr double kSomeWeightDecay = 0.1;
+
+constexpr std::array<SettingRow<S>, 20> kRows = {{
+    {"model.name", &S::model_name},
+    {"model.flavor", &S::model_flavor},
+    {"optimizer.name", &S::optimizer},
+    {"optimizer.lr", &S::learning_rate},
+    {"optimizer.weight_decay", &S::weight_decay},
+    {"optimizer.implementation", &S::implementation},
+    {"training.local_batch_size", &S::local_batch_size},
+    {"training.global_batch_size", &S::global_batch_size},
+    {"training.seq_len", &S::seq_len},
+    {"training.max_norm", &S::max_norm},
+    {"training.dtype", &S::dtype},
+    {"training.mixed_precision_param", &S::mixed_precision_param},
+    {"training.mixed_precision_reduce", &S::mixed_precision_reduce},
+    {"training.enable_cpu_offload", &S::enable_cpu_offload},
+    {"parallelism.data_parallel_replicate_degree", &S::data_parallel_replicate_degree},
+    {"parallelism.data_parallel_shard_degree", &S::data_parallel_shard_degree},
+    {"parallelism.fsdp_reshard_after_forward", &S::fsdp_reshard_after_forward},
+    {"activation_checkpoint.mode", &S::activation_checkpoint_mode},
+    {"activation_checkpoint.selective_ac_option", &S::selective_ac_option},
+    {"compile.enable", &S::compile},
+}};
+
+constexpr std::array<LossReason, 16> kReasons = {{
+    {"job.precision.reduce", "mixed_precision_reduce is float32 only"},
+    {"job.precision", "torchtitan computes in float32 or bfloat16"},
+    {"job.optimizer", "torchtitan has Adam and AdamW"},
+    {"job.clip_gradients", "torchtitan always clips by global norm"},
+    {"plan.dialect", "torchtitan runs FSDP2, or DDP without sharding"},
+    {"plan.sync", "every micro-batch reduces its gradients"},
+    {"plan.offload.optimizer", "there is no setting for the optimizer alone"},
+    {"plan.offload.activations", "there is no setting for it"},
+    {"plan.recompute", "blocks are recomputed all, every N-th, or by op (every second matmul)"},
+    {"plan.bounded_memory", "PyTorch has no such option"},
+    {"plan.units.reshard", "one setting for all blocks, and the root stays gathered"},
+    {"plan.units.gap", "FSDP2 gathers a unit once per pass"},
+    {"plan.units.forward_prefetch", "the prefetch order is fixed"},
+    {"plan.units.backward_prefetch", "the prefetch order is fixed"},
+    {"plan.units", "units are fixed: embedding, each block, [norm, output]"},
+    {"plan.bucket", "DDP has buckets of 100 MiB"},
+}};
+
+std::string LongName(DType dtype) {
+  return dtype == DType::kFp32 ? "float32" : dtype == DType::kBf16 ? "bfloat16" : "float16";
+}
+
+DType ReadDType(const std::optional<std::string>& name, DType by_default, const std::string& where,
+                std::string_view key) {
+  if (!name) {
+    return by_default;
+  }
+  for (const DType dtype : {DType::kFp32, DType::kBf16}) {
+    if (*name == LongName(dtype)) {
+      return dtype;
+    }
+  }
+  throw InputError(where + ": " + std::string(key), "\"" + *name + "\"", "float32 or bfloat16");
+}
+
+std::vector<ModuleId> BlocksOf(const Model& model) {
+  return model.block_class.empty() ? std::vector<ModuleId>()
+                                   : InstancesOf(model, {model.block_class});
+}
+
+// Its name of a Hugging Face model type.
+std::string ModelName(const std::string& type) {
+  return type == "llama" ? "llama3" : type == "qwen3_moe" ? "qwen3" : type;
+}
+
+bool HasModel(const std::string& name) {
+  constexpr std::array<std::string_view, 3> kModels = {"llama3", "qwen3", "deepseek_v3"};
+  return std::find(kModels.begin(), kModels.end(), name) != kModels.end();
+}
+
+// "llama-3.1-8b" -> "8B".
+std::string FlavorOf(const std::string& model) {
+  std::string flavor = model.substr(model.rfind('-') + 1);
+  std::transform(flavor.begin(), flavor.end(), flavor.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  return flavor;
+}
+
+void SetRecompute(const PlanFile& file, S& s) {
+  const Plan& plan = file.plan;
+  s.activation_checkpoint_mode = "none";
+  if (plan.recompute.empty()) {
+    return;
+  }
+  if (plan.recompute[0].kind == RecomputeKind::kSelective) {
+    s.activation_checkpoint_mode = "selective";
+    s.selective_ac_option = "op";
+    return;
+  }
+  const std::size_t blocks = BlocksOf(file.model.model).size();
+  const std::size_t step = std::max<std::size_t>(1, blocks / plan.recompute.size());
+  if (step == 1) {
+    s.activation_checkpoint_mode = "full";
+  } else {
+    s.activation_checkpoint_mode = "selective";
+    s.selective_ac_option = std::to_string(step);
+  }
+}
+
+// "always" when [norm, output] is freed too, "never" when blocks are not, "default" otherwise.
+std::string ReshardName(const PlanFile& file) {
+  const Model& model = file.model.model;
+  bool blocks_free = true, all_free = true;
+  for (const UnitPlan& unit : file.plan.units) {
+    const bool frees = unit.reshard.kind != Reshard::Kind::kNever;
+    const bool is_root = unit.modules[0].empty();
+    const bool is_block =
+        !is_root &&
+        model.modules[FindModule(model, unit.modules[0]).value].class_name == model.block_class;
+    blocks_free = blocks_free && (frees || !is_block);
+    all_free = all_free && (frees || is_root);
+  }
+  const bool has_tail = std::any_of(file.plan.units.begin(), file.plan.units.end(),
+                                    [](const UnitPlan& unit) { return unit.modules.size() > 1; });
+  return !blocks_free ? "never" : all_free && has_tail ? "always" : "default";
+}
+
+void ApplyRecompute(const S& s, const std::string& where, PlanFile& file) {
+  const Model& model = file.model.model;
+  const std::string mode = s.activation_checkpoint_mode.value_or("selective");
+  const std::string option = s.selective_ac_option.value_or("2");
+  file.plan.recompute.clear();
+  if (mode == "none") {
+    return;
+  }
+  if (mode != "full" && mode != "selective") {
+    throw InputError(where + ": activation_checkpoint.mode", "\"" + mode + "\"",
+                     "none, full or selective");
+  }
+  std::vector<RecomputeRegion> all = FullRecompute(model, BlocksOf(model));
+  if (mode == "selective" && option == "op") {
+    for (RecomputeRegion& region : all) {
+      region.kind = RecomputeKind::kSelective;
+      region.keep_every = kSelectiveKeepsEvery;
+    }
+  }
+  std::size_t step = 1;
+  if (mode == "selective" && option != "op") {
+    const auto [end, error] = std::from_chars(option.data(), option.data() + option.size(), step);
+    if (error != std::errc() || end != option.data() + option.size() || step == 0) {
+      throw InputError(where + ": activation_checkpoint.selective_ac_option", "\"" + option + "\"",
+                       "\"op\" or a positive integer");
+    }
+  }
+  // It counts layers from 1 and checkpoints those that N divides, whatever their index.
+  for (std::size_t i = step - 1; i < all.size(); i += step) {
+    file.plan.recompute.push_back(all[i]);
+  }
+}
+
+void ApplyUnits(const S& s, const std::string& where, PlanFile& file) {
+  const std::string policy = s.fsdp_reshard_after_forward.value_or("default");
+  if (policy != "default" && policy != "always" && policy != "never") {
+    throw InputError(where + ": parallelism.fsdp_reshard_after_forward", "\"" + policy + "\"",
+                     "default, always or never");
+  }
+  ReshardChoice reshard;
+  reshard.is_set = policy != "default";
+  reshard.reshard.kind = policy == "never" ? Reshard::Kind::kNever : Reshard::Kind::kAlways;
+  const WrapSpec spec = {WrapSpec::Kind::kTorchtitan, 0, ""};
+  file.plan.units = Wrap(file.model.model, spec, reshard, Dialect::kFsdp2, where);
+  file.plan.units.back().reshard.kind = Reshard::Kind::kNever;  // fully_shard's own choice
+}
+
+void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
+  const std::int64_t ranks = file.cluster.RankCount();
+  const std::int64_t replicate = s.data_parallel_replicate_degree.value_or(1);
+  const std::int64_t given = s.data_parallel_shard_degree.value_or(-1);
+  const std::int64_t shard = given == -1 && replicate > 0 ? ranks / replicate : given;
+  if (replicate < 1 || shard < 1 || replicate > ranks || replicate * shard != ranks) {
+    throw InputError(
+        where + ": parallelism",
+        "replicate degree " + std::to_string(replicate) + ", shard degree " + std::to_string(given),
+        "a product of " + std::to_string(ranks) + " ranks");
+  }
+  file.plan.replicate_size = replicate;
+  file.plan.shard_size = shard;
+}
+
+void ApplyBatch(const S& s, const std::string& where, PlanFile& file) {
+  const std::int64_t ranks = file.cluster.RankCount();
+  Plan& plan = file.plan;
+  plan.micro_batch = s.local_batch_size.value_or(8);
+  const std::int64_t given = s.global_batch_size.value_or(-1);
+  const std::int64_t pass = ranks * plan.micro_batch;
+  if (given != -1 && (given < pass || given % pass != 0)) {
+    throw InputError(where + ": training.global_batch_size", std::to_string(given),
+                     "a multiple of " + std::to_string(ranks) + " ranks x local_batch_size " +
+                         std::to_string(plan.micro_batch));
+  }
+  plan.accumulation = given == -1 ? 1 : given / pass;
+  file.job.global_batch = pass * plan.accumulation;
+}
+
+void ApplyOptimizer(const S& s, OptimizerSpec& optimizer) {
+  const std::string kind = s.optimizer.value_or("AdamW");
+  const std::string impl = s.implementation.value_or("fused");
+  optimizer.kind = kind == "Adam" ? OptimizerKind::kAdam : OptimizerKind::kAdamW;
+  optimizer.impl = impl == "fused"     ? OptimizerImpl::kFused
+                   : impl == "foreach" ? OptimizerImpl::kForeach
+                                       : OptimizerImpl::kForLoop;
+  optimizer.weight_decay = s.weight_decay.value_or(kSomeWeightDecay) > 0.0;
+}
+
+}  // namespace
+
+std::span<const SettingRow<TorchtitanSettings>> TorchtitanRows() {
+  return kRows;
+}
+
+TorchtitanSettings ToTorchtitan(const PlanFile& file) {
+  const Plan& plan = file.plan;
+  const Job& job = file.job;
+  S s;
+  s.model_name = ModelName(file.model.model.type);
+  s.model_flavor = FlavorOf(file.model.model.name);
+  s.optimizer = job.optimizer.kind == OptimizerKind::kAdam ? "Adam" : "AdamW";
+  s.learning_rate = kSomeLearningRate;
+  s.weight_decay = job.optimizer.weight_decay ? kSomeWeightDecay : 0.0;
+  s.implementation = job.optimizer.impl == OptimizerImpl::kFused     ? "fused"
+                     : job.optimizer.impl == OptimizerImpl::kForeach ? "foreach"
+                                                                     : "for-loop";
+  s.local_batch_size = plan.micro_batch;
+  s.global_batch_size =
+      plan.shard_size * plan.replicate_size * plan.micro_batch * plan.accumulation;
+  s.seq_len = job.sequence_length;
+  s.max_norm = 1.0;
+  const auto nearest = [](DType dtype) {
+    return LongName(dtype == DType::kFp16 ? DType::kBf16 : dtype);
+  };
+  s.dtype = nearest(job.precision.master);
+  s.mixed_precision_param = nearest(job.precision.param);
+  s.mixed_precision_reduce = "float32";
+  s.enable_cpu_offload = plan.offload.parameters;
+  s.data_parallel_replicate_degree = plan.replicate_size;
+  s.data_parallel_shard_degree = plan.shard_size;
+  s.fsdp_reshard_after_forward = ReshardName(file);
+  SetRecompute(file, s);
+  s.compile = file.kernels.fused_elementwise;
+  return s;
+}
+
+void ApplyTorchtitan(const TorchtitanSettings& settings, const std::string& where, PlanFile& file) {
+  const std::int64_t replicate = settings.data_parallel_replicate_degree.value_or(1);
+  const bool is_ddp = replicate > 1 && replicate == file.cluster.RankCount();
+  file.plan = WithDialect(file.plan, is_ddp ? Dialect::kDdp : Dialect::kFsdp2);
+  file.plan.sync = SyncMode::kEvery;
+  ApplyMesh(settings, where, file);
+  ApplyBatch(settings, where, file);
+  if (is_ddp) {
+    file.plan.units = {RootUnitOf(Reshard::Kind::kNever)};
+    file.plan.bucket = kDdpBucket;
+  } else {
+    ApplyUnits(settings, where, file);
+  }
+  ApplyRecompute(settings, where, file);
+  file.plan.offload = {};
+  file.plan.offload.parameters = !is_ddp && settings.enable_cpu_offload.value_or(false);
+  Precision& precision = file.job.precision;
+  precision.master = ReadDType(settings.dtype, DType::kFp32, where, "training.dtype");
+  precision.param = ReadDType(settings.mixed_precision_param, DType::kBf16, where,
+                              "training.mixed_precision_param");
+  precision.reduce = ReadDType(settings.mixed_precision_reduce, DType::kFp32, where,
+                               "training.mixed_precision_reduce");
+  ApplyOptimizer(settings, file.job.optimizer);
+  file.job.clip_gradients = true;
+}
+
+namespace {
+
+// The same settings for 0.3, which is configured by Python functions. It checkpoints every block or
+// none; every N-th is a choice of the TOML versions.
+std::string Recipe(const S& s) {
+  const auto flag = [](bool value) { return std::string(value ? "True" : "False"); };
+  const bool by_op = s.selective_ac_option.value_or("") == "op";
+  const std::string recompute = *s.activation_checkpoint_mode == "none" ? "None"
+                                : by_op                                 ? "SelectiveAC.Config()"
+                                                                        : "FullAC.Config()";
+  std::string text = R"("""Written by shardwright emit for torchtitan 0.3.
+
+In the config_registry of a model:
+
+    def planned() -> Trainer.Config:
+        return apply_plan(llama3_8b())
+"""
+
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # noqa: F401
+
+
+def apply_plan(config):
+    """Sets in a Trainer.Config what the plan says, and returns it."""
+)";
+  const auto line = [&](const std::string& name, const std::string& value) {
+    text += "    config." + name + " = " + value + "\n";
+  };
+  line("training.local_batch_size", std::to_string(*s.local_batch_size));
+  line("training.global_batch_size", std::to_string(*s.global_batch_size));
+  line("training.seq_len", std::to_string(*s.seq_len));
+  line("training.dtype", "\"" + *s.dtype + "\"");
+  line("training.mixed_precision_param", "\"" + *s.mixed_precision_param + "\"");
+  line("training.mixed_precision_reduce", "\"" + *s.mixed_precision_reduce + "\"");
+  line("training.enable_cpu_offload", flag(*s.enable_cpu_offload));
+  line("parallelism.data_parallel_replicate_degree",
+       std::to_string(*s.data_parallel_replicate_degree));
+  line("parallelism.data_parallel_shard_degree", std::to_string(*s.data_parallel_shard_degree));
+  line("parallelism.fsdp_reshard_after_forward", "\"" + *s.fsdp_reshard_after_forward + "\"");
+  line("activation_checkpoint", recompute);
+  line("compile.enable", flag(*s.compile));
+  return text + "    return config\n";
+}
+
+}  // namespace
+
+Emission EmitTorchtitan(const PlanFile& file, const EmitOptions& options) {
+  (void)options;  // torchtitan has its own launcher
+  Emission emission;
+  emission.as_emitted = file;
+  const S settings = ToTorchtitan(file);
+  ApplyTorchtitan(settings, "torchtitan.toml", emission.as_emitted);
+  emission.losses = FindLosses(file, emission.as_emitted, kReasons);
+  if (!HasModel(*settings.model_name)) {
+    emission.by_hand.push_back("torchtitan has no model of type " + file.model.model.type +
+                               ": register one");
+  } else {
+    emission.by_hand.push_back("check that flavor " + *settings.model_flavor + " is " +
+                               file.model.model.name);
+  }
+  emission.by_hand.emplace_back(
+      "set the learning rate and the weight decay; those in the file "
+      "stand for any");
+  emission.by_hand.push_back("start it with: NGPU=" + std::to_string(file.cluster.gpus_per_node) +
+                             " CONFIG_FILE=torchtitan.toml ./run_train.sh");
+  emission.files.push_back(
+      {"torchtitan.toml",
+       SettingsAsToml(ListSettings<TorchtitanSettings>(kRows, settings),
+                      "Written by shardwright emit for torchtitan up to 0.2.2.")});
+  emission.files.push_back({"torchtitan_recipe.py", Recipe(settings)});
+  return emission;
+}
+
+}  // namespace shardwright

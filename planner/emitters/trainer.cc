@@ -1,0 +1,271 @@
+#include "planner/emitters/trainer.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <string_view>
+
+#include "core/error.h"
+#include "planner/emitters/emitters.h"
+#include "planner/emitters/unit_classes.h"
+
+namespace shardwright {
+namespace {
+
+using S = TrainerSettings;
+
+// The plan knows whether weights decay, not how much.
+constexpr double kSomeWeightDecay = 0.01;
+
+constexpr std::array<SettingRow<S>, 25> kRows = {{
+    {"output_dir", &S::output_dir},
+    {"per_device_train_batch_size", &S::per_device_train_batch_size},
+    {"gradient_accumulation_steps", &S::gradient_accumulation_steps},
+    {"bf16", &S::bf16},
+    {"fp16", &S::fp16},
+    {"optim", &S::optim},
+    {"weight_decay", &S::weight_decay},
+    {"max_grad_norm", &S::max_grad_norm},
+    {"gradient_checkpointing", &S::gradient_checkpointing},
+    {"deepspeed", &S::deepspeed},
+    {"fsdp", &S::fsdp},
+    {"fsdp_config.version", &S::version},
+    {"fsdp_config.auto_wrap_policy", &S::auto_wrap_policy},
+    {"fsdp_config.transformer_layer_cls_to_wrap", &S::transformer_layer_cls_to_wrap},
+    {"fsdp_config.min_num_params", &S::min_num_params},
+    {"fsdp_config.reshard_after_forward", &S::reshard_after_forward},
+    {"fsdp_config.reshard_after_forward", &S::sharding_strategy},
+    {"fsdp_config.cpu_offload", &S::cpu_offload},
+    {"fsdp_config.activation_checkpointing", &S::activation_checkpointing},
+    {"fsdp_config.backward_prefetch", &S::backward_prefetch},
+    {"fsdp_config.forward_prefetch", &S::forward_prefetch},
+    {"fsdp_config.use_orig_params", &S::use_orig_params},
+    {"fsdp_config.limit_all_gathers", &S::limit_all_gathers},
+    {"fsdp_config.state_dict_type", &S::state_dict_type},
+    {"accelerator_config.gradient_accumulation_kwargs.sync_each_batch", &S::sync_each_batch},
+}};
+
+constexpr std::array<LossReason, 18> kReasons = {{
+    {"job.precision.reduce", "bf16 and fp16 set one dtype for parameters and reductions"},
+    {"job.precision", "mixed precision keeps fp32 masters"},
+    {"job.optimizer", "optim names AdamW (foreach or fused) or SGD"},
+    {"plan.dialect", "the Trainer runs PyTorch's FSDP"},
+    {"plan.shard_size",
+     "fsdp_config has no mesh: FSDP2 shards over all ranks, FSDP1's hybrid "
+     "strategy inside a node"},
+    {"plan.replicate_size",
+     "fsdp_config has no mesh: FSDP2 shards over all ranks, FSDP1's hybrid "
+     "strategy inside a node"},
+    {"plan.sync", "the Trainer synchronises all or nothing"},
+    {"plan.offload.optimizer", "there is no setting for the optimizer alone"},
+    {"plan.offload.activations", "fsdp_config has no key for it"},
+    {"plan.recompute", "whole wrapped layers are recomputed, or nothing is"},
+    {"plan.bounded_memory", "PyTorch has no such option"},
+    {"plan.units.reshard", "one setting for all layers; [norm, head] and the root stay gathered"},
+    {"plan.units.gap", "FSDP gathers a unit once per pass"},
+    {"plan.units.forward_prefetch", "fsdp_config has no prefetch lists"},
+    {"plan.units.backward_prefetch", "fsdp_config has no prefetch lists"},
+    {"plan.units", "layers are wrapped by class; the rest is cut by Accelerate"},
+    {"plan.first_bucket", "the Trainer leaves DDP its own first bucket"},
+    {"plan.bucket", "the Trainer leaves DDP its own buckets"},
+}};
+
+std::string Lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+std::string OptimName(const OptimizerSpec& optimizer) {
+  if (optimizer.kind == OptimizerKind::kSgd || optimizer.kind == OptimizerKind::kMomentum) {
+    return "sgd";
+  }
+  return optimizer.impl == OptimizerImpl::kFused ? "adamw_torch_fused" : "adamw_torch";
+}
+
+void SetFsdpKeys(const HfFsdp& fsdp, TrainerSettings& s) {
+  s.fsdp = true;
+  s.version = fsdp.version;
+  if (fsdp.min_num_params > 0) {
+    s.auto_wrap_policy = "SIZE_BASED_WRAP";
+    s.min_num_params = fsdp.min_num_params;
+  } else if (fsdp.layer_classes.empty()) {
+    s.auto_wrap_policy = "NO_WRAP";
+  } else {
+    s.auto_wrap_policy = "TRANSFORMER_BASED_WRAP";
+    s.transformer_layer_cls_to_wrap = fsdp.layer_classes;
+  }
+  s.cpu_offload = fsdp.cpu_offload;
+  s.activation_checkpointing = fsdp.activation_checkpointing;
+  s.state_dict_type = "SHARDED_STATE_DICT";
+  if (fsdp.version == 2) {
+    s.reshard_after_forward = fsdp.reshard_after_forward;
+    return;
+  }
+  s.sharding_strategy = Lower(ShardingStrategyName(fsdp));
+  s.backward_prefetch = Lower(BackwardPrefetchName(fsdp.backward_prefetch));
+  s.forward_prefetch = fsdp.forward_prefetch;
+  s.use_orig_params = fsdp.use_orig_params;
+  s.limit_all_gathers = fsdp.limit_all_gathers;
+}
+
+// Batch, precision and optimizer, which every backend takes from TrainingArguments.
+TrainerSettings CommonSettings(const PlanFile& file) {
+  const Plan& plan = file.plan;
+  TrainerSettings s;
+  s.output_dir = "output";
+  s.per_device_train_batch_size = plan.micro_batch;
+  s.gradient_accumulation_steps = plan.accumulation;
+  s.optim = OptimName(file.job.optimizer);
+  s.weight_decay = file.job.optimizer.weight_decay ? kSomeWeightDecay : 0.0;
+  s.max_grad_norm = file.job.clip_gradients ? 1.0 : 0.0;
+  if (plan.accumulation > 1 && !IsZero(plan.dialect)) {
+    s.sync_each_batch = plan.sync != SyncMode::kLast;
+  }
+  return s;
+}
+
+void SetMixedPrecision(const std::string& name, TrainerSettings& s) {
+  if (name == "bf16") {
+    s.bf16 = true;
+  } else if (name == "fp16") {
+    s.fp16 = true;
+  }
+}
+
+[[noreturn]] void Refuse(const std::string& where, std::string_view key, const std::string& value,
+                         std::string_view expected) {
+  throw InputError(where + ": " + std::string(key), "\"" + value + "\"", expected);
+}
+
+void ReadVersion1(const TrainerSettings& s, const std::string& where, HfFsdp& fsdp) {
+  const std::string strategy = Lower(s.sharding_strategy.value_or("full_shard"));
+  if (strategy != "full_shard" && strategy != "shard_grad_op" && strategy != "hybrid_shard" &&
+      strategy != "hybrid_shard_zero2") {
+    Refuse(where, "fsdp_config.reshard_after_forward", strategy,
+           "full_shard, shard_grad_op, hybrid_shard or hybrid_shard_zero2");
+  }
+  fsdp.is_hybrid = strategy.starts_with("hybrid");
+  fsdp.reshard_after_forward = strategy == "full_shard" || strategy == "hybrid_shard";
+  const std::string prefetch = Lower(s.backward_prefetch.value_or("no_prefetch"));
+  if (prefetch != "backward_pre" && prefetch != "backward_post" && prefetch != "no_prefetch") {
+    Refuse(where, "fsdp_config.backward_prefetch", prefetch,
+           "backward_pre, backward_post or no_prefetch");
+  }
+  fsdp.backward_prefetch = prefetch == "backward_pre"    ? BackwardPrefetch::kPre
+                           : prefetch == "backward_post" ? BackwardPrefetch::kPost
+                                                         : BackwardPrefetch::kNone;
+  fsdp.forward_prefetch = s.forward_prefetch.value_or(false);
+  fsdp.use_orig_params = s.use_orig_params.value_or(true);
+  fsdp.limit_all_gathers = s.limit_all_gathers.value_or(true);
+}
+
+}  // namespace
+
+std::span<const SettingRow<TrainerSettings>> TrainerRows() {
+  return kRows;
+}
+
+TrainerSettings ToTrainer(const HfFsdp& fsdp, const PlanFile& file) {
+  TrainerSettings s = CommonSettings(file);
+  SetMixedPrecision(fsdp.mixed_precision, s);
+  SetFsdpKeys(fsdp, s);
+  return s;
+}
+
+HfFsdp FromTrainer(const TrainerSettings& settings, const std::string& where) {
+  HfFsdp fsdp;
+  fsdp.version = settings.version.value_or(2);
+  if (fsdp.version != 1 && fsdp.version != 2) {
+    Refuse(where, "fsdp_config.version", std::to_string(fsdp.version), "1 or 2");
+  }
+  fsdp.mixed_precision = settings.bf16.value_or(false)   ? "bf16"
+                         : settings.fp16.value_or(false) ? "fp16"
+                                                         : "no";
+  const std::string policy = settings.auto_wrap_policy.value_or("TRANSFORMER_BASED_WRAP");
+  if (policy == "TRANSFORMER_BASED_WRAP") {
+    fsdp.layer_classes =
+        settings.transformer_layer_cls_to_wrap.value_or(std::vector<std::string>());
+  } else if (policy == "SIZE_BASED_WRAP") {
+    fsdp.min_num_params = settings.min_num_params.value_or(0);
+  } else if (policy != "NO_WRAP") {
+    Refuse(where, "fsdp_config.auto_wrap_policy", policy,
+           "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP");
+  }
+  fsdp.cpu_offload = settings.cpu_offload.value_or(false);
+  fsdp.activation_checkpointing = settings.activation_checkpointing.value_or(false);
+  if (fsdp.version == 1) {
+    ReadVersion1(settings, where, fsdp);
+  } else {
+    fsdp.reshard_after_forward = settings.reshard_after_forward.value_or(true);
+  }
+  return fsdp;
+}
+
+void ApplyTrainer(const TrainerSettings& settings, PlanFile& file) {
+  Plan& plan = file.plan;
+  Job& job = file.job;
+  plan.micro_batch = settings.per_device_train_batch_size.value_or(8);
+  plan.accumulation = settings.gradient_accumulation_steps.value_or(1);
+  job.global_batch = plan.shard_size * plan.replicate_size * plan.micro_batch * plan.accumulation;
+  plan.sync = settings.sync_each_batch.value_or(false) || plan.accumulation == 1 ? SyncMode::kEvery
+                                                                                 : SyncMode::kLast;
+  const std::string optim = settings.optim.value_or("adamw_torch");
+  job.optimizer.kind = optim == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdamW;
+  job.optimizer.impl =
+      optim == "adamw_torch_fused" ? OptimizerImpl::kFused : OptimizerImpl::kForeach;
+  job.optimizer.weight_decay = settings.weight_decay.value_or(0.0) > 0.0;
+  job.clip_gradients = settings.max_grad_norm.value_or(1.0) > 0.0;
+}
+
+Emission EmitTrainer(const PlanFile& file, const EmitOptions& options) {
+  Emission emission;
+  emission.as_emitted = file;
+  const HfFsdp fsdp = HfFsdpOf(file);
+  TrainerSettings settings;
+  const bool is_zero = IsZero(file.plan.dialect);
+  if (is_zero) {
+    emission = EmitDeepSpeed(file, options);
+    settings = CommonSettings(file);
+    SetMixedPrecision(fsdp.mixed_precision, settings);
+    settings.deepspeed = emission.files[0].name;
+  } else if (file.plan.dialect == Dialect::kDdp) {
+    settings = CommonSettings(file);
+    SetMixedPrecision(fsdp.mixed_precision, settings);
+    const Plan defaults;
+    emission.as_emitted.plan.first_bucket = defaults.first_bucket;
+    emission.as_emitted.plan.bucket = defaults.bucket;
+    emission.as_emitted.plan.offload = {};
+    settings.gradient_checkpointing = RecomputesEveryBlock(file.model.model, file.plan);
+    if (!*settings.gradient_checkpointing) {
+      emission.as_emitted.plan.recompute.clear();
+    }
+  } else {
+    HfFsdp mesh_free = fsdp;
+    mesh_free.dp_replicate = 1;
+    mesh_free.dp_shard = 0;
+    mesh_free.activation_checkpointing_offload = false;
+    ApplyHfFsdp(mesh_free, emission.as_emitted);
+    settings = ToTrainer(mesh_free, file);
+  }
+  if (!is_zero) {
+    ApplyTrainer(settings, emission.as_emitted);
+    emission.losses = FindLosses(file, emission.as_emitted, kReasons);
+  }
+  if (file.job.optimizer.weight_decay) {
+    emission.by_hand.emplace_back(
+        "set the learning rate and the weight decay (0.01 stands for any)");
+  } else {
+    emission.by_hand.emplace_back("set the learning rate");
+  }
+  if (file.model.model.sequence_length > 0) {
+    emission.by_hand.push_back("feed samples of " + std::to_string(file.job.sequence_length) +
+                               " tokens");
+  }
+  emission.files.insert(
+      emission.files.begin(),
+      {"training_arguments.json", SettingsAsJson(ListSettings<TrainerSettings>(kRows, settings))});
+  return emission;
+}
+
+}  // namespace shardwright

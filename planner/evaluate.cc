@@ -1,0 +1,152 @@
+#include "planner/evaluate.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "schedule/lower.h"
+#include "schedule/verify.h"
+
+namespace shardwright {
+namespace {
+
+SimulateOptions OptionsOf(const PlanFile& file, const Program& program,
+                          const EvaluateOptions& options) {
+  SimulateOptions simulate;
+  simulate.contention = options.contention;
+  simulate.reserved = options.reserved;
+  simulate.allocator.capacity = AllocatorCapacity(file, program);
+  return simulate;
+}
+
+Bytes ReservedPeak(const SimulationResult& result) {
+  const std::optional<ReservedMemory>& reserved = result.memory.reserved;
+  return reserved ? std::max(reserved->peak_first, reserved->peak_steady) : Bytes(0);
+}
+
+// What the allocator would take if memory never ended.
+Bytes ReservedWithoutLimit(const PlanFile& file, const Program& program,
+                           const EvaluateOptions& options) {
+  constexpr Bytes kEndless{std::int64_t{1} << 50};
+  SimulateOptions simulate = OptionsOf(file, program, options);
+  simulate.allocator.capacity = kEndless;
+  return ReservedPeak(Simulate({program, file.cluster, file.profile, simulate}));
+}
+
+// FLOPs of one sample as published MFU figures count them.
+Flops FlopsPerSample(const PlanFile& file) {
+  if (file.job.mode == JobMode::kTrain) {
+    return ConventionFlopsPerSample(file.model.model);
+  }
+  // Forward is a third of training, when everything is trained.
+  Model all_trained = file.model.model;
+  for (Parameter& param : all_trained.params) {
+    param.trainable = true;
+  }
+  return Flops(ConventionFlopsPerSample(all_trained).value / 3.0);
+}
+
+}  // namespace
+
+Program LowerAndVerify(const PlanFile& file) {
+  Program program = Lower(
+      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
+  const std::vector<Finding> findings = Verify(program);
+  SW_CHECK(findings.empty(), "an illegal program: " + findings[0].text);
+  return program;
+}
+
+Bytes UsableMemory(const PlanFile& file) {
+  const auto usable = static_cast<double>(file.cluster.gpu.usable_memory.value.value);
+  return Bytes(static_cast<std::int64_t>(usable * (1.0 - file.job.memory_margin)));
+}
+
+Bytes AllocatorCapacity(const PlanFile& file, const Program& program) {
+  return std::max(UsableMemory(file) - OutsideBytes(program, file.profile.memory), Bytes(1));
+}
+
+std::vector<Misfit> FindMisfits(const PlanFile& file, const SimulationResult& result) {
+  std::vector<Misfit> misfits;
+  const Bytes peak = result.memory.allocated.DevicePeak().total;
+  const Bytes allocated = peak + result.memory.outside;
+  const Bytes usable = UsableMemory(file);
+  const std::string limit = Format(usable) + " usable on " + file.cluster.gpu.name;
+  if (allocated > usable) {
+    misfits.push_back({Misfit::Kind::kDevice, allocated, usable,
+                       "does not fit: peak allocated " + Format(peak) +
+                           " + outside the allocator " + Format(result.memory.outside) + " = " +
+                           Format(allocated) + ", of " + limit});
+  } else if (result.memory.reserved && result.memory.reserved->out_of_memory) {
+    misfits.push_back({Misfit::Kind::kFragmentation, allocated, usable,
+                       "does not fit: fragmentation leaves no room, with peak allocated " +
+                           Format(peak) + " + outside the allocator " +
+                           Format(result.memory.outside) + ", of " + limit});
+  }
+  const Bytes host = result.memory.allocated.HostPeak().total * file.cluster.gpus_per_node;
+  const Bytes host_limit = file.cluster.node.pinned_limit;
+  if (host_limit > Bytes(0) && host > host_limit) {
+    misfits.push_back({Misfit::Kind::kHost, host, host_limit,
+                       "does not fit: offloading needs " + Format(host) +
+                           " of page-locked host memory per node, of " + Format(host_limit)});
+  }
+  return misfits;
+}
+
+Rates RatesOf(const PlanFile& file, Seconds step_time) {
+  Rates rates;
+  const std::optional<FlopsPerSecond> peak =
+      PeakFlops(file.cluster.gpu, MathTypeOf(file.job.precision.param));
+  rates.has_dtype = peak.has_value();
+  rates.peak =
+      peak.value_or(PeakFlops(file.cluster.gpu, MathType::kFp32).value_or(FlopsPerSecond(0.0)));
+  const double samples =
+      static_cast<double>(file.plan.micro_batch) * static_cast<double>(file.plan.accumulation);
+  if (step_time.value > 0.0) {
+    rates.tokens_per_second_per_gpu =
+        samples * static_cast<double>(file.model.model.tokens_per_sample) / step_time.value;
+    if (rates.peak.value > 0.0) {
+      rates.mfu = samples * FlopsPerSample(file).value / (step_time.value * rates.peak.value);
+    }
+  }
+  return rates;
+}
+
+Bytes PlanOutcome::DeviceTotal() const {
+  return std::max(reserved, device_peak.total) + outside;
+}
+
+Bytes PlanOutcome::Excess() const {
+  Bytes excess(0);
+  for (const Misfit& misfit : misfits) {
+    excess = std::max(excess, misfit.Excess());
+  }
+  return excess;
+}
+
+PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options) {
+  CheckPlan(file, "plan");
+  const Program program = LowerAndVerify(file);
+  const SimulationResult result =
+      Simulate({program, file.cluster, file.profile, OptionsOf(file, program, options)});
+  PlanOutcome e;
+  e.step_time = result.step_time;
+  e.exposed_comm = result.exposed_comm;
+  e.is_steady = result.timing.is_steady;
+  e.rates = RatesOf(file, ToSeconds(result.step_time));
+  e.device_peak = result.memory.allocated.DevicePeak();
+  e.reserved = ReservedPeak(result);
+  e.outside = result.memory.outside;
+  e.usable = UsableMemory(file);
+  e.retries_per_step = result.memory.reserved ? result.memory.reserved->retries_steady : 0;
+  e.host_peak = result.memory.allocated.HostPeak().total * file.cluster.gpus_per_node;
+  e.misfits = FindMisfits(file, result);
+  for (Misfit& misfit : e.misfits) {
+    if (misfit.kind == Misfit::Kind::kFragmentation) {
+      misfit.needed = ReservedWithoutLimit(file, program, options) + e.outside;
+    }
+  }
+  return e;
+}
+
+}  // namespace shardwright

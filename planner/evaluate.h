@@ -1,0 +1,86 @@
+#pragma once
+
+// One plan predicted: lowered, verified, simulated, and held against the limits of its job. Every
+// plan takes this way, whoever made it.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/units.h"
+#include "schedule/plan_file.h"
+#include "schedule/program.h"
+#include "simulator/simulate.h"
+
+namespace shardwright {
+
+// A limit that a plan breaks.
+struct Misfit {
+  enum class Kind : std::uint8_t {
+    kDevice,         // the buffers alone take more than the device has
+    kFragmentation,  // they would fit, but not into the caching allocator's segments
+    kHost,           // page-locked memory of a node
+  };
+  Kind kind = Kind::kDevice;
+  Bytes needed;
+  Bytes limit;
+  std::string text;  // "does not fit: ..."
+
+  [[nodiscard]] Bytes Excess() const { return needed - limit; }
+};
+
+// Lower, then Verify. Throws InputError for a plan that the dialect cannot express; a program that
+// Verify refuses is our bug.
+[[nodiscard]] Program LowerAndVerify(const PlanFile& file);
+
+// Device memory that the job may use: what the GPU has less the job's margin.
+[[nodiscard]] Bytes UsableMemory(const PlanFile& file);
+// What the caching allocator may reserve of it.
+[[nodiscard]] Bytes AllocatorCapacity(const PlanFile& file, const Program& program);
+
+// The limits that a simulated plan breaks; empty = it fits. Without reserved memory in `result`
+// fragmentation is not looked at. Of kFragmentation, `needed` is what the buffers and the memory
+// outside the allocator take, which is below the limit; see PlanOutcome::misfits for the rest.
+[[nodiscard]] std::vector<Misfit> FindMisfits(const PlanFile& file, const SimulationResult& result);
+
+struct Rates {
+  double tokens_per_second_per_gpu = 0.0;  // images for image models
+  // Model FLOPs of a step (ConventionFlopsPerSample; a third of them for a job that only runs
+  // forward) over step time times `peak`.
+  double mfu = 0.0;
+  FlopsPerSecond peak;    // dense peak of the compute dtype, or of fp32 where the GPU lacks it
+  bool has_dtype = true;  // false: `peak` is that of fp32 instead
+};
+[[nodiscard]] Rates RatesOf(const PlanFile& file, Seconds step_time);
+
+struct PlanOutcome {
+  SimTime step_time;
+  SimTime exposed_comm;
+  Rates rates;
+  bool is_steady = true;
+  MemoryPeak device_peak;  // allocated
+  Bytes reserved;          // by the caching allocator, at most; 0 without EvaluateOptions::reserved
+  Bytes outside;           // the allocator
+  Bytes usable;
+  std::int64_t retries_per_step = 0;
+  Bytes host_peak;  // of all ranks of one node
+  // Of kFragmentation, `needed` is what the allocator reserves where memory does not end, plus what
+  // is outside: that much is enough.
+  std::vector<Misfit> misfits;
+
+  [[nodiscard]] bool Fits() const { return misfits.empty(); }
+  // What the device holds: reserved, or without it allocated, and outside.
+  [[nodiscard]] Bytes DeviceTotal() const;
+  // The largest by which a limit is broken; 0 if it fits.
+  [[nodiscard]] Bytes Excess() const;
+};
+
+struct EvaluateOptions {
+  bool contention = true;
+  bool reserved = true;  // replay the caching allocator; about ten times slower
+};
+
+// Throws InputError for a plan that breaks its dialect's rules or does not fit the cluster's ranks.
+[[nodiscard]] PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options = {});
+
+}  // namespace shardwright

@@ -1,0 +1,99 @@
+#include "planner/evaluator.h"
+
+#include <algorithm>
+#include <exception>
+#include <thread>
+
+#include "core/error.h"
+#include "schedule/lower.h"
+#include "schedule/place.h"
+#include "schedule/verify.h"
+
+namespace shardwright {
+
+Evaluator::Evaluator(const SearchInput& input)
+    : in_(input), simulator_(input.cluster, input.profile) {}
+
+Outcome Evaluator::OutcomeOf(const SimulationResult& result) const {
+  Outcome outcome;
+  outcome.time = ToSeconds(result.step_time);
+  outcome.peak = result.memory.allocated.DevicePeak();
+  outcome.outside = result.memory.outside;
+  outcome.memory = outcome.peak.total + outcome.outside;
+  outcome.host_memory = result.memory.allocated.HostPeak().total * in_.cluster.gpus_per_node;
+  return outcome;
+}
+
+Outcome Evaluator::Run(const Plan& plan) {
+  ++count_;
+  std::optional<Program> program;
+  try {
+    program = Lower({in_.model, in_.kernels, in_.job, plan});
+  } catch (const InputError&) {  // a region or a unit that this model or dialect cannot have
+    Outcome outcome;
+    outcome.is_allowed = false;
+    return outcome;
+  }
+  SimulateOptions options;
+  options.reserved = false;
+  return OutcomeOf(simulator_.Run(*program, options));
+}
+
+Evaluator::Final Evaluator::RunFinal(const Plan& plan) {
+  ++count_;
+  const Program program = Lower({in_.model, in_.kernels, in_.job, plan});
+  const std::vector<Finding> findings = Verify(program);
+  SW_CHECK(findings.empty(), "an illegal program: " + findings[0].text);
+  const SimulationResult result = simulator_.Run(program, SimulateOptions());
+  const ReservedMemory& reserved = *result.memory.reserved;
+  Final final;
+  final.outcome = OutcomeOf(result);
+  final.reserved = std::max(reserved.peak_first, reserved.peak_steady);
+  final.placed = plan.dialect == Dialect::kNative ? Place(program).device_size : Bytes(0);
+  final.out_of_memory = reserved.out_of_memory;
+  return final;
+}
+
+Workers::Workers(const SearchInput& input, int threads) {
+  const unsigned machine = std::max(1U, std::thread::hardware_concurrency());
+  const auto count = threads > 0 ? static_cast<unsigned>(threads) : machine;
+  for (unsigned i = 0; i < count; ++i) {
+    evaluators_.push_back(std::make_unique<Evaluator>(input));
+  }
+}
+
+void Workers::ForEach(std::size_t count, const std::function<void(std::size_t, Evaluator&)>& task) {
+  std::atomic<std::size_t> next{0};
+  std::vector<std::exception_ptr> errors(count);
+  const auto run = [&](Evaluator& evaluator) {
+    for (std::size_t i = next++; i < count; i = next++) {
+      try {
+        task(i, evaluator);
+      } catch (...) {
+        errors[i] = std::current_exception();
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t t = 1; t < std::min(evaluators_.size(), count); ++t) {
+      threads.emplace_back([&run, &evaluator = *evaluators_[t]] { run(evaluator); });
+    }
+    run(*evaluators_.front());
+  }
+  for (const std::exception_ptr& error : errors) {
+    if (error) {
+      std::rethrow_exception(error);
+    }
+  }
+}
+
+std::int64_t Workers::simulated() const {
+  std::int64_t sum = 0;
+  for (const auto& evaluator : evaluators_) {
+    sum += evaluator->count();
+  }
+  return sum;
+}
+
+}  // namespace shardwright

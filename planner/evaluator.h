@@ -1,0 +1,69 @@
+#pragma once
+
+// Exact evaluation of plans by the simulator, on several threads.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "planner/search.h"
+#include "simulator/simulate.h"
+
+namespace shardwright {
+
+// What a plan costs. With neither reserved memory nor retries of the caching allocator.
+struct Outcome {
+  bool is_allowed = true;  // false: the dialect cannot express the plan
+  Seconds time;
+  MemoryPeak peak;  // allocated on the device
+  Bytes outside;
+  Bytes memory;       // peak and outside
+  Bytes host_memory;  // page-locked, per node
+};
+
+// Lowers and simulates plans of one job. One per thread; the input must outlive it.
+class Evaluator {
+ public:
+  explicit Evaluator(const SearchInput& input);
+
+  [[nodiscard]] Outcome Run(const Plan& plan);
+  // The same with the caching allocator; the program is verified first.
+  struct Final {
+    Outcome outcome;
+    Bytes reserved;
+    Bytes placed;  // native: the arena; others: 0
+    bool out_of_memory = false;
+  };
+  [[nodiscard]] Final RunFinal(const Plan& plan);
+
+  [[nodiscard]] std::int64_t ranks_per_node() const { return in_.cluster.gpus_per_node; }
+  [[nodiscard]] std::int64_t count() const { return count_; }
+
+ private:
+  [[nodiscard]] Outcome OutcomeOf(const SimulationResult& result) const;
+
+  const SearchInput& in_;
+  Simulator simulator_;
+  std::int64_t count_ = 0;
+};
+
+// Threads that share a queue of tasks. Results must not depend on who runs what.
+class Workers {
+ public:
+  Workers(const SearchInput& input, int threads);
+
+  // Calls task(i, evaluator) for i in [0, count), in any order, and returns when all are done.
+  // Rethrows the exception of the task with the lowest index.
+  void ForEach(std::size_t count, const std::function<void(std::size_t, Evaluator&)>& task);
+  [[nodiscard]] std::int64_t simulated() const;
+  [[nodiscard]] Evaluator& first() { return *evaluators_.front(); }
+
+ private:
+  std::vector<std::unique_ptr<Evaluator>> evaluators_;
+};
+
+}  // namespace shardwright

@@ -1,0 +1,113 @@
+#include "planner/fixes.h"
+
+#include <optional>
+#include <utility>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+// A plan that fits, if a short search finds one.
+std::optional<Fix> Try(const SearchInput& input, SearchOptions options, std::string change) {
+  options.effort = 0;
+  options.progress = nullptr;
+  try {
+    const SearchResult result = Search(input, options);
+    if (result.is_feasible) {
+      const Candidate& chosen = result.candidates[result.best.index];
+      return Fix{std::move(change), chosen.step_time, chosen.memory,
+                 chosen.family + ": " + chosen.label};
+    }
+  } catch (const InputError&) {  // the changed job has no plans at all
+  }
+  return std::nullopt;
+}
+
+void Add(std::optional<Fix> fix, std::vector<Fix>& fixes) {
+  if (fix) {
+    fixes.push_back(std::move(*fix));
+  }
+}
+
+void FreeChoices(const SearchInput& input, const SearchOptions& options, std::vector<Fix>& fixes) {
+  const std::pair<bool FixedChoices::*, const char*> kChoices[] = {
+      {&FixedChoices::units, "without --wrap"},
+      {&FixedChoices::in_flight, "without --in-flight"},
+      {&FixedChoices::mesh, "without --shard and --replicate"},
+      {&FixedChoices::micro_batch, "without --micro-batch and --accumulation"},
+      {&FixedChoices::sync, "without --sync"},
+      {&FixedChoices::recompute, "without --recompute"},
+      {&FixedChoices::offload, "without --offload"}};
+  for (const auto& [member, change] : kChoices) {
+    if (options.fixed.*member) {
+      SearchOptions freed = options;
+      freed.fixed.*member = false;
+      Add(Try(input, freed, change), fixes);
+    }
+  }
+  if (options.reshard.is_set) {
+    SearchOptions freed = options;
+    freed.reshard = ReshardChoice();
+    Add(Try(input, freed, "without --reshard"), fixes);
+  }
+}
+
+void ChangeNumbers(const SearchInput& input, const SearchOptions& options,
+                   std::vector<Fix>& fixes) {
+  constexpr std::int64_t kChunks = 8;
+  if (input.kernels.loss_chunks < kChunks) {
+    KernelSetOptions kernels = input.kernels;
+    kernels.loss_chunks = kChunks;
+    Add(Try({input.model, kernels, input.cluster, input.profile, input.job}, options,
+            "a kernel set that computes the loss in " + std::to_string(kChunks) + " chunks"),
+        fixes);
+  }
+  Job job = input.job;
+  job.precision = {DType::kBf16, DType::kBf16, DType::kBf16};
+  if (input.job.precision != job.precision && input.job.precision.param == DType::kBf16) {
+    Add(Try({input.model, input.kernels, input.cluster, input.profile, job}, options,
+            "--precision bf16"),
+        fixes);
+  }
+}
+
+void AddNodes(const SearchInput& input, const SearchOptions& options, std::vector<Fix>& fixes) {
+  constexpr std::int64_t kMostTimes = 64;
+  for (std::int64_t times = 2; times <= kMostTimes && !options.fixed.mesh; times *= 2) {
+    Cluster cluster = input.cluster;
+    cluster.node_count *= times;
+    Job job = input.job;
+    const std::int64_t ranks = cluster.RankCount();
+    std::string change = "--nodes " + std::to_string(cluster.node_count);
+    if (job.global_batch % ranks != 0) {
+      job.global_batch = CeilDiv(job.global_batch, ranks) * ranks;
+      change += " --global-batch " + std::to_string(job.global_batch);
+    }
+    std::optional<Fix> fix =
+        Try({input.model, input.kernels, cluster, input.profile, job}, options, change);
+    if (fix) {
+      fixes.push_back(std::move(*fix));
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Fix> FindFixes(const SearchInput& input, const SearchOptions& options) {
+  std::vector<Fix> fixes;
+  FreeChoices(input, options, fixes);
+  if (options.base.dialect == Dialect::kNative) {
+    SearchOptions other = options;
+    other.base.dialect = Dialect::kFsdp2;
+    other.base.in_flight = Plan().in_flight;
+    other.fixed.in_flight = false;
+    Add(Try(input, other, "--dialect fsdp2"), fixes);
+  }
+  ChangeNumbers(input, options, fixes);
+  AddNodes(input, options, fixes);
+  return fixes;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,104 @@
+#pragma once
+
+// Reads a settings struct out of a document, by the same table by which emitters write it.
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/json.h"
+#include "planner/emitters/settings.h"
+
+namespace shardwright {
+
+// A key of the framework that no settings struct holds. A key that ends in '.' stands for a whole
+// table.
+struct OtherKey {
+  std::string_view key;
+  // JSON texts between '|' that change nothing here, such as "1|null"; empty: any value. Another
+  // value is an error, since the prediction would be of a different run.
+  std::string_view neutral = {};
+};
+
+// A value at the end of a key path: "fsdp_config.version".
+struct Leaf {
+  std::string key;
+  JsonValue value;
+};
+
+// Every value that is no table, in sorted order of keys. Nulls are left out.
+[[nodiscard]] std::vector<Leaf> LeavesOf(const JsonValue& root);
+
+// Throws unless `leaf` is one of `others` with a neutral value: an unknown key gets the nearest
+// one. A key within such a table that is one letter away from a known one is unknown, too.
+void CheckOther(const Leaf& leaf, std::span<const OtherKey> others,
+                const std::vector<std::string>& known);
+
+// Do the words differ by one letter that is added, dropped or changed, or by two that are swapped?
+[[nodiscard]] bool IsMisspelt(std::string_view a, std::string_view b);
+
+// Sets the value if the leaf's type fits; a whole float ("5e8") fits an integer.
+[[nodiscard]] bool ReadValue(const JsonValue& json, std::optional<bool>& value);
+[[nodiscard]] bool ReadValue(const JsonValue& json, std::optional<std::int64_t>& value);
+[[nodiscard]] bool ReadValue(const JsonValue& json, std::optional<double>& value);
+[[nodiscard]] bool ReadValue(const JsonValue& json, std::optional<std::string>& value);
+[[nodiscard]] bool ReadValue(const JsonValue& json, std::optional<std::vector<std::string>>& value);
+[[nodiscard]] bool ReadValue(const JsonValue& json,
+                             std::optional<std::vector<std::int64_t>>& value);
+// "a boolean", ... for errors.
+[[nodiscard]] std::string_view TypeName(const SettingValue& value);
+
+template <class S>
+struct ReadResult {
+  S settings;
+  std::vector<std::string> left_out;  // keys that change nothing here
+};
+
+// Strings "auto" count as absent: Transformers fills them in for DeepSpeed. Keys in `skipped` are
+// the caller's.
+template <class S>
+[[nodiscard]] ReadResult<S> ReadSettings(const JsonValue& root, std::span<const SettingRow<S>> rows,
+                                         std::span<const OtherKey> others,
+                                         std::span<const std::string_view> skipped = {}) {
+  std::vector<std::string> known;
+  for (const SettingRow<S>& row : rows) {
+    known.emplace_back(row.key);
+  }
+  ReadResult<S> result;
+  for (const Leaf& leaf : LeavesOf(root)) {
+    if (std::find(skipped.begin(), skipped.end(), leaf.key) != skipped.end()) {
+      continue;
+    }
+    bool is_known = false, is_read = leaf.value.IsString() && leaf.value.AsString() == "auto";
+    std::string expected;
+    for (const SettingRow<S>& row : rows) {
+      if (row.key != leaf.key) {
+        continue;
+      }
+      is_known = true;
+      std::visit(
+          [&](auto member) {
+            using Value = typename std::decay_t<decltype(result.settings.*member)>::value_type;
+            is_read = is_read || ReadValue(leaf.value, result.settings.*member);
+            expected += (expected.empty() ? "" : " or ") + std::string(TypeName(Value()));
+          },
+          row.member);
+    }
+    if (!is_known) {
+      CheckOther(leaf, others, known);
+      result.left_out.push_back(leaf.key);
+    } else if (!is_read) {
+      throw leaf.value.Error(expected);
+    }
+  }
+  return result;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,427 @@
+#include "planner/importers/run_settings.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <system_error>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "planner/importers/document.h"
+#include "planner/importers/other_keys.h"
+#include "planner/importers/read_settings.h"
+
+namespace shardwright {
+namespace {
+
+enum class Kind { kTorchtitan, kFairseq, kFairseqFlags, kAccelerate, kTrainer, kDeepSpeed };
+
+// Keys at the top that only one framework's files have.
+struct Mark {
+  std::string_view key;
+  Kind kind;
+};
+constexpr std::array<Mark, 19> kMarks = {{
+    {"compute_environment", Kind::kAccelerate},
+    {"distributed_type", Kind::kAccelerate},
+    {"num_machines", Kind::kAccelerate},
+    {"zero_optimization", Kind::kDeepSpeed},
+    {"train_micro_batch_size_per_gpu", Kind::kDeepSpeed},
+    {"train_batch_size", Kind::kDeepSpeed},
+    {"per_device_train_batch_size", Kind::kTrainer},
+    {"output_dir", Kind::kTrainer},
+    {"fsdp", Kind::kTrainer},
+    {"num_train_epochs", Kind::kTrainer},
+    {"distributed_training", Kind::kFairseq},
+    {"optimization", Kind::kFairseq},
+    {"ddp_backend", Kind::kFairseqFlags},
+    {"tokens_per_sample", Kind::kFairseqFlags},
+    {"update_freq", Kind::kFairseqFlags},
+    {"arch", Kind::kFairseqFlags},
+    {"parallelism", Kind::kTorchtitan},
+    {"training", Kind::kTorchtitan},
+    {"activation_checkpoint", Kind::kTorchtitan},
+}};
+
+Kind KindOf(const JsonValue& root, const std::string& file) {
+  for (const Mark& mark : kMarks) {
+    if (root.Find(mark.key)) {
+      return mark.kind;
+    }
+  }
+  throw InputError(
+      file, "no key that tells the framework",
+      "settings of torchtitan (TOML), Accelerate (YAML or JSON), DeepSpeed (JSON), the "
+      "Trainer (TrainingArguments as JSON) or fairseq (YAML or command line)");
+}
+
+template <class S>
+void Put(ReadResult<S> result, const std::string& file, std::optional<S>& slot, RunSettings& run) {
+  if (slot) {
+    throw InputError(file, "a second file of the same kind as " + run.files.front(),
+                     "one file of each kind");
+  }
+  slot = std::move(result.settings);
+  for (const std::string& key : result.left_out) {
+    run.left_out.push_back(file + ": " + key);
+  }
+}
+
+// --- Accelerate
+
+// What `accelerate config` writes instead of a DeepSpeed file.
+using D = DeepSpeedSettings;
+constexpr std::array<SettingRow<D>, 3> kInlineDeepSpeed = {{
+    {"gradient_accumulation_steps", &D::gradient_accumulation_steps},
+    {"gradient_clipping", &D::gradient_clipping},
+    {"zero_stage", &D::stage},
+}};
+constexpr std::array<OtherKey, 11> kInlineOthers = {{
+    {"offload_optimizer_device", "\"none\""},
+    {"offload_param_device", "\"none\""},
+    {"offload_optimizer_nvme_path"},
+    {"offload_param_nvme_path"},
+    {"zero3_init_flag"},
+    {"zero3_save_16bit_model"},
+    {"deepspeed_multinode_launcher"},
+    {"deepspeed_hostfile"},
+    {"deepspeed_exclusion_filter"},
+    {"deepspeed_inclusion_filter"},
+    {"deepspeed_moe_layer_cls_names"},
+}};
+constexpr std::array<std::string_view, 9> kAccelerateSpecial = {
+    "fsdp_config.fsdp_reshard_after_forward",       "fsdp_config.fsdp_sharding_strategy",
+    "fsdp_config.fsdp_backward_prefetch_policy",    "deepspeed_config.gradient_accumulation_steps",
+    "deepspeed_config.gradient_clipping",           "deepspeed_config.zero_stage",
+    "deepspeed_config.offload_optimizer_device",    "deepspeed_config.offload_param_device",
+    "deepspeed_config.offload_optimizer_nvme_path",
+};
+
+// Version 1 takes the strategy by name or by number, under either key.
+void ReadAccelerateFsdp(const JsonValue& fsdp, AccelerateSettings& s) {
+  constexpr std::array<std::string_view, 5> kByNumber = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD",
+                                                         "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"};
+  if (const auto strategy = fsdp.Find("fsdp_sharding_strategy")) {
+    s.fsdp_sharding_strategy =
+        strategy->IsNumber()
+            ? std::string(
+                  kByNumber[static_cast<std::size_t>(strategy->AsInt(1, kByNumber.size()) - 1)])
+            : strategy->AsString();
+  }
+  if (const auto reshard = fsdp.Find("fsdp_reshard_after_forward")) {
+    if (reshard->IsString()) {
+      s.fsdp_sharding_strategy = reshard->AsString();
+    } else {
+      s.fsdp_reshard_after_forward = reshard->AsBool();
+    }
+  }
+  if (const auto prefetch = fsdp.Find("fsdp_backward_prefetch_policy")) {
+    s.fsdp_backward_prefetch = prefetch->AsString();
+  }
+}
+
+void ReadAccelerate(const JsonValue& root, const std::string& file, RunSettings& run) {
+  auto result = ReadSettings<AccelerateSettings>(root, AccelerateRows(), AccelerateOthers(),
+                                                 kAccelerateSpecial);
+  AccelerateSettings& s = result.settings;
+  if (s.mixed_precision == "yes") {
+    throw root.At("mixed_precision").Error("no, bf16 or fp16");
+  }
+  if (const auto fsdp = root.Find("fsdp_config")) {
+    ReadAccelerateFsdp(*fsdp, s);
+  }
+  const auto deepspeed = root.Find("deepspeed_config");
+  const std::string type = s.distributed_type.value_or(deepspeed ? "DEEPSPEED" : "NO");
+  constexpr std::array<std::string_view, 4> kTypes = {"FSDP", "MULTI_GPU", "DEEPSPEED", "NO"};
+  if (std::find(kTypes.begin(), kTypes.end(), type) == kTypes.end()) {
+    throw root.At("distributed_type").Error("FSDP, MULTI_GPU, DEEPSPEED or NO");
+  }
+  s.distributed_type = type;
+  if (type == "DEEPSPEED" && deepspeed && !s.deepspeed_config_file) {
+    auto zero = ReadSettings<D>(*deepspeed, kInlineDeepSpeed, kInlineOthers);
+    zero.settings.bf16 = s.mixed_precision == "bf16";
+    zero.settings.fp16 = s.mixed_precision == "fp16";
+    zero.left_out.clear();
+    Put(std::move(zero), file, run.deepspeed, run);
+  }
+  Put(std::move(result), file, run.accelerate, run);
+}
+
+// --- Trainer
+
+// Version 4 of Transformers: fsdp is a list of words, and FSDP is PyTorch's first one.
+void ReadFsdpWords(const JsonValue& fsdp, TrainerSettings& s) {
+  std::string words;
+  for (std::size_t i = 0; fsdp.IsArray() && i < fsdp.size(); ++i) {
+    words += fsdp[i].AsString() + " ";
+  }
+  words += fsdp.IsArray() ? std::string() : fsdp.AsString() + " ";
+  if (words.find_first_not_of(' ') == std::string::npos) {
+    s.fsdp = false;
+    return;
+  }
+  s.fsdp = true;
+  s.version = s.version.value_or(1);
+  bool wraps = false;
+  for (std::size_t at = 0; at < words.size();) {
+    const std::size_t end = words.find(' ', at);
+    const std::string word = words.substr(at, end - at);
+    at = end + 1;
+    if (word == "auto_wrap") {
+      wraps = true;
+    } else if (word == "offload") {
+      s.cpu_offload = true;
+    } else if (word == "full_shard" || word == "shard_grad_op" || word == "hybrid_shard" ||
+               word == "hybrid_shard_zero2") {
+      if (*s.version == 1) {
+        s.sharding_strategy = word;
+      } else {
+        s.reshard_after_forward = word == "full_shard" || word == "hybrid_shard";
+      }
+    } else if (!word.empty()) {
+      throw fsdp.Error(
+          "words out of full_shard, shard_grad_op, hybrid_shard, hybrid_shard_zero2, "
+          "auto_wrap and offload");
+    }
+  }
+  if (!s.auto_wrap_policy) {
+    s.auto_wrap_policy = !wraps                             ? "NO_WRAP"
+                         : s.min_num_params.value_or(0) > 0 ? "SIZE_BASED_WRAP"
+                                                            : "TRANSFORMER_BASED_WRAP";
+  }
+}
+
+// Version 4 also takes keys of fsdp_config with the prefix "fsdp_", as Accelerate names them.
+void ReadTrainer(const JsonValue& root, const std::string& file, RunSettings& run) {
+  constexpr std::array<std::string_view, 2> kSpecial = {"fsdp", "fsdp_config.fsdp_version"};
+  auto result = ReadSettings<TrainerSettings>(root, TrainerRows(), TrainerOthers(), kSpecial);
+  TrainerSettings& s = result.settings;
+  if (const auto config = root.Find("fsdp_config")) {
+    if (const auto version = config->Find("fsdp_version")) {
+      s.version = version->AsInt(1, 2);
+    }
+  }
+  if (const auto fsdp = root.Find("fsdp")) {
+    if (fsdp->IsBool()) {
+      s.fsdp = fsdp->AsBool();
+    } else {
+      ReadFsdpWords(*fsdp, s);
+    }
+  }
+  if (s.bf16.value_or(false) && s.fp16.value_or(false)) {
+    throw root.At("fp16").Error("false beside bf16");
+  }
+  if (s.gradient_checkpointing.value_or(false) && s.activation_checkpointing.value_or(false)) {
+    throw root.At("gradient_checkpointing")
+        .Error("false beside fsdp_config.activation_checkpointing, as the Trainer demands");
+  }
+  Put(std::move(result), file, run.trainer, run);
+}
+
+// --- fairseq
+
+// max_tokens bounds a batch by tokens; with samples of equal length that is a number of samples.
+void ReadFairseq(const JsonValue& root, const std::string& file, RunSettings& run) {
+  auto result = ReadSettings<FairseqSettings>(root, FairseqRows(), FairseqOthers());
+  FairseqSettings& s = result.settings;
+  if (const auto dataset = root.Find("dataset"); dataset && !s.batch_size) {
+    const auto max_tokens = dataset->Find("max_tokens");
+    if (max_tokens && s.tokens_per_sample.value_or(0) > 0) {
+      s.batch_size = std::max<std::int64_t>(1, max_tokens->AsInt(1) / *s.tokens_per_sample);
+    }
+  }
+  Put(std::move(result), file, run.fairseq, run);
+}
+
+// The last word of a key is the flag; a table's "_name" goes by the table's name.
+std::string FlagOf(std::string_view key) {
+  if (key == "model._name") {
+    return "arch";
+  }
+  const std::size_t dot = key.rfind('.');
+  return std::string(key.ends_with("._name") ? key.substr(0, dot) : key.substr(dot + 1));
+}
+
+std::vector<SettingRow<FairseqSettings>> FairseqFlagRows(const std::vector<std::string>& flags) {
+  std::vector<SettingRow<FairseqSettings>> rows;
+  for (std::size_t i = 0; i < flags.size(); ++i) {
+    rows.push_back({flags[i], FairseqRows()[i].member});
+  }
+  return rows;
+}
+
+void ReadFairseqFlags(const JsonValue& root, const std::string& file, RunSettings& run) {
+  std::vector<std::string> flags, others;
+  for (const SettingRow<FairseqSettings>& row : FairseqRows()) {
+    flags.push_back(FlagOf(row.key));
+  }
+  // fairseq's tasks and models bring hundreds of flags: all are taken but misspelt ones.
+  std::vector<OtherKey> any;
+  for (const std::string& key : root.Keys()) {
+    if (std::find(flags.begin(), flags.end(), key) == flags.end()) {
+      others.push_back(key);
+    }
+  }
+  for (const std::string& key : others) {
+    const std::string nearest = NearestMatch(key, flags);
+    if (!nearest.empty() && IsMisspelt(nearest, key)) {
+      throw root.At(key).Error("a flag of fairseq", "did you mean --" + nearest + "?");
+    }
+    any.push_back({key, key == "bf16" || key == "memory_efficient_bf16" ? "false" : ""});
+  }
+  const std::vector<SettingRow<FairseqSettings>> rows = FairseqFlagRows(flags);
+  auto result = ReadSettings<FairseqSettings>(root, rows, any);
+  FairseqSettings& s = result.settings;
+  if (const auto tokens = root.Find("max_tokens"); tokens && !s.batch_size && s.tokens_per_sample) {
+    s.batch_size = std::max<std::int64_t>(
+        1, tokens->AsInt(1) / std::max<std::int64_t>(1, *s.tokens_per_sample));
+  }
+  Put(std::move(result), file, run.fairseq, run);
+}
+
+// --- all
+
+void ReadOne(const std::string& file, RunSettings& run) {
+  const JsonValue root = ReadDocument(file);
+  run.files.push_back(file);
+  switch (KindOf(root, file)) {
+    case Kind::kTorchtitan:
+      return Put(ReadSettings<TorchtitanSettings>(root, TorchtitanRows(), TorchtitanOthers()), file,
+                 run.torchtitan, run);
+    case Kind::kFairseq:
+      return ReadFairseq(root, file, run);
+    case Kind::kFairseqFlags:
+      return ReadFairseqFlags(root, file, run);
+    case Kind::kAccelerate:
+      return ReadAccelerate(root, file, run);
+    case Kind::kTrainer:
+      return ReadTrainer(root, file, run);
+    case Kind::kDeepSpeed:
+      return Put(ReadSettings<DeepSpeedSettings>(root, DeepSpeedRows(), DeepSpeedOthers()), file,
+                 run.deepspeed, run);
+  }
+}
+
+// The DeepSpeed file that Accelerate's or the Trainer's names, beside it.
+void ReadNamedDeepSpeed(RunSettings& run) {
+  const std::optional<std::string> name = run.accelerate && run.accelerate->deepspeed_config_file
+                                              ? run.accelerate->deepspeed_config_file
+                                          : run.trainer ? run.trainer->deepspeed
+                                                        : std::nullopt;
+  if (!name || run.deepspeed) {
+    return;
+  }
+  std::error_code error;
+  std::filesystem::path path(*name);
+  if (!std::filesystem::exists(path, error)) {
+    path = std::filesystem::path(run.files.front()).parent_path() / path.filename();
+  }
+  if (!std::filesystem::exists(path, error)) {
+    throw InputError(run.files.front(), "a DeepSpeed file \"" + *name + "\" that is not there",
+                     "that file as a further argument");
+  }
+  ReadOne(path.string(), run);
+}
+
+void CheckTogether(const RunSettings& run) {
+  const bool hf = run.accelerate || run.trainer || run.deepspeed;
+  if (int(run.torchtitan.has_value()) + int(run.fairseq.has_value()) + int(hf) > 1) {
+    throw InputError(run.files.back(), "settings of a second framework",
+                     "one run: torchtitan's, fairseq's, or Accelerate's, the Trainer's and "
+                     "DeepSpeed's");
+  }
+  if (run.deepspeed && run.deepspeed->bf16.value_or(false) && run.deepspeed->fp16.value_or(false)) {
+    throw InputError(run.files.back(), "bf16 and fp16", "one of them");
+  }
+  if (!run.trainer || !run.deepspeed) {
+    return;
+  }
+  const auto differ = [&](const char* key, const auto& a, const auto& b) {
+    if (a && b && *a != *b) {
+      throw InputError(run.files.back() + ": " + key, std::to_string(*b),
+                       std::to_string(*a) + ", as " + run.files.front() + " says");
+    }
+  };
+  differ("train_micro_batch_size_per_gpu", run.trainer->per_device_train_batch_size,
+         run.deepspeed->train_micro_batch_size_per_gpu);
+  differ("gradient_accumulation_steps", run.trainer->gradient_accumulation_steps,
+         run.deepspeed->gradient_accumulation_steps);
+  differ("bf16.enabled", run.trainer->bf16, run.deepspeed->bf16);
+  differ("fp16.enabled", run.trainer->fp16, run.deepspeed->fp16);
+}
+
+std::string NameOfFrameworks(const RunSettings& run) {
+  std::string name;
+  const auto add = [&](bool has, const char* part) {
+    name += has ? (name.empty() ? "" : " + ") + std::string(part) : std::string();
+  };
+  add(run.torchtitan.has_value(), "torchtitan");
+  add(run.fairseq.has_value(), "fairseq");
+  add(run.accelerate.has_value(), "Accelerate");
+  add(run.trainer.has_value(), "Trainer");
+  add(run.deepspeed.has_value(), "DeepSpeed");
+  return name;
+}
+
+// torchtitan's llama3 is Llama 3.1.
+std::string ZooModel(const TorchtitanSettings& s) {
+  if (!s.model_name || !s.model_flavor) {
+    return "";
+  }
+  std::string flavor = *s.model_flavor;
+  std::transform(flavor.begin(), flavor.end(), flavor.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  return (*s.model_name == "llama3" ? "llama-3.1" : *s.model_name) + "-" + flavor;
+}
+
+}  // namespace
+
+RunSettings ReadRun(std::span<const std::string> files) {
+  RunSettings run;
+  for (const std::string& file : files) {
+    ReadOne(file, run);
+  }
+  ReadNamedDeepSpeed(run);
+  CheckTogether(run);
+  run.framework = NameOfFrameworks(run);
+  return run;
+}
+
+RunFacts FactsOf(const RunSettings& run) {
+  RunFacts facts;
+  if (run.torchtitan) {
+    facts.sequence_length = run.torchtitan->seq_len.value_or(2048);
+    facts.model = ZooModel(*run.torchtitan);
+    facts.kernel_set = run.torchtitan->compile.value_or(false) ? "torch-compile" : "torch-eager";
+    facts.has_micro_batch = facts.has_accumulation = true;
+    facts.has_optimizer = facts.has_recompute = true;
+    return facts;
+  }
+  if (run.fairseq) {
+    facts.sequence_length = run.fairseq->tokens_per_sample.value_or(0);
+    facts.kernel_set = "torch-2022";
+    facts.has_micro_batch = run.fairseq->batch_size.has_value();
+    facts.has_accumulation = facts.has_optimizer = facts.has_recompute = true;
+    return facts;
+  }
+  facts.kernel_set = run.deepspeed ? "deepspeed" : "hf-eager";
+  facts.has_micro_batch =
+      run.trainer || (run.deepspeed && run.deepspeed->train_micro_batch_size_per_gpu);
+  facts.has_accumulation = run.trainer || run.deepspeed;
+  facts.has_optimizer = run.trainer || (run.deepspeed && run.deepspeed->optimizer);
+  facts.has_recompute =
+      run.trainer.has_value() || (run.accelerate && run.accelerate->distributed_type == "FSDP");
+  if (run.accelerate) {
+    facts.nodes = run.accelerate->num_machines.value_or(1);
+    const std::int64_t processes = run.accelerate->num_processes.value_or(0);
+    if (facts.nodes < 1 || processes % facts.nodes != 0 || processes < 0) {
+      throw InputError(run.files.front() + ": num_processes", std::to_string(processes),
+                       "a multiple of num_machines, " + std::to_string(facts.nodes));
+    }
+    facts.gpus_per_node = processes / facts.nodes;
+  }
+  return facts;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,68 @@
+#pragma once
+
+// A training run that somebody already has, as the settings files of its framework say it.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "planner/emitters/accelerate.h"
+#include "planner/emitters/deepspeed.h"
+#include "planner/emitters/fairseq.h"
+#include "planner/emitters/torchtitan.h"
+#include "planner/emitters/trainer.h"
+#include "schedule/plan_file.h"
+
+namespace shardwright {
+
+// One file of each kind at most; a run is torchtitan's, fairseq's, or some of the other three.
+struct RunSettings {
+  std::optional<TorchtitanSettings> torchtitan;
+  std::optional<FairseqSettings> fairseq;
+  std::optional<AccelerateSettings> accelerate;
+  std::optional<TrainerSettings> trainer;
+  std::optional<DeepSpeedSettings> deepspeed;
+  std::string framework;              // "torchtitan", "accelerate + deepspeed", ...
+  std::vector<std::string> files;     // those read
+  std::vector<std::string> left_out;  // "<file>: <key>" of known keys that change nothing here
+};
+
+// What a plan must be made with before the settings can be applied to it; 0 and empty: not said.
+struct RunFacts {
+  std::int64_t sequence_length = 0;
+  std::int64_t nodes = 0;
+  std::int64_t gpus_per_node = 0;
+  std::string model;              // of the zoo, for torchtitan's own models
+  std::string kernel_set;         // the stack that the framework runs on
+  bool has_micro_batch = false;   // otherwise the user's script decides
+  bool has_accumulation = false;  // the same
+  bool has_optimizer = false;     // the same
+  bool has_recompute = false;     // the same
+};
+
+// Reads torchtitan's TOML, Accelerate's YAML or JSON, DeepSpeed's JSON, TrainingArguments as JSON,
+// fairseq's YAML or command line; which of them a file is, its keys tell. A DeepSpeed file that
+// another one names is looked for beside it. Throws InputError for keys that the framework does not
+// have, values that it refuses, features that cannot be predicted, and files that contradict each
+// other.
+[[nodiscard]] RunSettings ReadRun(std::span<const std::string> files);
+
+[[nodiscard]] RunFacts FactsOf(const RunSettings& run);
+
+// Changes job and plan of `file` to what the framework makes of the settings on its cluster. Throws
+// InputError for settings that do not fit the cluster.
+void ApplyRun(const RunSettings& run, PlanFile& file);
+
+// A setting that no file has, and the value that the framework takes for it.
+struct Assumption {
+  std::string key;
+  std::string value;
+};
+
+// After ApplyRun.
+[[nodiscard]] std::vector<Assumption> AssumptionsOf(const RunSettings& run, const PlanFile& file);
+
+}  // namespace shardwright

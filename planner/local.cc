@@ -1,0 +1,331 @@
+#include "planner/local.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "topologies/routing.h"
+
+namespace shardwright {
+namespace {
+
+constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+// Improvements below this fraction are not worth another round.
+constexpr double kLeastGain = 1e-4;
+constexpr std::int64_t kSeedEffort = 10;
+constexpr std::int64_t kLeastMemoryEffort = 4;
+
+bool IsRoot(const UnitPlan& unit) {
+  return unit.modules.size() == 1 && unit.modules[0].empty();
+}
+
+std::string NameOfReshard(const Reshard& reshard) {
+  switch (reshard.kind) {
+    case Reshard::Kind::kAlways:
+      return "always";
+    case Reshard::Kind::kNever:
+      return "never";
+    case Reshard::Kind::kToGroup:
+      return "to groups of " + std::to_string(reshard.group);
+  }
+  return "";
+}
+
+}  // namespace
+
+LocalSearch::LocalSearch(const SearchInput& input, const SearchOptions& options, const Space& space,
+                         const Measured& measured, const OuterChoice& outer, Limits limits)
+    : in_(input),
+      options_(options),
+      space_(space),
+      outer_(outer),
+      limits_(limits),
+      ladder_(space, measured, outer.offload.activations) {
+  if (outer.offload.activations) {
+    const HostCopyRates rates = FindHostCopyRates(input.cluster);
+    const CopyProfile& copy = input.profile.copy;
+    const double forward = measured.forward.Total();
+    first_mix_ = ladder_.BestStep({forward, measured.base.Total() - forward,
+                                   1 / (rates.to_host_together.value * copy.to_host.value),
+                                   1 / (rates.to_device_together.value * copy.to_device.value)});
+  }
+}
+
+Plan LocalSearch::PlanOf(const InnerChoice& inner) const {
+  Plan plan = OuterPlan(outer_, options_);
+  plan.units = inner.units;
+  plan.in_flight = inner.in_flight;
+  if (ladder_.steps() > 0) {
+    plan.recompute = ladder_.Regions(space_, inner.mix);
+  }
+  return plan;
+}
+
+std::string LocalSearch::LabelOf(const InnerChoice& inner) const {
+  std::string label = "shard " + std::to_string(outer_.shard_size) + " x replicate " +
+                      std::to_string(outer_.replicate_size) + ", micro-batch " +
+                      std::to_string(outer_.micro_batch) + " x " +
+                      std::to_string(outer_.accumulation) + ", units " + inner.units_label;
+  if (!inner.reshard_label.empty()) {
+    label += ", reshard " + inner.reshard_label;
+  }
+  if (options_.base.dialect == Dialect::kNative) {
+    label += ", in flight " + std::to_string(inner.in_flight);
+  }
+  const std::string mix = ladder_.Label(space_, inner.mix);
+  return mix.empty() ? label : label + ", recompute " + mix;
+}
+
+const Evaluated* LocalSearch::best() const {
+  return best_ == kNone ? nullptr : &evaluated_[best_];
+}
+
+bool LocalSearch::IsStopped() const {
+  return effort_ <= 0 || (options_.stop != nullptr && options_.stop->load());
+}
+
+const Evaluated& LocalSearch::Evaluate(Evaluator& evaluator, const InnerChoice& inner) {
+  const auto known = std::find_if(evaluated_.begin(), evaluated_.end(),
+                                  [&](const Evaluated& e) { return e.inner == inner; });
+  if (known != evaluated_.end()) {
+    return *known;
+  }
+  --effort_;
+  Evaluated e = {inner, evaluator.Run(PlanOf(inner)), CandidateStatus::kFits, Bytes(0)};
+  if (e.outcome.is_allowed && e.outcome.memory > limits_.device) {
+    e.status = CandidateStatus::kOverDevice;
+    e.deficit = e.outcome.memory - limits_.device;
+  } else if (limits_.host > Bytes(0) && e.outcome.host_memory > limits_.host) {
+    e.status = CandidateStatus::kOverHost;
+    e.deficit = e.outcome.host_memory - limits_.host;
+  }
+  evaluated_.push_back(std::move(e));
+  return evaluated_.back();
+}
+
+std::size_t LocalSearch::Fit(Evaluator& evaluator, InnerChoice inner) {
+  std::size_t least_that_fits = kNone;  // step
+  std::size_t found = kNone;            // index into evaluated_
+  std::size_t most_that_fails = kNone;
+  constexpr int kMostTries = 8;
+  for (int attempt = 0; attempt < kMostTries && (attempt == 0 || !IsStopped()); ++attempt) {
+    const Evaluated& e = Evaluate(evaluator, inner);
+    const auto index = static_cast<std::size_t>(&e - evaluated_.data());
+    if (!e.outcome.is_allowed) {
+      return kNone;
+    }
+    // What another step would have to save, in bytes of one device.
+    double wanted = 0;
+    if (e.status == CandidateStatus::kFits) {
+      if (options_.objective == Objective::kMemory || outer_.offload.activations) {
+        return index;  // what is fastest is not told by memory
+      }
+      if (least_that_fits == kNone || inner.mix < least_that_fits) {
+        least_that_fits = inner.mix;
+        found = index;
+      }
+      wanted =
+          ladder_.Saved(inner.mix) - static_cast<double>((limits_.device - e.outcome.memory).value);
+    } else {
+      most_that_fails = most_that_fails == kNone ? inner.mix : std::max(most_that_fails, inner.mix);
+      const std::int64_t ranks =
+          e.status == CandidateStatus::kOverHost ? in_.cluster.gpus_per_node : 1;
+      wanted = ladder_.Saved(inner.mix) + static_cast<double>(CeilDiv(e.deficit.value, ranks));
+    }
+    std::size_t next = ladder_.StepSaving(wanted);
+    const std::size_t low = most_that_fails == kNone ? 0 : most_that_fails + 1;
+    const std::size_t high = least_that_fits == kNone ? ladder_.steps() : least_that_fits;
+    if (low > ladder_.steps() || (least_that_fits != kNone && low >= least_that_fits)) {
+      break;
+    }
+    next = std::clamp(next, low, high);
+    if (next == inner.mix || next == least_that_fits) {
+      break;
+    }
+    inner.mix = next;
+  }
+  return found;
+}
+
+bool LocalSearch::Try(Evaluator& evaluator, const InnerChoice& inner) {
+  if (IsStopped()) {
+    return false;
+  }
+  const std::size_t index = Fit(evaluator, inner);
+  if (index == kNone) {
+    return false;
+  }
+  const bool by_memory = options_.objective == Objective::kMemory;
+  const auto cost = [&](std::size_t i) {
+    const Outcome& o = evaluated_[i].outcome;
+    return by_memory ? static_cast<double>(o.memory.value) : o.time.value;
+  };
+  if (best_ == kNone || cost(index) < cost(best_) * (1 - kLeastGain)) {
+    best_ = index;
+    return true;
+  }
+  return false;
+}
+
+void LocalSearch::Seed(Evaluator& evaluator) {
+  effort_ = kSeedEffort;
+  InnerChoice inner;
+  inner.units = space_.families.front().units;
+  inner.units_label = space_.families.front().name;
+  inner.in_flight = space_.in_flight.front();
+  inner.mix = options_.objective == Objective::kMemory ? ladder_.steps() : first_mix_;
+  if (Try(evaluator, inner)) {
+    return;
+  }
+  // The least memory that we know how to reach: small units, freed at once, all recomputed.
+  inner.mix = ladder_.steps();
+  inner.in_flight = *std::min_element(space_.in_flight.begin(), space_.in_flight.end());
+  for (const UnitFamily& family : space_.families) {
+    if (family.units.size() > inner.units.size()) {
+      inner.units = family.units;
+      inner.units_label = family.name;
+    }
+  }
+  if (!space_.reshards.empty()) {
+    inner.reshard_label = NameOfReshard(Reshard());
+    for (UnitPlan& unit : inner.units) {
+      unit.reshard = Reshard();
+    }
+  }
+  effort_ += kLeastMemoryEffort;
+  (void)Try(evaluator, inner);
+}
+
+void LocalSearch::TryFamilies(Evaluator& evaluator) {
+  for (const UnitFamily& family : space_.families) {
+    InnerChoice inner = evaluated_[best_].inner;
+    inner.units = family.units;
+    inner.units_label = family.name;
+    inner.reshard_label.clear();
+    (void)Try(evaluator, inner);
+  }
+}
+
+void LocalSearch::TryReshards(Evaluator& evaluator) {
+  for (const Reshard& reshard : space_.reshards) {
+    const bool to_group = reshard.kind == Reshard::Kind::kToGroup;
+    if (outer_.shard_size == 1 ||
+        (to_group && (outer_.shard_size <= reshard.group || reshard.group < 2 ||
+                      outer_.shard_size % reshard.group != 0))) {
+      continue;
+    }
+    InnerChoice inner = evaluated_[best_].inner;
+    inner.reshard_label = NameOfReshard(reshard);
+    for (UnitPlan& unit : inner.units) {
+      if (!to_group || unit.reshard.kind != Reshard::Kind::kNever) {
+        unit.reshard = reshard;
+      }
+    }
+    (void)Try(evaluator, inner);
+  }
+  // Keep the last units, whose backward comes first, as far as memory goes.
+  if (space_.reshards.empty() || outer_.shard_size == 1) {
+    return;
+  }
+  const std::vector<UnitPlan> units = evaluated_[best_].inner.units;
+  for (std::size_t parts = 2; parts <= 16 && parts <= units.size(); parts *= 2) {
+    InnerChoice inner = evaluated_[best_].inner;
+    const std::size_t keep = units.size() / parts;
+    for (std::size_t u = 0; u < inner.units.size(); ++u) {
+      if (u + keep >= inner.units.size()) {
+        inner.units[u].reshard = {Reshard::Kind::kNever, 0};
+      }
+    }
+    inner.reshard_label = "never in the last " + std::to_string(keep) + " units";
+    (void)Try(evaluator, inner);
+  }
+}
+
+void LocalSearch::TryInFlight(Evaluator& evaluator) {
+  for (const std::int64_t in_flight : space_.in_flight) {
+    InnerChoice inner = evaluated_[best_].inner;
+    inner.in_flight = in_flight;
+    (void)Try(evaluator, inner);
+  }
+}
+
+void LocalSearch::TryMix(Evaluator& evaluator, std::size_t mix) {
+  InnerChoice inner = evaluated_[best_].inner;
+  if (IsStopped() || mix == inner.mix || mix > ladder_.steps()) {
+    return;
+  }
+  inner.mix = mix;
+  const Evaluated& e = Evaluate(evaluator, inner);
+  const auto index = static_cast<std::size_t>(&e - evaluated_.data());
+  if (e.outcome.is_allowed && e.status == CandidateStatus::kFits &&
+      e.outcome.time < evaluated_[best_].outcome.time) {
+    best_ = index;
+  }
+}
+
+// With activations on the host, the copies decide how much is worth keeping.
+void LocalSearch::TryMixes(Evaluator& evaluator) {
+  if (!outer_.offload.activations || ladder_.steps() == 0) {
+    return;
+  }
+  for (std::size_t width = std::max<std::size_t>(1, ladder_.blocks() / 2); width > 0; width /= 3) {
+    const std::size_t mix = evaluated_[best_].inner.mix;
+    TryMix(evaluator, mix + width);
+    TryMix(evaluator, mix >= width ? mix - width : 0);
+  }
+}
+
+// Small models: neighbouring units as one.
+void LocalSearch::TryMerges(Evaluator& evaluator) {
+  constexpr std::size_t kMostUnits = 14;
+  const bool can_group =
+      options_.base.dialect == Dialect::kNative || options_.base.dialect == Dialect::kFsdp2;
+  if (options_.fixed.units || !can_group || evaluated_[best_].inner.units.size() > kMostUnits) {
+    return;
+  }
+  for (std::size_t u = 0; u + 1 < evaluated_[best_].inner.units.size(); ++u) {
+    InnerChoice inner = evaluated_[best_].inner;
+    if (IsRoot(inner.units[u + 1])) {
+      inner.units.erase(inner.units.begin() + static_cast<std::ptrdiff_t>(u));
+    } else {
+      UnitPlan& unit = inner.units[u];
+      const UnitPlan& next = inner.units[u + 1];
+      unit.modules.insert(unit.modules.end(), next.modules.begin(), next.modules.end());
+      inner.units.erase(inner.units.begin() + static_cast<std::ptrdiff_t>(u) + 1);
+    }
+    inner.units_label = std::to_string(inner.units.size()) + " units";
+    (void)Try(evaluator, inner);
+  }
+}
+
+void LocalSearch::TrySymmetric(Evaluator& evaluator) {
+  if (best_ == kNone || ladder_.steps() == 0) {
+    return;
+  }
+  InnerChoice inner = evaluated_[best_].inner;
+  const std::size_t level = (inner.mix + ladder_.blocks() - 1) / ladder_.blocks();
+  inner.mix = level * ladder_.blocks();
+  (void)Evaluate(evaluator, inner);
+}
+
+void LocalSearch::Refine(Evaluator& evaluator, std::int64_t effort) {
+  if (best_ == kNone) {
+    return;
+  }
+  effort_ = effort;
+  constexpr int kMostRounds = 3;
+  for (int round = 0; round < kMostRounds && !IsStopped(); ++round) {
+    const std::size_t before = best_;
+    if (!options_.fixed.units) {
+      TryFamilies(evaluator);
+    }
+    TryReshards(evaluator);
+    TryInFlight(evaluator);
+    TryMixes(evaluator);
+    TryMerges(evaluator);
+    if (best_ == before) {
+      break;
+    }
+  }
+}
+
+}  // namespace shardwright

@@ -1,0 +1,122 @@
+#pragma once
+
+// The best plan of one mesh, batch and offload: checkpointing is fitted to the memory that is left,
+// then units, resharding, prefetch and checkpointing are improved one at a time.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/bounds.h"
+#include "planner/evaluator.h"
+#include "planner/measure.h"
+#include "planner/space.h"
+
+namespace shardwright {
+
+// Patterns that no mixture of two others beats in both memory and time, from the fastest to the one
+// with the least memory. A mixture is a number of steps along them: after n blocks x k steps all
+// blocks have pattern k; one step more moves the first block on.
+class MixLadder {
+ public:
+  // `offloads`: activations live on the host.
+  MixLadder(const Space& space, const Measured& measured, bool offloads);
+
+  [[nodiscard]] std::size_t steps() const { return blocks_ * (patterns_.size() - 1); }
+  [[nodiscard]] std::size_t blocks() const { return blocks_; }
+  // Bytes that `step` keeps less than step 0.
+  [[nodiscard]] double Saved(std::size_t step) const;
+  // The first step that saves at least so much; steps() if none does.
+  [[nodiscard]] std::size_t StepSaving(double bytes) const;
+  // The step at which forward and backward are fastest when each lasts as long as the slower of its
+  // kernels and its copies of offloaded activations.
+  struct Phases {
+    double forward = 0, backward = 0;                     // seconds without checkpointing
+    double to_host_per_byte = 0, to_device_per_byte = 0;  // seconds
+  };
+  [[nodiscard]] std::size_t BestStep(const Phases& phases) const;
+  [[nodiscard]] std::vector<RecomputeRegion> Regions(const Space& space, std::size_t step) const;
+  [[nodiscard]] std::string Label(const Space& space, std::size_t step) const;
+
+ private:
+  [[nodiscard]] double At(const std::vector<double>& by_pattern, std::size_t step) const;
+
+  std::size_t blocks_ = 0;
+  // By pattern of the ladder, per block on average.
+  std::vector<std::size_t> patterns_;
+  std::vector<double> saved_;    // device bytes
+  std::vector<double> copied_;   // bytes to the host
+  std::vector<double> seconds_;  // more than without checkpointing
+};
+
+struct InnerChoice {
+  std::vector<UnitPlan> units;
+  std::string units_label;
+  std::string reshard_label;
+  std::int64_t in_flight = 2;
+  std::size_t mix = 0;  // step on the ladder
+
+  bool operator==(const InnerChoice&) const = default;
+};
+
+struct Evaluated {
+  InnerChoice inner;
+  Outcome outcome;
+  CandidateStatus status = CandidateStatus::kFits;
+  Bytes deficit;
+};
+
+struct Limits {
+  Bytes device;
+  Bytes host;  // 0: not known, not checked
+};
+
+class LocalSearch {
+ public:
+  // All references must outlive it.
+  LocalSearch(const SearchInput& input, const SearchOptions& options, const Space& space,
+              const Measured& measured, const OuterChoice& outer, Limits limits);
+
+  // Evaluates the first units and fits checkpointing to the limits.
+  void Seed(Evaluator& evaluator);
+  // Tries changes until none helps or `effort` plans were simulated. `stop` ends it early.
+  void Refine(Evaluator& evaluator, std::int64_t effort);
+
+  // Evaluates the best plan with the same checkpointing in all blocks, rounded towards less memory.
+  void TrySymmetric(Evaluator& evaluator);
+
+  [[nodiscard]] const std::vector<Evaluated>& evaluated() const { return evaluated_; }
+  // The fastest that fits; null: none does.
+  [[nodiscard]] const Evaluated* best() const;
+  [[nodiscard]] Plan PlanOf(const InnerChoice& inner) const;
+  [[nodiscard]] std::string LabelOf(const InnerChoice& inner) const;
+
+ private:
+  const Evaluated& Evaluate(Evaluator& evaluator, const InnerChoice& inner);
+  // Evaluates `inner` with as little checkpointing as fits, starting from its mix; returns the
+  // index of the best that fits or of the last one tried.
+  std::size_t Fit(Evaluator& evaluator, InnerChoice inner);
+  [[nodiscard]] bool IsStopped() const;
+  // Fits `inner`; true if it is better than the best so far.
+  bool Try(Evaluator& evaluator, const InnerChoice& inner);
+  void TryFamilies(Evaluator& evaluator);
+  void TryReshards(Evaluator& evaluator);
+  void TryInFlight(Evaluator& evaluator);
+  void TryMixes(Evaluator& evaluator);
+  void TryMix(Evaluator& evaluator, std::size_t mix);
+  void TryMerges(Evaluator& evaluator);
+
+  const SearchInput& in_;
+  const SearchOptions& options_;
+  const Space& space_;
+  OuterChoice outer_;
+  Limits limits_;
+  MixLadder ladder_;
+  std::size_t first_mix_ = 0;
+  std::vector<Evaluated> evaluated_;
+  std::size_t best_ = static_cast<std::size_t>(-1);
+  std::int64_t effort_ = 0;  // plans that may still be simulated
+};
+
+}  // namespace shardwright

@@ -1,0 +1,60 @@
+#pragma once
+
+// What blocks and the rest of a model cost under each checkpointing pattern, read off a few lowered
+// programs. The bounds and the choice of patterns start from it.
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "planner/search.h"
+#include "planner/space.h"
+
+namespace shardwright {
+
+// Kernels by the part of the memory bandwidth that they use, in sixteenths, as the simulator's
+// contention classes; nothing else about a kernel decides how much it is slowed.
+inline constexpr std::size_t kLoadCount = 17;
+
+// Work of one micro-batch.
+struct Work {
+  std::array<double, kLoadCount> seconds{};  // on the compute stream, alone, by load
+  double issue = 0;                          // host seconds
+
+  [[nodiscard]] double Total() const;
+  Work& operator+=(const Work& other);
+  Work& operator-=(const Work& other);
+};
+
+// One block under one pattern, forward and backward.
+struct BlockCost {
+  Work work;
+  double kept_bytes = 0;  // activations that exist from its forward to its backward
+  // With offloaded activations: those that stay on the device, and those that are copied.
+  double staying_bytes = 0;
+  double copied_bytes = 0;
+};
+
+// Blocks with the same ops and parameters.
+struct BlockClass {
+  std::vector<std::size_t> blocks;  // into Space::blocks, ascending
+  std::vector<BlockCost> costs;     // by pattern; work is relative to the first pattern's ("none")
+};
+
+struct Measured {
+  Work base;     // the whole model without checkpointing (or as the job fixes it)
+  Work forward;  // of it
+  // Bytes on top of the blocks' kept activations that exist at some moment between the last block's
+  // forward and its backward: logits, their gradients, the head's weights and gradients.
+  double tail_bytes = 0;
+  double staying_tail_bytes = 0;  // the same with offloaded activations
+  std::vector<BlockClass> classes;
+  std::vector<std::size_t> class_of;     // by block
+  std::vector<bool> pattern_is_allowed;  // by pattern
+};
+
+// Costs at `micro_batch`. Lowers a few programs, each of which tries another pattern in each block.
+[[nodiscard]] Measured Measure(const SearchInput& input, const SearchOptions& options,
+                               const Space& space, std::int64_t micro_batch);
+
+}  // namespace shardwright

@@ -1,0 +1,128 @@
+#include <algorithm>
+#include <cmath>
+
+#include "planner/local.h"
+
+namespace shardwright {
+
+MixLadder::MixLadder(const Space& space, const Measured& measured, bool offloads)
+    : blocks_(space.blocks.size()) {
+  struct Point {
+    std::size_t pattern = 0;
+    double seconds = 0;
+    double saved = 0;     // bytes that leave the ladder's own resource: copies, or device memory
+    double resident = 0;  // device bytes
+    double copied = 0;
+  };
+  std::vector<Point> points;
+  const double per_block = 1 / static_cast<double>(std::max<std::size_t>(blocks_, 1));
+  for (std::size_t p = 0; p < measured.pattern_is_allowed.size(); ++p) {
+    Point point = {p, 0, 0, 0, 0};
+    for (const BlockClass& c : measured.classes) {
+      const double count = static_cast<double>(c.blocks.size()) * per_block;
+      const BlockCost& none = c.costs[0];
+      // Where the host is the slower side, its time is what counts.
+      point.seconds += count * std::max(c.costs[p].work.Total(), c.costs[p].work.issue);
+      point.copied += count * c.costs[p].copied_bytes;
+      point.resident += count * (offloads ? none.staying_bytes - c.costs[p].staying_bytes
+                                          : none.kept_bytes - c.costs[p].kept_bytes);
+      point.saved += count * (none.kept_bytes - c.costs[p].kept_bytes);
+    }
+    if (measured.pattern_is_allowed[p]) {
+      points.push_back(point);
+    }
+  }
+  std::stable_sort(points.begin(), points.end(),
+                   [](const Point& x, const Point& y) { return x.saved < y.saved; });
+  Point last;
+  const auto add = [&](const Point& point) {
+    last = point;
+    patterns_.push_back(point.pattern);
+    saved_.push_back(point.resident);
+    copied_.push_back(point.copied);
+    seconds_.push_back(point.seconds);
+  };
+  add(*std::find_if(points.begin(), points.end(), [](const Point& p) { return p.pattern == 0; }));
+  while (true) {  // the least seconds per byte from the last corner on
+    const Point* next = nullptr;
+    const auto slope = [&](const Point& p) {
+      return std::max(0.0, p.seconds - last.seconds) / (p.saved - last.saved);
+    };
+    for (const Point& p : points) {
+      if (p.saved > last.saved * (1 + 1e-9) + 1 && (next == nullptr || slope(p) < slope(*next))) {
+        next = &p;
+      }
+    }
+    if (next == nullptr) {
+      break;
+    }
+    add(*next);
+  }
+}
+
+double MixLadder::At(const std::vector<double>& by_pattern, std::size_t step) const {
+  if (blocks_ == 0) {
+    return 0;
+  }
+  const std::size_t level = step / blocks_;
+  const std::size_t extra = step % blocks_;
+  const double first = static_cast<double>(blocks_ - extra) * by_pattern[level];
+  return extra > 0 ? first + static_cast<double>(extra) * by_pattern[level + 1] : first;
+}
+
+double MixLadder::Saved(std::size_t step) const {
+  return At(saved_, step);
+}
+
+std::size_t MixLadder::BestStep(const Phases& phases) const {
+  std::size_t best = 0;
+  double least = 0;
+  for (std::size_t step = 0; step <= steps(); ++step) {
+    const double copied = At(copied_, step);
+    const double time =
+        std::max(phases.forward, copied * phases.to_host_per_byte) +
+        std::max(phases.backward + At(seconds_, step), copied * phases.to_device_per_byte);
+    if (step == 0 || time < least) {
+      least = time;
+      best = step;
+    }
+  }
+  return best;
+}
+
+std::size_t MixLadder::StepSaving(double bytes) const {
+  std::size_t low = 0, high = steps();
+  while (low < high) {
+    const std::size_t middle = (low + high) / 2;
+    if (Saved(middle) >= bytes) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+std::vector<RecomputeRegion> MixLadder::Regions(const Space& space, std::size_t step) const {
+  std::vector<RecomputeRegion> regions;
+  for (std::size_t b = 0; b < blocks_; ++b) {
+    const std::size_t level = step / blocks_ + (b < step % blocks_ ? 1 : 0);
+    AppendRegions(space.patterns[patterns_[level]], space.blocks[b], regions);
+  }
+  return regions;
+}
+
+std::string MixLadder::Label(const Space& space, std::size_t step) const {
+  if (steps() == 0) {
+    return "";
+  }
+  const std::size_t extra = step % blocks_;
+  const std::string& name = space.patterns[patterns_[step / blocks_]].name;
+  if (extra == 0) {
+    return name;
+  }
+  return space.patterns[patterns_[step / blocks_ + 1]].name + " in the first " +
+         std::to_string(extra) + " blocks, then " + name;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,331 @@
+#include "planner/search.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "core/error.h"
+#include "planner/bounds.h"
+#include "planner/choose.h"
+#include "planner/evaluator.h"
+#include "planner/local.h"
+#include "planner/measure.h"
+#include "planner/space.h"
+
+namespace shardwright {
+namespace {
+
+// One outer choice on its way through the search.
+struct Branch {
+  OuterChoice outer;
+  OuterBound bound;
+  CandidateStatus status = CandidateStatus::kNotTried;
+  std::unique_ptr<LocalSearch> local;  // once it is simulated
+};
+
+// Bounds are taken over a few message sizes out of a continuum; this much may be missed between.
+constexpr double kBoundSlack = 1e-3;
+// How many branches are refined, and how many plans are simulated for each.
+struct RefineRound {
+  std::size_t branches = 0;
+  std::int64_t effort = 0;
+};
+constexpr std::array<RefineRound, 2> kRefineRounds = {{{12, 28}, {4, 64}}};
+// Branches that are seeded before the incumbent is looked at again. A constant, so that the result
+// does not depend on the number of threads.
+constexpr std::size_t kBatch = 8;
+
+class Searcher {
+ public:
+  Searcher(const SearchInput& input, const SearchOptions& options)
+      : in_(input),
+        options_(options),
+        limits_{options.memory_limit > Bytes(0)
+                    ? options.memory_limit
+                    : DeviceLimit(input.cluster, input.profile, input.job),
+                input.cluster.node.pinned_limit},
+        space_(MakeSpace(input, options)),
+        workers_(input, options.threads) {}
+
+  SearchResult Run() {
+    FindBounds();
+    SeedAll();
+    RefineBest();
+    return Report();
+  }
+
+ private:
+  void FindBounds() {
+    for (const OuterChoice& outer : space_.outer) {
+      measured_[outer.micro_batch];
+      branches_.push_back({outer, {}, CandidateStatus::kNotTried, nullptr});
+    }
+    std::vector<std::int64_t> sizes;
+    for (const auto& [micro_batch, measured] : measured_) {
+      sizes.push_back(micro_batch);
+    }
+    workers_.ForEach(sizes.size(), [&](std::size_t i, Evaluator&) {
+      measured_.at(sizes[i]) = Measure(in_, options_, space_, sizes[i]);
+    });
+    const Bounds bounds(in_, options_, limits_.device);
+    workers_.ForEach(branches_.size(), [&](std::size_t i, Evaluator&) {
+      Branch& branch = branches_[i];
+      branch.bound = bounds.Of(branch.outer, measured_.at(branch.outer.micro_batch));
+      branch.bound.time = Seconds(branch.bound.time.value * (1 - kBoundSlack));
+      if (branch.bound.deficit > Bytes(0)) {
+        branch.status = CandidateStatus::kPrunedMemory;
+      }
+    });
+    for (std::size_t i = 0; i < branches_.size(); ++i) {
+      order_.push_back(i);
+    }
+    std::stable_sort(order_.begin(), order_.end(), [&](std::size_t x, std::size_t y) {
+      return SortKey(branches_[x]) < SortKey(branches_[y]);
+    });
+  }
+
+  [[nodiscard]] double SortKey(const Branch& branch) const {
+    return options_.objective == Objective::kMemory ? static_cast<double>(branch.bound.memory.value)
+                                                    : branch.bound.time.value;
+  }
+
+  // What the objective minimises of the best plan so far; infinite without one.
+  [[nodiscard]] double Incumbent() const {
+    double best = INFINITY;
+    for (const Branch& branch : branches_) {
+      if (branch.local != nullptr && branch.local->best() != nullptr) {
+        const Outcome& o = branch.local->best()->outcome;
+        best = std::min(best, options_.objective == Objective::kMemory
+                                  ? static_cast<double>(o.memory.value)
+                                  : o.time.value);
+      }
+    }
+    return best;
+  }
+
+  [[nodiscard]] bool IsStopped() const { return options_.stop != nullptr && options_.stop->load(); }
+
+  void SeedAll() {
+    for (std::size_t begin = 0; begin < order_.size();) {
+      const double incumbent = Incumbent();
+      std::vector<std::size_t> batch;
+      for (; begin < order_.size() && batch.size() < kBatch; ++begin) {
+        Branch& branch = branches_[order_[begin]];
+        if (branch.status != CandidateStatus::kNotTried) {
+          continue;
+        }
+        if (SortKey(branch) > incumbent * (1 + options_.tie)) {
+          branch.status = CandidateStatus::kPrunedTime;
+        } else if (!IsStopped() && (begin < kBatch || workers_.simulated() < options_.effort)) {
+          batch.push_back(order_[begin]);
+        }
+      }
+      workers_.ForEach(batch.size(), [&](std::size_t i, Evaluator& evaluator) {
+        Branch& branch = branches_[batch[i]];
+        branch.status = CandidateStatus::kFits;
+        branch.local = std::make_unique<LocalSearch>(
+            in_, options_, space_, measured_.at(branch.outer.micro_batch), branch.outer, limits_);
+        branch.local->Seed(evaluator);
+      });
+      Tell();
+    }
+  }
+
+  // Branches with a plan that fits, the best first; the best of each mesh and micro-batch before
+  // all others, since units and prefetch change much where communication matters.
+  [[nodiscard]] std::vector<std::size_t> Ranked() const {
+    std::vector<std::size_t> ranked;
+    for (std::size_t i = 0; i < branches_.size(); ++i) {
+      if (branches_[i].local != nullptr && branches_[i].local->best() != nullptr) {
+        ranked.push_back(i);
+      }
+    }
+    const auto cost = [&](std::size_t i) {
+      const Outcome& o = branches_[i].local->best()->outcome;
+      return options_.objective == Objective::kMemory ? static_cast<double>(o.memory.value)
+                                                      : o.time.value;
+    };
+    std::stable_sort(ranked.begin(), ranked.end(),
+                     [&](std::size_t x, std::size_t y) { return cost(x) < cost(y); });
+    std::set<std::pair<std::int64_t, std::int64_t>> seen;
+    std::stable_partition(ranked.begin(), ranked.end(), [&](std::size_t i) {
+      const OuterChoice& outer = branches_[i].outer;
+      return seen.emplace(outer.shard_size, outer.micro_batch).second;
+    });
+    return ranked;
+  }
+
+  // Small models are simulated fast, so more of their plans are.
+  [[nodiscard]] std::int64_t EffortScale() const {
+    constexpr std::int64_t kSmallOps = 100;
+    constexpr std::int64_t kMost = 16;
+    const std::int64_t ops = std::max<std::int64_t>(std::ssize(in_.model.ops), 1);
+    return std::clamp<std::int64_t>(kSmallOps / ops, 1, kMost);
+  }
+
+  void RefineBest() {
+    for (const RefineRound& round : kRefineRounds) {
+      if (IsStopped() || options_.effort <= 0) {
+        return;
+      }
+      std::vector<std::size_t> ranked = Ranked();
+      ranked.resize(std::min(ranked.size(), round.branches));
+      workers_.ForEach(ranked.size(), [&](std::size_t i, Evaluator& evaluator) {
+        branches_[ranked[i]].local->Refine(evaluator, round.effort * EffortScale());
+        branches_[ranked[i]].local->TrySymmetric(evaluator);
+      });
+      Tell();
+    }
+  }
+
+  void Tell() const {
+    if (options_.progress) {
+      const double incumbent = Incumbent();
+      options_.progress({workers_.simulated(), Seconds(std::isfinite(incumbent) ? incumbent : 0.0),
+                         LowerBound()});
+    }
+  }
+
+  // Over all branches that may hold a plan that fits.
+  [[nodiscard]] Seconds LowerBound() const {
+    double least = INFINITY;
+    for (const Branch& branch : branches_) {
+      if (branch.status != CandidateStatus::kPrunedMemory) {
+        least = std::min(least, branch.bound.time.value);
+      }
+    }
+    return Seconds(std::isfinite(least) ? least : 0.0);
+  }
+
+  void AppendCandidates(const Branch& branch, std::vector<Candidate>& candidates) const {
+    Candidate c;
+    c.family = FamilyName(branch.outer, options_);
+    c.bound = branch.bound.time;
+    c.memory_bound = branch.bound.memory;
+    c.deficit = branch.bound.deficit;
+    c.status = branch.status;
+    if (branch.local == nullptr) {
+      c.plan = OuterPlan(branch.outer, options_);
+      c.label = "shard " + std::to_string(branch.outer.shard_size) + " x replicate " +
+                std::to_string(branch.outer.replicate_size) + ", micro-batch " +
+                std::to_string(branch.outer.micro_batch) + " x " +
+                std::to_string(branch.outer.accumulation);
+      candidates.push_back(std::move(c));
+      return;
+    }
+    for (const Evaluated& e : branch.local->evaluated()) {
+      if (!e.outcome.is_allowed) {
+        continue;
+      }
+      c.plan = branch.local->PlanOf(e.inner);
+      c.label = branch.local->LabelOf(e.inner);
+      c.status = e.status;
+      c.step_time = e.outcome.time;
+      c.memory = e.outcome.memory;
+      c.host_memory = e.outcome.host_memory;
+      c.deficit = e.deficit;
+      candidates.push_back(c);
+    }
+  }
+
+  SearchResult Report() {
+    SearchResult result;
+    result.memory_limit = limits_.device;
+    result.lower_bound = LowerBound();
+    for (const std::size_t i : order_) {
+      const Branch& branch = branches_[i];
+      AppendCandidates(branch, result.candidates);
+      result.pruned_by_memory += branch.status == CandidateStatus::kPrunedMemory ? 1 : 0;
+      result.pruned_by_time += branch.status == CandidateStatus::kPrunedTime ? 1 : 0;
+      result.is_complete = result.is_complete && branch.status != CandidateStatus::kNotTried;
+    }
+    result.is_complete = result.is_complete && !IsStopped();
+    ChooseBest(options_, workers_.first(), result);
+    if (!result.is_feasible) {
+      FindFloor(result);
+    }
+    FindPareto(result);
+    SumUpRejected(result);
+    result.simulated = workers_.simulated();
+    return result;
+  }
+
+  // The least memory that was simulated; of the least bound where nothing was.
+  void FindFloor(SearchResult& result) {
+    const auto least = std::min_element(
+        branches_.begin(), branches_.end(),
+        [](const Branch& x, const Branch& y) { return x.bound.memory < y.bound.memory; });
+    if (least->local == nullptr) {
+      least->local = std::make_unique<LocalSearch>(
+          in_, options_, space_, measured_.at(least->outer.micro_batch), least->outer, limits_);
+      least->local->Seed(workers_.first());
+      AppendCandidates(*least, result.candidates);
+    }
+    const Candidate* floor = nullptr;
+    for (const Candidate& c : result.candidates) {
+      if (c.memory > Bytes(0) && (floor == nullptr || c.memory < floor->memory)) {
+        floor = &c;
+      }
+    }
+    if (floor != nullptr) {
+      const Outcome outcome = workers_.first().Run(floor->plan);
+      result.floor = {*floor, outcome.peak, outcome.outside};
+    }
+  }
+
+  const SearchInput& in_;
+  const SearchOptions& options_;
+  Limits limits_;
+  Space space_;
+  Workers workers_;
+  std::map<std::int64_t, Measured> measured_;  // by micro-batch
+  std::vector<Branch> branches_;
+  std::vector<std::size_t> order_;  // branches by bound
+};
+
+}  // namespace
+
+std::string_view NameOf(CandidateStatus status) {
+  switch (status) {
+    case CandidateStatus::kFits:
+      return "fits";
+    case CandidateStatus::kOverDevice:
+      return "over device memory";
+    case CandidateStatus::kOverHost:
+      return "over host memory";
+    case CandidateStatus::kFragmented:
+      return "fragmented";
+    case CandidateStatus::kPrunedMemory:
+      return "pruned by memory";
+    case CandidateStatus::kPrunedTime:
+      return "pruned by time";
+    case CandidateStatus::kNotTried:
+      return "not tried";
+  }
+  return "";
+}
+
+SearchResult Search(const SearchInput& input, const SearchOptions& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  SearchResult result = Searcher(input, options).Run();
+  result.search_time =
+      Seconds(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  return result;
+}
+
+Bytes DeviceLimit(const Cluster& cluster, const Profile& profile, const Job& job) {
+  const auto usable = static_cast<double>(cluster.gpu.usable_memory.value.value);
+  const MemoryProfile& memory = profile.memory;
+  double band = 0;
+  for (const Number<Bytes>* number : {&memory.context, &memory.first_communicator}) {
+    band += static_cast<double>(number->value.value) * number->spread;
+  }
+  return Bytes(static_cast<std::int64_t>(usable * (1 - job.memory_margin) - band));
+}
+
+}  // namespace shardwright

@@ -1,0 +1,382 @@
+#include "planner/space.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+std::vector<std::int64_t> DivisorsOf(std::int64_t n) {
+  std::vector<std::int64_t> low, high;
+  for (std::int64_t d = 1; d * d <= n; ++d) {
+    if (n % d == 0) {
+      low.push_back(d);
+      if (d != n / d) {
+        high.push_back(n / d);
+      }
+    }
+  }
+  low.insert(low.end(), high.rbegin(), high.rend());
+  return low;
+}
+
+std::vector<std::int64_t> ShardSizes(const SearchInput& input, const SearchOptions& options) {
+  const std::int64_t ranks = input.cluster.RankCount();
+  if (options.fixed.mesh) {
+    return {options.base.shard_size};
+  }
+  if (options.base.dialect == Dialect::kDdp) {
+    return {1};
+  }
+  if (options.base.dialect == Dialect::kFairscale) {
+    return {ranks};
+  }
+  return DivisorsOf(ranks);
+}
+
+std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& options) {
+  if (options.fixed.offload) {
+    return {options.base.offload};
+  }
+  const Dialect dialect = options.base.dialect;
+  std::vector<Offload> choices = {{}};
+  if (dialect == Dialect::kNative && input.job.mode == JobMode::kTrain) {
+    choices.push_back({.optimizer = true});
+  }
+  if (dialect != Dialect::kDdp && !IsZero(dialect)) {
+    choices.push_back({.parameters = true});
+  }
+  if (input.job.mode == JobMode::kTrain) {
+    const std::size_t count = choices.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      choices.push_back(choices[i]);
+      choices.back().activations = true;
+    }
+  }
+  return choices;
+}
+
+std::vector<SyncMode> SyncModes(const OuterChoice& outer, const SearchInput& input,
+                                const SearchOptions& options) {
+  const Dialect dialect = options.base.dialect;
+  if (options.fixed.sync) {
+    return {options.base.sync};
+  }
+  if (outer.accumulation == 1 || IsZero(dialect) || input.job.mode == JobMode::kForward) {
+    return {SyncMode::kEvery};
+  }
+  const bool has_lists = dialect == Dialect::kNative || dialect == Dialect::kFsdp2;
+  if (outer.replicate_size > 1 && outer.shard_size > 1 && has_lists) {
+    return {SyncMode::kEvery, SyncMode::kReplicateLast, SyncMode::kLast};
+  }
+  return {SyncMode::kEvery, SyncMode::kLast};
+}
+
+std::vector<OuterChoice> OuterChoices(const SearchInput& input, const SearchOptions& options) {
+  const std::int64_t ranks = input.cluster.RankCount();
+  const std::int64_t batch = input.job.global_batch;
+  if (batch <= 0 || batch % ranks != 0) {
+    throw InputError("job", "a global batch of " + std::to_string(batch),
+                     "a multiple of the " + std::to_string(ranks) + " ranks");
+  }
+  const std::int64_t per_rank = batch / ranks;
+  std::vector<std::int64_t> micro_batches = DivisorsOf(per_rank);
+  if (options.fixed.micro_batch) {
+    if (per_rank % options.base.micro_batch != 0) {
+      throw InputError("job", "micro-batches of " + std::to_string(options.base.micro_batch),
+                       "a divisor of the " + std::to_string(per_rank) + " samples per rank");
+    }
+    micro_batches = {options.base.micro_batch};
+  }
+  std::vector<OuterChoice> result;
+  for (const std::int64_t shard : ShardSizes(input, options)) {
+    for (const std::int64_t micro_batch : micro_batches) {
+      constexpr std::int64_t kMostMicroBatches = 65535;  // Op::micro_batch has 16 bits
+      if (per_rank / micro_batch > kMostMicroBatches) {
+        continue;
+      }
+      OuterChoice outer;
+      outer.shard_size = shard;
+      outer.replicate_size = ranks / shard;
+      outer.micro_batch = micro_batch;
+      outer.accumulation = per_rank / micro_batch;
+      for (const SyncMode sync : SyncModes(outer, input, options)) {
+        outer.sync = sync;
+        for (const Offload& offload : Offloads(input, options)) {
+          outer.offload = offload;
+          result.push_back(outer);
+        }
+      }
+    }
+  }
+  return result;
+}
+
+// Units of `count` neighbouring blocks each; everything else as in `ends`.
+std::optional<UnitFamily> GroupBlocks(const std::vector<UnitPlan>& ends,
+                                      const std::set<std::string>& blocks, std::size_t count) {
+  UnitFamily family;
+  family.name = std::to_string(count) + " blocks";
+  UnitPlan group;
+  std::size_t grouped = 0;
+  const auto close = [&] {
+    if (!group.modules.empty()) {
+      family.units.push_back(group);
+      group = UnitPlan();
+      grouped = 0;
+    }
+  };
+  for (const UnitPlan& unit : ends) {
+    const bool is_block = unit.modules.size() == 1 && blocks.contains(unit.modules[0]);
+    if (!is_block) {
+      close();
+      family.units.push_back(unit);
+      continue;
+    }
+    if (group.modules.empty()) {
+      group = unit;
+    } else {
+      group.modules.push_back(unit.modules[0]);
+    }
+    if (++grouped == count) {
+      close();
+    }
+  }
+  return family;
+}
+
+// Each child of a block with parameters is a unit of its own.
+UnitFamily SplitBlocks(const Model& model, const std::vector<UnitPlan>& ends,
+                       const std::set<std::string>& blocks) {
+  UnitFamily family;
+  family.name = "inside blocks";
+  for (const UnitPlan& unit : ends) {
+    const bool is_block = unit.modules.size() == 1 && blocks.contains(unit.modules[0]);
+    if (is_block) {
+      const Module& block = model.modules[FindModule(model, unit.modules[0]).value];
+      for (const ModuleId child : block.children) {
+        const Module& module = model.modules[child.value];
+        if (!module.children.empty()) {
+          UnitPlan part = unit;
+          part.name = module.fqn;
+          part.modules = {module.fqn};
+          family.units.push_back(part);
+        }
+      }
+    }
+    family.units.push_back(unit);
+  }
+  return family;
+}
+
+// Families whose units the dialect or the model cannot have are left out.
+void AddFamily(const SearchInput& input, const SearchOptions& options, UnitFamily family,
+               std::vector<UnitFamily>& families) {
+  Plan probe = options.base;
+  probe.units = family.units;
+  const bool is_known = std::any_of(families.begin(), families.end(),
+                                    [&](const UnitFamily& f) { return f.units == family.units; });
+  if (is_known) {
+    return;
+  }
+  try {
+    (void)ResolveUnits(input.model, probe, "plan");  // tied parameters may forbid a cut
+  } catch (const InputError&) {
+    return;
+  }
+  families.push_back(std::move(family));
+}
+
+std::optional<UnitFamily> TryWrap(const SearchInput& input, const SearchOptions& options,
+                                  const std::string& rule) {
+  try {
+    return UnitFamily{rule, Wrap(input.model, ParseWrap(rule, "units"), options.reshard,
+                                 options.base.dialect, "units")};
+  } catch (const InputError&) {  // a model without blocks, or groups that the dialect cannot have
+    return std::nullopt;
+  }
+}
+
+std::vector<UnitFamily> Families(const SearchInput& input, const SearchOptions& options,
+                                 const std::vector<std::string>& blocks) {
+  if (options.fixed.units) {
+    return {{"given", options.base.units}};
+  }
+  const Dialect dialect = options.base.dialect;
+  std::vector<UnitFamily> families;
+  std::vector<std::string> rules = {"torchtitan", "block", "root"};
+  if (blocks.empty()) {
+    const std::int64_t all = CountParameters(input.model);
+    for (const std::int64_t parts : {64, 16, 8, 4, 2}) {
+      rules.push_back("size:" + std::to_string(std::max<std::int64_t>(1, all / parts)));
+    }
+    rules.emplace_back("module");
+  }
+  if (dialect == Dialect::kZero3) {
+    rules = {"module", "block"};
+  } else if (dialect == Dialect::kZero1 || dialect == Dialect::kZero2) {
+    rules = {"root", "block"};
+  }
+  for (const std::string& rule : rules) {
+    if (std::optional<UnitFamily> family = TryWrap(input, options, rule)) {
+      AddFamily(input, options, std::move(*family), families);
+    }
+  }
+  const bool can_group = dialect == Dialect::kNative || dialect == Dialect::kFsdp2;
+  if (!can_group || families.empty() || blocks.size() < 2) {
+    return families;
+  }
+  const std::vector<UnitPlan> ends = families.front().units;
+  const std::set<std::string> block_set(blocks.begin(), blocks.end());
+  AddFamily(input, options, SplitBlocks(input.model, ends, block_set), families);
+  for (const std::size_t count : {2U, 3U, 4U, 6U, 8U, 16U}) {
+    if (count < blocks.size()) {
+      AddFamily(input, options, *GroupBlocks(ends, block_set, count), families);
+    }
+  }
+  return families;
+}
+
+std::vector<std::string> BlocksOf(const Model& model) {
+  std::vector<std::string> blocks;
+  for (const Module& module : model.modules) {
+    if (!model.block_class.empty() && module.class_name == model.block_class) {
+      blocks.push_back(module.fqn);
+    }
+  }
+  return blocks;
+}
+
+std::string NameOfRegion(const RecomputeRegion& region) {
+  const std::string kind = region.kind == RecomputeKind::kFull
+                               ? "full"
+                               : "selective:" + std::to_string(region.keep_every);
+  return region.module.empty() ? kind : kind + ' ' + region.module;
+}
+
+RecomputePattern PatternOf(std::vector<RecomputeRegion> regions) {
+  RecomputePattern pattern;
+  for (const RecomputeRegion& region : regions) {
+    pattern.name += (pattern.name.empty() ? "" : ", ") + NameOfRegion(region);
+  }
+  pattern.name = pattern.name.empty() ? "none" : pattern.name;
+  pattern.regions = std::move(regions);
+  return pattern;
+}
+
+// Ways to checkpoint a block: as a whole, or its children that have modules of their own, each in
+// every way.
+std::vector<RecomputePattern> PatternsOf(const Model& model, const std::string& block) {
+  constexpr std::int64_t kMostKeepEvery = 4;
+  std::vector<RecomputePattern> patterns = {PatternOf({})};
+  const Module& module = model.modules[FindModule(model, block).value];
+  const auto kinds_of = [&](const std::string& name) {
+    std::vector<RecomputeRegion> kinds = {{name, RecomputeKind::kFull, 1}};
+    for (std::int64_t keep = 1; keep <= kMostKeepEvery; ++keep) {
+      kinds.push_back({name, RecomputeKind::kSelective, keep});
+    }
+    return kinds;
+  };
+  for (const RecomputeRegion& region : kinds_of("")) {
+    patterns.push_back(PatternOf({region}));
+  }
+  std::vector<std::vector<RecomputeRegion>> sets = {{}};
+  std::size_t nested = 0;
+  for (const ModuleId child : module.children) {
+    const Module& inner = model.modules[child.value];
+    constexpr std::size_t kMostNested = 2;  // more would multiply the patterns
+    if (inner.children.empty() || nested == kMostNested) {
+      continue;
+    }
+    ++nested;
+    const std::size_t count = sets.size();
+    for (const RecomputeRegion& region : kinds_of(inner.fqn.substr(block.size() + 1))) {
+      for (std::size_t i = 0; i < count; ++i) {
+        sets.push_back(sets[i]);
+        sets.back().push_back(region);
+      }
+    }
+  }
+  for (std::size_t i = 1; i < sets.size(); ++i) {
+    patterns.push_back(PatternOf(sets[i]));
+  }
+  return patterns;
+}
+
+}  // namespace
+
+Space MakeSpace(const SearchInput& input, const SearchOptions& options) {
+  Space space;
+  space.outer = OuterChoices(input, options);
+  space.blocks = BlocksOf(input.model);
+  space.families = Families(input, options, space.blocks);
+  space.patterns = {PatternOf({})};
+  if (!options.fixed.recompute && !space.blocks.empty() && input.job.mode == JobMode::kTrain) {
+    space.patterns = PatternsOf(input.model, space.blocks.back());
+  }
+  const Dialect dialect = options.base.dialect;
+  const bool keeps_choice = dialect == Dialect::kDdp || IsZero(dialect);
+  if (!options.fixed.units && !options.reshard.is_set && !keeps_choice) {
+    space.reshards = {{Reshard::Kind::kAlways, 0}, {Reshard::Kind::kNever, 0}};
+    if (dialect == Dialect::kNative || dialect == Dialect::kFsdp2) {
+      space.reshards.push_back({Reshard::Kind::kToGroup, input.cluster.gpus_per_node});
+    }
+  }
+  space.in_flight = {options.base.in_flight};
+  if (dialect == Dialect::kNative && !options.fixed.in_flight) {
+    space.in_flight = {2, 1, 3, 4, 6};
+  }
+  return space;
+}
+
+std::string FamilyName(const OuterChoice& outer, const SearchOptions& options) {
+  std::string name;
+  if (IsZero(options.base.dialect)) {
+    name = NameOf(options.base.dialect);
+  } else if (outer.shard_size == 1) {
+    name = "ddp";
+  } else {
+    name = outer.replicate_size == 1 ? "full" : "hybrid";
+  }
+  std::string offload;
+  const auto add = [&](bool is_on, const char* what) {
+    if (is_on) {
+      offload += (offload.empty() ? " + offload " : ", ") + std::string(what);
+    }
+  };
+  add(outer.offload.parameters, "parameters");
+  add(outer.offload.optimizer, "optimizer");
+  add(outer.offload.activations, "activations");
+  return name + offload;
+}
+
+Plan OuterPlan(const OuterChoice& outer, const SearchOptions& options) {
+  Plan plan = options.base;
+  plan.shard_size = outer.shard_size;
+  plan.replicate_size = outer.replicate_size;
+  plan.micro_batch = outer.micro_batch;
+  plan.accumulation = outer.accumulation;
+  plan.sync = outer.sync;
+  plan.offload = outer.offload;
+  plan.units.clear();
+  if (!options.fixed.recompute) {
+    plan.recompute.clear();
+  }
+  return plan;
+}
+
+void AppendRegions(const RecomputePattern& pattern, const std::string& fqn,
+                   std::vector<RecomputeRegion>& regions) {
+  for (RecomputeRegion region : pattern.regions) {
+    region.module = region.module.empty() ? fqn : fqn + '.' + region.module;
+    regions.push_back(std::move(region));
+  }
+}
+
+}  // namespace shardwright

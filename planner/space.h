@@ -1,0 +1,57 @@
+#pragma once
+
+// The plans that the search considers, as a few independent choices. docs/planning.md lists them.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/search.h"
+
+namespace shardwright {
+
+// What decides most of memory and communication; each has its own lower bounds.
+struct OuterChoice {
+  std::int64_t shard_size = 1;
+  std::int64_t replicate_size = 1;
+  std::int64_t micro_batch = 1;
+  std::int64_t accumulation = 1;
+  SyncMode sync = SyncMode::kEvery;
+  Offload offload;
+};
+
+// One way to cut the model into units, the root last.
+struct UnitFamily {
+  std::string name;  // "block", "torchtitan", "2 blocks", "inside blocks", "root", ...
+  std::vector<UnitPlan> units;
+};
+
+// One way to checkpoint a block: disjoint regions at or below it. Empty: none.
+struct RecomputePattern {
+  std::string name;                      // "none", "full", "selective:2", "full mlp"
+  std::vector<RecomputeRegion> regions;  // modules relative to the block; "": the block itself
+};
+
+struct Space {
+  std::vector<OuterChoice> outer;
+  std::vector<UnitFamily> families;
+  std::vector<Reshard> reshards;  // of the units that are not kept anyway; empty: only as given
+  std::vector<std::int64_t> in_flight;
+  std::vector<std::string> blocks;         // FQNs of the repeated blocks, in forward order
+  std::vector<RecomputePattern> patterns;  // the first is "none"; only that one if it is fixed
+};
+
+// Throws InputError for a job that no plan can have.
+[[nodiscard]] Space MakeSpace(const SearchInput& input, const SearchOptions& options);
+
+// "ddp", "full", "hybrid", "zero2"..., with what is offloaded.
+[[nodiscard]] std::string FamilyName(const OuterChoice& outer, const SearchOptions& options);
+
+// The plan with this outer choice, no units and no recompute.
+[[nodiscard]] Plan OuterPlan(const OuterChoice& outer, const SearchOptions& options);
+
+// The regions of `pattern` in the block `fqn`.
+void AppendRegions(const RecomputePattern& pattern, const std::string& fqn,
+                   std::vector<RecomputeRegion>& regions);
+
+}  // namespace shardwright

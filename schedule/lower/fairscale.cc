@@ -1,0 +1,227 @@
+// FairScale's FullyShardedDataParallel: as FSDP1, whose ancestor it is, but without prefetch and
+// rate limiter, with a communicator of its own for reductions, and with small gradients reduced
+// together in a bucket. Rules: docs/lowering.md, section fairscale.
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "schedule/lower/flat_rules.h"
+#include "schedule/lower/layout.h"
+
+namespace shardwright {
+namespace {
+
+class FairscaleRules : public FlatRules {
+ public:
+  FairscaleRules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
+      : FlatRules(emitter, spans, units),
+        reduce_group_(e_.AddGroup("shard.reduce", plan_.shard_size, 1)),
+        slot_elements_(plan_.reduce_scatter_bucket.value / SizeOf(job_.precision.reduce) /
+                       plan_.shard_size) {}
+
+  void BeginStep(bool first) override {
+    StepRules::BeginStep(first);
+    frees_.clear();
+  }
+
+  void PreBackward(UnitId u) override {
+    if (HasParams(u)) {
+      Unshard(u, Phase::kBackward);
+      WaitForUnshard(u, Phase::kBackward);
+    }
+  }
+
+  void GradientsFinal(UnitId u) override {
+    At(u).backward_done = true;
+    if (plan_.bounded_memory) {
+      e_.AddWait(Stream::kCompute, {last_reduce_}, Phase::kBackward, u.value);
+    }
+    const BufferId flat = FlattenGrads(u);
+    if (Syncs() || Reshards(u)) {
+      FreeUnsharded(u);
+    }
+    if (Syncs()) {
+      Reduce(u, AddKept(u, flat));
+    } else {
+      KeepUnreduced(u, flat);
+    }
+  }
+
+  // What is still in the bucket is reduced now; then compute waits for the post-backward stream.
+  void EndBackward() override {
+    FlushBucket();
+    e_.AddWait(Stream::kCompute, {last_reduce_}, Phase::kBackward, kNoSubject);
+    if (bucket_.valid()) {
+      e_.body->Free(bucket_);
+      bucket_ = BufferId();
+    }
+    if (Syncs()) {
+      FreeAllUnsharded();
+    }
+    WaitForHostGrads(Phase::kBackward);
+    last_reduce_ = OpId();
+  }
+
+ protected:
+  [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override {
+    return LayoutFlat(e_.in.model, unit, plan_.shard_size, false, job_.precision.param);
+  }
+
+  void BeforeGather(Phase phase, UnitId unit) override {
+    if (plan_.bounded_memory && frees_.size() >= 2) {
+      e_.AddWait(Stream::kGather, {frees_[frees_.size() - 2]}, phase, unit.value);
+    }
+  }
+  void AfterFree() override { frees_.push_back(e_.LastCompute()); }
+
+ private:
+  static constexpr Stream kPost = Stream::kReduce;  // the post_backward stream
+
+  [[nodiscard]] Bytes ReducedShard(UnitId u) const {
+    return Bytes(Info(u).shard_elements * SizeOf(job_.precision.reduce));
+  }
+  [[nodiscard]] Bytes Slots(std::int64_t elements) const {
+    return Bytes(elements * plan_.shard_size * SizeOf(job_.precision.reduce));
+  }
+
+  void Reduce(UnitId u, BufferId flat) {
+    e_.AddWait(kPost, {e_.LastCompute()}, Phase::kBackward, u.value);
+    const BufferId input = CastFlat(u, flat);
+    Scale(u, input, FlatGrad(u, job_.precision.reduce), kPost, factors_.pre);
+    if (plan_.shard_size == 1) {
+      Finish(u, input);
+    } else if (Info(u).shard_elements <= slot_elements_) {
+      AddToBucket(u, input);
+    } else {
+      ReduceAlone(u, input);
+    }
+    if (flat != At(u).sharded_grad) {
+      e_.body->Free(flat, StreamBit(kPost));
+    }
+    if (input != flat && input != At(u).sharded_grad) {
+      e_.body->Free(input);
+    }
+    last_reduce_ = e_.body->last();
+  }
+
+  // Larger gradients are concatenated once more, chunk by chunk, and reduced by themselves.
+  void ReduceAlone(UnitId u, BufferId input) {
+    const Bytes full = FlatGrad(u, job_.precision.reduce);
+    const Emitter::Where where{Phase::kBackward, u.value};
+    const BufferId chunks = e_.Alloc(full, Category::kReduceScatter, kPost);
+    e_.AddCopy(
+        OpCode::kReduceCopyIn, kPost, where, full, full,
+        {{input, AccessMode::kRead, Role::kInput}, {chunks, AccessMode::kWrite, Role::kOutput}});
+    const BufferId out = NewShard(u);
+    e_.AddCollective(
+        Collective(OpCode::kReduceScatter, kPost, reduce_group_, full, job_.precision.reduce),
+        where,
+        {{chunks, AccessMode::kRead, Role::kInput}, {out, AccessMode::kWrite, Role::kOutput}});
+    e_.body->Free(chunks);
+    Finish(u, out);
+  }
+
+  // The gradient's chunks go behind those that are in the bucket already: row r of [W][slot] is
+  // what rank r receives. They are stacked first, which takes a temporary.
+  void AddToBucket(UnitId u, BufferId input) {
+    if (used_ + Info(u).shard_elements > slot_elements_) {
+      FlushBucket();
+    }
+    if (!bucket_.valid()) {
+      bucket_ = e_.Alloc(Slots(slot_elements_), Category::kReduceScatter, kPost);
+    }
+    const Bytes full = FlatGrad(u, job_.precision.reduce);
+    const BufferId stacked = e_.Alloc(full, Category::kTemporary, kPost);
+    e_.AddCopy(OpCode::kBucketCopy, kPost, {Phase::kBackward, u.value}, 2 * full, 2 * full,
+               {{input, AccessMode::kRead, Role::kInput},
+                {bucket_, AccessMode::kWrite, Role::kOutput},
+                {stacked, AccessMode::kWrite, Role::kWorkspace}});
+    e_.body->Free(stacked);
+    used_ += Info(u).shard_elements;
+    in_bucket_.push_back(u);
+  }
+
+  // Reduce-scatters the used columns, which are made contiguous before and zeroed behind; each
+  // unit's result is a part of one output.
+  void FlushBucket() {
+    if (in_bucket_.empty()) {
+      return;
+    }
+    const Bytes full = Slots(used_);
+    const Emitter::Where where{Phase::kBackward, in_bucket_.front().value};
+    const BufferId columns = e_.Alloc(full, Category::kReduceScatter, kPost);
+    e_.AddCopy(
+        OpCode::kReduceCopyIn, kPost, where, full, 2 * full,
+        {{bucket_, AccessMode::kRead, Role::kInput}, {columns, AccessMode::kWrite, Role::kOutput}});
+    std::vector<BufferId> outputs;
+    for (const UnitId u : in_bucket_) {
+      outputs.push_back(NewShard(u));
+    }
+    e_.AddCollective(
+        Collective(OpCode::kReduceScatter, kPost, reduce_group_, full, job_.precision.reduce),
+        where, {{columns, AccessMode::kRead, Role::kInput}});
+    std::uint16_t index = 0;
+    for (const BufferId out : outputs) {
+      e_.body->Use(out, AccessMode::kWrite, Role::kOutput, index++);
+    }
+    e_.body->Free(columns);
+    for (std::size_t i = 0; i < in_bucket_.size(); ++i) {
+      Finish(in_bucket_[i], outputs[i]);
+    }
+    in_bucket_.clear();
+    used_ = 0;
+    last_reduce_ = e_.body->last();
+  }
+
+  [[nodiscard]] bool Adopts(UnitId u) { return !CastsReduce() && !At(u).sharded_grad.valid(); }
+  [[nodiscard]] BufferId NewShard(UnitId u) {
+    return e_.Alloc(ReducedShard(u),
+                    Adopts(u) ? Category::kShardedGradient : Category::kReduceScatter, kPost);
+  }
+
+  // After the reduction: the second division; cast, accumulate or keep as it is.
+  void Finish(UnitId u, BufferId out) {
+    UnitState& state = At(u);
+    const Bytes shard = ReducedShard(u);
+    Scale(u, out, shard, kPost, factors_.post);
+    if (Adopts(u)) {
+      state.sharded_grad = out;
+    } else {
+      const bool accumulate = state.sharded_grad.valid();
+      if (!accumulate) {
+        state.sharded_grad = e_.Alloc(MasterShard(u), Category::kShardedGradient, kPost);
+      }
+      e_.AddCopy(OpCode::kGradStore, kPost, {Phase::kBackward, u.value},
+                 accumulate ? shard + MasterShard(u) : shard, MasterShard(u),
+                 {{state.sharded_grad, accumulate ? AccessMode::kReadWrite : AccessMode::kWrite,
+                   Role::kOutput},
+                  {out, AccessMode::kRead, Role::kInput}});
+      if (plan_.shard_size > 1) {
+        e_.body->Free(out);
+      }
+    }
+    if (plan_.offload.parameters && last_micro_batch_) {
+      GradToHost(u, kPost, e_.body->last());
+      if (plan_.shard_size > 1) {  // alone, a rank keeps the gradient itself
+        DropSentGrad(u, kPost);
+      }
+    }
+  }
+
+  const GroupId reduce_group_;
+  const std::int64_t slot_elements_;  // a unit's shard that fits into the bucket at most
+  std::vector<OpId> frees_;           // of the step: what compute was given last before each free
+  BufferId bucket_;
+  std::vector<UnitId> in_bucket_;
+  std::int64_t used_ = 0;  // elements of each rank's row
+  OpId last_reduce_;
+};
+
+}  // namespace
+
+std::unique_ptr<StepRules> MakeFairscale(Emitter& emitter, const UnitSpans& spans,
+                                         const std::vector<ResolvedUnit>& units) {
+  return std::make_unique<FairscaleRules>(emitter, spans, units);
+}
+
+}  // namespace shardwright

@@ -1,0 +1,95 @@
+#pragma once
+
+// ZeRO-3's memory of the order in which modules use their parameters: recorded in the first pass,
+// then followed to fetch ahead and to keep what is used again soon. Sizes are unsharded elements.
+// Source: DeepSpeed partitioned_param_coordinator.py.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/units.h"
+#include "schedule/plan.h"
+
+namespace shardwright {
+
+class FetchOrder {
+ public:
+  FetchOrder(const ZeroOptions& options, std::size_t unit_count)
+      : options_(options), fetched_for_(unit_count, kNever) {}
+
+  // A pass is one forward and backward of a micro-batch (or one forward, if there is no backward).
+  void BeginPass() {
+    call_ = next_ = 0;
+    available_ = 0;
+    std::fill(fetched_for_.begin(), fetched_for_.end(), kNever);
+  }
+  void EndPass() { is_complete_ = true; }
+  [[nodiscard]] bool IsComplete() const { return is_complete_; }
+
+  // Parameters were requested (or released: negative).
+  void AddAvailable(std::int64_t elements) { available_ += elements; }
+
+  // The call of a module that needs `unit`, which has been requested. Returns the units to fetch
+  // ahead of later calls. `away(x)` is the size of x, or 0 when x is there or requested.
+  template <class Away>
+  [[nodiscard]] std::vector<UnitId> Fetch(UnitId unit, Away away) {
+    std::vector<UnitId> ahead;
+    const std::int64_t call = call_++;
+    if (!is_complete_) {
+      order_.push_back(unit);
+      return ahead;
+    }
+    // The call itself leaves the queue, unless an earlier fetch has taken it.
+    if (fetched_for_[unit.value] < call) {
+      fetched_for_[unit.value] = next_++;
+    }
+    const std::int64_t most =
+        std::min(options_.max_live_parameters - available_, options_.prefetch_bucket);
+    std::int64_t requested = 0;
+    while (next_ < std::ssize(order_) && requested < most) {
+      const UnitId candidate = order_[static_cast<std::size_t>(next_)];
+      const bool is_new = std::find(ahead.begin(), ahead.end(), candidate) == ahead.end();
+      const std::int64_t elements = is_new ? away(candidate) : 0;
+      fetched_for_[candidate.value] = next_++;
+      if (elements > 0) {
+        ahead.push_back(candidate);
+        requested += elements;
+      }
+    }
+    available_ += requested;
+    return ahead;
+  }
+
+  // Is `unit`, whose module has just run, to be kept: because a fetch has passed over a later use
+  // of it, or because it comes again within the reuse distance? `size(x)` is the size of x.
+  template <class Size>
+  [[nodiscard]] bool IsUsedSoon(UnitId unit, Size size) const {
+    if (fetched_for_[unit.value] > call_) {
+      return true;
+    }
+    std::int64_t distance = 0;
+    for (auto i = static_cast<std::size_t>(call_);
+         i < order_.size() && distance < options_.max_reuse_distance; ++i) {
+      if (order_[i] == unit) {
+        return true;
+      }
+      distance += size(order_[i]);
+    }
+    return false;
+  }
+
+ private:
+  static constexpr std::int64_t kNever = -1;
+
+  const ZeroOptions& options_;
+  bool is_complete_ = false;
+  std::vector<UnitId> order_;  // per call of a pass
+  std::int64_t call_ = 0;      // the next one
+  std::int64_t next_ = 0;      // first entry of order_ that no fetch has taken
+  std::int64_t available_ = 0;
+  std::vector<std::int64_t> fetched_for_;  // per unit: the last call that a fetch has taken it for
+};
+
+}  // namespace shardwright

@@ -1,0 +1,200 @@
+#include "schedule/lower/flat_rules.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "schedule/lower/layout.h"
+
+namespace shardwright {
+
+DivideFactors FactorsFor(std::int64_t ranks) {
+  std::int64_t f = 1;
+  while (ranks % f == 0 &&
+         static_cast<double>(ranks) / static_cast<double>(f) > static_cast<double>(f)) {
+    f *= 2;
+  }
+  return {static_cast<double>(f), static_cast<double>(ranks) / static_cast<double>(f)};
+}
+
+FlatRules::FlatRules(Emitter& emitter, const UnitSpans& spans,
+                     const std::vector<ResolvedUnit>& units)
+    : StepRules(emitter, spans, units),
+      factors_(FactorsFor(plan_.shard_size * plan_.replicate_size)),
+      shard_group_(e_.AddGroup("shard", plan_.shard_size, 1)),
+      pending_(units.size(), false) {
+  for (const ResolvedUnit& u : units) {
+    is_root_.push_back(u.modules.front() == ModuleId(0));
+  }
+}
+
+void FlatRules::PreForward(UnitId u, Phase phase) {
+  BeginGathers(phase);
+  if (HasParams(u)) {
+    Unshard(u, phase);
+    WaitForUnshard(u, phase);
+  }
+}
+
+void FlatRules::PostForward(UnitId u, Phase phase) {
+  if (!HasParams(u)) {
+    return;
+  }
+  if (Reshards(u)) {
+    FreeUnsharded(u);
+  }
+  if (phase == Phase::kForward) {
+    RecordForward(u);
+  }
+}
+
+void FlatRules::EndForward() {
+  if (job_.mode == JobMode::kForward) {
+    FreeAllUnsharded();
+  }
+}
+
+void FlatRules::BackwardLeft(UnitId u, bool done) {
+  // Units with gradients are freed when these are final; all-frozen ones have a hook of their own.
+  const bool frozen = spans_.grads_final[u.value] == kNoRegion;
+  if ((!done || frozen) && Reshards(u)) {
+    FreeUnsharded(u);
+  }
+}
+
+std::int64_t FlatRules::GradElements(const UnitInfo& unit) const {
+  return TrainablePaddedElements(e_.in.model, unit) > 0 ? unit.padded_elements : 0;
+}
+
+// With use_orig_params the optimizer sees views of the shard, one per parameter in it; otherwise
+// the shard itself, padding included.
+std::int64_t FlatRules::StateElements(const UnitInfo& unit) const {
+  if (!plan_.use_orig_params) {
+    return TrainablePaddedElements(e_.in.model, unit) > 0 ? unit.shard_elements : 0;
+  }
+  const std::vector<std::int64_t> tensors = FullestFlatShard(e_.in.model, unit);
+  return std::accumulate(tensors.begin(), tensors.end(), std::int64_t{0});
+}
+
+std::vector<std::int64_t> FlatRules::StateTensors(UnitId u) const {
+  return plan_.use_orig_params ? FullestFlatShard(e_.in.model, Info(u))
+                               : std::vector<std::int64_t>{};
+}
+
+BufferId FlatRules::StageShard(UnitId u, Phase phase, std::vector<BufferId>& staged) {
+  BufferId source = At(u).shard;
+  if (plan_.offload.parameters) {
+    staged.push_back(e_.Alloc(MasterShard(u), Category::kAllGather, Stream::kCopyIn));
+    e_.AddTransfer(OpCode::kCopyH2d, Stream::kCopyIn, {phase, u.value}, MasterShard(u), source,
+                   staged.back());
+    source = staged.back();
+  }
+  if (CastsGather() && plan_.shard_size > 1) {
+    staged.push_back(e_.Alloc(GatherShard(u), Category::kAllGather, Stream::kCopyIn));
+    e_.AddCopy(OpCode::kCast, Stream::kCopyIn, {phase, u.value}, MasterShard(u), GatherShard(u),
+               {{source, AccessMode::kRead, Role::kInput},
+                {staged.back(), AccessMode::kWrite, Role::kOutput}});
+    source = staged.back();
+  }
+  return source;
+}
+
+void FlatRules::Unshard(UnitId u, Phase phase) {
+  if (InPlace() || pending_[u.value] || At(u).unsharded.valid()) {
+    return;
+  }
+  pending_[u.value] = true;
+  std::vector<BufferId> staged;  // freed once the gather is queued; it reads them on its stream
+  const BufferId source = StageShard(u, phase, staged);
+  const OpId prepared = staged.empty() ? OpId() : e_.body->last();
+  BeforeGather(phase, u);
+  At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, Stream::kGather);
+  if (plan_.shard_size == 1) {
+    e_.AddCopy(OpCode::kCast, Stream::kGather, {phase, u.value}, MasterShard(u), Unsharded(u),
+               {{source, AccessMode::kRead, Role::kInput},
+                {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
+  } else {
+    e_.AddCollective(Collective(OpCode::kAllGather, Stream::kGather, shard_group_, Unsharded(u),
+                                job_.precision.param),
+                     {phase, u.value},
+                     {{source, AccessMode::kRead, Role::kInput},
+                      {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
+  }
+  e_.After(prepared);
+  last_gather_ = e_.body->last();
+  for (const BufferId b : staged) {
+    e_.body->Free(b, StreamBit(Stream::kGather));
+  }
+}
+
+void FlatRules::WaitForUnshard(UnitId u, Phase phase) {
+  if (pending_[u.value]) {
+    pending_[u.value] = false;
+    e_.AddWait(Stream::kCompute, {last_gather_}, phase, u.value);
+  }
+}
+
+void FlatRules::FreeUnsharded(UnitId u) {
+  if (!At(u).unsharded.valid()) {
+    return;
+  }
+  WaitForUnshard(u, Phase::kBackward);
+  e_.body->Free(At(u).unsharded, StreamBit(Stream::kCompute));
+  At(u).unsharded = BufferId();
+  AfterFree();
+}
+
+void FlatRules::FreeAllUnsharded() {
+  for (std::uint32_t u = 0; u < unit_count(); ++u) {
+    FreeUnsharded(UnitId(u));
+  }
+}
+
+BufferId FlatRules::FlattenGrads(UnitId u) {
+  UnitState& state = At(u);
+  const Bytes size = FlatGrad(u, job_.precision.param);
+  const BufferId flat = e_.Alloc(size, Category::kUnshardedGradient, Stream::kCompute);
+  e_.AddCopy(OpCode::kConcatGrad, Stream::kCompute, {Phase::kBackward, u.value}, GradBytes(u), size,
+             {{flat, AccessMode::kWrite, Role::kOutput}});
+  std::uint16_t index = 0;
+  for (const BufferId g : state.grads) {
+    e_.body->Use(g, AccessMode::kRead, Role::kInput, index++);
+  }
+  FreeGrads(u);
+  return flat;
+}
+
+BufferId FlatRules::AddKept(UnitId u, BufferId flat) {
+  UnitState& state = At(u);
+  if (!state.accumulated.valid()) {
+    return flat;
+  }
+  const BufferId kept = state.accumulated;
+  state.accumulated = BufferId();
+  const Bytes size = FlatGrad(u, job_.precision.param);
+  e_.AddCopy(
+      OpCode::kGradStore, Stream::kCompute, {Phase::kBackward, u.value}, 2 * size, size,
+      {{kept, AccessMode::kReadWrite, Role::kOutput}, {flat, AccessMode::kRead, Role::kInput}});
+  e_.body->Free(flat);
+  return kept;
+}
+
+BufferId FlatRules::CastFlat(UnitId u, BufferId flat) {
+  const DType r = job_.precision.reduce;
+  if (r == job_.precision.param) {
+    return flat;
+  }
+  const BufferId cast = e_.Alloc(FlatGrad(u, r), Category::kReduceScatter, Stream::kReduce);
+  e_.AddCopy(OpCode::kCast, Stream::kReduce, {Phase::kBackward, u.value},
+             FlatGrad(u, job_.precision.param), FlatGrad(u, r),
+             {{flat, AccessMode::kRead, Role::kInput}, {cast, AccessMode::kWrite, Role::kOutput}});
+  return cast;
+}
+
+void FlatRules::Scale(UnitId u, BufferId buffer, Bytes bytes, Stream stream, double factor) {
+  if (factor > 1) {
+    e_.AddCopy(OpCode::kGradScale, stream, {Phase::kBackward, u.value}, bytes, bytes,
+               {{buffer, AccessMode::kReadWrite, Role::kInput}});
+  }
+}
+
+}  // namespace shardwright

@@ -1,0 +1,93 @@
+#pragma once
+
+// What FSDP1 and FairScale, its ancestor, share: one flat parameter per unit that is cast, gathered
+// and freed as a whole; memory handed between streams by recordStream; gradients concatenated,
+// summed and divided before and after the reduction.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "schedule/lower/unit_rules.h"
+
+namespace shardwright {
+
+// Sums are divided by `pre` before and `post` after the reduction, pre * post = ranks. pre doubles
+// while it divides the rank count and stays below the quotient.
+struct DivideFactors {
+  double pre = 1, post = 1;
+};
+[[nodiscard]] DivideFactors FactorsFor(std::int64_t ranks);
+
+class FlatRules : public StepRules {
+ public:
+  FlatRules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units);
+
+  void PreForward(UnitId u, Phase phase) override;
+  void PostForward(UnitId u, Phase phase) override;
+  void EndForward() override;
+  void BackwardLeft(UnitId u, bool done) override;
+  BufferId ParameterStorage(UnitId u, std::uint32_t /*model_op*/) override {
+    return InPlace() ? At(u).shard : At(u).unsharded;
+  }
+
+ protected:
+  // One trainable parameter makes the whole flat parameter need a gradient.
+  [[nodiscard]] std::int64_t GradElements(const UnitInfo& unit) const override;
+
+  // With use_orig_params the optimizer sees the parts of parameters that lie in the shard (here:
+  // the first rank's), otherwise one flat tensor.
+  [[nodiscard]] std::int64_t StateElements(const UnitInfo& unit) const override;
+  [[nodiscard]] std::vector<std::int64_t> StateTensors(UnitId u) const override;
+
+  // Right before the buffer of a gather is allocated, and right after one was freed.
+  virtual void BeforeGather(Phase /*phase*/, UnitId /*unit*/) {}
+  virtual void AfterFree() {}
+
+  // NO_SHARD without mixed precision computes on the parameters themselves.
+  [[nodiscard]] bool InPlace() const {
+    return plan_.shard_size == 1 && !CastsGather() && !plan_.offload.parameters;
+  }
+  [[nodiscard]] bool Reshards(UnitId u) const {
+    return plan_.units[u.value].reshard.kind == Reshard::Kind::kAlways && !is_root_[u.value] &&
+           plan_.shard_size > 1;
+  }
+  // A unit's flat gradient covers all of its parameters.
+  [[nodiscard]] Bytes FlatGrad(UnitId u, DType dtype) const {
+    return Bytes(Info(u).padded_elements * SizeOf(dtype));
+  }
+
+  // Issues the gather of the unit unless it is there or on its way.
+  void Unshard(UnitId u, Phase phase);
+  void WaitForUnshard(UnitId u, Phase phase);
+  void FreeUnsharded(UnitId u);
+  void FreeAllUnsharded();
+
+  // Autograd concatenates the views' gradients into the gradient of the flat parameter.
+  [[nodiscard]] BufferId FlattenGrads(UnitId u);
+  // `flat` plus what earlier micro-batches kept.
+  [[nodiscard]] BufferId AddKept(UnitId u, BufferId flat);
+  // no_sync: the flat gradient stays unsharded, in the compute dtype.
+  void KeepUnreduced(UnitId u, BufferId flat) { At(u).accumulated = AddKept(u, flat); }
+  // `flat` in the reduce dtype, on the reduce stream; `flat` itself where the dtypes agree.
+  [[nodiscard]] BufferId CastFlat(UnitId u, BufferId flat);
+  // Divides by `factor`, if it is above 1.
+  void Scale(UnitId u, BufferId buffer, Bytes bytes, Stream stream, double factor);
+
+  const DivideFactors factors_;
+  const GroupId shard_group_;
+
+ private:
+  // The shard as the gather reads it: copied to the device and cast on copy_in where needed. What
+  // was allocated for that is appended to `staged`.
+  [[nodiscard]] BufferId StageShard(UnitId u, Phase phase, std::vector<BufferId>& staged);
+
+  std::vector<bool> pending_;
+  std::vector<bool> is_root_;
+  OpId last_gather_;
+};
+
+[[nodiscard]] std::unique_ptr<StepRules> MakeFairscale(Emitter&, const UnitSpans&,
+                                                       const std::vector<ResolvedUnit>&);
+
+}  // namespace shardwright

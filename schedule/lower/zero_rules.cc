@@ -1,0 +1,177 @@
+#include "schedule/lower/zero_rules.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "schedule/lower/layout.h"
+#include "schedule/lower/optimizer.h"
+
+namespace shardwright {
+
+ZeroRules::ZeroRules(Emitter& emitter, const UnitSpans& spans,
+                     const std::vector<ResolvedUnit>& units)
+    : StepRules(emitter, spans, units), low_grads_(units.size()) {
+  overlaps_ = plan_.zero.overlap_comm == Overlap::kDefault
+                  ? plan_.dialect == Dialect::kZero3
+                  : plan_.zero.overlap_comm == Overlap::kOn;
+  shard_group_ = e_.AddGroup("shard", plan_.shard_size, 1);
+  if (plan_.replicate_size > 1) {
+    replicate_group_ = e_.AddGroup("replicate", plan_.replicate_size, plan_.shard_size);
+  }
+  // Walking forward, the first op that uses a storage is the last one in backward.
+  const Model& model = e_.in.model;
+  std::vector<bool> seen(model.params.size(), false);
+  completes_grad_.assign(model.ops.size(), false);
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+    if (e_.a.ops[i].weight_grad && !seen[StorageOf(i).value]) {
+      seen[StorageOf(i).value] = true;
+      completes_grad_[i] = true;
+    }
+  }
+}
+
+void ZeroRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
+  StepRules::WeightGradWritten(model_op, unit);
+  if (completes_grad_[model_op]) {
+    GradReady(model_op, unit);
+  }
+}
+
+ZeroRules::Member ZeroRules::TakeGrad(std::uint32_t model_op, UnitId unit) {
+  UnitState& state = At(unit);
+  const ParamId storage = StorageOf(model_op);
+  const auto entry = std::find_if(state.grad_of_param.begin(), state.grad_of_param.end(),
+                                  [&](const auto& e) { return e.first == storage; });
+  SW_CHECK(entry != state.grad_of_param.end(), "a gradient is ready that nobody wrote");
+  Member member{unit, entry->second, 0, 0};
+  for (const ParamId p : e_.in.model.ops[model_op].params) {
+    const Parameter& param = e_.in.model.params[p.value];
+    if (param.trainable) {
+      member.elements += param.Elements();
+      member.padded_elements += RoundUp(param.Elements(), plan_.shard_size);
+    }
+  }
+  state.grad_of_param.erase(entry);
+  state.grads.erase(std::find(state.grads.begin(), state.grads.end(), member.grad));
+  return member;
+}
+
+bool ZeroRules::IsTrainable(UnitId u) const {
+  return TrainablePaddedElements(e_.in.model, Info(u)) > 0;
+}
+
+BufferId ZeroRules::AddNorm(std::span<const UnitId> units) {
+  Bytes bytes{0};
+  for (const UnitId u : units) {
+    bytes += e_.program.buffers[low_grads_[u.value].value].size;
+  }
+  constexpr Bytes kScalar{4};
+  const BufferId norm = e_.Alloc(kScalar, Category::kTemporary, Stream::kCompute);
+  OpShape shape;
+  shape.code = OpCode::kGradNorm;
+  shape.dtype = job_.precision.param;
+  shape.bytes = bytes;
+  e_.Add(shape,
+         MultiTensorKernels(bytes.value / SizeOf(shape.dtype),
+                            static_cast<std::int64_t>(units.size()), bytes, kScalar, shape.dtype),
+         Phase::kOptimizer, kNoSubject, {{norm, AccessMode::kWrite, Role::kOutput}});
+  std::uint16_t index = 0;
+  for (const UnitId u : units) {
+    e_.body->Use(low_grads_[u.value], AccessMode::kRead, Role::kParamGrad, index++);
+  }
+  if (plan_.shard_size > 1) {
+    e_.AddCollective(
+        Collective(OpCode::kAllReduce, Stream::kCompute, shard_group_, kScalar, DType::kFp32),
+        {Phase::kOptimizer, kNoSubject}, {{norm, AccessMode::kReadWrite, Role::kInput}});
+  }
+  return norm;
+}
+
+void ZeroRules::CastGrads(std::span<const UnitId> units) {
+  Bytes low{0}, full{0};
+  for (const UnitId u : units) {
+    low += e_.program.buffers[low_grads_[u.value].value].size;
+    full += MasterShard(u);
+    At(u).sharded_grad = e_.Alloc(MasterShard(u), Category::kShardedGradient, Stream::kCompute);
+  }
+  BufferId flat;
+  if (low != full) {
+    flat = e_.Alloc(low, Category::kTemporary, Stream::kCompute);
+  }
+  e_.AddCopy(OpCode::kGradStore, Stream::kCompute, {Phase::kOptimizer, units.front().value},
+             flat.valid() ? 2 * low : low, flat.valid() ? low + full : full,
+             {{flat, AccessMode::kWrite, Role::kWorkspace}});
+  std::uint16_t index = 0;
+  for (const UnitId u : units) {
+    e_.body->Use(low_grads_[u.value], AccessMode::kRead, Role::kInput, index);
+    e_.body->Use(At(u).sharded_grad, AccessMode::kWrite, Role::kOutput, index++);
+  }
+  if (flat.valid()) {
+    e_.body->Free(flat);
+  }
+}
+
+void ZeroRules::ClipGrads(std::span<const UnitId> units, BufferId norm) {
+  if (!norm.valid()) {
+    return;
+  }
+  Bytes bytes{0};
+  for (const UnitId u : units) {
+    bytes += MasterShard(u);
+  }
+  OpShape shape;
+  shape.code = OpCode::kGradClip;
+  shape.dtype = job_.precision.master;
+  shape.bytes = bytes;
+  e_.Add(shape, MultiTensorKernels(bytes.value / SizeOf(shape.dtype), 1, bytes, bytes, shape.dtype),
+         Phase::kOptimizer, units.front().value, {{norm, AccessMode::kRead, Role::kInput}});
+  std::uint16_t index = 0;
+  for (const UnitId u : units) {
+    UseGrads(u, AccessMode::kReadWrite, index++);
+  }
+}
+
+void ZeroRules::AddFlatOptimizer(std::span<const UnitId> units) {
+  std::int64_t elements = 0;
+  const auto states = static_cast<std::size_t>(StateCount(job_.optimizer.kind));
+  for (const UnitId u : units) {
+    elements += Info(u).shard_elements;
+    UnitState& state = At(u);
+    while (state.states.size() < states) {
+      Buffer b;
+      b.size = MasterShard(u);
+      b.category = Category::kOptimizerState;
+      b.zero_filled = true;
+      state.states.push_back(e_.body->NewBuffer(b));
+    }
+    for (const BufferId b : state.states) {
+      e_.body->Alloc(b, PointKind::kAllocOnce);
+    }
+  }
+  const DType o = job_.precision.master;
+  const OptimizerStep step = LowerOptimizer(job_.optimizer, elements, 1, elements, o);
+  BufferId temporary;
+  if (step.temporaries > Bytes(0)) {
+    temporary = e_.Alloc(step.temporaries, Category::kTemporary, Stream::kCompute);
+  }
+  OpShape shape;
+  shape.code = OpCode::kOptimizerStep;
+  shape.dtype = o;
+  shape.bytes = Bytes(elements * SizeOf(o));
+  e_.Add(shape, step.kernels, Phase::kOptimizer, units.front().value, {});
+  std::uint16_t index = 0;
+  for (const UnitId u : units) {
+    e_.body->Use(At(u).shard, AccessMode::kReadWrite, Role::kParameter, index);
+    UseGrads(u, AccessMode::kRead, index);
+    for (const BufferId b : At(u).states) {
+      e_.body->Use(b, AccessMode::kReadWrite, Role::kState, index);
+    }
+    ++index;
+  }
+  if (temporary.valid()) {
+    e_.body->Use(temporary, AccessMode::kWrite, Role::kWorkspace);
+    e_.body->Free(temporary);
+  }
+}
+
+}  // namespace shardwright

@@ -1,0 +1,75 @@
+#pragma once
+
+// What DeepSpeed's three ZeRO stages share: masters and states in partitions of the master dtype,
+// beside low-precision weights that the model computes with; gradients that are reduced bucket by
+// bucket as their parameters' hooks fire; an update of flat partitions.
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "schedule/lower/unit_rules.h"
+
+namespace shardwright {
+
+class ZeroRules : public StepRules {
+ public:
+  ZeroRules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units);
+
+  void WeightGradWritten(std::uint32_t model_op, UnitId unit) override;
+  void GradientsFinal(UnitId /*unit*/) override {}
+
+ protected:
+  // A gradient that waits for its reduction: what one model op's backward wrote.
+  struct Member {
+    UnitId unit;
+    BufferId grad;  // none once it was copied into the bucket
+    std::int64_t elements = 0;
+    std::int64_t padded_elements = 0;  // each parameter padded to a multiple of W
+  };
+
+  // The gradient of the op's parameters, in At(unit).grads, is complete; its accumulation hook
+  // fires. Called once per parameter storage and micro-batch.
+  virtual void GradReady(std::uint32_t model_op, UnitId unit) = 0;
+  // Takes the gradient that GradReady announces out of At(unit).grads.
+  [[nodiscard]] Member TakeGrad(std::uint32_t model_op, UnitId unit);
+
+  [[nodiscard]] bool Overlaps() const { return overlaps_; }
+  // Elements of the unit that are updated, over all ranks, with padding.
+  [[nodiscard]] std::int64_t Partitioned(UnitId u) const {
+    return Info(u).shard_elements * plan_.shard_size;
+  }
+  [[nodiscard]] std::int64_t ranks() const { return plan_.shard_size * plan_.replicate_size; }
+  [[nodiscard]] Bytes InParam(std::int64_t elements) const {
+    return Bytes(elements * SizeOf(job_.precision.param));
+  }
+  [[nodiscard]] Bytes InReduce(std::int64_t elements) const {
+    return Bytes(elements * SizeOf(job_.precision.reduce));
+  }
+  [[nodiscard]] bool IsTrainable(UnitId u) const;
+
+  // The global norm of `units`' partitioned gradients: one scalar sum over the shard group. Freed
+  // by the caller.
+  [[nodiscard]] BufferId AddNorm(std::span<const UnitId> units);
+  // Makes gradients of the master dtype, At(u).sharded_grad, of the partitioned ones: flattened,
+  // which takes a temporary of their dtype, and cast.
+  void CastGrads(std::span<const UnitId> units);
+  // Multiplies them by the clip coefficient. `norm` none: no clipping.
+  void ClipGrads(std::span<const UnitId> units, BufferId norm);
+  // The update of the units' masters as one flat tensor.
+  void AddFlatOptimizer(std::span<const UnitId> units);
+
+  GroupId shard_group_, replicate_group_;
+  std::vector<BufferId> low_grads_;  // per unit: the partition of its gradient, reduced
+
+ private:
+  bool overlaps_ = false;
+  std::vector<bool> completes_grad_;  // per model op: no later op of backward adds to its gradient
+};
+
+[[nodiscard]] std::unique_ptr<StepRules> MakeZero12(Emitter&, const UnitSpans&,
+                                                    const std::vector<ResolvedUnit>&);
+[[nodiscard]] std::unique_ptr<StepRules> MakeZero3(Emitter&, const UnitSpans&,
+                                                   const std::vector<ResolvedUnit>&);
+
+}  // namespace shardwright

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Fits the compute numbers of the shipped profiles to the published runs again.
+#
+#   scripts/fit_profiles.sh DATE [BUILD]
+#
+# DATE is written into the profiles (YYYY-MM-DD). BUILD is a build folder (default build). Writes
+# topologies/profiles/<gpu>-<kernel set>.json; a build afterwards makes them the shipped ones.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+date=${1:?fit_profiles.sh: no date given, expected YYYY-MM-DD}
+shardwright=${2:-build}/shardwright
+runs=bench/published/measured_runs.csv
+
+fit() {
+  "$shardwright" fit "$runs" --date "$date" -o topologies/profiles/ "$@" >/dev/null
+}
+
+# One call per framework; the sources with eight or more rows of tier A.
+fit --source llmfoundry --numbers "$(tr -d ' \n' <<'LIST'
+compute.gemm.bf16, compute.elementwise, compute.attention_forward, compute.attention_backward,
+overlap.compute_sensitivity, host.step
+LIST
+)"
+fit --source torchtitan,torchao,ibmfsdp,torchtune --numbers "$(tr -d ' \n' <<'LIST'
+compute.gemm.bf16, compute.elementwise, compute.attention_forward, compute.attention_backward,
+compute.reduction, overlap.compute_sensitivity, compute.gemm.fp8, host.step
+LIST
+)"
+fit --source fmsaccel
+fit --source internevo

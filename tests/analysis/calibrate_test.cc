@@ -1,0 +1,192 @@
+// Calibrations whose answer is known, because the "measured" traces were simulated with a profile
+// that the calibration does not see.
+
+#include "analysis/calibrate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "models/loader.h"
+#include "schedule/lower.h"
+#include "schedule/wrap.h"
+#include "simulator/simulate.h"
+#include "tests/simulator/round_numbers.h"
+
+namespace shardwright {
+namespace {
+
+using testing::RoundCluster;
+using testing::RoundProfile;
+
+// GPT-2 on eight ranks of one node or on two nodes.
+struct Case {
+  std::int64_t nodes = 1;
+  std::int64_t sequence = 512;
+  std::int64_t micro_batch = 4;
+  const char* model = "gpt2";
+};
+
+struct Prepared {
+  explicit Prepared(const Case& c) : cluster(RoundCluster(c.nodes)) {
+    // Fast enough that matrix products are bound by their operations.
+    cluster.gpu.memory_bandwidth.value = BytesPerSecond(5e12);
+    const Model model = LoadModel(c.model, {.sequence_length = c.sequence});
+    const KernelSetOptions& kernels = FindKernelSet("torch-eager", "test");
+    Job job;
+    job.sequence_length = c.sequence;
+    job.global_batch = cluster.RankCount() * c.micro_batch;
+    Plan plan;
+    plan.shard_size = cluster.RankCount();
+    plan.micro_batch = c.micro_batch;
+    plan.units = Wrap(model, ParseWrap("block", "test"), ReshardChoice(), plan.dialect, "test");
+    program = Lower({.model = model, .kernels = kernels, .job = job, .plan = plan});
+  }
+
+  Cluster cluster;
+  Program program;
+};
+
+// Every number that a GPT-2 step depends on differs from RoundProfile's.
+Profile TrueProfile() {
+  Profile profile = RoundProfile();
+  for (auto& fraction : profile.compute.gemm) {
+    fraction->value = 0.37;
+  }
+  profile.compute.gemm_ramp.value = Seconds(8e-6);
+  profile.compute.attention_forward.value = 0.23;
+  profile.compute.attention_backward.value = 0.31;
+  profile.compute.elementwise.value = 0.61;
+  profile.compute.reduction.value = 0.72;
+  profile.compute.optimizer.value = 0.55;
+  profile.compute.kernel_floor.value = Seconds(3e-6);
+  profile.compute.kernel_gap.value = Seconds(0.4e-6);
+  profile.host.kernel_launch.value = Seconds(2e-6);
+  profile.host.op_issue.value = Seconds(1.5e-6);
+  profile.host.collective_issue.value = Seconds(12e-6);
+  profile.host.unit_hook.value = Seconds(9e-6);
+  profile.host.copy_issue.value = Seconds(3e-6);
+  for (TransportProfile& transport : profile.transports) {
+    transport.efficiency.value *= 0.7;
+    for (ProtocolProfile& protocol : transport.protocols) {
+      protocol.base_latency.value = protocol.base_latency.value * 1.6;
+      protocol.hop_latency.value = protocol.hop_latency.value * 1.6;
+    }
+  }
+  return profile;
+}
+
+SimulationResult Run(const Prepared& prepared, const Profile& profile, bool contention) {
+  SimulateOptions options;
+  options.contention = contention;
+  options.reserved = false;
+  options.trace = true;
+  return Simulate({prepared.program, prepared.cluster, profile, options});
+}
+
+double StepTime(const Prepared& prepared, const Profile& profile, bool contention) {
+  return ToSeconds(Run(prepared, profile, contention).step_time).value;
+}
+
+const Origin kOrigin{NumberKind::kMeasured, "test", "2026-11-21"};
+
+TEST_CASE("The profile behind simulated traces is found, and predicts other plans") {
+  const Profile truth = TrueProfile();
+  const Prepared one({.nodes = 1});
+  const Prepared two({.nodes = 2, .sequence = 1024, .micro_batch = 1});
+  const Trace first = Run(one, truth, false).trace;
+  const Trace second = Run(two, truth, false).trace;
+  const CalibrationResult result = Calibrate(
+      {{"one", one.program, one.cluster, first}, {"two", two.program, two.cluster, second}},
+      RoundProfile(), kOrigin);
+  const Profile& found = result.profile;
+  const auto bf16 = static_cast<std::size_t>(MathType::kBf16);
+  CHECK(found.compute.gemm[bf16]->value == doctest::Approx(0.37).epsilon(0.01));
+  CHECK(found.compute.gemm[bf16]->origin == kOrigin);
+  CHECK(found.compute.attention_forward.value == doctest::Approx(0.23).epsilon(0.01));
+  CHECK(found.compute.attention_backward.value == doctest::Approx(0.31).epsilon(0.01));
+  CHECK(found.compute.elementwise.value == doctest::Approx(0.61).epsilon(0.01));
+  CHECK(found.compute.reduction.value == doctest::Approx(0.72).epsilon(0.01));
+  CHECK(found.compute.optimizer.value == doctest::Approx(0.55).epsilon(0.01));
+  CHECK(found.compute.gemm_ramp.value.value == doctest::Approx(8e-6).epsilon(0.05));
+  CHECK(found.host.kernel_launch.value.value == doctest::Approx(2e-6).epsilon(0.01));
+  CHECK(found.host.op_issue.value.value == doctest::Approx(1.5e-6).epsilon(0.01));
+  CHECK(found.host.copy_issue.value.value == doctest::Approx(3e-6).epsilon(0.01));
+  // Gathers and reductions pay both, all-reduces the first alone.
+  CHECK(found.host.collective_issue.value.value + found.host.unit_hook.value.value ==
+        doctest::Approx(21e-6).epsilon(0.01));
+  CHECK(FindTransport(found, "nvlink").efficiency.value == doctest::Approx(0.56).epsilon(0.02));
+  CHECK(FindTransport(found, "roce").efficiency.value == doctest::Approx(0.35).epsilon(0.02));
+  for (const CalibratedRun& run : result.runs) {
+    CAPTURE(run.name);
+    CHECK(std::abs(run.after.value / run.before.value - 1) > 0.05);
+  }
+  // Plans that the fit has not seen: another size, another model.
+  for (const Case& c : {Case{1, 256, 16, "gpt2"}, Case{2, 1024, 2, "gpt2-medium"}}) {
+    CAPTURE(c.model);
+    const Prepared other(c);
+    const double expected = StepTime(other, truth, false);
+    CHECK(StepTime(other, found, false) == doctest::Approx(expected).epsilon(0.01));
+    CHECK(std::abs(StepTime(other, RoundProfile(), false) / expected - 1) > 0.05);
+  }
+}
+
+// Ops that run side by side slow each other down, which hides what they take alone.
+TEST_CASE("Contention disturbs a calibration little") {
+  const Profile truth = TrueProfile();
+  const Prepared one({.nodes = 1});
+  const Trace trace = Run(one, truth, true).trace;
+  const CalibrationResult result =
+      Calibrate({{"one", one.program, one.cluster, trace}}, RoundProfile(), kOrigin);
+  const double expected = StepTime(one, truth, true);
+  CHECK(StepTime(one, result.profile, true) == doctest::Approx(expected).epsilon(0.1));
+  CHECK(result.runs[0].after.value ==
+        doctest::Approx(StepTime(one, result.profile, true)).epsilon(1e-9));
+}
+
+TEST_CASE("Numbers that no op depends on keep their value and origin") {
+  Profile start = RoundProfile();
+  start.copy.to_host.origin.source = "kept";  // nothing is offloaded
+  start.host.malloc.origin.source = "kept";
+  const Prepared one({.nodes = 1});
+  const Trace trace = Run(one, TrueProfile(), false).trace;
+  const CalibrationResult result =
+      Calibrate({{"one", one.program, one.cluster, trace}}, start, kOrigin);
+  CHECK(result.profile.copy.to_host == start.copy.to_host);
+  CHECK(result.profile.host.malloc == start.host.malloc);
+  CHECK(FindTransport(result.profile, "roce") == FindTransport(start, "roce"));
+  CHECK(std::none_of(result.numbers.begin(), result.numbers.end(), [](const auto& number) {
+    return number.field == "copy.to_host" || number.field.starts_with("transports.roce");
+  }));
+}
+
+TEST_CASE("A profile calibrated with itself stays as it is") {
+  const Profile start = RoundProfile();
+  const Prepared one({.nodes = 1});
+  const Trace trace = Run(one, start, false).trace;
+  const CalibrationResult result =
+      Calibrate({{"one", one.program, one.cluster, trace}}, start, kOrigin);
+  CHECK_FALSE(result.numbers.empty());
+  CHECK(result.runs[0].after.value == doctest::Approx(result.runs[0].before.value).epsilon(1e-3));
+}
+
+TEST_CASE("A trace without a complete step is refused by name") {
+  const Prepared one({.nodes = 1});
+  Trace trace = Run(one, RoundProfile(), false).trace;
+  trace.spans.resize(10);
+  try {
+    (void)Calibrate({{"short.json", one.program, one.cluster, trace}}, RoundProfile(), kOrigin);
+    FAIL("no error");
+  } catch (const InputError& error) {
+    CHECK(std::string(error.what()) ==
+          "short.json: got no complete step, expected all ops of at least one step");
+  }
+}
+
+}  // namespace
+}  // namespace shardwright

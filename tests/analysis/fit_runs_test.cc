@@ -1,0 +1,109 @@
+// Fitting finds numbers again that made the "measurements".
+
+#include "analysis/fit_runs.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "analysis/measured_run.h"
+#include "analysis/profile_numbers.h"
+#include "analysis/run_mapping.h"
+#include "core/error.h"
+#include "schedule/lower.h"
+#include "simulator/simulate.h"
+
+namespace shardwright {
+namespace {
+
+// Rows of small models on eight GPUs of one type, measured by a machine of our own making: the
+// base profile with a few numbers changed.
+std::vector<MeasuredRun> SyntheticRuns(double gemm, double elementwise, double attention) {
+  std::vector<MeasuredRun> runs;
+  for (const MeasuredRun& run : ReadMeasuredRuns("../bench/published/measured_runs.csv")) {
+    const bool is_wanted = run.Source() == "llmfoundry" && run.gpu_class == "A100-40GB" &&
+                           run.gpus == 8 && run.hidden <= 1024;
+    if (!is_wanted) {
+      continue;
+    }
+    const PlanFile plan = MapRun(run, "auto").plan;
+    Profile truth = DefaultProfile(plan.cluster.gpu, "torch-eager");
+    *NumberAt(truth, "compute.gemm.bf16", "test").value = gemm;
+    *NumberAt(truth, "compute.elementwise", "test").value = elementwise;
+    *NumberAt(truth, "compute.attention_backward", "test").value = attention;
+    const Program program = Lower(
+        {.model = plan.model.model, .kernels = plan.kernels, .job = plan.job, .plan = plan.plan});
+    SimulateOptions options;
+    options.reserved = false;
+    MeasuredRun synthetic = run;
+    synthetic.step_time_s =
+        ToSeconds(
+            Simulate(
+                {.program = program, .cluster = plan.cluster, .profile = truth, .options = options})
+                .step_time)
+            .value;
+    runs.push_back(synthetic);
+  }
+  return runs;
+}
+
+TEST_CASE("FitRuns: known numbers are found again") {
+  const std::vector<MeasuredRun> runs = SyntheticRuns(0.55, 0.5, 0.3);
+  REQUIRE(runs.size() >= 8);
+  FitOptions options;
+  options.numbers = {"compute.gemm.bf16", "compute.elementwise", "compute.attention_backward"};
+  options.leave_out = false;
+  const RunFit fit = FitRuns(runs, options);
+  REQUIRE(fit.stacks.size() == 1);
+  CHECK(fit.stacks[0].rows == runs.size());
+  // The mild pull towards what is expected costs about a percent.
+  constexpr double kPull = 0.02;
+  for (const FittedNumber& number : fit.stacks[0].numbers) {
+    CAPTURE(number.path);
+    const double truth = number.path == "compute.gemm.bf16"     ? 0.55
+                         : number.path == "compute.elementwise" ? 0.5
+                                                                : 0.3;
+    CHECK(std::abs(number.value / truth - 1) < kPull);
+  }
+  CHECK(fit.stacks[0].errors.max < 0.01);
+}
+
+TEST_CASE("FitRuns: too few rows and unknown numbers") {
+  const std::vector<MeasuredRun> runs = SyntheticRuns(0.55, 0.5, 0.3);
+  CHECK_THROWS_WITH_AS((void)FitRuns({runs[0]}, {}),
+                       "table: got no GPU type and framework with 4 rows that have a step time, "
+                       "expected more rows",
+                       InputError);
+  FitOptions options;
+  options.numbers = {"compute.gem.bf16"};
+  CHECK_THROWS_WITH_AS((void)FitRuns(runs, options),
+                       "--numbers: got \"compute.gem.bf16\", expected a number of a profile such "
+                       "as \"compute.gemm.bf16\"; did you mean \"compute.gemm.bf16\"?",
+                       InputError);
+}
+
+TEST_CASE("FitRuns: a fitted profile reads back") {
+  FittedStack stack;
+  stack.gpu = "a100-80";
+  stack.kernel_set = "composer-2024";
+  stack.base = "a100-torch-eager";
+  stack.rows = 12;
+  stack.spread = 0.05;
+  stack.numbers = {{"compute.gemm.bf16", 0.71234, 0.3, 0.95, 0.7, true, false},
+                   {"host.step", 0.0123, 1e-4, 0.1, 5e-3, false, true}};
+  const Profile profile =
+      ParseProfile(FittedProfileJson(stack, "a test", "2026-11-21"), "fitted.json");
+  CHECK(profile.name == "a100-80-composer-2024");
+  CHECK(profile.kernel_set == "composer-2024");
+  REQUIRE(profile.compute.gemm[static_cast<std::size_t>(MathType::kBf16)].has_value());
+  const Number<double>& gemm = *profile.compute.gemm[static_cast<std::size_t>(MathType::kBf16)];
+  CHECK(gemm.value == 0.712);  // three digits
+  CHECK(gemm.spread == 0.05);
+  CHECK(gemm.origin.kind == NumberKind::kFitted);
+  CHECK(profile.host.step.value.value == doctest::Approx(0.0123));
+}
+
+}  // namespace
+}  // namespace shardwright

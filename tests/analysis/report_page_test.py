@@ -1,0 +1,220 @@
+"""The page of `shardwright report` in a real Chromium: it opens, zooms, searches, prints, and a hostile name does nothing."""
+
+import gzip
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    from selenium import webdriver
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.chrome.service import Service
+except ImportError:
+    print("selenium is not installed: skipped")
+    sys.exit(77)
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+if BROWSER is None or DRIVER is None:
+    print("chromium or chromedriver is not installed: skipped")
+    sys.exit(77)
+
+PROGRAM = sys.argv.pop(1)
+HOSTILE = "</script><script>window.broken=1</script><img src=x onerror='window.broken=2'>\"'&"
+
+
+def program(*arguments, folder):
+    result = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, check=False, cwd=folder)
+    assert result.returncode in (0, 1), result.stderr
+    return result.stdout
+
+
+def browser(*flags):
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1200,1400", *flags):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(options=options, service=Service(DRIVER))
+
+
+class Page(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.folder = pathlib.Path(scratch.name)
+        program("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--seq", "128", "-o", "plan.json", folder=cls.folder)
+        program("simulate", "plan.json", "--trace", "sim.json.gz", folder=cls.folder)
+        program("report", "plan.json", "sim.json.gz", "-o", "report.html", folder=cls.folder)
+        plan = json.loads((cls.folder / "plan.json").read_text())
+        plan["plan"]["units"][3]["name"] = HOSTILE
+        (cls.folder / "hostile.json").write_text(json.dumps(plan))
+        program("report", "hostile.json", "-o", "hostile.html", folder=cls.folder)
+        cls.driver = browser()
+        cls.addClassCleanup(cls.driver.quit)
+
+    def open(self, name):
+        self.driver.get((self.folder / name).as_uri())
+        self.assertEqual(self.driver.get_log("browser"), [])
+
+    def run_script(self, text):
+        return self.driver.execute_script("return " + text)
+
+    def domain(self):
+        return self.run_script("shardwright.timeline.state.x.domain()")
+
+    def setUp(self):
+        self.open("report.html")
+
+    def tearDown(self):
+        self.assertEqual(self.driver.get_log("browser"), [])
+
+    def test_it_shows_the_step(self):
+        figures = json.loads(program("simulate", "plan.json", "--json", folder=self.folder))
+        begin, end = self.domain()
+        self.assertLessEqual(begin, 0)
+        self.assertGreaterEqual(end, figures["step_time_s"] * 1e9 * 0.999)
+        self.assertLess(end, figures["step_time_s"] * 1e9 * 1.1)
+        self.assertIn("Fits", self.driver.find_element(By.ID, "verdict").text)
+        # Something of every colour in use is on the canvas.
+        colours = self.run_script("""(() => {
+            const canvas = document.getElementById('spans');
+            const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+            const seen = new Set();
+            for (let i = 0; i < pixels.length; i += 4) seen.add(`${pixels[i]},${pixels[i+1]},${pixels[i+2]}`);
+            return [...seen];
+        })()""")
+        for colour in ("86,180,233", "0,114,178", "0,158,115"):  # forward, backward, optimizer
+            self.assertIn(colour, colours)
+
+    def test_nothing_is_fetched(self):
+        self.assertEqual(self.run_script("performance.getEntriesByType('resource').length"), 0)
+        policy = self.driver.find_element(By.CSS_SELECTOR, "meta[http-equiv]").get_attribute("content")
+        self.assertIn("default-src 'none'", policy)
+        self.assertNotIn("unsafe", policy)
+
+    def test_the_policy_holds(self):
+        """A script without a hash does not run."""
+        self.driver.execute_script("const s = document.createElement('script'); s.textContent = 'window.broken = 1';"
+                                   "document.body.append(s)")
+        self.assertIsNone(self.run_script("window.broken || null"))
+        self.assertEqual(len([entry for entry in self.driver.get_log("browser")
+                              if "Content Security Policy" in entry["message"]]), 1)
+
+    def test_zoom(self):
+        canvas = self.driver.find_element(By.ID, "spans")
+        begin, end = self.domain()
+        canvas.send_keys("+")
+        closer = self.domain()
+        self.assertAlmostEqual((closer[1] - closer[0]) * 1.5, end - begin, delta=(end - begin) * 1e-6)
+        canvas.send_keys(Keys.ARROW_RIGHT)
+        self.assertGreater(self.domain()[0], closer[0])
+        canvas.send_keys("0")
+        self.assertEqual(self.domain(), [begin, end])
+        # The wheel belongs to the page until the canvas has the focus.
+        self.driver.execute_script("document.activeElement.blur()")
+        from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
+        origin = ScrollOrigin.from_element(canvas)
+        ActionChains(self.driver).scroll_from_origin(origin, 0, -300).perform()
+        self.assertEqual(self.domain(), [begin, end])
+        canvas.send_keys("")
+        self.driver.execute_script("arguments[0].focus()", canvas)
+        ActionChains(self.driver).scroll_from_origin(origin, 0, -300).perform()
+        self.assertLess(self.domain()[1] - self.domain()[0], (end - begin) * 0.9)
+        self.driver.find_element(By.ID, "zoom-all").click()
+        self.assertEqual(self.domain(), [begin, end])
+
+    def test_search(self):
+        with gzip.open(self.folder / "sim.json.gz") as file:
+            events = json.load(file)["traceEvents"]
+        ops = [event["args"] for event in events if "op" in event.get("args", {})]
+        last = max(op["step"] for op in ops)
+        expected = {op["op"] for op in ops if op["step"] == last and op["body"] == "step" and "h.3." in op["op"]}
+        self.assertGreater(len(expected), 10)
+        box = self.driver.find_element(By.ID, "search")
+        box.send_keys("H.3.")
+        self.assertTrue(self.driver.find_element(By.ID, "found").text.startswith(f"{len(expected)} of "))
+        box.send_keys(Keys.ENTER)
+        self.assertIn(self.driver.find_element(By.CSS_SELECTOR, "#details h3").text, expected)
+        box.clear()
+        box.send_keys("no such op")
+        self.assertTrue(self.driver.find_element(By.ID, "found").text.startswith("0 of "))
+
+    def test_click_and_keys(self):
+        canvas = self.driver.find_element(By.ID, "spans")
+        op = self.run_script("""(() => {
+            const lane = shardwright.lanes.find((lane) => lane.name === 'compute');
+            let longest = 0;
+            for (let i = 0; i < lane.size; ++i) if (lane.end[i] - lane.start[i] > lane.end[longest] - lane.start[longest]) longest = i;
+            const rect = document.getElementById('spans').getBoundingClientRect();
+            const x = shardwright.timeline.state.x((lane.start[longest] + lane.end[longest]) / 2);
+            return [shardwright.nameOf(lane.op[longest]), x - rect.width / 2, lane.y + 11 - rect.height / 2];
+        })()""")
+        ActionChains(self.driver).move_to_element_with_offset(canvas, round(op[1]), round(op[2])).click().perform()
+        self.assertEqual(self.driver.find_element(By.CSS_SELECTOR, "#details h3").text, op[0])
+        self.assertIn("simulated: runs", self.driver.find_element(By.ID, "details").text)
+        self.assertIn("simulated at", self.driver.find_element(By.ID, "bytes-at").text)
+        ActionChains(self.driver).key_down(Keys.SHIFT).send_keys(Keys.ARROW_LEFT).key_up(Keys.SHIFT).perform()
+        self.assertNotEqual(self.driver.find_element(By.CSS_SELECTOR, "#details h3").text, op[0])
+        canvas.send_keys(Keys.ENTER)
+        self.assertLess(self.domain()[1] - self.domain()[0], 0.5 * self.run_script("shardwright.range[1]"))
+        canvas.send_keys(Keys.ESCAPE)
+        self.assertEqual(self.driver.find_elements(By.CSS_SELECTOR, "#details h3"), [])
+
+    def test_hostile_names(self):
+        self.open("hostile.html")
+        self.assertIsNone(self.run_script("window.broken || null"))
+        self.assertEqual(self.run_script("document.images.length"), 0)
+        self.assertIn(HOSTILE, self.run_script("[...document.querySelectorAll('#units th')].map((cell) => cell.textContent)"))
+        self.driver.find_element(By.ID, "search").send_keys("window.broken", Keys.ENTER)
+        self.assertIn(HOSTILE, self.driver.find_element(By.CSS_SELECTOR, "#details h3").text)
+        self.assertIsNone(self.run_script("window.broken || null"))
+
+    def test_considered_plans(self):
+        search = {"schema": "shardwright-plan-summary", "label": "slow", "rejected": [], "pareto": [
+            {"label": "fast", "step_time_s": 0.1, "memory_bytes": 2**34}, {"label": "slow", "step_time_s": 0.2, "memory_bytes": 2**32}]}
+        (self.folder / "search.json").write_text(json.dumps(search))
+        program("report", "plan.json", "--search", "search.json", "-o", "considered.html", folder=self.folder)
+        self.open("considered.html")
+        dots = [(float(dot.get_attribute("cx")), float(dot.get_attribute("cy")), dot.get_attribute("class"))
+                for dot in self.driver.find_elements(By.CSS_SELECTOR, "#pareto circle")]
+        self.assertEqual([dot[2] for dot in dots], ["dot", "dot chosen"])
+        self.assertLess(dots[0][0], dots[1][0])  # faster is further left
+        self.assertLess(dots[0][1], dots[1][1])  # more memory is further up
+
+    def test_dark(self):
+        light = self.run_script("getComputedStyle(document.body).backgroundColor")
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+        self.addCleanup(self.driver.execute_cdp_cmd, "Emulation.setEmulatedMedia", {"features": []})
+        self.assertNotEqual(self.run_script("getComputedStyle(document.body).backgroundColor"), light)
+
+    def test_print_and_no_script(self):
+        """On paper and without JavaScript the pictures are vectors, and the tables stand."""
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        self.addCleanup(self.driver.execute_cdp_cmd, "Emulation.setEmulatedMedia", {"media": ""})
+        self.assertFalse(self.driver.find_element(By.ID, "spans").is_displayed())
+        self.assertEqual([figure.is_displayed() for figure in self.driver.find_elements(By.CSS_SELECTOR, "figure svg")], [True] * 3)
+        self.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+        self.addCleanup(self.driver.execute_cdp_cmd, "Emulation.setScriptExecutionDisabled", {"value": False})
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+        self.driver.get((self.folder / "report.html").as_uri())
+        self.assertFalse(self.driver.find_element(By.ID, "spans").is_displayed())
+        self.assertEqual([figure.is_displayed() for figure in self.driver.find_elements(By.CSS_SELECTOR, "figure svg")], [True] * 3)
+        self.assertGreaterEqual(len(self.driver.find_elements(By.CSS_SELECTOR, "table")), 4)
+
+    def test_size(self):
+        page = (self.folder / "report.html").read_bytes()
+        begin = page.index(b'id="data">')
+        data = page.index(b"</script>", begin) - begin
+        self.assertLess(len(page) - data, 1_000_000)
+
+
+if __name__ == "__main__":
+    unittest.main()

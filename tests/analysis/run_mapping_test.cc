@@ -1,0 +1,152 @@
+// Rows of bench/published whose plan was worked out by hand from their columns.
+
+#include "analysis/run_mapping.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "analysis/measured_run.h"
+#include "analysis/validate.h"
+#include "core/error.h"
+#include "models/model.h"
+
+namespace shardwright {
+namespace {
+
+const std::vector<MeasuredRun>& Table() {
+  static const std::vector<MeasuredRun> runs =
+      ReadMeasuredRuns("../bench/published/measured_runs.csv");
+  return runs;
+}
+
+const MeasuredRun& RowNamed(const std::string& id) {
+  const auto found = std::find_if(Table().begin(), Table().end(),
+                                  [&](const MeasuredRun& run) { return run.id == id; });
+  REQUIRE(found != Table().end());
+  return *found;
+}
+
+MappedRun Map(const std::string& id) {
+  return MapRun(RowNamed(id), "auto");
+}
+
+TEST_CASE("Runs: a row of llm-foundry") {
+  // MPT-30B, sequence 2048, 16 H100-80, micro-batch 10, three of them, full recomputation, DEFAULT
+  // mixed precision, "unknown" network.
+  const MeasuredRun& run = RowNamed("llmfoundry-024");
+  CHECK(run.Source() == "llmfoundry");
+  CHECK(run.step_time_s == doctest::Approx(27.1491));
+  const MappedRun mapped = MapRun(run, "auto");
+  REQUIRE(mapped.skipped.empty());
+  const PlanFile& plan = mapped.plan;
+  // The row's own count: 29,975,214,080.
+  CHECK(CountParameters(plan.model.model) == 29975214080);
+  CHECK(plan.cluster.gpu.name == "h100-80");
+  CHECK(plan.cluster.node_count == 2);
+  CHECK(plan.cluster.gpus_per_node == 8);
+  CHECK(plan.plan.dialect == Dialect::kFsdp1);
+  CHECK(plan.plan.backward_prefetch == BackwardPrefetch::kPost);
+  CHECK(plan.plan.shard_size == 16);
+  CHECK(plan.plan.micro_batch == 10);
+  CHECK(plan.plan.accumulation == 3);
+  CHECK(plan.plan.recompute.size() == 48);
+  CHECK(plan.plan.units.size() == 49);
+  CHECK(plan.job.sequence_length == 2048);
+  CHECK(plan.job.global_batch == 480);
+  CHECK(plan.job.precision == Precision{DType::kFp32, DType::kBf16, DType::kFp32});
+  CHECK(mapped.notes ==
+        std::vector<std::string>{"network not stated: 400 Gbit/s InfiniBand per GPU"});
+}
+
+TEST_CASE("Runs: networks are read from their text") {
+  // "8x200Gb RoCE (1600 Gbps node-node)" and, for two nodes of eight, PURE mixed precision.
+  const MappedRun mapped = Map("llmfoundry-253");
+  REQUIRE(mapped.skipped.empty());
+  CHECK(mapped.plan.cluster.network == "roce");
+  CHECK(mapped.plan.job.precision == Precision{DType::kFp32, DType::kBf16, DType::kBf16});
+  // "4x100Gb RoCE per node": four NICs of a node with eight GPUs.
+  MeasuredRun run = RowNamed("llmfoundry-253");
+  run.network = "4x100Gb RoCE per node";
+  const auto nics = [](const Cluster& cluster) {
+    std::vector<double> rates;
+    for (const Component& component : cluster.node.components) {
+      if (component.kind == ComponentKind::kNic) {
+        rates.push_back(component.bandwidth.value);
+      }
+    }
+    return rates;
+  };
+  CHECK(nics(MapRun(run, "auto").plan.cluster) == std::vector<double>(4, 12.5e9));
+  run.network = "400Gb/s RDMA per GPU";
+  CHECK(nics(MapRun(run, "auto").plan.cluster) == std::vector<double>(8, 50e9));
+  run.network = "800Gbps";
+  CHECK(nics(MapRun(run, "auto").plan.cluster) == std::vector<double>(8, 12.5e9));
+}
+
+TEST_CASE("Runs: which blocks are recomputed follows from HFU and MFU") {
+  // ibmfsdp-003: 69 / 61 = 1.131, so 0.393 of 40 blocks: floor(40 * 0.3934) = 15.
+  const MappedRun mapped = Map("ibmfsdp-003");
+  REQUIRE(mapped.skipped.empty());
+  CHECK(mapped.plan.plan.recompute.size() == 15);
+  CHECK(mapped.plan.job.precision == Precision{DType::kFp32, DType::kBf16, DType::kBf16});
+}
+
+TEST_CASE("Runs: why rows are skipped") {
+  CHECK(Map("torchtune-003").skipped ==
+        "gpu_class: got \"RTX A6000-48GB\", expected a GPU type of the catalog");
+  MeasuredRun run = RowNamed("llmfoundry-024");
+  run.sequence_length = 0;
+  CHECK(MapRun(run, "auto").skipped == "seq_len: got nothing, expected tokens per sample");
+  run = RowNamed("llmfoundry-024");
+  run.data_parallel_only = false;
+  CHECK(MapRun(run, "auto").skipped == "parallelism: got \"fsdp\", expected data parallelism only");
+  run = RowNamed("llmfoundry-024");
+  run.gpus = 12;
+  CHECK(MapRun(run, "auto").skipped == "gpus: got 12, expected a multiple of gpus_per_node 8");
+}
+
+TEST_CASE("Runs: tables with mistakes") {
+  CHECK_THROWS_WITH_AS((void)ParseMeasuredRuns("id,gpus\nx,1\n", "t.csv"),
+                       "t.csv: line 1: got no column model_name, n_params, n_layers, hidden, "
+                       "n_heads, n_kv_heads, ffn_hidden, vocab, ffn_kind, seq_len, gpu, "
+                       "gpus_per_node, internode_network, parallelism, sharding_strategy, "
+                       "param_dtype, optimizer, activation_checkpointing, cpu_offload, "
+                       "microbatch_per_gpu, grad_accum, compiled, attention_kernel, framework, "
+                       "date, expected a table of measured runs",
+                       InputError);
+}
+
+// A prediction must not know where a row comes from: with other ids, sources, tiers and measured
+// values the same columns give the same numbers.
+TEST_CASE("Runs: ids, sources and measurements never influence a prediction") {
+  std::vector<MeasuredRun> runs;
+  for (const char* id : {"llmfoundry-298", "llmfoundry-103", "torchtitan-046", "fmsaccel-031",
+                         "ibmfsdp-012", "internevo-010"}) {
+    runs.push_back(RowNamed(id));
+  }
+  std::vector<MeasuredRun> shuffled = runs;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    MeasuredRun& run = shuffled[i];
+    run.id = runs[(i + 1) % runs.size()].id;
+    run.line = 0;
+    run.tier.clear();
+    run.step_time_s = 1;
+    run.tokens_per_s_per_gpu = 1;
+  }
+  const ValidationReport given = Validate(runs, {});
+  const ValidationReport other = Validate(shuffled, {});
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    CAPTURE(runs[i].id);
+    REQUIRE(given.rows[i].skipped.empty());
+    CHECK(given.rows[i].prediction.step_time.value == other.rows[i].prediction.step_time.value);
+    CHECK(given.rows[i].prediction.allocated == other.rows[i].prediction.allocated);
+    CHECK(given.rows[i].prediction.reserved == other.rows[i].prediction.reserved);
+    CHECK(given.rows[i].profile == other.rows[i].profile);
+  }
+}
+
+}  // namespace
+}  // namespace shardwright

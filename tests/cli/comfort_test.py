@@ -1,0 +1,183 @@
+"""What makes the program pleasant: completion, manual pages, configuration, diff, doctor, plots, colours."""
+
+import json
+import os
+import pathlib
+import pty
+import re
+import subprocess
+import sys
+import unittest
+from unittest import mock
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import shardwright_test_case
+from shardwright_test_case import ShardwrightTestCase, main
+
+PLAN = ("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--seq", "128")
+
+
+class Completion(ShardwrightTestCase):
+
+    def complete(self, *words):
+        """What bash offers for the last word."""
+        program = pathlib.Path(shardwright_test_case.PROGRAM)
+        (self.folder / "script").write_text(self.succeed("completion", "bash"))
+        line = " ".join(f"'{word}'" for word in words)
+        script = f'source ./script; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _shardwright; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
+        done = subprocess.run(["bash", "-c", script], cwd=self.folder, env=environment, text=True, capture_output=True, check=True)
+        return done.stdout.split()
+
+    def test_bash(self):
+        self.assertEqual(self.complete("shardwright", "calib"), ["calibrate"])
+        self.assertEqual(self.complete("shardwright", "simulate", "--conte"), ["--contention"])
+        self.assertEqual(self.complete("shardwright", "simulate", "--contention", "o"), ["on", "off"])
+        self.assertIn("llama-3-8b", self.complete("shardwright", "plan", "--model", "llama-3"))
+        (self.folder / "myplan.json").write_text("")
+        self.assertEqual(self.complete("shardwright", "simulate", "mypl"), ["myplan.json"])
+
+    def test_every_shell_knows_every_command(self):
+        commands = [line.split()[0] for line in self.succeed("--help").split("Subcommands:")[1].splitlines() if line.strip()]
+        self.assertGreater(len(commands), 10)
+        for shell in ("bash", "zsh", "fish"):
+            script = self.succeed("completion", shell)
+            for command in commands:
+                self.assertRegex(script, rf"\b{command}\b")
+
+    def test_unknown_shell(self):
+        self.assert_fails(2, 'completion: got "bsh", expected bash, zsh or fish; did you mean "bash"?', "completion", "bsh")
+
+
+class Manual(ShardwrightTestCase):
+
+    def test_pages(self):
+        for words in ((), ("plan",), ("report",), ("man",)):
+            page = self.succeed("man", *words)
+            self.assertTrue(page.startswith(".TH SHARDWRIGHT"))
+            for line in page.splitlines():
+                if line.startswith((".", "'")):
+                    self.assertRegex(line, r"^\.(TH|SH|TP|nf|fi)\b")
+        # Every flag of the help is in the manual.
+        flags = set(re.findall(r"^  (--[a-z-]+)", self.succeed("plan", "--help"), re.MULTILINE))
+        page = self.succeed("man", "plan").replace("\\-", "-")
+        self.assertGreater(len(flags), 20)
+        for flag in flags:
+            self.assertIn(f"\\fB{flag}", page)
+
+    def test_unknown_command(self):
+        code, out, err = self.run_program("man", "plann")
+        self.assertEqual((code, out), (2, ""))
+        self.assertIn('did you mean "plan"?', err)
+
+
+class Configuration(ShardwrightTestCase):
+
+    def setUp(self):
+        super().setUp()
+        home = mock.patch.dict(os.environ, {"XDG_CONFIG_HOME": str(self.folder / "home")})
+        home.start()
+        self.addCleanup(home.stop)
+        self.user = self.folder / "home" / "shardwright" / "config.json"
+        self.user.parent.mkdir(parents=True)
+
+    def sequence(self, *flags):
+        return json.loads(self.succeed("plan", "--model", "gpt2", "--cluster", "dgx-a100", *flags))["job"]["sequence_length"]
+
+    def test_the_stronger_wins(self):
+        self.assertIn("Nothing is configured", self.succeed("config"))
+        self.user.write_text('{"plan": {"seq": 64, "wrap": "root"}}')
+        self.assertEqual(self.sequence(), 64)
+        (self.folder / "shardwright.json").write_text('{"plan": {"seq": "96"}}')
+        self.assertEqual(self.sequence(), 96)
+        with mock.patch.dict(os.environ, {"SHARDWRIGHT_PLAN_SEQ": "128"}):
+            self.assertEqual(self.sequence(), 128)
+            self.assertEqual(self.sequence("--seq", "160"), 160)
+            flags = json.loads(self.succeed("config", "--json"))["flags"]
+        origins = [(flag["flag"], flag["value"], flag["origin"], flag["used"]) for flag in flags]
+        self.assertEqual(origins, [("--seq", "128", "environment variable SHARDWRIGHT_PLAN_SEQ", True),
+                                   ("--seq", "96", "shardwright.json", False),
+                                   ("--seq", "64", str(self.user), False),
+                                   ("--wrap", "root", str(self.user), True)])
+
+    def test_mistakes(self):
+        for text, error in (('{"plann": {}}', 'shardwright.json: got "plann", expected a command of shardwright; did you mean "plan"?'),
+                            ('{"plan": {"clustr": "x"}}', 'shardwright.json: plan: got "clustr", expected a flag of shardwright plan '
+                             'without its dashes; did you mean "--cluster"?'),
+                            ('{"plan": {"seq": []}}', "shardwright.json: plan.seq: got [], expected a string")):
+            (self.folder / "shardwright.json").write_text(text)
+            self.assert_fails(3, error, "config")
+
+
+class Diff(ShardwrightTestCase):
+
+    def test_diff(self):
+        first, second = self.succeed(*PLAN), self.succeed(*PLAN, "--reshard", "never", "--recompute", "full")
+        (self.folder / "a.json").write_text(first)
+        (self.folder / "b.json").write_text(second)
+        self.assertTrue(self.succeed("diff", "a.json", "a.json").startswith("The plans are equal.\n"))
+        text = self.succeed("diff", "a.json", "-", stdin=second)
+        self.assertRegex(text, r"plan\.units\[transformer\.h\.0\]\.reshard +always +-> never +and 11 alike\n")
+        report = json.loads(self.succeed("diff", "a.json", "b.json", "--json"))
+        changes = {change["field"]: change for change in report["changes"]}
+        self.assertEqual(changes["plan.units[transformer.h.0].reshard"]["alike"], 12)
+        self.assertEqual(changes["plan.recompute[transformer.h.0].kind"]["before"], "")
+        for side, name in (("before", "a.json"), ("after", "b.json")):
+            simulated = json.loads(self.succeed("simulate", name, "--json"))
+            self.assertEqual(report[side]["step_time_s"], simulated["step_time_s"])
+            self.assertEqual(report[side]["peak_allocated_bytes"], simulated["memory"]["peak_allocated_bytes"])
+        self.assert_fails(2, "diff: only one of the two plans can be standard input", "diff", "-", "-")
+
+
+class Doctor(ShardwrightTestCase):
+
+    def test_doctor(self):
+        checks = {check["name"]: check for check in json.loads(self.succeed("doctor", "--json"))["checks"]}
+        self.assertTrue(checks["program"]["works"])
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+        self.assertAlmostEqual(float(checks["memory"]["found"].split()[0]), memory, delta=memory * 0.01)
+        self.assertEqual(checks["this folder"]["found"], "can be written")
+        self.assertEqual(len(self.succeed("doctor").splitlines()), 1 + len(checks))
+
+
+class Terminal(ShardwrightTestCase):
+
+    def on_terminal(self, *arguments, **environment):
+        """What the program prints on a terminal."""
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen([shardwright_test_case.PROGRAM, *arguments], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=theirs,
+                                   stderr=subprocess.DEVNULL, env={"TERM": "xterm", "LANG": "C.UTF-8", **environment})
+        os.close(theirs)
+        text = b""
+        while True:
+            try:
+                block = os.read(ours, 65536)
+            except OSError:  # the other side is closed
+                break
+            if not block:
+                break
+            text += block
+        process.wait(timeout=60)
+        os.close(ours)
+        return text.decode()
+
+    def test_colours_and_plots(self):
+        (self.folder / "plan.json").write_text(self.succeed(*PLAN))
+        piped = self.succeed("simulate", "plan.json")
+        self.assertNotIn("\x1b", piped)
+        self.assertNotIn("Memory during the step", piped)
+        shown = self.on_terminal("simulate", "plan.json")
+        self.assertIn("\x1b[32mfits", shown)
+        self.assertIn("\u2588", shown)
+        for variables in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+            self.assertNotIn("\x1b", self.on_terminal("simulate", "plan.json", **variables))
+        for flags, variables in ((("--ascii",), {}), ((), {"LANG": "C"})):
+            plain = self.on_terminal("simulate", "plan.json", *flags, **variables)
+            self.assertTrue(plain.isascii())
+            self.assertIn("Memory during the step", plain)
+        self.assertTrue(self.succeed("simulate", "plan.json", "--plot", "--ascii").startswith(piped))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""emit: files that the formats' own parsers read, golden texts, what is lost, exit codes."""
+
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import tomllib
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+from shardwright_test_case import TESTS, ShardwrightTestCase, main
+
+GOLDEN = TESTS / "data" / "emit"
+PYTHON = TESTS.parent / "planner" / "emitters" / "python"
+
+# Three plans that differ in dialect, mesh, units and every option that some target can hold.
+PLANS = {
+    "fsdp2": "--model gpt2 --cluster dgx-a100 --nodes 2 --gpus 4 --seq 128 --wrap torchtitan --shard 4 --reshard 2 "
+             "--accumulation 2 --sync last --recompute full --optimizer adamw:fused",
+    "fsdp1": "--model llama-3.2-1b --cluster dgx-h100 --nodes 2 --seq 512 --dialect fsdp1 --replicate 2 --reshard never "
+             "--backward-prefetch post --forward-prefetch on --limit-all-gathers off --precision fp16-mixed --clip off",
+    "zero3": "--model pythia-70m --cluster dgx-a100 --seq 256 --dialect zero3 --micro-batch 2 --prefetch-bucket 1e6 "
+             "--optimizer sgd --weight-decay off",
+}
+
+
+class Emit(ShardwrightTestCase):
+
+    def plan(self, words):
+        self.succeed("plan", *shlex.split(words), "-o", "plan.json")
+
+    def emit(self, target, *flags):
+        return json.loads(self.succeed("emit", "plan.json", "--to", target, "--json", *flags))
+
+    def targets(self):
+        """The choices that the error message lists."""
+        error = self.run_program("emit", "plan.json", "--to", "?")[2]
+        listed = error.split("expected ")[1].strip().replace(" or ", ", ")
+        return listed.split(", ")
+
+    def test_golden(self):
+        for name, words in PLANS.items():
+            self.plan(words)
+            for target in self.targets():
+                with self.subTest(plan=name, target=target):
+                    result = self.emit(target)
+                    self.check_syntax(result["files"])
+                    shipped = [file for file in result["files"] if (PYTHON / file["name"]).exists()]
+                    for file in shipped:
+                        self.assertEqual(file["text"], (PYTHON / file["name"]).read_text(encoding="utf-8"))
+                    texts = {f"{target}.{file['name']}": file["text"] for file in result["files"] if file not in shipped}
+                    losses = "".join(f"{loss['field']} of {loss['subject'] or '-'}: {loss['planned']} -> {loss['emitted']}\n"
+                                     for loss in result["losses"])
+                    texts[f"{target}.losses"] = losses
+                    self.compare(GOLDEN / name, texts)
+
+    def compare(self, folder, texts):
+        if os.environ.get("SHARDWRIGHT_UPDATE_GOLDEN"):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in texts.items():
+                (folder / name).write_text(text, encoding="utf-8")
+        for name, text in texts.items():
+            self.assertEqual(text, (folder / name).read_text(encoding="utf-8"), f"{folder.name}/{name}")
+
+    def check_syntax(self, files):
+        for file in files:
+            name, text = file["name"], file["text"]
+            if name.endswith(".json"):
+                json.loads(text)
+            elif name.endswith(".toml"):
+                tomllib.loads(text)
+            elif name.endswith(".py"):
+                compile(text, name, "exec")
+            elif name.endswith(".sh"):
+                done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+                self.assertEqual((done.returncode, done.stderr), (0, ""), name)
+            else:
+                self.assertTrue(name.endswith(".yaml"), name)  # emit_formats_test.py reads it with PyYAML
+
+    def test_outcomes(self):
+        """What is printed of both plans is what simulate says of them."""
+        self.plan(PLANS["fsdp1"])
+        result = self.emit("accelerate", "--as-emitted", "emitted.json")
+        self.assertFalse(result["is_exact"])
+        for key, file in (("planned", "plan.json"), ("as_emitted", "emitted.json")):
+            simulated = json.loads(self.succeed("simulate", file, "--json"))
+            self.assertEqual(result[key]["step_time_s"], simulated["step_time_s"])
+            self.assertEqual(result[key]["peak_allocated_bytes"], simulated["memory"]["peak_allocated_bytes"])
+            self.assertEqual(result[key]["fits"], simulated["fits"])
+
+    def test_a_lossless_emission_changes_nothing(self):
+        """torchtitan and DeepSpeed hold plans that were made by their own rules."""
+        for target, words in (
+            ("torchtitan", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --wrap torchtitan --recompute selective"),
+            ("deepspeed", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --dialect zero3 --overlap-comm off"),
+            ("accelerate", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --wrap accelerate --precision fp32/bf16/bf16"),
+            ("fairseq", "--model opt-125m --cluster dgx-a100 --seq 512 --dialect fairscale --precision fp16-mixed"),
+        ):
+            with self.subTest(target=target):
+                self.plan(words)
+                result = self.emit(target, "--as-emitted", "emitted.json")
+                self.assertEqual(result["losses"], [])
+                self.assertEqual(result["planned"], result["as_emitted"])
+                self.assertEqual(*(json.loads((self.folder / name).read_text())["job"]
+                                   for name in ("plan.json", "emitted.json")))
+
+    def test_names(self):
+        """The dialects of names, against the frameworks' own tables: transformers 5, torchtitan 0.3, files on the hub."""
+        config = {"model_type": "mixtral", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1,
+                  "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "rms_norm_eps": 1e-6}
+        (self.folder / "moe.json").write_text(json.dumps(config))
+        llama = "--model llama-3.2-1b --cluster dgx-h100 --seq 128 --wrap torchtitan"
+        gpt2 = "--model gpt2 --cluster dgx-a100 --seq 128"
+        moe = "--model moe.json --cluster dgx-a100 --seq 128"
+        for words, dialect, expected in (
+            (moe, "hf-v5", {"model.layers.0.mlp.experts.gate_up_proj": [4, 80, 32], "model.layers.0.mlp.gate.weight": [4, 32],
+                            "model.layers.0.mlp.experts.down_proj": [4, 32, 40]}),
+            (moe, "hf-v4", {"model.layers.0.block_sparse_moe.experts.3.w1.weight": [40, 32]}),
+            (llama, "torchtitan", {"tok_embeddings.weight": [128256, 2048], "norm.weight": [2048],
+                                   "layers.15.attention.qkv_linear.wk.weight": [512, 2048], "lm_head.weight": [128256, 2048],
+                                   "layers.0.feed_forward.w2.weight": [2048, 8192], "layers.0.ffn_norm.weight": [2048]}),
+            (gpt2, "checkpoint", {"wte.weight": [50257, 768], "h.11.attn.c_attn.weight": [768, 2304]}),
+        ):
+            with self.subTest(dialect=dialect):
+                self.plan(words)
+                files = {file["name"]: file["text"] for file in self.emit("fsdp2", "--fqns", dialect)["files"]}
+                shapes = {p["fqn"]: p["shape"] for p in json.loads(files["fsdp2_plan.json"])["parameters"]}
+                self.assertEqual(expected, {fqn: shapes.get(fqn) for fqn in expected})
+        self.plan(gpt2)
+        self.assert_fails(3, "--fqns: got torchtitan with a model of type gpt2, expected hf-v4, hf-v5 or checkpoint, or a model "
+                          "of type llama qwen3 qwen3_moe",
+                          "emit", "plan.json", "--to", "fsdp2", "--fqns", "torchtitan", "--json")
+
+    def test_outputs(self):
+        self.plan(PLANS["fsdp2"])
+        report = self.succeed("emit", "plan.json", "--to", "torchtitan", "-o", "run/")
+        self.assertTrue(report.endswith("Wrote run/torchtitan.toml\nWrote run/torchtitan_recipe.py\n"))
+        self.assertEqual(sorted(os.listdir(self.folder / "run")), ["torchtitan.toml", "torchtitan_recipe.py"])
+        self.succeed("emit", "plan.json", "--to", "accelerate", "-o", "mine.yaml")
+        code, out, err = self.run_program("emit", "plan.json", "--to", "accelerate")
+        self.assertEqual((code, out), (0, (self.folder / "mine.yaml").read_text()))
+        self.assertIn("job.precision.reduce: fp32 -> bf16", err)
+        before = sorted(os.listdir(self.folder))
+        code, out, _ = self.run_program("emit", "plan.json", "--to", "accelerate", "-o", "no.yaml", "--exact")
+        self.assertEqual(code, 1)
+        self.assertIn("The framework will run differently:", out)
+        self.assertEqual(sorted(os.listdir(self.folder)), before)
+
+    def test_errors(self):
+        self.plan(PLANS["fsdp2"])
+        self.assert_fails(2, "--to is required; see shardwright emit --help", "emit", "plan.json")
+        self.assert_fails(2, "--to torchtitan writes several files, so it needs -o FOLDER or --json",
+                          "emit", "plan.json", "--to", "torchtitan")
+        error = self.run_program("emit", "plan.json", "--to", "accelerat")[2]
+        self.assertTrue(error.endswith('did you mean "accelerate"?\n'), error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The PyTorch run of docs/tutorial.md: two gloo processes wrap a transformers model with the emitted plan and train."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+try:
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+except ImportError:
+    print("torch or transformers is not installed: skipped")
+    sys.exit(77)
+
+PROGRAM = pathlib.Path(sys.argv[1])
+
+
+def main():
+    text = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "tutorial.md").read_text()
+    shell = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    # The configuration, and the commands that emit the plan for two ranks.
+    blocks = [shell[0], next(block for block in shell if "--to fsdp2" in block)]
+    environment = {**os.environ, "PATH": f"{PROGRAM.parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        for block in blocks:
+            subprocess.run(["bash", "-e", "-c", block], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+        (pathlib.Path(folder) / "train.py").write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1])
+        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
+                              cwd=folder, env=environment, text=True, capture_output=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [float(loss) for loss in re.findall(r"step \d loss (\S+)", done.stdout)]
+    print(losses)
+    assert len(losses) == 4
+    # A fresh model knows nothing: its loss is near log(1024) = 6.93.
+    assert all(abs(loss - 6.931) < 0.3 for loss in losses), losses
+
+
+if __name__ == "__main__":
+    main()

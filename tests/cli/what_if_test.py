@@ -1,0 +1,180 @@
+"""sweep, goodput, and simulate with stragglers, as a user types them."""
+
+import csv
+import io
+import json
+import pathlib
+import shlex
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+from shardwright_test_case import ShardwrightTestCase, main
+
+JOB = ("--model", "gpt2", "--cluster", "dgx-a100", "--seq", "128")
+
+
+def examples(text):
+    """The commands that a help text shows."""
+    lines = text[text.index("Examples:"):text.index("Usage:")].replace("\\\n", " ").splitlines()
+    return [shlex.split(line)[1:] for line in lines if line.strip().startswith("shardwright ")]
+
+
+class Sweep(ShardwrightTestCase):
+
+    def test_rows_are_plans(self):
+        sweep = json.loads(self.succeed("sweep", *JOB, "--nodes", "1,2", "--micro-batch", "1..4", "--shard", "8",
+                                        "--json"))
+        self.assertEqual((sweep["schema"], sweep["schema_version"]), ("shardwright-sweep", 1))
+        self.assertEqual([(row["nodes"], row["micro_batch"]) for row in sweep["rows"]],
+                         [(nodes, micro) for nodes in (1, 2) for micro in (1, 2, 4)])
+        row = sweep["rows"][4]
+        self.succeed("plan", *JOB, "--nodes", "2", "--micro-batch", "2", "--shard", "8", "-o", "plan.json")
+        alone = json.loads(self.succeed("simulate", "plan.json", "--json"))
+        for key in ("step_time_s", "tokens_per_s_per_gpu", "mfu", "exposed_comm_s"):
+            self.assertEqual(row[key], alone[key], key)
+        self.assertEqual(row["device_bytes"],
+                         alone["memory"]["peak_reserved_bytes"] + alone["memory"]["outside_allocator_bytes"])
+
+    def test_csv_equals_json(self):
+        arguments = ("sweep", *JOB, "--nodes", "2", "--shard", "3,8,16", "--bandwidth", "0.5,1")
+        rows = json.loads(self.succeed(*arguments, "--csv", "sweep.csv", "--json"))["rows"]
+        table = list(csv.DictReader(io.StringIO((self.folder / "sweep.csv").read_text())))
+        self.assertEqual(len(table), 6)
+        for row, line in zip(rows, table):
+            if row["shard_size"] == 3:
+                self.assertEqual(row["error"], "--shard: got 3, expected a divisor of the 16 ranks")
+                self.assertEqual(line["reason"], row["error"])
+            else:
+                self.assertEqual(float(line["step_time_s"]), row["step_time_s"])
+                self.assertEqual(line["fits"], "true")
+        # With half of the network's bandwidth a step over two nodes takes longer.
+        self.assertGreater(rows[4]["step_time_s"], rows[5]["step_time_s"])
+
+    def test_what_does_not_fit(self):
+        # 13.0e9 parameters x 16 bytes / 2 GPUs are 104 GB.
+        code, out, err = self.run_program("sweep", "--model", "llama-2-13b", "--cluster", "dgx-a100", "--gpus", "2",
+                                          "--micro-batch", "1,8")
+        self.assertEqual((code, err), (1, ""))
+        self.assertEqual(out.count("over by "), 2)
+        self.assertIn("Nothing fits.", out)
+
+    def test_errors(self):
+        self.assert_fails(2, '--nodes: got "4..1", expected a range from the smaller to the larger number',
+                          "sweep", *JOB, "--nodes", "4..1")
+        self.assert_fails(3, '--bandwidth: got "nvlnk", expected a level of cluster dgx-a100: nvlink, pcie, network, '
+                          'unit; did you mean "nvlink"?', "sweep", *JOB, "--bandwidth", "nvlnk:2")
+        self.assert_fails(3, "--shard: got 3, expected a divisor of the 8 ranks", "sweep", *JOB, "--shard", "3")
+        self.assert_fails(2, "--json and --csv - both want standard output", "sweep", *JOB, "--csv", "-", "--json")
+        self.assert_fails(2, "the lists have more than 100000 combinations", "sweep", *JOB, "--nodes", "1..1000:1",
+                          "--micro-batch", "1..1000:1")
+
+    def test_examples_run(self):
+        commands = examples(self.succeed("sweep", "--help"))
+        self.assertEqual(len(commands), 3)
+        for command in commands:
+            self.assertEqual(self.run_program(*command)[0], 0, command)
+
+
+class Stragglers(ShardwrightTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.succeed("plan", *JOB, "--gpus", "4", "-o", "plan.json")
+
+    def simulate(self, *flags):
+        return json.loads(self.succeed("simulate", "plan.json", "--json", *flags))
+
+    def test_distribution(self):
+        plain = self.simulate()
+        self.assertNotIn("step_distribution", plain)
+        noisy = self.simulate("--jitter", "0.05", "--samples", "50", "--seed", "3")
+        self.assertEqual(noisy["step_time_s"], plain["step_time_s"])
+        steps = noisy["step_distribution"]
+        self.assertEqual((steps["samples"], steps["followed_ranks"]), (50, 4))
+        # The step of ranks that are all alike is the simulated one.
+        self.assertAlmostEqual(steps["nominal_s"] / plain["step_time_s"], 1, places=5)
+        self.assertLessEqual(steps["min_s"], steps["p50_s"])
+        self.assertLessEqual(steps["p50_s"], steps["p90_s"])
+        self.assertLessEqual(steps["p90_s"], steps["p99_s"])
+        self.assertEqual(noisy, self.simulate("--jitter", "0.05", "--samples", "50", "--seed", "3"))
+        self.assertNotEqual(noisy, self.simulate("--jitter", "0.05", "--samples", "50", "--seed", "4"))
+
+    def test_slow_ranks_and_links(self):
+        one = self.simulate("--slow-rank", "2:2", "--samples", "3")["step_distribution"]
+        self.assertEqual(one["min_s"], one["max_s"])
+        self.assertGreater(one["mean_s"], one["nominal_s"])
+        # A rank that waits for the slow one waits longer than the slow one waits for anybody.
+        self.assertGreater(one["waiting_s"], 0)
+        fast = self.simulate()
+        self.assertGreater(self.simulate("--slow-link", "nvlink:4")["exposed_comm_s"], fast["exposed_comm_s"])
+        self.assertEqual(self.simulate("--slow-link", "network:4"), fast)  # one node has no use for it
+        self.assertIn("p99", self.succeed("simulate", "plan.json", "--slow-rank", "0..1:1.5,3:2", "--samples", "2"))
+
+    def test_errors(self):
+        for code, flags, error in (
+            (2, ("--jitter", "2"), '--jitter: got "2", expected a number in [0, 1], such as 0.02'),
+            (2, ("--slow-rank", "3"),
+             '--slow-rank: got "3", expected ranks and factors, such as 3:1.5 or 8..15:1.2'),
+            (2, ("--slow-rank", "1:2,0..1:3"), '--slow-rank: got "1:2,0..1:3", expected every rank once'),
+            (2, ("--slow-link", "network"),
+             '--slow-link: got "network", expected a level and a factor, such as network:2'),
+            (2, ("--samples", "3"), "--samples needs --jitter, --rank-jitter or --slow-rank"),
+            (3, ("--slow-rank", "4:2"), "slow rank: got 4, expected a rank from 0 to 3"),
+            (3, ("--slow-link", "infiniband:2"), '--slow-link: got "infiniband", expected a level of cluster dgx-a100: '
+             'nvlink, pcie, network, unit'),
+        ):
+            self.assert_fails(code, error, "simulate", "plan.json", *flags)
+
+
+class Baselines(ShardwrightTestCase):
+
+    def test_each_is_a_plan(self):
+        table = json.loads(self.succeed("baselines", *JOB, "--global-batch", "16", "--json"))["baselines"]
+        rows = {row["name"]: row for row in table}
+        self.assertEqual(list(rows), ["fsdp1-size", "fsdp1-transformer", "torchtitan", "accelerate", "zero3", "ddp"])
+        # transformer.wte is tied to lm_head, which the size policy leaves to the root.
+        self.assertIn("tied parameters", rows["fsdp1-size"]["reason"])
+        ddp = rows["ddp"]
+        self.succeed("plan", *JOB, "--dialect", "ddp", "--micro-batch", str(ddp["micro_batch"]), "--accumulation",
+                     str(ddp["accumulation"]), "--recompute", ddp["recompute"], "-o", "ddp.json")
+        alone = json.loads(self.succeed("simulate", "ddp.json", "--json"))
+        self.assertEqual(ddp["step_time_s"], alone["step_time_s"])
+        self.assert_fails(3, "global batch: got 12, expected a multiple of the 8 ranks",
+                          "baselines", *JOB, "--global-batch", "12")
+
+
+class Goodput(ShardwrightTestCase):
+
+    def test_run(self):
+        self.succeed("plan", *JOB, "--nodes", "4", "-o", "plan.json")
+        flags = ("--tokens", "1e10", "--mtbf", "10000 h", "--checkpoint-time", "60 s")
+        run = json.loads(self.succeed("goodput", "plan.json", *flags, "--json"))
+        step = json.loads(self.succeed("simulate", "plan.json", "--json"))["step_time_s"]
+        self.assertEqual(run["step_time_s"], step)
+        self.assertEqual(run["steps"], -(-10**10 // (32 * 128)))  # ceil(tokens / tokens of a step)
+        self.assertAlmostEqual(run["work_s"], run["steps"] * step)
+        self.assertAlmostEqual(run["job_mtbf_s"], 10000 * 3600 / 4)
+        self.assertAlmostEqual(run["expected_s"], run["work_s"] + run["checkpointing_s"] + run["lost_s"], places=3)
+        # The best interval is best.
+        for other in ("1 s", "10 min", "1 h", "3 h"):
+            worse = json.loads(self.succeed("goodput", "plan.json", *flags, "--checkpoint-interval", other, "--json"))
+            self.assertGreaterEqual(worse["expected_s"], run["expected_s"])
+        self.assertIn("goodput", self.succeed("goodput", "plan.json", *flags, "--restart-time", "0 s"))
+
+    def test_errors(self):
+        self.succeed("plan", *JOB, "-o", "plan.json")
+        needed = ("--tokens", "1e9", "--mtbf", "1 h", "--checkpoint-time")
+        self.assert_fails(2, "--checkpoint-time is required; see shardwright goodput --help",
+                          "goodput", "plan.json", *needed[:-1])
+        self.assert_fails(2, '--checkpoint-time: got "5", expected a time in ms, s, min, h or days, such as "90 s"',
+                          "goodput", "plan.json", *needed, "5")
+        self.assert_fails(2, '--mtbf: got "0 s", expected a time above 0 in ms, s, min, h or days, such as "90 s"',
+                          "goodput", "plan.json", "--tokens", "1", "--mtbf", "0 s", "--checkpoint-time", "1 s")
+        self.assert_fails(3, "--mtbf: got 1 ms, expected nodes that run long enough for a checkpoint to be reached",
+                          "goodput", "plan.json", "--tokens", "1e9", "--mtbf", "1 ms", "--checkpoint-time", "1 s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+// That cuBLASLt is asked for the right product: its functions are replaced by ones that multiply
+// column-major matrices in plain loops, as cublasLt.h documents it.
+
+#include "executor/cuda/cublaslt.h"
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+
+namespace shardwright::testing {
+namespace {
+
+struct FakeDesc {
+  int transposes_a = 0, transposes_b = 0, epilogue = 1, bias_type = -1;
+  const float* bias = nullptr;
+};
+struct FakeLayout {
+  int type = 0;
+  std::int64_t rows = 0, columns = 0, leading = 0;
+};
+
+// Owners of what the library would allocate.
+std::vector<std::unique_ptr<FakeDesc>>& Descs() {
+  static std::vector<std::unique_ptr<FakeDesc>> all;
+  return all;
+}
+std::vector<std::unique_ptr<FakeLayout>>& Layouts() {
+  static std::vector<std::unique_ptr<FakeLayout>> all;
+  return all;
+}
+int heuristics_asked = 0;
+std::uint64_t workspace_asked = 0;
+bool refuses = false;
+
+int Create(void** handle) {
+  *handle = handle;
+  return 0;
+}
+int DescCreate(void** desc, int compute, int scale) {
+  CHECK(compute == 68);  // CUBLAS_COMPUTE_32F
+  CHECK(scale == 0);     // CUDA_R_32F
+  Descs().push_back(std::make_unique<FakeDesc>());
+  *desc = Descs().back().get();
+  return 0;
+}
+int DescSet(void* desc, int attribute, const void* value, std::size_t bytes) {
+  auto* const d = static_cast<FakeDesc*>(desc);
+  const std::map<int, void*> ints = {
+      {3, &d->transposes_a}, {4, &d->transposes_b}, {7, &d->epilogue}, {26, &d->bias_type}};
+  if (attribute == 8) {
+    CHECK(bytes == sizeof d->bias);
+    std::memcpy(&d->bias, value, bytes);
+    return 0;
+  }
+  REQUIRE(ints.contains(attribute));
+  CHECK(bytes == sizeof(int));
+  std::memcpy(ints.at(attribute), value, bytes);
+  return 0;
+}
+int LayoutCreate(void** layout, int type, std::uint64_t rows, std::uint64_t columns,
+                 std::int64_t leading) {
+  CHECK(leading >= static_cast<std::int64_t>(rows));  // column-major
+  Layouts().push_back(std::make_unique<FakeLayout>(FakeLayout{
+      type, static_cast<std::int64_t>(rows), static_cast<std::int64_t>(columns), leading}));
+  *layout = Layouts().back().get();
+  return 0;
+}
+int PreferenceCreate(void** preference) {
+  *preference = preference;
+  return 0;
+}
+int PreferenceSet(void* /*preference*/, int attribute, const void* value, std::size_t bytes) {
+  if (attribute == 1) {
+    CHECK(bytes == 8);
+    std::memcpy(&workspace_asked, value, bytes);
+  }
+  return 0;
+}
+int Heuristic(void* /*handle*/, void* /*desc*/, void* /*a*/, void* /*b*/, void* /*c*/, void* /*d*/,
+              void* /*preference*/, int requested, LtHeuristic* results, int* found) {
+  ++heuristics_asked;
+  CHECK(requested == 1);
+  results[0] = {};
+  results[0].algorithm.data[0] = 4711;
+  *found = refuses ? 0 : 1;
+  return refuses ? 15 : 0;  // CUBLAS_STATUS_NOT_SUPPORTED
+}
+int Matmul(void* /*handle*/, void* desc, const void* alpha, const void* a, void* a_layout,
+           const void* b, void* b_layout, const void* beta, const void* c, void* c_layout, void* d,
+           void* /*d_layout*/, const LtAlgorithm* algorithm, void* /*workspace*/,
+           std::size_t /*bytes*/, void* /*stream*/) {
+  CHECK(algorithm->data[0] == 4711);
+  CHECK(*static_cast<const float*>(alpha) == 1.0F);
+  const FakeDesc& op = *static_cast<FakeDesc*>(desc);
+  const FakeLayout& la = *static_cast<FakeLayout*>(a_layout);
+  const FakeLayout& lb = *static_cast<FakeLayout*>(b_layout);
+  const FakeLayout& ld = *static_cast<FakeLayout*>(c_layout);
+  const std::int64_t depth = op.transposes_a != 0 ? la.rows : la.columns;
+  CHECK((op.transposes_a != 0 ? la.columns : la.rows) == ld.rows);
+  CHECK((op.transposes_b != 0 ? lb.rows : lb.columns) == ld.columns);
+  CHECK((op.transposes_b != 0 ? lb.columns : lb.rows) == depth);
+  const auto at = [](const void* data, const FakeLayout& l, std::int64_t i, std::int64_t j,
+                     bool swaps) {
+    return static_cast<const float*>(data)[swaps ? i * l.leading + j : j * l.leading + i];
+  };
+  for (std::int64_t j = 0; j < ld.columns; ++j) {
+    for (std::int64_t i = 0; i < ld.rows; ++i) {
+      float sum = op.epilogue == 4 ? op.bias[i] : 0.0F;  // CUBLASLT_EPILOGUE_BIAS
+      for (std::int64_t k = 0; k < depth; ++k) {
+        sum += at(a, la, i, k, op.transposes_a != 0) * at(b, lb, k, j, op.transposes_b != 0);
+      }
+      const float old = static_cast<const float*>(c)[j * ld.leading + i];
+      static_cast<float*>(d)[j * ld.leading + i] = sum + *static_cast<const float*>(beta) * old;
+    }
+  }
+  return 0;
+}
+
+constexpr CublasLtTable kFake = {Create,           DescCreate,    DescSet,   LayoutCreate,
+                                 PreferenceCreate, PreferenceSet, Heuristic, Matmul};
+
+std::vector<float> Counting(std::int64_t n, float step) {
+  std::vector<float> values(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = static_cast<float>(i % 7) * step - 1.0F;
+  }
+  return values;
+}
+
+// c (3, 4) = a (3, 5) b (5, 4) for every way to store a and b.
+TEST_CASE("CublasLt.AsksForTheProductThatIsMeant") {
+  constexpr std::int64_t kM = 3, kN = 4, kK = 5;
+  std::vector<float> a = Counting(kM * kK, 0.5F);
+  std::vector<float> b = Counting(kK * kN, 0.25F);
+  std::vector<float> bias = Counting(kN, 3.0F);
+  CublasLt library(kFake);
+  for (int ways = 0; ways < 16; ++ways) {
+    const bool swaps_a = (ways & 1) != 0, swaps_b = (ways & 2) != 0;
+    const bool has_bias = (ways & 4) != 0, adds = (ways & 8) != 0;
+    std::vector<float> c(kM * kN, 10.0F);
+    gpu::GemmArgs p;
+    p.m = kM;
+    p.n = kN;
+    p.k = kK;
+    p.a = {{a.data(), DType::kFp32}, swaps_a ? 1 : kK, swaps_a ? kM : 1};
+    p.b = {{b.data(), DType::kFp32}, swaps_b ? 1 : kN, swaps_b ? kK : 1};
+    p.c = {{c.data(), DType::kFp32}, kN, 1};
+    p.bias = {has_bias ? bias.data() : nullptr, DType::kFp32};
+    p.adds = adds;
+    REQUIRE(library.Multiply(p, nullptr, 1024, nullptr));
+    for (std::int64_t i = 0; i < kM; ++i) {
+      for (std::int64_t j = 0; j < kN; ++j) {
+        float sum = has_bias ? bias[static_cast<std::size_t>(j)] : 0.0F;
+        for (std::int64_t k = 0; k < kK; ++k) {
+          sum += a[static_cast<std::size_t>(i * p.a.row_stride + k * p.a.column_stride)] *
+                 b[static_cast<std::size_t>(k * p.b.row_stride + j * p.b.column_stride)];
+        }
+        sum += adds ? 10.0F : 0.0F;
+        CHECK(c[static_cast<std::size_t>(i * kN + j)] == doctest::Approx(sum));
+      }
+    }
+  }
+  CHECK(workspace_asked == 1024);
+}
+
+TEST_CASE("CublasLt.ChoosesOncePerShape") {
+  std::vector<float> a(64, 1.0F), b(64, 1.0F), c(64, 0.0F);
+  CublasLt library(kFake);
+  gpu::GemmArgs p;
+  p.m = p.n = p.k = 8;
+  p.a = {{a.data(), DType::kFp32}, 8, 1};
+  p.b = {{b.data(), DType::kFp32}, 8, 1};
+  p.c = {{c.data(), DType::kFp32}, 8, 1};
+  heuristics_asked = 0;
+  for (int i = 0; i < 3; ++i) {
+    REQUIRE(library.Multiply(p, nullptr, 0, nullptr));
+  }
+  CHECK(heuristics_asked == 1);
+  CHECK(library.cached_count() == 1);
+  p.k = 4;
+  REQUIRE(library.Multiply(p, nullptr, 0, nullptr));
+  CHECK(heuristics_asked == 2);
+  // What the library has no algorithm for is left to our own kernel, and asked for once.
+  refuses = true;
+  p.k = 2;
+  CHECK_FALSE(library.Multiply(p, nullptr, 0, nullptr));
+  CHECK_FALSE(library.Multiply(p, nullptr, 0, nullptr));
+  refuses = false;
+  CHECK(heuristics_asked == 3);
+}
+
+TEST_CASE("CublasLt.LeavesMixedTypesAlone") {
+  CublasLt library(kFake);
+  gpu::GemmArgs p;
+  p.m = p.n = p.k = 1;
+  float number = 1.0F;
+  p.a = {{&number, DType::kFp32}, 1, 1};
+  p.b = {{&number, DType::kBf16}, 1, 1};
+  p.c = {{&number, DType::kFp32}, 1, 1};
+  CHECK_FALSE(library.Multiply(p, nullptr, 0, nullptr));
+}
+
+}  // namespace
+}  // namespace shardwright::testing

@@ -1,0 +1,309 @@
+// The CUDA device with its loopback ranks, on an emulated GPU, against the host device.
+
+#include "executor/cuda/device.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "executor/cuda/emulation/emulated_gpu.h"
+#include "executor/cuda/session.h"
+#include "executor/half.h"
+#include "executor/host/kernels/table.h"
+#include "schedule/lower.h"
+#include "schedule/verify.h"
+#include "schedule/wrap.h"
+#include "tests/executor/cuda/test_gpu.h"
+#include "tests/executor/harness.h"
+
+namespace shardwright::testing {
+namespace {
+
+void RunOnHost(const ModelOpCall& call, bool is_backward) {
+  if (is_backward) {
+    BackwardOnHost(call);
+  } else {
+    ForwardOnHost(call);
+  }
+}
+
+Program LowerForCuda(const Setup& setup) {
+  Program program =
+      Lower({setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job, setup.plan});
+  const auto illegal = Verify(program);
+  SW_CHECK(illegal.empty(), illegal.front().text);
+  return program;
+}
+
+Outcome TrainOnGpu(const Setup& setup, std::uint64_t seed, const CudaOptions& options = {}) {
+  const Program program = LowerForCuda(setup);
+  const std::unique_ptr<Gpu> gpu = MakeTestGpu(seed);
+  RunOptions run = setup.run;
+  run.poison = true;
+  run.trace = true;
+  CudaSession session({setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job,
+                       setup.plan, program, setup.training},
+                      options, *gpu, run);
+  return RunToEnd(setup, program, session.runtime());
+}
+
+struct Variant {
+  const char* name;
+  Dialect dialect;
+  std::int64_t ranks;
+  std::function<void(Setup& s)> change;
+  double bound;  // of the weights' relative difference from the host's
+};
+
+constexpr double kFp32 = 1e-5;  // sums of other orders in three steps; measured below 1e-6
+constexpr double kHalf = 0.05;  // 8 bits in every weight, activation and gradient
+
+std::vector<Variant> Variants() {
+  const auto nothing = [](Setup&) {};
+  const auto clip = [](Setup& s) {
+    s.job.clip_gradients = true;
+    s.training.clip_norm = 0.05;
+  };
+  const auto half = [](DType dtype) {
+    return [dtype](Setup& s) { s.job.precision = {DType::kFp32, dtype, dtype}; };
+  };
+  return {
+      {"one rank", Dialect::kNative, 1, nothing, kFp32},
+      {"native", Dialect::kNative, 2, nothing, kFp32},
+      {"native, four ranks", Dialect::kNative, 4, nothing, kFp32},
+      {"fsdp2", Dialect::kFsdp2, 2, nothing, kFp32},
+      {"fsdp1", Dialect::kFsdp1, 2, nothing, kFp32},
+      {"ddp", Dialect::kDdp, 3, nothing, kFp32},
+      {"zero1", Dialect::kZero1, 2, nothing, kFp32},
+      {"zero2", Dialect::kZero2, 2, nothing, kFp32},
+      {"zero3", Dialect::kZero3, 2, nothing, kFp32},
+      {"fairscale", Dialect::kFairscale, 2, nothing, kFp32},
+      {"zero3, clipping", Dialect::kZero3, 2, clip, kFp32},
+      {"hybrid", Dialect::kNative, 4,
+       [](Setup& s) {
+         s.plan.shard_size = 2;
+         s.plan.replicate_size = 2;
+       },
+       kFp32},
+      {"accumulation", Dialect::kFsdp2, 2, [](Setup& s) { s.plan.accumulation = 3; }, kFp32},
+      {"recompute", Dialect::kNative, 2,
+       [](Setup& s) {
+         s.plan.recompute = RecomputeBlocks(s.model, RecomputeKind::kFull, 1, "test");
+       },
+       kFp32},
+      {"offload of activations", Dialect::kNative, 2,
+       [](Setup& s) { s.plan.offload.activations = true; }, kFp32},
+      {"offload of the optimizer", Dialect::kNative, 2,
+       [](Setup& s) { s.plan.offload.optimizer = true; }, kFp32},
+      {"clipping", Dialect::kFsdp2, 2, clip, kFp32},
+      {"clipping in host memory", Dialect::kFsdp2, 2,
+       [clip](Setup& s) {
+         clip(s);
+         s.plan.offload.parameters = true;
+       },
+       kFp32},
+      {"bf16", Dialect::kNative, 2, half(DType::kBf16), kHalf},
+      {"fp16 with a loss scale", Dialect::kFsdp2, 2,
+       [clip, half](Setup& s) {
+         clip(s);
+         half(DType::kFp16)(s);
+       },
+       kHalf},
+  };
+}
+
+Setup SetupOf(const Variant& variant) {
+  Setup setup = TinySetup(variant.dialect, variant.ranks);
+  setup.kernel = RunOnHost;
+  setup.job.optimizer.kind = OptimizerKind::kSgd;  // Adam amplifies rounding of small gradients
+  setup.training.optimizer.learning_rate = 0.5;
+  variant.change(setup);
+  return setup;
+}
+
+TEST_CASE("CudaDevice.TrainsAsTheHostDoes") {
+  for (const Variant& variant : Variants()) {
+    INFO(variant.name);
+    const Setup setup = SetupOf(variant);
+    const Outcome host = Train(setup);
+    const Outcome first = TrainOnGpu(setup, 1);
+    CHECK(first.replicas_agree);
+    CHECK(RelativeDifference(host, first) < variant.bound);
+    REQUIRE(first.losses.size() == host.losses.size());
+    for (std::size_t i = 0; i < host.losses.size(); ++i) {
+      CHECK(first.losses[i] == doctest::Approx(host.losses[i]).epsilon(variant.bound));
+    }
+    CHECK(first.scaler == host.scaler);
+    // Another legal order of the streams: the same bits, or an edge is missing.
+    const Outcome second = TrainOnGpu(setup, 2);
+    CHECK(second.weights == first.weights);
+    CHECK(second.losses == first.losses);
+  }
+}
+
+TEST_CASE("CudaDevice.EveryOptimizerHasTheHostsBits") {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kAdam, OptimizerKind::kAdamW,
+        OptimizerKind::kAdadelta}) {
+    for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16}) {
+      for (const OptimizerImpl impl : {OptimizerImpl::kForeach, OptimizerImpl::kFused}) {
+        constexpr std::int64_t kCount = 700;
+        std::vector<std::vector<std::byte>> host(4, std::vector<std::byte>(kCount * 4));
+        for (std::size_t a = 0; a < 2; ++a) {  // parameters and gradients; states begin as zeros
+          for (std::int64_t i = 0; i < kCount; ++i) {
+            const auto at = static_cast<float>(i * (a == 0 ? 37 : 101) % 199);
+            StoreFloat(dtype, host[a].data(), i, at / 100 - 1);
+          }
+        }
+        std::vector<std::byte*> cuda;
+        const std::unique_ptr<Gpu> gpu = MakeTestGpu(1);
+        for (const std::vector<std::byte>& array : host) {
+          cuda.push_back(gpu->Allocate(Bytes(kCount * 4), false));
+          std::copy(array.begin(), array.end(), cuda.back());
+        }
+        const std::vector<OptimizerRange> ranges = {{0, 0, 0, 300, 0.1}, {310, 310, 310, 390, 0.0}};
+        OptimizerOptions options;
+        options.momentum = 0.9;
+        std::vector<std::byte*> plain;
+        for (std::vector<std::byte>& array : host) {
+          plain.push_back(array.data());
+        }
+        const auto call_of = [&](const std::vector<std::byte*>& arrays, std::int64_t step) {
+          OptimizerCall call;
+          call.spec = {.kind = kind, .impl = impl};
+          call.dtype = dtype;
+          call.params = arrays[0];
+          call.grads = arrays[1];
+          call.states = {arrays[2], arrays[3]};
+          call.ranges = ranges;
+          call.learning_rate = 0.01;
+          call.step = step;
+          return call;
+        };
+        const GpuStream stream = gpu->NewStream(false);
+        const GpuEvent event = gpu->NewEvent(false);
+        for (std::int64_t step = 1; step <= 3; ++step) {
+          UpdateShard(call_of(plain, step), options);
+          SubmitShardUpdate(call_of(cuda, step), options, {*gpu, stream, nullptr});
+          gpu->Record(event, stream);
+          gpu->Synchronize(event);
+        }
+        INFO("optimizer " << static_cast<int>(kind) << ", dtype " << static_cast<int>(dtype));
+        for (std::size_t a = 0; a < host.size(); ++a) {
+          CHECK(std::equal(host[a].begin(), host[a].end(), cuda[a]));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("CudaDevice.AMissingWaitComputesWrongNumbers") {
+  // What the comparison of two seeds above relies on: without the event, the second stream may be
+  // first.
+  int wrong = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    for (const bool waits : {true, false}) {
+      const std::unique_ptr<Gpu> gpu = MakeEmulatedGpu({.seed = seed});
+      const GpuStream first = gpu->NewStream(false);
+      const GpuStream second = gpu->NewStream(false);
+      const GpuEvent written = gpu->NewEvent(false);
+      const GpuEvent read = gpu->NewEvent(false);
+      std::int32_t value = 0;
+      std::int32_t copy = 0;
+      gpu->Fill(&value, 1, sizeof value, first);
+      gpu->Record(written, first);
+      if (waits) {
+        gpu->WaitFor(second, written);
+      }
+      gpu->Copy(&copy, &value, sizeof value, second);
+      gpu->Record(read, second);
+      gpu->Synchronize(read);
+      CHECK((!waits || copy == 0x01010101));
+      wrong += copy == 0x01010101 ? 0 : 1;
+      gpu->Synchronize(written);
+    }
+  }
+  CHECK(wrong > 0);
+}
+
+TEST_CASE("CudaDevice.SpansAreInOrder") {
+  const Outcome outcome = TrainOnGpu(SetupOf(Variants()[1]), 3);
+  REQUIRE(!outcome.trace.spans.empty());
+  for (const Span& span : outcome.trace.spans) {
+    CHECK(span.issued <= span.issue_end);
+    CHECK(span.start <= span.end);
+  }
+}
+
+TEST_CASE("CudaDevice.RefusesBeforeItRuns") {
+  Setup setup = SetupOf(Variants()[0]);
+  const Program program = LowerSetup(setup);
+  const std::unique_ptr<Gpu> gpu = MakeEmulatedGpu({});
+  const auto open = [&] {
+    CudaSession session({setup.model, FindKernelSet("shardwright-host", "test"), setup.job,
+                         setup.plan, program, setup.training},
+                        {}, *gpu, setup.run);
+  };
+  CHECK_THROWS_WITH_AS(
+      open(),
+      "plan: kernel_set: got \"shardwright-host\", expected \"shardwright-cuda-plain\", the "
+      "kernels that the CUDA device has; make the plan with --kernel-set shardwright-cuda-plain",
+      InputError);
+}
+
+TEST_CASE("CudaDevice.OutOfMemoryIsSaidBeforeStepZero") {
+  const Setup setup = SetupOf(Variants()[0]);
+  const Program program = LowerForCuda(setup);
+  const std::unique_ptr<Gpu> gpu = MakeEmulatedGpu({.memory = Bytes(1000)});
+  const auto open = [&] {
+    CudaSession session({setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job,
+                         setup.plan, program, setup.training},
+                        {}, *gpu, setup.run);
+  };
+  CHECK_THROWS_AS(open(), RunError);
+}
+
+TEST_CASE("CudaDevice.ALabelOutOfRangeEndsTheRun") {
+  Setup setup = SetupOf(Variants()[1]);
+  setup.run.inputs = [inner = setup.run.inputs](const BatchKey& key, std::span<const View> views) {
+    inner(key, views);
+    static_cast<std::int64_t*>(views.back().data)[0] = 1000;
+  };
+  std::string text;
+  try {
+    (void)TrainOnGpu(setup, 1);
+  } catch (const RunError& error) {
+    text = error.what();
+  }
+  CHECK(text.find("the data: got a label 1000, expected less than the number of classes") !=
+        std::string::npos);
+}
+
+TEST_CASE("CudaDevice.AStalledRankIsNamed") {
+  Setup setup = SetupOf(Variants()[1]);
+  setup.run.inputs = [inner = setup.run.inputs](const BatchKey& key, std::span<const View> views) {
+    if (key.step == 1 && key.first_sample > 0) {
+      throw InputError("this rank's data is gone");
+    }
+    inner(key, views);
+  };
+  CudaOptions options;
+  options.timeout = std::chrono::milliseconds(2000);
+  std::string text;
+  try {
+    (void)TrainOnGpu(setup, 1, options);
+  } catch (const RunError& error) {
+    text = error.what();
+  }
+  CHECK(text == "rank 1: this rank's data is gone");
+}
+
+}  // namespace
+}  // namespace shardwright::testing

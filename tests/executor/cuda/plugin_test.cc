@@ -1,0 +1,55 @@
+// What the user is told when there is no GPU.
+
+#include "executor/cuda/plugin.h"
+
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+
+namespace shardwright::testing {
+namespace {
+
+std::string MessageOf(const std::string& path) {
+  try {
+    (void)OpenGpu(0, path);
+  } catch (const EnvironmentError& error) {
+    return error.what();
+  }
+  return "a GPU";
+}
+
+TEST_CASE("OpenGpu.NamesAMissingModule") {
+  CHECK(MessageOf("/nonexistent/libshardwright_cuda.so") ==
+        "device cuda: /nonexistent/libshardwright_cuda.so: cannot open shared object file: No such "
+        "file or directory; this build has no CUDA module: build it where nvcc is, with "
+        "-DSHARDWRIGHT_CUDA=ON");
+}
+
+TEST_CASE("OpenGpu.RefusesAnotherLibrary") {
+  CHECK(MessageOf("libm.so.6") ==
+        "device cuda: libshardwright_cuda.so is of another program: it has no ShardwrightOpenGpu");
+}
+
+// Numbers as driver_types.h has them: 34 cudaErrorStubLibrary, 35 cudaErrorInsufficientDriver,
+// 100 cudaErrorNoDevice, 999 cudaErrorUnknown.
+TEST_CASE("DescribeNoGpu.EveryCaseHasItsWords") {
+  CHECK(DescribeNoGpu(0, 13000, 13000, 1).empty());
+  CHECK(DescribeNoGpu(35, 0, 13000, 0) ==
+        "this machine has no NVIDIA driver (libcuda.so.1 was not found)");
+  CHECK(DescribeNoGpu(35, 12040, 13000, 0) ==
+        "the NVIDIA driver is for CUDA 12.4, expected at least 13.0");
+  CHECK(DescribeNoGpu(34, 0, 13000, 0) ==
+        "libcuda.so.1 is the toolkit's stub, not the driver; take its folder out of "
+        "LD_LIBRARY_PATH");
+  const std::string no_device =
+      "there is an NVIDIA driver, but no GPU that it lets this process use (see nvidia-smi and "
+      "CUDA_VISIBLE_DEVICES)";
+  CHECK(DescribeNoGpu(100, 13000, 13000, 0) == no_device);
+  CHECK(DescribeNoGpu(0, 13000, 13000, 0) == no_device);
+  CHECK(DescribeNoGpu(999, 13000, 13000, 0) == "CUDA error 999");
+}
+
+}  // namespace
+}  // namespace shardwright::testing

@@ -1,0 +1,131 @@
+#include "tests/executor/harness.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "executor/half.h"
+#include "schedule/lower.h"
+#include "schedule/place.h"
+#include "schedule/verify.h"
+#include "schedule/wrap.h"
+#include "tests/executor/tiny_training.h"
+#include "traces/check.h"
+
+namespace shardwright::testing {
+namespace {
+
+// The weights of one replica.
+std::vector<std::vector<float>> Collect(const Model& model, const Program& program,
+                                        const Runtime& runtime, std::int64_t replica) {
+  std::vector<std::vector<float>> weights(model.params.size());
+  for (std::int64_t s = 0; s < program.shard_size; ++s) {
+    const Rank rank(static_cast<std::size_t>(replica * program.shard_size + s));
+    for (const BoundUnit& unit : runtime.BindingOf(rank).units) {
+      const auto collect = [&](const ShardPiece& piece, DType dtype, const std::byte* data) {
+        std::vector<float>& whole = weights[piece.param.value];
+        whole.resize(static_cast<std::size_t>(model.params[piece.param.value].Elements()));
+        for (std::int64_t i = 0; i < piece.count; ++i) {
+          whole[static_cast<std::size_t>(piece.param_begin + i)] =
+              LoadFloat(dtype, data, piece.shard_offset + i);
+        }
+      };
+      for (const ShardPiece& piece : unit.pieces) {
+        collect(piece, unit.dtype, unit.parameters);
+      }
+      for (const ShardPiece& piece : unit.copy_only) {
+        collect(piece, unit.copy->dtype, unit.copy->data);
+      }
+    }
+  }
+  return weights;
+}
+
+}  // namespace
+
+Program LowerSetup(const Setup& setup) {
+  Program program =
+      Lower({setup.model, FindKernelSet("shardwright-host", "test"), setup.job, setup.plan});
+  const auto illegal = Verify(program);
+  SW_CHECK(illegal.empty(), illegal.front().text);
+  return program;
+}
+
+Outcome Train(const Setup& setup) {
+  const Program program = LowerSetup(setup);
+  return TrainProgram(setup, program, program);
+}
+
+Outcome TrainProgram(const Setup& setup, const Program& program, const Program& legal) {
+  const KernelSetOptions& kernels = FindKernelSet("shardwright-host", "test");
+  const Placement placement = Place(legal);
+  const ExecutorInput input{setup.model, kernels,   setup.job,     setup.plan,
+                            program,     placement, setup.training};
+  const ExecuteContext context{input, InitRules(setup.model, setup.training.init_std),
+                               setup.kernel};
+  HostWorld world(context, setup.host);
+  RunOptions run = setup.run;
+  run.trace = true;
+  run.poison = true;
+  Runtime runtime(
+      input, [&](Rank rank) { return std::make_unique<HostDevice>(world, rank); }, run);
+  Outcome outcome = RunToEnd(setup, program, runtime);
+  outcome.findings = CheckTrace(legal, outcome.trace);
+  return outcome;
+}
+
+Outcome RunToEnd(const Setup& setup, const Program& program, Runtime& runtime) {
+  runtime.Initialize();
+  runtime.RunSteps(setup.steps);
+  Outcome outcome;
+  outcome.weights = Collect(setup.model, program, runtime, 0);
+  for (std::int64_t r = 1; r < program.replicate_size; ++r) {
+    outcome.replicas_agree =
+        outcome.replicas_agree && Collect(setup.model, program, runtime, r) == outcome.weights;
+  }
+  for (const StepReport& report : runtime.TakeReports()) {
+    outcome.losses.push_back(report.loss);
+  }
+  outcome.scaler = runtime.loss_scaler();
+  outcome.skipped_steps = runtime.skipped_steps();
+  outcome.trace = runtime.TakeTrace();
+  return outcome;
+}
+
+Setup TinySetup(Dialect dialect, std::int64_t ranks) {
+  Setup s;
+  s.model = TinyNetwork(3);
+  s.kernel = ReferenceKernel;
+  s.run.inputs = FillTinyBatch;
+  s.job.precision = {DType::kFp32, DType::kFp32, DType::kFp32};
+  s.job.clip_gradients = false;
+  s.training = DefaultTrainingOptions(s.job);
+  s.training.optimizer.learning_rate = 0.02;
+  s.plan.dialect = dialect;
+  s.plan.micro_batch = 2;
+  (dialect == Dialect::kDdp ? s.plan.replicate_size : s.plan.shard_size) = ranks;
+  if (dialect == Dialect::kZero1 || dialect == Dialect::kZero2 || dialect == Dialect::kZero3) {
+    s.plan.zero.reduce_bucket = 100;  // elements: several buckets per backward, and a small arena
+  }
+  const std::string wrap = dialect == Dialect::kDdp ? "root" : "block";
+  s.plan.units = Wrap(s.model, ParseWrap(wrap, "test"), {}, dialect, "test");
+  return s;
+}
+
+double RelativeDifference(const Outcome& x, const Outcome& y) {
+  double largest = 0.0, difference = 0.0;
+  SW_CHECK(x.weights.size() == y.weights.size(), "weights of two models");
+  for (std::size_t p = 0; p < x.weights.size(); ++p) {
+    SW_CHECK(x.weights[p].size() == y.weights[p].size(), "parameters of two shapes");
+    for (std::size_t i = 0; i < x.weights[p].size(); ++i) {
+      const double a = static_cast<double>(x.weights[p][i]);
+      const double b = static_cast<double>(y.weights[p][i]);
+      SW_CHECK(std::isfinite(a) && std::isfinite(b), "weights that are no numbers");
+      largest = std::max(largest, std::abs(a));
+      difference = std::max(difference, std::abs(a - b));
+    }
+  }
+  return difference / largest;
+}
+
+}  // namespace shardwright::testing

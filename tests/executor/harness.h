@@ -1,0 +1,56 @@
+#pragma once
+
+// Trains a model under a plan on host ranks and tells what came out.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "executor/host/device.h"
+#include "executor/runtime.h"
+#include "models/model.h"
+#include "schedule/plan.h"
+#include "traces/trace.h"
+
+namespace shardwright::testing {
+
+struct Setup {
+  Model model;
+  Job job;
+  Plan plan;
+  TrainingOptions training;
+  HostOptions host;
+  RunOptions run;
+  ModelKernel kernel;
+  std::int64_t steps = 3;
+};
+
+struct Outcome {
+  // By parameter: all its elements, put together from the shards of one replica. Aliases are empty.
+  std::vector<std::vector<float>> weights;
+  bool replicas_agree = true;
+  std::vector<double> losses;  // by step
+  LossScaler scaler;
+  std::int64_t skipped_steps = 0;
+  Trace trace;
+  std::vector<std::string> findings;  // of CheckTrace on the trace
+};
+
+// Lowers with kernel set shardwright-host, verifies, places, runs with poisoned memory and a trace.
+[[nodiscard]] Outcome Train(const Setup& setup);
+
+// The same with a program that may differ from Lower's, which `legal` is: it runs at the places of
+// `legal`, and its trace is checked against `legal`.
+[[nodiscard]] Outcome TrainProgram(const Setup& setup, const Program& program,
+                                   const Program& legal);
+// What a runtime of the setup gives, wherever its ranks run; without findings.
+[[nodiscard]] Outcome RunToEnd(const Setup& setup, const Program& program, Runtime& runtime);
+[[nodiscard]] Program LowerSetup(const Setup& setup);
+
+// The tiny network in fp32 without clipping, micro-batch 2, blocks as units, on `ranks` ranks.
+[[nodiscard]] Setup TinySetup(Dialect dialect, std::int64_t ranks);
+
+// The largest difference between two sets of weights, over the largest weight.
+[[nodiscard]] double RelativeDifference(const Outcome& x, const Outcome& y);
+
+}  // namespace shardwright::testing

@@ -1,0 +1,192 @@
+// What can go wrong on the host device, and what its options do: faults, time-outs, memory limits,
+// emulated durations, adversarial scheduling.
+
+#include <atomic>
+#include <chrono>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "executor/host/device.h"
+#include "schedule/place.h"
+#include "schedule/verify.h"
+#include "simulator/all_ranks.h"
+#include "tests/executor/harness.h"
+#include "tests/executor/tiny_training.h"
+#include "tests/sanitizers.h"
+#include "tests/schedule/mutate.h"
+
+namespace shardwright::testing {
+namespace {
+
+std::string ErrorOf(const Setup& setup) {
+  try {
+    (void)Train(setup);
+  } catch (const RunError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// Is this the call of rank 1 of the given layer? The tiny network's rank shows in its samples.
+bool IsRankOne(const ModelOpCall& call, std::int64_t micro_batch) {
+  return call.dropout.first_sample == micro_batch;
+}
+
+}  // namespace
+
+TEST_CASE("HostDevice: a kernel that throws ends the run on all ranks, named") {
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative}) {
+    Setup setup = TinySetup(dialect, 3);
+    std::atomic<int> calls = 0;
+    setup.kernel = [&](const ModelOpCall& call, bool is_backward) {
+      if (IsRankOne(call, 2) && is_backward && call.spec->in == 9 && ++calls == 4) {
+        throw std::runtime_error("the kernel is on fire");
+      }
+      ReferenceKernel(call, is_backward);
+    };
+    // block2's, block1's and block0's down projections of the first step, then block2's again.
+    CHECK(ErrorOf(setup) == "rank 1, op mb0.block2.down.bwd: the kernel is on fire");
+  }
+}
+
+TEST_CASE("HostDevice: a data source that throws ends the run") {
+  Setup setup = TinySetup(Dialect::kFsdp2, 2);
+  setup.run.inputs = [](const BatchKey& key, std::span<const View> tensors) {
+    if (key.step == 1 && key.first_sample == 2) {
+      throw InputError("data.bin: the file is torn");
+    }
+    FillTinyBatch(key, tensors);
+  };
+  CHECK(ErrorOf(setup) == "rank 1: data.bin: the file is torn");
+}
+
+TEST_CASE("HostDevice: a rank that stalls is named after the time-out") {
+  Setup setup = TinySetup(Dialect::kFsdp2, 3);
+  setup.host.timeout = std::chrono::milliseconds(1000);
+  std::atomic<bool> once = false;
+  setup.kernel = [&](const ModelOpCall& call, bool is_backward) {
+    if (IsRankOne(call, 2) && call.spec->in == 9 && !once.exchange(true)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(3000));
+    }
+    ReferenceKernel(call, is_backward);
+  };
+  const std::string error = ErrorOf(setup);
+  // Which of the others notices first, and in which gather, depends on their speed.
+  CAPTURE(error);
+  CHECK(error.find(": waited 1000 ms for rank 1") != std::string::npos);
+  CHECK(error.find("rank 1,") == std::string::npos);
+}
+
+TEST_CASE("HostDevice: a plan that does not fit the memory limit") {
+  Setup setup = TinySetup(Dialect::kNative, 2);
+  const Program program = LowerSetup(setup);
+  const Bytes needed = Place(program).device_size;
+  setup.host.memory_limit = needed;
+  CHECK(ErrorOf(setup) == "no error");
+  setup.host.memory_limit = needed - Bytes(1);
+  CHECK(ErrorOf(setup) == "rank 0: out of memory: the plan needs " + std::to_string(needed.value) +
+                              " bytes of device memory, the limit is " +
+                              std::to_string(needed.value - 1));
+}
+
+TEST_CASE("HostDevice: an adversary's delays change nothing") {
+  for (const Dialect dialect :
+       {Dialect::kDdp, Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative}) {
+    Setup setup = TinySetup(dialect, 3);
+    setup.plan.accumulation = 2;
+    const Outcome expected = Train(setup);
+    setup.host.delay_percent = 30;
+    for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+      setup.host.delay_seed = seed;
+      const Outcome outcome = Train(setup);
+      CHECK(outcome.weights == expected.weights);
+      CHECK(outcome.findings == std::vector<std::string>{});
+    }
+  }
+}
+
+// ThreadSanitizer would report the planted races, and rightly.
+TEST_CASE("HostDevice: an adversary finds every planted missing edge" *
+          doctest::skip(kHasThreadSanitizer)) {
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kNative}) {
+    Setup setup = TinySetup(dialect, 2);
+    setup.steps = 2;
+    setup.host.delay_percent = 30;
+    setup.host.max_delay = std::chrono::microseconds(1000);
+    const Program legal = LowerSetup(setup);
+    int planted = 0, index = 0;
+    ForEachMutant(legal, [&](const Mutant& mutant) {
+      // A sample of them keeps the test short; deletions in init show in nothing but the first
+      // step.
+      if (mutant.mutation != Mutation::kDeleteEdge || mutant.what.starts_with("init") ||
+          ++index % 4 != 0 || Verify(mutant.program).empty()) {
+        return;
+      }
+      ++planted;
+      bool found = false;
+      for (std::uint64_t seed = 1; seed <= 200 && !found; ++seed) {
+        setup.host.delay_seed = seed;
+        found = !TrainProgram(setup, mutant.program, legal).findings.empty();
+      }
+      CHECK_MESSAGE(found, mutant.what);
+    });
+    CHECK(planted >= 3);
+  }
+}
+
+// The simulator and the host device are given the same durations. Nothing can be faster than the
+// simulator says; by how much a run is slower depends on the machine (durations_test.cc, deep).
+TEST_CASE("HostDevice: emulated durations are never undercut") {
+  std::mt19937 random(5);
+  for (const Dialect dialect :
+       {Dialect::kDdp, Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative}) {
+    Setup setup = TinySetup(dialect, 2);
+    const Program program = LowerSetup(setup);
+    PriceTable prices;
+    prices.prices.resize(program.shapes.size());
+    for (Price& price : prices.prices) {
+      constexpr std::int64_t kMillisecond = 1'000'000'000;  // ps
+      price.duration = SimTime((1 + random() % 4) * kMillisecond);
+    }
+    for (std::size_t s = 0; s < program.shapes.size(); ++s) {
+      const OpCode code = program.shapes[s].code;
+      if (code == OpCode::kStreamWait || code == OpCode::kHostWait) {
+        prices.prices[s] = Price();
+      }
+    }
+    const auto durations = [&](const Body& body) {
+      std::vector<SimTime> of_ops;
+      for (const Op& op : body.ops) {
+        of_ops.push_back(prices.prices[op.shape.value].duration);
+      }
+      return of_ops;
+    };
+    setup.run.durations = {durations(program.init), durations(program.warmup),
+                           durations(program.step)};
+    AllRanksOptions options;
+    options.contention = false;
+    options.steps = 3;
+    const std::vector<RankProgram> ranks(2, RankProgram{&program, &prices, 1.0});
+    const AllRanksResult simulated = RunAllRanks(ranks, options);
+    std::int64_t expected = 0;
+    for (const SimTime step : simulated.step_times) {
+      expected += step.value;
+    }
+    const Outcome outcome = Train(setup);
+    std::int64_t begin = 0, end = 0;
+    for (const Span& span : outcome.trace.spans) {
+      std::int64_t& of_body = span.body == BodyKind::kInit ? begin : end;
+      of_body = std::max(of_body, span.end.value);
+    }
+    CAPTURE(std::string(NameOf(dialect)));
+    CHECK(end - begin >= expected);
+    CHECK(outcome.findings == std::vector<std::string>{});
+  }
+}
+
+}  // namespace shardwright::testing

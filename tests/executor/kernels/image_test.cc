@@ -1,0 +1,430 @@
+// Convolution, pools, batch norm and mixture of experts against fp64 loops and finite differences.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "tests/executor/kernels/harness.h"
+
+namespace shardwright::testing {
+namespace {
+
+constexpr double kU = 0x1p-24;
+constexpr DType kAllDTypes[] = {DType::kFp32, DType::kBf16, DType::kFp16};
+
+std::size_t S(std::int64_t i) {
+  return static_cast<std::size_t>(i);
+}
+
+std::vector<Numbers> ConvOracle(const KernelCase& c, const std::vector<Numbers>& in,
+                                const std::vector<Numbers>& params) {
+  const OpSpec& s = c.spec;
+  const std::int64_t in_group = s.in / s.groups;
+  const std::int64_t out_group = s.out / s.groups;
+  const std::int64_t pixels = s.height_out * s.width_out;
+  Numbers y(S(c.batch * s.out * pixels));
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    for (std::int64_t o = 0; o < s.out; ++o) {
+      for (std::int64_t p = 0; p < pixels; ++p) {
+        double sum = s.has_bias ? params[1][S(o)] : 0.0;
+        for (std::int64_t i = 0; i < in_group; ++i) {
+          for (std::int64_t ky = 0; ky < s.kernel; ++ky) {
+            for (std::int64_t kx = 0; kx < s.kernel; ++kx) {
+              const std::int64_t yy = p / s.width_out * s.stride + ky - s.padding;
+              const std::int64_t xx = p % s.width_out * s.stride + kx - s.padding;
+              if (yy < 0 || yy >= s.height || xx < 0 || xx >= s.width) {
+                continue;
+              }
+              const std::int64_t channel = o / out_group * in_group + i;
+              sum += in[0][S(((b * s.in + channel) * s.height + yy) * s.width + xx)] *
+                     params[0][S(((o * in_group + i) * s.kernel + ky) * s.kernel + kx)];
+            }
+          }
+        }
+        y[S(s.tokens_out ? (b * pixels + p) * s.out + o : (b * s.out + o) * pixels + p)] = sum;
+      }
+    }
+  }
+  return {y};
+}
+
+struct ConvShape {
+  std::int64_t in, out, height, width, kernel, stride, padding, groups;
+  bool has_bias, tokens_out;
+};
+
+KernelCase ConvCase(const ConvShape& shape, std::int64_t batch) {
+  const auto slide = [&](std::int64_t size) {
+    return (size + 2 * shape.padding - shape.kernel) / shape.stride + 1;
+  };
+  KernelCase c = MakeCase({.kind = OpKind::kConv2d,
+                           .in = shape.in,
+                           .out = shape.out,
+                           .has_bias = shape.has_bias,
+                           .height = shape.height,
+                           .width = shape.width,
+                           .height_out = slide(shape.height),
+                           .width_out = slide(shape.width),
+                           .kernel = shape.kernel,
+                           .stride = shape.stride,
+                           .padding = shape.padding,
+                           .groups = shape.groups,
+                           .tokens_out = shape.tokens_out},
+                          batch);
+  c.inputs = {Normal(batch * shape.in * shape.height * shape.width, 1)};
+  c.params = {Normal(shape.out * shape.in / shape.groups * shape.kernel * shape.kernel, 2)};
+  if (shape.has_bias) {
+    c.params.push_back(Normal(shape.out, 3));
+  }
+  c.output_elements = {batch * shape.out * c.spec.height_out * c.spec.width_out};
+  return c;
+}
+
+KernelCase PoolCase(OpKind kind, std::int64_t kernel, std::int64_t stride, std::int64_t padding) {
+  const auto slide = [&](std::int64_t size) { return (size + 2 * padding - kernel) / stride + 1; };
+  KernelCase c = MakeCase({.kind = kind,
+                           .in = 3,
+                           .height = 6,
+                           .width = 7,
+                           .height_out = slide(6),
+                           .width_out = slide(7),
+                           .kernel = kernel,
+                           .stride = stride,
+                           .padding = padding},
+                          2);
+  c.inputs = {Normal(2 * 3 * 42, 1)};
+  c.output_elements = {2 * 3 * c.spec.height_out * c.spec.width_out};
+  return c;
+}
+
+std::vector<Numbers> PoolOracle(const KernelCase& c, const std::vector<Numbers>& in) {
+  const OpSpec& s = c.spec;
+  Numbers y;
+  for (std::int64_t plane = 0; plane < c.batch * s.in; ++plane) {
+    for (std::int64_t p = 0; p < s.height_out * s.width_out; ++p) {
+      double sum = 0.0;
+      double largest = -1e300;
+      for (std::int64_t k = 0; k < s.kernel * s.kernel; ++k) {
+        const std::int64_t yy = p / s.width_out * s.stride + k / s.kernel - s.padding;
+        const std::int64_t xx = p % s.width_out * s.stride + k % s.kernel - s.padding;
+        if (yy >= 0 && yy < s.height && xx >= 0 && xx < s.width) {
+          const double value = in[0][S((plane * s.height + yy) * s.width + xx)];
+          sum += value;
+          largest = std::max(largest, value);
+        }
+      }
+      y.push_back(s.kind == OpKind::kMaxPool ? largest
+                                             : sum / static_cast<double>(s.kernel * s.kernel));
+    }
+  }
+  return {y};
+}
+
+double Silu(double x) {
+  return x / (1.0 + std::exp(-x));
+}
+
+// Routing weights of each row: softmax or sigmoid, the k best, divided by their sum.
+std::vector<Numbers> RouterOracle(const KernelCase& c, const std::vector<Numbers>& in,
+                                  const std::vector<Numbers>& params) {
+  const OpSpec& s = c.spec;
+  Numbers y;
+  for (std::int64_t r = 0; r < c.batch * s.rows; ++r) {
+    Numbers scores(S(s.experts));
+    double sum = 0.0;
+    for (std::int64_t e = 0; e < s.experts; ++e) {
+      double logit = 0.0;
+      for (std::int64_t i = 0; i < s.in; ++i) {
+        logit += in[0][S(r * s.in + i)] * params[0][S(e * s.in + i)];
+      }
+      scores[S(e)] = s.scores_by_sigmoid ? 1.0 / (1.0 + std::exp(-logit)) : std::exp(logit);
+      sum += scores[S(e)];
+    }
+    for (double& score : scores) {
+      score = s.scores_by_sigmoid ? score : score / sum;
+    }
+    Numbers ordered = scores;
+    if (s.groups_per_token > 0) {  // two groups, the better one remains
+      const auto best_two = [&](std::int64_t g) {
+        Numbers group(ordered.begin() + g * s.experts / 2,
+                      ordered.begin() + (g + 1) * s.experts / 2);
+        std::sort(group.rbegin(), group.rend());
+        return group[0] + group[1];
+      };
+      const std::int64_t loser = best_two(0) >= best_two(1) ? 1 : 0;
+      std::fill_n(ordered.begin() + loser * s.experts / 2, s.experts / 2, -1.0);
+    }
+    std::sort(ordered.rbegin(), ordered.rend());
+    double chosen_sum = 0.0;
+    for (std::int64_t k = 0; k < s.experts_per_token; ++k) {
+      chosen_sum += ordered[S(k)];
+    }
+    const double smallest = ordered[S(s.experts_per_token - 1)];
+    for (std::int64_t e = 0; e < s.experts; ++e) {
+      const bool in_group = s.groups_per_token == 0 ||
+                            std::find(ordered.begin(), ordered.begin() + s.experts_per_token,
+                                      scores[S(e)]) != ordered.begin() + s.experts_per_token;
+      const double weight =
+          scores[S(e)] / (s.normalizes_top_k ? chosen_sum : 1.0) * (s.factor > 0 ? s.factor : 1.0);
+      y.push_back(in_group && scores[S(e)] >= smallest ? weight : 0.0);
+    }
+  }
+  return {y};
+}
+
+// x (rows, in) through every expert with its weight of `routing`.
+std::vector<Numbers> ExpertsOracle(const KernelCase& c, const std::vector<Numbers>& in,
+                                   const std::vector<Numbers>& params) {
+  const OpSpec& s = c.spec;
+  const std::int64_t per_expert = s.gated ? 3 : 2;
+  Numbers y(S(c.batch * s.rows * s.in), 0.0);
+  for (std::int64_t r = 0; r < c.batch * s.rows; ++r) {
+    for (std::int64_t e = 0; e < s.experts; ++e) {
+      const double weight = in[1][S(r * s.experts + e)];
+      const auto project = [&](std::int64_t matrix, std::int64_t o) {
+        double sum = 0.0;
+        for (std::int64_t i = 0; i < s.in; ++i) {
+          sum += in[0][S(r * s.in + i)] * params[S(e * per_expert + matrix)][S(o * s.in + i)];
+        }
+        return sum;
+      };
+      const std::int64_t up = s.gated ? (s.up_last ? 2 : 1) : 0;
+      const std::int64_t down = s.gated ? (s.up_last ? 1 : 2) : 1;
+      for (std::int64_t o = 0; o < s.out; ++o) {
+        const double hidden = s.gated ? Silu(project(0, o)) * project(up, o) : Silu(project(up, o));
+        for (std::int64_t i = 0; i < s.in; ++i) {
+          y[S(r * s.in + i)] +=
+              weight * hidden * params[S(e * per_expert + down)][S(i * s.out + o)];
+        }
+      }
+    }
+  }
+  return {y};
+}
+
+}  // namespace
+
+TEST_CASE("HostKernels.Conv2d") {
+  for (const DType dtype : kAllDTypes) {
+    for (const ConvShape& shape : {ConvShape{2, 4, 5, 6, 3, 1, 1, 1, true, false},
+                                   ConvShape{4, 6, 5, 5, 3, 2, 1, 2, true, false},    // grouped
+                                   ConvShape{4, 4, 4, 5, 3, 1, 1, 4, false, false},   // depthwise
+                                   ConvShape{3, 5, 4, 3, 1, 1, 0, 1, true, false},    // 1 x 1
+                                   ConvShape{2, 3, 6, 6, 2, 2, 0, 1, true, true}}) {  // patches
+      KernelCase c = ConvCase(shape, 2);
+      // Sums of at most 4 * 9 products, or of 2 * 30 for weights, of numbers below 4.
+      CheckKernel(c, dtype,
+                  [&c](const auto& in, const auto& params) { return ConvOracle(c, in, params); },
+                  {.absolute = 60 * 60 * 4 * kU, .relative = 0.0});
+    }
+  }
+}
+
+TEST_CASE("HostKernels.Conv2dAcrossBlocks") {
+  // 576 pixels are more than one block of 512.
+  for (const bool tokens_out : {false, true}) {
+    KernelCase c = ConvCase({2, 3, 24, 24, 3, 1, 1, 1, true, tokens_out}, 1);
+    CheckKernel(c, DType::kFp32,
+                [&c](const auto& in, const auto& params) { return ConvOracle(c, in, params); },
+                {.absolute = 576 * 16 * kU, .relative = 0.0});
+  }
+}
+
+TEST_CASE("HostKernels.Pools") {
+  for (const DType dtype : kAllDTypes) {
+    for (const OpKind kind : {OpKind::kMaxPool, OpKind::kAvgPool}) {
+      for (const auto& [kernel, stride, padding] :
+           {std::tuple{2, 2, 0}, std::tuple{3, 2, 1}, std::tuple{3, 1, 1}}) {
+        KernelCase c = PoolCase(kind, kernel, stride, padding);
+        CheckKernel(c, dtype, [&c](const auto& in, const auto&) { return PoolOracle(c, in); },
+                    {.absolute = 40 * kU, .relative = 0.0});
+      }
+    }
+    KernelCase c = PoolCase(OpKind::kAvgPool, 6, 6, 0);  // global: the whole plane of 6 x 7
+    REQUIRE(c.spec.width_out == 1);
+    CheckKernel(c, dtype,
+                [](const auto& in, const auto&) {
+                  Numbers y(6, 0.0);
+                  for (std::size_t i = 0; i < in[0].size(); ++i) {
+                    y[i / 42] += in[0][i] / 42.0;
+                  }
+                  return std::vector<Numbers>{y};
+                },
+                {.absolute = 84 * kU, .relative = 0.0});
+  }
+}
+
+TEST_CASE("HostKernels.MaxPoolOfEqualNumbersTakesTheFirst") {
+  KernelCase c = PoolCase(OpKind::kMaxPool, 2, 2, 0);
+  c.inputs[0].assign(c.inputs[0].size(), 1.0);
+  const KernelRun run = RunKernel(c, DType::kFp32);
+  CHECK(run.input_grads[0][0] == run.output_grads[0][0]);
+  CHECK(run.input_grads[0][1] == 0.0);
+  CHECK(run.input_grads[0][7] == 0.0);
+}
+
+TEST_CASE("HostKernels.BatchNorm") {
+  const auto oracle = [](const std::vector<Numbers>& in, const std::vector<Numbers>& params) {
+    Numbers y = in[0];
+    for (std::size_t channel = 0; channel < 3; ++channel) {
+      double mean = 0.0;
+      double square = 0.0;
+      for (int pass = 0; pass < 3; ++pass) {
+        for (std::size_t b = 0; b < 2; ++b) {
+          for (std::size_t p = 0; p < 20; ++p) {
+            double& v = y[(b * 3 + channel) * 20 + p];
+            if (pass == 0) {
+              mean += v / 40.0;
+            } else if (pass == 1) {
+              square += (v - mean) * (v - mean) / 40.0;
+            } else {
+              v = (v - mean) / std::sqrt(square + 1e-5) * params[0][channel] + params[1][channel];
+            }
+          }
+        }
+      }
+    }
+    return std::vector<Numbers>{y};
+  };
+  for (const DType dtype : kAllDTypes) {
+    KernelCase c = MakeCase({.kind = OpKind::kBatchNorm,
+                             .in = 3,
+                             .has_bias = true,
+                             .height = 4,
+                             .width = 5,
+                             .epsilon = 1e-5},
+                            2);
+    c.inputs = {Normal(2 * 3 * 20, 1)};
+    c.params = {Normal(3, 2), Normal(3, 3)};
+    c.output_elements = {2 * 3 * 20};
+    CheckKernel(c, dtype, oracle, {.absolute = 200 * kU, .relative = 50 * kU});
+
+    // Running statistics: 0.9 of the old and 0.1 of the new, the variance divided by n - 1.
+    c.buffers = {1.0F, 2.0F, 3.0F, 4.0F, 5.0F, 6.0F, 0.0F};
+    const KernelRun run = RunKernel(c, DType::kFp32);
+    double mean = 0.0;
+    double square = 0.0;
+    for (std::size_t b = 0; b < 2; ++b) {
+      for (std::size_t p = 0; p < 20; ++p) {
+        mean += c.inputs[0][(b * 3 + 1) * 20 + p] / 40.0;
+      }
+    }
+    for (std::size_t b = 0; b < 2; ++b) {
+      for (std::size_t p = 0; p < 20; ++p) {
+        square += std::pow(c.inputs[0][(b * 3 + 1) * 20 + p] - mean, 2) / 39.0;
+      }
+    }
+    CHECK(static_cast<double>(run.buffers[1]) == doctest::Approx(1.8 + 0.1 * mean).epsilon(1e-6));
+    CHECK(static_cast<double>(run.buffers[4]) == doctest::Approx(4.5 + 0.1 * square).epsilon(1e-6));
+    // In evaluation they replace the batch's.
+    c.is_training = false;
+    const KernelRun eval = RunKernel(c, DType::kFp32);
+    CHECK(eval.buffers == c.buffers);
+    CHECK(eval.outputs[0][0] ==
+          doctest::Approx((c.inputs[0][0] - 1.0) / std::sqrt(4.0 + 1e-5) * c.params[0][0] +
+                          c.params[1][0])
+              .epsilon(1e-5));
+  }
+}
+
+TEST_CASE("HostKernels.Router") {
+  for (const DType dtype : kAllDTypes) {
+    for (const bool normalizes : {false, true}) {
+      for (const bool by_sigmoid : {false, true}) {
+        KernelCase c = MakeCase({.kind = OpKind::kRouter,
+                                 .rows = 3,
+                                 .in = 4,
+                                 .groups = by_sigmoid ? 2 : 1,
+                                 .experts = 6,
+                                 .experts_per_token = 2,
+                                 .factor = by_sigmoid ? 2.5 : 0.0,
+                                 .normalizes_top_k = normalizes,
+                                 .scores_by_sigmoid = by_sigmoid,
+                                 .groups_per_token = by_sigmoid ? 1 : 0},
+                                2);
+        c.inputs = {Normal(6 * 4, 1)};
+        c.params = {Normal(6 * 4, 2)};
+        c.output_elements = {6 * 6};
+        CheckKernel(
+            c, dtype,
+            [&c](const auto& in, const auto& params) { return RouterOracle(c, in, params); },
+            {.absolute = 600 * kU, .relative = 64 * kU});
+      }
+    }
+  }
+}
+
+TEST_CASE("HostKernels.RouterCorrectionSteersTheChoiceOnly") {
+  KernelCase c = MakeCase({.kind = OpKind::kRouter,
+                           .rows = 1,
+                           .in = 1,
+                           .experts = 3,
+                           .experts_per_token = 1,
+                           .scores_by_sigmoid = true},
+                          1);
+  c.inputs = {{1.0}};
+  c.params = {{2.0, 1.0, 0.0}};
+  c.output_elements = {3};
+  c.buffers = {0.0F, 0.0F, 1.0F};
+  const KernelRun run = RunKernel(c, DType::kFp32);
+  CHECK(run.outputs[0] == Numbers{0.0, 0.0, 0.5});
+}
+
+TEST_CASE("HostKernels.Experts") {
+  for (const DType dtype : kAllDTypes) {
+    for (const bool gated : {false, true}) {
+      for (const MoeDispatch dispatch : {MoeDispatch::kGrouped, MoeDispatch::kDense}) {
+        KernelCase c = MakeCase({.kind = OpKind::kExperts,
+                                 .rows = 3,
+                                 .in = 4,
+                                 .out = 5,
+                                 .gated = gated,
+                                 .activation = Activation::kSilu,
+                                 .experts = 4,
+                                 .experts_per_token = 2,
+                                 .up_last = gated},
+                                2);
+        c.options.moe_dispatch = dispatch;
+        c.inputs = {Normal(6 * 4, 1), Numbers(6 * 4, 0.0)};
+        // Two experts per row; the last one gets no row at all.
+        for (std::int64_t r = 0; r < 6; ++r) {
+          c.inputs[1][S(r * 4 + r % 3)] = 0.75;
+          c.inputs[1][S(r * 4 + (r + 1) % 3)] = 0.25;
+        }
+        for (std::int64_t e = 0; e < 4; ++e) {
+          for (std::int64_t matrix = 0; matrix < (gated ? 3 : 2); ++matrix) {
+            c.params.push_back(Normal(20, S(10 + e * 3 + matrix)));
+          }
+        }
+        c.output_elements = {6 * 4};
+        Oracle oracle = [&c](const auto& in, const auto& params) {
+          return ExpertsOracle(c, in, params);
+        };
+        if (dispatch == MoeDispatch::kGrouped) {
+          // An expert that was not chosen has no gradient of its weight: keep those constant.
+          oracle = [&c](std::vector<Numbers> in, const auto& params) {
+            for (std::size_t i = 0; i < in[1].size(); ++i) {
+              in[1][i] = c.inputs[1][i] == 0.0 ? 0.0 : in[1][i];
+            }
+            return ExpertsOracle(c, in, params);
+          };
+        }
+        // Gate and up projections, numbers up to 8, are kept in 16 bits: each is off by up to 8 u,
+        // and so is the hidden row times the other one; sums of five such terms times weights up
+        // to 2.
+        const double kept = dtype == DType::kFp32 ? 0.0 : (dtype == DType::kBf16 ? 0.25 : 0.03);
+        KernelCase forward = c;
+        CheckKernel(forward, dtype, oracle,
+                    {.absolute = 5000 * kU + 2.0 * kept, .relative = 100 * kU});
+        c.accumulate = true;
+        CheckKernel(c, dtype, oracle, {.absolute = 5000 * kU + 2.0 * kept, .relative = 100 * kU});
+      }
+    }
+  }
+}
+
+}  // namespace shardwright::testing

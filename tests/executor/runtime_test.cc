@@ -1,0 +1,323 @@
+// Training under every dialect and feature against unsharded data parallel, with plain kernels.
+// Expected values: the same run under DDP on as many ranks, which shards nothing. Where sums are
+// made in another order, a bound on the rounding errors.
+
+#include "executor/runtime.h"
+
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "schedule/wrap.h"
+#include "tests/executor/harness.h"
+#include "tests/executor/tiny_training.h"
+
+namespace shardwright::testing {
+namespace {
+
+const std::vector<Dialect> kSharding = {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative,
+                                        Dialect::kFairscale};
+// FairScale has no replicas, and its units are trainable as a whole or not at all.
+const std::vector<Dialect> kMixing = {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative,
+                                      Dialect::kZero1, Dialect::kZero2, Dialect::kZero3};
+
+const std::vector<Dialect> kZero = {Dialect::kZero1, Dialect::kZero2, Dialect::kZero3};
+const std::vector<Dialect> kAll = {Dialect::kFsdp2,     Dialect::kFsdp1, Dialect::kNative,
+                                   Dialect::kFairscale, Dialect::kZero1, Dialect::kZero2,
+                                   Dialect::kZero3};
+
+void CheckEqual(const Outcome& outcome, const Outcome& expected) {
+  CHECK(outcome.losses == expected.losses);
+  CHECK(outcome.weights == expected.weights);
+  CHECK(outcome.replicas_agree);
+  CHECK(outcome.findings == std::vector<std::string>{});
+}
+
+// A gradient is a sum of at most a few dozen products of fp32 numbers, an update a handful of
+// operations: two orders of summation differ by some 100 roundings of 6e-8 per step, relative to
+// the largest gradient, and Adam scales gradients to the size of the learning rate.
+constexpr double kReordered = 100 * 6e-8 * 10;
+
+void CheckClose(const Outcome& outcome, const Outcome& expected) {
+  CHECK(RelativeDifference(outcome, expected) < kReordered);
+  CHECK(outcome.replicas_agree);
+  CHECK(outcome.findings == std::vector<std::string>{});
+}
+
+void ReshardTo(Plan& plan, Reshard reshard) {
+  for (UnitPlan& unit : plan.units) {
+    unit.reshard = reshard;
+  }
+}
+
+struct Choice {
+  std::string name;
+  std::vector<Dialect> dialects;
+  std::function<void(Setup&)> make;
+};
+
+std::vector<Choice> ZeroChoices() {
+  return {
+      {"zero with one large bucket", kZero, [](Setup& s) { s.plan.zero.reduce_bucket = 10000; }},
+      {"zero with buckets smaller than a gradient", kZero,
+       [](Setup& s) { s.plan.zero.reduce_bucket = 20; }},
+      {"zero with gradients where they are", kZero,
+       [](Setup& s) { s.plan.zero.contiguous_gradients = false; }},
+      {"zero with overlap", kZero, [](Setup& s) { s.plan.zero.overlap_comm = Overlap::kOn; }},
+      {"zero without overlap", kZero, [](Setup& s) { s.plan.zero.overlap_comm = Overlap::kOff; }},
+      {"zero recompute", kZero,
+       [](Setup& s) {
+         s.plan.recompute = RecomputeBlocks(s.model, RecomputeKind::kFull, 1, "test");
+       }},
+      {"zero with reduce-scatter",
+       {Dialect::kZero1, Dialect::kZero2},
+       [](Setup& s) { s.plan.zero.gradient_reduction = GradientReduction::kReduceScatter; }},
+      {"zero with weights gathered bucket by bucket",
+       {Dialect::kZero1, Dialect::kZero2},
+       [](Setup& s) { s.plan.zero.allgather_bucket = 52; }},
+      {"zero3 without persistent parameters",
+       {Dialect::kZero3},
+       [](Setup& s) { s.plan.zero.persistence_threshold = 0; }},
+      {"zero3 without prefetch",
+       {Dialect::kZero3},
+       [](Setup& s) {
+         s.plan.zero.persistence_threshold = 10;
+         s.plan.zero.prefetch_bucket = 0;
+       }},
+      {"zero3 with small sub-groups",
+       {Dialect::kZero3},
+       [](Setup& s) {
+         s.plan.zero.persistence_threshold = 10;
+         s.plan.zero.sub_group = 30;
+         s.plan.zero.max_live_parameters = 100;
+       }},
+  };
+}
+
+std::vector<Choice> Choices() {
+  const std::vector<Dialect> two = {Dialect::kFsdp2, Dialect::kNative};
+  return {
+      {"reshard never", kSharding,
+       [](Setup& s) {
+         ReshardTo(s.plan, {Reshard::Kind::kNever, 0});
+       }},
+      {"reshard to 2", two,
+       [](Setup& s) {
+         ReshardTo(s.plan, {Reshard::Kind::kToGroup, 2});
+       }},
+      {"recompute", kSharding,
+       [](Setup& s) {
+         s.plan.recompute = RecomputeBlocks(s.model, RecomputeKind::kFull, 1, "test");
+       }},
+      {"selective recompute", kSharding,
+       [](Setup& s) {
+         s.plan.recompute = RecomputeBlocks(s.model, RecomputeKind::kSelective, 2, "test");
+       }},
+      {"one unit", kSharding,
+       [](Setup& s) {
+         s.plan.units = Wrap(s.model, ParseWrap("root", "test"), {}, s.plan.dialect, "test");
+       }},
+      {"small units", kSharding,
+       [](Setup& s) {
+         s.plan.units = Wrap(s.model, ParseWrap("size:40", "test"), {}, s.plan.dialect, "test");
+       }},
+      {"offload of parameters", kSharding, [](Setup& s) { s.plan.offload.parameters = true; }},
+      {"offload of the optimizer",
+       {Dialect::kNative},
+       [](Setup& s) { s.plan.offload.optimizer = true; }},
+      {"offload of activations", kSharding,
+       [](Setup& s) {
+         s.plan.offload.activations = true;
+         s.plan.micro_batch = 2;
+       }},
+      {"prefetch lists", two,
+       [](Setup& s) {
+         s.plan.units[0].forward_prefetch = {"block1", "block2"};
+         s.plan.units[2].backward_prefetch = {"block1", "block0"};
+       }},
+      {"in flight", {Dialect::kNative}, [](Setup& s) { s.plan.in_flight = 4; }},
+      {"fsdp1 prefetch", {Dialect::kFsdp1}, [](Setup& s) { s.plan.forward_prefetch = true; }},
+      {"fsdp1 post",
+       {Dialect::kFsdp1},
+       [](Setup& s) { s.plan.backward_prefetch = BackwardPrefetch::kPost; }},
+      {"fsdp1 without limiter",
+       {Dialect::kFsdp1},
+       [](Setup& s) { s.plan.limit_all_gathers = false; }},
+      {"fairscale with a small bucket",
+       {Dialect::kFairscale},
+       [](Setup& s) { s.plan.reduce_scatter_bucket = Bytes(600); }},
+      {"fsdp1 flat parameters",
+       {Dialect::kFsdp1},
+       [](Setup& s) { s.plan.use_orig_params = false; }},
+  };
+}
+
+}  // namespace
+
+TEST_CASE("Runtime: every dialect trains like unsharded data parallel, bit for bit") {
+  for (const std::int64_t ranks : {1, 2, 3, 4, 8}) {
+    const Outcome expected = Train(TinySetup(Dialect::kDdp, ranks));
+    CHECK(expected.losses.size() == 3);
+    CHECK(expected.replicas_agree);
+    for (const Dialect dialect : kAll) {
+      CAPTURE(ranks);
+      CAPTURE(std::string(NameOf(dialect)));
+      CheckEqual(Train(TinySetup(dialect, ranks)), expected);
+    }
+  }
+}
+
+TEST_CASE("Runtime: a network learns") {
+  Setup setup = TinySetup(Dialect::kFsdp2, 2);
+  setup.plan.micro_batch = 16;
+  setup.steps = 150;
+  const std::vector<double> losses = Train(setup).losses;
+  const auto mean = [&](std::size_t begin) {
+    return std::accumulate(losses.begin() + static_cast<std::ptrdiff_t>(begin),
+                           losses.begin() + static_cast<std::ptrdiff_t>(begin) + 10, 0.0) /
+           10;
+  };
+  CHECK(mean(140) < 0.85 * mean(0));  // chance is ln 6, the mean of the first steps
+}
+
+TEST_CASE("Runtime: W ranks with one micro-batch equal one rank with W micro-batches") {
+  for (const std::int64_t ranks : {2, 3, 4, 8}) {
+    const Outcome expected = Train(TinySetup(Dialect::kDdp, ranks));
+    for (const Dialect dialect : {Dialect::kDdp, Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative,
+                                  Dialect::kZero1, Dialect::kZero2, Dialect::kZero3}) {
+      for (const SyncMode sync : {SyncMode::kEvery, SyncMode::kLast}) {
+        CAPTURE(ranks);
+        CAPTURE(std::string(NameOf(dialect)));
+        if (sync == SyncMode::kLast && IsZero(dialect)) {
+          continue;  // there it is not for the plan to say
+        }
+        Setup setup = TinySetup(dialect, 1);
+        setup.plan.accumulation = ranks;
+        setup.plan.sync = sync;
+        CheckEqual(Train(setup), expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("Runtime: what a plan chooses changes no bit") {
+  const std::int64_t ranks = 4;
+  const Outcome expected = Train(TinySetup(Dialect::kDdp, ranks));
+  std::vector<Choice> choices = Choices();
+  for (Choice& choice : ZeroChoices()) {
+    choices.push_back(std::move(choice));
+  }
+  for (const Choice& choice : choices) {
+    for (const Dialect dialect : choice.dialects) {
+      CAPTURE(choice.name);
+      CAPTURE(std::string(NameOf(dialect)));
+      Setup setup = TinySetup(dialect, ranks);
+      choice.make(setup);
+      CheckEqual(Train(setup), expected);
+    }
+  }
+}
+
+TEST_CASE("Runtime: frozen parameters keep their values, the others train alike") {
+  const auto freeze = [](Setup& s) {
+    for (std::size_t p = 0; p < s.model.params.size(); p += 3) {
+      s.model.params[p].trainable = false;
+    }
+  };
+  for (const std::int64_t ranks : {1, 3, 4}) {
+    Setup reference = TinySetup(Dialect::kDdp, ranks);
+    reference.steps = 0;
+    const Outcome before = Train(reference);
+    reference.steps = 3;
+    freeze(reference);
+    const Outcome expected = Train(reference);
+    for (std::size_t p = 0; p < expected.weights.size(); ++p) {
+      CHECK((expected.weights[p] == before.weights[p]) == (p % 3 == 0));
+    }
+    for (const Dialect dialect : kMixing) {
+      CAPTURE(ranks);
+      CAPTURE(std::string(NameOf(dialect)));
+      Setup setup = TinySetup(dialect, ranks);
+      freeze(setup);
+      CheckEqual(Train(setup), expected);
+    }
+  }
+}
+
+TEST_CASE("Runtime: every optimizer, replicas, clipping and accumulation") {
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kMomentum,
+                                   OptimizerKind::kAdam, OptimizerKind::kAdadelta}) {
+    Setup reference = TinySetup(Dialect::kDdp, 4);
+    reference.job.optimizer.kind = kind;
+    const Outcome expected = Train(reference);
+    for (const Dialect dialect : kAll) {
+      CAPTURE(std::string(NameOf(dialect)));
+      Setup setup = TinySetup(dialect, 4);
+      setup.job.optimizer.kind = kind;
+      CheckEqual(Train(setup), expected);
+      if (dialect != Dialect::kFairscale) {
+        setup.plan.shard_size = 2;
+        setup.plan.replicate_size = 2;
+        CheckClose(Train(setup), expected);
+      }
+    }
+  }
+  Setup clipped = TinySetup(Dialect::kDdp, 4);
+  clipped.job.clip_gradients = true;
+  clipped.training.clip_norm = 0.1;
+  clipped.job.optimizer.kind = OptimizerKind::kSgd;
+  clipped.training.optimizer.learning_rate = 1.0;
+  Setup unclipped = clipped;
+  unclipped.job.clip_gradients = false;
+  const Outcome expected = Train(clipped);
+  CHECK(RelativeDifference(Train(unclipped), expected) > 0.01);
+  for (const Dialect dialect : kAll) {
+    CAPTURE(std::string(NameOf(dialect)));
+    Setup setup = TinySetup(dialect, 4);
+    setup.job = clipped.job;
+    setup.training = clipped.training;
+    CheckClose(Train(setup), expected);
+    for (const SyncMode sync : {SyncMode::kEvery, SyncMode::kLast}) {
+      if (sync == SyncMode::kLast && IsZero(dialect)) {
+        continue;
+      }
+      setup.plan.shard_size = 2;
+      setup.plan.accumulation = 2;
+      setup.plan.sync = sync;
+      CheckClose(Train(setup), expected);
+    }
+  }
+}
+
+// A scale of 2^26 makes fp16 gradients infinite: steps are skipped, the scale halves, until they
+// fit; then training goes on as it would have without scaling.
+TEST_CASE("Runtime: fp16 training scales its loss and skips steps that overflow") {
+  for (const Dialect dialect : kAll) {
+    CAPTURE(std::string(NameOf(dialect)));
+    Setup setup = TinySetup(dialect, 2);
+    setup.job.precision = {DType::kFp32, DType::kFp16, DType::kFp32};
+    setup.job.clip_gradients = dialect != Dialect::kFsdp2 && dialect != Dialect::kZero2;  // or not
+    setup.training.loss_scale.initial = 67108864.0;
+    setup.training.loss_scale.growth_interval = 1000;
+    setup.steps = 2;
+    const Outcome skipped = Train(setup);
+    CHECK(skipped.skipped_steps == 2);
+    CHECK(skipped.scaler.scale == 16777216.0);
+    setup.steps = 0;
+    CHECK(Train(setup).weights == skipped.weights);
+    setup.steps = 30;
+    const Outcome trained = Train(setup);
+    CHECK(trained.skipped_steps < 30);
+    CHECK(trained.scaler.scale == std::ldexp(67108864.0, -static_cast<int>(trained.skipped_steps)));
+    CHECK(trained.replicas_agree);
+    CHECK(RelativeDifference(trained, skipped) > 0.01);
+  }
+}
+
+}  // namespace shardwright::testing

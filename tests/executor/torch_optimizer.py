@@ -1,0 +1,90 @@
+"""PyTorch's own optimizer steps, as numbers that optimizer_test.cc compares with.
+
+    python3 tests/executor/torch_optimizer.py --write   # rewrites tests/data/executor/torch_optimizer.json
+    python3 tests/executor/torch_optimizer.py           # checks that file against the installed torch
+
+What differs between PyTorch's own devices is kept out: the scalars of add() have few bits, because the CPU rounds them to
+the tensor's dtype and CUDA does not.
+"""
+
+import json
+import pathlib
+import sys
+
+try:
+    import torch
+except ImportError:
+    print("torch is not installed: skipped")
+    sys.exit(77)
+
+FILE = pathlib.Path(__file__).resolve().parent.parent / "data" / "executor" / "torch_optimizer.json"
+STEPS = 3
+ELEMENTS = 64  # whole vector registers: PyTorch's loops over the rest round 16-bit numbers more often
+
+# name, our optimizer kind, torch class, arguments
+CASES = [
+    ("sgd", "sgd", torch.optim.SGD, {"lr": 0.125}),
+    ("sgd with decay", "sgd", torch.optim.SGD, {"lr": 0.125, "weight_decay": 0.0234375}),
+    ("momentum", "momentum", torch.optim.SGD, {"lr": 0.0625, "momentum": 0.9}),
+    ("momentum, all options", "momentum", torch.optim.SGD,
+     {"lr": 0.0625, "momentum": 0.8, "dampening": 0.25, "weight_decay": 0.0234375}),
+    ("nesterov", "momentum", torch.optim.SGD,
+     {"lr": 0.0625, "momentum": 0.875, "nesterov": True, "weight_decay": 0.125}),
+    ("adam", "adam", torch.optim.Adam, {"lr": 1e-3}),
+    ("adam with decay", "adam", torch.optim.Adam,
+     {"lr": 3e-3, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.125}),
+    ("adam, small beta1", "adam", torch.optim.Adam, {"lr": 3e-3, "betas": (0.3, 0.95)}),
+    ("adamw", "adamw", torch.optim.AdamW, {"lr": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}),
+    ("adadelta", "adadelta", torch.optim.Adadelta, {"lr": 1.0, "eps": 2 ** -20}),
+    ("adadelta with decay", "adadelta", torch.optim.Adadelta,
+     {"lr": 0.5, "rho": 0.95, "eps": 2 ** -17, "weight_decay": 0.015625}),
+]
+STATES = {"sgd": [], "momentum": ["momentum_buffer"], "adam": ["exp_avg", "exp_avg_sq"],
+          "adamw": ["exp_avg", "exp_avg_sq"], "adadelta": ["square_avg", "acc_delta"]}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def bits(tensor):
+    """The elements' bits as hexadecimal digits, eight or four per element."""
+    width = tensor.element_size()
+    integers = tensor.detach().view({4: torch.int32, 2: torch.int16}[width])
+    return "".join(f"{int(x) & (2 ** (8 * width) - 1):0{2 * width}x}" for x in integers)
+
+
+def run_case(name, kind, optimizer_class, arguments, dtype_name):
+    generator = torch.Generator().manual_seed(7)
+    dtype = DTYPES[dtype_name]
+    param = torch.nn.Parameter(torch.randn(ELEMENTS, generator=generator).to(dtype))
+    case = {"name": name, "kind": kind, "dtype": dtype_name, "arguments": {}, "param": bits(param), "steps": []}
+    for key, value in arguments.items():
+        if key == "betas":
+            case["arguments"]["beta1"], case["arguments"]["beta2"] = value
+        else:
+            case["arguments"][{"lr": "learning_rate", "eps": "epsilon"}.get(key, key)] = value
+    optimizer = optimizer_class([param], foreach=False, **arguments)
+    for _ in range(STEPS):
+        param.grad = torch.randn(ELEMENTS, generator=generator).to(dtype)
+        optimizer.step()
+        case["steps"].append({"grad": bits(param.grad), "param": bits(param)})
+    case["states"] = [bits(optimizer.state[param][s]) for s in STATES[kind]]
+    return case
+
+
+def main():
+    cases = [run_case(*case, dtype) for case in CASES for dtype in DTYPES]
+    document = {"source": "tests/executor/torch_optimizer.py, torch 2.13", "cases": cases}
+    text = json.dumps(document, indent=None, separators=(", ", ": ")).replace('{"name"', '\n{"name"') + "\n"
+    if "--write" in sys.argv[1:]:
+        FILE.write_text(text)
+        return 0
+    # fp32 square roots are MKL's and may differ between CPUs in the last bit: the C++ test has the bound for them.
+    exact = [[c for c in json.loads(t)["cases"] if c["dtype"] != "fp32" or not c["kind"].startswith("ada")]
+             for t in (FILE.read_text(), text)]
+    if exact[0] != exact[1]:
+        print(f"torch {torch.__version__} computes other numbers than {FILE.name} holds")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+// Buffers that stand for several allocations of a framework.
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "models/kernel_set.h"
+#include "schedule/builder.h"
+#include "schedule/lower.h"
+#include "schedule/verify.h"
+#include "tests/schedule/chain_model.h"
+
+namespace shardwright {
+namespace {
+
+std::vector<std::int64_t> PieceSizes(const Program& program, const Buffer& buffer) {
+  std::vector<std::int64_t> sizes;
+  for (const Bytes piece : program.PiecesOf(buffer)) {
+    sizes.push_back(piece.value);
+  }
+  return sizes;
+}
+
+TEST_CASE("equal lists of pieces are stored once, lists of one piece not at all") {
+  Program program;
+  PieceInterner interner(program);
+  const std::vector<Bytes> one = {Bytes(512)};
+  const std::vector<Bytes> two = {Bytes(512), Bytes(7)};
+  const std::vector<Bytes> three = {Bytes(512), Bytes(7), Bytes(0)};
+  CHECK(interner.Intern(one) == PieceRange{0, 0});
+  CHECK(interner.Intern(two) == PieceRange{0, 2});
+  CHECK(interner.Intern(three) == PieceRange{2, 3});
+  CHECK(interner.Intern(two) == PieceRange{0, 2});
+  CHECK(program.pieces.size() == 5);
+}
+
+// The first buffer of a category that init or the step allocates.
+const Buffer& FirstOf(const Program& program, const Body& body, Category category) {
+  for (const MemoryPoint& point : body.points) {
+    const Buffer& buffer = program.buffers[point.buffer.value];
+    if (point.kind != PointKind::kFree && buffer.category == category) {
+      return buffer;
+    }
+  }
+  FAIL("no such buffer");
+  return program.buffers.front();
+}
+
+// One block of three layers of 64 x 64 weights on two ranks: 4096 elements each, 12288 in all.
+Program LowerBlock(Dialect dialect, bool use_orig_params = true) {
+  const Model model = testing::ChainModel({.blocks = 1, .linears = 3});
+  Job job;
+  job.sequence_length = model.sequence_length;
+  Plan plan;
+  plan.dialect = dialect;
+  plan.shard_size = 2;
+  plan.use_orig_params = use_orig_params;
+  UnitPlan block;
+  block.name = "block0";
+  block.modules = {"block0"};
+  UnitPlan root;
+  root.name = "root";
+  root.modules = {""};
+  root.reshard.kind = Reshard::Kind::kNever;
+  plan.units = {block, root};
+  return Lower({model, FindKernelSet("torch-eager", "test"), job, plan});
+}
+
+using Sizes = std::vector<std::int64_t>;
+
+TEST_CASE("FSDP2 keeps one tensor per parameter") {
+  const Program program = LowerBlock(Dialect::kFsdp2);
+  // fp32 shards of half the rows; bf16 unsharded.
+  const Sizes shards(3, 4096 / 2 * 4);
+  CHECK(PieceSizes(program, FirstOf(program, program.init, Category::kParameterShard)) == shards);
+  CHECK(PieceSizes(program, FirstOf(program, program.step, Category::kOptimizerState)) == shards);
+  // The root's stem comes first in forward: a single weight, so no pieces.
+  CHECK(FirstOf(program, program.step, Category::kUnshardedParameter).pieces.count == 0);
+  const auto is_block = [](const Buffer& b) {
+    return b.category == Category::kUnshardedParameter && b.size == Bytes(12288 * 2);
+  };
+  const auto found = std::find_if(program.buffers.begin(), program.buffers.end(), is_block);
+  REQUIRE(found != program.buffers.end());
+  CHECK(PieceSizes(program, *found) == Sizes(3, 4096 * 2));
+  CHECK(Verify(program).empty());
+}
+
+TEST_CASE("FSDP1 cuts the states of a flat shard at the borders of parameters") {
+  // The first rank's half, 6144 elements, ends in the middle of the second weight.
+  const Program views = LowerBlock(Dialect::kFsdp1);
+  CHECK(FirstOf(views, views.init, Category::kParameterShard).pieces.count == 0);
+  CHECK(PieceSizes(views, FirstOf(views, views.step, Category::kOptimizerState)) ==
+        Sizes{4096 * 4, 2048 * 4});
+  const Program flat = LowerBlock(Dialect::kFsdp1, false);
+  CHECK(FirstOf(flat, flat.step, Category::kOptimizerState).pieces.count == 0);
+}
+
+TEST_CASE("temporaries of a multi-tensor update: one tensor per parameter") {
+  const Program program = LowerBlock(Dialect::kFsdp2);
+  // AdamW's square root of v: three shards of the block, then the stem's of 64 / 2 rows of 8.
+  const std::int64_t shard = 4096 / 2 * 4;
+  const auto is_temporary = [&](const Buffer& b) {
+    return b.category == Category::kTemporary && b.size == Bytes(3 * shard + 64 / 2 * 8 * 4);
+  };
+  const auto found = std::find_if(program.buffers.begin(), program.buffers.end(), is_temporary);
+  REQUIRE(found != program.buffers.end());
+  CHECK(PieceSizes(program, *found) == Sizes{shard, shard, shard, 1024});
+}
+
+TEST_CASE("Verify wants pieces that add up") {
+  Program program = LowerBlock(Dialect::kFsdp2);
+  program.pieces.front() -= Bytes(1);  // buffer 0 is the host copy of the inputs
+  const auto findings = Verify(program);
+  REQUIRE(!findings.empty());
+  CHECK(findings.front().text ==
+        "buffer 1 has pieces out of range, of negative size, or of a smaller sum");
+}
+
+}  // namespace
+}  // namespace shardwright

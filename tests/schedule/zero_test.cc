@@ -1,0 +1,396 @@
+// The ZeRO stages and FairScale against hand computation: what is resident, what is alive at which
+// moment, how many collectives of which size a step issues. Rules: docs/lowering.md.
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "models/model.h"
+#include "schedule/lower/fetch_order.h"
+#include "schedule/lower/layout.h"
+#include "schedule/wrap.h"
+#include "tests/schedule/chain_model.h"
+#include "tests/schedule/lowered.h"
+
+namespace shardwright {
+namespace {
+
+using namespace testing;  // NOLINT(google-build-using-namespace): the chain model and its questions
+
+std::int64_t Draw(std::mt19937& random, std::int64_t low, std::int64_t high) {
+  return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+}
+
+// One linear per block: blocks of n = width^2 elements behind a stem of 8 * width.
+Plan ZeroPlan(const ChainSpec& spec, Dialect dialect, std::int64_t ranks) {
+  Plan plan;
+  plan.dialect = dialect;
+  plan.shard_size = ranks;
+  plan.units = Wrap(ChainModel(spec), ParseWrap(DefaultWrap(dialect), "test"), {}, dialect, "test");
+  plan.zero.reduce_bucket = spec.width * spec.width;
+  if (dialect == Dialect::kZero3) {
+    plan.zero.persistence_threshold = 0;
+  }
+  return plan;
+}
+
+// Greedy buckets over L gradients of n elements and the smaller stem, k of them at once: the stem
+// joins the last bucket unless that is full.
+std::int64_t BucketCount(std::int64_t blocks, std::int64_t per_bucket) {
+  return blocks % per_bucket == 0 ? blocks / per_bucket + 1 : CeilDiv(blocks, per_bucket);
+}
+
+std::int64_t BytesOf(const Program& p, OpCode code) {
+  std::int64_t bytes = 0;
+  for (const Op& op : p.step.ops) {
+    bytes += p.ShapeOf(op).code == code ? p.ShapeOf(op).bytes.value : 0;
+  }
+  return bytes;
+}
+
+TEST_CASE("ZeRO layouts: partitions of the trainable part, or of each parameter") {
+  Model model;
+  const ModuleId root = AddModule(model, {}, "", "Root");
+  AddParam(model, root, "a", {5});
+  AddParam(model, root, "frozen", {7});
+  AddParam(model, root, "b", {3, 3});
+  model.params[1].trainable = false;
+  const ResolvedUnit unit{"root", {root}, {ParamId(0), ParamId(1), ParamId(2)}};
+  // 14 trainable elements over 4 ranks are padded to a multiple of 8: 16, 4 per rank; the frozen 7
+  // stand behind them.
+  const UnitInfo flat = LayoutPartitioned(model, unit, 4);
+  CHECK(flat.shard_elements == 4);
+  CHECK(flat.padded_elements == 16 + 7);
+  CHECK(flat.elements == 21);
+  CHECK(flat.params[1].param == ParamId(2));
+  CHECK(flat.params[1].unsharded_offset == 5);
+  CHECK(flat.params[2].unsharded_offset == 16);
+  // Each on its own: 5 -> 8, 7 -> 8, 9 -> 12.
+  const UnitInfo each = LayoutPerParameterFlat(model, unit, 4);
+  CHECK(each.shard_elements == 2 + 2 + 3);
+  CHECK(each.padded_elements == 28);
+  CHECK(each.params[2].shard_offset == 4);
+  CHECK(each.params[2].unsharded_offset == 16);
+}
+
+TEST_CASE("ZeRO residents in mixed precision") {
+  // Per element: p = 2 for weights, 4 for masters, 8 for AdamW's states.
+  ChainSpec spec;
+  spec.blocks = 4;
+  spec.width = 64;
+  const std::int64_t n = spec.width * spec.width, all = 4 * n + spec.width * spec.stem;
+  const auto clip = [](Job& job) { job.clip_gradients = true; };
+  for (const Dialect dialect : {Dialect::kZero1, Dialect::kZero2, Dialect::kZero3}) {
+    CAPTURE(NameOf(dialect));
+    const Program p = LowerChain(spec, ZeroPlan(spec, dialect, 4), kMixed, clip);
+    const bool third = dialect == Dialect::kZero3;
+    const Bytes64 norm = AliveAt(p, "opt.grad_norm");
+    CHECK(Of(norm, Category::kParameterShard) == all / 4 * (third ? 2 + 4 : 4));
+    CHECK(Of(norm, Category::kUnshardedParameter) == (third ? 0 : all * 2));
+    CHECK(Of(norm, Category::kOptimizerState) == all / 4 * 8);
+    CHECK(Of(norm, Category::kShardedGradient) == all / 4 * 2);
+    CHECK(Of(norm, Category::kUnshardedGradient) == 0);
+    // The bucket lives as long as the model in stage 3, and for one backward pass before.
+    CHECK(Of(norm, Category::kReduceScatter) == (third ? n * 2 : 0));
+    // The gradients in the master dtype are there for the update; stage 3 keeps the others.
+    const Bytes64 update =
+        AliveAt(p, third ? "stem.opt.optimizer_step" : "root.opt.optimizer_step");
+    CHECK(Of(update, Category::kShardedGradient) == all / 4 * (third ? 2 + 4 : 4));
+  }
+}
+
+TEST_CASE("ZeRO-1 and ZeRO-2: buckets, gradients alive, bytes moved") {
+  std::mt19937 random(5);
+  for (int trial = 0; trial < 40; ++trial) {
+    ChainSpec spec;
+    spec.blocks = static_cast<int>(Draw(random, 3, 9));
+    spec.width = 16 * Draw(random, 1, 6);
+    const std::int64_t w = std::int64_t{1} << Draw(random, 1, 3), k = Draw(random, 1, 4);
+    const std::int64_t n = spec.width * spec.width, stem = spec.width * spec.stem;
+    const std::int64_t all = spec.blocks * n + stem;
+    CAPTURE(trial);
+    Plan plan = ZeroPlan(spec, Dialect::kZero2, w);
+    plan.replicate_size = 2;
+    plan.zero.reduce_bucket = k * n;
+    Program p = LowerChain(spec, plan, kMixed);
+    // Sums over all ranks in fp32; weights are gathered inside the shard group.
+    CHECK(Count(p, OpCode::kAllReduce, "world") == BucketCount(spec.blocks, k));
+    CHECK(BytesOf(p, OpCode::kAllReduce) == all * 4);
+    CHECK(Count(p, OpCode::kAllGather, "shard") == 1);
+    CHECK(BytesOf(p, OpCode::kAllGather) == all * 2);
+    // Gradients go into the bucket one by one.
+    Bytes64 alive = AliveAt(p, "mb0.block1.lin0.bwd");
+    CHECK(Of(alive, Category::kUnshardedGradient) == n * 2);
+    CHECK(Of(alive, Category::kReduceScatter) == k * n * 2);
+    // At an all-reduce the bucket's copy in the reduce dtype is there, too. The first bucket holds
+    // k blocks, or all and the stem.
+    const std::int64_t first = std::min(k * n, all);
+    alive = AliveAt(p, "mb0.root.bwd.all_reduce");
+    CHECK(Of(alive, Category::kReduceScatter) == k * n * 2 + first * 4);
+    // Two buckets with overlap.
+    plan.zero.overlap_comm = Overlap::kOn;
+    p = LowerChain(spec, plan, kMixed);
+    alive = AliveAt(p, "mb0.block1.lin0.bwd");
+    CHECK(Of(alive, Category::kReduceScatter) == 2 * k * n * 2);
+    // Weights in pieces of b elements: b / W of each rank's partition at once.
+    const std::int64_t b = w * Draw(random, 1, n);
+    plan.zero.allgather_bucket = b;
+    p = LowerChain(spec, plan, kMixed);
+    CHECK(Count(p, OpCode::kAllGather) == CeilDiv(all / w, b / w));
+    CHECK(BytesOf(p, OpCode::kAllGather) == all * 2);
+    // Stage 1 reduces when backward is over: all gradients exist by then.
+    plan = ZeroPlan(spec, Dialect::kZero1, w);
+    plan.zero.reduce_bucket = k * n;
+    p = LowerChain(spec, plan, kMixed);
+    alive = AliveAt(p, "mb0.root.bwd.bucket_copy");
+    CHECK(Of(alive, Category::kUnshardedGradient) == all * 2);
+    CHECK(Count(p, OpCode::kAllReduce) >= spec.blocks / k);
+  }
+}
+
+TEST_CASE("ZeRO-1 and ZeRO-2: accumulation and reduce-scatter") {
+  ChainSpec spec;
+  spec.blocks = 3;
+  const std::int64_t n = spec.width * spec.width, all = 3 * n + spec.width * spec.stem;
+  for (const Dialect dialect : {Dialect::kZero1, Dialect::kZero2}) {
+    Plan plan = ZeroPlan(spec, dialect, 4);
+    plan.accumulation = 3;
+    // Stage 1 reduces the last micro-batch and keeps whole gradients before; stage 2 reduces each.
+    // Stem and blocks in order (stage 1), or blocks and then the stem: four buckets of one each.
+    const int passes = dialect == Dialect::kZero1 ? 1 : 3;
+    const Program p = LowerChain(spec, plan, kMixed);
+    CHECK(Count(p, OpCode::kAllReduce) == passes * 4);
+    const Bytes64 alive = AliveAt(p, "mb1.fwd.copy_h2d");
+    CHECK(Of(alive, Category::kUnshardedGradient) == (passes == 1 ? all * 2 : 0));
+    CHECK(Of(alive, Category::kShardedGradient) == (passes == 1 ? 0 : all / 4 * 2));
+    // By units: one reduce-scatter each, of what the reduce dtype needs.
+    plan.zero.gradient_reduction = GradientReduction::kReduceScatter;
+    plan.units = Wrap(ChainModel(spec), ParseWrap("block", "test"), {}, dialect, "test");
+    plan.replicate_size = 2;
+    const Program scattered = LowerChain(spec, plan, kMixed);
+    CHECK(Count(scattered, OpCode::kReduceScatter, "shard") == passes * 4);
+    CHECK(Count(scattered, OpCode::kAllReduce, "replicate") == passes * 4);
+    CHECK(BytesOf(scattered, OpCode::kReduceScatter) == passes * all * 4);
+    CHECK(Count(scattered, OpCode::kAllGather) == 4);
+  }
+}
+
+// Without prefetch every use of a module fetches it, unless it was kept since its last use. Block i
+// of L comes again in backward after the 2 (L - 1 - i) uses of the blocks behind it; it is kept if
+// their elements are fewer than the reuse distance.
+TEST_CASE("ZeRO-3: fetches by reuse distance") {
+  std::mt19937 random(6);
+  for (int trial = 0; trial < 40; ++trial) {
+    ChainSpec spec;
+    spec.blocks = static_cast<int>(Draw(random, 2, 9));
+    spec.width = 16 * Draw(random, 1, 6);
+    const std::int64_t n = spec.width * spec.width;
+    Plan plan = ZeroPlan(spec, Dialect::kZero3, 4);
+    plan.zero.prefetch_bucket = 0;
+    plan.zero.max_reuse_distance = Draw(random, 0, 2 * (spec.blocks - 1) * n);
+    CAPTURE(trial);
+    const Program p = LowerChain(spec, plan, kMixed);
+    const std::int64_t kept =
+        std::min<std::int64_t>(spec.blocks, CeilDiv(plan.zero.max_reuse_distance, 2 * n));
+    CHECK(Count(p, OpCode::kAllGather) == 2 * (spec.blocks + 1) - kept);
+    CHECK(Count(p, OpCode::kGatherCopyOut) == 0);  // modules of one parameter are gathered in place
+    // While the last block runs forward, itself and what was kept before it are there.
+    const Bytes64 alive = AliveAt(p, Block(spec.blocks - 1, "lin0.fwd"));
+    CHECK(Of(alive, Category::kUnshardedParameter) == std::max<std::int64_t>(kept, 1) * n * 2);
+    // The recording pass keeps nothing.
+    int recorded = 0;
+    for (const Op& op : p.warmup.ops) {
+      recorded += p.ShapeOf(op).code == OpCode::kAllGather ? 1 : 0;
+    }
+    CHECK(recorded == 2 * (spec.blocks + 1));
+  }
+}
+
+// One fetch requests b blocks ahead as long as fewer than M are gathered: from then on M blocks are
+// alive while one runs (2 with b = 1, since each fetch adds one and each release takes one).
+TEST_CASE("ZeRO-3: prefetch bucket and live parameters") {
+  ChainSpec spec;
+  spec.blocks = 14;
+  const std::int64_t n = spec.width * spec.width;
+  for (std::int64_t most = 1; most <= 6; ++most) {
+    for (std::int64_t b = 0; b <= 4; ++b) {
+      CAPTURE(most);
+      CAPTURE(b);
+      Plan plan = ZeroPlan(spec, Dialect::kZero3, 4);
+      plan.zero.prefetch_bucket = b * n;
+      plan.zero.max_live_parameters = most * n;
+      plan.zero.max_reuse_distance = 0;
+      const std::int64_t expected = most == 1 || b == 0 ? 1 : b == 1 ? 2 : most;
+      const Program p = LowerChain(spec, plan, kMixed);
+      const Bytes64 alive = AliveAt(p, Block(8, "lin0.fwd"));
+      CHECK(Of(alive, Category::kUnshardedParameter) == expected * n * 2);
+    }
+  }
+}
+
+TEST_CASE("ZeRO-3: modules of several parameters go through a flat buffer, small ones persist") {
+  // Two linears per block as one unit ("leaf module"): a flat buffer and a copy out.
+  ChainSpec spec;
+  spec.blocks = 5;
+  spec.linears = 2;
+  const std::int64_t n = spec.width * spec.width;
+  Plan plan = ZeroPlan(spec, Dialect::kZero3, 4);
+  plan.units = Wrap(ChainModel(spec), ParseWrap("block", "test"), {}, plan.dialect, "test");
+  plan.zero.prefetch_bucket = 0;
+  plan.zero.max_reuse_distance = 0;
+  plan.zero.persistence_threshold = spec.width * spec.stem;
+  const Program p = LowerChain(spec, plan, kMixed);
+  CHECK(Count(p, OpCode::kGatherCopyOut) == 2 * 5);
+  // The flat buffer goes once the copy has been issued.
+  CHECK(Of(AliveAt(p, Block(2, "fwd.gather_copy_out")), Category::kAllGather) == 2 * n * 2);
+  CHECK(Of(AliveAt(p, Block(2, "lin0.fwd")), Category::kAllGather) == 0);
+  // The stem is persistent: gathered once per step, after the update, and there all the time.
+  CHECK(Count(p, OpCode::kAllGather) == 2 * 5 + 1);
+  CHECK(Of(AliveAt(p, Block(2, "lin0.fwd")), Category::kUnshardedParameter) ==
+        2 * n * 2 + spec.width * spec.stem * 2);
+}
+
+TEST_CASE("ZeRO-3: buckets of gradients") {
+  std::mt19937 random(8);
+  for (int trial = 0; trial < 30; ++trial) {
+    ChainSpec spec;
+    spec.blocks = static_cast<int>(Draw(random, 4, 9));
+    spec.width = 16 * Draw(random, 1, 6);
+    const std::int64_t w = std::int64_t{1} << Draw(random, 1, 3), k = Draw(random, 1, 3);
+    const std::int64_t n = spec.width * spec.width, stem = spec.width * spec.stem;
+    Plan plan = ZeroPlan(spec, Dialect::kZero3, w);
+    plan.zero.reduce_bucket = k * n;
+    CAPTURE(trial);
+    const Program p = LowerChain(spec, plan, kMixed);
+    CHECK(Count(p, OpCode::kReduceScatter) == BucketCount(spec.blocks, k));
+    CHECK(BytesOf(p, OpCode::kReduceScatter) == (spec.blocks * n + stem) * 4);
+    // At the first one: the bucket; its cast; the padded input; this rank's part of the result.
+    const std::string first = Block(spec.blocks - 1, "lin0.bwd.reduce_scatter");
+    CHECK(Of(AliveAt(p, first), Category::kReduceScatter) ==
+          k * n * 2 + k * n * 4 + k * n * 4 + k * n / w * 4);
+    // All-fp32: no cast. Without contiguous gradients no bucket either, but the gradients.
+    plan.zero.contiguous_gradients = false;
+    const Bytes64 alive = AliveAt(LowerChain(spec, plan, kAllFp32), first);
+    CHECK(Of(alive, Category::kReduceScatter) == k * n * 4 + k * n / w * 4);
+    CHECK(Of(alive, Category::kUnshardedGradient) == (k + 1) * n * 4);
+  }
+}
+
+TEST_CASE("ZeRO-3: sub-groups bound what the update needs") {
+  ChainSpec spec;
+  spec.blocks = 6;
+  const std::int64_t n = spec.width * spec.width, stem = spec.width * spec.stem;
+  Plan plan = ZeroPlan(spec, Dialect::kZero3, 4);
+  plan.zero.sub_group = 2 * n / 4;
+  // Stem and two blocks, then twice two blocks: n * 6 + stem.
+  const Program p = LowerChain(spec, plan, kMixed);
+  CHECK(Count(p, OpCode::kOptimizerStep) == 3);
+  const std::int64_t kept = (6 * n + stem) / 4 * 2;
+  CHECK(Of(AliveAt(p, "stem.opt.optimizer_step"), Category::kShardedGradient) ==
+        kept + (2 * n + stem) / 4 * 4);
+  CHECK(Of(AliveAt(p, "block2.lin0.opt.optimizer_step"), Category::kShardedGradient) ==
+        kept + 2 * n / 4 * 4);
+}
+
+TEST_CASE("FetchOrder: a pass that skips a later use keeps the unit") {
+  // Calls A B A: the fetch at the first A passes over the second one, since A is there; so A is not
+  // released in between although the reuse distance is 0. Sizes are 10.
+  ZeroOptions options;
+  options.prefetch_bucket = 100;
+  options.max_reuse_distance = 0;
+  FetchOrder order(options, 2);
+  const UnitId a(0), b(1);
+  std::vector<bool> here(2, false);
+  const auto away = [&](UnitId u) { return here[u.value] ? 0 : 10; };
+  const auto size = [](UnitId) { return 10; };
+  order.BeginPass();
+  for (const UnitId u : {a, b, a}) {
+    CHECK(order.Fetch(u, away).empty());
+  }
+  order.EndPass();
+  order.BeginPass();
+  here[0] = true;
+  CHECK(order.Fetch(a, away) == std::vector<UnitId>{b});
+  here[1] = true;
+  CHECK(order.IsUsedSoon(a, size));
+  CHECK(order.Fetch(b, away).empty());
+  CHECK_FALSE(order.IsUsedSoon(b, size));
+  CHECK(order.Fetch(a, away).empty());
+  CHECK_FALSE(order.IsUsedSoon(a, size));
+}
+
+TEST_CASE("FairScale: small gradients share a reduce-scatter, large ones do not") {
+  std::mt19937 random(9);
+  for (int trial = 0; trial < 30; ++trial) {
+    ChainSpec spec;
+    spec.blocks = static_cast<int>(Draw(random, 2, 9));
+    spec.width = 16 * Draw(random, 1, 6);
+    const std::int64_t w = std::int64_t{1} << Draw(random, 1, 3), k = Draw(random, 1, 4);
+    const std::int64_t n = spec.width * spec.width, stem = spec.width * spec.stem;
+    Plan plan = ChainPlan(spec, Dialect::kFairscale, w);
+    plan.reduce_scatter_bucket = Bytes(k * n * 4);
+    CAPTURE(trial);
+    Program p = LowerChain(spec, plan, kMixed);
+    CHECK(Count(p, OpCode::kReduceScatter, "shard.reduce") == BucketCount(spec.blocks, k));
+    CHECK(BytesOf(p, OpCode::kReduceScatter) == (spec.blocks * n + stem) * 4);
+    // No gather in backward is saved: blocks are gathered twice, the root once.
+    CHECK(Count(p, OpCode::kAllGather, "shard") == 2 * spec.blocks + 1);
+    // A bucket too small for one block: each goes alone, concatenated once more, and the stem, if
+    // it is smaller, through the bucket.
+    plan.reduce_scatter_bucket = Bytes(n * 4 - 4 * w);
+    p = LowerChain(spec, plan, kMixed);
+    CHECK(Count(p, OpCode::kReduceScatter) == spec.blocks + 1);
+    const Bytes64 alive = AliveAt(p, Block(0, "bwd.reduce_scatter"));
+    CHECK(Of(alive, Category::kReduceScatter) == 2 * n * 4);  // cast and concatenated
+  }
+}
+
+TEST_CASE("ZeRO plans: what the stages leave no choice about") {
+  ChainSpec spec;
+  const Model model = ChainModel(spec);
+  const auto error = [&](const Plan& plan) {
+    try {
+      ValidatePlan(model, ChainJob(spec, kMixed), plan, "p.json: plan");
+    } catch (const InputError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  Plan plan = ZeroPlan(spec, Dialect::kZero2, 4);
+  CHECK(error(plan) == "");
+  plan.sync = SyncMode::kLast;
+  CHECK(error(plan) ==
+        "p.json: plan.sync: got \"last\", expected \"every\"; dialect zero2 has no such choice: "
+        "zero1 reduces on the last micro-batch, zero2 and zero3 on each");
+  plan = ZeroPlan(spec, Dialect::kZero2, 4);
+  plan.zero.prefetch_bucket = 7;
+  CHECK(error(plan) ==
+        "p.json: plan.zero.prefetch_bucket: got an option of dialect zero3 in a plan of dialect "
+        "zero2, expected its default");
+  plan = ZeroPlan(spec, Dialect::kZero3, 4);
+  plan.units.back().reshard.kind = Reshard::Kind::kNever;
+  CHECK(error(plan) ==
+        "p.json: plan.units[5].reshard: got \"never\", expected \"always\"; dialect zero3 has no "
+        "such choice: its stage decides what stays gathered");
+  plan = ZeroPlan(spec, Dialect::kZero3, 4);
+  plan.zero.reduce_bucket = 0;
+  CHECK(error(plan) ==
+        "p.json: plan.zero.reduce_bucket: got 0, expected an integer in [1, 281474976710656]");
+  plan = ChainPlan(spec, Dialect::kFairscale, 4);
+  plan.zero.reduce_bucket = 1;
+  CHECK(error(plan) ==
+        "p.json: plan.zero.reduce_bucket: got an option of dialects zero1, zero2 and zero3 in a "
+        "plan of dialect fairscale, expected its default");
+  plan = ChainPlan(spec, Dialect::kFairscale, 4);
+  plan.replicate_size = 2;
+  CHECK(error(plan) ==
+        "p.json: plan.replicate_size: got 2, expected 1; dialect fairscale shards over all ranks");
+}
+
+}  // namespace
+}  // namespace shardwright

@@ -1,0 +1,50 @@
+#pragma once
+
+// Pickles as data: numbers, texts, lists, tuples and dictionaries.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace shardwright::internal {
+
+// A value of a pickle; those that occur in several places are stored once.
+class Pickle {
+ public:
+  enum class Kind : std::uint8_t { kNone, kBool, kInt, kFloat, kText, kList, kDict };
+  using Ref = std::uint32_t;
+
+  // Throws InputError; see ReadMemorySnapshot.
+  [[nodiscard]] static Pickle Read(const std::string& file);
+
+  [[nodiscard]] Ref root() const { return root_; }
+  [[nodiscard]] Kind KindOf(Ref ref) const { return values_[ref].kind; }
+  [[nodiscard]] std::int64_t IntOf(Ref ref) const { return values_[ref].number; }
+  [[nodiscard]] const std::string& TextOf(Ref ref) const {
+    return texts_[static_cast<std::size_t>(values_[ref].number)];
+  }
+  // Of a list or tuple.
+  [[nodiscard]] const std::vector<Ref>& ItemsOf(Ref ref) const {
+    return lists_[static_cast<std::size_t>(values_[ref].number)];
+  }
+  // The value of a key that is a text; kNothing without it. The last one of equal keys counts.
+  static constexpr Ref kNothing = 0xffffffffU;
+  [[nodiscard]] Ref Find(Ref dict, std::string_view key) const;
+  [[nodiscard]] std::int64_t file_size() const { return file_size_; }
+
+ private:
+  friend class PickleReader;
+  struct Value {
+    Kind kind = Kind::kNone;
+    std::int64_t number = 0;  // the value, or an index into a table below
+  };
+  std::vector<Value> values_;
+  std::vector<std::string> texts_;
+  std::vector<std::vector<Ref>> lists_;  // of a dictionary: key, value, key, value, ...
+  Ref root_ = 0;
+  std::int64_t file_size_ = 0;
+};
+
+}  // namespace shardwright::internal

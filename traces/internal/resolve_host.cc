@@ -1,0 +1,98 @@
+// Traces without a device: the host's ops are the work, and gloo's threads are the network.
+
+#include <algorithm>
+#include <cstdint>
+#include <set>
+#include <string_view>
+#include <tuple>
+
+#include "traces/internal/raw_recording.h"
+
+namespace shardwright::internal {
+namespace {
+
+constexpr std::string_view kGloo = "gloo:";
+
+// An op that does something, not a frame around others ("AddmmBackward0").
+bool IsWork(std::string_view name) {
+  return name.find("::") != std::string_view::npos && !name.starts_with("autograd::");
+}
+
+// gloo reduces and scatters by an all-reduce (torch 2.13), so a call is done by either.
+bool Fits(OpCode call, OpCode done) {
+  return call == done || (call == OpCode::kReduceScatter && done == OpCode::kAllReduce);
+}
+
+// Calls and what gloo did, each in order: a call's work is the first that fits and begins later.
+void JoinCalls(const RawRecording& raw, std::vector<RawSpan> gloo, std::vector<RawWork>& work) {
+  const std::vector<std::string>& names = raw.names.names();
+  const auto by_begin = [](const auto& a, const auto& b) { return a.begin < b.begin; };
+  std::sort(gloo.begin(), gloo.end(), by_begin);
+  std::vector<RawCall> calls = raw.calls;
+  std::sort(calls.begin(), calls.end(),
+            [&](const RawCall& a, const RawCall& b) { return by_begin(a.span, b.span); });
+  std::vector<bool> is_used(gloo.size(), false);
+  std::size_t from = 0;
+  for (const RawCall& call : calls) {
+    RawWork row;
+    row.kind = ActivityKind::kCollective;
+    row.collective = call.collective;
+    row.bytes = call.bytes;
+    row.span = call.span;
+    while (from < gloo.size() && is_used[from]) {
+      ++from;
+    }
+    for (std::size_t i = from; i < gloo.size(); ++i) {
+      const auto done = CollectiveOfName(names[gloo[i].name]);
+      if (!is_used[i] && gloo[i].begin >= call.span.begin && done && Fits(call.collective, *done)) {
+        is_used[i] = true;
+        row.span = {gloo[i].begin, gloo[i].end, call.span.name, gloo[i].thread};
+        break;
+      }
+    }
+    // The place in training is that of the call.
+    row.correlation = call.span.begin;
+    work.push_back(row);
+  }
+}
+
+}  // namespace
+
+std::vector<RawWork> WorkOfHost(const RawRecording& raw) {
+  const std::vector<std::string>& names = raw.names.names();
+  std::set<std::uint32_t> threads;  // that run the model
+  for (const RawSpan& range : raw.ranges) {
+    threads.insert(range.thread);
+  }
+  std::vector<RawSpan> host = raw.host;
+  std::sort(host.begin(), host.end(), [](const RawSpan& a, const RawSpan& b) {
+    return std::tie(a.thread, a.begin, b.end) < std::tie(b.thread, b.begin, a.end);
+  });
+  std::vector<RawWork> work;
+  std::vector<RawSpan> gloo;
+  std::uint32_t thread = kNoSubject;
+  std::int64_t covered = INT64_MIN;  // end of the last outermost piece of work of the thread
+  for (const RawSpan& span : host) {
+    if (span.thread != thread) {
+      thread = span.thread;
+      covered = INT64_MIN;
+    }
+    const std::string_view name = names[span.name];
+    if (span.begin < covered || !(IsWork(name) || name.starts_with(kGloo))) {
+      continue;
+    }
+    covered = span.end;
+    if (name.starts_with(kGloo)) {
+      gloo.push_back(span);
+    } else if (!name.starts_with("c10d::") && (threads.empty() || threads.contains(thread))) {
+      RawWork row;
+      row.span = span;
+      row.correlation = span.begin;
+      work.push_back(row);
+    }
+  }
+  JoinCalls(raw, std::move(gloo), work);
+  return work;
+}
+
+}  // namespace shardwright::internal
