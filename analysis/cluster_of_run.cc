@@ -111,6 +111,9 @@ std::string_view NetworkKind(std::string_view text) {
   if (has("EFA")) {
     return "efa";
   }
+  if (has("Omni-Path") || has("OPA")) {
+    return "opa";
+  }
   return has("TCPXO") ? "tcpxo" : "ib";
 }
 
@@ -140,8 +143,9 @@ Cluster ClusterOfRun(const MeasuredRun& run, std::vector<std::string>& notes) {
       nics = *named;
       network = NetworkKind(run.network);
     } else {
-      notes.push_back("network not stated: " + std::to_string(nics.gbit_per_s) +
-                      " Gbit/s InfiniBand per GPU");
+      network = NetworkKind(run.network);
+      notes.push_back("network not stated: " + std::to_string(nics.gbit_per_s) + " Gbit/s " +
+                      (network == "opa" ? "Omni-Path" : "InfiniBand") + " per GPU");
     }
   }
   const std::int64_t host_gib = std::max<std::int64_t>(gpu.host_memory_gib * node / kUsualNode, 64);

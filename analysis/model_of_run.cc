@@ -64,7 +64,7 @@ Json MptConfig(const MeasuredRun& run) {
   return json;
 }
 
-Json Gpt2Config(const MeasuredRun& run, const std::string& activation) {
+Json Gpt2Config(const MeasuredRun& run, const std::string& activation, double dropout) {
   Json json;
   json["model_type"] = "gpt2";
   json["vocab_size"] = run.vocabulary;
@@ -74,9 +74,9 @@ Json Gpt2Config(const MeasuredRun& run, const std::string& activation) {
   json["n_head"] = run.heads;
   json["n_inner"] = run.ffn_hidden;
   json["activation_function"] = activation;
-  json["resid_pdrop"] = 0.0;
-  json["embd_pdrop"] = 0.0;
-  json["attn_pdrop"] = 0.0;
+  json["resid_pdrop"] = dropout;
+  json["embd_pdrop"] = dropout;
+  json["attn_pdrop"] = dropout;
   json["tie_word_embeddings"] = run.tied_embedding != "n";
   return json;
 }
@@ -89,18 +89,18 @@ Json MixtralConfig(const MeasuredRun& run) {
   return json;
 }
 
-Json ConfigOf(const MeasuredRun& run, std::vector<std::string>& notes) {
+Json ConfigOf(const MeasuredRun& run, double dropout, std::vector<std::string>& notes) {
   if (run.ffn_kind == "swiglu" || run.ffn_kind == "geglu") {
     return LlamaConfig(run);
   }
   if (run.ffn_kind == "gelu") {
-    return Has(run.framework, "llm-foundry") ? MptConfig(run) : Gpt2Config(run, "gelu");
+    return Has(run.framework, "llm-foundry") ? MptConfig(run) : Gpt2Config(run, "gelu", dropout);
   }
   if (run.ffn_kind == "relu" || run.ffn_kind == "relu^2") {
     if (run.ffn_kind != "relu") {
       notes.push_back("ffn_kind " + run.ffn_kind + " taken as a GPT-2 block with relu");
     }
-    return Gpt2Config(run, "relu");
+    return Gpt2Config(run, "relu", dropout);
   }
   if (run.ffn_kind == "moe-swiglu 8 experts top2") {
     return MixtralConfig(run);
@@ -144,7 +144,8 @@ void CompareCounts(const MeasuredRun& run, const Model& model, std::vector<std::
 
 }  // namespace
 
-LoadedModel ModelOfRun(const MeasuredRun& run, const Job& job, std::vector<std::string>& notes) {
+LoadedModel ModelOfRun(const MeasuredRun& run, const Job& job, double dropout,
+                       std::vector<std::string>& notes) {
   LoadedModel loaded;
   const LoadOptions options{.sequence_length = job.sequence_length};
   const bool has_dims = run.layers > 0 && run.hidden > 0 && run.heads > 0 && run.ffn_hidden > 0;
@@ -158,7 +159,7 @@ LoadedModel ModelOfRun(const MeasuredRun& run, const Job& job, std::vector<std::
       complete.vocabulary = 50257;
       notes.emplace_back("no vocabulary given: 50257 as GPT-2");
     }
-    loaded.json = ConfigOf(complete, notes).dump();
+    loaded.json = ConfigOf(complete, dropout, notes).dump();
     loaded.model =
         ModelFromJson(JsonValue::Parse(loaded.json, run.model_name), run.model_name, options);
   }

@@ -78,11 +78,12 @@ OptimizerSpec OptimizerOf(const MeasuredRun& run, const Stack& stack,
   return spec;
 }
 
-Offload OffloadOf(const MeasuredRun& run) {
+Offload OffloadOf(const MeasuredRun& run, const Stack& stack) {
   const std::string& text = run.offload;
   Offload offload;
   if (text.starts_with("n")) {
-    offload.activations = Has(text, "checkpoints to CPU");
+    offload.activations = Has(text, "checkpoints to CPU") ||
+                          (stack.checkpoints_on_host && run.checkpointing.starts_with("full"));
     return offload;
   }
   offload.parameters = Has(text, "param") || text.starts_with("y");
@@ -138,6 +139,10 @@ std::vector<RecomputeRegion> RecomputeOf(const MeasuredRun& run, const Stack& st
         RecomputeBlocks(model, RecomputeKind::kFull, 1, std::string(kWhere));
     KeepFraction(Has(text, "2nd") ? 0.5 : RecomputedFraction(run, notes), regions);
     return regions;
+  }
+  // MaxText's policies keep the results of all projections and, with "flash", the attention's.
+  if (text.starts_with("selective (minimal")) {
+    return RecomputeBlocks(model, RecomputeKind::kSelective, 1, std::string(kWhere));
   }
   if (text.starts_with("selective")) {
     if (!Has(text, "per-op")) {
@@ -197,6 +202,22 @@ void SetSharding(const MeasuredRun& run, const Stack& stack, const Cluster& clus
   }
 }
 
+// DeepSpeed's sizes and streams.
+void SetZero(const MeasuredRun& run, const Stack& stack, Plan& plan) {
+  if (plan.dialect != Dialect::kZero3) {
+    return;
+  }
+  if (stack.sizes_by_hidden) {
+    plan.zero.reduce_bucket = run.hidden * run.hidden;
+    plan.zero.prefetch_bucket = run.hidden * run.hidden * 9 / 10;
+    plan.zero.persistence_threshold = 10 * run.hidden;
+  }
+  if (stack.waits_for_gathers) {
+    plan.zero.overlap_comm = Overlap::kOff;
+    plan.zero.prefetch_bucket = 0;
+  }
+}
+
 void SetBatch(const MeasuredRun& run, std::int64_t ranks, Job& job, Plan& plan,
               std::vector<std::string>& notes) {
   plan.micro_batch = run.micro_batch;
@@ -241,6 +262,14 @@ void CheckParallelism(const MeasuredRun& run) {
   }
 }
 
+// What plans cannot say.
+void CheckOptimizer(const MeasuredRun& run) {
+  if (Has(run.param_dtype, "8-bit") || Has(run.param_dtype, "optimizer-in-bwd")) {
+    throw InputError("param_dtype", '"' + run.param_dtype + '"',
+                     "states in the masters' dtype, updated after backward");
+  }
+}
+
 void FillPlan(const MeasuredRun& run, const std::string& profile, PlanFile& file,
               std::vector<std::string>& notes) {
   CheckParallelism(run);
@@ -252,14 +281,16 @@ void FillPlan(const MeasuredRun& run, const std::string& profile, PlanFile& file
   file.job.precision = PrecisionOf(run, stack, notes);
   file.job.optimizer = OptimizerOf(run, stack, notes);
   file.cluster = ClusterOfRun(run, notes);
-  file.model = ModelOfRun(run, file.job, notes);
+  CheckOptimizer(run);
+  file.model = ModelOfRun(run, file.job, stack.dropout, notes);
   file.kernels = FindKernelSet(stack.kernel_set, "framework");
   file.kernels.fp8_linear = run.compute_dtype == "fp8" || run.compute_dtype == "fp4";
   file.profile = profile == "auto" ? DefaultProfile(file.cluster.gpu, file.kernels.name)
                                    : LoadProfile(profile);
   Plan& plan = file.plan;
-  plan.offload = OffloadOf(run);
+  plan.offload = OffloadOf(run, stack);
   SetSharding(run, stack, file.cluster, plan, notes);
+  SetZero(run, stack, plan);
   plan.sync = run.accumulation > 1 && !IsZero(plan.dialect) ? stack.sync : SyncMode::kEvery;
   if (plan.dialect == Dialect::kFsdp1) {
     plan.backward_prefetch = stack.backward_prefetch;

@@ -25,6 +25,12 @@ struct Stack {
   SyncMode sync = SyncMode::kEvery;
   bool recomputes = false;           // full checkpointing, where the row does not say
   bool expandable_segments = false;  // set for PyTorch's allocator by the launch script
+  // DeepSpeed before 2022 (zero3): every gather waits for all work before it and computation for
+  // every gather, one parameter after the other.
+  bool waits_for_gathers = false;
+  bool sizes_by_hidden = false;      // the "auto" of Transformers' DeepSpeed sizes
+  double dropout = 0;                // the default of its GPT models
+  bool checkpoints_on_host = false;  // the launch script's default, where blocks are recomputed
 };
 
 // The first row of the table that fits. Reads the columns framework, compiled, date and gpu_class

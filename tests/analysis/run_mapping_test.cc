@@ -94,7 +94,44 @@ TEST_CASE("Runs: which blocks are recomputed follows from HFU and MFU") {
   CHECK(mapped.plan.job.precision == Precision{DType::kFp32, DType::kBf16, DType::kBf16});
 }
 
+TEST_CASE("Runs: DeepSpeed before 2022 waits for each of its gathers") {
+  // ZeRO-3 over 16 nodes of Jean Zay by the Megatron-LM that DeepSpeed ships as an example, whose
+  // script keeps checkpoints on the host.
+  const MappedRun mapped = Map("bigscience-016");
+  REQUIRE(mapped.skipped.empty());
+  const PlanFile& plan = mapped.plan;
+  CHECK(plan.plan.dialect == Dialect::kZero3);
+  CHECK(plan.plan.zero.overlap_comm == Overlap::kOff);
+  CHECK(plan.plan.zero.prefetch_bucket == 0);
+  CHECK(plan.plan.offload.activations);
+  CHECK(plan.kernels.name == "megatron-2021");
+  CHECK(plan.cluster.network == "opa");
+  MeasuredRun run = RowNamed("bigscience-016");
+  run.offload = "n";
+  CHECK(MapRun(run, "auto").plan.plan.offload.activations);
+  run.date = "2022-05";
+  CHECK(MapRun(run, "auto").plan.plan.zero == ZeroOptions{});
+  // Transformers' "auto" sizes are those of one hidden x hidden matrix: 8192 x 8192.
+  const MappedRun hf = Map("bigscience-028");
+  CHECK(hf.plan.plan.zero.reduce_bucket == 67'108'864);
+  CHECK(hf.plan.plan.zero.persistence_threshold == 81'920);
+  CHECK_FALSE(hf.plan.plan.offload.activations);
+}
+
+TEST_CASE("Runs: MaxText is compiled and keeps all projections") {
+  const MappedRun mapped = Map("jaxtoolbox-024");
+  REQUIRE(mapped.skipped.empty());
+  CHECK(mapped.plan.kernels.name == "jax-xla");
+  REQUIRE(mapped.plan.plan.recompute.size() == 32);
+  CHECK(mapped.plan.plan.recompute[0].kind == RecomputeKind::kSelective);
+  CHECK(mapped.plan.plan.recompute[0].keep_every == 1);
+}
+
 TEST_CASE("Runs: why rows are skipped") {
+  CHECK(
+      Map("torchtune-002").skipped ==
+      "param_dtype: got \"bf16 states (4090: 8-bit/optimizer-in-bwd recipe)\", expected states in "
+      "the masters' dtype, updated after backward");
   CHECK(Map("torchtune-003").skipped ==
         "gpu_class: got \"RTX A6000-48GB\", expected a GPU type of the catalog");
   MeasuredRun run = RowNamed("llmfoundry-024");
