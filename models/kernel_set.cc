@@ -15,7 +15,7 @@ namespace shardwright {
 namespace {
 
 // One row per software stack. docs/kernel_sets.md gives the reason of each value.
-std::vector<KernelSetOptions> PlainPyTorchSets() {
+std::vector<KernelSetOptions> PlainSets() {
   return {
       {.name = "torch-eager", .repeat_kv = true},
       {.name = "torch-compile",
@@ -33,11 +33,6 @@ std::vector<KernelSetOptions> PlainPyTorchSets() {
        .fused_norm = false,
        .fp32_logits = false,
        .whole_recompute = true},
-  };
-}
-
-std::vector<KernelSetOptions> FrameworkSets() {
-  return {
       {.name = "megatron-2021",
        .attention = AttentionImpl::kMaterialized,
        .fused_loss = true,
@@ -48,6 +43,11 @@ std::vector<KernelSetOptions> FrameworkSets() {
        .fused_rope = true,
        .fused_loss = true,
        .inplace_rope = true},
+  };
+}
+
+std::vector<KernelSetOptions> FrameworkSets() {
+  return {
       {.name = "composer-2023",
        .fp32_logits = false,
        .flash_position_bias = true,
@@ -140,7 +140,7 @@ std::vector<KernelSetOptions> OwnSets() {
 
 const std::vector<KernelSetOptions>& KernelSetTable() {
   static const std::vector<KernelSetOptions> table = [] {
-    std::vector<KernelSetOptions> all = PlainPyTorchSets();
+    std::vector<KernelSetOptions> all = PlainSets();
     for (const std::vector<KernelSetOptions>& more : {FrameworkSets(), OwnSets()}) {
       all.insert(all.end(), more.begin(), more.end());
     }
