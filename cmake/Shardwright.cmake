@@ -21,7 +21,7 @@ function(sw_library name)
     add_library(${name} STATIC ${arg_SOURCES})
     set(scope PUBLIC)
     # Those are headers only, or options: an installed library does not need them.
-    set(build_only sw_warnings nlohmann_json::nlohmann_json RapidJSON::RapidJSON CLI11::CLI11 Boost::headers)
+    set(build_only sw_warnings nlohmann_json::nlohmann_json CLI11::CLI11 Boost::headers)
     set(private_deps sw_warnings)
     foreach(dep IN LISTS arg_PRIVATE_DEPS)
       list(APPEND private_deps "${dep}")

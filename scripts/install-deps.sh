@@ -13,7 +13,6 @@ packages=(
   ninja-build
   libboost-graph-dev
   nlohmann-json3-dev
-  rapidjson-dev
   libpugixml-dev
   libsqlite3-dev
   libcli11-dev

@@ -9,80 +9,17 @@
 #include <string_view>
 #include <utility>
 
-#include <rapidjson/error/en.h>
-#include <rapidjson/reader.h>
-
 #include "core/error.h"
-#include "traces/gzip.h"
+#include "traces/internal/json_scanner.h"
 #include "traces/internal/raw_recording.h"
 
 namespace shardwright {
 namespace {
 
+using internal::JsonScanner;
 using internal::RawRecording;
 using internal::RawSpan;
 using internal::RawWork;
-
-constexpr std::size_t kDeepest = 64;                         // nesting
-constexpr std::size_t kLongestToken = std::size_t{8} << 20;  // plans and stacks are shorter
-
-// RapidJSON's stream concept (rapidjson/stream.h) over a TextSource.
-class JsonStream {
- public:
-  using Ch = char;
-  explicit JsonStream(const std::string& file) : file_(file), source_(file), piece_(kPieceSize) {
-    Fill();
-  }
-  [[nodiscard]] Ch Peek() const { return *next_; }
-  Ch Take() {
-    const char c = *next_++;
-    if (next_ == end_) {
-      Fill();
-    }
-    return c;
-  }
-  [[nodiscard]] std::size_t Tell() const {
-    return before_ + static_cast<std::size_t>(next_ - piece_.data());
-  }
-  // A token began here.
-  void Mark() { mark_ = Tell(); }
-
-  // Never called: the text is not changed in place.
-  Ch* PutBegin() { return nullptr; }
-  void Put(Ch /*c*/) {}
-  void Flush() {}
-  std::size_t PutEnd(Ch* /*begin*/) { return 0; }
-
- private:
-  static constexpr std::size_t kPieceSize = std::size_t{1} << 18;
-
-  // At the end of the text stands a null character, as the concept wants it.
-  void Fill() {
-    if (is_done_) {
-      return;
-    }
-    if (Tell() - mark_ > kLongestToken && end_ != nullptr) {
-      throw InputError(file_,
-                       "a name or number of more than 8 MiB near byte " + std::to_string(Tell()),
-                       "a trace of PyTorch's profiler");
-    }
-    before_ = end_ == nullptr ? 0 : Tell();
-    const std::size_t count = source_.Read(piece_.data(), piece_.size() - 1);
-    is_done_ = count == 0;
-    piece_[count] = '\0';
-    next_ = piece_.data();
-    end_ = piece_.data() + std::max<std::size_t>(count, 1);
-  }
-
-  std::string file_;
-  TextSource source_;
-  std::vector<char> piece_;
-  const char* next_ = piece_.data();
-  const char* end_ = nullptr;
-  std::size_t before_ = 0;
-  std::size_t mark_ = 0;
-  bool is_done_ = false;
-};
 
 // Fields of an event that count. Numbers stay text until they are needed.
 enum class Field : std::uint8_t {
@@ -139,7 +76,7 @@ constexpr std::array kArgFields = {
 template <std::size_t N>
 Field FindField(const std::array<FieldName, N>& fields, std::string_view name) {
   for (const FieldName& row : fields) {
-    if (row.name == name) {
+    if (!name.empty() && row.name[0] == name[0] && row.name == name) {
       return row.field;
     }
   }
@@ -183,8 +120,8 @@ struct Event {
     static const std::string kNothing;
     return Has(field) ? texts[static_cast<std::size_t>(field)] : kNothing;
   }
-  void Set(Field field, const char* text, std::size_t size) {
-    texts[static_cast<std::size_t>(field)].assign(text, size);
+  void Set(Field field, std::string_view text) {
+    texts[static_cast<std::size_t>(field)].assign(text);
     is_set[static_cast<std::size_t>(field)] = true;
   }
   void Clear() {
@@ -245,12 +182,16 @@ std::int64_t Collector::Nanoseconds(const Event& event, Field field, const char*
   if (after == end) {
     return whole * 1000;
   }
-  double value = 0;
-  const auto [last, bad] = std::from_chars(after, end, value);
-  if (*after == '.' && bad == std::errc() && last == end && value < 1) {
-    const auto fraction = static_cast<std::int64_t>(value * 1000 + 0.5);
+  const char* const digits = after + 1;
+  if (*after == '.' && std::all_of(digits, end, [](char c) { return c >= '0' && c <= '9'; })) {
+    std::int64_t fraction = 0;  // of 10,000: the fourth digit rounds
+    for (int i = 0; i < 4; ++i) {
+      fraction = fraction * 10 + (digits + i < end ? digits[i] - '0' : 0);
+    }
+    fraction = (fraction + 5) / 10;
     return whole * 1000 + (text[0] == '-' ? -fraction : fraction);
   }
+  double value = 0;
   const auto [all, wrong] = std::from_chars(text.data(), end, value);  // with an exponent
   if (wrong != std::errc() || all != end || !(value < 9e15 && value > -9e15)) {
     Fail(name, text, "a time in microseconds");
@@ -402,160 +343,168 @@ void Collector::Add(const Event& event) {
   ++raw_.events;
 }
 
-// Receives the pieces of the document. Events are objects in "traceEvents" or in the root list.
-class Handler : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, Handler> {
- public:
-  Handler(JsonStream& stream, Collector& collector) : stream_(stream), collector_(collector) {}
+// Whether anybody reads the arguments of an event. Those of host ops, the most and the longest, say
+// shapes and strides.
+bool WantsArguments(const Event& event) {
+  if (!event.Has(Field::kCategory) || !event.Has(Field::kName)) {
+    return true;  // these come later
+  }
+  const std::string& category = event.Text(Field::kCategory);
+  return category == "cpu_op" ? event.Text(Field::kName).starts_with("c10d::")
+                              : category != "python_function" && category != "user_annotation";
+}
 
-  bool Default() {
-    stream_.Mark();
-    return true;
+// Frames of Python, arrows between events and names of tracks count for nothing, and can be most of
+// a trace.
+bool IsWanted(const Event& event) {
+  if (event.Has(Field::kPhase) && event.Text(Field::kPhase) != "X" &&
+      event.Text(Field::kPhase) != "i") {
+    return false;
   }
-  bool RawNumber(const char* text, rapidjson::SizeType size, bool /*copy*/) {
-    stream_.Mark();
-    if (InEvent() || InArgs()) {
-      if (field_ != Field::kOther) {
-        event_.Set(field_, text, size);
-      }
-    } else if (depth_ > event_depth_ + 1 && field_ == Field::kInputDims) {
-      AddDimension({text, size});
-    } else if (depth_ == 2 && section_ == "distributedInfo") {
-      AddInfo({text, size});
-    }
-    return true;
-  }
-  bool String(const char* text, rapidjson::SizeType size, bool /*copy*/) {
-    stream_.Mark();
-    if (InEvent() || InArgs()) {
-      if (field_ != Field::kOther) {
-        event_.Set(field_, text, size);
-      }
-    } else if (depth_ == event_depth_ + 2 && field_ == Field::kInputType &&
-               !event_.Has(Field::kInputType) && size > 0) {
-      event_.Set(field_, text, size);  // of the first input
-    }
-    return true;
-  }
-  bool StartObject() {
-    Enter();
-    if (depth_ == event_depth_ && in_events_) {
-      event_.Clear();
-    }
-    return depth_ <= kDeepest;
-  }
-  bool Key(const char* text, rapidjson::SizeType size, bool /*copy*/) {
-    stream_.Mark();
-    const std::string_view key(text, size);
-    if (InEvent()) {
-      is_args_ = key == "args";
-      field_ = FindField(kEventFields, key);
-    } else if (InArgs()) {
-      field_ = FindField(kArgFields, key);
-    } else if (depth_ == 1) {
-      section_ = key;
-    } else {
-      key_ = key;
-      field_ = depth_ > event_depth_ ? Field::kOther : field_;
-    }
-    return true;
-  }
-  bool EndObject(rapidjson::SizeType /*members*/) {
-    stream_.Mark();
-    if (InEvent()) {
-      collector_.Add(event_);
-    }
-    --depth_;
-    return true;
-  }
-  bool StartArray() {
-    Enter();
-    if (depth_ == 1) {
-      event_depth_ = 2;
-      in_events_ = saw_events_ = true;
-    } else if (depth_ == 2 && section_ == "traceEvents" && event_depth_ == 3) {
-      in_events_ = saw_events_ = true;
-    }
-    dimensions_ = 1;
-    is_empty_ = true;
-    return depth_ <= kDeepest;
-  }
-  bool EndArray(rapidjson::SizeType /*elements*/) {
-    stream_.Mark();
-    if (depth_ == event_depth_ + 3 && field_ == Field::kInputDims && !is_empty_) {
-      event_.largest_input = std::max(event_.largest_input, dimensions_);
-    }
-    is_empty_ = true;
-    --depth_;
-    in_events_ = in_events_ && depth_ >= event_depth_ - 1;
-    return true;
-  }
+  const std::string& category = event.Text(Field::kCategory);
+  return category != "python_function" && category != "gpu_user_annotation" &&
+         category != "overhead";
+}
 
-  [[nodiscard]] bool saw_events() const { return saw_events_; }
-  [[nodiscard]] std::size_t depth() const { return depth_; }
-
- private:
-  void Enter() {
-    stream_.Mark();
-    ++depth_;
-  }
-  [[nodiscard]] bool InEvent() const { return in_events_ && depth_ == event_depth_; }
-  [[nodiscard]] bool InArgs() const { return in_events_ && is_args_ && depth_ == event_depth_ + 1; }
-  void AddDimension(std::string_view text) {
+// Product of the numbers of a list; 0 when it is too large, and for an empty list.
+std::int64_t ReadElements(JsonScanner& scanner) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 50;
+  std::int64_t product = 1;
+  bool is_empty = true;
+  scanner.EnterArray();
+  while (scanner.NextElement()) {
+    const std::string_view text = scanner.Text().value_or("");
     std::int64_t value = 0;
     const bool is_good =
         std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc();
-    constexpr std::int64_t kMost = std::int64_t{1} << 50;
-    const bool fits = is_good && value >= 0 && (value == 0 || dimensions_ <= kMost / value);
-    dimensions_ = fits ? dimensions_ * value : 0;
-    is_empty_ = false;
+    const bool fits = is_good && value >= 0 && (value == 0 || product <= kMost / value);
+    product = fits ? product * value : 0;
+    is_empty = false;
   }
-  void AddInfo(std::string_view text) {
-    std::int64_t value = 0;
-    if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc()) {
-      return;
-    }
-    if (key_ == "rank") {
-      collector_.SetRank(value);
-    } else if (key_ == "world_size") {
-      collector_.SetRanks(value);
-    }
-  }
+  return is_empty ? 0 : product;
+}
 
-  JsonStream& stream_;
-  Collector& collector_;
-  Event event_;
-  std::string section_;  // key of the root object
-  std::string key_;
-  std::size_t depth_ = 0;
-  std::size_t event_depth_ = 3;
-  std::int64_t dimensions_ = 1;
-  Field field_ = Field::kOther;
-  bool is_args_ = false;
-  bool is_empty_ = true;
-  bool in_events_ = false;
-  bool saw_events_ = false;
-};
+void ReadInputDims(JsonScanner& scanner, Event& event) {
+  scanner.EnterArray();
+  while (scanner.NextElement()) {
+    if (scanner.Peek() == JsonScanner::Kind::kArray) {
+      event.largest_input = std::max(event.largest_input, ReadElements(scanner));
+    } else {
+      scanner.Skip();
+    }
+  }
+}
+
+// The type of the first input that has one.
+void ReadInputType(JsonScanner& scanner, Event& event) {
+  scanner.EnterArray();
+  while (scanner.NextElement()) {
+    const std::string_view text = scanner.Text().value_or("");
+    if (!text.empty() && !event.Has(Field::kInputType)) {
+      event.Set(Field::kInputType, text);
+    }
+  }
+}
+
+void ReadField(JsonScanner& scanner, Field field, Event& event) {
+  if (field == Field::kOther) {
+    scanner.Skip();
+  } else if (const std::optional<std::string_view> text = scanner.Text()) {
+    event.Set(field, *text);
+  }
+}
+
+void ReadArguments(JsonScanner& scanner, Event& event) {
+  scanner.EnterObject();
+  while (const std::optional<std::string_view> key = scanner.NextKey()) {
+    const Field field = FindField(kArgFields, *key);
+    const bool is_list = scanner.Peek() == JsonScanner::Kind::kArray;
+    if (field == Field::kInputDims && is_list) {
+      ReadInputDims(scanner, event);
+    } else if (field == Field::kInputType && is_list) {
+      ReadInputType(scanner, event);
+    } else {
+      ReadField(scanner, field, event);
+    }
+  }
+}
+
+void ReadEvents(JsonScanner& scanner, Collector& collector) {
+  Event event;
+  scanner.EnterArray();
+  while (scanner.NextElement()) {
+    if (scanner.Peek() != JsonScanner::Kind::kObject) {
+      scanner.Skip();
+      continue;
+    }
+    event.Clear();
+    scanner.EnterObject();
+    while (const std::optional<std::string_view> key = scanner.NextKey()) {
+      const bool has_arguments =
+          *key == "args" && scanner.Peek() == JsonScanner::Kind::kObject && WantsArguments(event);
+      if (has_arguments) {
+        ReadArguments(scanner, event);
+      } else {
+        const Field field = FindField(kEventFields, *key);
+        ReadField(scanner, field, event);
+        if ((field == Field::kPhase || field == Field::kCategory) && !IsWanted(event)) {
+          scanner.LeaveObject();
+          break;
+        }
+      }
+    }
+    collector.Add(event);
+  }
+}
+
+void ReadDistributedInfo(JsonScanner& scanner, Collector& collector) {
+  scanner.EnterObject();
+  while (const std::optional<std::string_view> key = scanner.NextKey()) {
+    const bool is_rank = *key == "rank";
+    const bool is_size = *key == "world_size";
+    const std::string_view text =
+        is_rank || is_size ? scanner.Text().value_or("") : (scanner.Skip(), std::string_view());
+    std::int64_t value = 0;
+    if (std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc()) {
+      is_rank ? collector.SetRank(value) : collector.SetRanks(value);
+    }
+  }
+}
+
+// Returns whether there was a list of events: in "traceEvents", or instead of the root object.
+bool ReadDocument(JsonScanner& scanner, Collector& collector) {
+  const JsonScanner::Kind root = scanner.Peek();
+  bool saw_events = root == JsonScanner::Kind::kArray;
+  if (root == JsonScanner::Kind::kArray) {
+    ReadEvents(scanner, collector);
+  } else if (root == JsonScanner::Kind::kObject) {
+    scanner.EnterObject();
+    while (const std::optional<std::string_view> key = scanner.NextKey()) {
+      const bool is_events = *key == "traceEvents";
+      const bool is_info = *key == "distributedInfo";
+      const JsonScanner::Kind kind = scanner.Peek();
+      if (is_events && kind == JsonScanner::Kind::kArray) {
+        ReadEvents(scanner, collector);
+        saw_events = true;
+      } else if (is_info && kind == JsonScanner::Kind::kObject) {
+        ReadDistributedInfo(scanner, collector);
+      } else {
+        scanner.Skip();
+      }
+    }
+  } else {
+    scanner.Skip();
+  }
+  scanner.End();
+  return saw_events;
+}
 
 }  // namespace
 
 ProfilerRecording ReadKineto(const std::string& file) {
-  JsonStream stream(file);
+  JsonScanner scanner(file);
   Collector collector(file);
-  Handler handler(stream, collector);
-  rapidjson::Reader reader;
-  constexpr unsigned kFlags =
-      rapidjson::kParseIterativeFlag | rapidjson::kParseNumbersAsStringsFlag;
-  const rapidjson::ParseResult result = reader.Parse<kFlags>(stream, handler);
-  if (result.IsError()) {
-    const std::string where = " at byte " + std::to_string(result.Offset());
-    if (result.Code() == rapidjson::kParseErrorTermination) {
-      throw InputError(file, "nesting deeper than " + std::to_string(kDeepest) + where,
-                       "a trace of PyTorch's profiler");
-    }
-    throw InputError(file, "broken JSON" + where + ": " + GetParseError_En(result.Code()),
-                     "a whole trace");
-  }
-  if (!handler.saw_events()) {
+  if (!ReadDocument(scanner, collector)) {
     throw InputError(file, "no \"traceEvents\"", "a trace of PyTorch's profiler");
   }
   return internal::Resolve(collector.Take());
