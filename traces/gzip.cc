@@ -135,8 +135,12 @@ std::size_t TextSource::Read(char* buffer, std::size_t size) {
       throw InputError(file_, std::strerror(errno), "a readable file");
     }
   };
-  if (inflater.avail_in == 0) {
-    refill();
+  if (!stream_->is_gzip && inflater.avail_in == 0) {
+    const std::size_t count = std::fread(buffer, 1, size, stream_->file);
+    if (count == 0 && std::ferror(stream_->file) != 0) {
+      throw InputError(file_, std::strerror(errno), "a readable file");
+    }
+    return count;
   }
   if (!stream_->is_gzip) {
     const std::size_t count = std::min<std::size_t>(size, inflater.avail_in);
