@@ -61,13 +61,6 @@ PlanFile MakeProblem(const Arguments& arguments) {
   return file;
 }
 
-std::string RecomputeText(const UserChoice& choice) {
-  if (!choice.recompute) {
-    return "none";
-  }
-  return *choice.recompute == RecomputeKind::kFull ? "full" : "selective";
-}
-
 std::string Text(const std::vector<BaselineResult>& results) {
   Table table({kLeft, kRight, kRight, kRight, kRight, kRight, kLeft, kLeft});
   table.Row({"", "step time", "tokens/s/GPU", "MFU", "device", "micro", "recompute", ""});
@@ -82,7 +75,7 @@ std::string Text(const std::vector<BaselineResult>& results) {
     table.Row({name, result.Fits() ? Format(ToSeconds(outcome.step_time)) : "-",
                result.Fits() ? WithCommas(tokens) : "-",
                result.Fits() ? Percent(outcome.rates.mfu) : "-", Format(outcome.DeviceTotal()),
-               WithCommas(result.choice.micro_batch), RecomputeText(result.choice),
+               WithCommas(result.choice.micro_batch), std::string(RecomputeName(result.choice)),
                result.Fits() ? "" : "over by " + Format(outcome.Excess())});
   }
   return table.Text();
@@ -107,7 +100,7 @@ std::string ToJson(const PlanFile& problem, const std::vector<BaselineResult>& r
     if (result.outcome) {
       row["micro_batch"] = result.choice.micro_batch;
       row["accumulation"] = result.choice.accumulation;
-      row["recompute"] = RecomputeText(result.choice);
+      row["recompute"] = RecomputeName(result.choice);
       row["step_time_s"] = ToSeconds(result.outcome->step_time).value;
       row["tokens_per_s_per_gpu"] = result.outcome->rates.tokens_per_second_per_gpu;
       row["mfu"] = result.outcome->rates.mfu;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -70,6 +71,8 @@ With --search, or with --global-batch and no flag that chooses, it finds the fas
 Examples:
   shardwright plan --model llama-3-70b --cluster dgx-h100 --nodes 128 --seq 8192 \
     --global-batch 1024 -o plan.json
+  shardwright plan --model llama-3-8b --cluster dgx-h100 --nodes 2..32 --seq 8192 \
+    --global-batch 512 --objective cost --token-budget 1e12 -o plan.json
   shardwright plan --model llama-3-8b --cluster dgx-h100 --nodes 2 --seq 8192 -o plan.json
   shardwright plan --model llama-3-70b --cluster dgx-h100 --nodes 128 --seq 8192 \
     --micro-batch 1 --global-batch 1024 --dialect fsdp2 --recompute full --wrap block -o p.json
@@ -104,8 +107,11 @@ std::span<const FlagRow> Flags() {
   return flags;
 }
 
-int RunPlan(const Arguments& arguments) {
+int RunPlan(const Arguments& given) {
+  Arguments arguments = given;
+  std::vector<std::int64_t> node_counts = TakeNodeCounts(arguments);
   PlanOptions options = ReadPlanOptions(arguments);
+  options.node_counts = std::move(node_counts);
   ReadSearchOptions(arguments, options);
   if (options.search) {
     return RunSearch(options);

@@ -4,12 +4,13 @@
 #include <array>
 
 #include "cli/flag_values.h"
+#include "cli/sweep_axes.h"
 #include "schedule/plan_names.h"
 
 namespace shardwright {
 namespace {
 
-constexpr std::array<std::string_view, 2> kObjectiveNames = {"time", "memory"};
+constexpr std::array<std::string_view, 4> kObjectiveNames = {"time", "memory", "pareto", "cost"};
 constexpr std::int64_t kMaxBatch = std::int64_t{1} << 40;
 constexpr std::int64_t kMaxAccumulation = 65535;
 constexpr std::int64_t kMaxMicroBatch = std::int64_t{1} << 24;
@@ -78,16 +79,23 @@ constexpr std::array<FlagRow, 47> kFlags = {{
     {"--output,-o", "FILE", "where the plan goes (default -, standard output)"},
 }};
 
-constexpr std::array<FlagRow, 3> kSearchFlags = {{
-    {"--objective", "time|memory", "search: what is least (default time)"},
+constexpr std::array<FlagRow, 5> kSearchFlags = {{
+    {"--objective", "time|memory|pareto|cost",
+     "search: what is least; pareto: the whole front of time against memory; cost: GPU-hours over "
+     "the node counts of --nodes, which then takes lists and ranges such as 8..128 (default time)"},
+    {"--token-budget", "N", "search by cost: tokens (images) of the whole run, such as 1e12"},
     {"--mem", "SIZE", "search: device memory that plans may use (default: what the device has)"},
+    {"--keep", "FILE",
+     "search: a plan that stays unless another one is more than 1 % better or it does not fit"},
     {"--threads", "N", "search: threads; the plan does not depend on it (default: all)"},
 }};
 
-constexpr std::array<SwitchRow, 2> kSearchSwitches = {{
+constexpr std::array<SwitchRow, 3> kSearchSwitches = {{
     {"--search",
      "find the fastest plan that fits; flags fix what they say (default where --global-batch is "
      "given and none of --micro-batch to --sync, --wrap to --offload, --in-flight)"},
+    {"--explain",
+     "search: why this wrap, factor and prefetch: the nearest other choices, and what binds"},
     {"--no-search", "take the defaults of all flags that are not given"},
 }};
 
@@ -146,6 +154,25 @@ void ReadPlanFlags(const Arguments& arguments, Plan& plan) {
   ReadZeroFlags(arguments, plan.zero);
 }
 
+void ReadCostOptions(const Arguments& arguments, PlanOptions& options) {
+  const bool by_cost = options.objective == Objective::kCost;
+  const bool has_budget = arguments.Get("--token-budget").is_given();
+  if (by_cost != has_budget) {
+    throw UsageError(by_cost ? "--objective cost needs --token-budget"
+                             : "--token-budget: only --objective cost has it");
+  }
+  if (!by_cost) {
+    return;
+  }
+  if (options.node_counts.empty() || options.global_batch == 0) {
+    throw UsageError("--objective cost needs --nodes and --global-batch");
+  }
+  if (arguments.Get("--replicate").is_given()) {
+    throw UsageError("--replicate: follows from --nodes and --shard with --objective cost");
+  }
+  SetElements(arguments, "--token-budget", 1, options.token_budget);
+}
+
 }  // namespace
 
 std::span<const FlagRow> PlanFlags() {
@@ -158,6 +185,16 @@ std::span<const FlagRow> SearchFlags() {
 
 std::span<const SwitchRow> SearchSwitches() {
   return kSearchSwitches;
+}
+
+std::vector<std::int64_t> TakeNodeCounts(Arguments& arguments) {
+  const Flag nodes = arguments.Get("--nodes");
+  if (arguments.Get("--objective").text != "cost" || !nodes.is_given()) {
+    return {};
+  }
+  std::vector<std::int64_t> counts = ReadCounts(nodes, kMaxRanks);
+  arguments.text["--nodes"] = std::to_string(counts.front());
+  return counts;
 }
 
 PlanOptions ReadPlanOptions(const Arguments& arguments) {
@@ -211,11 +248,16 @@ void ReadSearchOptions(const Arguments& arguments, PlanOptions& options) {
   arguments.Set("--mem", options.memory_limit, ReadBytes);
   constexpr std::int64_t kMostThreads = 1024;
   arguments.SetCount("--threads", kMostThreads, options.threads);
-  for (const char* name : {"--objective", "--mem", "--threads"}) {
-    if (!options.search && given(name)) {
+  options.explain = arguments.Has("--explain");
+  arguments.SetText("--keep", options.keep);
+  for (const char* name :
+       {"--objective", "--mem", "--threads", "--token-budget", "--keep", "--explain"}) {
+    const bool is_given = name == std::string_view("--explain") ? options.explain : given(name);
+    if (!options.search && is_given) {
       throw UsageError(std::string(name) + ": only a search has it; add --search");
     }
   }
+  ReadCostOptions(arguments, options);
 }
 
 }  // namespace shardwright

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "cli/command.h"
 #include "planner/search.h"
@@ -42,6 +43,10 @@ struct PlanOptions {
   Objective objective = Objective::kTime;
   Bytes memory_limit{0};     // 0: what the device has
   std::int64_t threads = 0;  // 0: all
+  bool explain = false;
+  std::string keep;                       // a plan file; empty: none
+  std::vector<std::int64_t> node_counts;  // Objective::kCost: those to compare
+  std::int64_t token_budget = 0;          // Objective::kCost
 };
 
 // Flags that describe one plan; several commands take them.
@@ -49,6 +54,10 @@ struct PlanOptions {
 // Those of the search for a plan, which only `shardwright plan` has.
 [[nodiscard]] std::span<const FlagRow> SearchFlags();
 [[nodiscard]] std::span<const SwitchRow> SearchSwitches();
+
+// The node counts of --nodes, which is a list with --objective cost, and the first of them alone
+// in `arguments`; without that objective nothing.
+[[nodiscard]] std::vector<std::int64_t> TakeNodeCounts(Arguments& arguments);
 
 // Throws UsageError for values that no plan can have. What is about a search is left as it is.
 [[nodiscard]] PlanOptions ReadPlanOptions(const Arguments& arguments);

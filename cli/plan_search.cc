@@ -1,11 +1,14 @@
 #include "cli/plan_search.h"
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <optional>
 
 #include <unistd.h>
 
+#include "analysis/predict_run.h"
 #include "cli/flow.h"
 #include "core/json.h"
 
@@ -38,7 +41,7 @@ void ShowProgress(const SearchProgress& progress) {
 }
 
 SearchOptions OptionsOf(const PlanOptions& options, const PlanFile& file) {
-  if (file.job.global_batch % file.cluster.RankCount() != 0) {
+  if (options.node_counts.empty() && file.job.global_batch % file.cluster.RankCount() != 0) {
     throw UsageError("--global-batch: got " + std::to_string(file.job.global_batch) +
                      ", expected a multiple of " + std::to_string(file.cluster.RankCount()) +
                      " ranks x micro-batch 1");
@@ -71,6 +74,40 @@ SearchOptions OptionsOf(const PlanOptions& options, const PlanFile& file) {
   return search;
 }
 
+// The plan of the cheapest node count, whose cluster becomes the file's.
+SearchResult SearchCost(const PlanOptions& options, const SearchInput& input,
+                        const SearchOptions& search, SearchedPlan& searched) {
+  searched.counts = SearchNodes(input, search, options.node_counts, options.token_budget);
+  const std::optional<std::size_t> cheapest = CheapestOf(searched.counts, search.tie);
+  // Where nothing fits the first count with a search says why.
+  const auto shown = cheapest ? searched.counts.begin() + static_cast<std::ptrdiff_t>(*cheapest)
+                              : std::find_if(searched.counts.begin(), searched.counts.end(),
+                                             [](const auto& row) { return row.result; });
+  if (shown == searched.counts.end()) {
+    throw UsageError("--nodes: none of them divides the global batch of " +
+                     std::to_string(input.job.global_batch) + " over its GPUs");
+  }
+  searched.file.cluster.node_count = shown->nodes;
+  return *shown->result;
+}
+
+// What users would have done, held to the same memory limit.
+std::vector<BaselineResult> BaselinesOf(const PlanFile& file, Bytes memory_limit) {
+  PlanFile problem = file;
+  problem.cluster.gpu.usable_memory.value = memory_limit;
+  problem.job.memory_margin = 0;
+  return EvaluateBaselines(problem);
+}
+
+SearchResult RunSearch(const PlanOptions& options, const SearchInput& input,
+                       const SearchOptions& search, SearchedPlan& searched) {
+  if (options.objective == Objective::kCost) {
+    return SearchCost(options, input, search, searched);
+  }
+  return options.objective == Objective::kPareto ? SearchFront(input, search)
+                                                 : Search(input, search);
+}
+
 }  // namespace
 
 SearchedPlan SearchPlan(const PlanOptions& options) {
@@ -79,26 +116,37 @@ SearchedPlan SearchPlan(const PlanOptions& options) {
   PlanFile& file = searched.file;
   file.plan = options.plan;  // its dialect is told where nothing fits
   SearchOptions search = OptionsOf(options, file);
+  std::optional<PlanFile> previous;
+  if (!options.keep.empty()) {
+    previous = ReadPlanFile(options.keep);
+    search.previous = &previous->plan;
+  }
   const bool on_terminal = ::isatty(STDERR_FILENO) == 1;
   if (on_terminal) {
     search.progress = ShowProgress;
   }
+  searched.whole_front = options.objective == Objective::kPareto;
   {
     const SearchInput input = {file.model.model, file.kernels, file.cluster, file.profile,
                                file.job};
     const StopOnInterrupt guard;
     search.stop = &g_stop;
-    searched.result = Search(input, search);
+    searched.result = RunSearch(options, input, search, searched);
     if (!searched.result.is_feasible && !g_stop.load()) {
       searched.fixes = FindFixes(input, search);
+    }
+    if (searched.result.is_feasible && options.explain) {
+      searched.explanation = ExplainChoice(input, search, searched.result);
     }
   }
   if (on_terminal) {
     std::fprintf(stderr, "\n");
   }
+  searched.baselines = BaselinesOf(file, searched.result.memory_limit);
   if (searched.result.is_feasible) {
     file.plan = searched.result.best.plan;
     CheckPlan(file, "plan");
+    searched.time_band = StepTimeBand(file);
   }
   return searched;
 }

@@ -2,11 +2,17 @@
 
 // `plan` with a search: from flags to the best plan, and its report.
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "cli/plan_options.h"
+#include "planner/baselines.h"
+#include "planner/explain.h"
 #include "planner/fixes.h"
+#include "planner/front.h"
 #include "planner/search.h"
 #include "schedule/plan_file.h"
 
@@ -16,6 +22,12 @@ struct SearchedPlan {
   PlanFile file;  // with the chosen plan, if there is one
   SearchResult result;
   std::vector<Fix> fixes;  // if nothing fits
+  // Half-width of the band of the step time, as a fraction (StepTimeBand).
+  double time_band = 0;
+  std::vector<BaselineResult> baselines;   // under the same memory limit
+  std::optional<Explanation> explanation;  // if asked for
+  bool whole_front = false;                // Objective::kPareto
+  std::vector<NodeCountResult> counts;     // with Objective::kCost
 };
 
 // Searches what the flags leave open. Shows progress on standard error if that is a terminal;
@@ -27,5 +39,13 @@ struct SearchedPlan {
 // went; empty: nowhere, and the JSON report contains it.
 [[nodiscard]] std::string SearchText(const SearchedPlan& searched, const std::string& output);
 [[nodiscard]] std::string SearchJson(const SearchedPlan& searched, const std::string& output);
+
+// Parts of them.
+[[nodiscard]] std::string BaselinesText(const SearchedPlan& searched);
+[[nodiscard]] std::string ExplanationText(const SearchedPlan& searched);
+[[nodiscard]] std::string NodeCountsText(const SearchedPlan& searched);
+void AddBaselinesJson(const SearchedPlan& searched, nlohmann::ordered_json& json);
+void AddExplanationJson(const SearchedPlan& searched, nlohmann::ordered_json& json);
+void AddNodeCountsJson(const SearchedPlan& searched, nlohmann::ordered_json& json);
 
 }  // namespace shardwright

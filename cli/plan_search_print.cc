@@ -22,7 +22,9 @@ std::string PlanRows(const SearchedPlan& searched) {
   const Candidate& chosen = r.candidates[r.best.index];
   Table table({kLeft, kLeft});
   table.Row({"plan", chosen.family + ": " + chosen.label});
-  table.Row({"step time", Format(r.best.step_time)});
+  const double band = searched.time_band * r.best.step_time.value;
+  table.Row({"step time", Format(r.best.step_time) + " +- " + Format(Seconds(band)) +
+                              " by the spreads of the profile's numbers"});
   table.Row(
       {"lower bound", Format(r.lower_bound) + ", proven gap at most " + Percent(r.proven_gap)});
   table.Row({"memory", Format(chosen.memory) + " of " + Format(r.memory_limit) + " per GPU"});
@@ -62,9 +64,10 @@ std::string FloorText(const SearchResult& r) {
   return text + table.Text(2);
 }
 
-std::string SearchRows(const SearchResult& r) {
+std::string SearchRows(const SearchResult& r, bool whole_front) {
   Table table({kLeft, kRight, kRight, kLeft});
-  for (std::size_t i = 0; i < std::min(r.pareto.size(), kMostRows); ++i) {
+  const std::size_t rows = whole_front ? r.pareto.size() : std::min(r.pareto.size(), kMostRows);
+  for (std::size_t i = 0; i < rows; ++i) {
     const Candidate& c = r.candidates[r.pareto[i]];
     table.Row({c.family, Format(c.step_time), Format(c.memory), c.label});
   }
@@ -121,6 +124,7 @@ void AddChosen(const SearchedPlan& searched, Json& json) {
   json["units"] = plan.units.size();
   json["label"] = r.candidates[r.best.index].label;
   json["step_time_s"] = r.best.step_time.value;
+  json["step_time_band"] = searched.time_band;
   json["lower_bound_s"] = r.lower_bound.value;
   json["proven_gap"] = r.proven_gap;
   json["memory"] = MemoryJson(r.best.peak, r.best.outside);
@@ -134,7 +138,8 @@ std::string SearchText(const SearchedPlan& searched, const std::string& output) 
   PlanFile file = searched.file;
   std::string text = TitleOf(file) + "\n";
   text += r.is_feasible ? PlanRows(searched) : FloorText(r) + FixesText(searched.fixes);
-  text += SearchRows(r);
+  text += BaselinesText(searched) + NodeCountsText(searched) + ExplanationText(searched);
+  text += SearchRows(r, searched.whole_front);
   text += "\n" + WithCommas(r.simulated) + " plans simulated, " + WithCommas(r.pruned_by_memory) +
           " families of plans pruned by memory, " + WithCommas(r.pruned_by_time) + " by time, in " +
           Format(r.search_time) + (r.is_complete ? "" : "; stopped early") + "\n";
@@ -186,6 +191,9 @@ std::string SearchJson(const SearchedPlan& searched, const std::string& output) 
                                 {"lower_bound_s", f.bound.value},
                                 {"least_deficit_bytes", f.least_deficit.value}});
   }
+  AddBaselinesJson(searched, json);
+  AddNodeCountsJson(searched, json);
+  AddExplanationJson(searched, json);
   if (r.is_feasible && output.empty()) {
     json["plan_file"] = Json::parse(PlanFileJson(file));
   }

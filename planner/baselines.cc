@@ -124,6 +124,13 @@ std::string_view NameOf(Baseline baseline) {
   return kNames[static_cast<std::size_t>(baseline)];
 }
 
+std::string_view RecomputeName(const UserChoice& choice) {
+  if (!choice.recompute) {
+    return "none";
+  }
+  return *choice.recompute == RecomputeKind::kFull ? "full" : "selective";
+}
+
 Plan BaselinePlan(Baseline baseline, const Model& model, std::int64_t ranks,
                   const UserChoice& choice) {
   const std::string where(NameOf(baseline));

@@ -47,6 +47,8 @@ struct UserChoice {
 
   bool operator==(const UserChoice&) const = default;
 };
+// "none", "full" or "selective".
+[[nodiscard]] std::string_view RecomputeName(const UserChoice& choice);
 
 // The whole plan. Throws InputError where the framework's rule cannot be applied, as to a model
 // without blocks.

@@ -1,28 +1,46 @@
 #include "planner/choose.h"
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
+#include <vector>
 
 namespace shardwright {
 namespace {
 
 constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
-// The candidate that the objective prefers, by what is known of its time; kNone: none fits.
+// The eligible candidate that the objective prefers, by what is known of its time; kNone: there is
+// none.
+template <class IsEligible>
 std::size_t Preferred(const SearchOptions& options, std::int64_t ranks_per_node,
-                      const std::vector<Candidate>& candidates) {
+                      const std::vector<Candidate>& candidates, IsEligible is_eligible) {
   const bool by_memory = options.objective == Objective::kMemory;
-  double fastest = 0;
-  for (const Candidate& c : candidates) {
-    if (c.status == CandidateStatus::kFits) {
-      fastest = fastest == 0 ? c.step_time.value : std::min(fastest, c.step_time.value);
+  double fastest = INFINITY;
+  double smallest = INFINITY;  // memory
+  double usual = INFINITY;     // of what users would have done
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const Candidate& c = candidates[i];
+    if (is_eligible(i)) {
+      fastest = std::min(fastest, c.step_time.value);
+      smallest = std::min(smallest, static_cast<double>(c.memory.value));
+      usual = c.baseline.empty() ? usual : std::min(usual, c.step_time.value);
     }
   }
+  // A tie must not make the plan slower than what it is compared with.
+  const double slowest = std::min(fastest * (1 + options.tie), std::max(usual, fastest));
   std::size_t best = kNone;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& c = candidates[i];
-    const bool is_fast = by_memory || c.step_time.value <= fastest * (1 + options.tie);
-    if (c.status != CandidateStatus::kFits || !is_fast) {
+    const double cost = by_memory ? static_cast<double>(c.memory.value) : c.step_time.value;
+    if (!is_eligible(i)) {
+      continue;
+    }
+    if (c.is_previous && cost <= (by_memory ? smallest : fastest) * (1 + options.tie)) {
+      return i;
+    }
+    const bool is_fast = by_memory || c.step_time.value <= slowest;
+    if (!is_fast) {
       continue;
     }
     // Offloading is more to go wrong; page-locked host memory counts as memory.
@@ -64,23 +82,44 @@ const char* ReasonOf(CandidateStatus status) {
 
 void ChooseBest(const SearchOptions& options, Evaluator& evaluator, SearchResult& result) {
   // The allocator's retries delay the host: a plan near the limit may turn out slower, or not fit.
+  // The time of a plan that was looked at is final. After a few disappointments plans with as much
+  // memory are passed over, since they would disappoint, too.
   constexpr int kMostTries = 32;
-  const std::int64_t ranks_per_node = evaluator.ranks_per_node();
+  // Arenas of native plans differ more from plan to plan than what the caching allocator takes.
+  const int patience = options.base.dialect == Dialect::kNative ? 24 : 2;
+  constexpr double kLess = 0.98;
+  std::vector<char> is_final(result.candidates.size());
+  double most_memory = INFINITY;
+  int disappointments = 0;
   for (int attempt = 0; attempt < kMostTries; ++attempt) {
-    const std::size_t index = Preferred(options, ranks_per_node, result.candidates);
+    const auto is_eligible = [&](std::size_t i) {
+      const Candidate& c = result.candidates[i];
+      return c.status == CandidateStatus::kFits &&
+             (is_final[i] != 0 ||
+              (attempt + 1 < kMostTries &&
+               (!c.baseline.empty() || static_cast<double>(c.memory.value) <= most_memory)));
+    };
+    const std::size_t index =
+        Preferred(options, evaluator.ranks_per_node(), result.candidates, is_eligible);
     if (index == kNone) {
       return;
     }
     Candidate& chosen = result.candidates[index];
     const Evaluator::Final final = evaluator.RunFinal(chosen.plan);
-    if (final.out_of_memory || final.placed + final.outcome.outside > result.memory_limit) {
-      chosen.status = CandidateStatus::kFragmented;
-      continue;
-    }
+    const bool is_fragmented =
+        final.out_of_memory || final.placed + final.outcome.outside > result.memory_limit;
     const bool is_slower = final.outcome.time.value > chosen.step_time.value * (1 + 1e-9);
-    chosen.step_time = final.outcome.time;
-    if (is_slower && attempt + 1 < kMostTries &&
-        Preferred(options, ranks_per_node, result.candidates) != index) {
+    const bool is_last = is_final[index] != 0 || (!is_fragmented && !is_slower);
+    is_final[index] = 1;
+    if (is_fragmented) {
+      chosen.status = CandidateStatus::kFragmented;
+    } else {
+      chosen.step_time = final.outcome.time;
+    }
+    if (!is_last) {
+      if (++disappointments >= patience) {
+        most_memory = std::min(most_memory, kLess * static_cast<double>(chosen.memory.value));
+      }
       continue;
     }
     result.is_feasible = true;
@@ -99,6 +138,7 @@ void ChooseBest(const SearchOptions& options, Evaluator& evaluator, SearchResult
 }
 
 void FindPareto(SearchResult& result) {
+  result.pareto.clear();
   std::vector<std::size_t> order;
   for (std::size_t i = 0; i < result.candidates.size(); ++i) {
     if (result.candidates[i].status == CandidateStatus::kFits) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <thread>
+#include <tuple>
 
 #include "core/error.h"
 #include "schedule/lower.h"
@@ -10,6 +11,23 @@
 #include "schedule/verify.h"
 
 namespace shardwright {
+
+std::pair<CandidateStatus, Bytes> HoldAgainst(const Limits& limits, const Outcome& outcome) {
+  if (outcome.memory > limits.device) {
+    return {CandidateStatus::kOverDevice, outcome.memory - limits.device};
+  }
+  if (limits.host > Bytes(0) && outcome.host_memory > limits.host) {
+    return {CandidateStatus::kOverHost, outcome.host_memory - limits.host};
+  }
+  return {CandidateStatus::kFits, Bytes(0)};
+}
+
+void SetOutcome(const Outcome& outcome, const Limits& limits, Candidate& candidate) {
+  std::tie(candidate.status, candidate.deficit) = HoldAgainst(limits, outcome);
+  candidate.step_time = outcome.time;
+  candidate.memory = outcome.memory;
+  candidate.host_memory = outcome.host_memory;
+}
 
 Evaluator::Evaluator(const SearchInput& input)
     : in_(input), simulator_(input.cluster, input.profile) {}

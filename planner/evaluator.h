@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "planner/search.h"
@@ -24,6 +25,18 @@ struct Outcome {
   Bytes memory;       // peak and outside
   Bytes host_memory;  // page-locked, per node
 };
+
+struct Limits {
+  Bytes device;
+  Bytes host;  // 0: not known, not checked
+};
+
+// Which limit the outcome breaks, and by how much; kFits and 0 if none.
+[[nodiscard]] std::pair<CandidateStatus, Bytes> HoldAgainst(const Limits& limits,
+                                                            const Outcome& outcome);
+
+// Writes what was simulated, and how it stands to the limits, into `candidate`.
+void SetOutcome(const Outcome& outcome, const Limits& limits, Candidate& candidate);
 
 // Lowers and simulates plans of one job. One per thread; the input must outlive it.
 class Evaluator {

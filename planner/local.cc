@@ -1,6 +1,8 @@
 #include "planner/local.h"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 #include <utility>
 
 #include "topologies/routing.h"
@@ -61,10 +63,7 @@ Plan LocalSearch::PlanOf(const InnerChoice& inner) const {
 }
 
 std::string LocalSearch::LabelOf(const InnerChoice& inner) const {
-  std::string label = "shard " + std::to_string(outer_.shard_size) + " x replicate " +
-                      std::to_string(outer_.replicate_size) + ", micro-batch " +
-                      std::to_string(outer_.micro_batch) + " x " +
-                      std::to_string(outer_.accumulation) + ", units " + inner.units_label;
+  std::string label = ::shardwright::LabelOf(outer_) + ", units " + inner.units_label;
   if (!inner.reshard_label.empty()) {
     label += ", reshard " + inner.reshard_label;
   }
@@ -91,13 +90,7 @@ const Evaluated& LocalSearch::Evaluate(Evaluator& evaluator, const InnerChoice& 
   }
   --effort_;
   Evaluated e = {inner, evaluator.Run(PlanOf(inner)), CandidateStatus::kFits, Bytes(0)};
-  if (e.outcome.is_allowed && e.outcome.memory > limits_.device) {
-    e.status = CandidateStatus::kOverDevice;
-    e.deficit = e.outcome.memory - limits_.device;
-  } else if (limits_.host > Bytes(0) && e.outcome.host_memory > limits_.host) {
-    e.status = CandidateStatus::kOverHost;
-    e.deficit = e.outcome.host_memory - limits_.host;
-  }
+  std::tie(e.status, e.deficit) = HoldAgainst(limits_, e.outcome);
   evaluated_.push_back(std::move(e));
   return evaluated_.back();
 }
@@ -208,9 +201,8 @@ void LocalSearch::TryFamilies(Evaluator& evaluator) {
 void LocalSearch::TryReshards(Evaluator& evaluator) {
   for (const Reshard& reshard : space_.reshards) {
     const bool to_group = reshard.kind == Reshard::Kind::kToGroup;
-    if (outer_.shard_size == 1 ||
-        (to_group && (outer_.shard_size <= reshard.group || reshard.group < 2 ||
-                      outer_.shard_size % reshard.group != 0))) {
+    if (to_group && (outer_.shard_size <= reshard.group || reshard.group < 2 ||
+                     outer_.shard_size % reshard.group != 0)) {
       continue;
     }
     InnerChoice inner = evaluated_[best_].inner;
@@ -223,7 +215,7 @@ void LocalSearch::TryReshards(Evaluator& evaluator) {
     (void)Try(evaluator, inner);
   }
   // Keep the last units, whose backward comes first, as far as memory goes.
-  if (space_.reshards.empty() || outer_.shard_size == 1) {
+  if (space_.reshards.empty()) {
     return;
   }
   const std::vector<UnitPlan> units = evaluated_[best_].inner.units;
@@ -274,26 +266,94 @@ void LocalSearch::TryMixes(Evaluator& evaluator) {
   }
 }
 
-// Small models: neighbouring units as one.
-void LocalSearch::TryMerges(Evaluator& evaluator) {
-  constexpr std::size_t kMostUnits = 14;
+// Units of `items`, in order: bit i of `cuts` ends one behind item i; what follows the last cut
+// belongs to the root.
+void LocalSearch::TryPartition(Evaluator& evaluator, const std::vector<UnitPlan>& items,
+                               std::uint64_t cuts) {
+  InnerChoice inner = evaluated_[best_].inner;
+  const UnitPlan root = inner.units.back();
+  inner.units.clear();
+  bool is_open = false;
+  for (std::size_t i = 0; i < items.size() && cuts >> i != 0; ++i) {
+    if (is_open) {
+      inner.units.back().modules.push_back(items[i].modules.front());
+    } else {
+      inner.units.push_back(items[i]);
+    }
+    is_open = ((cuts >> i) & 1U) == 0;
+  }
+  inner.units.push_back(root);
+  inner.units_label = std::to_string(inner.units.size()) + " units";
+  (void)Try(evaluator, inner);
+}
+
+// The finest units without nesting, one module each, as the best plan frees them.
+std::vector<UnitPlan> LocalSearch::Items() const {
+  const std::vector<UnitPlan>& best = evaluated_[best_].inner.units;
+  std::map<std::string, Reshard> reshard_of;
+  for (const UnitPlan& unit : best) {
+    for (const std::string& module : unit.modules) {
+      reshard_of[module] = unit.reshard;
+    }
+  }
+  const UnitFamily* finest = &space_.families.front();
+  for (const UnitFamily& family : space_.families) {
+    if (family.units.size() > finest->units.size() && !family.is_nested) {
+      finest = &family;
+    }
+  }
+  std::vector<UnitPlan> items;
+  for (const UnitPlan& unit : finest->units) {
+    for (const std::string& module : unit.modules) {
+      if (!module.empty()) {
+        const auto known = reshard_of.find(module);
+        items.push_back(unit);
+        items.back().name = unit.modules.size() > 1 ? module : unit.name;
+        items.back().modules = {module};
+        items.back().reshard = known == reshard_of.end() ? best.back().reshard : known->second;
+      }
+    }
+  }
+  return items;
+}
+
+// Small models: any units of neighbouring modules. All of them where that is possible, else those
+// that differ from the best in one cut, or in the place of one.
+void LocalSearch::TryPartitions(Evaluator& evaluator) {
+  constexpr std::size_t kMostItems = 14;
   const bool can_group =
       options_.base.dialect == Dialect::kNative || options_.base.dialect == Dialect::kFsdp2;
-  if (options_.fixed.units || !can_group || evaluated_[best_].inner.units.size() > kMostUnits) {
+  if (options_.fixed.units || !can_group || !IsRoot(evaluated_[best_].inner.units.back())) {
     return;
   }
-  for (std::size_t u = 0; u + 1 < evaluated_[best_].inner.units.size(); ++u) {
-    InnerChoice inner = evaluated_[best_].inner;
-    if (IsRoot(inner.units[u + 1])) {
-      inner.units.erase(inner.units.begin() + static_cast<std::ptrdiff_t>(u));
-    } else {
-      UnitPlan& unit = inner.units[u];
-      const UnitPlan& next = inner.units[u + 1];
-      unit.modules.insert(unit.modules.end(), next.modules.begin(), next.modules.end());
-      inner.units.erase(inner.units.begin() + static_cast<std::ptrdiff_t>(u) + 1);
+  const std::vector<UnitPlan> items = Items();
+  if (items.empty() || items.size() > kMostItems) {
+    return;
+  }
+  const std::uint64_t all = std::uint64_t{1} << items.size();
+  if (static_cast<std::int64_t>(all) <= effort_ / 2) {
+    for (std::uint64_t cuts = 0; cuts < all; ++cuts) {
+      TryPartition(evaluator, items, cuts);
     }
-    inner.units_label = std::to_string(inner.units.size()) + " units";
-    (void)Try(evaluator, inner);
+    return;
+  }
+  std::uint64_t cuts = 0;  // of the best
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    for (const UnitPlan& unit : evaluated_[best_].inner.units) {
+      cuts |= unit.modules.back() == items[i].modules.front() ? std::uint64_t{1} << i : 0;
+    }
+  }
+  std::size_t before = kNone;
+  while (before != best_ && !IsStopped()) {
+    before = best_;
+    for (std::size_t i = 0; i < 2 * items.size() - 1; ++i) {
+      // One bit, or two neighbours: where they differ that moves a cut.
+      const std::uint64_t change =
+          i < items.size() ? std::uint64_t{1} << i : std::uint64_t{3} << (i - items.size());
+      const std::size_t last = best_;
+      TryPartition(evaluator, items, cuts ^ change);
+      cuts = best_ == last ? cuts : cuts ^ change;
+    }
   }
 }
 
@@ -321,7 +381,7 @@ void LocalSearch::Refine(Evaluator& evaluator, std::int64_t effort) {
     TryReshards(evaluator);
     TryInFlight(evaluator);
     TryMixes(evaluator);
-    TryMerges(evaluator);
+    TryPartitions(evaluator);
     if (best_ == before) {
       break;
     }

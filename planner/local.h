@@ -67,11 +67,6 @@ struct Evaluated {
   Bytes deficit;
 };
 
-struct Limits {
-  Bytes device;
-  Bytes host;  // 0: not known, not checked
-};
-
 class LocalSearch {
  public:
   // All references must outlive it.
@@ -105,7 +100,9 @@ class LocalSearch {
   void TryInFlight(Evaluator& evaluator);
   void TryMixes(Evaluator& evaluator);
   void TryMix(Evaluator& evaluator, std::size_t mix);
-  void TryMerges(Evaluator& evaluator);
+  [[nodiscard]] std::vector<UnitPlan> Items() const;
+  void TryPartitions(Evaluator& evaluator);
+  void TryPartition(Evaluator& evaluator, const std::vector<UnitPlan>& items, std::uint64_t cuts);
 
   const SearchInput& in_;
   const SearchOptions& options_;

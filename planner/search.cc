@@ -15,6 +15,7 @@
 #include "planner/evaluator.h"
 #include "planner/local.h"
 #include "planner/measure.h"
+#include "planner/seeds.h"
 #include "planner/space.h"
 
 namespace shardwright {
@@ -56,6 +57,7 @@ class Searcher {
     FindBounds();
     SeedAll();
     RefineBest();
+    TrySeeds();
     return Report();
   }
 
@@ -183,6 +185,54 @@ class Searcher {
     }
   }
 
+  // What users would have done, where the bound does not tell that it cannot be better.
+  void TrySeeds() {
+    if (IsStopped() || options_.effort <= 0) {
+      return;
+    }
+    const double incumbent = Incumbent();
+    for (SeedPlan& seed : SeedPlans(in_, options_)) {
+      const auto branch = std::find_if(branches_.begin(), branches_.end(),
+                                       [&](const Branch& b) { return Is(b.outer, seed.plan); });
+      if (branch != branches_.end() && branch->status != CandidateStatus::kPrunedMemory &&
+          SortKey(*branch) <= incumbent) {
+        Candidate c = CandidateOf(*branch);
+        c.label = "as " + seed.name + ": " + LabelOf(branch->outer);
+        c.baseline = std::move(seed.name);
+        c.plan = std::move(seed.plan);
+        seeds_.push_back(std::move(c));
+      }
+    }
+    AddPrevious();
+    std::vector<char> is_allowed(seeds_.size());
+    workers_.ForEach(seeds_.size(), [&](std::size_t i, Evaluator& evaluator) {
+      const Outcome outcome = evaluator.Run(seeds_[i].plan);
+      is_allowed[i] = outcome.is_allowed ? 1 : 0;
+      SetOutcome(outcome, limits_, seeds_[i]);
+    });
+    for (std::size_t i = seeds_.size(); i-- > 0;) {
+      if (is_allowed[i] == 0) {
+        seeds_.erase(seeds_.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+    }
+  }
+
+  void AddPrevious() {
+    if (options_.previous == nullptr) {
+      return;
+    }
+    const auto branch = std::find_if(branches_.begin(), branches_.end(), [&](const Branch& b) {
+      return Is(b.outer, *options_.previous);
+    });
+    if (branch != branches_.end() && options_.previous->dialect == options_.base.dialect) {
+      Candidate c = CandidateOf(*branch);
+      c.label = "as before: " + LabelOf(branch->outer);
+      c.plan = *options_.previous;
+      c.is_previous = true;
+      seeds_.push_back(std::move(c));
+    }
+  }
+
   void Tell() const {
     if (options_.progress) {
       const double incumbent = Incumbent();
@@ -202,19 +252,22 @@ class Searcher {
     return Seconds(std::isfinite(least) ? least : 0.0);
   }
 
-  void AppendCandidates(const Branch& branch, std::vector<Candidate>& candidates) const {
+  // What all plans of a branch share.
+  [[nodiscard]] Candidate CandidateOf(const Branch& branch) const {
     Candidate c;
     c.family = FamilyName(branch.outer, options_);
     c.bound = branch.bound.time;
     c.memory_bound = branch.bound.memory;
     c.deficit = branch.bound.deficit;
     c.status = branch.status;
+    return c;
+  }
+
+  void AppendCandidates(const Branch& branch, std::vector<Candidate>& candidates) const {
+    Candidate c = CandidateOf(branch);
     if (branch.local == nullptr) {
       c.plan = OuterPlan(branch.outer, options_);
-      c.label = "shard " + std::to_string(branch.outer.shard_size) + " x replicate " +
-                std::to_string(branch.outer.replicate_size) + ", micro-batch " +
-                std::to_string(branch.outer.micro_batch) + " x " +
-                std::to_string(branch.outer.accumulation);
+      c.label = LabelOf(branch.outer);
       candidates.push_back(std::move(c));
       return;
     }
@@ -224,11 +277,7 @@ class Searcher {
       }
       c.plan = branch.local->PlanOf(e.inner);
       c.label = branch.local->LabelOf(e.inner);
-      c.status = e.status;
-      c.step_time = e.outcome.time;
-      c.memory = e.outcome.memory;
-      c.host_memory = e.outcome.host_memory;
-      c.deficit = e.deficit;
+      SetOutcome(e.outcome, limits_, c);
       candidates.push_back(c);
     }
   }
@@ -244,6 +293,7 @@ class Searcher {
       result.pruned_by_time += branch.status == CandidateStatus::kPrunedTime ? 1 : 0;
       result.is_complete = result.is_complete && branch.status != CandidateStatus::kNotTried;
     }
+    result.candidates.insert(result.candidates.end(), seeds_.begin(), seeds_.end());
     result.is_complete = result.is_complete && !IsStopped();
     ChooseBest(options_, workers_.first(), result);
     if (!result.is_feasible) {
@@ -286,6 +336,7 @@ class Searcher {
   std::map<std::int64_t, Measured> measured_;  // by micro-batch
   std::vector<Branch> branches_;
   std::vector<std::size_t> order_;  // branches by bound
+  std::vector<Candidate> seeds_;    // that were simulated
 };
 
 }  // namespace

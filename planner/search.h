@@ -27,6 +27,8 @@ enum class Objective : std::uint8_t {
   kTime,    // step time; among plans within SearchOptions::tie of the fastest, what offloads
             // least, then the least memory
   kMemory,  // peak memory; the faster one among equals
+  kPareto,  // as kTime, and SearchFront looks for the whole front of time against memory
+  kCost,    // as kTime for one node count; SearchNodes compares node counts by GPU-hours
 };
 
 // Which choices the search may not change: it takes them from SearchOptions::base.
@@ -38,6 +40,7 @@ struct FixedChoices {
   bool recompute = false;
   bool offload = false;
   bool in_flight = false;
+  bool prefetch = false;  // fsdp1: backward_prefetch, forward_prefetch and limit_all_gathers
 
   bool operator==(const FixedChoices&) const = default;
 };
@@ -54,6 +57,9 @@ struct SearchOptions {
   FixedChoices fixed;
   ReshardChoice reshard;  // set: of all units, whatever their boundaries
   Objective objective = Objective::kTime;
+  // Kept unless another plan is more than `tie` better, or it does not fit: small changes of a
+  // cluster or a profile then do not change the plan. Must outlive the search. Null: none.
+  const Plan* previous = nullptr;
   double tie = 0.01;      // step times within this fraction of the fastest count as equal
   Bytes memory_limit{0};  // per device, with what lives outside the allocator; 0: DeviceLimit
   int threads = 0;        // 0: what the machine has. The result does not depend on it
@@ -77,8 +83,10 @@ enum class CandidateStatus : std::uint8_t {
 
 // One plan, or a family of plans that agree in mesh, batch and offload, that the search looked at.
 struct Candidate {
-  std::string family;  // "ddp", "full", "hybrid", with " + offload" and what is offloaded
-  std::string label;   // all choices in a few words
+  std::string family;    // "ddp", "full", "hybrid", with " + offload" and what is offloaded
+  std::string label;     // all choices in a few words
+  std::string baseline;  // whose default it is ("torchtitan, recompute full"); empty: found here
+  bool is_previous = false;  // SearchOptions::previous
   // With kPrunedMemory and kPrunedTime only what the family shares is set; it has no units.
   Plan plan;
   CandidateStatus status = CandidateStatus::kFits;

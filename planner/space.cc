@@ -156,6 +156,7 @@ UnitFamily SplitBlocks(const Model& model, const std::vector<UnitPlan>& ends,
                        const std::set<std::string>& blocks) {
   UnitFamily family;
   family.name = "inside blocks";
+  family.is_nested = true;
   for (const UnitPlan& unit : ends) {
     const bool is_block = unit.modules.size() == 1 && blocks.contains(unit.modules[0]);
     if (is_block) {
@@ -193,11 +194,32 @@ void AddFamily(const SearchInput& input, const SearchOptions& options, UnitFamil
   families.push_back(std::move(family));
 }
 
+// Is a module of one unit, the root's aside, inside a module of another?
+bool HasModulesInside(const std::vector<UnitPlan>& units) {
+  std::set<std::string> modules;
+  for (const UnitPlan& unit : units) {
+    modules.insert(unit.modules.begin(), unit.modules.end());
+  }
+  return std::any_of(modules.begin(), modules.end(), [&](const std::string& module) {
+    for (std::size_t dot = module.rfind('.'); dot != std::string::npos && dot > 0;
+         dot = module.rfind('.', dot - 1)) {
+      if (modules.contains(module.substr(0, dot))) {
+        return true;
+      }
+    }
+    return false;
+  });
+}
+
 std::optional<UnitFamily> TryWrap(const SearchInput& input, const SearchOptions& options,
                                   const std::string& rule) {
   try {
-    return UnitFamily{rule, Wrap(input.model, ParseWrap(rule, "units"), options.reshard,
-                                 options.base.dialect, "units")};
+    UnitFamily family;
+    family.name = rule;
+    family.units =
+        Wrap(input.model, ParseWrap(rule, "units"), options.reshard, options.base.dialect, "units");
+    family.is_nested = rule == "module" && HasModulesInside(family.units);
+    return family;
   } catch (const InputError&) {  // a model without blocks, or groups that the dialect cannot have
     return std::nullopt;
   }
@@ -206,7 +228,7 @@ std::optional<UnitFamily> TryWrap(const SearchInput& input, const SearchOptions&
 std::vector<UnitFamily> Families(const SearchInput& input, const SearchOptions& options,
                                  const std::vector<std::string>& blocks) {
   if (options.fixed.units) {
-    return {{"given", options.base.units}};
+    return {{"given", options.base.units, false}};
   }
   const Dialect dialect = options.base.dialect;
   std::vector<UnitFamily> families;
@@ -354,6 +376,18 @@ std::string FamilyName(const OuterChoice& outer, const SearchOptions& options) {
   add(outer.offload.optimizer, "optimizer");
   add(outer.offload.activations, "activations");
   return name + offload;
+}
+
+std::string LabelOf(const OuterChoice& outer) {
+  return "shard " + std::to_string(outer.shard_size) + " x replicate " +
+         std::to_string(outer.replicate_size) + ", micro-batch " +
+         std::to_string(outer.micro_batch) + " x " + std::to_string(outer.accumulation);
+}
+
+bool Is(const OuterChoice& outer, const Plan& plan) {
+  return outer.shard_size == plan.shard_size && outer.replicate_size == plan.replicate_size &&
+         outer.micro_batch == plan.micro_batch && outer.accumulation == plan.accumulation &&
+         outer.sync == plan.sync && outer.offload == plan.offload;
 }
 
 Plan OuterPlan(const OuterChoice& outer, const SearchOptions& options) {

@@ -24,6 +24,7 @@ struct OuterChoice {
 struct UnitFamily {
   std::string name;  // "block", "torchtitan", "2 blocks", "inside blocks", "root", ...
   std::vector<UnitPlan> units;
+  bool is_nested = false;  // units inside of others
 };
 
 // One way to checkpoint a block: disjoint regions at or below it. Empty: none.
@@ -46,6 +47,12 @@ struct Space {
 
 // "ddp", "full", "hybrid", "zero2"..., with what is offloaded.
 [[nodiscard]] std::string FamilyName(const OuterChoice& outer, const SearchOptions& options);
+
+// "shard 8 x replicate 2, micro-batch 1 x 4".
+[[nodiscard]] std::string LabelOf(const OuterChoice& outer);
+
+// Does `plan` have this outer choice?
+[[nodiscard]] bool Is(const OuterChoice& outer, const Plan& plan);
 
 // The plan with this outer choice, no units and no recompute.
 [[nodiscard]] Plan OuterPlan(const OuterChoice& outer, const SearchOptions& options);

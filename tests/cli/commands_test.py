@@ -147,6 +147,38 @@ class Searches(ShardwrightTestCase):
         plan = self.succeed(*self.JOB, "--threads", "3")
         self.assertEqual(report["plan_file"], json.loads(plan))
 
+    def test_baselines_explanation_and_a_kept_plan(self):
+        report = json.loads(self.succeed(*self.JOB, "--json", "--explain", "-o", "p.json"))
+        rows = {row["name"]: row for row in report["baselines"]}
+        alone = json.loads(self.succeed("baselines", *self.JOB[1:], "--json"))["baselines"]
+        for row in alone:
+            if row["fits"]:
+                self.assertEqual(rows[row["name"]]["step_time_s"], row["step_time_s"])
+                self.assertLessEqual(report["step_time_s"], row["step_time_s"])
+        self.assertGreater(report["step_time_band"], 0)
+        explanation = report["explanation"]
+        self.assertIn("prefetch", [row["choice"] for row in explanation["alternatives"]])
+        self.assertIn("nvlink bandwidth", [row["what"] for row in explanation["binds"]])
+        text = self.succeed(*self.JOB, "--explain", "-o", "q.json")
+        for words in ("The nearest other choices", "What binds", "What the usual frameworks would do", "torchtitan"):
+            self.assertIn(words, text)
+        kept = json.loads(self.succeed(*self.JOB, "--json", "--keep", "p.json"))
+        self.assertEqual(kept["plan_file"]["plan"], json.loads((self.folder / "p.json").read_text())["plan"])
+
+    def test_cost(self):
+        report = json.loads(self.succeed(*self.JOB, "--objective", "cost", "--nodes", "1..4", "--token-budget", "1e9",
+                                         "--json", "-o", "p.json"))
+        rows = report["node_counts"]
+        self.assertEqual([row["nodes"] for row in rows], [1, 2, 4])
+        self.assertEqual(rows[2]["reason"], "the global batch is no multiple of its ranks")
+        for row in rows[:2]:
+            self.assertEqual(row["steps"], -(-10**9 // (8 * 256)))
+            self.assertAlmostEqual(row["gpu_hours"], row["steps"] * row["step_time_s"] * row["ranks"] / 3600)
+        cheapest = min(rows[:2], key=lambda row: row["gpu_hours"])
+        self.assertEqual(report["step_time_s"], cheapest["step_time_s"])
+        plan = json.loads((self.folder / "p.json").read_text())
+        self.assertEqual(plan["plan"]["shard_size"] * plan["plan"]["replicate_size"], cheapest["ranks"])
+
     def test_flags_fix_choices(self):
         report = json.loads(self.succeed(*self.JOB, "--search", "--json", "--dialect", "fsdp2", "--shard", "2",
                                          "--micro-batch", "1", "--recompute", "full", "--wrap", "block",
@@ -168,7 +200,12 @@ class Searches(ShardwrightTestCase):
         for error, arguments in (
             ("--search --no-search: got both, expected one of them", (*self.JOB, "--search", "--no-search")),
             ("--mem: only a search has it; add --search", (*self.JOB, "--wrap", "root", "--mem", "1 GiB")),
-            ('--objective: got "speed", expected time or memory', (*self.JOB, "--objective", "speed")),
+            ("--explain: only a search has it; add --search", (*self.JOB, "--no-search", "--explain")),
+            ("--objective cost needs --token-budget", (*self.JOB, "--objective", "cost", "--nodes", "1..2")),
+            ("--objective cost needs --nodes and --global-batch",
+             (*self.JOB, "--objective", "cost", "--token-budget", "1e9")),
+            ("--token-budget: only --objective cost has it", (*self.JOB, "--token-budget", "1e9")),
+            ('--objective: got "speed", expected time, memory, pareto or cost', (*self.JOB, "--objective", "speed")),
         ):
             with self.subTest(arguments=arguments):
                 self.assert_fails(2, error, *arguments)

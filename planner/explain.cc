@@ -1,0 +1,286 @@
+#include "planner/explain.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "planner/evaluator.h"
+#include "planner/space.h"
+#include "schedule/lower.h"
+#include "topologies/scale_links.h"
+
+namespace shardwright {
+namespace {
+
+constexpr std::size_t kNearest = 2;  // of each choice
+constexpr double kFaster = 1.1;
+
+// What may fit first, by time or its bound; then what does not, by what is missing.
+bool IsNearer(const Alternative& a, const Alternative& b) {
+  const bool a_is_open = a.deficit == Bytes(0);
+  const bool b_is_open = b.deficit == Bytes(0);
+  if (a_is_open != b_is_open) {
+    return a_is_open;
+  }
+  return a_is_open ? a.step_time < b.step_time : a.deficit < b.deficit;
+}
+
+class Explainer {
+ public:
+  Explainer(const SearchInput& input, const SearchOptions& options, const SearchResult& result)
+      : in_(input),
+        options_(options),
+        result_(result),
+        chosen_(result.best.plan),
+        space_(MakeSpace(input, options)),
+        evaluator_(input),
+        limits_{result.memory_limit, input.cluster.node.pinned_limit} {}
+
+  Explanation Run() {
+    OtherUnits();
+    OtherReshards();
+    OtherPrefetch();
+    OtherRecompute();
+    OtherOffloads();
+    Refitted("shard size", [](const Plan& plan) { return std::to_string(plan.shard_size); });
+    Refitted("micro-batch", [](const Plan& plan) { return std::to_string(plan.micro_batch); });
+    FindSensitivities();
+    Note();
+    return std::move(explanation_);
+  }
+
+ private:
+  // The alternatives of one choice; keeps the nearest.
+  void Keep(std::vector<Alternative> found) {
+    std::stable_sort(found.begin(), found.end(), IsNearer);
+    found.resize(std::min(found.size(), kNearest));
+    explanation_.alternatives.insert(explanation_.alternatives.end(), found.begin(), found.end());
+  }
+
+  void Add(const char* choice, std::string value, const Plan& plan,
+           std::vector<Alternative>& found) {
+    if (plan == chosen_) {
+      return;
+    }
+    const Outcome outcome = evaluator_.Run(plan);
+    if (!outcome.is_allowed) {
+      return;
+    }
+    Alternative a;
+    a.choice = choice;
+    a.value = std::move(value);
+    const auto [status, deficit] = HoldAgainst(limits_, outcome);
+    a.fits = status == CandidateStatus::kFits;
+    a.step_time = outcome.time;
+    a.memory = outcome.memory;
+    a.deficit = deficit;
+    found.push_back(std::move(a));
+  }
+
+  void OtherUnits() {
+    std::vector<Alternative> found;
+    for (const UnitFamily& family : space_.families) {
+      Plan plan = chosen_;
+      plan.units = family.units;
+      Add("units", family.name, plan, found);
+    }
+    Keep(std::move(found));
+  }
+
+  void OtherReshards() {
+    std::vector<Alternative> found;
+    for (const Reshard& reshard : space_.reshards) {
+      Plan plan = chosen_;
+      if (plan.shard_size == 1 ||
+          (reshard.kind == Reshard::Kind::kToGroup && plan.shard_size % reshard.group != 0)) {
+        continue;
+      }
+      for (UnitPlan& unit : plan.units) {
+        unit.reshard = reshard;
+      }
+      const bool to_group = reshard.kind == Reshard::Kind::kToGroup;
+      Add("reshard",
+          to_group ? "to groups of " + std::to_string(reshard.group)
+                   : (reshard.kind == Reshard::Kind::kAlways ? "always" : "never"),
+          plan, found);
+    }
+    Keep(std::move(found));
+  }
+
+  void OtherPrefetch() {
+    std::vector<Alternative> found;
+    if (chosen_.dialect == Dialect::kNative) {
+      for (const std::int64_t in_flight : {chosen_.in_flight - 1, chosen_.in_flight + 1}) {
+        Plan plan = chosen_;
+        plan.in_flight = std::max<std::int64_t>(in_flight, 1);
+        Add("prefetch", std::to_string(plan.in_flight) + " units in flight", plan, found);
+      }
+    } else if (chosen_.dialect == Dialect::kFsdp1) {
+      Plan plan = chosen_;
+      plan.forward_prefetch = !plan.forward_prefetch;
+      Add("prefetch", plan.forward_prefetch ? "also in forward" : "not in forward", plan, found);
+      plan = chosen_;
+      plan.backward_prefetch = BackwardPrefetch::kNone;
+      Add("prefetch", "not in backward", plan, found);
+    }
+    Keep(std::move(found));
+  }
+
+  void OtherRecompute() {
+    std::vector<Alternative> found;
+    if (space_.blocks.empty() || in_.job.mode == JobMode::kForward) {
+      return;
+    }
+    Plan plan = chosen_;
+    plan.recompute.clear();
+    Add("recompute", "none", plan, found);
+    for (const RecomputeKind kind : {RecomputeKind::kSelective, RecomputeKind::kFull}) {
+      const bool is_full = kind == RecomputeKind::kFull;
+      plan.recompute = RecomputeBlocks(in_.model, kind, is_full ? 1 : 2, "explanation");
+      Add("recompute", is_full ? "full" : "selective:2", plan, found);
+    }
+    Keep(std::move(found));
+  }
+
+  void OtherOffloads() {
+    if (options_.fixed.offload) {
+      return;
+    }
+    std::vector<Alternative> found;
+    const std::pair<bool Offload::*, const char*> kParts[] = {
+        {&Offload::parameters, "parameters"},
+        {&Offload::optimizer, "optimizer"},
+        {&Offload::activations, "activations"}};
+    for (const auto& [part, name] : kParts) {
+      Plan plan = chosen_;
+      const bool on = !(plan.offload.*part);
+      plan.offload.*part = on;
+      const bool is_in_space =
+          std::any_of(space_.outer.begin(), space_.outer.end(),
+                      [&](const OuterChoice& outer) { return outer.offload == plan.offload; });
+      if (is_in_space) {
+        Add("offload", std::string(on ? "with " : "without ") + name, plan, found);
+      }
+    }
+    Keep(std::move(found));
+  }
+
+  // The best of each other value of a choice of the search, with everything else as found there.
+  template <class F>
+  void Refitted(const char* choice, F value_of) {
+    std::map<std::string, Alternative> best;
+    for (const Candidate& c : result_.candidates) {
+      const std::string value = value_of(c.plan);
+      if (value == value_of(chosen_) || c.status == CandidateStatus::kFragmented ||
+          c.status == CandidateStatus::kNotTried) {
+        continue;
+      }
+      Alternative a;
+      a.choice = choice;
+      a.value = value;
+      a.is_refitted = true;
+      a.is_simulated = c.step_time.value > 0;
+      a.fits = c.status == CandidateStatus::kFits;
+      a.step_time = a.is_simulated ? c.step_time : c.bound;
+      a.memory = a.is_simulated ? c.memory : c.memory_bound;
+      a.deficit = c.deficit;
+      const auto [it, is_new] = best.emplace(value, a);
+      if (!is_new && IsNearer(a, it->second)) {
+        it->second = a;  // a bound below what was simulated is what is known of this value
+      }
+    }
+    std::vector<Alternative> found;
+    for (auto& [value, alternative] : best) {
+      found.push_back(std::move(alternative));
+    }
+    Keep(std::move(found));
+  }
+
+  void AddSensitivity(std::string what, const Cluster& cluster, const Profile& profile) {
+    const Program program = Lower({in_.model, in_.kernels, in_.job, chosen_});
+    SimulateOptions simulate;
+    simulate.reserved = false;
+    const double base =
+        ToSeconds(Simulate({program, in_.cluster, in_.profile, simulate}).step_time).value;
+    const double now = ToSeconds(Simulate({program, cluster, profile, simulate}).step_time).value;
+    explanation_.sensitivities.push_back({std::move(what), 1 - now / base});
+  }
+
+  void FindSensitivities() {
+    for (const std::string& level : LinkLevels(in_.cluster)) {
+      Cluster cluster = in_.cluster;
+      ScaleLinks(cluster, level, kFaster, "explanation");
+      AddSensitivity(level + " bandwidth", cluster, in_.profile);
+    }
+    Cluster cluster = in_.cluster;
+    for (std::optional<Number<FlopsPerSecond>>& peak : cluster.gpu.peak_flops) {
+      if (peak) {
+        peak->value = FlopsPerSecond(peak->value.value * kFaster);
+      }
+    }
+    AddSensitivity("GPU arithmetic", cluster, in_.profile);
+    cluster = in_.cluster;
+    cluster.gpu.memory_bandwidth.value =
+        BytesPerSecond(cluster.gpu.memory_bandwidth.value.value * kFaster);
+    AddSensitivity("GPU memory bandwidth", cluster, in_.profile);
+    Profile profile = in_.profile;
+    for (Number<Seconds> HostProfile::*number :
+         {&HostProfile::kernel_launch, &HostProfile::op_issue, &HostProfile::collective_issue,
+          &HostProfile::unit_hook, &HostProfile::copy_issue}) {
+      (profile.host.*number).value = Seconds((profile.host.*number).value.value / kFaster);
+    }
+    AddSensitivity("host launches", in_.cluster, profile);
+    std::stable_sort(explanation_.sensitivities.begin(), explanation_.sensitivities.end(),
+                     [](const Sensitivity& a, const Sensitivity& b) { return a.gain > b.gain; });
+  }
+
+  void Note() {
+    const ChosenPlan& best = result_.best;
+    const Alternative* held_back = nullptr;
+    for (const Alternative& a : explanation_.alternatives) {
+      const bool is_faster = a.is_simulated && a.step_time < best.step_time && !a.fits;
+      if (is_faster && (held_back == nullptr || a.step_time < held_back->step_time)) {
+        held_back = &a;
+      }
+    }
+    const auto largest =
+        std::max_element(best.peak.by_category.begin(), best.peak.by_category.end());
+    const auto category = static_cast<Category>(largest - best.peak.by_category.begin());
+    const std::string most = "the largest part of the peak is " + std::string(NameOf(category)) +
+                             ", " + Format(*largest);
+    if (held_back != nullptr) {
+      explanation_.notes.push_back("Memory binds: " + held_back->choice + " " + held_back->value +
+                                   " would take " + Format(held_back->step_time) + ", but " +
+                                   Format(held_back->deficit) + " are missing; " + most + ".");
+    } else {
+      explanation_.notes.push_back(
+          "Memory does not bind: no alternative below is faster and fails "
+          "for memory; " +
+          most + ".");
+    }
+    const Sensitivity& first = explanation_.sensitivities.front();
+    explanation_.notes.push_back("Time hangs most on " + first.what + ".");
+  }
+
+  const SearchInput& in_;
+  const SearchOptions& options_;
+  const SearchResult& result_;
+  const Plan& chosen_;
+  Space space_;
+  Evaluator evaluator_;
+  Limits limits_;
+  Explanation explanation_;
+};
+
+}  // namespace
+
+Explanation ExplainChoice(const SearchInput& input, const SearchOptions& options,
+                          const SearchResult& result) {
+  SW_CHECK(result.is_feasible, "nothing was chosen");
+  return Explainer(input, options, result).Run();
+}
+
+}  // namespace shardwright

@@ -1,0 +1,115 @@
+#include "planner/front.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/error.h"
+#include "planner/choose.h"
+
+namespace shardwright {
+namespace {
+
+bool IsStopped(const SearchOptions& options) {
+  return options.stop != nullptr && options.stop->load();
+}
+
+// Adds what `other` found under a lower limit to `all`.
+void Merge(const SearchResult& other, SearchResult& all) {
+  for (const Candidate& c : other.candidates) {
+    if (c.status == CandidateStatus::kFits) {
+      all.candidates.push_back(c);
+    }
+  }
+  all.simulated += other.simulated;
+  all.is_complete = all.is_complete && other.is_complete;
+  all.search_time += other.search_time;
+}
+
+NodeCountResult SearchCount(const SearchInput& input, const SearchOptions& options,
+                            std::int64_t nodes, std::int64_t tokens) {
+  Cluster cluster = input.cluster;
+  cluster.node_count = nodes;
+  NodeCountResult row;
+  row.nodes = nodes;
+  row.ranks = cluster.RankCount();
+  const std::int64_t per_step = input.job.global_batch * input.model.tokens_per_sample;
+  row.steps = CeilDiv(tokens, std::max<std::int64_t>(per_step, 1));
+  if (input.job.global_batch % row.ranks != 0) {
+    row.refusal = "the global batch is no multiple of its ranks";
+    return row;
+  }
+  SearchOptions here = options;
+  if (options.fixed.mesh) {
+    if (row.ranks % here.base.shard_size != 0) {
+      row.refusal = "the shard size does not divide its ranks";
+      return row;
+    }
+    here.base.replicate_size = row.ranks / here.base.shard_size;
+  }
+  row.result = Search({input.model, input.kernels, cluster, input.profile, input.job}, here);
+  if (!row.result->is_feasible) {
+    row.refusal = "nothing fits";
+    return row;
+  }
+  row.total = Seconds(static_cast<double>(row.steps) * row.result->best.step_time.value);
+  constexpr double kSecondsPerHour = 3600;
+  row.gpu_hours = row.total.value / kSecondsPerHour * static_cast<double>(row.ranks);
+  return row;
+}
+
+}  // namespace
+
+SearchResult SearchFront(const SearchInput& input, const SearchOptions& options) {
+  SearchOptions by_time = options;
+  by_time.objective = Objective::kTime;
+  SearchResult all = Search(input, by_time);
+  if (!all.is_feasible || IsStopped(options)) {
+    return all;
+  }
+  SearchOptions by_memory = options;
+  by_memory.objective = Objective::kMemory;
+  const SearchResult least = Search(input, by_memory);
+  Merge(least, all);
+  Bytes most(0);
+  for (const Candidate& c : all.candidates) {
+    most = c.status == CandidateStatus::kFits ? std::max(most, c.memory) : most;
+  }
+  constexpr int kParts = 8;
+  const auto low = static_cast<double>(least.candidates[least.best.index].memory.value);
+  const double ratio = static_cast<double>(most.value) / low;
+  for (int i = 1; i < kParts && least.is_feasible && !IsStopped(options); ++i) {
+    const double limit = low * std::pow(ratio, static_cast<double>(i) / kParts);
+    by_time.memory_limit = Bytes(static_cast<std::int64_t>(limit));
+    Merge(Search(input, by_time), all);
+  }
+  FindPareto(all);
+  return all;
+}
+
+std::vector<NodeCountResult> SearchNodes(const SearchInput& input, const SearchOptions& options,
+                                         const std::vector<std::int64_t>& node_counts,
+                                         std::int64_t tokens) {
+  std::vector<NodeCountResult> rows;
+  for (const std::int64_t nodes : node_counts) {
+    rows.push_back(SearchCount(input, options, nodes, tokens));
+  }
+  return rows;
+}
+
+std::optional<std::size_t> CheapestOf(const std::vector<NodeCountResult>& counts, double tie) {
+  double least = INFINITY;
+  for (const NodeCountResult& row : counts) {
+    least = row.Fits() ? std::min(least, row.gpu_hours) : least;
+  }
+  std::optional<std::size_t> best;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const bool is_cheap = counts[i].Fits() && counts[i].gpu_hours <= least * (1 + tie);
+    if (is_cheap && (!best || counts[i].total < counts[*best].total)) {
+      best = i;
+    }
+  }
+  return best;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,69 @@
+#include "planner/seeds.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "planner/baselines.h"
+
+namespace shardwright {
+namespace {
+
+// The baseline's choices in the searched dialect, with the options of that dialect as given.
+Plan Translate(const Plan& baseline, const Plan& base) {
+  Plan plan = base;
+  plan.shard_size = baseline.shard_size;
+  plan.replicate_size = baseline.replicate_size;
+  plan.micro_batch = baseline.micro_batch;
+  plan.accumulation = baseline.accumulation;
+  plan.sync = baseline.sync;
+  plan.units = baseline.units;
+  plan.recompute = baseline.recompute;
+  plan.offload = baseline.offload;
+  return plan;
+}
+
+bool Agrees(const Plan& plan, const SearchOptions& options) {
+  const Plan& base = options.base;
+  return (!options.fixed.mesh || plan.shard_size == base.shard_size) &&
+         (!options.fixed.micro_batch || plan.micro_batch == base.micro_batch) &&
+         (!options.fixed.sync || plan.sync == base.sync);
+}
+
+std::string NameOfSeed(Baseline baseline, const UserChoice& choice) {
+  return std::string(NameOf(baseline)) + ", recompute " + std::string(RecomputeName(choice));
+}
+
+}  // namespace
+
+std::vector<SeedPlan> SeedPlans(const SearchInput& input, const SearchOptions& options) {
+  const FixedChoices& fixed = options.fixed;
+  if (fixed.units || fixed.recompute || fixed.offload || options.reshard.is_set) {
+    return {};
+  }
+  const std::int64_t ranks = input.cluster.RankCount();
+  std::vector<SeedPlan> seeds;
+  for (const Baseline baseline : kBaselines) {
+    for (const UserChoice& choice :
+         UserChoices(baseline, input.job.mode, input.job.global_batch / ranks)) {
+      Plan plan;
+      try {
+        plan = BaselinePlan(baseline, input.model, ranks, choice);
+      } catch (const InputError&) {  // a model without blocks
+        continue;
+      }
+      if (options.base.dialect != Dialect::kNative && plan.dialect != options.base.dialect) {
+        continue;
+      }
+      plan = Translate(plan, options.base);
+      const bool is_known = std::any_of(seeds.begin(), seeds.end(),
+                                        [&](const SeedPlan& seed) { return seed.plan == plan; });
+      if (!is_known && Agrees(plan, options)) {
+        seeds.push_back({NameOfSeed(baseline, choice), std::move(plan)});
+      }
+    }
+  }
+  return seeds;
+}
+
+}  // namespace shardwright
