@@ -204,6 +204,7 @@ class Searcher {
       }
     }
     AddPrevious();
+    AddSimpler();
     std::vector<char> is_allowed(seeds_.size());
     workers_.ForEach(seeds_.size(), [&](std::size_t i, Evaluator& evaluator) {
       const Outcome outcome = evaluator.Run(seeds_[i].plan);
@@ -230,6 +231,35 @@ class Searcher {
       c.plan = *options_.previous;
       c.is_previous = true;
       seeds_.push_back(std::move(c));
+    }
+  }
+
+  // The fastest plan so far with one thing less offloaded: a tie would go to it.
+  void AddSimpler() {
+    const Branch* fastest = nullptr;
+    for (const Branch& branch : branches_) {
+      const bool has_plan = branch.local != nullptr && branch.local->best() != nullptr;
+      if (has_plan && (fastest == nullptr ||
+                       branch.local->best()->outcome.time < fastest->local->best()->outcome.time)) {
+        fastest = &branch;
+      }
+    }
+    if (fastest == nullptr || options_.objective == Objective::kMemory) {
+      return;
+    }
+    const InnerChoice& inner = fastest->local->best()->inner;
+    for (bool Offload::*part : {&Offload::parameters, &Offload::optimizer, &Offload::activations}) {
+      Plan plan = fastest->local->PlanOf(inner);
+      plan.offload.*part = false;
+      const auto branch = std::find_if(branches_.begin(), branches_.end(),
+                                       [&](const Branch& b) { return Is(b.outer, plan); });
+      if (branch != branches_.end() && &*branch != fastest &&
+          branch->status != CandidateStatus::kPrunedMemory) {
+        Candidate c = CandidateOf(*branch);
+        c.label = fastest->local->LabelOf(inner);
+        c.plan = std::move(plan);
+        seeds_.push_back(std::move(c));
+      }
     }
   }
 
