@@ -16,6 +16,7 @@
 #include "cli/flow.h"
 #include "cli/forward_plan.h"
 #include "cli/run_loop.h"
+#include "cli/run_processes.h"
 #include "cli/run_session.h"
 #include "cli/table.h"
 #include "core/error.h"
@@ -38,7 +39,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kAbout = R"(Runs a plan for real: trains on this machine.
 
-Every rank is a thread, or a process started by mpirun.
+Every rank is a thread, or a process started by mpirun, torchrun or srun.
 
 Examples:
   shardwright run plan.json --steps 20
@@ -48,6 +49,7 @@ Examples:
     --test-data t10k-images-idx3-ubyte.gz --training mnist.json --checkpoint checkpoints
 
   mpirun -np 4 shardwright run plan.json --steps 20
+  torchrun --no-python --nproc-per-node 4 shardwright run plan.json --steps 20
   shardwright run plan.json --device cuda --loopback 4
 
 The plan must be made with the device's kernel set: --kernel-set shardwright-host, or
@@ -229,20 +231,12 @@ class Progress {
   SimTime last_;
 };
 
-// The processes that the ranks are in; null: they are threads.
-MessagePassing* JoinIfLaunched(const PlanFile& file, const RunFlags& flags) {
-  const int count = LaunchedProcesses();
-  if (count <= 1) {
-    return nullptr;
+// What only ranks that are threads can do.
+void CheckLaunch(const Launch& launch, const RunFlags& flags) {
+  if (launch.size > 1 && (!flags.checkpoint.empty() || !flags.test_data.empty())) {
+    throw UsageError("--checkpoint and --test-data need ranks that are threads, not under " +
+                     launch.launcher);
   }
-  if (count != file.cluster.RankCount()) {
-    throw UsageError("the plan has " + std::to_string(file.cluster.RankCount()) +
-                     " ranks, but mpirun started " + std::to_string(count) + " processes");
-  }
-  if (!flags.checkpoint.empty() || !flags.test_data.empty()) {
-    throw UsageError("--checkpoint and --test-data need ranks that are threads, not under mpirun");
-  }
-  return &JoinProcesses();
 }
 
 void RunInProcesses(MessagePassing& processes, RunOptions& run) {
@@ -254,8 +248,11 @@ void RunInProcesses(MessagePassing& processes, RunOptions& run) {
 }
 
 // A rank that hangs cannot be joined: the process ends without it.
-void EndProcessOnFault(FaultBoard& faults) {
-  faults.OnReport([](const std::string& cause) {
+void EndProcessOnFault(FaultBoard& faults, MessagePassing* processes) {
+  faults.OnReport([processes](const std::string& cause) {
+    if (processes != nullptr) {
+      processes->Fail(cause);
+    }
     std::thread([cause] {
       std::this_thread::sleep_for(kGrace);
       std::fprintf(stderr, "error: %s\n", cause.c_str());
@@ -382,9 +379,11 @@ int RunRun(const Arguments& arguments) {
   if (arguments.Has("--emulate-network")) {
     run.durations = NetworkDurations(file, program);
   }
-  MessagePassing* processes = flags.host.processes =
-      flags.on_gpu ? nullptr : JoinIfLaunched(file, flags);
-  const bool is_first = processes == nullptr || processes->rank() == 0;
+  const Launch launch = flags.on_gpu ? Launch() : ReadLaunch();
+  CheckLaunch(launch, flags);
+  const RunProcesses group(launch, file.cluster.RankCount(), flags.host.timeout);
+  MessagePassing* const processes = flags.host.processes = group.get();
+  const bool is_first = group.is_first();
   if (processes != nullptr) {
     RunInProcesses(*processes, run);
   }
@@ -394,7 +393,8 @@ int RunRun(const Arguments& arguments) {
   }
   RunSession session({model, file.kernels, file.job, file.plan, program, flags.training},
                      flags.host, run, flags.on_gpu);
-  EndProcessOnFault(session.faults());
+  EndProcessOnFault(session.faults(), processes);
+  const FailureWatch watch(processes, session.faults());
   session.runtime().Initialize();
   ResumeIfAsked(file, flags, sampler, session.runtime());
   std::unique_ptr<TestSetUp> test;

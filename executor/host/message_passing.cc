@@ -1,6 +1,5 @@
 #include "executor/host/message_passing.h"
 
-#include <cstdlib>
 #include <string>
 
 #include <dlfcn.h>
@@ -13,11 +12,6 @@ namespace {
 
 constexpr const char* kModule = "shardwright_mpi.so";
 
-int FromEnvironment(const char* name, int otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::atoi(text);
-}
-
 // The folder of this program, with a slash at its end.
 std::string ProgramFolder() {
   std::string path(4096, '\0');
@@ -27,15 +21,6 @@ std::string ProgramFolder() {
 }
 
 }  // namespace
-
-// Open MPI's launcher sets these; see its FAQ, "What environment variables are available".
-int LaunchedProcesses() {
-  return FromEnvironment("OMPI_COMM_WORLD_SIZE", 1);
-}
-
-int LaunchedRank() {
-  return FromEnvironment("OMPI_COMM_WORLD_RANK", 0);
-}
 
 MessagePassing& JoinProcesses() {
   const std::string folder = ProgramFolder();

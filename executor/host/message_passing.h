@@ -1,12 +1,15 @@
 #pragma once
 
-// What ranks in processes of their own need of MPI. The library behind it is loaded at run time, so
-// the program starts, and runs ranks as threads, where no MPI is installed.
+// What ranks in processes of their own tell each other, by MPI or by TCP
+// (executor/host/tcp_processes.h). MPI's library is loaded at run time, so the program starts, and
+// runs ranks as threads, where none is installed.
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 
 namespace shardwright {
 
@@ -16,8 +19,9 @@ struct MessagePart {
   std::int64_t bytes = 0;
 };
 
-// Errors of the library end the process (MPI_ERRORS_ARE_FATAL), and with it the run on all ranks.
-// Calls on different channels may be made from different threads at once.
+// Errors of MPI end the process (MPI_ERRORS_ARE_FATAL), and with it the run on all ranks; those of
+// TCP are thrown as RunError. Calls on different channels may be made from different threads at
+// once.
 class MessagePassing {
  public:
   // Something on its way. Its memory must stay until it is over.
@@ -49,12 +53,13 @@ class MessagePassing {
       std::span<const MessagePart> to_parts) = 0;
   // Called once, when nothing is on its way.
   virtual void Finish() = 0;
-};
 
-// How many processes mpirun started, this one included; 1: not started by mpirun.
-[[nodiscard]] int LaunchedProcesses();
-// This process's number among them, as the launcher's environment says.
-[[nodiscard]] int LaunchedRank();
+  // This process fails: the others' watcher is called with the cause, if they have not failed
+  // before. Under mpirun it need not be said, since the launcher ends the others.
+  virtual void Fail(const std::string& /*cause*/) {}
+  // `watcher` hears, on a thread of its own, when another process fails or is gone.
+  virtual void OnFailure(std::function<void(const std::string& cause)> /*watcher*/) {}
+};
 
 // Joins the processes that mpirun started. Throws EnvironmentError when this build has no MPI
 // module or the module's MPI cannot be loaded. The result lives until the process ends.

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
@@ -75,30 +76,29 @@ class EmulatedGpu : public Gpu {
   void Record(GpuEvent event, GpuStream stream) override {
     auto* const e = static_cast<Event*>(event.value);
     const std::lock_guard lock(mutex_);
-    const std::uint64_t number = ++e->recorded;
-    Push(stream, [e, number] {
-      e->reached = number;
-      e->at = std::chrono::steady_clock::now();
+    e->last = std::make_shared<Recording>();
+    Push(stream, [recording = e->last] {
+      recording->is_over = true;
+      recording->at = std::chrono::steady_clock::now();
       return true;
     });
   }
   void WaitFor(GpuStream stream, GpuEvent event) override {
     const auto* const e = static_cast<Event*>(event.value);
     const std::lock_guard lock(mutex_);
-    const std::uint64_t number = e->recorded;
-    Push(stream, [e, number] { return e->reached >= number; });
+    Push(stream, [recording = e->last] { return recording->is_over; });
   }
   [[nodiscard]] bool IsOver(GpuEvent event) override {
     const auto* const e = static_cast<Event*>(event.value);
     const std::lock_guard lock(mutex_);
-    for (int step = 0; step < kStepsPerLook && e->reached < e->recorded && Advance(); ++step) {
+    for (int step = 0; step < kStepsPerLook && !e->last->is_over && Advance(); ++step) {
     }
-    return e->reached >= e->recorded;
+    return e->last->is_over;
   }
   void Synchronize(GpuEvent event) override {
     const auto* const e = static_cast<Event*>(event.value);
     const std::lock_guard lock(mutex_);
-    while (e->reached < e->recorded) {
+    while (!e->last->is_over) {
       if (!Advance()) {
         throw RunError("emulated GPU: the streams wait for each other");
       }
@@ -107,7 +107,7 @@ class EmulatedGpu : public Gpu {
   [[nodiscard]] SimTime Between(GpuEvent first, GpuEvent second) override {
     const std::lock_guard lock(mutex_);
     const auto elapsed =
-        static_cast<Event*>(second.value)->at - static_cast<Event*>(first.value)->at;
+        static_cast<Event*>(second.value)->last->at - static_cast<Event*>(first.value)->last->at;
     return SimTime(std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count() * 1000);
   }
 
@@ -150,9 +150,15 @@ class EmulatedGpu : public Gpu {
   struct Stream {
     std::deque<Step> steps;
   };
-  struct Event {
-    std::uint64_t recorded = 0, reached = 0;
+  // An event may be recorded again, on another stream too, before an earlier recording is over:
+  // whoever waits means the last one as of then.
+  struct Recording {
+    bool is_over = false;
     std::chrono::steady_clock::time_point at;
+  };
+  struct Event {
+    // As in CUDA, an event that was never recorded is over.
+    std::shared_ptr<Recording> last = std::make_shared<Recording>(Recording{true, {}});
   };
 
   static void RunKernel(const KernelLaunch& launch, const void* args) {

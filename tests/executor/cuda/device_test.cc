@@ -148,6 +148,23 @@ TEST_CASE("CudaDevice.TrainsAsTheHostDoes") {
   }
 }
 
+TEST_CASE("CudaDevice.AnEventRecordedAgainOnAnotherStreamMeansItsLastRecording") {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    const std::unique_ptr<Gpu> gpu = MakeTestGpu(seed);
+    const GpuEvent twice = gpu->NewEvent(false);
+    const GpuEvent end = gpu->NewEvent(false);
+    const GpuStream third = gpu->NewStream(false);
+    gpu->Record(twice, gpu->NewStream(false));
+    gpu->Record(twice, gpu->NewStream(false));
+    gpu->Synchronize(twice);
+    // The first recording may only now take place; it must not undo the second.
+    gpu->WaitFor(third, twice);
+    gpu->Record(end, third);
+    gpu->Synchronize(end);
+    CHECK(gpu->IsOver(twice));
+  }
+}
+
 TEST_CASE("CudaDevice.EveryOptimizerHasTheHostsBits") {
   for (const OptimizerKind kind :
        {OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kAdam, OptimizerKind::kAdamW,

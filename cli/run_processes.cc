@@ -1,0 +1,175 @@
+#include "cli/run_processes.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cli/exit_codes.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "executor/host/tcp_processes.h"
+#include "executor/host/tcp_relay.h"
+
+namespace shardwright {
+
+RunProcesses::RunProcesses(const Launch& launch, std::int64_t ranks,
+                           std::chrono::milliseconds timeout) {
+  if (launch.size <= 1) {
+    return;
+  }
+  if (launch.size != ranks) {
+    throw UsageError("the plan has " + std::to_string(ranks) + " ranks, but " + launch.launcher +
+                     " started " + std::to_string(launch.size) + " processes");
+  }
+  if (launch.address.empty()) {
+    processes_ = &JoinProcesses();
+  } else {
+    owned_ = MeetByTcp(launch, timeout);
+    processes_ = owned_.get();
+  }
+}
+
+RunProcesses::~RunProcesses() = default;
+
+FailureWatch::FailureWatch(MessagePassing* processes, FaultBoard& faults) : processes_(processes) {
+  if (processes_ != nullptr) {
+    processes_->OnFailure([&faults](const std::string& cause) { faults.Report(cause); });
+  }
+}
+
+FailureWatch::~FailureWatch() {
+  if (processes_ != nullptr) {
+    processes_->OnFailure({});
+  }
+}
+
+namespace {
+
+std::vector<std::string> OwnCommandLine() {
+  std::vector<std::string> words;
+  const std::string text = ReadTextFile("/proc/self/cmdline");
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = text.find('\0', at);
+    words.push_back(text.substr(at, end - at));
+    at = end == std::string::npos ? text.size() : end + 1;
+  }
+  return words;
+}
+
+// The environment of rank `rank`; names of ours replace those that are there.
+std::vector<std::string> EnvironmentOf(std::int64_t rank, std::int64_t ranks, int port, int fd) {
+  std::vector<std::string> ours = {"RANK=" + std::to_string(rank),
+                                   "LOCAL_RANK=" + std::to_string(rank),
+                                   "WORLD_SIZE=" + std::to_string(ranks),
+                                   "LOCAL_WORLD_SIZE=" + std::to_string(ranks),
+                                   "MASTER_ADDR=127.0.0.1",
+                                   "MASTER_PORT=" + std::to_string(port)};
+  if (rank == 0) {
+    ours.push_back("SHARDWRIGHT_LISTENER=" + std::to_string(fd));
+  }
+  std::vector<std::string> all = ours;
+  for (char** at = environ; *at != nullptr; ++at) {
+    const std::string entry = *at;
+    const std::string name = entry.substr(0, entry.find('=') + 1);
+    const bool is_ours = std::any_of(ours.begin(), ours.end(),
+                                     [&](const std::string& our) { return our.starts_with(name); });
+    if (!is_ours) {
+      all.push_back(entry);
+    }
+  }
+  return all;
+}
+
+std::vector<char*> Pointers(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (std::string& word : words) {
+    pointers.push_back(word.data());
+  }
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// A child's end as this program's exit code; 0: it ended well.
+int CodeOf(int status, std::int64_t rank) {
+  if (WIFEXITED(status)) {
+    return WEXITSTATUS(status);
+  }
+  std::fprintf(stderr, "error: rank %lld: ended by signal %d\n", static_cast<long long>(rank),
+               WTERMSIG(status));
+  return kExitRun;
+}
+
+void KillAll(const std::vector<pid_t>& children) {
+  for (const pid_t child : children) {
+    if (child > 0) {
+      (void)::kill(child, SIGKILL);
+    }
+  }
+}
+
+}  // namespace
+
+int RunLocalProcesses(std::int64_t ranks) {
+  const tcp::Socket listener = tcp::Listen(0);
+  (void)::fcntl(listener.fd(), F_SETFD, 0);  // children inherit it
+  std::vector<std::string> words = OwnCommandLine();
+  std::vector<pid_t> children;
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    // Everything that allocates comes before the fork.
+    std::vector<std::string> environment =
+        EnvironmentOf(r, ranks, tcp::PortOf(listener), listener.fd());
+    const std::vector<char*> arguments = Pointers(words);
+    const std::vector<char*> variables = Pointers(environment);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      (void)::prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody is left behind
+      if (r > 0) {
+        ::close(listener.fd());
+      }
+      ::execve("/proc/self/exe", arguments.data(), variables.data());
+      ::_exit(kExitEnvironment);
+    }
+    if (child < 0) {
+      KillAll(children);
+      throw EnvironmentError("cannot start a process: " + std::string(std::strerror(errno)));
+    }
+    children.push_back(child);
+  }
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::seconds kPatience{15};  // failing ranks end each other within five
+  Clock::time_point give_up = Clock::time_point::max();
+  int code = kExitOk;
+  for (std::int64_t left = ranks; left > 0;) {
+    int status = 0;
+    const pid_t ended = ::waitpid(-1, &status, WNOHANG);
+    const auto found = std::find(children.begin(), children.end(), ended);
+    if (ended > 0 && found != children.end()) {
+      const int its = CodeOf(status, found - children.begin());
+      *found = 0;
+      --left;
+      if (its != kExitOk && code == kExitOk) {
+        code = its;
+        give_up = Clock::now() + kPatience;
+      }
+      continue;
+    }
+    if (Clock::now() > give_up) {
+      KillAll(children);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return code;
+}
+
+}  // namespace shardwright

@@ -1,0 +1,52 @@
+#pragma once
+
+// The processes of a run: those that mpirun, torchrun or srun started, or those that `shardwright
+// run --device cuda` starts itself, one per GPU of this machine.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+
+#include "executor/host/fault.h"
+#include "executor/host/launch.h"
+#include "executor/host/message_passing.h"
+
+namespace shardwright {
+
+// The processes of which this is one; on its own when nobody started several.
+class RunProcesses {
+ public:
+  // Throws UsageError when the launcher started another number of processes than the plan has
+  // ranks, EnvironmentError when they do not meet within `timeout`.
+  RunProcesses(const Launch& launch, std::int64_t ranks, std::chrono::milliseconds timeout);
+  ~RunProcesses();
+  RunProcesses(const RunProcesses&) = delete;
+  RunProcesses& operator=(const RunProcesses&) = delete;
+
+  [[nodiscard]] MessagePassing* get() const { return processes_; }  // null: no others
+  [[nodiscard]] bool is_first() const { return processes_ == nullptr || processes_->rank() == 0; }
+
+ private:
+  std::unique_ptr<MessagePassing> owned_;
+  MessagePassing* processes_ = nullptr;
+};
+
+// While it lives, a failure of another process ends the run here.
+class FailureWatch {
+ public:
+  // `processes` may be null.
+  FailureWatch(MessagePassing* processes, FaultBoard& faults);
+  ~FailureWatch();
+  FailureWatch(const FailureWatch&) = delete;
+  FailureWatch& operator=(const FailureWatch&) = delete;
+
+ private:
+  MessagePassing* const processes_;
+};
+
+// Runs this program's command line again in `ranks` processes, as torchrun would on one machine,
+// and waits for them. When one fails the others are given a few seconds to end. Returns the exit
+// code of the first that failed, or 0.
+[[nodiscard]] int RunLocalProcesses(std::int64_t ranks);
+
+}  // namespace shardwright

@@ -1,0 +1,143 @@
+#include "executor/host/launch.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+constexpr int kMostRanks = 1 << 20;
+constexpr int kMostPorts = 65535;
+
+class Environment {
+ public:
+  explicit Environment(const EnvironmentLookup& lookup) : lookup_(lookup) {}
+
+  [[nodiscard]] bool Has(const char* name) const {
+    const char* const text = lookup_(name);
+    return text != nullptr && *text != '\0';
+  }
+  [[nodiscard]] std::string Text(const char* name) const { return Has(name) ? lookup_(name) : ""; }
+  [[nodiscard]] int Number(const char* name, int least, int most) const {
+    const std::string text = Text(name);
+    int value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || value < least || value > most) {
+      throw InputError("environment: " + std::string(name), text.empty() ? "nothing" : text,
+                       "a number from " + std::to_string(least) + " to " + std::to_string(most));
+    }
+    return value;
+  }
+  [[nodiscard]] int Number(const char* name, int least, int most, int otherwise) const {
+    return Has(name) ? Number(name, least, most) : otherwise;
+  }
+
+ private:
+  const EnvironmentLookup& lookup_;
+};
+
+// torchrun's own store listens at MASTER_PORT, unless it says that rank 0 shall.
+int PortOf(const Environment& env) {
+  const int port = env.Number("MASTER_PORT", 1, kMostPorts - 1);
+  return env.Text("TORCHELASTIC_USE_AGENT_STORE") == "True" ? port + 1 : port;
+}
+
+Launch OfTorchrun(const Environment& env) {
+  Launch launch;
+  launch.launcher = "torchrun";
+  launch.size = env.Number("WORLD_SIZE", 1, kMostRanks);
+  launch.rank = env.Number("RANK", 0, launch.size - 1);
+  launch.local_rank = env.Number("LOCAL_RANK", 0, launch.size - 1, 0);
+  if (launch.size > 1) {
+    if (!env.Has("MASTER_ADDR")) {
+      throw InputError("environment: MASTER_ADDR", "nothing", "the machine that rank 0 runs on");
+    }
+    launch.address = env.Text("MASTER_ADDR");
+    launch.port = PortOf(env);
+    launch.job = env.Text("TORCHELASTIC_RUN_ID");
+    launch.listener = env.Number("SHARDWRIGHT_LISTENER", 0, kMostRanks, -1);
+  }
+  return launch;
+}
+
+Launch OfMpirun(const Environment& env) {
+  Launch launch;
+  launch.launcher = "mpirun";
+  launch.size = env.Number("OMPI_COMM_WORLD_SIZE", 1, kMostRanks);
+  launch.rank = env.Number("OMPI_COMM_WORLD_RANK", 0, launch.size - 1, 0);
+  launch.local_rank = env.Number("OMPI_COMM_WORLD_LOCAL_RANK", 0, launch.size - 1, 0);
+  return launch;
+}
+
+Launch OfSlurm(const Environment& env) {
+  Launch launch;
+  launch.launcher = "srun";
+  launch.size = env.Number("SLURM_NTASKS", 1, kMostRanks);
+  launch.rank = env.Number("SLURM_PROCID", 0, launch.size - 1);
+  launch.local_rank = env.Number("SLURM_LOCALID", 0, launch.size - 1, 0);
+  if (launch.size == 1) {
+    return launch;
+  }
+  launch.address = env.Has("MASTER_ADDR")
+                       ? env.Text("MASTER_ADDR")
+                       : FirstHost(env.Text(env.Has("SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST"
+                                                                           : "SLURM_JOB_NODELIST"));
+  if (launch.address.empty()) {
+    throw InputError("environment: SLURM_JOB_NODELIST", "nothing", "the job's machines",
+                     "set MASTER_ADDR to the machine that rank 0 runs on");
+  }
+  launch.job = env.Text("SLURM_JOB_ID") + '.' + env.Text("SLURM_STEP_ID");
+  // Steps of one job may run side by side.
+  constexpr int kFirstPort = 20000, kPorts = 10000, kStepStride = 97;
+  launch.port = env.Has("MASTER_PORT")
+                    ? PortOf(env)
+                    : kFirstPort + (env.Number("SLURM_JOB_ID", 0, INT32_MAX, 0) % kPorts +
+                                    env.Number("SLURM_STEP_ID", 0, kMostRanks, 0) * kStepStride) %
+                                       kPorts;
+  return launch;
+}
+
+}  // namespace
+
+std::string FirstHost(const std::string& node_list) {
+  const std::size_t open = node_list.find_first_of("[,");
+  if (open == std::string::npos || node_list[open] == ',') {
+    return node_list.substr(0, open);
+  }
+  const std::size_t end = node_list.find_first_of("-,]", open);
+  const std::size_t close = node_list.find(']', open);
+  if (end == std::string::npos || close == std::string::npos) {
+    throw InputError("environment: node list", '"' + node_list + '"', "one such as gpu[01-04]");
+  }
+  const std::size_t behind = node_list.find(',', close);
+  return node_list.substr(0, open) + node_list.substr(open + 1, end - open - 1) +
+         node_list.substr(close + 1, behind == std::string::npos ? behind : behind - close - 1);
+}
+
+Launch ReadLaunch(const EnvironmentLookup& lookup) {
+  const Environment env(lookup);
+  if (env.Has("RANK") && env.Has("WORLD_SIZE")) {
+    return OfTorchrun(env);
+  }
+  if (env.Has("OMPI_COMM_WORLD_SIZE")) {
+    return OfMpirun(env);
+  }
+  // sbatch sets these for its script as well, which is one process: its step's number, if it has
+  // one, is a huge one.
+  constexpr std::size_t kDigits = 6;
+  const std::string step = env.Text("SLURM_STEP_ID");
+  if (env.Has("SLURM_PROCID") && env.Has("SLURM_NTASKS") && !step.empty() &&
+      step.size() <= kDigits) {
+    return OfSlurm(env);
+  }
+  return {};
+}
+
+Launch ReadLaunch() {
+  return ReadLaunch([](const char* name) -> const char* { return std::getenv(name); });
+}
+
+}  // namespace shardwright

@@ -1,0 +1,38 @@
+#pragma once
+
+// Who started this process, and as which of how many: mpirun, torchrun, srun, or `shardwright run`
+// itself. Read from the environment that each of them sets.
+
+#include <functional>
+#include <string>
+
+namespace shardwright {
+
+struct Launch {
+  std::string launcher = {};  // "mpirun", "torchrun" or "srun"; empty: this process is alone
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;  // among the processes of this machine: which GPU is meant
+  // Where the processes meet: rank 0 listens there. Empty: they need not (mpirun).
+  std::string address = {};
+  int port = 0;
+  std::string job = {};  // what the launcher calls this run; equal on all ranks
+  int listener = -1;     // a listening socket that this process inherited; -1: none
+};
+
+// The value of an environment variable; null when it is not set.
+using EnvironmentLookup = std::function<const char*(const char* name)>;
+
+// Reads, in this order: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT (torchrun and
+// whoever imitates it); OMPI_COMM_WORLD_* (mpirun of Open MPI); SLURM_PROCID, SLURM_NTASKS,
+// SLURM_LOCALID (srun). torchrun listens at MASTER_PORT itself, so its ranks meet at the port
+// behind it. Under srun without MASTER_ADDR and MASTER_PORT the first host of the job is taken, and
+// a port made of the job's number. Throws InputError for a half-set or senseless environment.
+[[nodiscard]] Launch ReadLaunch(const EnvironmentLookup& lookup);
+// Of this process.
+[[nodiscard]] Launch ReadLaunch();
+
+// The first host of a Slurm node list: "gpu007" of "gpu[007-010,12],login1".
+[[nodiscard]] std::string FirstHost(const std::string& node_list);
+
+}  // namespace shardwright

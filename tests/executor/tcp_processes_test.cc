@@ -1,0 +1,267 @@
+// Processes that meet by TCP, here as threads with a connection each; and what launchers'
+// environments say.
+
+#include "executor/host/tcp_processes.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include "core/error.h"
+#include "executor/host/launch.h"
+#include "executor/host/process_communicator.h"
+#include "executor/host/tcp_relay.h"
+
+namespace shardwright::testing {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+Launch Read(const Variables& variables) {
+  return ReadLaunch([&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+TEST_CASE("Launch.Torchrun") {
+  Variables variables = {{"RANK", "5"},         {"WORLD_SIZE", "8"},      {"LOCAL_RANK", "1"},
+                         {"MASTER_ADDR", "n1"}, {"MASTER_PORT", "29500"}, {"SLURM_PROCID", "0"},
+                         {"SLURM_NTASKS", "2"}, {"SLURM_STEP_ID", "0"}};
+  const Launch plain = Read(variables);
+  CHECK(plain.launcher == "torchrun");
+  CHECK(plain.rank == 5);
+  CHECK(plain.size == 8);
+  CHECK(plain.local_rank == 1);
+  CHECK(plain.address == "n1");
+  CHECK(plain.port == 29500);
+  // The agent listens at MASTER_PORT itself.
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  CHECK(Read(variables).port == 29501);
+  variables["RANK"] = "8";
+  CHECK_THROWS_WITH_AS(Read(variables), "environment: RANK: got 8, expected a number from 0 to 7",
+                       InputError);
+  variables["RANK"] = "0";
+  variables.erase("MASTER_ADDR");
+  CHECK_THROWS_WITH_AS(
+      Read(variables),
+      "environment: MASTER_ADDR: got nothing, expected the machine that rank 0 runs on",
+      InputError);
+}
+
+TEST_CASE("Launch.OpenMpi") {
+  const Launch launch = Read({{"OMPI_COMM_WORLD_SIZE", "4"},
+                              {"OMPI_COMM_WORLD_RANK", "3"},
+                              {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                              {"SLURM_PROCID", "0"},
+                              {"SLURM_NTASKS", "1"},
+                              {"SLURM_STEP_ID", "0"}});
+  CHECK(launch.launcher == "mpirun");
+  CHECK(launch.rank == 3);
+  CHECK(launch.size == 4);
+  CHECK(launch.local_rank == 1);
+  CHECK(launch.address.empty());
+}
+
+TEST_CASE("Launch.Slurm") {
+  Variables variables = {{"SLURM_PROCID", "9"},
+                         {"SLURM_NTASKS", "16"},
+                         {"SLURM_LOCALID", "1"},
+                         {"SLURM_JOB_NODELIST", "gpu[007-008]"},
+                         {"SLURM_JOB_ID", "123456"}};
+  // A batch script is one process, which srun has not started.
+  CHECK(Read(variables).launcher.empty());
+  variables["SLURM_STEP_ID"] = "4294967291";
+  CHECK(Read(variables).size == 1);
+  variables["SLURM_STEP_ID"] = "2";
+  const Launch launch = Read(variables);
+  CHECK(launch.launcher == "srun");
+  CHECK(launch.rank == 9);
+  CHECK(launch.local_rank == 1);
+  CHECK(launch.address == "gpu007");
+  CHECK(launch.port == 20000 + 3456 + 2 * 97);
+  CHECK(launch.job == "123456.2");
+  variables["MASTER_PORT"] = "5000";
+  CHECK(Read(variables).port == 5000);
+}
+
+TEST_CASE("Launch.NoneAndFirstHost") {
+  CHECK(Read({}).launcher.empty());
+  CHECK(Read({}).size == 1);
+  CHECK(FirstHost("node") == "node");
+  CHECK(FirstHost("node1,node2") == "node1");
+  CHECK(FirstHost("gpu[007-010,12],login1") == "gpu007");
+  CHECK(FirstHost("rack[3,5]-ib,x") == "rack3-ib");
+  CHECK_THROWS_AS(FirstHost("gpu[007"), InputError);
+}
+
+// Runs `work` as `size` processes that have met.
+using Process = std::function<void(MessagePassing& processes)>;
+void RunTogether(int size, const Process& work) {
+  const tcp::Socket listener = tcp::Listen(0);
+  const int port = tcp::PortOf(listener);
+  std::vector<std::jthread> threads;
+  for (int r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] {
+      Launch launch{
+          .launcher = "test", .rank = r, .size = size, .address = "127.0.0.1", .port = port};
+      launch.listener = r == 0 ? ::dup(listener.fd()) : -1;
+      const std::unique_ptr<MessagePassing> processes =
+          MeetByTcp(launch, std::chrono::milliseconds(60000));
+      work(*processes);
+    });
+  }
+}
+
+void Await(const std::unique_ptr<MessagePassing::Pending>& pending) {
+  while (!pending->IsOver()) {
+    std::this_thread::yield();
+  }
+}
+
+TEST_CASE("TcpProcesses.MessagesArriveInOrderOnTheirChannel") {
+  RunTogether(3, [](MessagePassing& all) {
+    const int r = all.rank();
+    // Ranks 0 and 2 form one group, rank 1 the other.
+    const MessagePassing::Channel evens = all.Split(r % 2);
+    if (r == 0) {
+      const int first = 10;
+      const int second = 20;
+      const int other = 30;
+      (void)all.Send(MessagePassing::kAll, 2, &first, sizeof first);
+      (void)all.Send(evens, 1, &other, sizeof other);
+      (void)all.Send(MessagePassing::kAll, 2, &second, sizeof second);
+    } else if (r == 2) {
+      int first = 0;
+      int second = 0;
+      int other = 0;
+      const auto a = all.Receive(MessagePassing::kAll, 0, &first, sizeof first);
+      const auto b = all.Receive(MessagePassing::kAll, 0, &second, sizeof second);
+      const auto c = all.Receive(evens, 0, &other, sizeof other);
+      Await(c);
+      Await(b);
+      Await(a);
+      CHECK(first == 10);
+      CHECK(second == 20);
+      CHECK(other == 30);
+    }
+    const std::vector<std::vector<float>> shared =
+        ShareFloats(all, MessagePassing::kAll, {static_cast<float>(r), 0.5F});
+    REQUIRE(shared.size() == 3);
+    for (int m = 0; m < 3; ++m) {
+      CHECK(shared[static_cast<std::size_t>(m)] == std::vector<float>{static_cast<float>(m), 0.5F});
+    }
+    // More than the sockets hold, so that it goes in pieces.
+    constexpr std::size_t kMany = 3'000'000;
+    const auto bytes =
+        CollectBytes(all, std::vector<std::byte>(kMany, static_cast<std::byte>(r + 1)));
+    if (r == 0) {
+      REQUIRE(bytes.size() == 3);
+      CHECK(bytes[2].size() == kMany);
+      CHECK(bytes[2].back() == std::byte{3});
+    }
+    all.Finish();
+  });
+}
+
+TEST_CASE("TcpProcesses.AllToAllIsATransposition") {
+  RunTogether(2, [](MessagePassing& all) {
+    const int r = all.rank();
+    const std::vector<int> from = {10 * r, 10 * r + 1};
+    std::vector<int> to = {-1, -1};
+    const std::vector<MessagePart> parts = {{0, 4}, {4, 4}};
+    Await(all.AllToAll(MessagePassing::kAll, from.data(), parts, to.data(), parts));
+    CHECK(to == std::vector<int>{r, 10 + r});
+    all.Finish();
+  });
+}
+
+// A process that goes without a word ends the others; one that fails tells them why.
+TEST_CASE("TcpProcesses.OneFailureReachesAll") {
+  for (const bool says_why : {true, false}) {
+    std::mutex mutex;
+    std::vector<std::string> heard;
+    RunTogether(3, [&](MessagePassing& all) {
+      if (all.rank() == 1) {
+        if (says_why) {
+          all.Fail("rank 1, op x: no");
+        }
+        return;
+      }
+      std::string cause;
+      int never = 0;
+      const auto pending = all.Receive(MessagePassing::kAll, 1, &never, sizeof never);
+      try {
+        Await(pending);
+      } catch (const RunError& error) {
+        cause = error.what();
+      }
+      std::string watched;
+      all.OnFailure([&](const std::string& text) { watched = text; });
+      all.OnFailure({});
+      const std::lock_guard lock(mutex);
+      heard.push_back(cause);
+      heard.push_back(watched);
+    });
+    const std::string expected = says_why ? "rank 1, op x: no" : "rank 1: its process has ended";
+    CHECK(heard == std::vector<std::string>(4, expected));
+  }
+}
+
+std::string MeetingProblem(Launch launch) {
+  try {
+    (void)MeetByTcp(launch, std::chrono::milliseconds(100));
+  } catch (const EnvironmentError& error) {
+    return error.what();
+  }
+  return "met";
+}
+
+TEST_CASE("TcpProcesses.WhoDoesNotComeIsNamed") {
+  const tcp::Socket listener = tcp::Listen(0);
+  const std::string port = std::to_string(tcp::PortOf(listener));
+  CHECK(MeetingProblem({.rank = 0, .size = 3, .listener = ::dup(listener.fd())}) ==
+        "rank 0: waited 100 ms at port " + port + " for ranks 1, 2");
+  // Two at one port.
+  CHECK(MeetingProblem({.rank = 0, .size = 2, .port = tcp::PortOf(listener)}) ==
+        "rank 0: cannot listen at port " + port +
+            ": Address already in use; set MASTER_PORT to a free one");
+  const int nobody = tcp::PortOf(tcp::Listen(0));  // closed again
+  CHECK(MeetingProblem({.rank = 1, .size = 2, .address = "127.0.0.1", .port = nobody}) ==
+        "rank 1: rank 0 does not answer at 127.0.0.1:" + std::to_string(nobody) +
+            " within 100 ms: Connection refused");
+}
+
+TEST_CASE("TcpProcesses.StrangersAreSentAway") {
+  const tcp::Socket listener = tcp::Listen(0);
+  Launch first{.rank = 0, .size = 2, .address = "127.0.0.1", .port = tcp::PortOf(listener)};
+  first.job = "7";
+  first.listener = ::dup(listener.fd());
+  const tcp::Relay relay(first, std::chrono::milliseconds(60000));
+  const auto problem_of = [&](const std::string& job, int size) {
+    Launch other = first;
+    other.rank = 1;
+    other.job = job;
+    other.size = size;
+    try {
+      (void)tcp::Join(other, relay.port(), std::chrono::milliseconds(60000));
+    } catch (const EnvironmentError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(problem_of("8", 2) == "rank 1: it belongs to job \"8\", rank 0 to job \"7\"");
+  CHECK(problem_of("7", 4) == "rank 1: it was started as one of 4 processes, rank 0 as one of 2");
+}
+
+}  // namespace
+}  // namespace shardwright::testing
