@@ -250,14 +250,14 @@ void RunInProcesses(MessagePassing& processes, RunOptions& run) {
 // A rank that hangs cannot be joined: the process ends without it.
 void EndProcessOnFault(FaultBoard& faults, MessagePassing* processes) {
   faults.OnReport([processes](const std::string& cause) {
-    if (processes != nullptr) {
-      processes->Fail(cause);
-    }
     std::thread([cause] {
       std::this_thread::sleep_for(kGrace);
       std::fprintf(stderr, "error: %s\n", cause.c_str());
       std::_Exit(kExitRun);
     }).detach();
+    if (processes != nullptr) {  // may block: the others may stand still, too
+      processes->Fail(cause);
+    }
   });
 }
 
@@ -321,7 +321,9 @@ struct TestSetUp {
         data(OpenDataset(flags.test_data, file.model.model, flags.training.seed)),
         evaluator({file.model.model, file.kernels, forward.job, forward.plan, forward.program,
                    flags.training},
-                  flags.host, *data, forward.job.global_batch) {}
+                  flags.host, *data, forward.job.global_batch) {
+    EndProcessOnFault(evaluator.faults(), nullptr);
+  }
 
   ForwardPlan forward;
   std::unique_ptr<Dataset> data;

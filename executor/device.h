@@ -60,6 +60,9 @@ class Device {
   virtual void Finish() = 0;
   // Ends the run on all ranks: whoever waits for this rank's work throws RunError with `cause`.
   virtual void Fail(const std::string& cause) = 0;
+  // Ends all work, done or not: afterwards no thread of this device runs. Others may still read its
+  // memory, so all devices of a run stop before the first is destroyed.
+  virtual void Stop() = 0;
   // Time since the start of the run, on a clock that all ranks of a machine share.
   [[nodiscard]] virtual SimTime Now() const = 0;
 };

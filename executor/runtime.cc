@@ -21,7 +21,12 @@ Runtime::Runtime(const ExecutorInput& input, const DeviceFactory& devices, RunOp
   }
 }
 
-Runtime::~Runtime() = default;
+Runtime::~Runtime() {
+  // After a failure, streams of one rank may still read the memory of another.
+  for (const std::unique_ptr<RankRunner>& rank : ranks_) {
+    rank->Stop();
+  }
+}
 
 std::vector<Rank> Runtime::LocalRanks() const {
   if (options_.only_rank.has_value()) {

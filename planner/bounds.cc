@@ -264,7 +264,10 @@ Bounds::Traffic Bounds::TrafficOf(const OuterChoice& outer) const {
     traffic.bytes[Occupancy::kReplicate] =
         trainable_ / static_cast<double>(outer.shard_size) * reduce;
   }
-  traffic.times = {passes, outer.sync == SyncMode::kLast ? 1 : passes,
+  // FSDP1 without synchronisation, and FairScale, keep units that never reshard for all passes.
+  const bool may_keep = outer.sync == SyncMode::kLast &&
+                        (dialect == Dialect::kFsdp1 || dialect == Dialect::kFairscale);
+  traffic.times = {may_keep ? 1 : passes, outer.sync == SyncMode::kLast ? 1 : passes,
                    outer.sync == SyncMode::kEvery ? passes : 1, passes};
   if (outer.shard_size > 1 && in_.job.mode == JobMode::kTrain) {
     traffic.bytes[Occupancy::kRegather] = std::max(0.0, elements_ - tail_elements_) * param;

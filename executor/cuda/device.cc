@@ -61,15 +61,19 @@ CudaDevice::CudaDevice(CudaWorld& world, Rank rank) : world_(world), gpu_(world.
   anchor_time_ = Now();
 }
 
-// Streams may still use calls and contexts: nothing of them may run on.
 CudaDevice::~CudaDevice() {
+  Stop();
+}
+
+// Streams may still use calls and contexts: nothing of them may run on.
+void CudaDevice::Stop() {
   try {
     for (Queue& queue : queues_) {
       if (queue.stream.value != nullptr && !queue.pending.empty()) {
         gpu_.Synchronize(queue.pending.back().event);
       }
     }
-  } catch (const RunError&) {  // the GPU is lost, and with it its work
+  } catch (const std::exception&) {  // the GPU is lost, and with it its work
   }
 }
 

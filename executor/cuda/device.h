@@ -64,6 +64,7 @@ class CudaDevice : public Device {
   void RunOnHost(const Work& work) override;
   void Finish() override;
   void Fail(const std::string& cause) override { world_.faults.Report(cause); }
+  void Stop() override;
   [[nodiscard]] SimTime Now() const override { return world_.clock.Now(); }
 
  private:

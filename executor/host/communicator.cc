@@ -41,6 +41,12 @@ std::string ThreadCommunicator::Missing() const {
 
 SimTime ThreadCommunicator::Meet(std::int64_t member, const std::string& name, SimTime time) {
   std::unique_lock lock(mutex_);
+  if (has_left_) {
+    // Who left reports why; nobody may read its memory any more.
+    met_.wait(lock, [&] { return faults_.failed(); });
+    lock.unlock();
+    faults_.ThrowIfFailed();
+  }
   posts_[static_cast<std::size_t>(member)].is_here = true;
   latest_ = std::max(latest_, time);
   if (++here_ == size()) {
@@ -61,6 +67,7 @@ SimTime ThreadCommunicator::Meet(std::int64_t member, const std::string& name, S
     // Nobody changes result_ before all members, this one included, come to the next meeting.
     return result_;
   }
+  has_left_ = true;
   const std::string missing = Missing();
   lock.unlock();
   if (!in_time) {

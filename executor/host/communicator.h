@@ -91,6 +91,7 @@ class ThreadCommunicator : public Communicator {
   std::vector<Post> posts_;
   std::int64_t here_ = 0;          // guarded by mutex_
   std::uint64_t meeting_ = 0;      // guarded by mutex_
+  bool has_left_ = false;          // a member gave a meeting up; guarded by mutex_
   SimTime latest_{0}, result_{0};  // guarded by mutex_
 };
 

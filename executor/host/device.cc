@@ -58,6 +58,11 @@ HostDevice::HostDevice(HostWorld& world, Rank rank) : world_(world), rank_(rank)
 }
 
 HostDevice::~HostDevice() {
+  Stop();
+  world_.faults.Withdraw(mutex_);  // a worker of another rank may still be waking all
+}
+
+void HostDevice::Stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -68,7 +73,6 @@ HostDevice::~HostDevice() {
       queue.worker.join();
     }
   }
-  world_.faults.Withdraw(mutex_);  // a worker of another rank may still be waking all
 }
 
 std::byte* HostDevice::Allocate(Bytes size, bool on_host) {
@@ -213,19 +217,17 @@ void HostDevice::RunFront(Queue& queue, std::unique_lock<std::mutex>& lock) {
 }
 
 void HostDevice::ClipOnHost(UpdateCall& update, const Item& item) {
-  float norm = 0.0F;
-  auto* memory = reinterpret_cast<std::byte*>(&norm);
+  auto* memory = reinterpret_cast<std::byte*>(&norm_);
   Call squares = NormCall{update.gradients, update.divisor, memory};
   Execute(squares, *item.work.step, world_.context);
   if (update.clip_group.valid()) {
-    CollectiveCall sum;
-    sum.code = OpCode::kAllReduce;
-    sum.group = update.clip_group;
-    sum.elements = 1;
-    sum.send = sum.receive = memory;
-    const Group& group = world_.context.input.program.groups[sum.group.value];
-    (void)world_.CommunicatorOf(sum.group, rank_, true)
-        .Run(PlaceInGroup(group, rank_).index, sum, *item.work.name, Now(), SimTime(0));
+    norm_sum_.code = OpCode::kAllReduce;
+    norm_sum_.group = update.clip_group;
+    norm_sum_.elements = 1;
+    norm_sum_.send = norm_sum_.receive = memory;
+    const Group& group = world_.context.input.program.groups[update.clip_group.value];
+    (void)world_.CommunicatorOf(update.clip_group, rank_, true)
+        .Run(PlaceInGroup(group, rank_).index, norm_sum_, *item.work.name, Now(), SimTime(0));
   }
   Call clip = ClipCall{update.gradients, memory};
   Execute(clip, *item.work.step, world_.context);

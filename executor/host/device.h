@@ -80,6 +80,7 @@ class HostDevice : public Device {
   void RunOnHost(const Work& work) override;
   void Finish() override;
   void Fail(const std::string& cause) override { world_.faults.Report(cause); }
+  void Stop() override;
   [[nodiscard]] SimTime Now() const override { return world_.clock.Now(); }
 
  private:
@@ -113,6 +114,9 @@ class HostDevice : public Device {
 
   HostWorld& world_;
   const Rank rank_;
+  // The norm of gradients in host memory on its way through all ranks, which read it here.
+  CollectiveCall norm_sum_;
+  float norm_ = 0.0F;
   std::vector<std::unique_ptr<std::byte[], void (*)(void*)>> memory_;
 
   std::mutex mutex_;

@@ -12,9 +12,18 @@
 namespace shardwright {
 namespace {
 
-void Finish(MessagePassing::Pending& pending) {
-  while (!pending.IsOver()) {
+// Others that share this core bring what is missing.
+void BackOff(int round) {
+  if (round < 100) {
     std::this_thread::yield();
+  } else {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+void Finish(MessagePassing::Pending& pending) {
+  for (int round = 0; !pending.IsOver(); ++round) {
+    BackOff(round / 100);  // clocks are compared over such messages: sleep only after long
   }
 }
 
@@ -50,12 +59,7 @@ void ProcessCommunicator::Await(std::vector<Pending>& pending,
       }
       GiveUp(member, name, missing);
     }
-    // Others that share this core bring what is missing.
-    if (round < 100) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
+    BackOff(round);
   }
 }
 

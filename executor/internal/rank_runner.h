@@ -28,6 +28,8 @@ class Runtime::RankRunner {
   // Tells all ranks that this one cannot go on.
   void Fail(const std::string& cause) { device_->Fail(cause); }
 
+  void Stop() { device_->Stop(); }
+
   [[nodiscard]] const Binding& binding() const { return binding_; }
   [[nodiscard]] ScalingState& scaling() { return scaling_; }
   // Appends what was recorded and forgets it.

@@ -17,9 +17,10 @@ from shardwright_test_case import ShardwrightTestCase, main
 TINY = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2,
         "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.0}
 # Runs on what a remote shell would: another network and host name on this machine. `mpirun` calls it as AGENT HOST COMMAND.
-AGENT = """#!/bin/sh
+HOSTS = f"swtest{os.getpid()}"
+AGENT = f"""#!/bin/sh
 host=$1; shift
-exec ip netns exec swtest-$host unshare --uts sh -c "hostname swtest-$host; $*"
+exec ip netns exec {HOSTS}-$host unshare --uts sh -c "hostname {HOSTS}-$host; $*"
 """
 # No queue of shared memory between processes that are killed, and time to share a core.
 FLAGS = ("--oversubscribe", "--allow-run-as-root", "--mca", "mpi_yield_when_idle", "1")
@@ -158,15 +159,15 @@ class Mpi(ShardwrightTestCase):
         """Two hosts, but for their processors: networks of their own, joined by a cable. None, or why there are none."""
         if shutil.which("ip") is None or shutil.which("unshare") is None:
             return "ip and unshare are not installed"
-        commands = [["netns", "add", "swtest-10.77.0.1"], ["netns", "add", "swtest-10.77.0.2"],
-                    ["-n", "swtest-10.77.0.1", "link", "add", "swa", "type", "veth", "peer", "name", "swb", "netns",
-                     "swtest-10.77.0.2"]]
+        commands = [["netns", "add", f"{HOSTS}-10.77.0.1"], ["netns", "add", f"{HOSTS}-10.77.0.2"],
+                    ["-n", f"{HOSTS}-10.77.0.1", "link", "add", "swa", "type", "veth", "peer", "name", "swb", "netns",
+                     f"{HOSTS}-10.77.0.2"]]
         for end, address in (("swa", "10.77.0.1"), ("swb", "10.77.0.2")):
-            space = f"swtest-{address}"
+            space = f"{HOSTS}-{address}"
             commands += [["-n", space, "addr", "add", f"{address}/24", "dev", end],
                          ["-n", space, "link", "set", end, "up"], ["-n", space, "link", "set", "lo", "up"]]
         for address in ("10.77.0.1", "10.77.0.2"):
-            self.addCleanup(subprocess.run, ["ip", "netns", "del", f"swtest-{address}"], stderr=subprocess.DEVNULL,
+            self.addCleanup(subprocess.run, ["ip", "netns", "del", f"{HOSTS}-{address}"], stderr=subprocess.DEVNULL,
                             check=False)
         for command in commands:
             done = subprocess.run(["ip", *command], capture_output=True, text=True, check=False)

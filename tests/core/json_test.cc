@@ -1,14 +1,13 @@
 #include "core/json.h"
 
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
 
 #include <doctest/doctest.h>
 
 #include "core/error.h"
+#include "tests/executor/scratch_folder.h"
 
 namespace shardwright {
 namespace {
@@ -175,17 +174,15 @@ TEST_CASE("Json: a long value is cut between characters") {
 }
 
 TEST_CASE("Json: files that cannot be read") {
-  const std::filesystem::path folder = std::filesystem::temp_directory_path();
+  const testing::ScratchFolder folder;
   CHECK(ErrorOf([] { (void)JsonValue::ReadFile("no/such.json"); }) ==
         "no/such.json: got no such file, expected a file");
-  CHECK(ErrorOf([&] { (void)JsonValue::ReadFile(folder.string()); }) ==
-        folder.string() + ": got a directory, expected a file");
-  const std::string file = (folder / "shardwright_json_test.json").string();
-  std::ofstream(file) << "{\"a\": 1}";
+  CHECK(ErrorOf([&] { (void)JsonValue::ReadFile(folder.path()); }) ==
+        folder.path() + ": got a directory, expected a file");
+  const std::string file = folder.Write("a.json", "{\"a\": 1}");
   CHECK(JsonValue::ReadFile(file).At("a").AsInt() == 1);
   CHECK(ErrorOf([&] { (void)ReadTextFile(file, 4); }) ==
         file + ": got a larger file, expected at most 4 B");
-  std::filesystem::remove(file);
 }
 
 }  // namespace

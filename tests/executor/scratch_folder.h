@@ -25,6 +25,7 @@ class ScratchFolder {
   ScratchFolder(const ScratchFolder&) = delete;
   ScratchFolder& operator=(const ScratchFolder&) = delete;
 
+  [[nodiscard]] std::string path() const { return path_.string(); }
   [[nodiscard]] std::string File(const std::string& name) const { return (path_ / name).string(); }
   // Writes a file and returns its path.
   std::string Write(const std::string& name, const std::string& content) const {

@@ -1,8 +1,6 @@
 #include "models/checkpoint_folder.h"
 
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
@@ -11,9 +9,12 @@
 
 #include "core/error.h"
 #include "models/loader.h"
+#include "tests/executor/scratch_folder.h"
 
 namespace shardwright {
 namespace {
+
+using testing::ScratchFolder;
 
 // Two linear layers, the second with the first one's weight.
 constexpr const char* kConfig =
@@ -23,25 +24,6 @@ constexpr const char* kConfig =
     R"({"name":"b","class":"Linear","params":[{"name":"weight","tied_to":"a.weight"}]}],)"
     R"("ops":[{"op":"linear","module":"a","inputs":["x"],"output":"y"},)"
     R"({"op":"linear","module":"b","inputs":["y"],"output":"z"}]})";
-
-class Folder {
- public:
-  Folder() : path_(std::filesystem::temp_directory_path() / "shardwright_checkpoint_folder_test") {
-    std::filesystem::remove_all(path_);
-    std::filesystem::create_directory(path_);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  void Write(const std::string& name, const std::string& content) const {
-    std::ofstream(path_ / name, std::ios::binary) << content;
-  }
-  [[nodiscard]] std::string path() const { return path_.string(); }
-
- private:
-  std::filesystem::path path_;
-};
 
 std::string Shard(const std::string& header, std::size_t data) {
   std::string text;
@@ -63,7 +45,7 @@ Model Net() {
   return ModelFromJson(JsonValue::Parse(kConfig, "model.json"), "net");
 }
 
-std::string ErrorOf(const Folder& folder) {
+std::string ErrorOf(const ScratchFolder& folder) {
   try {
     (void)ReadCheckpoint(folder.path());
   } catch (const InputError& error) {
@@ -76,7 +58,7 @@ std::string ErrorOf(const Folder& folder) {
 using Lines = std::vector<std::string>;
 
 TEST_CASE("a checkpoint of one file is compared by name and shape") {
-  const Folder folder;
+  const ScratchFolder folder;
   CHECK_FALSE(HoldsCheckpoint(folder.path()));
   folder.Write("model.safetensors", Shard(kGood, 80));
   REQUIRE(HoldsCheckpoint(folder.path()));
@@ -97,7 +79,7 @@ TEST_CASE("a checkpoint of one file is compared by name and shape") {
 }
 
 TEST_CASE("prefixes of base models and old names of norms are understood") {
-  const Folder folder;
+  const ScratchFolder folder;
   folder.Write("model.safetensors", Shard("{" + Tensor("transformer.a.weight", "[4,4]", 0, 64) +
                                               "," + Tensor("model.a.bias", "[4]", 64, 80) + "}",
                                           80));
@@ -111,7 +93,7 @@ TEST_CASE("prefixes of base models and old names of norms are understood") {
 }
 
 TEST_CASE("shards: the index decides, absent ones are named") {
-  const Folder folder;
+  const ScratchFolder folder;
   folder.Write("model.safetensors.index.json",
                R"({"metadata":{"total_size":80},"weight_map":{"a.weight":"1.safetensors",)"
                R"("a.bias":"2.safetensors"}})");
@@ -132,7 +114,7 @@ TEST_CASE("shards: the index decides, absent ones are named") {
 }
 
 TEST_CASE("damaged headers get one clear line") {
-  const Folder folder;
+  const ScratchFolder folder;
   const auto error = [&](const std::string& content) {
     folder.Write("model.safetensors", content);
     return ErrorOf(folder);
@@ -157,7 +139,7 @@ TEST_CASE("damaged headers get one clear line") {
 }
 
 TEST_CASE("random damage of headers and indexes never does worse than an error") {
-  const Folder folder;
+  const ScratchFolder folder;
   std::mt19937 random(11);
   const std::string index =
       R"({"metadata":{"total_size":80},"weight_map":{"a.weight":"1.safetensors"}})";
@@ -185,7 +167,7 @@ TEST_CASE("random damage of headers and indexes never does worse than an error")
 }
 
 TEST_CASE("LoadModel takes the folder, warns of differences, and needs config.json") {
-  const Folder folder;
+  const ScratchFolder folder;
   folder.Write("model.safetensors", Shard(kGood, 80));
   CHECK_THROWS_WITH_AS(
       (void)LoadModel(folder.path()),
