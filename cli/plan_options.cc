@@ -235,6 +235,7 @@ void ReadSearchOptions(const Arguments& arguments, PlanOptions& options) {
   options.fixed.recompute = given("--recompute");
   options.fixed.offload = given("--offload");
   options.fixed.in_flight = given("--in-flight");
+  options.fixed.prefetch = given("--backward-prefetch") || given("--forward-prefetch");
   const bool says_nothing = std::none_of(kChoices.begin(), kChoices.end(), given);
   if (arguments.Has("--search") && arguments.Has("--no-search")) {
     throw UsageError("--search --no-search: got both, expected one of them");

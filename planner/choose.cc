@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <set>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace shardwright {
@@ -10,11 +14,60 @@ namespace {
 
 constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
+// The innermost block that a module is or lies in; empty: none.
+std::string BlockOf(const std::set<std::string>& blocks, std::string module) {
+  while (!blocks.contains(module)) {
+    const std::size_t dot = module.rfind('.');
+    if (dot == std::string::npos) {
+      return "";
+    }
+    module.resize(dot);
+  }
+  return module;
+}
+
+// Are all blocks treated alike: as many in each unit (fewer in the last one), freed alike, and
+// checkpointed alike?
+bool IsSymmetric(const Plan& plan, const std::set<std::string>& blocks) {
+  std::size_t grouped = 0, each = 0, last = 0;
+  const Reshard* reshard = nullptr;
+  for (const UnitPlan& unit : plan.units) {
+    const auto count = static_cast<std::size_t>(
+        std::count_if(unit.modules.begin(), unit.modules.end(),
+                      [&](const std::string& module) { return blocks.contains(module); }));
+    if (count == 0) {
+      continue;
+    }
+    each = grouped == 0 ? count : each;
+    const bool differs = (grouped > 0 && last != each) || count > each;
+    if (differs || (reshard != nullptr && *reshard != unit.reshard)) {
+      return false;
+    }
+    reshard = &unit.reshard;
+    last = count;
+    grouped += count;
+  }
+  if (grouped != 0 && grouped != blocks.size()) {
+    return false;
+  }
+  std::map<std::string, std::vector<RecomputeRegion>> regions;
+  for (RecomputeRegion region : plan.recompute) {
+    const std::string block = BlockOf(blocks, region.module);
+    region.module.erase(0, block.size());
+    regions[block].push_back(std::move(region));
+  }
+  return regions.empty() || (regions.size() == blocks.size() &&
+                             std::all_of(regions.begin(), regions.end(), [&](const auto& entry) {
+                               return entry.second == regions.begin()->second;
+                             }));
+}
+
 // The eligible candidate that the objective prefers, by what is known of its time; kNone: there is
 // none.
 template <class IsEligible>
-std::size_t Preferred(const SearchOptions& options, std::int64_t ranks_per_node,
-                      const std::vector<Candidate>& candidates, IsEligible is_eligible) {
+std::size_t Preferred(const ChooseInput& in, const std::vector<Candidate>& candidates,
+                      IsEligible is_eligible) {
+  const SearchOptions& options = in.options;
   const bool by_memory = options.objective == Objective::kMemory;
   double fastest = INFINITY;
   double smallest = INFINITY;  // memory
@@ -48,9 +101,9 @@ std::size_t Preferred(const SearchOptions& options, std::int64_t ranks_per_node,
       const int offloads = static_cast<int>(x.plan.offload.parameters) +
                            static_cast<int>(x.plan.offload.optimizer) +
                            static_cast<int>(x.plan.offload.activations);
-      return by_memory
-                 ? std::tuple(0, x.memory, x.step_time)
-                 : std::tuple(offloads, x.memory + x.host_memory / ranks_per_node, x.step_time);
+      return by_memory ? std::tuple(0, 0, x.memory, x.step_time)
+                       : std::tuple(offloads, IsSymmetric(x.plan, in.blocks) ? 0 : 1,
+                                    x.memory + x.host_memory / in.ranks_per_node, x.step_time);
     };
     if (best == kNone || key(c) < key(candidates[best])) {
       best = i;
@@ -80,13 +133,13 @@ const char* ReasonOf(CandidateStatus status) {
 
 }  // namespace
 
-void ChooseBest(const SearchOptions& options, Evaluator& evaluator, SearchResult& result) {
+void ChooseBest(const ChooseInput& in, Evaluator& evaluator, SearchResult& result) {
   // The allocator's retries delay the host: a plan near the limit may turn out slower, or not fit.
   // The time of a plan that was looked at is final. After a few disappointments plans with as much
   // memory are passed over, since they would disappoint, too.
   constexpr int kMostTries = 32;
   // Arenas of native plans differ more from plan to plan than what the caching allocator takes.
-  const int patience = options.base.dialect == Dialect::kNative ? 24 : 2;
+  const int patience = in.options.base.dialect == Dialect::kNative ? 24 : 2;
   constexpr double kLess = 0.98;
   std::vector<char> is_final(result.candidates.size());
   double most_memory = INFINITY;
@@ -99,8 +152,7 @@ void ChooseBest(const SearchOptions& options, Evaluator& evaluator, SearchResult
               (attempt + 1 < kMostTries &&
                (!c.baseline.empty() || static_cast<double>(c.memory.value) <= most_memory)));
     };
-    const std::size_t index =
-        Preferred(options, evaluator.ranks_per_node(), result.candidates, is_eligible);
+    const std::size_t index = Preferred(in, result.candidates, is_eligible);
     if (index == kNone) {
       return;
     }

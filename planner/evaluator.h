@@ -53,7 +53,6 @@ class Evaluator {
   };
   [[nodiscard]] Final RunFinal(const Plan& plan);
 
-  [[nodiscard]] std::int64_t ranks_per_node() const { return in_.cluster.gpus_per_node; }
   [[nodiscard]] std::int64_t count() const { return count_; }
 
  private:

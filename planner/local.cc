@@ -32,6 +32,21 @@ std::string NameOfReshard(const Reshard& reshard) {
   return "";
 }
 
+// Each unit but the root gathers the next ones early; 0: as the dialect does without lists.
+void SetPrefetch(std::size_t forward, std::size_t backward, std::vector<UnitPlan>& units) {
+  const std::size_t count = units.empty() ? 0 : units.size() - 1;
+  for (std::size_t u = 0; u < count; ++u) {
+    units[u].forward_prefetch.clear();
+    units[u].backward_prefetch.clear();
+    for (std::size_t next = u + 1; next <= u + forward && next < count; ++next) {
+      units[u].forward_prefetch.push_back(units[next].name);
+    }
+    for (std::size_t back = 1; back <= backward && back <= u; ++back) {
+      units[u].backward_prefetch.push_back(units[u - back].name);
+    }
+  }
+}
+
 }  // namespace
 
 LocalSearch::LocalSearch(const SearchInput& input, const SearchOptions& options, const Space& space,
@@ -56,6 +71,8 @@ Plan LocalSearch::PlanOf(const InnerChoice& inner) const {
   Plan plan = OuterPlan(outer_, options_);
   plan.units = inner.units;
   plan.in_flight = inner.in_flight;
+  plan.backward_prefetch = inner.backward_prefetch;
+  plan.forward_prefetch = inner.forward_prefetch;
   if (ladder_.steps() > 0) {
     plan.recompute = ladder_.Regions(space_, inner.mix);
   }
@@ -69,6 +86,9 @@ std::string LocalSearch::LabelOf(const InnerChoice& inner) const {
   }
   if (options_.base.dialect == Dialect::kNative) {
     label += ", in flight " + std::to_string(inner.in_flight);
+  }
+  if (!inner.prefetch_label.empty()) {
+    label += ", prefetch " + inner.prefetch_label;
   }
   const std::string mix = ladder_.Label(space_, inner.mix);
   return mix.empty() ? label : label + ", recompute " + mix;
@@ -165,6 +185,8 @@ void LocalSearch::Seed(Evaluator& evaluator) {
   inner.units = space_.families.front().units;
   inner.units_label = space_.families.front().name;
   inner.in_flight = space_.in_flight.front();
+  inner.backward_prefetch = options_.base.backward_prefetch;
+  inner.forward_prefetch = options_.base.forward_prefetch;
   inner.mix = options_.objective == Objective::kMemory ? ladder_.steps() : first_mix_;
   if (Try(evaluator, inner)) {
     return;
@@ -194,6 +216,9 @@ void LocalSearch::TryFamilies(Evaluator& evaluator) {
     inner.units = family.units;
     inner.units_label = family.name;
     inner.reshard_label.clear();
+    if (options_.base.dialect == Dialect::kFsdp2) {
+      inner.prefetch_label.clear();  // the lists are the units'
+    }
     (void)Try(evaluator, inner);
   }
 }
@@ -236,6 +261,34 @@ void LocalSearch::TryInFlight(Evaluator& evaluator) {
   for (const std::int64_t in_flight : space_.in_flight) {
     InnerChoice inner = evaluated_[best_].inner;
     inner.in_flight = in_flight;
+    (void)Try(evaluator, inner);
+  }
+}
+
+// What the dialects can say about gathering early: fsdp2 lists of the next units, fsdp1 switches.
+void LocalSearch::TryPrefetch(Evaluator& evaluator) {
+  const Dialect dialect = options_.base.dialect;
+  if (dialect == Dialect::kFsdp1 && !options_.fixed.prefetch) {
+    for (const bool forward : {false, true}) {
+      for (const BackwardPrefetch backward : {BackwardPrefetch::kPre, BackwardPrefetch::kPost}) {
+        InnerChoice inner = evaluated_[best_].inner;
+        inner.forward_prefetch = forward;
+        inner.backward_prefetch = backward;
+        inner.prefetch_label = std::string(forward ? "in forward, " : "") +
+                               (backward == BackwardPrefetch::kPre ? "pre" : "post");
+        (void)Try(evaluator, inner);
+      }
+    }
+  }
+  if (dialect != Dialect::kFsdp2 || options_.fixed.units) {
+    return;
+  }
+  const std::pair<std::size_t, std::size_t> kDepths[] = {{1, 0}, {2, 0}, {0, 2}, {1, 2}, {2, 2}};
+  for (const auto& [forward, backward] : kDepths) {
+    InnerChoice inner = evaluated_[best_].inner;
+    SetPrefetch(forward, backward, inner.units);
+    inner.prefetch_label = std::to_string(forward) + " ahead in forward, " +
+                           std::to_string(std::max<std::size_t>(backward, 1)) + " in backward";
     (void)Try(evaluator, inner);
   }
 }
@@ -283,6 +336,9 @@ void LocalSearch::TryPartition(Evaluator& evaluator, const std::vector<UnitPlan>
     is_open = ((cuts >> i) & 1U) == 0;
   }
   inner.units.push_back(root);
+  if (options_.base.dialect == Dialect::kFsdp2) {
+    inner.prefetch_label.clear();  // the lists are the units'
+  }
   inner.units_label = std::to_string(inner.units.size()) + " units";
   (void)Try(evaluator, inner);
 }
@@ -380,6 +436,7 @@ void LocalSearch::Refine(Evaluator& evaluator, std::int64_t effort) {
     }
     TryReshards(evaluator);
     TryInFlight(evaluator);
+    TryPrefetch(evaluator);
     TryMixes(evaluator);
     TryPartitions(evaluator);
     if (best_ == before) {

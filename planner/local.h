@@ -54,8 +54,11 @@ struct InnerChoice {
   std::vector<UnitPlan> units;
   std::string units_label;
   std::string reshard_label;
+  std::string prefetch_label;
   std::int64_t in_flight = 2;
-  std::size_t mix = 0;  // step on the ladder
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;  // fsdp1
+  bool forward_prefetch = false;                                // fsdp1
+  std::size_t mix = 0;                                          // step on the ladder
 
   bool operator==(const InnerChoice&) const = default;
 };
@@ -98,6 +101,7 @@ class LocalSearch {
   void TryFamilies(Evaluator& evaluator);
   void TryReshards(Evaluator& evaluator);
   void TryInFlight(Evaluator& evaluator);
+  void TryPrefetch(Evaluator& evaluator);
   void TryMixes(Evaluator& evaluator);
   void TryMix(Evaluator& evaluator, std::size_t mix);
   [[nodiscard]] std::vector<UnitPlan> Items() const;

@@ -325,7 +325,8 @@ class Searcher {
     }
     result.candidates.insert(result.candidates.end(), seeds_.begin(), seeds_.end());
     result.is_complete = result.is_complete && !IsStopped();
-    ChooseBest(options_, workers_.first(), result);
+    ChooseBest({options_, {space_.blocks.begin(), space_.blocks.end()}, in_.cluster.gpus_per_node},
+               workers_.first(), result);
     if (!result.is_feasible) {
       FindFloor(result);
     }

@@ -40,7 +40,7 @@ struct FixedChoices {
   bool recompute = false;
   bool offload = false;
   bool in_flight = false;
-  bool prefetch = false;  // fsdp1: backward_prefetch, forward_prefetch and limit_all_gathers
+  bool prefetch = false;  // fsdp1: backward_prefetch and forward_prefetch
 
   bool operator==(const FixedChoices&) const = default;
 };

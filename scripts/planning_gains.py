@@ -91,7 +91,7 @@ def main():
     models = sorted(p.stem for p in (ROOT / "models" / "zoo").glob("*.json") if fnmatch.fnmatch(p.stem, arguments.models))
     path = ROOT / "build" / "planning_gains.jsonl"
     cache = read_cache(path)
-    jobs = [(m, name, nodes, d) for d in dialects for name, nodes in CLUSTERS for m in models]
+    jobs = [(m, name, nodes, d) for d in dialects for m in models for name, nodes in CLUSTERS]
     with path.open("a", encoding="utf-8") as file:
         for key in jobs:
             if key not in cache:

@@ -330,7 +330,7 @@ TEST_CASE("No random plan of Llama-3-70B on 1,024 GPUs is faster than the bound"
   c.cluster = LoadCluster("dgx-h100", 128);
   c.kernels = FindKernelSet("torch-eager", "test");
   c.profile = DefaultProfile(c.cluster.gpu, c.kernels.name);
-  c.job.sequence_length = 8192;
+  c.job.sequence_length = 2048;
   c.job.global_batch = 2048;
   c.model = LoadModelForJob("llama-3-70b", c.job, Path("test")).model;
   constexpr int kBlocks = 80, kRuns = 16, kPlans = 500;
