@@ -237,6 +237,17 @@ std::vector<Cause> Waits::CausesOf(const Span& span) const {
   return causes;
 }
 
+std::string NameOf(const Program& program, const SpanKey& key) {
+  const auto& [rank, step, kind, op] = key;
+  const Body& body = kind == BodyKind::kWarmup ? program.warmup : program.step;
+  return OpName(program, body.ops[op]) + " of step " + std::to_string(step) + ", rank " +
+         std::to_string(rank);
+}
+
+std::string TextOf(const Program& program, const Cause& cause) {
+  return cause.kind == "op" ? NameOf(program, cause.op) : cause.kind;
+}
+
 struct Comparison {
   int decided = 0, early = 0;
   // Decided waits for something else than simulated, and what that was.
@@ -269,10 +280,9 @@ Comparison Compare(const Program& program, const Waits& simulated, const Waits& 
         ++result.input_waits;
         continue;
       }
-      const Body& body = span.body == BodyKind::kWarmup ? program.warmup : program.step;
-      result.other_waits[key] = OpName(program, body.ops[span.op.value]) + " of step " +
-                                std::to_string(span.step) + " waited for " + real.back().kind +
-                                ", not " + causes.back().kind;
+      result.other_waits[key] = NameOf(program, key) + " waited for " +
+                                TextOf(program, real.back()) + ", not " +
+                                TextOf(program, causes.back());
     }
   }
   return result;

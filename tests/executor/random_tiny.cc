@@ -57,6 +57,9 @@ Setup Draw(std::mt19937& random) {
     s.plan.zero.overlap_comm = random() % 2 == 0 ? Overlap::kOn : Overlap::kOff;
     s.plan.zero.contiguous_gradients = random() % 3 != 0;
   }
+  if (dialect == Dialect::kFairscale) {
+    s.plan.reduce_scatter_bucket = Bytes(static_cast<std::int64_t>(random() % 2000));
+  }
   if (dialect == Dialect::kNative) {
     s.plan.in_flight = 2 + static_cast<std::int64_t>(random() % 3);
   }
