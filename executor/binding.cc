@@ -178,6 +178,10 @@ Call Binder::BindOp(const Body& body, OpId id) {
       v.outputs.push_back(access);
     }
   }
+  if (InfoOf(v.shape->code).is_collective && !accesses.empty() &&
+      accesses.front().role == Role::kExchange) {
+    return BindExchange(accesses, *v.shape);
+  }
   if (is_zero12_ || is_zero3_) {
     if (std::optional<Call> call = BindZeroOp(v)) {
       return *std::move(call);

@@ -43,6 +43,13 @@ struct DropoutKey {
   std::int64_t first_sample = 0;  // of this call, counted over all ranks' samples of the step
 };
 
+// An op that exchanges something with other ranks in the middle of a pass runs in two parts.
+enum class OpPart : std::uint8_t {
+  kWhole,
+  kBeforeExchange,  // writes `exchange`; in backward also the gradients of the parameters
+  kAfterExchange,   // reads it, and writes the rest
+};
+
 enum class LossReduction : std::uint8_t { kMean, kSum };
 
 // Labels below zero (PyTorch's ignore_index is -100) take no part in a loss.
@@ -74,6 +81,11 @@ struct ModelOpCall {
   // Non-parameter state of the module, Module::buffer_elements fp32 numbers (batch norm: running
   // mean, running variance). Null: there is none.
   float* buffers = nullptr;
+
+  // Exchange::bytes of this rank before the exchange. After it, those of all ranks one behind the
+  // other (forward), or their sum (backward).
+  OpPart part = OpPart::kWhole;
+  std::span<std::byte> exchange;
 
   DropoutKey dropout;
   LossReduction reduction = LossReduction::kMean;

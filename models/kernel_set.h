@@ -89,11 +89,20 @@ struct KernelSetOptions {
 // Throws InputError naming `where` with the nearest match.
 [[nodiscard]] const KernelSetOptions& FindKernelSet(std::string_view name, std::string_view where);
 
+// What an op shares with the other data-parallel ranks in the middle of a pass: the statistics of a
+// synchronised batch norm. 0 bytes: nothing.
+struct Exchange {
+  std::vector<Kernel> before;  // makes this rank's part; the pass's own kernels follow the exchange
+  Bytes bytes{0};              // of each rank, fp32 numbers
+};
+
 // What one op becomes for a micro-batch of B samples.
 struct OpKernels {
   std::vector<Kernel> forward;
   std::vector<Kernel> backward_data;    // gradients of the inputs
   std::vector<Kernel> backward_weight;  // gradients of the parameters (skipped when frozen)
+  Exchange forward_exchange;            // all-gathered
+  Exchange backward_exchange;           // summed over the ranks, where an input wants a gradient
   // Bit i set: input i (output i) must stay alive until this op's backward.
   std::uint32_t saves_input = 0;
   std::uint32_t saves_output = 0;

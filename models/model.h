@@ -101,7 +101,8 @@ struct OpSpec {
   std::int64_t window = 0;            // sliding window; 0 = none
   bool causal = false;
   bool has_bias = false;
-  bool gated = false;  // MoE: experts have a gate projection (3 matrices)
+  bool gated = false;         // MoE: experts have a gate projection (3 matrices)
+  bool synchronized = false;  // kBatchNorm: statistics over the samples of all data-parallel ranks
   Activation activation = Activation::kNone;
   double dropout_p = 0.0;
   std::int64_t height = 0, width = 0;          // conv/pool input

@@ -86,6 +86,9 @@ void AddSpec(const OpSpec& spec, Stream& stream) {
                                    spec.index_offset}) {
     stream.Add(value);
   }
+  if (spec.synchronized) {  // plans of models without keep their hashes
+    stream.Add("synchronized");
+  }
   stream.AddProbability(spec.dropout_p);
   for (const double value :
        {spec.epsilon, spec.weight_offset, spec.factor, spec.soft_cap, spec.alibi_max,

@@ -96,6 +96,8 @@ std::string_view NameOf(Role role) {
       return "state";
     case Role::kWorkspace:
       return "workspace";
+    case Role::kExchange:
+      return "exchange";
   }
   return "?";
 }

@@ -123,6 +123,8 @@ enum class Role : std::uint8_t {
   kParamGrad,   // gradient storage of the op's parameters
   kState,       // optimizer state
   kWorkspace,
+  kExchange,  // model op: what it shares with the other data-parallel ranks; written before it is
+              // exchanged, read afterwards
 };
 
 struct Access {

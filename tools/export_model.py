@@ -55,6 +55,7 @@ class Recorder(TorchFunctionMode):
         self.ops, self.inputs, self.alive = [], {}, []
         self.values = {}  # id of a tensor -> Value
         self.modules = {module: name for name, module in model.named_modules()}
+        self.synchronized = {name for name, module in model.named_modules() if isinstance(module, torch.nn.SyncBatchNorm)}
         self.parameters = {}  # id -> all names, of a tied weight several
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.parameters.setdefault(id(parameter), []).append(name)
@@ -286,7 +287,13 @@ class Recorder(TorchFunctionMode):
     def on_batch_norm(self, args, kwargs, result):
         source = self.value(args[0])
         params = [p for p in (self.parameter(t) for t in self.tensors_of(args[3:5], kwargs)) if p]
-        self.emit(result, "batch_norm", [source], source.rows, source.features, source.image, params=params)
+        extra = {}
+        epsilon = kwargs.get("eps", args[7] if len(args) > 7 else 1e-5)
+        if epsilon != 1e-5:
+            extra["epsilon"] = epsilon
+        if self.stack[-1] in self.synchronized:
+            extra["synchronized"] = True
+        self.emit(result, "batch_norm", [source], source.rows, source.features, source.image, params=params, **extra)
 
     def pool(self, op, args, kwargs, result, **extra):
         source = self.value(args[0])

@@ -91,6 +91,18 @@ Call Binder::BindModelOp(const Body& body, OpId id) {
   return call;
 }
 
+// Statistics, not gradients: gathered, or summed in place, and divided by nobody.
+Call Binder::BindExchange(std::span<const Access> accesses, const OpShape& shape) const {
+  CollectiveCall call;
+  call.code = shape.code;
+  call.group = shape.group;
+  call.dtype = shape.dtype;
+  call.elements = shape.bytes.value / SizeOf(shape.dtype);
+  call.send = At(accesses.front().buffer);
+  call.receive = At(accesses.back().buffer);
+  return call;
+}
+
 void Binder::BindForwardAccess(const Access& access, const ModelOp& op, ModelCall& call) {
   ModelOpCall& c = call.call;
   std::byte* data = At(access.buffer);
@@ -112,6 +124,10 @@ void Binder::BindForwardAccess(const Access& access, const ModelOp& op, ModelCal
       return;
     case Role::kWorkspace:
       c.workspace = {data, bytes};
+      return;
+    case Role::kExchange:
+      c.exchange = {data, bytes};
+      c.part = access.mode == AccessMode::kWrite ? OpPart::kBeforeExchange : OpPart::kAfterExchange;
       return;
     case Role::kOutputGrad:
     case Role::kInputGrad:
@@ -144,6 +160,7 @@ void Binder::BindBackwardAccess(const Access& access, const ModelOp& op, ModelCa
     case Role::kSaved:
     case Role::kParameter:
     case Role::kWorkspace:
+    case Role::kExchange:
     case Role::kState:
       BindForwardAccess(access, op, call);
       return;

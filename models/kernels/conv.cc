@@ -17,6 +17,19 @@ std::int64_t PooledElements(const LowerContext& context) {
   return Product({context.batch, context.spec.in, context.spec.height_out, context.spec.width_out});
 }
 
+// Each first pass ends where ranks exchange what it has summed, `sums` bytes: mean and spread of
+// each channel with the number of elements, then the two sums of backward. The number is kept.
+void Synchronize(std::int64_t sums, OpKernels* op) {
+  const auto split = [](std::vector<Kernel>* kernels, Exchange* exchange, std::int64_t bytes) {
+    exchange->before = {kernels->front()};
+    exchange->bytes = Bytes(bytes);
+    kernels->erase(kernels->begin());
+  };
+  split(&op->forward, &op->forward_exchange, sums + kFp32Bytes);
+  split(&op->backward_data, &op->backward_exchange, sums);
+  op->extra_saved += Bytes(kFp32Bytes);
+}
+
 }  // namespace
 
 OpKernels LowerConv2d(const LowerContext& context) {
@@ -87,6 +100,9 @@ OpKernels LowerBatchNorm(const LowerContext& context) {
   op.saves_input = 1;
   op.extra_saved = Bytes(2 * channel);  // mean and reciprocal deviation
   op.output_aliases = {-1};
+  if (context.spec.synchronized) {
+    Synchronize(2 * channel, &op);
+  }
   return op;
 }
 

@@ -200,6 +200,13 @@ void SetElementwise(const LowerContext& context, OpKernels* op) {
   }
 }
 
+void SetBatchNorm(OpKernels* general, OpKernels* op) {
+  op->saves_input = 1;
+  op->extra_saved = general->extra_saved;
+  op->forward_exchange = std::move(general->forward_exchange);
+  op->backward_exchange = std::move(general->backward_exchange);
+}
+
 }  // namespace
 
 OpKernels AdaptToHost(const LowerContext& context, OpKernels general) {
@@ -237,8 +244,7 @@ OpKernels AdaptToHost(const LowerContext& context, OpKernels general) {
       SetConv(context, &op);
       break;
     case OpKind::kBatchNorm:
-      op.saves_input = 1;
-      op.extra_saved = Bytes(Product({spec.in, 2, kFp32Bytes}));
+      SetBatchNorm(&general, &op);
       break;
     case OpKind::kMaxPool:
     case OpKind::kAvgPool:

@@ -302,6 +302,14 @@ void HoldKeptResults(const LowerInput& in, ModelAnalysis& a) {
   }
 }
 
+// One rank has nobody to synchronise with, and running statistics are those of all ranks.
+OpSpec SpecHere(const LowerInput& in, const OpSpec& spec) {
+  OpSpec here = spec;
+  here.synchronized = spec.synchronized && in.job.mode == JobMode::kTrain &&
+                      in.plan.shard_size * in.plan.replicate_size > 1;
+  return here;
+}
+
 // Kernels of each spec in use, and sizes of tensors. Ops on tensors that the samples share (a table
 // of positions) run once, whatever the batch.
 void LowerSpecs(const LowerInput& in, ModelAnalysis& a) {
@@ -315,8 +323,9 @@ void LowerSpecs(const LowerInput& in, ModelAnalysis& a) {
     std::uint32_t& variant = variant_of[2U * op.spec + (shared ? 1U : 0U)];
     if (variant == kUnset) {
       variant = static_cast<std::uint32_t>(a.kernels.size());
-      a.kernels.push_back(LowerOp(model.specs[op.spec], shared ? 1 : in.plan.micro_batch,
-                                  in.job.precision.param, in.kernels));
+      a.kernels.push_back(LowerOp(SpecHere(in, model.specs[op.spec]),
+                                  shared ? 1 : in.plan.micro_batch, in.job.precision.param,
+                                  in.kernels));
     }
     a.variant.push_back(variant);
   }

@@ -254,13 +254,24 @@ void Walker::Forward() {
   }
 }
 
-void Walker::AddCompute(std::uint32_t i, Phase phase, ShapeId shape) {
+void Walker::AddCompute(std::uint32_t i, Phase phase, ShapeId shape, std::uint16_t occurrence) {
   BodyBuilder::OpArgs args;
   args.shape = shape;
   args.phase = phase;
   args.subject = i;
   args.micro_batch = e_.micro_batch;
+  args.occurrence = occurrence;
   e_.body->Add(args);
+}
+
+void Walker::UseInputs(std::uint32_t i, Phase phase) {
+  const ModelOp& op = e_.in.model.ops[i];
+  for (std::size_t j = 0; j < op.inputs.size(); ++j) {
+    const std::uint32_t s = e_.a.storage_of[op.inputs[j].value];
+    const Instance& instance =
+        phase == Phase::kRecompute ? InstanceFor(s, i) : forward_instance_[s];
+    e_.body->Use(instance.buffer, AccessMode::kRead, Role::kInput, static_cast<std::uint16_t>(j));
+  }
 }
 
 void Walker::UseParameters(std::uint32_t i) {
@@ -295,12 +306,12 @@ void Walker::AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId
   const ModelOp& op = e_.in.model.ops[i];
   const bool rerun = phase == Phase::kRecompute;
   rules_.BeforeForwardOp(i, phase);
-  AddCompute(i, phase, ForwardShape(i));
-  for (std::size_t j = 0; j < op.inputs.size(); ++j) {
-    const std::uint32_t s = e_.a.storage_of[op.inputs[j].value];
-    const Instance& instance = rerun ? InstanceFor(s, i) : forward_instance_[s];
-    e_.body->Use(instance.buffer, AccessMode::kRead, Role::kInput, static_cast<std::uint16_t>(j));
+  BufferId exchanged;
+  if (e_.a.KernelsOf(i).forward_exchange.bytes > Bytes(0)) {
+    exchanged = AddForwardExchange(i, phase);
   }
+  AddCompute(i, phase, ForwardShape(i), exchanged.valid() ? 1 : 0);
+  UseInputs(i, phase);
   UseParameters(i);
   for (std::size_t j = 0; j < op.outputs.size(); ++j) {
     const std::uint32_t s = e_.a.storage_of[op.outputs[j].value];
@@ -314,6 +325,10 @@ void Walker::AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId
   }
   if (workspace.valid()) {
     e_.body->Use(workspace, AccessMode::kWrite, Role::kWorkspace);
+  }
+  if (exchanged.valid()) {
+    e_.body->Use(exchanged, AccessMode::kRead, Role::kExchange);
+    e_.body->Free(exchanged);
   }
 }
 

@@ -93,7 +93,14 @@ class Walker {
   void AddBackwardOp(std::uint32_t i);
   void UseForBackward(std::uint32_t i);
   void Recompute(const Region& region);
-  void AddCompute(std::uint32_t i, Phase phase, ShapeId shape);
+  // `occurrence` 1: what follows the op's exchange.
+  void AddCompute(std::uint32_t i, Phase phase, ShapeId shape, std::uint16_t occurrence = 0);
+  // walker_exchange.cc: the part of an op before its exchange, and the exchange, whose result they
+  // return.
+  [[nodiscard]] BufferId AddForwardExchange(std::uint32_t i, Phase phase);
+  [[nodiscard]] BufferId AddBackwardExchange(std::uint32_t i, DialectRules::GradTarget weight);
+  [[nodiscard]] GroupId DataParallelGroup();
+  void UseInputs(std::uint32_t i, Phase phase);
   void UseParameters(std::uint32_t i);
   [[nodiscard]] ShapeId ForwardShape(std::uint32_t i);
   [[nodiscard]] ShapeId BackwardShape(std::uint32_t i);

@@ -105,7 +105,12 @@ void Walker::AddBackwardOp(std::uint32_t i) {
                                e_.InternPieces(kernels.backward_workspace_tensors),
                                Category::kTemporary, Stream::kCompute);
   }
-  AddCompute(i, Phase::kBackward, BackwardShape(i));
+  BufferId exchanged;
+  if (kernels.backward_exchange.bytes > Bytes(0) && facts.input_grads != 0) {
+    exchanged = AddBackwardExchange(i, weight);
+    weight = {};
+  }
+  AddCompute(i, Phase::kBackward, BackwardShape(i), exchanged.valid() ? 1 : 0);
   UseForBackward(i);
   for (std::size_t j = 0; j < input_grads.size(); ++j) {
     if (input_grads[j] != kNoGrad) {
@@ -119,6 +124,10 @@ void Walker::AddBackwardOp(std::uint32_t i) {
   if (workspace.valid()) {
     e_.body->Use(workspace, AccessMode::kWrite, Role::kWorkspace);
     e_.body->Free(workspace);
+  }
+  if (exchanged.valid()) {
+    e_.body->Use(exchanged, AccessMode::kRead, Role::kExchange);
+    e_.body->Free(exchanged);
   }
   for (std::size_t j = 0; j < input_grads.size(); ++j) {
     if (input_grads[j] != kNoGrad) {

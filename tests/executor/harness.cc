@@ -83,6 +83,14 @@ Outcome RunToEnd(const Setup& setup, const Program& program, Runtime& runtime) {
     outcome.replicas_agree =
         outcome.replicas_agree && Collect(setup.model, program, runtime, r) == outcome.weights;
   }
+  std::int64_t buffer_elements = 0;
+  for (const Module& module : setup.model.modules) {
+    buffer_elements += module.buffer_elements;
+  }
+  for (const Rank rank : runtime.LocalRanks()) {
+    const float* const buffers = runtime.BindingOf(rank).model_buffers;
+    outcome.buffers.emplace_back(buffers, buffers == nullptr ? buffers : buffers + buffer_elements);
+  }
   for (const StepReport& report : runtime.TakeReports()) {
     outcome.losses.push_back(report.loss);
   }
@@ -106,6 +114,11 @@ Setup TinySetup(Dialect dialect, std::int64_t ranks) {
   (dialect == Dialect::kDdp ? s.plan.replicate_size : s.plan.shard_size) = ranks;
   if (dialect == Dialect::kZero1 || dialect == Dialect::kZero2 || dialect == Dialect::kZero3) {
     s.plan.zero.reduce_bucket = 100;  // elements: several buckets per backward, and a small arena
+  }
+  if (dialect == Dialect::kFairscale) {
+    // Room for a block or two. The default, 25 MiB, takes longer to fill with NaNs than an emulated
+    // op lasts.
+    s.plan.reduce_scatter_bucket = Bytes(1000);
   }
   const std::string wrap = dialect == Dialect::kDdp ? "root" : "block";
   s.plan.units = Wrap(s.model, ParseWrap(wrap, "test"), {}, dialect, "test");

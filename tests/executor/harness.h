@@ -29,7 +29,8 @@ struct Outcome {
   // By parameter: all its elements, put together from the shards of one replica. Aliases are empty.
   std::vector<std::vector<float>> weights;
   bool replicas_agree = true;
-  std::vector<double> losses;  // by step
+  std::vector<std::vector<float>> buffers;  // by rank: non-parameter state, modules in their order
+  std::vector<double> losses;               // by step
   LossScaler scaler;
   std::int64_t skipped_steps = 0;
   Trace trace;

@@ -370,6 +370,12 @@ struct BatchNormArgs {
   float* running = nullptr;   // means, then variances; null: there are none
   float* means = nullptr;
   float* inverses = nullptr;
+  // Statistics of several ranks: before the exchange they are written, behind it read.
+  bool is_before = false, is_after = false;
+  std::int64_t ranks = 1;
+  float* exchange = nullptr;  // forward, of each rank: means, squares, the count of elements;
+                              // backward: sums of dy xhat, then of dy
+  float* count = nullptr;     // of all ranks' elements of a channel
 };
 SW_DEVICE std::int64_t ElementOf(const BatchNormArgs& a, std::int64_t channel, std::int64_t i) {
   return (i / a.plane * a.channels + channel) * a.plane + i % a.plane;
@@ -385,6 +391,14 @@ struct BatchNormStatsKernel {
     const std::int64_t channel = block.index();
     double* const scratch = block.Shared<double>(kThreads);
     const std::int64_t n = a.batch * a.plane;
+    if (a.is_after) {
+      block.Each([&](int t) {
+        if (t == 0) {
+          Finish(a, channel, Join(a, channel));
+        }
+      });
+      return;
+    }
     PerThread<double> sums;
     block.Each([&](int t) {
       double sum = 0.0;
@@ -407,21 +421,54 @@ struct BatchNormStatsKernel {
       if (t != 0) {
         return;
       }
-      if (a.uses_running) {
-        a.means[channel] = a.running[channel];
-        a.inverses[channel] = 1.0F / sqrtf(a.running[a.channels + channel] + a.epsilon);
-        return;
+      if (a.is_before) {
+        a.exchange[channel] = mean;
+        a.exchange[a.channels + channel] = static_cast<float>(squares);
+        a.exchange[2 * a.channels] = static_cast<float>(n);
+      } else {
+        Finish(a, channel, {static_cast<double>(n), static_cast<double>(mean), squares});
       }
-      if (a.running != nullptr) {
-        float* const running = a.running + channel;
-        running[0] += kMomentum * (mean - running[0]);
-        const auto unbiased = static_cast<float>(squares / static_cast<double>(n > 1 ? n - 1 : 1));
-        running[a.channels] += kMomentum * (unbiased - running[a.channels]);
-      }
-      const auto variance = static_cast<float>(squares / static_cast<double>(n));
-      a.means[channel] = mean;
-      a.inverses[channel] = 1.0F / sqrtf(variance + a.epsilon);
     });
+  }
+
+  struct Moments {
+    double count, mean, squares;
+  };
+
+  // The moments of all ranks together, by Chan, Golub and LeVeque's rule, in the ranks' order.
+  static SW_DEVICE Moments Join(const Args& a, std::int64_t channel) {
+    Moments all = {0.0, 0.0, 0.0};
+    for (std::int64_t r = 0; r < a.ranks; ++r) {
+      const float* const part = a.exchange + r * (2 * a.channels + 1);
+      const auto count = static_cast<double>(part[2 * a.channels]);
+      const double distance = static_cast<double>(part[channel]) - all.mean;
+      all.squares += static_cast<double>(part[a.channels + channel]) +
+                     distance * distance * all.count * count / (all.count + count);
+      all.count += count;
+      all.mean += distance * count / all.count;
+    }
+    return all;
+  }
+
+  static SW_DEVICE void Finish(const Args& a, std::int64_t channel, const Moments& moments) {
+    if (a.uses_running) {
+      a.means[channel] = a.running[channel];
+      a.inverses[channel] = 1.0F / sqrtf(a.running[a.channels + channel] + a.epsilon);
+      return;
+    }
+    if (a.running != nullptr) {
+      float* const running = a.running + channel;
+      running[0] += kMomentum * (static_cast<float>(moments.mean) - running[0]);
+      const auto unbiased =
+          static_cast<float>(moments.squares / (moments.count > 1.0 ? moments.count - 1.0 : 1.0));
+      running[a.channels] += kMomentum * (unbiased - running[a.channels]);
+    }
+    const auto variance = static_cast<float>(moments.squares / moments.count);
+    a.means[channel] = static_cast<float>(moments.mean);
+    a.inverses[channel] = 1.0F / sqrtf(variance + a.epsilon);
+    if (a.is_after) {
+      *a.count = static_cast<float>(moments.count);
+    }
   }
 };
 
@@ -455,6 +502,12 @@ struct BatchNormGradKernel {
     const std::int64_t n = a.batch * a.plane;
     const float mean = a.means[channel];
     const float inverse = a.inverses[channel];
+    if (a.is_after) {
+      WriteInputGradient(block, a, static_cast<double>(a.exchange[channel]),
+                         static_cast<double>(a.exchange[a.channels + channel]),
+                         static_cast<double>(*a.count));
+      return;
+    }
     PerThread<double> sums, products;
     block.Each([&](int t) {
       double sum = 0.0;
@@ -477,13 +530,26 @@ struct BatchNormGradKernel {
       if (t == 0 && a.bias_grad.data != nullptr) {
         StoreOrAdd(a.bias_grad, channel, static_cast<float>(sum), a.adds_bias);
       }
-      if (a.dx.data == nullptr) {
-        return;
+      if (t == 0 && a.is_before) {
+        a.exchange[channel] = static_cast<float>(product);
+        a.exchange[a.channels + channel] = static_cast<float>(sum);
       }
-      const float factor = Load(a.weight, channel) * inverse;
-      const auto mean_dy = static_cast<float>(sum / static_cast<double>(n));
-      const auto mean_product = static_cast<float>(product / static_cast<double>(n));
-      for (std::int64_t i = t; i < n; i += kThreads) {
+    });
+    if (a.dx.data != nullptr && !a.is_before) {
+      WriteInputGradient(block, a, product, sum, static_cast<double>(n));
+    }
+  }
+
+  static SW_DEVICE void WriteInputGradient(Block& block, const Args& a, double product, double sum,
+                                           double count) {
+    const std::int64_t channel = block.index();
+    const float mean = a.means[channel];
+    const float inverse = a.inverses[channel];
+    const float factor = Load(a.weight, channel) * inverse;
+    const auto mean_dy = static_cast<float>(sum / count);
+    const auto mean_product = static_cast<float>(product / count);
+    block.Each([&](int t) {
+      for (std::int64_t i = t; i < a.batch * a.plane; i += kThreads) {
         const std::int64_t at = ElementOf(a, channel, i);
         const float xhat = (Load(a.x, at) - mean) * inverse;
         Store(a.dx, at, factor * (Load(a.dy, at) - mean_dy - xhat * mean_product));

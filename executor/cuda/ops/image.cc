@@ -122,7 +122,19 @@ void SubmitBatchNorm(const ModelOpCall& call, bool is_backward, const OpContext&
   args.uses_running = !call.is_training && call.buffers != nullptr;
   args.means = reinterpret_cast<float*>(call.saved.data());
   args.inverses = args.means + spec.in;
+  if (call.part != OpPart::kWhole) {
+    args.is_before = call.part == OpPart::kBeforeExchange;
+    args.is_after = !args.is_before;
+    args.exchange = reinterpret_cast<float*>(call.exchange.data());
+    args.ranks =
+        static_cast<std::int64_t>(call.exchange.size() / sizeof(float)) / (2 * spec.in + 1);
+    args.count = args.means + 2 * spec.in;
+  }
   if (!is_backward) {
+    if (args.is_before) {
+      LaunchBlocks<gpu::BatchNormStatsKernel, double>(context, spec.in, args);
+      return;
+    }
     args.bias = ArrayOf(call.params[1]);
     args.y = ArrayOf(call.outputs[0]);
     LaunchBlocks<gpu::BatchNormStatsKernel, double>(context, spec.in, args);

@@ -179,32 +179,80 @@ struct ChannelStatistics {
   float inverse = 0.0F;
 };
 
-ChannelStatistics MeasureChannel(const ModelOpCall& call, std::int64_t channel) {
+// What one rank, or all of them, saw of a channel: `squares` is the sum of squared distances from
+// the mean.
+struct ChannelMoments {
+  double count = 0.0;
+  double mean = 0.0;
+  double squares = 0.0;
+};
+
+ChannelMoments MeasureChannel(const ModelOpCall& call, std::int64_t channel) {
+  const ConstView& x = call.inputs[0];
+  ChannelMoments m;
+  m.count = static_cast<double>(call.batch * PlaneIn(*call.spec));
+  ChunkBuffer buffer;
+  m.mean = SumChannel(call, channel,
+                      [&](std::int64_t at, std::int64_t count) {
+                        return VectorSum(ReadFloats(x, at, count, buffer.values.data()), count);
+                      }) /
+           m.count;
+  m.squares = SumChannel(call, channel, [&](std::int64_t at, std::int64_t count) {
+    return VectorSquares(ReadFloats(x, at, count, buffer.values.data()), static_cast<float>(m.mean),
+                         count);
+  });
+  return m;
+}
+
+// A rank's part of the exchange: means, squares, the count of elements per channel.
+void WriteMoments(const ModelOpCall& call) {
+  const std::int64_t channels = call.spec->in;
+  auto* const mine = reinterpret_cast<float*>(call.exchange.data());
+  for (std::int64_t channel = 0; channel < channels; ++channel) {
+    const ChannelMoments m = MeasureChannel(call, channel);
+    mine[channel] = static_cast<float>(m.mean);
+    mine[channels + channel] = static_cast<float>(m.squares);
+    mine[2 * channels] = static_cast<float>(m.count);
+  }
+}
+
+// The moments of all ranks together, by Chan, Golub and LeVeque's rule, in the ranks' order.
+ChannelMoments JoinMoments(const ModelOpCall& call, std::int64_t channel) {
+  const std::int64_t channels = call.spec->in;
+  const auto* part = reinterpret_cast<const float*>(call.exchange.data());
+  const std::int64_t per_rank = 2 * channels + 1;
+  const auto ranks = static_cast<std::int64_t>(call.exchange.size() / sizeof(float)) / per_rank;
+  ChannelMoments all;
+  for (std::int64_t r = 0; r < ranks; ++r, part += per_rank) {
+    const auto count = static_cast<double>(part[2 * channels]);
+    const double distance = static_cast<double>(part[channel]) - all.mean;
+    all.squares += static_cast<double>(part[channels + channel]) +
+                   distance * distance * all.count * count / (all.count + count);
+    all.count += count;
+    all.mean += distance * count / all.count;
+  }
+  return all;
+}
+
+ChannelStatistics StatisticsOf(const ModelOpCall& call, std::int64_t channel) {
   const OpSpec& spec = *call.spec;
   const auto epsilon = static_cast<float>(spec.epsilon);
   if (!call.is_training && call.buffers != nullptr) {
     return {call.buffers[channel], 1.0F / std::sqrt(call.buffers[spec.in + channel] + epsilon)};
   }
-  const ConstView& x = call.inputs[0];
-  const auto n = static_cast<double>(call.batch * PlaneIn(spec));
-  ChunkBuffer buffer;
-  const double mean =
-      SumChannel(call, channel,
-                 [&](std::int64_t at, std::int64_t count) {
-                   return VectorSum(ReadFloats(x, at, count, buffer.values.data()), count);
-                 }) /
-      n;
-  const double squares = SumChannel(call, channel, [&](std::int64_t at, std::int64_t count) {
-    return VectorSquares(ReadFloats(x, at, count, buffer.values.data()), static_cast<float>(mean),
-                         count);
-  });
+  const ChannelMoments m = call.part == OpPart::kAfterExchange ? JoinMoments(call, channel)
+                                                               : MeasureChannel(call, channel);
   if (call.buffers != nullptr) {
     float* const running = call.buffers + channel;
-    running[0] += kMomentum * (static_cast<float>(mean) - running[0]);
-    const auto unbiased = static_cast<float>(squares / std::max(1.0, n - 1.0));
+    running[0] += kMomentum * (static_cast<float>(m.mean) - running[0]);
+    const auto unbiased = static_cast<float>(m.squares / std::max(1.0, m.count - 1.0));
     running[spec.in] += kMomentum * (unbiased - running[spec.in]);
   }
-  return {static_cast<float>(mean), 1.0F / std::sqrt(static_cast<float>(squares / n) + epsilon)};
+  if (call.part == OpPart::kAfterExchange) {  // backward divides by it
+    reinterpret_cast<float*>(call.saved.data())[2 * spec.in] = static_cast<float>(m.count);
+  }
+  return {static_cast<float>(m.mean),
+          1.0F / std::sqrt(static_cast<float>(m.squares / m.count) + epsilon)};
 }
 
 float ReadParam(const ModelOpCall& call, std::size_t param, std::int64_t i) {
@@ -215,12 +263,17 @@ float ReadParam(const ModelOpCall& call, std::size_t param, std::int64_t i) {
 
 }  // namespace
 
-// Statistics of this rank's micro-batch. Keeps means, then inverse deviations.
+// Statistics of this rank's micro-batch, or of all ranks'. Keeps means, then inverse deviations,
+// then, of all ranks, the number of elements per channel.
 void BatchNormForward(const ModelOpCall& call) {
   const OpSpec& spec = *call.spec;
+  if (call.part == OpPart::kBeforeExchange) {
+    WriteMoments(call);
+    return;
+  }
   auto* const means = reinterpret_cast<float*>(call.saved.data());
   for (std::int64_t channel = 0; channel < spec.in; ++channel) {
-    const ChannelStatistics s = MeasureChannel(call, channel);
+    const ChannelStatistics s = StatisticsOf(call, channel);
     means[channel] = s.mean;
     means[spec.in + channel] = s.inverse;
     const float factor = s.inverse * ReadParam(call, 0, channel);
@@ -236,49 +289,86 @@ void BatchNormForward(const ModelOpCall& call) {
   }
 }
 
-// With xhat = (x - mean) * inverse: dx = weight * inverse * (dy - mean(dy) - xhat mean(dy xhat)).
-void BatchNormBackward(const ModelOpCall& call) {
-  const OpSpec& spec = *call.spec;
+namespace {
+
+// Of dy xhat and of dy over this rank's elements of a channel: the gradients of weight and bias.
+struct ChannelSums {
+  double product = 0.0;
+  double sum = 0.0;
+};
+
+ChannelSums SumGradients(const ModelOpCall& call, std::int64_t channel) {
   const auto* const means = reinterpret_cast<const float*>(call.saved.data());
-  const auto n = static_cast<double>(call.batch * PlaneIn(spec));
-  for (std::int64_t channel = 0; channel < spec.in; ++channel) {
-    const float mean = means[channel];
-    const float inverse = means[spec.in + channel];
-    ChunkBuffer x_buffer;
-    ChunkBuffer dy_buffer;
-    ChunkBuffer normalized;
-    const double sum = SumChannel(call, channel, [&](std::int64_t at, std::int64_t count) {
-      return VectorSum(ReadFloats(call.output_grads[0], at, count, dy_buffer.values.data()), count);
-    });
-    const double product = SumChannel(call, channel, [&](std::int64_t at, std::int64_t count) {
-      Affine(ReadFloats(call.inputs[0], at, count, x_buffer.values.data()), mean, inverse, 0.0F,
-             normalized.values.data(), count);
-      return VectorDot(ReadFloats(call.output_grads[0], at, count, dy_buffer.values.data()),
-                       normalized.values.data(), count);
-    });
-    const float grads[] = {static_cast<float>(product), static_cast<float>(sum)};
-    for (std::size_t i = 0; i < call.param_grads.size(); ++i) {
-      if (call.param_grads[i].view.data != nullptr) {
-        StoreParamGrad(&grads[i], 1, call.param_grads[i], channel);
-      }
+  const float mean = means[channel];
+  const float inverse = means[call.spec->in + channel];
+  ChunkBuffer x;
+  ChunkBuffer dy;
+  ChunkBuffer normalized;
+  ChannelSums sums;
+  sums.sum = SumChannel(call, channel, [&](std::int64_t at, std::int64_t count) {
+    return VectorSum(ReadFloats(call.output_grads[0], at, count, dy.values.data()), count);
+  });
+  sums.product = SumChannel(call, channel, [&](std::int64_t at, std::int64_t count) {
+    Affine(ReadFloats(call.inputs[0], at, count, x.values.data()), mean, inverse, 0.0F,
+           normalized.values.data(), count);
+    return VectorDot(ReadFloats(call.output_grads[0], at, count, dy.values.data()),
+                     normalized.values.data(), count);
+  });
+  const float grads[] = {static_cast<float>(sums.product), static_cast<float>(sums.sum)};
+  for (std::size_t i = 0; i < call.param_grads.size(); ++i) {
+    if (call.param_grads[i].view.data != nullptr) {
+      StoreParamGrad(&grads[i], 1, call.param_grads[i], channel);
     }
-    if (call.input_grads[0].data == nullptr) {
-      continue;
+  }
+  return sums;
+}
+
+// With xhat = (x - mean) * inverse: dx = weight * inverse * (dy - mean(dy) - xhat mean(dy xhat)).
+void WriteInputGradient(const ModelOpCall& call, std::int64_t channel, const ChannelSums& means) {
+  const auto* const kept = reinterpret_cast<const float*>(call.saved.data());
+  const float mean = kept[channel];
+  const float inverse = kept[call.spec->in + channel];
+  const float factor = ReadParam(call, 0, channel) * inverse;
+  const auto mean_dy = static_cast<float>(means.sum);
+  const auto mean_product = static_cast<float>(means.product);
+  ChunkBuffer x;
+  ChunkBuffer dy;
+  ChunkBuffer normalized;
+  (void)SumChannel(call, channel, [&](std::int64_t at, std::int64_t count) {
+    Affine(ReadFloats(call.inputs[0], at, count, x.values.data()), mean, inverse, 0.0F,
+           normalized.values.data(), count);
+    float* const dx = normalized.values.data();
+    VectorScale(-factor * mean_product, dx, dx, count);
+    VectorAdd(factor, ReadFloats(call.output_grads[0], at, count, dy.values.data()), dx, count);
+    Affine(dx, factor * mean_dy, 1.0F, 0.0F, dx, count);
+    StoreFloats(dx, count, call.input_grads[0], at);
+    return 0.0F;
+  });
+}
+
+}  // namespace
+
+void BatchNormBackward(const ModelOpCall& call) {
+  const std::int64_t channels = call.spec->in;
+  auto* const exchange = reinterpret_cast<float*>(call.exchange.data());
+  auto n = static_cast<double>(call.batch * PlaneIn(*call.spec));
+  if (call.part == OpPart::kAfterExchange) {
+    n = static_cast<double>(reinterpret_cast<const float*>(call.saved.data())[2 * channels]);
+  }
+  for (std::int64_t channel = 0; channel < channels; ++channel) {
+    ChannelSums sums;
+    if (call.part == OpPart::kAfterExchange) {
+      sums = {static_cast<double>(exchange[channel]),
+              static_cast<double>(exchange[channels + channel])};
+    } else {
+      sums = SumGradients(call, channel);
     }
-    const float factor = ReadParam(call, 0, channel) * inverse;
-    const auto mean_dy = static_cast<float>(sum / n);
-    const auto mean_product = static_cast<float>(product / n);
-    (void)SumChannel(call, channel, [&](std::int64_t at, std::int64_t count) {
-      Affine(ReadFloats(call.inputs[0], at, count, x_buffer.values.data()), mean, inverse, 0.0F,
-             normalized.values.data(), count);
-      float* const dx = normalized.values.data();
-      VectorScale(-factor * mean_product, dx, dx, count);
-      VectorAdd(factor, ReadFloats(call.output_grads[0], at, count, dy_buffer.values.data()), dx,
-                count);
-      Affine(dx, factor * mean_dy, 1.0F, 0.0F, dx, count);
-      StoreFloats(dx, count, call.input_grads[0], at);
-      return 0.0F;
-    });
+    if (call.part == OpPart::kBeforeExchange) {
+      exchange[channel] = static_cast<float>(sums.product);
+      exchange[channels + channel] = static_cast<float>(sums.sum);
+    } else if (call.input_grads[0].data != nullptr) {
+      WriteInputGradient(call, channel, {sums.product / n, sums.sum / n});
+    }
   }
 }
 

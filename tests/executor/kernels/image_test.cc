@@ -331,6 +331,138 @@ TEST_CASE("HostKernels.BatchNorm") {
   }
 }
 
+namespace {
+
+using Floats = std::vector<float>;
+
+template <class T>
+ConstView ReadOnly(const std::vector<T>& numbers) {
+  return {numbers.data(), DType::kFp32, static_cast<std::int64_t>(numbers.size())};
+}
+View Writable(Floats& numbers) {
+  return {numbers.data(), DType::kFp32, static_cast<std::int64_t>(numbers.size())};
+}
+std::span<std::byte> BytesOf(Floats& numbers) {
+  return std::as_writable_bytes(std::span<float>(numbers));
+}
+
+// What one of several ranks holds of a synchronised batch norm.
+struct NormRank {
+  std::int64_t batch = 0;
+  Floats x, dy, y, dx, exchange, running;
+  Floats saved = Floats(7, NAN), weight_grad = Floats(3, NAN), bias_grad = Floats(3, NAN);
+};
+
+void RunPart(const OpSpec& spec, const KernelCase& c, const std::vector<Floats>& params,
+             NormRank& r, OpPart part, bool is_backward) {
+  ModelOpCall call;
+  call.spec = &spec;
+  call.options = &c.options;
+  call.batch = r.batch;
+  call.part = part;
+  call.inputs = {ReadOnly(r.x)};
+  call.params = {ReadOnly(params[0]), ReadOnly(params[1])};
+  call.outputs = {part == OpPart::kAfterExchange ? Writable(r.y) : View()};
+  call.saved = BytesOf(r.saved);
+  call.exchange = BytesOf(r.exchange);
+  call.buffers = r.running.data();
+  if (is_backward) {
+    call.output_grads = {ReadOnly(r.dy)};
+    call.input_grads = {part == OpPart::kAfterExchange ? Writable(r.dx) : View()};
+    call.param_grads.resize(2);
+    if (part == OpPart::kBeforeExchange) {
+      call.param_grads[0].view = Writable(r.weight_grad);
+      call.param_grads[1].view = Writable(r.bias_grad);
+    }
+  }
+  SubjectUnderTest().run(call, is_backward);
+}
+
+Floats Slice(const Numbers& numbers, std::int64_t begin, std::int64_t count) {
+  return {numbers.begin() + begin, numbers.begin() + begin + count};
+}
+
+void CheckClose(const Floats& actual, const Numbers& whole, std::int64_t begin, double bound) {
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    const double expected = whole[S(begin) + i];
+    CHECK(std::abs(static_cast<double>(actual[i]) - expected) <=
+          bound * std::max(1.0, std::abs(expected)));
+  }
+}
+
+}  // namespace
+
+// Ranks with batches of 1, 2 and 3 samples, exchanging what they declare, against one rank with all
+// six. Each lies within 200 u of the exact numbers (as above), for the mean is some 3, three times
+// that.
+TEST_CASE("HostKernels.BatchNormOfSeveralRanks") {
+  constexpr std::int64_t kSample = 3 * 4 * 5;
+  constexpr double kBound = 2 * 600 * kU;
+  KernelCase c = MakeCase({.kind = OpKind::kBatchNorm,
+                           .in = 3,
+                           .has_bias = true,
+                           .height = 4,
+                           .width = 5,
+                           .epsilon = 1e-5},
+                          6);
+  c.inputs = {Normal(6 * kSample, 1)};
+  for (std::size_t i = 0; i < c.inputs[0].size(); ++i) {  // the ranks' means differ, too
+    c.inputs[0][i] = static_cast<double>(
+        static_cast<float>(c.inputs[0][i] + 3.0 + 0.2 * static_cast<double>(i / kSample)));
+  }
+  c.params = {Normal(3, 2), Normal(3, 3)};
+  c.output_elements = {6 * kSample};
+  c.buffers = {1.0F, 2.0F, 3.0F, 4.0F, 5.0F, 6.0F, 0.0F};
+  const KernelRun whole = RunKernel(c, DType::kFp32);
+
+  OpSpec spec = c.spec;
+  spec.synchronized = true;
+  const OpKernels kernels = LowerOp(spec, 1, DType::kFp32, c.options);
+  CHECK(kernels.forward_exchange.bytes == Bytes(7 * 4));  // 3 means, 3 sums of squares, a count
+  CHECK(kernels.backward_exchange.bytes == Bytes(6 * 4));
+  CHECK(kernels.extra_saved == Bytes(7 * 4));
+  const std::vector<Floats> params = {Slice(c.params[0], 0, 3), Slice(c.params[1], 0, 3)};
+  std::vector<NormRank> ranks;
+  Floats gathered;
+  std::int64_t begin = 0;
+  for (const std::int64_t batch : {1, 2, 3}) {
+    NormRank r{.batch = batch,
+               .x = Slice(c.inputs[0], begin, batch * kSample),
+               .dy = Slice(whole.output_grads[0], begin, batch * kSample),
+               .y = Floats(S(batch * kSample), NAN),
+               .dx = Floats(S(batch * kSample), NAN),
+               .exchange = Floats(7, NAN),
+               .running = c.buffers};
+    begin += batch * kSample;
+    RunPart(spec, c, params, r, OpPart::kBeforeExchange, false);
+    gathered.insert(gathered.end(), r.exchange.begin(), r.exchange.end());
+    ranks.push_back(std::move(r));
+  }
+  Floats sums(6, 0.0F);
+  Floats param_grads(6, 0.0F);
+  for (NormRank& r : ranks) {
+    r.exchange = gathered;
+    RunPart(spec, c, params, r, OpPart::kAfterExchange, false);
+    r.exchange = Floats(6, NAN);
+    RunPart(spec, c, params, r, OpPart::kBeforeExchange, true);
+    for (std::size_t i = 0; i < 6; ++i) {
+      sums[i] += r.exchange[i];
+      param_grads[i] += (i < 3 ? r.weight_grad : r.bias_grad)[i % 3];
+    }
+  }
+  begin = 0;
+  for (NormRank& r : ranks) {
+    r.exchange = sums;
+    RunPart(spec, c, params, r, OpPart::kAfterExchange, true);
+    CheckClose(r.y, whole.outputs[0], begin, kBound);
+    CheckClose(r.dx, whole.input_grads[0], begin, kBound);
+    CheckClose(r.running, {whole.buffers.begin(), whole.buffers.end()}, 0, kBound);
+    begin += r.batch * kSample;
+  }
+  CheckClose({param_grads.begin(), param_grads.begin() + 3}, whole.param_grads[0], 0, 60 * kBound);
+  CheckClose({param_grads.begin() + 3, param_grads.end()}, whole.param_grads[1], 0, 60 * kBound);
+}
+
 TEST_CASE("HostKernels.Router") {
   for (const DType dtype : kAllDTypes) {
     for (const bool normalizes : {false, true}) {
