@@ -67,8 +67,7 @@ void ReadFile(const std::string& file, std::vector<ConfiguredFlag>& found) {
                          DidYouMean(flag, flags));
       }
       const JsonValue value = values.At(key);
-      found.push_back(
-          {name, flag, value.IsNumber() ? std::to_string(value.AsInt()) : value.AsString(), file});
+      found.push_back({name, flag, value.IsNumber() ? value.Shown() : value.AsString(), file});
     }
   }
 }

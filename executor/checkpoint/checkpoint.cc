@@ -176,8 +176,17 @@ void Checkpoint::Verify() const {
 void Checkpoint::Read(const std::string& name, std::int64_t begin, std::int64_t count, DType dtype,
                       void* out) const {
   const SavedTensor& tensor = Find(name);
-  SW_CHECK(begin >= 0 && count >= 0 && begin + count <= tensor.Elements(), name);
-  SW_CHECK(dtype == tensor.dtype || (IsFloat(dtype) && IsFloat(tensor.dtype)), name);
+  SW_CHECK(begin >= 0 && count >= 0, name);
+  if (count > tensor.Elements() - begin) {
+    throw InputError(folder_ + ": tensor " + Quoted(name),
+                     std::to_string(tensor.Elements()) + " elements",
+                     "at least " + std::to_string(begin + count) + ", as the model has");
+  }
+  if (dtype != tensor.dtype && !(IsFloat(dtype) && IsFloat(tensor.dtype))) {
+    throw InputError(folder_ + ": tensor " + Quoted(name),
+                     IsFloat(tensor.dtype) ? "floating-point numbers" : "integers",
+                     IsFloat(dtype) ? "floating-point numbers" : "integers");
+  }
   const std::vector<Place>& places = files_->places.at(name);
   auto place = std::upper_bound(places.begin(), places.end(), begin,
                                 [](std::int64_t at, const Place& p) { return at < p.begin; });

@@ -118,7 +118,7 @@ Sampler ReadSampler(const JsonValue& json) {
   Sampler sampler;
   sampler.dataset_size = json.At("dataset_size").AsInt();
   sampler.global_batch = json.At("global_batch").AsInt(1);
-  sampler.seed = static_cast<std::uint64_t>(json.At("seed").AsInt());
+  sampler.seed = static_cast<std::uint64_t>(json.At("seed").AsInt(0, std::int64_t{1} << 60));
   sampler.shuffle = json.At("shuffle").AsBool();
   sampler.tail = static_cast<EpochTail>(json.At("tail").AsChoice(kTailNames));
   return sampler;

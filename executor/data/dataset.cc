@@ -166,6 +166,28 @@ DataShape DataShapeOf(const Model& model) {
   return shape;
 }
 
+namespace {
+
+// Files hold one image and its label per sample, or tokens from which the labels follow.
+void CheckFilesSuit(const std::string& spec, const Model& model, const DataShape& shape) {
+  const auto count = [&](InputKind kind) {
+    return std::count_if(model.tensors.begin(), model.tensors.end(),
+                         [kind](const Tensor& tensor) { return tensor.input == kind; });
+  };
+  const auto features = count(InputKind::kFeatures), tokens = count(InputKind::kTokens);
+  const bool are_images = features == 1 && tokens == 0 && shape.labels <= 1;
+  const bool are_tokens = features == 0 && tokens == 1 && shape.tokens > 0 &&
+                          (shape.has_decoder || shape.labels <= shape.tokens);
+  if (count(InputKind::kLabels) > 1 || !(are_images || are_tokens)) {
+    throw InputError(spec, "data for the inputs of " + model.name,
+                     "a model that takes one image and its label, or tokens with at most one label "
+                     "each",
+                     "other models train on random data");
+  }
+}
+
+}  // namespace
+
 std::unique_ptr<Dataset> OpenDataset(const std::string& spec, const Model& model,
                                      std::uint64_t seed) {
   const DataShape shape = DataShapeOf(model);
@@ -173,6 +195,7 @@ std::unique_ptr<Dataset> OpenDataset(const std::string& spec, const Model& model
     return std::make_unique<RandomSamples>(RandomCount(spec), shape, seed);
   }
   const bool takes_images = shape.features > 0;
+  CheckFilesSuit(spec, model, shape);
   static constexpr std::pair<std::string_view, int> kPrefixes[] = {
       {"text:", 1}, {"u16:", 2}, {"u32:", 4}};
   std::string file = spec;

@@ -1,10 +1,14 @@
 #include "planner/importers/document.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <limits>
 #include <regex>
 #include <sstream>
 #include <stdexcept>
+#include <string>
+#include <system_error>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -45,8 +49,16 @@ Json YamlScalar(const std::string& text) {
     std::erase(digits, '_');
     return std::stoll(digits);
   }
-  if (is_short && text != "." && std::regex_match(text, kFloat)) {
-    return std::stod(text);
+  if (is_short && std::regex_match(text, kFloat)) {
+    std::string digits = text;
+    std::erase(digits, '_');
+    const char* const begin = digits.data() + (digits.front() == '+' ? 1 : 0);
+    const char* const end = digits.data() + digits.size();
+    double number = 0;
+    const auto [rest, error] = std::from_chars(begin, end, number);
+    if (error == std::errc() && rest == end) {
+      return number;
+    }
   }
   return text;
 }
@@ -154,6 +166,11 @@ std::vector<std::string> Words(const std::string& text) {
 }
 
 Json Guess(const std::string& word) {
+  // nlohmann's library copies and prints nested values by recursion.
+  if (std::count(word.begin(), word.end(), '[') + std::count(word.begin(), word.end(), '{') >
+      kMaxDepth) {
+    return word;
+  }
   const Json value = Json::parse(word, nullptr, /*allow_exceptions=*/false);
   return value.is_number() || value.is_boolean() || value.is_array() ? value : Json(word);
 }

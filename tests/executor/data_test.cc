@@ -284,6 +284,33 @@ TEST_CASE("text is bytes, and labels are the next ones") {
   CHECK(Ids(*seq2seq, 0, InputKind::kDecoderTokens, 3) == Numbers{0, 'd', 'e'});
 }
 
+TEST_CASE("files that cannot feed a model's inputs") {
+  const ScratchFolder folder;
+  const std::string file = folder.Write("text.txt", std::string(4096, 'a'));
+  const auto error = [&](const Model& model) {
+    try {
+      (void)OpenDataset(file, model, 1);
+    } catch (const InputError& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  const std::string refusal =
+      file +
+      ": got data for the inputs of tiny, expected a model that takes one image and its label, or "
+      "tokens with at most one label each; other models train on random data";
+  Model model = TokenModel(256, 3, false, false);
+  CHECK(error(model) == "no error");
+  model.tensors[2].elements = 4;  // more labels than tokens
+  CHECK(error(model) == refusal);
+  model = TokenModel(256, 3, false, false);
+  model.tensors[0].input = InputKind::kPositions;  // no tokens
+  CHECK(error(model) == refusal);
+  model = TokenModel(256, 3, false, false);
+  model.tensors[1].input = InputKind::kFeatures;  // tokens and an image
+  CHECK(error(model) == refusal);
+}
+
 TEST_CASE("token files of two and four bytes, with and without llm.c's header") {
   const ScratchFolder folder;
   const std::string body("\x01\x00\xff\x02\x03\x00\x04\x00\x05\x00", 10);

@@ -461,6 +461,16 @@ TEST_CASE("documents: bombs and depth are refused") {
   CHECK_FALSE(json.Find("e"));
   CHECK(json.At("f").AsDouble() == 1500.0);
   CHECK(json.At("g").AsInt() == 12);
+  const JsonValue numbers = ParseDocument(
+      "a: 1_000_000.0\nb: 1.0e+999\nc: +.\nd: .e+5\ne: +1_0.5\nf: .\ng: 1.0e-320\n", "p.yaml");
+  CHECK(numbers.At("a").AsDouble() == 1e6);
+  CHECK(numbers.At("e").AsDouble() == 10.5);
+  CHECK(numbers.At("g").AsDouble() == 1.0e-320);
+  for (const char* text : {"b", "c", "d", "f"}) {  // no double stands for them
+    CHECK(numbers.At(text).IsString());
+  }
+  const std::string deep = "train.py --x " + std::string(400000, '[');
+  CHECK(ParseDocument(deep, "run.txt").At("x").IsString());
 }
 
 TEST_CASE("random damage of every format never does worse than an error") {
