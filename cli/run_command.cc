@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -50,11 +51,14 @@ Examples:
 
   mpirun -np 4 shardwright run plan.json --steps 20
   torchrun --no-python --nproc-per-node 4 shardwright run plan.json --steps 20
+  shardwright run plan.json --device cuda
+  torchrun --no-python --nnodes 2 --nproc-per-node 8 ... shardwright run plan.json --device cuda
   shardwright run plan.json --device cuda --loopback 4
 
 The plan must be made with the device's kernel set: --kernel-set shardwright-host, or
-shardwright-cuda-plain for --device cuda, which runs all ranks on one GPU (--loopback when there are
-several). Exits with 5 when a rank fails, and with 4 when there is no GPU.)";
+shardwright-cuda-plain for --device cuda. There every rank has a GPU and a process, which the
+program starts itself on one machine and a launcher on several; --loopback runs all ranks on one
+GPU. Exits with 5 when a rank fails, and with 4 when there is no GPU.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"PLAN", "plan file or - (standard input)",
@@ -68,7 +72,7 @@ constexpr std::array<FlagRow, 15> kFlags = {{
     {"--every", "N", "with --checkpoint: also save every N steps"},
     {"--keep", "N", "with --checkpoint: how many to keep (default 3)"},
     {"--device", "host|cuda", "where to run (default host: threads of this machine)"},
-    {"--loopback", "RANKS", "with --device cuda: this many ranks, all of the plan, on one GPU"},
+    {"--loopback", "RANKS", "with --device cuda: all ranks of the plan, this many, on one GPU"},
     {"--data", "SPEC",
      "IDX images, text, token file (.bin), or random (default); see docs/training.md"},
     {"--training", "FILE", "hyper-parameters, schedule and seeds; see docs/training.md"},
@@ -99,6 +103,7 @@ struct RunFlags {
   TrainingOptions training;
   HostOptions host;
   bool on_gpu = false;
+  bool is_loopback = false;  // all ranks are threads on one GPU
 };
 
 void ReadLoopFlags(const Arguments& arguments, RunFlags& flags) {
@@ -141,13 +146,13 @@ void ReadDeviceFlags(const Arguments& arguments, std::int64_t ranks, RunFlags& f
       throw UsageError(std::string(flag) + " is not there yet for --device cuda");
     }
   }
-  std::int64_t loopback = 1;
-  arguments.SetCount("--loopback", ranks, loopback);
+  std::int64_t loopback = ranks;
+  arguments.SetCount("--loopback", kMostSteps, loopback);
   if (loopback != ranks) {
-    throw UsageError("the plan has " + std::to_string(ranks) +
-                     " ranks, and several GPUs are not there yet: --loopback " +
-                     std::to_string(ranks) + " runs them all on one");
+    throw UsageError("--loopback: got " + std::to_string(loopback) + ", expected " +
+                     std::to_string(ranks) + ", the ranks of the plan");
   }
+  flags.is_loopback = ranks == 1 || arguments.Get("--loopback").is_given();
 }
 
 RunFlags ReadFlags(const Arguments& arguments, const Job& job) {
@@ -231,8 +236,12 @@ class Progress {
   SimTime last_;
 };
 
-// What only ranks that are threads can do.
+// What only ranks that are threads can do, and what only they cannot.
 void CheckLaunch(const Launch& launch, const RunFlags& flags) {
+  if (launch.size > 1 && flags.is_loopback) {
+    throw UsageError("--loopback runs all ranks in one process, but " + launch.launcher +
+                     " started " + std::to_string(launch.size));
+  }
   if (launch.size > 1 && (!flags.checkpoint.empty() || !flags.test_data.empty())) {
     throw UsageError("--checkpoint and --test-data need ranks that are threads, not under " +
                      launch.launcher);
@@ -360,10 +369,46 @@ void WriteReport(const PlanFile& file, const LoopReport& loop, const RunSession&
                                    : ReportText(file, steps, rate, session, predicted));
 }
 
+// Several GPUs of this machine, and nobody who has started their processes.
+bool NeedsProcesses(const Launch& launch, const RunFlags& flags) {
+  return flags.on_gpu && !flags.is_loopback && launch.size == 1;
+}
+
+// One trace of all ranks.
+void WriteTrace(const PlanFile& file, const Program& program, RunSession& session,
+                MessagePassing* processes, const std::string& path) {
+  Trace trace = session.runtime().TakeTrace();
+  if (processes != nullptr) {
+    trace = CollectTrace(*processes, trace);
+    if (processes->rank() != 0) {
+      return;
+    }
+  }
+  ChromeOptions chrome;
+  chrome.source = "measured on " + session.device();
+  chrome.plan = PlanFileJson(file);
+  WriteChromeTrace(program, trace, chrome, path);
+}
+
+// Refuses what the processes would all refuse.
+int StartProcesses(const PlanFile& file, const RunFlags& flags, const std::string& plan) {
+  CheckCudaPlan(
+      {file.model.model, file.kernels, file.job, file.plan, LowerAndVerify(file), flags.training});
+  if (plan == "-") {
+    throw UsageError("several GPUs need a plan that is a file, not standard input");
+  }
+  return RunLocalProcesses(file.cluster.RankCount());
+}
+
 int RunRun(const Arguments& arguments) {
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text);
   RunFlags flags = ReadFlags(arguments, file.job);
   ReadDeviceFlags(arguments, file.cluster.RankCount(), flags);
+  const Launch launch = ReadLaunch();
+  CheckLaunch(launch, flags);
+  if (NeedsProcesses(launch, flags)) {
+    return StartProcesses(file, flags, arguments.Get("PLAN").text);
+  }
   flags.loop.sum_loss = flags.training.sum_loss;
   const Model& model = file.model.model;
   const Program program = LowerAndVerify(file);
@@ -381,8 +426,6 @@ int RunRun(const Arguments& arguments) {
   if (arguments.Has("--emulate-network")) {
     run.durations = NetworkDurations(file, program);
   }
-  const Launch launch = flags.on_gpu ? Launch() : ReadLaunch();
-  CheckLaunch(launch, flags);
   const RunProcesses group(launch, file.cluster.RankCount(), flags.host.timeout);
   MessagePassing* const processes = flags.host.processes = group.get();
   const bool is_first = group.is_first();
@@ -394,9 +437,9 @@ int RunRun(const Arguments& arguments) {
     run.on_step = Progress(file, TotalSteps(flags.loop, sampler));
   }
   RunSession session({model, file.kernels, file.job, file.plan, program, flags.training},
-                     flags.host, run, flags.on_gpu);
+                     flags.host, run,
+                     flags.on_gpu ? std::optional(launch.local_rank) : std::nullopt);
   EndProcessOnFault(session.faults(), processes);
-  const FailureWatch watch(processes, session.faults());
   session.runtime().Initialize();
   ResumeIfAsked(file, flags, sampler, session.runtime());
   std::unique_ptr<TestSetUp> test;
@@ -413,16 +456,7 @@ int RunRun(const Arguments& arguments) {
                            session.runtime().rank_count() * file.plan.accumulation,
                            checkpoints.get(), test ? &test->evaluator : nullptr});
   if (!flags.trace.empty()) {
-    Trace trace = session.runtime().TakeTrace();
-    if (processes != nullptr) {
-      trace = CollectTrace(*processes, trace);
-    }
-    if (is_first) {
-      ChromeOptions chrome;
-      chrome.source = "measured on " + session.device();
-      chrome.plan = PlanFileJson(file);
-      WriteChromeTrace(program, trace, chrome, flags.trace);
-    }
+    WriteTrace(file, program, session, processes, flags.trace);
   }
   if (is_first && flags.trace != "-") {
     WriteReport(file, loop, session, program, arguments.IsJson());

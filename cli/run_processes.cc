@@ -42,18 +42,6 @@ RunProcesses::RunProcesses(const Launch& launch, std::int64_t ranks,
 
 RunProcesses::~RunProcesses() = default;
 
-FailureWatch::FailureWatch(MessagePassing* processes, FaultBoard& faults) : processes_(processes) {
-  if (processes_ != nullptr) {
-    processes_->OnFailure([&faults](const std::string& cause) { faults.Report(cause); });
-  }
-}
-
-FailureWatch::~FailureWatch() {
-  if (processes_ != nullptr) {
-    processes_->OnFailure({});
-  }
-}
-
 namespace {
 
 std::vector<std::string> OwnCommandLine() {

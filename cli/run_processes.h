@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "executor/host/fault.h"
 #include "executor/host/launch.h"
 #include "executor/host/message_passing.h"
 
@@ -29,19 +28,6 @@ class RunProcesses {
  private:
   std::unique_ptr<MessagePassing> owned_;
   MessagePassing* processes_ = nullptr;
-};
-
-// While it lives, a failure of another process ends the run here.
-class FailureWatch {
- public:
-  // `processes` may be null.
-  FailureWatch(MessagePassing* processes, FaultBoard& faults);
-  ~FailureWatch();
-  FailureWatch(const FailureWatch&) = delete;
-  FailureWatch& operator=(const FailureWatch&) = delete;
-
- private:
-  MessagePassing* const processes_;
 };
 
 // Runs this program's command line again in `ranks` processes, as torchrun would on one machine,

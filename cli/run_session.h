@@ -3,6 +3,7 @@
 // A run's ranks on the device that the user chose.
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "executor/cuda/gpu.h"
@@ -13,9 +14,11 @@ namespace shardwright {
 
 class RunSession {
  public:
-  // Opens the device and takes its memory. Throws as HostSession and CudaSession do, and
-  // EnvironmentError where `on_gpu` finds no GPU.
-  RunSession(const SessionInput& input, const HostOptions& host, RunOptions run, bool on_gpu);
+  // Opens the device and takes its memory. `gpu`: the number of the GPU on this machine; none: the
+  // host device. Throws as HostSession and CudaSession do, and EnvironmentError where there is no
+  // such GPU, or no NCCL for ranks in processes.
+  RunSession(const SessionInput& input, const HostOptions& host, RunOptions run,
+             std::optional<int> gpu);
 
   [[nodiscard]] Runtime& runtime() { return cuda_ ? cuda_->runtime() : host_->runtime(); }
   [[nodiscard]] const Placement& placement() const {
@@ -27,6 +30,7 @@ class RunSession {
 
  private:
   std::unique_ptr<HostSession> host_;
+  NcclTable nccl_ = {};
   std::unique_ptr<Gpu> gpu_;  // outlives the ranks on it
   std::unique_ptr<CudaSession> cuda_;
 };

@@ -84,6 +84,7 @@ class CudaGpu : public Gpu {
   }
 
   [[nodiscard]] const GpuInfo& Info() const override { return info_; }
+  void MakeCurrent() override { Use(); }
 
   [[nodiscard]] std::byte* Allocate(Bytes size, bool on_host) override {
     Use();
@@ -211,6 +212,7 @@ std::unique_ptr<Gpu> Open(int device, std::string* problem) {
   if (!problem->empty()) {
     return nullptr;
   }
+  device = VisibleDevice(device, count);
   if (device >= count) {
     *problem = "got GPU " + std::to_string(device) + ", expected 0 to " + std::to_string(count - 1);
     return nullptr;

@@ -7,34 +7,69 @@
 
 #include "core/error.h"
 #include "executor/cuda/kernels/sums.h"
+#include "executor/cuda/loopback.h"
 #include "executor/cuda/ops/launch.h"
+#include "executor/host/process_communicator.h"
 
 namespace shardwright {
 
 CudaWorld::CudaWorld(const ExecuteContext& run_context, const CudaOptions& run_options,
                      Gpu& run_gpu)
-    : context(run_context), options(run_options), gpu(run_gpu) {
+    : context(run_context),
+      options(run_options),
+      gpu(run_gpu),
+      clock(options.processes == nullptr ? RunClock()
+                                         : RunClock(AgreeOnStart(*options.processes))) {
   const Program& program = context.input.program;
   const std::int64_t ranks = program.shard_size * program.replicate_size;
+  const std::int64_t first = options.processes == nullptr ? 0 : options.processes->rank();
+  const std::int64_t last = options.processes == nullptr ? ranks : first + 1;
+  if (options.processes != nullptr) {
+    options.processes->OnFailure([this](const std::string& cause) { faults.Report(cause); });
+    nccl_ = std::make_unique<NcclWorld>(*options.nccl, *options.processes, gpu, options.timeout,
+                                        faults);
+  }
   for (std::size_t g = 0; g < program.groups.size(); ++g) {
     const Group& group = program.groups[g];
-    for (std::int64_t r = 0; r < ranks; ++r) {
+    for (std::int64_t r = first; r < last; ++r) {
       const Key key = KeyOf(GroupId(g), Rank(static_cast<std::size_t>(r)));
       if (!groups_.contains(key)) {
-        groups_[key] = std::make_unique<LoopbackGroup>(group.size, key.second, group.stride,
-                                                       options.timeout, faults);
-        host_groups_[key] = std::make_unique<ThreadCommunicator>(
-            GroupRanks{group.size, key.second, group.stride}, options.timeout, clock, faults);
+        const GroupRanks members{group.size, key.second, group.stride};
+        if (nccl_) {
+          groups_[key] = nccl_->MakeGroup(members, context.input.plan.dialect == Dialect::kNative);
+        } else {
+          groups_[key] = std::make_unique<LoopbackGroup>(group.size, key.second, group.stride,
+                                                         options.timeout, faults);
+        }
+        host_groups_[key] = NewHostGroup(members);
       }
     }
   }
+  if (nccl_) {
+    nccl_->StartWatch();
+  }
+}
+
+CudaWorld::~CudaWorld() {
+  if (options.processes != nullptr) {
+    options.processes->OnFailure({});
+  }
+}
+
+std::unique_ptr<Communicator> CudaWorld::NewHostGroup(const GroupRanks& ranks) {
+  if (options.processes == nullptr) {
+    return std::make_unique<ThreadCommunicator>(ranks, options.timeout, clock, faults);
+  }
+  const MessagePassing::Channel channel = options.processes->Split(static_cast<int>(ranks.first));
+  return std::make_unique<ProcessCommunicator>(*options.processes, channel, ranks, options.timeout,
+                                               clock, faults);
 }
 
 CudaWorld::Key CudaWorld::KeyOf(GroupId group, Rank rank) const {
   return {group, PlaceInGroup(context.input.program.groups[group.value], rank).base};
 }
 
-LoopbackGroup& CudaWorld::GroupOf(GroupId group, Rank rank) {
+GpuGroup& CudaWorld::GroupOf(GroupId group, Rank rank) {
   return *groups_.at(KeyOf(group, rank));
 }
 
@@ -179,7 +214,9 @@ void CudaDevice::CheckFault() {
 
 void CudaDevice::Await(GpuEvent event, const std::string& what) {
   constexpr int kSpins = 1 << 14;  // before the thread sleeps between two looks
-  const auto limit = std::chrono::steady_clock::now() + world_.options.timeout;
+  // The watch over NCCL's collectives knows better who is missing, so it speaks first.
+  const auto patience = world_.options.timeout * (world_.options.processes == nullptr ? 1 : 2);
+  const auto limit = std::chrono::steady_clock::now() + patience;
   for (int spin = 0; !gpu_.IsOver(event); ++spin) {
     world_.faults.ThrowIfFailed();
     if (spin < kSpins) {
@@ -189,7 +226,7 @@ void CudaDevice::Await(GpuEvent event, const std::string& what) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     if (std::chrono::steady_clock::now() > limit) {
       world_.faults.Report("rank " + std::to_string(rank_.value) + ": waited " +
-                           std::to_string(world_.options.timeout.count()) + " ms for " + what +
+                           std::to_string(patience.count()) + " ms for " + what +
                            "; under way: " + DescribeStreams());
       world_.faults.ThrowIfFailed();
     }

@@ -13,7 +13,8 @@
 #include <vector>
 
 #include "executor/cuda/gpu.h"
-#include "executor/cuda/loopback.h"
+#include "executor/cuda/gpu_group.h"
+#include "executor/cuda/nccl_world.h"
 #include "executor/cuda/ops/model_ops.h"
 #include "executor/device.h"
 #include "executor/host/clock.h"
@@ -26,15 +27,24 @@ namespace shardwright {
 struct CudaOptions {
   // How long a rank waits for work of its own or for the others before it gives the run up.
   std::chrono::milliseconds timeout{60000};
+  // The processes that the ranks are in, one each with a GPU of its own, and the NCCL between them;
+  // null: the ranks are threads of this process on one GPU (loopback).
+  MessagePassing* processes = nullptr;
+  const NcclTable* nccl = nullptr;
 };
 
-// What the ranks of one process share: they all run on one GPU (loopback).
+// What the ranks of one process share.
 class CudaWorld {
  public:
-  // Keeps references. Throws EnvironmentError for groups larger than loopback can sum.
+  // Keeps references. Throws EnvironmentError for groups larger than loopback can sum, RunError
+  // when NCCL refuses. Ranks in processes: all of them construct it at once.
   CudaWorld(const ExecuteContext& context, const CudaOptions& options, Gpu& gpu);
 
-  [[nodiscard]] LoopbackGroup& GroupOf(GroupId group, Rank rank);
+  ~CudaWorld();
+  CudaWorld(const CudaWorld&) = delete;
+  CudaWorld& operator=(const CudaWorld&) = delete;
+
+  [[nodiscard]] GpuGroup& GroupOf(GroupId group, Rank rank);
   // Of the host threads, for updates in host memory.
   [[nodiscard]] Communicator& HostGroupOf(GroupId group, Rank rank);
   [[nodiscard]] std::int64_t MemberOf(GroupId group, Rank rank) const;
@@ -49,7 +59,10 @@ class CudaWorld {
   using Key = std::pair<GroupId, std::int64_t>;  // kind of group, first rank
   [[nodiscard]] Key KeyOf(GroupId group, Rank rank) const;
 
-  std::map<Key, std::unique_ptr<LoopbackGroup>> groups_;  // complete after construction
+  [[nodiscard]] std::unique_ptr<Communicator> NewHostGroup(const GroupRanks& ranks);
+
+  std::unique_ptr<NcclWorld> nccl_;                  // null: loopback
+  std::map<Key, std::unique_ptr<GpuGroup>> groups_;  // complete after construction
   std::map<Key, std::unique_ptr<Communicator>> host_groups_;
 };
 

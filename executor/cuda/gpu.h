@@ -53,6 +53,8 @@ class Gpu {
   virtual ~Gpu() = default;
 
   [[nodiscard]] virtual const GpuInfo& Info() const = 0;
+  // Makes it the calling thread's GPU, for libraries that ask CUDA which one is meant.
+  virtual void MakeCurrent() {}
 
   // Memory with arbitrary content; `on_host`: pinned. Freed with the object.
   [[nodiscard]] virtual std::byte* Allocate(Bytes size, bool on_host) = 0;

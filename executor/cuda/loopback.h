@@ -12,30 +12,19 @@
 #include <vector>
 
 #include "executor/call.h"
-#include "executor/cuda/gpu.h"
+#include "executor/cuda/gpu_group.h"
 #include "executor/host/fault.h"
 
 namespace shardwright {
 
-// Where a member's part of a collective runs. Events are the member's own, for this group alone.
-struct CollectivePlace {
-  Gpu& gpu;
-  GpuStream stream;
-  GpuEvent ready, summed, done;
-};
-
-// One group of ranks. Each member calls Submit from its host thread, all with the same collectives
-// in the same order. The host threads meet, so that events are recorded before others wait for
-// them; the GPU does not wait for the host.
-class LoopbackGroup {
+// The host threads meet, so that events are recorded before others wait for them.
+class LoopbackGroup : public GpuGroup {
  public:
   LoopbackGroup(std::int64_t size, std::int64_t first_rank, std::int64_t stride,
                 std::chrono::milliseconds timeout, FaultBoard& faults);
 
-  // Throws RunError when another rank fails, does not come in time, or comes with another
-  // collective.
   void Submit(std::int64_t member, const CollectiveCall& call, const std::string& name,
-              const CollectivePlace& place);
+              const CollectivePlace& place) override;
 
  private:
   struct Post {

@@ -35,4 +35,8 @@ std::string DescribeNoGpu(int status, int driver, int runtime, int device_count)
   return status == 0 ? std::string() : "CUDA error " + std::to_string(status);
 }
 
+int VisibleDevice(int device, int device_count) {
+  return device_count == 1 ? 0 : device;
+}
+
 }  // namespace shardwright

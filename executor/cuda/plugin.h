@@ -13,7 +13,7 @@ namespace shardwright {
 // is no GPU.
 using OpenGpuFunction = Gpu* (*)(int version, int device, std::string* problem);
 // Raised whenever Gpu, KernelLaunch or a kernel's arguments change.
-inline constexpr int kPluginVersion = 1;
+inline constexpr int kPluginVersion = 2;
 
 // GPU number `device` of this machine. `path` empty: the shared object in the program's folder,
 // then where the loader looks. Throws EnvironmentError naming exactly what is missing: the module,
@@ -23,5 +23,9 @@ inline constexpr int kPluginVersion = 1;
 // The numbers with which CUDA says that there is no GPU, in words. `status`: of cudaGetDeviceCount;
 // `driver` and `runtime`: as CUDA numbers versions, 0 for no driver. Empty: there is one.
 [[nodiscard]] std::string DescribeNoGpu(int status, int driver, int runtime, int device_count);
+
+// The GPU that a process means by number `device`: where launchers show every process one GPU only,
+// that one.
+[[nodiscard]] int VisibleDevice(int device, int device_count);
 
 }  // namespace shardwright

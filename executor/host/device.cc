@@ -17,6 +17,9 @@ HostWorld::HostWorld(const ExecuteContext& run_context, const HostOptions& run_o
       options(run_options),
       clock(options.processes == nullptr ? RunClock()
                                          : RunClock(AgreeOnStart(*options.processes))) {
+  if (options.processes != nullptr) {
+    options.processes->OnFailure([this](const std::string& cause) { faults.Report(cause); });
+  }
   const Program& program = context.input.program;
   const std::int64_t ranks = program.shard_size * program.replicate_size;
   const std::int64_t first = options.processes == nullptr ? 0 : options.processes->rank();
@@ -32,6 +35,12 @@ HostWorld::HostWorld(const ExecuteContext& run_context, const HostOptions& run_o
         }
       }
     }
+  }
+}
+
+HostWorld::~HostWorld() {
+  if (options.processes != nullptr) {
+    options.processes->OnFailure({});
   }
 }
 

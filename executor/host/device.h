@@ -46,6 +46,10 @@ class HostWorld {
   // construct it at once.
   HostWorld(const ExecuteContext& context, const HostOptions& options);
 
+  ~HostWorld();
+  HostWorld(const HostWorld&) = delete;
+  HostWorld& operator=(const HostWorld&) = delete;
+
   // The communicator of `rank`'s group of this kind. Groups of host threads are apart from those
   // of streams.
   [[nodiscard]] Communicator& CommunicatorOf(GroupId group, Rank rank, bool of_host_threads);

@@ -14,7 +14,20 @@ void FaultBoard::Withdraw(const std::mutex& mutex) {
   std::erase_if(waiters_, [&](const auto& waiter) { return waiter.first == &mutex; });
 }
 
+void FaultBoard::OnReport(std::function<void(const std::string& cause)> watcher) {
+  std::string cause;
+  {
+    const std::lock_guard lock(mutex_);
+    watcher_ = watcher;
+    cause = cause_;
+  }
+  if (!cause.empty()) {
+    watcher(cause);
+  }
+}
+
 void FaultBoard::Report(const std::string& cause) {
+  std::function<void(const std::string&)> watcher;
   {
     const std::lock_guard lock(mutex_);
     if (failed_) {
@@ -22,9 +35,10 @@ void FaultBoard::Report(const std::string& cause) {
     }
     failed_ = true;
     cause_ = cause;
+    watcher = watcher_;
   }
-  if (watcher_) {
-    watcher_(cause);
+  if (watcher) {
+    watcher(cause);
   }
   const std::lock_guard waiters(waiters_mutex_);
   for (const auto& [mutex, changed] : waiters_) {

@@ -19,10 +19,8 @@ class FaultBoard {
   void Register(std::mutex& mutex, std::condition_variable& changed);
   // Waits while a report wakes the registered ones. Must not be called with `mutex` held.
   void Withdraw(const std::mutex& mutex);
-  // `watcher` is called with the first cause. Before any thread starts.
-  void OnReport(std::function<void(const std::string& cause)> watcher) {
-    watcher_ = std::move(watcher);
-  }
+  // `watcher` is called with the first cause, at once if there is one.
+  void OnReport(std::function<void(const std::string& cause)> watcher);
   // The first cause is kept. Must not be called with a registered mutex held.
   void Report(const std::string& cause);
   [[nodiscard]] bool failed() const;
@@ -33,7 +31,7 @@ class FaultBoard {
   mutable std::mutex mutex_;
   bool failed_ = false;  // guarded by mutex_, like cause_
   std::string cause_;
-  std::function<void(const std::string&)> watcher_;
+  std::function<void(const std::string&)> watcher_;  // guarded by mutex_
   std::mutex waiters_mutex_;  // guards waiters_; taken before the mutex of a waiter
   std::vector<std::pair<std::mutex*, std::condition_variable*>> waiters_;
 };

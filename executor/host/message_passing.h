@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace shardwright {
 
@@ -59,6 +60,11 @@ class MessagePassing {
   virtual void Fail(const std::string& /*cause*/) {}
   // `watcher` hears, on a thread of its own, when another process fails or is gone.
   virtual void OnFailure(std::function<void(const std::string& cause)> /*watcher*/) {}
+
+  // A notice that the others may read whenever they like; a new one takes its place. MPI has none.
+  virtual void Post(std::span<const std::byte> /*notice*/) {}
+  // The last notice of a process; empty: none has come.
+  [[nodiscard]] virtual std::vector<std::byte> PostOf(int /*rank*/) { return {}; }
 };
 
 // Joins the processes that mpirun started. Throws EnvironmentError when this build has no MPI

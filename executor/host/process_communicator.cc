@@ -213,6 +213,16 @@ std::chrono::steady_clock::time_point AgreeOnStart(MessagePassing& processes) {
   return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(start));
 }
 
+void ShareFromFirst(MessagePassing& processes, void* data, std::int64_t bytes) {
+  if (processes.rank() != 0) {
+    Finish(*processes.Receive(MessagePassing::kAll, 0, data, bytes));
+    return;
+  }
+  for (int other = 1; other < processes.size(); ++other) {
+    Finish(*processes.Send(MessagePassing::kAll, other, data, bytes));
+  }
+}
+
 std::vector<std::vector<std::byte>> CollectBytes(MessagePassing& processes,
                                                  std::vector<std::byte> mine) {
   std::vector<std::vector<std::byte>> all;

@@ -75,6 +75,9 @@ class ProcessCommunicator : public Communicator {
 // shortest of some round trips. Called by all processes.
 [[nodiscard]] std::chrono::steady_clock::time_point AgreeOnStart(MessagePassing& processes);
 
+// What process 0 has in `data`, on all. Called by all processes.
+void ShareFromFirst(MessagePassing& processes, void* data, std::int64_t bytes);
+
 // Every process's bytes, by rank, on process 0; nothing on the others. Called by all processes.
 [[nodiscard]] std::vector<std::vector<std::byte>> CollectBytes(MessagePassing& processes,
                                                                std::vector<std::byte> mine);

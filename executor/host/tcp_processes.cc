@@ -127,6 +127,19 @@ class TcpProcesses : public MessagePassing {
     }
   }
 
+  void Post(std::span<const std::byte> notice) override {
+    Write({.kind = Kind::kPost,
+           .from = rank_,
+           .to = tcp::kEverybody,
+           .bytes = static_cast<std::int64_t>(notice.size())},
+          notice.data());
+  }
+  [[nodiscard]] std::vector<std::byte> PostOf(int rank) override {
+    const std::lock_guard lock(mutex_);
+    const auto found = notices_.find(rank);
+    return found == notices_.end() ? std::vector<std::byte>() : found->second;
+  }
+
  private:
   static constexpr std::chrono::microseconds kLook{50};
 
@@ -239,6 +252,8 @@ class TcpProcesses : public MessagePassing {
       const std::lock_guard lock(mutex_);
       if (frame.kind == Kind::kBye) {
         finished_ = true;
+      } else if (frame.kind == Kind::kPost) {
+        notices_[frame.from] = std::move(data);
       } else {
         Inbox& inbox = inboxes_[{frame.channel, frame.from}];
         inbox.messages.emplace(inbox.arrived++, std::move(data));
@@ -273,6 +288,7 @@ class TcpProcesses : public MessagePassing {
   // All guarded by mutex_; elements of the maps stay where they are.
   std::vector<std::vector<int>> members_;  // by channel: ranks
   std::map<std::pair<Channel, int>, Inbox> inboxes_;
+  std::map<int, std::vector<std::byte>> notices_;  // by rank
   std::string cause_;
   bool finished_ = false;
   std::thread reader_;

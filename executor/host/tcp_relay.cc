@@ -337,6 +337,9 @@ void Relay::Take(Peer& peer, const Frame& frame, const std::byte* data) {
         }
       }
       break;
+    case Kind::kPost:
+      PushToAll(frame, data, &peer);
+      break;
     case Kind::kFail:
       FailAll({reinterpret_cast<const char*>(data), static_cast<std::size_t>(frame.bytes)}, &peer);
       break;

@@ -20,6 +20,7 @@ enum class Kind : std::int32_t {
   kHello,    // the first one: who connects; its bytes name the job
   kWelcome,  // all are there
   kData,
+  kPost,  // a notice for everybody else
   kFail,  // bytes: why
   kBye    // the sender is done; back from the relay: all are
 };

@@ -31,8 +31,8 @@ class Cuda(ShardwrightTestCase):
     def test_flags(self):
         plan = self.plan("shardwright-cuda-plain", 2)
         self.assert_fails(2, "--loopback needs --device cuda", "run", plan, "--loopback", "2")
-        self.assert_fails(2, "the plan has 2 ranks, and several GPUs are not there yet: --loopback 2 runs them all on one",
-                          "run", plan, "--device", "cuda")
+        self.assert_fails(2, "--loopback: got 3, expected 2, the ranks of the plan", "run", plan, "--device", "cuda",
+                          "--loopback", "3")
         self.assert_fails(2, "--checkpoint is not there yet for --device cuda", "run", plan, "--device", "cuda",
                           "--loopback", "2", "--checkpoint", "c")
 
@@ -47,6 +47,55 @@ class Cuda(ShardwrightTestCase):
                                           "random:8")
         self.assertEqual((code, out), (4, ""))
         self.assertRegex(err, "error: device cuda: (this machine has no NVIDIA driver|.*this build has no CUDA module)")
+
+
+class Emulated(Cuda):
+    """The program beside a module whose GPUs are emulated, and an NCCL that passes everything through files."""
+
+    test_wrong_kernel_set = test_no_gpu = test_flags = None
+
+    def setUp(self):
+        super().setUp()
+        modules = pathlib.Path(shardwright_test_case.PROGRAM).with_name("emulated")
+        if not modules.exists():
+            self.skipTest("built without tests of the CUDA device")
+        self.nccl = str(modules / "libnccl.so")
+        self.program = self.folder / "shardwright"
+        shutil.copy(shardwright_test_case.PROGRAM, self.program)
+        shutil.copy(modules / "libshardwright_cuda.so", self.folder)
+
+    def run_emulated(self, *flags, **variables):
+        environment = dict(os.environ, SHARDWRIGHT_NCCL=self.nccl, TMPDIR=str(self.folder), **variables)
+        done = subprocess.run([self.program, "run", *flags, "--device", "cuda", "--data", "random:8"], capture_output=True,
+                              text=True, cwd=self.folder, env=environment, timeout=500, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    def losses(self, *flags):
+        code, out, err = self.run_emulated(*flags, "--steps", "2", "--json")
+        self.assertEqual(code, 0, err)
+        return [step["loss"] for step in json.loads(out)["steps"]]
+
+    def test_one_process_per_gpu(self):
+        plan = self.plan("shardwright-cuda-plain", 2)
+        together = self.losses(plan, "--loopback", "2")
+        apart = self.losses(plan, "--trace", "t.json")
+        for one, other in zip(together, apart):
+            self.assertAlmostEqual(one, other, places=2)  # bf16: sums in another order
+        found = json.loads(self.run_program("compare", plan, "t.json", "--json")[1])
+        self.assertEqual((found["matched"], found["findings"]), (found["spans"], []))
+        self.assertEqual(list(self.folder.glob("fake-nccl-*")), [])
+
+    def test_faults(self):
+        plan = self.plan("shardwright-cuda-plain", 2)
+        code, out, err = self.run_emulated(plan, SHARDWRIGHT_FAKE_NCCL="fail 1 1")
+        self.assertEqual((code, out), (5, ""))
+        self.assertRegex(err, r"error: rank 1, op \S+: NCCL: unhandled system error \(2\): planted by a test \(the \w+ of "
+                         r"ranks 0, 1\)\n")
+        self.nccl = "/nonexistent"
+        code, out, err = self.run_emulated(plan)
+        self.assertEqual((code, out), (4, ""))
+        self.assertIn("error: device cuda: /nonexistent: cannot open shared object file: No such file or directory; several "
+                      "GPUs need NCCL: install libnccl2 or set SHARDWRIGHT_NCCL to its path\n", err)
 
 
 class Launched(ShardwrightTestCase):

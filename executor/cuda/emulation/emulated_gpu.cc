@@ -10,6 +10,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -64,8 +65,7 @@ class EmulatedGpu : public Gpu {
 
   [[nodiscard]] GpuStream NewStream(bool /*high_priority*/) override {
     const std::lock_guard lock(mutex_);
-    streams_.emplace_back();
-    return {&streams_.back()};
+    return {static_cast<EmulatedStream*>(&streams_.emplace_back(*this))};
   }
   [[nodiscard]] GpuEvent NewEvent(bool /*timed*/) override {
     const std::lock_guard lock(mutex_);
@@ -97,11 +97,19 @@ class EmulatedGpu : public Gpu {
   }
   void Synchronize(GpuEvent event) override {
     const auto* const e = static_cast<Event*>(event.value);
-    const std::lock_guard lock(mutex_);
-    while (!e->last->is_over) {
-      if (!Advance()) {
+    std::unique_lock lock(mutex_);
+    const std::shared_ptr<Recording> meant = e->last;
+    while (!meant->is_over) {
+      waits_for_others_ = false;
+      if (Advance()) {
+        continue;
+      }
+      if (!waits_for_others_) {
         throw RunError("emulated GPU: the streams wait for each other");
       }
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      lock.lock();
     }
   }
   [[nodiscard]] SimTime Between(GpuEvent first, GpuEvent second) override {
@@ -147,7 +155,18 @@ class EmulatedGpu : public Gpu {
 
   // One step of a stream; false: it has to wait.
   using Step = std::function<bool()>;
-  struct Stream {
+  struct Stream : EmulatedStream {
+    explicit Stream(EmulatedGpu& owner) : gpu(owner) {}
+    void Push(std::function<bool()> step) override {
+      const std::lock_guard lock(gpu.mutex_);
+      steps.push_back([this, step = std::move(step)] {
+        const bool is_over = step();
+        gpu.waits_for_others_ = gpu.waits_for_others_ || !is_over;
+        return is_over;
+      });
+    }
+
+    EmulatedGpu& gpu;
     std::deque<Step> steps;
   };
   // An event may be recorded again, on another stream too, before an earlier recording is over:
@@ -178,7 +197,8 @@ class EmulatedGpu : public Gpu {
   }
 
   static void Push(GpuStream stream, Step step) {
-    static_cast<Stream*>(stream.value)->steps.push_back(std::move(step));
+    static_cast<Stream*>(static_cast<EmulatedStream*>(stream.value))
+        ->steps.push_back(std::move(step));
   }
 
   // Runs one step of a random stream that can; false: none can.
@@ -203,6 +223,7 @@ class EmulatedGpu : public Gpu {
   std::deque<Stream> streams_;
   std::deque<Event> events_;
   std::mt19937_64 random_;
+  bool waits_for_others_ = false;  // a step that somebody else ends has been asked in vain
 };
 
 }  // namespace

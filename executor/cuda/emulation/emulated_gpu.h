@@ -5,6 +5,7 @@
 // between two streams therefore computes wrong numbers here, without a GPU.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "executor/cuda/gpu.h"
@@ -15,6 +16,18 @@ struct EmulationOptions {
   std::uint64_t seed = 1;  // of the order in which streams advance
   Bytes memory{std::int64_t{1} << 40};
   std::int64_t shared_bytes = 160 * 1024;
+};
+
+// What a GpuStream of an emulated GPU points to, for libraries that put work of their own on
+// streams.
+class EmulatedStream {
+ public:
+  EmulatedStream() = default;
+  EmulatedStream(const EmulatedStream&) = delete;
+  EmulatedStream& operator=(const EmulatedStream&) = delete;
+  virtual ~EmulatedStream() = default;
+  // `step` is asked, again and again once the stream has come to it, whether it is over.
+  virtual void Push(std::function<bool()> step) = 0;
 };
 
 [[nodiscard]] std::unique_ptr<Gpu> MakeEmulatedGpu(const EmulationOptions& options);

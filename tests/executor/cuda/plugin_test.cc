@@ -51,5 +51,11 @@ TEST_CASE("DescribeNoGpu.EveryCaseHasItsWords") {
   CHECK(DescribeNoGpu(999, 13000, 13000, 0) == "CUDA error 999");
 }
 
+// srun may show every process one GPU, number 0; torchrun shows all of them to all.
+TEST_CASE("VisibleDevice.TheOnlyOneIsMeant") {
+  CHECK(VisibleDevice(3, 1) == 0);
+  CHECK(VisibleDevice(3, 8) == 3);
+}
+
 }  // namespace
 }  // namespace shardwright::testing

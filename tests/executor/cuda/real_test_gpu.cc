@@ -28,6 +28,7 @@ class PinnedGpu : public Gpu {
   PinnedGpu() : gpu_(OpenGpu(0)) {}
 
   [[nodiscard]] const GpuInfo& Info() const override { return gpu_->Info(); }
+  void MakeCurrent() override { gpu_->MakeCurrent(); }
   [[nodiscard]] std::byte* Allocate(Bytes size, bool /*on_host*/) override {
     return gpu_->Allocate(size, true);
   }

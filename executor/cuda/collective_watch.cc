@@ -1,0 +1,167 @@
+#include "executor/cuda/collective_watch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+// "rank 3", or "ranks 1, 3".
+std::string RanksText(const std::vector<std::int64_t>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+}  // namespace
+
+CollectiveWatch::CollectiveWatch(std::int64_t rank, std::chrono::milliseconds timeout, Hooks hooks)
+    : rank_(rank), timeout_(timeout), hooks_(std::move(hooks)) {}
+
+CollectiveWatch::~CollectiveWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    stopped_.notify_all();
+  }
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+std::size_t CollectiveWatch::AddCommunicator(const GroupRanks& ranks, const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  communicators_.push_back({.ranks = ranks, .name = name, .progress = {}, .under_way = {}});
+  return communicators_.size() - 1;
+}
+
+CollectiveWatch::Events CollectiveWatch::Next(std::size_t communicator) {
+  const std::lock_guard lock(mutex_);
+  ++communicators_[communicator].progress.submitted;
+  Events events;
+  for (GpuEvent* const event : {&events.begin, &events.end}) {
+    if (free_events_.empty()) {
+      *event = hooks_.new_event();
+    } else {
+      *event = free_events_.back();
+      free_events_.pop_back();
+    }
+  }
+  return events;
+}
+
+void CollectiveWatch::Submitted(std::size_t communicator, const std::string& op,
+                                const Events& events) {
+  const std::lock_guard lock(mutex_);
+  communicators_[communicator].under_way.push_back({op, events, std::nullopt});
+}
+
+void CollectiveWatch::Update(Communicator& communicator, Clock::time_point now) {
+  std::deque<Flight>& under_way = communicator.under_way;
+  while (!under_way.empty() && hooks_.is_over(under_way.front().events.end)) {
+    free_events_.push_back(under_way.front().events.begin);
+    free_events_.push_back(under_way.front().events.end);
+    under_way.pop_front();
+    ++communicator.progress.over;
+  }
+  communicator.progress.begun = communicator.progress.over;
+  if (!under_way.empty()) {
+    Flight& first = under_way.front();
+    if (!first.begun.has_value() && hooks_.is_over(first.events.begin)) {
+      first.begun = now;
+    }
+    communicator.progress.begun += first.begun.has_value() ? 1 : 0;
+  }
+}
+
+std::vector<std::int64_t> CollectiveWatch::Missing(std::size_t index,
+                                                   const Communicator& communicator) const {
+  std::vector<std::int64_t> late, all;
+  for (std::int64_t m = 0; m < communicator.ranks.size; ++m) {
+    const std::int64_t rank = communicator.ranks.first + m * communicator.ranks.stride;
+    if (rank == rank_) {
+      continue;
+    }
+    all.push_back(rank);
+    const std::vector<CollectiveProgress> told = hooks_.told_by(rank);
+    if (index < told.size() && told[index].begun <= communicator.progress.over) {
+      late.push_back(rank);
+    }
+  }
+  return late.empty() ? all : late;
+}
+
+std::string CollectiveWatch::Place(const Communicator& communicator) const {
+  std::string text = "rank " + std::to_string(rank_);
+  if (!communicator.under_way.empty()) {
+    text += ", op " + communicator.under_way.front().op;
+  }
+  return text;
+}
+
+std::string CollectiveWatch::DescribeStuck(std::size_t index,
+                                           const Communicator& communicator) const {
+  const std::vector<std::int64_t> missing = Missing(index, communicator);
+  std::string text = Place(communicator) + ": waited " + std::to_string(timeout_.count()) +
+                     " ms for " + RanksText(missing) + " (collective " +
+                     std::to_string(communicator.progress.over + 1) + " of " + communicator.name;
+  for (const std::int64_t rank : missing) {
+    const std::vector<CollectiveProgress> told = hooks_.told_by(rank);
+    if (index < told.size()) {
+      text += "; rank " + std::to_string(rank) + " has begun " + std::to_string(told[index].begun) +
+              " and issued " + std::to_string(told[index].submitted);
+    }
+  }
+  return text + ')';
+}
+
+std::string CollectiveWatch::Look(Clock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  std::vector<CollectiveProgress> mine;
+  for (Communicator& communicator : communicators_) {
+    Update(communicator, now);
+    mine.push_back(communicator.progress);
+  }
+  if (mine != told_) {
+    told_ = mine;
+    hooks_.tell(mine);
+  }
+  for (std::size_t c = 0; c < communicators_.size(); ++c) {
+    const Communicator& communicator = communicators_[c];
+    const std::string problem = hooks_.problem_of(c);
+    if (!problem.empty()) {
+      return Place(communicator) + ": " + problem + " (" + communicator.name + ')';
+    }
+    if (!communicator.under_way.empty() && communicator.under_way.front().begun.has_value() &&
+        now - *communicator.under_way.front().begun > timeout_) {
+      return DescribeStuck(c, communicator);
+    }
+  }
+  return {};
+}
+
+void CollectiveWatch::Start() {
+  thread_ = std::thread([this] {
+    constexpr std::chrono::milliseconds kPause{50};
+    std::string cause;
+    for (bool goes_on = true; goes_on;) {
+      try {
+        cause = Look(Clock::now());
+      } catch (const RunError& error) {  // the GPU or a connection is lost
+        cause = "rank " + std::to_string(rank_) + ": " + error.what();
+      }
+      std::unique_lock lock(mutex_);
+      goes_on = cause.empty() &&
+                !stopped_.wait_for(lock, std::min(kPause, timeout_ / 4), [&] { return stopping_; });
+    }
+    if (!cause.empty()) {
+      hooks_.fail(cause);
+    }
+  });
+}
+
+}  // namespace shardwright

@@ -1,0 +1,294 @@
+#include "executor/cuda/nccl_world.h"
+
+#include <cstring>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "executor/cuda/kernels/elementwise.h"
+#include "executor/cuda/ops/launch.h"
+#include "executor/host/process_communicator.h"
+
+namespace shardwright {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void Divide(const CollectivePlace& place, std::byte* data, DType dtype, std::int64_t count,
+            double divisor) {
+  if (divisor == 1.0) {
+    return;
+  }
+  gpu::MapArgs args;
+  args.op = gpu::MapOp::kDivide;
+  args.factor = static_cast<float>(divisor);
+  args.n = count;
+  args.a = args.z = {data, dtype};
+  ops::Map({place.gpu, place.stream, nullptr}, args);
+}
+
+}  // namespace
+
+// One group's communicators: for all-gathers and for reductions, which may be the same.
+class NcclWorld::NcclGroup : public GpuGroup {
+ public:
+  NcclGroup(NcclWorld& world, std::size_t gather, std::size_t reduce)
+      : world_(world), gather_(gather), reduce_(reduce) {}
+
+  void Submit(std::int64_t member, const CollectiveCall& call, const std::string& name,
+              const CollectivePlace& place) override {
+    for (const ByteRange& zeros : call.zeros) {
+      place.gpu.Fill(zeros.data, 0, zeros.bytes, place.stream);
+    }
+    const std::size_t index = call.code == OpCode::kAllGather ? gather_ : reduce_;
+    const CollectiveWatch::Events events = world_.watch_->Next(index);
+    place.gpu.Record(events.begin, place.stream);
+    {
+      std::unique_lock lock(world_.mutex_);
+      world_.faults_.ThrowIfFailed();
+      place.gpu.MakeCurrent();
+      Enqueue(index, member, call, place, lock);
+    }
+    place.gpu.Record(events.end, place.stream);
+    world_.watch_->Submitted(index, name, events);
+    Finish(member, call, place);
+  }
+
+ private:
+  [[nodiscard]] std::int64_t Size() const { return world_.communicators_[reduce_].ranks.size; }
+  // NCCL divides by the number of ranks itself.
+  [[nodiscard]] bool Averages(const CollectiveCall& call) const {
+    return call.divisor == static_cast<double>(Size()) && Size() > 1;
+  }
+  // Where this member's part of a sum goes: several targets take it from its place in `send`, which
+  // nobody reads afterwards.
+  [[nodiscard]] static std::byte* Target(std::int64_t member, const CollectiveCall& call,
+                                         std::int64_t part) {
+    return call.parts.empty()
+               ? call.receive
+               : const_cast<std::byte*>(call.send) + member * part * SizeOf(call.dtype);
+  }
+
+  void Enqueue(std::size_t index, std::int64_t member, const CollectiveCall& call,
+               const CollectivePlace& place, std::unique_lock<std::mutex>& lock) {
+    const NcclTable& nccl = world_.table_;
+    void* const handle = world_.communicators_[index].handle;
+    void* const stream = place.stream.value;
+    const std::int64_t part = call.elements / Size();
+    const int op = Averages(call) ? NcclNumbers::kAvg : NcclNumbers::kSum;
+    const int type = NcclTypeOf(call.dtype);
+    if (call.code == OpCode::kAllGather) {
+      Gather(call, part * SizeOf(call.dtype), handle, stream, lock);
+      return;
+    }
+    SW_CHECK(type >= 0, "a sum of numbers that NCCL does not sum");
+    if (call.code == OpCode::kReduceScatter) {
+      world_.Settle(nccl.reduce_scatter(call.send, Target(member, call, part),
+                                        static_cast<std::size_t>(part), type, op, handle, stream),
+                    handle, "ncclReduceScatter", lock);
+      return;
+    }
+    SW_CHECK(call.code == OpCode::kAllReduce, "a collective that the CUDA device does not know");
+    world_.Settle(
+        nccl.all_reduce(call.receive, call.receive, static_cast<std::size_t>(call.elements), type,
+                        op, handle, stream),
+        handle, "ncclAllReduce", lock);
+  }
+
+  void Gather(const CollectiveCall& call, std::int64_t part, void* handle, void* stream,
+              std::unique_lock<std::mutex>& lock) {
+    const NcclTable& nccl = world_.table_;
+    const auto bytes = static_cast<std::size_t>(part);
+    if (call.receive_stride == 0 || call.receive_stride == part) {
+      world_.Settle(
+          nccl.all_gather(call.send, call.receive, bytes, NcclNumbers::kUint8, handle, stream),
+          handle, "ncclAllGather", lock);
+      return;
+    }
+    // Parts that lie apart: everybody sends its own, in one launch.
+    int result = nccl.group_start();
+    for (std::int64_t m = 0; m < Size() && result == NcclNumbers::kSuccess; ++m) {
+      result = nccl.broadcast(call.send, call.receive + m * call.receive_stride, bytes,
+                              NcclNumbers::kUint8, static_cast<int>(m), handle, stream);
+      result = result == NcclNumbers::kInProgress ? NcclNumbers::kSuccess : result;
+    }
+    const int end = nccl.group_end();
+    world_.Settle(result != NcclNumbers::kSuccess ? result : end, handle, "ncclBroadcast", lock);
+  }
+
+  // What NCCL leaves to do behind a sum.
+  void Finish(std::int64_t member, const CollectiveCall& call, const CollectivePlace& place) const {
+    if (call.code == OpCode::kAllGather) {
+      return;
+    }
+    const bool scatters = call.code == OpCode::kReduceScatter;
+    const std::int64_t count = scatters ? call.elements / Size() : call.elements;
+    std::byte* const sum = scatters ? Target(member, call, count) : call.receive;
+    Divide(place, sum, call.dtype, count, Averages(call) ? 1.0 : call.divisor);
+    const std::byte* from = sum;
+    for (const ElementRange& part : call.parts) {
+      const std::int64_t bytes = part.count * SizeOf(call.dtype);
+      place.gpu.Copy(part.data, from, bytes, place.stream);
+      from += bytes;
+    }
+  }
+
+  NcclWorld& world_;
+  const std::size_t gather_, reduce_;
+};
+
+NcclWorld::NcclWorld(const NcclTable& table, MessagePassing& processes, Gpu& gpu,
+                     std::chrono::milliseconds timeout, FaultBoard& faults)
+    : table_(table), processes_(processes), gpu_(gpu), timeout_(timeout), faults_(faults) {
+  CollectiveWatch::Hooks hooks;
+  hooks.new_event = [this] { return gpu_.NewEvent(false); };
+  hooks.is_over = [this](GpuEvent event) { return gpu_.IsOver(event); };
+  hooks.problem_of = [this](std::size_t index) {
+    if (faults_.failed()) {
+      // For another reason. What is under way may never end, and whoever waits for it shall.
+      return std::string("the run has failed");
+    }
+    const std::lock_guard lock(mutex_);
+    void* const handle = communicators_[index].handle;
+    int error = NcclNumbers::kSuccess;
+    if (handle == nullptr ||
+        (table_.comm_async_error(handle, &error) == NcclNumbers::kSuccess &&
+         (error == NcclNumbers::kSuccess || error == NcclNumbers::kInProgress))) {
+      return std::string();
+    }
+    return ProblemOf(error, handle, "NCCL");
+  };
+  hooks.tell = [this](const std::vector<CollectiveProgress>& mine) {
+    processes_.Post(std::as_bytes(std::span(mine)));
+  };
+  hooks.told_by = [this](std::int64_t rank) {
+    const std::vector<std::byte> bytes = processes_.PostOf(static_cast<int>(rank));
+    std::vector<CollectiveProgress> told(bytes.size() / sizeof(CollectiveProgress));
+    std::memcpy(told.data(), bytes.data(), told.size() * sizeof(CollectiveProgress));
+    return told;
+  };
+  hooks.fail = [this](const std::string& cause) {
+    faults_.Report(cause);
+    AbortAll();
+  };
+  watch_ = std::make_unique<CollectiveWatch>(processes_.rank(), timeout_, std::move(hooks));
+  NcclUniqueId id{};
+  if (processes_.rank() == 0) {
+    const int result = table_.get_unique_id(&id);
+    if (result != NcclNumbers::kSuccess) {
+      throw RunError(ProblemOf(result, nullptr, "ncclGetUniqueId"));
+    }
+  }
+  ShareFromFirst(processes_, &id, sizeof id);
+  gpu_.MakeCurrent();
+  NcclConfig config;
+  std::unique_lock lock(mutex_);
+  const int result = table_.comm_init(&all_, processes_.size(), id, processes_.rank(), &config);
+  Settle(result, all_, "ncclCommInitRankConfig", lock);
+}
+
+NcclWorld::~NcclWorld() {
+  watch_.reset();
+  if (faults_.failed()) {
+    AbortAll();
+    return;
+  }
+  try {
+    std::unique_lock lock(mutex_);
+    gpu_.MakeCurrent();
+    std::vector<void*> handles;
+    for (const Communicator& communicator : communicators_) {
+      handles.push_back(communicator.handle);
+    }
+    handles.push_back(all_);
+    for (void* const handle : handles) {
+      Settle(table_.comm_finalize(handle), handle, "ncclCommFinalize", lock);
+      (void)table_.comm_destroy(handle);
+    }
+  } catch (const RunError&) {  // all work is over, so nothing is lost
+  }
+}
+
+void NcclWorld::AbortAll() {
+  const std::lock_guard lock(mutex_);
+  try {
+    gpu_.MakeCurrent();
+  } catch (const RunError&) {  // the GPU is lost
+  }
+  for (Communicator& communicator : communicators_) {
+    if (void* const handle = std::exchange(communicator.handle, nullptr); handle != nullptr) {
+      (void)table_.comm_abort(handle);
+    }
+  }
+  if (void* const handle = std::exchange(all_, nullptr); handle != nullptr) {
+    (void)table_.comm_abort(handle);
+  }
+}
+
+std::string NcclWorld::ProblemOf(int result, void* communicator, const char* call) const {
+  const char* const last = table_.last_error(communicator);
+  std::string text =
+      std::string(call) + ": " + table_.error_string(result) + " (" + std::to_string(result) + ')';
+  if (last != nullptr && *last != '\0') {
+    text += std::string(": ") + last;
+  }
+  return text;
+}
+
+void NcclWorld::Settle(int result, void* communicator, const char* call,
+                       std::unique_lock<std::mutex>& lock) {
+  const Clock::time_point limit = Clock::now() + timeout_;
+  while (result == NcclNumbers::kInProgress) {
+    lock.unlock();
+    faults_.ThrowIfFailed();
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    lock.lock();
+    if (Clock::now() > limit) {
+      throw RunError(std::string(call) + ": waited " + std::to_string(timeout_.count()) +
+                     " ms for the other ranks");
+    }
+    faults_.ThrowIfFailed();
+    if (table_.comm_async_error(communicator, &result) != NcclNumbers::kSuccess) {
+      throw RunError(ProblemOf(result, communicator, call));
+    }
+  }
+  if (result != NcclNumbers::kSuccess) {
+    throw RunError(ProblemOf(result, communicator, call));
+  }
+}
+
+std::size_t NcclWorld::Split(const GroupRanks& ranks, const std::string& name) {
+  std::unique_lock lock(mutex_);
+  gpu_.MakeCurrent();
+  NcclConfig config;
+  // NCCL may fill it in later, when this call has given up.
+  void*& handle = communicators_.emplace_back(Communicator{nullptr, ranks}).handle;
+  const int result =
+      table_.comm_split(all_, static_cast<int>(ranks.first), processes_.rank(), &handle, &config);
+  Settle(result, all_, "ncclCommSplit", lock);
+  SW_CHECK(handle != nullptr, "a split without a communicator");
+  Settle(NcclNumbers::kInProgress, handle, "ncclCommSplit", lock);
+  const std::size_t index = watch_->AddCommunicator(ranks, name);
+  SW_CHECK(index + 1 == communicators_.size(), "communicators out of order");
+  return index;
+}
+
+std::unique_ptr<GpuGroup> NcclWorld::MakeGroup(const GroupRanks& ranks, bool apart) {
+  std::string members;
+  constexpr std::int64_t kMostNamed = 8;
+  for (std::int64_t m = 0; m < ranks.size; ++m) {
+    if (m < kMostNamed || m + 1 == ranks.size) {
+      members += (m == 0 ? "" : ", ") + std::to_string(ranks.first + m * ranks.stride);
+    } else if (m == kMostNamed) {
+      members += ", ...";
+    }
+  }
+  const std::string of = " of ranks " + members;
+  const std::size_t reduce = Split(ranks, (apart ? "the reductions" : "the collectives") + of);
+  const std::size_t gather = apart ? Split(ranks, "the gathers" + of) : reduce;
+  return std::make_unique<NcclGroup>(*this, gather, reduce);
+}
+
+}  // namespace shardwright

@@ -1,0 +1,64 @@
+#pragma once
+
+// The ranks of a run as processes with a GPU each: NCCL's communicators of this one.
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "executor/cuda/collective_watch.h"
+#include "executor/cuda/gpu_group.h"
+#include "executor/cuda/nccl.h"
+#include "executor/host/communicator.h"
+#include "executor/host/fault.h"
+#include "executor/host/message_passing.h"
+
+namespace shardwright {
+
+class NcclWorld {
+ public:
+  // All processes construct it at once. Throws RunError when they do not come in time or NCCL
+  // refuses. Keeps references.
+  NcclWorld(const NcclTable& table, MessagePassing& processes, Gpu& gpu,
+            std::chrono::milliseconds timeout, FaultBoard& faults);
+  // Destroys the communicators; aborts them where the run has failed, so that no kernel of theirs
+  // keeps the GPU waiting.
+  ~NcclWorld();
+  NcclWorld(const NcclWorld&) = delete;
+  NcclWorld& operator=(const NcclWorld&) = delete;
+
+  // One group of ranks that this one is in. `apart`: all-gathers have a communicator of their own,
+  // so that they need not wait for reductions. Called by all processes in the same order.
+  [[nodiscard]] std::unique_ptr<GpuGroup> MakeGroup(const GroupRanks& ranks, bool apart);
+  // From now on collectives are watched.
+  void StartWatch() { watch_->Start(); }
+
+ private:
+  class NcclGroup;
+  struct Communicator {
+    void* handle = nullptr;  // null: aborted
+    GroupRanks ranks;
+  };
+
+  [[nodiscard]] std::size_t Split(const GroupRanks& ranks, const std::string& name);
+  // Throws what `result` of a call means; waits while it is in progress. `lock` holds mutex_ and is
+  // released while it waits.
+  void Settle(int result, void* communicator, const char* call, std::unique_lock<std::mutex>& lock);
+  [[nodiscard]] std::string ProblemOf(int result, void* communicator, const char* call) const;
+  void AbortAll();
+
+  const NcclTable table_;
+  MessagePassing& processes_;
+  Gpu& gpu_;
+  const std::chrono::milliseconds timeout_;
+  FaultBoard& faults_;
+  std::mutex mutex_;  // held while a communicator is used
+  void* all_ = nullptr;
+  std::deque<Communicator> communicators_;  // complete before the watch starts
+  std::unique_ptr<CollectiveWatch> watch_;
+};
+
+}  // namespace shardwright

@@ -1,0 +1,340 @@
+// An NCCL for emulated GPUs: ranks meet in files, so that they may be threads or processes.
+//
+// A collective is a step of the emulated stream. When the stream comes to it, it writes what this
+// rank sends; it is over once the files of all ranks are there. The environment variable
+// SHARDWRIGHT_FAKE_NCCL plants a fault: "stall RANK N" keeps that rank out of its N-th collective
+// (from 1), "fail RANK N" makes its communicator report an error then.
+
+#include "tests/executor/cuda/fake_nccl.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "executor/cuda/emulation/emulated_gpu.h"
+#include "executor/cuda/nccl.h"
+#include "executor/half.h"
+
+namespace shardwright::testing {
+namespace {
+
+constexpr int kInvalidArgument = 4, kInvalidUsage = 5, kSystemError = 2;
+
+struct Comm {
+  std::string name;          // prefix of its files
+  std::vector<int> members;  // ranks in the world, by member; empty: not known yet
+  int rank = 0;              // in the world
+  int me = -1;
+  int color = 0;
+  const Comm* parent = nullptr;  // null: the world
+  int world = 0;
+  int splits = 0;
+  std::int64_t submitted = 0;
+  std::atomic<std::int64_t> done{0};
+  std::atomic<bool> aborted{false};
+  std::atomic<int> error{0};
+};
+
+std::mutex all_mutex;
+std::vector<std::unique_ptr<Comm>> all;  // live as long as the process: streams may still use them
+
+Comm* NewComm() {
+  const std::lock_guard lock(all_mutex);
+  all.push_back(std::make_unique<Comm>());
+  return all.back().get();
+}
+
+std::string FileOf(const std::string& stem, int rank) {
+  return stem + "." + std::to_string(rank);
+}
+void WriteFile(const std::string& path, const void* data, std::size_t bytes) {
+  const std::string unfinished = path + "~";
+  std::ofstream(unfinished, std::ios::binary)
+      .write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
+  std::error_code ignored;  // the folder is gone when all have given up
+  std::filesystem::rename(unfinished, path, ignored);
+}
+std::vector<std::byte> ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary | std::ios::ate);
+  std::vector<std::byte> data(static_cast<std::size_t>(in.tellg()));
+  in.seekg(0);
+  in.read(reinterpret_cast<char*>(data.data()), static_cast<std::streamsize>(data.size()));
+  return data;
+}
+bool AllThere(const std::string& stem, const std::vector<int>& ranks) {
+  for (const int rank : ranks) {
+    if (!std::filesystem::exists(FileOf(stem, rank))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Whether all members have come to the communicator; then they are known.
+bool IsReady(Comm& comm) {
+  if (!comm.members.empty()) {
+    return true;
+  }
+  std::vector<int> candidates;
+  for (int r = 0; r < comm.world; ++r) {
+    candidates.push_back(r);
+  }
+  if (comm.parent != nullptr) {
+    candidates = comm.parent->members;
+  }
+  const std::string stem = comm.name + ".init";
+  if (!AllThere(stem, candidates)) {
+    return false;
+  }
+  std::vector<int> members;
+  for (const int rank : candidates) {
+    int color = 0;
+    std::memcpy(&color, ReadFile(FileOf(stem, rank)).data(), sizeof color);
+    if (color == comm.color) {
+      comm.me = rank == comm.rank ? static_cast<int>(members.size()) : comm.me;
+      members.push_back(rank);
+    }
+  }
+  comm.name += ".c" + std::to_string(comm.color);
+  comm.members = members;
+  return true;
+}
+
+// The last one that leaves the world removes its files.
+void Leave(const Comm& comm) {
+  const std::string stem = comm.name + ".bye";
+  if (comm.parent != nullptr) {
+    return;
+  }
+  WriteFile(FileOf(stem, comm.rank), nullptr, 0);
+  if (!comm.members.empty() && AllThere(stem, comm.members)) {
+    std::error_code ignored;
+    std::filesystem::remove_all(std::filesystem::path(comm.name).parent_path(), ignored);
+  }
+}
+
+DType TypeOf(int type) {
+  return type == NcclNumbers::kFp32   ? DType::kFp32
+         : type == NcclNumbers::kBf16 ? DType::kBf16
+         : type == NcclNumbers::kFp16 ? DType::kFp16
+                                      : DType::kUint8;
+}
+
+// One collective, with what this rank sends and what it does with everybody's.
+struct Collective {
+  const void* send = nullptr;
+  std::size_t bytes = 0;
+  std::function<void(const std::vector<std::vector<std::byte>>& parts)> take;
+};
+
+bool IsPlanted(const char* what, const Comm& comm, std::int64_t number) {
+  const char* const text = std::getenv("SHARDWRIGHT_FAKE_NCCL");
+  std::istringstream in(text == nullptr ? "" : text);
+  std::string kind;
+  int rank = -1;
+  std::int64_t from = 0;
+  in >> kind >> rank >> from;
+  return kind == what && rank == comm.rank && number >= from;
+}
+
+int Submit(void* handle, void* stream, Collective collective) {
+  auto& comm = *static_cast<Comm*>(handle);
+  if (comm.members.empty()) {
+    return kInvalidUsage;
+  }
+  const std::int64_t number = ++comm.submitted;
+  const std::string stem = comm.name + "." + std::to_string(number);
+  bool is_written = false;
+  static_cast<EmulatedStream*>(stream)->Push(
+      [&comm, stem, number, collective, is_written]() mutable {
+        if (comm.aborted) {
+          return true;
+        }
+        if (comm.done != number - 1 || IsPlanted("stall", comm, number)) {
+          return false;
+        }
+        if (IsPlanted("fail", comm, number)) {
+          comm.error = kSystemError;
+          return false;
+        }
+        if (!is_written) {
+          WriteFile(FileOf(stem, comm.rank), collective.send, collective.bytes);
+          is_written = true;
+        }
+        if (!AllThere(stem, comm.members)) {
+          return false;
+        }
+        std::vector<std::vector<std::byte>> parts;
+        for (const int rank : comm.members) {
+          parts.push_back(ReadFile(FileOf(stem, rank)));
+        }
+        collective.take(parts);
+        // All have come to this one, so all have read the one before.
+        std::error_code ignored;
+        std::filesystem::remove(FileOf(comm.name + "." + std::to_string(number - 1), comm.rank),
+                                ignored);
+        comm.done = number;
+        return true;
+      });
+  return NcclNumbers::kSuccess;
+}
+
+// out[i] = sum over ranks of their element first + i, divided for averages.
+void Sum(const std::vector<std::vector<std::byte>>& parts, DType type, std::size_t first,
+         std::size_t count, int op, void* out) {
+  for (std::size_t i = 0; i < count; ++i) {
+    float sum = 0.0F;
+    for (const std::vector<std::byte>& part : parts) {
+      sum += LoadFloat(type, part.data(), static_cast<std::int64_t>(first + i));
+    }
+    if (op == NcclNumbers::kAvg) {
+      sum /= static_cast<float>(parts.size());
+    }
+    StoreFloat(type, out, static_cast<std::int64_t>(i), sum);
+  }
+}
+
+}  // namespace
+}  // namespace shardwright::testing
+
+// The functions of nccl.h.
+using namespace shardwright;           // NOLINT
+using namespace shardwright::testing;  // NOLINT
+
+extern "C" {
+
+int ncclGetVersion(int* version) {
+  *version = 22809;
+  return NcclNumbers::kSuccess;
+}
+
+int ncclGetUniqueId(NcclUniqueId* id) {
+  const std::string pattern =
+      (std::filesystem::temp_directory_path() / "fake-nccl-XXXXXX").string();
+  std::memset(id->internal, 0, sizeof id->internal);
+  if (pattern.size() >= sizeof id->internal) {
+    return kSystemError;
+  }
+  std::memcpy(id->internal, pattern.data(), pattern.size());
+  return ::mkdtemp(id->internal) == nullptr ? kSystemError : NcclNumbers::kSuccess;
+}
+
+int ncclCommInitRankConfig(void** handle, int ranks, NcclUniqueId id, int rank,
+                           NcclConfig* config) {
+  if (config->magic != 0xcafebeef || config->blocking != 0 || rank < 0 || rank >= ranks) {
+    return kInvalidArgument;
+  }
+  Comm* const comm = NewComm();
+  comm->name = std::string(id.internal) + "/world";
+  comm->rank = rank;
+  comm->world = ranks;
+  WriteFile(FileOf(comm->name + ".init", rank), &comm->color, sizeof comm->color);
+  *handle = comm;
+  return NcclNumbers::kInProgress;
+}
+
+int ncclCommSplit(void* handle, int color, int /*key*/, void** part, NcclConfig* /*config*/) {
+  auto& parent = *static_cast<Comm*>(handle);
+  if (parent.members.empty()) {
+    return kInvalidUsage;
+  }
+  Comm* const comm = NewComm();
+  comm->name = parent.name + "-" + std::to_string(++parent.splits);
+  comm->rank = parent.rank;
+  comm->color = color;
+  comm->parent = &parent;
+  WriteFile(FileOf(comm->name + ".init", comm->rank), &color, sizeof color);
+  *part = comm;
+  return NcclNumbers::kInProgress;
+}
+
+int ncclCommGetAsyncError(void* handle, int* error) {
+  auto& comm = *static_cast<Comm*>(handle);
+  *error = comm.error != 0 ? comm.error.load()
+                           : (IsReady(comm) ? NcclNumbers::kSuccess : NcclNumbers::kInProgress);
+  return NcclNumbers::kSuccess;
+}
+
+int ncclCommFinalize(void* /*handle*/) {
+  return NcclNumbers::kSuccess;
+}
+
+int ncclCommDestroy(void* handle) {
+  Leave(*static_cast<Comm*>(handle));
+  return NcclNumbers::kSuccess;
+}
+
+int ncclCommAbort(void* handle) {
+  auto& comm = *static_cast<Comm*>(handle);
+  comm.aborted = true;
+  Leave(comm);
+  return NcclNumbers::kSuccess;
+}
+
+const char* ncclGetErrorString(int result) {
+  return result == kSystemError ? "unhandled system error" : "invalid usage";
+}
+
+const char* ncclGetLastError(void* /*handle*/) {
+  return "planted by a test";
+}
+
+int ncclAllGather(const void* send, void* receive, std::size_t part, int type, void* comm,
+                  void* stream) {
+  const std::size_t bytes = part * static_cast<std::size_t>(SizeOf(TypeOf(type)));
+  return Submit(comm, stream, {send, bytes, [receive](const auto& parts) {
+                                 auto* out = static_cast<std::byte*>(receive);
+                                 for (const auto& one : parts) {
+                                   out = std::copy(one.begin(), one.end(), out);
+                                 }
+                               }});
+}
+
+int ncclReduceScatter(const void* send, void* receive, std::size_t part, int type, int op,
+                      void* handle, void* stream) {
+  const auto& comm = *static_cast<const Comm*>(handle);
+  const DType dtype = TypeOf(type);
+  const std::size_t bytes = part * comm.members.size() * static_cast<std::size_t>(SizeOf(dtype));
+  const std::size_t first = part * static_cast<std::size_t>(comm.me);
+  return Submit(handle, stream, {send, bytes, [=](const auto& parts) {
+                                   Sum(parts, dtype, first, part, op, receive);
+                                 }});
+}
+
+int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int op,
+                  void* handle, void* stream) {
+  const DType dtype = TypeOf(type);
+  return Submit(handle, stream,
+                {send, count * static_cast<std::size_t>(SizeOf(dtype)),
+                 [=](const auto& parts) { Sum(parts, dtype, 0, count, op, receive); }});
+}
+
+int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, int root,
+                  void* handle, void* stream) {
+  const auto& comm = *static_cast<const Comm*>(handle);
+  const std::size_t bytes =
+      comm.me == root ? count * static_cast<std::size_t>(SizeOf(TypeOf(type))) : 0;
+  return Submit(handle, stream, {send, bytes, [=](const auto& parts) {
+                                   const auto& from = parts[static_cast<std::size_t>(root)];
+                                   std::copy(from.begin(), from.end(),
+                                             static_cast<std::byte*>(receive));
+                                 }});
+}
+
+int ncclGroupStart() {
+  return NcclNumbers::kSuccess;
+}
+int ncclGroupEnd() {
+  return NcclNumbers::kSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,32 @@
+#pragma once
+
+// The functions of an NCCL for emulated GPUs, as nccl.h declares them; tests put them into a table
+// or load them as a library.
+
+#include <cstddef>
+
+#include "executor/cuda/nccl.h"
+
+extern "C" {
+int ncclGetVersion(int* version);
+int ncclGetUniqueId(shardwright::NcclUniqueId* id);
+int ncclCommInitRankConfig(void** comm, int ranks, shardwright::NcclUniqueId id, int rank,
+                           shardwright::NcclConfig* config);
+int ncclCommSplit(void* comm, int color, int key, void** part, shardwright::NcclConfig* config);
+int ncclCommGetAsyncError(void* comm, int* error);
+int ncclCommFinalize(void* comm);
+int ncclCommDestroy(void* comm);
+int ncclCommAbort(void* comm);
+const char* ncclGetErrorString(int result);
+const char* ncclGetLastError(void* comm);
+int ncclAllGather(const void* send, void* receive, std::size_t part, int type, void* comm,
+                  void* stream);
+int ncclReduceScatter(const void* send, void* receive, std::size_t part, int type, int op,
+                      void* comm, void* stream);
+int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int op, void* comm,
+                  void* stream);
+int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, int root,
+                  void* comm, void* stream);
+int ncclGroupStart();
+int ncclGroupEnd();
+}

@@ -1,0 +1,379 @@
+// Ranks as processes with a GPU each, here threads with an emulated GPU each and an NCCL that is
+// none (fake_nccl.cc); and the watch over their collectives.
+
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include "core/error.h"
+#include "executor/cuda/emulation/emulated_gpu.h"
+#include "executor/cuda/nccl_world.h"
+#include "executor/cuda/session.h"
+#include "executor/host/process_communicator.h"
+#include "executor/host/tcp_processes.h"
+#include "executor/host/tcp_relay.h"
+#include "schedule/lower.h"
+#include "schedule/verify.h"
+#include "tests/executor/cuda/fake_nccl.h"
+#include "tests/executor/harness.h"
+
+namespace shardwright::testing {
+namespace {
+
+constexpr std::chrono::milliseconds kTimeout{60000};
+
+NcclTable FakeNccl() {
+  return {.get_version = ncclGetVersion,
+          .get_unique_id = ncclGetUniqueId,
+          .comm_init = ncclCommInitRankConfig,
+          .comm_split = ncclCommSplit,
+          .comm_async_error = ncclCommGetAsyncError,
+          .comm_finalize = ncclCommFinalize,
+          .comm_destroy = ncclCommDestroy,
+          .comm_abort = ncclCommAbort,
+          .error_string = ncclGetErrorString,
+          .last_error = ncclGetLastError,
+          .all_gather = ncclAllGather,
+          .reduce_scatter = ncclReduceScatter,
+          .all_reduce = ncclAllReduce,
+          .broadcast = ncclBroadcast,
+          .group_start = ncclGroupStart,
+          .group_end = ncclGroupEnd};
+}
+
+// Runs `work` as processes that have met; returns what each of them threw.
+std::vector<std::string> RunTogether(int size,
+                                     const std::function<void(MessagePassing& all)>& work) {
+  const tcp::Socket listener = tcp::Listen(0);
+  std::vector<std::string> causes(static_cast<std::size_t>(size));
+  std::vector<std::jthread> threads;
+  for (int r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] {
+      Launch launch{.rank = r, .size = size, .address = "127.0.0.1", .port = tcp::PortOf(listener)};
+      launch.listener = r == 0 ? ::dup(listener.fd()) : -1;
+      try {
+        const std::unique_ptr<MessagePassing> all = MeetByTcp(launch, kTimeout);
+        work(*all);
+        all->Finish();
+      } catch (const RunError& error) {
+        causes[static_cast<std::size_t>(r)] = error.what();
+      }
+    });
+  }
+  threads.clear();  // joins
+  return causes;
+}
+
+struct Losses {
+  std::vector<double> by_step;  // of rank 0
+  std::vector<std::string> causes;
+};
+
+Losses TrainByNccl(const Setup& setup, std::chrono::milliseconds timeout = kTimeout) {
+  const KernelSetOptions& kernels = FindKernelSet("shardwright-cuda-plain", "test");
+  const Program program = Lower({setup.model, kernels, setup.job, setup.plan});
+  SW_CHECK(Verify(program).empty(), "a plan");
+  const int ranks = static_cast<int>(program.shard_size * program.replicate_size);
+  const NcclTable nccl = FakeNccl();
+  Losses losses;
+  losses.causes = RunTogether(ranks, [&](MessagePassing& all) {
+    const auto seed = static_cast<std::uint64_t>(all.rank() + 1);
+    const std::unique_ptr<Gpu> gpu = MakeEmulatedGpu({.seed = seed});
+    RunOptions run = setup.run;
+    run.poison = true;
+    run.only_rank = Rank(static_cast<std::size_t>(all.rank()));
+    const MessagePassing::Channel channel = all.Split(0);
+    run.share_losses = [&](const std::vector<float>& mine) {
+      return ShareFloats(all, channel, mine);
+    };
+    CudaSession session({setup.model, kernels, setup.job, setup.plan, program, setup.training},
+                        {.timeout = timeout, .processes = &all, .nccl = &nccl}, *gpu, run);
+    session.faults().OnReport([&](const std::string& cause) { all.Fail(cause); });
+    session.runtime().Initialize();
+    session.runtime().RunSteps(setup.steps);
+    if (all.rank() == 0) {
+      for (const StepReport& report : session.runtime().TakeReports()) {
+        losses.by_step.push_back(report.loss);
+      }
+    }
+  });
+  return losses;
+}
+
+struct Variant {
+  const char* name;
+  Dialect dialect;
+  std::int64_t ranks;
+  std::function<void(Setup& s)> change;
+};
+
+Setup SetupOf(const Variant& variant) {
+  Setup setup = TinySetup(variant.dialect, variant.ranks);
+  setup.job.optimizer.kind = OptimizerKind::kSgd;
+  setup.training.optimizer.learning_rate = 0.5;
+  variant.change(setup);
+  return setup;
+}
+
+TEST_CASE("Nccl.TrainsAsTheHostDoes") {
+  const auto nothing = [](Setup&) {};
+  const auto clip = [](Setup& s) {
+    s.job.clip_gradients = true;
+    s.training.clip_norm = 0.05;
+  };
+  const std::vector<Variant> variants = {
+      {"native", Dialect::kNative, 2, nothing},
+      {"fsdp2, clipping", Dialect::kFsdp2, 2, clip},
+      {"zero3, clipping", Dialect::kZero3, 2, clip},
+      {"fairscale", Dialect::kFairscale, 2, nothing},
+      {"ddp", Dialect::kDdp, 3, nothing},
+      {"hybrid", Dialect::kNative, 4,
+       [](Setup& s) {
+         s.plan.shard_size = 2;
+         s.plan.replicate_size = 2;
+       }},
+      {"clipping in host memory", Dialect::kFsdp2, 2,
+       [clip](Setup& s) {
+         clip(s);
+         s.plan.offload.parameters = true;
+       }},
+  };
+  for (const Variant& variant : variants) {
+    INFO(variant.name);
+    const Setup setup = SetupOf(variant);
+    const Outcome host = Train(setup);
+    const Losses losses = TrainByNccl(setup);
+    CHECK(losses.causes == std::vector<std::string>(static_cast<std::size_t>(variant.ranks)));
+    // A loss depends on every weight, so those of later steps tell of the updates before them.
+    REQUIRE(losses.by_step.size() == host.losses.size());
+    for (std::size_t i = 0; i < host.losses.size(); ++i) {
+      CHECK(losses.by_step[i] == doctest::Approx(host.losses[i]).epsilon(1e-5));
+    }
+  }
+}
+
+// One rank's end of a group of two.
+struct Pair {
+  Pair(MessagePassing& all, const NcclTable& nccl)
+      : me(all.rank()),
+        gpu(MakeEmulatedGpu({.seed = static_cast<std::uint64_t>(me)})),
+        world(nccl, all, *gpu, kTimeout, faults),
+        group(world.MakeGroup({2, 0, 1}, true)),
+        place{*gpu, gpu->NewStream(true), gpu->NewEvent(false), gpu->NewEvent(false),
+              gpu->NewEvent(false)} {}
+
+  [[nodiscard]] std::byte* Floats(const std::vector<float>& values) const {
+    std::byte* const data =
+        gpu->Allocate(Bytes(static_cast<std::int64_t>(values.size() * sizeof(float))), false);
+    std::memcpy(data, values.data(), values.size() * sizeof(float));
+    return data;
+  }
+  void Run(const CollectiveCall& call) const {
+    const std::string name = "op";
+    group->Submit(me, call, name, place);
+    const GpuEvent end = gpu->NewEvent(false);
+    gpu->Record(end, place.stream);
+    gpu->Synchronize(end);
+  }
+  [[nodiscard]] static float At(const std::byte* data, std::size_t i) {
+    return reinterpret_cast<const float*>(data)[i];
+  }
+
+  const std::int64_t me;
+  const std::unique_ptr<Gpu> gpu;
+  FaultBoard faults;
+  NcclWorld world;
+  const std::unique_ptr<GpuGroup> group;
+  const CollectivePlace place;
+};
+
+TEST_CASE("Nccl.PartsOfAGatherMayLieApart") {
+  const NcclTable nccl = FakeNccl();
+  const auto causes = RunTogether(2, [&](MessagePassing& all) {
+    const Pair pair(all, nccl);
+    const auto own = static_cast<float>(pair.me);
+    CollectiveCall gather;
+    gather.code = OpCode::kAllGather;
+    gather.elements = 4;
+    gather.send = pair.Floats({own, own + 10});
+    gather.receive = pair.Floats({-1, -1, -1, -1, -1, -1});
+    gather.receive_stride = 4 * sizeof(float);
+    pair.Run(gather);
+    const std::vector<float> expected = {0, 10, -1, -1, 1, 11};
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      CHECK(Pair::At(gather.receive, i) == expected[i]);
+    }
+  });
+  CHECK(causes == std::vector<std::string>(2));
+}
+
+// Several targets, and divisors that are not the number of ranks: sums of 1, 2, 3, 4 and 10, 20,
+// 30, 40.
+TEST_CASE("Nccl.SumsAreDividedAndScattered") {
+  const NcclTable nccl = FakeNccl();
+  const auto causes = RunTogether(2, [&](MessagePassing& all) {
+    const Pair pair(all, nccl);
+    const bool is_first = pair.me == 0;
+    const float scale = is_first ? 1.0F : 10.0F;
+    for (const double divisor : {1.0, 2.0, 4.0}) {
+      const auto divide = static_cast<float>(divisor);
+      CollectiveCall scatter;
+      scatter.code = OpCode::kReduceScatter;
+      scatter.elements = 4;
+      scatter.divisor = divisor;
+      scatter.send = pair.Floats({scale, 2 * scale, 3 * scale, 4 * scale});
+      scatter.receive = pair.Floats({-1, -1});
+      pair.Run(scatter);
+      CHECK(Pair::At(scatter.receive, 0) == (is_first ? 11.0F : 33.0F) / divide);
+      CHECK(Pair::At(scatter.receive, 1) == (is_first ? 22.0F : 44.0F) / divide);
+      scatter.receive = nullptr;
+      std::byte* const first = pair.Floats({-1});
+      std::byte* const second = pair.Floats({-1});
+      scatter.parts = {{first, 1, DType::kFp32}, {second, 1, DType::kFp32}};
+      pair.Run(scatter);
+      CHECK(Pair::At(first, 0) == (is_first ? 11.0F : 33.0F) / divide);
+      CHECK(Pair::At(second, 0) == (is_first ? 22.0F : 44.0F) / divide);
+    }
+    CollectiveCall reduce;
+    reduce.code = OpCode::kAllReduce;
+    reduce.elements = 3;
+    reduce.divisor = 4.0;
+    reduce.receive = pair.Floats({scale, 2 * scale, 99});
+    reduce.zeros = {{reduce.receive + 2 * sizeof(float), sizeof(float)}};
+    reduce.send = reduce.receive;
+    pair.Run(reduce);
+    CHECK(Pair::At(reduce.receive, 0) == 11.0F / 4);
+    CHECK(Pair::At(reduce.receive, 1) == 22.0F / 4);
+    CHECK(Pair::At(reduce.receive, 2) == 0.0F);
+  });
+  CHECK(causes == std::vector<std::string>(2));
+}
+
+// Plants a fault in the library while it lives.
+class Planted {
+ public:
+  explicit Planted(const char* what) { ::setenv("SHARDWRIGHT_FAKE_NCCL", what, 1); }
+  ~Planted() { ::unsetenv("SHARDWRIGHT_FAKE_NCCL"); }
+  Planted(const Planted&) = delete;
+  Planted& operator=(const Planted&) = delete;
+};
+
+TEST_CASE("Nccl.AnErrorEndsAllRanksWithItsOpAndPeers") {
+  const Planted fault("fail 1 1");
+  const Losses losses = TrainByNccl(SetupOf({"", Dialect::kFsdp2, 2, [](Setup&) {}}));
+  REQUIRE(losses.causes.size() == 2);
+  CHECK(losses.causes[0] == losses.causes[1]);
+  CHECK(losses.causes[0].find("rank 1, op ") == 0);
+  CHECK(losses.causes[0].find(": NCCL: unhandled system error (2): planted by a test (the "
+                              "collectives of ranks 0, 1)") != std::string::npos);
+}
+
+TEST_CASE("Nccl.ACollectiveThatNeverEndsEndsAllRanks") {
+  const Planted fault("stall 1 1");
+  const Losses losses =
+      TrainByNccl(SetupOf({"", Dialect::kFsdp2, 2, [](Setup&) {}}), std::chrono::milliseconds(200));
+  REQUIRE(losses.causes.size() == 2);
+  // Both wait for the other then, and either may be the first to say so.
+  CHECK(losses.causes[0].find(": waited 200 ms for rank ") != std::string::npos);
+  CHECK(losses.causes[1].find(": waited 200 ms for rank ") != std::string::npos);
+}
+
+TEST_CASE("LoadNccl.NamesWhatIsMissing") {
+  ::setenv("SHARDWRIGHT_NCCL", "/nonexistent/libnccl.so.2", 1);
+  NcclTable table{};
+  CHECK(LoadNccl(&table) ==
+        "/nonexistent/libnccl.so.2: cannot open shared object file: No such file or directory; "
+        "several GPUs need NCCL: install libnccl2 or set SHARDWRIGHT_NCCL to its path");
+  ::setenv("SHARDWRIGHT_NCCL", "libm.so.6", 1);
+  CHECK(LoadNccl(&table) == "libnccl lacks functions that NCCL 2.18 and later have");
+  ::unsetenv("SHARDWRIGHT_NCCL");
+  // As ncclGetVersion numbers them: before 2.9 without tens.
+  CHECK(DescribeNcclVersion(22809).empty());
+  CHECK(DescribeNcclVersion(21800).empty());
+  CHECK(DescribeNcclVersion(21703) == "libnccl is version 2.17.3, expected at least 2.18");
+  CHECK(DescribeNcclVersion(2804) == "libnccl is version 2.8.4, expected at least 2.18");
+}
+
+// A watch whose events are over when the test says so.
+struct FakeWatch {
+  explicit FakeWatch(std::int64_t rank)
+      : watch(rank, std::chrono::milliseconds(1000),
+              {.new_event =
+                   [this] {
+                     events.push_back(std::make_unique<bool>(false));
+                     return GpuEvent{events.back().get()};
+                   },
+               .is_over = [](GpuEvent event) { return *static_cast<bool*>(event.value); },
+               .problem_of = [this](std::size_t c) { return problems[c]; },
+               .tell = [this](const std::vector<CollectiveProgress>& mine) { told = mine; },
+               .told_by = [this](std::int64_t r) { return others[r]; },
+               .fail = {}}) {}
+
+  CollectiveWatch::Events Submit(std::size_t communicator, const std::string& op) {
+    const CollectiveWatch::Events submitted = watch.Next(communicator);
+    watch.Submitted(communicator, op, submitted);
+    return submitted;
+  }
+  static void Set(GpuEvent event) { *static_cast<bool*>(event.value) = true; }
+
+  std::vector<std::unique_ptr<bool>> events;
+  std::map<std::size_t, std::string> problems;
+  std::map<std::int64_t, std::vector<CollectiveProgress>> others;
+  std::vector<CollectiveProgress> told;
+  CollectiveWatch watch;
+};
+
+TEST_CASE("CollectiveWatch.CountsTimeFromWhenTheStreamComesToACollective") {
+  FakeWatch fake(0);
+  const std::size_t c = fake.watch.AddCommunicator({3, 0, 2}, "the gathers");
+  const CollectiveWatch::Clock::time_point start;
+  const auto after = [&](int ms) { return start + std::chrono::milliseconds(ms); };
+  const CollectiveWatch::Events first = fake.Submit(c, "a");
+  const CollectiveWatch::Events second = fake.Submit(c, "b");
+  CHECK(fake.watch.Look(after(0)).empty());
+  CHECK(fake.told == std::vector<CollectiveProgress>{{2, 0, 0}});
+  // Long work before it is not its fault.
+  CHECK(fake.watch.Look(after(5000)).empty());
+  FakeWatch::Set(first.begin);
+  CHECK(fake.watch.Look(after(5000)).empty());
+  CHECK(fake.told == std::vector<CollectiveProgress>{{2, 1, 0}});
+  CHECK(fake.watch.Look(after(6000)).empty());
+  FakeWatch::Set(first.end);
+  FakeWatch::Set(second.begin);
+  CHECK(fake.watch.Look(after(6500)).empty());
+  CHECK(fake.told == std::vector<CollectiveProgress>{{2, 2, 1}});
+  CHECK(fake.watch.Look(after(7500)).empty());
+  // Rank 2 is in the collective, rank 4 is not.
+  fake.others[2] = {{2, 2, 1}};
+  fake.others[4] = {{2, 1, 0}};
+  CHECK(fake.watch.Look(after(7501)) ==
+        "rank 0, op b: waited 1000 ms for rank 4 (collective 2 of the gathers; rank 4 has begun 1 "
+        "and issued 2)");
+  // Nobody has told anything.
+  fake.others.clear();
+  CHECK(fake.watch.Look(after(7501)) ==
+        "rank 0, op b: waited 1000 ms for ranks 2, 4 (collective 2 of the gathers)");
+  FakeWatch::Set(second.end);
+  CHECK(fake.watch.Look(after(9000)).empty());
+  CHECK(fake.told == std::vector<CollectiveProgress>{{2, 2, 2}});
+}
+
+TEST_CASE("CollectiveWatch.ReportsWhatACommunicatorSays") {
+  FakeWatch fake(1);
+  (void)fake.watch.AddCommunicator({2, 0, 1}, "the reductions of ranks 0, 1");
+  const std::size_t c = fake.watch.AddCommunicator({2, 0, 1}, "the gathers of ranks 0, 1");
+  (void)fake.Submit(c, "x");
+  CHECK(fake.watch.Look({}).empty());
+  fake.problems[c] = "NCCL: remote error (6)";
+  CHECK(fake.watch.Look({}) == "rank 1, op x: NCCL: remote error (6) (the gathers of ranks 0, 1)");
+}
+
+}  // namespace
+}  // namespace shardwright::testing
