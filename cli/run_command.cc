@@ -141,7 +141,7 @@ void ReadDeviceFlags(const Arguments& arguments, std::int64_t ranks, RunFlags& f
     }
     return;
   }
-  for (const char* flag : {"--checkpoint", "--test-data", "--memory-limit", "--delays"}) {
+  for (const char* flag : {"--test-data", "--memory-limit", "--delays"}) {
     if (arguments.Get(flag).is_given()) {
       throw UsageError(std::string(flag) + " is not there yet for --device cuda");
     }
@@ -394,6 +394,9 @@ void WriteTrace(const PlanFile& file, const Program& program, RunSession& sessio
 int StartProcesses(const PlanFile& file, const RunFlags& flags, const std::string& plan) {
   CheckCudaPlan(
       {file.model.model, file.kernels, file.job, file.plan, LowerAndVerify(file), flags.training});
+  if (!flags.checkpoint.empty()) {
+    throw UsageError("--checkpoint needs ranks that are threads: one GPU, or --loopback");
+  }
   if (plan == "-") {
     throw UsageError("several GPUs need a plan that is a file, not standard input");
   }

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 
@@ -51,6 +52,11 @@ class Device {
   // Zero-filled memory that lives as long as the device. `on_host`: host memory that the streams
   // can reach (pinned).
   [[nodiscard]] virtual std::byte* Allocate(Bytes size, bool on_host) = 0;
+  // Now, between the device's memory and any memory of this process, either way. The device is
+  // idle.
+  virtual void Copy(void* to, const void* from, std::int64_t bytes) {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
   virtual Ticket Submit(const Work& work) = 0;
   // Blocks until the work is over.
   virtual void Wait(Ticket ticket) = 0;

@@ -39,10 +39,18 @@ std::vector<Rank> Runtime::LocalRanks() const {
   return ranks;
 }
 
-const Binding& Runtime::BindingOf(Rank rank) const {
+Runtime::RankRunner& Runtime::RunnerOf(Rank rank) const {
   SW_CHECK(!options_.only_rank.has_value() || rank == *options_.only_rank,
            "a rank of another process");
-  return ranks_[options_.only_rank.has_value() ? 0 : rank.value]->binding();
+  return *ranks_[options_.only_rank.has_value() ? 0 : rank.value];
+}
+
+const Binding& Runtime::BindingOf(Rank rank) const {
+  return RunnerOf(rank).binding();
+}
+
+void Runtime::CopyMemory(Rank rank, void* to, const void* from, std::int64_t bytes) const {
+  RunnerOf(rank).CopyMemory(to, from, bytes);
 }
 
 LossScaler Runtime::loss_scaler() const {

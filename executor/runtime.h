@@ -57,7 +57,7 @@ struct RunOptions {
 using DeviceFactory = std::function<std::unique_ptr<Device>(Rank rank)>;
 
 // All ranks of one plan, or one of them, on the devices of this process. Between two calls all
-// devices are idle and parameters may be read and written through BindingOf.
+// devices are idle; where BindingOf says that parameters lie, CopyMemory reads and writes them.
 class Runtime {
  public:
   // Binds the program for every rank: all that cannot run is refused here, with InputError, and
@@ -77,6 +77,8 @@ class Runtime {
   // Resumes: the next step is number `step`, of as many updates.
   void set_next_step(std::int64_t step) { next_step_ = step; }
   [[nodiscard]] const Binding& BindingOf(Rank rank) const;
+  // Between memory of this rank's device and memory of the caller, either way.
+  void CopyMemory(Rank rank, void* to, const void* from, std::int64_t bytes) const;
   // The ranks of this process.
   [[nodiscard]] std::vector<Rank> LocalRanks() const;
   // Loss scaling of fp16 runs; equal on all ranks. `skipped_steps` are those without an
@@ -97,6 +99,7 @@ class Runtime {
   class RankRunner;
   class LossBook;
 
+  [[nodiscard]] RankRunner& RunnerOf(Rank rank) const;
   void OnAllRanks(const std::function<void(RankRunner& rank)>& work);
 
   const ExecutorInput input_;

@@ -6,6 +6,7 @@
 #   scripts/gpu_check.sh tests      every kernel and the loopback ranks against the host's arithmetic
 #   scripts/gpu_check.sh kernels    speed of the kernels, as a fraction of what the memory or the matrix units could do
 #   scripts/gpu_check.sh training   steps of small plans on 1, 2, 4 and 8 ranks of one GPU
+#   scripts/gpu_check.sh gpus       the same on as many GPUs as there are, a process each, with NCCL
 #   scripts/gpu_check.sh sanitizer  compute-sanitizer memcheck and racecheck over the kernel tests
 #   scripts/gpu_check.sh            all of them, one after the other
 #
@@ -62,13 +63,33 @@ kernels() {
   cat "$tree/kernel_speed.log"
 }
 
+plan() {
+  local ranks=$1
+  check "plan for $ranks" "$tree/shardwright" plan --model gpt2 --cluster "h200-141 x$ranks, nvlink 450 GB/s" \
+    --kernel-set shardwright-cuda-plain --dialect native --seq 1024 --global-batch 8 --micro-batch "$((8 / ranks))" \
+    --precision bf16-mixed -o "$tree/plan$ranks.json"
+}
+
 training() {
   for ranks in 1 2 4 8; do
-    check "plan for $ranks" "$tree/shardwright" plan --model gpt2 --cluster "h200-141 x$ranks, nvlink 450 GB/s" \
-      --kernel-set shardwright-cuda-plain --dialect native --seq 1024 --global-batch 8 --micro-batch "$((8 / ranks))" \
-      --precision bf16-mixed -o "$tree/plan$ranks.json"
+    plan "$ranks"
     check "training on $ranks ranks" "$tree/shardwright" run "$tree/plan$ranks.json" --device cuda \
       --loopback "$ranks" --steps 10 --trace "$tree/trace$ranks.json.gz"
+  done
+}
+
+gpus() {
+  local count
+  count=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+  if [[ $count -lt 2 ]]; then
+    row "training with NCCL" skipped "$count GPU"
+  fi
+  for ranks in 2 4 8; do
+    if [[ $ranks -le $count ]]; then
+      plan "$ranks"
+      check "training on $ranks GPUs" "$tree/shardwright" run "$tree/plan$ranks.json" --device cuda --steps 10 \
+        --trace "$tree/trace${ranks}gpus.json.gz"
+    fi
   done
 }
 
@@ -86,13 +107,13 @@ sanitizer() {
 row "what" "verdict" "time and last line"
 command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv,noheader
 case "${1:-all}" in
-  build | tests | kernels | training | sanitizer) "$1" ;;
+  build | tests | kernels | training | gpus | sanitizer) "$1" ;;
   all)
     build
-    [[ $failed -eq 0 ]] && tests && kernels && training && sanitizer
+    [[ $failed -eq 0 ]] && tests && kernels && training && gpus && sanitizer
     ;;
   *)
-    echo "gpu_check.sh: got \"$1\", expected build, tests, kernels, training, sanitizer or nothing" >&2
+    echo "gpu_check.sh: got \"$1\", expected build, tests, kernels, training, gpus, sanitizer or nothing" >&2
     exit 2
     ;;
 esac

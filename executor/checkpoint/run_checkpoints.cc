@@ -16,7 +16,10 @@ namespace {
 
 RankState StateOf(const Runtime& runtime, Rank rank) {
   const Binding& binding = runtime.BindingOf(rank);
-  return {binding.units, binding.model_buffers};
+  return {binding.units, binding.model_buffers,
+          [&runtime, rank](void* to, const void* from, std::int64_t bytes) {
+            runtime.CopyMemory(rank, to, from, bytes);
+          }};
 }
 
 // What every rank writes. Replicas hold the same stretches: the first rank that has one saves it.
@@ -68,8 +71,9 @@ RunCheckpoints::RunCheckpoints(std::string folder, std::int64_t keep, const Mode
 void RunCheckpoints::Save(const Runtime& runtime) {
   background_.Wait();  // one snapshot in memory at a time
   auto snapshots = std::make_shared<std::vector<Snapshot>>();
+  std::size_t next = 0;
   for (std::vector<StretchData>& share : Shares(model_, job_.optimizer.kind, runtime)) {
-    snapshots->emplace_back(std::move(share));
+    snapshots->emplace_back(std::move(share), StateOf(runtime, runtime.LocalRanks()[next++]).copy);
   }
   Manifest manifest;
   DescribeState(model_, job_, manifest);

@@ -56,7 +56,8 @@ void Replace(const std::string& from, const std::string& to) {
 
 }  // namespace
 
-Snapshot::Snapshot(std::vector<StretchData> stretches) : stretches_(std::move(stretches)) {
+Snapshot::Snapshot(std::vector<StretchData> stretches, const MemoryCopy& copy)
+    : stretches_(std::move(stretches)) {
   std::size_t total = 0;
   for (const StretchData& stretch : stretches_) {
     const DType dtype = stretch.saved_as.value_or(stretch.dtype);
@@ -68,10 +69,13 @@ Snapshot::Snapshot(std::vector<StretchData> stretches) : stretches_(std::move(st
     const DType from = std::exchange(stretch.dtype, stretch.saved_as.value_or(stretch.dtype));
     const auto size = static_cast<std::size_t>(stretch.stretch.count * SizeOf(stretch.dtype));
     if (stretch.dtype == from) {
-      std::memcpy(out, stretch.data, size);
+      copy(out, stretch.data, static_cast<std::int64_t>(size));
     } else {
+      const std::int64_t bytes = stretch.stretch.count * SizeOf(from);
+      std::vector<std::byte> source(static_cast<std::size_t>(bytes));
+      copy(source.data(), stretch.data, bytes);
       for (std::int64_t i = 0; i < stretch.stretch.count; ++i) {
-        StoreFloat(stretch.dtype, out, i, LoadFloat(from, stretch.data, i));
+        StoreFloat(stretch.dtype, out, i, LoadFloat(from, source.data(), i));
       }
     }
     stretch.data = out;

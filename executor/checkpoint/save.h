@@ -25,10 +25,13 @@ struct StretchData {
   std::optional<DType> saved_as = {};  // another dtype to save it in; a Snapshot converts
 };
 
+// Between the memory that a rank trains in and any other, either way.
+using MemoryCopy = std::function<void(void* to, const void* from, std::int64_t bytes)>;
+
 // Elements of stretches in memory of their own, so that training may go on while they are written.
 class Snapshot {
  public:
-  explicit Snapshot(std::vector<StretchData> stretches);
+  Snapshot(std::vector<StretchData> stretches, const MemoryCopy& copy);
 
   [[nodiscard]] const std::vector<StretchData>& stretches() const { return stretches_; }
 

@@ -1,6 +1,5 @@
 #include "executor/checkpoint/state.h"
 
-#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -60,12 +59,22 @@ const std::byte* At(const std::byte* memory, std::int64_t element, DType dtype) 
   return memory + element * SizeOf(dtype);
 }
 
-void LoadParameters(const Checkpoint& checkpoint, const Model& model, const BoundCopy& to) {
-  std::memset(to.data, 0, static_cast<std::size_t>(to.elements * SizeOf(to.dtype)));
+// Elements of a tensor, into the rank's memory.
+void LoadStretch(const Checkpoint& checkpoint, const SavedStretch& from, DType dtype, void* to,
+                 const MemoryCopy& copy) {
+  std::vector<std::byte> elements(static_cast<std::size_t>(from.count * SizeOf(dtype)));
+  checkpoint.Read(from.tensor, from.begin, from.count, dtype, elements.data());
+  copy(to, elements.data(), static_cast<std::int64_t>(elements.size()));
+}
+
+void LoadParameters(const Checkpoint& checkpoint, const Model& model, const BoundCopy& to,
+                    const MemoryCopy& copy) {
+  std::vector<std::byte> shard(static_cast<std::size_t>(to.elements * SizeOf(to.dtype)));
   for (const ShardPiece& piece : to.pieces) {
     checkpoint.Read(model.params[piece.param.value].fqn, piece.param_begin, piece.count, to.dtype,
-                    to.data + piece.shard_offset * SizeOf(to.dtype));
+                    shard.data() + piece.shard_offset * SizeOf(to.dtype));
   }
+  copy(to.data, shard.data(), static_cast<std::int64_t>(shard.size()));
 }
 
 }  // namespace
@@ -138,28 +147,28 @@ void LoadState(const Checkpoint& checkpoint, const Model& model, OptimizerKind o
       continue;
     }
     const BoundCopy masters{unit.pieces, unit.elements, unit.dtype, unit.parameters};
-    LoadParameters(checkpoint, model, masters);
+    LoadParameters(checkpoint, model, masters, rank.copy);
     if (unit.host_copy != nullptr) {
-      std::memcpy(unit.host_copy, unit.parameters,
-                  static_cast<std::size_t>(unit.elements * SizeOf(unit.dtype)));
+      rank.copy(unit.host_copy, unit.parameters, unit.elements * SizeOf(unit.dtype));
     }
     if (unit.copy.has_value()) {
-      LoadParameters(checkpoint, model, *unit.copy);
+      LoadParameters(checkpoint, model, *unit.copy, rank.copy);
     }
     for (std::size_t k = 0; with_states && k < unit.states.size(); ++k) {
       for (const ShardPiece& piece : unit.state_pieces) {
         const Parameter& param = model.params[piece.param.value];
         if (param.trainable) {
-          checkpoint.Read(StateName(names[k], param.fqn), piece.param_begin, piece.count,
-                          unit.dtype, unit.states[k] + piece.shard_offset * SizeOf(unit.dtype));
+          LoadStretch(checkpoint, {StateName(names[k], param.fqn), piece.param_begin, piece.count},
+                      unit.dtype, unit.states[k] + piece.shard_offset * SizeOf(unit.dtype),
+                      rank.copy);
         }
       }
     }
   }
   if (rank.model_buffers != nullptr) {
     for (const BufferTensor& tensor : BufferTensors(model)) {
-      checkpoint.Read(tensor.name, 0, tensor.count, DType::kFp32,
-                      rank.model_buffers + tensor.offset);
+      LoadStretch(checkpoint, {tensor.name, 0, tensor.count}, DType::kFp32,
+                  rank.model_buffers + tensor.offset, rank.copy);
     }
   }
 }

@@ -21,6 +21,7 @@ struct RankState {
   // Running statistics (fp32, module after module); null: the model has none. All ranks hold the
   // same ones.
   float* model_buffers = nullptr;
+  MemoryCopy copy;  // how LoadState writes this memory
 };
 
 // Fills model, optimizer, tensors and aliases of a manifest.

@@ -267,6 +267,15 @@ void CudaDevice::Finish() {
   CheckFault();
 }
 
+void CudaDevice::Copy(void* to, const void* from, std::int64_t bytes) {
+  const GpuStream stream = QueueOf(Stream::kCompute).stream;
+  const GpuEvent event = TakeEvent(false);
+  gpu_.Copy(to, from, bytes, stream);
+  gpu_.Record(event, stream);
+  gpu_.Synchronize(event);
+  free_events_.push_back(event);
+}
+
 Ticket CudaDevice::Submit(const Work& work) {
   world_.faults.ThrowIfFailed();
   Queue& queue = QueueOf(work.stream);

@@ -72,6 +72,7 @@ class CudaDevice : public Device {
   ~CudaDevice() override;
 
   [[nodiscard]] std::byte* Allocate(Bytes size, bool on_host) override;
+  void Copy(void* to, const void* from, std::int64_t bytes) override;
   Ticket Submit(const Work& work) override;
   void Wait(Ticket ticket) override;
   void RunOnHost(const Work& work) override;

@@ -30,6 +30,9 @@ class Runtime::RankRunner {
 
   void Stop() { device_->Stop(); }
 
+  void CopyMemory(void* to, const void* from, std::int64_t bytes) const {
+    device_->Copy(to, from, bytes);
+  }
   [[nodiscard]] const Binding& binding() const { return binding_; }
   [[nodiscard]] ScalingState& scaling() { return scaling_; }
   // Appends what was recorded and forgets it.

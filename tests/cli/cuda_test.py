@@ -33,8 +33,10 @@ class Cuda(ShardwrightTestCase):
         self.assert_fails(2, "--loopback needs --device cuda", "run", plan, "--loopback", "2")
         self.assert_fails(2, "--loopback: got 3, expected 2, the ranks of the plan", "run", plan, "--device", "cuda",
                           "--loopback", "3")
-        self.assert_fails(2, "--checkpoint is not there yet for --device cuda", "run", plan, "--device", "cuda",
-                          "--loopback", "2", "--checkpoint", "c")
+        self.assert_fails(2, "--test-data is not there yet for --device cuda", "run", plan, "--device", "cuda",
+                          "--loopback", "2", "--epochs", "1", "--test-data", "d")
+        self.assert_fails(2, "--checkpoint needs ranks that are threads: one GPU, or --loopback", "run", plan, "--device",
+                          "cuda", "--checkpoint", "c")
 
     def test_wrong_kernel_set(self):
         self.assert_fails(3, 'plan: kernel_set: got "torch-eager", expected "shardwright-cuda-plain", the kernels that '
@@ -70,8 +72,8 @@ class Emulated(Cuda):
                               text=True, cwd=self.folder, env=environment, timeout=500, check=False)
         return done.returncode, done.stdout, done.stderr
 
-    def losses(self, *flags):
-        code, out, err = self.run_emulated(*flags, "--steps", "2", "--json")
+    def losses(self, *flags, steps=2):
+        code, out, err = self.run_emulated(*flags, "--steps", str(steps), "--json")
         self.assertEqual(code, 0, err)
         return [step["loss"] for step in json.loads(out)["steps"]]
 
@@ -84,6 +86,13 @@ class Emulated(Cuda):
         found = json.loads(self.run_program("compare", plan, "t.json", "--json")[1])
         self.assertEqual((found["matched"], found["findings"]), (found["spans"], []))
         self.assertEqual(list(self.folder.glob("fake-nccl-*")), [])
+
+    def test_checkpoints(self):
+        plan = self.plan("shardwright-cuda-plain", 2)
+        whole = self.losses(plan, "--loopback", "2", steps=4)
+        checkpoint = ("--loopback", "2", "--checkpoint", "c")
+        self.assertEqual(self.losses(plan, *checkpoint, steps=2), whole[:2])
+        self.assertEqual(self.losses(plan, *checkpoint, "--resume", steps=4), whole[2:])
 
     def test_faults(self):
         plan = self.plan("shardwright-cuda-plain", 2)

@@ -94,7 +94,7 @@ struct Ranks {
   }
 
   [[nodiscard]] RankState StateOf(std::size_t rank) {
-    return {{&units[rank], 1}, buffers[rank].empty() ? nullptr : buffers[rank].data()};
+    return {{&units[rank], 1}, buffers[rank].empty() ? nullptr : buffers[rank].data(), std::memcpy};
   }
 
   // Every tensor gets numbers that depend on its name and the element alone.
@@ -408,7 +408,7 @@ TEST_CASE("the background writes a snapshot while the original changes, and hand
   BackgroundWriter background;
   const auto save = [&](std::int64_t step) {
     const auto snapshot = std::make_shared<Snapshot>(
-        std::vector<StretchData>{{{"a", 0, 1000}, DType::kFp32, values.data()}});
+        std::vector<StretchData>{{{"a", 0, 1000}, DType::kFp32, values.data()}}, std::memcpy);
     background.Start([&folder, manifest, snapshot, step] {
       CheckpointWriter writer(folder.File("c"), step);
       writer.WriteRank(0, snapshot->stretches());

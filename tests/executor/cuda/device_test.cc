@@ -86,6 +86,11 @@ std::vector<Variant> Variants() {
       {"zero3", Dialect::kZero3, 2, nothing, kFp32},
       {"fairscale", Dialect::kFairscale, 2, nothing, kFp32},
       {"zero3, clipping", Dialect::kZero3, 2, clip, kFp32},
+      // The norm leaves the gradients as they are, and the clipping divides them.
+      {"zero2, clipping", Dialect::kZero2, 2, clip, kFp32},
+      // Parts that lie apart.
+      {"zero1, weights gathered in pieces", Dialect::kZero1, 2,
+       [](Setup& s) { s.plan.zero.allgather_bucket = 60; }, kFp32},
       {"hybrid", Dialect::kNative, 4,
        [](Setup& s) {
          s.plan.shard_size = 2;
@@ -110,6 +115,13 @@ std::vector<Variant> Variants() {
        },
        kFp32},
       {"bf16", Dialect::kNative, 2, half(DType::kBf16), kHalf},
+      // Several clippings, of which the first decides whether the step is skipped.
+      {"zero2 in fp16 with a loss scale", Dialect::kZero2, 2,
+       [clip, half](Setup& s) {
+         clip(s);
+         half(DType::kFp16)(s);
+       },
+       kHalf},
       {"fp16 with a loss scale", Dialect::kFsdp2, 2,
        [clip, half](Setup& s) {
          clip(s);

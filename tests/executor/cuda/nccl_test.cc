@@ -132,6 +132,8 @@ TEST_CASE("Nccl.TrainsAsTheHostDoes") {
       {"native", Dialect::kNative, 2, nothing},
       {"fsdp2, clipping", Dialect::kFsdp2, 2, clip},
       {"zero3, clipping", Dialect::kZero3, 2, clip},
+      {"zero1, weights gathered in pieces", Dialect::kZero1, 2,
+       [](Setup& s) { s.plan.zero.allgather_bucket = 60; }},
       {"fairscale", Dialect::kFairscale, 2, nothing},
       {"ddp", Dialect::kDdp, 3, nothing},
       {"hybrid", Dialect::kNative, 4,
