@@ -423,6 +423,31 @@ void LocalSearch::TrySymmetric(Evaluator& evaluator) {
   (void)Evaluate(evaluator, inner);
 }
 
+void LocalSearch::TryUniform(Evaluator& evaluator) {
+  if (best_ == kNone || options_.fixed.units) {
+    return;
+  }
+  InnerChoice inner = evaluated_[best_].inner;
+  if (ladder_.steps() > 0) {
+    inner.mix = (inner.mix + ladder_.blocks() - 1) / ladder_.blocks() * ladder_.blocks();
+  }
+  inner.prefetch_label.clear();
+  for (const UnitFamily& family : space_.families) {
+    for (const Reshard& reshard : space_.reshards) {
+      if (family.is_nested || reshard.kind == Reshard::Kind::kToGroup) {
+        continue;
+      }
+      inner.units = family.units;
+      inner.units_label = family.name;
+      inner.reshard_label = NameOfReshard(reshard);
+      for (UnitPlan& unit : inner.units) {
+        unit.reshard = reshard;
+      }
+      (void)Evaluate(evaluator, inner);
+    }
+  }
+}
+
 void LocalSearch::Refine(Evaluator& evaluator, std::int64_t effort) {
   if (best_ == kNone) {
     return;

@@ -84,6 +84,9 @@ class LocalSearch {
   // Evaluates the best plan with the same checkpointing in all blocks, rounded towards less memory.
   void TrySymmetric(Evaluator& evaluator);
 
+  // Evaluates the best plan with each cut that treats all blocks alike, and all units freed alike.
+  void TryUniform(Evaluator& evaluator);
+
   [[nodiscard]] const std::vector<Evaluated>& evaluated() const { return evaluated_; }
   // The fastest that fits; null: none does.
   [[nodiscard]] const Evaluated* best() const;

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "core/error.h"
@@ -36,7 +37,7 @@ struct RefineRound {
   std::size_t branches = 0;
   std::int64_t effort = 0;
 };
-constexpr std::array<RefineRound, 2> kRefineRounds = {{{12, 28}, {4, 64}}};
+constexpr std::array<RefineRound, 2> kRefineRounds = {{{14, 28}, {4, 64}}};
 // Branches that are seeded before the incumbent is looked at again. A constant, so that the result
 // does not depend on the number of threads.
 constexpr std::size_t kBatch = 8;
@@ -138,12 +139,16 @@ class Searcher {
     }
   }
 
-  // Branches with a plan that fits, the best first; the best of each mesh and micro-batch before
-  // all others, since units and prefetch change much where communication matters.
+  // Branches with a plan that fits, the best first; the best of each mesh and micro-batch, with
+  // offloading and without, before all others, since units and prefetch change much where
+  // communication matters.
   [[nodiscard]] std::vector<std::size_t> Ranked() const {
     std::vector<std::size_t> ranked;
+    const double worst = Incumbent() * (1 + options_.tie);
     for (std::size_t i = 0; i < branches_.size(); ++i) {
-      if (branches_[i].local != nullptr && branches_[i].local->best() != nullptr) {
+      const Branch& branch = branches_[i];
+      const bool has_plan = branch.local != nullptr && branch.local->best() != nullptr;
+      if (has_plan && SortKey(branch) <= worst) {
         ranked.push_back(i);
       }
     }
@@ -154,10 +159,11 @@ class Searcher {
     };
     std::stable_sort(ranked.begin(), ranked.end(),
                      [&](std::size_t x, std::size_t y) { return cost(x) < cost(y); });
-    std::set<std::pair<std::int64_t, std::int64_t>> seen;
+    std::set<std::tuple<std::int64_t, std::int64_t, bool>> seen;
     std::stable_partition(ranked.begin(), ranked.end(), [&](std::size_t i) {
       const OuterChoice& outer = branches_[i].outer;
-      return seen.emplace(outer.shard_size, outer.micro_batch).second;
+      const bool offloads = outer.offload != Offload();
+      return seen.emplace(outer.shard_size, outer.micro_batch, offloads).second;
     });
     return ranked;
   }
@@ -182,6 +188,10 @@ class Searcher {
         branches_[ranked[i]].local->TrySymmetric(evaluator);
       });
       Tell();
+    }
+    const std::vector<std::size_t> ranked = Ranked();
+    if (!ranked.empty()) {
+      branches_[ranked.front()].local->TryUniform(workers_.first());
     }
   }
 

@@ -58,8 +58,16 @@ std::vector<SeedPlan> SeedPlans(const SearchInput& input, const SearchOptions& o
       plan = Translate(plan, options.base);
       const bool is_known = std::any_of(seeds.begin(), seeds.end(),
                                         [&](const SeedPlan& seed) { return seed.plan == plan; });
-      if (!is_known && Agrees(plan, options)) {
-        seeds.push_back({NameOfSeed(baseline, choice), std::move(plan)});
+      if (is_known || !Agrees(plan, options)) {
+        continue;
+      }
+      seeds.push_back({NameOfSeed(baseline, choice), plan});
+      if (options.base.dialect == Dialect::kNative) {
+        // ZeRO-3 keeps what is used again soon, which only native can say of every unit.
+        for (UnitPlan& unit : plan.units) {
+          unit.reshard = {Reshard::Kind::kNever, 0};
+        }
+        seeds.push_back({NameOfSeed(baseline, choice) + ", kept", std::move(plan)});
       }
     }
   }
