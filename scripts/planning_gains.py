@@ -54,7 +54,9 @@ def read_cache(path):
 
 def cell(result):
     """The gain over the fastest baseline that fits, in percent."""
-    if result is None or "error" in result or (result["step_time_s"] is None and not result["baselines"]):
+    if result is None:
+        return ""  # not run
+    if "error" in result or (result["step_time_s"] is None and not result["baselines"]):
         return "-"
     if result["step_time_s"] is None:
         return "LOST"
@@ -67,6 +69,8 @@ def table(models, dialects, cache):
     lines = ["| model | " + " | ".join(f"{nodes} x {name}" for name, nodes in CLUSTERS) + " |",
              "| --- |" + " ---: |" * len(CLUSTERS)]
     for model in models:
+        if not any((model, name, nodes, d) in cache for name, nodes in CLUSTERS for d in dialects):
+            continue
         cells = [" / ".join(cell(cache.get((model, name, nodes, d))) for d in dialects) for name, nodes in CLUSTERS]
         lines.append(f"| {model} | " + " | ".join(cells) + " |")
     text = "\n".join(lines) + "\n\n"
@@ -86,6 +90,7 @@ def main():
     parser.add_argument("--program", default=str(ROOT / "build" / "shardwright"))
     parser.add_argument("--models", default="*")
     parser.add_argument("--dialects", default="native,fsdp2")
+    parser.add_argument("--table-only", action="store_true", help="of what was run before")
     arguments = parser.parse_args()
     dialects = arguments.dialects.split(",")
     models = sorted(p.stem for p in (ROOT / "models" / "zoo").glob("*.json") if fnmatch.fnmatch(p.stem, arguments.models))
@@ -94,7 +99,7 @@ def main():
     jobs = [(m, name, nodes, d) for d in dialects for m in models for name, nodes in CLUSTERS]
     with path.open("a", encoding="utf-8") as file:
         for key in jobs:
-            if key not in cache:
+            if key not in cache and not arguments.table_only:
                 cache[key] = run(arguments.program, *key)
                 file.write(json.dumps({"key": key, "result": cache[key]}) + "\n")
                 file.flush()
@@ -102,8 +107,8 @@ def main():
     text = page.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     page.write_text(before + BEGIN + table(models, dialects, cache) + END + rest.split(END)[1], encoding="utf-8")
-    slower = [(key, cache[key]) for key in jobs
-              if cell(cache[key]) == "LOST" or cell(cache[key]).startswith("-") and cell(cache[key]) != "-"]
+    slower = [(key, cache[key]) for key in jobs if key in cache
+              if cell(cache[key]) == "LOST" or cell(cache[key])[:1] == "-" and cell(cache[key]) != "-"]
     for key, result in slower:
         print("slower than a baseline:", *key, json.dumps(result), file=sys.stderr)
     return 1 if slower else 0
