@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The long checks, run by hand before a release and after a change of the spine: every header alone, the deep tests
-# in the release build, a minute of damaged files per reader of foreign files, every ci test under AddressSanitizer
+# in the release build, a minute of damaged files per reader of foreign files and of settings, every ci test under AddressSanitizer
 # and UndefinedBehaviorSanitizer, the threaded tests under ThreadSanitizer, and clang-tidy with the path-sensitive
 # analyzer. Record the last lines, with the machine, in docs/measurements.md.
 set -euo pipefail
@@ -13,6 +13,7 @@ cmake --build --preset release -j "$jobs"
 cmake --build --preset release -j "$jobs" --target all_verify_interface_header_sets
 ctest --preset deep --no-tests=ignore -j "$jobs"
 build/tests/traces/sw_foreign_fuzz_test 60
+build/tests/planner/sw_settings_fuzz_test 60
 
 # With the checks that double the time to compile, which .ci/run leaves out.
 cmake --preset debug-asan-ubsan -DSHARDWRIGHT_BENCH=OFF \

@@ -1,23 +1,16 @@
-// Damages files of other programs and feeds them to their readers: each must be read or refused by
-// an InputError. Prints what it did; a crash, a hang or another exception is the failure.
-//
-//   sw_foreign_fuzz_test            a few hundred files per reader, always the same ones
-//   sw_foreign_fuzz_test SECONDS    as many as fit in this time, per reader (scripts/deep.sh)
+// Every reader of files that other programs wrote, but those of settings (tests/planner).
 
-#include <chrono>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <functional>
-#include <optional>
+#include <filesystem>
+#include <fstream>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <sqlite3.h>
 
-#include "core/error.h"
-#include "tests/traces/temporary_file.h"
+#include "executor/checkpoint/safetensors.h"
+#include "models/checkpoint_folder.h"
+#include "models/loader.h"
+#include "tests/traces/fuzz.h"
 #include "topologies/import_topology.h"
 #include "traces/gzip.h"
 #include "traces/kineto.h"
@@ -29,45 +22,8 @@
 namespace shardwright {
 namespace {
 
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-  std::size_t Draw(std::size_t n) {
-    state_ = state_ * 6364136223846793005U + 1442695040888963407U;
-    return static_cast<std::size_t>(state_ >> 33) % n;
-  }
-
- private:
-  std::uint64_t state_;
-};
-
-// One to four edits: a byte replaced, a piece cut or doubled, the rest cut off, a number made huge.
-std::string Damage(std::string text, Random& random) {
-  for (std::size_t edit = 0; edit <= random.Draw(4) && !text.empty(); ++edit) {
-    const std::size_t at = random.Draw(text.size());
-    const std::size_t length = 1 + random.Draw(40);
-    switch (random.Draw(5)) {
-      case 0:
-        text[at] = static_cast<char>(random.Draw(256));
-        break;
-      case 1:
-        text.erase(at, length);
-        break;
-      case 2:
-        text.insert(random.Draw(text.size()), text.substr(at, length));
-        break;
-      case 3:
-        text.resize(random.Draw(8) == 0 ? at : text.size());
-        break;
-      default: {
-        const std::size_t digit = text.find_first_of("0123456789", at);
-        text.insert(digit == std::string::npos ? at : digit, "99999999999");
-        break;
-      }
-    }
-  }
-  return text;
-}
+using testing::FuzzTarget;
+using testing::OfFile;
 
 std::string KinetoTrace() {
   return R"({"schemaVersion":1,"distributedInfo":{"rank":0,"world_size":2},"traceEvents":[)"
@@ -146,18 +102,53 @@ constexpr const char* kHwlocXml =
     R"(<object type="Bridge" pci_link_speed="31.5"><object type="PCIDev" pci_type="0302 [10de:20b2] a1" pci_link_speed="31.5"/>)"
     R"(<object type="PCIDev" pci_type="0207 [15b3:101b]"><object type="OSDev" osdev_type="3"/></object></object></object></object></topology>)";
 
-struct Target {
-  std::string name;
-  std::string good;
-  std::function<void(const std::string& content)> read;
-};
+constexpr const char* kConfig =
+    R"({"architectures":["MixtralForCausalLM"],"model_type":"mixtral","vocab_size":64,"hidden_size":16,)"
+    R"("intermediate_size":32,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,)"
+    R"("num_local_experts":4,"num_experts_per_tok":2,"max_position_embeddings":128,"rope_theta":1e6,)"
+    R"("rope_scaling":null,"tie_word_embeddings":false,"hidden_act":"silu","rms_norm_eps":1e-05})";
+constexpr const char* kModel =
+    R"({"format":"shardwright-model","version":1,"class":"Net","block_class":"Block","sequence_length":8,)"
+    R"("inputs":{"ids":{"ids":"sequence_length"}},"modules":[{"name":"embed","class":"Embedding",)"
+    R"("params":[{"name":"weight","shape":[50,8]}]},{"name":"blocks","class":"ModuleList","modules":[)"
+    R"({"repeat":3,"name":"{i}","class":"Block","modules":[{"name":"fc","class":"Linear","params":[)"
+    R"({"name":"weight","shape":[8,8]}]}]}]},{"name":"head","class":"Linear","params":[{"name":"weight",)"
+    R"("tied_to":"embed.weight"}]}],"ops":[{"op":"embedding","module":"embed","inputs":["ids"],)"
+    R"("output":"x0"},{"repeat":3,"ops":[{"op":"linear","module":"blocks.{i}.fc","inputs":["x{i}"],)"
+    R"("output":"y{i}"},{"op":"add","module":"blocks.{i}","inputs":["x{i}","y{i}"],"output":"x{i+1}"}]},)"
+    R"({"op":"linear","module":"head","inputs":["x3"],"output":"z"}]})";
+constexpr const char* kIndex =
+    R"({"metadata":{"total_size":16},"weight_map":{"a.weight":"model-00001-of-00002.safetensors",)"
+    R"("b.weight":"model-00002-of-00002.safetensors"}})";
 
-// A reader of files.
-template <class Read>
-std::function<void(const std::string&)> OfFile(Read read) {
-  return [read](const std::string& content) {
-    const testing::TemporaryFile file(content);
-    (void)read(file.name());
+// A file of two tensors.
+std::string Safetensors() {
+  const std::string header =
+      R"({"__metadata__":{"format":"pt"},"a.weight":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]},)"
+      R"("a.bias":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}})";
+  std::string text(8, '\0');
+  text[0] = static_cast<char>(header.size());
+  return text + header + std::string(16, 'x');
+}
+
+// Reads a checkpoint's folder in which the content is the file of this name.
+std::function<void(const std::string&)> OfCheckpoint(const std::string& name) {
+  return [name](const std::string& content) {
+    const testing::TemporaryFile place("");
+    const std::string folder = place.name() + ".folder";
+    std::filesystem::create_directory(folder);
+    const auto write = [&](const std::string& file, const std::string& text) {
+      std::ofstream(folder + "/" + file, std::ios::binary) << text;
+    };
+    write("model-00001-of-00002.safetensors", Safetensors());
+    write(name, content);
+    try {
+      (void)ReadCheckpoint(folder);
+    } catch (const InputError&) {
+      std::filesystem::remove_all(folder);
+      throw;
+    }
+    std::filesystem::remove_all(folder);
   };
 }
 
@@ -168,7 +159,7 @@ void ImportText(const std::string& text) {
   (void)ImportTopology(text, "fuzz", options);
 }
 
-std::vector<Target> Targets() {
+std::vector<FuzzTarget> Targets() {
   TextSink sink(true);
   sink.Append(KinetoTrace());
   const auto test = [](const std::string& file) { return ReadCollectiveTest(file, "all_gather"); };
@@ -183,49 +174,19 @@ std::vector<Target> Targets() {
       {"topo -m", kMatrix, ImportText},
       {"NCCL XML", kNcclXml, ImportText},
       {"hwloc XML", kHwlocXml, ImportText},
+      {"config.json", kConfig,
+       OfFile([](const std::string& file) { return LoadModel(file); }, ".json")},
+      {"model.json", kModel,
+       OfFile([](const std::string& file) { return LoadModel(file); }, ".json")},
+      {"safetensors", Safetensors(), OfCheckpoint("model.safetensors")},
+      {"safetensors index", kIndex, OfCheckpoint("model.safetensors.index.json")},
+      {"safetensors to load", Safetensors(), OfFile(ReadSafetensorsHeader)},
   };
-}
-
-// Returns false when even the undamaged file is refused: then nothing was tested.
-bool Run(const Target& target, std::optional<double> seconds) {
-  constexpr int kRounds = 300;
-  const auto begin = std::chrono::steady_clock::now();
-  const auto goes_on = [&](int round) {
-    const std::chrono::duration<double> gone = std::chrono::steady_clock::now() - begin;
-    return seconds ? gone.count() < *seconds : round < kRounds;
-  };
-  try {
-    target.read(target.good);
-  } catch (const InputError& error) {
-    std::printf("%s: the undamaged file is refused: %s\n", target.name.c_str(), error.what());
-    return false;
-  }
-  Random random(20261122);
-  int read = 0, refused = 0;
-  for (int round = 0; goes_on(round); ++round) {
-    const std::string content = Damage(target.good, random);
-    try {
-      target.read(content);
-      ++read;
-    } catch (const InputError&) {
-      ++refused;
-    }
-  }
-  std::printf("%s: %d read, %d refused\n", target.name.c_str(), read, refused);
-  return true;
 }
 
 }  // namespace
 }  // namespace shardwright
 
 int main(int argc, char** argv) {
-  std::optional<double> seconds;
-  if (argc > 1) {
-    seconds = std::atof(argv[1]);
-  }
-  bool is_good = true;
-  for (const shardwright::Target& target : shardwright::Targets()) {
-    is_good = shardwright::Run(target, seconds) && is_good;
-  }
-  return is_good ? 0 : 1;
+  return shardwright::testing::FuzzAll(shardwright::Targets(), argc, argv);
 }
