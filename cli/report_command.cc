@@ -2,12 +2,15 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "analysis/compare.h"
+#include "analysis/compare_recording.h"
 #include "analysis/prediction.h"
 #include "analysis/report/report.h"
 #include "cli/command.h"
 #include "cli/flow.h"
+#include "cli/recordings.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "planner/evaluate.h"
@@ -15,6 +18,7 @@
 #include "simulator/costs/pricer.h"
 #include "simulator/simulate.h"
 #include "traces/chrome_read.h"
+#include "traces/measured_file.h"
 
 namespace shardwright {
 namespace {
@@ -26,16 +30,18 @@ Examples:
   shardwright report plan.json -o report.html
   shardwright report plan.json run.json.gz -o report.html
   shardwright report plan.json sim.json.gz run.json.gz -o report.html
+  shardwright report plan.json kineto.json.gz -o report.html
   shardwright report plan.json --search search.json --what-if sweep.json -o report.html
 
 The page needs no network. Traces are those of `shardwright simulate --trace` and of
-`shardwright run --trace`; without a simulated one, the plan is simulated.)";
+`shardwright run --trace`; without a simulated one, the plan is simulated. MEASURED may also be a
+trace of PyTorch's profiler or an SQLite export of Nsight Systems, one file per rank.)";
 
 constexpr std::array<PositionalRow, 3> kPositionals = {{
     {"PLAN", "plan file or - (standard input)",
      "report needs a plan file, or - for standard input"},
     {"SIM", "simulated trace, or a measured one", nullptr},
-    {"MEASURED", "trace of a run of the same plan", nullptr},
+    {"MEASURED", "trace of a run of the same plan, or one file per rank", nullptr, true},
 }};
 
 constexpr std::array<FlagRow, 3> kFlags = {{
@@ -47,25 +53,36 @@ constexpr std::array<FlagRow, 3> kFlags = {{
 // Which trace is which, by what they say of themselves.
 struct TraceFiles {
   std::string simulated;
-  std::string measured;
+  std::string measured;                 // of ours
+  std::vector<std::string> recordings;  // of other profilers, one per rank
 };
 
 TraceFiles FindTraces(const Arguments& arguments) {
+  std::vector<std::string> given;
+  if (arguments.Get("SIM").is_given()) {
+    given.push_back(arguments.Get("SIM").text);
+  }
+  const auto list = arguments.lists.find("MEASURED");
+  if (list != arguments.lists.end()) {
+    given.insert(given.end(), list->second.begin(), list->second.end());
+  }
+  constexpr const char* kExpected = "one simulated trace and one measured trace";
   TraceFiles files;
-  for (const char* name : {"SIM", "MEASURED"}) {
-    const std::string file = arguments.Get(name).text;
-    if (file.empty()) {
-      continue;
+  for (const std::string& file : given) {
+    const bool is_ours = DetectMeasured(file) == MeasuredKind::kTrace;
+    const bool is_simulated = is_ours && ReadTraceHeader(file).source == "simulated";
+    if (is_simulated && !files.simulated.empty()) {
+      throw InputError(file, "a second simulated trace", kExpected);
     }
-    std::string& target =
-        ReadTraceHeader(file).source == "simulated" ? files.simulated : files.measured;
-    if (!target.empty()) {
-      throw InputError(
-          file,
-          &target == &files.simulated ? "a second simulated trace" : "a second measured trace",
-          "one simulated trace and one measured trace");
+    const bool is_second = is_ours ? !files.recordings.empty() : false;
+    if (!is_simulated && (!files.measured.empty() || is_second)) {
+      throw InputError(file, "a second measured trace", kExpected);
     }
-    target = file;
+    if (is_ours) {
+      (is_simulated ? files.simulated : files.measured) = file;
+    } else {
+      files.recordings.push_back(file);
+    }
   }
   return files;
 }
@@ -125,6 +142,15 @@ int RunReport(const Arguments& arguments) {
                           .measured = *measured,
                           .prices = PriceProgram(program, file.cluster, file.profile),
                           .engine = EngineOptions()});
+  } else if (!traces.recordings.empty()) {
+    comparison = CompareRecording({.program = program,
+                                   .cluster = file.cluster,
+                                   .profile = file.profile,
+                                   .simulated = result.trace,
+                                   .simulated_period = result.step_time,
+                                   .recordings = ReadRecordings(traces.recordings),
+                                   .prices = PriceProgram(program, file.cluster, file.profile),
+                                   .engine = EngineOptions()});
   }
   const std::string title = TitleOf(file);
   const std::string plan_json = PlanFileJson(file);

@@ -177,25 +177,29 @@ std::string MemoryLegend(const Recording& recording) {
 std::string MemoryTable(const ReportInput& input) {
   const MemoryPeak& peak = input.prediction.device_peak;
   const bool is_measured = input.comparison != nullptr;
+  // Other profilers record sums only.
+  const bool has_categories = input.measured != nullptr;
   HtmlTable table{"At the peak of any step", {"category", "simulated"}, {false, true}, {}};
   if (is_measured) {
     table.head.emplace_back("measured");
     table.is_number.push_back(true);
   }
-  const auto add = [&](const std::string& name, Bytes simulated, Bytes measured) {
+  const auto add = [&](const std::string& name, Bytes simulated, Bytes measured, bool is_known) {
     std::vector<std::string> row = {name, Format(simulated)};
     if (is_measured) {
-      row.push_back(Format(measured));
+      row.push_back(is_known ? Format(measured) : "");
     }
     table.rows.push_back(std::move(row));
   };
   for (std::size_t c = 0; c < kCategoryCount; ++c) {
     const Bytes measured = is_measured ? input.comparison->memory.measured[c] : Bytes(0);
     if (peak.by_category[c] > Bytes(0) || measured > Bytes(0)) {
-      add(WithSpaces(NameOf(static_cast<Category>(c))), peak.by_category[c], measured);
+      add(WithSpaces(NameOf(static_cast<Category>(c))), peak.by_category[c], measured,
+          has_categories);
     }
   }
-  add("all", peak.total, is_measured ? input.comparison->memory.measured_peak : Bytes(0));
+  const Bytes measured = is_measured ? input.comparison->memory.measured_peak : Bytes(0);
+  add("all", peak.total, measured, has_categories || measured > Bytes(0));
   return HtmlOf(table);
 }
 
@@ -207,6 +211,23 @@ std::string UnitTable(const UnitPicture& picture) {
   for (const UnitRow& row : picture.units) {
     table.rows.push_back({row.name, std::to_string(row.parameters), Format(row.gathered),
                           row.reshard, row.recompute});
+  }
+  return HtmlOf(table);
+}
+
+// Empty for our own traces, which know ops.
+std::string SegmentsTable(const Comparison& c) {
+  HtmlTable table{
+      "Compute of a unit, kernel by kernel in other profilers: largest difference first",
+      {"unit", "pass", "micro-batch", "simulated", "measured"},
+      {false, false, true, true, true},
+      {}};
+  for (std::size_t i = 0; i < std::min(c.segments.size(), kLargestShares); ++i) {
+    const SegmentComparison& row = c.segments[i];
+    const bool has_micro_batch = row.phase != Phase::kOptimizer;
+    table.rows.push_back({row.unit.empty() ? "all" : row.unit, std::string(NameOf(row.phase)),
+                          has_micro_batch ? std::to_string(row.micro_batch) : "",
+                          Format(row.simulated), Format(row.measured)});
   }
   return HtmlOf(table);
 }
@@ -239,7 +260,10 @@ std::string ComparisonHtml(const ReportInput& input) {
   for (const std::string& finding : c.findings) {
     html += "<p>Contradicts the program: " + EscapeHtml(finding) + "</p>\n";
   }
-  return html + HtmlOf(parts) + HtmlOf(ops) + "</section>";
+  for (const std::string& note : c.notes) {
+    html += "<p>" + EscapeHtml(note) + "</p>\n";
+  }
+  return html + HtmlOf(parts) + HtmlOf(ops) + SegmentsTable(c) + "</section>";
 }
 
 std::string PlansTable(const char* caption, const char* head,

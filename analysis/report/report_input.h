@@ -21,7 +21,8 @@ struct ReportInput {
   const Program& program;
   const SimulationResult& simulation;  // with its trace
   const Prediction& prediction;
-  // Of a run of the same program, and its comparison with the simulation. Null: not measured.
+  // Of a run of the same program, and its comparison with the simulation. Null: not measured; of a
+  // recording of another profiler there is the comparison only.
   const Trace* measured = nullptr;
   const Comparison* comparison = nullptr;
   const Choices* choices = nullptr;  // null: nothing else was considered

@@ -203,12 +203,24 @@ Json ComparisonJson(const Program& program, const Comparison& c) {
                    {"simulated_s", c.ops[i].simulated.value},
                    {"measured_s", c.ops[i].measured.value}});
   }
-  return {{"simulated_step_s", c.simulated_step.value},
-          {"measured_step_s", c.measured_step.value},
-          {"gap", c.gap()},
-          {"parts", parts},
-          {"ops", ops},
-          {"findings", c.findings}};
+  Json json = {{"simulated_step_s", c.simulated_step.value},
+               {"measured_step_s", c.measured_step.value},
+               {"gap", c.gap()},
+               {"parts", parts},
+               {"ops", ops},
+               {"findings", c.findings}};
+  if (!c.segments.empty()) {
+    Json segments = Json::array();
+    for (const SegmentComparison& row : c.segments) {
+      segments.push_back({{"unit", row.unit},
+                          {"phase", NameOf(row.phase)},
+                          {"micro_batch", row.micro_batch},
+                          {"simulated_s", row.simulated.value},
+                          {"measured_s", row.measured.value}});
+    }
+    json["segments"] = segments;
+  }
+  return json;
 }
 
 Json PlansJson(const std::vector<ConsideredPlan>& plans) {

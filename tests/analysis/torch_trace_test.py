@@ -99,6 +99,18 @@ def check(folder):
                 assert (unit, phase, micro_batch) in units, (unit, phase, micro_batch, units)
     assert compared["memory"]["measured_peak_bytes"] > 0
 
+    # The report says the same of the same files.
+    report = json.loads(run("report", plan, *traces, "--json"))
+    for key in ("parts", "segments"):
+        expected = [{name: value for name, value in row.items() if key == "parts" or name != "name"} for row in compared[key]]
+        assert report["comparison"][key] == expected, (key, report["comparison"][key], expected)
+    assert report["comparison"]["measured_step_s"] == compared["step_time"]["measured_s"]
+    run("report", plan, *traces, "-o", str(folder / "report.html"))
+    page = (folder / "report.html").read_text()
+    assert f"{RANKS * (gathers + reductions)} of {RANKS * (gathers + reductions)} spans matched" in page
+    assert "Contradicts the program" not in page
+    assert "Compute of a unit" in page
+
     calibrated = json.loads(run("calibrate", *traces, "--plan", plan, "-o", str(folder / "mine.json"), "--json"))["runs"][0]
     print(f"calibrated: {calibrated}")
     assert abs(calibrated["after_s"] - calibrated["measured_s"]) < abs(calibrated["before_s"] - calibrated["measured_s"])

@@ -231,6 +231,20 @@ class MeasuredFilesTest(ShardwrightTestCase):
         self.assertAlmostEqual(busy["host_copy"], 0.1e-6)
         self.assertIn("layers.0", report["units"])
 
+    def test_report_of_a_recording(self):
+        nsight(self.folder / "report.sqlite")
+        self.succeed("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--nodes", "1", "--gpus", "2", "--seq", "64",
+                     "-o", "plan.json")
+        comparison = json.loads(self.succeed("report", "plan.json", "report.sqlite", "--json"))["comparison"]
+        # The only step begins at 0 and ends with its last kernel; two of them compute, for 1 and 0.5 us.
+        self.assertAlmostEqual(comparison["measured_step_s"], 4.5e-6, places=12)
+        self.assertAlmostEqual(sum(row["measured_s"] for row in comparison["segments"]), 1.5e-6, places=12)
+        self.assertIn("reduce_scatter of the program are missing", " ".join(comparison["findings"]))
+        self.succeed("report", "plan.json", "report.sqlite", "-o", "r.html")
+        self.assertIn("Contradicts the program: ", (self.folder / "r.html").read_text())
+        self.assert_fails(3, "report.sqlite: got rank 0, as report.sqlite has, expected one file per rank",
+                          "report", "plan.json", "report.sqlite", "report.sqlite")
+
     def test_hostile_nsight(self):
         nsight(self.folder / "none.sqlite", leave_out=("StringIds", "CUPTI_ACTIVITY_KIND_KERNEL"))
         self.assert_fails(3, "none.sqlite: got no table CUPTI_ACTIVITY_KIND_KERNEL, StringIds, expected an export of Nsight "
