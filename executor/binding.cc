@@ -14,7 +14,24 @@ GroupPlace PlaceInGroup(const Group& group, Rank rank) {
   return {r - index * group.stride, index};
 }
 
+namespace {
+
+// Kernels take each expert's matrices from parameters of their own.
+void CheckExperts(const Model& model) {
+  for (const ModelOp& op : model.ops) {
+    if (model.SpecOf(op).kind == OpKind::kExperts &&
+        model.params[op.params.front().value].shape.size() > 2) {
+      throw InputError("model: op " + op.name, "one weight for all experts",
+                       "one per expert, which is what can be run",
+                       "plan the model's config.json instead");
+    }
+  }
+}
+
+}  // namespace
+
 Binding Bind(const ExecutorInput& input, Rank rank, const RankMemory& memory) {
+  CheckExperts(input.model);
   return Binder(input, rank, memory).Run();
 }
 

@@ -8,9 +8,12 @@
 configuration instead. The module is called once with one sample: input_ids and labels of --seq tokens, or pixel_values of
 --image pixels. Other inputs: call export(model, inputs) from Python. Needs torch; --config needs transformers.
 
+Transformers' encoder-decoders get --seq tokens on both sides.
+
 How it works: calls of torch functions are recorded while the module runs on tensors without data. Views, casts, rotary embeddings and
-constants are followed but make no op; norms written out in Python become one op. What has no op in model.json (3-D expert
-weights, scans, fft, ...) is an error that names function and module, rather than a model that lacks a part.
+constants are followed but make no op; norms written out in Python become one op, and so do the routers and experts (3-D weights) of a
+mixture, as Transformers 5 writes them. What has no op in model.json (scans, fft, ...) is an error that names function and module,
+rather than a model that lacks a part.
 """
 
 import argparse
@@ -31,6 +34,8 @@ PRODUCTS = {"mul", "__mul__", "__rmul__", "mul_", "__imul__"}
 # They make numbers without weights: masks, positions, means for metrics. Never part of the op graph.
 WEIGHTLESS = {"softmax", "masked_fill", "pow", "rsqrt", "mean", "neg", "__neg__", "div", "__truediv__", "sqrt", "where",
               "exp", "sin", "cos", "clamp", "square", "erf"}
+ACTIVATION_CLASSES = {"SiLU": "silu", "SiLUActivation": "silu", "GELU": "gelu", "GELUActivation": "gelu", "ReLU": "relu",
+                      "PytorchGELUTanh": "gelu_tanh", "GELUTanh": "gelu_tanh"}
 
 
 class Unsupported(Exception):
@@ -40,8 +45,9 @@ class Unsupported(Exception):
 class Value:
     """What a traced tensor holds: an output of an op (or an input), as a whole or in part."""
 
-    def __init__(self, name, rows, features, image=None, scores=None):
-        self.name, self.rows, self.features, self.image, self.scores = name, rows, features, image, scores
+    def __init__(self, name, rows, features, image=None, scores=None, bias=None):
+        self.name, self.rows, self.features, self.image = name, rows, features, image
+        self.scores, self.bias = scores, bias  # of scores: queries and keys; the position bias that was added
 
     def elements(self):
         return self.rows * self.features
@@ -54,15 +60,19 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.ops, self.inputs, self.alive = [], {}, []
         self.values = {}  # id of a tensor -> Value
-        self.modules = {module: name for name, module in model.named_modules()}
+        self.modules_by_name = dict(model.named_modules())
         self.synchronized = {name for name, module in model.named_modules() if isinstance(module, torch.nn.SyncBatchNorm)}
         self.parameters = {}  # id -> all names, of a tied weight several
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.parameters.setdefault(id(parameter), []).append(name)
         self.stack = [""]
         self.atomic = 0  # inside a module that is one op
-        self.handles = []
+        self.handles, self.stubs = [], []
         for name, module in model.named_modules():
+            if self.is_experts(module):
+                # Which rows go where is decided by values, which are not there.
+                self.stubs.append(module)
+                module.forward = lambda hidden, *_, **__: torch.empty_like(hidden)
             self.handles.append(module.register_forward_pre_hook(self.enter(name, module)))
             self.handles.append(module.register_forward_hook(self.leave(name, module)))
         for name, tensor in inputs.items():
@@ -85,17 +95,65 @@ class Recorder(TorchFunctionMode):
         return "Norm" in type(module).__name__ and not list(module.children()) and 0 < len(own) < 3 and \
             not isinstance(module, (torch.nn.modules.batchnorm._BatchNorm, torch.nn.LayerNorm))
 
+    @staticmethod
+    def is_experts(module):
+        """Two 3-D weights: (experts, in and gate, features) and back."""
+        own = list(module.parameters(recurse=False))
+        return len(own) == 2 and all(p.dim() == 3 for p in own) and own[0].shape[0] == own[1].shape[0]
+
+    @staticmethod
+    def is_router(module):
+        own = list(module.parameters(recurse=False))
+        return "Router" in type(module).__name__ and len(own) == 1 and own[0].dim() == 2
+
+    def is_atomic(self, module):
+        return self.is_norm(module) or self.is_router(module)
+
     def enter(self, name, module):
         def hook(_, args):
             self.stack.append(name)
-            if self.is_norm(module):
+            if self.is_atomic(module):
                 self.atomic += 1
         return hook
 
+    def router(self, name, module, source, output):
+        if source is None:
+            raise Unsupported(f"{name}: a router of something that is not followed")
+        outputs = [t for t in (output if isinstance(output, (list, tuple)) else [output]) if isinstance(t, torch.Tensor)]
+        chosen = [t for t in outputs if not t.is_floating_point()]
+        if not chosen:
+            raise Unsupported(f"{name}: a router that does not choose experts")
+        extra = {"factor": module.routed_scaling_factor} if getattr(module, "routed_scaling_factor", 1) != 1 else {}
+        if not getattr(module, "norm_topk_prob", True):
+            extra["unnormalized"] = True
+        self.emit(outputs[0], "router", [source], source.rows, module.weight.shape[0], params=[f"{name}.weight"],
+                  experts_per_token=chosen[0].shape[-1], **extra)
+        for tensor in outputs[1:]:
+            self.remember(tensor, self.values[id(outputs[0])])
+
+    def experts(self, name, module, args, output):
+        source, routing = self.value(args[0]), next(filter(None, map(self.value, args[1:])), None)
+        function = ACTIVATION_CLASSES.get(type(getattr(module, "act_fn", None)).__name__)
+        if source is None or routing is None or function is None:
+            raise Unsupported(f"{name}: experts whose rows, router or activation are not known")
+        (first, up), (second, down) = list(module.named_parameters(recurse=False))
+        chosen = next(t for t in args[1:] if isinstance(t, torch.Tensor) and not t.is_floating_point())
+        gated = up.numel() == 2 * down.numel()
+        if not gated and up.numel() != down.numel():
+            raise Unsupported(f"{name}: weights {list(up.shape)} and {list(down.shape)}")
+        self.emit(output, "experts", [source, routing], source.rows, source.features,
+                  params=[f"{name}.{first}", f"{name}.{second}"], function=function, gated=gated,
+                  experts_per_token=chosen.shape[-1])
+
     def leave(self, name, module):
         def hook(_, args, output):
-            if self.is_norm(module):
+            if self.is_atomic(module):
                 self.atomic -= 1
+            if module in self.stubs:
+                self.experts(name, module, args, output)
+            elif self.is_router(module):
+                self.router(name, module, self.value(args[0]), output)
+            elif self.is_norm(module):
                 source = self.value(args[0])
                 if source is None:
                     raise Unsupported(f"{name}: a norm of something that is not followed")
@@ -194,6 +252,9 @@ class Recorder(TorchFunctionMode):
         source = a or b
         if source is None or not isinstance(result, torch.Tensor):
             return
+        if a and b and a.scores and op == "add" and b.rows == result.shape[-3]:  # heads
+            self.remember(result, Value(a.name, a.rows, a.features, scores=a.scores, bias=b.name))
+            return
         if param and not (a and b):
             self.emit(result, op, [source], source.rows, source.features, source.image, params=[param])
         elif a and b and a.name != b.name and a.elements() == b.elements():
@@ -228,6 +289,11 @@ class Recorder(TorchFunctionMode):
 
     def on_embedding(self, args, kwargs, result):
         ids, weight = args[0], args[1]
+        owner = self.modules_by_name.get(self.stack[-1].rpartition(".")[0])
+        if hasattr(owner, "relative_attention_max_distance") and self.value(ids) is None:
+            self.emit(result, "position_bias", [], weight.shape[1], ids.numel(), params=[self.parameter(weight)],
+                      causal=bool(owner.is_decoder), max_distance=owner.relative_attention_max_distance)
+            return
         self.emit(result, "embedding", [self.index_input(ids)], ids.numel(), weight.shape[1],
                   params=[self.parameter(weight)])
 
@@ -241,7 +307,7 @@ class Recorder(TorchFunctionMode):
         params = [self.parameter(t) for t in self.tensors_of(args[1:], kwargs)]
         self.emit(result, "rms_norm", [source], source.rows, source.features, params=params)
 
-    def attention(self, q, k, v, result, causal):
+    def attention(self, q, k, v, result, causal, bias=None):
         values = [self.value(t) for t in (q, k, v)]
         if any(value is None for value in values):
             raise Unsupported(f"{self.stack[-1] or 'the root'}: attention of what is not followed")
@@ -254,11 +320,15 @@ class Recorder(TorchFunctionMode):
         extra["kv_heads"] = values[1].features // dim
         if value_dim != dim:
             extra["value_dim"] = value_dim
-        self.emit(result, "attention", values, rows, features, **extra)
+        if getattr(self.modules_by_name.get(self.stack[-1]), "scaling", None) == 1.0:
+            extra["factor"] = 1
+        self.emit(result, "attention", values + ([bias] if bias else []), rows, features, **extra)
 
     def on_scaled_dot_product_attention(self, args, kwargs, result):
         bound = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args)) | kwargs
-        self.attention(bound["query"], bound["key"], bound["value"], result, bound.get("is_causal", False))
+        mask = self.value(bound.get("attn_mask"))
+        self.attention(bound["query"], bound["key"], bound["value"], result, bound.get("is_causal", False),
+                       mask.name if mask else None)
 
     def on_matmul(self, args, kwargs, result):
         a, b = self.value(args[0]), self.value(args[1])
@@ -269,7 +339,8 @@ class Recorder(TorchFunctionMode):
                 self.remember(result, a or b)
         elif a.scores:
             q, k = a.scores
-            self.attention(q, k, args[1], result, False)
+            owner = self.modules_by_name.get(self.stack[-1])
+            self.attention(q, k, args[1], result, hasattr(owner, "relative_attention_max_distance") and owner.is_causal, a.bias)
         else:
             # q k^T: rows of scores, until the product with v.
             self.remember(result, Value(a.name, a.rows, a.features, scores=(args[0], args[1].transpose(-1, -2))))
@@ -402,6 +473,8 @@ def export(model, inputs, sequence_length=0, call=None):
     finally:
         for handle in recorder.handles:
             handle.remove()
+        for module in recorder.stubs:
+            del module.forward
     used = {name for op in recorder.ops for name in op["inputs"]}
     document = {"format": "shardwright-model", "version": 1, "_source": "tools/export_model.py, torch " + torch.__version__,
                 "class": type(model).__name__}
@@ -420,7 +493,8 @@ def build(arguments):
         import transformers
         config = transformers.AutoConfig.from_pretrained(arguments.config)
         config.use_cache = False
-        kind = transformers.AutoModelForImageClassification if arguments.image else transformers.AutoModelForCausalLM
+        kind = transformers.AutoModelForImageClassification if arguments.image else \
+            transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
         try:
             model = kind.from_config(config, attn_implementation="sdpa")
         except ValueError:  # capped scores, ALiBi
@@ -433,7 +507,10 @@ def build(arguments):
         return model, {"pixel_values": torch.zeros(1, 3, arguments.image, arguments.image),
                        "labels": torch.zeros(1, dtype=torch.long)}
     ids = torch.zeros(1, arguments.seq, dtype=torch.long)
-    return model, {"input_ids": ids, "labels": ids.clone()}
+    inputs = {"input_ids": ids, "labels": ids.clone()}
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = ids.clone()
+    return model, inputs
 
 
 def main():

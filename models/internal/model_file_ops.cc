@@ -298,11 +298,28 @@ Result AddRouter(OpReader& r) {
                 {rows, experts});
 }
 
-Result AddExperts(OpReader& r) {
-  const auto [rows, features] = r.Matrix(0);
-  const std::int64_t experts = r.Matrix(1).second;
-  r.RequireDims(1, {rows, experts});
-  const bool is_gated = r.Flag("gated");
+// The experts' intermediate size. One weight per projection for all experts, as Transformers 5 has
+// them: gate and up in one.
+std::int64_t IntermediateOfFused(const OpReader& r, std::int64_t experts, std::int64_t features,
+                                 bool is_gated) {
+  r.RequireRank(1, 3);
+  const std::int64_t intermediate =
+      r.ShapeOf(1)[r.ShapeOf(1)[1] == features ? std::size_t{2} : std::size_t{1}];
+  const std::int64_t in = (is_gated ? 2 : 1) * intermediate;
+  const std::vector<std::int64_t> other_in = {experts, features, in};  // stored as (in, out)
+  const std::vector<std::int64_t> other_out = {experts, intermediate, features};
+  if (r.ShapeOf(0) != other_in) {
+    r.RequireShape(0, {experts, in, features});
+  }
+  if (r.ShapeOf(1) != other_out) {
+    r.RequireShape(1, {experts, features, intermediate});
+  }
+  return intermediate;
+}
+
+// One weight per projection and expert.
+std::int64_t IntermediateOfSeparate(const OpReader& r, std::int64_t experts, std::int64_t features,
+                                    bool is_gated) {
   const std::size_t matrices = is_gated ? 3 : 2;
   if (r.op().params.size() != matrices * static_cast<std::size_t>(experts)) {
     throw InputError(
@@ -318,6 +335,18 @@ Result AddExperts(OpReader& r) {
       r.RequireShape(i, out_shape);
     }
   }
+  return intermediate;
+}
+
+Result AddExperts(OpReader& r) {
+  const auto [rows, features] = r.Matrix(0);
+  const std::int64_t experts = r.Matrix(1).second;
+  r.RequireDims(1, {rows, experts});
+  const bool is_gated = r.Flag("gated");
+  const bool is_fused = r.op().params.size() == 2 && r.ShapeOf(0).size() == 3;
+  const std::int64_t intermediate = is_fused
+                                        ? IntermediateOfFused(r, experts, features, is_gated)
+                                        : IntermediateOfSeparate(r, experts, features, is_gated);
   return r.Emit({.kind = OpKind::kExperts,
                  .rows = rows,
                  .in = features,

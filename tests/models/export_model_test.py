@@ -43,10 +43,15 @@ FAMILIES = {
     "opt": {"vocab_size": 512, "hidden_size": 128, "ffn_dim": 352, "num_hidden_layers": 3, "num_attention_heads": 4,
             "word_embed_proj_dim": 128, "max_position_embeddings": SEQUENCE},
     "mpt": {"vocab_size": 512, "d_model": 128, "n_layers": 3, "n_heads": 4, "max_seq_len": SEQUENCE},
+    "mixtral": {**GROUPED, "num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen3_moe": {**GROUPED, "head_dim": 32, "moe_intermediate_size": 96, "num_experts": 8, "num_experts_per_tok": 3,
+                  "decoder_sparse_step": 2},
+    "t5": {"vocab_size": 512, "d_model": 128, "d_kv": 32, "d_ff": 352, "num_layers": 3, "num_heads": 4},
     "bert": {**SIZES, "max_position_embeddings": SEQUENCE},
     "vit": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 352,
             "image_size": 64, "patch_size": 16},
 }
+MIXTURES = ("mixtral", "qwen3_moe")
 
 
 class ConvNet(nn.Module):
@@ -87,10 +92,14 @@ def build(name):
     if name == "vit":
         model = transformers.AutoModelForImageClassification.from_config(config)
         return model.train(), {"pixel_values": torch.zeros(1, 3, 64, 64), "labels": torch.zeros(1, dtype=torch.long)}
-    kind = transformers.AutoModelForMaskedLM if name == "bert" else transformers.AutoModelForCausalLM
-    attention = "eager" if name in ("gemma2", "mpt") else "sdpa"  # capped scores, ALiBi
+    kind = {"bert": transformers.AutoModelForMaskedLM, "t5": transformers.AutoModelForSeq2SeqLM}.get(
+        name, transformers.AutoModelForCausalLM)
+    attention = "eager" if name in ("gemma2", "mpt", "t5") else "sdpa"  # capped scores, ALiBi, position biases
+    # Without loops over the experts that have rows, which tensors without data cannot tell.
+    extra = {"experts_implementation": "batched_mm"} if name in MIXTURES else {}
     ids = torch.zeros(1, SEQUENCE, dtype=torch.long)
-    return kind.from_config(config, attn_implementation=attention).train(), {"input_ids": ids, "labels": ids.clone()}
+    inputs = {"input_ids": ids, "labels": ids.clone()} | ({"decoder_input_ids": ids.clone()} if name == "t5" else {})
+    return kind.from_config(config, attn_implementation=attention, **extra).train(), inputs
 
 
 def check(program, name, path):
