@@ -424,7 +424,12 @@ void CudaDevice::SubmitInitialize(const InitializeCall& call, GpuStream stream) 
   gpu_.Copy(call.data, values.data(), static_cast<std::int64_t>(values.size()), stream);
   const GpuEvent event = TakeEvent(false);
   gpu_.Record(event, stream);
-  Await(event, "first values");  // `values` dies here
+  try {
+    Await(event, "first values");
+  } catch (...) {
+    gpu_.Synchronize(event);  // the copy reads `values`, which die here
+    throw;
+  }
   free_events_.push_back(event);
 }
 
@@ -519,18 +524,16 @@ void CudaDevice::SubmitUpdate(UpdateCall& call, const StepContext& step, GpuStre
 
 // Divides and clips the gradients of an update in host memory, together with the other ranks.
 void CudaDevice::ClipOnHost(UpdateCall& update, const Work& work) {
-  float norm = 0.0F;
-  auto* const memory = reinterpret_cast<std::byte*>(&norm);
+  auto* const memory = reinterpret_cast<std::byte*>(&norm_);
   Call squares = NormCall{update.gradients, update.divisor, memory};
   Execute(squares, *work.step, world_.context);
   if (update.clip_group.valid()) {
-    CollectiveCall sum;
-    sum.code = OpCode::kAllReduce;
-    sum.group = update.clip_group;
-    sum.elements = 1;
-    sum.send = sum.receive = memory;
-    (void)world_.HostGroupOf(sum.group, rank_)
-        .Run(world_.MemberOf(sum.group, rank_), sum, *work.name, Now(), SimTime(0));
+    norm_sum_.code = OpCode::kAllReduce;
+    norm_sum_.group = update.clip_group;
+    norm_sum_.elements = 1;
+    norm_sum_.send = norm_sum_.receive = memory;
+    (void)world_.HostGroupOf(update.clip_group, rank_)
+        .Run(world_.MemberOf(update.clip_group, rank_), norm_sum_, *work.name, Now(), SimTime(0));
   }
   Call clip = ClipCall{update.gradients, memory};
   Execute(clip, *work.step, world_.context);

@@ -134,6 +134,9 @@ class CudaDevice : public Device {
   CudaWorld& world_;
   Gpu& gpu_;
   const Rank rank_;
+  // The norm of gradients in host memory on its way through all ranks, which read it here.
+  CollectiveCall norm_sum_;
+  float norm_ = 0.0F;
   std::array<Queue, kStreamCount> queues_;
   std::vector<GpuEvent> free_events_, free_timed_;
   std::vector<Readback*> free_readbacks_;

@@ -36,6 +36,12 @@ LoopbackGroup::LoopbackGroup(std::int64_t size, std::int64_t first_rank, std::in
 
 void LoopbackGroup::Meet(std::int64_t member, const std::string& name) {
   std::unique_lock lock(mutex_);
+  if (has_left_) {
+    // Who left reports why; its memory and its events may be gone.
+    met_.wait(lock, [&] { return faults_.failed(); });
+    lock.unlock();
+    faults_.ThrowIfFailed();
+  }
   posts_[static_cast<std::size_t>(member)].is_here = true;
   if (++here_ == size()) {
     for (Post& post : posts_) {
@@ -52,6 +58,7 @@ void LoopbackGroup::Meet(std::int64_t member, const std::string& name) {
   if (meeting_ != mine) {
     return;
   }
+  has_left_ = true;
   std::string missing;
   for (std::int64_t i = 0; i < size(); ++i) {
     if (!posts_[static_cast<std::size_t>(i)].is_here) {
@@ -85,19 +92,21 @@ void LoopbackGroup::Submit(std::int64_t member, const CollectiveCall& call, cons
     const std::lock_guard lock(mutex_);
     mine.call = &call;
     mine.name = &name;
-    mine.place = &place;
+    mine.ready = place.ready;
+    mine.summed = place.summed;
+    mine.done = place.done;
   }
   place.gpu.Record(place.ready, place.stream);
   Meet(member, name);
   CheckAlike(mine);
-  const auto wait_for_all = [&](GpuEvent CollectivePlace::*event) {
+  const auto wait_for_all = [&](GpuEvent Post::*event) {
     for (const Post& post : posts_) {
-      if (post.place != &place) {
-        place.gpu.WaitFor(place.stream, post.place->*event);
+      if (&post != &mine) {
+        place.gpu.WaitFor(place.stream, post.*event);
       }
     }
   };
-  wait_for_all(&CollectivePlace::ready);
+  wait_for_all(&Post::ready);
   switch (call.code) {
     case OpCode::kAllGather:
       Gather(member, call, place);
@@ -109,7 +118,7 @@ void LoopbackGroup::Submit(std::int64_t member, const CollectiveCall& call, cons
       ReduceOwnPart(member, call, place);
       place.gpu.Record(place.summed, place.stream);
       Meet(member, name);
-      wait_for_all(&CollectivePlace::summed);
+      wait_for_all(&Post::summed);
       CopyOtherParts(member, call, place);
       break;
     default:
@@ -118,8 +127,8 @@ void LoopbackGroup::Submit(std::int64_t member, const CollectiveCall& call, cons
   // Nobody goes on before all have read what it may now overwrite.
   place.gpu.Record(place.done, place.stream);
   Meet(member, name);
-  wait_for_all(&CollectivePlace::done);
-  // The others read `place`, which lives on this thread's stack.
+  wait_for_all(&Post::done);
+  // The others read this post, which the next collective overwrites.
   Meet(member, name);
 }
 

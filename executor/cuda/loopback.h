@@ -30,7 +30,7 @@ class LoopbackGroup : public GpuGroup {
   struct Post {
     const CollectiveCall* call = nullptr;
     const std::string* name = nullptr;
-    const CollectivePlace* place = nullptr;
+    GpuEvent ready, summed, done;
     bool is_here = false;
   };
   void Meet(std::int64_t member, const std::string& name);
@@ -52,6 +52,7 @@ class LoopbackGroup : public GpuGroup {
   std::vector<Post> posts_;  // written before a meeting under mutex_, read between two meetings
   std::int64_t here_ = 0;    // guarded by mutex_, like meeting_
   std::uint64_t meeting_ = 0;
+  bool has_left_ = false;  // a member gave a meeting up
 };
 
 }  // namespace shardwright

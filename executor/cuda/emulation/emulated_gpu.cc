@@ -201,13 +201,23 @@ class EmulatedGpu : public Gpu {
         ->steps.push_back(std::move(step));
   }
 
+  // False: it has to wait. A step that throws is gone, so that the stream goes on without it.
+  static bool RunFront(Stream& stream) {
+    Step step = std::move(stream.steps.front());
+    stream.steps.pop_front();
+    if (step()) {
+      return true;
+    }
+    stream.steps.push_front(std::move(step));
+    return false;
+  }
+
   // Runs one step of a random stream that can; false: none can.
   bool Advance() {
     const std::size_t first = random_() % (streams_.empty() ? 1 : streams_.size());
     for (std::size_t k = 0; k < streams_.size(); ++k) {
       Stream& stream = streams_[(first + k) % streams_.size()];
-      if (!stream.steps.empty() && stream.steps.front()()) {
-        stream.steps.pop_front();
+      if (!stream.steps.empty() && RunFront(stream)) {
         return true;
       }
     }
