@@ -396,10 +396,13 @@ void Relay::CheckLate() {
     return;
   }
   std::string missing;
-  for (int r = 0; r < size_; ++r) {
+  for (int r = 1; r < size_; ++r) {  // rank 0 is here, even if its greeting was not read yet
     if (std::none_of(peers_.begin(), peers_.end(), [&](const auto& p) { return p->rank == r; })) {
       missing += (missing.empty() ? " " : ", ") + std::to_string(r);
     }
+  }
+  if (missing.empty()) {
+    return;
   }
   FailAll("rank 0: waited " + TextOf(timeout_) + " at port " + std::to_string(port_) +
               (missing.find(',') == std::string::npos ? " for rank" : " for ranks") + missing,
