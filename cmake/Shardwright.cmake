@@ -69,7 +69,7 @@ endfunction()
 # LABELS: fast (scripts/test.sh), ci (.ci/run; every fast test is a ci test too) or deep (scripts/deep.sh).
 # A test that lacks its hardware or tool exits with 77 (tests/skip.h); ctest then reports it as skipped, and
 # .ci/run compares the skipped tests with tests/expected_skips.txt.
-# Further labels: threads (starts threads; .ci/run repeats it under ThreadSanitizer) and
+# Further labels: threads (starts threads; scripts/deep.sh repeats it under ThreadSanitizer) and
 # unsanitized (.ci/run does not repeat it under sanitizers, which takes too long; scripts/deep.sh does).
 function(sw_test_properties name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "LABELS")
@@ -96,7 +96,7 @@ endfunction()
 # sw_test(NAME LABELS fast|ci|deep [threads] [SOURCES a_test.cc ...] [DEPS t ...] [TIMEOUT seconds])
 #
 # One doctest program and its ctest entry. It runs in tests/, so that it opens data/... by relative path.
-# The label threads marks tests that start threads; .ci/run repeats those under ThreadSanitizer.
+# The label threads marks tests that start threads; scripts/deep.sh repeats those under ThreadSanitizer.
 function(sw_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "LABELS;SOURCES;DEPS")
   if(arg_UNPARSED_ARGUMENTS)
