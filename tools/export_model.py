@@ -97,9 +97,9 @@ class Recorder(TorchFunctionMode):
 
     @staticmethod
     def is_experts(module):
-        """Two 3-D weights: (experts, in and gate, features) and back."""
+        """Two 3-D weights: (experts, in and gate, features) and back. (ViT's embeddings have two with a first size of 1.)"""
         own = list(module.parameters(recurse=False))
-        return len(own) == 2 and all(p.dim() == 3 for p in own) and own[0].shape[0] == own[1].shape[0]
+        return len(own) == 2 and all(p.dim() == 3 for p in own) and own[0].shape[0] == own[1].shape[0] > 1
 
     @staticmethod
     def is_router(module):
