@@ -4,7 +4,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "executor/host/process_communicator.h"
+#include "executor/host/together.h"
 
 namespace shardwright {
 namespace {
@@ -16,7 +16,8 @@ void Collect(MessagePassing& processes, const std::vector<Row>& mine, std::vecto
   if (!bytes.empty()) {
     std::memcpy(bytes.data(), mine.data(), bytes.size());
   }
-  for (const std::vector<std::byte>& part : CollectBytes(processes, std::move(bytes))) {
+  for (const std::vector<std::byte>& part :
+       CollectBytes(processes, MessagePassing::kAll, std::move(bytes))) {
     const std::size_t before = all.size();
     all.resize(before + part.size() / sizeof(Row));
     if (!part.empty()) {

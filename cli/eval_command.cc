@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -10,11 +11,13 @@
 #include "cli/flow.h"
 #include "cli/forward_plan.h"
 #include "cli/run_loop.h"
+#include "cli/run_processes.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/run_checkpoints.h"
 #include "executor/host/evaluator.h"
+#include "executor/host/together.h"
 
 namespace shardwright {
 namespace {
@@ -26,7 +29,8 @@ Examples:
   shardwright eval plan.json --checkpoint checkpoints/step-00000100 --data text:book.txt --json
 
 Runs the plan forward only: units are gathered and freed as in training, nothing is kept for
-backward. The plan may differ from the one that made the checkpoint in all but the model.)";
+backward. The plan may differ from the one that made the checkpoint in all but the model. Ranks are
+threads, or processes started by mpirun, torchrun or srun.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"PLAN", "plan file or - (standard input)",
@@ -59,24 +63,35 @@ int RunEval(const Arguments& arguments) {
     const Seconds s = ParseSeconds(flag.text, flag.name);
     return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(s.value * 1e3)));
   });
+  const RunProcesses group(ReadLaunch(), file.cluster.RankCount(), host.timeout);
+  host.processes = group.get();
   const std::string given = arguments.Get("--checkpoint").text;
-  const std::string folder = FindLatestCheckpoint(given);
+  const std::string folder = NewestCheckpoint(given, group.get());
   if (folder.empty()) {
     throw InputError(given, "no finished checkpoint", "a checkpoint or a folder of checkpoints");
   }
-  const Checkpoint checkpoint(folder);
-  checkpoint.Verify();
-  CheckFits(checkpoint, model, std::nullopt);
+  std::optional<Checkpoint> checkpoint;
+  AllOrNone(group.get(), MessagePassing::kAll, [&] {
+    CheckFits(checkpoint.emplace(folder), model, std::nullopt);
+    VerifyShare(*checkpoint, group.get());
+  });
   const TrainingOptions training = DefaultTrainingOptions(file.job);
   const std::unique_ptr<Dataset> data =
       OpenDataset(arguments.Get("--data").text, model, training.seed);
   const ForwardPlan forward(file);
   Evaluator evaluator({model, file.kernels, forward.job, forward.plan, forward.program, training},
                       host, *data, forward.job.global_batch);
-  Resume(checkpoint, model, forward.job, evaluator.runtime(), false);
+  EndProcessOnFault(evaluator.faults(), group.get());
+  Resume(*checkpoint, model, forward.job, evaluator.runtime(), false);
   const Evaluation result = evaluator.Run();
-  WriteFileAtomically("-", arguments.IsJson() ? EvaluationJson(result, checkpoint.manifest().step)
-                                              : TestLine(result) + '\n');
+  if (group.is_first()) {
+    WriteFileAtomically("-", arguments.IsJson()
+                                 ? EvaluationJson(result, checkpoint->manifest().step)
+                                 : TestLine(result) + '\n');
+  }
+  if (group.get() != nullptr) {
+    group.get()->Finish();
+  }
   return kExitOk;
 }
 

@@ -3,11 +3,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -26,8 +24,8 @@
 #include "executor/checkpoint/run_checkpoints.h"
 #include "executor/data/batch.h"
 #include "executor/host/evaluator.h"
-#include "executor/host/process_communicator.h"
 #include "executor/host/session.h"
+#include "executor/host/together.h"
 #include "planner/evaluate.h"
 #include "schedule/plan_file.h"
 #include "simulator/costs/pricer.h"
@@ -90,7 +88,6 @@ constexpr std::array<SwitchRow, 3> kSwitches = {{
 }};
 
 constexpr std::int64_t kMostSteps = std::int64_t{1} << 32;
-constexpr std::chrono::seconds kGrace{5};  // for threads to end after a failure
 
 struct RunFlags {
   LoopOptions loop;
@@ -236,38 +233,11 @@ class Progress {
   SimTime last_;
 };
 
-// What only ranks that are threads can do, and what only they cannot.
 void CheckLaunch(const Launch& launch, const RunFlags& flags) {
   if (launch.size > 1 && flags.is_loopback) {
     throw UsageError("--loopback runs all ranks in one process, but " + launch.launcher +
                      " started " + std::to_string(launch.size));
   }
-  if (launch.size > 1 && (!flags.checkpoint.empty() || !flags.test_data.empty())) {
-    throw UsageError("--checkpoint and --test-data need ranks that are threads, not under " +
-                     launch.launcher);
-  }
-}
-
-void RunInProcesses(MessagePassing& processes, RunOptions& run) {
-  const MessagePassing::Channel channel = processes.Split(0);
-  run.only_rank = Rank(static_cast<std::size_t>(processes.rank()));
-  run.share_losses = [&processes, channel](const std::vector<float>& mine) {
-    return ShareFloats(processes, channel, mine);
-  };
-}
-
-// A rank that hangs cannot be joined: the process ends without it.
-void EndProcessOnFault(FaultBoard& faults, MessagePassing* processes) {
-  faults.OnReport([processes](const std::string& cause) {
-    std::thread([cause] {
-      std::this_thread::sleep_for(kGrace);
-      std::fprintf(stderr, "error: %s\n", cause.c_str());
-      std::_Exit(kExitRun);
-    }).detach();
-    if (processes != nullptr) {  // may block: the others may stand still, too
-      processes->Fail(cause);
-    }
-  });
 }
 
 Json EpochsJson(const std::vector<EpochReport>& epochs) {
@@ -331,7 +301,7 @@ struct TestSetUp {
         evaluator({file.model.model, file.kernels, forward.job, forward.plan, forward.program,
                    flags.training},
                   flags.host, *data, forward.job.global_batch) {
-    EndProcessOnFault(evaluator.faults(), nullptr);
+    EndProcessOnFault(evaluator.faults(), flags.host.processes);
   }
 
   ForwardPlan forward;
@@ -340,17 +310,24 @@ struct TestSetUp {
 };
 
 void ResumeIfAsked(const PlanFile& file, const RunFlags& flags, const Sampler& sampler,
-                   Runtime& runtime) {
-  const std::string latest = flags.resume ? FindLatestCheckpoint(flags.checkpoint) : std::string();
+                   const RunProcesses& group, Runtime& runtime) {
+  if (!flags.resume) {
+    return;
+  }
+  const std::string latest = NewestCheckpoint(flags.checkpoint, group.get());
   if (latest.empty()) {
     return;
   }
-  const Checkpoint checkpoint(latest);
-  checkpoint.Verify();
-  CheckFits(checkpoint, file.model.model, file.job.optimizer.kind);
-  CheckContinues(checkpoint, sampler);
-  Resume(checkpoint, file.model.model, file.job, runtime, true);
-  std::fprintf(stderr, "resumed from %s\n", latest.c_str());
+  AllOrNone(group.get(), MessagePassing::kAll, [&] {
+    const Checkpoint checkpoint(latest);
+    CheckFits(checkpoint, file.model.model, file.job.optimizer.kind);
+    CheckContinues(checkpoint, sampler);
+    VerifyShare(checkpoint, group.get());
+    Resume(checkpoint, file.model.model, file.job, runtime, true);
+  });
+  if (group.is_first()) {
+    std::fprintf(stderr, "resumed from %s\n", latest.c_str());
+  }
 }
 
 void WriteReport(const PlanFile& file, const LoopReport& loop, const RunSession& session,
@@ -394,9 +371,6 @@ void WriteTrace(const PlanFile& file, const Program& program, RunSession& sessio
 int StartProcesses(const PlanFile& file, const RunFlags& flags, const std::string& plan) {
   CheckCudaPlan(
       {file.model.model, file.kernels, file.job, file.plan, LowerAndVerify(file), flags.training});
-  if (!flags.checkpoint.empty()) {
-    throw UsageError("--checkpoint needs ranks that are threads: one GPU, or --loopback");
-  }
   if (plan == "-") {
     throw UsageError("several GPUs need a plan that is a file, not standard input");
   }
@@ -433,7 +407,7 @@ int RunRun(const Arguments& arguments) {
   MessagePassing* const processes = flags.host.processes = group.get();
   const bool is_first = group.is_first();
   if (processes != nullptr) {
-    RunInProcesses(*processes, run);
+    JoinRun(*processes, run);
   }
   flags.loop.prints_epochs = flags.loop.prints_epochs && is_first;
   if (is_first) {
@@ -444,7 +418,7 @@ int RunRun(const Arguments& arguments) {
                      flags.on_gpu ? std::optional(launch.local_rank) : std::nullopt);
   EndProcessOnFault(session.faults(), processes);
   session.runtime().Initialize();
-  ResumeIfAsked(file, flags, sampler, session.runtime());
+  ResumeIfAsked(file, flags, sampler, group, session.runtime());
   std::unique_ptr<TestSetUp> test;
   if (!flags.test_data.empty()) {
     test = std::make_unique<TestSetUp>(file, flags);
@@ -452,7 +426,7 @@ int RunRun(const Arguments& arguments) {
   std::unique_ptr<RunCheckpoints> checkpoints;
   if (!flags.checkpoint.empty()) {
     checkpoints = std::make_unique<RunCheckpoints>(flags.checkpoint, flags.keep, model, file.job,
-                                                   program, sampler);
+                                                   program, sampler, processes);
   }
   const LoopReport loop =
       RunLoop(flags.loop, {model, sampler, session.runtime(),

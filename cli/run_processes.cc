@@ -42,6 +42,21 @@ RunProcesses::RunProcesses(const Launch& launch, std::int64_t ranks,
 
 RunProcesses::~RunProcesses() = default;
 
+constexpr std::chrono::seconds kGrace{5};  // for threads to end after a failure
+
+void EndProcessOnFault(FaultBoard& faults, MessagePassing* processes) {
+  faults.OnReport([processes](const std::string& cause) {
+    std::thread([cause] {
+      std::this_thread::sleep_for(kGrace);
+      std::fprintf(stderr, "error: %s\n", cause.c_str());
+      std::_Exit(kExitRun);
+    }).detach();
+    if (processes != nullptr) {  // may block: the others may stand still, too
+      processes->Fail(cause);
+    }
+  });
+}
+
 namespace {
 
 std::vector<std::string> OwnCommandLine() {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "executor/host/fault.h"
 #include "executor/host/launch.h"
 #include "executor/host/message_passing.h"
 
@@ -29,6 +30,10 @@ class RunProcesses {
   std::unique_ptr<MessagePassing> owned_;
   MessagePassing* processes_ = nullptr;
 };
+
+// A rank that hangs cannot be joined: some seconds after a failure the process ends without it.
+// `processes` (may be null) are told why.
+void EndProcessOnFault(FaultBoard& faults, MessagePassing* processes);
 
 // Runs this program's command line again in `ranks` processes, as torchrun would on one machine,
 // and waits for them. When one fails the others are given a few seconds to end. Returns the exit

@@ -1,9 +1,14 @@
 #include "executor/evaluation.h"
 
+#include <algorithm>
+#include <cstring>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "core/error.h"
 #include "executor/half.h"
+#include "executor/host/together.h"
 
 namespace shardwright {
 
@@ -51,17 +56,34 @@ void EvaluationCounter::Count(const ModelOpCall& call) {
                         : static_cast<double>(loss) * static_cast<double>(part.counted);
   }
   const std::lock_guard lock(mutex_);
-  const bool is_new =
-      parts_.emplace(std::pair(call.dropout.step, call.dropout.first_sample), part).second;
-  SW_CHECK(is_new, "two losses of sample " + std::to_string(call.dropout.first_sample));
+  parts_.push_back({call.dropout.step, call.dropout.first_sample, part});
 }
 
-Evaluation EvaluationCounter::Take() {
+Evaluation EvaluationCounter::Take(MessagePassing* processes) {
+  if (processes != nullptr) {
+    static_assert(std::is_trivially_copyable_v<Part>);
+    const auto* const begin = reinterpret_cast<const std::byte*>(parts_.data());
+    const auto all =
+        ShareBytes(*processes, MessagePassing::kAll, {begin, begin + parts_.size() * sizeof(Part)});
+    parts_.clear();
+    for (const std::vector<std::byte>& its : all) {
+      for (std::size_t at = 0; at < its.size(); at += sizeof(Part)) {
+        std::memcpy(&parts_.emplace_back(), its.data() + at, sizeof(Part));
+      }
+    }
+  }
+  std::sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) {
+    return std::pair(a.step, a.first_sample) < std::pair(b.step, b.first_sample);
+  });
   Evaluation total;
-  for (const auto& [place, part] : parts_) {
-    total.loss_sum += part.loss_sum;
-    total.correct += part.correct;
-    total.counted += part.counted;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const Part& part = parts_[i];
+    SW_CHECK(i == 0 || part.step != parts_[i - 1].step ||
+                 part.first_sample != parts_[i - 1].first_sample,
+             "two losses of sample " + std::to_string(part.first_sample));
+    total.loss_sum += part.counted.loss_sum;
+    total.correct += part.counted.correct;
+    total.counted += part.counted.counted;
   }
   parts_.clear();
   return total;

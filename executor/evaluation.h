@@ -3,11 +3,11 @@
 // Loss and accuracy over whole data sets, counted where the loss is computed.
 
 #include <cstdint>
-#include <map>
 #include <mutex>
-#include <utility>
+#include <vector>
 
 #include "executor/host/execute.h"
+#include "executor/host/message_passing.h"
 
 namespace shardwright {
 
@@ -27,15 +27,21 @@ class EvaluationCounter {
  public:
   // A kernel that runs `kernel` and then, behind a loss's forward, counts. Refers to this object.
   [[nodiscard]] ModelKernel Watch(ModelKernel kernel);
-  // What was counted since the last call. No rank may be running.
-  [[nodiscard]] Evaluation Take();
+  // What was counted since the last call. No rank may be running. `processes`: the ranks are in
+  // these, which all call this at once.
+  [[nodiscard]] Evaluation Take(MessagePassing* processes);
 
  private:
+  // Of one micro-batch.
+  struct Part {
+    std::uint64_t step = 0;
+    std::int64_t first_sample = 0;
+    Evaluation counted;
+  };
   void Count(const ModelOpCall& call);
 
   std::mutex mutex_;
-  // By (step, first sample); guarded by mutex_.
-  std::map<std::pair<std::uint64_t, std::int64_t>, Evaluation> parts_;
+  std::vector<Part> parts_;  // guarded by mutex_
 };
 
 // Scores (rows, classes) against labels: correct and counted; the loss is left 0.

@@ -23,8 +23,9 @@ class Checkpoint {
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
 
-  // Reads every byte and compares checksums. Throws InputError for the first damaged file.
-  void Verify() const;
+  // Reads every byte and compares checksums. Throws InputError for the first damaged file. Several
+  // processes may share the work: this one reads every `parts`-th file from `part` on.
+  void Verify(std::size_t part = 0, std::size_t parts = 1) const;
 
   [[nodiscard]] const std::string& folder() const { return folder_; }
   [[nodiscard]] const Manifest& manifest() const { return manifest_; }

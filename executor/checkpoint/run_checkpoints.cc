@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <memory>
-#include <set>
 #include <span>
-#include <utility>
-#include <vector>
+#include <sstream>
+
+#include <unistd.h>
 
 #include "core/error.h"
+#include "executor/checkpoint/manifest.h"
 #include "executor/checkpoint/state.h"
+#include "executor/host/together.h"
 
 namespace shardwright {
 namespace {
@@ -22,20 +25,37 @@ RankState StateOf(const Runtime& runtime, Rank rank) {
           }};
 }
 
-// What every rank writes. Replicas hold the same stretches: the first rank that has one saves it.
-std::vector<std::vector<StretchData>> Shares(const Model& model, OptimizerKind optimizer,
-                                             const Runtime& runtime) {
-  std::set<std::pair<std::string, std::int64_t>> taken;
-  std::vector<std::vector<StretchData>> shares;
-  for (const Rank r : runtime.LocalRanks()) {
-    shares.emplace_back();
-    for (StretchData& stretch : StretchesOf(model, optimizer, StateOf(runtime, r), r == Rank(0u))) {
-      if (taken.emplace(stretch.stretch.tensor, stretch.stretch.begin).second) {
-        shares.back().push_back(std::move(stretch));
-      }
-    }
+constexpr char kEndOfKey = '\n';  // no tensor's name has one
+
+std::vector<std::byte> BytesOf(const std::string& text) {
+  const auto* const begin = reinterpret_cast<const std::byte*>(text.data());
+  return {begin, begin + text.size()};
+}
+
+std::string TextOf(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// "17 transformer.wte.weight\n" for each stretch.
+std::vector<std::byte> KeysOf(const std::vector<StretchData>& stretches) {
+  std::string lines;
+  for (const StretchData& data : stretches) {
+    lines += std::to_string(data.stretch.begin) + ' ' + data.stretch.tensor + kEndOfKey;
   }
-  return shares;
+  return BytesOf(lines);
+}
+
+std::set<std::pair<std::string, std::int64_t>> ReadKeys(const std::vector<std::byte>& bytes) {
+  std::set<std::pair<std::string, std::int64_t>> keys;
+  std::istringstream lines(TextOf(bytes));
+  std::int64_t begin = 0;
+  while (lines >> begin) {
+    lines.get();  // the space
+    std::string tensor;
+    std::getline(lines, tensor, kEndOfKey);
+    keys.emplace(std::move(tensor), begin);
+  }
+  return keys;
 }
 
 void CopyUnits(std::span<const BoundUnit> from, std::span<const BoundUnit> to) {
@@ -58,23 +78,48 @@ void CopyUnits(std::span<const BoundUnit> from, std::span<const BoundUnit> to) {
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(std::string folder, std::int64_t keep, const Model& model,
-                               const Job& job, const Program& program, const Sampler& sampler)
+                               const Job& job, const Program& program, const Sampler& sampler,
+                               MessagePassing* processes)
     : folder_(std::move(folder)),
       keep_(keep),
       model_(model),
       job_(job),
       program_(program),
-      sampler_(sampler) {
-  RemoveUnfinishedCheckpoints(folder_);
+      sampler_(sampler),
+      processes_(processes) {
+  if (processes_ != nullptr) {
+    channel_ = processes_->Split(0);
+  }
+  // Nobody writes before process 0 has made a folder to write into.
+  if (processes_ == nullptr || processes_->rank() == 0) {
+    RemoveUnfinishedCheckpoints(folder_);
+  }
 }
 
-void RunCheckpoints::Save(const Runtime& runtime) {
-  background_.Wait();  // one snapshot in memory at a time
-  auto snapshots = std::make_shared<std::vector<Snapshot>>();
-  std::size_t next = 0;
-  for (std::vector<StretchData>& share : Shares(model_, job_.optimizer.kind, runtime)) {
-    snapshots->emplace_back(std::move(share), StateOf(runtime, runtime.LocalRanks()[next++]).copy);
+// Replicas hold the same stretches: the first rank that has one saves it.
+std::vector<RunCheckpoints::Share> RunCheckpoints::TakeShares(const Runtime& runtime) {
+  std::vector<Share> shares;
+  std::set<StretchKey> taken;
+  for (const Rank r : runtime.LocalRanks()) {
+    const RankState state = StateOf(runtime, r);
+    std::vector<StretchData> all = StretchesOf(model_, job_.optimizer.kind, state, r == Rank(0u));
+    if (processes_ != nullptr && !of_lower_ranks_) {
+      of_lower_ranks_.emplace();
+      const auto keys = ShareBytes(*processes_, channel_, KeysOf(all));
+      for (std::size_t lower = 0; lower < r.value; ++lower) {
+        of_lower_ranks_->merge(ReadKeys(keys[lower]));
+      }
+    }
+    std::erase_if(all, [&](const StretchData& data) {
+      const StretchKey key(data.stretch.tensor, data.stretch.begin);
+      return (of_lower_ranks_ && of_lower_ranks_->contains(key)) || !taken.insert(key).second;
+    });
+    shares.push_back({static_cast<std::int64_t>(r.value), Snapshot(std::move(all), state.copy)});
   }
+  return shares;
+}
+
+Manifest RunCheckpoints::Describe(const Runtime& runtime) const {
   Manifest manifest;
   DescribeState(model_, job_, manifest);
   manifest.dialect = program_.dialect;
@@ -84,16 +129,98 @@ void RunCheckpoints::Save(const Runtime& runtime) {
   manifest.update = runtime.next_step() - runtime.skipped_steps();
   manifest.loss_scaler = runtime.loss_scaler();
   manifest.sampler = sampler_;
-  background_.Start([this, snapshots, manifest = std::move(manifest)] {
-    CheckpointWriter writer(folder_, manifest.step);
-    for (std::size_t r = 0; r < snapshots->size(); ++r) {
-      if (!(*snapshots)[r].stretches().empty()) {
-        writer.WriteRank(static_cast<std::int64_t>(r), (*snapshots)[r].stretches());
-      }
+  return manifest;
+}
+
+void RunCheckpoints::Save(const Runtime& runtime) {
+  Finish();  // one snapshot in memory at a time
+  auto shares = std::make_shared<std::vector<Share>>(TakeShares(runtime));
+  background_.Start([this, shares, manifest = Describe(runtime)] {
+    if (processes_ == nullptr) {
+      Write(*shares, manifest);
+    } else {
+      WriteTogether(shares->front(), manifest);
     }
-    writer.Commit(manifest);
-    RemoveOldCheckpoints(folder_, keep_);
   });
+}
+
+void RunCheckpoints::Finish() {
+  AllOrNone(processes_, channel_, [this] { background_.Wait(); });
+}
+
+void RunCheckpoints::Write(const std::vector<Share>& shares, const Manifest& manifest) const {
+  CheckpointWriter writer(folder_, manifest.step);
+  for (const Share& share : shares) {
+    if (!share.snapshot.stretches().empty()) {
+      writer.WriteRank(share.rank, share.snapshot.stretches());
+    }
+  }
+  writer.Commit(manifest);
+  RemoveOldCheckpoints(folder_, keep_);
+}
+
+// Process 0 makes the folder and says which; all write their files and tell it what they wrote;
+// then it writes the manifest. Who cannot do its part throws; the others leave it at that, and
+// Finish tells them why.
+void RunCheckpoints::WriteTogether(const Share& mine, const Manifest& manifest) const {
+  std::unique_ptr<CheckpointWriter> writer;
+  std::exception_ptr problem;
+  std::int64_t maker = 0;  // the process that made the folder; 0: there is none
+  if (processes_->rank() == 0) {
+    try {
+      writer = std::make_unique<CheckpointWriter>(folder_, manifest.step);
+      maker = ::getpid();
+    } catch (const EnvironmentError&) {
+      problem = std::current_exception();
+    }
+  }
+  ShareFromFirst(*processes_, channel_, &maker, sizeof maker);
+  std::vector<std::byte> written;  // a manifest of this process's file; empty: it failed
+  if (maker != 0) {
+    try {
+      Manifest its;
+      if (!mine.snapshot.stretches().empty()) {
+        its.files.push_back(WriteRankFile(UnfinishedFolder(folder_, manifest.step, maker),
+                                          mine.rank, mine.snapshot.stretches()));
+      }
+      written = BytesOf(ManifestJson(its));
+    } catch (const EnvironmentError&) {
+      problem = std::current_exception();
+    }
+  }
+  const auto all = CollectBytes(*processes_, channel_, std::move(written));
+  if (problem) {
+    std::rethrow_exception(problem);
+  }
+  const bool is_whole =
+      std::none_of(all.begin(), all.end(), [](const auto& part) { return part.empty(); });
+  if (!writer || !is_whole) {
+    return;
+  }
+  for (const std::vector<std::byte>& part : all) {
+    for (SavedFile& file : ParseManifest(TextOf(part), folder_).files) {
+      writer->Add(std::move(file));
+    }
+  }
+  writer->Commit(manifest);
+  RemoveOldCheckpoints(folder_, keep_);
+}
+
+std::string NewestCheckpoint(const std::string& folder, MessagePassing* processes) {
+  const std::string newest = FindLatestCheckpoint(folder);
+  if (processes == nullptr) {
+    return newest;
+  }
+  return TextOf(ShareBytes(*processes, MessagePassing::kAll, BytesOf(newest)).front());
+}
+
+void VerifyShare(const Checkpoint& checkpoint, const MessagePassing* processes) {
+  if (processes == nullptr) {
+    checkpoint.Verify();
+  } else {
+    checkpoint.Verify(static_cast<std::size_t>(processes->rank()),
+                      static_cast<std::size_t>(processes->size()));
+  }
 }
 
 void Resume(const Checkpoint& checkpoint, const Model& model, const Job& job, Runtime& runtime,

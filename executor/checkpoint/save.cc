@@ -86,8 +86,7 @@ Snapshot::Snapshot(std::vector<StretchData> stretches, const MemoryCopy& copy)
 CheckpointWriter::CheckpointWriter(const std::string& folder, std::int64_t step) {
   const std::filesystem::path base(folder);
   final_ = (base / StepName(step)).string();
-  temporary_ =
-      (base / (kTemporaryPrefix + StepName(step) + "-" + std::to_string(::getpid()))).string();
+  temporary_ = UnfinishedFolder(folder, step, ::getpid());
   std::error_code error;
   std::filesystem::create_directories(base, error);
   if (error) {
@@ -106,7 +105,13 @@ CheckpointWriter::~CheckpointWriter() {
   }
 }
 
-void CheckpointWriter::WriteRank(std::int64_t rank, const std::vector<StretchData>& stretches) {
+std::string UnfinishedFolder(const std::string& folder, std::int64_t step, std::int64_t writer) {
+  const std::string name = kTemporaryPrefix + StepName(step) + "-" + std::to_string(writer);
+  return (std::filesystem::path(folder) / name).string();
+}
+
+SavedFile WriteRankFile(const std::string& unfinished, std::int64_t rank,
+                        const std::vector<StretchData>& stretches) {
   SavedFile saved;
   saved.name = RankFileName(rank);
   std::vector<SafetensorsEntry> entries;
@@ -118,15 +123,23 @@ void CheckpointWriter::WriteRank(std::int64_t rank, const std::vector<StretchDat
     SW_CHECK(is_new, "two stretches of " + stretch.stretch.tensor + " on one rank");
     saved.stretches.push_back(stretch.stretch);
   }
-  OutputFile out((std::filesystem::path(temporary_) / saved.name).string());
+  OutputFile out((std::filesystem::path(unfinished) / saved.name).string());
   for (const SafetensorsEntry& entry : WriteSafetensorsHeader(out, std::move(entries), {})) {
     out.Write(by_name.at(entry.name)->data, entry.end - entry.begin);
   }
   out.SyncAndClose();
   saved.bytes = out.size();
   saved.crc = out.crc();
+  return saved;
+}
+
+void CheckpointWriter::WriteRank(std::int64_t rank, const std::vector<StretchData>& stretches) {
+  Add(WriteRankFile(temporary_, rank, stretches));
+}
+
+void CheckpointWriter::Add(SavedFile file) {
   const std::lock_guard lock(mutex_);
-  files_.push_back(std::move(saved));
+  files_.push_back(std::move(file));
 }
 
 std::string CheckpointWriter::Commit(Manifest manifest) {

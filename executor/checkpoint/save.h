@@ -52,6 +52,8 @@ class CheckpointWriter {
 
   // Writes and syncs the file of one rank. Several ranks may write at once.
   void WriteRank(std::int64_t rank, const std::vector<StretchData>& stretches);
+  // A file that another process has written with WriteRankFile.
+  void Add(SavedFile file);
   // Writes the manifest (whose files are those written) and moves the folder to its place, which
   // this returns. A checkpoint of the same step that is there already is replaced.
   std::string Commit(Manifest manifest);
@@ -63,6 +65,14 @@ class CheckpointWriter {
   std::vector<SavedFile> files_;
   bool committed_ = false;
 };
+
+// The temporary folder of step `step` that process `writer` makes in `folder`.
+[[nodiscard]] std::string UnfinishedFolder(const std::string& folder, std::int64_t step,
+                                           std::int64_t writer);
+
+// Writes and syncs the file of one rank into a temporary folder.
+[[nodiscard]] SavedFile WriteRankFile(const std::string& unfinished, std::int64_t rank,
+                                      const std::vector<StretchData>& stretches);
 
 // Runs one piece of work at a time in the background. Not to be shared between threads.
 class BackgroundWriter {

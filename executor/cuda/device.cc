@@ -10,6 +10,7 @@
 #include "executor/cuda/loopback.h"
 #include "executor/cuda/ops/launch.h"
 #include "executor/host/process_communicator.h"
+#include "executor/host/together.h"
 
 namespace shardwright {
 
@@ -25,7 +26,7 @@ CudaWorld::CudaWorld(const ExecuteContext& run_context, const CudaOptions& run_o
   const std::int64_t first = options.processes == nullptr ? 0 : options.processes->rank();
   const std::int64_t last = options.processes == nullptr ? ranks : first + 1;
   if (options.processes != nullptr) {
-    options.processes->OnFailure([this](const std::string& cause) { faults.Report(cause); });
+    options.processes->OnFailure(this, [this](const std::string& cause) { faults.Report(cause); });
     nccl_ = std::make_unique<NcclWorld>(*options.nccl, *options.processes, gpu, options.timeout,
                                         faults);
   }
@@ -52,7 +53,7 @@ CudaWorld::CudaWorld(const ExecuteContext& run_context, const CudaOptions& run_o
 
 CudaWorld::~CudaWorld() {
   if (options.processes != nullptr) {
-    options.processes->OnFailure({});
+    options.processes->OnFailure(this, {});
   }
 }
 

@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "executor/cuda/kernels/elementwise.h"
 #include "executor/cuda/ops/launch.h"
-#include "executor/host/process_communicator.h"
+#include "executor/host/together.h"
 
 namespace shardwright {
 namespace {
@@ -181,7 +181,7 @@ NcclWorld::NcclWorld(const NcclTable& table, MessagePassing& processes, Gpu& gpu
       throw RunError(ProblemOf(result, nullptr, "ncclGetUniqueId"));
     }
   }
-  ShareFromFirst(processes_, &id, sizeof id);
+  ShareFromFirst(processes_, MessagePassing::kAll, &id, sizeof id);
   gpu_.MakeCurrent();
   NcclConfig config;
   std::unique_lock lock(mutex_);

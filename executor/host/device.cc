@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "executor/host/arithmetic.h"
 #include "executor/host/process_communicator.h"
+#include "executor/host/together.h"
 
 namespace shardwright {
 
@@ -18,7 +19,7 @@ HostWorld::HostWorld(const ExecuteContext& run_context, const HostOptions& run_o
       clock(options.processes == nullptr ? RunClock()
                                          : RunClock(AgreeOnStart(*options.processes))) {
   if (options.processes != nullptr) {
-    options.processes->OnFailure([this](const std::string& cause) { faults.Report(cause); });
+    options.processes->OnFailure(this, [this](const std::string& cause) { faults.Report(cause); });
   }
   const Program& program = context.input.program;
   const std::int64_t ranks = program.shard_size * program.replicate_size;
@@ -40,7 +41,7 @@ HostWorld::HostWorld(const ExecuteContext& run_context, const HostOptions& run_o
 
 HostWorld::~HostWorld() {
   if (options.processes != nullptr) {
-    options.processes->OnFailure({});
+    options.processes->OnFailure(this, {});
   }
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "executor/data/batch.h"
+#include "executor/host/together.h"
 
 namespace shardwright {
 
@@ -11,12 +12,16 @@ Evaluator::Evaluator(const SessionInput& input, const HostOptions& host, const D
                      std::int64_t global_batch)
     : model_(input.model),
       data_(data),
-      sampler_{data.size(), global_batch, 0, false, EpochTail::kPad} {
+      sampler_{data.size(), global_batch, 0, false, EpochTail::kPad},
+      processes_(host.processes) {
   RunOptions run;
   run.inputs = [this](const BatchKey& key, std::span<const View> views) {
     const BatchRange range = {key.step, key.first_sample, key.count};
     WriteBatch(model_, data_, sampler_, range, views);
   };
+  if (processes_ != nullptr) {
+    JoinRun(*processes_, run);
+  }
   session_ = std::make_unique<HostSession>(input, host, std::move(run), [this](ModelKernel kernel) {
     return counter_.Watch(std::move(kernel));
   });
@@ -27,7 +32,7 @@ Evaluation Evaluator::Run() {
   session_->runtime().set_next_step(0);
   session_->runtime().RunSteps(FirstStepOf(sampler_, 1));
   (void)session_->runtime().TakeReports();
-  return counter_.Take();
+  return counter_.Take(processes_);
 }
 
 }  // namespace shardwright

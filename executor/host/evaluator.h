@@ -16,7 +16,8 @@ namespace shardwright {
 class Evaluator {
  public:
   // `input` holds a forward-only job and its program. Parameters have first values until Resume or
-  // CopyParameters gives the runtime others. Keeps references. Throws as HostSession does.
+  // CopyParameters gives the runtime others. Keeps references. Throws as HostSession does. Ranks in
+  // processes (`host.processes`): all construct it at once, and Run gives all the same.
   Evaluator(const SessionInput& input, const HostOptions& host, const Dataset& data,
             std::int64_t global_batch);
 
@@ -30,6 +31,7 @@ class Evaluator {
   const Model& model_;
   const Dataset& data_;
   const Sampler sampler_;
+  MessagePassing* const processes_;
   EvaluationCounter counter_;
   std::unique_ptr<HostSession> session_;  // last: its kernels use the counter
 };

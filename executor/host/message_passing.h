@@ -58,8 +58,10 @@ class MessagePassing {
   // This process fails: the others' watcher is called with the cause, if they have not failed
   // before. Under mpirun it need not be said, since the launcher ends the others.
   virtual void Fail(const std::string& /*cause*/) {}
-  // `watcher` hears, on a thread of its own, when another process fails or is gone.
-  virtual void OnFailure(std::function<void(const std::string& cause)> /*watcher*/) {}
+  // `owner`'s watcher hears, on a thread of its own, when another process fails or is gone; at once
+  // if that has happened. An empty one takes it away.
+  virtual void OnFailure(const void* /*owner*/,
+                         std::function<void(const std::string& cause)> /*watcher*/) {}
 
   // A notice that the others may read whenever they like; a new one takes its place. MPI has none.
   virtual void Post(std::span<const std::byte> /*notice*/) {}

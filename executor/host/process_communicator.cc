@@ -1,8 +1,6 @@
 #include "executor/host/process_communicator.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdlib>
 #include <cstring>
 #include <thread>
 
@@ -19,18 +17,6 @@ void BackOff(int round) {
   } else {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
-}
-
-void Finish(MessagePassing::Pending& pending) {
-  for (int round = 0; !pending.IsOver(); ++round) {
-    BackOff(round / 100);  // clocks are compared over such messages: sleep only after long
-  }
-}
-
-std::int64_t NowNanoseconds() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
 }
 
 }  // namespace
@@ -178,89 +164,6 @@ std::vector<const std::byte*> ProcessCommunicator::CollectPart(std::int64_t memb
     sources.push_back(scratch_.data() + m * own);
   }
   return sources;
-}
-
-std::chrono::steady_clock::time_point AgreeOnStart(MessagePassing& processes) {
-  constexpr int kTrips = 10;
-  std::int64_t start = NowNanoseconds();
-  if (processes.rank() == 0) {
-    for (int other = 1; other < processes.size(); ++other) {
-      for (int trip = 0; trip < kTrips; ++trip) {
-        std::int64_t unused = 0;
-        Finish(*processes.Receive(MessagePassing::kAll, other, &unused, sizeof unused));
-        const std::array<std::int64_t, 2> answer = {NowNanoseconds(), start};
-        Finish(*processes.Send(MessagePassing::kAll, other, answer.data(), sizeof answer));
-      }
-    }
-  } else {
-    std::int64_t shortest = INT64_MAX, offset = 0;  // of process 0's clock over this one's
-    for (int trip = 0; trip < kTrips; ++trip) {
-      const std::int64_t asked = NowNanoseconds();
-      Finish(*processes.Send(MessagePassing::kAll, 0, &asked, sizeof asked));
-      std::array<std::int64_t, 2> answer{};
-      Finish(*processes.Receive(MessagePassing::kAll, 0, answer.data(), sizeof answer));
-      const std::int64_t took = NowNanoseconds() - asked;
-      start = answer[1];
-      if (took < shortest) {
-        shortest = took;
-        offset = answer[0] - (asked + took / 2);
-      }
-    }
-    // The answer was given between question and return, so processes that share a clock measure no
-    // more than half the trip, however busy the machine.
-    start -= std::abs(offset) <= shortest / 2 + 1 ? 0 : offset;
-  }
-  return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(start));
-}
-
-void ShareFromFirst(MessagePassing& processes, void* data, std::int64_t bytes) {
-  if (processes.rank() != 0) {
-    Finish(*processes.Receive(MessagePassing::kAll, 0, data, bytes));
-    return;
-  }
-  for (int other = 1; other < processes.size(); ++other) {
-    Finish(*processes.Send(MessagePassing::kAll, other, data, bytes));
-  }
-}
-
-std::vector<std::vector<std::byte>> CollectBytes(MessagePassing& processes,
-                                                 std::vector<std::byte> mine) {
-  std::vector<std::vector<std::byte>> all;
-  if (processes.rank() != 0) {
-    const auto size = static_cast<std::int64_t>(mine.size());
-    Finish(*processes.Send(MessagePassing::kAll, 0, &size, sizeof size));
-    Finish(*processes.Send(MessagePassing::kAll, 0, mine.data(), size));
-    return all;
-  }
-  all.push_back(std::move(mine));
-  for (int other = 1; other < processes.size(); ++other) {
-    std::int64_t size = 0;
-    Finish(*processes.Receive(MessagePassing::kAll, other, &size, sizeof size));
-    all.emplace_back(static_cast<std::size_t>(size));
-    Finish(*processes.Receive(MessagePassing::kAll, other, all.back().data(), size));
-  }
-  return all;
-}
-
-std::vector<std::vector<float>> ShareFloats(MessagePassing& processes,
-                                            MessagePassing::Channel channel,
-                                            const std::vector<float>& mine) {
-  const auto size = static_cast<std::size_t>(processes.size());
-  std::vector<float> flat(size * mine.size());
-  const auto bytes = static_cast<std::int64_t>(mine.size() * sizeof(float));
-  std::vector<MessagePart> parts;
-  for (std::size_t r = 0; r < size; ++r) {
-    parts.push_back({static_cast<std::int64_t>(r) * bytes, bytes});
-  }
-  const std::size_t own = static_cast<std::size_t>(processes.rank()) * mine.size();
-  std::copy(mine.begin(), mine.end(), flat.begin() + static_cast<std::ptrdiff_t>(own));
-  Finish(*processes.AllGather(channel, flat.data(), parts));
-  std::vector<std::vector<float>> all;
-  for (std::size_t r = 0; r < size; ++r) {
-    const auto begin = flat.begin() + static_cast<std::ptrdiff_t>(r * mine.size());
-    all.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(mine.size()));
-  }
-  return all;
 }
 
 }  // namespace shardwright

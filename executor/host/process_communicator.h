@@ -70,21 +70,4 @@ class ProcessCommunicator : public Communicator {
   std::vector<Header> headers_;
 };
 
-// The moment that all processes count their time from. Processes whose clocks agree within a
-// millisecond are taken to share one (they run on one machine); others are set right by the
-// shortest of some round trips. Called by all processes.
-[[nodiscard]] std::chrono::steady_clock::time_point AgreeOnStart(MessagePassing& processes);
-
-// What process 0 has in `data`, on all. Called by all processes.
-void ShareFromFirst(MessagePassing& processes, void* data, std::int64_t bytes);
-
-// Every process's bytes, by rank, on process 0; nothing on the others. Called by all processes.
-[[nodiscard]] std::vector<std::vector<std::byte>> CollectBytes(MessagePassing& processes,
-                                                               std::vector<std::byte> mine);
-
-// Equal numbers of floats from every process, by rank. Called by one thread of all processes.
-[[nodiscard]] std::vector<std::vector<float>> ShareFloats(MessagePassing& processes,
-                                                          MessagePassing::Channel channel,
-                                                          const std::vector<float>& mine);
-
 }  // namespace shardwright

@@ -114,17 +114,22 @@ class TcpProcesses : public MessagePassing {
     } catch (const RunError&) {  // they see that the connection is gone
     }
   }
-  void OnFailure(std::function<void(const std::string& cause)> watcher) override {
+  void OnFailure(const void* owner,
+                 std::function<void(const std::string& cause)> watcher) override {
     std::string cause;
     const std::lock_guard watching(watcher_mutex_);
-    watcher_ = std::move(watcher);
     {
       const std::lock_guard lock(mutex_);
       cause = cause_;
     }
-    if (!cause.empty() && watcher_) {
-      watcher_(cause);
+    if (!watcher) {
+      watchers_.erase(owner);
+      return;
     }
+    if (!cause.empty()) {
+      watcher(cause);
+    }
+    watchers_[owner] = std::move(watcher);
   }
 
   void Post(std::span<const std::byte> notice) override {
@@ -272,8 +277,8 @@ class TcpProcesses : public MessagePassing {
       changed_.notify_all();
     }
     const std::lock_guard watching(watcher_mutex_);
-    if (watcher_) {
-      watcher_(cause);
+    for (const auto& [owner, watcher] : watchers_) {
+      watcher(cause);
     }
   }
 
@@ -281,9 +286,9 @@ class TcpProcesses : public MessagePassing {
   std::unique_ptr<tcp::Relay> relay_;  // of rank 0
   tcp::Socket socket_;
   std::mutex write_mutex_;    // one frame after the other; taken before mutex_
-  std::mutex watcher_mutex_;  // held while it is called, so that it may be taken away safely
-  std::function<void(const std::string&)> watcher_;  // guarded by watcher_mutex_
-  std::mutex mutex_;                                 // taken last
+  std::mutex watcher_mutex_;  // held while one is called, so that it may be taken away safely
+  std::map<const void*, std::function<void(const std::string&)>> watchers_;  // by owner; guarded
+  std::mutex mutex_;                                                         // taken last
   std::condition_variable changed_;
   // All guarded by mutex_; elements of the maps stay where they are.
   std::vector<std::vector<int>> members_;  // by channel: ranks

@@ -1,11 +1,9 @@
-"""run --device cuda on a machine without a GPU: what is wrong with the plan comes first, then what the machine lacks.
-And ranks in processes that torchrun or srun started, which the environment tells: here on the host device."""
+"""run --device cuda on a machine without a GPU: what is wrong with the plan comes first, then what the machine lacks."""
 
 import json
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import unittest
@@ -35,8 +33,6 @@ class Cuda(ShardwrightTestCase):
                           "--loopback", "3")
         self.assert_fails(2, "--test-data is not there yet for --device cuda", "run", plan, "--device", "cuda",
                           "--loopback", "2", "--epochs", "1", "--test-data", "d")
-        self.assert_fails(2, "--checkpoint needs ranks that are threads: one GPU, or --loopback", "run", plan, "--device",
-                          "cuda", "--checkpoint", "c")
 
     def test_wrong_kernel_set(self):
         self.assert_fails(3, 'plan: kernel_set: got "torch-eager", expected "shardwright-cuda-plain", the kernels that '
@@ -89,10 +85,12 @@ class Emulated(Cuda):
 
     def test_checkpoints(self):
         plan = self.plan("shardwright-cuda-plain", 2)
-        whole = self.losses(plan, "--loopback", "2", steps=4)
-        checkpoint = ("--loopback", "2", "--checkpoint", "c")
-        self.assertEqual(self.losses(plan, *checkpoint, steps=2), whole[:2])
-        self.assertEqual(self.losses(plan, *checkpoint, "--resume", steps=4), whole[2:])
+        # All ranks on one GPU, and a process for each.
+        for where in (("--loopback", "2"), ()):
+            whole = self.losses(plan, *where, steps=4)
+            checkpoint = (*where, "--checkpoint", f"c{len(where)}")
+            self.assertEqual(self.losses(plan, *checkpoint, steps=2), whole[:2])
+            self.assertEqual(self.losses(plan, *checkpoint, "--resume", steps=4), whole[2:])
 
     def test_faults(self):
         plan = self.plan("shardwright-cuda-plain", 2)
@@ -105,58 +103,6 @@ class Emulated(Cuda):
         self.assertEqual((code, out), (4, ""))
         self.assertIn("error: device cuda: /nonexistent: cannot open shared object file: No such file or directory; several "
                       "GPUs need NCCL: install libnccl2 or set SHARDWRIGHT_NCCL to its path\n", err)
-
-
-class Launched(ShardwrightTestCase):
-
-    def setUp(self):
-        super().setUp()
-        (self.folder / "config.json").write_text(json.dumps(CONFIG))
-        self.succeed("plan", "--model", "./config.json", "--cluster", "h100-80 x2, nvlink 450 GB/s", "--kernel-set",
-                     "shardwright-host", "--precision", "fp32", "--seq", "16", "--micro-batch", "2", "--global-batch", "4",
-                     "-o", "p.json")
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self.port = server.getsockname()[1]
-
-    def launch(self, variables, *flags):
-        """(exit code, output, errors) of two ranks with these variables by rank."""
-        runs = [subprocess.Popen([shardwright_test_case.PROGRAM, "run", "p.json", "--data", "random:100", *flags],
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder,
-                                 env=dict(os.environ, OPENBLAS_NUM_THREADS="1", **variables(rank))) for rank in (0, 1)]
-        ends = [run.communicate(timeout=300) for run in runs]
-        return [(run.returncode, *end) for run, end in zip(runs, ends)]
-
-    def torchrun(self, rank):
-        return {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(self.port)}
-
-    def srun(self, rank):
-        return {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank), "SLURM_STEP_ID": "0",
-                "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost,node[2-3]", "MASTER_PORT": str(self.port)}
-
-    def test_processes_compute_the_bits_of_threads(self):
-        code, out, err = self.run_program("run", "p.json", "--data", "random:100", "--steps", "3", "--json")
-        self.assertEqual(code, 0, err)
-        threads = [step["loss"] for step in json.loads(out)["steps"]]
-        for launcher in (self.torchrun, self.srun):
-            first, second = self.launch(launcher, "--steps", "3", "--json", "--trace", "t.json")
-            self.assertEqual((first[0], second[0], second[1]), (0, 0, ""), first[2] + second[2])
-            self.assertEqual([step["loss"] for step in json.loads(first[1])["steps"]], threads)
-            found = json.loads(self.run_program("compare", "p.json", "t.json", "--json")[1])
-            self.assertEqual((found["matched"], found["findings"]), (found["spans"], []))
-
-    def test_refuses(self):
-        for code, out, err in self.launch(lambda rank: dict(self.torchrun(rank), WORLD_SIZE="3")):
-            self.assertEqual((code, out), (2, ""))
-            self.assertIn("error: the plan has 2 ranks, but torchrun started 3 processes\n", err)
-        ends = self.launch(lambda rank: {} if rank == 0 else dict(self.torchrun(rank), RANK="x"))
-        self.assertEqual(ends[1][0], 3)
-        self.assertIn("environment: RANK: got x, expected a number from 0 to 1", ends[1][2])
-
-    def test_nobody_comes(self):
-        ends = self.launch(lambda rank: self.torchrun(0) if rank == 0 else {}, "--timeout", "200 ms", "--steps", "1")
-        self.assertEqual(ends[0][0], 4)
-        self.assertIn(f"error: rank 0: waited 200 ms at port {self.port} for rank 1\n", ends[0][2])
 
 
 if __name__ == "__main__":

@@ -67,12 +67,12 @@ TEST_CASE("losses of all ranks add up, whoever comes first, and empty batches ad
       kernel(call->call, true);  // backward is no second loss
     }
     CHECK(runs == 8);
-    const Evaluation e = counter.Take();
+    const Evaluation e = counter.Take(nullptr);
     CHECK(e.loss_sum == 4.25);
     CHECK(e.correct == 3);
     CHECK(e.counted == 5);
     CHECK(e.MeanLoss() == 0.85);
-    CHECK(counter.Take().counted == 0);
+    CHECK(counter.Take(nullptr).counted == 0);
   }
 }
 

@@ -18,8 +18,8 @@
 
 #include "core/error.h"
 #include "executor/host/launch.h"
-#include "executor/host/process_communicator.h"
 #include "executor/host/tcp_relay.h"
+#include "executor/host/together.h"
 
 namespace shardwright::testing {
 namespace {
@@ -162,8 +162,8 @@ TEST_CASE("TcpProcesses.MessagesArriveInOrderOnTheirChannel") {
     }
     // More than the sockets hold, so that it goes in pieces.
     constexpr std::size_t kMany = 3'000'000;
-    const auto bytes =
-        CollectBytes(all, std::vector<std::byte>(kMany, static_cast<std::byte>(r + 1)));
+    const auto bytes = CollectBytes(all, MessagePassing::kAll,
+                                    std::vector<std::byte>(kMany, static_cast<std::byte>(r + 1)));
     if (r == 0) {
       REQUIRE(bytes.size() == 3);
       CHECK(bytes[2].size() == kMany);
@@ -206,8 +206,8 @@ TEST_CASE("TcpProcesses.OneFailureReachesAll") {
         cause = error.what();
       }
       std::string watched;
-      all.OnFailure([&](const std::string& text) { watched = text; });
-      all.OnFailure({});
+      all.OnFailure(&all, [&](const std::string& text) { watched = text; });
+      all.OnFailure(&all, {});
       const std::lock_guard lock(mutex);
       heard.push_back(cause);
       heard.push_back(watched);

@@ -16,9 +16,9 @@
 #include "executor/cuda/emulation/emulated_gpu.h"
 #include "executor/cuda/nccl_world.h"
 #include "executor/cuda/session.h"
-#include "executor/host/process_communicator.h"
 #include "executor/host/tcp_processes.h"
 #include "executor/host/tcp_relay.h"
+#include "executor/host/together.h"
 #include "schedule/lower.h"
 #include "schedule/verify.h"
 #include "tests/executor/cuda/fake_nccl.h"
@@ -88,11 +88,7 @@ Losses TrainByNccl(const Setup& setup, std::chrono::milliseconds timeout = kTime
     const std::unique_ptr<Gpu> gpu = MakeEmulatedGpu({.seed = seed});
     RunOptions run = setup.run;
     run.poison = true;
-    run.only_rank = Rank(static_cast<std::size_t>(all.rank()));
-    const MessagePassing::Channel channel = all.Split(0);
-    run.share_losses = [&](const std::vector<float>& mine) {
-      return ShareFloats(all, channel, mine);
-    };
+    JoinRun(all, run);
     CudaSession session({setup.model, kernels, setup.job, setup.plan, program, setup.training},
                         {.timeout = timeout, .processes = &all, .nccl = &nccl}, *gpu, run);
     session.faults().OnReport([&](const std::string& cause) { all.Fail(cause); });
