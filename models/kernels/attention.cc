@@ -67,6 +67,15 @@ Kernel FlashKernel(const LowerContext& context, KernelClass kind, double flops) 
   return kernel;
 }
 
+// GPT-NeoX's rotation concatenates its queries with heads before tokens. PyTorch's output follows
+// them, and the next layer takes a copy with tokens first; the attention keeps what it wrote.
+void CopyOutput(const LowerContext& context, const AttentionBytes& bytes, OpKernels* op) {
+  op->forward.push_back(
+      PassKernel(KernelClass::kCopy, context.compute, bytes.output, bytes.output));
+  op->saves_output = 0;
+  AddTensors({bytes.output}, &op->extra_saved, &op->extra_saved_tensors);
+}
+
 OpKernels FlashAttention(const LowerContext& context, const AttentionBytes& bytes) {
   const OpSpec& spec = context.spec;
   const bool repeat = Grouped(spec) && context.options.repeat_kv;
@@ -102,6 +111,9 @@ OpKernels FlashAttention(const LowerContext& context, const AttentionBytes& byte
   op.saves_input = 0b111;
   op.saves_output = 1;
   op.extra_saved = Bytes(row_stats);  // log-sum-exp per query and head
+  if (spec.packed_by_head && !context.options.fused_rope) {
+    CopyOutput(context, bytes, &op);
+  }
   if (repeat) {
     RepeatKeyValue(context, bytes, &op);
   } else if (Grouped(spec)) {

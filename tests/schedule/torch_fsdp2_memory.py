@@ -63,6 +63,7 @@ CHECKPOINTS = {
     "mistral": (DECODER, "model.layers"),
     "qwen2": (DECODER, "model.layers"),
     "qwen3": ({**DECODER, "head_dim": 32}, "model.layers"),
+    "gpt_neox": ({**WIDTHS, "intermediate_size": 352, "hidden_dropout": 0.0, "attention_dropout": 0.0}, "gpt_neox.layers"),
     "opt": ({**WIDTHS, "ffn_dim": 352, "word_embed_proj_dim": 128, "dropout": 0.0}, "model.decoder.layers"),
 }
 
