@@ -116,7 +116,7 @@ std::string ToJson(const PlanFile& problem, const std::vector<BaselineResult>& r
 int RunBaselines(const Arguments& arguments) {
   const PlanFile problem = MakeProblem(arguments);
   const std::vector<BaselineResult> results = EvaluateBaselines(problem);
-  WriteFileAtomically("-", arguments.IsJson() ? ToJson(problem, results) : Text(results));
+  arguments.Print(arguments.IsJson() ? ToJson(problem, results) : Text(results));
   const bool any_fits = std::any_of(results.begin(), results.end(),
                                     [](const BaselineResult& result) { return result.Fits(); });
   return any_fits ? kExitOk : kExitNo;

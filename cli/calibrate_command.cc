@@ -85,7 +85,8 @@ TracedRun ReadForeignTraces(const Arguments& arguments, const std::vector<std::s
   if (!arguments.Get("--plan").is_given()) {
     throw UsageError("--plan: " + files.front() + " does not say which plan it ran");
   }
-  TracedRun run{files.front(), ReadPlanFile(arguments.Get("--plan").text), {}, {}};
+  TracedRun run{
+      files.front(), ReadPlanFile(arguments.Get("--plan").text, arguments.streams), {}, {}};
   run.program = LowerAndVerify(run.file);
   run.recordings = ReadRecordings(files);
   return run;
@@ -261,7 +262,7 @@ int RunCalibrate(const Arguments& arguments) {
   (void)ParseProfile(text, "--date");  // what is written can be read again
   WriteFileAtomically(output, text);
   if (output != "-") {
-    WriteFileAtomically("-", arguments.IsJson() ? ReportJson(result) : ReportText(result));
+    arguments.Print(arguments.IsJson() ? ReportJson(result) : ReportText(result));
   }
   return kExitOk;
 }

@@ -117,9 +117,9 @@ int RunCheckpoint(const Arguments& arguments) {
     ExportCheckpoint(checkpoint, output.text, dtype);
   }
   if (arguments.IsJson()) {
-    WriteFileAtomically("-", InspectionJson(checkpoint).dump(2) + "\n");
+    arguments.Print(InspectionJson(checkpoint).dump(2) + "\n");
   } else if (!exports) {
-    WriteFileAtomically("-", InspectionText(checkpoint));
+    arguments.Print(InspectionText(checkpoint));
   }
   return kExitOk;
 }

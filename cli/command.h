@@ -5,6 +5,7 @@
 // and one line in AllCommands().
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <span>
@@ -37,6 +38,13 @@ struct PositionalRow {
   bool is_list = false;  // takes all that follow
 };
 
+// Standard input and output; a caller in the same process may have others in their place.
+struct Streams {
+  std::function<std::string()> read;  // all of it
+  std::function<void(const std::string& text)> write;
+};
+[[nodiscard]] Streams StandardStreams();
+
 // What the user gave. Texts are converted by the commands, so that all errors read alike.
 class Arguments {
  public:
@@ -44,7 +52,10 @@ class Arguments {
   std::map<std::string, std::vector<std::string>> lists;  // positionals with is_list
   std::set<std::string> switches;                         // those given
   std::string command;
+  Streams streams = StandardStreams();
 
+  // To standard output, or what stands for it.
+  void Print(const std::string& result) const { streams.write(result); }
   [[nodiscard]] Flag Get(const std::string& name) const;
   [[nodiscard]] bool Has(const std::string& switch_name) const;
   [[nodiscard]] bool IsJson() const { return Has("--json"); }
@@ -76,7 +87,7 @@ struct Command {
   std::span<const FlagRow> flags;
   std::span<const SwitchRow> switches;  // --json comes with every command
   // Prepares all of its output before it writes any, so that a failure leaves none; results go to
-  // standard output, warnings to standard error. Returns an exit code; errors are thrown.
+  // Arguments::Print, warnings to standard error. Returns an exit code; errors are thrown.
   int (*run)(const Arguments& arguments);
 };
 

@@ -11,7 +11,6 @@
 #include "cli/configuration.h"
 #include "cli/version.h"
 #include "core/error.h"
-#include "core/json.h"
 
 namespace shardwright {
 namespace {
@@ -130,7 +129,7 @@ Parsed* ChosenOf(std::vector<Parsed>& commands) {
 
 }  // namespace
 
-int RunCommandLine(int argc, const char* const* argv) {
+int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
   CLI::App app(kProgramAbout, "shardwright");
   app.allow_extras();
   app.require_subcommand(0, 1);
@@ -142,10 +141,10 @@ int RunCommandLine(int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    WriteFileAtomically("-", HelpOf(app, ChosenOf(commands)));
+    streams.write(HelpOf(app, ChosenOf(commands)));
     return kExitOk;
   } catch (const CLI::CallForVersion&) {
-    WriteFileAtomically("-", std::string(kVersionText) + "\n");
+    streams.write(std::string(kVersionText) + "\n");
     return kExitOk;
   } catch (const CLI::ParseError& error) {
     throw UsageError(error.what());
@@ -160,6 +159,7 @@ int RunCommandLine(int argc, const char* const* argv) {
       chosen->arguments.switches.insert(name);
     }
   }
+  chosen->arguments.streams = streams;
   ApplyConfiguration(*chosen->command, chosen->arguments);
   return chosen->command->run(chosen->arguments);
 }

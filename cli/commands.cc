@@ -2,8 +2,11 @@
 
 #include <array>
 #include <cstdio>
+#include <iostream>
+#include <iterator>
 
 #include "cli/command.h"
+#include "core/json.h"
 
 namespace shardwright {
 
@@ -45,6 +48,14 @@ std::span<const Command* const> AllCommands() {
       &kInspectTraceCommand, &kTopoCommand,
   };
   return kCommands;
+}
+
+Streams StandardStreams() {
+  return {[] {
+            return std::string(std::istreambuf_iterator<char>(std::cin),
+                               std::istreambuf_iterator<char>());
+          },
+          [](const std::string& text) { WriteFileAtomically("-", text); }};
 }
 
 Flag Arguments::Get(const std::string& name) const {

@@ -87,10 +87,10 @@ bool IsPlan(const std::string& file) {
 PlanFile FindPlan(const Arguments& arguments, bool sim_is_plan, const std::string& measured) {
   const std::string sim = arguments.Get("SIM").text;
   if (arguments.Get("--plan").is_given()) {
-    return ReadPlanFile(arguments.Get("--plan").text);
+    return ReadPlanFile(arguments.Get("--plan").text, arguments.streams);
   }
   if (sim_is_plan) {
-    return ReadPlanFile(sim);
+    return ReadPlanFile(sim, arguments.streams);
   }
   std::vector<std::string> traces = {sim};
   if (DetectMeasured(measured) == MeasuredKind::kTrace) {
@@ -157,8 +157,8 @@ int RunCompare(const Arguments& arguments) {
                                   .recordings = recordings,
                                   .prices = prices,
                                   .engine = engine});
-  WriteFileAtomically("-", arguments.IsJson() ? ComparisonJson(file, program, comparison)
-                                              : ComparisonText(file, program, comparison));
+  arguments.Print(arguments.IsJson() ? ComparisonJson(file, program, comparison)
+                                     : ComparisonText(file, program, comparison));
   const bool is_far = std::abs(comparison.gap()) > limit;
   return is_far || !comparison.findings.empty() ? kExitNo : kExitOk;
 }

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "cli/command.h"
-#include "core/json.h"
 
 namespace shardwright {
 namespace {
@@ -205,7 +204,7 @@ std::string FishScript() {
 int RunCompletion(const Arguments& arguments) {
   const std::array<std::string, 3> scripts = {BashScript(), ZshScript(), FishScript()};
   const Flag shell{"completion", arguments.Get("SHELL").text};
-  WriteFileAtomically("-", scripts[ReadChoice(shell, kShells)]);
+  arguments.Print(scripts[ReadChoice(shell, kShells)]);
   return kExitOk;
 }
 

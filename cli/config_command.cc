@@ -6,7 +6,6 @@
 #include "cli/command.h"
 #include "cli/configuration.h"
 #include "cli/table.h"
-#include "core/json.h"
 
 namespace shardwright {
 namespace {
@@ -37,7 +36,7 @@ int RunConfig(const Arguments& arguments) {
                                {"origin", flag.origin},
                                {"used", flag.is_used}});
     }
-    WriteFileAtomically("-", json.dump(2) + "\n");
+    arguments.Print(json.dump(2) + "\n");
     return kExitOk;
   }
   Table table({kLeft, kLeft, kLeft, kLeft});
@@ -49,7 +48,7 @@ int RunConfig(const Arguments& arguments) {
   for (const std::string& file : ConfigurationFiles()) {
     text += flags.empty() ? "  " + file + "\n" : "";
   }
-  WriteFileAtomically("-", text);
+  arguments.Print(text);
   return kExitOk;
 }
 

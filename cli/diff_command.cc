@@ -210,12 +210,12 @@ int RunDiff(const Arguments& arguments) {
   if (first == "-" && second == "-") {
     throw UsageError("diff: only one of the two plans can be standard input");
   }
-  const PlanFile before = ReadPlanFile(first);
-  const PlanFile after = ReadPlanFile(second);
+  const PlanFile before = ReadPlanFile(first, arguments.streams);
+  const PlanFile after = ReadPlanFile(second, arguments.streams);
   const std::vector<Change> changes = ChangesOf(before, after);
   const Prediction a = PredictPlan(before);
   const Prediction b = PredictPlan(after);
-  WriteFileAtomically("-", arguments.IsJson() ? DiffJson(changes, a, b) : DiffText(changes, a, b));
+  arguments.Print(arguments.IsJson() ? DiffJson(changes, a, b) : DiffText(changes, a, b));
   return kExitOk;
 }
 

@@ -114,7 +114,7 @@ int RunDoctor(const Arguments& arguments) {
                                 {"found", check.found},
                                 {"needed_for", check.needed_for}});
     }
-    WriteFileAtomically("-", json.dump(2) + "\n");
+    arguments.Print(json.dump(2) + "\n");
     return kExitOk;
   }
   Table table({kLeft, kLeft, kLeft, kLeft});
@@ -122,7 +122,7 @@ int RunDoctor(const Arguments& arguments) {
   for (const Check& check : checks) {
     table.Row({check.works ? "ok" : "--", check.name, check.found, check.needed_for});
   }
-  WriteFileAtomically("-", table.Text());
+  arguments.Print(table.Text());
   return kExitOk;
 }
 

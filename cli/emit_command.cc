@@ -201,7 +201,7 @@ int RunEmit(const Arguments& arguments) {
   arguments.SetChoice("--fqns", kFqnDialectNames, options.fqns);
   const std::string output = arguments.Get("--output").text;
   const std::string as_emitted = arguments.Get("--as-emitted").text;
-  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text);
+  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   Emission emission = emitter.emit(file, options);
   CheckPlan(emission.as_emitted, "the plan as emitted");
   if (output.empty() && !arguments.IsJson() && emission.files.size() > 1) {
@@ -220,7 +220,7 @@ int RunEmit(const Arguments& arguments) {
     WriteFileAtomically(as_emitted, PlanFileJson(emission.as_emitted));
   }
   if (arguments.IsJson()) {
-    WriteFileAtomically("-", ReportJson(emitter, emission, paths, planned, emitted));
+    arguments.Print(ReportJson(emitter, emission, paths, planned, emitted));
   } else {
     std::string report = ReportText(file, emitter, emission, planned, emitted);
     for (const std::string& path : paths) {
@@ -229,9 +229,9 @@ int RunEmit(const Arguments& arguments) {
     // The file itself has standard output when there is no other place for it.
     if (paths.empty() && writes) {
       std::fputs(report.c_str(), stderr);
-      WriteFileAtomically("-", emission.files[0].text);
+      arguments.Print(emission.files[0].text);
     } else {
-      WriteFileAtomically("-", report);
+      arguments.Print(report);
     }
   }
   return writes ? kExitOk : kExitNo;

@@ -56,7 +56,7 @@ std::string EvaluationJson(const Evaluation& result, std::int64_t step) {
 int RunEval(const Arguments& arguments) {
   arguments.Require("--checkpoint");
   arguments.Require("--data");
-  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text);
+  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   const Model& model = file.model.model;
   HostOptions host;
   arguments.Set("--timeout", host.timeout, [](const Flag& flag) {
@@ -85,9 +85,8 @@ int RunEval(const Arguments& arguments) {
   Resume(*checkpoint, model, forward.job, evaluator.runtime(), false);
   const Evaluation result = evaluator.Run();
   if (group.is_first()) {
-    WriteFileAtomically("-", arguments.IsJson()
-                                 ? EvaluationJson(result, checkpoint->manifest().step)
-                                 : TestLine(result) + '\n');
+    arguments.Print(arguments.IsJson() ? EvaluationJson(result, checkpoint->manifest().step)
+                                       : TestLine(result) + '\n');
   }
   if (group.get() != nullptr) {
     group.get()->Finish();

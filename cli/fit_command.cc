@@ -124,7 +124,7 @@ int RunFitCommand(const Arguments& arguments) {
       return kExitOk;
     }
   }
-  WriteFileAtomically("-", arguments.IsJson() ? RunFitJson(fit) : RunFitText(fit));
+  arguments.Print(arguments.IsJson() ? RunFitJson(fit) : RunFitText(fit));
   return kExitOk;
 }
 

@@ -62,7 +62,7 @@ int RunFitNccl(const Arguments& arguments) {
       return kExitOk;
     }
   }
-  WriteFileAtomically("-", arguments.IsJson() ? NetworkFitJson(fit) : NetworkFitText(fit));
+  arguments.Print(arguments.IsJson() ? NetworkFitJson(fit) : NetworkFitText(fit));
   return kExitOk;
 }
 

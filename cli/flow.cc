@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iostream>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -120,12 +118,8 @@ PlanFile MakePlanFile(const PlanOptions& options) {
   return file;
 }
 
-std::string ReadStandardInput() {
-  return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
-}
-
-PlanFile ReadPlanFile(const std::string& file) {
-  return file == "-" ? ParsePlanFile(ReadStandardInput(), "standard input")
+PlanFile ReadPlanFile(const std::string& file, const Streams& streams) {
+  return file == "-" ? ParsePlanFile(streams.read(), "standard input")
                      : ParsePlanFile(ReadTextFile(file), file);
 }
 

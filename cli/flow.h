@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cli/command.h"
 #include "cli/plan_options.h"
 #include "schedule/plan_file.h"
 
@@ -24,12 +25,10 @@ void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan);
 void SetUnits(const PlanOptions& options, const Model& model, Plan& plan);
 
 // Reads a plan from a file, or from standard input ("-").
-[[nodiscard]] PlanFile ReadPlanFile(const std::string& file);
+[[nodiscard]] PlanFile ReadPlanFile(const std::string& file,
+                                    const Streams& streams = StandardStreams());
 
 // "llama-3-8b on 2 x dgx-h100 (16 GPUs), fsdp2".
 [[nodiscard]] std::string TitleOf(const PlanFile& file);
-
-// All of standard input.
-[[nodiscard]] std::string ReadStandardInput();
 
 }  // namespace shardwright

@@ -162,7 +162,7 @@ std::string GoodputJson(const PlanFile& file, const GoodputFlags& flags, const P
 
 int RunGoodput(const Arguments& arguments) {
   GoodputFlags flags = ReadFlags(arguments);
-  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text);
+  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   if (file.job.mode != JobMode::kTrain) {
     throw InputError("job.mode", "forward", "train; a run that only infers has no state to save");
   }
@@ -183,8 +183,8 @@ int RunGoodput(const Arguments& arguments) {
     throw InputError("--mtbf", Format(flags.failures.node_mtbf),
                      "nodes that run long enough for a checkpoint to be reached");
   }
-  WriteFileAtomically("-", arguments.IsJson() ? GoodputJson(file, flags, outcome, run)
-                                              : Text(file, flags, outcome, run));
+  arguments.Print(arguments.IsJson() ? GoodputJson(file, flags, outcome, run)
+                                     : Text(file, flags, outcome, run));
   for (const Misfit& misfit : outcome.misfits) {
     Warn(misfit.text);
   }

@@ -188,14 +188,14 @@ int RunImportRun(const Arguments& arguments) {
       arguments.IsJson() ? ReportJson(run, file, assumed) : ReportText(run, file, assumed);
   if (output == "-" && !arguments.IsJson()) {
     std::fputs(report.c_str(), stderr);
-    WriteFileAtomically("-", PlanFileJson(file));
+    arguments.Print(PlanFileJson(file));
     return kExitOk;
   }
   if (!output.empty() && output != "-") {
     WriteFileAtomically(output, PlanFileJson(file));
     report += arguments.IsJson() ? "" : "Wrote " + output + "\n";
   }
-  WriteFileAtomically("-", report);
+  arguments.Print(report);
   return kExitOk;
 }
 

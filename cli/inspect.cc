@@ -1,6 +1,7 @@
 #include <array>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -57,7 +58,8 @@ constexpr std::array<SwitchRow, 1> kSwitches = {
     {{"--program", "print the whole program of a plan"}}};
 
 struct InspectOptions {
-  std::string target;  // a file, a folder, "-" or a name
+  std::string target;                 // a file, a folder, "-" or a name
+  std::function<std::string()> read;  // what "-" is
   bool json = false;
   bool program = false;              // print the whole program of a plan
   std::string trace;                 // of the plan that `target` is; empty: none
@@ -344,7 +346,7 @@ Report InspectName(const std::string& name, const InspectOptions& options) {
 Report Inspect(const InspectOptions& options) {
   const std::string& target = options.target;
   if (target == "-") {
-    return InspectDocument(ReadStandardInput(), "standard input", options);
+    return InspectDocument(options.read(), "standard input", options);
   }
   std::error_code ignored;
   const bool is_folder = std::filesystem::is_directory(target, ignored);
@@ -373,12 +375,13 @@ Report Inspect(const InspectOptions& options) {
 int RunInspect(const Arguments& arguments) {
   InspectOptions options;
   options.target = arguments.Get("TARGET").text;
+  options.read = arguments.streams.read;
   options.json = arguments.IsJson();
   options.program = arguments.Has("--program");
   arguments.SetText("--trace", options.trace);
   arguments.SetCount("--seq", kMaxSequence, options.sequence_length);
   const Report report = Inspect(options);
-  WriteFileAtomically("-", options.json ? report.json.dump(2) + "\n" : report.text);
+  arguments.Print(options.json ? report.json.dump(2) + "\n" : report.text);
   return report.exit_code;
 }
 

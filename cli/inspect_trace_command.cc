@@ -232,7 +232,7 @@ int RunInspectTrace(const Arguments& arguments) {
     whole.update(json);
     text = whole.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
   }
-  WriteFileAtomically("-", text);
+  arguments.Print(text);
   return kExitOk;
 }
 

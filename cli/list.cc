@@ -157,14 +157,14 @@ int RunList(const Arguments& arguments) {
   const Flag what = {"list", arguments.Get("WHAT").text};
   const auto [key, listing] = ListingOf(static_cast<ListKind>(ReadChoice(what, kListNames)));
   if (!arguments.IsJson()) {
-    WriteFileAtomically("-", listing.table.Text());
+    arguments.Print(listing.table.Text());
     return kExitOk;
   }
   Json json;
   json["schema"] = "shardwright-list";
   json["schema_version"] = 1;
   json[key] = listing.json;
-  WriteFileAtomically("-", json.dump(2) + "\n");
+  arguments.Print(json.dump(2) + "\n");
   return kExitOk;
 }
 

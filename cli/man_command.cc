@@ -8,7 +8,6 @@
 
 #include "cli/command.h"
 #include "cli/version.h"
-#include "core/json.h"
 
 namespace shardwright {
 namespace {
@@ -114,7 +113,7 @@ std::string ProgramPage() {
 int RunMan(const Arguments& arguments) {
   const std::string name = arguments.Get("COMMAND").text;
   if (name.empty()) {
-    WriteFileAtomically("-", ProgramPage());
+    arguments.Print(ProgramPage());
     return kExitOk;
   }
   std::vector<std::string_view> names;
@@ -122,7 +121,7 @@ int RunMan(const Arguments& arguments) {
     names.emplace_back(command->name);
   }
   const std::size_t index = ReadChoice({"man", name}, names);
-  WriteFileAtomically("-", CommandPage(*AllCommands()[index]));
+  arguments.Print(CommandPage(*AllCommands()[index]));
   return kExitOk;
 }
 

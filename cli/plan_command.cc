@@ -43,6 +43,7 @@ std::string Summary(const PlanFile& file, const Program& program, const std::str
   return TitleOf(file) + "\n" + table.Text(2) + "Wrote " + output + "\n";
 }
 
+// `output` empty: the plan is in the summary itself, as in SearchJson.
 std::string SummaryJson(const PlanFile& file, const Program& program, const std::string& output) {
   Json json;
   json["schema"] = "shardwright-plan-summary";
@@ -62,6 +63,9 @@ std::string SummaryJson(const PlanFile& file, const Program& program, const std:
   json["sequence_length"] = file.job.sequence_length;
   json["units"] = file.plan.units.size();
   json["step_ops"] = program.step.size();
+  if (output.empty()) {
+    json["plan_file"] = Json::parse(PlanFileJson(file));
+  }
   return json.dump(2) + "\n";
 }
 
@@ -80,7 +84,7 @@ Examples:
     --wrap size:1e8 --dialect fsdp1 | shardwright simulate -)";
 
 // Searches, writes the plan and reports.
-int RunSearch(const PlanOptions& options) {
+int RunSearch(const PlanOptions& options, const Arguments& arguments) {
   const SearchedPlan searched = SearchPlan(options);
   for (const std::string& warning : searched.file.model.model.warnings) {
     Warn(warning);
@@ -92,8 +96,7 @@ int RunSearch(const PlanOptions& options) {
   }
   if (!fits || !to_stdout || options.json) {
     const std::string output = fits && !to_stdout ? options.output : "";
-    WriteFileAtomically("-",
-                        options.json ? SearchJson(searched, output) : SearchText(searched, output));
+    arguments.Print(options.json ? SearchJson(searched, output) : SearchText(searched, output));
   }
   return fits ? kExitOk : kExitNo;
 }
@@ -114,10 +117,7 @@ int RunPlan(const Arguments& given) {
   options.node_counts = std::move(node_counts);
   ReadSearchOptions(arguments, options);
   if (options.search) {
-    return RunSearch(options);
-  }
-  if (options.json && options.output == "-") {
-    throw UsageError("--json prints a summary of the plan, so the plan itself needs -o FILE");
+    return RunSearch(options, arguments);
   }
   const PlanFile file = MakePlanFile(options);
   for (const std::string& warning : file.model.model.warnings) {
@@ -125,10 +125,14 @@ int RunPlan(const Arguments& given) {
   }
   // Lowered here too, so that a plan that its dialect cannot express is never written.
   const Program program = LowerAndVerify(file);
-  WriteFileAtomically(options.output, PlanFileJson(file));
-  if (options.output != "-") {
-    WriteFileAtomically("-", options.json ? SummaryJson(file, program, options.output)
-                                          : Summary(file, program, options.output));
+  const bool to_stdout = options.output == "-";
+  if (!to_stdout || !options.json) {
+    WriteFileAtomically(options.output, PlanFileJson(file));
+  }
+  if (options.json) {
+    arguments.Print(SummaryJson(file, program, to_stdout ? "" : options.output));
+  } else if (!to_stdout) {
+    arguments.Print(Summary(file, program, options.output));
   }
   return kExitOk;
 }

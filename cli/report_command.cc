@@ -124,7 +124,7 @@ std::optional<Choices> ReadChoices(const Arguments& arguments) {
 }
 
 int RunReport(const Arguments& arguments) {
-  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text);
+  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   const TraceFiles traces = FindTraces(arguments);
   std::string output = "-";
   arguments.SetText("--output", output);

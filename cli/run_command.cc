@@ -378,7 +378,7 @@ int StartProcesses(const PlanFile& file, const RunFlags& flags, const std::strin
 }
 
 int RunRun(const Arguments& arguments) {
-  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text);
+  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   RunFlags flags = ReadFlags(arguments, file.job);
   ReadDeviceFlags(arguments, file.cluster.RankCount(), flags);
   const Launch launch = ReadLaunch();

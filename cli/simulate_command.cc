@@ -106,7 +106,7 @@ std::string TextOf(const Arguments& arguments, const PlanFile& file, const Progr
 int RunSimulate(const Arguments& arguments) {
   const SimulateFlags command = ReadFlags(arguments);
   const StragglerFlags stragglers = ReadStragglerFlags(arguments);
-  PlanFile file = ReadPlanFile(arguments.Get("PLAN").text);
+  PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   for (const auto& [level, factor] : stragglers.slow_links) {
     ScaleLinks(file.cluster, level, 1.0 / factor, "--slow-link");
   }
@@ -146,9 +146,8 @@ int RunSimulate(const Arguments& arguments) {
     WriteChromeTrace(program, result.trace, chrome, command.trace);
   }
   if (command.trace != "-") {  // then standard output is the trace and nothing else
-    WriteFileAtomically("-", arguments.IsJson()
-                                 ? PredictionJson(file, program, result, prediction)
-                                 : TextOf(arguments, file, program, result, prediction));
+    arguments.Print(arguments.IsJson() ? PredictionJson(file, program, result, prediction)
+                                       : TextOf(arguments, file, program, result, prediction));
   }
   return prediction.misfits.empty() ? kExitOk : kExitNo;
 }

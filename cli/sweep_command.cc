@@ -317,8 +317,8 @@ int RunSweepCommand(const Arguments& arguments) {
     WriteFileAtomically(flags.csv, SweepCsv(rows));
   }
   if (flags.csv != "-") {
-    WriteFileAtomically("-", arguments.IsJson() ? SweepJson(rows, flags.level)
-                                                : TableText(rows, flags.level) + BestText(rows));
+    arguments.Print(arguments.IsJson() ? SweepJson(rows, flags.level)
+                                       : TableText(rows, flags.level) + BestText(rows));
   }
   const bool any_fits =
       std::any_of(rows.begin(), rows.end(), [](const SweepResult& row) { return row.Fits(); });

@@ -102,7 +102,7 @@ int RunImport(const Arguments& arguments) {
     throw UsageError("topo import needs a file, or - for standard input");
   }
   constexpr std::int64_t kLargest = std::int64_t{16} << 20;
-  const std::string text = file == "-" ? ReadStandardInput() : ReadTextFile(file, kLargest);
+  const std::string text = file == "-" ? arguments.streams.read() : ReadTextFile(file, kLargest);
   const ImportedTopology topology =
       ImportTopology(text, file == "-" ? "standard input" : file, ReadOptions(arguments));
   std::string output;
@@ -111,8 +111,7 @@ int RunImport(const Arguments& arguments) {
     WriteFileAtomically(output, ClusterJson(topology.cluster));
   }
   if (output != "-") {
-    WriteFileAtomically("-",
-                        arguments.IsJson() ? ReportJson(topology) : ReportText(topology, output));
+    arguments.Print(arguments.IsJson() ? ReportJson(topology) : ReportText(topology, output));
   }
   return kExitOk;
 }
@@ -149,7 +148,7 @@ int RunTopo(const Arguments& arguments) {
     json["not_seen"] = machine.not_seen;
     json["cluster"] =
         machine.topology ? Json::parse(ClusterJson(machine.topology->cluster)) : Json();
-    WriteFileAtomically("-", json.dump(2) + "\n");
+    arguments.Print(json.dump(2) + "\n");
     return kExitOk;
   }
   std::string text;
@@ -160,7 +159,7 @@ int RunTopo(const Arguments& arguments) {
     text += "not seen: " + line + "\n";
   }
   text += machine.topology ? ReportText(*machine.topology, output) : "";
-  WriteFileAtomically("-", text);
+  arguments.Print(text);
   return kExitOk;
 }
 

@@ -7,7 +7,6 @@
 #include "analysis/validate.h"
 #include "cli/command.h"
 #include "cli/validation_print.h"
-#include "core/json.h"
 
 namespace shardwright {
 namespace {
@@ -48,7 +47,7 @@ int RunValidate(const Arguments& arguments) {
   if (oom.is_given()) {
     output.outcomes = ValidateOutcomes(outcomes, options);
   }
-  WriteFileAtomically("-", arguments.IsJson() ? ValidationJson(output) : ValidationText(output));
+  arguments.Print(arguments.IsJson() ? ValidationJson(output) : ValidationText(output));
   return kExitOk;
 }
 

@@ -8,7 +8,6 @@
 #include "analysis/validate_nccl.h"
 #include "cli/command.h"
 #include "cli/nccl_print.h"
-#include "core/json.h"
 
 namespace shardwright {
 namespace {
@@ -50,7 +49,7 @@ int RunValidateNccl(const Arguments& arguments) {
     output.scale = ReportScale(scale.text);
   }
   output.report = ReportSweep(sweep);
-  WriteFileAtomically("-", arguments.IsJson() ? SweepJson(sweep, output) : SweepText(output));
+  arguments.Print(arguments.IsJson() ? SweepJson(sweep, output) : SweepText(output));
   return kExitOk;
 }
 

@@ -119,10 +119,15 @@ class Usage(ShardwrightTestCase):
              (*plan, "--global-batch", "16", "--accumulation", "4")),
             ('--wrap: got "block", expected root; dialect ddp has no units',
              (*plan, "--dialect", "ddp", "--wrap", "block")),
-            ("--json prints a summary of the plan, so the plan itself needs -o FILE", (*plan, "--json")),
         ):
             with self.subTest(arguments=arguments):
                 self.assert_fails(2, error, *arguments)
+
+    def test_plan_json_without_a_file_holds_the_plan(self):
+        plan = ("plan", "--model", "gpt2", "--cluster", "dgx-a100")
+        summary = json.loads(self.succeed(*plan, "--json"))
+        self.assertEqual((summary["file"], summary["plan_file"]), ("", json.loads(self.succeed(*plan))))
+        self.assertNotIn("plan_file", json.loads(self.succeed(*plan, "--json", "-o", "p.json")))
 
 
 class Searches(ShardwrightTestCase):
