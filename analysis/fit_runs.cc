@@ -2,19 +2,18 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <map>
 #include <span>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "analysis/optimize.h"
 #include "analysis/profile_numbers.h"
 #include "analysis/run_mapping.h"
 #include "core/error.h"
+#include "core/parallel.h"
 #include "schedule/lower.h"
 #include "schedule/plan_file.h"
 #include "schedule/program.h"
@@ -161,28 +160,19 @@ std::vector<double> Errors(const FitGroup& group, const std::vector<double>& poi
     profiles.push_back(ProfileAt(group, s, point));
   }
   std::vector<double> errors(group.rows.size(), 0.0);
-  std::atomic<std::size_t> next = 0;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < group.rows.size(); i = next++) {
-      if (!mask[i]) {
-        continue;
-      }
-      const FitRow& row = group.rows[i];
-      SimulateOptions options;
-      options.reserved = false;
-      const SimulationResult result = Simulate({.program = row.program,
-                                                .cluster = row.cluster,
-                                                .profile = profiles[row.stack],
-                                                .options = options});
-      errors[i] = std::log(ToSeconds(result.step_time).value / row.measured_s);
+  ParallelFor(group.rows.size(), ThreadCount(), [&](std::size_t i, std::size_t) {
+    if (!mask[i]) {
+      return;
     }
-  };
-  std::vector<std::jthread> threads;
-  for (unsigned i = 1; i < std::max(1U, std::thread::hardware_concurrency()); ++i) {
-    threads.emplace_back(work);
-  }
-  work();
-  threads.clear();
+    const FitRow& row = group.rows[i];
+    SimulateOptions options;
+    options.reserved = false;
+    const SimulationResult result = Simulate({.program = row.program,
+                                              .cluster = row.cluster,
+                                              .profile = profiles[row.stack],
+                                              .options = options});
+    errors[i] = std::log(ToSeconds(result.step_time).value / row.measured_s);
+  });
   return errors;
 }
 

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <charconv>
-#include <exception>
 #include <mutex>
-#include <thread>
 
+#include "analysis/csv.h"
 #include "core/error.h"
+#include "core/parallel.h"
 
 namespace shardwright {
 namespace {
@@ -40,17 +39,6 @@ SweepResult Predict(const SweepPoint& point,
   return row;
 }
 
-std::string Quoted(const std::string& text) {
-  if (text.find_first_of(",\"\n") == std::string::npos) {
-    return text;
-  }
-  std::string quoted = "\"";
-  for (const char c : text) {
-    quoted += c == '"' ? "\"\"" : std::string(1, c);
-  }
-  return quoted + "\"";
-}
-
 // The shortest text that reads back to the same number.
 std::string Shortest(double value) {
   std::array<char, 32> text{};
@@ -68,7 +56,7 @@ std::string CsvLine(const SweepResult& row) {
   }
   line += Shortest(row.point.bandwidth > 0.0 ? row.point.bandwidth : 1.0) + ",";
   if (!row.outcome) {
-    return line + ",,,,,,,," + Quoted(row.error) + "\n";
+    return line + ",,,,,,,," + CsvField(row.error) + "\n";
   }
   const PlanOutcome& o = *row.outcome;
   line += Shortest(ToSeconds(o.step_time).value) + ",";
@@ -79,7 +67,7 @@ std::string CsvLine(const SweepResult& row) {
   line += Shortest(row.GpuHoursPerBillion()) + ",";
   line += std::string(o.Fits() ? "true" : "false") + ",";
   line += std::to_string(o.Excess().value) + ",";
-  return line + (o.Fits() ? "" : Quoted(o.misfits.front().text)) + "\n";
+  return line + (o.Fits() ? "" : CsvField(o.misfits.front().text)) + "\n";
 }
 
 }  // namespace
@@ -111,43 +99,15 @@ std::vector<SweepResult> RunSweep(std::span<const SweepPoint> points,
                                   const std::function<PlanFile(const SweepPoint&)>& make,
                                   const SweepOptions& options) {
   std::vector<SweepResult> rows(points.size());
-  std::atomic<std::size_t> next{0};
-  std::mutex mutex;  // guards `done` and `failure`
+  std::mutex mutex;  // guards `done` and the calls of options.progress
   std::size_t done = 0;
-  std::exception_ptr failure;  // not of the input; ends the sweep
-  const auto work = [&] {
-    for (std::size_t i = next++; i < points.size(); i = next++) {
-      std::exception_ptr thrown;
-      try {
-        rows[i] = Predict(points[i], make);
-      } catch (...) {
-        thrown = std::current_exception();
-      }
+  ParallelFor(points.size(), ThreadCount(options.threads), [&](std::size_t i, std::size_t) {
+    rows[i] = Predict(points[i], make);
+    if (options.progress) {
       const std::lock_guard lock(mutex);
-      if (thrown) {
-        failure = thrown;
-        next = points.size();
-      }
-      ++done;
-      if (options.progress) {
-        options.progress(done, points.size());
-      }
+      options.progress(++done, points.size());
     }
-  };
-  const std::size_t machine = std::max(1U, std::thread::hardware_concurrency());
-  const std::size_t wanted =
-      options.threads > 0 ? static_cast<std::size_t>(options.threads) : machine;
-  std::vector<std::thread> others;
-  for (std::size_t t = 1; t < std::min(wanted, points.size()); ++t) {
-    others.emplace_back(work);
-  }
-  work();
-  for (std::thread& other : others) {
-    other.join();
-  }
-  if (failure) {
-    std::rethrow_exception(failure);
-  }
+  });
   return rows;
 }
 

@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <map>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "analysis/run_mapping.h"
 #include "core/error.h"
+#include "core/parallel.h"
 #include "topologies/profile.h"
 
 namespace shardwright {
@@ -81,32 +80,18 @@ ValidatedRow PredictRow(const MeasuredRun& run, const ValidateOptions& options) 
   return row;
 }
 
-// Rows are independent, so threads take them one by one; each result has its own place.
 std::vector<ValidatedRow> PredictRows(const std::vector<MeasuredRun>& runs,
                                       const ValidateOptions& options) {
-  if (options.profile != "auto") {
-    (void)LoadProfile(options.profile);  // throws here rather than in a thread
-  }
   std::vector<ValidatedRow> rows(runs.size());
-  std::atomic<std::size_t> next = 0;
   std::mutex mutex;  // guards `done` and the calls of options.progress
   std::size_t done = 0;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < runs.size(); i = next++) {
-      rows[i] = PredictRow(runs[i], options);
-      if (options.progress) {
-        const std::lock_guard lock(mutex);
-        options.progress(++done);
-      }
+  ParallelFor(runs.size(), ThreadCount(), [&](std::size_t i, std::size_t) {
+    rows[i] = PredictRow(runs[i], options);
+    if (options.progress) {
+      const std::lock_guard lock(mutex);
+      options.progress(++done);
     }
-  };
-  const std::size_t count = std::max(1U, std::thread::hardware_concurrency());
-  std::vector<std::jthread> threads;
-  for (std::size_t i = 1; i < std::min(count, runs.size()); ++i) {
-    threads.emplace_back(work);
-  }
-  work();
-  threads.clear();
+  });
   return rows;
 }
 

@@ -1,11 +1,10 @@
 #include "planner/evaluator.h"
 
 #include <algorithm>
-#include <exception>
-#include <thread>
 #include <tuple>
 
 #include "core/error.h"
+#include "core/parallel.h"
 #include "schedule/lower.h"
 #include "schedule/place.h"
 #include "schedule/verify.h"
@@ -73,37 +72,14 @@ Evaluator::Final Evaluator::RunFinal(const Plan& plan) {
 }
 
 Workers::Workers(const SearchInput& input, int threads) {
-  const unsigned machine = std::max(1U, std::thread::hardware_concurrency());
-  const auto count = threads > 0 ? static_cast<unsigned>(threads) : machine;
-  for (unsigned i = 0; i < count; ++i) {
+  for (std::size_t i = 0; i < ThreadCount(threads); ++i) {
     evaluators_.push_back(std::make_unique<Evaluator>(input));
   }
 }
 
 void Workers::ForEach(std::size_t count, const std::function<void(std::size_t, Evaluator&)>& task) {
-  std::atomic<std::size_t> next{0};
-  std::vector<std::exception_ptr> errors(count);
-  const auto run = [&](Evaluator& evaluator) {
-    for (std::size_t i = next++; i < count; i = next++) {
-      try {
-        task(i, evaluator);
-      } catch (...) {
-        errors[i] = std::current_exception();
-      }
-    }
-  };
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t t = 1; t < std::min(evaluators_.size(), count); ++t) {
-      threads.emplace_back([&run, &evaluator = *evaluators_[t]] { run(evaluator); });
-    }
-    run(*evaluators_.front());
-  }
-  for (const std::exception_ptr& error : errors) {
-    if (error) {
-      std::rethrow_exception(error);
-    }
-  }
+  ParallelFor(count, evaluators_.size(),
+              [&](std::size_t i, std::size_t worker) { task(i, *evaluators_[worker]); });
 }
 
 std::int64_t Workers::simulated() const {

@@ -2,7 +2,6 @@
 
 // Exact evaluation of plans by the simulator, on several threads.
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
