@@ -151,7 +151,6 @@ CalibrationSamples CollectSamples(const std::vector<CalibrationRun>& runs) {
       sample.shape = ShapeId(s);
       sample.issue = MedianOf(from.issue);
       sample.ops = std::ssize(from.issue);
-      sample.is_alone = !from.alone.empty();
       // What issuing held up says nothing about kernels.
       const std::vector<double>& best = from.alone.empty() ? from.beside_others : from.alone;
       sample.seconds = best.empty() ? 0 : MedianOf(best);

@@ -19,10 +19,9 @@ namespace shardwright {
 struct ShapeSample {
   std::size_t run = 0;  // index into the runs
   ShapeId shape;
-  double seconds = 0;     // on its stream; 0: not measured
-  double issue = 0;       // host time to issue it
-  std::int64_t ops = 0;   // spans behind the medians
-  bool is_alone = false;  // nothing else ran on the rank meanwhile
+  double seconds = 0;    // on its stream; 0: not measured
+  double issue = 0;      // host time to issue it
+  std::int64_t ops = 0;  // spans behind the medians
 };
 
 // A run that was traced. All of it outlives the samples.

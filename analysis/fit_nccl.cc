@@ -353,7 +353,6 @@ LeftOutFabric LeaveOut(const std::string& name, const std::vector<SweepRow>& row
     if (value == 0 && fabric.kind != FabricKind::kNvlink) {
       value = MeanOfKind(number, FabricKind::kRdma, name, numbers);
     }
-    number.value_left_out = value;
     Setter(number, sweep)(value);
   }
   for (const NetworkNumber& number : numbers) {

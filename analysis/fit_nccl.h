@@ -26,7 +26,6 @@ struct NetworkNumber {
   double expected = 0;        // where the rows do not tell; 0: nothing is expected
   double expected_width = 0;  // how far from it is no surprise
   double value = 0;           // found
-  double value_left_out = 0;  // taken from the other fabrics instead; 0: the same for all
 };
 
 // "roce: LL128 hop_latency".

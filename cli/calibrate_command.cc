@@ -118,7 +118,7 @@ TracedRun ReadCollectives(const Arguments& arguments, const std::string& file) {
     shape.dtype = row.dtype;
     shape.group = GroupId(0);
     shape.bytes = row.size;
-    run.shapes.push_back({0, ShapeId(run.program.shapes.size()), row.time.value, 0, 1, true});
+    run.shapes.push_back({0, ShapeId(run.program.shapes.size()), row.time.value, 0, 1});
     run.program.shapes.push_back(shape);
   }
   return run;

@@ -269,15 +269,6 @@ void ScaleInPlace(DType dtype, void* data, std::int64_t count, float factor) {
   }
 }
 
-bool AllFinite(DType dtype, const void* data, std::int64_t count) {
-  bool all_finite = true;
-  ForEachFloat(dtype, data, count, [&](float value) {
-    // Not std::isfinite, which keeps the loop from being vectorised: x - x is 0 or NaN.
-    all_finite &= (value - value == 0.0F);
-  });
-  return all_finite;
-}
-
 void LossScaler::Update(bool overflowed, const LossScaleOptions& options) {
   if (overflowed) {
     scale *= options.backoff_factor;

@@ -74,8 +74,6 @@ void UpdateShard(const OptimizerCall& call, const OptimizerOptions& options);
 [[nodiscard]] float ClipCoefficient(double norm, double max_norm);
 // data[i] *= factor, rounded to `dtype`.
 void ScaleInPlace(DType dtype, void* data, std::int64_t count, float factor);
-// False when some element is infinite or NaN.
-[[nodiscard]] bool AllFinite(DType dtype, const void* data, std::int64_t count);
 
 // torch.amp.GradScaler: the loss is multiplied by `scale`; a step whose gradients overflow is
 // skipped and halves it, growth_interval good steps in a row double it.

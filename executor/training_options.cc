@@ -198,43 +198,4 @@ TrainingOptions ReadTrainingOptions(const JsonValue& json, const Job& job,
   return options;
 }
 
-std::string TrainingOptionsJson(const TrainingOptions& options) {
-  using Json = nlohmann::ordered_json;
-  const OptimizerOptions& o = options.optimizer;
-  const ScheduleOptions& s = options.schedule;
-  const LossScaleOptions& l = options.loss_scale;
-  Json json;
-  json["format"] = "shardwright-training";
-  json["version"] = 1;
-  json["optimizer"] = {{"learning_rate", o.learning_rate},
-                       {"weight_decay", o.weight_decay},
-                       {"momentum", o.momentum},
-                       {"dampening", o.dampening},
-                       {"nesterov", o.nesterov},
-                       {"beta1", o.beta1},
-                       {"beta2", o.beta2},
-                       {"rho", o.rho},
-                       {"epsilon", o.epsilon},
-                       {"decay_matrices_only", o.decay_matrices_only},
-                       {"no_decay", o.no_decay}};
-  json["schedule"] = {{"kind", NameIn(kScheduleNames, s.kind)},
-                      {"unit", NameIn(kUnitNames, s.unit)},
-                      {"step_size", s.step_size},
-                      {"gamma", s.gamma},
-                      {"warmup", s.warmup},
-                      {"total", s.total},
-                      {"final_fraction", s.final_fraction}};
-  json["loss_scale"] = {{"initial", l.initial},
-                        {"growth_factor", l.growth_factor},
-                        {"backoff_factor", l.backoff_factor},
-                        {"growth_interval", l.growth_interval}};
-  json["clip_norm"] = options.clip_norm;
-  json["init_std"] = options.init_std;
-  json["seed"] = options.seed;
-  json["shuffle"] = options.shuffle;
-  json["epoch_tail"] = NameIn(kTailNames, options.epoch_tail);
-  json["loss_reduction"] = options.sum_loss ? "sum" : "mean";
-  return json.dump(2) + "\n";
-}
-
 }  // namespace shardwright

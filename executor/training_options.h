@@ -89,8 +89,6 @@ struct TrainingOptions {
 // for a weight decay in a job that was lowered without one.
 [[nodiscard]] TrainingOptions ReadTrainingOptions(const JsonValue& json, const Job& job,
                                                   const TrainingOptions& defaults);
-// The whole document, every field in a fixed order; ends with a newline.
-[[nodiscard]] std::string TrainingOptionsJson(const TrainingOptions& options);
 
 // Throws InputError naming `where` when a value is out of range.
 void CheckTrainingOptions(const TrainingOptions& options, const Job& job, const Path& where);

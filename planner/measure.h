@@ -49,7 +49,6 @@ struct Measured {
   double tail_bytes = 0;
   double staying_tail_bytes = 0;  // the same with offloaded activations
   std::vector<BlockClass> classes;
-  std::vector<std::size_t> class_of;     // by block
   std::vector<bool> pattern_is_allowed;  // by pattern
 };
 

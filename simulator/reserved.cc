@@ -32,7 +32,7 @@ class Replay {
       }
       const Body& body = BodyOf(span.body);
       const std::int64_t now = span.issue_begin.value + shift;
-      const std::int64_t cost = Apply(body.PointsBefore(span.op), now - stalled, span);
+      const std::int64_t cost = Apply(body.PointsBefore(span.op), now - stalled);
       if (cost > 0) {
         stalls.push_back({span.op, SimTime(cost)});
       }
@@ -40,7 +40,7 @@ class Replay {
       std::int64_t& queued = queued_until_[static_cast<std::size_t>(span.stream)];
       queued = std::max(queued, span.end.value + shift);
       if (span.op.value + 1 == body.size()) {
-        (void)Apply(body.PointsAtEnd(), span.issue_end.value + shift, span);
+        (void)Apply(body.PointsAtEnd(), span.issue_end.value + shift);
         Note(body.PointsAtEnd());
       }
     }
@@ -52,11 +52,7 @@ class Replay {
   [[nodiscard]] std::size_t noted() const { return timeline_.size(); }
   void ForgetFrom(std::size_t count) { timeline_.resize(count); }
   [[nodiscard]] const std::vector<Bytes>& timeline() const { return timeline_; }
-  void Describe(ReservedMemory& result) const {
-    result.out_of_memory = out_of_memory_;
-    result.failed_before = failed_before_;
-    result.failed_in = failed_in_;
-  }
+  void Describe(ReservedMemory& result) const { result.out_of_memory = out_of_memory_; }
 
  private:
   [[nodiscard]] const Body& BodyOf(BodyKind kind) const {
@@ -65,7 +61,7 @@ class Replay {
                                        : program_.step;
   }
 
-  std::int64_t Apply(std::span<const MemoryPoint> points, std::int64_t now, const Span& at) {
+  std::int64_t Apply(std::span<const MemoryPoint> points, std::int64_t now) {
     const std::int64_t begin = std::max(now, clock_);
     clock_ = begin;
     for (const MemoryPoint& point : points) {
@@ -77,7 +73,7 @@ class Replay {
       if (frees) {
         Free(point);
       } else if (point.kind == PointKind::kAlloc || !exists_[point.buffer.value]) {
-        AllocPieces(point.buffer, at);
+        AllocPieces(point.buffer);
       }
       exists_[point.buffer.value] = !frees;
     }
@@ -90,15 +86,15 @@ class Replay {
     }
   }
 
-  void AllocPieces(BufferId id, const Span& at) {
+  void AllocPieces(BufferId id) {
     const Buffer& buffer = program_.buffers[id.value];
     std::uint32_t block = first_block_[id.value];
     if (buffer.pieces.count == 0) {
-      blocks_[block] = Alloc(buffer.size, buffer.owner, at);
+      blocks_[block] = Alloc(buffer.size, buffer.owner);
       return;
     }
     for (const Bytes piece : program_.PiecesOf(buffer)) {
-      blocks_[block++] = Alloc(piece, buffer.owner, at);
+      blocks_[block++] = Alloc(piece, buffer.owner);
     }
   }
 
@@ -117,7 +113,7 @@ class Replay {
     }
   }
 
-  BlockHandle Alloc(Bytes size, Stream owner, const Span& at) {
+  BlockHandle Alloc(Bytes size, Stream owner) {
     const AllocResult result = allocator_.Alloc(size, static_cast<int>(owner), SimTime(clock_));
     if (result.retried) {
       ++retries_;
@@ -129,11 +125,7 @@ class Replay {
     }
     clock_ +=
         result.cuda_malloc_count * costs_.malloc.value + result.segments_freed * costs_.free.value;
-    if (result.out_of_memory && !out_of_memory_) {
-      out_of_memory_ = true;
-      failed_before_ = at.op;
-      failed_in_ = at.body;
-    }
+    out_of_memory_ |= result.out_of_memory;
     return result.block;
   }
 
@@ -148,8 +140,6 @@ class Replay {
   std::int64_t clock_ = 0;
   std::int64_t retries_ = 0;
   bool out_of_memory_ = false;
-  OpId failed_before_;
-  BodyKind failed_in_ = BodyKind::kInit;
 };
 
 }  // namespace

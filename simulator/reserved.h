@@ -21,8 +21,6 @@ struct ReservedMemory {
   std::int64_t retries_first = 0;
   std::int64_t retries_steady = 0;  // per step
   bool out_of_memory = false;       // an allocation failed even after a retry
-  OpId failed_before;               // the op before which it failed, in body `failed_in`
-  BodyKind failed_in = BodyKind::kInit;
   // Reserved behind each group of memory points of the spans, in the order of AppendMemorySamples;
   // of the last step, its last replay.
   std::vector<Bytes> timeline;

@@ -361,24 +361,16 @@ TEST_CASE("learning-rate schedules") {
   CHECK(LearningRateAt(linear, 2.0, 10, 0) == 0.0);
 }
 
-TEST_CASE("norms, clipping and overflow checks") {
+TEST_CASE("norms, clipping and scaling") {
   const std::vector<float> values = {3.0F, -4.0F};
   CHECK(SumOfSquares(DType::kFp32, values.data(), 2) == 25.0);
   CHECK(ClipCoefficient(0.5, 1.0) == 1.0F);
   CHECK(ClipCoefficient(4.0, 1.0) == doctest::Approx(0.25).epsilon(1e-6));
   std::vector<std::uint16_t> half = {FloatToFp16(3.0F), FloatToFp16(-4.0F)};
   CHECK(SumOfSquares(DType::kFp16, half.data(), 2) == 25.0);
-  CHECK(AllFinite(DType::kFp16, half.data(), 2));
   ScaleInPlace(DType::kFp16, half.data(), 2, 0.5F);
   CHECK(Fp16ToFloat(half[0]) == 1.5F);
   CHECK(Fp16ToFloat(half[1]) == -2.0F);
-  half[1] = 0x7c00;  // infinity
-  CHECK_FALSE(AllFinite(DType::kFp16, half.data(), 2));
-  std::vector<float> bad = values;
-  bad[0] = std::numeric_limits<float>::quiet_NaN();
-  CHECK_FALSE(AllFinite(DType::kFp32, bad.data(), 2));
-  bad[0] = -std::numeric_limits<float>::infinity();
-  CHECK_FALSE(AllFinite(DType::kFp32, bad.data(), 2));
 }
 
 TEST_CASE("the loss scale halves on overflow and doubles after a row of good steps") {
