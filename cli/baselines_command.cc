@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/flow.h"
 #include "cli/plan_options.h"
 #include "cli/table.h"
 #include "core/json.h"
@@ -45,20 +46,6 @@ std::span<const FlagRow> Flags() {
     return rows;
   }();
   return flags;
-}
-
-PlanFile MakeProblem(const Arguments& arguments) {
-  const PlanOptions options = ReadPlanOptions(arguments);
-  PlanFile file;
-  file.job = options.job;
-  file.cluster = LoadCluster(options.cluster, options.nodes, options.gpus);
-  file.kernels = FindKernelSet(options.kernel_set, "--kernel-set");
-  file.profile = options.profile.empty() ? DefaultProfile(file.cluster.gpu, file.kernels.name)
-                                         : LoadProfile(options.profile);
-  file.job.global_batch =
-      options.global_batch > 0 ? options.global_batch : file.cluster.RankCount();
-  file.model = LoadModelForJob(options.model, file.job, Path("baselines"));
-  return file;
 }
 
 std::string Text(const std::vector<BaselineResult>& results) {
@@ -114,7 +101,7 @@ std::string ToJson(const PlanFile& problem, const std::vector<BaselineResult>& r
 }
 
 int RunBaselines(const Arguments& arguments) {
-  const PlanFile problem = MakeProblem(arguments);
+  const PlanFile problem = MakeJobFile(ReadPlanOptions(arguments));
   const std::vector<BaselineResult> results = EvaluateBaselines(problem);
   arguments.Print(arguments.IsJson() ? ToJson(problem, results) : Text(results));
   const bool any_fits = std::any_of(results.begin(), results.end(),

@@ -32,6 +32,11 @@ void SetBatch(const PlanOptions& options, std::int64_t ranks, Job& job, Plan& pl
   }
 }
 
+// What runs on such ranks when no flag says it: PyTorch on GPUs, our own executor on the host.
+const char* UsualKernelSet(const GpuSpec& gpu) {
+  return gpu.architecture == "host" ? "shardwright-host" : "torch-eager";
+}
+
 }  // namespace
 
 // W and R: what is given must divide the ranks; what is not follows.
@@ -92,7 +97,9 @@ PlanFile MakeJobFile(const PlanOptions& options) {
   PlanFile file;
   file.job = options.job;
   file.cluster = LoadCluster(options.cluster, options.nodes, options.gpus);
-  file.kernels = FindKernelSet(options.kernel_set, "--kernel-set");
+  file.kernels = FindKernelSet(
+      options.kernel_set.empty() ? UsualKernelSet(file.cluster.gpu) : options.kernel_set,
+      "--kernel-set");
   file.profile = options.profile.empty() ? DefaultProfile(file.cluster.gpu, file.kernels.name)
                                          : LoadProfile(options.profile);
   file.job.global_batch = options.global_batch > 0

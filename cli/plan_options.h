@@ -17,9 +17,9 @@ namespace shardwright {
 struct PlanOptions {
   std::string model;
   std::string cluster;
-  std::int64_t nodes = 0;  // 0: what the cluster says
-  std::int64_t gpus = 0;   // per node; 0: what the cluster says
-  std::string kernel_set = "torch-eager";
+  std::int64_t nodes = 0;           // 0: what the cluster says
+  std::int64_t gpus = 0;            // per node; 0: what the cluster says
+  std::string kernel_set;           // empty: the cluster's usual one
   std::string profile;              // empty: the default of GPU and kernel set
   std::int64_t global_batch = 0;    // 0: ranks x micro-batch x accumulation
   std::int64_t shard_size = 0;      // 0: follows from ranks and replicate_size

@@ -19,7 +19,7 @@ run build/shardwright plan --model llama-3-8b --cluster dgx-h100 --nodes 2 --seq
 run build/shardwright simulate demo/plan.json --trace demo/trace.json.gz
 
 run build/shardwright plan --model scripts/tiny-gpt.json --cluster host --nodes 2 --gpus 2 --seq 64 --micro-batch 2 \
-  --dialect native --kernel-set shardwright-host --precision fp32 --wrap block -o demo/small-plan.json
+  --dialect native --precision fp32 --wrap block -o demo/small-plan.json
 run build/shardwright simulate demo/small-plan.json --trace demo/small-simulated.json.gz
 run build/shardwright run demo/small-plan.json --steps 8 --emulate-network --trace demo/small-measured.json.gz
 run build/shardwright compare demo/small-simulated.json.gz demo/small-measured.json.gz
