@@ -122,6 +122,7 @@ void AddChosen(const SearchedPlan& searched, Json& json) {
   json["micro_batch"] = plan.micro_batch;
   json["accumulation"] = plan.accumulation;
   json["units"] = plan.units.size();
+  json["family"] = r.candidates[r.best.index].family;
   json["label"] = r.candidates[r.best.index].label;
   json["step_time_s"] = r.best.step_time.value;
   json["step_time_band"] = searched.time_band;

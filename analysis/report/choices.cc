@@ -15,6 +15,25 @@ void RequireSchema(const JsonValue& json, std::string_view schema, std::string_v
   }
 }
 
+// What is offloaded is in the family's name alone.
+std::string LabelOf(const JsonValue& plan) {
+  return plan.At("family").AsString() + ": " + plan.At("label").AsString();
+}
+
+// Among ties the search may choose a plan that another one beats: one that offloads less.
+std::optional<ConsideredPlan> ChosenOf(const JsonValue& search) {
+  if (!search.Find("label")) {
+    return std::nullopt;  // no plan fits
+  }
+  const JsonValue memory = search.At("memory");
+  ConsideredPlan plan;
+  plan.label = LabelOf(search);
+  plan.step_time = Seconds(search.At("step_time_s").AsDouble());
+  plan.memory = Bytes(memory.At("allocated").AsInt() + memory.At("outside").AsInt());
+  plan.is_chosen = true;
+  return plan;
+}
+
 std::string SweepLabel(const JsonValue& row) {
   std::string label;
   for (const auto& [key, name] :
@@ -31,15 +50,24 @@ std::string SweepLabel(const JsonValue& row) {
 
 void ReadSearch(const JsonValue& search, Choices& choices) {
   RequireSchema(search, "shardwright-plan-summary", "shardwright plan --json");
-  const std::optional<JsonValue> chosen = search.Find("label");
+  const std::optional<ConsideredPlan> chosen = ChosenOf(search);
   const JsonValue pareto = search.At("pareto");
+  bool is_shown = !chosen;
   for (std::size_t i = 0; i < pareto.size(); ++i) {
     ConsideredPlan plan;
-    plan.label = pareto[i].At("label").AsString();
+    plan.label = LabelOf(pareto[i]);
     plan.step_time = Seconds(pareto[i].At("step_time_s").AsDouble());
     plan.memory = Bytes(pareto[i].At("memory_bytes").AsInt());
-    plan.is_chosen = chosen && chosen->AsString() == plan.label;
+    plan.is_chosen = chosen && chosen->label == plan.label;
+    if (!is_shown && chosen->step_time < plan.step_time) {
+      choices.pareto.push_back(*chosen);
+      is_shown = true;
+    }
+    is_shown = is_shown || plan.is_chosen;
     choices.pareto.push_back(std::move(plan));
+  }
+  if (!is_shown) {
+    choices.pareto.push_back(*chosen);
   }
   const JsonValue rejected = search.At("rejected");
   for (std::size_t i = 0; i < rejected.size(); ++i) {

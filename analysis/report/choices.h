@@ -23,7 +23,8 @@ struct RejectedPlans {
 };
 
 struct Choices {
-  std::vector<ConsideredPlan> pareto;  // none beats another in both time and memory
+  // By step time; none beats another in both time and memory, but perhaps the chosen one.
+  std::vector<ConsideredPlan> pareto;
   std::vector<RejectedPlans> rejected;
   std::vector<ConsideredPlan> what_if;
 };

@@ -178,8 +178,10 @@ class Page(unittest.TestCase):
         self.assertIsNone(self.run_script("window.broken || null"))
 
     def test_considered_plans(self):
-        search = {"schema": "shardwright-plan-summary", "label": "slow", "rejected": [], "pareto": [
-            {"label": "fast", "step_time_s": 0.1, "memory_bytes": 2**34}, {"label": "slow", "step_time_s": 0.2, "memory_bytes": 2**32}]}
+        search = {"schema": "shardwright-plan-summary", "family": "full", "label": "slow", "step_time_s": 0.2,
+                  "memory": {"allocated": 2**32, "outside": 0}, "rejected": [], "pareto": [
+                      {"family": "ddp", "label": "fast", "step_time_s": 0.1, "memory_bytes": 2**34},
+                      {"family": "full", "label": "slow", "step_time_s": 0.2, "memory_bytes": 2**32}]}
         (self.folder / "search.json").write_text(json.dumps(search))
         program("report", "plan.json", "--search", "search.json", "-o", "considered.html", folder=self.folder)
         self.open("considered.html")

@@ -210,9 +210,10 @@ TEST_CASE("The data says what the simulation says") {
 
 TEST_CASE("Plans that were considered are read and shown") {
   const JsonValue search = JsonValue::Parse(
-      R"({"schema": "shardwright-plan-summary", "label": "b", "rejected": [{"family": "ddp", "reason": "no room <b>"}],
-          "pareto": [{"label": "a", "step_time_s": 1, "memory_bytes": 1073741824},
-                     {"label": "b", "step_time_s": 2, "memory_bytes": 1048576}]})",
+      R"({"schema": "shardwright-plan-summary", "family": "full", "label": "b", "step_time_s": 2,
+          "memory": {"allocated": 1048570, "outside": 6}, "rejected": [{"family": "ddp", "reason": "no room <b>"}],
+          "pareto": [{"family": "full", "label": "a", "step_time_s": 1, "memory_bytes": 1073741824},
+                     {"family": "full", "label": "b", "step_time_s": 2, "memory_bytes": 1048576}]})",
       "search.json");
   Choices choices;
   ReadSearch(search, choices);
@@ -226,6 +227,19 @@ TEST_CASE("Plans that were considered are read and shown") {
                     "step_time_s": 0.25, "device_bytes": 1024}]})",
           "sweep.json"),
       choices);
+  // A chosen plan that is not on the front stands where its time belongs.
+  const JsonValue tie = JsonValue::Parse(
+      R"({"schema": "shardwright-plan-summary", "family": "full", "label": "c", "step_time_s": 1.5,
+          "memory": {"allocated": 2097152, "outside": 1}, "rejected": [],
+          "pareto": [{"family": "full + offload", "label": "c", "step_time_s": 1, "memory_bytes": 1024},
+                     {"family": "full", "label": "b", "step_time_s": 2, "memory_bytes": 512}]})",
+      "search.json");
+  Choices with_tie;
+  ReadSearch(tie, with_tie);
+  REQUIRE(with_tie.pareto.size() == 3);
+  CHECK(with_tie.pareto[1].is_chosen);
+  CHECK(with_tie.pareto[1].label == "full: c");
+  CHECK(with_tie.pareto[1].memory == Bytes(2097153));
   REQUIRE(choices.what_if.size() == 1);
   CHECK(choices.what_if[0].label ==
         "nodes 2, micro-batch 1, sequence 64, shard 4, bandwidth x 0.5 (does not fit)");
