@@ -5,6 +5,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <set>
 
 #include "core/error.h"
 #include "schedule/lower.h"
@@ -22,6 +23,7 @@ struct Reading {
   std::vector<double> kept;  // likewise, bytes
   std::vector<double> copied;
   double tail = 0;
+  std::uint32_t first_op = 0, last_op = 0;  // model ops that compute first and last
 };
 
 class Prober {
@@ -86,11 +88,15 @@ class Prober {
     Reading reading;
     reading.work.resize(space_.blocks.size() + 1);
     const PriceTable prices = PriceProgram(program, in_.cluster, in_.profile);
+    bool any = false;
     for (const Op& op : program.step.ops) {
       const OpCode code = program.ShapeOf(op).code;
       if (code != OpCode::kCompute && code != OpCode::kAccumulateGrad) {
         continue;
       }
+      reading.first_op = any ? reading.first_op : op.subject;
+      reading.last_op = op.subject;
+      any = true;
       const Price& price = prices.prices[op.shape.value];
       const double share = prices.contention.classes[price.contention_class].hbm_share;
       const auto load = static_cast<std::size_t>(std::lround(share * (kLoadCount - 1)));
@@ -317,6 +323,32 @@ class PatternRounds {
 
 }  // namespace
 
+namespace {
+
+double Elements(const Model& model, const std::vector<ParamId>& params, bool trainable_only) {
+  std::set<std::uint32_t> storages;
+  double sum = 0;
+  for (const ParamId id : params) {
+    const Parameter& param = model.params[id.value];
+    const ParamId storage = param.tied_to.valid() ? param.tied_to : id;
+    if ((param.trainable || !trainable_only) && storages.insert(storage.value).second) {
+      sum += static_cast<double>(param.Elements());
+    }
+  }
+  return sum;
+}
+
+void SetEnds(const Model& model, const Reading& base, Measured& m) {
+  const std::vector<ParamId>& first = model.ops[base.first_op].params;
+  const std::vector<ParamId>& last = model.ops[base.last_op].params;
+  m.first_elements = Elements(model, first, false);
+  m.first_trainable = Elements(model, first, true);
+  m.last_elements = Elements(model, last, true);
+  m.last_has_params = !last.empty();
+}
+
+}  // namespace
+
 Measured Measure(const SearchInput& input, const SearchOptions& options, const Space& space,
                  std::int64_t micro_batch) {
   const Prober prober(input, options, space, micro_batch);
@@ -341,6 +373,7 @@ Measured Measure(const SearchInput& input, const SearchOptions& options, const S
         m.base += work;
       }
       m.forward = base->forward;
+      SetEnds(input.model, *base, m);
     }
     (offload ? m.staying_tail_bytes : m.tail_bytes) = base->tail;
     for (BlockClass& c : m.classes) {

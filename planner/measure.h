@@ -48,6 +48,10 @@ struct Measured {
   // forward and its backward: logits, their gradients, the head's weights and gradients.
   double tail_bytes = 0;
   double staying_tail_bytes = 0;  // the same with offloaded activations
+  double first_elements = 0;      // of the parameters that the first op of forward reads
+  double first_trainable = 0;     // of the trainable ones among them
+  double last_elements = 0;       // of those whose gradients the last op of backward writes
+  bool last_has_params = false;   // that op reads parameters
   std::vector<BlockClass> classes;
   std::vector<bool> pattern_is_allowed;  // by pattern
 };

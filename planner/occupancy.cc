@@ -1,23 +1,24 @@
+#include "planner/occupancy.h"
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <utility>
 #include <vector>
 
-#include "planner/bounds.h"
 #include "simulator/costs/pricer.h"
 
 namespace shardwright {
 namespace {
 
-constexpr std::array<OpCode, Occupancy::kTransferCount> kCodes = {
+constexpr std::array<OpCode, Occupancy::kRowTransferCount> kCodes = {
     OpCode::kAllGather, OpCode::kReduceScatter, OpCode::kAllReduce,
     OpCode::kAllGather, OpCode::kCopyD2h,       OpCode::kCopyH2d};
 // Streams that run transfers, and the transfers of each. The two copies never meet, so one place
 // serves both.
 constexpr std::array<Stream, Occupancy::kStreamCount> kStreams = {Stream::kGather, Stream::kReduce,
                                                                   Stream::kReplicate, Stream::kH2d};
-constexpr std::array<std::size_t, Occupancy::kTransferCount> kStreamOf = {0, 1, 2, 0, 3, 3};
+constexpr std::array<std::size_t, Occupancy::kRowTransferCount> kStreamOf = {0, 1, 2, 0, 3, 3};
 
 // Everything in one message, and in pieces of about the size of a layer: smaller messages are
 // slower and load the device less. Rare transfers and copies, whose rate hardly depends on the
@@ -56,7 +57,8 @@ Family AddShapes(std::size_t transfer, GroupId group, double bytes, Program& pro
 }  // namespace
 
 Occupancy::Occupancy(const SearchInput& input, const OuterChoice& outer, Dialect dialect,
-                     const Weights& bytes, const std::vector<std::int64_t>& regather_groups) {
+                     const RowWeights& bytes, const std::vector<std::int64_t>& partial_groups,
+                     const std::array<bool, kLoadCount>& loads) {
   Program program;  // shapes of collectives, for the pricer; no ops
   program.dialect = NameOf(dialect);
   program.shard_size = outer.shard_size;
@@ -74,10 +76,10 @@ Occupancy::Occupancy(const SearchInput& input, const OuterChoice& outer, Dialect
       families.push_back(AddShapes(t, GroupId(), bytes[t], program));
     }
   }
-  for (const std::int64_t size : regather_groups) {
+  for (const std::int64_t size : partial_groups) {
     program.groups.push_back({"reshard", size, 1});
     families.push_back(
-        AddShapes(kRegather, GroupId(program.groups.size() - 1), bytes[kRegather], program));
+        AddShapes(kPartial, GroupId(program.groups.size() - 1), bytes[kPartial], program));
   }
   PriceTable table = PriceProgram(program, input.cluster, input.profile);
   std::array<std::vector<Variant>, kStreamCount> streams;
@@ -100,19 +102,23 @@ Occupancy::Occupancy(const SearchInput& input, const OuterChoice& outer, Dialect
       streams[kStreamOf[family.transfer]].push_back(variant);
     }
     best_[family.transfer] = best;
-    if (family.transfer == kRegather) {
-      regather_.push_back(best);
+    if (family.transfer == kPartial) {
+      partial_.push_back(best);
     }
   }
   // Dialects with one communicator for both never run a gather beside a reduction.
-  AddRows(table.contention, streams, dialect != Dialect::kNative && dialect != Dialect::kFairscale);
+  AddRows(table.contention, streams, dialect != Dialect::kNative && dialect != Dialect::kFairscale,
+          loads);
 }
 
 void Occupancy::AddRows(const ContentionModel& contention,
                         const std::array<std::vector<Variant>, kStreamCount>& streams,
-                        bool shares_communicator) {
+                        bool shares_communicator, const std::array<bool, kLoadCount>& loads) {
   ContentionModel model = contention;
   for (std::size_t load = 0; load <= kLoadCount; ++load) {
+    if (load < kLoadCount && !loads[load]) {
+      continue;
+    }
     std::uint8_t kernel = 0;  // the class of ops without load
     if (load < kLoadCount) {
       ContentionClass c;
@@ -163,7 +169,7 @@ void Occupancy::AddRow(const ContentionModel& model, std::size_t load, std::uint
 void Occupancy::DropWeakRows(std::size_t first) {
   const auto is_weaker = [](const Row& a, const Row& b) {
     bool weaker = a.kernel_speed <= b.kernel_speed;
-    for (std::size_t t = 0; t < kTransferCount; ++t) {
+    for (std::size_t t = 0; t < kRowTransferCount; ++t) {
       weaker = weaker && a.progress[t] <= b.progress[t];
     }
     return weaker;
@@ -182,38 +188,12 @@ void Occupancy::DropWeakRows(std::size_t first) {
   rows_ = std::move(strong);
 }
 
-Occupancy::Prices Occupancy::KernelPrices(Weights& weights) const {
-  const auto worth = [&](const Row& row) {
-    double sum = 0;
-    for (std::size_t t = 0; t < kTransferCount; ++t) {
-      sum += weights[t] * row.progress[t];
-    }
-    return sum;
-  };
-  double most = 1;
-  for (const Row& row : rows_) {
-    most = std::max(most, worth(row));
+double Occupancy::Row::Worth(const RowWeights& weights) const {
+  double sum = 0;
+  for (std::size_t t = 0; t < kRowTransferCount; ++t) {
+    sum += weights[t] * progress[t];
   }
-  for (double& weight : weights) {
-    weight /= most;
-  }
-  Prices prices{};
-  for (auto& of_phase : prices) {
-    of_phase.fill(1);
-  }
-  for (const Row& row : rows_) {
-    if (row.load == kLoadCount) {
-      continue;
-    }
-    const double price = (1 - worth(row)) / row.kernel_speed;
-    for (std::size_t phase = 0; phase < kPhaseCount; ++phase) {
-      const Transfer other = phase == kForward ? kToDevice : kToHost;
-      if (row.progress[other] == 0) {
-        prices[phase][row.load] = std::min(prices[phase][row.load], price);
-      }
-    }
-  }
-  return prices;
+  return sum;
 }
 
 }  // namespace shardwright

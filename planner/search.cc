@@ -75,7 +75,7 @@ class Searcher {
     workers_.ForEach(sizes.size(), [&](std::size_t i, Evaluator&) {
       measured_.at(sizes[i]) = Measure(in_, options_, space_, sizes[i]);
     });
-    const Bounds bounds(in_, options_, limits_.device);
+    const Bounds bounds(in_, options_, limits_);
     workers_.ForEach(branches_.size(), [&](std::size_t i, Evaluator&) {
       Branch& branch = branches_[i];
       branch.bound = bounds.Of(branch.outer, measured_.at(branch.outer.micro_batch));

@@ -1,0 +1,325 @@
+#include "planner/dual.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <utility>
+
+#include "planner/maximize.h"
+
+namespace shardwright {
+namespace {
+
+using Weights = Occupancy::Weights;
+using RowWeights = Occupancy::RowWeights;
+using Loads = std::array<double, kLoadCount>;
+
+// Stretches of a step, by what may run in them.
+enum Phase : std::uint8_t { kFirstForward, kForward, kBackward };
+constexpr std::size_t kPhaseCount = 3;
+
+// What a second of each transfer in a row is worth, and which weight says so.
+struct PhaseWeights {
+  RowWeights worth{};  // 0 of what does not run there
+  std::array<bool, Occupancy::kRowTransferCount> runs{};
+  std::array<std::size_t, Occupancy::kRowTransferCount> source{};
+};
+
+class Dual {
+ public:
+  Dual(const Terms& terms, const Occupancy& occupancy)
+      : t_(terms), m_(*terms.measured), occupancy_(occupancy) {
+    AddVariables();
+    AddWork();
+  }
+
+  [[nodiscard]] double Maximum() const {
+    // From nothing: what kernels take by themselves.
+    const auto f = [this](const std::vector<double>& x) { return ValueAt(x); };
+    constexpr double kTolerance = 2e-4;
+    return Maximize(f, Limits(), std::vector<double>(variables_.size(), 0), kTolerance).value;
+  }
+
+ private:
+  static constexpr std::size_t kDevice = Occupancy::kTransferCount;  // prices of memory
+  static constexpr std::size_t kHost = kDevice + 1;
+  static constexpr std::size_t kPriceCount = kHost + 1;
+  using Prices = std::array<double, kPriceCount>;  // by transfer: per second; of memory: per byte
+
+  void AddVariables() {
+    double scale = 0;  // a step, roughly
+    for (std::size_t l = 0; l < kLoadCount; ++l) {
+      scale += t_.passes * m_.base.seconds[l];
+    }
+    for (std::size_t i = 0; i < Occupancy::kTransferCount; ++i) {
+      bool is_used = t_.seconds[i] > 0;
+      for (const AfterForward& a : t_.after_forward) {
+        is_used = is_used || (a.transfer == i && a.seconds > 0);
+      }
+      const bool copies = i == Occupancy::kToHost || i == Occupancy::kToDevice;
+      if (is_used || (copies && t_.offloads_activations)) {
+        variables_.push_back({i, 1});
+      }
+    }
+    // The price of all memory: far more than a step.
+    constexpr double kMost = 4;
+    variables_.push_back({kDevice, kMost * scale / t_.device_limit});
+    if (t_.has_host_limit) {
+      variables_.push_back({kHost, kMost * scale / t_.host_limit});
+    }
+  }
+
+  void AddWork() {
+    for (std::size_t l = 0; l < kLoadCount; ++l) {
+      const double forward = m_.forward.seconds[l];
+      work_[kFirstForward][l] = t_.is_ordered ? forward : 0;
+      work_[kForward][l] = (t_.is_ordered ? t_.passes - 1 : t_.passes) * forward;
+      work_[kBackward][l] = t_.passes * (m_.base.seconds[l] - forward);
+    }
+  }
+
+  // Gathers in a row may be those before forward or before backward; forward has the more valuable
+  // ones, backward those that are left.
+  [[nodiscard]] PhaseWeights WeightsIn(Phase phase, const Prices& z) const {
+    PhaseWeights w;
+    for (std::size_t i = 0; i < Occupancy::kRowTransferCount; ++i) {
+      w.source[i] = i;
+    }
+    const bool only_again = phase == kBackward && t_.forward_gathers_end;
+    if (only_again || z[Occupancy::kRegather] > z[Occupancy::kGather]) {
+      w.source[Occupancy::kGather] = Occupancy::kRegather;
+    }
+    w.runs.fill(true);
+    w.runs[Occupancy::kReduce] = w.runs[Occupancy::kReplicate] = phase != kFirstForward;
+    w.runs[phase == kBackward ? Occupancy::kToHost : Occupancy::kToDevice] = false;
+    for (std::size_t i = 0; i < Occupancy::kRowTransferCount; ++i) {
+      w.worth[i] = w.runs[i] ? z[w.source[i]] : 0;
+    }
+    return w;
+  }
+
+  // For each set of transfers without a kernel: together they are worth no more than the time.
+  [[nodiscard]] std::vector<std::vector<double>> Limits() const {
+    std::vector<std::vector<double>> limits;
+    for (const Occupancy::Row& row : occupancy_.rows()) {
+      if (row.load != kLoadCount) {
+        continue;
+      }
+      for (const std::size_t gather :
+           {std::size_t{Occupancy::kGather}, std::size_t{Occupancy::kRegather}}) {
+        std::vector<double> limit;
+        std::size_t used = 0;
+        for (const Variable& v : variables_) {
+          double progress = v.index < Occupancy::kRowTransferCount ? row.progress[v.index] : 0;
+          if (v.index == Occupancy::kGather || v.index == Occupancy::kRegather) {
+            progress = v.index == gather ? row.progress[Occupancy::kGather] : 0;
+          }
+          limit.push_back(progress);
+          used += progress > 0 ? 1 : 0;
+        }
+        if (used > 0 && std::find(limits.begin(), limits.end(), limit) == limits.end()) {
+          limits.push_back(std::move(limit));
+        }
+      }
+    }
+    return limits;
+  }
+
+  // The least cost of the step when transfers and memory have these prices, and how fast it changes
+  // with them.
+  [[nodiscard]] Slope ValueAt(const std::vector<double>& x) const {
+    Prices z{};
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      z[variables_[i].index] = x[i] * variables_[i].scale;
+    }
+    FeasiblePart(z);
+    Sum sum;
+    std::array<PriceList, kPhaseCount> prices;
+    for (const Phase phase : {kFirstForward, kForward, kBackward}) {
+      prices[phase] = KernelPrices(WeightsIn(phase, z));
+    }
+    std::array<Loads, kPhaseCount> work = work_;
+    AddMemory(z, prices[kBackward], work[kBackward], sum);
+    AddUpdate(z, prices[kBackward], work[kBackward], sum);
+    for (std::size_t i = 0; i < Occupancy::kTransferCount; ++i) {
+      sum.value += z[i] * t_.seconds[i];
+      sum.slope[i] += t_.seconds[i];
+    }
+    for (const Phase phase : {kFirstForward, kForward, kBackward}) {
+      AddKernels(WeightsIn(phase, z), prices[phase], work[phase], sum);
+    }
+    Slope result = {sum.value, {}};
+    for (const Variable& v : variables_) {
+      result.slope.push_back(sum.slope[v.index] * v.scale);
+    }
+    return result;
+  }
+
+  struct Variable {
+    std::size_t index = 0;  // into Prices
+    double scale = 1;       // the price where the variable is 1
+  };
+  struct Sum {
+    double value = 0;
+    Prices slope{};
+  };
+  struct PriceList {  // what a second of each load is worth, and the row that says so
+    Loads price{};
+    std::array<const Occupancy::Row*, kLoadCount> row{};
+  };
+
+  // Rounding may have left the prices a little above what the limits allow.
+  void FeasiblePart(Prices& z) const {
+    double most = 1;
+    for (const Occupancy::Row& row : occupancy_.rows()) {
+      if (row.load == kLoadCount) {
+        RowWeights w{};
+        std::copy_n(z.begin(), w.size(), w.begin());
+        w[Occupancy::kGather] = std::max(z[Occupancy::kGather], z[Occupancy::kRegather]);
+        most = std::max(most, row.Worth(w));
+      }
+    }
+    for (std::size_t i = 0; i < Occupancy::kTransferCount; ++i) {
+      z[i] /= most;
+    }
+  }
+
+  [[nodiscard]] PriceList KernelPrices(const PhaseWeights& weights) const {
+    PriceList list;
+    list.price.fill(std::numeric_limits<double>::infinity());
+    for (const Occupancy::Row& row : occupancy_.rows()) {
+      if (row.load != kLoadCount) {
+        const double price = (1 - row.Worth(weights.worth)) / row.kernel_speed;
+        if (price < list.price[row.load]) {
+          list.price[row.load] = price;
+          list.row[row.load] = &row;
+        }
+      }
+    }
+    return list;
+  }
+
+  static double CostOf(const Work& work, const PriceList& prices) {
+    double sum = 0;
+    for (std::size_t l = 0; l < kLoadCount; ++l) {
+      if (work.seconds[l] != 0) {
+        sum += work.seconds[l] * prices.price[l];
+      }
+    }
+    return sum;
+  }
+
+  void AddKernels(const PhaseWeights& weights, const PriceList& prices, const Loads& work,
+                  Sum& sum) const {
+    for (std::size_t l = 0; l < kLoadCount; ++l) {
+      if (work[l] == 0) {
+        continue;
+      }
+      const Occupancy::Row& row = *prices.row[l];
+      sum.value += work[l] * prices.price[l];
+      for (std::size_t i = 0; i < Occupancy::kRowTransferCount; ++i) {
+        if (weights.runs[i]) {
+          sum.slope[weights.source[i]] -= work[l] * row.progress[i] / row.kernel_speed;
+        }
+      }
+    }
+  }
+
+  // Patterns of blocks and what happens to gathered parameters: each the cheapest at these prices.
+  void AddMemory(const Prices& z, const PriceList& backward, Loads& work, Sum& sum) const {
+    const double copy_cost = z[Occupancy::kToHost] * t_.to_host_per_byte +
+                             z[Occupancy::kToDevice] * t_.to_device_per_byte;
+    const auto pay = [&](std::size_t price, double bytes) {
+      sum.value += z[price] * bytes;
+      sum.slope[price] += bytes;
+    };
+    pay(kDevice, t_.device_excess);
+    if (t_.has_host_limit) {
+      pay(kHost, t_.host_excess);
+    }
+    for (const BlockClass& c : m_.classes) {
+      const BlockCost* best = nullptr;
+      double least = 0;
+      const auto staying = [&](const BlockCost& cost) {
+        return t_.offloads_activations ? cost.staying_bytes : cost.kept_bytes;
+      };
+      for (std::size_t p = 0; p < c.costs.size(); ++p) {
+        const BlockCost& cost = c.costs[p];
+        const double price =
+            t_.passes * (CostOf(cost.work, backward) + copy_cost * cost.copied_bytes) +
+            z[kDevice] * staying(cost) + z[kHost] * cost.copied_bytes;
+        if (m_.pattern_is_allowed[p] && (best == nullptr || price < least)) {
+          best = &cost;
+          least = price;
+        }
+      }
+      // What the first layer of backward reads is not copied.
+      const auto blocks = static_cast<double>(c.blocks.size());
+      const double count = t_.offloads_activations ? std::max(0.0, blocks - 1) : blocks;
+      pay(kDevice, count * staying(*best));
+      for (std::size_t l = 0; l < kLoadCount; ++l) {
+        work[l] += count * t_.passes * best->work.seconds[l];
+      }
+      if (t_.offloads_activations) {
+        pay(kHost, t_.has_host_limit ? count * best->copied_bytes : 0);
+        const double copied = count * t_.passes * best->copied_bytes;
+        pay(Occupancy::kToHost, copied * t_.to_host_per_byte);
+        pay(Occupancy::kToDevice, copied * t_.to_device_per_byte);
+      }
+    }
+    const AfterForward* kept = nullptr;
+    const auto price = [&](const AfterForward& a) {
+      return z[kDevice] * a.bytes + z[a.transfer] * a.seconds;
+    };
+    for (const AfterForward& a : t_.after_forward) {
+      kept = kept == nullptr || price(a) < price(*kept) ? &a : kept;
+    }
+    if (kept != nullptr) {
+      pay(kDevice, kept->bytes);
+      pay(kept->transfer, kept->seconds);
+    }
+  }
+
+  void AddUpdate(const Prices& z, const PriceList& prices, Loads& work, Sum& sum) const {
+    if (!t_.is_ordered) {  // of whatever load is cheapest
+      const auto least = std::min_element(prices.price.begin(), prices.price.end());
+      if (t_.update > 0) {
+        work[static_cast<std::size_t>(least - prices.price.begin())] += t_.update;
+      }
+      return;
+    }
+    const double head = std::max(t_.head, t_.update);
+    sum.value += t_.serial + (1 - z[Occupancy::kGather]) * head;
+    sum.slope[Occupancy::kGather] -= head;
+    double worth = 0;  // of a second of the tail
+    const Occupancy::Row* best = nullptr;
+    for (const Occupancy::Row& row : occupancy_.rows()) {
+      const double w = z[Occupancy::kReduce] * row.progress[Occupancy::kReduce] +
+                       z[Occupancy::kReplicate] * row.progress[Occupancy::kReplicate];
+      if (row.load == kLoadCount && w > worth) {
+        worth = w;
+        best = &row;
+      }
+    }
+    sum.value += (1 - worth) * t_.tail;
+    if (best != nullptr) {
+      for (const auto i : {Occupancy::kReduce, Occupancy::kReplicate}) {
+        sum.slope[i] -= t_.tail * best->progress[i];
+      }
+    }
+  }
+
+  const Terms& t_;
+  const Measured& m_;
+  const Occupancy& occupancy_;
+  std::vector<Variable> variables_;
+  std::array<Loads, kPhaseCount> work_{};  // of plans without checkpointing
+};
+
+}  // namespace
+
+double LeastTime(const Terms& terms, const Occupancy& occupancy) {
+  return Dual(terms, occupancy).Maximum();
+}
+
+}  // namespace shardwright

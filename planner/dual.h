@@ -1,0 +1,52 @@
+#pragma once
+
+// The linear program whose dual bounds the step time of all plans with one mesh, batch and offload
+// (docs/planning.md, "The bound").
+
+#include <array>
+#include <vector>
+
+#include "planner/measure.h"
+#include "planner/occupancy.h"
+
+namespace shardwright {
+
+// What the gathered parameters of a model may do after forward: bytes that stay, and what gathering
+// the rest again takes, in a whole step.
+struct AfterForward {
+  double bytes = 0;
+  double seconds = 0;
+  Occupancy::Transfer transfer = Occupancy::kRegather;
+};
+
+// Everything that the program knows about an outer choice. Seconds are those of a whole step,
+// alone, at the best rate.
+struct Terms {
+  const Measured* measured = nullptr;
+  double passes = 1;  // micro-batches
+
+  // Ordered: a step ends with work for which all reductions have to be over, and before which
+  // nothing of the next step begins. The first forward then runs beside no reduction.
+  bool is_ordered = false;
+  bool forward_gathers_end = false;  // and gathers before a forward are over when it is
+  double update = 0;                 // ordered: in `head`; else kernels beside anything
+  double serial = 0;                 // nothing runs beside
+  double head = 0;                   // nothing but gathers before forward does
+  double tail = 0;                   // nothing but reductions does
+
+  std::array<double, Occupancy::kTransferCount> seconds{};  // at least
+  std::vector<AfterForward> after_forward;                  // empty: nothing is gathered twice
+
+  bool offloads_activations = false;
+  double to_host_per_byte = 0, to_device_per_byte = 0;
+  // Bytes besides those of blocks and of gathered parameters, less the limit.
+  double device_excess = 0;
+  double host_excess = 0;  // per device; only where `has_host_limit`
+  bool has_host_limit = false;
+  double device_limit = 1, host_limit = 1;
+};
+
+// No plan is faster, in seconds.
+[[nodiscard]] double LeastTime(const Terms& terms, const Occupancy& occupancy);
+
+}  // namespace shardwright

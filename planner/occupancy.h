@@ -1,0 +1,84 @@
+#pragma once
+
+// How fast kernels and transfers can run beside each other at most: all sets of them that can run
+// at the same time, as rows of a linear program (docs/planning.md, "The bound").
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "planner/measure.h"
+#include "planner/search.h"
+#include "planner/space.h"
+#include "simulator/costs/contention.h"
+
+namespace shardwright {
+
+class Occupancy {
+ public:
+  // What travels. kGather and kRegather are over the whole shard group, kPartial over a part of it,
+  // of units that keep a copy per such part. Copies are those of offloaded activations.
+  enum Transfer : std::uint8_t {
+    kGather,  // before forward
+    kReduce,
+    kReplicate,
+    kPartial,
+    kToHost,
+    kToDevice,
+    kRegather,  // before backward
+  };
+  static constexpr std::size_t kTransferCount = 7;
+  static constexpr std::size_t kRowTransferCount = 6;  // rows do not tell kRegather from kGather
+  static constexpr std::size_t kStreamCount = 4;       // that transfers run on
+  using Weights = std::array<double, kTransferCount>;
+  using RowWeights = std::array<double, kRowTransferCount>;
+
+  struct Row {                      // one set of ops that run together
+    std::size_t load = kLoadCount;  // of the kernel; kLoadCount: none
+    double kernel_speed = 1;
+    RowWeights progress{};  // seconds' worth per second
+
+    [[nodiscard]] double Worth(const RowWeights& weights) const;
+  };
+
+  // `bytes` of each transfer in one pass, full arrays; 0: there is none. Those of kPartial are
+  // gathered over each of `partial_groups`. Kernels of `loads` only.
+  Occupancy(const SearchInput& input, const OuterChoice& outer, Dialect dialect,
+            const RowWeights& bytes, const std::vector<std::int64_t>& partial_groups,
+            const std::array<bool, kLoadCount>& loads);
+
+  // Seconds that one byte of a transfer takes at its best rate.
+  [[nodiscard]] double SecondsPerByte(Transfer transfer) const {
+    return best_[transfer == kRegather ? kGather : transfer];
+  }
+  // The same of kPartial over the i-th group.
+  [[nodiscard]] double PartialSecondsPerByte(std::size_t i) const { return partial_[i]; }
+
+  // By load; none of them gets on slower in everything than another one of the same load.
+  [[nodiscard]] const std::vector<Row>& rows() const { return rows_; }
+
+ private:
+  // A transfer cut into messages of one size.
+  struct Variant {
+    std::size_t transfer = 0;
+    double seconds_per_byte = 0;  // 0: nothing runs
+    double best = 0;              // the same at the best size
+    std::uint8_t contention_class = 0;
+  };
+
+  using Running = std::array<const Variant*, kStreamCount>;
+  void AddRows(const ContentionModel& model,
+               const std::array<std::vector<Variant>, kStreamCount>& streams,
+               bool shares_communicator, const std::array<bool, kLoadCount>& loads);
+  void AddRow(const ContentionModel& model, std::size_t load, std::uint8_t kernel,
+              const Running& running);
+  // Among the rows from `first` on, which are of one kind of kernel.
+  void DropWeakRows(std::size_t first);
+
+  std::vector<Row> rows_;
+  RowWeights best_{};
+  std::vector<double> partial_;
+};
+
+}  // namespace shardwright
