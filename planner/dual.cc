@@ -15,8 +15,10 @@ using RowWeights = Occupancy::RowWeights;
 using Loads = std::array<double, kLoadCount>;
 
 // Stretches of a step, by what may run in them.
-enum Phase : std::uint8_t { kFirstForward, kForward, kBackward };
-constexpr std::size_t kPhaseCount = 3;
+enum Phase : std::uint8_t { kFirstForward, kTurnForward, kTurnBackward, kForward, kBackward };
+constexpr std::size_t kPhaseCount = 5;
+constexpr std::array<Phase, kPhaseCount> kPhases = {kFirstForward, kTurnForward, kTurnBackward,
+                                                    kForward, kBackward};
 
 // What a second of each transfer in a row is worth, and which weight says so.
 struct PhaseWeights {
@@ -72,9 +74,16 @@ class Dual {
   void AddWork() {
     for (std::size_t l = 0; l < kLoadCount; ++l) {
       const double forward = m_.forward.seconds[l];
-      work_[kFirstForward][l] = t_.is_ordered ? forward : 0;
-      work_[kForward][l] = (t_.is_ordered ? t_.passes - 1 : t_.passes) * forward;
-      work_[kBackward][l] = t_.passes * (m_.base.seconds[l] - forward);
+      const double backward = m_.base.seconds[l] - forward;
+      work_[kForward][l] = t_.passes * forward;
+      work_[kBackward][l] = t_.passes * backward;
+      if (t_.is_ordered) {
+        work_[kFirstForward][l] = forward - m_.turn_forward.seconds[l];
+        work_[kTurnForward][l] = m_.turn_forward.seconds[l];
+        work_[kTurnBackward][l] = m_.turn_backward.seconds[l];
+        work_[kForward][l] -= forward;
+        work_[kBackward][l] -= m_.turn_backward.seconds[l];
+      }
     }
   }
 
@@ -85,13 +94,16 @@ class Dual {
     for (std::size_t i = 0; i < Occupancy::kRowTransferCount; ++i) {
       w.source[i] = i;
     }
-    const bool only_again = phase == kBackward && t_.forward_gathers_end;
+    const bool only_again = phase == kTurnForward || phase == kTurnBackward ||
+                            (phase == kBackward && t_.forward_gathers_end);
     if (only_again || z[Occupancy::kRegather] > z[Occupancy::kGather]) {
       w.source[Occupancy::kGather] = Occupancy::kRegather;
     }
     w.runs.fill(true);
-    w.runs[Occupancy::kReduce] = w.runs[Occupancy::kReplicate] = phase != kFirstForward;
-    w.runs[phase == kBackward ? Occupancy::kToHost : Occupancy::kToDevice] = false;
+    const bool reduces = phase == kForward || phase == kBackward;
+    w.runs[Occupancy::kReduce] = w.runs[Occupancy::kReplicate] = reduces;
+    w.runs[Occupancy::kToDevice] = phase == kTurnBackward || phase == kBackward;
+    w.runs[Occupancy::kToHost] = !w.runs[Occupancy::kToDevice];
     for (std::size_t i = 0; i < Occupancy::kRowTransferCount; ++i) {
       w.worth[i] = w.runs[i] ? z[w.source[i]] : 0;
     }
@@ -135,7 +147,7 @@ class Dual {
     FeasiblePart(z);
     Sum sum;
     std::array<PriceList, kPhaseCount> prices;
-    for (const Phase phase : {kFirstForward, kForward, kBackward}) {
+    for (const Phase phase : kPhases) {
       prices[phase] = KernelPrices(WeightsIn(phase, z));
     }
     std::array<Loads, kPhaseCount> work = work_;
@@ -145,7 +157,7 @@ class Dual {
       sum.value += z[i] * t_.seconds[i];
       sum.slope[i] += t_.seconds[i];
     }
-    for (const Phase phase : {kFirstForward, kForward, kBackward}) {
+    for (const Phase phase : kPhases) {
       AddKernels(WeightsIn(phase, z), prices[phase], work[phase], sum);
     }
     Slope result = {sum.value, {}};

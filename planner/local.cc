@@ -126,8 +126,7 @@ std::size_t LocalSearch::Fit(Evaluator& evaluator, InnerChoice inner) {
     if (!e.outcome.is_allowed) {
       return kNone;
     }
-    // What another step would have to save, in bytes of one device.
-    double wanted = 0;
+    std::size_t next = 0;
     if (e.status == CandidateStatus::kFits) {
       if (options_.objective == Objective::kMemory || outer_.offload.activations) {
         return index;  // what is fastest is not told by memory
@@ -136,15 +135,16 @@ std::size_t LocalSearch::Fit(Evaluator& evaluator, InnerChoice inner) {
         least_that_fits = inner.mix;
         found = index;
       }
-      wanted =
-          ladder_.Saved(inner.mix) - static_cast<double>((limits_.device - e.outcome.memory).value);
+      next = ladder_.StepSaving(ladder_.Saved(inner.mix) -
+                                static_cast<double>((limits_.device - e.outcome.memory).value));
     } else {
       most_that_fails = most_that_fails == kNone ? inner.mix : std::max(most_that_fails, inner.mix);
-      const std::int64_t ranks =
-          e.status == CandidateStatus::kOverHost ? in_.cluster.gpus_per_node : 1;
-      wanted = ladder_.Saved(inner.mix) + static_cast<double>(CeilDiv(e.deficit.value, ranks));
+      const auto missing = static_cast<double>(e.deficit.value);
+      const auto ranks = static_cast<double>(in_.cluster.gpus_per_node);
+      next = e.status == CandidateStatus::kOverHost
+                 ? ladder_.StepCopyingLess(inner.mix, missing / ranks)
+                 : ladder_.StepSaving(ladder_.Saved(inner.mix) + missing);
     }
-    std::size_t next = ladder_.StepSaving(wanted);
     const std::size_t low = most_that_fails == kNone ? 0 : most_that_fails + 1;
     const std::size_t high = least_that_fits == kNone ? ladder_.steps() : least_that_fits;
     if (low > ladder_.steps() || (least_that_fits != kNone && low >= least_that_fits)) {

@@ -29,6 +29,8 @@ class MixLadder {
   [[nodiscard]] double Saved(std::size_t step) const;
   // The first step that saves at least so much; steps() if none does.
   [[nodiscard]] std::size_t StepSaving(double bytes) const;
+  // The first step that copies at least so much less to the host than `step`; steps() if none does.
+  [[nodiscard]] std::size_t StepCopyingLess(std::size_t step, double bytes) const;
   // The step at which forward and backward are fastest when each lasts as long as the slower of its
   // kernels and its copies of offloaded activations.
   struct Phases {
@@ -41,8 +43,12 @@ class MixLadder {
 
  private:
   [[nodiscard]] double At(const std::vector<double>& by_pattern, std::size_t step) const;
+  // Of `extra` blocks that take the next pattern: with copies spread over all, since each layer
+  // waits for those of the last but one, else the first ones, whose memory is held the longest.
+  [[nodiscard]] bool IsExtra(std::size_t block, std::size_t extra) const;
 
   std::size_t blocks_ = 0;
+  bool spreads_ = false;
   // By pattern of the ladder, per block on average.
   std::vector<std::size_t> patterns_;
   std::vector<double> saved_;    // device bytes

@@ -19,6 +19,8 @@ constexpr std::size_t kOutside = static_cast<std::size_t>(-1);
 // What one lowered program says about each block and about the rest.
 struct Reading {
   Work forward;              // of all
+  Work turn_forward;         // from the last op with parameters on
+  Work turn_backward;        // up to the first op with trainable parameters
   std::vector<Work> work;    // by block, then outside
   std::vector<double> kept;  // likewise, bytes
   std::vector<double> copied;
@@ -89,6 +91,7 @@ class Prober {
     reading.work.resize(space_.blocks.size() + 1);
     const PriceTable prices = PriceProgram(program, in_.cluster, in_.profile);
     bool any = false;
+    bool has_gradients = false;  // a gradient of a parameter is there
     for (const Op& op : program.step.ops) {
       const OpCode code = program.ShapeOf(op).code;
       if (code != OpCode::kCompute && code != OpCode::kAccumulateGrad) {
@@ -100,15 +103,28 @@ class Prober {
       const Price& price = prices.prices[op.shape.value];
       const double share = prices.contention.classes[price.contention_class].hbm_share;
       const auto load = static_cast<std::size_t>(std::lround(share * (kLoadCount - 1)));
+      const double seconds = ToSeconds(price.duration).value;
       Work& work = reading.work[SlotOf(op)];
-      work.seconds[load] += ToSeconds(price.duration).value;
+      work.seconds[load] += seconds;
       work.issue += ToSeconds(price.issue).value;
       if (op.phase == Phase::kForward) {
-        reading.forward.seconds[load] += ToSeconds(price.duration).value;
+        reading.forward.seconds[load] += seconds;
+        if (!in_.model.ops[op.subject].params.empty()) {
+          reading.turn_forward = Work();
+        }
+        reading.turn_forward.seconds[load] += seconds;
+      } else if (!has_gradients) {
+        reading.turn_backward.seconds[load] += seconds;
+        has_gradients = HasTrainable(in_.model.ops[op.subject]);
       }
     }
     ReadMemory(program, reading);
     return reading;
+  }
+
+  [[nodiscard]] bool HasTrainable(const ModelOp& op) const {
+    return std::any_of(op.params.begin(), op.params.end(),
+                       [&](const ParamId id) { return in_.model.params[id.value].trainable; });
   }
 
   // Parameters and weight gradients that exist, gathered, while the op runs, under every plan.
@@ -373,6 +389,8 @@ Measured Measure(const SearchInput& input, const SearchOptions& options, const S
         m.base += work;
       }
       m.forward = base->forward;
+      m.turn_forward = base->turn_forward;
+      m.turn_backward = base->turn_backward;
       SetEnds(input.model, *base, m);
     }
     (offload ? m.staying_tail_bytes : m.tail_bytes) = base->tail;

@@ -44,6 +44,9 @@ struct BlockClass {
 struct Measured {
   Work base;     // the whole model without checkpointing (or as the job fixes it)
   Work forward;  // of it
+  // Of `forward`, and of the rest: from the last op that reads parameters in forward to the first
+  // that writes their gradients.
+  Work turn_forward, turn_backward;
   // Bytes on top of the blocks' kept activations that exist at some moment between the last block's
   // forward and its backward: logits, their gradients, the head's weights and gradients.
   double tail_bytes = 0;

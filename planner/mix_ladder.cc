@@ -6,7 +6,7 @@
 namespace shardwright {
 
 MixLadder::MixLadder(const Space& space, const Measured& measured, bool offloads)
-    : blocks_(space.blocks.size()) {
+    : blocks_(space.blocks.size()), spreads_(offloads) {
   struct Point {
     std::size_t pattern = 0;
     double seconds = 0;
@@ -103,10 +103,22 @@ std::size_t MixLadder::StepSaving(double bytes) const {
   return low;
 }
 
+std::size_t MixLadder::StepCopyingLess(std::size_t step, double bytes) const {
+  const double most = At(copied_, step) - bytes;
+  while (step < steps() && At(copied_, step) > most) {
+    ++step;
+  }
+  return step;
+}
+
+bool MixLadder::IsExtra(std::size_t block, std::size_t extra) const {
+  return spreads_ ? (block + 1) * extra / blocks_ > block * extra / blocks_ : block < extra;
+}
+
 std::vector<RecomputeRegion> MixLadder::Regions(const Space& space, std::size_t step) const {
   std::vector<RecomputeRegion> regions;
   for (std::size_t b = 0; b < blocks_; ++b) {
-    const std::size_t level = step / blocks_ + (b < step % blocks_ ? 1 : 0);
+    const std::size_t level = step / blocks_ + (IsExtra(b, step % blocks_) ? 1 : 0);
     AppendRegions(space.patterns[patterns_[level]], space.blocks[b], regions);
   }
   return regions;
@@ -121,8 +133,9 @@ std::string MixLadder::Label(const Space& space, std::size_t step) const {
   if (extra == 0) {
     return name;
   }
-  return space.patterns[patterns_[step / blocks_ + 1]].name + " in the first " +
-         std::to_string(extra) + " blocks, then " + name;
+  const std::string& more = space.patterns[patterns_[step / blocks_ + 1]].name;
+  return spreads_ ? more + " in " + std::to_string(extra) + " blocks between, else " + name
+                  : more + " in the first " + std::to_string(extra) + " blocks, then " + name;
 }
 
 }  // namespace shardwright
