@@ -1,6 +1,8 @@
 #include "executor/cuda/cublaslt.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <vector>
 
 #include <dlfcn.h>
 
@@ -8,6 +10,21 @@
 
 namespace shardwright {
 namespace {
+
+#ifndef SHARDWRIGHT_CUBLASLT_LIBRARY
+#define SHARDWRIGHT_CUBLASLT_LIBRARY ""
+#endif
+
+std::vector<std::string> Candidates() {
+  if (const char* const path = std::getenv("SHARDWRIGHT_CUBLASLT"); path != nullptr) {
+    return {path};
+  }
+  std::vector<std::string> names = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
+  if (const std::string built = SHARDWRIGHT_CUBLASLT_LIBRARY; !built.empty()) {
+    names.push_back(built);
+  }
+  return names;
+}
 
 template <class Function>
 bool Find(void* library, const char* name, Function* function) {
@@ -61,8 +78,8 @@ std::uint32_t AlignmentOf(const void* data) {
 std::string LoadCublasLt(CublasLtTable* table) {
   void* library = nullptr;
   std::string problem;
-  for (const char* const name : {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}) {
-    library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  for (const std::string& name : Candidates()) {
+    library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library != nullptr) {
       break;
     }

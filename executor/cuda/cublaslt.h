@@ -58,7 +58,8 @@ struct CublasLtTable {
                 std::size_t workspace_bytes, void* stream);
 };
 
-// Fills the table from the installed library. Returns what is missing, or an empty text.
+// Fills the table from SHARDWRIGHT_CUBLASLT (a path), libcublasLt.so where the loader looks, or
+// where it was when this program was built. Returns what is missing, or an empty text.
 [[nodiscard]] std::string LoadCublasLt(CublasLtTable* table);
 
 // Of one GPU; any thread.

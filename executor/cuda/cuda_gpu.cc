@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "executor/cuda/cublaslt.h"
+#include "executor/cuda/cudnn_plans.h"
 #include "executor/cuda/entries.h"
 #include "executor/cuda/gpu.h"
 #include "executor/cuda/plugin.h"
@@ -47,17 +48,7 @@ class CudaGpu : public Gpu {
     info_.minor = properties.minor;
     info_.shared_bytes = static_cast<std::int64_t>(properties.sharedMemPerBlockOptin);
     Check(cudaDriverGetVersion(&info_.driver_version), "cudaDriverGetVersion");
-    CublasLtTable table{};
-    const std::string missing = LoadCublasLt(&table);
-    if (missing.empty()) {
-      library_ = std::make_unique<CublasLt>(table);
-      info_.library = "cuBLASLt";
-    } else {
-      info_.library = "own kernels";
-      std::fprintf(stderr,
-                   "warning: no cuBLASLt (%s); matrices are multiplied by our own, slower kernel\n",
-                   missing.c_str());
-    }
+    OpenLibraries();
     for (std::size_t k = 0; k < static_cast<std::size_t>(gpu::KernelId::kCount); ++k) {
       Check(cudaFuncSetAttribute(KernelEntry(static_cast<gpu::KernelId>(k)),
                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -186,14 +177,55 @@ class CudaGpu : public Gpu {
     return library_ != nullptr &&
            library_->Multiply(product, workspace, workspace_bytes, StreamOf(stream));
   }
+  [[nodiscard]] bool Attend(const gpu::AttentionArgs& args, bool is_backward, void* workspace,
+                            std::int64_t workspace_bytes, GpuStream stream) override {
+    Use();
+    return cudnn_ != nullptr &&
+           cudnn_->Attend(args, is_backward, workspace, workspace_bytes, StreamOf(stream));
+  }
+  [[nodiscard]] bool Convolve(const gpu::ConvArgs& args, ConvPass pass, void* workspace,
+                              std::int64_t workspace_bytes, GpuStream stream) override {
+    Use();
+    return cudnn_ != nullptr &&
+           cudnn_->Convolve(args, pass, workspace, workspace_bytes, StreamOf(stream));
+  }
 
  private:
+  // What is missing is said; our own kernels do its work.
+  void OpenLibraries() {
+    CublasLtTable products{};
+    std::string missing = LoadCublasLt(&products);
+    if (!missing.empty()) {
+      info_.library = "own kernels";
+      std::fprintf(stderr,
+                   "warning: no cuBLASLt (%s); matrices are multiplied by our own, slower kernel\n",
+                   missing.c_str());
+    } else {
+      library_ = std::make_unique<CublasLt>(products);
+      info_.library = "cuBLASLt";
+      // cuDNN ends the process where it finds no cuBLASLt.
+      CudnnTable cudnn{};
+      missing = LoadCudnn(&cudnn);
+      if (missing.empty()) {
+        cudnn_ = std::make_unique<CudnnPlans>(
+            cudnn, [](const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); });
+        return;
+      }
+    }
+    std::fprintf(
+        stderr,
+        "warning: no cuDNN (%s); attention and convolutions are computed by our own, slower "
+        "kernels\n",
+        missing.c_str());
+  }
+
   // CUDA's current device is per thread.
   void Use() const { Check(cudaSetDevice(device_), "cudaSetDevice"); }
 
   const int device_;
   GpuInfo info_;
   std::unique_ptr<CublasLt> library_;
+  std::unique_ptr<CudnnPlans> cudnn_;
   std::mutex mutex_;
   // All guarded by mutex_.
   std::vector<void*> device_memory_, host_memory_;

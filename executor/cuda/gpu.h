@@ -11,7 +11,9 @@
 #include <string>
 
 #include "core/units.h"
+#include "executor/cuda/kernels/attention_tile.h"
 #include "executor/cuda/kernels/gemm.h"
+#include "executor/cuda/kernels/image.h"
 #include "executor/cuda/kernels/kernel_id.h"
 
 namespace shardwright {
@@ -42,6 +44,8 @@ struct KernelLaunch {
   const void* args = nullptr;  // the kernel's Args; copied
   std::size_t args_bytes = 0;
 };
+
+enum class ConvPass : std::uint8_t { kForward, kDataGrad, kWeightGrad };
 
 // All functions throw RunError with CUDA's text when the GPU refuses. Work goes to streams, which
 // run in order; functions without a stream act at once. One object may be used by several threads.
@@ -79,6 +83,17 @@ class Gpu {
   // is device memory.
   [[nodiscard]] virtual bool Multiply(const gpu::GemmArgs& product, void* workspace,
                                       std::int64_t workspace_bytes, GpuStream stream) = 0;
+  // The same for attention and convolutions; most GPUs' libraries have neither.
+  [[nodiscard]] virtual bool Attend(const gpu::AttentionArgs& /*args*/, bool /*is_backward*/,
+                                    void* /*workspace*/, std::int64_t /*workspace_bytes*/,
+                                    GpuStream /*stream*/) {
+    return false;
+  }
+  [[nodiscard]] virtual bool Convolve(const gpu::ConvArgs& /*args*/, ConvPass /*pass*/,
+                                      void* /*workspace*/, std::int64_t /*workspace_bytes*/,
+                                      GpuStream /*stream*/) {
+    return false;
+  }
 };
 
 // Launches a kernel with its typed arguments.

@@ -21,6 +21,26 @@ void SetLinear(const LowerContext& context, OpKernels* op) {
       Bytes(std::max(library, CudaPieces({Product({SumChunks(rows), spec.out, kFp32Bytes})})));
 }
 
+void SetAttention(const LowerContext& context, OpKernels* op) {
+  const OpSpec& spec = context.spec;
+  op->backward_workspace =
+      Bytes(CudaPieces({Product({context.batch, spec.heads, spec.seq_q, kFp32Bytes})}));
+  if (MayUseCudnn(spec, context.compute)) {
+    op->forward_workspace = Bytes(CudaPieces({kCudnnDescriptors}));
+    op->backward_workspace += Bytes(CudaPieces({CudnnAttentionGradWorkspace(spec, context.batch)}));
+  }
+}
+
+void SetConvolution(const LowerContext& context, OpKernels* op) {
+  const OpSpec& spec = context.spec;
+  const std::int64_t taps = spec.in / spec.groups * spec.kernel * spec.kernel;
+  const std::int64_t library =
+      SizeOf(context.compute) == 2
+          ? CudaGemmWorkspace(context.batch * spec.height_out * spec.width_out, spec.out, taps)
+          : 0;
+  op->forward_workspace = op->backward_workspace = Bytes(library);
+}
+
 void SetRouter(const LowerContext& context, OpKernels* op) {
   const OpSpec& spec = context.spec;
   const std::int64_t rows = Rows(context);
@@ -69,8 +89,10 @@ OpKernels AdaptToCuda(const LowerContext& context, OpKernels general) {
       break;
     }
     case OpKind::kAttention:
-      op.backward_workspace =
-          Bytes(CudaPieces({Product({context.batch, spec.heads, spec.seq_q, kFp32Bytes})}));
+      SetAttention(context, &op);
+      break;
+    case OpKind::kConv2d:
+      SetConvolution(context, &op);
       break;
     case OpKind::kRouter:
       SetRouter(context, &op);

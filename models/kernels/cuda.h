@@ -35,6 +35,27 @@ inline constexpr std::int64_t kLibraryWorkspace = std::int64_t{32} << 20;
   return products < kSmall ? 0 : kLibraryWorkspace;
 }
 
+// What cuDNN may use for attention beside what our own kernels take, 0 where it is not asked.
+// Forward is descriptors. Its gradients repeat bit by bit only where the gradients of all scores
+// lie in memory, in 16 bits, in whole tiles; grouped heads keep those of k and v of every query
+// head as well. More than kMostScores is left to our own kernels, which keep none. Taken from what
+// version 9.19 says for sm_80 and sm_90 (tests/executor/cuda/cudnn_library_test.cc compares).
+inline constexpr std::int64_t kMostScores = std::int64_t{1} << 30;  // bytes
+inline constexpr std::int64_t kCudnnDescriptors = 4096;
+[[nodiscard]] constexpr bool MayUseCudnn(const OpSpec& spec, DType compute) {
+  return SizeOf(compute) == 2 && !spec.has_bias && spec.window == 0 && spec.soft_cap == 0.0 &&
+         spec.dropout_p == 0.0 && spec.alibi_max == 0.0 && spec.head_dim % 8 == 0 &&
+         spec.value_dim % 8 == 0 && spec.head_dim <= 256 && spec.value_dim <= 256;
+}
+[[nodiscard]] constexpr std::int64_t CudnnAttentionGradWorkspace(const OpSpec& spec,
+                                                                 std::int64_t batch) {
+  const std::int64_t rows = batch * spec.heads;
+  const std::int64_t scores = 2 * rows * RoundUp(spec.seq_q, 64) * RoundUp(spec.seq_k, 128);
+  const std::int64_t shared = spec.heads == spec.kv_heads ? 0 : spec.head_dim + spec.value_dim;
+  const std::int64_t grouped = 2 * rows * spec.seq_k * shared;
+  return scores > kMostScores ? 0 : scores + grouped + kCudnnDescriptors;
+}
+
 // Sums over rows are made of this many partial sums.
 [[nodiscard]] constexpr std::int64_t SumChunks(std::int64_t rows) {
   return std::clamp<std::int64_t>(CeilDiv(rows, 64), 1, 64);

@@ -474,6 +474,25 @@ TEST_CASE("kernel set names: unique, found, and the nearest match for a wrong on
       InputError);
 }
 
+TEST_CASE("the CUDA device declares what cuDNN needs for attention") {
+  // 2 heads of 64 tokens: sums of a row in fp32, 2 bytes per score in tiles of 64 x 128, 4 KiB.
+  OpSpec spec = AttentionSpec({.b = 1, .s = 64, .h = 16, .a = 2, .kv = 2});
+  const KernelSetOptions& cuda = Set("shardwright-cuda-plain");
+  const OpKernels op = LowerOp(spec, 1, DType::kBf16, cuda);
+  CHECK(op.forward_workspace == Bytes(4096));
+  CHECK(op.backward_workspace == Bytes(2 * 64 * 4 + 2 * 2 * 64 * 128 + 4096));
+  // Heads that share a key have gradients of their own first: 2 x (8 + 8) features of 64 tokens.
+  spec.kv_heads = 1;
+  CHECK(LowerOp(spec, 1, DType::kBf16, cuda).backward_workspace ==
+        op.backward_workspace + Bytes(2 * 2 * 64 * (8 + 8)));
+  // Not asked: fp32, a window, more than 1 GiB of scores.
+  CHECK(LowerOp(spec, 1, DType::kFp32, cuda).backward_workspace == Bytes(2 * 64 * 4));
+  spec.seq_q = spec.seq_k = spec.rows = 1 << 15;
+  CHECK(LowerOp(spec, 1, DType::kBf16, cuda).backward_workspace == Bytes(2 * (1 << 15) * 4));
+  spec.window = 128;
+  CHECK(LowerOp(spec, 1, DType::kBf16, cuda).forward_workspace == Bytes(0));
+}
+
 TEST_CASE("sizes above 2^56 are refused") {
   CHECK_THROWS_WITH_AS(
       (void)LowerOp(RowsSpec(OpKind::kAdd, std::int64_t{1} << 40, std::int64_t{1} << 20), 1,

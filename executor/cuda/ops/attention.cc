@@ -147,6 +147,9 @@ void AttentionBackward(const ModelOpCall& call, const OpContext& context) {
       call.input_grads[2].elements != call.batch * spec.seq_k * spec.kv_heads * spec.value_dim) {
     ZeroFill(context, call.input_grads[2]);
   }
+  if (AttendByLibrary(context, args, /*is_backward=*/true, scratch.Rest())) {
+    return;
+  }
   LaunchItems<gpu::AttentionProductsKernel>(context, call.batch * spec.heads * spec.seq_q, args);
   LaunchTiles<gpu::AttentionKeyGradKernel>(context, args, /*over_keys=*/true);
   if (args.dq.array.data != nullptr) {
@@ -164,7 +167,10 @@ void SubmitAttention(const ModelOpCall& call, bool is_backward, const OpContext&
   if (is_backward) {
     return AttentionBackward(call, context);
   }
-  LaunchTiles<gpu::AttentionForwardKernel>(context, ArgsOf(call), /*over_keys=*/false);
+  const AttentionArgs args = ArgsOf(call);
+  if (!AttendByLibrary(context, args, /*is_backward=*/false, call.workspace)) {
+    LaunchTiles<gpu::AttentionForwardKernel>(context, args, /*over_keys=*/false);
+  }
 }
 
 namespace {

@@ -45,15 +45,19 @@ void ConvBackward(const ModelOpCall& call, const OpContext& context) {
   if (Wants(call.input_grads, 0)) {
     args.x = ArrayOf(call.input_grads[0]);
     args.w = ArrayOf(call.params[0]);
-    LaunchProduct<gpu::ConvDataGradKernel>(context, call.batch * spec.groups,
-                                           spec.height * spec.width, in, args);
+    if (!ConvolveByLibrary(context, args, ConvPass::kDataGrad, call.workspace)) {
+      LaunchProduct<gpu::ConvDataGradKernel>(context, call.batch * spec.groups,
+                                             spec.height * spec.width, in, args);
+    }
   }
   if (Wants(call.param_grads, 0)) {
     args.x = ArrayOf(call.inputs[0]);
     args.grad = ArrayOf(call.param_grads[0].view);
     args.adds = call.param_grads[0].accumulate;
-    LaunchProduct<gpu::ConvWeightGradKernel>(context, spec.groups, spec.out / spec.groups,
-                                             in * spec.kernel * spec.kernel, args);
+    if (!ConvolveByLibrary(context, args, ConvPass::kWeightGrad, call.workspace)) {
+      LaunchProduct<gpu::ConvWeightGradKernel>(context, spec.groups, spec.out / spec.groups,
+                                               in * spec.kernel * spec.kernel, args);
+    }
   }
   if (Wants(call.param_grads, 1)) {
     args.grad = ArrayOf(call.param_grads[1].view);
@@ -72,8 +76,10 @@ void SubmitConv(const ModelOpCall& call, bool is_backward, const OpContext& cont
   args.w = ArrayOf(call.params[0]);
   args.bias = spec.has_bias ? ArrayOf(call.params[1]) : gpu::Array{};
   args.y = ArrayOf(call.outputs[0]);
-  LaunchProduct<gpu::ConvKernel>(context, call.batch * spec.groups,
-                                 spec.height_out * spec.width_out, spec.out / spec.groups, args);
+  if (!ConvolveByLibrary(context, args, ConvPass::kForward, call.workspace)) {
+    LaunchProduct<gpu::ConvKernel>(context, call.batch * spec.groups,
+                                   spec.height_out * spec.width_out, spec.out / spec.groups, args);
+  }
 }
 
 void SubmitPool(const ModelOpCall& call, bool is_backward, const OpContext& context) {

@@ -52,6 +52,8 @@ class Scratch {
     used_ += size;
     return piece;
   }
+  // What nobody has taken.
+  [[nodiscard]] std::span<std::byte> Rest() const { return memory_.subspan(used_); }
 
  private:
   std::span<std::byte> memory_;
@@ -92,6 +94,17 @@ void SumRows(const OpContext& context, const RowSum& sum, const gpu::Array& to, 
 // By the library if it takes the product, else by our own kernel.
 void Multiply(const OpContext& context, gpu::GemmArgs args, std::span<std::byte> workspace);
 [[nodiscard]] DType MultiplyAs(DType a, DType b);
+// By the library if it takes the call; false: nothing was done.
+[[nodiscard]] inline bool AttendByLibrary(const OpContext& context, const gpu::AttentionArgs& args,
+                                          bool is_backward, std::span<std::byte> workspace) {
+  return context.gpu.Attend(args, is_backward, workspace.data(),
+                            static_cast<std::int64_t>(workspace.size()), context.stream);
+}
+[[nodiscard]] inline bool ConvolveByLibrary(const OpContext& context, const gpu::ConvArgs& args,
+                                            ConvPass pass, std::span<std::byte> workspace) {
+  return context.gpu.Convolve(args, pass, workspace.data(),
+                              static_cast<std::int64_t>(workspace.size()), context.stream);
+}
 
 [[nodiscard]] gpu::DropoutMask MaskOf(const ModelOpCall& call);
 

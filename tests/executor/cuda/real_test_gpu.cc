@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "executor/cuda/ops/model_ops.h"
 #include "executor/cuda/plugin.h"
+#include "tests/executor/cuda/forwarding_gpu.h"
 #include "tests/executor/cuda/test_gpu.h"
 #include "tests/executor/kernels/harness.h"
 #include "tests/skip.h"
@@ -23,41 +24,12 @@
 namespace shardwright::testing {
 namespace {
 
-class PinnedGpu : public Gpu {
+class PinnedGpu : public ForwardingGpu {
  public:
-  PinnedGpu() : gpu_(OpenGpu(0)) {}
-
-  [[nodiscard]] const GpuInfo& Info() const override { return gpu_->Info(); }
-  void MakeCurrent() override { gpu_->MakeCurrent(); }
+  PinnedGpu() : ForwardingGpu(OpenGpu(0)) {}
   [[nodiscard]] std::byte* Allocate(Bytes size, bool /*on_host*/) override {
-    return gpu_->Allocate(size, true);
+    return ForwardingGpu::Allocate(size, true);
   }
-  [[nodiscard]] Bytes FreeMemory() override { return gpu_->FreeMemory(); }
-  [[nodiscard]] GpuStream NewStream(bool high) override { return gpu_->NewStream(high); }
-  [[nodiscard]] GpuEvent NewEvent(bool timed) override { return gpu_->NewEvent(timed); }
-  void Record(GpuEvent event, GpuStream stream) override { gpu_->Record(event, stream); }
-  void WaitFor(GpuStream stream, GpuEvent event) override { gpu_->WaitFor(stream, event); }
-  [[nodiscard]] bool IsOver(GpuEvent event) override { return gpu_->IsOver(event); }
-  void Synchronize(GpuEvent event) override { gpu_->Synchronize(event); }
-  [[nodiscard]] SimTime Between(GpuEvent first, GpuEvent second) override {
-    return gpu_->Between(first, second);
-  }
-  void Copy(void* to, const void* from, std::int64_t bytes, GpuStream stream) override {
-    gpu_->Copy(to, from, bytes, stream);
-  }
-  void Fill(void* to, std::uint8_t byte, std::int64_t bytes, GpuStream stream) override {
-    gpu_->Fill(to, byte, bytes, stream);
-  }
-  void Launch(const KernelLaunch& launch, GpuStream stream) override {
-    gpu_->Launch(launch, stream);
-  }
-  [[nodiscard]] bool Multiply(const gpu::GemmArgs& product, void* workspace, std::int64_t bytes,
-                              GpuStream stream) override {
-    return gpu_->Multiply(product, workspace, bytes, stream);
-  }
-
- private:
-  std::unique_ptr<Gpu> gpu_;
 };
 
 // Copies of a call's operands in memory that the GPU reaches, and back.

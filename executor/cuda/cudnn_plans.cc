@@ -1,0 +1,66 @@
+#include "executor/cuda/cudnn_plans.h"
+
+#include <array>
+#include <utility>
+
+#include "core/error.h"
+
+namespace shardwright {
+
+CudnnPlans::CudnnPlans(const CudnnTable& table, std::function<void(const std::string&)> say)
+    : table_(table), say_(std::move(say)) {
+  Check(table_.create(&handle_), "cudnnCreate");
+  device_ = CudnnDevice(table_, handle_);
+}
+
+void CudnnPlans::Check(int status, const std::string& call) const {
+  if (status != CudnnNumbers::kSuccess) {
+    throw RunError(call + ": " + table_.error_string(status));
+  }
+}
+
+void CudnnPlans::SayOnce(const std::string& text) {
+  if (said_.insert(text).second) {
+    say_(text);
+  }
+}
+
+template <class Problem>
+bool CudnnPlans::Run(Cache<Problem>& cache, const Problem& problem, const std::string& kind,
+                     const CudnnPointers& pointers, void* workspace, std::int64_t workspace_bytes,
+                     void* stream) {
+  const std::lock_guard lock(mutex_);
+  const auto [at, is_new] = cache.try_emplace({problem, workspace_bytes});
+  CudnnPlan& plan = at->second;
+  if (is_new) {
+    plan = MakeCudnnPlan(table_, device_, problem, workspace_bytes);
+    SayOnce(plan.plan.get() != nullptr
+                ? kind + " by cuDNN"
+                : kind + " by our own kernel, where cuDNN has no plan: " + plan.problem);
+  }
+  if (plan.plan.get() == nullptr) {
+    return false;
+  }
+  Check(table_.set_stream(handle_, stream), "cudnnSetStream");
+  Check(RunCudnnPlan(table_, handle_, plan, pointers, workspace), "cudnnBackendExecute, " + kind);
+  return true;
+}
+
+bool CudnnPlans::Attend(const gpu::AttentionArgs& args, bool is_backward, void* workspace,
+                        std::int64_t workspace_bytes, void* stream) {
+  return IsForCudnn(args, is_backward) &&
+         Run(attention_, CudnnProblemOf(args, is_backward),
+             is_backward ? "attention's gradients" : "attention",
+             CudnnPointersOf(args, is_backward), workspace, workspace_bytes, stream);
+}
+
+bool CudnnPlans::Convolve(const gpu::ConvArgs& args, ConvPass pass, void* workspace,
+                          std::int64_t workspace_bytes, void* stream) {
+  constexpr std::array kKinds = {"convolutions", "convolutions' data gradients",
+                                 "convolutions' weight gradients"};
+  return IsForCudnn(args, pass) &&
+         Run(convolution_, CudnnProblemOf(args, pass), kKinds[static_cast<std::size_t>(pass)],
+             CudnnPointersOf(args, pass), workspace, workspace_bytes, stream);
+}
+
+}  // namespace shardwright
