@@ -37,7 +37,10 @@ std::int64_t OutsideBytesOf(const SearchInput& input, const OuterChoice& outer, 
 }  // namespace
 
 Bounds::Bounds(const SearchInput& input, const SearchOptions& options, const Limits& limits)
-    : in_(input), options_(options), limits_(limits) {
+    : in_(input),
+      options_(options),
+      limits_(limits),
+      copy_rates_(FindHostCopyRates(input.cluster)) {
   elements_ = static_cast<double>(CountParameters(input.model));
   trainable_ = input.job.mode == JobMode::kTrain
                    ? static_cast<double>(CountParameters(input.model, true))
@@ -96,6 +99,9 @@ Bounds::Traffic Bounds::TrafficOf(const OuterChoice& outer) const {
   Traffic traffic;
   if (IsZero(dialect) || dialect == Dialect::kDdp) {
     return traffic;  // gradients travel in buckets; only compute is counted
+  }
+  if (outer.offload.activations && in_.job.mode == JobMode::kTrain) {
+    traffic.bytes[Occupancy::kToHost] = traffic.bytes[Occupancy::kToDevice] = kCopyBytes;
   }
   const double param = SizeInBytes(in_.job.precision.param);
   const double reduce = SizeInBytes(in_.job.precision.reduce);
@@ -188,12 +194,11 @@ void Bounds::AddEnds(const OuterChoice& outer, const Occupancy& occupancy, Terms
                m.last_elements / shard * reduce * occupancy.SecondsPerByte(Occupancy::kReplicate);
   const bool on_host = outer.offload.optimizer || outer.offload.parameters;
   if (on_host) {  // the gradient leaves before the update, the parameter comes back behind it
-    const HostCopyRates rates = FindHostCopyRates(in_.cluster);
     const CopyProfile& copy = in_.profile.copy;
-    terms.tail +=
-        m.last_elements / shard * master / (rates.to_host_together * copy.to_host.value).value;
+    terms.tail += m.last_elements / shard * master /
+                  (copy_rates_.to_host_together * copy.to_host.value).value;
     terms.head += m.first_trainable / shard * master /
-                  (rates.to_device_together * copy.to_device.value).value;
+                  (copy_rates_.to_device_together * copy.to_device.value).value;
   }
 }
 
@@ -215,20 +220,37 @@ void Bounds::AddGathers(const Traffic& traffic, const Occupancy& occupancy, Term
   }
 }
 
-OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured) const {
-  const bool is_train = in_.job.mode == JobMode::kTrain;
-  Terms terms;
-  terms.measured = &measured;
-  terms.passes = static_cast<double>(outer.accumulation);
-  terms.offloads_activations = outer.offload.activations && is_train;
-  double least_kept = 0;
+Occupancy Bounds::OccupancyOf(const OuterChoice& outer,
+                              const std::map<std::int64_t, Measured>& measured) const {
   std::array<bool, kLoadCount> loads{};
   const auto note = [&](const Work& work) {
     for (std::size_t l = 0; l < kLoadCount; ++l) {
       loads[l] = loads[l] || work.seconds[l] != 0;
     }
   };
-  note(measured.base);
+  for (const auto& [micro_batch, m] : measured) {
+    note(m.base);
+    for (const BlockClass& c : m.classes) {
+      for (const BlockCost& cost : c.costs) {
+        note(cost.work);
+      }
+    }
+  }
+  if (options_.base.dialect != Dialect::kNative) {
+    loads.fill(true);  // the update is of any load
+  }
+  const Traffic traffic = TrafficOf(outer);
+  return {in_, outer, options_.base.dialect, traffic.bytes, traffic.partial_groups, loads};
+}
+
+OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
+                      const Occupancy& occupancy, std::vector<double>& prices) const {
+  const bool is_train = in_.job.mode == JobMode::kTrain;
+  Terms terms;
+  terms.measured = &measured;
+  terms.passes = static_cast<double>(outer.accumulation);
+  terms.offloads_activations = outer.offload.activations && is_train;
+  double least_kept = 0;
   for (const BlockClass& c : measured.classes) {
     const auto bytes = [&](const BlockCost& cost) {
       return terms.offloads_activations ? cost.staying_bytes : cost.kept_bytes;
@@ -236,7 +258,6 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured) const 
     double least = bytes(c.costs[0]);
     for (std::size_t p = 0; p < c.costs.size(); ++p) {
       least = measured.pattern_is_allowed[p] ? std::min(least, bytes(c.costs[p])) : least;
-      note(c.costs[p].work);
     }
     least_kept += static_cast<double>(c.blocks.size()) * least;
   }
@@ -250,17 +271,8 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured) const 
   if (bound.deficit > Bytes(0)) {
     return bound;
   }
-  Traffic traffic = TrafficOf(outer);
-  if (terms.offloads_activations) {
-    traffic.bytes[Occupancy::kToHost] = traffic.bytes[Occupancy::kToDevice] = kCopyBytes;
-  }
-  if (!IsOrdered(outer)) {
-    loads.fill(true);  // the update is of any load
-  }
-  const Occupancy occupancy(in_, outer, options_.base.dialect, traffic.bytes,
-                            traffic.partial_groups, loads);
   AddEnds(outer, occupancy, terms);
-  AddGathers(traffic, occupancy, terms);
+  AddGathers(TrafficOf(outer), occupancy, terms);
   terms.to_host_per_byte = occupancy.SecondsPerByte(Occupancy::kToHost);
   terms.to_device_per_byte = occupancy.SecondsPerByte(Occupancy::kToDevice);
   terms.device_limit = static_cast<double>(limits_.device.value);
@@ -272,7 +284,8 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured) const 
     terms.host_excess = HostBytes(outer) - terms.host_limit;
   }
   // The host issues one op after another.
-  bound.time = Seconds(std::max(terms.passes * measured.base.issue, LeastTime(terms, occupancy)));
+  bound.time =
+      Seconds(std::max(terms.passes * measured.base.issue, LeastTime(terms, occupancy, prices)));
   return bound;
 }
 

@@ -4,6 +4,7 @@
 // docs/planning.md derives them; a test compares them with random plans.
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "core/units.h"
@@ -13,6 +14,7 @@
 #include "planner/occupancy.h"
 #include "planner/search.h"
 #include "planner/space.h"
+#include "topologies/routing.h"
 
 namespace shardwright {
 
@@ -27,7 +29,14 @@ class Bounds {
   // All arguments must outlive it.
   Bounds(const SearchInput& input, const SearchOptions& options, const Limits& limits);
 
-  [[nodiscard]] OuterBound Of(const OuterChoice& outer, const Measured& measured) const;
+  // What runs beside what for all plans with this one's mesh and offload of activations; any
+  // micro-batch that `measured` knows.
+  [[nodiscard]] Occupancy OccupancyOf(const OuterChoice& outer,
+                                      const std::map<std::int64_t, Measured>& measured) const;
+  // `prices` are those of a bound with the same occupancy, which are a good start, or empty; those
+  // of this one take their place.
+  [[nodiscard]] OuterBound Of(const OuterChoice& outer, const Measured& measured,
+                              const Occupancy& occupancy, std::vector<double>& prices) const;
 
  private:
   // Of full arrays: bytes of one pass over the model, and passes per step, at least.
@@ -50,6 +59,7 @@ class Bounds {
   const SearchInput& in_;
   const SearchOptions& options_;
   Limits limits_;
+  HostCopyRates copy_rates_;
   double elements_ = 0;       // of all parameters, each storage once
   double trainable_ = 0;      // of those that get gradients
   double tail_elements_ = 0;  // of those used outside of blocks

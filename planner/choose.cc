@@ -164,6 +164,13 @@ void ChooseBest(const ChooseInput& in, Evaluator& evaluator, SearchResult& resul
     const bool is_last = is_final[index] != 0 || (!is_fragmented && !is_slower);
     is_final[index] = 1;
     if (is_fragmented) {
+      // What takes as long and as much memory is the same program in other words.
+      for (Candidate& c : result.candidates) {
+        const bool is_same = c.status == CandidateStatus::kFits &&
+                             c.step_time == chosen.step_time && c.memory == chosen.memory &&
+                             c.host_memory == chosen.host_memory;
+        c.status = is_same && &c != &chosen ? CandidateStatus::kFragmented : c.status;
+      }
       chosen.status = CandidateStatus::kFragmented;
     } else {
       chosen.step_time = final.outcome.time;

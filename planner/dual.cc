@@ -35,11 +35,14 @@ class Dual {
     AddWork();
   }
 
-  [[nodiscard]] double Maximum() const {
-    // From nothing: what kernels take by themselves.
-    const auto f = [this](const std::vector<double>& x) { return ValueAt(x); };
+  // The best value that is found from `prices` on, or from none.
+  [[nodiscard]] double Improve(std::vector<double>& prices) const {
     constexpr double kTolerance = 2e-4;
-    return Maximize(f, Limits(), std::vector<double>(variables_.size(), 0), kTolerance).value;
+    prices.resize(variables_.size(), 0);
+    Maximum best = Maximize([this](const std::vector<double>& x) { return ValueAt(x); }, Limits(),
+                            std::move(prices), kTolerance);
+    prices = std::move(best.at);
+    return best.value;
   }
 
  private:
@@ -83,6 +86,9 @@ class Dual {
         work_[kTurnBackward][l] = m_.turn_backward.seconds[l];
         work_[kForward][l] -= forward;
         work_[kBackward][l] -= m_.turn_backward.seconds[l];
+      }
+      for (const Phase phase : kPhases) {
+        has_work_[phase] = has_work_[phase] || work_[phase][l] != 0;
       }
     }
   }
@@ -148,7 +154,9 @@ class Dual {
     Sum sum;
     std::array<PriceList, kPhaseCount> prices;
     for (const Phase phase : kPhases) {
-      prices[phase] = KernelPrices(WeightsIn(phase, z));
+      if (phase == kBackward || has_work_[phase]) {
+        prices[phase] = KernelPrices(WeightsIn(phase, z));
+      }
     }
     std::array<Loads, kPhaseCount> work = work_;
     AddMemory(z, prices[kBackward], work[kBackward], sum);
@@ -326,12 +334,13 @@ class Dual {
   const Occupancy& occupancy_;
   std::vector<Variable> variables_;
   std::array<Loads, kPhaseCount> work_{};  // of plans without checkpointing
+  std::array<bool, kPhaseCount> has_work_{};
 };
 
 }  // namespace
 
-double LeastTime(const Terms& terms, const Occupancy& occupancy) {
-  return Dual(terms, occupancy).Maximum();
+double LeastTime(const Terms& terms, const Occupancy& occupancy, std::vector<double>& prices) {
+  return Dual(terms, occupancy).Improve(prices);
 }
 
 }  // namespace shardwright

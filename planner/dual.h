@@ -46,7 +46,9 @@ struct Terms {
   double device_limit = 1, host_limit = 1;
 };
 
-// No plan is faster, in seconds.
-[[nodiscard]] double LeastTime(const Terms& terms, const Occupancy& occupancy);
+// No plan is faster, in seconds. `prices`: where the search for the best ones begins and ends;
+// empty, or from terms with the same kinds of transfers.
+[[nodiscard]] double LeastTime(const Terms& terms, const Occupancy& occupancy,
+                               std::vector<double>& prices);
 
 }  // namespace shardwright

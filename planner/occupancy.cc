@@ -188,12 +188,4 @@ void Occupancy::DropWeakRows(std::size_t first) {
   rows_ = std::move(strong);
 }
 
-double Occupancy::Row::Worth(const RowWeights& weights) const {
-  double sum = 0;
-  for (std::size_t t = 0; t < kRowTransferCount; ++t) {
-    sum += weights[t] * progress[t];
-  }
-  return sum;
-}
-
 }  // namespace shardwright

@@ -39,7 +39,13 @@ class Occupancy {
     double kernel_speed = 1;
     RowWeights progress{};  // seconds' worth per second
 
-    [[nodiscard]] double Worth(const RowWeights& weights) const;
+    [[nodiscard]] double Worth(const RowWeights& weights) const {
+      double sum = 0;
+      for (std::size_t t = 0; t < kRowTransferCount; ++t) {
+        sum += weights[t] * progress[t];
+      }
+      return sum;
+    }
   };
 
   // `bytes` of each transfer in one pass, full arrays; 0: there is none. Those of kPartial are

@@ -76,12 +76,27 @@ class Searcher {
       measured_.at(sizes[i]) = Measure(in_, options_, space_, sizes[i]);
     });
     const Bounds bounds(in_, options_, limits_);
-    workers_.ForEach(branches_.size(), [&](std::size_t i, Evaluator&) {
-      Branch& branch = branches_[i];
-      branch.bound = bounds.Of(branch.outer, measured_.at(branch.outer.micro_batch));
-      branch.bound.time = Seconds(branch.bound.time.value * (1 - kBoundSlack));
-      if (branch.bound.deficit > Bytes(0)) {
-        branch.status = CandidateStatus::kPrunedMemory;
+    // Branches with the same mesh share what their transfers do to kernels.
+    std::map<std::pair<std::int64_t, bool>, std::vector<std::size_t>> groups;
+    for (std::size_t i = 0; i < branches_.size(); ++i) {
+      const OuterChoice& outer = branches_[i].outer;
+      groups[{outer.shard_size, outer.offload.activations}].push_back(i);
+    }
+    std::vector<std::vector<std::size_t>> tasks;
+    for (auto& [key, group] : groups) {
+      tasks.push_back(std::move(group));
+    }
+    workers_.ForEach(tasks.size(), [&](std::size_t i, Evaluator&) {
+      const Occupancy occupancy = bounds.OccupancyOf(branches_[tasks[i].front()].outer, measured_);
+      std::vector<double> prices;
+      for (const std::size_t b : tasks[i]) {
+        Branch& branch = branches_[b];
+        branch.bound =
+            bounds.Of(branch.outer, measured_.at(branch.outer.micro_batch), occupancy, prices);
+        branch.bound.time = Seconds(branch.bound.time.value * (1 - kBoundSlack));
+        if (branch.bound.deficit > Bytes(0)) {
+          branch.status = CandidateStatus::kPrunedMemory;
+        }
       }
     });
     for (std::size_t i = 0; i < branches_.size(); ++i) {
