@@ -1,80 +1,154 @@
 #!/usr/bin/env bash
-# What can only be checked on a machine with an NVIDIA GPU. Needs no network: nvcc, cmake, and the packages of
-# scripts/install-deps.sh, or a folder that holds their headers (SHARDWRIGHT_HEADERS=FOLDER, searched like /usr).
+# What can only be checked on a machine with an NVIDIA GPU. Needs no network there. Two ways to get the programs onto it:
 #
-#   scripts/gpu_check.sh build      compiles what the other parts need
+#   * build there: nvcc, cmake and the packages of scripts/install-deps.sh, or a folder that holds their headers and libraries
+#     (SHARDWRIGHT_HEADERS=FOLDER, searched like /usr);
+#   * build here, on any x86-64 machine with nvcc and no newer C library: `scripts/gpu_check.sh build && scripts/gpu_check.sh pack`,
+#     then carry the repository with build-carry/ (about 20 MB), which the other parts use where there is no build-gpu/.
+#
+#   scripts/gpu_check.sh build      compiles what the other parts need into build-gpu/
+#   scripts/gpu_check.sh pack       copies it, with the libraries that a bare machine lacks, into build-carry/
 #   scripts/gpu_check.sh tests      every kernel and the loopback ranks against the host's arithmetic
 #   scripts/gpu_check.sh kernels    speed of the kernels, as a fraction of what the memory or the matrix units could do
-#   scripts/gpu_check.sh training   steps of small plans on 1, 2, 4 and 8 ranks of one GPU
-#   scripts/gpu_check.sh gpus       the same on as many GPUs as there are, a process each, with NCCL
+#   scripts/gpu_check.sh training   steps of GPT-2 on 1, 2, 4 and 8 ranks of one GPU
+#   scripts/gpu_check.sh mfu        steps of 1.5 and 3 billion parameters on one GPU, measured against predicted
+#   scripts/gpu_check.sh gpus       GPT-2 on as many GPUs as there are, a process each, with NCCL
 #   scripts/gpu_check.sh sanitizer  compute-sanitizer memcheck and racecheck over the kernel tests
-#   scripts/gpu_check.sh            all of them, one after the other
+#   scripts/gpu_check.sh            all of them but pack, one after the other
 #
-# Each part ends within ten minutes on one H200's machine or is cut there. Prints one table; raw output goes to
-# build-gpu/*.log. Exit code 0: everything held; 1: something did not; 4: this machine lacks something.
+# Each part ends within ten minutes (SHARDWRIGHT_LIMIT, 580 seconds) or is cut there; what is left of a part is cut first, not
+# the table. Several parts may be named: each has its own time. Prints one table; raw output and traces go to the folder of the
+# programs, and with SHARDWRIGHT_RESULTS=FOLDER as one results.tar.gz there. Exit code 0: everything held; 1: something did not;
+# 4: this machine lacks something.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tree=build-gpu
+[[ ! -d $tree && -d build-carry ]] && tree=build-carry
 limit=${SHARDWRIGHT_LIMIT:-580}
+deadline=$((SECONDS + limit))
 failed=0
-mkdir -p "$tree"
+programs=(shardwright sw_cuda_gpu_test sw_cuda_kernels_test sw_cuda_device_test cuda_kernels_bench)
 
-row() { printf '%-34s %-8s %s\n' "$1" "$2" "$3"; }
+row() { printf '%-34s %-10s %s\n' "$1" "$2" "$3"; }
 
-# check NAME COMMAND...: runs it within the limit; its last line is the note.
+# check NAME COMMAND...: runs it within what is left of the part's time; its last line is the note.
 check() {
-  local name=$1 log="$tree/${1// /_}.log" begin=$SECONDS verdict=ok
+  local name=$1 log="$tree/${1// /_}.log" begin=$SECONDS left=$((deadline - SECONDS)) verdict=ok
   shift
-  timeout "$limit" "$@" >"$log" 2>&1
+  if [[ $left -lt 5 ]]; then
+    row "$name" "no time" ""
+    failed=1
+    return 1
+  fi
+  timeout "$left" "$@" >"$log" 2>&1
   local code=$?
   case $code in
     0) ;;
     77) verdict=skipped ;;
+    124) verdict="cut off"; failed=1 ;;
     *) verdict="FAILED $code"; failed=1 ;;
   esac
   row "$name" "$verdict" "$((SECONDS - begin)) s  $(grep -v '^$' "$log" | tail -1 | cut -c1-120)"
+  return "$code"
 }
+
+# Lines of a check's output that belong into the table.
+show() { grep -hE "$2" "$tree/${1// /_}.log" | sed 's/^/    /' | cut -c1-150; }
 
 need() {
   command -v "$1" >/dev/null || { echo "gpu_check.sh: no $1 on this machine" >&2; exit 4; }
 }
 
+# The path of a program, wherever the build puts it.
+program() { find "$PWD/$tree" -name "$1" -type f -perm -u+x | head -1; }
+
+# cuBLASLt, cuDNN, NCCL and libnvrtc may lie in Python's wheels only.
+libraries() {
+  local wheels
+  wheels=$(python3 -c 'import glob, sys
+print(":".join(f for p in sys.path for f in sorted(glob.glob(p + "/nvidia/*/lib"))))' 2>/dev/null)
+  export LD_LIBRARY_PATH="$PWD/$tree:$PWD/$tree/lib${wheels:+:$wheels}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+}
+
 build() {
   need nvcc
   need cmake
-  local flags=(-S . -B "$tree" -DCMAKE_BUILD_TYPE=Release -DSHARDWRIGHT_CUDA=ON -DSHARDWRIGHT_BENCH=OFF)
+  mkdir -p "$tree"
+  # Products on the host are few and small here; OpenBLAS is the largest library by far.
+  local flags=(-S . -B "$tree" -DCMAKE_BUILD_TYPE=Release -DSHARDWRIGHT_CUDA=ON -DSHARDWRIGHT_BENCH=OFF -DSHARDWRIGHT_OPENBLAS=OFF)
   command -v ninja >/dev/null && flags+=(-G Ninja)
   [[ -n ${SHARDWRIGHT_HEADERS:-} ]] && flags+=("-DCMAKE_PREFIX_PATH=$SHARDWRIGHT_HEADERS")
-  if ! echo 'int main(){}' | c++ -x c++ - -lopenblas -o /dev/null 2>/dev/null; then
-    flags+=(-DSHARDWRIGHT_OPENBLAS=OFF)
-  fi
-  check "configure" cmake "${flags[@]}"
-  check "compile" cmake --build "$tree" -j "$(nproc)" \
-    --target shardwright shardwright_cuda sw_cuda_gpu_test sw_cuda_kernels_test sw_cuda_device_test cuda_kernels_bench
+  check "configure" cmake "${flags[@]}" &&
+    check "compile" cmake --build "$tree" -j "$(nproc)" --target shardwright_cuda "${programs[@]}"
+}
+
+pack() {
+  local carry=build-carry name
+  [[ $tree == build-gpu ]] || { echo "gpu_check.sh: pack needs build-gpu/: scripts/gpu_check.sh build" >&2; exit 4; }
+  rm -rf "$carry"
+  mkdir -p "$carry"
+  for name in "${programs[@]}"; do
+    cp "$(program "$name")" "$carry/" || exit 1
+  done
+  cp "$tree/libshardwright_cuda.so" "$carry/"
+  find "$carry" -type f -exec strip {} +
+  mkdir "$carry/lib"
+  # Libraries of the compiler and of the C library are everywhere, in a version of their own.
+  find "$carry" -type f -exec ldd {} + | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u |
+    grep -vE '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|ld-linux[^/]*)\.so' | xargs -r cp -t "$carry/lib"
+  row "pack" ok "$(du -sh "$carry" | cut -f1) in $carry/"
 }
 
 tests() {
-  check "kernels and ranks, emulated" bash -c "cd tests && ../$tree/tests/executor/kernels/sw_cuda_kernels_test && ../$tree/tests/executor/cuda/sw_cuda_device_test"
-  check "kernels and ranks, GPU" bash -c "cd tests && ../$tree/sw_cuda_gpu_test"
+  local kernels ranks
+  kernels=$(program sw_cuda_kernels_test)
+  ranks=$(program sw_cuda_device_test)
+  check "kernels, GPU" env -C tests "$(program sw_cuda_gpu_test)"
+  show "kernels, GPU" ' by (cuDNN|our own)|^warning'
+  check "kernels, emulated" env -C tests "$kernels"
+  check "ranks, emulated" env -C tests "$ranks"
 }
 
 kernels() {
-  check "kernel speed" "$tree/cuda_kernels_bench"
+  check "kernel speed" "$(program cuda_kernels_bench)"
   cat "$tree/kernel_speed.log"
 }
 
-plan() {
-  local ranks=$1
-  check "plan for $ranks" "$tree/shardwright" plan --model gpt2 --cluster "h200-141 x$ranks, nvlink 450 GB/s" \
-    --kernel-set shardwright-cuda-plain --dialect native --seq 1024 --global-batch 8 --micro-batch "$((8 / ranks))" \
-    --precision bf16-mixed -o "$tree/plan$ranks.json"
+# gpt2 RANKS: a plan in $tree/gpt2-RANKS.json.
+gpt2() {
+  check "plan for $1" "$(program shardwright)" plan --model gpt2 --cluster "h200-141 x$1, nvlink 450 GB/s" \
+    --kernel-set shardwright-cuda-plain --dialect native --seq 1024 --global-batch 8 --micro-batch "$((8 / $1))" \
+    --precision bf16-mixed -o "$tree/gpt2-$1.json"
+}
+
+# train NAME PLAN FLAGS...: runs a plan and compares its trace with the prediction.
+train() {
+  local name=$1 plan=$2 trace="$tree/${1// /_}.json.gz"
+  shift 2
+  check "$name" "$(program shardwright)" run "$plan" --device cuda --steps 10 --trace "$trace" "$@" || return
+  show "$name" 'multiprocessors|by cuDNN|own kernel|^warning|throughput|memory per rank'
+  check "$name, compared" "$(program shardwright)" compare "$plan" "$trace"
+  show "$name, compared" '^(step|total|measured|simulated)'
 }
 
 training() {
   for ranks in 1 2 4 8; do
-    plan "$ranks"
-    check "training on $ranks ranks" "$tree/shardwright" run "$tree/plan$ranks.json" --device cuda \
-      --loopback "$ranks" --steps 10 --trace "$tree/trace$ranks.json.gz"
+    gpt2 "$ranks" && train "GPT-2 on $ranks ranks" "$tree/gpt2-$ranks.json" --loopback "$ranks"
+  done
+}
+
+# Predicted with a profile fitted to GPT-2's trace on the same card, which is none of these plans.
+mfu() {
+  local name profile=()
+  if [[ ! -f $tree/GPT-2_on_1_ranks.json.gz ]]; then
+    gpt2 1 && train "GPT-2 on 1 ranks" "$tree/gpt2-1.json" --loopback 1
+  fi
+  check "calibrate" "$(program shardwright)" calibrate "$tree/GPT-2_on_1_ranks.json.gz" --name this-gpu -o "$tree/this-gpu.json" &&
+    profile=(--profile "$tree/this-gpu.json")
+  for name in qwen2.5-1.5b llama-3.2-3b; do
+    check "plan $name" "$(program shardwright)" plan --model "$name" --cluster "h200-141 x1" --seq 2048 --global-batch 32 \
+      --kernel-set shardwright-cuda-plain --dialect native --precision bf16-mixed "${profile[@]}" -o "$tree/$name.json" &&
+      train "$name" "$tree/$name.json" --loopback 1
   done
 }
 
@@ -86,9 +160,7 @@ gpus() {
   fi
   for ranks in 2 4 8; do
     if [[ $ranks -le $count ]]; then
-      plan "$ranks"
-      check "training on $ranks GPUs" "$tree/shardwright" run "$tree/plan$ranks.json" --device cuda --steps 10 \
-        --trace "$tree/trace${ranks}gpus.json.gz"
+      gpt2 "$ranks" && train "GPT-2 on $ranks GPUs" "$tree/gpt2-$ranks.json"
     fi
   done
 }
@@ -99,22 +171,42 @@ sanitizer() {
     return
   fi
   for tool in memcheck racecheck; do
-    check "compute-sanitizer $tool" bash -c \
-      "cd tests && compute-sanitizer --tool $tool --error-exitcode 1 ../$tree/sw_cuda_gpu_test --test-case='HostKernels*'"
+    check "compute-sanitizer $tool" env -C tests compute-sanitizer --tool "$tool" --error-exitcode 1 \
+      "$(program sw_cuda_gpu_test)" --test-case='HostKernels*'
   done
 }
 
+results() {
+  [[ -z ${SHARDWRIGHT_RESULTS:-} ]] && return
+  mkdir -p "$SHARDWRIGHT_RESULTS"
+  find "$tree" -maxdepth 1 \( -name '*.log' -o -name '*.json' -o -name '*.json.gz' \) -print0 |
+    tar -czf "$SHARDWRIGHT_RESULTS/results.tar.gz" --null -T -
+}
+
+parts=("$@")
+if [[ ${#parts[@]} -eq 0 ]]; then
+  parts=(build tests kernels training mfu gpus sanitizer)
+fi
+for part in "${parts[@]}"; do
+  case $part in
+    build | pack | tests | kernels | training | mfu | gpus | sanitizer) ;;
+    *)
+      echo "gpu_check.sh: got \"$part\", expected build, pack, tests, kernels, training, mfu, gpus or sanitizer" >&2
+      exit 2
+      ;;
+  esac
+done
 row "what" "verdict" "time and last line"
 command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv,noheader
-case "${1:-all}" in
-  build | tests | kernels | training | gpus | sanitizer) "$1" ;;
-  all)
-    build
-    [[ $failed -eq 0 ]] && tests && kernels && training && gpus && sanitizer
-    ;;
-  *)
-    echo "gpu_check.sh: got \"$1\", expected build, tests, kernels, training, gpus, sanitizer or nothing" >&2
-    exit 2
-    ;;
-esac
+libraries
+for part in "${parts[@]}"; do
+  deadline=$((SECONDS + limit))
+  if [[ $part != build && ! -d $tree ]]; then
+    echo "gpu_check.sh: neither build-gpu/ nor build-carry/ is here: scripts/gpu_check.sh build" >&2
+    exit 4
+  fi
+  "$part"
+  [[ $part == build && $failed -ne 0 ]] && break
+done
+results
 exit "$failed"

@@ -21,6 +21,10 @@ CudaWorld::CudaWorld(const ExecuteContext& run_context, const CudaOptions& run_o
       gpu(run_gpu),
       clock(options.processes == nullptr ? RunClock()
                                          : RunClock(AgreeOnStart(*options.processes))) {
+  anchor = gpu.NewEvent(true);
+  gpu.Record(anchor, gpu.NewStream(false));
+  gpu.Synchronize(anchor);
+  anchor_time = clock.Now();
   const Program& program = context.input.program;
   const std::int64_t ranks = program.shard_size * program.replicate_size;
   const std::int64_t first = options.processes == nullptr ? 0 : options.processes->rank();
@@ -91,10 +95,6 @@ constexpr std::int64_t kSquaresPerBlock = std::int64_t{1} << 17;
 
 CudaDevice::CudaDevice(CudaWorld& world, Rank rank) : world_(world), gpu_(world.gpu), rank_(rank) {
   fault_ = reinterpret_cast<gpu::Fault*>(Allocate(Bytes(sizeof(gpu::Fault)), false));
-  anchor_ = gpu_.NewEvent(true);
-  gpu_.Record(anchor_, QueueOf(Stream::kCompute).stream);
-  gpu_.Synchronize(anchor_);
-  anchor_time_ = Now();
 }
 
 CudaDevice::~CudaDevice() {
@@ -164,7 +164,7 @@ CudaDevice::Readback* CudaDevice::TakeReadback() {
 }
 
 SimTime CudaDevice::TimeOf(GpuEvent event) {
-  return anchor_time_ + gpu_.Between(anchor_, event);
+  return world_.anchor_time + gpu_.Between(world_.anchor, event);
 }
 
 void CudaDevice::Complete(const Pending& pending) {
@@ -313,8 +313,9 @@ Ticket CudaDevice::Submit(const Work& work) {
     }
   }
   if (work.span != nullptr) {
-    gpu_.Record(pending.end, queue.stream);
+    // Before the event: a GPU that has nothing else to do is there before this thread is back.
     work.span->issue_end = Now();
+    gpu_.Record(pending.end, queue.stream);
   }
   pending.event = TakeEvent(false);
   gpu_.Record(pending.event, queue.stream);

@@ -54,6 +54,10 @@ class CudaWorld {
   Gpu& gpu;
   const RunClock clock;
   FaultBoard faults;
+  // A timed event and when it was over, by which times on the GPU become times of the clock: one
+  // for all ranks of the process, so that theirs compare among each other exactly.
+  GpuEvent anchor;
+  SimTime anchor_time;
 
  private:
   using Key = std::pair<GroupId, std::int64_t>;  // kind of group, first rank
@@ -145,8 +149,6 @@ class CudaDevice : public Device {
   gpu::Fault found_;             // the last one that was read back
   double* squares_ = nullptr;    // partial sums of a norm
   std::int64_t squares_count_ = 0;
-  GpuEvent anchor_;
-  SimTime anchor_time_;
 };
 
 }  // namespace shardwright

@@ -82,6 +82,10 @@ class Emulated(Cuda):
         found = json.loads(self.run_program("compare", plan, "t.json", "--json")[1])
         self.assertEqual((found["matched"], found["findings"]), (found["spans"], []))
         self.assertEqual(list(self.folder.glob("fake-nccl-*")), [])
+        # The trace of a run on GPUs is a measurement like any other.
+        self.succeed("calibrate", "t.json", "--name", "mine", "-o", "mine.json")
+        self.succeed("plan", "--model", "config.json", "--cluster", "h200-141 x2, nvlink 450 GB/s", "--kernel-set",
+                     "shardwright-cuda-plain", "--dialect", "native", "--seq", "16", "--profile", "mine.json", "-o", "p.json")
 
     def test_checkpoints(self):
         plan = self.plan("shardwright-cuda-plain", 2)

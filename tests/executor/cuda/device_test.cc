@@ -3,11 +3,16 @@
 #include "executor/cuda/device.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -18,10 +23,13 @@
 #include "executor/half.h"
 #include "executor/host/kernels/table.h"
 #include "schedule/lower.h"
+#include "schedule/place.h"
 #include "schedule/verify.h"
 #include "schedule/wrap.h"
+#include "tests/executor/cuda/forwarding_gpu.h"
 #include "tests/executor/cuda/test_gpu.h"
 #include "tests/executor/harness.h"
+#include "traces/check.h"
 
 namespace shardwright::testing {
 namespace {
@@ -287,16 +295,118 @@ TEST_CASE("CudaDevice.RefusesBeforeItRuns") {
       InputError);
 }
 
-TEST_CASE("CudaDevice.OutOfMemoryIsSaidBeforeStepZero") {
-  const Setup setup = SetupOf(Variants()[0]);
+struct Allocation {
+  std::byte* data;
+  Bytes size;
+  bool on_host;
+};
+
+// Writes down what is allocated.
+class RecordingGpu : public ForwardingGpu {
+ public:
+  RecordingGpu() : ForwardingGpu(MakeEmulatedGpu({})) {}
+  [[nodiscard]] std::byte* Allocate(Bytes size, bool on_host) override {
+    std::byte* const data = ForwardingGpu::Allocate(size, on_host);
+    const std::lock_guard lock(mutex_);
+    all_.push_back({data, size, on_host});
+    return data;
+  }
+  [[nodiscard]] std::vector<Allocation> Of(Bytes size, bool on_host) const {
+    std::vector<Allocation> found;
+    std::copy_if(all_.begin(), all_.end(), std::back_inserter(found),
+                 [&](const Allocation& a) { return a.size == size && a.on_host == on_host; });
+    return found;
+  }
+  [[nodiscard]] std::int64_t device_count() const {
+    return std::count_if(all_.begin(), all_.end(), [](const Allocation& a) { return !a.on_host; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Allocation> all_;
+};
+
+TEST_CASE("CudaDevice.EveryRankHasTheArenasOfThePlacementAtEqualOffsets") {
+  Setup setup = SetupOf(Variants()[2]);  // four ranks
+  setup.plan.offload.optimizer = true;
   const Program program = LowerForCuda(setup);
-  const std::unique_ptr<Gpu> gpu = MakeEmulatedGpu({.memory = Bytes(1000)});
+  RecordingGpu gpu;
+  CudaSession session({setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job,
+                       setup.plan, program, setup.training},
+                      {}, gpu, setup.run);
+  const Placement& placement = session.placement();
+  for (const Bytes offset : placement.offsets) {
+    CHECK(offset.value % 256 == 0);  // what NCCL, cuBLASLt and cuDNN want is a divisor of it
+  }
+  const std::vector<Allocation> device = gpu.Of(placement.device_size, false);
+  const std::vector<Allocation> host = gpu.Of(placement.host_size, true);
+  REQUIRE(device.size() == 4);
+  REQUIRE(host.size() == 4);
+  const std::int64_t allocated = gpu.device_count();
+  for (std::size_t r = 0; r < 4; ++r) {
+    CHECK(reinterpret_cast<std::uintptr_t>(device[r].data) % 256 == 0);
+    const Binding& binding = session.runtime().BindingOf(Rank(r));
+    const Binding& first = session.runtime().BindingOf(Rank(0));
+    for (std::size_t u = 0; u < binding.units.size(); ++u) {
+      if (binding.units[u].parameters == nullptr) {
+        continue;
+      }
+      // Masters in host memory, their copies on the GPU.
+      CHECK(binding.units[u].parameters - device[r].data ==
+            first.units[u].parameters - device[0].data);
+      REQUIRE(binding.units[u].host_copy != nullptr);
+      CHECK(binding.units[u].host_copy - host[r].data == first.units[u].host_copy - host[0].data);
+    }
+  }
+  (void)RunToEnd(setup, program, session.runtime());
+  CHECK(gpu.device_count() == allocated);  // steps allocate nothing
+}
+
+TEST_CASE("CudaDevice.OutOfMemoryIsSaidBeforeStepZero") {
+  const Setup setup = SetupOf(Variants()[1]);
+  const Program program = LowerForCuda(setup);
+  const std::int64_t arena = Place(program).device_size.value;
+  // The second rank's arena is one byte too large. Beside arenas, each rank has a word for faults.
+  const std::int64_t memory = 2 * (arena + static_cast<std::int64_t>(sizeof(gpu::Fault))) - 1;
+  const std::unique_ptr<Gpu> gpu = MakeEmulatedGpu({.memory = Bytes(memory)});
   const auto open = [&] {
     CudaSession session({setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job,
                          setup.plan, program, setup.training},
                         {}, *gpu, setup.run);
   };
-  CHECK_THROWS_AS(open(), RunError);
+  const std::string text = "rank 1: out of memory: the plan needs " + std::to_string(arena) +
+                           " bytes of device memory, " + std::to_string(arena - 1) + " are free";
+  CHECK_THROWS_WITH_AS(open(), text.c_str(), RunError);
+}
+
+// A GPU that has done everything long before the host's thread is back, but for the event by which
+// its clock is set.
+class HastyGpu : public ForwardingGpu {
+ public:
+  HastyGpu() : ForwardingGpu(MakeEmulatedGpu({})) {}
+  void Record(GpuEvent event, GpuStream stream) override {
+    ForwardingGpu::Record(event, stream);
+    Synchronize(event);
+    if (!std::exchange(is_first_, false)) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+
+ private:
+  bool is_first_ = true;
+};
+
+TEST_CASE("CudaDevice.NothingEndsBeforeItIsIssued") {
+  Setup setup = SetupOf(Variants()[0]);  // one rank: nobody to wait for
+  setup.run.trace = true;
+  const Program program = LowerForCuda(setup);
+  HastyGpu gpu;
+  CudaSession session({setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job,
+                       setup.plan, program, setup.training},
+                      {}, gpu, setup.run);
+  const Outcome outcome = RunToEnd(setup, program, session.runtime());
+  REQUIRE(!outcome.trace.spans.empty());
+  CHECK(CheckTrace(program, outcome.trace) == std::vector<std::string>{});
 }
 
 TEST_CASE("CudaDevice.ALabelOutOfRangeEndsTheRun") {
