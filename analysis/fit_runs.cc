@@ -50,6 +50,7 @@ struct Variable {
   bool is_shared = true;
   double lower = 0, upper = 0, start = 0;  // logarithms
   bool is_time = false;
+  std::vector<std::size_t> follows = {};  // variables whose mean deviation this one shares
 };
 
 struct FitRow {
@@ -117,6 +118,23 @@ bool HasNumber(const Profile& profile, const std::string& path) {
   return std::find(paths.begin(), paths.end(), path) != paths.end();
 }
 
+// What keeps matrix products below the peak (clocks under the power limit, heat) does so for all
+// dtypes: fractions of further dtypes follow those of the first one.
+void LinkDtypes(FitGroup& group) {
+  std::vector<std::size_t> first;
+  for (std::size_t k = 0; k < group.variables.size(); ++k) {
+    Variable& variable = group.variables[k];
+    if (!IsGemm(variable.path)) {
+      continue;
+    }
+    if (first.empty() || variable.path == group.variables[first[0]].path) {
+      first.push_back(k);
+    } else {
+      variable.follows = first;
+    }
+  }
+}
+
 void AddVariables(const FitOptions& options, FitGroup& group) {
   const auto add = [&](const std::string& path, std::size_t stack, bool is_shared) {
     Profile profile = group.stacks[stack].profile;
@@ -139,6 +157,7 @@ void AddVariables(const FitOptions& options, FitGroup& group) {
       add(path, s, !is_own);
     }
   }
+  LinkDtypes(group);
 }
 
 Profile ProfileAt(const FitGroup& group, std::size_t stack, std::span<const double> point) {
@@ -200,6 +219,8 @@ constexpr double kErrorScale = 0.01;
 // A number that is this factor away from what was expected counts like one row with an error of
 // kErrorScale: where rows do not tell, numbers stay what they were.
 const double kPriorWidth = std::log(2.0);
+// The same for the difference of one dtype's deviation to another's.
+const double kDtypeWidth = std::log(1.25);
 
 double Loss(double error) {
   const double z = error / kErrorScale;
@@ -208,8 +229,14 @@ double Loss(double error) {
 
 double Prior(const FitGroup& group, std::span<const double> point) {
   double sum = 0;
+  const auto deviation = [&](std::size_t k) { return point[k] - group.variables[k].start; };
   for (std::size_t k = 0; k < point.size(); ++k) {
-    const double z = (point[k] - group.variables[k].start) / kPriorWidth;
+    const std::vector<std::size_t>& follows = group.variables[k].follows;
+    double expected = 0;
+    for (const std::size_t other : follows) {
+      expected += deviation(other) / static_cast<double>(follows.size());
+    }
+    const double z = (deviation(k) - expected) / (follows.empty() ? kPriorWidth : kDtypeWidth);
     sum += z * z;
   }
   return sum;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <string>
 
 #include "analysis/profile_numbers.h"
@@ -10,6 +11,17 @@
 #include "simulator/simulate.h"
 
 namespace shardwright {
+namespace {
+
+// What cuBLAS holds inside PyTorch's allocator from the first matrix product on: one workspace per
+// handle and stream, and a handle per thread that multiplies, of which training has two (autograd
+// runs backward in its own). Not part of programs, whose buffers are what plans decide about.
+Bytes BlasWorkspace(const PlanFile& file) {
+  const std::int64_t threads = file.job.mode == JobMode::kTrain ? 2 : 1;
+  return file.profile.memory.blas_workspace.value * threads;
+}
+
+}  // namespace
 
 RunPrediction PredictRun(const PlanFile& file, bool expandable_segments) {
   const Program program = Lower(
@@ -20,11 +32,12 @@ RunPrediction PredictRun(const PlanFile& file, bool expandable_segments) {
       {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
   RunPrediction prediction;
   prediction.step_time = ToSeconds(result.step_time);
-  prediction.allocated = result.memory.allocated.DevicePeak().total;
+  const Bytes workspace = BlasWorkspace(file);
+  prediction.allocated = result.memory.allocated.DevicePeak().total + workspace;
   prediction.outside = result.memory.outside;
   prediction.usable = file.cluster.gpu.usable_memory.value;
   const ReservedMemory& reserved = *result.memory.reserved;
-  prediction.reserved = std::max(reserved.peak_first, reserved.peak_steady);
+  prediction.reserved = std::max(reserved.peak_first, reserved.peak_steady) + workspace;
   prediction.out_of_memory = reserved.out_of_memory || prediction.Margin() < Bytes(0);
   return prediction;
 }

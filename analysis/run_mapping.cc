@@ -196,7 +196,12 @@ void SetSharding(const MeasuredRun& run, const Stack& stack, const Cluster& clus
     plan.shard_size = group > 0 && ranks % group == 0 ? group : ranks;
   }
   plan.replicate_size = ranks / plan.shard_size;
-  if (IsZero(plan.dialect) && plan.offload.parameters) {
+  if (plan.dialect == Dialect::kZero3 && stack.waits_for_gathers &&
+      (plan.offload.parameters || plan.offload.optimizer)) {
+    notes.emplace_back("zero3 with offload taken as native with one unit gathered at a time");
+    plan.dialect = Dialect::kNative;
+    plan.in_flight = 1;
+  } else if (IsZero(plan.dialect) && plan.offload.parameters) {
     notes.push_back(std::string(NameOf(plan.dialect)) + " with offload taken as fsdp2");
     plan.dialect = Dialect::kFsdp2;
   }
@@ -287,6 +292,9 @@ void FillPlan(const MeasuredRun& run, const std::string& profile, PlanFile& file
   file.kernels.fp8_linear = run.compute_dtype == "fp8" || run.compute_dtype == "fp4";
   file.profile = profile == "auto" ? DefaultProfile(file.cluster.gpu, file.kernels.name)
                                    : LoadProfile(profile);
+  if (stack.one_communicator) {
+    file.profile.memory.next_communicator.value = Bytes(0);
+  }
   Plan& plan = file.plan;
   plan.offload = OffloadOf(run, stack);
   SetSharding(run, stack, file.cluster, plan, notes);

@@ -16,7 +16,7 @@ namespace {
 // accelerate's FSDP plugin (bf16 everywhere, no backward prefetch unless asked for), and PyTorch's
 // FSDP before 2.0, whose default was the same; DeepSpeed's FusedAdam; foreach updates are PyTorch's
 // default since 2.0 only; InternEvo reduces at the last micro-batch.
-constexpr std::array<Stack, 36> kStacks = {{
+constexpr std::array<Stack, 37> kStacks = {{
     {.framework = "composer",
      .before = "2024",
      .kernel_set = "composer-2023",
@@ -165,6 +165,15 @@ constexpr std::array<Stack, 36> kStacks = {{
      .before = "2023-03",
      .kernel_set = "torch-2022",
      .sync = SyncMode::kLast},
+    // Reductions have had a communicator of their own since 0.4.5 (January 2022, pull request 897).
+    {.framework = "fairscale",
+     .before = "2022",
+     .kernel_set = "hf-2023",
+     .dialect = Dialect::kFairscale,
+     .optimizer = OptimizerImpl::kForLoop,
+     .reduce = DType::kFp16,
+     .recomputes = true,
+     .one_communicator = true},
     {.framework = "fairscale",
      .kernel_set = "hf-2023",
      .dialect = Dialect::kFairscale,

@@ -31,6 +31,9 @@ struct Stack {
   bool sizes_by_hidden = false;      // the "auto" of Transformers' DeepSpeed sizes
   double dropout = 0;                // the default of its GPT models
   bool checkpoints_on_host = false;  // the launch script's default, where blocks are recomputed
+  // Gathers and reductions share one communicator, though the dialect gives them two: their memory
+  // is that of one.
+  bool one_communicator = false;
 };
 
 // The first row of the table that fits. Reads the columns framework, compiled, date and gpu_class

@@ -53,7 +53,9 @@ TEST_CASE("FitRuns: known numbers are found again") {
   const std::vector<MeasuredRun> runs = SyntheticRuns(0.55, 0.5, 0.3);
   REQUIRE(runs.size() >= 8);
   FitOptions options;
-  options.numbers = {"compute.gemm.bf16", "compute.elementwise", "compute.attention_backward"};
+  // No row multiplies fp16: that rate is as far from what was expected as the one for bf16.
+  options.numbers = {"compute.gemm.bf16", "compute.elementwise", "compute.attention_backward",
+                     "compute.gemm.fp16"};
   options.leave_out = false;
   const RunFit fit = FitRuns(runs, options);
   REQUIRE(fit.stacks.size() == 1);
@@ -62,9 +64,9 @@ TEST_CASE("FitRuns: known numbers are found again") {
   constexpr double kPull = 0.02;
   for (const FittedNumber& number : fit.stacks[0].numbers) {
     CAPTURE(number.path);
-    const double truth = number.path == "compute.gemm.bf16"     ? 0.55
-                         : number.path == "compute.elementwise" ? 0.5
-                                                                : 0.3;
+    const double truth = number.path.starts_with("compute.gemm.") ? 0.55
+                         : number.path == "compute.elementwise"   ? 0.5
+                                                                  : 0.3;
     CHECK(std::abs(number.value / truth - 1) < kPull);
   }
   CHECK(fit.stacks[0].errors.max < 0.01);

@@ -61,6 +61,13 @@ TEST_CASE("Runs: a row of llm-foundry") {
         std::vector<std::string>{"network not stated: 400 Gbit/s InfiniBand per GPU"});
 }
 
+TEST_CASE("Runs: FairScale before 0.4.5 has one communicator") {
+  MeasuredRun run = RowNamed("fairseq-002");
+  CHECK(MapRun(run, "auto").plan.profile.memory.next_communicator.value == Bytes(0));
+  run.date = "2022-02";
+  CHECK(MapRun(run, "auto").plan.profile.memory.next_communicator.value > Bytes(0));
+}
+
 TEST_CASE("Runs: networks are read from their text") {
   // "8x200Gb RoCE (1600 Gbps node-node)" and, for two nodes of eight, PURE mixed precision.
   const MappedRun mapped = Map("llmfoundry-253");
@@ -111,6 +118,12 @@ TEST_CASE("Runs: DeepSpeed before 2022 waits for each of its gathers") {
   CHECK(MapRun(run, "auto").plan.plan.offload.activations);
   run.date = "2022-05";
   CHECK(MapRun(run, "auto").plan.plan.zero == ZeroOptions{});
+  // With offload, where zero3 cannot be lowered.
+  const Plan offloaded = Map("bigscience-033").plan.plan;
+  CHECK(offloaded.dialect == Dialect::kNative);
+  CHECK(offloaded.in_flight == 1);
+  CHECK(offloaded.offload.parameters);
+  CHECK(Map("bigscience-029").plan.plan.offload.optimizer);
   // Transformers' "auto" sizes are those of one hidden x hidden matrix: 8192 x 8192.
   const MappedRun hf = Map("bigscience-028");
   CHECK(hf.plan.plan.zero.reduce_bucket == 67'108'864);
