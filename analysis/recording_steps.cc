@@ -9,41 +9,6 @@
 namespace shardwright {
 namespace {
 
-// The stream whose wait stands for a collective or copy.
-Stream StreamOf(const Activity& activity) {
-  switch (activity.kind) {
-    case ActivityKind::kToDevice:
-      return Stream::kH2d;
-    case ActivityKind::kToHost:
-      return Stream::kD2h;
-    case ActivityKind::kWithinDevice:
-      return Stream::kCopyIn;
-    case ActivityKind::kKernel:
-      return Stream::kCompute;
-    case ActivityKind::kCollective:
-      break;
-  }
-  return activity.collective == OpCode::kAllGather       ? Stream::kGather
-         : activity.collective == OpCode::kReduceScatter ? Stream::kReduce
-                                                         : Stream::kReplicate;
-}
-
-std::uint32_t BusiestQueue(const ProfilerRecording& recording) {
-  std::map<std::uint32_t, std::int64_t> busy;
-  for (const Activity& activity : recording.activities) {
-    if (activity.kind == ActivityKind::kKernel) {
-      busy[activity.queue] += (activity.end - activity.start).value;
-    }
-  }
-  const auto largest = std::max_element(
-      busy.begin(), busy.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-  if (largest == busy.end()) {
-    throw InputError(recording.file, "no compute work inside of steps",
-                     "the kernels or ops of at least one training step");
-  }
-  return largest->first;
-}
-
 // Follows the compute queue and charges its idle time.
 class QueueWalk {
  public:
@@ -160,6 +125,40 @@ OpClass ClassOf(const Activity& activity) {
     default:
       return OpClass::kOtherCollective;
   }
+}
+
+Stream StreamOf(const Activity& activity) {
+  switch (activity.kind) {
+    case ActivityKind::kToDevice:
+      return Stream::kH2d;
+    case ActivityKind::kToHost:
+      return Stream::kD2h;
+    case ActivityKind::kWithinDevice:
+      return Stream::kCopyIn;
+    case ActivityKind::kKernel:
+      return Stream::kCompute;
+    case ActivityKind::kCollective:
+      break;
+  }
+  return activity.collective == OpCode::kAllGather       ? Stream::kGather
+         : activity.collective == OpCode::kReduceScatter ? Stream::kReduce
+                                                         : Stream::kReplicate;
+}
+
+std::uint32_t BusiestQueue(const ProfilerRecording& recording) {
+  std::map<std::uint32_t, std::int64_t> busy;
+  for (const Activity& activity : recording.activities) {
+    if (activity.kind == ActivityKind::kKernel) {
+      busy[activity.queue] += (activity.end - activity.start).value;
+    }
+  }
+  const auto largest = std::max_element(
+      busy.begin(), busy.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (largest == busy.end()) {
+    throw InputError(recording.file, "no compute work inside of steps",
+                     "the kernels or ops of at least one training step");
+  }
+  return largest->first;
 }
 
 std::vector<RecordingStep> FindSteps(const ProfilerRecording& recording) {

@@ -17,6 +17,10 @@
 namespace shardwright {
 
 [[nodiscard]] OpClass ClassOf(const Activity& activity);
+// Of a program's streams the one that does such work.
+[[nodiscard]] Stream StreamOf(const Activity& activity);
+// Activity::queue of the one that computes most. Throws InputError when none does.
+[[nodiscard]] std::uint32_t BusiestQueue(const ProfilerRecording& recording);
 
 // One step that has work and, unless the recording holds no other, one recorded before it.
 struct RecordingStep {

@@ -133,6 +133,7 @@ int RunReport(const Arguments& arguments) {
   const SimulationResult result = SimulateForReport(file, program, traces.simulated);
   const Prediction prediction = Predict(file, program, result);
   std::optional<Trace> measured;
+  std::vector<ProfilerRecording> recordings;
   std::optional<Comparison> comparison;
   if (!traces.measured.empty()) {
     measured = ReadChromeTrace(traces.measured, program);
@@ -143,12 +144,13 @@ int RunReport(const Arguments& arguments) {
                           .prices = PriceProgram(program, file.cluster, file.profile),
                           .engine = EngineOptions()});
   } else if (!traces.recordings.empty()) {
+    recordings = ReadRecordings(traces.recordings);
     comparison = CompareRecording({.program = program,
                                    .cluster = file.cluster,
                                    .profile = file.profile,
                                    .simulated = result.trace,
                                    .simulated_period = result.step_time,
-                                   .recordings = ReadRecordings(traces.recordings),
+                                   .recordings = recordings,
                                    .prices = PriceProgram(program, file.cluster, file.profile),
                                    .engine = EngineOptions()});
   }
@@ -161,6 +163,7 @@ int RunReport(const Arguments& arguments) {
                           .simulation = result,
                           .prediction = prediction,
                           .measured = measured ? &*measured : nullptr,
+                          .recorded = recordings.empty() ? nullptr : &recordings.front(),
                           .comparison = comparison ? &*comparison : nullptr,
                           .choices = choices ? &*choices : nullptr};
   WriteFileAtomically(output, arguments.IsJson() ? ReportJson(input) + "\n" : ReportHtml(input));

@@ -105,9 +105,12 @@ std::string TrackBars(const Program& program, const Recording& recording, Stream
       }
     }
   } else {
-    for (const Span& span : recording.spans) {
+    for (std::size_t i = 0; i < recording.spans.size(); ++i) {
+      const Span& span = recording.spans[i];
       if (span.stream == stream) {
-        add(ColourOf(program, program.step.ops[span.op.value]), span.start, span.end);
+        add(recording.is_foreign() ? recording.bars[i].colour
+                                   : ColourOf(program, program.step.ops[span.op.value]),
+            span.start, span.end);
       }
     }
   }
@@ -126,9 +129,9 @@ std::string TrackBars(const Program& program, const Recording& recording, Stream
 }
 
 bool HasOps(const Recording& recording, Stream stream) {
-  return stream == Stream::kHost ||
-         std::any_of(recording.spans.begin(), recording.spans.end(),
-                     [&](const Span& span) { return span.stream == stream; });
+  return std::any_of(recording.spans.begin(), recording.spans.end(), [&](const Span& span) {
+    return stream == Stream::kHost ? span.issue_end > span.issue_begin : span.stream == stream;
+  });
 }
 
 // Streams as they are stacked: the device's, then the host.

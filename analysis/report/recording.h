@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "core/units.h"
 #include "schedule/program.h"
 #include "simulator/attribution.h"
+#include "traces/recording.h"
 #include "traces/trace.h"
 
 namespace shardwright {
@@ -44,6 +46,14 @@ struct Recording {
   std::vector<ComputeWait> waits;     // of the compute stream
   std::vector<PathSegment> critical;  // empty for measured steps
   std::vector<MemorySample> memory;   // at most kMaxMemorySamples, the largest included
+  // Of another profiler: by span, which is no op of the program then. `unit` may be empty.
+  struct Bar {
+    OpColour colour = OpColour::kCopy;
+    std::uint32_t micro_batch = 0;
+    std::string unit, name;
+  };
+  std::vector<Bar> bars;
+  [[nodiscard]] bool is_foreign() const { return !bars.empty(); }
   // A steady step: the next one is the same, one period later.
   [[nodiscard]] bool is_steady() const { return !critical.empty(); }
 };
@@ -57,6 +67,11 @@ inline constexpr std::size_t kMaxMemorySamples = 2000;
 // did). Nothing without a complete step.
 [[nodiscard]] std::optional<Recording> MeasuredRecording(const Program& program,
                                                          const Trace& trace);
+
+// The step of median length of a recording of PyTorch's profiler or of Nsight Systems: work on the
+// streams that a program would do it on, by start; without edges and waits, and allocated bytes as
+// Category::kTemporary, since nothing tells what they hold. Throws InputError without a step.
+[[nodiscard]] Recording ForeignRecording(const ProfilerRecording& recording);
 
 // Of each of `count` equal stretches of time the sample with the largest sum over device
 // categories. Requires samples in order of time.

@@ -340,6 +340,8 @@ std::vector<Recording> RecordingsOf(const ReportInput& input) {
     if (measured) {
       recordings.push_back(std::move(*measured));
     }
+  } else if (input.recorded != nullptr) {
+    recordings.push_back(ForeignRecording(*input.recorded));
   }
   return recordings;
 }

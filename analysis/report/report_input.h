@@ -10,6 +10,7 @@
 #include "schedule/plan_file.h"
 #include "schedule/program.h"
 #include "simulator/simulate.h"
+#include "traces/recording.h"
 #include "traces/trace.h"
 
 namespace shardwright {
@@ -21,9 +22,10 @@ struct ReportInput {
   const Program& program;
   const SimulationResult& simulation;  // with its trace
   const Prediction& prediction;
-  // Of a run of the same program, and its comparison with the simulation. Null: not measured; of a
-  // recording of another profiler there is the comparison only.
+  // Of a run of the same program, by us or in another profiler's recording (of one rank), and its
+  // comparison with the simulation. Null: not measured.
   const Trace* measured = nullptr;
+  const ProfilerRecording* recorded = nullptr;
   const Comparison* comparison = nullptr;
   const Choices* choices = nullptr;  // null: nothing else was considered
 };

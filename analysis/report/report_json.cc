@@ -45,11 +45,36 @@ class Dictionary {
   std::vector<std::string> texts_;
 };
 
-// Names of ops in three pieces: "mb<N>." (-1: none), subject and rest.
+// What bars are called and where they belong, a column each. Names are in three pieces: "mb<N>."
+// (-1: none), subject and rest.
+class BarColumns {
+ public:
+  void Add(Stream lane, int micro_batch, const std::string& subject, const std::string& rest,
+           OpColour colour) {
+    lanes_.push_back(static_cast<int>(lane));
+    micro_batches_.push_back(micro_batch);
+    subject_.push_back(subjects_.IndexOf(subject));
+    rest_.push_back(rests_.IndexOf(rest));
+    colours_.push_back(static_cast<int>(colour));
+  }
+  [[nodiscard]] Json ToJson() const {
+    return {{"subjects", subjects_.texts()},
+            {"rests", rests_.texts()},
+            {"lane", lanes_},
+            {"micro_batch", micro_batches_},
+            {"subject", subject_},
+            {"rest", rest_},
+            {"colour", colours_}};
+  }
+
+ private:
+  Dictionary subjects_, rests_;
+  Json lanes_ = Json::array(), micro_batches_ = Json::array(), subject_ = Json::array(),
+       rest_ = Json::array(), colours_ = Json::array();
+};
+
 Json OpsJson(const Program& program) {
-  Dictionary subjects, rests;
-  Json lanes = Json::array(), micro_batches = Json::array(), subject = Json::array(),
-       rest = Json::array(), colours = Json::array();
+  BarColumns columns;
   for (const Op& op : program.step.ops) {
     const OpShape& shape = program.ShapeOf(op);
     std::string name = OpName(program, op);
@@ -64,19 +89,20 @@ Json OpsJson(const Program& program) {
       of = of_model ? program.model_op_names[op.subject] : program.units[op.subject].name;
       name = name.substr(of.size() + 1);
     }
-    lanes.push_back(static_cast<int>(shape.stream));
-    micro_batches.push_back(has_prefix ? static_cast<int>(op.micro_batch) : -1);
-    subject.push_back(subjects.IndexOf(of));
-    rest.push_back(rests.IndexOf(name));
-    colours.push_back(static_cast<int>(ColourOf(program, op)));
+    columns.Add(shape.stream, has_prefix ? static_cast<int>(op.micro_batch) : -1, of, name,
+                ColourOf(program, op));
   }
-  return {{"subjects", subjects.texts()},
-          {"rests", rests.texts()},
-          {"lane", lanes},
-          {"micro_batch", micro_batches},
-          {"subject", subject},
-          {"rest", rest},
-          {"colour", colours}};
+  return columns.ToJson();
+}
+
+Json BarsJson(const Recording& recording) {
+  BarColumns columns;
+  for (std::size_t i = 0; i < recording.bars.size(); ++i) {
+    const Recording::Bar& bar = recording.bars[i];
+    columns.Add(recording.spans[i].stream, static_cast<int>(bar.micro_batch), bar.unit, bar.name,
+                bar.colour);
+  }
+  return columns.ToJson();
 }
 
 std::string_view NameOfWait(WaitKind kind) {
@@ -149,12 +175,16 @@ Json RecordingJson(const char* name, const Recording& recording) {
     critical.push_back({Nanoseconds(segment.begin), Nanoseconds(segment.end), NameOf(segment.use),
                         IndexOf(segment.op)});
   }
-  return {{"name", name},           {"rank", recording.rank.value},
-          {"step", recording.step}, {"period", Nanoseconds(recording.period)},
-          {"start", start},         {"length", length},
-          {"issue", issue},         {"issue_length", issue_length},
-          {"awaited", awaited},     {"waits", waits},
-          {"critical", critical},   {"memory", MemoryJson(recording.memory)}};
+  Json json = {{"name", name},           {"rank", recording.rank.value},
+               {"step", recording.step}, {"period", Nanoseconds(recording.period)},
+               {"start", start},         {"length", length},
+               {"issue", issue},         {"issue_length", issue_length},
+               {"awaited", awaited},     {"waits", waits},
+               {"critical", critical},   {"memory", MemoryJson(recording.memory)}};
+  if (recording.is_foreign()) {
+    json["bars"] = BarsJson(recording);
+  }
+  return json;
 }
 
 Json FiguresJson(const ReportInput& input) {
@@ -267,6 +297,8 @@ std::string ReportJson(const ReportInput& input) {
     if (measured) {
       json["recordings"].push_back(RecordingJson("measured", *measured));
     }
+  } else if (input.recorded != nullptr) {
+    json["recordings"].push_back(RecordingJson("measured", ForeignRecording(*input.recorded)));
   }
   json["plan_picture"] = UnitsJson(DrawUnits(input.file, input.program));
   if (input.comparison != nullptr) {

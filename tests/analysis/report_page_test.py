@@ -177,6 +177,31 @@ class Page(unittest.TestCase):
         self.assertIn(HOSTILE, self.driver.find_element(By.CSS_SELECTOR, "#details h3").text)
         self.assertIsNone(self.run_script("window.broken || null"))
 
+    def test_a_recording_of_pytorchs_profiler(self):
+        """Its kernels stand below the simulation, with their own names."""
+        events = []
+        for step in range(2):
+            begin = 1000 * step
+            events.append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1, "tid": 1, "ts": begin, "dur": 1000})
+            for i, (name, stream) in enumerate(((f"gemm {HOSTILE}", 7), ("ncclDevKernel_AllGather", 9))):
+                launch = {"correlation": 10 * step + i + 1}
+                events.append({"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1,
+                               "ts": begin + 10 * i + 1, "dur": 2, "args": launch})
+                events.append({"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": begin + 100 + 200 * i,
+                               "dur": 300, "args": {"device": 0, "stream": stream, **launch}})
+        (self.folder / "kineto.json").write_text(json.dumps({"traceEvents": events}))
+        program("report", "plan.json", "kineto.json", "-o", "kineto.html", folder=self.folder)
+        self.open("kineto.html")
+        lanes = self.run_script("shardwright.lanes.filter((lane) => lane.recording.name === 'measured').map((lane) => [lane.name, lane.size])")
+        self.assertEqual(lanes, [["compute", 1], ["gather", 1], ["host", 2]])
+        self.assertEqual(self.run_script("shardwright.data.recordings[1].period"), 1_000_000)  # from end to end of the gemm
+        self.driver.find_element(By.ID, "search").send_keys("gemm", Keys.ENTER)
+        self.assertIn(HOSTILE, self.driver.find_element(By.CSS_SELECTOR, "#details h3").text)
+        self.assertIn("300 µs, from 700 µs", self.driver.find_element(By.ID, "details").text)
+        self.driver.find_element(By.ID, "spans").send_keys(Keys.ENTER)
+        self.assertGreaterEqual(self.domain()[0], 0)
+        self.assertIsNone(self.run_script("window.broken || null"))
+
     def test_considered_plans(self):
         search = {"schema": "shardwright-plan-summary", "family": "full", "label": "slow", "step_time_s": 0.2,
                   "memory": {"allocated": 2**32, "outside": 0}, "rejected": [], "pareto": [

@@ -4,6 +4,7 @@
 #include "analysis/report/report.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -206,6 +207,59 @@ TEST_CASE("The data says what the simulation says") {
   }
   const std::int64_t first = recording["critical"][0][0];
   CHECK(std::abs(last - first - recording["period"].get<std::int64_t>()) <= 1);
+}
+
+TEST_CASE("A recording of another profiler stands below the simulation") {
+  const auto us = [](std::int64_t n) { return SimTime(n * 1'000'000); };
+  ProfilerRecording recorded;
+  recorded.file = "kineto.json";
+  recorded.on_device = true;
+  recorded.names = {"gemm <b>", "ncclDevKernel"};
+  recorded.units = {"", "h.0"};
+  recorded.steps = {{"ProfilerStep#0", us(0), us(100)}, {"ProfilerStep#1", us(100), us(200)}};
+  recorded.memory = {{us(150), Bytes(1000), Bytes(2000)}};
+  // Compute of two steps, and between them a gather of the second: 90 us from end to end.
+  std::vector<Activity>& work = recorded.activities;
+  work.resize(3);
+  const std::array<std::pair<SimTime, SimTime>, 3> times = {
+      {{us(10), us(90)}, {us(95), us(120)}, {us(120), us(180)}}};
+  for (std::size_t i = 0; i < work.size(); ++i) {
+    work[i].start = times[i].first;
+    work[i].end = times[i].second;
+    work[i].queue = i == 1 ? 9 : 7;
+    work[i].step = i == 0 ? 0 : 1;
+  }
+  work[1].kind = ActivityKind::kCollective;
+  work[1].name = 1;
+  work[1].unit = 1;
+  work[1].issue_begin = us(92);
+  work[1].issue_end = us(93);
+  work[1].has_issue = true;
+  work[2].unit = 0;
+  work[2].phase = Phase::kBackward;
+  const Recording step = ForeignRecording(recorded);
+  CHECK(step.period == us(90));
+  REQUIRE(step.spans.size() == 2);
+  CHECK(step.spans[0].stream == Stream::kGather);
+  CHECK(step.spans[0].issue_begin == us(2));
+  CHECK(step.spans[0].start == us(5));
+  CHECK(step.spans[1].stream == Stream::kCompute);
+  CHECK(step.spans[1].end == us(90));
+  CHECK(step.bars[0].colour == OpColour::kAllGather);
+  CHECK(step.bars[0].unit == "h.0");
+  CHECK(step.bars[1].colour == OpColour::kBackward);
+  CHECK(step.bars[1].unit == "root");
+  REQUIRE(step.memory.size() == 1);
+  CHECK(step.memory[0].time == us(60));
+
+  const Simulated plan(Gpt2Plan(kTwoUnits));
+  ReportInput input = plan.Input();
+  input.recorded = &recorded;
+  const Json json = Json::parse(ReportJson(input));
+  const Json& bars = json["recordings"][1]["bars"];
+  CHECK(json["recordings"][1]["start"] == Json({5000, 30000}));
+  CHECK(bars["rests"] == Json({"fwd.ncclDevKernel", "bwd.gemm <b>"}));
+  CHECK(ReportHtml(input).find("gemm <b>") == std::string::npos);
 }
 
 TEST_CASE("Plans that were considered are read and shown") {

@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const {data, ops, lanes, range, count, timeline, memory, nameOf, formatTime, critical} = shardwright;
+  const {data, ops, lanes, range, count, placeIn, timeline, memory, nameOf, formatTime, critical} = shardwright;
   const {state, canvas} = timeline;
   const byId = (id) => document.getElementById(id);
 
@@ -47,8 +47,8 @@
       list.append(element);
     }
   };
-  const waitText = (recording, op) => {
-    const wait = recording.waits.find((row) => row[1] === recording.start[op]);
+  const waitText = (recording, i, op) => {
+    const wait = recording.waits.find((row) => row[1] === recording.start[i]);
     return ops.lane[op] !== data.lanes.indexOf("compute") || wait === undefined ? "none" :
       `${formatTime(wait[1] - wait[0])} for ${wait[2]}` + (wait[3] >= 0 && wait[3] !== op ? `, ${nameOf(wait[3])}` : "");
   };
@@ -63,14 +63,19 @@
     title.textContent = nameOf(op);
     const list = document.createElement("dl");
     addTerm(list, "stream", data.lanes[ops.lane[op]]);
-    addTerm(list, "on the critical path", critical[op] ? "yes" : "no");
     for (const recording of data.recordings) {
-      const name = recording.name;
-      addTerm(list, `${name}: runs`, `${formatTime(recording.length[op])}, from ${formatTime(recording.start[op])}`);
-      addTerm(list, `${name}: issued`, `at ${formatTime(recording.issue[op])}, in ${formatTime(recording.issue_length[op])}`);
-      addTerm(list, `${name}: compute waited`, waitText(recording, op));
-      addTerm(list, `${name}: last awaited op`, recording.awaited[op] < 0 ? "none" : nameOf(recording.awaited[op]));
+      const name = recording.name, i = placeIn(recording, op);
+      if (i < 0) {
+        continue;
+      }
+      addTerm(list, `${name}: runs`, `${formatTime(recording.length[i])}, from ${formatTime(recording.start[i])}`);
+      addTerm(list, `${name}: issued`, `at ${formatTime(recording.issue[i])}, in ${formatTime(recording.issue_length[i])}`);
+      if (recording.bars === undefined) {
+        addTerm(list, `${name}: compute waited`, waitText(recording, i, op));
+        addTerm(list, `${name}: last awaited op`, recording.awaited[i] < 0 ? "none" : nameOf(recording.awaited[i]));
+      }
     }
+    addTerm(list, "on the critical path", critical[op] ? "yes" : "no");
     panel.append(title, list);
   };
   const select = (op) => {
@@ -78,19 +83,26 @@
     describe(op);
     schedule();
   };
+  // Where the first recording that has it has it: begin and length.
+  const spanOf = (op) => {
+    const recording = data.recordings.find((candidate) => placeIn(candidate, op) >= 0);
+    const i = placeIn(recording, op);
+    return [recording.start[i], recording.length[i]];
+  };
   const centre = (op) => {
     const [t0, t1] = state.x.domain();
-    const start = data.recordings[0].start[op], end = start + data.recordings[0].length[op];
+    const [start, length] = spanOf(op), end = start + length;
     if (start < t0 || end > t1) {
-      const length = Math.max(t1 - t0, 4 * (end - start));
-      show((start + end - length) / 2, (start + end + length) / 2);
+      const shown = Math.max(t1 - t0, 4 * (end - start));
+      show((start + end - shown) / 2, (start + end + shown) / 2);
     }
   };
 
   // From op to op: along the stream of the selected op, or of the first compute op.
   const next = (direction) => {
     const lane = lanes.find((candidate) => candidate.name !== "critical path" &&
-      candidate.name === (state.selected < 0 ? "compute" : data.lanes[ops.lane[state.selected]]));
+      candidate.name === (state.selected < 0 ? "compute" : data.lanes[ops.lane[state.selected]]) &&
+      (state.selected < 0 || candidate.op.includes(state.selected)));
     const from = state.selected < 0 ? (direction > 0 ? -1 : lane.size) : lane.op.indexOf(state.selected);
     const to = from + direction;
     if (to >= 0 && to < lane.size) {
@@ -121,8 +133,8 @@
     Escape: () => select(-1),
     Enter: () => {
       if (state.selected >= 0) {
-        const start = data.recordings[0].start[state.selected], length = Math.max(data.recordings[0].length[state.selected], 100);
-        show(start - 2 * length, start + 3 * length);
+        const [start, length] = spanOf(state.selected), unit = Math.max(length, 100);
+        show(start - 2 * unit, start + 3 * unit);
       }
     },
   };

@@ -4,7 +4,27 @@
 const shardwright = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const ops = data.ops;
+
+  // What another profiler recorded has bars of its own, which are numbered behind the program's ops.
+  for (const recording of data.recordings) {
+    recording.first = 0;
+    if (recording.bars !== undefined) {
+      const bars = recording.bars;
+      const subjects = ops.subjects.length, rests = ops.rests.length;
+      recording.first = ops.lane.length;
+      ops.subject = ops.subject.concat(bars.subject.map((i) => i + subjects));
+      ops.rest = ops.rest.concat(bars.rest.map((i) => i + rests));
+      for (const column of ["subjects", "rests", "lane", "micro_batch", "colour"]) {
+        ops[column] = ops[column].concat(bars[column]);
+      }
+    }
+  }
   const count = ops.lane.length;
+  // Where an op stands in the columns of a recording; -1: it is not in it.
+  const placeIn = (recording, op) => {
+    const i = op - recording.first;
+    return i >= 0 && i < recording.start.length ? i : -1;
+  };
 
   const nameOf = (op) => (ops.micro_batch[op] < 0 ? "" : `mb${ops.micro_batch[op]}.`) +
     (ops.subjects[ops.subject[op]] === "" ? "" : ops.subjects[ops.subject[op]] + ".") + ops.rests[ops.rest[op]];
@@ -22,10 +42,10 @@ const shardwright = (() => {
     let begin = 0, end = 0;
     for (const recording of data.recordings) {
       end = Math.max(end, recording.period);
-      for (let op = 0; op < count; ++op) {
-        if (ops.lane[op] !== HOST) {
-          begin = Math.min(begin, recording.start[op]);
-          end = Math.max(end, recording.start[op] + recording.length[op]);
+      for (let i = 0; i < recording.start.length; ++i) {
+        if (ops.lane[recording.first + i] !== HOST) {
+          begin = Math.min(begin, recording.start[i]);
+          end = Math.max(end, recording.start[i] + recording.length[i]);
         }
       }
     }
@@ -34,16 +54,17 @@ const shardwright = (() => {
 
   // A lane with room for `size` bars, which are added in order of time. Columns, since there may be hundreds of thousands.
   const makeLane = (recording, name, size) => ({recording, name, size: 0, start: new Float64Array(size), end: new Float64Array(size),
-    op: new Int32Array(size), colour: new Uint8Array(size), use: null});
+    reach: new Float64Array(size), op: new Int32Array(size), colour: new Uint8Array(size), use: null});
   const addBar = (lane, start, length, op, colour) => {
     const i = lane.size++;
     lane.start[i] = start;
     lane.end[i] = start + length;
+    lane.reach[i] = i > 0 ? Math.max(lane.reach[i - 1], lane.end[i]) : lane.end[i];  // the last end so far
     lane.op[i] = op;
     lane.colour[i] = colour;
   };
   const trimmed = (lane) => {
-    for (const column of ["start", "end", "op", "colour"]) {
+    for (const column of ["start", "end", "reach", "op", "colour"]) {
       lane[column] = lane[column].subarray(0, lane.size);
     }
     return lane;
@@ -61,26 +82,28 @@ const shardwright = (() => {
   const hostLane = (recording) => {
     // The host is ahead of the device: in a steady state it issues the next steps meanwhile.
     const steps = recording.critical.length > 0 ? 3 : 1;
-    const lane = makeLane(recording, "host", steps * count);
+    const lane = makeLane(recording, "host", steps * recording.issue.length);
+    const isShown = (i) => recording.bars === undefined || recording.issue_length[i] > 0;
     for (let ahead = 0; ahead < steps; ++ahead) {
-      for (let op = 0; op < count; ++op) {
-        const begin = recording.issue[op] + ahead * recording.period;
-        if (begin < range[1]) {
-          addBar(lane, begin, recording.issue_length[op], op, HOST_COLOUR);
+      for (let i = 0; i < recording.issue.length; ++i) {
+        const begin = recording.issue[i] + ahead * recording.period;
+        if (begin < range[1] && isShown(i)) {
+          addBar(lane, begin, recording.issue_length[i], recording.first + i, HOST_COLOUR);
         }
       }
     }
     return trimmed(lane);
   };
   const lanesOf = (recording) => {
-    const streams = data.lanes.map((name) => makeLane(recording, name, count));
-    for (let op = 0; op < count; ++op) {
+    const streams = data.lanes.map((name) => makeLane(recording, name, recording.start.length));
+    for (let i = 0; i < recording.start.length; ++i) {
+      const op = recording.first + i;
       if (ops.lane[op] !== HOST) {
-        addBar(streams[ops.lane[op]], recording.start[op], recording.length[op], op, ops.colour[op]);
+        addBar(streams[ops.lane[op]], recording.start[i], recording.length[i], op, ops.colour[op]);
       }
     }
     return [...(recording.critical.length > 0 ? [criticalLane(recording)] : []),
-      ...streams.filter((lane) => lane.size > 0).map(trimmed), hostLane(recording)];
+      ...streams.map(trimmed), hostLane(recording)].filter((lane) => lane.size > 0);
   };
 
   // Ops on the critical path, by op.
@@ -132,6 +155,6 @@ const shardwright = (() => {
     return `${Number((bytes / unit).toPrecision(3))} ${name}`;
   };
 
-  return {data, ops, count, nameOf, shortNameOf, critical, search, firstAbove, range, formatTime, formatBytes,
+  return {data, ops, count, placeIn, nameOf, shortNameOf, critical, search, firstAbove, range, formatTime, formatBytes,
     lanes: data.recordings.flatMap(lanesOf)};
 })();

@@ -74,7 +74,7 @@ shardwright.timeline = (() => {
         column = -1;
       }
     };
-    for (let i = firstAbove(lane.end, t0); i < lane.size && lane.start[i] < t1; ++i) {
+    for (let i = firstAbove(lane.reach, t0); i < lane.size && lane.start[i] < t1; ++i) {
       if (accepts !== null && !accepts(lane.op[i])) {
         continue;
       }
