@@ -11,7 +11,7 @@
 #   scripts/gpu_check.sh tests      every kernel and the loopback ranks against the host's arithmetic
 #   scripts/gpu_check.sh kernels    speed of the kernels, as a fraction of what the memory or the matrix units could do
 #   scripts/gpu_check.sh training   steps of GPT-2 on 1, 2, 4 and 8 ranks of one GPU
-#   scripts/gpu_check.sh mfu        steps of 1.5 and 3 billion parameters on one GPU, measured against predicted
+#   scripts/gpu_check.sh mfu        steps of 1.5 and 3 billion parameters on one GPU, measured against predicted and against PyTorch
 #   scripts/gpu_check.sh gpus       GPT-2 on as many GPUs as there are, a process each, with NCCL
 #   scripts/gpu_check.sh sanitizer  compute-sanitizer memcheck and racecheck over the kernel tests
 #   scripts/gpu_check.sh            all of them but pack, one after the other
@@ -53,7 +53,7 @@ check() {
 }
 
 # Lines of a check's output that belong into the table.
-show() { grep -hE "$2" "$tree/${1// /_}.log" | sed 's/^/    /' | cut -c1-150; }
+show() { grep -hE "$2" "$tree/${1// /_}.log" 2>/dev/null | sed 's/^/    /' | cut -c1-150; }
 
 need() {
   command -v "$1" >/dev/null || { echo "gpu_check.sh: no $1 on this machine" >&2; exit 4; }
@@ -148,7 +148,9 @@ mfu() {
   for name in qwen2.5-1.5b llama-3.2-3b; do
     check "plan $name" "$(program shardwright)" plan --model "$name" --cluster "h200-141 x1" --seq 2048 --global-batch 32 \
       --kernel-set shardwright-cuda-plain --dialect native --precision bf16-mixed "${profile[@]}" -o "$tree/$name.json" &&
-      train "$name" "$tree/$name.json" --loopback 1
+      train "$name" "$tree/$name.json" --loopback 1 &&
+      check "PyTorch $name" python3 bench/pytorch_fsdp2.py "$tree/$name.json" --steps 5
+    show "PyTorch $name" '^PyTorch'
   done
 }
 
