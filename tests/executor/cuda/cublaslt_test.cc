@@ -4,6 +4,7 @@
 #include "executor/cuda/cublaslt.h"
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -204,6 +205,17 @@ TEST_CASE("CublasLt.LeavesMixedTypesAlone") {
   p.b = {{&number, DType::kBf16}, 1, 1};
   p.c = {{&number, DType::kFp32}, 1, 1};
   CHECK_FALSE(library.Multiply(p, nullptr, 0, nullptr));
+}
+
+TEST_CASE("CublasLt.SaysWhatIsMissing") {
+  CublasLtTable table{};
+  ::setenv("SHARDWRIGHT_CUBLASLT", "/nonexistent/libcublasLt.so.13", 1);
+  CHECK(LoadCublasLt(&table) ==
+        "/nonexistent/libcublasLt.so.13: cannot open shared object file: No such file or "
+        "directory");
+  ::setenv("SHARDWRIGHT_CUBLASLT", "libm.so.6", 1);
+  CHECK(LoadCublasLt(&table) == "libcublasLt lacks functions that CUDA 12 and 13 have");
+  ::unsetenv("SHARDWRIGHT_CUBLASLT");
 }
 
 }  // namespace

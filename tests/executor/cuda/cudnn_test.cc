@@ -141,6 +141,10 @@ TEST_CASE("Cudnn.SaysWhatIsMissing") {
         "/nonexistent/libcudnn.so.9: cannot open shared object file: No such file or directory");
   ::setenv("SHARDWRIGHT_CUDNN", "libm.so.6", 1);
   CHECK(LoadCudnn(&table) == "libcudnn lacks functions that cuDNN 9 has");
+  ::setenv("SHARDWRIGHT_CUDNN", SW_FAKE_LIBCUDNN, 1);
+  CHECK(LoadCudnn(&table) ==
+        "libcudnn needs another library: libcublasLt.so.99: cannot open shared object file: No "
+        "such file or directory");
   ::unsetenv("SHARDWRIGHT_CUDNN");
   CHECK(DescribeCudnnVersion(91900).empty());
   CHECK(DescribeCudnnVersion(91002) == "libcudnn is version 9.10.2, expected at least 9.11");
