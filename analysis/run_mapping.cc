@@ -223,6 +223,18 @@ void SetZero(const MeasuredRun& run, const Stack& stack, Plan& plan) {
   }
 }
 
+// PyTorch's all_gather and reduce_scatter of lists: Python makes a tensor per rank, then C++ starts
+// a copy of each, while the device waits. That is time per collective.
+void AddTensorLists(std::int64_t ranks, Profile& profile) {
+  const HostProfile& host = profile.host;
+  const Seconds each = host.op_issue.value + host.kernel_launch.value;
+  for (TransportProfile& transport : profile.transports) {
+    for (ProtocolProfile& protocol : transport.protocols) {
+      protocol.base_latency.value += each * static_cast<double>(ranks);
+    }
+  }
+}
+
 void SetBatch(const MeasuredRun& run, std::int64_t ranks, Job& job, Plan& plan,
               std::vector<std::string>& notes) {
   plan.micro_batch = run.micro_batch;
@@ -299,6 +311,9 @@ void FillPlan(const MeasuredRun& run, const std::string& profile, PlanFile& file
   plan.offload = OffloadOf(run, stack);
   SetSharding(run, stack, file.cluster, plan, notes);
   SetZero(run, stack, plan);
+  if (stack.waits_for_gathers) {
+    AddTensorLists(file.cluster.RankCount(), file.profile);
+  }
   plan.sync = run.accumulation > 1 && !IsZero(plan.dialect) ? stack.sync : SyncMode::kEvery;
   if (plan.dialect == Dialect::kFsdp1) {
     plan.backward_prefetch = stack.backward_prefetch;

@@ -113,6 +113,12 @@ TEST_CASE("Runs: DeepSpeed before 2022 waits for each of its gathers") {
   CHECK(plan.plan.offload.activations);
   CHECK(plan.kernels.name == "megatron-2021");
   CHECK(plan.cluster.network == "opa");
+  // Lists of 64 tensors: 64 times the issue of an op (6 us) and a launch (4 us) per collective.
+  const Profile base = LoadProfile(plan.profile.name);
+  const auto latency = [](const Profile& profile) {
+    return FindTransport(profile, "opa").protocols.front().base_latency.value.value;
+  };
+  CHECK(latency(plan.profile) - latency(base) == doctest::Approx(640e-6));
   MeasuredRun run = RowNamed("bigscience-016");
   run.offload = "n";
   CHECK(MapRun(run, "auto").plan.plan.offload.activations);
