@@ -7,130 +7,228 @@
 namespace shardwright {
 namespace {
 
-// Bytes that exist, on the device (side 0) and on the host (side 1).
-struct Existing {
-  std::array<std::array<std::int64_t, kCategoryCount>, 2> bytes{};
-  std::array<std::int64_t, 2> total{};
-};
-
-struct Peak {
+// Bytes, in all and by category.
+struct Amount {
   std::int64_t total = 0;
   std::array<std::int64_t, kCategoryCount> bytes{};
+
+  void Add(Category category, std::int64_t size) {
+    total += size;
+    bytes[static_cast<std::size_t>(category)] += size;
+  }
+  // *this += count * (after - before).
+  void AddScaled(const Amount& before, const Amount& after, std::int64_t count) {
+    total += count * (after.total - before.total);
+    for (std::size_t c = 0; c < kCategoryCount; ++c) {
+      bytes[c] += count * (after.bytes[c] - before.bytes[c]);
+    }
+  }
+};
+using Sides = std::array<Amount, 2>;  // on the device and on the host
+
+struct Peak {
+  Amount amount;
   BodyKind body = BodyKind::kInit;
   std::uint32_t before_op = OpId::kNoneValue;
+  const MemoryPoint* point = nullptr;  // stands before it; null once before_op is set
+  bool lacks_categories = false;       // nothing has gone since, so they are those of now
 };
 
-// Walks bodies in host order and keeps the highest moment.
+// Walks bodies in host order and keeps the highest moments: those of what exists, and those of what
+// would exist without the body's own alloc_once points. The latter are the ones of the body's next
+// run, in which these points do nothing, less what that run finds at its begin; so one walk of the
+// step tells of the first and of the steady one.
 class Walk {
  public:
-  Walk(const Program& program, bool periodic, std::vector<std::uint8_t>& allocated_once)
-      : program_(program), periodic_(periodic), allocated_once_(allocated_once) {
-    allocated_once_.assign(program.buffers.size(), 0);
+  Walk(const Program& program, bool periodic, MemoryWorkspace& workspace)
+      : program_(program), periodic_(periodic), workspace_(workspace) {
+    ++workspace_.call;
+    if (workspace_.made_in.size() < program.buffers.size()) {
+      workspace_.made_in.resize(program.buffers.size());
+    }
   }
 
   void RunBody(const Body& body, BodyKind kind) {
     body_ = &body;
     kind_ = kind;
     cursor_ = 0;
-    RunRange(0, static_cast<std::uint32_t>(body.size()));
-    Apply(body.PointsAtEnd(), OpId::kNoneValue);
-  }
-  // Peaks are counted anew from what exists now.
-  void StartPeaks(BodyKind kind) {
+    at_begin_ = now_;
+    once_ = Sides();
     for (std::size_t side = 0; side < 2; ++side) {
-      peaks_[side] = PeakNow(side, body_ == nullptr || body_->ops.empty() ? OpId::kNoneValue : 0);
-      peaks_[side].body = kind;
+      peaks_[kNext][side] = PeakNow(kNext, side, body.ops.empty() ? OpId::kNoneValue : 0);
     }
+    RunRange(0, static_cast<std::uint32_t>(body.size()));
+    Apply(body.PointsAtEnd());
+    Settle();
   }
-  [[nodiscard]] MemoryPeak PeakOf(std::size_t side) const {
-    const Peak& peak = peaks_[side];
+  // The highest moment of all bodies so far.
+  [[nodiscard]] MemoryPeak PeakSoFar(std::size_t side) const {
+    return ToMemoryPeak(peaks_[kSoFar][side]);
+  }
+  // The highest moment of the last body's next run.
+  [[nodiscard]] MemoryPeak PeakOfNext(std::size_t side) const {
+    Peak peak = peaks_[kNext][side];
+    peak.amount.AddScaled(at_begin_[side], now_[side], 1);
+    return ToMemoryPeak(peak);
+  }
+  [[nodiscard]] const Sides& existing() const { return now_; }
+  void Apply(std::span<const MemoryPoint> points);
+
+ private:
+  enum Reading : std::size_t { kSoFar, kNext, kReadingCount };
+
+  [[nodiscard]] static MemoryPeak ToMemoryPeak(const Peak& peak) {
     MemoryPeak result;
-    result.total = Bytes(peak.total);
+    result.total = Bytes(peak.amount.total);
     for (std::size_t c = 0; c < kCategoryCount; ++c) {
-      result.by_category[c] = Bytes(peak.bytes[c]);
+      result.by_category[c] = Bytes(peak.amount.bytes[c]);
     }
     result.body = peak.body;
     result.before_op = OpId(peak.before_op);
     return result;
   }
-  [[nodiscard]] const Existing& existing() const { return now_; }
-  void Apply(std::span<const MemoryPoint> points, std::uint32_t before_op);
-
- private:
-  [[nodiscard]] Peak PeakNow(std::size_t side, std::uint32_t before_op) const {
-    return {now_.total[side], now_.bytes[side], kind_, before_op};
+  [[nodiscard]] Peak PeakNow(Reading reading, std::size_t side, std::uint32_t before_op) const {
+    Peak peak{now_[side], kind_, before_op};
+    if (reading == kNext) {
+      peak.amount.AddScaled(once_[side], Amount(), 1);
+    }
+    return peak;
   }
+  void NotePeaks(std::size_t side, const MemoryPoint& point);
+  void SettleCategories();
+  void Settle();
   void RunRange(std::uint32_t begin, std::uint32_t end);
   void RunRepeat(const Repeat& repeat);
-  void Advance(std::uint32_t begin, std::uint32_t end) {
-    for (std::uint32_t i = begin; i < end; ++i) {
-      Apply(body_->PointsBefore(OpId(i)), i);
-    }
-  }
+  [[nodiscard]] std::span<const MemoryPoint> PointsOf(std::uint32_t begin, std::uint32_t end) const;
+  [[nodiscard]] std::uint32_t OpBehind(const MemoryPoint& point) const;
 
   const Program& program_;
   bool periodic_;
-  std::vector<std::uint8_t>& allocated_once_;
+  MemoryWorkspace& workspace_;
   const Body* body_ = nullptr;
   BodyKind kind_ = BodyKind::kInit;
   std::size_t cursor_ = 0;
-  Existing now_;
-  std::array<Peak, 2> peaks_;
+  Sides now_;
+  Sides at_begin_;  // of the body
+  Sides once_;      // added by alloc_once points of the body
+  std::array<std::array<Peak, 2>, kReadingCount> peaks_;
+  bool is_rising_ = false;  // some peak lacks its categories
 };
 
-void Walk::Apply(std::span<const MemoryPoint> points, std::uint32_t before_op) {
-  for (const MemoryPoint& point : points) {
-    const Buffer& buffer = program_.buffers[point.buffer.value];
-    const std::size_t side = buffer.on_host ? 1 : 0;
-    std::int64_t& bytes = now_.bytes[side][static_cast<std::size_t>(buffer.category)];
-    if (point.kind == PointKind::kFree) {
-      bytes -= buffer.size.value;
-      now_.total[side] -= buffer.size.value;
-      continue;
-    }
-    if (point.kind == PointKind::kAllocOnce) {
-      if (allocated_once_[point.buffer.value] != 0) {
-        continue;
-      }
-      allocated_once_[point.buffer.value] = 1;
-    }
-    bytes += buffer.size.value;
-    now_.total[side] += buffer.size.value;
-    if (now_.total[side] > peaks_[side].total) {
-      peaks_[side] = PeakNow(side, before_op);
+// Called when bytes have been added.
+void Walk::NotePeaks(std::size_t side, const MemoryPoint& point) {
+  const std::array<std::int64_t, kReadingCount> totals = {now_[side].total,
+                                                          now_[side].total - once_[side].total};
+  for (const Reading reading : {kSoFar, kNext}) {
+    Peak& peak = peaks_[reading][side];
+    if (totals[reading] > peak.amount.total) {
+      peak.amount.total = totals[reading];
+      peak.point = &point;
+      peak.lacks_categories = is_rising_ = true;
     }
   }
 }
 
-// All copies have equal points, so each one adds what the first one adds; the highest moment is in
-// the first copy, or in the last one if copies leave something behind.
-void Walk::RunRepeat(const Repeat& repeat) {
-  const std::array<Peak, 2> peaks_before = peaks_;
-  const Existing before = now_;
-  for (std::size_t side = 0; side < 2; ++side) {
-    peaks_[side] = PeakNow(side, repeat.first);
-  }
-  RunRange(repeat.first, repeat.first + repeat.period);
-  const auto more = static_cast<std::int64_t>(repeat.count) - 1;
-  for (std::size_t side = 0; side < 2; ++side) {
-    const std::int64_t growth = now_.total[side] - before.total[side];
-    Peak highest = peaks_before[side];
-    if (peaks_[side].total > highest.total) {
-      highest = peaks_[side];
-    }
-    if (peaks_[side].total + more * growth > highest.total) {
-      highest = peaks_[side];
-      highest.total += more * growth;
-      highest.before_op += static_cast<std::uint32_t>(more) * repeat.period;
-      for (std::size_t c = 0; c < kCategoryCount; ++c) {
-        highest.bytes[c] += more * (now_.bytes[side][c] - before.bytes[side][c]);
+// Called before bytes go.
+void Walk::SettleCategories() {
+  is_rising_ = false;
+  for (const Reading reading : {kSoFar, kNext}) {
+    for (std::size_t side = 0; side < 2; ++side) {
+      Peak& peak = peaks_[reading][side];
+      if (peak.lacks_categories) {
+        peak.amount = PeakNow(reading, side, peak.before_op).amount;
+        peak.lacks_categories = false;
       }
     }
-    peaks_[side] = highest;
-    now_.total[side] += more * growth;
-    for (std::size_t c = 0; c < kCategoryCount; ++c) {
-      now_.bytes[side][c] += more * (now_.bytes[side][c] - before.bytes[side][c]);
+  }
+}
+
+void Walk::Settle() {
+  SettleCategories();
+  for (auto& peaks : peaks_) {
+    for (Peak& peak : peaks) {
+      if (peak.point != nullptr) {
+        peak.before_op = OpBehind(*peak.point);
+        peak.body = kind_;
+        peak.point = nullptr;
+      }
     }
+  }
+}
+
+void Walk::Apply(std::span<const MemoryPoint> points) {
+  for (const MemoryPoint& point : points) {
+    const Buffer& buffer = program_.buffers[point.buffer.value];
+    const std::size_t side = buffer.on_host ? 1 : 0;
+    if (point.kind == PointKind::kFree) {
+      if (is_rising_) {
+        SettleCategories();
+      }
+      now_[side].Add(buffer.category, -buffer.size.value);
+      continue;
+    }
+    if (point.kind == PointKind::kAllocOnce) {
+      std::uint64_t& made_in = workspace_.made_in[point.buffer.value];
+      if (made_in == workspace_.call) {
+        continue;
+      }
+      made_in = workspace_.call;
+      once_[side].Add(buffer.category, buffer.size.value);
+    }
+    now_[side].Add(buffer.category, buffer.size.value);
+    NotePeaks(side, point);
+  }
+}
+
+// The points before ops [begin, end).
+std::span<const MemoryPoint> Walk::PointsOf(std::uint32_t begin, std::uint32_t end) const {
+  const std::vector<Op>& ops = body_->ops;
+  const auto first = [&](std::uint32_t op) {
+    return body_->points.data() + (op < ops.size() ? ops[op].point_begin : body_->end_point_begin);
+  };
+  return {first(begin), first(end)};
+}
+
+// The op that a point of the body stands before; none for those at its end.
+std::uint32_t Walk::OpBehind(const MemoryPoint& point) const {
+  const std::vector<Op>& ops = body_->ops;
+  const auto index = static_cast<std::uint32_t>(&point - body_->points.data());
+  if (index >= body_->end_point_begin) {
+    return OpId::kNoneValue;
+  }
+  const auto behind =
+      std::upper_bound(ops.begin(), ops.end(), index,
+                       [](std::uint32_t value, const Op& op) { return value < op.point_begin; });
+  return static_cast<std::uint32_t>(behind - ops.begin()) - 1;
+}
+
+// All copies have equal points, none of them alloc_once, so each one adds what the first one adds;
+// the highest moment is in the first copy, or in the last one if copies leave something behind.
+void Walk::RunRepeat(const Repeat& repeat) {
+  Settle();
+  const auto peaks_before = peaks_;
+  const Sides before = now_;
+  for (const Reading reading : {kSoFar, kNext}) {
+    for (std::size_t side = 0; side < 2; ++side) {
+      peaks_[reading][side] = PeakNow(reading, side, repeat.first);
+    }
+  }
+  RunRange(repeat.first, repeat.first + repeat.period);
+  Settle();
+  const std::uint32_t more = repeat.count - 1;
+  for (std::size_t side = 0; side < 2; ++side) {
+    const Amount after = now_[side];
+    for (const Reading reading : {kSoFar, kNext}) {
+      Peak& peak = peaks_[reading][side];
+      if (after.total > before[side].total) {
+        peak.amount.AddScaled(before[side], after, more);
+        peak.before_op += more * repeat.period;
+      }
+      if (peak.amount.total <= peaks_before[reading][side].amount.total) {
+        peak = peaks_before[reading][side];
+      }
+    }
+    now_[side].AddScaled(before[side], after, more);
   }
   const std::uint32_t end = repeat.first + repeat.period * repeat.count;
   while (cursor_ < body_->repeats.size() && body_->repeats[cursor_].first < end) {
@@ -142,11 +240,11 @@ void Walk::RunRange(std::uint32_t begin, std::uint32_t end) {
   std::uint32_t position = begin;
   while (periodic_ && cursor_ < body_->repeats.size() && body_->repeats[cursor_].first < end) {
     const Repeat& repeat = body_->repeats[cursor_++];
-    Advance(position, repeat.first);
+    Apply(PointsOf(position, repeat.first));
     RunRepeat(repeat);
     position = repeat.first + repeat.period * repeat.count;
   }
-  Advance(position, end);
+  Apply(PointsOf(position, end));
 }
 
 const Body& FirstStep(const Program& program) {
@@ -165,20 +263,18 @@ const MemoryPeak& AllocatedMemory::HostPeak() const {
 
 AllocatedMemory MeasureAllocated(const Program& program, bool periodic,
                                  MemoryWorkspace& workspace) {
-  Walk walk(program, periodic, workspace.allocated_once);
-  AllocatedMemory result;
+  Walk walk(program, periodic, workspace);
   walk.RunBody(program.init, BodyKind::kInit);
   const bool has_warmup = !program.warmup.ops.empty();
   walk.RunBody(FirstStep(program), has_warmup ? BodyKind::kWarmup : BodyKind::kStep);
-  result.device_first = walk.PeakOf(0);
-  result.host_first = walk.PeakOf(1);
+  AllocatedMemory result;
+  result.device_first = walk.PeakSoFar(0);
+  result.host_first = walk.PeakSoFar(1);
   if (has_warmup) {
     walk.RunBody(program.step, BodyKind::kStep);  // may still allocate for the first time
   }
-  walk.StartPeaks(BodyKind::kStep);
-  walk.RunBody(program.step, BodyKind::kStep);
-  result.device_steady = walk.PeakOf(0);
-  result.host_steady = walk.PeakOf(1);
+  result.device_steady = walk.PeakOfNext(0);
+  result.host_steady = walk.PeakOfNext(1);
   return result;
 }
 
@@ -287,16 +383,16 @@ std::vector<PeakBuffer> ExplainPeak(const Program& program, const MemoryPeak& pe
 
 void AppendMemorySamples(const Program& program, std::span<const Span> spans,
                          std::vector<MemorySample>& samples) {
-  std::vector<std::uint8_t> allocated_once;
-  Walk walk(program, false, allocated_once);
+  MemoryWorkspace workspace;
+  Walk walk(program, false, workspace);
   const auto add = [&](const Span& at, SimTime time) {
     MemorySample sample;
     sample.step = at.step;
     sample.rank = at.rank;
     sample.time = time;
     for (std::size_t c = 0; c < kCategoryCount; ++c) {
-      sample.device[c] = Bytes(walk.existing().bytes[0][c]);
-      sample.host[c] = Bytes(walk.existing().bytes[1][c]);
+      sample.device[c] = Bytes(walk.existing()[0].bytes[c]);
+      sample.host[c] = Bytes(walk.existing()[1].bytes[c]);
     }
     samples.push_back(sample);
   };
@@ -306,12 +402,12 @@ void AppendMemorySamples(const Program& program, std::span<const Span> spans,
                        : span.body == BodyKind::kWarmup ? program.warmup
                                                         : program.step;
     const auto points = body.PointsBefore(span.op);
-    walk.Apply(points, span.op.value);
+    walk.Apply(points);
     if (!points.empty()) {
       add(span, span.issue_begin);
     }
     if (span.op.value + 1 == body.size() && !body.PointsAtEnd().empty()) {
-      walk.Apply(body.PointsAtEnd(), OpId::kNoneValue);
+      walk.Apply(body.PointsAtEnd());
       add(span, span.issue_end);
     }
   }

@@ -39,7 +39,8 @@ struct AllocatedMemory {
 
 // Scratch memory that calls reuse.
 struct MemoryWorkspace {
-  std::vector<std::uint8_t> allocated_once;  // by buffer: an alloc_once point has been reached
+  std::uint64_t call = 0;
+  std::vector<std::uint64_t> made_in;  // by buffer: the last call that came to its alloc_once point
 };
 
 // Peaks of init with the first step, and of the steady step. With `periodic`, points of repeated
