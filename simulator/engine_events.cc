@@ -94,33 +94,39 @@ void EventLoop::SetHead(std::size_t stream, std::uint32_t op) {
   head.cost = &CostOf(s_.runs[head.run], op);
 }
 
-// Finds out when the head of a stream can start, or what it waits for. It is asked when the last
-// thing waited for so far ends; so unless the host is late, the head starts now.
-void EventLoop::Resolve(std::size_t stream) {
+// Finds an op that has to end before the head of a stream can start; false when there is none.
+bool EventLoop::FindBlocker(std::size_t stream) {
   StreamHead& head = s_.heads[stream];
   const BodyRun& run = s_.runs[head.run];
-  const EventRecord& record = s_.records[head.op];
-  const auto has_ended = [&](std::uint32_t target) {
+  const auto blocks = [&](std::uint32_t target) {
     if (target == kNone) {
-      return true;
+      return false;
     }
     const std::uint8_t other = CostOf(RunOf(run, target), target).stream;
     if (s_.heads[other].op > target) {
-      return true;
+      return false;
     }
     head.status = Status::kBlocked;
     head.blocker = target;
     head.blocker_stream = other;
-    return false;
+    return true;
   };
   for (const Edge edge : EdgesOf(*run.body, head.op - run.base)) {
-    if (!has_ended(Target(run, edge))) {
-      return;
+    if (blocks(Target(run, edge))) {
+      return true;
     }
   }
-  if (!has_ended(record.before_in_group)) {
+  return blocks(s_.records[head.op].before_in_group);
+}
+
+// Finds out when the head of a stream can start, or what it waits for. It is asked when the last
+// thing waited for so far ends; so unless the host is late, the head starts now.
+void EventLoop::Resolve(std::size_t stream) {
+  if (FindBlocker(stream)) {
     return;
   }
+  StreamHead& head = s_.heads[stream];
+  const EventRecord& record = s_.records[head.op];
   issue_slack_ = std::min(issue_slack_, now_ - record.issued);
   head.status = Status::kTimed;
   head.time = std::max(now_, record.issued);
@@ -186,6 +192,7 @@ void EventLoop::Finish(std::size_t stream) {
     s_.first_ended[stream] = head.op;
     s_.stream_free[stream] = now_;
   }
+  s_.last_ended[stream] = head.op;
   moved_ |= 1u << stream;
   running_key_ &= ~(std::uint64_t{0xff} << (8 * stream));
   running_changed_ = true;

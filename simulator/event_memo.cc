@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/error.h"
 #include "simulator/internal/event_loop.h"
 
 namespace shardwright::internal {
@@ -31,6 +32,38 @@ bool AreAlike(const SegmentAt& a, const SegmentAt& b) {
           b.segment.far_end <= b.lowest);
 }
 
+// An op of a body, and the first op that had not ended when what is looked at began.
+struct OpAt {
+  std::uint32_t op = 0;
+  std::uint32_t lowest = 0;
+};
+
+// The segment of an op, which is near the segment `hint`.
+std::uint32_t SegmentOf(const Body& body, std::uint32_t op, std::uint32_t hint) {
+  while (body.segments[hint].first > op) {
+    --hint;
+  }
+  while (SegmentEnd(body, hint) <= op) {
+    ++hint;
+  }
+  return hint;
+}
+
+// Both ops are the same and wait for the same.
+bool OpsAreAlike(const Body& body, const OpAt& a, const OpAt& b) {
+  const auto edges_of_a = EdgesOf(body, a.op);
+  const auto edges_of_b = EdgesOf(body, b.op);
+  return body.ops[a.op].shape == body.ops[b.op].shape &&
+         std::equal(edges_of_a.begin(), edges_of_a.end(), edges_of_b.begin(), edges_of_b.end(),
+                    [&](const Edge& x, const Edge& y) {
+                      if (x.is_carried() || y.is_carried()) {
+                        return x.is_carried() && y.is_carried();
+                      }
+                      return a.op - x.value == b.op - y.value ||
+                             (x.value < a.lowest && y.value < b.lowest);
+                    });
+}
+
 std::int64_t LeadOf(const Anchor& anchor) {
   return anchor.time - anchor.issued;
 }
@@ -41,55 +74,47 @@ void EventLoop::BeginWatch(std::size_t level, const Anchor& now) {
   s_.memo.watches[level] = {true, now, 0, now.slack};
 }
 
-// Which streams a transition depends on, and the highest op they have come to. False when it leads
-// out of the run.
-bool EventLoop::FindStreams(const Watch& watch, Transition& transition,
-                            std::uint32_t& highest) const {
+// Which streams a transition depends on and how far. False when it leads out of the run.
+bool EventLoop::FindStreams(const Watch& watch, Transition& transition) const {
   const BodyRun& run = s_.runs[watch.begin.run];
   const auto size = static_cast<std::uint32_t>(run.body->size());
-  highest = 0;
-  std::uint32_t asleep = 0;
+  const std::uint32_t first = run.body->segments[watch.begin.segment].first;
+  std::uint32_t highest = 0;
+  std::uint32_t reach = 0;
   for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
     const StreamHead& head = s_.heads[stream];
     const Status before = watch.begin.streams[stream].status;
+    const bool is_blocked = head.status == Status::kBlocked;
     if ((watch.moved >> stream & 1u) == 0 && before == head.status &&
-        (before == Status::kBlocked || before == Status::kEmpty)) {
-      asleep |= before == Status::kBlocked ? 1u << stream : 0;
+        (is_blocked || before == Status::kEmpty)) {
       continue;
     }
     transition.streams |= 1u << stream;
-    highest = std::max(highest, head.op);  // kNone: the stream has run out of ops
+    highest = std::max(highest, is_blocked ? s_.last_ended[stream] : head.op);
+    reach = std::max(reach, head.op);  // kNone: the stream has run out of ops
   }
-  for (bool has_changed = true; has_changed;) {
-    has_changed = false;
-    for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
-      const StreamHead& head = s_.heads[stream];
-      if ((asleep >> stream & 1u) != 0 && head.blocker <= highest) {
-        asleep &= ~(1u << stream);
-        transition.streams |= 1u << stream;
-        highest = std::max(highest, head.op);
-        has_changed = true;
-      }
-    }
+  if (highest >= run.base + size || reach == kNone) {
+    return false;
   }
-  return highest < run.base + size;
+  transition.highest = highest - run.base - first;
+  const std::uint32_t segment = watch.begin.segment;
+  transition.after = SegmentOf(*run.body, highest - run.base, segment) - segment;
+  transition.is_loop = reach < run.base + size;
+  transition.reach =
+      transition.is_loop ? SegmentOf(*run.body, reach - run.base, segment) - segment : 0;
+  return true;
 }
 
 StreamDetail EventLoop::DetailOf(std::size_t stream, const Anchor& now) const {
   const StreamHead& head = s_.heads[stream];
-  const EventRecord& record = s_.records[head.op];
   const BodyRun& run = s_.runs[now.run];
-  const std::int64_t first = std::int64_t{run.base} + run.body->segments[now.segment].first;
+  const std::uint32_t first = run.base + run.body->segments[now.segment].first;
+  const std::uint32_t op = head.status == Status::kBlocked ? s_.last_ended[stream] : head.op;
   StreamDetail detail;
-  detail.segment = static_cast<std::int32_t>(s_.cursors[stream].segment) -
-                   static_cast<std::int32_t>(now.segment);
-  detail.issued = record.issued - now.issued;
-  detail.started = now_ - record.start;
+  detail.op = std::int64_t{op} - first;
+  detail.issued = s_.records[op].issued - now.issued;
+  detail.started = now_ - s_.records[op].start;
   detail.idle = now_ - s_.stream_free[stream];
-  detail.blocker = head.blocker - first;
-  detail.blocker_stream = head.blocker_stream;
-  detail.is_in_line = record.before_in_group != kNone && record.before_in_group >= now.lowest;
-  detail.before_in_group = record.before_in_group - first;
   return detail;
 }
 
@@ -103,9 +128,8 @@ void EventLoop::EndWatch(std::size_t level, const Anchor& now) {
   }
   watch.is_on = false;
   Transition transition;
-  std::uint32_t highest = 0;
   if (begin.lowest < run.base || s_.memo.transitions.size() == kMostTransitions ||
-      !FindStreams(watch, transition, highest)) {
+      !FindStreams(watch, transition)) {
     return;
   }
   const std::vector<Segment>& segments = run.body->segments;
@@ -117,12 +141,7 @@ void EventLoop::EndWatch(std::size_t level, const Anchor& now) {
   while (segments[begin.segment - transition.before].first > lowest) {
     ++transition.before;
   }
-  while (SegmentEnd(*run.body, begin.segment + transition.after) <= highest - run.base) {
-    ++transition.after;
-  }
   transition.lowest = lowest;
-  transition.highest = highest - run.base - segments[begin.segment].first;
-  transition.is_loop = true;
   transition.slack = watch.slack;
   for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
     if ((transition.streams >> stream & 1u) == 0) {
@@ -138,23 +157,39 @@ void EventLoop::EndWatch(std::size_t level, const Anchor& now) {
   transition.host = now.issued - begin.issued;
   transition.finished = begin.unfinished - now.unfinished;
   AddScaled(transition.totals, begin.totals, now.totals, 1);
+  transition.totals.host_issue = 0;  // that of the whole run, once a stream has come to its end
   std::uint32_t& first = s_.memo.first[level][segments[begin.segment].kind];
   transition.next = first;
   first = static_cast<std::uint32_t>(s_.memo.transitions.size());
   s_.memo.transitions.push_back(transition);
 }
 
-// The streams that the transition does not depend on wait for what follows it, when it begins at
-// `segment`.
-bool EventLoop::OthersSleep(const Transition& transition, std::size_t segment) const {
-  const BodyRun& run = s_.runs[s_.heads[kCompute].run];
-  const std::uint32_t highest = run.base + run.body->segments[segment].first + transition.highest;
-  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
-    const StreamHead& head = s_.heads[stream];
-    const bool sleeps = head.status == Status::kEmpty ||
-                        (head.status == Status::kBlocked && head.blocker > highest);
-    if ((transition.streams >> stream & 1u) == 0 && !sleeps) {
+// The ops that the transition depends on are those of now. Its first and its last segment need not
+// be like those of now as a whole.
+bool EventLoop::OpsMatch(const Transition& transition, const Anchor& now) const {
+  const Body& body = *s_.memo.body;
+  const std::vector<Segment>& segments = body.segments;
+  const std::uint32_t lowest = now.lowest - s_.runs[now.run].base;
+  const std::uint32_t shift = segments[now.segment].first - segments[transition.segment].first;
+  const std::size_t known = transition.segment - transition.before;
+  const std::size_t later = now.segment - transition.before;
+  const std::size_t last = std::size_t{transition.before} + transition.after;
+  for (std::size_t s = 0; s <= last; ++s) {
+    if (AreAlike({segments[known + s], transition.lowest}, {segments[later + s], lowest})) {
+      continue;
+    }
+    const std::uint32_t end = SegmentEnd(body, known + s);
+    const bool has_end = s >= transition.before && s < transition.before + transition.advance;
+    if ((s != 0 && s != last) || (has_end && end + shift != SegmentEnd(body, later + s))) {
       return false;
+    }
+    const std::uint32_t from = s == 0 ? transition.lowest : segments[known + s].first;
+    const std::uint32_t to =
+        s == last ? segments[transition.segment].first + transition.highest + 1 : end;
+    for (std::uint32_t i = from; i < to; ++i) {
+      if (!OpsAreAlike(body, {i, transition.lowest}, {i + shift, lowest})) {
+        return false;
+      }
     }
   }
   return true;
@@ -175,15 +210,7 @@ bool EventLoop::Matches(const Transition& transition, const Anchor& now) const {
   if (transition.slack < 0 ? more_lead != 0 : more_lead < 0 && -more_lead > transition.slack) {
     return false;
   }
-  const std::uint32_t lowest = now.lowest - s_.runs[now.run].base;
-  const std::size_t known = transition.segment - transition.before;
-  const std::size_t later = now.segment - transition.before;
-  for (std::size_t s = 0; s <= std::size_t{transition.before} + transition.after; ++s) {
-    if (!AreAlike({segments[known + s], transition.lowest}, {segments[later + s], lowest})) {
-      return false;
-    }
-  }
-  return OthersSleep(transition, now.segment);
+  return OpsMatch(transition, now);
 }
 
 // How many times in a row a transition that matches now can be taken.
@@ -195,7 +222,7 @@ std::uint32_t EventLoop::CountLoops(const Transition& transition, const Anchor& 
   const std::vector<Segment>& segments = s_.memo.body->segments;
   const std::uint32_t lowest = now.lowest - s_.runs[now.run].base;
   const std::size_t period = transition.advance;
-  const std::size_t last = now.segment + transition.after;
+  const std::size_t last = now.segment + transition.reach;
   // Segments up to here are like the ones one period before.
   std::size_t end = now.segment - transition.before + period;
   while (end < segments.size() &&
@@ -208,9 +235,6 @@ std::uint32_t EventLoop::CountLoops(const Transition& transition, const Anchor& 
     count = static_cast<std::size_t>(
         std::min<std::int64_t>(static_cast<std::int64_t>(count), 1 + slack / -gain));
   }
-  while (count > 1 && !OthersSleep(transition, now.segment + (count - 1) * period)) {
-    --count;
-  }
   return static_cast<std::uint32_t>(count);
 }
 
@@ -220,33 +244,72 @@ bool EventLoop::Jump(std::size_t level, const Anchor& now) {
     return false;
   }
   std::uint32_t next = s_.memo.first[level][s_.memo.body->segments[now.segment].kind];
-  while (next != kNone) {
+  for (; next != kNone; next = s_.memo.transitions[next].next) {
     const Transition& transition = s_.memo.transitions[next];
-    if (Matches(transition, now)) {
-      const std::uint32_t count = CountLoops(transition, now);
+    if (!Matches(transition, now)) {
+      continue;
+    }
+    const std::uint32_t count = CountLoops(transition, now);
+    Anchor to;
+    to.run = now.run;
+    to.segment = now.segment + count * transition.advance;
+    to.issued = now.issued + count * transition.host;
+    if (MoveHeads(transition, to)) {
       s_.memo.jumps.push_back({next, count, now.run, now.segment, now.time});
-      Apply(transition, count, now);
+      Apply(transition, count, now, to);
       return true;
     }
-    next = transition.next;
   }
   return false;
 }
 
-// Moves the whole state to the end of `count` transitions.
-void EventLoop::Apply(const Transition& transition, std::uint32_t count, const Anchor& from) {
-  BodyRun& run = s_.runs[from.run];
-  Anchor to;
-  to.run = from.run;
-  to.segment = from.segment + count * transition.advance;
-  to.issued = from.issued + count * transition.host;
-  AddScaled(run.totals, Totals(), transition.totals, count);
+// Moves the heads to the end of a transition, `to`, and looks up anew what streams come to that are
+// blocked there. False, and nothing has moved, when a stream would not be blocked until then.
+bool EventLoop::MoveHeads(const Transition& transition, const Anchor& to) {
+  const std::uint32_t base = s_.runs[to.run].base;
+  const std::uint32_t first = base + s_.memo.body->segments[to.segment].first;
+  const auto heads_before = s_.heads;
+  const auto cursors_before = s_.cursors;
+  const bool were_used_up = steps_are_used_up_;
   for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
-    const StreamHead& head = s_.heads[stream];
-    if (head.status == Status::kRunning) {
-      run.totals.busy[stream] += now_ - s_.records[head.op].start;
+    if ((transition.streams >> stream & 1u) == 0) {
+      continue;
+    }
+    const StreamDetail& detail = transition.details[stream];
+    const auto op = static_cast<std::uint32_t>(first + detail.op);
+    const Cost& cost = CostOf(s_.runs[to.run], op);
+    EventRecord& record = s_.records[op];
+    record.issued = to.issued + detail.issued;
+    record.issue_end = record.issued - cost.first + cost.issue;
+    const std::uint32_t segment = SegmentOf(*s_.memo.body, op - base, to.segment);
+    s_.cursors[stream] = {to.run, op - base + 1, segment, record.issue_end, false};
+    const bool is_blocked = transition.end[stream].status == Status::kBlocked;
+    SetHead(stream, is_blocked ? PullNext(stream) : op);
+  }
+  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
+    const bool moves = (transition.streams >> stream & 1u) != 0;
+    const Status status = moves ? transition.end[stream].status : s_.heads[stream].status;
+    const bool is_as_expected =
+        status == Status::kEmpty || (s_.heads[stream].op != kNone &&
+                                     (status == Status::kBlocked ? FindBlocker(stream) : moves));
+    if (!is_as_expected) {
+      s_.heads = heads_before;
+      s_.cursors = cursors_before;
+      steps_are_used_up_ = were_used_up;
+      return false;
     }
   }
+  return true;
+}
+
+// Moves the rest of the state to the end of `count` transitions, where the heads are already.
+void EventLoop::Apply(const Transition& transition, std::uint32_t count, const Anchor& from,
+                      const Anchor& to) {
+  BodyRun& run = s_.runs[from.run];
+  const std::int64_t host_issue = run.totals.host_issue;
+  run.totals = from.totals;
+  AddScaled(run.totals, Totals(), transition.totals, count);
+  run.totals.host_issue = host_issue;
   now_ += count * transition.time;
   running_key_ = 0;
   for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
@@ -281,33 +344,29 @@ void EventLoop::SetStream(std::size_t stream, const Transition& transition, cons
   const StreamPosition& position = transition.end[stream];
   const StreamDetail& detail = transition.details[stream];
   const BodyRun& run = s_.runs[to.run];
-  const std::int64_t first = std::int64_t{run.base} + run.body->segments[to.segment].first;
-  const auto number = [&](std::int64_t op) { return static_cast<std::uint32_t>(first + op); };
+  const auto op = static_cast<std::uint32_t>(std::int64_t{run.base} +
+                                             run.body->segments[to.segment].first + detail.op);
+  s_.stream_free[stream] = now_ - detail.idle;
+  s_.first_ended[stream] = op;  // what ended before holds up nothing that is still to come
   StreamHead& head = s_.heads[stream];
   head.status = position.status;
-  head.op = number(position.op);
-  head.run = to.run;
-  head.cost = &CostOf(run, head.op);
-  head.blocker = number(detail.blocker);
-  head.blocker_stream = detail.blocker_stream;
-  EventRecord& record = s_.records[head.op];
-  record.issued = to.issued + detail.issued;
-  record.issue_end = record.issued - head.cost->first + head.cost->issue;
-  record.start = now_ - detail.started;
-  record.before_in_group = detail.is_in_line ? number(detail.before_in_group) : kNone;
-  s_.stream_free[stream] = now_ - detail.idle;
-  s_.first_ended[stream] = head.op;  // what ended before holds up nothing that is still to come
-  s_.cursors[stream] = {to.run, head.op - run.base + 1, 0, record.issue_end, false};
-  s_.cursors[stream].segment =
-      static_cast<std::uint32_t>(static_cast<std::int32_t>(to.segment) + detail.segment);
-  if (head.status == Status::kTimed) {
-    head.time = now_ - position.age;
-  }
-  if (head.status == Status::kRunning) {
-    head.since = now_ - position.age;
-    head.remaining = position.remaining;
-    head.end_bound = record.issue_end + head.cost->tail;
-    running_key_ |= std::uint64_t{head.cost->contention_class} << (8 * stream);
+  EventRecord& record = s_.records[op];
+  switch (position.status) {
+    case Status::kBlocked:
+      s_.last_ended[stream] = op;
+      break;
+    case Status::kTimed:
+      head.time = now_ - position.age;
+      break;
+    case Status::kRunning:
+      record.start = now_ - detail.started;
+      head.since = now_ - position.age;
+      head.remaining = position.remaining;
+      head.end_bound = record.issue_end + head.cost->tail;
+      running_key_ |= std::uint64_t{head.cost->contention_class} << (8 * stream);
+      break;
+    default:
+      SW_CHECK(false, "a transition that ends between two events");
   }
 }
 
@@ -328,7 +387,9 @@ void EventLoop::FillEnds() {
     for (std::size_t stream = 0; stream < kStreamCount; ++stream) {
       const bool moves = (transition.streams >> stream & 1u) != 0;
       begins[stream] = first + (moves ? transition.begin[stream].op : 0);
-      ends[stream] = moves ? last + transition.end[stream].op : begins[stream];
+      const bool is_blocked = transition.end[stream].status == Status::kBlocked;
+      const std::int64_t op = transition.details[stream].op;
+      ends[stream] = moves ? last + (is_blocked ? op + 1 : op) : begins[stream];
     }
     const std::int64_t begin = *std::min_element(begins.begin(), begins.end());
     const std::int64_t end = *std::max_element(ends.begin(), ends.end());

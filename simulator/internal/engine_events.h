@@ -111,16 +111,12 @@ struct Anchor {
 };
 
 // What else it takes to go on from an anchor. It follows from the positions and the program, or
-// matters to the past only.
+// matters to the past only. What a blocked stream waits for is looked up anew.
 struct StreamDetail {
-  std::int32_t segment = 0;  // of the head, counted from the anchor's
-  std::int64_t issued = 0;   // the head's, counted from the anchor's
+  std::int64_t op = 0;       // the head or, when it is blocked, the op before, as in StreamPosition
+  std::int64_t issued = 0;   // when `op` was, counted from the anchor's
   std::int64_t started = 0;  // kRunning: this long ago
   std::int64_t idle = 0;     // how long ago the op before ended
-  std::int64_t blocker = 0;  // kBlocked; counted as `op` is
-  std::uint8_t blocker_stream = 0;
-  bool is_in_line = false;           // there is a collective before it ...
-  std::int64_t before_in_group = 0;  // ... this one
 };
 
 // A transition from one anchor to another one of the same run, and what it took for granted.
@@ -130,12 +126,15 @@ struct Transition {
   std::uint32_t segment = 0;   // ... segment ...
   std::int64_t met = 0;        // ... and moment
   std::uint32_t advance = 0;   // segments to its end
-  // What happens depends on the segments from `before` ahead of it to `after` behind it, ...
+  // What happens depends on the ops from `lowest`, the first one that had not ended (in the body),
+  // to `highest`, the last one that has been started or is due (from the segment's first). They lie
+  // in segments from `before` ahead of the segment to `after` behind it, ...
+  std::uint32_t lowest = 0;
+  std::uint32_t highest = 0;
   std::uint32_t before = 0;
   std::uint32_t after = 0;
-  std::uint32_t lowest = 0;   // ... the first op that had not ended, in the body, ...
-  std::uint32_t highest = 0;  // ... the last one that a stream came to, from the segment's first
-  // ... and on these streams (bit s). The others wait for ops behind all of that.
+  std::uint32_t reach = 0;  // ... and up to here behind it lie the ops that streams were blocked at
+  // ... and on these streams (bit s). The others wait all the time.
   std::uint32_t streams = 0;
   std::array<StreamPosition, kStreamCount> begin;
   std::array<StreamPosition, kStreamCount> end;
@@ -187,6 +186,7 @@ struct EventState {
   std::array<std::uint32_t, kStreamCount> last_on_stream{};
   std::array<std::int64_t, kStreamCount> stream_free{};   // when the last op ended that has
   std::array<std::uint32_t, kStreamCount> first_ended{};  // the first op that ended at that moment
+  std::array<std::uint32_t, kStreamCount> last_ended{};   // the last one
   std::array<std::uint32_t, kMaxGroups> last_in_group{};
   std::array<StreamCursor, kStreamCount> cursors;
   std::vector<SegmentCost> segment_costs;  // by kind of segment, of one body after the other

@@ -60,17 +60,19 @@ class EventLoop {
   // event_memo.cc: jumps over what has been met before.
   void BeginWatch(std::size_t level, const Anchor& now);
   void EndWatch(std::size_t level, const Anchor& now);
-  [[nodiscard]] bool FindStreams(const Watch& watch, Transition& transition,
-                                 std::uint32_t& highest) const;
+  bool FindStreams(const Watch& watch, Transition& transition) const;
   [[nodiscard]] StreamDetail DetailOf(std::size_t stream, const Anchor& now) const;
   bool Jump(std::size_t level, const Anchor& now);
   [[nodiscard]] bool Matches(const Transition& transition, const Anchor& now) const;
-  [[nodiscard]] bool OthersSleep(const Transition& transition, std::size_t segment) const;
+  [[nodiscard]] bool OpsMatch(const Transition& transition, const Anchor& now) const;
   [[nodiscard]] std::uint32_t CountLoops(const Transition& transition, const Anchor& now) const;
-  void Apply(const Transition& transition, std::uint32_t count, const Anchor& from);
+  bool MoveHeads(const Transition& transition, const Anchor& to);
+  void Apply(const Transition& transition, std::uint32_t count, const Anchor& from,
+             const Anchor& to);
   void SetStream(std::size_t stream, const Transition& transition, const Anchor& to);
   void FillEnds();
 
+  bool FindBlocker(std::size_t stream);
   void Resolve(std::size_t stream);
   void Start(std::size_t stream);
   void Finish(std::size_t stream);
