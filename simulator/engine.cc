@@ -40,6 +40,16 @@ std::int64_t Clock::Front() const {
   return std::max(host, *std::max_element(stream.begin(), stream.end()));
 }
 
+void Add(Totals& totals, const Totals& more) {
+  for (std::size_t s = 0; s < kStreamCount; ++s) {
+    totals.busy[s] += more.busy[s];
+    totals.compute_idle[s] += more.compute_idle[s];
+  }
+  totals.collectives_on_compute += more.collectives_on_compute;
+  totals.host_blocked += more.host_blocked;
+  totals.host_issue += more.host_issue;
+}
+
 void AddScaled(Totals& totals, const Totals& before, const Totals& after, std::int64_t count) {
   for (std::size_t s = 0; s < kStreamCount; ++s) {
     totals.busy[s] += count * (after.busy[s] - before.busy[s]);

@@ -65,7 +65,10 @@ void EventLoop::Reset() {
   std::fill(s_.cache.entries.begin(), s_.cache.entries.end(), SpeedCache::Entry());
   empty_streams_ = (1u << kStreamCount) - 1;
   speeds_.fill(1);
-  s_.segment_costs.clear();
+  for (auto& queues : s_.queues) {
+    queues.clear();
+  }
+  s_.queued_ops.clear();
   host_waits_ = HasHostOps() || (options_.stalls != nullptr && !options_.stalls->empty());
 }
 
@@ -341,7 +344,7 @@ EngineResult EventLoop::Run() {
   } else {
     PullFirstOps();
   }
-  while (!Collect(result)) {
+  while (!HasCompleteRun() || !Collect(result)) {
     StartDue();
     if (anchor_is_due_ && TakeAnchors(result)) {
       break;

@@ -35,7 +35,7 @@ Anchor EventLoop::AnchorNow() const {
   anchor.unfinished = run.unfinished;
   anchor.totals = run.totals;
   for (const BodyRun& other : s_.runs) {
-    AddScaled(anchor.all_totals, Totals(), other.totals, 1);
+    Add(anchor.all_totals, other.totals);
   }
   const std::int64_t first = std::int64_t{run.base} + run.body->segments[anchor.segment].first;
   for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
@@ -79,7 +79,7 @@ void EventLoop::BeginAnchorsOfRun() {
     s_.memo.jumps.clear();
     s_.memo.filled_jumps = 0;
     for (auto& first : s_.memo.first) {
-      first.assign(body->segments.size(), kNone);
+      first.clear();
     }
   }
 }

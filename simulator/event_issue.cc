@@ -37,18 +37,6 @@ bool EventLoop::BeginNextBody() {
     s_.end.resize(op_count_);
     s_.records.resize(op_count_);
   }
-  const auto same_body = std::find_if(s_.runs.begin(), s_.runs.end(),
-                                      [&](const BodyRun& r) { return r.body == run.body; });
-  if (same_body != s_.runs.end()) {
-    run.segment_costs = same_body->segment_costs;
-  } else {
-    std::uint32_t kinds = 0;
-    for (const Segment& segment : run.body->segments) {
-      kinds = std::max(kinds, segment.kind + 1);
-    }
-    run.segment_costs = s_.segment_costs.size();
-    s_.segment_costs.resize(run.segment_costs + kinds);
-  }
   run.host_begin = run.host_end = index > 0 ? s_.runs.back().host_end : 0;
   if (!host_waits_) {
     run.issued = static_cast<std::uint32_t>(run.body->size());
@@ -156,125 +144,135 @@ void EventLoop::Append(std::uint32_t op, const Cost& cost) {
   s_.last_on_stream[stream] = op;
 }
 
-const SegmentCost& EventLoop::CostOfSegment(const BodyRun& run, std::size_t segment) {
+const SegmentQueues& EventLoop::QueuesOf(const BodyRun& run, std::size_t segment) {
   const Body& body = *run.body;
-  SegmentCost& sum = s_.segment_costs[run.segment_costs + body.segments[segment].kind];
-  if (sum.issue == kNotDone) {
-    sum.issue = 0;
-    for (std::uint32_t i = body.segments[segment].first; i < SegmentEnd(body, segment); ++i) {
-      const Cost& cost = costs_[body.ops[i].shape.value];
-      sum.issue += cost.issue;
-      sum.streams |= 1u << cost.stream;
-      sum.groups |= cost.group == kNone ? 0 : 1u << cost.group;
-    }
+  const std::size_t kind = body.segments.empty() ? 0 : body.segments[segment].kind;
+  std::vector<SegmentQueues>& known = s_.queues[static_cast<std::size_t>(run.kind)];
+  if (kind >= known.size()) {
+    known.resize(kind + 1);
   }
-  return sum;
+  SegmentQueues& queues = known[kind];
+  if (queues.is_known) {
+    return queues;
+  }
+  queues.is_known = true;
+  queues.op_begin = s_.queued_ops.size();
+  queues.first_on_stream.fill(kNone);
+  queues.last_in_group.fill(kNone);
+  std::array<std::uint32_t, kStreamCount> last_on_stream;
+  last_on_stream.fill(kNone);
+  const std::uint32_t begin = SegmentBegin(body, segment);
+  const std::uint32_t size = SegmentEnd(body, segment) - begin;
+  for (std::uint32_t i = 0; i < size; ++i) {
+    const Cost& cost = costs_[body.ops[begin + i].shape.value];
+    QueuedOp queued;
+    queued.host = queues.issue;
+    queues.issue += cost.issue;
+    if (cost.group != kNone) {
+      queued.before_in_group = queues.last_in_group[cost.group];
+      queues.last_in_group[cost.group] = i;
+    }
+    std::uint32_t& last = last_on_stream[cost.stream];
+    (last == kNone ? queues.first_on_stream[cost.stream]
+                   : s_.queued_ops[queues.op_begin + last].next_on_stream) = i;
+    last = i;
+    s_.queued_ops.push_back(queued);
+  }
+  return queues;
 }
 
-// The last collective of `group` issued before the op at `cursor`, kNone if there is none.
-std::uint32_t EventLoop::BeforeInGroup(const StreamCursor& cursor, std::uint32_t group) {
-  std::uint32_t end = cursor.next;
-  for (std::size_t r = cursor.run + std::size_t{1}; r-- > 0;) {
+// The last collective of `group` before the segment at `end`, kNone if there is none.
+std::uint32_t EventLoop::LastInGroup(const StreamCursor& end, std::uint32_t group) {
+  std::size_t segment = end.segment;
+  for (std::size_t r = end.run + std::size_t{1}; r-- > 0;) {
     const BodyRun& run = s_.runs[r];
-    const Body& body = *run.body;
-    std::size_t segment = r == cursor.run ? cursor.segment + 1 : body.segments.size();
-    while (end > 0) {
-      // Whole segments without such a collective are passed over.
-      std::uint32_t begin = 0;
-      if (segment > 0) {
-        --segment;
-        begin = body.segments[segment].first;
-        if (end == SegmentEnd(body, segment) &&
-            (CostOfSegment(run, segment).groups >> group & 1u) == 0) {
-          end = begin;
-          continue;
-        }
-      }
-      for (; end > begin; --end) {
-        if (costs_[body.ops[end - 1].shape.value].group == group) {
-          return run.base + end - 1;
-        }
+    while (segment-- > 0) {
+      const std::uint32_t op = QueuesOf(run, segment).last_in_group[group];
+      if (op != kNone) {
+        return run.base + SegmentBegin(*run.body, segment) + op;
       }
     }
-    end = r > 0 ? static_cast<std::uint32_t>(s_.runs[r - 1].body->size()) : 0;
+    segment = r > 0 ? SegmentCount(*s_.runs[r - 1].body) : 0;
   }
   return kNone;
 }
 
-// Moves the cursor to the next op of `stream` in its run and returns its index; the body's size
-// when there is none.
-std::uint32_t EventLoop::FindNext(StreamCursor& cursor, std::size_t stream) {
-  const BodyRun& run = s_.runs[cursor.run];
-  const Body& body = *run.body;
-  const auto size = static_cast<std::uint32_t>(body.size());
-  while (cursor.next < size) {
-    std::uint32_t end = SegmentEnd(body, cursor.segment);
-    if (cursor.next == end) {
-      end = SegmentEnd(body, ++cursor.segment);
-    }
-    if (!body.segments.empty() && cursor.next == body.segments[cursor.segment].first) {
-      const SegmentCost& sum = CostOfSegment(run, cursor.segment);
-      if ((sum.streams >> stream & 1u) == 0) {
-        cursor.host += sum.issue;
-        cursor.next = end;
-        continue;
-      }
-    }
-    for (; cursor.next < end; ++cursor.next) {
-      const Cost& cost = costs_[body.ops[cursor.next].shape.value];
-      if (cost.stream == stream) {
-        return cursor.next;
-      }
-      cursor.host += cost.issue;
-    }
+// Moves the cursor to the begin of the next run; false when its stream has no more ops.
+bool EventLoop::EnterNextRun(StreamCursor& cursor, std::size_t stream) {
+  BodyRun& run = s_.runs[cursor.run];
+  run.host_end = cursor.host;
+  run.totals.host_issue = run.host_end - run.host_begin;
+  // If a step has nothing for this stream, later steps have nothing either.
+  cursor.is_done = !cursor.has_ops && run.kind == BodyKind::kStep;
+  if (!cursor.is_done && cursor.run + 1 == s_.runs.size() && !BeginNextBody()) {
+    cursor.is_done = steps_are_used_up_ = true;
   }
-  return size;
+  if (cursor.is_done) {
+    return false;
+  }
+  const std::uint32_t next = cursor.run + 1;
+  cursor = {
+      next,  0,    QueuesOf(s_.runs[next], 0).first_on_stream[stream], s_.runs[next].host_begin,
+      false, false};
+  return true;
 }
 
 // The next op of a stream, with the times at which the host issues it; kNone when there is none.
 std::uint32_t EventLoop::PullNext(std::size_t stream) {
   StreamCursor& cursor = s_.cursors[stream];
   while (!cursor.is_done) {
-    const bool is_whole_step = cursor.next == 0 && s_.runs[cursor.run].kind == BodyKind::kStep;
-    const std::uint32_t i = FindNext(cursor, stream);
-    BodyRun& run = s_.runs[cursor.run];
-    if (i < run.body->size()) {
-      const Cost& cost = costs_[run.body->ops[i].shape.value];
-      EventRecord& record = s_.records[run.base + i];
-      record.issued = cursor.host + cost.first;
-      cursor.host += cost.issue;
-      record.issue_end = cursor.host;
-      record.before_in_group = cost.group == kNone ? kNone : BeforeInGroup(cursor, cost.group);
-      cursor.next = i + 1;
-      return run.base + i;
+    const BodyRun& run = s_.runs[cursor.run];
+    const Body& body = *run.body;
+    const SegmentQueues& queues = QueuesOf(run, cursor.segment);
+    if (cursor.next != kNone) {
+      const QueuedOp& queued = s_.queued_ops[queues.op_begin + cursor.next];
+      const std::uint32_t first = run.base + SegmentBegin(body, cursor.segment);
+      const std::uint32_t op = first + cursor.next;
+      const Cost& cost = CostOf(run, op);
+      EventRecord& record = s_.records[op];
+      record.issued = cursor.host + queued.host + cost.first;
+      record.issue_end = cursor.host + queued.host + cost.issue;
+      cursor.next = queued.next_on_stream;
+      cursor.has_ops = true;
+      record.before_in_group = kNone;
+      if (cost.group != kNone) {
+        record.before_in_group = queued.before_in_group != kNone ? first + queued.before_in_group
+                                                                 : LastInGroup(cursor, cost.group);
+      }
+      return op;
     }
-    run.host_end = cursor.host;
-    run.totals.host_issue = run.host_end - run.host_begin;
-    cursor.is_done = is_whole_step;  // later steps have nothing for this stream either
-    if (cursor.is_done) {
+    cursor.host += queues.issue;
+    if (++cursor.segment < SegmentCount(body)) {
+      cursor.next = QueuesOf(run, cursor.segment).first_on_stream[stream];
+    } else if (!EnterNextRun(cursor, stream)) {
       return kNone;
     }
-    if (cursor.run + 1 == s_.runs.size() && !BeginNextBody()) {
-      cursor.is_done = true;
-      steps_are_used_up_ = true;
-      return kNone;
-    }
-    ++cursor.run;
-    cursor.next = 0;
-    cursor.segment = 0;
-    cursor.host = s_.runs[cursor.run].host_begin;
   }
   return kNone;
 }
 
+// A cursor that has just found `op`, whose time of issue is known.
+StreamCursor EventLoop::CursorBehind(std::uint32_t op, const BodyRun& run, std::uint32_t segment) {
+  const std::uint32_t i = op - run.base - SegmentBegin(*run.body, segment);
+  const QueuedOp& queued = s_.queued_ops[QueuesOf(run, segment).op_begin + i];
+  const std::int64_t host = s_.records[op].issued - CostOf(run, op).first - queued.host;
+  return {static_cast<std::uint32_t>(&run - s_.runs.data()),
+          segment,
+          queued.next_on_stream,
+          host,
+          true,
+          false};
+}
+
 void EventLoop::PullFirstOps() {
-  s_.cursors = {};
   std::uint32_t used = 0;
   for (const Cost& cost : costs_) {
     used |= 1u << cost.stream;
   }
+  s_.cursors = {};
   for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
     if ((used >> stream & 1u) != 0) {
+      s_.cursors[stream].next = QueuesOf(s_.runs[0], 0).first_on_stream[stream];
       SetHead(stream, PullNext(stream));
     }
   }

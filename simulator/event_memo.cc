@@ -75,7 +75,7 @@ void EventLoop::BeginWatch(std::size_t level, const Anchor& now) {
 }
 
 // Which streams a transition depends on and how far. False when it leads out of the run.
-bool EventLoop::FindStreams(const Watch& watch, Transition& transition) const {
+bool EventLoop::FindStreams(const Watch& watch, const Anchor& now, Transition& transition) const {
   const BodyRun& run = s_.runs[watch.begin.run];
   const auto size = static_cast<std::uint32_t>(run.body->size());
   const std::uint32_t first = run.body->segments[watch.begin.segment].first;
@@ -98,10 +98,10 @@ bool EventLoop::FindStreams(const Watch& watch, Transition& transition) const {
   }
   transition.highest = highest - run.base - first;
   const std::uint32_t segment = watch.begin.segment;
-  transition.after = SegmentOf(*run.body, highest - run.base, segment) - segment;
+  transition.after = SegmentOf(*run.body, highest - run.base, now.segment) - segment;
   transition.is_loop = reach < run.base + size;
   transition.reach =
-      transition.is_loop ? SegmentOf(*run.body, reach - run.base, segment) - segment : 0;
+      transition.is_loop ? SegmentOf(*run.body, reach - run.base, now.segment) - segment : 0;
   return true;
 }
 
@@ -129,7 +129,7 @@ void EventLoop::EndWatch(std::size_t level, const Anchor& now) {
   watch.is_on = false;
   Transition transition;
   if (begin.lowest < run.base || s_.memo.transitions.size() == kMostTransitions ||
-      !FindStreams(watch, transition)) {
+      !FindStreams(watch, now, transition)) {
     return;
   }
   const std::vector<Segment>& segments = run.body->segments;
@@ -158,9 +158,13 @@ void EventLoop::EndWatch(std::size_t level, const Anchor& now) {
   transition.finished = begin.unfinished - now.unfinished;
   AddScaled(transition.totals, begin.totals, now.totals, 1);
   transition.totals.host_issue = 0;  // that of the whole run, once a stream has come to its end
-  std::uint32_t& first = s_.memo.first[level][segments[begin.segment].kind];
-  transition.next = first;
-  first = static_cast<std::uint32_t>(s_.memo.transitions.size());
+  std::vector<std::uint32_t>& first = s_.memo.first[level];
+  const std::uint32_t kind = segments[begin.segment].kind;
+  if (kind >= first.size()) {
+    first.resize(kind + std::size_t{1}, kNone);
+  }
+  transition.next = first[kind];
+  first[kind] = static_cast<std::uint32_t>(s_.memo.transitions.size());
   s_.memo.transitions.push_back(transition);
 }
 
@@ -243,7 +247,9 @@ bool EventLoop::Jump(std::size_t level, const Anchor& now) {
   if (now.lowest < s_.runs[now.run].base) {
     return false;
   }
-  std::uint32_t next = s_.memo.first[level][s_.memo.body->segments[now.segment].kind];
+  const std::vector<std::uint32_t>& first = s_.memo.first[level];
+  const std::uint32_t kind = s_.memo.body->segments[now.segment].kind;
+  std::uint32_t next = kind < first.size() ? first[kind] : kNone;
   for (; next != kNone; next = s_.memo.transitions[next].next) {
     const Transition& transition = s_.memo.transitions[next];
     if (!Matches(transition, now)) {
@@ -282,7 +288,7 @@ bool EventLoop::MoveHeads(const Transition& transition, const Anchor& to) {
     record.issued = to.issued + detail.issued;
     record.issue_end = record.issued - cost.first + cost.issue;
     const std::uint32_t segment = SegmentOf(*s_.memo.body, op - base, to.segment);
-    s_.cursors[stream] = {to.run, op - base + 1, segment, record.issue_end, false};
+    s_.cursors[stream] = CursorBehind(op, s_.runs[to.run], segment);
     const bool is_blocked = transition.end[stream].status == Status::kBlocked;
     SetHead(stream, is_blocked ? PullNext(stream) : op);
   }

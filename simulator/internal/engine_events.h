@@ -19,14 +19,13 @@ struct BodyRun {
   BodyKind kind = BodyKind::kStep;
   std::uint32_t step = 0;
   std::uint32_t base = 0;
-  std::uint32_t issued = 0;       // ops [0, issued) have been issued
-  std::uint32_t unfinished = 0;   // ops that have not ended
-  std::size_t stall_cursor = 0;   // entries of its stalls that are over
-  std::size_t slot_begin = 0;     // its carry slots in EventState::slots
-  std::size_t segment_costs = 0;  // those of its body in EventState::segment_costs
-  std::int64_t host_begin = 0;    // the host clock before its first issue
-  std::int64_t host_end = 0;      // the host clock after its last issue
-  std::int64_t last_end = 0;      // the latest end of its ops so far
+  std::uint32_t issued = 0;      // ops [0, issued) have been issued
+  std::uint32_t unfinished = 0;  // ops that have not ended
+  std::size_t stall_cursor = 0;  // entries of its stalls that are over
+  std::size_t slot_begin = 0;    // its carry slots in EventState::slots
+  std::int64_t host_begin = 0;   // the host clock before its first issue
+  std::int64_t host_end = 0;     // the host clock after its last issue
+  std::int64_t last_end = 0;     // the latest end of its ops so far
   Totals totals;
 };
 
@@ -67,19 +66,29 @@ struct SpeedCache {
   std::size_t used = 0;
 };
 
-// What the host spends on the ops of a segment, and which streams and communicators they use.
-struct SegmentCost {
-  std::int64_t issue = kNotDone;  // kNotDone: not added up yet
-  std::uint32_t streams = 0;      // bit s: has ops on stream s
-  std::uint32_t groups = 0;       // bit g: has collectives of group g
+// An op as its stream and its communicator see it. Ops are counted from the first of the segment.
+struct QueuedOp {
+  std::int64_t host = 0;                  // what the host spends on the segment's ops before it
+  std::uint32_t next_on_stream = kNone;   // in the segment, as the next one
+  std::uint32_t before_in_group = kNone;  // the collective before it on its communicator
+};
+
+// The queues of the ops of a segment. Equal for all segments of a kind.
+struct SegmentQueues {
+  bool is_known = false;     // looked up already
+  std::size_t op_begin = 0;  // its ops in EventState::queued_ops
+  std::int64_t issue = 0;    // what the host spends on all of them
+  std::array<std::uint32_t, kStreamCount> first_on_stream{};
+  std::array<std::uint32_t, kMaxGroups> last_in_group{};
 };
 
 // Where a stream looks for its next op, when the host never waits.
 struct StreamCursor {
   std::uint32_t run = 0;
-  std::uint32_t next = 0;     // first op of the run's body not looked at yet
-  std::uint32_t segment = 0;  // of that op, or the one before
-  std::int64_t host = 0;      // the host clock before that op is issued
+  std::uint32_t segment = 0;  // of the last op found
+  std::uint32_t next = 0;     // the next op in this segment, from its first on; kNone: none
+  std::int64_t host = 0;      // the host clock before the segment's first op
+  bool has_ops = false;       // one has been found in this run
   bool is_done = false;       // the step has no ops on this stream
 };
 
@@ -169,8 +178,9 @@ struct JumpNote {
 // to micro-batch.
 inline constexpr std::size_t kLevels = 2;
 struct Memo {
-  const Body* body = nullptr;                             // whose segments it is about
-  std::array<std::vector<std::uint32_t>, kLevels> first;  // by kind of segment
+  const Body* body = nullptr;  // whose segments it is about
+  std::array<std::vector<std::uint32_t>, kLevels>
+      first;  // by kind of segment; kNone behind its end
   std::vector<Transition> transitions;
   std::vector<JumpNote> jumps;   // in order
   std::size_t filled_jumps = 0;  // those whose ops have their ends; see FillEnds
@@ -189,9 +199,10 @@ struct EventState {
   std::array<std::uint32_t, kStreamCount> last_ended{};   // the last one
   std::array<std::uint32_t, kMaxGroups> last_in_group{};
   std::array<StreamCursor, kStreamCount> cursors;
-  std::vector<SegmentCost> segment_costs;  // by kind of segment, of one body after the other
-  std::vector<Anchor> anchors;             // of the run that the compute stream is in
-  std::vector<Anchor> previous_anchors;    // of the run before
+  std::array<std::vector<SegmentQueues>, 3> queues;  // by BodyKind, then by kind of segment
+  std::vector<QueuedOp> queued_ops;
+  std::vector<Anchor> anchors;           // of the run that the compute stream is in
+  std::vector<Anchor> previous_anchors;  // of the run before
   Memo memo;
   bool recurs = false;  // a step came to a state that the step before had been in
   SpeedCache cache;

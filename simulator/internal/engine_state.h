@@ -63,13 +63,21 @@ struct Totals {
   return {body.edges.data() + begin, end - begin};
 }
 
-// Where a segment ends; a body that was not cut is one segment.
+// How many segments a body has, where one begins and where it ends; a body that was not cut is one
+// segment.
+[[nodiscard]] inline std::size_t SegmentCount(const Body& body) {
+  return body.segments.empty() ? 1 : body.segments.size();
+}
+[[nodiscard]] inline std::uint32_t SegmentBegin(const Body& body, std::size_t segment) {
+  return body.segments.empty() ? 0 : body.segments[segment].first;
+}
 [[nodiscard]] inline std::uint32_t SegmentEnd(const Body& body, std::size_t segment) {
   return segment + 1 < body.segments.size() ? body.segments[segment + 1].first
                                             : static_cast<std::uint32_t>(body.size());
 }
 
-// *this + count * (after - before), member by member.
+// *this + more, and *this + count * (after - before), member by member.
+void Add(Totals& totals, const Totals& more);
 void AddScaled(Totals& totals, const Totals& before, const Totals& after, std::int64_t count);
 void AddScaled(Clock& clock, const Clock& before, const Clock& after, std::int64_t count);
 

@@ -35,8 +35,8 @@ class EventLoop {
   void SetHead(std::size_t stream, std::uint32_t op);
 
   // event_issue.cc. A host that can be blocked is simulated op by op and fills the streams' queues.
-  // A host that never waits needs no simulation: each stream looks up its next op and adds up what
-  // the host spends until then.
+  // A host that never waits needs no simulation: each stream looks up its next op and what the host
+  // spends until then.
   bool BeginNextBody();
   void IssueAhead();
   void IssueOne(BodyRun& run);
@@ -45,9 +45,11 @@ class EventLoop {
   void Append(std::uint32_t op, const Cost& cost);
   void PullFirstOps();
   [[nodiscard]] std::uint32_t PullNext(std::size_t stream);
-  [[nodiscard]] std::uint32_t FindNext(StreamCursor& cursor, std::size_t stream);
-  [[nodiscard]] std::uint32_t BeforeInGroup(const StreamCursor& cursor, std::uint32_t group);
-  [[nodiscard]] const SegmentCost& CostOfSegment(const BodyRun& run, std::size_t segment);
+  [[nodiscard]] const SegmentQueues& QueuesOf(const BodyRun& run, std::size_t segment);
+  [[nodiscard]] std::uint32_t LastInGroup(const StreamCursor& end, std::uint32_t group);
+  bool EnterNextRun(StreamCursor& cursor, std::size_t stream);
+  [[nodiscard]] StreamCursor CursorBehind(std::uint32_t op, const BodyRun& run,
+                                          std::uint32_t segment);
 
   // event_anchors.cc: states at the begins of segments.
   void NoteComputeStart();
@@ -60,7 +62,7 @@ class EventLoop {
   // event_memo.cc: jumps over what has been met before.
   void BeginWatch(std::size_t level, const Anchor& now);
   void EndWatch(std::size_t level, const Anchor& now);
-  bool FindStreams(const Watch& watch, Transition& transition) const;
+  bool FindStreams(const Watch& watch, const Anchor& now, Transition& transition) const;
   [[nodiscard]] StreamDetail DetailOf(std::size_t stream, const Anchor& now) const;
   bool Jump(std::size_t level, const Anchor& now);
   [[nodiscard]] bool Matches(const Transition& transition, const Anchor& now) const;
@@ -84,6 +86,10 @@ class EventLoop {
   [[nodiscard]] bool StepsAreSteady(const BodyRun& a, const BodyRun& b, std::int64_t period) const;
   // Adds the results of step runs that are complete; true when the simulation can stop.
   bool Collect(EngineResult& result);
+  // Whether there can be something to collect.
+  [[nodiscard]] bool HasCompleteRun() const {
+    return collected_ < s_.runs.size() && s_.runs[collected_].unfinished == 0;
+  }
 
   // The op number an edge of a run's op stands for, kNone when nothing set the slot.
   [[nodiscard]] std::uint32_t Target(const BodyRun& run, Edge edge) const {
