@@ -167,12 +167,14 @@ bool EventLoop::TakeAnchors(EngineResult& result) {
     EndWatch(0, now);
     if (enters_micro_batch) {
       EndWatch(1, now);
-    }
-    if (enters_micro_batch) {
       if (Jump(1, now)) {
         continue;
       }
       BeginWatch(1, now);
+    } else if (now.segment + std::size_t{1} < segments.size() &&
+               segments[now.segment + 1].begins_micro_batch) {
+      // The last micro-batch is like the ones before up to here: what follows it is the optimizer.
+      KeepWatched(1, now);
     }
     if (!Jump(0, now)) {
       BeginWatch(0, now);

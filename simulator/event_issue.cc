@@ -144,7 +144,8 @@ void EventLoop::Append(std::uint32_t op, const Cost& cost) {
   s_.last_on_stream[stream] = op;
 }
 
-const SegmentQueues& EventLoop::QueuesOf(const BodyRun& run, std::size_t segment) {
+// The first look at a segment of its kind.
+const SegmentQueues& EventLoop::FindQueues(const BodyRun& run, std::size_t segment) {
   const Body& body = *run.body;
   const std::size_t kind = body.segments.empty() ? 0 : body.segments[segment].kind;
   std::vector<SegmentQueues>& known = s_.queues[static_cast<std::size_t>(run.kind)];
@@ -152,9 +153,6 @@ const SegmentQueues& EventLoop::QueuesOf(const BodyRun& run, std::size_t segment
     known.resize(kind + 1);
   }
   SegmentQueues& queues = known[kind];
-  if (queues.is_known) {
-    return queues;
-  }
   queues.is_known = true;
   queues.op_begin = s_.queued_ops.size();
   queues.first_on_stream.fill(kNone);

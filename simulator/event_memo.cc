@@ -118,15 +118,19 @@ StreamDetail EventLoop::DetailOf(std::size_t stream, const Anchor& now) const {
   return detail;
 }
 
-// Keeps what was watched as a transition.
 void EventLoop::EndWatch(std::size_t level, const Anchor& now) {
-  Watch& watch = s_.memo.watches[level];
+  KeepWatched(level, now);
+  s_.memo.watches[level].is_on = false;
+}
+
+// Keeps what has been watched so far as a transition.
+void EventLoop::KeepWatched(std::size_t level, const Anchor& now) {
+  const Watch& watch = s_.memo.watches[level];
   const Anchor& begin = watch.begin;
   const BodyRun& run = s_.runs[now.run];
   if (!watch.is_on) {
     return;
   }
-  watch.is_on = false;
   Transition transition;
   if (begin.lowest < run.base || s_.memo.transitions.size() == kMostTransitions ||
       !FindStreams(watch, now, transition)) {

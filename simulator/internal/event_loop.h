@@ -45,7 +45,12 @@ class EventLoop {
   void Append(std::uint32_t op, const Cost& cost);
   void PullFirstOps();
   [[nodiscard]] std::uint32_t PullNext(std::size_t stream);
-  [[nodiscard]] const SegmentQueues& QueuesOf(const BodyRun& run, std::size_t segment);
+  [[nodiscard]] const SegmentQueues& QueuesOf(const BodyRun& run, std::size_t segment) {
+    const std::size_t kind = run.body->segments.empty() ? 0 : run.body->segments[segment].kind;
+    const std::vector<SegmentQueues>& known = s_.queues[static_cast<std::size_t>(run.kind)];
+    return kind < known.size() && known[kind].is_known ? known[kind] : FindQueues(run, segment);
+  }
+  const SegmentQueues& FindQueues(const BodyRun& run, std::size_t segment);
   [[nodiscard]] std::uint32_t LastInGroup(const StreamCursor& end, std::uint32_t group);
   bool EnterNextRun(StreamCursor& cursor, std::size_t stream);
   [[nodiscard]] StreamCursor CursorBehind(std::uint32_t op, const BodyRun& run,
@@ -62,6 +67,7 @@ class EventLoop {
   // event_memo.cc: jumps over what has been met before.
   void BeginWatch(std::size_t level, const Anchor& now);
   void EndWatch(std::size_t level, const Anchor& now);
+  void KeepWatched(std::size_t level, const Anchor& now);
   bool FindStreams(const Watch& watch, const Anchor& now, Transition& transition) const;
   [[nodiscard]] StreamDetail DetailOf(std::size_t stream, const Anchor& now) const;
   bool Jump(std::size_t level, const Anchor& now);
