@@ -63,7 +63,6 @@ void EventLoop::Reset() {
   s_.last_in_group.fill(kNone);
   s_.cache.used = 0;
   std::fill(s_.cache.entries.begin(), s_.cache.entries.end(), SpeedCache::Entry());
-  empty_streams_ = (1u << kStreamCount) - 1;
   speeds_.fill(1);
   for (auto& queues : s_.queues) {
     queues.clear();
@@ -87,12 +86,14 @@ bool EventLoop::HasHostOps() const {
 void EventLoop::SetHead(std::size_t stream, std::uint32_t op) {
   StreamHead& head = s_.heads[stream];
   head.op = op;
-  head.status = op == kNone ? Status::kEmpty : Status::kUnknown;
+  running_streams_ &= ~(1u << stream);
   if (op == kNone) {
-    empty_streams_ |= 1u << stream;
+    head.status = Status::kEmpty;
+    waiting_streams_ &= ~(1u << stream);
     return;
   }
-  empty_streams_ &= ~(1u << stream);
+  head.status = Status::kUnknown;
+  waiting_streams_ |= 1u << stream;
   head.run = RunOf(op);
   head.cost = &CostOf(s_.runs[head.run], op);
 }
@@ -159,7 +160,7 @@ void EventLoop::Start(std::size_t stream) {
   StreamHead& head = s_.heads[stream];
   EventRecord& record = s_.records[head.op];
   record.start = now_;
-  head.status = Status::kRunning;
+  SetRunning(stream);
   head.since = now_;
   head.remaining = static_cast<double>(head.cost->duration);
   head.speed = 0;  // not known yet
@@ -217,9 +218,9 @@ void EventLoop::FindSpeeds() {
 // Gives every running op the speed that it has in the present set of running ops.
 void EventLoop::UpdateSpeeds() {
   FindSpeeds();
-  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
+  for (const std::size_t stream : Streams(running_streams_)) {
     StreamHead& head = s_.heads[stream];
-    if (head.status != Status::kRunning || head.speed == speeds_[stream]) {
+    if (head.speed == speeds_[stream]) {
       continue;
     }
     const auto passed = static_cast<double>(now_ - head.since);
@@ -235,10 +236,12 @@ void EventLoop::UpdateSpeeds() {
 
 std::int64_t EventLoop::NextEvent() const {
   std::int64_t next = kNotDone;
-  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
-    const StreamHead& head = s_.heads[stream];
-    if (head.status >= Status::kTimed) {
-      next = std::min(next, head.time);
+  for (const std::size_t stream : Streams(running_streams_)) {
+    next = std::min(next, s_.heads[stream].time);
+  }
+  for (const std::size_t stream : Streams(waiting_streams_)) {
+    if (s_.heads[stream].status == Status::kTimed) {
+      next = std::min(next, s_.heads[stream].time);
     }
   }
   return next;
@@ -303,7 +306,7 @@ bool EventLoop::Collect(EngineResult& result) {
 
 // Starts what can start now, and finds out when the rest can.
 void EventLoop::StartDue() {
-  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
+  for (const std::size_t stream : Streams(waiting_streams_)) {
     StreamHead& head = s_.heads[stream];
     if (head.status == Status::kBlocked && s_.heads[head.blocker_stream].op > head.blocker) {
       head.status = Status::kUnknown;
@@ -322,8 +325,8 @@ void EventLoop::StartDue() {
 
 // Ends what ends now.
 void EventLoop::FinishDue() {
-  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
-    if (s_.heads[stream].status == Status::kRunning && s_.heads[stream].time <= now_) {
+  for (const std::size_t stream : Streams(running_streams_)) {
+    if (s_.heads[stream].time <= now_) {
       Finish(stream);
     }
   }

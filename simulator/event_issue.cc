@@ -53,7 +53,7 @@ void EventLoop::IssueAhead() {
     const bool is_issued = run.issued == run.body->size();
     // Which streams are in use is known once `step` has been issued.
     const bool all_known = run.kind == BodyKind::kStep && (is_issued || run.step >= 2);
-    if (all_known && (empty_streams_ & used_streams_) == 0) {
+    if (all_known && (used_streams_ & ~(running_streams_ | waiting_streams_)) == 0) {
       return;
     }
     if (!is_issued) {
@@ -136,7 +136,7 @@ void EventLoop::Append(std::uint32_t op, const Cost& cost) {
   }
   const std::size_t stream = cost.stream;
   used_streams_ |= 1u << stream;
-  if ((empty_streams_ >> stream & 1u) != 0) {
+  if (((running_streams_ | waiting_streams_) >> stream & 1u) == 0) {
     SetHead(stream, op);
   } else {
     s_.records[s_.last_on_stream[stream]].next_on_stream = op;

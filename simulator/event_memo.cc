@@ -280,6 +280,8 @@ bool EventLoop::MoveHeads(const Transition& transition, const Anchor& to) {
   const std::uint32_t first = base + s_.memo.body->segments[to.segment].first;
   const auto heads_before = s_.heads;
   const auto cursors_before = s_.cursors;
+  const std::uint32_t running_before = running_streams_;
+  const std::uint32_t waiting_before = waiting_streams_;
   const bool were_used_up = steps_are_used_up_;
   for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
     if ((transition.streams >> stream & 1u) == 0) {
@@ -305,6 +307,8 @@ bool EventLoop::MoveHeads(const Transition& transition, const Anchor& to) {
     if (!is_as_expected) {
       s_.heads = heads_before;
       s_.cursors = cursors_before;
+      running_streams_ = running_before;
+      waiting_streams_ = waiting_before;
       steps_are_used_up_ = were_used_up;
       return false;
     }
@@ -369,6 +373,7 @@ void EventLoop::SetStream(std::size_t stream, const Transition& transition, cons
       head.time = now_ - position.age;
       break;
     case Status::kRunning:
+      SetRunning(stream);
       record.start = now_ - detail.started;
       head.since = now_ - position.age;
       head.remaining = position.remaining;

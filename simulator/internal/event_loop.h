@@ -4,6 +4,7 @@
 // ops, and so every speed, is constant.
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -15,6 +16,27 @@
 #include "traces/trace.h"
 
 namespace shardwright::internal {
+
+// The streams in a set (bit s: stream s), ascending; for range-for.
+class Streams {
+ public:
+  explicit Streams(std::uint32_t set) : set_(set) {}
+
+  struct Iterator {
+    std::uint32_t left = 0;
+    std::size_t operator*() const { return static_cast<std::size_t>(std::countr_zero(left)); }
+    Iterator& operator++() {
+      left &= left - 1;
+      return *this;
+    }
+    bool operator==(const Iterator&) const = default;
+  };
+  [[nodiscard]] Iterator begin() const { return {set_}; }
+  [[nodiscard]] static Iterator end() { return {}; }
+
+ private:
+  std::uint32_t set_;
+};
 
 class EventLoop {
  public:
@@ -33,6 +55,11 @@ class EventLoop {
   void Reset();
   [[nodiscard]] bool HasHostOps() const;
   void SetHead(std::size_t stream, std::uint32_t op);
+  void SetRunning(std::size_t stream) {
+    s_.heads[stream].status = StreamHead::Status::kRunning;
+    running_streams_ |= 1u << stream;
+    waiting_streams_ &= ~(1u << stream);
+  }
 
   // event_issue.cc. A host that can be blocked is simulated op by op and fills the streams' queues.
   // A host that never waits needs no simulation: each stream looks up its next op and what the host
@@ -125,7 +152,8 @@ class EventLoop {
   std::int64_t host_ = 0;
   std::uint32_t host_blocker_ = kNone;  // the host waits for this op
   std::uint32_t used_streams_ = 0;      // bit s: stream s has ops
-  std::uint32_t empty_streams_ = 0;     // bit s: stream s has no issued op left
+  std::uint32_t running_streams_ = 0;   // bit s: the head of stream s runs
+  std::uint32_t waiting_streams_ = 0;   // bit s: it has not started yet
   std::uint64_t running_key_ = 0;       // class of the running op on stream s in byte s
   std::uint64_t speeds_key_ = 0;        // the key that speeds_ belongs to
   Speeds speeds_{};
