@@ -117,6 +117,9 @@ struct Anchor {
   // From here to the next anchor: how long before it mattered every op had been issued, at least;
   // negative when something waited for the host.
   std::int64_t slack = kNotDone;
+
+  // Of the device behind the host.
+  [[nodiscard]] std::int64_t Lead() const { return time - issued; }
 };
 
 // What else it takes to go on from an anchor. It follows from the positions and the program, or
@@ -149,10 +152,10 @@ struct Transition {
   std::array<StreamPosition, kStreamCount> end;
   std::array<StreamDetail, kStreamCount> details;  // of the end
   bool is_loop = false;                            // `end` equals `begin`
-  std::int64_t lead = 0;   // of the device behind the host at its begin: Anchor time less issued
-  std::int64_t slack = 0;  // least in between, as in Anchor; negative: needs the very same lead
-  std::int64_t time = 0;   // from begin to end ...
-  std::int64_t host = 0;   // ... and between the issues of the two ops
+  std::int64_t lead = 0;                           // at its begin
+  std::int64_t slack = 0;      // least in between, as in Anchor; negative: needs the very same lead
+  std::int64_t time = 0;       // from begin to end ...
+  std::int64_t host = 0;       // ... and between the issues of the two ops
   std::uint32_t finished = 0;  // ops that ended
   Totals totals;               // what was added to the run's
 };

@@ -91,7 +91,7 @@ class EventLoop {
   [[nodiscard]] Anchor AnchorNow() const;
   [[nodiscard]] bool MeetsStepBefore(const Anchor& now, EngineResult& result) const;
 
-  // event_memo.cc: jumps over what has been met before.
+  // event_memo.cc, event_match.cc: jumps over what has been met before.
   void BeginWatch(std::size_t level, const Anchor& now);
   void EndWatch(std::size_t level, const Anchor& now);
   void KeepWatched(std::size_t level, const Anchor& now);
