@@ -163,10 +163,16 @@ void EventLoop::Start(std::size_t stream) {
   SetRunning(stream);
   head.since = now_;
   head.remaining = static_cast<double>(head.cost->duration);
-  head.speed = 0;  // not known yet
   head.end_bound = record.issue_end + head.cost->tail;
+  if (options_.contention) {
+    head.speed = 0;  // not known yet
+    running_changed_ = true;
+  } else {
+    head.speed = 1;
+    head.work_end = now_ + head.cost->duration;
+    head.time = std::max(head.work_end, head.end_bound);
+  }
   running_key_ |= std::uint64_t{head.cost->contention_class} << (8 * stream);
-  running_changed_ = true;
   if (stream == kCompute && options_.periodic && !host_waits_) {
     NoteComputeStart();
   }
@@ -199,7 +205,7 @@ void EventLoop::Finish(std::size_t stream) {
   s_.last_ended[stream] = head.op;
   moved_ |= 1u << stream;
   running_key_ &= ~(std::uint64_t{0xff} << (8 * stream));
-  running_changed_ = true;
+  running_changed_ = options_.contention;
   SetHead(stream, host_waits_ ? s_.records[head.op].next_on_stream : PullNext(stream));
 }
 

@@ -117,16 +117,15 @@ class Walk {
 
 // Called when bytes have been added.
 void Walk::NotePeaks(std::size_t side, const MemoryPoint& point) {
-  const std::array<std::int64_t, kReadingCount> totals = {now_[side].total,
-                                                          now_[side].total - once_[side].total};
-  for (const Reading reading : {kSoFar, kNext}) {
-    Peak& peak = peaks_[reading][side];
-    if (totals[reading] > peak.amount.total) {
-      peak.amount.total = totals[reading];
+  const auto note = [&](Peak& peak, std::int64_t total) {
+    if (total > peak.amount.total) {
+      peak.amount.total = total;
       peak.point = &point;
       peak.lacks_categories = is_rising_ = true;
     }
-  }
+  };
+  note(peaks_[kSoFar][side], now_[side].total);
+  note(peaks_[kNext][side], now_[side].total - once_[side].total);
 }
 
 // Called before bytes go.
