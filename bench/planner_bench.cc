@@ -58,6 +58,10 @@ void BM_Llama70bOnP4d(benchmark::State& state) {
 void BM_Llama7bOn4090(benchmark::State& state) {
   RunSearch(state, {"llama-2-7b", "pcie-8x4090", 1, 2048, 16});
 }
+// Needs nearly all of the memory that there is.
+void BM_Llama13bAtMemoryLimit(benchmark::State& state) {
+  RunSearch(state, {"llama-2-13b", "dgx-a100-40", 1, 4096, 8});
+}
 // Ranks: 8 to 16,384, one sample each.
 void BM_Ranks(benchmark::State& state) {
   const std::int64_t nodes = state.range(0);
@@ -73,6 +77,7 @@ BENCHMARK(BM_Llama70bOn1024)->Unit(benchmark::kMillisecond)->UseRealTime();
 BENCHMARK(BM_Llama405bOn16384)->Unit(benchmark::kMillisecond)->UseRealTime();
 BENCHMARK(BM_Llama70bOnP4d)->Unit(benchmark::kMillisecond)->UseRealTime();
 BENCHMARK(BM_Llama7bOn4090)->Unit(benchmark::kMillisecond)->UseRealTime();
+BENCHMARK(BM_Llama13bAtMemoryLimit)->Unit(benchmark::kMillisecond)->UseRealTime();
 BENCHMARK(BM_Ranks)
     ->RangeMultiplier(8)
     ->Range(1, 2048)

@@ -1,0 +1,258 @@
+// Bounds against random plans: none is faster.
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "models/loader.h"
+#include "planner/search.h"
+#include "schedule/plan_file.h"
+#include "tests/planner/random_jobs.h"
+#include "tests/sanitizers.h"
+
+namespace shardwright {
+namespace {
+
+using testing::Case;
+using testing::Draw;
+using testing::DrawCase;
+using testing::IsDeep;
+using testing::NativeSearch;
+using testing::Simulated;
+using testing::SimulatePlan;
+using testing::UnitsOf;
+
+// Any plan of the space that docs/planning.md describes.
+Plan DrawPlan(std::mt19937& random, const Case& c, int blocks) {
+  Plan plan;
+  plan.dialect = Dialect::kNative;
+  const std::int64_t ranks = c.cluster.RankCount();
+  do {
+    plan.shard_size = Draw(random, 1, ranks);
+  } while (ranks % plan.shard_size != 0);
+  plan.replicate_size = ranks / plan.shard_size;
+  const std::int64_t samples = c.job.global_batch / ranks;
+  do {
+    plan.micro_batch = Draw(random, 1, samples);
+  } while (samples % plan.micro_batch != 0);
+  plan.accumulation = samples / plan.micro_batch;
+  if (plan.accumulation > 1) {
+    plan.sync = Draw(random, 0, 1) == 1 ? SyncMode::kLast : SyncMode::kEvery;
+    if (plan.replicate_size > 1 && Draw(random, 0, 2) == 0) {
+      plan.sync = SyncMode::kReplicateLast;
+    }
+  }
+  plan.in_flight = Draw(random, 1, 6);
+  plan.offload.activations = Draw(random, 0, 3) == 0;
+  (Draw(random, 0, 1) == 1 ? plan.offload.parameters : plan.offload.optimizer) =
+      Draw(random, 0, 5) == 0;
+  plan.units = UnitsOf(blocks, static_cast<unsigned>(Draw(random, 0, (1 << (blocks - 1)) - 1)), {});
+  for (UnitPlan& unit : plan.units) {
+    const std::int64_t reshard = Draw(random, 0, 3);
+    if (reshard == 0) {
+      unit.reshard = {Reshard::Kind::kNever, 0};
+    } else if (reshard == 1 && plan.shard_size > 2) {
+      unit.reshard = {Reshard::Kind::kToGroup, plan.shard_size / 2};
+    }
+    const UnitPlan& other =
+        plan.units[static_cast<std::size_t>(Draw(random, 0, std::ssize(plan.units) - 1))];
+    if (Draw(random, 0, 4) == 0 && other.name != unit.name) {
+      (Draw(random, 0, 1) == 1 ? unit.forward_prefetch : unit.backward_prefetch)
+          .push_back(other.name);
+    }
+  }
+  for (int b = 0; b < blocks; ++b) {
+    const std::int64_t kind = Draw(random, 0, 3);
+    if (kind < 2) {
+      plan.recompute.push_back({"block" + std::to_string(b),
+                                kind == 0 ? RecomputeKind::kFull : RecomputeKind::kSelective,
+                                Draw(random, 1, 3)});
+    }
+  }
+  return plan;
+}
+
+// The bound of all plans with this one's mesh, batch and offload; of all plans where the search
+// does not tell it apart (SyncMode::kReplicateLast without shards).
+Seconds BoundOf(const SearchResult& result, const Plan& plan) {
+  for (const Candidate& c : result.candidates) {
+    if (c.plan.shard_size == plan.shard_size && c.plan.micro_batch == plan.micro_batch &&
+        c.plan.sync == plan.sync && c.plan.offload == plan.offload) {
+      return c.bound;
+    }
+  }
+  return result.lower_bound;
+}
+
+TEST_CASE("No random plan is faster than the bound") {
+  const int jobs = IsDeep() ? 100 : testing::kHasSanitizer ? 3 : 10;
+  const int plans = IsDeep() ? 1000 : testing::kHasSanitizer ? 20 : 100;
+  int fitting = 0;
+  double tightest = INFINITY;
+  for (int i = 0; i < jobs; ++i) {
+    std::mt19937 random(static_cast<unsigned>(1000 + i));
+    const int blocks = static_cast<int>(Draw(random, 2, 8));
+    const Case c = DrawCase(random, blocks);
+    SearchOptions options = NativeSearch();
+    options.effort = 0;
+    std::vector<std::pair<Simulated, Plan>> all;
+    for (int p = 0; p < plans; ++p) {
+      const Plan plan = DrawPlan(random, c, blocks);
+      all.emplace_back(SimulatePlan(c, plan), plan);
+    }
+    options.memory_limit = all[0].first.memory;
+    for (const auto& [simulated, plan] : all) {
+      options.memory_limit = Draw(random, 0, 3) == 0
+                                 ? std::max(options.memory_limit, simulated.memory)
+                                 : options.memory_limit;
+    }
+    const SearchResult result = Search(c.Input(), options);
+    for (const auto& [simulated, plan] : all) {
+      if (simulated.memory > options.memory_limit) {
+        continue;
+      }
+      ++fitting;
+      CAPTURE(i);
+      CAPTURE(plan.shard_size);
+      CAPTURE(plan.micro_batch);
+      CAPTURE(plan.offload.activations);
+      CHECK(result.lower_bound.value <= simulated.seconds);
+      const Seconds own = BoundOf(result, plan);
+      CHECK(own.value <= simulated.seconds);
+      tightest = std::min(tightest, simulated.seconds / own.value - 1);
+    }
+  }
+  MESSAGE(fitting << " random plans that fit; their bound is below the nearest by " << tightest);
+}
+
+// A plan of a chain of `runs` blocks as one of a model with many: each block becomes a run of them.
+Plan Spread(Plan plan, const std::string& prefix, int blocks, int runs) {
+  const auto layers = [&](const std::string& block) {
+    std::vector<std::string> names;
+    const int run = std::stoi(block.substr(std::string("block").size()));
+    for (int layer = run * blocks / runs; layer < (run + 1) * blocks / runs; ++layer) {
+      names.push_back(prefix + std::to_string(layer));
+    }
+    return names;
+  };
+  for (UnitPlan& unit : plan.units) {
+    std::vector<std::string> modules;
+    for (const std::string& module : unit.modules) {
+      const std::vector<std::string> names =
+          module.empty() ? std::vector<std::string>{""} : layers(module);
+      modules.insert(modules.end(), names.begin(), names.end());
+    }
+    unit.modules = modules;
+  }
+  std::vector<RecomputeRegion> regions;
+  for (const RecomputeRegion& region : plan.recompute) {
+    for (const std::string& name : layers(region.module)) {
+      regions.push_back({name, region.kind, region.keep_every});
+    }
+  }
+  plan.recompute = regions;
+  return plan;
+}
+
+TEST_CASE("No random plan of Llama-3-70B on 1,024 GPUs is faster than the bound") {
+  if (!IsDeep()) {
+    return;
+  }
+  Case c;
+  c.cluster = LoadCluster("dgx-h100", 128);
+  c.kernels = FindKernelSet("torch-eager", "test");
+  c.profile = DefaultProfile(c.cluster.gpu, c.kernels.name);
+  c.job.sequence_length = 2048;
+  c.job.global_batch = 1024;
+  c.model = LoadModelForJob("llama-3-70b", c.job, Path("test")).model;
+  constexpr int kBlocks = 80, kRuns = 30, kPlans = 500;
+  std::mt19937 random(70);
+  std::vector<std::pair<Simulated, Plan>> all;
+  std::vector<Bytes> memory;
+  for (int p = 0; p < kPlans; ++p) {
+    const Plan plan = Spread(DrawPlan(random, c, kRuns), "model.layers.", kBlocks, kRuns);
+    all.emplace_back(SimulatePlan(c, plan), plan);
+    memory.push_back(all.back().first.memory);
+  }
+  std::sort(memory.begin(), memory.end());
+  for (const Bytes limit : {memory.back(), memory[kPlans / 2], memory[kPlans / 10]}) {
+    SearchOptions options = NativeSearch();
+    options.effort = 0;
+    options.memory_limit = limit;
+    const SearchResult result = Search(c.Input(), options);
+    double tightest = INFINITY;
+    for (const auto& [simulated, plan] : all) {
+      if (simulated.memory <= limit) {
+        const Seconds own = BoundOf(result, plan);
+        CHECK(result.lower_bound.value <= simulated.seconds);
+        CHECK(own.value <= simulated.seconds);
+        tightest = std::min(tightest, simulated.seconds / own.value - 1);
+      }
+    }
+    MESSAGE("the bound is below the nearest random plan by " << tightest);
+  }
+}
+
+// Any plan of a dialect that gathers units and reduces their gradients.
+Plan DrawPlanOf(Dialect dialect, std::mt19937& random, const Case& c, int blocks) {
+  Plan plan = DrawPlan(random, c, blocks);
+  plan.dialect = dialect;
+  plan.in_flight = Plan().in_flight;
+  plan.offload = {};
+  if (dialect == Dialect::kFairscale) {
+    plan.shard_size = c.cluster.RankCount();
+    plan.replicate_size = 1;
+  }
+  if (dialect != Dialect::kFsdp2) {
+    plan.sync = plan.sync == SyncMode::kReplicateLast ? SyncMode::kLast : plan.sync;
+    // One module per unit; what is in none belongs to the root.
+    plan.units = UnitsOf(blocks, (1U << (blocks - 1)) - 1, {});
+    std::erase_if(plan.units, [&](const UnitPlan& unit) {
+      return unit.name != "root" && Draw(random, 0, 3) == 0;
+    });
+    for (UnitPlan& unit : plan.units) {
+      unit.reshard = Draw(random, 0, 1) == 1 ? Reshard() : Reshard{Reshard::Kind::kNever, 0};
+    }
+  }
+  plan.forward_prefetch = dialect == Dialect::kFsdp1 && Draw(random, 0, 1) == 1;
+  return plan;
+}
+
+// Units that never reshard are gathered once per step without synchronisation (fsdp1, fairscale).
+TEST_CASE("No random plan of another dialect is faster than the bound") {
+  const int jobs = IsDeep() ? 60 : testing::kHasSanitizer ? 3 : 6;
+  const int plans = IsDeep() ? 300 : 30;
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kFairscale}) {
+    CAPTURE(NameOf(dialect));
+    double tightest = INFINITY;
+    for (int i = 0; i < jobs; ++i) {
+      CAPTURE(i);
+      std::mt19937 random(static_cast<unsigned>(2000 + i));
+      const int blocks = static_cast<int>(Draw(random, 2, 6));
+      Case c = DrawCase(random, blocks);
+      c.job.global_batch = 4 * c.cluster.RankCount();
+      SearchOptions options = NativeSearch();
+      options.base.dialect = dialect;
+      options.effort = 0;
+      const SearchResult result = Search(c.Input(), options);
+      for (int p = 0; p < plans; ++p) {
+        const Plan plan = DrawPlanOf(dialect, random, c, blocks);
+        const Simulated simulated = SimulatePlan(c, plan);
+        const Seconds own = BoundOf(result, plan);
+        CAPTURE(plan.shard_size);
+        CAPTURE(static_cast<int>(plan.sync));
+        CHECK(own.value <= simulated.seconds);
+        tightest = std::min(tightest, simulated.seconds / own.value - 1);
+      }
+    }
+    MESSAGE(NameOf(dialect) << ": the bound is below the nearest plan by " << tightest);
+  }
+}
+
+}  // namespace
+}  // namespace shardwright

@@ -1,0 +1,182 @@
+// Searches against all plans of small jobs.
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "planner/search.h"
+#include "tests/planner/random_jobs.h"
+#include "tests/sanitizers.h"
+#include "topologies/scale_links.h"
+
+namespace shardwright {
+namespace {
+
+using testing::Case;
+using testing::Draw;
+using testing::DrawCase;
+using testing::ForEachPlan;
+using testing::IsDeep;
+using testing::NativeSearch;
+using testing::Simulated;
+using testing::SimulatePlan;
+
+std::string WordsOf(const Plan& plan) {
+  std::string text = "shard " + std::to_string(plan.shard_size) + " micro " +
+                     std::to_string(plan.micro_batch) + " sync " +
+                     std::to_string(static_cast<int>(plan.sync)) + " in flight " +
+                     std::to_string(plan.in_flight) + " recompute " +
+                     std::to_string(plan.recompute.size()) + " units";
+  for (const UnitPlan& unit : plan.units) {
+    text += " " + unit.name + "*" + std::to_string(unit.modules.size()) +
+            (unit.reshard.kind == Reshard::Kind::kNever ? "k" : "");
+  }
+  return text;
+}
+
+TEST_CASE("Search is as fast as exhaustive enumeration, or within the gap it proves") {
+  const int count = IsDeep() ? 300 : testing::kHasSanitizer ? 2 : 4;
+  int equal = 0;
+  double worst = 0;
+  for (int i = 0; i < count; ++i) {
+    CAPTURE(i);
+    std::mt19937 random(static_cast<unsigned>(i));
+    const int blocks = static_cast<int>(Draw(random, 2, IsDeep() ? 7 : 4));
+    const Case c = DrawCase(random, blocks);
+    std::vector<Simulated> all;
+    std::vector<Plan> plans;
+    ForEachPlan(c, blocks, [&](const Plan& plan) {
+      all.push_back(SimulatePlan(c, plan));
+      plans.push_back(plan);
+    });
+    SearchOptions options = NativeSearch();
+    // Between the least memory of all plans and the most.
+    const auto [least, most] = std::minmax_element(
+        all.begin(), all.end(),
+        [](const Simulated& x, const Simulated& y) { return x.memory < y.memory; });
+    options.memory_limit =
+        least->memory + Bytes((most->memory - least->memory).value * Draw(random, 1, 4) / 3);
+    double best = INFINITY;
+    for (const Simulated& s : all) {
+      best = s.memory <= options.memory_limit ? std::min(best, s.seconds) : best;
+    }
+    const SearchResult result = Search(c.Input(), options);
+    REQUIRE(result.is_feasible);
+    CHECK(result.lower_bound.value <= best * (1 + 1e-9));
+    CHECK(result.best.step_time.value * (1 - result.proven_gap) <= best * (1 + 1e-9));
+    double fastest = INFINITY;
+    for (const Candidate& candidate : result.candidates) {
+      if (candidate.status == CandidateStatus::kFits) {
+        fastest = std::min(fastest, candidate.step_time.value);
+      }
+    }
+    CHECK(result.best.step_time.value <= fastest * (1 + options.tie) * (1 + 1e-9));
+    equal += fastest <= best * (1 + 1e-9) ? 1 : 0;
+    worst = std::max(worst, fastest / best - 1);
+    if (fastest > best * (1 + options.tie)) {
+      for (std::size_t p = 0; p < all.size(); ++p) {
+        if (all[p].seconds == best && all[p].memory <= options.memory_limit) {
+          MESSAGE("job " << i << " slower by " << fastest / best - 1 << " (gap "
+                         << result.proven_gap << ") than " << WordsOf(plans[p]) << "; found "
+                         << WordsOf(result.best.plan));
+          break;
+        }
+      }
+    }
+  }
+  MESSAGE("as fast as enumeration or faster in " << equal << " of " << count
+                                                 << " jobs; at worst slower by " << worst);
+}
+
+// Equal blocks: each is a unit, or each unit has as many of them, and all keep and free alike.
+bool IsSymmetric(const Plan& plan, int blocks) {
+  std::size_t most = 0;
+  std::size_t count = 0;
+  for (const UnitPlan& unit : plan.units) {
+    const bool is_block = unit.modules.front().starts_with("block");
+    count += is_block ? 1 : 0;
+    most = std::max(most, is_block ? unit.modules.size() : 0);
+  }
+  const std::size_t full = most == 0 ? 0 : (static_cast<std::size_t>(blocks) + most - 1) / most;
+  return count == full && (plan.recompute.empty() ||
+                           std::ssize(plan.recompute) == static_cast<std::ptrdiff_t>(blocks));
+}
+
+TEST_CASE("Symmetric layers get symmetric plans unless asymmetry pays more than the tie") {
+  int asymmetric = 0, refuted = 0;
+  const int count = IsDeep() ? 50 : testing::kHasSanitizer ? 2 : 3;
+  for (int i = 0; i < count; ++i) {
+    CAPTURE(i);
+    std::mt19937 random(static_cast<unsigned>(50 + i));
+    constexpr int kBlocks = 4;
+    const Case c = DrawCase(random, kBlocks);
+    SearchOptions options = NativeSearch();
+    options.fixed.offload = true;
+    const SearchResult result = Search(c.Input(), options);
+    REQUIRE(result.is_feasible);
+    if (IsSymmetric(result.best.plan, kBlocks)) {
+      continue;
+    }
+    ++asymmetric;
+    // All symmetric plans: units of equal size, resharding and checkpointing alike in all of them.
+    double fastest = INFINITY;
+    ForEachPlan(c, kBlocks, [&](const Plan& plan) {
+      if (IsSymmetric(plan, kBlocks)) {
+        const Simulated s = SimulatePlan(c, plan);
+        fastest = s.memory <= result.memory_limit ? std::min(fastest, s.seconds) : fastest;
+      }
+    });
+    refuted += result.best.step_time.value < fastest * (1 - options.tie) ? 0 : 1;
+    for (const Candidate& candidate : result.candidates) {
+      if (candidate.status == CandidateStatus::kFits && IsSymmetric(candidate.plan, kBlocks)) {
+        CHECK(candidate.step_time > result.best.step_time);
+      }
+    }
+  }
+  MESSAGE(asymmetric << " of " << count << " plans are asymmetric, " << refuted
+                     << " of them pay less than the tie against all symmetric plans");
+  CHECK(refuted * 50 <= count);
+}
+
+// Another link or the memory each time.
+void ScaleBandwidth(Case& c, int which, double factor) {
+  const std::vector<std::string> levels = LinkLevels(c.cluster);
+  const auto index = static_cast<std::size_t>(which) % (levels.size() + 1);
+  if (index < levels.size()) {
+    ScaleLinks(c.cluster, levels[index], factor, "test");
+  } else {
+    c.cluster.gpu.memory_bandwidth.value =
+        BytesPerSecond(c.cluster.gpu.memory_bandwidth.value.value * factor);
+  }
+}
+
+TEST_CASE("A change of a bandwidth by 0.1 % keeps the plan, or gains a percent") {
+  const int count = IsDeep() ? 100 : testing::kHasSanitizer ? 1 : 4;
+  int flips = 0;
+  for (int i = 0; i < count; ++i) {
+    CAPTURE(i);
+    std::mt19937 random(static_cast<unsigned>(80 + i));
+    Case c = DrawCase(random, 3);
+    SearchOptions options = NativeSearch();
+    const SearchResult before = Search(c.Input(), options);
+    ScaleBandwidth(c, i, 1.001);
+    REQUIRE(before.is_feasible);
+    options.previous = &before.best.plan;
+    const SearchResult after = Search(c.Input(), options);
+    REQUIRE(after.is_feasible);
+    if (after.best.plan == before.best.plan) {
+      continue;
+    }
+    ++flips;
+    const Simulated old = SimulatePlan(c, before.best.plan);
+    CHECK(after.best.step_time.value <= old.seconds * (1 - options.tie));
+  }
+  MESSAGE(flips << " of " << count << " plans changed");
+}
+
+}  // namespace
+}  // namespace shardwright
