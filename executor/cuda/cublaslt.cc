@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <string_view>
 #include <vector>
 
 #include <dlfcn.h>
@@ -20,8 +21,8 @@ std::vector<std::string> Candidates() {
     return {path};
   }
   std::vector<std::string> names = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
-  if (const std::string built = SHARDWRIGHT_CUBLASLT_LIBRARY; !built.empty()) {
-    names.push_back(built);
+  if (constexpr std::string_view kBuilt = SHARDWRIGHT_CUBLASLT_LIBRARY; !kBuilt.empty()) {
+    names.emplace_back(kBuilt);
   }
   return names;
 }

@@ -1,6 +1,7 @@
 #include "executor/cuda/cudnn.h"
 
 #include <cstdlib>
+#include <string_view>
 #include <vector>
 
 #include <dlfcn.h>
@@ -23,8 +24,8 @@ std::vector<std::string> Candidates() {
     return {path};
   }
   std::vector<std::string> names = {"libcudnn.so.9"};
-  if (const std::string built = SHARDWRIGHT_CUDNN_LIBRARY; !built.empty()) {
-    names.push_back(built);
+  if (constexpr std::string_view kBuilt = SHARDWRIGHT_CUDNN_LIBRARY; !kBuilt.empty()) {
+    names.emplace_back(kBuilt);
   }
   return names;
 }

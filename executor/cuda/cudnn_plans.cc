@@ -27,13 +27,12 @@ void CudnnPlans::SayOnce(const std::string& text) {
 
 template <class Problem>
 bool CudnnPlans::Run(Cache<Problem>& cache, const Problem& problem, const std::string& kind,
-                     const CudnnPointers& pointers, void* workspace, std::int64_t workspace_bytes,
-                     void* stream) {
+                     const Memory& memory, void* stream) {
   const std::lock_guard lock(mutex_);
-  const auto [at, is_new] = cache.try_emplace({problem, workspace_bytes});
+  const auto [at, is_new] = cache.try_emplace({problem, memory.workspace_bytes});
   CudnnPlan& plan = at->second;
   if (is_new) {
-    plan = MakeCudnnPlan(table_, device_, problem, workspace_bytes);
+    plan = MakeCudnnPlan(table_, device_, problem, memory.workspace_bytes);
     SayOnce(plan.plan.get() != nullptr
                 ? kind + " by cuDNN"
                 : kind + " by our own kernel, where cuDNN has no plan: " + plan.problem);
@@ -42,7 +41,8 @@ bool CudnnPlans::Run(Cache<Problem>& cache, const Problem& problem, const std::s
     return false;
   }
   Check(table_.set_stream(handle_, stream), "cudnnSetStream");
-  Check(RunCudnnPlan(table_, handle_, plan, pointers, workspace), "cudnnBackendExecute, " + kind);
+  Check(RunCudnnPlan(table_, handle_, plan, memory.pointers, memory.workspace),
+        "cudnnBackendExecute, " + kind);
   return true;
 }
 
@@ -51,7 +51,7 @@ bool CudnnPlans::Attend(const gpu::AttentionArgs& args, bool is_backward, void* 
   return IsForCudnn(args, is_backward) &&
          Run(attention_, CudnnProblemOf(args, is_backward),
              is_backward ? "attention's gradients" : "attention",
-             CudnnPointersOf(args, is_backward), workspace, workspace_bytes, stream);
+             {CudnnPointersOf(args, is_backward), workspace, workspace_bytes}, stream);
 }
 
 bool CudnnPlans::Convolve(const gpu::ConvArgs& args, ConvPass pass, void* workspace,
@@ -60,7 +60,7 @@ bool CudnnPlans::Convolve(const gpu::ConvArgs& args, ConvPass pass, void* worksp
                                  "convolutions' weight gradients"};
   return IsForCudnn(args, pass) &&
          Run(convolution_, CudnnProblemOf(args, pass), kKinds[static_cast<std::size_t>(pass)],
-             CudnnPointersOf(args, pass), workspace, workspace_bytes, stream);
+             {CudnnPointersOf(args, pass), workspace, workspace_bytes}, stream);
 }
 
 }  // namespace shardwright

@@ -32,10 +32,15 @@ class CudnnPlans {
  private:
   template <class Problem>
   using Cache = std::map<std::pair<Problem, std::int64_t>, CudnnPlan>;  // by problem and workspace
+  struct Memory {
+    CudnnPointers pointers;
+    void* workspace = nullptr;
+    std::int64_t workspace_bytes = 0;
+  };
+  // `kind`: what the problem is, for messages.
   template <class Problem>
   bool Run(Cache<Problem>& cache, const Problem& problem, const std::string& kind,
-           const CudnnPointers& pointers, void* workspace, std::int64_t workspace_bytes,
-           void* stream);
+           const Memory& memory, void* stream);
   void SayOnce(const std::string& text);
   void Check(int status, const std::string& call) const;
 

@@ -1,6 +1,7 @@
 #include "executor/cuda/nccl.h"
 
 #include <cstdlib>
+#include <string_view>
 #include <vector>
 
 #include <dlfcn.h>
@@ -23,8 +24,8 @@ std::vector<std::string> Candidates() {
     return {path};
   }
   std::vector<std::string> names = {"libnccl.so.2", "libnccl.so"};
-  if (const std::string built = SHARDWRIGHT_NCCL_LIBRARY; !built.empty()) {
-    names.push_back(built);
+  if (constexpr std::string_view kBuilt = SHARDWRIGHT_NCCL_LIBRARY; !kBuilt.empty()) {
+    names.emplace_back(kBuilt);
   }
   return names;
 }
