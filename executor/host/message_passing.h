@@ -4,9 +4,11 @@
 // (executor/host/tcp_processes.h). MPI's library is loaded at run time, so the program starts, and
 // runs ranks as threads, where none is installed.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,6 +21,19 @@ struct MessagePart {
   std::int64_t offset = 0;
   std::int64_t bytes = 0;
 };
+
+// What MPI counts such parts in, since its counts are int: bytes, or where they lie beyond 2^31 - 1
+// the largest power of two, up to 1 MiB, that divides all offsets and sizes.
+[[nodiscard]] inline std::int64_t CountingUnit(std::span<const MessagePart> parts) {
+  constexpr std::int64_t kLargest = std::int64_t{1} << 20;
+  std::int64_t end = 0;
+  std::int64_t bits = kLargest;  // what is not divided by a power of two has a lower bit
+  for (const MessagePart& part : parts) {
+    end = std::max(end, part.offset + part.bytes);
+    bits |= part.offset | part.bytes;
+  }
+  return end > std::numeric_limits<std::int32_t>::max() ? bits & -bits : 1;
+}
 
 // Errors of MPI end the process (MPI_ERRORS_ARE_FATAL), and with it the run on all ranks; those of
 // TCP are thrown as RunError. Calls on different channels may be made from different threads at

@@ -22,8 +22,8 @@ void BackOff(int round) {
 }  // namespace
 
 void ProcessCommunicator::Await(std::vector<Pending>& pending,
-                                const std::vector<std::int64_t>& ranks, std::int64_t member,
-                                const std::string& name) {
+                                const std::vector<std::vector<std::int64_t>>& ranks,
+                                std::int64_t member, const std::string& name) {
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
   std::vector<bool> over(pending.size(), false);
   std::size_t left = pending.size();
@@ -39,29 +39,40 @@ void ProcessCommunicator::Await(std::vector<Pending>& pending,
     }
     faults_.ThrowIfFailed();
     if (std::chrono::steady_clock::now() > deadline) {
-      std::string missing;
+      std::set<std::int64_t> missing;
       for (std::size_t i = 0; i < pending.size(); ++i) {
-        missing += over[i] ? "" : " " + std::to_string(ranks[i]);
+        if (!over[i]) {
+          missing.insert(ranks[i].begin(), ranks[i].end());
+        }
       }
-      GiveUp(member, name, missing);
+      GiveUp(member, name, missing, pending.size() == 1 && missing.size() > 1);
     }
     BackOff(round);
   }
 }
 
 void ProcessCommunicator::GiveUp(std::int64_t member, const std::string& name,
-                                 const std::string& missing) {
-  std::string text = "rank " + std::to_string(RankOf(member));
-  text +=
-      ", op " + name + ": waited " + std::to_string(timeout_.count()) + " ms for rank" + missing;
-  faults_.Report(text);
+                                 const std::set<std::int64_t>& missing, bool is_one_of) {
+  std::string list;
+  for (const std::int64_t rank : missing) {
+    list += (list.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  faults_.Report("rank " + std::to_string(RankOf(member)) + ", op " + name + ": waited " +
+                 std::to_string(timeout_.count()) + " ms for " + (is_one_of ? "one of " : "") +
+                 (missing.size() > 1 ? "ranks " : "rank ") + list);
   faults_.ThrowIfFailed();
 }
 
 void ProcessCommunicator::AwaitAll(Pending pending, std::int64_t member, const std::string& name) {
   std::vector<Pending> one;
   one.push_back(std::move(pending));
-  Await(one, {RankOf(member == 0 ? ranks_.size - 1 : 0)}, member, name);
+  std::vector<std::int64_t> others;
+  for (std::int64_t m = 0; m < ranks_.size; ++m) {
+    if (m != member) {
+      others.push_back(RankOf(m));
+    }
+  }
+  Await(one, {others}, member, name);
 }
 
 SimTime ProcessCommunicator::Meet(std::int64_t member, const CollectiveCall& call,
@@ -70,14 +81,14 @@ SimTime ProcessCommunicator::Meet(std::int64_t member, const CollectiveCall& cal
            static_cast<std::int32_t>(call.dtype)};
   headers_.assign(static_cast<std::size_t>(ranks_.size), mine_);
   std::vector<Pending> pending;
-  std::vector<std::int64_t> ranks;
+  std::vector<std::vector<std::int64_t>> ranks;
   for (std::int64_t m = 0; m < ranks_.size; ++m) {
     if (m != member) {
       const int other = static_cast<int>(m);
       Header& header = headers_[static_cast<std::size_t>(m)];
       pending.push_back(processes_.Receive(channel_, other, &header, sizeof header));
       pending.push_back(processes_.Send(channel_, other, &mine_, sizeof mine_));
-      ranks.insert(ranks.end(), 2, RankOf(m));
+      ranks.insert(ranks.end(), 2, {RankOf(m)});
     }
   }
   Await(pending, ranks, member, name);

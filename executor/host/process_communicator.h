@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,11 +45,12 @@ class ProcessCommunicator : public Communicator {
   // Waits for all members; returns when the last one arrived.
   SimTime Meet(std::int64_t member, const CollectiveCall& call, const std::string& name,
                SimTime arrival);
-  // Waits until all are over; `ranks[i]` is whom pending[i] waits for.
-  void Await(std::vector<Pending>& pending, const std::vector<std::int64_t>& ranks,
+  // Waits until all are over; `ranks[i]` are those that pending[i] may wait for.
+  void Await(std::vector<Pending>& pending, const std::vector<std::vector<std::int64_t>>& ranks,
              std::int64_t member, const std::string& name);
-  // Ends the run: these ranks did not come.
-  void GiveUp(std::int64_t member, const std::string& name, const std::string& missing);
+  // Ends the run: these ranks, or one of them, did not come.
+  void GiveUp(std::int64_t member, const std::string& name, const std::set<std::int64_t>& missing,
+              bool is_one_of);
   void AwaitAll(Pending pending, std::int64_t member, const std::string& name);
   void Gather(std::int64_t member, const CollectiveCall& call, const std::string& name);
   // Everybody's elements of this member's part, in scratch_; returns where each member's begin.

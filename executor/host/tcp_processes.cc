@@ -105,13 +105,17 @@ class TcpProcesses : public MessagePassing {
       cause_ = cause;
       changed_.notify_all();
     }
-    try {
-      Write({.kind = Kind::kFail,
-             .from = rank_,
-             .to = tcp::kEverybody,
-             .bytes = static_cast<std::int64_t>(cause.size())},
-            cause.data());
-    } catch (const RunError&) {  // they see that the connection is gone
+    const Frame frame{.kind = Kind::kFail,
+                      .from = rank_,
+                      .to = tcp::kEverybody,
+                      .bytes = static_cast<std::int64_t>(cause.size())};
+    // Whoever sends may be stuck, since process 0 stands still. Then the connection is given up:
+    // that wakes the sender, and the others see that this process is gone.
+    constexpr std::chrono::seconds kPatience{1};
+    const std::unique_lock lock(write_mutex_, kPatience);
+    if (!lock.owns_lock() || !socket_.Write(&frame, sizeof frame) ||
+        !socket_.Write(cause.data(), cause.size())) {
+      socket_.Shutdown();
     }
   }
   void OnFailure(const void* owner,
@@ -285,8 +289,8 @@ class TcpProcesses : public MessagePassing {
   const int rank_, size_;
   std::unique_ptr<tcp::Relay> relay_;  // of rank 0
   tcp::Socket socket_;
-  std::mutex write_mutex_;    // one frame after the other; taken before mutex_
-  std::mutex watcher_mutex_;  // held while one is called, so that it may be taken away safely
+  std::timed_mutex write_mutex_;  // one frame after the other; taken before mutex_
+  std::mutex watcher_mutex_;      // held while one is called, so that it may be taken away safely
   std::map<const void*, std::function<void(const std::string&)>> watchers_;  // by owner; guarded
   std::mutex mutex_;                                                         // taken last
   std::condition_variable changed_;

@@ -39,28 +39,27 @@ void SetTimeLimit(int fd, std::chrono::milliseconds left) {
   (void)::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
 }
 
-// A connection, or -1 with errno or a resolver's text in `problem`.
-int Connect(const std::string& address, int port, std::string* problem) {
+// A connection, or none with the reason in `problem`.
+Socket Connect(const std::string& address, int port, std::string* problem) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   const int status = ::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (status != 0) {
     *problem = ::gai_strerror(status);
-    return -1;
+    return Socket();
   }
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, ::freeaddrinfo);
   for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
-    const int fd = ::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
-    if (fd >= 0 && ::connect(fd, a->ai_addr, a->ai_addrlen) == 0) {
-      return fd;
+    Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
+    const bool connected =
+        socket.fd() >= 0 && ::connect(socket.fd(), a->ai_addr, a->ai_addrlen) == 0;
+    if (connected && !socket.CallsItself()) {
+      return socket;
     }
-    *problem = std::strerror(errno);
-    if (fd >= 0) {
-      ::close(fd);
-    }
+    *problem = std::strerror(connected ? ECONNREFUSED : errno);
   }
-  return -1;
+  return Socket();
 }
 
 }  // namespace
@@ -106,6 +105,14 @@ bool Socket::Read(void* data, std::size_t bytes) const {
     bytes -= static_cast<std::size_t>(count);
   }
   return true;
+}
+
+bool Socket::CallsItself() const {
+  sockaddr_storage own{}, other{};
+  socklen_t own_size = sizeof own, other_size = sizeof other;
+  return ::getsockname(fd_, reinterpret_cast<sockaddr*>(&own), &own_size) == 0 &&
+         ::getpeername(fd_, reinterpret_cast<sockaddr*>(&other), &other_size) == 0 &&
+         own_size == other_size && std::memcmp(&own, &other, own_size) == 0;
 }
 
 void Socket::Shutdown() const {
@@ -154,17 +161,17 @@ Socket Join(const Launch& launch, int port, std::chrono::milliseconds timeout) {
   const std::string who = "rank " + std::to_string(launch.rank);
   const std::string address = launch.rank == 0 ? "127.0.0.1" : launch.address;
   std::string problem;
-  int fd = Connect(address, port, &problem);
-  while (fd < 0 && Clock::now() < deadline) {
+  Socket socket = Connect(address, port, &problem);
+  while (socket.fd() < 0 && Clock::now() < deadline) {
     constexpr std::chrono::milliseconds kPause{20};
     std::this_thread::sleep_for(kPause);
-    fd = Connect(address, port, &problem);
+    socket = Connect(address, port, &problem);
   }
+  const int fd = socket.fd();
   if (fd < 0) {
     throw EnvironmentError(who + ": rank 0 does not answer at " + address + ':' +
                            std::to_string(port) + " within " + TextOf(timeout) + ": " + problem);
   }
-  Socket socket(fd);
   Configure(fd);
   const Frame hello{.kind = Kind::kHello,
                     .from = launch.rank,
@@ -175,7 +182,7 @@ Socket Join(const Launch& launch, int port, std::chrono::milliseconds timeout) {
   Frame answer;
   if (!socket.Write(&hello, sizeof hello) || !socket.Write(launch.job.data(), launch.job.size()) ||
       !socket.Read(&answer, sizeof answer) || answer.magic != kMagic || answer.bytes < 0 ||
-      answer.bytes > kLongest) {
+      answer.bytes > kLongest || (answer.kind != Kind::kWelcome && answer.kind != Kind::kFail)) {
     throw EnvironmentError(who + ": what answers at " + address + ':' + std::to_string(port) +
                            " is not rank 0 of this run");
   }
@@ -197,6 +204,8 @@ Relay::Relay(const Launch& launch, std::chrono::milliseconds timeout)
       port_(PortOf(listener_)) {
   std::array<int, 2> ends{};
   SW_CHECK(::pipe2(ends.data(), O_CLOEXEC) == 0, std::strerror(errno));
+  // Who was about to connect may have gone again: then accept must not wait for the next one.
+  SW_CHECK(::fcntl(listener_.fd(), F_SETFL, O_NONBLOCK) == 0, std::strerror(errno));
   wake_read_ = Socket(ends[0]);
   wake_write_ = Socket(ends[1]);
   thread_ = std::thread([this] { Run(); });
@@ -302,6 +311,13 @@ bool Relay::WriteTo(Peer& peer) {
 }
 
 void Relay::Push(Peer& peer, const Frame& frame, const void* data) {
+  // A peer that is always a little behind never empties its queue: what it has taken goes once it
+  // is half of all, so that a byte moves once on average.
+  if (peer.out_begin > peer.out.size() / 2) {
+    peer.out.erase(peer.out.begin(),
+                   peer.out.begin() + static_cast<std::ptrdiff_t>(peer.out_begin));
+    peer.out_begin = 0;
+  }
   const auto* const head = reinterpret_cast<const std::byte*>(&frame);
   const auto* const body = static_cast<const std::byte*>(data);
   peer.out.insert(peer.out.end(), head, head + sizeof frame);

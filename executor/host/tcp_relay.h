@@ -53,6 +53,9 @@ class Socket {
   // All bytes, or false when the other end is gone.
   [[nodiscard]] bool Write(const void* data, std::size_t bytes) const;
   [[nodiscard]] bool Read(void* data, std::size_t bytes) const;
+  // TCP lets a socket connect to itself: where nobody listens, and the port that the kernel chose
+  // for this end is the one that is called.
+  [[nodiscard]] bool CallsItself() const;
   // Ends reads and writes of other threads.
   void Shutdown() const;
 

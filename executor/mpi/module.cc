@@ -15,23 +15,8 @@
 namespace shardwright {
 namespace {
 
-// MPI counts in int. Parts of more bytes than that are counted in units of eight.
-struct Units {
-  MPI_Datatype type = MPI_BYTE;
-  std::int64_t bytes = 1;
-};
-
-Units UnitsOf(std::span<const MessagePart> parts) {
-  bool large = false, whole = true;
-  for (const MessagePart& part : parts) {
-    large = large || part.offset + part.bytes > INT_MAX;
-    whole = whole && part.offset % 8 == 0 && part.bytes % 8 == 0;
-  }
-  return large && whole ? Units{MPI_UINT64_T, 8} : Units{};
-}
-
-int Count(std::int64_t bytes, const Units& units) {
-  const std::int64_t count = bytes / units.bytes;
+int Count(std::int64_t bytes, std::int64_t unit) {
+  const std::int64_t count = bytes / unit;
   if (count > INT_MAX) {
     std::fprintf(stderr, "error: a message of %lld bytes is too large for MPI\n",
                  static_cast<long long>(bytes));
@@ -39,6 +24,23 @@ int Count(std::int64_t bytes, const Units& units) {
   }
   return static_cast<int>(count);
 }
+
+// `unit` bytes, which match any other number of bytes: sender and receiver may count differently.
+class Unit {
+ public:
+  explicit Unit(std::int64_t unit) {
+    MPI_Type_contiguous(static_cast<int>(unit), MPI_BYTE, &type_);
+    MPI_Type_commit(&type_);
+  }
+  // What is on its way keeps the type.
+  ~Unit() { MPI_Type_free(&type_); }
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
+  [[nodiscard]] MPI_Datatype type() const { return type_; }
+
+ private:
+  MPI_Datatype type_ = MPI_DATATYPE_NULL;
+};
 
 class MpiPending : public MessagePassing::Pending {
  public:
@@ -56,11 +58,12 @@ class MpiPending : public MessagePassing::Pending {
   MPI_Request request_ = MPI_REQUEST_NULL;
 };
 
-void Fill(std::span<const MessagePart> parts, const Units& units, std::vector<int>& counts,
+// Counts and offsets of the parts in `unit` bytes.
+void Fill(std::span<const MessagePart> parts, std::int64_t unit, std::vector<int>& counts,
           std::vector<int>& offsets) {
   for (const MessagePart& part : parts) {
-    counts.push_back(Count(part.bytes, units));
-    offsets.push_back(Count(part.offset, units));
+    counts.push_back(Count(part.bytes, unit));
+    offsets.push_back(Count(part.offset, unit));
   }
 }
 
@@ -92,24 +95,25 @@ class Mpi : public MessagePassing {
   [[nodiscard]] std::unique_ptr<Pending> Send(Channel channel, int to, const void* data,
                                               std::int64_t bytes) override {
     auto pending = std::make_unique<MpiPending>();
-    MPI_Isend(data, Count(bytes, {}), MPI_BYTE, to, 0, Of(channel), pending->request());
+    MPI_Isend(data, Count(bytes, 1), MPI_BYTE, to, 0, Of(channel), pending->request());
     return pending;
   }
 
   [[nodiscard]] std::unique_ptr<Pending> Receive(Channel channel, int from, void* data,
                                                  std::int64_t bytes) override {
     auto pending = std::make_unique<MpiPending>();
-    MPI_Irecv(data, Count(bytes, {}), MPI_BYTE, from, 0, Of(channel), pending->request());
+    MPI_Irecv(data, Count(bytes, 1), MPI_BYTE, from, 0, Of(channel), pending->request());
     return pending;
   }
 
   [[nodiscard]] std::unique_ptr<Pending> AllGather(Channel channel, void* data,
                                                    std::span<const MessagePart> parts) override {
     auto pending = std::make_unique<MpiPending>();
-    const Units units = UnitsOf(parts);
-    Fill(parts, units, pending->counts, pending->offsets);
+    const std::int64_t unit = CountingUnit(parts);
+    const Unit type(unit);
+    Fill(parts, unit, pending->counts, pending->offsets);
     MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, data, pending->counts.data(),
-                    pending->offsets.data(), units.type, Of(channel), pending->request());
+                    pending->offsets.data(), type.type(), Of(channel), pending->request());
     return pending;
   }
 
@@ -117,11 +121,12 @@ class Mpi : public MessagePassing {
                                                   std::span<const MessagePart> from_parts, void* to,
                                                   std::span<const MessagePart> to_parts) override {
     auto pending = std::make_unique<MpiPending>();
-    const Units send = UnitsOf(from_parts), receive = UnitsOf(to_parts);
+    const std::int64_t send = CountingUnit(from_parts), receive = CountingUnit(to_parts);
+    const Unit send_type(send), receive_type(receive);
     Fill(from_parts, send, pending->counts, pending->offsets);
     Fill(to_parts, receive, pending->other_counts, pending->other_offsets);
-    MPI_Ialltoallv(from, pending->counts.data(), pending->offsets.data(), send.type, to,
-                   pending->other_counts.data(), pending->other_offsets.data(), receive.type,
+    MPI_Ialltoallv(from, pending->counts.data(), pending->offsets.data(), send_type.type(), to,
+                   pending->other_counts.data(), pending->other_offsets.data(), receive_type.type(),
                    Of(channel), pending->request());
     return pending;
   }

@@ -1,15 +1,5 @@
-// Training in fp32 against fp64, within a bound that is computed beside the fp64 run.
-//
-// Every number of the oracle is a pair (value, error): the value in fp64, and a bound on how far
-// the executor's fp32 number may lie from it. Errors propagate to all orders, |fl(a o b) - (a o b)|
-// <= u |a o b| with u = 2^-24 is added per operation, and a sum of n terms adds gamma_(n-1) = (n -
-// 1) u / (1 - (n - 1) u) times the sum of magnitudes, which holds for every order of summation
-// (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2). So one oracle run
-// bounds every way to cut the batch into ranks, micro-batches and replicas. What the ways differ
-// in, beside the order, is how often a gradient is divided: by the rows of a micro-batch, before
-// and behind the reductions, by the number of micro-batches; kDivisions counts the most. A number
-// that is read in magnitude is read as |value| + error. The fp64 run's own rounding is 2^-29 of
-// each bound.
+// Training in fp32 against fp64, within a bound that is computed beside the fp64 run (bounded.h).
+// Parameters are weight and bias of layer after layer.
 
 #include <algorithm>
 #include <cmath>
@@ -20,72 +10,12 @@
 #include <doctest/doctest.h>
 
 #include "schedule/wrap.h"
+#include "tests/executor/bounded.h"
 #include "tests/executor/harness.h"
 #include "tests/executor/tiny_training.h"
 
 namespace shardwright::testing {
 namespace {
-
-constexpr double kUnit = 0x1p-24;
-constexpr int kDivisions = 6;
-
-double Gamma(double n) {
-  return n * kUnit / (1 - n * kUnit);
-}
-
-struct Bounded {
-  double value = 0.0;
-  double error = 0.0;
-
-  [[nodiscard]] double Magnitude() const { return std::abs(value) + error; }
-};
-
-Bounded Rounded(double value, double error, double roundings = 1) {
-  return {value, error + Gamma(roundings) * (std::abs(value) + error)};
-}
-
-Bounded operator+(const Bounded& a, const Bounded& b) {
-  return Rounded(a.value + b.value, a.error + b.error);
-}
-
-Bounded operator*(const Bounded& a, const Bounded& b) {
-  return Rounded(a.value * b.value,
-                 std::abs(a.value) * b.error + std::abs(b.value) * a.error + a.error * b.error);
-}
-
-Bounded operator/(const Bounded& a, const Bounded& b) {
-  const double value = a.value / b.value;
-  return Rounded(value, (a.error + std::abs(value) * b.error) / (std::abs(b.value) - b.error));
-}
-
-Bounded Exp(const Bounded& a) {  // glibc's expf is within one unit in the last place
-  const double value = std::exp(a.value);
-  return Rounded(value, value * std::expm1(a.error), 2);
-}
-
-Bounded Sqrt(const Bounded& a) {
-  const double value = std::sqrt(a.value);
-  return Rounded(value, value - std::sqrt(std::max(0.0, a.value - a.error)));
-}
-
-// Terms summed in any order, and in any grouping.
-class Sum {
- public:
-  void Add(const Bounded& term) {
-    value_ += term.value;
-    error_ += term.error;
-    magnitude_ += term.Magnitude();
-    ++count_;
-  }
-  [[nodiscard]] Bounded Total() const { return {value_, error_ + Gamma(count_) * magnitude_}; }
-
- private:
-  double value_ = 0.0, error_ = 0.0, magnitude_ = 0.0;
-  double count_ = 0.0;
-};
-
-using Vector = std::vector<Bounded>;
-using Weights = std::vector<Vector>;  // by parameter: weight and bias of layer after layer
 
 struct Sample {
   Vector input;

@@ -14,10 +14,13 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "core/error.h"
 #include "executor/host/launch.h"
+#include "executor/host/process_communicator.h"
 #include "executor/host/tcp_relay.h"
 #include "executor/host/together.h"
 
@@ -224,6 +227,57 @@ std::string MeetingProblem(Launch launch) {
     return error.what();
   }
   return "met";
+}
+
+TEST_CASE("MessagePassing.LargeMessagesAreCountedInWhatDividesThem") {
+  constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;
+  const std::vector<MessagePart> small = {{0, kMost - 7}, {kMost - 7, 7}};
+  CHECK(CountingUnit(small) == 1);
+  const std::vector<MessagePart> one_more = {{0, kMost - 7}, {kMost - 7, 8}};
+  CHECK(CountingUnit(one_more) == 8);  // 2^31 - 8 and 8
+  const std::vector<MessagePart> halves = {{0, kMost + 3}, {kMost + 3, kMost + 1}};
+  CHECK(CountingUnit(halves) == 2);  // bf16: 2^31 + 2 is no multiple of four
+  const std::vector<MessagePart> gib = {{0, std::int64_t{1} << 32},
+                                        {std::int64_t{1} << 32, std::int64_t{1} << 32}};
+  CHECK(CountingUnit(gib) == 1 << 20);
+}
+
+// A member that waits for a collective names those that did not come, each once.
+TEST_CASE("TcpProcesses.WhoIsMissingIsNamedOnce") {
+  RunTogether(3, [](MessagePassing& all) {
+    const MessagePassing::Channel channel = all.Split(0);
+    if (all.rank() == 0) {
+      FaultBoard faults;
+      const RunClock clock;
+      ProcessCommunicator communicator(all, channel, {.size = 3}, std::chrono::milliseconds(50),
+                                       clock, faults);
+      CollectiveCall call;
+      call.code = OpCode::kAllGather;
+      CHECK_THROWS_WITH_AS((void)communicator.Run(0, call, "x", SimTime(0), SimTime(0)),
+                           "rank 0, op x: waited 50 ms for ranks 1, 2", RunError);
+    }
+    all.Finish();
+  });
+}
+
+// What happens when the kernel gives a caller the port that it calls: here the caller asks for it.
+TEST_CASE("TcpProcesses.ASocketThatCallsItselfIsKnown") {
+  const tcp::Socket self(::socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  REQUIRE(::bind(self.fd(), generic, size) == 0);
+  REQUIRE(::getsockname(self.fd(), generic, &size) == 0);
+  REQUIRE(::connect(self.fd(), generic, size) == 0);
+  CHECK(self.CallsItself());
+
+  const tcp::Socket listener = tcp::Listen(0);
+  address.sin_port = htons(static_cast<std::uint16_t>(tcp::PortOf(listener)));
+  const tcp::Socket other(::socket(AF_INET, SOCK_STREAM, 0));
+  REQUIRE(::connect(other.fd(), generic, size) == 0);
+  CHECK(!other.CallsItself());
 }
 
 TEST_CASE("TcpProcesses.WhoDoesNotComeIsNamed") {
