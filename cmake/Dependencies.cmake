@@ -38,6 +38,27 @@ else()
   message(STATUS "MPI: not found (ranks are threads)")
 endif()
 
+# The Python module is a shared object of all libraries, which are position-independent code then.
+if(NOT SHARDWRIGHT_PYTHON MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "SHARDWRIGHT_PYTHON: got \"${SHARDWRIGHT_PYTHON}\", expected AUTO, ON or OFF")
+endif()
+if(NOT SHARDWRIGHT_PYTHON STREQUAL "OFF")
+  find_package(Python3 3.9 QUIET COMPONENTS Interpreter Development.Module)
+  if(Python3_Development.Module_FOUND)
+    find_package(pybind11 2.10 CONFIG QUIET)
+  endif()
+  if(pybind11_FOUND)
+    message(STATUS "pybind11: ${pybind11_VERSION}, for Python ${Python3_VERSION}")
+    set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+    # As in a program: calls within a library may be inlined.
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fno-semantic-interposition>)
+  elseif(SHARDWRIGHT_PYTHON STREQUAL "ON")
+    message(FATAL_ERROR "SHARDWRIGHT_PYTHON=ON: pybind11 or the headers of Python were not found")
+  else()
+    message(STATUS "pybind11: not found (no Python module)")
+  endif()
+endif()
+
 # executor/cuda looks for nvcc itself; a build without it lacks libshardwright_cuda.so and nothing else.
 if(NOT SHARDWRIGHT_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "SHARDWRIGHT_CUDA: got \"${SHARDWRIGHT_CUDA}\", expected AUTO, ON or OFF")

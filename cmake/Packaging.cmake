@@ -1,5 +1,6 @@
 # What is installed, and the packages made of it: component `runtime` is the program with its manual pages and completions,
 # component `dev` the libraries up to the planner with their headers, for find_package(shardwright) and pkg-config.
+# Component `python`, the module, is in no package (python/CMakeLists.txt).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
