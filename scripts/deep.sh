@@ -11,6 +11,12 @@ scripts/install-deps.sh --ci
 cmake --preset release
 cmake --build --preset release -j "$jobs"
 cmake --build --preset release -j "$jobs" --target all_verify_interface_header_sets
+# Without what torchtitan needs to run; the test reads its settings' classes alone.
+scripts/install-python.sh
+for version in 0.2.2 0.3.0; do
+  build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target "build/torchtitan-$version" \
+    "torchtitan==$version" tyro docstring_parser typeguard
+done
 ctest --preset deep --no-tests=ignore -j "$jobs"
 build/tests/traces/sw_foreign_fuzz_test 60
 build/tests/planner/sw_settings_fuzz_test 60
