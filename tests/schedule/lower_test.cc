@@ -143,15 +143,27 @@ TEST_CASE("FSDP2 usual peak: 10 bytes per element in mixed precision, 16 in fp32
 }
 
 TEST_CASE("FSDP1 gradients count twice when the flat gradient is made") {
-  ChainSpec spec;
-  spec.blocks = 6;
-  spec.width = 64;
-  const std::int64_t n = spec.width * spec.width, stem = spec.width * spec.stem;
-  const Program p = LowerChain(spec, ChainPlan(spec, Dialect::kFsdp1, 4), kAllFp32);
-  const Bytes64 alive = AliveAt(p, "mb0.block3.bwd.concat_grad");
-  CHECK(Of(alive, Category::kUnshardedGradient) == 2 * 4 * n);
-  // This unit's parameters, the prefetched next one's, and the root's.
-  CHECK(Of(alive, Category::kUnshardedParameter) == 4 * (2 * n + stem));
+  std::mt19937 random(13);
+  for (int trial = 0; trial < 30; ++trial) {
+    ChainSpec spec;
+    spec.blocks = 6;
+    const std::int64_t w = std::int64_t{1} << std::uniform_int_distribution<int>(1, 4)(random);
+    spec.width = 16 * std::uniform_int_distribution<std::int64_t>(1, 12)(random);
+    const Precision precision =
+        std::array{kAllFp32, kMixed, kPure}[static_cast<std::size_t>(trial % 3)];
+    const std::int64_t size = SizeOf(precision.param);
+    const std::int64_t n = spec.width * spec.width, stem = spec.width * spec.stem;
+    CAPTURE(trial);
+    const Program p = LowerChain(spec, ChainPlan(spec, Dialect::kFsdp1, w), precision);
+    const Bytes64 alive = AliveAt(p, "mb0.block3.bwd.concat_grad");
+    CHECK(Of(alive, Category::kUnshardedGradient) == 2 * size * n);
+    // This unit's parameters, the prefetched next one's, and the root's.
+    CHECK(Of(alive, Category::kUnshardedParameter) == size * (2 * n + stem));
+    // The reduction: a copy in its dtype, and its shard where that does not stay as the gradient.
+    const std::int64_t r = SizeOf(precision.reduce);
+    CHECK(Of(AliveAt(p, "mb0.block3.bwd.reduce_scatter"), Category::kReduceScatter) ==
+          (r != size ? n * r : 0) + (precision.reduce != precision.master ? n / w * r : 0));
+  }
 }
 
 TEST_CASE("Residents: master, AdamW states and sharded gradients are 16 bytes per element") {
