@@ -257,7 +257,7 @@ class Explainer {
                                    Format(held_back->deficit) + " are missing; " + most + ".");
     } else {
       explanation_.notes.push_back(
-          "Memory does not bind: no alternative below is faster and fails "
+          "Memory does not bind: none of these choices is faster and fails "
           "for memory; " +
           most + ".");
     }
