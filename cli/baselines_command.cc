@@ -30,10 +30,10 @@ and DDP, each with the micro-batch and recomputation with which it is fastest. E
 none of them fits.)";
 
 // The flags of plan that say what the job is, and nothing of how it is planned.
-constexpr std::array<std::string_view, 16> kJobFlags = {
-    "--model",     "--cluster",      "--nodes",  "--gpus",         "--kernel-set",   "--profile",
-    "--mode",      "--seq",          "--clip",   "--precision",    "--global-batch", "--optimizer",
-    "--lora-rank", "--lora-targets", "--frozen", "--memory-margin"};
+constexpr std::array<std::string_view, 17> kJobFlags = {
+    "--model",     "--cluster",    "--nodes",        "--gpus",      "--kernel-set",   "--profile",
+    "--mode",      "--seq",        "--clip",         "--precision", "--global-batch", "--optimizer",
+    "--lora-rank", "--lora-alpha", "--lora-targets", "--frozen",    "--memory-margin"};
 
 std::span<const FlagRow> Flags() {
   static const std::vector<FlagRow> flags = [] {

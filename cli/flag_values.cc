@@ -3,6 +3,8 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -79,14 +81,34 @@ std::int64_t ReadElements(const Flag& flag, std::int64_t min) {
   return static_cast<std::int64_t>(value);
 }
 
-double ReadFraction(const Flag& flag) {
+namespace {
+
+// None where the text is not a number.
+std::optional<double> NumberIn(const std::string& text) {
   double value = 0.0;
-  const char* const end = flag.text.data() + flag.text.size();
-  const auto [stop, error] = std::from_chars(flag.text.data(), end, value);
-  if (error != std::errc() || stop != end || !(value >= 0.0 && value < 1.0)) {
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && stop == text.data() + text.size() ? std::optional(value)
+                                                                   : std::nullopt;
+}
+
+}  // namespace
+
+double ReadFraction(const Flag& flag) {
+  const std::optional<double> value = NumberIn(flag.text);
+  if (!value || !(*value >= 0.0 && *value < 1.0)) {
     throw FlagError(flag, "a fraction in [0, 1)");
   }
-  return value;
+  return *value;
+}
+
+double ReadPositive(const Flag& flag, double max) {
+  const std::optional<double> value = NumberIn(flag.text);
+  if (!value || !(*value > 0.0 && *value <= max)) {
+    char limit[32];
+    std::snprintf(limit, sizeof limit, "%g", max);
+    throw FlagError(flag, std::string("a number above 0, at most ") + limit);
+  }
+  return *value;
 }
 
 Bytes ReadBytes(const Flag& flag) {

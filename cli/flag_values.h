@@ -24,6 +24,7 @@ struct Flag {
 // A number of elements, as 500000000 or 5e8.
 [[nodiscard]] std::int64_t ReadElements(const Flag& flag, std::int64_t min);
 [[nodiscard]] double ReadFraction(const Flag& flag);
+[[nodiscard]] double ReadPositive(const Flag& flag, double max);
 [[nodiscard]] Bytes ReadBytes(const Flag& flag);
 [[nodiscard]] std::size_t ReadChoice(const Flag& flag, NameList names);
 // "on" or "off".

@@ -15,7 +15,7 @@ constexpr std::int64_t kMaxBatch = std::int64_t{1} << 40;
 constexpr std::int64_t kMaxAccumulation = 65535;
 constexpr std::int64_t kMaxMicroBatch = std::int64_t{1} << 24;
 
-constexpr std::array<FlagRow, 47> kFlags = {{
+constexpr std::array<FlagRow, 48> kFlags = {{
     {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json (required)"},
     {"--cluster", "NAME|FILE|TEXT",
      "catalog name, JSON file, or inline: 'h100-80 x8, nvlink 450 GB/s, nic 8x400 Gbit/s' "
@@ -54,6 +54,7 @@ constexpr std::array<FlagRow, 47> kFlags = {{
     {"--clip", "on|off", "gradient clipping by global norm (default on)"},
     {"--frozen", "GLOBS", "parameters without gradient, such as 'model.embed_tokens.*'"},
     {"--lora-rank", "N", "rank of LoRA adapters; everything else is frozen"},
+    {"--lora-alpha", "X", "what adapters add is scaled by X / rank (default: by 1)"},
     {"--lora-targets", "GLOBS", "linear modules that get adapters"},
     {"--memory-margin", "X", "fraction of device memory to leave free (default 0)"},
     {"--backward-prefetch", "pre|post|none", "fsdp1 (default pre)"},
@@ -115,6 +116,8 @@ void ReadJobFlags(const Arguments& arguments, Job& job) {
   arguments.Set("--clip", job.clip_gradients, ReadSwitch);
   arguments.Set("--frozen", job.frozen, ReadList);
   arguments.SetCount("--lora-rank", std::int64_t{1} << 20, job.lora_rank);
+  arguments.Set("--lora-alpha", job.lora_alpha,
+                [](const Flag& flag) { return ReadPositive(flag, kMaxLoraAlpha); });
   arguments.Set("--lora-targets", job.lora_targets, ReadList);
   arguments.Set("--memory-margin", job.memory_margin, ReadFraction);
 }

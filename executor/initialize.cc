@@ -46,8 +46,8 @@ struct Context {
   double hidden = 1.0;    // T5: features of the shared embedding
 };
 
-Context MakeContext(const Model& model, double init_std) {
-  Context context{.model = model, .init_std = init_std};
+Context MakeContext(const Model& model, std::optional<double> init_std) {
+  Context context{.model = model, .init_std = init_std.value_or(model.initializer)};
   for (const Module& module : model.modules) {
     context.layer_count += module.class_name == model.block_class ? 1.0 : 0.0;
   }
@@ -91,18 +91,19 @@ InitRule TorchRule(const Context& c, const Use& use) {
   }
 }
 
-// T5PreTrainedModel._init_weights with factor 1.
+// T5PreTrainedModel._init_weights.
 InitRule T5Rule(const Context& c, const Use& use) {
   const OpSpec& spec = c.model.SpecOf(*use.op);
   const Module& module = c.model.modules[use.param.module.value];
+  const double factor = c.model.initializer;
   if (spec.kind == OpKind::kPositionBias) {
-    return Normal(1.0 / std::sqrt(c.hidden));
+    return Normal(factor / std::sqrt(c.hidden));
   }
   if (spec.kind == OpKind::kEmbedding || module.name == "lm_head") {
-    return Normal(1.0);
+    return Normal(factor);
   }
   const double fan_in = FanIn(use.param, spec);
-  return Normal(1.0 / std::sqrt(module.name == "q" ? fan_in * c.head_dim : fan_in));
+  return Normal(factor / std::sqrt(module.name == "q" ? fan_in * c.head_dim : fan_in));
 }
 
 InitRule RuleOf(const Context& c, const Use& use) {
@@ -118,7 +119,8 @@ InitRule RuleOf(const Context& c, const Use& use) {
   }
   const OpSpec& spec = c.model.SpecOf(*use.op);
   if (IsNorm(spec.kind)) {
-    return Constant(use.index == 0 ? 1.0 - spec.weight_offset : 0.0);
+    const double one = c.model.type == "t5" ? c.model.initializer : 1.0;
+    return Constant(use.index == 0 ? one - spec.weight_offset : 0.0);
   }
   if (c.model.type == "custom") {
     return TorchRule(c, use);
@@ -207,7 +209,7 @@ RandomWords Philox(std::uint64_t key, std::uint64_t counter_low, std::uint64_t c
   return {{c0, c1, c2, c3}};
 }
 
-std::vector<InitRule> InitRules(const Model& model, double init_std) {
+std::vector<InitRule> InitRules(const Model& model, std::optional<double> init_std) {
   const Context context = MakeContext(model, init_std);
   std::vector<Use> uses;
   uses.reserve(model.params.size());
@@ -228,6 +230,10 @@ std::vector<InitRule> InitRules(const Model& model, double init_std) {
   for (std::size_t p = 0; p < rules.size(); ++p) {
     const ParamId tied = model.params[p].tied_to;
     rules[p] = tied.valid() ? rules[tied.value] : RuleOf(context, uses[p]);
+    if (const ModelOp* const op = uses[p].op; op != nullptr && model.SpecOf(*op).padding_row >= 0) {
+      rules[p].zeros_begin = model.SpecOf(*op).padding_row * model.SpecOf(*op).out;
+      rules[p].zeros_end = rules[p].zeros_begin + model.SpecOf(*op).out;
+    }
   }
   return rules;
 }
@@ -245,7 +251,8 @@ void FillParameter(const InitRule& rule, std::uint64_t key, std::int64_t begin, 
     const std::int64_t first = std::max(block * 4, begin);
     const std::int64_t last = std::min(block * 4 + 4, end);
     for (std::int64_t e = first; e < last; ++e) {
-      StoreFloat(dtype, out, e - begin, four.value[e - block * 4]);
+      const bool is_zero = e >= rule.zeros_begin && e < rule.zeros_end;
+      StoreFloat(dtype, out, e - begin, is_zero ? 0.0F : four.value[e - block * 4]);
     }
   }
 }

@@ -5,6 +5,7 @@
 // no rank ever holds the whole model.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,14 +22,17 @@ struct InitRule {
   Kind kind = Kind::kConstant;
   double a = 0.0;  // the constant, the lower bound, or the mean
   double b = 0.0;  // the upper bound, or the standard deviation
+  // Elements [zeros_begin, zeros_end) are zero: the padding row of an embedding.
+  std::int64_t zeros_begin = 0, zeros_end = 0;
 
   bool operator==(const InitRule&) const = default;
 };
 
 // The rule of every parameter, by ParamId; aliases have the rule of their storage. Models of a
-// known Hugging Face type follow that type's _init_weights with standard deviation `init_std`,
-// others the defaults of torch.nn (see docs/training.md for the table).
-[[nodiscard]] std::vector<InitRule> InitRules(const Model& model, double init_std);
+// known Hugging Face type follow that type's _init_weights with standard deviation `init_std`
+// (none: what the model's config says), others the defaults of torch.nn (see docs/training.md for
+// the table).
+[[nodiscard]] std::vector<InitRule> InitRules(const Model& model, std::optional<double> init_std);
 
 // Key of a parameter's random numbers.
 [[nodiscard]] std::uint64_t InitKey(std::uint64_t seed, const std::string& fqn);

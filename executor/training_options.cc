@@ -162,8 +162,9 @@ void CheckTrainingOptions(const TrainingOptions& options, const Job& job, const 
   CheckLossScale(options.loss_scale, where.Field("loss_scale"));
   Require(IsFinite(options.clip_norm) && options.clip_norm > 0.0, where.Field("clip_norm"),
           Shown(options.clip_norm), "a finite number above 0");
-  Require(IsFinite(options.init_std) && options.init_std >= 0.0, where.Field("init_std"),
-          Shown(options.init_std), "a finite number, at least 0");
+  const double init_std = options.init_std.value_or(0.0);
+  Require(IsFinite(init_std) && init_std >= 0.0, where.Field("init_std"), Shown(init_std),
+          "a finite number, at least 0");
 }
 
 TrainingOptions ReadTrainingOptions(const JsonValue& json, const Job& job,
@@ -185,7 +186,9 @@ TrainingOptions ReadTrainingOptions(const JsonValue& json, const Job& job,
     ReadLossScale(*loss_scale, options.loss_scale);
   }
   Read(json, "clip_norm", options.clip_norm);
-  Read(json, "init_std", options.init_std);
+  if (const std::optional<JsonValue> init_std = json.Find("init_std")) {
+    options.init_std = init_std->AsDouble();
+  }
   if (const std::optional<JsonValue> seed = json.Find("seed")) {
     options.seed = static_cast<std::uint64_t>(seed->AsInt(0, kMaxUnits));
   }

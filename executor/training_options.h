@@ -4,6 +4,7 @@
 // program, so none of it is a field of Plan or Job. docs/training.md describes the JSON form.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -71,7 +72,8 @@ struct TrainingOptions {
   ScheduleOptions schedule;
   LossScaleOptions loss_scale;
   double clip_norm = 1.0;  // global gradient norm, where the job clips; positive
-  double init_std = 0.02;  // standard deviation of the Hugging Face initialisations
+  // Standard deviation of the Hugging Face initialisations; none: what the model's config says.
+  std::optional<double> init_std = {};
   std::uint64_t seed = 1;  // initial weights, dropout, order of the samples
   bool shuffle = true;
   EpochTail epoch_tail = EpochTail::kCarry;

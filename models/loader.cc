@@ -90,8 +90,10 @@ Model BuildFromConfig(const JsonValue& config, const JsonValue& row, const std::
     throw row.At("builder").Error("a known builder", DidYouMean(builder, names));
   }
   const HfConfig reader(config, row.At("defaults"));
-  return known->build(
-      {.config = reader, .row = row, .options = options, .name = name, .type = type});
+  Model model =
+      known->build({.config = reader, .row = row, .options = options, .name = name, .type = type});
+  model.initializer = ReadInitializer(reader);
+  return model;
 }
 
 Model ModelFromConfig(const JsonValue& config, const std::string& name,

@@ -128,6 +128,9 @@ struct OpSpec {
   std::int64_t groups_per_token = 0;  // kRouter: experts come from that many of `groups`; 0 = all
   std::int64_t max_distance = 0;  // kPositionBias: the distance from which one bucket serves all
   std::int64_t index_offset = 0;  // kEmbedding: added to every id (OPT's positions: 2)
+  // kEmbedding: the row that starts at zero and gets no gradient from here (torch's padding_idx);
+  // -1 = none.
+  std::int64_t padding_row = -1;
 
   bool operator==(const OpSpec&) const = default;
 };
@@ -180,7 +183,10 @@ struct Model {
   std::vector<OpSpec> specs;
   std::int64_t sequence_length = 0;    // tokens per sample; 0 for image models
   std::int64_t tokens_per_sample = 0;  // what throughput counts: tokens, or 1 per image
-  std::vector<std::string> warnings;   // what the loader left out or assumed, one line each
+  // What the config says of first values: initializer_range or init_std, the standard deviation of
+  // matrices; of T5 initializer_factor, which multiplies all of them.
+  double initializer = 0.02;
+  std::vector<std::string> warnings;  // what the loader left out or assumed, one line each
 
   [[nodiscard]] const OpSpec& SpecOf(const ModelOp& op) const { return specs[op.spec]; }
 };

@@ -144,10 +144,8 @@ class OpAppender {
   std::vector<ModelOp>& ops_;
 };
 
-// lora_alpha / rank. A plan names no alpha; PEFT's usual choice is the rank itself.
-constexpr double kLoraFactor = 1.0;
-
-void InsertOps(Model& model, const Adapters& adapters, std::int64_t rank) {
+void InsertOps(Model& model, const Adapters& adapters, std::int64_t rank, double alpha) {
+  const double factor = alpha > 0.0 ? alpha / static_cast<double>(rank) : 1.0;
   std::vector<ModelOp> ops;
   ops.reserve(model.ops.size());
   OpAppender appender(model, ops);
@@ -170,8 +168,7 @@ void InsertOps(Model& model, const Adapters& adapters, std::int64_t rank) {
     const TensorId y = ops.back().outputs[0];
     const OpSpec down{.kind = OpKind::kLinear, .rows = spec.rows, .in = spec.in, .out = rank};
     const OpSpec up{.kind = OpKind::kLinear, .rows = spec.rows, .in = rank, .out = spec.out};
-    const OpSpec scale{
-        .kind = OpKind::kScale, .rows = spec.rows, .in = spec.out, .factor = kLoraFactor};
+    const OpSpec scale{.kind = OpKind::kScale, .rows = spec.rows, .in = spec.out, .factor = factor};
     const OpSpec add{.kind = OpKind::kAdd, .rows = spec.rows, .in = spec.out};
     TensorId t = appender.Append(module, "lora_A", down, {x}, {adapter->a});
     t = appender.Append(module, "lora_B", up, {t}, {adapter->b});
@@ -215,6 +212,9 @@ void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where) 
     if (!spec.lora_targets.empty()) {
       throw InputError(where.Field("lora_rank").str(), "0 with lora_targets", "a rank above 0");
     }
+    if (spec.lora_alpha != 0.0) {
+      throw InputError(where.Field("lora_rank").str(), "0 with lora_alpha", "a rank above 0");
+    }
     return;
   }
   if (spec.lora_rank < 0 || spec.lora_rank > ModelLimits::kFeatures) {
@@ -228,7 +228,7 @@ void ApplyTrainable(Model& model, const TrainableSpec& spec, const Path& where) 
   }
   Adapters adapters = FindTargets(model, spec, where);
   InsertParams(model, adapters, spec.lora_rank);
-  InsertOps(model, adapters, spec.lora_rank);
+  InsertOps(model, adapters, spec.lora_rank, spec.lora_alpha);
 }
 
 }  // namespace shardwright

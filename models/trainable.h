@@ -17,6 +17,8 @@ struct TrainableSpec {
   std::vector<std::string> frozen = {};
   // Rank of the adapters; 0: none. With adapters everything else is frozen.
   std::int64_t lora_rank = 0;
+  // What the adapters' outputs are multiplied by is alpha / rank; 0: alpha is the rank.
+  double lora_alpha = 0.0;
   // Globs over the names of linear modules: over the last component ("q_proj") when the glob has no
   // dot, over the whole FQN ("model.layers.*.q_proj") otherwise.
   std::vector<std::string> lora_targets = {};

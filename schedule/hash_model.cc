@@ -89,6 +89,10 @@ void AddSpec(const OpSpec& spec, Stream& stream) {
   if (spec.synchronized) {  // plans of models without keep their hashes
     stream.Add("synchronized");
   }
+  if (spec.padding_row >= 0) {
+    stream.Add("padding_row");
+    stream.Add(spec.padding_row);
+  }
   stream.AddProbability(spec.dropout_p);
   for (const double value :
        {spec.epsilon, spec.weight_offset, spec.factor, spec.soft_cap, spec.alibi_max,

@@ -37,6 +37,8 @@ struct OptimizerSpec {
   bool operator==(const OptimizerSpec&) const = default;
 };
 
+inline constexpr double kMaxLoraAlpha = 1e6;
+
 struct Job {
   JobMode mode = JobMode::kTrain;
   std::int64_t sequence_length = 2048;  // tokens per sample
@@ -47,6 +49,7 @@ struct Job {
   bool clip_gradients = true;             // global-norm clipping, on in all recipes we know
   std::vector<std::string> frozen;        // FQN globs of parameters without gradient
   std::int64_t lora_rank = 0;             // 0: no LoRA
+  double lora_alpha = 0.0;                // adapters are scaled by alpha / rank; 0: alpha = rank
   std::vector<std::string> lora_targets;  // FQN globs of linear modules that get adapters
   double memory_margin = 0.0;             // fraction of device memory that plans leave free
 

@@ -50,7 +50,10 @@ std::string Embedded(const nlohmann::ordered_json& document, const char* part) {
 }
 
 TrainableSpec TrainableOf(const Job& job) {
-  return {.frozen = job.frozen, .lora_rank = job.lora_rank, .lora_targets = job.lora_targets};
+  return {.frozen = job.frozen,
+          .lora_rank = job.lora_rank,
+          .lora_alpha = job.lora_alpha,
+          .lora_targets = job.lora_targets};
 }
 
 void ReadModel(const JsonValue& json, const nlohmann::ordered_json& document, const Path& job_path,

@@ -132,6 +132,9 @@ Json JobPart(const Job& job) {
   json["clip_gradients"] = job.clip_gradients;
   json["frozen"] = job.frozen;
   json["lora_rank"] = job.lora_rank;
+  if (job.lora_alpha != 0.0) {
+    json["lora_alpha"] = job.lora_alpha;
+  }
   json["lora_targets"] = job.lora_targets;
   json["memory_margin"] = job.memory_margin;
   return json;

@@ -294,8 +294,10 @@ class Recorder(TorchFunctionMode):
             self.emit(result, "position_bias", [], weight.shape[1], ids.numel(), params=[self.parameter(weight)],
                       causal=bool(owner.is_decoder), max_distance=owner.relative_attention_max_distance)
             return
+        padding = args[2] if len(args) > 2 else kwargs.get("padding_idx")
+        more = {} if padding is None else {"padding_row": padding % weight.shape[0]}
         self.emit(result, "embedding", [self.index_input(ids)], ids.numel(), weight.shape[1],
-                  params=[self.parameter(weight)])
+                  params=[self.parameter(weight)], **more)
 
     def on_layer_norm(self, args, kwargs, result):
         source = self.value(args[0])

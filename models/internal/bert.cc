@@ -15,6 +15,7 @@ enum class BertHead : std::uint8_t { kNone, kMaskedLm, kClassifier };
 
 struct BertSizes {
   CommonSizes common;
+  std::int64_t padding_row = -1;  // of the words' embedding
   std::int64_t tokens = 0;
   std::int64_t positions = 0;
   std::int64_t types = 0;
@@ -32,6 +33,7 @@ BertSizes ReadBertSizes(const BuildInput& input) {
   const HfConfig& config = input.config;
   BertSizes s;
   s.common = ReadCommonSizes(config);
+  s.padding_row = ReadPaddingRow(config, s.common.vocabulary);
   s.head_dim =
       DivideEvenly(config, "hidden_size", s.common.hidden, "num_attention_heads", s.common.heads);
   s.positions = config.Int("max_position_embeddings", 1, ModelLimits::kTokens);
@@ -117,6 +119,7 @@ TensorId AddEmbeddings(ModelBuilder& builder, const BertSizes& s, ModuleId body,
   const std::int64_t hidden = s.common.hidden;
   const ModuleId module = builder.AddModule(body, "embeddings", "BertEmbeddings");
   words = builder.AddEmbedding(module, "word_embeddings", s.common.vocabulary, hidden);
+  words.padding_row = s.padding_row;
   const Layer positions = builder.AddEmbedding(module, "position_embeddings", s.positions, hidden);
   const Layer types = builder.AddEmbedding(module, "token_type_embeddings", s.types, hidden);
   const Layer norm = builder.AddNorm(module, "LayerNorm", hidden, true, "LayerNorm");

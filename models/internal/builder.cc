@@ -306,7 +306,8 @@ TensorId ModelBuilder::Embedding(const Layer& layer, std::int64_t rows, TensorId
                 .rows = rows,
                 .out = layer.out,
                 .vocab = layer.in,
-                .index_offset = index_offset},
+                .index_offset = index_offset,
+                .padding_row = layer.padding_row},
                {ids}, params);
 }
 

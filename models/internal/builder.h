@@ -44,7 +44,8 @@ struct Layer {
   ParamId bias;         // none when the layer has no bias
   std::int64_t in = 0;  // Embedding: rows of the table.
   std::int64_t out = 0;
-  bool is_transposed = false;  // Conv1D: the weight is [in, out]
+  bool is_transposed = false;     // Conv1D: the weight is [in, out]
+  std::int64_t padding_row = -1;  // Embedding: see OpSpec
 };
 
 struct ScaleSize {

@@ -36,7 +36,8 @@ class DecoderBuilder {
     builder_.SetNormConstants(sizes_.epsilon, row_.norm_weight_offset);
     const ModuleId root = ModelBuilder::Root();
     const ModuleId body = builder_.AddModule(root, "model", Class("Model"));
-    const Layer embedding = builder_.AddEmbedding(body, "embed_tokens", vocabulary, hidden);
+    Layer embedding = builder_.AddEmbedding(body, "embed_tokens", vocabulary, hidden);
+    embedding.padding_row = sizes_.padding_row;
     const TensorId ids = AddTokenInput(builder_, sizes_.tokens);
     TensorId x = builder_.Embedding(embedding, sizes_.tokens, ids);
     if (row_.scaled_embedding) {

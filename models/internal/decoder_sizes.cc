@@ -123,6 +123,7 @@ DecoderSizes ReadDecoderSizes(const BuildInput& input, const DecoderRow& row) {
   const HfConfig& config = input.config;
   DecoderSizes s;
   s.common = ReadCommonSizes(config);
+  s.padding_row = ReadPaddingRow(config, s.common.vocabulary);
   s.intermediate = config.Int("intermediate_size", 1, ModelLimits::kFeatures);
   s.activation = config.ActivationOf(row.activation_key);
   s.attention_dropout = config.Probability("attention_dropout");

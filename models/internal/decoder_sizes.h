@@ -37,6 +37,7 @@ struct MoeSizes {
 struct DecoderSizes {
   CommonSizes common;
   std::int64_t tokens = 0;
+  std::int64_t padding_row = -1;  // of the embedding
   std::int64_t intermediate = 0;
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;

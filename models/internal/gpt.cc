@@ -359,7 +359,8 @@ Model BuildOpt(const BuildInput& input) {
   ModelBuilder builder(config.file(), input.name, input.type, "OPTForCausalLM");
   const ModuleId model = builder.AddModule(ModelBuilder::Root(), "model", "OPTModel");
   const ModuleId body = builder.AddModule(model, "decoder", "OPTDecoder");
-  const Layer tokens = builder.AddEmbedding(body, "embed_tokens", s.common.vocabulary, width);
+  Layer tokens = builder.AddEmbedding(body, "embed_tokens", s.common.vocabulary, width);
+  tokens.padding_row = ReadPaddingRow(config, s.common.vocabulary);
   // Two rows more than positions: OPTLearnedPositionalEmbedding has an offset of 2.
   const Layer positions = builder.AddEmbedding(body, "embed_positions", s.positions + 2, hidden,
                                                "OPTLearnedPositionalEmbedding");

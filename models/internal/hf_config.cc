@@ -200,6 +200,23 @@ std::int64_t ChooseSequenceLength(const BuildInput& input, std::int64_t longest,
   return wanted;
 }
 
+std::int64_t ReadPaddingRow(const HfConfig& config, std::int64_t vocabulary) {
+  const auto id = config.OptionalInt("pad_token_id", -vocabulary, vocabulary - 1);
+  if (!id) {
+    return -1;
+  }
+  return *id < 0 ? *id + vocabulary : *id;
+}
+
+double ReadInitializer(const HfConfig& config) {
+  for (const char* key : {"initializer_factor", "initializer_range", "init_std"}) {
+    if (config.Find(key)) {
+      return config.Positive(key, 0.0);
+    }
+  }
+  return Model().initializer;
+}
+
 std::string ReadArchitecture(const HfConfig& config) {
   const std::optional<JsonValue> names = config.Find("architectures");
   return names && names->size() > 0 ? (*names)[0].AsString() : std::string();

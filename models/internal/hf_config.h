@@ -80,6 +80,12 @@ enum class Positions { kRelative, kLearned };
 [[nodiscard]] std::int64_t ChooseSequenceLength(const BuildInput& input, std::int64_t longest,
                                                 Positions positions);
 
+// The row of an embedding of `vocabulary` rows that pad_token_id names, from the end when it is
+// negative, as torch.nn.Embedding reads its padding_idx; -1 when there is none.
+[[nodiscard]] std::int64_t ReadPaddingRow(const HfConfig& config, std::int64_t vocabulary);
+// Model::initializer: initializer_range, init_std or initializer_factor (T5).
+[[nodiscard]] double ReadInitializer(const HfConfig& config);
+
 // The first entry of `architectures`; empty when there is none.
 [[nodiscard]] std::string ReadArchitecture(const HfConfig& config);
 // num_labels, or the size of id2label, or 2 as in Transformers.

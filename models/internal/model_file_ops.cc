@@ -42,7 +42,12 @@ Result AddEmbedding(OpReader& r) {
   r.RequireRank(0, 2);
   const std::int64_t rows = r.In(0).dims[0];
   const std::int64_t out = r.ShapeOf(0)[1];
-  return r.Emit({.kind = OpKind::kEmbedding, .rows = rows, .out = out, .vocab = r.ShapeOf(0)[0]},
+  const std::int64_t vocab = r.ShapeOf(0)[0];
+  return r.Emit({.kind = OpKind::kEmbedding,
+                 .rows = rows,
+                 .out = out,
+                 .vocab = vocab,
+                 .padding_row = r.Int("padding_row", -1, 0, vocab - 1)},
                 {rows, out});
 }
 
@@ -401,7 +406,7 @@ const std::vector<Kind>& Kinds() {
   const auto pool = [](K kind) { return [kind](OpReader& r) { return AddPool(r, kind); }; };
   const auto loss = [](K kind) { return [kind](OpReader& r) { return AddLoss(r, kind); }; };
   static const std::vector<Kind> kinds = {
-      {"embedding", AddEmbedding, 1, 1, 1, 1, {}},
+      {"embedding", AddEmbedding, 1, 1, 1, 1, {"padding_row"}},
       {"linear", AddLinear, 1, 1, 1, 2, {"transposed"}},
       {"layer_norm", norm(K::kLayerNorm), 1, 1, 1, 2, {"epsilon"}},
       {"rms_norm", norm(K::kRmsNorm), 1, 1, 1, 1, {"epsilon"}},

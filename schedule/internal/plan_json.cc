@@ -169,7 +169,8 @@ std::vector<UnitPlan> ReadUnits(const JsonValue& json) {
 
 Job ReadJob(const JsonValue& json) {
   json.AllowOnly({"mode", "sequence_length", "global_batch", "precision", "optimizer",
-                  "clip_gradients", "frozen", "lora_rank", "lora_targets", "memory_margin"});
+                  "clip_gradients", "frozen", "lora_rank", "lora_alpha", "lora_targets",
+                  "memory_margin"});
   Job job;
   SetChoice(json, "mode", kJobModeNames, job.mode);
   job.sequence_length = json.At("sequence_length").AsInt(1, std::int64_t{1} << 30);
@@ -183,6 +184,12 @@ Job ReadJob(const JsonValue& json) {
   SetBool(json, "clip_gradients", job.clip_gradients);
   SetStrings(json, "frozen", job.frozen);
   SetInt(json, "lora_rank", 0, std::int64_t{1} << 20, job.lora_rank);
+  if (const std::optional<JsonValue> alpha = json.Find("lora_alpha")) {
+    job.lora_alpha = alpha->AsDouble();
+    if (!(job.lora_alpha >= 0.0 && job.lora_alpha <= kMaxLoraAlpha)) {
+      throw alpha->Error("a number from 0 to 1e6");
+    }
+  }
   SetStrings(json, "lora_targets", job.lora_targets);
   if (const std::optional<JsonValue> margin = json.Find("memory_margin")) {
     job.memory_margin = margin->AsDouble();

@@ -107,6 +107,7 @@ class Usage(ShardwrightTestCase):
             ('--bucket: got "25", expected a size such as "80 GiB" or "512 MB"; the unit is missing',
              (*plan, "--dialect", "ddp", "--bucket", "25")),
             ('--memory-margin: got "1", expected a fraction in [0, 1)', (*plan, "--memory-margin", "1")),
+            ('--lora-alpha: got "-1", expected a number above 0, at most 1e+06', (*plan, "--lora-alpha", "-1")),
             ('--contention: got "offf", expected on or off; did you mean "off"?',
              ("simulate", "p.json", "--contention", "offf")),
             ("--shard: got 3, expected a divisor of the 8 ranks", (*plan, "--shard", "3")),

@@ -5,17 +5,20 @@
 #include <cmath>
 #include <cstdint>
 #include <numbers>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
 #include "executor/half.h"
 #include "executor/shard_map.h"
 #include "models/loader.h"
 #include "models/trainable.h"
 #include "schedule/lower/layout.h"
 #include "schedule/plan.h"
+#include "tests/executor/scratch_folder.h"
 
 namespace shardwright {
 namespace {
@@ -40,8 +43,9 @@ const Model& ConvNet() {
   return model;
 }
 
-InitRule RuleFor(const Model& model, const std::string& fqn) {
-  const std::vector<InitRule> rules = InitRules(model, 0.02);
+InitRule RuleFor(const Model& model, const std::string& fqn,
+                 std::optional<double> init_std = 0.02) {
+  const std::vector<InitRule> rules = InitRules(model, init_std);
   for (std::size_t p = 0; p < model.params.size(); ++p) {
     if (model.params[p].fqn == fqn) {
       return rules[p];
@@ -105,6 +109,57 @@ TEST_CASE("Hugging Face types start as transformers does") {
   CHECK(RuleFor(LoadModel("gemma-2b"), "model.norm.weight") == Constant(0.0));
   CHECK(RuleFor(LoadModel("bert-base-uncased"), "bert.embeddings.LayerNorm.weight") ==
         Constant(1.0));
+}
+
+Model FromConfig(const testing::ScratchFolder& folder, const std::string& config) {
+  return LoadModel(folder.Write("config.json", config));
+}
+
+// Expected: PreTrainedModel._init_weights of transformers 5.23: N(0, initializer_range or
+// init_std), the row padding_idx zero; T5's numbers times initializer_factor. Defaults: those of
+// the classes.
+TEST_CASE("first values are those that the config asks for") {
+  const testing::ScratchFolder folder;
+  const std::string sizes = R"("vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "max_position_embeddings": 8, )";
+  const std::string llama = R"({"model_type": "llama", "intermediate_size": 12, )" + sizes;
+  const Model wide = FromConfig(folder, llama + R"("initializer_range": 0.5, "pad_token_id": 3})");
+  CHECK(RuleFor(wide, "model.layers.0.mlp.up_proj.weight", {}) == Normal(0.5));
+  CHECK(RuleFor(wide, "model.layers.0.mlp.up_proj.weight", 0.25) == Normal(0.25));
+  InitRule padded = Normal(0.5);
+  padded.zeros_begin = 3 * 8;
+  padded.zeros_end = 4 * 8;
+  CHECK(RuleFor(wide, "model.embed_tokens.weight", {}) == padded);
+  std::vector<float> values(11 * 8);
+  FillParameter(padded, 1, 0, 11 * 8, DType::kFp32, values.data());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    CHECK((values[i] == 0.0F) == (i / 8 == 3));
+  }
+  // torch counts a negative padding_idx from the end.
+  const Model negative = FromConfig(folder, llama + R"("pad_token_id": -1})");
+  CHECK(RuleFor(negative, "model.embed_tokens.weight", {}).zeros_begin == 10 * 8);
+  CHECK(RuleFor(FromConfig(folder, llama + R"("pad_token_id": null})"), "model.embed_tokens.weight",
+                {}) == Normal(0.02));
+  CHECK_THROWS_AS(FromConfig(folder, llama + R"("pad_token_id": 11})"), InputError);
+
+  const Model opt = FromConfig(folder, R"({"model_type": "opt", "ffn_dim": 12,
+    "word_embed_proj_dim": 8, "init_std": 0.125, )" +
+                                           sizes + R"("dropout": 0.0})");
+  CHECK(RuleFor(opt, "model.decoder.embed_tokens.weight", {}).b == 0.125);
+  CHECK(RuleFor(opt, "model.decoder.embed_tokens.weight", {}).zeros_begin == 8);
+  CHECK(RuleFor(opt, "model.decoder.embed_positions.weight", {}) == Normal(0.125));
+
+  // BERT's padding token is 0; GPT-2's classes take none.
+  CHECK(RuleFor(LoadModel("bert-base-uncased"), "bert.embeddings.word_embeddings.weight", {})
+            .zeros_end == 768);
+  CHECK(RuleFor(LoadModel("gpt2"), "transformer.wte.weight", {}) == Normal(0.02));
+
+  const Model t5 = FromConfig(folder, R"({"model_type": "t5", "vocab_size": 11, "d_model": 16,
+    "d_kv": 4, "d_ff": 12, "num_layers": 1, "num_heads": 4, "initializer_factor": 0.5})");
+  CHECK(RuleFor(t5, "shared.weight", {}) == Normal(0.5));
+  CHECK(RuleFor(t5, "encoder.final_layer_norm.weight", {}) == Constant(0.5));
+  CHECK(RuleFor(t5, "encoder.block.0.layer.0.SelfAttention.q.weight", {}) ==
+        Normal(0.5 / std::sqrt(16.0 * 4.0)));
 }
 
 TEST_CASE("adapters start as the identity") {

@@ -101,6 +101,25 @@ TEST_CASE("Trainable.LoraOutputReplacesTheLinearOutput") {
   CHECK(CountParameters(model, /*trainable_only=*/true) == 2 * 16 + 40 * 2);
 }
 
+TEST_CASE("Trainable.LoraIsScaledByAlphaOverRank") {
+  const auto factor_of = [](const TrainableSpec& spec) {
+    Model model = LoadModel("data/models/tiny-llama");
+    ApplyTrainable(model, spec, Path("job"));
+    for (const ModelOp& op : model.ops) {
+      if (op.name == "lora_scale") {
+        return model.SpecOf(op).factor;
+      }
+    }
+    return 0.0;
+  };
+  // PEFT: scaling = lora_alpha / r.
+  CHECK(factor_of({.lora_rank = 4, .lora_alpha = 16.0, .lora_targets = {"up_proj"}}) == 4.0);
+  CHECK(factor_of({.lora_rank = 16, .lora_alpha = 4.0, .lora_targets = {"up_proj"}}) == 0.25);
+  CHECK(factor_of({.lora_rank = 16, .lora_targets = {"up_proj"}}) == 1.0);
+  CHECK(ErrorOf({.lora_alpha = 8.0}) ==
+        "job: lora_rank: got 0 with lora_alpha, expected a rank above 0");
+}
+
 TEST_CASE("Trainable.LoraKeepsTies") {
   Model model = LoadModel("gpt2");
   ApplyTrainable(model, {.lora_rank = 8, .lora_targets = {"c_attn"}}, Path("job"));

@@ -125,6 +125,7 @@ TEST_CASE("PlanFile: every field comes back") {
               .clip_gradients = false,
               .frozen = {},
               .lora_rank = 4,
+              .lora_alpha = 12.5,
               .lora_targets = {"q_proj"},
               .memory_margin = 0.125};
   file.model = LoadModelForJob("llama-3.2-1b", file.job, Path("test"));

@@ -82,6 +82,7 @@ struct EmbeddingGradArgs {
   const std::int64_t* next = nullptr;
   const std::int64_t* tails = nullptr;
   std::int64_t rows = 0, features = 0, vocab = 0, index_offset = 0, copies = 1;
+  std::int64_t padding_row = -1;  // gets no gradient
   Array dy = {}, grad = {};
   bool adds = false;
 };
@@ -94,7 +95,7 @@ struct EmbeddingGradKernel {
     block.Each([&](int t) {
       const std::int64_t first = block.index();
       const std::int64_t row = args.ids[first] + args.index_offset;
-      if (args.tails[first] != 0 || row < 0 || row >= args.vocab) {
+      if (args.tails[first] != 0 || row < 0 || row >= args.vocab || row == args.padding_row) {
         return;
       }
       for (std::int64_t i = t; i < args.features; i += kThreads) {

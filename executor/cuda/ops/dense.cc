@@ -116,6 +116,7 @@ void SubmitEmbedding(const ModelOpCall& call, bool is_backward, const OpContext&
                                           .vocab = spec.vocab,
                                           .index_offset = spec.index_offset,
                                           .copies = dy.elements / (rows * spec.out),
+                                          .padding_row = spec.padding_row,
                                           .dy = ArrayOf(dy),
                                           .grad = ArrayOf(grad.view),
                                           .adds = grad.accumulate});

@@ -86,6 +86,10 @@ void EmbeddingBackward(const ModelOpCall& call) {
     while (last < rows && entries[last].first == entries[first].first) {
       ++last;
     }
+    if (entries[first].first == spec.padding_row) {
+      first = last;
+      continue;
+    }
     ForEachChunk(spec.out, [&](std::int64_t begin, std::int64_t count) {
       ChunkBuffer total;
       std::fill_n(total.values.data(), count, 0.0F);

@@ -112,14 +112,15 @@ def gradients(model, config):
 
 LLAMA = {"vocab_size": 13, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "attention_dropout": 0.0,
-         "pad_token_id": None}  # a padding row of the embedding would get no gradient
+         "pad_token_id": None}
 DECODERS = {
-    "llama": dict(LLAMA, model_type="llama", tie_word_embeddings=True),
+    # Looking a padding row up gives it no gradient; a tied head does.
+    "llama": dict(LLAMA, model_type="llama", tie_word_embeddings=True, pad_token_id=2),
     "llama3_rope": dict(LLAMA, model_type="llama", head_dim=8, rope_theta=50.0, attention_bias=True, mlp_bias=True,
                         rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                                       "high_freq_factor": 4.0, "original_max_position_embeddings": 32}),
     "mistral_window": dict(LLAMA, model_type="mistral", sliding_window=3),
-    "qwen2": dict(LLAMA, model_type="qwen2"),
+    "qwen2": dict(LLAMA, model_type="qwen2", pad_token_id=-1),
     "qwen3": dict(LLAMA, model_type="qwen3", head_dim=6),
     "gemma": dict(LLAMA, model_type="gemma", head_dim=6, hidden_activation="gelu_pytorch_tanh"),
     "gemma2": dict(LLAMA, model_type="gemma2", head_dim=6, sliding_window=3, query_pre_attn_scalar=10,
@@ -283,7 +284,8 @@ def cases():
                   "dropout_rate": 0.0, "n_positions": 64, "tie_word_embeddings": True, **more}
         yield name, config, TOKENS, lambda config=config: run_t5(config)
     for name, more in {"bert_mlm": {"architectures": ["BertForMaskedLM"]},
-                       "bert_classifier": {"architectures": ["BertForSequenceClassification"], "num_labels": 3}}.items():
+                       "bert_classifier": {"architectures": ["BertForSequenceClassification"], "num_labels": 3,
+                                           "pad_token_id": 10}}.items():
         config = {**BERT, **more}
         yield name, config, TOKENS, lambda config=config: run_bert(config)
     vit = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 8,

@@ -259,6 +259,28 @@ TEST_CASE("HostKernels.Embedding") {
   }
 }
 
+// torch.nn.Embedding(padding_idx=4): row 4 gets no gradient, or keeps the one it has; the others
+// get what they get without it.
+TEST_CASE("HostKernels.EmbeddingWithPaddingRow") {
+  for (const bool accumulate : {false, true}) {
+    KernelCase c = MakeCase(
+        {.kind = OpKind::kEmbedding, .rows = 9, .out = 6, .vocab = 7, .index_offset = 2}, 2);
+    c.inputs = {Integers(2 * 9, 5, 1)};
+    c.index_inputs = {0};
+    c.params = {Normal(7 * 6, 2)};
+    c.output_elements = {2 * 9 * 6};
+    c.accumulate = accumulate;
+    const KernelRun without = RunKernel(c, DType::kFp32);
+    c.spec.padding_row = 4;
+    const KernelRun with = RunKernel(c, DType::kFp32);
+    Numbers expected = without.param_grads[0];
+    CHECK(expected[4 * 6] != (accumulate ? 1.0 : 0.0));  // the row is looked up
+    std::fill_n(expected.begin() + 4 * 6, 6, accumulate ? 1.0 : 0.0);
+    CHECK(with.param_grads[0] == expected);
+    CHECK(with.outputs == without.outputs);
+  }
+}
+
 TEST_CASE("HostKernels.Norms") {
   for (const DType dtype : kAllDTypes) {
     for (const OpKind kind : {OpKind::kLayerNorm, OpKind::kRmsNorm}) {
