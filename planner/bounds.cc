@@ -138,35 +138,32 @@ bool Bounds::IsOrdered(const OuterChoice& outer) const {
          (on_host || TakesGradNorm(in_.job));
 }
 
-// Seconds of passes over `elements` of this rank, in one launch each.
-double Bounds::SecondsOf(std::int64_t elements, OptimizerSpec spec) const {
-  const KernelRates rates =
-      FindKernelRates(in_.cluster.gpu, in_.profile.compute, in_.cluster.RankCount());
+// Seconds of the update, at least: on the compute stream, or on the host, which then waits for all
+// gradients and issues nothing.
+double Bounds::UpdateSeconds(const OuterChoice& outer) const {
+  const bool on_host = outer.offload.optimizer || outer.offload.parameters;
+  const bool is_counted = on_host || (in_.job.clip_gradients && !IsZero(options_.base.dialect));
+  if (in_.job.mode != JobMode::kTrain || !is_counted) {
+    return 0;
+  }
+  const BytesPerSecond rate =
+      on_host ? HostMemoryShare(in_.cluster)
+              : FindKernelRates(in_.cluster.gpu, in_.profile.compute, in_.cluster.RankCount())
+                    .optimizer;
+  const auto part = static_cast<std::int64_t>(trainable_ / static_cast<double>(outer.shard_size));
+  OptimizerSpec spec =
+      on_host ? OnHost(in_.job.optimizer, options_.base.dialect) : in_.job.optimizer;
   spec.impl = spec.impl == OptimizerImpl::kForLoop ? OptimizerImpl::kForeach : spec.impl;
-  double seconds = 0;
+  double seconds = in_.profile.host.step.value.value;  // as if in one launch
   for (const Kernel& kernel :
-       LowerOptimizer(spec, elements, 1, elements, in_.job.precision.master).kernels) {
-    seconds += ((kernel.read + kernel.written) / rates.optimizer).value;
+       LowerOptimizer(spec, part, 1, part, in_.job.precision.master).kernels) {
+    seconds += ((kernel.read + kernel.written) / rate).value;
   }
   return seconds;
 }
 
-// Seconds of the update on the compute stream, at least.
-double Bounds::UpdateSeconds(const OuterChoice& outer) const {
-  const bool on_device = !outer.offload.optimizer && !outer.offload.parameters;
-  const bool on_compute = in_.job.clip_gradients && !IsZero(options_.base.dialect);
-  if (in_.job.mode != JobMode::kTrain || !on_device || !on_compute) {
-    return 0;
-  }
-  const auto part = static_cast<std::int64_t>(trainable_ / static_cast<double>(outer.shard_size));
-  return in_.profile.host.step.value.value + SecondsOf(part, in_.job.optimizer);
-}
-
 // The norm reads all gradients, clipping reads and writes them.
 double Bounds::ClipSeconds(const OuterChoice& outer) const {
-  if (outer.offload.optimizer || outer.offload.parameters) {
-    return 0;
-  }
   const KernelRates rates =
       FindKernelRates(in_.cluster.gpu, in_.profile.compute, in_.cluster.RankCount());
   const double bytes =
@@ -177,7 +174,9 @@ double Bounds::ClipSeconds(const OuterChoice& outer) const {
 // What cannot run beside anything at both ends of a step: the gather of what the first op reads,
 // and the reduction of the gradients that the last op writes.
 void Bounds::AddEnds(const OuterChoice& outer, const Occupancy& occupancy, Terms& terms) const {
-  terms.update = UpdateSeconds(outer);
+  const bool on_host = outer.offload.optimizer || outer.offload.parameters;
+  const double update = UpdateSeconds(outer);
+  terms.update = on_host ? 0 : update;
   terms.is_ordered = IsOrdered(outer);
   if (!terms.is_ordered) {
     return;
@@ -187,12 +186,11 @@ void Bounds::AddEnds(const OuterChoice& outer, const Occupancy& occupancy, Terms
   const double master = SizeInBytes(in_.job.precision.master);
   const double reduce = SizeInBytes(in_.job.precision.reduce);
   terms.forward_gathers_end = m.last_has_params;
-  terms.serial = ClipSeconds(outer);
+  terms.serial = on_host ? update : ClipSeconds(outer);
   terms.head = m.first_elements * SizeInBytes(in_.job.precision.param) *
                occupancy.SecondsPerByte(Occupancy::kGather);
   terms.tail = m.last_elements * reduce * occupancy.SecondsPerByte(Occupancy::kReduce) +
                m.last_elements / shard * reduce * occupancy.SecondsPerByte(Occupancy::kReplicate);
-  const bool on_host = outer.offload.optimizer || outer.offload.parameters;
   if (on_host) {  // the gradient leaves before the update, the parameter comes back behind it
     const CopyProfile& copy = in_.profile.copy;
     terms.tail += m.last_elements / shard * master /

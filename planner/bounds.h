@@ -51,7 +51,6 @@ class Bounds {
   [[nodiscard]] Traffic TrafficOf(const OuterChoice& outer) const;
   [[nodiscard]] double UpdateSeconds(const OuterChoice& outer) const;
   [[nodiscard]] double ClipSeconds(const OuterChoice& outer) const;
-  [[nodiscard]] double SecondsOf(std::int64_t elements, OptimizerSpec spec) const;
   [[nodiscard]] bool IsOrdered(const OuterChoice& outer) const;
   void AddEnds(const OuterChoice& outer, const Occupancy& occupancy, Terms& terms) const;
   void AddGathers(const Traffic& traffic, const Occupancy& occupancy, Terms& terms) const;

@@ -205,4 +205,15 @@ std::vector<HierarchyLevel> Hierarchy(const Cluster& cluster) {
   return levels;
 }
 
+BytesPerSecond HostMemoryShare(const Cluster& cluster) {
+  BytesPerSecond sum;
+  for (const Link& link : cluster.node.links) {
+    if (link.kind == LinkKind::kMemory) {
+      sum += link.forward;
+    }
+  }
+  return sum.value > 0 ? sum / static_cast<double>(cluster.gpus_per_node)
+                       : FindHostCopyRates(cluster).to_host_together;
+}
+
 }  // namespace shardwright

@@ -130,6 +130,10 @@ struct HostCopyRates {
 };
 [[nodiscard]] HostCopyRates FindHostCopyRates(const Cluster& cluster);
 
+// Host memory bandwidth of the node divided by the GPUs in use; without memory links in the node
+// graph, what copies of all of them reach.
+[[nodiscard]] BytesPerSecond HostMemoryShare(const Cluster& cluster);
+
 // Rate of one node towards the fabric through the NICs next to its used GPUs; 0 without NICs.
 [[nodiscard]] BytesPerSecond NodeNetworkRate(const Cluster& cluster);
 

@@ -91,6 +91,11 @@ int StateCount(OptimizerKind kind) {
   return RecipeOf({kind, OptimizerImpl::kFused, true}).states;
 }
 
+OptimizerSpec OnHost(OptimizerSpec spec, Dialect dialect) {
+  spec.impl = dialect == Dialect::kNative ? OptimizerImpl::kFused : spec.impl;
+  return spec;
+}
+
 std::vector<Kernel> MultiTensorKernels(std::int64_t elements, std::int64_t tensors, Bytes read,
                                        Bytes written, DType dtype) {
   // multi_tensor_apply.cuh: chunks of 65,536 elements, at most 320 chunks and about 30 tensors

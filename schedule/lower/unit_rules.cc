@@ -306,7 +306,8 @@ BufferId StepRules::AllocTemporaries(Bytes bytes, std::span<const UnitId> units,
   return e_.AllocPieces(bytes, e_.InternPieces(tensors), Category::kTemporary, stream);
 }
 
-OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
+OptimizerStep StepRules::UpdateOf(const OptimizerSpec& optimizer,
+                                  std::span<const UnitId> units) const {
   std::int64_t elements = 0, tensors = 0, largest = 0;
   for (const UnitId u : units) {
     elements += train_elements_[u.value] / e_.program.shard_size;
@@ -315,9 +316,14 @@ OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
       largest = std::max(largest, slot.padded_elements / e_.program.shard_size);
     }
   }
-  const DType o = job_.precision.master;
+  return LowerOptimizer(optimizer, elements, tensors, largest, job_.precision.master);
+}
+
+OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
+  Bytes updated{0};
   const int states = StateCount(job_.optimizer.kind);
   for (const UnitId u : units) {
+    updated += GradShard(u);
     UnitState& state = At(u);
     if (state.states.empty()) {
       for (int k = 0; k < states; ++k) {
@@ -334,7 +340,7 @@ OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
       e_.body->Alloc(b, PointKind::kAllocOnce);
     }
   }
-  const OptimizerStep step = LowerOptimizer(job_.optimizer, elements, tensors, largest, o);
+  const OptimizerStep step = UpdateOf(job_.optimizer, units);
   BufferId temporary;
   if (step.temporaries > Bytes(0)) {
     temporary = AllocTemporaries(step.temporaries, units, stream);
@@ -342,8 +348,8 @@ OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
   OpShape shape;
   shape.code = OpCode::kOptimizerStep;
   shape.stream = stream;
-  shape.dtype = o;
-  shape.bytes = Bytes(elements * SizeOf(o));
+  shape.dtype = job_.precision.master;
+  shape.bytes = updated;
   const OpId op = e_.Add(shape, step.kernels, Phase::kOptimizer,
                          units.size() == 1 ? units.front().value : kNoSubject, {});
   std::uint16_t index = 0;
@@ -363,10 +369,10 @@ OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
 }
 
 OpId StepRules::AddHostOptimizer(std::span<const UnitId> units) {
-  Bytes grads{0};
+  Bytes updated{0};
   const int states = StateCount(job_.optimizer.kind);
   for (const UnitId u : units) {
-    grads += GradShard(u);
+    updated += GradShard(u);
     UnitState& state = At(u);
     for (int k = 0; k < states && state.states.size() < static_cast<std::size_t>(states); ++k) {
       Buffer b;
@@ -389,8 +395,10 @@ OpId StepRules::AddHostOptimizer(std::span<const UnitId> units) {
   shape.code = OpCode::kHostOptimizerStep;
   shape.stream = Stream::kHost;
   shape.dtype = job_.precision.master;
-  shape.bytes = grads * (3 + 2 * states);  // reads p, g, states; writes p, states
-  const OpId op = e_.Add(shape, {}, Phase::kOptimizer, kNoSubject, {});
+  shape.bytes = updated;
+  const OptimizerSpec optimizer = OnHost(job_.optimizer, plan_.dialect);
+  const OpId op =
+      e_.Add(shape, UpdateOf(optimizer, units).kernels, Phase::kOptimizer, kNoSubject, {});
   std::uint16_t index = 0;
   for (const UnitId u : units) {
     e_.body->Use(masters(u), AccessMode::kReadWrite, Role::kParameter, index);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "schedule/lower/layout.h"
+#include "schedule/lower/optimizer.h"
 #include "schedule/lower/walker.h"
 
 namespace shardwright {
@@ -128,6 +129,9 @@ class StepRules : public DialectRules {
   // The optimizer's temporaries while `units` are updated.
   [[nodiscard]] BufferId AllocTemporaries(Bytes bytes, std::span<const UnitId> units,
                                           Stream stream);
+  // Kernels and temporaries of the update of `units` by `optimizer`.
+  [[nodiscard]] OptimizerStep UpdateOf(const OptimizerSpec& optimizer,
+                                       std::span<const UnitId> units) const;
   // The update of `units` as one op on `stream`; states are allocated by the first one that runs.
   OpId AddOptimizer(std::span<const UnitId> units, Stream stream);
   OpId AddHostOptimizer(std::span<const UnitId> units);

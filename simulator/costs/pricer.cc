@@ -52,16 +52,8 @@ double RoundShare(double share) {
   return std::min(1.0, std::ceil(share * kSteps) / kSteps);
 }
 
-// Host memory bandwidth of the node divided by the GPUs in use; without memory links in the node
-// graph, what copies reach.
-BytesPerSecond HostMemoryShare(const Cluster& cluster, const HostCopyRates& copies) {
-  BytesPerSecond sum;
-  for (const Link& link : cluster.node.links) {
-    if (link.kind == LinkKind::kMemory) {
-      sum += link.forward;
-    }
-  }
-  return sum.value > 0 ? sum / static_cast<double>(cluster.gpus_per_node) : copies.to_host_together;
+bool IsUpdate(OpCode code) {
+  return code == OpCode::kOptimizerStep || code == OpCode::kHostOptimizerStep;
 }
 
 }  // namespace
@@ -71,7 +63,7 @@ Pricer::Pricer(const Cluster& cluster, const Profile& profile)
       profile_(profile),
       kernels_(FindKernelRates(cluster.gpu, profile.compute, cluster.RankCount())),
       copies_(FindHostCopyRates(cluster)),
-      host_memory_(HostMemoryShare(cluster, copies_)) {}
+      host_memory_(HostMemoryShare(cluster)) {}
 
 const CollectivePath& Pricer::PathOf(const Group& group) {
   const GroupShape shape{group.size, group.stride};
@@ -235,16 +227,14 @@ void Pricer::AddStepWork(const Program& program, PriceTable& table) const {
   if (work.value <= 0) {
     return;
   }
-  const auto is_update = [&](const Op& op) {
-    return program.ShapeOf(op).code == OpCode::kOptimizerStep;
-  };
+  const auto is_update = [&](const Op& op) { return IsUpdate(program.ShapeOf(op).code); };
   const auto count = std::count_if(program.step.ops.begin(), program.step.ops.end(), is_update);
   if (count == 0) {
     return;
   }
   const SimTime share = ToSimTime(work / static_cast<double>(count));
   for (std::size_t i = 0; i < program.shapes.size(); ++i) {
-    if (program.shapes[i].code == OpCode::kOptimizerStep) {
+    if (IsUpdate(program.shapes[i].code)) {
       table.prices[i].duration += share;
     }
   }

@@ -375,6 +375,28 @@ TEST_CASE("Offload: shards, gradients and states live on the host") {
   CHECK(Of(AliveAt(p, "opt.host_optimizer_step"), Category::kOptimizerState) == 0);
 }
 
+TEST_CASE("Offload: the host's update moves what the optimizer's passes move") {
+  ChainSpec spec;
+  Plan plan = ChainPlan(spec, Dialect::kNative, 4);
+  plan.offload.optimizer = true;
+  const Program p =
+      LowerChain(spec, plan, kMixed, [](Job& job) { job.optimizer.impl = OptimizerImpl::kFused; });
+  const auto update = std::find_if(p.shapes.begin(), p.shapes.end(), [](const OpShape& shape) {
+    return shape.code == OpCode::kHostOptimizerStep;
+  });
+  REQUIRE(update != p.shapes.end());
+  Bytes read, written;
+  for (const Kernel& kernel : p.KernelsOf(*update)) {
+    read += kernel.read;
+    written += kernel.written;
+  }
+  // Fused AdamW in fp32 on a quarter of four 64 x 64 weights and the stem's 64 x 8: reads
+  // parameter, gradient and two states, writes all but the gradient.
+  const std::int64_t elements = (4 * 64 * 64 + 64 * 8) / 4;
+  CHECK(read == Bytes(elements * 4 * 4));
+  CHECK(written == Bytes(elements * 3 * 4));
+}
+
 TEST_CASE("Offloaded activations: two layers' worth on the device, the rest on the host") {
   // Each block's three linears keep three inputs of t bytes: 24 in all, counting the stem's output.
   // Blocks 7 (the first of backward) keeps its own; while block b computes, what block b - 1 copied

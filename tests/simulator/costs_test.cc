@@ -138,7 +138,10 @@ TEST_CASE("Issue costs: a dispatch per op, a launch per kernel, a hook per unit 
   copy.code = OpCode::kCopyH2d;
   copy.stream = Stream::kH2d;
   copy.bytes = Bytes(50'000'000);
-  program.shapes = {compute, gather, copy};
+  OpShape update = compute;  // 160 MB, a GPU's share of the host memory 50 GB/s
+  update.code = OpCode::kHostOptimizerStep;
+  update.stream = Stream::kHost;
+  program.shapes = {compute, gather, copy, update};
   const PriceTable table = PriceProgram(program, RoundCluster(1), RoundProfile());
   // Two kernels of 100 us with gaps of 1 us; dispatch 3 us, launches of 4 us.
   CHECK(table.prices[0].duration == ToSimTime(Seconds(202e-6)));
@@ -148,6 +151,7 @@ TEST_CASE("Issue costs: a dispatch per op, a launch per kernel, a hook per unit 
   CHECK(table.prices[1].issue == ToSimTime(Seconds(50e-6)));  // 30 us and a hook of 20 us
   // 50 MB at 50 GB/s x .8, and a latency of 10 us.
   CHECK(table.prices[2].duration == ToSimTime(Seconds(1260e-6)));
+  CHECK(table.prices[3].duration == ToSimTime(Seconds(3.2e-3)));
   program.dialect = "native";
   CHECK(PriceProgram(program, RoundCluster(1), RoundProfile()).prices[1].issue ==
         ToSimTime(Seconds(30e-6)));
