@@ -22,7 +22,8 @@ def main():
     shell = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     # The configuration, and the commands that emit the plan for two ranks.
     blocks = [shell[0], next(block for block in shell if "--to fsdp2" in block)]
-    environment = {**os.environ, "PATH": f"{PROGRAM.parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    # Buffered, so that each process writes all its lines at once and none into those of the other.
+    environment = {**os.environ, "PATH": f"{PROGRAM.parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
     with tempfile.TemporaryDirectory() as folder:
         for block in blocks:
             subprocess.run(["bash", "-e", "-c", block], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
