@@ -1,37 +1,16 @@
 #include "executor/cuda/cublaslt.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <string_view>
-#include <vector>
-
-#include <dlfcn.h>
 
 #include "core/error.h"
-
-namespace shardwright {
-namespace {
+#include "executor/cuda/library.h"
 
 #ifndef SHARDWRIGHT_CUBLASLT_LIBRARY
 #define SHARDWRIGHT_CUBLASLT_LIBRARY ""
 #endif
 
-std::vector<std::string> Candidates() {
-  if (const char* const path = std::getenv("SHARDWRIGHT_CUBLASLT"); path != nullptr) {
-    return {path};
-  }
-  std::vector<std::string> names = {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
-  if (constexpr std::string_view kBuilt = SHARDWRIGHT_CUBLASLT_LIBRARY; !kBuilt.empty()) {
-    names.emplace_back(kBuilt);
-  }
-  return names;
-}
-
-template <class Function>
-bool Find(void* library, const char* name, Function* function) {
-  *function = reinterpret_cast<Function>(dlsym(library, name));
-  return *function != nullptr;
-}
+namespace shardwright {
+namespace {
 
 int TypeOf(DType dtype) {
   switch (dtype) {
@@ -77,27 +56,22 @@ std::uint32_t AlignmentOf(const void* data) {
 }  // namespace
 
 std::string LoadCublasLt(CublasLtTable* table) {
-  void* library = nullptr;
   std::string problem;
-  for (const std::string& name : Candidates()) {
-    library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) {
-      break;
-    }
-    problem = problem.empty() ? dlerror() : problem;
-  }
+  void* const library = LoadLibrary("SHARDWRIGHT_CUBLASLT",
+                                    {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"},
+                                    SHARDWRIGHT_CUBLASLT_LIBRARY, &problem);
   if (library == nullptr) {
     return problem;
   }
   const bool is_whole =
-      Find(library, "cublasLtCreate", &table->create) &&
-      Find(library, "cublasLtMatmulDescCreate", &table->desc_create) &&
-      Find(library, "cublasLtMatmulDescSetAttribute", &table->desc_set) &&
-      Find(library, "cublasLtMatrixLayoutCreate", &table->layout_create) &&
-      Find(library, "cublasLtMatmulPreferenceCreate", &table->preference_create) &&
-      Find(library, "cublasLtMatmulPreferenceSetAttribute", &table->preference_set) &&
-      Find(library, "cublasLtMatmulAlgoGetHeuristic", &table->heuristic) &&
-      Find(library, "cublasLtMatmul", &table->matmul);
+      FindFunction(library, "cublasLtCreate", &table->create) &&
+      FindFunction(library, "cublasLtMatmulDescCreate", &table->desc_create) &&
+      FindFunction(library, "cublasLtMatmulDescSetAttribute", &table->desc_set) &&
+      FindFunction(library, "cublasLtMatrixLayoutCreate", &table->layout_create) &&
+      FindFunction(library, "cublasLtMatmulPreferenceCreate", &table->preference_create) &&
+      FindFunction(library, "cublasLtMatmulPreferenceSetAttribute", &table->preference_set) &&
+      FindFunction(library, "cublasLtMatmulAlgoGetHeuristic", &table->heuristic) &&
+      FindFunction(library, "cublasLtMatmul", &table->matmul);
   return is_whole ? std::string() : "libcublasLt lacks functions that CUDA 12 and 13 have";
 }
 

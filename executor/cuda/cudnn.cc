@@ -1,63 +1,36 @@
 #include "executor/cuda/cudnn.h"
 
-#include <cstdlib>
-#include <string_view>
-#include <vector>
-
 #include <dlfcn.h>
 
-namespace shardwright {
-namespace {
+#include "executor/cuda/library.h"
 
 #ifndef SHARDWRIGHT_CUDNN_LIBRARY
 #define SHARDWRIGHT_CUDNN_LIBRARY ""
 #endif
 
-template <class Function>
-bool Find(void* library, const char* name, Function* function) {
-  *function = reinterpret_cast<Function>(dlsym(library, name));
-  return *function != nullptr;
-}
-
-std::vector<std::string> Candidates() {
-  if (const char* const path = std::getenv("SHARDWRIGHT_CUDNN"); path != nullptr) {
-    return {path};
-  }
-  std::vector<std::string> names = {"libcudnn.so.9"};
-  if (constexpr std::string_view kBuilt = SHARDWRIGHT_CUDNN_LIBRARY; !kBuilt.empty()) {
-    names.emplace_back(kBuilt);
-  }
-  return names;
-}
-
-}  // namespace
+namespace shardwright {
 
 std::string LoadCudnn(CudnnTable* table) {
-  void* library = nullptr;
   std::string problem;
-  for (const std::string& name : Candidates()) {
-    library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library != nullptr) {
-      break;
-    }
-    problem = problem.empty() ? dlerror() : problem;
-  }
+  void* const library =
+      LoadLibrary("SHARDWRIGHT_CUDNN", {"libcudnn.so.9"}, SHARDWRIGHT_CUDNN_LIBRARY, &problem);
   if (library == nullptr) {
     return problem;
   }
   std::size_t (*get_cuda_version)() = nullptr;
-  const bool is_whole = Find(library, "cudnnGetCudartVersion", &get_cuda_version) &&
-                        Find(library, "cudnnGetVersion", &table->get_version) &&
-                        Find(library, "cudnnCreate", &table->create) &&
-                        Find(library, "cudnnSetStream", &table->set_stream) &&
-                        Find(library, "cudnnGetErrorString", &table->error_string) &&
-                        Find(library, "cudnnGetLastErrorString", &table->last_error) &&
-                        Find(library, "cudnnBackendCreateDescriptor", &table->desc_create) &&
-                        Find(library, "cudnnBackendDestroyDescriptor", &table->desc_destroy) &&
-                        Find(library, "cudnnBackendSetAttribute", &table->desc_set) &&
-                        Find(library, "cudnnBackendGetAttribute", &table->desc_get) &&
-                        Find(library, "cudnnBackendFinalize", &table->desc_finalize) &&
-                        Find(library, "cudnnBackendExecute", &table->execute);
+  const bool is_whole =
+      FindFunction(library, "cudnnGetCudartVersion", &get_cuda_version) &&
+      FindFunction(library, "cudnnGetVersion", &table->get_version) &&
+      FindFunction(library, "cudnnCreate", &table->create) &&
+      FindFunction(library, "cudnnSetStream", &table->set_stream) &&
+      FindFunction(library, "cudnnGetErrorString", &table->error_string) &&
+      FindFunction(library, "cudnnGetLastErrorString", &table->last_error) &&
+      FindFunction(library, "cudnnBackendCreateDescriptor", &table->desc_create) &&
+      FindFunction(library, "cudnnBackendDestroyDescriptor", &table->desc_destroy) &&
+      FindFunction(library, "cudnnBackendSetAttribute", &table->desc_set) &&
+      FindFunction(library, "cudnnBackendGetAttribute", &table->desc_get) &&
+      FindFunction(library, "cudnnBackendFinalize", &table->desc_finalize) &&
+      FindFunction(library, "cudnnBackendExecute", &table->execute);
   if (!is_whole) {
     return "libcudnn lacks functions that cuDNN 9 has";
   }
