@@ -41,7 +41,7 @@ CudaWorld::CudaWorld(const ExecuteContext& run_context, const CudaOptions& run_o
       if (!groups_.contains(key)) {
         const GroupRanks members{group.size, key.second, group.stride};
         if (nccl_) {
-          groups_[key] = nccl_->MakeGroup(members, context.input.plan.dialect == Dialect::kNative);
+          groups_[key] = nccl_->MakeGroup(members, "group " + group.name);
         } else {
           groups_[key] = std::make_unique<LoopbackGroup>(group.size, key.second, group.stride,
                                                          options.timeout, faults);
@@ -93,7 +93,12 @@ constexpr std::int64_t kSquaresPerBlock = std::int64_t{1} << 17;
 
 }  // namespace
 
-CudaDevice::CudaDevice(CudaWorld& world, Rank rank) : world_(world), gpu_(world.gpu), rank_(rank) {
+CudaDevice::CudaDevice(CudaWorld& world, Rank rank)
+    : world_(world),
+      gpu_(world.gpu),
+      rank_(rank),
+      anchor_(world.anchor),
+      anchor_time_(world.anchor_time) {
   fault_ = reinterpret_cast<gpu::Fault*>(Allocate(Bytes(sizeof(gpu::Fault)), false));
 }
 
@@ -163,8 +168,35 @@ CudaDevice::Readback* CudaDevice::TakeReadback() {
   return readback;
 }
 
+void CudaDevice::Follow(Queue& queue, const Ticket& ticket) {
+  const Queue& other = queues_[static_cast<std::size_t>(ticket.stream)];
+  if (&other != &queue && ticket.sequence > other.completed) {
+    const std::uint64_t first = other.pending.front().sequence;
+    gpu_.WaitFor(queue.stream,
+                 other.pending[static_cast<std::size_t>(ticket.sequence - first)].event);
+  }
+}
+
+void CudaDevice::Stamp(GpuEvent& event, const Work& work, const Queue& queue) {
+  if (work.span != nullptr) {
+    event = TakeEvent(true);
+    gpu_.Record(event, queue.stream);
+  }
+}
+
 SimTime CudaDevice::TimeOf(GpuEvent event) {
-  return world_.anchor_time + gpu_.Between(world_.anchor, event);
+  return anchor_time_ + gpu_.Between(anchor_, event);
+}
+
+void CudaDevice::MoveAnchor(GpuEvent event, SimTime time) {
+  constexpr SimTime kReach(1'000'000'000'000);  // a second: rounded to 61 ns
+  if (time - anchor_time_ > kReach) {
+    std::swap(anchor_, event);
+    anchor_time_ = time;
+  }
+  if (event.value != world_.anchor.value) {  // others count from it
+    free_timed_.push_back(event);
+  }
 }
 
 void CudaDevice::Complete(const Pending& pending) {
@@ -174,12 +206,18 @@ void CudaDevice::Complete(const Pending& pending) {
     free_readbacks_.push_back(pending.readback);
   }
   if (pending.span != nullptr) {
-    // What the GPU does not tell apart: the work was ready, and had its communicator, when it
-    // began.
-    pending.span->ready = pending.span->arrival = pending.span->start = TimeOf(pending.begin);
-    pending.span->end = TimeOf(pending.end);
-    free_timed_.push_back(pending.begin);
-    free_timed_.push_back(pending.end);
+    Span& span = *pending.span;
+    span.ready = TimeOf(pending.ready);
+    span.arrival = pending.arrival.value == nullptr ? span.ready : TimeOf(pending.arrival);
+    span.start = pending.start.value == nullptr ? span.arrival : TimeOf(pending.start);
+    span.end = TimeOf(pending.end);
+    for (const GpuEvent event : {pending.ready, pending.arrival, pending.start}) {
+      if (event.value != nullptr) {
+        free_timed_.push_back(event);
+      }
+    }
+    seen_ = std::max(seen_, span.end);
+    MoveAnchor(pending.end, span.end);
   }
   free_events_.push_back(pending.event);
 }
@@ -285,21 +323,13 @@ Ticket CudaDevice::Submit(const Work& work) {
   pending.sequence = ++queue.submitted;
   pending.name = work.name;
   for (const Ticket& ticket : work.waits) {
-    Queue& other = queues_[static_cast<std::size_t>(ticket.stream)];
-    if (ticket.stream != work.stream && ticket.sequence > other.completed) {
-      gpu_.WaitFor(
-          queue.stream,
-          other.pending[static_cast<std::size_t>(ticket.sequence - other.pending.front().sequence)]
-              .event);
-    }
+    Follow(queue, ticket);
   }
   if (work.span != nullptr) {
     work.span->issued = Now();
     pending.span = work.span;
-    pending.begin = TakeEvent(true);
-    pending.end = TakeEvent(true);
-    gpu_.Record(pending.begin, queue.stream);
   }
+  Stamp(pending.ready, work, queue);
   for (const ByteRange& range : work.poison) {
     gpu_.Fill(range.data, 0xff, range.bytes, queue.stream);
   }
@@ -315,8 +345,8 @@ Ticket CudaDevice::Submit(const Work& work) {
   if (work.span != nullptr) {
     // Before the event: a GPU that has nothing else to do is there before this thread is back.
     work.span->issue_end = Now();
-    gpu_.Record(pending.end, queue.stream);
   }
+  Stamp(pending.end, work, queue);
   pending.event = TakeEvent(false);
   gpu_.Record(pending.event, queue.stream);
   queue.pending.push_back(pending);
@@ -329,7 +359,7 @@ void CudaDevice::SubmitCall(const Work& work, Queue& queue, Pending& pending) {
   if (const auto* copy = std::get_if<CopyCall>(work.call)) {
     SubmitCopy(*copy, stream);
   } else if (const auto* collective = std::get_if<CollectiveCall>(work.call)) {
-    SubmitCollective(*collective, work, stream);
+    SubmitCollective(*collective, work, queue, pending);
   } else if (const auto* divide = std::get_if<DivideCall>(work.call)) {
     DivideAll(divide->ranges, divide->divisor, stream);
   } else if (auto* model = std::get_if<ModelCall>(work.call)) {
@@ -364,14 +394,20 @@ void CudaDevice::SubmitCopy(const CopyCall& call, GpuStream stream) {
   }
 }
 
-void CudaDevice::SubmitCollective(const CollectiveCall& call, const Work& work, GpuStream stream) {
-  std::array<GpuEvent, 3>& events = group_events_[call.group];
-  for (GpuEvent& event : events) {
-    if (event.value == nullptr) {
-      event = gpu_.NewEvent(false);
+void CudaDevice::SubmitCollective(const CollectiveCall& call, const Work& work, Queue& queue,
+                                  Pending& pending) {
+  GroupState& state = group_states_[call.group];
+  for (GpuEvent* const event : {&state.ready, &state.summed, &state.done}) {
+    if (event->value == nullptr) {
+      *event = gpu_.NewEvent(false);
     }
   }
-  const CollectivePlace place{gpu_, stream, events[0], events[1], events[2]};
+  Follow(queue, state.last);
+  state.last = {work.stream, pending.sequence};
+  Stamp(pending.arrival, work, queue);
+  pending.start = work.span != nullptr ? TakeEvent(true) : GpuEvent();
+  const CollectivePlace place{gpu_,         queue.stream, state.ready,
+                              state.summed, state.done,   pending.start};
   world_.GroupOf(call.group, rank_)
       .Submit(world_.MemberOf(call.group, rank_), call, *work.name, place);
 }

@@ -3,6 +3,7 @@
 // The CUDA device of one rank: streams, events, launches. It names no CUDA type; what lies below is
 // a Gpu.
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
@@ -54,8 +55,8 @@ class CudaWorld {
   Gpu& gpu;
   const RunClock clock;
   FaultBoard faults;
-  // A timed event and when it was over, by which times on the GPU become times of the clock: one
-  // for all ranks of the process, so that theirs compare among each other exactly.
+  // A timed event and when it was over, by which times on the GPU become times of the clock: first
+  // the same for all ranks of the process, so that theirs compare among each other.
   GpuEvent anchor;
   SimTime anchor_time;
 
@@ -83,7 +84,9 @@ class CudaDevice : public Device {
   void Finish() override;
   void Fail(const std::string& cause) override { world_.faults.Report(cause); }
   void Stop() override;
-  [[nodiscard]] SimTime Now() const override { return world_.clock.Now(); }
+  // No earlier than what this rank has seen to be over: the GPU's times are later than the clock's
+  // by what setting the anchor took.
+  [[nodiscard]] SimTime Now() const override { return std::max(world_.clock.Now(), seen_); }
 
  private:
   // Pinned memory for what the host reads back. The GPU writes it, so the host looks only behind an
@@ -97,7 +100,9 @@ class CudaDevice : public Device {
     std::uint64_t sequence = 0;
     GpuEvent event;
     const std::string* name = nullptr;
-    GpuEvent begin, end;  // timed; null without a span
+    // Timed; null without a span: edges are done, a collective has its turn, all its members are
+    // there, the work is over.
+    GpuEvent ready, arrival, start, end;
     Span* span = nullptr;
     Readback* readback = nullptr;  // its loss goes to *loss_to
     float* loss_to = nullptr;
@@ -121,11 +126,18 @@ class CudaDevice : public Device {
   // The oldest unfinished ops of every stream, for a message.
   [[nodiscard]] std::string DescribeStreams() const;
   void CheckFault();
+  // What is submitted to the queue from now on starts behind the ticket's work.
+  void Follow(Queue& queue, const Ticket& ticket);
+  // Records a timed event, where the work has a span.
+  void Stamp(GpuEvent& event, const Work& work, const Queue& queue);
   [[nodiscard]] SimTime TimeOf(GpuEvent event);
+  // Takes an event that was over at `time`; from now on times may count from it.
+  void MoveAnchor(GpuEvent event, SimTime time);
 
   void SubmitCall(const Work& work, Queue& queue, Pending& pending);
   void SubmitCopy(const CopyCall& call, GpuStream stream);
-  void SubmitCollective(const CollectiveCall& call, const Work& work, GpuStream stream);
+  void SubmitCollective(const CollectiveCall& call, const Work& work, Queue& queue,
+                        Pending& pending);
   void SubmitModel(ModelCall& call, const Work& work, GpuStream stream, Pending& pending);
   void SubmitInitialize(const InitializeCall& call, GpuStream stream);
   void SubmitNorm(const NormCall& call, const StepContext& step, GpuStream stream);
@@ -144,7 +156,15 @@ class CudaDevice : public Device {
   std::array<Queue, kStreamCount> queues_;
   std::vector<GpuEvent> free_events_, free_timed_;
   std::vector<Readback*> free_readbacks_;
-  std::map<GroupId, std::array<GpuEvent, 3>> group_events_;
+  struct GroupState {
+    GpuEvent ready, summed, done;  // of the collective that is submitted
+    Ticket last;                   // collectives of a group take turns, whatever their streams
+  };
+  std::map<GroupId, GroupState> group_states_;
+  // Moves with the work: CUDA gives differences of times in 24 bits.
+  GpuEvent anchor_;
+  SimTime anchor_time_;
+  SimTime seen_;                 // the latest end that is known
   gpu::Fault* fault_ = nullptr;  // on the GPU
   gpu::Fault found_;             // the last one that was read back
   double* squares_ = nullptr;    // partial sums of a norm

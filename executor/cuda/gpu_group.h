@@ -17,6 +17,9 @@ struct CollectivePlace {
   Gpu& gpu;
   GpuStream stream;
   GpuEvent ready, summed, done;
+  // Timed, null where nobody asks: recorded when the last member is there, as far as the group
+  // knows, else when this one is.
+  GpuEvent start = {};
 };
 
 class GpuGroup {

@@ -107,6 +107,9 @@ void LoopbackGroup::Submit(std::int64_t member, const CollectiveCall& call, cons
     }
   };
   wait_for_all(&Post::ready);
+  if (place.start.value != nullptr) {
+    place.gpu.Record(place.start, place.stream);
+  }
   switch (call.code) {
     case OpCode::kAllGather:
       Gather(member, call, place);

@@ -31,33 +31,33 @@ void Divide(const CollectivePlace& place, std::byte* data, DType dtype, std::int
 
 }  // namespace
 
-// One group's communicators: for all-gathers and for reductions, which may be the same.
 class NcclWorld::NcclGroup : public GpuGroup {
  public:
-  NcclGroup(NcclWorld& world, std::size_t gather, std::size_t reduce)
-      : world_(world), gather_(gather), reduce_(reduce) {}
+  NcclGroup(NcclWorld& world, std::size_t index) : world_(world), index_(index) {}
 
   void Submit(std::int64_t member, const CollectiveCall& call, const std::string& name,
               const CollectivePlace& place) override {
     for (const ByteRange& zeros : call.zeros) {
       place.gpu.Fill(zeros.data, 0, zeros.bytes, place.stream);
     }
-    const std::size_t index = call.code == OpCode::kAllGather ? gather_ : reduce_;
-    const CollectiveWatch::Events events = world_.watch_->Next(index);
+    const CollectiveWatch::Events events = world_.watch_->Next(index_);
     place.gpu.Record(events.begin, place.stream);
+    if (place.start.value != nullptr) {
+      place.gpu.Record(place.start, place.stream);
+    }
     {
       std::unique_lock lock(world_.mutex_);
       world_.faults_.ThrowIfFailed();
       place.gpu.MakeCurrent();
-      Enqueue(index, member, call, place, lock);
+      Enqueue(member, call, place, lock);
     }
     place.gpu.Record(events.end, place.stream);
-    world_.watch_->Submitted(index, name, events);
+    world_.watch_->Submitted(index_, name, events);
     Finish(member, call, place);
   }
 
  private:
-  [[nodiscard]] std::int64_t Size() const { return world_.communicators_[reduce_].ranks.size; }
+  [[nodiscard]] std::int64_t Size() const { return world_.communicators_[index_].ranks.size; }
   // NCCL divides by the number of ranks itself.
   [[nodiscard]] bool Averages(const CollectiveCall& call) const {
     return call.divisor == static_cast<double>(Size()) && Size() > 1;
@@ -71,10 +71,10 @@ class NcclWorld::NcclGroup : public GpuGroup {
                : const_cast<std::byte*>(call.send) + member * part * SizeOf(call.dtype);
   }
 
-  void Enqueue(std::size_t index, std::int64_t member, const CollectiveCall& call,
-               const CollectivePlace& place, std::unique_lock<std::mutex>& lock) {
+  void Enqueue(std::int64_t member, const CollectiveCall& call, const CollectivePlace& place,
+               std::unique_lock<std::mutex>& lock) {
     const NcclTable& nccl = world_.table_;
-    void* const handle = world_.communicators_[index].handle;
+    void* const handle = world_.communicators_[index_].handle;
     void* const stream = place.stream.value;
     const std::int64_t part = call.elements / Size();
     const int op = Averages(call) ? NcclNumbers::kAvg : NcclNumbers::kSum;
@@ -136,7 +136,7 @@ class NcclWorld::NcclGroup : public GpuGroup {
   }
 
   NcclWorld& world_;
-  const std::size_t gather_, reduce_;
+  const std::size_t index_;
 };
 
 NcclWorld::NcclWorld(const NcclTable& table, MessagePassing& processes, Gpu& gpu,
@@ -275,7 +275,7 @@ std::size_t NcclWorld::Split(const GroupRanks& ranks, const std::string& name) {
   return index;
 }
 
-std::unique_ptr<GpuGroup> NcclWorld::MakeGroup(const GroupRanks& ranks, bool apart) {
+std::unique_ptr<GpuGroup> NcclWorld::MakeGroup(const GroupRanks& ranks, const std::string& name) {
   std::string members;
   constexpr std::int64_t kMostNamed = 8;
   for (std::int64_t m = 0; m < ranks.size; ++m) {
@@ -285,10 +285,7 @@ std::unique_ptr<GpuGroup> NcclWorld::MakeGroup(const GroupRanks& ranks, bool apa
       members += ", ...";
     }
   }
-  const std::string of = " of ranks " + members;
-  const std::size_t reduce = Split(ranks, (apart ? "the reductions" : "the collectives") + of);
-  const std::size_t gather = apart ? Split(ranks, "the gathers" + of) : reduce;
-  return std::make_unique<NcclGroup>(*this, gather, reduce);
+  return std::make_unique<NcclGroup>(*this, Split(ranks, name + " of ranks " + members));
 }
 
 }  // namespace shardwright

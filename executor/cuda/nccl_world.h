@@ -30,9 +30,10 @@ class NcclWorld {
   NcclWorld(const NcclWorld&) = delete;
   NcclWorld& operator=(const NcclWorld&) = delete;
 
-  // One group of ranks that this one is in. `apart`: all-gathers have a communicator of their own,
-  // so that they need not wait for reductions. Called by all processes in the same order.
-  [[nodiscard]] std::unique_ptr<GpuGroup> MakeGroup(const GroupRanks& ranks, bool apart);
+  // One group of ranks that this one is in; `name` is for messages. Called by all processes in the
+  // same order.
+  [[nodiscard]] std::unique_ptr<GpuGroup> MakeGroup(const GroupRanks& ranks,
+                                                    const std::string& name);
   // From now on collectives are watched.
   void StartWatch() { watch_->Start(); }
 

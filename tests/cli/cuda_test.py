@@ -100,7 +100,7 @@ class Emulated(Cuda):
         plan = self.plan("shardwright-cuda-plain", 2)
         code, out, err = self.run_emulated(plan, SHARDWRIGHT_FAKE_NCCL="fail 1 1")
         self.assertEqual((code, out), (5, ""))
-        self.assertRegex(err, r"error: rank 1, op \S+: NCCL: unhandled system error \(2\): planted by a test \(the \w+ of "
+        self.assertRegex(err, r"error: rank 1, op \S+: NCCL: unhandled system error \(2\): planted by a test \(group \S+ of "
                          r"ranks 0, 1\)\n")
         self.nccl = "/nonexistent"
         code, out, err = self.run_emulated(plan)

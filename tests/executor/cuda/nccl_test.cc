@@ -163,7 +163,7 @@ struct Pair {
       : me(all.rank()),
         gpu(MakeEmulatedGpu({.seed = static_cast<std::uint64_t>(me)})),
         world(nccl, all, *gpu, kTimeout, faults),
-        group(world.MakeGroup({2, 0, 1}, true)),
+        group(world.MakeGroup({2, 0, 1}, "both")),
         place{*gpu, gpu->NewStream(true), gpu->NewEvent(false), gpu->NewEvent(false),
               gpu->NewEvent(false)} {}
 
@@ -269,8 +269,8 @@ TEST_CASE("Nccl.AnErrorEndsAllRanksWithItsOpAndPeers") {
   REQUIRE(losses.causes.size() == 2);
   CHECK(losses.causes[0] == losses.causes[1]);
   CHECK(losses.causes[0].find("rank 1, op ") == 0);
-  CHECK(losses.causes[0].find(": NCCL: unhandled system error (2): planted by a test (the "
-                              "collectives of ranks 0, 1)") != std::string::npos);
+  CHECK(losses.causes[0].find(": NCCL: unhandled system error (2): planted by a test "
+                              "(group shard of ranks 0, 1)") != std::string::npos);
 }
 
 TEST_CASE("Nccl.ACollectiveThatNeverEndsEndsAllRanks") {
