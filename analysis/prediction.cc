@@ -22,6 +22,7 @@ Prediction Predict(const PlanFile& file, const Program& program, const Simulatio
   p.outside = result.memory.outside;
   p.placed = Place(program).device_size;
   p.attribution = Explain(program, result.trace.spans, result.step_time);
+  p.device = TimeOfDevice(program, result.trace.spans);
   const ReservedMemory& reserved = *result.memory.reserved;
   p.reserved = std::max(reserved.peak_first, reserved.peak_steady);
   p.retries_per_step = reserved.retries_steady;

@@ -10,6 +10,7 @@
 #include "schedule/plan_file.h"
 #include "schedule/program.h"
 #include "simulator/attribution.h"
+#include "simulator/device_time.h"
 #include "simulator/jitter.h"
 #include "simulator/simulate.h"
 
@@ -34,6 +35,7 @@ struct Prediction {
   std::int64_t retries_per_step = 0;
   Bytes usable;             // device memory less the job's margin
   Attribution attribution;  // of the last simulated step
+  DeviceTime device;        // of that step
   Bytes host_peak;          // of all ranks of one node
   Bytes host_limit;         // page-locked memory of one node; 0: the cluster does not say
   std::optional<StepDistribution> distribution;  // where ranks are not alike

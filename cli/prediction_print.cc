@@ -39,6 +39,9 @@ Table TimeTable(const SimulationResult& result, const Prediction& p) {
       {"MFU", Percent(p.mfu) + " of " + Format(p.peak) + (p.has_dtype ? " dense" : " dense fp32")});
   table.Row(
       {"exposed communication", Format(p.exposed_comm) + ShareOf(p.exposed_comm, p.step_time)});
+  if (p.device.communicating > SimTime(0)) {
+    table.Row({"communication overlapped", Percent(p.device.Overlap())});
+  }
   const StepTiming& steady = result.timing.steady;
   for (std::size_t s = 0; s < kStreamCount; ++s) {
     const Seconds busy = ToSeconds(steady.busy[s]);
@@ -202,6 +205,16 @@ Json MemoryJson(const Program& program, const SimulationResult& result, const Pr
   return json;
 }
 
+// With the names that Holistic Trace Analysis has for these.
+Json KernelsJson(const DeviceTime& device) {
+  return {{"kernel_time_s", ToSeconds(device.total).value},
+          {"compute_time_s", ToSeconds(device.computing).value},
+          {"non_compute_time_s", ToSeconds(device.uncovered).value},
+          {"idle_time_s", ToSeconds(device.idle).value},
+          {"communication_time_s", ToSeconds(device.communicating).value},
+          {"comp_comm_overlap", device.Overlap()}};
+}
+
 Json TimeJson(const Program& program, const SimulationResult& result, const Prediction& p) {
   const StepTiming& steady = result.timing.steady;
   Json busy;
@@ -216,6 +229,7 @@ Json TimeJson(const Program& program, const SimulationResult& result, const Pred
           {"collectives_on_compute_s", ToSeconds(steady.collectives_on_compute).value},
           {"host_blocked_s", ToSeconds(steady.host_blocked).value},
           {"host_issue_s", ToSeconds(steady.host_issue).value},
+          {"kernels", KernelsJson(p.device)},
           {"compute_waits_for", SharesJson(program, p.attribution.idle)},
           {"critical_path", SharesJson(program, p.attribution.critical)}};
 }

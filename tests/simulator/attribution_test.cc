@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 
 #include "schedule/builder.h"
+#include "simulator/device_time.h"
 #include "simulator/engine.h"
 #include "tests/simulator/random_program.h"
 
@@ -141,6 +142,56 @@ TEST_CASE("A host that cannot keep up is what the critical path shows") {
   REQUIRE(why.idle.size() == 1);
   CHECK(why.idle[0].use == TimeUse::kHostIssue);
   CHECK(why.idle[0].time == SimTime(180));
+}
+
+// Compute 0-300 and 600-700, a copy kernel on the gather's stream 250-350, gathers 100-400 and
+// 350-500 at once, a copy to the host 480-650; nothing from 700 on but the reduction 800-900.
+TEST_CASE("The device's time by what runs at a moment") {
+  struct Row {
+    OpCode code;
+    Stream stream;
+    std::int64_t start, end;
+  };
+  const std::vector<Row> rows = {
+      {OpCode::kCompute, Stream::kCompute, 0, 300},
+      {OpCode::kAllGather, Stream::kGather, 100, 400},
+      {OpCode::kGatherCopyIn, Stream::kGather, 250, 350},
+      {OpCode::kAllGather, Stream::kReplicate, 350, 500},
+      {OpCode::kCopyD2h, Stream::kD2h, 480, 650},
+      {OpCode::kCompute, Stream::kCompute, 600, 700},
+      {OpCode::kStreamWait, Stream::kReduce, 750, 750},
+      {OpCode::kHostWait, Stream::kHost, 0, 2000},
+      {OpCode::kReduceScatter, Stream::kReduce, 800, 900},
+  };
+  Program program;
+  program.groups = {{"shard", 8, 1}};
+  ShapeInterner interner(program);
+  std::vector<Span> spans(1);  // of a step before, which does not count
+  spans[0].end = SimTime(5000);
+  BodyBuilder step(program, program.step);
+  for (const Row& row : rows) {
+    OpShape shape;
+    shape.code = row.code;
+    shape.stream = row.stream;
+    if (InfoOf(row.code).is_collective) {
+      shape.group = GroupId(0);
+    }
+    Span span;
+    span.op = step.Add({interner.Intern(shape)});
+    span.stream = row.stream;
+    span.start = SimTime(row.start);
+    span.end = SimTime(row.end);
+    spans.push_back(span);
+  }
+  step.Finish();
+  const DeviceTime device = TimeOfDevice(program, spans);
+  CHECK(device.total == SimTime(900));
+  CHECK(device.computing == SimTime(450));      // 0-350, 600-700
+  CHECK(device.uncovered == SimTime(350));      // 350-600, 800-900
+  CHECK(device.idle == SimTime(100));           // 700-800
+  CHECK(device.communicating == SimTime(500));  // 100-500, 800-900
+  CHECK(device.overlapped == SimTime(250));     // 100-350
+  CHECK(device.Overlap() == doctest::Approx(0.5));
 }
 
 }  // namespace
