@@ -56,6 +56,9 @@ class Arguments {
 
   // To standard output, or what stands for it.
   void Print(const std::string& result) const { streams.write(result); }
+  // A file that goes to standard output, as no other place was named; standard error has the
+  // report.
+  void PrintFile(const std::string& content, const std::string& report) const;
   [[nodiscard]] Flag Get(const std::string& name) const;
   [[nodiscard]] bool Has(const std::string& switch_name) const;
   [[nodiscard]] bool IsJson() const { return Has("--json"); }

@@ -58,6 +58,11 @@ Streams StandardStreams() {
           [](const std::string& text) { WriteFileAtomically("-", text); }};
 }
 
+void Arguments::PrintFile(const std::string& content, const std::string& report) const {
+  std::fputs(report.c_str(), stderr);
+  streams.write(content);
+}
+
 Flag Arguments::Get(const std::string& name) const {
   const auto it = text.find(name);
   return {name, it == text.end() ? std::string() : it->second};

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -226,10 +225,8 @@ int RunEmit(const Arguments& arguments) {
     for (const std::string& path : paths) {
       report += "Wrote " + path + "\n";
     }
-    // The file itself has standard output when there is no other place for it.
     if (paths.empty() && writes) {
-      std::fputs(report.c_str(), stderr);
-      arguments.Print(emission.files[0].text);
+      arguments.PrintFile(emission.files[0].text, report);
     } else {
       arguments.Print(report);
     }

@@ -1,5 +1,4 @@
 #include <array>
-#include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
@@ -187,8 +186,7 @@ int RunImportRun(const Arguments& arguments) {
   std::string report =
       arguments.IsJson() ? ReportJson(run, file, assumed) : ReportText(run, file, assumed);
   if (output == "-" && !arguments.IsJson()) {
-    std::fputs(report.c_str(), stderr);
-    arguments.Print(PlanFileJson(file));
+    arguments.PrintFile(PlanFileJson(file), report);
     return kExitOk;
   }
   if (!output.empty() && output != "-") {

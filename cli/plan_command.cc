@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "cli/plan_options.h"
 #include "cli/plan_search.h"
 #include "cli/table.h"
+#include "cli/terminal.h"
 #include "core/json.h"
 #include "planner/evaluate.h"
 
@@ -40,7 +42,7 @@ std::string Summary(const PlanFile& file, const Program& program, const std::str
   table.Row({"sequence", WithCommas(file.job.sequence_length)});
   table.Row({"program", WithCommas(static_cast<std::int64_t>(program.step.size())) +
                             " ops per step, verified"});
-  return TitleOf(file) + "\n" + table.Text(2) + "Wrote " + output + "\n";
+  return TitleOf(file) + "\n" + table.Text(2) + (output.empty() ? "" : "Wrote " + output + "\n");
 }
 
 // `output` empty: the plan is in the summary itself, as in SearchJson.
@@ -83,22 +85,39 @@ Examples:
   shardwright plan --model llama-2-7b --cluster "a100-80 x8, nvlink 300 GB/s, nic 8x200 Gbit/s" \
     --wrap size:1e8 --dialect fsdp1 | shardwright simulate -)";
 
+// Writes the plan where --output says and reports: a pipe gets the plan alone, a terminal without
+// --output the report alone. `report(file)` is the text about it, `file` what was written, empty
+// for standard output.
+void Report(const PlanOptions& options, const Arguments& arguments, const PlanFile& file,
+            const std::function<std::string(const std::string&)>& report) {
+  const bool to_stdout = options.output.empty() || options.output == "-";
+  if (!to_stdout) {
+    WriteFileAtomically(options.output, PlanFileJson(file));
+    arguments.Print(report(options.output));
+  } else if (options.json) {
+    arguments.Print(report(""));
+  } else if (options.output.empty() && StandardOutput().is_terminal) {
+    arguments.Print(report("") + "Not written: -o FILE writes the plan, -o - shows it\n");
+  } else {
+    arguments.Print(PlanFileJson(file));
+  }
+}
+
 // Searches, writes the plan and reports.
 int RunSearch(const PlanOptions& options, const Arguments& arguments) {
   const SearchedPlan searched = SearchPlan(options);
   for (const std::string& warning : searched.file.model.model.warnings) {
     Warn(warning);
   }
-  const bool fits = searched.result.is_feasible;
-  const bool to_stdout = options.output == "-";
-  if (fits && !(to_stdout && options.json)) {
-    WriteFileAtomically(options.output, PlanFileJson(searched.file));
+  const auto report = [&](const std::string& output) {
+    return options.json ? SearchJson(searched, output) : SearchText(searched, output);
+  };
+  if (!searched.result.is_feasible) {
+    arguments.Print(report(""));
+    return kExitNo;
   }
-  if (!fits || !to_stdout || options.json) {
-    const std::string output = fits && !to_stdout ? options.output : "";
-    arguments.Print(options.json ? SearchJson(searched, output) : SearchText(searched, output));
-  }
-  return fits ? kExitOk : kExitNo;
+  Report(options, arguments, searched.file, report);
+  return kExitOk;
 }
 
 std::span<const FlagRow> Flags() {
@@ -125,15 +144,9 @@ int RunPlan(const Arguments& given) {
   }
   // Lowered here too, so that a plan that its dialect cannot express is never written.
   const Program program = LowerAndVerify(file);
-  const bool to_stdout = options.output == "-";
-  if (!to_stdout || !options.json) {
-    WriteFileAtomically(options.output, PlanFileJson(file));
-  }
-  if (options.json) {
-    arguments.Print(SummaryJson(file, program, to_stdout ? "" : options.output));
-  } else if (!to_stdout) {
-    arguments.Print(Summary(file, program, options.output));
-  }
+  Report(options, arguments, file, [&](const std::string& output) {
+    return options.json ? SummaryJson(file, program, output) : Summary(file, program, output);
+  });
   return kExitOk;
 }
 

@@ -33,7 +33,7 @@ struct PlanOptions {
   // Everything that is copied into the plan as it is. job.sequence_length 0: the model's default.
   Job job;
   Plan plan;
-  std::string output = "-";
+  std::string output;  // a file, "-" for standard output, empty: not given
   bool json = false;
 
   // What no flag says is searched for; the rest is fixed.

@@ -162,6 +162,12 @@ class Terminal(ShardwrightTestCase):
         os.close(ours)
         return text.decode()
 
+    def test_plan_without_a_place_for_it(self):
+        shown = self.on_terminal(*PLAN).replace("\r\n", "\n")
+        self.assertRegex(shown, r"^gpt2 on 1 x dgx-a100")
+        self.assertTrue(shown.endswith("Not written: -o FILE writes the plan, -o - shows it\n"))
+        self.assertEqual(self.on_terminal(*PLAN, "-o", "-").replace("\r\n", "\n"), self.succeed(*PLAN))
+
     def test_colours_and_plots(self):
         (self.folder / "plan.json").write_text(self.succeed(*PLAN))
         piped = self.succeed("simulate", "plan.json")
