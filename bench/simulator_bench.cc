@@ -5,13 +5,10 @@
 //   ops/s     device and host ops whose times were computed, per second (exact mode)
 //   allocs    calls of operator new per simulation after warm-up; must be 0
 
-#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <ctime>
 #include <map>
 #include <memory>
-#include <new>
 #include <utility>
 
 #include <benchmark/benchmark.h>
@@ -22,30 +19,9 @@
 #include "schedule/plan.h"
 #include "schedule/wrap.h"
 #include "simulator/simulate.h"
+#include "tests/counting_new.h"
 #include "topologies/cluster.h"
 #include "topologies/profile.h"
-
-namespace {
-
-std::int64_t allocation_count = 0;
-
-}  // namespace
-
-// Not inlined, so that the compiler does not see malloc on one side and operator delete on the
-// other.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  ++allocation_count;
-  if (void* p = std::malloc(size)) {
-    return p;
-  }
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept {
-  std::free(p);
-}
-[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept {
-  std::free(p);
-}
 
 namespace shardwright {
 namespace {
@@ -100,9 +76,9 @@ void Run(benchmark::State& state, bool periodic, bool contention) {
   std::int64_t ops = 0;
   std::int64_t runs = 0;
   for (auto _ : state) {
-    const std::int64_t allocations_before = allocation_count;
+    const std::int64_t allocations_before = host_allocation_count;
     result = simulator.Run(setting.program, options);
-    allocations += allocation_count - allocations_before;
+    allocations += host_allocation_count - allocations_before;
     benchmark::DoNotOptimize(result.step_time);
     ops += result.timing.simulated_ops;
     ++runs;

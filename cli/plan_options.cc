@@ -78,7 +78,8 @@ constexpr std::array<FlagRow, 48> kFlags = {{
     {"--max-reuse-distance", "N", "zero3: kept if used again within these elements (default 1e9)"},
     {"--persistence-threshold", "N", "zero3: smaller parameters stay gathered (default 1e5)"},
     {"--sub-group", "N", "zero3: sharded elements that are updated at once (default 1e9)"},
-    {"--output,-o", "FILE", "where the plan goes (default: a pipe gets it, a terminal what there is to say of it)"},
+    {"--output,-o", "FILE",
+     "where the plan goes (default: a pipe gets it, a terminal what there is to say of it)"},
 }};
 
 constexpr std::array<FlagRow, 5> kSearchFlags = {{

@@ -3,36 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 #include <vector>
 
 #include <doctest/doctest.h>
 
 #include "core/units.h"
 #include "simulator/caching_allocator.h"
-
-namespace {
-
-std::int64_t host_allocation_count = 0;
-
-}  // namespace
-
-// Not inlined, so that the compiler does not see malloc on one side and operator delete on the
-// other.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  ++host_allocation_count;
-  if (void* p = std::malloc(size)) {
-    return p;
-  }
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept {
-  std::free(p);
-}
-[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept {
-  std::free(p);
-}
+#include "tests/counting_new.h"
 
 namespace shardwright {
 namespace {
