@@ -256,7 +256,7 @@ std::string PredictionText(const PlanFile& file, const Program& program,
   text += largest.Text(2);
   if (prediction.retries_per_step > 0) {
     text += "\nThe allocator runs out and retries " + WithCommas(prediction.retries_per_step) +
-            " times per step.\n";
+            (prediction.retries_per_step == 1 ? " time" : " times") + " per step.\n";
   }
   text += "\n";
   for (const std::string& misfit : prediction.misfits) {

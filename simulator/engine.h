@@ -27,6 +27,7 @@ namespace shardwright {
 struct HostStall {
   OpId before_op;
   SimTime time;
+  bool drains = false;  // before that the host waits for all that it has issued, as cudaFree does
 
   bool operator==(const HostStall&) const = default;
 };

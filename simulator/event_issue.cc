@@ -67,7 +67,9 @@ void EventLoop::IssueAhead() {
 void EventLoop::IssueOne(BodyRun& run) {
   const std::uint32_t op = run.base + run.issued;
   const Cost& cost = CostOf(run, op);
-  TakeStall(run);
+  if (!TakeStall(run)) {
+    return;
+  }
   if (cost.on_host) {
     if (!IssueHostOp(run, op, cost)) {
       return;
@@ -84,19 +86,41 @@ void EventLoop::IssueOne(BodyRun& run) {
   run.host_end = host_;
 }
 
-// Delays the host by the stall before the next op of `run`, if there is one.
-void EventLoop::TakeStall(BodyRun& run) {
+// Delays the host by the stall before the next op of `run`, if there is one. False: the host waits
+// for what runs on the device, `host_blocker_` being a part of it.
+bool EventLoop::TakeStall(BodyRun& run) {
   if (options_.stalls == nullptr) {
-    return;
+    return true;
   }
   const std::vector<HostStall>& stalls = run.kind == BodyKind::kInit ? options_.stalls->init
                                          : run.step == 0             ? options_.stalls->first_step
                                                                      : options_.stalls->later_steps;
   while (run.stall_cursor < stalls.size() &&
          stalls[run.stall_cursor].before_op.value <= run.issued) {
-    host_ += stalls[run.stall_cursor].time.value;
+    const HostStall& stall = stalls[run.stall_cursor];
+    if (stall.drains && !WaitForDevice(run)) {
+      return false;
+    }
+    host_ += stall.time.value;
     ++run.stall_cursor;
   }
+  return true;
+}
+
+// The host goes on when all streams have done what was issued so far. False: not yet.
+bool EventLoop::WaitForDevice(BodyRun& run) {
+  std::int64_t done = host_;
+  for (const std::size_t stream : Streams(used_streams_)) {
+    const std::uint32_t last = s_.last_on_stream[stream];
+    if (!HasEnded(last)) {
+      host_blocker_ = last;
+      return false;
+    }
+    done = std::max(done, s_.end[last]);
+  }
+  run.totals.host_blocked += done - host_;
+  host_ = done;
+  return true;
 }
 
 // Runs a host op if all it waits for has ended; otherwise notes what blocks the host.

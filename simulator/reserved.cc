@@ -25,16 +25,20 @@ class Replay {
                                  const std::vector<HostStall>& included) {
     std::vector<HostStall> stalls;
     std::size_t next = 0;
-    for (const Span& span : spans) {
-      std::int64_t stalled = 0;
+    for (std::size_t i = 0; i < spans.size(); ++i) {
+      const Span& span = spans[i];
+      std::int64_t now = span.issue_begin.value + shift;
       if (next < included.size() && included[next].before_op == span.op) {
-        stalled = included[next++].time.value;
+        // Before the wait and the calls the host was done with the op before.
+        now = included[next].drains && i > 0 ? spans[i - 1].issue_end.value + shift
+                                             : now - included[next].time.value;
+        ++next;
       }
       const Body& body = BodyOf(span.body);
-      const std::int64_t now = span.issue_begin.value + shift;
-      const std::int64_t cost = Apply(body.PointsBefore(span.op), now - stalled);
+      waited_ = 0;
+      const std::int64_t cost = Apply(body.PointsBefore(span.op), now);
       if (cost > 0) {
-        stalls.push_back({span.op, SimTime(cost)});
+        stalls.push_back({span.op, SimTime(cost - waited_), waited_ > 0});
       }
       Note(body.PointsBefore(span.op));
       std::int64_t& queued = queued_until_[static_cast<std::size_t>(span.stream)];
@@ -120,8 +124,10 @@ class Replay {
     }
     if (result.segments_freed > 0) {
       // cudaFree waits for everything queued on the device.
-      clock_ = std::max({clock_, result.sync_until.value,
-                         *std::max_element(queued_until_.begin(), queued_until_.end())});
+      const std::int64_t done = std::max(
+          result.sync_until.value, *std::max_element(queued_until_.begin(), queued_until_.end()));
+      waited_ += std::max<std::int64_t>(done - clock_, 0);
+      clock_ = std::max(clock_, done);
     }
     clock_ +=
         result.cuda_malloc_count * costs_.malloc.value + result.segments_freed * costs_.free.value;
@@ -138,6 +144,7 @@ class Replay {
   std::vector<Bytes> timeline_;
   std::array<std::int64_t, kStreamCount> queued_until_{};  // end of the last op of each stream
   std::int64_t clock_ = 0;
+  std::int64_t waited_ = 0;  // for the device, before one op
   std::int64_t retries_ = 0;
   bool out_of_memory_ = false;
 };

@@ -1,6 +1,8 @@
 #include "simulator/simulate.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "schedule/plan.h"
@@ -20,8 +22,14 @@ struct ReservedInput {
   DriverCosts costs;
 };
 
+bool Drains(const std::vector<HostStall>& stalls) {
+  return std::any_of(stalls.begin(), stalls.end(), [](const HostStall& s) { return s.drains; });
+}
+
 // The allocator delays the host and the host's times decide what the allocator can reuse: both are
-// run in turn until the delays stay the same.
+// run in turn until the delays stay the same. Where a host that waits for the device has no need
+// to, steps in which it runs ahead until memory is used up take turns with steps in which it does
+// not: the answer has the waiting of the former and their memory.
 ReservedMemory FindReserved(const ReservedInput& input, EngineWorkspace& workspace,
                             EngineResult& timing, std::vector<Span>& spans) {
   constexpr int kMostRounds = 6;
@@ -33,8 +41,12 @@ ReservedMemory FindReserved(const ReservedInput& input, EngineWorkspace& workspa
     options.stalls = &included;
     spans.clear();
     timing = RunEngineWithSpans(input.program, input.prices, options, workspace, spans);
-    reserved = ReplayAllocator(input.program, spans, timing.steady.time, input.allocator,
-                               input.costs, stalls);
+    ReservedMemory found = ReplayAllocator(input.program, spans, timing.steady.time,
+                                           input.allocator, input.costs, stalls);
+    if (Drains(included.later_steps) && found.retries_steady == 0) {
+      break;  // steps of two kinds take turns
+    }
+    reserved = std::move(found);
     if (input.program.dialect == NameOf(Dialect::kNative)) {
       break;  // runs in one arena: nothing waits for an allocator
     }

@@ -67,7 +67,8 @@ class EventLoop {
   bool BeginNextBody();
   void IssueAhead();
   void IssueOne(BodyRun& run);
-  void TakeStall(BodyRun& run);
+  bool TakeStall(BodyRun& run);
+  bool WaitForDevice(BodyRun& run);
   bool IssueHostOp(BodyRun& run, std::uint32_t op, const Cost& cost);
   void Append(std::uint32_t op, const Cost& cost);
   void PullFirstOps();

@@ -144,6 +144,38 @@ TEST_CASE("A host that cannot keep up is what the critical path shows") {
   CHECK(why.idle[0].time == SimTime(180));
 }
 
+// Two kernels of 100, each issued in 10. Before the second one the host frees memory: it waits for
+// the first kernel, takes 7, and issues. The first one of the next step is issued meanwhile.
+TEST_CASE("A stall that drains the device costs its own time, not what the device does meanwhile") {
+  Program program;
+  ShapeInterner interner(program);
+  const ShapeId id = interner.Intern(OpShape{});
+  BodyBuilder init(program, program.init);
+  init.Finish();
+  BodyBuilder step(program, program.step);
+  (void)step.Add({id});
+  const OpId second = step.Add({id});
+  step.Finish();
+  PriceTable prices;
+  prices.prices.resize(1);
+  prices.prices[0].duration = SimTime(100);
+  prices.prices[0].issue = SimTime(10);
+  prices.prices[0].first_launch = SimTime(10);
+  for (const bool drains : {false, true}) {
+    CAPTURE(drains);
+    HostStalls stalls;
+    stalls.later_steps = stalls.first_step = {{second, SimTime(7), drains}};
+    EngineOptions options;
+    options.stalls = &stalls;
+    EngineWorkspace workspace;
+    const EngineResult result = RunEngine(program, prices, options, workspace);
+    REQUIRE(result.is_steady);
+    CHECK(result.steady.time == SimTime(drains ? 217 : 200));
+    CHECK(result.steady.compute_idle[static_cast<std::size_t>(Stream::kHost)] ==
+          SimTime(drains ? 17 : 0));
+  }
+}
+
 // Compute 0-300 and 600-700, a copy kernel on the gather's stream 250-350, gathers 100-400 and
 // 350-500 at once, a copy to the host 480-650; nothing from 700 on but the reduction 800-900.
 TEST_CASE("The device's time by what runs at a moment") {
