@@ -30,6 +30,7 @@
 #include "schedule/plan_file.h"
 #include "simulator/costs/pricer.h"
 #include "traces/chrome_write.h"
+#include "traces/waits.h"
 
 namespace shardwright {
 namespace {
@@ -354,7 +355,7 @@ bool NeedsProcesses(const Launch& launch, const RunFlags& flags) {
 // One trace of all ranks.
 void WriteTrace(const PlanFile& file, const Program& program, RunSession& session,
                 MessagePassing* processes, const std::string& path) {
-  Trace trace = session.runtime().TakeTrace();
+  Trace trace = session.TakeTrace();
   if (processes != nullptr) {
     trace = CollectTrace(*processes, trace);
     if (processes->rank() != 0) {

@@ -8,6 +8,24 @@
 #include "executor/cuda/plugin.h"
 
 namespace shardwright {
+namespace {
+
+// Null, with a word on stderr, where times come from CUDA's events.
+std::unique_ptr<ActivityLog> StartActivities(bool says_why) {
+  CuptiTable cupti{};
+  std::string problem = LoadCupti(&cupti);
+  std::unique_ptr<ActivityLog> log;
+  if (problem.empty()) {
+    log = ActivityLog::Start(cupti, &problem);
+  }
+  if (says_why && log == nullptr) {
+    std::fprintf(stderr, "no CUPTI (%s): the trace's times come from CUDA events\n",
+                 problem.c_str());
+  }
+  return log;
+}
+
+}  // namespace
 
 RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOptions run,
                        std::optional<int> gpu) {
@@ -16,6 +34,10 @@ RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOp
     return;
   }
   CheckCudaPlan(input);  // before a GPU is looked for: a wrong plan is wrong everywhere
+  const bool is_first = host.processes == nullptr || host.processes->rank() == 0;
+  if (run.trace) {
+    activities_ = StartActivities(is_first);
+  }
   gpu_ = OpenGpu(*gpu);
   if (host.processes != nullptr) {
     if (const std::string missing = LoadNccl(&nccl_); !missing.empty()) {
@@ -23,12 +45,15 @@ RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOp
     }
   }
   const GpuInfo& info = gpu_->Info();
-  if (host.processes == nullptr || host.processes->rank() == 0) {
+  if (is_first) {
     std::fprintf(stderr, "%s, %lld multiprocessors, driver for CUDA %d.%d, matrices by %s\n",
                  info.name.c_str(), static_cast<long long>(info.multiprocessors),
                  info.driver_version / 1000, info.driver_version % 1000 / 10, info.library.c_str());
   }
-  const CudaOptions options{.timeout = host.timeout, .processes = host.processes, .nccl = &nccl_};
+  const CudaOptions options{.timeout = host.timeout,
+                            .processes = host.processes,
+                            .nccl = &nccl_,
+                            .activities = activities_.get()};
   cuda_ = std::make_unique<CudaSession>(input, options, *gpu_, std::move(run));
 }
 

@@ -24,13 +24,19 @@ class RunSession {
   [[nodiscard]] const Placement& placement() const {
     return cuda_ ? cuda_->placement() : host_->placement();
   }
+  // What was recorded since the last call; DeriveWaits completes the trace of all ranks on GPUs.
+  [[nodiscard]] Trace TakeTrace() {
+    return cuda_ ? cuda_->TakeTrace() : host_->runtime().TakeTrace();
+  }
   [[nodiscard]] FaultBoard& faults() { return cuda_ ? cuda_->faults() : host_->faults(); }
+  [[nodiscard]] bool is_on_gpu() const { return gpu_ != nullptr; }
   // "host", or the GPU's name.
   [[nodiscard]] std::string device() const { return gpu_ ? gpu_->Info().name : "host"; }
 
  private:
   std::unique_ptr<HostSession> host_;
   NcclTable nccl_ = {};
+  std::unique_ptr<ActivityLog> activities_;
   std::unique_ptr<Gpu> gpu_;  // outlives the ranks on it
   std::unique_ptr<CudaSession> cuda_;
 };

@@ -8,12 +8,6 @@
 
 namespace shardwright {
 
-GroupPlace PlaceInGroup(const Group& group, Rank rank) {
-  const auto r = static_cast<std::int64_t>(rank.value);
-  const std::int64_t index = r / group.stride % group.size;
-  return {r - index * group.stride, index};
-}
-
 namespace {
 
 // Kernels take each expert's matrices from parameters of their own.

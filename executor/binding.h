@@ -14,6 +14,7 @@
 #include "executor/training_options.h"
 #include "models/kernel_set.h"
 #include "models/model.h"
+#include "schedule/group_place.h"
 #include "schedule/place.h"
 #include "schedule/plan.h"
 #include "schedule/program.h"
@@ -77,12 +78,5 @@ struct RankMemory {
 // Binds the program for one rank of shard_size * replicate_size. Throws InputError for a program
 // that asks for something the executor cannot do, naming the op. O(ops + runs).
 [[nodiscard]] Binding Bind(const ExecutorInput& input, Rank rank, const RankMemory& memory);
-
-// The rank's place in its group of the given kind: members are base + i * stride.
-struct GroupPlace {
-  std::int64_t base = 0;
-  std::int64_t index = 0;
-};
-[[nodiscard]] GroupPlace PlaceInGroup(const Group& group, Rank rank);
 
 }  // namespace shardwright

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "core/json.h"
+#include "schedule/group_place.h"
 #include "traces/internal/chrome_layout.h"
 
 namespace shardwright {
@@ -261,10 +262,8 @@ void Checker::AddWindow(std::size_t i) {
   if (!InfoOf(shape.code).is_collective || !shape.group.valid()) {
     return;
   }
-  const Group& group = program_.groups[shape.group.value];
-  const std::int64_t rank = span.rank.value;
-  const std::int64_t stretch = group.size * group.stride;
-  const std::int64_t first_member = rank / stretch * stretch + rank % group.stride;
+  const std::int64_t first_member =
+      PlaceInGroup(program_.groups[shape.group.value], span.rank).base;
   const Window own = {span.start, span.end, span.rank, span.rank};
   const auto [found, is_new] = windows_.try_emplace(
       CollectiveKey{shape.group.value, first_member, span.step, span.body, span.op.value}, own);

@@ -177,13 +177,6 @@ void CudaDevice::Follow(Queue& queue, const Ticket& ticket) {
   }
 }
 
-void CudaDevice::Stamp(GpuEvent& event, const Work& work, const Queue& queue) {
-  if (work.span != nullptr) {
-    event = TakeEvent(true);
-    gpu_.Record(event, queue.stream);
-  }
-}
-
 SimTime CudaDevice::TimeOf(GpuEvent event) {
   return anchor_time_ + gpu_.Between(anchor_, event);
 }
@@ -207,15 +200,9 @@ void CudaDevice::Complete(const Pending& pending) {
   }
   if (pending.span != nullptr) {
     Span& span = *pending.span;
-    span.ready = TimeOf(pending.ready);
-    span.arrival = pending.arrival.value == nullptr ? span.ready : TimeOf(pending.arrival);
-    span.start = pending.start.value == nullptr ? span.arrival : TimeOf(pending.start);
+    span.start = TimeOf(pending.start);
     span.end = TimeOf(pending.end);
-    for (const GpuEvent event : {pending.ready, pending.arrival, pending.start}) {
-      if (event.value != nullptr) {
-        free_timed_.push_back(event);
-      }
-    }
+    free_timed_.push_back(pending.start);
     seen_ = std::max(seen_, span.end);
     MoveAnchor(pending.end, span.end);
   }
@@ -325,11 +312,25 @@ Ticket CudaDevice::Submit(const Work& work) {
   for (const Ticket& ticket : work.waits) {
     Follow(queue, ticket);
   }
+  const auto* const collective =
+      work.call == nullptr ? nullptr : std::get_if<CollectiveCall>(work.call);
+  if (collective != nullptr) {
+    Ticket& last = group_states_[collective->group].last;
+    Follow(queue, last);
+    last = {work.stream, pending.sequence};
+  }
+  ActivityLog* const activities = work.span == nullptr ? nullptr : world_.options.activities;
   if (work.span != nullptr) {
     work.span->issued = Now();
-    pending.span = work.span;
   }
-  Stamp(pending.ready, work, queue);
+  if (activities != nullptr) {
+    activities->Begin(*work.span);
+  } else if (work.span != nullptr) {
+    pending.span = work.span;
+    pending.start = TakeEvent(true);
+    pending.end = TakeEvent(true);
+    gpu_.Record(pending.start, queue.stream);
+  }
   for (const ByteRange& range : work.poison) {
     gpu_.Fill(range.data, 0xff, range.bytes, queue.stream);
   }
@@ -342,11 +343,16 @@ Ticket CudaDevice::Submit(const Work& work) {
       world_.faults.ThrowIfFailed();
     }
   }
+  if (activities != nullptr) {
+    activities->End();
+  }
   if (work.span != nullptr) {
     // Before the event: a GPU that has nothing else to do is there before this thread is back.
     work.span->issue_end = Now();
   }
-  Stamp(pending.end, work, queue);
+  if (pending.span != nullptr) {
+    gpu_.Record(pending.end, queue.stream);
+  }
   pending.event = TakeEvent(false);
   gpu_.Record(pending.event, queue.stream);
   queue.pending.push_back(pending);
@@ -359,7 +365,7 @@ void CudaDevice::SubmitCall(const Work& work, Queue& queue, Pending& pending) {
   if (const auto* copy = std::get_if<CopyCall>(work.call)) {
     SubmitCopy(*copy, stream);
   } else if (const auto* collective = std::get_if<CollectiveCall>(work.call)) {
-    SubmitCollective(*collective, work, queue, pending);
+    SubmitCollective(*collective, work, stream, pending);
   } else if (const auto* divide = std::get_if<DivideCall>(work.call)) {
     DivideAll(divide->ranges, divide->divisor, stream);
   } else if (auto* model = std::get_if<ModelCall>(work.call)) {
@@ -394,20 +400,15 @@ void CudaDevice::SubmitCopy(const CopyCall& call, GpuStream stream) {
   }
 }
 
-void CudaDevice::SubmitCollective(const CollectiveCall& call, const Work& work, Queue& queue,
-                                  Pending& pending) {
+void CudaDevice::SubmitCollective(const CollectiveCall& call, const Work& work, GpuStream stream,
+                                  const Pending& pending) {
   GroupState& state = group_states_[call.group];
   for (GpuEvent* const event : {&state.ready, &state.summed, &state.done}) {
     if (event->value == nullptr) {
       *event = gpu_.NewEvent(false);
     }
   }
-  Follow(queue, state.last);
-  state.last = {work.stream, pending.sequence};
-  Stamp(pending.arrival, work, queue);
-  pending.start = work.span != nullptr ? TakeEvent(true) : GpuEvent();
-  const CollectivePlace place{gpu_,         queue.stream, state.ready,
-                              state.summed, state.done,   pending.start};
+  const CollectivePlace place{gpu_, stream, state.ready, state.summed, state.done, pending.start};
   world_.GroupOf(call.group, rank_)
       .Submit(world_.MemberOf(call.group, rank_), call, *work.name, place);
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "executor/cuda/activity_log.h"
 #include "executor/cuda/gpu.h"
 #include "executor/cuda/gpu_group.h"
 #include "executor/cuda/nccl_world.h"
@@ -32,6 +33,8 @@ struct CudaOptions {
   // null: the ranks are threads of this process on one GPU (loopback).
   MessagePassing* processes = nullptr;
   const NcclTable* nccl = nullptr;
+  // What times the work of a traced run; null: events do.
+  ActivityLog* activities = nullptr;
 };
 
 // What the ranks of one process share.
@@ -100,9 +103,7 @@ class CudaDevice : public Device {
     std::uint64_t sequence = 0;
     GpuEvent event;
     const std::string* name = nullptr;
-    // Timed; null without a span: edges are done, a collective has its turn, all its members are
-    // there, the work is over.
-    GpuEvent ready, arrival, start, end;
+    GpuEvent start, end;  // timed; null without a span, or where activities are recorded
     Span* span = nullptr;
     Readback* readback = nullptr;  // its loss goes to *loss_to
     float* loss_to = nullptr;
@@ -128,16 +129,14 @@ class CudaDevice : public Device {
   void CheckFault();
   // What is submitted to the queue from now on starts behind the ticket's work.
   void Follow(Queue& queue, const Ticket& ticket);
-  // Records a timed event, where the work has a span.
-  void Stamp(GpuEvent& event, const Work& work, const Queue& queue);
   [[nodiscard]] SimTime TimeOf(GpuEvent event);
   // Takes an event that was over at `time`; from now on times may count from it.
   void MoveAnchor(GpuEvent event, SimTime time);
 
   void SubmitCall(const Work& work, Queue& queue, Pending& pending);
   void SubmitCopy(const CopyCall& call, GpuStream stream);
-  void SubmitCollective(const CollectiveCall& call, const Work& work, Queue& queue,
-                        Pending& pending);
+  void SubmitCollective(const CollectiveCall& call, const Work& work, GpuStream stream,
+                        const Pending& pending);
   void SubmitModel(ModelCall& call, const Work& work, GpuStream stream, Pending& pending);
   void SubmitInitialize(const InitializeCall& call, GpuStream stream);
   void SubmitNorm(const NormCall& call, const StepContext& step, GpuStream stream);

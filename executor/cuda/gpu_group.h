@@ -17,8 +17,7 @@ struct CollectivePlace {
   Gpu& gpu;
   GpuStream stream;
   GpuEvent ready, summed, done;
-  // Timed, null where nobody asks: recorded when the last member is there, as far as the group
-  // knows, else when this one is.
+  // Timed, null where nobody asks: recorded again by a group that knows when all members are there.
   GpuEvent start = {};
 };
 

@@ -42,9 +42,6 @@ class NcclWorld::NcclGroup : public GpuGroup {
     }
     const CollectiveWatch::Events events = world_.watch_->Next(index_);
     place.gpu.Record(events.begin, place.stream);
-    if (place.start.value != nullptr) {
-      place.gpu.Record(place.start, place.stream);
-    }
     {
       std::unique_lock lock(world_.mutex_);
       world_.faults_.ThrowIfFailed();

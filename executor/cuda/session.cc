@@ -1,9 +1,11 @@
 #include "executor/cuda/session.h"
 
+#include <cstdio>
 #include <string>
 #include <utility>
 
 #include "core/error.h"
+#include "traces/waits.h"
 
 namespace shardwright {
 
@@ -37,9 +39,25 @@ CudaSession::CudaSession(const SessionInput& input, const CudaOptions& options, 
       input_{input.model,   input.kernels, input.job,     input.plan,
              input.program, placement_,    input.training},
       context_{input_, InitRules(input.model, input.training.init_std), {}},
+      activities_(options.activities),
       world_(std::make_unique<CudaWorld>(context_, options, gpu)),
       runtime_(std::make_unique<Runtime>(
           input_, [this](Rank rank) { return std::make_unique<CudaDevice>(*world_, rank); },
           std::move(run))) {}
+
+Trace CudaSession::TakeTrace() {
+  if (activities_ == nullptr) {
+    return runtime_->TakeTrace();
+  }
+  const std::size_t dropped = activities_->Write(world_->clock);
+  if (dropped > 0) {
+    std::fprintf(stderr, "warning: CUPTI dropped %zu records; some ops look shorter\n", dropped);
+  }
+  Trace trace = runtime_->TakeTrace();
+  if (world_->options.processes == nullptr) {
+    EndTogether(input_.program, trace);  // loopback
+  }
+  return trace;
+}
 
 }  // namespace shardwright

@@ -24,11 +24,14 @@ class CudaSession {
   [[nodiscard]] Runtime& runtime() { return *runtime_; }
   [[nodiscard]] const Placement& placement() const { return placement_; }
   [[nodiscard]] FaultBoard& faults() { return world_->faults; }
+  // What the runtime recorded since the last call; DeriveWaits completes the trace of all ranks.
+  [[nodiscard]] Trace TakeTrace();
 
  private:
   const Placement placement_;
   const ExecutorInput input_;
   const ExecuteContext context_;
+  ActivityLog* const activities_;
   std::unique_ptr<CudaWorld> world_;
   std::unique_ptr<Runtime> runtime_;
 };

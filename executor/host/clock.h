@@ -14,10 +14,10 @@ class RunClock {
   RunClock() = default;
   // Counts from another moment.
   explicit RunClock(std::chrono::steady_clock::time_point start) : start_(start) {}
-  [[nodiscard]] SimTime Now() const {
-    const auto elapsed = std::chrono::steady_clock::now() - start_;
-    const std::int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count();
-    return SimTime(ns * kPicosecondsPerNanosecond);
+  [[nodiscard]] SimTime Now() const { return TimeOf(std::chrono::steady_clock::now()); }
+  [[nodiscard]] SimTime TimeOf(std::chrono::steady_clock::time_point moment) const {
+    const auto elapsed = std::chrono::duration_cast<std::chrono::nanoseconds>(moment - start_);
+    return SimTime(elapsed.count() * kPicosecondsPerNanosecond);
   }
   [[nodiscard]] std::chrono::steady_clock::time_point At(SimTime time) const {
     return start_ + std::chrono::nanoseconds(time.value / kPicosecondsPerNanosecond);

@@ -66,20 +66,24 @@ class Tracks {
   std::array<std::int64_t, kStreamCount> ends_{};
 };
 
-// Splits the gap before a device op; docs/execution_model.md, section 4.
-void SplitWait(const Span& span, std::int64_t unit, const Tracks& tracks, PlacedSpan& placed) {
+// Splits the gap before a device op; docs/execution_model.md, section 4. A GPU's latency before an
+// op that waits for no rank counts with its edges.
+void SplitWait(const Span& span, bool is_collective, std::int64_t unit, const Tracks& tracks,
+               PlacedSpan& placed) {
   const std::int64_t start = RoundTicks(span.start, unit);
   const std::int64_t free = tracks.FreeFor(span.stream, start);
-  const std::int64_t arrival = std::clamp(RoundTicks(span.arrival, unit), free, start);
+  const std::int64_t arrival =
+      is_collective ? std::clamp(RoundTicks(span.arrival, unit), free, start) : start;
   const std::int64_t issued = std::clamp(RoundTicks(span.issued, unit), free, arrival);
-  const std::int64_t ready = std::clamp(RoundTicks(span.ready, unit), issued, arrival);
+  const std::int64_t ready =
+      is_collective ? std::clamp(RoundTicks(span.ready, unit), issued, arrival) : arrival;
   placed.wait_host = issued - free;
   placed.wait_edges = ready - issued;
   placed.wait_communicator = arrival - ready;
   placed.wait_peers = start - arrival;
 }
 
-PlacedSpan Place(const Span& span, std::int64_t unit, Tracks& tracks) {
+PlacedSpan Place(const Span& span, bool is_collective, std::int64_t unit, Tracks& tracks) {
   PlacedSpan placed;
   placed.is_written = true;
   placed.end = RoundTicks(span.end, unit);
@@ -93,7 +97,7 @@ PlacedSpan Place(const Span& span, std::int64_t unit, Tracks& tracks) {
   placed.issue_begin = RoundTicks(span.issue_begin, unit);
   placed.issue_end = RoundTicks(span.issue_end, unit);
   tracks.Fit(Stream::kHost, placed.issue_begin, placed.issue_end);
-  SplitWait(span, unit, tracks, placed);
+  SplitWait(span, is_collective, unit, tracks, placed);
   placed.begin = RoundTicks(span.start, unit);
   tracks.Fit(span.stream, placed.begin, placed.end);
   return placed;
@@ -112,11 +116,12 @@ void PlaceStep(const Input& input, StepSpans& step, Tracks& tracks, Layout& layo
     const Span& span = input.trace.spans[i];
     const Body& body = BodyOf(input.program, span.body);
     SW_CHECK(span.op.value < body.size(), "a span of no op");
-    if (input.is_hta &&
-        input.program.ShapeOf(body.ops[span.op.value]).code == OpCode::kStreamWait) {
+    const OpCode code = input.program.ShapeOf(body.ops[span.op.value]).code;
+    if (input.is_hta && code == OpCode::kStreamWait) {
       continue;  // takes no time, so it must not take a microsecond
     }
-    const PlacedSpan& placed = layout.placed[i] = Place(span, layout.unit, tracks);
+    const PlacedSpan& placed = layout.placed[i] =
+        Place(span, InfoOf(code).is_collective, layout.unit, tracks);
     layout.ranks.back().used[static_cast<std::size_t>(span.stream)] = true;
     step.begin = is_empty ? placed.issue_begin : std::min(step.begin, placed.issue_begin);
     step.end = is_empty ? placed.issue_end : std::max(step.end, placed.issue_end);

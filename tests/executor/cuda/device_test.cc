@@ -31,6 +31,7 @@
 #include "tests/executor/cuda/test_gpu.h"
 #include "tests/executor/harness.h"
 #include "traces/check.h"
+#include "traces/waits.h"
 
 namespace shardwright::testing {
 namespace {
@@ -275,9 +276,11 @@ TEST_CASE("CudaDevice.TracesAreThoseOfTheProgram") {
   for (const Variant& variant : Variants()) {
     CAPTURE(std::string(variant.name));
     const Setup setup = SetupOf(variant);
-    const Outcome outcome = TrainOnGpu(setup, 3);
-    REQUIRE(!outcome.trace.spans.empty());
-    for (const std::string& finding : CheckTrace(LowerForCuda(setup), outcome.trace)) {
+    Trace trace = TrainOnGpu(setup, 3).trace;
+    REQUIRE(!trace.spans.empty());
+    const Program program = LowerForCuda(setup);
+    DeriveWaits(program, trace);
+    for (const std::string& finding : CheckTrace(program, trace)) {
       FAIL_CHECK(finding);
     }
   }
@@ -408,9 +411,10 @@ TEST_CASE("CudaDevice.NothingEndsBeforeItIsIssued") {
   CudaSession session({setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job,
                        setup.plan, program, setup.training},
                       {}, gpu, setup.run);
-  const Outcome outcome = RunToEnd(setup, program, session.runtime());
-  REQUIRE(!outcome.trace.spans.empty());
-  CHECK(CheckTrace(program, outcome.trace) == std::vector<std::string>{});
+  Trace trace = RunToEnd(setup, program, session.runtime()).trace;
+  REQUIRE(!trace.spans.empty());
+  DeriveWaits(program, trace);
+  CHECK(CheckTrace(program, trace) == std::vector<std::string>{});
 }
 
 TEST_CASE("CudaDevice.ALabelOutOfRangeEndsTheRun") {
