@@ -14,12 +14,15 @@
 
 #include "analysis/calibrate.h"
 #include "cli/command.h"
+#include "cli/device_calibration.h"
 #include "cli/flow.h"
-#include "cli/host_calibration.h"
 #include "cli/recordings.h"
+#include "cli/run_processes.h"
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "executor/host/device.h"
+#include "executor/host/launch.h"
 #include "planner/evaluate.h"
 #include "traces/chrome_read.h"
 #include "traces/measured_file.h"
@@ -39,10 +42,11 @@ Examples:
   shardwright calibrate kineto.json.gz --plan plan.json -o mine.json
   shardwright calibrate all_gather.txt --cluster dgx-h100 --nodes 2 -o mine.json
   shardwright calibrate --device host -o mine.json
+  shardwright calibrate --device cuda --cluster 'h200-141 x4, nvlink 450 GB/s' -o mine.json
 
 Traces are those of `shardwright run --trace`, each of which carries its plan; those of PyTorch's
-profiler or Nsight Systems, with --plan; or what nccl-tests print, with --cluster. With --device host and no
-traces, small plans run on the host device first. Then: shardwright plan --profile mine.json ...)";
+profiler or Nsight Systems, with --plan; or what nccl-tests print, with --cluster. With --device and no
+traces, plans run on the device first: on all GPUs of --cluster, a process each, and on one. Then: shardwright plan --profile mine.json ...)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"TRACE", "measurements; none with --device", nullptr, true}}};
@@ -51,10 +55,10 @@ constexpr std::array<FlagRow, 10> kFlags = {{
     {"--output,-o", "FILE", "write the profile here (required)"},
     {"--name", "NAME", "of the profile (default: the old one's with -calibrated)"},
     {"--profile", "NAME|FILE", "numbers to start from (default: those of the first plan)"},
-    {"--device", "host", "run small plans on this device instead of reading traces"},
-    {"--ranks", "N", "with --device: ranks of these plans (default: one per core, at most 4)"},
+    {"--device", "host|cuda", "run small plans on this device instead of reading traces"},
+    {"--ranks", "N", "with --device host: ranks of these plans (default: one per core, at most 4)"},
     {"--plan", "FILE", "what traces of PyTorch's profiler or Nsight Systems ran"},
-    {"--cluster", "NAME|FILE", "where nccl-tests ran"},
+    {"--cluster", "NAME|FILE", "where nccl-tests ran, or the GPUs of --device cuda"},
     {"--nodes", "N", "of that cluster"},
     {"--op", "NAME", "what nccl-tests measured, where they do not say: all_gather, ..."},
     {"--date", "YYYY-MM-DD", "when the measurement was made (default: today)"},
@@ -92,19 +96,24 @@ TracedRun ReadForeignTraces(const Arguments& arguments, const std::vector<std::s
   return run;
 }
 
+// 0: as many as the cluster says.
+std::int64_t NodesOf(const Arguments& arguments) {
+  constexpr std::int64_t kMostNodes = 1 << 20;
+  std::int64_t nodes = 0;
+  arguments.SetCount("--nodes", kMostNodes, nodes);
+  return nodes;
+}
+
 // One shape per row, in the group of all ranks.
 TracedRun ReadCollectives(const Arguments& arguments, const std::string& file) {
   std::optional<std::string> op;
   arguments.Set("--op", op, [](const Flag& flag) { return flag.text; });
   const CollectiveTest test = ReadCollectiveTest(file, op);
   TracedRun run{file, {}, {}, {}};
-  std::int64_t nodes = 0;
-  constexpr std::int64_t kMostNodes = 1 << 20;
-  arguments.SetCount("--nodes", kMostNodes, nodes);
   if (!arguments.Get("--cluster").is_given()) {
     throw UsageError("--cluster: " + file + " does not say where it was measured");
   }
-  run.file.cluster = LoadCluster(arguments.Get("--cluster").text, nodes, 0);
+  run.file.cluster = LoadCluster(arguments.Get("--cluster").text, NodesOf(arguments), 0);
   run.file.profile = DefaultProfile(run.file.cluster.gpu, "torch-eager");
   const std::int64_t ranks = run.file.cluster.RankCount();
   if (test.ranks > 0 && test.ranks != ranks) {
@@ -203,37 +212,63 @@ std::string ReportJson(const CalibrationResult& result) {
   return json.dump(2) + "\n";
 }
 
-std::vector<TracedRun> FindRuns(const Arguments& arguments, const std::vector<std::string>& files) {
-  static constexpr std::array<std::string_view, 1> kDevices = {"host"};
+enum class Measured : std::uint8_t { kHost, kCuda, kTraces };
+
+Measured WhatIsMeasured(const Arguments& arguments, const std::vector<std::string>& files) {
+  static constexpr std::array<std::string_view, 2> kDevices = {"host", "cuda"};
   std::size_t device = kDevices.size();
   arguments.SetChoice("--device", kDevices, device);
   const bool has_device = device < kDevices.size();
   if (has_device == !files.empty()) {
     throw UsageError(has_device ? "traces and --device contradict each other"
-                                : "calibrate needs traces, or --device host");
+                                : "calibrate needs traces, or --device host or cuda");
   }
-  if (!has_device) {
-    if (arguments.Get("--ranks").is_given()) {
-      throw UsageError("--ranks needs --device host");
-    }
-    return ReadTraces(arguments, files);
+  if (device > 0 && arguments.Get("--ranks").is_given()) {
+    throw UsageError("--ranks needs --device host");
   }
+  return static_cast<Measured>(device);
+}
+
+CalibrationDevice HostDeviceOf(const Arguments& arguments) {
   constexpr std::int64_t kMostRanks = 8;  // of the cluster "host"
   constexpr std::int64_t kUsualRanks = 4;
-  std::int64_t ranks =
-      std::clamp<std::int64_t>(std::thread::hardware_concurrency(), 1, kUsualRanks);
-  arguments.SetCount("--ranks", kMostRanks, ranks);
-  return RunHostPlans(ranks);
+  CalibrationDevice device;
+  device.ranks = std::clamp<std::int64_t>(std::thread::hardware_concurrency(), 1, kUsualRanks);
+  arguments.SetCount("--ranks", kMostRanks, device.ranks);
+  return device;
+}
+
+// One process per GPU of the cluster, started here unless a launcher has; all of them but the first
+// get no runs.
+struct CudaRuns {
+  std::vector<TracedRun> runs;
+  int code = kExitOk;  // of the processes that were started here
+};
+CudaRuns RunOnCuda(const Arguments& arguments) {
+  if (!arguments.Get("--cluster").is_given()) {
+    throw UsageError("--device cuda needs --cluster, the GPUs of this machine and what joins them");
+  }
+  const std::string cluster = arguments.Get("--cluster").text;
+  const std::int64_t nodes = NodesOf(arguments);
+  const std::int64_t ranks = LoadCluster(cluster, nodes, 0).RankCount();
+  const Launch launch = ReadLaunch();
+  if (launch.size == 1 && ranks > 1) {
+    return {{}, RunLocalProcesses(ranks)};
+  }
+  CalibrationDevice device = CudaCalibration(cluster, nodes, launch.local_rank);
+  const RunProcesses group(launch, ranks, HostOptions().timeout);
+  device.processes = group.get();
+  return {RunCalibrationPlans(device)};
 }
 
 // Where the numbers come from.
-std::string SourceOf(const std::vector<TracedRun>& runs, bool is_device) {
+std::string SourceOf(const std::vector<TracedRun>& runs, Measured measured) {
   std::string source = "shardwright calibrate over ";
   for (const TracedRun& run : runs) {
     source += (&run == runs.data() ? "" : ", ") + run.name;
   }
-  return source +
-         (is_device ? "; " + MachineName() : "; " + runs.front().file.cluster.gpu.full_name);
+  return source + "; " +
+         (measured == Measured::kHost ? MachineName() : runs.front().file.cluster.gpu.full_name);
 }
 
 int RunCalibrate(const Arguments& arguments) {
@@ -242,10 +277,21 @@ int RunCalibrate(const Arguments& arguments) {
   const auto list = arguments.lists.find("TRACE");
   const std::vector<std::string> files =
       list == arguments.lists.end() ? std::vector<std::string>() : list->second;
-  const std::vector<TracedRun> traced = FindRuns(arguments, files);
+  const Measured measured = WhatIsMeasured(arguments, files);
+  std::vector<TracedRun> traced;
+  if (measured == Measured::kCuda) {
+    CudaRuns cuda = RunOnCuda(arguments);
+    if (cuda.runs.empty()) {
+      return cuda.code;
+    }
+    traced = std::move(cuda.runs);
+  } else {
+    traced = measured == Measured::kHost ? RunCalibrationPlans(HostDeviceOf(arguments))
+                                         : ReadTraces(arguments, files);
+  }
   Profile start = traced.front().file.profile;
   arguments.Set("--profile", start, [](const Flag& flag) { return LoadProfile(flag.text); });
-  Origin origin{NumberKind::kMeasured, SourceOf(traced, files.empty()), Today()};
+  Origin origin{NumberKind::kMeasured, SourceOf(traced, measured), Today()};
   arguments.SetText("--date", origin.date);
   std::vector<CalibrationRun> runs;
   runs.reserve(traced.size());

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "executor/host/together.h"
+#include "traces/waits.h"
 
 namespace shardwright {
 namespace {
@@ -33,6 +34,17 @@ Trace CollectTrace(MessagePassing& processes, const Trace& mine) {
   Collect(processes, mine.spans, all.spans);
   Collect(processes, mine.memory, all.memory);
   return all;
+}
+
+Trace TakeWholeTrace(RunSession& session, const Program& program, MessagePassing* processes) {
+  Trace trace = session.TakeTrace();
+  if (processes != nullptr) {
+    trace = CollectTrace(*processes, trace);
+  }
+  if (session.is_on_gpu()) {
+    DeriveWaits(program, trace);
+  }
+  return trace;
 }
 
 }  // namespace shardwright

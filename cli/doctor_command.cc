@@ -13,7 +13,7 @@
 
 #include "cli/command.h"
 #include "cli/configuration.h"
-#include "cli/host_calibration.h"
+#include "cli/device_calibration.h"
 #include "cli/table.h"
 #include "cli/terminal.h"
 #include "cli/version.h"

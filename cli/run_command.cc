@@ -30,7 +30,6 @@
 #include "schedule/plan_file.h"
 #include "simulator/costs/pricer.h"
 #include "traces/chrome_write.h"
-#include "traces/waits.h"
 
 namespace shardwright {
 namespace {
@@ -355,12 +354,9 @@ bool NeedsProcesses(const Launch& launch, const RunFlags& flags) {
 // One trace of all ranks.
 void WriteTrace(const PlanFile& file, const Program& program, RunSession& session,
                 MessagePassing* processes, const std::string& path) {
-  Trace trace = session.TakeTrace();
-  if (processes != nullptr) {
-    trace = CollectTrace(*processes, trace);
-    if (processes->rank() != 0) {
-      return;
-    }
+  const Trace trace = TakeWholeTrace(session, program, processes);
+  if (processes != nullptr && processes->rank() != 0) {
+    return;
   }
   ChromeOptions chrome;
   chrome.source = "measured on " + session.device();

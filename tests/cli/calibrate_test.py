@@ -76,7 +76,7 @@ class Calibrate(ShardwrightTestCase):
 
     def test_refuses(self):
         self.assert_fails(2, "--output is required; see shardwright calibrate --help", "calibrate", "x.json")
-        self.assert_fails(2, "calibrate needs traces, or --device host", "calibrate", "-o", "out.json")
+        self.assert_fails(2, "calibrate needs traces, or --device host or cuda", "calibrate", "-o", "out.json")
         self.assert_fails(2, "traces and --device contradict each other", "calibrate", "x.json", "--device", "host", "-o",
                           "out.json")
         self.assert_fails(2, "--ranks needs --device host", "calibrate", "x.json", "--ranks", "2", "-o", "out.json")

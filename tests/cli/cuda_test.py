@@ -31,6 +31,8 @@ class Cuda(ShardwrightTestCase):
         self.assert_fails(2, "--loopback needs --device cuda", "run", plan, "--loopback", "2")
         self.assert_fails(2, "--loopback: got 3, expected 2, the ranks of the plan", "run", plan, "--device", "cuda",
                           "--loopback", "3")
+        self.assert_fails(2, "--device cuda needs --cluster, the GPUs of this machine and what joins them",
+                          "calibrate", "--device", "cuda", "-o", "mine.json")
         self.assert_fails(2, "--test-data is not there yet for --device cuda", "run", plan, "--device", "cuda",
                           "--loopback", "2", "--epochs", "1", "--test-data", "d")
 
@@ -62,11 +64,14 @@ class Emulated(Cuda):
         shutil.copy(shardwright_test_case.PROGRAM, self.program)
         shutil.copy(modules / "libshardwright_cuda.so", self.folder)
 
-    def run_emulated(self, *flags, **variables):
+    def run_command(self, *words, **variables):
         environment = dict(os.environ, SHARDWRIGHT_NCCL=self.nccl, TMPDIR=str(self.folder), **variables)
-        done = subprocess.run([self.program, "run", *flags, "--device", "cuda", "--data", "random:8"], capture_output=True,
-                              text=True, cwd=self.folder, env=environment, timeout=500, check=False)
+        done = subprocess.run([self.program, *words, "--device", "cuda"], capture_output=True, text=True, cwd=self.folder,
+                              env=environment, timeout=500, check=False)
         return done.returncode, done.stdout, done.stderr
+
+    def run_emulated(self, *flags, **variables):
+        return self.run_command("run", *flags, "--data", "random:8", **variables)
 
     def losses(self, *flags, steps=2):
         code, out, err = self.run_emulated(*flags, "--steps", str(steps), "--json")
@@ -86,6 +91,21 @@ class Emulated(Cuda):
         self.succeed("calibrate", "t.json", "--name", "mine", "-o", "mine.json")
         self.succeed("plan", "--model", "config.json", "--cluster", "h200-141 x2, nvlink 450 GB/s", "--kernel-set",
                      "shardwright-cuda-plain", "--dialect", "native", "--seq", "16", "--profile", "mine.json", "-o", "p.json")
+
+    def test_calibrate(self):
+        cluster = "h200-141 x2, nvlink 450 GB/s"
+        code, out, err = self.run_command("calibrate", "--cluster", cluster, "--name", "mine", "-o", "mine.json", "--json")
+        self.assertEqual(code, 0, err)
+        report = json.loads(out)
+        # Which of a part's numbers an emulated GPU's times decide varies.
+        parts = {number["field"].split(".")[0] for number in report["numbers"]}
+        self.assertEqual(parts, {"compute", "transports", "copy", "host"})
+        names = [run["name"] for run in report["runs"]]
+        self.assertEqual(names[:2] + names[-1:], ["transformer-32 on 2 ranks", "transformer-128 on 2 ranks",
+                                                  "transformer-64 on 1 rank, offloading"])
+        self.assertIn("; H200-SXM-141GB", (self.folder / "mine.json").read_text())
+        self.succeed("plan", "--model", "gpt2", "--cluster", cluster, "--kernel-set", "shardwright-cuda-plain", "--dialect",
+                     "native", "--profile", "mine.json", "-o", "p.json")
 
     def test_checkpoints(self):
         plan = self.plan("shardwright-cuda-plain", 2)

@@ -1,0 +1,182 @@
+#include "cli/device_calibration.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "cli/collect_trace.h"
+#include "cli/flow.h"
+#include "cli/run_processes.h"
+#include "cli/run_session.h"
+#include "core/json.h"
+#include "executor/cuda/plugin.h"
+#include "executor/data/batch.h"
+#include "executor/data/dataset.h"
+#include "executor/data/sampler.h"
+#include "executor/host/together.h"
+#include "executor/training_options.h"
+#include "models/loader.h"
+#include "planner/evaluate.h"
+#include "schedule/wrap.h"
+
+namespace shardwright {
+namespace {
+
+// The first step warms up and does not count.
+constexpr std::int64_t kSteps = 6;
+
+std::string TransformerConfig(std::int64_t width, std::int64_t sequence, std::int64_t vocabulary) {
+  constexpr std::int64_t kLayers = 3;
+  const std::int64_t head_width = std::clamp<std::int64_t>(width / 16, 32, 128);
+  return R"({"model_type": "gpt2", "n_embd": )" + std::to_string(width) + R"(, "n_layer": )" +
+         std::to_string(kLayers) + R"(, "n_head": )" + std::to_string(width / head_width) +
+         R"(, "n_positions": )" + std::to_string(std::max<std::int64_t>(sequence, 256)) +
+         R"(, "vocab_size": )" + std::to_string(vocabulary) +
+         R"(, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0})";
+}
+
+LoadedModel Transformer(std::int64_t width, std::int64_t sequence, std::int64_t vocabulary) {
+  LoadedModel model;
+  model.json = TransformerConfig(width, sequence, vocabulary);
+  model.model =
+      ModelFromJson(JsonValue::Parse(model.json, "calibrate"),
+                    "transformer-" + std::to_string(width), {.sequence_length = sequence});
+  model.hash = HashModel(model.model);
+  return model;
+}
+
+// Of transformers as many times wider and longer than the device's narrowest one.
+struct Shape {
+  std::int64_t width, sequence;
+  bool offloads = false;
+};
+
+// Blocks as units, everything sharded over all ranks.
+PlanFile CalibrationPlan(const CalibrationDevice& device, const Shape& shape) {
+  constexpr std::int64_t kMicroBatch = 2;
+  const std::int64_t vocabulary = std::max<std::int64_t>(1000, 8 * device.width);
+  PlanFile file;
+  file.cluster = LoadCluster(device.cluster, device.nodes, device.ranks / device.nodes);
+  file.kernels = FindKernelSet(device.kernel_set, "calibrate");
+  file.profile = DefaultProfile(file.cluster.gpu, file.kernels.name);
+  file.job.precision = device.precision;
+  file.job.sequence_length = shape.sequence * device.width;
+  file.job.global_batch = device.ranks * kMicroBatch;
+  file.plan.dialect = Dialect::kNative;
+  file.plan.shard_size = device.ranks;
+  file.plan.micro_batch = kMicroBatch;
+  file.plan.offload.activations = shape.offloads;
+  file.model = Transformer(shape.width * device.width, file.job.sequence_length, vocabulary);
+  file.plan.units = Wrap(file.model.model, ParseWrap("block", "calibrate"), ReshardChoice(),
+                         file.plan.dialect, "calibrate");
+  CheckPlan(file, "calibrate");
+  return file;
+}
+
+}  // namespace
+
+TracedRun RunTraced(const CalibrationDevice& device, PlanFile file, std::string name,
+                    std::int64_t steps) {
+  TracedRun result{std::move(name), std::move(file), {}, {}};
+  result.program = LowerAndVerify(result.file);
+  const Model& model = result.file.model.model;
+  const TrainingOptions training = DefaultTrainingOptions(result.file.job);
+  const std::unique_ptr<Dataset> data = OpenDataset("random", model, training.seed);
+  const Sampler sampler{data->size(), result.file.job.global_batch, training.seed, training.shuffle,
+                        training.epoch_tail};
+  RunOptions run;
+  run.trace = true;
+  run.inputs = [&](const BatchKey& key, std::span<const View> views) {
+    WriteBatch(model, *data, sampler, {key.step, key.first_sample, key.count}, views);
+  };
+  HostOptions host;
+  host.processes = device.processes;
+  if (device.processes != nullptr) {
+    JoinRun(*device.processes, run);
+  }
+  RunSession session(
+      {model, result.file.kernels, result.file.job, result.file.plan, result.program, training},
+      host, std::move(run), device.gpu);
+  EndProcessOnFault(session.faults(), device.processes);
+  session.runtime().Initialize();
+  session.runtime().RunSteps(steps);
+  result.trace = TakeWholeTrace(session, result.program, device.processes);
+  return result;
+}
+
+namespace {
+
+void RunShapes(const CalibrationDevice& device, std::vector<TracedRun>& runs) {
+  std::vector<Shape> shapes = {{1, 1}, {4, 1}, {2, 2}};
+  if (device.copies) {
+    shapes.push_back({.width = 2, .sequence = 1, .offloads = true});
+  }
+  for (const Shape& shape : shapes) {
+    PlanFile plan = CalibrationPlan(device, shape);
+    std::string name = plan.model.model.name + " on " + std::to_string(device.ranks) +
+                       (device.ranks == 1 ? " rank" : " ranks") +
+                       (shape.offloads ? ", offloading" : "");
+    runs.push_back(RunTraced(device, std::move(plan), std::move(name), kSteps));
+  }
+}
+
+}  // namespace
+
+std::vector<TracedRun> RunCalibrationPlans(const CalibrationDevice& device) {
+  std::vector<TracedRun> runs;
+  if (device.ranks > 1) {
+    RunShapes(device, runs);
+  }
+  if (device.processes != nullptr) {
+    device.processes->Finish();
+    if (device.processes->rank() > 0) {
+      return {};
+    }
+  }
+  CalibrationDevice alone = device;
+  alone.ranks = alone.nodes = 1;
+  alone.processes = nullptr;
+  RunShapes(alone, runs);
+  return runs;
+}
+
+CalibrationDevice CudaCalibration(const std::string& cluster, std::int64_t nodes, int gpu) {
+  CalibrationDevice device;
+  device.cluster = cluster;
+  const Cluster all = LoadCluster(cluster, nodes, 0);
+  device.nodes = all.node_count;
+  device.ranks = all.RankCount();
+  device.kernel_set = "shardwright-cuda-plain";
+  device.precision = Precision();
+  device.copies = true;
+  device.gpu = gpu;
+  // 1,024 for a GPU of 132 multiprocessors: products of some 500 tiles of 128 x 256 at the widest.
+  constexpr std::int64_t kPerMultiprocessor = 8;
+  constexpr std::int64_t kNarrowest = 32;
+  const std::int64_t width = kPerMultiprocessor * OpenGpu(gpu)->Info().multiprocessors;
+  device.width = std::max(
+      kNarrowest, static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(width))));
+  return device;
+}
+
+std::string MachineName() {
+  std::string name = "unknown processor";
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) {
+      name = line.substr(colon + 2);
+      break;
+    }
+  }
+  const unsigned threads = std::max(1U, std::thread::hardware_concurrency());
+  return name + ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads");
+}
+
+}  // namespace shardwright
