@@ -79,7 +79,8 @@ double Bounds::PersistentBytes(const OuterChoice& outer) const {
   }
   if (is_train && outer.accumulation > 1 && !is_whole) {  // gradients of earlier micro-batches
     bytes += outer.sync == SyncMode::kLast
-                 ? std::max(0.0, trainable_ - tail_elements_) * std::min(param, reduce)
+                 ? std::max(0.0, trainable_ - tail_elements_) *
+                       (dialect == Dialect::kNative ? reduce : std::min(param, reduce))
                  : trainable_ / shard * std::min(master, reduce);
   }
   return bytes;
@@ -131,35 +132,37 @@ Bounds::Traffic Bounds::TrafficOf(const OuterChoice& outer) const {
   return traffic;
 }
 
-// Does compute wait for the norm of all gradients, or the host for all gradients, once per step?
+// Does compute wait for the norm of all gradients, or the host for all gradients, once per step,
+// and everything of the next step for that? Frozen parameters wait for no update on the device.
 bool Bounds::IsOrdered(const OuterChoice& outer) const {
   const bool on_host = outer.offload.optimizer || outer.offload.parameters;
   return options_.base.dialect == Dialect::kNative && in_.job.mode == JobMode::kTrain &&
-         (on_host || TakesGradNorm(in_.job));
+         (on_host || (TakesGradNorm(in_.job) && trainable_ == elements_));
 }
 
-// Seconds of the update, at least: on the compute stream, or on the host, which then waits for all
-// gradients and issues nothing.
-double Bounds::UpdateSeconds(const OuterChoice& outer) const {
+// The update, at least: on the compute stream, or on the host, which then waits for all gradients
+// and issues nothing. What runs on another stream does not count.
+StreamingWork Bounds::Update(const OuterChoice& outer) const {
   const bool on_host = outer.offload.optimizer || outer.offload.parameters;
   const bool is_counted = on_host || (in_.job.clip_gradients && !IsZero(options_.base.dialect));
+  StreamingWork update;
   if (in_.job.mode != JobMode::kTrain || !is_counted) {
-    return 0;
+    return update;
   }
-  const BytesPerSecond rate =
-      on_host ? HostMemoryShare(in_.cluster)
-              : FindKernelRates(in_.cluster.gpu, in_.profile.compute, in_.cluster.RankCount())
-                    .optimizer;
+  const KernelRates rates =
+      FindKernelRates(in_.cluster.gpu, in_.profile.compute, in_.cluster.RankCount());
+  const BytesPerSecond rate = on_host ? HostMemoryShare(in_.cluster) : rates.optimizer;
   const auto part = static_cast<std::int64_t>(trainable_ / static_cast<double>(outer.shard_size));
   OptimizerSpec spec =
       on_host ? OnHost(in_.job.optimizer, options_.base.dialect) : in_.job.optimizer;
   spec.impl = spec.impl == OptimizerImpl::kForLoop ? OptimizerImpl::kForeach : spec.impl;
-  double seconds = in_.profile.host.step.value.value;  // as if in one launch
+  update.seconds = in_.profile.host.step.value.value;  // as if in one launch
   for (const Kernel& kernel :
        LowerOptimizer(spec, part, 1, part, in_.job.precision.master).kernels) {
-    seconds += ((kernel.read + kernel.written) / rate).value;
+    update.seconds += ((kernel.read + kernel.written) / rate).value;
+    update.streaming += ((kernel.read + kernel.written) / rates.elementwise).value;
   }
-  return seconds;
+  return update;
 }
 
 // The norm reads all gradients, clipping reads and writes them.
@@ -175,8 +178,8 @@ double Bounds::ClipSeconds(const OuterChoice& outer) const {
 // and the reduction of the gradients that the last op writes.
 void Bounds::AddEnds(const OuterChoice& outer, const Occupancy& occupancy, Terms& terms) const {
   const bool on_host = outer.offload.optimizer || outer.offload.parameters;
-  const double update = UpdateSeconds(outer);
-  terms.update = on_host ? 0 : update;
+  const StreamingWork update = Update(outer);
+  terms.update = on_host ? StreamingWork() : update;
   terms.is_ordered = IsOrdered(outer);
   if (!terms.is_ordered) {
     return;
@@ -186,7 +189,7 @@ void Bounds::AddEnds(const OuterChoice& outer, const Occupancy& occupancy, Terms
   const double master = SizeInBytes(in_.job.precision.master);
   const double reduce = SizeInBytes(in_.job.precision.reduce);
   terms.forward_gathers_end = m.last_has_params;
-  terms.serial = on_host ? update : ClipSeconds(outer);
+  terms.serial = on_host ? update.seconds : ClipSeconds(outer);
   terms.head = m.first_elements * SizeInBytes(in_.job.precision.param) *
                occupancy.SecondsPerByte(Occupancy::kGather);
   terms.tail = m.last_elements * reduce * occupancy.SecondsPerByte(Occupancy::kReduce) +
@@ -204,10 +207,16 @@ void Bounds::AddGathers(const Traffic& traffic, const Occupancy& occupancy, Term
   for (const auto t : {Occupancy::kGather, Occupancy::kReduce, Occupancy::kReplicate}) {
     terms.seconds[t] = traffic.times[t] * traffic.bytes[t] * occupancy.SecondsPerByte(t);
   }
-  const double kept = traffic.bytes[Occupancy::kPartial];
-  if (kept <= 0) {
+  if (traffic.bytes[Occupancy::kPartial] <= 0) {
     return;
   }
+  const double param = SizeInBytes(in_.job.precision.param);
+  const double backward = terms.measured->backward_elements;
+  // Parts that stay where there is no backward serve the next micro-batch.
+  terms.seconds[Occupancy::kGather] -= (traffic.times[Occupancy::kGather] - 1) *
+                                       (elements_ - backward) * param *
+                                       occupancy.SecondsPerByte(Occupancy::kGather);
+  const double kept = std::max(0.0, backward - tail_elements_) * param;
   terms.after_forward = {{kept, 0, Occupancy::kRegather},
                          {0, terms.passes * kept * occupancy.SecondsPerByte(Occupancy::kRegather),
                           Occupancy::kRegather}};
@@ -234,7 +243,7 @@ Occupancy Bounds::OccupancyOf(const OuterChoice& outer,
       }
     }
   }
-  if (options_.base.dialect != Dialect::kNative) {
+  if (in_.job.mode == JobMode::kTrain) {
     loads.fill(true);  // the update is of any load
   }
   const Traffic traffic = TrafficOf(outer);

@@ -49,7 +49,7 @@ class Bounds {
   [[nodiscard]] double PersistentBytes(const OuterChoice& outer) const;
   [[nodiscard]] double HostBytes(const OuterChoice& outer) const;
   [[nodiscard]] Traffic TrafficOf(const OuterChoice& outer) const;
-  [[nodiscard]] double UpdateSeconds(const OuterChoice& outer) const;
+  [[nodiscard]] StreamingWork Update(const OuterChoice& outer) const;
   [[nodiscard]] double ClipSeconds(const OuterChoice& outer) const;
   [[nodiscard]] bool IsOrdered(const OuterChoice& outer) const;
   void AddEnds(const OuterChoice& outer, const Occupancy& occupancy, Terms& terms) const;

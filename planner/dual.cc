@@ -13,12 +13,20 @@ namespace {
 using Weights = Occupancy::Weights;
 using RowWeights = Occupancy::RowWeights;
 using Loads = std::array<double, kLoadCount>;
+using LoadSet = std::array<bool, kLoadCount>;
 
 // Stretches of a step, by what may run in them.
-enum Phase : std::uint8_t { kFirstForward, kTurnForward, kTurnBackward, kForward, kBackward };
-constexpr std::size_t kPhaseCount = 5;
-constexpr std::array<Phase, kPhaseCount> kPhases = {kFirstForward, kTurnForward, kTurnBackward,
-                                                    kForward, kBackward};
+enum Phase : std::uint8_t {
+  kUpdate,
+  kFirstForward,
+  kTurnForward,
+  kTurnBackward,
+  kForward,
+  kBackward
+};
+constexpr std::size_t kPhaseCount = 6;
+constexpr std::array<Phase, kPhaseCount> kPhases = {kUpdate,       kFirstForward, kTurnForward,
+                                                    kTurnBackward, kForward,      kBackward};
 
 // What a second of each transfer in a row is worth, and which weight says so.
 struct PhaseWeights {
@@ -88,8 +96,18 @@ class Dual {
         work_[kBackward][l] -= m_.turn_backward.seconds[l];
       }
       for (const Phase phase : kPhases) {
-        has_work_[phase] = has_work_[phase] || work_[phase][l] != 0;
+        runs_[phase][l] = work_[phase][l] != 0;
       }
+      for (const BlockClass& c : m_.classes) {
+        for (const BlockCost& cost : c.costs) {
+          runs_[kBackward][l] = runs_[kBackward][l] || cost.work.seconds[l] != 0;
+        }
+      }
+    }
+    updates_ = t_.is_ordered ? kUpdate : kBackward;
+    has_updates_ = t_.update.seconds > 0 && (!t_.is_ordered || t_.update.seconds >= t_.head);
+    if (has_updates_) {
+      runs_[updates_].fill(true);
     }
   }
 
@@ -109,7 +127,7 @@ class Dual {
     const bool reduces = phase == kForward || phase == kBackward;
     w.runs[Occupancy::kReduce] = w.runs[Occupancy::kReplicate] = reduces;
     w.runs[Occupancy::kToDevice] = phase == kTurnBackward || phase == kBackward;
-    w.runs[Occupancy::kToHost] = !w.runs[Occupancy::kToDevice];
+    w.runs[Occupancy::kToHost] = !w.runs[Occupancy::kToDevice] && phase != kUpdate;
     for (std::size_t i = 0; i < Occupancy::kRowTransferCount; ++i) {
       w.worth[i] = w.runs[i] ? z[w.source[i]] : 0;
     }
@@ -154,13 +172,16 @@ class Dual {
     Sum sum;
     std::array<PriceList, kPhaseCount> prices;
     for (const Phase phase : kPhases) {
-      if (phase == kBackward || has_work_[phase]) {
-        prices[phase] = KernelPrices(WeightsIn(phase, z));
-      }
+      prices[phase] = KernelPrices(WeightsIn(phase, z), runs_[phase]);
     }
     std::array<Loads, kPhaseCount> work = work_;
     AddMemory(z, prices[kBackward], work[kBackward], sum);
-    AddUpdate(z, prices[kBackward], work[kBackward], sum);
+    if (has_updates_) {
+      AddStreaming(t_.update, prices[updates_], work[updates_]);
+    }
+    if (t_.is_ordered) {
+      AddEnds(z, sum);
+    }
     for (std::size_t i = 0; i < Occupancy::kTransferCount; ++i) {
       sum.value += z[i] * t_.seconds[i];
       sum.slope[i] += t_.seconds[i];
@@ -204,11 +225,11 @@ class Dual {
     }
   }
 
-  [[nodiscard]] PriceList KernelPrices(const PhaseWeights& weights) const {
+  [[nodiscard]] PriceList KernelPrices(const PhaseWeights& weights, const LoadSet& loads) const {
     PriceList list;
     list.price.fill(std::numeric_limits<double>::infinity());
     for (const Occupancy::Row& row : occupancy_.rows()) {
-      if (row.load != kLoadCount) {
+      if (row.load != kLoadCount && loads[row.load]) {
         const double price = (1 - row.Worth(weights.worth)) / row.kernel_speed;
         if (price < list.price[row.load]) {
           list.price[row.load] = price;
@@ -300,15 +321,25 @@ class Dual {
     }
   }
 
-  void AddUpdate(const Prices& z, const PriceList& prices, Loads& work, Sum& sum) const {
-    if (!t_.is_ordered) {  // of whatever load is cheapest
-      const auto least = std::min_element(prices.price.begin(), prices.price.end());
-      if (t_.update > 0) {
-        work[static_cast<std::size_t>(least - prices.price.begin())] += t_.update;
+  // Of whatever load is cheapest.
+  static void AddStreaming(const StreamingWork& streaming, const PriceList& prices, Loads& work) {
+    double least = std::numeric_limits<double>::infinity();
+    std::size_t best = 0;
+    double seconds = 0;
+    for (std::size_t l = 1; l < kLoadCount && streaming.seconds > 0; ++l) {
+      const double takes = std::max(
+          streaming.seconds, streaming.streaming * (kLoadCount - 1) / static_cast<double>(l));
+      if (prices.row[l] != nullptr && takes * prices.price[l] < least) {
+        least = takes * prices.price[l];
+        best = l;
+        seconds = takes;
       }
-      return;
     }
-    const double head = std::max(t_.head, t_.update);
+    work[best] += seconds;
+  }
+
+  void AddEnds(const Prices& z, Sum& sum) const {
+    const double head = has_updates_ ? 0 : t_.head;
     sum.value += t_.serial + (1 - z[Occupancy::kGather]) * head;
     sum.slope[Occupancy::kGather] -= head;
     double worth = 0;  // of a second of the tail
@@ -333,8 +364,11 @@ class Dual {
   const Measured& m_;
   const Occupancy& occupancy_;
   std::vector<Variable> variables_;
-  std::array<Loads, kPhaseCount> work_{};  // of plans without checkpointing
-  std::array<bool, kPhaseCount> has_work_{};
+  std::array<Loads, kPhaseCount> work_{};    // of plans without checkpointing
+  std::array<LoadSet, kPhaseCount> runs_{};  // of all plans
+  // Ordered: updates are longer than the gather of what the first op reads, and take its place.
+  bool has_updates_ = false;
+  Phase updates_ = kUpdate;  // where they run
 };
 
 }  // namespace

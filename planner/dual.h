@@ -19,6 +19,14 @@ struct AfterForward {
   Occupancy::Transfer transfer = Occupancy::kRegather;
 };
 
+// Kernels that only stream through memory: alone they take `seconds` at least, and `streaming` * 16
+// / l where they load the memory with l sixteenths, since gaps and short kernels are all that
+// lowers the load. Which load it is depends on the units.
+struct StreamingWork {
+  double seconds = 0;
+  double streaming = 0;
+};
+
 // Everything that the program knows about an outer choice. Seconds are those of a whole step,
 // alone, at the best rate.
 struct Terms {
@@ -29,9 +37,9 @@ struct Terms {
   // nothing of the next step begins. The first forward then runs beside no reduction.
   bool is_ordered = false;
   bool forward_gathers_end = false;  // and gathers before a forward are over when it is
-  double update = 0;                 // ordered: in `head`; else kernels beside anything
+  StreamingWork update;              // ordered: beside gathers before forward; else beside anything
   double serial = 0;                 // nothing runs beside
-  double head = 0;                   // nothing but gathers before forward does
+  double head = 0;                   // nothing but gathers before forward does, and updates
   double tail = 0;                   // nothing but reductions does
 
   std::array<double, Occupancy::kTransferCount> seconds{};  // at least

@@ -26,6 +26,7 @@ struct Reading {
   std::vector<double> copied;
   double tail = 0;
   std::uint32_t first_op = 0, last_op = 0;  // model ops that compute first and last
+  std::vector<ParamId> backward_params;     // of the ops that have a backward
 };
 
 class Prober {
@@ -107,15 +108,20 @@ class Prober {
       Work& work = reading.work[SlotOf(op)];
       work.seconds[load] += seconds;
       work.issue += ToSeconds(price.issue).value;
+      const ModelOp& model_op = in_.model.ops[op.subject];
+      if (op.phase == Phase::kBackward) {
+        reading.backward_params.insert(reading.backward_params.end(), model_op.params.begin(),
+                                       model_op.params.end());
+      }
       if (op.phase == Phase::kForward) {
         reading.forward.seconds[load] += seconds;
-        if (!in_.model.ops[op.subject].params.empty()) {
+        if (!model_op.params.empty()) {
           reading.turn_forward = Work();
         }
         reading.turn_forward.seconds[load] += seconds;
       } else if (!has_gradients) {
         reading.turn_backward.seconds[load] += seconds;
-        has_gradients = HasTrainable(in_.model.ops[op.subject]);
+        has_gradients = HasTrainable(model_op);
       }
     }
     ReadMemory(program, reading);
@@ -134,7 +140,10 @@ class Prober {
     }
     double bytes = 0;
     const Precision& precision = job_.precision;
-    const std::int64_t grad = std::min(SizeOf(precision.param), SizeOf(precision.reduce));
+    // Native writes gradients where they are reduced from.
+    const std::int64_t grad = plan_.dialect == Dialect::kNative
+                                  ? SizeOf(precision.reduce)
+                                  : std::min(SizeOf(precision.param), SizeOf(precision.reduce));
     for (const ParamId id : in_.model.ops[op.subject].params) {
       const Parameter& param = in_.model.params[id.value];
       const auto n = static_cast<double>(param.Elements());
@@ -361,6 +370,7 @@ void SetEnds(const Model& model, const Reading& base, Measured& m) {
   m.first_trainable = Elements(model, first, true);
   m.last_elements = Elements(model, last, true);
   m.last_has_params = !last.empty();
+  m.backward_elements = Elements(model, base.backward_params, false);
 }
 
 }  // namespace

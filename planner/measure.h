@@ -55,6 +55,7 @@ struct Measured {
   double first_trainable = 0;     // of the trainable ones among them
   double last_elements = 0;       // of those whose gradients the last op of backward writes
   bool last_has_params = false;   // that op reads parameters
+  double backward_elements = 0;   // of the parameters whose ops have a backward
   std::vector<BlockClass> classes;
   std::vector<bool> pattern_is_allowed;  // by pattern
 };
