@@ -33,7 +33,8 @@ struct Prediction {
   Bytes outside;
   Bytes placed;  // one arena with fixed offsets for everything allocated (Place)
   std::int64_t retries_per_step = 0;
-  Bytes usable;             // device memory less the job's margin
+  Bytes usable;  // device memory less the job's margin
+  Bytes needed;  // reserved and outside; of native plans, which have no allocator, allocated
   Attribution attribution;  // of the last simulated step
   DeviceTime device;        // of that step
   Bytes host_peak;          // of all ranks of one node

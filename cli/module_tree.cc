@@ -1,5 +1,6 @@
 #include "cli/module_tree.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -34,6 +35,27 @@ std::string ParameterText(const Model& model, ParamId id) {
   return text;
 }
 
+// The parameters of a module without children. Those of many experts repeat: "256 x (weight [2048,
+// 7168], weight [2048, 7168], weight [7168, 2048])".
+std::string ParametersText(const Model& model, const Module& module) {
+  Lines texts;
+  for (const ParamId id : module.params) {
+    texts.push_back(ParameterText(model, id));
+  }
+  std::size_t period = 1;
+  while (period < texts.size() && (texts.size() % period != 0 ||
+                                   !std::equal(texts.begin() + static_cast<std::ptrdiff_t>(period),
+                                               texts.end(), texts.begin()))) {
+    ++period;
+  }
+  const std::size_t times = period < texts.size() ? texts.size() / period : 1;
+  std::string text;
+  for (std::size_t i = 0; i < texts.size() / times; ++i) {
+    text += (i > 0 ? ", " : "") + texts[i];
+  }
+  return times > 1 ? std::to_string(times) + " x (" + text + ")" : text;
+}
+
 // A module whose lines wait to be folded with equal neighbours.
 struct Run {
   std::string first;
@@ -62,10 +84,7 @@ Lines LinesOf(const Model& model, const ModuleNotes& notes, ModuleId id) {
   const std::string end = comment.empty() ? "" : "  # " + comment;
   Lines lines(1, notes.class_names[id.value] + "(");
   if (module.children.empty()) {
-    for (std::size_t i = 0; i < module.params.size(); ++i) {
-      lines[0] += (i > 0 ? ", " : "") + ParameterText(model, module.params[i]);
-    }
-    lines[0] += ")" + end;
+    lines[0] += ParametersText(model, module) + ")" + end;
     return lines;
   }
   lines[0] += end;

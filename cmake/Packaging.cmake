@@ -56,7 +56,8 @@ file(RELATIVE_PATH up_to_prefix "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
 configure_file(cmake/shardwright.pc.in "${PROJECT_BINARY_DIR}/shardwright.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/shardwright.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig" COMPONENT dev)
 
-# cpack in the build folder makes shardwright and shardwright-dev as Debian packages and as tarballs.
+# cpack in the build folder makes shardwright, shardwright-dev and, where the Python module is built, python3-shardwright
+# as Debian packages and as tarballs.
 set(CPACK_GENERATOR DEB TGZ)
 set(CPACK_PACKAGE_NAME shardwright)
 set(CPACK_PACKAGE_CONTACT "Shardwright's authors <shardwright@localhost>")
@@ -70,5 +71,14 @@ set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME shardwright)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME shardwright-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "zlib1g-dev, libpugixml-dev, libsqlite3-dev")
+if(TARGET shardwright_python)
+  list(APPEND CPACK_COMPONENTS_ALL python)
+  set(CPACK_DEBIAN_PYTHON_PACKAGE_NAME python3-shardwright)
+  set(CPACK_DEBIAN_PYTHON_PACKAGE_SHLIBDEPS ON)
+  # The module is for one version of Python only.
+  math(EXPR next_python "${Python3_VERSION_MINOR} + 1")
+  set(CPACK_DEBIAN_PYTHON_PACKAGE_DEPENDS
+    "python3 (>= ${Python3_VERSION_MAJOR}.${Python3_VERSION_MINOR}), python3 (<< ${Python3_VERSION_MAJOR}.${next_python})")
+endif()
 set(CPACK_STRIP_FILES ON)
 include(CPack)

@@ -50,6 +50,9 @@ py::object Run(std::vector<std::string> words, const std::string& input, const p
                              [&](const std::string& text) { output += text; }};
     (void)RunCommandLine(static_cast<int>(arguments.size()), arguments.data(), streams);
   }
+  if (!output.starts_with('{')) {  // --help, or the plan itself on standard output
+    throw UsageError(words[1] + ": these keywords print text, expected those of a result");
+  }
   return py::module_::import("json").attr("loads")(output);
 }
 

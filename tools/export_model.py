@@ -58,6 +58,9 @@ class Recorder(TorchFunctionMode):
 
     def __init__(self, model, inputs):
         super().__init__()
+        for name, module in model.named_modules():
+            if hasattr(module, "kv_lora_rank"):
+                raise Unsupported(f"{name}: latent attention (shardwright reads the config.json of such models itself)")
         self.ops, self.inputs, self.alive = [], {}, []
         self.values = {}  # id of a tensor -> Value
         self.modules_by_name = dict(model.named_modules())

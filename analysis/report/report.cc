@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -346,14 +347,23 @@ std::vector<Recording> RecordingsOf(const ReportInput& input) {
   return recordings;
 }
 
+// "3.1 % less than simulated"; "12.5 times the simulated step" where percents say nothing.
+std::string GapText(double gap) {
+  if (gap > 1.0) {
+    std::array<char, 32> times{};
+    std::snprintf(times.data(), times.size(), gap < 99.0 ? "%.1f" : "%.0f", 1.0 + gap);
+    return std::string(times.data()) + " times the simulated step";
+  }
+  return Percent(std::abs(gap)) + (gap < 0 ? " less" : " more") + " than simulated";
+}
+
 }  // namespace
 
 std::string VerdictOf(const ReportInput& input) {
   const Prediction& p = input.prediction;
   std::string text;
   if (p.misfits.empty()) {
-    text = "Fits, with " + Format(p.usable - p.reserved - p.outside) + " of " + Format(p.usable) +
-           " to spare.";
+    text = "Fits, with " + Format(p.usable - p.needed) + " of " + Format(p.usable) + " to spare.";
   } else {
     text = p.misfits.front();
     text[0] = static_cast<char>(text[0] == 'd' ? 'D' : text[0]);
@@ -374,8 +384,7 @@ std::string VerdictOf(const ReportInput& input) {
   text += ".";
   if (input.comparison != nullptr) {
     const double gap = input.comparison->gap();
-    text += " Measured: " + Format(input.comparison->measured_step) + ", " +
-            Percent(std::abs(gap)) + (gap < 0 ? " less" : " more") + " than simulated";
+    text += " Measured: " + Format(input.comparison->measured_step) + ", " + GapText(gap);
     text += input.comparison->parts.empty() ? "."
                                             : "; the largest difference is in \"" +
                                                   input.comparison->parts.front().name + "\".";

@@ -186,8 +186,8 @@ Job ReadJob(const JsonValue& json) {
   SetInt(json, "lora_rank", 0, std::int64_t{1} << 20, job.lora_rank);
   if (const std::optional<JsonValue> alpha = json.Find("lora_alpha")) {
     job.lora_alpha = alpha->AsDouble();
-    if (!(job.lora_alpha >= 0.0 && job.lora_alpha <= kMaxLoraAlpha)) {
-      throw alpha->Error("a number from 0 to 1e6");
+    if (!(job.lora_alpha > 0.0 && job.lora_alpha <= kMaxLoraAlpha)) {
+      throw alpha->Error("a number above 0, at most 1e6");
     }
   }
   SetStrings(json, "lora_targets", job.lora_targets);

@@ -1,6 +1,7 @@
 #include "cli/module_tree.h"
 
 #include <string>
+#include <tuple>
 
 #include <doctest/doctest.h>
 
@@ -25,6 +26,25 @@ TEST_CASE("ModuleTree: as print(model), equal numbered neighbours folded") {
         "  (norm): RMSNorm(weight [4])\n"
         "  (head): Linear(weight [8, 4] tied to embed.weight)\n"
         ")\n");
+}
+
+TEST_CASE("ModuleTree: the weights of equal experts are written once") {
+  Model model;
+  model.modules.resize(1);
+  model.modules[0].class_name = "Experts";
+  for (int expert = 0; expert < 3; ++expert) {
+    for (const auto& [name, rows, columns] : {std::tuple("up", 8, 4), std::tuple("down", 4, 8)}) {
+      model.modules[0].params.emplace_back(model.params.size());
+      Parameter param;
+      param.fqn = std::to_string(expert) + "." + name;
+      param.shape = {rows, columns};
+      model.params.push_back(param);
+    }
+  }
+  CHECK(ModuleTree(model, PlainNotes(model)) == "Experts(3 x (up [8, 4], down [4, 8]))\n");
+  model.params.back().trainable = false;
+  CHECK(ModuleTree(model, PlainNotes(model)) ==
+        "Experts(up [8, 4], down [4, 8], up [8, 4], down [4, 8], up [8, 4], down [4, 8] frozen)\n");
 }
 
 TEST_CASE("ModuleTree: units and recomputation of a plan; blocks that differ are not folded") {

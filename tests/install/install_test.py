@@ -105,17 +105,27 @@ class Packages(Scratch):
             self.skipTest("dpkg-dev is not installed")
         run(CMAKE.parent / "cpack", "--config", BUILD / "CPackConfig.cmake", "-B", self.folder, folder=self.folder)
         debs = {path.name.split("_")[0]: path for path in self.folder.glob("*.deb")}
-        self.assertEqual(sorted(debs), ["shardwright", "shardwright-dev"])
+        module = list((BUILD / "python").glob("shardwright.*.so"))
+        self.assertEqual(sorted(debs), [*(["python3-shardwright"] if module else []), "shardwright", "shardwright-dev"])
         self.assertIn("libc6", run("dpkg-deb", "--field", debs["shardwright"], "Depends", folder=self.folder))
         run("dpkg-deb", "--extract", debs["shardwright"], "deb", folder=self.folder)
         self.check_program(self.folder / "deb" / "usr" / "bin" / "shardwright")
         run("dpkg-deb", "--extract", debs["shardwright-dev"], "dev", folder=self.folder)
         self.assertTrue(list((self.folder / "dev").rglob("shardwrightConfig.cmake")))
         self.assertTrue(list((self.folder / "dev").rglob("planner/search.h")))
+        if module:
+            self.check_python(debs["python3-shardwright"])
         archive = next(self.folder.glob("*runtime.tar.gz"))
         (self.folder / "tar").mkdir()
         run("tar", "-xf", archive, "-C", "tar", folder=self.folder)
         self.check_program(next((self.folder / "tar").rglob("bin/shardwright")))
+
+    def check_python(self, deb: pathlib.Path) -> None:
+        self.assertRegex(run("dpkg-deb", "--field", deb, "Depends", folder=self.folder), r"python3 \(>= 3\.\d+\).*libc6")
+        run("dpkg-deb", "--extract", deb, "python", folder=self.folder)
+        module = next((self.folder / "python" / "usr" / "lib" / "python3" / "dist-packages").glob("shardwright.*.so"))
+        code = "import shardwright; print(shardwright.plan(model='gpt2', cluster='dgx-h100', wrap='block')['model'])"
+        self.assertIn("gpt2", run(sys.executable, "-c", code, folder=self.folder, env={"PYTHONPATH": str(module.parent)}))
 
 
 if __name__ == "__main__":

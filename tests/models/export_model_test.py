@@ -135,9 +135,19 @@ def refuses_what_it_cannot_say():
     return False
 
 
+def refuses_latent_attention():
+    config = transformers.AutoConfig.for_model("deepseek_v3", **SIZES, num_key_value_heads=4, first_k_dense_replace=3)
+    try:
+        with FakeTensorMode():
+            export_model.export(transformers.AutoModelForCausalLM.from_config(config), {"input_ids": torch.zeros(1, 8, dtype=torch.long)})
+    except export_model.Unsupported as error:
+        return "model.layers.0.self_attn: latent attention (shardwright reads the config.json" in str(error)
+    return False
+
+
 def main(arguments):
     transformers.utils.logging.set_verbosity_error()
-    good = refuses_what_it_cannot_say()
+    good = refuses_what_it_cannot_say() and refuses_latent_attention()
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "exported.json"
         for name in [*FAMILIES, "ConvNet"]:

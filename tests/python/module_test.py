@@ -71,6 +71,8 @@ class Module(unittest.TestCase):
                               "--model", "gpt3", "--cluster", "dgx-h100")
         self.assert_raises_as(shardwright.InputError, lambda: shardwright.simulate("absent.json"), "simulate", "absent.json")
         self.assert_raises_as(shardwright.UsageError, lambda: shardwright.emit("absent.json"), "emit", "absent.json")
+        with self.assertRaisesRegex(shardwright.UsageError, "plan: these keywords print text"):
+            shardwright.plan(help=True)
 
 
 if __name__ == "__main__":
