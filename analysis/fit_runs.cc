@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "analysis/profile_numbers.h"
 #include "analysis/run_mapping.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "core/parallel.h"
 #include "schedule/lower.h"
 #include "schedule/plan_file.h"
@@ -62,12 +64,13 @@ struct FitRow {
 };
 
 struct StackBase {
+  std::string gpu;
   std::string kernel_set;
   Profile profile;
 };
 
 struct FitGroup {
-  std::string gpu;
+  std::string gpus;    // the GPU types of its rows, such as "a100-40, a100-80"
   std::string family;  // first word of the kernel set
   std::vector<StackBase> stacks;
   std::vector<FitRow> rows;
@@ -98,9 +101,38 @@ std::string FamilyOf(const std::string& kernel_set) {
   return kernel_set.substr(0, kernel_set.find('-'));
 }
 
+// GPU types with the same multiprocessors, however much memory they have and how fast it is: A100
+// of 40 and 80 GB, H100 and H200.
+std::string ChipOf(const GpuSpec& gpu) {
+  std::string chip = gpu.architecture + ' ' + std::to_string(gpu.sm_count.value);
+  for (std::size_t i = 0; i < kMathTypeCount; ++i) {
+    const std::optional<FlopsPerSecond> peak = PeakFlops(gpu, static_cast<MathType>(i));
+    chip += ' ' + (peak ? Format(*peak) : "-");
+  }
+  return chip;
+}
+
 // The profile that fits start from and extend: the eager one of the GPU's architecture.
 Profile BaseProfile(const GpuSpec& gpu) {
   return DefaultProfile(gpu, "torch-eager");
+}
+
+// The stack of `plan` in `group`, added if it is new.
+std::size_t StackOf(const PlanFile& plan, FitGroup& group) {
+  const GpuSpec& gpu = plan.cluster.gpu;
+  for (std::size_t i = 0; i < group.stacks.size(); ++i) {
+    if (group.stacks[i].gpu == gpu.name && group.stacks[i].kernel_set == plan.kernels.name) {
+      return i;
+    }
+  }
+  const bool is_new_gpu =
+      std::none_of(group.stacks.begin(), group.stacks.end(),
+                   [&](const StackBase& stack) { return stack.gpu == gpu.name; });
+  if (is_new_gpu) {
+    group.gpus += (group.gpus.empty() ? "" : ", ") + gpu.name;
+  }
+  group.stacks.push_back({gpu.name, plan.kernels.name, BaseProfile(gpu)});
+  return group.stacks.size() - 1;
 }
 
 // "compute.gemm.fp8", a dtype that exists but that some GPUs lack.
@@ -298,7 +330,7 @@ Linear Search(const FitGroup& group, Linear linear, const Mask& mask, int rounds
   return linear;
 }
 
-// Rows whose plan can be lowered, by GPU type and family of stacks.
+// Rows whose plan can be lowered, by chip and family of stacks.
 std::map<std::pair<std::string, std::string>, FitGroup> MakeGroups(
     const std::vector<MeasuredRun>& runs, const FitOptions& options, std::size_t& skipped) {
   std::map<std::pair<std::string, std::string>, FitGroup> groups;
@@ -315,16 +347,9 @@ std::map<std::pair<std::string, std::string>, FitGroup> MakeGroups(
     }
     const PlanFile& plan = mapped.plan;
     const std::string family = FamilyOf(plan.kernels.name);
-    FitGroup& group = groups[{plan.cluster.gpu.name, family}];
-    group.gpu = plan.cluster.gpu.name;
+    FitGroup& group = groups[{ChipOf(plan.cluster.gpu), family}];
     group.family = family;
-    std::size_t stack = 0;
-    while (stack < group.stacks.size() && group.stacks[stack].kernel_set != plan.kernels.name) {
-      ++stack;
-    }
-    if (stack == group.stacks.size()) {
-      group.stacks.push_back({plan.kernels.name, BaseProfile(plan.cluster.gpu)});
-    }
+    const std::size_t stack = StackOf(plan, group);
     try {
       Program program = Lower(
           {.model = plan.model.model, .kernels = plan.kernels, .job = plan.job, .plan = plan.plan});
@@ -392,7 +417,7 @@ std::vector<double> LeaveOut(const FitGroup& group, const Linear& best, RunFit& 
         fold_errors.push_back(std::expm1(errors[i]));
       }
     }
-    fit.left_out.push_back({group.gpu, group.family, name, Summarise(fold_errors)});
+    fit.left_out.push_back({group.gpus, group.family, name, Summarise(fold_errors)});
   }
   return result;
 }
@@ -400,7 +425,7 @@ std::vector<double> LeaveOut(const FitGroup& group, const Linear& best, RunFit& 
 void AddStacks(const FitGroup& group, const Linear& best, double spread, RunFit& fit) {
   for (std::size_t s = 0; s < group.stacks.size(); ++s) {
     FittedStack stack;
-    stack.gpu = group.gpu;
+    stack.gpu = group.stacks[s].gpu;
     stack.kernel_set = group.stacks[s].kernel_set;
     stack.base = group.stacks[s].profile.name;
     stack.spread = spread;
@@ -443,7 +468,7 @@ void FitGroupRows(FitGroup& group, const FitOptions& options, RunFit& fit) {
   }
   AddStacks(group, best, spread, fit);
   if (options.progress) {
-    options.progress(group.gpu + ", " + group.family + ": " + std::to_string(group.rows.size()) +
+    options.progress(group.gpus + ", " + group.family + ": " + std::to_string(group.rows.size()) +
                      " rows fitted");
   }
 }
@@ -476,10 +501,10 @@ RunFit FitRuns(const std::vector<MeasuredRun>& runs, const FitOptions& options) 
     FitGroupRows(group, complete, fit);
   }
   if (fit.stacks.empty()) {
-    throw InputError("table",
-                     "no GPU type and framework with " + std::to_string(kFewestRows) +
-                         " rows that have a step time",
-                     "more rows");
+    throw InputError(
+        "table",
+        "no chip and framework with " + std::to_string(kFewestRows) + " rows that have a step time",
+        "more rows");
   }
   std::vector<double> errors;
   for (const LeftOutRow& row : fit.left_out_rows) {

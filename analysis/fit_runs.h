@@ -1,7 +1,8 @@
 #pragma once
 
-// Fitting the numbers of profiles to published training runs. Runs on one GPU type by stacks of one
-// framework are fitted together: the stacks share all numbers but a few.
+// Fitting the numbers of profiles to published training runs. Runs on one chip (A100 of 40 and of
+// 80 GB are one) by one framework are fitted together: stacks, which are a GPU type with a kernel
+// set, share all numbers but a few.
 
 #include <cstddef>
 #include <functional>
@@ -53,7 +54,7 @@ struct FittedStack {
 };
 
 struct LeftOutModel {
-  std::string gpu;
+  std::string gpus;  // GPU types of its group, such as "a100-40, a100-80"
   std::string family;
   std::string model;
   ErrorStatistics errors;
@@ -74,7 +75,7 @@ struct RunFit {
   std::size_t evaluations = 0;       // simulations of all rows of a group
 };
 
-// Fits every group of rows (GPU type and framework) with at least `numbers` rows. Every row is
+// Fits every group of rows (chip and framework) with at least `numbers` rows. Every row is
 // lowered once; afterwards its program is priced and simulated anew for each set of numbers. The
 // search is Gauss-Newton: errors are linear in the logarithms of the numbers near a point, and the
 // robust sum of these straight lines is minimised by Minimise. Deterministic. Throws InputError

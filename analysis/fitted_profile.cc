@@ -72,8 +72,9 @@ std::string FittedProfileJson(const FittedStack& stack, const std::string& sourc
     std::string last;
     Json& parent = Parent(root, number.path, last);
     Json value;
-    const double rounded = Rounded(number.value);
-    value["value"] = number.is_time ? Json(FormatExact(Seconds(rounded))) : Json(rounded);
+    // Three digits, too.
+    value["value"] =
+        number.is_time ? Json(Format(Seconds(number.value))) : Json(Rounded(number.value));
     value["kind"] = "fitted";
     value["source"] = source;
     value["date"] = date;

@@ -15,9 +15,9 @@ namespace {
 
 constexpr const char* kAbout = R"(Fits the numbers of profiles to published training runs.
 
-Runs on one GPU type by stacks of one framework share all numbers but two. Every model is also left
-out in turn and predicted by numbers that never saw it (in a group with one model: every number of
-GPUs).
+Runs on one chip (A100 of 40 and of 80 GB) by one framework share all numbers but two. Every model
+is also left out in turn and predicted by numbers that never saw it (in a group with one model:
+every number of GPUs).
 
 Examples:
   shardwright fit bench/published/measured_runs.csv --source llmfoundry

@@ -86,7 +86,7 @@ std::string RunFitText(const RunFit& fit) {
     left_out.Row(
         {"GPU", "framework", "left out", "rows", "mean", "median", "p90", "worst", "bias"});
     for (const LeftOutModel& model : fit.left_out) {
-      Row(left_out, {model.gpu, model.family, model.model}, model.errors);
+      Row(left_out, {model.gpus, model.family, model.model}, model.errors);
     }
     for (const auto& [source, statistics] : BySource(fit)) {
       Row(left_out, {"all", "of " + source, "each in turn"}, statistics);
@@ -119,7 +119,7 @@ std::string RunFitJson(const RunFit& fit) {
   }
   json["left_out"] = Json::array();
   for (const LeftOutModel& model : fit.left_out) {
-    json["left_out"].push_back({{"gpu", model.gpu},
+    json["left_out"].push_back({{"gpu", model.gpus},
                                 {"framework", model.family},
                                 {"model", model.model},
                                 {"errors", StatisticsJson(model.errors)}});

@@ -182,7 +182,7 @@ Written by `scripts/accuracy.sh`; nothing in it is edited by hand. Rows: bench/p
 {goals_table(program, validation, left_out)}
 ## 1. Step time of rows that were not fitted
 
-Every model is left out in turn, the numbers are fitted to the other rows of the same GPU type and framework, and the left-out rows are predicted (in a group with one model: every number of
+Every model is left out in turn, the numbers are fitted to the other rows of the same chip and framework, and the left-out rows are predicted (in a group with one model: every number of
 GPUs; with one number of GPUs: every choice of dtypes). This is what to expect for a new model. The fit does not replay the allocator, so stalls near the memory limit are missing here.
 Which numbers are fitted, and the size of errors from which the fit counts them linearly, were chosen among some twenty variants by this table.
 

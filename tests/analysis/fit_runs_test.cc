@@ -20,10 +20,11 @@ namespace {
 
 // Rows of small models on eight GPUs of one type, measured by a machine of our own making: the
 // base profile with a few numbers changed.
-std::vector<MeasuredRun> SyntheticRuns(double gemm, double elementwise, double attention) {
+std::vector<MeasuredRun> SyntheticRuns(double gemm, double elementwise, double attention,
+                                       const std::string& gpu_class = "A100-40GB") {
   std::vector<MeasuredRun> runs;
   for (const MeasuredRun& run : ReadMeasuredRuns("../bench/published/measured_runs.csv")) {
-    const bool is_wanted = run.Source() == "llmfoundry" && run.gpu_class == "A100-40GB" &&
+    const bool is_wanted = run.Source() == "llmfoundry" && run.gpu_class == gpu_class &&
                            run.gpus == 8 && run.hidden <= 1024;
     if (!is_wanted) {
       continue;
@@ -72,10 +73,34 @@ TEST_CASE("FitRuns: known numbers are found again") {
   CHECK(fit.stacks[0].errors.max < 0.01);
 }
 
+TEST_CASE("FitRuns: GPU types with one chip share all numbers but those of each stack") {
+  std::vector<MeasuredRun> runs = SyntheticRuns(0.55, 0.5, 0.3);
+  for (const MeasuredRun& run : SyntheticRuns(0.65, 0.6, 0.3, "A100-80GB")) {
+    if (run.date >= "2024") {
+      runs.push_back(run);
+    }
+  }
+  FitOptions options;
+  options.numbers = {"compute.gemm.bf16", "compute.elementwise", "compute.attention_backward"};
+  options.leave_out = false;
+  const RunFit fit = FitRuns(runs, options);
+  REQUIRE(fit.stacks.size() == 2);
+  for (const FittedStack& stack : fit.stacks) {
+    CAPTURE(stack.gpu);
+    REQUIRE(stack.numbers.size() == 3);
+    constexpr double kPull = 0.02;
+    const bool is_small = stack.gpu == "a100-40";
+    CHECK(std::abs(stack.numbers[0].value / (is_small ? 0.55 : 0.65) - 1) < kPull);
+    CHECK(std::abs(stack.numbers[1].value / (is_small ? 0.5 : 0.6) - 1) < kPull);
+    CHECK(stack.numbers[2].value == fit.stacks[0].numbers[2].value);
+    CHECK(std::abs(stack.numbers[2].value / 0.3 - 1) < kPull);
+  }
+}
+
 TEST_CASE("FitRuns: too few rows and unknown numbers") {
   const std::vector<MeasuredRun> runs = SyntheticRuns(0.55, 0.5, 0.3);
   CHECK_THROWS_WITH_AS((void)FitRuns({runs[0]}, {}),
-                       "table: got no GPU type and framework with 4 rows that have a step time, "
+                       "table: got no chip and framework with 4 rows that have a step time, "
                        "expected more rows",
                        InputError);
   FitOptions options;
@@ -94,9 +119,10 @@ TEST_CASE("FitRuns: a fitted profile reads back") {
   stack.rows = 12;
   stack.spread = 0.05;
   stack.numbers = {{"compute.gemm.bf16", 0.71234, 0.3, 0.95, 0.7, true, false},
-                   {"host.step", 0.0123, 1e-4, 0.1, 5e-3, false, true}};
-  const Profile profile =
-      ParseProfile(FittedProfileJson(stack, "a test", "2026-11-21"), "fitted.json");
+                   {"host.step", 0.005731, 1e-4, 0.1, 5e-3, false, true}};
+  const std::string text = FittedProfileJson(stack, "a test", "2026-11-21");
+  CHECK(text.find("\"5.73 ms\"") != std::string::npos);
+  const Profile profile = ParseProfile(text, "fitted.json");
   CHECK(profile.name == "a100-80-composer-2024");
   CHECK(profile.kernel_set == "composer-2024");
   REQUIRE(profile.compute.gemm[static_cast<std::size_t>(MathType::kBf16)].has_value());
@@ -104,7 +130,7 @@ TEST_CASE("FitRuns: a fitted profile reads back") {
   CHECK(gemm.value == 0.712);  // three digits
   CHECK(gemm.spread == 0.05);
   CHECK(gemm.origin.kind == NumberKind::kFitted);
-  CHECK(profile.host.step.value.value == doctest::Approx(0.0123));
+  CHECK(profile.host.step.value.value == doctest::Approx(0.00573));
 }
 
 }  // namespace
