@@ -18,7 +18,7 @@ void Collect(MessagePassing& processes, const std::vector<Row>& mine, std::vecto
     std::memcpy(bytes.data(), mine.data(), bytes.size());
   }
   for (const std::vector<std::byte>& part :
-       CollectBytes(processes, MessagePassing::kAll, std::move(bytes))) {
+       CollectBytes(processes, MessagePassing::kAll, {"trace"}, std::move(bytes))) {
     const std::size_t before = all.size();
     all.resize(before + part.size() / sizeof(Row));
     if (!part.empty()) {

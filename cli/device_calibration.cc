@@ -134,7 +134,7 @@ std::vector<TracedRun> RunCalibrationPlans(const CalibrationDevice& device) {
     RunShapes(device, runs);
   }
   if (device.processes != nullptr) {
-    device.processes->Finish();
+    FinishTogether(device.processes);
     if (device.processes->rank() > 0) {
       return {};
     }

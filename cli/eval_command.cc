@@ -71,7 +71,8 @@ int RunEval(const Arguments& arguments) {
     throw InputError(given, "no finished checkpoint", "a checkpoint or a folder of checkpoints");
   }
   std::optional<Checkpoint> checkpoint;
-  AllOrNone(group.get(), MessagePassing::kAll, [&] {
+  const Wait wait = WaitForFiles(model, file.job, "reading of the checkpoint");
+  AllOrNone(group.get(), MessagePassing::kAll, wait, [&] {
     CheckFits(checkpoint.emplace(folder), model, std::nullopt);
     VerifyShare(*checkpoint, group.get());
   });
@@ -84,12 +85,10 @@ int RunEval(const Arguments& arguments) {
   EndProcessOnFault(evaluator.faults(), group.get());
   Resume(*checkpoint, model, forward.job, evaluator.runtime(), false);
   const Evaluation result = evaluator.Run();
+  FinishTogether(group.get());
   if (group.is_first()) {
     arguments.Print(arguments.IsJson() ? EvaluationJson(result, checkpoint->manifest().step)
                                        : TestLine(result) + '\n');
-  }
-  if (group.get() != nullptr) {
-    group.get()->Finish();
   }
   return kExitOk;
 }

@@ -318,7 +318,8 @@ void ResumeIfAsked(const PlanFile& file, const RunFlags& flags, const Sampler& s
   if (latest.empty()) {
     return;
   }
-  AllOrNone(group.get(), MessagePassing::kAll, [&] {
+  const Wait wait = WaitForFiles(file.model.model, file.job, "reading of the checkpoint");
+  AllOrNone(group.get(), MessagePassing::kAll, wait, [&] {
     const Checkpoint checkpoint(latest);
     CheckFits(checkpoint, file.model.model, file.job.optimizer.kind);
     CheckContinues(checkpoint, sampler);
@@ -351,13 +352,8 @@ bool NeedsProcesses(const Launch& launch, const RunFlags& flags) {
   return flags.on_gpu && !flags.is_loopback && launch.size == 1;
 }
 
-// One trace of all ranks.
-void WriteTrace(const PlanFile& file, const Program& program, RunSession& session,
-                MessagePassing* processes, const std::string& path) {
-  const Trace trace = TakeWholeTrace(session, program, processes);
-  if (processes != nullptr && processes->rank() != 0) {
-    return;
-  }
+void WriteTrace(const PlanFile& file, const Program& program, const RunSession& session,
+                const Trace& trace, const std::string& path) {
   ChromeOptions chrome;
   chrome.source = "measured on " + session.device();
   chrome.plan = PlanFileJson(file);
@@ -429,14 +425,13 @@ int RunRun(const Arguments& arguments) {
       RunLoop(flags.loop, {model, sampler, session.runtime(),
                            session.runtime().rank_count() * file.plan.accumulation,
                            checkpoints.get(), test ? &test->evaluator : nullptr});
-  if (!flags.trace.empty()) {
-    WriteTrace(file, program, session, processes, flags.trace);
+  const Trace trace = flags.trace.empty() ? Trace() : TakeWholeTrace(session, program, processes);
+  FinishTogether(processes);  // nobody waits while process 0 writes
+  if (is_first && !flags.trace.empty()) {
+    WriteTrace(file, program, session, trace, flags.trace);
   }
   if (is_first && flags.trace != "-") {
     WriteReport(file, loop, session, program, arguments.IsJson());
-  }
-  if (processes != nullptr) {
-    processes->Finish();
   }
   return kExitOk;
 }

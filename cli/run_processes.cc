@@ -33,7 +33,7 @@ RunProcesses::RunProcesses(const Launch& launch, std::int64_t ranks,
                      " started " + std::to_string(launch.size) + " processes");
   }
   if (launch.address.empty()) {
-    processes_ = &JoinProcesses();
+    processes_ = &JoinProcesses(timeout);
   } else {
     owned_ = MeetByTcp(launch, timeout);
     processes_ = owned_.get();

@@ -63,8 +63,8 @@ Evaluation EvaluationCounter::Take(MessagePassing* processes) {
   if (processes != nullptr) {
     static_assert(std::is_trivially_copyable_v<Part>);
     const auto* const begin = reinterpret_cast<const std::byte*>(parts_.data());
-    const auto all =
-        ShareBytes(*processes, MessagePassing::kAll, {begin, begin + parts_.size() * sizeof(Part)});
+    const auto all = ShareBytes(*processes, MessagePassing::kAll, {"results of the evaluation"},
+                                {begin, begin + parts_.size() * sizeof(Part)});
     parts_.clear();
     for (const std::vector<std::byte>& its : all) {
       for (std::size_t at = 0; at < its.size(); at += sizeof(Part)) {

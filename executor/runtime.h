@@ -49,9 +49,10 @@ struct RunOptions {
   std::function<std::int64_t(std::int64_t step)> epoch_of;
   std::function<void(const StepReport& report)> on_step;  // called by one thread at a time
   // The only rank of this process, where every rank has a process of its own; and how the ranks
-  // tell each other their losses: given this rank's, those of all.
+  // tell each other the losses of a step: given this rank's, those of all.
   std::optional<Rank> only_rank;
-  std::function<std::vector<std::vector<float>>(const std::vector<float>& mine)> share_losses;
+  std::function<std::vector<std::vector<float>>(std::int64_t step, const std::vector<float>& mine)>
+      share_losses;
 };
 
 using DeviceFactory = std::function<std::unique_ptr<Device>(Rank rank)>;

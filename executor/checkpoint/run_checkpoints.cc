@@ -12,7 +12,6 @@
 #include "core/error.h"
 #include "executor/checkpoint/manifest.h"
 #include "executor/checkpoint/state.h"
-#include "executor/host/together.h"
 
 namespace shardwright {
 namespace {
@@ -77,6 +76,17 @@ void CopyUnits(std::span<const BoundUnit> from, std::span<const BoundUnit> to) {
 
 }  // namespace
 
+Wait WaitForFiles(const Model& model, const Job& job, const std::string& what) {
+  Manifest manifest;
+  DescribeState(model, job, manifest);
+  std::int64_t bytes = 0;
+  for (const SavedTensor& tensor : manifest.tensors) {
+    bytes += tensor.Elements() * SizeOf(tensor.dtype);
+  }
+  constexpr std::int64_t kBytesPerSecond = 32 << 20;
+  return {what, std::chrono::seconds(bytes / kBytesPerSecond)};
+}
+
 RunCheckpoints::RunCheckpoints(std::string folder, std::int64_t keep, const Model& model,
                                const Job& job, const Program& program, const Sampler& sampler,
                                MessagePassing* processes)
@@ -105,7 +115,7 @@ std::vector<RunCheckpoints::Share> RunCheckpoints::TakeShares(const Runtime& run
     std::vector<StretchData> all = StretchesOf(model_, job_.optimizer.kind, state, r == Rank(0u));
     if (processes_ != nullptr && !of_lower_ranks_) {
       of_lower_ranks_.emplace();
-      const auto keys = ShareBytes(*processes_, channel_, KeysOf(all));
+      const auto keys = ShareBytes(*processes_, channel_, {Name()}, KeysOf(all));
       for (std::size_t lower = 0; lower < r.value; ++lower) {
         of_lower_ranks_->merge(ReadKeys(keys[lower]));
       }
@@ -134,6 +144,7 @@ Manifest RunCheckpoints::Describe(const Runtime& runtime) const {
 
 void RunCheckpoints::Save(const Runtime& runtime) {
   Finish();  // one snapshot in memory at a time
+  step_ = runtime.next_step();
   auto shares = std::make_shared<std::vector<Share>>(TakeShares(runtime));
   background_.Start([this, shares, manifest = Describe(runtime)] {
     if (processes_ == nullptr) {
@@ -145,7 +156,8 @@ void RunCheckpoints::Save(const Runtime& runtime) {
 }
 
 void RunCheckpoints::Finish() {
-  AllOrNone(processes_, channel_, [this] { background_.Wait(); });
+  AllOrNone(processes_, channel_, WaitForFiles(model_, job_, Name()),
+            [this] { background_.Wait(); });
 }
 
 void RunCheckpoints::Write(const std::vector<Share>& shares, const Manifest& manifest) const {
@@ -174,7 +186,7 @@ void RunCheckpoints::WriteTogether(const Share& mine, const Manifest& manifest) 
       problem = std::current_exception();
     }
   }
-  ShareFromFirst(*processes_, channel_, &maker, sizeof maker);
+  ShareFromFirst(*processes_, channel_, {Name()}, &maker, sizeof maker);
   std::vector<std::byte> written;  // a manifest of this process's file; empty: it failed
   if (maker != 0) {
     try {
@@ -188,7 +200,8 @@ void RunCheckpoints::WriteTogether(const Share& mine, const Manifest& manifest) 
       problem = std::current_exception();
     }
   }
-  const auto all = CollectBytes(*processes_, channel_, std::move(written));
+  const auto all =
+      CollectBytes(*processes_, channel_, WaitForFiles(model_, job_, Name()), std::move(written));
   if (problem) {
     std::rethrow_exception(problem);
   }
@@ -211,7 +224,8 @@ std::string NewestCheckpoint(const std::string& folder, MessagePassing* processe
   if (processes == nullptr) {
     return newest;
   }
-  return TextOf(ShareBytes(*processes, MessagePassing::kAll, BytesOf(newest)).front());
+  return TextOf(
+      ShareBytes(*processes, MessagePassing::kAll, {"newest checkpoint"}, BytesOf(newest)).front());
 }
 
 void VerifyShare(const Checkpoint& checkpoint, const MessagePassing* processes) {

@@ -13,12 +13,17 @@
 #include "executor/checkpoint/save.h"
 #include "executor/data/sampler.h"
 #include "executor/host/message_passing.h"
+#include "executor/host/together.h"
 #include "executor/runtime.h"
 #include "models/model.h"
 #include "schedule/plan.h"
 #include "schedule/program.h"
 
 namespace shardwright {
+
+// How others are waited for while they write or read a checkpoint: a second longer for every 32 MiB
+// of all its files, since disks are slow, shared, and replicas' files one rank's to write.
+[[nodiscard]] Wait WaitForFiles(const Model& model, const Job& job, const std::string& what);
 
 class RunCheckpoints {
  public:
@@ -45,6 +50,8 @@ class RunCheckpoints {
 
   [[nodiscard]] std::vector<Share> TakeShares(const Runtime& runtime);
   [[nodiscard]] Manifest Describe(const Runtime& runtime) const;
+  // "checkpoint of step 7": that of the snapshot that was taken last, or is being taken.
+  [[nodiscard]] std::string Name() const { return "checkpoint of step " + std::to_string(step_); }
   void Write(const std::vector<Share>& shares, const Manifest& manifest) const;
   void WriteTogether(const Share& mine, const Manifest& manifest) const;
 
@@ -56,8 +63,9 @@ class RunCheckpoints {
   const Sampler sampler_;
   MessagePassing* const processes_;
   MessagePassing::Channel channel_ = MessagePassing::kAll;  // of the background, then of Finish
-  std::optional<std::set<StretchKey>> of_lower_ranks_;      // what ranks of lower processes save
-  BackgroundWriter background_;                             // last: its work uses the others
+  std::int64_t step_ = 0;
+  std::optional<std::set<StretchKey>> of_lower_ranks_;  // what ranks of lower processes save
+  BackgroundWriter background_;                         // last: its work uses the others
 };
 
 // FindLatestCheckpoint of process 0, in all `processes` (null: in this one).

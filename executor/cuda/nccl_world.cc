@@ -178,7 +178,8 @@ NcclWorld::NcclWorld(const NcclTable& table, MessagePassing& processes, Gpu& gpu
       throw RunError(ProblemOf(result, nullptr, "ncclGetUniqueId"));
     }
   }
-  ShareFromFirst(processes_, MessagePassing::kAll, &id, sizeof id);
+  ShareFromFirst(processes_, MessagePassing::kAll, {"the id of NCCL's communicators"}, &id,
+                 sizeof id);
   gpu_.MakeCurrent();
   NcclConfig config;
   std::unique_lock lock(mutex_);

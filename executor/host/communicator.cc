@@ -29,11 +29,11 @@ void Communicator::FoldScattered(Fold fold, std::span<const std::byte* const> so
   }
 }
 
-std::string ThreadCommunicator::Missing() const {
-  std::string ranks;
+std::set<std::int64_t> ThreadCommunicator::Missing() const {
+  std::set<std::int64_t> ranks;
   for (std::int64_t i = 0; i < size(); ++i) {
     if (!posts_[static_cast<std::size_t>(i)].is_here) {
-      ranks += (ranks.empty() ? "" : ", ") + std::to_string(ranks_.first + i * ranks_.stride);
+      ranks.insert(ranks_.first + i * ranks_.stride);
     }
   }
   return ranks;
@@ -68,12 +68,11 @@ SimTime ThreadCommunicator::Meet(std::int64_t member, const std::string& name, S
     return result_;
   }
   has_left_ = true;
-  const std::string missing = Missing();
+  const std::set<std::int64_t> missing = Missing();
   lock.unlock();
   if (!in_time) {
-    faults_.Report("rank " + std::to_string(ranks_.first + member * ranks_.stride) + ", op " +
-                   name + ": waited " + std::to_string(timeout_.count()) + " ms for rank " +
-                   missing);
+    faults_.Report(
+        WaitedText(ranks_.first + member * ranks_.stride, "op " + name, timeout_, missing));
   }
   faults_.ThrowIfFailed();
   return time;

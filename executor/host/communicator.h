@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -77,7 +78,7 @@ class ThreadCommunicator : public Communicator {
   void ReduceScatter(std::int64_t member, const CollectiveCall& call) const;
   void ReduceOwnPart(std::int64_t member, const CollectiveCall& call) const;
   void CopyOtherParts(std::int64_t member, const CollectiveCall& call) const;
-  [[nodiscard]] std::string Missing() const;
+  [[nodiscard]] std::set<std::int64_t> Missing() const;
   [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(posts_.size()); }
 
   const GroupRanks ranks_;

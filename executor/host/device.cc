@@ -116,6 +116,42 @@ void HostDevice::Await(std::unique_lock<std::mutex>& lock, Predicate predicate) 
   }
 }
 
+// Who waits for this rank in a collective gives up after one time-out and names it. An op that
+// nobody waits for has twice as long, so that the two do not race.
+template <class Predicate>
+void HostDevice::AwaitStreams(std::unique_lock<std::mutex>& lock, Predicate predicate) {
+  const auto limit = 2 * world_.options.timeout;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto is_over = [&] { return predicate() || world_.faults.failed(); };
+  auto deadline = begin + limit;
+  while (!changed_.wait_until(lock, deadline, is_over)) {
+    deadline = std::max(begin, last_end_) + limit;
+    if (std::chrono::steady_clock::now() >= deadline) {
+      const std::string cause = "rank " + std::to_string(rank_.value) + ", op " + StuckOp() +
+                                ": not over after " + std::to_string(limit.count()) +
+                                " ms, twice the time-out";
+      lock.unlock();
+      world_.faults.Report(cause);
+      world_.faults.ThrowIfFailed();
+    }
+  }
+  if (!predicate()) {
+    world_.faults.ThrowIfFailed();
+  }
+}
+
+std::string HostDevice::StuckOp() const {
+  const std::string* name = nullptr;
+  for (const Queue& queue : queues_) {
+    if (queue.is_running) {
+      const Work& work = queue.items.front().work;
+      const bool waits = work.call != nullptr && std::holds_alternative<CollectiveCall>(*work.call);
+      name = name == nullptr || !waits ? work.name : name;
+    }
+  }
+  return name == nullptr ? "(none)" : *name;
+}
+
 Ticket HostDevice::Submit(const Work& work) {
   const std::lock_guard lock(mutex_);
   Queue& queue = queues_[static_cast<std::size_t>(work.stream)];
@@ -140,13 +176,13 @@ Ticket HostDevice::Submit(const Work& work) {
 
 void HostDevice::Wait(Ticket ticket) {
   std::unique_lock lock(mutex_);
-  Await(lock, [&] { return IsOver(ticket); });
+  AwaitStreams(lock, [&] { return IsOver(ticket); });
 }
 
 void HostDevice::Finish() {
   std::unique_lock lock(mutex_);
   for (const Queue& queue : queues_) {
-    Await(lock, [&] { return queue.completed == queue.submitted; });
+    AwaitStreams(lock, [&] { return queue.completed == queue.submitted; });
   }
 }
 
@@ -210,6 +246,7 @@ void HostDevice::RunFront(Queue& queue, std::unique_lock<std::mutex>& lock) {
       Await(lock, [&] { return turns->completed == item.turn; });
     }
   }
+  queue.is_running = true;
   lock.unlock();
   const HostOptions& options = world_.options;
   if (options.delay_percent > 0 && static_cast<int>(queue.random() % 100) < options.delay_percent) {
@@ -222,6 +259,8 @@ void HostDevice::RunFront(Queue& queue, std::unique_lock<std::mutex>& lock) {
     ++turns->completed;
   }
   ++queue.completed;
+  queue.is_running = false;
+  last_end_ = std::chrono::steady_clock::now();
   queue.items.pop_front();
   changed_.notify_all();
 }

@@ -26,7 +26,8 @@
 namespace shardwright {
 
 struct HostOptions {
-  // How long a rank waits for the others in a collective before it gives the run up.
+  // How long a rank waits for the others in a collective before it gives the run up; for an op of
+  // its own, twice as long.
   std::chrono::milliseconds timeout{60000};
   // Bytes of device memory of one rank; 0: no limit.
   Bytes memory_limit{0};
@@ -97,6 +98,7 @@ class HostDevice : public Device {
     std::deque<Item> items;
     std::uint64_t submitted = 0;
     std::uint64_t completed = 0;
+    bool is_running = false;  // the first item
     std::thread worker;
     std::mt19937_64 random;  // used by the worker alone
   };
@@ -115,6 +117,11 @@ class HostDevice : public Device {
   // Sleeps until the predicate holds; throws if the run has failed by then.
   template <class Predicate>
   void Await(std::unique_lock<std::mutex>& lock, Predicate predicate);
+  // The same for the host thread, which ends the run when no op ends for too long.
+  template <class Predicate>
+  void AwaitStreams(std::unique_lock<std::mutex>& lock, Predicate predicate);
+  // The op that holds the streams up: one that runs and waits for no other rank, if there is one.
+  [[nodiscard]] std::string StuckOp() const;
 
   HostWorld& world_;
   const Rank rank_;
@@ -128,6 +135,7 @@ class HostDevice : public Device {
   // All guarded by mutex_.
   std::array<Queue, kStreamCount> queues_;
   std::map<GroupId, Turns> turns_;
+  std::chrono::steady_clock::time_point last_end_ = {};  // of any op
   bool stopping_ = false;
 };
 

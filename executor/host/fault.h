@@ -2,14 +2,23 @@
 
 // One failure ends the run on all ranks: whoever waits is woken and told why.
 
+#include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace shardwright {
+
+// Why a rank gives the run up: "rank 0, op mb0.head.fwd: waited 2000 ms for ranks 1, 2".
+// `is_one_of`: it is not known for which of them.
+[[nodiscard]] std::string WaitedText(std::int64_t rank, const std::string& what,
+                                     std::chrono::milliseconds limit,
+                                     const std::set<std::int64_t>& missing, bool is_one_of = false);
 
 // Shared by all threads of a run. Waiting objects register their mutex and condition variable
 // before any thread starts, and withdraw before they go if the board outlives them; every wait's

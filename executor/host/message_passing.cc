@@ -22,7 +22,7 @@ std::string ProgramFolder() {
 
 }  // namespace
 
-MessagePassing& JoinProcesses() {
+MessagePassing& JoinProcesses(std::chrono::milliseconds timeout) {
   const std::string folder = ProgramFolder();
   std::string problem;
   // In the build tree the module lies beside the program, installed in lib/shardwright.
@@ -30,12 +30,12 @@ MessagePassing& JoinProcesses() {
     // Open MPI's own plugins need its symbols: RTLD_GLOBAL.
     void* module = ::dlopen((where + kModule).c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (module != nullptr) {
-      using Join = MessagePassing* (*)();
+      using Join = MessagePassing* (*)(std::chrono::milliseconds);
       const auto join = reinterpret_cast<Join>(::dlsym(module, "ShardwrightJoinProcesses"));
       if (join == nullptr) {
         throw EnvironmentError(where + kModule + ": this is no module of shardwright");
       }
-      return *join();
+      return *join(timeout);
     }
     problem = problem.empty() ? ::dlerror() : problem;
   }

@@ -5,6 +5,7 @@
 // runs ranks as threads, where none is installed.
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -53,6 +54,8 @@ class MessagePassing {
   virtual ~MessagePassing() = default;
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
+  // How long one process waits for the others, whatever for; then it ends the run.
+  [[nodiscard]] virtual std::chrono::milliseconds timeout() const = 0;
   // Called by all processes in the same order: those that give the same colour form a group, with
   // members in the order of their ranks.
   [[nodiscard]] virtual Channel Split(int color) = 0;
@@ -67,7 +70,8 @@ class MessagePassing {
   [[nodiscard]] virtual std::unique_ptr<Pending> AllToAll(
       Channel channel, const void* from, std::span<const MessagePart> from_parts, void* to,
       std::span<const MessagePart> to_parts) = 0;
-  // Called once, when nothing is on its way.
+  // Called once by all, when nothing is on its way: after that they are alone. FinishTogether
+  // (together.h) names those that do not come.
   virtual void Finish() = 0;
 
   // This process fails: the others' watcher is called with the cause, if they have not failed
@@ -84,8 +88,9 @@ class MessagePassing {
   [[nodiscard]] virtual std::vector<std::byte> PostOf(int /*rank*/) { return {}; }
 };
 
-// Joins the processes that mpirun started. Throws EnvironmentError when this build has no MPI
-// module or the module's MPI cannot be loaded. The result lives until the process ends.
-[[nodiscard]] MessagePassing& JoinProcesses();
+// Joins the processes that mpirun started; `timeout` is theirs. Throws EnvironmentError when this
+// build has no MPI module or the module's MPI cannot be loaded. The result lives until the process
+// ends.
+[[nodiscard]] MessagePassing& JoinProcesses(std::chrono::milliseconds timeout);
 
 }  // namespace shardwright

@@ -53,13 +53,7 @@ void ProcessCommunicator::Await(std::vector<Pending>& pending,
 
 void ProcessCommunicator::GiveUp(std::int64_t member, const std::string& name,
                                  const std::set<std::int64_t>& missing, bool is_one_of) {
-  std::string list;
-  for (const std::int64_t rank : missing) {
-    list += (list.empty() ? "" : ", ") + std::to_string(rank);
-  }
-  faults_.Report("rank " + std::to_string(RankOf(member)) + ", op " + name + ": waited " +
-                 std::to_string(timeout_.count()) + " ms for " + (is_one_of ? "one of " : "") +
-                 (missing.size() > 1 ? "ranks " : "rank ") + list);
+  faults_.Report(WaitedText(RankOf(member), "op " + name, timeout_, missing, is_one_of));
   faults_.ThrowIfFailed();
 }
 

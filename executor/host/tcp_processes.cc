@@ -1,16 +1,20 @@
 #include "executor/host/tcp_processes.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "executor/host/fault.h"
 #include "executor/host/tcp_relay.h"
+#include "executor/host/together.h"
 
 namespace shardwright {
 namespace {
@@ -21,7 +25,7 @@ using tcp::Kind;
 class TcpProcesses : public MessagePassing {
  public:
   TcpProcesses(const Launch& launch, std::chrono::milliseconds timeout)
-      : rank_(launch.rank), size_(launch.size) {
+      : rank_(launch.rank), size_(launch.size), timeout_(timeout) {
     if (rank_ == 0) {
       relay_ = std::make_unique<tcp::Relay>(launch, timeout);
     }
@@ -40,22 +44,16 @@ class TcpProcesses : public MessagePassing {
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
+  [[nodiscard]] std::chrono::milliseconds timeout() const override { return timeout_; }
 
   [[nodiscard]] Channel Split(int color) override {
-    std::vector<int> colors(static_cast<std::size_t>(size_));
-    colors[static_cast<std::size_t>(rank_)] = color;
-    std::vector<MessagePart> parts;
-    for (std::int64_t r = 0; r < size_; ++r) {
-      parts.push_back({r * std::int64_t{sizeof(int)}, sizeof(int)});
-    }
-    const std::unique_ptr<Pending> all = AllGather(kAll, colors.data(), parts);
-    while (!all->IsOver()) {
-      std::this_thread::sleep_for(kLook);
-    }
+    const auto* const mine = reinterpret_cast<const std::byte*>(&color);
+    const std::vector<std::byte> bytes(mine, mine + sizeof color);
+    const auto colors = ShareBytes(*this, kAll, {"groups of ranks"}, bytes);
     const std::lock_guard lock(mutex_);
     members_.emplace_back();
     for (int r = 0; r < size_; ++r) {
-      if (colors[static_cast<std::size_t>(r)] == color) {
+      if (colors[static_cast<std::size_t>(r)] == bytes) {
         members_.back().push_back(r);
       }
     }
@@ -93,7 +91,14 @@ class TcpProcesses : public MessagePassing {
   void Finish() override {
     Write({.kind = Kind::kBye, .from = rank_, .to = tcp::kEverybody}, nullptr);
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return finished_ || !cause_.empty(); });
+    if (!changed_.wait_for(lock, timeout_, [&] { return finished_ || !cause_.empty(); })) {
+      std::set<std::int64_t> others;
+      for (int r = 0; r < size_; ++r) {
+        others.insert(r);
+      }
+      others.erase(rank_);
+      throw RunError(WaitedText(rank_, "end of the run", timeout_, others, size_ > 2));
+    }
   }
 
   void Fail(const std::string& cause) override {
@@ -150,8 +155,6 @@ class TcpProcesses : public MessagePassing {
   }
 
  private:
-  static constexpr std::chrono::microseconds kLook{50};
-
   // Messages of one sender on one channel, in the order in which they were sent; receivers take
   // them in the order in which they asked.
   struct Inbox {
@@ -237,11 +240,15 @@ class TcpProcesses : public MessagePassing {
 
   void Write(const Frame& frame, const void* data) {
     const std::lock_guard lock(write_mutex_);
-    if (!socket_.Write(&frame, sizeof frame) ||
-        !socket_.Write(data, static_cast<std::size_t>(frame.bytes))) {
-      const std::lock_guard state(mutex_);
-      throw RunError(cause_.empty() ? Lost() : cause_);
+    if (socket_.Write(&frame, sizeof frame) &&
+        socket_.Write(data, static_cast<std::size_t>(frame.bytes))) {
+      return;
     }
+    // A part of a message may have gone out, so nothing can follow it.
+    Hear(errno == EAGAIN ? WaitedText(rank_, "a message on its way", timeout_, {0}) : Lost());
+    socket_.Shutdown();
+    const std::lock_guard state(mutex_);
+    throw RunError(cause_.empty() ? Lost() : cause_);
   }
   [[nodiscard]] std::string Lost() const {
     return "rank " + std::to_string(rank_) + ": the connection to rank 0 is gone";
@@ -287,6 +294,7 @@ class TcpProcesses : public MessagePassing {
   }
 
   const int rank_, size_;
+  const std::chrono::milliseconds timeout_;
   std::unique_ptr<tcp::Relay> relay_;  // of rank 0
   tcp::Socket socket_;
   std::timed_mutex write_mutex_;  // one frame after the other; taken before mutex_

@@ -33,10 +33,11 @@ void Configure(int fd) {
   (void)::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
-void SetTimeLimit(int fd, std::chrono::milliseconds left) {
+// `direction`: SO_RCVTIMEO or SO_SNDTIMEO.
+void SetTimeLimit(int fd, int direction, std::chrono::milliseconds left) {
   const auto ms = std::max<std::int64_t>(left.count(), 0);
   const timeval time{ms / 1000, ms % 1000 * 1000};
-  (void)::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
+  (void)::setsockopt(fd, SOL_SOCKET, direction, &time, sizeof time);
 }
 
 // A connection, or none with the reason in `problem`.
@@ -178,7 +179,7 @@ Socket Join(const Launch& launch, int port, std::chrono::milliseconds timeout) {
                     .size = launch.size,
                     .bytes = static_cast<std::int64_t>(launch.job.size())};
   // The relay says who is missing; this is for one that says nothing.
-  SetTimeLimit(fd, 2 * timeout);
+  SetTimeLimit(fd, SO_RCVTIMEO, 2 * timeout);
   Frame answer;
   if (!socket.Write(&hello, sizeof hello) || !socket.Write(launch.job.data(), launch.job.size()) ||
       !socket.Read(&answer, sizeof answer) || answer.magic != kMagic || answer.bytes < 0 ||
@@ -191,7 +192,9 @@ Socket Join(const Launch& launch, int port, std::chrono::milliseconds timeout) {
     (void)socket.Read(cause.data(), cause.size());
     throw EnvironmentError(cause);
   }
-  SetTimeLimit(fd, std::chrono::milliseconds(0));  // none
+  // Nothing may come for as long as it likes; what goes out, process 0 has to take.
+  SetTimeLimit(fd, SO_RCVTIMEO, std::chrono::milliseconds(0));
+  SetTimeLimit(fd, SO_SNDTIMEO, timeout);
   return socket;
 }
 

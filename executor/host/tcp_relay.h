@@ -50,7 +50,8 @@ class Socket {
   ~Socket();
 
   [[nodiscard]] int fd() const { return fd_; }
-  // All bytes, or false when the other end is gone.
+  // All bytes, or false when the other end is gone; or, where Join set a limit, took nothing for so
+  // long: then errno is EAGAIN.
   [[nodiscard]] bool Write(const void* data, std::size_t bytes) const;
   [[nodiscard]] bool Read(void* data, std::size_t bytes) const;
   // TCP lets a socket connect to itself: where nobody listens, and the port that the kernel chose

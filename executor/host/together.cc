@@ -6,10 +6,13 @@
 #include <cstdlib>
 #include <iterator>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "core/error.h"
+#include "executor/host/fault.h"
 
 namespace shardwright {
 namespace {
@@ -17,17 +20,63 @@ namespace {
 constexpr char kInputProblem = 'i';
 constexpr char kOtherProblem = 'e';
 
-// Clocks are compared over such messages: sleep only after long.
-void Finish(MessagePassing::Pending& pending) {
-  constexpr int kBusyRounds = 10000;
-  for (int round = 0; !pending.IsOver(); ++round) {
-    if (round < kBusyRounds) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
+// Messages that are on their way to or from other processes.
+class Correspondence {
+ public:
+  Correspondence(MessagePassing& processes, MessagePassing::Channel channel, const Wait& wait)
+      : processes_(processes), channel_(channel), wait_(wait) {}
+
+  void Send(int to, const void* data, std::int64_t bytes) {
+    open_.push_back({to, processes_.Send(channel_, to, data, bytes)});
+  }
+  void Receive(int from, void* data, std::int64_t bytes) {
+    open_.push_back({from, processes_.Receive(channel_, from, data, bytes)});
+  }
+
+  // Returns when all have arrived.
+  void Finish() {
+    const auto deadline = std::chrono::steady_clock::now() + Limit();
+    // Clocks are compared over such messages: sleep only after long.
+    constexpr int kBusyRounds = 10000;
+    for (int round = 0;; ++round) {
+      std::erase_if(open_, [](const Open& open) { return open.pending->IsOver(); });
+      if (open_.empty()) {
+        return;
+      }
+      if (std::chrono::steady_clock::now() > deadline) {
+        GiveUp();
+      }
+      if (round < kBusyRounds) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
     }
   }
-}
+
+ private:
+  struct Open {
+    int other = 0;
+    std::unique_ptr<MessagePassing::Pending> pending;
+  };
+  [[nodiscard]] std::chrono::milliseconds Limit() const {
+    return processes_.timeout() + wait_.more;
+  }
+  [[noreturn]] void GiveUp() {
+    std::set<std::int64_t> missing;
+    for (const Open& open : open_) {
+      missing.insert(open.other);
+    }
+    const std::string cause = WaitedText(processes_.rank(), wait_.what, Limit(), missing);
+    processes_.Fail(cause);
+    throw RunError(cause);
+  }
+
+  MessagePassing& processes_;
+  const MessagePassing::Channel channel_;
+  const Wait& wait_;
+  std::vector<Open> open_;
+};
 
 std::int64_t NowNanoseconds() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -35,43 +84,51 @@ std::int64_t NowNanoseconds() {
       .count();
 }
 
-// Parts of these sizes, one behind the other.
-std::vector<MessagePart> PartsOf(const std::vector<std::int64_t>& sizes) {
-  std::vector<MessagePart> parts;
-  std::int64_t offset = 0;
-  for (const std::int64_t size : sizes) {
-    parts.push_back({offset, size});
-    offset += size;
+// all[r] is what process r has, and gets from this one; their sizes are known.
+template <class T>
+void ShareEach(MessagePassing& processes, MessagePassing::Channel channel, const Wait& wait,
+               std::vector<std::vector<T>>& all) {
+  Correspondence letters(processes, channel, wait);
+  const std::vector<T>& mine = all[static_cast<std::size_t>(processes.rank())];
+  const auto bytes = [](const std::vector<T>& data) {
+    return static_cast<std::int64_t>(data.size() * sizeof(T));
+  };
+  for (int k = 1; k < processes.size(); ++k) {  // not all tell the same one at once
+    const int other = (processes.rank() + k) % processes.size();
+    std::vector<T>& its = all[static_cast<std::size_t>(other)];
+    letters.Receive(other, its.data(), bytes(its));
+    letters.Send(other, mine.data(), bytes(mine));
   }
-  return parts;
-}
-
-void GatherParts(MessagePassing& processes, MessagePassing::Channel channel, void* data,
-                 const std::vector<MessagePart>& parts) {
-  Finish(*processes.AllGather(channel, data, parts));
+  letters.Finish();
 }
 
 }  // namespace
 
 std::chrono::steady_clock::time_point AgreeOnStart(MessagePassing& processes) {
   constexpr int kTrips = 10;
+  const Wait wait{"comparison of clocks"};
+  Correspondence letters(processes, MessagePassing::kAll, wait);
   std::int64_t start = NowNanoseconds();
   if (processes.rank() == 0) {
     for (int other = 1; other < processes.size(); ++other) {
       for (int trip = 0; trip < kTrips; ++trip) {
         std::int64_t unused = 0;
-        Finish(*processes.Receive(MessagePassing::kAll, other, &unused, sizeof unused));
+        letters.Receive(other, &unused, sizeof unused);
+        letters.Finish();
         const std::array<std::int64_t, 2> answer = {NowNanoseconds(), start};
-        Finish(*processes.Send(MessagePassing::kAll, other, answer.data(), sizeof answer));
+        letters.Send(other, answer.data(), sizeof answer);
+        letters.Finish();
       }
     }
   } else {
     std::int64_t shortest = INT64_MAX, offset = 0;  // of process 0's clock over this one's
     for (int trip = 0; trip < kTrips; ++trip) {
       const std::int64_t asked = NowNanoseconds();
-      Finish(*processes.Send(MessagePassing::kAll, 0, &asked, sizeof asked));
+      letters.Send(0, &asked, sizeof asked);
+      letters.Finish();
       std::array<std::int64_t, 2> answer{};
-      Finish(*processes.Receive(MessagePassing::kAll, 0, answer.data(), sizeof answer));
+      letters.Receive(0, answer.data(), sizeof answer);
+      letters.Finish();
       const std::int64_t took = NowNanoseconds() - asked;
       start = answer[1];
       if (took < shortest) {
@@ -86,84 +143,78 @@ std::chrono::steady_clock::time_point AgreeOnStart(MessagePassing& processes) {
   return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(start));
 }
 
-void ShareFromFirst(MessagePassing& processes, MessagePassing::Channel channel, void* data,
-                    std::int64_t bytes) {
+void ShareFromFirst(MessagePassing& processes, MessagePassing::Channel channel, const Wait& wait,
+                    void* data, std::int64_t bytes) {
+  Correspondence letters(processes, channel, wait);
   if (processes.rank() != 0) {
-    Finish(*processes.Receive(channel, 0, data, bytes));
-    return;
+    letters.Receive(0, data, bytes);
   }
-  for (int other = 1; other < processes.size(); ++other) {
-    Finish(*processes.Send(channel, other, data, bytes));
+  for (int other = 1; processes.rank() == 0 && other < processes.size(); ++other) {
+    letters.Send(other, data, bytes);
   }
+  letters.Finish();
 }
 
 std::vector<std::vector<std::byte>> CollectBytes(MessagePassing& processes,
-                                                 MessagePassing::Channel channel,
+                                                 MessagePassing::Channel channel, const Wait& wait,
                                                  std::vector<std::byte> mine) {
+  Correspondence letters(processes, channel, wait);
   std::vector<std::vector<std::byte>> all;
   if (processes.rank() != 0) {
-    const auto size = static_cast<std::int64_t>(mine.size());
-    Finish(*processes.Send(channel, 0, &size, sizeof size));
-    Finish(*processes.Send(channel, 0, mine.data(), size));
+    const std::int64_t size = std::ssize(mine);
+    letters.Send(0, &size, sizeof size);
+    letters.Send(0, mine.data(), size);
+    letters.Finish();
     return all;
   }
+  std::vector<std::int64_t> sizes(static_cast<std::size_t>(processes.size()));
+  for (int other = 1; other < processes.size(); ++other) {
+    letters.Receive(other, &sizes[static_cast<std::size_t>(other)], sizeof(std::int64_t));
+  }
+  letters.Finish();
   all.push_back(std::move(mine));
   for (int other = 1; other < processes.size(); ++other) {
-    std::int64_t size = 0;
-    Finish(*processes.Receive(channel, other, &size, sizeof size));
-    all.emplace_back(static_cast<std::size_t>(size));
-    Finish(*processes.Receive(channel, other, all.back().data(), size));
+    const std::int64_t size = sizes[static_cast<std::size_t>(other)];
+    // Their places move with `all`, their memory does not.
+    letters.Receive(other, all.emplace_back(static_cast<std::size_t>(size)).data(), size);
   }
+  letters.Finish();
   return all;
 }
 
 std::vector<std::vector<std::byte>> ShareBytes(MessagePassing& processes,
-                                               MessagePassing::Channel channel,
+                                               MessagePassing::Channel channel, const Wait& wait,
                                                const std::vector<std::byte>& mine) {
-  const auto size = static_cast<std::size_t>(processes.size());
   const auto me = static_cast<std::size_t>(processes.rank());
-  std::vector<std::int64_t> sizes(size);
-  sizes[me] = std::ssize(mine);
-  GatherParts(processes, channel, sizes.data(),
-              PartsOf(std::vector<std::int64_t>(size, sizeof(std::int64_t))));
-  const std::vector<MessagePart> parts = PartsOf(sizes);
-  std::vector<std::byte> flat(static_cast<std::size_t>(parts.back().offset + parts.back().bytes));
-  std::copy(mine.begin(), mine.end(), flat.begin() + parts[me].offset);
-  GatherParts(processes, channel, flat.data(), parts);
+  std::vector<std::vector<std::int64_t>> sizes(static_cast<std::size_t>(processes.size()), {0});
+  sizes[me] = {std::ssize(mine)};
+  ShareEach(processes, channel, wait, sizes);
   std::vector<std::vector<std::byte>> all;
-  for (const MessagePart& part : parts) {
-    const auto begin = flat.begin() + part.offset;
-    all.emplace_back(begin, begin + part.bytes);
+  for (const std::vector<std::int64_t>& size : sizes) {
+    all.emplace_back(static_cast<std::size_t>(size.front()));
   }
+  all[me] = mine;
+  ShareEach(processes, channel, wait, all);
   return all;
 }
 
 std::vector<std::vector<float>> ShareFloats(MessagePassing& processes,
-                                            MessagePassing::Channel channel,
+                                            MessagePassing::Channel channel, const Wait& wait,
                                             const std::vector<float>& mine) {
-  const auto size = static_cast<std::size_t>(processes.size());
-  std::vector<float> flat(size * mine.size());
-  const std::size_t own = static_cast<std::size_t>(processes.rank()) * mine.size();
-  std::copy(mine.begin(), mine.end(), flat.begin() + static_cast<std::ptrdiff_t>(own));
-  const auto bytes = static_cast<std::int64_t>(mine.size() * sizeof(float));
-  GatherParts(processes, channel, flat.data(), PartsOf(std::vector<std::int64_t>(size, bytes)));
-  std::vector<std::vector<float>> all;
-  for (std::size_t r = 0; r < size; ++r) {
-    const auto begin = flat.begin() + static_cast<std::ptrdiff_t>(r * mine.size());
-    all.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(mine.size()));
-  }
+  std::vector<std::vector<float>> all(static_cast<std::size_t>(processes.size()), mine);
+  ShareEach(processes, channel, wait, all);
   return all;
 }
 
 void JoinRun(MessagePassing& processes, RunOptions& run) {
   const MessagePassing::Channel channel = processes.Split(0);
   run.only_rank = Rank(static_cast<std::size_t>(processes.rank()));
-  run.share_losses = [&processes, channel](const std::vector<float>& mine) {
-    return ShareFloats(processes, channel, mine);
+  run.share_losses = [&processes, channel](std::int64_t step, const std::vector<float>& mine) {
+    return ShareFloats(processes, channel, {"losses of step " + std::to_string(step)}, mine);
   };
 }
 
-void AllOrNone(MessagePassing* processes, MessagePassing::Channel channel,
+void AllOrNone(MessagePassing* processes, MessagePassing::Channel channel, const Wait& wait,
                const std::function<void()>& work) {
   if (processes == nullptr) {
     work();
@@ -179,7 +230,7 @@ void AllOrNone(MessagePassing* processes, MessagePassing::Channel channel,
   }
   const auto* const begin = reinterpret_cast<const std::byte*>(problem.data());
   for (const std::vector<std::byte>& its :
-       ShareBytes(*processes, channel, {begin, begin + problem.size()})) {
+       ShareBytes(*processes, channel, wait, {begin, begin + problem.size()})) {
     if (!its.empty()) {
       const std::string text(reinterpret_cast<const char*>(its.data()) + 1, its.size() - 1);
       if (static_cast<char>(its.front()) == kInputProblem) {
@@ -187,6 +238,13 @@ void AllOrNone(MessagePassing* processes, MessagePassing::Channel channel,
       }
       throw EnvironmentError(text);
     }
+  }
+}
+
+void FinishTogether(MessagePassing* processes) {
+  if (processes != nullptr) {
+    (void)ShareBytes(*processes, MessagePassing::kAll, {"end of the run"}, {});
+    processes->Finish();
   }
 }
 

@@ -106,7 +106,7 @@ void Runtime::RankRunner::CloseStep() {
   }
   const StepContext& context = *open_.front().context;
   if (options_.share_losses) {
-    const std::vector<std::vector<float>> all = options_.share_losses(context.losses);
+    const std::vector<std::vector<float>> all = options_.share_losses(context.step, context.losses);
     for (std::size_t r = 0; r < all.size(); ++r) {
       losses_.Enter(context.step, Rank(r), all[r], device_->Now());
     }

@@ -1,11 +1,16 @@
 // MessagePassing by MPI: the shared object shardwright_mpi.so, loaded by JoinProcesses.
 
+#include <chrono>
 #include <climits>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <stop_token>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include <mpi.h>
@@ -42,6 +47,28 @@ class Unit {
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
 };
 
+// Ends the process when its scope lasts longer than `limit`, since MPI lets nobody give up what
+// blocks. mpirun then ends the others.
+class Alarm {
+ public:
+  Alarm(int rank, const char* what, std::chrono::milliseconds limit)
+      : thread_([=](const std::stop_token& stop) {
+          std::mutex mutex;
+          std::condition_variable_any never;
+          std::unique_lock lock(mutex);
+          if (never.wait_for(lock, stop, limit, [] { return false; }) || stop.stop_requested()) {
+            return;
+          }
+          constexpr int kExitRun = 5;  // as of a RunError
+          std::fprintf(stderr, "error: rank %d, %s: waited %lld ms for the others\n", rank, what,
+                       static_cast<long long>(limit.count()));
+          std::_Exit(kExitRun);
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
+
 class MpiPending : public MessagePassing::Pending {
  public:
   [[nodiscard]] bool IsOver() override {
@@ -69,7 +96,7 @@ void Fill(std::span<const MessagePart> parts, std::int64_t unit, std::vector<int
 
 class Mpi : public MessagePassing {
  public:
-  Mpi() {
+  explicit Mpi(std::chrono::milliseconds timeout) : timeout_(timeout) {
     int provided = 0;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
     if (provided < MPI_THREAD_MULTIPLE) {
@@ -83,8 +110,10 @@ class Mpi : public MessagePassing {
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
+  [[nodiscard]] std::chrono::milliseconds timeout() const override { return timeout_; }
 
   [[nodiscard]] Channel Split(int color) override {
+    const Alarm alarm(rank_, "groups of ranks", timeout_);
     MPI_Comm part = MPI_COMM_NULL;
     MPI_Comm_split(MPI_COMM_WORLD, color, rank_, &part);
     const std::lock_guard lock(mutex_);
@@ -131,7 +160,10 @@ class Mpi : public MessagePassing {
     return pending;
   }
 
-  void Finish() override { MPI_Finalize(); }
+  void Finish() override {
+    const Alarm alarm(rank_, "end of the run", timeout_);
+    MPI_Finalize();
+  }
 
  private:
   [[nodiscard]] MPI_Comm Of(Channel channel) const {
@@ -139,6 +171,7 @@ class Mpi : public MessagePassing {
     return channels_[static_cast<std::size_t>(channel)];
   }
 
+  const std::chrono::milliseconds timeout_;
   int rank_ = 0, size_ = 1;
   mutable std::mutex mutex_;
   std::vector<MPI_Comm> channels_;  // guarded by mutex_
@@ -147,7 +180,8 @@ class Mpi : public MessagePassing {
 }  // namespace
 }  // namespace shardwright
 
-extern "C" shardwright::MessagePassing* ShardwrightJoinProcesses() {
-  static shardwright::Mpi mpi;
+extern "C" shardwright::MessagePassing* ShardwrightJoinProcesses(
+    std::chrono::milliseconds timeout) {
+  static shardwright::Mpi mpi(timeout);
   return &mpi;
 }

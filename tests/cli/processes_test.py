@@ -5,9 +5,11 @@ import json
 import os
 import pathlib
 import random
+import signal
 import socket
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
@@ -130,6 +132,26 @@ class Processes(ShardwrightTestCase):
         for code, out, err in self.launch(self.torchrun, *flags[4:], "--resume"):
             self.assertEqual((code, out), (3, ""))
             self.assertIn("error: c/step-00000003/rank-00001.safetensors: got CRC-32 ", err)
+
+    def test_a_rank_that_stands_still_is_named(self):
+        flags = ("run", "p.json", "--data", "random:100", "--steps", "100000000", "--checkpoint", "c", "--every", "1",
+                 "--timeout", "4 s")
+        moments = random.Random(3)
+        for victim in (1, 0):  # without 0 no message gets through
+            runs = self.start(self.torchrun, flags)
+            for line in runs[0].stderr:
+                if line.startswith("step 2/"):
+                    break
+            time.sleep(moments.uniform(0.0, 0.3))  # also inside the writing of a checkpoint
+            runs[victim].send_signal(signal.SIGSTOP)
+            try:
+                _, err = runs[1 - victim].communicate(timeout=300)
+                self.assertEqual(runs[1 - victim].returncode, 5)
+                self.assertRegex(err, rf"error: rank {1 - victim}, .+: waited 4000 ms for rank {victim}\n")
+            finally:
+                for run in runs:
+                    run.kill()
+                    run.communicate()
 
     def test_killed_at_any_moment_a_run_resumes_to_the_same_weights(self):
         whole = self.launch(self.torchrun, "--steps", "20", "--checkpoint", "whole")

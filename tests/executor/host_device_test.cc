@@ -82,6 +82,21 @@ TEST_CASE("HostDevice: a rank that stalls is named after the time-out") {
   CHECK(error.find("rank 1, op") == std::string::npos);
 }
 
+// Nobody waits for a single rank, so it watches itself.
+TEST_CASE("HostDevice: an op that does not end is named") {
+  Setup setup = TinySetup(Dialect::kNative, 1);
+  setup.host.timeout = std::chrono::milliseconds(1000);
+  std::atomic<bool> once = false;
+  setup.kernel = [&](const ModelOpCall& call, bool is_backward) {
+    if (is_backward && call.spec->in == 9 && !once.exchange(true)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5000));
+    }
+    ReferenceKernel(call, is_backward);
+  };
+  CHECK(ErrorOf(setup) ==
+        "rank 0, op mb0.block2.down.bwd: not over after 2000 ms, twice the time-out");
+}
+
 TEST_CASE("HostDevice: a plan that does not fit the memory limit") {
   Setup setup = TinySetup(Dialect::kNative, 2);
   const Program program = LowerSetup(setup);

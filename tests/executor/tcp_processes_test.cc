@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -109,7 +110,8 @@ TEST_CASE("Launch.NoneAndFirstHost") {
 
 // Runs `work` as `size` processes that have met.
 using Process = std::function<void(MessagePassing& processes)>;
-void RunTogether(int size, const Process& work) {
+void RunTogether(int size, const Process& work,
+                 std::chrono::milliseconds timeout = std::chrono::minutes(1)) {
   const tcp::Socket listener = tcp::Listen(0);
   const int port = tcp::PortOf(listener);
   std::vector<std::jthread> threads;
@@ -118,8 +120,7 @@ void RunTogether(int size, const Process& work) {
       Launch launch{
           .launcher = "test", .rank = r, .size = size, .address = "127.0.0.1", .port = port};
       launch.listener = r == 0 ? ::dup(listener.fd()) : -1;
-      const std::unique_ptr<MessagePassing> processes =
-          MeetByTcp(launch, std::chrono::milliseconds(60000));
+      const std::unique_ptr<MessagePassing> processes = MeetByTcp(launch, timeout);
       work(*processes);
     });
   }
@@ -158,14 +159,14 @@ TEST_CASE("TcpProcesses.MessagesArriveInOrderOnTheirChannel") {
       CHECK(other == 30);
     }
     const std::vector<std::vector<float>> shared =
-        ShareFloats(all, MessagePassing::kAll, {static_cast<float>(r), 0.5F});
+        ShareFloats(all, MessagePassing::kAll, {}, {static_cast<float>(r), 0.5F});
     REQUIRE(shared.size() == 3);
     for (int m = 0; m < 3; ++m) {
       CHECK(shared[static_cast<std::size_t>(m)] == std::vector<float>{static_cast<float>(m), 0.5F});
     }
     // More than the sockets hold, so that it goes in pieces.
     constexpr std::size_t kMany = 3'000'000;
-    const auto bytes = CollectBytes(all, MessagePassing::kAll,
+    const auto bytes = CollectBytes(all, MessagePassing::kAll, {},
                                     std::vector<std::byte>(kMany, static_cast<std::byte>(r + 1)));
     if (r == 0) {
       REQUIRE(bytes.size() == 3);
@@ -258,6 +259,84 @@ TEST_CASE("TcpProcesses.WhoIsMissingIsNamedOnce") {
     }
     all.Finish();
   });
+}
+
+// Whatever a process does, it does not wait for another one without end, and the other one hears
+// why.
+TEST_CASE("TcpProcesses.EveryWaitEnds") {
+  constexpr std::chrono::milliseconds kTimeout{3000};
+  constexpr MessagePassing::Channel kAll = MessagePassing::kAll;
+  struct Way {
+    std::string what;
+    Process wait;
+    std::string limit = "3000";
+  };
+  std::int64_t number = 0;
+  const std::vector<Way> ways = {
+      {"comparison of clocks", [](MessagePassing& all) { (void)AgreeOnStart(all); }},
+      {"groups of ranks", [](MessagePassing& all) { (void)all.Split(0); }},
+      {"x", [](MessagePassing& all) { (void)CollectBytes(all, kAll, {"x"}, {}); }},
+      {"x", [](MessagePassing& all) { (void)ShareBytes(all, kAll, {"x"}, {}); }},
+      {"x", [](MessagePassing& all) { (void)ShareFloats(all, kAll, {"x"}, {1.0F}); }},
+      {"x", [](MessagePassing& all) { AllOrNone(&all, kAll, {"x"}, [] {}); }},
+      {"x",
+       [](MessagePassing& all) {
+         AllOrNone(&all, kAll, {"x", std::chrono::milliseconds(10)}, [] {});
+       },
+       "3010"},
+      {"end of the run", [](MessagePassing& all) { FinishTogether(&all); }},
+      {"end of the run", [](MessagePassing& all) { all.Finish(); }},
+      {"x",
+       [&](MessagePassing& all) {
+         (void)all.Receive(kAll, 1, &number, sizeof number);
+         ShareFromFirst(all, kAll, {"x"}, &number, sizeof number);
+         (void)ShareBytes(all, kAll, {"x"}, {});
+       }},
+  };
+  std::vector<std::jthread> threads;
+  for (const Way& way : ways) {
+    threads.emplace_back([&way] {
+      std::promise<void> over;
+      std::string waited, heard;
+      RunTogether(
+          2,
+          [&](MessagePassing& all) {
+            if (all.rank() == 1) {
+              over.get_future().wait();
+              return;
+            }
+            try {
+              way.wait(all);
+            } catch (const RunError& error) {
+              waited = error.what();
+            }
+            over.set_value();
+          },
+          kTimeout);
+      CHECK(waited == "rank 0, " + way.what + ": waited " + way.limit + " ms for rank 1");
+    });
+  }
+}
+
+// Process 0 stands still: its machine takes what its buffers hold, and no more.
+TEST_CASE("TcpProcesses.NobodySendsWithoutEnd") {
+  const tcp::Socket listener = tcp::Listen(0);
+  std::promise<void> over;
+  const std::jthread first([&] {
+    const tcp::Socket peer(::accept(listener.fd(), nullptr, nullptr));
+    tcp::Frame frame;
+    CHECK(peer.Read(&frame, sizeof frame));
+    frame = {.kind = tcp::Kind::kWelcome};
+    CHECK(peer.Write(&frame, sizeof frame));
+    over.get_future().wait();
+  });
+  const std::unique_ptr<MessagePassing> all =
+      MeetByTcp({.rank = 1, .size = 2, .address = "127.0.0.1", .port = tcp::PortOf(listener)},
+                std::chrono::milliseconds(1000));
+  const std::vector<std::byte> many(std::size_t{64} << 20);
+  CHECK_THROWS_WITH_AS((void)all->Send(MessagePassing::kAll, 0, many.data(), std::ssize(many)),
+                       "rank 1, a message on its way: waited 1000 ms for rank 0", RunError);
+  over.set_value();
 }
 
 // What happens when the kernel gives a caller the port that it calls: here the caller asks for it.
