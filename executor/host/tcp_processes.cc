@@ -115,9 +115,14 @@ class TcpProcesses : public MessagePassing {
                       .to = tcp::kEverybody,
                       .bytes = static_cast<std::int64_t>(cause.size())};
     // Whoever sends may be stuck, since process 0 stands still. Then the connection is given up:
-    // that wakes the sender, and the others see that this process is gone.
-    constexpr std::chrono::seconds kPatience{1};
-    const std::unique_lock lock(write_mutex_, kPatience);
+    // that wakes the sender, and the others see that this process is gone. (ThreadSanitizer of GCC 12
+    // does not know what a timed mutex does.)
+    constexpr int kTries = 1000;
+    std::unique_lock lock(write_mutex_, std::try_to_lock);
+    for (int i = 0; i < kTries && !lock.owns_lock(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      (void)lock.try_lock();
+    }
     if (!lock.owns_lock() || !socket_.Write(&frame, sizeof frame) ||
         !socket_.Write(cause.data(), cause.size())) {
       socket_.Shutdown();
@@ -297,8 +302,8 @@ class TcpProcesses : public MessagePassing {
   const std::chrono::milliseconds timeout_;
   std::unique_ptr<tcp::Relay> relay_;  // of rank 0
   tcp::Socket socket_;
-  std::timed_mutex write_mutex_;  // one frame after the other; taken before mutex_
-  std::mutex watcher_mutex_;      // held while one is called, so that it may be taken away safely
+  std::mutex write_mutex_;    // one frame after the other; taken before mutex_
+  std::mutex watcher_mutex_;  // held while one is called, so that it may be taken away safely
   std::map<const void*, std::function<void(const std::string&)>> watchers_;  // by owner; guarded
   std::mutex mutex_;                                                         // taken last
   std::condition_variable changed_;
