@@ -115,8 +115,8 @@ class TcpProcesses : public MessagePassing {
                       .to = tcp::kEverybody,
                       .bytes = static_cast<std::int64_t>(cause.size())};
     // Whoever sends may be stuck, since process 0 stands still. Then the connection is given up:
-    // that wakes the sender, and the others see that this process is gone. (ThreadSanitizer of GCC 12
-    // does not know what a timed mutex does.)
+    // that wakes the sender, and the others see that this process is gone. (ThreadSanitizer of GCC
+    // 12 does not know what a timed mutex does.)
     constexpr int kTries = 1000;
     std::unique_lock lock(write_mutex_, std::try_to_lock);
     for (int i = 0; i < kTries && !lock.owns_lock(); ++i) {
