@@ -17,7 +17,13 @@
 #include "cli/table.h"
 #include "cli/terminal.h"
 #include "cli/version.h"
+#include "core/error.h"
 #include "core/json.h"
+#include "executor/cuda/activity_log.h"
+#include "executor/cuda/cublaslt.h"
+#include "executor/cuda/cudnn.h"
+#include "executor/cuda/nccl.h"
+#include "executor/cuda/plugin.h"
 
 namespace shardwright {
 namespace {
@@ -41,20 +47,28 @@ struct Check {
   std::string needed_for;
 };
 
-// A library that is loaded only where it is there.
-Check LibraryCheck(const char* name, const char* file, const char* needed_for) {
-  void* library = ::dlopen(file, RTLD_LAZY | RTLD_LOCAL);
-  if (library == nullptr) {
-    return {name, false, std::string(file) + " is not found", needed_for};
+// A library by the loader of whoever uses it; `function` is one of the table that it fills.
+template <class Table, class Function>
+Check LibraryCheck(const char* name, std::string (*load)(Table*), Function Table::*function,
+                   const char* needed_for) {
+  Table table{};
+  const std::string missing = load(&table);
+  if (!missing.empty()) {
+    return {name, false, missing, needed_for};
   }
-  ::dlclose(library);
-  return {name, true, file, needed_for};
+  Dl_info where{};
+  const bool is_found = ::dladdr(reinterpret_cast<void*>(table.*function), &where) != 0;
+  return {name, true, is_found ? where.dli_fname : "", needed_for};
 }
 
-Check DeviceCheck() {
-  const bool works = ::access("/dev/nvidia0", R_OK | W_OK) == 0;
-  return {"NVIDIA device", works, works ? "/dev/nvidia0" : "/dev/nvidia0 is not found or not ours",
-          "running plans on a GPU"};
+// All that the CUDA device needs, but libraries that it can do without.
+Check GpuCheck() {
+  constexpr const char* kNeededFor = "running plans on a GPU";
+  try {
+    return {"CUDA device", true, OpenGpu(0)->Info().name, kNeededFor};
+  } catch (const EnvironmentError& error) {
+    return {"CUDA device", false, error.what(), kNeededFor};
+  }
 }
 
 Check MemoryCheck() {
@@ -97,9 +111,12 @@ std::vector<Check> AllChecks() {
       FolderCheck(),
       TerminalCheck(),
       ConfigurationCheck(),
-      DeviceCheck(),
-      LibraryCheck("CUDA driver", "libcuda.so.1", "running plans on a GPU"),
-      LibraryCheck("NCCL", "libnccl.so.2", "running plans on several GPUs"),
+      GpuCheck(),
+      LibraryCheck("cuBLASLt", LoadCublasLt, &CublasLtTable::create, "fast products on a GPU"),
+      LibraryCheck("cuDNN", LoadCudnn, &CudnnTable::create,
+                   "fast attention and convolutions on a GPU"),
+      LibraryCheck("NCCL", LoadNccl, &NcclTable::get_version, "running plans on several GPUs"),
+      LibraryCheck("CUPTI", LoadCupti, &CuptiTable::enable, "exact times in traces of GPUs"),
   };
 }
 
@@ -118,9 +135,9 @@ int RunDoctor(const Arguments& arguments) {
     return kExitOk;
   }
   Table table({kLeft, kLeft, kLeft, kLeft});
-  table.Row({"", "what", "found", "needed for"});
+  table.Row({"", "what", "needed for", "found"});
   for (const Check& check : checks) {
-    table.Row({check.works ? "ok" : "--", check.name, check.found, check.needed_for});
+    table.Row({check.works ? "ok" : "--", check.name, check.needed_for, check.found});
   }
   arguments.Print(table.Text());
   return kExitOk;

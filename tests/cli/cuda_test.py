@@ -66,12 +66,12 @@ class Emulated(Cuda):
 
     def run_command(self, *words, **variables):
         environment = dict(os.environ, SHARDWRIGHT_NCCL=self.nccl, TMPDIR=str(self.folder), **variables)
-        done = subprocess.run([self.program, *words, "--device", "cuda"], capture_output=True, text=True, cwd=self.folder,
-                              env=environment, timeout=500, check=False)
+        done = subprocess.run([self.program, *words], capture_output=True, text=True, cwd=self.folder, env=environment,
+                              timeout=500, check=False)
         return done.returncode, done.stdout, done.stderr
 
     def run_emulated(self, *flags, **variables):
-        return self.run_command("run", *flags, "--data", "random:8", **variables)
+        return self.run_command("run", *flags, "--device", "cuda", "--data", "random:8", **variables)
 
     def losses(self, *flags, steps=2):
         code, out, err = self.run_emulated(*flags, "--steps", str(steps), "--json")
@@ -94,7 +94,8 @@ class Emulated(Cuda):
 
     def test_calibrate(self):
         cluster = "h200-141 x2, nvlink 450 GB/s"
-        code, out, err = self.run_command("calibrate", "--cluster", cluster, "--name", "mine", "-o", "mine.json", "--json")
+        code, out, err = self.run_command("calibrate", "--device", "cuda", "--cluster", cluster, "--name", "mine", "-o",
+                                           "mine.json", "--json")
         self.assertEqual(code, 0, err)
         report = json.loads(out)
         # Which of a part's numbers an emulated GPU's times decide varies.
@@ -115,6 +116,17 @@ class Emulated(Cuda):
             checkpoint = (*where, "--checkpoint", f"c{len(where)}")
             self.assertEqual(self.losses(plan, *checkpoint, steps=2), whole[:2])
             self.assertEqual(self.losses(plan, *checkpoint, "--resume", steps=4), whole[2:])
+
+    def test_doctor(self):
+        checks = {check["name"]: check for check in json.loads(self.run_command("doctor", "--json")[1])["checks"]}
+        self.assertEqual((checks["CUDA device"]["works"], checks["CUDA device"]["found"]), (True, "emulated GPU"))
+        self.assertEqual((checks["NCCL"]["works"], checks["NCCL"]["found"]), (True, self.nccl))
+        missing = {"SHARDWRIGHT_" + name: "/nonexistent" for name in ("CUBLASLT", "CUDNN", "CUPTI")}
+        checks = {check["name"]: check for check in
+                  json.loads(self.run_command("doctor", "--json", **missing)[1])["checks"]}
+        for name in ("cuBLASLt", "cuDNN", "CUPTI"):
+            self.assertEqual((checks[name]["works"], checks[name]["found"]),
+                             (False, "/nonexistent: cannot open shared object file: No such file or directory"))
 
     def test_faults(self):
         plan = self.plan("shardwright-cuda-plain", 2)
