@@ -255,7 +255,7 @@ Json EpochsJson(const std::vector<EpochReport>& epochs) {
 }
 
 std::string ReportJson(const PlanFile& file, const LoopReport& loop, const Throughput& rate,
-                       const RunSession& session, Bytes predicted) {
+                       RunSession& session, const Program& program) {
   Json json;
   json["schema"] = "shardwright-run";
   json["schema_version"] = 1;
@@ -265,7 +265,15 @@ std::string ReportJson(const PlanFile& file, const LoopReport& loop, const Throu
   json["gflop_per_s"] = rate.gflop_per_second;
   json["memory"] = {{"arena_bytes", session.placement().device_size.value},
                     {"host_arena_bytes", session.placement().host_size.value},
-                    {"predicted_peak_allocated_bytes", predicted.value}};
+                    {"predicted_peak_allocated_bytes", PeakAllocated(program).value}};
+  if (session.is_on_gpu()) {
+    const GpuMemory gpu = session.gpu_memory();
+    json["memory"]["gpu"] = {{"total_bytes", gpu.total.value},
+                             {"before_bytes", gpu.before.value},
+                             {"arenas_bytes", gpu.arenas.value},
+                             {"set_up_bytes", gpu.set_up.value},
+                             {"since_bytes", gpu.since.value}};
+  }
   json["steps"] = Json::array();
   for (const StepReport& step : loop.steps) {
     json["steps"].push_back(
@@ -275,8 +283,28 @@ std::string ReportJson(const PlanFile& file, const LoopReport& loop, const Throu
   return json.dump(2) + "\n";
 }
 
+// The arena, and what it has to do with the peak that `simulate` tells for an allocator.
+std::string MemoryText(RunSession& session, const Program& program) {
+  const Bytes placed = session.placement().device_size;
+  const Bytes peak = PeakAllocated(program);
+  const Bytes aligned = PeakAllocated(program, PlaceOptions().alignment);
+  const auto signed_text = [](Bytes size) {
+    return size < Bytes(0) ? "-" + Format(Bytes(0) - size) : Format(size);
+  };
+  std::string text = "memory per rank   " + Format(placed) + " placed = allocated peak " +
+                     Format(peak) + " + alignment " + Format(aligned - peak) + " + packing " +
+                     signed_text(placed - aligned) + '\n';
+  if (session.is_on_gpu()) {
+    const GpuMemory gpu = session.gpu_memory();
+    text += "memory of the GPU " + Format(gpu.total) + ": before " + signed_text(gpu.before) +
+            ", arenas " + Format(gpu.arenas) + ", set-up " + signed_text(gpu.set_up) + ", since " +
+            signed_text(gpu.since) + '\n';
+  }
+  return text;
+}
+
 std::string ReportText(const PlanFile& file, const std::vector<StepReport>& steps,
-                       const Throughput& rate, const RunSession& session, Bytes predicted) {
+                       const Throughput& rate, RunSession& session, const Program& program) {
   char line[200];
   std::string text = TitleOf(file) + ": " + std::to_string(steps.size()) + " steps\n";
   if (steps.empty()) {
@@ -289,8 +317,7 @@ std::string ReportText(const PlanFile& file, const std::vector<StepReport>& step
                 rate.tokens_per_second, rate.gflop_per_second);
   text += line;
   text += "total time        " + Format(ToSeconds(steps.back().end)) + '\n';
-  return text + "memory per rank   " + Format(session.placement().device_size) +
-         " placed, predicted peak " + Format(predicted) + '\n';
+  return text + MemoryText(session, program);
 }
 
 // The forward half of the plan on test data; null without test data.
@@ -331,7 +358,7 @@ void ResumeIfAsked(const PlanFile& file, const RunFlags& flags, const Sampler& s
   }
 }
 
-void WriteReport(const PlanFile& file, const LoopReport& loop, const RunSession& session,
+void WriteReport(const PlanFile& file, const LoopReport& loop, RunSession& session,
                  const Program& program, bool as_json) {
   const std::vector<StepReport>& steps = loop.steps;
   Throughput rate;
@@ -342,9 +369,8 @@ void WriteReport(const PlanFile& file, const LoopReport& loop, const RunSession&
     rate = MeanOver(file, std::ssize(steps) - static_cast<std::int64_t>(skipped),
                     ToSeconds(steps.back().end - begin));
   }
-  const Bytes predicted = PeakAllocated(program);
-  WriteFileAtomically("-", as_json ? ReportJson(file, loop, rate, session, predicted)
-                                   : ReportText(file, steps, rate, session, predicted));
+  WriteFileAtomically("-", as_json ? ReportJson(file, loop, rate, session, program)
+                                   : ReportText(file, steps, rate, session, program));
 }
 
 // Several GPUs of this machine, and nobody who has started their processes.

@@ -45,6 +45,7 @@ RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOp
     }
   }
   const GpuInfo& info = gpu_->Info();
+  const Bytes free = gpu_->FreeMemory();
   if (is_first) {
     std::fprintf(stderr, "%s, %lld multiprocessors, driver for CUDA %d.%d, matrices by %s\n",
                  info.name.c_str(), static_cast<long long>(info.multiprocessors),
@@ -55,6 +56,19 @@ RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOp
                             .nccl = &nccl_,
                             .activities = activities_.get()};
   cuda_ = std::make_unique<CudaSession>(input, options, *gpu_, std::move(run));
+  memory_.total = info.memory;
+  memory_.before = info.memory - free;
+  memory_.arenas = std::ssize(cuda_->runtime().LocalRanks()) * placement().device_size;
+  memory_.set_up = free - gpu_->FreeMemory() - memory_.arenas;
+}
+
+GpuMemory RunSession::gpu_memory() {
+  GpuMemory memory = memory_;
+  if (gpu_ != nullptr) {
+    memory.since =
+        memory.total - gpu_->FreeMemory() - memory.before - memory.arenas - memory.set_up;
+  }
+  return memory;
 }
 
 }  // namespace shardwright

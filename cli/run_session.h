@@ -12,6 +12,15 @@
 
 namespace shardwright {
 
+// Where a GPU's memory went, as cudaMemGetInfo tells it.
+struct GpuMemory {
+  Bytes total{0};
+  Bytes before{0};  // CUDA's context, the libraries opened so far, other programs
+  Bytes arenas{0};  // the placement's, of all ranks on this GPU
+  Bytes set_up{0};  // taken beside them until the first op: streams, events, communicators
+  Bytes since{0};   // until now: kernels loaded when first used, libraries' own memory
+};
+
 class RunSession {
  public:
   // Opens the device and takes its memory. `gpu`: the number of the GPU on this machine; none: the
@@ -30,6 +39,7 @@ class RunSession {
   }
   [[nodiscard]] FaultBoard& faults() { return cuda_ ? cuda_->faults() : host_->faults(); }
   [[nodiscard]] bool is_on_gpu() const { return gpu_ != nullptr; }
+  [[nodiscard]] GpuMemory gpu_memory();  // all 0 on the host device
   // "host", or the GPU's name.
   [[nodiscard]] std::string device() const { return gpu_ ? gpu_->Info().name : "host"; }
 
@@ -39,6 +49,7 @@ class RunSession {
   std::unique_ptr<ActivityLog> activities_;
   std::unique_ptr<Gpu> gpu_;  // outlives the ranks on it
   std::unique_ptr<CudaSession> cuda_;
+  GpuMemory memory_;
 };
 
 }  // namespace shardwright

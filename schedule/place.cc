@@ -357,7 +357,7 @@ Placement Place(const Program& program, const PlaceOptions& options) {
   return placement;
 }
 
-Bytes PeakAllocated(const Program& program) {
+Bytes PeakAllocated(const Program& program, Bytes alignment) {
   std::vector<bool> exists(program.buffers.size());
   Bytes now{0};
   Bytes peak{0};
@@ -369,7 +369,8 @@ Bytes PeakAllocated(const Program& program) {
         continue;
       }
       exists[point.buffer.value] = is_alloc;
-      now += is_alloc ? buffer.size : Bytes(0) - buffer.size;
+      const Bytes size(RoundUp(buffer.size.value, alignment.value));
+      now += is_alloc ? size : Bytes(0) - size;
       peak = std::max(peak, now);
     }
   }

@@ -33,8 +33,9 @@ struct Placement {
 [[nodiscard]] Placement Place(const Program& program, const PlaceOptions& options = {});
 
 // The largest sum of sizes of the device buffers that exist at one moment of host order, from alloc
-// to free, in init, warmup or the steps. An arena can be smaller, since it counts uses. O(points).
-[[nodiscard]] Bytes PeakAllocated(const Program& program);
+// to free, in init, warmup or the steps, each rounded up to `alignment`. An arena can be smaller,
+// since it counts uses. O(points).
+[[nodiscard]] Bytes PeakAllocated(const Program& program, Bytes alignment = Bytes(1));
 
 // The same from first to last use: no placement can be below. O(accesses).
 [[nodiscard]] Bytes PeakInUse(const Program& program);

@@ -138,6 +138,8 @@ TEST_CASE("Place: what one step hands to the next shares bytes with what lies be
   t.Add(t.step, Stream::kCompute, carried);
   CHECK(t.Done().device_size == 3 * kBlock);
   CHECK(PeakAllocated(t.program) == 3 * kBlock);
+  // carried and early, then large, rounded up.
+  CHECK(PeakAllocated(t.program, Bytes(1024)) == Bytes(2048));
 }
 
 TEST_CASE("Place: what the last step has left is free only for what comes after its last use") {
