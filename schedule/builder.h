@@ -95,7 +95,8 @@ class PieceInterner {
 // Two stretches of length p are equal when they have the same shapes; the same sizes, kinds and
 // owners of memory points; and the same edge distances, except for far edges (further back than
 // 2p), which must reach ever further back, as backward reaches into forward, and for carried ones,
-// which may name any slots.
+// which may name any slots. The first of equal micro-batches may wait for other ops before itself
+// than the second one does, since what is before it differs.
 // O(ops * kLongestPeriod).
 [[nodiscard]] std::vector<Repeat> FindRepeats(const Program& program, const Body& body,
                                               std::span<const std::uint32_t> micro_batch_marks,

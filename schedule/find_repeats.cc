@@ -19,8 +19,9 @@ bool SamePoints(const Program& program, std::span<const MemoryPoint> a,
       });
 }
 
-// Edges of op `i` and of its copy at `i + length`.
-bool SameEdges(const Body& body, std::uint32_t i, std::uint32_t length) {
+// Edges of op `i` and of its copy at `i + length`. Those that lead to before `free` and, of the
+// copy, to before `free + length` may do so at any distance.
+bool SameEdges(const Body& body, std::uint32_t i, std::uint32_t length, std::uint32_t free) {
   const auto a = body.EdgesOf(OpId(i));
   const auto b = body.EdgesOf(OpId(i + length));
   if (a.size() != b.size()) {
@@ -37,7 +38,8 @@ bool SameEdges(const Body& body, std::uint32_t i, std::uint32_t length) {
     const std::uint32_t distance_a = i - a[e].value;
     const std::uint32_t distance_b = i + length - b[e].value;
     const bool far = distance_a > 2 * length && distance_b > 2 * length;
-    if (distance_a != distance_b && !(far && b[e].value <= a[e].value)) {
+    const bool is_free = a[e].value < free && b[e].value < free + length;
+    if (distance_a != distance_b && !is_free && !(far && b[e].value <= a[e].value)) {
       return false;
     }
   }
@@ -48,7 +50,7 @@ bool SameEdges(const Body& body, std::uint32_t i, std::uint32_t length) {
 // the very first op of the run belong to what came before, so op `first` compares them too: a run
 // starts where they already repeat.
 bool SameStretch(const Program& program, const Body& body, std::uint32_t first,
-                 std::uint32_t length) {
+                 std::uint32_t length, std::uint32_t free) {
   for (std::uint32_t i = first; i < first + length; ++i) {
     if (body.ops[i].shape != body.ops[i + length].shape) {
       return false;
@@ -56,7 +58,7 @@ bool SameStretch(const Program& program, const Body& body, std::uint32_t first,
   }
   for (std::uint32_t i = first; i < first + length; ++i) {
     if (!SamePoints(program, body.PointsBefore(OpId(i)), body.PointsBefore(OpId(i + length))) ||
-        !SameEdges(body, i, length)) {
+        !SameEdges(body, i, length, free)) {
       return false;
     }
   }
@@ -64,9 +66,10 @@ bool SameStretch(const Program& program, const Body& body, std::uint32_t first,
 }
 
 // Greedy scan of `marks` (ascending, the last one is the end of the range): at each position take
-// the shortest period that repeats at least kLeastRepeatCount times.
+// the shortest period that repeats at least kLeastRepeatCount times. With `first_differs` edges of
+// the first copy may lead to other ops before the run than those of the second one do.
 void FindRuns(const Program& program, const Body& body, std::span<const std::uint32_t> marks,
-              std::vector<Repeat>& out) {
+              bool first_differs, std::vector<Repeat>& out) {
   std::size_t i = 0;
   while (i + 1 < marks.size()) {
     std::size_t taken = 0;  // marks that a run covers
@@ -75,7 +78,8 @@ void FindRuns(const Program& program, const Body& body, std::span<const std::uin
       std::uint32_t count = 1;
       while (i + (count + 1) * p < marks.size() &&
              marks[i + (count + 1) * p] - marks[i + count * p] == length &&
-             SameStretch(program, body, marks[i] + (count - 1) * length, length)) {
+             SameStretch(program, body, marks[i] + (count - 1) * length, length,
+                         first_differs && count == 1 ? marks[i] : 0)) {
         ++count;
       }
       if (count >= kLeastRepeatCount) {
@@ -110,7 +114,7 @@ std::vector<Repeat> FindRepeats(const Program& program, const Body& body,
   std::vector<std::uint32_t> outer = {0};
   AppendMarks(micro_batch_marks, end, outer);
   std::vector<Repeat> outer_runs;
-  FindRuns(program, body, outer, outer_runs);
+  FindRuns(program, body, outer, true, outer_runs);
 
   // Layers are looked for inside each micro-batch; of a run of equal micro-batches every copy gets
   // its own inner runs, so that each copy can be entered alone.
@@ -128,7 +132,7 @@ std::vector<Repeat> FindRepeats(const Program& program, const Body& body,
     }
     inner.clear();
     AppendMarks(layer_marks.subspan(first_mark, next_mark - first_mark), outer[s + 1], inner);
-    FindRuns(program, body, inner, result);
+    FindRuns(program, body, inner, false, result);
   }
   return result;
 }

@@ -98,8 +98,6 @@ std::vector<Segment> FindSegments(const Body& body, std::span<const Repeat> repe
   for (std::size_t s = 0; s < cuts.size(); ++s) {
     Segment segment;
     segment.first = cuts[s];
-    segment.begins_micro_batch =
-        std::binary_search(micro_batch_marks.begin(), micro_batch_marks.end(), cuts[s]);
     const std::uint32_t near_begin = s < kNearSegments ? 0 : cuts[s - kNearSegments];
     const std::size_t first_word = near.size();
     for (std::uint32_t i = cuts[s]; i < (s + 1 < cuts.size() ? cuts[s + 1] : end); ++i) {
@@ -117,6 +115,11 @@ std::vector<Segment> FindSegments(const Body& body, std::span<const Repeat> repe
     segment.kind = near_numbers.NumberOf(first_word, near.size());
     segment.exact_kind = exact_numbers.NumberOf(first_word, exact.size());
     segments.push_back(segment);
+  }
+  for (auto s = static_cast<std::uint32_t>(segments.size()); s-- > 0;) {
+    const bool goes_on =
+        s + 1 < segments.size() && segments[s + 1].exact_kind == segments[s].exact_kind;
+    segments[s].same_end = goes_on ? segments[s + 1].same_end : s + 1;
   }
   return segments;
 }

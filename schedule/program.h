@@ -210,7 +210,7 @@ struct Segment {
   std::uint32_t kind = 0;
   std::uint32_t exact_kind = 0;  // the same, far edges included
   std::uint32_t far_end = 0;     // far edges lead to ops before this one; 0: there are none
-  bool begins_micro_batch = false;
+  std::uint32_t same_end = 0;    // the first segment after it with another exact kind
 
   bool operator==(const Segment&) const = default;
 };

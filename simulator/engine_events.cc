@@ -17,9 +17,9 @@ namespace {
 using Status = StreamHead::Status;
 constexpr auto kCompute = static_cast<std::uint8_t>(Stream::kCompute);
 
-// Speeds of a set of running ops, solved once per set.
+// Speeds of a set of running ops, solved once per set. Valid until the next call.
 const Speeds& SpeedsOf(const ContentionModel& model, std::uint64_t key, SpeedCache& cache) {
-  constexpr std::size_t kFirstSize = 1024;
+  constexpr std::size_t kFirstSize = 256;  // real programs have some dozen sets
   if (cache.entries.empty()) {
     cache.entries.resize(kFirstSize);
   }
@@ -49,21 +49,17 @@ const Speeds& SpeedsOf(const ContentionModel& model, std::uint64_t key, SpeedCac
 void EventLoop::Reset() {
   s_.runs.clear();
   s_.slots.clear();
-  s_.anchors.clear();
-  s_.previous_anchors.clear();
-  s_.memo.body = nullptr;
+  s_.memo.Clear();
   s_.recurs = false;
-  s_.memo.jumps.clear();
-  s_.memo.filled_jumps = 0;
   op_count_ = 0;
   s_.heads = {};
   s_.last_on_stream.fill(kNone);
   s_.stream_free.fill(0);
   s_.first_ended.fill(0);
+  s_.last_ended.fill(0);
   s_.last_in_group.fill(kNone);
   s_.cache.used = 0;
   std::fill(s_.cache.entries.begin(), s_.cache.entries.end(), SpeedCache::Entry());
-  speeds_.fill(1);
   for (auto& queues : s_.queues) {
     queues.clear();
   }
@@ -83,7 +79,7 @@ bool EventLoop::HasHostOps() const {
   return std::any_of(costs_.begin(), costs_.end(), [](const Cost& cost) { return cost.on_host; });
 }
 
-void EventLoop::SetHead(std::size_t stream, std::uint32_t op) {
+void EventLoop::SetHead(std::size_t stream, std::uint32_t op, std::uint32_t run) {
   StreamHead& head = s_.heads[stream];
   head.op = op;
   running_streams_ &= ~(1u << stream);
@@ -94,8 +90,8 @@ void EventLoop::SetHead(std::size_t stream, std::uint32_t op) {
   }
   head.status = Status::kUnknown;
   waiting_streams_ |= 1u << stream;
-  head.run = RunOf(op);
-  head.cost = &CostOf(s_.runs[head.run], op);
+  head.run = run;
+  head.cost = &CostOf(s_.runs[run], op);
 }
 
 // Finds an op that has to end before the head of a stream can start; false when there is none.
@@ -206,17 +202,19 @@ void EventLoop::Finish(std::size_t stream) {
   moved_ |= 1u << stream;
   running_key_ &= ~(std::uint64_t{0xff} << (8 * stream));
   running_changed_ = options_.contention;
-  SetHead(stream, host_waits_ ? s_.records[head.op].next_on_stream : PullNext(stream));
+  if (host_waits_) {
+    const std::uint32_t next = s_.records[head.op].next_on_stream;
+    SetHead(stream, next, RunOf(next));
+  } else {
+    PullHead(stream);
+  }
 }
 
 // Finds the speeds of the present set of running ops.
 void EventLoop::FindSpeeds() {
   if (options_.contention && running_key_ != speeds_key_) {
-    if (running_key_ == 0) {
-      speeds_.fill(1);  // nothing runs, or only ops without load
-    } else {
-      speeds_ = SpeedsOf(contention_, running_key_, s_.cache);
-    }
+    // Key 0: nothing runs, or only ops without load.
+    speeds_ = running_key_ == 0 ? &kFullSpeeds : &SpeedsOf(contention_, running_key_, s_.cache);
     speeds_key_ = running_key_;
   }
 }
@@ -226,13 +224,13 @@ void EventLoop::UpdateSpeeds() {
   FindSpeeds();
   for (const std::size_t stream : Streams(running_streams_)) {
     StreamHead& head = s_.heads[stream];
-    if (head.speed == speeds_[stream]) {
+    if (head.speed == (*speeds_)[stream]) {
       continue;
     }
     const auto passed = static_cast<double>(now_ - head.since);
     head.remaining = std::max(0.0, head.remaining - passed * head.speed);
     head.since = now_;
-    head.speed = speeds_[stream];
+    head.speed = (*speeds_)[stream];
     const auto left = static_cast<std::int64_t>(std::ceil(head.remaining / head.speed));
     head.time = std::max(now_ + left, head.end_bound);
     head.work_end = now_ + left;

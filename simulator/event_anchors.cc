@@ -23,65 +23,92 @@ void EventLoop::NoteComputeStart() {
   anchor_is_due_ = run != anchor_run_ || s_.cursors[kCompute].segment != anchor_segment_;
 }
 
-Anchor EventLoop::AnchorNow() const {
+// Notes where a stream stands and what it has done since the anchor before, null if there is none.
+void EventLoop::AddStream(std::size_t stream, const Anchor* before, Anchor& anchor) const {
+  const StreamHead& head = s_.heads[stream];
+  const BodyRun& run = s_.runs[anchor.run];
+  const std::int64_t first = std::int64_t{run.base} + run.body->segments[anchor.segment].first;
+  StreamPosition& position = anchor.streams[stream];
+  position.status = head.status;
+  const bool waits = head.status == Status::kBlocked || head.status == Status::kEmpty;
+  if (!waits || (before != nullptr && before->streams[stream].status != head.status)) {
+    anchor.moved |= 1u << stream;
+  }
+  const bool has_moved = (anchor.moved >> stream & 1u) != 0;
+  if (head.status == Status::kEmpty) {
+    anchor.highest = has_moved ? kNone : anchor.highest;
+    return;
+  }
+  anchor.lowest = std::min(anchor.lowest, head.op);
+  position.op = std::int64_t{head.op} - first;
+  const std::uint32_t op = head.status == Status::kBlocked ? s_.last_ended[stream] : head.op;
+  if (has_moved && op >= run.base) {
+    anchor.highest = std::max(anchor.highest, op - run.base);
+  }
+  const EventRecord& record = s_.records[op];
+  anchor.details[stream] = {std::int64_t{op} - first, record.issued - anchor.issued,
+                            now_ - record.start, now_ - s_.stream_free[stream]};
+  if (head.status == Status::kTimed) {
+    position.age = now_ - head.time;
+    anchor.slack = -1;  // it waits for the host
+  }
+  if (head.status == Status::kRunning) {
+    position.remaining = head.remaining;
+    position.age = now_ - head.since;
+    // What it has run so far counts here; so the sums do not depend on when it started.
+    const std::int64_t busy = now_ - record.start;
+    anchor.all_totals.busy[stream] += busy;
+    anchor.totals.busy[stream] += head.run == anchor.run ? busy : 0;
+  }
+}
+
+// Notes the present state.
+void EventLoop::AddAnchor() {
   const StreamHead& compute = s_.heads[kCompute];
-  const BodyRun& run = s_.runs[compute.run];
-  Anchor anchor;
+  Memo& memo = s_.memo;
+  const bool is_first_of_run = memo.anchors.size() == memo.run_begin;
+  const auto index = static_cast<std::uint32_t>(memo.anchors.size());
+  Anchor& anchor = memo.anchors.emplace_back();
   anchor.run = compute.run;
   anchor.segment = s_.cursors[kCompute].segment;
   anchor.time = now_;
   anchor.issued = s_.records[compute.op].issued;
   anchor.lowest = compute.op;
-  anchor.unfinished = run.unfinished;
-  anchor.totals = run.totals;
-  for (const BodyRun& other : s_.runs) {
-    Add(anchor.all_totals, other.totals);
+  anchor.unfinished = s_.runs[anchor.run].unfinished;
+  anchor.totals = s_.runs[anchor.run].totals;
+  for (const BodyRun& run : s_.runs) {
+    Add(anchor.all_totals, run.totals);
   }
-  const std::int64_t first = std::int64_t{run.base} + run.body->segments[anchor.segment].first;
-  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
-    const StreamHead& head = s_.heads[stream];
-    StreamPosition& position = anchor.streams[stream];
-    position.status = head.status;
-    if (head.status == Status::kEmpty) {
-      continue;
-    }
-    anchor.lowest = std::min(anchor.lowest, head.op);
-    position.op = std::int64_t{head.op} - first;
-    if (head.status == Status::kTimed) {
-      position.age = now_ - head.time;
-      anchor.slack = -1;  // it waits for the host
-    }
-    if (head.status == Status::kRunning) {
-      position.remaining = head.remaining;
-      position.age = now_ - head.since;
-      // What it has run so far counts here; so the sums do not depend on when it started.
-      const std::int64_t busy = now_ - s_.records[head.op].start;
-      anchor.all_totals.busy[stream] += busy;
-      anchor.totals.busy[stream] += head.run == anchor.run ? busy : 0;
-    }
+  anchor.moved = moved_;
+  for (const std::size_t stream : Streams(used_streams_)) {
+    AddStream(stream, is_first_of_run ? nullptr : &anchor - 1, anchor);
   }
-  return anchor;
+  moved_ = 0;
+  anchor_segment_ = anchor.segment;
+  if (index < kMostTransitionAnchors && anchor.lowest >= s_.runs[anchor.run].base) {
+    const std::uint32_t kind = memo.body->segments[anchor.segment].kind;
+    if (kind >= memo.last.size()) {
+      memo.last.resize(kind + std::size_t{1}, kNone);
+    }
+    anchor.next = memo.last[kind];
+    memo.last[kind] = index;
+  }
 }
 
 // The anchors of this run so far become those of the run before.
 void EventLoop::BeginAnchorsOfRun() {
   anchor_run_ = s_.heads[kCompute].run;
-  anchor_segment_ = 0;
-  std::swap(s_.anchors, s_.previous_anchors);
-  s_.anchors.clear();
-  for (Watch& watch : s_.memo.watches) {
-    watch.is_on = false;
-  }
+  Memo& memo = s_.memo;
   const Body* const body = s_.runs[anchor_run_].body;
-  if (body != s_.memo.body) {
-    s_.memo.body = body;
-    s_.memo.transitions.clear();
-    s_.memo.jumps.clear();
-    s_.memo.filled_jumps = 0;
-    for (auto& first : s_.memo.first) {
-      first.clear();
-    }
+  if (body != memo.body) {
+    memo.Clear();
+    memo.body = body;
   }
+  // Older ones are of use as far as transitions may begin and end there.
+  memo.run_before_begin = std::min(memo.run_begin, kMostTransitionAnchors);
+  memo.anchors.erase(memo.anchors.begin() + memo.run_before_begin,
+                     memo.anchors.begin() + memo.run_begin);
+  memo.run_begin = static_cast<std::uint32_t>(memo.anchors.size());
 }
 
 // Compares an anchor with the one of the same segment one step ago. With equal states the time
@@ -95,11 +122,12 @@ bool EventLoop::MeetsStepBefore(const Anchor& now, EngineResult& result) const {
       !first_is_known) {
     return false;
   }
+  const std::vector<Anchor>& anchors = s_.memo.anchors;
+  const auto end = anchors.begin() + s_.memo.run_begin;
   const auto before = std::lower_bound(
-      s_.previous_anchors.begin(), s_.previous_anchors.end(), now.segment,
+      anchors.begin() + s_.memo.run_before_begin, end, now.segment,
       [](const Anchor& anchor, std::uint32_t segment) { return anchor.segment < segment; });
-  if (before == s_.previous_anchors.end() || before->segment != now.segment ||
-      !(before->streams == now.streams)) {
+  if (before == end || before->segment != now.segment || !(before->streams == now.streams)) {
     return false;
   }
   // What is left of the body before must be left of the same body.
@@ -107,11 +135,8 @@ bool EventLoop::MeetsStepBefore(const Anchor& now, EngineResult& result) const {
     return false;
   }
   std::int64_t slack = kNotDone;
-  for (auto it = before; it != s_.previous_anchors.end(); ++it) {
+  for (auto it = before; it != anchors.end() - 1; ++it) {
     slack = std::min(slack, it->slack);
-  }
-  for (const Anchor& anchor : s_.anchors) {
-    slack = std::min(slack, anchor.slack);
   }
   const std::int64_t period = now.time - before->time;
   const std::int64_t host = now.issued - before->issued;
@@ -128,59 +153,26 @@ bool EventLoop::MeetsStepBefore(const Anchor& now, EngineResult& result) const {
 
 bool EventLoop::TakeAnchors(EngineResult& result) {
   anchor_is_due_ = false;
-  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
+  for (const std::size_t stream : Streams(running_streams_)) {
+    // Its work may be done already, so that only its launches keep it from having ended.
     const StreamHead& head = s_.heads[stream];
-    if (head.status == Status::kRunning) {
-      // Its work may be done already, so that only its launches keep it from having ended.
-      issue_slack_ = std::min(issue_slack_, head.work_end - head.end_bound);
-    }
+    issue_slack_ = std::min(issue_slack_, head.work_end - head.end_bound);
   }
-  const std::uint32_t run = s_.heads[kCompute].run;
-  if (run != anchor_run_) {
-    if (!s_.anchors.empty()) {
-      s_.anchors.back().slack = std::min(s_.anchors.back().slack, issue_slack_);
-    }
-    issue_slack_ = kNotDone;
+  if (s_.heads[kCompute].run != anchor_run_) {
     BeginAnchorsOfRun();
   }
-  const std::vector<Segment>& segments = s_.runs[run].body->segments;
-  while (true) {
-    if (!s_.anchors.empty()) {
-      s_.anchors.back().slack = std::min(s_.anchors.back().slack, issue_slack_);
-    }
-    for (Watch& watch : s_.memo.watches) {
-      watch.slack = std::min(watch.slack, issue_slack_);
-      watch.moved |= moved_;
+  std::vector<Anchor>& anchors = s_.memo.anchors;
+  do {
+    if (!anchors.empty()) {
+      anchors.back().slack = std::min(anchors.back().slack, issue_slack_);
     }
     issue_slack_ = kNotDone;
-    moved_ = 0;
-    const Anchor now = AnchorNow();
-    if (MeetsStepBefore(now, result)) {
+    AddAnchor();
+    if (MeetsStepBefore(anchors.back(), result)) {
       return true;
     }
-    bool enters_micro_batch = segments[now.segment].begins_micro_batch;
-    for (std::uint32_t s = anchor_segment_ + 1; s < now.segment; ++s) {
-      enters_micro_batch = enters_micro_batch || segments[s].begins_micro_batch;
-    }
-    anchor_segment_ = now.segment;
-    s_.anchors.push_back(now);
-    EndWatch(0, now);
-    if (enters_micro_batch) {
-      EndWatch(1, now);
-      if (Jump(1, now)) {
-        continue;
-      }
-      BeginWatch(1, now);
-    } else if (now.segment + std::size_t{1} < segments.size() &&
-               segments[now.segment + 1].begins_micro_batch) {
-      // The last micro-batch is like the ones before up to here: what follows it is the optimizer.
-      KeepWatched(1, now);
-    }
-    if (!Jump(0, now)) {
-      BeginWatch(0, now);
-      return false;
-    }
-  }
+  } while (Jump());
+  return false;
 }
 
 }  // namespace shardwright::internal

@@ -161,7 +161,7 @@ void EventLoop::Append(std::uint32_t op, const Cost& cost) {
   const std::size_t stream = cost.stream;
   used_streams_ |= 1u << stream;
   if (((running_streams_ | waiting_streams_) >> stream & 1u) == 0) {
-    SetHead(stream, op);
+    SetHead(stream, op, static_cast<std::uint32_t>(s_.runs.size() - 1));
   } else {
     s_.records[s_.last_on_stream[stream]].next_on_stream = op;
   }
@@ -233,70 +233,92 @@ bool EventLoop::EnterNextRun(StreamCursor& cursor, std::size_t stream) {
     return false;
   }
   const std::uint32_t next = cursor.run + 1;
-  cursor = {
-      next,  0,    QueuesOf(s_.runs[next], 0).first_on_stream[stream], s_.runs[next].host_begin,
-      false, false};
+  cursor = {};
+  cursor.run = next;
+  cursor.host = s_.runs[next].host_begin;
+  EnterSegment(cursor, stream);
+  return true;
+}
+
+// Looks up where the cursor's stream begins in its segment.
+void EventLoop::EnterSegment(StreamCursor& cursor, std::size_t stream) {
+  const SegmentQueues& queues = QueuesOf(s_.runs[cursor.run], cursor.segment);
+  cursor.next = queues.first_on_stream[stream];
+  cursor.op_begin = queues.op_begin;
+}
+
+// Moves a cursor that has found all ops of its segment to the next one with ops for its stream;
+// false when there is none.
+bool EventLoop::EnterNextSegment(StreamCursor& cursor, std::size_t stream) {
+  do {
+    const BodyRun& run = s_.runs[cursor.run];
+    const SegmentQueues& queues = QueuesOf(run, cursor.segment);
+    const std::uint32_t end = queues.first_on_stream[stream] != kNone
+                                  ? cursor.segment + 1
+                                  : SameSegmentsEnd(*run.body, cursor.segment);
+    cursor.host += (end - cursor.segment) * queues.issue;
+    cursor.segment = end;
+    if (end < SegmentCount(*run.body)) {
+      EnterSegment(cursor, stream);
+    } else if (!EnterNextRun(cursor, stream)) {
+      return false;
+    }
+  } while (cursor.next == kNone);
   return true;
 }
 
 // The next op of a stream, with the times at which the host issues it; kNone when there is none.
 std::uint32_t EventLoop::PullNext(std::size_t stream) {
   StreamCursor& cursor = s_.cursors[stream];
-  while (!cursor.is_done) {
-    const BodyRun& run = s_.runs[cursor.run];
-    const Body& body = *run.body;
-    const SegmentQueues& queues = QueuesOf(run, cursor.segment);
-    if (cursor.next != kNone) {
-      const QueuedOp& queued = s_.queued_ops[queues.op_begin + cursor.next];
-      const std::uint32_t first = run.base + SegmentBegin(body, cursor.segment);
-      const std::uint32_t op = first + cursor.next;
-      const Cost& cost = CostOf(run, op);
-      EventRecord& record = s_.records[op];
-      record.issued = cursor.host + queued.host + cost.first;
-      record.issue_end = cursor.host + queued.host + cost.issue;
-      cursor.next = queued.next_on_stream;
-      cursor.has_ops = true;
-      record.before_in_group = kNone;
-      if (cost.group != kNone) {
-        record.before_in_group = queued.before_in_group != kNone ? first + queued.before_in_group
-                                                                 : LastInGroup(cursor, cost.group);
-      }
-      return op;
-    }
-    cursor.host += queues.issue;
-    if (++cursor.segment < SegmentCount(body)) {
-      cursor.next = QueuesOf(run, cursor.segment).first_on_stream[stream];
-    } else if (!EnterNextRun(cursor, stream)) {
-      return kNone;
-    }
+  if (cursor.is_done || (cursor.next == kNone && !EnterNextSegment(cursor, stream))) {
+    return kNone;
   }
-  return kNone;
+  const BodyRun& run = s_.runs[cursor.run];
+  const QueuedOp& queued = s_.queued_ops[cursor.op_begin + cursor.next];
+  const std::uint32_t first = run.base + SegmentBegin(*run.body, cursor.segment);
+  const std::uint32_t op = first + cursor.next;
+  const Cost& cost = CostOf(run, op);
+  EventRecord& record = s_.records[op];
+  record.issued = cursor.host + queued.host + cost.first;
+  record.issue_end = cursor.host + queued.host + cost.issue;
+  record.before_in_group = kNone;
+  if (cost.group != kNone) {
+    record.before_in_group = queued.before_in_group != kNone ? first + queued.before_in_group
+                                                             : LastInGroup(cursor, cost.group);
+  }
+  cursor.next = queued.next_on_stream;
+  cursor.has_ops = true;
+  return op;
+}
+
+// Makes the next op of a stream its head.
+void EventLoop::PullHead(std::size_t stream) {
+  const std::uint32_t op = PullNext(stream);
+  SetHead(stream, op, s_.cursors[stream].run);
 }
 
 // A cursor that has just found `op`, whose time of issue is known.
 StreamCursor EventLoop::CursorBehind(std::uint32_t op, const BodyRun& run, std::uint32_t segment) {
   const std::uint32_t i = op - run.base - SegmentBegin(*run.body, segment);
-  const QueuedOp& queued = s_.queued_ops[QueuesOf(run, segment).op_begin + i];
-  const std::int64_t host = s_.records[op].issued - CostOf(run, op).first - queued.host;
-  return {static_cast<std::uint32_t>(&run - s_.runs.data()),
-          segment,
-          queued.next_on_stream,
-          host,
-          true,
-          false};
+  StreamCursor cursor;
+  cursor.run = static_cast<std::uint32_t>(&run - s_.runs.data());
+  cursor.segment = segment;
+  cursor.op_begin = QueuesOf(run, segment).op_begin;
+  const QueuedOp& queued = s_.queued_ops[cursor.op_begin + i];
+  cursor.next = queued.next_on_stream;
+  cursor.host = s_.records[op].issued - CostOf(run, op).first - queued.host;
+  cursor.has_ops = true;
+  return cursor;
 }
 
 void EventLoop::PullFirstOps() {
-  std::uint32_t used = 0;
   for (const Cost& cost : costs_) {
-    used |= 1u << cost.stream;
+    used_streams_ |= cost.on_host ? 0 : 1u << cost.stream;
   }
   s_.cursors = {};
-  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
-    if ((used >> stream & 1u) != 0) {
-      s_.cursors[stream].next = QueuesOf(s_.runs[0], 0).first_on_stream[stream];
-      SetHead(stream, PullNext(stream));
-    }
+  for (const std::size_t stream : Streams(used_streams_)) {
+    EnterSegment(s_.cursors[stream], stream);
+    PullHead(stream);
   }
 }
 

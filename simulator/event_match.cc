@@ -7,17 +7,27 @@
 namespace shardwright::internal {
 namespace {
 
-// A segment, and the first op of its body that had not ended when what is looked at began.
-struct SegmentAt {
-  const Segment& segment;
-  std::uint32_t lowest = 0;
-};
-
 // The ops of both segments wait for the same: far edges lead equally far or to what has ended.
-bool AreAlike(const SegmentAt& a, const SegmentAt& b) {
-  return a.segment.exact_kind == b.segment.exact_kind ||
-         (a.segment.kind == b.segment.kind && a.segment.far_end <= a.lowest &&
-          b.segment.far_end <= b.lowest);
+bool AreAlike(const Body& body, const SegmentAt& a, const SegmentAt& b) {
+  const Segment& x = body.segments[a.segment];
+  const Segment& y = body.segments[b.segment];
+  return x.exact_kind == y.exact_kind ||
+         (x.kind == y.kind && x.far_end <= a.lowest && y.far_end <= b.lowest);
+}
+
+// How many segments from `a` and from `b` on are alike, one after the other.
+std::size_t CountAlike(const Body& body, SegmentAt a, SegmentAt b) {
+  const std::vector<Segment>& segments = body.segments;
+  const std::size_t first = a.segment;
+  while (std::max(a.segment, b.segment) < segments.size() && AreAlike(body, a, b)) {
+    const Segment& x = segments[a.segment];
+    const Segment& y = segments[b.segment];
+    const std::size_t count =
+        x.exact_kind == y.exact_kind ? std::min(x.same_end - a.segment, y.same_end - b.segment) : 1;
+    a.segment += count;
+    b.segment += count;
+  }
+  return a.segment - first;
 }
 
 // An op of a body, and the first op that had not ended when what is looked at began.
@@ -41,76 +51,122 @@ bool OpsAreAlike(const Body& body, const OpAt& a, const OpAt& b) {
                     });
 }
 
+// The first op from `begin` on, at most `end`, that is not like the one `shift` further on, where
+// `lowest` is what had not ended.
+std::uint32_t AlikeUntil(const Body& body, OpAt begin, std::uint32_t end, const OpAt& other) {
+  const std::uint32_t shift = other.op - begin.op;
+  std::uint32_t op = begin.op;
+  while (op < end && op + shift < body.size() &&
+         OpsAreAlike(body, {op, begin.lowest}, {op + shift, other.lowest})) {
+    ++op;
+  }
+  return op;
+}
+
+// The first op that differs between what is met from `known` on and what is met from `now` on. The
+// first and the last segment that are looked at need not be alike as a whole. 0 when what has not
+// ended differs already.
+std::uint32_t FirstDifference(const Body& body, const SegmentAt& known, const SegmentAt& now) {
+  const std::vector<Segment>& segments = body.segments;
+  for (SegmentAt a = known, b = now; segments[a.segment].first > known.lowest;) {
+    const std::uint32_t end = segments[a.segment].first;
+    if (a.segment == 0 || b.segment == 0) {
+      return 0;
+    }
+    const std::uint32_t shift = segments[b.segment].first - end;
+    --a.segment;
+    --b.segment;
+    const std::uint32_t begin = std::max(segments[a.segment].first, known.lowest);
+    if (!AreAlike(body, a, b) &&
+        (begin != known.lowest ||
+         AlikeUntil(body, {begin, a.lowest}, end, {begin + shift, b.lowest}) != end)) {
+      return 0;
+    }
+  }
+  const std::size_t alike = CountAlike(body, known, now);
+  const std::size_t a = known.segment + alike;
+  const std::size_t b = now.segment + alike;
+  if (std::max(a, b) == segments.size()) {
+    return SegmentEnd(body, a - 1);
+  }
+  return AlikeUntil(body, {segments[a].first, known.lowest}, SegmentEnd(body, a),
+                    {segments[b].first, now.lowest});
+}
+
 }  // namespace
 
-// The ops that the transition depends on are those of now. Its first and its last segment need not
-// be like those of now as a whole.
-bool EventLoop::OpsMatch(const Transition& transition, const Anchor& now) const {
+// The longest transition from anchor `from` to one up to `last` that happens again from `now` on;
+// leads nowhere if there is none.
+Transition EventLoop::FindTransition(std::uint32_t from, std::uint32_t last,
+                                     const Anchor& now) const {
+  const std::vector<Anchor>& anchors = s_.memo.anchors;
   const Body& body = *s_.memo.body;
-  const std::vector<Segment>& segments = body.segments;
-  const std::uint32_t lowest = now.lowest - s_.runs[now.run].base;
-  const std::uint32_t shift = segments[now.segment].first - segments[transition.segment].first;
-  const std::size_t known = transition.segment - transition.before;
-  const std::size_t later = now.segment - transition.before;
-  const std::size_t last = std::size_t{transition.before} + transition.after;
-  for (std::size_t s = 0; s <= last; ++s) {
-    if (AreAlike({segments[known + s], transition.lowest}, {segments[later + s], lowest})) {
-      continue;
+  const Anchor& begin = anchors[from];
+  const std::int64_t more_lead = now.Lead() - begin.Lead();
+  Transition found{from, from};
+  Transition next = found;
+  std::uint32_t difference = kNone;  // not looked for yet
+  while (next.to < last && anchors[next.to + 1].run == begin.run) {
+    next.slack = std::min(next.slack, anchors[next.to].slack);
+    const Anchor& end = anchors[++next.to];
+    bool is_met = next.slack < 0 ? more_lead == 0 : more_lead >= 0 || -more_lead <= next.slack;
+    for (const std::size_t stream : Streams(end.moved & ~next.streams)) {
+      is_met = is_met && begin.streams[stream] == now.streams[stream];
     }
-    const std::uint32_t end = SegmentEnd(body, known + s);
-    const bool has_end = s >= transition.before && s < transition.before + transition.advance;
-    if ((s != 0 && s != last) || (has_end && end + shift != SegmentEnd(body, later + s))) {
-      return false;
+    next.streams |= end.moved;
+    next.highest = std::max(next.highest, end.highest);
+    if (is_met && difference == kNone) {
+      difference = FirstDifference(body, AtAnchor(begin), AtAnchor(now));
     }
-    const std::uint32_t from = s == 0 ? transition.lowest : segments[known + s].first;
-    const std::uint32_t to =
-        s == last ? segments[transition.segment].first + transition.highest + 1 : end;
-    for (std::uint32_t i = from; i < to; ++i) {
-      if (!OpsAreAlike(body, {i, transition.lowest}, {i + shift, lowest})) {
-        return false;
-      }
+    if (!is_met || next.highest >= difference) {
+      break;
     }
+    found = next;
   }
-  return true;
+  return found;
 }
 
-bool EventLoop::Matches(const Transition& transition, const Anchor& now) const {
-  const std::vector<Segment>& segments = s_.memo.body->segments;
-  if (now.segment < transition.before || now.segment + transition.after >= segments.size()) {
-    return false;
-  }
-  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
-    if ((transition.streams >> stream & 1u) != 0 &&
-        !(transition.begin[stream] == now.streams[stream])) {
-      return false;
-    }
-  }
-  const std::int64_t more_lead = now.Lead() - transition.lead;
-  if (transition.slack < 0 ? more_lead != 0 : more_lead < 0 && -more_lead > transition.slack) {
-    return false;
-  }
-  return OpsMatch(transition, now);
-}
-
-// How many times in a row a transition that matches now can be taken.
+// How many times in a row a transition that happens from `now` on can be taken.
 std::uint32_t EventLoop::CountLoops(const Transition& transition, const Anchor& now) const {
-  const std::int64_t gain = transition.time - transition.host;  // in lead
-  if (!transition.is_loop || (transition.slack < 0 && gain != 0)) {
+  const Anchor& begin = s_.memo.anchors[transition.from];
+  const Anchor& end = s_.memo.anchors[transition.to];
+  const std::int64_t gain = (end.time - begin.time) - (end.issued - begin.issued);  // in lead
+  if (transition.slack < 0 && gain != 0) {
     return 1;
   }
-  const std::vector<Segment>& segments = s_.memo.body->segments;
-  const std::uint32_t lowest = now.lowest - s_.runs[now.run].base;
-  const std::size_t period = transition.advance;
-  const std::size_t last = now.segment + transition.reach;
-  // Segments up to here are like the ones one period before.
-  std::size_t end = now.segment - transition.before + period;
-  while (end < segments.size() &&
-         AreAlike({segments[end - period], lowest}, {segments[end], lowest})) {
-    ++end;
+  const Body& body = *s_.memo.body;
+  const std::vector<Segment>& segments = body.segments;
+  std::int64_t reach = 0;  // the last op of the body that a stream has come to
+  for (const std::size_t stream : Streams(transition.streams)) {
+    if (!(begin.streams[stream] == end.streams[stream])) {
+      return 1;
+    }
+    reach = std::max(reach, segments[end.segment].first + end.streams[stream].op);
   }
-  std::size_t count = end > last ? 1 + (end - 1 - last) / period : 1;
+  const std::size_t period = end.segment - begin.segment;
+  const SegmentAt place = AtAnchor(now);
+  SegmentAt first = place;  // that has not ended
+  while (segments[first.segment].first > first.lowest) {
+    --first.segment;
+  }
+  // Segments before `alike` are like the ones one period before.
+  const SegmentAt second{first.segment + period, first.lowest};
+  const std::size_t alike = second.segment + CountAlike(body, first, second);
+  std::size_t last = end.segment;
+  while (last < segments.size() && SegmentEnd(body, last) <= reach) {
+    ++last;
+  }
+  last += now.segment - begin.segment;
+  std::size_t count = alike > last ? 1 + (alike - 1 - last) / period : 1;
+  // Of the last copy only the ops that the transition depends on must be the same.
+  const SegmentAt next{
+      now.segment + count * period,
+      place.lowest + segments[now.segment + count * period].first - segments[now.segment].first};
+  if (FirstDifference(body, AtAnchor(begin), next) > transition.highest) {
+    ++count;
+  }
   if (gain < 0) {
-    const std::int64_t slack = transition.slack + (now.Lead() - transition.lead);
+    const std::int64_t slack = transition.slack + (now.Lead() - begin.Lead());
     count = static_cast<std::size_t>(
         std::min<std::int64_t>(static_cast<std::int64_t>(count), 1 + slack / -gain));
   }

@@ -156,8 +156,9 @@ void Walk::Settle() {
 }
 
 void Walk::Apply(std::span<const MemoryPoint> points) {
+  const Buffer* const buffers = program_.buffers.data();
   for (const MemoryPoint& point : points) {
-    const Buffer& buffer = program_.buffers[point.buffer.value];
+    const Buffer& buffer = buffers[point.buffer.value];
     const std::size_t side = buffer.on_host ? 1 : 0;
     if (point.kind == PointKind::kFree) {
       if (is_rising_) {

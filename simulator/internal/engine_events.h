@@ -87,6 +87,7 @@ struct StreamCursor {
   std::uint32_t run = 0;
   std::uint32_t segment = 0;  // of the last op found
   std::uint32_t next = 0;     // the next op in this segment, from its first on; kNone: none
+  std::size_t op_begin = 0;   // the segment's ops in EventState::queued_ops
   std::int64_t host = 0;      // the host clock before the segment's first op
   bool has_ops = false;       // one has been found in this run
   bool is_done = false;       // the step has no ops on this stream
@@ -102,27 +103,7 @@ struct StreamPosition {
   bool operator==(const StreamPosition&) const = default;
 };
 
-// The state of the event loop at such a moment: what the future depends on, relative to the segment
-// and the moment, and the sums so far.
-struct Anchor {
-  std::array<StreamPosition, kStreamCount> streams;
-  std::uint32_t run = 0;
-  std::uint32_t segment = 0;
-  std::int64_t time = 0;
-  std::int64_t issued = 0;       // when the op that starts was issued
-  std::uint32_t lowest = 0;      // the first op that has not ended, among all ops
-  std::uint32_t unfinished = 0;  // of the run
-  Totals totals;                 // of the run
-  Totals all_totals;             // of all runs
-  // From here to the next anchor: how long before it mattered every op had been issued, at least;
-  // negative when something waited for the host.
-  std::int64_t slack = kNotDone;
-
-  // Of the device behind the host.
-  [[nodiscard]] std::int64_t Lead() const { return time - issued; }
-};
-
-// What else it takes to go on from an anchor. It follows from the positions and the program, or
+// What else it takes to go on from such a moment. It follows from the positions and the program, or
 // matters to the past only. What a blocked stream waits for is looked up anew.
 struct StreamDetail {
   std::int64_t op = 0;       // the head or, when it is blocked, the op before, as in StreamPosition
@@ -131,63 +112,90 @@ struct StreamDetail {
   std::int64_t idle = 0;     // how long ago the op before ended
 };
 
-// A transition from one anchor to another one of the same run, and what it took for granted.
-struct Transition {
-  std::uint32_t next = kNone;  // the next one that begins at a segment of this kind
-  std::uint32_t run = 0;       // where it began when it was met: run, ...
-  std::uint32_t segment = 0;   // ... segment ...
-  std::int64_t met = 0;        // ... and moment
-  std::uint32_t advance = 0;   // segments to its end
-  // What happens depends on the ops from `lowest`, the first one that had not ended (in the body),
-  // to `highest`, the last one that has been started or is due (from the segment's first). They lie
-  // in segments from `before` ahead of the segment to `after` behind it, ...
-  std::uint32_t lowest = 0;
+// The state of the event loop at such a moment: what the future depends on, relative to the segment
+// and the moment, and the sums so far.
+struct Anchor {
+  std::array<StreamPosition, kStreamCount> streams;
+  std::array<StreamDetail, kStreamCount> details;
+  std::uint32_t run = 0;
+  std::uint32_t segment = 0;
+  std::int64_t time = 0;
+  std::int64_t issued = 0;       // when the op that starts was issued
+  std::uint32_t lowest = 0;      // the first op that has not ended, among all ops
+  std::uint32_t unfinished = 0;  // of the run
+  Totals totals;                 // of the run
+  Totals all_totals;             // of all runs
+  // Since the anchor before, if that is of the same run: bit s tells that stream s has done more
+  // than wait; and the last op of those streams that has been started or is due, counted from the
+  // run's first. kNone: one of them has run out of ops.
+  std::uint32_t moved = 0;
   std::uint32_t highest = 0;
-  std::uint32_t before = 0;
-  std::uint32_t after = 0;
-  std::uint32_t reach = 0;  // ... and up to here behind it lie the ops that streams were blocked at
-  // ... and on these streams (bit s). The others wait all the time.
-  std::uint32_t streams = 0;
-  std::array<StreamPosition, kStreamCount> begin;
-  std::array<StreamPosition, kStreamCount> end;
-  std::array<StreamDetail, kStreamCount> details;  // of the end
-  bool is_loop = false;                            // `end` equals `begin`
-  std::int64_t lead = 0;                           // at its begin
-  std::int64_t slack = 0;      // least in between, as in Anchor; negative: needs the very same lead
-  std::int64_t time = 0;       // from begin to end ...
-  std::int64_t host = 0;       // ... and between the issues of the two ops
-  std::uint32_t finished = 0;  // ops that ended
-  Totals totals;               // what was added to the run's
-};
-
-// The begin of a transition that is being watched.
-struct Watch {
-  bool is_on = false;
-  Anchor begin;
-  std::uint32_t moved = 0;  // bit s: stream s has got a new head since
+  // From here to the next anchor: how long before it mattered every op had been issued, at least;
+  // negative when something waited for the host.
   std::int64_t slack = kNotDone;
+  std::uint32_t next = kNone;  // an earlier anchor at a segment of this kind
+
+  // Of the device behind the host.
+  [[nodiscard]] std::int64_t Lead() const { return time - issued; }
 };
 
-// A transition that was taken instead of simulating what it stands for.
+// What happened from one anchor to a later one of the same run. It happens again wherever the state
+// of the first, as far as `streams` go, meets the ops that it depends on: those from the first one
+// that had not ended at its begin to `highest`, the last one that has been started or is due at its
+// end.
+struct Transition {
+  std::uint32_t from = 0;  // indices of anchors
+  std::uint32_t to = 0;
+  std::uint32_t streams = 0;  // bit s: stream s does more than wait
+  std::int64_t slack =
+      kNotDone;               // least in between, as in Anchor; negative: needs the very same lead
+  std::uint32_t highest = 0;  // in the body
+};
+
+// A segment of a body, and the first op of the body that had not ended when what is looked at
+// began.
+struct SegmentAt {
+  std::size_t segment = 0;
+  std::uint32_t lowest = 0;
+};
+
+// Where a transition leads to when it is taken.
+struct Place {
+  std::uint32_t run = 0;
+  std::uint32_t segment = 0;
+  std::int64_t issued = 0;  // when the op that starts was
+};
+
+// Transitions that were taken instead of simulating what they stand for.
 struct JumpNote {
-  std::uint32_t transition = 0;
+  Transition transition;
   std::uint32_t count = 1;  // times in a row
   std::uint32_t run = 0;
   std::uint32_t segment = 0;
   std::int64_t time = 0;
 };
 
-// What is known of transitions. There are two levels: from segment to segment, and from micro-batch
-// to micro-batch.
-inline constexpr std::size_t kLevels = 2;
+// Transitions begin and end at the first anchors only: a bound for steps in which nothing recurs.
+inline constexpr std::uint32_t kMostTransitionAnchors = 1024;
+
+// What has been met in runs of one body.
 struct Memo {
-  const Body* body = nullptr;  // whose segments it is about
-  std::array<std::vector<std::uint32_t>, kLevels>
-      first;  // by kind of segment; kNone behind its end
-  std::vector<Transition> transitions;
-  std::vector<JumpNote> jumps;   // in order
-  std::size_t filled_jumps = 0;  // those whose ops have their ends; see FillEnds
-  std::array<Watch, kLevels> watches;
+  const Body* body = nullptr;
+  std::vector<Anchor> anchors;         // in order
+  std::vector<std::uint32_t> last;     // the last anchor by kind of segment; kNone: none
+  std::uint32_t run_begin = 0;         // the first anchor of this run ...
+  std::uint32_t run_before_begin = 0;  // ... and of the one before
+  std::vector<JumpNote> jumps;         // in order
+  std::size_t filled_jumps = 0;        // those whose ops have their ends; see FillEnds
+
+  void Clear() {
+    body = nullptr;
+    anchors.clear();
+    last.clear();
+    run_begin = run_before_begin = 0;
+    jumps.clear();
+    filled_jumps = 0;
+  }
 };
 
 struct EventState {
@@ -204,8 +212,6 @@ struct EventState {
   std::array<StreamCursor, kStreamCount> cursors;
   std::array<std::vector<SegmentQueues>, 3> queues;  // by BodyKind, then by kind of segment
   std::vector<QueuedOp> queued_ops;
-  std::vector<Anchor> anchors;           // of the run that the compute stream is in
-  std::vector<Anchor> previous_anchors;  // of the run before
   Memo memo;
   bool recurs = false;  // a step came to a state that the step before had been in
   SpeedCache cache;

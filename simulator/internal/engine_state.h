@@ -63,8 +63,8 @@ struct Totals {
   return {body.edges.data() + begin, end - begin};
 }
 
-// How many segments a body has, where one begins and where it ends; a body that was not cut is one
-// segment.
+// How many segments a body has, where one begins, where it ends, and which is the next one that
+// differs from it; a body that was not cut is one segment.
 [[nodiscard]] inline std::size_t SegmentCount(const Body& body) {
   return body.segments.empty() ? 1 : body.segments.size();
 }
@@ -74,6 +74,10 @@ struct Totals {
 [[nodiscard]] inline std::uint32_t SegmentEnd(const Body& body, std::size_t segment) {
   return segment + 1 < body.segments.size() ? body.segments[segment + 1].first
                                             : static_cast<std::uint32_t>(body.size());
+}
+
+[[nodiscard]] inline std::uint32_t SameSegmentsEnd(const Body& body, std::size_t segment) {
+  return body.segments.empty() ? 1 : body.segments[segment].same_end;
 }
 
 // *this + more, and *this + count * (after - before), member by member.

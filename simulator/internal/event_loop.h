@@ -38,6 +38,9 @@ class Streams {
   std::uint32_t set_;
 };
 
+// Of ops without load.
+inline constexpr Speeds kFullSpeeds = {1, 1, 1, 1, 1, 1, 1, 1};
+
 class EventLoop {
  public:
   EventLoop(const Program& program, const PriceTable& prices, const EngineOptions& options,
@@ -54,7 +57,7 @@ class EventLoop {
  private:
   void Reset();
   [[nodiscard]] bool HasHostOps() const;
-  void SetHead(std::size_t stream, std::uint32_t op);
+  void SetHead(std::size_t stream, std::uint32_t op, std::uint32_t run);
   void SetRunning(std::size_t stream) {
     s_.heads[stream].status = StreamHead::Status::kRunning;
     running_streams_ |= 1u << stream;
@@ -73,6 +76,7 @@ class EventLoop {
   void Append(std::uint32_t op, const Cost& cost);
   void PullFirstOps();
   [[nodiscard]] std::uint32_t PullNext(std::size_t stream);
+  void PullHead(std::size_t stream);
   [[nodiscard]] const SegmentQueues& QueuesOf(const BodyRun& run, std::size_t segment) {
     const std::size_t kind = run.body->segments.empty() ? 0 : run.body->segments[segment].kind;
     const std::vector<SegmentQueues>& known = s_.queues[static_cast<std::size_t>(run.kind)];
@@ -80,6 +84,8 @@ class EventLoop {
   }
   const SegmentQueues& FindQueues(const BodyRun& run, std::size_t segment);
   [[nodiscard]] std::uint32_t LastInGroup(const StreamCursor& end, std::uint32_t group);
+  void EnterSegment(StreamCursor& cursor, std::size_t stream);
+  bool EnterNextSegment(StreamCursor& cursor, std::size_t stream);
   bool EnterNextRun(StreamCursor& cursor, std::size_t stream);
   [[nodiscard]] StreamCursor CursorBehind(std::uint32_t op, const BodyRun& run,
                                           std::uint32_t segment);
@@ -89,24 +95,24 @@ class EventLoop {
   // True when the simulation can stop, because this step goes on like the one before.
   bool TakeAnchors(EngineResult& result);
   void BeginAnchorsOfRun();
-  [[nodiscard]] Anchor AnchorNow() const;
+  void AddAnchor();
+  void AddStream(std::size_t stream, const Anchor* before, Anchor& anchor) const;
   [[nodiscard]] bool MeetsStepBefore(const Anchor& now, EngineResult& result) const;
 
   // event_memo.cc, event_match.cc: jumps over what has been met before.
-  void BeginWatch(std::size_t level, const Anchor& now);
-  void EndWatch(std::size_t level, const Anchor& now);
-  void KeepWatched(std::size_t level, const Anchor& now);
-  bool FindStreams(const Watch& watch, const Anchor& now, Transition& transition) const;
-  [[nodiscard]] StreamDetail DetailOf(std::size_t stream, const Anchor& now) const;
-  bool Jump(std::size_t level, const Anchor& now);
-  [[nodiscard]] bool Matches(const Transition& transition, const Anchor& now) const;
-  [[nodiscard]] bool OpsMatch(const Transition& transition, const Anchor& now) const;
+  bool Jump();
+  bool Take(const Transition& transition, const Anchor& now, std::uint32_t count);
+  [[nodiscard]] Transition FindTransition(std::uint32_t from, std::uint32_t last,
+                                          const Anchor& now) const;
+  [[nodiscard]] SegmentAt AtAnchor(const Anchor& anchor) const {
+    return {anchor.segment, anchor.lowest - s_.runs[anchor.run].base};
+  }
   [[nodiscard]] std::uint32_t CountLoops(const Transition& transition, const Anchor& now) const;
-  bool MoveHeads(const Transition& transition, const Anchor& to);
-  void Apply(const Transition& transition, std::uint32_t count, const Anchor& from,
-             const Anchor& to);
-  void SetStream(std::size_t stream, const Transition& transition, const Anchor& to);
+  bool MoveHeads(const Transition& transition, const Place& to);
+  void Apply(const Transition& transition, std::uint32_t count, const Place& to);
+  void SetStream(std::size_t stream, const Anchor& end, const Place& to);
   void FillEnds();
+  void FillEnds(const JumpNote& jump);
 
   bool FindBlocker(std::size_t stream);
   void Resolve(std::size_t stream);
@@ -157,7 +163,7 @@ class EventLoop {
   std::uint32_t waiting_streams_ = 0;   // bit s: it has not started yet
   std::uint64_t running_key_ = 0;       // class of the running op on stream s in byte s
   std::uint64_t speeds_key_ = 0;        // the key that speeds_ belongs to
-  Speeds speeds_{};
+  const Speeds* speeds_ = &kFullSpeeds;
   bool running_changed_ = false;
   std::size_t collected_ = 0;  // runs whose results are in
   std::int64_t front_ = 0;     // when all collected runs were complete

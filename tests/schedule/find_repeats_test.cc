@@ -143,6 +143,24 @@ TEST_CASE("FindRepeats: far edges may reach ever further back") {
   }
 }
 
+TEST_CASE("FindRepeats: what is before the first micro-batch of a run may differ") {
+  for (const char mark : {'/', '|'}) {
+    Sequence s;
+    s.Mark(mark);
+    OpId before = s.Add('x');
+    s.Add('y');
+    for (int m = 0; m < 4; ++m) {
+      s.Mark(mark);
+      s.Add('a');
+      s.builder.After(before);  // two ops back at first, then one
+      before = s.Add('b');
+    }
+    const Repeat all{2, 2, 4};
+    const Repeat all_but_first{4, 2, 3};
+    CHECK(s.Find() == std::vector<Repeat>{mark == '/' ? all : all_but_first});
+  }
+}
+
 TEST_CASE("FindRepeats: carried edges may name any slots") {
   Sequence s;
   for (std::uint32_t layer = 0; layer < 4; ++layer) {
