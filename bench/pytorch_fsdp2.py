@@ -4,9 +4,9 @@
     torchrun --nproc-per-node 8 bench/pytorch_fsdp2.py PLAN.json
 
 The model is Transformers' of that configuration (that of models/zoo unless --model names another), with scaled_dot_product_attention, without
-dropout; blocks and the root are FSDP2 units with fp32 masters, the plan's dtypes, fused AdamW, clipping if the plan clips. Sequence length,
-micro-batch and accumulation are the plan's; tokens are random. Printed per mode: the median step without the first two, tokens per second over
-all ranks, and the largest memory that the allocator has handed out. On one GPU nothing is communicated.
+dropout; blocks and the root are FSDP2 units with the plan's dtypes of masters, parameters and reductions, fused AdamW, clipping if the plan
+clips. Sequence length, micro-batch and accumulation are the plan's; tokens are random. Printed per mode: the median step without the first
+two, tokens per second over all ranks, and the largest memory that the allocator has handed out. On one GPU nothing is communicated.
 """
 
 import argparse
@@ -27,12 +27,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ZOO = pathlib.Path(__file__).resolve().parent.parent / "models" / "zoo"
 
 
-def make_model(config, device):
+def make_model(config, device, dtype):
     no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"), 0.0)
     settings = transformers.AutoConfig.for_model(**{**config, **no_dropout})
     settings.use_cache = False
     with torch.device(device):
-        return transformers.AutoModelForCausalLM.from_config(settings, attn_implementation="sdpa", dtype=torch.float32).train()
+        return transformers.AutoModelForCausalLM.from_config(settings, attn_implementation="sdpa", dtype=dtype).train()
 
 
 def blocks_of(model):
@@ -44,7 +44,7 @@ class Run:
     def __init__(self, plan, config, device, compiled):
         job, choices = plan["job"], plan["plan"]
         self.device, self.accumulation, self.clips = device, choices["accumulation"], job["clip_gradients"]
-        model = make_model(config, device)
+        model = make_model(config, device, DTYPES[job["precision"]["master"]])
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[job["precision"]["param"]], reduce_dtype=DTYPES[job["precision"]["reduce"]])
         for block in blocks_of(model):
             if compiled:

@@ -11,15 +11,19 @@
 #   scripts/gpu_check.sh tests      every kernel and the loopback ranks against the host's arithmetic
 #   scripts/gpu_check.sh kernels    speed of the kernels, as a fraction of what the memory or the matrix units could do
 #   scripts/gpu_check.sh training   steps of GPT-2 on 1, 2, 4 and 8 ranks of one GPU
+#   scripts/gpu_check.sh profile    calibrate --device cuda; mfu and large predict with its profile, and make it if it is not there
 #   scripts/gpu_check.sh mfu        steps of 1.5 and 3 billion parameters on one GPU, measured against predicted and against PyTorch
+#   scripts/gpu_check.sh large      the same of 8 billion (16-bit states), and of 1.5 billion with 8,192 tokens per sample
+#   scripts/gpu_check.sh schedule   native, fsdp2 and fsdp1 on four ranks of one GPU, one against the other
 #   scripts/gpu_check.sh gpus       GPT-2 on as many GPUs as there are, a process each, with NCCL
 #   scripts/gpu_check.sh sanitizer  compute-sanitizer memcheck and racecheck over the kernel tests
-#   scripts/gpu_check.sh            all of them but pack, one after the other
+#   scripts/gpu_check.sh hostid     GPT-2 in two processes on ONE GPU, which NCCL takes for two machines (two minutes at most)
+#   scripts/gpu_check.sh            all of them but pack and hostid, one after the other
 #
 # Each part ends within ten minutes (SHARDWRIGHT_LIMIT, 580 seconds) or is cut there; what is left of a part is cut first, not
-# the table. Several parts may be named: each has its own time. Prints one table; raw output and traces go to the folder of the
-# programs, and with SHARDWRIGHT_RESULTS=FOLDER as one results.tar.gz there. Exit code 0: everything held; 1: something did not;
-# 4: this machine lacks something.
+# the table. Several parts may be named: each has its own time. Prints one table; raw output goes to the folder of the programs,
+# traces to traces/recorded/ as well, and with SHARDWRIGHT_RESULTS=FOLDER all as one results.tar.gz there. Exit code 0: everything
+# held; 1: something did not; 4: this machine lacks something.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tree=build-gpu
@@ -126,7 +130,7 @@ train() {
   local name=$1 plan=$2 trace="$tree/${1// /_}.json.gz"
   shift 2
   check "$name" "$(program shardwright)" run "$plan" --device cuda --steps 10 --trace "$trace" "$@" || return
-  show "$name" 'multiprocessors|by cuDNN|own kernel|^warning|throughput|memory per rank'
+  show "$name" 'multiprocessors|CUPTI|by cuDNN|own kernel|^warning|throughput|^memory'
   check "$name, compared" "$(program shardwright)" compare "$plan" "$trace"
   show "$name, compared" '^(step|total|measured|simulated)'
 }
@@ -137,21 +141,63 @@ training() {
   done
 }
 
-# Predicted with a profile fitted to GPT-2's trace on the same card, which is none of these plans.
+# Of this card, from plans that are none of those below.
+profile() {
+  check "calibrate" "$(program shardwright)" calibrate --device cuda --cluster "h200-141 x1" --name this-gpu \
+    -o "$tree/this-gpu.json"
+  show "calibrate" 'compute\.|copy\.|host\.'
+}
+
+# beside_pytorch NAME MODEL FLAGS... (batches that fit both sides): predicted, measured, and PyTorch's own; then what the fsdp2 dialect says of PyTorch's.
+beside_pytorch() {
+  local name=$1 model=$2 profile=()
+  shift 2
+  [[ -f $tree/this-gpu.json ]] || profile
+  [[ -f $tree/this-gpu.json ]] && profile=(--profile "$tree/this-gpu.json")
+  local plan=("$(program shardwright)" plan --model "$model" --cluster "h200-141 x1" "$@")
+  check "plan $name" "${plan[@]}" --kernel-set shardwright-cuda-plain --dialect native "${profile[@]}" -o "$tree/$name.json" &&
+    train "$name" "$tree/$name.json" --loopback 1 &&
+    check "PyTorch $name" python3 bench/pytorch_fsdp2.py "$tree/$name.json" --steps 5
+  show "PyTorch $name" '^PyTorch'
+  ratio "$name, ours to PyTorch eager" "$name" "PyTorch $name" eager
+  ratio "$name, ours to PyTorch compiled" "$name" "PyTorch $name" compiled
+  check "plan $name, fsdp2" "${plan[@]}" --kernel-set hf-eager --dialect fsdp2 -o "$tree/$name-fsdp2.json" &&
+    check "simulate $name, fsdp2" "$(program shardwright)" simulate "$tree/$name-fsdp2.json"
+  show "simulate $name, fsdp2" '^  (step time|tokens/s|MFU|allocated|reserved)'
+}
+
+# Tokens per second in the last line of a log that names them, with or without a word beside them.
+tokens() { grep -hE "$2" "$tree/${1// /_}.log" 2>/dev/null | grep -oE '[0-9.e+]+ tokens/s' | tail -1 | cut -d' ' -f1; }
+# ratio ROW CHECK CHECK [WORD]: of the throughputs that two checks printed.
+ratio() {
+  local ours theirs
+  ours=$(tokens "$2" '^throughput')
+  theirs=$(tokens "$3" "${4:-^throughput}")
+  [[ -n $ours && -n $theirs ]] && row "$1" "$(awk "BEGIN {printf \"%.3f\", $ours / $theirs}")" "$ours and $theirs tokens/s"
+}
+
 mfu() {
-  local name profile=()
-  if [[ ! -f $tree/GPT-2_on_1_ranks.json.gz ]]; then
-    gpt2 1 && train "GPT-2 on 1 ranks" "$tree/gpt2-1.json" --loopback 1
-  fi
-  check "calibrate" "$(program shardwright)" calibrate "$tree/GPT-2_on_1_ranks.json.gz" --name this-gpu -o "$tree/this-gpu.json" &&
-    profile=(--profile "$tree/this-gpu.json")
   for name in qwen2.5-1.5b llama-3.2-3b; do
-    check "plan $name" "$(program shardwright)" plan --model "$name" --cluster "h200-141 x1" --seq 2048 --global-batch 32 \
-      --kernel-set shardwright-cuda-plain --dialect native --precision bf16-mixed "${profile[@]}" -o "$tree/$name.json" &&
-      train "$name" "$tree/$name.json" --loopback 1 &&
-      check "PyTorch $name" python3 bench/pytorch_fsdp2.py "$tree/$name.json" --steps 5
-    show "PyTorch $name" '^PyTorch'
+    beside_pytorch "$name" "$name" --seq 2048 --global-batch 32 --micro-batch 4 --optimizer adamw:fused
   done
+}
+
+large() {
+  beside_pytorch "llama-3.1-8b" llama-3.1-8b --seq 2048 --global-batch 16 --micro-batch 2 --precision bf16 \
+    --optimizer adamw:fused
+  beside_pytorch "qwen2.5-1.5b-8192" qwen2.5-1.5b --seq 8192 --global-batch 8 --micro-batch 1 --optimizer adamw:fused
+}
+
+schedule() {
+  local dialect
+  for dialect in native fsdp2 fsdp1; do
+    check "plan, $dialect" "$(program shardwright)" plan --model qwen2.5-0.5b --cluster "h200-141 x4, nvlink 450 GB/s" \
+      --kernel-set shardwright-cuda-plain --dialect "$dialect" --seq 2048 --global-batch 8 --micro-batch 2 \
+      --precision bf16-mixed --optimizer adamw:fused -o "$tree/schedule-$dialect.json" &&
+      train "4 ranks, $dialect" "$tree/schedule-$dialect.json" --loopback 4
+  done
+  ratio "native to fsdp2" "4 ranks, native" "4 ranks, fsdp2"
+  ratio "native to fsdp1" "4 ranks, native" "4 ranks, fsdp1"
 }
 
 gpus() {
@@ -167,6 +213,30 @@ gpus() {
   done
 }
 
+# A process per rank, all with the one GPU: each says that it is a machine of its own, and all goes over the loopback interface.
+two_processes() {
+  local rank pids=() code=0
+  for rank in 0 1; do
+    env RANK="$rank" WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29531 NCCL_HOSTID="rank$rank" NCCL_NET=Socket \
+      NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_MAX_CTAS=2 timeout 120 "$(program shardwright)" run "$tree/gpt2-2.json" \
+      --device cuda --steps 2 --timeout 60s &
+    pids+=($!)
+  done
+  for rank in "${pids[@]}"; do
+    wait "$rank" || code=$?
+  done
+  return "$code"
+}
+
+hostid() {
+  gpt2 2
+  # In this shell: `timeout` runs programs only, and every process has its own.
+  two_processes >"$tree/hostid.log" 2>&1
+  local code=$?
+  row "two NCCL ranks on one GPU" "$([[ $code -eq 0 ]] && echo ok || echo "FAILED $code")" "$(tail -1 "$tree/hostid.log" | cut -c1-120)"
+  [[ $code -eq 0 ]] || failed=1
+}
+
 sanitizer() {
   if ! command -v compute-sanitizer >/dev/null; then
     row "compute-sanitizer" skipped "not installed"
@@ -178,8 +248,14 @@ sanitizer() {
   done
 }
 
+# Whatever ended the script: what was found is kept.
 results() {
-  [[ -z ${SHARDWRIGHT_RESULTS:-} ]] && return
+  local traces=("$tree"/*.json.gz)
+  if [[ -f ${traces[0]} ]]; then
+    mkdir -p traces/recorded
+    cp "${traces[@]}" traces/recorded/
+  fi
+  [[ -z ${SHARDWRIGHT_RESULTS:-} || ! -d $tree ]] && return
   mkdir -p "$SHARDWRIGHT_RESULTS"
   find "$tree" -maxdepth 1 \( -name '*.log' -o -name '*.json' -o -name '*.json.gz' \) -print0 |
     tar -czf "$SHARDWRIGHT_RESULTS/results.tar.gz" --null -T -
@@ -187,28 +263,35 @@ results() {
 
 parts=("$@")
 if [[ ${#parts[@]} -eq 0 ]]; then
-  parts=(build tests kernels training mfu gpus sanitizer)
+  parts=(build tests kernels training profile mfu large schedule gpus sanitizer)
 fi
 for part in "${parts[@]}"; do
   case $part in
-    build | pack | tests | kernels | training | mfu | gpus | sanitizer) ;;
+    build | pack | tests | kernels | training | profile | mfu | large | schedule | gpus | sanitizer | hostid) ;;
     *)
-      echo "gpu_check.sh: got \"$part\", expected build, pack, tests, kernels, training, mfu, gpus or sanitizer" >&2
+      echo "gpu_check.sh: got \"$part\", expected build, pack, tests, kernels, training, profile, mfu, large, schedule, gpus," \
+        "sanitizer or hostid" >&2
       exit 2
       ;;
   esac
 done
+trap results EXIT
 row "what" "verdict" "time and last line"
-command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv,noheader
+gpu=$(nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv,noheader 2>/dev/null) && echo "$gpu"
 libraries
 for part in "${parts[@]}"; do
   deadline=$((SECONDS + limit))
-  if [[ $part != build && ! -d $tree ]]; then
-    echo "gpu_check.sh: neither build-gpu/ nor build-carry/ is here: scripts/gpu_check.sh build" >&2
-    exit 4
+  if [[ $part != build && $part != pack ]]; then
+    if [[ ! -d $tree ]]; then
+      echo "gpu_check.sh: neither build-gpu/ nor build-carry/ is here: scripts/gpu_check.sh build" >&2
+      exit 4
+    fi
+    if [[ -z $gpu ]]; then
+      echo "gpu_check.sh: no GPU here, nvidia-smi shows none; only build and pack can be done" >&2
+      exit 4
+    fi
   fi
   "$part"
   [[ $part == build && $failed -ne 0 ]] && break
 done
-results
 exit "$failed"

@@ -88,6 +88,7 @@ std::vector<Variant> Variants() {
       {"one rank", Dialect::kNative, 1, nothing, kFp32},
       {"native", Dialect::kNative, 2, nothing, kFp32},
       {"native, four ranks", Dialect::kNative, 4, nothing, kFp32},
+      {"native, eight ranks", Dialect::kNative, 8, nothing, kFp32},
       {"fsdp2", Dialect::kFsdp2, 2, nothing, kFp32},
       {"fsdp1", Dialect::kFsdp1, 2, nothing, kFp32},
       {"ddp", Dialect::kDdp, 3, nothing, kFp32},
