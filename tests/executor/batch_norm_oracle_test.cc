@@ -335,12 +335,7 @@ State OracleOf(const Setup& setup) {
   Setup untrained = setup;
   untrained.steps = 0;
   State state;
-  for (const std::vector<float>& parameter : Train(untrained).weights) {
-    state.weights.emplace_back();
-    for (const float w : parameter) {
-      state.weights.back().push_back({static_cast<double>(w), 0.0});
-    }
-  }
+  state.weights = Exactly(Train(untrained).weights);
   state.running.assign(kOut, {});
   state.running.resize(2 * kOut, {1.0, 0.0});
   for (std::int64_t step = 0; step < setup.steps; ++step) {
@@ -350,26 +345,8 @@ State OracleOf(const Setup& setup) {
   return state;
 }
 
-struct Use {
-  double most = 0.0;   // the largest error over its bound
-  double bound = 0.0;  // the largest bound
-};
-
-void Compare(const std::vector<float>& found, const Vector& exact, Use& use) {
-  REQUIRE(found.size() >= exact.size());
-  for (std::size_t i = 0; i < exact.size(); ++i) {
-    const double error = std::abs(static_cast<double>(found[i]) - exact[i].value);
-    REQUIRE(std::isfinite(exact[i].error));
-    use.most = std::max(use.most, exact[i].error > 0.0 ? error / exact[i].error : error * 1e30);
-    use.bound = std::max(use.bound, exact[i].error);
-  }
-}
-
-Use CompareAll(const Outcome& outcome, const State& oracle) {
-  Use use;
-  for (std::size_t p = 0; p < oracle.weights.size(); ++p) {
-    Compare(outcome.weights[p], oracle.weights[p], use);
-  }
+BoundUse CompareAll(const Outcome& outcome, const State& oracle) {
+  BoundUse use = testing::CompareAll(outcome.weights, oracle.weights);
   for (const std::vector<float>& buffers : outcome.buffers) {
     Compare(buffers, oracle.running, use);
   }
@@ -380,9 +357,9 @@ Use CompareAll(const Outcome& outcome, const State& oracle) {
 
 TEST_CASE("BatchNorm: common statistics lie within the derived bound of fp64") {
   const State oracle = OracleOf(NetSetup(Dialect::kDdp, 1));
-  Use worst;
+  BoundUse worst;
   const auto check = [&](const Setup& setup) {
-    const Use use = CompareAll(Train(setup), oracle);
+    const BoundUse use = CompareAll(Train(setup), oracle);
     CAPTURE(std::string(NameOf(setup.plan.dialect)));
     CAPTURE(setup.plan.shard_size);
     CAPTURE(setup.plan.replicate_size);

@@ -14,7 +14,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <limits>
 #include <vector>
+
+#include <doctest/doctest.h>
 
 namespace shardwright::testing {
 
@@ -89,5 +93,71 @@ class Sum {
 
 using Vector = std::vector<Bounded>;
 using Weights = std::vector<Vector>;  // by parameter
+
+[[nodiscard]] inline Weights Exactly(const std::vector<std::vector<float>>& numbers) {
+  Weights weights;
+  for (const std::vector<float>& parameter : numbers) {
+    weights.emplace_back();
+    for (const float w : parameter) {
+      weights.back().push_back({static_cast<double>(w), 0.0});
+    }
+  }
+  return weights;
+}
+
+// torch.nn.utils.clip_grad_norm_ with the given norm.
+inline void Clip(Weights& gradients, double most) {
+  Sum squares;
+  for (const Vector& parameter : gradients) {
+    for (const Bounded& g : parameter) {
+      squares.Add(g * g);
+    }
+  }
+  const Bounded limit = Rounded(most, 0.0);
+  const Bounded factor = limit / (Sqrt(squares.Total()) + Rounded(1e-6, 0.0));
+  // min(1, x) moves no two numbers apart.
+  const Bounded clipped = {std::min(1.0, factor.value), factor.error};
+  for (Vector& parameter : gradients) {
+    for (Bounded& g : parameter) {
+      g = g * clipped;
+    }
+  }
+}
+
+// One step of gradient descent; `rate` is negative.
+inline void Descend(Weights& weights, const Bounded& rate, const Weights& gradients) {
+  for (std::size_t p = 0; p < weights.size(); ++p) {
+    for (std::size_t i = 0; i < weights[p].size(); ++i) {
+      weights[p][i] = weights[p][i] + rate * gradients[p][i];
+    }
+  }
+}
+
+struct BoundUse {
+  double most = 0.0;     // the largest error over its bound
+  double bound = 0.0;    // the largest bound
+  double largest = 0.0;  // the largest number of the oracle
+};
+
+inline void Compare(const std::vector<float>& found, const Vector& exact, BoundUse& use) {
+  REQUIRE(found.size() >= exact.size());
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    const double error = std::abs(static_cast<double>(found[i]) - exact[i].value);
+    const double share = exact[i].error > 0.0 ? error / exact[i].error : error * 1e30;
+    const bool is_number = std::isfinite(error) && std::isfinite(exact[i].error);
+    use.most = std::max(use.most, is_number ? share : std::numeric_limits<double>::infinity());
+    use.bound = std::max(use.bound, exact[i].error);
+    use.largest = std::max(use.largest, std::abs(exact[i].value));
+  }
+}
+
+[[nodiscard]] inline BoundUse CompareAll(const std::vector<std::vector<float>>& found,
+                                         const Weights& exact) {
+  BoundUse use;
+  for (std::size_t p = 0; p < exact.size(); ++p) {
+    Compare(found[p], exact[p], use);
+  }
+  return use;
+}
 
 }  // namespace shardwright::testing
