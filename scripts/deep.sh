@@ -17,6 +17,9 @@ for version in 0.2.2 0.3.0; do
   build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target "build/torchtitan-$version" \
     "torchtitan==$version" tyro docstring_parser typeguard
 done
+# Lightning and FairScale; what else they need is there.
+build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --upgrade --target build/frameworks \
+  lightning==2.6.6 lightning_utilities torchmetrics fairscale==0.4.13
 ctest --preset deep --no-tests=ignore -j "$jobs"
 build/tests/traces/sw_foreign_fuzz_test 60
 build/tests/planner/sw_settings_fuzz_test 60

@@ -29,7 +29,9 @@ def strategy():
 class PlannedModule(LightningModule):
     """Builds a model and applies the plan to it where Lightning wants that: in configure_model."""
 
-    model = None
+    def __init__(self):
+        super().__init__()
+        self.model = None
 
     def build(self):
         """The unwrapped torch.nn.Module."""
