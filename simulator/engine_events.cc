@@ -79,10 +79,11 @@ bool EventLoop::HasHostOps() const {
   return std::any_of(costs_.begin(), costs_.end(), [](const Cost& cost) { return cost.on_host; });
 }
 
-void EventLoop::SetHead(std::size_t stream, std::uint32_t op, std::uint32_t run) {
+void EventLoop::SetHead(std::size_t stream, std::uint32_t op, std::uint32_t run, const Cost* cost) {
   StreamHead& head = s_.heads[stream];
   head.op = op;
   running_streams_ &= ~(1u << stream);
+  timed_streams_ &= ~(1u << stream);
   if (op == kNone) {
     head.status = Status::kEmpty;
     waiting_streams_ &= ~(1u << stream);
@@ -91,7 +92,7 @@ void EventLoop::SetHead(std::size_t stream, std::uint32_t op, std::uint32_t run)
   head.status = Status::kUnknown;
   waiting_streams_ |= 1u << stream;
   head.run = run;
-  head.cost = &CostOf(s_.runs[run], op);
+  head.cost = cost;
 }
 
 // Finds an op that has to end before the head of a stream can start; false when there is none.
@@ -119,8 +120,8 @@ bool EventLoop::FindBlocker(std::size_t stream) {
   return blocks(s_.records[head.op].before_in_group);
 }
 
-// Finds out when the head of a stream can start, or what it waits for. It is asked when the last
-// thing waited for so far ends; so unless the host is late, the head starts now.
+// Starts the head of a stream, or finds out what it waits for. It is asked when the last thing
+// waited for so far ends; so unless the host is late, the head starts now.
 void EventLoop::Resolve(std::size_t stream) {
   if (FindBlocker(stream)) {
     return;
@@ -128,8 +129,11 @@ void EventLoop::Resolve(std::size_t stream) {
   StreamHead& head = s_.heads[stream];
   const EventRecord& record = s_.records[head.op];
   issue_slack_ = std::min(issue_slack_, now_ - record.issued);
-  head.status = Status::kTimed;
-  head.time = std::max(now_, record.issued);
+  if (record.issued <= now_) {
+    Start(stream);
+  } else {
+    SetTimed(stream, record.issued);
+  }
 }
 
 // The stream of the first edge that ended at `time`, not before the stream's last event; the op's
@@ -204,7 +208,8 @@ void EventLoop::Finish(std::size_t stream) {
   running_changed_ = options_.contention;
   if (host_waits_) {
     const std::uint32_t next = s_.records[head.op].next_on_stream;
-    SetHead(stream, next, RunOf(next));
+    const std::uint32_t next_run = RunOf(next);
+    SetHead(stream, next, next_run, next == kNone ? nullptr : &CostOf(s_.runs[next_run], next));
   } else {
     PullHead(stream);
   }
@@ -243,10 +248,8 @@ std::int64_t EventLoop::NextEvent() const {
   for (const std::size_t stream : Streams(running_streams_)) {
     next = std::min(next, s_.heads[stream].time);
   }
-  for (const std::size_t stream : Streams(waiting_streams_)) {
-    if (s_.heads[stream].status == Status::kTimed) {
-      next = std::min(next, s_.heads[stream].time);
-    }
+  for (const std::size_t stream : Streams(timed_streams_)) {
+    next = std::min(next, s_.heads[stream].time);
   }
   return next;
 }
@@ -311,15 +314,13 @@ bool EventLoop::Collect(EngineResult& result) {
 // Starts what can start now, and finds out when the rest can.
 void EventLoop::StartDue() {
   for (const std::size_t stream : Streams(waiting_streams_)) {
-    StreamHead& head = s_.heads[stream];
-    if (head.status == Status::kBlocked && s_.heads[head.blocker_stream].op > head.blocker) {
-      head.status = Status::kUnknown;
-    }
-    if (head.status == Status::kUnknown) {
+    const StreamHead& head = s_.heads[stream];
+    if (head.status == Status::kTimed) {
+      if (head.time <= now_) {
+        Start(stream);
+      }
+    } else if (head.status == Status::kUnknown || s_.heads[head.blocker_stream].op > head.blocker) {
       Resolve(stream);
-    }
-    if (head.status == Status::kTimed && head.time <= now_) {
-      Start(stream);
     }
   }
   if (running_changed_) {

@@ -161,7 +161,7 @@ void EventLoop::Append(std::uint32_t op, const Cost& cost) {
   const std::size_t stream = cost.stream;
   used_streams_ |= 1u << stream;
   if (((running_streams_ | waiting_streams_) >> stream & 1u) == 0) {
-    SetHead(stream, op, static_cast<std::uint32_t>(s_.runs.size() - 1));
+    SetHead(stream, op, static_cast<std::uint32_t>(s_.runs.size() - 1), &cost);
   } else {
     s_.records[s_.last_on_stream[stream]].next_on_stream = op;
   }
@@ -240,11 +240,15 @@ bool EventLoop::EnterNextRun(StreamCursor& cursor, std::size_t stream) {
   return true;
 }
 
-// Looks up where the cursor's stream begins in its segment.
+// Lets a cursor point to its segment, before the stream's first op there.
 void EventLoop::EnterSegment(StreamCursor& cursor, std::size_t stream) {
-  const SegmentQueues& queues = QueuesOf(s_.runs[cursor.run], cursor.segment);
+  const BodyRun& run = s_.runs[cursor.run];
+  const SegmentQueues& queues = QueuesOf(run, cursor.segment);
+  const std::uint32_t begin = SegmentBegin(*run.body, cursor.segment);
   cursor.next = queues.first_on_stream[stream];
   cursor.op_begin = queues.op_begin;
+  cursor.first = run.base + begin;
+  cursor.ops = run.body->ops.data() + begin;
 }
 
 // Moves a cursor that has found all ops of its segment to the next one with ops for its stream;
@@ -267,48 +271,41 @@ bool EventLoop::EnterNextSegment(StreamCursor& cursor, std::size_t stream) {
   return true;
 }
 
-// The next op of a stream, with the times at which the host issues it; kNone when there is none.
-std::uint32_t EventLoop::PullNext(std::size_t stream) {
+// Makes the next op of a stream its head, with the times at which the host issues it.
+void EventLoop::PullHead(std::size_t stream) {
   StreamCursor& cursor = s_.cursors[stream];
   if (cursor.is_done || (cursor.next == kNone && !EnterNextSegment(cursor, stream))) {
-    return kNone;
+    SetHead(stream, kNone, 0, nullptr);
+    return;
   }
-  const BodyRun& run = s_.runs[cursor.run];
   const QueuedOp& queued = s_.queued_ops[cursor.op_begin + cursor.next];
-  const std::uint32_t first = run.base + SegmentBegin(*run.body, cursor.segment);
-  const std::uint32_t op = first + cursor.next;
-  const Cost& cost = CostOf(run, op);
+  const std::uint32_t op = cursor.first + cursor.next;
+  const Cost& cost = costs_[cursor.ops[cursor.next].shape.value];
   EventRecord& record = s_.records[op];
   record.issued = cursor.host + queued.host + cost.first;
   record.issue_end = cursor.host + queued.host + cost.issue;
   record.before_in_group = kNone;
   if (cost.group != kNone) {
-    record.before_in_group = queued.before_in_group != kNone ? first + queued.before_in_group
+    record.before_in_group = queued.before_in_group != kNone ? cursor.first + queued.before_in_group
                                                              : LastInGroup(cursor, cost.group);
   }
   cursor.next = queued.next_on_stream;
   cursor.has_ops = true;
-  return op;
+  SetHead(stream, op, cursor.run, &cost);
 }
 
-// Makes the next op of a stream its head.
-void EventLoop::PullHead(std::size_t stream) {
-  const std::uint32_t op = PullNext(stream);
-  SetHead(stream, op, s_.cursors[stream].run);
-}
-
-// A cursor that has just found `op`, whose time of issue is known.
-StreamCursor EventLoop::CursorBehind(std::uint32_t op, const BodyRun& run, std::uint32_t segment) {
-  const std::uint32_t i = op - run.base - SegmentBegin(*run.body, segment);
-  StreamCursor cursor;
-  cursor.run = static_cast<std::uint32_t>(&run - s_.runs.data());
-  cursor.segment = segment;
-  cursor.op_begin = QueuesOf(run, segment).op_begin;
+// Lets the cursor of a stream stand behind `op`, whose time of issue is known.
+void EventLoop::PlaceCursor(std::size_t stream, std::uint32_t op, const Place& place) {
+  StreamCursor& cursor = s_.cursors[stream];
+  cursor.run = place.run;
+  cursor.segment = place.segment;
+  EnterSegment(cursor, stream);
+  const std::uint32_t i = op - cursor.first;
   const QueuedOp& queued = s_.queued_ops[cursor.op_begin + i];
   cursor.next = queued.next_on_stream;
-  cursor.host = s_.records[op].issued - CostOf(run, op).first - queued.host;
+  cursor.host = s_.records[op].issued - costs_[cursor.ops[i].shape.value].first - queued.host;
   cursor.has_ops = true;
-  return cursor;
+  cursor.is_done = false;
 }
 
 void EventLoop::PullFirstOps() {

@@ -63,10 +63,11 @@ std::uint32_t AlikeUntil(const Body& body, OpAt begin, std::uint32_t end, const 
   return op;
 }
 
-// The first op that differs between what is met from `known` on and what is met from `now` on. The
-// first and the last segment that are looked at need not be alike as a whole. 0 when what has not
-// ended differs already.
-std::uint32_t FirstDifference(const Body& body, const SegmentAt& known, const SegmentAt& now) {
+// The first op that differs between what is met from `known` on and what is met from `now` on; some
+// op behind `needed` if nothing differs up to there. The first and the last segment that are looked
+// at need not be alike as a whole. 0 when what has not ended differs already.
+std::uint32_t FirstDifference(const Body& body, const SegmentAt& known, const SegmentAt& now,
+                              std::uint32_t needed) {
   const std::vector<Segment>& segments = body.segments;
   for (SegmentAt a = known, b = now; segments[a.segment].first > known.lowest;) {
     const std::uint32_t end = segments[a.segment].first;
@@ -89,8 +90,8 @@ std::uint32_t FirstDifference(const Body& body, const SegmentAt& known, const Se
   if (std::max(a, b) == segments.size()) {
     return SegmentEnd(body, a - 1);
   }
-  return AlikeUntil(body, {segments[a].first, known.lowest}, SegmentEnd(body, a),
-                    {segments[b].first, now.lowest});
+  const std::uint32_t end = std::min(SegmentEnd(body, a), needed + 1);
+  return AlikeUntil(body, {segments[a].first, known.lowest}, end, {segments[b].first, now.lowest});
 }
 
 }  // namespace
@@ -105,7 +106,7 @@ Transition EventLoop::FindTransition(std::uint32_t from, std::uint32_t last,
   const std::int64_t more_lead = now.Lead() - begin.Lead();
   Transition found{from, from};
   Transition next = found;
-  std::uint32_t difference = kNone;  // not looked for yet
+  std::uint32_t difference = 0;  // everything before is known to be alike
   while (next.to < last && anchors[next.to + 1].run == begin.run) {
     next.slack = std::min(next.slack, anchors[next.to].slack);
     const Anchor& end = anchors[++next.to];
@@ -115,8 +116,8 @@ Transition EventLoop::FindTransition(std::uint32_t from, std::uint32_t last,
     }
     next.streams |= end.moved;
     next.highest = std::max(next.highest, end.highest);
-    if (is_met && difference == kNone) {
-      difference = FirstDifference(body, AtAnchor(begin), AtAnchor(now));
+    if (is_met && next.highest >= difference && next.highest < body.size()) {
+      difference = FirstDifference(body, AtAnchor(begin), AtAnchor(now), next.highest);
     }
     if (!is_met || next.highest >= difference) {
       break;
@@ -162,7 +163,7 @@ std::uint32_t EventLoop::CountLoops(const Transition& transition, const Anchor& 
   const SegmentAt next{
       now.segment + count * period,
       place.lowest + segments[now.segment + count * period].first - segments[now.segment].first};
-  if (FirstDifference(body, AtAnchor(begin), next) > transition.highest) {
+  if (FirstDifference(body, AtAnchor(begin), next, transition.highest) > transition.highest) {
     ++count;
   }
   if (gain < 0) {

@@ -58,9 +58,8 @@ bool EventLoop::Jump() {
 bool EventLoop::Take(const Transition& transition, const Anchor& now, std::uint32_t count) {
   const Anchor& begin = s_.memo.anchors[transition.from];
   const Anchor& end = s_.memo.anchors[transition.to];
-  const Place to{now.run, now.segment + count * (end.segment - begin.segment),
-                 now.issued + count * (end.issued - begin.issued)};
-  if (!MoveHeads(transition, to)) {
+  const Place to{now.run, now.segment + count * (end.segment - begin.segment)};
+  if (!MoveHeads(transition, to, now.issued + count * (end.issued - begin.issued))) {
     return false;
   }
   s_.memo.jumps.push_back({transition, count, now.run, now.segment, now.time});
@@ -68,9 +67,10 @@ bool EventLoop::Take(const Transition& transition, const Anchor& now, std::uint3
   return true;
 }
 
-// Moves the heads to the end of a transition, `to`, and looks up anew what streams come to that are
-// blocked there. False, and nothing has moved, when a stream would not be blocked until then.
-bool EventLoop::MoveHeads(const Transition& transition, const Place& to) {
+// Moves the heads to the end of a transition, `to`, where the op that starts was issued at
+// `issued`, and looks up anew what streams come to that are blocked there. False, and nothing has
+// moved, when a stream would not be blocked until then.
+bool EventLoop::MoveHeads(const Transition& transition, const Place& to, std::int64_t issued) {
   const Anchor& end = s_.memo.anchors[transition.to];
   const std::uint32_t base = s_.runs[to.run].base;
   const std::uint32_t first = base + s_.memo.body->segments[to.segment].first;
@@ -78,21 +78,21 @@ bool EventLoop::MoveHeads(const Transition& transition, const Place& to) {
   const auto cursors_before = s_.cursors;
   const std::uint32_t running_before = running_streams_;
   const std::uint32_t waiting_before = waiting_streams_;
+  const std::uint32_t timed_before = timed_streams_;
   const bool were_used_up = steps_are_used_up_;
   for (const std::size_t stream : Streams(transition.streams)) {
     const StreamDetail& detail = end.details[stream];
     const auto op = static_cast<std::uint32_t>(first + detail.op);
     const Cost& cost = CostOf(s_.runs[to.run], op);
     EventRecord& record = s_.records[op];
-    record.issued = to.issued + detail.issued;
+    record.issued = issued + detail.issued;
     record.issue_end = record.issued - cost.first + cost.issue;
-    const std::uint32_t segment = SegmentOf(*s_.memo.body, op - base, to.segment);
-    s_.cursors[stream] = CursorBehind(op, s_.runs[to.run], segment);
+    PlaceCursor(stream, op, {to.run, SegmentOf(*s_.memo.body, op - base, to.segment)});
     const bool is_blocked = end.streams[stream].status == Status::kBlocked;
     if (is_blocked) {
       PullHead(stream);
     } else {
-      SetHead(stream, op, to.run);
+      SetHead(stream, op, to.run, &cost);
     }
   }
   for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
@@ -106,6 +106,7 @@ bool EventLoop::MoveHeads(const Transition& transition, const Place& to) {
       s_.cursors = cursors_before;
       running_streams_ = running_before;
       waiting_streams_ = waiting_before;
+      timed_streams_ = timed_before;
       steps_are_used_up_ = were_used_up;
       return false;
     }
@@ -167,7 +168,7 @@ void EventLoop::SetStream(std::size_t stream, const Anchor& end, const Place& to
       s_.last_ended[stream] = op;
       break;
     case Status::kTimed:
-      head.time = now_ - position.age;
+      SetTimed(stream, now_ - position.age);
       break;
     case Status::kRunning:
       SetRunning(stream);

@@ -87,6 +87,8 @@ struct StreamCursor {
   std::uint32_t run = 0;
   std::uint32_t segment = 0;  // of the last op found
   std::uint32_t next = 0;     // the next op in this segment, from its first on; kNone: none
+  std::uint32_t first = 0;    // the segment's first op, among all ops ...
+  const Op* ops = nullptr;    // ... and in the body
   std::size_t op_begin = 0;   // the segment's ops in EventState::queued_ops
   std::int64_t host = 0;      // the host clock before the segment's first op
   bool has_ops = false;       // one has been found in this run
@@ -163,7 +165,6 @@ struct SegmentAt {
 struct Place {
   std::uint32_t run = 0;
   std::uint32_t segment = 0;
-  std::int64_t issued = 0;  // when the op that starts was
 };
 
 // Transitions that were taken instead of simulating what they stand for.

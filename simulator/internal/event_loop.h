@@ -57,11 +57,17 @@ class EventLoop {
  private:
   void Reset();
   [[nodiscard]] bool HasHostOps() const;
-  void SetHead(std::size_t stream, std::uint32_t op, std::uint32_t run);
+  void SetHead(std::size_t stream, std::uint32_t op, std::uint32_t run, const Cost* cost);
   void SetRunning(std::size_t stream) {
     s_.heads[stream].status = StreamHead::Status::kRunning;
     running_streams_ |= 1u << stream;
     waiting_streams_ &= ~(1u << stream);
+    timed_streams_ &= ~(1u << stream);
+  }
+  void SetTimed(std::size_t stream, std::int64_t time) {
+    s_.heads[stream].status = StreamHead::Status::kTimed;
+    s_.heads[stream].time = time;
+    timed_streams_ |= 1u << stream;
   }
 
   // event_issue.cc. A host that can be blocked is simulated op by op and fills the streams' queues.
@@ -75,7 +81,6 @@ class EventLoop {
   bool IssueHostOp(BodyRun& run, std::uint32_t op, const Cost& cost);
   void Append(std::uint32_t op, const Cost& cost);
   void PullFirstOps();
-  [[nodiscard]] std::uint32_t PullNext(std::size_t stream);
   void PullHead(std::size_t stream);
   [[nodiscard]] const SegmentQueues& QueuesOf(const BodyRun& run, std::size_t segment) {
     const std::size_t kind = run.body->segments.empty() ? 0 : run.body->segments[segment].kind;
@@ -87,8 +92,7 @@ class EventLoop {
   void EnterSegment(StreamCursor& cursor, std::size_t stream);
   bool EnterNextSegment(StreamCursor& cursor, std::size_t stream);
   bool EnterNextRun(StreamCursor& cursor, std::size_t stream);
-  [[nodiscard]] StreamCursor CursorBehind(std::uint32_t op, const BodyRun& run,
-                                          std::uint32_t segment);
+  void PlaceCursor(std::size_t stream, std::uint32_t op, const Place& place);
 
   // event_anchors.cc: states at the begins of segments.
   void NoteComputeStart();
@@ -108,7 +112,7 @@ class EventLoop {
     return {anchor.segment, anchor.lowest - s_.runs[anchor.run].base};
   }
   [[nodiscard]] std::uint32_t CountLoops(const Transition& transition, const Anchor& now) const;
-  bool MoveHeads(const Transition& transition, const Place& to);
+  bool MoveHeads(const Transition& transition, const Place& to, std::int64_t issued);
   void Apply(const Transition& transition, std::uint32_t count, const Place& to);
   void SetStream(std::size_t stream, const Anchor& end, const Place& to);
   void FillEnds();
@@ -160,7 +164,8 @@ class EventLoop {
   std::uint32_t host_blocker_ = kNone;  // the host waits for this op
   std::uint32_t used_streams_ = 0;      // bit s: stream s has ops
   std::uint32_t running_streams_ = 0;   // bit s: the head of stream s runs
-  std::uint32_t waiting_streams_ = 0;   // bit s: it has not started yet
+  std::uint32_t waiting_streams_ = 0;   // bit s: it has not started yet ...
+  std::uint32_t timed_streams_ = 0;     // ... and it is known when it will
   std::uint64_t running_key_ = 0;       // class of the running op on stream s in byte s
   std::uint64_t speeds_key_ = 0;        // the key that speeds_ belongs to
   const Speeds* speeds_ = &kFullSpeeds;
