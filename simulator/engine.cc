@@ -36,6 +36,10 @@ void BuildCosts(const Program& program, const PriceTable& prices, std::vector<Co
   }
 }
 
+bool HasHostOps(const std::vector<Cost>& costs) {
+  return std::any_of(costs.begin(), costs.end(), [](const Cost& cost) { return cost.on_host; });
+}
+
 std::int64_t Clock::Front() const {
   return std::max(host, *std::max_element(stream.begin(), stream.end()));
 }
@@ -159,9 +163,7 @@ EngineResult RunEngine(const Program& program, const PriceTable& prices,
   }
   // The event loop remembers what it has met, which pays as soon as there are micro-batches. It
   // finds no state that recurs where the host takes many steps to lose or to gain its lead.
-  const bool host_waits = std::any_of(state.costs.begin(), state.costs.end(),
-                                      [](const internal::Cost& cost) { return cost.on_host; });
-  if (options.periodic && program.micro_batch_count > 1 && !host_waits) {
+  if (options.periodic && program.micro_batch_count > 1 && !internal::HasHostOps(state.costs)) {
     EngineOptions few_steps = options;
     few_steps.max_steps = std::min(options.max_steps, 4);
     const EngineResult result = internal::RunEvents(program, prices, few_steps, state, nullptr);

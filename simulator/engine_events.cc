@@ -3,11 +3,8 @@
 // only, times do not depend on this order.
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "core/error.h"
-#include "simulator/costs/contention.h"
 #include "simulator/internal/event_loop.h"
 #include "simulator/internal/workspace_state.h"
 
@@ -16,33 +13,6 @@ namespace {
 
 using Status = StreamHead::Status;
 constexpr auto kCompute = static_cast<std::uint8_t>(Stream::kCompute);
-
-// Speeds of a set of running ops, solved once per set. Valid until the next call.
-const Speeds& SpeedsOf(const ContentionModel& model, std::uint64_t key, SpeedCache& cache) {
-  constexpr std::size_t kFirstSize = 256;  // real programs have some dozen sets
-  if (cache.entries.empty()) {
-    cache.entries.resize(kFirstSize);
-  }
-  if (2 * cache.used >= cache.entries.size()) {
-    std::fill(cache.entries.begin(), cache.entries.end(), SpeedCache::Entry());
-    cache.used = 0;
-  }
-  const std::size_t mask = cache.entries.size() - 1;
-  std::size_t slot = (key * 0x9e3779b97f4a7c15ULL >> 32) & mask;
-  while (cache.entries[slot].key != key) {
-    if (cache.entries[slot].key == 0) {
-      RunningClasses classes;
-      for (std::size_t s = 0; s < kStreamCount; ++s) {
-        classes[s] = static_cast<std::uint8_t>(key >> (8 * s));
-      }
-      cache.entries[slot] = {key, SolveSpeeds(model, classes)};
-      ++cache.used;
-      break;
-    }
-    slot = (slot + 1) & mask;
-  }
-  return cache.entries[slot].speeds;
-}
 
 }  // namespace
 
@@ -64,7 +34,7 @@ void EventLoop::Reset() {
     queues.clear();
   }
   s_.queued_ops.clear();
-  host_waits_ = HasHostOps() || (options_.stalls != nullptr && !options_.stalls->empty());
+  host_waits_ = HasHostOps(costs_) || (options_.stalls != nullptr && !options_.stalls->empty());
 }
 
 std::uint32_t EventLoop::RunOf(std::uint32_t op) const {
@@ -73,10 +43,6 @@ std::uint32_t EventLoop::RunOf(std::uint32_t op) const {
     --run;
   }
   return run;
-}
-
-bool EventLoop::HasHostOps() const {
-  return std::any_of(costs_.begin(), costs_.end(), [](const Cost& cost) { return cost.on_host; });
 }
 
 void EventLoop::SetHead(std::size_t stream, std::uint32_t op, std::uint32_t run, const Cost* cost) {
@@ -213,34 +179,6 @@ void EventLoop::Finish(std::size_t stream) {
   } else {
     PullHead(stream);
   }
-}
-
-// Finds the speeds of the present set of running ops.
-void EventLoop::FindSpeeds() {
-  if (options_.contention && running_key_ != speeds_key_) {
-    // Key 0: nothing runs, or only ops without load.
-    speeds_ = running_key_ == 0 ? &kFullSpeeds : &SpeedsOf(contention_, running_key_, s_.cache);
-    speeds_key_ = running_key_;
-  }
-}
-
-// Gives every running op the speed that it has in the present set of running ops.
-void EventLoop::UpdateSpeeds() {
-  FindSpeeds();
-  for (const std::size_t stream : Streams(running_streams_)) {
-    StreamHead& head = s_.heads[stream];
-    if (head.speed == (*speeds_)[stream]) {
-      continue;
-    }
-    const auto passed = static_cast<double>(now_ - head.since);
-    head.remaining = std::max(0.0, head.remaining - passed * head.speed);
-    head.since = now_;
-    head.speed = (*speeds_)[stream];
-    const auto left = static_cast<std::int64_t>(std::ceil(head.remaining / head.speed));
-    head.time = std::max(now_ + left, head.end_bound);
-    head.work_end = now_ + left;
-  }
-  running_changed_ = false;
 }
 
 std::int64_t EventLoop::NextEvent() const {

@@ -36,6 +36,9 @@ struct Cost {
 // Fills `costs` from the program's shapes and their prices.
 void BuildCosts(const Program& program, const PriceTable& prices, std::vector<Cost>& costs);
 
+// Whether the host runs ops itself, which can block it.
+[[nodiscard]] bool HasHostOps(const std::vector<Cost>& costs);
+
 // When the host, the streams and the communicators become free.
 struct Clock {
   std::int64_t host = 0;

@@ -56,7 +56,6 @@ class EventLoop {
 
  private:
   void Reset();
-  [[nodiscard]] bool HasHostOps() const;
   void SetHead(std::size_t stream, std::uint32_t op, std::uint32_t run, const Cost* cost);
   void SetRunning(std::size_t stream) {
     s_.heads[stream].status = StreamHead::Status::kRunning;
@@ -118,12 +117,14 @@ class EventLoop {
   void FillEnds();
   void FillEnds(const JumpNote& jump);
 
+  // event_speeds.cc
+  void FindSpeeds();
+  void UpdateSpeeds();
+
   bool FindBlocker(std::size_t stream);
   void Resolve(std::size_t stream);
   void Start(std::size_t stream);
   void Finish(std::size_t stream);
-  void FindSpeeds();
-  void UpdateSpeeds();
   void StartDue();
   void FinishDue();
   [[nodiscard]] std::int64_t NextEvent() const;
