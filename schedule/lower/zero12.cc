@@ -115,7 +115,7 @@ class Zero12Rules : public ZeroRules {
     e_.AddCopy(OpCode::kInitialize, Stream::kCompute, {Phase::kInit, u.value}, Bytes(0),
                Unsharded(u), {{At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
     if (job_.mode == JobMode::kTrain) {
-      StepRules::InitUnit(u);
+      ZeroRules::InitUnit(u);
     }
   }
 

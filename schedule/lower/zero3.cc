@@ -105,7 +105,7 @@ class Zero3Rules : public ZeroRules {
     if (job_.mode == JobMode::kForward || !IsTrainable(u)) {
       return;
     }
-    StepRules::InitUnit(u);
+    ZeroRules::InitUnit(u);
     low_grads_[u.value] = e_.Alloc(GatherShard(u), Category::kShardedGradient, Stream::kCompute);
     if (!bucket_.valid() && plan_.zero.contiguous_gradients) {
       bucket_ =

@@ -30,6 +30,14 @@ ZeroRules::ZeroRules(Emitter& emitter, const UnitSpans& spans,
   }
 }
 
+void ZeroRules::InitUnit(UnitId u) {
+  for (int i = 0; i < StateCount(job_.optimizer.kind) && IsTrainable(u); ++i) {
+    At(u).states.push_back(
+        e_.Alloc(MasterShard(u), Category::kOptimizerState, Stream::kCompute, true));
+  }
+  StepRules::InitUnit(u);
+}
+
 void ZeroRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
   StepRules::WeightGradWritten(model_op, unit);
   if (completes_grad_[model_op]) {
@@ -133,20 +141,8 @@ void ZeroRules::ClipGrads(std::span<const UnitId> units, BufferId norm) {
 
 void ZeroRules::AddFlatOptimizer(std::span<const UnitId> units) {
   std::int64_t elements = 0;
-  const auto states = static_cast<std::size_t>(StateCount(job_.optimizer.kind));
   for (const UnitId u : units) {
     elements += Info(u).shard_elements;
-    UnitState& state = At(u);
-    while (state.states.size() < states) {
-      Buffer b;
-      b.size = MasterShard(u);
-      b.category = Category::kOptimizerState;
-      b.zero_filled = true;
-      state.states.push_back(e_.body->NewBuffer(b));
-    }
-    for (const BufferId b : state.states) {
-      e_.body->Alloc(b, PointKind::kAllocOnce);
-    }
   }
   const DType o = job_.precision.master;
   const OptimizerStep step = LowerOptimizer(job_.optimizer, elements, 1, elements, o);

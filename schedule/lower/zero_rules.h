@@ -20,6 +20,9 @@ class ZeroRules : public StepRules {
   void GradientsFinal(UnitId /*unit*/) override {}
 
  protected:
+  // Masters, and the optimizer's states, which DeepSpeed allocates before the first step
+  // (initialize_optimizer_states), so that activations do not cut the memory into pieces.
+  void InitUnit(UnitId u) override;
   // A gradient that waits for its reduction: what one model op's backward wrote.
   struct Member {
     UnitId unit;
