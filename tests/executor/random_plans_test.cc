@@ -4,6 +4,7 @@
 // one rank alone computes for each micro-batch, with a bound for every order (bounded.h).
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <memory>
@@ -37,6 +38,12 @@ void HostKernel(const ModelOpCall& call, bool is_backward) {
 bool HasTies(const Model& model) {
   return std::any_of(model.params.begin(), model.params.end(),
                      [](const Parameter& p) { return p.tied_to.valid(); });
+}
+
+bool HasLoss(const Model& model) {
+  return std::any_of(model.ops.begin(), model.ops.end(), [&](const ModelOp& op) {
+    return model.tensors[op.outputs[0].value].role == TensorRole::kLoss;
+  });
 }
 
 Setup SetupOf(const RandomCase& c, const Plan& plan, const Dataset& data) {
@@ -210,11 +217,7 @@ TEST_CASE("Runtime: random plans train like unsharded data parallel") {
     RandomCase c = DrawCase(random);
     // FairScale divides as PyTorch's FSDP1 does, in places that depend on the plan.
     const bool is_ours = c.plan.dialect != Dialect::kFairscale;
-    const bool has_loss =
-        std::any_of(c.model.ops.begin(), c.model.ops.end(), [&](const ModelOp& op) {
-          return c.model.tensors[op.outputs[0].value].role == TensorRole::kLoss;
-        });
-    if (c.plan.shard_size * c.plan.replicate_size > 8 || !is_ours || !has_loss) {
+    if (c.plan.shard_size * c.plan.replicate_size > 8 || !is_ours || !HasLoss(c.model)) {
       continue;
     }
     if (IsZero(c.plan.dialect)) {  // the default bucket is 2 GB
@@ -265,6 +268,53 @@ TEST_CASE("Runtime: random plans train like unsharded data parallel") {
   // A bound that anything passes would be worth nothing.
   CHECK(worst.bound < 1e-5);
   CHECK(worst.most > 0.001);
+}
+
+// The folds over ranks and over micro-batches are the same: left to right in fp32, divided once.
+// But for ddp where layers share a weight: it adds the gradient of each to those of all
+// micro-batches before, the other dialects add up those of one micro-batch first.
+TEST_CASE("Runtime: W ranks with one micro-batch train like one rank with W under random plans") {
+  const int count = std::getenv("SHARDWRIGHT_DEEP") != nullptr ? 500 : kHasSanitizer ? 5 : 20;
+  std::mt19937 random(20260731);
+  for (int done = 0; done < count;) {
+    RandomCase c = DrawCase(random);
+    if (c.plan.dialect == Dialect::kFairscale || !HasLoss(c.model)) {
+      continue;
+    }
+    ++done;
+    c.job.clip_gradients = false;
+    c.plan.shard_size = c.plan.replicate_size = 1;
+    c.plan.accumulation = std::array{2, 3, 4, 8}[random() % 4];
+    if (c.plan.sync == SyncMode::kReplicateLast) {
+      c.plan.sync = SyncMode::kEvery;
+    }
+    if (IsZero(c.plan.dialect)) {  // the default bucket is 2 GB
+      c.plan.zero.reduce_bucket = 20000;
+    }
+    for (UnitPlan& unit : c.plan.units) {
+      if (unit.reshard.kind == Reshard::Kind::kToGroup) {
+        unit.reshard = {};
+      }
+    }
+    RandomCase ranks = c;
+    ranks.plan.shard_size = c.plan.accumulation;
+    ranks.plan.accumulation = 1;
+    CAPTURE(c.description);
+    CAPTURE(HasTies(c.model));
+    const std::unique_ptr<Dataset> data = OpenDataset("random:64", c.model, 3);
+    if (c.plan.dialect == Dialect::kDdp && HasTies(c.model)) {
+      c.job.optimizer.kind = OptimizerKind::kSgd;
+      Setup setup = SetupOf(c, c.plan, *data);
+      MoveInTheLastStepOnly(setup);
+      CHECK(CompareAll(Train(setup).weights, Oracle(c, setup, *data)).most <= 1.0);
+      continue;
+    }
+    const Outcome expected = Train(SetupOf(ranks, UnshardedPlan(ranks), *data));
+    const Outcome outcome = Train(SetupOf(c, c.plan, *data));
+    CHECK(outcome.findings == std::vector<std::string>{});
+    CHECK(outcome.losses == expected.losses);
+    CHECK(outcome.weights == expected.weights);
+  }
 }
 
 }  // namespace shardwright::testing
