@@ -98,14 +98,14 @@ double Bounds::HostBytes(const OuterChoice& outer) const {
 Bounds::Traffic Bounds::TrafficOf(const OuterChoice& outer) const {
   const Dialect dialect = options_.base.dialect;
   Traffic traffic;
-  if (IsZero(dialect) || dialect == Dialect::kDdp) {
+  if (IsZero(dialect)) {
     return traffic;  // gradients travel in buckets; only compute is counted
   }
   if (outer.offload.activations && in_.job.mode == JobMode::kTrain) {
     traffic.bytes[Occupancy::kToHost] = traffic.bytes[Occupancy::kToDevice] = kCopyBytes;
   }
   const double param = SizeInBytes(in_.job.precision.param);
-  const double reduce = SizeInBytes(in_.job.precision.reduce);
+  const double reduce = ReduceBytes();
   const auto passes = static_cast<double>(outer.accumulation);
   if (outer.shard_size > 1) {
     traffic.bytes[Occupancy::kGather] = elements_ * param;
@@ -132,19 +132,34 @@ Bounds::Traffic Bounds::TrafficOf(const OuterChoice& outer) const {
   return traffic;
 }
 
+// Of one element in a reduction: DDP's buckets hold gradients as the optimizer reads them.
+double Bounds::ReduceBytes() const {
+  const bool is_ddp = options_.base.dialect == Dialect::kDdp;
+  return SizeInBytes(is_ddp ? in_.job.precision.master : in_.job.precision.reduce);
+}
+
+// Does compute wait for all reductions at the end of every backward, and everything of the next
+// forward and the update for compute? PyTorch's and FairScale's do.
+bool Bounds::EndsEachPass() const {
+  const Dialect dialect = options_.base.dialect;
+  return dialect != Dialect::kNative && !IsZero(dialect);
+}
+
 // Does compute wait for the norm of all gradients, or the host for all gradients, once per step,
 // and everything of the next step for that? Frozen parameters wait for no update on the device.
 bool Bounds::IsOrdered(const OuterChoice& outer) const {
   const bool on_host = outer.offload.optimizer || outer.offload.parameters;
-  return options_.base.dialect == Dialect::kNative && in_.job.mode == JobMode::kTrain &&
-         (on_host || (TakesGradNorm(in_.job) && trainable_ == elements_));
+  const bool is_native = options_.base.dialect == Dialect::kNative &&
+                         (on_host || (TakesGradNorm(in_.job) && trainable_ == elements_));
+  return in_.job.mode == JobMode::kTrain && (is_native || EndsEachPass());
 }
 
 // The update, at least: on the compute stream, or on the host, which then waits for all gradients
 // and issues nothing. What runs on another stream does not count.
 StreamingWork Bounds::Update(const OuterChoice& outer) const {
   const bool on_host = outer.offload.optimizer || outer.offload.parameters;
-  const bool is_counted = on_host || (in_.job.clip_gradients && !IsZero(options_.base.dialect));
+  const bool is_counted = on_host || EndsEachPass() ||
+                          (TakesGradNorm(in_.job) && options_.base.dialect == Dialect::kNative);
   StreamingWork update;
   if (in_.job.mode != JobMode::kTrain || !is_counted) {
     return update;
@@ -174,26 +189,33 @@ double Bounds::ClipSeconds(const OuterChoice& outer) const {
   return 3 * bytes / rates.optimizer.value;
 }
 
-// What cannot run beside anything at both ends of a step: the gather of what the first op reads,
-// and the reduction of the gradients that the last op writes.
-void Bounds::AddEnds(const OuterChoice& outer, const Occupancy& occupancy, Terms& terms) const {
-  const bool on_host = outer.offload.optimizer || outer.offload.parameters;
-  const StreamingWork update = Update(outer);
-  terms.update = on_host ? StreamingWork() : update;
+// What cannot run beside anything at both ends of a step, or of each pass: the gather of what the
+// first op reads, and the reduction of the gradients that the last op writes.
+void Bounds::AddEnds(const OuterChoice& outer, const Traffic& traffic, const Occupancy& occupancy,
+                     Terms& terms) const {
   terms.is_ordered = IsOrdered(outer);
+  const bool on_host = outer.offload.optimizer || outer.offload.parameters;
+  const bool ends_each = EndsEachPass();
+  const StreamingWork update = Update(outer);
+  terms.update = on_host || ends_each ? StreamingWork() : update;
   if (!terms.is_ordered) {
     return;
   }
   const Measured& m = *terms.measured;
   const double shard = static_cast<double>(outer.shard_size);
   const double master = SizeInBytes(in_.job.precision.master);
-  const double reduce = SizeInBytes(in_.job.precision.reduce);
-  terms.forward_gathers_end = m.last_has_params;
-  terms.serial = on_host ? update.seconds : ClipSeconds(outer);
-  terms.head = m.first_elements * SizeInBytes(in_.job.precision.param) *
+  const double reduce = ReduceBytes();
+  terms.first_forwards = ends_each ? terms.passes : 1;
+  terms.forward_gathers_end = ends_each || m.last_has_params;
+  terms.serial = on_host || ends_each ? update.seconds : 0;
+  terms.serial += on_host || !TakesGradNorm(in_.job) ? 0 : ClipSeconds(outer);
+  const auto times = [&](Occupancy::Transfer t) { return ends_each ? traffic.times[t] : 1; };
+  terms.head = times(Occupancy::kGather) * m.first_elements * SizeInBytes(in_.job.precision.param) *
                occupancy.SecondsPerByte(Occupancy::kGather);
-  terms.tail = m.last_elements * reduce * occupancy.SecondsPerByte(Occupancy::kReduce) +
-               m.last_elements / shard * reduce * occupancy.SecondsPerByte(Occupancy::kReplicate);
+  terms.tail = times(Occupancy::kReduce) * m.last_elements * reduce *
+                   occupancy.SecondsPerByte(Occupancy::kReduce) +
+               times(Occupancy::kReplicate) * m.last_elements / shard * reduce *
+                   occupancy.SecondsPerByte(Occupancy::kReplicate);
   if (on_host) {  // the gradient leaves before the update, the parameter comes back behind it
     const CopyProfile& copy = in_.profile.copy;
     terms.tail += m.last_elements / shard * master /
@@ -278,8 +300,9 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
   if (bound.deficit > Bytes(0)) {
     return bound;
   }
-  AddEnds(outer, occupancy, terms);
-  AddGathers(TrafficOf(outer), occupancy, terms);
+  const Traffic traffic = TrafficOf(outer);
+  AddEnds(outer, traffic, occupancy, terms);
+  AddGathers(traffic, occupancy, terms);
   terms.to_host_per_byte = occupancy.SecondsPerByte(Occupancy::kToHost);
   terms.to_device_per_byte = occupancy.SecondsPerByte(Occupancy::kToDevice);
   terms.device_limit = static_cast<double>(limits_.device.value);

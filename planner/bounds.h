@@ -51,8 +51,11 @@ class Bounds {
   [[nodiscard]] Traffic TrafficOf(const OuterChoice& outer) const;
   [[nodiscard]] StreamingWork Update(const OuterChoice& outer) const;
   [[nodiscard]] double ClipSeconds(const OuterChoice& outer) const;
+  [[nodiscard]] double ReduceBytes() const;
+  [[nodiscard]] bool EndsEachPass() const;
   [[nodiscard]] bool IsOrdered(const OuterChoice& outer) const;
-  void AddEnds(const OuterChoice& outer, const Occupancy& occupancy, Terms& terms) const;
+  void AddEnds(const OuterChoice& outer, const Traffic& traffic, const Occupancy& occupancy,
+               Terms& terms) const;
   void AddGathers(const Traffic& traffic, const Occupancy& occupancy, Terms& terms) const;
 
   const SearchInput& in_;

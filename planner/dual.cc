@@ -86,15 +86,12 @@ class Dual {
     for (std::size_t l = 0; l < kLoadCount; ++l) {
       const double forward = m_.forward.seconds[l];
       const double backward = m_.base.seconds[l] - forward;
-      work_[kForward][l] = t_.passes * forward;
-      work_[kBackward][l] = t_.passes * backward;
-      if (t_.is_ordered) {
-        work_[kFirstForward][l] = forward - m_.turn_forward.seconds[l];
-        work_[kTurnForward][l] = m_.turn_forward.seconds[l];
-        work_[kTurnBackward][l] = m_.turn_backward.seconds[l];
-        work_[kForward][l] -= forward;
-        work_[kBackward][l] -= m_.turn_backward.seconds[l];
-      }
+      const double first = t_.first_forwards;
+      work_[kFirstForward][l] = first * (forward - m_.turn_forward.seconds[l]);
+      work_[kTurnForward][l] = first * m_.turn_forward.seconds[l];
+      work_[kTurnBackward][l] = first * m_.turn_backward.seconds[l];
+      work_[kForward][l] = (t_.passes - first) * forward;
+      work_[kBackward][l] = t_.passes * backward - work_[kTurnBackward][l];
       for (const Phase phase : kPhases) {
         runs_[phase][l] = work_[phase][l] != 0;
       }

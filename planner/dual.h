@@ -34,8 +34,9 @@ struct Terms {
   double passes = 1;  // micro-batches
 
   // Ordered: a step ends with work for which all reductions have to be over, and before which
-  // nothing of the next step begins. The first forward then runs beside no reduction.
+  // nothing of the next step begins.
   bool is_ordered = false;
+  double first_forwards = 0;         // ordered: those that run beside no reduction
   bool forward_gathers_end = false;  // and gathers before a forward are over when it is
   StreamingWork update;              // ordered: beside gathers before forward; else beside anything
   double serial = 0;                 // nothing runs beside

@@ -373,6 +373,18 @@ void SetEnds(const Model& model, const Reading& base, Measured& m) {
   m.backward_elements = Elements(model, base.backward_params, false);
 }
 
+// Blocks that do less or keep less than the last one of their class say nothing about patterns:
+// those before all that learns have no backward, the first that learns has no gradient of its
+// input.
+void DropLesser(const Reading& base, BlockClass& c) {
+  constexpr double kEqual = 1 - 1e-9;
+  const std::size_t last = c.blocks.back();
+  const double work = base.work[last].Total() * kEqual;
+  const double kept = base.kept[last] * kEqual;
+  std::erase_if(c.blocks,
+                [&](std::size_t b) { return base.work[b].Total() < work || base.kept[b] < kept; });
+}
+
 }  // namespace
 
 Measured Measure(const SearchInput& input, const SearchOptions& options, const Space& space,
@@ -402,6 +414,8 @@ Measured Measure(const SearchInput& input, const SearchOptions& options, const S
       m.turn_forward = base->turn_forward;
       m.turn_backward = base->turn_backward;
       SetEnds(input.model, *base, m);
+      std::for_each(m.classes.begin(), m.classes.end(),
+                    [&](BlockClass& c) { DropLesser(*base, c); });
     }
     (offload ? m.staying_tail_bytes : m.tail_bytes) = base->tail;
     for (BlockClass& c : m.classes) {

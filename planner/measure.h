@@ -35,7 +35,7 @@ struct BlockCost {
   double copied_bytes = 0;
 };
 
-// Blocks with the same ops and parameters.
+// Blocks with the same ops and parameters that compute and keep as much as the last of them.
 struct BlockClass {
   std::vector<std::size_t> blocks;  // into Space::blocks, ascending
   std::vector<BlockCost> costs;     // by pattern; work is relative to the first pattern's ("none")

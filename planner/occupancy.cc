@@ -23,11 +23,10 @@ constexpr std::array<std::size_t, Occupancy::kRowTransferCount> kStreamOf = {0, 
 // Everything in one message, and in pieces of about the size of a layer: smaller messages are
 // slower and load the device less. Rare transfers and copies, whose rate hardly depends on the
 // size, only the first.
-std::vector<Bytes> SizesOf(std::size_t transfer, double bytes) {
+std::vector<Bytes> SizesOf(bool is_main, double bytes) {
   constexpr double kSmallest = 1 << 20;
   constexpr double kRatio = 256;
   std::vector<Bytes> sizes = {Bytes(static_cast<std::int64_t>(bytes))};
-  const bool is_main = transfer == Occupancy::kGather || transfer == Occupancy::kReduce;
   if (is_main && bytes / kRatio >= kSmallest) {
     sizes.emplace_back(static_cast<std::int64_t>(bytes / kRatio));
   }
@@ -40,9 +39,10 @@ struct Family {
   std::size_t first = 0, last = 0;  // shapes [first, last)
 };
 
-Family AddShapes(std::size_t transfer, GroupId group, double bytes, Program& program) {
+Family AddShapes(std::size_t transfer, GroupId group, bool is_main, double bytes,
+                 Program& program) {
   Family family = {transfer, program.shapes.size(), 0};
-  for (const Bytes size : SizesOf(transfer, bytes)) {
+  for (const Bytes size : SizesOf(is_main, bytes)) {
     OpShape shape;
     shape.code = kCodes[transfer];
     shape.stream = kStreams[kStreamOf[transfer]];
@@ -68,18 +68,20 @@ Occupancy::Occupancy(const SearchInput& input, const OuterChoice& outer, Dialect
   std::vector<Family> families;
   for (const Transfer t : {kGather, kReduce, kReplicate}) {
     if (bytes[t] > 0) {
-      families.push_back(AddShapes(t, GroupId(t == kReplicate ? 1 : 0), bytes[t], program));
+      const bool is_main = t != kReplicate || bytes[kReduce] == 0;
+      families.push_back(
+          AddShapes(t, GroupId(t == kReplicate ? 1 : 0), is_main, bytes[t], program));
     }
   }
   for (const Transfer t : {kToHost, kToDevice}) {
     if (bytes[t] > 0) {
-      families.push_back(AddShapes(t, GroupId(), bytes[t], program));
+      families.push_back(AddShapes(t, GroupId(), false, bytes[t], program));
     }
   }
   for (const std::int64_t size : partial_groups) {
     program.groups.push_back({"reshard", size, 1});
     families.push_back(
-        AddShapes(kPartial, GroupId(program.groups.size() - 1), bytes[kPartial], program));
+        AddShapes(kPartial, GroupId(program.groups.size() - 1), false, bytes[kPartial], program));
   }
   PriceTable table = PriceProgram(program, input.cluster, input.profile);
   std::array<std::vector<Variant>, kStreamCount> streams;
