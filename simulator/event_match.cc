@@ -131,7 +131,7 @@ Transition EventLoop::FindTransition(std::uint32_t from, std::uint32_t last,
 std::uint32_t EventLoop::CountLoops(const Transition& transition, const Anchor& now) const {
   const Anchor& begin = s_.memo.anchors[transition.from];
   const Anchor& end = s_.memo.anchors[transition.to];
-  const std::int64_t gain = (end.time - begin.time) - (end.issued - begin.issued);  // in lead
+  const std::int64_t gain = end.Lead() - begin.Lead();
   if (transition.slack < 0 && gain != 0) {
     return 1;
   }

@@ -15,6 +15,7 @@ namespace shardwright::internal {
 namespace {
 
 using Status = StreamHead::Status;
+
 // The segment of an op, which is near the segment `hint`.
 std::uint32_t SegmentOf(const Body& body, std::uint32_t op, std::uint32_t hint) {
   while (body.segments[hint].first > op) {
@@ -88,14 +89,13 @@ bool EventLoop::MoveHeads(const Transition& transition, const Place& to, std::in
     record.issued = issued + detail.issued;
     record.issue_end = record.issued - cost.first + cost.issue;
     PlaceCursor(stream, op, {to.run, SegmentOf(*s_.memo.body, op - base, to.segment)});
-    const bool is_blocked = end.streams[stream].status == Status::kBlocked;
-    if (is_blocked) {
+    if (end.streams[stream].status == Status::kBlocked) {
       PullHead(stream);
     } else {
       SetHead(stream, op, to.run, &cost);
     }
   }
-  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
+  for (const std::size_t stream : Streams(used_streams_)) {
     const bool moves = (transition.streams >> stream & 1u) != 0;
     const Status status = moves ? end.streams[stream].status : s_.heads[stream].status;
     const bool is_as_expected =
@@ -131,15 +131,12 @@ void EventLoop::Apply(const Transition& transition, std::uint32_t count, const P
   }
   // Of the running ops only how fast they run is not set yet.
   FindSpeeds();
-  for (std::size_t stream = 1; stream < kStreamCount; ++stream) {
+  for (const std::size_t stream : Streams(running_streams_)) {
     StreamHead& head = s_.heads[stream];
-    if (head.status == Status::kRunning) {
-      run.totals.busy[stream] -= now_ - s_.records[head.op].start;  // added when it ends
-      head.speed = (*speeds_)[stream];
-      head.work_end =
-          head.since + static_cast<std::int64_t>(std::ceil(head.remaining / head.speed));
-      head.time = std::max(head.work_end, head.end_bound);
-    }
+    run.totals.busy[stream] -= now_ - s_.records[head.op].start;  // added when it ends
+    head.speed = (*speeds_)[stream];
+    head.work_end = head.since + static_cast<std::int64_t>(std::ceil(head.remaining / head.speed));
+    head.time = std::max(head.work_end, head.end_bound);
   }
   run.unfinished -= count * (begin.unfinished - end.unfinished);
   run.last_end = std::max(run.last_end, now_);

@@ -149,9 +149,9 @@ struct Transition {
   std::uint32_t from = 0;  // indices of anchors
   std::uint32_t to = 0;
   std::uint32_t streams = 0;  // bit s: stream s does more than wait
-  std::int64_t slack =
-      kNotDone;               // least in between, as in Anchor; negative: needs the very same lead
   std::uint32_t highest = 0;  // in the body
+  // The least in between, as in Anchor. Negative: needs the very same lead.
+  std::int64_t slack = kNotDone;
 };
 
 // A segment of a body, and the first op of the body that had not ended when what is looked at
