@@ -22,6 +22,8 @@ static_assert(LtNumbers::kDescEpilogue == CUBLASLT_MATMUL_DESC_EPILOGUE);
 static_assert(LtNumbers::kDescBiasPointer == CUBLASLT_MATMUL_DESC_BIAS_POINTER);
 static_assert(LtNumbers::kDescBiasType == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE);
 static_assert(LtNumbers::kEpilogueBias == CUBLASLT_EPILOGUE_BIAS);
+static_assert(LtNumbers::kEpilogueSumsOfA == CUBLASLT_EPILOGUE_BGRADA);
+static_assert(LtNumbers::kEpilogueSumsOfB == CUBLASLT_EPILOGUE_BGRADB);
 static_assert(LtNumbers::kPreferenceWorkspace == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
 static_assert(LtNumbers::kPreferenceAlignmentA == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES);
 static_assert(LtNumbers::kPreferenceAlignmentA + 3 == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);

@@ -36,14 +36,31 @@ ColumnMajor TransposeOf(const gpu::Matrix& matrix, std::int64_t rows, std::int64
   return {rows, columns, matrix.column_stride, true};
 }
 
+// What the library does beside the product, with a vector that is read (a bias) or written (sums
+// over k). Its a is our b.
+struct Epilogue {
+  int number = 0;  // 0: nothing
+  gpu::Array vector = {};
+};
+Epilogue EpilogueOf(const gpu::GemmArgs& p) {
+  if (p.bias.data != nullptr) {
+    return {LtNumbers::kEpilogueBias, p.bias};
+  }
+  if (p.row_sums.data != nullptr) {
+    return {LtNumbers::kEpilogueSumsOfB, p.row_sums};
+  }
+  return {p.column_sums.data == nullptr ? 0 : LtNumbers::kEpilogueSumsOfA, p.column_sums};
+}
+
 bool IsTaken(const gpu::GemmArgs& p) {
   const auto is_plain = [](const gpu::Matrix& m) {
     return m.column_stride == 1 || m.row_stride == 1;
   };
   const DType type = p.a.array.dtype;
+  const gpu::Array vector = EpilogueOf(p).vector;
   const bool types_fit = p.b.array.dtype == type &&
                          (p.c.array.dtype == type || p.c.array.dtype == DType::kFp32) &&
-                         (p.bias.data == nullptr || p.bias.dtype == p.c.array.dtype);
+                         (vector.data == nullptr || vector.dtype == p.c.array.dtype);
   return types_fit && is_plain(p.a) && is_plain(p.b) && p.c.column_stride == 1;
 }
 
@@ -89,9 +106,10 @@ CublasLt::Key CublasLt::KeyOf(const gpu::GemmArgs& p, std::int64_t workspace_byt
   const auto stride_of = [](const gpu::Matrix& m) {
     return m.column_stride == 1 ? m.row_stride : -m.column_stride;
   };
-  std::uint64_t kind = p.adds ? 1 : 0;
+  const Epilogue epilogue = EpilogueOf(p);
+  std::uint64_t kind = static_cast<std::uint64_t>(epilogue.number) * 2 + (p.adds ? 1 : 0);
   const auto append = [&](std::uint64_t value) { kind = kind * 64 + value; };
-  for (const gpu::Array& array : {p.a.array, p.b.array, p.c.array, p.bias}) {
+  for (const gpu::Array& array : {p.a.array, p.b.array, p.c.array, epilogue.vector}) {
     append(static_cast<std::uint64_t>(array.dtype) + (array.data == nullptr ? 32U : 0U));
     append(AlignmentOf(array.data));
   }
@@ -112,10 +130,10 @@ CublasLt::Entry CublasLt::MakeEntry(const gpu::GemmArgs& p, std::int64_t workspa
       left.is_transposed ? LtNumbers::kTransposeYes : LtNumbers::kTransposeNo);
   set(LtNumbers::kDescTransB,
       right.is_transposed ? LtNumbers::kTransposeYes : LtNumbers::kTransposeNo);
-  if (p.bias.data != nullptr) {
-    set(LtNumbers::kDescEpilogue, LtNumbers::kEpilogueBias);
-    set(LtNumbers::kDescBiasPointer, p.bias.data);
-    set(LtNumbers::kDescBiasType, TypeOf(p.bias.dtype));
+  if (const Epilogue epilogue = EpilogueOf(p); epilogue.number != 0) {
+    set(LtNumbers::kDescEpilogue, epilogue.number);
+    set(LtNumbers::kDescBiasPointer, epilogue.vector.data);
+    set(LtNumbers::kDescBiasType, TypeOf(epilogue.vector.dtype));
   }
   const auto layout = [&](void** to, DType dtype, std::int64_t rows, std::int64_t columns,
                           std::int64_t leading) {
@@ -160,10 +178,9 @@ bool CublasLt::Multiply(const gpu::GemmArgs& p, void* workspace, std::int64_t wo
   if (!entry.is_taken) {
     return false;
   }
-  if (p.bias.data != nullptr) {
-    Check(
-        table_.desc_set(entry.desc, LtNumbers::kDescBiasPointer, &p.bias.data, sizeof p.bias.data),
-        "cublasLtMatmulDescSetAttribute");
+  if (void* const vector = EpilogueOf(p).vector.data; vector != nullptr) {
+    Check(table_.desc_set(entry.desc, LtNumbers::kDescBiasPointer, &vector, sizeof vector),
+          "cublasLtMatmulDescSetAttribute");
   }
   const float alpha = 1.0F;
   const float beta = p.adds ? 1.0F : 0.0F;

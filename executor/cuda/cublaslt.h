@@ -26,7 +26,7 @@ struct LtNumbers {
   static constexpr int kTransposeNo = 0, kTransposeYes = 1;
   static constexpr int kDescTransA = 3, kDescTransB = 4, kDescEpilogue = 7, kDescBiasPointer = 8,
                        kDescBiasType = 26;
-  static constexpr int kEpilogueBias = 4;
+  static constexpr int kEpilogueBias = 4, kEpilogueSumsOfA = 256, kEpilogueSumsOfB = 512;
   static constexpr int kPreferenceWorkspace = 1, kPreferenceAlignmentA = 5;  // 5 to 8: A, B, C, D
 };
 
@@ -90,7 +90,7 @@ class CublasLt {
   const CublasLtTable table_;
   void* handle_ = nullptr;
   std::mutex mutex_;
-  std::map<Key, Entry> cache_;  // guarded by mutex_, like the descriptors' bias pointers
+  std::map<Key, Entry> cache_;  // guarded by mutex_, like the descriptors' vectors
 };
 
 }  // namespace shardwright

@@ -23,6 +23,9 @@ struct GemmArgs {
   std::int64_t m = 0, n = 0, k = 0;
   Matrix a = {}, b = {}, c = {};
   Array bias = {};  // null: none
+  // Sums over k beside the product, of a's rows (m) or of b's columns (n), one of them and no bias;
+  // null: none. Libraries make them, our own kernel does not.
+  Array row_sums = {}, column_sums = {};
   bool adds = false;
   DType multiply_as = DType::kFp32;
 };

@@ -34,22 +34,30 @@ void LinearBackward(const ModelOpCall& call, const OpContext& context) {
               .c = RowMajor(ArrayOf(call.input_grads[0]), spec.in)},
              call.workspace);
   }
+  const bool sums = Wants(call.param_grads, 1);
   if (Wants(call.param_grads, 0)) {
     const ParamGrad& dw = call.param_grads[0];
     const gpu::Array x = ArrayOf(call.inputs[0]);
     const std::int64_t m = spec.transposed ? spec.in : spec.out;
     const std::int64_t n = spec.transposed ? spec.out : spec.in;
-    Multiply(context,
-             {.m = m,
-              .n = n,
-              .k = rows,
-              .a = Transposed(spec.transposed ? x : dy, m),
-              .b = RowMajor(spec.transposed ? dy : x, n),
-              .c = RowMajor(ArrayOf(dw.view), n),
-              .adds = dw.accumulate},
-             call.workspace);
+    gpu::GemmArgs product{.m = m,
+                          .n = n,
+                          .k = rows,
+                          .a = Transposed(spec.transposed ? x : dy, m),
+                          .b = RowMajor(spec.transposed ? dy : x, n),
+                          .c = RowMajor(ArrayOf(dw.view), n),
+                          .adds = dw.accumulate};
+    // The bias's gradient beside it, where the library does that; it cannot add to one.
+    if (sums && !call.param_grads[1].accumulate) {
+      gpu::GemmArgs both = product;
+      (spec.transposed ? both.column_sums : both.row_sums) = ArrayOf(call.param_grads[1].view);
+      if (MultiplyByLibrary(context, both, call.workspace)) {
+        return;
+      }
+    }
+    Multiply(context, product, call.workspace);
   }
-  if (Wants(call.param_grads, 1)) {
+  if (sums) {
     Scratch scratch(call.workspace);
     SumRows(context, {.x = dy, .rows = rows, .columns = spec.out, .stride = spec.out},
             ArrayOf(call.param_grads[1].view), call.param_grads[1].accumulate,

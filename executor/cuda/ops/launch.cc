@@ -50,8 +50,7 @@ DType MultiplyAs(DType a, DType b) {
 
 void Multiply(const OpContext& context, gpu::GemmArgs args, std::span<std::byte> workspace) {
   args.multiply_as = MultiplyAs(args.a.array.dtype, args.b.array.dtype);
-  if (context.gpu.Multiply(args, workspace.data(), static_cast<std::int64_t>(workspace.size()),
-                           context.stream)) {
+  if (MultiplyByLibrary(context, args, workspace)) {
     return;
   }
   const std::int64_t blocks =

@@ -94,6 +94,12 @@ void SumRows(const OpContext& context, const RowSum& sum, const gpu::Array& to, 
 // By the library if it takes the product, else by our own kernel.
 void Multiply(const OpContext& context, gpu::GemmArgs args, std::span<std::byte> workspace);
 [[nodiscard]] DType MultiplyAs(DType a, DType b);
+// By the library if it takes the product; false: nothing was done.
+[[nodiscard]] inline bool MultiplyByLibrary(const OpContext& context, const gpu::GemmArgs& args,
+                                            std::span<std::byte> workspace) {
+  return context.gpu.Multiply(args, workspace.data(), static_cast<std::int64_t>(workspace.size()),
+                              context.stream);
+}
 // By the library if it takes the call; false: nothing was done.
 [[nodiscard]] inline bool AttendByLibrary(const OpContext& context, const gpu::AttentionArgs& args,
                                           bool is_backward, std::span<std::byte> workspace) {

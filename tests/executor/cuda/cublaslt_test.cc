@@ -13,13 +13,16 @@
 #include <doctest/doctest.h>
 
 #include "core/error.h"
+#include "executor/cuda/emulation/emulated_gpu.h"
+#include "executor/cuda/ops/launch.h"
+#include "tests/executor/cuda/forwarding_gpu.h"
 
 namespace shardwright::testing {
 namespace {
 
 struct FakeDesc {
   int transposes_a = 0, transposes_b = 0, epilogue = 1, bias_type = -1;
-  const float* bias = nullptr;
+  float* bias = nullptr;
 };
 struct FakeLayout {
   int type = 0;
@@ -110,6 +113,19 @@ int Matmul(void* /*handle*/, void* desc, const void* alpha, const void* a, void*
                      bool swaps) {
     return static_cast<const float*>(data)[swaps ? i * l.leading + j : j * l.leading + i];
   };
+  // CUBLASLT_EPILOGUE_BGRADA and BGRADB
+  for (std::int64_t i = 0; i < ld.rows && op.epilogue == 256; ++i) {
+    op.bias[i] = 0.0F;
+    for (std::int64_t k = 0; k < depth; ++k) {
+      op.bias[i] += at(a, la, i, k, op.transposes_a != 0);
+    }
+  }
+  for (std::int64_t j = 0; j < ld.columns && op.epilogue == 512; ++j) {
+    op.bias[j] = 0.0F;
+    for (std::int64_t k = 0; k < depth; ++k) {
+      op.bias[j] += at(b, lb, k, j, op.transposes_b != 0);
+    }
+  }
   for (std::int64_t j = 0; j < ld.columns; ++j) {
     for (std::int64_t i = 0; i < ld.rows; ++i) {
       float sum = op.epilogue == 4 ? op.bias[i] : 0.0F;  // CUBLASLT_EPILOGUE_BIAS
@@ -125,6 +141,24 @@ int Matmul(void* /*handle*/, void* desc, const void* alpha, const void* a, void*
 
 constexpr CublasLtTable kFake = {Create,           DescCreate,    DescSet,   LayoutCreate,
                                  PreferenceCreate, PreferenceSet, Heuristic, Matmul};
+
+// A GPU that has the library and no kernels of its own.
+class FakeLtGpu : public ForwardingGpu {
+ public:
+  FakeLtGpu() : ForwardingGpu(MakeEmulatedGpu({})) {}
+  [[nodiscard]] bool Multiply(const gpu::GemmArgs& product, void* workspace, std::int64_t bytes,
+                              GpuStream /*stream*/) override {
+    ++products;
+    return library_.Multiply(product, workspace, bytes, nullptr);
+  }
+  void Launch(const KernelLaunch& /*launch*/, GpuStream /*stream*/) override {
+    throw RunError("a kernel");
+  }
+  int products = 0;
+
+ private:
+  CublasLt library_{kFake};
+};
 
 std::vector<float> Counting(std::int64_t n, float step) {
   std::vector<float> values(static_cast<std::size_t>(n));
@@ -168,6 +202,52 @@ TEST_CASE("CublasLt.AsksForTheProductThatIsMeant") {
     }
   }
   CHECK(workspace_asked == 1024);
+}
+
+// A linear layer's weight and bias gradients, weights stored either way, in one call.
+TEST_CASE("CublasLt.SumsBesideTheProduct") {
+  constexpr std::int64_t kRows = 5, kIn = 4, kOut = 3;
+  for (const bool transposed : {false, true}) {
+    CAPTURE(transposed);
+    std::vector<float> x = Counting(kRows * kIn, 0.5F);
+    std::vector<float> dy = Counting(kRows * kOut, 0.25F);
+    std::vector<float> weight(kIn * kOut, 1.0F);
+    std::vector<float> dw(kIn * kOut), db(kOut, 7.0F);
+    FakeLtGpu gpu;
+    OpSpec spec;
+    spec.kind = OpKind::kLinear;
+    spec.rows = kRows;
+    spec.in = kIn;
+    spec.out = kOut;
+    spec.has_bias = true;
+    spec.transposed = transposed;
+    ModelOpCall call;
+    call.spec = &spec;
+    call.batch = 1;
+    call.inputs = {{x.data(), DType::kFp32, kRows * kIn}};
+    call.params = {{weight.data(), DType::kFp32, kIn * kOut}, {db.data(), DType::kFp32, kOut}};
+    call.output_grads = {{dy.data(), DType::kFp32, kRows * kOut}};
+    call.param_grads = {{{dw.data(), DType::kFp32, kIn * kOut}, false},
+                        {{db.data(), DType::kFp32, kOut}, false}};
+    ops::SubmitLinear(call, true, {gpu, {}, nullptr});
+    CHECK(gpu.products == 1);  // and nothing else, which would have thrown
+    for (std::int64_t o = 0; o < kOut; ++o) {
+      float sum = 0.0F;
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        sum += dy[static_cast<std::size_t>(r * kOut + o)];
+      }
+      CHECK(db[static_cast<std::size_t>(o)] == doctest::Approx(sum));
+      for (std::int64_t i = 0; i < kIn; ++i) {
+        float product = 0.0F;
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          product +=
+              dy[static_cast<std::size_t>(r * kOut + o)] * x[static_cast<std::size_t>(r * kIn + i)];
+        }
+        const std::int64_t at = transposed ? i * kOut + o : o * kIn + i;
+        CHECK(dw[static_cast<std::size_t>(at)] == doctest::Approx(product));
+      }
+    }
+  }
 }
 
 TEST_CASE("CublasLt.ChoosesOncePerShape") {
