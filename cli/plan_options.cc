@@ -15,7 +15,7 @@ constexpr std::int64_t kMaxBatch = std::int64_t{1} << 40;
 constexpr std::int64_t kMaxAccumulation = 65535;
 constexpr std::int64_t kMaxMicroBatch = std::int64_t{1} << 24;
 
-constexpr std::array<FlagRow, 48> kFlags = {{
+constexpr std::array<FlagRow, 49> kFlags = {{
     {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json (required)"},
     {"--cluster", "NAME|FILE|TEXT",
      "catalog name, JSON file, or inline: 'h100-80 x8, nvlink 450 GB/s, nic 8x400 Gbit/s' "
@@ -64,6 +64,9 @@ constexpr std::array<FlagRow, 48> kFlags = {{
     {"--bounded-memory", "on|off",
      "fsdp1, fairscale: wait, so that fixed offsets can be used again (default off)"},
     {"--in-flight", "N", "native: gathered units alive at once (default 2)"},
+    {"--transfers", "at_once|in_turn",
+     "native: gathers and reductions run as soon as they can, or one after another, each from a "
+     "large product on (default at_once)"},
     {"--first-bucket", "SIZE", "ddp (default '1 MiB')"},
     {"--bucket", "SIZE", "ddp (default '25 MiB')"},
     {"--reduce-scatter-bucket", "SIZE", "fairscale (default '25 MiB')"},
@@ -96,16 +99,16 @@ constexpr std::array<FlagRow, 5> kSearchFlags = {{
 constexpr std::array<SwitchRow, 3> kSearchSwitches = {{
     {"--search",
      "find the fastest plan that fits; flags fix what they say (default where --global-batch is "
-     "given and none of --micro-batch to --sync, --wrap to --offload, --in-flight)"},
+     "given and none of --micro-batch to --sync, --wrap to --offload, --in-flight, --transfers)"},
     {"--explain",
      "search: why this wrap, factor and prefetch: the nearest other choices, and what binds"},
     {"--no-search", "take the defaults of all flags that are not given"},
 }};
 
 // Flags that say a choice of the plan.
-constexpr std::array<const char*, 10> kChoices = {
-    "--micro-batch", "--accumulation", "--sync",      "--wrap",    "--shard",
-    "--replicate",   "--reshard",      "--recompute", "--offload", "--in-flight"};
+constexpr std::array<const char*, 11> kChoices = {
+    "--micro-batch", "--accumulation", "--sync",    "--wrap",      "--shard",    "--replicate",
+    "--reshard",     "--recompute",    "--offload", "--in-flight", "--transfers"};
 
 void ReadJobFlags(const Arguments& arguments, Job& job) {
   job.sequence_length = 0;
@@ -153,6 +156,7 @@ void ReadPlanFlags(const Arguments& arguments, Plan& plan) {
   arguments.Set("--use-orig-params", plan.use_orig_params, ReadSwitch);
   arguments.Set("--bounded-memory", plan.bounded_memory, ReadSwitch);
   arguments.SetCount("--in-flight", kMaxAccumulation, plan.in_flight);
+  arguments.SetChoice("--transfers", kTransfersNames, plan.transfers);
   arguments.Set("--first-bucket", plan.first_bucket, ReadBytes);
   arguments.Set("--bucket", plan.bucket, ReadBytes);
   arguments.Set("--reduce-scatter-bucket", plan.reduce_scatter_bucket, ReadBytes);
@@ -240,6 +244,7 @@ void ReadSearchOptions(const Arguments& arguments, PlanOptions& options) {
   options.fixed.recompute = given("--recompute");
   options.fixed.offload = given("--offload");
   options.fixed.in_flight = given("--in-flight");
+  options.fixed.transfers = given("--transfers");
   options.fixed.prefetch = given("--backward-prefetch") || given("--forward-prefetch");
   const bool says_nothing = std::none_of(kChoices.begin(), kChoices.end(), given);
   if (arguments.Has("--search") && arguments.Has("--no-search")) {

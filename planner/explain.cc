@@ -118,6 +118,10 @@ class Explainer {
         plan.in_flight = std::max<std::int64_t>(in_flight, 1);
         Add("prefetch", std::to_string(plan.in_flight) + " units in flight", plan, found);
       }
+      Plan plan = chosen_;
+      const bool in_turn = chosen_.transfers == Transfers::kInTurn;
+      plan.transfers = in_turn ? Transfers::kAtOnce : Transfers::kInTurn;
+      Add("transfers", in_turn ? "at once" : "in turn", plan, found);
     } else if (chosen_.dialect == Dialect::kFsdp1) {
       Plan plan = chosen_;
       plan.forward_prefetch = !plan.forward_prefetch;

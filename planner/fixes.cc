@@ -34,6 +34,7 @@ void FreeChoices(const SearchInput& input, const SearchOptions& options, std::ve
   const std::pair<bool FixedChoices::*, const char*> kChoices[] = {
       {&FixedChoices::units, "without --wrap"},
       {&FixedChoices::in_flight, "without --in-flight"},
+      {&FixedChoices::transfers, "without --transfers"},
       {&FixedChoices::mesh, "without --shard and --replicate"},
       {&FixedChoices::micro_batch, "without --micro-batch and --accumulation"},
       {&FixedChoices::sync, "without --sync"},
@@ -103,6 +104,8 @@ std::vector<Fix> FindFixes(const SearchInput& input, const SearchOptions& option
     other.base.dialect = Dialect::kFsdp2;
     other.base.in_flight = Plan().in_flight;
     other.fixed.in_flight = false;
+    other.base.transfers = Plan().transfers;
+    other.fixed.transfers = false;
     Add(Try(input, other, "--dialect fsdp2"), fixes);
   }
   ChangeNumbers(input, options, fixes);

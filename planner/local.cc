@@ -71,6 +71,7 @@ Plan LocalSearch::PlanOf(const InnerChoice& inner) const {
   Plan plan = OuterPlan(outer_, options_);
   plan.units = inner.units;
   plan.in_flight = inner.in_flight;
+  plan.transfers = inner.transfers;
   plan.backward_prefetch = inner.backward_prefetch;
   plan.forward_prefetch = inner.forward_prefetch;
   if (ladder_.steps() > 0) {
@@ -86,6 +87,7 @@ std::string LocalSearch::LabelOf(const InnerChoice& inner) const {
   }
   if (options_.base.dialect == Dialect::kNative) {
     label += ", in flight " + std::to_string(inner.in_flight);
+    label += inner.transfers == Transfers::kInTurn ? ", transfers in turn" : "";
   }
   if (!inner.prefetch_label.empty()) {
     label += ", prefetch " + inner.prefetch_label;
@@ -185,6 +187,7 @@ void LocalSearch::Seed(Evaluator& evaluator) {
   inner.units = space_.families.front().units;
   inner.units_label = space_.families.front().name;
   inner.in_flight = space_.in_flight.front();
+  inner.transfers = options_.base.transfers;
   inner.backward_prefetch = options_.base.backward_prefetch;
   inner.forward_prefetch = options_.base.forward_prefetch;
   inner.mix = options_.objective == Objective::kMemory ? ladder_.steps() : first_mix_;
@@ -263,6 +266,16 @@ void LocalSearch::TryInFlight(Evaluator& evaluator) {
     inner.in_flight = in_flight;
     (void)Try(evaluator, inner);
   }
+}
+
+void LocalSearch::TryTransfers(Evaluator& evaluator) {
+  if (options_.base.dialect != Dialect::kNative || options_.fixed.transfers) {
+    return;
+  }
+  InnerChoice inner = evaluated_[best_].inner;
+  const bool in_turn = inner.transfers == Transfers::kInTurn;
+  inner.transfers = in_turn ? Transfers::kAtOnce : Transfers::kInTurn;
+  (void)Try(evaluator, inner);
 }
 
 // What the dialects can say about gathering early: fsdp2 lists of the next units, fsdp1 switches.
@@ -456,6 +469,7 @@ void LocalSearch::Refine(Evaluator& evaluator, std::int64_t effort) {
   constexpr int kMostRounds = 3;
   for (int round = 0; round < kMostRounds && !IsStopped(); ++round) {
     const std::size_t before = best_;
+    TryTransfers(evaluator);
     if (!options_.fixed.units) {
       TryFamilies(evaluator);
     }

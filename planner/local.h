@@ -62,6 +62,7 @@ struct InnerChoice {
   std::string reshard_label;
   std::string prefetch_label;
   std::int64_t in_flight = 2;
+  Transfers transfers = Transfers::kAtOnce;                     // native
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;  // fsdp1
   bool forward_prefetch = false;                                // fsdp1
   std::size_t mix = 0;                                          // step on the ladder
@@ -110,6 +111,7 @@ class LocalSearch {
   void TryFamilies(Evaluator& evaluator);
   void TryReshards(Evaluator& evaluator);
   void TryInFlight(Evaluator& evaluator);
+  void TryTransfers(Evaluator& evaluator);
   void TryPrefetch(Evaluator& evaluator);
   void TryMixes(Evaluator& evaluator);
   void TryMix(Evaluator& evaluator, std::size_t mix);

@@ -40,6 +40,7 @@ struct FixedChoices {
   bool recompute = false;
   bool offload = false;
   bool in_flight = false;
+  bool transfers = false;
   bool prefetch = false;  // fsdp1: backward_prefetch and forward_prefetch
 
   bool operator==(const FixedChoices&) const = default;

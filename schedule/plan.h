@@ -116,6 +116,12 @@ enum class SyncMode : std::uint8_t {
   kReplicateLast,  // reduce-scatter each micro-batch, all-reduce over replicas on the last
 };
 
+// When gathers and reductions of the shard group run.
+enum class Transfers : std::uint8_t {
+  kAtOnce,  // as soon as what they need is there, beside each other
+  kInTurn,  // one after another, each when a large product begins, which they slow least
+};
+
 struct Offload {
   bool parameters = false;   // shards, gradients and optimizer live on the host (CPUOffload)
   bool optimizer = false;    // states and update on the host, parameters on the device
@@ -181,6 +187,8 @@ struct Plan {
 
   // native only: gathered units alive at once in each pass, the one computing included.
   std::int64_t in_flight = 2;
+  // native only.
+  Transfers transfers = Transfers::kAtOnce;
 
   // ddp only: bucket caps in bytes (PyTorch: 1 MiB for the first, 25 MiB for the rest).
   Bytes first_bucket = kMiB;

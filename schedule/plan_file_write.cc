@@ -187,6 +187,7 @@ Json PlanPart(const Plan& plan) {
   json["use_orig_params"] = plan.use_orig_params;
   json["bounded_memory"] = plan.bounded_memory;
   json["in_flight"] = plan.in_flight;
+  json["transfers"] = NameIn(kTransfersNames, plan.transfers);
   json["first_bucket"] = FormatExact(plan.first_bucket);
   json["bucket"] = FormatExact(plan.bucket);
   json["zero"] = ZeroPart(plan.zero);

@@ -25,6 +25,7 @@ inline constexpr std::array<std::string_view, 2> kGapNames = {"hold", "regather"
 inline constexpr std::array<std::string_view, 2> kRecomputeNames = {"full", "selective"};
 inline constexpr std::array<std::string_view, 3> kBackwardPrefetchNames = {"pre", "post", "none"};
 inline constexpr std::array<std::string_view, 3> kSyncNames = {"every", "last", "replicate_last"};
+inline constexpr std::array<std::string_view, 2> kTransfersNames = {"at_once", "in_turn"};
 inline constexpr std::array<std::string_view, 2> kGradientReductionNames = {"all_reduce",
                                                                             "reduce_scatter"};
 inline constexpr std::array<std::string_view, 3> kOverlapNames = {"default", "on", "off"};

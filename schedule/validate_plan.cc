@@ -62,6 +62,7 @@ void CheckForeignOptions(const Plan& plan, const std::string& where) {
       plan.bounded_memory == defaults.bounded_memory || plan.dialect == Dialect::kFairscale,
       "fsdp1", plan, where, "bounded_memory");
   CheckForeign(plan.in_flight == defaults.in_flight, "native", plan, where, "in_flight");
+  CheckForeign(plan.transfers == defaults.transfers, "native", plan, where, "transfers");
   CheckForeign(plan.first_bucket == defaults.first_bucket, "ddp", plan, where, "first_bucket");
   CheckForeign(plan.bucket == defaults.bucket, "ddp", plan, where, "bucket");
   CheckForeign(plan.reduce_scatter_bucket == defaults.reduce_scatter_bucket, "fairscale", plan,

@@ -162,6 +162,7 @@ class Differences {
     Compare("plan.bounded_memory", a.bounded_memory, b.bounded_memory);
     if (a.dialect == Dialect::kNative) {
       Compare("plan.in_flight", a.in_flight, b.in_flight);
+      CompareNames("plan.transfers", kTransfersNames, a.transfers, b.transfers);
     }
     if (a.dialect == Dialect::kDdp) {
       Compare("plan.first_bucket", a.first_bucket, b.first_bucket);

@@ -203,7 +203,7 @@ Job ReadJob(const JsonValue& json) {
 Plan ReadPlan(const JsonValue& json) {
   json.AllowOnly({"dialect", "shard_size", "replicate_size", "micro_batch", "accumulation", "sync",
                   "offload", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
-                  "use_orig_params", "bounded_memory", "in_flight", "first_bucket", "bucket",
+                  "use_orig_params", "bounded_memory", "in_flight", "transfers", "first_bucket", "bucket",
                   "zero", "reduce_scatter_bucket", "recompute", "units"});
   Plan plan;
   plan.dialect = ReadChoice<Dialect>(json.At("dialect"), kDialectNames);
@@ -221,6 +221,7 @@ Plan ReadPlan(const JsonValue& json) {
   SetBool(json, "use_orig_params", plan.use_orig_params);
   SetBool(json, "bounded_memory", plan.bounded_memory);
   SetInt(json, "in_flight", 1, 65535, plan.in_flight);
+  SetChoice(json, "transfers", kTransfersNames, plan.transfers);
   if (const std::optional<JsonValue> bucket = json.Find("first_bucket")) {
     plan.first_bucket = bucket->AsBytes();
   }

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "schedule/lower.h"
 #include "schedule/lower/layout.h"
+#include "schedule/lower/products.h"
 #include "schedule/lower/unit_rules.h"
 
 namespace shardwright {
@@ -24,6 +25,9 @@ class NativeRules : public StepRules {
     if (plan_.replicate_size > 1) {
       replicate_group_ = e_.AddGroup("replicate", plan_.replicate_size, plan_.shard_size);
     }
+    if (TakesTurns()) {
+      products_ = FindLargeProducts(e_.in.model, e_.a, spans);
+    }
   }
 
   void BeginStep(bool first) override {
@@ -33,6 +37,7 @@ class NativeRules : public StepRules {
     }
     FindOrders();
     first_gather_ = true;
+    last_collective_ = OpId();
     last_read_of_freed_ = OpId();
   }
 
@@ -77,6 +82,7 @@ class NativeRules : public StepRules {
   }
 
   void EndForward() override {
+    waiting_gathers_.clear();  // prefetch lists may name units that forward has passed
     if (job_.mode == JobMode::kForward) {
       FreeAll();
     }
@@ -85,8 +91,29 @@ class NativeRules : public StepRules {
 
   // The reduction starts when the last weight gradient is written, also for the first units.
   void GradientsFinal(UnitId u) override {
-    if (Syncs()) {
+    if (Syncs() && TakesTurns()) {
+      waiting_reductions_.push_back(u);
+    } else if (Syncs()) {
       Reduce(u);
+    }
+  }
+
+  // Of transfers that take turns one begins beside each large product, and with its unit's last one
+  // all that still wait.
+  void BeforeForwardOp(std::uint32_t model_op, Phase phase) override {
+    if (TakesTurns() && products_.any[model_op]) {
+      (void)BeginTransfer();
+      if (phase == Phase::kForward && products_.last[model_op]) {
+        BeginTransfers();
+      }
+    }
+  }
+  void BeforeBackwardOp(std::uint32_t model_op) override {
+    if (TakesTurns() && products_.any[model_op]) {
+      (void)BeginTransfer();
+      if (products_.first[model_op]) {
+        BeginTransfers();
+      }
     }
   }
 
@@ -108,12 +135,13 @@ class NativeRules : public StepRules {
   void WeightGradWritten(std::uint32_t, UnitId) override {}
 
   void EndBackward() override {
+    BeginTransfers();
     FreeAll();
     CarryFreed();
     if (last_micro_batch_) {
       // Nothing waits for the last reductions but the updates behind them.
-      for (const Reduction& r : reducing_) {
-        e_.body->Free(r.input, StreamBit(Stream::kReduce));
+      for (const InUse& r : reducing_) {
+        e_.body->Free(r.buffer, StreamBit(Stream::kReduce));
       }
       reducing_.clear();
     }
@@ -209,13 +237,24 @@ class NativeRules : public StepRules {
     });
   }
 
+  // Gathers the unit, or lets it wait for its turn.
+  void Prefetch(UnitId u, Phase phase) {
+    pass_ = phase;
+    if (!TakesTurns()) {
+      Gather(u, phase);
+    } else if (std::find(waiting_gathers_.begin(), waiting_gathers_.end(), u) ==
+               waiting_gathers_.end()) {
+      waiting_gathers_.push_back(u);
+    }
+  }
+
   // Gathers what the plan lists or, without a list, the units that come next, as far as the
   // in-flight limit allows; units kept for good (root, reshard never) do not count against it.
   void PrefetchAfter(UnitId u, const std::vector<UnitId>& order,
                      const std::vector<std::string>& names, Phase phase) {
     if (!names.empty()) {
       for (const std::string& name : names) {
-        Gather(UnitNamed(name), phase);
+        Prefetch(UnitNamed(name), phase);
       }
       return;
     }
@@ -223,17 +262,51 @@ class NativeRules : public StepRules {
     std::int64_t ahead = plan_.in_flight - 1;
     for (auto it = at; it != order.end() && ahead > 0; ++it) {
       if (it != at) {
-        Gather(*it, phase);
+        Prefetch(*it, phase);
         --ahead;
       }
     }
   }
 
-  void Gather(UnitId u, Phase phase) {
+  [[nodiscard]] bool TakesTurns() const { return plan_.transfers == Transfers::kInTurn; }
+
+  // Begins the transfer that has waited longest, reductions first, beside what compute does next;
+  // false: none waits.
+  bool BeginTransfer() {
+    if (!waiting_reductions_.empty()) {
+      const UnitId u = waiting_reductions_.front();
+      waiting_reductions_.pop_front();
+      Reduce(u);
+      return true;
+    }
+    while (!waiting_gathers_.empty()) {
+      if (Gather(waiting_gathers_.front(), pass_, e_.LastCompute())) {
+        return true;
+      }
+    }
+    return false;
+  }
+  void BeginTransfers() {
+    while (BeginTransfer()) {
+    }
+  }
+
+  // Called right after a gather or a reduction was added.
+  void TakeTurn() {
+    if (TakesTurns()) {
+      const OpId collective = e_.body->last();
+      e_.After(last_collective_);
+      last_collective_ = collective;
+    }
+  }
+
+  // Not before `not_before` has ended. False if the unit is there, on its way or not needed.
+  bool Gather(UnitId u, Phase phase, OpId not_before = OpId()) {
+    std::erase(waiting_gathers_, u);
     Comm& c = comm_[u.value];
     const bool needless = phase == Phase::kBackward && !HasBackwardAhead(u);
     if (c.pending || At(u).unsharded.valid() || !HasParams(u) || needless) {
-      return;
+      return false;
     }
     c.pending = true;
     // Copies wait until the buffer whose bytes this one may take is no longer read.
@@ -241,7 +314,7 @@ class NativeRules : public StepRules {
       e_.AddSlotWait(Stream::kCopyIn, FreedSlot(), phase, u.value);
       first_gather_ = false;
     }
-    e_.AddWait(Stream::kCopyIn, {last_read_of_freed_}, phase, u.value);
+    e_.AddWait(Stream::kCopyIn, {last_read_of_freed_, not_before}, phase, u.value);
     last_read_of_freed_ = OpId();
     At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, Stream::kCopyIn);
     const bool small = c.part.valid();
@@ -257,7 +330,9 @@ class NativeRules : public StepRules {
                                     {phase, u.value},
                                     {{At(u).unsharded, AccessMode::kReadWrite, Role::kOutput}});
       e_.After(copied);
+      TakeTurn();
     }
+    return true;
   }
 
   // This rank's shard (or kept part) into its slice of the unit's buffer, cast on the way.
@@ -343,24 +418,39 @@ class NativeRules : public StepRules {
 
   // At most in_flight gradient buffers: the oldest one's reduction must be over first.
   void MakeRoomForGrads() {
-    while (Syncs() && reducing_.size() >= static_cast<std::size_t>(plan_.in_flight)) {
+    while (Syncs() && reducing_.size() + waiting_reductions_.size() >=
+                          static_cast<std::size_t>(plan_.in_flight)) {
+      if (reducing_.empty()) {
+        (void)BeginTransfer();
+      }
       RetireOldestReduction();
     }
   }
 
-  struct Reduction {
-    BufferId input;
-    OpId done;
+  // At most in_flight reduced gradients are on their way to the host; the next reduction waits for
+  // the oldest copy.
+  void MakeRoomForShardedGrads() {
+    while (sending_.size() >= static_cast<std::size_t>(plan_.in_flight)) {
+      e_.AddWait(Stream::kReduce, {sending_.front().done}, Phase::kBackward, kNoSubject);
+      e_.body->Free(sending_.front().buffer);
+      sending_.pop_front();
+    }
+  }
+
+  struct InUse {
+    BufferId buffer;
+    OpId done;  // then nobody reads it
   };
 
   void RetireOldestReduction() {
-    const Reduction oldest = reducing_.front();
+    const InUse oldest = reducing_.front();
     reducing_.pop_front();
     e_.AddWait(Stream::kCompute, {oldest.done}, Phase::kBackward, kNoSubject);
-    e_.body->Free(oldest.input);
+    e_.body->Free(oldest.buffer);
   }
 
   void Reduce(UnitId u) {
+    MakeRoomForShardedGrads();
     UnitState& state = At(u);
     const BufferId input = state.accumulated;
     state.accumulated = BufferId();
@@ -375,6 +465,7 @@ class NativeRules : public StepRules {
                      job_.precision.reduce),
           {Phase::kBackward, u.value},
           {{input, AccessMode::kRead, Role::kInput}, {out, AccessMode::kWrite, Role::kOutput}});
+      TakeTurn();
     } else {
       e_.AddCopy(
           OpCode::kGradStore, s, {Phase::kBackward, u.value}, ReduceFull(u), ReduceShard(u),
@@ -399,6 +490,8 @@ class NativeRules : public StepRules {
     const bool on_host = plan_.offload.parameters || plan_.offload.optimizer;
     if (on_host && last_micro_batch_) {
       GradToHost(u, Stream::kD2h, last_reduce_);
+      sending_.push_back({state.sharded_grad, e_.body->last()});
+      state.sharded_grad = BufferId();
     } else if (last_micro_batch_ && !TakesGradNorm(job_)) {
       Update(u, s);
       last_reduce_ = e_.body->last();
@@ -451,6 +544,10 @@ class NativeRules : public StepRules {
 
   void UpdateOnHost(const std::vector<UnitId>& units) {
     WaitForHostGrads(Phase::kOptimizer);
+    for (const InUse& s : sending_) {
+      e_.body->Free(s.buffer);
+    }
+    sending_.clear();
     AddHostOptimizer(units);
     if (!plan_.offload.parameters) {
       for (const UnitId u : units) {
@@ -468,8 +565,15 @@ class NativeRules : public StepRules {
   std::vector<std::vector<ParamId>> written_;  // per unit: storages whose gradient is there
   OpId last_read_of_freed_;
   bool first_gather_ = true;  // of the step
-  std::deque<Reduction> reducing_;
+  std::deque<InUse> reducing_;  // gradients of units, by reductions
+  std::deque<InUse> sending_;   // reduced ones, by copies to the host
   OpId last_reduce_;
+  // Of transfers that take turns.
+  LargeProducts products_;
+  std::vector<UnitId> waiting_gathers_;
+  std::deque<UnitId> waiting_reductions_;
+  OpId last_collective_;
+  Phase pass_ = Phase::kForward;
 };
 
 }  // namespace

@@ -40,6 +40,8 @@ class DialectRules {
   [[nodiscard]] virtual GradTarget WeightGradTarget(std::uint32_t model_op, UnitId unit) = 0;
   // Right after that backward op was written.
   virtual void WeightGradWritten(std::uint32_t model_op, UnitId unit) = 0;
+  // Right before a backward op with kernels is written.
+  virtual void BeforeBackwardOp(std::uint32_t /*model_op*/) {}
   // Right after any backward op was written, with or without a weight gradient.
   virtual void AfterBackwardOp(std::uint32_t /*model_op*/) {}
 };

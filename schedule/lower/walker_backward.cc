@@ -85,6 +85,7 @@ void Walker::ReleaseSaved(std::uint32_t i) {
 
 // The op's backward kernels, with their gradients in and out.
 void Walker::AddBackwardOp(std::uint32_t i) {
+  rules_.BeforeBackwardOp(i);
   const ModelOp& op = e_.in.model.ops[i];
   const ModelOpFacts& facts = e_.a.ops[i];
   const OpKernels& kernels = e_.a.KernelsOf(i);

@@ -62,6 +62,7 @@ Setup Draw(std::mt19937& random) {
   }
   if (dialect == Dialect::kNative) {
     s.plan.in_flight = 2 + static_cast<std::int64_t>(random() % 3);
+    s.plan.transfers = random() % 2 == 0 ? Transfers::kInTurn : Transfers::kAtOnce;
   }
   if (dialect == Dialect::kFsdp1) {
     s.plan.forward_prefetch = random() % 2 == 0;

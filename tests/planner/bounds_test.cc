@@ -48,6 +48,7 @@ Plan DrawPlan(std::mt19937& random, const Case& c, int blocks) {
     }
   }
   plan.in_flight = Draw(random, 1, 6);
+  plan.transfers = Draw(random, 0, 1) == 1 ? Transfers::kInTurn : Transfers::kAtOnce;
   plan.offload.activations = Draw(random, 0, 3) == 0;
   (Draw(random, 0, 1) == 1 ? plan.offload.parameters : plan.offload.optimizer) =
       Draw(random, 0, 5) == 0;
@@ -218,6 +219,7 @@ Plan DrawPlanOf(Dialect dialect, std::mt19937& random, const Case& c, int blocks
   Plan plan = DrawPlan(random, c, blocks);
   plan.dialect = dialect;
   plan.in_flight = Plan().in_flight;
+  plan.transfers = Plan().transfers;
   plan.offload.optimizer = false;
   if (dialect == Dialect::kFairscale) {
     plan.shard_size = c.cluster.RankCount();

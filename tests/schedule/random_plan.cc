@@ -219,6 +219,7 @@ RandomCase DrawCase(std::mt19937& random) {
   }
   if (plan.dialect == Dialect::kNative) {
     plan.in_flight = Between(random, 1, 4);
+    plan.transfers = Chance(random, 50) ? Transfers::kInTurn : Transfers::kAtOnce;
   }
   if (!ddp && !IsZero(plan.dialect) && Chance(random, 15)) {
     (plan.dialect == Dialect::kNative && Chance(random, 50) ? plan.offload.optimizer

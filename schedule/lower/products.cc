@@ -1,0 +1,43 @@
+#include "schedule/lower/products.h"
+
+#include <algorithm>
+
+namespace shardwright {
+
+LargeProducts FindLargeProducts(const Model& model, const ModelAnalysis& analysis,
+                                const UnitSpans& spans) {
+  const std::size_t op_count = model.ops.size();
+  std::vector<double> flops(op_count, 0);
+  std::vector<double> most(spans.spans.size(), 0);  // per unit
+  const auto unit_of = [&](std::size_t i) {
+    return spans.unit_of_param[model.ops[i].params.front().value].value;
+  };
+  for (std::size_t i = 0; i < op_count; ++i) {
+    if (model.ops[i].params.empty()) {
+      continue;
+    }
+    for (const Kernel& kernel : analysis.KernelsOf(static_cast<std::uint32_t>(i)).forward) {
+      flops[i] += static_cast<double>(kernel.flops.value);
+    }
+    most[unit_of(i)] = std::max(most[unit_of(i)], flops[i]);
+  }
+  LargeProducts result;
+  result.any.assign(op_count, false);
+  result.first = result.last = result.any;
+  std::vector<std::size_t> last(most.size(), op_count);
+  for (std::size_t i = 0; i < op_count; ++i) {
+    if (flops[i] > 0 && flops[i] >= most[unit_of(i)] / 2) {
+      result.any[i] = true;
+      result.first[i] = last[unit_of(i)] == op_count;
+      last[unit_of(i)] = i;
+    }
+  }
+  for (const std::size_t i : last) {
+    if (i < op_count) {
+      result.last[i] = true;
+    }
+  }
+  return result;
+}
+
+}  // namespace shardwright
