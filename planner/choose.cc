@@ -1,6 +1,7 @@
 #include "planner/choose.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <set>
@@ -62,11 +63,92 @@ bool IsSymmetric(const Plan& plan, const std::set<std::string>& blocks) {
                              }));
 }
 
+// Symmetry of candidates, looked at once each.
+class Symmetry {
+ public:
+  Symmetry(const std::set<std::string>& blocks, const std::vector<Candidate>& candidates)
+      : blocks_(blocks), candidates_(candidates), known_(candidates.size(), -1) {}
+
+  [[nodiscard]] bool operator()(std::size_t i) {
+    if (known_[i] < 0) {
+      known_[i] = IsSymmetric(candidates_[i].plan, blocks_) ? 1 : 0;
+    }
+    return known_[i] != 0;
+  }
+
+ private:
+  const std::set<std::string>& blocks_;
+  const std::vector<Candidate>& candidates_;
+  std::vector<signed char> known_;
+};
+
+constexpr int kMostOffloads = 3;
+
+int OffloadCount(const Plan& plan) {
+  return static_cast<int>(plan.offload.parameters) + static_cast<int>(plan.offload.optimizer) +
+         static_cast<int>(plan.offload.activations);
+}
+
+// The eligible candidate with the least memory, then time; kNone: there is none.
+template <class IsEligible>
+std::size_t Smallest(const std::vector<Candidate>& candidates, IsEligible is_eligible) {
+  std::size_t best = kNone;
+  const auto key = [&](std::size_t i) {
+    return std::tie(candidates[i].memory, candidates[i].step_time);
+  };
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    if (is_eligible(i) && (best == kNone || key(i) < key(best))) {
+      best = i;
+    }
+  }
+  return best;
+}
+
+// Ties go to what offloads least, since that is more to go wrong, then to symmetric plans, then to
+// the least memory; page-locked host memory counts. A plan that is not symmetric has to be faster
+// than all symmetric ones that offload no more by the tie, also where another one, with more
+// memory, is.
+template <class IsEligible>
+std::size_t PreferredTie(const ChooseInput& in, const std::vector<Candidate>& candidates,
+                         Symmetry& is_symmetric, double fastest, double slowest,
+                         IsEligible is_eligible) {
+  const double tie = 1 + in.options.tie;
+  std::array<double, kMostOffloads + 1> symmetric{};  // least time, by most offloads
+  symmetric.fill(INFINITY);
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const double time = candidates[i].step_time.value;
+    if (is_eligible(i) && time <= fastest * tie * tie && is_symmetric(i)) {
+      for (int o = OffloadCount(candidates[i].plan); o <= kMostOffloads; ++o) {
+        auto& least = symmetric[static_cast<std::size_t>(o)];
+        least = std::min(least, time);
+      }
+    }
+  }
+  const auto key = [&](std::size_t i) {
+    const Candidate& c = candidates[i];
+    return std::tuple(OffloadCount(c.plan), is_symmetric(i) ? 0 : 1,
+                      c.memory + c.host_memory / in.ranks_per_node, c.step_time);
+  };
+  std::size_t best = kNone, any = kNone;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const double time = candidates[i].step_time.value;
+    if (!is_eligible(i) || time > slowest) {
+      continue;
+    }
+    any = any == kNone || key(i) < key(any) ? i : any;
+    const double rival = symmetric[static_cast<std::size_t>(OffloadCount(candidates[i].plan))];
+    if (is_symmetric(i) || time * tie < rival) {
+      best = best == kNone || key(i) < key(best) ? i : best;
+    }
+  }
+  return best == kNone ? any : best;  // none: the symmetric ones are slower than what is usual
+}
+
 // The eligible candidate that the objective prefers, by what is known of its time; kNone: there is
 // none.
 template <class IsEligible>
 std::size_t Preferred(const ChooseInput& in, const std::vector<Candidate>& candidates,
-                      IsEligible is_eligible) {
+                      Symmetry& is_symmetric, IsEligible is_eligible) {
   const SearchOptions& options = in.options;
   const bool by_memory = options.objective == Objective::kMemory;
   double fastest = INFINITY;
@@ -80,36 +162,20 @@ std::size_t Preferred(const ChooseInput& in, const std::vector<Candidate>& candi
       usual = c.baseline.empty() ? usual : std::min(usual, c.step_time.value);
     }
   }
-  // A tie must not make the plan slower than what it is compared with.
-  const double slowest = std::min(fastest * (1 + options.tie), std::max(usual, fastest));
-  std::size_t best = kNone;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& c = candidates[i];
     const double cost = by_memory ? static_cast<double>(c.memory.value) : c.step_time.value;
-    if (!is_eligible(i)) {
-      continue;
-    }
-    if (c.is_previous && cost <= (by_memory ? smallest : fastest) * (1 + options.tie)) {
+    if (is_eligible(i) && c.is_previous &&
+        cost <= (by_memory ? smallest : fastest) * (1 + options.tie)) {
       return i;
     }
-    const bool is_fast = by_memory || c.step_time.value <= slowest;
-    if (!is_fast) {
-      continue;
-    }
-    // Offloading is more to go wrong; page-locked host memory counts as memory.
-    const auto key = [&](const Candidate& x) {
-      const int offloads = static_cast<int>(x.plan.offload.parameters) +
-                           static_cast<int>(x.plan.offload.optimizer) +
-                           static_cast<int>(x.plan.offload.activations);
-      return by_memory ? std::tuple(0, 0, x.memory, x.step_time)
-                       : std::tuple(offloads, IsSymmetric(x.plan, in.blocks) ? 0 : 1,
-                                    x.memory + x.host_memory / in.ranks_per_node, x.step_time);
-    };
-    if (best == kNone || key(c) < key(candidates[best])) {
-      best = i;
-    }
   }
-  return best;
+  if (by_memory) {
+    return Smallest(candidates, is_eligible);
+  }
+  // A tie must not make the plan slower than what it is compared with.
+  const double slowest = std::min(fastest * (1 + options.tie), std::max(usual, fastest));
+  return PreferredTie(in, candidates, is_symmetric, fastest, slowest, is_eligible);
 }
 
 const char* ReasonOf(CandidateStatus status) {
@@ -142,6 +208,7 @@ void ChooseBest(const ChooseInput& in, Evaluator& evaluator, SearchResult& resul
   const int patience = in.options.base.dialect == Dialect::kNative ? 24 : 2;
   constexpr double kLess = 0.98;
   std::vector<char> is_final(result.candidates.size());
+  Symmetry is_symmetric(in.blocks, result.candidates);
   double most_memory = INFINITY;
   int disappointments = 0;
   for (int attempt = 0; attempt < kMostTries; ++attempt) {
@@ -152,7 +219,7 @@ void ChooseBest(const ChooseInput& in, Evaluator& evaluator, SearchResult& resul
               (attempt + 1 < kMostTries &&
                (!c.baseline.empty() || static_cast<double>(c.memory.value) <= most_memory)));
     };
-    const std::size_t index = Preferred(in, result.candidates, is_eligible);
+    const std::size_t index = Preferred(in, result.candidates, is_symmetric, is_eligible);
     if (index == kNone) {
       return;
     }

@@ -278,6 +278,24 @@ void LocalSearch::TryTransfers(Evaluator& evaluator) {
   (void)Try(evaluator, inner);
 }
 
+// Each of `choices` with every in-flight limit, and with transfers at once and in turn.
+std::vector<InnerChoice> LocalSearch::OtherOrders(const std::vector<InnerChoice>& choices) const {
+  const bool has_turns = options_.base.dialect == Dialect::kNative && !options_.fixed.transfers;
+  std::vector<InnerChoice> result;
+  for (InnerChoice inner : choices) {
+    for (const std::int64_t in_flight : space_.in_flight) {
+      inner.in_flight = in_flight;
+      result.push_back(inner);
+      if (has_turns) {
+        result.push_back(inner);
+        result.back().transfers =
+            inner.transfers == Transfers::kInTurn ? Transfers::kAtOnce : Transfers::kInTurn;
+      }
+    }
+  }
+  return result;
+}
+
 // What the dialects can say about gathering early: fsdp2 lists of the next units, fsdp1 switches.
 void LocalSearch::TryPrefetch(Evaluator& evaluator) {
   const Dialect dialect = options_.base.dialect;
@@ -436,27 +454,36 @@ void LocalSearch::TrySymmetric(Evaluator& evaluator) {
   (void)Evaluate(evaluator, inner);
 }
 
-void LocalSearch::TryUniform(Evaluator& evaluator) {
+void LocalSearch::TryUniform(Evaluator& evaluator, bool thoroughly) {
   if (best_ == kNone || options_.fixed.units) {
     return;
   }
-  InnerChoice inner = evaluated_[best_].inner;
+  const InnerChoice best = evaluated_[best_].inner;
+  std::vector<InnerChoice> starts = {best};
   if (ladder_.steps() > 0) {
-    inner.mix = (inner.mix + ladder_.blocks() - 1) / ladder_.blocks() * ladder_.blocks();
+    const std::size_t level = best.mix / ladder_.blocks();
+    starts[0].mix = (best.mix + ladder_.blocks() - 1) / ladder_.blocks() * ladder_.blocks();
+    if (thoroughly && starts[0].mix > best.mix) {
+      starts.push_back(best);
+      starts[1].mix = level * ladder_.blocks();
+    }
   }
-  inner.prefetch_label.clear();
-  for (const UnitFamily& family : space_.families) {
-    for (const Reshard& reshard : space_.reshards) {
-      if (family.is_nested || reshard.kind == Reshard::Kind::kToGroup) {
-        continue;
+  for (const InnerChoice& start : thoroughly ? OtherOrders(starts) : starts) {
+    for (const UnitFamily& family : space_.families) {
+      for (const Reshard& reshard : space_.reshards) {
+        if (family.is_nested || reshard.kind == Reshard::Kind::kToGroup) {
+          continue;
+        }
+        InnerChoice inner = start;
+        inner.prefetch_label.clear();
+        inner.units = family.units;
+        inner.units_label = family.name;
+        inner.reshard_label = NameOfReshard(reshard);
+        for (UnitPlan& unit : inner.units) {
+          unit.reshard = reshard;
+        }
+        (void)Evaluate(evaluator, inner);
       }
-      inner.units = family.units;
-      inner.units_label = family.name;
-      inner.reshard_label = NameOfReshard(reshard);
-      for (UnitPlan& unit : inner.units) {
-        unit.reshard = reshard;
-      }
-      (void)Evaluate(evaluator, inner);
     }
   }
 }

@@ -91,8 +91,9 @@ class LocalSearch {
   // Evaluates the best plan with the same checkpointing in all blocks, rounded towards less memory.
   void TrySymmetric(Evaluator& evaluator);
 
-  // Evaluates the best plan with each cut that treats all blocks alike, and all units freed alike.
-  void TryUniform(Evaluator& evaluator);
+  // Evaluates the best plan with each cut that treats all blocks alike, and all units freed alike;
+  // `thoroughly`: with each order of transfers, too.
+  void TryUniform(Evaluator& evaluator, bool thoroughly);
 
   [[nodiscard]] const std::vector<Evaluated>& evaluated() const { return evaluated_; }
   // The fastest that fits; null: none does.
@@ -112,6 +113,7 @@ class LocalSearch {
   void TryReshards(Evaluator& evaluator);
   void TryInFlight(Evaluator& evaluator);
   void TryTransfers(Evaluator& evaluator);
+  [[nodiscard]] std::vector<InnerChoice> OtherOrders(const std::vector<InnerChoice>& choices) const;
   void TryPrefetch(Evaluator& evaluator);
   void TryMixes(Evaluator& evaluator);
   void TryMix(Evaluator& evaluator, std::size_t mix);

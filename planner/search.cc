@@ -204,10 +204,14 @@ class Searcher {
       });
       Tell();
     }
-    const std::vector<std::size_t> ranked = Ranked();
-    if (!ranked.empty()) {
-      branches_[ranked.front()].local->TryUniform(workers_.first());
-    }
+    // Symmetric plans are to be found where they tie: of small models in more branches and orders.
+    const bool is_small = EffortScale() > 1;
+    constexpr std::size_t kMostBranches = 4;
+    std::vector<std::size_t> ranked = Ranked();
+    ranked.resize(std::min<std::size_t>(ranked.size(), is_small ? kMostBranches : 1));
+    workers_.ForEach(ranked.size(), [&](std::size_t i, Evaluator& evaluator) {
+      branches_[ranked[i]].local->TryUniform(evaluator, is_small);
+    });
   }
 
   // What users would have done, where the bound does not tell that it cannot be better.

@@ -142,6 +142,7 @@ std::vector<Choice> Choices() {
          s.plan.units[2].backward_prefetch = {"block1", "block0"};
        }},
       {"in flight", {Dialect::kNative}, [](Setup& s) { s.plan.in_flight = 4; }},
+      {"in turn", {Dialect::kNative}, [](Setup& s) { s.plan.transfers = Transfers::kInTurn; }},
       {"fsdp1 prefetch", {Dialect::kFsdp1}, [](Setup& s) { s.plan.forward_prefetch = true; }},
       {"fsdp1 post",
        {Dialect::kFsdp1},

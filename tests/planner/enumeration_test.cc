@@ -26,11 +26,11 @@ using testing::Simulated;
 using testing::SimulatePlan;
 
 std::string WordsOf(const Plan& plan) {
-  std::string text = "shard " + std::to_string(plan.shard_size) + " micro " +
-                     std::to_string(plan.micro_batch) + " sync " +
-                     std::to_string(static_cast<int>(plan.sync)) + " in flight " +
-                     std::to_string(plan.in_flight) + " recompute " +
-                     std::to_string(plan.recompute.size()) + " units";
+  std::string text =
+      "shard " + std::to_string(plan.shard_size) + " micro " + std::to_string(plan.micro_batch) +
+      " sync " + std::to_string(static_cast<int>(plan.sync)) + " in flight " +
+      std::to_string(plan.in_flight) + (plan.transfers == Transfers::kInTurn ? " in turn" : "") +
+      " recompute " + std::to_string(plan.recompute.size()) + " units";
   for (const UnitPlan& unit : plan.units) {
     text += " " + unit.name + "*" + std::to_string(unit.modules.size()) +
             (unit.reshard.kind == Reshard::Kind::kNever ? "k" : "");
@@ -92,12 +92,18 @@ TEST_CASE("Search is as fast as exhaustive enumeration, or within the gap it pro
                                                  << " jobs; at worst slower by " << worst);
 }
 
-// Equal blocks: each is a unit, or each unit has as many of them, and all keep and free alike.
+// Equal blocks: each unit has as many of them, but for a shorter last one, and all keep and free
+// alike.
 bool IsSymmetric(const Plan& plan, int blocks) {
   std::size_t most = 0;
   std::size_t count = 0;
+  std::size_t last = 0;
   for (const UnitPlan& unit : plan.units) {
     const bool is_block = unit.modules.front().starts_with("block");
+    if (is_block && count > 0 && (last < most || unit.modules.size() > most)) {
+      return false;
+    }
+    last = is_block ? unit.modules.size() : last;
     count += is_block ? 1 : 0;
     most = std::max(most, is_block ? unit.modules.size() : 0);
   }
@@ -124,13 +130,21 @@ TEST_CASE("Symmetric layers get symmetric plans unless asymmetry pays more than 
     ++asymmetric;
     // All symmetric plans: units of equal size, resharding and checkpointing alike in all of them.
     double fastest = INFINITY;
+    Plan symmetric;
     ForEachPlan(c, kBlocks, [&](const Plan& plan) {
       if (IsSymmetric(plan, kBlocks)) {
         const Simulated s = SimulatePlan(c, plan);
-        fastest = s.memory <= result.memory_limit ? std::min(fastest, s.seconds) : fastest;
+        if (s.memory <= result.memory_limit && s.seconds < fastest) {
+          fastest = s.seconds;
+          symmetric = plan;
+        }
       }
     });
-    refuted += result.best.step_time.value < fastest * (1 - options.tie) ? 0 : 1;
+    if (result.best.step_time.value >= fastest * (1 - options.tie)) {
+      ++refuted;
+      MESSAGE("job " << i << ": " << WordsOf(result.best.plan) << " takes "
+                     << result.best.step_time.value / fastest << " of " << WordsOf(symmetric));
+    }
     for (const Candidate& candidate : result.candidates) {
       if (candidate.status == CandidateStatus::kFits && IsSymmetric(candidate.plan, kBlocks)) {
         CHECK(candidate.step_time > result.best.step_time);
@@ -139,7 +153,7 @@ TEST_CASE("Symmetric layers get symmetric plans unless asymmetry pays more than 
   }
   MESSAGE(asymmetric << " of " << count << " plans are asymmetric, " << refuted
                      << " of them pay less than the tie against all symmetric plans");
-  CHECK(refuted * 50 <= count);
+  CHECK(refuted == 0);
 }
 
 // Another link or the memory each time.

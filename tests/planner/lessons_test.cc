@@ -83,13 +83,16 @@ TEST_CASE("A small model is faster with DDP than sharded") {
 // fairseq's documentation: a 13B model trains on one GPU with 32 GB once parameters live on the
 // host.
 TEST_CASE("13B parameters on one V100 with 32 GB need CPU offload") {
-  const Case job{.model = "gpt3-13b",
-                 .cluster = "v100-32 x1, host 512 GiB",
-                 .sequence = 2048,
-                 .dialect = Dialect::kFsdp2,
-                 .precision = {DType::kFp32, DType::kFp16, DType::kFp32}};
-  CHECK_FALSE(Run(job).Fits());
-  CHECK(Run(job, [](PlanFile& file) { file.plan.offload.parameters = true; }).Fits());
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kNative}) {
+    CAPTURE(NameOf(dialect));
+    const Case job{.model = "gpt3-13b",
+                   .cluster = "v100-32 x1, host 512 GiB",
+                   .sequence = 2048,
+                   .dialect = dialect,
+                   .precision = {DType::kFp32, DType::kFp16, DType::kFp32}};
+    CHECK_FALSE(Run(job).Fits());
+    CHECK(Run(job, [](PlanFile& file) { file.plan.offload.parameters = true; }).Fits());
+  }
 }
 
 // FSDP paper, figure 6b: backward prefetch makes GPT-175B about 18 % faster.

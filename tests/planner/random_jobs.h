@@ -43,8 +43,8 @@ struct Simulated {
 
 [[nodiscard]] SearchOptions NativeSearch();
 
-// Calls f(plan) for each mesh, micro-batch, partition, resharding, in-flight limit and number of
-// checkpointed blocks.
+// Calls f(plan) for each mesh, micro-batch, partition, resharding, in-flight limit, order of
+// transfers and number of checkpointed blocks.
 template <class F>
 void ForEachPlan(const Case& c, int blocks, F f) {
   const std::int64_t ranks = c.cluster.RankCount();
@@ -53,7 +53,7 @@ void ForEachPlan(const Case& c, int blocks, F f) {
     for (std::int64_t micro_batch = 1; micro_batch <= samples; ++micro_batch) {
       for (unsigned cuts = 0; cuts < (1U << (blocks - 1)); ++cuts) {
         for (const Reshard::Kind kind : {Reshard::Kind::kAlways, Reshard::Kind::kNever}) {
-          for (std::int64_t in_flight = 1; in_flight <= 3; ++in_flight) {
+          for (std::int64_t order = 0; order < 6; ++order) {
             for (int checkpointed = 0; checkpointed <= blocks; checkpointed += blocks) {
               Plan plan;
               plan.dialect = Dialect::kNative;
@@ -61,7 +61,8 @@ void ForEachPlan(const Case& c, int blocks, F f) {
               plan.replicate_size = ranks / shard;
               plan.micro_batch = micro_batch;
               plan.accumulation = samples / micro_batch;
-              plan.in_flight = in_flight;
+              plan.in_flight = order % 3 + 1;
+              plan.transfers = order < 3 ? Transfers::kAtOnce : Transfers::kInTurn;
               plan.units = UnitsOf(blocks, cuts, {kind, 0});
               for (int b = 0; b < checkpointed; ++b) {
                 plan.recompute.push_back({"block" + std::to_string(b), RecomputeKind::kFull, 1});
