@@ -201,10 +201,26 @@ Job ReadJob(const JsonValue& json) {
 }
 
 Plan ReadPlan(const JsonValue& json) {
-  json.AllowOnly({"dialect", "shard_size", "replicate_size", "micro_batch", "accumulation", "sync",
-                  "offload", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
-                  "use_orig_params", "bounded_memory", "in_flight", "transfers", "first_bucket", "bucket",
-                  "zero", "reduce_scatter_bucket", "recompute", "units"});
+  json.AllowOnly({"dialect",
+                  "shard_size",
+                  "replicate_size",
+                  "micro_batch",
+                  "accumulation",
+                  "sync",
+                  "offload",
+                  "backward_prefetch",
+                  "forward_prefetch",
+                  "limit_all_gathers",
+                  "use_orig_params",
+                  "bounded_memory",
+                  "in_flight",
+                  "transfers",
+                  "first_bucket",
+                  "bucket",
+                  "zero",
+                  "reduce_scatter_bucket",
+                  "recompute",
+                  "units"});
   Plan plan;
   plan.dialect = ReadChoice<Dialect>(json.At("dialect"), kDialectNames);
   plan.shard_size = json.At("shard_size").AsInt(1, kMaxRanks);
