@@ -19,7 +19,7 @@ fit() {
 # One call per framework; the sources with eight or more rows of tier A.
 fit --source llmfoundry --numbers "$(tr -d ' \n' <<'LIST'
 compute.gemm.bf16, compute.elementwise, compute.attention_forward, compute.attention_backward,
-overlap.compute_sensitivity, compute.rank_spread, compute.gemm.fp8, host.step
+overlap.compute_sensitivity, compute.rank_spread, compute.gemm.fp8, compute.gemm_ramp
 LIST
 )"
 fit --source torchtitan,torchao,ibmfsdp,torchtune --numbers "$(tr -d ' \n' <<'LIST'
