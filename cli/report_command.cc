@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/recordings.h"
+#include "cli/terminal.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "planner/evaluate.h"
@@ -126,7 +127,7 @@ std::optional<Choices> ReadChoices(const Arguments& arguments) {
 int RunReport(const Arguments& arguments) {
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   const TraceFiles traces = FindTraces(arguments);
-  std::string output = "-";
+  std::string output;
   arguments.SetText("--output", output);
   const std::optional<Choices> choices = ReadChoices(arguments);
   const Program program = LowerAndVerify(file);
@@ -166,7 +167,16 @@ int RunReport(const Arguments& arguments) {
                           .recorded = recordings.empty() ? nullptr : &recordings.front(),
                           .comparison = comparison ? &*comparison : nullptr,
                           .choices = choices ? &*choices : nullptr};
-  WriteFileAtomically(output, arguments.IsJson() ? ReportJson(input) + "\n" : ReportHtml(input));
+  const std::string verdict = VerdictOf(input) + "\n";
+  if (output.empty() && !arguments.IsJson() && StandardOutput().is_terminal) {
+    arguments.Print(verdict + "Not written: -o FILE writes the page, -o - shows it\n");
+    return kExitOk;
+  }
+  WriteFileAtomically(output.empty() ? "-" : output,
+                      arguments.IsJson() ? ReportJson(input) + "\n" : ReportHtml(input));
+  if (!output.empty() && output != "-") {
+    arguments.Print(verdict + "Wrote " + output + "\n");
+  }
   return kExitOk;
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <numeric>
 
 namespace shardwright {
 namespace {
@@ -22,17 +21,25 @@ std::string FormatInputError(std::string_view where, std::string_view found,
   return text;
 }
 
-// Levenshtein distance, O(|a| |b|) time, O(|b|) space.
-std::size_t EditDistance(std::string_view a, std::string_view b) {
+// Twice the number of characters to insert, remove or replace, and once that of neighbours to swap
+// (optimal string alignment): swapping is the likeliest mistake. O(|a| |b|) time, O(|b|) space.
+std::size_t Unlikeness(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> before(b.size() + 1);
+  std::vector<std::size_t> above(b.size() + 1);
   std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t j = 0; j <= b.size(); ++j) {
+    row[j] = 2 * j;
+  }
   for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
+    before.swap(above);
+    above.swap(row);
+    row[0] = 2 * i;
     for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t up = row[j];
-      row[j] = std::min({up + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0U : 1U)});
-      diagonal = up;
+      row[j] =
+          std::min({above[j] + 2, row[j - 1] + 2, above[j - 1] + (a[i - 1] == b[j - 1] ? 0U : 2U)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        row[j] = std::min(row[j], before[j - 2] + 1);
+      }
     }
   }
   return row[b.size()];
@@ -73,11 +80,11 @@ std::string NearestMatch(std::string_view word, std::span<const std::string> can
   if (word.size() > kLongestWord) {
     return best;
   }
-  std::size_t best_distance = std::max<std::size_t>(2, word.size() / 3) + 1;
+  std::size_t least = 2 * std::max<std::size_t>(2, word.size() / 3) + 1;
   for (const std::string& c : candidates) {
-    const std::size_t d = EditDistance(word, c);
-    if (d < best_distance) {
-      best_distance = d;
+    const std::size_t distance = Unlikeness(word, c);
+    if (distance < least) {
+      least = distance;
       best = c;
     }
   }

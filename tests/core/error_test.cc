@@ -27,6 +27,8 @@ TEST_CASE("Error: nearest match") {
   CHECK(NearestMatch("dgx-h10", names) == "dgx-h100");
   CHECK(NearestMatch("dgx-h300", names) == "dgx-h100");  // two at distance 1: the first
   CHECK(NearestMatch("something-else", names).empty());
+  // Two swapped letters are a smaller mistake than one too many.
+  CHECK(NearestMatch("modle", std::vector<std::string>{"mode", "model"}) == "model");
   CHECK(NearestMatch(std::string(100000, 'x'), names).empty());
   CHECK(DidYouMean("p6", names) == "did you mean \"p5\"?");
   CHECK(DidYouMean("something-else", names).empty());

@@ -32,6 +32,11 @@ constexpr const char* kTrainer =
 constexpr const char* kFairseq =
     "fairseq-train data/bin --arch transformer_lm_gpt --ddp-backend fully_sharded --fp16 "
     "--update-freq 2 --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0";
+constexpr const char* kFairseqYaml =
+    "common:\n  fp16: true\ndistributed_training:\n  ddp_backend: fully_sharded\n"
+    "  distributed_world_size: 8\noptimization:\n  update_freq: [2]\n  clip_norm: 1.0\n"
+    "task:\n  tokens_per_sample: 512\nmodel:\n  _name: transformer_lm\n  checkpoint_activations: "
+    "true\n";
 
 FuzzTarget Settings(const std::string& name, const std::string& good, const std::string& ending) {
   return {name, good,
@@ -45,6 +50,7 @@ std::vector<FuzzTarget> Targets() {
       Settings("DeepSpeed, JSON", kDeepSpeed, ".json"),
       Settings("Trainer, JSON", kTrainer, ".json"),
       Settings("fairseq, command line", kFairseq, ".sh"),
+      Settings("fairseq, YAML", kFairseqYaml, ".yaml"),
       {"CSV", "a,\"b\"\"c\",d\n1,\"x,\ny\",2.5\n\n3,,4\n",
        [](const std::string& text) { (void)ParseCsv(text, "fuzz.csv"); }},
   };
