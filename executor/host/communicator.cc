@@ -17,15 +17,23 @@ ThreadCommunicator::ThreadCommunicator(const GroupRanks& ranks, std::chrono::mil
   faults_.Register(mutex_, met_);
 }
 
-void Communicator::FoldScattered(Fold fold, std::span<const std::byte* const> sources,
+void Communicator::FoldScattered(const Fold& fold, std::span<const std::byte* const> sources,
                                  const CollectiveCall& call) {
   if (call.parts.empty()) {
     FoldInOrder(fold, sources, call.receive);
   }
+  std::int64_t begin = 0;  // of a target within the member's part
   for (const ElementRange& part : call.parts) {
-    fold.count = part.count;
-    FoldInOrder(fold, sources, part.data);
-    fold.source_begin += part.count;
+    const std::int64_t first = std::max(begin, fold.out_begin);
+    const std::int64_t last = std::min(begin + part.count, fold.out_begin + fold.count);
+    if (first < last) {
+      Fold its = fold;
+      its.source_begin += first - fold.out_begin;
+      its.out_begin = first - begin;
+      its.count = last - first;
+      FoldInOrder(its, sources, part.data);
+    }
+    begin += part.count;
   }
 }
 

@@ -49,8 +49,9 @@ class Communicator {
   [[nodiscard]] static std::int64_t PartBegin(std::int64_t n, std::int64_t size, std::int64_t i) {
     return n / size * i + std::min(i, n % size);
   }
-  // The end of a reduce-scatter: the sum of a member's part, into `receive` or the call's parts.
-  static void FoldScattered(Fold fold, std::span<const std::byte* const> sources,
+  // The end of a reduce-scatter: the sum of `fold.count` elements of a member's part from its
+  // element `fold.out_begin` on, into `receive` or the call's parts.
+  static void FoldScattered(const Fold& fold, std::span<const std::byte* const> sources,
                             const CollectiveCall& call);
 };
 

@@ -106,28 +106,19 @@ Communicator::Times ProcessCommunicator::Run(std::int64_t member, const Collecti
   Times times;
   times.start = Meet(member, call, name, arrival);
   if (call.code == OpCode::kAllGather) {
-    Gather(member, call, name);
-  } else {
-    const std::vector<const std::byte*> sources = CollectPart(member, call, name);
-    const std::int64_t begin = PartBegin(call.elements, ranks_.size, member);
-    Fold fold;
-    fold.dtype = call.dtype;
-    fold.count = PartBegin(call.elements, ranks_.size, member + 1) - begin;
-    fold.divisor = call.divisor;
-    if (call.code == OpCode::kAllReduce) {
-      fold.out_begin = begin;
-      FoldInOrder(fold, sources, call.receive);
-      const std::int64_t width = SizeOf(call.dtype);
-      std::vector<MessagePart> parts;
-      for (std::int64_t m = 0; m < ranks_.size; ++m) {
-        const std::int64_t first = PartBegin(call.elements, ranks_.size, m);
-        const std::int64_t last = PartBegin(call.elements, ranks_.size, m + 1);
-        parts.push_back({first * width, (last - first) * width});
-      }
-      AwaitAll(processes_.AllGather(channel_, call.receive, parts), member, name);
-    } else {
-      FoldScattered(fold, sources, call);
+    const std::int64_t part = call.elements / ranks_.size * SizeOf(call.dtype);
+    const std::int64_t stride = call.receive_stride > 0 ? call.receive_stride : part;
+    std::byte* mine = call.receive + member * stride;
+    if (call.send != mine) {
+      std::memcpy(mine, call.send, static_cast<std::size_t>(part));
     }
+    std::vector<MessagePart> parts;
+    for (std::int64_t m = 0; m < ranks_.size; ++m) {
+      parts.push_back({m * stride, part});
+    }
+    Gather(call.receive, parts, 1, member, name);
+  } else {
+    Reduce(member, call, name);
   }
   if (least_duration > SimTime(0)) {
     std::this_thread::sleep_until(clock_.At(times.start + least_duration));
@@ -136,39 +127,75 @@ Communicator::Times ProcessCommunicator::Run(std::int64_t member, const Collecti
   return times;
 }
 
-void ProcessCommunicator::Gather(std::int64_t member, const CollectiveCall& call,
-                                 const std::string& name) {
-  const std::int64_t part = call.elements / ranks_.size * SizeOf(call.dtype);
-  const std::int64_t stride = call.receive_stride > 0 ? call.receive_stride : part;
-  std::byte* mine = call.receive + member * stride;
-  if (call.send != mine) {
-    std::memcpy(mine, call.send, static_cast<std::size_t>(part));
+std::int64_t ProcessCommunicator::PieceBytes(std::span<const MessagePart> parts,
+                                             std::int64_t width) {
+  constexpr std::int64_t kLeast = 32 << 10, kPieces = 128;
+  std::int64_t total = 0;
+  for (const MessagePart& part : parts) {
+    total += part.bytes;
   }
-  std::vector<MessagePart> parts;
-  for (std::int64_t m = 0; m < ranks_.size; ++m) {
-    parts.push_back({m * stride, part});
-  }
-  AwaitAll(processes_.AllGather(channel_, call.receive, parts), member, name);
+  const std::int64_t piece = std::max(kLeast, total / kPieces) / std::ssize(parts);
+  return std::max(piece / width, std::int64_t{1}) * width;
 }
 
-std::vector<const std::byte*> ProcessCommunicator::CollectPart(std::int64_t member,
-                                                               const CollectiveCall& call,
-                                                               const std::string& name) {
-  const std::int64_t width = SizeOf(call.dtype), size = ranks_.size;
-  const auto begin = [&](std::int64_t m) { return PartBegin(call.elements, size, m) * width; };
-  const std::int64_t own = begin(member + 1) - begin(member);
-  std::vector<MessagePart> from, to;
-  for (std::int64_t m = 0; m < size; ++m) {
-    from.push_back({begin(m), begin(m + 1) - begin(m)});
-    to.push_back({m * own, own});
+std::vector<MessagePart> ProcessCommunicator::PieceOf(std::span<const MessagePart> parts,
+                                                      std::int64_t begin, std::int64_t bytes) {
+  std::vector<MessagePart> pieces;
+  for (const MessagePart& part : parts) {
+    const std::int64_t first = std::min(begin, part.bytes);
+    pieces.push_back({part.offset + first, std::min(bytes, part.bytes - first)});
   }
-  scratch_.resize(std::max(scratch_.size(), static_cast<std::size_t>(size * own)));
-  AwaitAll(processes_.AllToAll(channel_, call.send, from, scratch_.data(), to), member, name);
+  return pieces;
+}
+
+void ProcessCommunicator::Gather(std::byte* data, std::span<const MessagePart> parts,
+                                 std::int64_t width, std::int64_t member, const std::string& name) {
+  const std::int64_t piece = PieceBytes(parts, width);
+  // The first part is as long as any.
+  for (std::int64_t begin = 0; begin < parts.front().bytes; begin += piece) {
+    AwaitAll(processes_.AllGather(channel_, data, PieceOf(parts, begin, piece)), member, name);
+  }
+}
+
+void ProcessCommunicator::Reduce(std::int64_t member, const CollectiveCall& call,
+                                 const std::string& name) {
+  const std::int64_t width = SizeOf(call.dtype), size = ranks_.size;
+  std::vector<MessagePart> parts;
+  for (std::int64_t m = 0; m < size; ++m) {
+    const std::int64_t begin = PartBegin(call.elements, size, m) * width;
+    parts.push_back({begin, PartBegin(call.elements, size, m + 1) * width - begin});
+  }
+  const MessagePart& own = parts[static_cast<std::size_t>(member)];
+  const std::int64_t piece = PieceBytes(parts, width);
+  scratch_.resize(std::max(scratch_.size(), static_cast<std::size_t>(size * piece)));
   std::vector<const std::byte*> sources;
   for (std::int64_t m = 0; m < size; ++m) {
-    sources.push_back(scratch_.data() + m * own);
+    sources.push_back(scratch_.data() + m * piece);
   }
-  return sources;
+  for (std::int64_t begin = 0; begin < parts.front().bytes; begin += piece) {
+    const std::int64_t bytes = std::clamp(own.bytes - begin, std::int64_t{0}, piece);
+    std::vector<MessagePart> to;
+    for (std::int64_t m = 0; m < size; ++m) {
+      to.push_back({m * piece, bytes});
+    }
+    AwaitAll(
+        processes_.AllToAll(channel_, call.send, PieceOf(parts, begin, piece), scratch_.data(), to),
+        member, name);
+    Fold fold;
+    fold.dtype = call.dtype;
+    fold.count = bytes / width;
+    fold.divisor = call.divisor;
+    fold.out_begin = begin / width;
+    if (call.code == OpCode::kAllReduce) {
+      fold.out_begin += own.offset / width;
+      FoldInOrder(fold, sources, call.receive);
+    } else {
+      FoldScattered(fold, sources, call);
+    }
+  }
+  if (call.code == OpCode::kAllReduce) {
+    Gather(call.receive, parts, width, member, name);
+  }
 }
 
 }  // namespace shardwright

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -52,10 +53,17 @@ class ProcessCommunicator : public Communicator {
   void GiveUp(std::int64_t member, const std::string& name, const std::set<std::int64_t>& missing,
               bool is_one_of);
   void AwaitAll(Pending pending, std::int64_t member, const std::string& name);
-  void Gather(std::int64_t member, const CollectiveCall& call, const std::string& name);
-  // Everybody's elements of this member's part, in scratch_; returns where each member's begin.
-  std::vector<const std::byte*> CollectPart(std::int64_t member, const CollectiveCall& call,
-                                            const std::string& name);
+  // What is on its way at a time, in bytes of one part: a 128th of all parts, or 32 KiB of them if
+  // that is more. So little lies outside the arena, here and below. A multiple of `width`.
+  [[nodiscard]] static std::int64_t PieceBytes(std::span<const MessagePart> parts,
+                                               std::int64_t width);
+  // `bytes` of every part from its byte `begin` on, or what is left of it.
+  [[nodiscard]] static std::vector<MessagePart> PieceOf(std::span<const MessagePart> parts,
+                                                        std::int64_t begin, std::int64_t bytes);
+  void Gather(std::byte* data, std::span<const MessagePart> parts, std::int64_t width,
+              std::int64_t member, const std::string& name);
+  // All-reduce and reduce-scatter: everybody's elements of this member's part come into scratch_.
+  void Reduce(std::int64_t member, const CollectiveCall& call, const std::string& name);
   [[nodiscard]] std::int64_t RankOf(std::int64_t member) const {
     return ranks_.first + member * ranks_.stride;
   }

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <dlfcn.h>
@@ -17,11 +18,15 @@
 #include <malloc.h>
 #include <sys/mman.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include "core/json.h"
 #include "executor/data/batch.h"
 #include "executor/data/dataset.h"
 #include "executor/host/session.h"
+#include "executor/host/tcp_processes.h"
+#include "executor/host/tcp_relay.h"
+#include "executor/host/together.h"
 #include "models/kernel_set.h"
 #include "models/loader.h"
 #include "schedule/lower.h"
@@ -223,6 +228,44 @@ Usage RunOnce(const Training& t, const HostSession::KernelWrapper& wrapper) {
   return usage;
 }
 
+// The ranks as processes are, but for what a process has once: each with a connection of its own.
+Usage RunOverTcp(const Training& t) {
+  const std::unique_ptr<Dataset> data = OpenDataset("random:64", t.model, 3);
+  const std::int64_t ranks = t.program.shard_size * t.program.replicate_size;
+  const Sampler sampler{data->size(), ranks * t.plan.micro_batch};
+  Usage usage;
+  const std::int64_t baseline = live_bytes;
+  peak_bytes = baseline;
+  const tcp::Socket listener = tcp::Listen(0);
+  std::vector<std::jthread> threads;
+  for (int r = 0; r < static_cast<int>(ranks); ++r) {
+    threads.emplace_back([&, r] {
+      Launch launch{.rank = r, .size = static_cast<int>(ranks), .address = "127.0.0.1"};
+      launch.port = tcp::PortOf(listener);
+      launch.listener = r == 0 ? ::dup(listener.fd()) : -1;
+      HostOptions host;
+      const std::unique_ptr<MessagePassing> processes = MeetByTcp(launch, host.timeout);
+      host.processes = processes.get();
+      RunOptions run;
+      run.inputs = [&](const BatchKey& key, std::span<const View> views) {
+        WriteBatch(t.model, *data, sampler, {key.step, key.first_sample, key.count}, views);
+      };
+      JoinRun(*processes, run);
+      HostSession session({t.model, Kernels(), t.job, t.plan, t.program, t.options}, host, run);
+      session.runtime().Initialize();
+      session.runtime().RunSteps(3);
+      FinishTogether(processes.get());
+      if (r == 0) {
+        const Placement& placement = session.placement();
+        usage.placed = ranks * (placement.device_size + placement.host_size).value;
+      }
+    });
+  }
+  threads.clear();
+  usage.peak = peak_bytes - baseline;
+  return usage;
+}
+
 // What a library maps once per process and keeps belongs to start-up: OpenBLAS maps a buffer when
 // more threads than ever before multiply at the same time. A run that met this is repeated; what
 // a run took each time would be there at the last one, too.
@@ -306,6 +349,10 @@ TEST_CASE("MemoryHook: training takes what was placed and at most 2 % more" *
     const Usage greedy = Run(training, Greedy);
     CHECK_FALSE(IsWithinTwoPercent(greedy));
     CHECK(greedy.Remainder() - usage.Remainder() > 900 << 10);
+
+    const Usage processes = RunOverTcp(training);
+    MESSAGE("as processes: remainder " << processes.Remainder() << " of " << processes.placed);
+    CHECK(IsWithinTwoPercent(processes));
   }
 }
 
