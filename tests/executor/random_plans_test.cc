@@ -266,7 +266,7 @@ TEST_CASE("Runtime: random plans train like unsharded data parallel") {
                       << " of the largest weight");
   CHECK(exact_count >= count / 6);
   // A bound that anything passes would be worth nothing.
-  CHECK(worst.bound < 1e-5);
+  CHECK(worst.bound < 2e-4);
   CHECK(worst.most > 0.001);
 }
 
