@@ -16,6 +16,7 @@ namespace shardwright {
 namespace {
 
 // A body written as text: each letter is an op of that shape; '|' marks a layer, '/' a micro-batch.
+// Ops of capital letters run on the gather stream.
 struct Sequence {
   Program program;
   ShapeInterner interner{program};
@@ -26,6 +27,8 @@ struct Sequence {
   OpId Add(char letter) {
     OpShape shape;
     shape.bytes = Bytes(letter);
+    shape.code = OpCode::kCast;
+    shape.stream = letter < 'a' ? Stream::kGather : Stream::kCompute;
     return builder.Add({interner.Intern(shape)});
   }
   void Mark(char kind) {
@@ -147,13 +150,13 @@ TEST_CASE("FindRepeats: what is before the first micro-batch of a run may differ
   for (const char mark : {'/', '|'}) {
     Sequence s;
     s.Mark(mark);
-    OpId before = s.Add('x');
+    OpId before = s.Add('X');
     s.Add('y');
     for (int m = 0; m < 4; ++m) {
       s.Mark(mark);
       s.Add('a');
       s.builder.After(before);  // two ops back at first, then one
-      before = s.Add('b');
+      before = s.Add('B');
     }
     const Repeat all{2, 2, 4};
     const Repeat all_but_first{4, 2, 3};

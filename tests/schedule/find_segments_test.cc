@@ -46,28 +46,27 @@ struct Sequence {
 TEST_CASE("FindSegments: layers and micro-batches cut, equal ones get equal kinds") {
   Sequence s;
   s.Write("x/|ab|ab|c/|ab|c");
-  CHECK(s.Finish() == std::vector<Segment>{{0, 0, 0, 0, false},
-                                           {1, 1, 1, 0, true},
-                                           {3, 1, 1, 0, false},
-                                           {5, 2, 2, 0, false},
-                                           {6, 1, 1, 0, true},
-                                           {8, 2, 2, 0, false}});
+  CHECK(s.Finish() == std::vector<Segment>{{0, 0, 0, 0, 1},
+                                           {1, 1, 1, 0, 3},
+                                           {3, 1, 1, 0, 3},
+                                           {5, 2, 2, 0, 4},
+                                           {6, 1, 1, 0, 5},
+                                           {8, 2, 2, 0, 6}});
 }
 
 TEST_CASE("FindSegments: a copy of a repeat is one segment, a micro-batch always begins one") {
   Sequence s;
   s.Write("|a|b|a|b|a|b|c");
   CHECK(s.Finish() ==
-        std::vector<Segment>{
-            {0, 0, 0, 0, false}, {2, 0, 0, 0, false}, {4, 0, 0, 0, false}, {6, 1, 1, 0, false}});
+        std::vector<Segment>{{0, 0, 0, 0, 3}, {2, 0, 0, 0, 3}, {4, 0, 0, 0, 3}, {6, 1, 1, 0, 4}});
   Sequence t;  // three equal micro-batches: the repeat of micro-batches hides no layers
   t.Write("/|ab|c/|ab|c/|ab|c");
-  CHECK(t.Finish() == std::vector<Segment>{{0, 0, 0, 0, true},
-                                           {2, 1, 1, 0, false},
-                                           {3, 0, 0, 0, true},
-                                           {5, 1, 1, 0, false},
-                                           {6, 0, 0, 0, true},
-                                           {8, 1, 1, 0, false}});
+  CHECK(t.Finish() == std::vector<Segment>{{0, 0, 0, 0, 1},
+                                           {2, 1, 1, 0, 2},
+                                           {3, 0, 0, 0, 3},
+                                           {5, 1, 1, 0, 4},
+                                           {6, 0, 0, 0, 5},
+                                           {8, 1, 1, 0, 6}});
 }
 
 TEST_CASE("FindSegments: near edges count, far ones only for exact kinds") {
@@ -100,7 +99,7 @@ TEST_CASE("FindSegments: near edges count, far ones only for exact kinds") {
 TEST_CASE("FindSegments: a body without marks is one segment, an empty one has none") {
   Sequence s;
   s.Write("aab");
-  CHECK(s.Finish() == std::vector<Segment>{{0, 0, 0, 0, false}});
+  CHECK(s.Finish() == std::vector<Segment>{{0, 0, 0, 0, 1}});
   Sequence empty;
   CHECK(empty.Finish().empty());
 }
