@@ -15,17 +15,21 @@ class DdpRules : public StepRules {
  public:
   DdpRules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
       : StepRules(emitter, spans, units),
+        is_shared_(emitter.in.model.params.size(), false),
         cast_of_op_(emitter.in.model.ops.size()),
-        grad_of_param_(emitter.in.model.params.size()) {
+        grad_of_param_(emitter.in.model.params.size()),
+        part_of_param_(emitter.in.model.params.size()) {
     group_ = e_.AddGroup("replicate", plan_.replicate_size, 1);
     // Walking forward, the first op that uses a storage is the last one in backward.
     const Model& model = e_.in.model;
     std::vector<bool> seen(model.params.size(), false);
     completes_grad_.assign(model.ops.size(), false);
     for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
-      if (e_.a.ops[i].weight_grad && !seen[StorageOf(i).value]) {
-        seen[StorageOf(i).value] = true;
-        completes_grad_[i] = true;
+      if (e_.a.ops[i].weight_grad) {
+        const std::size_t storage = StorageOf(i).value;
+        completes_grad_[i] = !seen[storage];
+        is_shared_[storage] = seen[storage];
+        seen[storage] = true;
       }
     }
   }
@@ -66,6 +70,7 @@ class DdpRules : public StepRules {
       b.filled = OpId();
     }
     next_bucket_ = 0;
+    is_first_micro_batch_ = first;
     if (first) {
       std::fill(grad_of_param_.begin(), grad_of_param_.end(), BufferId());
     }
@@ -106,34 +111,30 @@ class DdpRules : public StepRules {
     }
   }
 
-  GradTarget WeightGradTarget(std::uint32_t i, UnitId unit) override {
+  GradTarget WeightGradTarget(std::uint32_t i, UnitId) override {
     fresh_grad_ = e_.Alloc(Bytes(ParamElements(i, true) * SizeOf(job_.precision.param)),
                            Category::kUnshardedGradient, Stream::kCompute);
-    const BufferId kept = grad_of_param_[StorageOf(i).value];
-    if (!CastsGather() && !kept.valid()) {
-      At(unit).grads.push_back(fresh_grad_);
-    }
     return {fresh_grad_, AccessMode::kWrite};
   }
 
-  // The fresh gradient becomes .grad, is cast into it, or is added to it; then its bucket fills.
+  // A gradient becomes .grad or is added to it, then its bucket fills. Ops that share a weight add
+  // up the micro-batch's gradient first, as autograd does before it touches .grad.
   void WeightGradWritten(std::uint32_t i, UnitId unit) override {
-    BufferId& grad = grad_of_param_[StorageOf(i).value];
-    const Bytes fresh = e_.program.buffers[fresh_grad_.value].size;
-    const Bytes size(ParamElements(i, true) * SizeOf(job_.precision.master));
-    if (!grad.valid() && !CastsGather()) {
-      grad = fresh_grad_;
-    } else {
-      const bool first = !grad.valid();
-      if (first) {
-        grad = e_.Alloc(size, Category::kUnshardedGradient, Stream::kCompute);
+    const std::size_t storage = StorageOf(i).value;
+    BufferId& grad = grad_of_param_[storage];
+    if (is_first_micro_batch_ || !is_shared_[storage]) {
+      const bool is_new = !grad.valid();
+      AddFresh(i, grad);
+      if (is_new) {
         At(unit).grads.push_back(grad);
       }
-      e_.AddCopy(OpCode::kAccumulateGrad, Stream::kCompute, {Phase::kBackward, i},
-                 first ? fresh : fresh + size, size,
-                 {{grad, first ? AccessMode::kWrite : AccessMode::kReadWrite, Role::kOutput},
-                  {fresh_grad_, AccessMode::kRead, Role::kInput}});
-      e_.body->Free(fresh_grad_);
+    } else {
+      BufferId& part = part_of_param_[storage];
+      AddFresh(i, part);
+      if (completes_grad_[i]) {
+        Accumulate(i, part, grad, AccessMode::kReadWrite);
+        part = BufferId();
+      }
     }
     if (Syncs() && plan_.replicate_size > 1 && completes_grad_[i]) {
       FillBucket(i, grad);
@@ -185,6 +186,29 @@ class DdpRules : public StepRules {
       n += param.trainable || !trainable_only ? param.Elements() : 0;
     }
     return n;
+  }
+  // The fresh gradient becomes `sum`, is cast into it, or is added to it.
+  void AddFresh(std::uint32_t i, BufferId& sum) {
+    if (!sum.valid() && !CastsGather()) {
+      sum = fresh_grad_;
+      return;
+    }
+    AccessMode mode = AccessMode::kReadWrite;
+    if (!sum.valid()) {
+      mode = AccessMode::kWrite;
+      sum = e_.Alloc(Bytes(ParamElements(i, true) * SizeOf(job_.precision.master)),
+                     Category::kUnshardedGradient, Stream::kCompute);
+    }
+    Accumulate(i, fresh_grad_, sum, mode);
+  }
+  // Adds `from` to `sum`, or writes it there, and frees it.
+  void Accumulate(std::uint32_t i, BufferId from, BufferId sum, AccessMode mode) {
+    const Bytes read = e_.program.buffers[from.value].size;
+    const Bytes size = e_.program.buffers[sum.value].size;
+    e_.AddCopy(OpCode::kAccumulateGrad, Stream::kCompute, {Phase::kBackward, i},
+               mode == AccessMode::kWrite ? read : read + size, size,
+               {{sum, mode, Role::kOutput}, {from, AccessMode::kRead, Role::kInput}});
+    e_.body->Free(from);
   }
   void FreeCast(std::uint32_t i) {
     if (cast_of_op_[i].valid()) {
@@ -274,9 +298,13 @@ class DdpRules : public StepRules {
   std::vector<std::size_t> bucket_of_param_;
   std::vector<Bytes> grad_bytes_;
   std::size_t next_bucket_ = 0;
+  bool is_first_micro_batch_ = false;
   std::vector<bool> completes_grad_;  // per model op
+  std::vector<bool> is_shared_;       // per storage: ops with gradients of their own share it
   std::vector<BufferId> cast_of_op_;
   std::vector<BufferId> grad_of_param_;  // .grad by storage, in the master dtype
+  std::vector<BufferId>
+      part_of_param_;  // of later micro-batches, until all ops that share it are done
   BufferId fresh_grad_;
 };
 

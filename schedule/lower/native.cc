@@ -564,7 +564,7 @@ class NativeRules : public StepRules {
   std::vector<UnitId> forward_order_, backward_order_;
   std::vector<std::vector<ParamId>> written_;  // per unit: storages whose gradient is there
   OpId last_read_of_freed_;
-  bool first_gather_ = true;  // of the step
+  bool first_gather_ = true;    // of the step
   std::deque<InUse> reducing_;  // gradients of units, by reductions
   std::deque<InUse> sending_;   // reduced ones, by copies to the host
   OpId last_reduce_;
