@@ -15,11 +15,13 @@ bool AreAlike(const Body& body, const SegmentAt& a, const SegmentAt& b) {
          (x.kind == y.kind && x.far_end <= a.lowest && y.far_end <= b.lowest);
 }
 
-// How many segments from `a` and from `b` on are alike, one after the other.
-std::size_t CountAlike(const Body& body, SegmentAt a, SegmentAt b) {
+// How many segments from `a` and from `b` on are alike, one after the other; those from `a` on need
+// to be looked at as far as op `needed` only.
+std::size_t CountAlike(const Body& body, SegmentAt a, SegmentAt b, std::uint32_t needed) {
   const std::vector<Segment>& segments = body.segments;
   const std::size_t first = a.segment;
-  while (std::max(a.segment, b.segment) < segments.size() && AreAlike(body, a, b)) {
+  while (std::max(a.segment, b.segment) < segments.size() && segments[a.segment].first <= needed &&
+         AreAlike(body, a, b)) {
     const Segment& x = segments[a.segment];
     const Segment& y = segments[b.segment];
     const std::size_t count =
@@ -84,7 +86,7 @@ std::uint32_t FirstDifference(const Body& body, const SegmentAt& known, const Se
       return 0;
     }
   }
-  const std::size_t alike = CountAlike(body, known, now);
+  const std::size_t alike = CountAlike(body, known, now, needed);
   const std::size_t a = known.segment + alike;
   const std::size_t b = now.segment + alike;
   if (std::max(a, b) == segments.size()) {
@@ -117,7 +119,9 @@ Transition EventLoop::FindTransition(std::uint32_t from, std::uint32_t last,
     next.streams |= end.moved;
     next.highest = std::max(next.highest, end.highest);
     if (is_met && next.highest >= difference && next.highest < body.size()) {
-      difference = FirstDifference(body, AtAnchor(begin), AtAnchor(now), next.highest);
+      const std::uint32_t needed = std::max(
+          next.highest, std::min(anchors[last].highest, static_cast<std::uint32_t>(body.size())));
+      difference = FirstDifference(body, AtAnchor(begin), AtAnchor(now), needed);
     }
     if (!is_met || next.highest >= difference) {
       break;
@@ -152,13 +156,16 @@ std::uint32_t EventLoop::CountLoops(const Transition& transition, const Anchor& 
   }
   // Segments before `alike` are like the ones one period before.
   const SegmentAt second{first.segment + period, first.lowest};
-  const std::size_t alike = second.segment + CountAlike(body, first, second);
+  const std::size_t alike = second.segment + CountAlike(body, first, second, kNone);
   std::size_t last = end.segment;
   while (last < segments.size() && SegmentEnd(body, last) <= reach) {
     ++last;
   }
   last += now.segment - begin.segment;
-  std::size_t count = alike > last ? 1 + (alike - 1 - last) / period : 1;
+  if (alike <= last) {
+    return 1;  // behind the first copy another op may be next on a stream
+  }
+  std::size_t count = 1 + (alike - 1 - last) / period;
   // Of the last copy only the ops that the transition depends on must be the same.
   const SegmentAt next{
       now.segment + count * period,

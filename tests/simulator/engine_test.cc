@@ -239,6 +239,19 @@ TEST_CASE("Skipping repeats in the event loop changes no time, with and without 
   CHECK(periodic_ops * 4 < exact_ops * 3);
 }
 
+TEST_CASE("Copies are skipped together only where each of them ends as it began") {
+  // Here another op is next on a stream behind the first of what looks like two copies.
+  const RandomProgram random = MakeRandomProgram(801887, {6, 24, 5, true});
+  EngineWorkspace workspace;
+  EngineOptions options;
+  const EngineResult periodic = RunEngine(random.program, random.prices, options, workspace);
+  options.periodic = false;
+  options.max_steps += 2;  // exact mode may see the steady state later
+  const EngineResult exact = RunEngine(random.program, random.prices, options, workspace);
+  CHECK(periodic.first == exact.first);
+  CHECK(periodic.steady == exact.steady);
+}
+
 TEST_CASE("Skipping repeats of up to 64 micro-batches changes no time") {
   EngineWorkspace workspace;
   std::int64_t exact_ops = 0;
