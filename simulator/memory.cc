@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "core/error.h"
-
 namespace shardwright {
 namespace {
 
@@ -99,6 +97,7 @@ class Walk {
   void Settle();
   void RunRange(std::uint32_t begin, std::uint32_t end);
   void RunRepeat(const Repeat& repeat);
+  void SkipRepeats(std::uint32_t op);
   [[nodiscard]] std::span<const MemoryPoint> PointsOf(std::uint32_t begin, std::uint32_t end) const;
   [[nodiscard]] std::uint32_t OpBehind(const MemoryPoint& point) const;
 
@@ -205,33 +204,31 @@ std::uint32_t Walk::OpBehind(const MemoryPoint& point) const {
 // All copies have equal points, none of them alloc_once, so each one adds what the first one adds;
 // the highest moment is in the first copy, or in the last one if copies leave something behind.
 void Walk::RunRepeat(const Repeat& repeat) {
-  Settle();
-  const auto peaks_before = peaks_;
+  const auto run_copy = [&](std::uint32_t copy) {
+    const std::uint32_t begin = repeat.first + repeat.period * copy;
+    SkipRepeats(begin);
+    RunRange(begin, begin + repeat.period);
+  };
   const Sides before = now_;
-  for (const Reading reading : {kSoFar, kNext}) {
-    for (std::size_t side = 0; side < 2; ++side) {
-      peaks_[reading][side] = PeakNow(reading, side, repeat.first);
-    }
+  run_copy(0);
+  const Sides after = now_;
+  const bool grows = after[0].total > before[0].total || after[1].total > before[1].total;
+  const std::uint32_t last = repeat.count - 1;
+  if (is_rising_) {
+    SettleCategories();
   }
-  RunRange(repeat.first, repeat.first + repeat.period);
-  Settle();
-  const std::uint32_t more = repeat.count - 1;
   for (std::size_t side = 0; side < 2; ++side) {
-    const Amount after = now_[side];
-    for (const Reading reading : {kSoFar, kNext}) {
-      Peak& peak = peaks_[reading][side];
-      if (after.total > before[side].total) {
-        peak.amount.AddScaled(before[side], after, more);
-        peak.before_op += more * repeat.period;
-      }
-      if (peak.amount.total <= peaks_before[reading][side].amount.total) {
-        peak = peaks_before[reading][side];
-      }
-    }
-    now_[side].AddScaled(before[side], after, more);
+    now_[side].AddScaled(before[side], after[side], grows ? last - 1 : last);
   }
-  const std::uint32_t end = repeat.first + repeat.period * repeat.count;
-  while (cursor_ < body_->repeats.size() && body_->repeats[cursor_].first < end) {
+  if (grows) {
+    run_copy(last);
+  }
+  SkipRepeats(repeat.first + repeat.period * repeat.count);
+}
+
+// Leaves out the repeats that begin before `op`.
+void Walk::SkipRepeats(std::uint32_t op) {
+  while (cursor_ < body_->repeats.size() && body_->repeats[cursor_].first < op) {
     ++cursor_;
   }
 }
@@ -245,10 +242,6 @@ void Walk::RunRange(std::uint32_t begin, std::uint32_t end) {
     position = repeat.first + repeat.period * repeat.count;
   }
   Apply(PointsOf(position, end));
-}
-
-const Body& FirstStep(const Program& program) {
-  return program.warmup.ops.empty() ? program.step : program.warmup;
 }
 
 }  // namespace
@@ -266,7 +259,8 @@ AllocatedMemory MeasureAllocated(const Program& program, bool periodic,
   Walk walk(program, periodic, workspace);
   walk.RunBody(program.init, BodyKind::kInit);
   const bool has_warmup = !program.warmup.ops.empty();
-  walk.RunBody(FirstStep(program), has_warmup ? BodyKind::kWarmup : BodyKind::kStep);
+  walk.RunBody(has_warmup ? program.warmup : program.step,
+               has_warmup ? BodyKind::kWarmup : BodyKind::kStep);
   AllocatedMemory result;
   result.device_first = walk.PeakSoFar(0);
   result.host_first = walk.PeakSoFar(1);
@@ -276,109 +270,6 @@ AllocatedMemory MeasureAllocated(const Program& program, bool periodic,
   result.device_steady = walk.PeakOfNext(0);
   result.host_steady = walk.PeakOfNext(1);
   return result;
-}
-
-namespace {
-
-// Repeats the points up to a peak and remembers who allocated what exists.
-class PeakFinder {
- public:
-  PeakFinder(const Program& program, const MemoryPeak& peak)
-      : program_(program), peak_(peak), owners_(program.buffers.size()) {}
-
-  // Runs a body; true when the peak was met, which can only be if `has_peak`.
-  bool Run(const Body& body, BodyKind kind, bool has_peak) {
-    const auto size = static_cast<std::uint32_t>(body.size());
-    for (std::uint32_t i = 0; i < size; ++i) {
-      const Place place{&body, kind, i, has_peak && peak_.before_op.value == i};
-      if (Apply(body.PointsBefore(OpId(i)), place)) {
-        return true;
-      }
-    }
-    return Apply(body.PointsAtEnd(),
-                 {&body, kind, OpId::kNoneValue, has_peak && !peak_.before_op.valid()});
-  }
-
-  [[nodiscard]] std::vector<PeakBuffer> Existing() const;
-
- private:
-  struct Place {
-    const Body* body = nullptr;  // null: the buffer does not exist
-    BodyKind kind = BodyKind::kInit;
-    std::uint32_t op = 0;
-    bool has_peak = false;
-    std::uint64_t order = 0;
-  };
-
-  bool Apply(std::span<const MemoryPoint> points, const Place& place) {
-    if (place.has_peak && total_ == peak_.total.value) {
-      return true;
-    }
-    for (const MemoryPoint& point : points) {
-      const Buffer& buffer = program_.buffers[point.buffer.value];
-      const std::int64_t size = buffer.on_host ? 0 : buffer.size.value;
-      Place& owner = owners_[point.buffer.value];
-      if (point.kind == PointKind::kFree) {
-        owner.body = nullptr;
-        total_ -= size;
-      } else if (owner.body == nullptr) {
-        owner = place;
-        owner.order = order_++;
-        total_ += size;
-      }
-      if (place.has_peak && total_ == peak_.total.value) {
-        return true;
-      }
-    }
-    return false;
-  }
-
-  const Program& program_;
-  const MemoryPeak& peak_;
-  std::vector<Place> owners_;  // by buffer
-  std::uint64_t order_ = 0;
-  std::int64_t total_ = 0;  // on the device
-};
-
-std::vector<PeakBuffer> PeakFinder::Existing() const {
-  std::vector<std::uint32_t> buffers;
-  for (std::uint32_t b = 0; b < owners_.size(); ++b) {
-    const Buffer& buffer = program_.buffers[b];
-    if (owners_[b].body != nullptr && !buffer.on_host && buffer.size.value > 0) {
-      buffers.push_back(b);
-    }
-  }
-  std::sort(buffers.begin(), buffers.end(), [&](std::uint32_t a, std::uint32_t b) {
-    const Bytes size_a = program_.buffers[a].size;
-    const Bytes size_b = program_.buffers[b].size;
-    return size_a != size_b ? size_a > size_b : owners_[a].order < owners_[b].order;
-  });
-  std::vector<PeakBuffer> result;
-  for (const std::uint32_t b : buffers) {
-    const Place& owner = owners_[b];
-    const std::string op = owner.op == OpId::kNoneValue
-                               ? std::string("end")
-                               : OpName(program_, owner.body->ops[owner.op]);
-    result.push_back(
-        {BufferId(b), program_.buffers[b].size, program_.buffers[b].category, op, owner.kind});
-  }
-  return result;
-}
-
-}  // namespace
-
-std::vector<PeakBuffer> ExplainPeak(const Program& program, const MemoryPeak& peak, bool is_first) {
-  PeakFinder finder(program, peak);
-  const bool has_warmup = !program.warmup.ops.empty();
-  const BodyKind first_kind = has_warmup ? BodyKind::kWarmup : BodyKind::kStep;
-  bool found =
-      finder.Run(program.init, BodyKind::kInit, is_first && peak.body == BodyKind::kInit) ||
-      finder.Run(FirstStep(program), first_kind, is_first);
-  for (int steps = has_warmup ? 2 : 1; !found && steps > 0; --steps) {
-    found = finder.Run(program.step, BodyKind::kStep, steps == 1);
-  }
-  SW_CHECK(found, "the peak is not one of this program");
-  return finder.Existing();
 }
 
 void AppendMemorySamples(const Program& program, std::span<const Span> spans,
