@@ -246,6 +246,9 @@ void EventLoop::EnterSegment(StreamCursor& cursor, std::size_t stream) {
   const SegmentQueues& queues = QueuesOf(run, cursor.segment);
   const std::uint32_t begin = SegmentBegin(*run.body, cursor.segment);
   cursor.next = queues.first_on_stream[stream];
+  cursor.segment_end =
+      cursor.next != kNone ? cursor.segment + 1 : SameSegmentsEnd(*run.body, cursor.segment);
+  cursor.issue = queues.issue;
   cursor.op_begin = queues.op_begin;
   cursor.first = run.base + begin;
   cursor.ops = run.body->ops.data() + begin;
@@ -255,14 +258,9 @@ void EventLoop::EnterSegment(StreamCursor& cursor, std::size_t stream) {
 // false when there is none.
 bool EventLoop::EnterNextSegment(StreamCursor& cursor, std::size_t stream) {
   do {
-    const BodyRun& run = s_.runs[cursor.run];
-    const SegmentQueues& queues = QueuesOf(run, cursor.segment);
-    const std::uint32_t end = queues.first_on_stream[stream] != kNone
-                                  ? cursor.segment + 1
-                                  : SameSegmentsEnd(*run.body, cursor.segment);
-    cursor.host += (end - cursor.segment) * queues.issue;
-    cursor.segment = end;
-    if (end < SegmentCount(*run.body)) {
+    cursor.host += (cursor.segment_end - cursor.segment) * cursor.issue;
+    cursor.segment = cursor.segment_end;
+    if (cursor.segment < SegmentCount(*s_.runs[cursor.run].body)) {
       EnterSegment(cursor, stream);
     } else if (!EnterNextRun(cursor, stream)) {
       return false;

@@ -85,14 +85,16 @@ struct SegmentQueues {
 // Where a stream looks for its next op, when the host never waits.
 struct StreamCursor {
   std::uint32_t run = 0;
-  std::uint32_t segment = 0;  // of the last op found
-  std::uint32_t next = 0;     // the next op in this segment, from its first on; kNone: none
-  std::uint32_t first = 0;    // the segment's first op, among all ops ...
-  const Op* ops = nullptr;    // ... and in the body
-  std::size_t op_begin = 0;   // the segment's ops in EventState::queued_ops
-  std::int64_t host = 0;      // the host clock before the segment's first op
-  bool has_ops = false;       // one has been found in this run
-  bool is_done = false;       // the step has no ops on this stream
+  std::uint32_t segment = 0;      // of the last op found
+  std::uint32_t segment_end = 0;  // from here on there may be more; segments before are equal
+  std::uint32_t next = 0;         // the next op in this segment, from its first on; kNone: none
+  std::uint32_t first = 0;        // the segment's first op, among all ops ...
+  const Op* ops = nullptr;        // ... and in the body
+  std::size_t op_begin = 0;       // the segment's ops in EventState::queued_ops
+  std::int64_t host = 0;          // the host clock before the segment's first op
+  std::int64_t issue = 0;         // what the host spends on the segment
+  bool has_ops = false;           // one has been found in this run
+  bool is_done = false;           // the step has no ops on this stream
 };
 
 // Where a stream stands when the compute stream starts the first op of a segment.
