@@ -104,9 +104,15 @@ class PieceInterner {
 inline constexpr std::uint32_t kLongestPeriod = 8;
 inline constexpr std::uint32_t kLeastRepeatCount = 3;
 
-// Cuts a body at its marks, but not inside the copies of innermost `repeats`, and finds out which
-// segments are alike. Carried edges count as alike: all lead to before the body. O(ops + edges)
-// expected.
+// Whether op `i` and its copy at `i + length` wait for the same. Edges that lead to before `free`
+// and, of the copy, to before `free + length` may do so at any distance.
+[[nodiscard]] bool SameEdges(const Body& body, std::uint32_t i, std::uint32_t length,
+                             std::uint32_t free);
+
+// Cuts a body at its marks and, where micro-batches part, before the last op that all of them share
+// and the last op of each, but not inside the copies of innermost `repeats`, and finds out which
+// segments are alike. The last micro-batch mark is the end of the last micro-batch. Carried edges
+// count as alike: all lead to before the body. O(ops + edges) expected.
 [[nodiscard]] std::vector<Segment> FindSegments(const Body& body, std::span<const Repeat> repeats,
                                                 std::span<const std::uint32_t> micro_batch_marks,
                                                 std::span<const std::uint32_t> layer_marks);

@@ -5,22 +5,6 @@
 #include "schedule/builder.h"
 
 namespace shardwright {
-namespace {
-
-bool SamePoints(const Program& program, std::span<const MemoryPoint> a,
-                std::span<const MemoryPoint> b) {
-  return std::equal(
-      a.begin(), a.end(), b.begin(), b.end(), [&](const MemoryPoint& x, const MemoryPoint& y) {
-        const Buffer& bx = program.buffers[x.buffer.value];
-        const Buffer& by = program.buffers[y.buffer.value];
-        return x.kind == y.kind && x.recorded_streams == y.recorded_streams &&
-               x.kind != PointKind::kAllocOnce && bx.size == by.size &&
-               bx.category == by.category && bx.owner == by.owner && bx.on_host == by.on_host;
-      });
-}
-
-// Edges of op `i` and of its copy at `i + length`. Those that lead to before `free` and, of the
-// copy, to before `free + length` may do so at any distance.
 bool SameEdges(const Body& body, std::uint32_t i, std::uint32_t length, std::uint32_t free) {
   const auto a = body.EdgesOf(OpId(i));
   const auto b = body.EdgesOf(OpId(i + length));
@@ -44,6 +28,20 @@ bool SameEdges(const Body& body, std::uint32_t i, std::uint32_t length, std::uin
     }
   }
   return true;
+}
+
+namespace {
+
+bool SamePoints(const Program& program, std::span<const MemoryPoint> a,
+                std::span<const MemoryPoint> b) {
+  return std::equal(
+      a.begin(), a.end(), b.begin(), b.end(), [&](const MemoryPoint& x, const MemoryPoint& y) {
+        const Buffer& bx = program.buffers[x.buffer.value];
+        const Buffer& by = program.buffers[y.buffer.value];
+        return x.kind == y.kind && x.recorded_streams == y.recorded_streams &&
+               x.kind != PointKind::kAllocOnce && bx.size == by.size &&
+               bx.category == by.category && bx.owner == by.owner && bx.on_host == by.on_host;
+      });
 }
 
 // Is [first + length, first + 2 length) a copy of [first, first + length)? Memory points before

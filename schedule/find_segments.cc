@@ -9,6 +9,42 @@
 namespace shardwright {
 namespace {
 
+// How many ops all micro-batches begin with, 0 if they do not part.
+std::uint32_t CountShared(const Body& body, std::span<const std::uint32_t> micro_batch_marks) {
+  std::uint32_t shared = static_cast<std::uint32_t>(body.size());
+  bool they_part = false;
+  for (std::size_t m = 1; m + 1 < micro_batch_marks.size(); ++m) {
+    const std::uint32_t first = micro_batch_marks[0];
+    const std::uint32_t shift = micro_batch_marks[m] - first;
+    const std::uint32_t size = micro_batch_marks[m + 1] - micro_batch_marks[m];
+    const std::uint32_t most = std::min({shared, size, micro_batch_marks[1] - first});
+    for (shared = 0; shared < most; ++shared) {
+      const std::uint32_t op = first + shared;
+      if (body.ops[op].shape != body.ops[op + shift].shape || !SameEdges(body, op, shift, first)) {
+        they_part = true;
+        break;
+      }
+    }
+  }
+  return they_part ? shared : 0;
+}
+
+// The layer marks and, where micro-batches part, one before the last op that all of them share and
+// one before the last op of each. What the event loop knows of one micro-batch then takes it
+// through another one up to there: how a segment goes on depends on the op that begins the next.
+std::vector<std::uint32_t> WithSharedEnds(std::span<const std::uint32_t> layer_marks,
+                                          const Body& body,
+                                          std::span<const std::uint32_t> micro_batch_marks) {
+  std::vector<std::uint32_t> marks(layer_marks.begin(), layer_marks.end());
+  const std::uint32_t shared = CountShared(body, micro_batch_marks);
+  for (std::size_t m = 0; shared > 1 && m + 1 < micro_batch_marks.size(); ++m) {
+    marks.push_back(micro_batch_marks[m] + shared - 1);
+    marks.push_back(micro_batch_marks[m + 1] - 1);
+  }
+  std::sort(marks.begin(), marks.end());
+  return marks;
+}
+
 // Marks inside the copies of `repeats`, except where a micro-batch begins: a copy is one segment.
 std::vector<std::uint32_t> Cuts(std::span<const Repeat> repeats,
                                 std::span<const std::uint32_t> micro_batch_marks,
@@ -82,7 +118,8 @@ std::vector<Segment> FindSegments(const Body& body, std::span<const Repeat> repe
                                   std::span<const std::uint32_t> micro_batch_marks,
                                   std::span<const std::uint32_t> layer_marks) {
   const auto end = static_cast<std::uint32_t>(body.size());
-  const std::vector<std::uint32_t> cuts = Cuts(repeats, micro_batch_marks, layer_marks, end);
+  const std::vector<std::uint32_t> cuts =
+      Cuts(repeats, micro_batch_marks, WithSharedEnds(layer_marks, body, micro_batch_marks), end);
   // One word per op with the number of its edges and one per edge, in two forms: `near` leaves out
   // where far edges lead to. Carried edges lead to before the body in either form.
   constexpr std::uint64_t kCarriedWord = std::uint64_t{1} << 40;

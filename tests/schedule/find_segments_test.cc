@@ -69,6 +69,32 @@ TEST_CASE("FindSegments: a copy of a repeat is one segment, a micro-batch always
                                            {8, 1, 1, 0, 6}});
 }
 
+TEST_CASE(
+    "FindSegments: where micro-batches part, their last shared op and their last op are cut") {
+  Sequence s;
+  s.Write("/|ab|cdef|gh/|ab|cdxf|gh/|ab|cdef|gh/i");  // d is the last op before they part
+  CHECK(s.Finish() == std::vector<Segment>{{0, 0, 0, 0, false},
+                                           {2, 1, 1, 0, false},
+                                           {3, 2, 2, 0, false},
+                                           {6, 3, 3, 0, false},
+                                           {7, 4, 4, 0, false},
+                                           {8, 0, 0, 0, false},
+                                           {10, 1, 1, 0, false},
+                                           {11, 5, 5, 0, false},
+                                           {14, 3, 3, 0, false},
+                                           {15, 4, 4, 0, false},
+                                           {16, 0, 0, 0, false},
+                                           {18, 1, 1, 0, false},
+                                           {19, 2, 2, 0, false},
+                                           {22, 3, 3, 0, false},
+                                           {23, 4, 4, 0, false},
+                                           {24, 6, 6, 0, false}});
+  Sequence equal;  // nowhere do they part
+  equal.Write("/ab/ab/c");
+  CHECK(equal.Finish() ==
+        std::vector<Segment>{{0, 0, 0, 0, false}, {2, 0, 0, 0, false}, {4, 1, 1, 0, false}});
+}
+
 TEST_CASE("FindSegments: near edges count, far ones only for exact kinds") {
   Sequence s;
   const OpId first = s.Add('A');
