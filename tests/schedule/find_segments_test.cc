@@ -73,26 +73,25 @@ TEST_CASE(
     "FindSegments: where micro-batches part, their last shared op and their last op are cut") {
   Sequence s;
   s.Write("/|ab|cdef|gh/|ab|cdxf|gh/|ab|cdef|gh/i");  // d is the last op before they part
-  CHECK(s.Finish() == std::vector<Segment>{{0, 0, 0, 0, false},
-                                           {2, 1, 1, 0, false},
-                                           {3, 2, 2, 0, false},
-                                           {6, 3, 3, 0, false},
-                                           {7, 4, 4, 0, false},
-                                           {8, 0, 0, 0, false},
-                                           {10, 1, 1, 0, false},
-                                           {11, 5, 5, 0, false},
-                                           {14, 3, 3, 0, false},
-                                           {15, 4, 4, 0, false},
-                                           {16, 0, 0, 0, false},
-                                           {18, 1, 1, 0, false},
-                                           {19, 2, 2, 0, false},
-                                           {22, 3, 3, 0, false},
-                                           {23, 4, 4, 0, false},
-                                           {24, 6, 6, 0, false}});
+  CHECK(s.Finish() == std::vector<Segment>{{0, 0, 0, 0, 1},
+                                           {2, 1, 1, 0, 2},
+                                           {3, 2, 2, 0, 3},
+                                           {6, 3, 3, 0, 4},
+                                           {7, 4, 4, 0, 5},
+                                           {8, 0, 0, 0, 6},
+                                           {10, 1, 1, 0, 7},
+                                           {11, 5, 5, 0, 8},
+                                           {14, 3, 3, 0, 9},
+                                           {15, 4, 4, 0, 10},
+                                           {16, 0, 0, 0, 11},
+                                           {18, 1, 1, 0, 12},
+                                           {19, 2, 2, 0, 13},
+                                           {22, 3, 3, 0, 14},
+                                           {23, 4, 4, 0, 15},
+                                           {24, 6, 6, 0, 16}});
   Sequence equal;  // nowhere do they part
   equal.Write("/ab/ab/c");
-  CHECK(equal.Finish() ==
-        std::vector<Segment>{{0, 0, 0, 0, false}, {2, 0, 0, 0, false}, {4, 1, 1, 0, false}});
+  CHECK(equal.Finish() == std::vector<Segment>{{0, 0, 0, 0, 2}, {2, 0, 0, 0, 2}, {4, 1, 1, 0, 3}});
 }
 
 TEST_CASE("FindSegments: near edges count, far ones only for exact kinds") {
