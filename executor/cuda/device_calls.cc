@@ -1,0 +1,259 @@
+// What a CudaDevice gives to the GPU for each kind of call, and what the host does in its place.
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "core/error.h"
+#include "executor/cuda/device.h"
+#include "executor/cuda/kernels/sums.h"
+#include "executor/cuda/ops/launch.h"
+
+namespace shardwright {
+namespace {
+
+// Stretches of a norm: one partial sum each.
+constexpr std::int64_t kSquaresPerBlock = std::int64_t{1} << 17;
+
+double LossScale(const StepContext& step) {
+  const ScalingState* const scaling = step.scaling;
+  return scaling != nullptr && scaling->is_on ? scaling->scaler.scale : 1.0;
+}
+
+}  // namespace
+
+void CudaDevice::SubmitCall(const Work& work, Queue& queue, Pending& pending) {
+  const GpuStream stream = queue.stream;
+  StepContext& step = *work.step;
+  if (const auto* copy = std::get_if<CopyCall>(work.call)) {
+    SubmitCopy(*copy, stream);
+  } else if (const auto* collective = std::get_if<CollectiveCall>(work.call)) {
+    SubmitCollective(*collective, work, stream, pending);
+  } else if (const auto* divide = std::get_if<DivideCall>(work.call)) {
+    DivideAll(divide->ranges, divide->divisor, stream);
+  } else if (auto* model = std::get_if<ModelCall>(work.call)) {
+    SubmitModel(*model, work, stream, pending);
+  } else if (const auto* initialize = std::get_if<InitializeCall>(work.call)) {
+    SubmitInitialize(*initialize, stream);
+  } else if (const auto* norm = std::get_if<NormCall>(work.call)) {
+    SubmitNorm(*norm, step, stream);
+  } else if (const auto* clip = std::get_if<ClipCall>(work.call)) {
+    SubmitClip(*clip, step, stream);
+  } else if (auto* update = std::get_if<UpdateCall>(work.call)) {
+    SubmitUpdate(*update, step, stream);
+  }
+}
+
+void CudaDevice::SubmitCopy(const CopyCall& call, GpuStream stream) {
+  for (const ByteRange& zeros : call.zeros) {
+    gpu_.Fill(zeros.data, 0, zeros.bytes, stream);
+  }
+  const OpContext context{gpu_, stream, fault_};
+  for (const CopyRun& run : call.runs) {
+    if (run.from_dtype == run.to_dtype && !run.accumulate) {
+      gpu_.Copy(run.to, run.from, run.count * SizeOf(run.to_dtype), stream);
+      continue;
+    }
+    gpu::MapArgs args;
+    args.adds = run.accumulate;
+    args.n = run.count;
+    args.a = {const_cast<std::byte*>(run.from), run.from_dtype};
+    args.z = {run.to, run.to_dtype};
+    ops::Map(context, args);
+  }
+}
+
+void CudaDevice::SubmitCollective(const CollectiveCall& call, const Work& work, GpuStream stream,
+                                  const Pending& pending) {
+  GroupState& state = group_states_[call.group];
+  for (GpuEvent* const event : {&state.ready, &state.summed, &state.done}) {
+    if (event->value == nullptr) {
+      *event = gpu_.NewEvent(false);
+    }
+  }
+  const CollectivePlace place{gpu_, stream, state.ready, state.summed, state.done, pending.start};
+  world_.GroupOf(call.group, rank_)
+      .Submit(world_.MemberOf(call.group, rank_), call, *work.name, place);
+}
+
+void CudaDevice::DivideAll(std::span<const ElementRange> ranges, double divisor, GpuStream stream) {
+  if (divisor == 1.0) {
+    return;
+  }
+  for (const ElementRange& range : ranges) {
+    gpu::MapArgs args;
+    args.op = gpu::MapOp::kDivide;
+    args.factor = static_cast<float>(divisor);
+    args.n = range.count;
+    args.a = args.z = {range.data, range.dtype};
+    ops::Map({gpu_, stream, fault_}, args);
+  }
+}
+
+void CudaDevice::SubmitModel(ModelCall& call, const Work& work, GpuStream stream,
+                             Pending& pending) {
+  call.call.dropout.step = work.step->step;
+  call.call.loss_scale = LossScale(*work.step);
+  SubmitModelOp(call.call, call.is_backward, {gpu_, stream, fault_});
+  if (call.loss != nullptr) {
+    pending.readback = TakeReadback();
+    pending.loss_to = &work.step->losses[call.micro_batch];
+    gpu_.Copy(&pending.readback->number, call.loss, sizeof(float), stream);
+    gpu_.Copy(&pending.readback->fault, fault_, sizeof(gpu::Fault), stream);
+  }
+}
+
+// First values are made on the host, so that they are the host device's bits.
+void CudaDevice::SubmitInitialize(const InitializeCall& call, GpuStream stream) {
+  const Model& model = world_.context.input.model;
+  std::vector<std::byte> values(static_cast<std::size_t>(call.elements * SizeOf(call.dtype)));
+  if (!call.unit.valid()) {
+    InitializeModelBuffers(
+        model, {reinterpret_cast<float*>(values.data()), static_cast<std::size_t>(call.elements)});
+  } else {
+    InitializeShard(model, world_.context.init_rules, world_.context.input.training.seed,
+                    call.pieces, {values.data(), call.dtype, call.elements});
+  }
+  gpu_.Copy(call.data, values.data(), static_cast<std::int64_t>(values.size()), stream);
+  const GpuEvent event = TakeEvent(false);
+  gpu_.Record(event, stream);
+  try {
+    Await(event, "first values");
+  } catch (...) {
+    gpu_.Synchronize(event);  // the copy reads `values`, which die here
+    throw;
+  }
+  free_events_.push_back(event);
+}
+
+void CudaDevice::SubmitNorm(const NormCall& call, const StepContext& step, GpuStream stream) {
+  const double divisor = call.divisor * LossScale(step);
+  if (call.in_place) {
+    DivideAll(call.gradients, divisor, stream);
+  }
+  std::int64_t count = 0;
+  for (const ElementRange& range : call.gradients) {
+    count += CeilDiv(range.count, kSquaresPerBlock);
+  }
+  if (count > squares_count_) {
+    squares_ = reinterpret_cast<double*>(
+        Allocate(Bytes(count * static_cast<std::int64_t>(sizeof(double))), false));
+    squares_count_ = count;
+  }
+  const OpContext context{gpu_, stream, fault_};
+  std::int64_t first = 0;
+  for (const ElementRange& range : call.gradients) {
+    const std::int64_t blocks = CeilDiv(range.count, kSquaresPerBlock);
+    ops::LaunchBlocks<gpu::SquaresKernel, double>(context, blocks,
+                                                  {.x = {range.data, range.dtype},
+                                                   .n = range.count,
+                                                   .per_block = kSquaresPerBlock,
+                                                   .partial = squares_ + first});
+    first += blocks;
+  }
+  ops::LaunchBlocks<gpu::NormKernel>(context, 1,
+                                     {.partial = squares_,
+                                      .count = count,
+                                      .divisor = call.in_place ? 1.0 : divisor,
+                                      .norm = reinterpret_cast<float*>(call.norm)});
+}
+
+// Whether the step is skipped decides what the host issues next, so it waits for the norm.
+void CudaDevice::DecideStep(const ClipCall& call, ScalingState& scaling, GpuStream stream) {
+  Readback* const norm = TakeReadback();
+  const GpuEvent event = TakeEvent(false);
+  gpu_.Copy(&norm->number, call.norm, sizeof(float), stream);
+  gpu_.Record(event, stream);
+  Await(event, "the norm of the gradients");
+  scaling.applied = scaling.scaler.scale;
+  scaling.skips = !std::isfinite(norm->number);
+  scaling.skipped += scaling.skips ? 1 : 0;
+  scaling.scaler.Update(scaling.skips, world_.context.input.training.loss_scale);
+  free_readbacks_.push_back(norm);
+  free_events_.push_back(event);
+}
+
+void CudaDevice::SubmitClip(const ClipCall& call, StepContext& step, GpuStream stream) {
+  double scale = 1.0;
+  if (ScalingState* const scaling = step.scaling; scaling != nullptr && scaling->is_on) {
+    if (call.decides) {
+      DecideStep(call, *scaling, stream);
+    }
+    if (scaling->skips) {
+      return;
+    }
+    scale = scaling->applied;
+  }
+  if (call.divides) {
+    DivideAll(call.gradients, call.divisor * scale, stream);
+  }
+  if (!world_.context.input.job.clip_gradients) {  // the norm was taken for the loss scale alone
+    return;
+  }
+  for (const ElementRange& range : call.gradients) {
+    ops::LaunchItems<gpu::ClipKernel>(
+        {gpu_, stream, fault_}, range.count,
+        {.x = {range.data, range.dtype},
+         .n = range.count,
+         .squares = reinterpret_cast<const float*>(call.norm),
+         .max_norm = static_cast<float>(world_.context.input.training.clip_norm)});
+  }
+}
+
+void CudaDevice::SubmitUpdate(UpdateCall& call, const StepContext& step, GpuStream stream) {
+  const ScalingState* const scaling = step.scaling;
+  if (scaling != nullptr && scaling->skips) {
+    return;
+  }
+  DivideAll(call.gradients, call.divisor, stream);
+  for (std::size_t i = 0; i < call.shards.size(); ++i) {
+    OptimizerCall& shard = call.shards[i];
+    shard.ranges = call.ranges[i];
+    shard.learning_rate = step.learning_rate;
+    shard.step = step.update - (scaling != nullptr ? scaling->skipped : 0);
+    SubmitShardUpdate(shard, world_.context.input.training.optimizer, {gpu_, stream, fault_});
+  }
+}
+
+// Divides and clips the gradients of an update in host memory, together with the other ranks.
+void CudaDevice::ClipOnHost(UpdateCall& update, const Work& work) {
+  auto* const memory = reinterpret_cast<std::byte*>(&norm_);
+  Call squares = NormCall{update.gradients, update.divisor, memory};
+  Execute(squares, *work.step, world_.context);
+  if (update.clip_group.valid()) {
+    norm_sum_.code = OpCode::kAllReduce;
+    norm_sum_.group = update.clip_group;
+    norm_sum_.elements = 1;
+    norm_sum_.send = norm_sum_.receive = memory;
+    (void)world_.HostGroupOf(update.clip_group, rank_)
+        .Run(world_.MemberOf(update.clip_group, rank_), norm_sum_, *work.name, Now(), SimTime(0));
+  }
+  Call clip = ClipCall{update.gradients, memory};
+  Execute(clip, *work.step, world_.context);
+}
+
+void CudaDevice::RunOnHost(const Work& work) {
+  Span unused;
+  Span& span = work.span != nullptr ? *work.span : unused;
+  span.issued = span.issue_end = Now();
+  for (const Ticket& ticket : work.waits) {
+    Wait(ticket);
+  }
+  span.ready = span.arrival = span.start = Now();
+  try {
+    if (auto* const update = work.call == nullptr ? nullptr : std::get_if<UpdateCall>(work.call);
+        update != nullptr && update->clips) {
+      ClipOnHost(*update, work);
+    }
+    if (work.call != nullptr) {
+      Execute(*work.call, *work.step, world_.context);
+    }
+  } catch (const std::exception& error) {
+    world_.faults.Report("rank " + std::to_string(rank_.value) + ", op " + *work.name + ": " +
+                         error.what());
+    world_.faults.ThrowIfFailed();
+  }
+  span.end = Now();
+}
+
+}  // namespace shardwright
