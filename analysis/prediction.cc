@@ -27,8 +27,7 @@ Prediction Predict(const PlanFile& file, const Program& program, const Simulatio
   p.reserved = std::max(reserved.peak_first, reserved.peak_steady);
   p.retries_per_step = reserved.retries_steady;
   p.usable = UsableMemory(file);
-  const bool is_native = file.plan.dialect == Dialect::kNative;
-  p.needed = (is_native ? p.device_peak.total : p.reserved) + p.outside;
+  p.has_allocator = file.plan.dialect != Dialect::kNative;
   p.host_peak = allocated.HostPeak().total * file.cluster.gpus_per_node;
   p.host_limit = file.cluster.node.pinned_limit;
   for (const Misfit& misfit : FindMisfits(file, result)) {

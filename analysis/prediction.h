@@ -33,15 +33,20 @@ struct Prediction {
   Bytes outside;
   Bytes placed;  // one arena with fixed offsets for everything allocated (Place)
   std::int64_t retries_per_step = 0;
-  Bytes usable;  // device memory less the job's margin
-  Bytes needed;  // reserved and outside; of native plans, which have no allocator, allocated
-  Attribution attribution;  // of the last simulated step
-  DeviceTime device;        // of that step
-  Bytes host_peak;          // of all ranks of one node
-  Bytes host_limit;         // page-locked memory of one node; 0: the cluster does not say
+  Bytes usable;               // device memory less the job's margin
+  bool has_allocator = true;  // native plans have none, but one arena
+  Attribution attribution;    // of the last simulated step
+  DeviceTime device;          // of that step
+  Bytes host_peak;            // of all ranks of one node
+  Bytes host_limit;           // page-locked memory of one node; 0: the cluster does not say
   std::optional<StepDistribution> distribution;  // where ranks are not alike
   // One line for each limit that the plan breaks; empty = it fits.
   std::vector<std::string> misfits;
+
+  // Of the device's memory.
+  [[nodiscard]] Bytes Needed() const {
+    return (has_allocator ? reserved : device_peak.total) + outside;
+  }
 };
 
 // Requires a result with reserved memory and a trace.

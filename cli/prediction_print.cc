@@ -63,11 +63,10 @@ Table MemoryTable(const Prediction& p) {
     }
   }
   table.Row({"allocated", Format(p.device_peak.total)});
-  const bool has_allocator = p.needed == p.reserved + p.outside;
-  table.Row({has_allocator ? "reserved" : "PyTorch would reserve", Format(p.reserved)});
+  table.Row({p.has_allocator ? "reserved" : "PyTorch would reserve", Format(p.reserved)});
   table.Row({"placed in one arena", Format(p.placed)});
   table.Row({"outside the allocator", Format(p.outside)});
-  table.Row({has_allocator ? "reserved + outside" : "allocated + outside", Format(p.needed)});
+  table.Row({p.has_allocator ? "reserved + outside" : "allocated + outside", Format(p.Needed())});
   table.Row({"usable on the device", Format(p.usable)});
   if (p.host_peak >= kGiB) {  // less is the page-locked inputs that every job has
     table.Row({"host, all GPUs of a node", Format(p.host_peak)});
@@ -264,7 +263,7 @@ std::string PredictionText(const PlanFile& file, const Program& program,
     text += misfit + "\n";
   }
   if (prediction.misfits.empty()) {
-    text += "fits: " + Format(prediction.usable - prediction.needed) + " to spare\n";
+    text += "fits: " + Format(prediction.usable - prediction.Needed()) + " to spare\n";
   }
   return text;
 }

@@ -363,7 +363,7 @@ std::string VerdictOf(const ReportInput& input) {
   const Prediction& p = input.prediction;
   std::string text;
   if (p.misfits.empty()) {
-    text = "Fits, with " + Format(p.usable - p.needed) + " of " + Format(p.usable) + " to spare.";
+    text = "Fits, with " + Format(p.usable - p.Needed()) + " of " + Format(p.usable) + " to spare.";
   } else {
     text = p.misfits.front();
     text[0] = static_cast<char>(text[0] == 'd' ? 'D' : text[0]);
