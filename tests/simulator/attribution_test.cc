@@ -114,30 +114,38 @@ TEST_CASE("A gather that nothing hides is charged in full") {
   CHECK(why.critical_path[1].op == second);
 }
 
+// A step of two equal kernels without edges.
+struct TwoKernels {
+  TwoKernels(SimTime duration, SimTime issue) {
+    ShapeInterner interner(program);
+    const ShapeId id = interner.Intern(OpShape{});
+    BodyBuilder init(program, program.init);
+    init.Finish();
+    BodyBuilder step(program, program.step);
+    (void)step.Add({id});
+    second = step.Add({id});
+    step.Finish();
+    prices.prices.resize(1);
+    prices.prices[0].duration = duration;
+    prices.prices[0].issue = prices.prices[0].first_launch = issue;
+  }
+
+  Program program;
+  PriceTable prices;
+  OpId second;
+};
+
 TEST_CASE("A host that cannot keep up is what the critical path shows") {
   // Two kernels of 10, each issued in 100: the period is 200, all of it the host's.
-  Program program;
-  ShapeInterner interner(program);
-  const ShapeId id = interner.Intern(OpShape{});
-  BodyBuilder init(program, program.init);
-  init.Finish();
-  BodyBuilder step(program, program.step);
-  (void)step.Add({id});
-  (void)step.Add({id});
-  step.Finish();
-  PriceTable prices;
-  prices.prices.resize(1);
-  prices.prices[0].duration = SimTime(10);
-  prices.prices[0].issue = SimTime(100);
-  prices.prices[0].first_launch = SimTime(100);
+  const TwoKernels p(SimTime(10), SimTime(100));
   EngineOptions options;
   options.contention = false;
   EngineWorkspace workspace;
   std::vector<Span> spans;
-  const EngineResult result = RunEngineWithSpans(program, prices, options, workspace, spans);
+  const EngineResult result = RunEngineWithSpans(p.program, p.prices, options, workspace, spans);
   REQUIRE(result.is_steady);
   CHECK(result.steady.time == SimTime(200));
-  const Attribution why = Explain(program, spans, result.steady.time);
+  const Attribution why = Explain(p.program, spans, result.steady.time);
   CHECK(why.compute_busy == SimTime(20));
   REQUIRE(why.idle.size() == 1);
   CHECK(why.idle[0].use == TimeUse::kHostIssue);
@@ -147,28 +155,15 @@ TEST_CASE("A host that cannot keep up is what the critical path shows") {
 // Two kernels of 100, each issued in 10. Before the second one the host frees memory: it waits for
 // the first kernel, takes 7, and issues. The first one of the next step is issued meanwhile.
 TEST_CASE("A stall that drains the device costs its own time, not what the device does meanwhile") {
-  Program program;
-  ShapeInterner interner(program);
-  const ShapeId id = interner.Intern(OpShape{});
-  BodyBuilder init(program, program.init);
-  init.Finish();
-  BodyBuilder step(program, program.step);
-  (void)step.Add({id});
-  const OpId second = step.Add({id});
-  step.Finish();
-  PriceTable prices;
-  prices.prices.resize(1);
-  prices.prices[0].duration = SimTime(100);
-  prices.prices[0].issue = SimTime(10);
-  prices.prices[0].first_launch = SimTime(10);
+  const TwoKernels p(SimTime(100), SimTime(10));
   for (const bool drains : {false, true}) {
     CAPTURE(drains);
     HostStalls stalls;
-    stalls.later_steps = stalls.first_step = {{second, SimTime(7), drains}};
+    stalls.later_steps = stalls.first_step = {{p.second, SimTime(7), drains}};
     EngineOptions options;
     options.stalls = &stalls;
     EngineWorkspace workspace;
-    const EngineResult result = RunEngine(program, prices, options, workspace);
+    const EngineResult result = RunEngine(p.program, p.prices, options, workspace);
     REQUIRE(result.is_steady);
     CHECK(result.steady.time == SimTime(drains ? 217 : 200));
     CHECK(result.steady.compute_idle[static_cast<std::size_t>(Stream::kHost)] ==
