@@ -56,6 +56,9 @@ RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOp
                             .nccl = &nccl_,
                             .activities = activities_.get()};
   cuda_ = std::make_unique<CudaSession>(input, options, *gpu_, std::move(run));
+  if (is_first && !cuda_->paths().empty()) {
+    std::fprintf(stderr, "NCCL: %s\n", cuda_->paths().c_str());
+  }
   memory_.total = info.memory;
   memory_.before = info.memory - free;
   memory_.arenas = std::ssize(cuda_->runtime().LocalRanks()) * placement().device_size;

@@ -80,12 +80,12 @@ ActivityLog::~ActivityLog() {
   current = nullptr;
 }
 
-void ActivityLog::Begin(Span& span) {
+void ActivityLog::Begin(Span& span, bool is_gather) {
   std::uint64_t id = 0;
   {
     const std::lock_guard lock(mutex_);
-    id = spans_.size();
-    spans_.push_back(&span);
+    id = works_.size();
+    works_.push_back({&span, is_gather});
   }
   if (const int status = table_.push(CuptiNumbers::kCustom, id); status != CuptiNumbers::kSuccess) {
     throw RunError("cuptiActivityPushExternalCorrelationId: CUPTI error " + std::to_string(status));
@@ -121,7 +121,8 @@ void ActivityLog::Completed(void* context, std::uint32_t stream, std::uint8_t* b
 void ActivityLog::Add(const CuptiRecord& record) {
   const auto add = [&](const auto& activity) {
     if (activity.end > 0) {
-      activities_.push_back({activity.correlation, activity.start, activity.end});
+      activities_.push_back({activity.correlation, activity.start, activity.end,
+                             record.kind == CuptiNumbers::kKernel});
     }
   };
   switch (record.kind) {
@@ -147,7 +148,7 @@ void ActivityLog::Add(const CuptiRecord& record) {
 std::size_t ActivityLog::Write(const RunClock& clock) {
   (void)table_.flush(CuptiNumbers::kForced);
   const std::lock_guard lock(mutex_);
-  std::vector<Activity> work(spans_.size());
+  std::vector<Activity> work(works_.size());
   for (const Activity& activity : activities_) {
     const auto external = externals_.find(activity.correlation);
     if (external == externals_.end() || external->second >= work.size()) {
@@ -156,17 +157,22 @@ std::size_t ActivityLog::Write(const RunClock& clock) {
     Activity& all = work[external->second];
     all.start = all.end == 0 ? activity.start : std::min(all.start, activity.start);
     all.end = std::max(all.end, activity.end);
+    all.has_kernel = all.has_kernel || activity.has_kernel;
   }
   const auto time_of = [&](std::uint64_t ns) {
     return clock.TimeOf(std::chrono::steady_clock::time_point(std::chrono::nanoseconds(ns)));
   };
   for (std::size_t i = 0; i < work.size(); ++i) {
-    if (work[i].end > 0) {
-      spans_[i]->start = time_of(work[i].start);
-      spans_[i]->end = time_of(work[i].end);
+    if (work[i].end == 0) {
+      continue;
+    }
+    works_[i].span->start = time_of(work[i].start);
+    works_[i].span->end = time_of(work[i].end);
+    if (works_[i].is_gather) {
+      ++(work[i].has_kernel ? gathers_.by_kernels : gathers_.by_copies);
     }
   }
-  spans_.clear();
+  works_.clear();
   externals_.clear();
   activities_.clear();
   return std::exchange(dropped_, 0);

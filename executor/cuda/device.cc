@@ -89,7 +89,7 @@ CudaDevice::CudaDevice(CudaWorld& world, Rank rank)
       rank_(rank),
       anchor_(world.anchor),
       anchor_time_(world.anchor_time) {
-  fault_ = reinterpret_cast<gpu::Fault*>(Allocate(Bytes(sizeof(gpu::Fault)), false));
+  fault_ = reinterpret_cast<gpu::Fault*>(NewMemory(Bytes(sizeof(gpu::Fault))));
 }
 
 CudaDevice::~CudaDevice() {
@@ -108,13 +108,32 @@ void CudaDevice::Stop() {
   }
 }
 
+std::byte* CudaWorld::NewArena(Bytes size) {
+  return nccl_ ? nccl_->Allocate(size) : gpu.Allocate(size, /*on_host=*/false);
+}
+
 std::byte* CudaDevice::Allocate(Bytes size, bool on_host) {
-  if (!on_host && size > gpu_.FreeMemory()) {
+  if (on_host) {
+    return ZeroFill(gpu_.Allocate(size, true), size);
+  }
+  CheckFree(size);
+  return ZeroFill(world_.NewArena(size), size);
+}
+
+std::byte* CudaDevice::NewMemory(Bytes size) {
+  CheckFree(size);
+  return ZeroFill(gpu_.Allocate(size, false), size);
+}
+
+void CudaDevice::CheckFree(Bytes size) {
+  if (size > gpu_.FreeMemory()) {
     throw RunError("rank " + std::to_string(rank_.value) + ": out of memory: the plan needs " +
                    std::to_string(size.value) + " bytes of device memory, " +
                    std::to_string(gpu_.FreeMemory().value) + " are free");
   }
-  std::byte* const data = gpu_.Allocate(size, on_host);
+}
+
+std::byte* CudaDevice::ZeroFill(std::byte* data, Bytes size) {
   Queue& queue = QueueOf(Stream::kCompute);
   const GpuEvent event = TakeEvent(false);
   gpu_.Fill(data, 0, size.value, queue.stream);
@@ -314,7 +333,7 @@ Ticket CudaDevice::Submit(const Work& work) {
     work.span->issued = Now();
   }
   if (activities != nullptr) {
-    activities->Begin(*work.span);
+    activities->Begin(*work.span, collective != nullptr && collective->code == OpCode::kAllGather);
   } else if (work.span != nullptr) {
     pending.span = work.span;
     pending.start = TakeEvent(true);

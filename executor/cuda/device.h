@@ -52,6 +52,11 @@ class CudaWorld {
   // Of the host threads, for updates in host memory.
   [[nodiscard]] Communicator& HostGroupOf(GroupId group, Rank rank);
   [[nodiscard]] std::int64_t MemberOf(GroupId group, Rank rank) const;
+  // Device memory for all that collectives touch. Ranks in processes: all of them call it at once,
+  // with equal sizes.
+  [[nodiscard]] std::byte* NewArena(Bytes size);
+  // How NCCL gathers; empty: loopback.
+  [[nodiscard]] std::string paths() const { return nccl_ ? nccl_->paths() : std::string(); }
 
   const ExecuteContext& context;
   const CudaOptions options;
@@ -115,6 +120,11 @@ class CudaDevice : public Device {
     std::deque<Pending> pending;
   };
 
+  // Throws RunError when less is free.
+  void CheckFree(Bytes size);
+  // Device memory of this rank alone, zeros.
+  [[nodiscard]] std::byte* NewMemory(Bytes size);
+  std::byte* ZeroFill(std::byte* data, Bytes size);
   [[nodiscard]] Queue& QueueOf(Stream stream);
   [[nodiscard]] GpuEvent TakeEvent(bool timed);
   [[nodiscard]] Readback* TakeReadback();

@@ -137,7 +137,7 @@ void CudaDevice::SubmitNorm(const NormCall& call, const StepContext& step, GpuSt
   }
   if (count > squares_count_) {
     squares_ = reinterpret_cast<double*>(
-        Allocate(Bytes(count * static_cast<std::int64_t>(sizeof(double))), false));
+        NewMemory(Bytes(count * static_cast<std::int64_t>(sizeof(double)))));
     squares_count_ = count;
   }
   const OpContext context{gpu_, stream, fault_};

@@ -1,6 +1,8 @@
 #include "executor/cuda/nccl.h"
 
+#include <cstddef>
 #include <cstdlib>
+#include <string_view>
 
 #include "executor/cuda/library.h"
 
@@ -9,6 +11,17 @@
 #endif
 
 namespace shardwright {
+namespace {
+
+// Versions before 2.9 are numbered with two digits less.
+std::string VersionText(int version) {
+  constexpr int kShort = 10000;
+  const int minor = version < kShort ? version / 100 % 10 : version / 100 % 100;
+  const int major = version < kShort ? version / 1000 : version / 10000;
+  return std::to_string(major) + '.' + std::to_string(minor) + '.' + std::to_string(version % 100);
+}
+
+}  // namespace
 
 std::string LoadNccl(NcclTable* table) {
   // Two communicators of one device need a common order of their kernels (NCCL 2.26 and later keep
@@ -37,6 +50,10 @@ std::string LoadNccl(NcclTable* table) {
                         FindFunction(library, "ncclBroadcast", &table->broadcast) &&
                         FindFunction(library, "ncclGroupStart", &table->group_start) &&
                         FindFunction(library, "ncclGroupEnd", &table->group_end);
+  (void)(FindFunction(library, "ncclMemAlloc", &table->mem_alloc) &&
+         FindFunction(library, "ncclMemFree", &table->mem_free) &&
+         FindFunction(library, "ncclCommWindowRegister", &table->window_register) &&
+         FindFunction(library, "ncclCommWindowDeregister", &table->window_deregister));
   int version = 0;
   if (table->get_version != nullptr && table->get_version(&version) == NcclNumbers::kSuccess) {
     const std::string old = DescribeNcclVersion(version);
@@ -52,12 +69,31 @@ std::string DescribeNcclVersion(int version) {
   if (version >= kOldest) {
     return {};
   }
-  // Versions before 2.9 are numbered with two digits less.
-  constexpr int kShort = 10000;
-  const int minor = version < kShort ? version / 100 % 10 : version / 100 % 100;
-  const int major = version < kShort ? version / 1000 : version / 10000;
-  return "libnccl is version " + std::to_string(major) + '.' + std::to_string(minor) + '.' +
-         std::to_string(version % 100) + ", expected at least 2.18";
+  return "libnccl is version " + VersionText(version) + ", expected at least 2.18";
+}
+
+NcclConfig NcclConfigFor(int version) {
+  NcclConfig config;
+  if (version >= NcclNumbers::kCopyVersion) {
+    config.size = sizeof config;
+    config.version = NcclNumbers::kCopyVersion;
+    config.block_policy = NcclNumbers::kCopyEngines;
+  } else {
+    config.size = offsetof(NcclConfig, name);  // 2.18's, with its padding
+    config.version = 21800;
+  }
+  return config;
+}
+
+std::string DescribeNoWindows(const NcclTable& table) {
+  int version = 0;
+  if (table.get_version(&version) != NcclNumbers::kSuccess ||
+      version < NcclNumbers::kWindowVersion || table.window_deregister == nullptr) {
+    return "NCCL " + VersionText(version) + " has none, 2.27 is the first";
+  }
+  const char* const enabled = std::getenv("NCCL_WIN_ENABLE");
+  return enabled != nullptr && std::string_view(enabled) == "0" ? "NCCL_WIN_ENABLE=0"
+                                                                : std::string();
 }
 
 int NcclTypeOf(DType dtype) {

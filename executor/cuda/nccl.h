@@ -17,21 +17,31 @@ struct NcclNumbers {
   static constexpr int kSuccess = 0, kInProgress = 7;
   static constexpr int kUint8 = 1, kInt64 = 4, kFp16 = 6, kFp32 = 7, kFp64 = 8, kBf16 = 9;
   static constexpr int kSum = 0, kAvg = 4;
+  static constexpr int kSymmetricWindow = 1;  // since 2.27, of memory at multiples of
+  static constexpr int kWindowAlignment = 4096;
+  static constexpr int kCopyEngines = 2;  // NCCL_CTA_POLICY_ZERO, since 2.28
+  static constexpr int kWindowVersion = 22700, kCopyVersion = 22800;
 };
 
 struct NcclUniqueId {
   char internal[128];
 };
 
-// The beginning of ncclConfig_t, as version 2.18 had it; later versions accept a shorter one.
+// The beginning of ncclConfig_t as version 2.28 has it; later versions accept a shorter one. What
+// says INT_MIN or null is NCCL's own choice.
 struct NcclConfig {
-  std::size_t size = sizeof(NcclConfig);
+  std::size_t size = 0;
   unsigned int magic = 0xcafebeef;
-  unsigned int version = 21800;
+  unsigned int version = 0;
   int blocking = 0;  // calls return at once, so that a communicator that hangs can be aborted
-  int cluster_size = INT_MIN, least_blocks = INT_MIN, most_blocks = INT_MIN;  // NCCL's own choice
+  int cluster_size = INT_MIN, least_blocks = INT_MIN, most_blocks = INT_MIN;
   const char* network = nullptr;
   int shares_on_split = INT_MIN;
+  // Here version 2.18 ended.
+  int traffic_class = INT_MIN;
+  const char* name = nullptr;
+  int collnet = INT_MIN, block_policy = INT_MIN, shares_on_shrink = INT_MIN;
+  int nvls_blocks = INT_MIN, channels_per_peer = INT_MIN, nvlink_centric = INT_MIN;
 };
 
 // Communicators and streams are opaque; functions return 0 or ncclResult_t.
@@ -56,6 +66,11 @@ struct NcclTable {
                    void* comm, void* stream);
   int (*group_start)();
   int (*group_end)();
+  // Since 2.27; null in older versions.
+  int (*mem_alloc)(void** memory, std::size_t bytes);
+  int (*mem_free)(void* memory);
+  int (*window_register)(void* comm, void* memory, std::size_t bytes, void** window, int flags);
+  int (*window_deregister)(void* comm, void* window);
 };
 
 // Fills the table from SHARDWRIGHT_NCCL (a path), libnccl.so.2 where the loader looks, or where it
@@ -64,6 +79,13 @@ struct NcclTable {
 
 // What is wrong with a version as NCCL numbers it (22809 for 2.28.9), or an empty text.
 [[nodiscard]] std::string DescribeNcclVersion(int version);
+
+// As the library in use reads it: all-gathers by copy engines where `version` has them.
+[[nodiscard]] NcclConfig NcclConfigFor(int version);
+
+// Why this library gets no symmetric windows, or an empty text. NCCL's own switch for them,
+// NCCL_WIN_ENABLE=0, is heeded.
+[[nodiscard]] std::string DescribeNoWindows(const NcclTable& table);
 
 // NCCL's number for numbers that are summed; -1: it does not sum them.
 [[nodiscard]] int NcclTypeOf(DType dtype);

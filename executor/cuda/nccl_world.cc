@@ -1,5 +1,6 @@
 #include "executor/cuda/nccl_world.h"
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 #include <thread>
@@ -180,8 +181,9 @@ NcclWorld::NcclWorld(const NcclTable& table, MessagePassing& processes, Gpu& gpu
   }
   ShareFromFirst(processes_, MessagePassing::kAll, {"the id of NCCL's communicators"}, &id,
                  sizeof id);
+  (void)table_.get_version(&version_);
   gpu_.MakeCurrent();
-  NcclConfig config;
+  NcclConfig config = NcclConfigFor(version_);
   std::unique_lock lock(mutex_);
   const int result = table_.comm_init(&all_, processes_.size(), id, processes_.rank(), &config);
   Settle(result, all_, "ncclCommInitRankConfig", lock);
@@ -196,6 +198,7 @@ NcclWorld::~NcclWorld() {
   try {
     std::unique_lock lock(mutex_);
     gpu_.MakeCurrent();
+    CloseWindows(lock);
     std::vector<void*> handles;
     for (const Communicator& communicator : communicators_) {
       handles.push_back(communicator.handle);
@@ -204,6 +207,9 @@ NcclWorld::~NcclWorld() {
     for (void* const handle : handles) {
       Settle(table_.comm_finalize(handle), handle, "ncclCommFinalize", lock);
       (void)table_.comm_destroy(handle);
+    }
+    for (void* const memory : memory_) {
+      (void)table_.mem_free(memory);
     }
   } catch (const RunError&) {  // all work is over, so nothing is lost
   }
@@ -260,7 +266,7 @@ void NcclWorld::Settle(int result, void* communicator, const char* call,
 std::size_t NcclWorld::Split(const GroupRanks& ranks, const std::string& name) {
   std::unique_lock lock(mutex_);
   gpu_.MakeCurrent();
-  NcclConfig config;
+  NcclConfig config = NcclConfigFor(version_);
   // NCCL may fill it in later, when this call has given up.
   void*& handle = communicators_.emplace_back(Communicator{nullptr, ranks}).handle;
   const int result =
@@ -271,6 +277,75 @@ std::size_t NcclWorld::Split(const GroupRanks& ranks, const std::string& name) {
   const std::size_t index = watch_->AddCommunicator(ranks, name);
   SW_CHECK(index + 1 == communicators_.size(), "communicators out of order");
   return index;
+}
+
+std::byte* NcclWorld::Allocate(Bytes size) {
+  const bool has_peers = std::any_of(communicators_.begin(), communicators_.end(),
+                                     [](const Communicator& c) { return c.ranks.size > 1; });
+  std::string problem = has_peers ? DescribeNoWindows(table_) : "every group has one rank";
+  if (problem.empty()) {
+    if (std::byte* const memory = AllocateForWindows(size); memory != nullptr) {
+      Register(memory, size);
+      paths_ = version_ >= NcclNumbers::kCopyVersion
+                   ? "memory in symmetric windows; all-gathers by copy engines where all GPUs of a "
+                     "group are joined by NVLink"
+                   : "memory in symmetric windows; all-gathers by kernels, NCCL 2.28 is the first "
+                     "with copy engines";
+      return memory;
+    }
+    problem = "ncclMemAlloc refused on a rank";
+  }
+  paths_ = "no symmetric windows (" + problem + "); all-gathers by kernels";
+  return gpu_.Allocate(size, /*on_host=*/false);
+}
+
+std::byte* NcclWorld::AllocateForWindows(Bytes size) {
+  gpu_.MakeCurrent();
+  void* memory = nullptr;
+  const bool has_memory =
+      table_.mem_alloc(&memory, static_cast<std::size_t>(size.value)) == NcclNumbers::kSuccess &&
+      reinterpret_cast<std::uintptr_t>(memory) % NcclNumbers::kWindowAlignment == 0;
+  // Collectives take registered memory on all ranks or on none.
+  const auto answers = ShareBytes(processes_, MessagePassing::kAll, {"memory for NCCL's windows"},
+                                  {has_memory ? std::byte{1} : std::byte{0}});
+  if (std::all_of(answers.begin(), answers.end(),
+                  [](const auto& answer) { return answer.front() == std::byte{1}; })) {
+    return static_cast<std::byte*>(memory);
+  }
+  if (memory != nullptr) {
+    (void)table_.mem_free(memory);
+  }
+  return nullptr;
+}
+
+void NcclWorld::Register(std::byte* memory, Bytes size) {
+  memory_.push_back(memory);
+  std::unique_lock lock(mutex_);
+  for (Communicator& communicator : communicators_) {
+    if (communicator.ranks.size < 2) {
+      continue;
+    }
+    try {
+      Settle(table_.window_register(
+                 communicator.handle, memory, static_cast<std::size_t>(size.value),
+                 &communicator.windows.emplace_back(nullptr), NcclNumbers::kSymmetricWindow),
+             communicator.handle, "ncclCommWindowRegister", lock);
+    } catch (const RunError& error) {
+      throw RunError(std::string(error.what()) + "; NCCL_WIN_ENABLE=0 does without windows");
+    }
+  }
+}
+
+void NcclWorld::CloseWindows(std::unique_lock<std::mutex>& lock) {
+  for (Communicator& communicator : communicators_) {
+    for (void* const window : communicator.windows) {
+      if (window != nullptr) {  // null where the GPUs cannot show each other their memory
+        Settle(table_.window_deregister(communicator.handle, window), communicator.handle,
+               "ncclCommWindowDeregister", lock);
+      }
+    }
+    communicator.windows.clear();
+  }
 }
 
 std::unique_ptr<GpuGroup> NcclWorld::MakeGroup(const GroupRanks& ranks, const std::string& name) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "executor/cuda/collective_watch.h"
 #include "executor/cuda/gpu_group.h"
@@ -34,6 +35,11 @@ class NcclWorld {
   // same order.
   [[nodiscard]] std::unique_ptr<GpuGroup> MakeGroup(const GroupRanks& ranks,
                                                     const std::string& name);
+  // Device memory that all groups' collectives may use, and how they do. All processes call it at
+  // once, with equal sizes, after the last group; where the library has symmetric windows it lies
+  // in one of each group's, so that copy engines can do all-gathers.
+  [[nodiscard]] std::byte* Allocate(Bytes size);
+  [[nodiscard]] const std::string& paths() const { return paths_; }
   // From now on collectives are watched.
   void StartWatch() { watch_->Start(); }
 
@@ -42,6 +48,7 @@ class NcclWorld {
   struct Communicator {
     void* handle = nullptr;  // null: aborted
     GroupRanks ranks;
+    std::deque<void*> windows = {};  // NCCL may fill them in later
   };
 
   [[nodiscard]] std::size_t Split(const GroupRanks& ranks, const std::string& name);
@@ -50,6 +57,10 @@ class NcclWorld {
   void Settle(int result, void* communicator, const char* call, std::unique_lock<std::mutex>& lock);
   [[nodiscard]] std::string ProblemOf(int result, void* communicator, const char* call) const;
   void AbortAll();
+  // By NCCL's allocator, whose memory windows can show; null: some rank has none to give.
+  [[nodiscard]] std::byte* AllocateForWindows(Bytes size);
+  void Register(std::byte* memory, Bytes size);
+  void CloseWindows(std::unique_lock<std::mutex>& lock);
 
   const NcclTable table_;
   MessagePassing& processes_;
@@ -59,6 +70,9 @@ class NcclWorld {
   std::mutex mutex_;  // held while a communicator is used
   void* all_ = nullptr;
   std::deque<Communicator> communicators_;  // complete before the watch starts
+  int version_ = 0;
+  std::vector<void*> memory_;  // in windows
+  std::string paths_ = "no memory yet";
   std::unique_ptr<CollectiveWatch> watch_;
 };
 

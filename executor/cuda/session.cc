@@ -56,6 +56,12 @@ Trace CudaSession::TakeTrace() {
   Trace trace = runtime_->TakeTrace();
   if (world_->options.processes == nullptr) {
     EndTogether(input_.program, trace);  // loopback
+  } else if (world_->options.processes->rank() == 0) {
+    // NCCL falls back without a word.
+    const ActivityLog::Gathers gathers = activities_->gathers();
+    std::fprintf(stderr, "all-gathers in the trace: %lld by copy engines, %lld by kernels\n",
+                 static_cast<long long>(gathers.by_copies),
+                 static_cast<long long>(gathers.by_kernels));
   }
   return trace;
 }

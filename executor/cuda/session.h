@@ -24,6 +24,8 @@ class CudaSession {
   [[nodiscard]] Runtime& runtime() { return *runtime_; }
   [[nodiscard]] const Placement& placement() const { return placement_; }
   [[nodiscard]] FaultBoard& faults() { return world_->faults; }
+  // How NCCL gathers, in words; empty: loopback.
+  [[nodiscard]] std::string paths() const { return world_->paths(); }
   // What the runtime recorded since the last call; DeriveWaits completes the trace of all ranks.
   [[nodiscard]] Trace TakeTrace();
 

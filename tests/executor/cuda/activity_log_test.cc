@@ -201,10 +201,14 @@ TEST_CASE("ActivityLog.AnOpLastsFromItsFirstToItsLastActivity") {
   const RunClock clock{std::chrono::steady_clock::time_point()};
   Span first;
   Span second;
-  log->Begin(first);
+  log->Begin(first, /*is_gather=*/true);
   const std::uint64_t id = externals.back();
   log->End();
   log->Begin(second);
+  log->End();
+  Span third;
+  log->Begin(third, /*is_gather=*/true);
+  const std::uint64_t copied = externals.back();
   log->End();
   CHECK(externals.empty());
   CuptiKernel kernel{};
@@ -217,6 +221,8 @@ TEST_CASE("ActivityLog.AnOpLastsFromItsFirstToItsLastActivity") {
   copy.correlation = 8;
   copy.start = 100;
   copy.end = 200;
+  CuptiCopy alone = copy;
+  alone.correlation = 10;
   CuptiCopy other = copy;  // nobody's
   other.correlation = 9;
   other.end = 900;
@@ -225,13 +231,18 @@ TEST_CASE("ActivityLog.AnOpLastsFromItsFirstToItsLastActivity") {
   Append(CuptiExternal{CuptiNumbers::kExternal, CuptiNumbers::kCustom, id, 8, 0});
   constexpr int kOpenAcc = 1;
   Append(CuptiExternal{CuptiNumbers::kExternal, kOpenAcc, id, 9, 0});
+  Append(CuptiExternal{CuptiNumbers::kExternal, CuptiNumbers::kCustom, copied, 10, 0});
   Append(copy);
+  Append(alone);
   Append(other);
   fake.dropped = 3;
   CHECK(log->Write(clock) == 3);
   CHECK(first.start == SimTime(100'000));
   CHECK(first.end == SimTime(400'000));
   CHECK(second.end == SimTime(0));
+  CHECK(third.end == SimTime(200'000));
+  CHECK(log->gathers().by_copies == 1);
+  CHECK(log->gathers().by_kernels == 1);
 }
 
 TEST_CASE("ActivityLog.SaysWhyThereIsNone") {

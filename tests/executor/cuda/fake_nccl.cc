@@ -14,10 +14,12 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "executor/cuda/emulation/emulated_gpu.h"
@@ -42,10 +44,37 @@ struct Comm {
   std::atomic<std::int64_t> done{0};
   std::atomic<bool> aborted{false};
   std::atomic<int> error{0};
+  bool has_copy_engines = false;
+  std::string registering;  // prefix of the files by which members meet
+  struct Window {
+    const std::byte* begin;
+    std::size_t bytes;
+  };
+  std::vector<std::unique_ptr<Window>> windows;
 };
 
 std::mutex all_mutex;
 std::vector<std::unique_ptr<Comm>> all;  // live as long as the process: streams may still use them
+
+// Guarded by all_mutex: what TakeFakeNcclReport tells, and memory by ncclMemAlloc.
+FakeNcclReport report;
+std::map<const void*, std::size_t> allocated;
+
+void AddMistake(const std::string& text) {
+  const std::lock_guard lock(all_mutex);
+  report.mistakes.push_back(text);
+}
+
+// The place in a window of the communicator, or -1: in none.
+std::int64_t OffsetInWindow(const Comm& comm, const void* data, std::size_t bytes) {
+  const auto* const begin = static_cast<const std::byte*>(data);
+  for (const auto& window : comm.windows) {
+    if (begin >= window->begin && begin + bytes <= window->begin + window->bytes) {
+      return begin - window->begin;
+    }
+  }
+  return -1;
+}
 
 Comm* NewComm() {
   const std::lock_guard lock(all_mutex);
@@ -71,6 +100,9 @@ std::vector<std::byte> ReadFile(const std::string& path) {
   return data;
 }
 bool AllThere(const std::string& stem, const std::vector<int>& ranks) {
+  if (stem.empty()) {
+    return true;
+  }
   for (const int rank : ranks) {
     if (!std::filesystem::exists(FileOf(stem, rank))) {
       return false;
@@ -129,10 +161,12 @@ DType TypeOf(int type) {
                                       : DType::kUint8;
 }
 
-// One collective, with what this rank sends and what it does with everybody's.
+// One collective, with what this rank sends and what it does with everybody's. `offset`: of the
+// memory that is to be at the same place of all ranks' windows.
 struct Collective {
   const void* send = nullptr;
   std::size_t bytes = 0;
+  std::int64_t offset = -1;
   std::function<void(const std::vector<std::vector<std::byte>>& parts)> take;
 };
 
@@ -154,37 +188,50 @@ int Submit(void* handle, void* stream, Collective collective) {
   const std::int64_t number = ++comm.submitted;
   const std::string stem = comm.name + "." + std::to_string(number);
   bool is_written = false;
-  static_cast<EmulatedStream*>(stream)->Push(
-      [&comm, stem, number, collective, is_written]() mutable {
-        if (comm.aborted) {
-          return true;
-        }
-        if (comm.done != number - 1 || IsPlanted("stall", comm, number)) {
-          return false;
-        }
-        if (IsPlanted("fail", comm, number)) {
-          comm.error = kSystemError;
-          return false;
-        }
-        if (!is_written) {
-          WriteFile(FileOf(stem, comm.rank), collective.send, collective.bytes);
-          is_written = true;
-        }
-        if (!AllThere(stem, comm.members)) {
-          return false;
-        }
-        std::vector<std::vector<std::byte>> parts;
-        for (const int rank : comm.members) {
-          parts.push_back(ReadFile(FileOf(stem, rank)));
-        }
-        collective.take(parts);
-        // All have come to this one, so all have read the one before.
-        std::error_code ignored;
-        std::filesystem::remove(FileOf(comm.name + "." + std::to_string(number - 1), comm.rank),
-                                ignored);
-        comm.done = number;
-        return true;
-      });
+  static_cast<EmulatedStream*>(stream)->Push([&comm, stem, number, collective,
+                                              is_written]() mutable {
+    if (comm.aborted) {
+      return true;
+    }
+    if (comm.done != number - 1 || IsPlanted("stall", comm, number)) {
+      return false;
+    }
+    if (IsPlanted("fail", comm, number)) {
+      comm.error = kSystemError;
+      return false;
+    }
+    if (!is_written) {
+      std::vector<std::byte> sent(sizeof collective.offset + collective.bytes);
+      std::memcpy(sent.data(), &collective.offset, sizeof collective.offset);
+      if (collective.bytes > 0) {
+        std::memcpy(sent.data() + sizeof collective.offset, collective.send, collective.bytes);
+      }
+      WriteFile(FileOf(stem, comm.rank), sent.data(), sent.size());
+      is_written = true;
+    }
+    if (!AllThere(stem, comm.members)) {
+      return false;
+    }
+    std::vector<std::vector<std::byte>> parts;
+    for (const int rank : comm.members) {
+      std::vector<std::byte> part = ReadFile(FileOf(stem, rank));
+      std::int64_t offset = 0;
+      std::memcpy(&offset, part.data(), sizeof offset);
+      if (offset != collective.offset) {
+        AddMistake("a collective at offset " + std::to_string(collective.offset) +
+                   " of a window, rank " + std::to_string(rank) + " at " + std::to_string(offset));
+      }
+      part.erase(part.begin(), part.begin() + sizeof offset);
+      parts.push_back(std::move(part));
+    }
+    collective.take(parts);
+    // All have come to this one, so all have read the one before.
+    std::error_code ignored;
+    std::filesystem::remove(FileOf(comm.name + "." + std::to_string(number - 1), comm.rank),
+                            ignored);
+    comm.done = number;
+    return true;
+  });
   return NcclNumbers::kSuccess;
 }
 
@@ -203,7 +250,18 @@ void Sum(const std::vector<std::vector<std::byte>>& parts, DType type, std::size
   }
 }
 
+bool MayUseCopyEngines(const NcclConfig& config) {
+  return config.size == sizeof config && config.version >= NcclNumbers::kCopyVersion &&
+         config.block_policy == NcclNumbers::kCopyEngines;
+}
+
 }  // namespace
+
+FakeNcclReport TakeFakeNcclReport() {
+  const std::lock_guard lock(all_mutex);
+  return std::exchange(report, {});
+}
+
 }  // namespace shardwright::testing
 
 // The functions of nccl.h.
@@ -237,12 +295,13 @@ int ncclCommInitRankConfig(void** handle, int ranks, NcclUniqueId id, int rank,
   comm->name = std::string(id.internal) + "/world";
   comm->rank = rank;
   comm->world = ranks;
+  comm->has_copy_engines = MayUseCopyEngines(*config);
   WriteFile(FileOf(comm->name + ".init", rank), &comm->color, sizeof comm->color);
   *handle = comm;
   return NcclNumbers::kInProgress;
 }
 
-int ncclCommSplit(void* handle, int color, int /*key*/, void** part, NcclConfig* /*config*/) {
+int ncclCommSplit(void* handle, int color, int /*key*/, void** part, NcclConfig* config) {
   auto& parent = *static_cast<Comm*>(handle);
   if (parent.members.empty()) {
     return kInvalidUsage;
@@ -252,6 +311,7 @@ int ncclCommSplit(void* handle, int color, int /*key*/, void** part, NcclConfig*
   comm->rank = parent.rank;
   comm->color = color;
   comm->parent = &parent;
+  comm->has_copy_engines = MayUseCopyEngines(*config);
   WriteFile(FileOf(comm->name + ".init", comm->rank), &color, sizeof color);
   *part = comm;
   return NcclNumbers::kInProgress;
@@ -259,12 +319,16 @@ int ncclCommSplit(void* handle, int color, int /*key*/, void** part, NcclConfig*
 
 int ncclCommGetAsyncError(void* handle, int* error) {
   auto& comm = *static_cast<Comm*>(handle);
+  const bool is_ready = IsReady(comm) && AllThere(comm.registering, comm.members);
   *error = comm.error != 0 ? comm.error.load()
-                           : (IsReady(comm) ? NcclNumbers::kSuccess : NcclNumbers::kInProgress);
+                           : (is_ready ? NcclNumbers::kSuccess : NcclNumbers::kInProgress);
   return NcclNumbers::kSuccess;
 }
 
-int ncclCommFinalize(void* /*handle*/) {
+int ncclCommFinalize(void* handle) {
+  if (!static_cast<Comm*>(handle)->windows.empty()) {
+    AddMistake("ncclCommFinalize with open windows");
+  }
   return NcclNumbers::kSuccess;
 }
 
@@ -291,7 +355,16 @@ const char* ncclGetLastError(void* /*handle*/) {
 int ncclAllGather(const void* send, void* receive, std::size_t part, int type, void* comm,
                   void* stream) {
   const std::size_t bytes = part * static_cast<std::size_t>(SizeOf(TypeOf(type)));
-  return Submit(comm, stream, {send, bytes, [receive](const auto& parts) {
+  const auto& members = *static_cast<const Comm*>(comm);
+  const std::int64_t offset = OffsetInWindow(members, receive, bytes * members.members.size());
+  if ((offset < 0) != (OffsetInWindow(members, send, bytes) < 0)) {
+    AddMistake("an all-gather with one of its buffers in a window");
+  }
+  {
+    const std::lock_guard lock(all_mutex);
+    ++(offset >= 0 && members.has_copy_engines ? report.by_copy_engines : report.by_kernels);
+  }
+  return Submit(comm, stream, {send, bytes, offset, [receive](const auto& parts) {
                                  auto* out = static_cast<std::byte*>(receive);
                                  for (const auto& one : parts) {
                                    out = std::copy(one.begin(), one.end(), out);
@@ -305,16 +378,17 @@ int ncclReduceScatter(const void* send, void* receive, std::size_t part, int typ
   const DType dtype = TypeOf(type);
   const std::size_t bytes = part * comm.members.size() * static_cast<std::size_t>(SizeOf(dtype));
   const std::size_t first = part * static_cast<std::size_t>(comm.me);
-  return Submit(handle, stream, {send, bytes, [=](const auto& parts) {
-                                   Sum(parts, dtype, first, part, op, receive);
-                                 }});
+  return Submit(handle, stream,
+                {send, bytes, OffsetInWindow(comm, send, bytes),
+                 [=](const auto& parts) { Sum(parts, dtype, first, part, op, receive); }});
 }
 
 int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int op,
                   void* handle, void* stream) {
   const DType dtype = TypeOf(type);
+  const std::size_t bytes = count * static_cast<std::size_t>(SizeOf(dtype));
   return Submit(handle, stream,
-                {send, count * static_cast<std::size_t>(SizeOf(dtype)),
+                {send, bytes, OffsetInWindow(*static_cast<const Comm*>(handle), send, bytes),
                  [=](const auto& parts) { Sum(parts, dtype, 0, count, op, receive); }});
 }
 
@@ -323,7 +397,7 @@ int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, 
   const auto& comm = *static_cast<const Comm*>(handle);
   const std::size_t bytes =
       comm.me == root ? count * static_cast<std::size_t>(SizeOf(TypeOf(type))) : 0;
-  return Submit(handle, stream, {send, bytes, [=](const auto& parts) {
+  return Submit(handle, stream, {send, bytes, -1, [=](const auto& parts) {
                                    const auto& from = parts[static_cast<std::size_t>(root)];
                                    std::copy(from.begin(), from.end(),
                                              static_cast<std::byte*>(receive));
@@ -334,6 +408,65 @@ int ncclGroupStart() {
   return NcclNumbers::kSuccess;
 }
 int ncclGroupEnd() {
+  return NcclNumbers::kSuccess;
+}
+
+int ncclMemAlloc(void** memory, std::size_t bytes) {
+  constexpr std::size_t kAlignment = NcclNumbers::kWindowAlignment;
+  *memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  const std::lock_guard lock(all_mutex);
+  allocated[*memory] = bytes;
+  return NcclNumbers::kSuccess;
+}
+
+int ncclMemFree(void* memory) {
+  {
+    const std::lock_guard lock(all_mutex);
+    for (const auto& comm : all) {
+      for (const auto& window : comm->windows) {
+        if (window->begin == memory) {
+          report.mistakes.emplace_back("ncclMemFree of memory in a window");
+        }
+      }
+    }
+    if (allocated.erase(memory) == 0) {
+      report.mistakes.emplace_back("ncclMemFree of other memory");
+      return kInvalidArgument;
+    }
+  }
+  std::free(memory);
+  return NcclNumbers::kSuccess;
+}
+
+// Collective: over once all members have registered as many bytes.
+int ncclCommWindowRegister(void* handle, void* memory, std::size_t bytes, void** window,
+                           int flags) {
+  auto& comm = *static_cast<Comm*>(handle);
+  {
+    const std::lock_guard lock(all_mutex);
+    const auto at = allocated.find(memory);
+    if (at == allocated.end() || at->second < bytes || comm.members.empty() || comm.submitted > 0 ||
+        flags != NcclNumbers::kSymmetricWindow) {
+      report.mistakes.emplace_back("ncclCommWindowRegister");
+      return kInvalidUsage;
+    }
+    comm.windows.push_back(
+        std::make_unique<Comm::Window>(static_cast<const std::byte*>(memory), bytes));
+    *window = comm.windows.back().get();
+  }
+  const std::string stem = comm.name + ".window" + std::to_string(comm.windows.size());
+  WriteFile(FileOf(stem, comm.rank), &bytes, sizeof bytes);
+  comm.registering = stem;
+  return NcclNumbers::kInProgress;
+}
+
+int ncclCommWindowDeregister(void* handle, void* window) {
+  auto& comm = *static_cast<Comm*>(handle);
+  const std::lock_guard lock(all_mutex);
+  const auto is_meant = [&](const auto& open) { return open.get() == window; };
+  if (std::erase_if(comm.windows, is_meant) != 1) {
+    report.mistakes.emplace_back("ncclCommWindowDeregister of another window");
+  }
   return NcclNumbers::kSuccess;
 }
 

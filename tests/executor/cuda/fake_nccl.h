@@ -4,6 +4,8 @@
 // or load them as a library.
 
 #include <cstddef>
+#include <string>
+#include <vector>
 
 #include "executor/cuda/nccl.h"
 
@@ -29,4 +31,21 @@ int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, 
                   void* comm, void* stream);
 int ncclGroupStart();
 int ncclGroupEnd();
+int ncclMemAlloc(void** memory, std::size_t bytes);
+int ncclMemFree(void* memory);
+int ncclCommWindowRegister(void* comm, void* memory, std::size_t bytes, void** window, int flags);
+int ncclCommWindowDeregister(void* comm, void* window);
 }
+
+namespace shardwright::testing {
+
+// Since the last call, over all ranks of this process: all-gathers whose memory lies in symmetric
+// windows of a communicator that may use copy engines, other ones, and what was against the rules
+// of nccl.h on windows.
+struct FakeNcclReport {
+  int by_copy_engines = 0, by_kernels = 0;
+  std::vector<std::string> mistakes;
+};
+[[nodiscard]] FakeNcclReport TakeFakeNcclReport();
+
+}  // namespace shardwright::testing

@@ -45,7 +45,11 @@ NcclTable FakeNccl() {
           .all_reduce = ncclAllReduce,
           .broadcast = ncclBroadcast,
           .group_start = ncclGroupStart,
-          .group_end = ncclGroupEnd};
+          .group_end = ncclGroupEnd,
+          .mem_alloc = ncclMemAlloc,
+          .mem_free = ncclMemFree,
+          .window_register = ncclCommWindowRegister,
+          .window_deregister = ncclCommWindowDeregister};
 }
 
 // Runs `work` as processes that have met; returns what each of them threw.
@@ -149,6 +153,12 @@ TEST_CASE("Nccl.TrainsAsTheHostDoes") {
     const Outcome host = Train(setup);
     const Losses losses = TrainByNccl(setup);
     CHECK(losses.causes == std::vector<std::string>(static_cast<std::size_t>(variant.ranks)));
+    const FakeNcclReport report = TakeFakeNcclReport();
+    CHECK(report.mistakes == std::vector<std::string>());
+    CHECK(report.by_kernels == 0);
+    // DDP gathers nothing, ZeRO-1 here in parts that lie apart.
+    CHECK((report.by_copy_engines > 0) ==
+          (variant.dialect != Dialect::kDdp && variant.dialect != Dialect::kZero1));
     // A loss depends on every weight, so those of later steps tell of the updates before them.
     REQUIRE(losses.by_step.size() == host.losses.size());
     for (std::size_t i = 0; i < host.losses.size(); ++i) {
@@ -210,6 +220,80 @@ TEST_CASE("Nccl.PartsOfAGatherMayLieApart") {
     }
   });
   CHECK(causes == std::vector<std::string>(2));
+}
+
+// How a world of two, which may change its table by rank, says that it gathers; and what it did.
+struct GatherPath {
+  std::string words;
+  FakeNcclReport report;
+};
+GatherPath PathOf(const std::function<void(NcclTable& nccl, int rank)>& change) {
+  GatherPath path;
+  (void)TakeFakeNcclReport();
+  const auto causes = RunTogether(2, [&](MessagePassing& all) {
+    NcclTable nccl = FakeNccl();
+    change(nccl, all.rank());
+    Pair pair(all, nccl);
+    auto* const memory = reinterpret_cast<float*>(pair.world.Allocate(Bytes(5000)));
+    const auto own = static_cast<float>(pair.me);
+    memory[100 + pair.me] = own + 1;
+    CollectiveCall gather;
+    gather.code = OpCode::kAllGather;
+    gather.elements = 2;
+    gather.send = reinterpret_cast<std::byte*>(memory + 100 + pair.me);
+    gather.receive = reinterpret_cast<std::byte*>(memory + 100);
+    pair.Run(gather);
+    CHECK(memory[100] == 1.0F);
+    CHECK(memory[101] == 2.0F);
+    if (all.rank() == 1) {
+      path.words = pair.world.paths();
+    }
+  });
+  CHECK(causes == std::vector<std::string>(2));
+  path.report = TakeFakeNcclReport();
+  CHECK(path.report.mistakes == std::vector<std::string>());
+  return path;
+}
+
+TEST_CASE("Nccl.GathersByCopyEnginesWhereTheLibraryHasThem") {
+  const GatherPath best = PathOf([](NcclTable&, int) {});
+  CHECK(best.words ==
+        "memory in symmetric windows; all-gathers by copy engines where all GPUs of a group are "
+        "joined by NVLink");
+  CHECK(best.report.by_copy_engines == 2);
+  const GatherPath older = PathOf([](NcclTable& nccl, int) {
+    nccl.get_version = [](int* version) {
+      *version = 22705;
+      return NcclNumbers::kSuccess;
+    };
+  });
+  CHECK(older.words ==
+        "memory in symmetric windows; all-gathers by kernels, NCCL 2.28 is the first with copy "
+        "engines");
+  CHECK(older.report.by_kernels == 2);
+  const GatherPath oldest = PathOf([](NcclTable& nccl, int) {
+    nccl.get_version = [](int* version) {
+      *version = 21805;
+      return NcclNumbers::kSuccess;
+    };
+    nccl.window_deregister = nullptr;
+  });
+  CHECK(oldest.words ==
+        "no symmetric windows (NCCL 2.18.5 has none, 2.27 is the first); "
+        "all-gathers by kernels");
+  // One rank without is enough.
+  const GatherPath refused = PathOf([](NcclTable& nccl, int rank) {
+    if (rank == 0) {
+      nccl.mem_alloc = [](void**, std::size_t) { return 1; };
+    }
+  });
+  CHECK(refused.words ==
+        "no symmetric windows (ncclMemAlloc refused on a rank); all-gathers by kernels");
+  CHECK(refused.report.by_kernels == 2);
+  ::setenv("NCCL_WIN_ENABLE", "0", 1);
+  CHECK(PathOf([](NcclTable&, int) {}).words ==
+        "no symmetric windows (NCCL_WIN_ENABLE=0); all-gathers by kernels");
+  ::unsetenv("NCCL_WIN_ENABLE");
 }
 
 // Several targets, and divisors that are not the number of ranks: sums of 1, 2, 3, 4 and 10, 20,
