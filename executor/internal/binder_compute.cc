@@ -167,19 +167,24 @@ void Binder::BindBackwardAccess(const Access& access, const ModelOp& op, ModelCa
   }
 }
 
-// Either the unit's reduction input itself, or a buffer with the op's gradients back to back.
+// Either the unit's reduction input itself, or a buffer with the op's gradients back to back, and
+// behind them what other ops that share its weight have more.
 void Binder::BindParamGrads(const Access& access, const ModelOp& op, ModelCall& call) {
   const BufferId buffer = access.buffer;
-  if (!IsKnown(buffer)) {
-    const Precision& precision = in_.job.precision;
-    Contents of_op = layouts_.OfOp(op, true, precision.param);
-    if (program_.dialect == "native") {
-      const UnitId unit = UnitOf(StorageOf(in_.model, op.params.front()));
-      Set(buffer,
-          layouts_.FullGradient(unit, ElementsOf(buffer, precision.reduce), precision.reduce));
-    } else {
-      Set(buffer, std::move(of_op));
+  if (program_.dialect == "native") {
+    const DType r = in_.job.precision.reduce;
+    const UnitId unit = UnitOf(StorageOf(in_.model, op.params.front()));
+    const UnitInfo& info = program_.units[unit.value];
+    const bool is_whole = ElementsOf(buffer, r) == info.shard_elements * program_.shard_size;
+    if (is_whole && !IsKnown(buffer)) {
+      Set(buffer, layouts_.FullGradient(unit, ElementsOf(buffer, r), r));
+    } else if (!is_whole) {
+      Contents part = IsKnown(buffer) ? ContentsOf(buffer) : Contents{r, {}};
+      Append(layouts_.OfOp(op, true, r), part);
+      Set(buffer, std::move(part));
     }
+  } else if (!IsKnown(buffer)) {
+    Set(buffer, layouts_.OfOp(op, true, in_.job.precision.param));
   }
   for (std::size_t k = 0; k < op.params.size(); ++k) {
     if (!in_.model.params[op.params[k].value].trainable) {

@@ -105,6 +105,20 @@ Contents Slice(const Contents& contents, std::int64_t begin, std::int64_t end) {
   return slice;
 }
 
+void Append(const Contents& more, Contents& contents) {
+  for (ShardPiece piece : more.pieces) {
+    const bool is_there =
+        std::any_of(contents.pieces.begin(), contents.pieces.end(),
+                    [&](const ShardPiece& other) { return other.param == piece.param; });
+    if (!is_there) {
+      piece.shard_offset = contents.pieces.empty()
+                               ? 0
+                               : contents.pieces.back().shard_offset + contents.pieces.back().count;
+      contents.pieces.push_back(piece);
+    }
+  }
+}
+
 std::vector<CopyRun> MatchingRuns(const Contents& from, const std::byte* from_data,
                                   const Contents& to, std::byte* to_data, bool accumulate) {
   std::multimap<ParamId, const ShardPiece*> sources;

@@ -58,6 +58,9 @@ class UnitLayouts {
 // The pieces of `contents` inside elements [begin, end), moved so that `begin` is at 0.
 [[nodiscard]] Contents Slice(const Contents& contents, std::int64_t begin, std::int64_t end);
 
+// The parameters that `contents` lacks, behind those that it has; both without gaps.
+void Append(const Contents& more, Contents& contents);
+
 // Runs that fill `to` (at `to_data`) from what `from` (at `from_data`) has of it.
 // O(pieces of both + runs) as long as pieces of one parameter are few.
 [[nodiscard]] std::vector<CopyRun> MatchingRuns(const Contents& from, const std::byte* from_data,

@@ -15,23 +15,10 @@ class DdpRules : public StepRules {
  public:
   DdpRules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
       : StepRules(emitter, spans, units),
-        is_shared_(emitter.in.model.params.size(), false),
         cast_of_op_(emitter.in.model.ops.size()),
         grad_of_param_(emitter.in.model.params.size()),
         part_of_param_(emitter.in.model.params.size()) {
     group_ = e_.AddGroup("replicate", plan_.replicate_size, 1);
-    // Walking forward, the first op that uses a storage is the last one in backward.
-    const Model& model = e_.in.model;
-    std::vector<bool> seen(model.params.size(), false);
-    completes_grad_.assign(model.ops.size(), false);
-    for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
-      if (e_.a.ops[i].weight_grad) {
-        const std::size_t storage = StorageOf(i).value;
-        completes_grad_[i] = !seen[storage];
-        is_shared_[storage] = seen[storage];
-        seen[storage] = true;
-      }
-    }
   }
 
   // Buckets follow parameter order at first, then the order in which gradients became ready.
@@ -70,7 +57,6 @@ class DdpRules : public StepRules {
       b.filled = OpId();
     }
     next_bucket_ = 0;
-    is_first_micro_batch_ = first;
     if (first) {
       std::fill(grad_of_param_.begin(), grad_of_param_.end(), BufferId());
     }
@@ -122,7 +108,7 @@ class DdpRules : public StepRules {
   void WeightGradWritten(std::uint32_t i, UnitId unit) override {
     const std::size_t storage = StorageOf(i).value;
     BufferId& grad = grad_of_param_[storage];
-    if (is_first_micro_batch_ || !is_shared_[storage]) {
+    if (first_micro_batch_ || !is_shared_[storage]) {
       const bool is_new = !grad.valid();
       AddFresh(i, grad);
       if (is_new) {
@@ -298,9 +284,6 @@ class DdpRules : public StepRules {
   std::vector<std::size_t> bucket_of_param_;
   std::vector<Bytes> grad_bytes_;
   std::size_t next_bucket_ = 0;
-  bool is_first_micro_batch_ = false;
-  std::vector<bool> completes_grad_;  // per model op
-  std::vector<bool> is_shared_;       // per storage: ops with gradients of their own share it
   std::vector<BufferId> cast_of_op_;
   std::vector<BufferId> grad_of_param_;  // .grad by storage, in the master dtype
   std::vector<BufferId>

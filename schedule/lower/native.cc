@@ -19,7 +19,9 @@ namespace {
 class NativeRules : public StepRules {
  public:
   NativeRules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
-      : StepRules(emitter, spans, units), comm_(units.size()) {
+      : StepRules(emitter, spans, units),
+        comm_(units.size()),
+        part_of_param_(emitter.in.model.params.size()) {
     gather_group_ = e_.AddGroup("shard", plan_.shard_size, 1);
     reduce_group_ = e_.AddGroup("shard.reduce", plan_.shard_size, 1);
     if (plan_.replicate_size > 1) {
@@ -119,6 +121,14 @@ class NativeRules : public StepRules {
 
   GradTarget WeightGradTarget(std::uint32_t model_op, UnitId u) override {
     UnitState& state = At(u);
+    if (IsSummedApart(model_op)) {
+      BufferId& part = part_of_param_[StorageOf(model_op).value];
+      const bool is_new = !part.valid();
+      if (is_new) {
+        part = e_.Alloc(PartBytes(model_op), Category::kUnshardedGradient, Stream::kCompute);
+      }
+      return {part, is_new ? AccessMode::kWrite : AccessMode::kReadWrite};
+    }
     if (!state.accumulated.valid()) {
       MakeRoomForGrads();
       state.accumulated = e_.Alloc(ReduceFull(u), Category::kUnshardedGradient, Stream::kCompute);
@@ -132,7 +142,19 @@ class NativeRules : public StepRules {
     }
     return {state.accumulated, again ? AccessMode::kReadWrite : AccessMode::kWrite};
   }
-  void WeightGradWritten(std::uint32_t, UnitId) override {}
+  void WeightGradWritten(std::uint32_t model_op, UnitId u) override {
+    if (!IsSummedApart(model_op) || !completes_grad_[model_op]) {
+      return;
+    }
+    BufferId& part = part_of_param_[StorageOf(model_op).value];
+    const Bytes size = e_.program.buffers[part.value].size;
+    e_.AddCopy(OpCode::kAccumulateGrad, Stream::kCompute, {Phase::kBackward, model_op}, 2 * size,
+               size,
+               {{At(u).accumulated, AccessMode::kReadWrite, Role::kOutput},
+                {part, AccessMode::kRead, Role::kInput}});
+    e_.body->Free(part);
+    part = BufferId();
+  }
 
   void EndBackward() override {
     BeginTransfers();
@@ -212,6 +234,33 @@ class NativeRules : public StepRules {
   // Carry slots: per unit what last changed its parameters, then the last read of a freed buffer.
   [[nodiscard]] static std::uint32_t SlotOf(UnitId u) { return u.value; }
   [[nodiscard]] std::uint32_t FreedSlot() const { return static_cast<std::uint32_t>(unit_count()); }
+  // Ops that share a weight add up a later micro-batch's gradient before it is added to those of
+  // the micro-batches before, as one rank more would. Without that they write straight into them.
+  [[nodiscard]] bool IsSummedApart(std::uint32_t model_op) const {
+    return plan_.sync == SyncMode::kLast && !first_micro_batch_ &&
+           is_shared_[StorageOf(model_op).value];
+  }
+  // Gradients of all ops that share the op's weight: of that, and of what else they have.
+  [[nodiscard]] Bytes PartBytes(std::uint32_t model_op) const {
+    const Model& model = e_.in.model;
+    std::vector<ParamId> storages;
+    std::int64_t elements = 0;
+    for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+      if (!e_.a.ops[i].weight_grad || StorageOf(i) != StorageOf(model_op)) {
+        continue;
+      }
+      for (const ParamId p : model.ops[i].params) {
+        const Parameter& param = model.params[p.value];
+        const ParamId storage = param.tied_to.valid() ? param.tied_to : p;
+        if (param.trainable &&
+            std::find(storages.begin(), storages.end(), storage) == storages.end()) {
+          storages.push_back(storage);
+          elements += param.Elements();
+        }
+      }
+    }
+    return Bytes(elements * SizeOf(job_.precision.reduce));
+  }
   // A plan may list units whose backward has passed, or that have none.
   [[nodiscard]] bool HasBackwardAhead(UnitId u) {
     return !At(u).backward_done && spans_.backward_first[u.value] != kNoRegion;
@@ -563,6 +612,7 @@ class NativeRules : public StepRules {
   GroupId gather_group_, reduce_group_, replicate_group_;
   std::vector<UnitId> forward_order_, backward_order_;
   std::vector<std::vector<ParamId>> written_;  // per unit: storages whose gradient is there
+  std::vector<BufferId> part_of_param_;  // by storage, while a micro-batch's ops add up theirs
   OpId last_read_of_freed_;
   bool first_gather_ = true;    // of the step
   std::deque<InUse> reducing_;  // gradients of units, by reductions

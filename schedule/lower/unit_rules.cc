@@ -10,6 +10,27 @@
 
 namespace shardwright {
 
+StepRules::StepRules(Emitter& emitter, const UnitSpans& spans,
+                     const std::vector<ResolvedUnit>& units)
+    : e_(emitter),
+      spans_(spans),
+      plan_(emitter.in.plan),
+      job_(emitter.in.job),
+      completes_grad_(emitter.in.model.ops.size(), false),
+      is_shared_(emitter.in.model.params.size(), false),
+      units_(units.size()) {
+  // Walking forward, the first op that uses a storage is the last one in backward.
+  std::vector<bool> seen(e_.in.model.params.size(), false);
+  for (std::uint32_t i = 0; i < e_.in.model.ops.size(); ++i) {
+    if (e_.a.ops[i].weight_grad) {
+      const std::size_t storage = StorageOf(i).value;
+      completes_grad_[i] = !seen[storage];
+      is_shared_[storage] = seen[storage];
+      seen[storage] = true;
+    }
+  }
+}
+
 void StepRules::Init(const std::vector<ResolvedUnit>& units) {
   for (const ResolvedUnit& unit : units) {
     e_.program.units.push_back(Layout(unit));
@@ -64,7 +85,8 @@ PieceRange StepRules::Pieces(std::span<const std::int64_t> elements, DType dtype
   return e_.InternPieces(sizes);
 }
 
-void StepRules::BeginMicroBatch(bool /*first*/, bool last) {
+void StepRules::BeginMicroBatch(bool first, bool last) {
+  first_micro_batch_ = first;
   last_micro_batch_ = last;
   in_forward_ = false;
   forward_order_.clear();

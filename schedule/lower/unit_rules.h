@@ -16,12 +16,7 @@ namespace shardwright {
 // A DialectRules with the moments around a step, and the state of its units.
 class StepRules : public DialectRules {
  public:
-  StepRules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
-      : e_(emitter),
-        spans_(spans),
-        plan_(emitter.in.plan),
-        job_(emitter.in.job),
-        units_(units.size()) {}
+  StepRules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units);
 
   // Fills Program::units and writes the init body.
   void Init(const std::vector<ResolvedUnit>& units);
@@ -145,7 +140,10 @@ class StepRules : public DialectRules {
   const Plan& plan_;
   const Job& job_;
   bool first_step_ = false;
+  bool first_micro_batch_ = true;
   bool last_micro_batch_ = true;
+  std::vector<bool> completes_grad_;  // per model op: no later op of backward adds to its gradient
+  std::vector<bool> is_shared_;       // per storage: ops with gradients of their own share it
 
  private:
   std::vector<UnitState> units_;

@@ -18,16 +18,6 @@ ZeroRules::ZeroRules(Emitter& emitter, const UnitSpans& spans,
   if (plan_.replicate_size > 1) {
     replicate_group_ = e_.AddGroup("replicate", plan_.replicate_size, plan_.shard_size);
   }
-  // Walking forward, the first op that uses a storage is the last one in backward.
-  const Model& model = e_.in.model;
-  std::vector<bool> seen(model.params.size(), false);
-  completes_grad_.assign(model.ops.size(), false);
-  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
-    if (e_.a.ops[i].weight_grad && !seen[StorageOf(i).value]) {
-      seen[StorageOf(i).value] = true;
-      completes_grad_[i] = true;
-    }
-  }
 }
 
 void ZeroRules::InitUnit(UnitId u) {

@@ -67,7 +67,6 @@ class ZeroRules : public StepRules {
 
  private:
   bool overlaps_ = false;
-  std::vector<bool> completes_grad_;  // per model op: no later op of backward adds to its gradient
 };
 
 [[nodiscard]] std::unique_ptr<StepRules> MakeZero12(Emitter&, const UnitSpans&,

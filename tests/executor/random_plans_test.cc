@@ -35,14 +35,6 @@ void HostKernel(const ModelOpCall& call, bool is_backward) {
   }
 }
 
-// native adds the gradient of each layer that shares a weight straight to those of all
-// micro-batches before; the other dialects, as autograd, add up those of one micro-batch first.
-bool SumsTiesInItsOwnOrder(const RandomCase& c) {
-  return c.plan.dialect == Dialect::kNative && c.plan.accumulation > 1 &&
-         std::any_of(c.model.params.begin(), c.model.params.end(),
-                     [](const Parameter& p) { return p.tied_to.valid(); });
-}
-
 bool HasLoss(const Model& model) {
   return std::any_of(model.ops.begin(), model.ops.end(), [&](const ModelOp& op) {
     return model.tensors[op.outputs[0].value].role == TensorRole::kLoss;
@@ -227,10 +219,9 @@ TEST_CASE("Runtime: random plans train like unsharded data parallel") {
       c.plan.zero.reduce_bucket = 1 + static_cast<std::int64_t>(random() % 20000);
     }
     c.job.clip_gradients = c.job.clip_gradients && random() % 2 == 0;
-    // Sums are made in the order of DDP unless replicas, clipping or repeated reductions, or
-    // native's way with tied weights, change it.
+    // Sums are made in the order of DDP unless replicas, clipping or repeated reductions change it.
     const bool is_exact = (c.plan.replicate_size == 1 || c.plan.dialect == Dialect::kDdp) &&
-                          !c.job.clip_gradients && !SumsTiesInItsOwnOrder(c) &&
+                          !c.job.clip_gradients &&
                           (c.plan.accumulation == 1 || c.plan.sync == SyncMode::kLast ||
                            c.plan.shard_size == 1 || c.plan.dialect == Dialect::kZero1);
     if (!is_exact) {
@@ -301,13 +292,6 @@ TEST_CASE("Runtime: W ranks with one micro-batch train like one rank with W unde
     ranks.plan.accumulation = 1;
     CAPTURE(c.description);
     const std::unique_ptr<Dataset> data = OpenDataset("random:64", c.model, 3);
-    if (SumsTiesInItsOwnOrder(c)) {
-      c.job.optimizer.kind = OptimizerKind::kSgd;
-      Setup setup = SetupOf(c, c.plan, *data);
-      MoveInTheLastStepOnly(setup);
-      CHECK(CompareAll(Train(setup).weights, Oracle(c, setup, *data)).most <= 1.0);
-      continue;
-    }
     const Outcome expected = Train(SetupOf(ranks, UnshardedPlan(ranks), *data));
     const Outcome outcome = Train(SetupOf(c, c.plan, *data));
     CHECK(outcome.findings == std::vector<std::string>{});

@@ -275,6 +275,36 @@ TEST_CASE("Gradient accumulation: which micro-batches reduce") {
   }
 }
 
+TEST_CASE("Native: ops that share a weight add up a later micro-batch's gradient apart") {
+  ChainSpec spec;
+  spec.blocks = 3;
+  Model model = ChainModel(spec);
+  Plan plan = ChainPlan({.blocks = 0}, Dialect::kNative, 4);  // the root alone
+  plan.accumulation = 3;
+  const Job job = ChainJob(spec, kMixed);
+  const auto lower = [&] {
+    Program p = Lower({model, FindKernelSet("torch-eager", "test"), job, plan});
+    CHECK(Verify(p).empty());
+    return p;
+  };
+  plan.sync = SyncMode::kLast;
+  CHECK(Count(lower(), OpCode::kAccumulateGrad) == 0);
+  model.params[3].tied_to = ParamId(1);  // blocks 0 and 2
+  const Program p = lower();
+  CHECK(Count(p, OpCode::kAccumulateGrad) == 2);  // in the second micro-batch and the third
+  const std::int64_t block = spec.width * spec.width * 4;
+  const std::int64_t unit = 2 * block + spec.width * spec.stem * 4;  // 17 times 256 bytes per rank
+  const auto gradients = [&](const std::string& name) {
+    return Of(AliveAt(p, name), Category::kUnshardedGradient);
+  };
+  CHECK(gradients("mb0.block1.lin0.bwd") == unit);
+  CHECK(gradients("mb1.fwd.copy_h2d") == unit);
+  CHECK(gradients("mb1.block1.lin0.bwd") == unit + block);
+  CHECK(gradients("mb1.stem.bwd") == unit);
+  plan.sync = SyncMode::kEvery;
+  CHECK(Count(lower(), OpCode::kAccumulateGrad) == 0);
+}
+
 TEST_CASE("DDP buckets: 1 MiB first, then 25 MiB, closed by the tensor that passes the cap") {
   // Weights of 512 x 512 fp32 are 1 MiB each. Backward makes block19 .. block0, then the stem
   // (512 x 8: 16 KiB). Steady order: {block19}, {block18}: the first holds 1 MiB >= 1 MiB and
