@@ -55,7 +55,9 @@ inline Bounded operator*(const Bounded& a, const Bounded& b) {
 
 inline Bounded operator/(const Bounded& a, const Bounded& b) {
   const double value = a.value / b.value;
-  return Rounded(value, (a.error + std::abs(value) * b.error) / (std::abs(b.value) - b.error));
+  const double least = std::abs(b.value) - b.error;
+  const double error = (a.error + std::abs(value) * b.error) / least;
+  return Rounded(value, least > 0.0 ? error : std::numeric_limits<double>::infinity());
 }
 
 inline Bounded Exp(const Bounded& a) {  // glibc's expf is within one unit in the last place
@@ -69,7 +71,8 @@ inline Bounded Log(const Bounded& a) {  // glibc's logf is within one unit in th
 
 inline Bounded Sqrt(const Bounded& a) {
   const double value = std::sqrt(a.value);
-  return Rounded(value, value - std::sqrt(std::max(0.0, a.value - a.error)));
+  return Rounded(value, std::max(value - std::sqrt(std::max(0.0, a.value - a.error)),
+                                 std::sqrt(a.value + a.error) - value));
 }
 
 // Terms summed in any order, and in any grouping.
@@ -85,6 +88,7 @@ class Sum {
   [[nodiscard]] Bounded Total(double more = 0.0) const {
     return {value_, error_ + Gamma(count_ + more) * magnitude_};
   }
+  [[nodiscard]] double magnitude() const { return magnitude_; }
 
  private:
   double value_ = 0.0, error_ = 0.0, magnitude_ = 0.0;
