@@ -5,6 +5,8 @@
 
 #include <doctest/doctest.h>
 
+#include "core/json.h"
+#include "models/loader.h"
 #include "planner/baselines.h"
 #include "planner/evaluate.h"
 #include "schedule/wrap.h"
@@ -20,6 +22,7 @@ struct Case {
   Dialect dialect = Dialect::kFsdp1;
   Precision precision{DType::kFp32, DType::kBf16, DType::kFp32};
   bool recompute = true;
+  std::string kernels = "torch-eager";
 };
 
 // One unit per block (DDP: one), fully sharded unless `change` says otherwise.
@@ -28,7 +31,7 @@ PlanOutcome Run(const Case& c, const std::function<void(PlanFile&)>& change = {}
   file.job.sequence_length = c.sequence;
   file.job.precision = c.precision;
   file.cluster = LoadCluster(c.cluster, c.nodes);
-  file.kernels = FindKernelSet("torch-eager", "test");
+  file.kernels = FindKernelSet(c.kernels, "test");
   file.profile = DefaultProfile(file.cluster.gpu, file.kernels.name);
   file.model = LoadModelForJob(c.model, file.job, Path("test"));
   const std::int64_t ranks = file.cluster.RankCount();
@@ -109,7 +112,7 @@ TEST_CASE("Backward prefetch pays for GPT-175B") {
 }
 
 // FSDP paper, figure 6c: without the rate limiter T5-11B runs out of memory and retries; RegNet-9B
-// does not care.
+// does not care. Transformers' T5 takes its softmax in fp32, so that batch 2 all but fills 80 GB.
 TEST_CASE("The rate limiter matters for T5-11B and not for RegNet") {
   const auto unlimited = [](PlanFile& file) { file.plan.limit_all_gathers = false; };
   constexpr Precision kBf16{DType::kBf16, DType::kBf16, DType::kBf16};
@@ -118,14 +121,15 @@ TEST_CASE("The rate limiter matters for T5-11B and not for RegNet") {
           .nodes = 2,
           .sequence = 512,
           .micro_batch = 2,
-          .precision = kBf16};
+          .precision = kBf16,
+          .kernels = "hf-2023"};
   CHECK(Run(t5, unlimited).reserved > Run(t5).reserved * 4);
   t5.recompute = false;
   const PlanOutcome limited = Run(t5);
   const PlanOutcome free = Run(t5, unlimited);
   CHECK(limited.retries_per_step == 0);
-  CHECK(free.retries_per_step > 0);
-  CHECK(Slower(free, limited) > 1.03);
+  CHECK(free.retries_per_step > 1);
+  CHECK(Slower(free, limited) > 1.1);
   const Case regnet{.model = "regnet-y-10b-seer",
                     .cluster = "dgx-a100",
                     .nodes = 2,
@@ -143,13 +147,43 @@ TEST_CASE("The rate limiter matters for T5-11B and not for RegNet") {
   CHECK(Slower(other, Run(regnet, by_size)) == doctest::Approx(1).epsilon(0.01));
 }
 
-// The paper saw retries of the allocator on 128 GPUs with batch 2 (section 5.4). Here they come
-// when gathers are not limited; with the limiter 10 GiB are left.
-TEST_CASE("GPT-175B on 128 A100-80 with batch 2 meets allocator stalls without the limiter") {
-  const Case job{
-      .model = "gpt3-175b", .cluster = "dgx-a100", .nodes = 16, .sequence = 2048, .micro_batch = 2};
-  const PlanOutcome free = Run(job, [](PlanFile& file) { file.plan.limit_all_gathers = false; });
-  CHECK(free.retries_per_step > 0);
+// minGPT at the size of GPT-3, as karpathy/minGPT's mingpt/model.py of 2022 builds it: the head is
+// not tied, everything has dropout, and each attention keeps a causal mask in fp32.
+void MakeMinGpt(PlanFile& file) {
+  constexpr std::int64_t kPositions = 2048;
+  const JsonValue config = JsonValue::Parse(
+      R"({"model_type": "gpt2", "vocab_size": 50000, "n_positions": 2048, "n_embd": 12288,
+          "n_layer": 96, "n_head": 96, "activation_function": "gelu_new",
+          "tie_word_embeddings": false,
+          "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1})",
+      "test");
+  Model& model = file.model.model;
+  model = ModelFromJson(config, "mingpt-175b", {.sequence_length = file.job.sequence_length});
+  for (Module& module : model.modules) {
+    if (module.class_name == "GPT2Attention") {
+      module.buffer_elements = kPositions * kPositions;
+    }
+  }
+  file.plan.units = Wrap(model, ParseWrap("block", "test"), {}, Dialect::kFsdp1, "test");
+  file.plan.recompute = RecomputeBlocks(model, RecomputeKind::kFull, 1, "test");
+  file.plan.use_orig_params = false;
+}
+
+// FSDP paper, section 5.4: with batch 2 and the limiter the allocator retries on 128 GPUs, not with
+// batch 1, and not on 192. minGPT's GELU is written out and its logits outlive the loss (hf-2021).
+TEST_CASE("GPT-175B on 128 A100-80 with batch 2 meets allocator stalls") {
+  Case job{.model = "gpt3-175b",
+           .cluster = "dgx-a100",
+           .nodes = 16,
+           .sequence = 2048,
+           .micro_batch = 2,
+           .kernels = "hf-2021"};
+  CHECK(Run(job, MakeMinGpt).retries_per_step > 0);
+  job.micro_batch = 1;
+  CHECK(Run(job, MakeMinGpt).retries_per_step == 0);
+  job.micro_batch = 2;
+  job.nodes = 24;
+  CHECK(Run(job, MakeMinGpt).retries_per_step == 0);
 }
 
 }  // namespace
