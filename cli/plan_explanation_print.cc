@@ -1,6 +1,8 @@
 // The parts of the report of a search that compare: with the usual plans, with other choices, with
 // other node counts.
 
+#include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 
@@ -108,7 +110,7 @@ std::string NodeCountsText(const SearchedPlan& searched) {
     }
     table.Row({WithCommas(row.nodes), WithCommas(row.ranks), Format(row.result->best.step_time),
                Decimal(row.total.value / kSecondsPerDay, "%.2f"),
-               WithCommas(static_cast<std::int64_t>(row.gpu_hours)),
+               WithCommas(static_cast<std::int64_t>(std::llround(row.gpu_hours))),
                row.nodes == searched.file.cluster.node_count ? "chosen" : ""});
   }
   return "\nNode counts for the token budget\n" + table.Text(2);
