@@ -89,7 +89,8 @@ std::string DistributionText(const StepDistribution& steps) {
   table.Row({"p90", Against(steps.Percentile(0.9), steps.nominal)});
   table.Row({"p99", Against(steps.Percentile(0.99), steps.nominal)});
   table.Row({"standard deviation", Format(ToSeconds(steps.deviation))});
-  table.Row({"waiting for peers", Format(ToSeconds(steps.waiting)) + " per rank and step, over all streams"});
+  table.Row({"waiting for peers",
+             Format(ToSeconds(steps.waiting)) + " per rank and step, over all streams"});
   return "\nStep times of " + WithCommas(static_cast<std::int64_t>(steps.sorted.size())) +
          " samples, " + WithCommas(steps.followed) + " ranks followed\n" + table.Text(2);
 }
