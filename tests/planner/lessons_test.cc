@@ -83,6 +83,26 @@ TEST_CASE("A small model is faster with DDP than sharded") {
   CHECK(Slower(sharded, Run(job)) > 1);
 }
 
+// FSDP paper, figure 6a: T5 of 611 M and 2.28 B parameters trains as fast as with DDP, which has no
+// memory for more; sharded, 11 B fit.
+TEST_CASE("Sharded T5 is as fast as DDP where that fits, and 11 B fit only sharded") {
+  for (const char* model : {"t5-large", "t5-3b", "t5-11b"}) {
+    CAPTURE(model);
+    Case job{.model = model,
+             .cluster = "dgx-a100",
+             .sequence = 512,
+             .micro_batch = 8,
+             .precision = {DType::kBf16, DType::kBf16, DType::kBf16},
+             .kernels = "hf-2023"};
+    const PlanOutcome sharded = Run(job);
+    job.dialect = Dialect::kDdp;
+    const PlanOutcome replicated = Run(job);
+    CHECK(sharded.Fits());
+    CHECK(replicated.Fits() == (job.model != "t5-11b"));
+    CHECK(Slower(replicated, sharded) == doctest::Approx(1).epsilon(0.1));
+  }
+}
+
 // fairseq's documentation: a 13B model trains on one GPU with 32 GB once parameters live on the
 // host.
 TEST_CASE("13B parameters on one V100 with 32 GB need CPU offload") {
