@@ -162,6 +162,8 @@ RunFlags ReadFlags(const Arguments& arguments, const Job& job) {
   if (const Flag file = arguments.Get("--training"); file.is_given()) {
     flags.training = ReadTrainingOptions(JsonValue::Parse(ReadTextFile(file.text), file.text), job,
                                          flags.training);
+  } else {
+    CheckTrainingOptions(flags.training, job, Path("--training"));
   }
   std::int64_t seed = 0;
   arguments.SetCount("--seed", std::int64_t{1} << 60, seed);

@@ -31,6 +31,14 @@ bool IsFinite(double value) {
   return std::isfinite(value);
 }
 
+// The update adds epsilon in fp16: it rounds after every operation.
+bool KeepsEpsilonInFp16(const Job& job) {
+  const OptimizerKind kind = job.optimizer.kind;
+  return job.precision.master == DType::kFp16 && job.optimizer.impl != OptimizerImpl::kFused &&
+         (kind == OptimizerKind::kAdam || kind == OptimizerKind::kAdamW ||
+          kind == OptimizerKind::kAdadelta);
+}
+
 void CheckOptimizer(const OptimizerOptions& o, const Job& job, const Path& where) {
   const auto at_least_zero = [&](double value, const char* field) {
     Require(IsFinite(value) && value >= 0.0, where.Field(field), Shown(value),
@@ -51,6 +59,9 @@ void CheckOptimizer(const OptimizerOptions& o, const Job& job, const Path& where
   Require(!o.nesterov || (o.momentum > 0.0 && o.dampening == 0.0), where.Field("nesterov"),
           "true with momentum " + Shown(o.momentum) + " and dampening " + Shown(o.dampening),
           "momentum above 0 and dampening 0");
+  // PyTorch's default is 0 there, and 0 / 0 where a gradient is 0.
+  Require(o.epsilon > 0x1p-25 || !KeepsEpsilonInFp16(job), where.Field("epsilon"), Shown(o.epsilon),
+          "more than 3e-08, since anything less is 0 in the plan's fp16 masters");
   Require(job.optimizer.weight_decay || o.weight_decay == 0.0, where.Field("weight_decay"),
           Shown(o.weight_decay), "0, since the plan's job has no weight decay");
 }

@@ -74,9 +74,10 @@ class Training(ShardwrightTestCase):
         (self.folder / "options.json").write_text(json.dumps(dict(
             OPTIONS, loss_reduction="mean", epoch_tail="carry", schedule={"kind": "constant"},
             loss_scale={"initial": 2.0**24, "growth_interval": 2})))
-        plan = self.plan("p.json", 2, "--global-batch", "4", precision="fp16")
+        plan = self.plan("p.json", 2, "--global-batch", "4", precision="fp16-mixed")
         flags = ("--training", "options.json", "--checkpoint")
         whole = self.train(plan, "--steps", "12", *flags, "whole")
+        self.assertTrue(all(s["loss"] for s in whole), "a loss is no number")
         self.train(plan, "--steps", "7", *flags, "cut")
         rest = self.train(plan, "--steps", "12", *flags, "cut", "--resume")
         self.assertEqual([s["loss"] for s in rest], [s["loss"] for s in whole[7:]])

@@ -80,6 +80,18 @@ TEST_CASE("absent fields keep their defaults") {
   CHECK(ReadTrainingOptions(json, Job{}, defaults) == expected);
 }
 
+TEST_CASE("an epsilon that is 0 in fp16 masters is refused") {
+  Job job;
+  job.precision = {DType::kFp16, DType::kFp16, DType::kFp16};
+  CHECK(ErrorOf(Document(""), job) ==
+        "t.json: optimizer.epsilon: got 1e-08, expected more than 3e-08, since anything less is 0 "
+        "in the plan's fp16 masters");
+  CHECK(ErrorOf(Document(R"("optimizer": {"epsilon": 1e-7})"), job) ==
+        "no error");  // the smallest fp16 number above 0 is 2^-24
+  job.optimizer.impl = OptimizerImpl::kFused;
+  CHECK(ErrorOf(Document(""), job) == "no error");
+}
+
 TEST_CASE("wrong options are named with their field") {
   CHECK(ErrorOf(Document("")) == "no error");
   CHECK(ErrorOf(Document(R"("optimiser": {})")) ==
