@@ -165,11 +165,11 @@ void MaterializedForward(const LowerContext& context, const AttentionBytes& byte
     // Samples and heads are no longer one dimension once heads stand before tokens: batched
     // products copy their operands. Repeated k and v are such copies already.
     AppendCopy(context, bytes.q, &kernels);
-    op->forward_workspace += Bytes(bytes.q);
+    AddTensors({bytes.q}, &op->forward_workspace, &op->forward_workspace_tensors);
     if (!Grouped(spec)) {
       AppendCopy(context, bytes.k, &kernels);
       AppendCopy(context, bytes.v, &kernels);
-      op->forward_workspace += Bytes(bytes.k + bytes.v);
+      AddTensors({bytes.k, bytes.v}, &op->forward_workspace, &op->forward_workspace_tensors);
     }
   }
   kernels.push_back(
@@ -266,7 +266,8 @@ OpKernels MaterializedAttention(const LowerContext& context, const AttentionByte
   if (dropout) {
     peak = std::max(peak, saved + (softmax.casts ? s : 0));
   }
-  op.forward_workspace += Bytes(Product({bytes.scores, std::max<std::int64_t>(0, peak - saved)}));
+  AddTensors({Product({bytes.scores, std::max<std::int64_t>(0, peak - saved)})},
+             &op.forward_workspace, &op.forward_workspace_tensors);
   if (Grouped(spec)) {  // batched products know no groups: k and v are always copied
     RepeatKeyValue(context, bytes, &op);
   }

@@ -407,6 +407,9 @@ TEST_CASE("workspaces, by hand") {
   // Copies of q, k, v, and the masked scores beside the softmax; two gradients of the scores.
   const OpKernels eager = LowerOp(AttentionSpec(z), 2, kBf16, Set("torch-2022"));
   CHECK(eager.forward_workspace == Bytes(3 * e + 2 * scores));
+  // Copies of q, k and v and one more tensor of scores are requests of their own.
+  CHECK(eager.forward_workspace_tensors ==
+        std::vector<Bytes>{Bytes(e), Bytes(e), Bytes(e), Bytes(2 * scores)});
   CHECK(eager.backward_workspace == Bytes(4 * scores));
   // bf16 scores, their fp32 copy and the fp32 result (10 bytes) against 6 saved; two fp32
   // gradients.
