@@ -63,8 +63,8 @@ struct KernelSetOptions {
   // Linear layers multiply fp8 copies of their operands, scaled per tensor, and keep these. Layers
   // that widen more than sixfold (the vocabulary) stay in the compute dtype.
   bool fp8_linear = false;
-  // Metrics that the training loop computes from the logits of every micro-batch, each by one more
-  // eager cross-entropy in fp32, without gradient.
+  // Metrics that the training loop computes from the logits after every micro-batch (in training:
+  // after its backward pass), each by one more eager cross-entropy in fp32, without gradient.
   std::int64_t loss_metrics = 0;
   bool keeps_logits = false;       // the training loop holds the logits until backward ends
   bool keeps_dropout_mask = true;  // false: the mask is drawn again from its counter in backward
@@ -101,6 +101,7 @@ struct OpKernels {
   std::vector<Kernel> forward;
   std::vector<Kernel> backward_data;    // gradients of the inputs
   std::vector<Kernel> backward_weight;  // gradients of the parameters (skipped when frozen)
+  std::vector<Kernel> metrics;          // after the micro-batch's last pass; read the inputs
   Exchange forward_exchange;            // all-gathered
   Exchange backward_exchange;           // summed over the ranks, where an input wants a gradient
   // Bit i set: input i (output i) must stay alive until this op's backward.
@@ -120,6 +121,7 @@ struct OpKernels {
   std::vector<Bytes> extra_saved_tensors;
   std::vector<Bytes> forward_workspace_tensors;
   std::vector<Bytes> backward_workspace_tensors;
+  std::vector<Bytes> metrics_workspace_tensors;
   // Output i is a view of (or overwrites) input `output_aliases[i]`; -1 = own storage.
   std::vector<int> output_aliases;
   // True when recomputing this op costs a matmul (linear, attention, conv): the ops that

@@ -94,8 +94,8 @@ OpKernels FusedCrossEntropy(const LowerContext& context) {
   return op;
 }
 
-// The cross-entropies that metrics compute after the forward pass: fp32 copy, log-softmax, loss of
-// the labels, one metric after the other.
+// The cross-entropies that metrics compute once the micro-batch is done: fp32 copy, log-softmax,
+// loss of the labels, one metric after the other.
 void AppendMetrics(const LowerContext& context, OpKernels* op) {
   const std::int64_t rows = Rows(context);
   const std::int64_t logits = Product({Elements(context), context.s});
@@ -104,14 +104,14 @@ void AppendMetrics(const LowerContext& context, OpKernels* op) {
   const bool casts = context.compute != DType::kFp32;
   for (std::int64_t i = 0; i < context.options.loss_metrics; ++i) {
     if (casts) {
-      op->forward.push_back(PassKernel(KernelClass::kCopy, DType::kFp32, logits, f));
+      op->metrics.push_back(PassKernel(KernelClass::kCopy, DType::kFp32, logits, f));
     }
-    op->forward.push_back(PassKernel(KernelClass::kSoftmax, DType::kFp32, f, f));
-    op->forward.push_back(PassKernel(KernelClass::kGatherScatter, DType::kFp32,
+    op->metrics.push_back(PassKernel(KernelClass::kSoftmax, DType::kFp32, f, f));
+    op->metrics.push_back(PassKernel(KernelClass::kGatherScatter, DType::kFp32,
                                      Product({rows, kFp32Bytes}) + labels, kFp32Bytes));
   }
   if (context.options.loss_metrics > 0) {
-    op->forward_workspace = std::max(op->forward_workspace, Bytes(casts ? 2 * f : f));
+    op->metrics_workspace_tensors.assign(casts ? 2 : 1, Bytes(f));
   }
 }
 

@@ -282,6 +282,17 @@ void CountBackwardUses(const Model& model, ModelAnalysis& a) {
   }
 }
 
+// What metrics read stays until they run, after the micro-batch's last pass.
+void CountMetrics(const Model& model, ModelAnalysis& a) {
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+    if (!a.KernelsOf(i).metrics.empty()) {
+      for (const TensorId t : model.ops[i].inputs) {
+        ++a.storages[a.storage_of[t.value]].backward_uses;
+      }
+    }
+  }
+}
+
 // Eager selective checkpointing keeps the results it was told to keep, whoever reads them; a
 // compiler drops those that nobody reads.
 void HoldKeptResults(const LowerInput& in, ModelAnalysis& a) {
@@ -351,6 +362,7 @@ ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
   const bool train = in.job.mode == JobMode::kTrain;
   FindGradients(in.model, train, a);
   FindStorages(in, a);
+  CountMetrics(in.model, a);
   for (ModelOpFacts& f : a.ops) {
     f.saves_in_forward = f.has_backward;
   }

@@ -42,7 +42,7 @@ struct StorageFacts {
   std::uint32_t producer = kNoRegion;  // model op; none for inputs
   std::uint32_t forward_uses = 0;      // reads by forward ops
   std::uint32_t backward_uses = 0;  // later reads of the forward instance: backward ops that saved
-                                    // it and recomputations that start from it
+                                    // it, recomputations that start from it, metrics
   std::uint32_t rerun_uses = 0;     // reads of the recomputed instance: reruns and backward ops
   bool recomputed = false;          // backward uses a second, recomputed instance
 };

@@ -68,11 +68,13 @@ void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool fir
       walker.Backward();
       rules.EndBackward();
     }
+    walker.Metrics();
   }
   e.body->MarkMicroBatch();
   e.body->MarkLayer();
   e.micro_batch = 0;
   rules.EndStep();
+  walker.DropResults();
   e.End();
 }
 

@@ -336,6 +336,9 @@ void Walker::ForwardOp(std::uint32_t i, Phase phase) {
   const ModelOpFacts& facts = e_.a.ops[i];
   const OpKernels& k = e_.a.KernelsOf(i);
   const bool rerun = phase == Phase::kRecompute;
+  if (!k.metrics.empty()) {
+    DropResults();  // the model has handed out new ones
+  }
   const std::vector<Instance*> fresh = AllocateOutputs(i, rerun);
   const bool keeps_extra =
       k.extra_saved > Bytes(0) && (rerun ? facts.has_backward : facts.saves_in_forward);
@@ -372,6 +375,41 @@ void Walker::ForwardOp(std::uint32_t i, Phase phase) {
       e_.body->Free(instance->buffer);
     }
   }
+}
+
+void Walker::Metrics() {
+  for (std::uint32_t i = 0; i < e_.in.model.ops.size(); ++i) {
+    const OpKernels& k = e_.a.KernelsOf(i);
+    if (k.metrics.empty()) {
+      continue;
+    }
+    Bytes size;
+    for (const Bytes tensor : k.metrics_workspace_tensors) {
+      size += tensor;
+    }
+    const BufferId workspace = e_.AllocPieces(size, e_.InternPieces(k.metrics_workspace_tensors),
+                                              Category::kTemporary, Stream::kCompute);
+    OpShape shape;
+    shape.dtype = e_.in.job.precision.param;
+    const bool trains = e_.in.job.mode == JobMode::kTrain;
+    AddCompute(i, trains ? Phase::kBackward : Phase::kForward, e_.Intern(shape, k.metrics), 2);
+    UseInputs(i, Phase::kForward);
+    e_.body->Use(workspace, AccessMode::kWrite, Role::kWorkspace);
+    e_.body->Free(workspace);
+    for (const TensorId t : e_.in.model.ops[i].inputs) {
+      Instance& instance = forward_instance_[e_.a.storage_of[t.value]];
+      if (--instance.refs == 0) {
+        results_.push_back(instance.buffer);
+      }
+    }
+  }
+}
+
+void Walker::DropResults() {
+  for (const BufferId buffer : results_) {
+    e_.body->Free(buffer);
+  }
+  results_.clear();
 }
 
 }  // namespace shardwright

@@ -72,6 +72,11 @@ class Walker {
   void Forward();
   // Runs backward of the micro-batch forwarded last.
   void Backward();
+  // Runs the metrics of the micro-batch, after its last pass.
+  void Metrics();
+  // Frees what the metrics read: the training loop keeps the model's results until it has the next
+  // ones. To be called at the end of the step, too, where the next ones are the next step's.
+  void DropResults();
 
  private:
   struct Instance {
@@ -95,7 +100,7 @@ class Walker {
   void AddBackwardOp(std::uint32_t i);
   void UseForBackward(std::uint32_t i);
   void Recompute(const Region& region);
-  // `occurrence` 1: what follows the op's exchange.
+  // `occurrence` 1: what follows the op's exchange; 2: its metrics.
   void AddCompute(std::uint32_t i, Phase phase, ShapeId shape, std::uint16_t occurrence = 0);
   // walker_exchange.cc: the part of an op before its exchange, and the exchange, whose result they
   // return.
@@ -132,6 +137,7 @@ class Walker {
   BufferId host_inputs_;  // where the data loader puts one micro-batch
   std::optional<ActivationOffload> offload_;
   std::vector<Instance> forward_instance_, rerun_instance_;  // per storage
+  std::vector<BufferId> results_;                            // kept for DropResults
   std::vector<BufferId> extra_;                              // per op: private saved bytes
   std::vector<Instance> grads_;
   std::vector<std::uint32_t> grad_of_tensor_;

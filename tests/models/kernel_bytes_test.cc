@@ -468,8 +468,10 @@ TEST_CASE("kernels: training metrics read the logits again") {
   const std::int64_t metric_written = 24576 + 24576 + 4;
   const OpKernels op =
       LowerOp(RowsSpec(OpKind::kCrossEntropy, 64, 48), 2, kBf16, Set("composer-2024"));
-  CheckPass(op.forward, {7, 12288 + 1024 + 2 * metric_read, 1024 + 2 * metric_written});
-  CHECK(op.forward_workspace == Bytes(2 * 24576));
+  CheckPass(op.forward, {1, 12288 + 1024, 1024});
+  CheckPass(op.metrics, {6, 2 * metric_read, 2 * metric_written});
+  CHECK(op.forward_workspace == Bytes(0));
+  CHECK(op.metrics_workspace_tensors == std::vector<Bytes>{Bytes(24576), Bytes(24576)});
 }
 
 TEST_CASE("kernels: fp8 linear layers") {

@@ -364,6 +364,45 @@ TEST_CASE("Checkpointing: a recomputed block runs once more and keeps only its i
   CHECK(Count(LowerChain(spec, plan, kMixed), OpCode::kAllGather) == 2 * 4 + 1);
 }
 
+TEST_CASE(
+    "Metrics run when backward has ended; logits stay until the next micro-batch has its own") {
+  ChainSpec spec;
+  spec.blocks = 2;
+  spec.linears = 1;
+  spec.rows = 16;
+  Model model = ChainModel(spec);
+  // The last linear's output are the logits: 16 rows of 64, in bf16 2048 bytes, in fp32 4096.
+  ModelOp loss;
+  loss.spec = static_cast<std::uint32_t>(model.specs.size());
+  loss.module = ModuleId(0);
+  loss.name = "loss";
+  const TensorId logits(model.tensors.size() - 1);
+  loss.inputs = {logits, TensorId(logits.value + 1)};
+  loss.outputs = {TensorId(logits.value + 2)};
+  OpSpec cross_entropy;
+  cross_entropy.kind = OpKind::kCrossEntropy;
+  cross_entropy.rows = spec.rows;
+  cross_entropy.in = spec.width;
+  model.specs.push_back(cross_entropy);
+  model.tensors.push_back({TensorRole::kIndex, spec.rows, true, ModelOpId()});
+  model.tensors.push_back({TensorRole::kActivation, 1, true, ModelOpId(model.ops.size())});
+  model.ops.push_back(loss);
+  Plan plan = ChainPlan(spec, Dialect::kFsdp1, 4);
+  plan.accumulation = 2;
+  Job job = ChainJob(spec, kMixed);
+  job.global_batch = 8;
+  const Program p = Lower({model, FindKernelSet("composer-2024", "test"), job, plan});
+  CHECK(Verify(p).empty());
+  // Two fp32 tensors beside the logits, and no other activation, once backward is over.
+  const Bytes64 alive = AliveAt(p, "mb0.loss.bwd#2");
+  CHECK(Of(alive, Category::kActivation) == 2048);
+  CHECK(Of(alive, Category::kTemporary) == 2 * 4096);
+  CHECK(Of(AliveAt(p, "mb0.loss.fwd"), Category::kTemporary) == 2);  // the loss itself
+  // In the next micro-batch's last linear: three inputs and both logits. In the update: one.
+  CHECK(Of(AliveAt(p, "mb1.block1.lin0.fwd"), Category::kActivation) == 2 * 2048 + 2 * 2048);
+  CHECK(Of(AliveAt(p, "opt.optimizer_step"), Category::kActivation) == 2048);
+}
+
 TEST_CASE("Frozen parameters have no gradient and no states") {
   ChainSpec spec;
   spec.blocks = 4;
