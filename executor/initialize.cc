@@ -1,10 +1,13 @@
 #include "executor/initialize.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <numbers>
 #include <string_view>
+#include <thread>
+#include <vector>
 
 #include "core/error.h"
 #include "executor/half.h"
@@ -258,16 +261,35 @@ void FillParameter(const InitRule& rule, std::uint64_t key, std::int64_t begin, 
 }
 
 void InitializeShard(const Model& model, std::span<const InitRule> rules, std::uint64_t seed,
-                     std::span<const ShardPiece> pieces, const View& shard) {
+                     std::span<const ShardPiece> pieces, const View& shard, int threads) {
   const std::int64_t element_size = SizeOf(shard.dtype);
   std::memset(shard.data, 0, static_cast<std::size_t>(shard.elements * element_size));
+  constexpr std::int64_t kChunk = std::int64_t{1} << 20;
+  std::vector<ShardPiece> chunks;
   for (const ShardPiece& piece : pieces) {
     SW_CHECK(piece.shard_offset + piece.count <= shard.elements, "piece outside its shard");
-    const Parameter& param = model.params[piece.param.value];
-    FillParameter(rules[piece.param.value], InitKey(seed, param.fqn), piece.param_begin,
-                  piece.count, shard.dtype,
-                  static_cast<std::byte*>(shard.data) + piece.shard_offset * element_size);
+    for (std::int64_t begin = 0; begin < piece.count; begin += kChunk) {
+      ShardPiece& chunk = chunks.emplace_back(piece);
+      chunk.param_begin += begin;
+      chunk.shard_offset += begin;
+      chunk.count = std::min(kChunk, piece.count - begin);
+    }
   }
+  std::atomic<std::size_t> next = 0;
+  const auto work = [&] {
+    for (std::size_t c = next++; c < chunks.size(); c = next++) {
+      const ShardPiece& chunk = chunks[c];
+      const Parameter& param = model.params[chunk.param.value];
+      FillParameter(rules[chunk.param.value], InitKey(seed, param.fqn), chunk.param_begin,
+                    chunk.count, shard.dtype,
+                    static_cast<std::byte*>(shard.data) + chunk.shard_offset * element_size);
+    }
+  };
+  std::vector<std::jthread> helpers;
+  for (int t = 1; t < threads && t < std::ssize(chunks); ++t) {
+    helpers.emplace_back(work);
+  }
+  work();
 }
 
 void InitializeModelBuffers(const Model& model, std::span<float> buffers) {

@@ -42,9 +42,10 @@ struct InitRule {
 void FillParameter(const InitRule& rule, std::uint64_t key, std::int64_t begin, std::int64_t count,
                    DType dtype, void* out);
 
-// Fills a whole shard: its pieces, and zeros in the padding.
+// Fills a whole shard: its pieces, and zeros in the padding. A value depends on its place only, so
+// any number of threads gives the same.
 void InitializeShard(const Model& model, std::span<const InitRule> rules, std::uint64_t seed,
-                     std::span<const ShardPiece> pieces, const View& shard);
+                     std::span<const ShardPiece> pieces, const View& shard, int threads = 1);
 
 // First values of the model's non-parameter buffers (fp32, module after module): the running
 // statistics of a batch norm, in PyTorch's order: running_mean zeros, running_var ones,

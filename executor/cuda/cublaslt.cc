@@ -1,6 +1,8 @@
 #include "executor/cuda/cublaslt.h"
 
 #include <algorithm>
+#include <bit>
+#include <utility>
 
 #include "core/error.h"
 #include "executor/cuda/library.h"
@@ -64,10 +66,24 @@ bool IsTaken(const gpu::GemmArgs& p) {
   return types_fit && is_plain(p.a) && is_plain(p.b) && p.c.column_stride == 1;
 }
 
-// The largest power of two up to 16 that divides the address.
+// The largest power of two up to 256, the library's default, that divides the address.
 std::uint32_t AlignmentOf(const void* data) {
   const auto address = reinterpret_cast<std::uintptr_t>(data);
-  return static_cast<std::uint32_t>(std::min<std::uintptr_t>(16, address & (~address + 1)));
+  return static_cast<std::uint32_t>(std::min<std::uintptr_t>(256, address & (~address + 1)));
+}
+
+// For a person who wonders what is slow.
+std::string DescribeRefusal(const gpu::GemmArgs& p, int status) {
+  const int epilogue = EpilogueOf(p).number;
+  const DType dtype = p.a.array.dtype;
+  const char* const name =
+      dtype == DType::kBf16 ? "bf16" : (dtype == DType::kFp16 ? "fp16" : "fp32");
+  return "cuBLASLt has nothing for a product of " + std::to_string(p.m) + " x " +
+         std::to_string(p.n) + " x " + std::to_string(p.k) + " in " + name +
+         (epilogue == 0                          ? ""
+          : epilogue == LtNumbers::kEpilogueBias ? " with a bias"
+                                                 : " with sums beside it") +
+         " (status " + std::to_string(status) + "): by our own kernel";
 }
 
 }  // namespace
@@ -92,7 +108,8 @@ std::string LoadCublasLt(CublasLtTable* table) {
   return is_whole ? std::string() : "libcublasLt lacks functions that CUDA 12 and 13 have";
 }
 
-CublasLt::CublasLt(const CublasLtTable& table) : table_(table) {
+CublasLt::CublasLt(const CublasLtTable& table, std::function<void(const std::string&)> say)
+    : table_(table), say_(std::move(say)) {
   Check(table_.create(&handle_), "cublasLtCreate");
 }
 
@@ -111,7 +128,7 @@ CublasLt::Key CublasLt::KeyOf(const gpu::GemmArgs& p, std::int64_t workspace_byt
   const auto append = [&](std::uint64_t value) { kind = kind * 64 + value; };
   for (const gpu::Array& array : {p.a.array, p.b.array, p.c.array, epilogue.vector}) {
     append(static_cast<std::uint64_t>(array.dtype) + (array.data == nullptr ? 32U : 0U));
-    append(AlignmentOf(array.data));
+    append(static_cast<std::uint64_t>(std::countr_zero(AlignmentOf(array.data))));
   }
   return {p.m, p.n, p.k, stride_of(p.a), stride_of(p.b), p.c.row_stride, kind, workspace_bytes};
 }
@@ -161,6 +178,9 @@ CublasLt::Entry CublasLt::MakeEntry(const gpu::GemmArgs& p, std::int64_t workspa
                                       preference, 1, &best, &found);
   entry.is_taken = status == LtNumbers::kSuccess && found == 1 && best.state == LtNumbers::kSuccess;
   entry.algorithm = best.algorithm;
+  if (!entry.is_taken) {
+    say_(DescribeRefusal(p, status));
+  }
   return entry;
 }
 
@@ -184,10 +204,16 @@ bool CublasLt::Multiply(const gpu::GemmArgs& p, void* workspace, std::int64_t wo
   }
   const float alpha = 1.0F;
   const float beta = p.adds ? 1.0F : 0.0F;
-  Check(table_.matmul(handle_, entry.desc, &alpha, p.b.array.data, entry.a, p.a.array.data, entry.b,
-                      &beta, p.c.array.data, entry.c, p.c.array.data, entry.c, &entry.algorithm,
-                      workspace, static_cast<std::size_t>(workspace_bytes), stream),
-        "cublasLtMatmul");
+  const int status =
+      table_.matmul(handle_, entry.desc, &alpha, p.b.array.data, entry.a, p.a.array.data, entry.b,
+                    &beta, p.c.array.data, entry.c, p.c.array.data, entry.c, &entry.algorithm,
+                    workspace, static_cast<std::size_t>(workspace_bytes), stream);
+  if (is_new && status != LtNumbers::kSuccess) {  // refused before anything was launched
+    entry.is_taken = false;
+    say_(DescribeRefusal(p, status));
+    return false;
+  }
+  Check(status, "cublasLtMatmul");
   return true;
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -65,11 +66,12 @@ struct CublasLtTable {
 // Of one GPU; any thread.
 class CublasLt {
  public:
-  // Throws RunError when the library refuses.
-  explicit CublasLt(const CublasLtTable& table);
+  // `say` gets, once per shape, what the library should take and does not, and why. Throws RunError
+  // when the library refuses to start.
+  CublasLt(const CublasLtTable& table, std::function<void(const std::string&)> say);
 
-  // False: the library does not take this product (dtypes or strides). Throws RunError when it
-  // fails.
+  // False: the library does not take this product (dtypes or strides, or it has no algorithm that
+  // runs), nothing was done. Throws RunError when it fails later.
   [[nodiscard]] bool Multiply(const gpu::GemmArgs& product, void* workspace,
                               std::int64_t workspace_bytes, void* stream);
   [[nodiscard]] std::size_t cached_count() const { return cache_.size(); }
@@ -88,6 +90,7 @@ class CublasLt {
   void Check(int status, const char* call) const;
 
   const CublasLtTable table_;
+  const std::function<void(const std::string&)> say_;
   void* handle_ = nullptr;
   std::mutex mutex_;
   std::map<Key, Entry> cache_;  // guarded by mutex_, like the descriptors' vectors

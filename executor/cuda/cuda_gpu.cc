@@ -3,7 +3,10 @@
 // machine without one.
 
 #include <array>
+#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -164,6 +167,9 @@ class CudaGpu : public Gpu {
   }
   void Launch(const KernelLaunch& launch, GpuStream stream) override {
     Use();
+    if (launch.blocks > std::numeric_limits<std::int32_t>::max()) {
+      throw RunError("cudaLaunchKernel: a grid of " + std::to_string(launch.blocks) + " blocks");
+    }
     void* arguments[] = {const_cast<void*>(launch.args)};
     const dim3 grid(static_cast<unsigned>(launch.blocks));
     const dim3 block(static_cast<unsigned>(launch.threads));
@@ -191,6 +197,8 @@ class CudaGpu : public Gpu {
   }
 
  private:
+  static void Say(const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); }
+
   // What is missing is said; our own kernels do its work.
   void OpenLibraries() {
     CublasLtTable products{};
@@ -201,14 +209,13 @@ class CudaGpu : public Gpu {
                    "warning: no cuBLASLt (%s); matrices are multiplied by our own, slower kernel\n",
                    missing.c_str());
     } else {
-      library_ = std::make_unique<CublasLt>(products);
+      library_ = std::make_unique<CublasLt>(products, Say);
       info_.library = "cuBLASLt";
       // cuDNN ends the process where it finds no cuBLASLt.
       CudnnTable cudnn{};
       missing = LoadCudnn(&cudnn);
       if (missing.empty()) {
-        cudnn_ = std::make_unique<CudnnPlans>(
-            cudnn, [](const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); });
+        cudnn_ = std::make_unique<CudnnPlans>(cudnn, Say);
         return;
       }
     }
@@ -234,6 +241,9 @@ class CudaGpu : public Gpu {
 };
 
 std::unique_ptr<Gpu> Open(int device, std::string* problem) {
+  // The driver gives streams 8 queues of the hardware; those that share one wait for each other.
+  // Our ranks have more streams, under loopback many more. Read when the driver starts.
+  (void)::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   int driver = 0;
   int runtime = 0;
   int count = 0;

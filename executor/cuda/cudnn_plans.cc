@@ -41,8 +41,14 @@ bool CudnnPlans::Run(Cache<Problem>& cache, const Problem& problem, const std::s
     return false;
   }
   Check(table_.set_stream(handle_, stream), "cudnnSetStream");
-  Check(RunCudnnPlan(table_, handle_, plan, memory.pointers, memory.workspace),
-        "cudnnBackendExecute, " + kind);
+  const int status = RunCudnnPlan(table_, handle_, plan, memory.pointers, memory.workspace);
+  if (is_new && status != CudnnNumbers::kSuccess) {
+    SayOnce(kind +
+            " by our own kernel, where cuDNN's plan does not run: " + table_.error_string(status));
+    plan = {};
+    return false;
+  }
+  Check(status, "cudnnBackendExecute, " + kind);
   return true;
 }
 

@@ -93,7 +93,7 @@ CudaDevice::CudaDevice(CudaWorld& world, Rank rank)
 }
 
 CudaDevice::~CudaDevice() {
-  Stop();
+  CudaDevice::Stop();
 }
 
 // Streams may still use calls and contexts: nothing of them may run on.

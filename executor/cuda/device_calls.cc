@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <thread>
 #include <vector>
 
 #include "core/error.h"
@@ -107,12 +108,16 @@ void CudaDevice::SubmitModel(ModelCall& call, const Work& work, GpuStream stream
 void CudaDevice::SubmitInitialize(const InitializeCall& call, GpuStream stream) {
   const Model& model = world_.context.input.model;
   std::vector<std::byte> values(static_cast<std::size_t>(call.elements * SizeOf(call.dtype)));
+  // Thirty nanoseconds each, which are minutes of one core for billions. All ranks do it at once.
+  const Program& program = world_.context.input.program;
+  const auto ranks = static_cast<int>(program.shard_size * program.replicate_size);
   if (!call.unit.valid()) {
     InitializeModelBuffers(
         model, {reinterpret_cast<float*>(values.data()), static_cast<std::size_t>(call.elements)});
   } else {
     InitializeShard(model, world_.context.init_rules, world_.context.input.training.seed,
-                    call.pieces, {values.data(), call.dtype, call.elements});
+                    call.pieces, {values.data(), call.dtype, call.elements},
+                    std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / ranks));
   }
   gpu_.Copy(call.data, values.data(), static_cast<std::int64_t>(values.size()), stream);
   const GpuEvent event = TakeEvent(false);
@@ -151,11 +156,11 @@ void CudaDevice::SubmitNorm(const NormCall& call, const StepContext& step, GpuSt
                                                    .partial = squares_ + first});
     first += blocks;
   }
-  ops::LaunchBlocks<gpu::NormKernel>(context, 1,
-                                     {.partial = squares_,
-                                      .count = count,
-                                      .divisor = call.in_place ? 1.0 : divisor,
-                                      .norm = reinterpret_cast<float*>(call.norm)});
+  ops::LaunchBlocks<gpu::NormKernel, double>(context, 1,
+                                             {.partial = squares_,
+                                              .count = count,
+                                              .divisor = call.in_place ? 1.0 : divisor,
+                                              .norm = reinterpret_cast<float*>(call.norm)});
 }
 
 // Whether the step is skipped decides what the host issues next, so it waits for the norm.

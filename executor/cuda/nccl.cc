@@ -56,7 +56,7 @@ std::string LoadNccl(NcclTable* table) {
          FindFunction(library, "ncclCommWindowDeregister", &table->window_deregister));
   int version = 0;
   if (table->get_version != nullptr && table->get_version(&version) == NcclNumbers::kSuccess) {
-    const std::string old = DescribeNcclVersion(version);
+    std::string old = DescribeNcclVersion(version);
     if (!old.empty()) {
       return old;
     }

@@ -80,7 +80,7 @@ class MessagePassing {
   // `owner`'s watcher hears, on a thread of its own, when another process fails or is gone; at once
   // if that has happened. An empty one takes it away.
   virtual void OnFailure(const void* /*owner*/,
-                         std::function<void(const std::string& cause)> /*watcher*/) {}
+                         const std::function<void(const std::string& cause)>& /*watcher*/) {}
 
   // A notice that the others may read whenever they like; a new one takes its place. MPI has none.
   virtual void Post(std::span<const std::byte> /*notice*/) {}

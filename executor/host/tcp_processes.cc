@@ -129,7 +129,7 @@ class TcpProcesses : public MessagePassing {
     }
   }
   void OnFailure(const void* owner,
-                 std::function<void(const std::string& cause)> watcher) override {
+                 const std::function<void(const std::string& cause)>& watcher) override {
     std::string cause;
     const std::lock_guard watching(watcher_mutex_);
     {
@@ -143,7 +143,7 @@ class TcpProcesses : public MessagePassing {
     if (!cause.empty()) {
       watcher(cause);
     }
-    watchers_[owner] = std::move(watcher);
+    watchers_[owner] = watcher;
   }
 
   void Post(std::span<const std::byte> notice) override {

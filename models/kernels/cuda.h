@@ -64,7 +64,8 @@ inline constexpr std::int64_t kCudnnDescriptors = 4096;
 // Losses are summed by blocks of this many rows.
 inline constexpr std::int64_t kLossRows = 256;
 [[nodiscard]] constexpr std::int64_t LossWorkspace(std::int64_t rows) {
-  return CudaPieces({2 * 8 * CeilDiv(rows, kLossRows), 8});
+  constexpr std::int64_t kDouble = 8;
+  return CudaPieces({2 * kDouble * CeilDiv(rows, kLossRows), kDouble});
 }
 
 }  // namespace shardwright

@@ -283,7 +283,7 @@ TEST_CASE("any sharding starts with the same weights, and padding is zero") {
         const auto pieces = ShardPieces(model, layout.info, layout.layout, s, shards);
         std::vector<float> shard(static_cast<std::size_t>(layout.info.shard_elements), -1.0F);
         InitializeShard(model, rules, 5, pieces,
-                        {shard.data(), DType::kFp32, layout.info.shard_elements});
+                        {shard.data(), DType::kFp32, layout.info.shard_elements}, 3);
         for (const ShardPiece& piece : pieces) {
           for (std::int64_t i = 0; i < piece.count; ++i) {
             const auto at = static_cast<std::size_t>(piece.param_begin + i);

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include <unistd.h>
+
 #include "core/error.h"
 #include "executor/cuda/kernels/kernels.h"
 
@@ -33,11 +35,15 @@ constexpr std::array kFunctions = {
 #undef SW_ENTRY
 };
 
+Bytes MemoryOfMachine() {
+  return Bytes(std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE));
+}
+
 class EmulatedGpu : public Gpu {
  public:
   explicit EmulatedGpu(const EmulationOptions& options) : options_(options), random_(options.seed) {
     info_.name = "emulated GPU";
-    info_.memory = options.memory;
+    info_.memory = options.memory > Bytes(0) ? options.memory : MemoryOfMachine();
     info_.multiprocessors = 1;
     info_.shared_bytes = options.shared_bytes;
     info_.library = "own kernels";
@@ -47,20 +53,24 @@ class EmulatedGpu : public Gpu {
 
   [[nodiscard]] std::byte* Allocate(Bytes size, bool on_host) override {
     const std::lock_guard lock(mutex_);
-    if (!on_host && used_ + size > options_.memory) {
-      throw RunError("emulated GPU: out of memory");
+    if (size > (on_host ? MemoryOfMachine() : info_.memory - used_)) {
+      throw RunError("emulated GPU: out of memory: got " + std::to_string(size.value) + " bytes");
     }
-    used_ += on_host ? Bytes(0) : size;
     constexpr std::size_t kAlignment = 256;
     const auto bytes = static_cast<std::size_t>(
         RoundUp(std::max<std::int64_t>(size.value, 1), std::int64_t{kAlignment}));
-    memory_.emplace_back(static_cast<std::byte*>(std::aligned_alloc(kAlignment, bytes)), std::free);
-    std::memset(memory_.back().get(), 0xff, bytes);
+    auto* const memory = static_cast<std::byte*>(std::aligned_alloc(kAlignment, bytes));
+    if (memory == nullptr) {
+      throw RunError("emulated GPU: out of memory: got " + std::to_string(size.value) + " bytes");
+    }
+    used_ += on_host ? Bytes(0) : size;
+    memory_.emplace_back(memory, std::free);
+    std::memset(memory, 0xff, bytes);
     return memory_.back().get();
   }
   [[nodiscard]] Bytes FreeMemory() override {
     const std::lock_guard lock(mutex_);
-    return options_.memory - used_;
+    return info_.memory - used_;
   }
 
   [[nodiscard]] GpuStream NewStream(bool /*high_priority*/) override {

@@ -14,8 +14,8 @@ namespace shardwright {
 
 struct EmulationOptions {
   std::uint64_t seed = 1;  // of the order in which streams advance
-  Bytes memory{std::int64_t{1} << 40};
-  std::int64_t shared_bytes = 160 * 1024;
+  Bytes memory{0};         // 0: as much as this machine has
+  std::int64_t shared_bytes = std::int64_t{160} << 10;
 };
 
 // What a GpuStream of an emulated GPU points to, for libraries that put work of their own on

@@ -75,11 +75,13 @@ struct AttentionForwardKernel {
         LoadKeys(t, a, tile, m.k);
         LoadValues(t, a, tile, m.v);
       });
-      MultiplyPanels<false, true>(block, a.tile_q, a.tile_k,
-                                  static_cast<int>(RoundTile(a.head_dim)), m.q, m.k, m.s, false);
+      MultiplyPanels<false, true>(block,
+                                  {a.tile_q, a.tile_k, static_cast<int>(RoundTile(a.head_dim))},
+                                  m.q, m.k, m.s, false);
       Softmax(block, a, tile, m);
-      MultiplyPanels<false, false>(block, a.tile_q, static_cast<int>(RoundTile(a.value_dim)),
-                                   a.tile_k, m.p, m.v, m.o, true);
+      MultiplyPanels<false, false>(block,
+                                   {a.tile_q, static_cast<int>(RoundTile(a.value_dim)), a.tile_k},
+                                   m.p, m.v, m.o, true);
     }
     Finish(block, a, tile, m);
   }

@@ -66,9 +66,9 @@ SW_DEVICE GradMemory<T> NewGradMemory(Block& block, const AttentionArgs& a) {
 template <class T>
 SW_DEVICE void ScoreGrads(Block& block, const AttentionArgs& a, const AttentionTile& tile,
                           const GradMemory<T>& m) {
-  MultiplyPanels<false, true>(block, a.tile_q, a.tile_k, static_cast<int>(RoundTile(a.head_dim)),
+  MultiplyPanels<false, true>(block, {a.tile_q, a.tile_k, static_cast<int>(RoundTile(a.head_dim))},
                               m.q, m.k, m.s, false);
-  MultiplyPanels<false, true>(block, a.tile_q, a.tile_k, static_cast<int>(RoundTile(a.value_dim)),
+  MultiplyPanels<false, true>(block, {a.tile_q, a.tile_k, static_cast<int>(RoundTile(a.value_dim))},
                               m.dy, m.v, m.dp, false);
   block.Each([&](int t) {
     for (int e = t; e < a.tile_q * a.tile_k; e += kAttentionThreads) {
@@ -104,15 +104,19 @@ SW_DEVICE bool Meets(const AttentionArgs& a, const AttentionTile& tile) {
          VisibleKeys(a, last).end > tile.key;
 }
 
-SW_DEVICE void StoreRows(int t, const Panel<float>& from, const HeadArray& to, std::int64_t row,
-                         std::int64_t rows, std::int64_t head, std::int64_t features) {
+// Rows [first, first + count) of one head.
+struct HeadRows {
+  std::int64_t first, count, head;
+};
+SW_DEVICE void StoreRows(int t, const Panel<float>& from, const HeadArray& to, const HeadRows& rows,
+                         std::int64_t features) {
   if (to.array.data == nullptr) {
     return;
   }
-  for (std::int64_t e = t; e < rows * features; e += kAttentionThreads) {
+  for (std::int64_t e = t; e < rows.count * features; e += kAttentionThreads) {
     const std::int64_t r = e / features;
     const std::int64_t f = e % features;
-    Store(to.array, (row + r) * to.row + to.first + head * to.head + f,
+    Store(to.array, (rows.first + r) * to.row + to.first + rows.head * to.head + f,
           from.data[r * from.stride + f]);
   }
 }
@@ -162,17 +166,20 @@ struct AttentionKeyGradKernel {
           LoadOutputGrads(t, a, tile, m.dy);
         });
         ScoreGrads(block, a, tile, m);
-        MultiplyPanels<true, false>(block, a.tile_k, static_cast<int>(RoundTile(a.value_dim)),
-                                    a.tile_q, m.p, m.dy, dv, true);
-        MultiplyPanels<true, false>(block, a.tile_k, static_cast<int>(RoundTile(a.head_dim)),
-                                    a.tile_q, m.ds, m.q, dk, true);
+        MultiplyPanels<true, false>(block,
+                                    {a.tile_k, static_cast<int>(RoundTile(a.value_dim)), a.tile_q},
+                                    m.p, m.dy, dv, true);
+        MultiplyPanels<true, false>(block,
+                                    {a.tile_k, static_cast<int>(RoundTile(a.head_dim)), a.tile_q},
+                                    m.ds, m.q, dk, true);
       }
     }
     block.Each([&](int t) {
-      const std::int64_t rows = a.seq_k - tile.key < a.tile_k ? a.seq_k - tile.key : a.tile_k;
-      const std::int64_t row = tile.sample * a.seq_k + tile.key;
-      StoreRows(t, dk, a.dk, row, rows, tile.kv_head, a.head_dim);
-      StoreRows(t, dv, a.dv, row, rows, tile.kv_head, a.value_dim);
+      const std::int64_t left = a.seq_k - tile.key;
+      const HeadRows rows{tile.sample * a.seq_k + tile.key, left < a.tile_k ? left : a.tile_k,
+                          tile.kv_head};
+      StoreRows(t, dk, a.dk, rows, a.head_dim);
+      StoreRows(t, dv, a.dv, rows, a.value_dim);
     });
   }
 };
@@ -218,12 +225,15 @@ struct AttentionQueryGradKernel {
         LoadValues(t, a, tile, m.v);
       });
       ScoreGrads(block, a, tile, m);
-      MultiplyPanels<false, false>(block, a.tile_q, static_cast<int>(RoundTile(a.head_dim)),
-                                   a.tile_k, m.ds, m.k, dq, true);
+      MultiplyPanels<false, false>(block,
+                                   {a.tile_q, static_cast<int>(RoundTile(a.head_dim)), a.tile_k},
+                                   m.ds, m.k, dq, true);
     }
     block.Each([&](int t) {
-      const std::int64_t rows = a.seq_q - tile.query < a.tile_q ? a.seq_q - tile.query : a.tile_q;
-      StoreRows(t, dq, a.dq, tile.sample * a.seq_q + tile.query, rows, tile.head, a.head_dim);
+      const std::int64_t left = a.seq_q - tile.query;
+      const HeadRows rows{tile.sample * a.seq_q + tile.query, left < a.tile_q ? left : a.tile_q,
+                          tile.head};
+      StoreRows(t, dq, a.dq, rows, a.head_dim);
     });
   }
 };

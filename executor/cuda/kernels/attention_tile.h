@@ -140,19 +140,23 @@ template <class T>
   return SharedSize<float>(rows * (RoundTile(columns) + kPadSums));
 }
 
-// Rows [first, first + rows) of `count` of one head of one sample, zeros behind them.
+// Rows of `features` from element `first` on, `stride` apart, of which there are `count`; of one
+// head of one sample.
+struct RowsOfHead {
+  const Array& array;
+  std::int64_t first, stride, count, features;
+};
+// The first `rows` of them, zeros behind them.
 template <class T>
-SW_DEVICE void LoadRows(int t, const Array& from, std::int64_t base, std::int64_t row_stride,
-                        std::int64_t rows_left, int rows, std::int64_t features,
-                        const Panel<T>& to) {
-  const auto width = static_cast<int>(RoundTile(features));
+SW_DEVICE void LoadRows(int t, const RowsOfHead& from, int rows, const Panel<T>& to) {
+  const auto width = static_cast<int>(RoundTile(from.features));
   for (int e = t; e < rows * width; e += kAttentionThreads) {
     const int row = e / width;
     const int feature = e % width;
-    const float value = row < rows_left && feature < features
-                            ? Load(from, base + row * row_stride + feature)
+    const float value = row < from.count && feature < from.features
+                            ? Load(from.array, from.first + row * from.stride + feature)
                             : 0.0F;
-    FromFloat(value, to.data + row * to.stride + feature);
+    FromFloat(value, to.At(row) + feature);
   }
 }
 
@@ -165,30 +169,38 @@ SW_DEVICE void ZeroSums(int t, const Panel<float>& sums, int rows) {
 template <class T>
 SW_DEVICE void LoadQueries(int t, const AttentionArgs& a, const AttentionTile& tile,
                            const Panel<T>& to) {
-  LoadRows(t, a.q.array,
-           (tile.sample * a.seq_q + tile.query) * a.q.row + a.q.first + tile.head * a.q.head,
-           a.q.row, a.seq_q - tile.query, a.tile_q, a.head_dim, to);
+  LoadRows(
+      t,
+      {a.q.array, (tile.sample * a.seq_q + tile.query) * a.q.row + a.q.first + tile.head * a.q.head,
+       a.q.row, a.seq_q - tile.query, a.head_dim},
+      a.tile_q, to);
 }
 template <class T>
 SW_DEVICE void LoadKeys(int t, const AttentionArgs& a, const AttentionTile& tile,
                         const Panel<T>& to) {
-  LoadRows(t, a.k.array,
-           (tile.sample * a.seq_k + tile.key) * a.k.row + a.k.first + tile.kv_head * a.k.head,
-           a.k.row, a.seq_k - tile.key, a.tile_k, a.head_dim, to);
+  LoadRows(t,
+           {a.k.array,
+            (tile.sample * a.seq_k + tile.key) * a.k.row + a.k.first + tile.kv_head * a.k.head,
+            a.k.row, a.seq_k - tile.key, a.head_dim},
+           a.tile_k, to);
 }
 template <class T>
 SW_DEVICE void LoadValues(int t, const AttentionArgs& a, const AttentionTile& tile,
                           const Panel<T>& to) {
-  LoadRows(t, a.v.array,
-           (tile.sample * a.seq_k + tile.key) * a.v.row + a.v.first + tile.kv_head * a.v.head,
-           a.v.row, a.seq_k - tile.key, a.tile_k, a.value_dim, to);
+  LoadRows(t,
+           {a.v.array,
+            (tile.sample * a.seq_k + tile.key) * a.v.row + a.v.first + tile.kv_head * a.v.head,
+            a.v.row, a.seq_k - tile.key, a.value_dim},
+           a.tile_k, to);
 }
 // The output's gradient.
 template <class T>
 SW_DEVICE void LoadOutputGrads(int t, const AttentionArgs& a, const AttentionTile& tile,
                                const Panel<T>& to) {
-  LoadRows(t, a.dy, ((tile.sample * a.seq_q + tile.query) * a.heads + tile.head) * a.value_dim,
-           a.heads * a.value_dim, a.seq_q - tile.query, a.tile_q, a.value_dim, to);
+  LoadRows(t,
+           {a.dy, ((tile.sample * a.seq_q + tile.query) * a.heads + tile.head) * a.value_dim,
+            a.heads * a.value_dim, a.seq_q - tile.query, a.value_dim},
+           a.tile_q, to);
 }
 
 }  // namespace shardwright::gpu

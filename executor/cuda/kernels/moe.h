@@ -186,14 +186,29 @@ struct DispatchKernel {
     return a.is_dense || Load(a.weights, row * a.experts + e) != 0.0F;
   }
 
+  static SW_DEVICE std::int64_t RowsOf(const Args& a, std::int64_t e) {
+    std::int64_t count = 0;
+    for (std::int64_t row = 0; row < a.rows; ++row) {
+      count += Takes(a, row, e) ? 1 : 0;
+    }
+    return count;
+  }
+
+  static SW_DEVICE void List(const Args& a, std::int64_t e) {
+    std::int64_t slot = a.offsets[e];
+    for (std::int64_t row = 0; row < a.rows; ++row) {
+      const bool takes = Takes(a, row, e);
+      a.slots[row * a.experts + e] = takes ? slot : -1;
+      if (takes) {
+        a.list[slot++] = row;
+      }
+    }
+  }
+
   static SW_DEVICE void Run(Block& block, const Args& a) {
     block.Each([&](int t) {
       for (std::int64_t e = t; e < a.experts; e += kThreads) {
-        std::int64_t count = 0;
-        for (std::int64_t row = 0; row < a.rows; ++row) {
-          count += Takes(a, row, e) ? 1 : 0;
-        }
-        a.offsets[e + 1] = count;
+        a.offsets[e + 1] = RowsOf(a, e);
       }
     });
     block.Each([&](int t) {
@@ -206,14 +221,7 @@ struct DispatchKernel {
     });
     block.Each([&](int t) {
       for (std::int64_t e = t; e < a.experts; e += kThreads) {
-        std::int64_t slot = a.offsets[e];
-        for (std::int64_t row = 0; row < a.rows; ++row) {
-          const bool takes = Takes(a, row, e);
-          a.slots[row * a.experts + e] = takes ? slot : -1;
-          if (takes) {
-            a.list[slot++] = row;
-          }
-        }
+        List(a, e);
       }
     });
   }

@@ -56,7 +56,8 @@ struct RopeTableKernel {
       const std::int64_t pairs = args.dim / 2;
       const std::int64_t i = block.index() * kThreads + t;
       if (i < args.positions * pairs) {
-        const double angle = Frequency(args, i % pairs) * static_cast<double>(i / pairs);
+        const std::int64_t position = i / pairs;
+        const double angle = Frequency(args, i % pairs) * static_cast<double>(position);
         args.cosines[i] = static_cast<float>(cos(angle));
         args.sines[i] = static_cast<float>(args.direction * sin(angle));
       }

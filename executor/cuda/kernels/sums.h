@@ -153,7 +153,7 @@ struct SquaresKernel {
   }
 };
 
-// *norm = the sum of `count` partial sums, as fp32. One block.
+// *norm = the sum of `count` partial sums, as fp32. One block; large models have 60 k of them.
 struct NormArgs {
   const double* partial = nullptr;
   std::int64_t count = 0;
@@ -163,18 +163,22 @@ struct NormArgs {
 struct NormKernel {
   static constexpr KernelId kId = KernelId::kNorm;
   using Args = NormArgs;
-  static constexpr int kThreads = 32;
+  static constexpr int kThreads = 256;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
+    PerThread<double> sums;
     block.Each([&](int t) {
-      if (t != 0) {
-        return;
-      }
       double sum = 0.0;
-      for (std::int64_t i = 0; i < args.count; ++i) {
+      for (std::int64_t i = t; i < args.count; i += kThreads) {
         sum += args.partial[i];
       }
-      *args.norm = static_cast<float>(sum / args.divisor / args.divisor);
+      sums[t] = sum;
+    });
+    const double sum = BlockSum(block, block.Shared<double>(kThreads), sums);
+    block.Each([&](int t) {
+      if (t == 0) {
+        *args.norm = static_cast<float>(sum / args.divisor / args.divisor);
+      }
     });
   }
 };

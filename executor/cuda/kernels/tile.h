@@ -173,20 +173,24 @@ template <class T>
 struct Panel {
   T* data = nullptr;
   int stride = 0;
+
+  [[nodiscard]] SW_DEVICE T* At(int row) const { return data + std::int64_t{row} * stride; }
 };
 
 // c (rows, columns) (+)= a (rows, depth) b (depth, columns); sizes are multiples of 16. Warps share
 // the 16 x 16 pieces.
+struct PanelSizes {
+  int rows, columns, depth;
+};
 template <bool kTransposedA, bool kTransposedB, class T>
-SW_DEVICE void MultiplyPanels(const Block& block, int rows, int columns, int depth,
-                              const Panel<T>& a, const Panel<T>& b, const Panel<float>& c,
-                              bool adds) {
-  const int across = columns / kTile;
+SW_DEVICE void MultiplyPanels(const Block& block, const PanelSizes& sizes, const Panel<T>& a,
+                              const Panel<T>& b, const Panel<float>& c, bool adds) {
+  const int across = sizes.columns / kTile;
   block.EachWarp([&](int warp) {
-    for (int piece = warp; piece < rows / kTile * across; piece += block.warps()) {
+    for (int piece = warp; piece < sizes.rows / kTile * across; piece += block.warps()) {
       const int row = piece / across * kTile;
       const int column = piece % across * kTile;
-      float* const result = c.data + row * c.stride + column;
+      float* const result = c.At(row) + column;
       Accumulator<T> sum;
       if (adds) {
         sum.LoadFrom(result, c.stride);
@@ -194,8 +198,8 @@ SW_DEVICE void MultiplyPanels(const Block& block, int rows, int columns, int dep
         sum.Zero();
       }
       sum.template Multiply<kTransposedA, kTransposedB>(
-          a.data + (kTransposedA ? row : row * a.stride), a.stride,
-          b.data + (kTransposedB ? column * b.stride : column), b.stride, depth);
+          kTransposedA ? a.data + row : a.At(row), a.stride,
+          kTransposedB ? b.At(column) : b.data + column, b.stride, sizes.depth);
       sum.StoreTo(result, c.stride);
     }
   });
@@ -210,9 +214,10 @@ inline constexpr int kProductThreads = 128;
 
 template <class T>
 [[nodiscard]] constexpr std::int64_t ProductShared() {
-  return SharedSize<T>(kProductRows * (kProductDepth + kPadElements)) +
-         SharedSize<T>(kProductDepth * (kProductColumns + kPadElements)) +
-         SharedSize<float>(kProductRows * (kProductColumns + kPadSums));
+  constexpr std::int64_t kLeft = std::int64_t{kProductRows} * (kProductDepth + kPadElements);
+  constexpr std::int64_t kRight = std::int64_t{kProductDepth} * (kProductColumns + kPadElements);
+  constexpr std::int64_t kSums = std::int64_t{kProductRows} * (kProductColumns + kPadSums);
+  return SharedSize<T>(kLeft) + SharedSize<T>(kRight) + SharedSize<float>(kSums);
 }
 
 template <class T, class Left, class Right, class Finish>
@@ -223,9 +228,9 @@ SW_DEVICE void TileProduct(Block& block, std::int64_t depth, const Left& left, c
   constexpr int kSumStride = kProductColumns + kPadSums;
   constexpr int kPieces = kProductRows / kTile * (kProductColumns / kTile);
   constexpr int kWarps = kProductThreads / kWarp;
-  T* const a = block.Shared<T>(kProductRows * kLeftStride);
-  T* const b = block.Shared<T>(kProductDepth * kRightStride);
-  float* const c = block.Shared<float>(kProductRows * kSumStride);
+  const Panel<T> a{block.Shared<T>(std::int64_t{kProductRows} * kLeftStride), kLeftStride};
+  const Panel<T> b{block.Shared<T>(std::int64_t{kProductDepth} * kRightStride), kRightStride};
+  const Panel<float> c{block.Shared<float>(std::int64_t{kProductRows} * kSumStride), kSumStride};
   struct Sums {
     Accumulator<T> pieces[kPieces / kWarps];
   };
@@ -240,12 +245,12 @@ SW_DEVICE void TileProduct(Block& block, std::int64_t depth, const Left& left, c
       for (int e = t; e < kProductRows * kProductDepth; e += kProductThreads) {
         const int i = e / kProductDepth;
         const int k = e % kProductDepth;
-        FromFloat(k0 + k < depth ? left(i, k0 + k) : 0.0F, a + i * kLeftStride + k);
+        FromFloat(k0 + k < depth ? left(i, k0 + k) : 0.0F, a.At(i) + k);
       }
       for (int e = t; e < kProductDepth * kProductColumns; e += kProductThreads) {
         const int k = e / kProductColumns;
         const int j = e % kProductColumns;
-        FromFloat(k0 + k < depth ? right(k0 + k, j) : 0.0F, b + k * kRightStride + j);
+        FromFloat(k0 + k < depth ? right(k0 + k, j) : 0.0F, b.At(k) + j);
       }
     });
     block.EachWarp([&](int warp) {
@@ -254,7 +259,7 @@ SW_DEVICE void TileProduct(Block& block, std::int64_t depth, const Left& left, c
         const int row = piece / (kProductColumns / kTile) * kTile;
         const int column = piece % (kProductColumns / kTile) * kTile;
         sums[warp].pieces[p].template Multiply<false, false>(
-            a + row * kLeftStride, kLeftStride, b + column, kRightStride, kProductDepth);
+            a.At(row), kLeftStride, b.data + column, kRightStride, kProductDepth);
       }
     });
   }
@@ -263,14 +268,14 @@ SW_DEVICE void TileProduct(Block& block, std::int64_t depth, const Left& left, c
       const int piece = warp * (kPieces / kWarps) + p;
       const int row = piece / (kProductColumns / kTile) * kTile;
       const int column = piece % (kProductColumns / kTile) * kTile;
-      sums[warp].pieces[p].StoreTo(c + row * kSumStride + column, kSumStride);
+      sums[warp].pieces[p].StoreTo(c.At(row) + column, kSumStride);
     }
   });
   block.Each([&](int t) {
     for (int e = t; e < kProductRows * kProductColumns; e += kProductThreads) {
       const int i = e / kProductColumns;
       const int j = e % kProductColumns;
-      store(i, j, c[i * kSumStride + j]);
+      store(i, j, c.At(i)[j]);
     }
   });
 }

@@ -240,6 +240,32 @@ void TurnPlain(const ModelOpCall& call, bool is_gradient, const gpu::RopeTableAr
   }
 }
 
+// The keys' first features, of every head, from (heads, plain key and value) or back.
+void CopyPlainKeys(const ModelOpCall& call, bool is_gradient, const gpu::Array& keys,
+                   const OpContext& context) {
+  const OpSpec& spec = *call.spec;
+  const std::int64_t rows = RowsOf(call);
+  const std::int64_t plain = spec.head_dim - spec.rope.dim;
+  const View kv = is_gradient ? call.input_grads[1]
+                              : View{const_cast<void*>(call.inputs[1].data), call.inputs[1].dtype,
+                                     call.inputs[1].elements};
+  if (kv.data == nullptr) {
+    return;
+  }
+  const std::int64_t kv_row = kv.elements / rows;
+  for (std::int64_t head = 0; head < spec.heads; ++head) {
+    gpu::CopyRowsArgs copy{.from = is_gradient ? keys : ArrayOf(kv),
+                           .to = is_gradient ? ArrayOf(kv) : keys,
+                           .rows = rows,
+                           .features = plain};
+    (is_gradient ? copy.from_first : copy.to_first) = head * spec.head_dim;
+    (is_gradient ? copy.from_stride : copy.to_stride) = spec.heads * spec.head_dim;
+    (is_gradient ? copy.to_first : copy.from_first) = head * (kv_row / spec.heads);
+    (is_gradient ? copy.to_stride : copy.from_stride) = kv_row;
+    LaunchItems<gpu::CopyRowsKernel>(context, rows * plain, copy);
+  }
+}
+
 // DeepSeek's three tensors: queries whose last features turn; (heads, plain key and value); and a
 // row whose last features are the positional part of the keys of all heads.
 void TurnLatent(const ModelOpCall& call, bool is_gradient, const gpu::RopeTableArgs& table,
@@ -247,8 +273,6 @@ void TurnLatent(const ModelOpCall& call, bool is_gradient, const gpu::RopeTableA
   const OpSpec& spec = *call.spec;
   const std::int64_t rows = RowsOf(call);
   const std::int64_t plain = spec.head_dim - spec.rope.dim;
-  const std::int64_t kv_row =
-      (is_gradient ? call.input_grads[1].elements : call.inputs[1].elements) / rows;
   const std::int64_t low_row =
       (is_gradient ? call.input_grads[2].elements : call.inputs[2].elements) / rows;
   const std::int64_t row = spec.heads * spec.head_dim;
@@ -278,21 +302,7 @@ void TurnLatent(const ModelOpCall& call, bool is_gradient, const gpu::RopeTableA
   if (position.to.data != nullptr) {
     Turn(context, position);
   }
-  const gpu::Array kv = is_gradient ? ArrayOf(call.input_grads[1]) : ArrayOf(call.inputs[1]);
-  if (kv.data == nullptr) {
-    return;
-  }
-  for (std::int64_t head = 0; head < spec.heads; ++head) {
-    gpu::CopyRowsArgs copy{.from = is_gradient ? keys : kv,
-                           .to = is_gradient ? kv : keys,
-                           .rows = rows,
-                           .features = plain};
-    (is_gradient ? copy.from_first : copy.to_first) = head * spec.head_dim;
-    (is_gradient ? copy.from_stride : copy.to_stride) = row;
-    (is_gradient ? copy.to_first : copy.from_first) = head * (kv_row / spec.heads);
-    (is_gradient ? copy.to_stride : copy.from_stride) = kv_row;
-    LaunchItems<gpu::CopyRowsKernel>(context, rows * plain, copy);
-  }
+  CopyPlainKeys(call, is_gradient, keys, context);
 }
 
 }  // namespace

@@ -40,7 +40,9 @@ std::vector<std::unique_ptr<FakeLayout>>& Layouts() {
 }
 int heuristics_asked = 0;
 std::uint64_t workspace_asked = 0;
+std::vector<std::uint32_t> alignments_asked;
 bool refuses = false;
+int matmul_status = 0;
 
 int Create(void** handle) {
   *handle = handle;
@@ -83,6 +85,9 @@ int PreferenceSet(void* /*preference*/, int attribute, const void* value, std::s
   if (attribute == 1) {
     CHECK(bytes == 8);
     std::memcpy(&workspace_asked, value, bytes);
+  } else {
+    CHECK(bytes == 4);
+    std::memcpy(&alignments_asked.emplace_back(), value, bytes);
   }
   return 0;
 }
@@ -100,6 +105,9 @@ int Matmul(void* /*handle*/, void* desc, const void* alpha, const void* a, void*
            void* /*d_layout*/, const LtAlgorithm* algorithm, void* /*workspace*/,
            std::size_t /*bytes*/, void* /*stream*/) {
   CHECK(algorithm->data[0] == 4711);
+  if (matmul_status != 0) {
+    return matmul_status;
+  }
   CHECK(*static_cast<const float*>(alpha) == 1.0F);
   const FakeDesc& op = *static_cast<FakeDesc*>(desc);
   const FakeLayout& la = *static_cast<FakeLayout*>(a_layout);
@@ -157,7 +165,7 @@ class FakeLtGpu : public ForwardingGpu {
   int products = 0;
 
  private:
-  CublasLt library_{kFake};
+  CublasLt library_{kFake, [](const std::string&) {}};
 };
 
 std::vector<float> Counting(std::int64_t n, float step) {
@@ -174,7 +182,7 @@ TEST_CASE("CublasLt.AsksForTheProductThatIsMeant") {
   std::vector<float> a = Counting(kM * kK, 0.5F);
   std::vector<float> b = Counting(kK * kN, 0.25F);
   std::vector<float> bias = Counting(kN, 3.0F);
-  CublasLt library(kFake);
+  CublasLt library(kFake, [](const std::string&) {});
   for (int ways = 0; ways < 16; ++ways) {
     const bool swaps_a = (ways & 1) != 0, swaps_b = (ways & 2) != 0;
     const bool has_bias = (ways & 4) != 0, adds = (ways & 8) != 0;
@@ -252,7 +260,8 @@ TEST_CASE("CublasLt.SumsBesideTheProduct") {
 
 TEST_CASE("CublasLt.ChoosesOncePerShape") {
   std::vector<float> a(64, 1.0F), b(64, 1.0F), c(64, 0.0F);
-  CublasLt library(kFake);
+  std::vector<std::string> said;
+  CublasLt library(kFake, [&](const std::string& text) { said.push_back(text); });
   gpu::GemmArgs p;
   p.m = p.n = p.k = 8;
   p.a = {{a.data(), DType::kFp32}, 8, 1};
@@ -274,10 +283,39 @@ TEST_CASE("CublasLt.ChoosesOncePerShape") {
   CHECK_FALSE(library.Multiply(p, nullptr, 0, nullptr));
   refuses = false;
   CHECK(heuristics_asked == 3);
+  CHECK(said == std::vector<std::string>{"cuBLASLt has nothing for a product of 8 x 8 x 2 in fp32 "
+                                         "(status 15): by our own kernel"});
+  // So is what its first call refuses; later calls may not fail.
+  matmul_status = 7;
+  p.k = 1;
+  p.bias = {c.data(), DType::kFp32};
+  CHECK_FALSE(library.Multiply(p, nullptr, 0, nullptr));
+  CHECK(said.back() ==
+        "cuBLASLt has nothing for a product of 8 x 8 x 1 in fp32 with a bias (status 7): by our "
+        "own kernel");
+  p.k = 4;
+  p.bias = {};
+  CHECK_THROWS_WITH_AS((void)library.Multiply(p, nullptr, 0, nullptr),
+                       "cublasLtMatmul: cuBLAS status 7", RunError);
+  matmul_status = 0;
+}
+
+// Of a, b, c and d as the library names them.
+TEST_CASE("CublasLt.TellsHowAddressesAreAligned") {
+  alignas(256) float numbers[128] = {};
+  CublasLt library(kFake, [](const std::string&) {});
+  gpu::GemmArgs p;
+  p.m = p.n = p.k = 2;
+  p.a = {{numbers + 16, DType::kFp32}, 2, 1};
+  p.b = {{numbers + 2, DType::kFp32}, 2, 1};
+  p.c = {{numbers + 64, DType::kFp32}, 2, 1};
+  alignments_asked.clear();
+  REQUIRE(library.Multiply(p, nullptr, 0, nullptr));
+  CHECK(alignments_asked == std::vector<std::uint32_t>{8, 64, 256, 256});
 }
 
 TEST_CASE("CublasLt.LeavesMixedTypesAlone") {
-  CublasLt library(kFake);
+  CublasLt library(kFake, [](const std::string&) {});
   gpu::GemmArgs p;
   p.m = p.n = p.k = 1;
   float number = 1.0F;

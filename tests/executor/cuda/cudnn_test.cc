@@ -122,6 +122,11 @@ TEST_CASE("Cudnn.WhatItHasNoPlanForIsOursAndAskedForOnce") {
   FakeCudnn() = {.notes = {0, 4}};  // tensor cores, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC
   a.args.causal = true;
   CHECK_FALSE(plans.Attend(a.args, true, nullptr, 0, nullptr));
+  // One that does not run.
+  FakeCudnn() = {.execute_status = 3000};
+  CHECK_FALSE(plans.Attend(a.args, false, nullptr, 0, nullptr));
+  CHECK_FALSE(plans.Attend(a.args, false, nullptr, 0, nullptr));
+  CHECK(FakeCudnn().executed == 1);
   CHECK(said ==
         std::vector<std::string>{
             "attention by our own kernel, where cuDNN has no plan: none of its engines "
@@ -130,7 +135,9 @@ TEST_CASE("Cudnn.WhatItHasNoPlanForIsOursAndAskedForOnce") {
             "bytes",
             "attention's gradients by cuDNN",
             "attention's gradients by our own kernel, where cuDNN has no plan: plans that do not "
-            "repeat bit by bit"});
+            "repeat bit by bit",
+            "attention by cuDNN",
+            "attention by our own kernel, where cuDNN's plan does not run: FAKE_ERROR"});
   FakeCudnn() = {};
 }
 

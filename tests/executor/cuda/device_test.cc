@@ -387,6 +387,14 @@ TEST_CASE("CudaDevice.OutOfMemoryIsSaidBeforeStepZero") {
   CHECK_THROWS_WITH_AS(open(), text.c_str(), RunError);
 }
 
+TEST_CASE("EmulatedGpu.HasNoMoreMemoryThanItsMachine") {
+  const std::unique_ptr<Gpu> gpu = MakeEmulatedGpu({});
+  for (const bool on_host : {false, true}) {
+    CHECK_THROWS_WITH_AS((void)gpu->Allocate(Bytes(std::int64_t{1} << 50), on_host),
+                         "emulated GPU: out of memory: got 1125899906842624 bytes", RunError);
+  }
+}
+
 // A GPU that has done everything long before the host's thread is back, but for the event by which
 // its clock is set.
 class HastyGpu : public ForwardingGpu {

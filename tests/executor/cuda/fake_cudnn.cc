@@ -345,6 +345,9 @@ int Finalize(void* desc) {
 // Unlike cuDNN's, its plans refer to the graph; so the graph stays.
 int Execute(void* /*handle*/, void* plan, void* pack) {
   ++FakeCudnn().executed;
+  if (FakeCudnn().execute_status != 0) {
+    return FakeCudnn().execute_status;
+  }
   const Desc& arguments = *static_cast<Desc*>(pack);
   const auto uids = All<std::int64_t>(arguments, N::kPackUids);
   const auto addresses = All<void*>(arguments, N::kPackPointers);

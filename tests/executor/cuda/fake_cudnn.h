@@ -18,6 +18,7 @@ struct FakeCudnnState {
   std::int64_t workspace_size = 0;  // of every plan
   std::vector<int> notes = {};      // of every engine
   bool refuses = false;             // has no engine
+  int execute_status = 0;
 };
 [[nodiscard]] FakeCudnnState& FakeCudnn();
 [[nodiscard]] CudnnTable FakeCudnnTable();

@@ -451,7 +451,7 @@ int ncclCommWindowRegister(void* handle, void* memory, std::size_t bytes, void**
       return kInvalidUsage;
     }
     comm.windows.push_back(
-        std::make_unique<Comm::Window>(static_cast<const std::byte*>(memory), bytes));
+        std::make_unique<Comm::Window>(Comm::Window{static_cast<const std::byte*>(memory), bytes}));
     *window = comm.windows.back().get();
   }
   const std::string stem = comm.name + ".window" + std::to_string(comm.windows.size());
