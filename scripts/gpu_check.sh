@@ -15,7 +15,7 @@
 #   scripts/gpu_check.sh mfu        steps of 1.5 and 3 billion parameters on one GPU, measured against predicted and against PyTorch
 #   scripts/gpu_check.sh large      the same of 8 billion (16-bit states), and of 1.5 billion with 8,192 tokens per sample
 #   scripts/gpu_check.sh schedule   native, fsdp2 and fsdp1 on four ranks of one GPU, one against the other
-#   scripts/gpu_check.sh gpus       GPT-2 on as many GPUs as there are, a process each, with NCCL
+#   scripts/gpu_check.sh gpus       GPT-2 on as many GPUs as there are, a process each, with NCCL, with and without its windows
 #   scripts/gpu_check.sh sanitizer  compute-sanitizer memcheck and racecheck over the kernel tests
 #   scripts/gpu_check.sh hostid     GPT-2 in two processes on ONE GPU, which NCCL takes for two machines (two minutes at most)
 #   scripts/gpu_check.sh            all of them but pack and hostid, one after the other
@@ -130,7 +130,7 @@ train() {
   local name=$1 plan=$2 trace="$tree/${1// /_}.json.gz"
   shift 2
   check "$name" "$(program shardwright)" run "$plan" --device cuda --steps 10 --trace "$trace" "$@" || return
-  show "$name" 'multiprocessors|CUPTI|by cuDNN|own kernel|^warning|throughput|^memory'
+  show "$name" 'multiprocessors|CUPTI|by cuDNN|own kernel|^NCCL|^all-gathers|^warning|throughput|^memory'
   check "$name, compared" "$(program shardwright)" compare "$plan" "$trace"
   show "$name, compared" '^(step|total|measured|simulated)'
 }
@@ -209,6 +209,7 @@ gpus() {
   for ranks in 2 4 8; do
     if [[ $ranks -le $count ]]; then
       gpt2 "$ranks" && train "GPT-2 on $ranks GPUs" "$tree/gpt2-$ranks.json"
+      NCCL_WIN_ENABLE=0 train "GPT-2 on $ranks GPUs, no windows" "$tree/gpt2-$ranks.json"
     fi
   done
 }
@@ -218,7 +219,7 @@ two_processes() {
   local rank pids=() code=0
   for rank in 0 1; do
     env RANK="$rank" WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29531 NCCL_HOSTID="rank$rank" NCCL_NET=Socket \
-      NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_MAX_CTAS=2 timeout 120 "$(program shardwright)" run "$tree/gpt2-2.json" \
+      NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 NCCL_MAX_CTAS=2 NCCL_WIN_ENABLE=0 timeout 120 "$(program shardwright)" run "$tree/gpt2-2.json" \
       --device cuda --steps 2 --timeout 60s &
     pids+=($!)
   done
