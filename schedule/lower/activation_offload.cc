@@ -11,7 +11,8 @@ constexpr Bytes kSmallestOffload{1024};
 }  // namespace
 
 ActivationOffload::ActivationOffload(Emitter& emitter, const std::vector<bool>& backward_mark,
-                                     const std::vector<std::uint32_t>& region_begins)
+                                     const std::vector<std::uint32_t>& region_begins,
+                                     const std::vector<bool>& products)
     : e_(emitter) {
   const Model& model = e_.in.model;
   const auto n = static_cast<std::uint32_t>(model.ops.size());
@@ -24,6 +25,12 @@ ActivationOffload::ActivationOffload(Emitter& emitter, const std::vector<bool>& 
       any = true;
     }
     layer_of_op_[i] = layer;
+  }
+  products_of_.assign(layer + 1, 0);
+  for (std::uint32_t i = 0; i < n; ++i) {
+    if (!products.empty() && products[i] && e_.a.ops[i].has_backward) {
+      products_of_[layer_of_op_[i]] += e_.a.ops[i].reruns ? 2 : 1;
+    }
   }
   // The first op in backward order that reads the forward instance of each storage.
   std::vector<std::uint32_t> first_read(e_.a.storages.size(), kNoRegion);
@@ -104,29 +111,52 @@ void ActivationOffload::EndForward() {
   FreeBatch(current_);
 }
 
-void ActivationOffload::Fetch(std::uint32_t layer,
-                              std::vector<std::pair<std::uint32_t, BufferId>>& fetched) {
-  if (layer >= fetched_for_.size() || fetched_for_[layer].empty()) {
+void ActivationOffload::Fetch(std::uint32_t products, Fetched& fetched) {
+  const std::uint32_t layer = layer_ + 1;
+  if (layer >= fetched_for_.size() || next_ == fetched_for_[layer].size()) {
     return;
   }
   // One layer ahead of compute, no further.
   e_.AddWait(Stream::kH2d, {e_.LastCompute()}, Phase::kBackward, kNoSubject);
-  for (const std::uint32_t s : fetched_for_[layer]) {
-    const BufferId device = e_.Alloc(e_.a.storages[s].bytes, Category::kActivation, Stream::kH2d);
+  const auto bytes_of = [&](std::uint32_t s) { return e_.a.storages[s].bytes; };
+  Bytes left;
+  for (std::size_t i = next_; i < fetched_for_[layer].size(); ++i) {
+    left += bytes_of(fetched_for_[layer][i]);
+  }
+  const Bytes stays = left - left / std::max<std::int64_t>(products, 1);
+  for (; left > stays; ++next_) {
+    const std::uint32_t s = fetched_for_[layer][next_];
+    left -= bytes_of(s);
+    const BufferId device = e_.Alloc(bytes_of(s), Category::kActivation, Stream::kH2d);
     arrived_[layer] = e_.AddTransfer(OpCode::kCopyH2d, Stream::kH2d, {Phase::kBackward, kNoSubject},
-                                     e_.a.storages[s].bytes, host_[s].host, device);
+                                     bytes_of(s), host_[s].host, device);
     e_.After(host_[s].copied);
     e_.body->Free(host_[s].host, StreamBit(Stream::kH2d) | StreamBit(Stream::kD2h));
     fetched.emplace_back(s, device);
   }
 }
 
-std::vector<std::pair<std::uint32_t, BufferId>> ActivationOffload::NextBackwardLayer(
-    std::uint32_t model_op) {
-  std::vector<std::pair<std::uint32_t, BufferId>> fetched;
+ActivationOffload::Fetched ActivationOffload::NextBackwardLayer(std::uint32_t model_op) {
+  Fetched fetched;
   const std::uint32_t layer = layer_of_op_[model_op];
+  if (layer > layer_) {
+    Fetch(1, fetched);  // what no product came for
+  }
+  layer_ = layer;
+  next_ = 0;
+  products_left_ = products_of_[layer];
   e_.AddWait(Stream::kCompute, {arrived_[layer]}, Phase::kBackward, kNoSubject);
-  Fetch(layer + 1, fetched);
+  if (products_left_ == 0) {
+    Fetch(1, fetched);
+  }
+  return fetched;
+}
+
+ActivationOffload::Fetched ActivationOffload::NextProduct() {
+  Fetched fetched;
+  if (products_left_ > 0) {
+    Fetch(products_left_--, fetched);
+  }
   return fetched;
 }
 

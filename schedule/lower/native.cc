@@ -30,6 +30,7 @@ class NativeRules : public StepRules {
     if (TakesTurns()) {
       products_ = FindLargeProducts(e_.in.model, e_.a, spans);
     }
+    is_read_again_ = FindReadAgain();
   }
 
   void BeginStep(bool first) override {
@@ -40,7 +41,7 @@ class NativeRules : public StepRules {
     FindOrders();
     first_gather_ = true;
     last_collective_ = OpId();
-    last_read_of_freed_ = OpId();
+    last_read_of_freed_ = before_last_params_ = OpId();
   }
 
   void PreForward(UnitId u, Phase phase) override {
@@ -65,7 +66,9 @@ class NativeRules : public StepRules {
     if (job_.mode == JobMode::kForward || (!last && kind == Reshard::Kind::kAlways)) {
       FreeUnsharded(u);
     } else if (!last && kind == Reshard::Kind::kToGroup) {
-      KeepPart(u, phase);
+      // A part that no backward gathers would outlive the update.
+      const bool is_updated_unread = HasBackwardAhead(u) && !is_read_again_[u.value];
+      is_updated_unread ? FreeUnsharded(u) : KeepPart(u, phase);
     }
   }
 
@@ -83,12 +86,17 @@ class NativeRules : public StepRules {
     At(u).backward_done = done;
   }
 
+  // What backward gathers again waits for the end of forward, so that what is gathered then counts
+  // as kept, in memory as in time.
   void EndForward() override {
     waiting_gathers_.clear();  // prefetch lists may name units that forward has passed
     if (job_.mode == JobMode::kForward) {
       FreeAll();
     }
     CarryFreed();
+    const OpId freed = last_read_of_freed_;
+    last_read_of_freed_ =
+        freed.valid() && freed > before_last_params_ ? freed : before_last_params_;
   }
 
   // The reduction starts when the last weight gradient is written, also for the first units.
@@ -103,8 +111,11 @@ class NativeRules : public StepRules {
   // Of transfers that take turns one begins beside each large product, and with its unit's last one
   // all that still wait.
   void BeforeForwardOp(std::uint32_t model_op, Phase phase) override {
+    if (phase == Phase::kForward && !e_.in.model.ops[model_op].params.empty()) {
+      before_last_params_ = e_.LastCompute();
+    }
     if (TakesTurns() && products_.any[model_op]) {
-      (void)BeginTransfer();
+      (void)BeginGather();
       if (phase == Phase::kForward && products_.last[model_op]) {
         BeginTransfers();
       }
@@ -266,6 +277,20 @@ class NativeRules : public StepRules {
     return !At(u).backward_done && spans_.backward_first[u.value] != kNoRegion;
   }
 
+  // Does backward, or a recomputation, read the unit's parameters? That of an embedding does not.
+  [[nodiscard]] std::vector<bool> FindReadAgain() const {
+    std::vector<bool> result(unit_count(), false);
+    for (std::size_t i = 0; i < e_.in.model.ops.size(); ++i) {
+      const ModelOpFacts& facts = e_.a.ops[i];
+      for (const ParamId param : e_.in.model.ops[i].params) {
+        const bool reads = facts.reruns || (facts.has_backward && facts.input_grads != 0);
+        const std::uint32_t u = spans_.unit_of_param[param.value].value;
+        result[u] = result[u] || reads;
+      }
+    }
+    return result;
+  }
+
   void FindOrders() {
     written_.resize(unit_count());
     forward_order_.clear();
@@ -328,6 +353,9 @@ class NativeRules : public StepRules {
       Reduce(u);
       return true;
     }
+    return BeginGather();
+  }
+  bool BeginGather() {
     while (!waiting_gathers_.empty()) {
       if (Gather(waiting_gathers_.front(), pass_, e_.LastCompute())) {
         return true;
@@ -353,7 +381,8 @@ class NativeRules : public StepRules {
   bool Gather(UnitId u, Phase phase, OpId not_before = OpId()) {
     std::erase(waiting_gathers_, u);
     Comm& c = comm_[u.value];
-    const bool needless = phase == Phase::kBackward && !HasBackwardAhead(u);
+    const bool needless =
+        phase == Phase::kBackward && (!HasBackwardAhead(u) || !is_read_again_[u.value]);
     if (c.pending || At(u).unsharded.valid() || !HasParams(u) || needless) {
       return false;
     }
@@ -611,9 +640,11 @@ class NativeRules : public StepRules {
   std::vector<Comm> comm_;
   GroupId gather_group_, reduce_group_, replicate_group_;
   std::vector<UnitId> forward_order_, backward_order_;
+  std::vector<bool> is_read_again_;            // per unit: behind its forward
   std::vector<std::vector<ParamId>> written_;  // per unit: storages whose gradient is there
   std::vector<BufferId> part_of_param_;  // by storage, while a micro-batch's ops add up theirs
   OpId last_read_of_freed_;
+  OpId before_last_params_;     // runs before the last op of forward that reads parameters
   bool first_gather_ = true;    // of the step
   std::deque<InUse> reducing_;  // gradients of units, by reductions
   std::deque<InUse> sending_;   // reduced ones, by copies to the host

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "schedule/lower/products.h"
 
 namespace shardwright {
 namespace {
@@ -36,7 +37,10 @@ Walker::Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules)
   const std::vector<std::uint32_t> region_begins = FindRegionStarts();
   MarkBlocks();
   if (e_.in.plan.offload.activations && e_.in.job.mode == JobMode::kTrain) {
-    offload_.emplace(e_, backward_mark_, region_begins);
+    if (e_.in.plan.transfers == Transfers::kInTurn) {
+      products_ = FindLargeProducts(model, e_.a, spans_).any;
+    }
+    offload_.emplace(e_, backward_mark_, region_begins, products_);
   }
   forward_instance_.resize(e_.a.storages.size());
   rerun_instance_.resize(e_.a.storages.size());
@@ -119,6 +123,7 @@ void Walker::MarkBlocks() {
     return;
   }
   ModuleId block;
+  std::uint32_t last = 0;  // with a backward, so far
   for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
     ModuleId m = model.ops[i].module;
     while (m.valid() && model.modules[m.value].class_name != model.block_class) {
@@ -126,11 +131,10 @@ void Walker::MarkBlocks() {
     }
     if (m != block) {
       forward_mark_[i] = true;
-      if (i > 0) {
-        backward_mark_[i - 1] = true;
-      }
+      backward_mark_[last] = true;
       block = m;
     }
+    last = e_.a.ops[i].has_backward ? i : last;
   }
 }
 
@@ -305,6 +309,9 @@ std::vector<Walker::Instance*> Walker::AllocateOutputs(std::uint32_t i, bool rer
 void Walker::AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId workspace) {
   const ModelOp& op = e_.in.model.ops[i];
   const bool rerun = phase == Phase::kRecompute;
+  if (rerun) {
+    FetchBeside(i);
+  }
   rules_.BeforeForwardOp(i, phase);
   BufferId exchanged;
   if (e_.a.KernelsOf(i).forward_exchange.bytes > Bytes(0)) {

@@ -116,6 +116,8 @@ class Walker {
   void Release(Instance& instance);
   void ReleaseSaved(std::uint32_t i);
   void ReleaseHeld(std::uint32_t region);
+  void TakeFetched(const ActivationOffload::Fetched& fetched);
+  void FetchBeside(std::uint32_t i);
   // Gradients of tensors.
   [[nodiscard]] std::uint32_t NewGrad(BufferId buffer);
   void ReleaseGrad(std::uint32_t grad);
@@ -136,6 +138,7 @@ class Walker {
 
   BufferId host_inputs_;  // where the data loader puts one micro-batch
   std::optional<ActivationOffload> offload_;
+  std::vector<bool> products_;  // beside which offloaded activations come back; or empty
   std::vector<Instance> forward_instance_, rerun_instance_;  // per storage
   std::vector<BufferId> results_;                            // kept for DropResults
   std::vector<BufferId> extra_;                              // per op: private saved bytes

@@ -85,6 +85,7 @@ void Walker::ReleaseSaved(std::uint32_t i) {
 
 // The op's backward kernels, with their gradients in and out.
 void Walker::AddBackwardOp(std::uint32_t i) {
+  FetchBeside(i);
   rules_.BeforeBackwardOp(i);
   const ModelOp& op = e_.in.model.ops[i];
   const ModelOpFacts& facts = e_.a.ops[i];
@@ -239,6 +240,19 @@ void Walker::ReleaseHeld(std::uint32_t region) {
   }
 }
 
+void Walker::TakeFetched(const ActivationOffload::Fetched& fetched) {
+  for (const auto& [storage, buffer] : fetched) {
+    forward_instance_[storage].buffer = buffer;
+  }
+}
+
+// Offloaded activations that take turns come back beside large products.
+void Walker::FetchBeside(std::uint32_t i) {
+  if (!products_.empty() && products_[i]) {
+    TakeFetched(offload_->NextProduct());
+  }
+}
+
 void Walker::Backward() {
   std::fill(grad_of_tensor_.begin(), grad_of_tensor_.end(), kNoGrad);
   grads_.clear();
@@ -249,9 +263,7 @@ void Walker::Backward() {
     if (backward_mark_[i]) {
       e_.body->MarkLayer();
       if (offload_) {
-        for (const auto& [storage, buffer] : offload_->NextBackwardLayer(i)) {
-          forward_instance_[storage].buffer = buffer;
-        }
+        TakeFetched(offload_->NextBackwardLayer(i));
       }
     }
     const bool starts = region_start_[i] != kNoRegion;
