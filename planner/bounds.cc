@@ -207,6 +207,7 @@ void Bounds::AddEnds(const OuterChoice& outer, const Traffic& traffic, const Occ
   const double reduce = ReduceBytes();
   terms.first_forwards = ends_each ? terms.passes : 1;
   terms.forward_gathers_end = ends_each || m.last_has_params;
+  terms.regathers_follow_forward = options_.base.dialect == Dialect::kNative;
   terms.serial = on_host || ends_each ? update.seconds : 0;
   terms.serial += on_host || !TakesGradNorm(in_.job) ? 0 : ClipSeconds(outer);
   const auto times = [&](Occupancy::Transfer t) { return ends_each ? traffic.times[t] : 1; };

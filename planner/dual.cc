@@ -108,19 +108,22 @@ class Dual {
     }
   }
 
-  // Gathers in a row may be those before forward or before backward; forward has the more valuable
-  // ones, backward those that are left.
+  // Gathers in a row may be those before forward or before backward: where both can be, the more
+  // valuable ones.
   [[nodiscard]] PhaseWeights WeightsIn(Phase phase, const Prices& z) const {
     PhaseWeights w;
     for (std::size_t i = 0; i < Occupancy::kRowTransferCount; ++i) {
       w.source[i] = i;
     }
+    const bool only_first =
+        phase == kUpdate || (phase == kFirstForward && t_.regathers_follow_forward);
     const bool only_again = phase == kTurnForward || phase == kTurnBackward ||
                             (phase == kBackward && t_.forward_gathers_end);
-    if (only_again || z[Occupancy::kRegather] > z[Occupancy::kGather]) {
+    w.runs.fill(true);
+    w.runs[Occupancy::kPartial] = !only_first;
+    if (!only_first && (only_again || z[Occupancy::kRegather] > z[Occupancy::kGather])) {
       w.source[Occupancy::kGather] = Occupancy::kRegather;
     }
-    w.runs.fill(true);
     const bool reduces = phase == kForward || phase == kBackward;
     w.runs[Occupancy::kReduce] = w.runs[Occupancy::kReplicate] = reduces;
     w.runs[Occupancy::kToDevice] = phase == kTurnBackward || phase == kBackward;
@@ -275,6 +278,11 @@ class Dual {
     if (t_.has_host_limit) {
       pay(kHost, t_.host_excess);
     }
+    const auto pay_copies = [&](double bytes) {  // of each micro-batch
+      pay(kHost, t_.has_host_limit ? bytes : 0);
+      pay(Occupancy::kToHost, t_.passes * bytes * t_.to_host_per_byte);
+      pay(Occupancy::kToDevice, t_.passes * bytes * t_.to_device_per_byte);
+    };
     for (const BlockClass& c : m_.classes) {
       const BlockCost* best = nullptr;
       double least = 0;
@@ -293,17 +301,18 @@ class Dual {
       }
       // What the first layer of backward reads is not copied.
       const auto blocks = static_cast<double>(c.blocks.size());
-      const double count = t_.offloads_activations ? std::max(0.0, blocks - 1) : blocks;
+      const bool all_count = !t_.offloads_activations || m_.all_blocks_copy;
+      const double count = all_count ? blocks : std::max(0.0, blocks - 1);
       pay(kDevice, count * staying(*best));
       for (std::size_t l = 0; l < kLoadCount; ++l) {
         work[l] += count * t_.passes * best->work.seconds[l];
       }
       if (t_.offloads_activations) {
-        pay(kHost, t_.has_host_limit ? count * best->copied_bytes : 0);
-        const double copied = count * t_.passes * best->copied_bytes;
-        pay(Occupancy::kToHost, copied * t_.to_host_per_byte);
-        pay(Occupancy::kToDevice, copied * t_.to_device_per_byte);
+        pay_copies(count * best->copied_bytes);
       }
+    }
+    if (t_.offloads_activations && m_.all_blocks_copy) {
+      pay_copies(-m_.read_by_tail);
     }
     const AfterForward* kept = nullptr;
     const auto price = [&](const AfterForward& a) {

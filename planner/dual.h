@@ -38,10 +38,12 @@ struct Terms {
   bool is_ordered = false;
   double first_forwards = 0;         // ordered: those that run beside no reduction
   bool forward_gathers_end = false;  // and gathers before a forward are over when it is
-  StreamingWork update;              // ordered: beside gathers before forward; else beside anything
-  double serial = 0;                 // nothing runs beside
-  double head = 0;                   // nothing but gathers before forward does, and updates
-  double tail = 0;                   // nothing but reductions does
+  // Ordered: what is gathered again waits for the last op of forward that reads parameters.
+  bool regathers_follow_forward = false;
+  StreamingWork update;  // ordered: beside gathers before forward; else beside anything
+  double serial = 0;     // nothing runs beside
+  double head = 0;       // nothing but gathers before forward does, and updates
+  double tail = 0;       // nothing but reductions does
 
   std::array<double, Occupancy::kTransferCount> seconds{};  // at least
   std::vector<AfterForward> after_forward;                  // empty: nothing is gathered twice

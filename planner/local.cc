@@ -1,6 +1,7 @@
 #include "planner/local.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -216,9 +217,12 @@ void LocalSearch::Seed(Evaluator& evaluator) {
 void LocalSearch::TryFamilies(Evaluator& evaluator) {
   for (const UnitFamily& family : space_.families) {
     InnerChoice inner = evaluated_[best_].inner;
-    inner.units = family.units;
+    const std::vector<UnitPlan> before = std::exchange(inner.units, family.units);
     inner.units_label = family.name;
-    inner.reshard_label.clear();
+    // Freed as the units at the same place were, once that was looked at.
+    for (std::size_t u = 0; u < inner.units.size() && !inner.reshard_label.empty(); ++u) {
+      inner.units[u].reshard = before[u * before.size() / inner.units.size()].reshard;
+    }
     if (options_.base.dialect == Dialect::kFsdp2) {
       inner.prefetch_label.clear();  // the lists are the units'
     }
@@ -227,10 +231,12 @@ void LocalSearch::TryFamilies(Evaluator& evaluator) {
 }
 
 void LocalSearch::TryReshards(Evaluator& evaluator) {
-  for (const Reshard& reshard : space_.reshards) {
+  for (Reshard reshard : space_.reshards) {
     const bool to_group = reshard.kind == Reshard::Kind::kToGroup;
-    if (to_group && (outer_.shard_size <= reshard.group || reshard.group < 2 ||
-                     outer_.shard_size % reshard.group != 0)) {
+    if (to_group && outer_.shard_size <= reshard.group) {
+      reshard.group = outer_.shard_size / 2;  // half a node
+    }
+    if (to_group && (reshard.group < 2 || outer_.shard_size % reshard.group != 0)) {
       continue;
     }
     InnerChoice inner = evaluated_[best_].inner;
@@ -242,21 +248,57 @@ void LocalSearch::TryReshards(Evaluator& evaluator) {
     }
     (void)Try(evaluator, inner);
   }
-  // Keep the last units, whose backward comes first, as far as memory goes.
   if (space_.reshards.empty()) {
     return;
   }
-  const std::vector<UnitPlan> units = evaluated_[best_].inner.units;
-  for (std::size_t parts = 2; parts <= 16 && parts <= units.size(); parts *= 2) {
-    InnerChoice inner = evaluated_[best_].inner;
-    const std::size_t keep = units.size() / parts;
-    for (std::size_t u = 0; u < inner.units.size(); ++u) {
-      if (u + keep >= inner.units.size()) {
-        inner.units[u].reshard = {Reshard::Kind::kNever, 0};
-      }
+  const std::size_t count = evaluated_[best_].inner.units.size();
+  for (std::size_t parts = 2; parts <= 16 && parts <= count; parts *= 2) {
+    (void)Try(evaluator, Keeping(count / parts));
+  }
+  TryKeeping(evaluator);
+}
+
+// The best choice with at least the last `count` units kept, whose backward comes first.
+InnerChoice LocalSearch::Keeping(std::size_t count) const {
+  InnerChoice inner = evaluated_[best_].inner;
+  for (std::size_t u = 0; u < inner.units.size(); ++u) {
+    if (u + count >= inner.units.size()) {
+      inner.units[u].reshard = {Reshard::Kind::kNever, 0};
     }
-    inner.reshard_label = "never in the last " + std::to_string(keep) + " units";
-    (void)Try(evaluator, inner);
+  }
+  inner.reshard_label = "never in the last " + std::to_string(count) + " units";
+  return inner;
+}
+
+// Keeps as many of the last units as fit into the memory that the best plan leaves.
+void LocalSearch::TryKeeping(Evaluator& evaluator) {
+  const std::vector<UnitPlan> units = evaluated_[best_].inner.units;
+  const auto freed = std::find_if(units.rbegin(), units.rend(), [](const UnitPlan& unit) {
+    return unit.reshard.kind != Reshard::Kind::kNever;
+  });
+  const double unit_bytes = static_cast<double>(CountParameters(in_.model)) *
+                            static_cast<double>(SizeOf(in_.job.precision.param)) /
+                            static_cast<double>(units.size());
+  auto most = static_cast<std::int64_t>(units.size());
+  auto least = static_cast<std::int64_t>(freed - units.rbegin());  // that fit
+  std::int64_t at = least;
+  Bytes room = limits_.device - evaluated_[best_].outcome.memory;
+  constexpr int kMostTries = 5;
+  for (int attempt = 0; attempt < kMostTries && least < most && !IsStopped(); ++attempt) {
+    at += static_cast<std::int64_t>(std::floor(static_cast<double>(room.value) / unit_bytes));
+    at = std::clamp(at, least, most);
+    const Evaluated& e = Evaluate(evaluator, Keeping(static_cast<std::size_t>(at)));
+    const auto index = static_cast<std::size_t>(&e - evaluated_.data());
+    if (at == least || !e.outcome.is_allowed) {
+      return;
+    }
+    room = limits_.device - e.outcome.memory;
+    if (e.status == CandidateStatus::kFits) {
+      best_ = e.outcome.time < evaluated_[best_].outcome.time ? index : best_;
+      least = at;
+    } else {
+      most = at - 1;
+    }
   }
 }
 

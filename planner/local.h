@@ -111,6 +111,8 @@ class LocalSearch {
   bool Try(Evaluator& evaluator, const InnerChoice& inner);
   void TryFamilies(Evaluator& evaluator);
   void TryReshards(Evaluator& evaluator);
+  [[nodiscard]] InnerChoice Keeping(std::size_t count) const;
+  void TryKeeping(Evaluator& evaluator);
   void TryInFlight(Evaluator& evaluator);
   void TryTransfers(Evaluator& evaluator);
   [[nodiscard]] std::vector<InnerChoice> OtherOrders(const std::vector<InnerChoice>& choices) const;

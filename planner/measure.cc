@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <span>
 
 #include "core/error.h"
 #include "schedule/lower.h"
@@ -26,7 +27,9 @@ struct Reading {
   std::vector<double> copied;
   double tail = 0;
   std::uint32_t first_op = 0, last_op = 0;  // model ops that compute first and last
-  std::vector<ParamId> backward_params;     // of the ops that have a backward
+  std::vector<ParamId> backward_params;     // that backward reads
+  bool tail_learns = false;                 // behind the last block parameters have a backward
+  double read_by_tail = 0;                  // bytes of blocks that what follows them reads
 };
 
 class Prober {
@@ -110,8 +113,7 @@ class Prober {
       work.issue += ToSeconds(price.issue).value;
       const ModelOp& model_op = in_.model.ops[op.subject];
       if (op.phase == Phase::kBackward) {
-        reading.backward_params.insert(reading.backward_params.end(), model_op.params.begin(),
-                                       model_op.params.end());
+        ReadBackwardOp(program, op, reading);
       }
       if (op.phase == Phase::kForward) {
         reading.forward.seconds[load] += seconds;
@@ -126,6 +128,19 @@ class Prober {
     }
     ReadMemory(program, reading);
     return reading;
+  }
+
+  void ReadBackwardOp(const Program& program, const Op& op, Reading& reading) const {
+    const std::vector<ParamId>& params = in_.model.ops[op.subject].params;
+    const auto index = static_cast<std::size_t>(&op - program.step.ops.data());
+    const std::span<const Access> accesses = program.step.AccessesOf(OpId(index));
+    if (std::any_of(accesses.begin(), accesses.end(),
+                    [](const Access& a) { return a.role == Role::kParameter; })) {
+      reading.backward_params.insert(reading.backward_params.end(), params.begin(), params.end());
+    }
+    const bool is_behind = std::all_of(block_of_.begin() + op.subject, block_of_.end(),
+                                       [](std::size_t block) { return block == kOutside; });
+    reading.tail_learns = reading.tail_learns || (is_behind && !params.empty());
   }
 
   [[nodiscard]] bool HasTrainable(const ModelOp& op) const {
@@ -162,6 +177,7 @@ class Prober {
     const Body& body = program.step;
     const std::size_t last_forward = LastForward(program);
     std::vector<std::size_t> slot_of(program.buffers.size(), space_.blocks.size());
+    std::set<BufferId> read_by_tail;
     double alive = 0;
     bool in_backward = false;
     for (std::size_t i = 0; i < body.size(); ++i) {
@@ -194,6 +210,13 @@ class Prober {
       }
       if (i >= last_forward && is_outside) {
         reading.tail = std::max(reading.tail, alive + WeightBytes(op));
+        for (const Access& access : body.AccessesOf(OpId(i))) {
+          const bool is_of_block = slot_of[access.buffer.value] < space_.blocks.size();
+          if (is_of_block && read_by_tail.insert(access.buffer).second) {
+            const Buffer& buffer = program.buffers[access.buffer.value];
+            reading.read_by_tail += static_cast<double>(buffer.size.value);
+          }
+        }
       }
     }
     const double kept = std::accumulate(reading.kept.begin(), reading.kept.end() - 1, 0.0);
@@ -418,6 +441,8 @@ Measured Measure(const SearchInput& input, const SearchOptions& options, const S
                     [&](BlockClass& c) { DropLesser(*base, c); });
     }
     (offload ? m.staying_tail_bytes : m.tail_bytes) = base->tail;
+    m.all_blocks_copy = base->tail_learns;
+    m.read_by_tail = base->read_by_tail;
     for (BlockClass& c : m.classes) {
       PatternRounds::Set(*base, *base, c.blocks.back(), offload, c.costs[0]);
     }

@@ -56,6 +56,10 @@ struct Measured {
   double last_elements = 0;       // of those whose gradients the last op of backward writes
   bool last_has_params = false;   // that op reads parameters
   double backward_elements = 0;   // of the parameters whose ops have a backward
+  // Offloaded activations of all blocks are copied but for at most `read_by_tail` bytes; else all
+  // but those of one block.
+  bool all_blocks_copy = false;
+  double read_by_tail = 0;
   std::vector<BlockClass> classes;
   std::vector<bool> pattern_is_allowed;  // by pattern
 };

@@ -151,11 +151,11 @@ std::optional<UnitFamily> GroupBlocks(const std::vector<UnitPlan>& ends,
   return family;
 }
 
-// Each child of a block with parameters is a unit of its own.
+// Each child of these blocks with parameters is a unit of its own.
 UnitFamily SplitBlocks(const Model& model, const std::vector<UnitPlan>& ends,
-                       const std::set<std::string>& blocks) {
+                       const std::set<std::string>& blocks, std::string name) {
   UnitFamily family;
-  family.name = "inside blocks";
+  family.name = std::move(name);
   family.is_nested = true;
   for (const UnitPlan& unit : ends) {
     const bool is_block = unit.modules.size() == 1 && blocks.contains(unit.modules[0]);
@@ -256,7 +256,10 @@ std::vector<UnitFamily> Families(const SearchInput& input, const SearchOptions& 
   }
   const std::vector<UnitPlan> ends = families.front().units;
   const std::set<std::string> block_set(blocks.begin(), blocks.end());
-  AddFamily(input, options, SplitBlocks(input.model, ends, block_set), families);
+  AddFamily(input, options, SplitBlocks(input.model, ends, block_set, "inside blocks"), families);
+  // What the first block gathers first and reduces last runs beside nothing.
+  AddFamily(input, options,
+            SplitBlocks(input.model, ends, {blocks.front()}, "block, inside the first"), families);
   for (const std::size_t count : {2U, 3U, 4U, 6U, 8U, 16U}) {
     if (count < blocks.size()) {
       AddFamily(input, options, *GroupBlocks(ends, block_set, count), families);
