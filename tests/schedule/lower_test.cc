@@ -426,6 +426,20 @@ TEST_CASE("Frozen parameters have no gradient and no states") {
   }
 }
 
+TEST_CASE("Native gathers again what backward reads: not the weight of the model's first op") {
+  ChainSpec spec;  // four blocks; the last one stays gathered
+  for (const Reshard reshard :
+       {Reshard{Reshard::Kind::kAlways, 0}, Reshard{Reshard::Kind::kToGroup, 2}}) {
+    Plan plan = ChainPlan(spec, Dialect::kNative, 4);
+    UnitPlan stem = plan.units.front();
+    stem.name = "stem";
+    stem.modules = {"stem"};
+    stem.reshard = reshard;
+    plan.units.insert(plan.units.begin(), stem);
+    CHECK(Count(LowerChain(spec, plan, kMixed), OpCode::kAllGather) == 5 + 3);
+  }
+}
+
 TEST_CASE("Offload: shards, gradients and states live on the host") {
   ChainSpec spec;
   for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative}) {
