@@ -44,9 +44,7 @@ struct Prediction {
   std::vector<std::string> misfits;
 
   // Of the device's memory.
-  [[nodiscard]] Bytes Needed() const {
-    return (has_allocator ? reserved : device_peak.total) + outside;
-  }
+  [[nodiscard]] Bytes Needed() const { return (has_allocator ? reserved : placed) + outside; }
 };
 
 // Requires a result with reserved memory and a trace.

@@ -66,7 +66,7 @@ Table MemoryTable(const Prediction& p) {
   table.Row({p.has_allocator ? "reserved" : "PyTorch would reserve", Format(p.reserved)});
   table.Row({"placed in one arena", Format(p.placed)});
   table.Row({"outside the allocator", Format(p.outside)});
-  table.Row({p.has_allocator ? "reserved + outside" : "allocated + outside", Format(p.Needed())});
+  table.Row({p.has_allocator ? "reserved + outside" : "arena + outside", Format(p.Needed())});
   table.Row({"usable on the device", Format(p.usable)});
   if (p.host_peak >= kGiB) {  // less is the page-locked inputs that every job has
     table.Row({"host, all GPUs of a node", Format(p.host_peak)});

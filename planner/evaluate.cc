@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "schedule/lower.h"
+#include "schedule/place.h"
 #include "schedule/verify.h"
 
 namespace shardwright {
@@ -66,17 +67,20 @@ Bytes AllocatorCapacity(const PlanFile& file, const Program& program) {
   return std::max(UsableMemory(file) - OutsideBytes(program, file.profile.memory), Bytes(1));
 }
 
-std::vector<Misfit> FindMisfits(const PlanFile& file, const SimulationResult& result) {
+std::vector<Misfit> FindMisfits(const PlanFile& file, Bytes placed,
+                                const SimulationResult& result) {
   std::vector<Misfit> misfits;
-  const Bytes peak = result.memory.allocated.DevicePeak().total;
+  const bool has_arena = file.plan.dialect == Dialect::kNative;
+  const Bytes peak = has_arena ? placed : result.memory.allocated.DevicePeak().total;
   const Bytes allocated = peak + result.memory.outside;
   const Bytes usable = UsableMemory(file);
   const std::string limit = Format(usable) + " usable on " + file.cluster.gpu.name;
   if (allocated > usable) {
     misfits.push_back({Misfit::Kind::kDevice, allocated, usable,
-                       "does not fit: peak allocated " + Format(peak) +
-                           " + outside the allocator " + Format(result.memory.outside) + " = " +
-                           Format(allocated) + ", of " + limit});
+                       "does not fit: " + std::string(has_arena ? "arena " : "peak allocated ") +
+                           Format(peak) + " + outside the allocator " +
+                           Format(result.memory.outside) + " = " + Format(allocated) + ", of " +
+                           limit});
   } else if (result.memory.reserved && result.memory.reserved->out_of_memory) {
     misfits.push_back({Misfit::Kind::kFragmentation, allocated, usable,
                        "does not fit: fragmentation leaves no room, with peak allocated " +
@@ -140,7 +144,8 @@ PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options) {
   e.usable = UsableMemory(file);
   e.retries_per_step = result.memory.reserved ? result.memory.reserved->retries_steady : 0;
   e.host_peak = result.memory.allocated.HostPeak().total * file.cluster.gpus_per_node;
-  e.misfits = FindMisfits(file, result);
+  const bool has_arena = file.plan.dialect == Dialect::kNative;
+  e.misfits = FindMisfits(file, has_arena ? Place(program).device_size : Bytes(0), result);
   for (Misfit& misfit : e.misfits) {
     if (misfit.kind == Misfit::Kind::kFragmentation) {
       misfit.needed = ReservedWithoutLimit(file, program, options) + e.outside;

@@ -17,7 +17,7 @@ namespace shardwright {
 // A limit that a plan breaks.
 struct Misfit {
   enum class Kind : std::uint8_t {
-    kDevice,         // the buffers alone take more than the device has
+    kDevice,         // the buffers alone (native: their arena) take more than the device has
     kFragmentation,  // they would fit, but not into the caching allocator's segments
     kHost,           // page-locked memory of a node
   };
@@ -38,10 +38,13 @@ struct Misfit {
 // What the caching allocator may reserve of it.
 [[nodiscard]] Bytes AllocatorCapacity(const PlanFile& file, const Program& program);
 
-// The limits that a simulated plan breaks; empty = it fits. Without reserved memory in `result`
-// fragmentation is not looked at. Of kFragmentation, `needed` is what the buffers and the memory
-// outside the allocator take, which is below the limit; see PlanOutcome::misfits for the rest.
-[[nodiscard]] std::vector<Misfit> FindMisfits(const PlanFile& file, const SimulationResult& result);
+// The limits that a simulated plan breaks; empty = it fits. A native plan is held against what its
+// arena takes (`placed`, see Place; unused for the others), any other against what its buffers take
+// and, with reserved memory in `result`, against fragmentation. Of kFragmentation, `needed` is what
+// the buffers and the memory outside the allocator take, which is below the limit; see
+// PlanOutcome::misfits for the rest.
+[[nodiscard]] std::vector<Misfit> FindMisfits(const PlanFile& file, Bytes placed,
+                                              const SimulationResult& result);
 
 struct Rates {
   double tokens_per_second_per_gpu = 0.0;  // images for image models

@@ -164,6 +164,22 @@ TEST_CASE("EvaluateBaselines: the fastest that fits, as each plan by itself") {
   }
 }
 
+TEST_CASE("FindMisfits: a native plan needs its arena, others need their buffers") {
+  PlanFile file = Problem("gpt2", "dgx-a100", 1, 1);
+  const Bytes usable = UsableMemory(file);
+  SimulationResult result;
+  result.memory.outside = Bytes(1000);
+  result.memory.allocated.device_steady.total = usable - Bytes(1000);
+  file.plan.dialect = Dialect::kFsdp2;
+  CHECK(FindMisfits(file, usable, result).empty());
+  file.plan.dialect = Dialect::kNative;
+  const std::vector<Misfit> misfits = FindMisfits(file, usable - Bytes(999), result);
+  REQUIRE(misfits.size() == 1);
+  CHECK(misfits[0].Excess() == Bytes(1));
+  result.memory.allocated.device_steady.total = usable;
+  CHECK(FindMisfits(file, usable - Bytes(1000), result).empty());
+}
+
 // 8.03e9 parameters x 16 bytes = 120 GiB of weights, gradients and states on every GPU.
 TEST_CASE("EvaluateBaselines: what does not fit says why and by how much") {
   const PlanFile problem = Problem("llama-3-8b", "dgx-a100", 1, 1);
