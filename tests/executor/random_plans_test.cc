@@ -210,9 +210,7 @@ TEST_CASE("Runtime: random plans train like unsharded data parallel") {
   BoundUse worst;
   while (exact_count + close_count < count) {
     RandomCase c = DrawCase(random);
-    // FairScale divides as PyTorch's FSDP1 does, in places that depend on the plan.
-    const bool is_ours = c.plan.dialect != Dialect::kFairscale;
-    if (c.plan.shard_size * c.plan.replicate_size > 8 || !is_ours || !HasLoss(c.model)) {
+    if (c.plan.shard_size * c.plan.replicate_size > 8 || !HasLoss(c.model)) {
       continue;
     }
     if (IsZero(c.plan.dialect)) {  // the default bucket is 2 GB
@@ -269,7 +267,7 @@ TEST_CASE("Runtime: W ranks with one micro-batch train like one rank with W unde
   std::mt19937 random(20260731);
   for (int done = 0; done < count;) {
     RandomCase c = DrawCase(random);
-    if (c.plan.dialect == Dialect::kFairscale || !HasLoss(c.model)) {
+    if (!HasLoss(c.model)) {
       continue;
     }
     ++done;
