@@ -274,8 +274,10 @@ std::size_t NcclWorld::Split(const GroupRanks& ranks, const std::string& name) {
   Settle(result, all_, "ncclCommSplit", lock);
   SW_CHECK(handle != nullptr, "a split without a communicator");
   Settle(NcclNumbers::kInProgress, handle, "ncclCommSplit", lock);
+  const std::size_t count = communicators_.size();
+  lock.unlock();  // the watch asks for errors, which takes this lock, while it holds its own
   const std::size_t index = watch_->AddCommunicator(ranks, name);
-  SW_CHECK(index + 1 == communicators_.size(), "communicators out of order");
+  SW_CHECK(index + 1 == count, "communicators out of order");
   return index;
 }
 
