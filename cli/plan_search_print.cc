@@ -47,12 +47,18 @@ std::string FixesText(const std::vector<Fix>& fixes) {
 
 std::string FloorText(const SearchResult& r) {
   const Candidate& c = r.floor.candidate;
-  std::string text = "No plan fits into " + Format(r.memory_limit) + " per GPU.\n";
+  const bool over_host = c.status == CandidateStatus::kOverHost;
+  std::string text = "No plan fits into " + Format(r.memory_limit) + " per GPU" +
+                     (over_host ? " and the nodes' host memory" : "") + ".\n";
   if (c.label.empty()) {
     return text;
   }
   text += "The least memory found is " + Format(c.memory) + " per GPU: " + c.family + ", " +
           c.label + "\n";
+  if (over_host) {
+    text += "It takes " + Format(c.host_memory) + " of page-locked host memory per node, " +
+            Format(c.deficit) + " too much.\n";
+  }
   Table table({kLeft, kRight});
   for (std::size_t i = 0; i < kCategoryCount; ++i) {
     if (r.floor.peak.by_category[i] > Bytes(0)) {

@@ -129,8 +129,11 @@ class Searcher {
   [[nodiscard]] bool IsStopped() const { return options_.stop != nullptr && options_.stop->load(); }
 
   void SeedAll() {
+    constexpr std::int64_t kMostUntilOneFits = 200;  // where the search is to be short
     for (std::size_t begin = 0; begin < order_.size();) {
       const double incumbent = Incumbent();
+      const std::int64_t effort =
+          std::isinf(incumbent) ? std::max(options_.effort, kMostUntilOneFits) : options_.effort;
       std::vector<std::size_t> batch;
       for (; begin < order_.size() && batch.size() < kBatch; ++begin) {
         Branch& branch = branches_[order_[begin]];
@@ -139,7 +142,7 @@ class Searcher {
         }
         if (SortKey(branch) > incumbent * (1 + options_.tie)) {
           branch.status = CandidateStatus::kPrunedTime;
-        } else if (!IsStopped() && (begin < kBatch || workers_.simulated() < options_.effort)) {
+        } else if (!IsStopped() && (begin < kBatch || workers_.simulated() < effort)) {
           batch.push_back(order_[begin]);
         }
       }
