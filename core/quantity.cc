@@ -129,7 +129,8 @@ std::string ShortNumber(double v) {
   const double size = std::abs(v);
   const int decimals = size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
   std::array<char, 64> text{};
-  const int length = std::snprintf(text.data(), text.size(), "%.*f", decimals, v);
+  const int length = size < 1e15 ? std::snprintf(text.data(), text.size(), "%.*f", decimals, v)
+                                 : std::snprintf(text.data(), text.size(), "%.3g", v);
   std::string number(text.data(), static_cast<std::size_t>(length));
   if (number.find('.') != std::string::npos) {
     number.erase(number.find_last_not_of('0') + 1);

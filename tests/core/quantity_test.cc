@@ -112,6 +112,7 @@ TEST_CASE("Quantity: human forms") {
   CHECK(Format(Seconds(90)) == "90 s");
   CHECK(Format(Seconds(150)) == "2.5 min");
   CHECK(Format(Seconds(9000)) == "2.5 h");
+  CHECK(Format(Seconds(3.6e303)) == "1e+300 h");  // longer than any buffer for its digits
   CHECK(Format(BytesPerSecond(450e9)) == "450 GB/s");
   CHECK(Format(BytesPerSecond(12.5e9)) == "12.5 GB/s");
   CHECK(Format(BytesPerSecond(3.35e12)) == "3.35 TB/s");
