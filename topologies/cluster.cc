@@ -70,7 +70,7 @@ Cluster LoadWhole(const std::string& spec) {
   throw InputError("cluster", '"' + spec + '"',
                    "a name from `shardwright list clusters`, a .json file or a description such as "
                    "\"h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s\"",
-                   Hint(spec, names));
+                   Hint(spec.substr(0, spec.find_first_of(" ,")), names));
 }
 
 }  // namespace

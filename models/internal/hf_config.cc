@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -94,7 +95,20 @@ std::string HfConfig::Where(std::string_view key) const {
 std::optional<std::int64_t> HfConfig::OptionalInt(std::string_view key, std::int64_t min,
                                                   std::int64_t max) const {
   const std::optional<JsonValue> value = Find(key);
-  return value ? std::optional(value->AsInt(min, max)) : std::nullopt;
+  if (!value) {
+    return std::nullopt;
+  }
+  if (Lookup(config_, key).second) {
+    return value->AsInt(min, max);
+  }
+  // A default that does not go with what the file says: name the file, not the table of defaults.
+  const std::int64_t number = value->AsInt(std::numeric_limits<std::int64_t>::min(),
+                                           std::numeric_limits<std::int64_t>::max());
+  if (number < min || number > max) {
+    throw InputError(config_.path().Field(key).str(), "its default " + std::to_string(number),
+                     "an integer from " + std::to_string(min) + " to " + std::to_string(max));
+  }
+  return number;
 }
 
 std::int64_t HfConfig::Int(std::string_view key, std::int64_t min, std::int64_t max) const {
