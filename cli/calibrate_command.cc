@@ -45,8 +45,9 @@ Examples:
   shardwright calibrate --device cuda --cluster 'h200-141 x4, nvlink 450 GB/s' -o mine.json
 
 Traces are those of `shardwright run --trace`, each of which carries its plan; those of PyTorch's
-profiler or Nsight Systems, with --plan; or what nccl-tests print, with --cluster. With --device and no
-traces, plans run on the device first: on all GPUs of --cluster, a process each, and on one. Then: shardwright plan --profile mine.json ...)";
+profiler or Nsight Systems, with --plan; or what nccl-tests print, with --cluster. With --device and
+no traces, plans run on the device first: on all GPUs of --cluster, a process each, and on one.
+Then: shardwright plan --profile mine.json ...)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"TRACE", "measurements; none with --device", nullptr, true}}};
@@ -273,7 +274,7 @@ std::string SourceOf(const std::vector<TracedRun>& runs, Measured measured) {
 
 int RunCalibrate(const Arguments& arguments) {
   arguments.Require("--output");
-  const std::string output = arguments.Get("--output").text;
+  const std::string output = arguments.OutputFile();
   const auto list = arguments.lists.find("TRACE");
   const std::vector<std::string> files =
       list == arguments.lists.end() ? std::vector<std::string>() : list->second;
@@ -292,7 +293,7 @@ int RunCalibrate(const Arguments& arguments) {
   Profile start = traced.front().file.profile;
   arguments.Set("--profile", start, [](const Flag& flag) { return LoadProfile(flag.text); });
   Origin origin{NumberKind::kMeasured, SourceOf(traced, measured), Today()};
-  arguments.SetText("--date", origin.date);
+  arguments.Set("--date", origin.date, ReadDate);
   std::vector<CalibrationRun> runs;
   runs.reserve(traced.size());
   for (const TracedRun& run : traced) {
@@ -304,9 +305,7 @@ int RunCalibrate(const Arguments& arguments) {
   result.profile.name = start.name + "-calibrated";
   arguments.SetText("--name", result.profile.name);
   result.profile.description = "Fitted by shardwright calibrate, from " + start.name;
-  const std::string text = ProfileJson(result.profile);
-  (void)ParseProfile(text, "--date");  // what is written can be read again
-  WriteFileAtomically(output, text);
+  WriteFileAtomically(output, ProfileJson(result.profile));
   if (output != "-") {
     arguments.Print(arguments.IsJson() ? ReportJson(result) : ReportText(result));
   }

@@ -56,6 +56,8 @@ class Arguments {
 
   // To standard output, or what stands for it.
   void Print(const std::string& result) const { streams.write(result); }
+  // A text for another program; with --json {"schema": "shardwright-<kind>", ..., "text": ...}.
+  void PrintText(const std::string& kind, const std::string& result) const;
   // A file that goes to standard output, as no other place was named; standard error has the
   // report.
   void PrintFile(const std::string& content, const std::string& report) const;
@@ -73,6 +75,13 @@ class Arguments {
       target = read(flag);
     }
   }
+  // --output, checked for being writable before the work begins; empty: not given.
+  [[nodiscard]] std::string OutputFile() const;
+  // What --output says of the one file that a command makes. A file: it is written, and report(its
+  // name) printed. Not given, and standard output is a terminal: report("") alone, with a line
+  // that says how to get `what`. Else `content` goes to standard output, without a report.
+  void Deliver(const std::string& output, const char* what, const std::string& content,
+               const std::function<std::string(const std::string& file)>& report) const;
   void SetText(const std::string& name, std::string& target) const;
   // An integer from 1 to max.
   void SetCount(const std::string& name, std::int64_t max, std::int64_t& target) const;
@@ -99,7 +108,7 @@ struct Command {
 
 // Largest values that counts on the command line may have.
 inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 24;
-inline constexpr std::int64_t kMaxSequence = std::int64_t{1} << 30;
+inline constexpr std::int64_t kMaxSequence = std::int64_t{1} << 24;  // ModelLimits::kTokens
 
 // "warning: <text>" on standard error.
 void Warn(const std::string& text);

@@ -52,6 +52,30 @@ void AddCommand(CLI::App& app, const Command& command, Parsed& parsed) {
   }
 }
 
+// Help texts in lines of at most 100 characters; what goes on stands below the text before it.
+std::string Wrapped(const std::string& help) {
+  constexpr std::size_t kWidth = 100;
+  const std::string indent(30, ' ');  // CLI11's column of descriptions
+  std::string text;
+  std::size_t begin = 0;
+  while (begin < help.size()) {
+    std::size_t end = help.find('\n', begin);
+    end = end == std::string::npos ? help.size() : end;
+    std::string line = help.substr(begin, end - begin);
+    begin = end + 1;
+    while (line.size() > kWidth) {
+      const std::size_t at = line.rfind(' ', kWidth);
+      if (at == std::string::npos || at <= indent.size()) {
+        break;
+      }
+      text += line.substr(0, at) + '\n';
+      line = indent + line.substr(at + 1);
+    }
+    text += line + '\n';
+  }
+  return text;
+}
+
 // What it does and examples first, then the flags.
 std::string HelpOf(CLI::App& app, const Parsed* chosen) {
   if (chosen == nullptr) {
@@ -59,7 +83,8 @@ std::string HelpOf(CLI::App& app, const Parsed* chosen) {
     return std::string(kProgramAbout) + "\n\n" + app.help();
   }
   chosen->app->description("");
-  return std::string(chosen->command->about) + "\n\n" + chosen->app->help("shardwright");
+  return std::string(chosen->command->about) + "\n\n" +
+         Wrapped(chosen->app->help("shardwright"));
 }
 
 std::vector<std::string> FlagNames(const CLI::App& app) {
@@ -146,6 +171,13 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
   } catch (const CLI::CallForVersion&) {
     streams.write(std::string(kVersionText) + "\n");
     return kExitOk;
+  } catch (const CLI::ArgumentMismatch& error) {
+    // The only two ways in which the words of a flag can be too many or too few; the text begins
+    // with its name.
+    const std::string text = error.what();
+    const bool is_missing = text.ends_with("missing");
+    throw UsageError(text.substr(0, text.find(": ")) + ": got " +
+                     (is_missing ? "no value" : "several values") + ", expected one");
   } catch (const CLI::ParseError& error) {
     throw UsageError(error.what());
   }

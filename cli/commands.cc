@@ -5,8 +5,12 @@
 #include <iostream>
 #include <iterator>
 
+#include <nlohmann/json.hpp>
+
 #include "cli/command.h"
+#include "cli/terminal.h"
 #include "core/json.h"
+#include "core/writable.h"
 
 namespace shardwright {
 
@@ -58,9 +62,39 @@ Streams StandardStreams() {
           [](const std::string& text) { WriteFileAtomically("-", text); }};
 }
 
+void Arguments::PrintText(const std::string& kind, const std::string& result) const {
+  if (!IsJson()) {
+    Print(result);
+    return;
+  }
+  const nlohmann::ordered_json json = {
+      {"schema", "shardwright-" + kind}, {"schema_version", 1}, {"text", result}};
+  Print(json.dump(2) + "\n");
+}
+
 void Arguments::PrintFile(const std::string& content, const std::string& report) const {
   std::fputs(report.c_str(), stderr);
   streams.write(content);
+}
+
+std::string Arguments::OutputFile() const {
+  const std::string output = Get("--output").text;
+  if (!output.empty()) {
+    CheckWritable(output);
+  }
+  return output;
+}
+
+void Arguments::Deliver(const std::string& output, const char* what, const std::string& content,
+                        const std::function<std::string(const std::string& file)>& report) const {
+  if (!output.empty() && output != "-") {
+    WriteFileAtomically(output, content);
+    Print(report(output));
+  } else if (output.empty() && !IsJson() && StandardOutput().is_terminal) {
+    Print(report("") + "Not written: -o FILE writes the " + what + ", -o - shows it\n");
+  } else {
+    Print(content);
+  }
 }
 
 Flag Arguments::Get(const std::string& name) const {

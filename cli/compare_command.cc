@@ -35,8 +35,9 @@ Examples:
   shardwright compare plan.json run.json.gz --json
 
 MEASURED is a trace of `shardwright run`, of PyTorch's profiler (plain or gzip; several ranks: one
-file each), or an SQLite export of Nsight Systems. SIM is a trace of `shardwright simulate` or a plan, which is then simulated. Exits with 1 when the
-step time differs by more than --fail-above, or when the measured trace contradicts the program.)";
+file each), or an SQLite export of Nsight Systems. SIM is a trace of `shardwright simulate` or a
+plan, which is then simulated. Exits with 1 when the step time differs by more than --fail-above, or
+when the measured trace contradicts the program.)";
 
 constexpr std::array<PositionalRow, 2> kPositionals = {{
     {"SIM", "simulated trace, or a plan file", "compare needs a simulated trace or a plan"},

@@ -154,8 +154,8 @@ Json NamedPair(const std::string& name, Seconds simulated, Seconds measured) {
 }  // namespace
 
 std::string ComparisonText(const PlanFile& file, const Program& program, const Comparison& c) {
-  std::string text = TitleOf(file) + ", " + WithCommas(c.ranks) + " ranks and " +
-                     WithCommas(c.measured_steps) + " steps measured\n\n";
+  std::string text = TitleOf(file) + ", " + WithCommas(c.ranks) + " ranks, " +
+                     WithCommas(c.measured_steps) + " steps of theirs measured\n\n";
   Table step = TimeTable("");
   TimeRow(step, "step time", c.simulated_step, c.measured_step);
   text += step.Text(2);

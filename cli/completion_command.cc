@@ -204,7 +204,7 @@ std::string FishScript() {
 int RunCompletion(const Arguments& arguments) {
   const std::array<std::string, 3> scripts = {BashScript(), ZshScript(), FishScript()};
   const Flag shell{"completion", arguments.Get("SHELL").text};
-  arguments.Print(scripts[ReadChoice(shell, kShells)]);
+  arguments.PrintText("completion", scripts[ReadChoice(shell, kShells)]);
   return kExitOk;
 }
 

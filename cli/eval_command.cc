@@ -1,6 +1,4 @@
 #include <array>
-#include <chrono>
-#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
@@ -59,10 +57,7 @@ int RunEval(const Arguments& arguments) {
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   const Model& model = file.model.model;
   HostOptions host;
-  arguments.Set("--timeout", host.timeout, [](const Flag& flag) {
-    const Seconds s = ParseSeconds(flag.text, flag.name);
-    return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(s.value * 1e3)));
-  });
+  arguments.Set("--timeout", host.timeout, ReadTimeout);
   const RunProcesses group(ReadLaunch(), file.cluster.RankCount(), host.timeout);
   host.processes = group.get();
   const std::string given = arguments.Get("--checkpoint").text;

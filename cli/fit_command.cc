@@ -98,16 +98,15 @@ int RunFitCommand(const Arguments& arguments) {
     throw UsageError("--own: got " + std::to_string(options.own.size()) + ", expected at most 2");
   }
   options.progress = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
-  std::string output;
+  const std::string output = arguments.OutputFile();
   std::string date;
   std::string gpu;
   std::string kernel_set;
-  arguments.SetText("--output", output);
   arguments.SetText("--gpu", gpu);
   arguments.SetText("--kernel-set", kernel_set);
   if (!output.empty()) {
     arguments.Require("--date");
-    arguments.SetText("--date", date);
+    arguments.Set("--date", date, ReadDate);
   }
   const RunFit fit = FitRuns(runs, options);
   if (!output.empty()) {

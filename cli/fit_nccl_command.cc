@@ -46,14 +46,13 @@ std::string FittedProfile(const NetworkFit& fit, const std::string& base, const 
 int RunFitNccl(const Arguments& arguments) {
   const std::string file = arguments.Get("SWEEP").text;
   const std::vector<SweepRow> rows = ReadSweep(file);
-  std::string output;
   std::string base = "generic";
   Origin origin{NumberKind::kFitted, "shardwright fit-nccl " + file, ""};
-  arguments.SetText("--output", output);
+  const std::string output = arguments.OutputFile();
   arguments.SetText("--extends", base);
   if (!output.empty()) {
     arguments.Require("--date");
-    arguments.SetText("--date", origin.date);
+    arguments.Set("--date", origin.date, ReadDate);
   }
   const NetworkFit fit = FitNetwork(rows, arguments.Has("--left-out"));
   if (!output.empty()) {

@@ -100,6 +100,8 @@ std::string RunFitText(const RunFit& fit) {
 
 std::string RunFitJson(const RunFit& fit) {
   Json json;
+  json["schema"] = "shardwright-fit";
+  json["schema_version"] = 1;
   json["stacks"] = Json::array();
   for (const FittedStack& stack : fit.stacks) {
     Json numbers = Json::array();

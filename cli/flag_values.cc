@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "cli/exit_codes.h"
+#include "core/date.h"
 #include "core/error.h"
 #include "core/json.h"
 
@@ -69,14 +70,14 @@ std::int64_t ReadCount(const Flag& flag, std::int64_t min, std::int64_t max) {
   return value;
 }
 
-std::int64_t ReadElements(const Flag& flag, std::int64_t min) {
+std::int64_t ReadWholeNumber(const Flag& flag, std::int64_t min) {
   constexpr double kMost = 1e15;
   double value = 0.0;
   const char* const end = flag.text.data() + flag.text.size();
   const auto [stop, error] = std::from_chars(flag.text.data(), end, value);
   if (error != std::errc() || stop != end || std::floor(value) != value ||
       !(value >= static_cast<double>(min) && value <= kMost)) {
-    throw FlagError(flag, "a number of elements from " + std::to_string(min) + ", such as 5e8");
+    throw FlagError(flag, "a whole number from " + std::to_string(min) + " to 1e15, such as 5e8");
   }
   return static_cast<std::int64_t>(value);
 }
@@ -117,6 +118,44 @@ Bytes ReadBytes(const Flag& flag) {
   } catch (const InputError& error) {
     throw UsageError(error.what());
   }
+}
+
+Seconds ReadTime(const Flag& flag, bool may_be_zero) {
+  constexpr double kLargest = 1e12;
+  struct Unit {
+    std::string_view name;
+    double seconds;
+  };
+  constexpr std::array<Unit, 5> kUnits = {
+      {{"ms", 1e-3}, {"s", 1.0}, {"min", 60.0}, {"h", 3600.0}, {"days", 86400.0}}};
+  double value = 0.0;
+  const char* const end = flag.text.data() + flag.text.size();
+  const auto [stop, error] = std::from_chars(flag.text.data(), end, value);
+  if (error == std::errc()) {
+    std::string_view unit(stop, static_cast<std::size_t>(end - stop));
+    unit.remove_prefix(unit.starts_with(' ') ? 1 : 0);
+    for (const Unit& known : kUnits) {
+      const double seconds = value * known.seconds;
+      if (unit == known.name && seconds <= kLargest &&
+          (seconds > 0.0 || (may_be_zero && seconds == 0.0))) {
+        return Seconds(seconds);
+      }
+    }
+  }
+  throw FlagError(flag, std::string(may_be_zero ? "a time" : "a time above 0") +
+                            " in ms, s, min, h or days, such as \"90 s\"");
+}
+
+std::chrono::milliseconds ReadTimeout(const Flag& flag) {
+  return std::chrono::milliseconds(
+      static_cast<std::int64_t>(std::ceil(ReadTime(flag, false).value * 1e3)));
+}
+
+std::string ReadDate(const Flag& flag) {
+  if (!IsDate(flag.text)) {
+    throw FlagError(flag, "a date such as \"2026-11-21\"");
+  }
+  return flag.text;
 }
 
 std::size_t ReadChoice(const Flag& flag, NameList names) {
@@ -180,7 +219,8 @@ OptimizerSpec ReadOptimizer(const Flag& flag) {
       parts.size() > 1 ? IndexOf(parts[1], kOptimizerImplNames) : std::size_t{0};
   if (parts.size() > 2 || kind == kOptimizerNames.size() || impl == kOptimizerImplNames.size()) {
     throw FlagError(flag, OneOf(kOptimizerNames) + ", alone or with :" + OneOf(kOptimizerImplNames),
-                    HintFor(parts[0], kOptimizerNames));
+                    kind == kOptimizerNames.size() ? HintFor(parts[0], kOptimizerNames)
+                                                   : HintFor(parts[1], kOptimizerImplNames));
   }
   OptimizerSpec optimizer;
   optimizer.kind = static_cast<OptimizerKind>(kind);

@@ -2,6 +2,7 @@
 
 // Values of flags as text. Every function throws UsageError("<flag>: got "<text>", expected ...").
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -21,11 +22,17 @@ struct Flag {
 };
 
 [[nodiscard]] std::int64_t ReadCount(const Flag& flag, std::int64_t min, std::int64_t max);
-// A number of elements, as 500000000 or 5e8.
-[[nodiscard]] std::int64_t ReadElements(const Flag& flag, std::int64_t min);
+// A whole number of at least `min`, as 500000000 or 5e8: elements, tokens.
+[[nodiscard]] std::int64_t ReadWholeNumber(const Flag& flag, std::int64_t min);
 [[nodiscard]] double ReadFraction(const Flag& flag);
 [[nodiscard]] double ReadPositive(const Flag& flag, double max);
 [[nodiscard]] Bytes ReadBytes(const Flag& flag);
+// "90 s", "20000 h": up to 1e12 s, since years are possible here, unlike in simulated times.
+[[nodiscard]] Seconds ReadTime(const Flag& flag, bool may_be_zero);
+// How long a rank waits for the others, above 0, rounded up.
+[[nodiscard]] std::chrono::milliseconds ReadTimeout(const Flag& flag);
+// "2026-11-21".
+[[nodiscard]] std::string ReadDate(const Flag& flag);
 [[nodiscard]] std::size_t ReadChoice(const Flag& flag, NameList names);
 // "on" or "off".
 [[nodiscard]] bool ReadSwitch(const Flag& flag);

@@ -1,10 +1,8 @@
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <string>
-#include <string_view>
 #include <system_error>
 
 #include <nlohmann/json.hpp>
@@ -50,40 +48,12 @@ struct GoodputFlags {
   Seconds interval;  // 0: the best
 };
 
-// Years are possible here, unlike in simulated times.
-Seconds ReadTime(const Flag& flag, bool may_be_zero) {
-  constexpr double kLargest = 1e12;
-  struct Unit {
-    std::string_view name;
-    double seconds;
-  };
-  constexpr std::array<Unit, 5> kUnits = {
-      {{"ms", 1e-3}, {"s", 1.0}, {"min", 60.0}, {"h", 3600.0}, {"days", 86400.0}}};
-  double value = 0.0;
-  const char* const end = flag.text.data() + flag.text.size();
-  const auto [stop, error] = std::from_chars(flag.text.data(), end, value);
-  if (error == std::errc()) {
-    std::string_view unit(stop, static_cast<std::size_t>(end - stop));
-    unit.remove_prefix(unit.starts_with(' ') ? 1 : 0);
-    for (const Unit& known : kUnits) {
-      const double seconds = value * known.seconds;
-      if (unit == known.name && seconds <= kLargest &&
-          (seconds > 0.0 || (may_be_zero && seconds == 0.0))) {
-        return Seconds(seconds);
-      }
-    }
-  }
-  throw UsageError(flag.name + ": got \"" + flag.text + "\", expected " +
-                   (may_be_zero ? "a time" : "a time above 0") +
-                   " in ms, s, min, h or days, such as \"90 s\"");
-}
-
 GoodputFlags ReadFlags(const Arguments& arguments) {
   for (const char* name : {"--tokens", "--mtbf", "--checkpoint-time"}) {
     arguments.Require(name);
   }
   GoodputFlags flags;
-  flags.tokens = ReadElements(arguments.Get("--tokens"), 1);
+  flags.tokens = ReadWholeNumber(arguments.Get("--tokens"), 1);
   flags.failures.node_mtbf = ReadTime(arguments.Get("--mtbf"), false);
   flags.failures.checkpoint_time = ReadTime(arguments.Get("--checkpoint-time"), true);
   flags.failures.restart_time = Seconds(600.0);

@@ -182,7 +182,7 @@ int RunImportRun(const Arguments& arguments) {
   for (const std::string& warning : file.model.model.warnings) {
     Warn(warning);
   }
-  const std::string output = arguments.Get("--output").text;
+  const std::string output = arguments.OutputFile();
   std::string report =
       arguments.IsJson() ? ReportJson(run, file, assumed) : ReportText(run, file, assumed);
   if (output == "-" && !arguments.IsJson()) {

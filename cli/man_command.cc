@@ -110,18 +110,20 @@ std::string ProgramPage() {
   return page;
 }
 
-int RunMan(const Arguments& arguments) {
-  const std::string name = arguments.Get("COMMAND").text;
+std::string PageOf(const std::string& name) {
   if (name.empty()) {
-    arguments.Print(ProgramPage());
-    return kExitOk;
+    return ProgramPage();
   }
   std::vector<std::string_view> names;
   for (const Command* command : AllCommands()) {
     names.emplace_back(command->name);
   }
   const std::size_t index = ReadChoice({"man", name}, names);
-  arguments.Print(CommandPage(*AllCommands()[index]));
+  return CommandPage(*AllCommands()[index]);
+}
+
+int RunMan(const Arguments& arguments) {
+  arguments.PrintText("manual-page", PageOf(arguments.Get("COMMAND").text));
   return kExitOk;
 }
 

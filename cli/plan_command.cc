@@ -12,7 +12,6 @@
 #include "cli/plan_options.h"
 #include "cli/plan_search.h"
 #include "cli/table.h"
-#include "cli/terminal.h"
 #include "core/json.h"
 #include "planner/evaluate.h"
 
@@ -85,22 +84,11 @@ Examples:
   shardwright plan --model llama-2-7b --cluster "a100-80 x8, nvlink 300 GB/s, nic 8x200 Gbit/s" \
     --wrap size:1e8 --dialect fsdp1 | shardwright simulate -)";
 
-// Writes the plan where --output says and reports: a pipe gets the plan alone, a terminal without
-// --output the report alone. `report(file)` is the text about it, `file` what was written, empty
-// for standard output.
+// Writes the plan where --output says; --json on standard output has it inside the report.
 void Report(const PlanOptions& options, const Arguments& arguments, const PlanFile& file,
             const std::function<std::string(const std::string&)>& report) {
-  const bool to_stdout = options.output.empty() || options.output == "-";
-  if (!to_stdout) {
-    WriteFileAtomically(options.output, PlanFileJson(file));
-    arguments.Print(report(options.output));
-  } else if (options.json) {
-    arguments.Print(report(""));
-  } else if (options.output.empty() && StandardOutput().is_terminal) {
-    arguments.Print(report("") + "Not written: -o FILE writes the plan, -o - shows it\n");
-  } else {
-    arguments.Print(PlanFileJson(file));
-  }
+  const bool is_inside = options.json && (options.output.empty() || options.output == "-");
+  arguments.Deliver(options.output, "plan", is_inside ? report("") : PlanFileJson(file), report);
 }
 
 // Searches, writes the plan and reports.

@@ -128,7 +128,7 @@ void ReadJobFlags(const Arguments& arguments, Job& job) {
 
 void SetElements(const Arguments& arguments, const std::string& name, std::int64_t min,
                  std::int64_t& target) {
-  arguments.Set(name, target, [min](const Flag& flag) { return ReadElements(flag, min); });
+  arguments.Set(name, target, [min](const Flag& flag) { return ReadWholeNumber(flag, min); });
 }
 
 void ReadZeroFlags(const Arguments& arguments, ZeroOptions& zero) {
@@ -215,7 +215,7 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   arguments.SetText("--kernel-set", options.kernel_set);
   arguments.SetText("--profile", options.profile);
   arguments.SetText("--wrap", options.wrap);
-  arguments.SetText("--output", options.output);
+  options.output = arguments.OutputFile();
   arguments.SetCount("--nodes", kMaxRanks, options.nodes);
   arguments.SetCount("--gpus", kMaxRanks, options.gpus);
   arguments.SetCount("--global-batch", kMaxBatch, options.global_batch);

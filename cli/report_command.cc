@@ -11,7 +11,6 @@
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/recordings.h"
-#include "cli/terminal.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "planner/evaluate.h"
@@ -127,8 +126,7 @@ std::optional<Choices> ReadChoices(const Arguments& arguments) {
 int RunReport(const Arguments& arguments) {
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   const TraceFiles traces = FindTraces(arguments);
-  std::string output;
-  arguments.SetText("--output", output);
+  const std::string output = arguments.OutputFile();
   const std::optional<Choices> choices = ReadChoices(arguments);
   const Program program = LowerAndVerify(file);
   const SimulationResult result = SimulateForReport(file, program, traces.simulated);
@@ -168,15 +166,11 @@ int RunReport(const Arguments& arguments) {
                           .comparison = comparison ? &*comparison : nullptr,
                           .choices = choices ? &*choices : nullptr};
   const std::string verdict = VerdictOf(input) + "\n";
-  if (output.empty() && !arguments.IsJson() && StandardOutput().is_terminal) {
-    arguments.Print(verdict + "Not written: -o FILE writes the page, -o - shows it\n");
-    return kExitOk;
-  }
-  WriteFileAtomically(output.empty() ? "-" : output,
-                      arguments.IsJson() ? ReportJson(input) + "\n" : ReportHtml(input));
-  if (!output.empty() && output != "-") {
-    arguments.Print(verdict + "Wrote " + output + "\n");
-  }
+  arguments.Deliver(output, "page",
+                    arguments.IsJson() ? ReportJson(input) + "\n" : ReportHtml(input),
+                    [&verdict](const std::string& written) {
+                      return verdict + (written.empty() ? "" : "Wrote " + written + "\n");
+                    });
   return kExitOk;
 }
 

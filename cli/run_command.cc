@@ -1,6 +1,4 @@
 #include <array>
-#include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -20,8 +18,10 @@
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/writable.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/run_checkpoints.h"
+#include "executor/checkpoint/save.h"
 #include "executor/data/batch.h"
 #include "executor/host/evaluator.h"
 #include "executor/host/session.h"
@@ -170,10 +170,7 @@ RunFlags ReadFlags(const Arguments& arguments, const Job& job) {
   if (seed > 0) {
     flags.training.seed = static_cast<std::uint64_t>(seed);
   }
-  arguments.Set("--timeout", flags.host.timeout, [](const Flag& flag) {
-    const Seconds s = ParseSeconds(flag.text, flag.name);
-    return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(s.value * 1e3)));
-  });
+  arguments.Set("--timeout", flags.host.timeout, ReadTimeout);
   arguments.Set("--memory-limit", flags.host.memory_limit, ReadBytes);
   std::int64_t delay_seed = 0;
   arguments.SetCount("--delays", std::int64_t{1} << 60, delay_seed);
@@ -239,6 +236,16 @@ void CheckLaunch(const Launch& launch, const RunFlags& flags) {
   if (launch.size > 1 && flags.is_loopback) {
     throw UsageError("--loopback runs all ranks in one process, but " + launch.launcher +
                      " started " + std::to_string(launch.size));
+  }
+}
+
+// Before the first step, so that no run ends without what it was made for.
+void CheckOutputs(const RunFlags& flags) {
+  if (!flags.trace.empty()) {
+    CheckWritable(flags.trace);
+  }
+  if (!flags.checkpoint.empty()) {
+    MakeCheckpointFolder(flags.checkpoint);
   }
 }
 
@@ -423,6 +430,9 @@ int RunRun(const Arguments& arguments) {
   run.epoch_of = [&](std::int64_t step) { return EpochOf(sampler, step); };
   if (arguments.Has("--emulate-network")) {
     run.durations = NetworkDurations(file, program);
+  }
+  if (launch.rank == 0) {
+    CheckOutputs(flags);
   }
   const RunProcesses group(launch, file.cluster.RankCount(), flags.host.timeout);
   MessagePassing* const processes = flags.host.processes = group.get();

@@ -105,8 +105,7 @@ int RunImport(const Arguments& arguments) {
   const std::string text = file == "-" ? arguments.streams.read() : ReadTextFile(file, kLargest);
   const ImportedTopology topology =
       ImportTopology(text, file == "-" ? "standard input" : file, ReadOptions(arguments));
-  std::string output;
-  arguments.SetText("--output", output);
+  const std::string output = arguments.OutputFile();
   if (!output.empty()) {
     WriteFileAtomically(output, ClusterJson(topology.cluster));
   }
@@ -132,8 +131,7 @@ int RunTopo(const Arguments& arguments) {
     throw UsageError("topo probe takes no file");
   }
   const ProbedMachine machine = ProbeMachine(ReadOptions(arguments));
-  std::string output;
-  arguments.SetText("--output", output);
+  const std::string output = arguments.OutputFile();
   if (!output.empty() && !machine.topology) {
     throw EnvironmentError("topo probe: no GPU was seen, so there is no cluster to write");
   }

@@ -301,6 +301,8 @@ std::string ValidationText(const ValidationOutput& output) {
 
 std::string ValidationJson(const ValidationOutput& output) {
   Json json;
+  json["schema"] = "shardwright-validation";
+  json["schema_version"] = 1;
   json["groups"] = Json::array();
   for (const ValidatedGroup& group : output.report.groups) {
     json["groups"].push_back(GroupJson(group));

@@ -1,4 +1,4 @@
-// Whole-file output. Declared in core/json.h.
+// Whole-file output. Declared in core/json.h and core/writable.h.
 
 #include <cerrno>
 #include <csignal>
@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -15,6 +16,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/writable.h"
 
 namespace shardwright {
 namespace {
@@ -50,6 +52,32 @@ void WriteInPlace(const std::string& file, std::string_view content) {
   if (write_error != 0 || close_error != 0) {
     throw CannotWrite(file, write_error != 0 ? write_error : close_error);
   }
+}
+
+// What a name stands for: where a link leads, and whether that is a pipe or device.
+struct Target {
+  std::filesystem::path path;
+  bool is_device = false;
+};
+
+Target FindTarget(const std::string& file) {
+  std::error_code ignored;
+  std::filesystem::path path = file;
+  if (std::filesystem::is_symlink(path, ignored)) {
+    const std::filesystem::path resolved = std::filesystem::weakly_canonical(path, ignored);
+    path = resolved.empty() ? path : resolved;
+  }
+  const std::filesystem::file_status status = std::filesystem::status(path, ignored);
+  if (std::filesystem::is_directory(status)) {
+    throw CannotWrite(file, EISDIR);
+  }
+  const bool is_device =
+      std::filesystem::exists(status) && !std::filesystem::is_regular_file(status);
+  return {std::move(path), is_device};
+}
+
+std::filesystem::path FolderOf(const Target& target) {
+  return target.path.has_parent_path() ? target.path.parent_path() : std::filesystem::path(".");
 }
 
 // So that the rename survives a power cut too. Some file systems refuse to sync a folder; the data
@@ -92,22 +120,13 @@ void WriteFileAtomically(const std::string& file, std::string_view content) {
     }
     return;
   }
-  std::error_code ignored;
-  std::filesystem::path target = file;
-  if (std::filesystem::is_symlink(target, ignored)) {
-    const std::filesystem::path resolved = std::filesystem::weakly_canonical(target, ignored);
-    target = resolved.empty() ? target : resolved;
-  }
-  const std::filesystem::file_status status = std::filesystem::status(target, ignored);
-  if (std::filesystem::is_directory(status)) {
-    throw CannotWrite(file, EISDIR);
-  }
-  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+  const Target target = FindTarget(file);
+  if (target.is_device) {
     WriteInPlace(file, content);
     return;
   }
   const InterruptsHeld interrupts_held;
-  const std::string temporary = target.string() + ".tmp." + std::to_string(::getpid());
+  const std::string temporary = target.path.string() + ".tmp." + std::to_string(::getpid());
   const int descriptor =
       ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (descriptor < 0) {
@@ -120,14 +139,24 @@ void WriteFileAtomically(const std::string& file, std::string_view content) {
   if (::close(descriptor) != 0 && error == 0) {
     error = errno;
   }
-  if (error == 0 && ::rename(temporary.c_str(), target.c_str()) != 0) {
+  if (error == 0 && ::rename(temporary.c_str(), target.path.c_str()) != 0) {
     error = errno;
   }
   if (error != 0) {
     ::unlink(temporary.c_str());
     throw CannotWrite(file, error);
   }
-  SyncFolder(target.has_parent_path() ? target.parent_path() : std::filesystem::path("."));
+  SyncFolder(FolderOf(target));
+}
+
+void CheckWritable(const std::string& file) {
+  if (file == "-") {
+    return;
+  }
+  const Target target = FindTarget(file);
+  if (::access(target.is_device ? file.c_str() : FolderOf(target).c_str(), W_OK) != 0) {
+    throw CannotWrite(file, errno);
+  }
 }
 
 }  // namespace shardwright

@@ -83,15 +83,23 @@ Snapshot::Snapshot(std::vector<StretchData> stretches, const MemoryCopy& copy)
   }
 }
 
+void MakeCheckpointFolder(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) {
+    throw Cannot("create", folder, error.value());
+  }
+  if (::access(folder.c_str(), W_OK) != 0) {
+    throw Cannot("write into", folder, errno);
+  }
+}
+
 CheckpointWriter::CheckpointWriter(const std::string& folder, std::int64_t step) {
   const std::filesystem::path base(folder);
   final_ = (base / StepName(step)).string();
   temporary_ = UnfinishedFolder(folder, step, ::getpid());
+  MakeCheckpointFolder(folder);
   std::error_code error;
-  std::filesystem::create_directories(base, error);
-  if (error) {
-    throw Cannot("create", folder, error.value());
-  }
   std::filesystem::remove_all(temporary_, error);
   if (!std::filesystem::create_directory(temporary_, error)) {
     throw Cannot("create", temporary_, error.value());

@@ -93,6 +93,10 @@ class BackgroundWriter {
   std::exception_ptr error_;  // written by the thread, read after joining it
 };
 
+// Makes the folder of checkpoints where it is missing. Throws EnvironmentError when it cannot be
+// made or written into.
+void MakeCheckpointFolder(const std::string& folder);
+
 // Removes what interrupted writers left in a folder of checkpoints. No writer may be at work there.
 void RemoveUnfinishedCheckpoints(const std::string& folder);
 

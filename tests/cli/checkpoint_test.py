@@ -159,6 +159,11 @@ class Training(ShardwrightTestCase):
         self.assert_fails(3, "p.json: got no finished checkpoint, expected a checkpoint or a folder of checkpoints",
                           "checkpoint", "inspect", "p.json")
         self.assert_fails(2, "--resume needs --checkpoint FOLDER", "run", plan, "--resume")
+        # Before the first step, so no line about one stands on standard error.
+        self.assert_fails(4, "p.json: cannot create: Not a directory", "run", plan, "--checkpoint", "p.json")
+        self.assert_fails(4, "none/t.json: cannot write: No such file or directory", "run", plan, "--trace", "none/t.json")
+        self.assert_fails(2, '--timeout: got "0 s", expected a time above 0 in ms, s, min, h or days, such as "90 s"',
+                          "run", plan, "--timeout", "0 s")
         self.assert_fails(2, "checkpoint export needs --output FILE", "checkpoint", "export", "c")
         self.assert_fails(2, "--checkpoint is required; see shardwright eval --help", "eval", plan)
 

@@ -46,6 +46,10 @@ class Completion(ShardwrightTestCase):
             for command in commands:
                 self.assertRegex(script, rf"\b{command}\b")
 
+    def test_json_holds_the_same_text(self):
+        for words in (("completion", "bash"), ("man",), ("man", "plan")):
+            self.assertEqual(json.loads(self.succeed(*words, "--json"))["text"], self.succeed(*words))
+
     def test_unknown_shell(self):
         self.assert_fails(2, 'completion: got "bsh", expected bash, zsh or fish; did you mean "bash"?', "completion", "bsh")
 

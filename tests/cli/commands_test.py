@@ -90,8 +90,12 @@ class Usage(ShardwrightTestCase):
             ("--cluster is required; see shardwright plan --help", ("plan", "--model", "gpt2")),
             ('--dialect: got "fsdp3", expected native, fsdp2, fsdp1, ddp, zero1, zero2, zero3 or fairscale; did you mean "fsdp2"?',
              (*plan, "--dialect", "fsdp3")),
-            ('--seq: got "8k", expected an integer in [1, 1073741824]', (*plan, "--seq", "8k")),
+            ('--seq: got "8k", expected an integer in [1, 16777216]', (*plan, "--seq", "8k")),
             ('--micro-batch: got "-1", expected an integer in [1, 16777216]', (*plan, "--micro-batch", "-1")),
+            ("--seq: got no value, expected one", (*plan, "--seq")),
+            ("--seq: got several values, expected one", (*plan, "--seq", "8", "--seq", "9")),
+            ('--tokens: got "0", expected a whole number from 1 to 1e15, such as 5e8',
+             ("goodput", "p.json", "--tokens", "0", "--mtbf", "1 h", "--checkpoint-time", "1 s")),
             ('--nodes: got "1000000000000000000000000000000", expected an integer in [1, 16777216]',
              (*plan, "--nodes", "1" + "0" * 30)),
             ('--recompute: got "ful", expected none, full or selective; did you mean "full"?',
@@ -100,6 +104,8 @@ class Usage(ShardwrightTestCase):
              (*plan, "--reshard", "alway")),
             ('--optimizer: got "adamx", expected sgd, momentum, adam, adamw or adadelta, alone or with '
              ':foreach, fused or for_loop; did you mean "adam"?', (*plan, "--optimizer", "adamx")),
+            ('--optimizer: got "adamw:fusd", expected sgd, momentum, adam, adamw or adadelta, alone or with '
+             ':foreach, fused or for_loop; did you mean "fused"?', (*plan, "--optimizer", "adamw:fusd")),
             ('--offload: got "params", expected none, parameters, optimizer or activations',
              (*plan, "--offload", "params")),
             ('--precision: got "bf8", expected bf16-mixed, fp16-mixed, fp32, bf16, fp16 or '
@@ -123,6 +129,13 @@ class Usage(ShardwrightTestCase):
         ):
             with self.subTest(arguments=arguments):
                 self.assert_fails(2, error, *arguments)
+
+    def test_what_cannot_be_written_is_known_before_the_work(self):
+        """None of the other arguments exists, so that any work would have found that first."""
+        no_folder = "none/x.json: cannot write: No such file or directory"
+        self.assert_fails(4, no_folder, "plan", "--model", "none", "--cluster", "none", "-o", "none/x.json")
+        (self.folder / "runs.csv").write_text("")
+        self.assert_fails(4, no_folder, "calibrate", "none", "-o", "none/x.json")
 
     def test_plan_json_without_a_file_holds_the_plan(self):
         plan = ("plan", "--model", "gpt2", "--cluster", "dgx-a100")

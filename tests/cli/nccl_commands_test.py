@@ -66,6 +66,8 @@ class FitNccl(ShardwrightTestCase):
 
     def test_a_profile_needs_a_date(self):
         self.assert_fails(2, "--date is required; see shardwright fit-nccl --help", "fit-nccl", SWEEP, "-o", "m.json")
+        self.assert_fails(2, '--date: got "2026-13-01", expected a date such as "2026-11-21"',
+                          "fit-nccl", SWEEP, "--date", "2026-13-01", "-o", "m.json")
 
     def test_nothing_to_fit(self):
         (self.folder / "s.csv").write_text(HEADER + "a,b,H100,8,1,8,n,all_reduce,1048576,40\n")
