@@ -62,7 +62,9 @@ Cluster LoadWhole(const std::string& spec) {
     return ParseCluster(ReadTextFile(spec), spec);
   }
   std::vector<std::string> names;
-  for (const EmbeddedFile& file : catalog) {
+  const std::size_t word_end = spec.find(' ');  // "h100 x8": the word is meant to be a GPU
+  for (const EmbeddedFile& file :
+       catalog.first(word_end == std::string::npos ? catalog.size() : 0)) {
     names.emplace_back(file.name);
   }
   const std::vector<std::string> gpus = GpuNames();
@@ -70,7 +72,7 @@ Cluster LoadWhole(const std::string& spec) {
   throw InputError("cluster", '"' + spec + '"',
                    "a name from `shardwright list clusters`, a .json file or a description such as "
                    "\"h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s\"",
-                   Hint(spec.substr(0, spec.find_first_of(" ,")), names));
+                   Hint(spec.substr(0, word_end), names));
 }
 
 }  // namespace

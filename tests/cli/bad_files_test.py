@@ -150,6 +150,8 @@ class BadModels(ShardwrightTestCase):
     def test_errors(self):
         self.check({**LLAMA, "num_hidden_layers": 10**30},
                    "m.json: num_hidden_layers: got 1e+30, expected an integer from 1 to 10000")
+        self.check({"model_type": "deepseek_v3", "n_routed_experts": 7, "n_group": 1},  # the class has 8 per token
+                   "m.json: num_experts_per_tok: got its default 8, expected an integer from 1 to 7")
         self.check({**LLAMA, "hidden_size": -32}, "m.json: hidden_size: got -32, expected an integer from 1 to 4194304")
         self.check({**LLAMA, "model_type": "lama"}, 'm.json: model_type: got "lama", expected one of "bert", '
                    '"deepseek_v3", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", '
@@ -190,6 +192,8 @@ class BadClusters(ShardwrightTestCase):
         for cluster, error in (
             ("dgx-h10", 'cluster: got "dgx-h10", expected a name from `shardwright list clusters`, a .json file or a '
              'description such as "h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s"; did you mean "dgx-h100"?'),
+            ("h100 x8", 'cluster: got "h100 x8", expected a name from `shardwright list clusters`, a .json file or a '
+             'description such as "h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s"; did you mean "h100-80"?'),
             ("c.json", None),
             ("h100-80 x8, nvlink 450, nic 4x200 Gbit/s", None),
             ("h100-80 x8, nvlink 450 GiB, nic 4x200 Gbit/s", None),
