@@ -83,8 +83,7 @@ std::string HelpOf(CLI::App& app, const Parsed* chosen) {
     return std::string(kProgramAbout) + "\n\n" + app.help();
   }
   chosen->app->description("");
-  return std::string(chosen->command->about) + "\n\n" +
-         Wrapped(chosen->app->help("shardwright"));
+  return std::string(chosen->command->about) + "\n\n" + Wrapped(chosen->app->help("shardwright"));
 }
 
 std::vector<std::string> FlagNames(const CLI::App& app) {
