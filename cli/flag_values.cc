@@ -229,8 +229,8 @@ OptimizerSpec ReadOptimizer(const Flag& flag) {
 }
 
 Offload ReadOffload(const Flag& flag) {
-  static constexpr std::array<std::string_view, 4> kNames = {"none", "parameters", "optimizer",
-                                                             "activations"};
+  static constexpr std::array<std::string_view, 5> kNames = {"none", "parameters", "optimizer",
+                                                             "activations", "moments"};
   Offload offload;
   for (const std::string& part : ReadList(flag)) {
     switch (IndexOf(part, kNames)) {
@@ -244,6 +244,9 @@ Offload ReadOffload(const Flag& flag) {
         break;
       case 3:
         offload.activations = true;
+        break;
+      case 4:
+        offload.moments = true;
         break;
       default:
         throw FlagError(flag, OneOf(kNames), HintFor(part, kNames));

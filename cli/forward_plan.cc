@@ -15,6 +15,7 @@ ForwardPlan::ForwardPlan(const PlanFile& file) : job(file.job), plan(file.plan) 
   plan.recompute.clear();
   plan.offload.activations = false;
   plan.offload.optimizer = false;
+  plan.offload.moments = false;
   job.global_batch = plan.micro_batch * plan.shard_size * plan.replicate_size;
   program = Lower({file.model.model, file.kernels, job, plan});
   const std::vector<Finding> findings = Verify(program);

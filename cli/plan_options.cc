@@ -44,7 +44,8 @@ constexpr std::array<FlagRow, 49> kFlags = {{
     {"--recompute", "none|full|selective[:N]",
      "activation checkpointing of each block; selective keeps attention and every N-th linear "
      "(default none, N 2)"},
-    {"--offload", "LIST", "none, or some of parameters,optimizer,activations (default none)"},
+    {"--offload", "LIST",
+     "none, or some of parameters,optimizer,activations,moments (default none)"},
     {"--precision", "NAME",
      "bf16-mixed, fp16-mixed, fp32, bf16, or master/param/reduce (default bf16-mixed = "
      "fp32/bf16/fp32)"},

@@ -131,9 +131,7 @@ int RunSimulate(const Arguments& arguments) {
   if (!prediction.has_dtype) {
     Warn(file.cluster.gpu.name + " has no matrix units for the compute dtype; fp32 rates are used");
   }
-  const Offload& offload = file.plan.offload;
-  if (prediction.host_limit == Bytes(0) &&
-      (offload.parameters || offload.optimizer || offload.activations)) {
+  if (prediction.host_limit == Bytes(0) && file.plan.offload != Offload()) {
     Warn("cluster " + file.cluster.name + " has no host memory given, so that of " +
          Format(prediction.host_peak) + " per node is not checked");
   }

@@ -43,6 +43,7 @@ Binder::Binder(const ExecutorInput& input, Rank rank, const RankMemory& memory)
       fresh_(input.program.buffers.size(), false),
       unit_of_param_(input.model.params.size()),
       states_(input.program.units.size()),
+      moments_(input.program.units.size()),
       masters_(input.program.units.size()),
       shards_(input.program.units.size()),
       copies_(input.program.units.size()) {
@@ -167,6 +168,7 @@ void Binder::BindBody(const Body& body, BoundBody& bound) {
     FindBuckets(body);
   }
   has_clipped_ = false;
+  moments_.assign(program_.units.size(), {});
   bound.calls.reserve(body.size());
   bound.poison.reserve(body.size());
   for (std::size_t i = 0; i < body.size(); ++i) {

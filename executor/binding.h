@@ -46,6 +46,13 @@ struct BoundCopy {
   std::byte* data = nullptr;
 };
 
+// Optimizer states of some of a unit's elements: `data[k]` is the k-th state, packed as `pieces`
+// say.
+struct BoundStates {
+  std::vector<ShardPiece> pieces;
+  std::vector<std::byte*> data;
+};
+
 // Where a unit's resident parameters and optimizer states lie on this rank.
 struct BoundUnit {
   std::vector<ShardPiece> pieces;
@@ -55,9 +62,7 @@ struct BoundUnit {
   std::byte* host_copy = nullptr;  // a second copy in host memory (optimizer offload), or null
   std::optional<BoundCopy> copy;
   std::vector<ShardPiece> copy_only;  // pieces of `copy` that no rank's masters have (frozen ones)
-  // Pieces and memory of the states, if the unit is trained.
-  std::vector<ShardPiece> state_pieces;
-  std::vector<std::byte*> states;
+  std::vector<BoundStates> states;    // none: not trained; several: see Plan::moments_piece
 };
 
 struct Binding {

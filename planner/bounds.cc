@@ -74,7 +74,7 @@ double Bounds::PersistentBytes(const OuterChoice& outer) const {
     return 0;
   }
   double bytes = is_whole ? elements_ * std::min(param, master) : elements_ / shard * master;
-  if (is_train && !outer.offload.optimizer) {
+  if (is_train && !outer.offload.optimizer && !outer.offload.moments) {
     bytes += StateCount(in_.job.optimizer.kind) * trainable_ / shard * master;
   }
   if (is_train && outer.accumulation > 1 && !is_whole) {  // gradients of earlier micro-batches
@@ -88,11 +88,21 @@ double Bounds::PersistentBytes(const OuterChoice& outer) const {
 
 // Masters and states on the host, per device.
 double Bounds::HostBytes(const OuterChoice& outer) const {
-  if (!outer.offload.optimizer && !outer.offload.parameters) {
+  const bool has_masters = outer.offload.optimizer || outer.offload.parameters;
+  const int states = has_masters || outer.offload.moments ? StateCount(in_.job.optimizer.kind) : 0;
+  return (states + (has_masters ? 1 : 0)) * trainable_ / static_cast<double>(outer.shard_size) *
+         SizeInBytes(in_.job.precision.master);
+}
+
+// Offloaded moments come to the device and leave it once per step.
+double Bounds::MomentSeconds(const OuterChoice& outer) const {
+  if (!outer.offload.moments || in_.job.mode != JobMode::kTrain) {
     return 0;
   }
-  return (1 + StateCount(in_.job.optimizer.kind)) * trainable_ /
-         static_cast<double>(outer.shard_size) * SizeInBytes(in_.job.precision.master);
+  const CopyProfile& copy = in_.profile.copy;
+  const double there = (copy_rates_.to_device_together * copy.to_device.value).value;
+  const double back = (copy_rates_.to_host_together * copy.to_host.value).value;
+  return HostBytes(outer) / std::min(there, back);
 }
 
 Bounds::Traffic Bounds::TrafficOf(const OuterChoice& outer) const {
@@ -159,7 +169,8 @@ bool Bounds::IsOrdered(const OuterChoice& outer) const {
 StreamingWork Bounds::Update(const OuterChoice& outer) const {
   const bool on_host = outer.offload.optimizer || outer.offload.parameters;
   const bool is_counted = on_host || EndsEachPass() ||
-                          (TakesGradNorm(in_.job) && options_.base.dialect == Dialect::kNative);
+                          (TakesGradNorm(in_.job) && !outer.offload.moments &&
+                           options_.base.dialect == Dialect::kNative);
   StreamingWork update;
   if (in_.job.mode != JobMode::kTrain || !is_counted) {
     return update;
@@ -315,8 +326,8 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
     terms.host_excess = HostBytes(outer) - terms.host_limit;
   }
   // The host issues one op after another.
-  bound.time =
-      Seconds(std::max(terms.passes * measured.base.issue, LeastTime(terms, occupancy, prices)));
+  bound.time = Seconds(std::max({terms.passes * measured.base.issue, MomentSeconds(outer),
+                                 LeastTime(terms, occupancy, prices)}));
   return bound;
 }
 

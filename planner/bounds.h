@@ -48,6 +48,7 @@ class Bounds {
 
   [[nodiscard]] double PersistentBytes(const OuterChoice& outer) const;
   [[nodiscard]] double HostBytes(const OuterChoice& outer) const;
+  [[nodiscard]] double MomentSeconds(const OuterChoice& outer) const;
   [[nodiscard]] Traffic TrafficOf(const OuterChoice& outer) const;
   [[nodiscard]] StreamingWork Update(const OuterChoice& outer) const;
   [[nodiscard]] double ClipSeconds(const OuterChoice& outer) const;

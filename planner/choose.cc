@@ -86,7 +86,7 @@ constexpr int kMostOffloads = 3;
 
 int OffloadCount(const Plan& plan) {
   return static_cast<int>(plan.offload.parameters) + static_cast<int>(plan.offload.optimizer) +
-         static_cast<int>(plan.offload.activations);
+         static_cast<int>(plan.offload.activations) + static_cast<int>(plan.offload.moments);
 }
 
 // The eligible candidate with the least memory, then time; kNone: there is none.

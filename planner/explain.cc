@@ -157,7 +157,8 @@ class Explainer {
     const std::pair<bool Offload::*, const char*> kParts[] = {
         {&Offload::parameters, "parameters"},
         {&Offload::optimizer, "optimizer"},
-        {&Offload::activations, "activations"}};
+        {&Offload::activations, "activations"},
+        {&Offload::moments, "moments"}};
     for (const auto& [part, name] : kParts) {
       Plan plan = chosen_;
       const bool on = !(plan.offload.*part);

@@ -280,7 +280,8 @@ class Searcher {
       return;
     }
     const InnerChoice& inner = fastest->local->best()->inner;
-    for (bool Offload::*part : {&Offload::parameters, &Offload::optimizer, &Offload::activations}) {
+    for (bool Offload::*part :
+         {&Offload::parameters, &Offload::optimizer, &Offload::activations, &Offload::moments}) {
       Plan plan = fastest->local->PlanOf(inner);
       plan.offload.*part = false;
       const auto branch = std::find_if(branches_.begin(), branches_.end(),

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "schedule/lower/optimizer.h"
 
 namespace shardwright {
 namespace {
@@ -48,6 +49,9 @@ std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& opt
   std::vector<Offload> choices = {{}};
   if (dialect == Dialect::kNative && input.job.mode == JobMode::kTrain) {
     choices.push_back({.optimizer = true});
+    if (StateCount(input.job.optimizer.kind) > 0) {
+      choices.push_back({.moments = true});
+    }
   }
   if (dialect != Dialect::kDdp && !IsZero(dialect)) {
     choices.push_back({.parameters = true});
@@ -378,6 +382,7 @@ std::string FamilyName(const OuterChoice& outer, const SearchOptions& options) {
   add(outer.offload.parameters, "parameters");
   add(outer.offload.optimizer, "optimizer");
   add(outer.offload.activations, "activations");
+  add(outer.offload.moments, "moments");
   return name + offload;
 }
 

@@ -126,6 +126,7 @@ struct Offload {
   bool parameters = false;   // shards, gradients and optimizer live on the host (CPUOffload)
   bool optimizer = false;    // states and update on the host, parameters on the device
   bool activations = false;  // tensors kept for backward travel to the host and back
+  bool moments = false;      // states on the host, parameters and update on the device
 
   bool operator==(const Offload&) const = default;
 };
@@ -189,6 +190,9 @@ struct Plan {
   std::int64_t in_flight = 2;
   // native only.
   Transfers transfers = Transfers::kAtOnce;
+  // native only, with offload.moments: states on their way to the device and back at once; at most
+  // in_flight such pieces are on the device.
+  Bytes moments_piece = 256 * kMiB;
 
   // ddp only: bucket caps in bytes (PyTorch: 1 MiB for the first, 25 MiB for the rest).
   Bytes first_bucket = kMiB;

@@ -180,7 +180,8 @@ Json PlanPart(const Plan& plan) {
   json["sync"] = NameIn(kSyncNames, plan.sync);
   json["offload"] = {{"parameters", plan.offload.parameters},
                      {"optimizer", plan.offload.optimizer},
-                     {"activations", plan.offload.activations}};
+                     {"activations", plan.offload.activations},
+                     {"moments", plan.offload.moments}};
   json["backward_prefetch"] = NameIn(kBackwardPrefetchNames, plan.backward_prefetch);
   json["forward_prefetch"] = plan.forward_prefetch;
   json["limit_all_gathers"] = plan.limit_all_gathers;
@@ -188,6 +189,7 @@ Json PlanPart(const Plan& plan) {
   json["bounded_memory"] = plan.bounded_memory;
   json["in_flight"] = plan.in_flight;
   json["transfers"] = NameIn(kTransfersNames, plan.transfers);
+  json["moments_piece"] = FormatExact(plan.moments_piece);
   json["first_bucket"] = FormatExact(plan.first_bucket);
   json["bucket"] = FormatExact(plan.bucket);
   json["zero"] = ZeroPart(plan.zero);

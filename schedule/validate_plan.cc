@@ -63,6 +63,8 @@ void CheckForeignOptions(const Plan& plan, const std::string& where) {
       "fsdp1", plan, where, "bounded_memory");
   CheckForeign(plan.in_flight == defaults.in_flight, "native", plan, where, "in_flight");
   CheckForeign(plan.transfers == defaults.transfers, "native", plan, where, "transfers");
+  CheckForeign(plan.moments_piece == defaults.moments_piece, "native", plan, where,
+               "moments_piece");
   CheckForeign(plan.first_bucket == defaults.first_bucket, "ddp", plan, where, "first_bucket");
   CheckForeign(plan.bucket == defaults.bucket, "ddp", plan, where, "bucket");
   CheckForeign(plan.reduce_scatter_bucket == defaults.reduce_scatter_bucket, "fairscale", plan,
@@ -144,6 +146,7 @@ void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std:
   CheckRange(plan.micro_batch, 1, kMaxSamples, where, "micro_batch");
   CheckRange(plan.accumulation, 1, kMaxAccumulation, where, "accumulation");
   CheckRange(plan.in_flight, 1, kMaxAccumulation, where, "in_flight");
+  CheckRange(plan.moments_piece.value, 1, kMaxRanks * kMaxRanks, where, "moments_piece");
   CheckRange(plan.first_bucket.value, 1, kMaxRanks * kMaxRanks, where, "first_bucket");
   CheckRange(plan.bucket.value, 1, kMaxRanks * kMaxRanks, where, "bucket");
   CheckRange(plan.reduce_scatter_bucket.value, 0, kMaxRanks * kMaxRanks, where,
@@ -343,6 +346,11 @@ void CheckDialect(const Plan& plan, const std::string& where) {
                      "dialect ddp keeps parameters on the device");
   }
   CheckForeign(!plan.offload.optimizer, "native", plan, where, "offload.optimizer");
+  CheckForeign(!plan.offload.moments, "native", plan, where, "offload.moments");
+  if (plan.offload.moments && (plan.offload.parameters || plan.offload.optimizer)) {
+    throw InputError(FieldOf(where, "offload.moments"), "true", "false",
+                     "the moments go wherever the optimizer goes");
+  }
   if (plan.sync == SyncMode::kReplicateLast) {
     const std::string field = FieldOf(where, "sync");
     if (plan.replicate_size == 1) {

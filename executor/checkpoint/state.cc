@@ -59,6 +59,18 @@ const std::byte* At(const std::byte* memory, std::int64_t element, DType dtype) 
   return memory + element * SizeOf(dtype);
 }
 
+// Calls `f` with every stretch of the k-th state. Only trainable parameters have states.
+template <class F>
+void ForEachState(const BoundUnit& unit, F f) {
+  for (const BoundStates& states : unit.states) {
+    for (std::size_t k = 0; k < states.data.size(); ++k) {
+      for (const ShardPiece& piece : states.pieces) {
+        f(k, piece, states.data[k] + piece.shard_offset * SizeOf(unit.dtype));
+      }
+    }
+  }
+}
+
 // Elements of a tensor, into the rank's memory.
 void LoadStretch(const Checkpoint& checkpoint, const SavedStretch& from, DType dtype, void* to,
                  const MemoryCopy& copy) {
@@ -119,16 +131,12 @@ std::vector<StretchData> StretchesOf(const Model& model, OptimizerKind optimizer
                            At(unit.copy->data, piece.shard_offset, unit.copy->dtype),
                            unit.dtype});
     }
-    for (std::size_t k = 0; k < unit.states.size(); ++k) {
-      for (const ShardPiece& piece : unit.state_pieces) {
-        const Parameter& param = model.params[piece.param.value];
-        if (param.trainable) {
-          stretches.push_back({{StateName(names[k], param.fqn), piece.param_begin, piece.count},
-                               unit.dtype,
-                               At(unit.states[k], piece.shard_offset, unit.dtype)});
-        }
-      }
-    }
+    ForEachState(unit, [&](std::size_t k, const ShardPiece& piece, std::byte* data) {
+      stretches.push_back({{StateName(names[k], model.params[piece.param.value].fqn),
+                            piece.param_begin, piece.count},
+                           unit.dtype,
+                           data});
+    });
   }
   if (with_buffers && rank.model_buffers != nullptr) {
     for (const BufferTensor& tensor : BufferTensors(model)) {
@@ -154,15 +162,13 @@ void LoadState(const Checkpoint& checkpoint, const Model& model, OptimizerKind o
     if (unit.copy.has_value()) {
       LoadParameters(checkpoint, model, *unit.copy, rank.copy);
     }
-    for (std::size_t k = 0; with_states && k < unit.states.size(); ++k) {
-      for (const ShardPiece& piece : unit.state_pieces) {
-        const Parameter& param = model.params[piece.param.value];
-        if (param.trainable) {
-          LoadStretch(checkpoint, {StateName(names[k], param.fqn), piece.param_begin, piece.count},
-                      unit.dtype, unit.states[k] + piece.shard_offset * SizeOf(unit.dtype),
-                      rank.copy);
-        }
-      }
+    if (with_states) {
+      ForEachState(unit, [&](std::size_t k, const ShardPiece& piece, std::byte* data) {
+        LoadStretch(checkpoint,
+                    {StateName(names[k], model.params[piece.param.value].fqn), piece.param_begin,
+                     piece.count},
+                    unit.dtype, data, rank.copy);
+      });
     }
   }
   if (rank.model_buffers != nullptr) {

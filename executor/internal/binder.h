@@ -95,6 +95,15 @@ class Binder {
     BufferId shard;
     std::vector<BufferId> grads, states;
   };
+  // Moments of trainable elements [begin, begin + count) of a unit's shard, which lie in `host` and
+  // visit the device while they are updated: every state of these elements, one behind the other.
+  struct StagedPiece {
+    BufferId host;
+    std::int64_t begin = 0, count = 0;
+  };
+  void StagePiece(UnitId unit, BufferId host, BufferId device);
+  void AddStagedUpdate(const ShardBuffers& buffers, const StagedPiece& piece, UpdateCall& update);
+  [[nodiscard]] OptimizerCall UpdateOf(const ShardBuffers& buffers, BufferId grad) const;
   [[nodiscard]] ShardBuffers BuffersOfIndex(std::span<const Access> accesses,
                                             std::uint16_t index) const;
   void RememberStates(const ShardBuffers& buffers);
@@ -107,6 +116,7 @@ class Binder {
   // What gradients still have to be divided by when the optimizer's first op reads them.
   [[nodiscard]] double PendingDivisor() const;
   void FillUnits(Binding& binding) const;
+  [[nodiscard]] std::vector<BoundStates> StatesOf(std::size_t unit, const Contents& shard) const;
 
   [[nodiscard]] std::byte* At(BufferId buffer) const;
   [[nodiscard]] const Buffer& BufferOf(BufferId b) const { return in_.program.buffers[b.value]; }
@@ -143,10 +153,12 @@ class Binder {
   BufferId model_buffers_;
   std::vector<std::int64_t> module_offset_;    // fp32 elements into the model buffers, by module
   std::vector<std::vector<BufferId>> states_;  // by unit
-  std::vector<BufferId> masters_;              // by unit: what the optimizer updates
-  std::vector<BufferId> shards_;               // by unit: what gathers read
-  std::vector<BufferId> copies_;               // by unit: see BoundCopy
-  bool has_clipped_ = false;                   // the body at hand has a clip op
+  std::map<BufferId, StagedPiece> staged_;     // by the device buffer that a piece visits
+  std::vector<std::vector<StagedPiece>> moments_;  // by unit, in the body at hand
+  std::vector<BufferId> masters_;                  // by unit: what the optimizer updates
+  std::vector<BufferId> shards_;                   // by unit: what gathers read
+  std::vector<BufferId> copies_;                   // by unit: see BoundCopy
+  bool has_clipped_ = false;                       // the body at hand has a clip op
   struct ZeroState {
     std::set<BufferId> emptied;               // buckets whose gradients are no longer needed
     std::vector<UnitId> reduced;              // zero3: units of the last reduction, in order

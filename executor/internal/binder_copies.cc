@@ -250,6 +250,8 @@ Call Binder::BindTransfer(const OpView& v) {
     source += bytes;
     if (IsKnown(from)) {
       Set(access.buffer, ContentsOf(from));
+    } else if (BufferOf(from).category == Category::kOptimizerState && BufferOf(from).on_host) {
+      StagePiece(v.unit(), from, access.buffer);
     }
   }
   return copy;

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "executor/internal/binder.h"
 #include "schedule/lower.h"
+#include "schedule/lower/optimizer.h"
 
 namespace shardwright {
 
@@ -125,6 +126,59 @@ void Binder::RememberStates(const ShardBuffers& buffers) {
   }
 }
 
+OptimizerCall Binder::UpdateOf(const ShardBuffers& buffers, BufferId grad) const {
+  OptimizerCall call;
+  call.spec = in_.job.optimizer;
+  call.dtype = ContentsOf(buffers.shard).dtype;
+  call.params = At(buffers.shard);
+  call.grads = At(grad);
+  SW_CHECK(ContentsOf(grad).dtype == call.dtype, "gradients and parameters of two dtypes");
+  return call;
+}
+
+// Pieces of a unit come in order.
+void Binder::StagePiece(UnitId unit, BufferId host, BufferId device) {
+  std::vector<StagedPiece>& pieces = moments_[unit.value];
+  const std::int64_t element =
+      StateCount(in_.job.optimizer.kind) * SizeOf(in_.job.precision.master);
+  const std::int64_t begin = pieces.empty() ? 0 : pieces.back().begin + pieces.back().count;
+  pieces.push_back({host, begin, BufferOf(host).size.value / element});
+  staged_[device] = pieces.back();
+}
+
+// The update of one piece: its elements of parameters and gradients, and no others.
+void Binder::AddStagedUpdate(const ShardBuffers& buffers, const StagedPiece& piece,
+                             UpdateCall& update) {
+  const BufferId grad = buffers.grads.front();
+  OptimizerCall call = UpdateOf(buffers, grad);
+  const std::int64_t width = SizeOf(call.dtype);
+  const auto states = static_cast<std::size_t>(StateCount(call.spec.kind));
+  for (std::size_t k = 0; k < states; ++k) {
+    call.states[k] =
+        At(buffers.states.front()) + static_cast<std::int64_t>(k) * piece.count * width;
+  }
+  const bool divides = !update.gradients.empty();
+  update.gradients.clear();
+  std::vector<OptimizerRange> ranges;
+  for (OptimizerRange r : UpdateRanges(ContentsOf(buffers.shard), ContentsOf(grad))) {
+    const std::int64_t first = std::max(r.state_offset, piece.begin);
+    const std::int64_t last = std::min(r.state_offset + r.count, piece.begin + piece.count);
+    if (first >= last) {
+      continue;
+    }
+    r.param_offset += first - r.state_offset;
+    r.grad_offset += first - r.state_offset;
+    r.state_offset = first - piece.begin;
+    r.count = last - first;
+    ranges.push_back(r);
+    if (divides) {
+      update.gradients.push_back({At(grad) + r.grad_offset * width, r.count, call.dtype});
+    }
+  }
+  update.shards.push_back(call);
+  update.ranges.push_back(std::move(ranges));
+}
+
 void Binder::AddShardUpdate(std::span<const Access> accesses, std::uint16_t index,
                             UpdateCall& update) {
   const ShardBuffers buffers = BuffersOfIndex(accesses, index);
@@ -132,17 +186,16 @@ void Binder::AddShardUpdate(std::span<const Access> accesses, std::uint16_t inde
     return;
   }
   RememberStates(buffers);
+  if (!buffers.states.empty() && staged_.contains(buffers.states.front())) {
+    AddStagedUpdate(buffers, staged_.at(buffers.states.front()), update);
+    return;
+  }
   const Contents& params = ContentsOf(buffers.shard);
   for (const BufferId grad : buffers.grads) {
-    OptimizerCall call;
-    call.spec = in_.job.optimizer;
-    call.dtype = params.dtype;
-    call.params = At(buffers.shard);
-    call.grads = At(grad);
+    OptimizerCall call = UpdateOf(buffers, grad);
     for (std::size_t k = 0; k < buffers.states.size() && k < call.states.size(); ++k) {
       call.states[k] = At(buffers.states[k]);
     }
-    SW_CHECK(ContentsOf(grad).dtype == params.dtype, "gradients and parameters of two dtypes");
     std::vector<OptimizerRange> ranges = UpdateRanges(params, ContentsOf(grad));
     CheckStatesHold(buffers.states, ranges, params.dtype);
     update.shards.push_back(call);
@@ -227,18 +280,38 @@ void Binder::FillUnits(Binding& binding) const {
     if (masters_[u].valid() && masters_[u] != shards_[u]) {
       unit.host_copy = At(masters_[u]);
     }
-    std::int64_t offset = 0;
-    for (ShardPiece piece : unit.pieces) {
-      if (in_.model.params[piece.param.value].trainable && !states_[u].empty()) {
-        piece.shard_offset = offset;
-        unit.state_pieces.push_back(piece);
-        offset += piece.count;
-      }
-    }
-    for (const BufferId state : states_[u]) {
-      unit.states.push_back(At(state));
+    unit.states = StatesOf(u, contents);
+  }
+}
+
+// States hold the trainable elements of the shard, packed.
+std::vector<BoundStates> Binder::StatesOf(std::size_t unit, const Contents& shard) const {
+  Contents packed{shard.dtype, {}};
+  std::int64_t elements = 0;
+  for (ShardPiece piece : shard.pieces) {
+    if (in_.model.params[piece.param.value].trainable) {
+      piece.shard_offset = elements;
+      packed.pieces.push_back(piece);
+      elements += piece.count;
     }
   }
+  std::vector<BoundStates> result;
+  for (const StagedPiece& staged : moments_[unit]) {
+    const std::int64_t bytes = staged.count * SizeOf(shard.dtype);
+    BoundStates& states = result.emplace_back();
+    states.pieces = Slice(packed, staged.begin, staged.begin + staged.count).pieces;
+    for (int k = 0; k < StateCount(in_.job.optimizer.kind); ++k) {
+      states.data.push_back(At(staged.host) + k * bytes);
+    }
+  }
+  if (result.empty() && !states_[unit].empty()) {
+    BoundStates& states = result.emplace_back();
+    states.pieces = std::move(packed.pieces);
+    for (const BufferId state : states_[unit]) {
+      states.data.push_back(At(state));
+    }
+  }
+  return result;
 }
 
 }  // namespace shardwright

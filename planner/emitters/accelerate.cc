@@ -44,7 +44,7 @@ constexpr std::array<SettingRow<S>, 28> kRows = {{
     {"deepspeed_config.zero3_init_flag", &S::zero3_init_flag},
 }};
 
-constexpr std::array<LossReason, 16> kReasons = {{
+constexpr std::array<LossReason, 17> kReasons = {{
     {"job.precision.reduce", "mixed_precision sets one dtype for parameters and reductions"},
     {"job.precision", "mixed_precision keeps fp32 masters"},
     {"plan.dialect", "Accelerate runs PyTorch's FSDP"},
@@ -52,6 +52,7 @@ constexpr std::array<LossReason, 16> kReasons = {{
     {"plan.replicate_size", "HYBRID_SHARD replicates over the nodes, FULL_SHARD not at all"},
     {"plan.sync", "Accelerate synchronises all or nothing"},
     {"plan.offload.optimizer", "there is no setting for the optimizer alone"},
+    {"plan.offload.moments", "there is no setting for the optimizer alone"},
     {"plan.offload.activations",
      "only the inputs of recomputed layers can go to the host, and only with FSDP2"},
     {"plan.recompute", "whole wrapped layers are recomputed, or nothing is"},

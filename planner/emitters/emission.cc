@@ -114,6 +114,7 @@ class Differences {
     }
     Compare("plan.offload.parameters", a.offload.parameters, b.offload.parameters);
     Compare("plan.offload.optimizer", a.offload.optimizer, b.offload.optimizer);
+    Compare("plan.offload.moments", a.offload.moments, b.offload.moments);
     Compare("plan.offload.activations", a.offload.activations, b.offload.activations);
   }
 
@@ -273,6 +274,7 @@ Plan WithDialect(const Plan& plan, Dialect dialect) {
   out.sync = plan.sync;
   out.recompute = plan.recompute;
   out.offload = plan.offload;
+  out.offload.optimizer = out.offload.moments = false;  // native alone leaves the masters behind
   return out;
 }
 

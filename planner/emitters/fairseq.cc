@@ -43,7 +43,7 @@ constexpr std::array<SettingRow<S>, 21> kRows = {{
     {"model.min_params_to_wrap", &S::min_params_to_wrap},
 }};
 
-constexpr std::array<LossReason, 17> kReasons = {{
+constexpr std::array<LossReason, 18> kReasons = {{
     {"job.precision.param", "with fully_sharded fairseq computes in fp16 or fp32"},
     {"job.precision", "masters are fp32, or fp16 with memory_efficient_fp16"},
     {"job.optimizer", "fairseq has its own Adam, Adadelta and SGD"},
@@ -52,6 +52,7 @@ constexpr std::array<LossReason, 17> kReasons = {{
     {"plan.replicate_size", "FairScale shards over all ranks"},
     {"plan.sync", "with fully_sharded every micro-batch reduces its gradients"},
     {"plan.offload.optimizer", "cpu_offload takes the parameters, too"},
+    {"plan.offload.moments", "cpu_offload takes the parameters, too"},
     {"plan.offload.activations", "only the inputs of recomputed layers can go to the host"},
     {"plan.recompute", "every layer is recomputed, or none is"},
     {"plan.bounded_memory", "FairScale has no such option"},

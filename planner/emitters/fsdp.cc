@@ -8,19 +8,21 @@
 namespace shardwright {
 namespace {
 
-constexpr std::array<LossReason, 6> kFsdp2Reasons = {{
+constexpr std::array<LossReason, 7> kFsdp2Reasons = {{
     {"plan.dialect", "fully_shard has its own schedule"},
     {"plan.offload.optimizer", "fully_shard offloads parameters, gradients and optimizer together"},
+    {"plan.offload.moments", "fully_shard offloads parameters, gradients and optimizer together"},
     {"plan.offload.activations", "only the inputs of fully recomputed regions can go to the host"},
     {"plan.bounded_memory", "PyTorch has no such option"},
     {"plan.units.gap", "FSDP2 gathers a unit once per pass"},
     {"plan", "fully_shard has no such option"},
 }};
 
-constexpr std::array<LossReason, 9> kFsdp1Reasons = {{
+constexpr std::array<LossReason, 10> kFsdp1Reasons = {{
     {"plan.dialect", "FullyShardedDataParallel has its own schedule"},
     {"plan.sync", "no_sync() delays reduce-scatter and all-reduce together"},
     {"plan.offload.optimizer", "FSDP1 offloads parameters, gradients and optimizer together"},
+    {"plan.offload.moments", "FSDP1 offloads parameters, gradients and optimizer together"},
     {"plan.offload.activations", "only the inputs of fully recomputed regions can go to the host"},
     {"plan.units.reshard", "a unit is freed or kept, and the root is kept"},
     {"plan.units.gap", "FSDP1 gathers a unit once per pass"},

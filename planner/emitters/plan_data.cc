@@ -199,7 +199,6 @@ PlanFile AsFsdp2(const PlanFile& file) {
   for (UnitPlan& unit : out.plan.units) {
     unit.gap = Gap::kHold;
   }
-  out.plan.offload.optimizer = false;
   // The inputs of recomputed regions are all that offload_wrapper moves.
   out.plan.offload.activations = file.plan.offload.activations && RecomputesInFull(file.plan);
   return out;
@@ -218,7 +217,6 @@ PlanFile AsFsdp1(const PlanFile& file) {
     out.plan.sync = SyncMode::kEvery;
   }
   out.plan.units = FlatUnits(file.plan);
-  out.plan.offload.optimizer = false;
   out.plan.offload.activations = file.plan.offload.activations && RecomputesInFull(file.plan);
   return out;
 }
@@ -236,7 +234,6 @@ PlanFile AsFairscale(const PlanFile& file) {
     out.plan.sync = SyncMode::kEvery;
   }
   out.plan.units = FlatUnits(file.plan);
-  out.plan.offload.optimizer = false;
   out.plan.offload.activations = file.plan.offload.activations && RecomputesInFull(file.plan);
   Precision& precision = out.job.precision;
   if (precision.param == precision.master || precision.reduce != DType::kFp32) {

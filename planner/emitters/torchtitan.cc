@@ -50,7 +50,7 @@ constexpr std::array<SettingRow<S>, 20> kRows = {{
     {"compile.enable", &S::compile},
 }};
 
-constexpr std::array<LossReason, 16> kReasons = {{
+constexpr std::array<LossReason, 17> kReasons = {{
     {"job.precision.reduce", "mixed_precision_reduce is float32 only"},
     {"job.precision", "torchtitan computes in float32 or bfloat16"},
     {"job.optimizer", "torchtitan has Adam and AdamW"},
@@ -58,6 +58,7 @@ constexpr std::array<LossReason, 16> kReasons = {{
     {"plan.dialect", "torchtitan runs FSDP2, or DDP without sharding"},
     {"plan.sync", "every micro-batch reduces its gradients"},
     {"plan.offload.optimizer", "there is no setting for the optimizer alone"},
+    {"plan.offload.moments", "there is no setting for the optimizer alone"},
     {"plan.offload.activations", "there is no setting for it"},
     {"plan.recompute", "blocks are recomputed all, every N-th, or by op (every second matmul)"},
     {"plan.bounded_memory", "PyTorch has no such option"},

@@ -45,7 +45,7 @@ constexpr std::array<SettingRow<S>, 25> kRows = {{
     {"accelerator_config.gradient_accumulation_kwargs.sync_each_batch", &S::sync_each_batch},
 }};
 
-constexpr std::array<LossReason, 18> kReasons = {{
+constexpr std::array<LossReason, 19> kReasons = {{
     {"job.precision.reduce", "bf16 and fp16 set one dtype for parameters and reductions"},
     {"job.precision", "mixed precision keeps fp32 masters"},
     {"job.optimizer", "optim names AdamW (foreach or fused) or SGD"},
@@ -58,6 +58,7 @@ constexpr std::array<LossReason, 18> kReasons = {{
      "strategy inside a node"},
     {"plan.sync", "the Trainer synchronises all or nothing"},
     {"plan.offload.optimizer", "there is no setting for the optimizer alone"},
+    {"plan.offload.moments", "there is no setting for the optimizer alone"},
     {"plan.offload.activations", "fsdp_config has no key for it"},
     {"plan.recompute", "whole wrapped layers are recomputed, or nothing is"},
     {"plan.bounded_memory", "PyTorch has no such option"},

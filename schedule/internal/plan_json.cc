@@ -128,11 +128,12 @@ OptimizerSpec ReadOptimizer(const JsonValue& json) {
 }
 
 Offload ReadOffload(const JsonValue& json) {
-  json.AllowOnly({"parameters", "optimizer", "activations"});
+  json.AllowOnly({"parameters", "optimizer", "activations", "moments"});
   Offload offload;
   SetBool(json, "parameters", offload.parameters);
   SetBool(json, "optimizer", offload.optimizer);
   SetBool(json, "activations", offload.activations);
+  SetBool(json, "moments", offload.moments);
   return offload;
 }
 
@@ -215,6 +216,7 @@ Plan ReadPlan(const JsonValue& json) {
                   "bounded_memory",
                   "in_flight",
                   "transfers",
+                  "moments_piece",
                   "first_bucket",
                   "bucket",
                   "zero",
@@ -238,6 +240,9 @@ Plan ReadPlan(const JsonValue& json) {
   SetBool(json, "bounded_memory", plan.bounded_memory);
   SetInt(json, "in_flight", 1, 65535, plan.in_flight);
   SetChoice(json, "transfers", kTransfersNames, plan.transfers);
+  if (const std::optional<JsonValue> piece = json.Find("moments_piece")) {
+    plan.moments_piece = piece->AsBytes();
+  }
   if (const std::optional<JsonValue> bucket = json.Find("first_bucket")) {
     plan.first_bucket = bucket->AsBytes();
   }

@@ -21,6 +21,7 @@ class NativeRules : public StepRules {
   NativeRules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
       : StepRules(emitter, spans, units),
         comm_(units.size()),
+        moments_(emitter, emitter.in.plan.in_flight, FreedSlot() + 1),
         part_of_param_(emitter.in.model.params.size()) {
     gather_group_ = e_.AddGroup("shard", plan_.shard_size, 1);
     reduce_group_ = e_.AddGroup("shard.reduce", plan_.shard_size, 1);
@@ -182,7 +183,8 @@ class NativeRules : public StepRules {
 
   void EndStep() override {
     std::vector<UnitId> units = UnitsWithGrads();
-    if (units.empty()) {
+    if (units.empty()) {  // without the norm all of them are updated already
+      moments_.EndStep();
       return;
     }
     // In the order in which the next forward needs them.
@@ -193,13 +195,14 @@ class NativeRules : public StepRules {
       UpdateOnHost(units);
       return;
     }
-    if (TakesGradNorm(job_)) {
-      e_.AddWait(Stream::kCompute, {last_reduce_}, Phase::kOptimizer, kNoSubject);
-      AddClip(units, Stream::kCompute, reduce_group_);
-      for (const UnitId u : units) {
-        Update(u, Stream::kCompute);
-      }
+    e_.AddWait(Stream::kCompute, {last_reduce_}, Phase::kOptimizer, kNoSubject);
+    AddClip(units, Stream::kCompute, reduce_group_);
+    const Stream stream = UpdateStream();
+    e_.AddWait(stream, {e_.body->last()}, Phase::kOptimizer, kNoSubject);
+    for (const UnitId u : units) {
+      Update(u, stream);
     }
+    moments_.EndStep();
     FreeShardedGrads(units);
   }
 
@@ -573,6 +576,7 @@ class NativeRules : public StepRules {
     } else if (last_micro_batch_ && !TakesGradNorm(job_)) {
       Update(u, s);
       last_reduce_ = e_.body->last();
+      FreeShardedGrads({&u, 1});
     }
   }
 
@@ -617,7 +621,17 @@ class NativeRules : public StepRules {
 
   // The next step's gather of the unit waits for this, and for nothing else of this step.
   void Update(UnitId u, Stream stream) {
-    e_.body->SetCarry(SlotOf(u), AddOptimizer({&u, 1}, stream));
+    e_.body->SetCarry(SlotOf(u), StagesMoments() ? AddStagedOptimizer(u, stream, moments_)
+                                                 : AddOptimizer({&u, 1}, stream));
+  }
+  [[nodiscard]] bool StagesMoments() const {
+    return plan_.offload.moments && StateCount(job_.optimizer.kind) > 0;
+  }
+  // Of updates behind the norm. Those that wait for moments let the next forward begin; but what
+  // fp16 skips, only the compute stream knows.
+  [[nodiscard]] Stream UpdateStream() const {
+    return StagesMoments() && job_.precision.param != DType::kFp16 ? Stream::kReduce
+                                                                   : Stream::kCompute;
   }
 
   void UpdateOnHost(const std::vector<UnitId>& units) {
@@ -638,6 +652,7 @@ class NativeRules : public StepRules {
   }
 
   std::vector<Comm> comm_;
+  MomentStaging moments_;
   GroupId gather_group_, reduce_group_, replicate_group_;
   std::vector<UnitId> forward_order_, backward_order_;
   std::vector<bool> is_read_again_;            // per unit: behind its forward

@@ -341,26 +341,30 @@ OptimizerStep StepRules::UpdateOf(const OptimizerSpec& optimizer,
   return LowerOptimizer(optimizer, elements, tensors, largest, job_.precision.master);
 }
 
+void StepRules::AllocStates(UnitId u, Stream owner, std::span<const Bytes> sizes,
+                            PieceRange pieces) {
+  std::vector<BufferId>& states = At(u).states;
+  for (std::size_t k = states.size(); k < sizes.size(); ++k) {
+    Buffer b;
+    b.size = sizes[k];
+    b.category = Category::kOptimizerState;
+    b.owner = owner;
+    b.on_host = owner == Stream::kHost;
+    b.pieces = pieces;
+    b.zero_filled = true;
+    states.push_back(e_.body->NewBuffer(b));
+  }
+  for (const BufferId b : states) {
+    e_.body->Alloc(b, PointKind::kAllocOnce);
+  }
+}
+
 OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
   Bytes updated{0};
-  const int states = StateCount(job_.optimizer.kind);
+  const auto states = static_cast<std::size_t>(StateCount(job_.optimizer.kind));
   for (const UnitId u : units) {
     updated += GradShard(u);
-    UnitState& state = At(u);
-    if (state.states.empty()) {
-      for (int k = 0; k < states; ++k) {
-        Buffer b;
-        b.size = StateShard(u);
-        b.category = Category::kOptimizerState;
-        b.owner = stream;
-        b.pieces = state.state_pieces;
-        b.zero_filled = true;
-        state.states.push_back(e_.body->NewBuffer(b));
-      }
-    }
-    for (const BufferId b : state.states) {
-      e_.body->Alloc(b, PointKind::kAllocOnce);
-    }
+    AllocStates(u, stream, std::vector<Bytes>(states, StateShard(u)), At(u).state_pieces);
   }
   const OptimizerStep step = UpdateOf(job_.optimizer, units);
   BufferId temporary;
@@ -392,22 +396,10 @@ OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
 
 OpId StepRules::AddHostOptimizer(std::span<const UnitId> units) {
   Bytes updated{0};
-  const int states = StateCount(job_.optimizer.kind);
+  const auto states = static_cast<std::size_t>(StateCount(job_.optimizer.kind));
   for (const UnitId u : units) {
     updated += GradShard(u);
-    UnitState& state = At(u);
-    for (int k = 0; k < states && state.states.size() < static_cast<std::size_t>(states); ++k) {
-      Buffer b;
-      b.size = StateShard(u);
-      b.category = Category::kOptimizerState;
-      b.owner = Stream::kHost;
-      b.on_host = true;
-      b.zero_filled = true;
-      state.states.push_back(e_.body->NewBuffer(b));
-    }
-    for (const BufferId b : state.states) {
-      e_.body->Alloc(b, PointKind::kAllocOnce);
-    }
+    AllocStates(u, Stream::kHost, std::vector<Bytes>(states, StateShard(u)), {});
   }
   // A host copy of the masters, or the offloaded shards themselves.
   const auto masters = [&](UnitId u) {
@@ -429,6 +421,47 @@ OpId StepRules::AddHostOptimizer(std::span<const UnitId> units) {
       e_.body->Use(b, AccessMode::kReadWrite, Role::kState, index);
     }
     ++index;
+  }
+  return op;
+}
+
+OpId StepRules::AddStagedOptimizer(UnitId u, Stream stream, MomentStaging& staging) {
+  // A piece is a range of the trainable elements, with all their states one behind the other.
+  const std::int64_t elements = StateElements(Info(u));
+  const std::int64_t width = SizeOf(job_.precision.master);
+  const std::int64_t bytes = StateCount(job_.optimizer.kind) * width;
+  const std::int64_t at_once = std::max<std::int64_t>(1, plan_.moments_piece.value / bytes);
+  std::vector<Bytes> sizes;
+  for (std::int64_t done = 0; done < elements; done += at_once) {
+    sizes.push_back(Bytes(std::min(at_once, elements - done) * bytes));
+  }
+  AllocStates(u, Stream::kHost, sizes, {});
+  OpShape shape;
+  shape.code = OpCode::kOptimizerStep;
+  shape.stream = stream;
+  shape.dtype = job_.precision.master;
+  const auto tensors = static_cast<std::int64_t>(Info(u).params.size());
+  OpId op;
+  for (const BufferId host : At(u).states) {
+    const MomentStaging::Piece piece = staging.Fetch(u, host);
+    const std::int64_t count = e_.program.buffers[host.value].size.value / bytes;
+    const OptimizerStep step = LowerOptimizer(
+        job_.optimizer, count, CeilDiv(tensors * count, elements), count, job_.precision.master);
+    BufferId temporary;
+    if (step.temporaries > Bytes(0)) {
+      temporary = e_.Alloc(step.temporaries, Category::kTemporary, stream);
+    }
+    shape.bytes = Bytes(count * width);
+    op = e_.Add(shape, step.kernels, Phase::kOptimizer, u.value,
+                {{At(u).shard, AccessMode::kReadWrite, Role::kParameter}});
+    UseGrads(u, AccessMode::kRead, 0);
+    e_.body->Use(piece.device, AccessMode::kReadWrite, Role::kState);
+    e_.After(piece.arrived);
+    if (temporary.valid()) {
+      e_.body->Use(temporary, AccessMode::kWrite, Role::kWorkspace);
+      e_.body->Free(temporary);
+    }
+    staging.Return(u, piece, op);
   }
   return op;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "schedule/lower/layout.h"
+#include "schedule/lower/moment_staging.h"
 #include "schedule/lower/optimizer.h"
 #include "schedule/lower/walker.h"
 
@@ -43,7 +44,7 @@ class StepRules : public DialectRules {
     PieceRange unsharded_pieces;   // of `unsharded`, where it is one tensor per parameter
     PieceRange state_pieces;       // of each of `states`
     BufferId host_master;          // their copy on the host, when only the optimizer lives there
-    std::vector<BufferId> states;  // optimizer states
+    std::vector<BufferId> states;  // optimizer states; with offloaded moments, pieces of them all
     // Of the step at hand.
     BufferId sharded_grad;  // master dtype; lives until the optimizer ran
     BufferId host_grad;     // offload: the copy the CPU optimizer reads
@@ -130,6 +131,10 @@ class StepRules : public DialectRules {
   // The update of `units` as one op on `stream`; states are allocated by the first one that runs.
   OpId AddOptimizer(std::span<const UnitId> units, Stream stream);
   OpId AddHostOptimizer(std::span<const UnitId> units);
+  // The update of one unit whose states live on the host, piece by piece; the last op of it.
+  OpId AddStagedOptimizer(UnitId u, Stream stream, MomentStaging& staging);
+  // Makes the unit's state buffers of these sizes if there are none yet, in the pool of `owner`.
+  void AllocStates(UnitId u, Stream owner, std::span<const Bytes> sizes, PieceRange pieces);
   // Frees the gradients that the optimizer has used (zero_grad).
   void FreeShardedGrads(std::span<const UnitId> units);
   // The optimizer's gradient buffers of the unit become accesses of the op last added.

@@ -106,7 +106,7 @@ class Usage(ShardwrightTestCase):
              ':foreach, fused or for_loop; did you mean "adam"?', (*plan, "--optimizer", "adamx")),
             ('--optimizer: got "adamw:fusd", expected sgd, momentum, adam, adamw or adadelta, alone or with '
              ':foreach, fused or for_loop; did you mean "fused"?', (*plan, "--optimizer", "adamw:fusd")),
-            ('--offload: got "params", expected none, parameters, optimizer or activations',
+            ('--offload: got "params", expected none, parameters, optimizer, activations or moments',
              (*plan, "--offload", "params")),
             ('--precision: got "bf8", expected bf16-mixed, fp16-mixed, fp32, bf16, fp16 or '
              'master/param/reduce such as fp32/bf16/fp32', (*plan, "--precision", "bf8")),

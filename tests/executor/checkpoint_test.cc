@@ -81,13 +81,13 @@ struct Ranks {
     }
     for (std::int64_t s = 0; s < shards; ++s) {
       BoundUnit bound;
-      bound.pieces = bound.state_pieces = ShardPieces(model, info, kind, s, shards);
+      bound.pieces = ShardPieces(model, info, kind, s, shards);
       bound.elements = info.shard_elements;
       bound.dtype = dtype;
       const std::int64_t bytes = info.shard_elements * SizeOf(dtype);
       memory.emplace_back(static_cast<std::size_t>(3 * bytes), std::byte{0xee});
       bound.parameters = memory.back().data();
-      bound.states = {bound.parameters + bytes, bound.parameters + 2 * bytes};
+      bound.states = {{bound.pieces, {bound.parameters + bytes, bound.parameters + 2 * bytes}}};
       units.push_back(bound);
       buffers.emplace_back(static_cast<std::size_t>(buffer_elements), -1.0F);
     }
@@ -105,7 +105,8 @@ struct Ranks {
       std::memset(memory[r].data(), 0, memory[r].size());
       for (const ShardPiece& piece : unit.pieces) {
         const std::string& fqn = model.params[piece.param.value].fqn;
-        const std::array<std::byte*, 3> arrays = {unit.parameters, unit.states[0], unit.states[1]};
+        const std::vector<std::byte*>& states = unit.states[0].data;
+        const std::array<std::byte*, 3> arrays = {unit.parameters, states[0], states[1]};
         for (std::size_t k = 0; k < arrays.size(); ++k) {
           FillParameter(rule, InitKey(k, fqn), piece.param_begin, piece.count, unit.dtype,
                         arrays[k] + piece.shard_offset * SizeOf(unit.dtype));
@@ -172,7 +173,7 @@ TEST_CASE("what W ranks save under one layout, any number loads under any other"
           expected.Fill(model);
           Ranks loaded(model, to, layout, DType::kFp32);
           for (std::size_t r = 0; r < loaded.units.size(); ++r) {
-            std::memset(loaded.units[r].states[0], 0, loaded.memory[r].size() / 3 * 2);
+            std::memset(loaded.units[r].states[0].data[0], 0, loaded.memory[r].size() / 3 * 2);
             LoadState(checkpoint, model, OptimizerKind::kAdamW, loaded.StateOf(r), true);
           }
           CHECK(loaded.memory == expected.memory);
@@ -192,7 +193,7 @@ TEST_CASE("16-bit states stay what they are, and change dtype by one rounding") 
   Ranks same(model, 2, 1, DType::kBf16), expected(model, 2, 1, DType::kBf16);
   expected.Fill(model);
   for (std::size_t r = 0; r < 2; ++r) {
-    std::memset(same.units[r].states[0], 0, same.memory[r].size() / 3 * 2);
+    std::memset(same.units[r].states[0].data[0], 0, same.memory[r].size() / 3 * 2);
     LoadState(checkpoint, model, OptimizerKind::kAdamW, same.StateOf(r), true);
   }
   CHECK(same.memory == expected.memory);

@@ -103,6 +103,7 @@ std::vector<Feature> Features() {
        }},
       {"offload of parameters", Nothing, [](Setup& s) { s.plan.offload.parameters = true; }},
       {"offload of the optimizer", Nothing, [](Setup& s) { s.plan.offload.optimizer = true; }},
+      {"offload of moments", Nothing, [](Setup& s) { s.plan.offload.moments = true; }},
       {"offload of activations", Nothing, [](Setup& s) { s.plan.offload.activations = true; }},
       {"recompute", Nothing,
        [](Setup& s) {

@@ -52,6 +52,10 @@ Setup Draw(std::mt19937& random) {
     s.plan.recompute = RecomputeBlocks(s.model, kind, 1, "test");
   }
   s.plan.offload.parameters = random() % 5 == 0;
+  if (dialect == Dialect::kNative && !s.plan.offload.parameters && random() % 4 == 0) {
+    s.plan.offload.moments = true;
+    s.plan.moments_piece = Bytes(1 + static_cast<std::int64_t>(random() % 2000));
+  }
   if (s.plan.zero.reduce_bucket < 500) {  // one of the ZeRO dialects
     s.plan.zero.reduce_bucket = 20 + static_cast<std::int64_t>(random() % 200);
     s.plan.zero.overlap_comm = random() % 2 == 0 ? Overlap::kOn : Overlap::kOff;

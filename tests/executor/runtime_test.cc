@@ -132,6 +132,12 @@ std::vector<Choice> Choices() {
       {"offload of the optimizer",
        {Dialect::kNative},
        [](Setup& s) { s.plan.offload.optimizer = true; }},
+      {"offload of moments",
+       {Dialect::kNative},
+       [](Setup& s) {
+         s.plan.offload.moments = true;
+         s.plan.moments_piece = Bytes(100);
+       }},
       {"offload of activations", kSharding,
        [](Setup& s) {
          s.plan.offload.activations = true;

@@ -1,6 +1,7 @@
 // Bounds against random plans: none is faster.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <random>
 #include <string>
@@ -50,8 +51,9 @@ Plan DrawPlan(std::mt19937& random, const Case& c, int blocks) {
   plan.in_flight = Draw(random, 1, 6);
   plan.transfers = Draw(random, 0, 1) == 1 ? Transfers::kInTurn : Transfers::kAtOnce;
   plan.offload.activations = Draw(random, 0, 3) == 0;
-  (Draw(random, 0, 1) == 1 ? plan.offload.parameters : plan.offload.optimizer) =
-      Draw(random, 0, 5) == 0;
+  const std::array<bool*, 3> kinds = {&plan.offload.parameters, &plan.offload.optimizer,
+                                      &plan.offload.moments};
+  *kinds[static_cast<std::size_t>(Draw(random, 0, 2))] = Draw(random, 0, 3) == 0;
   plan.units = UnitsOf(blocks, static_cast<unsigned>(Draw(random, 0, (1 << (blocks - 1)) - 1)), {});
   for (UnitPlan& unit : plan.units) {
     const std::int64_t reshard = Draw(random, 0, 3);
@@ -221,7 +223,7 @@ Plan DrawPlanOf(Dialect dialect, std::mt19937& random, const Case& c, int blocks
   plan.dialect = dialect;
   plan.in_flight = Plan().in_flight;
   plan.transfers = Plan().transfers;
-  plan.offload.optimizer = false;
+  plan.offload.optimizer = plan.offload.moments = false;
   if (dialect == Dialect::kFairscale) {
     plan.shard_size = c.cluster.RankCount();
     plan.replicate_size = 1;

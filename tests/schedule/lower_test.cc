@@ -458,6 +458,41 @@ TEST_CASE("Offload: shards, gradients and states live on the host") {
   CHECK(Of(AliveAt(p, "opt.host_optimizer_step"), Category::kOptimizerState) == 0);
 }
 
+TEST_CASE("Offload: moments visit the device piece by piece") {
+  // Fp32 AdamW: 1,024 elements of each block on each of four ranks, in pieces of 256 elements with
+  // two moments each, and the stem's 128 in one piece.
+  ChainSpec spec;
+  constexpr std::int64_t kPiece = 2048;
+  constexpr int kPieces = 4 * 4 + 1;
+  for (const bool clips : {false, true}) {
+    CAPTURE(clips);
+    Plan plan = ChainPlan(spec, Dialect::kNative, 4);
+    plan.offload.moments = true;
+    plan.moments_piece = Bytes(kPiece + 7);
+    const Program p = LowerChain(spec, plan, kMixed, [&](Job& job) { job.clip_gradients = clips; });
+    int there = 0, back = 0;
+    for (const Op& op : p.step.ops) {
+      const OpShape& s = p.ShapeOf(op);
+      there += s.stream == Stream::kH2d && s.code == OpCode::kCopyH2d ? 1 : 0;
+      back += s.stream == Stream::kD2h ? 1 : 0;
+    }
+    CHECK(there == kPieces);
+    CHECK(back == kPieces);
+    CHECK(Count(p, OpCode::kOptimizerStep) == kPieces);
+    // In the last update both pieces that may be in flight are there: the stem's (the root's, last
+    // without clipping and first with it) or a block's, and a block's.
+    const Bytes64 alive =
+        AliveAt(p, clips ? "block3.opt.optimizer_step#3" : "root.opt.optimizer_step");
+    CHECK(Of(alive, Category::kOptimizerState) == (clips ? 2 * kPiece : kPiece + 128 * 8));
+    CHECK(Of(alive, Category::kParameterShard) == (4 * 1024 + 128) * 4);
+    Bytes host;
+    for (const Buffer& b : p.buffers) {
+      host += b.on_host && b.category == Category::kOptimizerState ? b.size : Bytes(0);
+    }
+    CHECK(host == Bytes((4 * 1024 + 128) * 8));
+  }
+}
+
 TEST_CASE("Offload: the host's update moves what the optimizer's passes move") {
   ChainSpec spec;
   Plan plan = ChainPlan(spec, Dialect::kNative, 4);

@@ -154,6 +154,9 @@ TEST_CASE("PlanFile: every field comes back") {
   plan.units[3].forward_prefetch = {"model.layers.4", "model.layers.5"};
   plan.units[3].backward_prefetch = {"model.layers.2"};
   CheckRoundTrip(file);
+  plan.offload = {.moments = true};
+  plan.moments_piece = Bytes(1000001);
+  CheckRoundTrip(file);
   PlanFile fsdp1 = SmallPlan();
   fsdp1.plan.dialect = Dialect::kFsdp1;
   fsdp1.plan.backward_prefetch = BackwardPrefetch::kPost;

@@ -340,6 +340,16 @@ TEST_CASE("ValidatePlan: offloading that no lowering would do") {
   CHECK(ValidateError(plan) == "");
   plan.offload.activations = true;
   CHECK(ValidateError(plan) == "");
+  plan.offload.moments = true;
+  CHECK(ValidateError(plan) ==
+        "p.json: plan.offload.moments: got true, expected false; the moments go wherever the "
+        "optimizer goes");
+  plan.offload.optimizer = false;
+  CHECK(ValidateError(plan) == "");
+  plan.dialect = Dialect::kFsdp2;
+  CHECK(ValidateError(plan) ==
+        "p.json: plan.offload.moments: got an option of dialect native in a plan of dialect fsdp2, "
+        "expected its default");
 }
 
 TEST_CASE("ValidatePlan: recompute regions") {

@@ -176,6 +176,18 @@ void DrawExtras(std::mt19937& random, Plan& plan) {
   }
 }
 
+void DrawOffload(std::mt19937& random, Plan& plan) {
+  if (plan.dialect != Dialect::kDdp && !IsZero(plan.dialect) && Chance(random, 15)) {
+    (plan.dialect == Dialect::kNative && Chance(random, 50)
+         ? (Chance(random, 50) ? plan.offload.optimizer : plan.offload.moments)
+         : plan.offload.parameters) = true;
+  }
+  if (plan.offload.moments) {
+    plan.moments_piece = Bytes(Between(random, 1, 1 << 20));
+  }
+  plan.offload.activations = Chance(random, 15);
+}
+
 }  // namespace
 
 RandomCase DrawCase(std::mt19937& random) {
@@ -221,11 +233,7 @@ RandomCase DrawCase(std::mt19937& random) {
     plan.in_flight = Between(random, 1, 4);
     plan.transfers = Chance(random, 50) ? Transfers::kInTurn : Transfers::kAtOnce;
   }
-  if (!ddp && !IsZero(plan.dialect) && Chance(random, 15)) {
-    (plan.dialect == Dialect::kNative && Chance(random, 50) ? plan.offload.optimizer
-                                                            : plan.offload.parameters) = true;
-  }
-  plan.offload.activations = Chance(random, 15);
+  DrawOffload(random, plan);
   DrawJob(random, c.model, c.job);
   if (plan.dialect != Dialect::kFairscale && Chance(random, 15)) {
     plan.use_orig_params = true;  // FSDP1 mixes trainable and frozen only so
@@ -244,6 +252,7 @@ RandomCase DrawCase(std::mt19937& random) {
       " recompute=" + std::to_string(plan.recompute.size()) +
       (plan.offload.parameters ? " offload=parameters" : "") +
       (plan.offload.optimizer ? " offload=optimizer" : "") +
+      (plan.offload.moments ? " offload=moments" : "") +
       (plan.offload.activations ? " offload=activations" : "");
   return c;
 }

@@ -75,6 +75,13 @@ struct Variant {
 constexpr double kFp32 = 1e-5;  // sums of other orders in three steps; measured below 1e-6
 constexpr double kHalf = 0.05;  // 8 bits in every weight, activation and gradient
 
+void ClipWithOffloadedMoments(Setup& s) {
+  s.job.clip_gradients = true;
+  s.training.clip_norm = 0.05;
+  s.plan.offload.moments = true;
+  s.plan.moments_piece = Bytes(1000);
+}
+
 std::vector<Variant> Variants() {
   const auto nothing = [](Setup&) {};
   const auto clip = [](Setup& s) {
@@ -118,6 +125,7 @@ std::vector<Variant> Variants() {
        [](Setup& s) { s.plan.offload.activations = true; }, kFp32},
       {"offload of the optimizer", Dialect::kNative, 2,
        [](Setup& s) { s.plan.offload.optimizer = true; }, kFp32},
+      {"offload of moments", Dialect::kNative, 2, ClipWithOffloadedMoments, kFp32},
       {"clipping", Dialect::kFsdp2, 2, clip, kFp32},
       {"clipping in host memory", Dialect::kFsdp2, 2,
        [clip](Setup& s) {
