@@ -14,6 +14,8 @@
 #   scripts/gpu_check.sh profile    calibrate --device cuda; mfu and large predict with its profile, and make it if it is not there
 #   scripts/gpu_check.sh mfu        steps of 1.5 and 3 billion parameters on one GPU, measured against predicted and against PyTorch
 #   scripts/gpu_check.sh large      the same of 8 billion (16-bit states), and of 1.5 billion with 8,192 tokens per sample
+#   scripts/gpu_check.sh long       3 billion, and 8 billion with 16-bit states, with 8,192 tokens per sample
+#   scripts/gpu_check.sh offload    13 billion on one GPU with AdamW's moments on the host (104 GiB of free host memory): predicted, then run
 #   scripts/gpu_check.sh schedule   native, fsdp2 and fsdp1 on four ranks of one GPU, one against the other
 #   scripts/gpu_check.sh gpus       GPT-2 on as many GPUs as there are, a process each, with NCCL, with and without its windows
 #   scripts/gpu_check.sh sanitizer  compute-sanitizer memcheck and racecheck over the kernel tests
@@ -188,6 +190,27 @@ large() {
   beside_pytorch "qwen2.5-1.5b-8192" qwen2.5-1.5b --seq 8192 --global-batch 8 --micro-batch 1 --optimizer adamw:fused
 }
 
+long() {
+  beside_pytorch "llama-3.2-3b-8192" llama-3.2-3b --seq 8192 --global-batch 8 --micro-batch 1 --optimizer adamw:fused
+  beside_pytorch "llama-3.1-8b-8192" llama-3.1-8b --seq 8192 --global-batch 4 --micro-batch 1 --precision bf16 \
+    --optimizer adamw:fused
+}
+
+offload() {
+  local name="13B, moments on the host" free
+  free=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
+  if [[ $free -lt 104 ]]; then
+    row "$name" skipped "needs 104 GiB of free host memory, 97 of them for the moments; there are $free"
+    return
+  fi
+  check "plan $name" "$(program shardwright)" plan --model llama-2-13b --cluster "h200-141 x1, host $free GiB" \
+    --kernel-set shardwright-cuda-plain --dialect native --seq 2048 --global-batch 8 --micro-batch 8 --recompute full --clip off \
+    --optimizer adamw:fused --offload moments -o "$tree/offload.json" &&
+    check "simulate $name" "$(program shardwright)" simulate "$tree/offload.json" || return
+  show "simulate $name" '^  (step time|MFU|allocated|host, all GPUs)'
+  train "$name" "$tree/offload.json" --loopback 1
+}
+
 schedule() {
   local dialect
   for dialect in native fsdp2 fsdp1; do
@@ -264,14 +287,14 @@ results() {
 
 parts=("$@")
 if [[ ${#parts[@]} -eq 0 ]]; then
-  parts=(build tests kernels training profile mfu large schedule gpus sanitizer)
+  parts=(build tests kernels training profile mfu large long offload schedule gpus sanitizer)
 fi
 for part in "${parts[@]}"; do
   case $part in
-    build | pack | tests | kernels | training | profile | mfu | large | schedule | gpus | sanitizer | hostid) ;;
+    build | pack | tests | kernels | training | profile | mfu | large | long | offload | schedule | gpus | sanitizer | hostid) ;;
     *)
-      echo "gpu_check.sh: got \"$part\", expected build, pack, tests, kernels, training, profile, mfu, large, schedule, gpus," \
-        "sanitizer or hostid" >&2
+      echo "gpu_check.sh: got \"$part\", expected build, pack, tests, kernels, training, profile, mfu, large, long, offload," \
+        "schedule, gpus, sanitizer or hostid" >&2
       exit 2
       ;;
   esac
