@@ -47,10 +47,7 @@ class Searcher {
   Searcher(const SearchInput& input, const SearchOptions& options)
       : in_(input),
         options_(options),
-        limits_{options.memory_limit > Bytes(0)
-                    ? options.memory_limit
-                    : DeviceLimit(input.cluster, input.profile, input.job),
-                input.cluster.node.pinned_limit},
+        limits_{MemoryLimit(input, options), input.cluster.node.pinned_limit},
         space_(MakeSpace(input, options)),
         workers_(input, options.threads) {}
 
@@ -431,6 +428,11 @@ SearchResult Search(const SearchInput& input, const SearchOptions& options) {
   result.search_time =
       Seconds(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   return result;
+}
+
+Bytes MemoryLimit(const SearchInput& input, const SearchOptions& options) {
+  return options.memory_limit > Bytes(0) ? options.memory_limit
+                                         : DeviceLimit(input.cluster, input.profile, input.job);
 }
 
 Bytes DeviceLimit(const Cluster& cluster, const Profile& profile, const Job& job) {

@@ -165,5 +165,7 @@ struct SearchInput {
 // Device memory that plans may use: what the GPU has less the job's margin and less the band of
 // what lives outside the allocator (the profile's spreads).
 [[nodiscard]] Bytes DeviceLimit(const Cluster& cluster, const Profile& profile, const Job& job);
+// Per device: as the options say, or DeviceLimit.
+[[nodiscard]] Bytes MemoryLimit(const SearchInput& input, const SearchOptions& options);
 
 }  // namespace shardwright

@@ -41,6 +41,16 @@ std::vector<std::int64_t> ShardSizes(const SearchInput& input, const SearchOptio
   return DivisorsOf(ranks);
 }
 
+// Do masters and states fit, spread over all devices, with nothing else there? Where they do,
+// moments stay: their bound is loose, as it does not know when in a step they travel.
+bool StatesFit(const SearchInput& input, const SearchOptions& options) {
+  const std::int64_t elements =
+      CountParameters(input.model) +
+      StateCount(input.job.optimizer.kind) * CountParameters(input.model, true);
+  return elements / input.cluster.RankCount() <=
+         MemoryLimit(input, options).value / SizeOf(input.job.precision.master);
+}
+
 std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& options) {
   if (options.fixed.offload) {
     return {options.base.offload};
@@ -49,7 +59,7 @@ std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& opt
   std::vector<Offload> choices = {{}};
   if (dialect == Dialect::kNative && input.job.mode == JobMode::kTrain) {
     choices.push_back({.optimizer = true});
-    if (StateCount(input.job.optimizer.kind) > 0) {
+    if (StateCount(input.job.optimizer.kind) > 0 && !StatesFit(input, options)) {
       choices.push_back({.moments = true});
     }
   }
