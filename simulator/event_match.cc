@@ -150,6 +150,11 @@ std::uint32_t EventLoop::CountLoops(const Transition& transition, const Anchor& 
   }
   const std::size_t period = end.segment - begin.segment;
   const SegmentAt place = AtAnchor(now);
+  // Up to there the first copy must be like what is known: else it ends with other ops next on the
+  // streams than it began with.
+  if (FirstDifference(body, AtAnchor(begin), place, static_cast<std::uint32_t>(reach)) <= reach) {
+    return 1;
+  }
   SegmentAt first = place;  // that has not ended
   while (segments[first.segment].first > first.lowest) {
     --first.segment;
