@@ -21,7 +21,14 @@ std::uint16_t Emitter::NextOccurrence(OpCode code, Phase phase, std::uint32_t su
                             (static_cast<std::uint64_t>(micro_batch) << 16) |
                             (static_cast<std::uint64_t>(phase) << 8) |
                             static_cast<std::uint64_t>(code);
-  return occurrences_[key]++;
+  const std::uint32_t before = occurrences_[key]++;
+  if (before >= kMostAlike) {
+    throw InputError("plan",
+                     "more than " + std::to_string(kMostAlike) + ' ' +
+                         std::string(InfoOf(code).name) + " ops of one unit",
+                     "larger buckets or pieces");
+  }
+  return static_cast<std::uint16_t>(before);
 }
 
 OpId Emitter::Add(const OpShape& shape, std::span<const Kernel> kernels, Phase phase,

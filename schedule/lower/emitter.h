@@ -16,6 +16,9 @@
 
 namespace shardwright {
 
+// Ops that agree in code, phase, subject and micro-batch: Op::occurrence has 16 bits.
+inline constexpr std::uint32_t kMostAlike = 65536;
+
 // A buffer an op touches; shorthand for BodyBuilder::Use.
 struct Touch {
   BufferId buffer;
@@ -83,14 +86,15 @@ class Emitter {
   std::uint16_t micro_batch = 0;
 
  private:
-  // How often an op id without its occurrence was used in this body.
+  // How often an op id without its occurrence was used in this body. Throws InputError for one more
+  // than kMostAlike.
   std::uint16_t NextOccurrence(OpCode code, Phase phase, std::uint32_t subject);
 
   ShapeInterner shapes_;
   PieceInterner pieces_;
   std::optional<BodyBuilder> builder_;
   Body* current_ = nullptr;
-  std::unordered_map<std::uint64_t, std::uint16_t> occurrences_;
+  std::unordered_map<std::uint64_t, std::uint32_t> occurrences_;
 };
 
 // A collective over the full array of `bytes`.

@@ -12,6 +12,9 @@ namespace {
 
 constexpr const char* kWhere = "plan";
 
+// A program of as many takes some 6 GB, and simulating it four times that.
+constexpr std::size_t kMostOps = std::size_t{1} << 24;
+
 // "layers.3.mlp.up_proj": the module that runs the op, and the op's own name unless it repeats the
 // module's.
 std::vector<std::string> OpNames(const Model& model) {
@@ -69,6 +72,11 @@ void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool fir
       rules.EndBackward();
     }
     walker.Metrics();
+    if (body.size() * static_cast<std::size_t>(count) >
+        kMostOps * static_cast<std::size_t>(m + 1)) {
+      throw InputError(std::string(kWhere) + ": accumulation", std::to_string(count),
+                       "a step of at most " + std::to_string(kMostOps) + " ops");
+    }
   }
   e.body->MarkMicroBatch();
   e.body->MarkLayer();

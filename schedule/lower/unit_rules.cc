@@ -431,6 +431,10 @@ OpId StepRules::AddStagedOptimizer(UnitId u, Stream stream, MomentStaging& stagi
   const std::int64_t width = SizeOf(job_.precision.master);
   const std::int64_t bytes = StateCount(job_.optimizer.kind) * width;
   const std::int64_t at_once = std::max<std::int64_t>(1, plan_.moments_piece.value / bytes);
+  if (CeilDiv(elements, at_once) > kMostAlike) {
+    throw InputError("plan: moments_piece", std::to_string(plan_.moments_piece.value),
+                     "pieces of which one unit has at most " + std::to_string(kMostAlike));
+  }
   std::vector<Bytes> sizes;
   for (std::int64_t done = 0; done < elements; done += at_once) {
     sizes.push_back(Bytes(std::min(at_once, elements - done) * bytes));

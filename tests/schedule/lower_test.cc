@@ -13,6 +13,7 @@
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
 #include "models/kernel_set.h"
 #include "schedule/lower/layout.h"
 #include "schedule/verify.h"
@@ -491,6 +492,41 @@ TEST_CASE("Offload: moments visit the device piece by piece") {
     }
     CHECK(host == Bytes((4 * 1024 + 128) * 8));
   }
+}
+
+TEST_CASE("A step of more ops than a program can name is refused") {
+  // One rank: 4 blocks of 64 x 64 weights and the stem of 64 x 8.
+  ChainSpec spec;
+  const auto error_of = [&](const Plan& plan) -> std::string {
+    try {
+      const Model model = ChainModel(spec);
+      (void)Lower({model, FindKernelSet("torch-eager", "test"), ChainJob(spec, kMixed), plan});
+    } catch (const InputError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  Plan plan = ChainPlan(spec, Dialect::kNative, 1);
+  plan.offload.moments = true;
+  plan.moments_piece = Bytes(1);  // of one element each: 4,096 of a block
+  CHECK(error_of(plan) == "");
+  spec.width = 257;
+  CHECK(error_of(plan) ==
+        "plan: moments_piece: got 1, expected pieces of which one unit has at most 65536");
+  spec.width = 64;
+  spec.blocks = 400;
+  plan = ChainPlan(spec, Dialect::kNative, 1);
+  plan.accumulation = 65535;
+  CHECK(error_of(plan) == "plan: accumulation: got 65535, expected a step of at most 16777216 ops");
+  spec = ChainSpec();
+  spec.width = 257;
+  plan = ChainPlan(spec, Dialect::kZero1, 2);
+  plan.units.back().reshard.kind = Reshard::Kind::kAlways;
+  plan.zero.allgather_bucket = 2;  // 33,025 of a block; 264,196 of all blocks
+  CHECK(error_of(plan) == "");
+  plan.units.erase(plan.units.begin(), plan.units.end() - 1);
+  CHECK(error_of(plan) ==
+        "plan: got more than 65536 all_gather ops of one unit, expected larger buckets or pieces");
 }
 
 TEST_CASE("Offload: the host's update moves what the optimizer's passes move") {
