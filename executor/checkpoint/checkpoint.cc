@@ -16,14 +16,13 @@
 #include "core/json.h"
 #include "executor/checkpoint/output_file.h"
 #include "executor/checkpoint/safetensors.h"
+#include "executor/checkpoint/save.h"
 #include "executor/data/mapped_file.h"
 #include "executor/half.h"
 #include "schedule/plan_names.h"
 
 namespace shardwright {
 namespace {
-
-constexpr const char* kManifestName = "manifest.json";
 
 std::string PathIn(const std::string& folder, const std::string& name) {
   return (std::filesystem::path(folder) / name).string();
@@ -327,19 +326,8 @@ std::string FindLatestCheckpoint(const std::string& folder) {
   if (std::filesystem::exists(PathIn(folder, kManifestName), error)) {
     return folder;
   }
-  std::string latest;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
-    // Names have eight digits or more; longer ones are later.
-    const bool is_later = std::pair(name.size(), name) >
-                          std::pair(std::filesystem::path(latest).filename().string().size(),
-                                    std::filesystem::path(latest).filename().string());
-    if (name.starts_with("step-") && is_later &&
-        std::filesystem::exists(entry.path() / kManifestName, error)) {
-      latest = entry.path().string();
-    }
-  }
-  return latest;
+  const std::vector<std::string> finished = FinishedCheckpoints(folder);
+  return finished.empty() ? std::string() : finished.back();
 }
 
 }  // namespace shardwright

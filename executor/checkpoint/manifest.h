@@ -14,6 +14,8 @@
 
 namespace shardwright {
 
+inline constexpr const char* kManifestName = "manifest.json";
+
 // A parameter, an optimizer state ("optimizer.exp_avg.<parameter>") or a running statistic.
 enum class TensorKind : std::uint8_t { kParameter, kState, kBuffer };
 

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
@@ -21,6 +24,7 @@ namespace shardwright {
 namespace {
 
 constexpr const char* kTemporaryPrefix = ".unfinished-";
+constexpr std::string_view kStepPrefix = "step-";
 
 EnvironmentError Cannot(const std::string& what, const std::string& path, int error) {
   return EnvironmentError(path + ": cannot " + what + ": " + std::strerror(error));
@@ -28,8 +32,8 @@ EnvironmentError Cannot(const std::string& what, const std::string& path, int er
 
 std::string StepName(std::int64_t step) {
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "step-%08lld", static_cast<long long>(step));
-  return text.data();
+  std::snprintf(text.data(), text.size(), "%08lld", static_cast<long long>(step));
+  return std::string(kStepPrefix) + text.data();
 }
 
 std::string RankFileName(std::int64_t rank) {
@@ -155,7 +159,7 @@ std::string CheckpointWriter::Commit(Manifest manifest) {
             [](const SavedFile& a, const SavedFile& b) { return a.name < b.name; });
   manifest.files = files_;
   const std::string text = ManifestJson(manifest);
-  OutputFile out((std::filesystem::path(temporary_) / "manifest.json").string());
+  OutputFile out((std::filesystem::path(temporary_) / kManifestName).string());
   out.Write(text.data(), static_cast<std::int64_t>(text.size()));
   out.SyncAndClose();
   SyncFolder(temporary_);
@@ -204,23 +208,37 @@ void RemoveUnfinishedCheckpoints(const std::string& folder) {
   }
 }
 
-void RemoveOldCheckpoints(const std::string& folder, std::int64_t keep) {
-  SW_CHECK(keep >= 1, std::to_string(keep));
+std::vector<std::string> FinishedCheckpoints(const std::string& folder) {
   std::error_code error;
-  std::vector<std::filesystem::path> found;
+  std::vector<std::pair<std::uint64_t, std::string>> found;  // by step
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (entry.path().filename().string().starts_with("step-") &&
-        std::filesystem::exists(entry.path() / "manifest.json", error)) {
-      found.push_back(entry.path());
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(kStepPrefix)) {
+      continue;
+    }
+    std::uint64_t step = 0;
+    const char* const name_end = name.data() + name.size();
+    const auto [end, problem] = std::from_chars(name.data() + kStepPrefix.size(), name_end, step);
+    if (problem == std::errc() && end == name_end &&
+        std::filesystem::exists(entry.path() / kManifestName, error)) {
+      found.emplace_back(step, entry.path().string());
     }
   }
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
-    const std::string x = a.filename().string();
-    const std::string y = b.filename().string();
-    return std::pair(x.size(), x) > std::pair(y.size(), y);
-  });
-  for (std::size_t i = static_cast<std::size_t>(keep); i < found.size(); ++i) {
-    std::filesystem::remove_all(found[i], error);
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> folders;
+  for (auto& [step, path] : found) {
+    folders.push_back(std::move(path));
+  }
+  return folders;
+}
+
+void RemoveOldCheckpoints(const std::string& folder, std::int64_t keep) {
+  SW_CHECK(keep >= 1, std::to_string(keep));
+  std::vector<std::string> found = FinishedCheckpoints(folder);
+  found.resize(found.size() - std::min(found.size(), static_cast<std::size_t>(keep)));
+  std::error_code ignored;
+  for (const std::string& old : found) {
+    std::filesystem::remove_all(old, ignored);
   }
 }
 

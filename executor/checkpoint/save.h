@@ -100,6 +100,10 @@ void MakeCheckpointFolder(const std::string& folder);
 // Removes what interrupted writers left in a folder of checkpoints. No writer may be at work there.
 void RemoveUnfinishedCheckpoints(const std::string& folder);
 
+// Finished checkpoints of a folder, oldest first: "step-<digits>" with a manifest. Folders that
+// somebody copied or renamed ("step-00000010-backup") are not among them. None if it is no folder.
+[[nodiscard]] std::vector<std::string> FinishedCheckpoints(const std::string& folder);
+
 // Removes all but the `keep` newest finished checkpoints. Requires keep >= 1.
 void RemoveOldCheckpoints(const std::string& folder, std::int64_t keep);
 

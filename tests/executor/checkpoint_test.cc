@@ -342,6 +342,11 @@ TEST_CASE("a checkpoint appears whole or not at all, and replaces one of its ste
   // Steps are compared as numbers: nine digits come after eight.
   const std::string late = Save(base, model, ranks, job, 123456789);
   CHECK(FindLatestCheckpoint(base) == late);
+  // Somebody's copy is no later one, and none of those that are kept.
+  const std::string copy = third + "-before-the-change";
+  std::filesystem::copy(third, copy);
+  CHECK(FindLatestCheckpoint(base) == late);
+  CHECK(FindLatestCheckpoint(copy) == copy);
   // The same step again, with other contents.
   std::memset(ranks.memory[0].data(), 0, ranks.memory[0].size());
   CHECK(Save(base, model, ranks, job, 10) == tenth);
@@ -358,6 +363,7 @@ TEST_CASE("a checkpoint appears whole or not at all, and replaces one of its ste
   CHECK_FALSE(std::filesystem::exists(third));
   CHECK(std::filesystem::exists(tenth));
   CHECK(std::filesystem::exists(late));
+  CHECK(std::filesystem::exists(copy));
 }
 
 // No file may grow beyond `bytes` while this exists, as on a full disk: writes fail with EFBIG.
