@@ -162,11 +162,13 @@ std::uint32_t EventLoop::CountLoops(const Transition& transition, const Anchor& 
   // Segments before `alike` are like the ones one period before.
   const SegmentAt second{first.segment + period, first.lowest};
   const std::size_t alike = second.segment + CountAlike(body, first, second, kNone);
-  std::size_t last = end.segment;
-  while (last < segments.size() && SegmentEnd(body, last) <= reach) {
+  // The same ops may be cut into other segments here than where they were met before.
+  const std::int64_t reach_here =
+      reach + std::int64_t{segments[now.segment].first} - segments[begin.segment].first;
+  std::size_t last = now.segment;
+  while (last < segments.size() && SegmentEnd(body, last) <= reach_here) {
     ++last;
   }
-  last += now.segment - begin.segment;
   if (alike <= last) {
     return 1;  // behind the first copy another op may be next on a stream
   }

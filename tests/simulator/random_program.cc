@@ -14,6 +14,7 @@ struct PatternOp {
   ShapeId shape;
   std::vector<std::uint32_t> distances;  // edges to the ops this far back
   int far_op = -1;                       // backward: edge to this op of the matching forward layer
+  std::size_t layers_back = 0;           // > 0: edge to an op of the layer so many before, if any
   int carried_slot = -1;
   Bytes allocated{0};    // a buffer allocated before the op and ...
   int freed_after = -1;  // ... freed before the op this many ops later; -1: by the backward layer
@@ -34,8 +35,11 @@ class Generator {
 
   ShapeId NewShape(Stream stream);
   std::vector<PatternOp> NewPattern(bool is_backward, std::size_t forward_ops);
+  std::vector<PatternOp> Variant(const std::vector<PatternOp>& pattern, bool is_backward,
+                                 std::size_t forward_ops);
+  std::vector<std::size_t> DrawKinds(int layers);
   void AddLayer(BodyBuilder& builder, const std::vector<PatternOp>& pattern,
-                const std::vector<OpId>* forward, std::vector<OpId>* ops);
+                const std::vector<OpId>* forward, std::vector<OpId>& ops);
   void FillBody(Body& body, int micro_batches, int layers);
 
   std::mt19937_64 random_;
@@ -44,8 +48,12 @@ class Generator {
   ShapeInterner interner_;
   bool host_waits_ = false;
   int next_shape_ = 0;
-  std::uint32_t layer_count_ = 0;  // added so far
-  std::vector<PatternOp> forward_, backward_, tail_;
+  std::uint32_t layer_count_ = 0;                           // added so far
+  std::vector<std::vector<PatternOp>> forward_, backward_;  // by kind of layer
+  std::vector<std::size_t> kinds_,
+      last_kinds_;                        // of the layers; in the last micro-batch's backward
+  std::vector<std::vector<OpId>> added_;  // ops of the layers of this body so far
+  std::vector<PatternOp> tail_;
   // Buffers of the layers in forward that backward frees, per layer; and those to free soon.
   struct Pending {
     std::size_t due = 0;
@@ -124,8 +132,45 @@ std::vector<PatternOp> Generator::NewPattern(bool is_backward, std::size_t forwa
   return pattern;
 }
 
+// The pattern without some of its ops and with some new ones, as layers of a unit that gathers once
+// for several, or layers that are checkpointed and others that are not.
+std::vector<PatternOp> Generator::Variant(const std::vector<PatternOp>& pattern, bool is_backward,
+                                          std::size_t forward_ops) {
+  std::vector<PatternOp> variant;
+  for (const PatternOp& op : pattern) {
+    if (Chance(75)) {
+      variant.push_back(op);
+    }
+  }
+  if (variant.empty() || Chance(50)) {
+    const std::vector<PatternOp> more = NewPattern(is_backward, forward_ops);
+    const auto at = static_cast<std::ptrdiff_t>(Draw(0, std::ssize(variant)));
+    variant.insert(variant.begin() + at, more.begin(), more.end());
+  }
+  for (PatternOp& op : variant) {
+    op.layers_back = Chance(30) ? static_cast<std::size_t>(Draw(1, 5)) : op.layers_back;
+  }
+  return variant;
+}
+
+// Stretches of layers, each of which repeats a few kinds in turns: 0 0 1 0 0 1 0 1 1 1 1 ...
+std::vector<std::size_t> Generator::DrawKinds(int layers) {
+  std::vector<std::size_t> kinds;
+  while (std::ssize(kinds) < layers) {
+    std::vector<std::size_t> turn(static_cast<std::size_t>(Draw(1, 5)), 0);
+    for (std::size_t& kind : turn) {
+      kind = static_cast<std::size_t>(Chance(50) ? 0 : Draw(0, options_.kinds - 1));
+    }
+    for (std::int64_t times = Draw(1, 8); times > 0; --times) {
+      kinds.insert(kinds.end(), turn.begin(), turn.end());
+    }
+  }
+  kinds.resize(static_cast<std::size_t>(layers));
+  return kinds;
+}
+
 void Generator::AddLayer(BodyBuilder& builder, const std::vector<PatternOp>& pattern,
-                         const std::vector<OpId>* forward, std::vector<OpId>* ops) {
+                         const std::vector<OpId>* forward, std::vector<OpId>& ops) {
   builder.MarkLayer();
   ++layer_count_;
   std::vector<BufferId> kept;
@@ -161,17 +206,20 @@ void Generator::AddLayer(BodyBuilder& builder, const std::vector<PatternOp>& pat
       }
     }
     if (p.far_op >= 0) {
-      builder.After((*forward)[static_cast<std::size_t>(p.far_op)]);
+      builder.After((*forward)[static_cast<std::size_t>(p.far_op) % forward->size()]);
+    }
+    if (p.layers_back > 0 && p.layers_back <= added_.size()) {
+      const std::vector<OpId>& before = added_[added_.size() - p.layers_back];
+      builder.After(before[p.shape.value % before.size()]);
     }
     if (p.carried_slot >= 0) {
       // Every other such op takes the slots in turns, from layer to layer.
       const std::uint32_t turn = p.shape.value % 2 == 0 ? layer_count_ % 2 : 0;
       builder.AfterSlot(static_cast<std::uint32_t>(p.carried_slot) ^ turn);
     }
-    if (ops != nullptr) {
-      ops->push_back(op);
-    }
+    ops.push_back(op);
   }
+  added_.push_back(ops);
   if (forward == nullptr) {
     kept_.push_back(kept);
   }
@@ -181,14 +229,17 @@ void Generator::FillBody(Body& body, int micro_batches, int layers) {
   BodyBuilder builder(result_.program, body);
   pending_.clear();
   kept_.clear();
+  added_.clear();
   for (int m = 0; m < micro_batches; ++m) {
     builder.MarkMicroBatch();
     std::vector<std::vector<OpId>> forward(static_cast<std::size_t>(layers));
-    for (auto& ops : forward) {
-      AddLayer(builder, forward_, nullptr, &ops);
+    for (std::size_t l = 0; l < forward.size(); ++l) {
+      AddLayer(builder, forward_[kinds_[l]], nullptr, forward[l]);
     }
-    for (auto it = forward.rbegin(); it != forward.rend(); ++it) {
-      AddLayer(builder, backward_, &*it, nullptr);
+    for (std::size_t l = forward.size(); l-- > 0;) {
+      const auto& kinds = m + 1 == micro_batches ? last_kinds_ : kinds_;
+      std::vector<OpId> ops;
+      AddLayer(builder, backward_[kinds[l]], &forward[l], ops);
     }
   }
   // The optimizer: different from every layer.
@@ -225,8 +276,17 @@ RandomProgram Generator::Make() {
   host_waits_ = has_extras && Chance(50);
   const int layers = static_cast<int>(Draw(1, options_.layers));
   const int micro_batches = static_cast<int>(Draw(1, options_.micro_batches));
-  forward_ = NewPattern(false, 0);
-  backward_ = NewPattern(true, forward_.size());
+  forward_ = {NewPattern(false, 0)};
+  backward_ = {NewPattern(true, forward_[0].size())};
+  kinds_ = last_kinds_ = std::vector<std::size_t>(static_cast<std::size_t>(layers), 0);
+  if (options_.kinds > 1) {
+    while (std::ssize(forward_) < options_.kinds) {
+      forward_.push_back(Variant(forward_[0], false, 0));
+      backward_.push_back(Variant(backward_[0], true, forward_.back().size()));
+    }
+    kinds_ = DrawKinds(layers);
+    last_kinds_ = Chance(50) ? kinds_ : DrawKinds(layers);
+  }
   for (std::int64_t i = Draw(1, 4); i > 0; --i) {
     PatternOp op;
     op.shape = NewShape(Chance(70) ? Stream::kCompute : Stream::kReduce);

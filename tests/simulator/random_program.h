@@ -21,6 +21,7 @@ struct RandomProgramOptions {
   int micro_batches = 2;    // most micro-batches; at least 1
   int ops_per_layer = 6;    // most ops of one layer; at least 1
   bool contention = false;  // gives the ops random contention classes
+  int kinds = 1;            // kinds of layers, in stretches of any length; at least 1
 };
 
 // Micro-batches of layers: forward, then backward with edges into forward; in half of the programs
