@@ -193,10 +193,17 @@ std::int64_t EventLoop::NextEvent() const {
 }
 
 // Two runs of the step differ by a shift only: every device op ends `period` later, up to what the
-// rounding of contended durations allows, and the host keeps pace or is ahead anyway.
+// rounding of contended durations allows, and the host keeps pace or is ahead anyway. A host that
+// gains changes what compute waited for, until it is ahead of all gaps; if steps are left, those
+// decide.
 bool EventLoop::StepsAreSteady(const BodyRun& a, const BodyRun& b, std::int64_t period) const {
   const std::int64_t tolerance = options_.contention ? period / 1'000'000'000 : 0;
   if (b.host_end - a.host_end > period + tolerance) {
+    return false;
+  }
+  constexpr auto kHost = static_cast<std::size_t>(Stream::kHost);
+  if (b.totals.compute_idle[kHost] < a.totals.compute_idle[kHost] - tolerance &&
+      b.step + 1 < static_cast<std::uint32_t>(options_.max_steps)) {
     return false;
   }
   for (std::uint32_t i = 0; i < b.body->size(); ++i) {

@@ -188,11 +188,8 @@ void DrawOffload(std::mt19937& random, Plan& plan) {
   plan.offload.activations = Chance(random, 15);
 }
 
-}  // namespace
-
-RandomCase DrawCase(std::mt19937& random) {
-  RandomCase c;
-  c.model = DrawModel(random);
+// The plan and the job of a case whose model is there.
+void DrawRest(std::mt19937& random, RandomCase& c) {
   Plan& plan = c.plan;
   plan.dialect =
       std::array{Dialect::kFsdp2,  Dialect::kFsdp1, Dialect::kDdp,
@@ -245,6 +242,10 @@ RandomCase DrawCase(std::mt19937& random) {
   c.kernel_set = plan.dialect == Dialect::kNative ? "shardwright-cuda"
                  : Chance(random, 50)             ? "torch-compile"
                                                   : "torch-eager";
+}
+
+void Describe(RandomCase& c) {
+  const Plan& plan = c.plan;
   c.description =
       std::string(NameOf(plan.dialect)) + " " + c.model.name +
       " W=" + std::to_string(plan.shard_size) + " R=" + std::to_string(plan.replicate_size) +
@@ -254,6 +255,106 @@ RandomCase DrawCase(std::mt19937& random) {
       (plan.offload.optimizer ? " offload=optimizer" : "") +
       (plan.offload.moments ? " offload=moments" : "") +
       (plan.offload.activations ? " offload=activations" : "");
+}
+
+std::vector<std::string> BlocksOf(const Model& model) {
+  std::vector<std::string> blocks;
+  for (const Module& module : model.modules) {
+    if (!model.block_class.empty() && module.class_name == model.block_class) {
+      blocks.push_back(module.fqn);
+    }
+  }
+  return blocks;
+}
+
+// Neighbouring units of one block each become units of several: all of one size, of any, or of one
+// size in the first part of the model only.
+void GroupUnits(std::mt19937& random, const std::vector<std::string>& blocks, Plan& plan) {
+  const std::int64_t rule = Between(random, 0, 2);
+  const std::int64_t size = Between(random, 2, 6);
+  const std::size_t many_until = rule == 2 ? blocks.size() / 2 : blocks.size();
+  std::vector<UnitPlan> units;
+  std::int64_t room = 0;
+  std::size_t block = 0;
+  for (const UnitPlan& unit : plan.units) {
+    const bool is_block =
+        std::find(blocks.begin(), blocks.end(), unit.modules.front()) != blocks.end();
+    if (is_block && room > 0) {
+      units.back().modules.push_back(unit.modules.front());
+      --room;
+    } else {
+      units.push_back(unit);
+      room = !is_block || block >= many_until ? 0 : rule == 1 ? Between(random, 0, 4) : size - 1;
+    }
+    block += is_block ? 1 : 0;
+  }
+  plan.units = units;
+}
+
+// Each unit but the root gathers up to four of the next ones early in either pass.
+void PrefetchAll(std::mt19937& random, Plan& plan) {
+  const auto forward = static_cast<std::size_t>(Between(random, 0, 4));
+  const auto backward = static_cast<std::size_t>(Between(random, 0, 4));
+  const std::size_t count = plan.units.size() - 1;
+  for (std::size_t u = 0; u < count; ++u) {
+    for (std::size_t next = u + 1; next <= u + forward && next < count; ++next) {
+      plan.units[u].forward_prefetch.push_back(plan.units[next].name);
+    }
+    for (std::size_t back = 1; back <= backward && back <= u; ++back) {
+      plan.units[u].backward_prefetch.push_back(plan.units[u - back].name);
+    }
+  }
+}
+
+// Checkpointing of the first blocks, or of some.
+void DrawRegions(std::mt19937& random, const std::vector<std::string>& blocks, Plan& plan) {
+  plan.recompute.clear();
+  const bool is_prefix = Chance(random, 60);
+  const std::int64_t cut = Between(random, 0, std::ssize(blocks));
+  for (std::int64_t b = 0; b < std::ssize(blocks); ++b) {
+    if (is_prefix ? b < cut : Chance(random, 50)) {
+      plan.recompute.push_back(
+          {blocks[static_cast<std::size_t>(b)],
+           is_prefix || Chance(random, 50) ? RecomputeKind::kFull : RecomputeKind::kSelective, 1});
+    }
+  }
+}
+
+}  // namespace
+
+RandomCase DrawCase(std::mt19937& random) {
+  RandomCase c;
+  c.model = DrawModel(random);
+  DrawRest(random, c);
+  Describe(c);
+  return c;
+}
+
+RandomCase DrawDeepCase(std::mt19937& random, const Model& model) {
+  RandomCase c;
+  c.model = model;
+  DrawRest(random, c);
+  Plan& plan = c.plan;
+  const std::vector<std::string> blocks = BlocksOf(model);
+  if (plan.dialect == Dialect::kFsdp2 || plan.dialect == Dialect::kNative) {
+    for (UnitPlan& unit : plan.units) {
+      unit.forward_prefetch.clear();
+      unit.backward_prefetch.clear();
+    }
+    if (Chance(random, 70)) {
+      GroupUnits(random, blocks, plan);
+    }
+    if (Chance(random, 50)) {
+      PrefetchAll(random, plan);
+    }
+  }
+  if (Chance(random, 50)) {
+    DrawRegions(random, blocks, plan);
+  }
+  if (plan.accumulation > 1 && Chance(random, 20)) {
+    plan.accumulation = Between(random, 7, 20);
+  }
+  Describe(c);
   return c;
 }
 
