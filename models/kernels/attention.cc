@@ -197,6 +197,42 @@ void MaterializedForward(const LowerContext& context, const AttentionBytes& byte
   AppendCopy(context, bytes.output, &kernels);  // tokens before heads again
 }
 
+// Bytes kept per score. Softmax keeps its result; the second product keeps its left operand: the
+// same tensor, unless a cast or dropout stands between. Dropout keeps a mask of one byte per
+// element.
+std::int64_t SavedPerScore(const LowerContext& context) {
+  const SoftmaxPrecision softmax = PrecisionOf(context);
+  const bool dropout = context.spec.dropout_p > 0.0;
+  return softmax.bytes + (dropout ? 1 + context.s : softmax.casts ? context.s : 0);
+}
+
+// Scratch memory of the backward pass. Autograd lets go of what a step has saved when the step is
+// done, and the gradients of q and k come last, when all but one tensor of scores is gone; the
+// buffers of both stand for the whole pass, so the scratch memory is what the peak takes beyond
+// them.
+void AddScoreGradients(const LowerContext& context, const AttentionBytes& bytes, OpKernels* op) {
+  const std::int64_t s = context.s;
+  const SoftmaxPrecision softmax = PrecisionOf(context);
+  const std::int64_t p = softmax.bytes;
+  const bool dropout = context.spec.dropout_p > 0.0;
+  const std::int64_t saved = SavedPerScore(context);
+  // Bytes per score at the moments that can be the peak: the gradient of the probabilities, of
+  // dropout (probabilities, mask, both gradients), of the cast back, of the softmax.
+  std::int64_t peak = saved + s;
+  if (dropout) {
+    peak = std::max(peak, p + 1 + 2 * s);
+  }
+  if (softmax.casts) {
+    peak = std::max(peak, p + s + p);
+  }
+  peak = std::max(peak, 2 * p + (softmax.cast_first ? p : s));
+  const std::int64_t one = Product({bytes.scores, s});
+  const std::int64_t scratch =
+      std::max<std::int64_t>(0, Product({bytes.scores, peak - saved}) - bytes.q - bytes.k);
+  const std::int64_t first = std::min(scratch, one);
+  AddTensors({first, scratch - first}, &op->backward_workspace, &op->backward_workspace_tensors);
+}
+
 void MaterializedBackward(const LowerContext& context, const AttentionBytes& bytes, OpKernels* op) {
   const OpSpec& spec = context.spec;
   const std::int64_t s = context.s;
@@ -235,9 +271,7 @@ void MaterializedBackward(const LowerContext& context, const AttentionBytes& byt
   AppendCopy(context, bytes.q, &kernels);
   AppendCopy(context, bytes.k_all, &kernels);
   AppendCopy(context, bytes.v_all, &kernels);
-  // Peak: the incoming and the outgoing gradient of the softmax, or of an element-wise step.
-  AddTensors({Product({bytes.scores, p}), Product({bytes.scores, softmax.cast_first ? p : s})},
-             &op->backward_workspace, &op->backward_workspace_tensors);
+  AddScoreGradients(context, bytes, op);
 }
 
 OpKernels MaterializedAttention(const LowerContext& context, const AttentionBytes& bytes) {
@@ -249,9 +283,7 @@ OpKernels MaterializedAttention(const LowerContext& context, const AttentionByte
   MaterializedForward(context, bytes, &op);
   MaterializedBackward(context, bytes, &op);
   op.saves_input = 0b111;
-  // Softmax keeps its result; the second product keeps its left operand: the same tensor, unless a
-  // cast or dropout stands between. Dropout keeps a mask of one byte per element.
-  const std::int64_t saved = softmax.bytes + (dropout ? 1 + s : softmax.casts ? s : 0);
+  const std::int64_t saved = SavedPerScore(context);
   AddTensors({Product({bytes.scores, softmax.bytes}), Product({bytes.scores, dropout ? 1 : 0}),
               Product({bytes.scores, saved - softmax.bytes - (dropout ? 1 : 0)})},
              &op.extra_saved, &op.extra_saved_tensors);
