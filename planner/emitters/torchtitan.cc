@@ -201,7 +201,8 @@ void ApplyMesh(const S& s, const std::string& where, PlanFile& file) {
   const std::int64_t replicate = s.data_parallel_replicate_degree.value_or(1);
   const std::int64_t given = s.data_parallel_shard_degree.value_or(-1);
   const std::int64_t shard = given == -1 && replicate > 0 ? ranks / replicate : given;
-  if (replicate < 1 || shard < 1 || replicate > ranks || replicate * shard != ranks) {
+  const bool is_possible = replicate >= 1 && replicate <= ranks && shard >= 1 && shard <= ranks;
+  if (!is_possible || replicate * shard != ranks) {
     throw InputError(
         where + ": parallelism",
         "replicate degree " + std::to_string(replicate) + ", shard degree " + std::to_string(given),

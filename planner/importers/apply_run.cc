@@ -152,6 +152,44 @@ void CheckCounts(const RunSettings& run, const PlanFile& file) {
   }
 }
 
+// Before anything is multiplied or divided by them: ranks x samples x steps stay inside 64 bits.
+void CheckSizes(const RunSettings& run) {
+  constexpr std::int64_t kMostSamples = std::int64_t{1} << 20;
+  constexpr std::int64_t kMostSteps = 65535;
+  constexpr std::int64_t kMostRanks = std::int64_t{1} << 24;
+  constexpr std::int64_t kMostMib = std::int64_t{1} << 20;
+  const auto check = [&](const std::optional<std::int64_t>& given, std::int64_t most,
+                         const char* key) {
+    if (given && (*given < 1 || *given > most)) {
+      throw InputError(run.files.front() + ": " + key, std::to_string(*given),
+                       "an integer in [1, " + std::to_string(most) + "]");
+    }
+  };
+  if (const auto& t = run.torchtitan) {
+    check(t->local_batch_size, kMostSamples, "training.local_batch_size");
+  }
+  if (const auto& d = run.deepspeed) {
+    check(d->train_micro_batch_size_per_gpu, kMostSamples, "train_micro_batch_size_per_gpu");
+    check(d->gradient_accumulation_steps, kMostSteps, "gradient_accumulation_steps");
+  }
+  if (const auto& t = run.trainer) {
+    check(t->per_device_train_batch_size, kMostSamples, "per_device_train_batch_size");
+    check(t->gradient_accumulation_steps, kMostSteps, "gradient_accumulation_steps");
+  }
+  if (const auto& a = run.accelerate) {
+    check(a->dp_shard_size, kMostRanks, "parallelism_config.parallelism_config_dp_shard_size");
+    check(a->dp_replicate_size, kMostRanks,
+          "parallelism_config.parallelism_config_dp_replicate_size");
+  }
+  if (const auto& f = run.fairseq) {
+    check(f->batch_size, kMostSamples, "dataset.batch_size");
+    check(f->bucket_cap_mb, kMostMib, "distributed_training.bucket_cap_mb");
+    for (const std::int64_t steps : f->update_freq.value_or(std::vector<std::int64_t>())) {
+      check(steps, kMostSteps, "optimization.update_freq");
+    }
+  }
+}
+
 std::string ValueText(const SettingValue& value) {
   std::string text = SettingsAsJson({{"v", value}});
   const std::size_t begin = text.find(':') + 2;
@@ -179,6 +217,7 @@ void AppendUnset(std::span<const SettingRow<S>> rows, const S& given, const S& n
 }  // namespace
 
 void ApplyRun(const RunSettings& run, PlanFile& file) {
+  CheckSizes(run);
   CheckCounts(run, file);
   if (run.torchtitan) {
     ApplyTorchtitan(*run.torchtitan, run.files.front(), file);

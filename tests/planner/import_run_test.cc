@@ -382,6 +382,29 @@ TEST_CASE("emit, then import: the plan as emitted comes back from every target")
   CHECK(compared == 5 * 18);
 }
 
+TEST_CASE("sizes that nothing can be divided by, or whose products have no room, are refused") {
+  const std::string samples = ", expected an integer in [1, 1048576]";
+  CHECK(ErrorOf({{"r.toml", "[training]\nlocal_batch_size = 0\nglobal_batch_size = 8\n"}}) ==
+        "r.toml: training.local_batch_size: got 0" + samples);
+  CHECK(ErrorOf({{"d.json", R"({"train_batch_size": 8, "gradient_accumulation_steps": 0})"}}) ==
+        "d.json: gradient_accumulation_steps: got 0, expected an integer in [1, 65535]");
+  CHECK(ErrorOf({{"d.json", R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 0})"}}) ==
+        "d.json: train_micro_batch_size_per_gpu: got 0" + samples);
+  CHECK(ErrorOf(
+            {{"t.json", R"({"output_dir": "o", "per_device_train_batch_size": 5000000000000})"}}) ==
+        "t.json: per_device_train_batch_size: got 5000000000000" + samples);
+  CHECK(ErrorOf({{"f.yaml",
+                  "task:\n  _name: language_modeling\ndistributed_training:\n"
+                  "  bucket_cap_mb: 8999999999999999\n"}}) ==
+        "f.yaml: distributed_training.bucket_cap_mb: got 8999999999999999" + samples);
+  CHECK(ErrorOf({{"r.toml",
+                  "[training]\nseq_len = 8\n[parallelism]\n"
+                  "data_parallel_replicate_degree = 4\n"
+                  "data_parallel_shard_degree = 4611686018427388\n"}}) ==
+        "r.toml: parallelism: got replicate degree 4, shard degree 4611686018427388, expected a "
+        "product of 8 ranks");
+}
+
 TEST_CASE("errors name file, key, value, rule and the nearest key") {
   const auto toml = [](const std::string& text) { return ErrorOf({{"r.toml", text}}); };
   CHECK(toml("[training]\nlocal_batchsize = 4\n") ==
