@@ -133,8 +133,7 @@ Bounds::Traffic Bounds::TrafficOf(const OuterChoice& outer) const {
   if (outer.shard_size > 1 && in_.job.mode == JobMode::kTrain) {
     traffic.bytes[Occupancy::kPartial] = std::max(0.0, elements_ - tail_elements_) * param;
     for (std::int64_t size = 2; size < outer.shard_size; ++size) {
-      const bool is_level = size == in_.cluster.gpus_per_node || size == outer.shard_size / 2;
-      if (outer.shard_size % size == 0 && is_level) {
+      if (outer.shard_size % size == 0) {
         traffic.partial_groups.push_back(size);
       }
     }

@@ -99,9 +99,17 @@ Occupancy::Occupancy(const SearchInput& input, const OuterChoice& outer, Dialect
         best = best == 0 ? rate : std::min(best, rate);
       }
     }
+    std::vector<Variant>& stream = streams[kStreamOf[family.transfer]];
     for (Variant& variant : variants) {
       variant.best = best;
-      streams[kStreamOf[family.transfer]].push_back(variant);
+      // Gathers over parts of many sizes load the same links: they make the same rows.
+      const bool is_known = std::any_of(stream.begin(), stream.end(), [&](const Variant& v) {
+        return v.transfer == kPartial && variant.transfer == kPartial &&
+               v.contention_class == variant.contention_class;
+      });
+      if (!is_known) {
+        stream.push_back(variant);
+      }
     }
     best_[family.transfer] = best;
     if (family.transfer == kPartial) {

@@ -28,7 +28,22 @@ using testing::Simulated;
 using testing::SimulatePlan;
 using testing::UnitsOf;
 
-// Any plan of the space that docs/planning.md describes.
+// A part of the shard group that can keep a copy, of any size; none if there is no such part.
+Reshard DrawGroup(std::mt19937& random, std::int64_t shard_size) {
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t size = 2; size < shard_size; ++size) {
+    if (shard_size % size == 0) {
+      sizes.push_back(size);
+    }
+  }
+  if (sizes.empty()) {
+    return {};
+  }
+  return {Reshard::Kind::kToGroup,
+          sizes[static_cast<std::size_t>(Draw(random, 0, std::ssize(sizes) - 1))]};
+}
+
+// Any plan of the space that docs/planning.md describes, with parts of any size.
 Plan DrawPlan(std::mt19937& random, const Case& c, int blocks) {
   Plan plan;
   plan.dialect = Dialect::kNative;
@@ -59,8 +74,8 @@ Plan DrawPlan(std::mt19937& random, const Case& c, int blocks) {
     const std::int64_t reshard = Draw(random, 0, 3);
     if (reshard == 0) {
       unit.reshard = {Reshard::Kind::kNever, 0};
-    } else if (reshard == 1 && plan.shard_size > 2) {
-      unit.reshard = {Reshard::Kind::kToGroup, plan.shard_size / 2};
+    } else if (reshard == 1) {
+      unit.reshard = DrawGroup(random, plan.shard_size);
     }
     const UnitPlan& other =
         plan.units[static_cast<std::size_t>(Draw(random, 0, std::ssize(plan.units) - 1))];
