@@ -208,14 +208,7 @@ void FindPlannedRegions(const LowerInput& in, const std::string& where, ModelAna
   for (std::size_t i = 0; i < in.plan.recompute.size(); ++i) {
     const std::string here = where + ": recompute[" + std::to_string(i) + "].module";
     const ModuleId module = FindModule(in.model, in.plan.recompute[i].module);
-    if (!module.valid()) {
-      std::vector<std::string> names;
-      for (const Module& m : in.model.modules) {
-        names.push_back(m.fqn);
-      }
-      throw InputError(here, '"' + in.plan.recompute[i].module + '"', "the FQN of a module",
-                       DidYouMean(in.plan.recompute[i].module, names));
-    }
+    SW_CHECK(module.valid(), here);  // ValidatePlan has seen it
     found.emplace_back(RegionOf(in.model, module, here), i);
   }
   std::sort(found.begin(), found.end(),

@@ -83,7 +83,8 @@ void ForEachSaved(const ModelAnalysis& a, const Model& model, std::uint32_t mode
   }
 }
 
-// Throws InputError for an unknown or overlapping recompute region. O(ops).
+// Requires a plan that ValidatePlan has accepted. Throws InputError for recompute regions that run
+// no ops or overlap. O(ops).
 [[nodiscard]] ModelAnalysis AnalyzeModel(const LowerInput& input, const std::string& where);
 
 }  // namespace shardwright

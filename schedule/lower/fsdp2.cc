@@ -315,10 +315,17 @@ class Fsdp2Rules : public StepRules {
     }
     At(u).backward_done = true;
     const bool has_grads = !At(u).grads.empty() || At(u).accumulated.valid();
-    if (plan_.sync == SyncMode::kLast && plan_.accumulation > 1) {
+    // Later gradients are added while the parameters are there; the first are cast when they are
+    // gone (post_backward of _fsdp_param_group.py, torch 2.13).
+    const bool keeps = plan_.sync == SyncMode::kLast && plan_.accumulation > 1;
+    const bool adds = keeps && At(u).accumulated.valid();
+    if (adds) {
       AccumulateUnsharded(u, job_.precision.reduce);
     }
     DropUnused(u, Phase::kBackward);
+    if (keeps && !adds) {
+      AccumulateUnsharded(u, job_.precision.reduce);
+    }
     if (!has_grads || !Syncs()) {
       return;
     }

@@ -359,6 +359,22 @@ void StepRules::AllocStates(UnitId u, Stream owner, std::span<const Bytes> sizes
   }
 }
 
+void StepRules::UseForUpdate(std::span<const UnitId> units, BufferId temporary) {
+  std::uint16_t index = 0;
+  for (const UnitId u : units) {
+    e_.body->Use(At(u).shard, AccessMode::kReadWrite, Role::kParameter, index);
+    UseGrads(u, AccessMode::kRead, index);
+    for (const BufferId b : At(u).states) {
+      e_.body->Use(b, AccessMode::kReadWrite, Role::kState, index);
+    }
+    ++index;
+  }
+  if (temporary.valid()) {
+    e_.body->Use(temporary, AccessMode::kWrite, Role::kWorkspace);
+    e_.body->Free(temporary);
+  }
+}
+
 OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
   Bytes updated{0};
   const auto states = static_cast<std::size_t>(StateCount(job_.optimizer.kind));
@@ -378,19 +394,7 @@ OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
   shape.bytes = updated;
   const OpId op = e_.Add(shape, step.kernels, Phase::kOptimizer,
                          units.size() == 1 ? units.front().value : kNoSubject, {});
-  std::uint16_t index = 0;
-  for (const UnitId u : units) {
-    e_.body->Use(At(u).shard, AccessMode::kReadWrite, Role::kParameter, index);
-    UseGrads(u, AccessMode::kRead, index);
-    for (const BufferId b : At(u).states) {
-      e_.body->Use(b, AccessMode::kReadWrite, Role::kState, index);
-    }
-    ++index;
-  }
-  if (temporary.valid()) {
-    e_.body->Use(temporary, AccessMode::kWrite, Role::kWorkspace);
-    e_.body->Free(temporary);
-  }
+  UseForUpdate(units, temporary);
   return op;
 }
 

@@ -128,6 +128,8 @@ class StepRules : public DialectRules {
   // Kernels and temporaries of the update of `units` by `optimizer`.
   [[nodiscard]] OptimizerStep UpdateOf(const OptimizerSpec& optimizer,
                                        std::span<const UnitId> units) const;
+  // What an update of `units` touches becomes accesses of the op last added; the temporaries go.
+  void UseForUpdate(std::span<const UnitId> units, BufferId temporary);
   // The update of `units` as one op on `stream`; states are allocated by the first one that runs.
   OpId AddOptimizer(std::span<const UnitId> units, Stream stream);
   OpId AddHostOptimizer(std::span<const UnitId> units);

@@ -37,7 +37,6 @@ class Zero12Rules : public ZeroRules {
 
   void BeginMicroBatch(bool first, bool last) override {
     StepRules::BeginMicroBatch(first, last);
-    first_micro_batch_ = first;
     last_reduce_ = OpId();
   }
 
@@ -429,7 +428,6 @@ class Zero12Rules : public ZeroRules {
 
   GroupId world_group_;
   Stream stream_ = Stream::kCompute;
-  bool first_micro_batch_ = true;
   std::vector<BufferId> fresh_;  // per unit: stage 2's partition of a later micro-batch
   std::vector<BufferId> kept_;   // per storage: stage 1's whole gradient of earlier micro-batches
   std::vector<std::pair<ParamId, Member>> waiting_;

@@ -39,7 +39,6 @@ class Zero3Rules : public ZeroRules {
 
   void BeginMicroBatch(bool first, bool last) override {
     StepRules::BeginMicroBatch(first, last);
-    first_micro_batch_ = first;
     order_.BeginPass();
   }
 
@@ -519,7 +518,6 @@ class Zero3Rules : public ZeroRules {
   std::deque<OpId> fetch_events_, reduce_events_;
   OpId copy_tail_;  // last op that the gather stream was given, and what compute has waited for
   OpId seen_tail_;
-  bool first_micro_batch_ = true;
   BufferId bucket_;
   std::vector<Member> members_;  // of the open bucket
   std::int64_t elements_ = 0;

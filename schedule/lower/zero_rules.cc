@@ -145,19 +145,7 @@ void ZeroRules::AddFlatOptimizer(std::span<const UnitId> units) {
   shape.dtype = o;
   shape.bytes = Bytes(elements * SizeOf(o));
   e_.Add(shape, step.kernels, Phase::kOptimizer, units.front().value, {});
-  std::uint16_t index = 0;
-  for (const UnitId u : units) {
-    e_.body->Use(At(u).shard, AccessMode::kReadWrite, Role::kParameter, index);
-    UseGrads(u, AccessMode::kRead, index);
-    for (const BufferId b : At(u).states) {
-      e_.body->Use(b, AccessMode::kReadWrite, Role::kState, index);
-    }
-    ++index;
-  }
-  if (temporary.valid()) {
-    e_.body->Use(temporary, AccessMode::kWrite, Role::kWorkspace);
-    e_.body->Free(temporary);
-  }
+  UseForUpdate(units, temporary);
 }
 
 }  // namespace shardwright

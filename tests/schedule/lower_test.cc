@@ -276,6 +276,23 @@ TEST_CASE("Gradient accumulation: which micro-batches reduce") {
   }
 }
 
+TEST_CASE("FSDP2 without sync: the first gradients are cast when the parameters are gone") {
+  ChainSpec spec;
+  spec.blocks = 3;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp2, 4);
+  plan.accumulation = 3;
+  plan.sync = SyncMode::kLast;
+  const Program p = LowerChain(spec, plan, kMixed);
+  const auto parameters = [&](const std::string& micro_batch) {
+    return Of(AliveAt(p, micro_batch + ".block1.bwd.grad_store"), Category::kUnshardedParameter);
+  };
+  const std::int64_t root = spec.width * spec.stem * 2;
+  CHECK(parameters("mb0") == root);
+  // Later ones are added before that.
+  CHECK(parameters("mb1") == root + spec.width * spec.width * 2);
+  CHECK(parameters("mb2") == root + spec.width * spec.width * 2);
+}
+
 TEST_CASE("Native: ops that share a weight add up a later micro-batch's gradient apart") {
   ChainSpec spec;
   spec.blocks = 3;
