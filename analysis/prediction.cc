@@ -30,7 +30,7 @@ Prediction Predict(const PlanFile& file, const Program& program, const Simulatio
   p.has_allocator = file.plan.dialect != Dialect::kNative;
   p.host_peak = allocated.HostPeak().total * file.cluster.gpus_per_node;
   p.host_limit = file.cluster.node.pinned_limit;
-  for (const Misfit& misfit : FindMisfits(file, p.placed, result)) {
+  for (const Misfit& misfit : FindMisfits(file, p.usable, p.placed, result)) {
     p.misfits.push_back(misfit.text);
   }
   return p;

@@ -135,7 +135,7 @@ Prediction PredictPlan(const PlanFile& file) {
   const Program program = LowerAndVerify(file);
   SimulateOptions options;
   options.trace = true;
-  options.allocator.capacity = AllocatorCapacity(file, program);
+  options.allocator.capacity = AllocatorCapacity(UsableMemory(file), program, file.profile);
   return Predict(file, program,
                  Simulate({.program = program,
                            .cluster = file.cluster,

@@ -93,10 +93,28 @@ void SetUnits(const PlanOptions& options, const Model& model, Plan& plan) {
   }
 }
 
+namespace {
+
+// The margin that leaves `limit` of the device; 0: none said.
+double MarginOf(Bytes limit, const GpuSpec& gpu, double margin) {
+  if (limit == Bytes(0)) {
+    return margin;
+  }
+  const Bytes usable = gpu.usable_memory.value;
+  if (limit > usable) {
+    throw UsageError("--mem: got " + Format(limit) + ", expected at most the " + Format(usable) +
+                     " usable on " + gpu.name);
+  }
+  return 1.0 - static_cast<double>(limit.value) / static_cast<double>(usable.value);
+}
+
+}  // namespace
+
 PlanFile MakeJobFile(const PlanOptions& options) {
   PlanFile file;
   file.job = options.job;
   file.cluster = LoadCluster(options.cluster, options.nodes, options.gpus);
+  file.job.memory_margin = MarginOf(options.memory_limit, file.cluster.gpu, file.job.memory_margin);
   file.kernels = FindKernelSet(
       options.kernel_set.empty() ? UsualKernelSet(file.cluster.gpu) : options.kernel_set,
       "--kernel-set");

@@ -258,6 +258,9 @@ void ReadSearchOptions(const Arguments& arguments, PlanOptions& options) {
   }
   arguments.SetChoice("--objective", kObjectiveNames, options.objective);
   arguments.Set("--mem", options.memory_limit, ReadBytes);
+  if (given("--mem") && given("--memory-margin")) {
+    throw UsageError("--mem --memory-margin: got both, expected one of them");
+  }
   constexpr std::int64_t kMostThreads = 1024;
   arguments.SetCount("--threads", kMostThreads, options.threads);
   options.explain = arguments.Has("--explain");

@@ -91,14 +91,6 @@ SearchResult SearchCost(const PlanOptions& options, const SearchInput& input,
   return *shown->result;
 }
 
-// What users would have done, held to the same memory limit.
-std::vector<BaselineResult> BaselinesOf(const PlanFile& file, Bytes memory_limit) {
-  PlanFile problem = file;
-  problem.cluster.gpu.usable_memory.value = memory_limit;
-  problem.job.memory_margin = 0;
-  return EvaluateBaselines(problem);
-}
-
 SearchResult RunSearch(const PlanOptions& options, const SearchInput& input,
                        const SearchOptions& search, SearchedPlan& searched) {
   if (options.objective == Objective::kCost) {
@@ -142,7 +134,7 @@ SearchedPlan SearchPlan(const PlanOptions& options) {
   if (on_terminal) {
     std::fprintf(stderr, "\n");
   }
-  searched.baselines = BaselinesOf(file, searched.result.memory_limit);
+  searched.baselines = EvaluateBaselines(file, {}, searched.result.memory_limit);
   if (searched.result.is_feasible) {
     file.plan = searched.result.best.plan;
     CheckPlan(file, "plan");

@@ -118,10 +118,7 @@ int RunSimulate(const Arguments& arguments) {
   options.contention = command.contention;
   options.periodic = !arguments.Has("--exact");
   options.trace = true;  // also explains the step
-  if (file.job.memory_margin > 0.0) {
-    const Bytes outside = OutsideBytes(program, file.profile.memory);
-    options.allocator.capacity = std::max(UsableMemory(file) - outside, Bytes(1));
-  }
+  options.allocator.capacity = AllocatorCapacity(UsableMemory(file), program, file.profile);
   const SimulationResult result = Simulate(
       {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
   Prediction prediction = Predict(file, program, result);

@@ -69,14 +69,14 @@ bool IsBetter(const PlanOutcome& a, const PlanOutcome& b) {
 }
 
 std::vector<Candidate> QuickCandidates(Baseline baseline, const PlanFile& problem,
-                                       const std::vector<UserChoice>& choices,
+                                       const std::vector<UserChoice>& choices, Bytes memory_limit,
                                        std::string& refusal) {
   std::vector<Candidate> candidates;
   for (const UserChoice& choice : choices) {
     try {
       Plan plan = BaselinePlan(baseline, problem.model.model, problem.cluster.RankCount(), choice);
       Candidate candidate{choice, FileOf(problem, std::move(plan)), {}};
-      candidate.quick = Evaluate(candidate.file, {.contention = true, .reserved = false});
+      candidate.quick = Evaluate(candidate.file, {.reserved = false, .memory_limit = memory_limit});
       candidates.push_back(std::move(candidate));
     } catch (const InputError& error) {
       if (refusal.empty()) {
@@ -91,16 +91,17 @@ std::vector<Candidate> QuickCandidates(Baseline baseline, const PlanFile& proble
 }
 
 BaselineResult EvaluateBaseline(Baseline baseline, const PlanFile& problem,
-                                const std::vector<UserChoice>& choices) {
+                                const std::vector<UserChoice>& choices, Bytes memory_limit) {
   BaselineResult best;
   best.baseline = baseline;
   // The caching allocator is replayed for the most promising choices only, until one fits: it adds
   // little time, and what does not fit without it does not fit with it.
-  for (const Candidate& candidate : QuickCandidates(baseline, problem, choices, best.refusal)) {
+  for (const Candidate& candidate :
+       QuickCandidates(baseline, problem, choices, memory_limit, best.refusal)) {
     if (best.outcome && !candidate.quick.Fits()) {
       break;
     }
-    const PlanOutcome outcome = Evaluate(candidate.file);
+    const PlanOutcome outcome = Evaluate(candidate.file, {.memory_limit = memory_limit});
     if (!best.outcome || IsBetter(outcome, *best.outcome)) {
       best.choice = candidate.choice;
       best.plan = candidate.file.plan;
@@ -175,7 +176,8 @@ std::vector<UserChoice> UserChoices(Baseline baseline, JobMode mode, std::int64_
 }
 
 std::vector<BaselineResult> EvaluateBaselines(const PlanFile& problem,
-                                              std::optional<UserChoice> choice) {
+                                              std::optional<UserChoice> choice,
+                                              Bytes memory_limit) {
   const std::int64_t ranks = problem.cluster.RankCount();
   const std::int64_t global = problem.job.global_batch;
   if (!choice && (global <= 0 || global % ranks != 0)) {
@@ -187,7 +189,8 @@ std::vector<BaselineResult> EvaluateBaselines(const PlanFile& problem,
     results.push_back(
         EvaluateBaseline(baseline, problem,
                          choice ? std::vector<UserChoice>{*choice}
-                                : UserChoices(baseline, problem.job.mode, global / ranks)));
+                                : UserChoices(baseline, problem.job.mode, global / ranks),
+                         memory_limit));
   }
   return results;
 }

@@ -1,6 +1,7 @@
 #include "planner/evaluate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "core/error.h"
@@ -17,7 +18,7 @@ SimulateOptions OptionsOf(const PlanFile& file, const Program& program,
   SimulateOptions simulate;
   simulate.contention = options.contention;
   simulate.reserved = options.reserved;
-  simulate.allocator.capacity = AllocatorCapacity(file, program);
+  simulate.allocator.capacity = AllocatorCapacity(UsableMemory(file), program, file.profile);
   return simulate;
 }
 
@@ -58,22 +59,21 @@ Program LowerAndVerify(const PlanFile& file) {
   return program;
 }
 
-Bytes UsableMemory(const PlanFile& file) {
-  const auto usable = static_cast<double>(file.cluster.gpu.usable_memory.value.value);
-  return Bytes(static_cast<std::int64_t>(usable * (1.0 - file.job.memory_margin)));
+Bytes UsableMemory(const Cluster& cluster, const Job& job) {
+  const auto usable = static_cast<double>(cluster.gpu.usable_memory.value.value);
+  return Bytes(std::llround(usable * (1.0 - job.memory_margin)));
 }
 
-Bytes AllocatorCapacity(const PlanFile& file, const Program& program) {
-  return std::max(UsableMemory(file) - OutsideBytes(program, file.profile.memory), Bytes(1));
+Bytes AllocatorCapacity(Bytes usable, const Program& program, const Profile& profile) {
+  return std::max(usable - OutsideBytes(program, profile.memory), Bytes(1));
 }
 
-std::vector<Misfit> FindMisfits(const PlanFile& file, Bytes placed,
+std::vector<Misfit> FindMisfits(const PlanFile& file, Bytes usable, Bytes placed,
                                 const SimulationResult& result) {
   std::vector<Misfit> misfits;
   const bool has_arena = file.plan.dialect == Dialect::kNative;
   const Bytes peak = has_arena ? placed : result.memory.allocated.DevicePeak().total;
   const Bytes allocated = peak + result.memory.outside;
-  const Bytes usable = UsableMemory(file);
   const std::string limit = Format(usable) + " usable on " + file.cluster.gpu.name;
   if (allocated > usable) {
     misfits.push_back({Misfit::Kind::kDevice, allocated, usable,
@@ -141,11 +141,12 @@ PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options) {
   e.device_peak = result.memory.allocated.DevicePeak();
   e.reserved = ReservedPeak(result);
   e.outside = result.memory.outside;
-  e.usable = UsableMemory(file);
+  e.usable = options.memory_limit > Bytes(0) ? options.memory_limit : UsableMemory(file);
   e.retries_per_step = result.memory.reserved ? result.memory.reserved->retries_steady : 0;
   e.host_peak = result.memory.allocated.HostPeak().total * file.cluster.gpus_per_node;
   const bool has_arena = file.plan.dialect == Dialect::kNative;
-  e.misfits = FindMisfits(file, has_arena ? Place(program).device_size : Bytes(0), result);
+  e.misfits =
+      FindMisfits(file, e.usable, has_arena ? Place(program).device_size : Bytes(0), result);
   for (Misfit& misfit : e.misfits) {
     if (misfit.kind == Misfit::Kind::kFragmentation) {
       misfit.needed = ReservedWithoutLimit(file, program, options) + e.outside;

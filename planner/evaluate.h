@@ -34,16 +34,19 @@ struct Misfit {
 [[nodiscard]] Program LowerAndVerify(const PlanFile& file);
 
 // Device memory that the job may use: what the GPU has less the job's margin.
-[[nodiscard]] Bytes UsableMemory(const PlanFile& file);
-// What the caching allocator may reserve of it.
-[[nodiscard]] Bytes AllocatorCapacity(const PlanFile& file, const Program& program);
+[[nodiscard]] Bytes UsableMemory(const Cluster& cluster, const Job& job);
+[[nodiscard]] inline Bytes UsableMemory(const PlanFile& file) {
+  return UsableMemory(file.cluster, file.job);
+}
+// What the caching allocator may reserve of `usable`.
+[[nodiscard]] Bytes AllocatorCapacity(Bytes usable, const Program& program, const Profile& profile);
 
-// The limits that a simulated plan breaks; empty = it fits. A native plan is held against what its
-// arena takes (`placed`, see Place; unused for the others), any other against what its buffers take
-// and, with reserved memory in `result`, against fragmentation. Of kFragmentation, `needed` is what
-// the buffers and the memory outside the allocator take, which is below the limit; see
-// PlanOutcome::misfits for the rest.
-[[nodiscard]] std::vector<Misfit> FindMisfits(const PlanFile& file, Bytes placed,
+// The limits that a simulated plan breaks, `usable` of device memory; empty = it fits. A native
+// plan is held against what its arena takes (`placed`, see Place; unused for the others), any other
+// against what its buffers take and, with reserved memory in `result`, against fragmentation. Of
+// kFragmentation, `needed` is what the buffers and the memory outside the allocator take, which is
+// below the limit; see PlanOutcome::misfits for the rest.
+[[nodiscard]] std::vector<Misfit> FindMisfits(const PlanFile& file, Bytes usable, Bytes placed,
                                               const SimulationResult& result);
 
 struct Rates {
@@ -81,6 +84,9 @@ struct PlanOutcome {
 struct EvaluateOptions {
   bool contention = true;
   bool reserved = true;  // replay the caching allocator; about ten times slower
+  // What buffers and the memory outside the allocator may take; the allocator reserves as much as
+  // UsableMemory, whatever this is. 0: UsableMemory.
+  Bytes memory_limit{0};
 };
 
 // Throws InputError for a plan that breaks its dialect's rules or does not fit the cluster's ranks.

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/parallel.h"
+#include "planner/evaluate.h"
 #include "schedule/lower.h"
 #include "schedule/place.h"
 #include "schedule/verify.h"
@@ -61,7 +62,10 @@ Evaluator::Final Evaluator::RunFinal(const Plan& plan) {
   const Program program = Lower({in_.model, in_.kernels, in_.job, plan});
   const std::vector<Finding> findings = Verify(program);
   SW_CHECK(findings.empty(), "an illegal program: " + findings[0].text);
-  const SimulationResult result = simulator_.Run(program, SimulateOptions());
+  SimulateOptions options;
+  options.allocator.capacity =
+      AllocatorCapacity(UsableMemory(in_.cluster, in_.job), program, in_.profile);
+  const SimulationResult result = simulator_.Run(program, options);
   const ReservedMemory& reserved = *result.memory.reserved;
   Final final;
   final.outcome = OutcomeOf(result);

@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "planner/bounds.h"
 #include "planner/choose.h"
+#include "planner/evaluate.h"
 #include "planner/evaluator.h"
 #include "planner/local.h"
 #include "planner/measure.h"
@@ -436,13 +437,12 @@ Bytes MemoryLimit(const SearchInput& input, const SearchOptions& options) {
 }
 
 Bytes DeviceLimit(const Cluster& cluster, const Profile& profile, const Job& job) {
-  const auto usable = static_cast<double>(cluster.gpu.usable_memory.value.value);
   const MemoryProfile& memory = profile.memory;
   double band = 0;
   for (const Number<Bytes>* number : {&memory.context, &memory.first_communicator}) {
     band += static_cast<double>(number->value.value) * number->spread;
   }
-  return Bytes(static_cast<std::int64_t>(usable * (1 - job.memory_margin) - band));
+  return UsableMemory(cluster, job) - Bytes(static_cast<std::int64_t>(std::ceil(band)));
 }
 
 }  // namespace shardwright

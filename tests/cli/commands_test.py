@@ -207,6 +207,21 @@ class Searches(ShardwrightTestCase):
                          ("fsdp2", 2, 1, 2))
         self.assertEqual((len(plan["units"]), len(plan["recompute"])), (13, 12))
 
+    # The limit travels with the plan: what is simulated of it later is what the search found.
+    def test_memory_limit(self):
+        for flags in (("--mem", "2.6 GiB"), ("--memory-margin", "0.96")):
+            report = json.loads(self.succeed(*self.JOB, "--dialect", "fsdp2", *flags, "--json", "-o", "p.json"))
+            simulated = json.loads(self.succeed("simulate", "p.json", "--json"))
+            memory = simulated["memory"]
+            self.assertEqual(simulated["step_time_s"], report["step_time_s"])
+            self.assertGreaterEqual(memory["usable_device_bytes"], report["memory_limit_bytes"])
+            self.assertLessEqual(memory["peak_reserved_bytes"] + memory["outside_allocator_bytes"],
+                                 memory["usable_device_bytes"])
+        given = json.loads(self.succeed(*self.JOB, "--mem", "4 GiB", "--json"))
+        self.assertEqual(given["memory_limit_bytes"], 4 * 2 ** 30)
+        self.assert_fails(2, "--mem: got 100 GiB, expected at most the 79.2 GiB usable on h100-80",
+                          *self.JOB, "--mem", "100 GiB")
+
     def test_nothing_fits(self):
         code, out, err = self.run_program(*self.JOB, "--json", "--mem", "1 GiB", "-o", "p.json")
         self.assertEqual((code, err), (1, ""))
@@ -219,6 +234,8 @@ class Searches(ShardwrightTestCase):
         for error, arguments in (
             ("--search --no-search: got both, expected one of them", (*self.JOB, "--search", "--no-search")),
             ("--mem: only a search has it; add --search", (*self.JOB, "--wrap", "root", "--mem", "1 GiB")),
+            ("--mem --memory-margin: got both, expected one of them",
+             (*self.JOB, "--mem", "1 GiB", "--memory-margin", "0.1")),
             ("--explain: only a search has it; add --search", (*self.JOB, "--no-search", "--explain")),
             ("--objective cost needs --token-budget", (*self.JOB, "--objective", "cost", "--nodes", "1..2")),
             ("--objective cost needs --nodes and --global-batch",

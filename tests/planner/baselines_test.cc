@@ -171,13 +171,13 @@ TEST_CASE("FindMisfits: a native plan needs its arena, others need their buffers
   result.memory.outside = Bytes(1000);
   result.memory.allocated.device_steady.total = usable - Bytes(1000);
   file.plan.dialect = Dialect::kFsdp2;
-  CHECK(FindMisfits(file, usable, result).empty());
+  CHECK(FindMisfits(file, usable, usable, result).empty());
   file.plan.dialect = Dialect::kNative;
-  const std::vector<Misfit> misfits = FindMisfits(file, usable - Bytes(999), result);
+  const std::vector<Misfit> misfits = FindMisfits(file, usable, usable - Bytes(999), result);
   REQUIRE(misfits.size() == 1);
   CHECK(misfits[0].Excess() == Bytes(1));
   result.memory.allocated.device_steady.total = usable;
-  CHECK(FindMisfits(file, usable - Bytes(1000), result).empty());
+  CHECK(FindMisfits(file, usable, usable - Bytes(1000), result).empty());
 }
 
 // 8.03e9 parameters x 16 bytes = 120 GiB of weights, gradients and states on every GPU.

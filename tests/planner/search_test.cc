@@ -69,10 +69,8 @@ bool CheckAgainstBaselines(const PlanFile& problem, Dialect dialect) {
   const SearchResult result =
       Search({problem.model.model, problem.kernels, problem.cluster, problem.profile, problem.job},
              options);
-  PlanFile same_limit = problem;
-  same_limit.cluster.gpu.usable_memory.value = result.memory_limit;
   bool any_fits = false;
-  for (const BaselineResult& baseline : EvaluateBaselines(same_limit)) {
+  for (const BaselineResult& baseline : EvaluateBaselines(problem, {}, result.memory_limit)) {
     if (!baseline.Fits() || (dialect != Dialect::kNative && baseline.plan.dialect != dialect)) {
       continue;
     }
