@@ -21,15 +21,15 @@ done
 build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --upgrade --target build/frameworks \
   lightning==2.6.6 lightning_utilities torchmetrics fairscale==0.4.13
 ctest --preset deep --no-tests=ignore -j "$jobs"
-build/tests/traces/sw_foreign_fuzz_test 60
-build/tests/planner/sw_settings_fuzz_test 60
+build/tests/traces/sw_foreign_fuzz_test 60s
+build/tests/planner/sw_settings_fuzz_test 60s
 
 # With the checks that double the time to compile, which .ci/run leaves out.
 cmake --preset debug-asan-ubsan -DSHARDWRIGHT_BENCH=OFF \
   -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 cmake --build --preset debug-asan-ubsan -j "$jobs"
 ctest --test-dir build-asan -L '^ci$' --output-on-failure -j "$jobs"
-build-asan/tests/traces/sw_foreign_fuzz_test 60
+build-asan/tests/traces/sw_foreign_fuzz_test 60s
 
 cmake --preset tsan -DSHARDWRIGHT_BENCH=OFF
 cmake --build --preset tsan -j "$jobs"

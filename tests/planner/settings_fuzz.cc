@@ -16,7 +16,8 @@ using testing::OfFile;
 constexpr const char* kTorchtitan =
     "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[optimizer]\nlr = 3e-4\n[training]\n"
     "local_batch_size = 2\nglobal_batch_size = 48\nseq_len = 128\n[parallelism]\n"
-    "data_parallel_shard_degree = 2\nfsdp_reshard_after_forward = \"never\"\n"
+    "data_parallel_replicate_degree = 4\ndata_parallel_shard_degree = "
+    "2\nfsdp_reshard_after_forward = \"never\"\n"
     "[activation_checkpoint]\nmode = \"selective\"\nselective_ac_option = '3'\n";
 constexpr const char* kAccelerate =
     "distributed_type: FSDP\nmixed_precision: 'bf16'\nnum_machines: 2\nnum_processes: 8\n"
@@ -38,9 +39,27 @@ constexpr const char* kFairseqYaml =
     "task:\n  tokens_per_sample: 512\nmodel:\n  _name: transformer_lm\n  checkpoint_activations: "
     "true\n";
 
+// GPT-2 on two nodes, on which what was read is applied.
+PlanFile Base() {
+  PlanFile file;
+  file.job.sequence_length = 128;
+  file.cluster = LoadCluster("dgx-a100", 2, 4);
+  file.kernels = FindKernelSet("torch-eager", "fuzz");
+  file.profile = DefaultProfile(file.cluster.gpu, file.kernels.name);
+  file.model = LoadModelForJob("gpt2", file.job, Path("fuzz"));
+  file.plan.shard_size = file.cluster.RankCount();
+  return file;
+}
+
 FuzzTarget Settings(const std::string& name, const std::string& good, const std::string& ending) {
   return {name, good,
-          OfFile([](const std::string& file) { return ReadRun(std::vector{file}); }, ending)};
+          OfFile(
+              [](const std::string& file) {
+                static const PlanFile base = Base();
+                PlanFile applied = base;
+                ApplyRun(ReadRun(std::vector{file}), applied);
+              },
+              ending)};
 }
 
 std::vector<FuzzTarget> Targets() {

@@ -3,8 +3,8 @@
 // Damaged files for programs that fuzz readers: each must be read or refused by an InputError.
 // Prints what it did; a crash, a hang or another exception is the failure.
 //
-//   PROGRAM            a few hundred files per reader, always the same ones
-//   PROGRAM SECONDS    as many as fit in this time, per reader (scripts/deep.sh)
+//   PROGRAM [ROUNDS]   so many files per reader, 300 without, always the same ones
+//   PROGRAM SECONDSs   as many as fit in this time, per reader (scripts/deep.sh)
 
 #include <chrono>
 #include <cstdint>
@@ -77,12 +77,11 @@ std::function<void(const std::string&)> OfFile(Read read, const std::string& end
 }
 
 // Returns false when even the undamaged file is refused: then nothing was tested.
-inline bool Fuzz(const FuzzTarget& target, std::optional<double> seconds) {
-  constexpr int kRounds = 300;
+inline bool Fuzz(const FuzzTarget& target, int rounds, std::optional<double> seconds) {
   const auto begin = std::chrono::steady_clock::now();
   const auto goes_on = [&](int round) {
     const std::chrono::duration<double> gone = std::chrono::steady_clock::now() - begin;
-    return seconds ? gone.count() < *seconds : round < kRounds;
+    return seconds ? gone.count() < *seconds : round < rounds;
   };
   try {
     target.read(target.good);
@@ -107,13 +106,16 @@ inline bool Fuzz(const FuzzTarget& target, std::optional<double> seconds) {
 
 // The exit code.
 inline int FuzzAll(const std::vector<FuzzTarget>& targets, int argc, char** argv) {
+  int rounds = 300;
   std::optional<double> seconds;
-  if (argc > 1) {
+  if (argc > 1 && std::string_view(argv[1]).ends_with('s')) {
     seconds = std::atof(argv[1]);
+  } else if (argc > 1) {
+    rounds = std::atoi(argv[1]);
   }
   bool is_good = true;
   for (const FuzzTarget& target : targets) {
-    is_good = Fuzz(target, seconds) && is_good;
+    is_good = Fuzz(target, rounds, seconds) && is_good;
   }
   return is_good ? 0 : 1;
 }
