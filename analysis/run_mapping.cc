@@ -1,6 +1,7 @@
 #include "analysis/run_mapping.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -277,6 +278,13 @@ void CheckParallelism(const MeasuredRun& run) {
   if (!run.data_parallel_only) {
     throw InputError("parallelism", '"' + run.parallelism + '"', "data parallelism only");
   }
+  static constexpr std::array<std::string_view, 8> kKnown = {"SHARD",  "FSDP",   "fsdp", "ZeRO-1",
+                                                             "ZeRO-2", "ZeRO-3", "full", "never"};
+  const auto is_known = [&](std::string_view word) { return Has(run.sharding, word); };
+  if (!run.sharding.empty() && std::none_of(kKnown.begin(), kKnown.end(), is_known)) {
+    throw InputError("sharding_strategy", '"' + run.sharding + '"',
+                     "FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, NO_SHARD, FSDP or ZeRO-1 to ZeRO-3");
+  }
 }
 
 // What plans cannot say.
@@ -284,6 +292,11 @@ void CheckOptimizer(const MeasuredRun& run) {
   if (Has(run.param_dtype, "8-bit") || Has(run.param_dtype, "optimizer-in-bwd")) {
     throw InputError("param_dtype", '"' + run.param_dtype + '"',
                      "states in the masters' dtype, updated after backward");
+  }
+  static constexpr std::array<std::string_view, 5> kKnown = {"Adam", "adam", "SGD", "SOAP", "Muon"};
+  const auto is_known = [&](std::string_view word) { return Has(run.optimizer, word); };
+  if (!run.optimizer.empty() && std::none_of(kKnown.begin(), kKnown.end(), is_known)) {
+    throw InputError("optimizer", '"' + run.optimizer + '"', "AdamW, Adam, SGD, SOAP or Muon");
   }
 }
 

@@ -24,6 +24,7 @@
 #include "executor/host/device.h"
 #include "executor/host/launch.h"
 #include "planner/evaluate.h"
+#include "traces/check.h"
 #include "traces/chrome_read.h"
 #include "traces/measured_file.h"
 #include "traces/nccl_tests.h"
@@ -50,16 +51,18 @@ no traces, plans run on the device first: on all GPUs of --cluster, a process ea
 Then: shardwright plan --profile mine.json ...)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
-    {{"TRACE", "measurements; none with --device", nullptr, true}}};
+    {{"TRACE", "measurements; none with --device", nullptr, true, FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 10> kFlags = {{
-    {"--output,-o", "FILE", "write the profile here (required)"},
+    {"--output,-o", "FILE", "write the profile here (required)", FileRole::kWrite},
     {"--name", "NAME", "of the profile (default: the old one's with -calibrated)"},
-    {"--profile", "NAME|FILE", "numbers to start from (default: those of the first plan)"},
+    {"--profile", "NAME|FILE", "numbers to start from (default: those of the first plan)",
+     FileRole::kRead},
     {"--device", "host|cuda", "run small plans on this device instead of reading traces"},
     {"--ranks", "N", "with --device host: ranks of these plans (default: one per core, at most 4)"},
-    {"--plan", "FILE", "what traces of PyTorch's profiler or Nsight Systems ran"},
-    {"--cluster", "NAME|FILE", "where nccl-tests ran, or the GPUs of --device cuda"},
+    {"--plan", "FILE", "what traces of PyTorch's profiler or Nsight Systems ran", FileRole::kRead},
+    {"--cluster", "NAME|FILE", "where nccl-tests ran, or the GPUs of --device cuda",
+     FileRole::kRead},
     {"--nodes", "N", "of that cluster"},
     {"--op", "NAME", "what nccl-tests measured, where they do not say: all_gather, ..."},
     {"--date", "YYYY-MM-DD", "when the measurement was made (default: today)"},
@@ -213,6 +216,15 @@ std::string ReportJson(const CalibrationResult& result) {
   return json.dump(2) + "\n";
 }
 
+CalibrationDevice HostDeviceOf(const Arguments& arguments) {
+  constexpr std::int64_t kMostRanks = 8;  // of the cluster "host"
+  constexpr std::int64_t kUsualRanks = 4;
+  CalibrationDevice device;
+  device.ranks = std::clamp<std::int64_t>(std::thread::hardware_concurrency(), 1, kUsualRanks);
+  arguments.SetCount("--ranks", kMostRanks, device.ranks);
+  return device;
+}
+
 enum class Measured : std::uint8_t { kHost, kCuda, kTraces };
 
 Measured WhatIsMeasured(const Arguments& arguments, const std::vector<std::string>& files) {
@@ -224,19 +236,12 @@ Measured WhatIsMeasured(const Arguments& arguments, const std::vector<std::strin
     throw UsageError(has_device ? "traces and --device contradict each other"
                                 : "calibrate needs traces, or --device host or cuda");
   }
+  (void)NodesOf(arguments);
+  (void)HostDeviceOf(arguments);  // wrong flags are found before wrong files
   if (device > 0 && arguments.Get("--ranks").is_given()) {
     throw UsageError("--ranks needs --device host");
   }
   return static_cast<Measured>(device);
-}
-
-CalibrationDevice HostDeviceOf(const Arguments& arguments) {
-  constexpr std::int64_t kMostRanks = 8;  // of the cluster "host"
-  constexpr std::int64_t kUsualRanks = 4;
-  CalibrationDevice device;
-  device.ranks = std::clamp<std::int64_t>(std::thread::hardware_concurrency(), 1, kUsualRanks);
-  arguments.SetCount("--ranks", kMostRanks, device.ranks);
-  return device;
 }
 
 // One process per GPU of the cluster, started here unless a launcher has; all of them but the first
@@ -272,13 +277,39 @@ std::string SourceOf(const std::vector<TracedRun>& runs, Measured measured) {
          (measured == Measured::kHost ? MachineName() : runs.front().file.cluster.gpu.full_name);
 }
 
+// What traces of our own hold that their programs could not do; a profile of them would be wrong.
+std::string ContradictionsOf(const std::vector<TracedRun>& runs) {
+  std::string text;
+  for (const TracedRun& run : runs) {
+    if (!run.trace.spans.empty()) {
+      for (const std::string& finding : CheckTrace(run.program, run.trace)) {
+        text += run.name + ": " + finding + "\n";
+      }
+    }
+  }
+  return text;
+}
+
+// One profile is about one GPU type.
+void CheckGpus(const std::vector<TracedRun>& runs) {
+  const std::string& first = runs.front().file.cluster.gpu.name;
+  for (const TracedRun& run : runs) {
+    if (run.file.cluster.gpu.name != first) {
+      throw InputError(run.name, "a run on " + run.file.cluster.gpu.name,
+                       "one on " + first + ", as " + runs.front().name);
+    }
+  }
+}
+
 int RunCalibrate(const Arguments& arguments) {
   arguments.Require("--output");
-  const std::string output = arguments.OutputFile();
+  const std::string output = arguments.Get("--output").text;
   const auto list = arguments.lists.find("TRACE");
   const std::vector<std::string> files =
       list == arguments.lists.end() ? std::vector<std::string>() : list->second;
   const Measured measured = WhatIsMeasured(arguments, files);
+  std::string date = Today();
+  arguments.Set("--date", date, ReadDate);
   std::vector<TracedRun> traced;
   if (measured == Measured::kCuda) {
     CudaRuns cuda = RunOnCuda(arguments);
@@ -290,10 +321,14 @@ int RunCalibrate(const Arguments& arguments) {
     traced = measured == Measured::kHost ? RunCalibrationPlans(HostDeviceOf(arguments))
                                          : ReadTraces(arguments, files);
   }
+  CheckGpus(traced);
+  if (const std::string found = ContradictionsOf(traced); !found.empty()) {
+    arguments.Print("No profile was written: traces contradict their programs.\n" + found);
+    return kExitNo;
+  }
   Profile start = traced.front().file.profile;
   arguments.Set("--profile", start, [](const Flag& flag) { return LoadProfile(flag.text); });
-  Origin origin{NumberKind::kMeasured, SourceOf(traced, measured), Today()};
-  arguments.Set("--date", origin.date, ReadDate);
+  Origin origin{NumberKind::kMeasured, SourceOf(traced, measured), date};
   std::vector<CalibrationRun> runs;
   runs.reserve(traced.size());
   for (const TracedRun& run : traced) {

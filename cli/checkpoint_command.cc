@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/named_files.h"
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
@@ -31,10 +32,11 @@ An exported file has the parameters under the names of PyTorch's named_parameter
 
 constexpr std::array<PositionalRow, 2> kPositionals = {
     {{"ACTION", "inspect or export", "checkpoint needs inspect or export"},
-     {"FOLDER", "a checkpoint, or a folder of checkpoints", "checkpoint needs a folder"}}};
+     {"FOLDER", "a checkpoint, or a folder of checkpoints", "checkpoint needs a folder", false,
+      FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 2> kFlags = {{
-    {"--output,-o", "FILE", "export: the safetensors file to write"},
+    {"--output,-o", "FILE", "export: the safetensors file to write", FileRole::kWrite},
     {"--dtype", "fp32|bf16|fp16", "export: dtype of the parameters (default: as saved)"},
 }};
 
@@ -114,6 +116,11 @@ int RunCheckpoint(const Arguments& arguments) {
   const Checkpoint checkpoint(folder);
   checkpoint.Verify();
   if (exports) {
+    std::vector<NamedFile> inputs;
+    for (const SavedFile& file : checkpoint.manifest().files) {
+      inputs.push_back({"FOLDER", folder + "/" + file.name});
+    }
+    RefuseOverwriting(inputs, std::array{NamedFile{"--output", output.text}});
     ExportCheckpoint(checkpoint, output.text, dtype);
   }
   if (arguments.IsJson()) {

@@ -17,12 +17,25 @@
 
 namespace shardwright {
 
+// What a value names, if that is a file. CheckFiles (cli/named_files.h) looks at all of them before
+// a command runs.
+enum class FileRole : std::uint8_t {
+  kNone,
+  kRead,       // also where it may be a name instead
+  kWrite,      // one file
+  kWriteWhen,  // a folder, or a file that not every process writes: the command looks itself
+};
+
 // "--nodes N": a flag with a value.
 struct FlagRow {
   const char* name;  // "--nodes", or with a short form "--output,-o"
   const char* value;
   const char* help;
+  FileRole file = FileRole::kNone;
 };
+
+// The name without the short form.
+[[nodiscard]] std::string LongName(const FlagRow& row);
 
 // "--exact": a flag without a value.
 struct SwitchRow {
@@ -36,6 +49,7 @@ struct PositionalRow {
   const char* help;
   const char* missing;   // the usage error without it; null: it may be left out
   bool is_list = false;  // takes all that follow
+  FileRole file = FileRole::kNone;
 };
 
 // Standard input and output; a caller in the same process may have others in their place.
@@ -75,8 +89,6 @@ class Arguments {
       target = read(flag);
     }
   }
-  // --output, checked for being writable before the work begins; empty: not given.
-  [[nodiscard]] std::string OutputFile() const;
   // What --output says of the one file that a command makes. A file: it is written, and report(its
   // name) printed. Not given, and standard output is a terminal: report("") alone, with a line
   // that says how to get `what`. Else `content` goes to standard output, without a report.

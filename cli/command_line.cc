@@ -9,6 +9,8 @@
 
 #include "cli/command.h"
 #include "cli/configuration.h"
+#include "cli/named_files.h"
+#include "cli/table.h"
 #include "cli/version.h"
 #include "core/error.h"
 
@@ -46,34 +48,9 @@ void AddCommand(CLI::App& app, const Command& command, Parsed& parsed) {
     AddSwitch(parsed, row.name, row.help);
   }
   for (const FlagRow& row : command.flags) {
-    const std::string name(row.name);
-    std::string& text = arguments.text[name.substr(0, name.find(','))];
-    parsed.app->add_option(name, text, row.help)->type_name(row.value)->type_size(1);
+    std::string& text = arguments.text[LongName(row)];
+    parsed.app->add_option(row.name, text, row.help)->type_name(row.value)->type_size(1);
   }
-}
-
-// Help texts in lines of at most 100 characters; what goes on stands below the text before it.
-std::string Wrapped(const std::string& help) {
-  constexpr std::size_t kWidth = 100;
-  const std::string indent(30, ' ');  // CLI11's column of descriptions
-  std::string text;
-  std::size_t begin = 0;
-  while (begin < help.size()) {
-    std::size_t end = help.find('\n', begin);
-    end = end == std::string::npos ? help.size() : end;
-    std::string line = help.substr(begin, end - begin);
-    begin = end + 1;
-    while (line.size() > kWidth) {
-      const std::size_t at = line.rfind(' ', kWidth);
-      if (at == std::string::npos || at <= indent.size()) {
-        break;
-      }
-      text += line.substr(0, at) + '\n';
-      line = indent + line.substr(at + 1);
-    }
-    text += line + '\n';
-  }
-  return text;
 }
 
 // What it does and examples first, then the flags.
@@ -83,7 +60,10 @@ std::string HelpOf(CLI::App& app, const Parsed* chosen) {
     return std::string(kProgramAbout) + "\n\n" + app.help();
   }
   chosen->app->description("");
-  return std::string(chosen->command->about) + "\n\n" + Wrapped(chosen->app->help("shardwright"));
+  constexpr std::size_t kWidth = 100;
+  constexpr std::size_t kTexts = 30;  // CLI11's column of descriptions
+  return std::string(chosen->command->about) + "\n\n" +
+         Wrapped(chosen->app->help("shardwright"), kWidth, kTexts);
 }
 
 std::vector<std::string> FlagNames(const CLI::App& app) {
@@ -132,6 +112,12 @@ void CheckWords(const CLI::App& app, const Parsed& parsed) {
   }
   if (!extras.empty()) {
     throw UsageError("unexpected argument \"" + extras[0] + "\" of shardwright " + name);
+  }
+  for (const FlagRow& row : parsed.command->flags) {
+    const std::string flag = LongName(row);
+    if (parsed.app->count(flag) > 0 && !parsed.arguments.Get(flag).is_given()) {
+      throw UsageError(flag + ": got no value, expected one");
+    }
   }
   for (const PositionalRow& row : parsed.command->positionals) {
     const bool is_given = row.is_list ? !parsed.arguments.lists.at(row.name).empty()
@@ -192,6 +178,7 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
   }
   chosen->arguments.streams = streams;
   ApplyConfiguration(*chosen->command, chosen->arguments);
+  CheckFiles(*chosen->command, chosen->arguments);
   return chosen->command->run(chosen->arguments);
 }
 

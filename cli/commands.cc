@@ -10,7 +10,6 @@
 #include "cli/command.h"
 #include "cli/terminal.h"
 #include "core/json.h"
-#include "core/writable.h"
 
 namespace shardwright {
 
@@ -62,6 +61,11 @@ Streams StandardStreams() {
           [](const std::string& text) { WriteFileAtomically("-", text); }};
 }
 
+std::string LongName(const FlagRow& row) {
+  const std::string name(row.name);
+  return name.substr(0, name.find(','));
+}
+
 void Arguments::PrintText(const std::string& kind, const std::string& result) const {
   if (!IsJson()) {
     Print(result);
@@ -75,14 +79,6 @@ void Arguments::PrintText(const std::string& kind, const std::string& result) co
 void Arguments::PrintFile(const std::string& content, const std::string& report) const {
   std::fputs(report.c_str(), stderr);
   streams.write(content);
-}
-
-std::string Arguments::OutputFile() const {
-  const std::string output = Get("--output").text;
-  if (!output.empty()) {
-    CheckWritable(output);
-  }
-  return output;
 }
 
 void Arguments::Deliver(const std::string& output, const char* what, const std::string& content,

@@ -40,13 +40,15 @@ plan, which is then simulated. Exits with 1 when the step time differs by more t
 when the measured trace contradicts the program.)";
 
 constexpr std::array<PositionalRow, 2> kPositionals = {{
-    {"SIM", "simulated trace, or a plan file", "compare needs a simulated trace or a plan"},
+    {"SIM", "simulated trace, or a plan file", "compare needs a simulated trace or a plan", false,
+     FileRole::kRead},
     {"MEASURED", "trace of a run of the same plan, or one file per rank",
-     "compare needs a measured trace, too", true},
+     "compare needs a measured trace, too", true, FileRole::kRead},
 }};
 
 constexpr std::array<FlagRow, 3> kFlags = {{
-    {"--plan", "FILE", "plan of both traces (default: the one that the traces carry)"},
+    {"--plan", "FILE", "plan of both traces (default: the one that the traces carry)",
+     FileRole::kRead},
     {"--fail-above", "PERCENT", "largest difference of step times, such as 10%"},
     {"--contention", "on|off",
      "of the simulation, when SIM is a plan and for what-if (default on)"},
@@ -122,6 +124,12 @@ Simulation SimulationOf(const std::string& sim, bool sim_is_plan, const PlanFile
 }
 
 int RunCompare(const Arguments& arguments) {
+  double limit = std::numeric_limits<double>::infinity();
+  arguments.Set("--fail-above", limit, ReadPercent);
+  SimulateOptions options;
+  options.trace = true;
+  options.reserved = false;
+  arguments.Set("--contention", options.contention, ReadSwitch);
   const std::string sim = arguments.Get("SIM").text;
   const std::vector<std::string>& measured = arguments.lists.at("MEASURED");
   const bool sim_is_plan = IsPlan(sim);
@@ -130,12 +138,6 @@ int RunCompare(const Arguments& arguments) {
     throw UsageError("a trace of shardwright run holds all ranks: one MEASURED is enough");
   }
   const PlanFile file = FindPlan(arguments, sim_is_plan, measured.front());
-  double limit = std::numeric_limits<double>::infinity();
-  arguments.Set("--fail-above", limit, ReadPercent);
-  SimulateOptions options;
-  options.trace = true;
-  options.reserved = false;
-  arguments.Set("--contention", options.contention, ReadSwitch);
   const Program program = LowerAndVerify(file);
   const std::vector<ProfilerRecording> recordings =
       is_ours ? std::vector<ProfilerRecording>() : ReadRecordings(measured);

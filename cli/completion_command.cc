@@ -40,11 +40,6 @@ std::string FirstLine(std::string_view text) {
   return std::string(text.substr(0, text.find('\n')));
 }
 
-std::string LongName(const FlagRow& row) {
-  const std::string name(row.name);
-  return name.substr(0, name.find(','));
-}
-
 // "on|off" -> "on off"; empty where a value is no choice between words.
 std::string Choices(const FlagRow& row) {
   const std::string value(row.value);

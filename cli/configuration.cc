@@ -15,11 +15,6 @@
 namespace shardwright {
 namespace {
 
-std::string LongName(const FlagRow& row) {
-  const std::string name(row.name);
-  return name.substr(0, name.find(','));
-}
-
 std::vector<std::string> FlagsOf(const Command& command) {
   std::vector<std::string> names;
   for (const FlagRow& row : command.flags) {

@@ -36,8 +36,10 @@ Examples:
 Units are joined by name. Equal changes of units whose names differ in numbers only are one line.)";
 
 constexpr std::array<PositionalRow, 2> kPositionals = {{
-    {"PLAN", "plan file or - (standard input)", "diff needs two plan files"},
-    {"OTHER", "plan file or - (standard input)", "diff needs two plan files"},
+    {"PLAN", "plan file or - (standard input)", "diff needs two plan files", false,
+     FileRole::kRead},
+    {"OTHER", "plan file or - (standard input)", "diff needs two plan files", false,
+     FileRole::kRead},
 }};
 
 // One field that differs; an absent side is empty.

@@ -9,13 +9,18 @@
 
 #include "cli/command.h"
 #include "cli/flow.h"
+#include "cli/named_files.h"
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/writable.h"
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
 
 namespace shardwright {
+
+extern const Command kEmitCommand;
+
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -33,19 +38,20 @@ Prints what the framework cannot be told, and predicts the plan as the framework
 the one that was asked for. Targets and their files: docs/emit.md.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
-    {{"PLAN", "plan file or - (standard input)",
-      "emit needs a plan file, or - for standard input"}}};
+    {{"PLAN", "plan file or - (standard input)", "emit needs a plan file, or - for standard input",
+      false, FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 5> kFlags = {{
     {"--to", "TARGET",
      "fsdp2, fsdp1, accelerate, trainer, deepspeed, torchtitan, lightning, fairscale, fairseq, "
      "vissl, slurm or torchrun (required)"},
     {"--output,-o", "DIR|FILE",
-     "folder, or the file of a target that has one; without it one file goes to standard output"},
+     "folder, or the file of a target that has one; without it one file goes to standard output",
+     FileRole::kWriteWhen},
     {"--script", "FILE", "the script that launch lines start (default train.py)"},
     {"--fqns", "hf-v4|hf-v5|torchtitan|checkpoint",
      "whose names modules and parameters have in Python targets (default hf-v5)"},
-    {"--as-emitted", "FILE", "also write the plan as the framework will run it"},
+    {"--as-emitted", "FILE", "also write the plan as the framework will run it", FileRole::kWrite},
 }};
 
 constexpr std::array<SwitchRow, 1> kSwitches = {
@@ -74,15 +80,21 @@ std::vector<std::string> PathsOf(const Emission& emission, const std::string& ou
   return paths;
 }
 
-void WriteFiles(const Emission& emission, const std::vector<std::string>& paths) {
+// All of what is asked for, or nothing.
+void WriteFiles(const Emission& emission, const std::vector<std::string>& paths,
+                const std::string& as_emitted, const Arguments& arguments) {
+  std::vector<OutputFile> files;
+  std::vector<NamedFile> names;
   for (std::size_t i = 0; i < paths.size(); ++i) {
-    const std::filesystem::path folder = std::filesystem::path(paths[i]).parent_path();
-    std::error_code error;
-    if (!folder.empty() && !std::filesystem::create_directories(folder, error) && error) {
-      throw EnvironmentError("cannot make folder " + folder.string() + ": " + error.message());
-    }
-    WriteFileAtomically(paths[i], emission.files[i].text);
+    files.push_back({paths[i], emission.files[i].text});
+    names.push_back({"--output", paths[i]});
   }
+  if (!as_emitted.empty() && as_emitted != "-") {
+    files.push_back({as_emitted, PlanFileJson(emission.as_emitted)});
+    names.push_back({"--as-emitted", as_emitted});
+  }
+  RefuseOverwriting(InputsOf(kEmitCommand, arguments), names);
+  WriteFilesAtomically(files);
 }
 
 std::string Change(double before, double after) {
@@ -200,10 +212,15 @@ int RunEmit(const Arguments& arguments) {
   arguments.SetChoice("--fqns", kFqnDialectNames, options.fqns);
   const std::string output = arguments.Get("--output").text;
   const std::string as_emitted = arguments.Get("--as-emitted").text;
+  const bool prints_files = output.empty() || output == "-";
+  if (as_emitted == "-" && (prints_files || arguments.IsJson())) {
+    throw UsageError("--as-emitted -: standard output has the " +
+                     std::string(arguments.IsJson() ? "report" : "emitted file") + " already");
+  }
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   Emission emission = emitter.emit(file, options);
   CheckPlan(emission.as_emitted, "the plan as emitted");
-  if (output.empty() && !arguments.IsJson() && emission.files.size() > 1) {
+  if (prints_files && !arguments.IsJson() && emission.files.size() > 1) {
     throw UsageError("--to " + std::string(emitter.name) +
                      " writes several files, so it needs -o FOLDER or --json");
   }
@@ -211,12 +228,11 @@ int RunEmit(const Arguments& arguments) {
   const PlanOutcome emitted = emission.losses.empty() ? planned : Evaluate(emission.as_emitted);
   const bool writes = emission.losses.empty() || !arguments.Has("--exact");
   std::vector<std::string> paths;
-  if (writes && !output.empty() && output != "-") {
+  if (writes && !prints_files) {
     paths = PathsOf(emission, output);
-    WriteFiles(emission, paths);
   }
-  if (writes && !as_emitted.empty()) {
-    WriteFileAtomically(as_emitted, PlanFileJson(emission.as_emitted));
+  if (writes) {
+    WriteFiles(emission, paths, as_emitted, arguments);
   }
   if (arguments.IsJson()) {
     arguments.Print(ReportJson(emitter, emission, paths, planned, emitted));
@@ -227,6 +243,8 @@ int RunEmit(const Arguments& arguments) {
     }
     if (paths.empty() && writes) {
       arguments.PrintFile(emission.files[0].text, report);
+    } else if (as_emitted == "-" && writes) {
+      arguments.PrintFile(PlanFileJson(emission.as_emitted), report);
     } else {
       arguments.Print(report);
     }
@@ -236,7 +254,6 @@ int RunEmit(const Arguments& arguments) {
 
 }  // namespace
 
-extern const Command kEmitCommand;
 const Command kEmitCommand = {"emit", kAbout, kPositionals, kFlags, kSwitches, RunEmit};
 
 }  // namespace shardwright

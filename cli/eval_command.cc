@@ -31,12 +31,12 @@ backward. The plan may differ from the one that made the checkpoint in all but t
 threads, or processes started by mpirun, torchrun or srun.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
-    {{"PLAN", "plan file or - (standard input)",
-      "eval needs a plan file, or - for standard input"}}};
+    {{"PLAN", "plan file or - (standard input)", "eval needs a plan file, or - for standard input",
+      false, FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 3> kFlags = {{
     {"--checkpoint", "FOLDER", "a checkpoint, or a folder whose newest one counts (required)"},
-    {"--data", "SPEC", "as for run (required); every sample counts once"},
+    {"--data", "SPEC", "as for run (required); every sample counts once", FileRole::kRead},
     {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")"},
 }};
 
@@ -54,10 +54,10 @@ std::string EvaluationJson(const Evaluation& result, std::int64_t step) {
 int RunEval(const Arguments& arguments) {
   arguments.Require("--checkpoint");
   arguments.Require("--data");
-  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
-  const Model& model = file.model.model;
   HostOptions host;
   arguments.Set("--timeout", host.timeout, ReadTimeout);
+  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
+  const Model& model = file.model.model;
   const RunProcesses group(ReadLaunch(), file.cluster.RankCount(), host.timeout);
   host.processes = group.get();
   const std::string given = arguments.Get("--checkpoint").text;

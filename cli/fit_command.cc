@@ -8,7 +8,9 @@
 #include "analysis/measured_run.h"
 #include "cli/command.h"
 #include "cli/fit_print.h"
+#include "core/error.h"
 #include "core/json.h"
+#include "core/writable.h"
 
 namespace shardwright {
 namespace {
@@ -24,11 +26,13 @@ Examples:
   shardwright fit runs.csv --gpu h100-80 --kernel-set composer-2024 --date 2026-11-21 -o mine.json)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
-    {{"RUNS", "table of measured runs (CSV)", "fit needs a table of measured runs"}}};
+    {{"RUNS", "table of measured runs (CSV)", "fit needs a table of measured runs", false,
+      FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 8> kFlags = {{
     {"--output,-o", "FILE",
-     "write the profile of one fitted stack; a folder (with a / at its end) for all"},
+     "write the profile of one fitted stack; a folder (with a / at its end) for all",
+     FileRole::kWriteWhen},
     {"--date", "YYYY-MM-DD", "when the table was made or read; required with --output"},
     {"--gpu", "NAME", "GPU type of the stack to write, where several were fitted"},
     {"--kernel-set", "NAME", "kernel set of the stack to write, likewise"},
@@ -67,7 +71,7 @@ const FittedStack& Chosen(const RunFit& fit, const std::string& gpu,
     }
   }
   if (chosen == nullptr) {
-    throw UsageError("--output: no such stack was fitted, choose one: " + names);
+    throw InputError("--output: no such stack was fitted, choose one: " + names);
   }
   return *chosen;
 }
@@ -81,11 +85,22 @@ std::string SourcesText(const std::vector<std::string>& sources) {
   return text;
 }
 
+void CheckOwn(const FitOptions& options) {
+  const std::vector<std::string> fitted =
+      options.numbers.empty() ? DefaultFitNumbers() : options.numbers;
+  for (const std::string& number : options.own) {
+    if (std::find(fitted.begin(), fitted.end(), number) == fitted.end()) {
+      const std::string hint = DidYouMean(number, fitted);
+      throw UsageError("--own: got \"" + number + "\", expected a number that is fitted" +
+                       (hint.empty() ? "" : "; " + hint));
+    }
+  }
+}
+
 int RunFitCommand(const Arguments& arguments) {
   const std::string file = arguments.Get("RUNS").text;
   std::vector<std::string> sources;
   arguments.Set("--source", sources, ReadList);
-  const std::vector<MeasuredRun> runs = Select(ReadMeasuredRuns(file), sources);
   FitOptions options;
   arguments.Set("--tier", options.tiers, ReadList);
   arguments.Set("--numbers", options.numbers, ReadList);
@@ -97,25 +112,28 @@ int RunFitCommand(const Arguments& arguments) {
   if (options.own.size() > 2) {
     throw UsageError("--own: got " + std::to_string(options.own.size()) + ", expected at most 2");
   }
+  CheckOwn(options);
   options.progress = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
-  const std::string output = arguments.OutputFile();
+  const std::string output = arguments.Get("--output").text;
   std::string date;
   std::string gpu;
   std::string kernel_set;
   arguments.SetText("--gpu", gpu);
   arguments.SetText("--kernel-set", kernel_set);
+  arguments.Set("--date", date, ReadDate);
   if (!output.empty()) {
     arguments.Require("--date");
-    arguments.Set("--date", date, ReadDate);
   }
-  const RunFit fit = FitRuns(runs, options);
+  const RunFit fit = FitRuns(Select(ReadMeasuredRuns(file), sources), options);
   if (!output.empty()) {
     const std::string source = "shardwright fit " + file + SourcesText(sources);
     if (output.ends_with('/')) {
+      std::vector<OutputFile> files;
       for (const FittedStack& stack : fit.stacks) {
-        WriteFileAtomically(output + stack.gpu + "-" + stack.kernel_set + ".json",
-                            FittedProfileJson(stack, source, date));
+        files.push_back({output + stack.gpu + "-" + stack.kernel_set + ".json",
+                         FittedProfileJson(stack, source, date)});
       }
+      WriteFilesAtomically(files);
     } else {
       WriteFileAtomically(output, FittedProfileJson(Chosen(fit, gpu, kernel_set), source, date));
     }

@@ -22,11 +22,13 @@ Examples:
   shardwright fit-nccl sweep.csv --extends h100-torch-eager --date 2026-11-21 -o mine.json)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
-    {{"SWEEP", "table of collective times (CSV)", "fit-nccl needs a table of collectives"}}};
+    {{"SWEEP", "table of collective times (CSV)", "fit-nccl needs a table of collectives", false,
+      FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 3> kFlags = {{
-    {"--output,-o", "FILE", "write a profile with the fitted numbers"},
-    {"--extends", "NAME|FILE", "profile whose other numbers it has (default generic)"},
+    {"--output,-o", "FILE", "write a profile with the fitted numbers", FileRole::kWrite},
+    {"--extends", "NAME|FILE", "profile whose other numbers it has (default generic)",
+     FileRole::kRead},
     {"--date", "YYYY-MM-DD", "when the sweep was measured or read; required with --output"},
 }};
 
@@ -45,16 +47,15 @@ std::string FittedProfile(const NetworkFit& fit, const std::string& base, const 
 
 int RunFitNccl(const Arguments& arguments) {
   const std::string file = arguments.Get("SWEEP").text;
-  const std::vector<SweepRow> rows = ReadSweep(file);
   std::string base = "generic";
   Origin origin{NumberKind::kFitted, "shardwright fit-nccl " + file, ""};
-  const std::string output = arguments.OutputFile();
+  const std::string output = arguments.Get("--output").text;
   arguments.SetText("--extends", base);
+  arguments.Set("--date", origin.date, ReadDate);
   if (!output.empty()) {
     arguments.Require("--date");
-    arguments.Set("--date", origin.date, ReadDate);
   }
-  const NetworkFit fit = FitNetwork(rows, arguments.Has("--left-out"));
+  const NetworkFit fit = FitNetwork(ReadSweep(file), arguments.Has("--left-out"));
   if (!output.empty()) {
     WriteFileAtomically(output, FittedProfile(fit, base, origin));
     if (output == "-") {

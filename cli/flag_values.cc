@@ -53,6 +53,16 @@ std::size_t IndexOf(std::string_view word, NameList names) {
   return names.size();
 }
 
+// What is wrong with the text of a flag is wrong with the command line.
+template <class Read>
+auto AsUsage(const Read& read) {
+  try {
+    return read();
+  } catch (const InputError& error) {
+    throw UsageError(error.what());
+  }
+}
+
 std::string HintFor(std::string_view word, NameList names) {
   return DidYouMean(word, std::vector<std::string>(names.begin(), names.end()));
 }
@@ -113,11 +123,11 @@ double ReadPositive(const Flag& flag, double max) {
 }
 
 Bytes ReadBytes(const Flag& flag) {
-  try {
-    return ParseBytes(flag.text, flag.name);
-  } catch (const InputError& error) {
-    throw UsageError(error.what());
-  }
+  return AsUsage([&] { return ParseBytes(flag.text, flag.name); });
+}
+
+BytesPerSecond ReadRate(const Flag& flag) {
+  return AsUsage([&] { return ParseBytesPerSecond(flag.text, flag.name); });
 }
 
 Seconds ReadTime(const Flag& flag, bool may_be_zero) {
@@ -269,6 +279,10 @@ ReshardChoice ReadReshard(const Flag& flag) {
   choice.reshard.kind = Reshard::Kind::kToGroup;
   choice.reshard.group = ReadCount(flag, 1, std::int64_t{1} << 24);
   return choice;
+}
+
+WrapSpec ReadWrap(const Flag& flag) {
+  return AsUsage([&] { return ParseWrap(flag.text, flag.name); });
 }
 
 RecomputeChoice ReadRecompute(const Flag& flag) {

@@ -27,6 +27,7 @@ struct Flag {
 [[nodiscard]] double ReadFraction(const Flag& flag);
 [[nodiscard]] double ReadPositive(const Flag& flag, double max);
 [[nodiscard]] Bytes ReadBytes(const Flag& flag);
+[[nodiscard]] BytesPerSecond ReadRate(const Flag& flag);
 // "90 s", "20000 h": up to 1e12 s, since years are possible here, unlike in simulated times.
 [[nodiscard]] Seconds ReadTime(const Flag& flag, bool may_be_zero);
 // How long a rank waits for the others, above 0, rounded up.
@@ -47,6 +48,9 @@ struct Flag {
 [[nodiscard]] Offload ReadOffload(const Flag& flag);
 // "always", "never" or the ranks of a group.
 [[nodiscard]] ReshardChoice ReadReshard(const Flag& flag);
+
+// A rule or a file of units (ParseWrap); the file is read later.
+[[nodiscard]] WrapSpec ReadWrap(const Flag& flag);
 
 // "none", "full", "selective" (keeps every second linear, as torchtitan) or "selective:N".
 struct RecomputeChoice {

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/exit_codes.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "topologies/check_network.h"
 
 namespace shardwright {
 namespace {
@@ -24,7 +24,7 @@ void SetBatch(const PlanOptions& options, std::int64_t ranks, Job& job, Plan& pl
     plan.accumulation = job.global_batch / samples;
   }
   if (samples * plan.accumulation != job.global_batch) {
-    throw UsageError(
+    throw InputError(
         "--global-batch: got " + std::to_string(job.global_batch) + ", expected a multiple of " +
         std::to_string(ranks) + " ranks x micro-batch " + std::to_string(plan.micro_batch) +
         (options.accumulation > 0 ? " x accumulation " + std::to_string(options.accumulation)
@@ -56,15 +56,15 @@ void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan) {
   const std::string shard = std::to_string(options.shard_size);
   const std::string replicate = std::to_string(options.replicate_size);
   if (plan.shard_size == 0) {
-    throw UsageError("--replicate: got " + replicate + ", expected a divisor of the " +
+    throw InputError("--replicate: got " + replicate + ", expected a divisor of the " +
                      std::to_string(ranks) + " ranks");
   }
   if (plan.replicate_size == 0) {
-    throw UsageError("--shard: got " + shard + ", expected a divisor of the " +
+    throw InputError("--shard: got " + shard + ", expected a divisor of the " +
                      std::to_string(ranks) + " ranks");
   }
   if (plan.shard_size * plan.replicate_size != ranks) {
-    throw UsageError("--shard " + shard + " --replicate " + replicate +
+    throw InputError("--shard " + shard + " --replicate " + replicate +
                      ": got a product other than the " + std::to_string(ranks) +
                      " ranks of the cluster");
   }
@@ -72,20 +72,8 @@ void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan) {
 
 // Units and recomputed regions.
 void SetUnits(const PlanOptions& options, const Model& model, Plan& plan) {
-  const bool is_ddp = plan.dialect == Dialect::kDdp;
-  const std::string rule =
-      !options.wrap.empty() ? options.wrap : std::string(DefaultWrap(plan.dialect));
-  const WrapSpec wrap = ParseWrap(rule, "--wrap");
-  if (is_ddp && wrap.kind != WrapSpec::Kind::kRoot) {
-    throw UsageError("--wrap: got \"" + rule + "\", expected root; dialect ddp has no units");
-  }
-  if (is_ddp && options.reshard.is_set) {
-    throw UsageError("--reshard: dialect ddp does not shard");
-  }
-  if (IsZero(plan.dialect) && options.reshard.is_set) {
-    throw UsageError("--reshard: dialect " + std::string(NameOf(plan.dialect)) +
-                     " has no such choice: its stage decides what stays gathered");
-  }
+  const WrapSpec wrap =
+      options.wrap ? *options.wrap : ParseWrap(DefaultWrap(plan.dialect), "--wrap");
   plan.units = Wrap(model, wrap, options.reshard, plan.dialect, "--wrap");
   if (options.recompute) {
     plan.recompute =
@@ -120,6 +108,7 @@ PlanFile MakeJobFile(const PlanOptions& options) {
       "--kernel-set");
   file.profile = options.profile.empty() ? DefaultProfile(file.cluster.gpu, file.kernels.name)
                                          : LoadProfile(options.profile);
+  CheckNetwork(file.cluster, file.profile);
   file.job.global_batch = options.global_batch > 0
                               ? options.global_batch
                               : file.cluster.RankCount() * options.plan.micro_batch *

@@ -32,7 +32,7 @@ Exits with 1 when the plan does not fit.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"PLAN", "plan file or - (standard input)",
-      "goodput needs a plan file, or - for standard input"}}};
+      "goodput needs a plan file, or - for standard input", false, FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 5> kFlags = {{
     {"--tokens", "N", "tokens (images) to train on, such as 1e12 (required)"},

@@ -32,21 +32,25 @@ Reads torchtitan's TOML, Accelerate's YAML, DeepSpeed's JSON, TrainingArguments 
 YAML or command line (docs/import.md). Says what it assumed; simulate then predicts the plan.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
-    {{"FILE", "settings files of one run", "import-run needs at least one settings file", true}}};
+    {{"FILE", "settings files of one run", "import-run needs at least one settings file", true,
+      FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 12> kFlags = {{
-    {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json"},
-    {"--cluster", "NAME|FILE|TEXT", "as for plan (required)"},
+    {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json",
+     FileRole::kRead},
+    {"--cluster", "NAME|FILE|TEXT", "as for plan (required)", FileRole::kRead},
     {"--nodes", "N", "nodes in use (default: what the files say)"},
     {"--gpus", "N", "GPUs in use of each node (default: what the files say)"},
     {"--kernel-set", "NAME", "software stack (default: by framework)"},
-    {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)"},
+    {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)",
+     FileRole::kRead},
     {"--seq", "N", "tokens per sample, where the files do not say it"},
     {"--micro-batch", "N", "samples per rank and pass, where the files do not say it (default 1)"},
     {"--accumulation", "N", "micro-batches per step, where the files do not say it (default 1)"},
     {"--optimizer", "NAME[:IMPL]", "where the files do not say it (default adamw:foreach)"},
     {"--recompute", "none|full|selective[:N]", "where the files do not say it (default none)"},
-    {"--output,-o", "FILE", "where the plan goes (default: nowhere; -: standard output)"},
+    {"--output,-o", "FILE", "where the plan goes (default: nowhere; -: standard output)",
+     FileRole::kWrite},
 }};
 
 // What the command line, not a file, decided or left to a default.
@@ -58,7 +62,7 @@ std::int64_t Fallback(const Arguments& arguments, const std::string& flag, std::
   std::int64_t value = 0;
   arguments.SetCount(flag, kMaxSequence, value);
   if (value != 0 && from_file != 0 && value != from_file) {
-    throw UsageError(flag + ": got " + std::to_string(value) + ", but the files say " +
+    throw InputError(flag + ": got " + std::to_string(value) + ", but the files say " +
                      std::to_string(from_file));
   }
   if (value == 0 && from_file == 0 && by_default != 0) {
@@ -167,8 +171,21 @@ std::string ReportJson(const RunSettings& run, const PlanFile& file, const Assum
   return json.dump(2) + "\n";
 }
 
-int RunImportRun(const Arguments& arguments) {
+// Before the files are read.
+void CheckFlags(const Arguments& arguments) {
   arguments.Require("--cluster");
+  std::int64_t count = 0;
+  for (const char* flag : {"--nodes", "--gpus", "--seq", "--micro-batch", "--accumulation"}) {
+    arguments.SetCount(flag, kMaxSequence, count);
+  }
+  OptimizerSpec optimizer;
+  arguments.Set("--optimizer", optimizer, ReadOptimizer);
+  RecomputeChoice recompute;
+  arguments.Set("--recompute", recompute, ReadRecompute);
+}
+
+int RunImportRun(const Arguments& arguments) {
+  CheckFlags(arguments);
   const RunSettings run = ReadRun(arguments.lists.at("FILE"));
   const RunFacts facts = FactsOf(run);
   RefuseOverruled(arguments, facts);
@@ -182,7 +199,7 @@ int RunImportRun(const Arguments& arguments) {
   for (const std::string& warning : file.model.model.warnings) {
     Warn(warning);
   }
-  const std::string output = arguments.OutputFile();
+  const std::string output = arguments.Get("--output").text;
   std::string report =
       arguments.IsJson() ? ReportJson(run, file, assumed) : ReportText(run, file, assumed);
   if (output == "-" && !arguments.IsJson()) {

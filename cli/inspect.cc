@@ -46,11 +46,11 @@ Examples:
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"TARGET", "file, folder, name or - (standard input)",
-      "inspect needs a file, a folder, a name, or - for standard input"}}};
+      "inspect needs a file, a folder, a name, or - for standard input", false, FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 2> kFlags = {{
     {"--trace", "FILE",
-     "check a trace of the plan against its program; exits with 1 if they differ"},
+     "check a trace of the plan against its program; exits with 1 if they differ", FileRole::kRead},
     {"--seq", "N", "tokens per sample of a model"},
 }};
 

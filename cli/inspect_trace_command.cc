@@ -35,7 +35,7 @@ Reads traces of PyTorch's profiler, SQLite exports of Nsight Systems, CUDA memor
 (torch.cuda.memory._dump_snapshot), and what nccl-tests print.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
-    {{"FILE", "what was measured", "inspect-trace needs a file"}}};
+    {{"FILE", "what was measured", "inspect-trace needs a file", false, FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 1> kFlags = {{
     {"--op", "NAME", "what nccl-tests measured, where they do not say: all_gather, ..."},

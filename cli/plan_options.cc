@@ -16,15 +16,18 @@ constexpr std::int64_t kMaxAccumulation = 65535;
 constexpr std::int64_t kMaxMicroBatch = std::int64_t{1} << 24;
 
 constexpr std::array<FlagRow, 49> kFlags = {{
-    {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json (required)"},
+    {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json (required)",
+     FileRole::kRead},
     {"--cluster", "NAME|FILE|TEXT",
      "catalog name, JSON file, or inline: 'h100-80 x8, nvlink 450 GB/s, nic 8x400 Gbit/s' "
-     "(required)"},
+     "(required)",
+     FileRole::kRead},
     {"--nodes", "N", "nodes in use"},
     {"--gpus", "N", "GPUs in use of each node"},
     {"--kernel-set", "NAME",
      "software stack (default torch-eager, on host ranks shardwright-host)"},
-    {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)"},
+    {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)",
+     FileRole::kRead},
     {"--mode", "train|forward", "what a step does (default train)"},
     {"--seq", "N", "tokens per sample (default: the model's, at most 2048)"},
     {"--micro-batch", "N", "samples per rank and pass (default 1)"},
@@ -35,7 +38,8 @@ constexpr std::array<FlagRow, 49> kFlags = {{
      "whose rules to follow (default fsdp2)"},
     {"--wrap", "RULE",
      "units: block, torchtitan, accelerate, size:1e8, root, module or a .json file (default block; "
-     "zero1, zero2: root; zero3: module)"},
+     "zero1, zero2: root; zero3: module)",
+     FileRole::kRead},
     {"--shard", "N", "ranks that share one copy of the parameters (default: all)"},
     {"--replicate", "N", "copies of the parameters (default 1; ddp: all ranks)"},
     {"--reshard", "always|never|N",
@@ -83,7 +87,8 @@ constexpr std::array<FlagRow, 49> kFlags = {{
     {"--persistence-threshold", "N", "zero3: smaller parameters stay gathered (default 1e5)"},
     {"--sub-group", "N", "zero3: sharded elements that are updated at once (default 1e9)"},
     {"--output,-o", "FILE",
-     "where the plan goes (default: a pipe gets it, a terminal what there is to say of it)"},
+     "where the plan goes (default: a pipe gets it, a terminal what there is to say of it)",
+     FileRole::kWrite},
 }};
 
 constexpr std::array<FlagRow, 5> kSearchFlags = {{
@@ -93,7 +98,8 @@ constexpr std::array<FlagRow, 5> kSearchFlags = {{
     {"--token-budget", "N", "search by cost: tokens (images) of the whole run, such as 1e12"},
     {"--mem", "SIZE", "search: device memory that plans may use (default: what the device has)"},
     {"--keep", "FILE",
-     "search: a plan that stays unless another one is more than 1 % better or it does not fit"},
+     "search: a plan that stays unless another one is more than 1 % better or it does not fit",
+     FileRole::kRead},
     {"--threads", "N", "search: threads; the plan does not depend on it (default: all)"},
 }};
 
@@ -207,6 +213,26 @@ std::vector<std::int64_t> TakeNodeCounts(Arguments& arguments) {
   return counts;
 }
 
+namespace {
+
+// Choices that the dialect does not have.
+void CheckChoices(const PlanOptions& options, const Arguments& arguments) {
+  const Dialect dialect = options.plan.dialect;
+  if (dialect == Dialect::kDdp && options.wrap && options.wrap->kind != WrapSpec::Kind::kRoot) {
+    throw UsageError("--wrap: got \"" + arguments.Get("--wrap").text +
+                     "\", expected root; dialect ddp has no units");
+  }
+  if (dialect == Dialect::kDdp && options.reshard.is_set) {
+    throw UsageError("--reshard: dialect ddp does not shard");
+  }
+  if (IsZero(dialect) && options.reshard.is_set) {
+    throw UsageError("--reshard: dialect " + std::string(NameOf(dialect)) +
+                     " has no such choice: its stage decides what stays gathered");
+  }
+}
+
+}  // namespace
+
 PlanOptions ReadPlanOptions(const Arguments& arguments) {
   arguments.Require("--model");
   arguments.Require("--cluster");
@@ -215,8 +241,8 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   options.cluster = arguments.Get("--cluster").text;
   arguments.SetText("--kernel-set", options.kernel_set);
   arguments.SetText("--profile", options.profile);
-  arguments.SetText("--wrap", options.wrap);
-  options.output = arguments.OutputFile();
+  arguments.Set("--wrap", options.wrap, ReadWrap);
+  options.output = arguments.Get("--output").text;
   arguments.SetCount("--nodes", kMaxRanks, options.nodes);
   arguments.SetCount("--gpus", kMaxRanks, options.gpus);
   arguments.SetCount("--global-batch", kMaxBatch, options.global_batch);
@@ -231,6 +257,7 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   options.keep_every = recompute.keep_every;
   ReadJobFlags(arguments, options.job);
   ReadPlanFlags(arguments, options.plan);
+  CheckChoices(options, arguments);
   options.json = arguments.IsJson();
   return options;
 }

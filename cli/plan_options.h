@@ -3,6 +3,7 @@
 // The flags of `shardwright plan` as values. Whether a model or a file exists is found out later.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,7 +26,7 @@ struct PlanOptions {
   std::int64_t shard_size = 0;      // 0: follows from ranks and replicate_size
   std::int64_t replicate_size = 0;  // 0: follows from ranks and shard_size
   std::int64_t accumulation = 0;    // 0: follows from global_batch, or 1
-  std::string wrap;                 // empty: "block", for ddp "root"
+  std::optional<WrapSpec> wrap;     // none: the dialect's DefaultWrap
   ReshardChoice reshard;
   bool recompute = false;
   RecomputeKind recompute_kind = RecomputeKind::kFull;

@@ -10,6 +10,7 @@
 
 #include "analysis/predict_run.h"
 #include "cli/flow.h"
+#include "core/error.h"
 #include "core/json.h"
 
 namespace shardwright {
@@ -42,7 +43,7 @@ void ShowProgress(const SearchProgress& progress) {
 
 SearchOptions OptionsOf(const PlanOptions& options, const PlanFile& file) {
   if (options.node_counts.empty() && file.job.global_batch % file.cluster.RankCount() != 0) {
-    throw UsageError("--global-batch: got " + std::to_string(file.job.global_batch) +
+    throw InputError("--global-batch: got " + std::to_string(file.job.global_batch) +
                      ", expected a multiple of " + std::to_string(file.cluster.RankCount()) +
                      " ranks x micro-batch 1");
   }
@@ -65,7 +66,7 @@ SearchOptions OptionsOf(const PlanOptions& options, const PlanFile& file) {
     const std::int64_t batch = file.job.global_batch;
     const bool contradicts = options.has_micro_batch && options.plan.micro_batch * passes != batch;
     if (batch % passes != 0 || contradicts) {
-      throw UsageError("--accumulation: got " + std::to_string(options.accumulation) +
+      throw InputError("--accumulation: got " + std::to_string(options.accumulation) +
                        ", expected one that divides the global batch of " + std::to_string(batch) +
                        " over " + std::to_string(ranks) + " ranks and their micro-batches");
     }
@@ -84,7 +85,7 @@ SearchResult SearchCost(const PlanOptions& options, const SearchInput& input,
                               : std::find_if(searched.counts.begin(), searched.counts.end(),
                                              [](const auto& row) { return row.result; });
   if (shown == searched.counts.end()) {
-    throw UsageError("--nodes: none of them divides the global batch of " +
+    throw InputError("--nodes: none of them divides the global batch of " +
                      std::to_string(input.job.global_batch) + " over its GPUs");
   }
   searched.file.cluster.node_count = shown->nodes;

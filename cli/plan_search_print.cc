@@ -31,7 +31,7 @@ std::string PlanRows(const SearchedPlan& searched) {
   if (r.best.host_memory > Bytes(0)) {
     table.Row({"host memory", Format(r.best.host_memory) + " per node"});
   }
-  return table.Text(2);
+  return table.WrappedText(2);
 }
 
 std::string FixesText(const std::vector<Fix>& fixes) {
@@ -42,7 +42,7 @@ std::string FixesText(const std::vector<Fix>& fixes) {
   for (const Fix& fix : fixes) {
     table.Row({fix.change, Format(fix.step_time), Format(fix.memory), fix.label});
   }
-  return "Each of these alone makes it fit (step time, memory per GPU)\n" + table.Text(2);
+  return "Each of these alone makes it fit (step time, memory per GPU)\n" + table.WrappedText(2);
 }
 
 std::string FloorText(const SearchResult& r) {
@@ -55,6 +55,7 @@ std::string FloorText(const SearchResult& r) {
   }
   text += "The least memory found is " + Format(c.memory) + " per GPU: " + c.family + ", " +
           c.label + "\n";
+  text = Wrapped(text, kReportWidth, 2);
   if (over_host) {
     text += "It takes " + Format(c.host_memory) + " of page-locked host memory per node, " +
             Format(c.deficit) + " too much.\n";
@@ -77,7 +78,7 @@ std::string SearchRows(const SearchResult& r, bool whole_front) {
     const Candidate& c = r.candidates[r.pareto[i]];
     table.Row({c.family, Format(c.step_time), Format(c.memory), c.label});
   }
-  std::string text = r.pareto.empty() ? "" : "\nTime against memory\n" + table.Text(2);
+  std::string text = r.pareto.empty() ? "" : "\nTime against memory\n" + table.WrappedText(2);
   Table rejected({kLeft, kLeft, kRight, kLeft});
   for (const RejectedFamily& f : r.rejected) {
     std::string detail;
@@ -92,7 +93,7 @@ std::string SearchRows(const SearchResult& r, bool whole_front) {
     }
     rejected.Row({f.family, f.reason, WithCommas(f.count), detail});
   }
-  return text + "\nNot chosen\n" + rejected.Text(2);
+  return text + "\nNot chosen\n" + rejected.WrappedText(2);
 }
 
 Json CandidateJson(const Candidate& c) {

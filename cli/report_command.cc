@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/recordings.h"
+#include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "planner/evaluate.h"
@@ -38,16 +39,19 @@ The page needs no network. Traces are those of `shardwright simulate --trace` an
 trace of PyTorch's profiler or an SQLite export of Nsight Systems, one file per rank.)";
 
 constexpr std::array<PositionalRow, 3> kPositionals = {{
-    {"PLAN", "plan file or - (standard input)",
-     "report needs a plan file, or - for standard input"},
-    {"SIM", "simulated trace, or a measured one", nullptr},
-    {"MEASURED", "trace of a run of the same plan, or one file per rank", nullptr, true},
+    {"PLAN", "plan file or - (standard input)", "report needs a plan file, or - for standard input",
+     false, FileRole::kRead},
+    {"SIM", "simulated trace, or a measured one", nullptr, false, FileRole::kRead},
+    {"MEASURED", "trace of a run of the same plan, or one file per rank", nullptr, true,
+     FileRole::kRead},
 }};
 
 constexpr std::array<FlagRow, 3> kFlags = {{
-    {"--search", "FILE", "what `shardwright plan --json` printed: the plans it considered"},
-    {"--what-if", "FILE", "what `shardwright sweep --json` printed"},
-    {"--output,-o", "FILE", "the page (default - for standard output)"},
+    {"--search", "FILE", "what `shardwright plan --json` printed: the plans it considered",
+     FileRole::kRead},
+    {"--what-if", "FILE", "what `shardwright sweep --json` printed", FileRole::kRead},
+    {"--output,-o", "FILE", "where the page goes (default: a pipe gets it, a terminal its verdict)",
+     FileRole::kWrite},
 }};
 
 // Which trace is which, by what they say of themselves.
@@ -126,7 +130,7 @@ std::optional<Choices> ReadChoices(const Arguments& arguments) {
 int RunReport(const Arguments& arguments) {
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   const TraceFiles traces = FindTraces(arguments);
-  const std::string output = arguments.OutputFile();
+  const std::string output = arguments.Get("--output").text;
   const std::optional<Choices> choices = ReadChoices(arguments);
   const Program program = LowerAndVerify(file);
   const SimulationResult result = SimulateForReport(file, program, traces.simulated);
@@ -165,7 +169,7 @@ int RunReport(const Arguments& arguments) {
                           .recorded = recordings.empty() ? nullptr : &recordings.front(),
                           .comparison = comparison ? &*comparison : nullptr,
                           .choices = choices ? &*choices : nullptr};
-  const std::string verdict = VerdictOf(input) + "\n";
+  const std::string verdict = Wrapped(VerdictOf(input), kReportWidth, 2);
   arguments.Deliver(output, "page",
                     arguments.IsJson() ? ReportJson(input) + "\n" : ReportHtml(input),
                     [&verdict](const std::string& written) {

@@ -12,6 +12,7 @@
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/forward_plan.h"
+#include "cli/run_flags.h"
 #include "cli/run_loop.h"
 #include "cli/run_processes.h"
 #include "cli/run_session.h"
@@ -59,23 +60,27 @@ program starts itself on one machine and a launcher on several; --loopback runs 
 GPU. Exits with 5 when a rank fails, and with 4 when there is no GPU.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
-    {{"PLAN", "plan file or - (standard input)",
-      "run needs a plan file, or - for standard input"}}};
+    {{"PLAN", "plan file or - (standard input)", "run needs a plan file, or - for standard input",
+      false, FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 15> kFlags = {{
     {"--steps", "N", "optimizer steps, those before a resumed checkpoint included (default 10)"},
     {"--epochs", "N", "passes over the data, instead of --steps; prints a line for each"},
-    {"--test-data", "SPEC", "with --epochs: data for loss and accuracy after each"},
+    {"--test-data", "SPEC", "with --epochs: data for loss and accuracy after each",
+     FileRole::kRead},
     {"--checkpoint", "FOLDER", "save checkpoints into this folder, one at the end"},
     {"--every", "N", "with --checkpoint: also save every N steps"},
     {"--keep", "N", "with --checkpoint: how many to keep (default 3)"},
     {"--device", "host|cuda", "where to run (default host: threads of this machine)"},
     {"--loopback", "RANKS", "with --device cuda: all ranks of the plan, this many, on one GPU"},
     {"--data", "SPEC",
-     "IDX images, text, token file (.bin), or random (default); see docs/training.md"},
-    {"--training", "FILE", "hyper-parameters, schedule and seeds; see docs/training.md"},
+     "IDX images, text, token file (.bin), or random (default); see docs/training.md",
+     FileRole::kRead},
+    {"--training", "FILE", "hyper-parameters, schedule and seeds; see docs/training.md",
+     FileRole::kRead},
     {"--seed", "N", "initial weights, dropout, order of the samples (default 1)"},
-    {"--trace", "FILE", "write a trace for Perfetto; compressed when FILE ends in .gz"},
+    {"--trace", "FILE", "write a trace for Perfetto; compressed when FILE ends in .gz",
+     FileRole::kWriteWhen},
     {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")"},
     {"--memory-limit", "SIZE", "device memory of one rank (default: no limit)"},
     {"--delays", "SEED", "adversarial scheduling: random delays in every stream, by this seed"},
@@ -86,103 +91,6 @@ constexpr std::array<SwitchRow, 3> kSwitches = {{
     {"--emulate-network", "collectives take as long as simulate predicts for the plan's cluster"},
     {"--poison", "fill memory with NaNs when it is allocated"},
 }};
-
-constexpr std::int64_t kMostSteps = std::int64_t{1} << 32;
-
-struct RunFlags {
-  LoopOptions loop;
-  std::string data = "random";
-  std::string test_data;
-  std::string checkpoint;
-  std::int64_t keep = 3;
-  bool resume = false;
-  std::string trace;
-  TrainingOptions training;
-  HostOptions host;
-  bool on_gpu = false;
-  bool is_loopback = false;  // all ranks are threads on one GPU
-};
-
-void ReadLoopFlags(const Arguments& arguments, RunFlags& flags) {
-  arguments.SetCount("--epochs", kMostSteps, flags.loop.epochs);
-  arguments.SetText("--test-data", flags.test_data);
-  arguments.SetText("--checkpoint", flags.checkpoint);
-  arguments.SetCount("--every", kMostSteps, flags.loop.every);
-  arguments.SetCount("--keep", kMostSteps, flags.keep);
-  flags.resume = arguments.Has("--resume");
-  const auto needs = [&](bool given, bool has, const char* flag, const char* other) {
-    if (given && !has) {
-      throw UsageError(std::string(flag) + " needs " + other);
-    }
-  };
-  const bool has_checkpoint = !flags.checkpoint.empty();
-  needs(flags.resume, has_checkpoint, "--resume", "--checkpoint FOLDER");
-  needs(arguments.Get("--every").is_given(), has_checkpoint, "--every", "--checkpoint FOLDER");
-  needs(arguments.Get("--keep").is_given(), has_checkpoint, "--keep", "--checkpoint FOLDER");
-  needs(!flags.test_data.empty(), flags.loop.epochs > 0, "--test-data", "--epochs N");
-  if (flags.loop.epochs > 0 && arguments.Get("--steps").is_given()) {
-    throw UsageError("--steps and --epochs contradict each other");
-  }
-  flags.loop.prints_epochs = !arguments.IsJson();
-}
-
-// What only one of the devices has.
-void ReadDeviceFlags(const Arguments& arguments, std::int64_t ranks, RunFlags& flags) {
-  static constexpr std::array<std::string_view, 2> kDevices = {"host", "cuda"};
-  std::size_t device = 0;
-  arguments.SetChoice("--device", kDevices, device);
-  flags.on_gpu = device == 1;
-  if (!flags.on_gpu) {
-    if (arguments.Get("--loopback").is_given()) {
-      throw UsageError("--loopback needs --device cuda");
-    }
-    return;
-  }
-  for (const char* flag : {"--test-data", "--memory-limit", "--delays"}) {
-    if (arguments.Get(flag).is_given()) {
-      throw UsageError(std::string(flag) + " is not there yet for --device cuda");
-    }
-  }
-  std::int64_t loopback = ranks;
-  arguments.SetCount("--loopback", kMostSteps, loopback);
-  if (loopback != ranks) {
-    throw UsageError("--loopback: got " + std::to_string(loopback) + ", expected " +
-                     std::to_string(ranks) + ", the ranks of the plan");
-  }
-  flags.is_loopback = ranks == 1 || arguments.Get("--loopback").is_given();
-}
-
-RunFlags ReadFlags(const Arguments& arguments, const Job& job) {
-  RunFlags flags;
-  arguments.SetCount("--steps", kMostSteps, flags.loop.steps);
-  ReadLoopFlags(arguments, flags);
-  arguments.SetText("--data", flags.data);
-  arguments.SetText("--trace", flags.trace);
-  flags.training = DefaultTrainingOptions(job);
-  if (const Flag file = arguments.Get("--training"); file.is_given()) {
-    flags.training = ReadTrainingOptions(JsonValue::Parse(ReadTextFile(file.text), file.text), job,
-                                         flags.training);
-  } else {
-    CheckTrainingOptions(flags.training, job, Path("--training"));
-  }
-  std::int64_t seed = 0;
-  arguments.SetCount("--seed", std::int64_t{1} << 60, seed);
-  if (seed > 0) {
-    flags.training.seed = static_cast<std::uint64_t>(seed);
-  }
-  arguments.Set("--timeout", flags.host.timeout, ReadTimeout);
-  arguments.Set("--memory-limit", flags.host.memory_limit, ReadBytes);
-  std::int64_t delay_seed = 0;
-  arguments.SetCount("--delays", std::int64_t{1} << 60, delay_seed);
-  if (delay_seed > 0) {
-    flags.host.delay_seed = static_cast<std::uint64_t>(delay_seed);
-    flags.host.delay_percent = 30;
-  }
-  if (arguments.IsJson() && flags.trace == "-") {
-    throw UsageError("--json and --trace - both want standard output");
-  }
-  return flags;
-}
 
 // Predicted times of collectives; everything else takes what it takes here.
 DurationTable NetworkDurations(const PlanFile& file, const Program& program) {
@@ -406,9 +314,10 @@ int StartProcesses(const PlanFile& file, const RunFlags& flags, const std::strin
 }
 
 int RunRun(const Arguments& arguments) {
+  RunFlags flags = ReadRunFlags(arguments);
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
-  RunFlags flags = ReadFlags(arguments, file.job);
-  ReadDeviceFlags(arguments, file.cluster.RankCount(), flags);
+  ReadTraining(arguments, file.job, flags);
+  CheckLoopback(flags, file.cluster.RankCount());
   const Launch launch = ReadLaunch();
   CheckLaunch(launch, flags);
   if (NeedsProcesses(launch, flags)) {

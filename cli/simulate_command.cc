@@ -35,10 +35,11 @@ Exits with 1 when the plan does not fit in the memory of the device.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"PLAN", "plan file or - (standard input)",
-      "simulate needs a plan file, or - for standard input"}}};
+      "simulate needs a plan file, or - for standard input", false, FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 3> kOwnFlags = {{
-    {"--trace", "FILE", "write a trace for Perfetto; compressed when FILE ends in .gz"},
+    {"--trace", "FILE", "write a trace for Perfetto; compressed when FILE ends in .gz",
+     FileRole::kWrite},
     {"--trace-profile", "perfetto|hta", "flavour of the trace (default perfetto)"},
     {"--contention", "on|off",
      "whether ops that run at the same time slow each other down (default on)"},

@@ -45,7 +45,7 @@ constexpr std::array<FlagRow, 7> kAxisFlags = {{
     {"--shard", "LIST", "ranks that share one copy of the parameters (default: all)"},
     {"--bandwidth", "[LEVEL:]LIST",
      "factors on the bandwidth of network (default), nvlink, pcie or a level of the fabric"},
-    {"--csv", "FILE", "write all rows and columns as CSV; - for standard output"},
+    {"--csv", "FILE", "write all rows and columns as CSV; - for standard output", FileRole::kWrite},
     {"--threads", "N", "points that are predicted at a time (default: what the machine has)"},
 }};
 
@@ -117,15 +117,11 @@ PlanFile MakePoint(const Arguments& arguments, const std::string& level, const S
   set("--micro-batch", point.micro_batch);
   set("--seq", point.sequence);
   set("--shard", point.shard);
-  try {
-    PlanFile file = MakePlanFile(ReadPlanOptions(scalar));
-    if (point.bandwidth > 0.0) {
-      ScaleLinks(file.cluster, level, point.bandwidth, "--bandwidth");
-    }
-    return file;
-  } catch (const UsageError& error) {
-    throw InputError(error.what());  // of this point, not of the command line
+  PlanFile file = MakePlanFile(ReadPlanOptions(scalar));
+  if (point.bandwidth > 0.0) {
+    ScaleLinks(file.cluster, level, point.bandwidth, "--bandwidth");
   }
+  return file;
 }
 
 std::string FactorText(double factor) {

@@ -15,6 +15,12 @@ namespace shardwright {
 // "12.3 %".
 [[nodiscard]] std::string Percent(double fraction);
 
+// Lines of at most `width` characters: longer ones are broken at spaces, and what goes on stands
+// below `indent` spaces. Words that do not fit stay whole.
+[[nodiscard]] std::string Wrapped(const std::string& text, std::size_t width, std::size_t indent);
+// Columns that reports for people keep to.
+inline constexpr std::size_t kReportWidth = 120;
+
 // A table whose columns are as wide as their longest cell.
 class Table {
  public:
@@ -25,8 +31,12 @@ class Table {
   void Row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
   // Two spaces between columns, `indent` spaces before each line, no blanks at line ends.
   [[nodiscard]] std::string Text(std::size_t indent = 0) const;
+  // The same in kReportWidth columns: what the last column, of texts, has too much goes on below.
+  [[nodiscard]] std::string WrappedText(std::size_t indent) const;
 
  private:
+  [[nodiscard]] std::vector<std::size_t> Widths() const;
+
   std::vector<Align> columns_;
   std::vector<std::vector<std::string>> rows_;
 };

@@ -33,11 +33,11 @@ this machine, and says what it could not see.)";
 
 constexpr std::array<PositionalRow, 2> kPositionals = {{
     {"ACTION", "import or probe", "topo needs an action: import or probe"},
-    {"FILE", "what to import; - is standard input", nullptr},
+    {"FILE", "what to import; - is standard input", nullptr, false, FileRole::kRead},
 }};
 
 constexpr std::array<FlagRow, 7> kFlags = {{
-    {"--output,-o", "FILE", "write the cluster here"},
+    {"--output,-o", "FILE", "write the cluster here", FileRole::kWrite},
     {"--gpu", "NAME", "which GPU it is (shardwright list gpus); topo -m does not say"},
     {"--nic", "RATE", "of one NIC, per direction, such as 400 Gbit/s"},
     {"--host", "SIZE", "host memory of a node"},
@@ -49,10 +49,8 @@ constexpr std::array<FlagRow, 7> kFlags = {{
 TopologyOptions ReadOptions(const Arguments& arguments) {
   TopologyOptions options;
   arguments.SetText("--gpu", options.gpu);
-  arguments.Set("--nic", options.nic,
-                [](const Flag& flag) { return ParseBytesPerSecond(flag.text, flag.name); });
-  arguments.Set("--host", options.host_memory,
-                [](const Flag& flag) { return ParseBytes(flag.text, flag.name); });
+  arguments.Set("--nic", options.nic, ReadRate);
+  arguments.Set("--host", options.host_memory, ReadBytes);
   arguments.SetText("--network", options.network);
   constexpr std::int64_t kMostNodes = 10'000'000;
   arguments.SetCount("--nodes", kMostNodes, options.nodes);
@@ -101,11 +99,12 @@ int RunImport(const Arguments& arguments) {
   if (file.empty()) {
     throw UsageError("topo import needs a file, or - for standard input");
   }
+  const TopologyOptions options = ReadOptions(arguments);
   constexpr std::int64_t kLargest = std::int64_t{16} << 20;
   const std::string text = file == "-" ? arguments.streams.read() : ReadTextFile(file, kLargest);
   const ImportedTopology topology =
-      ImportTopology(text, file == "-" ? "standard input" : file, ReadOptions(arguments));
-  const std::string output = arguments.OutputFile();
+      ImportTopology(text, file == "-" ? "standard input" : file, options);
+  const std::string output = arguments.Get("--output").text;
   if (!output.empty()) {
     WriteFileAtomically(output, ClusterJson(topology.cluster));
   }
@@ -117,21 +116,14 @@ int RunImport(const Arguments& arguments) {
 
 int RunTopo(const Arguments& arguments) {
   static constexpr std::array<std::string_view, 2> kActions = {"import", "probe"};
-  const std::string action = arguments.Get("ACTION").text;
-  if (action == kActions[0]) {
+  if (ReadChoice({"topo", arguments.Get("ACTION").text}, kActions) == 0) {
     return RunImport(arguments);
-  }
-  if (action != kActions[1]) {
-    const std::vector<std::string> names = {"import", "probe"};
-    const std::string hint = DidYouMean(action, names);
-    throw UsageError("topo: got \"" + action + "\", expected import or probe" +
-                     (hint.empty() ? "" : "; " + hint));
   }
   if (arguments.Get("FILE").is_given()) {
     throw UsageError("topo probe takes no file");
   }
   const ProbedMachine machine = ProbeMachine(ReadOptions(arguments));
-  const std::string output = arguments.OutputFile();
+  const std::string output = arguments.Get("--output").text;
   if (!output.empty() && !machine.topology) {
     throw EnvironmentError("topo probe: no GPU was seen, so there is no cluster to write");
   }

@@ -21,28 +21,30 @@ Examples:
 The columns of a table are described in bench/published/README.md.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
-    {{"RUNS", "table of measured runs (CSV)", "validate needs a table of measured runs"}}};
+    {{"RUNS", "table of measured runs (CSV)", "validate needs a table of measured runs", false,
+      FileRole::kRead}}};
 
 constexpr std::array<SwitchRow, 1> kSwitches = {
     {{"--bands", "also the uncertainty of every step time, by the spreads of the profile"}}};
 
 constexpr std::array<FlagRow, 3> kFlags = {{
-    {"--oom", "FILE", "table of runs that fit or ran out of memory"},
-    {"--profile", "NAME|FILE", "profile for all rows (default auto: by GPU and kernel set)"},
+    {"--oom", "FILE", "table of runs that fit or ran out of memory", FileRole::kRead},
+    {"--profile", "NAME|FILE", "profile for all rows (default auto: by GPU and kernel set)",
+     FileRole::kRead},
     {"--tier", "LIST", "rows to use, by their column tier (default A; rows without one count)"},
 }};
 
 int RunValidate(const Arguments& arguments) {
+  ValidateOptions options;
+  arguments.SetText("--profile", options.profile);
+  options.bands = arguments.Has("--bands");
+  arguments.Set("--tier", options.tiers, ReadList);
   const std::vector<MeasuredRun> runs = ReadMeasuredRuns(arguments.Get("RUNS").text);
   const Flag oom = arguments.Get("--oom");
   std::vector<MeasuredRun> outcomes;
   if (oom.is_given()) {
     outcomes = ReadMeasuredRuns(oom.text);
   }
-  ValidateOptions options;
-  arguments.SetText("--profile", options.profile);
-  options.bands = arguments.Has("--bands");
-  arguments.Set("--tier", options.tiers, ReadList);
   ValidationOutput output{.report = Validate(runs, options), .outcomes = std::nullopt};
   if (oom.is_given()) {
     output.outcomes = ValidateOutcomes(outcomes, options);

@@ -24,11 +24,12 @@ Examples:
 The columns of a table are described in bench/published/README.md.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
-    {{"SWEEP", "table of collective times (CSV)", "validate-nccl needs a table of collectives"}}};
+    {{"SWEEP", "table of collective times (CSV)", "validate-nccl needs a table of collectives",
+      false, FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 2> kFlags = {{
-    {"--profile", "NAME|FILE", "profile for all rows (default: by GPU)"},
-    {"--scale", "FILE", "table of efficiencies over many nodes, compared as well"},
+    {"--profile", "NAME|FILE", "profile for all rows (default: by GPU)", FileRole::kRead},
+    {"--scale", "FILE", "table of efficiencies over many nodes, compared as well", FileRole::kRead},
 }};
 
 constexpr std::array<SwitchRow, 1> kSwitches = {{

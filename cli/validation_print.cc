@@ -93,7 +93,7 @@ std::string RowsText(const ValidationReport& report) {
                has_memory ? Fixed(row.measured_memory_gib, "%.2f") : "",
                has_memory ? SignedPercent(row.memory_error) : "", row.profile});
   }
-  return "Rows\n" + table.Text(2) + '\n';
+  return "Rows\n" + table.WrappedText(2) + '\n';
 }
 
 // Reasons, the most frequent lists of ids kept short.
@@ -116,7 +116,7 @@ std::string SkippedText(const std::vector<ValidatedRow>& rows) {
     }
     table.Row({std::to_string(ids.size()), reason, shown + (ids.size() > kShown ? ", ..." : "")});
   }
-  return "Rows skipped\n" + table.Text(2) + '\n';
+  return "Rows skipped\n" + table.WrappedText(2) + '\n';
 }
 
 std::string NotesText(const std::vector<ValidatedRow>& rows) {
@@ -133,7 +133,7 @@ std::string NotesText(const std::vector<ValidatedRow>& rows) {
   for (const auto& [note, count] : counts) {
     table.Row({std::to_string(count), note});
   }
-  return "Assumed, with the number of rows\n" + table.Text(2) + '\n';
+  return "Assumed, with the number of rows\n" + table.WrappedText(2) + '\n';
 }
 
 std::string TwinsText(const ValidationReport& report) {
@@ -151,7 +151,7 @@ std::string TwinsText(const ValidationReport& report) {
                Percent(group.memory_spread), ids});
   }
   return "Rows that differ only in what they measured, (largest - smallest) / mean\n" +
-         table.Text(2) + '\n';
+         table.WrappedText(2) + '\n';
 }
 
 const char* OutcomeName(RunOutcome outcome) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <string>
 
 namespace shardwright {
@@ -8,5 +9,16 @@ namespace shardwright {
 // be written: asked before long work, so that its result is not lost. Writes nothing; a disk may
 // still fill.
 void CheckWritable(const std::string& file);
+
+struct OutputFile {
+  std::string path;  // of a file; standard output is none
+  std::string content;
+};
+
+// As WriteFileAtomically (core/json.h), all or none, in folders that are made where they are
+// missing. Throws EnvironmentError, with nothing written and no folder made. Only the last step, in
+// which the finished files get their names, could stop halfway, for instance when somebody makes a
+// folder of such a name at that moment.
+void WriteFilesAtomically(std::span<const OutputFile> files);
 
 }  // namespace shardwright

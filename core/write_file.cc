@@ -9,6 +9,7 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -110,6 +111,94 @@ class InterruptsHeld {
   sigset_t before_;
 };
 
+// A file beside its place, until Commit() gives it the name; removed when that does not happen.
+class StagedFile {
+ public:
+  StagedFile(const std::string& file, std::string_view content)
+      : file_(file), content_(content), target_(FindTarget(file)) {
+    if (target_.is_device) {
+      return;
+    }
+    temporary_ = target_.path.string() + ".tmp." + std::to_string(::getpid());
+    const int descriptor =
+        ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (descriptor < 0) {
+      throw CannotWrite(file, errno);
+    }
+    int error = WriteAll(descriptor, content);
+    if (error == 0 && ::fsync(descriptor) != 0) {
+      error = errno;
+    }
+    if (::close(descriptor) != 0 && error == 0) {
+      error = errno;
+    }
+    if (error != 0) {
+      ::unlink(temporary_.c_str());
+      throw CannotWrite(file, error);
+    }
+  }
+  ~StagedFile() {
+    if (!temporary_.empty()) {
+      ::unlink(temporary_.c_str());
+    }
+  }
+  StagedFile(StagedFile&& other) noexcept
+      : file_(std::move(other.file_)),
+        content_(other.content_),
+        target_(std::move(other.target_)),
+        temporary_(std::exchange(other.temporary_, "")) {}
+  StagedFile& operator=(StagedFile&&) = delete;
+  [[nodiscard]] bool is_device() const { return target_.is_device; }
+
+  void Commit() {
+    if (target_.is_device) {
+      WriteInPlace(file_, content_);
+      return;
+    }
+    if (::rename(temporary_.c_str(), target_.path.c_str()) != 0) {
+      throw CannotWrite(file_, errno);
+    }
+    temporary_.clear();
+    SyncFolder(FolderOf(target_));
+  }
+
+ private:
+  std::string file_;
+  std::string_view content_;
+  Target target_;
+  std::string temporary_;  // empty: none is there
+};
+
+// Makes folders that are missing, and removes them again unless Keep() is called.
+class MadeFolders {
+ public:
+  MadeFolders() = default;
+  ~MadeFolders() {
+    for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) {
+      ::rmdir(folder->c_str());
+    }
+  }
+  MadeFolders(const MadeFolders&) = delete;
+  MadeFolders& operator=(const MadeFolders&) = delete;
+
+  void Make(const std::filesystem::path& folder) {
+    std::error_code error;
+    if (folder.empty() || std::filesystem::is_directory(folder, error)) {
+      return;
+    }
+    Make(folder.parent_path());
+    if (::mkdir(folder.c_str(), 0777) == 0) {
+      made_.push_back(folder);
+    } else if (errno != EEXIST || !std::filesystem::is_directory(folder, error)) {
+      throw EnvironmentError("cannot make folder " + folder.string() + ": " + std::strerror(errno));
+    }
+  }
+  void Keep() { made_.clear(); }
+
+ private:
+  std::vector<std::filesystem::path> made_;
+};
+
 }  // namespace
 
 void WriteFileAtomically(const std::string& file, std::string_view content) {
@@ -120,33 +209,27 @@ void WriteFileAtomically(const std::string& file, std::string_view content) {
     }
     return;
   }
-  const Target target = FindTarget(file);
-  if (target.is_device) {
-    WriteInPlace(file, content);
-    return;
-  }
   const InterruptsHeld interrupts_held;
-  const std::string temporary = target.path.string() + ".tmp." + std::to_string(::getpid());
-  const int descriptor =
-      ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-  if (descriptor < 0) {
-    throw CannotWrite(file, errno);
+  StagedFile(file, content).Commit();
+}
+
+void WriteFilesAtomically(std::span<const OutputFile> files) {
+  const InterruptsHeld interrupts_held;
+  MadeFolders folders;
+  std::vector<StagedFile> staged;
+  staged.reserve(files.size());
+  for (const OutputFile& file : files) {
+    folders.Make(std::filesystem::path(file.path).parent_path());
+    staged.emplace_back(file.path, file.content);
   }
-  int error = WriteAll(descriptor, content);
-  if (error == 0 && ::fsync(descriptor) != 0) {
-    error = errno;
+  for (const bool devices : {true, false}) {  // those that may still refuse come first
+    for (StagedFile& file : staged) {
+      if (file.is_device() == devices) {
+        file.Commit();
+      }
+    }
   }
-  if (::close(descriptor) != 0 && error == 0) {
-    error = errno;
-  }
-  if (error == 0 && ::rename(temporary.c_str(), target.path.c_str()) != 0) {
-    error = errno;
-  }
-  if (error != 0) {
-    ::unlink(temporary.c_str());
-    throw CannotWrite(file, error);
-  }
-  SyncFolder(FolderOf(target));
+  folders.Keep();
 }
 
 void CheckWritable(const std::string& file) {

@@ -14,6 +14,7 @@
 #include "models/trainable.h"
 #include "schedule/internal/plan_fields.h"
 #include "schedule/internal/plan_json.h"
+#include "topologies/check_network.h"
 
 namespace shardwright {
 namespace {
@@ -151,6 +152,7 @@ PlanFile ParsePlanFile(std::string_view text, const std::string& name) {
 }
 
 void CheckPlan(const PlanFile& file, const std::string& where) {
+  CheckNetwork(file.cluster, file.profile);
   ValidatePlan(file.model.model, file.job, file.plan, where);
   (void)ResolveUnits(file.model.model, file.plan, where);
   const std::int64_t ranks = file.plan.shard_size * file.plan.replicate_size;

@@ -116,6 +116,15 @@ class Usage(ShardwrightTestCase):
             ('--lora-alpha: got "-1", expected a number above 0, at most 1e+06', (*plan, "--lora-alpha", "-1")),
             ('--contention: got "offf", expected on or off; did you mean "off"?',
              ("simulate", "p.json", "--contention", "offf")),
+            ('--wrap: got "block", expected root; dialect ddp has no units',
+             (*plan, "--dialect", "ddp", "--wrap", "block")),
+        ):
+            with self.subTest(arguments=arguments):
+                self.assert_fails(2, error, *arguments)
+
+    def test_what_does_not_fit_the_cluster_is_bad_input(self):
+        plan = ("plan", "--model", "gpt2", "--cluster", "dgx-a100")
+        for error, arguments in (
             ("--shard: got 3, expected a divisor of the 8 ranks", (*plan, "--shard", "3")),
             ("--replicate: got 5, expected a divisor of the 8 ranks", (*plan, "--replicate", "5")),
             ("--shard 4 --replicate 4: got a product other than the 8 ranks of the cluster",
@@ -124,11 +133,9 @@ class Usage(ShardwrightTestCase):
              (*plan, "--global-batch", "12")),
             ("--global-batch: got 16, expected a multiple of 8 ranks x micro-batch 1 x accumulation 4",
              (*plan, "--global-batch", "16", "--accumulation", "4")),
-            ('--wrap: got "block", expected root; dialect ddp has no units',
-             (*plan, "--dialect", "ddp", "--wrap", "block")),
         ):
             with self.subTest(arguments=arguments):
-                self.assert_fails(2, error, *arguments)
+                self.assert_fails(3, error, *arguments)
 
     def test_what_cannot_be_written_is_known_before_the_work(self):
         """None of the other arguments exists, so that any work would have found that first."""

@@ -1,0 +1,95 @@
+#include "cli/named_files.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <initializer_list>
+#include <system_error>
+#include <vector>
+
+#include "cli/exit_codes.h"
+#include "core/writable.h"
+
+namespace shardwright {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool IsSameFile(const std::string& a, const std::string& b) {
+  std::error_code error;
+  if (fs::is_regular_file(a, error) && fs::is_regular_file(b, error)) {
+    return fs::equivalent(a, b, error);  // hard links and symbolic ones, too
+  }
+  // Two outputs that do not exist yet; "-" is standard output.
+  const auto resolved = [&](const std::string& path) {
+    return fs::weakly_canonical(fs::absolute(path, error), error);
+  };
+  return a == b || (!fs::exists(a, error) && resolved(a) == resolved(b));
+}
+
+std::string Shown(const NamedFile& file) {
+  return file.name + " " + (file.path == "-" ? "- (standard output)" : "\"" + file.path + "\"");
+}
+
+bool Reads(const NamedFile& input, const std::string& path) {
+  std::error_code error;
+  const std::string behind_colon = input.path.substr(input.path.find(':') + 1);
+  return fs::is_regular_file(path, error) &&
+         (IsSameFile(input.path, path) || IsSameFile(behind_colon, path) ||
+          IsSameFile(input.path + "/config.json", path));
+}
+
+// The values with one of `roles`.
+std::vector<NamedFile> FilesOf(const Command& command, const Arguments& arguments,
+                               std::initializer_list<FileRole> roles) {
+  std::vector<NamedFile> files;
+  const auto add = [&](FileRole role, const std::string& name, const std::string& path) {
+    if (!path.empty() && std::find(roles.begin(), roles.end(), role) != roles.end()) {
+      files.push_back({name, path});
+    }
+  };
+  for (const PositionalRow& row : command.positionals) {
+    if (row.is_list) {
+      for (const std::string& path : arguments.lists.at(row.name)) {
+        add(row.file, row.name, path);
+      }
+    } else {
+      add(row.file, row.name, arguments.Get(row.name).text);
+    }
+  }
+  for (const FlagRow& row : command.flags) {
+    const std::string name = LongName(row);
+    add(row.file, name, arguments.Get(name).text);
+  }
+  return files;
+}
+
+}  // namespace
+
+void RefuseOverwriting(std::span<const NamedFile> inputs, std::span<const NamedFile> outputs) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    for (const NamedFile& input : inputs) {
+      if (Reads(input, outputs[i].path)) {
+        throw UsageError(Shown(outputs[i]) + " would overwrite " + Shown(input));
+      }
+    }
+    for (std::size_t k = 0; k < i; ++k) {
+      if (IsSameFile(outputs[k].path, outputs[i].path)) {
+        throw UsageError(Shown(outputs[i]) + " would overwrite " + Shown(outputs[k]));
+      }
+    }
+  }
+}
+
+std::vector<NamedFile> InputsOf(const Command& command, const Arguments& arguments) {
+  return FilesOf(command, arguments, {FileRole::kRead});
+}
+
+void CheckFiles(const Command& command, const Arguments& arguments) {
+  RefuseOverwriting(InputsOf(command, arguments),
+                    FilesOf(command, arguments, {FileRole::kWrite, FileRole::kWriteWhen}));
+  for (const NamedFile& output : FilesOf(command, arguments, {FileRole::kWrite})) {
+    CheckWritable(output.path);
+  }
+}
+
+}  // namespace shardwright

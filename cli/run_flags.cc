@@ -1,0 +1,100 @@
+#include "cli/run_flags.h"
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+#include "cli/flag_values.h"
+#include "core/error.h"
+#include "core/json.h"
+
+namespace shardwright {
+namespace {
+
+constexpr std::int64_t kMostSteps = std::int64_t{1} << 32;
+
+void ReadLoopFlags(const Arguments& arguments, RunFlags& flags) {
+  arguments.SetCount("--epochs", kMostSteps, flags.loop.epochs);
+  arguments.SetText("--test-data", flags.test_data);
+  arguments.SetText("--checkpoint", flags.checkpoint);
+  arguments.SetCount("--every", kMostSteps, flags.loop.every);
+  arguments.SetCount("--keep", kMostSteps, flags.keep);
+  flags.resume = arguments.Has("--resume");
+  const auto needs = [&](bool given, bool has, const char* flag, const char* other) {
+    if (given && !has) {
+      throw UsageError(std::string(flag) + " needs " + other);
+    }
+  };
+  const bool has_checkpoint = !flags.checkpoint.empty();
+  needs(flags.resume, has_checkpoint, "--resume", "--checkpoint FOLDER");
+  needs(arguments.Get("--every").is_given(), has_checkpoint, "--every", "--checkpoint FOLDER");
+  needs(arguments.Get("--keep").is_given(), has_checkpoint, "--keep", "--checkpoint FOLDER");
+  needs(!flags.test_data.empty(), flags.loop.epochs > 0, "--test-data", "--epochs N");
+  if (flags.loop.epochs > 0 && arguments.Get("--steps").is_given()) {
+    throw UsageError("--steps and --epochs contradict each other");
+  }
+  flags.loop.prints_epochs = !arguments.IsJson();
+}
+
+// What only one of the devices has.
+void ReadDeviceFlags(const Arguments& arguments, RunFlags& flags) {
+  static constexpr std::array<std::string_view, 2> kDevices = {"host", "cuda"};
+  std::size_t device = 0;
+  arguments.SetChoice("--device", kDevices, device);
+  flags.on_gpu = device == 1;
+  arguments.SetCount("--loopback", kMostSteps, flags.loopback);
+  if (!flags.on_gpu && flags.loopback > 0) {
+    throw UsageError("--loopback needs --device cuda");
+  }
+  for (const char* flag : {"--test-data", "--memory-limit", "--delays"}) {
+    if (flags.on_gpu && arguments.Get(flag).is_given()) {
+      throw UsageError(std::string(flag) + " is not there yet for --device cuda");
+    }
+  }
+}
+
+}  // namespace
+
+RunFlags ReadRunFlags(const Arguments& arguments) {
+  RunFlags flags;
+  arguments.SetCount("--steps", kMostSteps, flags.loop.steps);
+  ReadLoopFlags(arguments, flags);
+  arguments.SetText("--data", flags.data);
+  arguments.SetText("--trace", flags.trace);
+  arguments.SetCount("--seed", std::int64_t{1} << 60, flags.seed);
+  arguments.Set("--timeout", flags.host.timeout, ReadTimeout);
+  arguments.Set("--memory-limit", flags.host.memory_limit, ReadBytes);
+  std::int64_t delay_seed = 0;
+  arguments.SetCount("--delays", std::int64_t{1} << 60, delay_seed);
+  if (delay_seed > 0) {
+    flags.host.delay_seed = static_cast<std::uint64_t>(delay_seed);
+    flags.host.delay_percent = 30;
+  }
+  if (arguments.IsJson() && flags.trace == "-") {
+    throw UsageError("--json and --trace - both want standard output");
+  }
+  ReadDeviceFlags(arguments, flags);
+  return flags;
+}
+
+void ReadTraining(const Arguments& arguments, const Job& job, RunFlags& flags) {
+  flags.training = DefaultTrainingOptions(job);
+  if (const Flag file = arguments.Get("--training"); file.is_given()) {
+    flags.training = ReadTrainingOptions(JsonValue::ReadFile(file.text), job, flags.training);
+  } else {
+    CheckTrainingOptions(flags.training, job, Path("--training"));
+  }
+  if (flags.seed > 0) {
+    flags.training.seed = static_cast<std::uint64_t>(flags.seed);
+  }
+}
+
+void CheckLoopback(RunFlags& flags, std::int64_t ranks) {
+  if (flags.loopback > 0 && flags.loopback != ranks) {
+    throw InputError("--loopback: got " + std::to_string(flags.loopback) + ", expected " +
+                     std::to_string(ranks) + ", the ranks of the plan");
+  }
+  flags.is_loopback = flags.on_gpu && (ranks == 1 || flags.loopback > 0);
+}
+
+}  // namespace shardwright

@@ -1,0 +1,37 @@
+#pragma once
+
+// The flags of `shardwright run` as values.
+
+#include <cstdint>
+#include <string>
+
+#include "cli/command.h"
+#include "cli/run_loop.h"
+#include "executor/host/session.h"
+
+namespace shardwright {
+
+struct RunFlags {
+  LoopOptions loop;
+  std::string data = "random";
+  std::string test_data;
+  std::string checkpoint;
+  std::int64_t keep = 3;
+  bool resume = false;
+  std::string trace;
+  std::int64_t seed = 0;  // 0: not given
+  TrainingOptions training;
+  HostOptions host;
+  bool on_gpu = false;
+  std::int64_t loopback = 0;  // what --loopback says; 0: not given
+  bool is_loopback = false;   // all ranks are threads on one GPU
+};
+
+// Throws UsageError for what is wrong whatever the plan is. `training` is left as it is.
+[[nodiscard]] RunFlags ReadRunFlags(const Arguments& arguments);
+// Hyper-parameters and seeds: the defaults of the job, --training, --seed.
+void ReadTraining(const Arguments& arguments, const Job& job, RunFlags& flags);
+// Throws InputError when --loopback is not the number of ranks of the plan.
+void CheckLoopback(RunFlags& flags, std::int64_t ranks);
+
+}  // namespace shardwright
