@@ -85,6 +85,17 @@ Snapshot::Snapshot(std::vector<StretchData> stretches, const MemoryCopy& copy)
     stretch.data = out;
     out += size;
   }
+  std::vector<StretchData> whole;
+  for (StretchData& stretch : stretches_) {
+    SavedStretch* const last = whole.empty() ? nullptr : &whole.back().stretch;
+    if (last != nullptr && last->tensor == stretch.stretch.tensor &&
+        last->begin + last->count == stretch.stretch.begin) {
+      last->count += stretch.stretch.count;
+    } else {
+      whole.push_back(std::move(stretch));
+    }
+  }
+  stretches_ = std::move(whole);
 }
 
 void MakeCheckpointFolder(const std::string& folder) {

@@ -29,6 +29,7 @@ struct StretchData {
 using MemoryCopy = std::function<void(void* to, const void* from, std::int64_t bytes)>;
 
 // Elements of stretches in memory of their own, so that training may go on while they are written.
+// Neighbouring stretches of one tensor (states in pieces) become one.
 class Snapshot {
  public:
   Snapshot(std::vector<StretchData> stretches, const MemoryCopy& copy);

@@ -59,11 +59,13 @@ const std::byte* At(const std::byte* memory, std::int64_t element, DType dtype) 
   return memory + element * SizeOf(dtype);
 }
 
-// Calls `f` with every stretch of the k-th state. Only trainable parameters have states.
+// Calls `f` with every stretch of the k-th state, state by state; those of one tensor follow one
+// another, by ascending elements. Only trainable parameters have states.
 template <class F>
 void ForEachState(const BoundUnit& unit, F f) {
-  for (const BoundStates& states : unit.states) {
-    for (std::size_t k = 0; k < states.data.size(); ++k) {
+  const std::size_t count = unit.states.empty() ? 0 : unit.states.front().data.size();
+  for (std::size_t k = 0; k < count; ++k) {
+    for (const BoundStates& states : unit.states) {
       for (const ShardPiece& piece : states.pieces) {
         f(k, piece, states.data[k] + piece.shard_offset * SizeOf(unit.dtype));
       }

@@ -114,6 +114,37 @@ class Training(ShardwrightTestCase):
         self.train(single, "--steps", "4", "--checkpoint", "moved", "--resume")
         self.assertEqual(self.export("moved"), self.export("whole"))
 
+    def test_moments_on_the_host_in_several_pieces(self):
+        # Adam's two states of a unit's shard, dozens of pieces per unit, cut inside parameters.
+        def plans(ranks):
+            flags = (ranks, "--global-batch", "4", "--micro-batch", "1", "--clip", "off", "--dialect", "native")
+            pieces = self.plan(f"pieces{ranks}.json", *flags, "--offload", "moments")
+            content = json.loads((self.folder / pieces).read_text())
+            content["plan"]["moments_piece"] = "700 B"
+            (self.folder / pieces).write_text(json.dumps(content))
+            return self.plan(f"plain{ranks}.json", *flags), pieces
+
+        def resumed(plan, start, name):
+            shutil.copytree(self.folder / start, self.folder / name)
+            steps = self.train(plan, "--steps", "6", "--checkpoint", name, "--resume")
+            return self.export(name), [s["loss"] for s in steps]
+
+        plain, pieces = plans(2)
+        whole = self.train(plain, "--steps", "6", "--checkpoint", "whole")
+        for plan, name in ((plain, "from-plain"), (pieces, "from-pieces")):
+            self.train(plan, "--steps", "3", "--checkpoint", name)
+        for rank in ("rank-00000.safetensors", "rank-00001.safetensors"):  # states as well
+            self.assertEqual(*(tensors(self.folder / name / "step-00000003" / rank) for name in ("from-plain", "from-pieces")))
+        straight = (self.export("whole"), [s["loss"] for s in whole[3:]])
+        self.assertEqual(resumed(pieces, "from-pieces", "stayed"), straight)
+        # On other numbers of ranks, too: into pieces, and out of them.
+        for ranks in (1, 2, 4):
+            plain, pieces = plans(ranks)
+            into = resumed(pieces, "from-plain", f"into{ranks}")
+            self.assertEqual(into, resumed(plain, "from-pieces", f"out{ranks}"))
+            if ranks == 2:
+                self.assertEqual(into, straight)
+
     def test_inspect_and_export(self):
         plan = self.plan("p.json", 3, "--global-batch", "3")
         self.train(plan, "--steps", "1", "--checkpoint", "c")
