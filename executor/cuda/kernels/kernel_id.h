@@ -52,6 +52,8 @@ namespace shardwright::gpu {
   X(ChannelScaleGrad)   \
   X(Route)              \
   X(RouteGrad)          \
+  X(DispatchCount)      \
+  X(DispatchOffsets)    \
   X(Dispatch)           \
   X(ExpertGemm)         \
   X(ExpertHidden)       \

@@ -167,8 +167,8 @@ struct RouteGradKernel {
 };
 
 // Rows by expert: expert e has list[offsets[e]] .. list[offsets[e + 1] - 1], ascending; slots[row *
-// experts + e] is the place of (row, e) in the list, or -1. One block: threads count experts, one
-// thread adds up, threads write.
+// experts + e] is the place of (row, e) in the list, or -1. Three kernels: a block per expert
+// counts its rows, one block adds up, a block per expert lists.
 struct DispatchArgs {
   Array weights = {};  // (rows, experts); 0: not chosen
   std::int64_t rows = 0, experts = 0;
@@ -177,51 +177,100 @@ struct DispatchArgs {
   std::int64_t* list = nullptr;
   std::int64_t* slots = nullptr;
 };
+SW_DEVICE bool Takes(const DispatchArgs& a, std::int64_t row, std::int64_t e) {
+  return a.is_dense || Load(a.weights, row * a.experts + e) != 0.0F;
+}
+
+// offsets[e + 1] = rows of expert e.
+struct DispatchCountKernel {
+  static constexpr KernelId kId = KernelId::kDispatchCount;
+  using Args = DispatchArgs;
+  static constexpr int kThreads = 256;
+
+  static SW_DEVICE void Run(Block& block, const Args& a) {
+    auto* const scratch = block.Shared<std::int64_t>(kThreads);
+    const std::int64_t e = block.index();
+    PerThread<std::int64_t> counts;
+    block.Each([&](int t) {
+      std::int64_t count = 0;
+      for (std::int64_t row = t; row < a.rows; row += kThreads) {
+        count += Takes(a, row, e) ? 1 : 0;
+      }
+      counts[t] = count;
+    });
+    const std::int64_t sum = BlockSum(block, scratch, counts);
+    block.Each([&](int t) {
+      if (t == 0) {
+        a.offsets[e + 1] = sum;
+      }
+    });
+  }
+};
+
+// Counts become offsets.
+struct DispatchOffsetsKernel {
+  static constexpr KernelId kId = KernelId::kDispatchOffsets;
+  using Args = DispatchArgs;
+  static constexpr int kThreads = 256;
+
+  static SW_DEVICE void Run(Block& block, const Args& a) {
+    auto* const counts = block.Shared<std::int64_t>(kThreads);
+    std::int64_t sum = 0;  // of thread 0
+    for (std::int64_t first = 0; first < a.experts; first += kThreads) {
+      block.Each([&](int t) { counts[t] = first + t < a.experts ? a.offsets[first + t + 1] : 0; });
+      block.Each([&](int t) {
+        for (int i = 0; t == 0 && i < kThreads; ++i) {
+          sum += counts[i];
+          counts[i] = sum;
+        }
+      });
+      block.Each([&](int t) {
+        if (first + t < a.experts) {
+          a.offsets[first + t + 1] = counts[t];
+        }
+      });
+    }
+    block.Each([&](int t) {
+      if (t == 0) {
+        a.offsets[0] = 0;
+      }
+    });
+  }
+};
+
+// Each thread lists a stretch of rows, whose first place is behind those of the threads before.
 struct DispatchKernel {
   static constexpr KernelId kId = KernelId::kDispatch;
   using Args = DispatchArgs;
   static constexpr int kThreads = 256;
 
-  static SW_DEVICE bool Takes(const Args& a, std::int64_t row, std::int64_t e) {
-    return a.is_dense || Load(a.weights, row * a.experts + e) != 0.0F;
-  }
-
-  static SW_DEVICE std::int64_t RowsOf(const Args& a, std::int64_t e) {
-    std::int64_t count = 0;
-    for (std::int64_t row = 0; row < a.rows; ++row) {
-      count += Takes(a, row, e) ? 1 : 0;
-    }
-    return count;
-  }
-
-  static SW_DEVICE void List(const Args& a, std::int64_t e) {
-    std::int64_t slot = a.offsets[e];
-    for (std::int64_t row = 0; row < a.rows; ++row) {
-      const bool takes = Takes(a, row, e);
-      a.slots[row * a.experts + e] = takes ? slot : -1;
-      if (takes) {
-        a.list[slot++] = row;
-      }
-    }
-  }
-
   static SW_DEVICE void Run(Block& block, const Args& a) {
+    auto* const places = block.Shared<std::int64_t>(kThreads);
+    const std::int64_t e = block.index();
+    const std::int64_t stretch = (a.rows + kThreads - 1) / kThreads;
     block.Each([&](int t) {
-      for (std::int64_t e = t; e < a.experts; e += kThreads) {
-        a.offsets[e + 1] = RowsOf(a, e);
+      std::int64_t count = 0;
+      for (std::int64_t row = t * stretch; row < (t + 1) * stretch && row < a.rows; ++row) {
+        count += Takes(a, row, e) ? 1 : 0;
+      }
+      places[t] = count;
+    });
+    block.Each([&](int t) {
+      std::int64_t place = t == 0 ? a.offsets[e] : 0;
+      for (int i = 0; t == 0 && i < kThreads; ++i) {
+        const std::int64_t count = places[i];
+        places[i] = place;
+        place += count;
       }
     });
     block.Each([&](int t) {
-      if (t == 0) {
-        a.offsets[0] = 0;
-        for (std::int64_t e = 0; e < a.experts; ++e) {
-          a.offsets[e + 1] += a.offsets[e];
+      std::int64_t place = places[t];
+      for (std::int64_t row = t * stretch; row < (t + 1) * stretch && row < a.rows; ++row) {
+        const bool takes = Takes(a, row, e);
+        a.slots[row * a.experts + e] = takes ? place : -1;
+        if (takes) {
+          a.list[place++] = row;
         }
-      }
-    });
-    block.Each([&](int t) {
-      for (std::int64_t e = t; e < a.experts; e += kThreads) {
-        List(a, e);
       }
     });
   }

@@ -12,6 +12,7 @@
 #include "executor/cuda/kernels/array.h"
 #include "executor/cuda/kernels/elementwise.h"
 #include "executor/cuda/kernels/gemm.h"
+#include "executor/cuda/kernels/moe.h"
 #include "executor/cuda/ops/model_ops.h"
 #include "executor/model_op.h"
 #include "models/kernels/cuda.h"
@@ -113,6 +114,9 @@ void Multiply(const OpContext& context, gpu::GemmArgs args, std::span<std::byte>
 }
 
 [[nodiscard]] gpu::DropoutMask MaskOf(const ModelOpCall& call);
+
+// The rows of every expert, see gpu::DispatchArgs.
+void DispatchRows(const OpContext& context, const gpu::DispatchArgs& args);
 
 // The kinds, by file.
 void SubmitElementwise(const ModelOpCall& call, bool is_backward, const OpContext& context);

@@ -121,14 +121,13 @@ class Experts {
     slots_ = scratch_.Take<std::int64_t>(rows_ * spec_.experts);
     hidden_ = scratch_.Take<float>(slots_count_ * spec_.out);
     y_ = scratch_.Take<float>(slots_count_ * spec_.in);
-    LaunchKernel<gpu::DispatchKernel>(context_.gpu, context_.stream, 1, 0,
-                                      {.weights = ArrayOf(call_.inputs[1]),
-                                       .rows = rows_,
-                                       .experts = spec_.experts,
-                                       .is_dense = is_dense_,
-                                       .offsets = offsets_,
-                                       .list = list_,
-                                       .slots = slots_});
+    DispatchRows(context_, {.weights = ArrayOf(call_.inputs[1]),
+                            .rows = rows_,
+                            .experts = spec_.experts,
+                            .is_dense = is_dense_,
+                            .offsets = offsets_,
+                            .list = list_,
+                            .slots = slots_});
   }
 
   void Forward() {
@@ -283,6 +282,12 @@ class Experts {
 };
 
 }  // namespace
+
+void DispatchRows(const OpContext& context, const gpu::DispatchArgs& args) {
+  LaunchBlocks<gpu::DispatchCountKernel, std::int64_t>(context, args.experts, args);
+  LaunchBlocks<gpu::DispatchOffsetsKernel, std::int64_t>(context, 1, args);
+  LaunchBlocks<gpu::DispatchKernel, std::int64_t>(context, args.experts, args);
+}
 
 void SubmitExperts(const ModelOpCall& call, bool is_backward, const OpContext& context) {
   Experts experts(call, context);
