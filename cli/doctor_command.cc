@@ -61,6 +61,19 @@ Check LibraryCheck(const char* name, std::string (*load)(Table*), Function Table
   return {name, true, is_found ? where.dli_fname : "", needed_for};
 }
 
+Check NcclCheck() {
+  Check check =
+      LibraryCheck("NCCL", LoadNccl, &NcclTable::get_version, "running plans on several GPUs");
+  NcclTable table{};
+  int version = 0;
+  if (check.works && LoadNccl(&table).empty() &&
+      table.get_version(&version) == NcclNumbers::kSuccess) {
+    const std::string problem = DescribeNoLaunchOrder(version);
+    check.found += (problem.empty() ? "" : "; warning: ") + problem;
+  }
+  return check;
+}
+
 // All that the CUDA device needs, but libraries that it can do without.
 Check GpuCheck() {
   constexpr const char* kNeededFor = "running plans on a GPU";
@@ -115,7 +128,7 @@ std::vector<Check> AllChecks() {
       LibraryCheck("cuBLASLt", LoadCublasLt, &CublasLtTable::create, "fast products on a GPU"),
       LibraryCheck("cuDNN", LoadCudnn, &CudnnTable::create,
                    "fast attention and convolutions on a GPU"),
-      LibraryCheck("NCCL", LoadNccl, &NcclTable::get_version, "running plans on several GPUs"),
+      NcclCheck(),
       LibraryCheck("CUPTI", LoadCupti, &CuptiTable::enable, "exact times in traces of GPUs"),
   };
 }

@@ -324,7 +324,7 @@ Ticket CudaDevice::Submit(const Work& work) {
   const auto* const collective =
       work.call == nullptr ? nullptr : std::get_if<CollectiveCall>(work.call);
   if (collective != nullptr) {
-    Ticket& last = group_states_[collective->group].last;
+    Ticket& last = group_states_[world_.TurnsOf(collective->group)].last;
     Follow(queue, last);
     last = {work.stream, pending.sequence};
   }

@@ -55,6 +55,11 @@ class CudaWorld {
   // Device memory for all that collectives touch. Ranks in processes: all of them call it at once,
   // with equal sizes.
   [[nodiscard]] std::byte* NewArena(Bytes size);
+  // Collectives with the same answer take turns, whatever their streams: those of one group, or all
+  // where the library keeps no order across groups.
+  [[nodiscard]] GroupId TurnsOf(GroupId group) const {
+    return nccl_ && nccl_->NeedsOneOrder() ? GroupId(0) : group;
+  }
   // How NCCL gathers; empty: loopback.
   [[nodiscard]] std::string paths() const { return nccl_ ? nccl_->paths() : std::string(); }
 
@@ -167,7 +172,7 @@ class CudaDevice : public Device {
   std::vector<Readback*> free_readbacks_;
   struct GroupState {
     GpuEvent ready, summed, done;  // of the collective that is submitted
-    Ticket last;                   // collectives of a group take turns, whatever their streams
+    Ticket last;                   // of those that take turns with this group's
   };
   std::map<GroupId, GroupState> group_states_;
   // Moves with the work: CUDA gives differences of times in 24 bits.

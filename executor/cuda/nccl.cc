@@ -25,7 +25,7 @@ std::string VersionText(int version) {
 
 std::string LoadNccl(NcclTable* table) {
   // Two communicators of one device need a common order of their kernels (NCCL 2.26 and later keep
-  // the order of launches then); read when the library is loaded.
+  // the order of launches then, see DescribeNoLaunchOrder); read when the library is loaded.
   (void)::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
   std::string problem;
   void* const library = LoadLibrary("SHARDWRIGHT_NCCL", {"libnccl.so.2", "libnccl.so"},
@@ -70,6 +70,16 @@ std::string DescribeNcclVersion(int version) {
     return {};
   }
   return "libnccl is version " + VersionText(version) + ", expected at least 2.18";
+}
+
+std::string DescribeNoLaunchOrder(int version) {
+  constexpr int kFirst = 22600;  // the first that reads NCCL_LAUNCH_ORDER_IMPLICIT
+  if (version >= kFirst) {
+    return {};
+  }
+  return "NCCL " + VersionText(version) +
+         " keeps no order of launches across communicators, 2.26 is the first: all collectives of "
+         "a rank run one at a time, which simulate does not know";
 }
 
 NcclConfig NcclConfigFor(int version) {

@@ -301,6 +301,11 @@ std::byte* NcclWorld::Allocate(Bytes size) {
   return gpu_.Allocate(size, /*on_host=*/false);
 }
 
+std::string NcclWorld::paths() const {
+  const std::string order = DescribeNoLaunchOrder(version_);
+  return paths_ + (order.empty() ? "" : "; warning: ") + order;
+}
+
 std::byte* NcclWorld::AllocateForWindows(Bytes size) {
   gpu_.MakeCurrent();
   void* memory = nullptr;

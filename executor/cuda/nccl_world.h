@@ -39,7 +39,10 @@ class NcclWorld {
   // once, with equal sizes, after the last group; where the library has symmetric windows it lies
   // in one of each group's, so that copy engines can do all-gathers.
   [[nodiscard]] std::byte* Allocate(Bytes size);
-  [[nodiscard]] const std::string& paths() const { return paths_; }
+  [[nodiscard]] std::string paths() const;
+  // Kernels of two communicators may take turns in another order on another rank, and then wait for
+  // each other without end: the caller makes all collectives of a rank wait for the one before.
+  [[nodiscard]] bool NeedsOneOrder() const { return !DescribeNoLaunchOrder(version_).empty(); }
   // From now on collectives are watched.
   void StartWatch() { watch_->Start(); }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -78,14 +79,15 @@ std::vector<std::string> RunTogether(int size,
 struct Losses {
   std::vector<double> by_step;  // of rank 0
   std::vector<std::string> causes;
+  Trace trace;  // of rank 0, where the setup asks for one
 };
 
-Losses TrainByNccl(const Setup& setup, std::chrono::milliseconds timeout = kTimeout) {
+Losses TrainByNccl(const Setup& setup, std::chrono::milliseconds timeout = kTimeout,
+                   const NcclTable& nccl = FakeNccl()) {
   const KernelSetOptions& kernels = FindKernelSet("shardwright-cuda-plain", "test");
   const Program program = Lower({setup.model, kernels, setup.job, setup.plan});
   SW_CHECK(Verify(program).empty(), "a plan");
   const int ranks = static_cast<int>(program.shard_size * program.replicate_size);
-  const NcclTable nccl = FakeNccl();
   Losses losses;
   losses.causes = RunTogether(ranks, [&](MessagePassing& all) {
     const auto seed = static_cast<std::uint64_t>(all.rank() + 1);
@@ -102,6 +104,7 @@ Losses TrainByNccl(const Setup& setup, std::chrono::milliseconds timeout = kTime
       for (const StepReport& report : session.runtime().TakeReports()) {
         losses.by_step.push_back(report.loss);
       }
+      losses.trace = setup.run.trace ? session.runtime().TakeTrace() : Trace();
     }
   });
   return losses;
@@ -280,7 +283,9 @@ TEST_CASE("Nccl.GathersByCopyEnginesWhereTheLibraryHasThem") {
   });
   CHECK(oldest.words ==
         "no symmetric windows (NCCL 2.18.5 has none, 2.27 is the first); "
-        "all-gathers by kernels");
+        "all-gathers by kernels; warning: NCCL 2.18.5 keeps no order of launches across "
+        "communicators, 2.26 is the first: all collectives of a rank run one at a time, which "
+        "simulate does not know");
   // One rank without is enough.
   const GatherPath refused = PathOf([](NcclTable& nccl, int rank) {
     if (rank == 0) {
@@ -294,6 +299,41 @@ TEST_CASE("Nccl.GathersByCopyEnginesWhereTheLibraryHasThem") {
   CHECK(PathOf([](NcclTable&, int) {}).words ==
         "no symmetric windows (NCCL_WIN_ENABLE=0); all-gathers by kernels");
   ::unsetenv("NCCL_WIN_ENABLE");
+}
+
+// Before 2.26 kernels of two communicators have no order: ours wait for the one before.
+TEST_CASE("Nccl.OlderLibrariesRunOneCollectiveAtATime") {
+  NcclTable older = FakeNccl();
+  older.get_version = [](int* version) {
+    *version = 22505;
+    return NcclNumbers::kSuccess;
+  };
+  older.window_deregister = nullptr;
+  Setup setup = SetupOf({"native", Dialect::kNative, 2, [](Setup&) {}});
+  setup.run.trace = true;
+  const Losses losses = TrainByNccl(setup, kTimeout, older);
+  CHECK(losses.causes == std::vector<std::string>(2));
+  const Program program =
+      Lower({setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job, setup.plan});
+  std::vector<Span> collectives;
+  std::set<GroupId> groups;
+  for (const Span& span : losses.trace.spans) {
+    if (span.body != BodyKind::kStep) {
+      continue;
+    }
+    const OpShape& shape = program.ShapeOf(program.step.ops[span.op.value]);
+    if (shape.code == OpCode::kAllGather || shape.code == OpCode::kReduceScatter) {
+      collectives.push_back(span);
+      groups.insert(shape.group);
+    }
+  }
+  CHECK(groups.size() == 2);
+  std::sort(collectives.begin(), collectives.end(),
+            [](const Span& x, const Span& y) { return x.issued < y.issued; });
+  for (std::size_t i = 1; i < collectives.size(); ++i) {
+    CHECK(collectives[i].start >= collectives[i - 1].end);
+  }
+  (void)TakeFakeNcclReport();
 }
 
 // Several targets, and divisors that are not the number of ranks: sums of 1, 2, 3, 4 and 10, 20,
@@ -379,6 +419,7 @@ TEST_CASE("LoadNccl.NamesWhatIsMissing") {
   // As ncclGetVersion numbers them: before 2.9 without tens.
   CHECK(DescribeNcclVersion(22809).empty());
   CHECK(DescribeNcclVersion(21800).empty());
+  CHECK(DescribeNoLaunchOrder(22602).empty());
   CHECK(DescribeNcclVersion(21703) == "libnccl is version 2.17.3, expected at least 2.18");
   CHECK(DescribeNcclVersion(2804) == "libnccl is version 2.8.4, expected at least 2.18");
 }
