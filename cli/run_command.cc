@@ -55,8 +55,8 @@ Examples:
   shardwright run plan.json --device cuda --loopback 4
 
 The plan must be made with the device's kernel set: --kernel-set shardwright-host, or
-shardwright-cuda-plain for --device cuda. There every rank has a GPU and a process, which the
-program starts itself on one machine and a launcher on several; --loopback runs all ranks on one
+shardwright-cuda-plain or -gelu for --device cuda. There every rank has a GPU and a process, which
+the program starts itself on one machine and a launcher on several; --loopback runs all ranks on one
 GPU. Exits with 5 when a rank fails, and with 4 when there is no GPU.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {

@@ -64,9 +64,12 @@ struct ModelOpCall {
   DType compute = DType::kFp32;
   bool is_training = true;  // false: no dropout, running statistics instead of the batch's
 
-  std::vector<ConstView> inputs;  // backward: those that OpKernels::saves_input names
+  // Backward: those that OpKernels::saves_input names. A linear layer with one input more ends its
+  // data gradient with the derivative of GELU (tanh form) there, KernelSetOptions::fused_gelu.
+  std::vector<ConstView> inputs;
   std::vector<ConstView> params;
-  // Forward writes all. Backward reads those that OpKernels::saves_output names.
+  // Forward writes all: a linear layer with one output more also GELU of the first. Backward reads
+  // those that OpKernels::saves_output names.
   std::vector<View> outputs;
   // Backward only. output_grads[i] may hold several times the output's elements: then the gradient
   // is their sum (a table of positions that is added to every sample).

@@ -135,6 +135,14 @@ std::vector<KernelSetOptions> OwnSets() {
        .keeps_dropout_mask = false,
        .fused_reductions = true,
        .cuda_kernels = true},
+      {.name = "shardwright-cuda-gelu",
+       .fused_rope = true,
+       .flash_position_bias = true,
+       .fused_loss = true,
+       .keeps_dropout_mask = false,
+       .fused_reductions = true,
+       .fused_gelu = true,
+       .cuda_kernels = true},
   };
 }
 

@@ -70,8 +70,11 @@ struct KernelSetOptions {
   bool keeps_dropout_mask = true;  // false: the mask is drawn again from its counter in backward
   bool fused_reductions = false;   // bias and norm-parameter gradients inside neighbouring kernels
   bool inplace_rope = false;       // rotated q and k overwrite q and k
-  bool host_kernels = false;       // the executor's host kernels, see models/kernels/host.cc
-  bool cuda_kernels = false;       // the executor's CUDA kernels, see models/kernels/cuda.cc
+  // GELU's tanh form between two linear layers runs inside their products: the first one's writes
+  // its input and its result, the second one's data gradient ends with its derivative.
+  bool fused_gelu = false;
+  bool host_kernels = false;  // the executor's host kernels, see models/kernels/host.cc
+  bool cuda_kernels = false;  // the executor's CUDA kernels, see models/kernels/cuda.cc
   // Checkpointing runs a region again as a whole and holds its outputs until its backward has ended
   // (torch.utils.checkpoint with use_reentrant=True); false: it stops after the last op whose
   // result backward needs (use_reentrant=False since PyTorch 2.1).
@@ -84,7 +87,7 @@ struct KernelSetOptions {
 };
 
 // The built-in stacks, see docs/kernel_sets.md: torch-{eager,compile,2024,2022}, composer-2023,
-// deepspeed, hf-{eager,trainer,foak,liger,2023}, shardwright-{host,cuda,cuda-plain}.
+// deepspeed, hf-{eager,trainer,foak,liger,2023}, shardwright-{host,cuda,cuda-plain,cuda-gelu}.
 [[nodiscard]] std::span<const KernelSetOptions> BuiltinKernelSets();
 // Throws InputError naming `where` with the nearest match.
 [[nodiscard]] const KernelSetOptions& FindKernelSet(std::string_view name, std::string_view where);

@@ -45,6 +45,13 @@ struct Epilogue {
   gpu::Array vector = {};
 };
 Epilogue EpilogueOf(const gpu::GemmArgs& p) {
+  if (p.gelu == gpu::GemmGelu::kDerivative) {
+    return {LtNumbers::kEpilogueGeluGrad, {}};
+  }
+  if (p.gelu == gpu::GemmGelu::kApply) {
+    return {p.bias.data == nullptr ? LtNumbers::kEpilogueGelu : LtNumbers::kEpilogueGeluBias,
+            p.bias};
+  }
   if (p.bias.data != nullptr) {
     return {LtNumbers::kEpilogueBias, p.bias};
   }
@@ -63,6 +70,12 @@ bool IsTaken(const gpu::GemmArgs& p) {
   const bool types_fit = p.b.array.dtype == type &&
                          (p.c.array.dtype == type || p.c.array.dtype == DType::kFp32) &&
                          (vector.data == nullptr || vector.dtype == p.c.array.dtype);
+  // The auxiliary matrix has the result's type unless it is told otherwise; its rows begin at
+  // multiples of eight elements.
+  if (p.gelu != gpu::GemmGelu::kNone &&
+      (p.gelu_input.dtype != p.c.array.dtype || p.c.row_stride % 8 != 0 || p.adds)) {
+    return false;
+  }
   return types_fit && is_plain(p.a) && is_plain(p.b) && p.c.column_stride == 1;
 }
 
@@ -82,6 +95,8 @@ std::string DescribeRefusal(const gpu::GemmArgs& p, int status) {
          std::to_string(p.n) + " x " + std::to_string(p.k) + " in " + name +
          (epilogue == 0                          ? ""
           : epilogue == LtNumbers::kEpilogueBias ? " with a bias"
+          : p.gelu == gpu::GemmGelu::kApply      ? " with GELU"
+          : p.gelu == gpu::GemmGelu::kDerivative ? " with GELU's derivative"
                                                  : " with sums beside it") +
          " (status " + std::to_string(status) + "): by our own kernel";
 }
@@ -125,10 +140,12 @@ CublasLt::Key CublasLt::KeyOf(const gpu::GemmArgs& p, std::int64_t workspace_byt
   };
   const Epilogue epilogue = EpilogueOf(p);
   std::uint64_t kind = static_cast<std::uint64_t>(epilogue.number) * 2 + (p.adds ? 1 : 0);
-  const auto append = [&](std::uint64_t value) { kind = kind * 64 + value; };
-  for (const gpu::Array& array : {p.a.array, p.b.array, p.c.array, epilogue.vector}) {
-    append(static_cast<std::uint64_t>(array.dtype) + (array.data == nullptr ? 32U : 0U));
-    append(static_cast<std::uint64_t>(std::countr_zero(AlignmentOf(array.data))));
+  constexpr std::uint64_t kNone = 15;
+  const auto append = [&](std::uint64_t value) { kind = kind * 16 + value; };
+  for (const gpu::Array& array : {p.a.array, p.b.array, p.c.array, epilogue.vector, p.gelu_input}) {
+    const auto alignment = static_cast<std::uint64_t>(std::countr_zero(AlignmentOf(array.data)));
+    append(static_cast<std::uint64_t>(array.dtype));
+    append(array.data == nullptr ? kNone : alignment);
   }
   return {p.m, p.n, p.k, stride_of(p.a), stride_of(p.b), p.c.row_stride, kind, workspace_bytes};
 }
@@ -149,8 +166,14 @@ CublasLt::Entry CublasLt::MakeEntry(const gpu::GemmArgs& p, std::int64_t workspa
       right.is_transposed ? LtNumbers::kTransposeYes : LtNumbers::kTransposeNo);
   if (const Epilogue epilogue = EpilogueOf(p); epilogue.number != 0) {
     set(LtNumbers::kDescEpilogue, epilogue.number);
-    set(LtNumbers::kDescBiasPointer, epilogue.vector.data);
-    set(LtNumbers::kDescBiasType, TypeOf(epilogue.vector.dtype));
+    if (epilogue.vector.data != nullptr) {
+      set(LtNumbers::kDescBiasPointer, epilogue.vector.data);
+      set(LtNumbers::kDescBiasType, TypeOf(epilogue.vector.dtype));
+    }
+  }
+  if (p.gelu != gpu::GemmGelu::kNone) {
+    set(LtNumbers::kDescAuxPointer, p.gelu_input.data);
+    set(LtNumbers::kDescAuxLeading, p.c.row_stride);
   }
   const auto layout = [&](void** to, DType dtype, std::int64_t rows, std::int64_t columns,
                           std::int64_t leading) {
@@ -198,10 +221,14 @@ bool CublasLt::Multiply(const gpu::GemmArgs& p, void* workspace, std::int64_t wo
   if (!entry.is_taken) {
     return false;
   }
-  if (void* const vector = EpilogueOf(p).vector.data; vector != nullptr) {
-    Check(table_.desc_set(entry.desc, LtNumbers::kDescBiasPointer, &vector, sizeof vector),
-          "cublasLtMatmulDescSetAttribute");
-  }
+  const auto point = [&](int attribute, void* data) {
+    if (data != nullptr) {
+      Check(table_.desc_set(entry.desc, attribute, &data, sizeof data),
+            "cublasLtMatmulDescSetAttribute");
+    }
+  };
+  point(LtNumbers::kDescBiasPointer, EpilogueOf(p).vector.data);
+  point(LtNumbers::kDescAuxPointer, p.gelu_input.data);
   const float alpha = 1.0F;
   const float beta = p.adds ? 1.0F : 0.0F;
   const int status =

@@ -26,8 +26,10 @@ struct LtNumbers {
   static constexpr int kComputeFp32 = 68;
   static constexpr int kTransposeNo = 0, kTransposeYes = 1;
   static constexpr int kDescTransA = 3, kDescTransB = 4, kDescEpilogue = 7, kDescBiasPointer = 8,
-                       kDescBiasType = 26;
+                       kDescAuxPointer = 11, kDescAuxLeading = 12, kDescBiasType = 26;
   static constexpr int kEpilogueBias = 4, kEpilogueSumsOfA = 256, kEpilogueSumsOfB = 512;
+  // GELU's tanh form; its input goes to or comes from the auxiliary matrix.
+  static constexpr int kEpilogueGelu = 160, kEpilogueGeluBias = 164, kEpilogueGeluGrad = 192;
   static constexpr int kPreferenceWorkspace = 1, kPreferenceAlignmentA = 5;  // 5 to 8: A, B, C, D
 };
 

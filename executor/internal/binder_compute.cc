@@ -1,6 +1,8 @@
 // Model ops: every access becomes an argument of the kernel call.
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "executor/internal/binder.h"
@@ -107,14 +109,20 @@ void Binder::BindForwardAccess(const Access& access, const ModelOp& op, ModelCal
   ModelOpCall& c = call.call;
   std::byte* data = At(access.buffer);
   const auto bytes = static_cast<std::size_t>(BufferOf(access.buffer).size.value);
+  // Behind the op's own tensors: the input or output of a GELU that it runs, which has the shape of
+  // the tensor between the two.
+  const auto place_of = [&](auto& views, const std::vector<TensorId>& own) {
+    views.resize(std::max<std::size_t>(views.size(), access.index + std::size_t{1}));
+    return own[std::min<std::size_t>(access.index, own.size() - 1)];
+  };
   switch (access.role) {
     case Role::kInput: {
-      const View view = TensorView(op.inputs[access.index], access.buffer);
+      const View view = TensorView(place_of(c.inputs, op.inputs), access.buffer);
       c.inputs[access.index] = {view.data, view.dtype, view.elements};
       return;
     }
     case Role::kOutput:
-      c.outputs[access.index] = TensorView(op.outputs[access.index], access.buffer);
+      c.outputs[access.index] = TensorView(place_of(c.outputs, op.outputs), access.buffer);
       return;
     case Role::kSaved:
       c.saved = {data, bytes};

@@ -1,6 +1,8 @@
 #include "schedule/lower/analysis.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "core/error.h"
 
@@ -203,8 +205,11 @@ void HoldOutputs(const Model& model, ModelAnalysis& a) {
   }
 }
 
-void FindPlannedRegions(const LowerInput& in, const std::string& where, ModelAnalysis& a) {
-  std::vector<std::pair<Region, std::size_t>> found;
+// Regions without their reruns, in forward order, each with its index in the plan.
+using PlannedRegions = std::vector<std::pair<Region, std::size_t>>;
+
+PlannedRegions FindPlannedRegions(const LowerInput& in, const std::string& where) {
+  PlannedRegions found;
   for (std::size_t i = 0; i < in.plan.recompute.size(); ++i) {
     const std::string here = where + ": recompute[" + std::to_string(i) + "].module";
     const ModuleId module = FindModule(in.model, in.plan.recompute[i].module);
@@ -213,12 +218,18 @@ void FindPlannedRegions(const LowerInput& in, const std::string& where, ModelAna
   }
   std::sort(found.begin(), found.end(),
             [](const auto& x, const auto& y) { return x.first.first < y.first.first; });
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    const RecomputeRegion& planned = in.plan.recompute[found[i].second];
-    if (i > 0 && found[i].first.first <= found[i - 1].first.last) {
-      throw InputError(where + ": recompute", '"' + planned.module + '"',
+  for (std::size_t i = 1; i < found.size(); ++i) {
+    if (found[i].first.first <= found[i - 1].first.last) {
+      throw InputError(where + ": recompute", '"' + in.plan.recompute[found[i].second].module + '"',
                        "regions that do not overlap");
     }
+  }
+  return found;
+}
+
+void AddPlannedRegions(const LowerInput& in, const PlannedRegions& found, ModelAnalysis& a) {
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const RecomputeRegion& planned = in.plan.recompute[found[i].second];
     const bool whole = in.kernels.whole_recompute && planned.kind == RecomputeKind::kFull;
     const Region& region = found[i].first;
     const std::vector<bool> kept = KeptOps(in.model, a, region, planned);
@@ -346,6 +357,77 @@ void LowerSpecs(const LowerInput& in, ModelAnalysis& a) {
   }
 }
 
+// May ops i, i + 1 and i + 2 be a linear layer, a GELU that runs inside products, and the linear
+// layer that takes its result? Nobody else may read what lies between them, both must have
+// gradients, and what is run again must be all three.
+bool MayRunGelu(const LowerInput& in, const PlannedRegions& regions, std::uint32_t i,
+                const ModelAnalysis& a) {
+  const Model& model = in.model;
+  const ModelOp& gelu = model.ops[i + 1];
+  const ModelOp& behind = model.ops[i + 2];
+  const auto is_linear = [&](const ModelOp& op) {
+    return model.SpecOf(op).kind == OpKind::kLinear;
+  };
+  if (!is_linear(model.ops[i]) || !is_linear(behind) ||
+      model.SpecOf(gelu).kind != OpKind::kActivation ||
+      model.SpecOf(gelu).activation != Activation::kGeluTanh ||
+      gelu.inputs.front() != model.ops[i].outputs.front() ||
+      behind.inputs.front() != gelu.outputs.front()) {
+    return false;
+  }
+  const auto is_read_once = [&](TensorId t) {
+    return a.storages[a.storage_of[t.value]].forward_uses == 1;
+  };
+  if (!is_read_once(gelu.inputs.front()) || !is_read_once(gelu.outputs.front()) ||
+      a.ops[i + 1].input_grads == 0 || a.ops[i + 2].input_grads == 0 || !a.ops[i + 2].weight_grad) {
+    return false;
+  }
+  return std::all_of(regions.begin(), regions.end(), [&](const auto& found) {
+    const bool is_apart = found.first.last < i || found.first.first > i + 2;
+    const bool holds = found.first.first <= i && found.first.last >= i + 2;
+    return is_apart || (holds && in.plan.recompute[found.second].kind == RecomputeKind::kFull);
+  });
+}
+
+// The variant of `kernels` that `change` makes; one for all ops of a variant.
+template <class F>
+void ChangeVariant(std::uint32_t op, F change, std::map<std::uint32_t, std::uint32_t>& made,
+                   ModelAnalysis& a) {
+  const auto [at, is_new] =
+      made.try_emplace(a.variant[op], static_cast<std::uint32_t>(a.kernels.size()));
+  if (is_new) {
+    OpKernels changed = a.kernels[at->first];
+    change(changed);
+    a.kernels.push_back(std::move(changed));
+  }
+  a.variant[op] = at->second;
+}
+
+// KernelSetOptions::fused_gelu: the activation itself has no kernels left.
+void FuseGelu(const LowerInput& in, const PlannedRegions& regions, ModelAnalysis& a) {
+  std::map<std::uint32_t, std::uint32_t> before, between, behind;  // variants made of variants
+  for (std::uint32_t i = 0; i + 2 < in.model.ops.size(); ++i) {
+    if (!MayRunGelu(in, regions, i, a)) {
+      continue;
+    }
+    const Bytes size = a.tensor_bytes[in.model.ops[i + 1].outputs.front().value];
+    a.ops[i].runs_next = true;
+    a.ops[i + 2].runs_previous = true;
+    ChangeVariant(
+        i, [&](OpKernels& k) { k.forward.back().written += size; }, before, a);
+    ChangeVariant(
+        i + 1,
+        [](OpKernels& k) {
+          k.forward.clear();
+          k.backward_data.clear();
+          k.saves_input = 0;
+        },
+        between, a);
+    ChangeVariant(
+        i + 2, [&](OpKernels& k) { k.backward_data.back().read += size; }, behind, a);
+  }
+}
+
 }  // namespace
 
 ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
@@ -360,10 +442,14 @@ ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
     f.saves_in_forward = f.has_backward;
   }
   if (train) {
+    const PlannedRegions regions = FindPlannedRegions(in, where);
+    if (in.kernels.fused_gelu) {
+      FuseGelu(in, regions, a);
+    }
     if (in.plan.recompute.empty()) {
       FindCompiledRegions(in.model, where, a);
     } else {
-      FindPlannedRegions(in, where, a);
+      AddPlannedRegions(in, regions, a);
     }
     CountBackwardUses(in.model, a);
     if (!in.plan.recompute.empty() && !in.kernels.fused_elementwise &&

@@ -33,6 +33,11 @@ struct ModelOpFacts {
   std::uint32_t region = kNoRegion;
   bool reruns = false;            // in its region's rerun list
   bool saves_in_forward = false;  // what it saves is kept from forward (no region, or kept by it)
+  // KernelSetOptions::fused_gelu, on three ops in a row. The linear layer before: its output is the
+  // GELU's input, and it writes the GELU's output as well. The one behind: its backward reads the
+  // GELU's input, too, and writes that one's gradient in place of its own input's.
+  bool runs_next = false;
+  bool runs_previous = false;
 };
 
 // Tensors that share storage (views, in-place results) share one entry.
@@ -63,8 +68,8 @@ struct ModelAnalysis {
 };
 
 // Calls f(storage, role, index) for each tensor that the op keeps for its backward: role kInput or
-// kOutput with the index among the op's inputs or outputs. Frozen ops do not keep what only weight
-// gradients read.
+// kOutput with the index among the op's inputs or outputs, the next index for the input of a GELU
+// that it runs. Frozen ops do not keep what only weight gradients read.
 template <class F>
 void ForEachSaved(const ModelAnalysis& a, const Model& model, std::uint32_t model_op, F f) {
   const ModelOp& op = model.ops[model_op];
@@ -75,6 +80,10 @@ void ForEachSaved(const ModelAnalysis& a, const Model& model, std::uint32_t mode
     if (((saved >> i) & 1U) != 0) {
       f(a.storage_of[op.inputs[i].value], Role::kInput, static_cast<std::uint16_t>(i));
     }
+  }
+  if (a.ops[model_op].runs_previous) {
+    f(a.storage_of[model.ops[model_op - 1].inputs.front().value], Role::kInput,
+      static_cast<std::uint16_t>(op.inputs.size()));
   }
   for (std::size_t i = 0; i < op.outputs.size(); ++i) {
     if (((k.saves_output >> i) & 1U) != 0) {

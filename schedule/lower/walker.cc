@@ -287,21 +287,31 @@ void Walker::UseParameters(std::uint32_t i) {
   }
 }
 
-// Storage for the outputs that are no views of inputs; those nobody will read get no references.
+// Storage for the outputs that are no views of inputs, those of a GELU that the op runs among them;
+// those nobody will read get no references.
 std::vector<Walker::Instance*> Walker::AllocateOutputs(std::uint32_t i, bool rerun) {
   std::vector<Instance*> fresh;
-  for (const TensorId t : e_.in.model.ops[i].outputs) {
-    const std::uint32_t s = e_.a.storage_of[t.value];
-    const StorageFacts& storage = e_.a.storages[s];
-    if (storage.producer != i) {
-      continue;
+  if (i > 0 && e_.a.ops[i - 1].runs_next) {
+    return fresh;  // made there
+  }
+  const auto allocate = [&](std::uint32_t producer) {
+    for (const TensorId t : e_.in.model.ops[producer].outputs) {
+      const std::uint32_t s = e_.a.storage_of[t.value];
+      const StorageFacts& storage = e_.a.storages[s];
+      if (storage.producer != producer) {
+        continue;
+      }
+      Instance& instance = rerun ? rerun_instance_[s] : forward_instance_[s];
+      instance.refs = rerun ? storage.rerun_uses : storage.forward_uses + storage.backward_uses;
+      const bool kept = rerun || storage.backward_uses > 0;
+      instance.buffer = e_.Alloc(storage.bytes, kept ? Category::kActivation : Category::kTemporary,
+                                 Stream::kCompute);
+      fresh.push_back(&instance);
     }
-    Instance& instance = rerun ? rerun_instance_[s] : forward_instance_[s];
-    instance.refs = rerun ? storage.rerun_uses : storage.forward_uses + storage.backward_uses;
-    const bool kept = rerun || storage.backward_uses > 0;
-    instance.buffer = e_.Alloc(storage.bytes, kept ? Category::kActivation : Category::kTemporary,
-                               Stream::kCompute);
-    fresh.push_back(&instance);
+  };
+  allocate(i);
+  if (e_.a.ops[i].runs_next) {
+    allocate(i + 1);
   }
   return fresh;
 }
@@ -326,6 +336,11 @@ void Walker::AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId
     const Instance& instance =
         !rerun ? forward_instance_[s] : (own ? rerun_instance_[s] : InstanceFor(s, i));
     e_.body->Use(instance.buffer, AccessMode::kWrite, Role::kOutput, static_cast<std::uint16_t>(j));
+  }
+  if (e_.a.ops[i].runs_next) {
+    const std::uint32_t s = e_.a.storage_of[e_.in.model.ops[i + 1].outputs.front().value];
+    e_.body->Use((rerun ? rerun_instance_ : forward_instance_)[s].buffer, AccessMode::kWrite,
+                 Role::kOutput, static_cast<std::uint16_t>(op.outputs.size()));
   }
   if (extra.valid()) {
     e_.body->Use(extra, AccessMode::kWrite, Role::kSaved);

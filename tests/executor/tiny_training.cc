@@ -47,6 +47,19 @@ class NetworkBuilder {
     return AddOp(spec, op, TensorRole::kActivation, out);
   }
 
+  TensorId AddGelu(ModuleId parent, TensorId from, std::int64_t width) {
+    OpSpec spec;
+    spec.kind = OpKind::kActivation;
+    spec.activation = Activation::kGeluTanh;
+    spec.rows = 1;
+    spec.in = width;
+    ModelOp op;
+    op.module = AddModule(model, parent, "act", "GELU");
+    op.name = "act";
+    op.inputs = {from};
+    return AddOp(spec, op, TensorRole::kActivation, width);
+  }
+
   TensorId AddOp(const OpSpec& spec, ModelOp op, TensorRole role, std::int64_t elements) {
     op.spec = static_cast<std::uint32_t>(model.specs.size());
     model.specs.push_back(spec);
@@ -173,7 +186,7 @@ void CrossEntropy(const ModelOpCall& c, bool is_backward) {
 
 }  // namespace
 
-Model TinyNetwork(int blocks, bool tied) {
+Model TinyNetwork(int blocks, bool tied, bool gelu) {
   NetworkBuilder b;
   const TensorId input = b.AddTensor(TensorRole::kActivation, kIn, ModelOpId());
   const TensorId labels = b.AddTensor(TensorRole::kIndex, 1, ModelOpId());
@@ -181,6 +194,9 @@ Model TinyNetwork(int blocks, bool tied) {
   for (int i = 0; i < blocks; ++i) {
     const ModuleId block = AddModule(b.model, ModuleId(0), "block" + std::to_string(i), "Block");
     x = b.AddLinear(block, "up", x, kWidth, kWidth + 4);
+    if (gelu) {
+      x = b.AddGelu(block, x, kWidth + 4);
+    }
     x = b.AddLinear(block, "down", x, kWidth + 4, kWidth);
   }
   if (tied) {

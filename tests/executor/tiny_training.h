@@ -16,8 +16,9 @@ namespace shardwright::testing {
 
 // Linear layers with bias: stem (in the root), `blocks` blocks of one or two, a head (in the root)
 // and the mean cross-entropy against labels. Odd sizes, so that every layout needs padding.
-// `tied`: all blocks share weight and bias of the first one's first layer.
-[[nodiscard]] Model TinyNetwork(int blocks, bool tied = false);
+// `tied`: all blocks share weight and bias of the first one's first layer. `gelu`: its tanh form
+// between the two layers of a block, for which ReferenceKernel has no kernel.
+[[nodiscard]] Model TinyNetwork(int blocks, bool tied = false, bool gelu = false);
 
 // Forward and backward of kLinear and kCrossEntropy in fp32, bf16 or fp16 memory with fp32 sums in
 // a fixed order.

@@ -17,6 +17,8 @@ struct Matrix {
   std::int64_t row_stride = 0, column_stride = 1;
 };
 
+enum class GemmGelu : std::uint8_t { kNone, kApply, kDerivative };
+
 // c (m, n) (+)= a (m, k) b (k, n) + bias (n). Operands of one 16-bit dtype are multiplied as such,
 // others in fp32; sums are fp32, rounded once.
 struct GemmArgs {
@@ -26,6 +28,10 @@ struct GemmArgs {
   // Sums over k beside the product, of a's rows (m) or of b's columns (n), one of them and no bias;
   // null: none. Libraries make them, our own kernel does not.
   Array row_sums = {}, column_sums = {};
+  // GELU's tanh form behind the sums, by libraries only; rows lie as c's do. kApply: what it is
+  // applied to goes to `gelu_input`; kDerivative: c is multiplied by its derivative there.
+  GemmGelu gelu = GemmGelu::kNone;
+  Array gelu_input = {};
   bool adds = false;
   DType multiply_as = DType::kFp32;
 };

@@ -19,20 +19,56 @@ gpu::Matrix Transposed(const gpu::Array& array, std::int64_t columns) {
   return {array, 1, columns};
 }
 
+// The product, and GELU with it: in the library's epilogue, else behind the product in a pass of
+// its own.
+void MultiplyWithGelu(const OpContext& context, const gpu::GemmArgs& product, gpu::GemmGelu gelu,
+                      const View& gelu_input, std::span<std::byte> workspace) {
+  gpu::GemmArgs fused = product;
+  fused.gelu = gelu;
+  fused.gelu_input = ArrayOf(gelu_input);
+  if (MultiplyByLibrary(context, fused, workspace)) {
+    return;
+  }
+  gpu::GemmArgs plain = product;
+  gpu::MapArgs pass{.op = gpu::MapOp::kActivate,
+                    .activation = Activation::kGeluTanh,
+                    .n = gelu_input.elements,
+                    .a = fused.gelu_input,
+                    .z = product.c.array};
+  if (gelu == gpu::GemmGelu::kApply) {
+    plain.c.array = fused.gelu_input;
+  } else {
+    pass.op = gpu::MapOp::kActivateGrad;
+    pass.b = product.c.array;
+  }
+  Multiply(context, plain, workspace);
+  Map(context, pass);
+}
+
+void LinearDataGrad(const ModelOpCall& call, const OpContext& context) {
+  const OpSpec& spec = *call.spec;
+  const gpu::Array weight = ArrayOf(call.params[0]);
+  const gpu::GemmArgs product{
+      .m = RowsOf(call),
+      .n = spec.in,
+      .k = spec.out,
+      .a = RowMajor(ArrayOf(call.output_grads[0]), spec.out),
+      .b = spec.transposed ? Transposed(weight, spec.out) : RowMajor(weight, spec.in),
+      .c = RowMajor(ArrayOf(call.input_grads[0]), spec.in)};
+  if (call.inputs.size() == 1) {
+    return Multiply(context, product, call.workspace);
+  }
+  const ConstView& input = call.inputs[1];
+  const View gelu_input{const_cast<void*>(input.data), input.dtype, input.elements};
+  MultiplyWithGelu(context, product, gpu::GemmGelu::kDerivative, gelu_input, call.workspace);
+}
+
 void LinearBackward(const ModelOpCall& call, const OpContext& context) {
   const OpSpec& spec = *call.spec;
   const std::int64_t rows = RowsOf(call);
   const gpu::Array dy = ArrayOf(call.output_grads[0]);
-  const gpu::Array weight = ArrayOf(call.params[0]);
   if (Wants(call.input_grads, 0)) {
-    Multiply(context,
-             {.m = rows,
-              .n = spec.in,
-              .k = spec.out,
-              .a = RowMajor(dy, spec.out),
-              .b = spec.transposed ? Transposed(weight, spec.out) : RowMajor(weight, spec.in),
-              .c = RowMajor(ArrayOf(call.input_grads[0]), spec.in)},
-             call.workspace);
+    LinearDataGrad(call, context);
   }
   const bool sums = Wants(call.param_grads, 1);
   if (Wants(call.param_grads, 0)) {
@@ -73,15 +109,18 @@ void SubmitLinear(const ModelOpCall& call, bool is_backward, const OpContext& co
   }
   const OpSpec& spec = *call.spec;
   const gpu::Array weight = ArrayOf(call.params[0]);
-  Multiply(context,
-           {.m = RowsOf(call),
-            .n = spec.out,
-            .k = spec.in,
-            .a = RowMajor(ArrayOf(call.inputs[0]), spec.in),
-            .b = spec.transposed ? RowMajor(weight, spec.out) : Transposed(weight, spec.in),
-            .c = RowMajor(ArrayOf(call.outputs[0]), spec.out),
-            .bias = spec.has_bias ? ArrayOf(call.params[1]) : gpu::Array{}},
-           call.workspace);
+  const gpu::GemmArgs product{
+      .m = RowsOf(call),
+      .n = spec.out,
+      .k = spec.in,
+      .a = RowMajor(ArrayOf(call.inputs[0]), spec.in),
+      .b = spec.transposed ? RowMajor(weight, spec.out) : Transposed(weight, spec.in),
+      .c = RowMajor(ArrayOf(call.outputs.back()), spec.out),
+      .bias = spec.has_bias ? ArrayOf(call.params[1]) : gpu::Array{}};
+  if (call.outputs.size() == 1) {
+    return Multiply(context, product, call.workspace);
+  }
+  MultiplyWithGelu(context, product, gpu::GemmGelu::kApply, call.outputs.front(), call.workspace);
 }
 
 void SubmitEmbedding(const ModelOpCall& call, bool is_backward, const OpContext& context) {

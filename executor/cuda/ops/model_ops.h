@@ -19,7 +19,7 @@ struct OpContext {
 };
 
 // Submits forward or backward of one op. Workspace and what is saved are those of LowerOp with the
-// kernel set shardwright-cuda-plain.
+// kernel sets shardwright-cuda-plain and -gelu.
 void SubmitModelOp(const ModelOpCall& call, bool is_backward, const OpContext& context);
 
 // Submits the update of one shard (executor/optimizer.h), with the same bits as the host's.

@@ -3,6 +3,7 @@
 
 #include "executor/cuda/cublaslt.h"
 
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -22,7 +23,8 @@ namespace {
 
 struct FakeDesc {
   int transposes_a = 0, transposes_b = 0, epilogue = 1, bias_type = -1;
-  float* bias = nullptr;
+  float *bias = nullptr, *aux = nullptr;
+  std::int64_t aux_leading = 0;
 };
 struct FakeLayout {
   int type = 0;
@@ -59,9 +61,15 @@ int DescSet(void* desc, int attribute, const void* value, std::size_t bytes) {
   auto* const d = static_cast<FakeDesc*>(desc);
   const std::map<int, void*> ints = {
       {3, &d->transposes_a}, {4, &d->transposes_b}, {7, &d->epilogue}, {26, &d->bias_type}};
-  if (attribute == 8) {
+  if (attribute == 8 || attribute == 11) {
     CHECK(bytes == sizeof d->bias);
-    std::memcpy(&d->bias, value, bytes);
+    std::memcpy(attribute == 8 ? &d->bias : &d->aux, value, bytes);
+    return 0;
+  }
+  if (attribute == 12) {
+    CHECK(bytes == sizeof d->aux_leading);
+    std::memcpy(&d->aux_leading, value, bytes);
+    CHECK(d->aux_leading % 8 == 0);
     return 0;
   }
   REQUIRE(ints.contains(attribute));
@@ -100,6 +108,16 @@ int Heuristic(void* /*handle*/, void* /*desc*/, void* /*a*/, void* /*b*/, void* 
   *found = refuses ? 0 : 1;
   return refuses ? 15 : 0;  // CUBLAS_STATUS_NOT_SUPPORTED
 }
+// Its tanh form, as the library's documentation has it, and its derivative.
+double Gelu(double x) {
+  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / 3.14159265358979) * (x + 0.044715 * x * x * x)));
+}
+double GeluSlope(double x) {
+  const double slope = std::sqrt(2 / 3.14159265358979);
+  const double t = std::tanh(slope * (x + 0.044715 * x * x * x));
+  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope * (1 + 3 * 0.044715 * x * x);
+}
+
 int Matmul(void* /*handle*/, void* desc, const void* alpha, const void* a, void* a_layout,
            const void* b, void* b_layout, const void* beta, const void* c, void* c_layout, void* d,
            void* /*d_layout*/, const LtAlgorithm* algorithm, void* /*workspace*/,
@@ -136,9 +154,16 @@ int Matmul(void* /*handle*/, void* desc, const void* alpha, const void* a, void*
   }
   for (std::int64_t j = 0; j < ld.columns; ++j) {
     for (std::int64_t i = 0; i < ld.rows; ++i) {
-      float sum = op.epilogue == 4 ? op.bias[i] : 0.0F;  // CUBLASLT_EPILOGUE_BIAS
+      // CUBLASLT_EPILOGUE_BIAS, GELU_AUX_BIAS
+      float sum = op.epilogue == 4 || op.epilogue == 164 ? op.bias[i] : 0.0F;
       for (std::int64_t k = 0; k < depth; ++k) {
         sum += at(a, la, i, k, op.transposes_a != 0) * at(b, lb, k, j, op.transposes_b != 0);
+      }
+      if (op.epilogue == 160 || op.epilogue == 164) {  // GELU_AUX, GELU_AUX_BIAS
+        op.aux[j * op.aux_leading + i] = sum;
+        sum = static_cast<float>(Gelu(sum));
+      } else if (op.epilogue == 192) {  // DGELU
+        sum *= static_cast<float>(GeluSlope(op.aux[j * op.aux_leading + i]));
       }
       const float old = static_cast<const float*>(c)[j * ld.leading + i];
       static_cast<float*>(d)[j * ld.leading + i] = sum + *static_cast<const float*>(beta) * old;
@@ -256,6 +281,80 @@ TEST_CASE("CublasLt.SumsBesideTheProduct") {
       }
     }
   }
+}
+
+// A GELU between two linear layers, with what the first one's bias gives it.
+TEST_CASE("CublasLt.GeluEndsTheProductsBesideIt") {
+  constexpr std::int64_t kRows = 3, kIn = 5, kWide = 8;
+  std::vector<float> x = Counting(kRows * kIn, 0.3F);
+  std::vector<float> weight = Counting(kWide * kIn, 0.25F);
+  std::vector<float> bias = Counting(kWide, 0.5F);
+  std::vector<float> before(kRows * kWide), after(kRows * kWide);
+  const auto spec_of = [](std::int64_t in, std::int64_t out, bool has_bias) {
+    OpSpec spec;
+    spec.kind = OpKind::kLinear;
+    spec.rows = kRows;
+    spec.in = in;
+    spec.out = out;
+    spec.has_bias = has_bias;
+    return spec;
+  };
+  for (const bool has_bias : {false, true}) {
+    FakeLtGpu gpu;
+    const OpSpec up = spec_of(kIn, kWide, has_bias);
+    ModelOpCall call;
+    call.spec = &up;
+    call.inputs = {{x.data(), DType::kFp32, kRows * kIn}};
+    call.params = {{weight.data(), DType::kFp32, kWide * kIn}, {bias.data(), DType::kFp32, kWide}};
+    call.outputs = {{before.data(), DType::kFp32, kRows * kWide},
+                    {after.data(), DType::kFp32, kRows * kWide}};
+    ops::SubmitLinear(call, false, {gpu, {}, nullptr});
+    CHECK(gpu.products == 1);  // and no kernel, which would have thrown
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      for (std::int64_t o = 0; o < kWide; ++o) {
+        double sum = has_bias ? bias[static_cast<std::size_t>(o)] : 0.0;
+        for (std::int64_t i = 0; i < kIn; ++i) {
+          sum += double{x[static_cast<std::size_t>(r * kIn + i)]} *
+                 weight[static_cast<std::size_t>(o * kIn + i)];
+        }
+        const auto at = static_cast<std::size_t>(r * kWide + o);
+        CHECK(before[at] == doctest::Approx(sum));
+        CHECK(after[at] == doctest::Approx(Gelu(sum)));
+      }
+    }
+  }
+  // The layer behind it: five outputs.
+  FakeLtGpu gpu;
+  const OpSpec down = spec_of(kWide, kIn, false);
+  std::vector<float> dy = Counting(kRows * kIn, 0.4F), dx(kRows * kWide);
+  ModelOpCall call;
+  call.spec = &down;
+  call.inputs = {{after.data(), DType::kFp32, kRows * kWide},
+                 {before.data(), DType::kFp32, kRows * kWide}};
+  call.params = {{weight.data(), DType::kFp32, kWide * kIn}};
+  call.output_grads = {{dy.data(), DType::kFp32, kRows * kIn}};
+  call.input_grads = {{dx.data(), DType::kFp32, kRows * kWide}};
+  ops::SubmitLinear(call, true, {gpu, {}, nullptr});
+  CHECK(gpu.products == 1);
+  for (std::int64_t r = 0; r < kRows; ++r) {
+    for (std::int64_t i = 0; i < kWide; ++i) {
+      double sum = 0;
+      for (std::int64_t o = 0; o < kIn; ++o) {
+        sum += double{dy[static_cast<std::size_t>(r * kIn + o)]} *
+               weight[static_cast<std::size_t>(o * kWide + i)];
+      }
+      const auto at = static_cast<std::size_t>(r * kWide + i);
+      CHECK(dx[at] == doctest::Approx(sum * GeluSlope(before[at])));
+    }
+  }
+  // What the library does not take: rows of another length, sums added to what is there.
+  gpu::GemmArgs p;
+  p.m = p.n = p.k = 1;
+  p.a = p.b = p.c = {{dx.data(), DType::kFp32}, 1, 1};
+  p.gelu = gpu::GemmGelu::kApply;
+  p.gelu_input = {dy.data(), DType::kFp32};
+  CublasLt library(kFake, [](const std::string&) {});
+  CHECK_FALSE(library.Multiply(p, nullptr, 0, nullptr));
 }
 
 TEST_CASE("CublasLt.ChoosesOncePerShape") {

@@ -30,6 +30,7 @@
 #include "tests/executor/cuda/forwarding_gpu.h"
 #include "tests/executor/cuda/test_gpu.h"
 #include "tests/executor/harness.h"
+#include "tests/executor/tiny_training.h"
 #include "traces/check.h"
 #include "traces/waits.h"
 
@@ -44,23 +45,25 @@ void RunOnHost(const ModelOpCall& call, bool is_backward) {
   }
 }
 
-Program LowerForCuda(const Setup& setup) {
-  Program program =
-      Lower({setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job, setup.plan});
+constexpr const char* kPlain = "shardwright-cuda-plain";
+
+Program LowerForCuda(const Setup& setup, const char* kernels = kPlain) {
+  Program program = Lower({setup.model, FindKernelSet(kernels, "test"), setup.job, setup.plan});
   const auto illegal = Verify(program);
   SW_CHECK(illegal.empty(), illegal.front().text);
   return program;
 }
 
-Outcome TrainOnGpu(const Setup& setup, std::uint64_t seed, const CudaOptions& options = {}) {
-  const Program program = LowerForCuda(setup);
+Outcome TrainOnGpu(const Setup& setup, std::uint64_t seed, const CudaOptions& options = {},
+                   const char* kernels = kPlain) {
+  const Program program = LowerForCuda(setup, kernels);
   const std::unique_ptr<Gpu> gpu = MakeTestGpu(seed);
   RunOptions run = setup.run;
   run.poison = true;
   run.trace = true;
-  CudaSession session({setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job,
-                       setup.plan, program, setup.training},
-                      options, *gpu, run);
+  CudaSession session(
+      {setup.model, FindKernelSet(kernels, "test"), setup.job, setup.plan, program, setup.training},
+      options, *gpu, run);
   return RunToEnd(setup, program, session.runtime());
 }
 
@@ -177,6 +180,61 @@ TEST_CASE("CudaDevice.TrainsAsTheHostDoes") {
     CHECK(second.weights == first.weights);
     CHECK(second.losses == first.losses);
   }
+}
+
+// Three blocks of a GELU each: its passes are gone, and the numbers are as without.
+TEST_CASE("CudaDevice.GeluRunsInsideTheProductsBesideIt") {
+  const std::vector<Variant> variants = {
+      {"plain", Dialect::kNative, 1, [](Setup&) {}, kFp32},
+      {"fsdp2, accumulation", Dialect::kFsdp2, 2, [](Setup& s) { s.plan.accumulation = 2; }, kFp32},
+      {"recompute", Dialect::kNative, 2,
+       [](Setup& s) {
+         s.plan.recompute = RecomputeBlocks(s.model, RecomputeKind::kFull, 1, "test");
+       },
+       kFp32},
+      {"offload of activations", Dialect::kNative, 2,
+       [](Setup& s) { s.plan.offload.activations = true; }, kFp32},
+      {"bf16", Dialect::kNative, 2,
+       [](Setup& s) {
+         s.job.precision = {DType::kFp32, DType::kBf16, DType::kBf16};
+       },
+       kHalf},
+  };
+  constexpr const char* kGelu = "shardwright-cuda-gelu";
+  for (const Variant& variant : variants) {
+    CAPTURE(std::string(variant.name));
+    Setup setup = SetupOf(variant);
+    setup.model = TinyNetwork(3, false, true);
+    setup.plan.recompute.clear();
+    variant.change(setup);
+    const Program program = LowerForCuda(setup, kGelu);
+    const auto passes = [&](const Program& p) {
+      return std::count_if(p.step.ops.begin(), p.step.ops.end(), [&](const Op& op) {
+        return p.shapes[op.shape.value].code == OpCode::kCompute &&
+               setup.model.SpecOf(setup.model.ops[op.subject]).kind == OpKind::kActivation;
+      });
+    };
+    CHECK(passes(LowerForCuda(setup)) >= 6 * setup.plan.accumulation);
+    CHECK(passes(program) == 0);
+    const Outcome host = Train(setup);
+    const Outcome first = TrainOnGpu(setup, 1, {}, kGelu);
+    CHECK(RelativeDifference(host, first) < variant.bound);
+    CHECK(TrainOnGpu(setup, 2, {}, kGelu).weights == first.weights);
+    Trace trace = first.trace;
+    DeriveWaits(program, trace);
+    for (const std::string& finding : CheckTrace(program, trace)) {
+      FAIL_CHECK(finding);
+    }
+  }
+}
+
+// Some of what lies between is kept and some run again: the GELU stays an op of its own.
+TEST_CASE("CudaDevice.GeluRunsAloneWhereItIsRecomputedAlone") {
+  Setup setup = SetupOf(Variants()[1]);
+  setup.model = TinyNetwork(3, false, true);
+  setup.plan.recompute = RecomputeBlocks(setup.model, RecomputeKind::kSelective, 1, "test");
+  const Outcome host = Train(setup);
+  CHECK(RelativeDifference(host, TrainOnGpu(setup, 1, {}, "shardwright-cuda-gelu")) < kFp32);
 }
 
 TEST_CASE("CudaDevice.AnEventRecordedAgainOnAnotherStreamMeansItsLastRecording") {
