@@ -6,26 +6,36 @@
 #   * build here, on any x86-64 machine with nvcc and no newer C library: `scripts/gpu_check.sh build && scripts/gpu_check.sh pack`,
 #     then carry the repository with build-carry/ (about 20 MB), which the other parts use where there is no build-gpu/.
 #
+# Who has the machine for half an hour asks three times, ten minutes at most each, what is worth most first; who has it for longer
+# goes on with the parts.
+#
+#   scripts/gpu_check.sh first      doctor, tests, training, schedule
+#   scripts/gpu_check.sh second     profile, mfu
+#   scripts/gpu_check.sh third      large, offload, kernels, gelu
+#
 #   scripts/gpu_check.sh build      compiles what the other parts need into build-gpu/
 #   scripts/gpu_check.sh pack       copies it, with the libraries that a bare machine lacks, into build-carry/
+#   scripts/gpu_check.sh doctor     what is found of the driver, the GPU and the libraries
 #   scripts/gpu_check.sh tests      every kernel and the loopback ranks against the host's arithmetic
-#   scripts/gpu_check.sh kernels    speed of the kernels, as a fraction of what the memory or the matrix units could do
 #   scripts/gpu_check.sh training   steps of GPT-2 on 1, 2, 4 and 8 ranks of one GPU
+#   scripts/gpu_check.sh schedule   native, fsdp2 and fsdp1 on four ranks of one GPU, one against the other
 #   scripts/gpu_check.sh profile    calibrate --device cuda; mfu and large predict with its profile, and make it if it is not there
 #   scripts/gpu_check.sh mfu        steps of 1.5 and 3 billion parameters on one GPU, measured against predicted and against PyTorch
 #   scripts/gpu_check.sh large      the same of 8 billion (16-bit states), and of 1.5 billion with 8,192 tokens per sample
-#   scripts/gpu_check.sh long       3 billion, and 8 billion with 16-bit states, with 8,192 tokens per sample
 #   scripts/gpu_check.sh offload    13 billion on one GPU with AdamW's moments on the host (104 GiB of free host memory): predicted, then run
-#   scripts/gpu_check.sh schedule   native, fsdp2 and fsdp1 on four ranks of one GPU, one against the other
+#   scripts/gpu_check.sh kernels    speed of the kernels, as a fraction of what the memory or the matrix units could do
+#   scripts/gpu_check.sh gelu       GPT-2 of 1.5 billion with GELU inside its products against GELU in passes of its own
+#   scripts/gpu_check.sh long       3 billion, and 8 billion with 16-bit states, with 8,192 tokens per sample
 #   scripts/gpu_check.sh gpus       GPT-2 on as many GPUs as there are, a process each, with NCCL, with and without its windows
 #   scripts/gpu_check.sh sanitizer  compute-sanitizer memcheck and racecheck over the kernel tests
 #   scripts/gpu_check.sh hostid     GPT-2 in two processes on ONE GPU, which NCCL takes for two machines (two minutes at most)
 #   scripts/gpu_check.sh            all of them but pack and hostid, one after the other
 #
 # Each part ends within ten minutes (SHARDWRIGHT_LIMIT, 580 seconds) or is cut there; what is left of a part is cut first, not
-# the table. Several parts may be named: each has its own time. Prints one table; raw output goes to the folder of the programs,
-# traces to traces/recorded/ as well, and with SHARDWRIGHT_RESULTS=FOLDER all as one results.tar.gz there. Exit code 0: everything
-# held; 1: something did not; 4: this machine lacks something.
+# the table. Several parts may be named: each has its own time, but those of first, second and third share one. A part that fails
+# takes no other with it. Prints one table; raw output and the table go to the folder of the programs, traces to traces/recorded/ as
+# well, and with SHARDWRIGHT_RESULTS=FOLDER all is there when the script ends: results.tar.gz, and traces.tar.gz in pieces of 15 MB
+# (cat traces.tar.gz.* | tar xz). Exit code 0: everything held; 1: something did not; 4: this machine lacks something.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tree=build-gpu
@@ -33,9 +43,11 @@ tree=build-gpu
 limit=${SHARDWRIGHT_LIMIT:-580}
 deadline=$((SECONDS + limit))
 failed=0
-programs=(shardwright sw_cuda_gpu_test sw_cuda_kernels_test sw_cuda_device_test cuda_kernels_bench)
+programs=(shardwright sw_cuda_gpu_test cuda_kernels_bench)
 
-row() { printf '%-34s %-10s %s\n' "$1" "$2" "$3"; }
+# Whatever is printed is kept, too.
+say() { if [[ -d $tree ]]; then tee -a "$tree/table.log"; else cat; fi; }
+row() { printf '%-34s %-10s %s\n' "$1" "$2" "$3" | say; }
 
 # check NAME COMMAND...: runs it within what is left of the part's time; its last line is the note.
 check() {
@@ -46,12 +58,12 @@ check() {
     failed=1
     return 1
   fi
-  timeout "$left" "$@" >"$log" 2>&1
+  timeout -k 5 "$left" "$@" >"$log" 2>&1
   local code=$?
   case $code in
     0) ;;
     77) verdict=skipped ;;
-    124) verdict="cut off"; failed=1 ;;
+    124 | 137) verdict="cut off"; failed=1 ;;
     *) verdict="FAILED $code"; failed=1 ;;
   esac
   row "$name" "$verdict" "$((SECONDS - begin)) s  $(grep -v '^$' "$log" | tail -1 | cut -c1-120)"
@@ -59,7 +71,7 @@ check() {
 }
 
 # Lines of a check's output that belong into the table.
-show() { grep -hE "$2" "$tree/${1// /_}.log" 2>/dev/null | sed 's/^/    /' | cut -c1-150; }
+show() { grep -hE "$2" "$tree/${1// /_}.log" 2>/dev/null | sed 's/^/    /' | cut -c1-150 | say; }
 
 need() {
   command -v "$1" >/dev/null || { echo "gpu_check.sh: no $1 on this machine" >&2; exit 4; }
@@ -105,19 +117,26 @@ pack() {
   row "pack" ok "$(du -sh "$carry" | cut -f1) in $carry/"
 }
 
+doctor() {
+  check "doctor" "$(program shardwright)" doctor
+  show "doctor" 'CUDA device|cuBLASLt|cuDNN|NCCL|CUPTI'
+}
+
 tests() {
-  local kernels ranks
-  kernels=$(program sw_cuda_kernels_test)
-  ranks=$(program sw_cuda_device_test)
-  check "kernels, GPU" env -C tests "$(program sw_cuda_gpu_test)"
-  show "kernels, GPU" ' by (cuDNN|our own)|^warning'
-  check "kernels, emulated" env -C tests "$kernels"
-  check "ranks, emulated" env -C tests "$ranks"
+  check "kernels and ranks" env -C tests "$(program sw_cuda_gpu_test)"
+  show "kernels and ranks" ' by (cuDNN|our own)|^warning|ERROR|TEST CASE'
+}
+
+# Products by our own kernels would take the whole time and tell nothing.
+has_products() {
+  "$(program shardwright)" doctor 2>/dev/null | grep -qE '^ *ok +cuBLASLt' && return
+  row "$1" skipped "no cuBLASLt on this machine: set SHARDWRIGHT_CUBLASLT"
+  return 1
 }
 
 kernels() {
   check "kernel speed" "$(program cuda_kernels_bench)"
-  cat "$tree/kernel_speed.log"
+  show "kernel speed" .
 }
 
 # gpt2 RANKS: a plan in $tree/gpt2-RANKS.json.
@@ -154,12 +173,17 @@ profile() {
 beside_pytorch() {
   local name=$1 model=$2 profile=()
   shift 2
+  has_products "$name" || return
   [[ -f $tree/this-gpu.json ]] || profile
   [[ -f $tree/this-gpu.json ]] && profile=(--profile "$tree/this-gpu.json")
   local plan=("$(program shardwright)" plan --model "$model" --cluster "h200-141 x1" "$@")
   check "plan $name" "${plan[@]}" --kernel-set shardwright-cuda-plain --dialect native "${profile[@]}" -o "$tree/$name.json" &&
-    train "$name" "$tree/$name.json" --loopback 1 &&
+    train "$name" "$tree/$name.json" --loopback 1
+  if python3 -c 'import torch, transformers' 2>/dev/null; then
     check "PyTorch $name" python3 bench/pytorch_fsdp2.py "$tree/$name.json" --steps 5
+  else
+    row "PyTorch $name" skipped "no PyTorch with transformers on this machine"
+  fi
   show "PyTorch $name" '^PyTorch'
   ratio "$name, ours to PyTorch eager" "$name" "PyTorch $name" eager
   ratio "$name, ours to PyTorch compiled" "$name" "PyTorch $name" compiled
@@ -198,6 +222,7 @@ long() {
 
 offload() {
   local name="13B, moments on the host" free
+  has_products "$name" || return
   free=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
   if [[ $free -lt 104 ]]; then
     row "$name" skipped "needs 104 GiB of free host memory, 97 of them for the moments; there are $free"
@@ -211,8 +236,22 @@ offload() {
   train "$name" "$tree/offload.json" --loopback 1
 }
 
+# A model with GELU's tanh form, twice.
+gelu() {
+  local set
+  has_products "GELU in products" || return
+  for set in plain gelu; do
+    check "plan, cuda-$set" "$(program shardwright)" plan --model gpt2-xl --cluster "h200-141 x1" --dialect native \
+      --kernel-set "shardwright-cuda-$set" --seq 1024 --global-batch 16 --micro-batch 8 --optimizer adamw:fused -o "$tree/xl-$set.json" &&
+      train "GPT-2 XL, cuda-$set" "$tree/xl-$set.json" --loopback 1
+    show "GPT-2 XL, cuda-$set" '^cuBLASLt has nothing'
+  done
+  ratio "GELU in products to apart" "GPT-2 XL, cuda-gelu" "GPT-2 XL, cuda-plain"
+}
+
 schedule() {
   local dialect
+  has_products "native to fsdp2" || return
   for dialect in native fsdp2 fsdp1; do
     check "plan, $dialect" "$(program shardwright)" plan --model qwen2.5-0.5b --cluster "h200-141 x4, nvlink 450 GB/s" \
       --kernel-set shardwright-cuda-plain --dialect "$dialect" --seq 2048 --global-batch 8 --micro-batch 2 \
@@ -281,41 +320,55 @@ results() {
   fi
   [[ -z ${SHARDWRIGHT_RESULTS:-} || ! -d $tree ]] && return
   mkdir -p "$SHARDWRIGHT_RESULTS"
-  find "$tree" -maxdepth 1 \( -name '*.log' -o -name '*.json' -o -name '*.json.gz' \) -print0 |
+  find "$tree" -maxdepth 1 \( -name '*.log' -o -name '*.json' \) -print0 |
     tar -czf "$SHARDWRIGHT_RESULTS/results.tar.gz" --null -T -
+  find "$tree" -maxdepth 1 -name '*.json.gz' -print0 | tar -cz --null -T - |
+    split -b 15m - "$SHARDWRIGHT_RESULTS/traces.tar.gz."
 }
 
-parts=("$@")
-if [[ ${#parts[@]} -eq 0 ]]; then
-  parts=(build tests kernels training profile mfu large long offload schedule gpus sanitizer)
-fi
-for part in "${parts[@]}"; do
-  case $part in
-    build | pack | tests | kernels | training | profile | mfu | large | long | offload | schedule | gpus | sanitizer | hostid) ;;
-    *)
-      echo "gpu_check.sh: got \"$part\", expected build, pack, tests, kernels, training, profile, mfu, large, long, offload," \
-        "schedule, gpus, sanitizer or hostid" >&2
-      exit 2
-      ;;
+# The parts of a round share the time of one.
+parts_of() {
+  case $1 in
+    first) echo doctor tests training schedule ;;
+    second) echo profile mfu ;;
+    third) echo large offload kernels gelu ;;
+    *) echo "$1" ;;
   esac
+}
+all=(build doctor tests training schedule profile mfu large offload kernels gelu long gpus sanitizer)
+
+parts=("$@")
+[[ ${#parts[@]} -eq 0 ]] && parts=("${all[@]}")
+for part in "${parts[@]}"; do
+  if [[ " ${all[*]} pack hostid first second third " != *" $part "* ]]; then
+    echo "gpu_check.sh: got \"$part\", expected first, second or third, or of ${all[*]} pack hostid" >&2
+    exit 2
+  fi
 done
 trap results EXIT
 row "what" "verdict" "time and last line"
-gpu=$(nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv,noheader 2>/dev/null) && echo "$gpu"
 libraries
+gpu=$(nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv,noheader 2>/dev/null)
+[[ -n $gpu ]] && say <<<"$gpu"
 for part in "${parts[@]}"; do
-  deadline=$((SECONDS + limit))
+  end=$((SECONDS + limit))
   if [[ $part != build && $part != pack ]]; then
     if [[ ! -d $tree ]]; then
       echo "gpu_check.sh: neither build-gpu/ nor build-carry/ is here: scripts/gpu_check.sh build" >&2
       exit 4
     fi
-    if [[ -z $gpu ]]; then
-      echo "gpu_check.sh: no GPU here, nvidia-smi shows none; only build and pack can be done" >&2
+    # A container may have a GPU and no nvidia-smi.
+    if [[ -z $gpu ]] && ! "$(program shardwright)" doctor 2>/dev/null | grep -qE '^ *ok +CUDA device'; then
+      echo "gpu_check.sh: no GPU here, shardwright doctor and nvidia-smi show none; only build and pack can be done" >&2
       exit 4
     fi
   fi
-  "$part"
+  read -ra steps <<<"$(parts_of "$part")"
+  for i in "${!steps[@]}"; do
+    # A minute is left for each that comes after.
+    deadline=$((end - 60 * (${#steps[@]} - 1 - i)))
+    "${steps[i]}"
+  done
   [[ $part == build && $failed -ne 0 ]] && break
 done
 exit "$failed"
