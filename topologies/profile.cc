@@ -52,7 +52,9 @@ Profile LoadProfile(const std::string& spec) {
 
 Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set) {
   constexpr std::string_view kFallbackKernelSet = "torch-eager";
-  for (const std::string_view wanted : {kernel_set, kFallbackKernelSet}) {
+  constexpr std::string_view kOurs = "shardwright-cuda";  // its variants have the same host
+  const std::string_view family = kernel_set.starts_with(kOurs) ? kOurs : kFallbackKernelSet;
+  for (const std::string_view wanted : {kernel_set, family, kFallbackKernelSet}) {
     for (const std::string& target : {gpu.name, gpu.architecture}) {
       for (const Profile& profile : ShippedProfiles()) {
         if (!profile.architecture.empty() && profile.architecture == target &&

@@ -159,7 +159,8 @@ struct Profile {
 // `spec` is a shipped name or the path of a .json file. Throws InputError.
 [[nodiscard]] Profile LoadProfile(const std::string& spec);
 // The shipped profile for a GPU and a kernel set: made for this GPU and kernel set, else for its
-// architecture and the kernel set, else the same two with "torch-eager", else "generic".
+// architecture and the kernel set, else the same two with "shardwright-cuda" for its variants, then
+// with "torch-eager", else "generic".
 [[nodiscard]] Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set);
 // Names of the shipped profiles, sorted.
 [[nodiscard]] std::vector<std::string> ListProfiles();

@@ -50,6 +50,8 @@ TEST_CASE("Profile: one fits each GPU and kernel set") {
   CHECK(DefaultProfile(FindGpu("v100-32", ""), "torch-eager").name == "v100-torch-eager");
   CHECK(DefaultProfile(FindGpu("mi300x", ""), "torch-eager").name == "generic");
   CHECK(DefaultProfile(FindGpu("h100-80", ""), "shardwright-cuda").name == "h100-shardwright-cuda");
+  CHECK(DefaultProfile(FindGpu("h200-141", ""), "shardwright-cuda-plain").name ==
+        "h100-shardwright-cuda");
   GpuSpec unknown;
   unknown.architecture = "new-architecture";
   CHECK(DefaultProfile(unknown, "torch-eager").name == "generic");
