@@ -25,8 +25,8 @@ struct RandomCase {
 [[nodiscard]] RandomCase DrawCase(std::mt19937& random);
 
 // One draw for a model as large as real ones: also units of several blocks, in stretches of equal
-// and of unequal size, gathers any number of units early, checkpointing of a part of the blocks, and
-// many micro-batches.
+// and of unequal size, gathers any number of units early, checkpointing of a part of the blocks,
+// and many micro-batches.
 [[nodiscard]] RandomCase DrawDeepCase(std::mt19937& random, const Model& model);
 
 // Lower of the case.
