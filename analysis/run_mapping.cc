@@ -221,6 +221,11 @@ void SetZero(const MeasuredRun& run, const Stack& stack, Plan& plan) {
   if (stack.waits_for_gathers) {
     plan.zero.overlap_comm = Overlap::kOff;
     plan.zero.prefetch_bucket = 0;
+    // Nothing was kept for later while more than max_live_parameters were gathered, as they are
+    // with a weight of that size (`_keep_for_later` of DeepSpeed 0.3 and 0.4).
+    if (run.hidden * run.ffn_hidden > plan.zero.max_live_parameters) {
+      plan.zero.max_reuse_distance = 0;
+    }
   }
 }
 
