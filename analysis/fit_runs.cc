@@ -38,7 +38,7 @@ constexpr std::array<Bounds, 8> kBounds = {{
     {"compute.elementwise", 0.2, 0.95, 0},
     {"compute.reduction", 0.2, 0.95, 0},
     {"compute.optimizer", 0.05, 0.95, 0},
-    {"compute.rank_spread", 0.0005, 0.03, 0.005},
+    {"compute.rank_spread", 0.0005, 0.03, 0.01},
     {"host.step", 1e-4, 0.1, 5e-3},
     {"overlap.compute_sensitivity", 0.1, 4, 0},
 }};

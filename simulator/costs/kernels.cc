@@ -32,6 +32,17 @@ struct Tile {
 constexpr std::array<Tile, 6> kTiles = {
     {{256, 128}, {128, 256}, {128, 128}, {128, 64}, {64, 128}, {64, 64}}};
 
+// How far the largest of n exponentially distributed delays lies above their mean, in means: the
+// harmonic number 1 + 1/2 + ... + 1/n, by Euler and Maclaurin (to 0.0005 from n = 2), less 1.
+double LargestDelay(std::int64_t count) {
+  if (count <= 1) {
+    return 0;
+  }
+  constexpr double kEuler = 0.5772156649;
+  const auto n = static_cast<double>(count);
+  return std::log(n) + kEuler + 1 / (2 * n) - 1 / (12 * n * n) - 1;
+}
+
 }  // namespace
 
 double TileOverhead(std::int64_t batch, std::int64_t m, std::int64_t n, std::int64_t sm_count) {
@@ -56,11 +67,7 @@ double TileOverhead(std::int64_t batch, std::int64_t m, std::int64_t n, std::int
 
 KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, std::int64_t ranks) {
   KernelRates rates;
-  // The slowest of n normally distributed speeds lies about sqrt(2 ln n) standard deviations below
-  // the mean: the limit for large n, 1.4 times the exact value at n = 8 and 1.2 times at n = 128.
-  const double slowest =
-      1 + profile.rank_spread.value *
-              std::sqrt(2 * std::log(static_cast<double>(std::max<std::int64_t>(ranks, 1))));
+  const double slowest = 1 + profile.rank_spread.value * LargestDelay(ranks);
   for (std::size_t i = 0; i < kMathTypeCount; ++i) {
     std::optional<FlopsPerSecond> peak = PeakFlops(gpu, static_cast<MathType>(i));
     if (!peak.has_value()) {
@@ -73,7 +80,7 @@ KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, s
     rates.attention_forward[i] = *peak * profile.attention_forward.value;
     rates.attention_backward[i] = *peak * profile.attention_backward.value;
   }
-  const BytesPerSecond memory = gpu.memory_bandwidth.value;
+  const BytesPerSecond memory = gpu.memory_bandwidth.value * (1 / slowest);
   rates.elementwise = memory * profile.elementwise.value;
   rates.reduction = memory * profile.reduction.value;
   rates.optimizer = memory * profile.optimizer.value;
