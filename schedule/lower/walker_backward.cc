@@ -186,7 +186,7 @@ void Walker::BackwardOp(std::uint32_t i) {
   }
 }
 
-// Runs the region's ops again. Units strictly inside the region go through their forward hooks
+// Runs the region's ops again. Units that do not cover the region go through their forward hooks
 // once more, which is why checkpointing around several units costs extra gathers.
 void Walker::Recompute(const Region& region) {
   const auto inside = [&](UnitId u) {
@@ -194,6 +194,15 @@ void Walker::Recompute(const Region& region) {
     const bool covers = s.front().first <= region.first && s.back().last >= region.last;
     return !covers;
   };
+  for (std::uint32_t u = 0; u < spans_.spans.size(); ++u) {
+    const auto reaches_in = [&](const UnitSpans::Span& s) {
+      return s.first < region.first && s.last >= region.first;
+    };
+    if (inside(UnitId(u)) &&
+        std::any_of(spans_.spans[u].begin(), spans_.spans[u].end(), reaches_in)) {
+      rules_.PreForward(UnitId(u), Phase::kRecompute);
+    }
+  }
   std::size_t next = 0;
   for (std::uint32_t i = region.first; i <= region.last && next < region.rerun.size(); ++i) {
     for (std::uint32_t k = enter_.begin[i]; k < enter_.begin[i + 1]; ++k) {

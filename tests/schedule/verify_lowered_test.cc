@@ -19,6 +19,7 @@
 #include "schedule/program.h"
 #include "schedule/verify.h"
 #include "schedule/wrap.h"
+#include "tests/schedule/chain_model.h"
 #include "tests/schedule/check_mutants.h"
 #include "tests/schedule/check_placement.h"
 #include "tests/schedule/random_plan.h"
@@ -129,6 +130,34 @@ TEST_CASE("Verify: an in-place rope on a packed tensor") {
     const Program program = Lower({model, FindKernelSet(set, "test"), job, plan});
     const auto findings = Verify(program);
     CHECK_MESSAGE(findings.empty(), (findings.empty() ? std::string() : findings.front().text));
+  }
+}
+
+// Units that begin before a checkpointed block, or end behind it, with other parts of it elsewhere:
+// what it runs again is gathered again, too.
+TEST_CASE("Verify: units that reach into recomputed blocks") {
+  const Model model = testing::ChainModel({.blocks = 3, .linears = 2});
+  Plan plan;
+  plan.shard_size = 4;
+  plan.recompute = RecomputeBlocks(model, RecomputeKind::kFull, 1, "test");
+  plan.units = {{"a", {"stem", "block0.lin0"}, {}, Gap::kHold, {}, {}},
+                {"b", {"block0.lin1", "block1.lin0"}, {}, Gap::kHold, {}, {}},
+                {"c", {"block1.lin1", "block2.lin1"}, {}, Gap::kHold, {}, {}},
+                {"root", {""}, {}, Gap::kHold, {}, {}}};
+  const auto check = [&] {
+    const Program program = Lower({model, FindKernelSet("torch-eager", "test"), Job(), plan});
+    const auto findings = Verify(program);
+    CHECK_MESSAGE(findings.empty(), (findings.empty() ? std::string() : findings.front().text));
+  };
+  plan.dialect = Dialect::kFsdp2;
+  check();
+  plan.dialect = Dialect::kNative;
+  for (const Gap gap : {Gap::kHold, Gap::kRegather}) {
+    plan.units[2].gap = gap;
+    for (const Transfers transfers : {Transfers::kAtOnce, Transfers::kInTurn}) {
+      plan.transfers = transfers;
+      check();
+    }
   }
 }
 
