@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <set>
 #include <utility>
 
 #include "schedule/lower.h"
 #include "schedule/lower/optimizer.h"
+#include "simulator/costs/collectives.h"
 #include "simulator/costs/kernels.h"
 #include "simulator/simulate.h"
 #include "topologies/routing.h"
@@ -199,10 +201,26 @@ double Bounds::ClipSeconds(const OuterChoice& outer) const {
   return 3 * bytes / rates.optimizer.value;
 }
 
+// Of one collective of at least so many bytes, alone. Larger ones may take less where NCCL chooses
+// another protocol.
+double Bounds::MessageSeconds(OpCode code, GroupShape group, double bytes) const {
+  if (group.size <= 1 || bytes <= 0) {
+    return 0;
+  }
+  constexpr double kStep = 1.25;
+  constexpr double kMost = 8;
+  const CollectivePath path = FindCollectivePath(in_.cluster, in_.profile, group);
+  double least = INFINITY;
+  for (double factor = 1; factor <= kMost; factor *= kStep) {
+    const Bytes size(static_cast<std::int64_t>(bytes * factor));
+    least = std::min(least, CollectiveTime(code, size, path).value);
+  }
+  return least;
+}
+
 // What cannot run beside anything at both ends of a step, or of each pass: the gather of what the
 // first op reads, and the reduction of the gradients that the last op writes.
-void Bounds::AddEnds(const OuterChoice& outer, const Traffic& traffic, const Occupancy& occupancy,
-                     Terms& terms) const {
+void Bounds::AddEnds(const OuterChoice& outer, const Traffic& traffic, Terms& terms) const {
   terms.is_ordered = IsOrdered(outer);
   const bool on_host = outer.offload.optimizer || outer.offload.parameters;
   const bool ends_each = EndsEachPass();
@@ -221,12 +239,15 @@ void Bounds::AddEnds(const OuterChoice& outer, const Traffic& traffic, const Occ
   terms.serial = on_host || ends_each ? update.seconds : 0;
   terms.serial += on_host || !TakesGradNorm(in_.job) ? 0 : ClipSeconds(outer);
   const auto times = [&](Occupancy::Transfer t) { return ends_each ? traffic.times[t] : 1; };
-  terms.head = times(Occupancy::kGather) * m.first_elements * SizeInBytes(in_.job.precision.param) *
-               occupancy.SecondsPerByte(Occupancy::kGather);
-  terms.tail = times(Occupancy::kReduce) * m.last_elements * reduce *
-                   occupancy.SecondsPerByte(Occupancy::kReduce) +
-               times(Occupancy::kReplicate) * m.last_elements / shard * reduce *
-                   occupancy.SecondsPerByte(Occupancy::kReplicate);
+  terms.head = times(Occupancy::kGather) *
+               MessageSeconds(OpCode::kAllGather, {outer.shard_size, 1},
+                              m.first_elements * SizeInBytes(in_.job.precision.param));
+  terms.tail =
+      times(Occupancy::kReduce) *
+          MessageSeconds(OpCode::kReduceScatter, {outer.shard_size, 1}, m.last_elements * reduce) +
+      times(Occupancy::kReplicate) * MessageSeconds(OpCode::kAllReduce,
+                                                    {outer.replicate_size, outer.shard_size},
+                                                    m.last_elements / shard * reduce);
   if (on_host) {  // the gradient leaves before the update, the parameter comes back behind it
     const CopyProfile& copy = in_.profile.copy;
     terms.tail += m.last_elements / shard * master /
@@ -312,7 +333,7 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
     return bound;
   }
   const Traffic traffic = TrafficOf(outer);
-  AddEnds(outer, traffic, occupancy, terms);
+  AddEnds(outer, traffic, terms);
   AddGathers(traffic, occupancy, terms);
   terms.to_host_per_byte = occupancy.SecondsPerByte(Occupancy::kToHost);
   terms.to_device_per_byte = occupancy.SecondsPerByte(Occupancy::kToDevice);

@@ -55,8 +55,8 @@ class Bounds {
   [[nodiscard]] double ReduceBytes() const;
   [[nodiscard]] bool EndsEachPass() const;
   [[nodiscard]] bool IsOrdered(const OuterChoice& outer) const;
-  void AddEnds(const OuterChoice& outer, const Traffic& traffic, const Occupancy& occupancy,
-               Terms& terms) const;
+  [[nodiscard]] double MessageSeconds(OpCode code, GroupShape group, double bytes) const;
+  void AddEnds(const OuterChoice& outer, const Traffic& traffic, Terms& terms) const;
   void AddGathers(const Traffic& traffic, const Occupancy& occupancy, Terms& terms) const;
 
   const SearchInput& in_;

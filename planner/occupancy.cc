@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -19,39 +20,22 @@ constexpr std::array<OpCode, Occupancy::kRowTransferCount> kCodes = {
 constexpr std::array<Stream, Occupancy::kStreamCount> kStreams = {Stream::kGather, Stream::kReduce,
                                                                   Stream::kReplicate, Stream::kH2d};
 constexpr std::array<std::size_t, Occupancy::kRowTransferCount> kStreamOf = {0, 1, 2, 0, 3, 3};
+constexpr std::size_t kMostLoad = kLoadCount - 1;  // all of the memory bandwidth
 
-// Everything in one message, and in pieces of about the size of a layer: smaller messages are
-// slower and load the device less. Rare transfers and copies, whose rate hardly depends on the
-// size, only the first.
-std::vector<Bytes> SizesOf(bool is_main, double bytes) {
-  constexpr double kSmallest = 1 << 20;
-  constexpr double kRatio = 256;
-  std::vector<Bytes> sizes = {Bytes(static_cast<std::int64_t>(bytes))};
-  if (is_main && bytes / kRatio >= kSmallest) {
-    sizes.emplace_back(static_cast<std::int64_t>(bytes / kRatio));
-  }
-  return sizes;
-}
-
-// A transfer over one group: its shapes in `program`.
+// A transfer over one group: its shape in `program`, of everything in one message.
 struct Family {
   std::size_t transfer = 0;
-  std::size_t first = 0, last = 0;  // shapes [first, last)
+  std::size_t shape = 0;
 };
 
-Family AddShapes(std::size_t transfer, GroupId group, bool is_main, double bytes,
-                 Program& program) {
-  Family family = {transfer, program.shapes.size(), 0};
-  for (const Bytes size : SizesOf(is_main, bytes)) {
-    OpShape shape;
-    shape.code = kCodes[transfer];
-    shape.stream = kStreams[kStreamOf[transfer]];
-    shape.group = group;
-    shape.bytes = size;
-    program.shapes.push_back(shape);
-  }
-  family.last = program.shapes.size();
-  return family;
+Family AddShape(std::size_t transfer, GroupId group, double bytes, Program& program) {
+  OpShape shape;
+  shape.code = kCodes[transfer];
+  shape.stream = kStreams[kStreamOf[transfer]];
+  shape.group = group;
+  shape.bytes = Bytes(static_cast<std::int64_t>(bytes));
+  program.shapes.push_back(shape);
+  return {transfer, program.shapes.size() - 1};
 }
 
 }  // namespace
@@ -68,52 +52,60 @@ Occupancy::Occupancy(const SearchInput& input, const OuterChoice& outer, Dialect
   std::vector<Family> families;
   for (const Transfer t : {kGather, kReduce, kReplicate}) {
     if (bytes[t] > 0) {
-      const bool is_main = t != kReplicate || bytes[kReduce] == 0;
-      families.push_back(
-          AddShapes(t, GroupId(t == kReplicate ? 1 : 0), is_main, bytes[t], program));
+      families.push_back(AddShape(t, GroupId(t == kReplicate ? 1 : 0), bytes[t], program));
     }
   }
   for (const Transfer t : {kToHost, kToDevice}) {
     if (bytes[t] > 0) {
-      families.push_back(AddShapes(t, GroupId(), false, bytes[t], program));
+      families.push_back(AddShape(t, GroupId(), bytes[t], program));
     }
   }
   for (const std::int64_t size : partial_groups) {
     program.groups.push_back({"reshard", size, 1});
     families.push_back(
-        AddShapes(kPartial, GroupId(program.groups.size() - 1), false, bytes[kPartial], program));
+        AddShape(kPartial, GroupId(program.groups.size() - 1), bytes[kPartial], program));
   }
   PriceTable table = PriceProgram(program, input.cluster, input.profile);
-  std::array<std::vector<Variant>, kStreamCount> streams;
+  Streams streams;
   for (std::vector<Variant>& variants : streams) {
-    variants.emplace_back();  // nothing runs
+    variants.push_back({.is_full = true});  // nothing runs
   }
   for (const Family& family : families) {
-    std::vector<Variant> variants;
-    double best = 0;
-    for (std::size_t s = family.first; s < family.last; ++s) {
-      const double rate = ToSeconds(table.prices[s].duration).value /
-                          static_cast<double>(program.shapes[s].bytes.value);
-      if (rate > 0) {
-        variants.push_back({family.transfer, rate, 0, table.prices[s].contention_class});
-        best = best == 0 ? rate : std::min(best, rate);
-      }
-    }
-    std::vector<Variant>& stream = streams[kStreamOf[family.transfer]];
-    for (Variant& variant : variants) {
-      variant.best = best;
-      // Gathers over parts of many sizes load the same links: they make the same rows.
-      const bool is_known = std::any_of(stream.begin(), stream.end(), [&](const Variant& v) {
-        return v.transfer == kPartial && variant.transfer == kPartial &&
-               v.contention_class == variant.contention_class;
-      });
-      if (!is_known) {
-        stream.push_back(variant);
-      }
-    }
+    const Price& price = table.prices[family.shape];
+    const OpShape& shape = program.shapes[family.shape];
+    const double best = ToSeconds(price.duration).value / static_cast<double>(shape.bytes.value);
     best_[family.transfer] = best;
     if (family.transfer == kPartial) {
       partial_.push_back(best);
+    }
+    if (best <= 0) {
+      continue;
+    }
+    std::vector<Variant>& variants = streams[kStreamOf[family.transfer]];
+    const ContentionClass full = table.contention.classes[price.contention_class];
+    const auto level = static_cast<std::size_t>(std::lround(full.hbm_share * kMostLoad));
+    // Gathers over parts of many sizes load the same links: they make the same rows.
+    const bool is_known = std::any_of(variants.begin(), variants.end(), [&](const Variant& v) {
+      return v.transfer == kPartial && v.contention_class == price.contention_class;
+    });
+    if (is_known) {
+      continue;
+    }
+    variants.push_back({family.transfer, 1, price.contention_class, level, true});
+    const double share = MemoryShare(shape.code, full.bus_rate, input.cluster.gpu, input.profile);
+    // The numbers of classes have eight bits: of hundreds of group sizes only the first have slower
+    // messages.
+    constexpr std::size_t kMostClasses = 250;
+    const bool may_be_slower = full.kind == LoadKind::kCollective &&
+                               table.contention.classes.size() + level < kMostClasses;
+    for (std::size_t less = 1; may_be_slower && less < level; ++less) {
+      ContentionClass slower = full;
+      slower.hbm_share = static_cast<double>(less) / kMostLoad;
+      const double rate = slower.hbm_share / share;
+      slower.bus_rate *= rate;
+      variants.push_back({family.transfer, rate,
+                          static_cast<std::uint8_t>(table.contention.classes.size()), less, false});
+      table.contention.classes.push_back(slower);
     }
   }
   // Dialects with one communicator for both never run a gather beside a reduction.
@@ -121,8 +113,32 @@ Occupancy::Occupancy(const SearchInput& input, const OuterChoice& outer, Dialect
           loads);
 }
 
-void Occupancy::AddRows(const ContentionModel& contention,
-                        const std::array<std::vector<Variant>, kStreamCount>& streams,
+// Those that may pay beside a kernel of this load. Smaller messages are slower and load the memory
+// less. That pays where the memory is full with larger ones, and not beyond the point where it is
+// just full: whatever runs where the memory is not full, or always is, is as good as the full rate
+// for a part of the time.
+Occupancy::Streams Occupancy::AtLoad(const Streams& streams, std::size_t load) {
+  std::size_t most = load;  // sixteenths of the memory bandwidth
+  for (const std::vector<Variant>& variants : streams) {
+    std::size_t level = 0;
+    for (const Variant& variant : variants) {
+      level = std::max(level, variant.level);
+    }
+    most += level;
+  }
+  Streams result;
+  for (std::size_t s = 0; s < kStreamCount; ++s) {
+    for (const Variant& variant : streams[s]) {
+      const bool fits = most > kMostLoad && load + variant.level <= kMostLoad;
+      if (variant.is_full || (fits && load < kLoadCount)) {
+        result[s].push_back(variant);
+      }
+    }
+  }
+  return result;
+}
+
+void Occupancy::AddRows(const ContentionModel& contention, const Streams& all_streams,
                         bool shares_communicator, const std::array<bool, kLoadCount>& loads) {
   ContentionModel model = contention;
   for (std::size_t load = 0; load <= kLoadCount; ++load) {
@@ -138,9 +154,10 @@ void Occupancy::AddRows(const ContentionModel& contention,
       model.classes.push_back(c);
     }
     const std::size_t first = rows_.size();
+    const auto streams = AtLoad(all_streams, load);
     for (const Variant& gather : streams[0]) {
       for (const Variant& reduce : streams[1]) {
-        if (shares_communicator && gather.best > 0 && reduce.best > 0) {
+        if (shares_communicator && gather.rate > 0 && reduce.rate > 0) {
           continue;
         }
         for (const Variant& replicate : streams[2]) {
@@ -167,9 +184,8 @@ void Occupancy::AddRow(const ContentionModel& model, std::size_t load, std::uint
   row.kernel_speed = speeds[static_cast<std::size_t>(Stream::kCompute)];
   for (std::size_t s = 0; s < kStreams.size(); ++s) {
     const Variant& variant = *running[s];
-    if (variant.best > 0) {
-      row.progress[variant.transfer] =
-          speeds[static_cast<std::size_t>(kStreams[s])] * variant.best / variant.seconds_per_byte;
+    if (variant.rate > 0) {
+      row.progress[variant.transfer] = speeds[static_cast<std::size_t>(kStreams[s])] * variant.rate;
     }
   }
   rows_.push_back(row);

@@ -65,18 +65,20 @@ class Occupancy {
   [[nodiscard]] const std::vector<Row>& rows() const { return rows_; }
 
  private:
-  // A transfer cut into messages of one size.
+  // A transfer in messages of one size.
   struct Variant {
     std::size_t transfer = 0;
-    double seconds_per_byte = 0;  // 0: nothing runs
-    double best = 0;              // the same at the best size
+    double rate = 0;  // alone, as a share of the best one; 0: nothing runs
     std::uint8_t contention_class = 0;
+    std::size_t level = 0;  // sixteenths of the memory bandwidth
+    bool is_full = false;   // everything in one message
   };
+  using Streams = std::array<std::vector<Variant>, kStreamCount>;
 
   using Running = std::array<const Variant*, kStreamCount>;
-  void AddRows(const ContentionModel& model,
-               const std::array<std::vector<Variant>, kStreamCount>& streams,
-               bool shares_communicator, const std::array<bool, kLoadCount>& loads);
+  [[nodiscard]] static Streams AtLoad(const Streams& streams, std::size_t load);
+  void AddRows(const ContentionModel& model, const Streams& streams, bool shares_communicator,
+               const std::array<bool, kLoadCount>& loads);
   void AddRow(const ContentionModel& model, std::size_t load, std::uint8_t kernel,
               const Running& running);
   // Among the rows from `first` on, which are of one kind of kernel.

@@ -31,8 +31,9 @@ struct Branch {
   std::unique_ptr<LocalSearch> local;  // once it is simulated
 };
 
-// Bounds are taken over a few message sizes out of a continuum; this much may be missed between.
-constexpr double kBoundSlack = 1e-3;
+// Bounds are taken over a few rates of transfers out of a continuum; where transfers share links,
+// this much may be missed between.
+constexpr double kBoundSlack = 2e-4;
 // How many branches are refined, and how many plans are simulated for each.
 struct RefineRound {
   std::size_t branches = 0;

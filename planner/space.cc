@@ -165,11 +165,11 @@ std::optional<UnitFamily> GroupBlocks(const std::vector<UnitPlan>& ends,
   return family;
 }
 
-// Each child of these blocks with parameters is a unit of its own.
+// Each child of a block with modules of its own is a unit.
 UnitFamily SplitBlocks(const Model& model, const std::vector<UnitPlan>& ends,
-                       const std::set<std::string>& blocks, std::string name) {
+                       const std::set<std::string>& blocks) {
   UnitFamily family;
-  family.name = std::move(name);
+  family.name = "inside blocks";
   family.is_nested = true;
   for (const UnitPlan& unit : ends) {
     const bool is_block = unit.modules.size() == 1 && blocks.contains(unit.modules[0]);
@@ -186,6 +186,49 @@ UnitFamily SplitBlocks(const Model& model, const std::vector<UnitPlan>& ends,
       }
     }
     family.units.push_back(unit);
+  }
+  return family;
+}
+
+// What the first block runs up to its first part with modules inside goes to the unit before it,
+// the rest is a unit: what is gathered first and reduced last, which runs beside nothing, is then
+// in one message. Nothing where the block has parameters of its own or no such parts.
+std::optional<UnitFamily> JoinFirstPart(const Model& model, const std::vector<UnitPlan>& ends,
+                                        const std::string& block) {
+  const ModuleId id = FindModule(model, block);
+  std::vector<std::string> first, rest;  // children in the order in which they run
+  std::set<std::uint32_t> seen;
+  bool is_first = true;
+  for (const ModelOp& op : model.ops) {
+    ModuleId child = op.module;
+    while (child.valid() && model.modules[child.value].parent != id) {
+      child = model.modules[child.value].parent;
+    }
+    if (op.module == id && !op.params.empty()) {
+      return std::nullopt;
+    }
+    if (child.valid() && seen.insert(child.value).second) {
+      (is_first ? first : rest).push_back(model.modules[child.value].fqn);
+      is_first = is_first && model.modules[child.value].children.empty();
+    }
+  }
+  UnitFamily family;
+  family.name = "block, the first in parts";
+  family.is_nested = true;
+  for (const UnitPlan& unit : ends) {
+    const bool is_block = unit.modules.size() == 1 && unit.modules[0] == block;
+    if (!is_block) {
+      family.units.push_back(unit);
+      continue;
+    }
+    if (family.units.empty() || rest.empty()) {
+      return std::nullopt;
+    }
+    UnitPlan& before = family.units.back();
+    before.modules.insert(before.modules.end(), first.begin(), first.end());
+    family.units.push_back(unit);
+    family.units.back().name = rest.back();
+    family.units.back().modules = rest;
   }
   return family;
 }
@@ -270,10 +313,10 @@ std::vector<UnitFamily> Families(const SearchInput& input, const SearchOptions& 
   }
   const std::vector<UnitPlan> ends = families.front().units;
   const std::set<std::string> block_set(blocks.begin(), blocks.end());
-  AddFamily(input, options, SplitBlocks(input.model, ends, block_set, "inside blocks"), families);
-  // What the first block gathers first and reduces last runs beside nothing.
-  AddFamily(input, options,
-            SplitBlocks(input.model, ends, {blocks.front()}, "block, inside the first"), families);
+  AddFamily(input, options, SplitBlocks(input.model, ends, block_set), families);
+  if (std::optional<UnitFamily> family = JoinFirstPart(input.model, ends, blocks.front())) {
+    AddFamily(input, options, std::move(*family), families);
+  }
   for (const std::size_t count : {2U, 3U, 4U, 6U, 8U, 16U}) {
     if (count < blocks.size()) {
       AddFamily(input, options, *GroupBlocks(ends, block_set, count), families);

@@ -143,14 +143,7 @@ shardwright::Price Pricer::PriceCollective(const Program& program, const OpShape
       std::min(1.0, static_cast<double>(ChannelsOf(path)) / static_cast<double>(kernels_.sm_count));
   load.bus_rate = static_cast<double>(shape.bytes.value) *
                   BusBytesPerByte(shape.code, path.ring.size) / time.value;
-  const OverlapProfile& overlap = profile_.overlap;
-  double traffic = overlap.gather_memory_traffic.value;
-  if (shape.code == OpCode::kReduceScatter) {
-    traffic = overlap.reduce_memory_traffic.value;
-  } else if (shape.code == OpCode::kAllReduce) {  // half of its bus traffic reduces, half gathers
-    traffic = (overlap.gather_memory_traffic.value + overlap.reduce_memory_traffic.value) / 2;
-  }
-  load.hbm_share = RoundShare(traffic * load.bus_rate / cluster_.gpu.memory_bandwidth.value.value);
+  load.hbm_share = RoundShare(MemoryShare(shape.code, load.bus_rate, cluster_.gpu, profile_));
   for (const ResourceUse& use : path.ring.uses) {
     if (load.link_count == kMaxLinkUses || use.level >= kMostFabricLevels) {
       continue;  // the outermost tiers of a very deep fabric are shared without contention
@@ -238,6 +231,17 @@ void Pricer::AddStepWork(const Program& program, PriceTable& table) const {
       table.prices[i].duration += share;
     }
   }
+}
+
+double MemoryShare(OpCode code, double bus_rate, const GpuSpec& gpu, const Profile& profile) {
+  const OverlapProfile& overlap = profile.overlap;
+  double traffic = overlap.gather_memory_traffic.value;
+  if (code == OpCode::kReduceScatter) {
+    traffic = overlap.reduce_memory_traffic.value;
+  } else if (code == OpCode::kAllReduce) {  // half of its bus traffic reduces, half gathers
+    traffic = (overlap.gather_memory_traffic.value + overlap.reduce_memory_traffic.value) / 2;
+  }
+  return traffic * bus_rate / gpu.memory_bandwidth.value.value;
 }
 
 PriceTable PriceProgram(const Program& program, const Cluster& cluster, const Profile& profile) {

@@ -54,6 +54,11 @@ class Pricer {
   std::vector<std::pair<ResourceKind, std::int32_t>> resources_;
 };
 
+// Part of the device's memory bandwidth that a collective with this bus rate (bytes/s) takes,
+// alone. Contention classes have it rounded up to sixteenths.
+[[nodiscard]] double MemoryShare(OpCode code, double bus_rate, const GpuSpec& gpu,
+                                 const Profile& profile);
+
 // Prices of one program.
 [[nodiscard]] PriceTable PriceProgram(const Program& program, const Cluster& cluster,
                                       const Profile& profile);
