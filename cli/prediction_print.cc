@@ -179,7 +179,8 @@ Json BytesByCategory(const MemoryPeak& peak) {
   return json;
 }
 
-Json MemoryJson(const Program& program, const SimulationResult& result, const Prediction& p) {
+Json MemoryJson(const PlanFile& file, const Program& program, const SimulationResult& result,
+                const Prediction& p) {
   const AllocatedMemory& allocated = result.memory.allocated;
   const ReservedMemory& reserved = *result.memory.reserved;
   Json json;
@@ -196,12 +197,16 @@ Json MemoryJson(const Program& program, const SimulationResult& result, const Pr
                                        {"category", NameOf(buffer.category)},
                                        {"allocated_by", buffer.allocated_by}});
   }
-  json["first_step"] = {{"peak_allocated_bytes", allocated.device_first.total.value},
-                        {"peak_reserved_bytes", reserved.peak_first.value},
-                        {"allocator_retries", reserved.retries_first}};
-  json["steady_step"] = {{"peak_allocated_bytes", allocated.device_steady.total.value},
-                         {"peak_reserved_bytes", reserved.peak_steady.value},
-                         {"allocator_retries", reserved.retries_steady}};
+  const auto of = [&](const MemoryPeak& device, const MemoryPeak& host, Bytes held) {
+    return Json{{"peak_allocated_bytes", device.total.value},
+                {"peak_reserved_bytes", held.value},
+                {"host_peak_bytes_per_node", host.total.value * file.cluster.gpus_per_node}};
+  };
+  json["initialisation"] = of(allocated.device_init, allocated.host_init, reserved.peak_init);
+  json["first_step"] = of(allocated.device_first, allocated.host_first, reserved.peak_first);
+  json["first_step"]["allocator_retries"] = reserved.retries_first;
+  json["steady_step"] = of(allocated.device_steady, allocated.host_steady, reserved.peak_steady);
+  json["steady_step"]["allocator_retries"] = reserved.retries_steady;
   json["host_peak_bytes_per_node"] = p.host_peak.value;
   return json;
 }
@@ -291,7 +296,7 @@ std::string PredictionJson(const PlanFile& file, const Program& program,
   if (prediction.distribution) {
     json["step_distribution"] = DistributionJson(*prediction.distribution);
   }
-  json["memory"] = MemoryJson(program, result, prediction);
+  json["memory"] = MemoryJson(file, program, result, prediction);
   json["fits"] = prediction.misfits.empty();
   json["misfits"] = prediction.misfits;
   return json.dump(2) + "\n";

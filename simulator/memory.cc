@@ -257,11 +257,13 @@ const MemoryPeak& AllocatedMemory::HostPeak() const {
 AllocatedMemory MeasureAllocated(const Program& program, bool periodic,
                                  MemoryWorkspace& workspace) {
   Walk walk(program, periodic, workspace);
+  AllocatedMemory result;
   walk.RunBody(program.init, BodyKind::kInit);
+  result.device_init = walk.PeakSoFar(0);
+  result.host_init = walk.PeakSoFar(1);
   const bool has_warmup = !program.warmup.ops.empty();
   walk.RunBody(has_warmup ? program.warmup : program.step,
                has_warmup ? BodyKind::kWarmup : BodyKind::kStep);
-  AllocatedMemory result;
   result.device_first = walk.PeakSoFar(0);
   result.host_first = walk.PeakSoFar(1);
   if (has_warmup) {

@@ -26,8 +26,9 @@ struct MemoryPeak {
   bool operator==(const MemoryPeak&) const = default;
 };
 
-// Init counts into the first step.
+// Init counts into the first step, and stands alone, too.
 struct AllocatedMemory {
+  MemoryPeak device_init, host_init;
   MemoryPeak device_first, device_steady;
   MemoryPeak host_first, host_steady;
 
@@ -43,9 +44,9 @@ struct MemoryWorkspace {
   std::vector<std::uint64_t> made_in;  // by buffer: the last call that came to its alloc_once point
 };
 
-// Peaks of init with the first step, and of the steady step. With `periodic`, points of repeated
-// layers and micro-batches are added up once and multiplied: same result. Requires a program that
-// Verify accepts. O(points), with `periodic` O(points of one copy).
+// Peaks of init, of init with the first step, and of the steady step. With `periodic`, points of
+// repeated layers and micro-batches are added up once and multiplied: same result. Requires a
+// program that Verify accepts. O(points), with `periodic` O(points of one copy).
 [[nodiscard]] AllocatedMemory MeasureAllocated(const Program& program, bool periodic,
                                                MemoryWorkspace& workspace);
 

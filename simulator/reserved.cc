@@ -168,6 +168,7 @@ ReservedMemory ReplayAllocator(const Program& program, std::span<const Span> spa
   HostStalls found;
   ReservedMemory result;
   found.init = replay.RunBody(init, 0, stalls.init);
+  result.peak_init = replay.counters().peak_reserved;
   found.first_step = replay.RunBody(first, 0, stalls.first_step);
   result.peak_first = replay.counters().peak_reserved;
   result.retries_first = replay.retries();

@@ -16,7 +16,8 @@
 namespace shardwright {
 
 struct ReservedMemory {
-  Bytes peak_first;   // reserved at most in init and the first step
+  Bytes peak_init;    // reserved at most in init
+  Bytes peak_first;   // in init and the first step
   Bytes peak_steady;  // in later steps
   std::int64_t retries_first = 0;
   std::int64_t retries_steady = 0;  // per step

@@ -393,6 +393,13 @@ class Simulate(ShardwrightTestCase):
             self.assertGreater(memory[key], 0, key)
         self.assertEqual(sum(memory["at_peak"].values()), memory["peak_allocated_bytes"])
         self.assertGreaterEqual(memory["peak_reserved_bytes"], memory["peak_allocated_bytes"])
+        # 4 bytes per element of the shards: GPT-2's parameters, 50,257 rows of the embedding padded to a
+        # multiple of 4. AdamW's states come in the first update: twice as much in later steps.
+        shards = (124439808 + 3 * 768) * 4 // 4
+        self.assertEqual(memory["initialisation"]["peak_allocated_bytes"], shards)
+        self.assertEqual(memory["at_peak"]["optimizer_state"], 2 * shards)
+        self.assertEqual(memory["peak_allocated_bytes"], memory["steady_step"]["peak_allocated_bytes"])
+        self.assertLess(memory["first_step"]["peak_allocated_bytes"], memory["peak_allocated_bytes"])
         # An arena needs room from first to last use only, allocated counts from alloc to free; the
         # buffers that live all through the run are in both.
         resident = sum(memory["at_peak"][c] for c in ("parameter_shard", "optimizer_state"))

@@ -108,6 +108,8 @@ TEST_CASE("Lazily allocated states count from the first step on, host memory cou
 
   MemoryWorkspace workspace;
   const AllocatedMemory memory = MeasureAllocated(program, true, workspace);
+  CHECK(memory.device_init.total == Bytes(0));
+  CHECK(memory.host_init.total == Bytes(7));
   CHECK(memory.device_first.total == Bytes(100));
   CHECK(memory.device_first.before_op == OpId(1));
   CHECK(memory.device_steady.total == Bytes(110));
