@@ -260,7 +260,8 @@ void SetBatch(const MeasuredRun& run, std::int64_t ranks, Job& job, Plan& plan,
   }
 }
 
-void SetUnits(const MeasuredRun& run, const Stack& stack, const Model& model, Plan& plan) {
+void SetUnits(const MeasuredRun& run, const Stack& stack, const Model& model, const Job& job,
+              Plan& plan) {
   const bool is_ddp = plan.dialect == Dialect::kDdp;
   ReshardChoice reshard;
   if (Has(run.sharding, "SHARD_GRAD_OP") || Has(run.sharding, "never")) {
@@ -273,6 +274,7 @@ void SetUnits(const MeasuredRun& run, const Stack& stack, const Model& model, Pl
   const bool by_dialect = is_ddp || IsZero(plan.dialect);
   const WrapSpec wrap = ParseWrap(by_dialect ? DefaultWrap(plan.dialect) : stack.wrap, where);
   plan.units = Wrap(model, wrap, reshard, plan.dialect, where);
+  KeepFullPrecision(model, job.precision, plan);
 }
 
 // Everything that has no fully sharded data parallel meaning.
@@ -337,7 +339,7 @@ void FillPlan(const MeasuredRun& run, const std::string& profile, PlanFile& file
     plan.backward_prefetch = stack.backward_prefetch;
   }
   SetBatch(run, file.cluster.RankCount(), file.job, plan, notes);
-  SetUnits(run, stack, file.model.model, plan);
+  SetUnits(run, stack, file.model.model, file.job, plan);
   plan.recompute = RecomputeOf(run, stack, file.model.model, notes);
   if (run.compute_dtype == "fp4") {
     notes.emplace_back("fp4 products taken as fp8");

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "schedule/wrap.h"
 #include "topologies/check_network.h"
 
 namespace shardwright {
@@ -71,10 +72,13 @@ void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan) {
 }
 
 // Units and recomputed regions.
-void SetUnits(const PlanOptions& options, const Model& model, Plan& plan) {
+void SetUnits(const PlanOptions& options, const Model& model, const Job& job, Plan& plan) {
   const WrapSpec wrap =
       options.wrap ? *options.wrap : ParseWrap(DefaultWrap(plan.dialect), "--wrap");
   plan.units = Wrap(model, wrap, options.reshard, plan.dialect, "--wrap");
+  if (wrap.kind != WrapSpec::Kind::kFile) {
+    KeepFullPrecision(model, job.precision, plan);
+  }
   if (options.recompute) {
     plan.recompute =
         RecomputeBlocks(model, options.recompute_kind, options.keep_every, "--recompute");
@@ -127,7 +131,7 @@ PlanFile MakePlanFile(const PlanOptions& options) {
   const std::int64_t ranks = file.cluster.RankCount();
   SetMesh(options, ranks, file.plan);
   SetBatch(options, ranks, file.job, file.plan);
-  SetUnits(options, file.model.model, file.plan);
+  SetUnits(options, file.model.model, file.job, file.plan);
   CheckPlan(file, "plan");
   return file;
 }

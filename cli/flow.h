@@ -22,7 +22,7 @@ namespace shardwright {
 
 // The pieces of MakePlanFile that a search needs for the choices that flags fix.
 void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan);
-void SetUnits(const PlanOptions& options, const Model& model, Plan& plan);
+void SetUnits(const PlanOptions& options, const Model& model, const Job& job, Plan& plan);
 
 // Reads a plan from a file, or from standard input ("-").
 [[nodiscard]] PlanFile ReadPlanFile(const std::string& file,

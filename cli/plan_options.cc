@@ -38,7 +38,7 @@ constexpr std::array<FlagRow, 49> kFlags = {{
      "whose rules to follow (default fsdp2)"},
     {"--wrap", "RULE",
      "units: block, torchtitan, accelerate, size:1e8, root, module or a .json file (default block; "
-     "zero1, zero2: root; zero3: module)",
+     "zero1, zero2: root; zero3: module); batch norms stay in full precision beside them",
      FileRole::kRead},
     {"--shard", "N", "ranks that share one copy of the parameters (default: all)"},
     {"--replicate", "N", "copies of the parameters (default 1; ddp: all ranks)"},

@@ -59,7 +59,8 @@ SearchOptions OptionsOf(const PlanOptions& options, const PlanFile& file) {
     SetMesh(options, ranks, search.base);
   }
   if (options.fixed.units || options.fixed.recompute) {
-    SetUnits(options, file.model.model, search.base);  // without --wrap the units are not used
+    // Without --wrap the units are not used.
+    SetUnits(options, file.model.model, file.job, search.base);
   }
   if (options.accumulation > 0) {
     const std::int64_t passes = ranks * options.accumulation;

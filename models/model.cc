@@ -107,6 +107,19 @@ void ValidateParams(const Model& model, const std::string& where) {
   }
 }
 
+// Other ops than batch norm multiply operands of one dtype.
+void CheckFullPrecision(const Model& model, const ModelOp& op, const std::string& where) {
+  for (const ParamId id : op.params) {
+    const Parameter& param = model.params[id.value];
+    if (param.full_precision && model.SpecOf(op).kind != OpKind::kBatchNorm) {
+      Fail(where,
+           "parameter " + Quoted(param.fqn) + " in full precision, which op " +
+               Quoted(OpLabel(model, op)) + " reads",
+           "full_precision for batch norms only");
+    }
+  }
+}
+
 void ValidateOps(const Model& model, const std::string& where) {
   std::vector<ModelOpId> producer(model.tensors.size());
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
@@ -120,6 +133,7 @@ void ValidateOps(const Model& model, const std::string& where) {
         Fail(where, "op " + name + " that reads no parameter of the model", "ids of the model");
       }
     }
+    CheckFullPrecision(model, op, where);
     for (const TensorId tensor : op.outputs) {
       if (tensor.value >= model.tensors.size() || producer[tensor.value].valid()) {
         Fail(where, "op " + name + " that writes a tensor with another producer",

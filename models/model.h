@@ -19,7 +19,7 @@ struct Parameter {
   ModuleId module;                  // the module that registers it
   bool trainable = true;            // false: no gradient, no optimizer state
   ParamId tied_to;                  // the earlier parameter whose storage this one is, if any
-  bool full_precision = false;      // kept in the master dtype by mixed precision (batch norm)
+  bool full_precision = false;      // mixed precision leaves it alone; of batch norms only
 
   // Product of `shape`.
   [[nodiscard]] std::int64_t Elements() const;

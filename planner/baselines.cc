@@ -75,6 +75,9 @@ std::vector<Candidate> QuickCandidates(Baseline baseline, const PlanFile& proble
   for (const UserChoice& choice : choices) {
     try {
       Plan plan = BaselinePlan(baseline, problem.model.model, problem.cluster.RankCount(), choice);
+      if (plan.dialect == Dialect::kFsdp1) {  // its wrap policies do so unasked
+        KeepFullPrecision(problem.model.model, problem.job.precision, plan);
+      }
       Candidate candidate{choice, FileOf(problem, std::move(plan)), {}};
       candidate.quick = Evaluate(candidate.file, {.reserved = false, .memory_limit = memory_limit});
       candidates.push_back(std::move(candidate));

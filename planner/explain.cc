@@ -10,6 +10,7 @@
 #include "planner/evaluator.h"
 #include "planner/space.h"
 #include "schedule/lower.h"
+#include "schedule/wrap.h"
 #include "topologies/scale_links.h"
 
 namespace shardwright {
@@ -85,6 +86,9 @@ class Explainer {
     for (const UnitFamily& family : space_.families) {
       Plan plan = chosen_;
       plan.units = family.units;
+      if (!options_.fixed.units) {
+        KeepFullPrecision(in_.model, in_.job.precision, plan);
+      }
       Add("units", family.name, plan, found);
     }
     Keep(std::move(found));

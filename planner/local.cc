@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "schedule/wrap.h"
 #include "topologies/routing.h"
 
 namespace shardwright {
@@ -77,6 +78,9 @@ Plan LocalSearch::PlanOf(const InnerChoice& inner) const {
   plan.forward_prefetch = inner.forward_prefetch;
   if (ladder_.steps() > 0) {
     plan.recompute = ladder_.Regions(space_, inner.mix);
+  }
+  if (!options_.fixed.units) {
+    KeepFullPrecision(in_.model, in_.job.precision, plan);
   }
   return plan;
 }

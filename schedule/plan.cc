@@ -187,6 +187,7 @@ std::vector<ResolvedUnit> ResolveUnits(const Model& model, const Plan& plan,
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     ResolvedUnit unit;
     unit.name = plan.units[u].name;
+    unit.full_precision = plan.units[u].full_precision;
     ParameterWalk walk(model, named_by, children_first);
     for (const std::string& fqn : plan.units[u].modules) {
       unit.modules.push_back(index.at(fqn));

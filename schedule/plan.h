@@ -25,6 +25,12 @@ struct Precision {
   bool operator==(const Precision&) const = default;
 };
 
+// Dtypes of what a unit holds: full precision means that the master dtype is gathered, computed
+// with and reduced.
+[[nodiscard]] constexpr Precision UnitPrecision(const Precision& job, bool full_precision) {
+  return full_precision ? Precision{job.master, job.master, job.master} : job;
+}
+
 enum class OptimizerKind : std::uint8_t { kSgd, kMomentum, kAdam, kAdamW, kAdadelta };
 // How PyTorch runs the update: decides temporaries and launch counts.
 enum class OptimizerImpl : std::uint8_t { kForeach, kFused, kForLoop };
@@ -89,6 +95,8 @@ struct UnitPlan {
   std::vector<std::string> modules;  // FQNs; "" is the root module, which takes the leftovers
   Reshard reshard;
   Gap gap = Gap::kHold;
+  // Kept out of mixed precision: parameters that the model marks so, and no others.
+  bool full_precision = false;
   // Units to gather early, by name. Empty with implicit prefetch: the dialect's own rule.
   std::vector<std::string> forward_prefetch;
   std::vector<std::string> backward_prefetch;
@@ -211,6 +219,7 @@ struct ResolvedUnit {
   std::string name;
   std::vector<ModuleId> modules;  // roots of the unit's subtrees
   std::vector<ParamId> params;    // storages, in communication order of the plan's dialect
+  bool full_precision = false;
 };
 
 // Assigns every parameter storage to exactly one unit: a unit takes what lies below its modules

@@ -150,6 +150,9 @@ Json UnitPart(const UnitPlan& unit) {
     json["reshard"] = NameIn(kReshardNames, unit.reshard.kind);
   }
   json["gap"] = NameIn(kGapNames, unit.gap);
+  if (unit.full_precision) {
+    json["full_precision"] = true;
+  }
   json["forward_prefetch"] = unit.forward_prefetch;
   json["backward_prefetch"] = unit.backward_prefetch;
   return json;

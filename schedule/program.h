@@ -259,6 +259,7 @@ struct UnitInfo {
   std::int64_t elements = 0;         // true elements (n_i)
   std::int64_t padded_elements = 0;  // unsharded elements with padding (N_i)
   std::int64_t shard_elements = 0;   // N_i / W
+  bool full_precision = false;       // gathered and reduced in the master dtype
 };
 
 struct Program {

@@ -388,6 +388,34 @@ void CheckUniformGrad(const Model& model, const Plan& plan, const std::string& w
   }
 }
 
+// What a unit in full precision may hold, and who has such units.
+void CheckFullPrecision(const Model& model, const Plan& plan, const std::string& where) {
+  const auto has_any = [](const UnitPlan& unit) { return unit.full_precision; };
+  if (std::none_of(plan.units.begin(), plan.units.end(), has_any)) {
+    return;
+  }
+  const std::vector<ResolvedUnit> units = ResolveUnits(model, plan, where);
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    if (!units[u].full_precision) {
+      continue;
+    }
+    const std::string field = UnitField(where, u, "full_precision");
+    if (plan.dialect == Dialect::kDdp || IsZero(plan.dialect)) {
+      throw InputError(field, "true", "false",
+                       plan.dialect == Dialect::kDdp
+                           ? "dialect ddp has no units; autocast leaves batch norms alone"
+                           : "DeepSpeed casts the whole module");
+    }
+    for (const ParamId id : units[u].params) {
+      if (!model.params[id.value].full_precision) {
+        throw InputError(field, "true for " + Quoted(model.params[id.value].fqn),
+                         "parameters that the model marks full_precision, and no others",
+                         "give its module another unit");
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
@@ -397,6 +425,7 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   CheckUnits(plan, where);
   CheckRecompute(model, plan, where);
   CheckUniformGrad(model, plan, where);
+  CheckFullPrecision(model, plan, where);
 }
 
 }  // namespace shardwright

@@ -60,6 +60,14 @@ struct ReshardChoice {
                                          const ReshardChoice& reshard, Dialect dialect,
                                          const std::string& where);
 
+// Under mixed precision, takes the modules whose parameters the model marks full_precision (batch
+// norms) out of the plan's units and gives them units of their own that stay in the master dtype:
+// fsdp1, as its wrap policies do, and fairscale, as auto_wrap_bn does, one unit each; native and
+// fsdp2 one unit for all, gathered once. Changes nothing without mixed precision, for models
+// without such modules, and for ddp (autocast leaves batch norms alone anyway) and the ZeRO stages
+// (DeepSpeed casts the whole module). Doing it twice is doing it once. O(modules).
+void KeepFullPrecision(const Model& model, const Precision& precision, Plan& plan);
+
 // One checkpointed region per block. Throws InputError naming `where` for a model without blocks.
 [[nodiscard]] std::vector<RecomputeRegion> RecomputeBlocks(const Model& model, RecomputeKind kind,
                                                            std::int64_t keep_every,

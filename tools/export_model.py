@@ -449,6 +449,8 @@ def module_tree(model):
         elements = sum(b.numel() for b in module.buffers(recurse=False) if b.is_floating_point())
         if params:
             row["params"] = params
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+                row["full_precision"] = True
         if children:
             row["modules"] = children
         if elements:

@@ -138,7 +138,8 @@ UnitPicture DrawUnits(const PlanFile& file, const Program& program) {
     UnitRow row;
     row.name = unit.name;
     row.parameters = unit.elements;
-    row.gathered = Bytes(unit.padded_elements * SizeOf(file.job.precision.param));
+    row.gathered = Bytes(unit.padded_elements *
+                         SizeOf(UnitPrecision(file.job.precision, unit.full_precision).param));
     const auto plan = plans.find(unit.name);
     if (plan != plans.end()) {
       row.reshard = has_reshard ? ReshardText(plan->second->reshard) : "";

@@ -170,8 +170,8 @@ Socket Join(const Launch& launch, int port, std::chrono::milliseconds timeout) {
   }
   const int fd = socket.fd();
   if (fd < 0) {
-    throw EnvironmentError(who + ": rank 0 does not answer at " + address + ':' +
-                           std::to_string(port) + " within " + TextOf(timeout) + ": " + problem);
+    throw RunError(who + ": rank 0 does not answer at " + address + ':' + std::to_string(port) +
+                   " within " + TextOf(timeout) + ": " + problem);
   }
   Configure(fd);
   const Frame hello{.kind = Kind::kHello,
@@ -184,13 +184,13 @@ Socket Join(const Launch& launch, int port, std::chrono::milliseconds timeout) {
   if (!socket.Write(&hello, sizeof hello) || !socket.Write(launch.job.data(), launch.job.size()) ||
       !socket.Read(&answer, sizeof answer) || answer.magic != kMagic || answer.bytes < 0 ||
       answer.bytes > kLongest || (answer.kind != Kind::kWelcome && answer.kind != Kind::kFail)) {
-    throw EnvironmentError(who + ": what answers at " + address + ':' + std::to_string(port) +
-                           " is not rank 0 of this run");
+    throw RunError(who + ": what answers at " + address + ':' + std::to_string(port) +
+                   " is not rank 0 of this run");
   }
   if (answer.kind == Kind::kFail) {
     std::string cause(static_cast<std::size_t>(answer.bytes), '\0');
     (void)socket.Read(cause.data(), cause.size());
-    throw EnvironmentError(cause);
+    throw RunError(cause);
   }
   // Nothing may come for as long as it likes; what goes out, process 0 has to take.
   SetTimeLimit(fd, SO_RCVTIMEO, std::chrono::milliseconds(0));

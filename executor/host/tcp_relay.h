@@ -69,7 +69,7 @@ class Socket {
 [[nodiscard]] Socket Listen(int port);
 [[nodiscard]] int PortOf(const Socket& listener);
 
-// Connects to process 0 and waits for its welcome. Throws EnvironmentError.
+// Connects to process 0 and waits for its welcome. Throws RunError.
 [[nodiscard]] Socket Join(const Launch& launch, int port, std::chrono::milliseconds timeout);
 
 class Relay {

@@ -126,6 +126,9 @@ class Binder {
   [[nodiscard]] std::int64_t ElementsOf(BufferId buffer, DType dtype) const {
     return BufferOf(buffer).size.value / SizeOf(dtype);
   }
+  [[nodiscard]] Precision PrecisionOf(UnitId unit) const {
+    return UnitPrecision(in_.job.precision, program_.units[unit.value].full_precision);
+  }
   // The dtype in which `elements` elements fill the buffer: of master, reduction and compute.
   [[nodiscard]] DType WidthOf(BufferId buffer, std::int64_t elements) const;
   [[nodiscard]] UnitId UnitOf(ParamId param) const { return unit_of_param_[param.value]; }

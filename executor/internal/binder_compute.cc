@@ -179,9 +179,9 @@ void Binder::BindBackwardAccess(const Access& access, const ModelOp& op, ModelCa
 // behind them what other ops that share its weight have more.
 void Binder::BindParamGrads(const Access& access, const ModelOp& op, ModelCall& call) {
   const BufferId buffer = access.buffer;
+  const UnitId unit = UnitOf(StorageOf(in_.model, op.params.front()));
   if (program_.dialect == "native") {
-    const DType r = in_.job.precision.reduce;
-    const UnitId unit = UnitOf(StorageOf(in_.model, op.params.front()));
+    const DType r = PrecisionOf(unit).reduce;
     const UnitInfo& info = program_.units[unit.value];
     const bool is_whole = ElementsOf(buffer, r) == info.shard_elements * program_.shard_size;
     if (is_whole && !IsKnown(buffer)) {
@@ -192,7 +192,9 @@ void Binder::BindParamGrads(const Access& access, const ModelOp& op, ModelCall& 
       Set(buffer, std::move(part));
     }
   } else if (!IsKnown(buffer)) {
-    Set(buffer, layouts_.OfOp(op, true, in_.job.precision.param));
+    const bool is_kept =
+        program_.dialect == "ddp" && in_.model.params[op.params.front().value].full_precision;
+    Set(buffer, layouts_.OfOp(op, true, UnitPrecision(PrecisionOf(unit), is_kept).param));
   }
   for (std::size_t k = 0; k < op.params.size(); ++k) {
     if (!in_.model.params[op.params[k].value].trainable) {

@@ -68,7 +68,7 @@ Call Binder::BindCast(const Body& body, OpId op, const OpView& v) {
   const BufferId from = v.inputs.front().buffer;
   const BufferId to = v.outputs.front().buffer;
   const Category category = BufferOf(to).category;
-  const DType p = in_.job.precision.param;
+  const DType p = PrecisionOf(v.unit()).param;
   if (category == Category::kUnshardedParameter && v.shape->stream == Stream::kCompute) {
     // Autocast: the parameters of the model op that reads the cast next.
     for (std::uint32_t i = op.value + 1; i < body.size(); ++i) {
@@ -82,14 +82,14 @@ Call Binder::BindCast(const Body& body, OpId op, const OpView& v) {
     Set(to, layouts_.Unsharded(v.unit(), p));
   } else {
     Contents same = ContentsOf(from);
-    same.dtype = category == Category::kAllGather ? p : in_.job.precision.reduce;
+    same.dtype = category == Category::kAllGather ? p : PrecisionOf(v.unit()).reduce;
     Set(to, std::move(same));
   }
   return Matched(v.inputs, to, false);
 }
 
 Call Binder::BindGatherCopyIn(const OpView& v) {
-  const DType p = in_.job.precision.param;
+  const DType p = PrecisionOf(v.unit()).param;
   const BufferId from = v.inputs.front().buffer;
   const BufferId to = v.outputs.front().buffer;
   const std::int64_t width = SizeOf(p);
@@ -114,7 +114,7 @@ Call Binder::BindGatherCopyIn(const OpView& v) {
 
 Call Binder::BindGatherCopyOut(const OpView& v) {
   const BufferId to = v.outputs.front().buffer;
-  Set(to, layouts_.Unsharded(v.unit(), in_.job.precision.param));
+  Set(to, layouts_.Unsharded(v.unit(), PrecisionOf(v.unit()).param));
   return Matched(v.inputs, to, false);
 }
 
@@ -135,8 +135,8 @@ Call Binder::BindGradientCopy(const OpView& v) {
     return BindRowsTogether(v);
   }
   const BufferId to = v.outputs.front().buffer;
-  const DType dtype =
-      v.shape->code == OpCode::kConcatGrad ? in_.job.precision.param : in_.job.precision.reduce;
+  const Precision precision = PrecisionOf(v.unit());
+  const DType dtype = v.shape->code == OpCode::kConcatGrad ? precision.param : precision.reduce;
   Set(to, layouts_.FullGradient(v.unit(), ElementsOf(to, dtype), dtype));
   return Matched(v.inputs, to, false);
 }
@@ -349,7 +349,21 @@ Call Binder::BindAccumulate(const OpView& v) {
     contents.dtype = in_.job.precision.master;
     Set(target.buffer, std::move(contents));
   }
-  return Matched(v.inputs, target.buffer, target.mode == AccessMode::kReadWrite);
+  if (target.mode == AccessMode::kWrite) {
+    return Matched(v.inputs, target.buffer, false);
+  }
+  // What only the later of two ops that share a weight has goes behind what is there.
+  Contents contents = ContentsOf(target.buffer);
+  const ShardPiece& last = contents.pieces.back();
+  const std::byte* const end =
+      At(target.buffer) + (last.shard_offset + last.count) * SizeOf(contents.dtype);
+  Append(ContentsOf(v.inputs.front().buffer), contents);
+  Set(target.buffer, std::move(contents));
+  Call call = Matched(v.inputs, target.buffer, true);
+  for (CopyRun& run : std::get<CopyCall>(call).runs) {
+    run.accumulate = run.to < end;
+  }
+  return call;
 }
 
 // Sums of activation gradients: out += a, or out = a, then out += b.

@@ -246,6 +246,8 @@ class Differences {
       change("reshard", Text(a.reshard), Text(b.reshard));
     }
     change("gap", std::string(NameIn(kGapNames, a.gap)), std::string(NameIn(kGapNames, b.gap)));
+    change("full_precision", a.full_precision ? "true" : "false",
+           b.full_precision ? "true" : "false");
     change("forward_prefetch", Text(a.forward_prefetch), Text(b.forward_prefetch));
     change("backward_prefetch", Text(a.backward_prefetch), Text(b.backward_prefetch));
   }

@@ -186,6 +186,9 @@ void ApplyHfFsdp(const HfFsdp& settings, PlanFile& file) {
   ApplyMesh(settings, file);
   ApplyUnits(settings, file);
   ApplyPrecision(settings, file.job.precision);
+  if (is_v1) {  // its wrap policies do so unasked
+    KeepFullPrecision(model, file.job.precision, file.plan);
+  }
   file.plan.offload = {};
   file.plan.offload.parameters = settings.cpu_offload;
   file.plan.offload.activations = !is_v1 && settings.activation_checkpointing_offload;

@@ -100,7 +100,8 @@ def strategy(model):
         sharding_strategy=shardwright_fsdp1.root_strategy(plan),
         device_mesh=(mesh["replicate"], mesh["shard"]) if mesh["replicate"] > 1 else None,
         mixed_precision=MixedPrecision(param_dtype=getattr(torch, dtypes["param"]),
-                                       reduce_dtype=getattr(torch, dtypes["reduce"])),
+                                       reduce_dtype=getattr(torch, dtypes["reduce"]),
+                                       _module_classes_to_ignore=()),
         cpu_offload=plan["offload"]["parameters"], backward_prefetch=prefetch[choices["backward_prefetch"]],
         forward_prefetch=choices["forward_prefetch"], limit_all_gathers=choices["limit_all_gathers"],
         use_orig_params=choices["use_orig_params"])

@@ -12,6 +12,7 @@
 #include "planner/emit_python.h"
 #include "planner/emitters/fqn.h"
 #include "schedule/plan_names.h"
+#include "schedule/wrap.h"
 
 namespace shardwright {
 namespace {
@@ -44,6 +45,9 @@ Json UnitsJson(const PlanFile& file, FqnDialect fqns) {
       json["modules"].push_back(ModuleName(file.model.model, fqn, fqns));
     }
     json["reshard_after_forward"] = ReshardJson(unit.reshard);
+    if (unit.full_precision) {
+      json["full_precision"] = true;
+    }
     if (!unit.forward_prefetch.empty()) {
       json["forward_prefetch"] = unit.forward_prefetch;
     }
@@ -138,10 +142,15 @@ bool RecomputesInFull(const Plan& plan) {
 }
 
 // Units of one module, without choices that FSDP1 and FairScale do not have. What groups hold falls
-// to the unit around them; the root is never freed after forward.
-std::vector<UnitPlan> FlatUnits(const Plan& plan) {
-  std::vector<UnitPlan> units;
+// to the unit around them, but for what they keep in full precision; the root is never freed after
+// forward.
+void SetFlatUnits(const PlanFile& file, PlanFile& out) {
+  const Plan& plan = file.plan;
+  std::vector<UnitPlan>& units = out.plan.units;
+  units.clear();
+  bool keeps = false;
   for (const UnitPlan& unit : plan.units) {
+    keeps = keeps || unit.full_precision;
     if (unit.modules.size() > 1) {
       continue;
     }
@@ -155,7 +164,9 @@ std::vector<UnitPlan> FlatUnits(const Plan& plan) {
     units.push_back(flat);
   }
   units.back().reshard.kind = Reshard::Kind::kNever;
-  return units;
+  if (keeps) {
+    KeepFullPrecision(out.model.model, out.job.precision, out.plan);
+  }
 }
 
 }  // namespace
@@ -216,7 +227,7 @@ PlanFile AsFsdp1(const PlanFile& file) {
   if (out.plan.sync == SyncMode::kReplicateLast) {
     out.plan.sync = SyncMode::kEvery;
   }
-  out.plan.units = FlatUnits(file.plan);
+  SetFlatUnits(file, out);
   out.plan.offload.activations = file.plan.offload.activations && RecomputesInFull(file.plan);
   return out;
 }
@@ -233,7 +244,7 @@ PlanFile AsFairscale(const PlanFile& file) {
   if (out.plan.sync == SyncMode::kReplicateLast) {
     out.plan.sync = SyncMode::kEvery;
   }
-  out.plan.units = FlatUnits(file.plan);
+  SetFlatUnits(file, out);
   out.plan.offload.activations = file.plan.offload.activations && RecomputesInFull(file.plan);
   Precision& precision = out.job.precision;
   if (precision.param == precision.master || precision.reduce != DType::kFp32) {

@@ -24,7 +24,7 @@ void AppendPostOrder(const Model& model, ModuleId id, const std::set<std::string
 std::vector<std::string> UnitClasses(const Model& model, const std::vector<UnitPlan>& units) {
   std::set<std::string> alone;
   for (const UnitPlan& unit : units) {
-    if (unit.modules.size() == 1 && !unit.modules[0].empty()) {
+    if (unit.modules.size() == 1 && !unit.modules[0].empty() && !unit.full_precision) {
       alone.insert(unit.modules[0]);
     }
   }

@@ -78,7 +78,8 @@ std::string DefaultUnitName(const std::vector<std::string>& modules) {
 }
 
 UnitPlan ReadUnit(const JsonValue& json) {
-  json.AllowOnly({"name", "modules", "reshard", "gap", "forward_prefetch", "backward_prefetch"});
+  json.AllowOnly({"name", "modules", "reshard", "gap", "full_precision", "forward_prefetch",
+                  "backward_prefetch"});
   UnitPlan unit;
   unit.modules = ReadStrings(json.At("modules"));
   const std::optional<JsonValue> name = json.Find("name");
@@ -87,6 +88,7 @@ UnitPlan ReadUnit(const JsonValue& json) {
     unit.reshard = ReadReshard(*reshard);
   }
   SetChoice(json, "gap", kGapNames, unit.gap);
+  SetBool(json, "full_precision", unit.full_precision);
   SetStrings(json, "forward_prefetch", unit.forward_prefetch);
   SetStrings(json, "backward_prefetch", unit.backward_prefetch);
   return unit;

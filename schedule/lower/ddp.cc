@@ -71,7 +71,7 @@ class DdpRules : public StepRules {
   // Autocast: weights are cast where they are first used and kept for the op's backward.
   void BeforeForwardOp(std::uint32_t i, Phase phase) override {
     const std::int64_t elements = ParamElements(i, false);
-    if (!CastsGather() || elements == 0 || cast_of_op_[i].valid()) {
+    if (elements == 0 || !CastsWeights(i) || cast_of_op_[i].valid()) {
       return;
     }
     const Bytes cast(elements * SizeOf(job_.precision.param));
@@ -84,7 +84,7 @@ class DdpRules : public StepRules {
   }
 
   BufferId ParameterStorage(UnitId unit, std::uint32_t model_op) override {
-    return CastsGather() ? cast_of_op_[model_op] : At(unit).shard;
+    return CastsWeights(model_op) ? cast_of_op_[model_op] : At(unit).shard;
   }
 
   void AfterBackwardOp(std::uint32_t i) override { FreeCast(i); }
@@ -98,29 +98,27 @@ class DdpRules : public StepRules {
   }
 
   GradTarget WeightGradTarget(std::uint32_t i, UnitId) override {
-    fresh_grad_ = e_.Alloc(Bytes(ParamElements(i, true) * SizeOf(job_.precision.param)),
-                           Category::kUnshardedGradient, Stream::kCompute);
+    const DType dtype = CastsWeights(i) ? job_.precision.param : job_.precision.master;
+    const bool becomes_sum = !CastsWeights(i) && !SumOf(i).valid();
+    const std::int64_t n = becomes_sum ? SumOfGradElementsWith(i) : ParamElements(i, true);
+    fresh_grad_ =
+        e_.Alloc(Bytes(n * SizeOf(dtype)), Category::kUnshardedGradient, Stream::kCompute);
     return {fresh_grad_, AccessMode::kWrite};
   }
 
   // A gradient becomes .grad or is added to it, then its bucket fills. Ops that share a weight add
   // up the micro-batch's gradient first, as autograd does before it touches .grad.
   void WeightGradWritten(std::uint32_t i, UnitId unit) override {
-    const std::size_t storage = StorageOf(i).value;
-    BufferId& grad = grad_of_param_[storage];
-    if (first_micro_batch_ || !is_shared_[storage]) {
-      const bool is_new = !grad.valid();
-      AddFresh(i, grad);
-      if (is_new) {
-        At(unit).grads.push_back(grad);
-      }
-    } else {
-      BufferId& part = part_of_param_[storage];
-      AddFresh(i, part);
-      if (completes_grad_[i]) {
-        Accumulate(i, part, grad, AccessMode::kReadWrite);
-        part = BufferId();
-      }
+    BufferId& grad = grad_of_param_[StorageOf(i).value];
+    BufferId& sum = SumOf(i);
+    const bool is_new = !grad.valid();
+    AddFresh(i, sum);
+    if (is_new) {
+      At(unit).grads.push_back(grad);
+    }
+    if (&sum != &grad && completes_grad_[i]) {
+      Accumulate(i, sum, grad, AccessMode::kReadWrite);
+      sum = BufferId();
     }
     if (Syncs() && plan_.replicate_size > 1 && completes_grad_[i]) {
       FillBucket(i, grad);
@@ -165,6 +163,11 @@ class DdpRules : public StepRules {
   [[nodiscard]] UnitId UnitOf(std::uint32_t i) const {
     return spans_.unit_of_param[e_.in.model.ops[i].params.front().value];
   }
+  // Autocast does not touch what batch norms read.
+  [[nodiscard]] bool CastsWeights(std::uint32_t i) const {
+    return job_.precision.param != job_.precision.master &&
+           !e_.in.model.params[e_.in.model.ops[i].params.front().value].full_precision;
+  }
   [[nodiscard]] std::int64_t ParamElements(std::uint32_t i, bool trainable_only) const {
     std::int64_t n = 0;
     for (const ParamId p : e_.in.model.ops[i].params) {
@@ -173,16 +176,22 @@ class DdpRules : public StepRules {
     }
     return n;
   }
+  // Where the op's gradient is added: .grad, or what a later micro-batch has of it so far.
+  [[nodiscard]] BufferId& SumOf(std::uint32_t i) {
+    const std::size_t storage = StorageOf(i).value;
+    const bool is_apart = !first_micro_batch_ && is_shared_[storage];
+    return is_apart ? part_of_param_[storage] : grad_of_param_[storage];
+  }
   // The fresh gradient becomes `sum`, is cast into it, or is added to it.
   void AddFresh(std::uint32_t i, BufferId& sum) {
-    if (!sum.valid() && !CastsGather()) {
+    if (!sum.valid() && !CastsWeights(i)) {
       sum = fresh_grad_;
       return;
     }
     AccessMode mode = AccessMode::kReadWrite;
     if (!sum.valid()) {
       mode = AccessMode::kWrite;
-      sum = e_.Alloc(Bytes(ParamElements(i, true) * SizeOf(job_.precision.master)),
+      sum = e_.Alloc(Bytes(SumOfGradElementsWith(i) * SizeOf(job_.precision.master)),
                      Category::kUnshardedGradient, Stream::kCompute);
     }
     Accumulate(i, fresh_grad_, sum, mode);
@@ -216,7 +225,7 @@ class DdpRules : public StepRules {
     for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
       if (e_.a.ops[i].weight_grad) {
         grad_bytes_[StorageOf(i).value] =
-            Bytes(ParamElements(i, true) * SizeOf(job_.precision.master));
+            Bytes(SumOfGradElementsWith(i) * SizeOf(job_.precision.master));
       }
     }
     if (!first) {

@@ -64,7 +64,8 @@ class FairscaleRules : public FlatRules {
 
  protected:
   [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override {
-    return LayoutFlat(e_.in.model, unit, plan_.shard_size, false, job_.precision.param);
+    return LayoutFlat(e_.in.model, unit, plan_.shard_size, false,
+                      UnitPrecision(job_.precision, unit.full_precision).param);
   }
 
   void BeforeGather(Phase phase, UnitId unit) override {
@@ -78,7 +79,7 @@ class FairscaleRules : public FlatRules {
   static constexpr Stream kPost = Stream::kReduce;  // the post_backward stream
 
   [[nodiscard]] Bytes ReducedShard(UnitId u) const {
-    return Bytes(Info(u).shard_elements * SizeOf(job_.precision.reduce));
+    return Bytes(Info(u).shard_elements * SizeOf(PrecisionOf(u).reduce));
   }
   [[nodiscard]] Bytes Slots(std::int64_t elements) const {
     return Bytes(elements * plan_.shard_size * SizeOf(job_.precision.reduce));
@@ -87,10 +88,10 @@ class FairscaleRules : public FlatRules {
   void Reduce(UnitId u, BufferId flat) {
     e_.AddWait(kPost, {e_.LastCompute()}, Phase::kBackward, u.value);
     const BufferId input = CastFlat(u, flat);
-    Scale(u, input, FlatGrad(u, job_.precision.reduce), kPost, factors_.pre);
+    Scale(u, input, FlatGrad(u, PrecisionOf(u).reduce), kPost, factors_.pre);
     if (plan_.shard_size == 1) {
       Finish(u, input);
-    } else if (Info(u).shard_elements <= slot_elements_) {
+    } else if (Info(u).shard_elements <= slot_elements_ && !Info(u).full_precision) {
       AddToBucket(u, input);
     } else {
       ReduceAlone(u, input);
@@ -104,9 +105,10 @@ class FairscaleRules : public FlatRules {
     last_reduce_ = e_.body->last();
   }
 
-  // Larger gradients are concatenated once more, chunk by chunk, and reduced by themselves.
+  // Gradients that are larger, or of another dtype than the bucket, are concatenated once more,
+  // chunk by chunk, and reduced by themselves.
   void ReduceAlone(UnitId u, BufferId input) {
-    const Bytes full = FlatGrad(u, job_.precision.reduce);
+    const Bytes full = FlatGrad(u, PrecisionOf(u).reduce);
     const Emitter::Where where{Phase::kBackward, u.value};
     const BufferId chunks = e_.Alloc(full, Category::kReduceScatter, kPost);
     e_.AddCopy(
@@ -114,7 +116,7 @@ class FairscaleRules : public FlatRules {
         {{input, AccessMode::kRead, Role::kInput}, {chunks, AccessMode::kWrite, Role::kOutput}});
     const BufferId out = NewShard(u);
     e_.AddCollective(
-        Collective(OpCode::kReduceScatter, kPost, reduce_group_, full, job_.precision.reduce),
+        Collective(OpCode::kReduceScatter, kPost, reduce_group_, full, PrecisionOf(u).reduce),
         where,
         {{chunks, AccessMode::kRead, Role::kInput}, {out, AccessMode::kWrite, Role::kOutput}});
     e_.body->Free(chunks);
@@ -130,7 +132,7 @@ class FairscaleRules : public FlatRules {
     if (!bucket_.valid()) {
       bucket_ = e_.Alloc(Slots(slot_elements_), Category::kReduceScatter, kPost);
     }
-    const Bytes full = FlatGrad(u, job_.precision.reduce);
+    const Bytes full = FlatGrad(u, PrecisionOf(u).reduce);
     const BufferId stacked = e_.Alloc(full, Category::kTemporary, kPost);
     e_.AddCopy(OpCode::kBucketCopy, kPost, {Phase::kBackward, u.value}, 2 * full, 2 * full,
                {{input, AccessMode::kRead, Role::kInput},
@@ -173,7 +175,7 @@ class FairscaleRules : public FlatRules {
     last_reduce_ = e_.body->last();
   }
 
-  [[nodiscard]] bool Adopts(UnitId u) { return !CastsReduce() && !At(u).sharded_grad.valid(); }
+  [[nodiscard]] bool Adopts(UnitId u) { return !CastsReduce(u) && !At(u).sharded_grad.valid(); }
   [[nodiscard]] BufferId NewShard(UnitId u) {
     return e_.Alloc(ReducedShard(u),
                     Adopts(u) ? Category::kShardedGradient : Category::kReduceScatter, kPost);

@@ -88,7 +88,7 @@ BufferId FlatRules::StageShard(UnitId u, Phase phase, std::vector<BufferId>& sta
                    staged.back());
     source = staged.back();
   }
-  if (CastsGather() && plan_.shard_size > 1) {
+  if (CastsGather(u) && plan_.shard_size > 1) {
     staged.push_back(e_.Alloc(GatherShard(u), Category::kAllGather, Stream::kCopyIn));
     e_.AddCopy(OpCode::kCast, Stream::kCopyIn, {phase, u.value}, MasterShard(u), GatherShard(u),
                {{source, AccessMode::kRead, Role::kInput},
@@ -99,7 +99,7 @@ BufferId FlatRules::StageShard(UnitId u, Phase phase, std::vector<BufferId>& sta
 }
 
 void FlatRules::Unshard(UnitId u, Phase phase) {
-  if (InPlace() || pending_[u.value] || At(u).unsharded.valid()) {
+  if (InPlace(u) || pending_[u.value] || At(u).unsharded.valid()) {
     return;
   }
   pending_[u.value] = true;
@@ -114,7 +114,7 @@ void FlatRules::Unshard(UnitId u, Phase phase) {
                 {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
   } else {
     e_.AddCollective(Collective(OpCode::kAllGather, Stream::kGather, shard_group_, Unsharded(u),
-                                job_.precision.param),
+                                PrecisionOf(u).param),
                      {phase, u.value},
                      {{source, AccessMode::kRead, Role::kInput},
                       {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
@@ -151,7 +151,7 @@ void FlatRules::FreeAllUnsharded() {
 
 BufferId FlatRules::FlattenGrads(UnitId u) {
   UnitState& state = At(u);
-  const Bytes size = FlatGrad(u, job_.precision.param);
+  const Bytes size = FlatGrad(u, PrecisionOf(u).param);
   const BufferId flat = e_.Alloc(size, Category::kUnshardedGradient, Stream::kCompute);
   e_.AddCopy(OpCode::kConcatGrad, Stream::kCompute, {Phase::kBackward, u.value}, GradBytes(u), size,
              {{flat, AccessMode::kWrite, Role::kOutput}});
@@ -170,7 +170,7 @@ BufferId FlatRules::AddKept(UnitId u, BufferId flat) {
   }
   const BufferId kept = state.accumulated;
   state.accumulated = BufferId();
-  const Bytes size = FlatGrad(u, job_.precision.param);
+  const Bytes size = FlatGrad(u, PrecisionOf(u).param);
   e_.AddCopy(
       OpCode::kGradStore, Stream::kCompute, {Phase::kBackward, u.value}, 2 * size, size,
       {{kept, AccessMode::kReadWrite, Role::kOutput}, {flat, AccessMode::kRead, Role::kInput}});
@@ -179,13 +179,13 @@ BufferId FlatRules::AddKept(UnitId u, BufferId flat) {
 }
 
 BufferId FlatRules::CastFlat(UnitId u, BufferId flat) {
-  const DType r = job_.precision.reduce;
-  if (r == job_.precision.param) {
+  const DType r = PrecisionOf(u).reduce;
+  if (r == PrecisionOf(u).param) {
     return flat;
   }
   const BufferId cast = e_.Alloc(FlatGrad(u, r), Category::kReduceScatter, Stream::kReduce);
   e_.AddCopy(OpCode::kCast, Stream::kReduce, {Phase::kBackward, u.value},
-             FlatGrad(u, job_.precision.param), FlatGrad(u, r),
+             FlatGrad(u, PrecisionOf(u).param), FlatGrad(u, r),
              {{flat, AccessMode::kRead, Role::kInput}, {cast, AccessMode::kWrite, Role::kOutput}});
   return cast;
 }

@@ -28,7 +28,7 @@ class FlatRules : public StepRules {
   void EndForward() override;
   void BackwardLeft(UnitId u, bool done) override;
   BufferId ParameterStorage(UnitId u, std::uint32_t /*model_op*/) override {
-    return InPlace() ? At(u).shard : At(u).unsharded;
+    return InPlace(u) ? At(u).shard : At(u).unsharded;
   }
 
  protected:
@@ -45,8 +45,8 @@ class FlatRules : public StepRules {
   virtual void AfterFree() {}
 
   // NO_SHARD without mixed precision computes on the parameters themselves.
-  [[nodiscard]] bool InPlace() const {
-    return plan_.shard_size == 1 && !CastsGather() && !plan_.offload.parameters;
+  [[nodiscard]] bool InPlace(UnitId u) const {
+    return plan_.shard_size == 1 && !CastsGather(u) && !plan_.offload.parameters;
   }
   [[nodiscard]] bool Reshards(UnitId u) const {
     return plan_.units[u.value].reshard.kind == Reshard::Kind::kAlways && !is_root_[u.value] &&

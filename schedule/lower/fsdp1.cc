@@ -104,7 +104,7 @@ class Fsdp1Rules : public FlatRules {
 
   [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override {
     return LayoutFlat(e_.in.model, unit, plan_.shard_size, plan_.use_orig_params,
-                      job_.precision.param);
+                      UnitPrecision(job_.precision, unit.full_precision).param);
   }
 
   void BeforeGather(Phase phase, UnitId unit) override {
@@ -151,7 +151,7 @@ class Fsdp1Rules : public FlatRules {
 
   // kLimit - 1, plus the gathers of a forward pass before its first free.
   [[nodiscard]] std::uint32_t CarriedEvents() const {
-    if (!plan_.limit_all_gathers || InPlace()) {
+    if (!plan_.limit_all_gathers) {
       return 0;
     }
     std::uint32_t first_free = kNoRegion;
@@ -162,9 +162,10 @@ class Fsdp1Rules : public FlatRules {
     }
     std::uint32_t gathers = 0;
     for (std::uint32_t u = 0; u < unit_count(); ++u) {
-      gathers += HasParams(UnitId(u)) && spans_.spans[u].front().first <= first_free ? 1U : 0U;
+      const bool is_gathered = HasParams(UnitId(u)) && !InPlace(UnitId(u));
+      gathers += is_gathered && spans_.spans[u].front().first <= first_free ? 1U : 0U;
     }
-    return static_cast<std::uint32_t>(kLimit) - 1 + gathers;
+    return gathers == 0 ? 0 : static_cast<std::uint32_t>(kLimit) - 1 + gathers;
   }
 
   // At most two frees may be outstanding on the device when a new gather is issued.
@@ -183,14 +184,14 @@ class Fsdp1Rules : public FlatRules {
     const OpId computed = e_.LastCompute();
     e_.AddWait(Stream::kReduce, {computed}, Phase::kBackward, u.value);
     const Stream s = Stream::kReduce;
-    const DType r = job_.precision.reduce;
+    const DType r = PrecisionOf(u).reduce;
     const BufferId input = CastFlat(u, flat);
     Scale(u, input, FlatGrad(u, r), s, factors_.pre);
     BufferId out = input;
     const bool whole = plan_.shard_size == 1;
     const Bytes shard = Bytes(Info(u).shard_elements * SizeOf(r));
     if (!whole) {
-      const bool adopts = !CastsReduce() && !At(u).sharded_grad.valid();
+      const bool adopts = !CastsReduce(u) && !At(u).sharded_grad.valid();
       out = e_.Alloc(shard, adopts ? Category::kShardedGradient : Category::kReduceScatter, s);
       e_.AddCollective(
           Collective(OpCode::kReduceScatter, s, shard_group_, FlatGrad(u, r), r),
@@ -220,7 +221,7 @@ class Fsdp1Rules : public FlatRules {
     UnitState& state = At(u);
     const bool accumulate = state.sharded_grad.valid();
     const Bytes shard = e_.program.buffers[out.value].size;
-    if (!accumulate && !CastsReduce()) {
+    if (!accumulate && !CastsReduce(u)) {
       state.sharded_grad = out;
       return;
     }

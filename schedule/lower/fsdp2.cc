@@ -118,7 +118,7 @@ class Fsdp2Rules : public StepRules {
 
   void InitUnit(UnitId u) override {
     StepRules::InitUnit(u);
-    At(u).unsharded_pieces = Pieces(PerParameter(u, false, false), job_.precision.param);
+    At(u).unsharded_pieces = Pieces(PerParameter(u, false, false), PrecisionOf(u).param);
   }
   [[nodiscard]] std::vector<std::int64_t> ShardTensors(UnitId u) const override {
     return PerParameter(u, true, false);
@@ -173,7 +173,7 @@ class Fsdp2Rules : public StepRules {
                                 : shard_group_;
     const OpId copied = e_.body->last();
     c.gathered = e_.AddCollective(
-        Collective(OpCode::kAllGather, Stream::kGather, group, Unsharded(u), job_.precision.param),
+        Collective(OpCode::kAllGather, Stream::kGather, group, Unsharded(u), PrecisionOf(u).param),
         {phase, u.value}, {{c.gather_out, AccessMode::kReadWrite, Role::kOutput}});
     e_.After(copied);
   }
@@ -184,7 +184,7 @@ class Fsdp2Rules : public StepRules {
     BufferId cast;
     const bool from_clone = c.clone.valid();
     const Bytes slice = from_clone ? Unsharded(u) / PlanOf(u).reshard.group : GatherShard(u);
-    if (CastsGather() && !from_clone) {
+    if (CastsGather(u) && !from_clone) {
       cast = e_.Alloc(GatherShard(u), Category::kAllGather, Stream::kCopyIn);
     }
     c.gather_out = e_.Alloc(Unsharded(u), Category::kAllGather, Stream::kCopyIn);
@@ -195,7 +195,7 @@ class Fsdp2Rules : public StepRules {
     OpShape shape;
     shape.code = OpCode::kGatherCopyIn;
     shape.stream = Stream::kCopyIn;
-    shape.dtype = job_.precision.param;
+    shape.dtype = PrecisionOf(u).param;
     shape.bytes = slice;
     e_.Add(shape, std::span<const Kernel>(kernels).subspan(cast.valid() ? 0 : 1), phase, u.value,
            {{from_clone ? c.clone : source, AccessMode::kRead, Role::kInput},
@@ -320,11 +320,11 @@ class Fsdp2Rules : public StepRules {
     const bool keeps = plan_.sync == SyncMode::kLast && plan_.accumulation > 1;
     const bool adds = keeps && At(u).accumulated.valid();
     if (adds) {
-      AccumulateUnsharded(u, job_.precision.reduce);
+      AccumulateUnsharded(u);
     }
     DropUnused(u, Phase::kBackward);
     if (keeps && !adds) {
-      AccumulateUnsharded(u, job_.precision.reduce);
+      AccumulateUnsharded(u);
     }
     if (!has_grads || !Syncs()) {
       return;
@@ -340,14 +340,14 @@ class Fsdp2Rules : public StepRules {
     const OpId copied = e_.body->last();
     const bool replicate =
         replicate_group_.valid() && (plan_.sync != SyncMode::kReplicateLast || last_micro_batch_);
-    const bool adopts = !CastsReduce() && !At(u).sharded_grad.valid();
+    const bool adopts = !CastsReduce(u) && !At(u).sharded_grad.valid();
     BufferId out =
         e_.Alloc(ReduceShard(u), adopts ? Category::kShardedGradient : Category::kReduceScatter,
                  Stream::kReduce);
     if (plan_.shard_size > 1) {
       ScaleForFp16(u, reduce_input_, ReduceFull(u), Stream::kReduce);
       e_.AddCollective(Collective(OpCode::kReduceScatter, Stream::kReduce, shard_group_,
-                                  ReduceFull(u), job_.precision.reduce),
+                                  ReduceFull(u), PrecisionOf(u).reduce),
                        {Phase::kBackward, u.value},
                        {{reduce_input_, AccessMode::kRead, Role::kInput},
                         {out, AccessMode::kWrite, Role::kOutput}});
@@ -368,7 +368,7 @@ class Fsdp2Rules : public StepRules {
     if (replicate) {
       tail = Stream::kReplicate;
       e_.AddCollective(Collective(OpCode::kAllReduce, tail, replicate_group_, ReduceShard(u),
-                                  job_.precision.reduce),
+                                  PrecisionOf(u).reduce),
                        {Phase::kBackward, u.value}, {{out, AccessMode::kReadWrite, Role::kInput}});
       e_.After(last_reduce_);
       last_replicate_ = e_.body->last();
@@ -382,9 +382,9 @@ class Fsdp2Rules : public StepRules {
     const bool kept = state.accumulated.valid();
     reduce_input_ = e_.Alloc(ReduceFull(u), Category::kReduceScatter, Stream::kCompute);
     BufferId narrow;
-    if (SizeOf(job_.precision.reduce) < SizeOf(job_.precision.param)) {
+    if (SizeOf(PrecisionOf(u).reduce) < SizeOf(PrecisionOf(u).param)) {
       narrow =
-          e_.Alloc(ReduceFull(u) / SizeOf(job_.precision.reduce) * SizeOf(job_.precision.param),
+          e_.Alloc(ReduceFull(u) / SizeOf(PrecisionOf(u).reduce) * SizeOf(PrecisionOf(u).param),
                    Category::kTemporary, Stream::kCompute);
     }
     const Bytes read = kept ? e_.program.buffers[state.accumulated.value].size : GradBytes(u);
@@ -437,7 +437,7 @@ class Fsdp2Rules : public StepRules {
 
   // fp16 sums are divided before and after; other dtypes use NCCL's average.
   void ScaleForFp16(UnitId u, BufferId buffer, Bytes bytes, Stream stream) {
-    if (job_.precision.reduce != DType::kFp16) {
+    if (PrecisionOf(u).reduce != DType::kFp16) {
       return;
     }
     const OpId before = e_.body->last();

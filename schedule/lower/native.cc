@@ -137,7 +137,8 @@ class NativeRules : public StepRules {
       BufferId& part = part_of_param_[StorageOf(model_op).value];
       const bool is_new = !part.valid();
       if (is_new) {
-        part = e_.Alloc(PartBytes(model_op), Category::kUnshardedGradient, Stream::kCompute);
+        part = e_.Alloc(Bytes(SumOfGradElementsWith(model_op) * SizeOf(PrecisionOf(u).reduce)),
+                        Category::kUnshardedGradient, Stream::kCompute);
       }
       return {part, is_new ? AccessMode::kWrite : AccessMode::kReadWrite};
     }
@@ -221,7 +222,8 @@ class NativeRules : public StepRules {
   }
 
   [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override {
-    return LayoutNative(e_.in.model, unit, plan_.shard_size, job_.precision.param);
+    return LayoutNative(e_.in.model, unit, plan_.shard_size,
+                        UnitPrecision(job_.precision, unit.full_precision).param);
   }
 
   // The gradient has the layout of the parameters, so that a rank reduces what it owns. A unit that
@@ -253,27 +255,6 @@ class NativeRules : public StepRules {
   [[nodiscard]] bool IsSummedApart(std::uint32_t model_op) const {
     return plan_.sync == SyncMode::kLast && !first_micro_batch_ &&
            is_shared_[StorageOf(model_op).value];
-  }
-  // Gradients of all ops that share the op's weight: of that, and of what else they have.
-  [[nodiscard]] Bytes PartBytes(std::uint32_t model_op) const {
-    const Model& model = e_.in.model;
-    std::vector<ParamId> storages;
-    std::int64_t elements = 0;
-    for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
-      if (!e_.a.ops[i].weight_grad || StorageOf(i) != StorageOf(model_op)) {
-        continue;
-      }
-      for (const ParamId p : model.ops[i].params) {
-        const Parameter& param = model.params[p.value];
-        const ParamId storage = param.tied_to.valid() ? param.tied_to : p;
-        if (param.trainable &&
-            std::find(storages.begin(), storages.end(), storage) == storages.end()) {
-          storages.push_back(storage);
-          elements += param.Elements();
-        }
-      }
-    }
-    return Bytes(elements * SizeOf(job_.precision.reduce));
   }
   // A plan may list units whose backward has passed, or that have none.
   [[nodiscard]] bool HasBackwardAhead(UnitId u) {
@@ -407,7 +388,7 @@ class NativeRules : public StepRules {
           small ? e_.AddGroup("reshard" + std::to_string(size), size, 1) : gather_group_;
       const OpId copied = c.gathered;
       c.gathered = e_.AddCollective(Collective(OpCode::kAllGather, Stream::kGather, group,
-                                               Unsharded(u), job_.precision.param),
+                                               Unsharded(u), PrecisionOf(u).param),
                                     {phase, u.value},
                                     {{At(u).unsharded, AccessMode::kReadWrite, Role::kOutput}});
       e_.After(copied);
@@ -537,13 +518,13 @@ class NativeRules : public StepRules {
     state.accumulated = BufferId();
     const OpId written = e_.LastCompute();
     const Stream s = Stream::kReduce;
-    const bool adopts = !CastsReduce() && !state.sharded_grad.valid();
+    const bool adopts = !CastsReduce(u) && !state.sharded_grad.valid();
     BufferId out =
         e_.Alloc(ReduceShard(u), adopts ? Category::kShardedGradient : Category::kReduceScatter, s);
     if (plan_.shard_size > 1) {
       e_.AddCollective(
           Collective(OpCode::kReduceScatter, s, reduce_group_, ReduceFull(u),
-                     job_.precision.reduce),
+                     PrecisionOf(u).reduce),
           {Phase::kBackward, u.value},
           {{input, AccessMode::kRead, Role::kInput}, {out, AccessMode::kWrite, Role::kOutput}});
       TakeTurn();
@@ -561,7 +542,7 @@ class NativeRules : public StepRules {
       const OpId reduced = e_.body->last();
       const OpId replicated = e_.AddCollective(
           Collective(OpCode::kAllReduce, Stream::kReplicate, replicate_group_, ReduceShard(u),
-                     job_.precision.reduce),
+                     PrecisionOf(u).reduce),
           {Phase::kBackward, u.value}, {{out, AccessMode::kReadWrite, Role::kInput}});
       e_.After(reduced);
       e_.AddWait(s, {replicated}, Phase::kBackward, u.value);

@@ -34,6 +34,7 @@ StepRules::StepRules(Emitter& emitter, const UnitSpans& spans,
 void StepRules::Init(const std::vector<ResolvedUnit>& units) {
   for (const ResolvedUnit& unit : units) {
     e_.program.units.push_back(Layout(unit));
+    e_.program.units.back().full_precision = unit.full_precision;
     train_elements_.push_back(GradElements(e_.program.units.back()));
   }
   std::int64_t buffer_elements = 0;
@@ -156,19 +157,19 @@ UnitId StepRules::UnitNamed(const std::string& name) const {
 }
 
 Bytes StepRules::Unsharded(UnitId u) const {
-  return Bytes(Info(u).padded_elements * SizeOf(job_.precision.param));
+  return Bytes(Info(u).padded_elements * SizeOf(PrecisionOf(u).param));
 }
 Bytes StepRules::GatherShard(UnitId u) const {
-  return Bytes(Info(u).shard_elements * SizeOf(job_.precision.param));
+  return Bytes(Info(u).shard_elements * SizeOf(PrecisionOf(u).param));
 }
 Bytes StepRules::MasterShard(UnitId u) const {
   return Bytes(Info(u).shard_elements * SizeOf(job_.precision.master));
 }
 Bytes StepRules::ReduceFull(UnitId u) const {
-  return Bytes(train_elements_[u.value] * SizeOf(job_.precision.reduce));
+  return Bytes(train_elements_[u.value] * SizeOf(PrecisionOf(u).reduce));
 }
 Bytes StepRules::ReduceShard(UnitId u) const {
-  return Bytes(train_elements_[u.value] / e_.program.shard_size * SizeOf(job_.precision.reduce));
+  return Bytes(train_elements_[u.value] / e_.program.shard_size * SizeOf(PrecisionOf(u).reduce));
 }
 Bytes StepRules::GradShard(UnitId u) const {
   return Bytes(train_elements_[u.value] / e_.program.shard_size * SizeOf(job_.precision.master));
@@ -179,22 +180,22 @@ Bytes StepRules::StateShard(UnitId u) const {
 }
 
 StepRules::GradTarget StepRules::WeightGradTarget(std::uint32_t model_op, UnitId unit) {
-  std::vector<std::int64_t> elements;
-  for (const ParamId p : e_.in.model.ops[model_op].params) {
-    const Parameter& param = e_.in.model.params[p.value];
-    if (param.trainable) {
-      elements.push_back(param.Elements());
-    }
-  }
+  const auto& known = At(unit).grad_of_param;
+  const bool is_again = std::any_of(known.begin(), known.end(), [&](const auto& entry) {
+    return entry.first == StorageOf(model_op);
+  });
+  const std::vector<std::int64_t> elements =
+      is_again ? GradElementsOf(model_op) : GradElementsWith(model_op);
   const std::int64_t sum = std::accumulate(elements.begin(), elements.end(), std::int64_t{0});
-  const BufferId grad = e_.AllocPieces(Bytes(sum * SizeOf(job_.precision.param)),
-                                       Pieces(elements, job_.precision.param),
+  const DType p = PrecisionOf(unit).param;
+  const BufferId grad = e_.AllocPieces(Bytes(sum * SizeOf(p)), Pieces(elements, p),
                                        Category::kUnshardedGradient, Stream::kCompute);
   At(unit).grads.push_back(grad);
   return {grad, AccessMode::kWrite};
 }
 
-// A parameter that several ops use (tied weights) gets its second gradient added to its first.
+// A parameter that several ops use (tied weights) gets its second gradient added to its first; what
+// else the later op has goes into the room that the first one's buffer has for it.
 void StepRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
   UnitState& state = At(unit);
   const ParamId storage = StorageOf(model_op);
@@ -212,6 +213,46 @@ void StepRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
              {{seen->second, AccessMode::kReadWrite, Role::kOutput},
               {extra, AccessMode::kRead, Role::kInput}});
   e_.body->Free(extra);
+}
+
+std::vector<std::int64_t> StepRules::GradElementsOf(std::uint32_t model_op) const {
+  std::vector<std::int64_t> elements;
+  for (const ParamId p : e_.in.model.ops[model_op].params) {
+    const Parameter& param = e_.in.model.params[p.value];
+    if (param.trainable) {
+      elements.push_back(param.Elements());
+    }
+  }
+  return elements;
+}
+
+std::vector<std::int64_t> StepRules::GradElementsWith(std::uint32_t model_op) const {
+  if (!is_shared_[StorageOf(model_op).value]) {
+    return GradElementsOf(model_op);
+  }
+  const Model& model = e_.in.model;
+  std::vector<ParamId> storages;
+  std::vector<std::int64_t> elements;
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+    if (!e_.a.ops[i].weight_grad || StorageOf(i) != StorageOf(model_op)) {
+      continue;
+    }
+    for (const ParamId p : model.ops[i].params) {
+      const Parameter& param = model.params[p.value];
+      const ParamId storage = param.tied_to.valid() ? param.tied_to : p;
+      if (param.trainable &&
+          std::find(storages.begin(), storages.end(), storage) == storages.end()) {
+        storages.push_back(storage);
+        elements.push_back(param.Elements());
+      }
+    }
+  }
+  return elements;
+}
+
+std::int64_t StepRules::SumOfGradElementsWith(std::uint32_t model_op) const {
+  const std::vector<std::int64_t> elements = GradElementsWith(model_op);
+  return std::accumulate(elements.begin(), elements.end(), std::int64_t{0});
 }
 
 ParamId StepRules::StorageOf(std::uint32_t model_op) const {
@@ -235,13 +276,14 @@ void StepRules::FreeGrads(UnitId u) {
   At(u).grads.clear();
 }
 
-void StepRules::AccumulateUnsharded(UnitId u, DType dtype) {
+void StepRules::AccumulateUnsharded(UnitId u) {
   UnitState& state = At(u);
   if (state.grads.empty()) {
     return;
   }
   const Bytes fresh = GradBytes(u);
-  const Bytes kept(fresh.value / SizeOf(job_.precision.param) * SizeOf(dtype));
+  const Precision precision = PrecisionOf(u);
+  const Bytes kept(fresh.value / SizeOf(precision.param) * SizeOf(precision.reduce));
   const bool first = !state.accumulated.valid();
   if (first) {
     state.accumulated = e_.Alloc(kept, Category::kUnshardedGradient, Stream::kCompute);

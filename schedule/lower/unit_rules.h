@@ -93,8 +93,15 @@ class StepRules : public DialectRules {
   [[nodiscard]] Bytes ReduceShard(UnitId u) const;  // train N/W r
   [[nodiscard]] Bytes GradShard(UnitId u) const;    // train N/W o
   [[nodiscard]] Bytes StateShard(UnitId u) const;   // one optimizer state
-  [[nodiscard]] bool CastsGather() const { return job_.precision.param != job_.precision.master; }
-  [[nodiscard]] bool CastsReduce() const { return job_.precision.reduce != job_.precision.master; }
+  [[nodiscard]] Precision PrecisionOf(UnitId u) const {
+    return UnitPrecision(job_.precision, Info(u).full_precision);
+  }
+  [[nodiscard]] bool CastsGather(UnitId u) const {
+    return PrecisionOf(u).param != job_.precision.master;
+  }
+  [[nodiscard]] bool CastsReduce(UnitId u) const {
+    return PrecisionOf(u).reduce != job_.precision.master;
+  }
   // Gradients of this micro-batch are reduced (not just accumulated).
   [[nodiscard]] bool Syncs() const { return plan_.sync != SyncMode::kLast || last_micro_batch_; }
 
@@ -113,10 +120,16 @@ class StepRules : public DialectRules {
   void WaitForHostGrads(Phase phase);
   // The storage of the op's first parameter, through its tie.
   [[nodiscard]] ParamId StorageOf(std::uint32_t model_op) const;
+  // Gradient elements of all ops that share the op's first parameter: of that, and of what else
+  // each of them has, such as a bias of its own.
+  [[nodiscard]] std::vector<std::int64_t> GradElementsWith(std::uint32_t model_op) const;
+  [[nodiscard]] std::int64_t SumOfGradElementsWith(std::uint32_t model_op) const;
+  // Of the op alone.
+  [[nodiscard]] std::vector<std::int64_t> GradElementsOf(std::uint32_t model_op) const;
   void FreeGrads(UnitId u);
   [[nodiscard]] Bytes GradBytes(UnitId u) const;  // all of At(u).grads
-  // Without sync: adds this micro-batch's gradients to those kept so far, in `dtype`.
-  void AccumulateUnsharded(UnitId u, DType dtype);
+  // Without sync: adds this micro-batch's gradients to those kept so far, in r.
+  void AccumulateUnsharded(UnitId u);
   // All units whose sharded gradients the step produced, in unit order.
   [[nodiscard]] std::vector<UnitId> UnitsWithGrads() const;
 

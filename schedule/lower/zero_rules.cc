@@ -42,12 +42,9 @@ ZeroRules::Member ZeroRules::TakeGrad(std::uint32_t model_op, UnitId unit) {
                                   [&](const auto& e) { return e.first == storage; });
   SW_CHECK(entry != state.grad_of_param.end(), "a gradient is ready that nobody wrote");
   Member member{unit, entry->second, 0, 0};
-  for (const ParamId p : e_.in.model.ops[model_op].params) {
-    const Parameter& param = e_.in.model.params[p.value];
-    if (param.trainable) {
-      member.elements += param.Elements();
-      member.padded_elements += RoundUp(param.Elements(), plan_.shard_size);
-    }
+  for (const std::int64_t n : GradElementsWith(model_op)) {
+    member.elements += n;
+    member.padded_elements += RoundUp(n, plan_.shard_size);
   }
   state.grad_of_param.erase(entry);
   state.grads.erase(std::find(state.grads.begin(), state.grads.end(), member.grad));

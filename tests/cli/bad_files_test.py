@@ -35,7 +35,7 @@ class BadPlans(ShardwrightTestCase):
             (("plam",), {}, 'got unknown key "plam", expected one of "format", "version", "model", "kernel_set", '
              '"cluster", "profile", "job", "plan"; did you mean "plan"?'),
             (("plan", "units", 3, "reshrad"), "always", 'plan.units[3]: got unknown key "reshrad", expected one of '
-             '"name", "modules", "reshard", "gap", "forward_prefetch", "backward_prefetch"; did you mean "reshard"?'),
+             '"name", "modules", "reshard", "gap", "full_precision", "forward_prefetch", "backward_prefetch"; did you mean "reshard"?'),
             # Missing fields.
             (("plan",), None, 'got no key "plan", expected one'),
             (("plan", "units"), None, 'plan: got no key "units", expected one'),
@@ -182,7 +182,7 @@ class BadModels(ShardwrightTestCase):
                           "unit, or leave both to the root", *PLAN, "--wrap", "units.json")
         (self.folder / "units.json").write_text('[{"module": ["lm_head"]}]')
         self.assert_fails(3, 'units.json: [0]: got unknown key "module", expected one of "name", "modules", "reshard", '
-                          '"gap", "forward_prefetch", "backward_prefetch"; did you mean "modules"?',
+                          '"gap", "full_precision", "forward_prefetch", "backward_prefetch"; did you mean "modules"?',
                           *PLAN, "--wrap", "units.json")
 
 

@@ -29,7 +29,7 @@ class Cuda(ShardwrightTestCase):
     def test_flags(self):
         plan = self.plan("shardwright-cuda-plain", 2)
         self.assert_fails(2, "--loopback needs --device cuda", "run", plan, "--loopback", "2")
-        self.assert_fails(2, "--loopback: got 3, expected 2, the ranks of the plan", "run", plan, "--device", "cuda",
+        self.assert_fails(3, "--loopback: got 3, expected 2, the ranks of the plan", "run", plan, "--device", "cuda",
                           "--loopback", "3")
         self.assert_fails(2, "--device cuda needs --cluster, the GPUs of this machine and what joins them",
                           "calibrate", "--device", "cuda", "-o", "mine.json")

@@ -77,7 +77,7 @@ class Processes(ShardwrightTestCase):
 
     def test_nobody_comes(self):
         ends = self.launch(lambda rank: self.torchrun(0) if rank == 0 else {}, "--timeout", "200 ms", "--steps", "1")
-        self.assertEqual(ends[0][0], 4)
+        self.assertEqual(ends[0][0], 5)
         self.assertIn(f"error: rank 0: waited 200 ms at port {self.port} for rank 1\n", ends[0][2])
 
 

@@ -225,6 +225,8 @@ std::string MeetingProblem(Launch launch) {
   try {
     (void)MeetByTcp(launch, std::chrono::milliseconds(100));
   } catch (const EnvironmentError& error) {
+    return "environment: " + std::string(error.what());
+  } catch (const RunError& error) {
     return error.what();
   }
   return "met";
@@ -366,7 +368,7 @@ TEST_CASE("TcpProcesses.WhoDoesNotComeIsNamed") {
         "rank 0: waited 100 ms at port " + port + " for ranks 1, 2");
   // Two at one port.
   CHECK(MeetingProblem({.rank = 0, .size = 2, .port = tcp::PortOf(listener)}) ==
-        "rank 0: cannot listen at port " + port +
+        "environment: rank 0: cannot listen at port " + port +
             ": Address already in use; set MASTER_PORT to a free one");
   const int nobody = tcp::PortOf(tcp::Listen(0));  // closed again
   CHECK(MeetingProblem({.rank = 1, .size = 2, .address = "127.0.0.1", .port = nobody}) ==
@@ -387,7 +389,7 @@ TEST_CASE("TcpProcesses.StrangersAreSentAway") {
     other.size = size;
     try {
       (void)tcp::Join(other, relay.port(), std::chrono::milliseconds(60000));
-    } catch (const EnvironmentError& error) {
+    } catch (const RunError& error) {
       return std::string(error.what());
     }
     return std::string();

@@ -61,7 +61,7 @@ std::vector<UnitPlan> UnitsOf(int blocks, unsigned cuts, const Reshard& reshard)
       unit = UnitPlan();
     }
   }
-  units.push_back({"root", {""}, {Reshard::Kind::kNever, 0}, Gap::kHold, {}, {}});
+  units.push_back({"root", {""}, {Reshard::Kind::kNever, 0}, Gap::kHold, false, {}, {}});
   return units;
 }
 

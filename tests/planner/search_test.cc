@@ -118,7 +118,7 @@ TEST_CASE("Skipped layers end where a layer that runs ends") {
   plan.micro_batch = 1;
   plan.accumulation = 2;
   plan.sync = SyncMode::kLast;
-  plan.units = {UnitPlan{"words", {"embeddings.word_embeddings"}, {}, {}, {}, {}}};
+  plan.units = {UnitPlan{"words", {"embeddings.word_embeddings"}, {}, {}, false, {}, {}}};
   for (int i = 0; i < 24; i += 4) {
     UnitPlan unit;
     unit.name = "layers " + std::to_string(i);
@@ -127,7 +127,7 @@ TEST_CASE("Skipped layers end where a layer that runs ends") {
     }
     plan.units.push_back(unit);
   }
-  plan.units.push_back(UnitPlan{"root", {""}, {Reshard::Kind::kNever, 0}, {}, {}, {}});
+  plan.units.push_back(UnitPlan{"root", {""}, {Reshard::Kind::kNever, 0}, {}, false, {}, {}});
   const Program program = Lower({problem.model.model, problem.kernels, problem.job, plan});
   Simulator simulator(problem.cluster, problem.profile);
   for (const bool contention : {false, true}) {

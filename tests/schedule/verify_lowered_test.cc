@@ -140,10 +140,10 @@ TEST_CASE("Verify: units that reach into recomputed blocks") {
   Plan plan;
   plan.shard_size = 4;
   plan.recompute = RecomputeBlocks(model, RecomputeKind::kFull, 1, "test");
-  plan.units = {{"a", {"stem", "block0.lin0"}, {}, Gap::kHold, {}, {}},
-                {"b", {"block0.lin1", "block1.lin0"}, {}, Gap::kHold, {}, {}},
-                {"c", {"block1.lin1", "block2.lin1"}, {}, Gap::kHold, {}, {}},
-                {"root", {""}, {}, Gap::kHold, {}, {}}};
+  plan.units = {{"a", {"stem", "block0.lin0"}, {}, Gap::kHold, false, {}, {}},
+                {"b", {"block0.lin1", "block1.lin0"}, {}, Gap::kHold, false, {}, {}},
+                {"c", {"block1.lin1", "block2.lin1"}, {}, Gap::kHold, false, {}, {}},
+                {"root", {""}, {}, Gap::kHold, false, {}, {}}};
   const auto check = [&] {
     const Program program = Lower({model, FindKernelSet("torch-eager", "test"), Job(), plan});
     const auto findings = Verify(program);

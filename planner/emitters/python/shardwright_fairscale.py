@@ -29,10 +29,13 @@ def apply_plan(model, plan="fairscale_plan.json", **options):
     is_mixed = dtypes["param"] != dtypes["master"]
 
     def wrap(module, unit):
+        mixes = is_mixed and not unit.get("full_precision")
         return FullyShardedDataParallel(
-            module, reshard_after_forward=unit["reshard_after_forward"], mixed_precision=is_mixed,
-            compute_dtype=dtype_of(dtypes["param"]), fp32_reduce_scatter=is_mixed and dtypes["reduce"] == "float32",
-            bucket_cap_mb=plan["fairscale"]["bucket_cap_mb"], move_params_to_cpu=plan["offload"]["parameters"], **options)
+            module, reshard_after_forward=unit["reshard_after_forward"], mixed_precision=mixes,
+            compute_dtype=dtype_of(dtypes["param" if mixes else "master"]),
+            fp32_reduce_scatter=mixes and dtypes["reduce"] == "float32",
+            bucket_cap_mb=0 if unit.get("full_precision") else plan["fairscale"]["bucket_cap_mb"],
+            move_params_to_cpu=plan["offload"]["parameters"], **options)
 
     for unit in plan["units"][:-1]:  # inner units first
         inner = modules[unit["modules"][0]]

@@ -29,7 +29,10 @@ def auto_wrap_policy(plan, modules, wrappers):
     options = {}
     for unit in plan["units"][:-1]:
         module = modules[unit["modules"][0]]
-        options[id(wrappers.get(id(module), module))] = {"sharding_strategy": _strategy(unit, is_hybrid)}
+        chosen = {"sharding_strategy": _strategy(unit, is_hybrid)}
+        if unit.get("full_precision"):
+            chosen["mixed_precision"] = None
+        options[id(wrappers.get(id(module), module))] = chosen
     return CustomPolicy(lambda module: options.get(id(module), False))
 
 
@@ -61,7 +64,9 @@ def apply_plan(model, plan="fsdp1_plan.json", mesh=None, device_type=None, **opt
     dtypes, choices = plan["dtypes"], plan["fsdp1"]
     mixed = None
     if dtypes["param"] != dtypes["master"] or dtypes["reduce"] != dtypes["master"]:
-        mixed = MixedPrecision(param_dtype=dtype_of(dtypes["param"]), reduce_dtype=dtype_of(dtypes["reduce"]))
+        # Which units stay in full precision is the plan's business; by default all batch norms do, cast inputs and all.
+        mixed = MixedPrecision(param_dtype=dtype_of(dtypes["param"]), reduce_dtype=dtype_of(dtypes["reduce"]),
+                               _module_classes_to_ignore=())
     prefetch = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
     wrapped = FullyShardedDataParallel(
         model, device_mesh=mesh, sharding_strategy=root_strategy(plan),

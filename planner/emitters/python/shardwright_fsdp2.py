@@ -68,7 +68,9 @@ def apply_plan(model, plan="fsdp2_plan.json", mesh=None, device_type=None):
     targets = {unit["name"]: _targets(unit, modules, wrappers) for unit in plan["units"]}
     for unit in plan["units"]:  # inner units first, the root last
         chosen = targets[unit["name"]]
-        fully_shard(chosen[0] if len(chosen) == 1 else chosen, reshard_after_forward=unit["reshard_after_forward"], **options)
+        policy = {"mp_policy": MixedPrecisionPolicy()} if unit.get("full_precision") else {}
+        fully_shard(chosen[0] if len(chosen) == 1 else chosen, reshard_after_forward=unit["reshard_after_forward"],
+                    **{**options, **policy})
     for unit in plan["units"]:
         first = targets[unit["name"]][0]
         if "forward_prefetch" in unit:
