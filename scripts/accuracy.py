@@ -184,7 +184,7 @@ Written by `scripts/accuracy.sh`; nothing in it is edited by hand. Rows: bench/p
 
 Every model is left out in turn, the numbers are fitted to the other rows of the same chip and framework, and the left-out rows are predicted (in a group with one model: every number of
 GPUs; with one number of GPUs: every choice of dtypes). This is what to expect for a new model. The fit does not replay the allocator, so stalls near the memory limit are missing here.
-Which numbers are fitted, and the size of errors from which the fit counts them linearly, were chosen among some forty variants by this table.
+Which numbers are fitted, and the size of errors from which the fit counts them linearly, were chosen among some fifty variants by this table.
 
 {by_source}
 {by_model}
