@@ -63,7 +63,7 @@ constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"PLAN", "plan file or - (standard input)", "run needs a plan file, or - for standard input",
       false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 15> kFlags = {{
+constexpr std::array<FlagRow, 16> kFlags = {{
     {"--steps", "N", "optimizer steps, those before a resumed checkpoint included (default 10)"},
     {"--epochs", "N", "passes over the data, instead of --steps; prints a line for each"},
     {"--test-data", "SPEC", "with --epochs: data for loss and accuracy after each",
@@ -73,6 +73,9 @@ constexpr std::array<FlagRow, 15> kFlags = {{
     {"--keep", "N", "with --checkpoint: how many to keep (default 3)"},
     {"--device", "host|cuda", "where to run (default host: threads of this machine)"},
     {"--loopback", "RANKS", "with --device cuda: all ranks of the plan, this many, on one GPU"},
+    {"--reduce", "any|ordered",
+     "ordered: refuse a device that does not sum in the order of the ranks (host and --loopback "
+     "do)"},
     {"--data", "SPEC",
      "IDX images, text, token file (.bin), or random (default); see docs/training.md",
      FileRole::kRead},

@@ -46,6 +46,10 @@ void ReadDeviceFlags(const Arguments& arguments, RunFlags& flags) {
   if (!flags.on_gpu && flags.loopback > 0) {
     throw UsageError("--loopback needs --device cuda");
   }
+  static constexpr std::array<std::string_view, 2> kReductions = {"any", "ordered"};
+  std::size_t reduction = 0;
+  arguments.SetChoice("--reduce", kReductions, reduction);
+  flags.is_ordered = reduction == 1;
   for (const char* flag : {"--test-data", "--memory-limit", "--delays"}) {
     if (flags.on_gpu && arguments.Get(flag).is_given()) {
       throw UsageError(std::string(flag) + " is not there yet for --device cuda");
@@ -95,6 +99,11 @@ void CheckLoopback(RunFlags& flags, std::int64_t ranks) {
                      std::to_string(ranks) + ", the ranks of the plan");
   }
   flags.is_loopback = flags.on_gpu && (ranks == 1 || flags.loopback > 0);
+  if (flags.is_ordered && flags.on_gpu && !flags.is_loopback) {
+    throw InputError(
+        "--reduce: got ordered, expected any: NCCL sums in an order of its own; --device "
+        "host and --loopback keep the order of the ranks");
+  }
 }
 
 }  // namespace shardwright

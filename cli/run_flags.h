@@ -25,13 +25,15 @@ struct RunFlags {
   bool on_gpu = false;
   std::int64_t loopback = 0;  // what --loopback says; 0: not given
   bool is_loopback = false;   // all ranks are threads on one GPU
+  bool is_ordered = false;    // --reduce ordered
 };
 
 // Throws UsageError for what is wrong whatever the plan is. `training` is left as it is.
 [[nodiscard]] RunFlags ReadRunFlags(const Arguments& arguments);
 // Hyper-parameters and seeds: the defaults of the job, --training, --seed.
 void ReadTraining(const Arguments& arguments, const Job& job, RunFlags& flags);
-// Throws InputError when --loopback is not the number of ranks of the plan.
+// Throws InputError when --loopback is not the number of ranks of the plan, or --reduce asks for an
+// order that the device does not keep.
 void CheckLoopback(RunFlags& flags, std::int64_t ranks);
 
 }  // namespace shardwright

@@ -31,6 +31,8 @@ class Cuda(ShardwrightTestCase):
         self.assert_fails(2, "--loopback needs --device cuda", "run", plan, "--loopback", "2")
         self.assert_fails(3, "--loopback: got 3, expected 2, the ranks of the plan", "run", plan, "--device", "cuda",
                           "--loopback", "3")
+        self.assert_fails(3, "--reduce: got ordered, expected any: NCCL sums in an order of its own; --device host and "
+                          "--loopback keep the order of the ranks", "run", plan, "--device", "cuda", "--reduce", "ordered")
         self.assert_fails(2, "--device cuda needs --cluster, the GPUs of this machine and what joins them",
                           "calibrate", "--device", "cuda", "-o", "mine.json")
         self.assert_fails(2, "--test-data is not there yet for --device cuda", "run", plan, "--device", "cuda",
