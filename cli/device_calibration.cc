@@ -102,7 +102,7 @@ TracedRun RunTraced(const CalibrationDevice& device, PlanFile file, std::string 
   }
   RunSession session(
       {model, result.file.kernels, result.file.job, result.file.plan, result.program, training},
-      host, std::move(run), device.gpu);
+      host, std::move(run), {.gpu = device.gpu});
   EndProcessOnFault(session.faults(), device.processes);
   session.runtime().Initialize();
   session.runtime().RunSteps(steps);

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/device_flags.h"
+#include "cli/evaluator.h"
 #include "cli/flow.h"
 #include "cli/forward_plan.h"
 #include "cli/run_loop.h"
@@ -14,7 +16,6 @@
 #include "core/json.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/run_checkpoints.h"
-#include "executor/host/evaluator.h"
 #include "executor/host/together.h"
 
 namespace shardwright {
@@ -25,18 +26,21 @@ constexpr const char* kAbout = R"(Loss and accuracy of a checkpoint over a data 
 Examples:
   shardwright eval plan.json --checkpoint checkpoints --data t10k-images-idx3-ubyte.gz
   shardwright eval plan.json --checkpoint checkpoints/step-00000100 --data text:book.txt --json
+  shardwright eval plan.json --checkpoint checkpoints --data text:book.txt --device cuda
 
 Runs the plan forward only: units are gathered and freed as in training, nothing is kept for
 backward. The plan may differ from the one that made the checkpoint in all but the model. Ranks are
-threads, or processes started by mpirun, torchrun or srun.)";
+threads, or processes started by mpirun, torchrun or srun; on GPUs as for run.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"PLAN", "plan file or - (standard input)", "eval needs a plan file, or - for standard input",
       false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 3> kFlags = {{
+constexpr std::array<FlagRow, 5> kFlags = {{
     {"--checkpoint", "FOLDER", "a checkpoint, or a folder whose newest one counts (required)"},
     {"--data", "SPEC", "as for run (required); every sample counts once", FileRole::kRead},
+    kDeviceFlag,
+    kLoopbackFlag,
     {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")"},
 }};
 
@@ -54,11 +58,21 @@ std::string EvaluationJson(const Evaluation& result, std::int64_t step) {
 int RunEval(const Arguments& arguments) {
   arguments.Require("--checkpoint");
   arguments.Require("--data");
+  DeviceFlags device = ReadDeviceFlags(arguments);
   HostOptions host;
   arguments.Set("--timeout", host.timeout, ReadTimeout);
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   const Model& model = file.model.model;
-  const RunProcesses group(ReadLaunch(), file.cluster.RankCount(), host.timeout);
+  const TrainingOptions training = DefaultTrainingOptions(file.job);
+  const ForwardPlan forward(file);
+  const SessionInput input{model,        file.kernels,    forward.job,
+                           forward.plan, forward.program, training};
+  const Launch launch = ReadLaunch();
+  CheckLoopback(device, file.cluster.RankCount(), launch);
+  if (NeedsProcesses(launch, device)) {
+    return StartProcesses(input, arguments.Get("PLAN").text);
+  }
+  const RunProcesses group(launch, file.cluster.RankCount(), host.timeout);
   host.processes = group.get();
   const std::string given = arguments.Get("--checkpoint").text;
   const std::string folder = NewestCheckpoint(given, group.get());
@@ -71,12 +85,9 @@ int RunEval(const Arguments& arguments) {
     CheckFits(checkpoint.emplace(folder), model, std::nullopt);
     VerifyShare(*checkpoint, group.get());
   });
-  const TrainingOptions training = DefaultTrainingOptions(file.job);
   const std::unique_ptr<Dataset> data =
       OpenDataset(arguments.Get("--data").text, model, training.seed);
-  const ForwardPlan forward(file);
-  Evaluator evaluator({model, file.kernels, forward.job, forward.plan, forward.program, training},
-                      host, *data, forward.job.global_batch);
+  Evaluator evaluator(input, host, {.gpu = device.GpuOf(launch)}, *data, forward.job.global_batch);
   EndProcessOnFault(evaluator.faults(), group.get());
   Resume(*checkpoint, model, forward.job, evaluator.runtime(), false);
   const Evaluation result = evaluator.Run();

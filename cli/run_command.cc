@@ -10,6 +10,8 @@
 
 #include "cli/collect_trace.h"
 #include "cli/command.h"
+#include "cli/device_flags.h"
+#include "cli/evaluator.h"
 #include "cli/flow.h"
 #include "cli/forward_plan.h"
 #include "cli/run_flags.h"
@@ -24,7 +26,6 @@
 #include "executor/checkpoint/run_checkpoints.h"
 #include "executor/checkpoint/save.h"
 #include "executor/data/batch.h"
-#include "executor/host/evaluator.h"
 #include "executor/host/session.h"
 #include "executor/host/together.h"
 #include "planner/evaluate.h"
@@ -71,8 +72,8 @@ constexpr std::array<FlagRow, 16> kFlags = {{
     {"--checkpoint", "FOLDER", "save checkpoints into this folder, one at the end"},
     {"--every", "N", "with --checkpoint: also save every N steps"},
     {"--keep", "N", "with --checkpoint: how many to keep (default 3)"},
-    {"--device", "host|cuda", "where to run (default host: threads of this machine)"},
-    {"--loopback", "RANKS", "with --device cuda: all ranks of the plan, this many, on one GPU"},
+    kDeviceFlag,
+    kLoopbackFlag,
     {"--reduce", "any|ordered",
      "ordered: refuse a device that does not sum in the order of the ranks (host and --loopback "
      "do)"},
@@ -142,13 +143,6 @@ class Progress {
   const std::int64_t steps_;
   SimTime last_;
 };
-
-void CheckLaunch(const Launch& launch, const RunFlags& flags) {
-  if (launch.size > 1 && flags.is_loopback) {
-    throw UsageError("--loopback runs all ranks in one process, but " + launch.launcher +
-                     " started " + std::to_string(launch.size));
-  }
-}
 
 // Before the first step, so that no run ends without what it was made for.
 void CheckOutputs(const RunFlags& flags) {
@@ -242,12 +236,12 @@ std::string ReportText(const PlanFile& file, const std::vector<StepReport>& step
 
 // The forward half of the plan on test data; null without test data.
 struct TestSetUp {
-  TestSetUp(const PlanFile& file, const RunFlags& flags)
+  TestSetUp(const PlanFile& file, const RunFlags& flags, const RunPlace& place)
       : forward(file),
         data(OpenDataset(flags.test_data, file.model.model, flags.training.seed)),
         evaluator({file.model.model, file.kernels, forward.job, forward.plan, forward.program,
                    flags.training},
-                  flags.host, *data, forward.job.global_batch) {
+                  flags.host, place, *data, forward.job.global_batch) {
     EndProcessOnFault(evaluator.faults(), flags.host.processes);
   }
 
@@ -293,11 +287,6 @@ void WriteReport(const PlanFile& file, const LoopReport& loop, RunSession& sessi
                                    : ReportText(file, steps, rate, session, program));
 }
 
-// Several GPUs of this machine, and nobody who has started their processes.
-bool NeedsProcesses(const Launch& launch, const RunFlags& flags) {
-  return flags.on_gpu && !flags.is_loopback && launch.size == 1;
-}
-
 void WriteTrace(const PlanFile& file, const Program& program, const RunSession& session,
                 const Trace& trace, const std::string& path) {
   ChromeOptions chrome;
@@ -306,29 +295,20 @@ void WriteTrace(const PlanFile& file, const Program& program, const RunSession& 
   WriteChromeTrace(program, trace, chrome, path);
 }
 
-// Refuses what the processes would all refuse.
-int StartProcesses(const PlanFile& file, const RunFlags& flags, const std::string& plan) {
-  CheckCudaPlan(
-      {file.model.model, file.kernels, file.job, file.plan, LowerAndVerify(file), flags.training});
-  if (plan == "-") {
-    throw UsageError("several GPUs need a plan that is a file, not standard input");
-  }
-  return RunLocalProcesses(file.cluster.RankCount());
-}
-
 int RunRun(const Arguments& arguments) {
   RunFlags flags = ReadRunFlags(arguments);
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   ReadTraining(arguments, file.job, flags);
-  CheckLoopback(flags, file.cluster.RankCount());
   const Launch launch = ReadLaunch();
-  CheckLaunch(launch, flags);
-  if (NeedsProcesses(launch, flags)) {
-    return StartProcesses(file, flags, arguments.Get("PLAN").text);
-  }
+  CheckLoopback(flags.device, file.cluster.RankCount(), launch);
+  CheckReduce(flags);
   flags.loop.sum_loss = flags.training.sum_loss;
   const Model& model = file.model.model;
   const Program program = LowerAndVerify(file);
+  const SessionInput input{model, file.kernels, file.job, file.plan, program, flags.training};
+  if (NeedsProcesses(launch, flags.device)) {
+    return StartProcesses(input, arguments.Get("PLAN").text);
+  }
   const std::unique_ptr<Dataset> data = OpenDataset(flags.data, model, flags.training.seed);
   const Sampler sampler{data->size(), file.job.global_batch, flags.training.seed,
                         flags.training.shuffle, flags.training.epoch_tail};
@@ -356,15 +336,14 @@ int RunRun(const Arguments& arguments) {
   if (is_first) {
     run.on_step = Progress(file, TotalSteps(flags.loop, sampler));
   }
-  RunSession session({model, file.kernels, file.job, file.plan, program, flags.training},
-                     flags.host, run,
-                     flags.on_gpu ? std::optional(launch.local_rank) : std::nullopt);
+  const RunPlace place{.gpu = flags.device.GpuOf(launch)};
+  RunSession session(input, flags.host, run, place);
   EndProcessOnFault(session.faults(), processes);
   session.runtime().Initialize();
   ResumeIfAsked(file, flags, sampler, group, session.runtime());
   std::unique_ptr<TestSetUp> test;
   if (!flags.test_data.empty()) {
-    test = std::make_unique<TestSetUp>(file, flags);
+    test = std::make_unique<TestSetUp>(file, flags, RunPlace{place.gpu, &session});
   }
   std::unique_ptr<RunCheckpoints> checkpoints;
   if (!flags.checkpoint.empty()) {

@@ -37,22 +37,20 @@ void ReadLoopFlags(const Arguments& arguments, RunFlags& flags) {
 }
 
 // What only one of the devices has.
-void ReadDeviceFlags(const Arguments& arguments, RunFlags& flags) {
-  static constexpr std::array<std::string_view, 2> kDevices = {"host", "cuda"};
-  std::size_t device = 0;
-  arguments.SetChoice("--device", kDevices, device);
-  flags.on_gpu = device == 1;
-  arguments.SetCount("--loopback", kMostSteps, flags.loopback);
-  if (!flags.on_gpu && flags.loopback > 0) {
-    throw UsageError("--loopback needs --device cuda");
-  }
+void CheckDeviceFlags(const Arguments& arguments, RunFlags& flags) {
   static constexpr std::array<std::string_view, 2> kReductions = {"any", "ordered"};
   std::size_t reduction = 0;
   arguments.SetChoice("--reduce", kReductions, reduction);
   flags.is_ordered = reduction == 1;
-  for (const char* flag : {"--test-data", "--memory-limit", "--delays"}) {
-    if (flags.on_gpu && arguments.Get(flag).is_given()) {
-      throw UsageError(std::string(flag) + " is not there yet for --device cuda");
+  if (!flags.device.on_gpu) {
+    return;
+  }
+  for (const bool delays : {true, false}) {
+    const char* const flag = delays ? "--delays" : "--emulate-network";
+    if (delays ? arguments.Get(flag).is_given() : arguments.Has(flag)) {
+      throw UsageError(std::string(flag) +
+                       " is of --device host: a GPU's streams cannot be told "
+                       "to be late");
     }
   }
 }
@@ -77,7 +75,8 @@ RunFlags ReadRunFlags(const Arguments& arguments) {
   if (arguments.IsJson() && flags.trace == "-") {
     throw UsageError("--json and --trace - both want standard output");
   }
-  ReadDeviceFlags(arguments, flags);
+  flags.device = ReadDeviceFlags(arguments);
+  CheckDeviceFlags(arguments, flags);
   return flags;
 }
 
@@ -93,13 +92,8 @@ void ReadTraining(const Arguments& arguments, const Job& job, RunFlags& flags) {
   }
 }
 
-void CheckLoopback(RunFlags& flags, std::int64_t ranks) {
-  if (flags.loopback > 0 && flags.loopback != ranks) {
-    throw InputError("--loopback: got " + std::to_string(flags.loopback) + ", expected " +
-                     std::to_string(ranks) + ", the ranks of the plan");
-  }
-  flags.is_loopback = flags.on_gpu && (ranks == 1 || flags.loopback > 0);
-  if (flags.is_ordered && flags.on_gpu && !flags.is_loopback) {
+void CheckReduce(const RunFlags& flags) {
+  if (flags.is_ordered && flags.device.on_gpu && !flags.device.is_loopback) {
     throw InputError(
         "--reduce: got ordered, expected any: NCCL sums in an order of its own; --device "
         "host and --loopback keep the order of the ranks");

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cli/command.h"
+#include "cli/device_flags.h"
 #include "cli/run_loop.h"
 #include "executor/host/session.h"
 
@@ -22,18 +23,15 @@ struct RunFlags {
   std::int64_t seed = 0;  // 0: not given
   TrainingOptions training;
   HostOptions host;
-  bool on_gpu = false;
-  std::int64_t loopback = 0;  // what --loopback says; 0: not given
-  bool is_loopback = false;   // all ranks are threads on one GPU
-  bool is_ordered = false;    // --reduce ordered
+  DeviceFlags device;
+  bool is_ordered = false;  // --reduce ordered
 };
 
 // Throws UsageError for what is wrong whatever the plan is. `training` is left as it is.
 [[nodiscard]] RunFlags ReadRunFlags(const Arguments& arguments);
 // Hyper-parameters and seeds: the defaults of the job, --training, --seed.
 void ReadTraining(const Arguments& arguments, const Job& job, RunFlags& flags);
-// Throws InputError when --loopback is not the number of ranks of the plan, or --reduce asks for an
-// order that the device does not keep.
-void CheckLoopback(RunFlags& flags, std::int64_t ranks);
+// Throws InputError when --reduce asks for an order that the device does not keep.
+void CheckReduce(const RunFlags& flags);
 
 }  // namespace shardwright

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "cli/evaluator.h"
 #include "executor/checkpoint/run_checkpoints.h"
 #include "executor/data/sampler.h"
-#include "executor/host/evaluator.h"
 #include "executor/runtime.h"
 
 namespace shardwright {

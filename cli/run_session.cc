@@ -28,9 +28,13 @@ std::unique_ptr<ActivityLog> StartActivities(bool says_why) {
 }  // namespace
 
 RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOptions run,
-                       std::optional<int> gpu) {
-  if (!gpu.has_value()) {
-    host_ = std::make_unique<HostSession>(input, host, std::move(run));
+                       const RunPlace& place) {
+  if (!place.gpu.has_value()) {
+    HostSession::KernelWrapper watch;
+    if (place.counter != nullptr) {
+      watch = [&](ModelKernel kernel) { return place.counter->Watch(std::move(kernel)); };
+    }
+    host_ = std::make_unique<HostSession>(input, host, std::move(run), watch);
     return;
   }
   CheckCudaPlan(input);  // before a GPU is looked for: a wrong plan is wrong everywhere
@@ -38,7 +42,7 @@ RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOp
   if (run.trace) {
     activities_ = StartActivities(is_first);
   }
-  gpu_ = OpenGpu(*gpu);
+  gpu_ = place.beside != nullptr ? place.beside->gpu_ : OpenGpu(*place.gpu);
   if (host.processes != nullptr) {
     if (const std::string missing = LoadNccl(&nccl_); !missing.empty()) {
       throw EnvironmentError("device cuda: " + missing);
@@ -46,7 +50,7 @@ RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOp
   }
   const GpuInfo& info = gpu_->Info();
   const Bytes free = gpu_->FreeMemory();
-  if (is_first) {
+  if (is_first && place.beside == nullptr) {
     std::fprintf(stderr, "%s, %lld multiprocessors, driver for CUDA %d.%d, matrices by %s\n",
                  info.name.c_str(), static_cast<long long>(info.multiprocessors),
                  info.driver_version / 1000, info.driver_version % 1000 / 10, info.library.c_str());
@@ -54,15 +58,21 @@ RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOp
   const CudaOptions options{.timeout = host.timeout,
                             .processes = host.processes,
                             .nccl = &nccl_,
-                            .activities = activities_.get()};
+                            .activities = activities_.get(),
+                            .counter = place.counter,
+                            .memory_limit = host.memory_limit};
   cuda_ = std::make_unique<CudaSession>(input, options, *gpu_, std::move(run));
-  if (is_first && !cuda_->paths().empty()) {
+  if (is_first && place.beside == nullptr && !cuda_->paths().empty()) {
     std::fprintf(stderr, "NCCL: %s\n", cuda_->paths().c_str());
   }
   memory_.total = info.memory;
   memory_.before = info.memory - free;
   memory_.arenas = std::ssize(cuda_->runtime().LocalRanks()) * placement().device_size;
   memory_.set_up = free - gpu_->FreeMemory() - memory_.arenas;
+  if (place.beside != nullptr) {
+    place.beside->memory_.arenas += memory_.arenas;
+    place.beside->memory_.set_up += memory_.set_up;
+  }
 }
 
 GpuMemory RunSession::gpu_memory() {

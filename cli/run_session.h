@@ -8,6 +8,7 @@
 
 #include "executor/cuda/gpu.h"
 #include "executor/cuda/session.h"
+#include "executor/evaluation.h"
 #include "executor/host/session.h"
 
 namespace shardwright {
@@ -16,18 +17,26 @@ namespace shardwright {
 struct GpuMemory {
   Bytes total{0};
   Bytes before{0};  // CUDA's context, the libraries opened so far, other programs
-  Bytes arenas{0};  // the placement's, of all ranks on this GPU
+  Bytes arenas{0};  // the placement's (with test data: placements'), of all ranks on this GPU
   Bytes set_up{0};  // taken beside them until the first op: streams, events, communicators
   Bytes since{0};   // until now: kernels loaded when first used, libraries' own memory
 };
 
+class RunSession;
+
+// Where a session runs, and who counts its losses.
+struct RunPlace {
+  std::optional<int> gpu;        // the number of the GPU on this machine; none: the host device
+  RunSession* beside = nullptr;  // a session whose GPU this one shares, and whose memory it adds to
+  EvaluationCounter* counter = nullptr;  // of evaluations
+};
+
 class RunSession {
  public:
-  // Opens the device and takes its memory. `gpu`: the number of the GPU on this machine; none: the
-  // host device. Throws as HostSession and CudaSession do, and EnvironmentError where there is no
-  // such GPU, or no NCCL for ranks in processes.
+  // Opens the device and takes its memory. Throws as HostSession and CudaSession do, and
+  // EnvironmentError where there is no such GPU, or no NCCL for ranks in processes.
   RunSession(const SessionInput& input, const HostOptions& host, RunOptions run,
-             std::optional<int> gpu);
+             const RunPlace& place);
 
   [[nodiscard]] Runtime& runtime() { return cuda_ ? cuda_->runtime() : host_->runtime(); }
   [[nodiscard]] const Placement& placement() const {
@@ -47,7 +56,7 @@ class RunSession {
   std::unique_ptr<HostSession> host_;
   NcclTable nccl_ = {};
   std::unique_ptr<ActivityLog> activities_;
-  std::unique_ptr<Gpu> gpu_;  // outlives the ranks on it
+  std::shared_ptr<Gpu> gpu_;  // outlives the ranks on it
   std::unique_ptr<CudaSession> cuda_;
   GpuMemory memory_;
 };

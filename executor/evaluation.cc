@@ -42,21 +42,21 @@ ModelKernel EvaluationCounter::Watch(ModelKernel kernel) {
     kernel(call, is_backward);
     const OpKind kind = call.spec->kind;
     if (!is_backward && (kind == OpKind::kNllLoss || kind == OpKind::kCrossEntropy)) {
-      Count(call);
+      Add(call.dropout, CountCorrect(call.inputs[0], call.inputs[1]),
+          LoadFloat(DType::kFp32, call.outputs[0].data, 0), call.reduction);
     }
   };
 }
 
-void EvaluationCounter::Count(const ModelOpCall& call) {
-  Evaluation part = CountCorrect(call.inputs[0], call.inputs[1]);
-  const float loss = LoadFloat(DType::kFp32, call.outputs[0].data, 0);
-  if (part.counted > 0) {  // a micro-batch of empty places has no mean
-    part.loss_sum = call.reduction == LossReduction::kSum
-                        ? loss
-                        : static_cast<double>(loss) * static_cast<double>(part.counted);
+void EvaluationCounter::Add(const DropoutKey& key, Evaluation counted, float loss,
+                            LossReduction reduction) {
+  if (counted.counted > 0) {  // a micro-batch of empty places has no mean
+    counted.loss_sum = reduction == LossReduction::kSum
+                           ? loss
+                           : static_cast<double>(loss) * static_cast<double>(counted.counted);
   }
   const std::lock_guard lock(mutex_);
-  parts_.push_back({call.dropout.step, call.dropout.first_sample, part});
+  parts_.push_back({key.step, key.first_sample, counted});
 }
 
 Evaluation EvaluationCounter::Take(MessagePassing* processes) {

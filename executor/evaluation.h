@@ -27,6 +27,9 @@ class EvaluationCounter {
  public:
   // A kernel that runs `kernel` and then, behind a loss's forward, counts. Refers to this object.
   [[nodiscard]] ModelKernel Watch(ModelKernel kernel);
+  // What a device counted itself, of the micro-batch that `key` tells: `counted` without a loss,
+  // and the loss as the op computed it.
+  void Add(const DropoutKey& key, Evaluation counted, float loss, LossReduction reduction);
   // What was counted since the last call. No rank may be running. `processes`: the ranks are in
   // these, which all call this at once.
   [[nodiscard]] Evaluation Take(MessagePassing* processes);
@@ -38,8 +41,6 @@ class EvaluationCounter {
     std::int64_t first_sample = 0;
     Evaluation counted;
   };
-  void Count(const ModelOpCall& call);
-
   std::mutex mutex_;
   std::vector<Part> parts_;  // guarded by mutex_
 };

@@ -57,7 +57,9 @@ std::set<std::pair<std::string, std::int64_t>> ReadKeys(const std::vector<std::b
   return keys;
 }
 
-void CopyUnits(std::span<const BoundUnit> from, std::span<const BoundUnit> to) {
+// `to` is in memory of `copy`, `from` in any.
+void CopyUnits(std::span<const BoundUnit> from, std::span<const BoundUnit> to,
+               const MemoryCopy& copy) {
   SW_CHECK(from.size() == to.size(), "two runtimes of one plan");
   for (std::size_t u = 0; u < from.size(); ++u) {
     const BoundUnit& unit = from[u];
@@ -69,8 +71,8 @@ void CopyUnits(std::span<const BoundUnit> from, std::span<const BoundUnit> to) {
     SW_CHECK(!is_copy || (unit.copy.has_value() && unit.copy->pieces == to[u].pieces &&
                           unit.copy->dtype == to[u].dtype),
              "units of one plan");
-    std::memcpy(to[u].parameters, is_copy ? unit.copy->data : unit.parameters,
-                static_cast<std::size_t>(to[u].elements * SizeOf(to[u].dtype)));
+    copy(to[u].parameters, is_copy ? unit.copy->data : unit.parameters,
+         to[u].elements * SizeOf(to[u].dtype));
   }
 }
 
@@ -258,9 +260,10 @@ void CopyParameters(const Runtime& from, const Model& model, const Runtime& to) 
   for (const Rank r : from.LocalRanks()) {
     const RankState source = StateOf(from, r);
     const RankState target = StateOf(to, r);
-    CopyUnits(source.units, target.units);
+    CopyUnits(source.units, target.units, target.copy);
     if (source.model_buffers != nullptr && target.model_buffers != nullptr) {
-      std::copy(source.model_buffers, source.model_buffers + buffer_elements, target.model_buffers);
+      target.copy(target.model_buffers, source.model_buffers,
+                  buffer_elements * static_cast<std::int64_t>(sizeof(float)));
     }
   }
 }

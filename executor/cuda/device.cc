@@ -116,7 +116,7 @@ std::byte* CudaDevice::Allocate(Bytes size, bool on_host) {
   if (on_host) {
     return ZeroFill(gpu_.Allocate(size, true), size);
   }
-  CheckFree(size);
+  CheckFree(size, world_.options.memory_limit);
   return ZeroFill(world_.NewArena(size), size);
 }
 
@@ -125,11 +125,13 @@ std::byte* CudaDevice::NewMemory(Bytes size) {
   return ZeroFill(gpu_.Allocate(size, false), size);
 }
 
-void CudaDevice::CheckFree(Bytes size) {
-  if (size > gpu_.FreeMemory()) {
+void CudaDevice::CheckFree(Bytes size, Bytes limit) {
+  const bool is_limited = limit > Bytes(0) && size > limit;
+  if (is_limited || size > gpu_.FreeMemory()) {
     throw RunError("rank " + std::to_string(rank_.value) + ": out of memory: the plan needs " +
                    std::to_string(size.value) + " bytes of device memory, " +
-                   std::to_string(gpu_.FreeMemory().value) + " are free");
+                   (is_limited ? "the limit is " + std::to_string(limit.value)
+                               : std::to_string(gpu_.FreeMemory().value) + " are free"));
   }
 }
 
@@ -205,6 +207,12 @@ void CudaDevice::Complete(const Pending& pending) {
   if (pending.readback != nullptr) {
     *pending.loss_to = pending.readback->number;
     found_ = pending.readback->fault;
+    if (pending.loss != nullptr) {
+      const gpu::LabelCounts& labels = pending.readback->labels;
+      world_.options.counter->Add(pending.key,
+                                  {.correct = labels.correct, .counted = labels.counted},
+                                  pending.readback->number, pending.loss->reduction);
+    }
     free_readbacks_.push_back(pending.readback);
   }
   if (pending.span != nullptr) {

@@ -19,6 +19,7 @@
 #include "executor/cuda/nccl_world.h"
 #include "executor/cuda/ops/model_ops.h"
 #include "executor/device.h"
+#include "executor/evaluation.h"
 #include "executor/host/clock.h"
 #include "executor/host/communicator.h"
 #include "executor/host/execute.h"
@@ -35,6 +36,9 @@ struct CudaOptions {
   const NcclTable* nccl = nullptr;
   // What times the work of a traced run; null: events do.
   ActivityLog* activities = nullptr;
+  // Counts behind every loss (evaluation); null: nobody asks.
+  EvaluationCounter* counter = nullptr;
+  Bytes memory_limit{0};  // of one rank's device arena; 0: what is free
 };
 
 // What the ranks of one process share.
@@ -107,6 +111,7 @@ class CudaDevice : public Device {
   struct Readback {
     gpu::Fault fault;
     float number = 0.0F;
+    gpu::LabelCounts labels;
   };
   // Work that is not known to be over.
   struct Pending {
@@ -117,6 +122,10 @@ class CudaDevice : public Device {
     Span* span = nullptr;
     Readback* readback = nullptr;  // its loss goes to *loss_to
     float* loss_to = nullptr;
+    // Evaluation: the loss, whose `call` may by then be that of a later step but for what `key`
+    // tells.
+    const ModelOpCall* loss = nullptr;
+    DropoutKey key;
   };
   struct Queue {
     GpuStream stream;
@@ -125,8 +134,8 @@ class CudaDevice : public Device {
     std::deque<Pending> pending;
   };
 
-  // Throws RunError when less is free.
-  void CheckFree(Bytes size);
+  // Throws RunError when less is free, or allowed.
+  void CheckFree(Bytes size, Bytes limit = Bytes(0));
   // Device memory of this rank alone, zeros.
   [[nodiscard]] std::byte* NewMemory(Bytes size);
   std::byte* ZeroFill(std::byte* data, Bytes size);
@@ -153,6 +162,7 @@ class CudaDevice : public Device {
   void SubmitCollective(const CollectiveCall& call, const Work& work, GpuStream stream,
                         const Pending& pending);
   void SubmitModel(ModelCall& call, const Work& work, GpuStream stream, Pending& pending);
+  void CountLabels(const ModelOpCall& call, Pending& pending, GpuStream stream);
   void SubmitInitialize(const InitializeCall& call, GpuStream stream);
   void SubmitNorm(const NormCall& call, const StepContext& step, GpuStream stream);
   void DecideStep(const ClipCall& call, ScalingState& scaling, GpuStream stream);
@@ -183,6 +193,8 @@ class CudaDevice : public Device {
   gpu::Fault found_;             // the last one that was read back
   double* squares_ = nullptr;    // partial sums of a norm
   std::int64_t squares_count_ = 0;
+  gpu::LabelCounts* label_counts_ = nullptr;  // evaluation: the counts, then a byte per row
+  std::int64_t label_rows_ = 0;
 };
 
 }  // namespace shardwright

@@ -101,7 +101,24 @@ void CudaDevice::SubmitModel(ModelCall& call, const Work& work, GpuStream stream
     pending.loss_to = &work.step->losses[call.micro_batch];
     gpu_.Copy(&pending.readback->number, call.loss, sizeof(float), stream);
     gpu_.Copy(&pending.readback->fault, fault_, sizeof(gpu::Fault), stream);
+    if (world_.options.counter != nullptr) {
+      CountLabels(call.call, pending, stream);
+    }
   }
+}
+
+void CudaDevice::CountLabels(const ModelOpCall& call, Pending& pending, GpuStream stream) {
+  const std::int64_t rows = LossRowsOf(call);
+  if (rows > label_rows_) {
+    constexpr auto kCounts = static_cast<std::int64_t>(sizeof(gpu::LabelCounts));
+    label_counts_ = reinterpret_cast<gpu::LabelCounts*>(NewMemory(Bytes(kCounts + rows)));
+    label_rows_ = rows;
+  }
+  SubmitLabelCount(call, reinterpret_cast<std::uint8_t*>(label_counts_ + 1), label_counts_,
+                   {gpu_, stream, fault_});
+  gpu_.Copy(&pending.readback->labels, label_counts_, sizeof(gpu::LabelCounts), stream);
+  pending.loss = &call;
+  pending.key = call.dropout;
 }
 
 // First values are made on the host, so that they are the host device's bits.

@@ -18,12 +18,12 @@ CONFIG = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_posi
 
 class Cuda(ShardwrightTestCase):
 
-    def plan(self, kernel_set, gpus):
+    def plan(self, kernel_set, gpus, *flags):
         """The name of a plan file for a small transformer."""
         (self.folder / "config.json").write_text(json.dumps(CONFIG))
-        name = f"{kernel_set}-{gpus}.json"
+        name = f"{kernel_set}-{gpus}{''.join(flags)}.json"
         self.succeed("plan", "--model", "config.json", "--cluster", f"h200-141 x{gpus}, nvlink 450 GB/s", "--kernel-set",
-                     kernel_set, "--dialect", "native", "--seq", "16", "-o", name)
+                     kernel_set, "--dialect", "native", "--seq", "16", *flags, "-o", name)
         return name
 
     def test_flags(self):
@@ -35,8 +35,11 @@ class Cuda(ShardwrightTestCase):
                           "--loopback keep the order of the ranks", "run", plan, "--device", "cuda", "--reduce", "ordered")
         self.assert_fails(2, "--device cuda needs --cluster, the GPUs of this machine and what joins them",
                           "calibrate", "--device", "cuda", "-o", "mine.json")
-        self.assert_fails(2, "--test-data is not there yet for --device cuda", "run", plan, "--device", "cuda",
-                          "--loopback", "2", "--epochs", "1", "--test-data", "d")
+        for flag in (("--delays", "1"), ("--emulate-network",)):
+            self.assert_fails(2, f"{flag[0]} is of --device host: a GPU's streams cannot be told to be late", "run", plan,
+                              "--device", "cuda", *flag)
+        self.assert_fails(2, "--loopback needs --device cuda", "eval", plan, "--checkpoint", "c", "--data", "random",
+                          "--loopback", "2")
 
     def test_wrong_kernel_set(self):
         self.assert_fails(3, 'plan: kernel_set: got "torch-eager", expected "shardwright-cuda-plain", the kernels that '
@@ -118,6 +121,40 @@ class Emulated(Cuda):
             checkpoint = (*where, "--checkpoint", f"c{len(where)}")
             self.assertEqual(self.losses(plan, *checkpoint, steps=2), whole[:2])
             self.assertEqual(self.losses(plan, *checkpoint, "--resume", steps=4), whole[2:])
+
+    def test_evaluation(self):
+        plan = self.plan("shardwright-cuda-plain", 2)
+        code, out, err = self.run_emulated(plan, "--loopback", "2", "--epochs", "1", "--test-data", "random:5", "--json",
+                                           "--checkpoint", "c")
+        self.assertEqual(code, 0, err)
+        epoch = json.loads(out)["epochs"][0]
+        evaluate = ("--checkpoint", "c", "--data", "random:5", "--json")
+        for where in (("--loopback", "2"), ()):  # nothing is summed over ranks: the same bits
+            code, out, err = self.run_command("eval", plan, *evaluate, "--device", "cuda", *where)
+            self.assertEqual(code, 0, err)
+            found = json.loads(out)
+            self.assertEqual((found["mean_loss"], found["correct"], found["counted"]),
+                             (epoch["test_loss"], epoch["test_correct"], epoch["test_count"]))
+        host = json.loads(self.succeed("eval", self.plan("shardwright-host", 2), *evaluate))
+        self.assertEqual((host["counted"], found["counted"]), (5 * 16, 5 * 16))
+        self.assertAlmostEqual(host["mean_loss"], found["mean_loss"], places=2)
+        # A process per GPU, beside the ranks that train.
+        code, out, err = self.run_emulated(plan, "--epochs", "1", "--test-data", "random:5", "--json")
+        self.assertEqual(code, 0, err)
+        self.assertAlmostEqual(json.loads(out)["epochs"][0]["test_loss"], epoch["test_loss"], places=2)
+
+    def test_forward_plans(self):
+        forward = ("--mode", "forward")
+        found = self.losses(self.plan("shardwright-cuda-plain", 2, *forward), "--loopback", "2")
+        host = json.loads(self.run_program("run", self.plan("shardwright-host", 2, *forward), "--data", "random:8", "--steps",
+                                           "2", "--json")[1])
+        for one, other in zip(found, host["steps"]):
+            self.assertAlmostEqual(one, other["loss"], places=2)
+
+    def test_memory_limit(self):
+        code, out, err = self.run_emulated(self.plan("shardwright-cuda-plain", 1), "--memory-limit", "1 KiB")
+        self.assertEqual((code, out), (5, ""))
+        self.assertRegex(err, r"error: rank 0: out of memory: the plan needs \d+ bytes of device memory, the limit is 1024\n")
 
     def test_doctor(self):
         checks = {check["name"]: check for check in json.loads(self.run_command("doctor", "--json")[1])["checks"]}

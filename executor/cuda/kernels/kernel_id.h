@@ -30,6 +30,8 @@ namespace shardwright::gpu {
   X(LossRows)           \
   X(LossSum)            \
   X(LossGrad)           \
+  X(LabelRows)          \
+  X(LabelCount)         \
   X(Gemm)               \
   X(AttentionForward)   \
   X(AttentionProducts)  \

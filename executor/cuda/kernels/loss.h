@@ -214,4 +214,92 @@ struct LossGradKernel {
   }
 };
 
+// Evaluation: which rows have their largest score at their label.
+struct LabelCounts {
+  std::int64_t correct = 0, counted = 0;
+};
+struct LabelArgs {
+  Array x = {};  // scores
+  const std::int64_t* labels = nullptr;
+  std::int64_t rows = 0, n = 0;
+  std::uint8_t* verdicts = nullptr;  // by row: 0 the label does not count, 1 wrong, 2 right
+  LabelCounts* counts = nullptr;
+};
+
+// A block per row. The first of equal scores wins; a score that is no number is never the largest,
+// unless it is the first, as on the host.
+struct LabelRowsKernel {
+  static constexpr KernelId kId = KernelId::kLabelRows;
+  using Args = LabelArgs;
+  static constexpr int kThreads = 256;
+
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    const std::int64_t first = block.index() * args.n;
+    float* const values = block.Shared<float>(kThreads);
+    auto* const places = block.Shared<std::int64_t>(kThreads);  // n: none
+    block.Each([&](int t) {
+      values[t] = 0.0F;
+      places[t] = args.n;
+      for (std::int64_t i = t; i < args.n; i += kThreads) {
+        const float x = Load(args.x, first + i);
+        if (places[t] == args.n ? x == x : x > values[t]) {
+          values[t] = x;
+          places[t] = i;
+        }
+      }
+    });
+    for (int width = kThreads / 2; width > 0; width /= 2) {
+      block.Each([&](int t) {
+        if (t >= width || places[t + width] == args.n) {
+          return;
+        }
+        const float x = values[t + width];
+        if (places[t] == args.n || x > values[t] ||
+            (x == values[t] && places[t + width] < places[t])) {
+          values[t] = x;
+          places[t] = places[t + width];
+        }
+      });
+    }
+    block.Each([&](int t) {
+      if (t != 0) {
+        return;
+      }
+      const float x = Load(args.x, first);
+      const std::int64_t largest = x == x ? places[0] : 0;
+      const std::int64_t label = args.labels[block.index()];
+      args.verdicts[block.index()] = label < 0 ? 0 : (largest == label ? 2 : 1);
+    });
+  }
+};
+
+// One block.
+struct LabelCountKernel {
+  static constexpr KernelId kId = KernelId::kLabelCount;
+  using Args = LabelArgs;
+  static constexpr int kThreads = 256;
+
+  static SW_DEVICE void Run(Block& block, const Args& args) {
+    PerThread<std::int64_t> correct, counted;
+    block.Each([&](int t) {
+      std::int64_t right = 0;
+      std::int64_t all = 0;
+      for (std::int64_t row = t; row < args.rows; row += kThreads) {
+        right += args.verdicts[row] == 2 ? 1 : 0;
+        all += args.verdicts[row] == 0 ? 0 : 1;
+      }
+      correct[t] = right;
+      counted[t] = all;
+    });
+    auto* const scratch = block.Shared<std::int64_t>(kThreads);
+    const std::int64_t right = BlockSum(block, scratch, correct);
+    const std::int64_t all = BlockSum(block, scratch, counted);
+    block.Each([&](int t) {
+      if (t == 0) {
+        *args.counts = {right, all};
+      }
+    });
+  }
+};
+
 }  // namespace shardwright::gpu

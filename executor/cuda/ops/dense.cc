@@ -281,3 +281,26 @@ void SubmitLoss(const ModelOpCall& call, bool is_backward, const OpContext& cont
 }
 
 }  // namespace shardwright::ops
+
+namespace shardwright {
+
+std::int64_t LossRowsOf(const ModelOpCall& call) {
+  return ops::RowsOf(call);
+}
+
+void SubmitLabelCount(const ModelOpCall& call, std::uint8_t* verdicts, gpu::LabelCounts* counts,
+                      const OpContext& context) {
+  const gpu::LabelArgs args{.x = ops::ArrayOf(call.inputs[0]),
+                            .labels = static_cast<const std::int64_t*>(call.inputs[1].data),
+                            .rows = LossRowsOf(call),
+                            .n = call.spec->in,
+                            .verdicts = verdicts,
+                            .counts = counts};
+  constexpr int kThreads = gpu::LabelRowsKernel::kThreads;
+  LaunchKernel<gpu::LabelRowsKernel>(
+      context.gpu, context.stream, args.rows,
+      gpu::SharedSize<float>(kThreads) + gpu::SharedSize<std::int64_t>(kThreads), args);
+  ops::LaunchBlocks<gpu::LabelCountKernel, std::int64_t>(context, 1, args);
+}
+
+}  // namespace shardwright

@@ -3,10 +3,12 @@
 // Model ops as launches: which kernels one ModelOpCall becomes, with which sizes. The memory that a
 // call names is device memory.
 
+#include <cstdint>
 #include <string>
 
 #include "executor/cuda/gpu.h"
 #include "executor/cuda/kernels/array.h"
+#include "executor/cuda/kernels/loss.h"
 #include "executor/model_op.h"
 #include "executor/optimizer.h"
 
@@ -21,6 +23,12 @@ struct OpContext {
 // Submits forward or backward of one op. Workspace and what is saved are those of LowerOp with the
 // kernel sets shardwright-cuda-plain and -gelu.
 void SubmitModelOp(const ModelOpCall& call, bool is_backward, const OpContext& context);
+
+// Submits, behind the forward of a loss, the count of its rows whose label has the largest score.
+// `verdicts`: a byte of device memory for each of LossRowsOf.
+[[nodiscard]] std::int64_t LossRowsOf(const ModelOpCall& call);
+void SubmitLabelCount(const ModelOpCall& call, std::uint8_t* verdicts, gpu::LabelCounts* counts,
+                      const OpContext& context);
 
 // Submits the update of one shard (executor/optimizer.h), with the same bits as the host's.
 void SubmitShardUpdate(const OptimizerCall& call, const OptimizerOptions& options,

@@ -8,9 +8,11 @@
 #include <cstdint>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -307,6 +309,53 @@ TEST_CASE("CudaDevice.EveryOptimizerHasTheHostsBits") {
         }
       }
     }
+  }
+}
+
+TEST_CASE("CudaDevice.CountsLabelsAsTheHostDoes") {
+  constexpr std::int64_t kRows = 300;
+  constexpr std::int64_t kClasses = 700;  // more than threads of a block, no multiple
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16}) {
+    const std::unique_ptr<Gpu> gpu = MakeTestGpu(1);
+    std::byte* const scores = gpu->Allocate(Bytes(kRows * kClasses * SizeOf(dtype)), false);
+    auto* const labels = reinterpret_cast<std::int64_t*>(gpu->Allocate(Bytes(kRows * 8), false));
+    std::mt19937_64 random(5);
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      // Few different scores, so that most rows have ties; some are no numbers.
+      for (std::int64_t c = 0; c < kClasses; ++c) {
+        const auto draw = static_cast<int>(random() % 512);
+        const float score = draw == 0 ? kNan : static_cast<float>(draw % 19) - 9;
+        StoreFloat(dtype, scores, row * kClasses + c, row % 50 == 49 ? -INFINITY : score);
+      }
+      // Nearly always what the host takes for the largest, or a place that looks like it.
+      const ConstView one{scores + row * kClasses * SizeOf(dtype), dtype, kClasses};
+      std::int64_t label = 0;
+      while (CountCorrect(one, {&label, DType::kInt64, 1}).correct == 0) {
+        ++label;
+      }
+      labels[row] = row % 7 == 6 ? -100 : label + (row % 5 == 4 ? 19 : 0);
+    }
+    auto* const counts = reinterpret_cast<gpu::LabelCounts*>(
+        gpu->Allocate(Bytes(static_cast<std::int64_t>(sizeof(gpu::LabelCounts))), false));
+    auto* const verdicts = reinterpret_cast<std::uint8_t*>(gpu->Allocate(Bytes(kRows), false));
+    OpSpec spec;
+    spec.kind = OpKind::kCrossEntropy;
+    spec.rows = kRows;
+    spec.in = kClasses;
+    ModelOpCall call;
+    call.spec = &spec;
+    call.inputs = {{scores, dtype, kRows * kClasses}, {labels, DType::kInt64, kRows}};
+    const GpuStream stream = gpu->NewStream(false);
+    const GpuEvent event = gpu->NewEvent(false);
+    SubmitLabelCount(call, verdicts, counts, {*gpu, stream, nullptr});
+    gpu->Record(event, stream);
+    gpu->Synchronize(event);
+    const Evaluation host = CountCorrect(call.inputs[0], call.inputs[1]);
+    CHECK(host.correct > 0);
+    CHECK(host.correct < host.counted);
+    CHECK(counts->correct == host.correct);
+    CHECK(counts->counted == host.counted);
   }
 }
 

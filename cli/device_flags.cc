@@ -1,0 +1,51 @@
+#include "cli/device_flags.h"
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+#include "cli/run_processes.h"
+#include "core/error.h"
+#include "executor/cuda/session.h"
+
+namespace shardwright {
+
+DeviceFlags ReadDeviceFlags(const Arguments& arguments) {
+  static constexpr std::array<std::string_view, 2> kDevices = {"host", "cuda"};
+  constexpr std::int64_t kMostRanks = std::int64_t{1} << 32;
+  DeviceFlags flags;
+  std::size_t device = 0;
+  arguments.SetChoice("--device", kDevices, device);
+  flags.on_gpu = device == 1;
+  arguments.SetCount("--loopback", kMostRanks, flags.loopback);
+  if (!flags.on_gpu && flags.loopback > 0) {
+    throw UsageError("--loopback needs --device cuda");
+  }
+  return flags;
+}
+
+void CheckLoopback(DeviceFlags& flags, std::int64_t ranks, const Launch& launch) {
+  if (flags.loopback > 0 && flags.loopback != ranks) {
+    throw InputError("--loopback: got " + std::to_string(flags.loopback) + ", expected " +
+                     std::to_string(ranks) + ", the ranks of the plan");
+  }
+  flags.is_loopback = flags.on_gpu && (ranks == 1 || flags.loopback > 0);
+  if (launch.size > 1 && flags.is_loopback) {
+    throw UsageError("--loopback runs all ranks in one process, but " + launch.launcher +
+                     " started " + std::to_string(launch.size));
+  }
+}
+
+bool NeedsProcesses(const Launch& launch, const DeviceFlags& flags) {
+  return flags.on_gpu && !flags.is_loopback && launch.size == 1;
+}
+
+int StartProcesses(const SessionInput& input, const std::string& plan) {
+  CheckCudaPlan(input);
+  if (plan == "-") {
+    throw UsageError("several GPUs need a plan that is a file, not standard input");
+  }
+  return RunLocalProcesses(input.program.shard_size * input.program.replicate_size);
+}
+
+}  // namespace shardwright

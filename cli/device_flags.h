@@ -1,0 +1,42 @@
+#pragma once
+
+// The flags that say which device the ranks of a plan run on, for `run` and `eval`.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "cli/command.h"
+#include "executor/host/launch.h"
+#include "executor/host/session.h"
+
+namespace shardwright {
+
+inline constexpr FlagRow kDeviceFlag = {"--device", "host|cuda",
+                                        "where to run (default host: threads of this machine)"};
+inline constexpr FlagRow kLoopbackFlag = {
+    "--loopback", "RANKS", "with --device cuda: all ranks of the plan, this many, on one GPU"};
+
+struct DeviceFlags {
+  bool on_gpu = false;
+  std::int64_t loopback = 0;  // what --loopback says; 0: not given
+  bool is_loopback = false;   // all ranks are threads on one GPU
+
+  // The number of this process's GPU; none: the host device.
+  [[nodiscard]] std::optional<int> GpuOf(const Launch& launch) const {
+    return on_gpu ? std::optional(launch.local_rank) : std::nullopt;
+  }
+};
+
+// Throws UsageError for what is wrong whatever the plan is.
+[[nodiscard]] DeviceFlags ReadDeviceFlags(const Arguments& arguments);
+// Throws InputError when --loopback is not the number of ranks of the plan, UsageError when a
+// launcher has started processes for it.
+void CheckLoopback(DeviceFlags& flags, std::int64_t ranks, const Launch& launch);
+
+// Several GPUs of this machine, and nobody who has started their processes.
+[[nodiscard]] bool NeedsProcesses(const Launch& launch, const DeviceFlags& flags);
+// Refuses what the processes would all refuse, then runs them. `plan`: the command line's.
+[[nodiscard]] int StartProcesses(const SessionInput& input, const std::string& plan);
+
+}  // namespace shardwright
