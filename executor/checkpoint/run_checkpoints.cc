@@ -76,6 +76,12 @@ void CopyUnits(std::span<const BoundUnit> from, std::span<const BoundUnit> to,
   }
 }
 
+bool HasStatesOnHost(const Program& program) {
+  return std::any_of(program.buffers.begin(), program.buffers.end(), [](const Buffer& buffer) {
+    return buffer.on_host && buffer.category == Category::kOptimizerState;
+  });
+}
+
 }  // namespace
 
 Wait WaitForFiles(const Model& model, const Job& job, const std::string& what) {
@@ -126,7 +132,7 @@ std::vector<RunCheckpoints::Share> RunCheckpoints::TakeShares(const Runtime& run
       const StretchKey key(data.stretch.tensor, data.stretch.begin);
       return (of_lower_ranks_ && of_lower_ranks_->contains(key)) || !taken.insert(key).second;
     });
-    shares.push_back({static_cast<std::int64_t>(r.value), Snapshot(std::move(all), state.copy)});
+    shares.push_back({static_cast<std::int64_t>(r.value), {std::move(all), state.copy}});
   }
   return shares;
 }
@@ -148,6 +154,12 @@ void RunCheckpoints::Save(const Runtime& runtime) {
   Finish();  // one snapshot in memory at a time
   step_ = runtime.next_step();
   auto shares = std::make_shared<std::vector<Share>>(TakeShares(runtime));
+  const bool in_place = HasStatesOnHost(program_);
+  for (Share& share : *shares) {
+    if (!in_place) {
+      TakeSnapshot(share.state);
+    }
+  }
   background_.Start([this, shares, manifest = Describe(runtime)] {
     if (processes_ == nullptr) {
       Write(*shares, manifest);
@@ -155,6 +167,9 @@ void RunCheckpoints::Save(const Runtime& runtime) {
       WriteTogether(shares->front(), manifest);
     }
   });
+  if (in_place) {
+    Finish();
+  }
 }
 
 void RunCheckpoints::Finish() {
@@ -165,8 +180,8 @@ void RunCheckpoints::Finish() {
 void RunCheckpoints::Write(const std::vector<Share>& shares, const Manifest& manifest) const {
   CheckpointWriter writer(folder_, manifest.step);
   for (const Share& share : shares) {
-    if (!share.snapshot.stretches().empty()) {
-      writer.WriteRank(share.rank, share.snapshot.stretches());
+    if (!share.state.stretches.empty()) {
+      writer.WriteRank(share.rank, share.state);
     }
   }
   writer.Commit(manifest);
@@ -193,9 +208,9 @@ void RunCheckpoints::WriteTogether(const Share& mine, const Manifest& manifest) 
   if (maker != 0) {
     try {
       Manifest its;
-      if (!mine.snapshot.stretches().empty()) {
-        its.files.push_back(WriteRankFile(UnfinishedFolder(folder_, manifest.step, maker),
-                                          mine.rank, mine.snapshot.stretches()));
+      if (!mine.state.stretches.empty()) {
+        its.files.push_back(
+            WriteRankFile(UnfinishedFolder(folder_, manifest.step, maker), mine.rank, mine.state));
       }
       written = BytesOf(ManifestJson(its));
     } catch (const EnvironmentError&) {

@@ -33,8 +33,9 @@ class RunCheckpoints {
   RunCheckpoints(std::string folder, std::int64_t keep, const Model& model, const Job& job,
                  const Program& program, const Sampler& sampler, MessagePassing* processes);
 
-  // Copies the state of all ranks and writes it in the background. Throws what the write before
-  // this one threw, in every process.
+  // Copies the state of all ranks and writes it in the background. Where states lie in host memory
+  // there may be no room for a copy: then they are written from where they lie before this returns.
+  // Throws what the write before this one threw, in every process.
   void Save(const Runtime& runtime);
   // Waits until everything is on the disk. Throws EnvironmentError, in every process.
   void Finish();
@@ -45,7 +46,7 @@ class RunCheckpoints {
   // What one rank writes.
   struct Share {
     std::int64_t rank = 0;
-    Snapshot snapshot;
+    RankShare state;
   };
 
   [[nodiscard]] std::vector<Share> TakeShares(const Runtime& runtime);

@@ -58,44 +58,61 @@ void Replace(const std::string& from, const std::string& to) {
   std::filesystem::remove_all(from, ignored);
 }
 
+// Calls take(data, bytes) with all elements of a stretch in the dtype that they are saved in, piece
+// by piece. Pieces lie in `buffer`, unless they can be read where they are.
+template <class Take>
+void ForEachPiece(const StretchData& stretch, const MemoryCopy& copy,
+                  std::vector<std::byte>& buffer, const Take& take) {
+  const DType to = stretch.SavedDType();
+  const auto* from = static_cast<const std::byte*>(stretch.data);
+  const bool is_same = to == stretch.dtype;
+  if (is_same && !copy) {
+    take(from, stretch.stretch.count * SizeOf(to));
+    return;
+  }
+  const std::int64_t width = SizeOf(stretch.dtype);
+  const std::int64_t room = width + (is_same ? 0 : SizeOf(to));  // of an element
+  const std::int64_t most = kPieceBytes / room;
+  buffer.resize(static_cast<std::size_t>(std::min(stretch.stretch.count, most) * room));
+  for (std::int64_t i = 0; i < stretch.stretch.count; i += most) {
+    const std::int64_t count = std::min(most, stretch.stretch.count - i);
+    const std::byte* piece = from + i * width;
+    if (copy) {
+      copy(buffer.data(), piece, count * width);
+      piece = buffer.data();
+    }
+    if (!is_same) {
+      std::byte* const converted = buffer.data() + count * width;
+      for (std::int64_t k = 0; k < count; ++k) {
+        StoreFloat(to, converted, k, LoadFloat(stretch.dtype, piece, k));
+      }
+      piece = converted;
+    }
+    take(piece, count * SizeOf(to));
+  }
+}
+
 }  // namespace
 
-Snapshot::Snapshot(std::vector<StretchData> stretches, const MemoryCopy& copy)
-    : stretches_(std::move(stretches)) {
+void TakeSnapshot(RankShare& share) {
   std::size_t total = 0;
-  for (const StretchData& stretch : stretches_) {
-    const DType dtype = stretch.saved_as.value_or(stretch.dtype);
-    total += static_cast<std::size_t>(stretch.stretch.count * SizeOf(dtype));
+  for (const StretchData& stretch : share.stretches) {
+    total += static_cast<std::size_t>(stretch.stretch.count * SizeOf(stretch.SavedDType()));
   }
-  bytes_.resize(total);
-  std::byte* out = bytes_.data();
-  for (StretchData& stretch : stretches_) {
-    const DType from = std::exchange(stretch.dtype, stretch.saved_as.value_or(stretch.dtype));
-    const auto size = static_cast<std::size_t>(stretch.stretch.count * SizeOf(stretch.dtype));
-    if (stretch.dtype == from) {
-      copy(out, stretch.data, static_cast<std::int64_t>(size));
-    } else {
-      const std::int64_t bytes = stretch.stretch.count * SizeOf(from);
-      std::vector<std::byte> source(static_cast<std::size_t>(bytes));
-      copy(source.data(), stretch.data, bytes);
-      for (std::int64_t i = 0; i < stretch.stretch.count; ++i) {
-        StoreFloat(stretch.dtype, out, i, LoadFloat(from, source.data(), i));
-      }
-    }
-    stretch.data = out;
-    out += size;
+  share.snapshot.resize(total);
+  std::byte* out = share.snapshot.data();
+  std::vector<std::byte> buffer;
+  for (StretchData& stretch : share.stretches) {
+    const std::byte* const begin = out;
+    ForEachPiece(stretch, share.copy, buffer, [&](const std::byte* data, std::int64_t bytes) {
+      std::memcpy(out, data, static_cast<std::size_t>(bytes));
+      out += bytes;
+    });
+    stretch.dtype = stretch.SavedDType();
+    stretch.saved_as.reset();
+    stretch.data = begin;
   }
-  std::vector<StretchData> whole;
-  for (StretchData& stretch : stretches_) {
-    SavedStretch* const last = whole.empty() ? nullptr : &whole.back().stretch;
-    if (last != nullptr && last->tensor == stretch.stretch.tensor &&
-        last->begin + last->count == stretch.stretch.begin) {
-      last->count += stretch.stretch.count;
-    } else {
-      whole.push_back(std::move(stretch));
-    }
-  }
-  stretches_ = std::move(whole);
+  share.copy = {};
 }
 
 void MakeCheckpointFolder(const std::string& folder) {
@@ -133,22 +150,36 @@ std::string UnfinishedFolder(const std::string& folder, std::int64_t step, std::
   return (std::filesystem::path(folder) / name).string();
 }
 
-SavedFile WriteRankFile(const std::string& unfinished, std::int64_t rank,
-                        const std::vector<StretchData>& stretches) {
+SavedFile WriteRankFile(const std::string& unfinished, std::int64_t rank, const RankShare& share) {
   SavedFile saved;
   saved.name = RankFileName(rank);
+  std::map<std::string, std::vector<const StretchData*>> by_name;
+  for (const StretchData& stretch : share.stretches) {
+    std::vector<const StretchData*>& parts = by_name[stretch.stretch.tensor];
+    if (parts.empty()) {
+      saved.stretches.push_back(stretch.stretch);
+    } else {
+      SavedStretch& whole = saved.stretches.back();
+      SW_CHECK(whole.tensor == stretch.stretch.tensor &&
+                   whole.begin + whole.count == stretch.stretch.begin,
+               "two stretches of " + stretch.stretch.tensor + " on one rank");
+      whole.count += stretch.stretch.count;
+    }
+    parts.push_back(&stretch);
+  }
   std::vector<SafetensorsEntry> entries;
-  std::map<std::string, const StretchData*> by_name;
-  for (const StretchData& stretch : stretches) {
-    entries.push_back(
-        {.name = stretch.stretch.tensor, .dtype = stretch.dtype, .shape = {stretch.stretch.count}});
-    const bool is_new = by_name.emplace(stretch.stretch.tensor, &stretch).second;
-    SW_CHECK(is_new, "two stretches of " + stretch.stretch.tensor + " on one rank");
-    saved.stretches.push_back(stretch.stretch);
+  for (const SavedStretch& whole : saved.stretches) {
+    entries.push_back({.name = whole.tensor,
+                       .dtype = by_name.at(whole.tensor).front()->SavedDType(),
+                       .shape = {whole.count}});
   }
   OutputFile out((std::filesystem::path(unfinished) / saved.name).string());
+  std::vector<std::byte> buffer;
   for (const SafetensorsEntry& entry : WriteSafetensorsHeader(out, std::move(entries), {})) {
-    out.Write(by_name.at(entry.name)->data, entry.end - entry.begin);
+    for (const StretchData* const part : by_name.at(entry.name)) {
+      ForEachPiece(*part, share.copy, buffer,
+                   [&](const std::byte* data, std::int64_t bytes) { out.Write(data, bytes); });
+    }
   }
   out.SyncAndClose();
   saved.bytes = out.size();
@@ -156,8 +187,8 @@ SavedFile WriteRankFile(const std::string& unfinished, std::int64_t rank,
   return saved;
 }
 
-void CheckpointWriter::WriteRank(std::int64_t rank, const std::vector<StretchData>& stretches) {
-  Add(WriteRankFile(temporary_, rank, stretches));
+void CheckpointWriter::WriteRank(std::int64_t rank, const RankShare& share) {
+  Add(WriteRankFile(temporary_, rank, share));
 }
 
 void CheckpointWriter::Add(SavedFile file) {

@@ -22,24 +22,23 @@ struct StretchData {
   SavedStretch stretch;
   DType dtype = DType::kFp32;
   const void* data = nullptr;
-  std::optional<DType> saved_as = {};  // another dtype to save it in; a Snapshot converts
+  std::optional<DType> saved_as = {};  // another dtype to save it in, converted on the way
+
+  [[nodiscard]] DType SavedDType() const { return saved_as.value_or(dtype); }
 };
 
 // Between the memory that a rank trains in and any other, either way.
 using MemoryCopy = std::function<void(void* to, const void* from, std::int64_t bytes)>;
 
-// Elements of stretches in memory of their own, so that training may go on while they are written.
-// Neighbouring stretches of one tensor (states in pieces) become one.
-class Snapshot {
- public:
-  Snapshot(std::vector<StretchData> stretches, const MemoryCopy& copy);
-
-  [[nodiscard]] const std::vector<StretchData>& stretches() const { return stretches_; }
-
- private:
-  std::vector<std::byte> bytes_;
-  std::vector<StretchData> stretches_;
+// What one rank writes. Elements lie where it trains, and are read from there by `copy`, or in a
+// snapshot, so that training may go on while they are written.
+struct RankShare {
+  std::vector<StretchData> stretches;
+  MemoryCopy copy = {};  // empty: this thread can read the elements as they are
+  std::vector<std::byte> snapshot = {};
 };
+// Copies a share's elements into a snapshot of its own.
+void TakeSnapshot(RankShare& share);
 
 // One checkpoint under construction, in a temporary folder beside its final place.
 class CheckpointWriter {
@@ -52,7 +51,7 @@ class CheckpointWriter {
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   // Writes and syncs the file of one rank. Several ranks may write at once.
-  void WriteRank(std::int64_t rank, const std::vector<StretchData>& stretches);
+  void WriteRank(std::int64_t rank, const RankShare& share);
   // A file that another process has written with WriteRankFile.
   void Add(SavedFile file);
   // Writes the manifest (whose files are those written) and moves the folder to its place, which
@@ -71,9 +70,11 @@ class CheckpointWriter {
 [[nodiscard]] std::string UnfinishedFolder(const std::string& folder, std::int64_t step,
                                            std::int64_t writer);
 
-// Writes and syncs the file of one rank into a temporary folder.
+// Writes and syncs the file of one rank into a temporary folder; neighbouring stretches of one
+// tensor (states in pieces) become one. Takes memory for kPieceBytes, however large the share is.
+inline constexpr std::int64_t kPieceBytes = std::int64_t{16} << 20;
 [[nodiscard]] SavedFile WriteRankFile(const std::string& unfinished, std::int64_t rank,
-                                      const std::vector<StretchData>& stretches);
+                                      const RankShare& share);
 
 // Runs one piece of work at a time in the background. Not to be shared between threads.
 class BackgroundWriter {

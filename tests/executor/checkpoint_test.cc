@@ -135,7 +135,7 @@ std::string Save(const std::string& folder, const Model& model, Ranks& ranks, co
   CheckpointWriter writer(folder, step);
   for (std::size_t r = 0; r < ranks.units.size(); ++r) {
     writer.WriteRank(static_cast<std::int64_t>(r),
-                     StretchesOf(model, job.optimizer.kind, ranks.StateOf(r), r == 0));
+                     {StretchesOf(model, job.optimizer.kind, ranks.StateOf(r), r == 0)});
   }
   return writer.Commit(ManifestOf(model, job, step));
 }
@@ -301,8 +301,8 @@ TEST_CASE("stretches that leave a gap or overlap are refused") {
     manifest.sampler.dataset_size = 1;
     manifest.tensors = {{"a", TensorKind::kParameter, DType::kFp32, {4, 5}}};
     CheckpointWriter writer(folder.File("c"), 1);
-    writer.WriteRank(0, {{{"a", 0, 10}, DType::kFp32, data.data()}});
-    writer.WriteRank(1, {{{"a", begin, count}, DType::kFp32, data.data()}});
+    writer.WriteRank(0, {{{{"a", 0, 10}, DType::kFp32, data.data()}}});
+    writer.WriteRank(1, {{{{"a", begin, count}, DType::kFp32, data.data()}}});
     const std::string path = writer.Commit(manifest);
     const std::string text = ErrorOf([&] { const Checkpoint checkpoint(path); });
     const std::string file = path + "/manifest.json";
@@ -330,7 +330,7 @@ TEST_CASE("a checkpoint appears whole or not at all, and replaces one of its ste
   CHECK(FindLatestCheckpoint(base).empty());
   {
     CheckpointWriter writer(base, 3);
-    writer.WriteRank(0, StretchesOf(model, job.optimizer.kind, ranks.StateOf(0), true));
+    writer.WriteRank(0, {StretchesOf(model, job.optimizer.kind, ranks.StateOf(0), true)});
     CHECK(FindLatestCheckpoint(base).empty());
   }
   CHECK(std::filesystem::is_empty(base));
@@ -406,6 +406,49 @@ TEST_CASE("a full disk ends in one line, and the last good checkpoint stays") {
         "/proc/none: cannot create: No such file or directory");
 }
 
+// More than two of the writer's pieces, read through `copy`, in another dtype, and a tensor whose
+// stretches follow one another.
+TEST_CASE("elements are written from where they lie, in bounded pieces") {
+  const ScratchFolder folder;
+  constexpr std::int64_t kCount = kPieceBytes / 4 + 5;
+  std::vector<float> values(kCount);
+  for (std::int64_t i = 0; i < kCount; ++i) {
+    values[static_cast<std::size_t>(i)] = static_cast<float>(i % 251);  // exact in bf16
+  }
+  std::int64_t most = 0;
+  RankShare share;
+  share.stretches = {{{"a", 0, kCount}, DType::kFp32, values.data()},
+                     {{"b", 0, kCount}, DType::kFp32, values.data(), DType::kBf16},
+                     {{"c", 0, 10}, DType::kFp32, values.data() + 7},
+                     {{"c", 10, 20}, DType::kFp32, values.data() + 17}};
+  share.copy = [&](void* to, const void* from, std::int64_t bytes) {
+    most = std::max(most, bytes);
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  };
+  Manifest manifest;
+  manifest.sampler.dataset_size = 1;
+  manifest.tensors = {{"a", TensorKind::kParameter, DType::kFp32, {kCount}},
+                      {"b", TensorKind::kParameter, DType::kBf16, {kCount}},
+                      {"c", TensorKind::kParameter, DType::kFp32, {30}}};
+  for (const bool from_snapshot : {false, true}) {
+    if (from_snapshot) {
+      TakeSnapshot(share);
+    }
+    CheckpointWriter writer(folder.File(from_snapshot ? "s" : "c"), 1);
+    writer.WriteRank(0, share);
+    const Checkpoint checkpoint(writer.Commit(manifest));
+    checkpoint.Verify();
+    CHECK(most <= kPieceBytes);
+    std::vector<float> read(kCount);
+    for (const char* const name : {"a", "b"}) {
+      checkpoint.Read(name, 0, kCount, DType::kFp32, read.data());
+      CHECK(read == values);
+    }
+    checkpoint.Read("c", 0, 30, DType::kFp32, read.data());
+    CHECK(std::equal(read.begin(), read.begin() + 30, values.begin() + 7));
+  }
+}
+
 TEST_CASE("the background writes a snapshot while the original changes, and hands errors back") {
   const ScratchFolder folder;
   std::vector<float> values(1000, 1.5F);
@@ -414,11 +457,12 @@ TEST_CASE("the background writes a snapshot while the original changes, and hand
   manifest.tensors = {{"a", TensorKind::kParameter, DType::kFp32, {1000}}};
   BackgroundWriter background;
   const auto save = [&](std::int64_t step) {
-    const auto snapshot = std::make_shared<Snapshot>(
-        std::vector<StretchData>{{{"a", 0, 1000}, DType::kFp32, values.data()}}, std::memcpy);
-    background.Start([&folder, manifest, snapshot, step] {
+    const auto share =
+        std::make_shared<RankShare>(RankShare{{{{"a", 0, 1000}, DType::kFp32, values.data()}}});
+    TakeSnapshot(*share);
+    background.Start([&folder, manifest, share, step] {
       CheckpointWriter writer(folder.File("c"), step);
-      writer.WriteRank(0, snapshot->stretches());
+      writer.WriteRank(0, *share);
       writer.Commit(manifest);
     });
   };
