@@ -160,26 +160,6 @@ bool HasWeightDecay(const Parameter& param, const OptimizerOptions& options) {
                       [&](const std::string& glob) { return MatchesGlob(glob, param.fqn); });
 }
 
-std::vector<OptimizerRange> OptimizerRanges(const Model& model, std::span<const ShardPiece> pieces,
-                                            const OptimizerOptions& options) {
-  std::vector<OptimizerRange> ranges;
-  for (const ShardPiece& piece : pieces) {
-    const Parameter& param = model.params[piece.param.value];
-    if (!param.trainable) {
-      continue;
-    }
-    const double decay = HasWeightDecay(param, options) ? options.weight_decay : 0.0;
-    if (!ranges.empty() && ranges.back().weight_decay == decay &&
-        ranges.back().param_offset + ranges.back().count == piece.shard_offset) {
-      ranges.back().count += piece.count;
-      continue;
-    }
-    ranges.push_back(
-        {piece.shard_offset, piece.shard_offset, piece.shard_offset, piece.count, decay});
-  }
-  return ranges;
-}
-
 UpdateScalars MakeUpdateScalars(const OptimizerCall& call, const OptimizerOptions& options,
                                 double weight_decay) {
   const auto step = static_cast<double>(call.step);

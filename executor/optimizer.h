@@ -31,12 +31,6 @@ struct OptimizerRange {
 // Is the parameter subject to weight decay? See OptimizerOptions::decay_matrices_only.
 [[nodiscard]] bool HasWeightDecay(const Parameter& param, const OptimizerOptions& options);
 
-// The ranges of one shard: its trainable pieces, neighbours with equal arguments joined. Gradients
-// and states have the layout of the parameter shard.
-[[nodiscard]] std::vector<OptimizerRange> OptimizerRanges(const Model& model,
-                                                          std::span<const ShardPiece> pieces,
-                                                          const OptimizerOptions& options);
-
 // One update of one shard. Arrays hold elements of `dtype` (fp32, bf16 or fp16).
 struct OptimizerCall {
   OptimizerSpec spec;

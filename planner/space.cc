@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "schedule/lower/optimizer.h"
+#include "schedule/wrap.h"
 
 namespace shardwright {
 namespace {
@@ -325,16 +326,6 @@ std::vector<UnitFamily> Families(const SearchInput& input, const SearchOptions& 
   return families;
 }
 
-std::vector<std::string> BlocksOf(const Model& model) {
-  std::vector<std::string> blocks;
-  for (const Module& module : model.modules) {
-    if (!model.block_class.empty() && module.class_name == model.block_class) {
-      blocks.push_back(module.fqn);
-    }
-  }
-  return blocks;
-}
-
 std::string NameOfRegion(const RecomputeRegion& region) {
   const std::string kind = region.kind == RecomputeKind::kFull
                                ? "full"
@@ -396,7 +387,9 @@ std::vector<RecomputePattern> PatternsOf(const Model& model, const std::string& 
 Space MakeSpace(const SearchInput& input, const SearchOptions& options) {
   Space space;
   space.outer = OuterChoices(input, options);
-  space.blocks = BlocksOf(input.model);
+  for (const ModuleId block : BlocksOf(input.model)) {
+    space.blocks.push_back(input.model.modules[block.value].fqn);
+  }
   space.families = Families(input, options, space.blocks);
   space.patterns = {PatternOf({})};
   if (!options.fixed.recompute && !space.blocks.empty() && input.job.mode == JobMode::kTrain) {

@@ -22,13 +22,8 @@ using internal::Quoted;
 
 constexpr std::string_view kRootName = "root";
 
-std::vector<ModuleId> BlocksOf(const Model& model, const std::string& where) {
-  std::vector<ModuleId> blocks;
-  for (std::size_t m = 0; m < model.modules.size(); ++m) {
-    if (!model.block_class.empty() && model.modules[m].class_name == model.block_class) {
-      blocks.emplace_back(m);
-    }
-  }
+std::vector<ModuleId> NeededBlocks(const Model& model, const std::string& where) {
+  std::vector<ModuleId> blocks = BlocksOf(model);
   if (blocks.empty()) {
     throw InputError(where, "model " + Quoted(model.name) + " without repeated blocks",
                      "a model with a block class",
@@ -152,7 +147,7 @@ void KeepAfterForward(UnitPlan& unit) {
 
 std::vector<UnitPlan> WrapBlocks(const Model& model, const std::string& where) {
   std::vector<UnitPlan> units;
-  for (const ModuleId block : BlocksOf(model, where)) {
+  for (const ModuleId block : NeededBlocks(model, where)) {
     units.push_back(UnitOf(model, {block}));
   }
   return units;
@@ -166,7 +161,7 @@ bool IsFlat(Dialect dialect) {
 // torchtitan: tok_embeddings, each block, [norm, output], root; with tied weights the three ends
 // form one group. Accelerate (FSDP2) chooses the same units. Both keep [norm, head] gathered.
 std::vector<UnitPlan> WrapEnds(const Model& model, Dialect dialect, const std::string& where) {
-  const Ends ends = FindEnds(model, BlocksOf(model, where));
+  const Ends ends = FindEnds(model, NeededBlocks(model, where));
   std::vector<ModuleId> tail;
   for (const ModuleId id : {ends.norm, ends.head}) {
     if (id.valid()) {
@@ -363,6 +358,16 @@ WrapSpec ParseWrap(std::string_view text, const std::string& where) {
                    DidYouMean(word, rules));
 }
 
+std::vector<ModuleId> BlocksOf(const Model& model) {
+  std::vector<ModuleId> blocks;
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    if (!model.block_class.empty() && model.modules[m].class_name == model.block_class) {
+      blocks.emplace_back(m);
+    }
+  }
+  return blocks;
+}
+
 std::string_view DefaultWrap(Dialect dialect) {
   switch (dialect) {
     case Dialect::kDdp:
@@ -418,7 +423,7 @@ std::vector<UnitPlan> Wrap(const Model& model, const WrapSpec& spec, const Resha
 std::vector<RecomputeRegion> RecomputeBlocks(const Model& model, RecomputeKind kind,
                                              std::int64_t keep_every, const std::string& where) {
   std::vector<RecomputeRegion> regions;
-  for (const ModuleId block : BlocksOf(model, where)) {
+  for (const ModuleId block : NeededBlocks(model, where)) {
     regions.push_back({model.modules[block.value].fqn, kind, keep_every});
   }
   return regions;

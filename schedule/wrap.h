@@ -45,6 +45,9 @@ struct ReshardChoice {
   bool operator==(const ReshardChoice&) const = default;
 };
 
+// The instances of Model::block_class, in order; none for a model without repeated blocks.
+[[nodiscard]] std::vector<ModuleId> BlocksOf(const Model& model);
+
 // The rule that a dialect's users start from: root for ddp, zero1 and zero2, module for zero3,
 // block for the rest.
 [[nodiscard]] std::string_view DefaultWrap(Dialect dialect);

@@ -244,29 +244,4 @@ RingPath FindRing(const Cluster& cluster, GroupShape shape) {
   return path;
 }
 
-std::vector<BytesPerSecond> ShareRates(std::span<const RingPath* const> paths) {
-  std::vector<std::pair<ResourceKind, std::int32_t>> resources;
-  std::vector<double> capacities;
-  std::vector<SharedFlow> flows;
-  for (const RingPath* path : paths) {
-    SharedFlow& flow = flows.emplace_back();
-    flow.bound = path->Rate().value;
-    for (const ResourceUse& use : path->uses) {
-      const std::pair<ResourceKind, std::int32_t> key(use.kind, use.level);
-      auto found = std::find(resources.begin(), resources.end(), key);
-      if (found == resources.end()) {
-        resources.push_back(key);
-        capacities.push_back(use.capacity.value);
-        found = resources.end() - 1;
-      }
-      flow.uses.push_back({static_cast<std::int32_t>(found - resources.begin()), use.weight});
-    }
-  }
-  std::vector<BytesPerSecond> rates;
-  for (const double rate : MaxMinRates(flows, capacities)) {
-    rates.emplace_back(rate);
-  }
-  return rates;
-}
-
 }  // namespace shardwright

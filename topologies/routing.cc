@@ -178,33 +178,6 @@ BytesPerSecond UplinkRate(const Cluster& cluster, const FabricLevel& level) {
          (static_cast<double>(level.group_nodes) / level.oversubscription);
 }
 
-std::vector<HierarchyLevel> Hierarchy(const Cluster& cluster) {
-  const std::int64_t total = cluster.RankCount();
-  const auto g = static_cast<double>(cluster.gpus_per_node);
-  std::vector<HierarchyLevel> levels;
-  levels.push_back({"device", 1, BytesPerSecond(0)});
-  if (cluster.gpus_per_node > 1) {
-    levels.push_back(
-        {"node", cluster.gpus_per_node, FindRing(cluster, {cluster.gpus_per_node, 1}).intra_rate});
-  }
-  if (cluster.node_count == 1) {
-    return levels;
-  }
-  BytesPerSecond rate = NodeNetworkRate(cluster) / g;
-  for (const FabricLevel& level : cluster.fabric) {
-    const bool is_outermost = level.group_nodes == 0 || level.group_nodes >= cluster.node_count;
-    levels.push_back(
-        {level.name, is_outermost ? total : level.group_nodes * cluster.gpus_per_node, rate});
-    if (is_outermost) {
-      return levels;
-    }
-    const double ranks = static_cast<double>(level.group_nodes) * g;
-    rate = std::min(rate, UplinkRate(cluster, level) / ranks);
-  }
-  levels.push_back({"network", total, rate});
-  return levels;
-}
-
 BytesPerSecond HostMemoryShare(const Cluster& cluster) {
   BytesPerSecond sum;
   for (const Link& link : cluster.node.links) {

@@ -75,7 +75,7 @@ struct RingPath {
   BytesPerSecond inter_rate;  // the same across nodes, NICs and uplinks shared; 0 without such hops
   std::int32_t outermost_level = -1;  // highest fabric level that is crossed; -1: none
   Seconds inter_latency;          // of the switches that an inter_hop passes, averaged over them
-  std::vector<ResourceUse> uses;  // for sharing with other families: see ShareRates
+  std::vector<ResourceUse> uses;  // for sharing with other families
 
   // min(intra_rate, inter_rate) of the hops there are; 0 for one member.
   [[nodiscard]] BytesPerSecond Rate() const;
@@ -83,24 +83,6 @@ struct RingPath {
 
 // Throws InputError when shape.size * shape.stride does not divide the number of ranks.
 [[nodiscard]] RingPath FindRing(const Cluster& cluster, GroupShape shape);
-
-// Max-min fair bus rates of several families that communicate at the same time. With one path the
-// result is its Rate(). A path without hops gets 0.
-[[nodiscard]] std::vector<BytesPerSecond> ShareRates(std::span<const RingPath* const> paths);
-
-// Water filling: flow f takes weight w(f, c) of constraint c per unit of rate and may not exceed
-// its own bound. The result is the unique max-min fair allocation: a flow's rate can only grow at
-// the cost of a flow with no higher rate. O(flows^2 * constraints).
-struct SharedFlow {
-  double bound = 0;  // the most this flow can use; infinity when nothing but constraints limits it
-  struct Use {
-    std::int32_t constraint = 0;
-    double weight = 1;
-  };
-  std::vector<Use> uses;  // each constraint at most once
-};
-[[nodiscard]] std::vector<double> MaxMinRates(std::span<const SharedFlow> flows,
-                                              std::span<const double> capacities);
 
 // A path through the node graph. GPUs, NICs and memories are ends only, never passed through.
 struct Route {
@@ -140,14 +122,5 @@ struct HostCopyRates {
 // Capacity per direction out of one group of nodes of `level`: the nodes' NIC rate over its
 // oversubscription. Requires level.group_nodes > 0.
 [[nodiscard]] BytesPerSecond UplinkRate(const Cluster& cluster, const FabricLevel& level);
-
-// Nested sets of ranks that share ever less bandwidth: device, node, then the fabric levels that
-// the job reaches into.
-struct HierarchyLevel {
-  std::string name;        // "device", "node", "leaf", ...
-  std::int64_t ranks = 1;  // in one group of this level
-  BytesPerSecond rate;     // per GPU out of a group of the level below, all GPUs at once; 0: device
-};
-[[nodiscard]] std::vector<HierarchyLevel> Hierarchy(const Cluster& cluster);
 
 }  // namespace shardwright

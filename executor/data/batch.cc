@@ -58,12 +58,4 @@ void WriteBatch(const Model& model, const Dataset& data, const Sampler& sampler,
   }
 }
 
-std::int64_t CountSamples(const Sampler& sampler, const BatchRange& range) {
-  std::int64_t count = 0;
-  for (std::int64_t i = 0; i < range.count; ++i) {
-    count += SampleAt(sampler, range.step, range.first + i).sample >= 0 ? 1 : 0;
-  }
-  return count;
-}
-
 }  // namespace shardwright

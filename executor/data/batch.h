@@ -27,7 +27,4 @@ struct BatchRange {
 void WriteBatch(const Model& model, const Dataset& data, const Sampler& sampler,
                 const BatchRange& range, std::span<const View> views);
 
-// Places of `range` that hold a sample.
-[[nodiscard]] std::int64_t CountSamples(const Sampler& sampler, const BatchRange& range);
-
 }  // namespace shardwright

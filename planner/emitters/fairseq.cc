@@ -7,6 +7,7 @@
 #include "core/json.h"
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
+#include "schedule/wrap.h"
 
 namespace shardwright {
 namespace {
@@ -63,11 +64,6 @@ constexpr std::array<LossReason, 18> kReasons = {{
     {"plan.units", "each layer above min_params_to_wrap is a unit"},
     {"plan.first_bucket", "DDP's first bucket is fixed"},
 }};
-
-std::vector<ModuleId> BlocksOf(const Model& model) {
-  return model.block_class.empty() ? std::vector<ModuleId>()
-                                   : InstancesOf(model, {model.block_class});
-}
 
 std::int64_t ElementsBelow(const Model& model, ModuleId module) {
   std::int64_t elements = 0;

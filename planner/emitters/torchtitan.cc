@@ -87,11 +87,6 @@ DType ReadDType(const std::optional<std::string>& name, DType by_default, const 
   throw InputError(where + ": " + std::string(key), "\"" + *name + "\"", "float32 or bfloat16");
 }
 
-std::vector<ModuleId> BlocksOf(const Model& model) {
-  return model.block_class.empty() ? std::vector<ModuleId>()
-                                   : InstancesOf(model, {model.block_class});
-}
-
 // Its name of a Hugging Face model type.
 std::string ModelName(const std::string& type) {
   return type == "llama" ? "llama3" : type == "qwen3_moe" ? "qwen3" : type;

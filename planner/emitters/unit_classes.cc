@@ -5,6 +5,8 @@
 #include <map>
 #include <set>
 
+#include "schedule/wrap.h"
+
 namespace shardwright {
 namespace {
 
@@ -94,10 +96,8 @@ bool RecomputesEveryBlock(const Model& model, const Plan& plan) {
     planned.insert(region.module);
   }
   std::set<std::string> blocks;
-  for (const Module& module : model.modules) {
-    if (!model.block_class.empty() && module.class_name == model.block_class) {
-      blocks.insert(module.fqn);
-    }
+  for (const ModuleId block : BlocksOf(model)) {
+    blocks.insert(model.modules[block.value].fqn);
   }
   return !blocks.empty() && planned == blocks;
 }

@@ -11,6 +11,7 @@
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/settings.h"
 #include "planner/emitters/unit_classes.h"
+#include "schedule/wrap.h"
 
 namespace shardwright {
 namespace {
@@ -76,8 +77,7 @@ void Apply(const PlanFile& file, const S& s, PlanFile& out) {
   out.plan.sync = SyncMode::kEvery;
   out.plan.offload = {};
   out.plan.reduce_scatter_bucket = *s.bucket_cap_mb * kMiB;
-  const std::vector<ModuleId> blocks =
-      model.block_class.empty() ? std::vector<ModuleId>() : InstancesOf(model, {model.block_class});
+  const std::vector<ModuleId> blocks = BlocksOf(model);
   out.plan.units = UnitsOfModules(model, blocks);
   out.plan.units.push_back(RootUnitOf(Reshard::Kind::kNever));
   out.plan.recompute.clear();

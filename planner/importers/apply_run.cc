@@ -11,6 +11,7 @@
 #include "planner/emitters/hf_fsdp.h"
 #include "planner/emitters/unit_classes.h"
 #include "planner/importers/run_settings.h"
+#include "schedule/wrap.h"
 
 namespace shardwright {
 namespace {
@@ -40,7 +41,7 @@ void ApplyDdp(const std::string& mixed_precision, PlanFile& file) {
 void RecomputeBlocks(PlanFile& file) {
   const Model& model = file.model.model;
   if (!model.block_class.empty()) {
-    file.plan.recompute = FullRecompute(model, InstancesOf(model, {model.block_class}));
+    file.plan.recompute = FullRecompute(model, BlocksOf(model));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "schedule/wrap.h"
 
 namespace shardwright {
 namespace {
@@ -248,14 +249,11 @@ void AddPlannedRegions(const LowerInput& in, const PlannedRegions& found, ModelA
 // A compiler recomputes cheap outputs instead of keeping them, inside each block that it compiles.
 void FindCompiledRegions(const Model& model, const std::string& where, ModelAnalysis& a) {
   const auto recomputes = [](const OpKernels& k) { return k.output_recomputed; };
-  if (model.block_class.empty() || std::none_of(a.kernels.begin(), a.kernels.end(), recomputes)) {
+  if (std::none_of(a.kernels.begin(), a.kernels.end(), recomputes)) {
     return;
   }
-  for (std::size_t m = 0; m < model.modules.size(); ++m) {
-    if (model.modules[m].class_name != model.block_class) {
-      continue;
-    }
-    const Region region = RegionOf(model, ModuleId(m), where);
+  for (const ModuleId block : BlocksOf(model)) {
+    const Region region = RegionOf(model, block, where);
     std::vector<bool> kept;
     for (std::uint32_t i = region.first; i <= region.last; ++i) {
       kept.push_back(!recomputes(a.KernelsOf(i)));

@@ -150,27 +150,6 @@ Statistics StatisticsOf(const std::vector<Vector>& x, std::size_t c) {
   return s;
 }
 
-// dlogits of the mean loss. Its division by the number of samples is spread over micro-batches and
-// ranks: kDivisions roundings.
-Vector LossGradient(const Vector& logits, std::size_t label) {
-  double most = logits[0].value;
-  for (const Bounded& logit : logits) {
-    most = std::max(most, logit.value);
-  }
-  Sum powers;
-  for (const Bounded& logit : logits) {
-    powers.Add(Exp(logit - Bounded{most, 0.0}));
-  }
-  const Bounded log_sum = Log(powers.Total());
-  Vector gradient;
-  for (std::size_t k = 0; k < logits.size(); ++k) {
-    const Bounded p = Exp((logits[k] - Bounded{most, 0.0}) - log_sum);
-    const Bounded g = k == label ? p - Bounded{1.0, 0.0} : p;
-    gradient.push_back(Rounded(g.value / kBatch, g.error / kBatch, kDivisions));
-  }
-  return gradient;
-}
-
 struct State {
   Weights weights;  // conv, norm's weight and bias, fc's weight and bias
   Vector running;   // means, then variances
@@ -239,7 +218,7 @@ class MicroBatch {
           logits[k].Add(weight[k * kFeatures + f] * z[f]);
         }
       }
-      const Vector d = LossGradient(Totals(logits), images_.labels[s]);
+      const Vector d = MeanLossGradient(Totals(logits), images_.labels[s], kBatch, kDivisions);
       std::vector<Sum> dz(kFeatures);
       for (std::size_t k = 0; k < kClasses; ++k) {
         bias_sums[k].Add(d[k]);

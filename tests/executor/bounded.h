@@ -109,6 +109,28 @@ using Weights = std::vector<Vector>;  // by parameter
   return weights;
 }
 
+// d loss / d logits of the mean cross-entropy over `samples`, for one of them. The division is
+// spread over micro-batches and ranks: `divisions` roundings.
+[[nodiscard]] inline Vector MeanLossGradient(const Vector& logits, std::size_t label,
+                                             double samples, double divisions) {
+  double most = logits[0].value;
+  for (const Bounded& logit : logits) {
+    most = std::max(most, logit.value);
+  }
+  Sum powers;
+  for (const Bounded& logit : logits) {
+    powers.Add(Exp(logit - Bounded{most, 0.0}));
+  }
+  const Bounded log_sum = Log(powers.Total());
+  Vector gradient;
+  for (std::size_t k = 0; k < logits.size(); ++k) {
+    const Bounded p = Exp((logits[k] - Bounded{most, 0.0}) - log_sum);
+    const Bounded g = k == label ? p - Bounded{1.0, 0.0} : p;
+    gradient.push_back(Rounded(g.value / samples, g.error / samples, divisions));
+  }
+  return gradient;
+}
+
 // torch.nn.utils.clip_grad_norm_ with the given norm.
 inline void Clip(Weights& gradients, double most) {
   Sum squares;

@@ -115,26 +115,6 @@ Vector LinearForward(const Vector& w, const Vector* bias, const Vector& x) {
   return y;
 }
 
-// d loss / d logits of the mean over the batch.
-Vector LossGradient(const Vector& logits, std::size_t label) {
-  double most = logits[0].value;
-  for (const Bounded& logit : logits) {
-    most = std::max(most, logit.value);
-  }
-  Sum powers;
-  for (const Bounded& logit : logits) {
-    powers.Add(Exp(logit - Bounded{most, 0.0}));
-  }
-  const Bounded log_sum = Log(powers.Total());
-  Vector gradient;
-  for (std::size_t k = 0; k < kSize; ++k) {
-    const Bounded p = Exp((logits[k] - Bounded{most, 0.0}) - log_sum);
-    const Bounded g = k == label ? p - Bounded{1.0, 0.0} : p;
-    gradient.push_back(Rounded(g.value / kBatch, g.error / kBatch, kDivisions));
-  }
-  return gradient;
-}
-
 // One step from `weights`: first.weight, (its alias), second.bias, (its alias), third.bias.
 Weights OracleOf(Weights weights) {
   const Vector w = weights[0];
@@ -153,7 +133,7 @@ Weights OracleOf(Weights weights) {
     const Vector y1 = LinearForward(w, nullptr, x);
     const Vector y2 = LinearForward(w, &second_bias, y1);
     const Vector y3 = LinearForward(w, &third_bias, y2);
-    const Vector d3 = LossGradient(y3, static_cast<std::size_t>(labels[s]));
+    const Vector d3 = MeanLossGradient(y3, static_cast<std::size_t>(labels[s]), kBatch, kDivisions);
     const Vector d2 = LinearBackward(w, y2, d3, dw, &third);
     const Vector d1 = LinearBackward(w, y1, d2, dw, &second);
     (void)LinearBackward(w, x, d1, dw, nullptr);

@@ -257,16 +257,6 @@ void Describe(RandomCase& c) {
       (plan.offload.activations ? " offload=activations" : "");
 }
 
-std::vector<std::string> BlocksOf(const Model& model) {
-  std::vector<std::string> blocks;
-  for (const Module& module : model.modules) {
-    if (!model.block_class.empty() && module.class_name == model.block_class) {
-      blocks.push_back(module.fqn);
-    }
-  }
-  return blocks;
-}
-
 // Neighbouring units of one block each become units of several: all of one size, of any, or of one
 // size in the first part of the model only.
 void GroupUnits(std::mt19937& random, const std::vector<std::string>& blocks, Plan& plan) {
@@ -335,7 +325,10 @@ RandomCase DrawDeepCase(std::mt19937& random, const Model& model) {
   c.model = model;
   DrawRest(random, c);
   Plan& plan = c.plan;
-  const std::vector<std::string> blocks = BlocksOf(model);
+  std::vector<std::string> blocks;
+  for (const ModuleId block : BlocksOf(model)) {
+    blocks.push_back(model.modules[block.value].fqn);
+  }
   if (plan.dialect == Dialect::kFsdp2 || plan.dialect == Dialect::kNative) {
     for (UnitPlan& unit : plan.units) {
       unit.forward_prefetch.clear();

@@ -204,29 +204,5 @@ TEST_CASE("Ring: the NVLink rate equals the smallest cut over all splits, on ran
   }
 }
 
-TEST_CASE("Ring: families that communicate at once share links, by hand") {
-  const Cluster cluster = LoadCluster("dgx-h100", 2);
-  const RingPath gather = FindRing(cluster, {16, 1});
-  const RingPath reduce = gather;
-  const RingPath inside = FindRing(cluster, {8, 1});
-  const RingPath across = FindRing(cluster, {2, 8});
-  const RingPath none = FindRing(cluster, {1, 1});
-  const auto share = [](std::vector<const RingPath*> paths) { return ShareRates(paths); };
-  CHECK(share({&gather})[0] == gather.Rate());
-  // Two rings over both nodes: half the NICs' 400 GB/s each.
-  CheckRate(share({&gather, &reduce})[0], 200);
-  CheckRate(share({&gather, &reduce})[1], 200);
-  // NVLink carries both up to 225 each.
-  CheckRate(share({&gather, &inside})[0], 225);
-  CheckRate(share({&gather, &inside})[1], 225);
-  // Different links: nobody waits.
-  CheckRate(share({&inside, &across})[0], 450);
-  CheckRate(share({&inside, &across})[1], 50);
-  // One NIC byte of `gather` and eight of `across` per rate unit: 9 r = 400.
-  CheckRate(share({&gather, &across})[1], 400.0 / 9);
-  CHECK(share({&none, &inside})[0] == BytesPerSecond(0));
-  CheckRate(share({&none, &inside})[1], 450);
-}
-
 }  // namespace
 }  // namespace shardwright

@@ -90,37 +90,5 @@ TEST_CASE("Routing: node network rate, by hand") {
   CHECK(NodeNetworkRate(LoadCluster("h200-1x")) == BytesPerSecond(0));
 }
 
-TEST_CASE("Routing: hierarchy of Meta's cluster, by hand") {
-  const std::vector<HierarchyLevel> levels = Hierarchy(LoadCluster("meta-h100-roce", 1536));
-  REQUIRE(levels.size() == 5);
-  CHECK(levels[0].name == "device");
-  CHECK(levels[0].ranks == 1);
-  CHECK(levels[1].name == "node");
-  CHECK(levels[1].ranks == 8);
-  CheckRate(levels[1].rate, 450);
-  CHECK(levels[2].name == "rack");
-  CHECK(levels[2].ranks == 16);
-  CheckRate(levels[2].rate, 50);
-  CHECK(levels[3].name == "pod");
-  CHECK(levels[3].ranks == 3072);
-  CheckRate(levels[3].rate, 50);  // racks are under-subscribed, NICs limit
-  CHECK(levels[4].name == "spine");
-  CHECK(levels[4].ranks == 12288);
-  CheckRate(levels[4].rate, 50.0 / 7);
-}
-
-TEST_CASE("Routing: hierarchy ends where the job does") {
-  CHECK(Hierarchy(LoadCluster("h200-1x")).size() == 1);
-  CHECK(Hierarchy(LoadCluster("dgx-h100")).size() == 2);
-  CHECK(Hierarchy(LoadCluster("meta-h100-roce", 2)).size() == 3);
-  CHECK(Hierarchy(LoadCluster("meta-h100-roce", 384)).size() == 4);
-  CHECK(Hierarchy(LoadCluster("meta-h100-roce", 384)).back().ranks == 3072);
-  const std::vector<HierarchyLevel> plain = Hierarchy(LoadCluster("h100-80 x4, nic 50 GB/s", 2));
-  REQUIRE(plain.size() == 3);
-  CHECK(plain[2].name == "network");
-  CHECK(plain[2].ranks == 8);
-  CheckRate(plain[2].rate, 12.5);
-}
-
 }  // namespace
 }  // namespace shardwright

@@ -51,8 +51,7 @@ std::string CudaKernelProblem(const OpSpec& spec, DType compute, const KernelSet
   if (!options.cuda_kernels) {
     return "the plan's kernel set is " + options.name +
            "; the CUDA device runs shardwright-cuda-plain and -gelu only (its kernels keep and "
-           "need "
-           "other memory)";
+           "need other memory)";
   }
   if (compute != DType::kFp32 && compute != DType::kBf16 && compute != DType::kFp16) {
     return "the CUDA device computes in fp32, bf16 or fp16 only";
