@@ -174,6 +174,7 @@ class KernelTerms {
       case KernelClass::kElementwise:
       case KernelClass::kGatherScatter:
       case KernelClass::kCopy:
+      case KernelClass::kQr:  // not part of recordings
         break;
     }
     return {streaming};

@@ -61,7 +61,11 @@ OptimizerSpec OptimizerOf(const MeasuredRun& run, const Stack& stack,
   OptimizerSpec spec;
   spec.impl = stack.optimizer;
   const std::string& text = run.optimizer;
-  if (Has(text, "SGD")) {
+  if (Has(text, "Muon")) {
+    spec.matrices = Has(text, "distributed") ? MatrixRule::kMuonDistributed : MatrixRule::kMuon;
+  } else if (Has(text, "SOAP")) {
+    spec.matrices = MatrixRule::kSoap;
+  } else if (Has(text, "SGD")) {
     spec.kind = OptimizerKind::kSgd;
   } else if (text == "Adam") {
     spec.kind = OptimizerKind::kAdam;
@@ -72,9 +76,6 @@ OptimizerSpec OptimizerOf(const MeasuredRun& run, const Stack& stack,
     spec.impl = OptimizerImpl::kForeach;
   } else if (Has(text, "fused")) {
     spec.impl = OptimizerImpl::kFused;
-  }
-  if (Has(text, "Muon")) {
-    notes.emplace_back("Muon taken as AdamW");
   }
   return spec;
 }
@@ -330,6 +331,10 @@ void FillPlan(const MeasuredRun& run, const std::string& profile, PlanFile& file
   Plan& plan = file.plan;
   plan.offload = OffloadOf(run, stack);
   SetSharding(run, stack, file.cluster, plan, notes);
+  if (file.job.optimizer.matrices != MatrixRule::kNone && plan.dialect != Dialect::kDdp) {
+    notes.push_back("optimizer " + run.optimizer + " of sharded matrices taken as AdamW");
+    file.job.optimizer.matrices = MatrixRule::kNone;
+  }
   SetZero(run, stack, plan);
   if (stack.waits_for_gathers) {
     AddTensorLists(file.cluster.RankCount(), file.profile);

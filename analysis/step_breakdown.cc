@@ -170,6 +170,7 @@ OpClass ClassOf(KernelClass kernel) {
     case KernelClass::kGatherScatter:
       return OpClass::kGatherScatter;
     case KernelClass::kOptimizer:
+    case KernelClass::kQr:
       return OpClass::kOptimizer;
     case KernelClass::kElementwise:
     case KernelClass::kCopy:

@@ -218,6 +218,7 @@ int RunEmit(const Arguments& arguments) {
                      std::string(arguments.IsJson() ? "report" : "emitted file") + " already");
   }
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
+  CheckEmittable(file, arguments.Get("PLAN").text);
   Emission emission = emitter.emit(file, options);
   CheckPlan(emission.as_emitted, "the plan as emitted");
   if (prints_files && !arguments.IsJson() && emission.files.size() > 1) {

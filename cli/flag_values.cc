@@ -227,14 +227,21 @@ OptimizerSpec ReadOptimizer(const Flag& flag) {
   const std::size_t kind = IndexOf(parts[0], kOptimizerNames);
   const std::size_t impl =
       parts.size() > 1 ? IndexOf(parts[1], kOptimizerImplNames) : std::size_t{0};
-  if (parts.size() > 2 || kind == kOptimizerNames.size() || impl == kOptimizerImplNames.size()) {
-    throw FlagError(flag, OneOf(kOptimizerNames) + ", alone or with :" + OneOf(kOptimizerImplNames),
-                    kind == kOptimizerNames.size() ? HintFor(parts[0], kOptimizerNames)
-                                                   : HintFor(parts[1], kOptimizerImplNames));
+  const std::size_t matrices =
+      parts.size() > 2 ? IndexOf(parts[2], kMatrixRuleNames) : std::size_t{0};
+  if (parts.size() > 3 || kind == kOptimizerNames.size() || impl == kOptimizerImplNames.size() ||
+      matrices == kMatrixRuleNames.size()) {
+    throw FlagError(flag,
+                    OneOf(kOptimizerNames) + ", alone or with :" + OneOf(kOptimizerImplNames) +
+                        " and then :" + OneOf(kMatrixRuleNames),
+                    kind == kOptimizerNames.size()       ? HintFor(parts[0], kOptimizerNames)
+                    : impl == kOptimizerImplNames.size() ? HintFor(parts[1], kOptimizerImplNames)
+                                                         : HintFor(parts[2], kMatrixRuleNames));
   }
   OptimizerSpec optimizer;
   optimizer.kind = static_cast<OptimizerKind>(kind);
   optimizer.impl = static_cast<OptimizerImpl>(impl);
+  optimizer.matrices = static_cast<MatrixRule>(matrices);
   return optimizer;
 }
 

@@ -53,8 +53,9 @@ constexpr std::array<FlagRow, 49> kFlags = {{
     {"--precision", "NAME",
      "bf16-mixed, fp16-mixed, fp32, bf16, or master/param/reduce (default bf16-mixed = "
      "fp32/bf16/fp32)"},
-    {"--optimizer", "NAME[:IMPL]",
-     "sgd, momentum, adam, adamw or adadelta; foreach, fused or for_loop (default adamw:foreach)"},
+    {"--optimizer", "NAME[:IMPL[:MATRICES]]",
+     "sgd, momentum, adam, adamw or adadelta; foreach, fused or for_loop (default adamw:foreach); "
+     "what updates the blocks' matrices instead: muon, muon_distributed or soap (ddp only)"},
     {"--weight-decay", "on|off", "(default on)"},
     {"--clip", "on|off", "gradient clipping by global norm (default on)"},
     {"--frozen", "GLOBS", "parameters without gradient, such as 'model.embed_tokens.*'"},

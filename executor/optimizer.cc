@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <string_view>
 
 #include "core/error.h"
 #include "executor/half.h"
 #include "executor/update_step.h"
 #include "models/trainable.h"
+#include "schedule/plan_names.h"
 
 // Inlined into the loop that is compiled for machines with fused multiply-add.
 #define SW_INLINE [[gnu::always_inline]] inline
@@ -201,6 +203,14 @@ void UpdateShard(const OptimizerCall& call, const OptimizerOptions& options) {
                         : UpdateRanges<Fp16, false>(call, options);
     default:
       SW_CHECK(false, "parameters are fp32, bf16 or fp16");
+  }
+}
+
+void CheckUpdates(const OptimizerSpec& spec) {
+  if (spec.matrices != MatrixRule::kNone) {
+    throw InputError("plan: job.optimizer.matrices",
+                     '"' + std::string(NameIn(kMatrixRuleNames, spec.matrices)) + '"',
+                     "none, since the executor has no such update");
   }
 }
 

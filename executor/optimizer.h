@@ -51,6 +51,10 @@ struct OptimizerCall {
 // memory beyond its arguments.
 void UpdateShard(const OptimizerCall& call, const OptimizerOptions& options);
 
+// Throws InputError where the job's matrices are to be updated as such (Muon, SOAP): plans of such
+// jobs are for the simulator.
+void CheckUpdates(const OptimizerSpec& spec);
+
 // torch's names of the states, in the order of OptimizerCall::states.
 [[nodiscard]] std::span<const std::string_view> OptimizerStateNames(OptimizerKind kind);
 

@@ -26,6 +26,7 @@ enum class KernelClass : std::uint8_t {
   kGatherScatter,  // embedding lookups, MoE permutation: priced by bytes
   kOptimizer,      // multi-tensor updates: priced by bytes
   kCopy,           // device-to-device copies, casts: priced by bytes
+  kQr,             // QR of (m, m), once in `batch` runs: `flops` and the price are a run's share
 };
 
 // One launch. `read`/`written` are the bytes that must cross the memory bus: every operand once,

@@ -34,11 +34,19 @@ struct Precision {
 enum class OptimizerKind : std::uint8_t { kSgd, kMomentum, kAdam, kAdamW, kAdadelta };
 // How PyTorch runs the update: decides temporaries and launch counts.
 enum class OptimizerImpl : std::uint8_t { kForeach, kFused, kForLoop };
+// How the matrices of the repeated blocks are updated.
+enum class MatrixRule : std::uint8_t {
+  kNone,             // as all parameters are
+  kMuon,             // every rank orthogonalises all of them
+  kMuonDistributed,  // each rank its part, then the updates are summed over the ranks
+  kSoap,
+};
 
 struct OptimizerSpec {
   OptimizerKind kind = OptimizerKind::kAdamW;
   OptimizerImpl impl = OptimizerImpl::kForeach;
   bool weight_decay = true;
+  MatrixRule matrices = MatrixRule::kNone;  // ddp only
 
   bool operator==(const OptimizerSpec&) const = default;
 };

@@ -129,6 +129,9 @@ Json JobPart(const Job& job) {
   json["optimizer"] = {{"kind", NameIn(kOptimizerNames, job.optimizer.kind)},
                        {"impl", NameIn(kOptimizerImplNames, job.optimizer.impl)},
                        {"weight_decay", job.optimizer.weight_decay}};
+  if (job.optimizer.matrices != MatrixRule::kNone) {
+    json["optimizer"]["matrices"] = NameIn(kMatrixRuleNames, job.optimizer.matrices);
+  }
   json["clip_gradients"] = job.clip_gradients;
   json["frozen"] = job.frozen;
   json["lora_rank"] = job.lora_rank;

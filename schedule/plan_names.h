@@ -17,6 +17,8 @@ inline constexpr std::array<std::string_view, 5> kOptimizerNames = {"sgd", "mome
                                                                     "adamw", "adadelta"};
 inline constexpr std::array<std::string_view, 3> kOptimizerImplNames = {"foreach", "fused",
                                                                         "for_loop"};
+inline constexpr std::array<std::string_view, 4> kMatrixRuleNames = {"none", "muon",
+                                                                     "muon_distributed", "soap"};
 inline constexpr std::array<std::string_view, 8> kDialectNames = {
     "native", "fsdp2", "fsdp1", "ddp", "zero1", "zero2", "zero3", "fairscale"};
 inline constexpr std::array<std::string_view, 2> kReshardNames = {

@@ -72,6 +72,8 @@ std::string_view NameOf(KernelClass kind) {
       return "optimizer";
     case KernelClass::kCopy:
       return "copy";
+    case KernelClass::kQr:
+      return "qr";
   }
   return "?";
 }

@@ -416,6 +416,17 @@ void CheckFullPrecision(const Model& model, const Plan& plan, const std::string&
   }
 }
 
+// No published code was found that shards what Muon and SOAP need whole.
+void CheckMatrices(const Job& job, const Plan& plan, const std::string& where) {
+  if (job.optimizer.matrices != MatrixRule::kNone && plan.dialect != Dialect::kDdp) {
+    throw InputError(where,
+                     "a job whose optimizer updates matrices by " +
+                         std::string(NameIn(kMatrixRuleNames, job.optimizer.matrices)) +
+                         " in a plan of dialect " + std::string(NameOf(plan.dialect)),
+                     "dialect ddp, or matrices none");
+  }
+}
+
 }  // namespace
 
 void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
@@ -426,6 +437,7 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   CheckRecompute(model, plan, where);
   CheckUniformGrad(model, plan, where);
   CheckFullPrecision(model, plan, where);
+  CheckMatrices(job, plan, where);
 }
 
 }  // namespace shardwright

@@ -39,6 +39,9 @@ struct ComputeProfile {
   // silicon and cooling, and everybody waits for the slowest. The rates above are those of a mean
   // GPU. Optional in files.
   Number<double> rank_spread;
+  // Time per column of a QR decomposition besides its operations: columns depend on each other.
+  // Optional in files.
+  Number<Seconds> qr_column;
 
   bool operator==(const ComputeProfile&) const = default;
 };

@@ -75,6 +75,7 @@ void VisitTransport(Part& part, Visit visit) {
 template <class Part, class Visit>
 void VisitComputeExtras(Part& part, Visit visit) {
   visit("rank_spread", part.rank_spread);
+  visit("qr_column", part.qr_column);
 }
 template <class Part, class Visit>
 void VisitHostExtras(Part& part, Visit visit) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "executor/optimizer.h"
 #include "traces/waits.h"
 
 namespace shardwright {
@@ -15,6 +16,7 @@ void CheckCudaPlan(const SessionInput& in) {
                      "\"shardwright-cuda-plain\", the kernels that the CUDA device has",
                      "make the plan with --kernel-set shardwright-cuda-plain");
   }
+  CheckUpdates(in.job.optimizer);
   for (std::size_t i = 0; i < in.model.ops.size(); ++i) {
     const std::string problem =
         CudaKernelProblem(in.model.SpecOf(in.model.ops[i]), in.job.precision.param, in.kernels);

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "executor/host/kernels/table.h"
+#include "executor/optimizer.h"
 
 namespace shardwright {
 namespace {
@@ -24,6 +25,7 @@ Placement Check(const SessionInput& in) {
                      "\"shardwright-host\", the kernels that the host device has",
                      "make the plan with --kernel-set shardwright-host");
   }
+  CheckUpdates(in.job.optimizer);
   for (std::size_t i = 0; i < in.model.ops.size(); ++i) {
     const std::string problem =
         HostKernelProblem(in.model.SpecOf(in.model.ops[i]), in.job.precision.param, in.kernels);

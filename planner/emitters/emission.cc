@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 
+#include "core/error.h"
 #include "core/json.h"
 #include "schedule/plan_names.h"
 
@@ -260,6 +261,15 @@ class Differences {
 };
 
 }  // namespace
+
+void CheckEmittable(const PlanFile& file, const std::string& where) {
+  const MatrixRule rule = file.job.optimizer.matrices;
+  if (rule != MatrixRule::kNone) {
+    throw InputError(where + ": job.optimizer.matrices",
+                     '"' + std::string(NameIn(kMatrixRuleNames, rule)) + '"',
+                     "none, since no target's settings name such an optimizer");
+  }
+}
 
 std::vector<Loss> FindLosses(const PlanFile& planned, const PlanFile& emitted,
                              std::span<const LossReason> reasons) {

@@ -37,6 +37,10 @@ struct Emission {
   std::vector<std::string> by_hand;  // what the user's own script must do, one sentence each
 };
 
+// Throws InputError for a plan that no framework's settings can say anything about: its job updates
+// matrices by Muon or SOAP. `where` names the plan.
+void CheckEmittable(const PlanFile& file, const std::string& where);
+
 // Why a framework runs a field differently. `field` is a prefix of Loss::field; the first row that
 // fits counts.
 struct LossReason {

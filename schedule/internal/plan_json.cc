@@ -121,11 +121,12 @@ Precision ReadPrecision(const JsonValue& json) {
 }
 
 OptimizerSpec ReadOptimizer(const JsonValue& json) {
-  json.AllowOnly({"kind", "impl", "weight_decay"});
+  json.AllowOnly({"kind", "impl", "weight_decay", "matrices"});
   OptimizerSpec optimizer;
   SetChoice(json, "kind", kOptimizerNames, optimizer.kind);
   SetChoice(json, "impl", kOptimizerImplNames, optimizer.impl);
   SetBool(json, "weight_decay", optimizer.weight_decay);
+  SetChoice(json, "matrices", kMatrixRuleNames, optimizer.matrices);
   return optimizer;
 }
 

@@ -417,6 +417,17 @@ void StepRules::UseForUpdate(std::span<const UnitId> units, BufferId temporary) 
   }
 }
 
+OpId StepRules::AddUpdate(std::span<const UnitId> units, std::span<const Kernel> kernels,
+                          Bytes updated, Stream stream) {
+  OpShape shape;
+  shape.code = OpCode::kOptimizerStep;
+  shape.stream = stream;
+  shape.dtype = job_.precision.master;
+  shape.bytes = updated;
+  return e_.Add(shape, kernels, Phase::kOptimizer,
+                units.size() == 1 ? units.front().value : kNoSubject, {});
+}
+
 OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
   Bytes updated{0};
   const auto states = static_cast<std::size_t>(StateCount(job_.optimizer.kind));
@@ -429,14 +440,55 @@ OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
   if (step.temporaries > Bytes(0)) {
     temporary = AllocTemporaries(step.temporaries, units, stream);
   }
-  OpShape shape;
-  shape.code = OpCode::kOptimizerStep;
-  shape.stream = stream;
-  shape.dtype = job_.precision.master;
-  shape.bytes = updated;
-  const OpId op = e_.Add(shape, step.kernels, Phase::kOptimizer,
-                         units.size() == 1 ? units.front().value : kNoSubject, {});
+  const OpId op = AddUpdate(units, step.kernels, updated, stream);
   UseForUpdate(units, temporary);
+  return op;
+}
+
+OpId StepRules::AddMatrixOptimizer(UnitId u, Stream stream, GroupId group) {
+  const DType o = job_.precision.master;
+  const std::int64_t ranks = e_.program.groups[group.value].size;
+  std::vector<UpdatedMatrix> matrices;
+  std::int64_t elements = 0, tensors = 0, largest = 0, matrix_elements = 0;
+  for (const ParamSlot& slot : Info(u).params) {
+    const Parameter& param = e_.in.model.params[slot.param.value];
+    if (IsBlockMatrix(e_.in.model, param)) {
+      matrices.push_back(MatrixOf(param, job_.optimizer.matrices));
+      matrix_elements += param.Elements();
+    } else if (param.trainable) {
+      elements += param.Elements();
+      largest = std::max(largest, param.Elements());
+      ++tensors;
+    }
+  }
+  const MatrixUpdate update = LowerMatrixUpdate(job_.optimizer.matrices, matrices, o, ranks);
+  std::vector<Bytes> states(static_cast<std::size_t>(StateCount(job_.optimizer.kind)),
+                            Bytes(elements * SizeOf(o)));
+  states.insert(states.end(), update.states.begin(), update.states.end());
+  AllocStates(u, stream, states, {});
+  const auto scratch = [&](Bytes bytes) {
+    return bytes > Bytes(0) ? e_.Alloc(bytes, Category::kTemporary, stream) : BufferId();
+  };
+  const OptimizerStep others = LowerOptimizer(job_.optimizer, elements, tensors, largest, o);
+  const BufferId temporaries = scratch(others.temporaries);
+  OpId op = AddUpdate({&u, 1}, others.kernels, Bytes(elements * SizeOf(o)), stream);
+  UseForUpdate({&u, 1}, temporaries);
+  if (matrices.empty()) {
+    return op;
+  }
+  const BufferId updates = scratch(update.exchanged);
+  if (updates.valid()) {
+    const BufferId workspace = scratch(update.temporaries);
+    AddUpdate({&u, 1}, update.before, Bytes(0), stream);
+    e_.body->Use(updates, AccessMode::kWrite, Role::kOutput);
+    UseForUpdate({&u, 1}, workspace);
+    e_.AddCollective(Collective(OpCode::kAllReduce, stream, group, update.exchanged, DType::kBf16),
+                     {Phase::kOptimizer, kNoSubject},
+                     {{updates, AccessMode::kReadWrite, Role::kInput}});
+  }
+  const BufferId workspace = updates.valid() ? updates : scratch(update.temporaries);
+  op = AddUpdate({&u, 1}, update.after, Bytes(matrix_elements * SizeOf(o)), stream);
+  UseForUpdate({&u, 1}, workspace);
   return op;
 }
 
@@ -553,7 +605,10 @@ void StepRules::EndStep() {
   if (TakesGradNorm(job_)) {
     AddClip(units, Stream::kCompute, GroupId(0));
   }
-  e_.body->SetCarry(kOptimizerSlot, AddOptimizer(units, Stream::kCompute));
+  const OpId updated = job_.optimizer.matrices == MatrixRule::kNone
+                           ? AddOptimizer(units, Stream::kCompute)
+                           : AddMatrixOptimizer(units.front(), Stream::kCompute, GroupId(0));
+  e_.body->SetCarry(kOptimizerSlot, updated);
   FreeShardedGrads(units);
 }
 

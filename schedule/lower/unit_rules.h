@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "schedule/lower/layout.h"
+#include "schedule/lower/matrix_optimizer.h"
 #include "schedule/lower/moment_staging.h"
 #include "schedule/lower/optimizer.h"
 #include "schedule/lower/walker.h"
@@ -145,9 +146,15 @@ class StepRules : public DialectRules {
   void UseForUpdate(std::span<const UnitId> units, BufferId temporary);
   // The update of `units` as one op on `stream`; states are allocated by the first one that runs.
   OpId AddOptimizer(std::span<const UnitId> units, Stream stream);
+  // The same for the one unit of ddp where the job updates matrices as such: first all other
+  // parameters, then the matrices, whose updates may be summed over the ranks of `group`.
+  OpId AddMatrixOptimizer(UnitId u, Stream stream, GroupId group);
   OpId AddHostOptimizer(std::span<const UnitId> units);
   // The update of one unit whose states live on the host, piece by piece; the last op of it.
   OpId AddStagedOptimizer(UnitId u, Stream stream, MomentStaging& staging);
+  // An op of the update of `units`, its accesses still missing.
+  OpId AddUpdate(std::span<const UnitId> units, std::span<const Kernel> kernels, Bytes updated,
+                 Stream stream);
   // Makes the unit's state buffers of these sizes if there are none yet, in the pool of `owner`.
   void AllocStates(UnitId u, Stream owner, std::span<const Bytes> sizes, PieceRange pieces);
   // Frees the gradients that the optimizer has used (zero_grad).

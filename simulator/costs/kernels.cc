@@ -87,6 +87,7 @@ KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, s
   rates.gemm_ramp = profile.gemm_ramp.value;
   rates.floor = profile.kernel_floor.value;
   rates.gap = profile.kernel_gap.value;
+  rates.qr_column = profile.qr_column.value;
   rates.sm_count = std::max<std::int64_t>(gpu.sm_count.value, 1);
   return rates;
 }
@@ -122,6 +123,11 @@ Seconds KernelTime(const Kernel& kernel, const KernelRates& rates) {
     case KernelClass::kGatherScatter:
     case KernelClass::kCopy:
       time = streaming;
+      break;
+    case KernelClass::kQr:
+      // Column depends on column; a share of a QR has that share of the columns.
+      time = kernel.flops / RateOf(rates.gemm, kernel.dtype) +
+             rates.qr_column * (static_cast<double>(kernel.m) / static_cast<double>(kernel.batch));
       break;
   }
   return std::max(time, rates.floor);

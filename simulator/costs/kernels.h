@@ -24,6 +24,7 @@ struct KernelRates {
   Seconds gemm_ramp;
   Seconds floor;
   Seconds gap;
+  Seconds qr_column;
   std::int64_t sm_count = 1;
 };
 // `ranks` GPUs work together, and the rates of matrix products and attention are those of the

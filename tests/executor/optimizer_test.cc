@@ -13,6 +13,7 @@
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
 #include "core/json.h"
 #include "executor/half.h"
 
@@ -43,6 +44,16 @@ struct Tensor1 {
     UpdateShard(call, options);
   }
 };
+
+TEST_CASE("updates of matrices are refused") {
+  CheckUpdates(OptimizerSpec());
+  OptimizerSpec soap;
+  soap.matrices = MatrixRule::kSoap;
+  CHECK_THROWS_WITH_AS(CheckUpdates(soap),
+                       "plan: job.optimizer.matrices: got \"soap\", expected none, since the "
+                       "executor has no such update",
+                       InputError);
+}
 
 TEST_CASE("sgd and momentum, three steps by hand") {
   // Powers of two, so that fp32 is exact. p = 1, g = 1, -2, 4; lr = 1/4.

@@ -351,6 +351,16 @@ void CopyWhatTheScriptSays(std::string_view target, const PlanFile& from, PlanFi
   }
 }
 
+TEST_CASE("a plan with Muon is not emitted") {
+  PlanFile file;
+  CheckEmittable(file, "plan.json");
+  file.job.optimizer.matrices = MatrixRule::kMuon;
+  CHECK_THROWS_WITH_AS(CheckEmittable(file, "plan.json"),
+                       "plan.json: job.optimizer.matrices: got \"muon\", expected none, since no "
+                       "target's settings name such an optimizer",
+                       InputError);
+}
+
 TEST_CASE("emit, then import: the plan as emitted comes back from every target") {
   int compared = 0;
   for (const PlanFile& file : Variants()) {

@@ -89,7 +89,7 @@ TEST_CASE("PlanFile: defaults come back") {
   CheckRoundTrip(SmallPlan("t5-small"));
 }
 
-TEST_CASE("PlanFile: options of the ZeRO stages and FairScale come back") {
+TEST_CASE("PlanFile: options of the ZeRO stages, FairScale and ddp come back") {
   PlanFile zero = SmallPlan();
   zero.plan.zero.reduce_bucket = 1;
   zero.plan.zero.contiguous_gradients = false;
@@ -113,6 +113,12 @@ TEST_CASE("PlanFile: options of the ZeRO stages and FairScale come back") {
   fairscale.plan.dialect = Dialect::kFairscale;
   fairscale.plan.reduce_scatter_bucket = Bytes(8);
   CheckRoundTrip(fairscale);
+  PlanFile ddp = SmallPlan();
+  ddp.plan.dialect = Dialect::kDdp;
+  std::swap(ddp.plan.shard_size, ddp.plan.replicate_size);
+  ddp.plan.units.erase(ddp.plan.units.begin(), ddp.plan.units.end() - 1);
+  ddp.job.optimizer.matrices = MatrixRule::kSoap;
+  CheckRoundTrip(ddp);
 }
 
 TEST_CASE("PlanFile: every field comes back") {

@@ -71,6 +71,18 @@ TEST_CASE("Kernels priced by bytes, and the floor") {
   CHECK(Micros(KernelTime(attention, rates)) == doctest::Approx(200).epsilon(kTolerance));
 }
 
+TEST_CASE("A QR by its operations and its columns, and a step's part of one") {
+  Profile profile = RoundProfile();
+  profile.compute.qr_column.value = Seconds(7e-6);
+  const KernelRates rates = FindKernelRates(RoundCluster(1).gpu, profile.compute);
+  Kernel qr;
+  qr.kind = KernelClass::kQr;
+  qr.m = 1000;
+  qr.batch = 10;
+  qr.flops = Flops(1e11);  // at 50 percent of 1000 TFLOP/s: 200 us, and 100 columns
+  CHECK(Micros(KernelTime(qr, rates)) == doctest::Approx(900).epsilon(kTolerance));
+}
+
 TEST_CASE("Ring collectives inside a node") {
   // By hand: 8 ranks, 400 GB/s at 80 percent = 320 GB/s, base 10 us, 1 us per hop, 7 hops.
   const Cluster cluster = RoundCluster(1);
