@@ -64,7 +64,7 @@ constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"PLAN", "plan file or - (standard input)", "run needs a plan file, or - for standard input",
       false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 16> kFlags = {{
+constexpr std::array<FlagRow, 17> kFlags = {{
     {"--steps", "N", "optimizer steps, those before a resumed checkpoint included (default 10)"},
     {"--epochs", "N", "passes over the data, instead of --steps; prints a line for each"},
     {"--test-data", "SPEC", "with --epochs: data for loss and accuracy after each",
@@ -77,6 +77,10 @@ constexpr std::array<FlagRow, 16> kFlags = {{
     {"--reduce", "any|ordered",
      "ordered: refuse a device that does not sum in the order of the ranks (host and --loopback "
      "do)"},
+    {"--graphs", "off|on|auto",
+     "with --device cuda: launch stretches of ops as CUDA graphs (default off; auto: where "
+     "simulate "
+     "says that launches cost 2 % of a step)"},
     {"--data", "SPEC",
      "IDX images, text, token file (.bin), or random (default); see docs/training.md",
      FileRole::kRead},
@@ -274,6 +278,9 @@ void ResumeIfAsked(const PlanFile& file, const RunFlags& flags, const Sampler& s
 
 void WriteReport(const PlanFile& file, const LoopReport& loop, RunSession& session,
                  const Program& program, bool as_json) {
+  if (const std::string graphs = session.graphs(); !graphs.empty()) {
+    std::fprintf(stderr, "graphs: %s\n", graphs.c_str());
+  }
   const std::vector<StepReport>& steps = loop.steps;
   Throughput rate;
   if (!steps.empty()) {
@@ -293,6 +300,27 @@ void WriteTrace(const PlanFile& file, const Program& program, const RunSession& 
   chrome.source = "measured on " + session.device();
   chrome.plan = PlanFileJson(file);
   WriteChromeTrace(program, trace, chrome, path);
+}
+
+// By the plan's prices, whether steps are shorter by 2 % where launches take the host no time.
+bool LaunchesCost(const PlanFile& file) {
+  PlanFile without = file;
+  without.profile.host.kernel_launch.value = Seconds(0);
+  const EvaluateOptions options{.reserved = false};
+  const Seconds plain = ToSeconds(Evaluate(file, options).step_time);
+  const Seconds fast = ToSeconds(Evaluate(without, options).step_time);
+  std::fprintf(stderr, "a step takes %s, predicted; %s if launches took no time\n",
+               Format(plain).c_str(), Format(fast).c_str());
+  return fast.value * 1.02 <= plain.value;
+}
+
+bool WantsGraphs(const PlanFile& file, const RunFlags& flags) {
+  const bool wants =
+      flags.graphs == Graphs::kOn || (flags.graphs == Graphs::kAuto && LaunchesCost(file));
+  if (wants && !flags.trace.empty()) {
+    std::fprintf(stderr, "warning: a traced run times every op by itself: no graphs\n");
+  }
+  return wants && flags.trace.empty();
 }
 
 int RunRun(const Arguments& arguments) {
@@ -336,14 +364,15 @@ int RunRun(const Arguments& arguments) {
   if (is_first) {
     run.on_step = Progress(file, TotalSteps(flags.loop, sampler));
   }
-  const RunPlace place{.gpu = flags.device.GpuOf(launch)};
+  const RunPlace place{.gpu = flags.device.GpuOf(launch), .graphs = WantsGraphs(file, flags)};
   RunSession session(input, flags.host, run, place);
   EndProcessOnFault(session.faults(), processes);
   session.runtime().Initialize();
   ResumeIfAsked(file, flags, sampler, group, session.runtime());
   std::unique_ptr<TestSetUp> test;
   if (!flags.test_data.empty()) {
-    test = std::make_unique<TestSetUp>(file, flags, RunPlace{place.gpu, &session});
+    test = std::make_unique<TestSetUp>(
+        file, flags, RunPlace{.gpu = place.gpu, .beside = &session, .graphs = place.graphs});
   }
   std::unique_ptr<RunCheckpoints> checkpoints;
   if (!flags.checkpoint.empty()) {

@@ -42,7 +42,14 @@ void CheckDeviceFlags(const Arguments& arguments, RunFlags& flags) {
   std::size_t reduction = 0;
   arguments.SetChoice("--reduce", kReductions, reduction);
   flags.is_ordered = reduction == 1;
+  static constexpr std::array<std::string_view, 3> kGraphs = {"off", "on", "auto"};
+  std::size_t graphs = 0;
+  arguments.SetChoice("--graphs", kGraphs, graphs);
+  flags.graphs = static_cast<Graphs>(graphs);
   if (!flags.device.on_gpu) {
+    if (flags.graphs != Graphs::kOff) {
+      throw UsageError("--graphs needs --device cuda");
+    }
     return;
   }
   for (const bool delays : {true, false}) {

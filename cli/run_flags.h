@@ -12,6 +12,8 @@
 
 namespace shardwright {
 
+enum class Graphs : std::uint8_t { kOff, kOn, kAuto };
+
 struct RunFlags {
   LoopOptions loop;
   std::string data = "random";
@@ -25,6 +27,7 @@ struct RunFlags {
   HostOptions host;
   DeviceFlags device;
   bool is_ordered = false;  // --reduce ordered
+  Graphs graphs = Graphs::kOff;
 };
 
 // Throws UsageError for what is wrong whatever the plan is. `training` is left as it is.

@@ -60,7 +60,8 @@ RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOp
                             .nccl = &nccl_,
                             .activities = activities_.get(),
                             .counter = place.counter,
-                            .memory_limit = host.memory_limit};
+                            .memory_limit = host.memory_limit,
+                            .graphs = place.graphs};
   cuda_ = std::make_unique<CudaSession>(input, options, *gpu_, std::move(run));
   if (is_first && place.beside == nullptr && !cuda_->paths().empty()) {
     std::fprintf(stderr, "NCCL: %s\n", cuda_->paths().c_str());

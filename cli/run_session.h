@@ -29,6 +29,7 @@ struct RunPlace {
   std::optional<int> gpu;        // the number of the GPU on this machine; none: the host device
   RunSession* beside = nullptr;  // a session whose GPU this one shares, and whose memory it adds to
   EvaluationCounter* counter = nullptr;  // of evaluations
+  bool graphs = false;                   // on a GPU
 };
 
 class RunSession {
@@ -48,6 +49,8 @@ class RunSession {
   }
   [[nodiscard]] FaultBoard& faults() { return cuda_ ? cuda_->faults() : host_->faults(); }
   [[nodiscard]] bool is_on_gpu() const { return gpu_ != nullptr; }
+  // What became of graphs; empty: none were asked for.
+  [[nodiscard]] std::string graphs() const { return cuda_ ? cuda_->graphs() : std::string(); }
   [[nodiscard]] GpuMemory gpu_memory();  // all 0 on the host device
   // "host", or the GPU's name.
   [[nodiscard]] std::string device() const { return gpu_ ? gpu_->Info().name : "host"; }

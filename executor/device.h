@@ -57,6 +57,10 @@ class Device {
   virtual void Copy(void* to, const void* from, std::int64_t bytes) {
     std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
+  // What the ops of the step body will be submitted as, by op; ops that run on the host have stream
+  // kHost. Waits, step, span and durations are left open. Called at most once, before the first
+  // step, and what the works refer to outlives the device.
+  virtual void Prepare(const Body& /*step*/, std::span<const Work> /*works*/) {}
   virtual Ticket Submit(const Work& work) = 0;
   // Blocks until the work is over.
   virtual void Wait(Ticket ticket) = 0;

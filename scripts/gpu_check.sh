@@ -11,7 +11,7 @@
 #
 #   scripts/gpu_check.sh first      doctor, tests, training, schedule
 #   scripts/gpu_check.sh second     profile, mfu
-#   scripts/gpu_check.sh third      large, offload, kernels, gelu
+#   scripts/gpu_check.sh third      large, offload, kernels, gelu, graphs
 #
 #   scripts/gpu_check.sh build      compiles what the other parts need into build-gpu/
 #   scripts/gpu_check.sh pack       copies it, with the libraries that a bare machine lacks, into build-carry/
@@ -25,6 +25,7 @@
 #   scripts/gpu_check.sh offload    13 billion on one GPU with AdamW's moments on the host (104 GiB of free host memory): predicted, then run
 #   scripts/gpu_check.sh kernels    speed of the kernels, as a fraction of what the memory or the matrix units could do
 #   scripts/gpu_check.sh gelu       GPT-2 of 1.5 billion with GELU inside its products against GELU in passes of its own
+#   scripts/gpu_check.sh graphs     GPT-2 on 1 and 4 ranks of one GPU with --graphs on against off: the same bits, and how much faster
 #   scripts/gpu_check.sh long       3 billion, and 8 billion with 16-bit states, with 8,192 tokens per sample
 #   scripts/gpu_check.sh gpus       GPT-2 on as many GPUs as there are, a process each, with NCCL, with and without its windows
 #   scripts/gpu_check.sh sanitizer  compute-sanitizer memcheck and racecheck over the kernel tests
@@ -249,6 +250,30 @@ gelu() {
   ratio "GELU in products to apart" "GPT-2 XL, cuda-gelu" "GPT-2 XL, cuda-plain"
 }
 
+# Without a trace, which graphs do not go with.
+graphs() {
+  local ranks mode name
+  for ranks in 1 4; do
+    gpt2 "$ranks" || continue
+    for mode in off on; do
+      name="graphs $mode, $ranks ranks"
+      check "$name" "$(program shardwright)" run "$tree/gpt2-$ranks.json" --device cuda --loopback "$ranks" --steps 30 --graphs "$mode" \
+        --json
+      show "$name" '^graphs|^warning'
+      grep '"loss"' "$tree/${name// /_}.log" >"$tree/losses-$mode.log"
+    done
+    if [[ -s $tree/losses-on.log ]] && cmp -s "$tree/losses-off.log" "$tree/losses-on.log"; then
+      row "graphs, $ranks ranks, losses" ok "30 steps, the same bits"
+    else
+      row "graphs, $ranks ranks, losses" FAILED "they differ"
+      failed=1
+    fi
+    row "graphs on to off, $ranks ranks" "$(awk -F'[:,]' '/"tokens_per_s"/ {rate[FILENAME] = $2; names[++n] = FILENAME}
+      END {if (n == 2) printf "%.3f", rate[names[1]] / rate[names[2]]}' "$tree/graphs_on,_${ranks}_ranks.log" \
+      "$tree/graphs_off,_${ranks}_ranks.log")" "tokens/s"
+  done
+}
+
 schedule() {
   local dialect
   has_products "native to fsdp2" || return
@@ -331,11 +356,11 @@ parts_of() {
   case $1 in
     first) echo doctor tests training schedule ;;
     second) echo profile mfu ;;
-    third) echo large offload kernels gelu ;;
+    third) echo large offload kernels gelu graphs ;;
     *) echo "$1" ;;
   esac
 }
-all=(build doctor tests training schedule profile mfu large offload kernels gelu long gpus sanitizer)
+all=(build doctor tests training schedule profile mfu large offload kernels gelu graphs long gpus sanitizer)
 
 parts=("$@")
 [[ ${#parts[@]} -eq 0 ]] && parts=("${all[@]}")

@@ -63,6 +63,9 @@ class CudaGpu : public Gpu {
   ~CudaGpu() override {
     // Errors are of no use here: the process has its answer, and the driver frees what is left.
     (void)cudaSetDevice(device_);
+    for (cudaGraphExec_t graph : graphs_) {
+      (void)cudaGraphExecDestroy(graph);
+    }
     for (cudaEvent_t event : events_) {
       (void)cudaEventDestroy(event);
     }
@@ -196,6 +199,42 @@ class CudaGpu : public Gpu {
            cudnn_->Convolve(args, pass, workspace, workspace_bytes, StreamOf(stream));
   }
 
+  // By thread, so that other ranks' threads (loopback) and NCCL's watch may do what a capture
+  // forbids.
+  void BeginCapture(GpuStream stream) override {
+    Use();
+    Check(cudaStreamBeginCapture(StreamOf(stream), cudaStreamCaptureModeThreadLocal),
+          "cudaStreamBeginCapture");
+  }
+  [[nodiscard]] GpuGraph EndCapture(GpuStream stream) override {
+    cudaGraph_t graph = nullptr;
+    Check(cudaStreamEndCapture(StreamOf(stream), &graph), "cudaStreamEndCapture");
+    cudaGraphExec_t ready = nullptr;
+    const cudaError_t status = cudaGraphInstantiate(&ready, graph, 0);
+    (void)cudaGraphDestroy(graph);
+    Check(status, "cudaGraphInstantiate");
+    const std::lock_guard lock(mutex_);
+    graphs_.push_back(ready);
+    return {ready};
+  }
+  void DropCapture(GpuStream stream) noexcept override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(StreamOf(stream), &status) == cudaSuccess &&
+        status != cudaStreamCaptureStatusNone) {
+      cudaGraph_t graph = nullptr;
+      (void)cudaStreamEndCapture(StreamOf(stream), &graph);
+      if (graph != nullptr) {
+        (void)cudaGraphDestroy(graph);
+      }
+    }
+    (void)cudaGetLastError();  // what failed has been said
+  }
+  void LaunchGraph(GpuGraph graph, GpuStream stream) override {
+    Use();
+    Check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.value), StreamOf(stream)),
+          "cudaGraphLaunch");
+  }
+
  private:
   static void Say(const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); }
 
@@ -238,6 +277,7 @@ class CudaGpu : public Gpu {
   std::vector<void*> device_memory_, host_memory_;
   std::vector<cudaStream_t> streams_;
   std::vector<cudaEvent_t> events_;
+  std::vector<cudaGraphExec_t> graphs_;
 };
 
 std::unique_ptr<Gpu> Open(int device, std::string* problem) {

@@ -179,12 +179,15 @@ CudaDevice::Readback* CudaDevice::TakeReadback() {
   return readback;
 }
 
+const CudaDevice::Pending& CudaDevice::PendingOf(const Queue& queue, std::uint64_t sequence) {
+  const std::uint64_t first = queue.pending.front().sequence;
+  return queue.pending[static_cast<std::size_t>(sequence - first)];
+}
+
 void CudaDevice::Follow(Queue& queue, const Ticket& ticket) {
   const Queue& other = queues_[static_cast<std::size_t>(ticket.stream)];
   if (&other != &queue && ticket.sequence > other.completed) {
-    const std::uint64_t first = other.pending.front().sequence;
-    gpu_.WaitFor(queue.stream,
-                 other.pending[static_cast<std::size_t>(ticket.sequence - first)].event);
+    gpu_.WaitFor(queue.stream, PendingOf(other, ticket.sequence).event);
   }
 }
 
@@ -223,11 +226,16 @@ void CudaDevice::Complete(const Pending& pending) {
     seen_ = std::max(seen_, span.end);
     MoveAnchor(pending.end, span.end);
   }
-  free_events_.push_back(pending.event);
+  if (pending.owns_event) {
+    free_events_.push_back(pending.event);
+  }
 }
 
 void CudaDevice::Collect(Queue& queue) {
-  while (!queue.pending.empty() && gpu_.IsOver(queue.pending.front().event)) {
+  GpuEvent over;  // ops of a graph have one event
+  while (!queue.pending.empty() && (queue.pending.front().event.value == over.value ||
+                                    gpu_.IsOver(queue.pending.front().event))) {
+    over = queue.pending.front().event;
     Complete(queue.pending.front());
     queue.completed = queue.pending.front().sequence;
     queue.pending.pop_front();
@@ -281,8 +289,7 @@ void CudaDevice::AwaitQueue(Queue& queue, std::uint64_t sequence) {
   if (queue.completed >= sequence) {
     return;
   }
-  const Pending& pending =
-      queue.pending[static_cast<std::size_t>(sequence - queue.pending.front().sequence)];
+  const Pending& pending = PendingOf(queue, sequence);
   Await(pending.event, "op " + *pending.name);
   Collect(queue);
 }
@@ -319,8 +326,19 @@ void CudaDevice::Copy(void* to, const void* from, std::int64_t bytes) {
   free_events_.push_back(event);
 }
 
+void CudaDevice::FillPoison(const Work& work, GpuStream stream) {
+  for (const ByteRange& range : work.poison) {
+    gpu_.Fill(range.data, 0xff, range.bytes, stream);
+  }
+}
+
 Ticket CudaDevice::Submit(const Work& work) {
   world_.faults.ThrowIfFailed();
+  if (work.span == nullptr && !stretches_.empty()) {
+    if (const std::optional<Ticket> ticket = SubmitInStretch(work); ticket.has_value()) {
+      return *ticket;
+    }
+  }
   Queue& queue = QueueOf(work.stream);
   Collect(queue);
   Pending pending;
@@ -348,9 +366,7 @@ Ticket CudaDevice::Submit(const Work& work) {
     pending.end = TakeEvent(true);
     gpu_.Record(pending.start, queue.stream);
   }
-  for (const ByteRange& range : work.poison) {
-    gpu_.Fill(range.data, 0xff, range.bytes, queue.stream);
-  }
+  FillPoison(work, queue.stream);
   if (work.call != nullptr) {
     try {
       SubmitCall(work, queue, pending);

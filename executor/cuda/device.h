@@ -5,12 +5,16 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "executor/cuda/activity_log.h"
@@ -39,6 +43,9 @@ struct CudaOptions {
   // Counts behind every loss (evaluation); null: nobody asks.
   EvaluationCounter* counter = nullptr;
   Bytes memory_limit{0};  // of one rank's device arena; 0: what is free
+  // Launch what FindStretches finds as graphs, after a step op by op; not in traced steps, whose
+  // ops are timed one by one.
+  bool graphs = false;
 };
 
 // What the ranks of one process share.
@@ -76,6 +83,11 @@ class CudaWorld {
   // the same for all ranks of the process, so that theirs compare among each other.
   GpuEvent anchor;
   SimTime anchor_time;
+  // Of all ranks of this process: graphs that were made, ops in them, graphs that were refused.
+  struct GraphCounts {
+    std::atomic<std::int64_t> graphs = 0, ops = 0, refused = 0;
+  };
+  GraphCounts graph_counts;
 
  private:
   using Key = std::pair<GroupId, std::int64_t>;  // kind of group, first rank
@@ -95,6 +107,7 @@ class CudaDevice : public Device {
 
   [[nodiscard]] std::byte* Allocate(Bytes size, bool on_host) override;
   void Copy(void* to, const void* from, std::int64_t bytes) override;
+  void Prepare(const Body& step, std::span<const Work> works) override;
   Ticket Submit(const Work& work) override;
   void Wait(Ticket ticket) override;
   void RunOnHost(const Work& work) override;
@@ -117,6 +130,7 @@ class CudaDevice : public Device {
   struct Pending {
     std::uint64_t sequence = 0;
     GpuEvent event;
+    bool owns_event = true;  // false: it is that of later work, too
     const std::string* name = nullptr;
     GpuEvent start, end;  // timed; null without a span, or where activities are recorded
     Span* span = nullptr;
@@ -132,6 +146,14 @@ class CudaDevice : public Device {
     std::uint64_t submitted = 0;
     std::uint64_t completed = 0;
     std::deque<Pending> pending;
+  };
+
+  // Ops of the compute stream that may be launched as one graph.
+  struct Stretch {
+    std::vector<Work> works;
+    enum class State : std::uint8_t { kNew, kRan, kCaptured, kRefused } state = State::kNew;
+    GpuGraph graph;
+    std::uint64_t first = 0;  // ticket of its first op, where the graph is under way; else 0
   };
 
   // Throws RunError when less is free, or allowed.
@@ -151,12 +173,20 @@ class CudaDevice : public Device {
   // The oldest unfinished ops of every stream, for a message.
   [[nodiscard]] std::string DescribeStreams() const;
   void CheckFault();
+  // Work that is not known to be over.
+  [[nodiscard]] static const Pending& PendingOf(const Queue& queue, std::uint64_t sequence);
   // What is submitted to the queue from now on starts behind the ticket's work.
   void Follow(Queue& queue, const Ticket& ticket);
   [[nodiscard]] SimTime TimeOf(GpuEvent event);
   // Takes an event that was over at `time`; from now on times may count from it.
   void MoveAnchor(GpuEvent event, SimTime time);
 
+  // Launches the graph of the stretch that the work begins, or finds the ticket of a work that is
+  // inside one; nothing where the work is to be submitted by itself.
+  [[nodiscard]] std::optional<Ticket> SubmitInStretch(const Work& work);
+  [[nodiscard]] bool Capture(Stretch& stretch, Queue& queue, StepContext& step);
+  void LaunchStretch(Stretch& stretch, Queue& queue, const Work& first);
+  void FillPoison(const Work& work, GpuStream stream);
   void SubmitCall(const Work& work, Queue& queue, Pending& pending);
   void SubmitCopy(const CopyCall& call, GpuStream stream);
   void SubmitCollective(const CollectiveCall& call, const Work& work, GpuStream stream,
@@ -193,6 +223,9 @@ class CudaDevice : public Device {
   gpu::Fault found_;             // the last one that was read back
   double* squares_ = nullptr;    // partial sums of a norm
   std::int64_t squares_count_ = 0;
+  std::vector<Stretch> stretches_;
+  // By call: its stretch and its place in there.
+  std::unordered_map<const Call*, std::pair<std::size_t, std::size_t>> in_stretch_;
   gpu::LabelCounts* label_counts_ = nullptr;  // evaluation: the counts, then a byte per row
   std::int64_t label_rows_ = 0;
 };

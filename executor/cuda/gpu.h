@@ -35,6 +35,9 @@ struct GpuStream {
 struct GpuEvent {
   void* value = nullptr;
 };
+struct GpuGraph {
+  void* value = nullptr;
+};
 
 struct KernelLaunch {
   gpu::KernelId kernel = gpu::KernelId::kMap;
@@ -94,6 +97,16 @@ class Gpu {
                                       GpuStream /*stream*/) {
     return false;
   }
+
+  // A graph of what this thread submits to the stream between two calls; none of it runs. Meanwhile
+  // the thread may do nothing but submit to streams, and records and waits for no event of this
+  // one; other threads are not concerned. EndCapture throws, too, when something could not be
+  // captured. Graphs live as long as the object.
+  virtual void BeginCapture(GpuStream stream) = 0;
+  [[nodiscard]] virtual GpuGraph EndCapture(GpuStream stream) = 0;
+  // Ends a capture that failed, if the stream is in one, and makes no graph.
+  virtual void DropCapture(GpuStream stream) noexcept = 0;
+  virtual void LaunchGraph(GpuGraph graph, GpuStream stream) = 0;
 };
 
 // Launches a kernel with its typed arguments.

@@ -47,6 +47,14 @@ CudaSession::CudaSession(const SessionInput& input, const CudaOptions& options, 
           input_, [this](Rank rank) { return std::make_unique<CudaDevice>(*world_, rank); },
           std::move(run))) {}
 
+std::string CudaSession::graphs() const {
+  const CudaWorld::GraphCounts& counts = world_->graph_counts;
+  return world_->options.graphs
+             ? std::to_string(counts.graphs) + " graphs of " + std::to_string(counts.ops) +
+                   " ops, " + std::to_string(counts.refused) + " refused"
+             : std::string();
+}
+
 Trace CudaSession::TakeTrace() {
   if (activities_ == nullptr) {
     return runtime_->TakeTrace();

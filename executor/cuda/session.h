@@ -26,6 +26,8 @@ class CudaSession {
   [[nodiscard]] FaultBoard& faults() { return world_->faults; }
   // How NCCL gathers, in words; empty: loopback.
   [[nodiscard]] std::string paths() const { return world_->paths(); }
+  // "118 graphs of 1034 ops, 0 refused" of this process's ranks; empty: none were asked for.
+  [[nodiscard]] std::string graphs() const;
   // What the runtime recorded since the last call; DeriveWaits completes the trace of all ranks.
   [[nodiscard]] Trace TakeTrace();
 

@@ -61,6 +61,31 @@ Runtime::RankRunner::RankRunner(const ExecutorInput& input, const RunOptions& op
       names_[static_cast<std::size_t>(kind)].push_back(OpName(input.program, op));
     }
   }
+  PrepareStep();
+}
+
+Work Runtime::RankRunner::WorkOf(BodyKind kind, std::uint32_t op) {
+  BoundBody& bound = BoundOf(binding_, kind);
+  Work work;
+  work.name = &NamesOf(kind)[op];
+  work.stream = input_.program.ShapeOf(BodyOf(input_.program, kind).ops[op]).stream;
+  work.call = &bound.calls[op];
+  if (options_.poison) {
+    work.poison = bound.poison[op];
+  }
+  return work;
+}
+
+void Runtime::RankRunner::PrepareStep() {
+  const Body& body = input_.program.step;
+  std::vector<Work> works;
+  for (std::uint32_t op = 0; op < body.size(); ++op) {
+    works.push_back(WorkOf(BodyKind::kStep, op));
+    if (InfoOf(input_.program.ShapeOf(body.ops[op]).code).runs_on_host) {
+      works.back().stream = Stream::kHost;
+    }
+  }
+  device_->Prepare(body, works);
 }
 
 // A context stays in open_ also when the run fails: streams may still use it.
@@ -127,7 +152,6 @@ Span* Runtime::RankRunner::NewSpans(std::size_t count) {
 void Runtime::RankRunner::RunBody(BodyKind kind, StepContext& context) {
   const Body& body = BodyOf(input_.program, kind);
   kind_ = kind;
-  bound_ = &BoundOf(binding_, kind);
   spans_of_body_ = NewSpans(body.size());
   tickets_.assign(body.size(), Ticket());
   for (std::uint32_t op = 0; op < body.size(); ++op) {
@@ -159,16 +183,10 @@ void Runtime::RankRunner::RunOp(const Body& body, std::uint32_t op, StepContext&
   const Op& program_op = body.ops[op];
   const OpShape& shape = input_.program.ShapeOf(program_op);
   FindWaits(body, OpId(op));
-  Work work;
-  work.name = &NamesOf(kind_)[op];
-  work.stream = shape.stream;
-  work.call = &bound_->calls[op];
+  Work work = WorkOf(kind_, op);
   work.waits = waits_;
   work.step = &context;
   work.least_duration = DurationOf(options_.durations, kind_, op);
-  if (options_.poison) {
-    work.poison = bound_->poison[op];
-  }
   if (spans_of_body_ != nullptr) {
     Span& span = spans_of_body_[op];
     span.step = context.step;

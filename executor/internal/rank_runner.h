@@ -45,6 +45,9 @@ class Runtime::RankRunner {
     std::array<Ticket, kStreamCount> last;  // by stream: the last work so far
   };
 
+  // The part of a work that every step has in common.
+  [[nodiscard]] Work WorkOf(BodyKind kind, std::uint32_t op);
+  void PrepareStep();
   [[nodiscard]] StepContext& OpenContext();
   void RunBody(BodyKind kind, StepContext& context);
   void RunOp(const Body& body, std::uint32_t op, StepContext& context);
@@ -68,7 +71,6 @@ class Runtime::RankRunner {
 
   // Of the body at hand.
   BodyKind kind_ = BodyKind::kInit;
-  BoundBody* bound_ = nullptr;
   Span* spans_of_body_ = nullptr;
   std::vector<Ticket> tickets_;  // by op
   std::vector<Ticket> waits_;    // of the op at hand

@@ -28,6 +28,7 @@ class Cuda(ShardwrightTestCase):
 
     def test_flags(self):
         plan = self.plan("shardwright-cuda-plain", 2)
+        self.assert_fails(2, "--graphs needs --device cuda", "run", plan, "--graphs", "on")
         self.assert_fails(2, "--loopback needs --device cuda", "run", plan, "--loopback", "2")
         self.assert_fails(3, "--loopback: got 3, expected 2, the ranks of the plan", "run", plan, "--device", "cuda",
                           "--loopback", "3")
@@ -142,6 +143,22 @@ class Emulated(Cuda):
         code, out, err = self.run_emulated(plan, "--epochs", "1", "--test-data", "random:5", "--json")
         self.assertEqual(code, 0, err)
         self.assertAlmostEqual(json.loads(out)["epochs"][0]["test_loss"], epoch["test_loss"], places=2)
+
+    def test_graphs(self):
+        # GPT-2's dropout draws another mask in every step, and the clipping is on.
+        for precision in ("bf16-mixed", "fp16-mixed"):
+            plan = self.plan("shardwright-cuda-plain", 2, "--precision", precision)
+            for where in (("--loopback", "2"), ()):
+                plain = self.losses(plan, *where, steps=4)
+                code, out, err = self.run_emulated(plan, *where, "--steps", "4", "--graphs", "on", "--json")
+                self.assertEqual(code, 0, err)
+                self.assertEqual([step["loss"] for step in json.loads(out)["steps"]], plain)
+                self.assertRegex(err, r"graphs: [1-9]\d* graphs of [1-9]\d* ops, 0 refused\n")
+        code, out, err = self.run_emulated(plan, "--loopback", "2", "--graphs", "on", "--trace", "t.json", "--steps", "2")
+        self.assertEqual(code, 0, err)
+        self.assertIn("warning: a traced run times every op by itself: no graphs\n", err)
+        code, out, err = self.run_emulated(plan, "--loopback", "2", "--graphs", "auto", "--steps", "4")
+        self.assertRegex(err, r"a step takes .*, predicted; .* if launches took no time\n")
 
     def test_forward_plans(self):
         forward = ("--mode", "forward")

@@ -53,6 +53,7 @@ class EmulatedGpu : public Gpu {
 
   [[nodiscard]] std::byte* Allocate(Bytes size, bool on_host) override {
     const std::lock_guard lock(mutex_);
+    CheckNoCapture("an allocation");
     if (size > (on_host ? MemoryOfMachine() : info_.memory - used_)) {
       throw RunError("emulated GPU: out of memory: got " + std::to_string(size.value) + " bytes");
     }
@@ -86,6 +87,7 @@ class EmulatedGpu : public Gpu {
   void Record(GpuEvent event, GpuStream stream) override {
     auto* const e = static_cast<Event*>(event.value);
     const std::lock_guard lock(mutex_);
+    CheckNotCapturing(stream, "a record");
     e->last = std::make_shared<Recording>();
     Push(stream, [recording = e->last] {
       recording->is_over = true;
@@ -96,11 +98,13 @@ class EmulatedGpu : public Gpu {
   void WaitFor(GpuStream stream, GpuEvent event) override {
     const auto* const e = static_cast<Event*>(event.value);
     const std::lock_guard lock(mutex_);
+    CheckNotCapturing(stream, "a wait");
     Push(stream, [recording = e->last] { return recording->is_over; });
   }
   [[nodiscard]] bool IsOver(GpuEvent event) override {
     const auto* const e = static_cast<Event*>(event.value);
     const std::lock_guard lock(mutex_);
+    CheckNoCapture("a query");
     for (int step = 0; step < kStepsPerLook && !e->last->is_over && Advance(); ++step) {
     }
     return e->last->is_over;
@@ -108,6 +112,7 @@ class EmulatedGpu : public Gpu {
   void Synchronize(GpuEvent event) override {
     const auto* const e = static_cast<Event*>(event.value);
     std::unique_lock lock(mutex_);
+    CheckNoCapture("a synchronization");
     const std::shared_ptr<Recording> meant = e->last;
     while (!meant->is_over) {
       waits_for_others_ = false;
@@ -160,6 +165,31 @@ class EmulatedGpu : public Gpu {
     return false;
   }
 
+  void BeginCapture(GpuStream stream) override {
+    const std::lock_guard lock(mutex_);
+    CheckNoCapture("a second capture");
+    StreamOf(stream).capturer = std::this_thread::get_id();
+  }
+  [[nodiscard]] GpuGraph EndCapture(GpuStream stream) override {
+    const std::lock_guard lock(mutex_);
+    Stream& of = StreamOf(stream);
+    SW_CHECK(of.capturer == std::this_thread::get_id(), "a capture of another thread");
+    of.capturer = {};
+    graphs_.push_back(std::exchange(of.captured, {}));
+    return {&graphs_.back()};
+  }
+  void DropCapture(GpuStream stream) noexcept override {
+    const std::lock_guard lock(mutex_);
+    StreamOf(stream).capturer = {};
+    StreamOf(stream).captured.clear();
+  }
+  void LaunchGraph(GpuGraph graph, GpuStream stream) override {
+    const std::lock_guard lock(mutex_);
+    for (const Step& step : *static_cast<const std::vector<Step>*>(graph.value)) {
+      Push(stream, step);
+    }
+  }
+
  private:
   static constexpr int kStepsPerLook = 64;
 
@@ -178,6 +208,8 @@ class EmulatedGpu : public Gpu {
 
     EmulatedGpu& gpu;
     std::deque<Step> steps;
+    std::thread::id capturer;    // none: what is pushed runs
+    std::vector<Step> captured;  // instead of running
   };
   // An event may be recorded again, on another stream too, before an earlier recording is over:
   // whoever waits means the last one as of then.
@@ -206,9 +238,30 @@ class EmulatedGpu : public Gpu {
     }
   }
 
+  static Stream& StreamOf(GpuStream stream) {
+    return *static_cast<Stream*>(static_cast<EmulatedStream*>(stream.value));
+  }
   static void Push(GpuStream stream, Step step) {
-    static_cast<Stream*>(static_cast<EmulatedStream*>(stream.value))
-        ->steps.push_back(std::move(step));
+    Stream& to = StreamOf(stream);
+    if (to.capturer == std::thread::id()) {
+      to.steps.push_back(std::move(step));
+    } else {
+      SW_CHECK(to.capturer == std::this_thread::get_id(), "a capture of another thread");
+      to.captured.push_back(std::move(step));
+    }
+  }
+  // What the driver refuses while a stream is captured in the thread's mode.
+  void CheckNoCapture(const char* what) const {
+    for (const Stream& stream : streams_) {
+      if (stream.capturer == std::this_thread::get_id()) {
+        throw RunError("emulated GPU: " + std::string(what) + " in the middle of a capture");
+      }
+    }
+  }
+  static void CheckNotCapturing(GpuStream stream, const char* what) {
+    if (StreamOf(stream).capturer != std::thread::id()) {
+      throw RunError("emulated GPU: " + std::string(what) + " on a stream that is captured");
+    }
   }
 
   // False: it has to wait. A step that throws is gone, so that the stream goes on without it.
@@ -242,6 +295,7 @@ class EmulatedGpu : public Gpu {
   std::vector<std::unique_ptr<std::byte, void (*)(void*)>> memory_;
   std::deque<Stream> streams_;
   std::deque<Event> events_;
+  std::deque<std::vector<Step>> graphs_;
   std::mt19937_64 random_;
   bool waits_for_others_ = false;  // a step that somebody else ends has been asked in vain
 };

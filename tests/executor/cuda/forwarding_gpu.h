@@ -52,6 +52,11 @@ class ForwardingGpu : public Gpu {
     return gpu_->Convolve(args, pass, workspace, bytes, stream);
   }
 
+  void BeginCapture(GpuStream stream) override { gpu_->BeginCapture(stream); }
+  [[nodiscard]] GpuGraph EndCapture(GpuStream stream) override { return gpu_->EndCapture(stream); }
+  void DropCapture(GpuStream stream) noexcept override { gpu_->DropCapture(stream); }
+  void LaunchGraph(GpuGraph graph, GpuStream stream) override { gpu_->LaunchGraph(graph, stream); }
+
  private:
   std::unique_ptr<Gpu> gpu_;
 };

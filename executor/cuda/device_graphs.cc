@@ -1,0 +1,108 @@
+// How a CudaDevice launches stretches of a step's ops as graphs.
+
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include "executor/cuda/device.h"
+#include "executor/cuda/graphs.h"
+
+namespace shardwright {
+
+void CudaDevice::Prepare(const Body& step, std::span<const Work> works) {
+  if (!world_.options.graphs) {
+    return;
+  }
+  const bool scales_loss = world_.context.input.job.precision.param == DType::kFp16;
+  for (const std::vector<std::uint32_t>& ops : FindStretches(step, works, scales_loss)) {
+    Stretch& stretch = stretches_.emplace_back();
+    for (const std::uint32_t op : ops) {
+      in_stretch_[works[op].call] = {stretches_.size() - 1, stretch.works.size()};
+      stretch.works.push_back(works[op]);
+    }
+  }
+}
+
+std::optional<Ticket> CudaDevice::SubmitInStretch(const Work& work) {
+  const auto found = in_stretch_.find(work.call);
+  if (found == in_stretch_.end()) {
+    return std::nullopt;
+  }
+  const auto [number, place] = found->second;
+  Stretch& stretch = stretches_[number];
+  if (place == 0) {
+    stretch.first = 0;
+    Queue& queue = QueueOf(work.stream);
+    if (stretch.state == Stretch::State::kNew) {
+      // By themselves: libraries choose their algorithms, kernels are loaded, memory is taken.
+      stretch.state = Stretch::State::kRan;
+      return std::nullopt;
+    }
+    if (stretch.state == Stretch::State::kRan) {
+      const bool is_captured = Capture(stretch, queue, *work.step);
+      stretch.state = is_captured ? Stretch::State::kCaptured : Stretch::State::kRefused;
+    }
+    if (stretch.state == Stretch::State::kRefused) {
+      return std::nullopt;
+    }
+    LaunchStretch(stretch, queue, work);
+  }
+  if (stretch.first == 0) {
+    return std::nullopt;
+  }
+  return Ticket{work.stream, stretch.first + place};
+}
+
+// Nothing of it runs, so that what is refused can still be submitted op by op.
+bool CudaDevice::Capture(Stretch& stretch, Queue& queue, StepContext& step) {
+  try {
+    gpu_.BeginCapture(queue.stream);
+    for (Work& work : stretch.works) {
+      work.step = &step;
+      Pending pending;
+      FillPoison(work, queue.stream);
+      SubmitCall(work, queue, pending);
+    }
+    stretch.graph = gpu_.EndCapture(queue.stream);
+  } catch (const std::exception& error) {
+    gpu_.DropCapture(queue.stream);
+    ++world_.graph_counts.refused;
+    const std::string text = "warning: rank " + std::to_string(rank_.value) + ": no graph of the " +
+                             std::to_string(stretch.works.size()) + " ops from " +
+                             *stretch.works.front().name + " to " + *stretch.works.back().name +
+                             ": " + error.what();
+    std::fprintf(stderr, "%s\n", text.c_str());
+    return false;
+  }
+  ++world_.graph_counts.graphs;
+  world_.graph_counts.ops += std::ssize(stretch.works);
+  return true;
+}
+
+// All ops are under way at once; the last one's event is that of all.
+void CudaDevice::LaunchStretch(Stretch& stretch, Queue& queue, const Work& first) {
+  Collect(queue);
+  for (const Ticket& ticket : first.waits) {
+    Follow(queue, ticket);
+  }
+  try {
+    gpu_.LaunchGraph(stretch.graph, queue.stream);
+  } catch (const std::exception& error) {
+    world_.faults.Report("rank " + std::to_string(rank_.value) + ", op " + *first.name +
+                         " and what is launched with it: " + error.what());
+    world_.faults.ThrowIfFailed();
+  }
+  const GpuEvent event = TakeEvent(false);
+  gpu_.Record(event, queue.stream);
+  stretch.first = queue.submitted + 1;
+  for (const Work& work : stretch.works) {
+    Pending pending;
+    pending.sequence = ++queue.submitted;
+    pending.name = work.name;
+    pending.event = event;
+    pending.owns_event = &work == &stretch.works.back();
+    queue.pending.push_back(pending);
+  }
+}
+
+}  // namespace shardwright
