@@ -1,4 +1,4 @@
-# What is installed, and the packages made of it: component `runtime` is the program with its manual pages and completions,
+# What is installed, and the packages made of it: component `runtime` is the program with its manual pages, completions and tools,
 # component `dev` the libraries up to the planner with their headers, for find_package(shardwright) and pkg-config.
 # Component `python`, the module, is in no package (python/CMakeLists.txt).
 include(GNUInstallDirs)
@@ -25,6 +25,7 @@ install(FILES "${completions}/zsh" DESTINATION "${CMAKE_INSTALL_DATADIR}/zsh/sit
   RENAME _shardwright COMPONENT runtime)
 install(FILES "${completions}/fish" DESTINATION "${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d"
   RENAME shardwright.fish COMPONENT runtime)
+install(PROGRAMS tools/export_model.py DESTINATION "${CMAKE_INSTALL_DATADIR}/shardwright/tools" COMPONENT runtime)
 install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DOCDIR}" RENAME copyright COMPONENT runtime)
 
 # The public libraries, each after those that use it, as static linking wants them.

@@ -73,7 +73,9 @@ JsonValue FindRow(const JsonValue& type, const std::optional<JsonValue>& extra) 
   for (std::size_t i = 0; i < known.size(); ++i) {
     expected += (i == 0 ? "\"" : ", \"") + known[i] + "\"";
   }
-  throw type.Error(expected + ", or a model.json (docs/model_json.md)", DidYouMean(name, known));
+  throw type.Error(
+      expected + ", or a model.json, as tools/export_model.py makes of any Transformers model",
+      DidYouMean(name, known));
 }
 
 Model BuildFromConfig(const JsonValue& config, const JsonValue& row, const std::string& type,

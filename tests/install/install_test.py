@@ -55,7 +55,8 @@ class Runtime(Scratch):
         module = {"lib/shardwright/shardwright_mpi.so"} if (BUILD / "shardwright_mpi.so").exists() else set()
         self.assertEqual(files - pages, {*module, "bin/shardwright", "share/doc/shardwright/copyright",
                                          "share/bash-completion/completions/shardwright", "share/zsh/site-functions/_shardwright",
-                                         "share/fish/vendor_completions.d/shardwright.fish"})
+                                         "share/fish/vendor_completions.d/shardwright.fish",
+                                         "share/shardwright/tools/export_model.py"})
 
     def test_no_data_folder_of_the_source_tree_is_named(self) -> None:
         binary = (self.prefix / "bin" / "shardwright").read_bytes()

@@ -166,7 +166,8 @@ TEST_CASE("Loader.ANewDecoderTypeIsOneTableRow") {
         "data/models/granite-3.0-2b.json: model_type: got \"granite\", expected one of \"bert\", "
         "\"deepseek_v3\", \"gemma\", \"gemma2\", \"gemma3\", \"gemma3_text\", \"gpt2\", "
         "\"gpt_neox\", \"llama\", \"mistral\", \"mixtral\", \"mpt\", \"opt\", \"qwen2\", "
-        "\"qwen3\", \"qwen3_moe\", \"t5\", \"vit\", or a model.json (docs/model_json.md)");
+        "\"qwen3\", \"qwen3_moe\", \"t5\", \"vit\", or a model.json, as "
+        "tools/export_model.py makes of any Transformers model");
 }
 
 // The whole error line of each bad file.
@@ -222,8 +223,8 @@ TEST_CASE("Loader.BadFilesGetOneClearLine") {
         "data/bad_models/unknown_type.json: model_type: got \"lama\", expected one of \"bert\", "
         "\"deepseek_v3\", \"gemma\", \"gemma2\", \"gemma3\", \"gemma3_text\", \"gpt2\", "
         "\"gpt_neox\", \"llama\", \"mistral\", \"mixtral\", \"mpt\", \"opt\", \"qwen2\", "
-        "\"qwen3\", \"qwen3_moe\", \"t5\", \"vit\", or a model.json (docs/model_json.md); did you "
-        "mean \"llama\"?");
+        "\"qwen3\", \"qwen3_moe\", \"t5\", \"vit\", or a model.json, as "
+        "tools/export_model.py makes of any Transformers model; did you mean \"llama\"?");
 }
 
 // Every key of one config per type, replaced by values of every kind: the loader either builds a

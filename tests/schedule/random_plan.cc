@@ -352,6 +352,11 @@ RandomCase DrawDeepCase(std::mt19937& random, const Model& model) {
   if (plan.accumulation > 1 && Chance(random, 20)) {
     plan.accumulation = Between(random, 7, 20);
   }
+  // Chunks of a few thousand elements are more gathers than op ids can tell apart.
+  if (plan.zero.allgather_bucket > 0) {
+    plan.zero.allgather_bucket =
+        std::max(plan.zero.allgather_bucket, CountParameters(model) / 1000);
+  }
   Describe(c);
   return c;
 }
