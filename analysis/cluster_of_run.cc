@@ -23,11 +23,15 @@ struct GpuClass {
 };
 // The first row that fits counts. NIC rates: DGX A100 and H100 class machines; Jean Zay has one
 // 100 Gbit/s Omni-Path port per V100.
-constexpr std::array<GpuClass, 20> kGpuClasses = {{
+constexpr std::array<GpuClass, 25> kGpuClasses = {{
     {"A100-40GB", "a100-40", "", 200, 1024},
     {"A100-80GB", "a100-80", "", 200, 2048},
+    {"A100-PCIe", "a100-pcie-80", "", 200, 1024},
     {"A100", "a100-40", "A100 of unknown size taken as a100-40", 200, 1024},
     {"A800-80GB", "a800-80", "", 200, 2048},
+    {"H800", "h800-80", "", 400, 2048},
+    {"H100-PCIe", "h100-pcie-80", "", 400, 1024},
+    {"GH200", "gh200-96", "", 400, 512},
     {"H100-96GB", "h100-96", "", 400, 2048},
     {"H100-95GB", "h100-96", "", 400, 2048},
     {"H100-80GB", "h100-80", "", 400, 2048},
@@ -40,6 +44,7 @@ constexpr std::array<GpuClass, 20> kGpuClasses = {{
     {"V100-32GB", "v100-32", "", 100, 384},
     {"V100-16GB", "v100-16", "", 100, 384},
     {"A10G-24GB", "a10", "A10G taken as a10", 50, 384},
+    {"RTX5090", "rtx-5090", "", 25, 128},
     {"RTX4090", "rtx-4090", "", 25, 128},
     {"RTX3090", "rtx-3090", "", 25, 128},
     {"L40S", "l40s", "", 100, 512},

@@ -16,7 +16,7 @@ namespace {
 // accelerate's FSDP plugin (bf16 everywhere, no backward prefetch unless asked for), and PyTorch's
 // FSDP before 2.0, whose default was the same; DeepSpeed's FusedAdam; foreach updates are PyTorch's
 // default since 2.0 only; InternEvo reduces at the last micro-batch.
-constexpr std::array<Stack, 37> kStacks = {{
+constexpr std::array<Stack, 40> kStacks = {{
     {.framework = "composer",
      .before = "2024",
      .kernel_set = "composer-2023",
@@ -181,9 +181,18 @@ constexpr std::array<Stack, 37> kStacks = {{
      .reduce = DType::kFp16,
      .recomputes = true},
     {.framework = "litgpt",
+     .compiled = "y",
+     .kernel_set = "torch-compile",
+     .dialect = Dialect::kFsdp1,
+     .recomputes = true},
+    {.framework = "litgpt",
      .kernel_set = "torch-2024",
      .dialect = Dialect::kFsdp1,
      .recomputes = true},
+    // TinyLlama's code, made from lit-gpt: fused norms, rotary embedding and loss of flash-attn,
+    // and xformers' SwiGLU (its README).
+    {.framework = "TinyLlama", .kernel_set = "hf-foak", .dialect = Dialect::kFsdp1},
+    {.framework = "lit-gpt", .before = "2024", .kernel_set = "hf-foak", .dialect = Dialect::kFsdp1},
     {.framework = "FSDP1",
      .before = "2023",
      .kernel_set = "torch-2022",

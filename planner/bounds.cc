@@ -76,7 +76,9 @@ double Bounds::PersistentBytes(const OuterChoice& outer) const {
     return 0;
   }
   double bytes = is_whole ? elements_ * std::min(param, master) : elements_ / shard * master;
-  if (is_train && !outer.offload.optimizer && !outer.offload.moments) {
+  // Muon and SOAP keep others, Muon's shared out among the ranks: nothing is counted.
+  if (is_train && !outer.offload.optimizer && !outer.offload.moments &&
+      in_.job.optimizer.matrices == MatrixRule::kNone) {
     bytes += StateCount(in_.job.optimizer.kind) * trainable_ / shard * master;
   }
   if (is_train && outer.accumulation > 1 && !is_whole) {  // gradients of earlier micro-batches
@@ -184,6 +186,9 @@ StreamingWork Bounds::Update(const OuterChoice& outer) const {
       on_host ? OnHost(in_.job.optimizer, options_.base.dialect) : in_.job.optimizer;
   spec.impl = spec.impl == OptimizerImpl::kForLoop ? OptimizerImpl::kForeach : spec.impl;
   update.seconds = in_.profile.host.step.value.value;  // as if in one launch
+  if (in_.job.optimizer.matrices != MatrixRule::kNone) {
+    return update;
+  }
   for (const Kernel& kernel :
        LowerOptimizer(spec, part, 1, part, in_.job.precision.master).kernels) {
     update.seconds += ((kernel.read + kernel.written) / rate).value;

@@ -137,6 +137,19 @@ TEST_CASE("Runs: DeepSpeed before 2022 waits for each of its gathers") {
   CHECK_FALSE(hf.plan.plan.offload.activations);
 }
 
+TEST_CASE("Runs: Muon and SOAP by the optimizer's name, where nothing is sharded") {
+  CHECK(Map("moddednanogpt-002").plan.job.optimizer.matrices == MatrixRule::kSoap);
+  CHECK(Map("moddednanogpt-003").plan.job.optimizer.matrices == MatrixRule::kMuon);
+  MeasuredRun run = RowNamed("moddednanogpt-005");
+  CHECK(MapRun(run, "auto").plan.job.optimizer.matrices == MatrixRule::kMuonDistributed);
+  run.parallelism = "fsdp";
+  const MappedRun sharded = MapRun(run, "auto");
+  CHECK(sharded.plan.job.optimizer.matrices == MatrixRule::kNone);
+  CHECK(std::find(sharded.notes.begin(), sharded.notes.end(),
+                  "optimizer Muon(distributed)+AdamW of sharded matrices taken as AdamW") !=
+        sharded.notes.end());
+}
+
 TEST_CASE("Runs: MaxText is compiled and keeps all projections") {
   const MappedRun mapped = Map("jaxtoolbox-024");
   REQUIRE(mapped.skipped.empty());

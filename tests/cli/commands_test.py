@@ -103,9 +103,14 @@ class Usage(ShardwrightTestCase):
             ('--reshard: got "alway", expected always, never or a number of ranks; did you mean "always"?',
              (*plan, "--reshard", "alway")),
             ('--optimizer: got "adamx", expected sgd, momentum, adam, adamw or adadelta, alone or with '
-             ':foreach, fused or for_loop; did you mean "adam"?', (*plan, "--optimizer", "adamx")),
+             ':foreach, fused or for_loop and then :none, muon, muon_distributed or soap; '
+             'did you mean "adam"?', (*plan, "--optimizer", "adamx")),
             ('--optimizer: got "adamw:fusd", expected sgd, momentum, adam, adamw or adadelta, alone or with '
-             ':foreach, fused or for_loop; did you mean "fused"?', (*plan, "--optimizer", "adamw:fusd")),
+             ':foreach, fused or for_loop and then :none, muon, muon_distributed or soap; '
+             'did you mean "fused"?', (*plan, "--optimizer", "adamw:fusd")),
+            ('--optimizer: got "adamw:fused:muno", expected sgd, momentum, adam, adamw or adadelta, alone or with '
+             ':foreach, fused or for_loop and then :none, muon, muon_distributed or soap; '
+             'did you mean "muon"?', (*plan, "--optimizer", "adamw:fused:muno")),
             ('--offload: got "params", expected none, parameters, optimizer, activations or moments',
              (*plan, "--offload", "params")),
             ('--precision: got "bf8", expected bf16-mixed, fp16-mixed, fp32, bf16, fp16 or '
