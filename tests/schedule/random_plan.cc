@@ -232,11 +232,6 @@ void DrawRest(std::mt19937& random, RandomCase& c) {
   }
   DrawOffload(random, plan);
   DrawJob(random, c.model, c.job);
-  if (plan.dialect == Dialect::kDdp) {
-    c.job.optimizer.matrices =
-        std::array{MatrixRule::kNone, MatrixRule::kMuon, MatrixRule::kMuonDistributed,
-                   MatrixRule::kSoap}[static_cast<std::size_t>(Between(random, 0, 3))];
-  }
   if (plan.dialect != Dialect::kFairscale && Chance(random, 15)) {
     plan.use_orig_params = true;  // FSDP1 mixes trainable and frozen only so
     for (Parameter& p : c.model.params) {
@@ -359,6 +354,14 @@ RandomCase DrawDeepCase(std::mt19937& random, const Model& model) {
   }
   Describe(c);
   return c;
+}
+
+void DrawMatrixRule(std::mt19937& random, RandomCase& c) {
+  if (c.plan.dialect == Dialect::kDdp) {
+    c.job.optimizer.matrices =
+        std::array{MatrixRule::kNone, MatrixRule::kMuon, MatrixRule::kMuonDistributed,
+                   MatrixRule::kSoap}[static_cast<std::size_t>(Between(random, 0, 3))];
+  }
 }
 
 Program LowerCase(const RandomCase& c) {

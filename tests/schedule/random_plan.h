@@ -29,6 +29,9 @@ struct RandomCase {
 // and many micro-batches.
 [[nodiscard]] RandomCase DrawDeepCase(std::mt19937& random, const Model& model);
 
+// Lets Muon or SOAP update the matrices of a ddp case; the executor has neither.
+void DrawMatrixRule(std::mt19937& random, RandomCase& c);
+
 // Lower of the case.
 [[nodiscard]] Program LowerCase(const RandomCase& c);
 

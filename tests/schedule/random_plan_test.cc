@@ -18,6 +18,7 @@ namespace shardwright {
 namespace {
 
 using testing::DrawCase;
+using testing::DrawMatrixRule;
 using testing::LowerCase;
 using testing::RandomCase;
 
@@ -38,7 +39,8 @@ TEST_CASE("Lowered random plans are legal, unambiguous and reproducible") {
   CAPTURE(seed);
   std::mt19937 random(seed);
   for (int trial = 0; trial < 1000; ++trial) {
-    const RandomCase c = DrawCase(random);
+    RandomCase c = DrawCase(random);
+    DrawMatrixRule(random, c);
     CAPTURE(trial);
     CAPTURE(c.description);
     const Program program = LowerCase(c);

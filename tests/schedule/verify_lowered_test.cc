@@ -28,6 +28,7 @@ namespace shardwright {
 namespace {
 
 using testing::DrawCase;
+using testing::DrawMatrixRule;
 using testing::LowerCase;
 using testing::RandomCase;
 
@@ -35,7 +36,8 @@ using testing::RandomCase;
 // time and memory that grow with the square.
 Program DrawProgram(std::mt19937& random, std::size_t max_ops, std::string& description) {
   for (;;) {
-    const RandomCase c = DrawCase(random);
+    RandomCase c = DrawCase(random);
+    DrawMatrixRule(random, c);
     Program program = LowerCase(c);
     if (program.init.size() + program.warmup.size() + program.step.size() <= max_ops) {
       description = c.description;
