@@ -121,7 +121,7 @@ struct OpKernels {
   // in and out) and what is saved.
   Bytes forward_workspace{0};
   Bytes backward_workspace{0};
-  // The tensors that make up these bytes, where there are several; their sizes add up.
+  // The tensors of these bytes, if several. More in backward: gone when input gradients come.
   std::vector<Bytes> extra_saved_tensors;
   std::vector<Bytes> forward_workspace_tensors;
   std::vector<Bytes> backward_workspace_tensors;

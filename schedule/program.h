@@ -106,7 +106,7 @@ struct Buffer {
   bool on_host = false;             // lives in host memory (offload), not on the device
   bool zero_filled = false;         // holds zeros right after its alloc point
   // The framework's allocations behind the buffer (one per parameter, say) for the caching reading.
-  // They exceed `size` where they take turns with other buffers. None: one of `size` bytes.
+  // More than `size`: given back before the buffers allocated behind it come. None: one request.
   PieceRange pieces = {};
 };
 

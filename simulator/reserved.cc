@@ -97,8 +97,13 @@ class Replay {
       blocks_[block] = Alloc(buffer.size, buffer.owner);
       return;
     }
+    Bytes sum{0};
     for (const Bytes piece : program_.PiecesOf(buffer)) {
       blocks_[block++] = Alloc(piece, buffer.owner);
+      sum += piece;
+    }
+    if (sum > buffer.size) {
+      FreePieces(id, {});  // they are gone when what they take turns with comes
     }
   }
 
@@ -110,9 +115,12 @@ class Replay {
         uses[count++] = {static_cast<int>(s), SimTime(queued_until_[s])};
       }
     }
-    for (std::uint32_t b = first_block_[point.buffer.value];
-         b < first_block_[point.buffer.value + 1]; ++b) {
-      allocator_.Free(blocks_[b], std::span<const PendingUse>(uses.data(), count));
+    FreePieces(point.buffer, {uses.data(), count});
+  }
+
+  void FreePieces(BufferId id, std::span<const PendingUse> uses) {
+    for (std::uint32_t b = first_block_[id.value]; b < first_block_[id.value + 1]; ++b) {
+      allocator_.Free(blocks_[b], uses);
       blocks_[b] = BlockHandle();
     }
   }

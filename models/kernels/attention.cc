@@ -227,10 +227,18 @@ void AddScoreGradients(const LowerContext& context, const AttentionBytes& bytes,
   }
   peak = std::max(peak, 2 * p + (softmax.cast_first ? p : s));
   const std::int64_t one = Product({bytes.scores, s});
-  const std::int64_t scratch =
-      std::max<std::int64_t>(0, Product({bytes.scores, peak - saved}) - bytes.q - bytes.k);
-  const std::int64_t first = std::min(scratch, one);
-  AddTensors({first, scratch - first}, &op->backward_workspace, &op->backward_workspace_tensors);
+  const std::int64_t gradients = Product({bytes.scores, peak - saved});
+  const std::int64_t scratch = gradients - bytes.q - bytes.k;
+  if (scratch <= 0) {
+    return;
+  }
+  op->backward_workspace += Bytes(scratch);
+  // In PyTorch's allocator gradients of scores and of v are gone when those of q and k come.
+  for (const std::int64_t tensor : {std::min(gradients, one), gradients - one, bytes.v_all}) {
+    if (tensor > 0) {
+      op->backward_workspace_tensors.emplace_back(tensor);
+    }
+  }
 }
 
 void MaterializedBackward(const LowerContext& context, const AttentionBytes& bytes, OpKernels* op) {

@@ -90,6 +90,13 @@ void Walker::AddBackwardOp(std::uint32_t i) {
   const ModelOp& op = e_.in.model.ops[i];
   const ModelOpFacts& facts = e_.a.ops[i];
   const OpKernels& kernels = e_.a.KernelsOf(i);
+  // Before the gradients, with which it may take turns.
+  BufferId workspace;
+  if (kernels.backward_workspace > Bytes(0)) {
+    workspace = e_.AllocPieces(kernels.backward_workspace,
+                               e_.InternPieces(kernels.backward_workspace_tensors),
+                               Category::kTemporary, Stream::kCompute);
+  }
   std::vector<std::uint32_t> input_grads(op.inputs.size(), kNoGrad);
   for (std::size_t j = 0; j < op.inputs.size(); ++j) {
     if (((facts.input_grads >> j) & 1U) != 0) {
@@ -100,12 +107,6 @@ void Walker::AddBackwardOp(std::uint32_t i) {
   DialectRules::GradTarget weight;
   if (facts.weight_grad) {
     weight = rules_.WeightGradTarget(i, UnitOf(op));
-  }
-  BufferId workspace;
-  if (kernels.backward_workspace > Bytes(0)) {
-    workspace = e_.AllocPieces(kernels.backward_workspace,
-                               e_.InternPieces(kernels.backward_workspace_tensors),
-                               Category::kTemporary, Stream::kCompute);
   }
   BufferId exchanged;
   if (kernels.backward_exchange.bytes > Bytes(0) && facts.input_grads != 0) {

@@ -408,9 +408,9 @@ TEST_CASE("scores in memory: backward holds what its steps have not let go of") 
   // fp16, by hand: fp32 probabilities, their gradient and the one of the 16-bit copy, 10 bytes,
   // against 6 saved.
   CHECK(workspace(DType::kFp16, "hf-2023") == Bytes(4 * scores - qk));
-  // One request of scores' size, and what is left of the second.
+  // The requests: gradients of the probabilities, of the scores and of v.
   CHECK(LowerOp(AttentionSpec(z), 2, kBf16, Set("torch-2022")).backward_workspace_tensors ==
-        std::vector<Bytes>{Bytes(2 * scores), Bytes(2 * scores - qk)});
+        std::vector<Bytes>{Bytes(2 * scores), Bytes(2 * scores), Bytes(qk / 2)});
   z.p = 0.1;
   CHECK(workspace(kBf16, "torch-2022") == Bytes(2 * scores - qk));
   // Three fp32 tensors, 12 bytes, against 7 saved.
