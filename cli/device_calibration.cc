@@ -103,7 +103,7 @@ TracedRun RunTraced(const CalibrationDevice& device, PlanFile file, std::string 
   RunSession session(
       {model, result.file.kernels, result.file.job, result.file.plan, result.program, training},
       host, std::move(run), {.gpu = device.gpu});
-  EndProcessOnFault(session.faults(), device.processes);
+  EndProcessOnFault(session, device.processes);
   session.runtime().Initialize();
   session.runtime().RunSteps(steps);
   result.trace = TakeWholeTrace(session, result.program, device.processes);

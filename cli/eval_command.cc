@@ -88,7 +88,7 @@ int RunEval(const Arguments& arguments) {
   const std::unique_ptr<Dataset> data =
       OpenDataset(arguments.Get("--data").text, model, training.seed);
   Evaluator evaluator(input, host, {.gpu = device.GpuOf(launch)}, *data, forward.job.global_batch);
-  EndProcessOnFault(evaluator.faults(), group.get());
+  EndProcessOnFault(evaluator.session(), group.get());
   Resume(*checkpoint, model, forward.job, evaluator.runtime(), false);
   const Evaluation result = evaluator.Run();
   FinishTogether(group.get());

@@ -21,7 +21,7 @@ class Evaluator {
             std::int64_t global_batch);
 
   [[nodiscard]] Runtime& runtime() { return session_.runtime(); }
-  [[nodiscard]] FaultBoard& faults() { return session_.faults(); }
+  [[nodiscard]] RunSession& session() { return session_; }
   // Every sample once, in the data's order; the last batch is filled with empty samples, which
   // count for nothing.
   [[nodiscard]] Evaluation Run();

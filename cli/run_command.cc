@@ -246,7 +246,7 @@ struct TestSetUp {
         evaluator({file.model.model, file.kernels, forward.job, forward.plan, forward.program,
                    flags.training},
                   flags.host, place, *data, forward.job.global_batch) {
-    EndProcessOnFault(evaluator.faults(), flags.host.processes);
+    EndProcessOnFault(evaluator.session(), flags.host.processes);
   }
 
   ForwardPlan forward;
@@ -366,7 +366,7 @@ int RunRun(const Arguments& arguments) {
   }
   const RunPlace place{.gpu = flags.device.GpuOf(launch), .graphs = WantsGraphs(file, flags)};
   RunSession session(input, flags.host, run, place);
-  EndProcessOnFault(session.faults(), processes);
+  EndProcessOnFault(session, processes);
   session.runtime().Initialize();
   ResumeIfAsked(file, flags, sampler, group, session.runtime());
   std::unique_ptr<TestSetUp> test;

@@ -44,8 +44,9 @@ RunProcesses::~RunProcesses() = default;
 
 constexpr std::chrono::seconds kGrace{5};  // for threads to end after a failure
 
-void EndProcessOnFault(FaultBoard& faults, MessagePassing* processes) {
-  faults.OnReport([processes](const std::string& cause) {
+void EndProcessOnFault(RunSession& session, MessagePassing* processes) {
+  session.faults().OnReport([&session, processes](const std::string& cause) {
+    std::fputs(session.DescribeRanks().c_str(), stderr);
     std::thread([cause] {
       std::this_thread::sleep_for(kGrace);
       std::fprintf(stderr, "error: %s\n", cause.c_str());

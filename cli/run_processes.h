@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "executor/host/fault.h"
+#include "cli/run_session.h"
 #include "executor/host/launch.h"
 #include "executor/host/message_passing.h"
 
@@ -32,8 +32,8 @@ class RunProcesses {
 };
 
 // A rank that hangs cannot be joined: some seconds after a failure the process ends without it.
-// `processes` (may be null) are told why.
-void EndProcessOnFault(FaultBoard& faults, MessagePassing* processes);
+// `processes` (may be null) are told why; what this one's ranks are in on GPUs goes to stderr.
+void EndProcessOnFault(RunSession& session, MessagePassing* processes);
 
 // Runs this program's command line again in `ranks` processes, as torchrun would on one machine,
 // and waits for them. When one fails the others are given a few seconds to end. Returns the exit

@@ -49,6 +49,10 @@ class RunSession {
   }
   [[nodiscard]] FaultBoard& faults() { return cuda_ ? cuda_->faults() : host_->faults(); }
   [[nodiscard]] bool is_on_gpu() const { return gpu_ != nullptr; }
+  // What every rank of this process is in, on GPUs; any thread.
+  [[nodiscard]] std::string DescribeRanks() const {
+    return cuda_ ? cuda_->DescribeRanks() : std::string();
+  }
   // What became of graphs; empty: none were asked for.
   [[nodiscard]] std::string graphs() const { return cuda_ ? cuda_->graphs() : std::string(); }
   [[nodiscard]] GpuMemory gpu_memory();  // all 0 on the host device

@@ -9,6 +9,7 @@
 // on another GPU give them as arguments: cuda_kernels_bench TB_PER_S TFLOP_PER_S.
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -45,6 +46,8 @@ struct Case {
 
 constexpr std::int64_t kRows = 4096, kHidden = 4096, kWide = 14336, kHeads = 32, kKvHeads = 8;
 constexpr std::int64_t kVocab = 128256;
+constexpr std::int64_t kImages = 64, kChannels = 64, kSide = 56;
+constexpr std::int64_t kShard = std::int64_t{1} << 28;  // elements of an update
 
 Case Linear(const char* name, std::int64_t out) {
   return {name,
@@ -119,6 +122,68 @@ std::vector<Case> Cases() {
   };
 }
 
+// Of GPT-2 and its like.
+std::vector<Case> RowCases() {
+  const std::int64_t wide = kRows * kHidden;
+  return {
+      {"layer norm",
+       {.kind = OpKind::kLayerNorm, .rows = kRows, .in = kHidden, .epsilon = 1e-5},
+       1,
+       {wide},
+       {kHidden, kHidden},
+       {wide}},
+      {"GELU, tanh form",
+       {.kind = OpKind::kActivation,
+        .rows = kRows,
+        .in = kWide,
+        .activation = Activation::kGeluTanh},
+       1,
+       {kRows * kWide},
+       {},
+       {kRows * kWide}},
+      {"residual sum",
+       {.kind = OpKind::kAdd, .rows = kRows, .in = kHidden},
+       1,
+       {wide, wide},
+       {},
+       {wide}},
+      {"dropout",
+       {.kind = OpKind::kDropout, .rows = kRows, .in = kHidden, .dropout_p = 0.1},
+       1,
+       {wide},
+       {},
+       {wide}},
+  };
+}
+
+// Of a ResNet's first stage.
+std::vector<Case> ImageCases() {
+  const std::int64_t images = kImages * kChannels * kSide * kSide;
+  const OpSpec square{.in = kChannels,
+                      .out = kChannels,
+                      .height = kSide,
+                      .width = kSide,
+                      .height_out = kSide,
+                      .width_out = kSide};
+  OpSpec conv = square;
+  conv.kind = OpKind::kConv2d;
+  conv.kernel = 3;
+  conv.stride = conv.padding = 1;
+  OpSpec norm = square;
+  norm.kind = OpKind::kBatchNorm;
+  norm.epsilon = 1e-5;
+  OpSpec pool = conv;
+  pool.kind = OpKind::kMaxPool;
+  return {{"convolution 3 x 3, 64 x 56 x 56",
+           conv,
+           kImages,
+           {images},
+           {kChannels * kChannels * 9},
+           {images}},
+          {"batch norm", norm, kImages, {images}, {kChannels, kChannels}, {images}},
+          {"max pool 3 x 3", pool, kImages, {images}, {}, {images}}};
+}
+
 class Bench {
  public:
   Bench(Gpu& gpu, const Rates& rates) : gpu_(gpu), rates_(rates) {
@@ -151,10 +216,40 @@ class Bench {
     }
     call.saved = Span(kernels.extra_saved);
     call.workspace = Span(std::max(kernels.forward_workspace, kernels.backward_workspace));
-    Time(c, call, false, kernels.forward);
+    TimeOp(c, call, false, kernels.forward);
     std::vector<Kernel> backward = kernels.backward_data;
     backward.insert(backward.end(), kernels.backward_weight.begin(), kernels.backward_weight.end());
-    Time(c, call, true, backward);
+    TimeOp(c, call, true, backward);
+  }
+
+  // Parameters, gradients and states in fp32.
+  void RunUpdates() {
+    struct Update {
+      const char* name;
+      OptimizerKind kind;
+      std::int64_t arrays_read, arrays_written;
+    };
+    std::array<std::byte*, 4> arrays{};
+    for (std::byte*& array : arrays) {
+      array = Zeros(kShard * 4);
+    }
+    const std::vector<OptimizerRange> ranges = {{.count = kShard, .weight_decay = 0.1}};
+    for (const Update& update : {Update{"AdamW, fused", OptimizerKind::kAdamW, 4, 3},
+                                 Update{"Adadelta, fused", OptimizerKind::kAdadelta, 4, 3},
+                                 Update{"SGD, fused", OptimizerKind::kSgd, 2, 1}}) {
+      OptimizerCall call;
+      call.spec = {.kind = update.kind, .impl = OptimizerImpl::kFused};
+      call.params = arrays[0];
+      call.grads = arrays[1];
+      call.states = {arrays[2], arrays[3]};
+      call.ranges = ranges;
+      call.learning_rate = 1e-3;
+      const auto bytes =
+          static_cast<double>((update.arrays_read + update.arrays_written) * kShard * 4);
+      Time(update.name, "update", bytes / rates_.bytes_per_s, [&] {
+        SubmitShardUpdate(call, OptimizerOptions(), {gpu_, stream_, fault_});
+      });
+    }
   }
 
  private:
@@ -167,12 +262,26 @@ class Bench {
     return {Zeros(size.value + 1), static_cast<std::size_t>(size.value)};
   }
 
-  void Time(const Case& c, const ModelOpCall& call, bool is_backward,
-            const std::vector<Kernel>& kernels) {
+  void TimeOp(const Case& c, const ModelOpCall& call, bool is_backward,
+              const std::vector<Kernel>& kernels) {
+    double best = 0.0;
+    for (const Kernel& kernel : kernels) {
+      best +=
+          std::max(static_cast<double>((kernel.read + kernel.written).value) / rates_.bytes_per_s,
+                   kernel.flops.value / rates_.flops_per_s);
+    }
+    Time(c.name, is_backward ? "backward" : "forward", best, [&] {
+      SubmitModelOp(call, is_backward, {gpu_, stream_, fault_});
+    });
+  }
+
+  // `best`: seconds, by the roofline.
+  template <class Submit>
+  void Time(const char* name, const char* pass, double best, const Submit& submit) {
     std::vector<double> seconds;
     for (int run = 0; run < kWarmUps + kRuns; ++run) {
       gpu_.Record(begin_, stream_);
-      SubmitModelOp(call, is_backward, {gpu_, stream_, fault_});
+      submit();
       gpu_.Record(end_, stream_);
       gpu_.Synchronize(end_);
       if (run >= kWarmUps) {
@@ -180,16 +289,9 @@ class Bench {
       }
     }
     std::sort(seconds.begin(), seconds.end());
-    double best = 0.0;
-    for (const Kernel& kernel : kernels) {
-      best +=
-          std::max(static_cast<double>((kernel.read + kernel.written).value) / rates_.bytes_per_s,
-                   kernel.flops.value / rates_.flops_per_s);
-    }
     const double median = seconds[seconds.size() / 2];
-    std::printf("%-36s %-8s %10.1f us  %5.1f %% of the roofline  (%.1f to %.1f us)\n", c.name,
-                is_backward ? "backward" : "forward", median * 1e6, 100.0 * best / median,
-                seconds.front() * 1e6, seconds.back() * 1e6);
+    std::printf("%-36s %-8s %10.1f us  %5.1f %% of the roofline  (%.1f to %.1f us)\n", name, pass,
+                median * 1e6, 100.0 * best / median, seconds.front() * 1e6, seconds.back() * 1e6);
   }
 
   Gpu& gpu_;
@@ -207,10 +309,16 @@ int Main(int count, char** arguments) {
     rates = {std::atof(arguments[1]) * 1e12, std::atof(arguments[2]) * 1e12};
   }
   try {
-    for (const Case& c : Cases()) {
+    std::vector<Case> cases = Cases();
+    for (const std::vector<Case>& more : {RowCases(), ImageCases()}) {
+      cases.insert(cases.end(), more.begin(), more.end());
+    }
+    for (const Case& c : cases) {
       const std::unique_ptr<Gpu> gpu = OpenGpu(0);  // a fresh one: its memory goes with it
       Bench(*gpu, rates).Run(c);
     }
+    const std::unique_ptr<Gpu> gpu = OpenGpu(0);
+    Bench(*gpu, rates).RunUpdates();
   } catch (const EnvironmentError& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return kNoGpu;

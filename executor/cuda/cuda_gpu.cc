@@ -14,6 +14,10 @@
 #include <vector>
 
 #include <cuda_runtime_api.h>
+#if __has_include(<nvtx3/nvToolsExt.h>)  // a package of its own in NVIDIA's repositories
+#include <nvtx3/nvToolsExt.h>
+#define SW_HAS_NVTX 1
+#endif
 
 #include "core/error.h"
 #include "executor/cuda/cublaslt.h"
@@ -82,6 +86,15 @@ class CudaGpu : public Gpu {
 
   [[nodiscard]] const GpuInfo& Info() const override { return info_; }
   void MakeCurrent() override { Use(); }
+#ifdef SW_HAS_NVTX
+  // Without a profiler these return at once.
+  void BeginRange(const char* name) override {
+    (void)nvtxRangePushA(name);
+  }
+  void EndRange() override {
+    (void)nvtxRangePop();
+  }
+#endif
 
   [[nodiscard]] std::byte* Allocate(Bytes size, bool on_host) override {
     Use();
@@ -236,7 +249,9 @@ class CudaGpu : public Gpu {
   }
 
  private:
-  static void Say(const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); }
+  static void Say(const std::string& text) {
+    std::fprintf(stderr, "%s\n", text.c_str());
+  }
 
   // What is missing is said; our own kernels do its work.
   void OpenLibraries() {
@@ -266,7 +281,9 @@ class CudaGpu : public Gpu {
   }
 
   // CUDA's current device is per thread.
-  void Use() const { Check(cudaSetDevice(device_), "cudaSetDevice"); }
+  void Use() const {
+    Check(cudaSetDevice(device_), "cudaSetDevice");
+  }
 
   const int device_;
   GpuInfo info_;

@@ -26,6 +26,9 @@ CudaWorld::CudaWorld(const ExecuteContext& run_context, const CudaOptions& run_o
   const std::int64_t ranks = program.shard_size * program.replicate_size;
   const std::int64_t first = options.processes == nullptr ? 0 : options.processes->rank();
   const std::int64_t last = options.processes == nullptr ? ranks : first + 1;
+  for (std::int64_t r = first; r < last; ++r) {
+    rings_[Rank(static_cast<std::size_t>(r))];
+  }
   if (options.processes != nullptr) {
     options.processes->OnFailure(this, [this](const std::string& cause) { faults.Report(cause); });
     nccl_ = std::make_unique<NcclWorld>(*options.nccl, *options.processes, gpu, options.timeout,
@@ -50,6 +53,14 @@ CudaWorld::CudaWorld(const ExecuteContext& run_context, const CudaOptions& run_o
   if (nccl_) {
     nccl_->StartWatch();
   }
+}
+
+std::string CudaWorld::DescribeRanks() const {
+  std::string text;
+  for (const auto& [rank, ring] : rings_) {
+    text += "rank " + std::to_string(rank.value) + " was in " + ring.Describe() + '\n';
+  }
+  return text;
 }
 
 CudaWorld::~CudaWorld() {
@@ -87,6 +98,7 @@ CudaDevice::CudaDevice(CudaWorld& world, Rank rank)
     : world_(world),
       gpu_(world.gpu),
       rank_(rank),
+      ring_(world.RingOf(rank)),
       anchor_(world.anchor),
       anchor_time_(world.anchor_time) {
   fault_ = reinterpret_cast<gpu::Fault*>(NewMemory(Bytes(sizeof(gpu::Fault))));
@@ -240,6 +252,12 @@ void CudaDevice::Collect(Queue& queue) {
     queue.completed = queue.pending.front().sequence;
     queue.pending.pop_front();
   }
+  NoteOpen(queue);
+}
+
+void CudaDevice::NoteOpen(const Queue& queue) {
+  ring_.SetOpen(static_cast<Stream>(&queue - queues_.data()),
+                queue.pending.empty() ? nullptr : queue.pending.front().name, queue.pending.size());
 }
 
 std::string CudaDevice::DescribeStreams() const {
@@ -341,6 +359,7 @@ Ticket CudaDevice::Submit(const Work& work) {
   }
   Queue& queue = QueueOf(work.stream);
   Collect(queue);
+  ring_.Issue(*work.name);
   Pending pending;
   pending.sequence = ++queue.submitted;
   pending.name = work.name;
@@ -368,6 +387,7 @@ Ticket CudaDevice::Submit(const Work& work) {
   }
   FillPoison(work, queue.stream);
   if (work.call != nullptr) {
+    gpu_.BeginRange(work.name->c_str());
     try {
       SubmitCall(work, queue, pending);
     } catch (const std::exception& error) {
@@ -375,6 +395,7 @@ Ticket CudaDevice::Submit(const Work& work) {
                            error.what());
       world_.faults.ThrowIfFailed();
     }
+    gpu_.EndRange();
   }
   if (activities != nullptr) {
     activities->End();
@@ -389,6 +410,7 @@ Ticket CudaDevice::Submit(const Work& work) {
   pending.event = TakeEvent(false);
   gpu_.Record(pending.event, queue.stream);
   queue.pending.push_back(pending);
+  NoteOpen(queue);
   return {work.stream, pending.sequence};
 }
 

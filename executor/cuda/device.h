@@ -21,6 +21,7 @@
 #include "executor/cuda/gpu.h"
 #include "executor/cuda/gpu_group.h"
 #include "executor/cuda/nccl_world.h"
+#include "executor/cuda/op_ring.h"
 #include "executor/cuda/ops/model_ops.h"
 #include "executor/device.h"
 #include "executor/evaluation.h"
@@ -71,6 +72,9 @@ class CudaWorld {
   [[nodiscard]] GroupId TurnsOf(GroupId group) const {
     return nccl_ && nccl_->NeedsOneOrder() ? GroupId(0) : group;
   }
+  // What every rank of this process is in, a line each. Any thread.
+  [[nodiscard]] std::string DescribeRanks() const;
+  [[nodiscard]] OpRing& RingOf(Rank rank) { return rings_.at(rank); }
   // How NCCL gathers; empty: loopback.
   [[nodiscard]] std::string paths() const { return nccl_ ? nccl_->paths() : std::string(); }
 
@@ -95,6 +99,7 @@ class CudaWorld {
 
   [[nodiscard]] std::unique_ptr<Communicator> NewHostGroup(const GroupRanks& ranks);
 
+  std::map<Rank, OpRing> rings_;                     // complete after construction
   std::unique_ptr<NcclWorld> nccl_;                  // null: loopback
   std::map<Key, std::unique_ptr<GpuGroup>> groups_;  // complete after construction
   std::map<Key, std::unique_ptr<Communicator>> host_groups_;
@@ -166,6 +171,7 @@ class CudaDevice : public Device {
   [[nodiscard]] Readback* TakeReadback();
   // Moves what is over out of the queue; what it left behind is read.
   void Collect(Queue& queue);
+  void NoteOpen(const Queue& queue);
   void Complete(const Pending& pending);
   // Polls until the event is over; throws what went wrong meanwhile.
   void Await(GpuEvent event, const std::string& what);
@@ -204,6 +210,7 @@ class CudaDevice : public Device {
   CudaWorld& world_;
   Gpu& gpu_;
   const Rank rank_;
+  OpRing& ring_;
   // The norm of gradients in host memory on its way through all ranks, which read it here.
   CollectiveCall norm_sum_;
   float norm_ = 0.0F;

@@ -255,6 +255,7 @@ void CudaDevice::ClipOnHost(UpdateCall& update, const Work& work) {
 }
 
 void CudaDevice::RunOnHost(const Work& work) {
+  ring_.Issue(*work.name);
   Span unused;
   Span& span = work.span != nullptr ? *work.span : unused;
   span.issued = span.issue_end = Now();

@@ -85,6 +85,7 @@ void CudaDevice::LaunchStretch(Stretch& stretch, Queue& queue, const Work& first
   for (const Ticket& ticket : first.waits) {
     Follow(queue, ticket);
   }
+  gpu_.BeginRange(first.name->c_str());
   try {
     gpu_.LaunchGraph(stretch.graph, queue.stream);
   } catch (const std::exception& error) {
@@ -92,10 +93,12 @@ void CudaDevice::LaunchStretch(Stretch& stretch, Queue& queue, const Work& first
                          " and what is launched with it: " + error.what());
     world_.faults.ThrowIfFailed();
   }
+  gpu_.EndRange();
   const GpuEvent event = TakeEvent(false);
   gpu_.Record(event, queue.stream);
   stretch.first = queue.submitted + 1;
   for (const Work& work : stretch.works) {
+    ring_.Issue(*work.name);
     Pending pending;
     pending.sequence = ++queue.submitted;
     pending.name = work.name;
@@ -103,6 +106,7 @@ void CudaDevice::LaunchStretch(Stretch& stretch, Queue& queue, const Work& first
     pending.owns_event = &work == &stretch.works.back();
     queue.pending.push_back(pending);
   }
+  NoteOpen(queue);
 }
 
 }  // namespace shardwright

@@ -63,6 +63,10 @@ class Gpu {
   // Makes it the calling thread's GPU, for libraries that ask CUDA which one is meant.
   virtual void MakeCurrent() {}
 
+  // For profilers: what this thread submits until EndRange belongs to the op of this name.
+  virtual void BeginRange(const char* /*name*/) {}
+  virtual void EndRange() {}
+
   // Memory with arbitrary content; `on_host`: pinned. Freed with the object.
   [[nodiscard]] virtual std::byte* Allocate(Bytes size, bool on_host) = 0;
   [[nodiscard]] virtual Bytes FreeMemory() = 0;

@@ -13,7 +13,7 @@ namespace shardwright {
 // is no GPU.
 using OpenGpuFunction = Gpu* (*)(int version, int device, std::string* problem);
 // Raised whenever Gpu, KernelLaunch or a kernel's arguments change.
-inline constexpr int kPluginVersion = 6;
+inline constexpr int kPluginVersion = 7;
 
 // GPU number `device` of this machine. `path` empty: the shared object in the program's folder,
 // then where the loader looks. Throws EnvironmentError naming exactly what is missing: the module,

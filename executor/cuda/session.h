@@ -24,6 +24,8 @@ class CudaSession {
   [[nodiscard]] Runtime& runtime() { return *runtime_; }
   [[nodiscard]] const Placement& placement() const { return placement_; }
   [[nodiscard]] FaultBoard& faults() { return world_->faults; }
+  // What every rank of this process is in, a line each. Any thread, also while a rank hangs.
+  [[nodiscard]] std::string DescribeRanks() const { return world_->DescribeRanks(); }
   // How NCCL gathers, in words; empty: loopback.
   [[nodiscard]] std::string paths() const { return world_->paths(); }
   // "118 graphs of 1034 ops, 0 refused" of this process's ranks; empty: none were asked for.

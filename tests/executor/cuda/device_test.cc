@@ -19,6 +19,7 @@
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include "core/error.h"
 #include "executor/cuda/emulation/emulated_gpu.h"
@@ -26,6 +27,9 @@
 #include "executor/cuda/session.h"
 #include "executor/half.h"
 #include "executor/host/kernels/table.h"
+#include "executor/host/tcp_processes.h"
+#include "executor/host/tcp_relay.h"
+#include "executor/host/together.h"
 #include "schedule/lower.h"
 #include "schedule/place.h"
 #include "schedule/verify.h"
@@ -519,6 +523,52 @@ TEST_CASE("CudaDevice.NumbersThatChangeByStepAreInNoGraph") {
     CHECK(StretchesWith(NormCall{}, scales_loss) == (scales_loss ? none : both));
     CHECK(StretchesWith(ClipCall{}, scales_loss) == (scales_loss ? none : both));
   }
+}
+
+// One process, so that NCCL itself runs where there is one GPU.
+TEST_CASE("CudaDevice.OneRankWithNcclTrainsAsLoopbackDoes") {
+  NcclTable nccl{};
+  if (const std::string missing = LoadTestNccl(&nccl); !missing.empty()) {
+    MESSAGE("skipped: " << missing);
+    return;
+  }
+  const Setup setup = SetupOf(Variants()[0]);
+  const Program program = LowerForCuda(setup);
+  const tcp::Socket listener = tcp::Listen(0);
+  constexpr std::chrono::milliseconds kTimeout{60000};
+  const std::unique_ptr<MessagePassing> alone = MeetByTcp(
+      {.address = "127.0.0.1", .port = tcp::PortOf(listener), .listener = ::dup(listener.fd())},
+      kTimeout);
+  const std::unique_ptr<Gpu> gpu = MakeTestGpu(1);
+  RunOptions run = setup.run;
+  JoinRun(*alone, run);
+  {
+    CudaSession session({setup.model, FindKernelSet(kPlain, "test"), setup.job, setup.plan, program,
+                         setup.training},
+                        {.timeout = kTimeout, .processes = alone.get(), .nccl = &nccl}, *gpu, run);
+    CHECK(!session.paths().empty());
+    session.runtime().Initialize();
+    session.runtime().RunSteps(setup.steps);
+    std::vector<double> losses;  // weights may lie where the host cannot read them
+    for (const StepReport& report : session.runtime().TakeReports()) {
+      losses.push_back(report.loss);
+    }
+    CHECK(losses == TrainOnGpu(setup, 1).losses);
+  }
+  alone->Finish();
+}
+
+TEST_CASE("CudaDevice.ARankTellsWhatItIsIn") {
+  OpRing ring;
+  CHECK(ring.Describe() == "nothing under way; issued 0 ops");
+  const std::vector<std::string> names = {"a", "b", "c", "d", "e", "f", "g", "h", "i"};
+  for (const std::string& name : names) {
+    ring.Issue(name);
+  }
+  ring.SetOpen(Stream::kCompute, &names[6], 2);
+  CHECK(ring.Describe() == "compute: g and 1 behind it; issued 9 ops, last b, c, d, e, f, g, h, i");
+  ring.SetOpen(Stream::kCompute, nullptr, 0);
+  CHECK(ring.Describe() == "nothing under way; issued 9 ops, last b, c, d, e, f, g, h, i");
 }
 
 TEST_CASE("CudaDevice.RefusesBeforeItRuns") {

@@ -48,4 +48,27 @@ struct FakeNcclReport {
 };
 [[nodiscard]] FakeNcclReport TakeFakeNcclReport();
 
+[[nodiscard]] inline NcclTable FakeNccl() {
+  return {.get_version = ncclGetVersion,
+          .get_unique_id = ncclGetUniqueId,
+          .comm_init = ncclCommInitRankConfig,
+          .comm_split = ncclCommSplit,
+          .comm_async_error = ncclCommGetAsyncError,
+          .comm_finalize = ncclCommFinalize,
+          .comm_destroy = ncclCommDestroy,
+          .comm_abort = ncclCommAbort,
+          .error_string = ncclGetErrorString,
+          .last_error = ncclGetLastError,
+          .all_gather = ncclAllGather,
+          .reduce_scatter = ncclReduceScatter,
+          .all_reduce = ncclAllReduce,
+          .broadcast = ncclBroadcast,
+          .group_start = ncclGroupStart,
+          .group_end = ncclGroupEnd,
+          .mem_alloc = ncclMemAlloc,
+          .mem_free = ncclMemFree,
+          .window_register = ncclCommWindowRegister,
+          .window_deregister = ncclCommWindowDeregister};
+}
+
 }  // namespace shardwright::testing

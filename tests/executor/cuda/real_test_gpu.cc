@@ -120,6 +120,10 @@ std::unique_ptr<Gpu> MakeTestGpu(std::uint64_t /*seed*/) {
   return std::make_unique<PinnedGpu>();
 }
 
+std::string LoadTestNccl(NcclTable* table) {
+  return LoadNccl(table);
+}
+
 const Subject& SubjectUnderTest() {
   static const Subject subject = {"shardwright-cuda-plain", RunOnGpu, 0x1p-8};
   return subject;
