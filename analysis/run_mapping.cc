@@ -308,6 +308,19 @@ void CheckOptimizer(const MeasuredRun& run) {
   }
 }
 
+// The kernel that the row names, where it names one, instead of the stack's.
+void SetAttention(const MeasuredRun& run, KernelSetOptions& kernels) {
+  static constexpr std::array<std::string_view, 6> kFused = {"flash", "triton", "sdpa",
+                                                             "cudnn", "flex",   "xformers"};
+  static constexpr std::array<std::string_view, 3> kWritten = {"torch", "eager", "math"};
+  const auto is_named = [&](std::string_view word) { return Has(run.attention_kernel, word); };
+  if (std::any_of(kFused.begin(), kFused.end(), is_named)) {
+    kernels.attention = AttentionImpl::kFlash;
+  } else if (std::any_of(kWritten.begin(), kWritten.end(), is_named)) {
+    kernels.attention = AttentionImpl::kMaterialized;
+  }
+}
+
 void FillPlan(const MeasuredRun& run, const std::string& profile, PlanFile& file,
               std::vector<std::string>& notes) {
   CheckParallelism(run);
@@ -322,6 +335,7 @@ void FillPlan(const MeasuredRun& run, const std::string& profile, PlanFile& file
   CheckOptimizer(run);
   file.model = ModelOfRun(run, file.job, stack.dropout, notes);
   file.kernels = FindKernelSet(stack.kernel_set, "framework");
+  SetAttention(run, file.kernels);
   file.kernels.fp8_linear = run.compute_dtype == "fp8" || run.compute_dtype == "fp4";
   file.profile = profile == "auto" ? DefaultProfile(file.cluster.gpu, file.kernels.name)
                                    : LoadProfile(profile);

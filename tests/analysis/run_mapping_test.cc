@@ -150,6 +150,18 @@ TEST_CASE("Runs: Muon and SOAP by the optimizer's name, where nothing is sharded
         sharded.notes.end());
 }
 
+TEST_CASE("Runs: attention as the row names it, else as the stack has it") {
+  MeasuredRun run = RowNamed("fairseq-002");
+  CHECK(MapRun(run, "auto").plan.kernels.attention == AttentionImpl::kMaterialized);
+  run.attention_kernel = "flash v2";
+  CHECK(MapRun(run, "auto").plan.kernels.attention == AttentionImpl::kFlash);
+  run = RowNamed("torchtitan-058");
+  run.attention_kernel = "";
+  CHECK(MapRun(run, "auto").plan.kernels.attention == AttentionImpl::kFlash);
+  run.attention_kernel = "eager";
+  CHECK(MapRun(run, "auto").plan.kernels.attention == AttentionImpl::kMaterialized);
+}
+
 TEST_CASE("Runs: MaxText is compiled and keeps all projections") {
   const MappedRun mapped = Map("jaxtoolbox-024");
   REQUIRE(mapped.skipped.empty());
