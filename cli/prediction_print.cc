@@ -264,6 +264,11 @@ std::string PredictionText(const PlanFile& file, const Program& program,
     text += "\nThe allocator runs out and retries " + WithCommas(prediction.retries_per_step) +
             (prediction.retries_per_step == 1 ? " time" : " times") + " per step.\n";
   }
+  if (result.unsettled) {
+    text += "No step finds the allocator's cache as the one before it: steps take " +
+            Format(ToSeconds(result.unsettled->least)) + " to " +
+            Format(ToSeconds(result.unsettled->most)) + ", the median is shown.\n";
+  }
   text += "\n";
   for (const std::string& misfit : prediction.misfits) {
     text += misfit + "\n";
@@ -286,6 +291,10 @@ std::string PredictionJson(const PlanFile& file, const Program& program,
   json["dialect"] = NameOf(file.plan.dialect);
   json["profile"] = file.profile.name;
   json["step_time_s"] = prediction.step_time.value;
+  if (result.unsettled) {
+    json["step_time_range_s"] = {ToSeconds(result.unsettled->least).value,
+                                 ToSeconds(result.unsettled->most).value};
+  }
   json["first_step_time_s"] = prediction.first_step_time.value;
   json["is_steady"] = result.timing.is_steady;
   json["tokens_per_s_per_gpu"] = prediction.tokens_per_second_per_gpu;

@@ -1,6 +1,7 @@
 #include "simulator/simulate.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -26,35 +27,77 @@ bool Drains(const std::vector<HostStall>& stalls) {
   return std::any_of(stalls.begin(), stalls.end(), [](const HostStall& s) { return s.drains; });
 }
 
+// One run of the clock with the delays that a replay of the allocator found, and the replay of its
+// times, which finds delays in turn.
+struct Round {
+  HostStalls included;
+  SimTime period;
+};
+
+ReservedMemory RunRound(const ReservedInput& input, Round& round, EngineWorkspace& workspace,
+                        EngineResult& timing, std::vector<Span>& spans, HostStalls& found) {
+  EngineOptions options = input.engine;
+  options.stalls = &round.included;
+  spans.clear();
+  timing = RunEngineWithSpans(input.program, input.prices, options, workspace, spans);
+  round.period = timing.steady.time;
+  found = round.included;
+  return ReplayAllocator(input.program, spans, timing.steady.time, input.allocator, input.costs,
+                         found);
+}
+
+struct FoundReserved {
+  ReservedMemory memory;
+  std::optional<StepTimeRange> range;
+};
+
+// Rounds that agree on no step: answers with the one of median period (the lower of two).
+FoundReserved RunMedian(const ReservedInput& input, std::vector<Round> rounds,
+                        EngineWorkspace& workspace, EngineResult& timing,
+                        std::vector<Span>& spans) {
+  std::sort(rounds.begin(), rounds.end(),
+            [](const Round& a, const Round& b) { return a.period < b.period; });
+  FoundReserved result;
+  result.range = StepTimeRange{rounds.front().period, rounds.back().period};
+  HostStalls ignored;
+  result.memory =
+      RunRound(input, rounds[(rounds.size() - 1) / 2], workspace, timing, spans, ignored);
+  return result;
+}
+
 // The allocator delays the host and the host's times decide what the allocator can reuse: both are
 // run in turn until the delays stay the same. Where a host that waits for the device has no need
 // to, steps in which it runs ahead until memory is used up take turns with steps in which it does
-// not: the answer has the waiting of the former and their memory.
-ReservedMemory FindReserved(const ReservedInput& input, EngineWorkspace& workspace,
-                            EngineResult& timing, std::vector<Span>& spans) {
-  constexpr int kMostRounds = 6;
-  HostStalls stalls;
+// not: the answer has the waiting of the former and their memory. Other rounds return to the delays
+// of an earlier one, or come to no end: those between, or the later half, are a range.
+FoundReserved FindReserved(const ReservedInput& input, EngineWorkspace& workspace,
+                           EngineResult& timing, std::vector<Span>& spans) {
+  constexpr std::size_t kMostRounds = 6;
+  std::vector<Round> rounds(1);
   ReservedMemory reserved;
-  for (int round = 0; round < kMostRounds; ++round) {
-    const HostStalls included = stalls;
-    EngineOptions options = input.engine;
-    options.stalls = &included;
-    spans.clear();
-    timing = RunEngineWithSpans(input.program, input.prices, options, workspace, spans);
-    ReservedMemory found = ReplayAllocator(input.program, spans, timing.steady.time,
-                                           input.allocator, input.costs, stalls);
-    if (Drains(included.later_steps) && found.retries_steady == 0) {
-      break;  // steps of two kinds take turns
+  while (true) {
+    Round& round = rounds.back();
+    HostStalls stalls;
+    ReservedMemory found = RunRound(input, round, workspace, timing, spans, stalls);
+    if (Drains(round.included.later_steps) && found.retries_steady == 0) {
+      return {reserved, {}};  // steps of two kinds take turns
     }
     reserved = std::move(found);
-    if (input.program.dialect == NameOf(Dialect::kNative)) {
-      break;  // runs in one arena: nothing waits for an allocator
+    // Native programs run in one arena: nothing waits for an allocator.
+    if (input.program.dialect == NameOf(Dialect::kNative) || reserved.out_of_memory ||
+        stalls == round.included) {
+      return {reserved, {}};
     }
-    if (stalls == included || reserved.out_of_memory) {
-      break;
+    auto first = std::find_if(rounds.begin(), rounds.end(),
+                              [&](const Round& r) { return r.included == stalls; });
+    if (first == rounds.end() && rounds.size() == kMostRounds) {
+      first = rounds.begin() + kMostRounds / 2;
     }
+    if (first != rounds.end()) {
+      return RunMedian(input, {first, rounds.end()}, workspace, timing, spans);
+    }
+    rounds.push_back({std::move(stalls), SimTime()});
   }
-  return reserved;
 }
 
 void AddReserved(const ReservedMemory& reserved, std::vector<MemorySample>& samples) {
@@ -102,8 +145,10 @@ SimulationResult Simulator::Run(const Program& program, const SimulateOptions& o
     }
     const DriverCosts costs{ToSimTime(profile_.host.malloc.value),
                             ToSimTime(profile_.host.free.value)};
-    result.memory.reserved =
+    FoundReserved found =
         FindReserved({program, prices_, engine, allocator, costs}, engine_, result.timing, spans);
+    result.memory.reserved = std::move(found.memory);
+    result.unsettled = found.range;
   } else if (options.trace) {
     result.timing = RunEngineWithSpans(program, prices_, engine, engine_, spans);
   } else {

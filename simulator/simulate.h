@@ -38,6 +38,11 @@ struct SimulatedMemory {
   std::optional<ReservedMemory> reserved;  // where SimulateOptions::reserved
 };
 
+// Between replays of the allocator that agree on no steady step.
+struct StepTimeRange {
+  SimTime least, most;
+};
+
 struct SimulationResult {
   SimTime step_time;        // period of the steady state
   SimTime first_step_time;  // from the end of init
@@ -45,6 +50,7 @@ struct SimulationResult {
   EngineResult timing;
   SimulatedMemory memory;
   Trace trace;  // init, the first and the last simulated step, where SimulateOptions::trace
+  std::optional<StepTimeRange> unsettled;  // where there is such a range: `step_time` is its median
 };
 
 // Simulates programs on one cluster with one profile, both of which must outlive it. Reuses its

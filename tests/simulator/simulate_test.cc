@@ -2,6 +2,7 @@
 
 #include "simulator/simulate.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -22,6 +23,7 @@ namespace shardwright {
 namespace {
 
 using testing::DrawCase;
+using testing::DrawDeepCase;
 using testing::LowerCase;
 using testing::RandomCase;
 using testing::RoundCluster;
@@ -275,6 +277,75 @@ TEST_CASE("Reserved memory covers the allocated peak and its costs show in the f
   options.allocator.capacity = result.memory.allocated.DevicePeak().total;
   const SimulationResult tight = Simulate({program, cluster, profile, options});
   CHECK((tight.memory.reserved->out_of_memory || tight.memory.reserved->retries_first > 0));
+}
+
+// Periods of rounds of clock and replay by their definition: each with the delays that the one
+// before found. Ends at the first round whose delays an earlier one had; `first` is that one.
+struct Rounds {
+  std::vector<SimTime> periods;
+  std::size_t first = 0;
+};
+
+Rounds RunRounds(const Program& program, const Cluster& cluster, const Profile& profile,
+                 const AllocatorOptions& options, std::size_t most) {
+  const PriceTable prices = PriceProgram(program, cluster, profile);
+  const DriverCosts costs{ToSimTime(profile.host.malloc.value), ToSimTime(profile.host.free.value)};
+  EngineWorkspace workspace;
+  Rounds rounds;
+  std::vector<HostStalls> had(1);
+  while (rounds.periods.size() < most) {
+    EngineOptions engine;
+    engine.stalls = &had.back();
+    std::vector<Span> spans;
+    const SimTime period =
+        RunEngineWithSpans(program, prices, engine, workspace, spans).steady.time;
+    rounds.periods.push_back(period);
+    HostStalls found = had.back();
+    (void)ReplayAllocator(program, spans, period, options, costs, found);
+    const auto same = std::find(had.begin(), had.end(), found);
+    rounds.first = static_cast<std::size_t>(same - had.begin());
+    if (same != had.end()) {
+      break;
+    }
+    had.push_back(found);
+  }
+  return rounds;
+}
+
+TEST_CASE("Tight memory: steps that settle, and cycles of them, as rounds by definition") {
+  const Model model = LoadModel("bert-large");
+  std::mt19937 random(5);
+  int cycles = 0;
+  for (int trial = 0; trial < 60; ++trial) {
+    const RandomCase c = DrawDeepCase(random, model);
+    CAPTURE(c.description);
+    const double room = std::uniform_real_distribution<double>(1.05, 1.25)(random);
+    if (c.plan.dialect == Dialect::kNative) {
+      continue;
+    }
+    const Program program = LowerCase(c);
+    const Cluster cluster = ClusterFor(c.plan.shard_size * c.plan.replicate_size);
+    const Profile profile = RoundProfile();
+    SimulateOptions options;
+    MemoryWorkspace memory;
+    const Bytes peak = MeasureAllocated(program, true, memory).DevicePeak().total;
+    options.allocator.capacity =
+        Bytes(static_cast<std::int64_t>(static_cast<double>(peak.value) * room));
+    const SimulationResult result = Simulate({program, cluster, profile, options});
+    if (!result.unsettled) {
+      continue;
+    }
+    CHECK(result.unsettled->least <= result.step_time);
+    CHECK(result.step_time <= result.unsettled->most);
+    const Rounds rounds = RunRounds(program, cluster, profile, options.allocator, 6);
+    const auto begin =
+        rounds.periods.begin() +
+        static_cast<std::ptrdiff_t>(rounds.first < rounds.periods.size() ? rounds.first : 3);
+    CHECK(result.unsettled->least == *std::min_element(begin, rounds.periods.end()));
+    CHECK(result.unsettled->most == *std::max_element(begin, rounds.periods.end()));
+    ++cycles;
+  }
+  CHECK(cycles > 0);
 }
 
 TEST_CASE("A trace covers the first and the last step, with memory beside it") {
