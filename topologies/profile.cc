@@ -64,11 +64,6 @@ Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set) {
       }
     }
   }
-  for (const Profile& profile : ShippedProfiles()) {
-    if (profile.architecture == gpu.name) {
-      return profile;  // of other kernels, but of this chip
-    }
-  }
   return LoadProfile("generic");
 }
 

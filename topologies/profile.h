@@ -163,7 +163,7 @@ struct Profile {
 [[nodiscard]] Profile LoadProfile(const std::string& spec);
 // The shipped profile for a GPU and a kernel set: made for this GPU and kernel set, else for its
 // architecture and the kernel set, else the same two with "shardwright-cuda" for its variants, then
-// with "torch-eager", else any made for this GPU, else "generic".
+// with "torch-eager", else "generic".
 [[nodiscard]] Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set);
 // Names of the shipped profiles, sorted.
 [[nodiscard]] std::vector<std::string> ListProfiles();

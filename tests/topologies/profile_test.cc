@@ -48,7 +48,7 @@ TEST_CASE("Profile: one fits each GPU and kernel set") {
   CHECK(DefaultProfile(FindGpu("b200-180", ""), "torch-eager").name == "b200-torch-eager");
   CHECK(DefaultProfile(FindGpu("gb200-186", ""), "torch-eager").name == "gb200-torch-eager");
   CHECK(DefaultProfile(FindGpu("v100-32", ""), "torch-eager").name == "v100-torch-eager");
-  CHECK(DefaultProfile(FindGpu("mi300x", ""), "torch-eager").name == "mi300x-torch-compile");
+  CHECK(DefaultProfile(FindGpu("mi300x", ""), "torch-eager").name == "generic");
   CHECK(DefaultProfile(FindGpu("h100-80", ""), "shardwright-cuda").name == "h100-shardwright-cuda");
   CHECK(DefaultProfile(FindGpu("h200-141", ""), "shardwright-cuda-plain").name ==
         "h100-shardwright-cuda");
