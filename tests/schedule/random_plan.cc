@@ -347,10 +347,13 @@ RandomCase DrawDeepCase(std::mt19937& random, const Model& model) {
   if (plan.accumulation > 1 && Chance(random, 20)) {
     plan.accumulation = Between(random, 7, 20);
   }
-  // Chunks of a few thousand elements are more gathers than op ids can tell apart.
+  // Pieces for small models are more ops of one unit than their ids can tell apart.
+  const std::int64_t least = CountParameters(model) / 1000;
+  if (plan.offload.moments) {
+    plan.moments_piece = std::max(plan.moments_piece, Bytes(4 * least));
+  }
   if (plan.zero.allgather_bucket > 0) {
-    plan.zero.allgather_bucket =
-        std::max(plan.zero.allgather_bucket, CountParameters(model) / 1000);
+    plan.zero.allgather_bucket = std::max(plan.zero.allgather_bucket, least);
   }
   Describe(c);
   return c;
