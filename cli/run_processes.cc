@@ -129,6 +129,7 @@ int RunLocalProcesses(std::int64_t ranks) {
   (void)::fcntl(listener.fd(), F_SETFD, 0);  // children inherit it
   std::vector<std::string> words = OwnCommandLine();
   std::vector<pid_t> children;
+  children.reserve(static_cast<std::size_t>(ranks));
   for (std::int64_t r = 0; r < ranks; ++r) {
     // Everything that allocates comes before the fork.
     std::vector<std::string> environment =

@@ -237,7 +237,7 @@ void RunCheckpoints::WriteTogether(const Share& mine, const Manifest& manifest) 
 }
 
 std::string NewestCheckpoint(const std::string& folder, MessagePassing* processes) {
-  const std::string newest = FindLatestCheckpoint(folder);
+  std::string newest = FindLatestCheckpoint(folder);
   if (processes == nullptr) {
     return newest;
   }

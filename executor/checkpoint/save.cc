@@ -268,6 +268,7 @@ std::vector<std::string> FinishedCheckpoints(const std::string& folder) {
   }
   std::sort(found.begin(), found.end());
   std::vector<std::string> folders;
+  folders.reserve(found.size());
   for (auto& [step, path] : found) {
     folders.push_back(std::move(path));
   }

@@ -226,6 +226,20 @@ struct LabelArgs {
   LabelCounts* counts = nullptr;
 };
 
+// A score and its place; `none`: the place of no score.
+struct LargestScore {
+  float value = 0.0F;
+  std::int64_t place = 0;
+
+  SW_DEVICE void Take(float x, std::int64_t at, std::int64_t none) {
+    const bool is_larger = place == none || x > value || (x == value && at < place);
+    if (at != none && x == x && is_larger) {
+      value = x;
+      place = at;
+    }
+  }
+};
+
 // A block per row. The first of equal scores wins; a score that is no number is never the largest,
 // unless it is the first, as on the host.
 struct LabelRowsKernel {
@@ -235,29 +249,18 @@ struct LabelRowsKernel {
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
     const std::int64_t first = block.index() * args.n;
-    float* const values = block.Shared<float>(kThreads);
-    auto* const places = block.Shared<std::int64_t>(kThreads);  // n: none
+    auto* const largest = block.Shared<LargestScore>(kThreads);
     block.Each([&](int t) {
-      values[t] = 0.0F;
-      places[t] = args.n;
+      LargestScore mine{0.0F, args.n};
       for (std::int64_t i = t; i < args.n; i += kThreads) {
-        const float x = Load(args.x, first + i);
-        if (places[t] == args.n ? x == x : x > values[t]) {
-          values[t] = x;
-          places[t] = i;
-        }
+        mine.Take(Load(args.x, first + i), i, args.n);
       }
+      largest[t] = mine;
     });
     for (int width = kThreads / 2; width > 0; width /= 2) {
       block.Each([&](int t) {
-        if (t >= width || places[t + width] == args.n) {
-          return;
-        }
-        const float x = values[t + width];
-        if (places[t] == args.n || x > values[t] ||
-            (x == values[t] && places[t + width] < places[t])) {
-          values[t] = x;
-          places[t] = places[t + width];
+        if (t < width) {
+          largest[t].Take(largest[t + width].value, largest[t + width].place, args.n);
         }
       });
     }
@@ -266,9 +269,9 @@ struct LabelRowsKernel {
         return;
       }
       const float x = Load(args.x, first);
-      const std::int64_t largest = x == x ? places[0] : 0;
+      const std::int64_t place = x == x ? largest[0].place : 0;
       const std::int64_t label = args.labels[block.index()];
-      args.verdicts[block.index()] = label < 0 ? 0 : (largest == label ? 2 : 1);
+      args.verdicts[block.index()] = label < 0 ? 0 : (place == label ? 2 : 1);
     });
   }
 };

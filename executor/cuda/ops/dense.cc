@@ -296,10 +296,7 @@ void SubmitLabelCount(const ModelOpCall& call, std::uint8_t* verdicts, gpu::Labe
                             .n = call.spec->in,
                             .verdicts = verdicts,
                             .counts = counts};
-  constexpr int kThreads = gpu::LabelRowsKernel::kThreads;
-  LaunchKernel<gpu::LabelRowsKernel>(
-      context.gpu, context.stream, args.rows,
-      gpu::SharedSize<float>(kThreads) + gpu::SharedSize<std::int64_t>(kThreads), args);
+  ops::LaunchBlocks<gpu::LabelRowsKernel, gpu::LargestScore>(context, args.rows, args);
   ops::LaunchBlocks<gpu::LabelCountKernel, std::int64_t>(context, 1, args);
 }
 
