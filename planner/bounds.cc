@@ -98,24 +98,14 @@ double Bounds::HostBytes(const OuterChoice& outer) const {
          SizeInBytes(in_.job.precision.master);
 }
 
-// Offloaded moments come to the device and leave it once per step.
-double Bounds::MomentSeconds(const OuterChoice& outer) const {
-  if (!outer.offload.moments || in_.job.mode != JobMode::kTrain) {
-    return 0;
-  }
-  const CopyProfile& copy = in_.profile.copy;
-  const double there = (copy_rates_.to_device_together * copy.to_device.value).value;
-  const double back = (copy_rates_.to_host_together * copy.to_host.value).value;
-  return HostBytes(outer) / std::min(there, back);
-}
-
 Bounds::Traffic Bounds::TrafficOf(const OuterChoice& outer) const {
   const Dialect dialect = options_.base.dialect;
   Traffic traffic;
   if (IsZero(dialect)) {
     return traffic;  // gradients travel in buckets; only compute is counted
   }
-  if (outer.offload.activations && in_.job.mode == JobMode::kTrain) {
+  const bool copies = outer.offload.activations || outer.offload.moments;
+  if (copies && in_.job.mode == JobMode::kTrain) {
     traffic.bytes[Occupancy::kToHost] = traffic.bytes[Occupancy::kToDevice] = kCopyBytes;
   }
   const double param = SizeInBytes(in_.job.precision.param);
@@ -167,13 +157,19 @@ bool Bounds::IsOrdered(const OuterChoice& outer) const {
   return in_.job.mode == JobMode::kTrain && (is_native || EndsEachPass());
 }
 
+// Do updates with moments from the host run on the compute stream, as others do behind the norm?
+bool Bounds::StagesOnCompute() const {
+  return in_.job.precision.param == DType::kFp16;
+}
+
 // The update, at least: on the compute stream, or on the host, which then waits for all gradients
 // and issues nothing. What runs on another stream does not count.
 StreamingWork Bounds::Update(const OuterChoice& outer) const {
   const bool on_host = outer.offload.optimizer || outer.offload.parameters;
-  const bool is_counted = on_host || EndsEachPass() ||
-                          (TakesGradNorm(in_.job) && !outer.offload.moments &&
-                           options_.base.dialect == Dialect::kNative);
+  const bool is_counted =
+      on_host || EndsEachPass() ||
+      (TakesGradNorm(in_.job) && (!outer.offload.moments || StagesOnCompute()) &&
+       options_.base.dialect == Dialect::kNative);
   StreamingWork update;
   if (in_.job.mode != JobMode::kTrain || !is_counted) {
     return update;
@@ -277,13 +273,28 @@ void Bounds::AddGathers(const Traffic& traffic, const Occupancy& occupancy, Term
                                        occupancy.SecondsPerByte(Occupancy::kGather);
   const double kept = std::max(0.0, backward - tail_elements_) * param;
   terms.after_forward = {{kept, 0, Occupancy::kRegather},
-                         {0, terms.passes * kept * occupancy.SecondsPerByte(Occupancy::kRegather),
+                         {0, terms.passes * kept * occupancy.SecondsPerByte(Occupancy::kGather),
                           Occupancy::kRegather}};
   for (std::size_t i = 0; i < traffic.partial_groups.size(); ++i) {
     terms.after_forward.push_back({kept / static_cast<double>(traffic.partial_groups[i]),
                                    terms.passes * kept * occupancy.PartialSecondsPerByte(i),
                                    Occupancy::kPartial});
   }
+}
+
+// Offloaded moments come to the device and leave it once per step. Where updates follow the norm,
+// all but those in flight do both behind it and before the last unit of forward is updated; that is
+// before compute goes on where updates run there.
+void Bounds::AddMoments(const OuterChoice& outer, const Occupancy& occupancy, Terms& terms) const {
+  if (!outer.offload.moments || in_.job.mode != JobMode::kTrain) {
+    return;
+  }
+  const double in_flight = static_cast<double>(MostMomentsInFlight(options_).value);
+  const double bytes = std::max(0.0, HostBytes(outer) - (terms.is_ordered ? in_flight : 0));
+  terms.seconds[Occupancy::kMomentsToHost] = bytes * occupancy.SecondsPerByte(Occupancy::kToHost);
+  terms.seconds[Occupancy::kMomentsToDevice] =
+      bytes * occupancy.SecondsPerByte(Occupancy::kToDevice);
+  terms.moments_end_before_forward = StagesOnCompute();
 }
 
 Occupancy Bounds::OccupancyOf(const OuterChoice& outer,
@@ -340,6 +351,7 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
   const Traffic traffic = TrafficOf(outer);
   AddEnds(outer, traffic, terms);
   AddGathers(traffic, occupancy, terms);
+  AddMoments(outer, occupancy, terms);
   terms.to_host_per_byte = occupancy.SecondsPerByte(Occupancy::kToHost);
   terms.to_device_per_byte = occupancy.SecondsPerByte(Occupancy::kToDevice);
   terms.device_limit = static_cast<double>(limits_.device.value);
@@ -351,8 +363,8 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
     terms.host_excess = HostBytes(outer) - terms.host_limit;
   }
   // The host issues one op after another.
-  bound.time = Seconds(std::max({terms.passes * measured.base.issue, MomentSeconds(outer),
-                                 LeastTime(terms, occupancy, prices)}));
+  bound.time =
+      Seconds(std::max(terms.passes * measured.base.issue, LeastTime(terms, occupancy, prices)));
   return bound;
 }
 

@@ -29,8 +29,8 @@ class Bounds {
   // All arguments must outlive it.
   Bounds(const SearchInput& input, const SearchOptions& options, const Limits& limits);
 
-  // What runs beside what for all plans with this one's mesh and offload of activations; any
-  // micro-batch that `measured` knows.
+  // What runs beside what for all plans with this one's mesh and offload of activations and
+  // moments; any micro-batch that `measured` knows.
   [[nodiscard]] Occupancy OccupancyOf(const OuterChoice& outer,
                                       const std::map<std::int64_t, Measured>& measured) const;
   // `prices` are those of a bound with the same occupancy, which are a good start, or empty; those
@@ -48,8 +48,8 @@ class Bounds {
 
   [[nodiscard]] double PersistentBytes(const OuterChoice& outer) const;
   [[nodiscard]] double HostBytes(const OuterChoice& outer) const;
-  [[nodiscard]] double MomentSeconds(const OuterChoice& outer) const;
   [[nodiscard]] Traffic TrafficOf(const OuterChoice& outer) const;
+  [[nodiscard]] bool StagesOnCompute() const;
   [[nodiscard]] StreamingWork Update(const OuterChoice& outer) const;
   [[nodiscard]] double ClipSeconds(const OuterChoice& outer) const;
   [[nodiscard]] double ReduceBytes() const;
@@ -58,6 +58,7 @@ class Bounds {
   [[nodiscard]] double MessageSeconds(OpCode code, GroupShape group, double bytes) const;
   void AddEnds(const OuterChoice& outer, const Traffic& traffic, Terms& terms) const;
   void AddGathers(const Traffic& traffic, const Occupancy& occupancy, Terms& terms) const;
+  void AddMoments(const OuterChoice& outer, const Occupancy& occupancy, Terms& terms) const;
 
   const SearchInput& in_;
   const SearchOptions& options_;

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "planner/space.h"
+
 namespace shardwright {
 namespace {
 
@@ -82,13 +84,6 @@ class Symmetry {
   std::vector<signed char> known_;
 };
 
-constexpr int kMostOffloads = 3;
-
-int OffloadCount(const Plan& plan) {
-  return static_cast<int>(plan.offload.parameters) + static_cast<int>(plan.offload.optimizer) +
-         static_cast<int>(plan.offload.activations) + static_cast<int>(plan.offload.moments);
-}
-
 // The eligible candidate with the least memory, then time; kNone: there is none.
 template <class IsEligible>
 std::size_t Smallest(const std::vector<Candidate>& candidates, IsEligible is_eligible) {
@@ -118,7 +113,7 @@ std::size_t PreferredTie(const ChooseInput& in, const std::vector<Candidate>& ca
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const double time = candidates[i].step_time.value;
     if (is_eligible(i) && time <= fastest * tie * tie && is_symmetric(i)) {
-      for (int o = OffloadCount(candidates[i].plan); o <= kMostOffloads; ++o) {
+      for (int o = CountOf(candidates[i].plan.offload); o <= kMostOffloads; ++o) {
         auto& least = symmetric[static_cast<std::size_t>(o)];
         least = std::min(least, time);
       }
@@ -126,7 +121,7 @@ std::size_t PreferredTie(const ChooseInput& in, const std::vector<Candidate>& ca
   }
   const auto key = [&](std::size_t i) {
     const Candidate& c = candidates[i];
-    return std::tuple(OffloadCount(c.plan), is_symmetric(i) ? 0 : 1,
+    return std::tuple(CountOf(c.plan.offload), is_symmetric(i) ? 0 : 1,
                       c.memory + c.host_memory / in.ranks_per_node, c.step_time);
   };
   std::size_t best = kNone, any = kNone;
@@ -136,7 +131,7 @@ std::size_t PreferredTie(const ChooseInput& in, const std::vector<Candidate>& ca
       continue;
     }
     any = any == kNone || key(i) < key(any) ? i : any;
-    const double rival = symmetric[static_cast<std::size_t>(OffloadCount(candidates[i].plan))];
+    const double rival = symmetric[static_cast<std::size_t>(CountOf(candidates[i].plan.offload))];
     if (is_symmetric(i) || time * tie < rival) {
       best = best == kNone || key(i) < key(best) ? i : best;
     }

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "planner/maximize.h"
@@ -28,6 +30,9 @@ constexpr std::size_t kPhaseCount = 6;
 constexpr std::array<Phase, kPhaseCount> kPhases = {kUpdate,       kFirstForward, kTurnForward,
                                                     kTurnBackward, kForward,      kBackward};
 
+// Of each transfer in a row: as which ones it may run in some phase, as indices of prices.
+using Sources = std::array<std::vector<std::size_t>, Occupancy::kRowTransferCount>;
+
 // What a second of each transfer in a row is worth, and which weight says so.
 struct PhaseWeights {
   RowWeights worth{};  // 0 of what does not run there
@@ -41,15 +46,32 @@ class Dual {
       : t_(terms), m_(*terms.measured), occupancy_(occupancy) {
     AddVariables();
     AddWork();
+    for (const Phase phase : kPhases) {
+      sources_[phase] = SourcesIn(phase);
+    }
   }
 
   // The best value that is found from `prices` on, or from none.
   [[nodiscard]] double Improve(std::vector<double>& prices) const {
     constexpr double kTolerance = 2e-4;
-    prices.resize(variables_.size(), 0);
-    Maximum best = Maximize([this](const std::vector<double>& x) { return ValueAt(x); }, Limits(),
-                            std::move(prices), kTolerance);
-    prices = std::move(best.at);
+    prices.resize(kPriceCount, 0);
+    const std::vector<std::vector<double>> limits = Limits();
+    std::vector<double> start;
+    for (const Variable& v : variables_) {
+      start.push_back(prices[v.index]);
+    }
+    double most = 1;  // other stretches may have allowed more
+    for (const std::vector<double>& limit : limits) {
+      most = std::max(most, std::inner_product(start.begin(), start.end(), limit.begin(), 0.0));
+    }
+    for (double& x : start) {
+      x /= most;
+    }
+    const Maximum best = Maximize([this](const std::vector<double>& x) { return ValueAt(x); },
+                                  limits, std::move(start), kTolerance);
+    for (std::size_t i = 0; i < variables_.size(); ++i) {
+      prices[variables_[i].index] = best.at[i];
+    }
     return best.value;
   }
 
@@ -108,57 +130,98 @@ class Dual {
     }
   }
 
-  // Gathers in a row may be those before forward or before backward: where both can be, the more
-  // valuable ones.
+  [[nodiscard]] Sources SourcesIn(Phase phase) const {
+    const bool is_update = phase == kUpdate;
+    const bool reduces = phase == kForward || phase == kBackward;
+    const bool is_backward = phase == kTurnBackward || phase == kBackward;
+    const bool only_first = is_update || (phase == kFirstForward && t_.regathers_follow_forward);
+    const bool only_again = phase == kTurnForward || phase == kTurnBackward ||
+                            (phase == kBackward && t_.forward_gathers_end);
+    const bool has_moments =
+        !t_.is_ordered || is_update || (phase == kFirstForward && !t_.moments_end_before_forward);
+    Sources s;
+    const auto add = [&](bool may_run, std::size_t transfer, std::size_t source) {
+      if (may_run) {
+        s[transfer].push_back(source);
+      }
+    };
+    add(!only_again, Occupancy::kGather, Occupancy::kGather);
+    add(!only_first, Occupancy::kGather, Occupancy::kRegather);
+    add(!only_first, Occupancy::kPartial, Occupancy::kPartial);
+    add(reduces, Occupancy::kReduce, Occupancy::kReduce);
+    add(reduces, Occupancy::kReplicate, Occupancy::kReplicate);
+    add(!is_update && !is_backward, Occupancy::kToHost, Occupancy::kToHost);
+    add(is_backward, Occupancy::kToDevice, Occupancy::kToDevice);
+    add(has_moments, Occupancy::kToHost, Occupancy::kMomentsToHost);
+    add(has_moments, Occupancy::kToDevice, Occupancy::kMomentsToDevice);
+    return s;
+  }
+
+  // Has a step such a stretch?
+  [[nodiscard]] bool Exists(Phase phase) const {
+    if (phase == kForward) {
+      return t_.passes > t_.first_forwards;
+    }
+    return phase == kBackward || t_.is_ordered;
+  }
+
+  // A transfer in a row counts as the most valuable one that it may be.
   [[nodiscard]] PhaseWeights WeightsIn(Phase phase, const Prices& z) const {
     PhaseWeights w;
     for (std::size_t i = 0; i < Occupancy::kRowTransferCount; ++i) {
-      w.source[i] = i;
-    }
-    const bool only_first =
-        phase == kUpdate || (phase == kFirstForward && t_.regathers_follow_forward);
-    const bool only_again = phase == kTurnForward || phase == kTurnBackward ||
-                            (phase == kBackward && t_.forward_gathers_end);
-    w.runs.fill(true);
-    w.runs[Occupancy::kPartial] = !only_first;
-    if (!only_first && (only_again || z[Occupancy::kRegather] > z[Occupancy::kGather])) {
-      w.source[Occupancy::kGather] = Occupancy::kRegather;
-    }
-    const bool reduces = phase == kForward || phase == kBackward;
-    w.runs[Occupancy::kReduce] = w.runs[Occupancy::kReplicate] = reduces;
-    w.runs[Occupancy::kToDevice] = phase == kTurnBackward || phase == kBackward;
-    w.runs[Occupancy::kToHost] = !w.runs[Occupancy::kToDevice] && phase != kUpdate;
-    for (std::size_t i = 0; i < Occupancy::kRowTransferCount; ++i) {
-      w.worth[i] = w.runs[i] ? z[w.source[i]] : 0;
+      for (const std::size_t source : sources_[phase][i]) {
+        if (!w.runs[i] || z[source] > w.worth[i]) {
+          w.runs[i] = true;
+          w.source[i] = source;
+          w.worth[i] = z[source];
+        }
+      }
     }
     return w;
   }
 
-  // For each set of transfers without a kernel: together they are worth no more than the time.
+  // For each set of transfers without a kernel, whatever each is of: together they are worth no
+  // more than the time.
   [[nodiscard]] std::vector<std::vector<double>> Limits() const {
     std::vector<std::vector<double>> limits;
-    for (const Occupancy::Row& row : occupancy_.rows()) {
-      if (row.load != kLoadCount) {
-        continue;
-      }
-      for (const std::size_t gather :
-           {std::size_t{Occupancy::kGather}, std::size_t{Occupancy::kRegather}}) {
-        std::vector<double> limit;
-        std::size_t used = 0;
-        for (const Variable& v : variables_) {
-          double progress = v.index < Occupancy::kRowTransferCount ? row.progress[v.index] : 0;
-          if (v.index == Occupancy::kGather || v.index == Occupancy::kRegather) {
-            progress = v.index == gather ? row.progress[Occupancy::kGather] : 0;
-          }
-          limit.push_back(progress);
-          used += progress > 0 ? 1 : 0;
+    const auto add = [&](const Occupancy::Row& row, const Sources& sources, std::size_t choice) {
+      Prices progress{};
+      for (std::size_t i = 0; i < Occupancy::kRowTransferCount; ++i) {
+        if (!sources[i].empty()) {
+          progress[sources[i][std::min((choice >> i) & 1U, sources[i].size() - 1)]] =
+              row.progress[i];
         }
-        if (used > 0 && std::find(limits.begin(), limits.end(), limit) == limits.end()) {
-          limits.push_back(std::move(limit));
+      }
+      std::vector<double> limit;
+      for (const Variable& v : variables_) {
+        limit.push_back(v.index < Occupancy::kTransferCount ? progress[v.index] : 0);
+      }
+      AddLimit(std::move(limit), limits);
+    };
+    for (const Phase phase : kPhases) {
+      for (const Occupancy::Row& row : occupancy_.rows()) {
+        for (std::size_t choice = 0; choice < (1U << Occupancy::kRowTransferCount); ++choice) {
+          if (row.load == kLoadCount && Exists(phase)) {
+            add(row, sources_[phase], choice);
+          }
         }
       }
     }
     return limits;
+  }
+
+  // Unless another one says at least as much.
+  static void AddLimit(std::vector<double> limit, std::vector<std::vector<double>>& limits) {
+    const auto is_weaker = [](const std::vector<double>& a, const std::vector<double>& b) {
+      return std::equal(a.begin(), a.end(), b.begin(), std::less_equal<>());
+    };
+    for (const std::vector<double>& other : limits) {
+      if (is_weaker(limit, other)) {
+        return;
+      }
+    }
+    std::erase_if(limits, [&](const auto& other) { return is_weaker(other, limit); });
+    limits.push_back(std::move(limit));
   }
 
   // The least cost of the step when transfers and memory have these prices, and how fast it changes
@@ -209,16 +272,27 @@ class Dual {
     std::array<const Occupancy::Row*, kLoadCount> row{};
   };
 
+  // The row without a kernel in which a second is worth most; nullptr: nothing is worth anything.
+  [[nodiscard]] const Occupancy::Row* BestWithoutKernel(const RowWeights& worth) const {
+    const Occupancy::Row* best = nullptr;
+    double most = 0;
+    for (const Occupancy::Row& row : occupancy_.rows()) {
+      const double w = row.load == kLoadCount ? row.Worth(worth) : 0;
+      if (w > most) {
+        most = w;
+        best = &row;
+      }
+    }
+    return best;
+  }
+
   // Rounding may have left the prices a little above what the limits allow.
   void FeasiblePart(Prices& z) const {
     double most = 1;
-    for (const Occupancy::Row& row : occupancy_.rows()) {
-      if (row.load == kLoadCount) {
-        RowWeights w{};
-        std::copy_n(z.begin(), w.size(), w.begin());
-        w[Occupancy::kGather] = std::max(z[Occupancy::kGather], z[Occupancy::kRegather]);
-        most = std::max(most, row.Worth(w));
-      }
+    for (const Phase phase : kPhases) {
+      const RowWeights worth = WeightsIn(phase, z).worth;
+      const Occupancy::Row* best = Exists(phase) ? BestWithoutKernel(worth) : nullptr;
+      most = std::max(most, best == nullptr ? 0 : best->Worth(worth));
     }
     for (std::size_t i = 0; i < Occupancy::kTransferCount; ++i) {
       z[i] /= most;
@@ -345,23 +419,27 @@ class Dual {
   }
 
   void AddEnds(const Prices& z, Sum& sum) const {
-    const double head = has_updates_ ? 0 : t_.head;
-    sum.value += t_.serial + (1 - z[Occupancy::kGather]) * head;
-    sum.slope[Occupancy::kGather] -= head;
-    double worth = 0;  // of a second of the tail
-    const Occupancy::Row* best = nullptr;
-    for (const Occupancy::Row& row : occupancy_.rows()) {
-      const double w = z[Occupancy::kReduce] * row.progress[Occupancy::kReduce] +
-                       z[Occupancy::kReplicate] * row.progress[Occupancy::kReplicate];
-      if (row.load == kLoadCount && w > worth) {
-        worth = w;
-        best = &row;
-      }
+    sum.value += t_.serial;
+    AddIdle(WeightsIn(kUpdate, z), has_updates_ ? 0 : t_.head, sum);
+    PhaseWeights reduces = WeightsIn(kBackward, z);
+    for (std::size_t i = 0; i < Occupancy::kRowTransferCount; ++i) {
+      reduces.runs[i] = i == Occupancy::kReduce || i == Occupancy::kReplicate;
+      reduces.worth[i] = reduces.runs[i] ? reduces.worth[i] : 0;
     }
-    sum.value += (1 - worth) * t_.tail;
-    if (best != nullptr) {
-      for (const auto i : {Occupancy::kReduce, Occupancy::kReplicate}) {
-        sum.slope[i] -= t_.tail * best->progress[i];
+    AddIdle(reduces, t_.tail, sum);
+  }
+
+  // So many seconds without a kernel, in which what is worth most runs.
+  void AddIdle(const PhaseWeights& weights, double seconds, Sum& sum) const {
+    sum.value += seconds;
+    const Occupancy::Row* best = BestWithoutKernel(weights.worth);
+    if (best == nullptr) {
+      return;
+    }
+    sum.value -= best->Worth(weights.worth) * seconds;
+    for (std::size_t i = 0; i < Occupancy::kRowTransferCount; ++i) {
+      if (weights.runs[i]) {
+        sum.slope[weights.source[i]] -= seconds * best->progress[i];
       }
     }
   }
@@ -370,6 +448,7 @@ class Dual {
   const Measured& m_;
   const Occupancy& occupancy_;
   std::vector<Variable> variables_;
+  std::array<Sources, kPhaseCount> sources_;
   std::array<Loads, kPhaseCount> work_{};    // of plans without checkpointing
   std::array<LoadSet, kPhaseCount> runs_{};  // of all plans
   // Ordered: updates are longer than the gather of what the first op reads, and take its place.

@@ -40,9 +40,11 @@ struct Terms {
   bool forward_gathers_end = false;  // and gathers before a forward are over when it is
   // Ordered: what is gathered again waits for the last op of forward that reads parameters.
   bool regathers_follow_forward = false;
+  // Ordered: moments do not come and go beside the first forward either, as they do else.
+  bool moments_end_before_forward = false;
   StreamingWork update;  // ordered: beside gathers before forward; else beside anything
   double serial = 0;     // nothing runs beside
-  double head = 0;       // nothing but gathers before forward does, and updates
+  double head = 0;       // nothing but what may run beside updates, and updates
   double tail = 0;       // nothing but reductions does
 
   std::array<double, Occupancy::kTransferCount> seconds{};  // at least
@@ -58,7 +60,7 @@ struct Terms {
 };
 
 // No plan is faster, in seconds. `prices`: where the search for the best ones begins and ends;
-// empty, or from terms with the same kinds of transfers.
+// empty, or from other terms.
 [[nodiscard]] double LeastTime(const Terms& terms, const Occupancy& occupancy,
                                std::vector<double>& prices);
 

@@ -15,11 +15,10 @@ namespace {
 constexpr std::array<OpCode, Occupancy::kRowTransferCount> kCodes = {
     OpCode::kAllGather, OpCode::kReduceScatter, OpCode::kAllReduce,
     OpCode::kAllGather, OpCode::kCopyD2h,       OpCode::kCopyH2d};
-// Streams that run transfers, and the transfers of each. The two copies never meet, so one place
-// serves both.
-constexpr std::array<Stream, Occupancy::kStreamCount> kStreams = {Stream::kGather, Stream::kReduce,
-                                                                  Stream::kReplicate, Stream::kH2d};
-constexpr std::array<std::size_t, Occupancy::kRowTransferCount> kStreamOf = {0, 1, 2, 0, 3, 3};
+// Streams that run transfers, and the transfers of each.
+constexpr std::array<Stream, Occupancy::kStreamCount> kStreams = {
+    Stream::kGather, Stream::kReduce, Stream::kReplicate, Stream::kD2h, Stream::kH2d};
+constexpr std::array<std::size_t, Occupancy::kRowTransferCount> kStreamOf = {0, 1, 2, 0, 3, 4};
 constexpr std::size_t kMostLoad = kLoadCount - 1;  // all of the memory bandwidth
 
 // A transfer over one group: its shape in `program`, of everything in one message.
@@ -42,7 +41,9 @@ Family AddShape(std::size_t transfer, GroupId group, double bytes, Program& prog
 
 Occupancy::Occupancy(const SearchInput& input, const OuterChoice& outer, Dialect dialect,
                      const RowWeights& bytes, const std::vector<std::int64_t>& partial_groups,
-                     const std::array<bool, kLoadCount>& loads) {
+                     const std::array<bool, kLoadCount>& loads)
+    : shares_communicator_(dialect != Dialect::kNative && dialect != Dialect::kFairscale),
+      copies_meet_(outer.offload.moments) {
   Program program;  // shapes of collectives, for the pricer; no ops
   program.dialect = NameOf(dialect);
   program.shard_size = outer.shard_size;
@@ -108,9 +109,7 @@ Occupancy::Occupancy(const SearchInput& input, const OuterChoice& outer, Dialect
       table.contention.classes.push_back(slower);
     }
   }
-  // Dialects with one communicator for both never run a gather beside a reduction.
-  AddRows(table.contention, streams, dialect != Dialect::kNative && dialect != Dialect::kFairscale,
-          loads);
+  AddRows(table.contention, streams, loads);
 }
 
 // Those that may pay beside a kernel of this load. Smaller messages are slower and load the memory
@@ -139,7 +138,7 @@ Occupancy::Streams Occupancy::AtLoad(const Streams& streams, std::size_t load) {
 }
 
 void Occupancy::AddRows(const ContentionModel& contention, const Streams& all_streams,
-                        bool shares_communicator, const std::array<bool, kLoadCount>& loads) {
+                        const std::array<bool, kLoadCount>& loads) {
   ContentionModel model = contention;
   for (std::size_t load = 0; load <= kLoadCount; ++load) {
     if (load < kLoadCount && !loads[load]) {
@@ -157,12 +156,16 @@ void Occupancy::AddRows(const ContentionModel& contention, const Streams& all_st
     const auto streams = AtLoad(all_streams, load);
     for (const Variant& gather : streams[0]) {
       for (const Variant& reduce : streams[1]) {
-        if (shares_communicator && gather.rate > 0 && reduce.rate > 0) {
+        if (shares_communicator_ && gather.rate > 0 && reduce.rate > 0) {
           continue;
         }
         for (const Variant& replicate : streams[2]) {
-          for (const Variant& copy : streams[3]) {
-            AddRow(model, load, kernel, {&gather, &reduce, &replicate, &copy});
+          for (const Variant& there : streams[3]) {
+            for (const Variant& back : streams[4]) {
+              if (copies_meet_ || there.rate == 0 || back.rate == 0) {
+                AddRow(model, load, kernel, {&gather, &reduce, &replicate, &there, &back});
+              }
+            }
           }
         }
       }

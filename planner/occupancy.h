@@ -18,7 +18,7 @@ namespace shardwright {
 class Occupancy {
  public:
   // What travels. kGather and kRegather are over the whole shard group, kPartial over a part of it,
-  // of units that keep a copy per such part. Copies are those of offloaded activations.
+  // of units that keep a copy per such part. kToHost and kToDevice are of offloaded activations.
   enum Transfer : std::uint8_t {
     kGather,  // before forward
     kReduce,
@@ -26,11 +26,14 @@ class Occupancy {
     kPartial,
     kToHost,
     kToDevice,
-    kRegather,  // before backward
+    // Rows do not tell these from kGather, kToHost and kToDevice.
+    kRegather,       // before backward
+    kMomentsToHost,  // of offloaded moments
+    kMomentsToDevice,
   };
-  static constexpr std::size_t kTransferCount = 7;
-  static constexpr std::size_t kRowTransferCount = 6;  // rows do not tell kRegather from kGather
-  static constexpr std::size_t kStreamCount = 4;       // that transfers run on
+  static constexpr std::size_t kTransferCount = 9;
+  static constexpr std::size_t kRowTransferCount = 6;
+  static constexpr std::size_t kStreamCount = 5;  // that transfers run on
   using Weights = std::array<double, kTransferCount>;
   using RowWeights = std::array<double, kRowTransferCount>;
 
@@ -54,10 +57,8 @@ class Occupancy {
             const RowWeights& bytes, const std::vector<std::int64_t>& partial_groups,
             const std::array<bool, kLoadCount>& loads);
 
-  // Seconds that one byte of a transfer takes at its best rate.
-  [[nodiscard]] double SecondsPerByte(Transfer transfer) const {
-    return best_[transfer == kRegather ? kGather : transfer];
-  }
+  // Seconds that one byte of a transfer that rows tell apart takes at its best rate.
+  [[nodiscard]] double SecondsPerByte(Transfer transfer) const { return best_[transfer]; }
   // The same of kPartial over the i-th group.
   [[nodiscard]] double PartialSecondsPerByte(std::size_t i) const { return partial_[i]; }
 
@@ -77,13 +78,15 @@ class Occupancy {
 
   using Running = std::array<const Variant*, kStreamCount>;
   [[nodiscard]] static Streams AtLoad(const Streams& streams, std::size_t load);
-  void AddRows(const ContentionModel& model, const Streams& streams, bool shares_communicator,
+  void AddRows(const ContentionModel& model, const Streams& streams,
                const std::array<bool, kLoadCount>& loads);
   void AddRow(const ContentionModel& model, std::size_t load, std::uint8_t kernel,
               const Running& running);
   // Among the rows from `first` on, which are of one kind of kernel.
   void DropWeakRows(std::size_t first);
 
+  bool shares_communicator_ = false;  // no gather beside a reduction
+  bool copies_meet_ = false;          // of both directions
   std::vector<Row> rows_;
   RowWeights best_{};
   std::vector<double> partial_;

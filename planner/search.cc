@@ -76,10 +76,10 @@ class Searcher {
     });
     const Bounds bounds(in_, options_, limits_);
     // Branches with the same mesh share what their transfers do to kernels.
-    std::map<std::pair<std::int64_t, bool>, std::vector<std::size_t>> groups;
+    std::map<std::tuple<std::int64_t, bool, bool>, std::vector<std::size_t>> groups;
     for (std::size_t i = 0; i < branches_.size(); ++i) {
       const OuterChoice& outer = branches_[i].outer;
-      groups[{outer.shard_size, outer.offload.activations}].push_back(i);
+      groups[{outer.shard_size, outer.offload.activations, outer.offload.moments}].push_back(i);
     }
     std::vector<std::vector<std::size_t>> tasks;
     for (auto& [key, group] : groups) {
@@ -111,11 +111,13 @@ class Searcher {
                                                     : branch.bound.time.value;
   }
 
-  // What the objective minimises of the best plan so far; infinite without one.
-  [[nodiscard]] double Incumbent() const {
+  // What the objective minimises of the best plan so far that offloads at most so many things;
+  // infinite without one.
+  [[nodiscard]] double Incumbent(int offloads = kMostOffloads) const {
     double best = INFINITY;
     for (const Branch& branch : branches_) {
-      if (branch.local != nullptr && branch.local->best() != nullptr) {
+      if (branch.local != nullptr && branch.local->best() != nullptr &&
+          CountOf(branch.outer.offload) <= offloads) {
         const Outcome& o = branch.local->best()->outcome;
         best = std::min(best, options_.objective == Objective::kMemory
                                   ? static_cast<double>(o.memory.value)
@@ -123,6 +125,16 @@ class Searcher {
       }
     }
     return best;
+  }
+
+  // No plan of the branch would be chosen: it is slower than the best one so far, or not faster by
+  // the tie than one that offloads less.
+  [[nodiscard]] bool IsHopeless(const Branch& branch) const {
+    const double tie = 1 + options_.tie;
+    const bool has_ties = options_.objective != Objective::kMemory;
+    const int fewer = CountOf(branch.outer.offload) - 1;
+    return SortKey(branch) > Incumbent() * tie ||
+           (has_ties && SortKey(branch) * tie > Incumbent(fewer));
   }
 
   [[nodiscard]] bool IsStopped() const { return options_.stop != nullptr && options_.stop->load(); }
@@ -139,7 +151,7 @@ class Searcher {
         if (branch.status != CandidateStatus::kNotTried) {
           continue;
         }
-        if (SortKey(branch) > incumbent * (1 + options_.tie)) {
+        if (IsHopeless(branch)) {
           branch.status = CandidateStatus::kPrunedTime;
         } else if (!IsStopped() && (begin < kBatch || workers_.simulated() < effort)) {
           batch.push_back(order_[begin]);

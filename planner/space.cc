@@ -1,6 +1,7 @@
 #include "planner/space.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -13,6 +14,9 @@
 
 namespace shardwright {
 namespace {
+
+// In-flight limits of native plans, the usual one first.
+constexpr std::array<std::int64_t, 5> kInFlightLimits = {2, 1, 3, 4, 6};
 
 std::vector<std::int64_t> DivisorsOf(std::int64_t n) {
   std::vector<std::int64_t> low, high;
@@ -42,17 +46,8 @@ std::vector<std::int64_t> ShardSizes(const SearchInput& input, const SearchOptio
   return DivisorsOf(ranks);
 }
 
-// Do masters and states fit, spread over all devices, with nothing else there? Where they do,
-// moments stay: their bound is loose, as it does not know when in a step they travel.
-bool StatesFit(const SearchInput& input, const SearchOptions& options) {
-  const std::int64_t elements =
-      CountParameters(input.model) +
-      StateCount(input.job.optimizer.kind) * CountParameters(input.model, true);
-  return elements / input.cluster.RankCount() <=
-         MemoryLimit(input, options).value / SizeOf(input.job.precision.master);
-}
-
-std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& options) {
+std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& options,
+                              std::int64_t shard_size) {
   if (options.fixed.offload) {
     return {options.base.offload};
   }
@@ -60,7 +55,11 @@ std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& opt
   std::vector<Offload> choices = {{}};
   if (dialect == Dialect::kNative && input.job.mode == JobMode::kTrain) {
     choices.push_back({.optimizer = true});
-    if (StateCount(input.job.optimizer.kind) > 0 && !StatesFit(input, options)) {
+    // What all is in flight at once is not offloaded.
+    const std::int64_t moments = StateCount(input.job.optimizer.kind) *
+                                 CountParameters(input.model, true) / shard_size *
+                                 SizeOf(input.job.precision.master);
+    if (moments > MostMomentsInFlight(options).value) {
       choices.push_back({.moments = true});
     }
   }
@@ -123,7 +122,7 @@ std::vector<OuterChoice> OuterChoices(const SearchInput& input, const SearchOpti
       outer.accumulation = per_rank / micro_batch;
       for (const SyncMode sync : SyncModes(outer, input, options)) {
         outer.sync = sync;
-        for (const Offload& offload : Offloads(input, options)) {
+        for (const Offload& offload : Offloads(input, options, shard)) {
           outer.offload = offload;
           result.push_back(outer);
         }
@@ -405,9 +404,19 @@ Space MakeSpace(const SearchInput& input, const SearchOptions& options) {
   }
   space.in_flight = {options.base.in_flight};
   if (dialect == Dialect::kNative && !options.fixed.in_flight) {
-    space.in_flight = {2, 1, 3, 4, 6};
+    space.in_flight.assign(kInFlightLimits.begin(), kInFlightLimits.end());
   }
   return space;
+}
+
+int CountOf(const Offload& offload) {
+  return static_cast<int>(offload.parameters) + static_cast<int>(offload.optimizer) +
+         static_cast<int>(offload.activations) + static_cast<int>(offload.moments);
+}
+
+Bytes MostMomentsInFlight(const SearchOptions& options) {
+  const std::int64_t most = *std::max_element(kInFlightLimits.begin(), kInFlightLimits.end());
+  return options.base.moments_piece * std::max(options.base.in_flight, most);
 }
 
 std::string FamilyName(const OuterChoice& outer, const SearchOptions& options) {

@@ -45,6 +45,13 @@ struct Space {
 // Throws InputError for a job that no plan can have.
 [[nodiscard]] Space MakeSpace(const SearchInput& input, const SearchOptions& options);
 
+// How many things are offloaded; kMostOffloads at most.
+inline constexpr int kMostOffloads = 3;
+[[nodiscard]] int CountOf(const Offload& offload);
+
+// Of offloaded moments, at most, that are on the device at once.
+[[nodiscard]] Bytes MostMomentsInFlight(const SearchOptions& options);
+
 // "ddp", "full", "hybrid", "zero2"..., with what is offloaded.
 [[nodiscard]] std::string FamilyName(const OuterChoice& outer, const SearchOptions& options);
 

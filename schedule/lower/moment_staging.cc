@@ -2,6 +2,10 @@
 
 namespace shardwright {
 
+void MomentStaging::FollowCompute() {
+  e_.AddWait(Stream::kH2d, {e_.LastCompute()}, Phase::kOptimizer, kNoSubject);
+}
+
 MomentStaging::Piece MomentStaging::Fetch(UnitId unit, BufferId host) {
   if (is_first_) {
     e_.AddSlotWait(Stream::kH2d, slot_, Phase::kOptimizer, unit.value);

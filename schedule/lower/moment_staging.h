@@ -20,6 +20,9 @@ class MomentStaging {
     BufferId host, device;
     OpId arrived;
   };
+  // The next piece may get bytes of activations that came back on the same stream: it follows what
+  // compute has read of them by now.
+  void FollowCompute();
   // Brings `host` to the device as soon as a piece before it has left.
   [[nodiscard]] Piece Fetch(UnitId unit, BufferId host);
   // Takes it back once `updated` is over.

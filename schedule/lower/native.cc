@@ -174,6 +174,7 @@ class NativeRules : public StepRules {
     FreeAll();
     CarryFreed();
     if (last_micro_batch_) {
+      FollowActivations();
       // Nothing waits for the last reductions but the updates behind them.
       for (const InUse& r : reducing_) {
         e_.body->Free(r.buffer, StreamBit(Stream::kReduce));
@@ -555,6 +556,7 @@ class NativeRules : public StepRules {
       sending_.push_back({state.sharded_grad, e_.body->last()});
       state.sharded_grad = BufferId();
     } else if (last_micro_batch_ && !TakesGradNorm(job_)) {
+      FollowActivations();
       Update(u, s);
       last_reduce_ = e_.body->last();
       FreeShardedGrads({&u, 1});
@@ -607,6 +609,11 @@ class NativeRules : public StepRules {
   }
   [[nodiscard]] bool StagesMoments() const {
     return plan_.offload.moments && StateCount(job_.optimizer.kind) > 0;
+  }
+  void FollowActivations() {
+    if (StagesMoments() && plan_.offload.activations) {
+      moments_.FollowCompute();
+    }
   }
   // Of updates behind the norm. Those that wait for moments let the next forward begin; but what
   // fp16 skips, only the compute stream knows.

@@ -525,17 +525,19 @@ OpId StepRules::AddHostOptimizer(std::span<const UnitId> units) {
 
 OpId StepRules::AddStagedOptimizer(UnitId u, Stream stream, MomentStaging& staging) {
   // A piece is a range of the trainable elements, with all their states one behind the other.
+  // Pieces of a unit are alike: a small one would take the place of one in flight.
   const std::int64_t elements = StateElements(Info(u));
   const std::int64_t width = SizeOf(job_.precision.master);
   const std::int64_t bytes = StateCount(job_.optimizer.kind) * width;
-  const std::int64_t at_once = std::max<std::int64_t>(1, plan_.moments_piece.value / bytes);
-  if (CeilDiv(elements, at_once) > kMostAlike) {
+  const std::int64_t most = std::max<std::int64_t>(1, plan_.moments_piece.value / bytes);
+  const std::int64_t pieces = CeilDiv(elements, most);
+  if (pieces > kMostAlike) {
     throw InputError("plan: moments_piece", std::to_string(plan_.moments_piece.value),
                      "pieces of which one unit has at most " + std::to_string(kMostAlike));
   }
   std::vector<Bytes> sizes;
-  for (std::int64_t done = 0; done < elements; done += at_once) {
-    sizes.push_back(Bytes(std::min(at_once, elements - done) * bytes));
+  for (std::int64_t i = 0; i < pieces; ++i) {
+    sizes.push_back(Bytes((elements / pieces + (i < elements % pieces ? 1 : 0)) * bytes));
   }
   AllocStates(u, Stream::kHost, sizes, {});
   OpShape shape;

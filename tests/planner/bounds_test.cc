@@ -66,6 +66,7 @@ Plan DrawPlan(std::mt19937& random, const Case& c, int blocks) {
   plan.in_flight = Draw(random, 1, 6);
   plan.transfers = Draw(random, 0, 1) == 1 ? Transfers::kInTurn : Transfers::kAtOnce;
   plan.offload.activations = Draw(random, 0, 3) == 0;
+  plan.moments_piece = c.moments_piece;
   const std::array<bool*, 3> kinds = {&plan.offload.parameters, &plan.offload.optimizer,
                                       &plan.offload.moments};
   *kinds[static_cast<std::size_t>(Draw(random, 0, 2))] = Draw(random, 0, 3) == 0;
@@ -131,7 +132,7 @@ TEST_CASE("No random plan is faster than the bound") {
     if (i % 4 == 3) {
       Freeze(Draw(random, 0, blocks - 1), c.model);
     }
-    SearchOptions options = NativeSearch();
+    SearchOptions options = NativeSearch(c);
     options.effort = 0;
     std::vector<std::pair<Simulated, Plan>> all;
     for (int p = 0; p < plans; ++p) {
@@ -215,7 +216,7 @@ TEST_CASE("No random plan of Llama-3-70B on 1,024 GPUs is faster than the bound"
   }
   std::sort(memory.begin(), memory.end());
   for (const Bytes limit : {memory.back(), memory[kPlans / 2], memory[kPlans / 10]}) {
-    SearchOptions options = NativeSearch();
+    SearchOptions options = NativeSearch(c);
     options.effort = 0;
     options.memory_limit = limit;
     const SearchResult result = Search(c.Input(), options);
@@ -239,6 +240,7 @@ Plan DrawPlanOf(Dialect dialect, std::mt19937& random, const Case& c, int blocks
   plan.in_flight = Plan().in_flight;
   plan.transfers = Plan().transfers;
   plan.offload.optimizer = plan.offload.moments = false;
+  plan.moments_piece = Plan().moments_piece;
   if (dialect == Dialect::kFairscale) {
     plan.shard_size = c.cluster.RankCount();
     plan.replicate_size = 1;
@@ -279,8 +281,9 @@ TEST_CASE("No random plan of another dialect is faster than the bound") {
       if (i % 4 == 3 && dialect != Dialect::kFairscale) {  // its units do not mix
         Freeze(Draw(random, 0, blocks - 1), c.model);
       }
-      SearchOptions options = NativeSearch();
+      SearchOptions options = NativeSearch(c);
       options.base.dialect = dialect;
+      options.base.moments_piece = Plan().moments_piece;
       options.effort = 0;
       const SearchResult result = Search(c.Input(), options);
       for (int p = 0; p < plans; ++p) {

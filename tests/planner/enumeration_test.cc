@@ -49,14 +49,17 @@ TEST_CASE("Search is as fast as exhaustive enumeration, or within the gap it pro
     const Case c = DrawCase(random, blocks);
     std::vector<Simulated> all;
     std::vector<Plan> plans;
-    ForEachPlan(c, blocks, [&](const Plan& plan) {
-      all.push_back(SimulatePlan(c, plan));
-      plans.push_back(plan);
-    });
-    SearchOptions options = NativeSearch();
-    // Between the least memory of all plans and the most.
+    for (const bool moments : {false, true}) {
+      ForEachPlan(c, blocks, moments, [&](const Plan& plan) {
+        all.push_back(SimulatePlan(c, plan));
+        plans.push_back(plan);
+      });
+    }
+    SearchOptions options = NativeSearch(c);
+    // Between the least memory of all plans and the most; of those with moments on the device (the
+    // first half), since pieces of the others may need more in the arena.
     const auto [least, most] = std::minmax_element(
-        all.begin(), all.end(),
+        all.begin(), all.begin() + std::ssize(all) / 2,
         [](const Simulated& x, const Simulated& y) { return x.memory < y.memory; });
     options.memory_limit =
         least->memory + Bytes((most->memory - least->memory).value * Draw(random, 1, 4) / 3);
@@ -120,7 +123,7 @@ TEST_CASE("Symmetric layers get symmetric plans unless asymmetry pays more than 
     std::mt19937 random(static_cast<unsigned>(50 + i));
     constexpr int kBlocks = 4;
     const Case c = DrawCase(random, kBlocks);
-    SearchOptions options = NativeSearch();
+    SearchOptions options = NativeSearch(c);
     options.fixed.offload = true;
     const SearchResult result = Search(c.Input(), options);
     REQUIRE(result.is_feasible);
@@ -131,7 +134,7 @@ TEST_CASE("Symmetric layers get symmetric plans unless asymmetry pays more than 
     // All symmetric plans: units of equal size, resharding and checkpointing alike in all of them.
     double fastest = INFINITY;
     Plan symmetric;
-    ForEachPlan(c, kBlocks, [&](const Plan& plan) {
+    ForEachPlan(c, kBlocks, false, [&](const Plan& plan) {
       if (IsSymmetric(plan, kBlocks)) {
         const Simulated s = SimulatePlan(c, plan);
         if (s.memory <= result.memory_limit && s.seconds < fastest) {
@@ -175,7 +178,7 @@ TEST_CASE("A change of a bandwidth by 0.1 % keeps the plan, or gains a percent")
     CAPTURE(i);
     std::mt19937 random(static_cast<unsigned>(80 + i));
     Case c = DrawCase(random, 3);
-    SearchOptions options = NativeSearch();
+    SearchOptions options = NativeSearch(c);
     const SearchResult before = Search(c.Input(), options);
     ScaleBandwidth(c, i, 1.001);
     REQUIRE(before.is_feasible);

@@ -37,6 +37,9 @@ Case DrawCase(std::mt19937& random, int blocks) {
   c.job.sequence_length = spec.rows;
   c.job.global_batch = c.cluster.RankCount() * Draw(random, 1, 2);
   c.job.clip_gradients = Draw(random, 0, 1) == 1;
+  // Small: offloaded moments come and go many times.
+  constexpr std::int64_t kStates = 8;  // bytes of one parameter's
+  c.moments_piece = Bytes(CountParameters(c.model) * kStates / Draw(random, 20, 60));
   return c;
 }
 
@@ -65,9 +68,10 @@ std::vector<UnitPlan> UnitsOf(int blocks, unsigned cuts, const Reshard& reshard)
   return units;
 }
 
-SearchOptions NativeSearch() {
+SearchOptions NativeSearch(const Case& c) {
   SearchOptions options;
   options.base.dialect = Dialect::kNative;
+  options.base.moments_piece = c.moments_piece;
   options.threads = 2;
   return options;
 }

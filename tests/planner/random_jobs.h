@@ -19,6 +19,7 @@ struct Case {
   Cluster cluster;
   Profile profile;
   Job job;
+  Bytes moments_piece = Plan().moments_piece;  // of plans
 
   [[nodiscard]] SearchInput Input() const { return {model, kernels, cluster, profile, job}; }
 };
@@ -41,12 +42,12 @@ struct Simulated {
 // All partitions of the blocks into runs of neighbours: bit i cuts behind block i.
 [[nodiscard]] std::vector<UnitPlan> UnitsOf(int blocks, unsigned cuts, const Reshard& reshard);
 
-[[nodiscard]] SearchOptions NativeSearch();
+[[nodiscard]] SearchOptions NativeSearch(const Case& c = Case());
 
 // Calls f(plan) for each mesh, micro-batch, partition, resharding, in-flight limit, order of
-// transfers and number of checkpointed blocks.
+// transfers and number of checkpointed blocks; with moments on the device or on the host.
 template <class F>
-void ForEachPlan(const Case& c, int blocks, F f) {
+void ForEachPlan(const Case& c, int blocks, bool moments, F f) {
   const std::int64_t ranks = c.cluster.RankCount();
   const std::int64_t samples = c.job.global_batch / ranks;
   for (std::int64_t shard = 1; shard <= ranks; shard *= 2) {
@@ -61,6 +62,8 @@ void ForEachPlan(const Case& c, int blocks, F f) {
               plan.replicate_size = ranks / shard;
               plan.micro_batch = micro_batch;
               plan.accumulation = samples / micro_batch;
+              plan.offload.moments = moments;
+              plan.moments_piece = c.moments_piece;
               plan.in_flight = order % 3 + 1;
               plan.transfers = order < 3 ? Transfers::kAtOnce : Transfers::kInTurn;
               plan.units = UnitsOf(blocks, cuts, {kind, 0});

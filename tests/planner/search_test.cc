@@ -34,7 +34,7 @@ using testing::SimulatePlan;
 TEST_CASE("The result does not depend on the number of threads") {
   std::mt19937 random(7);
   const Case c = DrawCase(random, 4);
-  SearchOptions options = NativeSearch();
+  SearchOptions options = NativeSearch(c);
   options.threads = 1;
   const SearchResult one = Search(c.Input(), options);
   options.threads = 4;
@@ -144,7 +144,7 @@ TEST_CASE("Skipped layers end where a layer that runs ends") {
 TEST_CASE("A job that cannot fit says by how much, and what would help") {
   std::mt19937 random(3);
   const Case c = DrawCase(random, 4);
-  SearchOptions options = NativeSearch();
+  SearchOptions options = NativeSearch(c);
   options.fixed.offload = true;
   options.memory_limit = Bytes(1);
   const SearchResult result = Search(c.Input(), options);
@@ -182,7 +182,7 @@ TEST_CASE("Slow links between nodes make hybrid sharding win") {
   c.cluster = LoadCluster("h100-80 x8, nvlink 450 GB/s, nic 1x25 Gbit/s", 4);
   c.job.global_batch = 32;
   c.job.precision.reduce = DType::kBf16;  // fp32 reductions weigh more than gathers either way
-  SearchOptions options = NativeSearch();
+  SearchOptions options = NativeSearch(c);
   options.fixed.offload = true;
   const SearchResult free = Search(c.Input(), options);
   REQUIRE(free.is_feasible);
@@ -197,7 +197,7 @@ TEST_CASE("Slow links between nodes make hybrid sharding win") {
 TEST_CASE("SearchFront: no plan of the front beats another, and the ends are the two objectives") {
   std::mt19937 random(21);
   const Case c = DrawCase(random, 3);
-  SearchOptions options = NativeSearch();
+  SearchOptions options = NativeSearch(c);
   options.fixed.offload = true;
   const SearchResult front = SearchFront(c.Input(), options);
   REQUIRE(front.is_feasible);
@@ -221,7 +221,7 @@ TEST_CASE("SearchNodes: GPU-hours of a token budget, and the cheapest count") {
   c.job.global_batch = 8;
   const std::int64_t tokens = 8 * c.model.tokens_per_sample * 100 + 1;  // 101 steps
   const std::vector<NodeCountResult> rows =
-      SearchNodes(c.Input(), NativeSearch(), {1, 3, 4}, tokens);
+      SearchNodes(c.Input(), NativeSearch(c), {1, 3, 4}, tokens);
   REQUIRE(rows.size() == 3);
   CHECK(rows[1].refusal == "the global batch is no multiple of its ranks");
   for (const std::size_t i : {0U, 2U}) {
@@ -241,7 +241,7 @@ TEST_CASE("SearchNodes: GPU-hours of a token budget, and the cheapest count") {
 TEST_CASE("ExplainChoice: the nearest other choices, as each plan by itself") {
   std::mt19937 random(9);
   const Case c = DrawCase(random, 4);
-  const SearchOptions options = NativeSearch();
+  const SearchOptions options = NativeSearch(c);
   const SearchResult result = Search(c.Input(), options);
   REQUIRE(result.is_feasible);
   const Explanation e = ExplainChoice(c.Input(), options, result);
@@ -274,7 +274,7 @@ TEST_CASE("Jobs that no plan can have are refused") {
   Case c = DrawCase(random, 2);
   c.cluster = LoadCluster("h100-80 x4, nvlink 450 GB/s", 1);
   c.job.global_batch = 6;
-  CHECK_THROWS_WITH_AS((void)Search(c.Input(), NativeSearch()),
+  CHECK_THROWS_WITH_AS((void)Search(c.Input(), NativeSearch(c)),
                        "job: got a global batch of 6, expected a multiple of the 4 ranks",
                        InputError);
 }

@@ -511,6 +511,19 @@ TEST_CASE("Offload: moments visit the device piece by piece") {
   }
 }
 
+TEST_CASE("Pieces of a unit's moments are alike") {
+  // 1,024 elements of eight bytes in pieces of at most 1,000 elements: two of 512.
+  ChainSpec spec;
+  Plan plan = ChainPlan(spec, Dialect::kNative, 4);
+  plan.offload.moments = true;
+  plan.moments_piece = Bytes(1000 * 8);
+  const Program p = LowerChain(spec, plan, kMixed);
+  for (const Op& op : p.step.ops) {
+    const OpShape& s = p.ShapeOf(op);
+    CHECK((s.stream != Stream::kD2h || s.bytes == Bytes(512 * 8) || s.bytes == Bytes(128 * 8)));
+  }
+}
+
 TEST_CASE("A step of more ops than a program can name is refused") {
   // One rank: 4 blocks of 64 x 64 weights and the stem of 64 x 8.
   ChainSpec spec;
@@ -594,6 +607,15 @@ TEST_CASE("Offloaded activations: two layers' worth on the device, the rest on t
   }
   CHECK(out == 21);
   CHECK(back == 21);
+  // Moments come on the stream that brought them back, and may get their bytes.
+  plan.dialect = Dialect::kNative;
+  plan.offload.moments = true;
+  for (const bool clips : {false, true}) {
+    const Program both =
+        LowerChain(spec, plan, kMixed, [&](Job& job) { job.clip_gradients = clips; });
+    CHECK(Count(both, OpCode::kCopyD2h) == 21 + 9);  // of eight blocks and the stem
+    CHECK(Verify(both).empty());
+  }
 }
 
 }  // namespace

@@ -185,7 +185,7 @@ void DrawOffload(std::mt19937& random, Plan& plan) {
   if (plan.offload.moments) {
     plan.moments_piece = Bytes(Between(random, 1, 1 << 20));
   }
-  plan.offload.activations = Chance(random, 15);
+  plan.offload.activations = Chance(random, plan.offload.moments ? 50 : 15);
 }
 
 // The plan and the job of a case whose model is there.
