@@ -8,6 +8,7 @@
 #include "analysis/profile_numbers.h"
 #include "schedule/lower.h"
 #include "schedule/program.h"
+#include "simulator/plan_programs.h"
 #include "simulator/simulate.h"
 
 namespace shardwright {
@@ -43,14 +44,13 @@ RunPrediction PredictRun(const PlanFile& file, bool expandable_segments) {
 }
 
 double StepTimeBand(const PlanFile& file) {
-  const Program program = Lower(
+  PlanPrograms programs(
       {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
   SimulateOptions options;
   options.reserved = false;
   const auto step_time = [&](const Profile& profile) {
-    const SimulationResult result = Simulate(
-        {.program = program, .cluster = file.cluster, .profile = profile, .options = options});
-    return ToSeconds(result.step_time).value;
+    Simulator simulator(file.cluster, profile);
+    return ToSeconds(SimulatePlan(simulator, programs, options).step_time).value;
   };
   const double expected = step_time(file.profile);
   double squares = 0;

@@ -1,6 +1,6 @@
-// Time of a whole search from model to plan, by model and cluster, and its growth in layers and
-// ranks. Counters: step time, proven gap and plans simulated, so that a faster search that finds
-// less is seen. Run on an idle machine; two threads.
+// Time of a whole search from model to plan, by model and cluster, and its growth in layers, ranks
+// and gradient accumulation. Counters: step time, proven gap and plans simulated, so that a faster
+// search that finds less is seen. Run on an idle machine; two threads.
 
 #include <cstdint>
 #include <string>
@@ -67,6 +67,10 @@ void BM_Ranks(benchmark::State& state) {
   const std::int64_t nodes = state.range(0);
   RunSearch(state, {"llama-3-8b", "dgx-h100", nodes, 4096, 8 * nodes});
 }
+// Samples per rank: 8 to 512, so that up to as many micro-batches are accumulated.
+void BM_Accumulation(benchmark::State& state) {
+  RunSearch(state, {"llama-3-8b", "dgx-h100", 1, 2048, 8 * state.range(0)});
+}
 // Layers: GPT-2's 12, 24, 36 and 48.
 void BM_Layers(benchmark::State& state, const char* model) {
   RunSearch(state, {model, "dgx-h100", 2, 1024, 64});
@@ -81,6 +85,11 @@ BENCHMARK(BM_Llama13bAtMemoryLimit)->Unit(benchmark::kMillisecond)->UseRealTime(
 BENCHMARK(BM_Ranks)
     ->RangeMultiplier(8)
     ->Range(1, 2048)
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
+BENCHMARK(BM_Accumulation)
+    ->RangeMultiplier(8)
+    ->Range(8, 512)
     ->Unit(benchmark::kMillisecond)
     ->UseRealTime();
 BENCHMARK_CAPTURE(BM_Layers, gpt2, "gpt2")->Unit(benchmark::kMillisecond)->UseRealTime();

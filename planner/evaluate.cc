@@ -9,6 +9,7 @@
 #include "schedule/lower.h"
 #include "schedule/place.h"
 #include "schedule/verify.h"
+#include "simulator/plan_programs.h"
 
 namespace shardwright {
 namespace {
@@ -28,12 +29,10 @@ Bytes ReservedPeak(const SimulationResult& result) {
 }
 
 // What the allocator would take if memory never ended.
-Bytes ReservedWithoutLimit(const PlanFile& file, const Program& program,
-                           const EvaluateOptions& options) {
+Bytes ReservedWithoutLimit(Simulator& simulator, PlanPrograms& programs, SimulateOptions options) {
   constexpr Bytes kEndless{std::int64_t{1} << 50};
-  SimulateOptions simulate = OptionsOf(file, program, options);
-  simulate.allocator.capacity = kEndless;
-  return ReservedPeak(Simulate({program, file.cluster, file.profile, simulate}));
+  options.allocator.capacity = kEndless;
+  return ReservedPeak(SimulatePlan(simulator, programs, options));
 }
 
 // FLOPs of one sample as published MFU figures count them.
@@ -51,11 +50,15 @@ Flops FlopsPerSample(const PlanFile& file) {
 
 }  // namespace
 
+void CheckLegal(const Program& program) {
+  const std::vector<Finding> findings = Verify(program);
+  SW_CHECK(findings.empty(), "an illegal program: " + findings[0].text);
+}
+
 Program LowerAndVerify(const PlanFile& file) {
   Program program = Lower(
       {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
-  const std::vector<Finding> findings = Verify(program);
-  SW_CHECK(findings.empty(), "an illegal program: " + findings[0].text);
+  CheckLegal(program);
   return program;
 }
 
@@ -130,9 +133,12 @@ Bytes PlanOutcome::Excess() const {
 
 PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options) {
   CheckPlan(file, "plan");
-  const Program program = LowerAndVerify(file);
-  const SimulationResult result =
-      Simulate({program, file.cluster, file.profile, OptionsOf(file, program, options)});
+  PlanPrograms programs(
+      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
+  Simulator simulator(file.cluster, file.profile);
+  const SimulateOptions simulate = OptionsOf(file, programs.Largest(), options);
+  CheckLegal(programs.Largest());
+  const SimulationResult result = SimulatePlan(simulator, programs, simulate);
   PlanOutcome e;
   e.step_time = result.step_time;
   e.exposed_comm = result.exposed_comm;
@@ -145,11 +151,12 @@ PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options) {
   e.retries_per_step = result.memory.reserved ? result.memory.reserved->retries_steady : 0;
   e.host_peak = result.memory.allocated.HostPeak().total * file.cluster.gpus_per_node;
   const bool has_arena = file.plan.dialect == Dialect::kNative;
-  e.misfits =
-      FindMisfits(file, e.usable, has_arena ? Place(program).device_size : Bytes(0), result);
+  const Bytes placed =
+      has_arena ? Place(programs.With(file.plan.accumulation)).device_size : Bytes(0);
+  e.misfits = FindMisfits(file, e.usable, placed, result);
   for (Misfit& misfit : e.misfits) {
     if (misfit.kind == Misfit::Kind::kFragmentation) {
-      misfit.needed = ReservedWithoutLimit(file, program, options) + e.outside;
+      misfit.needed = ReservedWithoutLimit(simulator, programs, simulate) + e.outside;
     }
   }
   return e;

@@ -29,8 +29,10 @@ struct Misfit {
   [[nodiscard]] Bytes Excess() const { return needed - limit; }
 };
 
-// Lower, then Verify. Throws InputError for a plan that the dialect cannot express; a program that
-// Verify refuses is our bug.
+// A program that Verify refuses is our bug.
+void CheckLegal(const Program& program);
+
+// Lower, then Verify. Throws InputError for a plan that the dialect cannot express.
 [[nodiscard]] Program LowerAndVerify(const PlanFile& file);
 
 // Device memory that the job may use: what the GPU has less the job's margin.

@@ -8,7 +8,7 @@
 #include "planner/evaluate.h"
 #include "schedule/lower.h"
 #include "schedule/place.h"
-#include "schedule/verify.h"
+#include "simulator/plan_programs.h"
 
 namespace shardwright {
 
@@ -44,9 +44,10 @@ Outcome Evaluator::OutcomeOf(const SimulationResult& result) const {
 
 Outcome Evaluator::Run(const Plan& plan) {
   ++count_;
-  std::optional<Program> program;
+  std::optional<PlanPrograms> programs;
   try {
-    program = Lower({in_.model, in_.kernels, in_.job, plan});
+    programs.emplace(LowerInput{in_.model, in_.kernels, in_.job, plan});
+    (void)programs->Largest();
   } catch (const InputError&) {  // a region or a unit that this model or dialect cannot have
     Outcome outcome;
     outcome.is_allowed = false;
@@ -54,14 +55,13 @@ Outcome Evaluator::Run(const Plan& plan) {
   }
   SimulateOptions options;
   options.reserved = false;
-  return OutcomeOf(simulator_.Run(*program, options));
+  return OutcomeOf(SimulatePlan(simulator_, *programs, options));
 }
 
 Evaluator::Final Evaluator::RunFinal(const Plan& plan) {
   ++count_;
   const Program program = Lower({in_.model, in_.kernels, in_.job, plan});
-  const std::vector<Finding> findings = Verify(program);
-  SW_CHECK(findings.empty(), "an illegal program: " + findings[0].text);
+  CheckLegal(program);
   SimulateOptions options;
   options.allocator.capacity =
       AllocatorCapacity(UsableMemory(in_.cluster, in_.job), program, in_.profile);

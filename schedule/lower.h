@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "core/units.h"
 #include "models/kernel_set.h"
 #include "models/model.h"
@@ -19,6 +22,10 @@ struct LowerInput {
 // plan's dialect; see docs/lowering.md. Throws InputError for a plan the dialect cannot express.
 // Deterministic. O(ops * accumulation).
 [[nodiscard]] Program Lower(const LowerInput& input);
+
+// Throws InputError when `micro_batches`, of which the first `lowered` have `ops` ops, have too
+// many to be lowered.
+void CheckOpCount(std::size_t ops, std::int64_t lowered, std::int64_t micro_batches);
 
 // Whether the program takes the norm of all gradients before the update: to clip them, or, with
 // fp16, to learn on all ranks whether they overflowed under the loss scale.

@@ -12,9 +12,6 @@ namespace {
 
 constexpr const char* kWhere = "plan";
 
-// A program of as many takes some 6 GB, and simulating it four times that.
-constexpr std::size_t kMostOps = std::size_t{1} << 24;
-
 // "layers.3.mlp.up_proj": the module that runs the op, and the op's own name unless it repeats the
 // module's.
 std::vector<std::string> OpNames(const Model& model) {
@@ -72,11 +69,7 @@ void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool fir
       rules.EndBackward();
     }
     walker.Metrics();
-    if (body.size() * static_cast<std::size_t>(count) >
-        kMostOps * static_cast<std::size_t>(m + 1)) {
-      throw InputError(std::string(kWhere) + ": accumulation", std::to_string(count),
-                       "a step of at most " + std::to_string(kMostOps) + " ops");
-    }
+    CheckOpCount(body.size(), m + 1, count);
   }
   e.body->MarkMicroBatch();
   e.body->MarkLayer();
@@ -87,6 +80,16 @@ void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool fir
 }
 
 }  // namespace
+
+void CheckOpCount(std::size_t ops, std::int64_t lowered, std::int64_t micro_batches) {
+  // A program of as many takes some 6 GB, and simulating it four times that.
+  constexpr std::size_t kMostOps = std::size_t{1} << 24;
+  if (ops * static_cast<std::size_t>(micro_batches) >
+      kMostOps * static_cast<std::size_t>(lowered)) {
+    throw InputError(std::string(kWhere) + ": accumulation", std::to_string(micro_batches),
+                     "a step of at most " + std::to_string(kMostOps) + " ops");
+  }
+}
 
 Program Lower(const LowerInput& in) {
   ValidatePlan(in.model, in.job, in.plan, kWhere);

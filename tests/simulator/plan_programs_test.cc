@@ -1,0 +1,108 @@
+// A step of many micro-batches, told from programs with few: against the whole step, simulated.
+
+#include "simulator/plan_programs.h"
+
+#include <array>
+#include <cstdlib>
+#include <random>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "models/loader.h"
+#include "tests/sanitizers.h"
+#include "tests/schedule/random_plan.h"
+
+namespace shardwright {
+namespace {
+
+using testing::DrawDeepCase;
+using testing::RandomCase;
+
+Cluster ClusterFor(std::mt19937& random, std::int64_t ranks) {
+  const std::int64_t nodes = ranks % 8 == 0 ? ranks / 8 : 1;
+  const auto draw = [&](int low, int high) {
+    return std::to_string(std::uniform_int_distribution<int>(low, high)(random));
+  };
+  return LoadCluster("h100-80 x" + std::to_string(ranks / nodes) + ", nvlink " + draw(10, 450) +
+                         " GB/s, nic 2x" + draw(25, 400) + " Gbit/s",
+                     nodes);
+}
+
+void CheckPeak(const MemoryPeak& a, const MemoryPeak& b) {
+  CHECK(a.total == b.total);
+  CHECK(a.by_category == b.by_category);
+}
+
+// True when fewer micro-batches than all were enough.
+bool CheckCase(const RandomCase& c, const Cluster& cluster, bool reserved) {
+  const KernelSetOptions kernels = FindKernelSet(c.kernel_set, "test");
+  const Profile profile = DefaultProfile(cluster.gpu, c.kernel_set);
+  Simulator simulator(cluster, profile);
+  SimulateOptions options;
+  options.reserved = reserved;
+  PlanPrograms programs({c.model, kernels, c.job, c.plan});
+  const SimulationResult told = SimulatePlan(simulator, programs, options);
+  const bool is_told = programs.Largest().micro_batch_count < c.plan.accumulation;
+  const SimulationResult whole = simulator.Run(programs.With(c.plan.accumulation), options);
+  CHECK(told.step_time == whole.step_time);
+  CHECK(told.exposed_comm == whole.exposed_comm);
+  CHECK(told.timing.is_steady == whole.timing.is_steady);
+  CheckPeak(told.memory.allocated.DevicePeak(), whole.memory.allocated.DevicePeak());
+  CheckPeak(told.memory.allocated.HostPeak(), whole.memory.allocated.HostPeak());
+  CHECK(told.memory.outside == whole.memory.outside);
+  if (reserved) {
+    REQUIRE(told.memory.reserved->out_of_memory == whole.memory.reserved->out_of_memory);
+  }
+  if (reserved && !told.memory.reserved->out_of_memory) {
+    CHECK(told.memory.reserved->peak_first == whole.memory.reserved->peak_first);
+    CHECK(told.memory.reserved->peak_steady == whole.memory.reserved->peak_steady);
+    CHECK(told.memory.reserved->retries_first == whole.memory.reserved->retries_first);
+    CHECK(told.memory.reserved->retries_steady == whole.memory.reserved->retries_steady);
+  }
+  return is_told;
+}
+
+TEST_CASE("SimulatePlan: few micro-batches tell what many take, to the picosecond and the byte") {
+  const bool is_deep = std::getenv("SHARDWRIGHT_DEEP") != nullptr;
+  const int trials = is_deep ? 600 : testing::kHasSanitizer ? 6 : 30;
+  const std::array names = {"gpt2", "pythia-70m", "t5-small", "bert-large", "llama-3-8b"};
+  std::mt19937 random(11);
+  int told = 0;
+  for (int trial = 0; trial < trials;) {
+    RandomCase c = DrawDeepCase(random, LoadModel(names[random() % names.size()]));
+    if (c.plan.accumulation == 1) {
+      continue;
+    }
+    c.plan.accumulation = 12 + static_cast<std::int64_t>(random() % 30);
+    c.job.global_batch = 0;
+    CAPTURE(trial);
+    CAPTURE(c.description);
+    try {
+      (void)testing::LowerCase(c);
+    } catch (const InputError&) {  // too many messages
+      continue;
+    }
+    const Cluster cluster = ClusterFor(random, c.plan.shard_size * c.plan.replicate_size);
+    told += CheckCase(c, cluster, trial % 2 == 0) ? 1 : 0;
+    ++trial;
+  }
+  CHECK(told > trials * 3 / 4);
+}
+
+TEST_CASE("SimulatePlan: refuses what Lower refuses") {
+  std::mt19937 random(1);
+  RandomCase c = DrawDeepCase(random, LoadModel("gpt2"));
+  c.plan.accumulation = 60000;
+  const KernelSetOptions kernels = FindKernelSet(c.kernel_set, "test");
+  const auto largest = [&] { return PlanPrograms({c.model, kernels, c.job, c.plan}).Largest(); };
+  CHECK_THROWS_WITH_AS((void)largest(),
+                       "plan: accumulation: got 60000, expected a step of at most 16777216 ops",
+                       InputError);
+  c.plan.accumulation = 70000;
+  CHECK_THROWS_AS((void)largest(), InputError);
+}
+
+}  // namespace
+}  // namespace shardwright
