@@ -90,6 +90,18 @@ double Bounds::PersistentBytes(const OuterChoice& outer) const {
   return bytes;
 }
 
+// A unit that is sharded exists twice while one of its ops runs: its shard, and whole.
+Bytes Bounds::WhileWidestOpRuns(const OuterChoice& outer, const Measured& measured) const {
+  if (outer.shard_size == 1) {
+    return Bytes(0);
+  }
+  OuterChoice once = outer;  // earlier gradients of the op may be those that it adds to
+  once.accumulation = 1;
+  const double bytes = PersistentBytes(once) + measured.widest_op_bytes;
+  return Bytes(static_cast<std::int64_t>(bytes) +
+               OutsideBytesOf(in_, outer, options_.base.dialect));
+}
+
 // Masters and states on the host, per device.
 double Bounds::HostBytes(const OuterChoice& outer) const {
   const bool has_masters = outer.offload.optimizer || outer.offload.parameters;
@@ -343,7 +355,8 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
   const double fixed = PersistentBytes(outer) + tail +
                        static_cast<double>(OutsideBytesOf(in_, outer, options_.base.dialect));
   OuterBound bound;
-  bound.memory = Bytes(static_cast<std::int64_t>(fixed + least_kept));
+  bound.memory_at_turn = Bytes(static_cast<std::int64_t>(fixed + least_kept));
+  bound.memory = std::max(bound.memory_at_turn, WhileWidestOpRuns(outer, measured));
   bound.deficit = std::max(Bytes(0), bound.memory - limits_.device);
   if (bound.deficit > Bytes(0)) {
     return bound;

@@ -19,9 +19,10 @@
 namespace shardwright {
 
 struct OuterBound {
-  Seconds time;   // no plan of this outer choice that fits is faster
-  Bytes memory;   // and none needs less, with what lives outside the allocator
-  Bytes deficit;  // memory - limit where that is positive: none fits
+  Seconds time;          // no plan of this outer choice that fits is faster
+  Bytes memory;          // and none needs less, with what lives outside the allocator
+  Bytes memory_at_turn;  // when the last block's backward begins
+  Bytes deficit;         // memory - limit where that is positive: none fits
 };
 
 class Bounds {
@@ -47,6 +48,7 @@ class Bounds {
   };
 
   [[nodiscard]] double PersistentBytes(const OuterChoice& outer) const;
+  [[nodiscard]] Bytes WhileWidestOpRuns(const OuterChoice& outer, const Measured& measured) const;
   [[nodiscard]] double HostBytes(const OuterChoice& outer) const;
   [[nodiscard]] Traffic TrafficOf(const OuterChoice& outer) const;
   [[nodiscard]] bool StagesOnCompute() const;

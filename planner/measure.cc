@@ -29,6 +29,7 @@ struct Reading {
   std::uint32_t first_op = 0, last_op = 0;  // model ops that compute first and last
   std::vector<ParamId> backward_params;     // that backward reads
   bool tail_learns = false;                 // behind the last block parameters have a backward
+  double widest_op = 0;                     // bytes of parameters and gradients
   double read_by_tail = 0;                  // bytes of blocks that what follows them reads
 };
 
@@ -46,6 +47,11 @@ class Prober {
     plan_.units = space.families.front().units;
     job_ = input.job;
     job_.global_batch = 0;
+    // The update, of which nothing is read, in as few kernels as there can be.
+    job_.optimizer = OptimizerSpec();
+    job_.optimizer.kind = OptimizerKind::kSgd;
+    job_.optimizer.impl = OptimizerImpl::kFused;
+    job_.clip_gradients = false;
     FindBlocks();
   }
 
@@ -104,6 +110,7 @@ class Prober {
       reading.first_op = any ? reading.first_op : op.subject;
       reading.last_op = op.subject;
       any = true;
+      reading.widest_op = std::max(reading.widest_op, WeightBytes(program, op));
       const Price& price = prices.prices[op.shape.value];
       const double share = prices.contention.classes[price.contention_class].hbm_share;
       const auto load = static_cast<std::size_t>(std::lround(share * (kLoadCount - 1)));
@@ -130,12 +137,16 @@ class Prober {
     return reading;
   }
 
-  void ReadBackwardOp(const Program& program, const Op& op, Reading& reading) const {
-    const std::vector<ParamId>& params = in_.model.ops[op.subject].params;
+  [[nodiscard]] static bool ReadsParameters(const Program& program, const Op& op) {
     const auto index = static_cast<std::size_t>(&op - program.step.ops.data());
     const std::span<const Access> accesses = program.step.AccessesOf(OpId(index));
-    if (std::any_of(accesses.begin(), accesses.end(),
-                    [](const Access& a) { return a.role == Role::kParameter; })) {
+    return std::any_of(accesses.begin(), accesses.end(),
+                       [](const Access& a) { return a.role == Role::kParameter; });
+  }
+
+  void ReadBackwardOp(const Program& program, const Op& op, Reading& reading) const {
+    const std::vector<ParamId>& params = in_.model.ops[op.subject].params;
+    if (ReadsParameters(program, op)) {
       reading.backward_params.insert(reading.backward_params.end(), params.begin(), params.end());
     }
     const bool is_behind = std::all_of(block_of_.begin() + op.subject, block_of_.end(),
@@ -149,11 +160,12 @@ class Prober {
   }
 
   // Parameters and weight gradients that exist, gathered, while the op runs, under every plan.
-  [[nodiscard]] double WeightBytes(const Op& op) const {
+  [[nodiscard]] double WeightBytes(const Program& program, const Op& op) const {
     if (plan_.dialect == Dialect::kDdp || IsZero(plan_.dialect)) {
       return 0;  // resident anyway, or counted by the dialect's buckets
     }
     double bytes = 0;
+    const bool reads = ReadsParameters(program, op);
     const Precision& precision = job_.precision;
     // Native writes gradients where they are reduced from.
     const std::int64_t grad = plan_.dialect == Dialect::kNative
@@ -162,7 +174,7 @@ class Prober {
     for (const ParamId id : in_.model.ops[op.subject].params) {
       const Parameter& param = in_.model.params[id.value];
       const auto n = static_cast<double>(param.Elements());
-      bytes += n * static_cast<double>(SizeOf(precision.param));
+      bytes += reads ? n * static_cast<double>(SizeOf(precision.param)) : 0;
       if (op.phase == Phase::kBackward && param.trainable) {
         bytes += n * static_cast<double>(grad);
       }
@@ -209,7 +221,7 @@ class Prober {
             static_cast<double>(program.ShapeOf(op).bytes.value);
       }
       if (i >= last_forward && is_outside) {
-        reading.tail = std::max(reading.tail, alive + WeightBytes(op));
+        reading.tail = std::max(reading.tail, alive + WeightBytes(program, op));
         for (const Access& access : body.AccessesOf(OpId(i))) {
           const bool is_of_block = slot_of[access.buffer.value] < space_.blocks.size();
           if (is_of_block && read_by_tail.insert(access.buffer).second) {
@@ -436,6 +448,7 @@ Measured Measure(const SearchInput& input, const SearchOptions& options, const S
       m.forward = base->forward;
       m.turn_forward = base->turn_forward;
       m.turn_backward = base->turn_backward;
+      m.widest_op_bytes = base->widest_op;
       SetEnds(input.model, *base, m);
       std::for_each(m.classes.begin(), m.classes.end(),
                     [&](BlockClass& c) { DropLesser(*base, c); });

@@ -51,11 +51,13 @@ struct Measured {
   // forward and its backward: logits, their gradients, the head's weights and gradients.
   double tail_bytes = 0;
   double staying_tail_bytes = 0;  // the same with offloaded activations
-  double first_elements = 0;      // of the parameters that the first op of forward reads
-  double first_trainable = 0;     // of the trainable ones among them
-  double last_elements = 0;       // of those whose gradients the last op of backward writes
-  bool last_has_params = false;   // that op reads parameters
-  double backward_elements = 0;   // of the parameters whose ops have a backward
+  // Parameters, and their gradients, that exist while the widest op runs, under every plan.
+  double widest_op_bytes = 0;
+  double first_elements = 0;     // of the parameters that the first op of forward reads
+  double first_trainable = 0;    // of the trainable ones among them
+  double last_elements = 0;      // of those whose gradients the last op of backward writes
+  bool last_has_params = false;  // that op reads parameters
+  double backward_elements = 0;  // of the parameters whose ops have a backward
   // Offloaded activations of all blocks are copied but for at most `read_by_tail` bytes; else all
   // but those of one block.
   bool all_blocks_copy = false;

@@ -371,7 +371,7 @@ class Searcher {
     result.is_complete = result.is_complete && !IsStopped();
     ChooseBest({options_, {space_.blocks.begin(), space_.blocks.end()}, in_.cluster.gpus_per_node},
                workers_.first(), result);
-    if (!result.is_feasible) {
+    if (!result.is_feasible && options_.effort > 0) {
       FindFloor(result);
     }
     FindPareto(result);
@@ -382,9 +382,11 @@ class Searcher {
 
   // The least memory that was simulated; of the least bound where nothing was.
   void FindFloor(SearchResult& result) {
-    const auto least = std::min_element(
-        branches_.begin(), branches_.end(),
-        [](const Branch& x, const Branch& y) { return x.bound.memory < y.bound.memory; });
+    const auto least =
+        std::min_element(branches_.begin(), branches_.end(), [](const Branch& x, const Branch& y) {
+          return std::tie(x.bound.memory, x.bound.memory_at_turn) <
+                 std::tie(y.bound.memory, y.bound.memory_at_turn);
+        });
     if (least->local == nullptr) {
       least->local = std::make_unique<LocalSearch>(
           in_, options_, space_, measured_.at(least->outer.micro_batch), least->outer, limits_);

@@ -66,7 +66,7 @@ struct SearchOptions {
   int threads = 0;        // 0: what the machine has. The result does not depend on it
   // No further mesh, batch and offload is tried after so many simulations. A count and no time, so
   // that results repeat. 0: a short search of the most promising ones, and of others until
-  // something fits, without refinement.
+  // something fits, without refinement, and nothing about the floor where nothing does.
   std::int64_t effort = 2000;
   const std::atomic<bool>* stop = nullptr;  // set by others: return the best plan so far
   std::function<void(const SearchProgress&)> progress;  // called now and then by one thread

@@ -1,8 +1,8 @@
 #include "schedule/lower/layout.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
-#include <set>
 
 #include "core/error.h"
 
@@ -127,8 +127,11 @@ std::vector<std::int64_t> FullestFlatShard(const Model& model, const UnitInfo& u
     }
     const std::int64_t first = slot.unsharded_offset / shard;
     const std::int64_t last = (slot.unsharded_offset + n - 1) / shard;
-    for (const std::int64_t s : std::set<std::int64_t>{first, std::min(first + 1, last), last}) {
-      filled[s] += overlap(slot, s);
+    const std::array shards = {first, std::min(first + 1, last), last};  // ascending
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+      if (i == 0 || shards[i] != shards[i - 1]) {
+        filled[shards[i]] += overlap(slot, shards[i]);
+      }
     }
   }
   std::int64_t fullest = 0, most = 0;
