@@ -90,9 +90,10 @@ double Bounds::PersistentBytes(const OuterChoice& outer) const {
   return bytes;
 }
 
-// A unit that is sharded exists twice while one of its ops runs: its shard, and whole.
+// A unit that is sharded, or kept on the host, is on the device as a whole while one of its ops
+// runs, besides its shard.
 Bytes Bounds::WhileWidestOpRuns(const OuterChoice& outer, const Measured& measured) const {
-  if (outer.shard_size == 1) {
+  if (outer.shard_size == 1 && !outer.offload.parameters) {
     return Bytes(0);
   }
   OuterChoice once = outer;  // earlier gradients of the op may be those that it adds to

@@ -380,12 +380,15 @@ class Searcher {
     return result;
   }
 
-  // The least memory that was simulated; of the least bound where nothing was.
+  // The least memory that was simulated. What is sharded most, and of that what has the least
+  // bound, is simulated now if it was not.
   void FindFloor(SearchResult& result) {
     const auto least =
         std::min_element(branches_.begin(), branches_.end(), [](const Branch& x, const Branch& y) {
-          return std::tie(x.bound.memory, x.bound.memory_at_turn) <
-                 std::tie(y.bound.memory, y.bound.memory_at_turn);
+          const auto key = [](const Branch& b) {
+            return std::tuple(-b.outer.shard_size, b.bound.memory, b.bound.memory_at_turn);
+          };
+          return key(x) < key(y);
         });
     if (least->local == nullptr) {
       least->local = std::make_unique<LocalSearch>(

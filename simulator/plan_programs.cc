@@ -46,11 +46,14 @@ std::optional<T> Continue(T first, T second, T third, std::int64_t more) {
                                           : std::nullopt;
 }
 
-// Neither the host nor a stream has more to do in one more micro-batch than `period`.
+// Neither the host nor a stream has more to do in one more micro-batch than `period`, and compute
+// waits for nothing less than before: a wait that gets shorter comes to an end, and then the period
+// is another one.
 bool AllKeepUp(const StepTiming& fewer, const StepTiming& more, SimTime period) {
   bool keep_up = more.host_issue - fewer.host_issue <= period;
   for (std::size_t s = 0; s < kStreamCount; ++s) {
-    keep_up = keep_up && more.busy[s] - fewer.busy[s] <= period;
+    keep_up = keep_up && more.busy[s] - fewer.busy[s] <= period &&
+              more.compute_idle[s] >= fewer.compute_idle[s];
   }
   return keep_up;
 }
@@ -82,8 +85,11 @@ std::optional<SimulationResult> Extrapolate(const std::array<const SimulationRes
   const auto step_time = Continue(first.step_time, second.step_time, third.step_time, more);
   const auto exposed = Continue(first.exposed_comm, second.exposed_comm, third.exposed_comm, more);
   const SimTime period = third.step_time - second.step_time;
-  if (!step_time || !exposed || !first.timing.is_steady || !second.timing.is_steady ||
-      !third.timing.is_steady || !AllKeepUp(first.timing.steady, second.timing.steady, period) ||
+  const auto settles = [](const SimulationResult* r) {
+    return r->timing.is_steady && !r->unsettled;
+  };
+  if (!step_time || !exposed || !std::all_of(results.begin(), results.end(), settles) ||
+      !AllKeepUp(first.timing.steady, second.timing.steady, period) ||
       !AllKeepUp(second.timing.steady, third.timing.steady, period) ||
       !SameMemory(first.memory, second.memory) || !SameMemory(second.memory, third.memory)) {
     return std::nullopt;

@@ -9,10 +9,10 @@
 //
 // provided that both differences are equal to the picosecond, that no stream and not the host has
 // more to do per micro-batch than the period (it would fall behind further and further, and decide
-// the period once it is behind everything else), and that all peaks of memory are equal; what
-// the caching allocator reserves is told only where a host that is further ahead changes nothing.
-// Otherwise more micro-batches are simulated, in the end all of them. So the cost of most plans
-// does not depend on `a`.
+// the period once it is behind everything else), that compute waits for nothing less with one more,
+// and that all peaks of memory are equal; what the caching allocator reserves is told only where a
+// host that is further ahead changes nothing. Otherwise more micro-batches are simulated, in the
+// end all of them. So the cost of most plans does not depend on `a`.
 
 #include <cstdint>
 #include <map>
