@@ -1,0 +1,150 @@
+// Reductions of the native dialect, and the updates behind them.
+
+#include <algorithm>
+#include <string>
+
+#include "schedule/lower/native_rules.h"
+
+namespace shardwright {
+
+void NativeRules::MakeRoomForGrads() {
+  while (Syncs() && reducing_.size() + waiting_reductions_.size() >=
+                        static_cast<std::size_t>(plan_.in_flight)) {
+    if (reducing_.empty()) {
+      (void)BeginTransfer();
+    }
+    RetireOldestReduction();
+  }
+}
+
+void NativeRules::MakeRoomForShardedGrads() {
+  while (sending_.size() >= static_cast<std::size_t>(plan_.in_flight)) {
+    e_.AddWait(Stream::kReduce, {sending_.front().done}, Phase::kBackward, kNoSubject);
+    e_.body->Free(sending_.front().buffer);
+    sending_.pop_front();
+  }
+}
+
+void NativeRules::RetireOldestReduction() {
+  const InUse oldest = reducing_.front();
+  reducing_.pop_front();
+  e_.AddWait(Stream::kCompute, {oldest.done}, Phase::kBackward, kNoSubject);
+  e_.body->Free(oldest.buffer);
+}
+
+void NativeRules::Reduce(UnitId u) {
+  MakeRoomForShardedGrads();
+  UnitState& state = At(u);
+  const BufferId input = state.accumulated;
+  state.accumulated = BufferId();
+  const OpId written = e_.LastCompute();
+  const Stream s = Stream::kReduce;
+  const bool adopts = !CastsReduce(u) && !state.sharded_grad.valid();
+  BufferId out =
+      e_.Alloc(ReduceShard(u), adopts ? Category::kShardedGradient : Category::kReduceScatter, s);
+  if (plan_.shard_size > 1) {
+    e_.AddCollective(
+        Collective(OpCode::kReduceScatter, s, reduce_group_, ReduceFull(u), PrecisionOf(u).reduce),
+        {Phase::kBackward, u.value},
+        {{input, AccessMode::kRead, Role::kInput}, {out, AccessMode::kWrite, Role::kOutput}});
+    TakeTurn();
+  } else {
+    e_.AddCopy(
+        OpCode::kGradStore, s, {Phase::kBackward, u.value}, ReduceFull(u), ReduceShard(u),
+        {{input, AccessMode::kRead, Role::kInput}, {out, AccessMode::kWrite, Role::kOutput}});
+  }
+  e_.After(written);
+  reducing_.push_back({input, e_.body->last()});
+  if (replicate_group_.valid() && plan_.sync == SyncMode::kReplicateLast && !SumPartial(u, out)) {
+    return;
+  }
+  if (replicate_group_.valid()) {
+    const OpId reduced = e_.body->last();
+    const OpId replicated = e_.AddCollective(
+        Collective(OpCode::kAllReduce, Stream::kReplicate, replicate_group_, ReduceShard(u),
+                   PrecisionOf(u).reduce),
+        {Phase::kBackward, u.value}, {{out, AccessMode::kReadWrite, Role::kInput}});
+    e_.After(reduced);
+    e_.AddWait(s, {replicated}, Phase::kBackward, u.value);
+  }
+  Store(u, out, adopts);
+  last_reduce_ = e_.body->last();
+  const bool on_host = plan_.offload.parameters || plan_.offload.optimizer;
+  if (on_host && last_micro_batch_) {
+    GradToHost(u, Stream::kD2h, last_reduce_);
+    sending_.push_back({state.sharded_grad, e_.body->last()});
+    state.sharded_grad = BufferId();
+  } else if (last_micro_batch_ && !TakesGradNorm(job_)) {
+    FollowActivations();
+    Update(u, s);
+    last_reduce_ = e_.body->last();
+    FreeShardedGrads({&u, 1});
+  }
+}
+
+bool NativeRules::SumPartial(UnitId u, BufferId out) {
+  BufferId& partial = comm_[u.value].partial;
+  if (!partial.valid()) {
+    if (!last_micro_batch_) {
+      partial = out;
+    }
+    return last_micro_batch_;
+  }
+  const BufferId sum = last_micro_batch_ ? out : partial;
+  const BufferId other = last_micro_batch_ ? partial : out;
+  e_.AddCopy(
+      OpCode::kGradStore, Stream::kReduce, {Phase::kBackward, u.value}, 2 * ReduceShard(u),
+      ReduceShard(u),
+      {{sum, AccessMode::kReadWrite, Role::kOutput}, {other, AccessMode::kRead, Role::kInput}});
+  e_.body->Free(other);
+  partial = last_micro_batch_ ? BufferId() : partial;
+  return last_micro_batch_;
+}
+
+void NativeRules::Store(UnitId u, BufferId out, bool adopts) {
+  UnitState& state = At(u);
+  if (adopts) {
+    state.sharded_grad = out;
+    return;
+  }
+  const bool accumulate = state.sharded_grad.valid();
+  if (!accumulate) {
+    state.sharded_grad = e_.Alloc(GradShard(u), Category::kShardedGradient, Stream::kReduce);
+  }
+  e_.AddCopy(OpCode::kGradStore, Stream::kReduce, {Phase::kBackward, u.value},
+             accumulate ? ReduceShard(u) + GradShard(u) : ReduceShard(u), GradShard(u),
+             {{state.sharded_grad, accumulate ? AccessMode::kReadWrite : AccessMode::kWrite,
+               Role::kOutput},
+              {out, AccessMode::kRead, Role::kInput}});
+  e_.body->Free(out);
+}
+
+void NativeRules::Update(UnitId u, Stream stream) {
+  e_.body->SetCarry(SlotOf(u), StagesMoments() ? AddStagedOptimizer(u, stream, moments_)
+                                               : AddOptimizer({&u, 1}, stream));
+}
+
+void NativeRules::FollowActivations() {
+  if (StagesMoments() && plan_.offload.activations) {
+    moments_.FollowCompute();
+  }
+}
+
+void NativeRules::UpdateOnHost(const std::vector<UnitId>& units) {
+  WaitForHostGrads(Phase::kOptimizer);
+  for (const InUse& s : sending_) {
+    e_.body->Free(s.buffer);
+  }
+  sending_.clear();
+  AddHostOptimizer(units);
+  if (!plan_.offload.parameters) {
+    for (const UnitId u : units) {
+      e_.body->SetCarry(SlotOf(u),
+                        e_.AddTransfer(OpCode::kCopyH2d, Stream::kH2d, {Phase::kOptimizer, u.value},
+                                       MasterShard(u), At(u).host_master, At(u).shard));
+    }
+  }
+  FreeShardedGrads(units);
+}
+
+}  // namespace shardwright
