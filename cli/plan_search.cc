@@ -136,7 +136,7 @@ SearchedPlan SearchPlan(const PlanOptions& options) {
   if (on_terminal) {
     std::fprintf(stderr, "\n");
   }
-  searched.baselines = EvaluateBaselines(file, {}, searched.result.memory_limit);
+  searched.baselines = EvaluateBaselines(file, {}, searched.result.memory_limit, search.threads);
   if (searched.result.is_feasible) {
     file.plan = searched.result.best.plan;
     CheckPlan(file, "plan");

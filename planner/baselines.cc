@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/parallel.h"
 #include "schedule/wrap.h"
 
 namespace shardwright {
@@ -181,22 +182,21 @@ std::vector<UserChoice> UserChoices(Baseline baseline, JobMode mode, std::int64_
 }
 
 std::vector<BaselineResult> EvaluateBaselines(const PlanFile& problem,
-                                              std::optional<UserChoice> choice,
-                                              Bytes memory_limit) {
+                                              std::optional<UserChoice> choice, Bytes memory_limit,
+                                              int threads) {
   const std::int64_t ranks = problem.cluster.RankCount();
   const std::int64_t global = problem.job.global_batch;
   if (!choice && (global <= 0 || global % ranks != 0)) {
     throw InputError("global batch", std::to_string(global),
                      "a multiple of the " + std::to_string(ranks) + " ranks");
   }
-  std::vector<BaselineResult> results;
-  for (const Baseline baseline : kBaselines) {
-    results.push_back(
-        EvaluateBaseline(baseline, problem,
-                         choice ? std::vector<UserChoice>{*choice}
-                                : UserChoices(baseline, problem.job.mode, global / ranks),
-                         memory_limit));
-  }
+  std::vector<BaselineResult> results(kBaselines.size());
+  ParallelFor(kBaselines.size(), ThreadCount(threads), [&](std::size_t i, std::size_t) {
+    const std::vector<UserChoice> choices =
+        choice ? std::vector<UserChoice>{*choice}
+               : UserChoices(kBaselines[i], problem.job.mode, global / ranks);
+    results[i] = EvaluateBaseline(kBaselines[i], problem, choices, memory_limit);
+  });
   return results;
 }
 

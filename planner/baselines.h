@@ -73,9 +73,11 @@ struct BaselineResult {
 
 // Each baseline with the fastest choice that fits, or the one that misses by least. `problem` has
 // everything but the plan. With `choice` set nothing else is tried; `memory_limit` as in
-// EvaluateOptions. Throws InputError when the job's global batch is no multiple of the ranks.
+// EvaluateOptions. `threads`: 0: what the machine has; the result does not depend on it. Throws
+// InputError when the job's global batch is no multiple of the ranks.
 [[nodiscard]] std::vector<BaselineResult> EvaluateBaselines(const PlanFile& problem,
                                                             std::optional<UserChoice> choice = {},
-                                                            Bytes memory_limit = Bytes(0));
+                                                            Bytes memory_limit = Bytes(0),
+                                                            int threads = 0);
 
 }  // namespace shardwright
