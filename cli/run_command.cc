@@ -56,9 +56,9 @@ Examples:
   shardwright run plan.json --device cuda --loopback 4
 
 The plan must be made with the device's kernel set: --kernel-set shardwright-host, or
-shardwright-cuda-plain or -gelu for --device cuda. There every rank has a GPU and a process, which
-the program starts itself on one machine and a launcher on several; --loopback runs all ranks on one
-GPU. Exits with 5 when a rank fails, and with 4 when there is no GPU.)";
+shardwright-cuda-plain, -gelu or -fused for --device cuda. There every rank has a GPU and a process,
+which the program starts itself on one machine and a launcher on several; --loopback runs all ranks
+on one GPU. Exits with 5 when a rank fails, and with 4 when there is no GPU.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"PLAN", "plan file or - (standard input)", "run needs a plan file, or - for standard input",

@@ -68,13 +68,16 @@ struct ModelOpCall {
   // data gradient with the derivative of GELU (tanh form) there, KernelSetOptions::fused_gelu.
   std::vector<ConstView> inputs;
   std::vector<ConstView> params;
-  // Forward writes all: a linear layer with one output more also GELU of the first. Backward reads
-  // those that OpKernels::saves_output names.
+  // Forward writes all: a linear layer with one output more also GELU of the first. A norm with one
+  // input and one output more first writes the sum of both inputs to the second output, which it
+  // then normalizes, KernelSetOptions::fused_residual. Backward reads those that
+  // OpKernels::saves_output names.
   std::vector<View> outputs;
   // Backward only. output_grads[i] may hold several times the output's elements: then the gradient
   // is their sum (a table of positions that is added to every sample).
   std::vector<ConstView> output_grads;
   std::vector<View> input_grads;  // null: not wanted
+  bool adds_input_grads = false;  // norms: to what is there, instead of replacing it
   std::vector<ParamGrad> param_grads;
 
   // OpKernels::extra_saved bytes: forward writes them, backward reads them. 64-byte aligned.

@@ -143,6 +143,15 @@ std::vector<KernelSetOptions> OwnSets() {
        .fused_reductions = true,
        .fused_gelu = true,
        .cuda_kernels = true},
+      {.name = "shardwright-cuda-fused",
+       .fused_rope = true,
+       .flash_position_bias = true,
+       .fused_loss = true,
+       .keeps_dropout_mask = false,
+       .fused_reductions = true,
+       .fused_gelu = true,
+       .fused_residual = true,
+       .cuda_kernels = true},
   };
 }
 

@@ -74,6 +74,9 @@ struct KernelSetOptions {
   // GELU's tanh form between two linear layers runs inside their products: the first one's writes
   // its input and its result, the second one's data gradient ends with its derivative.
   bool fused_gelu = false;
+  // A norm makes the sum that it reads, where that is right before it, and in backward adds its
+  // data gradient to the one that came past it.
+  bool fused_residual = false;
   bool host_kernels = false;  // the executor's host kernels, see models/kernels/host.cc
   bool cuda_kernels = false;  // the executor's CUDA kernels, see models/kernels/cuda.cc
   // Checkpointing runs a region again as a whole and holds its outputs until its backward has ended
@@ -88,7 +91,8 @@ struct KernelSetOptions {
 };
 
 // The built-in stacks, see docs/kernel_sets.md: torch-{eager,compile,2024,2022}, composer-2023,
-// deepspeed, hf-{eager,trainer,foak,liger,2023}, shardwright-{host,cuda,cuda-plain,cuda-gelu}.
+// deepspeed, hf-{eager,trainer,foak,liger,2023},
+// shardwright-{host,cuda,cuda-plain,cuda-gelu,cuda-fused}.
 [[nodiscard]] std::span<const KernelSetOptions> BuiltinKernelSets();
 // Throws InputError naming `where` with the nearest match.
 [[nodiscard]] const KernelSetOptions& FindKernelSet(std::string_view name, std::string_view where);

@@ -24,7 +24,8 @@
 #   scripts/gpu_check.sh large      the same of 8 billion (16-bit states), and of 1.5 billion with 8,192 tokens per sample
 #   scripts/gpu_check.sh offload    13 billion on one GPU with AdamW's moments on the host (104 GiB of free host memory): predicted, then run
 #   scripts/gpu_check.sh kernels    speed of the kernels, as a fraction of what the memory or the matrix units could do
-#   scripts/gpu_check.sh gelu       GPT-2 of 1.5 billion with GELU inside its products against GELU in passes of its own
+#   scripts/gpu_check.sh gelu       GPT-2 of 1.5 billion with GELU inside its products, and residual sums inside its norms as well,
+#                                   against all of them in passes of their own
 #   scripts/gpu_check.sh graphs     GPT-2 on 1 and 4 ranks of one GPU with --graphs on against off: the same bits, and how much faster
 #   scripts/gpu_check.sh long       3 billion, and 8 billion with 16-bit states, with 8,192 tokens per sample
 #   scripts/gpu_check.sh gpus       GPT-2 on as many GPUs as there are, a process each, with NCCL, with and without its windows
@@ -237,17 +238,18 @@ offload() {
   train "$name" "$tree/offload.json" --loopback 1
 }
 
-# A model with GELU's tanh form, twice.
+# A model with GELU's tanh form, by three kernel sets.
 gelu() {
   local set
   has_products "GELU in products" || return
-  for set in plain gelu; do
+  for set in plain gelu fused; do
     check "plan, cuda-$set" "$(program shardwright)" plan --model gpt2-xl --cluster "h200-141 x1" --dialect native \
       --kernel-set "shardwright-cuda-$set" --seq 1024 --global-batch 16 --micro-batch 8 --optimizer adamw:fused -o "$tree/xl-$set.json" &&
       train "GPT-2 XL, cuda-$set" "$tree/xl-$set.json" --loopback 1
     show "GPT-2 XL, cuda-$set" '^cuBLASLt has nothing'
   done
   ratio "GELU in products to apart" "GPT-2 XL, cuda-gelu" "GPT-2 XL, cuda-plain"
+  ratio "that and sums in norms to apart" "GPT-2 XL, cuda-fused" "GPT-2 XL, cuda-plain"
 }
 
 # Without a trace, which graphs do not go with.

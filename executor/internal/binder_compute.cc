@@ -109,8 +109,8 @@ void Binder::BindForwardAccess(const Access& access, const ModelOp& op, ModelCal
   ModelOpCall& c = call.call;
   std::byte* data = At(access.buffer);
   const auto bytes = static_cast<std::size_t>(BufferOf(access.buffer).size.value);
-  // Behind the op's own tensors: the input or output of a GELU that it runs, which has the shape of
-  // the tensor between the two.
+  // Behind the op's own tensors: the input or output of a GELU or a sum that it runs, which has the
+  // shape of the tensor between the two.
   const auto place_of = [&](auto& views, const std::vector<TensorId>& own) {
     views.resize(std::max<std::size_t>(views.size(), access.index + std::size_t{1}));
     return own[std::min<std::size_t>(access.index, own.size() - 1)];
@@ -158,6 +158,7 @@ void Binder::BindBackwardAccess(const Access& access, const ModelOp& op, ModelCa
     case Role::kInputGrad: {
       const std::int64_t n = ElementsOf(access.buffer, p);
       c.input_grads[access.index] = {At(access.buffer), p, n};
+      c.adds_input_grads = access.mode == AccessMode::kReadWrite;
       return;
     }
     case Role::kParamGrad:

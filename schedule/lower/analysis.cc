@@ -426,7 +426,54 @@ void FuseGelu(const LowerInput& in, const PlannedRegions& regions, ModelAnalysis
   }
 }
 
+// May the norm that is op i + 1 make its input, op i's sum of two tensors of that size? What is run
+// again must be both or none.
+bool MaySumFirst(const Model& model, std::uint32_t i, const ModelAnalysis& a) {
+  const ModelOp& sum = model.ops[i];
+  const ModelOp& norm = model.ops[i + 1];
+  if (model.SpecOf(sum).kind != OpKind::kAdd || !sum.params.empty() || sum.inputs.size() != 2 ||
+      !IsNormOfWhole(model, norm) || norm.inputs.front() != sum.outputs.front()) {
+    return false;
+  }
+  const Tensor& result = model.tensors[norm.inputs.front().value];
+  const bool fits = std::all_of(sum.inputs.begin(), sum.inputs.end(), [&](TensorId t) {
+    const Tensor& in = model.tensors[t.value];
+    return in.role == result.role && in.elements == result.elements &&
+           in.per_sample == result.per_sample;
+  });
+  return fits && a.storages[a.storage_of[norm.inputs.front().value]].producer == i &&
+         a.ops[i].region == a.ops[i + 1].region && a.ops[i].reruns == a.ops[i + 1].reruns;
+}
+
+// KernelSetOptions::fused_residual: the sum itself has no kernels left; the norm reads both
+// operands instead of their sum, and writes that, too.
+void FuseSums(const Model& model, ModelAnalysis& a) {
+  std::map<std::uint32_t, std::uint32_t> sums, norms;  // variants made of variants
+  for (std::uint32_t i = 0; i + 1 < model.ops.size(); ++i) {
+    if (!MaySumFirst(model, i, a)) {
+      continue;
+    }
+    const Bytes size = a.tensor_bytes[model.ops[i].outputs.front().value];
+    a.ops[i].left_to_next = true;
+    ChangeVariant(
+        i, [](OpKernels& k) { k.forward.clear(); }, sums, a);
+    ChangeVariant(
+        i + 1,
+        [&](OpKernels& k) {
+          k.forward.back().read += size;
+          k.forward.back().written += size;
+        },
+        norms, a);
+  }
+}
+
 }  // namespace
+
+bool IsNormOfWhole(const Model& model, const ModelOp& op) {
+  const OpSpec& spec = model.SpecOf(op);
+  return (spec.kind == OpKind::kLayerNorm || spec.kind == OpKind::kRmsNorm) &&
+         model.tensors[op.inputs.front().value].elements == spec.rows * spec.in;
+}
 
 ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
   ModelAnalysis a;
@@ -454,6 +501,9 @@ ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
         !in.plan.offload.activations) {  // what nobody reads does not travel
       HoldKeptResults(in, a);
     }
+  }
+  if (in.kernels.fused_residual) {
+    FuseSums(in.model, a);
   }
   return a;
 }

@@ -38,6 +38,8 @@ struct ModelOpFacts {
   // GELU's input, too, and writes that one's gradient in place of its own input's.
   bool runs_next = false;
   bool runs_previous = false;
+  // KernelSetOptions::fused_residual: a sum that the norm right behind it makes in its forward.
+  bool left_to_next = false;
 };
 
 // Tensors that share storage (views, in-place results) share one entry.
@@ -65,7 +67,14 @@ struct ModelAnalysis {
   [[nodiscard]] const OpKernels& KernelsOf(std::uint32_t model_op) const {
     return kernels[variant[model_op]];
   }
+  // The op whose inputs `model_op` reads in forward: itself, or the sum that it makes first.
+  [[nodiscard]] std::uint32_t ReaderOf(std::uint32_t model_op) const {
+    return model_op > 0 && ops[model_op - 1].left_to_next ? model_op - 1 : model_op;
+  }
 };
+
+// Does the norm read all of its input, row behind row?
+[[nodiscard]] bool IsNormOfWhole(const Model& model, const ModelOp& op);
 
 // Calls f(storage, role, index) for each tensor that the op keeps for its backward: role kInput or
 // kOutput with the index among the op's inputs or outputs, the next index for the input of a GELU

@@ -47,7 +47,7 @@ Walker::Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules)
   extra_.resize(model.ops.size());
   grad_of_tensor_.resize(model.tensors.size());
   forward_shape_.resize(e_.a.kernels.size());
-  backward_shape_.resize(e_.a.kernels.size() * 4);
+  backward_shape_.resize(e_.a.kernels.size() * 8);
 }
 
 void Walker::FindUnitEvents() {
@@ -152,15 +152,20 @@ ShapeId Walker::ForwardShape(std::uint32_t i) {
   return cached;
 }
 
-ShapeId Walker::BackwardShape(std::uint32_t i) {
+// `adds`: its data gradient is added to one that is there.
+ShapeId Walker::BackwardShape(std::uint32_t i, bool adds) {
   const ModelOpFacts& facts = e_.a.ops[i];
-  const std::size_t variant = (facts.input_grads != 0 ? 1U : 0U) + (facts.weight_grad ? 2U : 0U);
-  ShapeId& cached = backward_shape_[std::size_t{4} * e_.a.variant[i] + variant];
+  const std::size_t variant =
+      (facts.input_grads != 0 ? 1U : 0U) + (facts.weight_grad ? 2U : 0U) + (adds ? 4U : 0U);
+  ShapeId& cached = backward_shape_[std::size_t{8} * e_.a.variant[i] + variant];
   if (!cached.valid()) {
     const OpKernels& k = e_.a.KernelsOf(i);
     std::vector<Kernel> kernels;
     if (facts.input_grads != 0) {
       kernels = k.backward_data;
+    }
+    if (adds) {
+      kernels.back().read += e_.a.tensor_bytes[e_.in.model.ops[i].inputs.front().value];
     }
     if (facts.weight_grad) {
       kernels.insert(kernels.end(), k.backward_weight.begin(), k.backward_weight.end());
@@ -269,7 +274,7 @@ void Walker::AddCompute(std::uint32_t i, Phase phase, ShapeId shape, std::uint16
 }
 
 void Walker::UseInputs(std::uint32_t i, Phase phase) {
-  const ModelOp& op = e_.in.model.ops[i];
+  const ModelOp& op = e_.in.model.ops[e_.a.ReaderOf(i)];
   for (std::size_t j = 0; j < op.inputs.size(); ++j) {
     const std::uint32_t s = e_.a.storage_of[op.inputs[j].value];
     const Instance& instance =
@@ -287,8 +292,8 @@ void Walker::UseParameters(std::uint32_t i) {
   }
 }
 
-// Storage for the outputs that are no views of inputs, those of a GELU that the op runs among them;
-// those nobody will read get no references.
+// Storage for the outputs that are no views of inputs, those of a GELU or a sum that the op runs
+// among them; those nobody will read get no references. Returns all but the sum.
 std::vector<Walker::Instance*> Walker::AllocateOutputs(std::uint32_t i, bool rerun) {
   std::vector<Instance*> fresh;
   if (i > 0 && e_.a.ops[i - 1].runs_next) {
@@ -309,6 +314,10 @@ std::vector<Walker::Instance*> Walker::AllocateOutputs(std::uint32_t i, bool rer
       fresh.push_back(&instance);
     }
   };
+  if (const std::uint32_t reader = e_.a.ReaderOf(i); reader != i) {
+    allocate(reader);
+    fresh.clear();  // a sum, which this op reads
+  }
   allocate(i);
   if (e_.a.ops[i].runs_next) {
     allocate(i + 1);
@@ -337,8 +346,9 @@ void Walker::AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId
         !rerun ? forward_instance_[s] : (own ? rerun_instance_[s] : InstanceFor(s, i));
     e_.body->Use(instance.buffer, AccessMode::kWrite, Role::kOutput, static_cast<std::uint16_t>(j));
   }
-  if (e_.a.ops[i].runs_next) {
-    const std::uint32_t s = e_.a.storage_of[e_.in.model.ops[i + 1].outputs.front().value];
+  const std::uint32_t other = e_.a.ops[i].runs_next ? i + 1 : e_.a.ReaderOf(i);
+  if (other != i) {
+    const std::uint32_t s = e_.a.storage_of[e_.in.model.ops[other].outputs.front().value];
     e_.body->Use((rerun ? rerun_instance_ : forward_instance_)[s].buffer, AccessMode::kWrite,
                  Role::kOutput, static_cast<std::uint16_t>(op.outputs.size()));
   }
@@ -354,8 +364,22 @@ void Walker::AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId
   }
 }
 
+// What forward of the op has read.
+void Walker::ReleaseRead(std::uint32_t i, bool rerun) {
+  for (const TensorId t : e_.in.model.ops[i].inputs) {
+    const std::uint32_t s = e_.a.storage_of[t.value];
+    Release(rerun ? InstanceFor(s, i) : forward_instance_[s]);
+    if (offload_ && !rerun) {
+      offload_->AfterForwardRead(s, forward_instance_[s].buffer);
+    }
+  }
+}
+
 void Walker::ForwardOp(std::uint32_t i, Phase phase) {
   const ModelOpFacts& facts = e_.a.ops[i];
+  if (facts.left_to_next) {
+    return;
+  }
   const OpKernels& k = e_.a.KernelsOf(i);
   const bool rerun = phase == Phase::kRecompute;
   if (!k.metrics.empty()) {
@@ -385,12 +409,8 @@ void Walker::ForwardOp(std::uint32_t i, Phase phase) {
   } else if (extra.valid()) {
     e_.body->Free(extra);
   }
-  for (const TensorId t : e_.in.model.ops[i].inputs) {
-    const std::uint32_t s = e_.a.storage_of[t.value];
-    Release(rerun ? InstanceFor(s, i) : forward_instance_[s]);
-    if (offload_ && !rerun) {
-      offload_->AfterForwardRead(s, forward_instance_[s].buffer);
-    }
+  for (std::uint32_t reader = e_.a.ReaderOf(i); reader <= i; ++reader) {
+    ReleaseRead(reader, rerun);
   }
   for (Instance* instance : fresh) {
     if (instance->refs == 0) {

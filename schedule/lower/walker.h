@@ -110,10 +110,11 @@ class Walker {
   void UseInputs(std::uint32_t i, Phase phase);
   void UseParameters(std::uint32_t i);
   [[nodiscard]] ShapeId ForwardShape(std::uint32_t i);
-  [[nodiscard]] ShapeId BackwardShape(std::uint32_t i);
+  [[nodiscard]] ShapeId BackwardShape(std::uint32_t i, bool adds);
   [[nodiscard]] bool ReadsRecomputed(std::uint32_t storage, std::uint32_t reader) const;
   [[nodiscard]] Instance& InstanceFor(std::uint32_t storage, std::uint32_t reader);
   void Release(Instance& instance);
+  void ReleaseRead(std::uint32_t i, bool rerun);
   void ReleaseSaved(std::uint32_t i);
   void ReleaseHeld(std::uint32_t region);
   void TakeFetched(const ActivationOffload::Fetched& fetched);
@@ -122,6 +123,7 @@ class Walker {
   [[nodiscard]] std::uint32_t NewGrad(BufferId buffer);
   void ReleaseGrad(std::uint32_t grad);
   void Contribute(std::uint32_t i, TensorId tensor, std::uint32_t grad);
+  [[nodiscard]] bool AddsItsGradient(std::uint32_t i) const;
   void PassGradThrough(std::uint32_t i);
   [[nodiscard]] UnitId UnitOf(const ModelOp& op) const;
   void FireBackwardEntries(std::uint32_t i, bool covering, const Region* region);

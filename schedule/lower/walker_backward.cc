@@ -56,6 +56,20 @@ void Walker::Contribute(std::uint32_t i, TensorId tensor, std::uint32_t grad) {
   slot = target;
 }
 
+// KernelSetOptions::fused_residual: does the norm add its data gradient to the one that came past
+// it, which nobody else holds?
+bool Walker::AddsItsGradient(std::uint32_t i) const {
+  const ModelOp& op = e_.in.model.ops[i];
+  if (!e_.in.kernels.fused_residual || e_.a.ops[i].input_grads == 0 ||
+      !IsNormOfWhole(e_.in.model, op)) {
+    return false;
+  }
+  const std::uint32_t tensor = op.inputs.front().value;
+  const std::uint32_t slot = grad_of_tensor_[tensor];
+  return slot != kNoGrad && grads_[slot].refs == 1 &&
+         e_.program.buffers[grads_[slot].buffer.value].size == e_.a.tensor_bytes[tensor];
+}
+
 // Ops whose backward runs no kernel (a sum, a view) hand their gradient on.
 void Walker::PassGradThrough(std::uint32_t i) {
   const ModelOp& op = e_.in.model.ops[i];
@@ -97,9 +111,10 @@ void Walker::AddBackwardOp(std::uint32_t i) {
                                e_.InternPieces(kernels.backward_workspace_tensors),
                                Category::kTemporary, Stream::kCompute);
   }
+  const bool adds = AddsItsGradient(i);
   std::vector<std::uint32_t> input_grads(op.inputs.size(), kNoGrad);
   for (std::size_t j = 0; j < op.inputs.size(); ++j) {
-    if (((facts.input_grads >> j) & 1U) != 0) {
+    if (((facts.input_grads >> j) & 1U) != 0 && !adds) {
       input_grads[j] = NewGrad(e_.Alloc(e_.a.tensor_bytes[op.inputs[j].value],
                                         Category::kActivationGradient, Stream::kCompute));
     }
@@ -113,8 +128,12 @@ void Walker::AddBackwardOp(std::uint32_t i) {
     exchanged = AddBackwardExchange(i, weight);
     weight = {};
   }
-  AddCompute(i, Phase::kBackward, BackwardShape(i), exchanged.valid() ? 1 : 0);
+  AddCompute(i, Phase::kBackward, BackwardShape(i, adds), exchanged.valid() ? 1 : 0);
   UseForBackward(i);
+  if (adds) {
+    e_.body->Use(grads_[grad_of_tensor_[op.inputs.front().value]].buffer, AccessMode::kReadWrite,
+                 Role::kInputGrad);
+  }
   for (std::size_t j = 0; j < input_grads.size(); ++j) {
     if (input_grads[j] != kNoGrad) {
       e_.body->Use(grads_[input_grads[j]].buffer, AccessMode::kWrite, Role::kInputGrad,

@@ -60,6 +60,47 @@ class NetworkBuilder {
     return AddOp(spec, op, TensorRole::kActivation, width);
   }
 
+  TensorId AddNorm(ModuleId parent, const std::string& name, TensorId from, OpKind kind) {
+    OpSpec spec;
+    spec.kind = kind;
+    spec.has_bias = kind == OpKind::kLayerNorm;
+    spec.rows = 1;
+    spec.in = kWidth;
+    spec.epsilon = 1e-5;
+    ModelOp op;
+    op.module = AddModule(model, parent, name, "Norm");
+    op.name = name;
+    op.inputs = {from};
+    op.params = {AddParam(model, op.module, "weight", {kWidth})};
+    if (spec.has_bias) {
+      op.params.push_back(AddParam(model, op.module, "bias", {kWidth}));
+    }
+    return AddOp(spec, op, TensorRole::kActivation, kWidth);
+  }
+
+  TensorId AddSum(ModuleId parent, TensorId a, TensorId b) {
+    OpSpec spec;
+    spec.kind = OpKind::kAdd;
+    spec.rows = 1;
+    spec.in = kWidth;
+    ModelOp op;
+    op.module = parent;
+    op.name = "sum" + std::to_string(model.ops.size());
+    op.inputs = {a, b};
+    return AddOp(spec, op, TensorRole::kActivation, kWidth);
+  }
+
+  // As in a transformer, with one product for the attention.
+  TensorId AddResidualBlock(ModuleId block, TensorId x) {
+    const TensorId first = AddNorm(block, "norm1", x, OpKind::kLayerNorm);
+    x = AddSum(block, x, AddLinear(block, "mix", first, kWidth, kWidth));
+    const TensorId second = AddNorm(block, "norm2", x, OpKind::kRmsNorm);
+    const TensorId up = AddLinear(block, "up", second, kWidth, kWidth + 4);
+    const TensorId down =
+        AddLinear(block, "down", AddGelu(block, up, kWidth + 4), kWidth + 4, kWidth);
+    return AddSum(block, x, down);
+  }
+
   TensorId AddOp(const OpSpec& spec, ModelOp op, TensorRole role, std::int64_t elements) {
     op.spec = static_cast<std::uint32_t>(model.specs.size());
     model.specs.push_back(spec);
@@ -184,6 +225,21 @@ void CrossEntropy(const ModelOpCall& c, bool is_backward) {
   }
 }
 
+Model AddHead(NetworkBuilder& b, TensorId x, TensorId labels) {
+  x = b.AddLinear(ModuleId(0), "head", x, kWidth, kClasses);
+  OpSpec loss;
+  loss.kind = OpKind::kCrossEntropy;
+  loss.rows = 1;
+  loss.in = kClasses;
+  ModelOp op;
+  op.module = ModuleId(0);
+  op.name = "loss";
+  op.inputs = {x, labels};
+  b.AddOp(loss, op, TensorRole::kLoss, 1);
+  b.model.tensors.back().per_sample = false;
+  return b.model;
+}
+
 }  // namespace
 
 Model TinyNetwork(int blocks, bool tied, bool gelu) {
@@ -208,18 +264,19 @@ Model TinyNetwork(int blocks, bool tied, bool gelu) {
       }
     }
   }
-  x = b.AddLinear(ModuleId(0), "head", x, kWidth, kClasses);
-  OpSpec loss;
-  loss.kind = OpKind::kCrossEntropy;
-  loss.rows = 1;
-  loss.in = kClasses;
-  ModelOp op;
-  op.module = ModuleId(0);
-  op.name = "loss";
-  op.inputs = {x, labels};
-  b.AddOp(loss, op, TensorRole::kLoss, 1);
-  b.model.tensors.back().per_sample = false;
-  return b.model;
+  return AddHead(b, x, labels);
+}
+
+Model TinyTransformer(int blocks) {
+  NetworkBuilder b;
+  const TensorId input = b.AddTensor(TensorRole::kActivation, kIn, ModelOpId());
+  const TensorId labels = b.AddTensor(TensorRole::kIndex, 1, ModelOpId());
+  TensorId x = b.AddLinear(ModuleId(0), "stem", input, kIn, kWidth);
+  for (int i = 0; i < blocks; ++i) {
+    x = b.AddResidualBlock(AddModule(b.model, ModuleId(0), "block" + std::to_string(i), "Block"),
+                           x);
+  }
+  return AddHead(b, b.AddNorm(ModuleId(0), "norm", x, OpKind::kLayerNorm), labels);
 }
 
 void ReferenceKernel(const ModelOpCall& call, bool is_backward) {

@@ -20,6 +20,11 @@ namespace shardwright::testing {
 // between the two layers of a block, for which ReferenceKernel has no kernel.
 [[nodiscard]] Model TinyNetwork(int blocks, bool tied = false, bool gelu = false);
 
+// The same with `blocks` blocks of a layer norm, a linear layer, a sum with what the block got, an
+// RMS norm, two linear layers with GELU between them, and another sum; and a layer norm behind
+// them.
+[[nodiscard]] Model TinyTransformer(int blocks);
+
 // Forward and backward of kLinear and kCrossEntropy in fp32, bf16 or fp16 memory with fp32 sums in
 // a fixed order.
 void ReferenceKernel(const ModelOpCall& call, bool is_backward);

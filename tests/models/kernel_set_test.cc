@@ -469,7 +469,8 @@ TEST_CASE("kernel set names: unique, found, and the nearest match for a wrong on
       "\"internevo\", "
       "\"hf-eager\", \"hf-trainer\", \"hf-foak\", \"hf-liger\", \"hf-2021\", \"hf-2023\", "
       "\"shardwright-host\", "
-      "\"shardwright-cuda\", \"shardwright-cuda-plain\", \"shardwright-cuda-gelu\"; did you mean "
+      "\"shardwright-cuda\", \"shardwright-cuda-plain\", \"shardwright-cuda-gelu\", "
+      "\"shardwright-cuda-fused\"; did you mean "
       "\"torch-eager\"?",
       InputError);
 }

@@ -135,6 +135,77 @@ TEST_CASE("Verify: an in-place rope on a packed tensor") {
   }
 }
 
+// Bytes that kernels of a step read and write, and ops with kernels.
+struct Traffic {
+  std::int64_t bytes = 0, ops = 0;
+};
+Traffic TrafficOf(const LowerInput& in) {
+  const Program program = Lower(in);
+  const auto findings = Verify(program);
+  CHECK_MESSAGE(findings.empty(), (findings.empty() ? std::string() : findings.front().text));
+  Traffic traffic;
+  for (const Op& op : program.step.ops) {
+    const auto kernels = program.KernelsOf(program.ShapeOf(op));
+    traffic.ops += kernels.empty() ? 0 : 1;
+    for (const Kernel& kernel : kernels) {
+      traffic.bytes += (kernel.read + kernel.written).value;
+    }
+  }
+  return traffic;
+}
+
+// A layer has two residuals. A sum and the norm behind it read and write e less together, and a
+// norm's gradient and the sum with the one that came past it 2 e (the norm's is neither written nor
+// read again). The model's last norm has a sum before it and no gradient beside its own.
+TEST_CASE("Verify: norms that make the sums before them") {
+  struct Case {
+    const char* model;
+    std::int64_t layers, width;
+    const char* last_norm;
+  };
+  for (const Case& c : {Case{"gpt2", 12, 768, "transformer.ln_f.weight"},
+                        Case{"llama-3-8b", 32, 4096, "model.norm.weight"}}) {
+    CAPTURE(c.model);
+    Model model = LoadModel(c.model, {64});
+    const KernelSetOptions plain = FindKernelSet("shardwright-cuda-plain", "test");
+    KernelSetOptions fused = plain;
+    fused.fused_residual = true;
+    Job job;
+    job.sequence_length = 64;
+    Plan plan;
+    plan.dialect = Dialect::kNative;
+    plan.shard_size = 4;
+    plan.micro_batch = 2;
+    plan.units =
+        Wrap(model, ParseWrap(DefaultWrap(plan.dialect), "test"), {}, plan.dialect, "test");
+    const std::int64_t e = 2 * 64 * c.width * SizeOf(job.precision.param);
+    const auto check = [&](std::int64_t bytes, std::int64_t ops) {
+      const Traffic apart = TrafficOf({model, plain, job, plan});
+      const Traffic together = TrafficOf({model, fused, job, plan});
+      CHECK(apart.bytes - together.bytes == bytes);
+      CHECK(apart.ops - together.ops == ops);
+    };
+    check(2 * c.layers * (e + 2 * e), 2 * c.layers * 2);
+    plan.offload.activations = true;
+    check(2 * c.layers * (e + 2 * e), 2 * c.layers * 2);
+    plan.offload.activations = false;
+    // Blocks run again one by one: the sum that one ends with and the next one's norm stay apart,
+    // and the pair inside a block saves twice.
+    for (const RecomputeKind kind : {RecomputeKind::kFull, RecomputeKind::kSelective}) {
+      plan.recompute = RecomputeBlocks(model, kind, 1, "test");
+      check(c.layers * (e + e) + 2 * c.layers * 2 * e, c.layers * 2 + 2 * c.layers);
+    }
+    plan.recompute.clear();
+    job.mode = JobMode::kForward;
+    check(2 * c.layers * e, 2 * c.layers);
+    job.mode = JobMode::kTrain;
+    for (Parameter& p : model.params) {
+      p.trainable = p.fqn == c.last_norm;
+    }
+    check(2 * c.layers * e, 2 * c.layers);
+  }
+}
+
 // Units that begin before a checkpointed block, or end behind it, with other parts of it elsewhere:
 // what it runs again is gathered again, too.
 TEST_CASE("Verify: units that reach into recomputed blocks") {

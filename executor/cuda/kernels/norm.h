@@ -12,9 +12,11 @@
 namespace shardwright::gpu {
 
 // y = (x - mean) * inverse * (weight + offset) + bias over rows of n features, where x's rows are
-// `stride` elements apart. Keeps inverses, and means if `has_mean`.
+// `stride` elements apart. Keeps inverses, and means if `has_mean`. With an addend, which lies as x
+// does, `sum` gets x + addend first, and is what is normalized: as it was rounded.
 struct RowNormArgs {
   Array x = {}, y = {}, weight = {}, bias = {};  // bias: null, or added
+  Array addend = {}, sum = {};                   // null: x is normalized
   std::int64_t n = 0, stride = 0;
   float weight_offset = 0.0F, epsilon = 0.0F;
   bool has_mean = false;
@@ -31,13 +33,23 @@ struct RowNormKernel {
     float* const scratch = block.Shared<float>(kThreads);
     const std::int64_t row = block.index();
     const auto count = static_cast<float>(args.n);
+    Array from = args.x;
+    if (args.addend.data != nullptr) {
+      block.Each([&](int t) {  // every thread reads again what it has written itself
+        for (std::int64_t i = t; i < args.n; i += kThreads) {
+          const std::int64_t at = row * args.stride + i;
+          Store(args.sum, at, Load(args.x, at) + Load(args.addend, at));
+        }
+      });
+      from = args.sum;
+    }
     PerThread<float> sums;
     float mean = 0.0F;
     if (args.has_mean) {
       block.Each([&](int t) {
         float sum = 0.0F;
         for (std::int64_t i = t; i < args.n; i += kThreads) {
-          sum += Load(args.x, row * args.stride + i);
+          sum += Load(from, row * args.stride + i);
         }
         sums[t] = sum;
       });
@@ -46,7 +58,7 @@ struct RowNormKernel {
     block.Each([&](int t) {
       float sum = 0.0F;
       for (std::int64_t i = t; i < args.n; i += kThreads) {
-        const float centered = Load(args.x, row * args.stride + i) - mean;
+        const float centered = Load(from, row * args.stride + i) - mean;
         sum += centered * centered;
       }
       sums[t] = sum;
@@ -63,7 +75,7 @@ struct RowNormKernel {
       for (std::int64_t i = t; i < args.n; i += kThreads) {
         const float weight = Load(args.weight, i) + args.weight_offset;
         const float bias = args.bias.data != nullptr ? Load(args.bias, i) : 0.0F;
-        const float x = Load(args.x, row * args.stride + i);
+        const float x = Load(from, row * args.stride + i);
         Store(args.y, row * args.n + i, (x - mean) * inverse * weight + bias);
       }
     });
@@ -71,13 +83,14 @@ struct RowNormKernel {
 };
 
 // dx = inverse * (s - mean(s) - xhat mean(s xhat)) with s = dy * weight and xhat = (x - mean) *
-// inverse.
+// inverse; with `adds` on top of what dx holds.
 struct RowNormGradArgs {
   Array x = {}, dy = {}, dx = {}, weight = {};  // weight null: ones
   std::int64_t n = 0, stride = 0;
   float weight_offset = 0.0F;
   const float* inverses = nullptr;
   const float* means = nullptr;  // null: an RMS norm
+  bool adds = false;
 };
 
 struct RowNormGradKernel {
@@ -113,9 +126,11 @@ struct RowNormGradKernel {
     const float mean_scaled = args.means != nullptr ? BlockSum(block, scratch, sums) / count : 0.0F;
     block.Each([&](int t) {
       for (std::int64_t i = t; i < args.n; i += kThreads) {
-        const float xhat = (Load(args.x, row * args.stride + i) - mean) * inverse;
-        Store(args.dx, row * args.stride + i,
-              inverse * (Scaled(args, row, i) - mean_scaled - xhat * mean_product));
+        const std::int64_t at = row * args.stride + i;
+        const float xhat = (Load(args.x, at) - mean) * inverse;
+        const float before = args.adds ? Load(args.dx, at) : 0.0F;
+        Store(args.dx, at,
+              before + inverse * (Scaled(args, row, i) - mean_scaled - xhat * mean_product));
       }
     });
   }

@@ -179,12 +179,15 @@ void SubmitNorm(const ModelOpCall& call, bool is_backward, const OpContext& cont
   const std::int64_t stride = call.inputs[0].elements / rows;
   const auto weight_offset = static_cast<float>(spec.weight_offset);
   if (!is_backward) {
+    const bool sums = call.inputs.size() == 2;
     LaunchBlocks<gpu::RowNormKernel>(
         context, rows,
         {.x = x,
          .y = ArrayOf(call.outputs[0]),
          .weight = ArrayOf(call.params[0]),
          .bias = spec.has_bias ? ArrayOf(call.params[1]) : gpu::Array{},
+         .addend = sums ? ArrayOf(call.inputs[1]) : gpu::Array{},
+         .sum = sums ? ArrayOf(call.outputs[1]) : gpu::Array{},
          .n = spec.in,
          .stride = stride,
          .weight_offset = weight_offset,
@@ -208,7 +211,8 @@ void SubmitNorm(const ModelOpCall& call, bool is_backward, const OpContext& cont
                                           .stride = stride,
                                           .weight_offset = weight_offset,
                                           .inverses = inverses,
-                                          .means = means});
+                                          .means = means,
+                                          .adds = call.adds_input_grads});
   }
   for (std::size_t i = 0; i < call.param_grads.size(); ++i) {
     if (!Wants(call.param_grads, i)) {

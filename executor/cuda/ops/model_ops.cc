@@ -50,8 +50,8 @@ void SubmitModelOp(const ModelOpCall& call, bool is_backward, const OpContext& c
 std::string CudaKernelProblem(const OpSpec& spec, DType compute, const KernelSetOptions& options) {
   if (!options.cuda_kernels) {
     return "the plan's kernel set is " + options.name +
-           "; the CUDA device runs shardwright-cuda-plain and -gelu only (its kernels keep and "
-           "need other memory)";
+           "; the CUDA device runs shardwright-cuda-plain, -gelu and -fused only (its kernels keep "
+           "and need other memory)";
   }
   if (compute != DType::kFp32 && compute != DType::kBf16 && compute != DType::kFp16) {
     return "the CUDA device computes in fp32, bf16 or fp16 only";

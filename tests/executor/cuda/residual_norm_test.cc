@@ -1,0 +1,136 @@
+// A norm that makes the sum before it, against the host's sum and norm.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "executor/cuda/ops/model_ops.h"
+#include "executor/half.h"
+#include "executor/host/kernels/table.h"
+#include "models/kernel_set.h"
+#include "tests/executor/cuda/test_gpu.h"
+
+namespace shardwright::testing {
+namespace {
+
+constexpr std::int64_t kRows = 3, kSamples = 2, kWidth = 300;  // more features than threads
+constexpr std::int64_t kElements = kRows * kSamples * kWidth;
+
+// Memory that host and GPU see.
+struct Memory {
+  Gpu& gpu;
+
+  View Make(std::int64_t n, DType dtype, std::uint64_t seed) const {
+    std::mt19937_64 random(seed);
+    std::normal_distribution<float> normal;
+    const View view{gpu.Allocate(Bytes(n * SizeOf(dtype)), false), dtype, n};
+    for (std::int64_t i = 0; i < n; ++i) {
+      StoreFloat(dtype, view.data, i, normal(random));
+    }
+    return view;
+  }
+};
+
+ConstView Read(const View& view) {
+  return {view.data, view.dtype, view.elements};
+}
+
+// |x - y| <= bound * (1 + |y|) everywhere.
+void CheckClose(const View& x, const View& y, double bound) {
+  REQUIRE(x.elements == y.elements);
+  double worst = 0.0;
+  for (std::int64_t i = 0; i < x.elements; ++i) {
+    const double expected = LoadFloat(y.dtype, y.data, i);
+    const double difference = std::abs(LoadFloat(x.dtype, x.data, i) - expected);
+    worst = std::max(worst, difference / (1.0 + std::abs(expected)));
+  }
+  CHECK(worst <= bound);
+}
+
+void CheckNorm(OpKind kind, DType dtype) {
+  const std::unique_ptr<Gpu> gpu = MakeTestGpu(1);
+  const Memory memory{*gpu};
+  const KernelSetOptions options = FindKernelSet("shardwright-cuda-fused", "test");
+  const bool has_bias = kind == OpKind::kLayerNorm;
+  const OpSpec spec{
+      .kind = kind, .rows = kRows, .in = kWidth, .has_bias = has_bias, .epsilon = 1e-5};
+  const OpSpec sum_spec{.kind = OpKind::kAdd, .rows = kRows, .in = kWidth};
+  const OpKernels kernels = LowerOp(spec, kSamples, dtype, options);
+  const auto make = [&](std::uint64_t seed) { return memory.Make(kElements, dtype, seed); };
+  const auto bytes = [&](Bytes size) {
+    return std::span<std::byte>(gpu->Allocate(size, false), static_cast<std::size_t>(size.value));
+  };
+  const View a = make(1), b = make(2), sum = make(3), y = make(4), dy = make(5);
+  const View host_sum = make(6), host_y = make(7);
+  const std::vector<ConstView> params = {Read(memory.Make(kWidth, dtype, 8)),
+                                         Read(memory.Make(kWidth, dtype, 9))};
+  ModelOpCall call;
+  call.spec = &spec;
+  call.options = &options;
+  call.batch = kSamples;
+  call.compute = dtype;
+  call.params.assign(params.begin(), params.begin() + (has_bias ? 2 : 1));
+  call.saved = bytes(kernels.extra_saved);
+  call.workspace = bytes(kernels.backward_workspace);
+  call.inputs = {Read(a), Read(b)};
+  call.outputs = {y, sum};
+  const GpuStream stream = gpu->NewStream(false);
+  const GpuEvent event = gpu->NewEvent(false);
+  const auto run = [&](bool is_backward) {
+    SubmitModelOp(call, is_backward, {*gpu, stream, nullptr});
+    gpu->Record(event, stream);
+    gpu->Synchronize(event);
+  };
+  run(false);
+
+  ModelOpCall host = call;
+  host.spec = &sum_spec;
+  host.params.clear();
+  host.outputs = {host_sum};
+  ForwardOnHost(host);
+  CHECK(std::memcmp(sum.data, host_sum.data, static_cast<std::size_t>(kElements * SizeOf(dtype))) ==
+        0);
+  host = call;
+  host.inputs = {Read(host_sum)};
+  host.outputs = {host_y};
+  host.saved = bytes(kernels.extra_saved);
+  host.workspace = bytes(Bytes(1 << 20));
+  ForwardOnHost(host);
+  const double bound = dtype == DType::kFp32 ? 1e-5 : 0x1p-8;  // half a unit, twice
+  CheckClose(y, host_y, bound);
+
+  // Backward: what is in the gradient's place stays in it.
+  const View before = make(10), dx = make(10), host_dx = make(11);
+  call.inputs = {Read(sum)};
+  call.outputs = {y};
+  call.output_grads = {Read(dy)};
+  call.input_grads = {dx};
+  call.param_grads.resize(call.params.size());
+  call.adds_input_grads = true;
+  run(true);
+  host.output_grads = {Read(dy)};
+  host.input_grads = {host_dx};
+  host.param_grads.resize(call.params.size());
+  BackwardOnHost(host);
+  for (std::int64_t i = 0; i < kElements; ++i) {
+    StoreFloat(dtype, host_dx.data, i,
+               LoadFloat(dtype, host_dx.data, i) + LoadFloat(dtype, before.data, i));
+  }
+  CheckClose(dx, host_dx, 2 * bound);
+}
+
+TEST_CASE("ResidualNorm.IsTheSumAndTheNormOfTheHost") {
+  for (const OpKind kind : {OpKind::kLayerNorm, OpKind::kRmsNorm}) {
+    for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16}) {
+      CAPTURE(static_cast<int>(dtype));
+      CheckNorm(kind, dtype);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardwright::testing
