@@ -15,12 +15,14 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
 #include "executor/cuda/ops/model_ops.h"
 #include "executor/cuda/plugin.h"
 #include "models/kernel_set.h"
+#include "tests/executor/cuda/forwarding_gpu.h"
 
 namespace shardwright {
 namespace {
@@ -42,10 +44,11 @@ struct Case {
   std::vector<std::int64_t> inputs, params, outputs;
   bool first_input_is_index = false;
   std::int64_t label_input = -1;
+  bool by_own_kernels = false;  // no cuDNN
 };
 
 constexpr std::int64_t kRows = 4096, kHidden = 4096, kWide = 14336, kHeads = 32, kKvHeads = 8;
-constexpr std::int64_t kVocab = 128256;
+constexpr std::int64_t kVocab = 128256, kExperts = 8, kExpertsPerToken = 2;
 constexpr std::int64_t kImages = 64, kChannels = 64, kSide = 56;
 constexpr std::int64_t kShard = std::int64_t{1} << 28;  // elements of an update
 
@@ -58,32 +61,47 @@ Case Linear(const char* name, std::int64_t out) {
           {kRows * out}};
 }
 
+Case Attention(const char* name, bool by_own_kernels) {
+  const std::int64_t wide = kRows * kHidden;
+  const std::int64_t kv = kRows * kKvHeads * 128;
+  Case c{name,
+         {.kind = OpKind::kAttention,
+          .rows = kRows,
+          .heads = kHeads,
+          .kv_heads = kKvHeads,
+          .head_dim = 128,
+          .value_dim = 128,
+          .seq_q = kRows,
+          .seq_k = kRows,
+          .causal = true},
+         1,
+         {wide, kv, kv},
+         {},
+         {wide}};
+  c.by_own_kernels = by_own_kernels;
+  return c;
+}
+
 std::vector<Case> Cases() {
   const std::int64_t wide = kRows * kHidden;
   const std::int64_t kv = kRows * kKvHeads * 128;
   return {
       Linear("linear 4096 x 4096 x 4096", kHidden),
       Linear("linear 4096 x 4096 x 14336", kWide),
-      {"attention, causal, GQA 32/8, 4096",
-       {.kind = OpKind::kAttention,
-        .rows = kRows,
-        .heads = kHeads,
-        .kv_heads = kKvHeads,
-        .head_dim = 128,
-        .value_dim = 128,
-        .seq_q = kRows,
-        .seq_k = kRows,
-        .causal = true},
-       1,
-       {wide, kv, kv},
-       {},
-       {wide}},
+      Attention("attention, causal, GQA 32/8, 4096", false),
+      Attention("the same by our own kernel", true),
       {"RMS norm",
        {.kind = OpKind::kRmsNorm, .rows = kRows, .in = kHidden, .epsilon = 1e-5},
        1,
        {wide},
        {kHidden},
        {wide}},
+      {"residual sum inside an RMS norm",
+       {.kind = OpKind::kRmsNorm, .rows = kRows, .in = kHidden, .epsilon = 1e-5},
+       1,
+       {wide, wide},
+       {kHidden},
+       {wide, wide}},
       {"rope",
        {.kind = OpKind::kRope,
         .rows = kRows,
@@ -120,6 +138,29 @@ std::vector<Case> Cases() {
        {wide},
        true},
   };
+}
+
+// Of Mixtral 8x7B.
+std::vector<Case> ExpertCases() {
+  const std::int64_t wide = kRows * kHidden;
+  const OpSpec router{.kind = OpKind::kRouter,
+                      .rows = kRows,
+                      .in = kHidden,
+                      .experts = kExperts,
+                      .experts_per_token = kExpertsPerToken,
+                      .normalizes_top_k = true};
+  OpSpec experts = router;
+  experts.kind = OpKind::kExperts;
+  experts.out = kWide;
+  experts.gated = true;
+  experts.activation = Activation::kSilu;
+  return {{"router, 8 experts", router, 1, {wide}, {kExperts * kHidden}, {kRows * kExperts}},
+          {"8 experts of 14336, 2 per token",
+           experts,
+           1,
+           {wide, kRows * kExperts},
+           std::vector<std::int64_t>(3 * kExperts, kHidden * kWide),
+           {wide}}};
 }
 
 // Of GPT-2 and its like.
@@ -174,6 +215,8 @@ std::vector<Case> ImageCases() {
   norm.epsilon = 1e-5;
   OpSpec pool = conv;
   pool.kind = OpKind::kMaxPool;
+  OpSpec average = conv;
+  average.kind = OpKind::kAvgPool;
   return {{"convolution 3 x 3, 64 x 56 x 56",
            conv,
            kImages,
@@ -181,8 +224,20 @@ std::vector<Case> ImageCases() {
            {kChannels * kChannels * 9},
            {images}},
           {"batch norm", norm, kImages, {images}, {kChannels, kChannels}, {images}},
-          {"max pool 3 x 3", pool, kImages, {images}, {}, {images}}};
+          {"max pool 3 x 3", pool, kImages, {images}, {}, {images}},
+          {"average pool 3 x 3", average, kImages, {images}, {}, {images}}};
 }
+
+// A GPU without cuDNN's attention.
+class WithoutCudnn : public testing::ForwardingGpu {
+ public:
+  using testing::ForwardingGpu::ForwardingGpu;
+  [[nodiscard]] bool Attend(const gpu::AttentionArgs& /*args*/, bool /*is_backward*/,
+                            void* /*workspace*/, std::int64_t /*bytes*/,
+                            GpuStream /*stream*/) override {
+    return false;
+  }
+};
 
 class Bench {
  public:
@@ -192,7 +247,7 @@ class Bench {
   }
 
   void Run(const Case& c) {
-    const OpKernels kernels = LowerOp(c.spec, c.batch, DType::kBf16, options_);
+    OpKernels kernels = LowerOp(c.spec, c.batch, DType::kBf16, options_);
     ModelOpCall call;
     call.spec = &c.spec;
     call.options = &options_;
@@ -214,12 +269,33 @@ class Bench {
       call.outputs.push_back({Zeros(n * 4), dtype, n});
       call.output_grads.push_back({Zeros(n * 4), dtype, n});
     }
+    if (c.spec.kind == OpKind::kExperts) {
+      SpreadRows(c, call.inputs[1]);
+    }
+    if (c.spec.kind == OpKind::kRmsNorm && c.inputs.size() == 2) {  // as lowering has it
+      const Bytes sum(c.inputs[1] * 2);
+      kernels.forward.back().read += sum;
+      kernels.forward.back().written += sum;
+      kernels.backward_data.back().read += sum;
+      call.adds_input_grads = true;
+    }
     call.saved = Span(kernels.extra_saved);
     call.workspace = Span(std::max(kernels.forward_workspace, kernels.backward_workspace));
     TimeOp(c, call, false, kernels.forward);
     std::vector<Kernel> backward = kernels.backward_data;
     backward.insert(backward.end(), kernels.backward_weight.begin(), kernels.backward_weight.end());
     TimeOp(c, call, true, backward);
+  }
+
+  // The norm of gradients in fp32, for clipping.
+  void RunNorm() {
+    const std::vector<ElementRange> ranges = {{Zeros(kShard * 4), kShard, DType::kFp32}};
+    auto* const partial = reinterpret_cast<double*>(Zeros(NormPartials(ranges) * 8));
+    auto* const norm = reinterpret_cast<float*>(Zeros(4));
+    Time("norm of gradients", "clipping", static_cast<double>(kShard * 4) / rates_.bytes_per_s,
+         [&] {
+           SubmitGradientNorm(ranges, 1.0, partial, norm, {gpu_, stream_, fault_});
+         });
   }
 
   // Parameters, gradients and states in fp32.
@@ -257,6 +333,17 @@ class Bench {
     std::byte* const data = gpu_.Allocate(Bytes(bytes), false);
     gpu_.Fill(data, 0, bytes, stream_);
     return data;
+  }
+  // Every row goes to as many experts as it should, each expert gets as many rows as another.
+  void SpreadRows(const Case& c, const ConstView& weights) {
+    const std::int64_t bytes = weights.elements * 2;
+    auto* const staged = reinterpret_cast<std::uint16_t*>(gpu_.Allocate(Bytes(bytes), true));
+    std::fill_n(staged, weights.elements, std::uint16_t{0});
+    for (std::int64_t i = 0; i < c.spec.rows * c.spec.experts_per_token; ++i) {
+      constexpr std::uint16_t kHalf = 0x3f00;  // in bf16
+      staged[i / c.spec.experts_per_token * c.spec.experts + i % c.spec.experts] = kHalf;
+    }
+    gpu_.Copy(const_cast<void*>(weights.data), staged, bytes, stream_);
   }
   [[nodiscard]] std::span<std::byte> Span(Bytes size) {
     return {Zeros(size.value + 1), static_cast<std::size_t>(size.value)};
@@ -310,15 +397,20 @@ int Main(int count, char** arguments) {
   }
   try {
     std::vector<Case> cases = Cases();
-    for (const std::vector<Case>& more : {RowCases(), ImageCases()}) {
+    for (const std::vector<Case>& more : {ExpertCases(), RowCases(), ImageCases()}) {
       cases.insert(cases.end(), more.begin(), more.end());
     }
     for (const Case& c : cases) {
-      const std::unique_ptr<Gpu> gpu = OpenGpu(0);  // a fresh one: its memory goes with it
+      std::unique_ptr<Gpu> gpu = OpenGpu(0);  // a fresh one: its memory goes with it
+      if (c.by_own_kernels) {
+        gpu = std::make_unique<WithoutCudnn>(std::move(gpu));
+      }
       Bench(*gpu, rates).Run(c);
     }
     const std::unique_ptr<Gpu> gpu = OpenGpu(0);
-    Bench(*gpu, rates).RunUpdates();
+    Bench bench(*gpu, rates);
+    bench.RunNorm();
+    bench.RunUpdates();
   } catch (const EnvironmentError& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return kNoGpu;

@@ -13,9 +13,6 @@
 namespace shardwright {
 namespace {
 
-// Stretches of a norm: one partial sum each.
-constexpr std::int64_t kSquaresPerBlock = std::int64_t{1} << 17;
-
 double LossScale(const StepContext& step) {
   const ScalingState* const scaling = step.scaling;
   return scaling != nullptr && scaling->is_on ? scaling->scaler.scale : 1.0;
@@ -153,31 +150,14 @@ void CudaDevice::SubmitNorm(const NormCall& call, const StepContext& step, GpuSt
   if (call.in_place) {
     DivideAll(call.gradients, divisor, stream);
   }
-  std::int64_t count = 0;
-  for (const ElementRange& range : call.gradients) {
-    count += CeilDiv(range.count, kSquaresPerBlock);
-  }
+  const std::int64_t count = NormPartials(call.gradients);
   if (count > squares_count_) {
     squares_ = reinterpret_cast<double*>(
         NewMemory(Bytes(count * static_cast<std::int64_t>(sizeof(double)))));
     squares_count_ = count;
   }
-  const OpContext context{gpu_, stream, fault_};
-  std::int64_t first = 0;
-  for (const ElementRange& range : call.gradients) {
-    const std::int64_t blocks = CeilDiv(range.count, kSquaresPerBlock);
-    ops::LaunchBlocks<gpu::SquaresKernel, double>(context, blocks,
-                                                  {.x = {range.data, range.dtype},
-                                                   .n = range.count,
-                                                   .per_block = kSquaresPerBlock,
-                                                   .partial = squares_ + first});
-    first += blocks;
-  }
-  ops::LaunchBlocks<gpu::NormKernel, double>(context, 1,
-                                             {.partial = squares_,
-                                              .count = count,
-                                              .divisor = call.in_place ? 1.0 : divisor,
-                                              .norm = reinterpret_cast<float*>(call.norm)});
+  SubmitGradientNorm(call.gradients, call.in_place ? 1.0 : divisor, squares_,
+                     reinterpret_cast<float*>(call.norm), {gpu_, stream, fault_});
 }
 
 // Whether the step is skipped decides what the host issues next, so it waits for the norm.

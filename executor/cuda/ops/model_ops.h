@@ -4,8 +4,10 @@
 // call names is device memory.
 
 #include <cstdint>
+#include <span>
 #include <string>
 
+#include "executor/call.h"
 #include "executor/cuda/gpu.h"
 #include "executor/cuda/kernels/array.h"
 #include "executor/cuda/kernels/loss.h"
@@ -21,7 +23,7 @@ struct OpContext {
 };
 
 // Submits forward or backward of one op. Workspace and what is saved are those of LowerOp with the
-// kernel sets shardwright-cuda-plain and -gelu.
+// kernel sets shardwright-cuda-plain, -gelu and -fused.
 void SubmitModelOp(const ModelOpCall& call, bool is_backward, const OpContext& context);
 
 // Submits, behind the forward of a loss, the count of its rows whose label has the largest score.
@@ -33,6 +35,12 @@ void SubmitLabelCount(const ModelOpCall& call, std::uint8_t* verdicts, gpu::Labe
 // Submits the update of one shard (executor/optimizer.h), with the same bits as the host's.
 void SubmitShardUpdate(const OptimizerCall& call, const OptimizerOptions& options,
                        const OpContext& context);
+
+// Submits *norm = the sum of squares of all gradients, each over `divisor`. `partial`: device
+// memory for NormPartials numbers.
+[[nodiscard]] std::int64_t NormPartials(std::span<const ElementRange> gradients);
+void SubmitGradientNorm(std::span<const ElementRange> gradients, double divisor, double* partial,
+                        float* norm, const OpContext& context);
 
 // Why no CUDA kernel runs this op, or an empty text.
 [[nodiscard]] std::string CudaKernelProblem(const OpSpec& spec, DType compute,

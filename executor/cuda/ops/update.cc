@@ -3,9 +3,16 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "executor/cuda/kernels/sums.h"
 #include "executor/cuda/ops/launch.h"
 
 namespace shardwright {
+namespace {
+
+// Stretches of a norm: one partial sum each.
+constexpr std::int64_t kSquaresPerBlock = std::int64_t{1} << 17;
+
+}  // namespace
 
 void SubmitShardUpdate(const OptimizerCall& call, const OptimizerOptions& options,
                        const OpContext& context) {
@@ -37,6 +44,30 @@ void SubmitShardUpdate(const OptimizerCall& call, const OptimizerOptions& option
     }
   }
   launch();
+}
+
+std::int64_t NormPartials(std::span<const ElementRange> gradients) {
+  std::int64_t count = 0;
+  for (const ElementRange& range : gradients) {
+    count += CeilDiv(range.count, kSquaresPerBlock);
+  }
+  return count;
+}
+
+void SubmitGradientNorm(std::span<const ElementRange> gradients, double divisor, double* partial,
+                        float* norm, const OpContext& context) {
+  std::int64_t first = 0;
+  for (const ElementRange& range : gradients) {
+    const std::int64_t blocks = CeilDiv(range.count, kSquaresPerBlock);
+    ops::LaunchBlocks<gpu::SquaresKernel, double>(context, blocks,
+                                                  {.x = {range.data, range.dtype},
+                                                   .n = range.count,
+                                                   .per_block = kSquaresPerBlock,
+                                                   .partial = partial + first});
+    first += blocks;
+  }
+  ops::LaunchBlocks<gpu::NormKernel, double>(
+      context, 1, {.partial = partial, .count = first, .divisor = divisor, .norm = norm});
 }
 
 }  // namespace shardwright
