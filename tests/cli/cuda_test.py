@@ -160,6 +160,12 @@ class Emulated(Cuda):
         code, out, err = self.run_emulated(plan, "--loopback", "2", "--graphs", "auto", "--steps", "4")
         self.assertRegex(err, r"a step takes .*, predicted; .* if launches took no time\n")
 
+    def test_fused_kernels(self):
+        plain = self.losses(self.plan("shardwright-cuda-plain", 2), "--loopback", "2")
+        fused = self.losses(self.plan("shardwright-cuda-fused", 2), "--loopback", "2")
+        for one, other in zip(plain, fused):
+            self.assertAlmostEqual(one, other, places=2)
+
     def test_forward_plans(self):
         forward = ("--mode", "forward")
         found = self.losses(self.plan("shardwright-cuda-plain", 2, *forward), "--loopback", "2")
