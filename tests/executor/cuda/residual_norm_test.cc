@@ -1,9 +1,12 @@
 // A norm that makes the sum before it, against the host's sum and norm.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <random>
+#include <span>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -24,7 +27,7 @@ constexpr std::int64_t kElements = kRows * kSamples * kWidth;
 struct Memory {
   Gpu& gpu;
 
-  View Make(std::int64_t n, DType dtype, std::uint64_t seed) const {
+  [[nodiscard]] View Make(std::int64_t n, DType dtype, std::uint64_t seed) const {
     std::mt19937_64 random(seed);
     std::normal_distribution<float> normal;
     const View view{gpu.Allocate(Bytes(n * SizeOf(dtype)), false), dtype, n};
