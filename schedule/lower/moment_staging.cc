@@ -3,7 +3,7 @@
 namespace shardwright {
 
 void MomentStaging::FollowCompute() {
-  e_.AddWait(Stream::kH2d, {e_.LastCompute()}, Phase::kOptimizer, kNoSubject);
+  e_.AddWait(Stream::kH2d, {e_.LastCompute()}, Phase::kBackward, kNoSubject);
 }
 
 MomentStaging::Piece MomentStaging::Fetch(UnitId unit, BufferId host) {

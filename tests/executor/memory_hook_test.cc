@@ -209,7 +209,7 @@ std::vector<Case> Cases() {
       {Dialect::kNative, "GPT", Gpt(192)},
       {Dialect::kZero1, "Llama", Llama(192, 2, false), "root"},
       {Dialect::kZero2, "Llama", Llama(192, 2, false), "root"},
-      {Dialect::kZero3, "Llama", Llama(320, 1, false), "module"},
+      {Dialect::kZero3, "Llama", Llama(288, 1, false), "module"},
       {Dialect::kFsdp2, "Llama, tied, recomputed, offloaded", Llama(192, 3, true), "block",
        [](Plan& plan, const Model& model) {
          plan.recompute = RecomputeBlocks(model, RecomputeKind::kFull, 1, "test");
