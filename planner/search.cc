@@ -188,11 +188,12 @@ class Searcher {
     };
     std::stable_sort(ranked.begin(), ranked.end(),
                      [&](std::size_t x, std::size_t y) { return cost(x) < cost(y); });
-    std::set<std::tuple<std::int64_t, std::int64_t, bool>> seen;
+    std::set<std::tuple<std::int64_t, std::int64_t, bool, bool>> seen;
     std::stable_partition(ranked.begin(), ranked.end(), [&](std::size_t i) {
       const OuterChoice& outer = branches_[i].outer;
       const bool offloads = outer.offload != Offload();
-      return seen.emplace(outer.shard_size, outer.micro_batch, offloads).second;
+      return seen.emplace(outer.shard_size, outer.micro_batch, offloads, outer.offload.moments)
+          .second;
     });
     return ranked;
   }
