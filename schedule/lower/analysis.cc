@@ -1,10 +1,10 @@
 #include "schedule/lower/analysis.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "core/error.h"
+#include "schedule/lower/fusion.h"
 #include "schedule/wrap.h"
 
 namespace shardwright {
@@ -206,9 +206,6 @@ void HoldOutputs(const Model& model, ModelAnalysis& a) {
   }
 }
 
-// Regions without their reruns, in forward order, each with its index in the plan.
-using PlannedRegions = std::vector<std::pair<Region, std::size_t>>;
-
 PlannedRegions FindPlannedRegions(const LowerInput& in, const std::string& where) {
   PlannedRegions found;
   for (std::size_t i = 0; i < in.plan.recompute.size(); ++i) {
@@ -355,125 +352,7 @@ void LowerSpecs(const LowerInput& in, ModelAnalysis& a) {
   }
 }
 
-// May ops i, i + 1 and i + 2 be a linear layer, a GELU that runs inside products, and the linear
-// layer that takes its result? Nobody else may read what lies between them, both must have
-// gradients, and what is run again must be all three.
-bool MayRunGelu(const LowerInput& in, const PlannedRegions& regions, std::uint32_t i,
-                const ModelAnalysis& a) {
-  const Model& model = in.model;
-  const ModelOp& gelu = model.ops[i + 1];
-  const ModelOp& behind = model.ops[i + 2];
-  const auto is_linear = [&](const ModelOp& op) {
-    return model.SpecOf(op).kind == OpKind::kLinear;
-  };
-  if (!is_linear(model.ops[i]) || !is_linear(behind) ||
-      model.SpecOf(gelu).kind != OpKind::kActivation ||
-      model.SpecOf(gelu).activation != Activation::kGeluTanh ||
-      gelu.inputs.front() != model.ops[i].outputs.front() ||
-      behind.inputs.front() != gelu.outputs.front()) {
-    return false;
-  }
-  const auto is_read_once = [&](TensorId t) {
-    return a.storages[a.storage_of[t.value]].forward_uses == 1;
-  };
-  if (!is_read_once(gelu.inputs.front()) || !is_read_once(gelu.outputs.front()) ||
-      a.ops[i + 1].input_grads == 0 || a.ops[i + 2].input_grads == 0 || !a.ops[i + 2].weight_grad) {
-    return false;
-  }
-  return std::all_of(regions.begin(), regions.end(), [&](const auto& found) {
-    const bool is_apart = found.first.last < i || found.first.first > i + 2;
-    const bool holds = found.first.first <= i && found.first.last >= i + 2;
-    return is_apart || (holds && in.plan.recompute[found.second].kind == RecomputeKind::kFull);
-  });
-}
-
-// The variant of `kernels` that `change` makes; one for all ops of a variant.
-template <class F>
-void ChangeVariant(std::uint32_t op, F change, std::map<std::uint32_t, std::uint32_t>& made,
-                   ModelAnalysis& a) {
-  const auto [at, is_new] =
-      made.try_emplace(a.variant[op], static_cast<std::uint32_t>(a.kernels.size()));
-  if (is_new) {
-    OpKernels changed = a.kernels[at->first];
-    change(changed);
-    a.kernels.push_back(std::move(changed));
-  }
-  a.variant[op] = at->second;
-}
-
-// KernelSetOptions::fused_gelu: the activation itself has no kernels left.
-void FuseGelu(const LowerInput& in, const PlannedRegions& regions, ModelAnalysis& a) {
-  std::map<std::uint32_t, std::uint32_t> before, between, behind;  // variants made of variants
-  for (std::uint32_t i = 0; i + 2 < in.model.ops.size(); ++i) {
-    if (!MayRunGelu(in, regions, i, a)) {
-      continue;
-    }
-    const Bytes size = a.tensor_bytes[in.model.ops[i + 1].outputs.front().value];
-    a.ops[i].runs_next = true;
-    a.ops[i + 2].runs_previous = true;
-    ChangeVariant(
-        i, [&](OpKernels& k) { k.forward.back().written += size; }, before, a);
-    ChangeVariant(
-        i + 1,
-        [](OpKernels& k) {
-          k.forward.clear();
-          k.backward_data.clear();
-          k.saves_input = 0;
-        },
-        between, a);
-    ChangeVariant(
-        i + 2, [&](OpKernels& k) { k.backward_data.back().read += size; }, behind, a);
-  }
-}
-
-// May the norm that is op i + 1 make its input, op i's sum of two tensors of that size? What is run
-// again must be both or none.
-bool MaySumFirst(const Model& model, std::uint32_t i, const ModelAnalysis& a) {
-  const ModelOp& sum = model.ops[i];
-  const ModelOp& norm = model.ops[i + 1];
-  if (model.SpecOf(sum).kind != OpKind::kAdd || !sum.params.empty() || sum.inputs.size() != 2 ||
-      !IsNormOfWhole(model, norm) || norm.inputs.front() != sum.outputs.front()) {
-    return false;
-  }
-  const Tensor& result = model.tensors[norm.inputs.front().value];
-  const bool fits = std::all_of(sum.inputs.begin(), sum.inputs.end(), [&](TensorId t) {
-    const Tensor& in = model.tensors[t.value];
-    return in.role == result.role && in.elements == result.elements &&
-           in.per_sample == result.per_sample;
-  });
-  return fits && a.storages[a.storage_of[norm.inputs.front().value]].producer == i &&
-         a.ops[i].region == a.ops[i + 1].region && a.ops[i].reruns == a.ops[i + 1].reruns;
-}
-
-// KernelSetOptions::fused_residual: the sum itself has no kernels left; the norm reads both
-// operands instead of their sum, and writes that, too.
-void FuseSums(const Model& model, ModelAnalysis& a) {
-  std::map<std::uint32_t, std::uint32_t> sums, norms;  // variants made of variants
-  for (std::uint32_t i = 0; i + 1 < model.ops.size(); ++i) {
-    if (!MaySumFirst(model, i, a)) {
-      continue;
-    }
-    const Bytes size = a.tensor_bytes[model.ops[i].outputs.front().value];
-    a.ops[i].left_to_next = true;
-    ChangeVariant(
-        i, [](OpKernels& k) { k.forward.clear(); }, sums, a);
-    ChangeVariant(
-        i + 1,
-        [&](OpKernels& k) {
-          k.forward.back().read += size;
-          k.forward.back().written += size;
-        },
-        norms, a);
-  }
-}
-
 }  // namespace
-
-bool IsNormOfWhole(const Model& model, const ModelOp& op) {
-  const OpSpec& spec = model.SpecOf(op);
-  return (spec.kind == OpKind::kLayerNorm || spec.kind == OpKind::kRmsNorm) &&
-         model.tensors[op.inputs.front().value].elements == spec.rows * spec.in;
-}
 
 ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
   ModelAnalysis a;

@@ -73,9 +73,6 @@ struct ModelAnalysis {
   }
 };
 
-// Does the norm read all of its input, row behind row?
-[[nodiscard]] bool IsNormOfWhole(const Model& model, const ModelOp& op);
-
 // Calls f(storage, role, index) for each tensor that the op keeps for its backward: role kInput or
 // kOutput with the index among the op's inputs or outputs, the next index for the input of a GELU
 // that it runs. Frozen ops do not keep what only weight gradients read.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "schedule/lower/fusion.h"
 #include "schedule/lower/walker.h"
 
 namespace shardwright {
