@@ -198,15 +198,16 @@ void SetSharding(const MeasuredRun& run, const Stack& stack, const Cluster& clus
     plan.shard_size = group > 0 && ranks % group == 0 ? group : ranks;
   }
   plan.replicate_size = ranks / plan.shard_size;
-  if (plan.dialect == Dialect::kZero3 && stack.waits_for_gathers &&
-      (plan.offload.parameters || plan.offload.optimizer)) {
-    notes.emplace_back("zero3 with offload taken as native with one unit gathered at a time");
-    plan.dialect = Dialect::kNative;
-    plan.in_flight = 1;
-  } else if (IsZero(plan.dialect) && plan.offload.parameters) {
+  if (IsZero(plan.dialect) && plan.dialect != Dialect::kZero3 && plan.offload.parameters) {
     notes.push_back(std::string(NameOf(plan.dialect)) + " with offload taken as fsdp2");
     plan.dialect = Dialect::kFsdp2;
   }
+}
+
+// DeepSpeed's "reduce_scatter" was off unless asked for between its pull requests 971 (April 2021)
+// and 1058; a log of May 2021 prints it as false with stage 3.
+bool AllReducesByDefault(std::string_view date) {
+  return date >= "2021-05" && date < "2021-07";
 }
 
 // DeepSpeed's sizes and streams.
@@ -222,6 +223,10 @@ void SetZero(const MeasuredRun& run, const Stack& stack, Plan& plan) {
   if (stack.waits_for_gathers) {
     plan.zero.overlap_comm = Overlap::kOff;
     plan.zero.prefetch_bucket = 0;
+    if (AllReducesByDefault(run.date)) {
+      plan.zero.gradient_reduction = GradientReduction::kAllReduce;
+      plan.zero.whole_bucket = true;
+    }
     // Nothing was kept for later while more than max_live_parameters were gathered, as they are
     // with a weight of that size (`_keep_for_later` of DeepSpeed 0.3 and 0.4).
     if (run.hidden * run.ffn_hidden > plan.zero.max_live_parameters) {

@@ -15,7 +15,7 @@ constexpr std::int64_t kMaxBatch = std::int64_t{1} << 40;
 constexpr std::int64_t kMaxAccumulation = 65535;
 constexpr std::int64_t kMaxMicroBatch = std::int64_t{1} << 24;
 
-constexpr std::array<FlagRow, 49> kFlags = {{
+constexpr std::array<FlagRow, 50> kFlags = {{
     {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json (required)",
      FileRole::kRead},
     {"--cluster", "NAME|FILE|TEXT",
@@ -80,8 +80,11 @@ constexpr std::array<FlagRow, 49> kFlags = {{
     {"--contiguous-gradients", "on|off",
      "zero1-3: gradients are copied into a bucket (default on)"},
     {"--overlap-comm", "on|off", "zero1-3 (default on for zero3, off for zero1 and zero2)"},
-    {"--gradient-reduction", "all_reduce|reduce_scatter", "zero1, zero2 (default all_reduce)"},
+    {"--gradient-reduction", "all_reduce|reduce_scatter",
+     "zero1-3 (default all_reduce for zero1 and zero2, reduce_scatter for zero3)"},
     {"--allgather-bucket", "N", "zero1, zero2: elements per gather of weights (default 0: all)"},
+    {"--whole-bucket", "on|off",
+     "zero3: all-reduces take the whole bucket, as before DeepSpeed 0.6 (default off)"},
     {"--prefetch-bucket", "N", "zero3: elements that a fetch requests ahead (default 5e7)"},
     {"--max-live-parameters", "N", "zero3: no prefetch beyond these elements (default 1e9)"},
     {"--max-reuse-distance", "N", "zero3: kept if used again within these elements (default 1e9)"},
@@ -146,6 +149,7 @@ void ReadZeroFlags(const Arguments& arguments, ZeroOptions& zero) {
                 [](const Flag& flag) { return ReadSwitch(flag) ? Overlap::kOn : Overlap::kOff; });
   arguments.SetChoice("--gradient-reduction", kGradientReductionNames, zero.gradient_reduction);
   SetElements(arguments, "--allgather-bucket", 0, zero.allgather_bucket);
+  arguments.Set("--whole-bucket", zero.whole_bucket, ReadSwitch);
   SetElements(arguments, "--prefetch-bucket", 0, zero.prefetch_bucket);
   SetElements(arguments, "--max-live-parameters", 0, zero.max_live_parameters);
   SetElements(arguments, "--max-reuse-distance", 0, zero.max_reuse_distance);

@@ -79,8 +79,7 @@ constexpr std::array<FlagRow, 17> kFlags = {{
      "do)"},
     {"--graphs", "off|on|auto",
      "with --device cuda: launch stretches of ops as CUDA graphs (default off; auto: where "
-     "simulate "
-     "says that launches cost 2 % of a step)"},
+     "simulate says that launches cost 2 % of a step)"},
     {"--data", "SPEC",
      "IDX images, text, token file (.bin), or random (default); see docs/training.md",
      FileRole::kRead},

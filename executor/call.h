@@ -115,6 +115,7 @@ struct UpdateCall {
   // unless it is none.
   bool clips = false;
   GroupId clip_group;
+  CopyCall casts;  // behind an update on the host, also where an overflow skipped it
 };
 
 using Call = std::variant<std::monostate, CopyCall, CollectiveCall, DivideCall, ModelCall,

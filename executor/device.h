@@ -41,6 +41,9 @@ struct Work {
   // Emulation: the work ends no earlier than this after its start. 0: as fast as it goes.
   SimTime least_duration{0};
   Span* span = nullptr;  // where the times behind issue_begin go; null: nobody asks
+  // Where the time of its end goes, by the clock of Now, to be read once the host has waited for
+  // the work; null: nobody asks.
+  SimTime* end = nullptr;
 };
 
 // The device of one rank. All calls come from that rank's host thread. Every function may throw

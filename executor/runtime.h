@@ -36,7 +36,13 @@ struct DurationTable {
 struct StepReport {
   std::int64_t step = 0;
   double loss = 0.0;  // mean over ranks and micro-batches; 0 without a loss
-  SimTime end;        // when the last rank's last micro-batch was over
+  SimTime end;        // when the last op of the last rank was over
+};
+
+// What one rank knows of a step.
+struct RankReport {
+  std::vector<float> losses;  // by micro-batch
+  SimTime end;                // when its last op was over
 };
 
 struct RunOptions {
@@ -49,10 +55,9 @@ struct RunOptions {
   std::function<std::int64_t(std::int64_t step)> epoch_of;
   std::function<void(const StepReport& report)> on_step;  // called by one thread at a time
   // The only rank of this process, where every rank has a process of its own; and how the ranks
-  // tell each other the losses of a step: given this rank's, those of all.
+  // tell each other what they know of a step: given this rank's, those of all.
   std::optional<Rank> only_rank;
-  std::function<std::vector<std::vector<float>>(std::int64_t step, const std::vector<float>& mine)>
-      share_losses;
+  std::function<std::vector<RankReport>(std::int64_t step, const RankReport& mine)> share_reports;
 };
 
 using DeviceFactory = std::function<std::unique_ptr<Device>(Rank rank)>;

@@ -112,6 +112,19 @@ std::vector<KernelSetOptions> FrameworkSets() {
 }
 
 std::vector<KernelSetOptions> OwnSets() {
+  const KernelSetOptions plain = {.name = "shardwright-cuda-plain",
+                                  .fused_rope = true,
+                                  .flash_position_bias = true,
+                                  .fused_loss = true,
+                                  .keeps_dropout_mask = false,
+                                  .fused_reductions = true,
+                                  .cuda_kernels = true};
+  KernelSetOptions gelu = plain;
+  gelu.name = "shardwright-cuda-gelu";
+  gelu.fused_gelu = true;
+  KernelSetOptions fused = gelu;
+  fused.name = "shardwright-cuda-fused";
+  fused.fused_residual = true;
   return {
       {.name = "shardwright-host",
        .fused_rope = true,
@@ -128,30 +141,9 @@ std::vector<KernelSetOptions> OwnSets() {
        .keeps_dropout_mask = false,
        .fused_reductions = true,
        .inplace_rope = true},
-      {.name = "shardwright-cuda-plain",
-       .fused_rope = true,
-       .flash_position_bias = true,
-       .fused_loss = true,
-       .keeps_dropout_mask = false,
-       .fused_reductions = true,
-       .cuda_kernels = true},
-      {.name = "shardwright-cuda-gelu",
-       .fused_rope = true,
-       .flash_position_bias = true,
-       .fused_loss = true,
-       .keeps_dropout_mask = false,
-       .fused_reductions = true,
-       .fused_gelu = true,
-       .cuda_kernels = true},
-      {.name = "shardwright-cuda-fused",
-       .fused_rope = true,
-       .flash_position_bias = true,
-       .fused_loss = true,
-       .keeps_dropout_mask = false,
-       .fused_reductions = true,
-       .fused_gelu = true,
-       .fused_residual = true,
-       .cuda_kernels = true},
+      plain,
+      gelu,
+      fused,
   };
 }
 

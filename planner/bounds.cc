@@ -67,7 +67,8 @@ Bounds::Bounds(const SearchInput& input, const SearchOptions& options, const Lim
 double Bounds::PersistentBytes(const OuterChoice& outer) const {
   const Dialect dialect = options_.base.dialect;
   const bool is_train = in_.job.mode == JobMode::kTrain;
-  const bool is_whole = dialect == Dialect::kDdp || IsZero(dialect);
+  const bool is_zero3 = dialect == Dialect::kZero3;
+  const bool is_whole = dialect == Dialect::kDdp || (IsZero(dialect) && !is_zero3);
   const double shard = static_cast<double>(outer.shard_size);
   const double master = SizeInBytes(in_.job.precision.master);
   const double param = SizeInBytes(in_.job.precision.param);
@@ -75,13 +76,19 @@ double Bounds::PersistentBytes(const OuterChoice& outer) const {
   if (outer.offload.parameters) {
     return 0;
   }
-  double bytes = is_whole ? elements_ * std::min(param, master) : elements_ / shard * master;
+  double bytes = is_whole   ? elements_ * std::min(param, master)
+                 : is_zero3 ? elements_ / shard * param
+                            : elements_ / shard * master;
+  if (is_zero3 && is_train && !outer.offload.optimizer) {  // masters beside them
+    bytes += trainable_ / shard * master;
+  }
   // Muon and SOAP keep others, Muon's shared out among the ranks: nothing is counted.
   if (is_train && !outer.offload.optimizer && !outer.offload.moments &&
       in_.job.optimizer.matrices == MatrixRule::kNone) {
     bytes += StateCount(in_.job.optimizer.kind) * trainable_ / shard * master;
   }
-  if (is_train && outer.accumulation > 1 && !is_whole) {  // gradients of earlier micro-batches
+  // Gradients of earlier micro-batches.
+  if (is_train && outer.accumulation > 1 && !is_whole && !is_zero3) {
     bytes += outer.sync == SyncMode::kLast
                  ? std::max(0.0, trainable_ - tail_elements_) *
                        (dialect == Dialect::kNative ? reduce : std::min(param, reduce))

@@ -168,9 +168,9 @@ class Searcher {
     }
   }
 
-  // Branches with a plan that fits, the best first; the best of each mesh and micro-batch, with
-  // offloading and without, before all others, since units and prefetch change much where
-  // communication matters.
+  // Branches with a plan that fits, the best first; the best of each mesh and micro-batch, without
+  // offloading, with it, and with moments on the host, before all others, since units and prefetch
+  // change much where communication matters.
   [[nodiscard]] std::vector<std::size_t> Ranked() const {
     std::vector<std::size_t> ranked;
     const double worst = Incumbent() * (1 + options_.tie);

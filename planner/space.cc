@@ -52,9 +52,12 @@ std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& opt
     return {options.base.offload};
   }
   const Dialect dialect = options.base.dialect;
+  const bool is_train = input.job.mode == JobMode::kTrain;
   std::vector<Offload> choices = {{}};
-  if (dialect == Dialect::kNative && input.job.mode == JobMode::kTrain) {
+  if ((dialect == Dialect::kNative || dialect == Dialect::kZero3) && is_train) {
     choices.push_back({.optimizer = true});
+  }
+  if (dialect == Dialect::kNative && is_train) {
     // What all is in flight at once is not offloaded.
     const std::int64_t moments = StateCount(input.job.optimizer.kind) *
                                  CountParameters(input.model, true) / shard_size *
@@ -63,10 +66,10 @@ std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& opt
       choices.push_back({.moments = true});
     }
   }
-  if (dialect != Dialect::kDdp && !IsZero(dialect)) {
+  if (dialect == Dialect::kZero3 || (dialect != Dialect::kDdp && !IsZero(dialect))) {
     choices.push_back({.parameters = true});
   }
-  if (input.job.mode == JobMode::kTrain) {
+  if (is_train) {
     const std::size_t count = choices.size();
     for (std::size_t i = 0; i < count; ++i) {
       choices.push_back(choices[i]);

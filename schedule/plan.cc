@@ -168,6 +168,12 @@ std::string_view NameOf(Dialect dialect) {
   return NameIn(kDialectNames, dialect);
 }
 
+bool ScattersGradients(const Plan& plan) {
+  return plan.zero.gradient_reduction == GradientReduction::kDefault
+             ? plan.dialect == Dialect::kZero3
+             : plan.zero.gradient_reduction == GradientReduction::kReduceScatter;
+}
+
 bool IsZero(Dialect dialect) {
   return dialect == Dialect::kZero1 || dialect == Dialect::kZero2 || dialect == Dialect::kZero3;
 }

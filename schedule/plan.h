@@ -147,10 +147,12 @@ struct Offload {
   bool operator==(const Offload&) const = default;
 };
 
-// How zero1 and zero2 reduce gradients.
+// How the ZeRO stages reduce gradients. Default: zero1 and zero2 all-reduce, zero3 scatters.
 enum class GradientReduction : std::uint8_t {
-  kAllReduce,      // buckets are all-reduced, each rank keeps its part (DeepSpeed since 0.8)
-  kReduceScatter,  // each unit's flat gradient is reduce-scattered (Megatron, llm.c)
+  kDefault,
+  kAllReduce,      // buckets are all-reduced, each rank keeps its part (DeepSpeed's stages 1 and 2
+                   // since 0.8; stage 3 with "reduce_scatter": false)
+  kReduceScatter,  // zero1, zero2: each unit's flat gradient (Megatron, llm.c); zero3: each bucket
 };
 // Are gathers and reductions issued to streams of their own?
 enum class Overlap : std::uint8_t {
@@ -167,10 +169,11 @@ struct ZeroOptions {
   // All: gradients are copied into one buffer of reduce_bucket elements as they become ready.
   bool contiguous_gradients = true;
   Overlap overlap_comm = Overlap::kDefault;
+  GradientReduction gradient_reduction = GradientReduction::kDefault;
   // zero1, zero2.
-  GradientReduction gradient_reduction = GradientReduction::kAllReduce;
   std::int64_t allgather_bucket = 0;  // elements per all-gather after the update; 0: all at once
   // zero3.
+  bool whole_bucket = false;  // all-reduces take the whole bucket, whatever is in it (before 0.6)
   std::int64_t prefetch_bucket = 50'000'000;         // requested ahead by one fetch; 0: nothing
   std::int64_t max_live_parameters = 1'000'000'000;  // no prefetch beyond this many gathered
   std::int64_t max_reuse_distance = 1'000'000'000;   // kept if used again within this many
@@ -229,6 +232,9 @@ struct ResolvedUnit {
   std::vector<ParamId> params;    // storages, in communication order of the plan's dialect
   bool full_precision = false;
 };
+
+// Of a plan of a ZeRO dialect: gradients are reduce-scattered, not all-reduced.
+[[nodiscard]] bool ScattersGradients(const Plan& plan);
 
 // Assigns every parameter storage to exactly one unit: a unit takes what lies below its modules
 // and is not taken by a unit further in (fsdp-semantics: inner first). Throws InputError for an

@@ -28,7 +28,7 @@ inline constexpr std::array<std::string_view, 2> kRecomputeNames = {"full", "sel
 inline constexpr std::array<std::string_view, 3> kBackwardPrefetchNames = {"pre", "post", "none"};
 inline constexpr std::array<std::string_view, 3> kSyncNames = {"every", "last", "replicate_last"};
 inline constexpr std::array<std::string_view, 2> kTransfersNames = {"at_once", "in_turn"};
-inline constexpr std::array<std::string_view, 2> kGradientReductionNames = {"all_reduce",
+inline constexpr std::array<std::string_view, 3> kGradientReductionNames = {"default", "all_reduce",
                                                                             "reduce_scatter"};
 inline constexpr std::array<std::string_view, 3> kOverlapNames = {"default", "on", "off"};
 inline constexpr std::array<std::string_view, 2> kAttentionNames = {"flash", "materialized"};

@@ -93,14 +93,15 @@ void CheckZeroOptions(const Plan& plan, const std::string& where) {
   all(zero.reduce_bucket == defaults.reduce_bucket, "reduce_bucket");
   all(zero.contiguous_gradients == defaults.contiguous_gradients, "contiguous_gradients");
   all(zero.overlap_comm == defaults.overlap_comm, "overlap_comm");
+  all(zero.gradient_reduction == defaults.gradient_reduction, "gradient_reduction");
   const auto first = [&](bool is_default, std::string_view field) {
     CheckForeignZero(is_default, any && !third, "dialects zero1 and zero2", plan, where, field);
   };
-  first(zero.gradient_reduction == defaults.gradient_reduction, "gradient_reduction");
   first(zero.allgather_bucket == defaults.allgather_bucket, "allgather_bucket");
   const auto last = [&](bool is_default, std::string_view field) {
     CheckForeignZero(is_default, third, "dialect zero3", plan, where, field);
   };
+  last(zero.whole_bucket == defaults.whole_bucket, "whole_bucket");
   last(zero.prefetch_bucket == defaults.prefetch_bucket, "prefetch_bucket");
   last(zero.max_live_parameters == defaults.max_live_parameters, "max_live_parameters");
   last(zero.max_reuse_distance == defaults.max_reuse_distance, "max_reuse_distance");
@@ -322,9 +323,10 @@ void CheckFixedRules(const Plan& plan, const std::string& where) {
                          " has no such choice: zero1 reduces on the last micro-batch, zero2 "
                          "and zero3 on each");
   }
-  if (IsZero(plan.dialect) && plan.offload.parameters) {
+  if ((plan.dialect == Dialect::kZero1 || plan.dialect == Dialect::kZero2) &&
+      plan.offload.parameters) {
     throw InputError(FieldOf(where, "offload.parameters"), "true", "false",
-                     dialect + " is lowered without offload so far");
+                     dialect + " keeps parameters on the device");
   }
   if (plan.dialect == Dialect::kFairscale && plan.replicate_size > 1) {
     throw InputError(FieldOf(where, "replicate_size"), std::to_string(plan.replicate_size), "1",
@@ -345,7 +347,9 @@ void CheckDialect(const Plan& plan, const std::string& where) {
     throw InputError(FieldOf(where, "offload.parameters"), "true", "false",
                      "dialect ddp keeps parameters on the device");
   }
-  CheckForeign(!plan.offload.optimizer, "native", plan, where, "offload.optimizer");
+  if (plan.offload.optimizer && plan.dialect != Dialect::kZero3) {
+    CheckForeign(false, "native", plan, where, "offload.optimizer");
+  }
   CheckForeign(!plan.offload.moments, "native", plan, where, "offload.moments");
   if (plan.offload.moments && (plan.offload.parameters || plan.offload.optimizer)) {
     throw InputError(FieldOf(where, "offload.moments"), "true", "false",

@@ -58,7 +58,7 @@ CudaWorld::CudaWorld(const ExecuteContext& run_context, const CudaOptions& run_o
 std::string CudaWorld::DescribeRanks() const {
   std::string text;
   for (const auto& [rank, ring] : rings_) {
-    text += "rank " + std::to_string(rank.value) + " was in " + ring.Describe() + '\n';
+    text += "rank " + std::to_string(rank.value) + ": " + ring.Describe() + '\n';
   }
   return text;
 }
@@ -230,13 +230,18 @@ void CudaDevice::Complete(const Pending& pending) {
     }
     free_readbacks_.push_back(pending.readback);
   }
-  if (pending.span != nullptr) {
-    Span& span = *pending.span;
-    span.start = TimeOf(pending.start);
-    span.end = TimeOf(pending.end);
-    free_timed_.push_back(pending.start);
-    seen_ = std::max(seen_, span.end);
-    MoveAnchor(pending.end, span.end);
+  if (pending.end.value != nullptr) {
+    const SimTime end = TimeOf(pending.end);
+    if (pending.span != nullptr) {
+      pending.span->start = TimeOf(pending.start);
+      pending.span->end = end;
+      free_timed_.push_back(pending.start);
+    }
+    if (pending.end_to != nullptr) {
+      *pending.end_to = end;
+    }
+    seen_ = std::max(seen_, end);
+    MoveAnchor(pending.end, end);
   }
   if (pending.owns_event) {
     free_events_.push_back(pending.event);
@@ -258,19 +263,6 @@ void CudaDevice::Collect(Queue& queue) {
 void CudaDevice::NoteOpen(const Queue& queue) {
   ring_.SetOpen(static_cast<Stream>(&queue - queues_.data()),
                 queue.pending.empty() ? nullptr : queue.pending.front().name, queue.pending.size());
-}
-
-std::string CudaDevice::DescribeStreams() const {
-  std::string text;
-  for (std::size_t s = 0; s < queues_.size(); ++s) {
-    if (!queues_[s].pending.empty()) {
-      const Queue& queue = queues_[s];
-      text += (text.empty() ? "" : "; ") + std::string(NameOf(static_cast<Stream>(s))) + ": " +
-              *queue.pending.front().name + " and " + std::to_string(queue.pending.size() - 1) +
-              " behind it";
-    }
-  }
-  return text.empty() ? "no op is under way" : text;
 }
 
 void CudaDevice::CheckFault() {
@@ -295,8 +287,8 @@ void CudaDevice::Await(GpuEvent event, const std::string& what) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     if (std::chrono::steady_clock::now() > limit) {
       world_.faults.Report("rank " + std::to_string(rank_.value) + ": waited " +
-                           std::to_string(patience.count()) + " ms for " + what +
-                           "; under way: " + DescribeStreams());
+                           std::to_string(patience.count()) + " ms for " + what + "; " +
+                           ring_.DescribeOpen());
       world_.faults.ThrowIfFailed();
     }
   }
@@ -374,6 +366,10 @@ Ticket CudaDevice::Submit(const Work& work) {
     last = {work.stream, pending.sequence};
   }
   ActivityLog* const activities = work.span == nullptr ? nullptr : world_.options.activities;
+  pending.end_to = work.end;
+  if (work.end != nullptr || (work.span != nullptr && activities == nullptr)) {
+    pending.end = TakeEvent(true);
+  }
   if (work.span != nullptr) {
     work.span->issued = Now();
   }
@@ -382,7 +378,6 @@ Ticket CudaDevice::Submit(const Work& work) {
   } else if (work.span != nullptr) {
     pending.span = work.span;
     pending.start = TakeEvent(true);
-    pending.end = TakeEvent(true);
     gpu_.Record(pending.start, queue.stream);
   }
   FillPoison(work, queue.stream);
@@ -404,7 +399,7 @@ Ticket CudaDevice::Submit(const Work& work) {
     // Before the event: a GPU that has nothing else to do is there before this thread is back.
     work.span->issue_end = Now();
   }
-  if (pending.span != nullptr) {
+  if (pending.end.value != nullptr) {
     gpu_.Record(pending.end, queue.stream);
   }
   pending.event = TakeEvent(false);

@@ -137,8 +137,10 @@ class CudaDevice : public Device {
     GpuEvent event;
     bool owns_event = true;  // false: it is that of later work, too
     const std::string* name = nullptr;
-    GpuEvent start, end;  // timed; null without a span, or where activities are recorded
+    // Timed; null without a span, or where activities are recorded. `end` also where `end_to` is.
+    GpuEvent start, end;
     Span* span = nullptr;
+    SimTime* end_to = nullptr;
     Readback* readback = nullptr;  // its loss goes to *loss_to
     float* loss_to = nullptr;
     // Evaluation: the loss, whose `call` may by then be that of a later step but for what `key`
@@ -176,8 +178,6 @@ class CudaDevice : public Device {
   // Polls until the event is over; throws what went wrong meanwhile.
   void Await(GpuEvent event, const std::string& what);
   void AwaitQueue(Queue& queue, std::uint64_t sequence);
-  // The oldest unfinished ops of every stream, for a message.
-  [[nodiscard]] std::string DescribeStreams() const;
   void CheckFault();
   // Work that is not known to be over.
   [[nodiscard]] static const Pending& PendingOf(const Queue& queue, std::uint64_t sequence);

@@ -257,6 +257,9 @@ void CudaDevice::RunOnHost(const Work& work) {
     world_.faults.ThrowIfFailed();
   }
   span.end = Now();
+  if (work.end != nullptr) {
+    *work.end = span.end;
+  }
 }
 
 }  // namespace shardwright

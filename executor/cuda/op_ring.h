@@ -4,45 +4,42 @@
 // run fails, by whichever thread finds out, while the rank may hang.
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string>
 
 #include "schedule/program.h"
 
 namespace shardwright {
 
-// Written by the rank's host thread, read by any; names outlive the ring.
+// Written by the rank's host thread, read by any; names outlive the ring. Nobody hangs while it
+// holds the lock.
 class OpRing {
  public:
   void Issue(const std::string& name) {
-    const std::uint64_t at = issued_.load(std::memory_order_relaxed);
-    recent_[at % kRecent].store(&name, std::memory_order_relaxed);
-    issued_.store(at + 1, std::memory_order_release);
+    const std::lock_guard lock(mutex_);
+    recent_[issued_ % kRecent] = &name;
+    ++issued_;
   }
   // The oldest op of the stream that is not known to be over, and how many are not; null: none.
   void SetOpen(Stream stream, const std::string* oldest, std::size_t count) {
-    Open& open = open_[static_cast<std::size_t>(stream)];
-    open.count.store(count, std::memory_order_relaxed);
-    open.oldest.store(oldest, std::memory_order_relaxed);
+    const std::lock_guard lock(mutex_);
+    open_[static_cast<std::size_t>(stream)] = {oldest, count};
   }
 
-  // "compute: mb0.layers.3.mlp.up.fwd and 2 behind it; issued 417 ops, last a, b, c".
+  // "under way: compute: mb0.layers.3.mlp.up.fwd and 2 behind it", or "nothing under way".
+  [[nodiscard]] std::string DescribeOpen() const {
+    const std::lock_guard lock(mutex_);
+    return OpenText();
+  }
+  // That, and "; issued 417 ops, last a, b, c".
   [[nodiscard]] std::string Describe() const {
-    std::string text;
-    for (std::size_t s = 0; s < open_.size(); ++s) {
-      if (const std::string* const oldest = open_[s].oldest.load(); oldest != nullptr) {
-        text += std::string(NameOf(static_cast<Stream>(s))) + ": " + *oldest + " and " +
-                std::to_string(open_[s].count.load() - 1) + " behind it; ";
-      }
-    }
-    const std::uint64_t issued = issued_.load(std::memory_order_acquire);
-    text +=
-        (text.empty() ? "nothing under way; " : "") + ("issued " + std::to_string(issued)) + " ops";
-    const std::uint64_t first = issued > kRecent ? issued - kRecent : 0;
-    for (std::uint64_t i = first; i < issued; ++i) {
-      text += (i == first ? ", last " : ", ") + *recent_[i % kRecent].load();
+    const std::lock_guard lock(mutex_);
+    std::string text = OpenText() + "; issued " + std::to_string(issued_) + " ops";
+    const std::uint64_t first = issued_ > kRecent ? issued_ - kRecent : 0;
+    for (std::uint64_t i = first; i < issued_; ++i) {
+      text += (i == first ? ", last " : ", ") + *recent_[i % kRecent];
     }
     return text;
   }
@@ -50,11 +47,25 @@ class OpRing {
  private:
   static constexpr std::uint64_t kRecent = 8;
   struct Open {
-    std::atomic<const std::string*> oldest = nullptr;
-    std::atomic<std::size_t> count = 0;
+    const std::string* oldest = nullptr;
+    std::size_t count = 0;
   };
-  std::array<std::atomic<const std::string*>, kRecent> recent_ = {};
-  std::atomic<std::uint64_t> issued_ = 0;
+
+  [[nodiscard]] std::string OpenText() const {
+    std::string text;
+    for (std::size_t s = 0; s < open_.size(); ++s) {
+      if (const auto& [oldest, count] = open_[s]; oldest != nullptr) {
+        text += (text.empty() ? "under way: " : "; ") +
+                std::string(NameOf(static_cast<Stream>(s))) + ": " + *oldest + " and " +
+                std::to_string(count - 1) + " behind it";
+      }
+    }
+    return text.empty() ? "nothing under way" : text;
+  }
+
+  mutable std::mutex mutex_;  // guards all below
+  std::array<const std::string*, kRecent> recent_ = {};
+  std::uint64_t issued_ = 0;
   std::array<Open, kStreamCount> open_;
 };
 

@@ -12,6 +12,15 @@
 #include "executor/host/together.h"
 
 namespace shardwright {
+namespace {
+
+void TellEnd(const Work& work, const Span& span) {
+  if (work.end != nullptr) {
+    *work.end = span.end;
+  }
+}
+
+}  // namespace
 
 HostWorld::HostWorld(const ExecuteContext& run_context, const HostOptions& run_options)
     : context(run_context),
@@ -198,6 +207,7 @@ void HostDevice::RunOnHost(const Work& work) {
   span.ready = Now();
   try {
     RunItem(item, span.ready, span);
+    TellEnd(work, span);
   } catch (const std::exception& error) {
     world_.faults.Report("rank " + std::to_string(rank_.value) + ", op " + *work.name + ": " +
                          error.what());
@@ -254,6 +264,7 @@ void HostDevice::RunFront(Queue& queue, std::unique_lock<std::mutex>& lock) {
     std::this_thread::sleep_for(std::chrono::microseconds(queue.random() % (most + 1)));
   }
   RunItem(item, Now(), span);
+  TellEnd(item.work, span);
   lock.lock();
   if (turns != nullptr) {
     ++turns->completed;

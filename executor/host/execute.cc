@@ -92,10 +92,14 @@ class Executor {
   }
 
   void operator()(UpdateCall& call) const {
-    const ScalingState* scaling = step_.scaling;
-    if (scaling != nullptr && scaling->skips) {
-      return;
+    if (step_.scaling == nullptr || !step_.scaling->skips) {
+      Update(call);
     }
+    (*this)(call.casts);
+  }
+
+ private:
+  void Update(UpdateCall& call) const {
     if (!call.clips) {  // otherwise they were divided for their norm
       DivideAll(call.gradients, call.divisor);
     }
@@ -103,12 +107,11 @@ class Executor {
       OptimizerCall& shard = call.shards[i];
       shard.ranges = call.ranges[i];
       shard.learning_rate = step_.learning_rate;
-      shard.step = step_.update - (scaling != nullptr ? scaling->skipped : 0);
+      shard.step = step_.update - (step_.scaling != nullptr ? step_.scaling->skipped : 0);
       UpdateShard(shard, context_.input.training.optimizer);
     }
   }
 
- private:
   [[nodiscard]] double LossScale() const {
     const ScalingState* scaling = step_.scaling;
     return scaling != nullptr && scaling->is_on ? scaling->scaler.scale : 1.0;

@@ -4,9 +4,11 @@
 #include <array>
 #include <climits>
 #include <cstdlib>
+#include <cstring>
 #include <iterator>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -198,19 +200,30 @@ std::vector<std::vector<std::byte>> ShareBytes(MessagePassing& processes,
   return all;
 }
 
-std::vector<std::vector<float>> ShareFloats(MessagePassing& processes,
-                                            MessagePassing::Channel channel, const Wait& wait,
-                                            const std::vector<float>& mine) {
-  std::vector<std::vector<float>> all(static_cast<std::size_t>(processes.size()), mine);
-  ShareEach(processes, channel, wait, all);
+std::vector<RankReport> ShareReports(MessagePassing& processes, MessagePassing::Channel channel,
+                                     const Wait& wait, const RankReport& mine) {
+  // One letter: the end, then the losses.
+  const auto end = std::as_bytes(std::span(&mine.end.value, 1));
+  const auto losses = std::as_bytes(std::span(mine.losses));
+  std::vector<std::byte> letter(end.begin(), end.end());
+  letter.insert(letter.end(), losses.begin(), losses.end());
+  std::vector<std::vector<std::byte>> letters(static_cast<std::size_t>(processes.size()), letter);
+  ShareEach(processes, channel, wait, letters);
+  std::vector<RankReport> all;
+  for (const std::vector<std::byte>& its : letters) {
+    RankReport& report = all.emplace_back(mine);
+    std::memcpy(&report.end.value, its.data(), end.size());
+    std::copy(its.begin() + std::ssize(end), its.end(),
+              std::as_writable_bytes(std::span(report.losses)).begin());
+  }
   return all;
 }
 
 void JoinRun(MessagePassing& processes, RunOptions& run) {
   const MessagePassing::Channel channel = processes.Split(0);
   run.only_rank = Rank(static_cast<std::size_t>(processes.rank()));
-  run.share_losses = [&processes, channel](std::int64_t step, const std::vector<float>& mine) {
-    return ShareFloats(processes, channel, {"losses of step " + std::to_string(step)}, mine);
+  run.share_reports = [&processes, channel](std::int64_t step, const RankReport& mine) {
+    return ShareReports(processes, channel, {"losses of step " + std::to_string(step)}, mine);
   };
 }
 

@@ -44,13 +44,12 @@ void ShareFromFirst(MessagePassing& processes, MessagePassing::Channel channel, 
                                                              const Wait& wait,
                                                              const std::vector<std::byte>& mine);
 
-// Equal numbers of floats from every process, by rank.
-[[nodiscard]] std::vector<std::vector<float>> ShareFloats(MessagePassing& processes,
-                                                          MessagePassing::Channel channel,
-                                                          const Wait& wait,
-                                                          const std::vector<float>& mine);
+// Every rank's report of a step, with equal numbers of losses.
+[[nodiscard]] std::vector<RankReport> ShareReports(MessagePassing& processes,
+                                                   MessagePassing::Channel channel,
+                                                   const Wait& wait, const RankReport& mine);
 
-// Makes a run one that has the rank of this process only, and tells the others its losses.
+// Makes a run one that has the rank of this process only, and tells the others its reports.
 void JoinRun(MessagePassing& processes, RunOptions& run);
 
 // Runs `work` in every process. When it throws InputError or EnvironmentError in some, all throw

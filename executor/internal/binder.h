@@ -110,6 +110,7 @@ class Binder {
   void CheckStatesHold(std::span<const BufferId> states, std::span<const OptimizerRange> ranges,
                        DType dtype) const;
   void AddShardUpdate(std::span<const Access> accesses, std::uint16_t index, UpdateCall& update);
+  void AddCasts(std::span<const Access> accesses, CopyCall& casts);
   [[nodiscard]] std::vector<OptimizerRange> UpdateRanges(const Contents& params,
                                                          const Contents& grads) const;
   [[nodiscard]] std::vector<ElementRange> GradientRanges(std::span<const Access> accesses) const;
@@ -165,6 +166,7 @@ class Binder {
   struct ZeroState {
     std::set<BufferId> emptied;               // buckets whose gradients are no longer needed
     std::vector<UnitId> reduced;              // zero3: units of the last reduction, in order
+    std::map<BufferId, BufferId> arrived;     // zero3: the host's partition behind a copy of it
     std::map<UnitId, std::int64_t> gathered;  // zero1, zero2: elements of the shard, in this body
   };
   ZeroState zero_;

@@ -250,6 +250,9 @@ Call Binder::BindTransfer(const OpView& v) {
     source += bytes;
     if (IsKnown(from)) {
       Set(access.buffer, ContentsOf(from));
+      if (std::find(copies_.begin(), copies_.end(), from) != copies_.end()) {
+        zero_.arrived[access.buffer] = from;
+      }
     } else if (BufferOf(from).category == Category::kOptimizerState && BufferOf(from).on_host) {
       StagePiece(v.unit(), from, access.buffer);
     }

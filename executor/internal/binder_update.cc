@@ -92,7 +92,25 @@ Call Binder::BindUpdate(std::span<const Access> accesses) {
   for (std::uint16_t index = 0; index < count; ++index) {
     AddShardUpdate(accesses, index, update);
   }
+  AddCasts(accesses, update.casts);
   return update;
+}
+
+// zero3 on the host: what was updated is cast to the dtype of the weights.
+void Binder::AddCasts(std::span<const Access> accesses, CopyCall& casts) {
+  for (const Access& access : accesses) {
+    if (access.role != Role::kOutput) {
+      continue;
+    }
+    const BufferId master = BuffersOfIndex(accesses, access.index).shard, cast = access.buffer;
+    const DType p = in_.job.precision.param;
+    Set(cast, {p, ContentsOf(master).pieces});
+    const std::vector<CopyRun> runs =
+        MatchingRuns(ContentsOf(master), At(master), ContentsOf(cast), At(cast), false);
+    const std::vector<ByteRange> zeros = Uncovered(runs, At(cast), ElementsOf(cast, p), p);
+    casts.runs.insert(casts.runs.end(), runs.begin(), runs.end());
+    casts.zeros.insert(casts.zeros.end(), zeros.begin(), zeros.end());
+  }
 }
 
 // All accesses of one index belong to one unit: its shard, its gradients, its states.

@@ -152,7 +152,9 @@ Call Binder::BindZeroGatherCopyIn(const OpView& v) {
   Contents contents{p, {}};
   std::int64_t offset = 0;
   for (const Access& access : v.inputs) {
-    const auto owner = std::find(copies_.begin(), copies_.end(), access.buffer);
+    const auto arrived = zero_.arrived.find(access.buffer);
+    const auto owner = std::find(copies_.begin(), copies_.end(),
+                                 arrived != zero_.arrived.end() ? arrived->second : access.buffer);
     SW_CHECK(owner != copies_.end(), "a gather of something else than weights");
     const UnitId unit(static_cast<std::size_t>(owner - copies_.begin()));
     for (std::int64_t r = 0; r < program_.shard_size; ++r) {
@@ -215,19 +217,20 @@ Contents Binder::ZeroGradients(UnitId unit, BufferId buffer) const {
 Call Binder::BindZeroStore(const OpView& v) {
   CopyCall copy;
   const bool in_backward = v.op->phase == Phase::kBackward;
+  const bool scatters = is_zero3_ && !zero_.reduced.empty();  // several units in one op
   for (std::size_t i = 0; i < v.outputs.size(); ++i) {
     const BufferId from = v.inputs[in_backward ? 0 : i].buffer;
     const Access& target = v.outputs[i];
     if (!in_backward) {
       Set(target.buffer, {in_.job.precision.master, ContentsOf(from).pieces});
     } else if (target.mode == AccessMode::kWrite) {
-      SW_CHECK(is_zero12_ || zero_.reduced.size() == v.outputs.size(),
+      SW_CHECK(!scatters || zero_.reduced.size() == v.outputs.size(),
                "a reduction's units and outputs differ");
-      Set(target.buffer, ZeroGradients(is_zero12_ ? v.unit() : zero_.reduced[i], target.buffer));
+      Set(target.buffer, ZeroGradients(scatters ? zero_.reduced[i] : v.unit(), target.buffer));
     }
     AppendRuns(copy, MatchingRuns(ContentsOf(from), At(from), ContentsOf(target.buffer),
                                   At(target.buffer), target.mode == AccessMode::kReadWrite));
-    if (in_backward && is_zero12_) {
+    if (in_backward && !scatters) {
       zero_.emptied.insert(from);
     }
   }
@@ -238,6 +241,9 @@ Call Binder::BindZeroStore(const OpView& v) {
 // before and the rest behind the sum, so that sums of fp32 have the bits of every other dialect.
 Call Binder::BindZeroScale(const OpView& v) {
   const BufferId buffer = v.inputs.front().buffer;
+  if (!IsKnown(buffer)) {  // a bucket that nothing was copied into yet is reduced, too
+    Set(buffer, {in_.job.precision.param, {}});
+  }
   const DType dtype = ContentsOf(buffer).dtype;
   DivideCall call;
   call.divisor = PreDivide(ranks_);

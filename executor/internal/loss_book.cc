@@ -5,13 +5,12 @@
 
 namespace shardwright {
 
-void Runtime::LossBook::Enter(std::int64_t step, Rank rank, const std::vector<float>& losses,
-                              SimTime time) {
+void Runtime::LossBook::Enter(std::int64_t step, Rank rank, const RankReport& of_rank) {
   const std::lock_guard lock(mutex_);
   Page& page = open_[step];
   page.losses.resize(static_cast<std::size_t>(ranks_));
-  page.losses[rank.value] = losses;
-  page.end = std::max(page.end, time);
+  page.losses[rank.value] = of_rank.losses;
+  page.end = std::max(page.end, of_rank.end);
   if (++page.entered < ranks_) {
     return;
   }
@@ -19,8 +18,8 @@ void Runtime::LossBook::Enter(std::int64_t step, Rank rank, const std::vector<fl
   report.step = step;
   report.end = page.end;
   std::int64_t count = 0;
-  for (const std::vector<float>& of_rank : page.losses) {  // in a fixed order: a fixed sum
-    for (const float loss : of_rank) {
+  for (const std::vector<float>& losses : page.losses) {  // in a fixed order: a fixed sum
+    for (const float loss : losses) {
       report.loss += static_cast<double>(loss);
       ++count;
     }

@@ -15,8 +15,7 @@ class Runtime::LossBook {
  public:
   LossBook(std::int64_t ranks, const RunOptions& options) : ranks_(ranks), options_(options) {}
 
-  // `losses` of rank `rank` in step `step`, which was over at `time`.
-  void Enter(std::int64_t step, Rank rank, const std::vector<float>& losses, SimTime time);
+  void Enter(std::int64_t step, Rank rank, const RankReport& of_rank);
   [[nodiscard]] std::vector<StepReport> Take();
 
  private:

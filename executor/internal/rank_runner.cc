@@ -1,5 +1,6 @@
 #include "executor/internal/rank_runner.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -57,8 +58,11 @@ Runtime::RankRunner::RankRunner(const ExecutorInput& input, const RunOptions& op
   memory.host = device_->Allocate(input.placement.host_size, true);
   binding_ = Bind(input, rank, memory);
   for (const BodyKind kind : {BodyKind::kInit, BodyKind::kWarmup, BodyKind::kStep}) {
-    for (const Op& op : BodyOf(input.program, kind).ops) {
-      names_[static_cast<std::size_t>(kind)].push_back(OpName(input.program, op));
+    const Body& body = BodyOf(input.program, kind);
+    const auto k = static_cast<std::size_t>(kind);
+    for (std::uint32_t op = 0; op < body.size(); ++op) {
+      names_[k].push_back(OpName(input.program, body.ops[op]));
+      last_ops_[k][static_cast<std::size_t>(StreamOf(body.ops[op]))] = OpId(op);
     }
   }
   PrepareStep();
@@ -76,14 +80,17 @@ Work Runtime::RankRunner::WorkOf(BodyKind kind, std::uint32_t op) {
   return work;
 }
 
+Stream Runtime::RankRunner::StreamOf(const Op& op) const {
+  const OpShape& shape = input_.program.ShapeOf(op);
+  return InfoOf(shape.code).runs_on_host ? Stream::kHost : shape.stream;
+}
+
 void Runtime::RankRunner::PrepareStep() {
   const Body& body = input_.program.step;
   std::vector<Work> works;
   for (std::uint32_t op = 0; op < body.size(); ++op) {
     works.push_back(WorkOf(BodyKind::kStep, op));
-    if (InfoOf(input_.program.ShapeOf(body.ops[op]).code).runs_on_host) {
-      works.back().stream = Stream::kHost;
-    }
+    works.back().stream = StreamOf(body.ops[op]);
   }
   device_->Prepare(body, works);
 }
@@ -129,14 +136,16 @@ void Runtime::RankRunner::CloseStep() {
   for (const Ticket& ticket : open_.front().last) {
     device_->Wait(ticket);
   }
+  const auto& ends = open_.front().ends;
   const StepContext& context = *open_.front().context;
-  if (options_.share_losses) {
-    const std::vector<std::vector<float>> all = options_.share_losses(context.step, context.losses);
+  const RankReport mine{context.losses, *std::max_element(ends.begin(), ends.end())};
+  if (options_.share_reports) {
+    const std::vector<RankReport> all = options_.share_reports(context.step, mine);
     for (std::size_t r = 0; r < all.size(); ++r) {
-      losses_.Enter(context.step, Rank(r), all[r], device_->Now());
+      losses_.Enter(context.step, Rank(r), all[r]);
     }
   } else {
-    losses_.Enter(context.step, rank_, context.losses, device_->Now());
+    losses_.Enter(context.step, rank_, mine);
   }
   open_.pop_front();
 }
@@ -187,13 +196,17 @@ void Runtime::RankRunner::RunOp(const Body& body, std::uint32_t op, StepContext&
   work.waits = waits_;
   work.step = &context;
   work.least_duration = DurationOf(options_.durations, kind_, op);
+  const auto stream = static_cast<std::size_t>(StreamOf(program_op));
+  if (last_ops_[static_cast<std::size_t>(kind_)][stream] == OpId(op)) {
+    work.end = &open_.back().ends[stream];
+  }
   if (spans_of_body_ != nullptr) {
     Span& span = spans_of_body_[op];
     span.step = context.step;
     span.rank = rank_;
     span.body = kind_;
     span.op = OpId(op);
-    span.stream = InfoOf(shape.code).runs_on_host ? Stream::kHost : shape.stream;
+    span.stream = StreamOf(program_op);
     span.issue_begin = device_->Now();
     work.span = &span;
   }

@@ -42,7 +42,8 @@ class Runtime::RankRunner {
   // A step that was issued and is not known to be over.
   struct OpenStep {
     std::unique_ptr<StepContext> context;
-    std::array<Ticket, kStreamCount> last;  // by stream: the last work so far
+    std::array<Ticket, kStreamCount> last;   // by stream: the last work so far
+    std::array<SimTime, kStreamCount> ends;  // by stream: when the step's last op was over
   };
 
   // The part of a work that every step has in common.
@@ -55,7 +56,9 @@ class Runtime::RankRunner {
   [[nodiscard]] Span* NewSpans(std::size_t count);
   void SetCarries(const Body& body);
   void FindWaits(const Body& body, OpId op);
-  // Waits for the oldest open step and reports it.
+  [[nodiscard]] Stream StreamOf(const Op& op) const;
+  // Waits for the oldest open step and reports it, with the time at which the device was through,
+  // however much later that is noticed.
   void CloseStep();
   [[nodiscard]] const std::vector<std::string>& NamesOf(BodyKind kind) const {
     return names_[static_cast<std::size_t>(kind)];
@@ -68,6 +71,8 @@ class Runtime::RankRunner {
   LossBook& losses_;
   Binding binding_;
   std::array<std::vector<std::string>, 3> names_;  // by body kind, then op
+  // By body kind, then stream: the last op that goes there, those on the host included.
+  std::array<std::array<OpId, kStreamCount>, 3> last_ops_;
 
   // Of the body at hand.
   BodyKind kind_ = BodyKind::kInit;

@@ -19,7 +19,9 @@ constexpr double kSomeLearningRate = 1e-4;
 constexpr double kSomeWeightDecay = 0.01;
 constexpr double kMomentum = 0.9;
 
-constexpr std::array<SettingRow<S>, 24> kRows = {{
+constexpr const char* kHost = "cpu";
+
+constexpr std::array<SettingRow<S>, 29> kRows = {{
     {"train_batch_size", &S::train_batch_size},
     {"train_micro_batch_size_per_gpu", &S::train_micro_batch_size_per_gpu},
     {"gradient_accumulation_steps", &S::gradient_accumulation_steps},
@@ -33,8 +35,13 @@ constexpr std::array<SettingRow<S>, 24> kRows = {{
     {"optimizer.params.momentum", &S::momentum},
     {"optimizer.params.torch_adam", &S::torch_adam},
     {"zero_optimization.stage", &S::stage},
+    {"zero_optimization.offload_optimizer.device", &S::offload_optimizer},
+    {"zero_optimization.offload_optimizer.pin_memory", &S::offload_optimizer_pinned},
+    {"zero_optimization.offload_param.device", &S::offload_param},
+    {"zero_optimization.offload_param.pin_memory", &S::offload_param_pinned},
     {"zero_optimization.contiguous_gradients", &S::contiguous_gradients},
     {"zero_optimization.overlap_comm", &S::overlap_comm},
+    {"zero_optimization.reduce_scatter", &S::reduce_scatter},
     {"zero_optimization.reduce_bucket_size", &S::reduce_bucket_size},
     {"zero_optimization.allgather_bucket_size", &S::allgather_bucket_size},
     {"zero_optimization.stage3_prefetch_bucket_size", &S::prefetch_bucket_size},
@@ -46,7 +53,7 @@ constexpr std::array<SettingRow<S>, 24> kRows = {{
     {"zero_optimization.leaf_module.classes", &S::leaf_module_classes},
 }};
 
-constexpr std::array<LossReason, 14> kReasons = {{
+constexpr std::array<LossReason, 16> kReasons = {{
     {"job.precision.master", "DeepSpeed keeps fp32 masters"},
     {"job.precision.reduce", "gradients are reduced in fp32, bf16 or fp16"},
     {"job.optimizer.impl",
@@ -55,8 +62,10 @@ constexpr std::array<LossReason, 14> kReasons = {{
     {"plan.shard_size", "ZeRO shards over all ranks"},
     {"plan.replicate_size", "ZeRO shards over all ranks"},
     {"plan.sync", "stage 1 reduces on the last micro-batch, stages 2 and 3 on each"},
-    {"plan.offload", "ZeRO's offload is not simulated, so it is not emitted"},
+    {"plan.offload.moments", "where the moments go the masters and the update go, too"},
+    {"plan.offload.activations", "only models that call deepspeed.checkpointing can offload them"},
     {"plan.zero.gradient_reduction", "DeepSpeed's stages 1 and 2 all-reduce buckets"},
+    {"plan.zero.whole_bucket", "since 0.6 what the bucket holds is reduced, and no more"},
     {"plan.units.forward_prefetch", "stage 3 fetches ahead by elements, in recorded order"},
     {"plan.units.backward_prefetch", "stage 3 fetches ahead by elements, in recorded order"},
     {"plan.units",
@@ -137,6 +146,17 @@ ZeroOptions BudgetsOf(const PlanFile& file) {
   return zero;
 }
 
+void SetOffload(const Offload& offload, S& s) {
+  if (offload.optimizer || offload.parameters) {
+    s.offload_optimizer = kHost;
+    s.offload_optimizer_pinned = true;
+  }
+  if (offload.parameters) {
+    s.offload_param = kHost;
+    s.offload_param_pinned = true;
+  }
+}
+
 void SetZeroKeys(const PlanFile& file, S& s) {
   const Plan& plan = file.plan;
   const ZeroOptions zero = IsZero(plan.dialect) ? plan.zero
@@ -152,6 +172,10 @@ void SetZeroKeys(const PlanFile& file, S& s) {
     s.allgather_bucket_size =
         zero.allgather_bucket > 0 ? zero.allgather_bucket : 2 * CountParameters(file.model.model);
     return;
+  }
+  SetOffload(plan.offload, s);
+  if (zero.gradient_reduction != GradientReduction::kDefault) {
+    s.reduce_scatter = zero.gradient_reduction == GradientReduction::kReduceScatter;
   }
   s.prefetch_bucket_size = zero.prefetch_bucket;
   s.param_persistence_threshold = zero.persistence_threshold;
@@ -186,7 +210,8 @@ void SetOptimizer(const OptimizerSpec& optimizer, S& s) {
     s.momentum = kMomentum;
   }
   if (*s.optimizer == "Adam" || *s.optimizer == "AdamW") {
-    s.torch_adam = optimizer.impl != OptimizerImpl::kFused;
+    // On the host DeepSpeed's own Adam, which torch_adam would replace, takes one pass.
+    s.torch_adam = optimizer.impl != OptimizerImpl::kFused && s.offload_optimizer != kHost;
   }
 }
 
@@ -267,6 +292,12 @@ void ApplyZero(const S& s, PlanFile& file) {
     plan.units = {RootUnitOf(Reshard::Kind::kAlways)};
     return;
   }
+  if (s.reduce_scatter) {
+    zero.gradient_reduction =
+        *s.reduce_scatter ? GradientReduction::kReduceScatter : GradientReduction::kAllReduce;
+  }
+  plan.offload.parameters = s.offload_param == kHost;
+  plan.offload.optimizer = s.offload_optimizer == kHost && !plan.offload.parameters;
   zero.prefetch_bucket = s.prefetch_bucket_size.value_or(defaults.prefetch_bucket);
   zero.persistence_threshold =
       s.param_persistence_threshold.value_or(defaults.persistence_threshold);
@@ -297,9 +328,9 @@ DeepSpeedSettings ToDeepSpeed(const PlanFile& file) {
     s.fp16 = true;
   }
   s.communication_data_type = std::string(NameIn(kTrainingDTypeNames, precision.reduce));
-  SetOptimizer(file.job.optimizer, s);
   s.stage = StageOf(plan.dialect);
   SetZeroKeys(file, s);
+  SetOptimizer(file.job.optimizer, s);
   return s;
 }
 

@@ -27,8 +27,13 @@ struct DeepSpeedSettings {
   std::optional<double> momentum;
   std::optional<bool> torch_adam;  // PyTorch's Adam instead of DeepSpeed's fused one
   std::optional<std::int64_t> stage;
+  std::optional<std::string> offload_optimizer;  // cpu or none: where masters and states are
+  std::optional<bool> offload_optimizer_pinned;
+  std::optional<std::string> offload_param;  // the same of the partitions that are gathered
+  std::optional<bool> offload_param_pinned;
   std::optional<bool> contiguous_gradients;
   std::optional<bool> overlap_comm;
+  std::optional<bool> reduce_scatter;  // of stage 3; stages 1 and 2 reduce alike either way
   std::optional<std::int64_t> reduce_bucket_size;     // elements, as all sizes below
   std::optional<std::int64_t> allgather_bucket_size;  // stages 1 and 2
   std::optional<std::int64_t> prefetch_bucket_size;   // stage 3

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "schedule/lower/optimizer.h"
 #include "schedule/plan_names.h"
 
 namespace shardwright {
@@ -88,6 +89,14 @@ class Differences {
     }
   }
 
+  // How updates run: on the host some dialects leave no choice.
+  static OptimizerImpl ImplOf(const PlanFile& file) {
+    const Offload& offload = file.plan.offload;
+    return offload.parameters || offload.optimizer
+               ? OnHost(file.job.optimizer, file.plan.dialect).impl
+               : file.job.optimizer.impl;
+  }
+
   void JobFields() {
     const Job& a = planned_.job;
     const Job& b = emitted_.job;
@@ -96,7 +105,9 @@ class Differences {
     CompareNames("job.precision.param", dtypes, a.precision.param, b.precision.param);
     CompareNames("job.precision.reduce", dtypes, a.precision.reduce, b.precision.reduce);
     CompareNames("job.optimizer.kind", kOptimizerNames, a.optimizer.kind, b.optimizer.kind);
-    CompareNames("job.optimizer.impl", kOptimizerImplNames, a.optimizer.impl, b.optimizer.impl);
+    if (ImplOf(planned_) != ImplOf(emitted_)) {
+      CompareNames("job.optimizer.impl", kOptimizerImplNames, a.optimizer.impl, b.optimizer.impl);
+    }
     Compare("job.optimizer.weight_decay", a.optimizer.weight_decay, b.optimizer.weight_decay);
     Compare("job.clip_gradients", a.clip_gradients, b.clip_gradients);
   }
@@ -114,7 +125,9 @@ class Differences {
       CompareNames("plan.sync", kSyncNames, a.sync, b.sync);
     }
     Compare("plan.offload.parameters", a.offload.parameters, b.offload.parameters);
-    Compare("plan.offload.optimizer", a.offload.optimizer, b.offload.optimizer);
+    // With the parameters the optimizer goes, whatever is said of it.
+    Compare("plan.offload.optimizer", a.offload.optimizer && !a.offload.parameters,
+            b.offload.optimizer && !b.offload.parameters);
     Compare("plan.offload.moments", a.offload.moments, b.offload.moments);
     Compare("plan.offload.activations", a.offload.activations, b.offload.activations);
   }
@@ -175,6 +188,12 @@ class Differences {
     }
     if (IsZero(a.dialect) && IsZero(b.dialect)) {
       ZeroFields(a.zero, b.zero);
+      const auto reduction = [](const Plan& plan) {
+        return ScattersGradients(plan) ? GradientReduction::kReduceScatter
+                                       : GradientReduction::kAllReduce;
+      };
+      CompareNames("plan.zero.gradient_reduction", kGradientReductionNames, reduction(a),
+                   reduction(b));
     }
   }
 
@@ -182,9 +201,8 @@ class Differences {
     Compare("plan.zero.reduce_bucket", a.reduce_bucket, b.reduce_bucket);
     Compare("plan.zero.contiguous_gradients", a.contiguous_gradients, b.contiguous_gradients);
     CompareNames("plan.zero.overlap_comm", kOverlapNames, a.overlap_comm, b.overlap_comm);
-    CompareNames("plan.zero.gradient_reduction", kGradientReductionNames, a.gradient_reduction,
-                 b.gradient_reduction);
     Compare("plan.zero.allgather_bucket", a.allgather_bucket, b.allgather_bucket);
+    Compare("plan.zero.whole_bucket", a.whole_bucket, b.whole_bucket);
     Compare("plan.zero.prefetch_bucket", a.prefetch_bucket, b.prefetch_bucket);
     Compare("plan.zero.max_live_parameters", a.max_live_parameters, b.max_live_parameters);
     Compare("plan.zero.max_reuse_distance", a.max_reuse_distance, b.max_reuse_distance);
@@ -286,7 +304,8 @@ Plan WithDialect(const Plan& plan, Dialect dialect) {
   out.sync = plan.sync;
   out.recompute = plan.recompute;
   out.offload = plan.offload;
-  out.offload.optimizer = out.offload.moments = false;  // native alone leaves the masters behind
+  // The optimizer alone goes to the host in native, and in zero3, whose settings say so.
+  out.offload.optimizer = out.offload.moments = false;
   return out;
 }
 

@@ -227,7 +227,7 @@ constexpr std::array<OtherKey, 122> kTrainer = {{
 }};
 
 // DeepSpeed 0.19, runtime/config.py and runtime/zero/config.py.
-constexpr std::array<OtherKey, 78> kDeepSpeed = {{
+constexpr std::array<OtherKey, 76> kDeepSpeed = {{
     {"steps_per_print"},
     {"wall_clock_breakdown"},
     {"memory_breakdown"},
@@ -290,11 +290,9 @@ constexpr std::array<OtherKey, 78> kDeepSpeed = {{
     {"zero_optimization.stage3_model_persistence_threshold"},
     {"zero_optimization.leaf_module.names"},
     {"zero_optimization.leaf_module.name_suffixes"},
-    {"zero_optimization.cpu_offload", "false"},
-    {"zero_optimization.cpu_offload_params", "false"},
     {"zero_optimization.cpu_offload_use_pin_memory"},
-    {"zero_optimization.offload_optimizer.device", "\"none\""},
-    {"zero_optimization.offload_param.device", "\"none\""},
+    {"zero_optimization.offload_optimizer.ratio", "1|1.0"},
+    {"zero_optimization.offload_optimizer.super_offload", "false"},
     {"zero_optimization.offload_optimizer."},
     {"zero_optimization.offload_param."},
     {"zero_optimization.zero_hpz_partition_size", "1"},

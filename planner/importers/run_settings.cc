@@ -9,6 +9,7 @@
 #include "core/json.h"
 #include "planner/importers/document.h"
 #include "planner/importers/other_keys.h"
+#include "planner/importers/read_deepspeed.h"
 #include "planner/importers/read_settings.h"
 
 namespace shardwright {
@@ -69,26 +70,6 @@ void Put(ReadResult<S> result, const std::string& file, std::optional<S>& slot, 
 
 // --- Accelerate
 
-// What `accelerate config` writes instead of a DeepSpeed file.
-using D = DeepSpeedSettings;
-constexpr std::array<SettingRow<D>, 3> kInlineDeepSpeed = {{
-    {"gradient_accumulation_steps", &D::gradient_accumulation_steps},
-    {"gradient_clipping", &D::gradient_clipping},
-    {"zero_stage", &D::stage},
-}};
-constexpr std::array<OtherKey, 11> kInlineOthers = {{
-    {"offload_optimizer_device", "\"none\""},
-    {"offload_param_device", "\"none\""},
-    {"offload_optimizer_nvme_path"},
-    {"offload_param_nvme_path"},
-    {"zero3_init_flag"},
-    {"zero3_save_16bit_model"},
-    {"deepspeed_multinode_launcher"},
-    {"deepspeed_hostfile"},
-    {"deepspeed_exclusion_filter"},
-    {"deepspeed_inclusion_filter"},
-    {"deepspeed_moe_layer_cls_names"},
-}};
 constexpr std::array<std::string_view, 9> kAccelerateSpecial = {
     "fsdp_config.fsdp_reshard_after_forward",       "fsdp_config.fsdp_sharding_strategy",
     "fsdp_config.fsdp_backward_prefetch_policy",    "deepspeed_config.gradient_accumulation_steps",
@@ -138,7 +119,7 @@ void ReadAccelerate(const JsonValue& root, const std::string& file, RunSettings&
   }
   s.distributed_type = type;
   if (type == "DEEPSPEED" && deepspeed && !s.deepspeed_config_file) {
-    auto zero = ReadSettings<D>(*deepspeed, kInlineDeepSpeed, kInlineOthers);
+    ReadResult<DeepSpeedSettings> zero = ReadInlineDeepSpeed(*deepspeed);
     zero.settings.bf16 = s.mixed_precision == "bf16";
     zero.settings.fp16 = s.mixed_precision == "fp16";
     zero.left_out.clear();
@@ -297,8 +278,7 @@ void ReadOne(const std::string& file, RunSettings& run) {
     case Kind::kTrainer:
       return ReadTrainer(root, file, run);
     case Kind::kDeepSpeed:
-      return Put(ReadSettings<DeepSpeedSettings>(root, DeepSpeedRows(), DeepSpeedOthers()), file,
-                 run.deepspeed, run);
+      return Put(ReadDeepSpeed(root), file, run.deepspeed, run);
   }
 }
 

@@ -173,7 +173,7 @@ void NativeRules::EndStep() {
   std::stable_sort(units.begin(), units.end(), [&](UnitId x, UnitId y) {
     return spans_.spans[x.value].front().first < spans_.spans[y.value].front().first;
   });
-  if (plan_.offload.parameters || plan_.offload.optimizer) {
+  if (UpdatesOnHost()) {
     UpdateOnHost(units);
     return;
   }

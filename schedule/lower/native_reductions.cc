@@ -69,8 +69,7 @@ void NativeRules::Reduce(UnitId u) {
   }
   Store(u, out, adopts);
   last_reduce_ = e_.body->last();
-  const bool on_host = plan_.offload.parameters || plan_.offload.optimizer;
-  if (on_host && last_micro_batch_) {
+  if (UpdatesOnHost() && last_micro_batch_) {
     GradToHost(u, Stream::kD2h, last_reduce_);
     sending_.push_back({state.sharded_grad, e_.body->last()});
     state.sharded_grad = BufferId();

@@ -92,7 +92,8 @@ int StateCount(OptimizerKind kind) {
 }
 
 OptimizerSpec OnHost(OptimizerSpec spec, Dialect dialect) {
-  spec.impl = dialect == Dialect::kNative ? OptimizerImpl::kFused : spec.impl;
+  const bool in_one_pass = dialect == Dialect::kNative || dialect == Dialect::kZero3;
+  spec.impl = in_one_pass ? OptimizerImpl::kFused : spec.impl;
   return spec;
 }
 

@@ -25,8 +25,8 @@ struct OptimizerStep {
 [[nodiscard]] OptimizerStep LowerOptimizer(const OptimizerSpec& spec, std::int64_t elements,
                                            std::int64_t tensors, std::int64_t largest, DType dtype);
 
-// The optimizer as it updates offloaded states on the host: our own executor does so in one pass,
-// PyTorch as the job says.
+// The optimizer as it updates offloaded states on the host: our own executor and DeepSpeed do so in
+// one pass, PyTorch as the job says.
 [[nodiscard]] OptimizerSpec OnHost(OptimizerSpec spec, Dialect dialect);
 
 // Multi-tensor kernels over `bytes_read` and `bytes_written` of `elements` elements in `tensors`

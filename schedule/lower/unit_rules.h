@@ -77,6 +77,11 @@ class StepRules : public DialectRules {
                                                        bool trainable_only) const;
   // Tensors of so many elements of `dtype` as pieces of a buffer.
   [[nodiscard]] PieceRange Pieces(std::span<const std::int64_t> elements, DType dtype);
+  [[nodiscard]] bool UpdatesOnHost() const {
+    return plan_.offload.parameters || plan_.offload.optimizer;
+  }
+  // Then the device has no masters.
+  [[nodiscard]] virtual bool MastersOnHost() const { return plan_.offload.parameters; }
   // Allocates and initialises what lives for the whole run; called with the init body open.
   virtual void InitUnit(UnitId unit);
   [[nodiscard]] UnitState& At(UnitId unit) { return units_[unit.value]; }
@@ -131,6 +136,9 @@ class StepRules : public DialectRules {
   [[nodiscard]] Bytes GradBytes(UnitId u) const;  // all of At(u).grads
   // Without sync: adds this micro-batch's gradients to those kept so far, in r.
   void AccumulateUnsharded(UnitId u);
+
+  // unit_updates.cc: the end of a step.
+
   // All units whose sharded gradients the step produced, in unit order.
   [[nodiscard]] std::vector<UnitId> UnitsWithGrads() const;
 
@@ -149,7 +157,10 @@ class StepRules : public DialectRules {
   // The same for the one unit of ddp where the job updates matrices as such: first all other
   // parameters, then the matrices, whose updates may be summed over the ranks of `group`.
   OpId AddMatrixOptimizer(UnitId u, Stream stream, GroupId group);
-  OpId AddHostOptimizer(std::span<const UnitId> units);
+  // `casts`, if any: per unit the host's copy of its shard in the gather dtype, written, too.
+  OpId AddHostOptimizer(std::span<const UnitId> units, std::span<const BufferId> casts = {});
+  // What DeepSpeed's host does around an update of `units`: it scales and casts.
+  [[nodiscard]] Kernel HostCast(std::span<const UnitId> units) const;
   // The update of one unit whose states live on the host, piece by piece; the last op of it.
   OpId AddStagedOptimizer(UnitId u, Stream stream, MomentStaging& staging);
   // An op of the update of `units`, its accesses still missing.

@@ -20,7 +20,7 @@ class Zero12Rules : public ZeroRules {
       : ZeroRules(emitter, spans, units),
         fresh_(units.size()),
         kept_(emitter.in.model.params.size()) {
-    world_group_ = plan_.replicate_size == 1 ? shard_group_ : e_.AddGroup("world", ranks(), 1);
+    AddWorldGroup();
     stream_ = Overlaps() ? Stream::kReduce : Stream::kCompute;
   }
 
@@ -138,9 +138,7 @@ class Zero12Rules : public ZeroRules {
   [[nodiscard]] bool Reduces() const {
     return plan_.dialect == Dialect::kZero2 || last_micro_batch_;
   }
-  [[nodiscard]] bool Scatters() const {
-    return plan_.zero.gradient_reduction == GradientReduction::kReduceScatter;
-  }
+  [[nodiscard]] bool Scatters() const { return ScattersGradients(plan_); }
   [[nodiscard]] bool KeepsWhole() const {
     return plan_.dialect == Dialect::kZero1 && plan_.accumulation > 1;
   }
@@ -224,9 +222,9 @@ class Zero12Rules : public ZeroRules {
     BufferId source = copied ? bucket_[active_] : members_.front().grad;
     BufferId flat;
     if (!copied && members_.size() > 1) {
-      source = flat = FlattenMembers();
+      source = flat = FlattenMembers(members_, stream_);
     }
-    AverageInPlace(source);
+    AverageInPlace(source, elements_, stream_, {Phase::kBackward, members_.front().unit.value});
     for (const UnitId u : UnitsOf(members_)) {
       StorePart(u, source);
     }
@@ -245,64 +243,6 @@ class Zero12Rules : public ZeroRules {
     if (copied && Overlaps()) {
       active_ = 1 - active_;
     }
-  }
-
-  [[nodiscard]] UnitId Subject() const { return members_.front().unit; }
-
-  // Without contiguous gradients a bucket is made when it is reduced.
-  [[nodiscard]] BufferId FlattenMembers() {
-    const Bytes bytes = InParam(elements_);
-    const BufferId flat = e_.Alloc(bytes, Category::kReduceScatter, stream_);
-    e_.AddCopy(OpCode::kBucketCopy, stream_, {Phase::kBackward, Subject().value}, bytes, bytes,
-               {{flat, AccessMode::kWrite, Role::kOutput}});
-    std::uint16_t index = 0;
-    for (const Member& m : members_) {
-      e_.body->Use(m.grad, AccessMode::kRead, Role::kInput, index++);
-    }
-    return flat;
-  }
-
-  // Divides by the ranks and sums, in the reduce dtype.
-  void AverageInPlace(BufferId source) {
-    const Bytes low = InParam(elements_), wide = InReduce(elements_);
-    const Emitter::Where where{Phase::kBackward, Subject().value};
-    if (ranks() == 1) {
-      return;
-    }
-    const auto step = [&](OpCode code, Bytes read, Bytes written, BufferId from, BufferId to) {
-      e_.AddCopy(code, stream_, where, read, written, {});
-      if (from == to) {
-        e_.body->UseFirst(from, read, AccessMode::kReadWrite, Role::kInput);
-      } else {
-        e_.body->UseFirst(from, read, AccessMode::kRead, Role::kInput);
-        e_.body->UseFirst(to, written, AccessMode::kWrite, Role::kOutput);
-      }
-    };
-    step(OpCode::kGradScale, low, low, source, source);
-    BufferId summed = source;
-    const bool casts = job_.precision.reduce != job_.precision.param;
-    if (casts) {
-      summed = e_.Alloc(wide, Category::kReduceScatter, stream_);
-      step(OpCode::kCast, low, wide, source, summed);
-    }
-    e_.AddCollective(
-        Collective(OpCode::kAllReduce, stream_, world_group_, wide, job_.precision.reduce), where,
-        {});
-    e_.body->UseFirst(summed, wide, AccessMode::kReadWrite, Role::kInput);
-    if (casts) {
-      step(OpCode::kCast, wide, low, summed, source);
-      e_.body->Free(summed);
-    }
-  }
-
-  [[nodiscard]] static std::vector<UnitId> UnitsOf(const std::vector<Member>& members) {
-    std::vector<UnitId> units;
-    for (const Member& m : members) {
-      if (std::find(units.begin(), units.end(), m.unit) == units.end()) {
-        units.push_back(m.unit);
-      }
-    }
-    return units;
   }
 
   // What lies in this rank's partition of the unit is copied out of the reduced bucket: on average
@@ -426,7 +366,6 @@ class Zero12Rules : public ZeroRules {
     }
   }
 
-  GroupId world_group_;
   Stream stream_ = Stream::kCompute;
   std::vector<BufferId> fresh_;  // per unit: stage 2's partition of a later micro-batch
   std::vector<BufferId> kept_;   // per storage: stage 1's whole gradient of earlier micro-batches

@@ -21,7 +21,8 @@ ZeroRules::ZeroRules(Emitter& emitter, const UnitSpans& spans,
 }
 
 void ZeroRules::InitUnit(UnitId u) {
-  for (int i = 0; i < StateCount(job_.optimizer.kind) && IsTrainable(u); ++i) {
+  const bool here = IsTrainable(u) && !UpdatesOnHost();
+  for (int i = 0; i < StateCount(job_.optimizer.kind) && here; ++i) {
     At(u).states.push_back(
         e_.Alloc(MasterShard(u), Category::kOptimizerState, Stream::kCompute, true));
   }
@@ -53,6 +54,71 @@ ZeroRules::Member ZeroRules::TakeGrad(std::uint32_t model_op, UnitId unit) {
 
 bool ZeroRules::IsTrainable(UnitId u) const {
   return TrainablePaddedElements(e_.in.model, Info(u)) > 0;
+}
+
+void ZeroRules::AddWorldGroup() {
+  world_group_ = plan_.replicate_size == 1 ? shard_group_ : e_.AddGroup("world", ranks(), 1);
+}
+
+BufferId ZeroRules::FlattenMembers(std::span<const Member> members, Stream stream) {
+  const Bytes bytes = InParam(SumOf(members));
+  const BufferId flat = e_.Alloc(bytes, Category::kReduceScatter, stream);
+  e_.AddCopy(OpCode::kBucketCopy, stream, {Phase::kBackward, members.front().unit.value}, bytes,
+             bytes, {{flat, AccessMode::kWrite, Role::kOutput}});
+  std::uint16_t index = 0;
+  for (const Member& m : members) {
+    e_.body->Use(m.grad, AccessMode::kRead, Role::kInput, index++);
+  }
+  return flat;
+}
+
+void ZeroRules::AverageInPlace(BufferId source, std::int64_t elements, Stream stream,
+                               Emitter::Where where) {
+  const Bytes low = InParam(elements), wide = InReduce(elements);
+  if (ranks() == 1) {
+    return;
+  }
+  const auto step = [&](OpCode code, Bytes read, Bytes written, BufferId from, BufferId to) {
+    e_.AddCopy(code, stream, where, read, written, {});
+    if (from == to) {
+      e_.body->UseFirst(from, read, AccessMode::kReadWrite, Role::kInput);
+    } else {
+      e_.body->UseFirst(from, read, AccessMode::kRead, Role::kInput);
+      e_.body->UseFirst(to, written, AccessMode::kWrite, Role::kOutput);
+    }
+  };
+  step(OpCode::kGradScale, low, low, source, source);
+  BufferId summed = source;
+  const bool casts = job_.precision.reduce != job_.precision.param;
+  if (casts) {
+    summed = e_.Alloc(wide, Category::kReduceScatter, stream);
+    step(OpCode::kCast, low, wide, source, summed);
+  }
+  e_.AddCollective(
+      Collective(OpCode::kAllReduce, stream, world_group_, wide, job_.precision.reduce), where, {});
+  e_.body->UseFirst(summed, wide, AccessMode::kReadWrite, Role::kInput);
+  if (casts) {
+    step(OpCode::kCast, wide, low, summed, source);
+    e_.body->Free(summed);
+  }
+}
+
+std::int64_t ZeroRules::SumOf(std::span<const Member> members) {
+  std::int64_t elements = 0;
+  for (const Member& m : members) {
+    elements += m.elements;
+  }
+  return elements;
+}
+
+std::vector<UnitId> ZeroRules::UnitsOf(std::span<const Member> members) {
+  std::vector<UnitId> units;
+  for (const Member& m : members) {
+    if (std::find(units.begin(), units.end(), m.unit) == units.end()) {
+      units.push_back(m.unit);
+    }
+  }
+  return units;
 }
 
 BufferId ZeroRules::AddNorm(std::span<const UnitId> units) {

@@ -23,6 +23,7 @@ class ZeroRules : public StepRules {
   // Masters, and the optimizer's states, which DeepSpeed allocates before the first step
   // (initialize_optimizer_states), so that activations do not cut the memory into pieces.
   void InitUnit(UnitId u) override;
+  [[nodiscard]] bool MastersOnHost() const override { return UpdatesOnHost(); }
   // A gradient that waits for its reduction: what one model op's backward wrote.
   struct Member {
     UnitId unit;
@@ -51,6 +52,17 @@ class ZeroRules : public StepRules {
   }
   [[nodiscard]] bool IsTrainable(UnitId u) const;
 
+  // The group of all-reduced buckets: all ranks.
+  void AddWorldGroup();
+  // Gradients that are in no bucket, one behind the other in a buffer that the caller frees.
+  [[nodiscard]] BufferId FlattenMembers(std::span<const Member> members, Stream stream);
+  // Divides the first elements of `source` by the ranks and sums them over all, in the reduce
+  // dtype.
+  void AverageInPlace(BufferId source, std::int64_t elements, Stream stream, Emitter::Where where);
+  [[nodiscard]] static std::int64_t SumOf(std::span<const Member> members);
+  // The members' units, each once, in the order in which they come.
+  [[nodiscard]] static std::vector<UnitId> UnitsOf(std::span<const Member> members);
+
   // The global norm of `units`' partitioned gradients: one scalar sum over the shard group. Freed
   // by the caller.
   [[nodiscard]] BufferId AddNorm(std::span<const UnitId> units);
@@ -62,7 +74,7 @@ class ZeroRules : public StepRules {
   // The update of the units' masters as one flat tensor.
   void AddFlatOptimizer(std::span<const UnitId> units);
 
-  GroupId shard_group_, replicate_group_;
+  GroupId shard_group_, replicate_group_, world_group_;
   std::vector<BufferId> low_grads_;  // per unit: the partition of its gradient, reduced
 
  private:

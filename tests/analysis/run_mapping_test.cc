@@ -124,10 +124,17 @@ TEST_CASE("Runs: DeepSpeed before 2022 waits for each of its gathers") {
   CHECK(MapRun(run, "auto").plan.plan.offload.activations);
   run.date = "2022-05";
   CHECK(MapRun(run, "auto").plan.plan.zero == ZeroOptions{});
-  // With offload, where zero3 cannot be lowered.
+  // "reduce_scatter" was off by default for some weeks of 2021, and each reduction took the whole
+  // bucket along.
+  CHECK(plan.plan.zero.gradient_reduction == GradientReduction::kAllReduce);
+  CHECK(plan.plan.zero.whole_bucket);
+  for (const char* date : {"2021-04", "2021-09"}) {
+    run.date = date;
+    CHECK(ScattersGradients(MapRun(run, "auto").plan.plan));
+  }
   const Plan offloaded = Map("bigscience-033").plan.plan;
-  CHECK(offloaded.dialect == Dialect::kNative);
-  CHECK(offloaded.in_flight == 1);
+  CHECK(offloaded.dialect == Dialect::kZero3);
+  CHECK(offloaded.zero.overlap_comm == Overlap::kOff);
   CHECK(offloaded.offload.parameters);
   CHECK(Map("bigscience-029").plan.plan.offload.optimizer);
   // Transformers' "auto" sizes are those of one hidden x hidden matrix: 8192 x 8192.

@@ -153,18 +153,28 @@ class Formats(ShardwrightTestCase):
     def test_deepspeed(self):
         if importlib.util.find_spec("deepspeed") is None:
             self.skipTest("deepspeed is not installed")
+        from accelerate.utils.deepspeed import HfDeepSpeedConfig
         from deepspeed.runtime.config import DeepSpeedConfig
         ranks = unittest.mock.Mock()
         ranks.get_data_parallel_world_size.return_value = 4
         for flags, stage in (("--dialect zero1 --allgather-bucket 1000000", 1), ("--dialect zero2 --overlap-comm on", 2),
                              ("--dialect zero3 --prefetch-bucket 12345 --max-live-parameters 23456 --sub-group 34567 "
                               "--max-reuse-distance 45678 --persistence-threshold 56 --reduce-bucket 67890", 3),
-                             ("--wrap block --reshard never --accumulation 2", 3)):
+                             ("--wrap block --reshard never --accumulation 2", 3),
+                             ("--dialect zero3 --offload optimizer", 3), ("--wrap block --offload parameters", 3)):
             with self.subTest(flags=flags):
                 path, = self.emit("deepspeed", LLAMA, flags)
                 with unittest.mock.patch("deepspeed.runtime.config.dist.get_rank", return_value=0):
                     config = DeepSpeedConfig(json.loads(pathlib.Path(path).read_text()), ranks)
                 emitted, zero = self.emitted(), config.zero_config
+                on_host = [key for key in ("parameters", "optimizer") if emitted["plan"]["offload"][key]]
+                self.assertEqual(on_host, [part for part in ("parameters", "optimizer") if f"--offload {part}" in flags])
+                parts = {"parameters": [zero.offload_param, zero.offload_optimizer], "optimizer": [zero.offload_optimizer]}
+                for part in parts[on_host[0]] if on_host else []:
+                    self.assertEqual((part.device, part.pin_memory), ("cpu", True))
+                self.assertEqual([zero.offload_param is None, zero.offload_optimizer is None],
+                                 [on_host != ["parameters"], not on_host])
+                self.assertEqual(HfDeepSpeedConfig(path).is_offload(), bool(on_host))
                 self.assertEqual(zero.stage, stage)
                 self.assertEqual(config.train_batch_size, emitted["job"]["global_batch"])
                 self.assertEqual(config.communication_data_type, torch.float32)

@@ -22,7 +22,7 @@ PLANS = {
     "fsdp1": "--model llama-3.2-1b --cluster dgx-h100 --nodes 2 --seq 512 --dialect fsdp1 --replicate 2 --reshard never "
              "--backward-prefetch post --forward-prefetch on --limit-all-gathers off --precision fp16-mixed --clip off",
     "zero3": "--model pythia-70m --cluster dgx-a100 --seq 256 --dialect zero3 --micro-batch 2 --prefetch-bucket 1e6 "
-             "--optimizer sgd --weight-decay off",
+             "--offload parameters --optimizer sgd --weight-decay off",
 }
 
 
@@ -95,6 +95,10 @@ class Emit(ShardwrightTestCase):
         for target, words in (
             ("torchtitan", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --wrap torchtitan --recompute selective"),
             ("deepspeed", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --dialect zero3 --overlap-comm off"),
+            ("deepspeed", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --dialect zero3 --offload optimizer "
+                          "--optimizer adamw:fused"),
+            ("deepspeed", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --dialect zero3 --offload parameters "
+                          "--optimizer adamw:fused"),
             ("accelerate", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --wrap accelerate --precision fp32/bf16/bf16"),
             ("fairseq", "--model opt-125m --cluster dgx-a100 --seq 512 --dialect fairscale --precision fp16-mixed"),
         ):

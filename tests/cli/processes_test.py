@@ -63,7 +63,16 @@ class Processes(ShardwrightTestCase):
         for launcher in (self.torchrun, self.srun):
             first, second = self.launch(launcher, "--steps", "3", "--json", "--trace", "t.json")
             self.assertEqual((first[0], second[0], second[1]), (0, 0, ""), first[2] + second[2])
-            self.assertEqual([step["loss"] for step in json.loads(first[1])["steps"]], threads)
+            steps = json.loads(first[1])["steps"]
+            self.assertEqual([step["loss"] for step in steps], threads)
+            # A step ends with the last op of any rank.
+            ends = [0.0] * 3
+            for event in json.loads((self.folder / "t.json").read_text())["traceEvents"]:
+                if "step" in event.get("args", {}):
+                    step = event["args"]["step"]
+                    ends[step] = max(ends[step], (event["ts"] + event["dur"]) * 1e-6)
+            for step, end in zip(steps, ends):
+                self.assertAlmostEqual(step["end_s"], end, delta=1e-8)
             found = json.loads(self.run_program("compare", "p.json", "t.json", "--json")[1])
             self.assertEqual((found["matched"], found["findings"]), (found["spans"], []))
 

@@ -13,7 +13,6 @@
 #include <doctest/doctest.h>
 
 #include "core/json.h"
-#include "executor/host/kernels/table.h"
 #include "models/loader.h"
 #include "schedule/wrap.h"
 #include "tests/executor/bounded.h"
@@ -286,18 +285,8 @@ class MicroBatch {
 constexpr double kRate = 0.05;
 
 Setup NetSetup(Dialect dialect, std::int64_t ranks, bool is_synchronized = true) {
-  Setup s;
-  s.model = Net(is_synchronized);
-  s.kernel = [](const ModelOpCall& call, bool is_backward) {
-    is_backward ? BackwardOnHost(call) : ForwardOnHost(call);
-  };
+  Setup s = DescentSetup(Net(is_synchronized), kRate);
   s.run.inputs = FillImages;
-  s.job.precision = {DType::kFp32, DType::kFp32, DType::kFp32};
-  s.job.clip_gradients = false;
-  s.job.optimizer.kind = OptimizerKind::kSgd;
-  s.training = DefaultTrainingOptions(s.job);
-  s.training.optimizer.learning_rate = kRate;
-  s.training.optimizer.weight_decay = 0.0;
   s.steps = 2;
   s.plan.dialect = dialect;
   s.plan.micro_batch = std::int64_t{kBatch} / ranks;

@@ -12,7 +12,6 @@
 
 #include "core/json.h"
 #include "executor/half.h"
-#include "executor/host/kernels/table.h"
 #include "models/loader.h"
 #include "schedule/wrap.h"
 #include "tests/executor/harness.h"
@@ -64,18 +63,9 @@ void FillImages(const BatchKey& key, std::span<const View> views) {
 }
 
 Setup NetSetup(Dialect dialect, std::int64_t ranks, DType compute = DType::kBf16) {
-  Setup s;
-  s.model = Net();
-  s.kernel = [](const ModelOpCall& call, bool is_backward) {
-    is_backward ? BackwardOnHost(call) : ForwardOnHost(call);
-  };
+  Setup s = DescentSetup(Net(), kRate);
   s.run.inputs = FillImages;
-  s.job.precision = {DType::kFp32, compute, DType::kFp32};
-  s.job.clip_gradients = false;
-  s.job.optimizer.kind = OptimizerKind::kSgd;
-  s.training = DefaultTrainingOptions(s.job);
-  s.training.optimizer.learning_rate = kRate;
-  s.training.optimizer.weight_decay = 0.0;
+  s.job.precision.param = compute;
   s.plan.dialect = dialect;
   s.plan.micro_batch = kBatch / ranks;
   (dialect == Dialect::kDdp ? s.plan.replicate_size : s.plan.shard_size) = ranks;

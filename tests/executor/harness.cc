@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
 #include "executor/half.h"
+#include "executor/host/kernels/table.h"
 #include "schedule/lower.h"
 #include "schedule/place.h"
 #include "schedule/verify.h"
@@ -93,11 +95,23 @@ Outcome RunToEnd(const Setup& setup, const Program& program, Runtime& runtime) {
   }
   for (const StepReport& report : runtime.TakeReports()) {
     outcome.losses.push_back(report.loss);
+    outcome.ends.push_back(report.end);
   }
   outcome.scaler = runtime.loss_scaler();
   outcome.skipped_steps = runtime.skipped_steps();
   outcome.trace = runtime.TakeTrace();
   return outcome;
+}
+
+std::vector<SimTime> LastEnds(const Trace& trace) {
+  std::vector<SimTime> ends;
+  for (const Span& span : trace.spans) {
+    if (span.body != BodyKind::kInit) {
+      ends.resize(std::max<std::size_t>(ends.size(), span.step + 1));
+      ends[span.step] = std::max(ends[span.step], span.end);
+    }
+  }
+  return ends;
 }
 
 Setup TinySetup(Dialect dialect, std::int64_t ranks) {
@@ -123,6 +137,27 @@ Setup TinySetup(Dialect dialect, std::int64_t ranks) {
   const std::string wrap = dialect == Dialect::kDdp ? "root" : "block";
   s.plan.units = Wrap(s.model, ParseWrap(wrap, "test"), {}, dialect, "test");
   return s;
+}
+
+Setup DescentSetup(Model model, double rate) {
+  Setup s;
+  s.model = std::move(model);
+  s.kernel = HostKernel;
+  s.job.precision = {DType::kFp32, DType::kFp32, DType::kFp32};
+  s.job.clip_gradients = false;
+  s.job.optimizer.kind = OptimizerKind::kSgd;
+  s.training = DefaultTrainingOptions(s.job);
+  s.training.optimizer.learning_rate = rate;
+  s.training.optimizer.weight_decay = 0.0;
+  return s;
+}
+
+void HostKernel(const ModelOpCall& call, bool is_backward) {
+  if (is_backward) {
+    BackwardOnHost(call);
+  } else {
+    ForwardOnHost(call);
+  }
 }
 
 double RelativeDifference(const Outcome& x, const Outcome& y) {

@@ -31,6 +31,7 @@ struct Outcome {
   bool replicas_agree = true;
   std::vector<std::vector<float>> buffers;  // by rank: non-parameter state, modules in their order
   std::vector<double> losses;               // by step
+  std::vector<SimTime> ends;                // by step, as reported
   LossScaler scaler;
   std::int64_t skipped_steps = 0;
   Trace trace;
@@ -48,8 +49,18 @@ struct Outcome {
 [[nodiscard]] Outcome RunToEnd(const Setup& setup, const Program& program, Runtime& runtime);
 [[nodiscard]] Program LowerSetup(const Setup& setup);
 
+// By step, the latest end of a span of any rank. Of a run that began with step 0.
+[[nodiscard]] std::vector<SimTime> LastEnds(const Trace& trace);
+
 // The tiny network in fp32 without clipping, micro-batch 2, blocks as units, on `ranks` ranks.
 [[nodiscard]] Setup TinySetup(Dialect dialect, std::int64_t ranks);
+
+// Plain gradient descent in fp32 at `rate` on the host's kernels, without clipping or weight decay;
+// inputs and plan are still to be set.
+[[nodiscard]] Setup DescentSetup(Model model, double rate);
+
+// The host's kernels as a ModelKernel.
+void HostKernel(const ModelOpCall& call, bool is_backward);
 
 // The largest difference between two sets of weights, over the largest weight.
 [[nodiscard]] double RelativeDifference(const Outcome& x, const Outcome& y);

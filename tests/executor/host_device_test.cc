@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <random>
 #include <string>
 #include <thread>
@@ -35,6 +36,18 @@ std::string ErrorOf(const Setup& setup) {
 // Is this the call of rank 1 of the given layer? The tiny network's rank shows in its samples.
 bool IsRankOne(const ModelOpCall& call, std::int64_t micro_batch) {
   return call.dropout.first_sample == micro_batch;
+}
+
+// A millisecond for every op of the compute stream, nothing for the others.
+std::vector<SimTime> ComputeDurations(const Program& program, const Body& body) {
+  constexpr SimTime kMillisecond(1'000'000'000);
+  std::vector<SimTime> durations;
+  for (const Op& op : body.ops) {
+    const OpShape& shape = program.ShapeOf(op);
+    const bool computes = shape.stream == Stream::kCompute && !InfoOf(shape.code).runs_on_host;
+    durations.push_back(computes ? kMillisecond : SimTime(0));
+  }
+  return durations;
 }
 
 }  // namespace
@@ -201,6 +214,45 @@ TEST_CASE("HostDevice: emulated durations are never undercut") {
     CAPTURE(std::string(NameOf(dialect)));
     CHECK(end - begin >= expected);
     CHECK(outcome.findings == std::vector<std::string>{});
+  }
+}
+
+// Where the host waits inside a step it notices the end of a step only a step later, and those of
+// the last two at once.
+TEST_CASE("HostDevice: a step ends with its last op, whenever the host notices") {
+  struct Case {
+    std::string name;
+    Dialect dialect;
+    std::function<void(Plan& plan)> change;
+    bool host_updates = false;  // so that a step begins when the one before is over
+  };
+  const std::vector<Case> cases = {
+      {"offloaded parameters", Dialect::kFsdp2, [](Plan& plan) { plan.offload.parameters = true; },
+       true},
+      {"offloaded optimizer", Dialect::kNative, [](Plan& plan) { plan.offload.optimizer = true; },
+       true},
+      {"rate limiter", Dialect::kFsdp1, [](Plan&) {}},
+      {"event limit", Dialect::kZero3, [](Plan&) {}},
+      {"no wait", Dialect::kFsdp2, [](Plan&) {}},
+  };
+  for (const Case& of : cases) {
+    CAPTURE(of.name);
+    Setup setup = TinySetup(of.dialect, 2);
+    of.change(setup.plan);
+    setup.steps = 4;
+    const Program program = LowerSetup(setup);
+    setup.run.durations.step = ComputeDurations(program, program.step);
+    const Outcome outcome = Train(setup);
+    REQUIRE(outcome.ends.size() == 4);
+    CHECK(outcome.ends == LastEnds(outcome.trace));
+    SimTime least;
+    for (const SimTime duration : setup.run.durations.step) {
+      least += duration;
+    }
+    for (std::size_t step = 1; of.host_updates && step < outcome.ends.size(); ++step) {
+      CAPTURE(step);
+      CHECK(outcome.ends[step] - outcome.ends[step - 1] >= least);
+    }
   }
 }
 

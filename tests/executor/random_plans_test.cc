@@ -15,7 +15,6 @@
 #include <doctest/doctest.h>
 
 #include "executor/data/batch.h"
-#include "executor/host/kernels/table.h"
 #include "schedule/wrap.h"
 #include "tests/executor/bounded.h"
 #include "tests/executor/harness.h"
@@ -26,14 +25,6 @@ namespace shardwright::testing {
 namespace {
 
 constexpr double kRate = 0.02;
-
-void HostKernel(const ModelOpCall& call, bool is_backward) {
-  if (is_backward) {
-    BackwardOnHost(call);
-  } else {
-    ForwardOnHost(call);
-  }
-}
 
 bool HasLoss(const Model& model) {
   return std::any_of(model.ops.begin(), model.ops.end(), [&](const ModelOp& op) {

@@ -60,6 +60,11 @@ Setup Draw(std::mt19937& random) {
     s.plan.zero.reduce_bucket = 20 + static_cast<std::int64_t>(random() % 200);
     s.plan.zero.overlap_comm = random() % 2 == 0 ? Overlap::kOn : Overlap::kOff;
     s.plan.zero.contiguous_gradients = random() % 3 != 0;
+    s.plan.zero.gradient_reduction = static_cast<GradientReduction>(random() % 3);
+  }
+  if (dialect == Dialect::kZero3) {
+    s.plan.zero.whole_bucket = random() % 3 == 0;
+    s.plan.offload.optimizer = !s.plan.offload.parameters && random() % 4 == 0;
   }
   if (dialect == Dialect::kFairscale) {
     s.plan.reduce_scatter_bucket = Bytes(static_cast<std::int64_t>(random() % 2000));

@@ -82,6 +82,36 @@ std::vector<Choice> ZeroChoices() {
       {"zero with weights gathered bucket by bucket",
        {Dialect::kZero1, Dialect::kZero2},
        [](Setup& s) { s.plan.zero.allgather_bucket = 52; }},
+      {"zero3 with all-reduce",
+       {Dialect::kZero3},
+       [](Setup& s) { s.plan.zero.gradient_reduction = GradientReduction::kAllReduce; }},
+      {"zero3 with all-reduce of gradients where they are",
+       {Dialect::kZero3},
+       [](Setup& s) {
+         s.plan.zero.gradient_reduction = GradientReduction::kAllReduce;
+         s.plan.zero.contiguous_gradients = false;
+       }},
+      {"zero3 with all-reduce of whole buckets, some of them empty",
+       {Dialect::kZero3},
+       [](Setup& s) {
+         s.plan.zero.gradient_reduction = GradientReduction::kAllReduce;
+         s.plan.zero.whole_bucket = true;
+         s.plan.zero.reduce_bucket = 20;
+       }},
+      {"zero3 with the optimizer on the host",
+       {Dialect::kZero3},
+       [](Setup& s) { s.plan.offload.optimizer = true; }},
+      {"zero3 with the parameters on the host",
+       {Dialect::kZero3},
+       [](Setup& s) { s.plan.offload.parameters = true; }},
+      {"zero3 with the parameters on the host and a module per gather",
+       {Dialect::kZero3},
+       [](Setup& s) {
+         s.plan.offload.parameters = true;
+         s.plan.zero.persistence_threshold = 0;
+         s.plan.zero.prefetch_bucket = 0;
+         s.plan.zero.overlap_comm = Overlap::kOff;
+       }},
       {"zero3 without persistent parameters",
        {Dialect::kZero3},
        [](Setup& s) { s.plan.zero.persistence_threshold = 0; }},

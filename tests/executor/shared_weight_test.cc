@@ -10,7 +10,6 @@
 #include <doctest/doctest.h>
 
 #include "core/json.h"
-#include "executor/host/kernels/table.h"
 #include "models/loader.h"
 #include "schedule/wrap.h"
 #include "tests/executor/bounded.h"
@@ -55,18 +54,8 @@ void FillRows(const BatchKey& key, std::span<const View> views) {
 }
 
 Setup NetSetup(Dialect dialect, std::int64_t ranks, std::int64_t accumulation, SyncMode sync) {
-  Setup s;
-  s.model = Net();
-  s.kernel = [](const ModelOpCall& call, bool is_backward) {
-    is_backward ? BackwardOnHost(call) : ForwardOnHost(call);
-  };
+  Setup s = DescentSetup(Net(), kRate);
   s.run.inputs = FillRows;
-  s.job.precision = {DType::kFp32, DType::kFp32, DType::kFp32};
-  s.job.clip_gradients = false;
-  s.job.optimizer.kind = OptimizerKind::kSgd;
-  s.training = DefaultTrainingOptions(s.job);
-  s.training.optimizer.learning_rate = kRate;
-  s.training.optimizer.weight_decay = 0.0;
   s.steps = 1;
   s.plan.dialect = dialect;
   s.plan.micro_batch = std::int64_t{kBatch} / ranks / accumulation;

@@ -158,11 +158,13 @@ TEST_CASE("TcpProcesses.MessagesArriveInOrderOnTheirChannel") {
       CHECK(second == 20);
       CHECK(other == 30);
     }
-    const std::vector<std::vector<float>> shared =
-        ShareFloats(all, MessagePassing::kAll, {}, {static_cast<float>(r), 0.5F});
+    const std::vector<RankReport> shared = ShareReports(
+        all, MessagePassing::kAll, {}, {{static_cast<float>(r), 0.5F}, SimTime(7 + r)});
     REQUIRE(shared.size() == 3);
     for (int m = 0; m < 3; ++m) {
-      CHECK(shared[static_cast<std::size_t>(m)] == std::vector<float>{static_cast<float>(m), 0.5F});
+      const RankReport& its = shared[static_cast<std::size_t>(m)];
+      CHECK(its.losses == std::vector<float>{static_cast<float>(m), 0.5F});
+      CHECK(its.end == SimTime(7 + m));
     }
     // More than the sockets hold, so that it goes in pieces.
     constexpr std::size_t kMany = 3'000'000;
@@ -279,7 +281,7 @@ TEST_CASE("TcpProcesses.EveryWaitEnds") {
       {"groups of ranks", [](MessagePassing& all) { (void)all.Split(0); }},
       {"x", [](MessagePassing& all) { (void)CollectBytes(all, kAll, {"x"}, {}); }},
       {"x", [](MessagePassing& all) { (void)ShareBytes(all, kAll, {"x"}, {}); }},
-      {"x", [](MessagePassing& all) { (void)ShareFloats(all, kAll, {"x"}, {1.0F}); }},
+      {"x", [](MessagePassing& all) { (void)ShareReports(all, kAll, {"x"}, {}); }},
       {"x", [](MessagePassing& all) { AllOrNone(&all, kAll, {"x"}, [] {}); }},
       {"x",
        [](MessagePassing& all) {

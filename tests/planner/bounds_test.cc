@@ -108,16 +108,22 @@ void Freeze(std::int64_t blocks, Model& model) {
   }
 }
 
-// The bound of all plans with this one's mesh, batch and offload; of all plans where the search
+// A plan with this one's mesh, batch and offload, which the bounds are of; none where the search
 // does not tell it apart (SyncMode::kReplicateLast without shards).
-Seconds BoundOf(const SearchResult& result, const Plan& plan) {
+const Candidate* CandidateOf(const SearchResult& result, const Plan& plan) {
   for (const Candidate& c : result.candidates) {
     if (c.plan.shard_size == plan.shard_size && c.plan.micro_batch == plan.micro_batch &&
         c.plan.sync == plan.sync && c.plan.offload == plan.offload) {
-      return c.bound;
+      return &c;
     }
   }
-  return result.lower_bound;
+  return nullptr;
+}
+
+// The bound of all such plans, or of all plans.
+Seconds BoundOf(const SearchResult& result, const Plan& plan) {
+  const Candidate* const candidate = CandidateOf(result, plan);
+  return candidate != nullptr ? candidate->bound : result.lower_bound;
 }
 
 TEST_CASE("No random plan is faster than the bound") {
@@ -249,6 +255,16 @@ Plan DrawPlanOf(Dialect dialect, std::mt19937& random, const Case& c, int blocks
     plan.replicate_size = c.cluster.RankCount();
     plan.offload.parameters = false;
   }
+  if (dialect == Dialect::kZero3) {
+    plan.offload.optimizer = !plan.offload.parameters && Draw(random, 0, 3) == 0;
+    plan.zero.prefetch_bucket = Draw(random, 0, 1) == 1 ? 0 : plan.zero.prefetch_bucket;
+    plan.zero.max_reuse_distance = Draw(random, 0, 1) == 1 ? 0 : plan.zero.max_reuse_distance;
+  } else if (IsZero(dialect)) {
+    plan.offload.parameters = false;
+  }
+  if (IsZero(dialect)) {
+    plan.zero.reduce_bucket = Draw(random, 1, 1'000'000);
+  }
   if (dialect != Dialect::kFsdp2) {
     plan.sync = plan.sync == SyncMode::kReplicateLast ? SyncMode::kLast : plan.sync;
     // One module per unit; what is in none belongs to the root.
@@ -257,9 +273,11 @@ Plan DrawPlanOf(Dialect dialect, std::mt19937& random, const Case& c, int blocks
       return unit.name != "root" && (dialect == Dialect::kDdp || Draw(random, 0, 3) == 0);
     });
     for (UnitPlan& unit : plan.units) {
-      unit.reshard = Draw(random, 0, 1) == 1 ? Reshard() : Reshard{Reshard::Kind::kNever, 0};
+      const bool keeps = !IsZero(dialect) && Draw(random, 0, 1) == 0;
+      unit.reshard = keeps ? Reshard{Reshard::Kind::kNever, 0} : Reshard();
     }
   }
+  plan.sync = IsZero(dialect) ? SyncMode::kEvery : plan.sync;
   plan.forward_prefetch = dialect == Dialect::kFsdp1 && Draw(random, 0, 1) == 1;
   return plan;
 }
@@ -268,8 +286,8 @@ Plan DrawPlanOf(Dialect dialect, std::mt19937& random, const Case& c, int blocks
 TEST_CASE("No random plan of another dialect is faster than the bound") {
   const int jobs = IsDeep() ? 60 : testing::kHasSanitizer ? 3 : 6;
   const int plans = IsDeep() ? 300 : 30;
-  for (const Dialect dialect :
-       {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kFairscale, Dialect::kDdp}) {
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kFairscale,
+                                Dialect::kDdp, Dialect::kZero1, Dialect::kZero2, Dialect::kZero3}) {
     CAPTURE(NameOf(dialect));
     double tightest = INFINITY;
     for (int i = 0; i < jobs; ++i) {
@@ -297,6 +315,9 @@ TEST_CASE("No random plan of another dialect is faster than the bound") {
         CAPTURE(static_cast<int>(plan.sync));
         CHECK(own.value <= simulated.seconds);
         tightest = std::min(tightest, simulated.seconds / own.value - 1);
+        if (const Candidate* const candidate = CandidateOf(result, plan); candidate != nullptr) {
+          CHECK(candidate->memory_bound <= simulated.memory);
+        }
       }
     }
     MESSAGE(NameOf(dialect) << ": the bound is below the nearest plan by " << tightest);

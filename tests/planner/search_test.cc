@@ -88,6 +88,8 @@ TEST_CASE("The plan is at least as fast as what users would have done") {
     CHECK(CheckAgainstBaselines(ZooProblem("t5-small", "dgx-a100", 1, 1), Dialect::kFsdp2));
     CHECK(CheckAgainstBaselines(ZooProblem("mnist-convnet", "dgx-a100", 1, 4), Dialect::kNative));
     CHECK(CheckAgainstBaselines(ZooProblem("pythia-70m", "pcie-8x4090", 1, 2), Dialect::kFsdp1));
+    // 140 GB of weights: the bound of memory must know that stage 3 shards them.
+    CHECK(CheckAgainstBaselines(ZooProblem("llama-2-70b", "dgx-h100", 4, 2), Dialect::kZero3));
     return;
   }
   const std::pair<const char*, std::int64_t> kClusters[] = {{"dgx-a100", 1},

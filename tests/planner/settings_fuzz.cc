@@ -26,7 +26,8 @@ constexpr const char* kAccelerate =
     "tpu_env: []\n";
 constexpr const char* kDeepSpeed =
     R"({"train_batch_size": 64, "gradient_accumulation_steps": 2, "bf16": {"enabled": true},)"
-    R"("zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 5e7, "overlap_comm": null}})";
+    R"("zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"},)"
+    R"("cpu_offload_param": true, "stage3_prefetch_bucket_size": 5e7, "overlap_comm": null}})";
 constexpr const char* kTrainer =
     R"({"output_dir": "o", "fsdp": "full_shard auto_wrap", "bf16": true, "per_device_train_batch_size": 4,)"
     R"("fsdp_config": {"transformer_layer_cls_to_wrap": ["GPT2Block"]}})";

@@ -103,6 +103,9 @@ TEST_CASE("PlanFile: options of the ZeRO stages, FairScale and ddp come back") {
   second.plan.zero.allgather_bucket = 2;
   CheckRoundTrip(second);
   zero.plan.dialect = Dialect::kZero3;
+  zero.plan.zero.gradient_reduction = GradientReduction::kAllReduce;
+  zero.plan.zero.whole_bucket = true;
+  zero.plan.offload.optimizer = true;
   zero.plan.zero.prefetch_bucket = 3;
   zero.plan.zero.max_live_parameters = 4;
   zero.plan.zero.max_reuse_distance = 5;

@@ -145,12 +145,13 @@ void DrawZero(std::mt19937& random, Dialect dialect, ZeroOptions& zero) {
   zero.contiguous_gradients = Chance(random, 70);
   zero.overlap_comm = std::array{Overlap::kDefault, Overlap::kOn,
                                  Overlap::kOff}[static_cast<std::size_t>(Between(random, 0, 2))];
+  zero.gradient_reduction =
+      Chance(random, 50) ? GradientReduction::kAllReduce : GradientReduction::kReduceScatter;
   if (dialect != Dialect::kZero3) {
     zero.allgather_bucket = Chance(random, 50) ? 0 : std::max<std::int64_t>(limit(), 4000);
-    zero.gradient_reduction =
-        Chance(random, 50) ? GradientReduction::kAllReduce : GradientReduction::kReduceScatter;
     return;
   }
+  zero.whole_bucket = Chance(random, 30);
   zero.prefetch_bucket = Chance(random, 20) ? 0 : limit();
   zero.max_live_parameters = Chance(random, 20) ? 0 : limit();
   zero.max_reuse_distance = Chance(random, 40) ? 0 : limit();

@@ -281,6 +281,75 @@ TEST_CASE("ZeRO-3: buckets of gradients") {
   }
 }
 
+TEST_CASE("ZeRO-3: buckets that are all-reduced") {
+  std::mt19937 random(11);
+  for (int trial = 0; trial < 30; ++trial) {
+    ChainSpec spec;
+    spec.blocks = static_cast<int>(Draw(random, 4, 9));
+    spec.width = 16 * Draw(random, 1, 6);
+    const std::int64_t w = std::int64_t{1} << Draw(random, 1, 3), k = Draw(random, 1, 3);
+    const std::int64_t n = spec.width * spec.width, stem = spec.width * spec.stem;
+    Plan plan = ZeroPlan(spec, Dialect::kZero3, w);
+    plan.zero.gradient_reduction = GradientReduction::kAllReduce;
+    plan.zero.reduce_bucket = k * n;
+    CAPTURE(trial);
+    Program p = LowerChain(spec, plan, kMixed);
+    const std::int64_t buckets = BucketCount(spec.blocks, k);
+    CHECK(Count(p, OpCode::kReduceScatter) == 0);
+    CHECK(Count(p, OpCode::kAllReduce) == buckets);
+    CHECK(BytesOf(p, OpCode::kAllReduce) == (spec.blocks * n + stem) * 4);
+    // The bucket and its cast; no padded copy and no part of the result.
+    const std::string first = Block(spec.blocks - 1, "lin0.bwd.all_reduce");
+    CHECK(Of(AliveAt(p, first), Category::kReduceScatter) == k * n * 2 + k * n * 4);
+    // Before 0.6 all of the bucket each time.
+    plan.zero.whole_bucket = true;
+    p = LowerChain(spec, plan, kMixed);
+    CHECK(Count(p, OpCode::kAllReduce) == buckets);
+    CHECK(BytesOf(p, OpCode::kAllReduce) == buckets * k * n * 4);
+    // A bucket too small for a block: then the blocks go beside it, and it goes beside them.
+    plan.zero.reduce_bucket = stem;
+    p = LowerChain(spec, plan, kAllFp32);
+    CHECK(Count(p, OpCode::kAllReduce) == 2 * spec.blocks + 1);
+    CHECK(BytesOf(p, OpCode::kAllReduce) == (spec.blocks * (n + stem) + stem) * 4);
+  }
+}
+
+// Bytes per element of a rank's partitions: p = 2, o = 4, AdamW's states 8.
+TEST_CASE("ZeRO-3: what the host holds and what travels") {
+  ChainSpec spec;
+  spec.blocks = 6;
+  const std::int64_t n = spec.width * spec.width, all = 6 * n + spec.width * spec.stem, w = 4;
+  Plan plan = ZeroPlan(spec, Dialect::kZero3, w);
+  plan.zero.max_reuse_distance = plan.zero.prefetch_bucket = 0;
+  for (const bool parameters : {false, true}) {
+    CAPTURE(parameters);
+    plan.offload = {.parameters = parameters, .optimizer = !parameters};
+    const Program p = LowerChain(spec, plan, kMixed);
+    // Gradients leave as fp32. Weights come back once, or with every gather: stem and blocks, and
+    // in backward all of them again.
+    CHECK(BytesOf(p, OpCode::kCopyD2h) == all / w * 4);
+    std::int64_t weights = 0;
+    for (const Op& op : p.step.ops) {
+      const bool is_weight = p.ShapeOf(op).code == OpCode::kCopyH2d && op.subject != kNoSubject;
+      weights += is_weight ? p.ShapeOf(op).bytes.value : 0;
+    }
+    CHECK(weights == (parameters ? 2 : 1) * all / w * 2);
+    CHECK(Count(p, OpCode::kOptimizerStep) == 0);
+    CHECK(Count(p, OpCode::kHostOptimizerStep) == 1);
+    const Bytes64 update = AliveAt(p, "opt.host_optimizer_step");
+    CHECK(Of(update, Category::kParameterShard) == (parameters ? 0 : all / w * 2));
+    CHECK(Of(update, Category::kOptimizerState) == 0);
+    CHECK(Of(update, Category::kShardedGradient) == 0);
+    std::int64_t host = 0;
+    for (const Buffer& b : p.buffers) {
+      const bool is_resident =
+          b.category == Category::kParameterShard || b.category == Category::kOptimizerState;
+      host += b.on_host && is_resident ? b.size.value : 0;
+    }
+    CHECK(host == all / w * (2 + 4 + 8));
+  }
+}
+
 TEST_CASE("ZeRO-3: sub-groups bound what the update needs") {
   ChainSpec spec;
   spec.blocks = 6;

@@ -3,16 +3,16 @@
 #include "executor/cuda/device.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <iterator>
 #include <limits>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -23,151 +23,21 @@
 
 #include "core/error.h"
 #include "executor/cuda/emulation/emulated_gpu.h"
-#include "executor/cuda/graphs.h"
 #include "executor/cuda/session.h"
 #include "executor/half.h"
-#include "executor/host/kernels/table.h"
 #include "executor/host/tcp_processes.h"
 #include "executor/host/tcp_relay.h"
 #include "executor/host/together.h"
-#include "schedule/lower.h"
 #include "schedule/place.h"
-#include "schedule/verify.h"
-#include "schedule/wrap.h"
+#include "tests/executor/cuda/device_training.h"
 #include "tests/executor/cuda/forwarding_gpu.h"
 #include "tests/executor/cuda/test_gpu.h"
 #include "tests/executor/harness.h"
-#include "tests/executor/tiny_training.h"
 #include "traces/check.h"
 #include "traces/waits.h"
 
 namespace shardwright::testing {
 namespace {
-
-void RunOnHost(const ModelOpCall& call, bool is_backward) {
-  if (is_backward) {
-    BackwardOnHost(call);
-  } else {
-    ForwardOnHost(call);
-  }
-}
-
-constexpr const char* kPlain = "shardwright-cuda-plain";
-
-Program LowerForCuda(const Setup& setup, const char* kernels = kPlain) {
-  Program program = Lower({setup.model, FindKernelSet(kernels, "test"), setup.job, setup.plan});
-  const auto illegal = Verify(program);
-  SW_CHECK(illegal.empty(), illegal.front().text);
-  return program;
-}
-
-Outcome TrainOnGpu(const Setup& setup, std::uint64_t seed, const CudaOptions& options = {},
-                   const char* kernels = kPlain) {
-  const Program program = LowerForCuda(setup, kernels);
-  const std::unique_ptr<Gpu> gpu = MakeTestGpu(seed);
-  RunOptions run = setup.run;
-  run.poison = true;
-  run.trace = true;
-  CudaSession session(
-      {setup.model, FindKernelSet(kernels, "test"), setup.job, setup.plan, program, setup.training},
-      options, *gpu, run);
-  return RunToEnd(setup, program, session.runtime());
-}
-
-struct Variant {
-  const char* name;
-  Dialect dialect;
-  std::int64_t ranks;
-  std::function<void(Setup& s)> change;
-  double bound;  // of the weights' relative difference from the host's
-};
-
-constexpr double kFp32 = 1e-5;  // sums of other orders in three steps; measured below 1e-6
-constexpr double kHalf = 0.05;  // 8 bits in every weight, activation and gradient
-
-void ClipWithOffloadedMoments(Setup& s) {
-  s.job.clip_gradients = true;
-  s.training.clip_norm = 0.05;
-  s.plan.offload.moments = true;
-  s.plan.moments_piece = Bytes(1000);
-}
-
-std::vector<Variant> Variants() {
-  const auto nothing = [](Setup&) {};
-  const auto clip = [](Setup& s) {
-    s.job.clip_gradients = true;
-    s.training.clip_norm = 0.05;
-  };
-  const auto half = [](DType dtype) {
-    return [dtype](Setup& s) { s.job.precision = {DType::kFp32, dtype, dtype}; };
-  };
-  return {
-      {"one rank", Dialect::kNative, 1, nothing, kFp32},
-      {"native", Dialect::kNative, 2, nothing, kFp32},
-      {"native, four ranks", Dialect::kNative, 4, nothing, kFp32},
-      {"native, eight ranks", Dialect::kNative, 8, nothing, kFp32},
-      {"fsdp2", Dialect::kFsdp2, 2, nothing, kFp32},
-      {"fsdp1", Dialect::kFsdp1, 2, nothing, kFp32},
-      {"ddp", Dialect::kDdp, 3, nothing, kFp32},
-      {"zero1", Dialect::kZero1, 2, nothing, kFp32},
-      {"zero2", Dialect::kZero2, 2, nothing, kFp32},
-      {"zero3", Dialect::kZero3, 2, nothing, kFp32},
-      {"fairscale", Dialect::kFairscale, 2, nothing, kFp32},
-      {"zero3, clipping", Dialect::kZero3, 2, clip, kFp32},
-      // The norm leaves the gradients as they are, and the clipping divides them.
-      {"zero2, clipping", Dialect::kZero2, 2, clip, kFp32},
-      // Parts that lie apart.
-      {"zero1, weights gathered in pieces", Dialect::kZero1, 2,
-       [](Setup& s) { s.plan.zero.allgather_bucket = 60; }, kFp32},
-      {"hybrid", Dialect::kNative, 4,
-       [](Setup& s) {
-         s.plan.shard_size = 2;
-         s.plan.replicate_size = 2;
-       },
-       kFp32},
-      {"accumulation", Dialect::kFsdp2, 2, [](Setup& s) { s.plan.accumulation = 3; }, kFp32},
-      {"recompute", Dialect::kNative, 2,
-       [](Setup& s) {
-         s.plan.recompute = RecomputeBlocks(s.model, RecomputeKind::kFull, 1, "test");
-       },
-       kFp32},
-      {"offload of activations", Dialect::kNative, 2,
-       [](Setup& s) { s.plan.offload.activations = true; }, kFp32},
-      {"offload of the optimizer", Dialect::kNative, 2,
-       [](Setup& s) { s.plan.offload.optimizer = true; }, kFp32},
-      {"offload of moments", Dialect::kNative, 2, ClipWithOffloadedMoments, kFp32},
-      {"clipping", Dialect::kFsdp2, 2, clip, kFp32},
-      {"clipping in host memory", Dialect::kFsdp2, 2,
-       [clip](Setup& s) {
-         clip(s);
-         s.plan.offload.parameters = true;
-       },
-       kFp32},
-      {"bf16", Dialect::kNative, 2, half(DType::kBf16), kHalf},
-      // Several clippings, of which the first decides whether the step is skipped.
-      {"zero2 in fp16 with a loss scale", Dialect::kZero2, 2,
-       [clip, half](Setup& s) {
-         clip(s);
-         half(DType::kFp16)(s);
-       },
-       kHalf},
-      {"fp16 with a loss scale", Dialect::kFsdp2, 2,
-       [clip, half](Setup& s) {
-         clip(s);
-         half(DType::kFp16)(s);
-       },
-       kHalf},
-  };
-}
-
-Setup SetupOf(const Variant& variant) {
-  Setup setup = TinySetup(variant.dialect, variant.ranks);
-  setup.kernel = RunOnHost;
-  setup.job.optimizer.kind = OptimizerKind::kSgd;  // Adam amplifies rounding of small gradients
-  setup.training.optimizer.learning_rate = 0.5;
-  variant.change(setup);
-  return setup;
-}
 
 TEST_CASE("CudaDevice.TrainsAsTheHostDoes") {
   for (const Variant& variant : Variants()) {
@@ -182,144 +52,11 @@ TEST_CASE("CudaDevice.TrainsAsTheHostDoes") {
       CHECK(first.losses[i] == doctest::Approx(host.losses[i]).epsilon(variant.bound));
     }
     CHECK(first.scaler == host.scaler);
+    CHECK(first.ends == LastEnds(first.trace));
     // Another legal order of the streams: the same bits, or an edge is missing.
     const Outcome second = TrainOnGpu(setup, 2);
     CHECK(second.weights == first.weights);
     CHECK(second.losses == first.losses);
-  }
-}
-
-// Three blocks of a GELU each: its passes are gone, and the numbers are as without.
-TEST_CASE("CudaDevice.GeluRunsInsideTheProductsBesideIt") {
-  const std::vector<Variant> variants = {
-      {"plain", Dialect::kNative, 1, [](Setup&) {}, kFp32},
-      {"fsdp2, accumulation", Dialect::kFsdp2, 2, [](Setup& s) { s.plan.accumulation = 2; }, kFp32},
-      {"recompute", Dialect::kNative, 2,
-       [](Setup& s) {
-         s.plan.recompute = RecomputeBlocks(s.model, RecomputeKind::kFull, 1, "test");
-       },
-       kFp32},
-      {"offload of activations", Dialect::kNative, 2,
-       [](Setup& s) { s.plan.offload.activations = true; }, kFp32},
-      {"bf16", Dialect::kNative, 2,
-       [](Setup& s) {
-         s.job.precision = {DType::kFp32, DType::kBf16, DType::kBf16};
-       },
-       kHalf},
-  };
-  constexpr const char* kGelu = "shardwright-cuda-gelu";
-  for (const Variant& variant : variants) {
-    CAPTURE(std::string(variant.name));
-    Setup setup = SetupOf(variant);
-    setup.model = TinyNetwork(3, false, true);
-    setup.plan.recompute.clear();
-    variant.change(setup);
-    const Program program = LowerForCuda(setup, kGelu);
-    const auto passes = [&](const Program& p) {
-      return std::count_if(p.step.ops.begin(), p.step.ops.end(), [&](const Op& op) {
-        return p.shapes[op.shape.value].code == OpCode::kCompute &&
-               setup.model.SpecOf(setup.model.ops[op.subject]).kind == OpKind::kActivation;
-      });
-    };
-    CHECK(passes(LowerForCuda(setup)) >= 6 * setup.plan.accumulation);
-    CHECK(passes(program) == 0);
-    const Outcome host = Train(setup);
-    const Outcome first = TrainOnGpu(setup, 1, {}, kGelu);
-    CHECK(RelativeDifference(host, first) < variant.bound);
-    CHECK(TrainOnGpu(setup, 2, {}, kGelu).weights == first.weights);
-    Trace trace = first.trace;
-    DeriveWaits(program, trace);
-    for (const std::string& finding : CheckTrace(program, trace)) {
-      FAIL_CHECK(finding);
-    }
-  }
-}
-
-// Some of what lies between is kept and some run again: the GELU stays an op of its own.
-TEST_CASE("CudaDevice.GeluRunsAloneWhereItIsRecomputedAlone") {
-  Setup setup = SetupOf(Variants()[1]);
-  setup.model = TinyNetwork(3, false, true);
-  setup.plan.recompute = RecomputeBlocks(setup.model, RecomputeKind::kSelective, 1, "test");
-  const Outcome host = Train(setup);
-  CHECK(RelativeDifference(host, TrainOnGpu(setup, 1, {}, "shardwright-cuda-gelu")) < kFp32);
-}
-
-// Three blocks with two sums each: a norm behind every one of them makes it, but where blocks are
-// run again one by one and the norm is another block's or nobody's.
-TEST_CASE("CudaDevice.NormsMakeTheSumsBeforeThem") {
-  const auto recompute = [](RecomputeKind kind) {
-    return [kind](Setup& s) { s.plan.recompute = RecomputeBlocks(s.model, kind, 1, "test"); };
-  };
-  const auto freeze = [](Setup& s) {
-    for (Parameter& p : s.model.params) {
-      p.trainable = p.fqn.find("norm") == std::string::npos && p.fqn.find("stem") != 0 &&
-                    p.fqn.find("block0") != 0;
-    }
-  };
-  struct Fused {
-    Variant variant;
-    std::ptrdiff_t sums_left;
-  };
-  const std::vector<Fused> all = {
-      {{"one rank", Dialect::kNative, 1, [](Setup&) {}, kFp32}, 0},
-      {{"fsdp2, accumulation", Dialect::kFsdp2, 2, [](Setup& s) { s.plan.accumulation = 2; },
-        kFp32},
-       0},
-      {{"recompute", Dialect::kNative, 2, recompute(RecomputeKind::kFull), kFp32}, 3},
-      {{"selective", Dialect::kFsdp2, 2, recompute(RecomputeKind::kSelective), kFp32}, 3},
-      {{"frozen", Dialect::kNative, 2, freeze, kFp32}, 0},
-      {{"offload of activations", Dialect::kNative, 2,
-        [](Setup& s) { s.plan.offload.activations = true; }, kFp32},
-       0},
-      {{"bf16", Dialect::kNative, 2,
-        [](Setup& s) {
-          s.job.precision = {DType::kFp32, DType::kBf16, DType::kBf16};
-        },
-        kHalf},
-       0},
-  };
-  constexpr const char* kFused = "shardwright-cuda-fused";
-  for (const auto& [variant, sums_left] : all) {
-    CAPTURE(std::string(variant.name));
-    Setup setup = SetupOf(variant);
-    setup.model = TinyTransformer(3);
-    setup.plan.recompute.clear();
-    variant.change(setup);
-    const Program program = LowerForCuda(setup, kFused);
-    const auto sums =
-        std::count_if(program.step.ops.begin(), program.step.ops.end(), [&](const Op& op) {
-          return program.ShapeOf(op).code == OpCode::kCompute && op.phase == Phase::kForward &&
-                 setup.model.SpecOf(setup.model.ops[op.subject]).kind == OpKind::kAdd;
-        });
-    CHECK(sums == sums_left);
-    const Outcome host = Train(setup);
-    const Outcome first = TrainOnGpu(setup, 1, {}, kFused);
-    CHECK(RelativeDifference(host, first) < variant.bound);
-    CHECK(RelativeDifference(TrainOnGpu(setup, 1), first) < variant.bound);
-    CHECK(TrainOnGpu(setup, 2, {}, kFused).weights == first.weights);
-    Trace trace = first.trace;
-    DeriveWaits(program, trace);
-    for (const std::string& finding : CheckTrace(program, trace)) {
-      FAIL_CHECK(finding);
-    }
-  }
-}
-
-// In forward every number is that of the sum and the norm apart: the sum is rounded before it is
-// normalized. In evaluation, too.
-TEST_CASE("CudaDevice.ForwardWithSumsInNormsHasTheSameBits") {
-  for (const DType dtype : {DType::kFp32, DType::kBf16}) {
-    Setup setup = TinySetup(Dialect::kNative, 2);
-    setup.kernel = RunOnHost;
-    setup.model = TinyTransformer(3);
-    setup.job.mode = JobMode::kForward;
-    setup.job.precision = {DType::kFp32, dtype, dtype};
-    setup.plan.recompute.clear();
-    const Program program = LowerForCuda(setup, "shardwright-cuda-fused");
-    CHECK(program.step.ops.size() + 6 == LowerForCuda(setup).step.ops.size());
-    const Outcome fused = TrainOnGpu(setup, 1, {}, "shardwright-cuda-fused");
-    REQUIRE(!fused.losses.empty());
-    CHECK(fused.losses == TrainOnGpu(setup, 1).losses);
   }
 }
 
@@ -486,124 +223,6 @@ TEST_CASE("CudaDevice.TracesAreThoseOfTheProgram") {
   }
 }
 
-struct GraphRun {
-  Outcome outcome;
-  std::string graphs;
-};
-GraphRun TrainUntraced(Setup setup, Gpu& gpu, bool graphs) {
-  setup.steps = 4;  // a warm-up in some dialects, op by op, captured, launched again
-  setup.run.poison = true;
-  const Program program = LowerForCuda(setup);
-  CudaSession session(
-      {setup.model, FindKernelSet(kPlain, "test"), setup.job, setup.plan, program, setup.training},
-      {.graphs = graphs}, gpu, setup.run);
-  GraphRun run;
-  run.outcome = RunToEnd(setup, program, session.runtime());
-  run.graphs = session.graphs();
-  return run;
-}
-
-// What changes by step and lies in a graph all the same would be that of the step that was
-// captured; a graph that is launched before what it waits for computes with NaNs.
-TEST_CASE("CudaDevice.GraphsHaveTheBitsOfSingleLaunches") {
-  for (const Variant& variant : Variants()) {
-    CAPTURE(std::string(variant.name));
-    const Setup setup = SetupOf(variant);
-    const GraphRun plain = TrainUntraced(setup, *MakeTestGpu(1), false);
-    const GraphRun graphs = TrainUntraced(setup, *MakeTestGpu(2), true);
-    CHECK(graphs.outcome.weights == plain.outcome.weights);
-    CHECK(graphs.outcome.losses == plain.outcome.losses);
-    CHECK(graphs.outcome.scaler == plain.outcome.scaler);
-    CHECK(plain.graphs.empty());
-    CHECK(graphs.graphs.ends_with(" ops, 0 refused"));
-    CHECK(!graphs.graphs.starts_with("0 "));
-  }
-}
-
-// The driver ends every third capture with an error; a library fails in the middle of another.
-class RefusingGpu : public ForwardingGpu {
- public:
-  RefusingGpu() : ForwardingGpu(MakeEmulatedGpu({})) {}
-  void BeginCapture(GpuStream stream) override {
-    ForwardingGpu::BeginCapture(stream);
-    fails_ = ++captures_ % 3 == 2;
-    is_capturing_ = true;
-  }
-  [[nodiscard]] GpuGraph EndCapture(GpuStream stream) override {
-    is_capturing_ = false;
-    if (captures_ % 3 == 1) {
-      throw RunError("cudaStreamEndCapture: operation failed due to a previous error");
-    }
-    return ForwardingGpu::EndCapture(stream);
-  }
-  void DropCapture(GpuStream stream) noexcept override {
-    is_capturing_ = false;
-    ForwardingGpu::DropCapture(stream);
-  }
-  [[nodiscard]] bool Multiply(const gpu::GemmArgs& product, void* workspace, std::int64_t bytes,
-                              GpuStream stream) override {
-    if (is_capturing_ && fails_) {
-      throw RunError("cublasLtMatmul: cuBLAS status 14");
-    }
-    return ForwardingGpu::Multiply(product, workspace, bytes, stream);
-  }
-
- private:
-  int captures_ = 0;
-  bool fails_ = false, is_capturing_ = false;
-};
-
-TEST_CASE("CudaDevice.WhatTheDriverOrALibraryWillNotCaptureRunsOpByOp") {
-  const Setup setup = SetupOf(Variants()[0]);  // one rank
-  RefusingGpu gpu;
-  const GraphRun graphs = TrainUntraced(setup, gpu, true);
-  const GraphRun plain = TrainUntraced(setup, *MakeTestGpu(1), false);
-  CHECK(graphs.outcome.weights == plain.outcome.weights);
-  CHECK(!graphs.graphs.ends_with(" 0 refused"));
-  CHECK(!graphs.graphs.starts_with("0 "));
-}
-
-// Two ops of the compute stream in a row, the second of which is what the case says.
-std::vector<std::vector<std::uint32_t>> StretchesWith(Call call, bool scales_loss = false) {
-  Body body;
-  body.ops.resize(2);
-  std::vector<Call> calls = {DivideCall{}, std::move(call)};
-  std::vector<Work> works(2);
-  works[0].call = calls.data();
-  works[1].call = calls.data() + 1;
-  return FindStretches(body, works, scales_loss);
-}
-
-TEST_CASE("CudaDevice.NumbersThatChangeByStepAreInNoGraph") {
-  const std::vector<std::vector<std::uint32_t>> both = {{0, 1}};
-  const std::vector<std::vector<std::uint32_t>> none;
-  OpSpec spec;
-  const auto model = [&](OpKind kind, double dropout, bool is_training) {
-    spec.kind = kind;
-    spec.dropout_p = dropout;
-    ModelCall call;
-    call.call.spec = &spec;
-    call.call.is_training = is_training;
-    return StretchesWith(call);
-  };
-  CHECK(model(OpKind::kLinear, 0.0, true) == both);
-  CHECK(model(OpKind::kDropout, 0.1, true) == none);
-  CHECK(model(OpKind::kDropout, 0.1, false) == both);
-  CHECK(model(OpKind::kAttention, 0.1, true) == none);
-  CHECK(model(OpKind::kAttention, 0.0, true) == both);
-  CHECK(model(OpKind::kCrossEntropy, 0.0, true) == none);
-  CHECK(model(OpKind::kNllLoss, 0.0, true) == none);
-  CHECK(StretchesWith(CopyCall{}) == both);
-  CopyCall inputs;
-  inputs.loads_inputs = true;
-  CHECK(StretchesWith(inputs) == none);
-  CHECK(StretchesWith(UpdateCall{}) == none);
-  for (const bool scales_loss : {false, true}) {
-    CHECK(StretchesWith(NormCall{}, scales_loss) == (scales_loss ? none : both));
-    CHECK(StretchesWith(ClipCall{}, scales_loss) == (scales_loss ? none : both));
-  }
-}
-
 // One process, so that NCCL itself runs where there is one GPU.
 TEST_CASE("CudaDevice.OneRankWithNcclTrainsAsLoopbackDoes") {
   NcclTable nccl{};
@@ -622,8 +241,8 @@ TEST_CASE("CudaDevice.OneRankWithNcclTrainsAsLoopbackDoes") {
   RunOptions run = setup.run;
   JoinRun(*alone, run);
   {
-    CudaSession session({setup.model, FindKernelSet(kPlain, "test"), setup.job, setup.plan, program,
-                         setup.training},
+    CudaSession session({setup.model, FindKernelSet(kPlainKernels, "test"), setup.job, setup.plan,
+                         program, setup.training},
                         {.timeout = kTimeout, .processes = alone.get(), .nccl = &nccl}, *gpu, run);
     CHECK(!session.paths().empty());
     session.runtime().Initialize();
@@ -645,9 +264,69 @@ TEST_CASE("CudaDevice.ARankTellsWhatItIsIn") {
     ring.Issue(name);
   }
   ring.SetOpen(Stream::kCompute, &names[6], 2);
-  CHECK(ring.Describe() == "compute: g and 1 behind it; issued 9 ops, last b, c, d, e, f, g, h, i");
+  CHECK(ring.Describe() ==
+        "under way: compute: g and 1 behind it; issued 9 ops, last b, c, d, e, f, g, h, i");
+  ring.SetOpen(Stream::kReduce, &names[8], 1);
+  CHECK(ring.DescribeOpen() == "under way: compute: g and 1 behind it; reduce: i and 0 behind it");
+  ring.SetOpen(Stream::kReduce, nullptr, 0);
   ring.SetOpen(Stream::kCompute, nullptr, 0);
   CHECK(ring.Describe() == "nothing under way; issued 9 ops, last b, c, d, e, f, g, h, i");
+}
+
+// What is told is what the rank was in at one moment, also while it goes on.
+TEST_CASE("CudaDevice.ARankThatGoesOnTellsOneMoment") {
+  OpRing ring;
+  const std::string one = "one", three = "three";
+  std::atomic<bool> is_over = false;
+  std::thread rank([&] {
+    while (!is_over) {
+      ring.SetOpen(Stream::kCompute, &one, 1);
+      ring.SetOpen(Stream::kCompute, nullptr, 0);
+      ring.SetOpen(Stream::kCompute, &three, 3);
+    }
+  });
+  const std::set<std::string> moments = {"nothing under way",
+                                         "under way: compute: one and 0 behind it",
+                                         "under way: compute: three and 2 behind it"};
+  std::string other;
+  for (int i = 0; i < 100'000 && other.empty(); ++i) {
+    const std::string text = ring.DescribeOpen();
+    other = moments.contains(text) ? "" : text;
+  }
+  is_over = true;
+  rank.join();
+  CHECK(other == "");
+}
+
+// Once it is stuck, nothing is ever over.
+class StuckGpu : public ForwardingGpu {
+ public:
+  StuckGpu() : ForwardingGpu(MakeEmulatedGpu({})) {}
+  [[nodiscard]] bool IsOver(GpuEvent event) override {
+    return !is_stuck && ForwardingGpu::IsOver(event);
+  }
+
+  bool is_stuck = false;
+};
+
+TEST_CASE("CudaDevice.WorkThatDoesNotEndIsReportedWithWhatIsUnderWay") {
+  const Setup setup = SetupOf(Variants()[0]);  // one rank
+  const Program program = LowerForCuda(setup);
+  StuckGpu gpu;
+  CudaSession session({setup.model, FindKernelSet(kPlainKernels, "test"), setup.job, setup.plan,
+                       program, setup.training},
+                      {.timeout = std::chrono::milliseconds(50)}, gpu, setup.run);
+  session.runtime().Initialize();
+  gpu.is_stuck = true;
+  std::string text;
+  try {
+    session.runtime().RunSteps(1);
+  } catch (const RunError& error) {
+    text = error.what();
+  }
+  // The first op of the step is the copy of its inputs.
+  CHECK(text.starts_with("rank 0: waited 50 ms for op "));
+  CHECK(text.find("; under way: compute: mb0.fwd.copy_h2d and ") != std::string::npos);
 }
 
 TEST_CASE("CudaDevice.RefusesBeforeItRuns") {

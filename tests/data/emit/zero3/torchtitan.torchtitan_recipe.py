@@ -17,7 +17,7 @@ def apply_plan(config):
     config.training.dtype = "float32"
     config.training.mixed_precision_param = "bfloat16"
     config.training.mixed_precision_reduce = "float32"
-    config.training.enable_cpu_offload = False
+    config.training.enable_cpu_offload = True
     config.parallelism.data_parallel_replicate_degree = 1
     config.parallelism.data_parallel_shard_degree = 8
     config.parallelism.fsdp_reshard_after_forward = "default"

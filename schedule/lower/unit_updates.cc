@@ -1,0 +1,349 @@
+// The end of a step: clipping, the optimizer, and the release of the gradients.
+
+#include <algorithm>
+#include <string>
+
+#include "core/error.h"
+#include "schedule/lower.h"
+#include "schedule/lower/optimizer.h"
+#include "schedule/lower/unit_rules.h"
+
+namespace shardwright {
+
+std::vector<UnitId> StepRules::UnitsWithGrads() const {
+  std::vector<UnitId> result;
+  for (std::uint32_t u = 0; u < units_.size(); ++u) {
+    const UnitState& s = units_[u];
+    if (s.sharded_grad.valid() || s.host_grad.valid() || !s.grads.empty()) {
+      result.push_back(UnitId(u));
+    }
+  }
+  return result;
+}
+
+void StepRules::AddClip(std::span<const UnitId> units, Stream stream, GroupId group) {
+  Bytes grads{0};
+  std::int64_t tensors = 0;
+  for (const UnitId u : units) {
+    grads += GradShard(u);
+    tensors += static_cast<std::int64_t>(Info(u).params.size());
+  }
+  const std::int64_t elements = grads.value / SizeOf(job_.precision.master);
+  constexpr Bytes kScalar{4};
+  const BufferId norm = e_.Alloc(kScalar, Category::kTemporary, Stream::kCompute);
+  const auto use_grads = [&](AccessMode mode) {
+    std::uint16_t index = 0;
+    for (const UnitId u : units) {
+      UseGrads(u, mode, index++);
+    }
+  };
+  OpShape shape;
+  shape.stream = stream;
+  shape.dtype = job_.precision.master;
+  shape.bytes = grads;
+  shape.code = OpCode::kGradNorm;
+  e_.Add(shape, MultiTensorKernels(elements, tensors, grads, kScalar, shape.dtype),
+         Phase::kOptimizer, kNoSubject, {{norm, AccessMode::kWrite, Role::kOutput}});
+  use_grads(AccessMode::kRead);
+  if (e_.program.shard_size > 1) {
+    e_.AddCollective(Collective(OpCode::kAllReduce, stream, group, kScalar, DType::kFp32),
+                     {Phase::kOptimizer, kNoSubject},
+                     {{norm, AccessMode::kReadWrite, Role::kInput}});
+  }
+  shape.code = OpCode::kGradClip;
+  e_.Add(shape, MultiTensorKernels(elements, tensors, grads, grads, shape.dtype), Phase::kOptimizer,
+         kNoSubject, {{norm, AccessMode::kRead, Role::kInput}});
+  use_grads(AccessMode::kReadWrite);
+  e_.body->Free(norm);
+}
+
+// Multi-tensor updates make one temporary per tensor, or several.
+BufferId StepRules::AllocTemporaries(Bytes bytes, std::span<const UnitId> units, Stream stream) {
+  std::vector<Bytes> tensors;
+  Bytes round{0};
+  for (const UnitId u : units) {
+    const PieceRange& range = At(u).state_pieces;
+    if (range.count == 0) {
+      tensors.push_back(StateShard(u));
+    }
+    for (std::uint32_t i = 0; i < range.count; ++i) {
+      tensors.push_back(e_.program.pieces[range.begin + i]);
+    }
+    round += StateShard(u);
+  }
+  if (round == Bytes(0) || bytes.value % round.value != 0) {
+    return e_.Alloc(bytes, Category::kTemporary, stream);  // one tensor at a time
+  }
+  const std::vector<Bytes> once = tensors;
+  for (std::int64_t k = 1; k < bytes.value / round.value; ++k) {
+    tensors.insert(tensors.end(), once.begin(), once.end());
+  }
+  return e_.AllocPieces(bytes, e_.InternPieces(tensors), Category::kTemporary, stream);
+}
+
+OptimizerStep StepRules::UpdateOf(const OptimizerSpec& optimizer,
+                                  std::span<const UnitId> units) const {
+  std::int64_t elements = 0, tensors = 0, largest = 0;
+  for (const UnitId u : units) {
+    elements += train_elements_[u.value] / e_.program.shard_size;
+    for (const ParamSlot& slot : Info(u).params) {
+      tensors += e_.in.model.params[slot.param.value].trainable ? 1 : 0;
+      largest = std::max(largest, slot.padded_elements / e_.program.shard_size);
+    }
+  }
+  return LowerOptimizer(optimizer, elements, tensors, largest, job_.precision.master);
+}
+
+void StepRules::AllocStates(UnitId u, Stream owner, std::span<const Bytes> sizes,
+                            PieceRange pieces) {
+  std::vector<BufferId>& states = At(u).states;
+  for (std::size_t k = states.size(); k < sizes.size(); ++k) {
+    Buffer b;
+    b.size = sizes[k];
+    b.category = Category::kOptimizerState;
+    b.owner = owner;
+    b.on_host = owner == Stream::kHost;
+    b.pieces = pieces;
+    b.zero_filled = true;
+    states.push_back(e_.body->NewBuffer(b));
+  }
+  for (const BufferId b : states) {
+    e_.body->Alloc(b, PointKind::kAllocOnce);
+  }
+}
+
+void StepRules::UseForUpdate(std::span<const UnitId> units, BufferId temporary) {
+  std::uint16_t index = 0;
+  for (const UnitId u : units) {
+    e_.body->Use(At(u).shard, AccessMode::kReadWrite, Role::kParameter, index);
+    UseGrads(u, AccessMode::kRead, index);
+    for (const BufferId b : At(u).states) {
+      e_.body->Use(b, AccessMode::kReadWrite, Role::kState, index);
+    }
+    ++index;
+  }
+  if (temporary.valid()) {
+    e_.body->Use(temporary, AccessMode::kWrite, Role::kWorkspace);
+    e_.body->Free(temporary);
+  }
+}
+
+OpId StepRules::AddUpdate(std::span<const UnitId> units, std::span<const Kernel> kernels,
+                          Bytes updated, Stream stream) {
+  OpShape shape;
+  shape.code = OpCode::kOptimizerStep;
+  shape.stream = stream;
+  shape.dtype = job_.precision.master;
+  shape.bytes = updated;
+  return e_.Add(shape, kernels, Phase::kOptimizer,
+                units.size() == 1 ? units.front().value : kNoSubject, {});
+}
+
+OpId StepRules::AddOptimizer(std::span<const UnitId> units, Stream stream) {
+  Bytes updated{0};
+  const auto states = static_cast<std::size_t>(StateCount(job_.optimizer.kind));
+  for (const UnitId u : units) {
+    updated += GradShard(u);
+    AllocStates(u, stream, std::vector<Bytes>(states, StateShard(u)), At(u).state_pieces);
+  }
+  const OptimizerStep step = UpdateOf(job_.optimizer, units);
+  BufferId temporary;
+  if (step.temporaries > Bytes(0)) {
+    temporary = AllocTemporaries(step.temporaries, units, stream);
+  }
+  const OpId op = AddUpdate(units, step.kernels, updated, stream);
+  UseForUpdate(units, temporary);
+  return op;
+}
+
+OpId StepRules::AddMatrixOptimizer(UnitId u, Stream stream, GroupId group) {
+  const DType o = job_.precision.master;
+  const std::int64_t ranks = e_.program.groups[group.value].size;
+  std::vector<UpdatedMatrix> matrices;
+  std::int64_t elements = 0, tensors = 0, largest = 0, matrix_elements = 0;
+  for (const ParamSlot& slot : Info(u).params) {
+    const Parameter& param = e_.in.model.params[slot.param.value];
+    if (IsBlockMatrix(e_.in.model, param)) {
+      matrices.push_back(MatrixOf(param, job_.optimizer.matrices));
+      matrix_elements += param.Elements();
+    } else if (param.trainable) {
+      elements += param.Elements();
+      largest = std::max(largest, param.Elements());
+      ++tensors;
+    }
+  }
+  const MatrixUpdate update = LowerMatrixUpdate(job_.optimizer.matrices, matrices, o, ranks);
+  std::vector<Bytes> states(static_cast<std::size_t>(StateCount(job_.optimizer.kind)),
+                            Bytes(elements * SizeOf(o)));
+  states.insert(states.end(), update.states.begin(), update.states.end());
+  AllocStates(u, stream, states, {});
+  const auto scratch = [&](Bytes bytes) {
+    return bytes > Bytes(0) ? e_.Alloc(bytes, Category::kTemporary, stream) : BufferId();
+  };
+  const OptimizerStep others = LowerOptimizer(job_.optimizer, elements, tensors, largest, o);
+  const BufferId temporaries = scratch(others.temporaries);
+  OpId op = AddUpdate({&u, 1}, others.kernels, Bytes(elements * SizeOf(o)), stream);
+  UseForUpdate({&u, 1}, temporaries);
+  if (matrices.empty()) {
+    return op;
+  }
+  const BufferId updates = scratch(update.exchanged);
+  if (updates.valid()) {
+    const BufferId workspace = scratch(update.temporaries);
+    AddUpdate({&u, 1}, update.before, Bytes(0), stream);
+    e_.body->Use(updates, AccessMode::kWrite, Role::kOutput);
+    UseForUpdate({&u, 1}, workspace);
+    e_.AddCollective(Collective(OpCode::kAllReduce, stream, group, update.exchanged, DType::kBf16),
+                     {Phase::kOptimizer, kNoSubject},
+                     {{updates, AccessMode::kReadWrite, Role::kInput}});
+  }
+  const BufferId workspace = updates.valid() ? updates : scratch(update.temporaries);
+  op = AddUpdate({&u, 1}, update.after, Bytes(matrix_elements * SizeOf(o)), stream);
+  UseForUpdate({&u, 1}, workspace);
+  return op;
+}
+
+OpId StepRules::AddHostOptimizer(std::span<const UnitId> units, std::span<const BufferId> casts) {
+  Bytes updated{0};
+  const auto states = static_cast<std::size_t>(StateCount(job_.optimizer.kind));
+  for (const UnitId u : units) {
+    updated += GradShard(u);
+    AllocStates(u, Stream::kHost, std::vector<Bytes>(states, StateShard(u)), {});
+  }
+  // A host copy of the masters, or the offloaded shards themselves.
+  const auto masters = [&](UnitId u) {
+    return At(u).host_master.valid() ? At(u).host_master : At(u).shard;
+  };
+  OpShape shape;
+  shape.code = OpCode::kHostOptimizerStep;
+  shape.stream = Stream::kHost;
+  shape.dtype = job_.precision.master;
+  shape.bytes = updated;
+  const OptimizerSpec optimizer = OnHost(job_.optimizer, plan_.dialect);
+  std::vector<Kernel> kernels = UpdateOf(optimizer, units).kernels;
+  if (!casts.empty()) {
+    kernels.push_back(HostCast(units));
+  }
+  const OpId op = e_.Add(shape, kernels, Phase::kOptimizer, kNoSubject, {});
+  std::uint16_t index = 0;
+  for (const UnitId u : units) {
+    e_.body->Use(masters(u), AccessMode::kReadWrite, Role::kParameter, index);
+    e_.body->Use(At(u).host_grad, AccessMode::kRead, Role::kParamGrad, index);
+    for (const BufferId b : At(u).states) {
+      e_.body->Use(b, AccessMode::kReadWrite, Role::kState, index);
+    }
+    if (!casts.empty()) {
+      e_.body->Use(casts[index], AccessMode::kWrite, Role::kOutput, index);
+    }
+    ++index;
+  }
+  return op;
+}
+
+Kernel StepRules::HostCast(std::span<const UnitId> units) const {
+  Kernel kernel;
+  kernel.kind = KernelClass::kOptimizer;
+  kernel.dtype = job_.precision.master;
+  for (const UnitId u : units) {
+    kernel.read += MasterShard(u);
+    kernel.written += GatherShard(u);
+    if (TakesGradNorm(job_)) {  // gradients are scaled in a pass of their own
+      kernel.read += GradShard(u);
+      kernel.written += GradShard(u);
+    }
+  }
+  return kernel;
+}
+
+OpId StepRules::AddStagedOptimizer(UnitId u, Stream stream, MomentStaging& staging) {
+  // A piece is a range of the trainable elements, with all their states one behind the other.
+  // Pieces of a unit are alike: a small one would take the place of one in flight.
+  const std::int64_t elements = StateElements(Info(u));
+  const std::int64_t width = SizeOf(job_.precision.master);
+  const std::int64_t bytes = StateCount(job_.optimizer.kind) * width;
+  const std::int64_t most = std::max<std::int64_t>(1, plan_.moments_piece.value / bytes);
+  const std::int64_t pieces = CeilDiv(elements, most);
+  if (pieces > kMostAlike) {
+    throw InputError("plan: moments_piece", std::to_string(plan_.moments_piece.value),
+                     "pieces of which one unit has at most " + std::to_string(kMostAlike));
+  }
+  std::vector<Bytes> sizes;
+  for (std::int64_t i = 0; i < pieces; ++i) {
+    sizes.push_back(Bytes((elements / pieces + (i < elements % pieces ? 1 : 0)) * bytes));
+  }
+  AllocStates(u, Stream::kHost, sizes, {});
+  OpShape shape;
+  shape.code = OpCode::kOptimizerStep;
+  shape.stream = stream;
+  shape.dtype = job_.precision.master;
+  const auto tensors = static_cast<std::int64_t>(Info(u).params.size());
+  OpId op;
+  for (const BufferId host : At(u).states) {
+    const MomentStaging::Piece piece = staging.Fetch(u, host);
+    const std::int64_t count = e_.program.buffers[host.value].size.value / bytes;
+    const OptimizerStep step = LowerOptimizer(
+        job_.optimizer, count, CeilDiv(tensors * count, elements), count, job_.precision.master);
+    BufferId temporary;
+    if (step.temporaries > Bytes(0)) {
+      temporary = e_.Alloc(step.temporaries, Category::kTemporary, stream);
+    }
+    shape.bytes = Bytes(count * width);
+    op = e_.Add(shape, step.kernels, Phase::kOptimizer, u.value,
+                {{At(u).shard, AccessMode::kReadWrite, Role::kParameter}});
+    UseGrads(u, AccessMode::kRead, 0);
+    e_.body->Use(piece.device, AccessMode::kReadWrite, Role::kState);
+    e_.After(piece.arrived);
+    if (temporary.valid()) {
+      e_.body->Use(temporary, AccessMode::kWrite, Role::kWorkspace);
+      e_.body->Free(temporary);
+    }
+    staging.Return(u, piece, op);
+  }
+  return op;
+}
+
+void StepRules::UseGrads(UnitId u, AccessMode mode, std::uint16_t index) {
+  if (At(u).sharded_grad.valid()) {
+    e_.body->Use(At(u).sharded_grad, mode, Role::kParamGrad, index);
+  }
+  for (const BufferId g : At(u).grads) {
+    e_.body->Use(g, mode, Role::kParamGrad, index);
+  }
+}
+
+void StepRules::FreeShardedGrads(std::span<const UnitId> units) {
+  for (const UnitId u : units) {
+    UnitState& state = At(u);
+    if (state.sharded_grad.valid()) {
+      e_.body->Free(state.sharded_grad);
+    }
+    if (state.host_grad.valid()) {
+      e_.body->Free(state.host_grad);
+    }
+    FreeGrads(u);
+    state.sharded_grad = BufferId();
+    state.host_grad = BufferId();
+  }
+}
+
+void StepRules::EndStep() {
+  const std::vector<UnitId> units = UnitsWithGrads();
+  if (units.empty()) {
+    return;
+  }
+  if (plan_.offload.parameters) {
+    AddHostOptimizer(units);
+    FreeShardedGrads(units);
+    return;
+  }
+  if (TakesGradNorm(job_)) {
+    AddClip(units, Stream::kCompute, GroupId(0));
+  }
+  const OpId updated = job_.optimizer.matrices == MatrixRule::kNone
+                           ? AddOptimizer(units, Stream::kCompute)
+                           : AddMatrixOptimizer(units.front(), Stream::kCompute, GroupId(0));
+  e_.body->SetCarry(kOptimizerSlot, updated);
+  FreeShardedGrads(units);
+}
+
+}  // namespace shardwright

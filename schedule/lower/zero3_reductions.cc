@@ -1,0 +1,219 @@
+// How stage 3 reduces gradients: buckets are reduce-scattered, or (DeepSpeed's "reduce_scatter":
+// false) all-reduced, after which each rank keeps its parts.
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "schedule/lower/zero3_rules.h"
+
+namespace shardwright {
+
+void Zero3Rules::GradReady(std::uint32_t i, UnitId unit) {
+  Member member = TakeGrad(i, unit);
+  if (elements_ > 0 && elements_ + member.elements > plan_.zero.reduce_bucket) {
+    Flush();
+  }
+  e_.AddWait(reduce_, {e_.LastCompute()}, Phase::kBackward, unit.value);
+  if (FitsBucket(member.elements)) {
+    const Bytes bytes = InParam(member.elements);
+    e_.AddCopy(OpCode::kBucketCopy, reduce_, {Phase::kBackward, unit.value}, bytes, bytes,
+               {{member.grad, AccessMode::kRead, Role::kInput}});
+    e_.body->UseFirst(bucket_, InParam(elements_ + member.elements), AccessMode::kWrite,
+                      Role::kOutput);
+    e_.body->Free(member.grad, StreamBit(reduce_));
+    member.grad = BufferId();
+  }
+  elements_ += member.elements;
+  members_.push_back(member);
+}
+
+void Zero3Rules::Flush() {
+  if (members_.empty()) {
+    return;
+  }
+  LimitHost(reduce_events_, Phase::kBackward, members_.front().unit);
+  if (ScattersGradients(plan_)) {
+    ScatterMembers({Phase::kBackward, members_.front().unit.value});
+  } else {
+    AverageMembers();
+  }
+  for (const Member& m : members_) {
+    if (m.grad.valid()) {
+      e_.body->Free(m.grad, StreamBit(reduce_));
+    }
+  }
+  if (UpdatesOnHost() && last_micro_batch_) {
+    SendWhatIsComplete();
+  }
+  last_reduce_ = e_.body->last();
+  reduce_events_.push_back(last_reduce_);
+  members_.clear();
+  elements_ = 0;
+}
+
+void Zero3Rules::ScatterMembers(Emitter::Where where) {
+  std::int64_t padded = 0;
+  for (const Member& m : members_) {
+    padded += m.padded_elements;
+  }
+  const Bytes wide = InReduce(elements_), full = InReduce(padded);
+  BufferId cast;
+  if (job_.precision.reduce != job_.precision.param) {
+    cast = e_.Alloc(wide, Category::kReduceScatter, reduce_);
+    e_.AddCopy(OpCode::kCast, reduce_, where, InParam(elements_), wide,
+               {{cast, AccessMode::kWrite, Role::kOutput}});
+    UseMembers();
+  }
+  const BufferId input = e_.Alloc(full, Category::kReduceScatter, reduce_);
+  e_.AddCopy(OpCode::kReduceCopyIn, reduce_, where, wide, full,
+             {{input, AccessMode::kWrite, Role::kOutput}, {cast, AccessMode::kRead, Role::kInput}});
+  if (!cast.valid()) {
+    UseMembers();
+  }
+  if (ranks() > 1) {
+    e_.AddCopy(OpCode::kGradScale, reduce_, where, full, full,
+               {{input, AccessMode::kReadWrite, Role::kInput}});
+  }
+  const BufferId out = Scatter(input, full, where);
+  StoreParts(out, where);
+  if (cast.valid()) {
+    e_.body->Free(cast);
+  }
+  e_.body->Free(input);
+  if (out != input) {
+    e_.body->Free(out);
+  }
+}
+
+// The bucket, then the gradients that did not fit into it.
+void Zero3Rules::UseMembers() {
+  std::int64_t copied = 0;
+  std::uint16_t index = 1;
+  for (const Member& m : members_) {
+    copied += m.grad.valid() ? 0 : m.elements;
+    if (m.grad.valid()) {
+      e_.body->Use(m.grad, AccessMode::kRead, Role::kInput, index++);
+    }
+  }
+  if (copied > 0) {
+    e_.body->UseFirst(bucket_, InParam(copied), AccessMode::kRead, Role::kInput);
+  }
+}
+
+// Row r of `input`, seen as [W][sum of the members' chunks], is what rank r receives.
+BufferId Zero3Rules::Scatter(BufferId input, Bytes full, Emitter::Where where) {
+  if (plan_.shard_size == 1 && !replicate_group_.valid()) {
+    return input;
+  }
+  BufferId out = input;
+  if (plan_.shard_size > 1) {
+    out = e_.Alloc(full / plan_.shard_size, Category::kReduceScatter, reduce_);
+    e_.AddCollective(
+        Collective(OpCode::kReduceScatter, reduce_, shard_group_, full, job_.precision.reduce),
+        where,
+        {{input, AccessMode::kRead, Role::kInput}, {out, AccessMode::kWrite, Role::kOutput}});
+  }
+  if (replicate_group_.valid()) {
+    e_.AddCollective(Collective(OpCode::kAllReduce, reduce_, replicate_group_,
+                                full / plan_.shard_size, job_.precision.reduce),
+                     where, {{out, AccessMode::kReadWrite, Role::kInput}});
+  }
+  return out;
+}
+
+// Chunk after chunk, in the order of the members, to the units' gradient partitions.
+void Zero3Rules::StoreParts(BufferId out, Emitter::Where where) {
+  std::int64_t chunks = 0;
+  for (const Member& m : members_) {
+    chunks += m.padded_elements / plan_.shard_size;
+  }
+  std::vector<BufferId> parts;
+  for (const UnitId u : UnitsOf(members_)) {
+    parts.push_back(Partition(u));
+  }
+  const Bytes wide = InReduce(chunks), low = InParam(chunks);
+  e_.AddCopy(OpCode::kGradStore, reduce_, where, first_micro_batch_ ? wide : wide + low, low,
+             {{out, AccessMode::kRead, Role::kInput}});
+  std::uint16_t index = 0;
+  for (const BufferId part : parts) {
+    e_.body->Use(part, first_micro_batch_ ? AccessMode::kWrite : AccessMode::kReadWrite,
+                 Role::kOutput, index++);
+  }
+}
+
+// The bucket, and each gradient beside it where it is; without a bucket all of them flattened.
+void Zero3Rules::AverageMembers() {
+  if (!plan_.zero.contiguous_gradients && members_.size() > 1) {
+    const BufferId flat = FlattenMembers(members_, reduce_);
+    Average(flat, elements_, members_);
+    e_.body->Free(flat);
+    return;
+  }
+  const auto beside = std::find_if(members_.begin(), members_.end(),
+                                   [](const Member& m) { return m.grad.valid(); });
+  const std::span<const Member> in_bucket(members_.begin(), beside);
+  if (bucket_.valid() && plan_.zero.whole_bucket) {
+    Average(bucket_, plan_.zero.reduce_bucket, in_bucket);
+  } else if (!in_bucket.empty()) {
+    Average(bucket_, SumOf(in_bucket), in_bucket);
+  }
+  for (auto m = beside; m != members_.end(); ++m) {
+    Average(m->grad, m->elements, {&*m, 1});
+  }
+}
+
+// Where reduced gradients go. Beside an update on the host it lives until they are sent there.
+BufferId Zero3Rules::Partition(UnitId u) {
+  BufferId& buffer = low_grads_[u.value];
+  if (!buffer.valid()) {
+    buffer = e_.Alloc(GatherShard(u), Category::kShardedGradient, reduce_);
+  }
+  return buffer;
+}
+
+// Units of which this pass has reduced every gradient: cast to the masters' dtype and copied.
+void Zero3Rules::SendWhatIsComplete() {
+  for (const UnitId u : UnitsOf(members_)) {
+    for (const Member& m : members_) {
+      stored_[u.value] += m.unit == u ? m.padded_elements : 0;
+    }
+    if (stored_[u.value] < TrainablePaddedElements(e_.in.model, Info(u))) {
+      continue;
+    }
+    BufferId& low = low_grads_[u.value];
+    UnitState& state = At(u);
+    state.sharded_grad = low;
+    if (job_.precision.master != job_.precision.param) {
+      state.sharded_grad = e_.Alloc(MasterShard(u), Category::kShardedGradient, reduce_);
+      e_.AddCopy(OpCode::kGradStore, reduce_, {Phase::kOptimizer, u.value}, GatherShard(u),
+                 MasterShard(u),
+                 {{low, AccessMode::kRead, Role::kInput},
+                  {state.sharded_grad, AccessMode::kWrite, Role::kOutput}});
+      e_.body->Free(low);
+    }
+    GradToHost(u, reduce_, e_.body->last());
+    e_.body->Free(state.sharded_grad);
+    state.sharded_grad = low = BufferId();
+  }
+}
+
+// Sums of all ranks over the first elements of `source`, of which each keeps its chunk of each
+// parameter of `members`.
+void Zero3Rules::Average(BufferId source, std::int64_t elements, std::span<const Member> members) {
+  AverageInPlace(source, elements, reduce_, {Phase::kBackward, members_.front().unit.value});
+  for (const UnitId u : UnitsOf(members)) {
+    std::int64_t chunks = 0;
+    for (const Member& m : members) {
+      chunks += m.unit == u ? m.padded_elements / plan_.shard_size : 0;
+    }
+    const Bytes stored = InParam(chunks);
+    const BufferId part = Partition(u);
+    e_.AddCopy(OpCode::kGradStore, reduce_, {Phase::kBackward, u.value},
+               first_micro_batch_ ? stored : 2 * stored, stored, {});
+    e_.body->UseFirst(source, InParam(elements), AccessMode::kRead, Role::kInput);
+    e_.body->Use(part, first_micro_batch_ ? AccessMode::kWrite : AccessMode::kReadWrite,
+                 Role::kOutput);
+  }
+}
+
+}  // namespace shardwright

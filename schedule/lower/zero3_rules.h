@@ -1,0 +1,114 @@
+#pragma once
+
+// DeepSpeed ZeRO stage 3: parameters are partitioned one by one, fetched module by module and
+// ahead of use along the order that the first pass recorded, and released when they are not used
+// again soon. Rules: docs/lowering.md, section zero3.
+
+#include <cstddef>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "schedule/lower/fetch_order.h"
+#include "schedule/lower/zero_rules.h"
+
+namespace shardwright {
+
+class Zero3Rules : public ZeroRules {
+ public:
+  Zero3Rules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units);
+
+  // The first pass records the order of fetches and neither prefetches nor keeps anything.
+  [[nodiscard]] bool FirstStepDiffers() const override { return !InPlace(); }
+  void BeginStep(bool first) override;
+  void BeginMicroBatch(bool first, bool last) override;
+  void PreForward(UnitId u, Phase phase) override;
+  void PostForward(UnitId u, Phase /*phase*/) override { ReleaseModule(u); }
+  void PreBackward(UnitId u) override { FetchModule(u, Phase::kBackward); }
+  void BackwardLeft(UnitId u, bool /*done*/) override { ReleaseModule(u); }
+  void EndForward() override;
+  void EndBackward() override;
+  void EndStep() override;
+
+  BufferId ParameterStorage(UnitId u, std::uint32_t /*model_op*/) override {
+    return InPlace() ? low_[u.value] : At(u).unsharded;
+  }
+
+ protected:
+  [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override;
+  // Partitions of gradients are laid out as those of the weights, frozen ones included.
+  [[nodiscard]] std::int64_t GradElements(const UnitInfo& unit) const override;
+  void InitUnit(UnitId u) override;
+  void GradReady(std::uint32_t i, UnitId unit) override;
+
+ private:
+  static constexpr std::uint32_t kNoFetch = 0xffffffffu;
+
+  // One all-gather. Several parameters go through a flat buffer and are copied out, all of them
+  // when the first of its units is waited for; a parameter alone is gathered into place.
+  struct Fetch {
+    std::vector<UnitId> units;
+    BufferId flat;
+    OpId gathered;
+    std::size_t left = 0;  // units not waited for yet
+    bool complete = false;
+  };
+
+  // One rank computes on its partitions, which are whole.
+  [[nodiscard]] bool InPlace() const { return plan_.shard_size == 1 && !plan_.offload.parameters; }
+  [[nodiscard]] bool Persists(UnitId u) const;
+  [[nodiscard]] bool IsAway(UnitId u) { return !At(u).unsharded.valid(); }
+
+  // Fetching and releasing.
+  void FetchModule(UnitId u, Phase phase);
+  void ReleaseModule(UnitId u);
+  void Gather(const std::vector<UnitId>& units, Phase phase);
+  [[nodiscard]] OpId LastComputeBefore(OpId op) const;
+  [[nodiscard]] BufferId FromHost(UnitId u, Phase phase, bool direct);
+  void CopyIn(std::span<const BufferId> parts, Bytes slice, BufferId flat, Emitter::Where where);
+  void NewUnsharded(UnitId u);
+  void Wait(UnitId u, Phase phase);
+  void CopyOut(const Fetch& fetch, Phase phase);
+  void WaitForCopies(Phase phase, UnitId u);
+  void LimitHost(std::deque<OpId>& events, Phase phase, UnitId u);
+  void FreeUnsharded(UnitId u);
+  void EndPass(Phase phase);
+
+  // zero3_reductions.cc: reducing.
+  [[nodiscard]] bool FitsBucket(std::int64_t elements) const {
+    return plan_.zero.contiguous_gradients && elements_ + elements <= plan_.zero.reduce_bucket;
+  }
+  void Flush();
+  void ScatterMembers(Emitter::Where where);
+  void UseMembers();
+  [[nodiscard]] BufferId Scatter(BufferId input, Bytes full, Emitter::Where where);
+  void StoreParts(BufferId out, Emitter::Where where);
+  void AverageMembers();
+  void Average(BufferId source, std::int64_t elements, std::span<const Member> members);
+  [[nodiscard]] BufferId Partition(UnitId u);
+  void SendWhatIsComplete();
+
+  // The update, one sub-group after the other.
+  void Update();
+  void UpdateGroup(const std::vector<UnitId>& units, BufferId norm);
+  void UpdateOnHost(const std::vector<UnitId>& units);
+  void GatherPersistent();
+
+  Stream copy_ = Stream::kCopyIn, reduce_ = Stream::kReduce;
+  std::vector<BufferId> low_;          // per unit: partition in the compute dtype
+  std::vector<BufferId> low_on_host_;  // per unit: the same, as the host's update casts it
+  std::vector<std::int64_t> stored_;   // per unit: gradient elements reduced in this pass
+  std::vector<BufferId> persistent_;   // per unit: its weights, if they persist
+  std::vector<Fetch> fetches_;         // of the step
+  std::vector<std::uint32_t> fetch_of_;
+  FetchOrder order_;
+  std::deque<OpId> fetch_events_, reduce_events_;
+  OpId copy_tail_;  // last op that the gather stream was given, and what compute has waited for
+  OpId seen_tail_;
+  BufferId bucket_;
+  std::vector<Member> members_;  // of the open bucket
+  std::int64_t elements_ = 0;
+  OpId last_reduce_;
+};
+
+}  // namespace shardwright
