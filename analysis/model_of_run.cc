@@ -64,7 +64,7 @@ Json MptConfig(const MeasuredRun& run) {
   return json;
 }
 
-Json Gpt2Config(const MeasuredRun& run, const std::string& activation, double dropout) {
+Json Gpt2Config(const MeasuredRun& run, const std::string& activation, const Stack& stack) {
   Json json;
   json["model_type"] = "gpt2";
   json["vocab_size"] = run.vocabulary;
@@ -74,10 +74,11 @@ Json Gpt2Config(const MeasuredRun& run, const std::string& activation, double dr
   json["n_head"] = run.heads;
   json["n_inner"] = run.ffn_hidden;
   json["activation_function"] = activation;
-  json["resid_pdrop"] = dropout;
-  json["embd_pdrop"] = dropout;
-  json["attn_pdrop"] = dropout;
-  json["tie_word_embeddings"] = run.tied_embedding != "n";
+  json["resid_pdrop"] = stack.dropout;
+  json["embd_pdrop"] = stack.dropout;
+  json["attn_pdrop"] = stack.dropout;
+  json["tie_word_embeddings"] =
+      run.tied_embedding.empty() ? !stack.has_own_head : run.tied_embedding != "n";
   return json;
 }
 
@@ -89,18 +90,18 @@ Json MixtralConfig(const MeasuredRun& run) {
   return json;
 }
 
-Json ConfigOf(const MeasuredRun& run, double dropout, std::vector<std::string>& notes) {
+Json ConfigOf(const MeasuredRun& run, const Stack& stack, std::vector<std::string>& notes) {
   if (run.ffn_kind == "swiglu" || run.ffn_kind == "geglu") {
     return LlamaConfig(run);
   }
   if (run.ffn_kind == "gelu") {
-    return Has(run.framework, "llm-foundry") ? MptConfig(run) : Gpt2Config(run, "gelu", dropout);
+    return Has(run.framework, "llm-foundry") ? MptConfig(run) : Gpt2Config(run, "gelu", stack);
   }
   if (run.ffn_kind == "relu" || run.ffn_kind == "relu^2") {
     if (run.ffn_kind != "relu") {
       notes.push_back("ffn_kind " + run.ffn_kind + " taken as a GPT-2 block with relu");
     }
-    return Gpt2Config(run, "relu", dropout);
+    return Gpt2Config(run, "relu", stack);
   }
   if (run.ffn_kind == "moe-swiglu 8 experts top2") {
     return MixtralConfig(run);
@@ -144,7 +145,7 @@ void CompareCounts(const MeasuredRun& run, const Model& model, std::vector<std::
 
 }  // namespace
 
-LoadedModel ModelOfRun(const MeasuredRun& run, const Job& job, double dropout,
+LoadedModel ModelOfRun(const MeasuredRun& run, const Job& job, const Stack& stack,
                        std::vector<std::string>& notes) {
   LoadedModel loaded;
   const LoadOptions options{.sequence_length = job.sequence_length};
@@ -159,7 +160,7 @@ LoadedModel ModelOfRun(const MeasuredRun& run, const Job& job, double dropout,
       complete.vocabulary = 50257;
       notes.emplace_back("no vocabulary given: 50257 as GPT-2");
     }
-    loaded.json = ConfigOf(complete, dropout, notes).dump();
+    loaded.json = ConfigOf(complete, stack, notes).dump();
     loaded.model =
         ModelFromJson(JsonValue::Parse(loaded.json, run.model_name), run.model_name, options);
   }

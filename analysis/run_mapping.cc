@@ -338,7 +338,7 @@ void FillPlan(const MeasuredRun& run, const std::string& profile, PlanFile& file
   file.job.optimizer = OptimizerOf(run, stack, notes);
   file.cluster = ClusterOfRun(run, notes);
   CheckOptimizer(run);
-  file.model = ModelOfRun(run, file.job, stack.dropout, notes);
+  file.model = ModelOfRun(run, file.job, stack, notes);
   file.kernels = FindKernelSet(stack.kernel_set, "framework");
   SetAttention(run, file.kernels);
   file.kernels.fp8_linear = run.compute_dtype == "fp8" || run.compute_dtype == "fp4";

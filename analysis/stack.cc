@@ -193,12 +193,17 @@ constexpr std::array<Stack, 40> kStacks = {{
     // and xformers' SwiGLU (its README).
     {.framework = "TinyLlama", .kernel_set = "hf-foak", .dialect = Dialect::kFsdp1},
     {.framework = "lit-gpt", .before = "2024", .kernel_set = "hf-foak", .dialect = Dialect::kFsdp1},
+    // PyTorch's own benchmark of minGPT: embedding, blocks and head wrapped one by one, the head
+    // not tied, dropout 0.1.
     {.framework = "FSDP1",
      .before = "2023",
      .kernel_set = "torch-2022",
      .dialect = Dialect::kFsdp1,
+     .wrap = "torchtitan",
      .optimizer = OptimizerImpl::kForLoop,
-     .backward_prefetch = BackwardPrefetch::kNone},
+     .backward_prefetch = BackwardPrefetch::kNone,
+     .dropout = 0.1,
+     .has_own_head = true},
     {.framework = "Lightning", .kernel_set = "torch-2024", .dialect = Dialect::kFsdp1},
     {.framework = "accelerate", .kernel_set = "hf-eager", .dialect = Dialect::kFsdp1},
     {.framework = "FSDP1", .kernel_set = "torch-2024", .dialect = Dialect::kFsdp1},

@@ -30,6 +30,7 @@ struct Stack {
   bool waits_for_gathers = false;
   bool sizes_by_hidden = false;      // the "auto" of Transformers' DeepSpeed sizes
   double dropout = 0;                // the default of its GPT models
+  bool has_own_head = false;         // GPT models whose head is untied, where the row does not say
   bool checkpoints_on_host = false;  // the launch script's default, where blocks are recomputed
   // Gathers and reductions share one communicator, though the dialect gives them two: their memory
   // is that of one.

@@ -158,9 +158,25 @@ bool IsFlat(Dialect dialect) {
   return dialect == Dialect::kFsdp1 || dialect == Dialect::kFairscale;
 }
 
+// Where units are one module each: embedding, each block, head; what is tied is left to the root.
+std::vector<UnitPlan> WrapEndsSingly(const Model& model, const std::string& where) {
+  const Ends ends = FindEnds(model, NeededBlocks(model, where));
+  std::vector<UnitPlan> units = WrapBlocks(model, where);
+  const auto is_alone = [&](ModuleId id) {
+    return id.valid() && WithTied(model, {id}).size() == 1;
+  };
+  if (is_alone(ends.embedding)) {
+    units.insert(units.begin(), UnitOf(model, {ends.embedding}));
+  }
+  if (is_alone(ends.head)) {
+    units.push_back(UnitOf(model, {ends.head}));
+  }
+  return units;
+}
+
 // torchtitan: tok_embeddings, each block, [norm, output], root; with tied weights the three ends
 // form one group. Accelerate (FSDP2) chooses the same units. Both keep [norm, head] gathered.
-std::vector<UnitPlan> WrapEnds(const Model& model, Dialect dialect, const std::string& where) {
+std::vector<UnitPlan> WrapEnds(const Model& model, const std::string& where) {
   const Ends ends = FindEnds(model, NeededBlocks(model, where));
   std::vector<ModuleId> tail;
   for (const ModuleId id : {ends.norm, ends.head}) {
@@ -179,13 +195,6 @@ std::vector<UnitPlan> WrapEnds(const Model& model, Dialect dialect, const std::s
   if (!tail.empty()) {
     units.push_back(UnitOf(model, WithTied(model, tail)));
     KeepAfterForward(units.back());
-  }
-  for (const UnitPlan& unit : units) {
-    if (IsFlat(dialect) && unit.modules.size() > 1) {
-      throw InputError(
-          where, "the group " + Quoted(unit.name), "units of one module",
-          "dialect " + std::string(NameOf(dialect)) + " cannot group modules; wrap by block");
-    }
   }
   return units;
 }
@@ -396,10 +405,10 @@ std::vector<UnitPlan> Wrap(const Model& model, const WrapSpec& spec, const Resha
       units = WrapBlocks(model, where);
       break;
     case WrapSpec::Kind::kTorchtitan:
-      units = WrapEnds(model, dialect, where);
+      units = IsFlat(dialect) ? WrapEndsSingly(model, where) : WrapEnds(model, where);
       break;
     case WrapSpec::Kind::kAccelerate:
-      units = IsFlat(dialect) ? WrapBlocks(model, where) : WrapEnds(model, dialect, where);
+      units = IsFlat(dialect) ? WrapBlocks(model, where) : WrapEnds(model, where);
       break;
     case WrapSpec::Kind::kSize: {
       SizeWrap wrap(model, spec.min_params);
