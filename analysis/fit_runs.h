@@ -75,11 +75,13 @@ struct RunFit {
   std::size_t evaluations = 0;       // simulations of all rows of a group
 };
 
-// Fits every group of rows (chip and framework) with at least `numbers` rows. Every row is
-// lowered once; afterwards its program is priced and simulated anew for each set of numbers. The
-// search is Gauss-Newton: errors are linear in the logarithms of the numbers near a point, and the
-// robust sum of these straight lines is minimised by Minimise. Deterministic. Throws InputError
-// when no group has enough rows, or for an unknown number.
+// Fits every group of rows (chip and framework) of at least four. Every row is lowered once;
+// afterwards its program is priced and simulated anew for each set of numbers. The search is
+// Gauss-Newton (errors are nearly linear in the logarithms of the numbers, and the robust sum of
+// these straight lines is minimised by Minimise), then Minimise on the simulator itself. A fit
+// without some rows starts from the base profiles like the one with all: nothing of the rows left
+// out gets into it. Deterministic. Throws InputError when no group has enough rows, or for an
+// unknown number.
 [[nodiscard]] RunFit FitRuns(const std::vector<MeasuredRun>& runs, const FitOptions& options);
 
 // A profile file for one fitted stack: what it extends and the numbers found. `source` says where

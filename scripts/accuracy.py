@@ -160,7 +160,8 @@ def goals_table(program, validation, left_out):
     for what, limit, reached in goals:
         is_floor = what.endswith("at least")
         is_met = reached >= limit if is_floor else reached <= limit
-        rows.append([what, percent(limit), percent(reached), "met" if is_met else "**missed**"])
+        rows.append([what, percent(limit), f"{100 * reached:.2f} %",
+                     "met" if is_met else "**missed**"])
     missed = sum(1 for row in rows if row[3] != "met")
     return f"{len(rows) - missed} of {len(rows)} met, {missed} missed.\n\n" + table(
         ["what", "goal", "reached", ""], rows)
@@ -184,7 +185,7 @@ Written by `scripts/accuracy.sh`; nothing in it is edited by hand. Rows: bench/p
 
 Every model is left out in turn, the numbers are fitted to the other rows of the same chip and framework, and the left-out rows are predicted (in a group with one model: every number of
 GPUs; with one number of GPUs: every choice of dtypes). This is what to expect for a new model. The fit does not replay the allocator, so stalls near the memory limit are missing here.
-Which numbers are fitted, and the size of errors from which the fit counts them linearly, were chosen among some fifty variants by this table.
+Which numbers are fitted, the size of errors from which the fit counts them linearly, and how strongly numbers that have one cause are drawn to each other, were chosen among some sixty variants by this table.
 
 {by_source}
 {by_model}
