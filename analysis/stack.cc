@@ -193,13 +193,14 @@ constexpr std::array<Stack, 40> kStacks = {{
     // and xformers' SwiGLU (its README).
     {.framework = "TinyLlama", .kernel_set = "hf-foak", .dialect = Dialect::kFsdp1},
     {.framework = "lit-gpt", .before = "2024", .kernel_set = "hf-foak", .dialect = Dialect::kFsdp1},
-    // PyTorch's own benchmark of minGPT: embedding, blocks and head wrapped one by one, the head
-    // not tied, dropout 0.1.
+    // PyTorch's own benchmark of minGPT (mrshenli/ptd_benchmark): stem, norms, attention, the two
+    // linears of the MLP and head are wrapped one by one, inside checkpointed blocks; the head is
+    // not tied, dropout is 0.1. Its attention is one unit, here it is two.
     {.framework = "FSDP1",
      .before = "2023",
      .kernel_set = "torch-2022",
      .dialect = Dialect::kFsdp1,
-     .wrap = "torchtitan",
+     .wrap = "module",
      .optimizer = OptimizerImpl::kForLoop,
      .backward_prefetch = BackwardPrefetch::kNone,
      .dropout = 0.1,
