@@ -255,16 +255,30 @@ TEST_CASE("ZeRO-3: modules of several parameters go through a flat buffer, small
         2 * n * 2 + spec.width * spec.stem * 2);
 }
 
+// A chain of blocks of `n` elements over `w` ranks, and buckets of `k` blocks.
+struct Buckets {
+  ChainSpec spec;
+  std::int64_t w = 0, k = 0, n = 0, stem = 0;
+  Plan plan;
+};
+
+Buckets DrawBuckets(std::mt19937& random) {
+  Buckets drawn;
+  drawn.spec.blocks = static_cast<int>(Draw(random, 4, 9));
+  drawn.spec.width = 16 * Draw(random, 1, 6);
+  drawn.w = std::int64_t{1} << Draw(random, 1, 3);
+  drawn.k = Draw(random, 1, 3);
+  drawn.n = drawn.spec.width * drawn.spec.width;
+  drawn.stem = drawn.spec.width * drawn.spec.stem;
+  drawn.plan = ZeroPlan(drawn.spec, Dialect::kZero3, drawn.w);
+  drawn.plan.zero.reduce_bucket = drawn.k * drawn.n;
+  return drawn;
+}
+
 TEST_CASE("ZeRO-3: buckets of gradients") {
   std::mt19937 random(8);
   for (int trial = 0; trial < 30; ++trial) {
-    ChainSpec spec;
-    spec.blocks = static_cast<int>(Draw(random, 4, 9));
-    spec.width = 16 * Draw(random, 1, 6);
-    const std::int64_t w = std::int64_t{1} << Draw(random, 1, 3), k = Draw(random, 1, 3);
-    const std::int64_t n = spec.width * spec.width, stem = spec.width * spec.stem;
-    Plan plan = ZeroPlan(spec, Dialect::kZero3, w);
-    plan.zero.reduce_bucket = k * n;
+    auto [spec, w, k, n, stem, plan] = DrawBuckets(random);
     CAPTURE(trial);
     const Program p = LowerChain(spec, plan, kMixed);
     CHECK(Count(p, OpCode::kReduceScatter) == BucketCount(spec.blocks, k));
@@ -284,14 +298,8 @@ TEST_CASE("ZeRO-3: buckets of gradients") {
 TEST_CASE("ZeRO-3: buckets that are all-reduced") {
   std::mt19937 random(11);
   for (int trial = 0; trial < 30; ++trial) {
-    ChainSpec spec;
-    spec.blocks = static_cast<int>(Draw(random, 4, 9));
-    spec.width = 16 * Draw(random, 1, 6);
-    const std::int64_t w = std::int64_t{1} << Draw(random, 1, 3), k = Draw(random, 1, 3);
-    const std::int64_t n = spec.width * spec.width, stem = spec.width * spec.stem;
-    Plan plan = ZeroPlan(spec, Dialect::kZero3, w);
+    auto [spec, w, k, n, stem, plan] = DrawBuckets(random);
     plan.zero.gradient_reduction = GradientReduction::kAllReduce;
-    plan.zero.reduce_bucket = k * n;
     CAPTURE(trial);
     Program p = LowerChain(spec, plan, kMixed);
     const std::int64_t buckets = BucketCount(spec.blocks, k);
