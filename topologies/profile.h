@@ -88,6 +88,9 @@ struct ProtocolProfile {
   Number<double> bandwidth;  // fraction of the Simple protocol's rate
   // Part of it that remains when data are reduced on the way. Optional in files.
   Number<double> reduce_bandwidth{1, {}, 0};
+  // NVLS: what could have been sent in the time that handing on a chunk takes (NvlsChunk). Optional
+  // in files.
+  Number<Bytes> chunk_overhead;
 
   bool operator==(const ProtocolProfile&) const = default;
 };

@@ -91,6 +91,7 @@ void VisitTransportExtras(Part& part, Visit visit) {
 template <class Part, class Visit>
 void VisitProtocolExtras(Part& part, Visit visit) {
   visit("reduce_bandwidth", part.reduce_bandwidth);
+  visit("chunk_overhead", part.chunk_overhead);
 }
 template <class Part, class Visit>
 void VisitProtocol(Part& part, Visit visit) {

@@ -168,8 +168,8 @@ Seconds TimeOn(const Line& line, OpCode code, double bytes, const RingPath& ring
 }
 
 // All-reduce with reduction in the NVSwitches: a GPU's links carry its S bytes to the switch and
-// the sum of its g-th part back to all, S (1 + 1/g). Between nodes a tree over the nodes, of which
-// NCCL runs one per GPU of a node.
+// the sum of its g-th part back to all, S (1 + 1/g), and wait for every chunk. Between nodes a tree
+// over the nodes, of which NCCL runs one per GPU of a node.
 std::optional<Seconds> NvlsAllReduce(const CollectivePath& path, double bytes) {
   const RingPath& ring = path.ring;
   const ProtocolProfile* nvls = FindProtocol(path.intra, kNvls);
@@ -178,8 +178,10 @@ std::optional<Seconds> NvlsAllReduce(const CollectivePath& path, double bytes) {
     return std::nullopt;
   }
   const double share = path.intra->efficiency.value * nvls->bandwidth.value;
-  double transfer =
-      bytes * (1 + 1 / static_cast<double>(on_node)) / (ring.intra_rate.value * share);
+  const double waits =
+      static_cast<double>(nvls->chunk_overhead.value.value) / NvlsChunk(path.nccl, bytes);
+  double transfer = bytes * (1 + 1 / static_cast<double>(on_node)) * (1 + waits) /
+                    (ring.intra_rate.value * share);
   Seconds latency = nvls->base_latency.value + nvls->hop_latency.value;
   if (ring.inter_hops > 0) {
     const ProtocolProfile* simple = FindProtocol(path.network, "Simple");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <utility>
 
 namespace shardwright {
 namespace {
@@ -27,13 +28,14 @@ struct RingCaps {
   std::array<double, 3> ll;                 // all channels together
   std::array<double, 3> ll128_per_channel;  // one channel
   double nvlink_channels;                   // that the ring search finds inside a node
+  double nvls_channels;                     // thread blocks of NVLS; 0: there is none
 };
 constexpr std::array<RingCaps, 5> kCaps = {
-    RingCaps{"volta", {39, 39, 20.4}, {20, 20, 20}, 6},
-    RingCaps{"ampere", {87.7, 22.5, 19}, {20, 20, 20}, 12},
-    RingCaps{"ada", {87.7, 22.5, 19}, {20, 20, 20}, 12},
-    RingCaps{"hopper", {141, 45, 35}, {36.7, 36.7, 36.7}, 12},
-    RingCaps{"blackwell", {282, 90, 70}, {73.4, 34.6, 73.4}, 8},
+    RingCaps{"volta", {39, 39, 20.4}, {20, 20, 20}, 6, 0},
+    RingCaps{"ampere", {87.7, 22.5, 19}, {20, 20, 20}, 12, 0},
+    RingCaps{"ada", {87.7, 22.5, 19}, {20, 20, 20}, 12, 0},
+    RingCaps{"hopper", {141, 45, 35}, {36.7, 36.7, 36.7}, 12, 16},
+    RingCaps{"blackwell", {282, 90, 70}, {73.4, 34.6, 73.4}, 8, 24},
 };
 
 const RingCaps* FindCaps(std::string_view architecture) {
@@ -87,6 +89,23 @@ std::optional<Seconds> NcclRingEstimate(const NcclPlace& place, std::string_view
     rate = std::min(kLl128Share * bus, channels * caps->ll128_per_channel[scale]);
   }
   return Seconds(1e-6 * (latency->base + hops) + bytes * (n - 1) / n / (rate * 1e9));
+}
+
+double NvlsChunk(const NcclPlace& place, double bytes) {
+  constexpr double kKib = 1024;
+  const RingCaps* caps = FindCaps(place.architecture);
+  const double blocks = caps != nullptr ? caps->nvls_channels : 0;
+  // Every block works for every GPU of the node in turn.
+  const double at_once =
+      blocks * static_cast<double>(place.rank_count) / static_cast<double>(place.node_count);
+  double chunk = 128 * kKib;
+  for (const auto& [rounds, smaller] :
+       {std::pair{64.0, 64 * kKib}, {8.0, 32 * kKib}, {2.0, 16 * kKib}}) {
+    if (bytes < rounds * at_once * chunk) {
+      chunk = smaller;
+    }
+  }
+  return chunk;
 }
 
 }  // namespace shardwright

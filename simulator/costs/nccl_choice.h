@@ -33,4 +33,10 @@ struct NcclPlace {
 [[nodiscard]] std::optional<Seconds> NcclRingEstimate(const NcclPlace& place,
                                                       std::string_view protocol, double bytes);
 
+// Bytes that a thread block of an NVLS all-reduce hands on at a time: 128 KiB, or less for arrays
+// that are few rounds of chunks for all blocks and GPUs of a node. Source: NVIDIA/nccl
+// src/enqueue.cc (calcCollChunking) and src/transport/nvls.cc (NVLS_NCHANNELS_SM90 = 16,
+// NVLS_NCHANNELS_SM100_NVL = 24), read 2026-11-23.
+[[nodiscard]] double NvlsChunk(const NcclPlace& place, double bytes);
+
 }  // namespace shardwright

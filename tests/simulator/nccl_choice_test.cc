@@ -107,5 +107,25 @@ TEST_CASE("NCCL has no opinion on other protocols and other makers' GPUs") {
   CHECK_FALSE(NcclRingEstimate(OneNode("cdna3", 448), "Simple", 1e6).has_value());
 }
 
+TEST_CASE("NCCL cuts small NVLS all-reduces into small chunks") {
+  // Rounds of all blocks for all GPUs: 16 x 8 x 128 KiB = 16 MiB on 8 H100, 24 x 4 x 128 KiB =
+  // 12 MiB on 4 B200. Below 64 of them 64 KiB, below 8 of those 32 KiB, below 2 of those 16 KiB.
+  const NcclPlace h100 = OneNode("hopper", 450);
+  CHECK(NvlsChunk(h100, 1024 * kMib) == 128 * kKib);
+  CHECK(NvlsChunk(h100, 1023 * kMib) == 64 * kKib);
+  CHECK(NvlsChunk(h100, 64 * kMib) == 64 * kKib);
+  CHECK(NvlsChunk(h100, 63 * kMib) == 32 * kKib);
+  CHECK(NvlsChunk(h100, 8 * kMib) == 32 * kKib);
+  CHECK(NvlsChunk(h100, 7 * kMib) == 16 * kKib);
+  NcclPlace four = OneNode("blackwell", 900);
+  four.rank_count = 4;
+  CHECK(NvlsChunk(four, 768 * kMib) == 128 * kKib);
+  CHECK(NvlsChunk(four, 767 * kMib) == 64 * kKib);
+  CHECK(NvlsChunk(four, 47 * kMib) == 32 * kKib);
+  CHECK(NvlsChunk(four, 5 * kMib) == 16 * kKib);
+  // GPUs without NVLS have nothing to cut.
+  CHECK(NvlsChunk(OneNode("ampere", 300), kMib) == 128 * kKib);
+}
+
 }  // namespace
 }  // namespace shardwright
