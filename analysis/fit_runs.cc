@@ -44,9 +44,15 @@ double SpreadFor(const Linear& linear, const std::vector<double>& errors) {
   return Quantile(ratios, 0.9);
 }
 
+void Report(const FitOptions& options, const FitGroup& group, const std::string& what) {
+  if (options.progress) {
+    options.progress(group.gpus + ", " + group.family + ": " + what);
+  }
+}
+
 // Fits without each fold in turn, each time from the base profiles; returns the errors of the rows
 // while they were left out.
-std::vector<double> LeaveOut(const FitGroup& group, RunFit& fit) {
+std::vector<double> LeaveOut(const FitGroup& group, const FitOptions& options, RunFit& fit) {
   const std::vector<std::string> folds = FoldsOf(group);
   std::vector<std::string> names = folds;
   std::sort(names.begin(), names.end());
@@ -69,6 +75,7 @@ std::vector<double> LeaveOut(const FitGroup& group, RunFit& fit) {
       }
     }
     fit.left_out.push_back({group.gpus, group.family, name, Summarise(fold_errors)});
+    Report(options, group, "fitted without " + name);
   }
   return result;
 }
@@ -102,19 +109,16 @@ void AddStacks(const FitGroup& group, const Linear& best, double spread, RunFit&
 void FitGroupRows(FitGroup& group, const FitOptions& options, RunFit& fit) {
   AddVariables(options, group);
   const Linear best = FitRows(group, RowMask(group.rows.size(), true), fit.evaluations);
+  Report(options, group, std::to_string(group.rows.size()) + " rows fitted");
   double spread = 0;
   if (options.leave_out) {
-    const std::vector<double> errors = LeaveOut(group, fit);
+    const std::vector<double> errors = LeaveOut(group, options, fit);
     for (std::size_t i = 0; i < errors.size(); ++i) {
       fit.left_out_rows.push_back({group.rows[i].run->id, std::expm1(errors[i])});
     }
     spread = SpreadFor(best, errors);
   }
   AddStacks(group, best, spread, fit);
-  if (options.progress) {
-    options.progress(group.gpus + ", " + group.family + ": " + std::to_string(group.rows.size()) +
-                     " rows fitted");
-  }
 }
 
 }  // namespace

@@ -13,6 +13,15 @@
 namespace shardwright {
 namespace {
 
+// The rows that a variable has something to do with.
+RowMask RowsOf(const FitGroup& group, const Variable& variable, const RowMask& mask) {
+  RowMask rows = mask;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = mask[i] && (variable.is_shared || group.rows[i].stack == variable.stack);
+  }
+  return rows;
+}
+
 // Forward differences.
 Linear Linearise(const FitGroup& group, const std::vector<double>& point, const RowMask& mask,
                  std::size_t& evaluations) {
@@ -22,9 +31,10 @@ Linear Linearise(const FitGroup& group, const std::vector<double>& point, const 
     const double step = point[k] + kStep > group.variables[k].upper ? -kStep : kStep;
     std::vector<double> moved = point;
     moved[k] += step;
-    std::vector<double> slopes = RowErrors(group, moved, mask);
+    const RowMask rows = RowsOf(group, group.variables[k], mask);
+    std::vector<double> slopes = RowErrors(group, moved, rows);
     for (std::size_t i = 0; i < slopes.size(); ++i) {
-      slopes[i] = (slopes[i] - linear.errors[i]) / step;
+      slopes[i] = rows[i] ? (slopes[i] - linear.errors[i]) / step : 0;
     }
     linear.slopes.push_back(std::move(slopes));
   }
