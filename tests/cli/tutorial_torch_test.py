@@ -22,16 +22,18 @@ def main():
     shell = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     # The configuration, and the commands that emit the plan for two ranks.
     blocks = [shell[0], next(block for block in shell if "--to fsdp2" in block)]
-    # Buffered, so that each process writes all its lines at once and none into those of the other.
-    environment = {**os.environ, "PATH": f"{PROGRAM.parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
+    environment = {**os.environ, "PATH": f"{PROGRAM.parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         for block in blocks:
             subprocess.run(["bash", "-e", "-c", block], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
         (pathlib.Path(folder) / "train.py").write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1])
-        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
+        # To a file per process: torchrun's processes do not buffer, and would write into each other's lines.
+        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                               "--redirects", "3", "--log-dir", "logs", "train.py"],
                               cwd=folder, env=environment, text=True, capture_output=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    losses = [float(loss) for loss in re.findall(r"step \d loss (\S+)", done.stdout)]
+        logs = {str(log): log.read_text() for log in pathlib.Path(folder).glob("logs/**/std*.log")}
+    assert done.returncode == 0, (done.stdout, done.stderr, logs)
+    losses = [float(loss) for log in logs.values() for loss in re.findall(r"step \d loss (\S+)", log)]
     print(losses)
     assert len(losses) == 4
     # A fresh model knows nothing: its loss is near log(1024) = 6.93.
