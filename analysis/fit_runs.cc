@@ -52,7 +52,8 @@ void Report(const FitOptions& options, const FitGroup& group, const std::string&
 
 // Fits without each fold in turn, each time from the base profiles; returns the errors of the rows
 // while they were left out.
-std::vector<double> LeaveOut(const FitGroup& group, const FitOptions& options, RunFit& fit) {
+std::vector<double> LeaveOut(const FitGroup& group, const FitOptions& options, FitWork& work,
+                             RunFit& fit) {
   const std::vector<std::string> folds = FoldsOf(group);
   std::vector<std::string> names = folds;
   std::sort(names.begin(), names.end());
@@ -65,8 +66,8 @@ std::vector<double> LeaveOut(const FitGroup& group, const FitOptions& options, R
       mask[i] = folds[i] != name;
       others[i] = !mask[i];
     }
-    const Linear without = FitRows(group, mask, fit.evaluations);
-    const std::vector<double> errors = RowErrors(group, without.at, others);
+    const Linear without = FitRows(group, mask, work);
+    const std::vector<double> errors = RowErrors(group, without.at, others, work);
     std::vector<double> fold_errors;
     for (std::size_t i = 0; i < mask.size(); ++i) {
       if (others[i]) {
@@ -108,16 +109,18 @@ void AddStacks(const FitGroup& group, const Linear& best, double spread, RunFit&
 
 void FitGroupRows(FitGroup& group, const FitOptions& options, RunFit& fit) {
   AddVariables(options, group);
-  const Linear best = FitRows(group, RowMask(group.rows.size(), true), fit.evaluations);
+  FitWork work;
+  const Linear best = FitRows(group, RowMask(group.rows.size(), true), work);
   Report(options, group, std::to_string(group.rows.size()) + " rows fitted");
   double spread = 0;
   if (options.leave_out) {
-    const std::vector<double> errors = LeaveOut(group, options, fit);
+    const std::vector<double> errors = LeaveOut(group, options, work, fit);
     for (std::size_t i = 0; i < errors.size(); ++i) {
       fit.left_out_rows.push_back({group.rows[i].run->id, std::expm1(errors[i])});
     }
     spread = SpreadFor(best, errors);
   }
+  fit.evaluations += work.evaluations;
   AddStacks(group, best, spread, fit);
 }
 

@@ -48,8 +48,9 @@ double StepTimeBand(const PlanFile& file) {
       {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
   SimulateOptions options;
   options.reserved = false;
+  Simulator simulator(file.cluster, file.profile);
   const auto step_time = [&](const Profile& profile) {
-    Simulator simulator(file.cluster, profile);
+    simulator.Use(file.cluster, profile);
     return ToSeconds(SimulatePlan(simulator, programs, options).step_time).value;
   };
   const double expected = step_time(file.profile);

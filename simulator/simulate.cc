@@ -122,13 +122,19 @@ Bytes OutsideBytes(const Program& program, const MemoryProfile& profile) {
 }
 
 Simulator::Simulator(const Cluster& cluster, const Profile& profile)
-    : cluster_(cluster), profile_(profile), pricer_(cluster, profile) {}
+    : cluster_(&cluster), profile_(&profile), pricer_(std::in_place, cluster, profile) {}
+
+void Simulator::Use(const Cluster& cluster, const Profile& profile) {
+  cluster_ = &cluster;
+  profile_ = &profile;
+  pricer_.emplace(cluster, profile);
+}
 
 SimulationResult Simulator::Run(const Program& program, const SimulateOptions& options) {
-  pricer_.Price(program, prices_);
+  pricer_->Price(program, prices_);
   SimulationResult result;
   result.memory.allocated = MeasureAllocated(program, options.periodic, memory_);
-  result.memory.outside = OutsideBytes(program, profile_.memory);
+  result.memory.outside = OutsideBytes(program, profile_->memory);
   EngineOptions engine;
   engine.contention = options.contention;
   engine.periodic = options.periodic;
@@ -137,14 +143,14 @@ SimulationResult Simulator::Run(const Program& program, const SimulateOptions& o
   if (options.reserved) {
     AllocatorOptions allocator = options.allocator;
     if (allocator.capacity.value == 0) {
-      const Bytes usable = cluster_.gpu.usable_memory.value - result.memory.outside;
+      const Bytes usable = cluster_->gpu.usable_memory.value - result.memory.outside;
       allocator.capacity = std::max(usable, Bytes(1));
     }
     if (program.dialect == NameOf(Dialect::kNative)) {
       allocator.capacity = kEndless;
     }
-    const DriverCosts costs{ToSimTime(profile_.host.malloc.value),
-                            ToSimTime(profile_.host.free.value)};
+    const DriverCosts costs{ToSimTime(profile_->host.malloc.value),
+                            ToSimTime(profile_->host.free.value)};
     FoundReserved found =
         FindReserved({program, prices_, engine, allocator, costs}, engine_, result.timing, spans);
     result.memory.reserved = std::move(found.memory);

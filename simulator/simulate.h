@@ -53,21 +53,24 @@ struct SimulationResult {
   std::optional<StepTimeRange> unsettled;  // where there is such a range: `step_time` is its median
 };
 
-// Simulates programs on one cluster with one profile, both of which must outlive it. Reuses its
-// memory: after the first run of a program, runs without trace and reserved memory allocate
-// nothing. Not thread-safe.
+// Simulates programs on one cluster with one profile, both of which must outlive it or its next
+// Use. Reuses its memory: after the first run of a program, runs without trace and reserved memory
+// allocate nothing. Not thread-safe.
 class Simulator {
  public:
   Simulator(const Cluster& cluster, const Profile& profile);
+
+  // Goes on with these instead.
+  void Use(const Cluster& cluster, const Profile& profile);
 
   // One rank for all: all ranks have this program and these prices. Requires a program that Verify
   // accepts. Throws InputError when the program does not fit the cluster.
   [[nodiscard]] SimulationResult Run(const Program& program, const SimulateOptions& options);
 
  private:
-  const Cluster& cluster_;
-  const Profile& profile_;
-  Pricer pricer_;
+  const Cluster* cluster_;
+  const Profile* profile_;
+  std::optional<Pricer> pricer_;  // always there
   PriceTable prices_;
   EngineWorkspace engine_;
   MemoryWorkspace memory_;

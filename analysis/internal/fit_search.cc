@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -24,21 +25,21 @@ RowMask RowsOf(const FitGroup& group, const Variable& variable, const RowMask& m
 
 // Forward differences.
 Linear Linearise(const FitGroup& group, const std::vector<double>& point, const RowMask& mask,
-                 std::size_t& evaluations) {
-  Linear linear{point, RowErrors(group, point, mask), {}};
+                 FitWork& work) {
+  Linear linear{point, RowErrors(group, point, mask, work), {}};
   for (std::size_t k = 0; k < point.size(); ++k) {
     constexpr double kStep = 0.03;
     const double step = point[k] + kStep > group.variables[k].upper ? -kStep : kStep;
     std::vector<double> moved = point;
     moved[k] += step;
     const RowMask rows = RowsOf(group, group.variables[k], mask);
-    std::vector<double> slopes = RowErrors(group, moved, rows);
+    std::vector<double> slopes = RowErrors(group, moved, rows, work);
     for (std::size_t i = 0; i < slopes.size(); ++i) {
       slopes[i] = rows[i] ? (slopes[i] - linear.errors[i]) / step : 0;
     }
     linear.slopes.push_back(std::move(slopes));
   }
-  evaluations += point.size() + 1;
+  work.evaluations += point.size() + 1;
   return linear;
 }
 
@@ -118,7 +119,7 @@ std::vector<double> Step(const FitGroup& group, const Linear& linear, const RowM
 }
 
 // Gauss-Newton with a trust region from where the base profiles are.
-Linear Approach(const FitGroup& group, const RowMask& mask, std::size_t& evaluations) {
+Linear Approach(const FitGroup& group, const RowMask& mask, FitWork& work) {
   std::vector<double> start;
   for (const Variable& variable : group.variables) {
     start.push_back(variable.start);
@@ -126,15 +127,15 @@ Linear Approach(const FitGroup& group, const RowMask& mask, std::size_t& evaluat
   constexpr int kMostRounds = 20;
   constexpr double kLeastReach = 0.01;
   constexpr double kSmallGain = 1e-3;
-  Linear linear = Linearise(group, start, mask, evaluations);
+  Linear linear = Linearise(group, start, mask, work);
   double reach = kReach;
   for (int round = 0; round < kMostRounds && reach >= kLeastReach; ++round) {
     const std::vector<double> point = Step(group, linear, mask, reach);
-    const std::vector<double> errors = RowErrors(group, point, mask);
-    ++evaluations;
+    const std::vector<double> errors = RowErrors(group, point, mask, work);
+    ++work.evaluations;
     const double before = Objective(group, linear.errors, linear.at, mask);
     if (Objective(group, errors, point, mask) < (1 - kSmallGain) * before) {
-      linear = Linearise(group, point, mask, evaluations);
+      linear = Linearise(group, point, mask, work);
       reach = std::min(2 * reach, kReach);
     } else {
       reach /= 4;
@@ -146,40 +147,45 @@ Linear Approach(const FitGroup& group, const RowMask& mask, std::size_t& evaluat
 }  // namespace
 
 std::vector<double> RowErrors(const FitGroup& group, const std::vector<double>& point,
-                              const RowMask& mask) {
+                              const RowMask& mask, FitWork& work) {
   std::vector<Profile> profiles;
   for (std::size_t s = 0; s < group.stacks.size(); ++s) {
     profiles.push_back(ProfileAt(group, s, point));
   }
   std::vector<double> errors(group.rows.size(), 0.0);
-  ParallelFor(group.rows.size(), ThreadCount(), [&](std::size_t i, std::size_t) {
+  const std::size_t threads = ThreadCount();
+  work.simulators.resize(threads);
+  ParallelFor(group.rows.size(), threads, [&](std::size_t i, std::size_t thread) {
     if (!mask[i]) {
       return;
     }
     const FitRow& row = group.rows[i];
+    std::optional<Simulator>& simulator = work.simulators[thread];
+    if (simulator) {
+      simulator->Use(row.cluster, profiles[row.stack]);
+    } else {
+      simulator.emplace(row.cluster, profiles[row.stack]);
+    }
     SimulateOptions options;
     options.reserved = false;
-    const SimulationResult result = Simulate({.program = row.program,
-                                              .cluster = row.cluster,
-                                              .profile = profiles[row.stack],
-                                              .options = options});
-    errors[i] = std::log(ToSeconds(result.step_time).value / row.measured_s);
+    const SimTime time = simulator->Run(row.program, options).step_time;
+    errors[i] = std::log(ToSeconds(time).value / row.measured_s);
   });
   return errors;
 }
 
-Linear FitRows(const FitGroup& group, const RowMask& mask, std::size_t& evaluations) {
-  const Linear near = Approach(group, mask, evaluations);
+Linear FitRows(const FitGroup& group, const RowMask& mask, FitWork& work) {
+  const Linear near = Approach(group, mask, work);
   // Errors have corners where something else becomes the critical path, at which straight lines
   // stop: from there on the simulator itself is asked.
   const auto objective = [&](std::span<const double> values) {
     const std::vector<double> point(values.begin(), values.end());
-    return Objective(group, RowErrors(group, point, mask), point, mask);
+    return Objective(group, RowErrors(group, point, mask, work), point, mask);
   };
   constexpr std::int64_t kMostEvaluations = 300;
   const FitResult best = Minimise(objective, Around(group, near.at, kReach), kMostEvaluations);
-  evaluations += static_cast<std::size_t>(best.evaluations);
-  return Linearise(group, best.values, mask, evaluations);
+  work.evaluations += static_cast<std::size_t>(best.evaluations);
+  return Linearise(group, best.values, mask, work);
 }
 
 }  // namespace shardwright

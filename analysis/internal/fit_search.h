@@ -3,9 +3,11 @@
 // The numbers of a group with which its rows are predicted best.
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "analysis/internal/fit_group.h"
+#include "simulator/simulate.h"
 
 namespace shardwright {
 
@@ -18,13 +20,19 @@ struct Linear {
   std::vector<std::vector<double>> slopes;  // [variable][row]
 };
 
+// What fits hand on to each other.
+struct FitWork {
+  std::vector<std::optional<Simulator>> simulators;  // by thread, for their memory
+  std::size_t evaluations = 0;                       // simulations of all rows of a group
+};
+
 // log(predicted / measured) of the rows in `mask`; 0 elsewhere.
 [[nodiscard]] std::vector<double> RowErrors(const FitGroup& group, const std::vector<double>& point,
-                                            const RowMask& mask);
+                                            const RowMask& mask, FitWork& work);
 
 // Starts from the base profiles and sees no row outside `mask`. The sum that becomes small is that
 // of the rows' errors, counted linearly beyond about 1 %, and of how far numbers are from where
-// they started and from those that they follow. Adds to `evaluations`.
-[[nodiscard]] Linear FitRows(const FitGroup& group, const RowMask& mask, std::size_t& evaluations);
+// they started and from those that they follow.
+[[nodiscard]] Linear FitRows(const FitGroup& group, const RowMask& mask, FitWork& work);
 
 }  // namespace shardwright
