@@ -33,8 +33,17 @@ std::vector<KernelSetOptions> PlainSets() {
        .fused_norm = false,
        .fp32_logits = false,
        .whole_recompute = true},
+      {.name = "megatron-1.1",
+       .attention = AttentionImpl::kMaterialized,
+       .softmax_keeps_input = true,
+       .tokens_first = true,
+       .fused_loss = true,
+       .whole_recompute = true,
+       .shifted_logits = true},
       {.name = "megatron-2021",
        .attention = AttentionImpl::kMaterialized,
+       .fused_softmax = true,
+       .tokens_first = true,
        .fused_loss = true,
        .whole_recompute = true,
        .shifted_logits = true},
@@ -69,6 +78,11 @@ std::vector<KernelSetOptions> FrameworkSets() {
        .fused_loss = true,
        .inplace_rope = true,
        .whole_recompute = true},
+  };
+}
+
+std::vector<KernelSetOptions> TransformersSets() {
+  return {
       {.name = "hf-eager",
        .fused_norm = false,
        .repeat_kv = true,
@@ -97,9 +111,19 @@ std::vector<KernelSetOptions> FrameworkSets() {
        .attention = AttentionImpl::kMaterialized,
        .fused_norm = false,
        .fp32_logits = false,
+       .softmax_keeps_input = true,
        .python_gelu_tanh = true,
        .keeps_logits = true,
-       .whole_recompute = true},
+       .whole_recompute = true,
+       .shifted_logits = true},
+      {.name = "hf-2022",
+       .attention = AttentionImpl::kMaterialized,
+       .fused_norm = false,
+       .fp32_logits = false,
+       .python_gelu_tanh = true,
+       .keeps_logits = true,
+       .whole_recompute = true,
+       .shifted_logits = true},
       {.name = "hf-2023",
        .attention = AttentionImpl::kMaterialized,
        .fused_norm = false,
@@ -150,7 +174,8 @@ std::vector<KernelSetOptions> OwnSets() {
 const std::vector<KernelSetOptions>& KernelSetTable() {
   static const std::vector<KernelSetOptions> table = [] {
     std::vector<KernelSetOptions> all = PlainSets();
-    for (const std::vector<KernelSetOptions>& more : {FrameworkSets(), OwnSets()}) {
+    for (const std::vector<KernelSetOptions>& more :
+         {FrameworkSets(), TransformersSets(), OwnSets()}) {
       all.insert(all.end(), more.begin(), more.end());
     }
     return all;

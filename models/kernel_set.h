@@ -59,8 +59,16 @@ struct KernelSetOptions {
   bool repeat_kv = false;            // grouped-query attention copies k and v to all query heads
   bool flash_position_bias = false;  // the flash kernel takes an additive bias and its gradient
   bool softmax_fp32 = false;         // materialised attention: softmax in fp32, then a cast back
-  bool python_gelu_tanh = false;     // GELU's tanh form as eight element-wise kernels (GPT-2 in HF)
-  bool fused_loss = false;  // one cross-entropy kernel that keeps logits and row statistics
+  // Softmax and log-softmax keep their input besides their result (PyTorch before 1.11).
+  bool softmax_keeps_input = false;
+  // Materialised attention: one kernel scales, masks and takes the softmax, and in backward
+  // overwrites the gradient that it reads (Megatron-LM since 2.0).
+  bool fused_softmax = false;
+  // Materialised attention: tokens stand before samples, so samples and heads are one dimension and
+  // batched products read q, k and v where they are (Megatron-LM).
+  bool tokens_first = false;
+  bool python_gelu_tanh = false;  // GELU's tanh form as eight element-wise kernels (GPT-2 in HF)
+  bool fused_loss = false;        // one cross-entropy kernel that keeps logits and row statistics
   // Linear layers multiply fp8 copies of their operands, scaled per tensor, and keep these. Layers
   // that widen more than sixfold (the vocabulary) stay in the compute dtype.
   bool fp8_linear = false;
@@ -91,8 +99,9 @@ struct KernelSetOptions {
 };
 
 // The built-in stacks, see docs/kernel_sets.md: torch-{eager,compile,compile-2024,2024,2022},
-// megatron-2021, jax-xla, composer-{2023,2024}, deepspeed, internevo,
-// hf-{eager,trainer,foak,liger,2021,2023}, shardwright-{host,cuda,cuda-plain,cuda-gelu,cuda-fused}.
+// megatron-{1.1,2021}, jax-xla, composer-{2023,2024}, deepspeed, internevo,
+// hf-{eager,trainer,foak,liger,2021,2022,2023},
+// shardwright-{host,cuda,cuda-plain,cuda-gelu,cuda-fused}.
 [[nodiscard]] std::span<const KernelSetOptions> BuiltinKernelSets();
 // Throws InputError naming `where` with the nearest match.
 [[nodiscard]] const KernelSetOptions& FindKernelSet(std::string_view name, std::string_view where);

@@ -140,6 +140,7 @@ struct SoftmaxPrecision {
   bool casts = false;       // fp32 softmax of 16-bit scores
   bool cast_first = false;  // the scores are copied to fp32 before
   std::int64_t bytes = 2;   // of one element of the result
+  std::int64_t kept = 0;    // of one element of the input, where autograd keeps that, too
 };
 
 SoftmaxPrecision PrecisionOf(const LowerContext& context) {
@@ -147,6 +148,9 @@ SoftmaxPrecision PrecisionOf(const LowerContext& context) {
   precision.casts = context.options.softmax_fp32 && context.compute != DType::kFp32;
   precision.cast_first = precision.casts && context.compute != DType::kFp16;
   precision.bytes = precision.casts ? kFp32Bytes : context.s;
+  if (context.options.softmax_keeps_input) {
+    precision.kept = precision.cast_first ? precision.bytes : context.s;
+  }
   return precision;
 }
 
@@ -161,7 +165,7 @@ void MaterializedForward(const LowerContext& context, const AttentionBytes& byte
   const std::int64_t p = softmax.bytes;
   const std::int64_t heads = Product({context.batch, spec.heads});
   std::vector<Kernel>& kernels = op->forward;
-  if (context.batch > 1) {
+  if (context.batch > 1 && !context.options.tokens_first) {
     // Samples and heads are no longer one dimension once heads stand before tokens: batched
     // products copy their operands. Repeated k and v are such copies already.
     AppendCopy(context, bytes.q, &kernels);
@@ -174,8 +178,11 @@ void MaterializedForward(const LowerContext& context, const AttentionBytes& byte
   }
   kernels.push_back(
       GemmKernel(context, {.batch = heads, .m = spec.seq_q, .n = spec.seq_k, .k = spec.head_dim}));
-  kernels.push_back(ScorePass(context, bytes, KernelClass::kElementwise, s, s));  // scale
-  if (spec.causal || spec.has_bias || spec.window > 0) {
+  if (!context.options.fused_softmax) {
+    kernels.push_back(ScorePass(context, bytes, KernelClass::kElementwise, s, s));  // scale
+  }
+  const bool is_masked = spec.causal || spec.window > 0;
+  if (spec.has_bias || (is_masked && !context.options.fused_softmax)) {
     // The mask and the bias are added as one matrix, shared by the samples.
     Kernel mask = ScorePass(context, bytes, KernelClass::kElementwise, s, s);
     mask.read += Bytes(bytes.bias);
@@ -197,13 +204,13 @@ void MaterializedForward(const LowerContext& context, const AttentionBytes& byte
   AppendCopy(context, bytes.output, &kernels);  // tokens before heads again
 }
 
-// Bytes kept per score. Softmax keeps its result; the second product keeps its left operand: the
-// same tensor, unless a cast or dropout stands between. Dropout keeps a mask of one byte per
-// element.
+// Bytes kept per score. Softmax keeps its result, before PyTorch 1.11 its input, too; the second
+// product keeps its left operand: the result, unless a cast or dropout stands between. Dropout
+// keeps a mask of one byte per element.
 std::int64_t SavedPerScore(const LowerContext& context) {
   const SoftmaxPrecision softmax = PrecisionOf(context);
   const bool dropout = context.spec.dropout_p > 0.0;
-  return softmax.bytes + (dropout ? 1 + context.s : softmax.casts ? context.s : 0);
+  return softmax.kept + softmax.bytes + (dropout ? 1 + context.s : softmax.casts ? context.s : 0);
 }
 
 // Scratch memory of the backward pass. Autograd lets go of what a step has saved when the step is
@@ -220,12 +227,13 @@ void AddScoreGradients(const LowerContext& context, const AttentionBytes& bytes,
   // dropout (probabilities, mask, both gradients), of the cast back, of the softmax.
   std::int64_t peak = saved + s;
   if (dropout) {
-    peak = std::max(peak, p + 1 + 2 * s);
+    peak = std::max(peak, softmax.kept + p + 1 + 2 * s);
   }
   if (softmax.casts) {
-    peak = std::max(peak, p + s + p);
+    peak = std::max(peak, softmax.kept + p + s + p);
   }
-  peak = std::max(peak, 2 * p + (softmax.cast_first ? p : s));
+  const std::int64_t result = context.options.fused_softmax ? 0 : softmax.cast_first ? p : s;
+  peak = std::max(peak, softmax.kept + 2 * p + result);
   const std::int64_t one = Product({bytes.scores, s});
   const std::int64_t gradients = Product({bytes.scores, peak - saved});
   const std::int64_t scratch = gradients - bytes.q - bytes.k;
@@ -248,7 +256,7 @@ void MaterializedBackward(const LowerContext& context, const AttentionBytes& byt
   const std::int64_t p = softmax.bytes;
   const std::int64_t heads = Product({context.batch, spec.heads});
   std::vector<Kernel>& kernels = op->backward_data;
-  if (context.batch > 1) {
+  if (context.batch > 1 && !context.options.tokens_first) {
     AppendCopy(context, bytes.output, &kernels);
   }
   kernels.push_back(GemmKernel(  // gradient of the probabilities
@@ -270,8 +278,10 @@ void MaterializedBackward(const LowerContext& context, const AttentionBytes& byt
     kernels.push_back(PassKernel(KernelClass::kElementwise, context.compute,
                                  Product({bytes.scores, s}), bytes.bias));
   }
-  kernels.push_back(ScorePass(context, bytes, KernelClass::kElementwise, s, s));  // scale
-  kernels.push_back(GemmKernel(                                                   // gradient of q
+  if (!context.options.fused_softmax) {
+    kernels.push_back(ScorePass(context, bytes, KernelClass::kElementwise, s, s));  // scale
+  }
+  kernels.push_back(GemmKernel(  // gradient of q
       context, {.batch = heads, .m = spec.seq_q, .n = spec.head_dim, .k = spec.seq_k}));
   kernels.push_back(GemmKernel(  // gradient of k
       context, {.batch = heads, .m = spec.seq_k, .n = spec.head_dim, .k = spec.seq_q}));
@@ -292,8 +302,10 @@ OpKernels MaterializedAttention(const LowerContext& context, const AttentionByte
   MaterializedBackward(context, bytes, &op);
   op.saves_input = 0b111;
   const std::int64_t saved = SavedPerScore(context);
-  AddTensors({Product({bytes.scores, softmax.bytes}), Product({bytes.scores, dropout ? 1 : 0}),
-              Product({bytes.scores, saved - softmax.bytes - (dropout ? 1 : 0)})},
+  const std::int64_t mask = dropout ? 1 : 0;
+  AddTensors({Product({bytes.scores, softmax.kept}), Product({bytes.scores, softmax.bytes}),
+              Product({bytes.scores, mask}),
+              Product({bytes.scores, saved - softmax.kept - softmax.bytes - mask})},
              &op.extra_saved, &op.extra_saved_tensors);
   // Bytes per score at the moments that can be the peak: scaling (two copies), softmax (scores,
   // their fp32 copy, result), the cast back (scores, both results), dropout (all that is saved and,

@@ -8,6 +8,25 @@
 namespace shardwright::internal {
 namespace {
 
+// Without a cast, too, the loss may work on a copy without the last token. Log-softmax before
+// PyTorch 1.11 keeps what it reads: the last copy of the logits, or the logits themselves.
+void AddLossInput(const LowerContext& context, bool casts, std::int64_t f, OpKernels* op) {
+  const bool keeps = context.options.softmax_keeps_input;
+  const bool copies = casts || context.options.shifted_logits;
+  if (!casts && copies) {
+    op->forward.insert(op->forward.begin(), PassKernel(KernelClass::kCopy, context.compute, f, f));
+    op->backward_data.push_back(PassKernel(KernelClass::kElementwise, context.compute, f, 2 * f));
+    op->forward_workspace += Bytes(f);
+  }
+  if (keeps && !copies) {
+    op->saves_input = 1;
+  } else if (keeps) {
+    op->forward_workspace -= Bytes(f);
+    op->forward_workspace_tensors.clear();
+    AddTensors({f}, &op->extra_saved, &op->extra_saved_tensors);
+  }
+}
+
 // Cross-entropy as PyTorch runs it: an optional fp32 copy of the logits, log-softmax over it, then
 // the negative log-likelihood of the labels. Autograd keeps the log-softmax result.
 OpKernels EagerCrossEntropy(const LowerContext& context) {
@@ -42,6 +61,7 @@ OpKernels EagerCrossEntropy(const LowerContext& context) {
     op.forward_workspace += Bytes(f - logits);
     op.forward_workspace_tensors = {Bytes(f), Bytes(f)};
   }
+  AddLossInput(context, casts, f, &op);
   // Both gradients of the log-softmax; without a cast the second is the logits' gradient itself.
   op.backward_workspace = Bytes(casts ? 2 * f - logits : f);
   if (casts) {
@@ -153,6 +173,7 @@ OpKernels LowerCrossEntropy(const LowerContext& context) {
     op.extra_saved = Bytes(CeilDiv(op.extra_saved.value, chunks));
     op.forward_workspace = Bytes(CeilDiv(op.forward_workspace.value, chunks));
     op.backward_workspace = Bytes(CeilDiv(op.backward_workspace.value, chunks));
+    op.extra_saved_tensors.clear();
     op.forward_workspace_tensors.clear();
     op.backward_workspace_tensors.clear();
   }

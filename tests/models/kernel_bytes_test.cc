@@ -106,6 +106,15 @@ TEST_CASE("launches and bytes equal those of the operators that PyTorch runs") {
        2,
        {11, 479232, 479232},
        {13, 724992, 479232}},
+      // By hand: two products, the softmax, a copy of the output; the gradients' three copies are
+      // one torch.cat there, with the same bytes.
+      {"attention, fused softmax, tokens first",
+       attention,
+       kBf16,
+       "megatron-2021",
+       2,
+       {4, 147456, 122880},
+       {8, 344064, 172032}},
       // select_backward likewise, with a copy of the selected 192 bytes.
       {"select", select, kBf16, "torch-eager", 2, {0, 0, 0}, {1 + 1, 192, 12288 + 192}},
   });
@@ -405,6 +414,10 @@ TEST_CASE("scores in memory: backward holds what its steps have not let go of") 
   };
   CHECK(workspace(kBf16, "torch-2022") == Bytes(4 * scores - qk));
   CHECK(workspace(kBf16, "hf-2023") == Bytes(6 * scores - qk));
+  // By hand: probabilities and the gradient that becomes that of the scores, 4 bytes, against 2
+  // saved. Before 1.11: scores, probabilities and two gradients, 8 bytes, against 4.
+  CHECK(workspace(kBf16, "megatron-2021") == Bytes(2 * scores - qk));
+  CHECK(workspace(kBf16, "megatron-1.1") == Bytes(4 * scores - qk));
   // fp16, by hand: fp32 probabilities, their gradient and the one of the 16-bit copy, 10 bytes,
   // against 6 saved.
   CHECK(workspace(DType::kFp16, "hf-2023") == Bytes(4 * scores - qk));
@@ -436,6 +449,14 @@ TEST_CASE("workspaces, by hand") {
   // Copies of q, k and v and one more tensor of scores are requests of their own.
   CHECK(eager.forward_workspace_tensors ==
         std::vector<Bytes>{Bytes(e), Bytes(e), Bytes(e), Bytes(2 * scores)});
+  // No copies with tokens first; the scores outlive the softmax before 1.11.
+  CHECK(LowerOp(AttentionSpec(z), 2, kBf16, Set("megatron-2021")).forward_workspace ==
+        Bytes(2 * scores));
+  CHECK(LowerOp(AttentionSpec(z), 2, kBf16, Set("megatron-1.1")).forward_workspace == Bytes(0));
+  // The copy of 16-bit logits without the last token; before 1.11 it is kept.
+  const OpSpec logits = RowsSpec(OpKind::kCrossEntropy, 32, 100);
+  CHECK(LowerOp(logits, 2, kBf16, Set("hf-2022")).forward_workspace == Bytes(2L * 32 * 100 * 2));
+  CHECK(LowerOp(logits, 2, kBf16, Set("hf-2021")).forward_workspace == Bytes(0));
   // bf16 scores, their fp32 copy and the fp32 result (10 bytes) against 6 saved.
   const OpKernels wide = LowerOp(AttentionSpec(z), 2, kBf16, Set("hf-2023"));
   CHECK(wide.forward_workspace == Bytes(3 * e + 4 * scores));

@@ -465,9 +465,11 @@ TEST_CASE("kernel set names: unique, found, and the nearest match for a wrong on
       (void)FindKernelSet("torch-eagr", "plan.json: kernel_set"),
       "plan.json: kernel_set: got \"torch-eagr\", expected one of \"torch-eager\", "
       "\"torch-compile\", \"torch-compile-2024\", \"torch-2024\", \"torch-2022\", "
-      "\"megatron-2021\", \"jax-xla\", \"composer-2023\", \"composer-2024\", \"deepspeed\", "
+      "\"megatron-1.1\", \"megatron-2021\", \"jax-xla\", \"composer-2023\", \"composer-2024\", "
+      "\"deepspeed\", "
       "\"internevo\", "
-      "\"hf-eager\", \"hf-trainer\", \"hf-foak\", \"hf-liger\", \"hf-2021\", \"hf-2023\", "
+      "\"hf-eager\", \"hf-trainer\", \"hf-foak\", \"hf-liger\", \"hf-2021\", \"hf-2022\", "
+      "\"hf-2023\", "
       "\"shardwright-host\", "
       "\"shardwright-cuda\", \"shardwright-cuda-plain\", \"shardwright-cuda-gelu\", "
       "\"shardwright-cuda-fused\"; did you mean "

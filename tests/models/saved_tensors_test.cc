@@ -210,6 +210,14 @@ TEST_CASE("attention and losses keep what PyTorch's autograd keeps") {
       {"eager, dropout", AttentionSpec(z_dropout), bf16, "torch-2022", 7, 0, 49152 + 24576 + 49152},
       {"eager, fp32 softmax, dropout", AttentionSpec(z_dropout), bf16, "hf-2023", 7, 0,
        98304 + 24576 + 49152},
+      // PyTorch 1.10 and older: softmax and log-softmax keep their input, too (pytorch#65242).
+      {"eager, 1.10", AttentionSpec(z), bf16, "hf-2021", 7, 0, 49152 + 49152},
+      {"eager, 1.10, dropout", AttentionSpec(z_dropout), bf16, "megatron-1.1", 7, 0,
+       49152 + 49152 + 24576 + 49152},
+      {"fused softmax", AttentionSpec(z), bf16, "megatron-2021", 7, 0, 49152},
+      // Of the logits without the last token a copy, beside the logits that the output holds.
+      {"cross-entropy, 1.11", logits, bf16, "hf-2022", 3, 0, 12800},
+      {"cross-entropy, 1.10", logits, bf16, "hf-2021", 3, 0, 12800 + 12800},
       {"flash", AttentionSpec(z), bf16, "torch-eager", 7, 1, 1536},
       {"log-softmax", RowsSpec(OpKind::kLogSoftmax, 32, 100), bf16, "torch-eager", 0, 1, 0},
       {"nll", RowsSpec(OpKind::kNllLoss, 32, 100), bf16, "torch-eager", 3, 0, 0},
