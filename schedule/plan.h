@@ -173,7 +173,9 @@ struct ZeroOptions {
   // zero1, zero2.
   std::int64_t allgather_bucket = 0;  // elements per all-gather after the update; 0: all at once
   // zero3.
-  bool whole_bucket = false;  // all-reduces take the whole bucket, whatever is in it (before 0.6)
+  // As before 0.6: all-reduces take the whole bucket, whatever is in it, and gradients beside it
+  // live until the next one.
+  bool whole_bucket = false;
   std::int64_t prefetch_bucket = 50'000'000;         // requested ahead by one fetch; 0: nothing
   std::int64_t max_live_parameters = 1'000'000'000;  // no prefetch beyond this many gathered
   std::int64_t max_reuse_distance = 1'000'000'000;   // kept if used again within this many

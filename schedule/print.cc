@@ -184,7 +184,8 @@ class Printer {
       const Buffer& buffer = program_.buffers[i];
       Line(0, "buffer " + buffer_names_[i] + ": " + InBytes(buffer.size) + ", owner " +
                   std::string(shardwright::NameOf(buffer.owner)) +
-                  (buffer.on_host ? ", on host" : "") + (buffer.zero_filled ? ", zeros" : ""));
+                  (buffer.on_host ? ", on host" : "") + (buffer.zero_filled ? ", zeros" : "") +
+                  (buffer.flat > 0 ? ", in flat tensor " + std::to_string(buffer.flat) : ""));
     }
   }
 

@@ -108,6 +108,10 @@ struct Buffer {
   // The framework's allocations behind the buffer (one per parameter, say) for the caching reading.
   // More than `size`: given back before the buffers allocated behind it come. None: one request.
   PieceRange pieces = {};
+  // Not 0: a slice of this flat tensor of the framework. For the caching reading all buffers of one
+  // number, all on the device and of one owner, are one request, made with the first of them and
+  // given back with the last.
+  std::uint32_t flat = 0;
 };
 
 enum class AccessMode : std::uint8_t { kRead, kWrite, kReadWrite };

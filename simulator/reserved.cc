@@ -12,6 +12,10 @@ class Replay {
       : program_(program), costs_(costs), allocator_(options) {
     std::uint32_t count = 0;
     for (const Buffer& buffer : program.buffers) {
+      if (buffer.flat >= flats_.size()) {
+        flats_.resize(buffer.flat + 1);
+      }
+      flats_[buffer.flat].size += buffer.size;
       first_block_.push_back(count);
       count += std::max(buffer.pieces.count, 1u);
     }
@@ -59,6 +63,12 @@ class Replay {
   void Describe(ReservedMemory& result) const { result.out_of_memory = out_of_memory_; }
 
  private:
+  struct FlatTensor {
+    Bytes size{0};
+    std::uint32_t slices = 0;  // that exist
+    BlockHandle block;
+  };
+
   [[nodiscard]] const Body& BodyOf(BodyKind kind) const {
     return kind == BodyKind::kInit     ? program_.init
            : kind == BodyKind::kWarmup ? program_.warmup
@@ -93,6 +103,13 @@ class Replay {
   void AllocPieces(BufferId id) {
     const Buffer& buffer = program_.buffers[id.value];
     std::uint32_t block = first_block_[id.value];
+    if (buffer.flat != 0) {
+      FlatTensor& flat = flats_[buffer.flat];
+      if (flat.slices++ == 0) {
+        flat.block = Alloc(flat.size, buffer.owner);
+      }
+      return;
+    }
     if (buffer.pieces.count == 0) {
       blocks_[block] = Alloc(buffer.size, buffer.owner);
       return;
@@ -119,6 +136,14 @@ class Replay {
   }
 
   void FreePieces(BufferId id, std::span<const PendingUse> uses) {
+    if (const std::uint32_t number = program_.buffers[id.value].flat; number != 0) {
+      FlatTensor& flat = flats_[number];
+      if (--flat.slices == 0) {
+        allocator_.Free(flat.block, uses);
+        flat.block = BlockHandle();
+      }
+      return;
+    }
     for (std::uint32_t b = first_block_[id.value]; b < first_block_[id.value + 1]; ++b) {
       allocator_.Free(blocks_[b], uses);
       blocks_[b] = BlockHandle();
@@ -148,6 +173,7 @@ class Replay {
   CachingAllocator allocator_;
   std::vector<std::uint32_t> first_block_;  // by buffer; one more at the end
   std::vector<BlockHandle> blocks_;         // one per piece
+  std::vector<FlatTensor> flats_;           // by number; 0: none
   std::vector<bool> exists_;                // by buffer
   std::vector<Bytes> timeline_;
   std::array<std::int64_t, kStreamCount> queued_until_{};  // end of the last op of each stream

@@ -37,6 +37,9 @@ void AppendRuns(CopyCall& copy, const std::vector<CopyRun>& runs) {
 std::optional<Call> Binder::BindZeroOp(const OpView& v) {
   switch (v.shape->code) {
     case OpCode::kInitialize:
+      if (v.outputs.empty()) {
+        return std::monostate();  // the update that allocates the states changes nothing
+      }
       return v.op->subject == kNoSubject ? std::nullopt : std::optional(BindZeroInitialize(v));
     case OpCode::kBucketCopy:
       return BindZeroBucketCopy(v);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -55,6 +56,15 @@ class StructureChecker {
     }
   }
 
+  // The first slice of a flat tensor says who owns it.
+  [[nodiscard]] bool FlatIsUniform(const Buffer& buffer) {
+    if (buffer.flat == 0) {
+      return true;
+    }
+    const auto [owner, is_new] = flat_owners_.try_emplace(buffer.flat, buffer.owner);
+    return buffer.pieces.count == 0 && !buffer.on_host && owner->second == buffer.owner;
+  }
+
   [[nodiscard]] bool PiecesAddUp(const Buffer& buffer) const {
     const PieceRange& range = buffer.pieces;
     if (range.count == 0) {
@@ -98,6 +108,9 @@ class StructureChecker {
           static_cast<std::size_t>(b.category) >= kCategoryCount) {
         Report(kNoOp, "buffer " + std::to_string(i) +
                           " has a negative size, or an unknown owner or category");
+      } else if (!FlatIsUniform(b)) {
+        Report(kNoOp, "buffer " + std::to_string(i) +
+                          " lies in a flat tensor with pieces, on the host or with another owner");
       } else if (!PiecesAddUp(b)) {
         Report(kNoOp, "buffer " + std::to_string(i) +
                           " has pieces out of range, of negative size, or of a smaller sum");
@@ -196,6 +209,7 @@ class StructureChecker {
   std::vector<Finding>& findings_;
   const Body* body_ = nullptr;
   const char* name_ = "";
+  std::map<std::uint32_t, Stream> flat_owners_;
 };
 
 // What the accesses of an op must add up to.

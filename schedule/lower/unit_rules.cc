@@ -47,6 +47,7 @@ void StepRules::Init(const std::vector<ResolvedUnit>& units) {
     e_.AddCopy(OpCode::kInitialize, Stream::kCompute, {Phase::kInit, kNoSubject}, Bytes(0), size,
                {{buffers, AccessMode::kWrite, Role::kOutput}});
   }
+  EndInit();
 }
 
 void StepRules::InitUnit(UnitId u) {

@@ -84,6 +84,8 @@ class StepRules : public DialectRules {
   [[nodiscard]] virtual bool MastersOnHost() const { return plan_.offload.parameters; }
   // Allocates and initialises what lives for the whole run; called with the init body open.
   virtual void InitUnit(UnitId unit);
+  // Runs after the last unit.
+  virtual void EndInit() {}
   [[nodiscard]] UnitState& At(UnitId unit) { return units_[unit.value]; }
   [[nodiscard]] const UnitInfo& Info(UnitId unit) const { return e_.program.units[unit.value]; }
   [[nodiscard]] std::size_t unit_count() const { return units_.size(); }

@@ -32,6 +32,9 @@ Zero3Rules::Zero3Rules(Emitter& emitter, const UnitSpans& spans,
 
 void Zero3Rules::BeginStep(bool first) {
   StepRules::BeginStep(first);
+  if (flat_tensors_ == 0) {
+    FlattenPartitions();
+  }
   copy_tail_ = seen_tail_ = last_reduce_ = OpId();
   fetch_events_.clear();
   reduce_events_.clear();
@@ -60,6 +63,7 @@ void Zero3Rules::EndForward() {
 // The epilogue reduces what is left and synchronises the host with the reductions.
 void Zero3Rules::EndBackward() {
   Flush();
+  FreeReduced();
   if (last_reduce_.valid()) {
     e_.AddHostWait({&last_reduce_, 1}, Phase::kBackward, kNoSubject);
   }
@@ -115,6 +119,49 @@ void Zero3Rules::InitUnit(UnitId u) {
   if (!bucket_.valid() && plan_.zero.contiguous_gradients) {
     bucket_ = e_.Alloc(InParam(plan_.zero.reduce_bucket), Category::kReduceScatter,
                        Stream::kCompute, plan_.zero.whole_bucket);
+  }
+}
+
+std::int64_t Zero3Rules::LargestUpdate() const {
+  std::int64_t largest = 0, elements = 0;
+  for (std::uint32_t u = 0; u < unit_count(); ++u) {
+    elements += IsTrainable(UnitId(u)) ? Info(UnitId(u)).shard_elements : 0;
+    largest = std::max(largest, elements);
+    elements = elements >= plan_.zero.sub_group ? 0 : elements;
+  }
+  return largest;
+}
+
+void Zero3Rules::Flatten(std::span<const BufferId> buffers) {
+  ++flat_tensors_;
+  for (const BufferId id : buffers) {
+    if (id.valid() && !e_.program.buffers[id.value].on_host) {
+      e_.program.buffers[id.value].flat = flat_tensors_;
+    }
+  }
+}
+
+// Weights, masters, each state and gradients of a sub-group lie one behind the other
+// (_create_fp16_partitions_with_defragmentation).
+void Zero3Rules::FlattenPartitions() {
+  const auto states = static_cast<std::size_t>(StateCount(job_.optimizer.kind));
+  std::vector<std::vector<BufferId>> kinds(3 + states);
+  std::int64_t elements = 0;
+  for (std::uint32_t u = 0; u < unit_count(); ++u) {
+    kinds[0].push_back(low_[u]);
+    kinds[1].push_back(At(UnitId(u)).shard);
+    kinds[2].push_back(low_grads_[u]);
+    for (std::size_t k = 0; k < At(UnitId(u)).states.size(); ++k) {
+      kinds[3 + k].push_back(At(UnitId(u)).states[k]);
+    }
+    elements += Info(UnitId(u)).shard_elements;
+    if (elements >= plan_.zero.sub_group || u + 1 == unit_count()) {
+      for (std::vector<BufferId>& kind : kinds) {
+        Flatten(kind);
+        kind.clear();
+      }
+      elements = 0;
+    }
   }
 }
 
@@ -356,6 +403,11 @@ void Zero3Rules::Update() {
 
 void Zero3Rules::UpdateGroup(const std::vector<UnitId>& units, BufferId norm) {
   CastGrads(units);
+  std::vector<BufferId> grads;
+  for (const UnitId u : units) {
+    grads.push_back(At(u).sharded_grad);
+  }
+  Flatten(grads);
   ClipGrads(units, norm);
   AddFlatOptimizer(units);
   Bytes read{0}, written{0};

@@ -32,6 +32,7 @@ void Zero3Rules::Flush() {
     return;
   }
   LimitHost(reduce_events_, Phase::kBackward, members_.front().unit);
+  FreeReduced();
   if (ScattersGradients(plan_)) {
     ScatterMembers({Phase::kBackward, members_.front().unit.value});
   } else {
@@ -39,8 +40,11 @@ void Zero3Rules::Flush() {
   }
   for (const Member& m : members_) {
     if (m.grad.valid()) {
-      e_.body->Free(m.grad, StreamBit(reduce_));
+      reduced_.push_back(m.grad);
     }
+  }
+  if (!plan_.zero.whole_bucket) {
+    FreeReduced();
   }
   if (UpdatesOnHost() && last_micro_batch_) {
     SendWhatIsComplete();
@@ -49,6 +53,13 @@ void Zero3Rules::Flush() {
   reduce_events_.push_back(last_reduce_);
   members_.clear();
   elements_ = 0;
+}
+
+void Zero3Rules::FreeReduced() {
+  for (const BufferId grad : reduced_) {
+    e_.body->Free(grad, StreamBit(reduce_));
+  }
+  reduced_.clear();
 }
 
 void Zero3Rules::ScatterMembers(Emitter::Where where) {

@@ -39,6 +39,7 @@ class Zero3Rules : public ZeroRules {
   // Partitions of gradients are laid out as those of the weights, frozen ones included.
   [[nodiscard]] std::int64_t GradElements(const UnitInfo& unit) const override;
   void InitUnit(UnitId u) override;
+  [[nodiscard]] std::int64_t LargestUpdate() const override;
   void GradReady(std::uint32_t i, UnitId unit) override;
 
  private:
@@ -79,6 +80,7 @@ class Zero3Rules : public ZeroRules {
     return plan_.zero.contiguous_gradients && elements_ + elements <= plan_.zero.reduce_bucket;
   }
   void Flush();
+  void FreeReduced();
   void ScatterMembers(Emitter::Where where);
   void UseMembers();
   [[nodiscard]] BufferId Scatter(BufferId input, Bytes full, Emitter::Where where);
@@ -87,6 +89,10 @@ class Zero3Rules : public ZeroRules {
   void Average(BufferId source, std::int64_t elements, std::span<const Member> members);
   [[nodiscard]] BufferId Partition(UnitId u);
   void SendWhatIsComplete();
+
+  // Makes the buffers, where they are on the device, slices of one flat tensor.
+  void Flatten(std::span<const BufferId> buffers);
+  void FlattenPartitions();
 
   // The update, one sub-group after the other.
   void Update();
@@ -107,8 +113,12 @@ class Zero3Rules : public ZeroRules {
   OpId seen_tail_;
   BufferId bucket_;
   std::vector<Member> members_;  // of the open bucket
+  // Gradients beside the last bucket. With `whole_bucket` each rank takes its part of them, and
+  // they are gone, when the next one is reduced (partition_previous_reduced_grads).
+  std::vector<BufferId> reduced_;
   std::int64_t elements_ = 0;
   OpId last_reduce_;
+  std::uint32_t flat_tensors_ = 0;
 };
 
 }  // namespace shardwright

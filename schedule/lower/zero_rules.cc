@@ -29,6 +29,33 @@ void ZeroRules::InitUnit(UnitId u) {
   StepRules::InitUnit(u);
 }
 
+void ZeroRules::EndInit() {
+  const std::int64_t elements = LargestUpdate();
+  if (job_.mode == JobMode::kForward || UpdatesOnHost() || elements == 0) {
+    return;
+  }
+  const DType o = job_.precision.master;
+  const Bytes bytes(elements * SizeOf(o));
+  const OptimizerStep step = LowerOptimizer(job_.optimizer, elements, 1, elements, o);
+  const BufferId grads = e_.Alloc(bytes, Category::kShardedGradient, Stream::kCompute);
+  const BufferId temporaries = AllocFlatTemporaries(step, elements);
+  e_.AddCopy(OpCode::kInitialize, Stream::kCompute, {Phase::kInit, kNoSubject}, Bytes(0), bytes,
+             {{grads, AccessMode::kWrite, Role::kWorkspace, 0},
+              {temporaries, AccessMode::kWrite, Role::kWorkspace, 1}});
+  e_.body->Free(grads);
+  if (temporaries.valid()) {
+    e_.body->Free(temporaries);
+  }
+}
+
+std::int64_t ZeroRules::LargestUpdate() const {
+  std::int64_t elements = 0;
+  for (std::uint32_t u = 0; u < unit_count(); ++u) {
+    elements += IsTrainable(UnitId(u)) ? Info(UnitId(u)).shard_elements : 0;
+  }
+  return elements;
+}
+
 void ZeroRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
   StepRules::WeightGradWritten(model_op, unit);
   if (completes_grad_[model_op]) {
@@ -192,6 +219,16 @@ void ZeroRules::ClipGrads(std::span<const UnitId> units, BufferId norm) {
   }
 }
 
+BufferId ZeroRules::AllocFlatTemporaries(const OptimizerStep& step, std::int64_t elements) {
+  if (step.temporaries == Bytes(0)) {
+    return {};
+  }
+  const Bytes one(elements * SizeOf(job_.precision.master));
+  const auto count = static_cast<std::size_t>(step.temporaries.value / one.value);
+  return e_.AllocPieces(step.temporaries, e_.InternPieces(std::vector<Bytes>(count, one)),
+                        Category::kTemporary, Stream::kCompute);
+}
+
 void ZeroRules::AddFlatOptimizer(std::span<const UnitId> units) {
   std::int64_t elements = 0;
   for (const UnitId u : units) {
@@ -199,10 +236,7 @@ void ZeroRules::AddFlatOptimizer(std::span<const UnitId> units) {
   }
   const DType o = job_.precision.master;
   const OptimizerStep step = LowerOptimizer(job_.optimizer, elements, 1, elements, o);
-  BufferId temporary;
-  if (step.temporaries > Bytes(0)) {
-    temporary = e_.Alloc(step.temporaries, Category::kTemporary, Stream::kCompute);
-  }
+  const BufferId temporary = AllocFlatTemporaries(step, elements);
   OpShape shape;
   shape.code = OpCode::kOptimizerStep;
   shape.dtype = o;

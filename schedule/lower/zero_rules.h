@@ -24,6 +24,10 @@ class ZeroRules : public StepRules {
   // (initialize_optimizer_states), so that activations do not cut the memory into pieces.
   void InitUnit(UnitId u) override;
   [[nodiscard]] bool MastersOnHost() const override { return UpdatesOnHost(); }
+  // The update that allocates the states, with gradients of zeros.
+  void EndInit() override;
+  // Elements of a rank that are updated at once, at most.
+  [[nodiscard]] virtual std::int64_t LargestUpdate() const;
   // A gradient that waits for its reduction: what one model op's backward wrote.
   struct Member {
     UnitId unit;
@@ -73,6 +77,8 @@ class ZeroRules : public StepRules {
   void ClipGrads(std::span<const UnitId> units, BufferId norm);
   // The update of the units' masters as one flat tensor.
   void AddFlatOptimizer(std::span<const UnitId> units);
+  // Scratch of such an update: flat tensors of `elements`, or none.
+  [[nodiscard]] BufferId AllocFlatTemporaries(const OptimizerStep& step, std::int64_t elements);
 
   GroupId shard_group_, replicate_group_, world_group_;
   std::vector<BufferId> low_grads_;  // per unit: the partition of its gradient, reduced

@@ -63,7 +63,9 @@ Program LowerBlock(Dialect dialect, bool use_orig_params = true) {
   UnitPlan root;
   root.name = "root";
   root.modules = {""};
-  root.reshard.kind = Reshard::Kind::kNever;
+  if (dialect != Dialect::kZero3) {
+    root.reshard.kind = Reshard::Kind::kNever;
+  }
   plan.units = {block, root};
   return Lower({model, FindKernelSet("torch-eager", "test"), job, plan});
 }
@@ -107,6 +109,34 @@ TEST_CASE("temporaries of a multi-tensor update: one tensor per parameter") {
   const auto found = std::find_if(program.buffers.begin(), program.buffers.end(), is_temporary);
   REQUIRE(found != program.buffers.end());
   CHECK(PieceSizes(program, *found) == Sizes{shard, shard, shard, 1024});
+}
+
+TEST_CASE("ZeRO-3: a flat tensor per kind and sub-group") {
+  const Program program = LowerBlock(Dialect::kZero3);
+  // Weights, masters, gradients, two states; then the masters' gradients of two bodies.
+  std::vector<std::int64_t> sizes(8);
+  for (const Buffer& buffer : program.buffers) {
+    REQUIRE(buffer.flat < sizes.size());
+    sizes[buffer.flat] += buffer.size.value;
+  }
+  const std::int64_t all = 3 * 4096 / 2 + 64 / 2 * 8;  // elements of a rank, as above
+  CHECK(Sizes(sizes.begin() + 1, sizes.end()) ==
+        Sizes{all * 2, all * 4, all * 2, all * 4, all * 4, all * 4, all * 4});
+}
+
+TEST_CASE("Verify wants slices of a flat tensor to be alike") {
+  Program program = LowerBlock(Dialect::kZero3);
+  const auto first = std::find_if(program.buffers.begin(), program.buffers.end(),
+                                  [](const Buffer& b) { return b.flat == 2; });
+  const auto second =
+      std::find_if(first + 1, program.buffers.end(), [](const Buffer& b) { return b.flat == 2; });
+  REQUIRE(second != program.buffers.end());
+  second->owner = Stream::kReduce;
+  const auto findings = Verify(program);
+  REQUIRE(!findings.empty());
+  CHECK(findings.front().text ==
+        "buffer " + std::to_string(second - program.buffers.begin()) +
+            " lies in a flat tensor with pieces, on the host or with another owner");
 }
 
 TEST_CASE("Verify wants pieces that add up") {

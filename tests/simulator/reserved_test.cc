@@ -56,6 +56,27 @@ TEST_CASE("Pieces are requests of their own") {
   CHECK(ReplayOneBuffer(24_mib, std::vector<Bytes>(3, 8_mib)).peak_first == 40_mib);
 }
 
+TEST_CASE("Slices of a flat tensor are one request") {
+  for (const std::uint32_t flat : {0, 1}) {
+    Program program;
+    ShapeInterner shapes(program);
+    const ShapeId shape = shapes.Intern(OpShape{});
+    BodyBuilder step(program, program.step);
+    const BufferId a = step.NewAllocated({.size = 6_mib, .flat = flat});
+    const BufferId between = step.NewAllocated({.size = 8_mib});
+    const BufferId b = step.NewAllocated({.size = 6_mib, .flat = flat});
+    (void)step.Add({shape});
+    for (const BufferId buffer : {a, between, b}) {
+      step.Free(buffer);
+    }
+    step.Finish();
+    // Three requests share a segment of 20 MiB; the one of 12 MiB has a segment of its own.
+    const ReservedMemory memory = ReplayTwice(program);
+    CHECK(memory.peak_first == (flat == 0 ? 20_mib : 32_mib));
+    CHECK(memory.peak_steady == memory.peak_first);
+  }
+}
+
 TEST_CASE("Scratch that takes turns with what is allocated behind it is gone by then") {
   Program program;
   ShapeInterner shapes(program);
