@@ -29,7 +29,7 @@ struct GpuSpec {
   std::string name;       // "h100-80", the key in the catalog
   std::string full_name;  // "H100-SXM5-80GB"
   std::string vendor;     // "nvidia" or "amd"
-  // Generation: "volta", "ampere", "ada", "hopper", "blackwell", "cdna2", "cdna3".
+  // Generation: "volta", "turing", "ampere", "ada", "hopper", "blackwell", "cdna2", "cdna3".
   std::string architecture;
   Number<Bytes> memory;         // nominal, as sold
   Number<Bytes> usable_memory;  // what all processes together can have
