@@ -23,7 +23,7 @@ struct GpuClass {
 };
 // The first row that fits counts. NIC rates: DGX A100 and H100 class machines; Jean Zay has one
 // 100 Gbit/s Omni-Path port per V100.
-constexpr std::array<GpuClass, 25> kGpuClasses = {{
+constexpr std::array<GpuClass, 27> kGpuClasses = {{
     {"A100-40GB", "a100-40", "", 200, 1024},
     {"A100-80GB", "a100-80", "", 200, 2048},
     {"A100-PCIe", "a100-pcie-80", "", 200, 1024},
@@ -47,6 +47,8 @@ constexpr std::array<GpuClass, 25> kGpuClasses = {{
     {"RTX5090", "rtx-5090", "", 25, 128},
     {"RTX4090", "rtx-4090", "", 25, 128},
     {"RTX3090", "rtx-3090", "", 25, 128},
+    {"Titan RTX", "titan-rtx", "", 25, 128},
+    {"RTX A6000", "rtx-a6000", "", 25, 256},
     {"L40S", "l40s", "", 100, 512},
     {"L4", "l4", "", 50, 256},
 }};

@@ -207,7 +207,7 @@ void SetSharding(const MeasuredRun& run, const Stack& stack, const Cluster& clus
 // DeepSpeed's "reduce_scatter" was off unless asked for between its pull requests 971 (April 2021)
 // and 1058; a log of May 2021 prints it as false with stage 3.
 bool AllReducesByDefault(std::string_view date) {
-  return date >= "2021-05" && date < "2021-07";
+  return date >= "2021-04" && date < "2021-07";
 }
 
 // DeepSpeed's sizes and streams.
@@ -280,6 +280,9 @@ void SetUnits(const MeasuredRun& run, const Stack& stack, const Model& model, co
   const bool by_dialect = is_ddp || IsZero(plan.dialect);
   const WrapSpec wrap = ParseWrap(by_dialect ? DefaultWrap(plan.dialect) : stack.wrap, where);
   plan.units = Wrap(model, wrap, reshard, plan.dialect, where);
+  for (UnitPlan& unit : plan.units) {
+    unit.gap = stack.holds_table ? Gap::kHold : unit.gap;
+  }
   KeepFullPrecision(model, job.precision, plan);
 }
 

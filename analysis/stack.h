@@ -28,7 +28,11 @@ struct Stack {
   // DeepSpeed before 2022 (zero3): every gather waits for all work before it and computation for
   // every gather, one parameter after the other.
   bool waits_for_gathers = false;
-  bool sizes_by_hidden = false;      // the "auto" of Transformers' DeepSpeed sizes
+  // DeepSpeed's sizes follow the hidden size: "auto" of Transformers, bigscience's script.
+  bool sizes_by_hidden = false;
+  // The model itself reads the embedding's table for the logits (Megatron's GPT2Model), which makes
+  // it a parameter of the whole model: zero3 keeps it through each pass.
+  bool holds_table = false;
   double dropout = 0;                // the default of its GPT models
   bool has_own_head = false;         // GPT models whose head is untied, where the row does not say
   bool checkpoints_on_host = false;  // the launch script's default, where blocks are recomputed
