@@ -168,7 +168,7 @@ constexpr std::array<Stack, 41> kStacks = {{
     {.framework = "nanoGPT",
      .compiled = "y",
      .before = "2023-03",
-     .kernel_set = "torch-2022",
+     .kernel_set = "torch-compile-2023",
      .sync = SyncMode::kLast},
     // Reductions have had a communicator of their own since 0.4.5 (January 2022, pull request 897).
     {.framework = "fairscale",

@@ -177,6 +177,16 @@ TEST_CASE("Runs: attention as the row names it, else as the stack has it") {
   CHECK(MapRun(run, "auto").plan.kernels.attention == AttentionImpl::kMaterialized);
 }
 
+TEST_CASE("Runs: nanoGPT was compiled before PyTorch had flash attention") {
+  MeasuredRun run = RowNamed("nanogpt-001");
+  const KernelSetOptions kernels = MapRun(run, "auto").plan.kernels;
+  CHECK(kernels.name == "torch-compile-2023");
+  CHECK(kernels.attention == AttentionImpl::kMaterialized);
+  CHECK(kernels.fused_softmax);
+  run.date = "2023-06";
+  CHECK(MapRun(run, "auto").plan.kernels.name == "torch-compile");
+}
+
 TEST_CASE("Runs: MaxText is compiled and keeps all projections") {
   const MappedRun mapped = Map("jaxtoolbox-024");
   REQUIRE(mapped.skipped.empty());
