@@ -11,6 +11,7 @@
 #include "analysis/model_of_run.h"
 #include "analysis/stack.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "models/kernel_set.h"
 #include "schedule/wrap.h"
 #include "topologies/profile.h"
@@ -329,13 +330,29 @@ void SetAttention(const MeasuredRun& run, KernelSetOptions& kernels) {
   }
 }
 
-void FillPlan(const MeasuredRun& run, const std::string& profile, PlanFile& file,
+// The column; where samples differ in length and none is given, the average by what was measured.
+std::int64_t TokensPerSample(const MeasuredRun& run, std::vector<std::string>& notes) {
+  if (run.sequence_length > 0) {
+    return run.sequence_length;
+  }
+  const std::int64_t samples = run.micro_batch * std::max<std::int64_t>(run.accumulation, 1);
+  const double tokens = run.step_time_s * run.tokens_per_s_per_gpu;  // per GPU and step
+  const double average = samples > 0 ? std::round(tokens / static_cast<double>(samples)) : 0;
+  if (average < 1 || average > static_cast<double>(JsonValue::kMaxCount)) {
+    throw InputError("seq_len", "nothing",
+                     "tokens per sample, or the step time and throughput that tell them");
+  }
+  const auto length = static_cast<std::int64_t>(average);
+  notes.push_back("tokens per sample not stated: " + std::to_string(length) +
+                  " on average, by step time and throughput");
+  return length;
+}
+
+void FillPlan(MeasuredRun run, const std::string& profile, PlanFile& file,
               std::vector<std::string>& notes) {
   CheckParallelism(run);
   const Stack& stack = FindStack(run);
-  if (run.sequence_length == 0) {
-    throw InputError("seq_len", "nothing", "tokens per sample");
-  }
+  run.sequence_length = TokensPerSample(run, notes);
   file.job.sequence_length = run.sequence_length;
   file.job.precision = PrecisionOf(run, stack, notes);
   file.job.optimizer = OptimizerOf(run, stack, notes);

@@ -15,7 +15,8 @@ namespace {
 // recipes (fused AdamW); fms-fsdp's policies/mixed_precision.py (reduce in bf16) and fsdp1;
 // accelerate's FSDP plugin (bf16 everywhere, no backward prefetch unless asked for), and PyTorch's
 // FSDP before 2.0, whose default was the same; DeepSpeed's FusedAdam; foreach updates are PyTorch's
-// default since 2.0 only; InternEvo reduces at the last micro-batch.
+// default since 2.0 only; InternEvo reduces at the last micro-batch, and so do accelerate's
+// accumulate() and Fabric's no_backward_sync (litgpt), which enter FSDP1's no_sync.
 constexpr std::array<Stack, 41> kStacks = {{
     {.framework = "composer",
      .before = "2024",
@@ -92,17 +93,20 @@ constexpr std::array<Stack, 41> kStacks = {{
      .kernel_set = "hf-liger",
      .dialect = Dialect::kFsdp1,
      .reduce = DType::kBf16,
-     .backward_prefetch = BackwardPrefetch::kNone},
+     .backward_prefetch = BackwardPrefetch::kNone,
+     .sync = SyncMode::kLast},
     {.framework = "foak-fast-kernels",
      .kernel_set = "hf-foak",
      .dialect = Dialect::kFsdp1,
      .reduce = DType::kBf16,
-     .backward_prefetch = BackwardPrefetch::kNone},
+     .backward_prefetch = BackwardPrefetch::kNone,
+     .sync = SyncMode::kLast},
     {.framework = "HF Trainer/SFTTrainer",
      .kernel_set = "hf-trainer",
      .dialect = Dialect::kFsdp1,
      .reduce = DType::kBf16,
-     .backward_prefetch = BackwardPrefetch::kNone},
+     .backward_prefetch = BackwardPrefetch::kNone,
+     .sync = SyncMode::kLast},
     {.framework = "InternEvo",
      .kernel_set = "internevo",
      .reduce = DType::kBf16,
@@ -189,15 +193,24 @@ constexpr std::array<Stack, 41> kStacks = {{
      .compiled = "y",
      .kernel_set = "torch-compile",
      .dialect = Dialect::kFsdp1,
+     .sync = SyncMode::kLast,
      .recomputes = true},
     {.framework = "litgpt",
      .kernel_set = "torch-2024",
      .dialect = Dialect::kFsdp1,
+     .sync = SyncMode::kLast,
      .recomputes = true},
     // TinyLlama's code, made from lit-gpt: fused norms, rotary embedding and loss of flash-attn,
     // and xformers' SwiGLU (its README).
-    {.framework = "TinyLlama", .kernel_set = "hf-foak", .dialect = Dialect::kFsdp1},
-    {.framework = "lit-gpt", .before = "2024", .kernel_set = "hf-foak", .dialect = Dialect::kFsdp1},
+    {.framework = "TinyLlama",
+     .kernel_set = "hf-foak",
+     .dialect = Dialect::kFsdp1,
+     .sync = SyncMode::kLast},
+    {.framework = "lit-gpt",
+     .before = "2024",
+     .kernel_set = "hf-foak",
+     .dialect = Dialect::kFsdp1,
+     .sync = SyncMode::kLast},
     // PyTorch's own benchmark of minGPT (mrshenli/ptd_benchmark): stem, norms, attention, the two
     // linears of the MLP and head are wrapped one by one, inside checkpointed blocks; the head is
     // not tied, dropout is 0.1. Its attention is one unit, here it is two.
@@ -217,8 +230,12 @@ constexpr std::array<Stack, 41> kStacks = {{
      .dialect = Dialect::kFsdp1,
      .optimizer = OptimizerImpl::kForLoop,
      .backward_prefetch = BackwardPrefetch::kNone,
+     .sync = SyncMode::kLast,
      .dropout = 0.1},
-    {.framework = "ccelerate", .kernel_set = "hf-eager", .dialect = Dialect::kFsdp1},
+    {.framework = "ccelerate",
+     .kernel_set = "hf-eager",
+     .dialect = Dialect::kFsdp1,
+     .sync = SyncMode::kLast},
     {.framework = "FSDP1", .kernel_set = "torch-2024", .dialect = Dialect::kFsdp1},
     {.compiled = "y", .kernel_set = "torch-compile", .sync = SyncMode::kLast},
     {.kernel_set = "torch-2024", .sync = SyncMode::kLast},

@@ -80,6 +80,37 @@ ValidatedRow PredictRow(const MeasuredRun& run, const ValidateOptions& options) 
   return row;
 }
 
+// Tables of outcomes have no columns for the dtype of products and the global batch.
+std::string JobKey(MeasuredRun run) {
+  run.compute_dtype.clear();
+  run.global_batch = 0;
+  return ConfigurationKey(run);
+}
+
+double TokensPerStep(const MeasuredRun& run) {
+  return run.step_time_s * run.tokens_per_s_per_gpu;
+}
+
+// See ValidateOutcomes.
+std::vector<MeasuredRun> WithThroughput(std::vector<MeasuredRun> outcomes,
+                                        const std::vector<MeasuredRun>& measured) {
+  std::map<std::string, const MeasuredRun*> by_job;  // of runs that do not say the length
+  for (const MeasuredRun& run : measured) {
+    if (run.sequence_length == 0 && TokensPerStep(run) > 0) {
+      const MeasuredRun*& most = by_job[JobKey(run)];
+      most = most == nullptr || TokensPerStep(run) > TokensPerStep(*most) ? &run : most;
+    }
+  }
+  for (MeasuredRun& run : outcomes) {
+    const auto found = run.sequence_length == 0 ? by_job.find(JobKey(run)) : by_job.end();
+    if (found != by_job.end()) {
+      run.step_time_s = found->second->step_time_s;
+      run.tokens_per_s_per_gpu = found->second->tokens_per_s_per_gpu;
+    }
+  }
+  return outcomes;
+}
+
 std::vector<ValidatedRow> PredictRows(const std::vector<MeasuredRun>& runs,
                                       const ValidateOptions& options) {
   std::vector<ValidatedRow> rows(runs.size());
@@ -254,10 +285,11 @@ ValidationReport Validate(const std::vector<MeasuredRun>& runs, const ValidateOp
   return report;
 }
 
-OutOfMemoryReport ValidateOutcomes(const std::vector<MeasuredRun>& runs,
+OutOfMemoryReport ValidateOutcomes(const std::vector<MeasuredRun>& outcomes,
+                                   const std::vector<MeasuredRun>& measured,
                                    const ValidateOptions& options) {
   OutOfMemoryReport report;
-  report.rows = PredictRows(runs, options);
+  report.rows = PredictRows(WithThroughput(outcomes, measured), options);
   OutOfMemoryScore& score = report.score;
   for (const ValidatedRow& row : report.rows) {
     if (row.run.id.starts_with("oom-ref") || row.run.outcome == RunOutcome::kUnknown) {

@@ -97,8 +97,11 @@ struct OutOfMemoryReport {
 };
 
 // The same for runs of which only the outcome is known. Rows whose id starts with "oom-ref" are
-// copies of measured runs: they are predicted, but do not count.
-[[nodiscard]] OutOfMemoryReport ValidateOutcomes(const std::vector<MeasuredRun>& runs,
+// copies of measured runs: they are predicted, but do not count. A row without tokens per sample
+// takes the step time and throughput, which tell them, from the run of `measured` that is the same
+// job (of several the one with the most tokens), whatever its tier.
+[[nodiscard]] OutOfMemoryReport ValidateOutcomes(const std::vector<MeasuredRun>& outcomes,
+                                                 const std::vector<MeasuredRun>& measured,
                                                  const ValidateOptions& options);
 
 // Every column that a prediction may depend on, as one text: equal for twins.

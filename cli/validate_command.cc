@@ -47,7 +47,7 @@ int RunValidate(const Arguments& arguments) {
   }
   ValidationOutput output{.report = Validate(runs, options), .outcomes = std::nullopt};
   if (oom.is_given()) {
-    output.outcomes = ValidateOutcomes(outcomes, options);
+    output.outcomes = ValidateOutcomes(outcomes, runs, options);
   }
   arguments.Print(arguments.IsJson() ? ValidationJson(output) : ValidationText(output));
   return kExitOk;

@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 
 #include "analysis/measured_run.h"
+#include "analysis/predict_run.h"
 #include "analysis/validate.h"
 #include "core/error.h"
 #include "models/model.h"
@@ -196,6 +197,57 @@ TEST_CASE("Runs: MaxText is compiled and keeps all projections") {
   CHECK(mapped.plan.plan.recompute[0].keep_every == 1);
 }
 
+TEST_CASE("Runs: samples of different lengths, and accelerate's accumulation") {
+  // 987.156 tokens per second and GPU for 1.1792 s are 1,164 tokens, of 2 times 2 samples: 291
+  // each.
+  const MappedRun mapped = Map("fmsaccel-056");
+  REQUIRE(mapped.skipped.empty());
+  CHECK(mapped.plan.job.sequence_length == 291);
+  CHECK(mapped.notes ==
+        std::vector<std::string>{
+            "tokens per sample not stated: 291 on average, by step time and throughput"});
+  // FSDP1's no_sync keeps whole gradients: 2 bytes of 7.24e9 parameters are 13.49 GiB. With half of
+  // weights and Adam's moments (6 bytes, 20.23 GiB) that is 33.72 before any activation or gathered
+  // unit, where reducing each time needs 33.74 altogether (the foreach update). Published: 36.37.
+  CHECK(mapped.plan.plan.accumulation == 2);
+  CHECK(mapped.plan.plan.sync == SyncMode::kLast);
+  const RunPrediction prediction = PredictRun(mapped.plan, mapped.expandable_segments);
+  const double gib = static_cast<double>(prediction.allocated.value) / (1024.0 * 1024.0 * 1024.0);
+  CHECK(gib == doctest::Approx(36.37).epsilon(0.02));
+}
+
+TEST_CASE("Runs: outcomes take lengths that they lack from the measured run of the same job") {
+  MeasuredRun run = RowNamed("fmsaccel-056");
+  MeasuredRun outcome = run;  // as in a table of outcomes
+  outcome.id = "oom-fmsaccel-094";
+  outcome.tier.clear();
+  outcome.compute_dtype.clear();
+  outcome.global_batch = 0;
+  outcome.step_time_s = 0;
+  outcome.tokens_per_s_per_gpu = 0;
+  outcome.outcome = RunOutcome::kFits;
+  const auto note = [&](const std::vector<MeasuredRun>& measured) {
+    const OutOfMemoryReport report = ValidateOutcomes({outcome}, measured, {});
+    CHECK(report.score.skipped + report.score.fits == 1);
+    const ValidatedRow& row = report.rows.at(0);
+    return row.skipped.empty() ? row.notes.at(0) : row.skipped;
+  };
+  const std::string average = "tokens per sample not stated: ";
+  const std::string nothing =
+      "seq_len: got nothing, expected tokens per sample, or the step time and throughput that "
+      "tell them";
+  CHECK(note({run}) == average + "291 on average, by step time and throughput");
+  CHECK(note({}) == nothing);
+  MeasuredRun longer = run;  // of two measured runs the one with more tokens, whatever their order
+  longer.step_time_s *= 2;
+  CHECK(note({run, longer}) == average + "582 on average, by step time and throughput");
+  CHECK(note({longer, run}) == average + "582 on average, by step time and throughput");
+  run.micro_batch = 4;  // another job
+  CHECK(note({run}) == nothing);
+  longer.sequence_length = 512;  // a run of fixed length says nothing about others
+  CHECK(note({longer}) == nothing);
+}
+
 TEST_CASE("Runs: why rows are skipped") {
   CHECK(
       Map("torchtune-002").skipped ==
@@ -207,7 +259,15 @@ TEST_CASE("Runs: why rows are skipped") {
         "gpu_class: got \"TPU-v3\", expected a GPU type of the catalog");
   MeasuredRun run = RowNamed("llmfoundry-024");
   run.sequence_length = 0;
-  CHECK(MapRun(run, "auto").skipped == "seq_len: got nothing, expected tokens per sample");
+  run.tokens_per_s_per_gpu = 0;
+  CHECK(MapRun(run, "auto").skipped ==
+        "seq_len: got nothing, expected tokens per sample, or the step time and throughput that "
+        "tell them");
+  run.step_time_s = 1e300;
+  run.tokens_per_s_per_gpu = 1e300;  // hostile: the product is no number
+  CHECK(MapRun(run, "auto").skipped ==
+        "seq_len: got nothing, expected tokens per sample, or the step time and throughput that "
+        "tell them");
   run = RowNamed("llmfoundry-024");
   run.data_parallel_only = false;
   CHECK(MapRun(run, "auto").skipped == "parallelism: got \"fsdp\", expected data parallelism only");
