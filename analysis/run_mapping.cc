@@ -342,10 +342,8 @@ std::int64_t TokensPerSample(const MeasuredRun& run, std::vector<std::string>& n
     throw InputError("seq_len", "nothing",
                      "tokens per sample, or the step time and throughput that tell them");
   }
-  const auto length = static_cast<std::int64_t>(average);
-  notes.push_back("tokens per sample not stated: " + std::to_string(length) +
-                  " on average, by step time and throughput");
-  return length;
+  notes.emplace_back("tokens per sample not stated: their mean, by step time and throughput");
+  return static_cast<std::int64_t>(average);
 }
 
 void FillPlan(MeasuredRun run, const std::string& profile, PlanFile& file,

@@ -189,7 +189,7 @@ std::string OutcomesText(const OutOfMemoryReport& outcomes) {
          " false alarms in " + std::to_string(score.fits) + " that fit, " +
          std::to_string(score.presumed_found) + " of " + std::to_string(score.presumed) +
          " that failed for an unpublished reason, " + std::to_string(score.skipped) + " skipped\n" +
-         table.Text(2) + '\n' + SkippedText(outcomes.rows);
+         table.Text(2) + '\n' + SkippedText(outcomes.rows) + NotesText(outcomes.rows);
 }
 
 std::string BandsText(const ValidationReport& report) {
@@ -274,6 +274,7 @@ Json OutcomesJson(const OutOfMemoryReport& outcomes) {
     if (row.skipped.empty()) {
       detail["predicted_oom"] = row.prediction.out_of_memory;
       detail["margin_gib"] = MarginGibi(row);
+      detail["notes"] = row.notes;
     } else {
       detail["skipped"] = row.skipped;
     }

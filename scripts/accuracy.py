@@ -66,10 +66,10 @@ def left_out_section(program, runs):
     return by_source, table(["GPU", "framework", "left out", *COLUMNS], by_model)
 
 
-def skipped_table(validation):
+def skipped_table(details):
     reasons = {}
-    for row in validation["rows"]:
-        if "skipped" in row:
+    for row in details:
+        if "skipped" in row and not row["id"].startswith("oom-ref"):
             reasons.setdefault(row["skipped"], []).append(row["id"])
     rows = []
     for reason in sorted(reasons):
@@ -109,6 +109,18 @@ def oom_table(validation):
             rows.append([row["id"], row["outcome"], "oom" if row["predicted_oom"] else "fits",
                          f"{row['margin_gib']:+.2f}"])
     return table(["row", "measured", "predicted", "margin GiB"], rows)
+
+
+def lengths_text(details):
+    """What the rows whose samples differ in length add to the false alarms."""
+    fits = [r for r in details if r["outcome"].startswith("fits") and "predicted_oom" in r
+            and not r["id"].startswith("oom-ref")]
+    derived = [r for r in fits if any("tokens per sample not stated" in n for n in r["notes"])]
+    alarms = sum(r["predicted_oom"] for r in fits)
+    of_derived = sum(r["predicted_oom"] for r in derived)
+    rest = len(fits) - len(derived)
+    return (f"{len(derived)} of the rows that fitted ran on samples of different lengths; their mean is taken from the step time and throughput of the same job in `measured_runs.csv`.\n"
+            f"They fit easily ({of_derived} false alarms); without them false alarms are {alarms - of_derived} of {rest} ({percent((alarms - of_derived) / rest)}).")
 
 
 def collectives(program):
@@ -215,7 +227,12 @@ Reserved:
 Recall {percent(oom["recall"] or 0)} ({oom["oom_found"]} of {oom["oom_rows"]} rows that ran out of memory), false alarms {percent(oom["false_alarms"] or 0)} ({oom["false_alarm_rows"]} of {oom["fits_rows"]} that fitted, without copies
 of measured runs); {oom["presumed_found"]} of {oom["presumed_rows"]} rows that failed for an unpublished reason are predicted to; {oom["skipped"]} rows cannot be mapped.
 
+{lengths_text(oom["details"])}
+
 {oom_table(validation)}
+Rows that cannot be mapped:
+
+{skipped_table(oom["details"])}
 ## 6. Rows that no model can tell apart
 
 Equal in every column but the measured ones; (largest - smallest) / mean.
@@ -223,7 +240,7 @@ Equal in every column but the measured ones; (largest - smallest) / mean.
 {twins_table(validation)}
 ## 7. Rows skipped
 
-{skipped_table(validation)}
+{skipped_table(validation["rows"])}
 {collectives(program)}"""
     with open(output, "w", encoding="utf-8") as file:
         file.write(text)
