@@ -44,7 +44,7 @@ enum class OpKind : std::uint8_t {
   kAttention,        // inputs q, k, v (has_bias: and a position bias), or one packed qkv tensor;
                      // output (rows, heads*value_dim)
   kActivation,       // element-wise on (rows, in)
-  kGatedActivation,  // act(gate) * up on two (rows, in) inputs
+  kGatedActivation,  // act(gate) * up on two (rows, in) inputs (packed_gate: on one)
   kAdd,              // residual or embedding sum of two (rows, in) inputs; has_bias: of one input
                      // and a parameter (a position table)
   kMul,              // product of two (rows, in) inputs
@@ -120,6 +120,7 @@ struct OpSpec {
   double alibi_max = 0.0;         // kAttention: exponent of the last head's ALiBi slope; 0 = none
   RopeAngles rope = {};           // kRope
   bool packed_by_head = false;    // packed q, k, v: [head][q, k, v], otherwise [q, k, v][head]
+  bool packed_gate = false;       // kGatedActivation: rows of the input are gate, then up
   bool transposed = false;        // kLinear: the weight is [in, out]
   bool tokens_out = false;        // kConv2d: the output is (pixels, channels)
   bool up_last = false;           // kExperts: matrices are gate, down, up instead of gate, up, down

@@ -89,6 +89,9 @@ void AddSpec(const OpSpec& spec, Stream& stream) {
   if (spec.synchronized) {  // plans of models without keep their hashes
     stream.Add("synchronized");
   }
+  if (spec.packed_gate) {
+    stream.Add("packed_gate");
+  }
   if (spec.padding_row >= 0) {
     stream.Add("padding_row");
     stream.Add(spec.padding_row);

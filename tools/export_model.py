@@ -45,8 +45,9 @@ class Unsupported(Exception):
 class Value:
     """What a traced tensor holds: an output of an op (or an input), as a whole or in part."""
 
-    def __init__(self, name, rows, features, image=None, scores=None, bias=None):
+    def __init__(self, name, rows, features, image=None, scores=None, bias=None, half=None, function=None):
         self.name, self.rows, self.features, self.image = name, rows, features, image
+        self.half, self.function = half, function  # which half of the features (0, 1); the first one's activation
         self.scores, self.bias = scores, bias  # of scores: queries and keys; the position bias that was added
 
     def elements(self):
@@ -216,6 +217,9 @@ class Recorder(TorchFunctionMode):
         elif name in ACTIVATIONS and self.value(args[0]) and not self.value(args[0]).scores:
             source = self.value(args[0])
             function = "gelu_tanh" if name == "gelu" and kwargs.get("approximate") == "tanh" else ACTIVATIONS[name]
+            if source.half == 0 and source.function is None:
+                self.remember(result, Value(source.name, source.rows, source.features, half=0, function=function))
+                return
             self.emit(result, "activation", [source], source.rows, source.features, source.image, function=function)
         elif name in SUMS or name in PRODUCTS:
             self.binary("add" if name in SUMS else "mul", args, result)
@@ -251,6 +255,11 @@ class Recorder(TorchFunctionMode):
 
     def binary(self, op, args, result):
         a, b = self.value(args[0]), self.value(args[1])
+        if op == "mul" and a and b and a.name == b.name and {a.half, b.half} == {0, 1}:
+            gate = a if a.half == 0 else b  # side by side with up in one tensor
+            if gate.function:
+                self.emit(result, "gated_activation", [gate], gate.rows, gate.features, function=gate.function)
+                return
         param = self.parameter(args[0]) or self.parameter(args[1])
         source = a or b
         if source is None or not isinstance(result, torch.Tensor):
@@ -282,6 +291,16 @@ class Recorder(TorchFunctionMode):
             self.ops[-1]["rows"] = rows
             source = self.value(x)
         self.emit(result, "linear", [source], rows, features, params=params, **extra)
+
+    def on_chunk(self, args, kwargs, result):
+        source = self.value(args[0])
+        axis = kwargs.get("dim", args[2] if len(args) > 2 else 0)
+        if source is None or source.image or source.scores or len(result) != 2 or axis not in (-1, args[0].dim() - 1) or \
+                args[0].shape[-1] != source.features:
+            self.follow("chunk", args, kwargs, result)
+            return
+        for half, tensor in enumerate(result):
+            self.remember(tensor, Value(source.name, source.rows, source.features // 2, half=half))
 
     def on_linear(self, args, kwargs, result):
         bias = args[2] if len(args) > 2 else kwargs.get("bias")
@@ -320,7 +339,8 @@ class Recorder(TorchFunctionMode):
         extra = {"heads": heads, "head_dim": dim, "causal": bool(causal)}
         rows, features = q.shape[-2], heads * value_dim
         if values[0].name == values[1].name == values[2].name:
-            self.emit(result, "attention", values[:1], rows, features, kv_heads=heads, **extra)
+            kv_heads = (values[0].features // dim - heads) // 2  # of the packed tensor; k and v may be repeated
+            self.emit(result, "attention", values[:1], rows, features, kv_heads=kv_heads, **extra)
             return
         extra["kv_heads"] = values[1].features // dim
         if value_dim != dim:

@@ -74,6 +74,7 @@ class DecoderBuilder {
   struct GroupedAttention {
     ModuleId module;
     Layer q, k, v, o, q_norm, k_norm;
+    Layer qkv;  // of packed projections, instead of q, k and v
   };
   struct LatentAttention {
     ModuleId module;
@@ -82,6 +83,7 @@ class DecoderBuilder {
   struct Mlp {
     ModuleId module;
     Layer gate, up, down;
+    Layer gate_up;  // of packed projections, instead of gate and up
     std::int64_t intermediate = 0;
   };
   struct SparseMlp {
@@ -131,13 +133,16 @@ class DecoderBuilder {
     if (row_.sandwich_norms) {
       y = builder_.RmsNorm(attention_norm, sizes_.tokens, y);
     }
-    x = builder_.Add(layer, "add_1", sizes_.tokens, hidden, x, y);
+    const auto drop = [&](const char* name, TensorId from) {
+      return builder_.Dropout(layer, name, sizes_.tokens, hidden, sizes_.residual_dropout, from);
+    };
+    x = builder_.Add(layer, "add_1", sizes_.tokens, hidden, x, drop("resid_attn_dropout", y));
     y = builder_.RmsNorm(before_mlp, sizes_.tokens, x);
     y = mlp ? Run(*mlp, y) : Run(*sparse, y);
     if (row_.sandwich_norms) {
       y = builder_.RmsNorm(after_mlp, sizes_.tokens, y);
     }
-    return builder_.Add(layer, "add_2", sizes_.tokens, hidden, x, y);
+    return builder_.Add(layer, "add_2", sizes_.tokens, hidden, x, drop("resid_mlp_dropout", y));
   }
 
   GroupedAttention AddGroupedAttention(ModuleId layer) {
@@ -146,6 +151,11 @@ class DecoderBuilder {
     const std::int64_t key = sizes_.kv_heads * sizes_.head_dim;
     GroupedAttention a;
     a.module = builder_.AddModule(layer, "self_attn", Class("Attention"));
+    if (row_.packed_projections) {
+      a.o = builder_.AddLinear(a.module, "o_proj", query, hidden, row_.output_bias);
+      a.qkv = builder_.AddLinear(a.module, "qkv_proj", hidden, query + 2 * key, row_.qkv_bias);
+      return a;
+    }
     a.q = builder_.AddLinear(a.module, "q_proj", hidden, query, row_.qkv_bias);
     a.k = builder_.AddLinear(a.module, "k_proj", hidden, key, row_.qkv_bias);
     a.v = builder_.AddLinear(a.module, "v_proj", hidden, key, row_.qkv_bias);
@@ -159,6 +169,14 @@ class DecoderBuilder {
 
   TensorId Run(const GroupedAttention& a, std::int64_t window, TensorId x) {
     const std::int64_t tokens = sizes_.tokens;
+    if (row_.packed_projections) {
+      // Rotation writes new queries and keys; values stay a view of the packed projection.
+      const TensorId packed = builder_.Linear(a.qkv, tokens, x);
+      const auto [rotated_q, rotated_k] = builder_.AddRope(a.module, RopeSpec(window), {packed});
+      const TensorId y =
+          builder_.AddOp(a.module, "attn", AttentionSpec(window), {rotated_q, rotated_k, packed});
+      return builder_.Linear(a.o, tokens, y);
+    }
     TensorId q = builder_.Linear(a.q, tokens, x);
     if (row_.qk_norm) {
       q = builder_.RmsNorm(a.q_norm, tokens * sizes_.common.heads, q);
@@ -252,21 +270,32 @@ class DecoderBuilder {
     Mlp m;
     m.intermediate = intermediate;
     m.module = builder_.AddModule(parent, name, Class("MLP"));
-    m.gate = builder_.AddLinear(m.module, "gate_proj", hidden, intermediate, row_.mlp_bias);
-    m.up = builder_.AddLinear(m.module, "up_proj", hidden, intermediate, row_.mlp_bias);
+    if (row_.packed_projections) {
+      m.gate_up =
+          builder_.AddLinear(m.module, "gate_up_proj", hidden, 2 * intermediate, row_.mlp_bias);
+    } else {
+      m.gate = builder_.AddLinear(m.module, "gate_proj", hidden, intermediate, row_.mlp_bias);
+      m.up = builder_.AddLinear(m.module, "up_proj", hidden, intermediate, row_.mlp_bias);
+    }
     m.down = builder_.AddLinear(m.module, "down_proj", intermediate, hidden, row_.mlp_bias);
     return m;
   }
 
   TensorId Run(const Mlp& m, TensorId x) {
-    const TensorId gate = builder_.Linear(m.gate, sizes_.tokens, x);
-    const TensorId up = builder_.Linear(m.up, sizes_.tokens, x);
-    const TensorId y = builder_.AddOp(m.module, "gated_act",
-                                      {.kind = OpKind::kGatedActivation,
-                                       .rows = sizes_.tokens,
-                                       .in = m.intermediate,
-                                       .activation = sizes_.activation},
-                                      {gate, up});
+    OpSpec spec{.kind = OpKind::kGatedActivation,
+                .rows = sizes_.tokens,
+                .in = m.intermediate,
+                .activation = sizes_.activation,
+                .packed_gate = row_.packed_projections};
+    TensorId y;
+    if (spec.packed_gate) {
+      y = builder_.AddOp(m.module, "gated_act", spec,
+                         {builder_.Linear(m.gate_up, sizes_.tokens, x)});
+    } else {
+      const TensorId gate = builder_.Linear(m.gate, sizes_.tokens, x);
+      const TensorId up = builder_.Linear(m.up, sizes_.tokens, x);
+      y = builder_.AddOp(m.module, "gated_act", spec, {gate, up});
+    }
     return builder_.Linear(m.down, sizes_.tokens, y);
   }
 

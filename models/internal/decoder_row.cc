@@ -64,19 +64,23 @@ WindowRow ReadWindowRow(const JsonValue& row) {
 
 DecoderRow ReadDecoderRow(const JsonValue& row, const HfConfig& config) {
   row.AllowOnly({"builder", "defaults", "class_prefix", "qkv_bias", "output_bias", "mlp_bias",
-                 "qk_norm", "sandwich_norms", "scaled_embedding", "latent_attention",
-                 "norm_plus_one", "activation_key", "window", "moe"});
+                 "packed_projections", "qk_norm", "sandwich_norms", "scaled_embedding",
+                 "latent_attention", "norm_plus_one", "activation_key", "residual_dropout_key",
+                 "rotary_share_key", "window", "moe"});
   DecoderRow result;
   result.class_prefix = row.At("class_prefix").AsString();
   result.qkv_bias = Switch(row, "qkv_bias", config);
   result.output_bias = Switch(row, "output_bias", config);
   result.mlp_bias = Switch(row, "mlp_bias", config);
+  result.packed_projections = FlagOr(row, "packed_projections", false);
   result.qk_norm = FlagOr(row, "qk_norm", false);
   result.sandwich_norms = FlagOr(row, "sandwich_norms", false);
   result.scaled_embedding = FlagOr(row, "scaled_embedding", false);
   result.latent_attention = FlagOr(row, "latent_attention", false);
   result.norm_weight_offset = FlagOr(row, "norm_plus_one", false) ? 1.0 : 0.0;
   result.activation_key = TextOr(row, "activation_key", "hidden_act");
+  result.residual_dropout_key = TextOr(row, "residual_dropout_key", "");
+  result.rotary_share_key = TextOr(row, "rotary_share_key", "");
   if (const std::optional<JsonValue> window = row.Find("window")) {
     result.window = ReadWindowRow(*window);
   }

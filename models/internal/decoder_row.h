@@ -45,12 +45,15 @@ struct DecoderRow {
   bool qkv_bias = false;     // from the row, or from the config key the row names
   bool output_bias = false;
   bool mlp_bias = false;
+  bool packed_projections = false;  // q, k, v are one matrix, and gate and up (Phi-3)
   bool qk_norm = false;             // RMS norms of head size on q and k
   bool sandwich_norms = false;      // four norms per layer (Gemma 2 and 3)
   bool scaled_embedding = false;    // embeddings times sqrt(hidden) (Gemma)
   bool latent_attention = false;    // DeepSeek's low-rank q and kv
   double norm_weight_offset = 0.0;  // norms multiply by weight + 1 (Gemma)
   std::string activation_key = "hidden_act";
+  std::string residual_dropout_key;  // config key: probability before residual sums; empty: none
+  std::string rotary_share_key;      // config key: share of a head that is rotated; empty: all
   std::optional<WindowRow> window;
   std::optional<MoeRow> moe;
 };

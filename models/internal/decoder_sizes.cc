@@ -90,7 +90,7 @@ MoeSizes ReadMoeSizes(const HfConfig& config, const MoeRow& row, std::int64_t la
 }
 
 // What numbers depend on and shapes do not. Requires the sizes of the heads.
-void ReadNumbers(const HfConfig& config, DecoderSizes& s) {
+void ReadNumbers(const HfConfig& config, const DecoderRow& row, DecoderSizes& s) {
   s.epsilon = config.Positive("rms_norm_eps", 1e-6);
   if (config.Find("final_logit_softcapping")) {
     s.soft_cap = config.Positive("final_logit_softcapping", 1.0);
@@ -101,7 +101,11 @@ void ReadNumbers(const HfConfig& config, DecoderSizes& s) {
   if (config.Find("query_pre_attn_scalar")) {
     s.attention_factor = 1.0 / std::sqrt(config.Positive("query_pre_attn_scalar", 1.0));
   }
-  s.angles = ReadRopeAngles(config, "rope_theta", s.latent ? s.latent->rope_dim : s.head_dim);
+  const std::int64_t rotated = s.latent ? s.latent->rope_dim
+                               : row.rotary_share_key.empty()
+                                   ? s.head_dim
+                                   : ReadRotaryDim(config, row.rotary_share_key, 1.0, s.head_dim);
+  s.angles = ReadRopeAngles(config, "rope_theta", rotated);
   s.angles.interleaved = config.Flag("rope_interleave");
   s.window_angles = s.angles;
   if (config.Find("rope_local_base_freq")) {
@@ -127,6 +131,9 @@ DecoderSizes ReadDecoderSizes(const BuildInput& input, const DecoderRow& row) {
   s.intermediate = config.Int("intermediate_size", 1, ModelLimits::kFeatures);
   s.activation = config.ActivationOf(row.activation_key);
   s.attention_dropout = config.Probability("attention_dropout");
+  if (!row.residual_dropout_key.empty()) {
+    s.residual_dropout = config.Probability(row.residual_dropout_key);
+  }
   s.tokens = ChooseSequenceLength(
       input, config.Int("max_position_embeddings", 1, ModelLimits::kTokens), Positions::kRelative);
   if (row.latent_attention) {
@@ -145,7 +152,7 @@ DecoderSizes ReadDecoderSizes(const BuildInput& input, const DecoderRow& row) {
                                          "num_attention_heads", s.common.heads);
     s.value_dim = s.head_dim;
   }
-  ReadNumbers(config, s);
+  ReadNumbers(config, row, s);
   s.windows = ReadWindows(config, row, s.common.layers);
   if (row.moe) {
     s.moe = ReadMoeSizes(config, *row.moe, s.common.layers);

@@ -43,6 +43,7 @@ struct DecoderSizes {
   std::int64_t head_dim = 0;
   std::int64_t value_dim = 0;
   double attention_dropout = 0.0;
+  double residual_dropout = 0.0;
   double attention_factor = 0.0;    // of the scores; 0: 1 / sqrt(head_dim)
   double attention_soft_cap = 0.0;  // of the scores; 0: none
   std::optional<double> soft_cap;   // of the logits

@@ -246,18 +246,6 @@ TensorId AddMptBlock(ModelBuilder& builder, const GptSizes& s, const MptOptions&
   return builder.Add(block, "add_2", s.tokens, hidden, x, y);
 }
 
-// The rotated features of a head: rotary_pct of them, an even number.
-std::int64_t RotaryDim(const HfConfig& config, const GptSizes& s) {
-  const double share = config.Positive("rotary_pct", 0.25);
-  const auto dim = static_cast<std::int64_t>(static_cast<double>(s.head_dim) * share);
-  if (dim > s.head_dim || dim % 2 != 0) {
-    throw InputError(config.Where("rotary_pct"),
-                     std::to_string(dim) + " rotated features of a head",
-                     "an even number, at most " + std::to_string(s.head_dim));
-  }
-  return dim;
-}
-
 // Key/value heads of MPT's attn_config.
 std::int64_t ReadMptKvHeads(const HfConfig& attention, std::int64_t heads) {
   const std::string type = attention.Text("attn_type");
@@ -319,7 +307,8 @@ Model BuildGptNeox(const BuildInput& input) {
   const NeoxOptions options{
       .is_parallel = config.Flag("use_parallel_residual"),
       .has_bias = config.Flag("attention_bias"),
-      .angles = ReadRopeAngles(config, "rotary_emb_base", RotaryDim(config, s))};
+      .angles = ReadRopeAngles(config, "rotary_emb_base",
+                               ReadRotaryDim(config, "rotary_pct", 0.25, s.head_dim))};
 
   ModelBuilder builder(config.file(), input.name, input.type, "GPTNeoXForCausalLM");
   builder.SetNormConstants(config.Positive("layer_norm_eps", 1e-5));

@@ -246,6 +246,21 @@ std::int64_t CountLabels(const HfConfig& config) {
                : kDefault;
 }
 
+std::int64_t ReadRotaryDim(const HfConfig& config, std::string_view key, double fallback,
+                           std::int64_t head_dim) {
+  const std::optional<JsonValue> rope = config.Find("rope_parameters");
+  if (rope && rope->Find(key)) {
+    return ReadRotaryDim(HfConfig(*rope, *rope), key, fallback, head_dim);
+  }
+  const double share = config.Positive(key, fallback);
+  const auto dim = static_cast<std::int64_t>(static_cast<double>(head_dim) * share);
+  if (dim > head_dim || dim % 2 != 0) {
+    throw InputError(config.Where(key), std::to_string(dim) + " rotated features of a head",
+                     "an even number, at most " + std::to_string(head_dim));
+  }
+  return dim;
+}
+
 RopeAngles ReadRopeAngles(const HfConfig& config, std::string_view theta_key, std::int64_t dim) {
   constexpr double kTheta = 10'000.0;  // the default of every configuration class
   RopeAngles angles{.dim = dim, .theta = config.Positive(theta_key, kTheta)};

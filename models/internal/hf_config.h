@@ -91,6 +91,11 @@ enum class Positions { kRelative, kLearned };
 // num_labels, or the size of id2label, or 2 as in Transformers.
 [[nodiscard]] std::int64_t CountLabels(const HfConfig& config);
 
+// The features of a head of `head_dim` that a rotary embedding turns, an even number: the share
+// that the key says, there or inside rope_parameters.
+[[nodiscard]] std::int64_t ReadRotaryDim(const HfConfig& config, std::string_view key,
+                                         double fallback, std::int64_t head_dim);
+
 // The angles of a rotary embedding over `dim` features of a head: theta from `theta_key` (or inside
 // rope_parameters, where newer files have it), scaling from rope_scaling or rope_parameters.
 [[nodiscard]] RopeAngles ReadRopeAngles(const HfConfig& config, std::string_view theta_key,

@@ -70,6 +70,17 @@ Result AddNorm(OpReader& r, OpKind kind) {
                 r.In(0).dims);
 }
 
+// Gate and up side by side in each row of one input.
+Result AddPackedGate(OpReader& r, OpSpec spec) {
+  const auto [rows, features] = r.Matrix(0);
+  if (features % 2 != 0) {
+    r.Fail(0, "an even number of features: gate, then up");
+  }
+  spec.in = features / 2;
+  spec.packed_gate = true;
+  return r.Emit(spec, {rows, spec.in});
+}
+
 Result AddElementwise(OpReader& r, OpKind kind) {
   const auto [rows, in] = r.Elements(0);
   OpSpec spec{.kind = kind, .rows = rows, .in = in};
@@ -81,6 +92,9 @@ Result AddElementwise(OpReader& r, OpKind kind) {
   }
   if (kind == OpKind::kScale) {
     spec.factor = r.Positive("factor", 1.0);
+  }
+  if (kind == OpKind::kGatedActivation && r.op().inputs.size() == 1) {
+    return AddPackedGate(r, spec);
   }
   const bool has_param = !r.op().params.empty();
   if (r.op().inputs.size() == 2) {
@@ -426,7 +440,7 @@ const std::vector<Kind>& Kinds() {
        {"heads", "kv_heads", "head_dim", "value_dim", "causal", "window", "p", "factor", "soft_cap",
         "alibi_max", "packed_by_head"}},
       {"activation", element(K::kActivation), 1, 1, 0, 0, {"function"}},
-      {"gated_activation", element(K::kGatedActivation), 2, 2, 0, 0, {"function"}},
+      {"gated_activation", element(K::kGatedActivation), 1, 2, 0, 0, {"function"}},
       {"add", element(K::kAdd), 1, 2, 0, 1, {}},
       {"mul", element(K::kMul), 2, 2, 0, 0, {}},
       {"scale", element(K::kScale), 1, 1, 0, 0, {"factor"}},

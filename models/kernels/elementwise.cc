@@ -70,16 +70,17 @@ OpKernels LowerActivation(const LowerContext& context) {
 
 OpKernels LowerGatedActivation(const LowerContext& context) {
   const std::int64_t elements = Elements(context);
+  const bool is_packed = context.spec.packed_gate;
   OpKernels op;
   op.output_aliases = {-1};
   if (context.options.fused_elementwise) {
     AppendElementwise(context, elements, 2, 1, &op.forward);
     AppendElementwise(context, elements, 3, 2, &op.backward_data);
-    op.saves_input = 0b11;
+    op.saves_input = is_packed ? 0b1 : 0b11;
     op.output_recomputed = RecomputesOutputs(context);
     return op;
   }
-  if (context.spec.activation == Activation::kNone) {
+  if (context.spec.activation == Activation::kNone && !is_packed) {
     return LowerMul(context);
   }
   AppendElementwise(context, elements, 1, 1, &op.forward);        // activation of the gate
@@ -93,6 +94,16 @@ OpKernels LowerGatedActivation(const LowerContext& context) {
   // Peak of backward: the product's gradients, of the activated gate and of up, beside that of the
   // output. The gate's own comes when the last two are gone, so no scratch is added to the three.
   op.extra_saved = Bytes(Product({elements, context.s}));
+  if (is_packed) {
+    // Gate and up are views of one tensor: it is kept as a whole, and their gradients are copied
+    // into one of its size (chunk's backward, torch.cat). That is the peak, when the output's
+    // gradient is gone: four parts, of which input and output account for three.
+    op.saves_input = 0b1;
+    op.backward_data.push_back(PassKernel(KernelClass::kCopy, context.compute,
+                                          Product({2, elements, context.s}),
+                                          Product({2, elements, context.s})));
+    op.backward_workspace = op.extra_saved;
+  }
   return op;
 }
 

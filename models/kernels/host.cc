@@ -169,7 +169,7 @@ void SetElementwise(const LowerContext& context, OpKernels* op) {
     case OpKind::kGatedActivation:
       op->forward = {Pass(context, 2 * e, e)};
       op->backward_data = {Pass(context, 3 * e, 2 * e)};
-      op->saves_input = 0b11;
+      op->saves_input = spec.packed_gate ? 0b1 : 0b11;
       return;
     case OpKind::kAdd:
       op->forward = {Pass(context, 2 * e, e)};

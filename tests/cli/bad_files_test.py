@@ -155,7 +155,7 @@ class BadModels(ShardwrightTestCase):
         self.check({**LLAMA, "hidden_size": -32}, "m.json: hidden_size: got -32, expected an integer from 1 to 4194304")
         self.check({**LLAMA, "model_type": "lama"}, 'm.json: model_type: got "lama", expected one of "bert", '
                    '"deepseek_v3", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", '
-                   '"mixtral", "mpt", "opt", "qwen2", "qwen3", "qwen3_moe", "t5", "vit", or a model.json, as '
+                   '"mixtral", "mpt", "opt", "phi3", "qwen2", "qwen3", "qwen3_moe", "t5", "vit", or a model.json, as '
                    'tools/export_model.py makes of any Transformers model; did you mean "llama"?')
         self.check(json.dumps(LLAMA)[:40], "m.json:1:41: got end of input, expected '}'")
 

@@ -283,7 +283,7 @@ class EmitToTorch(ShardwrightTestCase):
         """hf-v5 names every parameter of every family as transformers does, with its shape and ties."""
         check = importlib.import_module("shardwright_plan") if self.emit("fsdp2", "llama", "", 2) else None
         families = {"llama-3.2-1b": "LlamaForCausalLM", "mistral-7b": "MistralForCausalLM", "qwen2-0.5b": "Qwen2ForCausalLM",
-                    "qwen3-0.6b": "Qwen3ForCausalLM", "gemma-2-2b": "Gemma2ForCausalLM", "gemma-3-1b": "Gemma3ForCausalLM",
+                    "phi-3-mini-4k": "Phi3ForCausalLM", "qwen3-0.6b": "Qwen3ForCausalLM", "gemma-2-2b": "Gemma2ForCausalLM", "gemma-3-1b": "Gemma3ForCausalLM",
                     "gpt2": "GPT2LMHeadModel", "pythia-70m": "GPTNeoXForCausalLM", "opt-125m": "OPTForCausalLM",
                     "t5-small": "T5ForConditionalGeneration", "bert-base-uncased": "BertForMaskedLM",
                     "vit-b-16": "ViTForImageClassification", "vit-b-16-model": "ViTModel",

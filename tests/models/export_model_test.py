@@ -40,6 +40,7 @@ FAMILIES = {
     "gemma2": {**GROUPED, "head_dim": 32},
     "gemma3_text": {**GROUPED, "head_dim": 32},
     "gpt_neox": SIZES,
+    "phi3": {**GROUPED, "pad_token_id": 0},
     "opt": {"vocab_size": 512, "hidden_size": 128, "ffn_dim": 352, "num_hidden_layers": 3, "num_attention_heads": 4,
             "word_embed_proj_dim": 128, "max_position_embeddings": SEQUENCE},
     "mpt": {"vocab_size": 512, "d_model": 128, "n_layers": 3, "n_heads": 4, "max_seq_len": SEQUENCE},

@@ -68,6 +68,8 @@ TEST_CASE("launches and bytes equal those of the operators that PyTorch runs") {
   const OpSpec rms = RowsSpec(OpKind::kRmsNorm, 64, 48);
   const OpSpec gelu = ActivationSpec(OpKind::kActivation, Activation::kGeluTanh);
   const OpSpec swiglu = ActivationSpec(OpKind::kGatedActivation, Activation::kSilu);
+  OpSpec packed = swiglu;
+  packed.packed_gate = true;
   const OpSpec rope = {
       .kind = OpKind::kRope, .rows = 64, .heads = 3, .kv_heads = 3, .head_dim = 16};
   const OpSpec select = {.kind = OpKind::kSelect, .rows = 1, .in = 48, .seq_k = 64};
@@ -83,6 +85,13 @@ TEST_CASE("launches and bytes equal those of the operators that PyTorch runs") {
       {"rms norm in HF, fp32", rms, kFp32, "hf-eager", 2, {6, 100032, 75264}, {14, 347328, 223424}},
       {"gelu_new", gelu, kBf16, "hf-eager", 2, {8, 122880, 98304}, {11, 208896, 135168}},
       {"silu(gate) * up", swiglu, kBf16, "torch-eager", 2, {2, 36864, 24576}, {3, 73728, 36864}},
+      {"silu(gate) * up, packed",
+       packed,
+       kBf16,
+       "torch-eager",
+       2,
+       {2, 36864, 24576},
+       {4, 98304, 61440}},
       // Each of the two slice_backward is two kernels: zeros, then a copy of e / 2.
       {"rope of q and k",
        rope,

@@ -338,6 +338,7 @@ OpSpec RandomSpec(OpKind kind, std::mt19937* random) {
   spec.window = draw(0, 1) == 1 ? draw(1, 300) : 0;
   spec.has_bias = draw(0, 1) == 1;
   spec.gated = draw(0, 1) == 1;
+  spec.packed_gate = spec.gated;  // fields of two kinds
   spec.activation = static_cast<Activation>(draw(1, 6));
   spec.dropout_p = draw(0, 1) == 1 ? 0.1 : 0.0;
   spec.groups = draw(1, 3);

@@ -165,8 +165,8 @@ TEST_CASE("Loader.ANewDecoderTypeIsOneTableRow") {
   CHECK(ErrorOf("data/models/granite-3.0-2b.json") ==
         "data/models/granite-3.0-2b.json: model_type: got \"granite\", expected one of \"bert\", "
         "\"deepseek_v3\", \"gemma\", \"gemma2\", \"gemma3\", \"gemma3_text\", \"gpt2\", "
-        "\"gpt_neox\", \"llama\", \"mistral\", \"mixtral\", \"mpt\", \"opt\", \"qwen2\", "
-        "\"qwen3\", \"qwen3_moe\", \"t5\", \"vit\", or a model.json, as "
+        "\"gpt_neox\", \"llama\", \"mistral\", \"mixtral\", \"mpt\", \"opt\", \"phi3\", "
+        "\"qwen2\", \"qwen3\", \"qwen3_moe\", \"t5\", \"vit\", or a model.json, as "
         "tools/export_model.py makes of any Transformers model");
 }
 
@@ -222,8 +222,8 @@ TEST_CASE("Loader.BadFilesGetOneClearLine") {
   CHECK(ErrorOf("data/bad_models/unknown_type.json") ==
         "data/bad_models/unknown_type.json: model_type: got \"lama\", expected one of \"bert\", "
         "\"deepseek_v3\", \"gemma\", \"gemma2\", \"gemma3\", \"gemma3_text\", \"gpt2\", "
-        "\"gpt_neox\", \"llama\", \"mistral\", \"mixtral\", \"mpt\", \"opt\", \"qwen2\", "
-        "\"qwen3\", \"qwen3_moe\", \"t5\", \"vit\", or a model.json, as "
+        "\"gpt_neox\", \"llama\", \"mistral\", \"mixtral\", \"mpt\", \"opt\", \"phi3\", "
+        "\"qwen2\", \"qwen3\", \"qwen3_moe\", \"t5\", \"vit\", or a model.json, as "
         "tools/export_model.py makes of any Transformers model; did you mean \"llama\"?");
 }
 

@@ -77,6 +77,16 @@ def rms_norm(x, weight):
     return weight * wide.to(x.dtype)
 
 
+def packed_silu(x):
+    gate, up = x.chunk(2, dim=-1)
+    return up * F.silu(gate)
+
+
+def packed_relu(x):
+    gate, up = x.chunk(2, dim=-1)
+    return up * F.relu(gate)
+
+
 def gelu_new(x):
     return 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * torch.pow(x, 3.0))))
 
@@ -165,6 +175,7 @@ def launches():
     operators("rms norm in HF, fp32", rms_norm, zeros(2, 64, 48, dtype=FP32), zeros(48, dtype=FP32))
     operators("gelu_new", gelu_new, zeros(2, 64, 48))
     operators("silu(gate) * up", lambda a, b: F.silu(a) * b, zeros(2, 64, 48), zeros(2, 64, 48))
+    operators("silu(gate) * up, packed", packed_silu, zeros(2, 64, 96))
     operators("rope of q", rotate, zeros(2, 3, 64, 16))
     operators("attention", heads_last, *(zeros(2, 64, 3, 16) for _ in range(3)))
     operators("attention of one sample", heads_last, *(zeros(1, 64, 3, 16) for _ in range(3)))
@@ -188,6 +199,8 @@ def single_ops():
         show(f.__name__, kept(f, (x,)))
     show("silu(gate) * up", kept(lambda a, b: F.silu(a) * b, (x, y)))
     show("relu(gate) * up", kept(lambda a, b: F.relu(a) * b, (x, y)))
+    show("silu(gate) * up, packed", kept(packed_silu, (zeros(2, 64, 96),)))
+    show("relu(gate) * up, packed", kept(packed_relu, (zeros(2, 64, 96),)))
     show("add", kept(torch.add, (x, y)))
     show("mul", kept(torch.mul, (x, y)))
     qkv = [zeros(2, 3, 64, 16) for _ in range(3)]

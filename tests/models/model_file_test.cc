@@ -108,6 +108,24 @@ TEST_CASE("ModelFile.RegNetHasBatchNormAndSqueezeExcitation") {
   }
 }
 
+TEST_CASE("ModelFile.GateAndUpInOneTensor") {
+  const JsonValue json = JsonValue::Parse(R"({"format": "shardwright-model", "version": 1,
+    "inputs": {"x": {"shape": [4, 6]}, "labels": {"ids": 4}},
+    "modules": [{"name": "a", "class": "Linear", "params": [{"name": "weight", "shape": [10, 6]}]}],
+    "ops": [
+      {"op": "linear", "module": "a", "params": ["a.weight"], "inputs": ["x"], "output": "gate_up"},
+      {"op": "gated_activation", "module": "a", "function": "silu", "inputs": ["gate_up"],
+       "output": "y"},
+      {"op": "cross_entropy", "module": "a", "inputs": ["y", "labels"], "output": "loss"}]})",
+                                          "m.json");
+  const Model model = ModelFromJson(json, "m.json", {});
+  const OpSpec& gated = model.specs[model.ops[1].spec];
+  CHECK(gated.packed_gate);
+  CHECK(gated.in == 5);  // half of 10
+  CHECK(gated.rows == 4);
+  CHECK(model.tensors[model.ops[1].outputs[0].value].elements == 4 * 5);
+}
+
 TEST_CASE("ModelFile.LoopVariables") {
   const LoopValues loops = {{"i", 3}, {"j", 7}};
   CHECK(Substitute("a{i}.{j}", loops, "w") == "a3.7");
@@ -190,6 +208,9 @@ const Bad kBad[] = {
     {"file_attention_inputs",
      "ops[0].inputs: got 2 tensors, expected one packed tensor, or queries, keys, values and "
      "perhaps a position bias"},
+    {"file_odd_gate",
+     "ops[0].inputs[0]: got a tensor of shape [4, 7], expected an even number of features: gate, "
+     "then up"},
     {"file_no_sequence",
      "inputs.x.shape[0]: got \"sequence_length\", expected a number, since the file has no key "
      "of "

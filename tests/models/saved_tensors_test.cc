@@ -169,6 +169,10 @@ TEST_CASE("row-wise ops keep what PyTorch's autograd keeps") {
   };
   const OpKind one = OpKind::kActivation;
   const OpKind gated = OpKind::kGatedActivation;
+  OpSpec packed_silu = act(gated, Activation::kSilu);
+  packed_silu.packed_gate = true;
+  OpSpec packed_relu = act(gated, Activation::kRelu);
+  packed_relu.packed_gate = true;
   const OpSpec embedding = {.kind = OpKind::kEmbedding, .rows = 64, .out = 48, .vocab = 100};
   const OpSpec rms = RowsSpec(OpKind::kRmsNorm, 64, 48);
   const DType bf16 = DType::kBf16;
@@ -186,6 +190,8 @@ TEST_CASE("row-wise ops keep what PyTorch's autograd keeps") {
       {"silu", act(one, Activation::kSilu), bf16, "torch-eager", 1, 0, 0},
       {"silu(gate) * up", act(gated, Activation::kSilu), bf16, "torch-eager", 3, 0, 12288},
       {"relu(gate) * up", act(gated, Activation::kRelu), bf16, "torch-eager", 2, 0, 12288},
+      {"silu(gate) * up, packed", packed_silu, bf16, "torch-eager", 1, 0, 12288},
+      {"relu(gate) * up, packed", packed_relu, bf16, "torch-eager", 1, 0, 12288},
       {"add", RowsSpec(OpKind::kAdd, 64, 48), bf16, "torch-eager", 0, 0, 0},
       {"mul", RowsSpec(OpKind::kMul, 64, 48), bf16, "torch-eager", 3, 0, 0},
       {"scale", RowsSpec(OpKind::kScale, 64, 48), bf16, "torch-eager", 0, 0, 0},

@@ -25,6 +25,9 @@ TEST_CASE("Zoo.ParameterCountsOfPublishedModels") {
       {"llama-3.1-405b", 405853388800},
       {"llama-3.2-1b", 1235814400},
       {"mistral-7b", 7241732096},
+      {"phi-3-mini-4k", 3821079552},
+      {"phi-4", 14659507200},
+      {"stablelm-base-alpha-3b", 3637321728},  // 16 (12 h^2 + 13 h) + 2 * 50688 h + 2 h, h = 4096
       {"qwen2-7b", 7615616512},
       {"qwen2.5-0.5b", 494032768},
       {"qwen3-8b", 8190735360},
@@ -97,9 +100,9 @@ TEST_CASE("Zoo.ListIsSortedCompleteAndSourced") {
   }
   const std::vector<std::string> types = ListModelTypes();
   const std::vector<std::string> expected = {
-      "bert", "deepseek_v3", "gemma", "gemma2",    "gemma3",  "gemma3_text",
-      "gpt2", "gpt_neox",    "llama", "mistral",   "mixtral", "mpt",
-      "opt",  "qwen2",       "qwen3", "qwen3_moe", "t5",      "vit"};
+      "bert",     "deepseek_v3", "gemma",     "gemma2",  "gemma3", "gemma3_text", "gpt2",
+      "gpt_neox", "llama",       "mistral",   "mixtral", "mpt",    "opt",         "phi3",
+      "qwen2",    "qwen3",       "qwen3_moe", "t5",      "vit"};
   CHECK(types == expected);
 }
 
@@ -131,6 +134,8 @@ TEST_CASE("Zoo.ParameterNamesAndShapesAreThoseOfStateDict") {
       {"qwen2-7b", "model.layers.0.self_attn.q_proj.bias", {3584}},
       {"qwen3-0.6b", "model.layers.0.self_attn.q_proj.weight", {2048, 1024}},
       {"qwen3-0.6b", "model.layers.0.self_attn.k_norm.weight", {128}},
+      {"phi-4", "model.layers.0.self_attn.qkv_proj.weight", {7680, 5120}},
+      {"phi-4", "model.layers.39.mlp.gate_up_proj.weight", {35840, 5120}},
       {"gemma-2-2b", "model.layers.0.pre_feedforward_layernorm.weight", {2304}},
       {"gpt2", "transformer.wpe.weight", {1024, 768}},
       {"gpt2", "transformer.h.11.attn.c_attn.weight", {768, 2304}},

@@ -84,7 +84,8 @@ enum class MapOp : std::uint8_t {
 };
 
 // z[i] = op(a[i], b[j], c[i]) for i < n, where j is i, or i % period (b repeats), or i / plane (one
-// b per plane). With `adds` the result is added to z.
+// b per plane). With `adds` the result is added to z. Arrays in `wide` have rows of twice `row`
+// elements, of which the map takes one half: the first, or the one at which `data` points.
 struct MapArgs {
   MapOp op = MapOp::kCopy;
   Activation activation = Activation::kNone;
@@ -93,6 +94,8 @@ struct MapArgs {
   std::int64_t n = 0;
   std::int64_t period = 0;  // 0: j = i
   std::int64_t plane = 0;   // 0: no planes
+  std::int64_t row = 0;
+  std::uint32_t wide = 0;  // 1: a, 2: b, 4: c, 8: z; not with period or plane
   Array a = {}, b = {}, c = {}, z = {};
 };
 
@@ -132,38 +135,45 @@ struct MapKernel {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     block.Each([&](int t) {
       const std::int64_t first = block.index() * kPerBlock + std::int64_t{t} * kVector;
-      if (first + kVector <= args.n && args.period == 0 && args.plane == 0) {
+      const bool is_split = args.wide != 0 && args.row % kVector != 0;
+      if (first + kVector <= args.n && args.period == 0 && args.plane == 0 && !is_split) {
         RunEight(args, first);
         return;
       }
       for (std::int64_t i = first; i < first + kVector && i < args.n; ++i) {
         const std::int64_t j =
             args.period > 0 ? i % args.period : (args.plane > 0 ? i / args.plane : i);
-        const float b = args.b.data != nullptr ? Load(args.b, j) : 0.0F;
-        const float c = args.c.data != nullptr ? Load(args.c, i) : 0.0F;
-        StoreOrAdd(args.z, i, MapOne(args, Load(args.a, i), b, c), args.adds);
+        const float b = args.b.data != nullptr ? Load(args.b, At(args, 2, j)) : 0.0F;
+        const float c = args.c.data != nullptr ? Load(args.c, At(args, 4, i)) : 0.0F;
+        StoreOrAdd(args.z, At(args, 8, i), MapOne(args, Load(args.a, At(args, 1, i)), b, c),
+                   args.adds);
       }
     });
   }
 
  private:
+  // Where element i of an array lies.
+  static SW_DEVICE std::int64_t At(const Args& args, std::uint32_t array, std::int64_t i) {
+    return (args.wide & array) != 0 ? i + i / args.row * args.row : i;
+  }
+
   static SW_DEVICE void RunEight(const Args& args, std::int64_t first) {
     float a[kVector], b[kVector] = {}, c[kVector] = {}, z[kVector] = {};
-    LoadEight(args.a, first, a);
+    LoadEight(args.a, At(args, 1, first), a);
     if (args.b.data != nullptr) {
-      LoadEight(args.b, first, b);
+      LoadEight(args.b, At(args, 2, first), b);
     }
     if (args.c.data != nullptr) {
-      LoadEight(args.c, first, c);
+      LoadEight(args.c, At(args, 4, first), c);
     }
     if (args.adds) {
-      LoadEight(args.z, first, z);
+      LoadEight(args.z, At(args, 8, first), z);
     }
     for (int k = 0; k < kVector; ++k) {
       const float result = MapOne(args, a[k], b[k], c[k]);
       z[k] = args.adds ? z[k] + result : result;
     }
-    StoreEight(args.z, first, z);
+    StoreEight(args.z, At(args, 8, first), z);
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include "executor/cuda/kernels/elementwise.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -39,38 +40,47 @@ void SubmitActivation(const ModelOpCall& call, bool is_backward, const OpContext
                 .z = ArrayOf(dx)});
 }
 
+// The second half of each row of a packed gate.
+gpu::Array SecondHalf(const gpu::Array& packed, std::int64_t features) {
+  const auto bytes = static_cast<std::size_t>(features * SizeOf(packed.dtype));
+  return {static_cast<std::byte*>(packed.data) + bytes, packed.dtype};
+}
+
 void SubmitGated(const ModelOpCall& call, bool is_backward, const OpContext& context) {
-  const Activation function = call.spec->activation;
+  const bool is_packed = call.spec->packed_gate;
+  const std::size_t up_index = is_packed ? 0 : 1;
+  const auto wide = [is_packed](std::uint32_t arrays) { return is_packed ? arrays : 0; };
+  const auto part = [&](const gpu::Array& of, bool is_up) {
+    return is_packed && is_up ? SecondHalf(of, call.spec->in) : of;
+  };
   const gpu::Array gate = ArrayOf(call.inputs[0]);
-  const gpu::Array up = ArrayOf(call.inputs[1]);
+  const gpu::Array up = part(ArrayOf(call.inputs[up_index]), true);
+  MapArgs args{.op = MapOp::kGated, .activation = call.spec->activation, .row = call.spec->in};
+  args.a = gate;
   if (!is_backward) {
     const View& y = call.outputs[0];
-    Map(context, {.op = MapOp::kGated,
-                  .activation = function,
-                  .n = y.elements,
-                  .a = gate,
-                  .b = up,
-                  .z = ArrayOf(y)});
+    args.n = y.elements;
+    args.wide = wide(1 | 2);
+    args.b = up;
+    args.z = ArrayOf(y);
+    Map(context, args);
     return;
   }
   const gpu::Array dy = ArrayOf(call.output_grads[0]);
-  const std::int64_t n = call.output_grads[0].elements;
-  if (Wants(call.input_grads, 1)) {
-    Map(context, {.op = MapOp::kGated,
-                  .activation = function,
-                  .n = n,
-                  .a = gate,
-                  .b = dy,
-                  .z = ArrayOf(call.input_grads[1])});
+  args.n = call.output_grads[0].elements;
+  if (Wants(call.input_grads, up_index)) {
+    args.wide = wide(1 | 8);
+    args.b = dy;
+    args.z = part(ArrayOf(call.input_grads[up_index]), true);
+    Map(context, args);
   }
   if (Wants(call.input_grads, 0)) {
-    Map(context, {.op = MapOp::kGateGrad,
-                  .activation = function,
-                  .n = n,
-                  .a = gate,
-                  .b = up,
-                  .c = dy,
-                  .z = ArrayOf(call.input_grads[0])});
+    args.op = MapOp::kGateGrad;
+    args.wide = wide(1 | 2 | 8);
+    args.b = up;
+    args.c = dy;
+    args.z = ArrayOf(call.input_grads[0]);
+    Map(context, args);
   }
 }
 

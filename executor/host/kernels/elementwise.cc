@@ -105,6 +105,23 @@ void ChannelScaleGrad(const ModelOpCall& call) {
   }
 }
 
+// Where gate and up lie: in two tensors, taken as one row, or side by side in each row of one.
+struct GatedRows {
+  std::int64_t count = 1;
+  std::int64_t features = 0;  // of the result's row
+  std::int64_t stride = 0;    // of the inputs' rows
+  std::size_t up = 1;         // the input that holds up
+  std::int64_t up_first = 0;  // where it begins in a row
+};
+
+GatedRows RowsOfGated(const ModelOpCall& call, std::int64_t elements) {
+  const std::int64_t in = call.spec->in;
+  if (!call.spec->packed_gate) {
+    return {.features = elements};
+  }
+  return {.count = elements / in, .features = in, .stride = 2 * in, .up = 0, .up_first = in};
+}
+
 }  // namespace
 
 void ActivationForward(const ModelOpCall& call) {
@@ -126,38 +143,60 @@ void ActivationBackward(const ModelOpCall& call) {
 
 void GatedActivationForward(const ModelOpCall& call) {
   const Activation function = call.spec->activation;
-  MapTwo(call.inputs[0], call.inputs[1], call.outputs[0],
-         [function](const float* gate, const float* up, float* y, std::int64_t n) {
-           ChunkBuffer activated;
-           VectorActivate(function, gate, activated.values.data(), n);
-           VectorProduct(activated.values.data(), up, y, n);
-         });
+  const View& y = call.outputs[0];
+  const GatedRows rows = RowsOfGated(call, y.elements);
+  for (std::int64_t row = 0; row < rows.count; ++row) {
+    ForEachChunk(rows.features, [&](std::int64_t begin, std::int64_t n) {
+      ChunkBuffer gate_buffer;
+      ChunkBuffer up_buffer;
+      ChunkBuffer y_buffer;
+      ChunkBuffer activated;
+      const std::int64_t at = row * rows.stride + begin;
+      const std::int64_t y_at = row * rows.features + begin;
+      float* const result = ResultFloats(y, y_at, y_buffer.values.data());
+      VectorActivate(function, ReadFloats(call.inputs[0], at, n, gate_buffer.values.data()),
+                     activated.values.data(), n);
+      VectorProduct(
+          activated.values.data(),
+          ReadFloats(call.inputs[rows.up], rows.up_first + at, n, up_buffer.values.data()), result,
+          n);
+      FinishFloats(result, n, y, y_at);
+    });
+  }
 }
 
 void GatedActivationBackward(const ModelOpCall& call) {
   const Activation function = call.spec->activation;
   const ConstView& dy = call.output_grads[0];
-  ForEachChunk(dy.elements, [&](std::int64_t begin, std::int64_t n) {
-    ChunkBuffer gate_buffer;
-    ChunkBuffer up_buffer;
-    ChunkBuffer dy_buffer;
-    ChunkBuffer activated;
-    ChunkBuffer result;
-    const float* const gate = ReadFloats(call.inputs[0], begin, n, gate_buffer.values.data());
-    const float* const up = ReadFloats(call.inputs[1], begin, n, up_buffer.values.data());
-    const float* const grad = ReadFloats(dy, begin, n, dy_buffer.values.data());
-    VectorActivate(function, gate, activated.values.data(), n);
-    if (call.input_grads[1].data != nullptr) {
-      VectorProduct(grad, activated.values.data(), result.values.data(), n);
-      StoreFloats(result.values.data(), n, call.input_grads[1], begin);
-    }
-    if (call.input_grads[0].data != nullptr) {
-      VectorProduct(grad, up, result.values.data(), n);
-      const float* const kept = ActivationKeepsResult(function) ? activated.values.data() : gate;
-      VectorActivateGrad(function, kept, result.values.data(), result.values.data(), n);
-      StoreFloats(result.values.data(), n, call.input_grads[0], begin);
-    }
-  });
+  const GatedRows rows = RowsOfGated(call, dy.elements);
+  const View& dgate = call.input_grads[0];
+  const View& dup = call.input_grads[rows.up];
+  for (std::int64_t row = 0; row < rows.count; ++row) {
+    ForEachChunk(rows.features, [&](std::int64_t begin, std::int64_t n) {
+      ChunkBuffer gate_buffer;
+      ChunkBuffer up_buffer;
+      ChunkBuffer dy_buffer;
+      ChunkBuffer activated;
+      ChunkBuffer result;
+      const std::int64_t at = row * rows.stride + begin;
+      const std::int64_t up_at = rows.up_first + at;
+      const float* const gate = ReadFloats(call.inputs[0], at, n, gate_buffer.values.data());
+      const float* const up = ReadFloats(call.inputs[rows.up], up_at, n, up_buffer.values.data());
+      const float* const grad =
+          ReadFloats(dy, row * rows.features + begin, n, dy_buffer.values.data());
+      VectorActivate(function, gate, activated.values.data(), n);
+      if (dup.data != nullptr) {
+        VectorProduct(grad, activated.values.data(), result.values.data(), n);
+        StoreFloats(result.values.data(), n, dup, up_at);
+      }
+      if (dgate.data != nullptr) {
+        VectorProduct(grad, up, result.values.data(), n);
+        const float* const kept = ActivationKeepsResult(function) ? activated.values.data() : gate;
+        VectorActivateGrad(function, kept, result.values.data(), result.values.data(), n);
+        StoreFloats(result.values.data(), n, dgate, at);
+      }
+    });
+  }
 }
 
 void AddForward(const ModelOpCall& call) {

@@ -124,6 +124,32 @@ TEST_CASE("HostKernels.GatedActivations") {
   }
 }
 
+TEST_CASE("HostKernels.PackedGatedActivations") {
+  for (const DType dtype : kAllDTypes) {
+    for (const Activation function : {Activation::kSilu, Activation::kTanh}) {
+      for (const std::int64_t features : {7, 16, 700}) {  // 700: more than one chunk
+        KernelCase c = ElementCase(OpKind::kGatedActivation, 3, features, 1);
+        c.inputs[0] = Normal(2 * 3 * 2 * features, 1);
+        c.spec.activation = function;
+        c.spec.packed_gate = true;
+        CheckKernel(c, dtype,
+                    [function, features](const auto& in, const auto&) {
+                      Numbers y;
+                      for (std::int64_t row = 0; row < 2 * 3; ++row) {
+                        const auto gate = static_cast<std::size_t>(row * 2 * features);
+                        for (std::size_t i = 0; i < static_cast<std::size_t>(features); ++i) {
+                          const double up = in[0][gate + static_cast<std::size_t>(features) + i];
+                          y.push_back(ActivationOracle(function, in[0][gate + i]) * up);
+                        }
+                      }
+                      return std::vector<Numbers>{y};
+                    },
+                    {.absolute = 128 * kU, .relative = 32 * kU});
+      }
+    }
+  }
+}
+
 TEST_CASE("HostKernels.Add") {
   for (const DType dtype : kAllDTypes) {
     const Oracle sum = [](const std::vector<Numbers>& in, const std::vector<Numbers>& params) {
