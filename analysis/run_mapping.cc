@@ -330,7 +330,8 @@ void SetAttention(const MeasuredRun& run, KernelSetOptions& kernels) {
   }
 }
 
-// The column; where samples differ in length and none is given, the average by what was measured.
+// The column; where samples differ in length and none is given, the mean by what was measured; of
+// GPT-2, which is trained on as many tokens as it has positions, those.
 std::int64_t TokensPerSample(const MeasuredRun& run, std::vector<std::string>& notes) {
   if (run.sequence_length > 0) {
     return run.sequence_length;
@@ -338,6 +339,11 @@ std::int64_t TokensPerSample(const MeasuredRun& run, std::vector<std::string>& n
   const std::int64_t samples = run.micro_batch * std::max<std::int64_t>(run.accumulation, 1);
   const double tokens = run.step_time_s * run.tokens_per_s_per_gpu;  // per GPU and step
   const double average = samples > 0 ? std::round(tokens / static_cast<double>(samples)) : 0;
+  if (average < 1 && (run.model_name.starts_with("GPT-2") || run.model_name.starts_with("GPT2"))) {
+    constexpr std::int64_t kPositions = 1024;  // n_positions of its config.json
+    notes.push_back("tokens per sample not stated: GPT-2's " + std::to_string(kPositions));
+    return kPositions;
+  }
   if (average < 1 || average > static_cast<double>(JsonValue::kMaxCount)) {
     throw InputError("seq_len", "nothing",
                      "tokens per sample, or the step time and throughput that tell them");

@@ -250,6 +250,16 @@ TEST_CASE("Runs: outcomes take lengths that they lack from the measured run of t
   CHECK(predict({longer}).skipped == nothing);
 }
 
+TEST_CASE("Runs: GPT-2 of unknown length has as many tokens as positions") {
+  MeasuredRun run = RowNamed("llmfoundry-024");
+  run.sequence_length = 0;
+  run.tokens_per_s_per_gpu = 0;
+  run.model_name = "GPT-2 1.5B (48L,1600,16 heads)";
+  const MappedRun mapped = MapRun(run, "auto");
+  CHECK(mapped.plan.job.sequence_length == 1024);
+  CHECK(mapped.notes.at(0) == "tokens per sample not stated: GPT-2's 1024");
+}
+
 TEST_CASE("Runs: why rows are skipped") {
   CHECK(
       Map("torchtune-002").skipped ==
