@@ -1,5 +1,6 @@
 """Writes the tables of bench/accuracy.md from the JSON reports of shardwright validate and fit."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -111,6 +112,44 @@ def oom_table(validation):
     return table(["row", "measured", "predicted", "margin GiB"], rows)
 
 
+# Columns that say what a run was; those of one choice differ together.
+CHOICES = {"microbatch_per_gpu": ("microbatch_per_gpu",), "gpus": ("gpus", "internode_network"),
+           "parallelism": ("parallelism", "sharding_strategy")}
+NOT_THE_RUN = {"id", "source", "outcome", "outcome_basis", "peak_mem_GiB", "peak_mem_kind", "notes", "dims_source",
+               "global_batch_sequences"}
+
+
+def brackets(validation, path):
+    """(oom row, fits row, choice) for every row that ran out of memory and the nearest one that fitted, which differs from it in
+    one choice only."""
+    details = {row["id"]: row for row in validation["oom"]["details"] if "predicted_oom" in row}
+    with open(path, encoding="utf-8", newline="") as file:
+        runs = [run for run in csv.DictReader(file) if run["id"] in details and not run["id"].startswith("oom-ref")]
+    found = []
+    for oom in (run for run in runs if run["outcome"] == "oom"):
+        for choice, columns in CHOICES.items():
+            same = [column for column in oom if column not in NOT_THE_RUN and column not in columns]
+            near = [run for run in runs if run["outcome"].startswith("fits") and run[choice] != oom[choice]
+                    and all(run[column] == oom[column] for column in same)]
+            if near:
+                def distance(run):
+                    values = run[choice], oom[choice]
+                    return abs(float(values[0]) - float(values[1])) if all(v.isdigit() for v in values) else 0
+                found.append((details[oom["id"]], details[min(near, key=distance)["id"]], choice, oom[choice],
+                              min(near, key=distance)[choice]))
+    return found
+
+
+def is_right(bracket):
+    return bracket[0]["predicted_oom"] and not bracket[1]["predicted_oom"]
+
+
+def brackets_table(found):
+    return table(["ran out", "margin GiB", "fitted", "margin GiB", "differ in", "both right"],
+                 [[oom["id"], f"{oom['margin_gib']:+.2f}", fits["id"], f"{fits['margin_gib']:+.2f}",
+                   f"{choice}: {a}, {b}", "yes" if is_right((oom, fits)) else "**no**"] for oom, fits, choice, a, b in found])
+
+
 def lengths_text(details):
     """What the rows whose samples differ in length add to the false alarms."""
     fits = [r for r in details if r["outcome"].startswith("fits") and "predicted_oom" in r
@@ -151,7 +190,7 @@ def step_time_goals(validation, left_out):
     return goals
 
 
-def goals_table(program, validation, left_out):
+def goals_table(program, validation, left_out, edges):
     """Every goal, what was reached, and whether that is enough."""
     goals = step_time_goals(validation, left_out)
     pooled = validation["pooled"]
@@ -160,6 +199,8 @@ def goals_table(program, validation, left_out):
     oom = validation["oom"]
     goals.append(["out of memory, rows missed", 0.05, 1 - (oom["recall"] or 0)])
     goals.append(["out of memory, false alarms", 0.05, oom["false_alarms"] or 0])
+    wrong = sum(not is_right(edge) for edge in edges)
+    goals.append(["out of memory, sharp edges not met", 0, wrong / len(edges)])
     goals.append(["bands, outside, at most", 0.15, 1 - pooled["band_coverage"]])
     goals.append(["bands, outside, at least", 0.03, 1 - pooled["band_coverage"]])
     goals.append(["bands, median half-width", 0.06, pooled["band_median"]])
@@ -186,13 +227,14 @@ def main():
     left_out, by_model = left_out_section(program, runs)
     by_source = table(["source", *COLUMNS], [[k, *statistics(s)] for k, s in left_out.items()])
     oom = validation["oom"]
+    edges = brackets(validation, folder + "/oom_runs.csv")
     text = f"""# Accuracy against published training runs
 
 Written by `scripts/accuracy.sh`; nothing in it is edited by hand. Rows: bench/published, tier A. Errors are predicted / measured - 1; mean, median, p90 and worst are of absolute errors.
 
 ## Goals
 
-{goals_table(program, validation, left_out)}
+{goals_table(program, validation, left_out, edges)}
 ## 1. Step time of rows that were not fitted
 
 Every model is left out in turn, the numbers are fitted to the other rows of the same chip and framework, and the left-out rows are predicted (in a group with one model: every number of
@@ -229,6 +271,9 @@ of measured runs); {oom["presumed_found"]} of {oom["presumed_rows"]} rows that f
 
 {lengths_text(oom["details"])}
 
+Sharp edges: a row that ran out of memory and the nearest that fitted and differs from it in one choice. The margin is the device's memory less tensors at their peak and what lies outside the allocator; the prediction follows the replay of the allocator.
+
+{brackets_table(edges)}
 {oom_table(validation)}
 Rows that cannot be mapped:
 
