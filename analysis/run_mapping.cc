@@ -336,9 +336,10 @@ std::int64_t TokensPerSample(const MeasuredRun& run, std::vector<std::string>& n
   if (run.sequence_length > 0) {
     return run.sequence_length;
   }
-  const std::int64_t samples = run.micro_batch * std::max<std::int64_t>(run.accumulation, 1);
+  const double samples = static_cast<double>(run.micro_batch) *
+                         static_cast<double>(std::max<std::int64_t>(run.accumulation, 1));
   const double tokens = run.step_time_s * run.tokens_per_s_per_gpu;  // per GPU and step
-  const double average = samples > 0 ? std::round(tokens / static_cast<double>(samples)) : 0;
+  const double average = samples > 0 ? std::round(tokens / samples) : 0;
   if (average < 1 && (run.model_name.starts_with("GPT-2") || run.model_name.starts_with("GPT2"))) {
     constexpr std::int64_t kPositions = 1024;  // n_positions of its config.json
     notes.push_back("tokens per sample not stated: GPT-2's " + std::to_string(kPositions));

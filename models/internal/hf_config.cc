@@ -254,9 +254,9 @@ std::int64_t ReadRotaryDim(const HfConfig& config, std::string_view key, double 
   }
   const double share = config.Positive(key, fallback);
   const auto dim = static_cast<std::int64_t>(static_cast<double>(head_dim) * share);
-  if (dim > head_dim || dim % 2 != 0) {
+  if (dim < 2 || dim > head_dim || dim % 2 != 0) {
     throw InputError(config.Where(key), std::to_string(dim) + " rotated features of a head",
-                     "an even number, at most " + std::to_string(head_dim));
+                     "an even number from 2 to " + std::to_string(head_dim));
   }
   return dim;
 }

@@ -1,12 +1,14 @@
 // What the numbers of an op depend on. Expected values are those of the Transformers classes and of
 // the published configurations.
 
+#include <algorithm>
 #include <cmath>
 #include <string_view>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
 #include "core/json.h"
 #include "models/loader.h"
 #include "models/model.h"
@@ -112,6 +114,39 @@ TEST_CASE("ModelNumbers.RopeScaling") {
       FirstSpec(LlamaWith(R"(, "rope_scaling": {"type": "yarn", "factor": 40})"), OpKind::kRope)
           .rope;
   CHECK(yarn.scaling == RopeScaling::kOther);
+}
+
+TEST_CASE("ModelNumbers.PartOfTheHeadIsRotated") {
+  const auto phi = [](const std::string& more) {
+    return ModelFromJson(JsonValue::Parse(R"({"model_type": "phi3", "vocab_size": 50,
+      "pad_token_id": 0, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+      "num_attention_heads": 2)" + more + "}",
+                                          "config.json"),
+                         "tiny");
+  };
+  const auto rotated = [&](const std::string& more) {
+    return FirstSpec(phi(more), OpKind::kRope).rope.dim;
+  };
+  CHECK(rotated("") == 8);
+  CHECK(rotated(R"(, "partial_rotary_factor": 0.75)") == 6);
+  CHECK(rotated(R"(, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default",
+                     "partial_rotary_factor": 0.5})") == 4);
+  // 0.4 of 8 is 3.2: three features do not pair up. Less than a pair is nothing to rotate.
+  CHECK_THROWS_WITH_AS(rotated(R"(, "partial_rotary_factor": 0.4)"),
+                       "config.json: partial_rotary_factor: got 3 rotated features of a head, "
+                       "expected an even number from 2 to 8",
+                       InputError);
+  CHECK_THROWS_WITH_AS(rotated(R"(, "partial_rotary_factor": 0.1)"),
+                       "config.json: partial_rotary_factor: got 0 rotated features of a head, "
+                       "expected an even number from 2 to 8",
+                       InputError);
+  // Phi-3's long rule can be planned, not run; its dropout stands before both sums.
+  const Model model = phi(R"(, "resid_pdrop": 0.1,
+      "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]})");
+  CHECK(FirstSpec(model, OpKind::kRope).rope.scaling == RopeScaling::kOther);
+  CHECK(std::count_if(model.ops.begin(), model.ops.end(), [&](const ModelOp& op) {
+          return model.SpecOf(op).kind == OpKind::kDropout;
+        }) == 2);
 }
 
 TEST_CASE("ModelNumbers.Routing") {
