@@ -84,7 +84,7 @@ constexpr std::array<FlagRow, 50> kFlags = {{
      "zero1-3 (default all_reduce for zero1 and zero2, reduce_scatter for zero3)"},
     {"--allgather-bucket", "N", "zero1, zero2: elements per gather of weights (default 0: all)"},
     {"--whole-bucket", "on|off",
-     "zero3: all-reduces take the whole bucket, as before DeepSpeed 0.6 (default off)"},
+     "zero3: buckets, partitions and gathers as before DeepSpeed 0.6 (default off)"},
     {"--prefetch-bucket", "N", "zero3: elements that a fetch requests ahead (default 5e7)"},
     {"--max-live-parameters", "N", "zero3: no prefetch beyond these elements (default 1e9)"},
     {"--max-reuse-distance", "N", "zero3: kept if used again within these elements (default 1e9)"},

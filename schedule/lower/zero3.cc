@@ -24,6 +24,7 @@ Zero3Rules::Zero3Rules(Emitter& emitter, const UnitSpans& spans,
       fetch_of_(units.size(), kNoFetch),
       order_(plan_.zero, units.size()) {
   copy_ = Overlaps() ? Stream::kCopyIn : Stream::kCompute;
+  storage_ = IsOld() ? Stream::kGather : copy_;
   reduce_ = Overlaps() ? Stream::kReduce : Stream::kCompute;
   if (!ScattersGradients(plan_)) {
     AddWorldGroup();
@@ -57,6 +58,8 @@ void Zero3Rules::PreForward(UnitId u, Phase phase) {
 void Zero3Rules::EndForward() {
   if (job_.mode == JobMode::kForward) {
     EndPass(Phase::kForward);
+  } else if (IsOld()) {
+    NewBucket();
   }
 }
 
@@ -64,6 +67,10 @@ void Zero3Rules::EndForward() {
 void Zero3Rules::EndBackward() {
   Flush();
   FreeReduced();
+  if (IsOld() && bucket_.valid()) {
+    e_.body->Free(bucket_, StreamBit(reduce_));
+    bucket_ = BufferId();
+  }
   if (last_reduce_.valid()) {
     e_.AddHostWait({&last_reduce_, 1}, Phase::kBackward, kNoSubject);
   }
@@ -91,7 +98,8 @@ std::int64_t Zero3Rules::GradElements(const UnitInfo& unit) const {
 }
 
 // Partitions of the weights in the compute dtype; in training, of the masters and gradients, too,
-// and the bucket, which is as large as it may get from the beginning.
+// and the bucket, which is as large as it may get from the beginning. Before 0.6 the bucket was
+// made for each backward pass (backward), and partitions of gradients for each step.
 void Zero3Rules::InitUnit(UnitId u) {
   if (HasParams(u)) {
     low_[u.value] = plan_.offload.parameters
@@ -102,7 +110,7 @@ void Zero3Rules::InitUnit(UnitId u) {
     Buffer b;
     b.size = Unsharded(u);
     b.category = Category::kUnshardedParameter;
-    b.owner = copy_;
+    b.owner = storage_;
     persistent_[u.value] = Persists(u) && !InPlace() ? e_.body->NewBuffer(b) : BufferId();
   }
   if (job_.mode == JobMode::kForward || !IsTrainable(u)) {
@@ -113,10 +121,16 @@ void Zero3Rules::InitUnit(UnitId u) {
     low_on_host_[u.value] = plan_.offload.parameters
                                 ? low_[u.value]
                                 : e_.AllocOnHost(GatherShard(u), Category::kParameterShard);
-  } else {
+  } else if (!IsOld()) {
     low_grads_[u.value] = e_.Alloc(GatherShard(u), Category::kShardedGradient, Stream::kCompute);
   }
-  if (!bucket_.valid() && plan_.zero.contiguous_gradients) {
+  if (!IsOld() && !bucket_.valid()) {
+    NewBucket();
+  }
+}
+
+void Zero3Rules::NewBucket() {
+  if (plan_.zero.contiguous_gradients) {
     bucket_ = e_.Alloc(InParam(plan_.zero.reduce_bucket), Category::kReduceScatter,
                        Stream::kCompute, plan_.zero.whole_bucket);
   }
@@ -141,27 +155,37 @@ void Zero3Rules::Flatten(std::span<const BufferId> buffers) {
   }
 }
 
-// Weights, masters, each state and gradients of a sub-group lie one behind the other
-// (_create_fp16_partitions_with_defragmentation).
-void Zero3Rules::FlattenPartitions() {
-  const auto states = static_cast<std::size_t>(StateCount(job_.optimizer.kind));
-  std::vector<std::vector<BufferId>> kinds(3 + states);
+// Of what every unit has one of, the buffers of a sub-group lie one behind the other.
+void Zero3Rules::FlattenSubGroups(std::span<const BufferId> buffers) {
   std::int64_t elements = 0;
+  std::size_t begin = 0;
   for (std::uint32_t u = 0; u < unit_count(); ++u) {
-    kinds[0].push_back(low_[u]);
-    kinds[1].push_back(At(UnitId(u)).shard);
-    kinds[2].push_back(low_grads_[u]);
-    for (std::size_t k = 0; k < At(UnitId(u)).states.size(); ++k) {
-      kinds[3 + k].push_back(At(UnitId(u)).states[k]);
-    }
     elements += Info(UnitId(u)).shard_elements;
     if (elements >= plan_.zero.sub_group || u + 1 == unit_count()) {
-      for (std::vector<BufferId>& kind : kinds) {
-        Flatten(kind);
-        kind.clear();
-      }
+      Flatten(buffers.subspan(begin, u + 1 - begin));
+      begin = u + 1;
       elements = 0;
     }
+  }
+}
+
+// Weights, masters, gradients and each state (_create_fp16_partitions_with_defragmentation).
+void Zero3Rules::FlattenPartitions() {
+  const auto states = static_cast<std::size_t>(StateCount(job_.optimizer.kind));
+  std::vector<BufferId> masters(unit_count());
+  std::vector<std::vector<BufferId>> kinds(states, masters);
+  for (std::uint32_t u = 0; u < unit_count(); ++u) {
+    const UnitState& state = At(UnitId(u));
+    masters[u] = state.shard;
+    for (std::size_t k = 0; k < state.states.size(); ++k) {
+      kinds[k][u] = state.states[k];
+    }
+  }
+  FlattenSubGroups(low_);
+  FlattenSubGroups(masters);
+  FlattenSubGroups(low_grads_);
+  for (const std::vector<BufferId>& kind : kinds) {
+    FlattenSubGroups(kind);
   }
 }
 
@@ -211,7 +235,7 @@ void Zero3Rules::Gather(const std::vector<UnitId>& units, Phase phase) {
   Fetch fetch;
   fetch.units = units;
   fetch.left = units.size();
-  const bool direct = units.size() == 1 && Info(units.front()).params.size() == 1;
+  const bool direct = !IsOld() && units.size() == 1 && Info(units.front()).params.size() == 1;
   Bytes full{0};
   for (const UnitId u : units) {
     full += Unsharded(u);
@@ -222,10 +246,19 @@ void Zero3Rules::Gather(const std::vector<UnitId>& units, Phase phase) {
   }
   const Emitter::Where where{phase, units.front().value};
   if (!direct) {
-    fetch.flat = e_.Alloc(full, Category::kAllGather, copy_);
+    if (IsOld()) {
+      const OpId over = e_.LastCompute();
+      e_.AddHostWait({&over, 1}, phase, units.front().value);
+      for (const UnitId u : units) {
+        NewUnsharded(u);
+      }
+    }
+    fetch.flat = e_.Alloc(full, Category::kAllGather, storage_);
     CopyIn(parts, full / plan_.shard_size, fetch.flat, where);
     for (const UnitId u : units) {
-      At(u).unsharded = fetch.flat;  // stands for "on its way" until it is copied out
+      if (IsAway(u)) {
+        At(u).unsharded = fetch.flat;  // stands for "on its way" until it is copied out
+      }
     }
   } else if (IsAway(units.front())) {
     NewUnsharded(units.front());
@@ -295,7 +328,7 @@ void Zero3Rules::NewUnsharded(UnitId u) {
     At(u).unsharded = persistent_[u.value];
     e_.body->Alloc(At(u).unsharded);
   } else {
-    At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, copy_);
+    At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, storage_);
   }
 }
 
@@ -314,14 +347,16 @@ void Zero3Rules::Wait(UnitId u, Phase phase) {
   }
   fetch_events_.push_back(copy_tail_);
   if (--fetch.left == 0 && fetch.flat.valid()) {
-    e_.body->Free(fetch.flat);
+    e_.body->Free(fetch.flat, storage_ == copy_ ? std::uint8_t{0} : StreamBit(copy_));
   }
 }
 
 void Zero3Rules::CopyOut(const Fetch& fetch, Phase phase) {
   std::uint16_t index = 0;
   for (const UnitId u : fetch.units) {
-    NewUnsharded(u);
+    if (At(u).unsharded == fetch.flat) {
+      NewUnsharded(u);
+    }
     e_.AddCopy(OpCode::kGatherCopyOut, copy_, {phase, u.value}, Unsharded(u), Unsharded(u),
                {{fetch.flat, AccessMode::kRead, Role::kInput, index++},
                 {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
@@ -406,6 +441,10 @@ void Zero3Rules::UpdateGroup(const std::vector<UnitId>& units, BufferId norm) {
   std::vector<BufferId> grads;
   for (const UnitId u : units) {
     grads.push_back(At(u).sharded_grad);
+    if (IsOld()) {
+      e_.body->Free(low_grads_[u.value], StreamBit(Stream::kCompute));
+      low_grads_[u.value] = BufferId();
+    }
   }
   Flatten(grads);
   ClipGrads(units, norm);

@@ -43,7 +43,7 @@ void Zero3Rules::Flush() {
       reduced_.push_back(m.grad);
     }
   }
-  if (!plan_.zero.whole_bucket) {
+  if (!IsOld()) {
     FreeReduced();
   }
   if (UpdatesOnHost() && last_micro_batch_) {
@@ -163,7 +163,7 @@ void Zero3Rules::AverageMembers() {
   const auto beside = std::find_if(members_.begin(), members_.end(),
                                    [](const Member& m) { return m.grad.valid(); });
   const std::span<const Member> in_bucket(members_.begin(), beside);
-  if (bucket_.valid() && plan_.zero.whole_bucket) {
+  if (bucket_.valid() && IsOld()) {
     Average(bucket_, plan_.zero.reduce_bucket, in_bucket);
   } else if (!in_bucket.empty()) {
     Average(bucket_, SumOf(in_bucket), in_bucket);
@@ -173,13 +173,24 @@ void Zero3Rules::AverageMembers() {
   }
 }
 
-// Where reduced gradients go. Beside an update on the host it lives until they are sent there.
+// Where reduced gradients go. Beside an update on the host it lives until they are sent there;
+// before 0.6 the first reduction of a step made all of them.
 BufferId Zero3Rules::Partition(UnitId u) {
-  BufferId& buffer = low_grads_[u.value];
-  if (!buffer.valid()) {
-    buffer = e_.Alloc(GatherShard(u), Category::kShardedGradient, reduce_);
+  if (!low_grads_[u.value].valid() && !UpdatesOnHost()) {
+    NewPartitions();
+  } else if (!low_grads_[u.value].valid()) {
+    low_grads_[u.value] = e_.Alloc(GatherShard(u), Category::kShardedGradient, reduce_);
   }
-  return buffer;
+  return low_grads_[u.value];
+}
+
+void Zero3Rules::NewPartitions() {
+  for (std::uint32_t u = 0; u < unit_count(); ++u) {
+    if (IsTrainable(UnitId(u))) {
+      low_grads_[u] = e_.Alloc(GatherShard(UnitId(u)), Category::kShardedGradient, reduce_);
+    }
+  }
+  FlattenSubGroups(low_grads_);
 }
 
 // Units of which this pass has reduced every gradient: cast to the masters' dtype and copied.

@@ -57,6 +57,8 @@ class Zero3Rules : public ZeroRules {
 
   // One rank computes on its partitions, which are whole.
   [[nodiscard]] bool InPlace() const { return plan_.shard_size == 1 && !plan_.offload.parameters; }
+  // DeepSpeed before 0.6: see ZeroOptions::whole_bucket.
+  [[nodiscard]] bool IsOld() const { return plan_.zero.whole_bucket; }
   [[nodiscard]] bool Persists(UnitId u) const;
   [[nodiscard]] bool IsAway(UnitId u) { return !At(u).unsharded.valid(); }
 
@@ -88,11 +90,14 @@ class Zero3Rules : public ZeroRules {
   void AverageMembers();
   void Average(BufferId source, std::int64_t elements, std::span<const Member> members);
   [[nodiscard]] BufferId Partition(UnitId u);
+  void NewPartitions();
   void SendWhatIsComplete();
 
   // Makes the buffers, where they are on the device, slices of one flat tensor.
   void Flatten(std::span<const BufferId> buffers);
+  void FlattenSubGroups(std::span<const BufferId> buffers);
   void FlattenPartitions();
+  void NewBucket();
 
   // The update, one sub-group after the other.
   void Update();
@@ -101,6 +106,9 @@ class Zero3Rules : public ZeroRules {
   void GatherPersistent();
 
   Stream copy_ = Stream::kCopyIn, reduce_ = Stream::kReduce;
+  // Whose pool gathered parameters come from: before 0.6 that of a stream of their own
+  // (PartitionedParameterCoordinator's comm_stream).
+  Stream storage_ = Stream::kCopyIn;
   std::vector<BufferId> low_;          // per unit: partition in the compute dtype
   std::vector<BufferId> low_on_host_;  // per unit: the same, as the host's update casts it
   std::vector<std::int64_t> stored_;   // per unit: gradient elements reduced in this pass

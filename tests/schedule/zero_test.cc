@@ -329,6 +329,40 @@ TEST_CASE("ZeRO-3: buckets that are all-reduced") {
   }
 }
 
+TEST_CASE("ZeRO-3 before 0.6: what lives while it is needed") {
+  ChainSpec spec;
+  spec.blocks = 4;
+  spec.width = 64;
+  const std::int64_t n = spec.width * spec.width, all = 4 * n + spec.width * spec.stem;
+  Plan plan = ZeroPlan(spec, Dialect::kZero3, 4);
+  plan.zero.overlap_comm = Overlap::kOff;
+  plan.zero.prefetch_bucket = plan.zero.max_reuse_distance = 0;
+  plan.zero.whole_bucket = true;
+  const Program p = LowerChain(spec, plan, kMixed, [](Job& job) { job.clip_gradients = true; });
+  // A gather has the weights and NCCL's copy of them, in a pool that the compute stream has not.
+  const Bytes64 gather = AliveAt(p, Block(2, "lin0.fwd.all_gather"));
+  CHECK(Of(gather, Category::kUnshardedParameter) == n * 2);
+  CHECK(Of(gather, Category::kAllGather) == n * 2);
+  for (const Buffer& b : p.buffers) {
+    const bool gathered =
+        b.category == Category::kUnshardedParameter || b.category == Category::kAllGather;
+    CHECK((b.owner == Stream::kGather) == gathered);
+  }
+  // The bucket is there in backward, the partitions from the first reduction on until the update
+  // has cast them.
+  const Bytes64 forward = AliveAt(p, Block(2, "lin0.fwd"));
+  CHECK(Of(forward, Category::kReduceScatter) == 0);
+  CHECK(Of(forward, Category::kShardedGradient) == 0);
+  const Bytes64 last = AliveAt(p, Block(3, "lin0.bwd"));
+  CHECK(Of(last, Category::kReduceScatter) == n * 2);
+  CHECK(Of(last, Category::kShardedGradient) == 0);
+  CHECK(Of(AliveAt(p, Block(0, "lin0.bwd")), Category::kShardedGradient) == all / 4 * 2);
+  const Bytes64 norm = AliveAt(p, "opt.grad_norm");
+  CHECK(Of(norm, Category::kReduceScatter) == 0);
+  CHECK(Of(norm, Category::kShardedGradient) == all / 4 * 2);
+  CHECK(Of(AliveAt(p, "stem.opt.optimizer_step"), Category::kShardedGradient) == all / 4 * 4);
+}
+
 // Bytes per element of a rank's partitions: p = 2, o = 4, AdamW's states 8.
 TEST_CASE("ZeRO-3: what the host holds and what travels") {
   ChainSpec spec;
