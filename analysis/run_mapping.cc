@@ -224,9 +224,9 @@ void SetZero(const MeasuredRun& run, const Stack& stack, Plan& plan) {
   if (stack.waits_for_gathers) {
     plan.zero.overlap_comm = Overlap::kOff;
     plan.zero.prefetch_bucket = 0;
+    plan.zero.before_deepspeed_0_6 = true;
     if (AllReducesByDefault(run.date)) {
       plan.zero.gradient_reduction = GradientReduction::kAllReduce;
-      plan.zero.whole_bucket = true;
     }
     // Nothing was kept for later while more than max_live_parameters were gathered, as they are
     // with a weight of that size (`_keep_for_later` of DeepSpeed 0.3 and 0.4).

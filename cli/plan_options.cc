@@ -83,7 +83,7 @@ constexpr std::array<FlagRow, 50> kFlags = {{
     {"--gradient-reduction", "all_reduce|reduce_scatter",
      "zero1-3 (default all_reduce for zero1 and zero2, reduce_scatter for zero3)"},
     {"--allgather-bucket", "N", "zero1, zero2: elements per gather of weights (default 0: all)"},
-    {"--whole-bucket", "on|off",
+    {"--before-deepspeed-0-6", "on|off",
      "zero3: buckets, partitions and gathers as before DeepSpeed 0.6 (default off)"},
     {"--prefetch-bucket", "N", "zero3: elements that a fetch requests ahead (default 5e7)"},
     {"--max-live-parameters", "N", "zero3: no prefetch beyond these elements (default 1e9)"},
@@ -149,7 +149,7 @@ void ReadZeroFlags(const Arguments& arguments, ZeroOptions& zero) {
                 [](const Flag& flag) { return ReadSwitch(flag) ? Overlap::kOn : Overlap::kOff; });
   arguments.SetChoice("--gradient-reduction", kGradientReductionNames, zero.gradient_reduction);
   SetElements(arguments, "--allgather-bucket", 0, zero.allgather_bucket);
-  arguments.Set("--whole-bucket", zero.whole_bucket, ReadSwitch);
+  arguments.Set("--before-deepspeed-0-6", zero.before_deepspeed_0_6, ReadSwitch);
   SetElements(arguments, "--prefetch-bucket", 0, zero.prefetch_bucket);
   SetElements(arguments, "--max-live-parameters", 0, zero.max_live_parameters);
   SetElements(arguments, "--max-reuse-distance", 0, zero.max_reuse_distance);

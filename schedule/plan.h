@@ -173,10 +173,10 @@ struct ZeroOptions {
   // zero1, zero2.
   std::int64_t allgather_bucket = 0;  // elements per all-gather after the update; 0: all at once
   // zero3.
-  // As before 0.6: all-reduces take the whole bucket, whatever is in it, and gradients beside it
-  // live until the next one; the bucket lives for a backward pass, partitions of gradients from the
-  // first reduction to the update; gathers wait for the device, and what they need has a pool.
-  bool whole_bucket = false;
+  // All-reduces take the whole bucket, whatever is in it, and gradients beside it live until the
+  // next one; the bucket lives for a backward pass, partitions of gradients from the first
+  // reduction to the update; gathers wait for the device, and what they need has a pool.
+  bool before_deepspeed_0_6 = false;
   std::int64_t prefetch_bucket = 50'000'000;         // requested ahead by one fetch; 0: nothing
   std::int64_t max_live_parameters = 1'000'000'000;  // no prefetch beyond this many gathered
   std::int64_t max_reuse_distance = 1'000'000'000;   // kept if used again within this many

@@ -168,7 +168,7 @@ Json ZeroPart(const ZeroOptions& zero) {
   json["overlap_comm"] = NameIn(kOverlapNames, zero.overlap_comm);
   json["gradient_reduction"] = NameIn(kGradientReductionNames, zero.gradient_reduction);
   json["allgather_bucket"] = zero.allgather_bucket;
-  json["whole_bucket"] = zero.whole_bucket;
+  json["before_deepspeed_0_6"] = zero.before_deepspeed_0_6;
   json["prefetch_bucket"] = zero.prefetch_bucket;
   json["max_live_parameters"] = zero.max_live_parameters;
   json["max_reuse_distance"] = zero.max_reuse_distance;

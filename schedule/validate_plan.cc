@@ -101,7 +101,7 @@ void CheckZeroOptions(const Plan& plan, const std::string& where) {
   const auto last = [&](bool is_default, std::string_view field) {
     CheckForeignZero(is_default, third, "dialect zero3", plan, where, field);
   };
-  last(zero.whole_bucket == defaults.whole_bucket, "whole_bucket");
+  last(zero.before_deepspeed_0_6 == defaults.before_deepspeed_0_6, "before_deepspeed_0_6");
   last(zero.prefetch_bucket == defaults.prefetch_bucket, "prefetch_bucket");
   last(zero.max_live_parameters == defaults.max_live_parameters, "max_live_parameters");
   last(zero.max_reuse_distance == defaults.max_reuse_distance, "max_reuse_distance");

@@ -65,7 +65,7 @@ constexpr std::array<LossReason, 16> kReasons = {{
     {"plan.offload.moments", "where the moments go the masters and the update go, too"},
     {"plan.offload.activations", "only models that call deepspeed.checkpointing can offload them"},
     {"plan.zero.gradient_reduction", "DeepSpeed's stages 1 and 2 all-reduce buckets"},
-    {"plan.zero.whole_bucket", "since 0.6 what the bucket holds is reduced, and no more"},
+    {"plan.zero.before_deepspeed_0_6", "what is emitted is for DeepSpeed since 0.6"},
     {"plan.units.forward_prefetch", "stage 3 fetches ahead by elements, in recorded order"},
     {"plan.units.backward_prefetch", "stage 3 fetches ahead by elements, in recorded order"},
     {"plan.units",

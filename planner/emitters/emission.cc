@@ -202,7 +202,7 @@ class Differences {
     Compare("plan.zero.contiguous_gradients", a.contiguous_gradients, b.contiguous_gradients);
     CompareNames("plan.zero.overlap_comm", kOverlapNames, a.overlap_comm, b.overlap_comm);
     Compare("plan.zero.allgather_bucket", a.allgather_bucket, b.allgather_bucket);
-    Compare("plan.zero.whole_bucket", a.whole_bucket, b.whole_bucket);
+    Compare("plan.zero.before_deepspeed_0_6", a.before_deepspeed_0_6, b.before_deepspeed_0_6);
     Compare("plan.zero.prefetch_bucket", a.prefetch_bucket, b.prefetch_bucket);
     Compare("plan.zero.max_live_parameters", a.max_live_parameters, b.max_live_parameters);
     Compare("plan.zero.max_reuse_distance", a.max_reuse_distance, b.max_reuse_distance);

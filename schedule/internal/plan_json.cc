@@ -142,15 +142,16 @@ Offload ReadOffload(const JsonValue& json) {
 
 ZeroOptions ReadZero(const JsonValue& json) {
   json.AllowOnly({"reduce_bucket", "contiguous_gradients", "overlap_comm", "gradient_reduction",
-                  "allgather_bucket", "whole_bucket", "prefetch_bucket", "max_live_parameters",
-                  "max_reuse_distance", "persistence_threshold", "sub_group"});
+                  "allgather_bucket", "before_deepspeed_0_6", "prefetch_bucket",
+                  "max_live_parameters", "max_reuse_distance", "persistence_threshold",
+                  "sub_group"});
   ZeroOptions zero;
   SetInt(json, "reduce_bucket", 1, JsonValue::kMaxCount, zero.reduce_bucket);
   SetBool(json, "contiguous_gradients", zero.contiguous_gradients);
   SetChoice(json, "overlap_comm", kOverlapNames, zero.overlap_comm);
   SetChoice(json, "gradient_reduction", kGradientReductionNames, zero.gradient_reduction);
   SetInt(json, "allgather_bucket", 0, JsonValue::kMaxCount, zero.allgather_bucket);
-  SetBool(json, "whole_bucket", zero.whole_bucket);
+  SetBool(json, "before_deepspeed_0_6", zero.before_deepspeed_0_6);
   SetInt(json, "prefetch_bucket", 0, JsonValue::kMaxCount, zero.prefetch_bucket);
   SetInt(json, "max_live_parameters", 0, JsonValue::kMaxCount, zero.max_live_parameters);
   SetInt(json, "max_reuse_distance", 0, JsonValue::kMaxCount, zero.max_reuse_distance);

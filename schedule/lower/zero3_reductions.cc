@@ -43,7 +43,7 @@ void Zero3Rules::Flush() {
       reduced_.push_back(m.grad);
     }
   }
-  if (!IsOld()) {
+  if (!plan_.zero.before_deepspeed_0_6) {
     FreeReduced();
   }
   if (UpdatesOnHost() && last_micro_batch_) {
@@ -163,7 +163,7 @@ void Zero3Rules::AverageMembers() {
   const auto beside = std::find_if(members_.begin(), members_.end(),
                                    [](const Member& m) { return m.grad.valid(); });
   const std::span<const Member> in_bucket(members_.begin(), beside);
-  if (bucket_.valid() && IsOld()) {
+  if (bucket_.valid() && plan_.zero.before_deepspeed_0_6) {
     Average(bucket_, plan_.zero.reduce_bucket, in_bucket);
   } else if (!in_bucket.empty()) {
     Average(bucket_, SumOf(in_bucket), in_bucket);
@@ -176,12 +176,15 @@ void Zero3Rules::AverageMembers() {
 // Where reduced gradients go. Beside an update on the host it lives until they are sent there;
 // before 0.6 the first reduction of a step made all of them.
 BufferId Zero3Rules::Partition(UnitId u) {
-  if (!low_grads_[u.value].valid() && !UpdatesOnHost()) {
-    NewPartitions();
-  } else if (!low_grads_[u.value].valid()) {
-    low_grads_[u.value] = e_.Alloc(GatherShard(u), Category::kShardedGradient, reduce_);
+  BufferId& part = low_grads_[u.value];
+  if (!part.valid()) {
+    if (UpdatesOnHost()) {
+      part = e_.Alloc(GatherShard(u), Category::kShardedGradient, reduce_);
+    } else {
+      NewPartitions();
+    }
   }
-  return low_grads_[u.value];
+  return part;
 }
 
 void Zero3Rules::NewPartitions() {

@@ -46,7 +46,7 @@ class Zero3Rules : public ZeroRules {
   static constexpr std::uint32_t kNoFetch = 0xffffffffu;
 
   // One all-gather. Several parameters go through a flat buffer and are copied out, all of them
-  // when the first of its units is waited for; a parameter alone is gathered into place.
+  // when the first of its units is waited for; since 0.6 a parameter alone is gathered into place.
   struct Fetch {
     std::vector<UnitId> units;
     BufferId flat;
@@ -57,15 +57,14 @@ class Zero3Rules : public ZeroRules {
 
   // One rank computes on its partitions, which are whole.
   [[nodiscard]] bool InPlace() const { return plan_.shard_size == 1 && !plan_.offload.parameters; }
-  // DeepSpeed before 0.6: see ZeroOptions::whole_bucket.
-  [[nodiscard]] bool IsOld() const { return plan_.zero.whole_bucket; }
   [[nodiscard]] bool Persists(UnitId u) const;
   [[nodiscard]] bool IsAway(UnitId u) { return !At(u).unsharded.valid(); }
 
-  // Fetching and releasing.
+  // zero3_fetches.cc: fetching and releasing.
   void FetchModule(UnitId u, Phase phase);
   void ReleaseModule(UnitId u);
   void Gather(const std::vector<UnitId>& units, Phase phase);
+  [[nodiscard]] BufferId NewFlat(const std::vector<UnitId>& units, Bytes full, Phase phase);
   [[nodiscard]] OpId LastComputeBefore(OpId op) const;
   [[nodiscard]] BufferId FromHost(UnitId u, Phase phase, bool direct);
   void CopyIn(std::span<const BufferId> parts, Bytes slice, BufferId flat, Emitter::Where where);
@@ -76,6 +75,7 @@ class Zero3Rules : public ZeroRules {
   void LimitHost(std::deque<OpId>& events, Phase phase, UnitId u);
   void FreeUnsharded(UnitId u);
   void EndPass(Phase phase);
+  void GatherPersistent();
 
   // zero3_reductions.cc: reducing.
   [[nodiscard]] bool FitsBucket(std::int64_t elements) const {
@@ -103,7 +103,6 @@ class Zero3Rules : public ZeroRules {
   void Update();
   void UpdateGroup(const std::vector<UnitId>& units, BufferId norm);
   void UpdateOnHost(const std::vector<UnitId>& units);
-  void GatherPersistent();
 
   Stream copy_ = Stream::kCopyIn, reduce_ = Stream::kReduce;
   // Whose pool gathered parameters come from: before 0.6 that of a stream of their own
@@ -121,7 +120,7 @@ class Zero3Rules : public ZeroRules {
   OpId seen_tail_;
   BufferId bucket_;
   std::vector<Member> members_;  // of the open bucket
-  // Gradients beside the last bucket. With `whole_bucket` each rank takes its part of them, and
+  // Gradients beside the last bucket. Before 0.6 each rank takes its part of them, and
   // they are gone, when the next one is reduced (partition_previous_reduced_grads).
   std::vector<BufferId> reduced_;
   std::int64_t elements_ = 0;

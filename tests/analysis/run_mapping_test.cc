@@ -125,13 +125,14 @@ TEST_CASE("Runs: DeepSpeed before 2022 waits for each of its gathers") {
   CHECK(MapRun(run, "auto").plan.plan.offload.activations);
   run.date = "2022-05";
   CHECK(MapRun(run, "auto").plan.plan.zero == ZeroOptions{});
-  // "reduce_scatter" was off by default for some weeks of 2021, and each reduction took the whole
-  // bucket along.
+  // "reduce_scatter" was off by default for some weeks of 2021.
   CHECK(plan.plan.zero.gradient_reduction == GradientReduction::kAllReduce);
-  CHECK(plan.plan.zero.whole_bucket);
+  CHECK(plan.plan.zero.before_deepspeed_0_6);
   for (const char* date : {"2021-03", "2021-09"}) {
     run.date = date;
-    CHECK(ScattersGradients(MapRun(run, "auto").plan.plan));
+    const Plan other = MapRun(run, "auto").plan.plan;
+    CHECK(ScattersGradients(other));
+    CHECK(other.zero.before_deepspeed_0_6);
   }
   // bigscience's script: buckets by the hidden size, the example's own AdamW; Megatron's model
   // holds the table of the embedding, which its head reads.

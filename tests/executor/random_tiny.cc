@@ -63,7 +63,7 @@ Setup Draw(std::mt19937& random) {
     s.plan.zero.gradient_reduction = static_cast<GradientReduction>(random() % 3);
   }
   if (dialect == Dialect::kZero3) {
-    s.plan.zero.whole_bucket = random() % 3 == 0;
+    s.plan.zero.before_deepspeed_0_6 = random() % 3 == 0;
     s.plan.offload.optimizer = !s.plan.offload.parameters && random() % 4 == 0;
   }
   if (dialect == Dialect::kFairscale) {

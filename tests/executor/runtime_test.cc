@@ -95,7 +95,7 @@ std::vector<Choice> ZeroChoices() {
        {Dialect::kZero3},
        [](Setup& s) {
          s.plan.zero.gradient_reduction = GradientReduction::kAllReduce;
-         s.plan.zero.whole_bucket = true;
+         s.plan.zero.before_deepspeed_0_6 = true;
          s.plan.zero.reduce_bucket = 20;
        }},
       {"zero3 with the optimizer on the host",

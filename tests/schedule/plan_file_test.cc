@@ -104,7 +104,7 @@ TEST_CASE("PlanFile: options of the ZeRO stages, FairScale and ddp come back") {
   CheckRoundTrip(second);
   zero.plan.dialect = Dialect::kZero3;
   zero.plan.zero.gradient_reduction = GradientReduction::kAllReduce;
-  zero.plan.zero.whole_bucket = true;
+  zero.plan.zero.before_deepspeed_0_6 = true;
   zero.plan.offload.optimizer = true;
   zero.plan.zero.prefetch_bucket = 3;
   zero.plan.zero.max_live_parameters = 4;

@@ -151,7 +151,7 @@ void DrawZero(std::mt19937& random, Dialect dialect, ZeroOptions& zero) {
     zero.allgather_bucket = Chance(random, 50) ? 0 : std::max<std::int64_t>(limit(), 4000);
     return;
   }
-  zero.whole_bucket = Chance(random, 30);
+  zero.before_deepspeed_0_6 = Chance(random, 30);
   zero.prefetch_bucket = Chance(random, 20) ? 0 : limit();
   zero.max_live_parameters = Chance(random, 20) ? 0 : limit();
   zero.max_reuse_distance = Chance(random, 40) ? 0 : limit();

@@ -310,7 +310,7 @@ TEST_CASE("ZeRO-3: buckets that are all-reduced") {
     const std::string first = Block(spec.blocks - 1, "lin0.bwd.all_reduce");
     CHECK(Of(AliveAt(p, first), Category::kReduceScatter) == k * n * 2 + k * n * 4);
     // Before 0.6 all of the bucket each time.
-    plan.zero.whole_bucket = true;
+    plan.zero.before_deepspeed_0_6 = true;
     p = LowerChain(spec, plan, kMixed);
     CHECK(Count(p, OpCode::kAllReduce) == buckets);
     CHECK(BytesOf(p, OpCode::kAllReduce) == buckets * k * n * 4);
@@ -323,7 +323,7 @@ TEST_CASE("ZeRO-3: buckets that are all-reduced") {
     // last is still there, and since 0.6 it is not.
     const std::string third = Block(spec.blocks - 3, "lin0.bwd");
     CHECK(Of(AliveAt(p, third), Category::kUnshardedGradient) == 3 * n * 4);
-    plan.zero.whole_bucket = false;
+    plan.zero.before_deepspeed_0_6 = false;
     p = LowerChain(spec, plan, kAllFp32);
     CHECK(Of(AliveAt(p, third), Category::kUnshardedGradient) == 2 * n * 4);
   }
@@ -335,32 +335,43 @@ TEST_CASE("ZeRO-3 before 0.6: what lives while it is needed") {
   spec.width = 64;
   const std::int64_t n = spec.width * spec.width, all = 4 * n + spec.width * spec.stem;
   Plan plan = ZeroPlan(spec, Dialect::kZero3, 4);
-  plan.zero.overlap_comm = Overlap::kOff;
   plan.zero.prefetch_bucket = plan.zero.max_reuse_distance = 0;
-  plan.zero.whole_bucket = true;
-  const Program p = LowerChain(spec, plan, kMixed, [](Job& job) { job.clip_gradients = true; });
-  // A gather has the weights and NCCL's copy of them, in a pool that the compute stream has not.
-  const Bytes64 gather = AliveAt(p, Block(2, "lin0.fwd.all_gather"));
-  CHECK(Of(gather, Category::kUnshardedParameter) == n * 2);
-  CHECK(Of(gather, Category::kAllGather) == n * 2);
-  for (const Buffer& b : p.buffers) {
-    const bool gathered =
-        b.category == Category::kUnshardedParameter || b.category == Category::kAllGather;
-    CHECK((b.owner == Stream::kGather) == gathered);
+  plan.zero.before_deepspeed_0_6 = true;
+  plan.accumulation = 2;
+  for (const Overlap overlap : {Overlap::kOff, Overlap::kOn}) {
+    plan.zero.overlap_comm = overlap;
+    const Program p = LowerChain(spec, plan, kMixed, [](Job& job) { job.clip_gradients = true; });
+    // The host is done with the device before it requests.
+    const auto code = [&](std::uint32_t i) { return p.ShapeOf(p.step.ops[i]).code; };
+    for (std::uint32_t i = 1; i < p.step.size(); ++i) {
+      CHECK((code(i) != OpCode::kGatherCopyIn || code(i - 1) == OpCode::kHostWait));
+    }
+    // A gather has the weights and NCCL's copy of them, in a pool that the compute stream has not.
+    const Bytes64 gather = AliveAt(p, Block(2, "lin0.fwd.all_gather"));
+    CHECK(Of(gather, Category::kUnshardedParameter) == n * 2);
+    CHECK(Of(gather, Category::kAllGather) == n * 2);
+    for (const Buffer& b : p.buffers) {
+      const bool gathered =
+          b.category == Category::kUnshardedParameter || b.category == Category::kAllGather;
+      CHECK((b.owner == Stream::kGather) == gathered);
+    }
+    // The bucket is there in backward, the partitions from the first reduction on until the update
+    // has cast them.
+    const Bytes64 forward = AliveAt(p, Block(2, "lin0.fwd"));
+    CHECK(Of(forward, Category::kReduceScatter) == 0);
+    CHECK(Of(forward, Category::kShardedGradient) == 0);
+    const Bytes64 last = AliveAt(p, Block(3, "lin0.bwd"));
+    CHECK(Of(last, Category::kReduceScatter) == n * 2);
+    CHECK(Of(last, Category::kShardedGradient) == 0);
+    CHECK(Of(AliveAt(p, Block(0, "lin0.bwd")), Category::kShardedGradient) == all / 4 * 2);
+    const Bytes64 second = AliveAt(p, "mb1.block2.lin0.fwd");
+    CHECK(Of(second, Category::kReduceScatter) == 0);
+    CHECK(Of(second, Category::kShardedGradient) == all / 4 * 2);
+    const Bytes64 norm = AliveAt(p, "opt.grad_norm");
+    CHECK(Of(norm, Category::kReduceScatter) == 0);
+    CHECK(Of(norm, Category::kShardedGradient) == all / 4 * 2);
+    CHECK(Of(AliveAt(p, "stem.opt.optimizer_step"), Category::kShardedGradient) == all / 4 * 4);
   }
-  // The bucket is there in backward, the partitions from the first reduction on until the update
-  // has cast them.
-  const Bytes64 forward = AliveAt(p, Block(2, "lin0.fwd"));
-  CHECK(Of(forward, Category::kReduceScatter) == 0);
-  CHECK(Of(forward, Category::kShardedGradient) == 0);
-  const Bytes64 last = AliveAt(p, Block(3, "lin0.bwd"));
-  CHECK(Of(last, Category::kReduceScatter) == n * 2);
-  CHECK(Of(last, Category::kShardedGradient) == 0);
-  CHECK(Of(AliveAt(p, Block(0, "lin0.bwd")), Category::kShardedGradient) == all / 4 * 2);
-  const Bytes64 norm = AliveAt(p, "opt.grad_norm");
-  CHECK(Of(norm, Category::kReduceScatter) == 0);
-  CHECK(Of(norm, Category::kShardedGradient) == all / 4 * 2);
-  CHECK(Of(AliveAt(p, "stem.opt.optimizer_step"), Category::kShardedGradient) == all / 4 * 4);
 }
 
 // Bytes per element of a rank's partitions: p = 2, o = 4, AdamW's states 8.

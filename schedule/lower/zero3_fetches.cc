@@ -1,0 +1,261 @@
+// How stage 3 requests parameters, waits for them and releases them.
+
+#include <algorithm>
+
+#include "schedule/lower/zero3_rules.h"
+
+namespace shardwright {
+namespace {
+
+constexpr std::size_t kMostEvents = 2;  // fetches and reductions that the host runs ahead
+
+}  // namespace
+
+bool Zero3Rules::Persists(UnitId u) const {
+  const auto& params = Info(u).params;
+  return std::all_of(params.begin(), params.end(), [&](const ParamSlot& slot) {
+    return e_.in.model.params[slot.param.value].Elements() <= plan_.zero.persistence_threshold;
+  });
+}
+
+void Zero3Rules::FetchModule(UnitId u, Phase phase) {
+  if (InPlace() || !HasParams(u)) {
+    return;
+  }
+  if (IsAway(u)) {
+    order_.AddAvailable(Info(u).elements);
+    Gather({u}, phase);
+  }
+  if (fetch_of_[u.value] != kNoFetch) {
+    Wait(u, phase);
+  }
+  WaitForCopies(phase, u);
+  std::vector<UnitId> ahead =
+      order_.Fetch(u, [&](UnitId x) { return IsAway(x) ? Info(x).elements : 0; });
+  if (!ahead.empty()) {
+    std::sort(ahead.begin(), ahead.end(), [&](UnitId x, UnitId y) {
+      return Info(x).params.front().param < Info(y).params.front().param;
+    });
+    Gather(ahead, phase);
+  }
+}
+
+void Zero3Rules::ReleaseModule(UnitId u) {
+  if (InPlace() || !HasParams(u) || IsAway(u)) {
+    return;
+  }
+  const bool keeps =
+      order_.IsComplete() &&
+      (Persists(u) || order_.IsUsedSoon(u, [&](UnitId x) { return Info(x).elements; }));
+  if (!keeps) {
+    order_.AddAvailable(-Info(u).elements);
+    FreeUnsharded(u);
+  }
+}
+
+void Zero3Rules::Gather(const std::vector<UnitId>& units, Phase phase) {
+  Fetch fetch;
+  fetch.units = units;
+  fetch.left = units.size();
+  const bool direct = !plan_.zero.before_deepspeed_0_6 && units.size() == 1 &&
+                      Info(units.front()).params.size() == 1;
+  Bytes full{0};
+  for (const UnitId u : units) {
+    full += Unsharded(u);
+  }
+  std::vector<BufferId> parts;  // where the partitions are read
+  for (const UnitId u : units) {
+    parts.push_back(plan_.offload.parameters ? FromHost(u, phase, direct) : low_[u.value]);
+  }
+  const Emitter::Where where{phase, units.front().value};
+  if (!direct) {
+    fetch.flat = NewFlat(units, full, phase);
+    CopyIn(parts, full / plan_.shard_size, fetch.flat, where);
+  } else if (IsAway(units.front())) {
+    NewUnsharded(units.front());
+  }
+  fetch.gathered = copy_tail_;
+  if (plan_.shard_size > 1) {
+    const OpId before = copy_tail_;
+    fetch.gathered = e_.AddCollective(
+        Collective(OpCode::kAllGather, Stream::kGather, shard_group_, full, job_.precision.param),
+        where, {});
+    if (direct) {
+      e_.body->Use(parts.front(), AccessMode::kRead, Role::kInput);
+      e_.body->Use(At(units.front()).unsharded, AccessMode::kWrite, Role::kOutput);
+    } else {
+      e_.body->Use(fetch.flat, AccessMode::kReadWrite, Role::kOutput);
+    }
+    // NCCL's stream waits for what the calling stream was given.
+    e_.After(Overlaps() ? before : LastComputeBefore(fetch.gathered));
+  }
+  for (const BufferId part : parts) {
+    if (plan_.offload.parameters && part != At(units.front()).unsharded) {
+      e_.body->Free(part, direct ? StreamBit(Stream::kGather) : std::uint8_t{0});
+    }
+  }
+  for (const UnitId u : units) {
+    fetch_of_[u.value] = static_cast<std::uint32_t>(fetches_.size());
+  }
+  fetches_.push_back(fetch);
+}
+
+// What the units' parameters are gathered into, one behind the other, to be copied out. Before 0.6
+// the device had to be done, and what they are copied to was made first.
+BufferId Zero3Rules::NewFlat(const std::vector<UnitId>& units, Bytes full, Phase phase) {
+  if (plan_.zero.before_deepspeed_0_6) {
+    const OpId over = e_.LastCompute();
+    e_.AddHostWait({&over, 1}, phase, units.front().value);
+    for (const UnitId u : units) {
+      NewUnsharded(u);
+    }
+    return e_.Alloc(full, Category::kAllGather, storage_);
+  }
+  const BufferId flat = e_.Alloc(full, Category::kAllGather, storage_);
+  for (const UnitId u : units) {
+    At(u).unsharded = flat;  // stands for "on its way" until it is copied out
+  }
+  return flat;
+}
+
+OpId Zero3Rules::LastComputeBefore(OpId op) const {
+  OpId last(op.value - 1);
+  while (e_.StreamOf(last) != Stream::kCompute) {
+    last = OpId(last.value - 1);
+  }
+  return last;
+}
+
+// The unit's partition, copied to the device; one rank's `direct`ly to where it is computed with.
+BufferId Zero3Rules::FromHost(UnitId u, Phase phase, bool direct) {
+  BufferId part;
+  if (direct && plan_.shard_size == 1) {
+    NewUnsharded(u);
+    part = At(u).unsharded;
+  } else {
+    part = e_.Alloc(GatherShard(u), Category::kAllGather, copy_);
+  }
+  copy_tail_ = e_.AddTransfer(OpCode::kCopyH2d, copy_, {phase, u.value}, GatherShard(u),
+                              low_[u.value], part);
+  return part;
+}
+
+// The units' partitions, one behind the other, into this rank's slice of the flat buffer.
+void Zero3Rules::CopyIn(std::span<const BufferId> parts, Bytes slice, BufferId flat,
+                        Emitter::Where where) {
+  e_.AddCopy(OpCode::kGatherCopyIn, copy_, where, slice, slice,
+             {{flat, AccessMode::kWrite, Role::kOutput}});
+  std::uint16_t index = 0;
+  for (const BufferId part : parts) {
+    e_.body->Use(part, AccessMode::kRead, Role::kInput, index++);
+  }
+  copy_tail_ = e_.body->last();
+}
+
+void Zero3Rules::NewUnsharded(UnitId u) {
+  if (persistent_[u.value].valid() && order_.IsComplete()) {
+    At(u).unsharded = persistent_[u.value];
+    e_.body->Alloc(At(u).unsharded);
+  } else {
+    At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, storage_);
+  }
+}
+
+void Zero3Rules::Wait(UnitId u, Phase phase) {
+  Fetch& fetch = fetches_[fetch_of_[u.value]];
+  fetch_of_[u.value] = kNoFetch;
+  LimitHost(fetch_events_, phase, u);
+  if (!fetch.complete) {
+    fetch.complete = true;
+    if (fetch.flat.valid()) {
+      CopyOut(fetch, phase);
+    } else if (plan_.shard_size > 1) {
+      e_.AddWait(copy_, {fetch.gathered}, phase, u.value);
+      copy_tail_ = e_.body->last();
+    }
+  }
+  fetch_events_.push_back(copy_tail_);
+  if (--fetch.left == 0 && fetch.flat.valid()) {
+    e_.body->Free(fetch.flat, storage_ == copy_ ? std::uint8_t{0} : StreamBit(copy_));
+  }
+}
+
+void Zero3Rules::CopyOut(const Fetch& fetch, Phase phase) {
+  std::uint16_t index = 0;
+  for (const UnitId u : fetch.units) {
+    if (At(u).unsharded == fetch.flat) {
+      NewUnsharded(u);
+    }
+    e_.AddCopy(OpCode::kGatherCopyOut, copy_, {phase, u.value}, Unsharded(u), Unsharded(u),
+               {{fetch.flat, AccessMode::kRead, Role::kInput, index++},
+                {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
+    e_.After(fetch.gathered);
+    copy_tail_ = e_.body->last();
+  }
+}
+
+// Compute waits for all that the gather stream was given so far.
+void Zero3Rules::WaitForCopies(Phase phase, UnitId u) {
+  if (copy_tail_ != seen_tail_) {
+    seen_tail_ = copy_tail_;
+    e_.AddWait(Stream::kCompute, {copy_tail_}, phase, u.value);
+  }
+}
+
+// With more than two events outstanding the host waits for the oldest.
+void Zero3Rules::LimitHost(std::deque<OpId>& events, Phase phase, UnitId u) {
+  if (events.size() > kMostEvents) {
+    const OpId oldest = events.front();
+    events.pop_front();
+    e_.AddHostWait({&oldest, 1}, phase, u.value);
+  }
+}
+
+void Zero3Rules::FreeUnsharded(UnitId u) {
+  if (IsAway(u)) {
+    return;
+  }
+  if (fetch_of_[u.value] != kNoFetch) {
+    Wait(u, Phase::kBackward);
+    WaitForCopies(Phase::kBackward, u);
+  }
+  e_.body->Free(At(u).unsharded, StreamBit(Stream::kCompute));
+  At(u).unsharded = BufferId();
+}
+
+// What is still on its way at the end of a pass is released.
+void Zero3Rules::EndPass(Phase phase) {
+  for (std::uint32_t u = 0; u < unit_count(); ++u) {
+    const bool is_over = phase == Phase::kForward && (first_step_ || !Persists(UnitId(u)));
+    if (fetch_of_[u] != kNoFetch || is_over) {
+      FreeUnsharded(UnitId(u));
+    }
+  }
+  order_.EndPass();
+}
+
+// Small parameters are gathered after the update and then stay; the host waits for it.
+void Zero3Rules::GatherPersistent() {
+  std::vector<UnitId> units;
+  for (std::uint32_t u = 0; u < unit_count() && !InPlace(); ++u) {
+    if (persistent_[u].valid() && IsAway(UnitId(u))) {
+      units.push_back(UnitId(u));
+    }
+  }
+  if (units.empty()) {
+    return;
+  }
+  if (Overlaps()) {
+    e_.AddWait(copy_, {e_.LastCompute()}, Phase::kOptimizer, kNoSubject);
+    copy_tail_ = e_.body->last();
+  }
+  Gather(units, Phase::kOptimizer);
+  for (const UnitId u : units) {
+    Wait(u, Phase::kOptimizer);
+  }
+  WaitForCopies(Phase::kOptimizer, units.front());
+  const OpId over = e_.LastCompute();
+  e_.AddHostWait({&over, 1}, Phase::kOptimizer, kNoSubject);
+}
+
+}  // namespace shardwright
