@@ -1,0 +1,166 @@
+"""Random cases against a framework: what our side says of them, how they compare, how a difference is shrunk and reported.
+
+A case is JSON with at least "network" (random_networks.py) and "shard" and "replicate". A test of one framework gives functions:
+plan_of(case) -> plan file, and torch_of(case) -> list of steps, each a list of collectives, or raises torch_pool.Failure.
+"""
+
+import collections
+import dataclasses
+import functools
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import random_networks
+from torch_pool import Failure
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "tools"))
+import export_model  # noqa: E402
+
+KINDS = {"_allgather_base": "all_gather", "_reduce_scatter_base": "reduce_scatter", "allreduce": "all_reduce"}
+DTYPES = {"Float": "fp32", "BFloat16": "bf16", "Half": "fp16"}
+
+
+class Refused(Exception):
+    """Our program or our applier says that this cannot be done."""
+
+
+@functools.lru_cache(maxsize=64)
+def _model_json(network):
+    spec = json.loads(network)
+    return export_model.export(random_networks.make(spec), random_networks.sample(spec, 1), spec["sequence"])
+
+
+def model_json(network):
+    """What tools/export_model.py says of the network."""
+    return _model_json(json.dumps(network))
+
+
+class Shardwright:
+    def __init__(self, program):
+        self.program = program
+        self.folder = tempfile.TemporaryDirectory()
+
+    def call(self, *arguments):
+        """Standard output. Raises Refused when the input is refused; anything else but success is our bug."""
+        result = subprocess.run([self.program, *arguments], capture_output=True, text=True, check=False)
+        if result.returncode == 3:
+            raise Refused(result.stderr.strip().splitlines()[-1])
+        if result.returncode not in (0, 1):
+            raise AssertionError(f"shardwright {' '.join(arguments)}: {result.returncode}: {result.stderr}")
+        return result.stdout
+
+    def write(self, plan):
+        path = pathlib.Path(self.folder.name) / "plan.json"
+        path.write_text(json.dumps(plan), encoding="utf-8")
+        return str(path)
+
+    def collectives(self, plan):
+        """Per step: (kind, group, elements in, elements out, dtype) in the order of issue; the first and a steady step."""
+        trace = pathlib.Path(self.folder.name) / "trace.json"
+        self.call("simulate", self.write(plan), "--json", "--trace", str(trace))
+        steps = {}
+        for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]:
+            args = event.get("args", {})
+            if "Collective name" in args and event["cat"] == "kernel":
+                row = (KINDS[args["Collective name"]], args["Process Group Name"], args["In msg nelems"],
+                       args["Out msg nelems"], DTYPES[args["dtype"]])
+                steps.setdefault(args["step"], []).append((args["correlation"], row))
+        ordered = [[row for _, row in sorted(steps[step])] for step in sorted(steps)]
+        return [ordered[0], ordered[-1]] if ordered else [[], []]
+
+    def emitted(self, plan, target):
+        """The plan data that `emit` writes for the applier."""
+        answer = json.loads(self.call("emit", self.write(plan), "--to", target, "--json"))
+        if not answer["is_exact"]:
+            raise AssertionError(f"emit changes the plan: {answer['losses']}")
+        return json.loads(answer["files"][0]["text"])
+
+
+@dataclasses.dataclass
+class Outcome:
+    kind: str  # "equal", "refused", "refused by us only", "accepted, fails in torch", "different", "broken"
+    text: str = ""
+
+    @property
+    def is_good(self):
+        return self.kind in ("equal", "refused")
+
+
+def first_difference(ours, theirs):
+    """Where two lists of collectives part, in a few lines; empty when they are equal."""
+    for i in range(max(len(ours), len(theirs))):
+        a = ours[i] if i < len(ours) else None
+        b = theirs[i] if i < len(theirs) else None
+        if a != b:
+            return f"collective {i} of {len(ours)} in ours, {len(theirs)} in torch: ours {a}, torch's {b}"
+    return ""
+
+
+def compare(ours, theirs):
+    """`ours`: the first and a steady step, or Refused; `theirs`: all steps, or Failure."""
+    if isinstance(ours, Refused):
+        return Outcome("refused" if isinstance(theirs, Failure) else "refused by us only",
+                       f"{ours}\n    torch: {theirs if isinstance(theirs, Failure) else 'runs'}")
+    if isinstance(theirs, Failure):
+        return Outcome("accepted, fails in torch", str(theirs))
+    for name, a, b in (("first step", ours[0], theirs[0]), ("last step", ours[1], theirs[-1])):
+        text = first_difference(a, b)
+        if text:
+            return Outcome("different", f"{name}: {text}")
+    return Outcome("equal")
+
+
+def attempt(function, *arguments):
+    try:
+        return function(*arguments)
+    except (Refused, Failure) as error:
+        return error
+
+
+def shrink(case, judge, smaller, most=150):
+    """The simplest case found whose outcome is of the same kind."""
+    wanted = judge(case).kind
+    tried = 0
+    while tried < most:
+        for candidate in smaller(case):
+            tried += 1
+            try:
+                same = judge(candidate).kind == wanted
+            except Exception:  # pylint: disable=broad-except
+                same = False  # not a case any more
+            if same:
+                case = candidate
+                break
+            if tried >= most:
+                break
+        else:
+            break
+    return case
+
+
+def smaller_networks(case):
+    for network in random_networks.smaller(case["network"]):
+        yield {**case, "network": network}
+
+
+class Tally:
+    """Counts outcomes; prints what is not good, with a command that shows it again."""
+
+    def __init__(self, script):
+        self.script, self.counts, self.bad, self.refusals = script, collections.Counter(), [], collections.Counter()
+
+    def add(self, name, outcome, case):
+        self.counts[outcome.kind] += 1
+        if outcome.kind == "refused":
+            self.refusals[outcome.text.splitlines()[0]] += 1
+        if outcome.is_good:
+            return
+        self.bad.append((name, outcome, case))
+        print(f"{name}: {outcome.kind}: {outcome.text}\n    python3 {self.script} SHARDWRIGHT --case '{json.dumps(case)}'",
+              flush=True)
+
+    def summary(self):
+        return ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()))

@@ -1,0 +1,287 @@
+"""Random small networks as torch modules, for tests that hold our programs against a framework.
+
+A network is a dictionary (JSON): {"width", "vocabulary", "sequence", "inputs", "body", "norm", "tied_head"}. Its body is a
+tree of parts, each from (batch, sequence, width) to the same:
+  linear  one matrix                       mlp   two of them around an activation, with a residual sum
+  norm    a layer norm                     moe   a router and experts in two tensors [experts, ...]
+  borrow  a product with the weight of an earlier linear, which is another module's
+  seq     `children`, of which `calls` runs some: [index, mode], where an index may come twice or never. Modes: "chain",
+          "residual" (x + child(x)), "tower" (x + child(the input of the seq)) and "dead" (runs, the result is dropped).
+          "list": the children are in a ModuleList. "alias": the path of an earlier part, registered here a second time as the
+          last child.
+  A linear may have "tied", the path of an earlier linear whose weight it has.
+Paths are those of torch (body.c0.fc1). `make` builds the module, `smaller` lists simpler networks for shrinking.
+"""
+
+import copy
+
+import torch
+from torch import nn
+
+
+class Linear(nn.Linear):
+    """A class of its own, so that rules by class find it."""
+
+
+class Mlp(nn.Module):
+    def __init__(self, width, hidden, bias):
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden, bias=bias)
+        self.fc2 = nn.Linear(hidden, width, bias=bias)
+
+    def forward(self, x):
+        return x + self.fc2(torch.relu(self.fc1(x)))
+
+
+class TopKRouter(nn.Module):
+    def __init__(self, width, experts, chosen):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(experts, width) / width)
+        self.chosen = chosen
+
+    def forward(self, x):
+        scores = nn.functional.linear(x, self.weight).softmax(-1)
+        values, indices = scores.topk(self.chosen, -1)
+        return scores, values, indices
+
+
+class Experts(nn.Module):
+    def __init__(self, width, hidden, experts):
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.randn(experts, 2 * hidden, width) / width)
+        self.down_proj = nn.Parameter(torch.randn(experts, width, hidden) / width)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x, values, indices):
+        y = torch.zeros_like(x)
+        for e in range(self.gate_up_proj.shape[0]):
+            weight = (values * (indices == e)).sum(-1, keepdim=True)
+            gate, up = nn.functional.linear(x, self.gate_up_proj[e]).chunk(2, -1)
+            y = y + weight * nn.functional.linear(self.act_fn(gate) * up, self.down_proj[e])
+        return y
+
+
+class Moe(nn.Module):
+    def __init__(self, width, hidden, experts):
+        super().__init__()
+        self.router = TopKRouter(width, experts, min(2, experts))
+        self.experts = Experts(width, hidden, experts)
+
+    def forward(self, x):
+        _, values, indices = self.router(x)
+        return x + self.experts(x, values, indices)
+
+
+class Borrow(nn.Module):
+    """Holds a module without registering it."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = [other]
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.other[0].weight)
+
+
+class Seq(nn.Module):
+    def __init__(self, children, calls, in_list):
+        super().__init__()
+        self.calls = calls
+        if in_list:
+            self.layers = nn.ModuleList(children)
+        else:
+            for i, child in enumerate(children):
+                self.add_module(f"c{i}", child)
+
+    def forward(self, x):
+        start = x
+        for index, mode in self.calls:
+            child = self.part(index)
+            if mode == "chain":
+                x = child(x)
+            elif mode == "residual":
+                x = x + child(x)
+            elif mode == "tower":
+                x = x + child(start)
+            else:
+                child(x)
+        return x
+
+    def part(self, index):
+        """By its name, under which a wrapper may stand."""
+        return self.layers[index] if hasattr(self, "layers") else getattr(self, f"c{index}")
+
+
+class Network(nn.Module):
+    def __init__(self, spec):
+        super().__init__()
+        width, vocabulary = spec["width"], spec["vocabulary"]
+        self.embed = nn.Embedding(vocabulary, width)
+        if spec["inputs"] == 2:
+            self.embed2 = nn.Embedding(vocabulary + 1, width)
+        made = {}
+        self.body = make_part(spec["body"], width, "body", made)
+        if spec["norm"]:
+            self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        if spec["tied_head"]:
+            self.head.weight = self.embed.weight
+        self.has_norm, self.inputs = spec["norm"], spec["inputs"]
+
+    def forward(self, ids, labels, ids2=None):
+        x = self.embed(ids)
+        if self.inputs == 2:
+            x = x + self.embed2(ids2)
+        elif self.inputs == 3:
+            x = x + self.embed(ids2)
+        x = self.body(x)
+        if self.has_norm:
+            x = self.norm(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def make_part(spec, width, path, made):
+    kind = spec["kind"]
+    if kind == "linear":
+        part = Linear(width, width, bias=spec.get("bias", False))
+        if spec.get("tied") in made:
+            part.weight = made[spec["tied"]].weight
+    elif kind == "mlp":
+        part = Mlp(width, spec["hidden"], spec.get("bias", False))
+    elif kind == "norm":
+        part = nn.LayerNorm(width)
+    elif kind == "moe":
+        part = Moe(width, spec["hidden"], spec["experts"])
+    elif kind == "borrow":
+        part = Borrow(made[spec["of"]]) if spec["of"] in made else nn.Identity()
+    else:
+        prefix = f"{path}.layers." if spec.get("list") else f"{path}.c"
+        children = [make_part(child, width, f"{prefix}{i}", made) for i, child in enumerate(spec["children"])]
+        if spec.get("alias") in made:
+            children.append(made[spec["alias"]])
+        calls = [call for call in spec["calls"] if call[0] < len(children)]
+        part = Seq(children, calls, spec.get("list", False))
+    made[path] = part
+    return part
+
+
+def make(spec):
+    torch.manual_seed(0)
+    return Network(spec)
+
+
+def sample(spec, batch, seed=1):
+    """Keyword arguments of one forward pass."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda: torch.randint(spec["vocabulary"], (batch, spec["sequence"]), generator=generator)  # noqa: E731
+    inputs = {"ids": draw(), "labels": draw()}
+    if spec["inputs"] > 1:
+        inputs["ids2"] = draw()
+    return inputs
+
+
+def paths_of(spec, path="body"):
+    """Path and part of every part, outer ones first."""
+    found = [(path, spec)]
+    if spec["kind"] == "seq":
+        prefix = f"{path}.layers." if spec.get("list") else f"{path}.c"
+        for i, child in enumerate(spec["children"]):
+            found += paths_of(child, f"{prefix}{i}")
+    return found
+
+
+def random_leaf(rng, done):
+    kind = rng.choices(["linear", "mlp", "norm", "moe", "borrow"], [3, 6, 1, 1, 0.4])[0]
+    linears = [path for path, part in done if part["kind"] == "linear"]
+    if kind == "borrow" and not linears:
+        kind = "linear"
+    part = {"kind": kind, "bias": rng.random() < 0.5}
+    if kind in ("mlp", "moe"):
+        part["hidden"] = rng.choice([6, 8, 12, 15])
+    if kind == "moe":
+        part["experts"] = rng.choice([2, 3, 4, 6])
+    if kind == "borrow":
+        part["of"] = rng.choice(linears)
+    if kind == "linear" and linears and rng.random() < 0.2:
+        part["tied"] = rng.choice(linears)
+    return part
+
+
+def random_seq(rng, depth, path, done):
+    part = {"kind": "seq", "list": rng.random() < 0.5, "children": [], "calls": []}
+    prefix = f"{path}.layers." if part["list"] else f"{path}.c"
+    count = rng.choice([2, 3, 3, 4]) if depth == 0 else rng.choice([1, 2, 2, 3])
+    for i in range(count):
+        name = f"{prefix}{i}"
+        child = random_seq(rng, depth + 1, name, done) if depth < 2 and rng.random() < 0.35 else random_leaf(rng, done)
+        part["children"].append(child)
+        done.append((name, child))
+    aliases = [p for p, other in done if other["kind"] in ("linear", "mlp") and "tied" not in other]
+    if aliases and rng.random() < 0.08:
+        part["alias"] = rng.choice(aliases)
+        count += 1
+    for i in range(count):
+        mode = rng.choices(["chain", "residual", "tower", "dead"], [8, 3, 1, 0.7])[0]
+        part["calls"].append([i, mode])
+        if rng.random() < 0.1:
+            part["calls"].append([i, rng.choice(["chain", "residual"])])
+    if rng.random() < 0.1:
+        part["calls"].insert(rng.randrange(len(part["calls"]) + 1), [rng.randrange(count), "chain"])
+    if rng.random() < 0.1:
+        rng.shuffle(part["calls"])
+    return part
+
+
+def random_network(rng):
+    spec = {"width": rng.choice([8, 10, 12]), "vocabulary": rng.choice([16, 21, 24]), "sequence": rng.choice([3, 4]),
+            "inputs": rng.choices([1, 2, 3], [8, 2, 1])[0], "norm": rng.random() < 0.6, "tied_head": rng.random() < 0.15}
+    spec["body"] = random_seq(rng, 0, "body", [])
+    return spec
+
+
+def without_child(part, index):
+    """The seq without one of its children."""
+    smaller = copy.deepcopy(part)
+    del smaller["children"][index]
+    smaller["calls"] = [[i - (i > index), mode] for i, mode in smaller["calls"] if i != index]
+    return smaller
+
+
+def smaller_parts(part):
+    if part["kind"] != "seq":
+        for key in ("bias", "tied"):
+            if part.get(key):
+                yield {k: v for k, v in part.items() if k != key}
+        if part["kind"] in ("mlp", "moe", "borrow"):
+            yield {"kind": "linear"}
+        return
+    for i in range(len(part["children"])):
+        if len(part["children"]) > 1:
+            yield without_child(part, i)
+    for i in range(len(part["calls"])):
+        if len(part["calls"]) > 1:
+            smaller = copy.deepcopy(part)
+            del smaller["calls"][i]
+            yield smaller
+        if part["calls"][i][1] != "chain":
+            smaller = copy.deepcopy(part)
+            smaller["calls"][i][1] = "chain"
+            yield smaller
+    if part.get("alias"):
+        yield {k: v for k, v in part.items() if k != "alias"}
+    for i, child in enumerate(part["children"]):
+        if child["kind"] == "seq":
+            yield {**copy.deepcopy(part), "children": [*part["children"][:i], {"kind": "linear"}, *part["children"][i + 1:]]}
+        for smaller_child in smaller_parts(child):
+            smaller = copy.deepcopy(part)
+            smaller["children"][i] = smaller_child
+            yield smaller
+
+
+def smaller(spec):
+    """Networks that are simpler in one thing; some may be broken (a path is gone)."""
+    for key, value in (("tied_head", False), ("norm", False), ("inputs", 1)):
+        if spec[key] != value:
+            yield {**spec, key: value}
+    for body in smaller_parts(spec["body"]):
+        yield {**spec, "body": body}

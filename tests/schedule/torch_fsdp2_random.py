@@ -1,0 +1,322 @@
+"""Random networks and settings: the collectives of real FSDP2 runs are those of our fsdp2 programs, or both refuse.
+
+    python3 tests/schedule/torch_fsdp2_random.py SHARDWRIGHT [--seeds FIRST:END] [--seed N] [--case JSON] [--no-shrink]
+
+Each case is a network (random_networks.py) and a plan. tools/export_model.py describes the network to us, `emit` writes the plan
+for the applier, which wraps the module in 2 to 6 gloo processes; three steps run there, and order, kind, group, elements and
+dtype of every collective are compared with those of the simulated program.
+"""
+
+import argparse
+import copy
+import json
+import pathlib
+import random
+import sys
+
+try:
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+except ImportError as missing:
+    print(f"{missing}: skipped")
+    sys.exit(77)
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "planner" / "emitters" / "python"))
+
+import random_networks  # noqa: E402
+import shardwright_fsdp2  # noqa: E402
+import shardwright_plan  # noqa: E402
+from random_cases import (Refused, Shardwright, Tally, attempt, compare, model_json, shrink,  # noqa: E402
+                          smaller_networks)
+from torch_pool import Pools, Recorder  # noqa: E402
+
+STEPS = 3
+MESHES = [(2, 1), (3, 1), (4, 1), (2, 2), (6, 1), (3, 2), (2, 3)]  # shard, replicate
+PRECISIONS = [("fp32", "fp32", "fp32"), ("fp32", "bf16", "fp32"), ("fp32", "bf16", "bf16"), ("bf16", "bf16", "bf16")]
+meshes = {}  # of a worker
+
+
+def random_modules(rng, network):
+    """Modules that can be units: all but lists. Inner ones first."""
+    names = ["embed", "head"] + (["norm"] if network["norm"] else []) + (["embed2"] if network["inputs"] == 2 else [])
+    for path, part in random_networks.paths_of(network["body"]):
+        if part["kind"] == "borrow":
+            continue
+        names.append(path)
+        if part["kind"] == "mlp":
+            names += [f"{path}.fc1", f"{path}.fc2"]
+        if part["kind"] == "moe":
+            names += [f"{path}.router", f"{path}.experts"]
+    return sorted(names, key=lambda name: -name.count("."))
+
+
+def unit_name(unit):
+    return "+".join(unit["modules"]) or "root"
+
+
+def random_units(rng, network, shard):
+    share = rng.choice([0.2, 0.4, 0.7])
+    chosen = [name for name in random_modules(rng, network) if rng.random() < share]
+    divisors = [g for g in range(2, shard) if shard % g == 0]
+    reshard = lambda: rng.choice([None, None, None, True, False] + divisors[:1])  # noqa: E731
+    units = []
+    while chosen:
+        modules = [chosen.pop(0)]
+        if chosen and rng.random() < 0.12 and not is_inside(chosen[-1], modules[0]) and not is_inside(modules[0], chosen[-1]):
+            modules.append(chosen.pop())
+            rng.shuffle(modules)
+        units.append({"modules": modules, "reshard": reshard()})
+    if rng.random() < 0.25:
+        rng.shuffle(units)
+    if rng.random() < 0.9:
+        units = [unit for unit in units if not any(splits(unit, tie) for tie in ties_of(network))]
+    units.append({"modules": [""], "reshard": rng.choice([None, None, None, True, False])})
+    if rng.random() < 0.2:
+        for unit in units:
+            others = [unit_name(u) for u in units if u is not unit]
+            for key in ("forward_prefetch", "backward_prefetch"):
+                if others and rng.random() < 0.4:
+                    unit[key] = rng.sample(others, rng.choice([1, 1, min(2, len(others))]))
+    return units
+
+
+def ties_of(network):
+    """Pairs of modules that share what may not be in two units."""
+    ties = [("embed", "head")] if network["tied_head"] else []
+    for path, part in random_networks.paths_of(network["body"]):
+        if part.get("tied"):
+            ties.append((path, part["tied"]))
+        if part.get("alias"):
+            last = f".layers.{len(part['children'])}" if part.get("list") else f".c{len(part['children'])}"
+            ties.append((path + last, part["alias"]))
+    return ties
+
+
+def splits(unit, tie):
+    """Has the unit one of the two only, though it is not (a part of) what is registered twice?"""
+    has = [any(is_inside(name, module) for module in unit["modules"]) for name in tie]
+    return has[0] != has[1]
+
+
+def is_inside(name, other):
+    return name == other or name.startswith(other + ".")
+
+
+def random_recompute(rng, network):
+    paths = [path for path, part in random_networks.paths_of(network["body"]) if part["kind"] != "borrow"]
+    blocks = [path for path in paths if path.count(".") == (2 if network["body"].get("list") else 1)]
+    every = rng.choice([1, 2])
+    chosen = blocks[::every] if rng.random() < 0.6 else [rng.choice(paths)]
+    kind = "selective" if rng.random() < 0.2 else "full"
+    keep = rng.choice([1, 2, 3])
+    return [{"module": module, "kind": kind, **({"keep_every": keep} if kind == "selective" else {})} for module in chosen]
+
+
+def random_case(seed):
+    rng = random.Random(seed)
+    network = random_networks.random_network(rng)
+    shard, replicate = rng.choice(MESHES)
+    case = {"network": network, "shard": shard, "replicate": replicate, "micro_batch": rng.choice([1, 2]),
+            "accumulation": rng.choices([1, 2, 3], [6, 3, 1])[0], "sync": "every", "precision": rng.choice(PRECISIONS),
+            "units": random_units(rng, network, shard), "recompute": [], "frozen": [], "mode": "train", "clip": rng.random() < 0.2,
+            "offload": rng.random() < 0.08}
+    if case["accumulation"] > 1:
+        case["sync"] = rng.choice(["every", "last"] + (["replicate_last"] if replicate > 1 else []))
+    if rng.random() < 0.3:
+        case["recompute"] = random_recompute(rng, network)
+    if rng.random() < 0.2:
+        names = [n for n, _ in random_networks.make(network).named_parameters() if n != "head.weight"]
+        share = rng.choice([0.2, 0.6])
+        case["frozen"] = [name for name in names if rng.random() < share]
+    if rng.random() < 0.12:
+        case.update(mode="forward", recompute=[], frozen=[], clip=False, accumulation=1, sync="every")
+    return case
+
+
+def reshard_of(unit):
+    if unit["reshard"] is None:
+        return "never" if unit["modules"] == [""] else "always"
+    if isinstance(unit["reshard"], bool):
+        return "always" if unit["reshard"] else "never"
+    return unit["reshard"]
+
+
+def plan_of(case):
+    master, param, reduce = case["precision"]
+    units = [{"name": unit_name(unit), "modules": unit["modules"], "reshard": reshard_of(unit),
+              "forward_prefetch": unit.get("forward_prefetch", []), "backward_prefetch": unit.get("backward_prefetch", [])}
+             for unit in case["units"]]
+    return {
+        "format": "shardwright-plan", "version": 1, "model": {"name": "net", "json": model_json(case["network"])},
+        "kernel_set": {"name": "torch-eager", "fp32_logits": False},
+        "cluster": {"name": "dgx-a100", "nodes": 1, "gpus_per_node": case["shard"] * case["replicate"]},
+        "profile": {"name": "a100-torch-eager"},
+        "job": {"mode": case["mode"], "sequence_length": case["network"]["sequence"],
+                "precision": {"master": master, "param": param, "reduce": reduce},
+                "optimizer": {"kind": "adamw", "impl": "foreach", "weight_decay": True}, "clip_gradients": case["clip"],
+                "frozen": case["frozen"]},
+        "plan": {"dialect": "fsdp2", "shard_size": case["shard"], "replicate_size": case["replicate"],
+                 "micro_batch": case["micro_batch"], "accumulation": case["accumulation"], "sync": case["sync"],
+                 "recompute": case["recompute"], "offload": {"parameters": case["offload"]}, "units": units}}
+
+
+def mesh_of(case):
+    key = (case["replicate"], case["shard"])
+    if key not in meshes:
+        shape, names = (key, ("replicate", "shard")) if key[0] > 1 else (key[1:], ("shard",))
+        meshes[key] = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    return meshes[key]
+
+
+def groups_of(case):
+    """Names of the groups of rank 0, as our programs call them."""
+    shard, replicate = case["shard"], case["replicate"]
+    names = {tuple(range(g)): f"reshard{g}" for g in range(2, shard) if shard % g == 0}
+    names[tuple(range(shard))] = "shard"
+    if replicate > 1:
+        names[tuple(range(0, shard * replicate, shard))] = "replicate"
+    return names
+
+
+def wrap_by_hand(model, case):
+    """What the applier does, for plans that `emit` refuses."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in case["frozen"])
+    regions = [{"keep_every": 1, **region} for region in case["recompute"]]
+    wrappers = shardwright_plan.wrap_recompute(model, {"recompute": regions, "offload": {"activations": False}}, modules)
+    master, param, reduce = (shardwright_plan.dtype_of({"fp32": "float32", "bf16": "bfloat16"}[d]) for d in case["precision"])
+    policy = MixedPrecisionPolicy(param_dtype=None if param == master else param, reduce_dtype=None if reduce == param else reduce)
+    options = {"mesh": mesh_of(case), "mp_policy": policy,
+               "offload_policy": CPUOffloadPolicy(pin_memory=False) if case["offload"] else OffloadPolicy()}
+    targets = {}
+    for unit in sorted(case["units"], key=lambda unit: max((-1 if m == "" else m.count(".")) for m in unit["modules"]),
+                       reverse=True):
+        chosen = [wrappers.get(id(modules[m]), modules[m]) for m in unit["modules"]]
+        targets[unit_name(unit)] = chosen[0]
+        fully_shard(chosen[0] if len(chosen) == 1 else chosen, reshard_after_forward=unit["reshard"], **options)
+    for unit in case["units"]:
+        for key in ("forward_prefetch", "backward_prefetch"):
+            if unit.get(key):
+                getattr(targets[unit_name(unit)], f"set_modules_to_{key}")([targets[n] for n in unit[key]])
+    model._shardwright_plan = {"training": {"accumulation": case["accumulation"], "sync": case["sync"]}}
+
+
+def run_case(rank, argument):
+    """In a worker: the collectives of each step. Rank 0's, all ranks having the same kinds and sizes."""
+    case, data = argument
+    model = random_networks.make(case["network"]).train()
+    if case["precision"][0] == "bf16":
+        model.to(torch.bfloat16)
+    if data is None:
+        wrap_by_hand(model, case)
+    else:
+        shardwright_fsdp2.apply_plan(model, data, mesh_of(case))
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, foreach=True) if trainable else None
+    steps = []
+    with Recorder(groups_of(case)) as recorder:
+        for step in range(STEPS):
+            if case["mode"] == "forward":
+                with torch.no_grad():
+                    model(**random_networks.sample(case["network"], case["micro_batch"], rank))
+                steps.append(recorder.take())
+                continue
+            for i in range(case["accumulation"]):
+                shardwright_fsdp2.set_micro_batch(model, i)
+                inputs = random_networks.sample(case["network"], case["micro_batch"], 100 * step + 10 * i + rank)
+                (model(**inputs) / case["accumulation"]).backward()
+            if case["clip"]:
+                torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 1.0, foreach=True)
+            optimizer.step()
+            optimizer.zero_grad()
+            steps.append(recorder.take())
+    return steps
+
+
+def smaller_cases(case):
+    """Simpler in the plan, then in the network; units of modules that are gone go with them."""
+    for key, value in (("recompute", []), ("frozen", []), ("clip", False), ("offload", False), ("accumulation", 1),
+                       ("precision", ["fp32"] * 3), ("micro_batch", 1)):
+        if case[key] != value and list(case[key] if isinstance(case[key], tuple) else [case[key]]) != [value]:
+            yield {**case, key: value, **({"sync": "every"} if key == "accumulation" else {})}
+    if (case["shard"], case["replicate"]) != (2, 1):
+        units = [{**unit, "reshard": True if type(unit["reshard"]) is int else unit["reshard"]} for unit in case["units"]]
+        if case["sync"] != "replicate_last":
+            yield {**case, "shard": 2, "replicate": 1, "units": units}
+    for i, unit in enumerate(case["units"]):
+        for key in ("forward_prefetch", "backward_prefetch"):
+            if unit.get(key):
+                yield {**case, "units": [{k: v for k, v in u.items() if u is not unit or k != key} for u in case["units"]]}
+        if unit["reshard"] is not None:
+            yield {**case, "units": [{**u, "reshard": None} if u is unit else u for u in case["units"]]}
+        if i + 1 < len(case["units"]):
+            yield {**case, "units": without_names(case["units"][:i] + case["units"][i + 1:])}
+    if len(case["recompute"]) > 1:
+        for i in range(len(case["recompute"])):
+            yield {**case, "recompute": case["recompute"][:i] + case["recompute"][i + 1:]}
+    for i in range(len(case["frozen"])):
+        yield {**case, "frozen": case["frozen"][:i] + case["frozen"][i + 1:]}
+    for candidate in smaller_networks(case):
+        yield fitted(candidate)
+
+
+def without_names(units):
+    """Without entries of prefetch lists that name no unit."""
+    names = {unit_name(unit) for unit in units}
+    return [{k: [n for n in v if n in names] if k.endswith("prefetch") else v for k, v in unit.items()} for unit in units]
+
+
+def fitted(case):
+    """Without units, regions and frozen parameters that the network does not have."""
+    model = random_networks.make(case["network"])
+    modules, params = dict(model.named_modules(remove_duplicate=False)), dict(model.named_parameters())
+    case = copy.deepcopy(case)
+    for unit in case["units"]:
+        unit["modules"] = [m for m in unit["modules"] if m in modules]
+    case["units"] = without_names([unit for unit in case["units"] if unit["modules"]])
+    case["recompute"] = [region for region in case["recompute"] if region["module"] in modules]
+    case["frozen"] = [name for name in case["frozen"] if name in params]
+    return case
+
+
+def judge(ours, pools, case):
+    def data_of():
+        plan = plan_of(case)
+        return ours.collectives(plan), ours.emitted(plan, "fsdp2")
+
+    said = attempt(data_of)
+    refused = isinstance(said, Refused)
+    theirs = attempt(lambda: pools.run(case["shard"] * case["replicate"], "torch_fsdp2_random", "run_case",
+                                       (case, None if refused else said[1]))[0])
+    return compare(said if refused else said[0], theirs)
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--seeds", default="0:25")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--case")
+    parser.add_argument("--no-shrink", action="store_true")
+    options = parser.parse_args(arguments)
+    first, end = (int(n) for n in options.seeds.split(":"))
+    if options.seed is not None:
+        first, end = options.seed, options.seed + 1
+    cases = [("case", json.loads(options.case))] if options.case else [(f"seed {n}", random_case(n)) for n in range(first, end)]
+    ours, tally = Shardwright(options.program), Tally("tests/schedule/torch_fsdp2_random.py")
+    with Pools() as pools:
+        for name, case in cases:
+            outcome = judge(ours, pools, case)
+            if not outcome.is_good and not options.no_shrink:
+                case = shrink(case, lambda c: judge(ours, pools, c), smaller_cases)
+                outcome = judge(ours, pools, case)
+            tally.add(name, outcome, case)
+    print(tally.summary())
+    return 1 if tally.bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
