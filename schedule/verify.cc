@@ -281,7 +281,7 @@ std::vector<Finding> Verify(const Program& program) {
   if (!findings.empty()) {
     return findings;
   }
-  CheckSizes(program, findings);
+  CheckAccesses(program, findings);
   LifeChecker(program, findings).Run();
   return findings;
 }

@@ -1,7 +1,8 @@
 #pragma once
 
 // Proves that a program is safe to run: no race on a buffer, no read before a write, no double
-// allocation or free, no access outside a buffer, no mismatched collectives. The rules are those
+// allocation or free, no access outside a buffer or on the wrong side of the host link, no
+// mismatched collectives. The rules are those
 // of docs/execution_model.md section 3. Both interpreters rely on it, so it runs before either.
 
 #include <cstddef>
@@ -16,7 +17,7 @@ namespace shardwright {
 // One broken rule. Ops are named "<pass>: <op name>", where the pass is init, warmup or step 1..3;
 // a memory point is named by the op it stands before.
 struct Finding {
-  int rule = 0;        // 1..8, the number in docs/execution_model.md section 3
+  int rule = 0;        // 1..9, the number in docs/execution_model.md section 3
   std::string first;   // the earlier op, or "(none)" where the trouble is that there is no such op
   std::string second;  // the later op
   std::string buffer;  // empty where no buffer is concerned

@@ -280,16 +280,52 @@ void CheckAccessSizes(const Program& program, const NamedBody& named, OpId op,
   }
 }
 
+// Rule 9. A kernel that reads over the host link would be priced as if the bytes were the device's.
+bool MayTouch(OpCode code, bool on_host, AccessMode mode) {
+  switch (code) {
+    case OpCode::kInitialize:
+      return true;
+    case OpCode::kCopyH2d:
+      return on_host == (mode == AccessMode::kRead);
+    case OpCode::kCopyD2h:
+      return on_host == (mode == AccessMode::kWrite);
+    default:
+      return on_host == InfoOf(code).runs_on_host;
+  }
+}
+
+void CheckSides(const Program& program, const NamedBody& named, OpId op,
+                std::vector<Finding>& findings) {
+  const Op& record = named.body->ops[op.value];
+  const OpCode code = program.ShapeOf(record).code;
+  for (const Access& access : named.body->AccessesOf(op)) {
+    const bool on_host = program.buffers[access.buffer.value].on_host;
+    if (MayTouch(code, on_host, access.mode) || findings.size() >= kMaxFindings) {
+      continue;
+    }
+    const std::vector<Pass> passes = ConcatenatedPasses(program);
+    const auto alloc = FindFirstAlloc(passes, access.buffer);
+    const std::string name = std::string(named.name) + ": " + OpName(program, record);
+    const std::string side = on_host ? "host" : "device";
+    findings.push_back({9, alloc ? NameAt(program, passes, *alloc) : std::string(kNoOp), name,
+                        BufferName(program, access.buffer),
+                        name + (access.mode == AccessMode::kRead ? " reads " : " writes ") +
+                            BufferName(program, access.buffer) + " in " + side + " memory, where " +
+                            std::string(InfoOf(code).name) + " cannot reach it"});
+  }
+}
+
 }  // namespace
 
 void CheckStructure(const Program& program, std::vector<Finding>& findings) {
   StructureChecker(program, findings).Run();
 }
 
-void CheckSizes(const Program& program, std::vector<Finding>& findings) {
+void CheckAccesses(const Program& program, std::vector<Finding>& findings) {
   for (const NamedBody& named : BodiesOf(program)) {
     for (std::size_t i = 0; i < named.body->size(); ++i) {
       CheckAccessSizes(program, named, OpId(i), findings);
+      CheckSides(program, named, OpId(i), findings);
     }
   }
 }

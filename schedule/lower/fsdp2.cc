@@ -253,11 +253,20 @@ class Fsdp2Rules : public StepRules {
     At(u).unsharded = e_.AllocPieces(Unsharded(u), At(u).unsharded_pieces,
                                      Category::kUnshardedParameter, Stream::kCompute);
     const bool whole = plan_.shard_size == 1;
-    const BufferId source = whole ? At(u).shard : c.gather_out;
+    BufferId source = whole ? At(u).shard : c.gather_out;
+    const bool staged = whole && plan_.offload.parameters;
+    if (staged) {
+      source = e_.Alloc(MasterShard(u), Category::kAllGather, Stream::kCompute);
+      e_.AddTransfer(OpCode::kCopyH2d, Stream::kCompute, {phase, u.value}, MasterShard(u),
+                     At(u).shard, source);
+    }
     const OpId copied = e_.AddCopy(OpCode::kGatherCopyOut, Stream::kCompute, {phase, u.value},
                                    whole ? MasterShard(u) : Unsharded(u), Unsharded(u),
                                    {{source, AccessMode::kRead, Role::kInput},
                                     {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
+    if (staged) {
+      e_.body->Free(source);
+    }
     if (whole) {
       return;
     }

@@ -108,6 +108,32 @@ bool RuleSevenHolds(const Program& program) {
   return true;
 }
 
+bool RuleNineHolds(const Program& program) {
+  for (const Body* body : AllBodies(program)) {
+    for (std::uint32_t i = 0; i < body->ops.size(); ++i) {
+      const OpShape& shape = program.shapes[body->ops[i].shape.value];
+      if (shape.code == OpCode::kInitialize) {
+        continue;
+      }
+      for (const Access& access : body->AccessesOf(OpId(i))) {
+        const bool reads = access.mode != AccessMode::kWrite;
+        const bool writes = access.mode != AccessMode::kRead;
+        bool host_side = shape.stream == Stream::kHost;
+        if (shape.code == OpCode::kCopyH2d || shape.code == OpCode::kCopyD2h) {
+          if (reads && writes) {
+            return false;
+          }
+          host_side = reads == (shape.code == OpCode::kCopyH2d);
+        }
+        if (program.buffers[access.buffer.value].on_host != host_side) {
+          return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
 // One thing that happens in host order: an op (instance number) or a memory point.
 struct Event {
   std::optional<std::size_t> instance;
@@ -412,6 +438,9 @@ std::set<int> BruteForceBrokenRules(const Program& program) {
   }
   if (!RuleSevenHolds(program)) {
     broken.insert(7);
+  }
+  if (!RuleNineHolds(program)) {
+    broken.insert(9);
   }
   return broken;
 }

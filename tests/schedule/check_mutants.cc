@@ -50,10 +50,11 @@ void CheckMutant(const Mutant& mutant, MutantCounts& counts) {
 }  // namespace
 
 std::string MutantCounts::Text() const {
-  const char* const names[] = {"edges",          "events",         "waits",         "frees moved",
-                               "points dropped", "points doubled", "buffers shrunk"};
+  const char* const names[] = {"edges",          "events",         "waits",
+                               "frees moved",    "points dropped", "points doubled",
+                               "buffers shrunk", "sides switched"};
   std::string text;
-  for (int m = 0; m <= static_cast<int>(Mutation::kShrinkBuffer); ++m) {
+  for (int m = 0; m <= static_cast<int>(Mutation::kSwitchSide); ++m) {
     const auto count = [&](const std::map<Mutation, std::size_t>& of) {
       const auto found = of.find(static_cast<Mutation>(m));
       return std::to_string(found == of.end() ? 0 : found->second);

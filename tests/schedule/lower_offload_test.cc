@@ -34,6 +34,32 @@ TEST_CASE("Offload: shards, gradients and states live on the host") {
   CHECK(Of(AliveAt(p, "opt.host_optimizer_step"), Category::kOptimizerState) == 0);
 }
 
+// FSDP2 without a gather: wait_for_unshard copies each shard to the device on the compute stream
+// (all_gather_inputs of _fsdp_param.py, torch 2.13), then casts it. Every block does so in forward
+// and in backward, the root in forward alone.
+TEST_CASE("Offload: one rank's parameters cross the host link, too") {
+  const ChainSpec spec;
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative}) {
+    CAPTURE(NameOf(dialect));
+    Plan plan = ChainPlan(spec, dialect, 1);
+    plan.offload.parameters = true;
+    const Program p = LowerChain(spec, plan, kMixed);
+    for (const Finding& finding : Verify(p)) {
+      FAIL_CHECK(finding.text);
+    }
+    std::int64_t copied = 0;
+    for (const Op& op : p.step.ops) {
+      const OpShape& s = p.ShapeOf(op);
+      copied += s.code == OpCode::kCopyH2d && op.subject != kNoSubject ? s.bytes.value : 0;
+    }
+    if (dialect == Dialect::kFsdp2) {
+      CHECK(copied == (2 * 4 * 64 * 64 + 64 * 8) * 4);
+    } else {
+      CHECK(copied > 0);
+    }
+  }
+}
+
 TEST_CASE("Offload: moments visit the device piece by piece") {
   // Fp32 AdamW: 1,024 elements of each block on each of four ranks, in pieces of 256 elements with
   // two moments each, and the stem's 128 in one piece.

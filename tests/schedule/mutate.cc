@@ -187,6 +187,14 @@ void ForEachMutant(const Program& program, const std::function<void(const Mutant
       buffer.size -= Bytes(1);
       buffer.pieces = {};  // they would no longer add up, which is another rule
       mutant.what = "buffer " + std::to_string(b) + " shrunk";
+      mutant.mutation = Mutation::kShrinkBuffer;
+      visit(mutant);
+      buffer = whole;
+    }
+    if (buffer.flat == 0) {  // slices of a flat tensor are on the device: rule 1
+      buffer.on_host = !buffer.on_host;
+      mutant.what = "buffer " + std::to_string(b) + " on the other side";
+      mutant.mutation = Mutation::kSwitchSide;
       visit(mutant);
       buffer = whole;
     }

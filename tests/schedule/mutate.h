@@ -17,6 +17,7 @@ enum class Mutation {
   kDropPoint,        // one alloc or free
   kDuplicatePoint,   // one alloc or free
   kShrinkBuffer,     // one buffer, by one byte
+  kSwitchSide,       // one buffer, from the device to the host or back
 };
 
 struct Mutant {

@@ -32,7 +32,10 @@ struct Tiny {
 
   OpId Add(BodyBuilder& body, Stream stream, BufferId written, std::vector<BufferId> read = {}) {
     OpShape shape;
-    shape.code = OpCode::kCast;
+    const auto on_host = [&](BufferId buffer) { return program.buffers[buffer.value].on_host; };
+    shape.code = on_host(written)                                 ? OpCode::kCopyD2h
+                 : std::any_of(read.begin(), read.end(), on_host) ? OpCode::kCopyH2d
+                                                                  : OpCode::kCast;
     shape.stream = stream;
     const OpId op = body.Add({interner.Intern(shape), Phase::kForward, kNoSubject, 0, count_++});
     body.Use(written, AccessMode::kWrite, Role::kOutput);

@@ -66,7 +66,7 @@ TEST_CASE("Verify judges mutants of 200 random lowered programs as the brute for
   CHECK(programs.size() == kDialectNames.size());
   for (const Mutation mutation :
        {Mutation::kDeleteEdge, Mutation::kDeleteEvent, Mutation::kMoveFreeEarlier,
-        Mutation::kDropPoint, Mutation::kDuplicatePoint}) {
+        Mutation::kDropPoint, Mutation::kDuplicatePoint, Mutation::kSwitchSide}) {
     CAPTURE(static_cast<int>(mutation));
     CHECK(counts.illegal[mutation] > 0);
   }

@@ -159,6 +159,40 @@ TEST_CASE("Verify: rule 5, one buffer in two steps") {
   CHECK(finding.second == "step 2: mb0.fwd");
 }
 
+TEST_CASE("Verify: rule 9, host memory is reached by copies alone") {
+  const auto program_of = [](OpCode code, bool from_host, bool to_host) {
+    Tiny t;
+    const auto new_buffer = [&](bool on_host) {
+      return t.step.NewAllocated({Bytes(64), Category::kParameterShard, Stream::kCompute, on_host,
+                                  /*zero_filled=*/true});
+    };
+    const BufferId from = new_buffer(from_host);
+    const BufferId to = new_buffer(to_host);
+    t.Add(code, Stream::kCompute, 0, Bytes(64));
+    t.step.Use(from, AccessMode::kRead, Role::kInput);
+    t.step.Use(to, AccessMode::kWrite, Role::kOutput);
+    t.step.Free(from);
+    t.step.Free(to);
+    t.step.Finish();
+    return t.program;
+  };
+  CHECK(RulesOf(program_of(OpCode::kCopyH2d, true, false)).empty());
+  CHECK(RulesOf(program_of(OpCode::kCopyD2h, false, true)).empty());
+  CHECK(RulesOf(program_of(OpCode::kGatherCopyOut, false, false)).empty());
+  const std::set<int> broken = {9};
+  CHECK(RulesOf(program_of(OpCode::kCopyH2d, false, false)) == broken);
+  CHECK(RulesOf(program_of(OpCode::kCopyH2d, true, true)) == broken);
+  CHECK(RulesOf(program_of(OpCode::kCopyD2h, true, true)) == broken);
+  CHECK(RulesOf(program_of(OpCode::kCopyD2h, false, false)) == broken);
+  CHECK(RulesOf(program_of(OpCode::kGatherCopyOut, false, true)) == broken);
+  const Program illegal = program_of(OpCode::kGatherCopyOut, true, false);
+  CHECK(RulesOf(illegal) == broken);
+  CHECK(
+      Verify(illegal)[0].text ==
+      "step: mb0.fwd.gather_copy_out reads parameter_shard@mb0.fwd.gather_copy_out in host memory, "
+      "where gather_copy_out cannot reach it");
+}
+
 TEST_CASE("Verify: a host wait orders everything issued after it") {
   Tiny t;
   const BufferId buffer = t.NewAllocated();
