@@ -84,6 +84,29 @@ Examples:
   shardwright plan --model llama-2-7b --cluster "a100-80 x8, nvlink 300 GB/s, nic 8x200 Gbit/s" \
     --wrap size:1e8 --dialect fsdp1 | shardwright simulate -)";
 
+// FSDP1 computes gradients of frozen weights that share a flat parameter with trainable ones.
+void WarnOfFrozenBesideTrainable(const PlanFile& file) {
+  if (file.plan.dialect != Dialect::kFsdp1 || file.job.mode != JobMode::kTrain) {
+    return;
+  }
+  const Model& model = file.model.model;
+  std::size_t mixed = 0;
+  std::string first;
+  for (const ResolvedUnit& unit : ResolveUnits(model, file.plan, "plan")) {
+    const auto trainable = std::count_if(unit.params.begin(), unit.params.end(), [&](ParamId p) {
+      return model.params[p.value].trainable;
+    });
+    if (trainable > 0 && static_cast<std::size_t>(trainable) < unit.params.size()) {
+      first = mixed++ == 0 ? unit.name : first;
+    }
+  }
+  if (mixed > 0) {
+    Warn("in " + std::to_string(mixed) + " units such as " + first +
+         " FSDP1 computes the weight gradients of frozen parameters, too, since they share a flat "
+         "parameter with trainable ones; --dialect fsdp2 does not, nor do units of their own");
+  }
+}
+
 // Writes the plan where --output says; --json on standard output has it inside the report.
 void Report(const PlanOptions& options, const Arguments& arguments, const PlanFile& file,
             const std::function<std::string(const std::string&)>& report) {
@@ -130,6 +153,7 @@ int RunPlan(const Arguments& given) {
   for (const std::string& warning : file.model.model.warnings) {
     Warn(warning);
   }
+  WarnOfFrozenBesideTrainable(file);
   // Lowered here too, so that a plan that its dialect cannot express is never written.
   const Program program = LowerAndVerify(file);
   Report(options, arguments, file, [&](const std::string& output) {

@@ -220,7 +220,7 @@ void ApplyReshard(const ReshardChoice& choice, Dialect dialect, std::vector<Unit
   for (UnitPlan& unit : units) {
     const bool is_root = unit.modules == std::vector<std::string>{""};
     const bool keeps = unit.reshard.kind == Reshard::Kind::kNever;
-    if (is_root && IsFlat(dialect)) {
+    if (is_root && dialect == Dialect::kFairscale) {
       continue;
     }
     if (choice.reshard.kind != Reshard::Kind::kToGroup || !keeps) {
@@ -347,6 +347,9 @@ std::vector<UnitPlan> Wrap(const Model& model, const WrapSpec& spec, const Resha
       return UnitsFromFile(spec.file, reshard.is_set, dialect, where);
   }
   units.push_back(RootUnit());
+  if (dialect == Dialect::kFsdp1) {
+    units.back().reshard = Reshard();  // FULL_SHARD, as users give it to all of the model
+  }
   ApplyReshard(reshard, dialect, units);
   return units;
 }

@@ -100,13 +100,14 @@ AccelerateSettings LaunchSettings(const Cluster& cluster) {
 
 void ReadStrategy(const AccelerateSettings& settings, const std::string& where, HfFsdp& fsdp) {
   const std::string name = settings.fsdp_sharding_strategy.value_or("FULL_SHARD");
-  if (name != "FULL_SHARD" && name != "SHARD_GRAD_OP" && name != "HYBRID_SHARD" &&
-      name != "HYBRID_SHARD_ZERO2") {
+  if (name != "FULL_SHARD" && name != "SHARD_GRAD_OP" && name != "NO_SHARD" &&
+      name != "HYBRID_SHARD" && name != "HYBRID_SHARD_ZERO2") {
     Refuse(where, "fsdp_config.fsdp_sharding_strategy", name,
-           "FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or HYBRID_SHARD_ZERO2");
+           "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2");
   }
   fsdp.is_hybrid = name.starts_with("HYBRID");
-  fsdp.reshard_after_forward = name == "FULL_SHARD" || name == "HYBRID_SHARD";
+  fsdp.no_shard = name == "NO_SHARD";
+  fsdp.reshard_after_forward = name != "SHARD_GRAD_OP" && name != "HYBRID_SHARD_ZERO2";
   const std::string prefetch = settings.fsdp_backward_prefetch.value_or("NO_PREFETCH");
   if (prefetch != "BACKWARD_PRE" && prefetch != "BACKWARD_POST" && prefetch != "NO_PREFETCH") {
     Refuse(where, "fsdp_config.fsdp_backward_prefetch", prefetch,

@@ -24,7 +24,7 @@ constexpr std::array<LossReason, 10> kFsdp1Reasons = {{
     {"plan.offload.optimizer", "FSDP1 offloads parameters, gradients and optimizer together"},
     {"plan.offload.moments", "FSDP1 offloads parameters, gradients and optimizer together"},
     {"plan.offload.activations", "only the inputs of fully recomputed regions can go to the host"},
-    {"plan.units.reshard", "a unit is freed or kept, and the root is kept"},
+    {"plan.units.reshard", "a unit is freed or kept"},
     {"plan.units.gap", "FSDP1 gathers a unit once per pass"},
     {"plan.units.forward_prefetch", "FSDP1 has no prefetch lists"},
     {"plan.units.backward_prefetch", "FSDP1 has no prefetch lists"},

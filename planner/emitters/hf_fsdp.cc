@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "core/error.h"
 #include "planner/emitters/emission.h"
 #include "planner/emitters/unit_classes.h"
 #include "schedule/wrap.h"
@@ -104,7 +105,8 @@ void ApplyUnitsV1(const HfFsdp& settings, PlanFile& file) {
       unit.reshard.kind = Reshard::Kind::kNever;
     }
   }
-  units.push_back(RootUnitOf(Reshard::Kind::kNever));  // FSDP1 never frees it after forward
+  units.push_back(
+      RootUnitOf(settings.reshard_after_forward ? Reshard::Kind::kAlways : Reshard::Kind::kNever));
   file.plan.units = std::move(units);
 }
 
@@ -126,7 +128,15 @@ void ApplyUnits(const HfFsdp& settings, PlanFile& file) {
 void ApplyMesh(const HfFsdp& settings, PlanFile& file) {
   const std::int64_t ranks = file.cluster.RankCount();
   file.plan.shard_size = ranks;
-  if (settings.version == 1 && settings.is_hybrid) {
+  if (settings.version == 1 && settings.no_shard) {
+    file.plan.shard_size = 1;
+  } else if (settings.version == 1 && settings.is_hybrid) {
+    if (file.cluster.gpus_per_node == 1 && ranks > 1) {
+      throw InputError("fsdp_sharding_strategy", "HYBRID_SHARD on nodes of one GPU",
+                       "FULL_SHARD, SHARD_GRAD_OP or NO_SHARD",
+                       "PyTorch makes it NO_SHARD inside each node, and replicas are never "
+                       "synchronised");
+    }
     file.plan.shard_size = file.cluster.gpus_per_node;
   } else if (settings.version == 2 && settings.dp_shard > 0) {
     file.plan.shard_size = settings.dp_shard;
@@ -162,7 +172,10 @@ HfFsdp HfFsdpOf(const PlanFile& file) {
     settings.mixed_precision = precision.param == DType::kFp16 ? "fp16" : "bf16";
   }
   if (settings.version == 1) {
-    settings.is_hybrid = plan.replicate_size > 1 && plan.shard_size == file.cluster.gpus_per_node;
+    settings.no_shard = plan.replicate_size > 1 && plan.shard_size == 1;
+    settings.is_hybrid = plan.replicate_size > 1 && !settings.no_shard &&
+                         plan.shard_size == file.cluster.gpus_per_node;
+    settings.reshard_after_forward |= settings.no_shard;
     settings.backward_prefetch = plan.backward_prefetch;
     settings.forward_prefetch = plan.forward_prefetch;
     settings.use_orig_params = plan.use_orig_params;
@@ -205,6 +218,9 @@ void ApplyHfFsdp(const HfFsdp& settings, PlanFile& file) {
 }
 
 std::string ShardingStrategyName(const HfFsdp& settings) {
+  if (settings.no_shard) {
+    return "NO_SHARD";
+  }
   if (settings.is_hybrid) {
     return settings.reshard_after_forward ? "HYBRID_SHARD" : "HYBRID_SHARD_ZERO2";
   }

@@ -19,6 +19,7 @@ struct HfFsdp {
   std::int64_t min_num_params = 0;         // above 0: SIZE_BASED_WRAP instead
   bool reshard_after_forward = true;       // version 1: FULL_SHARD, or SHARD_GRAD_OP
   bool is_hybrid = false;                  // version 1: HYBRID_SHARD: shard inside a node
+  bool no_shard = false;                   // version 1: NO_SHARD: replicas only
   bool cpu_offload = false;
   bool activation_checkpointing = false;          // each wrapped layer is recomputed
   bool activation_checkpointing_offload = false;  // version 2: and its input goes to the host
@@ -41,7 +42,7 @@ struct HfFsdp {
 // head (with tied weights all three), and keeps that group and the root gathered.
 void ApplyHfFsdp(const HfFsdp& settings, PlanFile& file);
 
-// "FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD" or "HYBRID_SHARD_ZERO2".
+// "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD" or "HYBRID_SHARD_ZERO2".
 [[nodiscard]] std::string ShardingStrategyName(const HfFsdp& settings);
 // "BACKWARD_PRE", "BACKWARD_POST" or "NO_PREFETCH".
 [[nodiscard]] std::string BackwardPrefetchName(BackwardPrefetch prefetch);

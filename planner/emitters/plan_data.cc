@@ -142,8 +142,7 @@ bool RecomputesInFull(const Plan& plan) {
 }
 
 // Units of one module, without choices that FSDP1 and FairScale do not have. What groups hold falls
-// to the unit around them, but for what they keep in full precision; the root is never freed after
-// forward.
+// to the unit around them, but for what they keep in full precision.
 void SetFlatUnits(const PlanFile& file, PlanFile& out) {
   const Plan& plan = file.plan;
   std::vector<UnitPlan>& units = out.plan.units;
@@ -163,7 +162,6 @@ void SetFlatUnits(const PlanFile& file, PlanFile& out) {
     }
     units.push_back(flat);
   }
-  units.back().reshard.kind = Reshard::Kind::kNever;
   if (keeps) {
     KeepFullPrecision(out.model.model, out.job.precision, out.plan);
   }
@@ -245,6 +243,7 @@ PlanFile AsFairscale(const PlanFile& file) {
     out.plan.sync = SyncMode::kEvery;
   }
   SetFlatUnits(file, out);
+  out.plan.units.back().reshard.kind = Reshard::Kind::kNever;  // never freed after forward
   out.plan.offload.activations = file.plan.offload.activations && RecomputesInFull(file.plan);
   Precision& precision = out.job.precision;
   if (precision.param == precision.master || precision.reduce != DType::kFp32) {

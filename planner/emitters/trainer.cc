@@ -141,13 +141,14 @@ void SetMixedPrecision(const std::string& name, TrainerSettings& s) {
 
 void ReadVersion1(const TrainerSettings& s, const std::string& where, HfFsdp& fsdp) {
   const std::string strategy = Lower(s.sharding_strategy.value_or("full_shard"));
-  if (strategy != "full_shard" && strategy != "shard_grad_op" && strategy != "hybrid_shard" &&
-      strategy != "hybrid_shard_zero2") {
+  if (strategy != "full_shard" && strategy != "shard_grad_op" && strategy != "no_shard" &&
+      strategy != "hybrid_shard" && strategy != "hybrid_shard_zero2") {
     Refuse(where, "fsdp_config.reshard_after_forward", strategy,
-           "full_shard, shard_grad_op, hybrid_shard or hybrid_shard_zero2");
+           "full_shard, shard_grad_op, no_shard, hybrid_shard or hybrid_shard_zero2");
   }
   fsdp.is_hybrid = strategy.starts_with("hybrid");
-  fsdp.reshard_after_forward = strategy == "full_shard" || strategy == "hybrid_shard";
+  fsdp.no_shard = strategy == "no_shard";
+  fsdp.reshard_after_forward = strategy != "shard_grad_op" && strategy != "hybrid_shard_zero2";
   const std::string prefetch = Lower(s.backward_prefetch.value_or("no_prefetch"));
   if (prefetch != "backward_pre" && prefetch != "backward_post" && prefetch != "no_prefetch") {
     Refuse(where, "fsdp_config.backward_prefetch", prefetch,

@@ -10,13 +10,42 @@
 namespace shardwright {
 namespace {
 
-void FindGradients(const Model& model, bool train, ModelAnalysis& a) {
+// FSDP1 with use_orig_params: modules see views of the flat parameter, and views need a gradient
+// if it does (_flat_param.py, _use_unsharded_views). Without it such a mixture is refused.
+void ShareGradients(const LowerInput& in, const std::string& where, ModelAnalysis& a) {
+  const std::size_t trainable =
+      static_cast<std::size_t>(std::count(a.param_grad.begin(), a.param_grad.end(), true));
+  if (in.plan.dialect != Dialect::kFsdp1 || trainable == 0 || trainable == a.param_grad.size()) {
+    return;
+  }
+  for (const ResolvedUnit& unit : ResolveUnits(in.model, in.plan, where)) {
+    const bool any = std::any_of(unit.params.begin(), unit.params.end(),
+                                 [&](ParamId p) { return a.param_grad[p.value]; });
+    for (const ParamId p : unit.params) {
+      a.param_grad[p.value] = any;
+    }
+  }
+  for (std::size_t p = 0; p < a.param_grad.size(); ++p) {
+    if (in.model.params[p].tied_to.valid()) {
+      a.param_grad[p] = a.param_grad[in.model.params[p].tied_to.value];
+    }
+  }
+}
+
+void FindParamGrads(const LowerInput& in, bool train, const std::string& where, ModelAnalysis& a) {
+  for (const Parameter& param : in.model.params) {
+    a.param_grad.push_back(train && param.trainable);
+  }
+  ShareGradients(in, where, a);
+}
+
+void FindGradients(const Model& model, ModelAnalysis& a) {
   a.tensor_grad.assign(model.tensors.size(), false);
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     const ModelOp& op = model.ops[i];
     ModelOpFacts& f = a.ops[i];
     for (const ParamId p : op.params) {
-      f.weight_grad = f.weight_grad || (train && model.params[p.value].trainable);
+      f.weight_grad = f.weight_grad || a.param_grad[p.value];
     }
     for (std::size_t k = 0; k < op.inputs.size(); ++k) {
       if (a.tensor_grad[op.inputs[k].value]) {
@@ -359,7 +388,8 @@ ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
   LowerSpecs(in, a);
   a.ops.resize(in.model.ops.size());
   const bool train = in.job.mode == JobMode::kTrain;
-  FindGradients(in.model, train, a);
+  FindParamGrads(in, train, where, a);
+  FindGradients(in.model, a);
   FindStorages(in, a);
   CountMetrics(in.model, a);
   for (ModelOpFacts& f : a.ops) {

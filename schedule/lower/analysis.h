@@ -60,6 +60,9 @@ struct ModelAnalysis {
   std::vector<ModelOpFacts> ops;          // per model op
   std::vector<std::uint32_t> storage_of;  // per tensor
   std::vector<StorageFacts> storages;
+  // Per parameter: autograd makes a gradient of it. It is trainable, or a view of a flat parameter
+  // that others make trainable (FSDP1 with use_orig_params).
+  std::vector<bool> param_grad;
   std::vector<bool> tensor_grad;    // per tensor: needs a gradient
   std::vector<Bytes> tensor_bytes;  // per tensor: its size, and that of its gradient
   std::vector<Region> regions;      // in forward order, disjoint

@@ -66,7 +66,6 @@ class DdpRules : public StepRules {
   void PostForward(UnitId, Phase) override {}
   void PreBackward(UnitId) override {}
   void BackwardLeft(UnitId, bool) override {}
-  void GradientsFinal(UnitId) override {}
 
   // Autocast: weights are cast where they are first used and kept for the op's backward.
   void BeforeForwardOp(std::uint32_t i, Phase phase) override {

@@ -31,7 +31,7 @@ class FairscaleRules : public FlatRules {
     }
   }
 
-  void GradientsFinal(UnitId u) override {
+  void FlatGradFinal(UnitId u) override {
     At(u).backward_done = true;
     if (plan_.bounded_memory) {
       e_.AddWait(Stream::kCompute, {last_reduce_}, Phase::kBackward, u.value);

@@ -27,6 +27,46 @@ FlatRules::FlatRules(Emitter& emitter, const UnitSpans& spans,
   }
 }
 
+void FlatRules::EndInit() {
+  for (std::uint32_t u = 0; u < unit_count(); ++u) {
+    if (IsEntered(UnitId(u))) {
+      entered_.emplace_back(u);
+    }
+  }
+  // The outer one of two that begin with the same op is longer, or later in the plan.
+  std::sort(entered_.begin(), entered_.end(), [&](UnitId x, UnitId y) {
+    const UnitSpans::Span& a = spans_.spans[x.value].front();
+    const UnitSpans::Span& b = spans_.spans[y.value].front();
+    return a.first != b.first ? a.first < b.first : a.last != b.last ? a.last > b.last : x > y;
+  });
+}
+
+// A unit's views are older than the nodes of all ops from its first one on. Of units that enter
+// with the same op the inner one's are younger.
+void FlatRules::FindFinals() {
+  finals_.clear();
+  next_final_ = 0;
+  const std::size_t op_count = e_.in.model.ops.size();
+  std::vector<std::uint32_t> backward_from(op_count + 1, kNoRegion);  // lowest op at or above
+  for (std::size_t i = op_count; i-- > 0;) {
+    backward_from[i] =
+        e_.a.ops[i].has_backward ? static_cast<std::uint32_t>(i) : backward_from[i + 1];
+  }
+  for (std::size_t k = entered_.size(); k-- > 0;) {
+    if (spans_.grads_final[entered_[k].value] == kNoRegion) {
+      continue;
+    }
+    const UnitId entered = entered_[MakesViewsEarly() && k > 0 ? k - 1 : k];
+    finals_.push_back({backward_from[spans_.spans[entered.value].front().first], entered_[k]});
+  }
+}
+
+void FlatRules::BackwardDone(std::uint32_t model_op) {
+  while (next_final_ < finals_.size() && finals_[next_final_].model_op == model_op) {
+    FlatGradFinal(finals_[next_final_++].unit);
+  }
+}
+
 void FlatRules::PreForward(UnitId u, Phase phase) {
   BeginGathers(phase);
   if (HasParams(u)) {
@@ -35,21 +75,20 @@ void FlatRules::PreForward(UnitId u, Phase phase) {
   }
 }
 
-void FlatRules::PostForward(UnitId u, Phase phase) {
+void FlatRules::PostForward(UnitId u, Phase /*phase*/) {
   if (!HasParams(u)) {
     return;
   }
   if (Reshards(u)) {
     FreeUnsharded(u);
   }
-  if (phase == Phase::kForward) {
-    RecordForward(u);
-  }
 }
 
 void FlatRules::EndForward() {
   if (job_.mode == JobMode::kForward) {
     FreeAllUnsharded();
+  } else {
+    FindFinals();
   }
 }
 

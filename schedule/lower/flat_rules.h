@@ -27,11 +27,27 @@ class FlatRules : public StepRules {
   void PostForward(UnitId u, Phase phase) override;
   void EndForward() override;
   void BackwardLeft(UnitId u, bool done) override;
+  void BackwardDone(std::uint32_t model_op) override;
   BufferId ParameterStorage(UnitId u, std::uint32_t /*model_op*/) override {
     return InPlace(u) ? At(u).shard : At(u).unsharded;
   }
 
  protected:
+  // What follows when the gradient of the unit's flat parameter is final. Autograd runs the nodes
+  // that are ready youngest first, so the node that has split the flat parameter into views runs
+  // after all nodes made later, whoever made them; then the gradient is complete.
+  virtual void FlatGradFinal(UnitId u) = 0;
+  // Whether the views of a unit are made when the unit before it is entered.
+  [[nodiscard]] virtual bool MakesViewsEarly() const { return false; }
+  // Has parameters and runs.
+  [[nodiscard]] bool IsEntered(UnitId u) const {
+    return HasParams(u) && !spans_.spans[u.value].empty();
+  }
+  // Units with parameters in the order in which forward enters them first.
+  [[nodiscard]] const std::vector<UnitId>& entered() const { return entered_; }
+
+  void EndInit() override;
+
   // One trainable parameter makes the whole flat parameter need a gradient.
   [[nodiscard]] std::int64_t GradElements(const UnitInfo& unit) const override;
 
@@ -48,9 +64,15 @@ class FlatRules : public StepRules {
   [[nodiscard]] bool InPlace(UnitId u) const {
     return plan_.shard_size == 1 && !CastsGather(u) && !plan_.offload.parameters;
   }
+  // After forward. FSDP1's NO_SHARD drops a copy that it has cast or fetched each time.
   [[nodiscard]] bool Reshards(UnitId u) const {
-    return plan_.units[u.value].reshard.kind == Reshard::Kind::kAlways && !is_root_[u.value] &&
-           plan_.shard_size > 1;
+    if (plan_.shard_size == 1) {
+      return plan_.dialect == Dialect::kFsdp1;
+    }
+    return IsFullShard(u) && !is_root_[u.value];
+  }
+  [[nodiscard]] bool IsFullShard(UnitId u) const {
+    return plan_.units[u.value].reshard.kind == Reshard::Kind::kAlways;
   }
   // A unit's flat gradient covers all of its parameters.
   [[nodiscard]] Bytes FlatGrad(UnitId u, DType dtype) const {
@@ -78,10 +100,20 @@ class FlatRules : public StepRules {
   const GroupId shard_group_;
 
  private:
+  void FindFinals();
+
   // The shard as the gather reads it: copied to the device and cast on copy_in where needed. What
   // was allocated for that is appended to `staged`.
   [[nodiscard]] BufferId StageShard(UnitId u, Phase phase, std::vector<BufferId>& staged);
 
+  std::vector<UnitId> entered_;
+  // The flat gradients that backward completes, in its order, and after which op.
+  struct Final {
+    std::uint32_t model_op = 0;
+    UnitId unit;
+  };
+  std::vector<Final> finals_;
+  std::size_t next_final_ = 0;
   std::vector<bool> pending_;
   std::vector<bool> is_root_;
   OpId last_gather_;

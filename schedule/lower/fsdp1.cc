@@ -15,13 +15,13 @@ namespace {
 class Fsdp1Rules : public FlatRules {
  public:
   Fsdp1Rules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
-      : FlatRules(emitter, spans, units) {
+      : FlatRules(emitter, spans, units), handles_(units.size()) {
     if (plan_.replicate_size > 1) {
       replicate_group_ = e_.AddGroup("replicate", plan_.replicate_size, plan_.shard_size);
     }
   }
 
-  // Forward prefetch follows the order recorded in the first step, so the first one has none.
+  // Forward prefetch follows the order recorded in the first pass, so that one has none.
   [[nodiscard]] bool FirstStepDiffers() const override { return plan_.forward_prefetch; }
 
   // The limiter's queue lives across steps: in the steady state it begins a step with as many
@@ -37,17 +37,46 @@ class Fsdp1Rules : public FlatRules {
     }
   }
 
+  void BeginMicroBatch(bool first, bool last) override {
+    StepRules::BeginMicroBatch(first, last);
+    handles_.assign(handles_.size(), {});
+    left_.clear();
+  }
+
   void PreForward(UnitId u, Phase phase) override {
+    if (HasParams(u) && handles_[u.value].in_backward) {
+      return;  // a recomputation that needs the unit's backward has begun
+    }
     FlatRules::PreForward(u, phase);
-    if (HasParams(u) && phase == Phase::kForward && plan_.forward_prefetch && !first_step_) {
+    handles_[u.value].was_entered = true;
+    if (HasParams(u) && phase == Phase::kForward && MakesViewsEarly()) {
       PrefetchForward(u);
     }
   }
 
-  void PreBackward(UnitId u) override {
-    if (!HasParams(u)) {
+  void PostForward(UnitId u, Phase phase) override {
+    Handle& handle = handles_[u.value];
+    if (!HasParams(u) || handle.in_backward) {
       return;
     }
+    // _exec_order_utils.py, record_post_forward: a second place replaces the first one only if
+    // that was 0, which is taken for none.
+    if (handle.place == 0) {
+      handle.place = left_.size();
+    }
+    left_.push_back(u);
+    FlatRules::PostForward(u, phase);
+    handle.needs_backward = spans_.backward_first[u.value] != kNoRegion;
+    handle.ran_pre_backward = false;
+  }
+
+  void PreBackward(UnitId u) override {
+    Handle& handle = handles_[u.value];
+    if (!HasParams(u) || handle.ran_pre_backward) {
+      return;
+    }
+    handle.ran_pre_backward = handle.in_backward = true;
+    handle.needs_backward = false;
     Unshard(u, Phase::kBackward);
     WaitForUnshard(u, Phase::kBackward);
     if (plan_.backward_prefetch == BackwardPrefetch::kPre) {
@@ -55,19 +84,21 @@ class Fsdp1Rules : public FlatRules {
     }
   }
 
-  void GradientsFinal(UnitId u) override {
+  // An all-frozen unit has a hook on its inputs; without one it waits for the end of backward.
+  void BackwardLeft(UnitId u, bool done) override {
+    const bool is_frozen = spans_.grads_final[u.value] == kNoRegion;
+    if (is_frozen && done && HasParams(u) && spans_.input_grads[u.value]) {
+      EndUnit(u);
+    }
+  }
+
+  void FlatGradFinal(UnitId u) override {
     At(u).backward_done = true;
     if (plan_.bounded_memory) {
       e_.AddWait(Stream::kCompute, {last_reduce_, last_replicate_}, Phase::kBackward, u.value);
     }
     const BufferId flat = FlattenGrads(u);
-    // Without a reduction, SHARD_GRAD_OP keeps the parameters for the next micro-batch.
-    if (Syncs() || Reshards(u)) {
-      FreeUnsharded(u);
-    }
-    if (plan_.backward_prefetch == BackwardPrefetch::kPost) {
-      PrefetchBackward(u);
-    }
+    EndUnit(u);
     if (!Syncs()) {
       KeepUnreduced(u, flat);
       return;
@@ -77,8 +108,10 @@ class Fsdp1Rules : public FlatRules {
 
   void EndBackward() override {
     e_.AddWait(Stream::kCompute, {last_reduce_, last_replicate_}, Phase::kBackward, kNoSubject);
-    if (Syncs()) {
-      FreeAllUnsharded();  // gathers that nobody used, too
+    for (std::uint32_t u = 0; u < unit_count(); ++u) {  // gathers that nobody used, too
+      if (IsFreedInBackward(UnitId(u))) {
+        FreeUnsharded(UnitId(u));
+      }
     }
     WaitForHostGrads(Phase::kBackward);
     last_reduce_ = last_replicate_ = OpId();
@@ -103,8 +136,17 @@ class Fsdp1Rules : public FlatRules {
   }
 
   [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override {
-    return LayoutFlat(e_.in.model, unit, plan_.shard_size, plan_.use_orig_params,
-                      UnitPrecision(job_.precision, unit.full_precision).param);
+    UnitInfo info = LayoutFlat(e_.in.model, unit, plan_.shard_size, plan_.use_orig_params,
+                               UnitPrecision(job_.precision, unit.full_precision).param);
+    if (plan_.shard_size == 1 && plan_.use_orig_params) {  // padded for all ranks of its group
+      info.padded_elements = RoundUp(info.padded_elements, plan_.replicate_size);
+      info.shard_elements = info.padded_elements;
+    }
+    return info;
+  }
+
+  [[nodiscard]] bool MakesViewsEarly() const override {
+    return plan_.forward_prefetch && !(first_step_ && first_micro_batch_);
   }
 
   void BeforeGather(Phase phase, UnitId unit) override {
@@ -112,32 +154,52 @@ class Fsdp1Rules : public FlatRules {
       WaitForLimiter(phase, unit);
     }
   }
-  void AfterFree() override { free_events_.push_back({e_.LastCompute(), 0}); }
-
- private:
-  void PrefetchForward(UnitId u) {
-    // Units enter forward in the order of their first op; the next one after u.
-    const auto first_op = [&](UnitId x) { return spans_.spans[x.value].front().first; };
-    UnitId next;
-    for (std::uint32_t v = 0; v < unit_count(); ++v) {
-      const UnitId candidate(v);
-      if (!HasParams(candidate) || spans_.spans[v].empty() || first_op(candidate) <= first_op(u)) {
-        continue;
-      }
-      if (!next.valid() || first_op(candidate) < first_op(next)) {
-        next = candidate;
-      }
-    }
-    if (next.valid()) {
-      Unshard(next, Phase::kForward);
+  void AfterFree() override {
+    if (plan_.shard_size > 1) {
+      free_events_.push_back({e_.LastCompute(), 0});
     }
   }
 
+ private:
+  // What a FlatParamHandle knows in one forward and backward.
+  struct Handle {
+    bool was_entered = false;       // in this forward
+    bool needs_backward = false;    // has left forward with outputs that need a gradient
+    bool ran_pre_backward = false;  // since it left forward last
+    bool in_backward = false;       // between the hooks before and after backward
+    std::size_t place = 0;          // in left_
+  };
+
+  // The unit that the first pass entered after u.
+  void PrefetchForward(UnitId u) {
+    auto next = std::find(entered().begin(), entered().end(), u);
+    if (++next != entered().end() && !handles_[next->value].was_entered) {
+      Unshard(*next, Phase::kForward);
+    }
+  }
+
+  // The unit that left forward before u, unless its own backward has begun.
   void PrefetchBackward(UnitId u) {
-    const UnitId previous = LeftBefore(u);
-    if (previous.valid() &&
-        spans_.backward_first[previous.value] != kNoRegion) {  // its outputs need a gradient
-      Unshard(previous, Phase::kBackward);
+    const std::size_t place = handles_[u.value].place;
+    if (place > 0 && place <= left_.size() && handles_[left_[place - 1].value].needs_backward) {
+      Unshard(left_[place - 1], Phase::kBackward);
+    }
+  }
+
+  // _should_free_in_backward: without a reduction, SHARD_GRAD_OP keeps the parameters for the next
+  // micro-batch.
+  [[nodiscard]] bool IsFreedInBackward(UnitId u) const {
+    return Syncs() || IsFullShard(u) || plan_.shard_size == 1;
+  }
+
+  // The hook after a unit's backward.
+  void EndUnit(UnitId u) {
+    handles_[u.value].in_backward = false;
+    if (IsFreedInBackward(u)) {
+      FreeUnsharded(u);
+    }
+    if (plan_.backward_prefetch == BackwardPrefetch::kPost) {
+      PrefetchBackward(u);
     }
   }
 
@@ -149,20 +211,20 @@ class Fsdp1Rules : public FlatRules {
   static constexpr std::size_t kLimit = 2;  // _FreeEventQueue's constant
   static constexpr std::uint32_t kFirstEventSlot = kOptimizerSlot + 1;
 
-  // kLimit - 1, plus the gathers of a forward pass before its first free.
+  // kLimit - 1, plus the gathers of a forward pass before its first free, one of them ahead.
   [[nodiscard]] std::uint32_t CarriedEvents() const {
-    if (!plan_.limit_all_gathers) {
+    if (!plan_.limit_all_gathers || plan_.shard_size == 1) {
       return 0;
     }
     std::uint32_t first_free = kNoRegion;
     for (std::uint32_t u = 0; u < unit_count(); ++u) {
-      if (HasParams(UnitId(u)) && Reshards(UnitId(u))) {
+      if (IsEntered(UnitId(u)) && Reshards(UnitId(u))) {
         first_free = std::min(first_free, spans_.spans[u].front().last);
       }
     }
-    std::uint32_t gathers = 0;
+    std::uint32_t gathers = plan_.forward_prefetch ? 1 : 0;
     for (std::uint32_t u = 0; u < unit_count(); ++u) {
-      const bool is_gathered = HasParams(UnitId(u)) && !InPlace(UnitId(u));
+      const bool is_gathered = IsEntered(UnitId(u)) && !InPlace(UnitId(u));
       gathers += is_gathered && spans_.spans[u].front().first <= first_free ? 1U : 0U;
     }
     return gathers == 0 ? 0 : static_cast<std::uint32_t>(kLimit) - 1 + gathers;
@@ -201,7 +263,7 @@ class Fsdp1Rules : public FlatRules {
     last_reduce_ = e_.body->last();
     Stream tail = s;
     if (replicate_group_.valid()) {
-      tail = Stream::kReplicate;
+      tail = whole ? s : Stream::kReplicate;  // NO_SHARD has one process group and one stream
       e_.AddCollective(Collective(OpCode::kAllReduce, tail, replicate_group_, shard, r),
                        {Phase::kBackward, u.value}, {{out, AccessMode::kReadWrite, Role::kInput}});
       e_.After(last_reduce_);
@@ -248,6 +310,8 @@ class Fsdp1Rules : public FlatRules {
     }
   }
 
+  std::vector<Handle> handles_;
+  std::vector<UnitId> left_;  // forward, in this order
   GroupId replicate_group_;
   OpId last_reduce_, last_replicate_;
   std::deque<FreeEvent> free_events_;

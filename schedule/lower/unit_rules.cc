@@ -215,9 +215,8 @@ void StepRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
 std::vector<std::int64_t> StepRules::GradElementsOf(std::uint32_t model_op) const {
   std::vector<std::int64_t> elements;
   for (const ParamId p : e_.in.model.ops[model_op].params) {
-    const Parameter& param = e_.in.model.params[p.value];
-    if (param.trainable) {
-      elements.push_back(param.Elements());
+    if (e_.a.param_grad[p.value]) {
+      elements.push_back(e_.in.model.params[p.value].Elements());
     }
   }
   return elements;
@@ -237,7 +236,7 @@ std::vector<std::int64_t> StepRules::GradElementsWith(std::uint32_t model_op) co
     for (const ParamId p : model.ops[i].params) {
       const Parameter& param = model.params[p.value];
       const ParamId storage = param.tied_to.valid() ? param.tied_to : p;
-      if (param.trainable &&
+      if (e_.a.param_grad[p.value] &&
           std::find(storages.begin(), storages.end(), storage) == storages.end()) {
         storages.push_back(storage);
         elements.push_back(param.Elements());

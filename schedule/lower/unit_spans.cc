@@ -109,7 +109,7 @@ std::vector<std::uint32_t> LastUsesInBackward(const Model& model, const ModelAna
   for (auto i = static_cast<std::uint32_t>(model.ops.size()); i-- > 0;) {
     for (const ParamId p : model.ops[i].params) {
       const std::uint32_t u = unit_of_param[p.value].value;
-      if (a.ops[i].weight_grad && model.params[p.value].trainable) {
+      if (a.param_grad[p.value]) {
         has_weight_grad[u] = true;
       }
       if (a.ops[i].has_backward) {

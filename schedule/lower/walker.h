@@ -27,7 +27,9 @@ class DialectRules {
   // gathers again over gaps has several).
   virtual void BackwardLeft(UnitId unit, bool done) = 0;
   // After the last backward op that uses the unit's parameters; not for units without gradients.
-  virtual void GradientsFinal(UnitId unit) = 0;
+  virtual void GradientsFinal(UnitId /*unit*/) {}
+  // After each backward op, when all that it read is released.
+  virtual void BackwardDone(std::uint32_t /*model_op*/) {}
   // Right before the forward op (or its recomputation) is written.
   virtual void BeforeForwardOp(std::uint32_t /*model_op*/, Phase /*phase*/) {}
   // The buffer that `model_op` reads the unit's parameters from; they are there at this point.

@@ -308,6 +308,7 @@ void Walker::Backward() {
     for (std::uint32_t k = back_final_.begin[i]; k < back_final_.begin[i + 1]; ++k) {
       rules_.GradientsFinal(back_final_.units[k]);
     }
+    rules_.BackwardDone(i);
     for (std::uint32_t k = back_leave_.begin[i]; k < back_leave_.begin[i + 1]; ++k) {
       const UnitId u = back_leave_.units[k];
       rules_.BackwardLeft(u, i == spans_.backward_spans[u.value].front().first);

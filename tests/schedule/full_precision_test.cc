@@ -121,7 +121,7 @@ TEST_CASE("Full precision: units by dialect") {
   // FSDP1 hands its own strategy on; auto_wrap_bn keeps norms gathered.
   CHECK(UnitLines(PlanFor(model, Dialect::kFsdp1, kMixed)) ==
         Strings{"a.norm: [a.norm] always full", "b.norm: [b.norm] always full", "a: [a] always",
-                "b: [b] always", "root: [] never"});
+                "b: [b] always", "root: [] always"});
   CHECK(UnitLines(PlanFor(model, Dialect::kFairscale, kMixed)) ==
         Strings{"a.norm: [a.norm] never full", "b.norm: [b.norm] never full", "a: [a] always",
                 "b: [b] always", "root: [] never"});

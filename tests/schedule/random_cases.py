@@ -57,16 +57,22 @@ class Shardwright:
         path.write_text(json.dumps(plan), encoding="utf-8")
         return str(path)
 
-    def collectives(self, plan):
-        """Per step: (kind, group, elements in, elements out, dtype) in the order of issue; the first and a steady step."""
+    def collectives(self, plan, with_memory=False):
+        """Per step: (kind, group, elements in, elements out, dtype) in the order of issue; the first and a steady step.
+        `with_memory`: and the bytes of gathered parameters that are allocated then."""
         trace = pathlib.Path(self.folder.name) / "trace.json"
-        self.call("simulate", self.write(plan), "--json", "--trace", str(trace))
+        self.call("simulate", self.write(plan), "--json", "--exact", "--trace", str(trace))
         steps = {}
-        for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]:
+        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+        memory = sorted(((e["ts"], e["args"].get("unsharded_parameter", 0)) for e in events
+                         if e["ph"] == "C" and e["name"] == "memory"), key=lambda row: row[0])
+        for event in events:
             args = event.get("args", {})
             if "Collective name" in args and event["cat"] == "kernel":
                 row = (KINDS[args["Collective name"]], args["Process Group Name"], args["In msg nelems"],
                        args["Out msg nelems"], DTYPES[args["dtype"]])
+                if with_memory:
+                    row += (next((size for ts, size in reversed(memory) if ts <= args["issue_begin_us"]), 0),)
                 steps.setdefault(args["step"], []).append((args["correlation"], row))
         ordered = [[row for _, row in sorted(steps[step])] for step in sorted(steps)]
         return [ordered[0], ordered[-1]] if ordered else [[], []]

@@ -120,14 +120,19 @@ class Pools:
         return self.pools.setdefault(world, Pool(world)).run(module, function, argument)
 
 
+def elements(tensors):
+    """Of a tensor, or of a list of them."""
+    return sum(t.numel() for t in tensors) if isinstance(tensors, list) else tensors.numel()
+
+
 class Recorder:
     """While it is entered: (kind, group, elements in, elements out, dtype) of each collective.
 
-    `groups` gives names to tuples of ranks.
+    `groups` gives names to tuples of ranks; `more()` is a tuple of what else is to be noted each time.
     """
 
-    def __init__(self, groups):
-        self.groups, self.found, self.saved, self.depth = groups, [], [], 0
+    def __init__(self, groups, more=tuple):
+        self.groups, self.more, self.found, self.saved, self.depth = groups, more, [], [], 0
 
     def name_of(self, group):
         if isinstance(group, tuple):  # a mesh and its dimension
@@ -145,8 +150,8 @@ class Recorder:
             given = signature.bind(*args, **kwargs).arguments
             if self.depth == 0:
                 read, written = given[source], given[result]
-                self.found.append((kind, self.name_of(given.get("group")), read.numel(), written.numel(),
-                                   NAMES.get(read.dtype, str(read.dtype))))
+                self.found.append((kind, self.name_of(given.get("group")), elements(read), elements(written),
+                                   NAMES.get(read.dtype, str(read.dtype)), *self.more()))
             self.depth += 1
             try:
                 return original(*args, **kwargs)
@@ -157,7 +162,7 @@ class Recorder:
         setattr(owner, name, call)
 
     def __enter__(self):
-        for name in ("all_gather_single", "all_gather_into_tensor"):  # before and since torch 2.13
+        for name in ("all_gather_single", "all_gather_into_tensor", "all_gather"):  # since and before torch 2.13; lists
             self.replace(distributed, name, "all_gather", *self.tensors(name))
         for name in ("reduce_scatter_single", "reduce_scatter_tensor"):
             self.replace(distributed, name, "reduce_scatter", *self.tensors(name))

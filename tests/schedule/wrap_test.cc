@@ -95,7 +95,7 @@ std::string WrapError(const Model& model, const std::string& rule, Dialect diale
 TEST_CASE("Wrap: block") {
   const Strings expected = {"layers.0: [layers.0] always", "layers.1: [layers.1] always",
                             "root: [] never"};
-  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative}) {
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFairscale, Dialect::kNative}) {
     CHECK(WrapLines(Decoder(false), "block", dialect) == expected);
   }
   CHECK(WrapLines(Decoder(false), "block", Dialect::kDdp) == Strings{"root: [] never"});
@@ -123,9 +123,10 @@ TEST_CASE("Wrap: torchtitan and accelerate") {
   CHECK(WrapLines(Decoder(true), "accelerate") == tied);
   CHECK(WrapLines(Decoder(true), "accelerate", Dialect::kFsdp1).size() == 3);
   // FSDP1 and FairScale flatten one module: the norm, and ends that share a table, are the root's.
-  const Strings singly = {"embed: [embed] always", "layers.0: [layers.0] always",
-                          "layers.1: [layers.1] always", "head: [head] always", "root: [] never"};
-  for (const Dialect dialect : {Dialect::kFsdp1, Dialect::kFairscale}) {
+  Strings singly = {"embed: [embed] always", "layers.0: [layers.0] always",
+                    "layers.1: [layers.1] always", "head: [head] always", "root: [] never"};
+  for (const Dialect dialect : {Dialect::kFairscale, Dialect::kFsdp1}) {
+    singly.back() = dialect == Dialect::kFsdp1 ? "root: [] always" : "root: [] never";
     CHECK(WrapLines(Decoder(false), "torchtitan", dialect) == singly);
     CHECK(WrapLines(Decoder(true), "torchtitan", dialect) ==
           WrapLines(Decoder(true), "block", dialect));
@@ -168,7 +169,11 @@ TEST_CASE("Wrap: reshard choices") {
         Strings{"embed: [embed] always", "layers.0: [layers.0] always",
                 "layers.1: [layers.1] always", "norm+head: [norm] [head] always",
                 "root: [] always"});
-  CHECK(WrapLines(model, "block", Dialect::kFsdp1, always).back() == "root: [] never");
+  // One sharding strategy for all of the model. FairScale's root is kept.
+  CHECK(WrapLines(model, "block", Dialect::kFsdp1).back() == "root: [] always");
+  CHECK(WrapLines(model, "block", Dialect::kFsdp1, always).back() == "root: [] always");
+  CHECK(WrapLines(model, "block", Dialect::kFsdp1, never).back() == "root: [] never");
+  CHECK(WrapLines(model, "block", Dialect::kFairscale, always).back() == "root: [] never");
   CHECK(WrapLines(model, "block", Dialect::kFsdp2, never) ==
         Strings{"layers.0: [layers.0] never", "layers.1: [layers.1] never", "root: [] never"});
   CHECK(WrapLines(model, "torchtitan", Dialect::kFsdp2, group) ==

@@ -10,14 +10,14 @@
 
 import contextlib
 
-
-
 from shardwright_plan import PlanError, check_mesh, check_model, dtype_of, freeze, load_plan, make_mesh, wrap_recompute
 
 
-def _strategy(unit, is_hybrid):
+def _strategy(unit, mesh):
     from torch.distributed.fsdp import ShardingStrategy
-    if is_hybrid:
+    if mesh["shard"] == 1:  # HYBRID_SHARD would become NO_SHARD within groups of one rank, which nothing synchronises
+        return ShardingStrategy.NO_SHARD
+    if mesh["replicate"] > 1:
         return ShardingStrategy.HYBRID_SHARD if unit["reshard_after_forward"] else ShardingStrategy._HYBRID_SHARD_ZERO2
     return ShardingStrategy.FULL_SHARD if unit["reshard_after_forward"] else ShardingStrategy.SHARD_GRAD_OP
 
@@ -25,11 +25,10 @@ def _strategy(unit, is_hybrid):
 def auto_wrap_policy(plan, modules, wrappers):
     """The CustomPolicy of the plan's units, for modules as check_model returned them."""
     from torch.distributed.fsdp.wrap import CustomPolicy
-    is_hybrid = plan["mesh"]["replicate"] > 1
     options = {}
     for unit in plan["units"][:-1]:
         module = modules[unit["modules"][0]]
-        chosen = {"sharding_strategy": _strategy(unit, is_hybrid)}
+        chosen = {"sharding_strategy": _strategy(unit, plan["mesh"])}
         if unit.get("full_precision"):
             chosen["mixed_precision"] = None
         options[id(wrappers.get(id(module), module))] = chosen
@@ -37,8 +36,8 @@ def auto_wrap_policy(plan, modules, wrappers):
 
 
 def root_strategy(plan):
-    # FSDP1 never frees the root after forward; SHARD_GRAD_OP or FULL_SHARD makes no difference to it.
-    return _strategy({"reshard_after_forward": True}, plan["mesh"]["replicate"] > 1)
+    # FSDP1 never frees the root after forward; FULL_SHARD frees it after the backward passes of no_sync(), too.
+    return _strategy(plan["units"][-1], plan["mesh"])
 
 
 def _mesh_of(plan, mesh, device_type):
@@ -67,9 +66,11 @@ def apply_plan(model, plan="fsdp1_plan.json", mesh=None, device_type=None, **opt
         # Which units stay in full precision is the plan's business; by default all batch norms do, cast inputs and all.
         mixed = MixedPrecision(param_dtype=dtype_of(dtypes["param"]), reduce_dtype=dtype_of(dtypes["reduce"]),
                                _module_classes_to_ignore=())
+    # NO_SHARD reduces over one group of all ranks.
+    ranks = {"process_group": mesh.get_group(0)} if plan["mesh"]["shard"] == 1 else {"device_mesh": mesh}
     prefetch = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
     wrapped = FullyShardedDataParallel(
-        model, device_mesh=mesh, sharding_strategy=root_strategy(plan),
+        model, **ranks, sharding_strategy=root_strategy(plan),
         auto_wrap_policy=auto_wrap_policy(plan, modules, wrappers),
         cpu_offload=CPUOffload(offload_params=True) if plan["offload"]["parameters"] else None,
         backward_prefetch=prefetch[choices["backward_prefetch"]], forward_prefetch=choices["forward_prefetch"],

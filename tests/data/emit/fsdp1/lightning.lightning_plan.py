@@ -29,7 +29,7 @@ def strategy(model):
     return FSDPStrategy(
         auto_wrap_policy=shardwright_fsdp1.auto_wrap_policy(plan, modules, wrappers),
         sharding_strategy=shardwright_fsdp1.root_strategy(plan),
-        device_mesh=(mesh["replicate"], mesh["shard"]) if mesh["replicate"] > 1 else None,
+        device_mesh=(mesh["replicate"], mesh["shard"]) if min(mesh["replicate"], mesh["shard"]) > 1 else None,
         mixed_precision=MixedPrecision(param_dtype=getattr(torch, dtypes["param"]),
                                        reduce_dtype=getattr(torch, dtypes["reduce"]),
                                        _module_classes_to_ignore=()),

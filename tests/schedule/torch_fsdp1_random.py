@@ -1,0 +1,277 @@
+"""Random networks and settings under real FSDP1: its collectives and gathered bytes, step by step, are those of our programs.
+
+    python3 tests/schedule/torch_fsdp1_random.py SHARDWRIGHT [--seeds FIRST:END] [--seed N] [--case JSON] [--fixed NAME] [--no-shrink]
+
+Each case is a network (random_networks.py) and a plan. `emit` writes the plan, and the emitted applier wraps the module in 2 to 4
+gloo processes, where three steps run. Compared are order, kind, group, elements and dtype of every collective, and the bytes of
+gathered parameters that are allocated when it is issued. All ranks must end with the same parameters and, in fp32, with the
+losses of the unwrapped module. Fixed cases, which hold what once was wrong, come before the random ones.
+"""
+
+import argparse
+import contextlib
+import fnmatch
+import json
+import pathlib
+import random
+import sys
+import warnings
+
+try:
+    import torch
+    from torch import distributed
+except ImportError as missing:
+    print(f"{missing}: skipped")
+    sys.exit(77)
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "planner" / "emitters" / "python"))
+
+import random_networks  # noqa: E402
+import shardwright_fsdp1  # noqa: E402
+from random_cases import (Outcome, Refused, Shardwright, Tally, attempt, compare, model_json, shrink,  # noqa: E402
+                          smaller_networks)
+from torch_fsdp2_random import fitted, is_inside, random_modules, splits, ties_of  # noqa: E402
+from torch_pool import Failure, Pools, Recorder  # noqa: E402
+
+STEPS = 3
+MESHES = [(2, 1), (2, 1), (3, 1), (4, 1), (2, 2), (1, 2), (1, 3)]  # shard, replicate
+FP32 = ("fp32", "fp32", "fp32")
+PRECISIONS = [FP32, ("fp32", "bf16", "fp32"), ("fp32", "bf16", "bf16"), ("fp32", "fp32", "bf16")]
+# Sums of a few hundred fp32 numbers in another order, three steps long.
+TOLERANCE = 1e-4
+MAX_NORM = 0.05
+
+PLAIN = {"shard": 2, "replicate": 1, "micro_batch": 1, "accumulation": 1, "sync": "every", "precision": FP32, "recompute": [],
+         "frozen": [], "clip": False, "backward_prefetch": "pre", "forward_prefetch": False, "limit_all_gathers": True,
+         "use_orig_params": True}
+
+
+def layers():
+    """Three layers: residual sums of a norm and an MLP."""
+    layer = {"kind": "seq", "list": False, "calls": [[0, "chain"], [1, "chain"]],
+             "children": [{"kind": "norm"}, {"kind": "mlp", "hidden": 12, "bias": True}]}
+    return {"width": 8, "vocabulary": 21, "sequence": 4, "inputs": 1, "norm": True, "tied_head": False,
+            "body": {"kind": "seq", "list": True, "calls": [[i, "residual"] for i in range(3)], "children": [layer] * 3}}
+
+
+def fixed(units, root="always", **settings):
+    units = [{"modules": [m], "reshard": "always"} for m in units] + [{"modules": [""], "reshard": root}]
+    return {**PLAIN, "network": layers(), "units": units, **settings}
+
+
+LAYERS = [f"body.layers.{i}" for i in range(3)]
+INNER = [name for layer in LAYERS for name in (f"{layer}.c1", layer)]
+ENDS = ["embed", *LAYERS, "head"]
+FIXED = {
+    "layers": fixed(LAYERS),
+    "ends apart": fixed(ENDS),
+    "units in units": fixed(INNER),
+    "replicas only": fixed(LAYERS, shard=1, replicate=2),
+    "replicas only, bf16, accumulated": fixed(LAYERS, shard=1, replicate=3, precision=("fp32", "bf16", "bf16"), accumulation=2),
+    "replicas only, flat": fixed(LAYERS, shard=1, replicate=2, use_orig_params=False, accumulation=2, sync="last", clip=True),
+    "frozen beside trainable": fixed(LAYERS, frozen=[f"{name}.c1.fc1.weight" for name in LAYERS]),
+    "frozen below trainable": fixed(LAYERS, frozen=["embed.weight", "body.layers.0.*", "body.layers.1.c0.*"]),
+    "forward prefetch": fixed(ENDS, forward_prefetch=True),
+    "forward prefetch, accumulated": fixed(ENDS, forward_prefetch=True, accumulation=2),
+    "forward prefetch, units in units": fixed(INNER, forward_prefetch=True),
+    "prefetch after backward": fixed(ENDS, backward_prefetch="post"),
+    "no prefetch": fixed(ENDS, backward_prefetch="none"),
+    "no_sync, full shard": fixed(LAYERS, accumulation=3, sync="last"),
+    "no_sync, root kept": fixed(LAYERS, root="never", accumulation=3, sync="last"),
+    "hybrid, clipped": fixed(ENDS, replicate=2, precision=("fp32", "bf16", "fp32"), clip=True),
+}
+
+
+def random_case(seed):
+    rng = random.Random(seed)
+    network = random_networks.random_network(rng)
+    share = rng.choice([0.2, 0.4, 0.7])
+    chosen = [name for name in random_modules(rng, network) if rng.random() < share]
+    chosen = [name for name in chosen if not any(splits({"modules": [name]}, tie) for tie in ties_of(network))]
+    if rng.random() < 0.25:
+        rng.shuffle(chosen)
+    same = rng.choice(["always", "always", "never", None])
+    case = {**PLAIN, "network": network, "units": [{"modules": [name], "reshard": same or rng.choice(["always", "never"])}
+                                                  for name in [*chosen, ""]]}
+    case["shard"], case["replicate"] = rng.choice(MESHES)
+    case.update(micro_batch=rng.choice([1, 2]), accumulation=rng.choices([1, 2, 3], [6, 3, 1])[0],
+                precision=rng.choice(PRECISIONS), clip=rng.random() < 0.25, forward_prefetch=rng.random() < 0.3,
+                backward_prefetch=rng.choice(["pre", "pre", "post", "none"]), limit_all_gathers=rng.random() < 0.7)
+    if case["accumulation"] > 1:
+        case["sync"] = rng.choice(["every", "last"])
+    if rng.random() < 0.25:
+        names = [n for n, _ in random_networks.make(network).named_parameters() if n != "head.weight"]
+        rate = rng.choice([0.2, 0.6])
+        case["frozen"] = [name for name in names if rng.random() < rate]
+    case["use_orig_params"] = bool(case["frozen"]) or rng.random() < 0.7
+    return case
+
+
+def plan_of(case):
+    master, param, reduce = case["precision"]
+    units = [{"name": unit["modules"][0] or "root", "modules": unit["modules"], "reshard": unit["reshard"]} for unit in case["units"]]
+    return {
+        "format": "shardwright-plan", "version": 1, "model": {"name": "net", "json": model_json(case["network"])},
+        "kernel_set": {"name": "torch-eager", "fp32_logits": False},
+        "cluster": {"name": "dgx-a100", "nodes": 1, "gpus_per_node": case["shard"] * case["replicate"]},
+        "profile": {"name": "a100-torch-eager"},
+        "job": {"mode": "train", "sequence_length": case["network"]["sequence"],
+                "precision": {"master": master, "param": param, "reduce": reduce},
+                "optimizer": {"kind": "sgd", "impl": "foreach", "weight_decay": False}, "clip_gradients": case["clip"],
+                "frozen": case["frozen"]},
+        "plan": {"dialect": "fsdp1", "shard_size": case["shard"], "replicate_size": case["replicate"], "units": units,
+                 **{key: case[key] for key in ("micro_batch", "accumulation", "sync", "recompute", "backward_prefetch",
+                                               "forward_prefetch", "limit_all_gathers", "use_orig_params")}}}
+
+
+def samples_of(case, step, rank=None):
+    """Inputs of the step's micro-batches: those of a rank, or of all ranks."""
+    ranks, size = case["shard"] * case["replicate"], case["micro_batch"]
+    for i in range(case["accumulation"]):
+        inputs = random_networks.sample(case["network"], ranks * size, 100 * step + i)
+        yield inputs if rank is None else {key: t[rank * size:(rank + 1) * size] for key, t in inputs.items()}
+
+
+def train_step(case, model, optimizer, samples, around, clip):
+    total = 0.0
+    for i, inputs in enumerate(samples):
+        with around(i):
+            loss = model(**inputs) / case["accumulation"]
+            loss.backward()
+        total += loss.item()
+    if case["clip"]:
+        clip()
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
+
+
+def learner(model):
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+
+
+def plain_losses(case):
+    """Of the unwrapped module on the samples of all ranks at once."""
+    model = random_networks.make(case["network"])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(fnmatch.fnmatchcase(name, pattern) for pattern in case["frozen"]))
+    optimizer = learner(model)
+    clip = lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)  # noqa: E731
+    return [train_step(case, model, optimizer, samples_of(case, step), lambda _: contextlib.nullcontext(), clip)
+            for step in range(STEPS)]
+
+
+def gathered_bytes(model):
+    """What flat parameters have gathered, or, with NO_SHARD, cast."""
+    total = 0
+    for module in model.modules():
+        handle = getattr(module, "_handle", None)
+        if handle is not None:
+            name = "_full_param_padded" if handle.uses_sharded_strategy else "_mp_shard"
+            tensor = getattr(handle.flat_param, name, None)
+            total += tensor.untyped_storage().size() if tensor is not None else 0
+    return total
+
+
+def groups_of(case):
+    shard, ranks = case["shard"], case["shard"] * case["replicate"]
+    names = {tuple(range(shard)): "shard"}
+    if case["replicate"] > 1:
+        names[tuple(range(0, ranks, shard))] = "replicate"
+    return names
+
+
+def run_case(rank, argument):
+    """In a worker: the collectives of each step, the losses, and the parameters at the end."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    warnings.simplefilter("ignore")
+    case, data = argument
+    model = random_networks.make(case["network"]).train()
+    model = shardwright_fsdp1.apply_plan(model, data, device_type="cpu", device_id=torch.device("cpu"))
+    optimizer = learner(model)
+    steps, losses = [], []
+    with Recorder(groups_of(case), lambda: (gathered_bytes(model),)) as recorder:
+        for step in range(STEPS):
+            losses.append(train_step(case, model, optimizer, samples_of(case, step, rank),
+                                     lambda i: shardwright_fsdp1.micro_batch(model, i), lambda: model.clip_grad_norm_(MAX_NORM)))
+            steps.append(recorder.take())
+    with FullyShardedDataParallel.summon_full_params(model):
+        parameters = torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().tobytes()
+    distributed.barrier()
+    return steps, losses, parameters
+
+
+def judge_training(case, answers):
+    if any(parameters != answers[0][2] for _, _, parameters in answers):
+        return Outcome("different", "the ranks end with different parameters")
+    if tuple(case["precision"]) == FP32:
+        means = [sum(losses[step] for _, losses, _ in answers) / len(answers) for step in range(STEPS)]
+        wanted = plain_losses(case)
+        if any(abs(a - b) > TOLERANCE * abs(b) for a, b in zip(means, wanted)):
+            return Outcome("different", f"losses {means} instead of {wanted}")
+    return Outcome("equal")
+
+
+def judge(ours, pools, case):
+    def data_of():
+        plan = plan_of(case)
+        return ours.collectives(plan, with_memory=True), ours.emitted(plan, "fsdp1")
+
+    said = attempt(data_of)
+    if isinstance(said, Refused):
+        return Outcome("refused by us only", str(said))
+    answers = attempt(lambda: pools.run(case["shard"] * case["replicate"], "torch_fsdp1_random", "run_case", (case, said[1])))
+    if isinstance(answers, Failure):
+        return compare(said[0], answers)
+    outcome = compare(said[0], answers[0][0])
+    return outcome if not outcome.is_good else judge_training(case, answers)
+
+
+def smaller_cases(case):
+    """Simpler in the plan, then in the network."""
+    for key, value in PLAIN.items():
+        if case[key] != value and key not in ("shard", "replicate", "sync") and tuple(case[key] or ()) != value:
+            yield {**case, key: value, **({"sync": "every"} if key == "accumulation" else {})}
+    if (case["shard"], case["replicate"]) != (2, 1):
+        yield {**case, "shard": 2, "replicate": 1}
+    for i in range(len(case["units"]) - 1):
+        yield {**case, "units": case["units"][:i] + case["units"][i + 1:]}
+    for key in ("frozen", "recompute"):
+        for i in range(len(case[key])):
+            yield {**case, key: case[key][:i] + case[key][i + 1:]}
+    for candidate in smaller_networks(case):
+        yield fitted(candidate)
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--seeds", default="0:0")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--case")
+    parser.add_argument("--fixed", choices=list(FIXED))
+    parser.add_argument("--no-shrink", action="store_true")
+    options = parser.parse_args(arguments)
+    first, end = (int(n) for n in options.seeds.split(":"))
+    cases = [(f"seed {n}", random_case(n)) for n in range(first, end)]
+    if options.case or options.fixed:
+        cases = [("case", {**PLAIN, **json.loads(options.case)} if options.case else FIXED[options.fixed])]
+    elif options.seed is not None:
+        cases = [(f"seed {options.seed}", random_case(options.seed))]
+    else:
+        cases = [*FIXED.items(), *cases]
+    ours, tally = Shardwright(options.program), Tally("tests/schedule/torch_fsdp1_random.py")
+    with Pools() as pools:
+        for name, case in cases:
+            outcome = judge(ours, pools, case)
+            if not outcome.is_good and not options.no_shrink and name not in FIXED:
+                case = shrink(case, lambda c: judge(ours, pools, c), smaller_cases)
+                outcome = judge(ours, pools, case)
+            tally.add(name, outcome, case)
+    print(tally.summary())
+    return 1 if tally.bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
