@@ -1,6 +1,6 @@
 """Training steps of a plan's model in PyTorch's FSDP2, eager and compiled: what `shardwright run PLAN` is compared with.
 
-    python3 bench/pytorch_fsdp2.py PLAN.json [--steps 10] [--model CONFIG.json] [--device cpu] [--no-compile]
+    python3 bench/pytorch_fsdp2.py PLAN.json [--steps 10] [--model CONFIG.json] [--device cpu] [--mode eager|compiled]
     torchrun --nproc-per-node 8 bench/pytorch_fsdp2.py PLAN.json
 
 The model is Transformers' of that configuration (that of models/zoo unless --model names another), with scaled_dot_product_attention, without
@@ -82,7 +82,7 @@ def main():
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--model", type=pathlib.Path)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--mode", choices=("eager", "compiled"), help="one of the two; default: both")
     flags = parser.parse_args()
     if flags.device == "cuda" and not torch.cuda.is_available():
         print("skipped: PyTorch sees no GPU")
@@ -95,7 +95,7 @@ def main():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl" if flags.device == "cuda" else "gloo")
     torch.manual_seed(1)
-    for mode in ("eager",) if flags.no_compile else ("eager", "compiled"):
+    for mode in (flags.mode,) if flags.mode else ("eager", "compiled"):
         run = Run(plan, config, flags.device, mode == "compiled")
         step = statistics.median(run.measure(flags.steps))
         tokens = run.accumulation * run.shape[0] * run.shape[1] * dist.get_world_size()

@@ -78,7 +78,8 @@ Check NcclCheck() {
 Check GpuCheck() {
   constexpr const char* kNeededFor = "running plans on a GPU";
   try {
-    return {"CUDA device", true, OpenGpu(0)->Info().name, kNeededFor};
+    const GpuInfo info = OpenGpu(0)->Info();
+    return {"CUDA device", true, info.name + ", " + Format(info.memory), kNeededFor};
   } catch (const EnvironmentError& error) {
     return {"CUDA device", false, error.what(), kNeededFor};
   }

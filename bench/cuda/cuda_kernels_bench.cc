@@ -4,16 +4,20 @@
 //
 // Every op runs kWarmUps times, then kRuns times between two events; the median is printed. Buffers
 // are larger than the L2 cache in sum, but one op's operands may stay in it: small fractions are
-// safe, large ones are for ops that move gigabytes. The rates that count as 1 are the data sheet's
-// of an H200 (nvidia.com/en-us/data-center/h200, read 2026-11-21): 4.8 TB/s, 989 TFLOP/s in bf16;
-// on another GPU give them as arguments: cuda_kernels_bench TB_PER_S TFLOP_PER_S.
+// safe, large ones are for ops that move gigabytes. Data are random numbers: multiplying zeros
+// takes less power, so that a GPU keeps a higher clock than it has in training. The rates that
+// count as 1 are data sheets' in bf16 (nvidia.com/en-us/data-center/h200 and h100, read
+// 2026-11-21): 989 TFLOP/s, and 4.8 TB/s on an H200, 3.35 on an H100; on another GPU give them as
+// arguments: cuda_kernels_bench TB_PER_S TFLOP_PER_S.
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +25,7 @@
 #include "core/error.h"
 #include "executor/cuda/ops/model_ops.h"
 #include "executor/cuda/plugin.h"
+#include "executor/half.h"
 #include "models/kernel_set.h"
 #include "tests/executor/cuda/forwarding_gpu.h"
 
@@ -257,17 +262,19 @@ class Bench {
       const bool is_index =
           (i == 0 && c.first_input_is_index) || static_cast<std::int64_t>(i) == c.label_input;
       const DType dtype = is_index ? DType::kInt64 : DType::kBf16;
-      call.inputs.push_back({Zeros(c.inputs[i] * SizeOf(dtype)), dtype, c.inputs[i]});
+      const std::int64_t classes = c.spec.kind == OpKind::kEmbedding ? c.spec.vocab : c.spec.in;
+      call.inputs.push_back(
+          {is_index ? Indices(c.inputs[i], classes) : Random(c.inputs[i]), dtype, c.inputs[i]});
       call.input_grads.push_back({is_index ? nullptr : Zeros(c.inputs[i] * 2), dtype, c.inputs[i]});
     }
     for (const std::int64_t n : c.params) {
-      call.params.push_back({Zeros(n * 2), DType::kBf16, n});
+      call.params.push_back({Random(n), DType::kBf16, n});
       call.param_grads.push_back({{Zeros(n * 2), DType::kBf16, n}, false});
     }
     for (const std::int64_t n : c.outputs) {
       const DType dtype = n == 1 ? DType::kFp32 : DType::kBf16;
       call.outputs.push_back({Zeros(n * 4), dtype, n});
-      call.output_grads.push_back({Zeros(n * 4), dtype, n});
+      call.output_grads.push_back({n == 1 ? Uniform(1) : Random(n), dtype, n});
     }
     if (c.spec.kind == OpKind::kExperts) {
       SpreadRows(c, call.inputs[1]);
@@ -289,7 +296,7 @@ class Bench {
 
   // The norm of gradients in fp32, for clipping.
   void RunNorm() {
-    const std::vector<ElementRange> ranges = {{Zeros(kShard * 4), kShard, DType::kFp32}};
+    const std::vector<ElementRange> ranges = {{Uniform(kShard), kShard, DType::kFp32}};
     auto* const partial = reinterpret_cast<double*>(Zeros(NormPartials(ranges) * 8));
     auto* const norm = reinterpret_cast<float*>(Zeros(4));
     Time("norm of gradients", "clipping", static_cast<double>(kShard * 4) / rates_.bytes_per_s,
@@ -307,7 +314,7 @@ class Bench {
     };
     std::array<std::byte*, 4> arrays{};
     for (std::byte*& array : arrays) {
-      array = Zeros(kShard * 4);
+      array = Uniform(kShard);
     }
     const std::vector<OptimizerRange> ranges = {{.count = kShard, .weight_decay = 0.1}};
     for (const Update& update : {Update{"AdamW, fused", OptimizerKind::kAdamW, 4, 3},
@@ -333,6 +340,41 @@ class Bench {
     std::byte* const data = gpu_.Allocate(Bytes(bytes), false);
     gpu_.Fill(data, 0, bytes, stream_);
     return data;
+  }
+  // Device memory with copies of these elements, one after the other.
+  template <class T>
+  [[nodiscard]] std::byte* Repeated(const std::vector<T>& elements, std::int64_t count) {
+    const auto block = static_cast<std::int64_t>(elements.size() * sizeof(T));
+    std::byte* const staged = gpu_.Allocate(Bytes(block), true);
+    std::memcpy(staged, elements.data(), elements.size() * sizeof(T));
+    const std::int64_t bytes = count * static_cast<std::int64_t>(sizeof(T));
+    std::byte* const data = gpu_.Allocate(Bytes(bytes), false);
+    for (std::int64_t at = 0; at < bytes; at += block) {
+      gpu_.Copy(data + at, staged, std::min(block, bytes - at), stream_);
+    }
+    return data;
+  }
+  // Normal numbers in bf16; uniform ones from 0 to 1 in fp32, since sums of squares are not
+  // negative.
+  [[nodiscard]] std::byte* Random(std::int64_t count) {
+    std::normal_distribution<float> normal;
+    std::vector<std::uint16_t> block(kBlock);
+    for (std::size_t i = 0; i < block.size(); ++i) {
+      StoreFloat(DType::kBf16, block.data(), static_cast<std::int64_t>(i), normal(random_));
+    }
+    return Repeated(block, count);
+  }
+  [[nodiscard]] std::byte* Uniform(std::int64_t count) {
+    std::uniform_real_distribution<float> uniform;
+    std::vector<float> block(kBlock);
+    std::generate(block.begin(), block.end(), [&] { return uniform(random_); });
+    return Repeated(block, count);
+  }
+  [[nodiscard]] std::byte* Indices(std::int64_t count, std::int64_t limit) {
+    std::uniform_int_distribution<std::int64_t> uniform(0, limit - 1);
+    std::vector<std::int64_t> block(static_cast<std::size_t>(count));
+    std::generate(block.begin(), block.end(), [&] { return uniform(random_); });
+    return Repeated(block, count);
   }
   // Every row goes to as many experts as it should, each expert gets as many rows as another.
   void SpreadRows(const Case& c, const ConstView& weights) {
@@ -381,8 +423,10 @@ class Bench {
                 median * 1e6, 100.0 * best / median, seconds.front() * 1e6, seconds.back() * 1e6);
   }
 
+  static constexpr std::size_t kBlock = std::size_t{1000003};  // elements; no multiple of a row
   Gpu& gpu_;
   const Rates rates_;
+  std::mt19937_64 random_{1};
   KernelSetOptions options_;
   GpuStream stream_ = gpu_.NewStream(false);
   GpuEvent begin_ = gpu_.NewEvent(true);
@@ -391,11 +435,16 @@ class Bench {
 };
 
 int Main(int count, char** arguments) {
-  Rates rates;
-  if (count == 3) {
-    rates = {std::atof(arguments[1]) * 1e12, std::atof(arguments[2]) * 1e12};
-  }
   try {
+    Rates rates;
+    if (OpenGpu(0)->Info().name.find("H100") != std::string::npos) {
+      rates.bytes_per_s = 3.35e12;
+    }
+    if (count == 3) {
+      rates = {std::atof(arguments[1]) * 1e12, std::atof(arguments[2]) * 1e12};
+    }
+    std::printf("the roofline: %.2f TB/s, %.0f TFLOP/s\n", rates.bytes_per_s * 1e-12,
+                rates.flops_per_s * 1e-12);
     std::vector<Case> cases = Cases();
     for (const std::vector<Case>& more : {ExpertCases(), RowCases(), ImageCases()}) {
       cases.insert(cases.end(), more.begin(), more.end());

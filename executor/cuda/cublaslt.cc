@@ -113,10 +113,14 @@ std::string LoadCublasLt(CublasLtTable* table) {
   }
   const bool is_whole =
       FindFunction(library, "cublasLtCreate", &table->create) &&
+      FindFunction(library, "cublasLtDestroy", &table->destroy) &&
       FindFunction(library, "cublasLtMatmulDescCreate", &table->desc_create) &&
+      FindFunction(library, "cublasLtMatmulDescDestroy", &table->desc_destroy) &&
       FindFunction(library, "cublasLtMatmulDescSetAttribute", &table->desc_set) &&
       FindFunction(library, "cublasLtMatrixLayoutCreate", &table->layout_create) &&
+      FindFunction(library, "cublasLtMatrixLayoutDestroy", &table->layout_destroy) &&
       FindFunction(library, "cublasLtMatmulPreferenceCreate", &table->preference_create) &&
+      FindFunction(library, "cublasLtMatmulPreferenceDestroy", &table->preference_destroy) &&
       FindFunction(library, "cublasLtMatmulPreferenceSetAttribute", &table->preference_set) &&
       FindFunction(library, "cublasLtMatmulAlgoGetHeuristic", &table->heuristic) &&
       FindFunction(library, "cublasLtMatmul", &table->matmul);
@@ -125,7 +129,9 @@ std::string LoadCublasLt(CublasLtTable* table) {
 
 CublasLt::CublasLt(const CublasLtTable& table, std::function<void(const std::string&)> say)
     : table_(table), say_(std::move(say)) {
-  Check(table_.create(&handle_), "cublasLtCreate");
+  void* handle = nullptr;
+  Check(table_.create(&handle), "cublasLtCreate");
+  handle_ = Owned(handle, table_.destroy);
 }
 
 void CublasLt::Check(int status, const char* call) const {
@@ -154,10 +160,12 @@ CublasLt::Entry CublasLt::MakeEntry(const gpu::GemmArgs& p, std::int64_t workspa
   Entry entry;
   const ColumnMajor left = TransposeOf(p.b, p.k, p.n);
   const ColumnMajor right = TransposeOf(p.a, p.m, p.k);
-  Check(table_.desc_create(&entry.desc, LtNumbers::kComputeFp32, LtNumbers::kRealFp32),
+  void* made = nullptr;
+  Check(table_.desc_create(&made, LtNumbers::kComputeFp32, LtNumbers::kRealFp32),
         "cublasLtMatmulDescCreate");
+  entry.desc = Owned(made, table_.desc_destroy);
   const auto set = [&](int attribute, const auto& value) {
-    Check(table_.desc_set(entry.desc, attribute, &value, sizeof value),
+    Check(table_.desc_set(entry.desc.get(), attribute, &value, sizeof value),
           "cublasLtMatmulDescSetAttribute");
   };
   set(LtNumbers::kDescTransA,
@@ -175,19 +183,20 @@ CublasLt::Entry CublasLt::MakeEntry(const gpu::GemmArgs& p, std::int64_t workspa
     set(LtNumbers::kDescAuxPointer, p.gelu_input.data);
     set(LtNumbers::kDescAuxLeading, p.c.row_stride);
   }
-  const auto layout = [&](void** to, DType dtype, std::int64_t rows, std::int64_t columns,
+  const auto layout = [&](DType dtype, std::int64_t rows, std::int64_t columns,
                           std::int64_t leading) {
-    Check(table_.layout_create(to, TypeOf(dtype), static_cast<std::uint64_t>(rows),
+    Check(table_.layout_create(&made, TypeOf(dtype), static_cast<std::uint64_t>(rows),
                                static_cast<std::uint64_t>(columns), leading),
           "cublasLtMatrixLayoutCreate");
+    return Owned(made, table_.layout_destroy);
   };
-  layout(&entry.a, p.b.array.dtype, left.rows, left.columns, left.leading);
-  layout(&entry.b, p.a.array.dtype, right.rows, right.columns, right.leading);
-  layout(&entry.c, p.c.array.dtype, p.n, p.m, p.c.row_stride);
-  void* preference = nullptr;
-  Check(table_.preference_create(&preference), "cublasLtMatmulPreferenceCreate");
+  entry.a = layout(p.b.array.dtype, left.rows, left.columns, left.leading);
+  entry.b = layout(p.a.array.dtype, right.rows, right.columns, right.leading);
+  entry.c = layout(p.c.array.dtype, p.n, p.m, p.c.row_stride);
+  Check(table_.preference_create(&made), "cublasLtMatmulPreferenceCreate");
+  const Owned preference(made, table_.preference_destroy);
   const auto prefer = [&](int attribute, const auto& value) {
-    Check(table_.preference_set(preference, attribute, &value, sizeof value),
+    Check(table_.preference_set(preference.get(), attribute, &value, sizeof value),
           "cublasLtMatmulPreferenceSetAttribute");
   };
   prefer(LtNumbers::kPreferenceWorkspace, static_cast<std::uint64_t>(workspace_bytes));
@@ -197,8 +206,9 @@ CublasLt::Entry CublasLt::MakeEntry(const gpu::GemmArgs& p, std::int64_t workspa
   }
   LtHeuristic best{};
   int found = 0;
-  const int status = table_.heuristic(handle_, entry.desc, entry.a, entry.b, entry.c, entry.c,
-                                      preference, 1, &best, &found);
+  const int status =
+      table_.heuristic(handle_.get(), entry.desc.get(), entry.a.get(), entry.b.get(), entry.c.get(),
+                       entry.c.get(), preference.get(), 1, &best, &found);
   entry.is_taken = status == LtNumbers::kSuccess && found == 1 && best.state == LtNumbers::kSuccess;
   entry.algorithm = best.algorithm;
   if (!entry.is_taken) {
@@ -223,7 +233,7 @@ bool CublasLt::Multiply(const gpu::GemmArgs& p, void* workspace, std::int64_t wo
   }
   const auto point = [&](int attribute, void* data) {
     if (data != nullptr) {
-      Check(table_.desc_set(entry.desc, attribute, &data, sizeof data),
+      Check(table_.desc_set(entry.desc.get(), attribute, &data, sizeof data),
             "cublasLtMatmulDescSetAttribute");
     }
   };
@@ -231,10 +241,10 @@ bool CublasLt::Multiply(const gpu::GemmArgs& p, void* workspace, std::int64_t wo
   point(LtNumbers::kDescAuxPointer, p.gelu_input.data);
   const float alpha = 1.0F;
   const float beta = p.adds ? 1.0F : 0.0F;
-  const int status =
-      table_.matmul(handle_, entry.desc, &alpha, p.b.array.data, entry.a, p.a.array.data, entry.b,
-                    &beta, p.c.array.data, entry.c, p.c.array.data, entry.c, &entry.algorithm,
-                    workspace, static_cast<std::size_t>(workspace_bytes), stream);
+  const int status = table_.matmul(
+      handle_.get(), entry.desc.get(), &alpha, p.b.array.data, entry.a.get(), p.a.array.data,
+      entry.b.get(), &beta, p.c.array.data, entry.c.get(), p.c.array.data, entry.c.get(),
+      &entry.algorithm, workspace, static_cast<std::size_t>(workspace_bytes), stream);
   if (is_new && status != LtNumbers::kSuccess) {  // refused before anything was launched
     entry.is_taken = false;
     say_(DescribeRefusal(p, status));

@@ -47,11 +47,15 @@ struct LtHeuristic {
 // Handles are opaque; functions return 0 or cuBLAS's status.
 struct CublasLtTable {
   int (*create)(void** handle);
+  int (*destroy)(void* handle);
   int (*desc_create)(void** desc, int compute_type, int scale_type);
+  int (*desc_destroy)(void* desc);
   int (*desc_set)(void* desc, int attribute, const void* value, std::size_t bytes);
   int (*layout_create)(void** layout, int type, std::uint64_t rows, std::uint64_t columns,
                        std::int64_t leading);
+  int (*layout_destroy)(void* layout);
   int (*preference_create)(void** preference);
+  int (*preference_destroy)(void* preference);
   int (*preference_set)(void* preference, int attribute, const void* value, std::size_t bytes);
   int (*heuristic)(void* handle, void* desc, void* a, void* b, void* c, void* d, void* preference,
                    int requested, LtHeuristic* results, int* found);
@@ -79,10 +83,11 @@ class CublasLt {
   [[nodiscard]] std::size_t cached_count() const { return cache_.size(); }
 
  private:
+  using Owned = std::unique_ptr<void, int (*)(void*)>;  // by the library's function to destroy it
   struct Entry {
     bool is_taken = false;
-    void* desc = nullptr;
-    void *a = nullptr, *b = nullptr, *c = nullptr;  // layouts
+    Owned desc{nullptr, nullptr};
+    Owned a{nullptr, nullptr}, b{nullptr, nullptr}, c{nullptr, nullptr};  // layouts
     LtAlgorithm algorithm = {};
   };
   using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
@@ -93,7 +98,7 @@ class CublasLt {
 
   const CublasLtTable table_;
   const std::function<void(const std::string&)> say_;
-  void* handle_ = nullptr;
+  Owned handle_{nullptr, nullptr};
   std::mutex mutex_;
   std::map<Key, Entry> cache_;  // guarded by mutex_, like the descriptors' vectors
 };

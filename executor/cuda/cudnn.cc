@@ -22,6 +22,7 @@ std::string LoadCudnn(CudnnTable* table) {
       FindFunction(library, "cudnnGetCudartVersion", &get_cuda_version) &&
       FindFunction(library, "cudnnGetVersion", &table->get_version) &&
       FindFunction(library, "cudnnCreate", &table->create) &&
+      FindFunction(library, "cudnnDestroy", &table->destroy) &&
       FindFunction(library, "cudnnSetStream", &table->set_stream) &&
       FindFunction(library, "cudnnGetErrorString", &table->error_string) &&
       FindFunction(library, "cudnnGetLastErrorString", &table->last_error) &&

@@ -65,6 +65,7 @@ struct CudnnNumbers {
 struct CudnnTable {
   std::size_t (*get_version)();  // 91900 for 9.19.0
   int (*create)(void** handle);
+  int (*destroy)(void* handle);
   int (*set_stream)(void* handle, void* stream);
   const char* (*error_string)(int status);
   void (*last_error)(char* text, std::size_t size);

@@ -9,8 +9,10 @@ namespace shardwright {
 
 CudnnPlans::CudnnPlans(const CudnnTable& table, std::function<void(const std::string&)> say)
     : table_(table), say_(std::move(say)) {
-  Check(table_.create(&handle_), "cudnnCreate");
-  device_ = CudnnDevice(table_, handle_);
+  void* handle = nullptr;
+  Check(table_.create(&handle), "cudnnCreate");
+  handle_ = {handle, table_.destroy};
+  device_ = CudnnDevice(table_, handle);
 }
 
 void CudnnPlans::Check(int status, const std::string& call) const {
@@ -40,8 +42,8 @@ bool CudnnPlans::Run(Cache<Problem>& cache, const Problem& problem, const std::s
   if (plan.plan.get() == nullptr) {
     return false;
   }
-  Check(table_.set_stream(handle_, stream), "cudnnSetStream");
-  const int status = RunCudnnPlan(table_, handle_, plan, memory.pointers, memory.workspace);
+  Check(table_.set_stream(handle_.get(), stream), "cudnnSetStream");
+  const int status = RunCudnnPlan(table_, handle_.get(), plan, memory.pointers, memory.workspace);
   if (is_new && status != CudnnNumbers::kSuccess) {
     SayOnce(kind +
             " by our own kernel, where cuDNN's plan does not run: " + table_.error_string(status));

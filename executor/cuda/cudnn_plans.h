@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -21,6 +22,8 @@ class CudnnPlans {
   // `say` gets, once per kind of call, who computes it and why. Throws RunError when the library
   // refuses to start.
   CudnnPlans(const CudnnTable& table, std::function<void(const std::string&)> say);
+  CudnnPlans(const CudnnPlans&) = delete;
+  CudnnPlans& operator=(const CudnnPlans&) = delete;
 
   // False: the library does not take this call, nothing was done. Throws RunError when it fails.
   [[nodiscard]] bool Attend(const gpu::AttentionArgs& args, bool is_backward, void* workspace,
@@ -46,7 +49,8 @@ class CudnnPlans {
 
   const CudnnTable table_;
   const std::function<void(const std::string&)> say_;
-  void* handle_ = nullptr;
+  // Outlives all that is made of it.
+  std::unique_ptr<void, int (*)(void*)> handle_{nullptr, nullptr};
   CudnnDescriptor device_;
   std::mutex mutex_;
   // All guarded by mutex_, like the handle's stream.

@@ -243,13 +243,16 @@ std::string NcclWorld::ProblemOf(int result, void* communicator, const char* cal
 
 void NcclWorld::Settle(int result, void* communicator, const char* call,
                        std::unique_lock<std::mutex>& lock) {
-  const Clock::time_point limit = Clock::now() + timeout_;
+  const Clock::time_point begin = Clock::now();
   while (result == NcclNumbers::kInProgress) {
+    const Clock::duration waited = Clock::now() - begin;
     lock.unlock();
     faults_.ThrowIfFailed();
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (const Clock::duration pause = PauseAfter(waited); pause > Clock::duration::zero()) {
+      std::this_thread::sleep_for(pause);
+    }
     lock.lock();
-    if (Clock::now() > limit) {
+    if (waited > timeout_) {
       throw RunError(std::string(call) + ": waited " + std::to_string(timeout_.count()) +
                      " ms for the other ranks");
     }
@@ -261,6 +264,11 @@ void NcclWorld::Settle(int result, void* communicator, const char* call,
   if (result != NcclNumbers::kSuccess) {
     throw RunError(ProblemOf(result, communicator, call));
   }
+}
+
+std::chrono::microseconds NcclWorld::PauseAfter(std::chrono::nanoseconds waited) {
+  constexpr std::chrono::milliseconds kSpin{1};
+  return std::chrono::microseconds(waited < kSpin ? 0 : 100);
 }
 
 std::size_t NcclWorld::Split(const GroupRanks& ranks, const std::string& name) {

@@ -43,6 +43,10 @@ class NcclWorld {
   // Kernels of two communicators may take turns in another order on another rank, and then wait for
   // each other without end: the caller makes all collectives of a rank wait for the one before.
   [[nodiscard]] bool NeedsOneOrder() const { return !DescribeNoLaunchOrder(version_).empty(); }
+  // How long to sleep before NCCL is asked again whether it is done, when that was `waited` ago.
+  // Enqueuing a collective takes it microseconds, which a sleep would multiply for every one of
+  // them; meeting the other ranks takes longer, and a core is of use to others meanwhile.
+  [[nodiscard]] static std::chrono::microseconds PauseAfter(std::chrono::nanoseconds waited);
   // From now on collectives are watched.
   void StartWatch() { watch_->Start(); }
 

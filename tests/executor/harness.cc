@@ -24,12 +24,15 @@ std::vector<std::vector<float>> Collect(const Model& model, const Program& progr
   for (std::int64_t s = 0; s < program.shard_size; ++s) {
     const Rank rank(static_cast<std::size_t>(replica * program.shard_size + s));
     for (const BoundUnit& unit : runtime.BindingOf(rank).units) {
-      const auto collect = [&](const ShardPiece& piece, DType dtype, const std::byte* data) {
+      const auto collect = [&](const ShardPiece& piece, DType dtype, const std::byte* device) {
+        const auto size = static_cast<std::int64_t>(SizeOf(dtype));
+        std::vector<std::byte> data(static_cast<std::size_t>(piece.count * size));
+        runtime.CopyMemory(rank, data.data(), device + piece.shard_offset * size,
+                           piece.count * size);
         std::vector<float>& whole = weights[piece.param.value];
         whole.resize(static_cast<std::size_t>(model.params[piece.param.value].Elements()));
         for (std::int64_t i = 0; i < piece.count; ++i) {
-          whole[static_cast<std::size_t>(piece.param_begin + i)] =
-              LoadFloat(dtype, data, piece.shard_offset + i);
+          whole[static_cast<std::size_t>(piece.param_begin + i)] = LoadFloat(dtype, data.data(), i);
         }
       };
       for (const ShardPiece& piece : unit.pieces) {
@@ -91,7 +94,11 @@ Outcome RunToEnd(const Setup& setup, const Program& program, Runtime& runtime) {
   }
   for (const Rank rank : runtime.LocalRanks()) {
     const float* const buffers = runtime.BindingOf(rank).model_buffers;
-    outcome.buffers.emplace_back(buffers, buffers == nullptr ? buffers : buffers + buffer_elements);
+    std::vector<float>& copy = outcome.buffers.emplace_back();
+    if (buffers != nullptr) {
+      copy.resize(static_cast<std::size_t>(buffer_elements));
+      runtime.CopyMemory(rank, copy.data(), buffers, buffer_elements * 4);
+    }
   }
   for (const StepReport& report : runtime.TakeReports()) {
     outcome.losses.push_back(report.loss);

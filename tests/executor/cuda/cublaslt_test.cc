@@ -31,15 +31,15 @@ struct FakeLayout {
   std::int64_t rows = 0, columns = 0, leading = 0;
 };
 
-// Owners of what the library would allocate.
-std::vector<std::unique_ptr<FakeDesc>>& Descs() {
-  static std::vector<std::unique_ptr<FakeDesc>> all;
-  return all;
+int objects = 0;  // of the library, that are not destroyed
+template <class T>
+int Destroy(void* object) {
+  CHECK(object != nullptr);
+  delete static_cast<T*>(object);
+  --objects;
+  return 0;
 }
-std::vector<std::unique_ptr<FakeLayout>>& Layouts() {
-  static std::vector<std::unique_ptr<FakeLayout>> all;
-  return all;
-}
+
 int heuristics_asked = 0;
 std::uint64_t workspace_asked = 0;
 std::vector<std::uint32_t> alignments_asked;
@@ -47,14 +47,15 @@ bool refuses = false;
 int matmul_status = 0;
 
 int Create(void** handle) {
-  *handle = handle;
+  *handle = new int();
+  ++objects;
   return 0;
 }
 int DescCreate(void** desc, int compute, int scale) {
   CHECK(compute == 68);  // CUBLAS_COMPUTE_32F
   CHECK(scale == 0);     // CUDA_R_32F
-  Descs().push_back(std::make_unique<FakeDesc>());
-  *desc = Descs().back().get();
+  *desc = new FakeDesc();
+  ++objects;
   return 0;
 }
 int DescSet(void* desc, int attribute, const void* value, std::size_t bytes) {
@@ -80,13 +81,14 @@ int DescSet(void* desc, int attribute, const void* value, std::size_t bytes) {
 int LayoutCreate(void** layout, int type, std::uint64_t rows, std::uint64_t columns,
                  std::int64_t leading) {
   CHECK(leading >= static_cast<std::int64_t>(rows));  // column-major
-  Layouts().push_back(std::make_unique<FakeLayout>(FakeLayout{
-      type, static_cast<std::int64_t>(rows), static_cast<std::int64_t>(columns), leading}));
-  *layout = Layouts().back().get();
+  *layout = new FakeLayout{type, static_cast<std::int64_t>(rows),
+                           static_cast<std::int64_t>(columns), leading};
+  ++objects;
   return 0;
 }
 int PreferenceCreate(void** preference) {
-  *preference = preference;
+  *preference = new int();
+  ++objects;
   return 0;
 }
 int PreferenceSet(void* /*preference*/, int attribute, const void* value, std::size_t bytes) {
@@ -172,8 +174,18 @@ int Matmul(void* /*handle*/, void* desc, const void* alpha, const void* a, void*
   return 0;
 }
 
-constexpr CublasLtTable kFake = {Create,           DescCreate,    DescSet,   LayoutCreate,
-                                 PreferenceCreate, PreferenceSet, Heuristic, Matmul};
+constexpr CublasLtTable kFake = {.create = Create,
+                                 .destroy = Destroy<int>,
+                                 .desc_create = DescCreate,
+                                 .desc_destroy = Destroy<FakeDesc>,
+                                 .desc_set = DescSet,
+                                 .layout_create = LayoutCreate,
+                                 .layout_destroy = Destroy<FakeLayout>,
+                                 .preference_create = PreferenceCreate,
+                                 .preference_destroy = Destroy<int>,
+                                 .preference_set = PreferenceSet,
+                                 .heuristic = Heuristic,
+                                 .matmul = Matmul};
 
 // A GPU that has the library and no kernels of its own.
 class FakeLtGpu : public ForwardingGpu {
@@ -199,6 +211,24 @@ std::vector<float> Counting(std::int64_t n, float step) {
     values[i] = static_cast<float>(i % 7) * step - 1.0F;
   }
   return values;
+}
+
+TEST_CASE("CublasLt.WhatItMadeIsDestroyed") {
+  const int before = objects;
+  {
+    std::vector<float> matrix(16, 1.0F);
+    CublasLt library(kFake, [](const std::string&) {});
+    gpu::GemmArgs p;
+    p.m = p.n = p.k = 4;
+    p.a = p.b = p.c = {{matrix.data(), DType::kFp32}, 4, 1};
+    REQUIRE(library.Multiply(p, nullptr, 1024, nullptr));
+    refuses = true;  // the second, of another shape, is made and not taken
+    p.m = 3;
+    CHECK(!library.Multiply(p, nullptr, 1024, nullptr));
+    refuses = false;
+    CHECK(objects > before);
+  }
+  CHECK(objects == before);
 }
 
 // c (3, 4) = a (3, 5) b (5, 4) for every way to store a and b.

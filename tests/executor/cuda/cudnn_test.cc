@@ -104,6 +104,8 @@ TEST_CASE("Cudnn.MakesOnePlanPerShapeAndSaysOnceWhoComputes") {
     CHECK(a.log_sums[1] == doctest::Approx(std::log(2.0)));
   }
   CHECK(FakeCudnn().descriptors == 0);
+  CHECK(FakeCudnn().handles == 0);
+  CHECK(FakeCudnn().left_behind == 0);
 }
 
 TEST_CASE("Cudnn.WhatItHasNoPlanForIsOursAndAskedForOnce") {

@@ -94,8 +94,7 @@ TEST_CASE("CudaDevice.EveryOptimizerHasTheHostsBits") {
         std::vector<std::byte*> cuda;
         const std::unique_ptr<Gpu> gpu = MakeTestGpu(1);
         for (const std::vector<std::byte>& array : host) {
-          cuda.push_back(gpu->Allocate(Bytes(kCount * 4), false));
-          std::copy(array.begin(), array.end(), cuda.back());
+          cuda.push_back(ToGpu(*gpu, array));
         }
         const std::vector<OptimizerRange> ranges = {{0, 0, 0, 300, 0.1}, {310, 310, 310, 390, 0.0}};
         OptimizerOptions options;
@@ -126,7 +125,7 @@ TEST_CASE("CudaDevice.EveryOptimizerHasTheHostsBits") {
         }
         INFO("optimizer " << static_cast<int>(kind) << ", dtype " << static_cast<int>(dtype));
         for (std::size_t a = 0; a < host.size(); ++a) {
-          CHECK(std::equal(host[a].begin(), host[a].end(), cuda[a]));
+          CHECK(FromGpu(*gpu, cuda[a], std::ssize(host[a])) == host[a]);
         }
       }
     }
@@ -139,23 +138,23 @@ TEST_CASE("CudaDevice.CountsLabelsAsTheHostDoes") {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16}) {
     const std::unique_ptr<Gpu> gpu = MakeTestGpu(1);
-    std::byte* const scores = gpu->Allocate(Bytes(kRows * kClasses * SizeOf(dtype)), false);
-    auto* const labels = reinterpret_cast<std::int64_t*>(gpu->Allocate(Bytes(kRows * 8), false));
+    std::vector<std::byte> scores(static_cast<std::size_t>(kRows * kClasses * SizeOf(dtype)));
+    std::vector<std::int64_t> labels(kRows);
     std::mt19937_64 random(5);
     for (std::int64_t row = 0; row < kRows; ++row) {
       // Few different scores, so that most rows have ties; some are no numbers.
       for (std::int64_t c = 0; c < kClasses; ++c) {
         const auto draw = static_cast<int>(random() % 512);
         const float score = draw == 0 ? kNan : static_cast<float>(draw % 19) - 9;
-        StoreFloat(dtype, scores, row * kClasses + c, row % 50 == 49 ? -INFINITY : score);
+        StoreFloat(dtype, scores.data(), row * kClasses + c, row % 50 == 49 ? -INFINITY : score);
       }
       // Nearly always what the host takes for the largest, or a place that looks like it.
-      const ConstView one{scores + row * kClasses * SizeOf(dtype), dtype, kClasses};
+      const ConstView one{scores.data() + row * kClasses * SizeOf(dtype), dtype, kClasses};
       std::int64_t label = 0;
       while (CountCorrect(one, {&label, DType::kInt64, 1}).correct == 0) {
         ++label;
       }
-      labels[row] = row % 7 == 6 ? -100 : label + (row % 5 == 4 ? 19 : 0);
+      labels[static_cast<std::size_t>(row)] = row % 7 == 6 ? -100 : label + (row % 5 == 4 ? 19 : 0);
     }
     auto* const counts = reinterpret_cast<gpu::LabelCounts*>(
         gpu->Allocate(Bytes(static_cast<std::int64_t>(sizeof(gpu::LabelCounts))), false));
@@ -166,17 +165,20 @@ TEST_CASE("CudaDevice.CountsLabelsAsTheHostDoes") {
     spec.in = kClasses;
     ModelOpCall call;
     call.spec = &spec;
-    call.inputs = {{scores, dtype, kRows * kClasses}, {labels, DType::kInt64, kRows}};
+    call.inputs = {{ToGpu(*gpu, scores), dtype, kRows * kClasses},
+                   {ToGpu(*gpu, labels), DType::kInt64, kRows}};
     const GpuStream stream = gpu->NewStream(false);
     const GpuEvent event = gpu->NewEvent(false);
     SubmitLabelCount(call, verdicts, counts, {*gpu, stream, nullptr});
     gpu->Record(event, stream);
     gpu->Synchronize(event);
-    const Evaluation host = CountCorrect(call.inputs[0], call.inputs[1]);
+    const Evaluation host = CountCorrect({scores.data(), dtype, kRows * kClasses},
+                                         {labels.data(), DType::kInt64, kRows});
+    const gpu::LabelCounts found = FromGpu(*gpu, counts, 1).front();
     CHECK(host.correct > 0);
     CHECK(host.correct < host.counted);
-    CHECK(counts->correct == host.correct);
-    CHECK(counts->counted == host.counted);
+    CHECK(found.correct == host.correct);
+    CHECK(found.counted == host.counted);
   }
 }
 

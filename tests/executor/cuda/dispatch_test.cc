@@ -42,9 +42,7 @@ Lists ListOnGpu(const std::vector<float>& weights, std::int64_t experts, bool is
   const auto allocate = [&](std::int64_t n) {
     return reinterpret_cast<std::int64_t*>(gpu->Allocate(Bytes(n * 8), false));
   };
-  auto* const device_weights = gpu->Allocate(Bytes(std::ssize(weights) * 4), false);
-  std::memcpy(device_weights, weights.data(), weights.size() * sizeof(float));
-  gpu::DispatchArgs args{.weights = {device_weights, DType::kFp32},
+  gpu::DispatchArgs args{.weights = {ToGpu(*gpu, weights), DType::kFp32},
                          .rows = rows,
                          .experts = experts,
                          .is_dense = is_dense,
@@ -56,9 +54,8 @@ Lists ListOnGpu(const std::vector<float>& weights, std::int64_t experts, bool is
   ops::DispatchRows({*gpu, stream, nullptr}, args);
   gpu->Record(event, stream);
   gpu->Synchronize(event);
-  return {{args.offsets, args.offsets + experts + 1},
-          {args.list, args.list + routed},
-          {args.slots, args.slots + rows * experts}};
+  return {FromGpu(*gpu, args.offsets, experts + 1), FromGpu(*gpu, args.list, routed),
+          FromGpu(*gpu, args.slots, rows * experts)};
 }
 
 TEST_CASE("Dispatch.ListsTheRowsOfEveryExpertInOrder") {

@@ -285,7 +285,14 @@ void RunOperation(const Desc& op, const Pointers& pointers) {
 }
 
 int CreateHandle(void** handle) {
-  *handle = handle;
+  ++FakeCudnn().handles;
+  *handle = new int();
+  return 0;
+}
+int DestroyHandle(void* handle) {
+  --FakeCudnn().handles;
+  FakeCudnn().left_behind = FakeCudnn().descriptors;
+  delete static_cast<int*>(handle);
   return 0;
 }
 int SetStream(void* /*handle*/, void* /*stream*/) {
@@ -370,8 +377,18 @@ FakeCudnnState& FakeCudnn() {
 }
 
 CudnnTable FakeCudnnTable() {
-  return {Version, CreateHandle, SetStream, ErrorString, LastError, Create,
-          Destroy, Set,          Get,       Finalize,    Execute};
+  return {.get_version = Version,
+          .create = CreateHandle,
+          .destroy = DestroyHandle,
+          .set_stream = SetStream,
+          .error_string = ErrorString,
+          .last_error = LastError,
+          .desc_create = Create,
+          .desc_destroy = Destroy,
+          .desc_set = Set,
+          .desc_get = Get,
+          .desc_finalize = Finalize,
+          .execute = Execute};
 }
 
 }  // namespace shardwright::testing

@@ -14,10 +14,11 @@ namespace shardwright::testing {
 struct FakeCudnnState {
   int heuristics_asked = 0;
   int executed = 0;
-  int descriptors = 0;              // that are not destroyed
-  std::int64_t workspace_size = 0;  // of every plan
-  std::vector<int> notes = {};      // of every engine
-  bool refuses = false;             // has no engine
+  int handles = 0, descriptors = 0;  // that are not destroyed
+  int left_behind = -1;              // descriptors, when the last handle was destroyed
+  std::int64_t workspace_size = 0;   // of every plan
+  std::vector<int> notes = {};       // of every engine
+  bool refuses = false;              // has no engine
   int execute_status = 0;
 };
 [[nodiscard]] FakeCudnnState& FakeCudnn();

@@ -14,6 +14,7 @@ std::size_t cudnnGetCudartVersion() {
     return 1001;         \
   }
 SW_REFUSED(cudnnCreate)
+SW_REFUSED(cudnnDestroy)
 SW_REFUSED(cudnnSetStream)
 SW_REFUSED(cudnnGetErrorString)
 SW_REFUSED(cudnnGetLastErrorString)

@@ -102,6 +102,14 @@ Setup SetupOf(const Variant& variant) {
   return setup;
 }
 
+TEST_CASE("Nccl.AsksAgainAtOnceBeforeItSleeps") {
+  using namespace std::chrono_literals;
+  CHECK(NcclWorld::PauseAfter(0ns) == 0us);
+  CHECK(NcclWorld::PauseAfter(999us) == 0us);
+  CHECK(NcclWorld::PauseAfter(1ms) == 100us);
+  CHECK(NcclWorld::PauseAfter(60s) == 100us);
+}
+
 TEST_CASE("Nccl.TrainsAsTheHostDoes") {
   const auto nothing = [](Setup&) {};
   const auto clip = [](Setup& s) {

@@ -1,10 +1,12 @@
-// A real GPU whose device memory is pinned host memory: kernels reach it, and so do the tests.
-// Without a GPU the program says why and ends as skipped.
+// A real GPU: operands are copied to device memory and back, as in a run, since the copy engines of
+// Hopper's kernels may refuse pinned memory of the host. Without a GPU the program says why and
+// ends as skipped. A call that cuDNN should have taken and did not is a failure, since our own
+// kernels would hide it.
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,6 +16,8 @@
 #include <doctest/doctest.h>
 
 #include "core/error.h"
+#include "executor/cuda/cudnn.h"
+#include "executor/cuda/cudnn_problems.h"
 #include "executor/cuda/ops/model_ops.h"
 #include "executor/cuda/plugin.h"
 #include "tests/executor/cuda/forwarding_gpu.h"
@@ -24,18 +28,36 @@
 namespace shardwright::testing {
 namespace {
 
-class PinnedGpu : public ForwardingGpu {
+// Counts calls that are for cuDNN, and those that it took.
+class WatchedGpu : public ForwardingGpu {
  public:
-  PinnedGpu() : ForwardingGpu(OpenGpu(0)) {}
-  [[nodiscard]] std::byte* Allocate(Bytes size, bool /*on_host*/) override {
-    return ForwardingGpu::Allocate(size, true);
+  WatchedGpu() : ForwardingGpu(OpenGpu(0)) {}
+  [[nodiscard]] bool Attend(const gpu::AttentionArgs& args, bool is_backward, void* workspace,
+                            std::int64_t bytes, GpuStream stream) override {
+    const bool is_taken = ForwardingGpu::Attend(args, is_backward, workspace, bytes, stream);
+    Count(IsForCudnn(args, is_backward), is_taken);
+    return is_taken;
+  }
+  [[nodiscard]] bool Convolve(const gpu::ConvArgs& args, ConvPass pass, void* workspace,
+                              std::int64_t bytes, GpuStream stream) override {
+    const bool is_taken = ForwardingGpu::Convolve(args, pass, workspace, bytes, stream);
+    Count(IsForCudnn(args, pass), is_taken);
+    return is_taken;
+  }
+
+  inline static std::atomic<int> due = 0, taken = 0;
+
+ private:
+  static void Count(bool is_due, bool is_taken) {
+    due += is_due ? 1 : 0;
+    taken += is_taken ? 1 : 0;
   }
 };
 
 // Copies of a call's operands in memory that the GPU reaches, and back.
 class Mirror {
  public:
-  explicit Mirror(std::byte* memory) : next_(memory) {}
+  Mirror(Gpu& gpu, std::byte* memory) : gpu_(gpu), next_(memory) {}
 
   void* Add(void* data, std::int64_t bytes, bool is_written) {
     if (data == nullptr || bytes == 0) {
@@ -45,7 +67,7 @@ class Mirror {
     constexpr std::uintptr_t kAlignment = 256;
     next_ += reinterpret_cast<std::uintptr_t>(data) % kAlignment;
     std::byte* const copy = next_;
-    std::memcpy(copy, data, static_cast<std::size_t>(bytes));
+    Put(gpu_, copy, data, bytes);
     next_ += bytes;
     next_ += (kAlignment - reinterpret_cast<std::uintptr_t>(next_) % kAlignment) % kAlignment;
     if (is_written) {
@@ -55,7 +77,7 @@ class Mirror {
   }
   void CopyBack() const {
     for (const Result& r : results_) {
-      std::memcpy(r.data, r.copy, static_cast<std::size_t>(r.bytes));
+      Get(gpu_, r.data, r.copy, r.bytes);
     }
   }
 
@@ -65,23 +87,25 @@ class Mirror {
     const std::byte* copy;
     std::int64_t bytes;
   };
+  Gpu& gpu_;
   std::byte* next_;
   std::vector<Result> results_;
 };
 
 struct Bench {
-  PinnedGpu gpu;
+  WatchedGpu gpu;
   GpuStream stream = gpu.NewStream(false);
   GpuEvent event = gpu.NewEvent(false);
-  std::byte* memory = gpu.Allocate(Bytes(std::int64_t{64} << 20), true);
-  gpu::Fault* fault = reinterpret_cast<gpu::Fault*>(gpu.Allocate(Bytes(sizeof(gpu::Fault)), true));
+  std::byte* memory = gpu.Allocate(Bytes(std::int64_t{64} << 20), false);
+  gpu::Fault* fault = reinterpret_cast<gpu::Fault*>(gpu.Allocate(Bytes(sizeof(gpu::Fault)), false));
 };
 
 void RunOnGpu(const ModelOpCall& original, bool is_backward) {
   static Bench bench;
-  *bench.fault = {};
+  gpu::Fault fault;
+  Put(bench.gpu, bench.fault, &fault, sizeof fault);
   ModelOpCall call = original;
-  Mirror mirror(bench.memory);
+  Mirror mirror(bench.gpu, bench.memory);
   const auto read = [&](ConstView& view) {
     view.data = mirror.Add(const_cast<void*>(view.data), view.elements * SizeOf(view.dtype), false);
   };
@@ -108,7 +132,8 @@ void RunOnGpu(const ModelOpCall& original, bool is_backward) {
   SubmitModelOp(call, is_backward, {bench.gpu, bench.stream, bench.fault});
   bench.gpu.Record(bench.event, bench.stream);
   bench.gpu.Synchronize(bench.event);
-  if (const std::string text = DescribeFault(*bench.fault); !text.empty()) {
+  Get(bench.gpu, &fault, bench.fault, sizeof fault);
+  if (const std::string text = DescribeFault(fault); !text.empty()) {
     throw InputError(text);
   }
   mirror.CopyBack();
@@ -117,7 +142,7 @@ void RunOnGpu(const ModelOpCall& original, bool is_backward) {
 }  // namespace
 
 std::unique_ptr<Gpu> MakeTestGpu(std::uint64_t /*seed*/) {
-  return std::make_unique<PinnedGpu>();
+  return std::make_unique<WatchedGpu>();
 }
 
 std::string LoadTestNccl(NcclTable* table) {
@@ -139,5 +164,17 @@ int main(int count, char** arguments) {
     return shardwright::kSkipExitCode;
   }
   doctest::Context context(count, arguments);
-  return context.run();
+  const int code = context.run();
+  using shardwright::testing::WatchedGpu;
+  shardwright::CudnnTable cudnn{};
+  if (WatchedGpu::due == 0 || code != 0) {
+    return code;
+  }
+  if (const std::string missing = shardwright::LoadCudnn(&cudnn); !missing.empty()) {
+    std::printf("no cuDNN, by our own kernels: %s\n", missing.c_str());
+    return code;
+  }
+  std::printf("cuDNN took %d of %d calls that are for it\n", WatchedGpu::taken.load(),
+              WatchedGpu::due.load());
+  return WatchedGpu::taken < WatchedGpu::due ? 1 : 0;
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <random>
 #include <span>
@@ -23,19 +24,42 @@ namespace {
 constexpr std::int64_t kRows = 3, kSamples = 2, kWidth = 300;  // more features than threads
 constexpr std::int64_t kElements = kRows * kSamples * kWidth;
 
-// Memory that host and GPU see.
-struct Memory {
-  Gpu& gpu;
+// Memory of the host and of a GPU; views of the host are copied there and back.
+class Memory {
+ public:
+  explicit Memory(Gpu& gpu) : gpu_(gpu) {}
 
-  [[nodiscard]] View Make(std::int64_t n, DType dtype, std::uint64_t seed) const {
+  [[nodiscard]] std::span<std::byte> OnHost(Bytes size) {
+    return owned_.emplace_back(static_cast<std::size_t>(size.value));
+  }
+  [[nodiscard]] std::span<std::byte> OnGpu(Bytes size) {
+    return {gpu_.Allocate(size, false), static_cast<std::size_t>(size.value)};
+  }
+  [[nodiscard]] View Make(std::int64_t n, DType dtype, std::uint64_t seed) {
     std::mt19937_64 random(seed);
     std::normal_distribution<float> normal;
-    const View view{gpu.Allocate(Bytes(n * SizeOf(dtype)), false), dtype, n};
+    const View view{OnHost(Bytes(n * SizeOf(dtype))).data(), dtype, n};
     for (std::int64_t i = 0; i < n; ++i) {
       StoreFloat(dtype, view.data, i, normal(random));
     }
     return view;
   }
+  [[nodiscard]] View ToGpu(const View& host) {
+    const Bytes size(host.elements * SizeOf(host.dtype));
+    const View view{OnGpu(size).data(), host.dtype, host.elements};
+    Put(gpu_, view.data, host.data, size.value);
+    return view;
+  }
+  [[nodiscard]] View FromGpu(const View& device) {
+    const Bytes size(device.elements * SizeOf(device.dtype));
+    const View view{OnHost(size).data(), device.dtype, device.elements};
+    Get(gpu_, view.data, device.data, size.value);
+    return view;
+  }
+
+ private:
+  Gpu& gpu_;
+  std::deque<std::vector<std::byte>> owned_;
 };
 
 ConstView Read(const View& view) {
@@ -56,7 +80,7 @@ void CheckClose(const View& x, const View& y, double bound) {
 
 void CheckNorm(OpKind kind, DType dtype) {
   const std::unique_ptr<Gpu> gpu = MakeTestGpu(1);
-  const Memory memory{*gpu};
+  Memory memory(*gpu);
   const KernelSetOptions options = FindKernelSet("shardwright-cuda-fused", "test");
   const bool has_bias = kind == OpKind::kLayerNorm;
   const OpSpec spec{
@@ -64,22 +88,22 @@ void CheckNorm(OpKind kind, DType dtype) {
   const OpSpec sum_spec{.kind = OpKind::kAdd, .rows = kRows, .in = kWidth};
   const OpKernels kernels = LowerOp(spec, kSamples, dtype, options);
   const auto make = [&](std::uint64_t seed) { return memory.Make(kElements, dtype, seed); };
-  const auto bytes = [&](Bytes size) {
-    return std::span<std::byte>(gpu->Allocate(size, false), static_cast<std::size_t>(size.value));
-  };
-  const View a = make(1), b = make(2), sum = make(3), y = make(4), dy = make(5);
+  const View a = make(1), b = make(2), dy = make(5);
+  const View sum = memory.ToGpu(make(3)), y = memory.ToGpu(make(4));
   const View host_sum = make(6), host_y = make(7);
-  const std::vector<ConstView> params = {Read(memory.Make(kWidth, dtype, 8)),
-                                         Read(memory.Make(kWidth, dtype, 9))};
+  std::vector<View> params = {memory.Make(kWidth, dtype, 8), memory.Make(kWidth, dtype, 9)};
+  params.resize(has_bias ? 2 : 1);
   ModelOpCall call;
   call.spec = &spec;
   call.options = &options;
   call.batch = kSamples;
   call.compute = dtype;
-  call.params.assign(params.begin(), params.begin() + (has_bias ? 2 : 1));
-  call.saved = bytes(kernels.extra_saved);
-  call.workspace = bytes(kernels.backward_workspace);
-  call.inputs = {Read(a), Read(b)};
+  for (const View& param : params) {
+    call.params.push_back(Read(memory.ToGpu(param)));
+  }
+  call.saved = memory.OnGpu(kernels.extra_saved);
+  call.workspace = memory.OnGpu(kernels.backward_workspace);
+  call.inputs = {Read(memory.ToGpu(a)), Read(memory.ToGpu(b))};
   call.outputs = {y, sum};
   const GpuStream stream = gpu->NewStream(false);
   const GpuEvent event = gpu->NewEvent(false);
@@ -93,24 +117,28 @@ void CheckNorm(OpKind kind, DType dtype) {
   ModelOpCall host = call;
   host.spec = &sum_spec;
   host.params.clear();
+  host.inputs = {Read(a), Read(b)};
   host.outputs = {host_sum};
   ForwardOnHost(host);
-  CHECK(std::memcmp(sum.data, host_sum.data, static_cast<std::size_t>(kElements * SizeOf(dtype))) ==
-        0);
-  host = call;
+  CHECK(std::memcmp(memory.FromGpu(sum).data, host_sum.data,
+                    static_cast<std::size_t>(kElements * SizeOf(dtype))) == 0);
+  host.spec = &spec;
+  for (const View& param : params) {
+    host.params.push_back(Read(param));
+  }
   host.inputs = {Read(host_sum)};
   host.outputs = {host_y};
-  host.saved = bytes(kernels.extra_saved);
-  host.workspace = bytes(Bytes(1 << 20));
+  host.saved = memory.OnHost(kernels.extra_saved);
+  host.workspace = memory.OnHost(Bytes(1 << 20));
   ForwardOnHost(host);
   const double bound = dtype == DType::kFp32 ? 1e-5 : 0x1p-8;  // half a unit, twice
-  CheckClose(y, host_y, bound);
+  CheckClose(memory.FromGpu(y), host_y, bound);
 
   // Backward: what is in the gradient's place stays in it.
-  const View before = make(10), dx = make(10), host_dx = make(11);
+  const View before = make(10), dx = memory.ToGpu(before), host_dx = make(11);
   call.inputs = {Read(sum)};
   call.outputs = {y};
-  call.output_grads = {Read(dy)};
+  call.output_grads = {Read(memory.ToGpu(dy))};
   call.input_grads = {dx};
   call.param_grads.resize(call.params.size());
   call.adds_input_grads = true;
@@ -123,7 +151,7 @@ void CheckNorm(OpKind kind, DType dtype) {
     StoreFloat(dtype, host_dx.data, i,
                LoadFloat(dtype, host_dx.data, i) + LoadFloat(dtype, before.data, i));
   }
-  CheckClose(dx, host_dx, 2 * bound);
+  CheckClose(memory.FromGpu(dx), host_dx, 2 * bound);
 }
 
 TEST_CASE("ResidualNorm.IsTheSumAndTheNormOfTheHost") {
