@@ -78,6 +78,14 @@ void CheckClose(const View& x, const View& y, double bound) {
   CHECK(worst <= bound);
 }
 
+void RunOnGpu(Gpu& gpu, const ModelOpCall& call, bool is_backward) {
+  const GpuStream stream = gpu.NewStream(false);
+  const GpuEvent event = gpu.NewEvent(false);
+  SubmitModelOp(call, is_backward, {gpu, stream, nullptr});
+  gpu.Record(event, stream);
+  gpu.Synchronize(event);
+}
+
 void CheckNorm(OpKind kind, DType dtype) {
   const std::unique_ptr<Gpu> gpu = MakeTestGpu(1);
   Memory memory(*gpu);
@@ -91,28 +99,22 @@ void CheckNorm(OpKind kind, DType dtype) {
   const View a = make(1), b = make(2), dy = make(5);
   const View sum = memory.ToGpu(make(3)), y = memory.ToGpu(make(4));
   const View host_sum = make(6), host_y = make(7);
-  std::vector<View> params = {memory.Make(kWidth, dtype, 8), memory.Make(kWidth, dtype, 9)};
-  params.resize(has_bias ? 2 : 1);
   ModelOpCall call;
   call.spec = &spec;
   call.options = &options;
   call.batch = kSamples;
   call.compute = dtype;
-  for (const View& param : params) {
+  std::vector<ConstView> params;  // of the host
+  for (int p = 0; p < (has_bias ? 2 : 1); ++p) {
+    const View param = memory.Make(kWidth, dtype, static_cast<std::uint64_t>(8 + p));
+    params.push_back(Read(param));
     call.params.push_back(Read(memory.ToGpu(param)));
   }
   call.saved = memory.OnGpu(kernels.extra_saved);
   call.workspace = memory.OnGpu(kernels.backward_workspace);
   call.inputs = {Read(memory.ToGpu(a)), Read(memory.ToGpu(b))};
   call.outputs = {y, sum};
-  const GpuStream stream = gpu->NewStream(false);
-  const GpuEvent event = gpu->NewEvent(false);
-  const auto run = [&](bool is_backward) {
-    SubmitModelOp(call, is_backward, {*gpu, stream, nullptr});
-    gpu->Record(event, stream);
-    gpu->Synchronize(event);
-  };
-  run(false);
+  RunOnGpu(*gpu, call, false);
 
   ModelOpCall host = call;
   host.spec = &sum_spec;
@@ -123,9 +125,7 @@ void CheckNorm(OpKind kind, DType dtype) {
   CHECK(std::memcmp(memory.FromGpu(sum).data, host_sum.data,
                     static_cast<std::size_t>(kElements * SizeOf(dtype))) == 0);
   host.spec = &spec;
-  for (const View& param : params) {
-    host.params.push_back(Read(param));
-  }
+  host.params = params;
   host.inputs = {Read(host_sum)};
   host.outputs = {host_y};
   host.saved = memory.OnHost(kernels.extra_saved);
@@ -142,14 +142,14 @@ void CheckNorm(OpKind kind, DType dtype) {
   call.input_grads = {dx};
   call.param_grads.resize(call.params.size());
   call.adds_input_grads = true;
-  run(true);
+  RunOnGpu(*gpu, call, true);
   host.output_grads = {Read(dy)};
   host.input_grads = {host_dx};
   host.param_grads.resize(call.params.size());
   BackwardOnHost(host);
   for (std::int64_t i = 0; i < kElements; ++i) {
-    StoreFloat(dtype, host_dx.data, i,
-               LoadFloat(dtype, host_dx.data, i) + LoadFloat(dtype, before.data, i));
+    const float sum_of_both = LoadFloat(dtype, host_dx.data, i) + LoadFloat(dtype, before.data, i);
+    StoreFloat(dtype, host_dx.data, i, sum_of_both);
   }
   CheckClose(memory.FromGpu(dx), host_dx, 2 * bound);
 }
