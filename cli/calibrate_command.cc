@@ -15,6 +15,7 @@
 #include "analysis/calibrate.h"
 #include "cli/command.h"
 #include "cli/device_calibration.h"
+#include "cli/device_flags.h"
 #include "cli/flow.h"
 #include "cli/recordings.h"
 #include "cli/run_processes.h"
@@ -53,7 +54,7 @@ Then: shardwright plan --profile mine.json ...)";
 constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"TRACE", "measurements; none with --device", nullptr, true, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 10> kFlags = {{
+constexpr std::array<FlagRow, 11> kFlags = {{
     {"--output,-o", "FILE", "write the profile here (required)", FileRole::kWrite},
     {"--name", "NAME", "of the profile (default: the old one's with -calibrated)"},
     {"--profile", "NAME|FILE", "numbers to start from (default: those of the first plan)",
@@ -66,7 +67,10 @@ constexpr std::array<FlagRow, 10> kFlags = {{
     {"--nodes", "N", "of that cluster"},
     {"--op", "NAME", "what nccl-tests measured, where they do not say: all_gather, ..."},
     {"--date", "YYYY-MM-DD", "when the measurement was made (default: today)"},
+    kRendezvousKeyFlag,
 }};
+
+constexpr std::array<SwitchRow, 1> kSwitches = {{kInsecureNetworkSwitch}};
 
 std::string Today() {
   const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
@@ -257,7 +261,7 @@ CudaRuns RunOnCuda(const Arguments& arguments) {
   const std::string cluster = arguments.Get("--cluster").text;
   const std::int64_t nodes = NodesOf(arguments);
   const std::int64_t ranks = LoadCluster(cluster, nodes, 0).RankCount();
-  const Launch launch = ReadLaunch();
+  const Launch launch = LaunchOf(arguments);
   if (launch.size == 1 && ranks > 1) {
     return {{}, RunLocalProcesses(ranks)};
   }
@@ -350,6 +354,7 @@ int RunCalibrate(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kCalibrateCommand;
-const Command kCalibrateCommand = {"calibrate", kAbout, kPositionals, kFlags, {}, RunCalibrate};
+const Command kCalibrateCommand = {"calibrate", kAbout,    kPositionals,
+                                   kFlags,      kSwitches, RunCalibrate};
 
 }  // namespace shardwright

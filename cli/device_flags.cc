@@ -7,8 +7,39 @@
 #include "cli/run_processes.h"
 #include "core/error.h"
 #include "executor/cuda/session.h"
+#include "executor/host/tcp_handshake.h"
 
 namespace shardwright {
+
+Launch LaunchOf(const Arguments& arguments) {
+  Launch launch = ReadLaunch();
+  if (launch.is_own) {
+    return launch;  // what the command line says was for its parent
+  }
+  launch.is_insecure = arguments.Has("--insecure-network");
+  const Flag file = arguments.Get("--rendezvous-key");
+  if (file.is_given()) {
+    if (launch.is_insecure) {
+      throw UsageError("--rendezvous-key and --insecure-network contradict each other");
+    }
+    if (launch.size > 1 && launch.address.empty()) {
+      throw UsageError(
+          "--rendezvous-key is for ranks that meet by TCP; under mpirun MPI joins "
+          "them");
+    }
+    launch.key = tcp::ReadKeyFile(file.text);
+  }
+  if (launch.is_insecure) {
+    launch.key.clear();
+  }
+  const bool needs_key = launch.size > 1 && !launch.address.empty() && launch.key.empty();
+  if (needs_key && !launch.is_insecure && !IsLoopback(launch.address)) {
+    throw UsageError("ranks that meet at " + launch.address +
+                     " need a key: --rendezvous-key FILE (openssl rand -hex 32 makes one), or "
+                     "--insecure-network; all on this machine: MASTER_ADDR=127.0.0.1");
+  }
+  return launch;
+}
 
 DeviceFlags ReadDeviceFlags(const Arguments& arguments) {
   static constexpr std::array<std::string_view, 2> kDevices = {"host", "cuda"};

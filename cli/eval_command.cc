@@ -36,13 +36,16 @@ constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"PLAN", "plan file or - (standard input)", "eval needs a plan file, or - for standard input",
       false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 5> kFlags = {{
+constexpr std::array<FlagRow, 6> kFlags = {{
     {"--checkpoint", "FOLDER", "a checkpoint, or a folder whose newest one counts (required)"},
     {"--data", "SPEC", "as for run (required); every sample counts once", FileRole::kRead},
     kDeviceFlag,
     kLoopbackFlag,
+    kRendezvousKeyFlag,
     {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")"},
 }};
+
+constexpr std::array<SwitchRow, 1> kSwitches = {{kInsecureNetworkSwitch}};
 
 std::string EvaluationJson(const Evaluation& result, std::int64_t step) {
   nlohmann::ordered_json json;
@@ -67,7 +70,7 @@ int RunEval(const Arguments& arguments) {
   const ForwardPlan forward(file);
   const SessionInput input{model,        file.kernels,    forward.job,
                            forward.plan, forward.program, training};
-  const Launch launch = ReadLaunch();
+  const Launch launch = LaunchOf(arguments);
   CheckLoopback(device, file.cluster.RankCount(), launch);
   if (NeedsProcesses(launch, device)) {
     return StartProcesses(input, arguments.Get("PLAN").text);
@@ -102,6 +105,6 @@ int RunEval(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kEvalCommand;
-const Command kEvalCommand = {"eval", kAbout, kPositionals, kFlags, {}, RunEval};
+const Command kEvalCommand = {"eval", kAbout, kPositionals, kFlags, kSwitches, RunEval};
 
 }  // namespace shardwright

@@ -64,7 +64,7 @@ constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"PLAN", "plan file or - (standard input)", "run needs a plan file, or - for standard input",
       false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 17> kFlags = {{
+constexpr std::array<FlagRow, 18> kFlags = {{
     {"--steps", "N", "optimizer steps, those before a resumed checkpoint included (default 10)"},
     {"--epochs", "N", "passes over the data, instead of --steps; prints a line for each"},
     {"--test-data", "SPEC", "with --epochs: data for loss and accuracy after each",
@@ -74,6 +74,7 @@ constexpr std::array<FlagRow, 17> kFlags = {{
     {"--keep", "N", "with --checkpoint: how many to keep (default 3)"},
     kDeviceFlag,
     kLoopbackFlag,
+    kRendezvousKeyFlag,
     {"--reduce", "any|ordered",
      "ordered: refuse a device that does not sum in the order of the ranks (host and --loopback "
      "do)"},
@@ -93,10 +94,11 @@ constexpr std::array<FlagRow, 17> kFlags = {{
     {"--delays", "SEED", "adversarial scheduling: random delays in every stream, by this seed"},
 }};
 
-constexpr std::array<SwitchRow, 3> kSwitches = {{
+constexpr std::array<SwitchRow, 4> kSwitches = {{
     {"--resume", "go on from the newest checkpoint in --checkpoint, if there is one"},
     {"--emulate-network", "collectives take as long as simulate predicts for the plan's cluster"},
     {"--poison", "fill memory with NaNs when it is allocated"},
+    kInsecureNetworkSwitch,
 }};
 
 // Predicted times of collectives; everything else takes what it takes here.
@@ -326,7 +328,7 @@ int RunRun(const Arguments& arguments) {
   RunFlags flags = ReadRunFlags(arguments);
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   ReadTraining(arguments, file.job, flags);
-  const Launch launch = ReadLaunch();
+  const Launch launch = LaunchOf(arguments);
   CheckLoopback(flags.device, file.cluster.RankCount(), launch);
   CheckReduce(flags);
   flags.loop.sum_loss = flags.training.sum_loss;

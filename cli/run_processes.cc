@@ -18,8 +18,9 @@
 #include "cli/exit_codes.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "executor/host/tcp_handshake.h"
 #include "executor/host/tcp_processes.h"
-#include "executor/host/tcp_relay.h"
+#include "executor/host/tcp_socket.h"
 
 namespace shardwright {
 
@@ -35,6 +36,12 @@ RunProcesses::RunProcesses(const Launch& launch, std::int64_t ranks,
   if (launch.address.empty()) {
     processes_ = &JoinProcesses(timeout);
   } else {
+    if (launch.is_insecure && launch.rank == 0) {
+      std::fprintf(stderr,
+                   "warning: --insecure-network: whoever reaches port %d of this machine may take "
+                   "a rank, change the result or end the run\n",
+                   launch.port);
+    }
     owned_ = MeetByTcp(launch, timeout);
     processes_ = owned_.get();
   }
@@ -72,15 +79,17 @@ std::vector<std::string> OwnCommandLine() {
 }
 
 // The environment of rank `rank`; names of ours replace those that are there.
-std::vector<std::string> EnvironmentOf(std::int64_t rank, std::int64_t ranks, int port, int fd) {
-  std::vector<std::string> ours = {"RANK=" + std::to_string(rank),
-                                   "LOCAL_RANK=" + std::to_string(rank),
-                                   "WORLD_SIZE=" + std::to_string(ranks),
-                                   "LOCAL_WORLD_SIZE=" + std::to_string(ranks),
-                                   "MASTER_ADDR=127.0.0.1",
-                                   "MASTER_PORT=" + std::to_string(port)};
-  if (rank == 0) {
-    ours.push_back("SHARDWRIGHT_LISTENER=" + std::to_string(fd));
+std::vector<std::string> EnvironmentOf(std::int64_t rank, std::int64_t ranks,
+                                       const tcp::Socket& listener, const std::string& key) {
+  std::vector<std::string> ours = {
+      "RANK=" + std::to_string(rank), "LOCAL_RANK=" + std::to_string(rank),
+      "WORLD_SIZE=" + std::to_string(ranks), "LOCAL_WORLD_SIZE=" + std::to_string(ranks),
+      "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + std::to_string(tcp::PortOf(listener)),
+      "SHARDWRIGHT_KEY=" + key,
+      // Of rank 0; that the others have none tells whose they are.
+      "SHARDWRIGHT_LISTENER=" + std::to_string(rank == 0 ? listener.fd() : -1)};
+  if (std::getenv("NCCL_SOCKET_IFNAME") == nullptr) {
+    ours.emplace_back("NCCL_SOCKET_IFNAME=lo");  // NCCL's own sockets need no network, either
   }
   std::vector<std::string> all = ours;
   for (char** at = environ; *at != nullptr; ++at) {
@@ -125,15 +134,15 @@ void KillAll(const std::vector<pid_t>& children) {
 }  // namespace
 
 int RunLocalProcesses(std::int64_t ranks) {
-  const tcp::Socket listener = tcp::Listen(0);
+  tcp::Socket listener = tcp::Listen("127.0.0.1", 0);
+  const std::string key = tcp::NewKey();
   (void)::fcntl(listener.fd(), F_SETFD, 0);  // children inherit it
   std::vector<std::string> words = OwnCommandLine();
   std::vector<pid_t> children;
   children.reserve(static_cast<std::size_t>(ranks));
   for (std::int64_t r = 0; r < ranks; ++r) {
     // Everything that allocates comes before the fork.
-    std::vector<std::string> environment =
-        EnvironmentOf(r, ranks, tcp::PortOf(listener), listener.fd());
+    std::vector<std::string> environment = EnvironmentOf(r, ranks, listener, key);
     const std::vector<char*> arguments = Pointers(words);
     const std::vector<char*> variables = Pointers(environment);
     const pid_t child = ::fork();
@@ -151,6 +160,7 @@ int RunLocalProcesses(std::int64_t ranks) {
     }
     children.push_back(child);
   }
+  listener = tcp::Socket();  // it closes when rank 0 closes it
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::seconds kPatience{15};  // failing ranks end each other within five
   Clock::time_point give_up = Clock::time_point::max();

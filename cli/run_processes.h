@@ -36,8 +36,9 @@ class RunProcesses {
 void EndProcessOnFault(RunSession& session, MessagePassing* processes);
 
 // Runs this program's command line again in `ranks` processes, as torchrun would on one machine,
-// and waits for them. When one fails the others are given a few seconds to end. Returns the exit
-// code of the first that failed, or 0.
+// and waits for them. They meet on 127.0.0.1, by a key of their own in their environment. When one
+// fails the others are given a few seconds to end. Returns the exit code of the first that failed,
+// or 0.
 [[nodiscard]] int RunLocalProcesses(std::int64_t ranks);
 
 }  // namespace shardwright

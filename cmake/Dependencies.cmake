@@ -2,6 +2,8 @@
 # Boost is found by its own config file, since CMake 3.30 and later drop their FindBoost module.
 find_package(Threads REQUIRED)
 find_package(ZLIB REQUIRED)
+# HMAC-SHA-256: ranks prove the run's key to each other.
+find_package(OpenSSL 3.0 REQUIRED COMPONENTS Crypto)
 find_package(Boost 1.74 CONFIG REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 find_package(SQLite3 3.40 REQUIRED)

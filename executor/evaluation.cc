@@ -66,7 +66,12 @@ Evaluation EvaluationCounter::Take(MessagePassing* processes) {
     const auto all = ShareBytes(*processes, MessagePassing::kAll, {"results of the evaluation"},
                                 {begin, begin + parts_.size() * sizeof(Part)});
     parts_.clear();
-    for (const std::vector<std::byte>& its : all) {
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      const std::vector<std::byte>& its = all[r];
+      if (its.size() % sizeof(Part) != 0) {
+        throw RunError("results of the evaluation: rank " + std::to_string(r) + " sent " +
+                       std::to_string(its.size()) + " bytes, no whole number of them");
+      }
       for (std::size_t at = 0; at < its.size(); at += sizeof(Part)) {
         std::memcpy(&parts_.emplace_back(), its.data() + at, sizeof(Part));
       }
@@ -78,9 +83,11 @@ Evaluation EvaluationCounter::Take(MessagePassing* processes) {
   Evaluation total;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const Part& part = parts_[i];
-    SW_CHECK(i == 0 || part.step != parts_[i - 1].step ||
-                 part.first_sample != parts_[i - 1].first_sample,
-             "two losses of sample " + std::to_string(part.first_sample));
+    if (i > 0 && part.step == parts_[i - 1].step &&
+        part.first_sample == parts_[i - 1].first_sample) {
+      throw RunError("results of the evaluation: two losses of sample " +
+                     std::to_string(part.first_sample));
+    }
     total.loss_sum += part.counted.loss_sum;
     total.correct += part.counted.correct;
     total.counted += part.counted.counted;

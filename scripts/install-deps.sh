@@ -16,6 +16,7 @@ packages=(
   nlohmann-json3-dev
   libpugixml-dev
   libsqlite3-dev
+  libssl-dev
   libcli11-dev
   libnlopt-dev
   libtomlplusplus-dev

@@ -1,8 +1,12 @@
 #include "executor/host/launch.h"
 
 #include <charconv>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
 
 #include "core/error.h"
 
@@ -45,6 +49,16 @@ int PortOf(const Environment& env) {
   return env.Text("TORCHELASTIC_USE_AGENT_STORE") == "True" ? port + 1 : port;
 }
 
+// Its value is never shown.
+std::string KeyOf(const Environment& env) {
+  std::string key = env.Text("SHARDWRIGHT_KEY");
+  if (!key.empty() && key.size() < kShortestKey) {
+    throw InputError("environment: SHARDWRIGHT_KEY", std::to_string(key.size()) + " characters",
+                     "at least " + std::to_string(kShortestKey));
+  }
+  return key;
+}
+
 Launch OfTorchrun(const Environment& env) {
   Launch launch;
   launch.launcher = "torchrun";
@@ -58,7 +72,9 @@ Launch OfTorchrun(const Environment& env) {
     launch.address = env.Text("MASTER_ADDR");
     launch.port = PortOf(env);
     launch.job = env.Text("TORCHELASTIC_RUN_ID");
-    launch.listener = env.Number("SHARDWRIGHT_LISTENER", 0, kMostRanks, -1);
+    launch.is_own = env.Has("SHARDWRIGHT_LISTENER");
+    launch.listener = env.Number("SHARDWRIGHT_LISTENER", -1, kMostRanks, -1);
+    launch.key = KeyOf(env);
   }
   return launch;
 }
@@ -89,6 +105,7 @@ Launch OfSlurm(const Environment& env) {
     throw InputError("environment: SLURM_JOB_NODELIST", "nothing", "the job's machines",
                      "set MASTER_ADDR to the machine that rank 0 runs on");
   }
+  launch.key = KeyOf(env);
   launch.job = env.Text("SLURM_JOB_ID") + '.' + env.Text("SLURM_STEP_ID");
   // Steps of one job may run side by side.
   constexpr int kFirstPort = 20000, kPorts = 10000, kStepStride = 97;
@@ -101,6 +118,16 @@ Launch OfSlurm(const Environment& env) {
 }
 
 }  // namespace
+
+bool IsLoopback(const std::string& address) {
+  constexpr std::uint32_t kLoopbackNet = 127;
+  in_addr four{};
+  in6_addr six{};
+  return address == "localhost" ||
+         (::inet_pton(AF_INET, address.c_str(), &four) == 1 &&
+          ntohl(four.s_addr) >> 24U == kLoopbackNet) ||
+         (::inet_pton(AF_INET6, address.c_str(), &six) == 1 && IN6_IS_ADDR_LOOPBACK(&six));
+}
 
 std::string FirstHost(const std::string& node_list) {
   const std::size_t open = node_list.find_first_of("[,");

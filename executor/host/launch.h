@@ -3,6 +3,7 @@
 // Who started this process, and as which of how many: mpirun, torchrun, srun, or `shardwright run`
 // itself. Read from the environment that each of them sets.
 
+#include <cstddef>
 #include <functional>
 #include <string>
 
@@ -17,8 +18,18 @@ struct Launch {
   std::string address = {};
   int port = 0;
   std::string job = {};  // what the launcher calls this run; equal on all ranks
+  bool is_own = false;   // a parent of this program started it, with a key
   int listener = -1;     // a listening socket that this process inherited; -1: none
+  // What all ranks prove to each other before they meet (tcp_handshake.h): of --rendezvous-key, or
+  // the environment's SHARDWRIGHT_KEY, which only this user's processes see. Empty: there is none.
+  std::string key = {};
+  bool is_insecure = false;  // whoever reaches rank 0 may be a rank
 };
+inline constexpr std::size_t kShortestKey = 32;
+
+// Whether only this machine reaches an address: "localhost", 127.*, ::1. Other names are not looked
+// up, so that all ranks answer alike.
+[[nodiscard]] bool IsLoopback(const std::string& address);
 
 // The value of an environment variable; null when it is not set.
 using EnvironmentLookup = std::function<const char*(const char* name)>;
@@ -27,7 +38,8 @@ using EnvironmentLookup = std::function<const char*(const char* name)>;
 // whoever imitates it); OMPI_COMM_WORLD_* (mpirun of Open MPI); SLURM_PROCID, SLURM_NTASKS,
 // SLURM_LOCALID (srun). torchrun listens at MASTER_PORT itself, so its ranks meet at the port
 // behind it. Under srun without MASTER_ADDR and MASTER_PORT the first host of the job is taken, and
-// a port made of the job's number. Throws InputError for a half-set or senseless environment.
+// a port made of the job's number. None of them gives its processes a secret, so the key is read
+// from SHARDWRIGHT_KEY, if that is set. Throws InputError for a half-set or senseless environment.
 [[nodiscard]] Launch ReadLaunch(const EnvironmentLookup& lookup);
 // Of this process.
 [[nodiscard]] Launch ReadLaunch();

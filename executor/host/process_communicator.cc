@@ -90,6 +90,11 @@ SimTime ProcessCommunicator::Meet(std::int64_t member, const CollectiveCall& cal
   for (std::int64_t m = 0; m < ranks_.size; ++m) {
     const Header& header = headers_[static_cast<std::size_t>(m)];
     last = std::max(last, SimTime(header.arrival));
+    // Nobody can have come later than now; clocks of machines agree to less than a time-out.
+    if (SimTime(header.arrival) > clock_.TimeOf(std::chrono::steady_clock::now() + timeout_)) {
+      throw RunError("collective " + name + ": rank " + std::to_string(RankOf(m)) +
+                     " says that it comes in the future");
+    }
     if (header.code != mine_.code || header.elements != mine_.elements ||
         header.dtype != mine_.dtype) {
       throw RunError("collective " + name + " met another one of rank " +

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <new>
 #include <set>
 #include <string>
 #include <thread>
@@ -13,7 +14,10 @@
 
 #include "core/error.h"
 #include "executor/host/fault.h"
+#include "executor/host/tcp_frames.h"
+#include "executor/host/tcp_handshake.h"
 #include "executor/host/tcp_relay.h"
+#include "executor/host/tcp_socket.h"
 #include "executor/host/together.h"
 
 namespace shardwright {
@@ -26,14 +30,18 @@ class TcpProcesses : public MessagePassing {
  public:
   TcpProcesses(const Launch& launch, std::chrono::milliseconds timeout)
       : rank_(launch.rank), size_(launch.size), timeout_(timeout) {
-    if (rank_ == 0) {
-      relay_ = std::make_unique<tcp::Relay>(launch, timeout);
-    }
     members_.emplace_back();
     for (int r = 0; r < size_; ++r) {
       members_.front().push_back(r);
     }
-    socket_ = tcp::Join(launch, relay_ ? relay_->port() : launch.port, timeout);
+    if (rank_ == 0) {
+      relay_ = std::make_unique<tcp::Relay>(launch, timeout);
+      socket_ = relay_->TakeOwn();
+      tcp::AwaitWelcome(socket_, "rank 0: its own relay", timeout);
+    } else {
+      socket_ = tcp::Join(launch, launch.port, timeout);
+    }
+    first_ = rank_ == 0 ? "rank 0" : "rank 0 (" + socket_.PeerName() + ')';
     reader_ = std::thread([this] { Read(); });
   }
 
@@ -110,10 +118,8 @@ class TcpProcesses : public MessagePassing {
       cause_ = cause;
       changed_.notify_all();
     }
-    const Frame frame{.kind = Kind::kFail,
-                      .from = rank_,
-                      .to = tcp::kEverybody,
-                      .bytes = static_cast<std::int64_t>(cause.size())};
+    const std::int64_t bytes = std::min(std::ssize(cause), tcp::kLongestCause);
+    const Frame frame{.kind = Kind::kFail, .from = rank_, .to = tcp::kEverybody, .bytes = bytes};
     // Whoever sends may be stuck, since process 0 stands still. Then the connection is given up:
     // that wakes the sender, and the others see that this process is gone. (ThreadSanitizer of GCC
     // 12 does not know what a timed mutex does.)
@@ -124,7 +130,7 @@ class TcpProcesses : public MessagePassing {
       (void)lock.try_lock();
     }
     if (!lock.owns_lock() || !socket_.Write(&frame, sizeof frame) ||
-        !socket_.Write(cause.data(), cause.size())) {
+        !socket_.Write(cause.data(), static_cast<std::size_t>(bytes))) {
       socket_.Shutdown();
     }
   }
@@ -147,6 +153,7 @@ class TcpProcesses : public MessagePassing {
   }
 
   void Post(std::span<const std::byte> notice) override {
+    SW_CHECK(std::ssize(notice) <= tcp::kLongestFrame, "a notice that is too long");
     Write({.kind = Kind::kPost,
            .from = rank_,
            .to = tcp::kEverybody,
@@ -165,7 +172,13 @@ class TcpProcesses : public MessagePassing {
   struct Inbox {
     std::uint64_t asked = 0, arrived = 0;
     std::map<std::uint64_t, std::vector<std::byte>> messages;
+    std::vector<std::byte> begun;  // what has come of the next one
+    std::int64_t left = 0;         // what is to come of it
   };
+  // What may have arrived and wait for its receiver, of all channels. Collectives are never more
+  // than a piece ahead of each other, and everything else waits to be asked.
+  static constexpr std::int64_t kMostUnread = std::int64_t{1} << 28;
+  static constexpr std::int64_t kPerMessage = 128;  // what an empty one takes, roughly
 
   // Some messages that are expected; over when all have come.
   class Group : public Pending {
@@ -174,17 +187,22 @@ class TcpProcesses : public MessagePassing {
     void Expect(Channel channel, int from, void* data, std::int64_t bytes) {
       const std::lock_guard lock(all_.mutex_);
       Inbox& inbox = all_.InboxOf(channel, from);
-      expected_.push_back({&inbox, inbox.asked++, data, bytes});
+      expected_.push_back({&inbox, all_.RankOf(channel, from), inbox.asked++, data, bytes});
     }
     [[nodiscard]] bool IsOver() override {
       const std::lock_guard lock(all_.mutex_);
-      std::erase_if(expected_, [](const Expected& e) {
+      std::erase_if(expected_, [this](const Expected& e) {
         const auto found = e.inbox->messages.find(e.number);
         if (found == e.inbox->messages.end()) {
           return false;
         }
-        SW_CHECK(static_cast<std::int64_t>(found->second.size()) == e.bytes,
-                 "a message of another length");
+        const std::int64_t came = std::ssize(found->second);
+        if (came != e.bytes) {
+          throw RunError("rank " + std::to_string(all_.rank_) + ": a message of rank " +
+                         std::to_string(e.from) + " has " + std::to_string(came) +
+                         " bytes, expected " + std::to_string(e.bytes));
+        }
+        all_.unread_ -= came + kPerMessage;
         std::copy(found->second.begin(), found->second.end(), static_cast<std::byte*>(e.data));
         e.inbox->messages.erase(found);
         return true;
@@ -198,6 +216,7 @@ class TcpProcesses : public MessagePassing {
    private:
     struct Expected {
       Inbox* inbox = nullptr;
+      int from = 0;  // its rank
       std::uint64_t number = 0;
       void* data = nullptr;
       std::int64_t bytes = 0;
@@ -206,9 +225,11 @@ class TcpProcesses : public MessagePassing {
     std::vector<Expected> expected_;
   };
 
+  [[nodiscard]] int RankOf(Channel channel, int member) const {
+    return members_[static_cast<std::size_t>(channel)][static_cast<std::size_t>(member)];
+  }
   [[nodiscard]] Inbox& InboxOf(Channel channel, int member) {
-    return inboxes_[{
-        channel, members_[static_cast<std::size_t>(channel)][static_cast<std::size_t>(member)]}];
+    return inboxes_[{channel, RankOf(channel, member)}];
   }
   [[nodiscard]] int MemberOf(Channel channel) {
     const std::lock_guard lock(mutex_);
@@ -217,12 +238,18 @@ class TcpProcesses : public MessagePassing {
   }
 
   void SendTo(Channel channel, int member, const void* data, std::int64_t bytes) {
-    Frame frame{.kind = Kind::kData, .from = rank_, .channel = channel, .bytes = bytes};
+    Frame frame{.kind = Kind::kData, .from = rank_, .channel = channel, .left = bytes};
     {
       const std::lock_guard lock(mutex_);
-      frame.to = members_[static_cast<std::size_t>(channel)][static_cast<std::size_t>(member)];
+      frame.to = RankOf(channel, member);
     }
-    Write(frame, data);
+    const auto* at = static_cast<const std::byte*>(data);
+    do {
+      frame.bytes = std::min(frame.left, tcp::kLongestFrame);
+      frame.left -= frame.bytes;
+      Write(frame, at);
+      at += frame.bytes;
+    } while (frame.left > 0);
   }
   std::unique_ptr<Pending> Exchange(Channel channel, const void* from,
                                     std::span<const MessagePart> from_parts, void* to,
@@ -256,32 +283,86 @@ class TcpProcesses : public MessagePassing {
     throw RunError(cause_.empty() ? Lost() : cause_);
   }
   [[nodiscard]] std::string Lost() const {
-    return "rank " + std::to_string(rank_) + ": the connection to rank 0 is gone";
+    return "rank " + std::to_string(rank_) + ": the connection to " + first_ + " is gone";
   }
 
   void Read() {
-    Frame frame;
-    while (socket_.Read(&frame, sizeof frame)) {
-      std::vector<std::byte> data(static_cast<std::size_t>(frame.bytes));
-      if (!socket_.Read(data.data(), data.size())) {
-        break;
+    std::string problem;
+    try {
+      Frame frame;
+      while (problem.empty() && socket_.Read(&frame, sizeof frame)) {
+        problem = ProblemOf(frame);
+        std::vector<std::byte> data(problem.empty() ? static_cast<std::size_t>(frame.bytes)
+                                                    : std::size_t{0});
+        if (!problem.empty() || !socket_.Read(data.data(), data.size())) {
+          break;
+        }
+        if (frame.kind == Kind::kFail) {
+          Hear(tcp::CauseOf(data.data(), frame.bytes));
+        } else {
+          problem = Take(frame, std::move(data));
+        }
       }
-      if (frame.kind == Kind::kFail) {
-        Hear({reinterpret_cast<const char*>(data.data()), data.size()});
-        continue;
-      }
-      const std::lock_guard lock(mutex_);
-      if (frame.kind == Kind::kBye) {
-        finished_ = true;
-      } else if (frame.kind == Kind::kPost) {
-        notices_[frame.from] = std::move(data);
-      } else {
-        Inbox& inbox = inboxes_[{frame.channel, frame.from}];
-        inbox.messages.emplace(inbox.arrived++, std::move(data));
-      }
-      changed_.notify_all();
+    } catch (const std::bad_alloc&) {
+      problem = "what it passes on does not fit into memory";
     }
-    Hear(Lost());
+    Hear(problem.empty() ? Lost()
+                         : "rank " + std::to_string(rank_) + ": " + first_ + ": " + problem);
+    socket_.Shutdown();  // nothing can follow
+  }
+
+  // What process 0 may not pass on; empty: it may. Only of its frame, before memory is taken.
+  [[nodiscard]] std::string ProblemOf(const Frame& frame) const {
+    const bool is_known = frame.kind == Kind::kData || frame.kind == Kind::kPost ||
+                          frame.kind == Kind::kFail || frame.kind == Kind::kBye;
+    if (!tcp::IsSane(frame) || !is_known || (frame.kind == Kind::kBye && frame.bytes > 0)) {
+      return "sent what is no message: kind " + std::to_string(static_cast<int>(frame.kind)) +
+             " of " + std::to_string(frame.bytes) + " bytes";
+    }
+    if (frame.from < 0 || frame.from >= size_) {
+      return "sent a message of rank " + std::to_string(frame.from);
+    }
+    if (frame.kind == Kind::kData && frame.to != rank_) {
+      return "sent a message for rank " + std::to_string(frame.to);
+    }
+    return "";
+  }
+  // The same of what it belongs to.
+  [[nodiscard]] std::string Take(const Frame& frame, std::vector<std::byte> data) {
+    const std::lock_guard lock(mutex_);
+    if (frame.kind == Kind::kBye) {
+      finished_ = true;
+    } else if (frame.kind == Kind::kPost) {
+      notices_[frame.from] = std::move(data);
+    } else {
+      const auto channel = static_cast<std::size_t>(frame.channel);
+      // Another process may have split off a channel that this one does not know yet.
+      if (channel < members_.size() &&
+          !std::binary_search(members_[channel].begin(), members_[channel].end(), frame.from)) {
+        return "sent a message of rank " + std::to_string(frame.from) +
+               " on a channel of other ranks";
+      }
+      Inbox& inbox = inboxes_[{frame.channel, frame.from}];
+      if (inbox.left > 0 && inbox.left != frame.bytes + frame.left) {
+        return "sent a message of rank " + std::to_string(frame.from) + " in wrong pieces";
+      }
+      unread_ += frame.bytes + (inbox.left == 0 ? kPerMessage : 0);
+      if (unread_ > kMostUnread) {
+        return "sent more than " + std::to_string(kMostUnread >> 20) +
+               " MiB that nobody asked for, the last of rank " + std::to_string(frame.from);
+      }
+      inbox.left = frame.left;
+      if (inbox.begun.empty()) {
+        inbox.begun = std::move(data);
+      } else {
+        inbox.begun.insert(inbox.begun.end(), data.begin(), data.end());
+      }
+      if (inbox.left == 0) {
+        inbox.messages.emplace(inbox.arrived++, std::exchange(inbox.begun, {}));
+      }
+    }
+    changed_.notify_all();
+    return "";
   }
   void Hear(const std::string& cause) {
     {
@@ -299,6 +380,7 @@ class TcpProcesses : public MessagePassing {
   }
 
   const int rank_, size_;
+  std::string first_;  // process 0, for messages
   const std::chrono::milliseconds timeout_;
   std::unique_ptr<tcp::Relay> relay_;  // of rank 0
   tcp::Socket socket_;
@@ -312,6 +394,7 @@ class TcpProcesses : public MessagePassing {
   std::map<std::pair<Channel, int>, Inbox> inboxes_;
   std::map<int, std::vector<std::byte>> notices_;  // by rank
   std::string cause_;
+  std::int64_t unread_ = 0;  // in all inboxes
   bool finished_ = false;
   std::thread reader_;
 };

@@ -14,8 +14,9 @@
 namespace shardwright {
 
 // Meets the others. Throws RunError, in words that name address and missing ranks, when they do not
-// come in time or were started for another job; EnvironmentError when rank 0 cannot listen. The
-// connections are not encrypted: they belong into a cluster's own network.
+// come in time, do not prove the run's key or were started for another job; EnvironmentError when
+// rank 0 cannot listen. The connections are not encrypted: they belong into a cluster's own
+// network.
 [[nodiscard]] std::unique_ptr<MessagePassing> MeetByTcp(const Launch& launch,
                                                         std::chrono::milliseconds timeout);
 

@@ -104,6 +104,39 @@ void ShareEach(MessagePassing& processes, MessagePassing::Channel channel, const
   letters.Finish();
 }
 
+// Long letters go in pieces, so that memory is taken as they come, whatever size was announced.
+constexpr std::int64_t kPiece = std::int64_t{1} << 20;
+
+void CheckSizes(const MessagePassing& processes, const Wait& wait,
+                std::span<const std::int64_t> sizes) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  for (std::size_t r = 0; r < sizes.size(); ++r) {
+    if (sizes[r] < 0 || sizes[r] > kMost) {
+      throw RunError("rank " + std::to_string(processes.rank()) + ", " + wait.what + ": rank " +
+                     std::to_string(r) + " announces " + std::to_string(sizes[r]) + " bytes");
+    }
+  }
+}
+
+// The next piece of `its`, of which `left` bytes are to come.
+void ReceivePiece(Correspondence& letters, int from, std::vector<std::byte>& its,
+                  std::int64_t left) {
+  const std::size_t before = its.size();
+  const std::int64_t bytes = std::min(kPiece, left);
+  its.resize(before + static_cast<std::size_t>(bytes));
+  letters.Receive(from, its.data() + before, bytes);
+}
+
+// A time that another process tells: nanoseconds of a machine that has run for less than 146 years.
+std::int64_t Checked(std::int64_t time, const MessagePassing& processes, const Wait& wait,
+                     int from) {
+  if (time < 0 || time > INT64_MAX / 2) {
+    throw RunError("rank " + std::to_string(processes.rank()) + ", " + wait.what + ": rank " +
+                   std::to_string(from) + " says that it is " + std::to_string(time) + " ns");
+  }
+  return time;
+}
+
 }  // namespace
 
 std::chrono::steady_clock::time_point AgreeOnStart(MessagePassing& processes) {
@@ -132,10 +165,10 @@ std::chrono::steady_clock::time_point AgreeOnStart(MessagePassing& processes) {
       letters.Receive(0, answer.data(), sizeof answer);
       letters.Finish();
       const std::int64_t took = NowNanoseconds() - asked;
-      start = answer[1];
+      start = Checked(answer[1], processes, wait, 0);
       if (took < shortest) {
         shortest = took;
-        offset = answer[0] - (asked + took / 2);
+        offset = Checked(answer[0], processes, wait, 0) - (asked + took / 2);
       }
     }
     // The answer was given between question and return, so processes that share a clock measure no
@@ -161,11 +194,16 @@ std::vector<std::vector<std::byte>> CollectBytes(MessagePassing& processes,
                                                  MessagePassing::Channel channel, const Wait& wait,
                                                  std::vector<std::byte> mine) {
   Correspondence letters(processes, channel, wait);
+  std::byte next{1};  // "send the next piece": nobody sends more than is read
   std::vector<std::vector<std::byte>> all;
   if (processes.rank() != 0) {
     const std::int64_t size = std::ssize(mine);
     letters.Send(0, &size, sizeof size);
-    letters.Send(0, mine.data(), size);
+    for (std::int64_t at = 0; at < size; at += kPiece) {
+      letters.Receive(0, &next, sizeof next);
+      letters.Finish();
+      letters.Send(0, mine.data() + at, std::min(kPiece, size - at));
+    }
     letters.Finish();
     return all;
   }
@@ -174,13 +212,20 @@ std::vector<std::vector<std::byte>> CollectBytes(MessagePassing& processes,
     letters.Receive(other, &sizes[static_cast<std::size_t>(other)], sizeof(std::int64_t));
   }
   letters.Finish();
-  all.push_back(std::move(mine));
-  for (int other = 1; other < processes.size(); ++other) {
-    const std::int64_t size = sizes[static_cast<std::size_t>(other)];
-    // Their places move with `all`, their memory does not.
-    letters.Receive(other, all.emplace_back(static_cast<std::size_t>(size)).data(), size);
+  CheckSizes(processes, wait, sizes);
+  all.resize(sizes.size());
+  all.front() = std::move(mine);
+  for (std::int64_t at = 0, most = *std::max_element(sizes.begin(), sizes.end()); at < most;
+       at += kPiece) {
+    for (int other = 1; other < processes.size(); ++other) {
+      const std::int64_t bytes = sizes[static_cast<std::size_t>(other)] - at;
+      if (bytes > 0) {
+        letters.Send(other, &next, sizeof next);
+        ReceivePiece(letters, other, all[static_cast<std::size_t>(other)], bytes);
+      }
+    }
+    letters.Finish();
   }
-  letters.Finish();
   return all;
 }
 
@@ -188,15 +233,31 @@ std::vector<std::vector<std::byte>> ShareBytes(MessagePassing& processes,
                                                MessagePassing::Channel channel, const Wait& wait,
                                                const std::vector<std::byte>& mine) {
   const auto me = static_cast<std::size_t>(processes.rank());
-  std::vector<std::vector<std::int64_t>> sizes(static_cast<std::size_t>(processes.size()), {0});
-  sizes[me] = {std::ssize(mine)};
-  ShareEach(processes, channel, wait, sizes);
-  std::vector<std::vector<std::byte>> all;
-  for (const std::vector<std::int64_t>& size : sizes) {
-    all.emplace_back(static_cast<std::size_t>(size.front()));
+  std::vector<std::vector<std::int64_t>> announced(static_cast<std::size_t>(processes.size()),
+                                                   {std::ssize(mine)});
+  ShareEach(processes, channel, wait, announced);
+  std::vector<std::int64_t> sizes;
+  for (const std::vector<std::int64_t>& size : announced) {
+    sizes.push_back(size.front());
+  }
+  CheckSizes(processes, wait, sizes);
+  std::vector<std::vector<std::byte>> all(sizes.size());
+  Correspondence letters(processes, channel, wait);
+  for (std::int64_t at = 0, most = *std::max_element(sizes.begin(), sizes.end()); at < most;
+       at += kPiece) {
+    for (int k = 1; k < processes.size(); ++k) {  // not all tell the same one at once
+      const int other = (processes.rank() + k) % processes.size();
+      const std::int64_t bytes = sizes[static_cast<std::size_t>(other)] - at;
+      if (bytes > 0) {
+        ReceivePiece(letters, other, all[static_cast<std::size_t>(other)], bytes);
+      }
+      if (at < std::ssize(mine)) {
+        letters.Send(other, mine.data() + at, std::min(kPiece, std::ssize(mine) - at));
+      }
+    }
+    letters.Finish();
   }
   all[me] = mine;
-  ShareEach(processes, channel, wait, all);
   return all;
 }
 

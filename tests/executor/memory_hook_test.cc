@@ -311,11 +311,11 @@ Usage RunOverTcp(const Training& t) {
   Usage usage;
   const std::int64_t baseline = live_bytes;
   peak_bytes = baseline;
-  const tcp::Socket listener = tcp::Listen(0);
+  const tcp::Socket listener = tcp::Listen("127.0.0.1", 0);
   std::vector<std::jthread> threads;
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
-      Launch launch{.rank = r, .size = ranks, .address = "127.0.0.1"};
+      Launch launch{.rank = r, .size = ranks, .address = "127.0.0.1", .key = "of this test"};
       launch.port = tcp::PortOf(listener);
       launch.listener = r == 0 ? ::dup(listener.fd()) : -1;
       const std::unique_ptr<MessagePassing> processes = MeetByTcp(launch, HostOptions().timeout);

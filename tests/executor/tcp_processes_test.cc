@@ -22,8 +22,10 @@
 #include "core/error.h"
 #include "executor/host/launch.h"
 #include "executor/host/process_communicator.h"
+#include "executor/host/tcp_handshake.h"
 #include "executor/host/tcp_relay.h"
 #include "executor/host/together.h"
+#include "tests/executor/wire_peer.h"
 
 namespace shardwright::testing {
 namespace {
@@ -60,6 +62,29 @@ TEST_CASE("Launch.Torchrun") {
       Read(variables),
       "environment: MASTER_ADDR: got nothing, expected the machine that rank 0 runs on",
       InputError);
+}
+
+TEST_CASE("Launch.KeyAndLoopback") {
+  Variables variables = {{"RANK", "1"},
+                         {"WORLD_SIZE", "2"},
+                         {"MASTER_ADDR", "n1"},
+                         {"MASTER_PORT", "29500"},
+                         {"SHARDWRIGHT_KEY", std::string(32, 'k')}};
+  CHECK(Read(variables).key == std::string(32, 'k'));
+  CHECK(!Read(variables).is_own);
+  variables["SHARDWRIGHT_LISTENER"] = "-1";
+  CHECK(Read(variables).is_own);
+  variables["SHARDWRIGHT_KEY"] = "secret";  // is not shown
+  CHECK_THROWS_WITH_AS(Read(variables),
+                       "environment: SHARDWRIGHT_KEY: got 6 characters, expected at least 32",
+                       InputError);
+  for (const char* const address : {"localhost", "127.0.0.1", "127.0.1.1", "::1"}) {
+    CHECK(IsLoopback(address));
+  }
+  for (const char* const address : {"", "n1", "localhost.example.org", "127.0.0.1.example.org",
+                                    "10.127.0.1", "::", "0.0.0.0"}) {
+    CHECK(!IsLoopback(address));
+  }
 }
 
 TEST_CASE("Launch.OpenMpi") {
@@ -112,13 +137,14 @@ TEST_CASE("Launch.NoneAndFirstHost") {
 using Process = std::function<void(MessagePassing& processes)>;
 void RunTogether(int size, const Process& work,
                  std::chrono::milliseconds timeout = std::chrono::minutes(1)) {
-  const tcp::Socket listener = tcp::Listen(0);
+  const tcp::Socket listener = tcp::Listen("127.0.0.1", 0);
   const int port = tcp::PortOf(listener);
   std::vector<std::jthread> threads;
   for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {
       Launch launch{
           .launcher = "test", .rank = r, .size = size, .address = "127.0.0.1", .port = port};
+      launch.key = kTestKey;
       launch.listener = r == 0 ? ::dup(listener.fd()) : -1;
       const std::unique_ptr<MessagePassing> processes = MeetByTcp(launch, timeout);
       work(*processes);
@@ -218,8 +244,16 @@ TEST_CASE("TcpProcesses.OneFailureReachesAll") {
       heard.push_back(cause);
       heard.push_back(watched);
     });
-    const std::string expected = says_why ? "rank 1, op x: no" : "rank 1: its process has ended";
-    CHECK(heard == std::vector<std::string>(4, expected));
+    REQUIRE(heard.size() == 4);
+    for (const std::string& text : heard) {
+      CHECK(text == heard.front());
+    }
+    if (says_why) {
+      CHECK(heard.front() == "rank 1, op x: no");
+    } else {
+      CHECK(heard.front().starts_with("rank 1 (127.0.0.1:"));
+      CHECK(heard.front().ends_with("): its process has ended"));
+    }
   }
 }
 
@@ -324,19 +358,14 @@ TEST_CASE("TcpProcesses.EveryWaitEnds") {
 
 // Process 0 stands still: its machine takes what its buffers hold, and no more.
 TEST_CASE("TcpProcesses.NobodySendsWithoutEnd") {
-  const tcp::Socket listener = tcp::Listen(0);
+  const tcp::Socket listener = tcp::Listen("127.0.0.1", 0);
   std::promise<void> over;
   const std::jthread first([&] {
-    const tcp::Socket peer(::accept(listener.fd(), nullptr, nullptr));
-    tcp::Frame frame;
-    CHECK(peer.Read(&frame, sizeof frame));
-    frame = {.kind = tcp::Kind::kWelcome};
-    CHECK(peer.Write(&frame, sizeof frame));
+    const tcp::Socket peer = AcceptAsFirst(listener);
     over.get_future().wait();
   });
   const std::unique_ptr<MessagePassing> all =
-      MeetByTcp({.rank = 1, .size = 2, .address = "127.0.0.1", .port = tcp::PortOf(listener)},
-                std::chrono::milliseconds(1000));
+      MeetByTcp(WorkerOf(listener), std::chrono::milliseconds(1000));
   const std::vector<std::byte> many(std::size_t{64} << 20);
   CHECK_THROWS_WITH_AS((void)all->Send(MessagePassing::kAll, 0, many.data(), std::ssize(many)),
                        "rank 1, a message on its way: waited 1000 ms for rank 0", RunError);
@@ -356,7 +385,7 @@ TEST_CASE("TcpProcesses.ASocketThatCallsItselfIsKnown") {
   REQUIRE(::connect(self.fd(), generic, size) == 0);
   CHECK(self.CallsItself());
 
-  const tcp::Socket listener = tcp::Listen(0);
+  const tcp::Socket listener = tcp::Listen("127.0.0.1", 0);
   address.sin_port = htons(static_cast<std::uint16_t>(tcp::PortOf(listener)));
   const tcp::Socket other(::socket(AF_INET, SOCK_STREAM, 0));
   REQUIRE(::connect(other.fd(), generic, size) == 0);
@@ -364,7 +393,7 @@ TEST_CASE("TcpProcesses.ASocketThatCallsItselfIsKnown") {
 }
 
 TEST_CASE("TcpProcesses.WhoDoesNotComeIsNamed") {
-  const tcp::Socket listener = tcp::Listen(0);
+  const tcp::Socket listener = tcp::Listen("127.0.0.1", 0);
   const std::string port = std::to_string(tcp::PortOf(listener));
   CHECK(MeetingProblem({.rank = 0, .size = 3, .listener = ::dup(listener.fd())}) ==
         "rank 0: waited 100 ms at port " + port + " for ranks 1, 2");
@@ -372,16 +401,22 @@ TEST_CASE("TcpProcesses.WhoDoesNotComeIsNamed") {
   CHECK(MeetingProblem({.rank = 0, .size = 2, .port = tcp::PortOf(listener)}) ==
         "environment: rank 0: cannot listen at port " + port +
             ": Address already in use; set MASTER_PORT to a free one");
-  const int nobody = tcp::PortOf(tcp::Listen(0));  // closed again
-  CHECK(MeetingProblem({.rank = 1, .size = 2, .address = "127.0.0.1", .port = nobody}) ==
-        "rank 1: rank 0 does not answer at 127.0.0.1:" + std::to_string(nobody) +
-            " within 100 ms: Connection refused");
+  const int nobody = tcp::PortOf(tcp::Listen("127.0.0.1", 0));  // closed again
+  Launch alone{.rank = 1, .size = 2, .address = "127.0.0.1", .port = nobody};
+  const std::string refused =
+      "rank 1: rank 0 does not answer at 127.0.0.1:" + std::to_string(nobody) +
+      " within 100 ms: Connection refused";
+  CHECK(MeetingProblem(alone) ==
+        refused + " (without a key only among processes of one user on one machine)");
+  alone.key = kTestKey;
+  CHECK(MeetingProblem(alone) == refused);
 }
 
 TEST_CASE("TcpProcesses.StrangersAreSentAway") {
-  const tcp::Socket listener = tcp::Listen(0);
+  const tcp::Socket listener = tcp::Listen("127.0.0.1", 0);
   Launch first{.rank = 0, .size = 2, .address = "127.0.0.1", .port = tcp::PortOf(listener)};
   first.job = "7";
+  first.key = kTestKey;
   first.listener = ::dup(listener.fd());
   const tcp::Relay relay(first, std::chrono::milliseconds(60000));
   const auto problem_of = [&](const std::string& job, int size) {

@@ -234,7 +234,7 @@ TEST_CASE("CudaDevice.OneRankWithNcclTrainsAsLoopbackDoes") {
   }
   const Setup setup = SetupOf(Variants()[0]);
   const Program program = LowerForCuda(setup);
-  const tcp::Socket listener = tcp::Listen(0);
+  const tcp::Socket listener = tcp::Listen("127.0.0.1", 0);
   constexpr std::chrono::milliseconds kTimeout{60000};
   const std::unique_ptr<MessagePassing> alone = MeetByTcp(
       {.address = "127.0.0.1", .port = tcp::PortOf(listener), .listener = ::dup(listener.fd())},

@@ -33,12 +33,13 @@ constexpr std::chrono::milliseconds kTimeout{60000};
 // Runs `work` as processes that have met; returns what each of them threw.
 std::vector<std::string> RunTogether(int size,
                                      const std::function<void(MessagePassing& all)>& work) {
-  const tcp::Socket listener = tcp::Listen(0);
+  const tcp::Socket listener = tcp::Listen("127.0.0.1", 0);
   std::vector<std::string> causes(static_cast<std::size_t>(size));
   std::vector<std::jthread> threads;
   for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {
       Launch launch{.rank = r, .size = size, .address = "127.0.0.1", .port = tcp::PortOf(listener)};
+      launch.key = "of this test";
       launch.listener = r == 0 ? ::dup(listener.fd()) : -1;
       try {
         const std::unique_ptr<MessagePassing> all = MeetByTcp(launch, kTimeout);
