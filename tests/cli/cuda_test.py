@@ -98,6 +98,34 @@ class Emulated(Cuda):
         self.succeed("plan", "--model", "config.json", "--cluster", "h200-141 x2, nvlink 450 GB/s", "--kernel-set",
                      "shardwright-cuda-plain", "--dialect", "native", "--seq", "16", "--profile", "mine.json", "-o", "p.json")
 
+    def test_processes_meet_on_loopback_by_a_key(self):
+        plan = self.plan("shardwright-cuda-plain", 2)
+        environment = dict(os.environ, SHARDWRIGHT_NCCL=self.nccl, TMPDIR=str(self.folder))
+        run = subprocess.Popen([self.program, "run", plan, "--device", "cuda", "--data", "random:8", "--steps", "2"],
+                               cwd=self.folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        seen, keys = set(), set()
+        while run.poll() is None:
+            children = pathlib.Path(f"/proc/{run.pid}/task/{run.pid}/children")
+            try:
+                pids = [run.pid, *map(int, children.read_text().split())]
+                sockets = {os.readlink(file) for pid in pids for file in pathlib.Path(f"/proc/{pid}/fd").iterdir()}
+                for table in ("tcp", "tcp6"):
+                    for line in pathlib.Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                        _, local, _, state, *rest = line.split()
+                        if state == "0A" and f"socket:[{rest[5]}]" in sockets:
+                            seen.add(local.split(":")[0])
+                for pid in pids[1:]:
+                    variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                    found = [entry.partition(b"=")[2] for entry in variables if entry.startswith(b"SHARDWRIGHT_KEY=")]
+                    keys.update(found)
+                    for key in found:
+                        self.assertNotIn(key, pathlib.Path(f"/proc/{pid}/cmdline").read_bytes())
+            except OSError:  # one of them has just ended
+                pass
+        self.assertEqual(run.returncode, 0)
+        self.assertEqual(seen, {"0100007F"})  # 127.0.0.1
+        self.assertEqual([len(key) for key in keys], [64])
+
     def test_calibrate(self):
         cluster = "h200-141 x2, nvlink 450 GB/s"
         code, out, err = self.run_command("calibrate", "--device", "cuda", "--cluster", cluster, "--name", "mine", "-o",

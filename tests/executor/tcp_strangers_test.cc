@@ -1,10 +1,12 @@
 // Who connects to process 0, or answers in its place, without the run's key; members that break the
 // rules; and what all of them cost. Real sockets on 127.0.0.1.
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +21,8 @@
 #include <doctest/doctest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/error.h"
@@ -273,6 +277,44 @@ TEST_CASE("TcpStrangers.WithoutAKeyThereIsNoPort") {
     std::this_thread::yield();
   }
   CHECK(received == 7);
+}
+
+// What another user of this machine hears at that meeting point; -1: what cannot be told here.
+int BytesForAnotherUser(int port) {
+  if (::geteuid() != 0) {
+    return -1;  // only root can become somebody else
+  }
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string name = "shardwright-0-" + std::to_string(port);
+  std::copy(name.begin(), name.end(), address.sun_path + 1);
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    constexpr uid_t kNobody = 65534;
+    constexpr int kFailed = 100;
+    std::array<char, 64> bytes{};
+    const int fd = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    if (::setuid(kNobody) != 0 ||
+        ::connect(fd, reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+      ::_exit(kFailed);
+    }
+    ::_exit(static_cast<int>(std::max<ssize_t>(::read(fd, bytes.data(), bytes.size()), 0)));
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  return WEXITSTATUS(status);
+}
+
+TEST_CASE("TcpStrangers.AnotherUserOfThisMachineIsNotAsked") {
+  const int port = tcp::PortOf(tcp::Listen("127.0.0.1", 0));
+  const Launch launch{.size = 2, .address = "localhost", .port = port};
+  const tcp::Relay relay(launch, kPatience);
+  const int heard = BytesForAnotherUser(port);
+  CHECK((heard == 0 || heard == -1));
+  Launch worker = launch;
+  worker.rank = 1;
+  CHECK(ProblemOf([&] { (void)tcp::Join(worker, port, kPatience); }).empty());
 }
 
 // ---- Members that break the rules.
