@@ -26,7 +26,7 @@
 #include "executor/cuda/session.h"
 #include "executor/half.h"
 #include "executor/host/tcp_processes.h"
-#include "executor/host/tcp_relay.h"
+#include "executor/host/tcp_socket.h"
 #include "executor/host/together.h"
 #include "schedule/place.h"
 #include "tests/executor/cuda/device_training.h"

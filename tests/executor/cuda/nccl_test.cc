@@ -18,7 +18,7 @@
 #include "executor/cuda/nccl_world.h"
 #include "executor/cuda/session.h"
 #include "executor/host/tcp_processes.h"
-#include "executor/host/tcp_relay.h"
+#include "executor/host/tcp_socket.h"
 #include "executor/host/together.h"
 #include "schedule/lower.h"
 #include "schedule/verify.h"
