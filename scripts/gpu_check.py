@@ -12,7 +12,7 @@
        calibrate, the prediction with that profile, a traced run and its comparison
     C  the rest: 2, 4 and 8 loopback ranks, native against fsdp2 and fsdp1, 8,192 tokens, CUDA graphs, the sanitizers
 
-Flags: --out FOLDER (default gpu-results/), --emulated (GPUs of the test build in build/: tiny models, no figures), --resume (what
+Flags: --out FOLDER (default gpu-results/; of pack: build-carry/), --emulated (GPUs of the test build in build/: tiny models, no figures), --resume (what
 results.json has is not done again), --limit SECONDS (of every call).
 
 FOLDER gets results.json (rewritten after every row, so a call that is cut off at any second leaves what it had), table.txt, log.txt with
@@ -538,12 +538,11 @@ def build():
     return 0
 
 
-def pack():
-    tree, carry = ROOT / "build-gpu", ROOT / "build-carry"
+def pack(tree, carry):
     names = ("shardwright", "libshardwright_cuda.so", "sw_cuda_gpu_test", "cuda_kernels_bench")
     found = [next((path for path in tree.rglob(name) if path.is_file()), None) for name in names]
     if None in found:
-        return complain(f"pack: no {names[found.index(None)]} in build-gpu/: scripts/gpu_check.sh build")
+        return complain(f"pack: no {names[found.index(None)]} in {tree}: scripts/gpu_check.sh build")
     shutil.rmtree(carry, ignore_errors=True)
     (carry / "lib").mkdir(parents=True)
     for path in found:
@@ -555,7 +554,7 @@ def pack():
     for path in sorted({found for found in re.findall(r"=> (/\S+)", listed) if not re.search(everywhere, found)}):
         shutil.copy(path, carry / "lib")
     size = sum(path.stat().st_size for path in carry.rglob("*") if path.is_file())
-    print(f"build-carry/: {size / 1e6:.0f} MB")
+    print(f"{carry}: {size / 1e6:.0f} MB")
     return 0
 
 
@@ -563,18 +562,19 @@ def main():
     parts = ("A", "B", "C", "offload", "gelu", "long", "gpus", "hostid", "build", "pack")
     parser = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=parts, metavar="PART")
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "gpu-results")
+    parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--emulated", action="store_true")
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build", help="with --emulated: the build folder")
+    parser.add_argument("--build", type=pathlib.Path, help="with --emulated or pack: another build folder")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--limit", type=int)
     flags = parser.parse_args()
-    flags.out, flags.build = flags.out.resolve(), flags.build.resolve()
-    for name, function in (("build", build), ("pack", pack)):
+    for name, function in (("build", build), ("pack", lambda: pack(flags.build or ROOT / "build-gpu", flags.out or ROOT / "build-carry"))):
         if name in flags.parts:
             code = function()
             if code != 0:
                 return code
+    flags.out = (flags.out or ROOT / "gpu-results").resolve()
+    flags.build = (flags.build or ROOT / "build").resolve()
     calls = [part for part in flags.parts if part not in ("build", "pack")]
     if not calls:
         return 0
