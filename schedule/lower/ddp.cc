@@ -21,37 +21,30 @@ class DdpRules : public StepRules {
     group_ = e_.AddGroup("replicate", plan_.replicate_size, 1);
   }
 
-  // Buckets follow parameter order at first, then the order in which gradients became ready.
+  // One bucket holds everything until the order in which gradients become ready is known.
   [[nodiscard]] bool FirstStepDiffers() const override { return job_.mode == JobMode::kTrain; }
 
   void BeginStep(bool first) override {
     StepRules::BeginStep(first);
-    if (plan_.replicate_size == 1 || job_.mode == JobMode::kForward) {
-      return;
-    }
-    AssignBuckets(first);
-    for (Bucket& b : buckets_) {
-      Buffer buffer;
-      buffer.size = b.size;
-      buffer.category = Category::kReduceScatter;
-      b.storage = e_.body->NewBuffer(buffer);
-      // Gradients are not views of the buckets by default, so buckets live as long as the
-      // reducer; the first step's are given up when the buckets are rebuilt.
-      e_.body->Alloc(b.storage, first ? PointKind::kAlloc : PointKind::kAllocOnce);
+    if (plan_.replicate_size > 1 && job_.mode == JobMode::kTrain) {
+      MakeBuckets(first);
     }
   }
 
   void EndStep() override {
     StepRules::EndStep();
-    for (const Bucket& b : buckets_) {
-      if (first_step_) {
-        e_.body->Free(b.storage);
-      }
+    if (first_step_) {
+      FreeBuckets();
     }
   }
 
   void BeginMicroBatch(bool first, bool last) override {
     StepRules::BeginMicroBatch(first, last);
+    // Rebuilt in the forward pass after the first backward pass that has reduced.
+    if (first_step_ && !first && is_initial_ && plan_.sync == SyncMode::kEvery) {
+      FreeBuckets();
+      MakeBuckets(false);
+    }
     for (Bucket& b : buckets_) {
       b.missing = b.params.size();
       b.filled = OpId();
@@ -210,9 +203,27 @@ class DdpRules : public StepRules {
       cast_of_op_[i] = BufferId();
     }
   }
-  // Parameter storages in the order the buckets take them, op by op: an op's gradients are written
-  // together.
-  void AssignBuckets(bool first) {
+  void MakeBuckets(bool initial) {
+    is_initial_ = initial;
+    AssignBuckets();
+    for (Bucket& b : buckets_) {
+      Buffer buffer;
+      buffer.size = b.size;
+      buffer.category = Category::kReduceScatter;
+      b.storage = e_.body->NewBuffer(buffer);
+      // Gradients are not views of the buckets by default, so buckets live as long as the
+      // reducer; the first step's are given up when the buckets are rebuilt.
+      e_.body->Alloc(b.storage, first_step_ ? PointKind::kAlloc : PointKind::kAllocOnce);
+    }
+  }
+  void FreeBuckets() {
+    for (const Bucket& b : buckets_) {
+      e_.body->Free(b.storage);
+    }
+  }
+  // Parameter storages in the order in which backward makes their gradients, op by op: an op's are
+  // written together. At first all are in one bucket (distributed.py, compute_bucket_size_limits).
+  void AssignBuckets() {
     const Model& model = e_.in.model;
     std::vector<ParamId> order;
     for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
@@ -227,9 +238,7 @@ class DdpRules : public StepRules {
             Bytes(SumOfGradElementsWith(i) * SizeOf(job_.precision.master));
       }
     }
-    if (!first) {
-      std::reverse(order.begin(), order.end());  // ready order of backward
-    }
+    std::reverse(order.begin(), order.end());
     buckets_.clear();
     Bytes cap = plan_.first_bucket;
     bool open = false;
@@ -241,13 +250,10 @@ class DdpRules : public StepRules {
       Bucket& b = buckets_.back();
       b.params.push_back(p);
       b.size += grad_bytes_[p.value];
-      if (b.size >= cap) {  // closes after it has passed the cap, so it may overshoot by a tensor
+      if (b.size >= cap && !is_initial_) {  // closes after it has passed the cap, so it may overshoot by a tensor
         open = false;
         cap = plan_.bucket;
       }
-    }
-    if (first) {
-      std::reverse(buckets_.begin(), buckets_.end());  // launched from the model's end
     }
     bucket_of_param_.assign(model.params.size(), 0);
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
@@ -288,6 +294,7 @@ class DdpRules : public StepRules {
   }
 
   GroupId group_;
+  bool is_initial_ = false;  // the buckets are those of the first backward pass
   std::vector<Bucket> buckets_;
   std::vector<std::size_t> bucket_of_param_;
   std::vector<Bytes> grad_bytes_;

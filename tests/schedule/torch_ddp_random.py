@@ -1,0 +1,164 @@
+"""Random networks under real DistributedDataParallel: its all-reduces, step by step, are those of our ddp programs.
+
+    python3 tests/schedule/torch_ddp_random.py SHARDWRIGHT [--seeds FIRST:END] [--seed N] [--case JSON] [--no-shrink]
+
+2 to 4 gloo processes train a random network (random_networks.py) for three steps, with buckets from a few hundred bytes on, with
+and without gradient_as_bucket_view, which changes nothing that is sent. Compared are elements and dtype of every all-reduce; all
+ranks must end with the same parameters. Two things are left out: what reaches no loss, which DDP refuses, and ops with several
+parameters, which our programs put into one bucket together.
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+import random
+import sys
+import warnings
+
+try:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+except ImportError as missing:
+    print(f"{missing}: skipped")
+    sys.exit(77)
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import random_networks  # noqa: E402
+from random_cases import (Outcome, Refused, Shardwright, Tally, attempt, compare, model_json, shrink,  # noqa: E402
+                          smaller_networks)
+from torch_fsdp2_random import fitted  # noqa: E402
+from torch_pool import NAMES, Failure, Pools  # noqa: E402
+
+STEPS = 3
+KIB = 1024
+
+
+def whole(part):
+    """The part with every child in use and one parameter per op."""
+    if part["kind"] != "seq":
+        part = {key: value for key, value in part.items() if key != "bias"}
+        return part if part["kind"] in ("linear", "mlp", "borrow") else {"kind": "linear"}
+    part = {**part, "children": [whole(child) for child in part["children"]]}
+    part["calls"] = [[i, "chain" if mode == "dead" else mode] for i, mode in part["calls"]]
+    part["calls"] += [[i, "chain"] for i in range(len(part["children"])) if i not in [call[0] for call in part["calls"]]]
+    return part
+
+
+def random_case(seed):
+    rng = random.Random(seed)
+    network = random_networks.random_network(rng)
+    network = {**network, "norm": False, "body": whole(network["body"])}
+    case = {"network": network, "shard": 1, "replicate": rng.choice([2, 2, 3, 4]), "micro_batch": 1,
+            "accumulation": rng.choices([1, 2, 3], [6, 3, 1])[0], "sync": "every", "autocast": rng.random() < 0.3, "frozen": [],
+            "bucket": rng.choice([256, 512, KIB, 4 * KIB, 25 * KIB * KIB]), "units": [{"modules": [""]}], "recompute": [],
+            "gradient_as_bucket_view": rng.random() < 0.5}
+    if case["accumulation"] > 1:
+        case["sync"] = rng.choice(["every", "last"])
+    if rng.random() < 0.2:
+        names = [n for n, _ in random_networks.make(network).named_parameters() if n != "head.weight"]
+        case["frozen"] = [name for name in names if rng.random() < 0.4]
+    return case
+
+
+def plan_of(case):
+    param = "bf16" if case["autocast"] else "fp32"
+    return {
+        "format": "shardwright-plan", "version": 1, "model": {"name": "net", "json": model_json(case["network"])},
+        "kernel_set": {"name": "torch-eager", "fp32_logits": False},
+        "cluster": {"name": "dgx-a100", "nodes": 1, "gpus_per_node": case["replicate"]}, "profile": {"name": "a100-torch-eager"},
+        "job": {"mode": "train", "sequence_length": case["network"]["sequence"],
+                "precision": {"master": "fp32", "param": param, "reduce": "fp32"},
+                "optimizer": {"kind": "sgd", "impl": "foreach", "weight_decay": False}, "clip_gradients": False,
+                "frozen": case["frozen"]},
+        "plan": {"dialect": "ddp", "shard_size": 1, "replicate_size": case["replicate"], "micro_batch": case["micro_batch"],
+                 "accumulation": case["accumulation"], "sync": case["sync"], "first_bucket": f"{case['bucket']} B",
+                 "bucket": f"{case['bucket']} B", "units": [{"name": "root", "modules": [""], "reshard": "never"}]}}
+
+
+class AllReduces(TorchDispatchMode):
+    """Notes what the reducer, which is C++, sends."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d" and "allreduce" in str(func):
+            tensor = args[0][0]
+            self.found.append(("all_reduce", "replicate", tensor.numel(), tensor.numel(), NAMES.get(tensor.dtype, str(tensor.dtype))))
+        return func(*args, **(kwargs or {}))
+
+
+def run_case(rank, case):
+    from torch.nn.parallel import DistributedDataParallel
+    warnings.simplefilter("ignore")
+    model = random_networks.make(case["network"]).train()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in case["frozen"])
+    model = DistributedDataParallel(model, bucket_cap_mb=case["bucket"] / KIB / KIB,
+                                    gradient_as_bucket_view=case["gradient_as_bucket_view"])
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    steps = []
+    for step in range(STEPS):
+        with AllReduces() as recorder:
+            for i in range(case["accumulation"]):
+                syncs = case["sync"] == "every" or i + 1 == case["accumulation"]
+                inputs = random_networks.sample(case["network"], case["micro_batch"], 100 * step + 10 * i + rank)
+                with contextlib.nullcontext() if syncs else model.no_sync():
+                    with torch.autocast("cpu", torch.bfloat16, enabled=case["autocast"]):
+                        loss = model(**inputs)
+                    (loss / case["accumulation"]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.append(recorder.found)
+    return steps, torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().tobytes()
+
+
+def judge(ours, pools, case):
+    said = attempt(lambda: ours.collectives(plan_of(case)))
+    answers = attempt(lambda: pools.run(case["replicate"], "torch_ddp_random", "run_case", case))
+    if isinstance(said, Refused) or isinstance(answers, Failure):
+        return compare(said, answers if isinstance(answers, Failure) else [])
+    outcome = compare(said, answers[0][0])
+    if outcome.is_good and any(parameters != answers[0][1] for _, parameters in answers):
+        return Outcome("different", "the ranks end with different parameters")
+    return outcome
+
+
+def smaller_cases(case):
+    for key, value in (("accumulation", 1), ("autocast", False), ("frozen", []), ("replicate", 2),
+                       ("gradient_as_bucket_view", False), ("bucket", 256)):
+        if case[key] != value:
+            yield {**case, key: value, **({"sync": "every"} if key == "accumulation" else {})}
+    for candidate in smaller_networks(case):
+        yield fitted(candidate)
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--seeds", default="0:15")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--case")
+    parser.add_argument("--no-shrink", action="store_true")
+    options = parser.parse_args(arguments)
+    first, end = (int(n) for n in options.seeds.split(":"))
+    if options.seed is not None:
+        first, end = options.seed, options.seed + 1
+    cases = [("case", json.loads(options.case))] if options.case else [(f"seed {n}", random_case(n)) for n in range(first, end)]
+    ours, tally = Shardwright(options.program), Tally("tests/schedule/torch_ddp_random.py")
+    with Pools() as pools:
+        for name, case in cases:
+            outcome = judge(ours, pools, case)
+            if not outcome.is_good and not options.no_shrink:
+                case = shrink(case, lambda c: judge(ours, pools, c), smaller_cases)
+                outcome = judge(ours, pools, case)
+            tally.add(name, outcome, case)
+    print(tally.summary())
+    return 1 if tally.bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
