@@ -16,6 +16,7 @@
 #include "core/writable.h"
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
+#include "planner/warnings.h"
 
 namespace shardwright {
 
@@ -221,6 +222,9 @@ int RunEmit(const Arguments& arguments) {
   CheckEmittable(file, arguments.Get("PLAN").text);
   Emission emission = emitter.emit(file, options);
   CheckPlan(emission.as_emitted, "the plan as emitted");
+  for (const std::string& warning : WarningsOf(emission.as_emitted)) {
+    Warn(warning);
+  }
   if (prints_files && !arguments.IsJson() && emission.files.size() > 1) {
     throw UsageError("--to " + std::string(emitter.name) +
                      " writes several files, so it needs -o FOLDER or --json");

@@ -13,6 +13,7 @@
 #include "core/json.h"
 #include "models/loader.h"
 #include "planner/importers/run_settings.h"
+#include "planner/warnings.h"
 
 namespace shardwright {
 namespace {
@@ -196,7 +197,7 @@ int RunImportRun(const Arguments& arguments) {
   for (Assumption& assumption : AssumptionsOf(run, file)) {
     assumed.push_back(std::move(assumption));
   }
-  for (const std::string& warning : file.model.model.warnings) {
+  for (const std::string& warning : WarningsOf(file)) {
     Warn(warning);
   }
   const std::string output = arguments.Get("--output").text;

@@ -14,6 +14,7 @@
 #include "cli/table.h"
 #include "core/json.h"
 #include "planner/evaluate.h"
+#include "planner/warnings.h"
 
 namespace shardwright {
 namespace {
@@ -117,7 +118,7 @@ void Report(const PlanOptions& options, const Arguments& arguments, const PlanFi
 // Searches, writes the plan and reports.
 int RunSearch(const PlanOptions& options, const Arguments& arguments) {
   const SearchedPlan searched = SearchPlan(options);
-  for (const std::string& warning : searched.file.model.model.warnings) {
+  for (const std::string& warning : WarningsOf(searched.file)) {
     Warn(warning);
   }
   const auto report = [&](const std::string& output) {
@@ -150,7 +151,7 @@ int RunPlan(const Arguments& given) {
     return RunSearch(options, arguments);
   }
   const PlanFile file = MakePlanFile(options);
-  for (const std::string& warning : file.model.model.warnings) {
+  for (const std::string& warning : WarningsOf(file)) {
     Warn(warning);
   }
   WarnOfFrozenBesideTrainable(file);

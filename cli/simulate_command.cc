@@ -15,6 +15,7 @@
 #include "cli/terminal.h"
 #include "core/json.h"
 #include "planner/evaluate.h"
+#include "planner/warnings.h"
 #include "schedule/plan_file.h"
 #include "simulator/simulate.h"
 #include "topologies/scale_links.h"
@@ -111,7 +112,7 @@ int RunSimulate(const Arguments& arguments) {
   for (const auto& [level, factor] : stragglers.slow_links) {
     ScaleLinks(file.cluster, level, 1.0 / factor, "--slow-link");
   }
-  for (const std::string& warning : file.model.model.warnings) {
+  for (const std::string& warning : WarningsOf(file)) {
     Warn(warning);
   }
   const Program program = LowerAndVerify(file);

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -314,6 +315,95 @@ void CheckRecompute(const Model& model, const Plan& plan, const std::string& whe
   }
 }
 
+// Modules without a forward: what is hooked into them never runs.
+std::map<std::string_view, std::string_view> Containers(const Model& model) {
+  std::vector<bool> runs(model.modules.size(), false);
+  for (const ModelOp& op : model.ops) {
+    runs[op.module.value] = true;
+  }
+  std::map<std::string_view, std::string_view> found;
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    const Module& module = model.modules[m];
+    if (!runs[m] && (module.class_name == "ModuleList" || module.class_name == "ModuleDict")) {
+      found.emplace(module.fqn, module.class_name);
+    }
+  }
+  return found;
+}
+
+// Units are wrapped one by one, inner ones first: of two, not each may have a module inside the
+// other.
+void CheckNesting(const Plan& plan, const std::string& where) {
+  std::map<std::string_view, std::size_t> unit_of;
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    for (const std::string& fqn : plan.units[u].modules) {
+      unit_of.emplace(fqn, u);
+    }
+  }
+  std::set<std::pair<std::size_t, std::size_t>> inside;  // inner unit, outer unit
+  for (const auto& [fqn, u] : unit_of) {
+    for (std::size_t dot = fqn.rfind('.'); dot != std::string_view::npos && dot > 0;
+         dot = fqn.rfind('.', dot - 1)) {
+      const auto outer = unit_of.find(fqn.substr(0, dot));
+      if (outer == unit_of.end() || outer->second == u) {
+        continue;
+      }
+      if (inside.contains({outer->second, u})) {
+        throw InputError(UnitField(where, u, "modules"),
+                         "a module inside of unit " + Quoted(plan.units[outer->second].name) +
+                             ", which has one inside of this unit",
+                         "one of the two around the other", "fully_shard wraps inner units first");
+      }
+      inside.emplace(u, outer->second);
+    }
+  }
+}
+
+// What fully_shard and torch.utils.checkpoint cannot do together, or the applier not at all.
+void CheckFsdp2(const Model& model, const Plan& plan, const std::string& where) {
+  if (plan.dialect != Dialect::kFsdp2) {
+    return;
+  }
+  CheckNesting(plan, where);
+  const std::map<std::string_view, std::string_view> containers = Containers(model);
+  const auto check = [&](const std::string& fqn, const std::string& field) {
+    if (const auto found = containers.find(fqn); found != containers.end()) {
+      throw InputError(field, Quoted(fqn), "modules with a forward",
+                       "it is a " + std::string(found->second) + ", which torch never calls");
+    }
+  };
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    for (std::size_t m = 0; m < plan.units[u].modules.size(); ++m) {
+      check(plan.units[u].modules[m], UnitField(where, u, "modules[" + std::to_string(m) + "]"));
+    }
+  }
+  for (std::size_t r = 0; r < plan.recompute.size(); ++r) {
+    const RecomputeRegion& region = plan.recompute[r];
+    const std::string entry = "recompute[" + std::to_string(r) + "]";
+    if (region.module.empty()) {
+      throw InputError(FieldOf(where, entry + ".module"), "the root module \"\"",
+                       "modules inside of it",
+                       "the whole model has no parent that could hold a checkpoint wrapper");
+    }
+    check(region.module, FieldOf(where, entry + ".module"));
+    if (region.kind != RecomputeKind::kSelective) {
+      continue;
+    }
+    for (const UnitPlan& unit : plan.units) {
+      for (const std::string& fqn : unit.modules) {
+        if (fqn.starts_with(region.module + ".")) {
+          throw InputError(FieldOf(where, entry + ".kind"), "\"selective\"",
+                           "\"full\", or no unit inside of " + Quoted(region.module),
+                           "unit " + Quoted(unit.name) +
+                               " is inside, and torch's selective checkpoint fails on its hooks: "
+                               "profiler._record_function_enter_new encountered during backward "
+                               "but not found in storage");
+        }
+      }
+    }
+  }
+}
+
 // What the ZeRO stages and FairScale leave no choice about.
 void CheckFixedRules(const Plan& plan, const std::string& where) {
   const std::string dialect = "dialect " + std::string(NameOf(plan.dialect));
@@ -439,6 +529,7 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   CheckDialect(plan, where);
   CheckUnits(plan, where);
   CheckRecompute(model, plan, where);
+  CheckFsdp2(model, plan, where);
   CheckUniformGrad(model, plan, where);
   CheckFullPrecision(model, plan, where);
   CheckMatrices(job, plan, where);

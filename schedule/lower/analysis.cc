@@ -40,15 +40,16 @@ void FindParamGrads(const LowerInput& in, bool train, const std::string& where, 
 }
 
 void FindGradients(const Model& model, ModelAnalysis& a) {
+  const std::vector<bool> reaches = OpsBehindResult(model);
   a.tensor_grad.assign(model.tensors.size(), false);
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     const ModelOp& op = model.ops[i];
     ModelOpFacts& f = a.ops[i];
     for (const ParamId p : op.params) {
-      f.weight_grad = f.weight_grad || a.param_grad[p.value];
+      f.weight_grad = f.weight_grad || (reaches[i] && a.param_grad[p.value]);
     }
     for (std::size_t k = 0; k < op.inputs.size(); ++k) {
-      if (a.tensor_grad[op.inputs[k].value]) {
+      if (reaches[i] && a.tensor_grad[op.inputs[k].value]) {
         f.input_grads |= 1U << k;
       }
     }
@@ -382,6 +383,33 @@ void LowerSpecs(const LowerInput& in, ModelAnalysis& a) {
 }
 
 }  // namespace
+
+std::vector<bool> OpsBehindResult(const Model& model) {
+  std::vector<bool> is_read(model.tensors.size(), false);
+  bool has_loss = false;
+  for (const ModelOp& op : model.ops) {
+    for (const TensorId t : op.inputs) {
+      is_read[t.value] = true;
+    }
+    for (const TensorId t : op.outputs) {
+      has_loss = has_loss || model.tensors[t.value].role == TensorRole::kLoss;
+    }
+  }
+  std::vector<bool> wanted(model.tensors.size(), false);
+  std::vector<bool> reaches(model.ops.size(), false);
+  for (std::size_t i = model.ops.size(); i-- > 0;) {
+    const ModelOp& op = model.ops[i];
+    for (const TensorId t : op.outputs) {
+      const bool is_result =
+          has_loss ? model.tensors[t.value].role == TensorRole::kLoss : !is_read[t.value];
+      reaches[i] = reaches[i] || is_result || wanted[t.value];
+    }
+    for (std::size_t k = 0; reaches[i] && k < op.inputs.size(); ++k) {
+      wanted[op.inputs[k].value] = true;
+    }
+  }
+  return reaches;
+}
 
 ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
   ModelAnalysis a;

@@ -101,6 +101,10 @@ void ForEachSaved(const ModelAnalysis& a, const Model& model, std::uint32_t mode
   }
 }
 
+// Per op: does a loss depend on it, or, in a model without a loss, what nobody reads? Backward runs
+// no others.
+[[nodiscard]] std::vector<bool> OpsBehindResult(const Model& model);
+
 // Requires a plan that ValidatePlan has accepted. Throws InputError for recompute regions that run
 // no ops or overlap. O(ops).
 [[nodiscard]] ModelAnalysis AnalyzeModel(const LowerInput& input, const std::string& where);

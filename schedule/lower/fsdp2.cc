@@ -6,6 +6,7 @@
 #include <array>
 
 #include "core/error.h"
+#include "models/stacked_experts.h"
 #include "schedule/lower/layout.h"
 #include "schedule/lower/unit_rules.h"
 
@@ -15,7 +16,10 @@ namespace {
 class Fsdp2Rules : public StepRules {
  public:
   Fsdp2Rules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
-      : StepRules(emitter, spans, units), comm_(units.size()) {
+      : StepRules(emitter, spans, units),
+        comm_(units.size()),
+        stacks_(StacksExperts(emitter.in.kernels.name) ? StackExperts(emitter.in.model)
+                                                       : ParamStacks()) {
     const std::int64_t w = plan_.shard_size;
     shard_group_ = e_.AddGroup("shard", w, 1);
     if (plan_.replicate_size > 1) {
@@ -23,21 +27,56 @@ class Fsdp2Rules : public StepRules {
     }
     for (std::uint32_t u = 0; u < units.size(); ++u) {
       root_first_.push_back(UnitId(u));
-      comm_[u].first_module = units[u].modules.front().value;
     }
     std::stable_sort(root_first_.begin(), root_first_.end(), [&](UnitId x, UnitId y) {
-      return comm_[x.value].first_module < comm_[y.value].first_module;
+      return spans.first_module[x.value] < spans.first_module[y.value];
     });
   }
 
+  // Units that keep what they gather do so from pass to pass without a backward.
+  [[nodiscard]] bool FirstStepDiffers() const override {
+    return job_.mode == JobMode::kForward &&
+           std::any_of(plan_.units.begin(), plan_.units.end(), [](const UnitPlan& unit) {
+             return unit.reshard.kind != Reshard::Kind::kAlways;
+           });
+  }
+
+  void BeginStep(bool first) override {
+    StepRules::BeginStep(first);
+    for (std::uint32_t u = 0; u < unit_count() && job_.mode == JobMode::kForward; ++u) {
+      Comm& c = comm_[u];
+      c.cloned = OpId();  // an op of another body, behind which this one begins
+      c.is_carried = c.pending;
+      c.gathered = OpId();
+      if (!first && At(UnitId(u)).unsharded.valid()) {
+        e_.body->Alloc(At(UnitId(u)).unsharded, PointKind::kAllocOnce);
+      }
+    }
+  }
+
+  void BeginMicroBatch(bool first, bool last) override {
+    StepRules::BeginMicroBatch(first, last);
+    order_.clear();
+    for (std::uint32_t u = 0; u < unit_count(); ++u) {
+      Comm& c = comm_[u];
+      c.left.clear();
+      c.passes_left = spans_.backward_spans[u].size();
+      c.state = State::kIdle;
+    }
+  }
+
   void PreForward(UnitId u, Phase phase) override {
+    Comm& c = comm_[u.value];
+    if (phase == Phase::kRecompute && c.in_backward) {
+      Unshard(u, Phase::kBackward);  // its pre-backward hook came first
+      WaitForUnshard(u, Phase::kBackward);
+      return;
+    }
     BeginGathers(phase);
     if (phase == Phase::kRecompute) {
       BeginRecompute(u);
     }
-    if (!HasParams(u)) {
-      return;
-    }
+    c.state = State::kForward;
     Unshard(u, phase);
     WaitForUnshard(u, phase);
     Prefetch(PlanOf(u).forward_prefetch, phase);
@@ -47,7 +86,10 @@ class Fsdp2Rules : public StepRules {
   // _fsdp_param_group.py, torch 2.13).
   void PostForward(UnitId u, Phase phase) override {
     if (phase == Phase::kRecompute) {
-      EndRecompute(u);
+      if (!comm_[u.value].in_backward) {
+        comm_[u.value].state = State::kIdle;
+        EndRecompute(u);
+      }
       return;
     }
     if (!HasParams(u)) {
@@ -56,48 +98,82 @@ class Fsdp2Rules : public StepRules {
     if (PlanOf(u).reshard.kind != Reshard::Kind::kNever) {
       ReshardUnit(u, phase);
     }
-    RecordForward(u);
+    comm_[u.value].left.push_back(order_.size());
+    order_.push_back(u);
+    comm_[u.value].state = State::kIdle;
   }
 
   void EndForward() override {
-    if (job_.mode == JobMode::kForward) {
-      for (std::uint32_t u = 0; u < unit_count(); ++u) {
-        DropUnused(UnitId(u), Phase::kForward);
-      }
-    }
     Unpark(Phase::kForward);
-  }
-
-  void PreBackward(UnitId u) override {
-    if (!HasParams(u)) {
+    if (job_.mode != JobMode::kForward) {
       return;
     }
+    // What was gathered for a unit that has run already waits for the next pass.
+    OpId last;
+    for (Comm& c : comm_) {
+      if (c.pending && plan_.shard_size > 1) {
+        c.kept_out = c.gather_out;
+        last = c.gathered.valid() && (!last.valid() || last < c.gathered) ? c.gathered : last;
+      }
+    }
+    if (last.valid()) {
+      e_.body->SetCarry(kPendingSlot, last);
+    }
+  }
+
+  // Once per call of the unit's module, unless the call after it has no post-backward hook.
+  void PreBackward(UnitId u) override {
+    Comm& c = comm_[u.value];
+    c.in_backward = true;
+    const bool is_first = c.state != State::kPreBackward;
+    c.state = State::kPreBackward;
     Unshard(u, Phase::kBackward);
     WaitForUnshard(u, Phase::kBackward);
     const auto& list = PlanOf(u).backward_prefetch;
     if (!list.empty()) {
       Prefetch(list, Phase::kBackward);
-    } else if (const UnitId previous = LeftBefore(u); previous.valid()) {
-      Unshard(previous, Phase::kBackward);
+    } else if (is_first && !c.left.empty()) {
+      const std::size_t position = c.left.back();
+      c.left.pop_back();
+      if (position > 0) {
+        Unshard(order_[position - 1], Phase::kBackward);
+      }
     }
   }
 
-  void BackwardLeft(UnitId u, bool done) override {
-    if (!done) {
-      FreeUnsharded(u);
-      return;
-    }
-    // The hook sits on the gradients of the unit's inputs; without any it runs at the very end.
-    if (spans_.input_grads[u.value]) {
+  // The hook sits on the gradients of the call's inputs; without any it runs at the very end.
+  void BackwardLeft(UnitId u, bool) override {
+    const std::size_t pass = --comm_[u.value].passes_left;
+    if (spans_.backward_hooked[u.value][pass]) {
       PostBackward(u);
     }
   }
   void GradientsFinal(UnitId) override {}
 
+  [[nodiscard]] BufferId ParameterStorage(UnitId u, std::uint32_t model_op) override {
+    if (!At(u).unsharded.valid()) {
+      const Model& model = e_.in.model;
+      const ModelOp& op = model.ops[model_op];
+      throw InputError(
+          "plan: units[" + std::to_string(u.value) + "]",
+          "parameter \"" + NameOfUsed(op, u) + "\" used in module \"" +
+              model.modules[op.module.value].fqn + "\", where the unit \"" + Info(u).name +
+              "\" is not gathered",
+          "its uses inside the unit's forward",
+          "torch fails: got mixed torch.Tensor and DTensor; give the unit both modules, "
+          "or leave the parameter to the root");
+    }
+    return At(u).unsharded;
+  }
+
   void EndBackward() override {
     for (const UnitId u : root_first_) {
-      PostBackward(u);
-      DropUnused(u, Phase::kBackward);
+      if (comm_[u.value].state != State::kPostBackward) {
+        PostBackward(u);
+      }
+      comm_[u.value].state = State::kIdle;
+      comm_[u.value].in_backward = false;
+      DropPending(u);
     }
     Unpark(Phase::kBackward);
     recompute_root_ = UnitId();
@@ -113,7 +189,18 @@ class Fsdp2Rules : public StepRules {
 
  protected:
   [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override {
-    return LayoutPerParameter(e_.in.model, unit, plan_.shard_size);
+    return LayoutPerParameter(e_.in.model, unit, plan_.shard_size, stacks_);
+  }
+  [[nodiscard]] std::vector<std::int64_t> GradElementsOf(std::uint32_t model_op) const override {
+    std::vector<std::int64_t> elements;
+    for (const ParamId p : e_.in.model.ops[model_op].params) {
+      const ParamStacks::Stack* stack = stacks_.Of(p);
+      if (e_.in.model.params[p.value].trainable && (stack == nullptr || stack->first == p)) {
+        elements.push_back(stack == nullptr ? e_.in.model.params[p.value].Elements()
+                                            : stack->elements);
+      }
+    }
+    return elements;
   }
 
   void InitUnit(UnitId u) override {
@@ -128,17 +215,33 @@ class Fsdp2Rules : public StepRules {
   }
 
  private:
+  // TrainingState of _fsdp_common.py, of a unit's parameters; the module's is PRE_BACKWARD while
+  // `in_backward`.
+  enum class State : std::uint8_t { kIdle, kForward, kPreBackward, kPostBackward };
+
   struct Comm {
-    bool pending = false;  // gather issued, not yet waited for
-    BufferId gather_out;   // AGout
-    OpId gathered;         // eAG
-    BufferId partial;      // reduced over the shard group, not over the replicas
-    BufferId clone;        // the 1/g kept by reshard to a smaller group
+    State state = State::kIdle;
+    bool in_backward = false;
+    std::vector<std::size_t> left;  // places in order_ of forward calls without a backward so far
+    std::size_t passes_left = 0;    // stretches of backward still to come
+    bool pending = false;           // gather issued, not yet waited for
+    bool is_carried = false;        // issued in the step before
+    BufferId gather_out;            // AGout
+    BufferId kept_out;              // the one that lives on into the next step
+    OpId gathered;                  // eAG
+    BufferId partial;               // reduced over the shard group, not over the replicas
+    BufferId clone;                 // the 1/g kept by reshard to a smaller group
+    BufferId kept;                  // the last such
     OpId cloned;
-    std::uint32_t first_module = 0;
   };
 
   [[nodiscard]] const UnitPlan& PlanOf(UnitId u) const { return plan_.units[u.value]; }
+
+  [[nodiscard]] std::string NameOfUsed(const ModelOp& op, UnitId u) const {
+    const auto used = std::find_if(op.params.begin(), op.params.end(),
+                                   [&](ParamId p) { return spans_.unit_of_param[p.value] == u; });
+    return used == op.params.end() ? "" : e_.in.model.params[used->value].fqn;
+  }
 
   void Prefetch(const std::vector<std::string>& names, Phase phase) {
     for (const std::string& name : names) {
@@ -187,7 +290,7 @@ class Fsdp2Rules : public StepRules {
     if (CastsGather(u) && !from_clone) {
       cast = e_.Alloc(GatherShard(u), Category::kAllGather, Stream::kCopyIn);
     }
-    c.gather_out = e_.Alloc(Unsharded(u), Category::kAllGather, Stream::kCopyIn);
+    c.gather_out = AllocGatherOut(u, phase);
     std::array<Kernel, 2> kernels;
     kernels[0].kind = kernels[1].kind = KernelClass::kCopy;
     kernels[0].read = MasterShard(u);
@@ -207,6 +310,19 @@ class Fsdp2Rules : public StepRules {
     if (cast.valid()) {
       e_.body->Free(cast);
     }
+  }
+
+  // Forward only, a buffer that lives on into the next pass is the same one in every pass.
+  [[nodiscard]] BufferId AllocGatherOut(UnitId u, Phase phase) {
+    const BufferId kept = comm_[u.value].kept_out;
+    if (!kept.valid()) {
+      return e_.Alloc(Unsharded(u), Category::kAllGather, Stream::kCopyIn);
+    }
+    if (parked_ == kept) {
+      Unpark(phase);
+    }
+    e_.body->Alloc(kept);
+    return kept;
   }
 
   // The outermost unit that a recomputation enters takes itself for the root of a forward pass. An
@@ -250,8 +366,11 @@ class Fsdp2Rules : public StepRules {
     if (phase != Phase::kBackward) {
       Unpark(phase);
     }
-    At(u).unsharded = e_.AllocPieces(Unsharded(u), At(u).unsharded_pieces,
-                                     Category::kUnshardedParameter, Stream::kCompute);
+    if (c.is_carried) {
+      e_.AddSlotWait(Stream::kCompute, kPendingSlot, phase, u.value);
+      c.is_carried = false;
+    }
+    At(u).unsharded = AllocUnsharded(u);
     const bool whole = plan_.shard_size == 1;
     BufferId source = whole ? At(u).shard : c.gather_out;
     const bool staged = whole && plan_.offload.parameters;
@@ -277,18 +396,44 @@ class Fsdp2Rules : public StepRules {
     } else {
       ReleaseGatherOut(c.gather_out, copied, phase);
     }
+    FreeClone(u);
+  }
+
+  void FreeClone(UnitId u) {
+    Comm& c = comm_[u.value];
     if (c.clone.valid()) {
+      if (c.pending) {
+        e_.AddWait(Stream::kCompute, {c.gathered}, Phase::kBackward, u.value);
+      }
       e_.body->Free(c.clone);
       c.clone = BufferId();
     }
   }
 
+  [[nodiscard]] BufferId AllocUnsharded(UnitId u) {
+    Buffer buffer;
+    buffer.size = Unsharded(u);
+    buffer.category = Category::kUnshardedParameter;
+    buffer.pieces = At(u).unsharded_pieces;
+    const BufferId id = e_.body->NewBuffer(buffer);
+    const bool stays =
+        job_.mode == JobMode::kForward && PlanOf(u).reshard.kind == Reshard::Kind::kNever;
+    e_.body->Alloc(id, stays ? PointKind::kAllocOnce : PointKind::kAlloc);
+    return id;
+  }
+
   void ReshardUnit(UnitId u, Phase phase) {
     const Reshard& reshard = PlanOf(u).reshard;
-    if (reshard.kind == Reshard::Kind::kToGroup && job_.mode == JobMode::kTrain) {
+    if (reshard.kind == Reshard::Kind::kToGroup) {
       Comm& c = comm_[u.value];
       const Bytes part = Unsharded(u) / reshard.group;
-      c.clone = e_.Alloc(part, Category::kUnshardedParameter, Stream::kCompute);
+      if (job_.mode == JobMode::kForward && c.kept.valid()) {
+        e_.body->Alloc(c.kept);  // the same from pass to pass
+        c.clone = c.kept;
+      } else {
+        c.clone = e_.Alloc(part, Category::kUnshardedParameter, Stream::kCompute);
+        c.kept = c.clone;
+      }
       c.cloned = e_.AddCopy(OpCode::kReshardClone, Stream::kCompute, {phase, u.value}, part, part,
                             {{At(u).unsharded, AccessMode::kRead, Role::kInput},
                              {c.clone, AccessMode::kWrite, Role::kOutput}});
@@ -303,12 +448,17 @@ class Fsdp2Rules : public StepRules {
     }
   }
 
-  // Frees what is gathered, also what was gathered for a pass that was over already.
-  void DropUnused(UnitId u, Phase phase) {
-    if (comm_[u.value].pending) {
-      WaitForUnshard(u, phase);
+  // What was gathered for a pass that was over already goes without a copy (finalize_backward).
+  void DropPending(UnitId u) {
+    Comm& c = comm_[u.value];
+    if (!c.pending) {
+      return;
     }
-    FreeUnsharded(u);
+    c.pending = false;
+    if (plan_.shard_size > 1) {
+      e_.AddWait(Stream::kCompute, {c.gathered}, Phase::kBackward, u.value);
+      e_.body->Free(c.gather_out);
+    }
   }
 
   void FreeReduceInput() {
@@ -319,32 +469,35 @@ class Fsdp2Rules : public StepRules {
   }
 
   void PostBackward(UnitId u) {
-    if (At(u).backward_done || !HasParams(u)) {
+    if (!HasParams(u)) {
       return;
     }
-    At(u).backward_done = true;
-    const bool has_grads = !At(u).grads.empty() || At(u).accumulated.valid();
+    comm_[u.value].state = State::kPostBackward;
+    // Autograd sums the gradients of all calls before it hands them to the parameters.
+    const bool is_last = comm_[u.value].passes_left == 0;
+    const bool has_grads = is_last && (!At(u).grads.empty() || At(u).accumulated.valid());
     // Later gradients are added while the parameters are there; the first are cast when they are
     // gone (post_backward of _fsdp_param_group.py, torch 2.13).
-    const bool keeps = plan_.sync == SyncMode::kLast && plan_.accumulation > 1;
-    const bool adds = keeps && At(u).accumulated.valid();
-    if (adds) {
+    if (is_last && At(u).accumulated.valid()) {
       AccumulateUnsharded(u);
     }
-    DropUnused(u, Phase::kBackward);
-    if (keeps && !adds) {
-      AccumulateUnsharded(u);
+    FreeUnsharded(u);
+    FreeClone(u);
+    if (!Syncs()) {
+      if (is_last) {
+        AccumulateUnsharded(u);
+      }
+    } else {
+      // One reduce-scatter input in flight: compute waits for the unit before.
+      e_.AddWait(Stream::kCompute, {reduce_done_}, Phase::kBackward, u.value);
+      FreeReduceInput();
+      if (has_grads) {
+        ReduceGrads(u);
+      }
     }
-    if (!has_grads || !Syncs()) {
-      return;
-    }
-    ReduceGrads(u);
   }
 
   void ReduceGrads(UnitId u) {
-    // One reduce-scatter input in flight: compute waits for the unit before.
-    e_.AddWait(Stream::kCompute, {reduce_done_}, Phase::kBackward, u.value);
-    FreeReduceInput();
     CopyGradsIn(u);
     const OpId copied = e_.body->last();
     const bool replicate =
@@ -485,10 +638,14 @@ class Fsdp2Rules : public StepRules {
     }
   }
 
+  static constexpr std::uint32_t kPendingSlot = kOptimizerSlot + 1;
+
   std::vector<Comm> comm_;
+  ParamStacks stacks_;
   GroupId shard_group_, replicate_group_;
   std::vector<UnitId> root_first_;
-  UnitId recompute_root_;  // set while a recomputation runs units of its own
+  std::vector<UnitId> order_;  // in which calls of units ended in this forward
+  UnitId recompute_root_;      // set while a recomputation runs units of its own
   BufferId parked_;
   OpId parked_copied_;
   BufferId reduce_input_;

@@ -29,13 +29,45 @@ UnitInfo Flatten(const Model& model, const ResolvedUnit& unit, std::int64_t alig
 
 }  // namespace
 
-UnitInfo LayoutPerParameter(const Model& model, const ResolvedUnit& unit, std::int64_t shard_size) {
+ParamStacks StackExperts(const Model& model) {
+  ParamStacks result;
+  for (const ModelOp& op : model.ops) {
+    const OpSpec& spec = model.SpecOf(op);
+    const std::size_t matrices = spec.gated ? 3 : 2;
+    if (spec.kind != OpKind::kExperts ||
+        op.params.size() != matrices * static_cast<std::size_t>(spec.experts)) {
+      continue;
+    }
+    result.stack_of.resize(model.params.size(), ParamStacks::kNone);
+    // The order of kExperts' parameters; see OpSpec::up_last.
+    const std::size_t down = spec.up_last ? 1 : matrices - 1;
+    const auto first = static_cast<std::uint32_t>(result.stacks.size());
+    result.stacks.push_back({op.params[0], spec.experts, 0});
+    result.stacks.push_back({op.params[down], spec.experts, 0});
+    for (std::size_t k = 0; k < op.params.size(); ++k) {
+      const ParamId p = op.params[k];
+      const std::uint32_t stack = first + (k % matrices == down ? 1 : 0);
+      result.stack_of[p.value] = stack;
+      result.stacks[stack].elements += model.params[p.value].Elements();
+    }
+  }
+  return result;
+}
+
+UnitInfo LayoutPerParameter(const Model& model, const ResolvedUnit& unit, std::int64_t shard_size,
+                            const ParamStacks& stacks) {
   UnitInfo info;
   info.name = unit.name;
   for (const ParamId p : unit.params) {
+    const ParamStacks::Stack* stack = stacks.Of(p);
+    if (stack != nullptr && stack->first != p) {
+      continue;
+    }
     const Parameter& param = model.params[p.value];
-    const std::int64_t n = param.Elements();
-    const std::int64_t rows = param.shape.empty() ? 1 : param.shape.front();
+    const std::int64_t n = stack != nullptr ? stack->elements : param.Elements();
+    const std::int64_t rows = stack != nullptr      ? stack->rows
+                              : param.shape.empty() ? 1
+                                                    : param.shape.front();
     const std::int64_t row_elements = rows == 0 ? 0 : n / rows;
     const std::int64_t chunk = CeilDiv(rows, shard_size) * row_elements;
     info.params.push_back({p, info.shard_elements, info.padded_elements, chunk * shard_size});

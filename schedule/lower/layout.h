@@ -11,10 +11,32 @@
 
 namespace shardwright {
 
+// Parameters of the model that a framework holds as one tensor (models/stacked_experts.h).
+struct ParamStacks {
+  struct Stack {
+    ParamId first;              // by which the tensor goes
+    std::int64_t rows = 0;      // its first dimension: the experts
+    std::int64_t elements = 0;  // of all of its parameters
+  };
+  std::vector<Stack> stacks;
+  std::vector<std::uint32_t> stack_of;  // per parameter, or kNone; empty: there are no stacks
+
+  static constexpr std::uint32_t kNone = 0xffffffffu;
+
+  [[nodiscard]] const Stack* Of(ParamId param) const {
+    return stack_of.empty() || stack_of[param.value] == kNone ? nullptr
+                                                              : &stacks[stack_of[param.value]];
+  }
+};
+
+// Per kExperts op with a parameter per matrix: all gates and ups, and all downs. O(ops + params).
+[[nodiscard]] ParamStacks StackExperts(const Model& model);
+
 // FSDP2: each parameter sharded on dim 0 into ceil(d0 / W) rows per rank; every rank stores the
-// padded chunk. Rank-major gather buffer. Source: PyTorch _fsdp_param.py.
+// padded chunk. Rank-major gather buffer. A stack is one parameter, whose rows are its experts, and
+// goes by its first one. Source: PyTorch _fsdp_param.py.
 [[nodiscard]] UnitInfo LayoutPerParameter(const Model& model, const ResolvedUnit& unit,
-                                          std::int64_t shard_size);
+                                          std::int64_t shard_size, const ParamStacks& stacks = {});
 
 // FSDP1: one flat parameter, pre-order. With use_orig_params each parameter starts at a multiple of
 // 16 bytes of the compute dtype and the end is padded to a multiple of W inside the flat parameter;

@@ -1,6 +1,7 @@
 #include "schedule/lower.h"
 
 #include <memory>
+#include <optional>
 
 #include "core/error.h"
 #include "schedule/lower/flat_rules.h"
@@ -79,6 +80,36 @@ void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool fir
   e.End();
 }
 
+// FSDP2 leaves a parameter whose gradient is None out of reductions and updates, as it does frozen
+// ones (fsdp_params_with_grad in post_backward of _fsdp_param_group.py): the model with those
+// frozen on which the loss does not depend, if there are any.
+std::optional<Model> WithoutMissingGradients(const LowerInput& in) {
+  if (in.plan.dialect != Dialect::kFsdp2 || in.job.mode != JobMode::kTrain) {
+    return std::nullopt;
+  }
+  const std::vector<bool> reaches = OpsBehindResult(in.model);
+  std::vector<bool> has_grad(in.model.params.size(), false);  // per storage
+  const auto storage = [&](std::size_t p) {
+    const ParamId tied_to = in.model.params[p].tied_to;
+    return tied_to.valid() ? tied_to.value : static_cast<std::uint32_t>(p);
+  };
+  for (std::size_t i = 0; i < in.model.ops.size(); ++i) {
+    for (const ParamId p : in.model.ops[i].params) {
+      has_grad[storage(p.value)] = has_grad[storage(p.value)] || reaches[i];
+    }
+  }
+  std::optional<Model> changed;
+  for (std::size_t p = 0; p < in.model.params.size(); ++p) {
+    if (in.model.params[p].trainable && !has_grad[storage(p)]) {
+      if (!changed) {
+        changed = in.model;
+      }
+      changed->params[p].trainable = false;
+    }
+  }
+  return changed;
+}
+
 }  // namespace
 
 void CheckOpCount(std::size_t ops, std::int64_t lowered, std::int64_t micro_batches) {
@@ -91,8 +122,10 @@ void CheckOpCount(std::size_t ops, std::int64_t lowered, std::int64_t micro_batc
   }
 }
 
-Program Lower(const LowerInput& in) {
-  ValidatePlan(in.model, in.job, in.plan, kWhere);
+Program Lower(const LowerInput& input) {
+  ValidatePlan(input.model, input.job, input.plan, kWhere);
+  const std::optional<Model> changed = WithoutMissingGradients(input);
+  const LowerInput in{changed ? *changed : input.model, input.kernels, input.job, input.plan};
   const std::vector<ResolvedUnit> units = ResolveUnits(in.model, in.plan, kWhere);
   Program program;
   program.dialect = NameOf(in.plan.dialect);

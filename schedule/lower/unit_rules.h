@@ -133,7 +133,7 @@ class StepRules : public DialectRules {
   [[nodiscard]] std::vector<std::int64_t> GradElementsWith(std::uint32_t model_op) const;
   [[nodiscard]] std::int64_t SumOfGradElementsWith(std::uint32_t model_op) const;
   // Of the op alone.
-  [[nodiscard]] std::vector<std::int64_t> GradElementsOf(std::uint32_t model_op) const;
+  [[nodiscard]] virtual std::vector<std::int64_t> GradElementsOf(std::uint32_t model_op) const;
   void FreeGrads(UnitId u);
   [[nodiscard]] Bytes GradBytes(UnitId u) const;  // all of At(u).grads
   // Without sync: adds this micro-batch's gradients to those kept so far, in r.

@@ -1,6 +1,8 @@
 // Where units begin and end in execution order; see walker.h.
 
 #include <algorithm>
+#include <optional>
+#include <set>
 
 #include "schedule/lower/walker.h"
 
@@ -74,13 +76,96 @@ std::vector<std::vector<UnitSpans::Span>> Stretches(const Model& model,
   return spans;
 }
 
-// Does some input of an op in `span` come from outside it and need a gradient?
-bool HasInputGrads(const Model& model, const ModelAnalysis& a, UnitSpans::Span span) {
-  for (std::uint32_t i = span.first; i <= span.last; ++i) {
-    for (const TensorId t : model.ops[i].inputs) {
-      const ModelOpId p = model.tensors[t.value].producer;
+// The forward calls of the modules that units name, as torch's hooks see them.
+class CallFinder {
+ public:
+  CallFinder(const Model& model, const std::vector<ResolvedUnit>& units)
+      : model_(model), targets_of_(model.modules.size()), calls_(units.size()) {
+    std::vector<std::uint32_t> unit_of(model.modules.size(), kNoUnit);
+    for (std::uint32_t u = 0; u < units.size(); ++u) {
+      for (const ModuleId m : units[u].modules) {
+        unit_of[m.value] = u;
+      }
+    }
+    for (std::uint32_t m = 0; m < model.modules.size(); ++m) {
+      if (model.modules[m].parent.valid()) {
+        targets_of_[m] = targets_of_[model.modules[m].parent.value];
+      }
+      const std::uint32_t unit = unit_of[m];
+      if (unit != kNoUnit) {
+        targets_of_[m].push_back({unit, ModuleId(m)});
+      }
+    }
+    FindCalls();
+  }
+
+  // Per unit, its passes: a call of its module; of several modules, from the first one that is
+  // entered until all have been left, or else until the model's end (_register_group_forward_hooks
+  // and _force_complete_incomplete_states in _fsdp_state.py).
+  [[nodiscard]] std::vector<UnitSpans::Span> Passes(std::uint32_t u, const ResolvedUnit& unit,
+                                                    std::vector<UnitSpans::Span>& first_calls) {
+    std::set<ModuleId> modules;
+    for (const ModuleId m : unit.modules) {
+      modules.insert(m);
+    }
+    std::vector<UnitSpans::Span> passes;
+    std::set<ModuleId> missing;
+    for (const Call& call : calls_[u]) {
+      if (missing.empty()) {
+        missing = modules;
+        passes.push_back(call.span);
+        first_calls.push_back(call.span);
+      }
+      passes.back().last = std::max(passes.back().last, call.span.last);
+      missing.erase(call.module);
+    }
+    if (!missing.empty()) {
+      passes.back().last = static_cast<std::uint32_t>(model_.ops.size() - 1);
+    }
+    return passes;
+  }
+
+ private:
+  static constexpr std::uint32_t kNoUnit = 0xffffffffu;
+
+  struct Target {
+    std::uint32_t unit = 0;
+    ModuleId module;  // by the name under which it is called
+  };
+  struct Call {
+    ModuleId module;
+    UnitSpans::Span span;
+  };
+
+  void FindCalls() {
+    for (std::uint32_t i = 0; i < model_.ops.size(); ++i) {
+      for (const Target& target : targets_of_[model_.ops[i].module.value]) {
+        std::vector<Call>& calls = calls_[target.unit];
+        const auto open = std::find_if(calls.rbegin(), calls.rend(), [&](const Call& call) {
+          return call.module == target.module;
+        });
+        if (open != calls.rend() && open->span.last + 1 == i) {
+          open->span.last = i;
+        } else {
+          calls.push_back({target.module, {i, i}});
+        }
+      }
+    }
+  }
+
+  const Model& model_;
+  std::vector<std::vector<Target>> targets_of_;  // per module
+  std::vector<std::vector<Call>> calls_;         // per unit, by their first op
+};
+
+// Does some op with a backward in `within` read a tensor from outside `span` that needs a gradient?
+bool HasInputGrads(const Model& model, const ModelAnalysis& a, UnitSpans::Span span,
+                   UnitSpans::Span within) {
+  for (std::uint32_t i = within.first; i <= within.last; ++i) {
+    for (std::size_t k = 0; k < model.ops[i].inputs.size(); ++k) {
+      const ModelOpId p = model.tensors[model.ops[i].inputs[k].value].producer;
       const bool outside = !p.valid() || p.value < span.first || p.value > span.last;
-      if (outside && a.tensor_grad[t.value]) {
+      if (outside && ((a.ops[i].input_grads >> k) & 1U) != 0) {
         return true;
       }
     }
@@ -137,19 +222,36 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
   result.grads_final = LastUsesInBackward(model, a, result.unit_of_param, n);
   result.backward_first.assign(n, kNoRegion);
   result.backward_spans.resize(n);
+  result.backward_from.resize(n);
+  result.backward_hooked.resize(n);
+  result.first_module.assign(n, kNoRegion);
+  std::optional<CallFinder> calls;
+  if (in.plan.dialect == Dialect::kFsdp2) {
+    calls.emplace(model, units);
+  }
   result.input_grads.assign(n, false);
   for (std::uint32_t u = 0; u < n; ++u) {
     auto& spans = result.spans[u];
-    if (in.plan.units[u].gap == Gap::kHold && spans.size() > 1) {
+    std::vector<UnitSpans::Span> first_calls;
+    if (calls) {
+      spans = calls->Passes(u, units[u], first_calls);
+    } else if (in.plan.units[u].gap == Gap::kHold && spans.size() > 1) {
       spans = {{spans.front().first, spans.back().last}};
     }
-    for (const UnitSpans::Span& s : spans) {
-      result.input_grads[u] = result.input_grads[u] || HasInputGrads(model, a, s);
+    for (std::size_t k = 0; k < spans.size(); ++k) {
+      const UnitSpans::Span& s = spans[k];
+      const bool hooked = HasInputGrads(model, a, s, calls ? first_calls[k] : s);
+      result.input_grads[u] = result.input_grads[u] || hooked;
       const UnitSpans::Span cut = CutToBackward(a, s);
       if (cut.first != kNoRegion) {
         result.backward_spans[u].push_back(cut);
+        result.backward_from[u].push_back(s);
+        result.backward_hooked[u].push_back(hooked);
         result.backward_first[u] = cut.last;
       }
+    }
+    for (const ModuleId m : units[u].modules) {
+      result.first_module[u] = std::min(result.first_module[u], m.value);
     }
   }
   return result;

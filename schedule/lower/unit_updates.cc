@@ -23,14 +23,20 @@ std::vector<UnitId> StepRules::UnitsWithGrads() const {
 
 void StepRules::AddClip(std::span<const UnitId> units, Stream stream, GroupId group) {
   Bytes grads{0};
-  std::int64_t tensors = 0;
+  std::int64_t tensors = 0, trainable = 0;
   for (const UnitId u : units) {
     grads += GradShard(u);
     tensors += static_cast<std::int64_t>(Info(u).params.size());
+    trainable += static_cast<std::int64_t>(PerParameter(u, true, true).size());
   }
   const std::int64_t elements = grads.value / SizeOf(job_.precision.master);
-  constexpr Bytes kScalar{4};
-  const BufferId norm = e_.Alloc(kScalar, Category::kTemporary, Stream::kCompute);
+  // torch's clip_grad_norm_ stacks the norms of all gradients and, where these are DTensors, sums
+  // the stack over the shard group. Our own executor's kernels sum one fp32 number.
+  const bool stacks = plan_.dialect == Dialect::kFsdp2 && !e_.in.kernels.host_kernels &&
+                      !e_.in.kernels.cuda_kernels;
+  const DType summed = stacks ? job_.precision.master : DType::kFp32;
+  const Bytes size(stacks ? trainable * SizeOf(summed) : SizeOf(summed));
+  const BufferId norm = e_.Alloc(size, Category::kTemporary, Stream::kCompute);
   const auto use_grads = [&](AccessMode mode) {
     std::uint16_t index = 0;
     for (const UnitId u : units) {
@@ -42,11 +48,11 @@ void StepRules::AddClip(std::span<const UnitId> units, Stream stream, GroupId gr
   shape.dtype = job_.precision.master;
   shape.bytes = grads;
   shape.code = OpCode::kGradNorm;
-  e_.Add(shape, MultiTensorKernels(elements, tensors, grads, kScalar, shape.dtype),
-         Phase::kOptimizer, kNoSubject, {{norm, AccessMode::kWrite, Role::kOutput}});
+  e_.Add(shape, MultiTensorKernels(elements, tensors, grads, size, shape.dtype), Phase::kOptimizer,
+         kNoSubject, {{norm, AccessMode::kWrite, Role::kOutput}});
   use_grads(AccessMode::kRead);
   if (e_.program.shard_size > 1) {
-    e_.AddCollective(Collective(OpCode::kAllReduce, stream, group, kScalar, DType::kFp32),
+    e_.AddCollective(Collective(OpCode::kAllReduce, stream, group, size, summed),
                      {Phase::kOptimizer, kNoSubject},
                      {{norm, AccessMode::kReadWrite, Role::kInput}});
   }

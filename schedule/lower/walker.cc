@@ -7,26 +7,22 @@
 #include "schedule/lower/products.h"
 
 namespace shardwright {
-namespace {
 
-// Sorts (op, unit) pairs into CSR form; pairs of one op keep their order.
-template <class EventsT>
-EventsT ToEvents(std::vector<std::pair<std::uint32_t, UnitId>> pairs, std::size_t op_count) {
-  std::stable_sort(pairs.begin(), pairs.end(),
-                   [](const auto& x, const auto& y) { return x.first < y.first; });
-  EventsT e;
+// Sorts events into CSR form; events of one op keep their order.
+Walker::Events Walker::ToEvents(std::vector<Event> events, std::size_t op_count) {
+  std::stable_sort(events.begin(), events.end(),
+                   [](const Event& x, const Event& y) { return x.op < y.op; });
+  Events e;
   e.begin.assign(op_count + 1, 0);
-  for (const auto& [op, unit] : pairs) {
-    ++e.begin[op + 1];
-    e.units.push_back(unit);
+  for (const Event& event : events) {
+    ++e.begin[event.op + 1];
   }
   for (std::size_t i = 0; i < op_count; ++i) {
     e.begin[i + 1] += e.begin[i];
   }
+  e.events = std::move(events);
   return e;
 }
-
-}  // namespace
 
 Walker::Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules)
     : e_(emitter), spans_(spans), rules_(rules) {
@@ -52,43 +48,67 @@ Walker::Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules)
 
 void Walker::FindUnitEvents() {
   const std::size_t n = e_.in.model.ops.size();
-  using Pairs = std::vector<std::pair<std::uint32_t, UnitId>>;
-  Pairs enter, leave, back_enter, back_leave, back_final;
-  // Outer units first: by the length of their span, longest first; ties by plan order, later
-  // units being further out (the root is last).
-  std::vector<std::uint32_t> order(spans_.spans.size());
-  for (std::uint32_t u = 0; u < order.size(); ++u) {
-    order[u] = u;
-  }
-  const auto length = [&](std::uint32_t u) {
-    const auto& s = spans_.spans[u];
-    return s.empty() ? 0U : s.back().last - s.front().first + 1;
+  // Outer stretches first: the longest; of equal ones that of the module further out.
+  struct Stretch {
+    std::uint32_t unit = 0;
+    UnitSpans::Span span;
+    std::size_t index = 0;  // among the unit's backward stretches
   };
-  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t x, std::uint32_t y) {
-    return length(x) != length(y) ? length(x) > length(y) : x > y;
-  });
-  for (const std::uint32_t u : order) {
+  const auto is_outer = [&](const Stretch& x, const Stretch& y) {
+    const std::uint32_t a = x.span.last - x.span.first, b = y.span.last - y.span.first;
+    return a != b ? a > b : spans_.first_module[x.unit] < spans_.first_module[y.unit];
+  };
+  std::vector<Stretch> forward, backward;
+  for (std::uint32_t u = static_cast<std::uint32_t>(spans_.spans.size()); u-- > 0;) {
     for (const UnitSpans::Span& s : spans_.spans[u]) {
-      enter.emplace_back(s.first, UnitId(u));
-      leave.emplace_back(s.last, UnitId(u));
+      forward.push_back({u, s});
       forward_mark_[s.first] = true;
     }
-    for (const UnitSpans::Span& s : spans_.backward_spans[u]) {
-      back_enter.emplace_back(s.last, UnitId(u));
-      back_leave.emplace_back(s.first, UnitId(u));
-      backward_mark_[s.last] = true;
+    for (std::size_t k = 0; k < spans_.backward_spans[u].size(); ++k) {
+      backward.push_back({u, spans_.backward_from[u][k], k});
+      backward_mark_[spans_.backward_spans[u][k].last] = true;
     }
-    if (spans_.grads_final[u] != kNoRegion) {
-      back_final.emplace_back(spans_.grads_final[u], UnitId(u));
+  }
+  std::stable_sort(forward.begin(), forward.end(), is_outer);
+  std::stable_sort(backward.begin(), backward.end(), is_outer);
+  std::vector<Event> enter, leave, back_enter, back_leave, back_final;
+  for (const Stretch& s : forward) {
+    enter.push_back({s.span.first, UnitId(s.unit), s.span});
+    leave.push_back({s.span.last, UnitId(s.unit), s.span});
+  }
+  for (const Stretch& s : backward) {
+    const UnitSpans::Span& cut = spans_.backward_spans[s.unit][s.index];
+    back_enter.push_back({cut.last, UnitId(s.unit), s.span});
+    back_leave.push_back({cut.first, UnitId(s.unit), s.span});
+  }
+  for (const Stretch& s : backward) {
+    const std::uint32_t last = spans_.grads_final[s.unit];
+    if (last != kNoRegion && s.index == 0) {
+      back_final.push_back({last, UnitId(s.unit), s.span});
     }
   }
   std::reverse(leave.begin(), leave.end());  // inner units leave first
   std::reverse(back_leave.begin(), back_leave.end());
-  enter_ = ToEvents<Events>(std::move(enter), n);
-  leave_ = ToEvents<Events>(std::move(leave), n);
-  back_enter_ = ToEvents<Events>(std::move(back_enter), n);
-  back_leave_ = ToEvents<Events>(std::move(back_leave), n);
-  back_final_ = ToEvents<Events>(std::move(back_final), n);
+  enter_ = ToEvents(std::move(enter), n);
+  leave_ = ToEvents(std::move(leave), n);
+  back_enter_ = ToEvents(std::move(back_enter), n);
+  back_leave_ = ToEvents(std::move(back_leave), n);
+  back_final_ = ToEvents(std::move(back_final), n);
+}
+
+// Under FSDP2 a region runs again when backward asks for the first tensor that it would have kept
+// (torch.utils.checkpoint with use_reentrant=False): a sum keeps none, and the hooks of units that
+// end there come first. With use_reentrant=True it runs again before all of its backward.
+bool Walker::StartsRegion(std::uint32_t i) const {
+  const ModelOpFacts& facts = e_.a.ops[i];
+  if (!facts.has_backward || e_.in.plan.dialect != Dialect::kFsdp2 ||
+      e_.in.kernels.whole_recompute) {
+    return facts.has_backward;
+  }
+  bool keeps = e_.a.KernelsOf(i).extra_saved > Bytes(0) ||
+               (facts.input_grads != 0 && !e_.in.model.ops[i].params.empty());
+  ForEachSaved(e_.a, e_.in.model, i, [&](std::uint32_t, Role, std::uint16_t) { keeps = true; });
+  return keeps;
 }
 
 std::vector<std::uint32_t> Walker::FindRegionStarts() {
@@ -99,7 +119,7 @@ std::vector<std::uint32_t> Walker::FindRegionStarts() {
     const Region& region = e_.a.regions[r];
     forward_mark_[region.first] = true;
     for (std::uint32_t i = region.last + 1; i-- > region.first;) {
-      if (e_.a.ops[i].has_backward) {
+      if (StartsRegion(i)) {
         region_start_[i] = r;
         begins[r] = i;
         backward_mark_[i] = true;
@@ -250,12 +270,12 @@ void Walker::Forward() {
         offload_->NextForwardLayer();
       }
     }
-    for (std::uint32_t k = enter_.begin[i]; k < enter_.begin[i + 1]; ++k) {
-      rules_.PreForward(enter_.units[k], Phase::kForward);
+    for (const Event& event : enter_.At(i)) {
+      rules_.PreForward(event.unit, Phase::kForward);
     }
     ForwardOp(i, Phase::kForward);
-    for (std::uint32_t k = leave_.begin[i]; k < leave_.begin[i + 1]; ++k) {
-      rules_.PostForward(leave_.units[k], Phase::kForward);
+    for (const Event& event : leave_.At(i)) {
+      rules_.PostForward(event.unit, Phase::kForward);
     }
   }
   if (offload_) {

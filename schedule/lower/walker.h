@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "schedule/lower/activation_offload.h"
@@ -21,7 +22,7 @@ class DialectRules {
 
   virtual void PreForward(UnitId unit, Phase phase) = 0;
   virtual void PostForward(UnitId unit, Phase phase) = 0;
-  // Before the first backward op (or recomputation) of the unit.
+  // Before the first backward op (or recomputation) of a stretch of the unit.
   virtual void PreBackward(UnitId unit) = 0;
   // After the last backward op of a stretch of the unit; `done` after its last stretch (a unit that
   // gathers again over gaps has several).
@@ -57,9 +58,14 @@ struct UnitSpans {
   std::vector<std::uint32_t> backward_first;  // per unit: highest op with a backward, or kNoRegion
   std::vector<std::vector<Span>> backward_spans;  // per unit: the spans cut down to ops with a
                                                   // backward; empty ones left out
-  std::vector<std::uint32_t> grads_final;         // per unit: lowest op of backward that uses it
-  std::vector<bool> input_grads;      // per unit: some input of the unit needs a gradient
-  std::vector<UnitId> unit_of_param;  // per parameter; ties map to the storage's unit
+  // Per unit and stretch of backward_spans: the stretch that it was cut from, and whether some
+  // input of the call that begins it needs a gradient (only for dialects that ask per call).
+  std::vector<std::vector<Span>> backward_from;
+  std::vector<std::vector<bool>> backward_hooked;
+  std::vector<std::uint32_t> first_module;  // per unit, in pre-order
+  std::vector<std::uint32_t> grads_final;   // per unit: lowest op of backward that uses it
+  std::vector<bool> input_grads;            // per unit: some input of the unit needs a gradient
+  std::vector<UnitId> unit_of_param;        // per parameter; ties map to the storage's unit
 };
 [[nodiscard]] UnitSpans FindUnitSpans(const LowerInput& input, const ModelAnalysis& analysis,
                                       const std::vector<ResolvedUnit>& units);
@@ -85,9 +91,19 @@ class Walker {
     BufferId buffer;
     std::uint32_t refs = 0;
   };
+  // A unit begins or ends at an op, with the stretch of forward that this is about.
+  struct Event {
+    std::uint32_t op = 0;
+    UnitId unit;
+    UnitSpans::Span span;
+  };
   struct Events {  // CSR over model ops
     std::vector<std::uint32_t> begin;
-    std::vector<UnitId> units;
+    std::vector<Event> events;
+
+    [[nodiscard]] std::span<const Event> At(std::uint32_t op) const {
+      return std::span(events).subspan(begin[op], begin[op + 1] - begin[op]);
+    }
   };
 
   void FindUnitEvents();
@@ -129,6 +145,8 @@ class Walker {
   void PassGradThrough(std::uint32_t i);
   [[nodiscard]] UnitId UnitOf(const ModelOp& op) const;
   void FireBackwardEntries(std::uint32_t i, bool covering, const Region* region);
+  [[nodiscard]] static Events ToEvents(std::vector<Event> events, std::size_t op_count);
+  [[nodiscard]] bool StartsRegion(std::uint32_t i) const;
 
   Emitter& e_;
   const UnitSpans& spans_;

@@ -210,34 +210,31 @@ void Walker::BackwardOp(std::uint32_t i) {
 // Runs the region's ops again. Units that do not cover the region go through their forward hooks
 // once more, which is why checkpointing around several units costs extra gathers.
 void Walker::Recompute(const Region& region) {
-  const auto inside = [&](UnitId u) {
-    const auto& s = spans_.spans[u.value];
-    const bool covers = s.front().first <= region.first && s.back().last >= region.last;
-    return !covers;
+  const auto inside = [&](const Event& event) {
+    return event.span.first > region.first || event.span.last < region.last;
   };
   for (std::uint32_t u = 0; u < spans_.spans.size(); ++u) {
     const auto reaches_in = [&](const UnitSpans::Span& s) {
-      return s.first < region.first && s.last >= region.first;
+      return s.first < region.first && s.last >= region.first && s.last < region.last;
     };
-    if (inside(UnitId(u)) &&
-        std::any_of(spans_.spans[u].begin(), spans_.spans[u].end(), reaches_in)) {
+    if (std::any_of(spans_.spans[u].begin(), spans_.spans[u].end(), reaches_in)) {
       rules_.PreForward(UnitId(u), Phase::kRecompute);
     }
   }
   std::size_t next = 0;
   for (std::uint32_t i = region.first; i <= region.last && next < region.rerun.size(); ++i) {
-    for (std::uint32_t k = enter_.begin[i]; k < enter_.begin[i + 1]; ++k) {
-      if (inside(enter_.units[k])) {
-        rules_.PreForward(enter_.units[k], Phase::kRecompute);
+    for (const Event& event : enter_.At(i)) {
+      if (inside(event)) {
+        rules_.PreForward(event.unit, Phase::kRecompute);
       }
     }
     if (region.rerun[next] == i) {
       ForwardOp(i, Phase::kRecompute);
       ++next;
     }
-    for (std::uint32_t k = leave_.begin[i]; k < leave_.begin[i + 1]; ++k) {
-      if (inside(leave_.units[k])) {
-        rules_.PostForward(leave_.units[k], Phase::kRecompute);
+    for (const Event& event : leave_.At(i)) {
+      if (inside(event)) {
+        rules_.PostForward(event.unit, Phase::kRecompute);
       }
     }
   }
@@ -246,13 +243,11 @@ void Walker::Recompute(const Region& region) {
 // PreBackward of the units entered at op i: those that cover `region` (or all, without one), or
 // those strictly inside it.
 void Walker::FireBackwardEntries(std::uint32_t i, bool covering, const Region* region) {
-  for (std::uint32_t k = back_enter_.begin[i]; k < back_enter_.begin[i + 1]; ++k) {
-    const UnitId u = back_enter_.units[k];
-    const auto& s = spans_.spans[u.value];
+  for (const Event& event : back_enter_.At(i)) {
     const bool covers =
-        region == nullptr || (s.front().first <= region->first && s.back().last >= region->last);
+        region == nullptr || (event.span.first <= region->first && event.span.last >= region->last);
     if (covers == covering) {
-      rules_.PreBackward(u);
+      rules_.PreBackward(event.unit);
     }
   }
 }
@@ -298,20 +293,26 @@ void Walker::Backward() {
     }
     const bool starts = region_start_[i] != kNoRegion;
     const Region* region = starts ? &e_.a.regions[region_start_[i]] : nullptr;
+    const bool hooks_first =
+        e_.in.plan.dialect == Dialect::kFsdp2 && !e_.in.kernels.whole_recompute;
     FireBackwardEntries(i, true, region);
+    if (starts && hooks_first) {
+      FireBackwardEntries(i, false, region);
+    }
     if (starts) {
       Recompute(*region);
+    }
+    if (starts && !hooks_first) {
       FireBackwardEntries(i, false, region);
     }
     BackwardOp(i);
     ReleaseHeld(region_end_[i]);
-    for (std::uint32_t k = back_final_.begin[i]; k < back_final_.begin[i + 1]; ++k) {
-      rules_.GradientsFinal(back_final_.units[k]);
+    for (const Event& event : back_final_.At(i)) {
+      rules_.GradientsFinal(event.unit);
     }
     rules_.BackwardDone(i);
-    for (std::uint32_t k = back_leave_.begin[i]; k < back_leave_.begin[i + 1]; ++k) {
-      const UnitId u = back_leave_.units[k];
-      rules_.BackwardLeft(u, i == spans_.backward_spans[u.value].front().first);
+    for (const Event& event : back_leave_.At(i)) {
+      rules_.BackwardLeft(event.unit, i == spans_.backward_spans[event.unit.value].front().first);
     }
   }
 }

@@ -117,7 +117,7 @@ class Emit(ShardwrightTestCase):
         (self.folder / "moe.json").write_text(json.dumps(config))
         llama = "--model llama-3.2-1b --cluster dgx-h100 --seq 128 --wrap torchtitan"
         gpt2 = "--model gpt2 --cluster dgx-a100 --seq 128"
-        moe = "--model moe.json --cluster dgx-a100 --seq 128"
+        moe = "--model moe.json --cluster dgx-a100 --gpus 4 --seq 128"
         for words, dialect, expected in (
             (moe, "hf-v5", {"model.layers.0.mlp.experts.gate_up_proj": [4, 80, 32], "model.layers.0.mlp.gate.weight": [4, 32],
                             "model.layers.0.mlp.experts.down_proj": [4, 32, 40]}),

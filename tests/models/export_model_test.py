@@ -146,6 +146,52 @@ def refuses_latent_attention():
     return False
 
 
+def pads_experts(program, name, folder):
+    """FSDP2 cuts every parameter of the real module along its first dimension; ours, from config.json and exported, do the same.
+
+    Expected: sum of ceil(d0 / 4) * 4 * (other dimensions) over named_parameters() of the layers and of the rest. On 4 ranks the 6
+    experts of Mixtral, one tensor, become 8; on --shard 2 and as one matrix per expert (transformers 4) nothing is added.
+    """
+    config = transformers.AutoConfig.for_model(name, **FAMILIES[name])
+    config.use_cache = False
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    padded = lambda p, ranks: -(-p.shape[0] // ranks) * ranks * (p.numel() // p.shape[0])  # noqa: E731
+    routes = {"config": folder / "config.json", "exported": folder / "exported.json"}
+    routes["config"].write_text(json.dumps({"model_type": name, **FAMILIES[name]}))
+    subprocess.run([sys.executable, export_model.__file__, "--config", str(routes["config"]), "--seq", str(SEQUENCE), "-o",
+                    str(routes["exported"])], check=True, capture_output=True)
+    good = True
+    for ranks, replicas in ((4, 1), (2, 2)):
+        expected = sorted(sum(padded(p, ranks) for p in layer.parameters()) for layer in model.model.layers)
+        for route, path in routes.items():
+            plan = subprocess.run([program, "plan", "--model", str(path), "--cluster", "dgx-h100", "--nodes", "1", "--gpus", "4",
+                                   "--seq", str(SEQUENCE), "--shard", str(ranks), "--replicate", str(replicas), "-o",
+                                   str(folder / "plan.json")], check=True, capture_output=True, text=True)
+            found = units_of(program, folder / "plan.json")
+            warned = "experts of a layer" in plan.stderr
+            is_padded = FAMILIES[name].get("num_local_experts", 8) % ranks != 0
+            if found != expected or warned != is_padded:
+                print(f"FAILED {name} from {route} on {ranks} x {replicas}: layers of {found}, expected {expected}; warned: {warned}")
+                good = False
+    separate = json.loads((folder / "plan.json").read_text())
+    separate["kernel_set"] = {"name": "torch-2024"}
+    separate["plan"].update(shard_size=4, replicate_size=1)
+    separate["model"] = {"name": name, "json": json.loads(routes["config"].read_text())}
+    (folder / "plan.json").write_text(json.dumps(separate))
+    expected = sorted(sum(p.numel() if p.dim() == 3 else padded(p, 4) for p in layer.parameters()) for layer in model.model.layers)
+    if units_of(program, folder / "plan.json") != expected:
+        print(f"FAILED {name}, a matrix per expert: {units_of(program, folder / 'plan.json')}, expected {expected}")
+        good = False
+    return good
+
+
+def units_of(program, plan):
+    """Padded elements of the layers, ascending."""
+    shown = subprocess.run([program, "inspect", str(plan), "--json"], check=True, capture_output=True, text=True)
+    return sorted(unit["padded_elements"] for unit in json.loads(shown.stdout)["units"] if "layers" in unit["name"])
+
+
 def main(arguments):
     transformers.utils.logging.set_verbosity_error()
     good = refuses_what_it_cannot_say() and refuses_latent_attention()
@@ -159,6 +205,8 @@ def main(arguments):
                 simulated = subprocess.run([arguments[0], "simulate", str(path) + ".plan", "--json"], check=True,
                                            capture_output=True, text=True)
                 good &= json.loads(simulated.stdout)["step_time_s"] > 0
+        for name in MIXTURES:
+            good &= pads_experts(arguments[0], name, pathlib.Path(folder))
     return 0 if good else 1
 
 

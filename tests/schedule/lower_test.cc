@@ -52,6 +52,45 @@ TEST_CASE("FSDP2 pads each parameter to whole rows per rank") {
   CHECK(info.params[2].unsharded_offset == 8 * 1024 + 16);
 }
 
+// One layer of experts: per expert gate (5, 4), down (4, 5) and up (5, 4).
+Model ExpertsModel(std::int64_t experts) {
+  std::vector<std::vector<std::int64_t>> shapes;
+  for (std::int64_t e = 0; e < experts; ++e) {
+    shapes.insert(shapes.end(), {{5, 4}, {4, 5}, {5, 4}});
+  }
+  Model model = ParamsModel(shapes);
+  OpSpec spec;
+  spec.kind = OpKind::kExperts;
+  spec.gated = spec.up_last = true;
+  spec.experts = experts;
+  model.specs = {spec};
+  ModelOp op;
+  op.module = ModuleId(0);
+  for (std::size_t p = 0; p < model.params.size(); ++p) {
+    op.params.push_back(ParamId(p));
+  }
+  model.ops = {op};
+  return model;
+}
+
+TEST_CASE("FSDP2 pads the number of experts that are one tensor") {
+  const Model model = ExpertsModel(6);
+  // A matrix each: 5 rows of 4 become 8, 4 rows of 5 stay: 6 (2 * 32 + 20).
+  CHECK(LayoutPerParameter(model, WholeUnit(model), 4).padded_elements == 504);
+  // Stacked: (6, 10, 4) and (6, 4, 5) become (8, 10, 4) and (8, 4, 5); 2 of 8 experts per rank.
+  const UnitInfo info = LayoutPerParameter(model, WholeUnit(model), 4, StackExperts(model));
+  CHECK(info.elements == 6 * 60);
+  CHECK(info.padded_elements == 8 * 60);
+  CHECK(info.shard_elements == 2 * 60);
+  REQUIRE(info.params.size() == 2);
+  CHECK(info.params[0].padded_elements == 8 * 40);
+  CHECK(info.params[1].param == ParamId(1));
+  CHECK(info.params[1].unsharded_offset == 8 * 40);
+  // 64 ranks keep one expert each: 64 / 6 times the elements.
+  CHECK(LayoutPerParameter(model, WholeUnit(model), 64, StackExperts(model)).padded_elements ==
+        64 * 60);
+}
+
 TEST_CASE("FSDP1 aligns to 16 bytes of the compute dtype only with use_orig_params") {
   // 5 and 7 elements over 4 ranks. bf16: 8 elements per 16 bytes, so the second starts at 8; the
   // total 15 is padded to 16. Without: 12 elements, 3 per rank.
@@ -413,11 +452,6 @@ TEST_CASE("Checkpointing: a recomputed block runs once more and keeps only its i
   // The last linear of a block need not run again: nothing saves its output (early stop).
   CHECK(reruns == 4 * 2);
   CHECK(Count(p, OpCode::kAllGather) == 2 * 4 + 1);  // the unit is the region: no extra gather
-  // A region around all units gathers them when it runs again, and they stay for their own
-  // backward, as torch 2.13 does (tests/schedule/torch_fsdp2_order.py).
-  plan.recompute.clear();
-  plan.recompute.push_back({"", RecomputeKind::kFull, 1});
-  CHECK(Count(LowerChain(spec, plan, kMixed), OpCode::kAllGather) == 2 * 4 + 1);
 }
 
 TEST_CASE(
@@ -529,6 +563,73 @@ TEST_CASE("A step of more ops than a program can name is refused") {
   plan.units.erase(plan.units.begin(), plan.units.end() - 1);
   CHECK(error_of(plan) ==
         "plan: got more than 65536 all_gather ops of one unit, expected larger buckets or pieces");
+}
+
+// The chain with block 0 run once more after block 2, by the same parameters.
+Model ChainWithSecondCall(const ChainSpec& spec) {
+  Model model = ChainModel(spec);
+  ModelOp again = model.ops[1];
+  again.name = "again";
+  again.inputs = {TensorId(model.ops.back().outputs[0].value)};
+  again.outputs = {TensorId(model.tensors.size())};
+  model.tensors.push_back(
+      {TensorRole::kActivation, spec.rows * spec.width, true, ModelOpId(model.ops.size())});
+  model.ops.push_back(again);
+  return model;
+}
+
+// torch runs its hooks per call (post_forward of _fsdp_param_group.py): two calls of one module are
+// two gathers in forward and two in backward. Autograd sums the gradients of both before the
+// parameter has one: one reduce-scatter.
+TEST_CASE("FSDP2 gathers a unit per call of its module") {
+  ChainSpec spec;
+  spec.blocks = 3;
+  const Plan plan = ChainPlan(spec, Dialect::kFsdp2, 4);
+  const KernelSetOptions kernels = FindKernelSet("torch-eager", "test");
+  const Job job = ChainJob(spec, kMixed);
+  // Root, and three blocks: 1 + 3 gathers forward, 3 backward (the root keeps its own).
+  const Program once = Lower({ChainModel(spec), kernels, job, plan});
+  CHECK(Count(once, OpCode::kAllGather) == 7);
+  CHECK(Count(once, OpCode::kReduceScatter) == 4);
+  const Program twice = Lower({ChainWithSecondCall(spec), kernels, job, plan});
+  CHECK(Verify(twice).empty());
+  CHECK(Count(twice, OpCode::kAllGather) == 9);
+  CHECK(Count(twice, OpCode::kReduceScatter) == 4);
+}
+
+// Forward only nothing is resharded that says so: gathered in the first pass, then there.
+TEST_CASE("FSDP2 keeps what is not resharded from one forward pass to the next") {
+  ChainSpec spec;
+  spec.blocks = 2;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp2, 4);
+  plan.units[1].reshard.kind = Reshard::Kind::kNever;
+  const Program p = LowerChain(spec, plan, kMixed, [](Job& job) { job.mode = JobMode::kForward; });
+  int first = 0;
+  for (const Op& op : p.warmup.ops) {
+    first += p.ShapeOf(op).code == OpCode::kAllGather ? 1 : 0;
+  }
+  CHECK(first == 3);
+  CHECK(Count(p, OpCode::kAllGather) == 1);
+}
+
+// A parameter of block 0 used by the op of block 1, where block 0 is sharded again.
+TEST_CASE("FSDP2 refuses a parameter used where its unit is not gathered") {
+  ChainSpec spec;
+  spec.blocks = 2;
+  Model model = ChainModel(spec);
+  model.ops[2].params = model.ops[1].params;
+  const KernelSetOptions kernels = FindKernelSet("torch-eager", "test");
+  const Job job = ChainJob(spec, kMixed);
+  Plan plan = ChainPlan(spec, Dialect::kFsdp2, 4);
+  CHECK_THROWS_WITH_AS(
+      (void)Lower({model, kernels, job, plan}),
+      "plan: units[0]: got parameter \"block0.lin0.weight\" used in module \"block1.lin0\", where "
+      "the unit \"block0\" is not gathered, expected its uses inside the unit's forward; torch "
+      "fails: got mixed torch.Tensor and DTensor; give the unit both modules, or leave the "
+      "parameter to the root",
+      InputError);
+  plan.units[0].reshard.kind = Reshard::Kind::kNever;  // still there
+  CHECK(Verify(Lower({model, kernels, job, plan})).empty());
 }
 
 }  // namespace

@@ -369,6 +369,38 @@ TEST_CASE("ValidatePlan: recompute regions") {
         "p.json: plan.recompute[1].module: got \"layers.0\", expected each module once");
 }
 
+// What torch 2.13 cannot run, or the applier not wrap.
+TEST_CASE("ValidatePlan: regions and units that fully_shard cannot have") {
+  Plan plan = BlockPlan();
+  plan.recompute = {{"layers.0", RecomputeKind::kSelective, 2}};
+  CHECK(ValidateError(plan) == "");
+  plan.units.insert(plan.units.begin(), Unit("lin", {"layers.0.lin"}));
+  CHECK(ValidateError(plan) ==
+        "p.json: plan.recompute[0].kind: got \"selective\", expected \"full\", or no unit inside "
+        "of \"layers.0\"; unit \"lin\" is inside, and torch's selective checkpoint fails on its "
+        "hooks: profiler._record_function_enter_new encountered during backward but not found in "
+        "storage");
+  plan.recompute[0].kind = RecomputeKind::kFull;
+  CHECK(ValidateError(plan) == "");
+  plan.recompute[0].module = "";
+  CHECK(ValidateError(plan) ==
+        "p.json: plan.recompute[0].module: got the root module \"\", expected modules inside of "
+        "it; the whole model has no parent that could hold a checkpoint wrapper");
+  plan.recompute = {};
+  plan.units = {Unit("a", {"layers.0", "layers.1.lin"}), Unit("b", {"layers.1", "layers.0.lin"}),
+                Unit("root", {""})};
+  CHECK(ValidateError(plan) ==
+        "p.json: plan.units[0].modules: got a module inside of unit \"b\", which has one inside of "
+        "this unit, expected one of the two around the other; fully_shard wraps inner units first");
+  plan.units = {Unit("all", {"layers"}), Unit("root", {""})};
+  CHECK(
+      ValidateError(plan) ==
+      "p.json: plan.units[0].modules[0]: got \"layers\", expected modules with a forward; it is a "
+      "ModuleList, which torch never calls");
+  plan.dialect = Dialect::kNative;
+  CHECK(ValidateError(plan) == "");
+}
+
 TEST_CASE("ValidatePlan: FSDP1 without use_orig_params wants uniform requires_grad") {
   Model model = TinyModel();
   model.params[1].trainable = false;  // layers.0.scale

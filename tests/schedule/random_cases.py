@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -152,6 +153,19 @@ def smaller_networks(case):
         yield {**case, "network": network}
 
 
+def reason_of(text):
+    """A refusal without the names of this case."""
+    return re.sub(r'"[^"]*"', "...", re.sub(r"^error: |\S*plan\.json: ", "", text)).replace("|", "/")
+
+
+def write_section(path, name, text):
+    """Puts the text between the two markers of that name in a page."""
+    page = path.read_text(encoding="utf-8")
+    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+    head, rest = page.split(begin)
+    path.write_text(head + begin + text + end + rest.split(end)[1], encoding="utf-8")
+
+
 class Tally:
     """Counts outcomes; prints what is not good, with a command that shows it again."""
 
@@ -161,12 +175,26 @@ class Tally:
     def add(self, name, outcome, case):
         self.counts[outcome.kind] += 1
         if outcome.kind == "refused":
-            self.refusals[outcome.text.splitlines()[0]] += 1
+            self.refusals[reason_of(outcome.text.splitlines()[0])] += 1
         if outcome.is_good:
             return
         self.bad.append((name, outcome, case))
         print(f"{name}: {outcome.kind}: {outcome.text}\n    python3 {self.script} SHARDWRIGHT --case '{json.dumps(case)}'",
               flush=True)
+
+    def page(self, framework, seeds):
+        """A section of docs/conformance.md."""
+        total = sum(self.counts.values())
+        lines = [f"{framework}, {total} random cases ({seeds}): {self.summary()}.", ""]
+        if self.refusals:
+            lines += ["| refused by both, because | cases |", "|---|---|"]
+            lines += [f"| {text} | {count} |" for text, count in sorted(self.refusals.items(), key=lambda r: (-r[1], r[0]))]
+            lines.append("")
+        if self.bad:
+            lines += ["| not equal | outcome |", "|---|---|"]
+            lines += [f"| {name} | {outcome.kind}: {outcome.text.splitlines()[0]} |" for name, outcome, _ in self.bad]
+            lines.append("")
+        return "\n".join(lines)
 
     def summary(self):
         return ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()))

@@ -1,6 +1,6 @@
 """Random networks and settings: the collectives of real FSDP2 runs are those of our fsdp2 programs, or both refuse.
 
-    python3 tests/schedule/torch_fsdp2_random.py SHARDWRIGHT [--seeds FIRST:END] [--seed N] [--case JSON] [--no-shrink]
+    python3 tests/schedule/torch_fsdp2_random.py SHARDWRIGHT [--seeds FIRST:END] [--seed N] [--case JSON] [--no-shrink] [--page]
 
 Each case is a network (random_networks.py) and a plan. tools/export_model.py describes the network to us, `emit` writes the plan
 for the applier, which wraps the module in 2 to 6 gloo processes; three steps run there, and order, kind, group, elements and
@@ -10,6 +10,7 @@ dtype of every collective are compared with those of the simulated program.
 import argparse
 import copy
 import json
+import os
 import pathlib
 import random
 import sys
@@ -28,7 +29,7 @@ import random_networks  # noqa: E402
 import shardwright_fsdp2  # noqa: E402
 import shardwright_plan  # noqa: E402
 from random_cases import (Refused, Shardwright, Tally, attempt, compare, model_json, shrink,  # noqa: E402
-                          smaller_networks)
+                          smaller_networks, write_section)
 from torch_pool import Pools, Recorder  # noqa: E402
 
 STEPS = 3
@@ -297,10 +298,11 @@ def judge(ours, pools, case):
 def main(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
-    parser.add_argument("--seeds", default="0:25")
+    parser.add_argument("--seeds", default="0:1500" if os.environ.get("SHARDWRIGHT_DEEP") else "0:25")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--case")
     parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--page", action="store_true", help="write the section of docs/conformance.md")
     options = parser.parse_args(arguments)
     first, end = (int(n) for n in options.seeds.split(":"))
     if options.seed is not None:
@@ -314,6 +316,9 @@ def main(arguments):
                 case = shrink(case, lambda c: judge(ours, pools, c), smaller_cases)
                 outcome = judge(ours, pools, case)
             tally.add(name, outcome, case)
+    if options.page:
+        write_section(pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "conformance.md", "fsdp2",
+                      tally.page(f"PyTorch {torch.__version__} FSDP2", f"seeds {first} to {end - 1}"))
     print(tally.summary())
     return 1 if tally.bad else 0
 

@@ -20,7 +20,7 @@ from torch.distributed import _functional_collectives as functional
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-TIMEOUT = 60.0  # seconds for a job, on a busy machine
+TIMEOUT = 240.0  # seconds for a job, on a busy machine
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 

@@ -66,7 +66,8 @@ def apply_plan(model, plan="fsdp2_plan.json", mesh=None, device_type=None):
         else OffloadPolicy(),
     }
     targets = {unit["name"]: _targets(unit, modules, wrappers) for unit in plan["units"]}
-    for unit in plan["units"]:  # inner units first, the root last
+    size = lambda unit: max(sum(1 for _ in module.modules()) for module in targets[unit["name"]])  # noqa: E731
+    for unit in sorted(plan["units"], key=size):  # inner units first, whatever the order in the plan: outer ones take the rest
         chosen = targets[unit["name"]]
         policy = {"mp_policy": MixedPrecisionPolicy()} if unit.get("full_precision") else {}
         fully_shard(chosen[0] if len(chosen) == 1 else chosen, reshard_after_forward=unit["reshard_after_forward"],

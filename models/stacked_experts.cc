@@ -1,0 +1,14 @@
+#include "models/stacked_experts.h"
+
+#include <algorithm>
+#include <array>
+
+namespace shardwright {
+
+bool StacksExperts(std::string_view kernel_set) {
+  constexpr std::array<std::string_view, 7> kStacks = {
+      "torch-eager", "torch-compile", "deepspeed", "hf-eager", "hf-trainer", "hf-foak", "hf-liger"};
+  return std::find(kStacks.begin(), kStacks.end(), kernel_set) != kStacks.end();
+}
+
+}  // namespace shardwright

@@ -1,0 +1,49 @@
+#include "planner/warnings.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+
+#include "core/error.h"
+#include "models/stacked_experts.h"
+
+namespace shardwright {
+namespace {
+
+// FSDP2 shards the first dimension: of experts in one tensor, their number. Empty: nothing padded.
+std::string PaddedExperts(const PlanFile& file) {
+  const Plan& plan = file.plan;
+  if (plan.dialect != Dialect::kFsdp2 || plan.shard_size == 1) {
+    return {};
+  }
+  std::int64_t experts = 0;
+  for (const ModelOp& op : file.model.model.ops) {
+    const OpSpec& spec = file.model.model.SpecOf(op);
+    const bool is_stacked = op.params.size() == 2 || StacksExperts(file.kernels.name);
+    if (spec.kind == OpKind::kExperts && is_stacked && spec.experts % plan.shard_size != 0) {
+      experts = std::max(experts, spec.experts);
+    }
+  }
+  if (experts == 0) {
+    return {};
+  }
+  const std::int64_t padded = RoundUp(experts, plan.shard_size);
+  const std::int64_t fitting = std::gcd(experts, plan.shard_size * plan.replicate_size);
+  return "fully_shard cuts the " + std::to_string(experts) +
+         " experts of a layer, one tensor, over " + std::to_string(plan.shard_size) +
+         " ranks: they are stored, gathered and reduced as " + std::to_string(padded) +
+         " experts; --shard " + std::to_string(fitting) +
+         " with replicas pads nothing, another dimension (shard_placement_fn) is yours to code";
+}
+
+}  // namespace
+
+std::vector<std::string> WarningsOf(const PlanFile& file) {
+  std::vector<std::string> warnings = file.model.model.warnings;
+  if (std::string experts = PaddedExperts(file); !experts.empty()) {
+    warnings.push_back(std::move(experts));
+  }
+  return warnings;
+}
+
+}  // namespace shardwright
