@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "executor/checkpoint/checkpoint.h"
+#include "executor/checkpoint/run_checkpoints.h"
 #include "executor/checkpoint/safetensors.h"
 #include "schedule/plan_names.h"
 
@@ -113,8 +114,9 @@ int RunCheckpoint(const Arguments& arguments) {
   if (folder.empty()) {
     throw InputError(given, "no finished checkpoint", "a checkpoint or a folder of checkpoints");
   }
-  const Checkpoint checkpoint(folder);
-  checkpoint.Verify();
+  std::optional<Checkpoint> opened;
+  OpenOrOfferOlder(folder, "", [&] { opened.emplace(folder).Verify(); });
+  const Checkpoint& checkpoint = *opened;
   if (exports) {
     std::vector<NamedFile> inputs;
     for (const SavedFile& file : checkpoint.manifest().files) {

@@ -85,8 +85,11 @@ int RunEval(const Arguments& arguments) {
   std::optional<Checkpoint> checkpoint;
   const Wait wait = WaitForFiles(model, file.job, "reading of the checkpoint");
   AllOrNone(group.get(), MessagePassing::kAll, wait, [&] {
-    CheckFits(checkpoint.emplace(folder), model, std::nullopt);
-    VerifyShare(*checkpoint, group.get());
+    OpenOrOfferOlder(folder, "", [&] {
+      checkpoint.emplace(folder);
+      VerifyShare(*checkpoint, group.get());
+    });
+    CheckFits(*checkpoint, model, std::nullopt);
   });
   const std::unique_ptr<Dataset> data =
       OpenDataset(arguments.Get("--data").text, model, training.seed);

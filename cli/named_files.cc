@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <initializer_list>
+#include <sstream>
 #include <system_error>
 #include <vector>
 
@@ -32,10 +33,23 @@ std::string Shown(const NamedFile& file) {
 
 bool Reads(const NamedFile& input, const std::string& path) {
   std::error_code error;
-  const std::string behind_colon = input.path.substr(input.path.find(':') + 1);
-  return fs::is_regular_file(path, error) &&
-         (IsSameFile(input.path, path) || IsSameFile(behind_colon, path) ||
-          IsSameFile(input.path + "/config.json", path));
+  if (!fs::is_regular_file(path, error)) {
+    return false;
+  }
+  const auto is_it = [&](const std::string& word) {
+    return IsSameFile(word, path) || IsSameFile(word.substr(word.find(':') + 1), path) ||
+           IsSameFile(word + "/config.json", path);
+  };
+  if (is_it(input.path)) {
+    return true;
+  }
+  std::istringstream words(input.path);  // data of several files
+  for (std::string word; std::getline(words, word, ',');) {
+    if (is_it(word)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // The values with one of `roles`.

@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "cli/collect_trace.h"
 #include "cli/command.h"
 #include "cli/device_flags.h"
@@ -17,26 +15,27 @@
 #include "cli/run_flags.h"
 #include "cli/run_loop.h"
 #include "cli/run_processes.h"
+#include "cli/run_report.h"
 #include "cli/run_session.h"
-#include "cli/table.h"
+#include "cli/stop_signals.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/writable.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/run_checkpoints.h"
+#include "executor/checkpoint/run_folder.h"
 #include "executor/checkpoint/save.h"
 #include "executor/data/batch.h"
 #include "executor/host/session.h"
 #include "executor/host/together.h"
 #include "planner/evaluate.h"
 #include "schedule/plan_file.h"
+#include "schedule/plan_names.h"
 #include "simulator/costs/pricer.h"
 #include "traces/chrome_write.h"
 
 namespace shardwright {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr const char* kAbout = R"(Runs a plan for real: trains on this machine.
 
@@ -58,20 +57,27 @@ Examples:
 The plan must be made with the device's kernel set: --kernel-set shardwright-host, or
 shardwright-cuda-plain, -gelu or -fused for --device cuda. There every rank has a GPU and a process,
 which the program starts itself on one machine and a launcher on several; --loopback runs all ranks
-on one GPU. Exits with 5 when a rank fails, and with 4 when there is no GPU.)";
+on one GPU. Exits with 5 when a rank fails or a loss is no number, and with 4 when there is no GPU.
+With --checkpoint or --trace, Ctrl-C and SIGTERM save what there is, and exit with 130.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"PLAN", "plan file or - (standard input)", "run needs a plan file, or - for standard input",
       false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 18> kFlags = {{
+constexpr std::array<FlagRow, 21> kFlags = {{
     {"--steps", "N", "optimizer steps, those before a resumed checkpoint included (default 10)"},
     {"--epochs", "N", "passes over the data, instead of --steps; prints a line for each"},
-    {"--test-data", "SPEC", "with --epochs: data for loss and accuracy after each",
+    {"--test-data", "SPEC", "data for loss and accuracy, after each epoch or the last step",
      FileRole::kRead},
+    {"--eval-every", "N", "with --test-data: also every N steps"},
     {"--checkpoint", "FOLDER", "save checkpoints into this folder, one at the end"},
     {"--every", "N", "with --checkpoint: also save every N steps"},
     {"--keep", "N", "with --checkpoint: how many to keep (default 3)"},
+    {"--resume-from", "STEP",
+     "as --resume, from the checkpoint of this step; later ones are set "
+     "aside"},
+    {"--nan", "stop|continue",
+     "what to do at a loss that is no finite number (default stop: exit with 5)"},
     kDeviceFlag,
     kLoopbackFlag,
     kRendezvousKeyFlag,
@@ -82,7 +88,8 @@ constexpr std::array<FlagRow, 18> kFlags = {{
      "with --device cuda: launch stretches of ops as CUDA graphs (default off; auto: where "
      "simulate says that launches cost 2 % of a step)"},
     {"--data", "SPEC",
-     "IDX images, text, token file (.bin), or random (default); see docs/training.md",
+     "IDX images, text, token files (.bin), a folder of them, several with commas, or random "
+     "(default); see docs/training.md",
      FileRole::kRead},
     {"--training", "FILE", "hyper-parameters, schedule and seeds; see docs/training.md",
      FileRole::kRead},
@@ -94,8 +101,11 @@ constexpr std::array<FlagRow, 18> kFlags = {{
     {"--delays", "SEED", "adversarial scheduling: random delays in every stream, by this seed"},
 }};
 
-constexpr std::array<SwitchRow, 4> kSwitches = {{
+constexpr std::array<SwitchRow, 5> kSwitches = {{
     {"--resume", "go on from the newest checkpoint in --checkpoint, if there is one"},
+    {"--no-save-on-signal",
+     "Ctrl-C and SIGTERM end the run at once, without a last checkpoint and "
+     "trace"},
     {"--emulate-network", "collectives take as long as simulate predicts for the plan's cluster"},
     {"--poison", "fill memory with NaNs when it is allocated"},
     kInsecureNetworkSwitch,
@@ -115,128 +125,15 @@ DurationTable NetworkDurations(const PlanFile& file, const Program& program) {
   return {of_body(program.init), of_body(program.warmup), of_body(program.step)};
 }
 
-// What the steps of a run did, in figures.
-struct Throughput {
-  double tokens_per_second = 0.0;
-  double gflop_per_second = 0.0;
-};
-Throughput MeanOver(const PlanFile& file, std::int64_t steps, Seconds time) {
-  const Model& model = file.model.model;
-  const double samples =
-      static_cast<double>(file.job.global_batch) * static_cast<double>(steps) / time.value;
-  const double passes = file.job.mode == JobMode::kTrain ? 1.0 : 1.0 / 3.0;
-  return {samples * static_cast<double>(model.tokens_per_sample),
-          samples * ConventionFlopsPerSample(model).value * passes / 1e9};
-}
-
-// One line per step on standard error, for people.
-class Progress {
- public:
-  Progress(const PlanFile& file, std::int64_t steps) : file_(file), steps_(steps) {}
-
-  void operator()(const StepReport& report) {
-    const Seconds time = ToSeconds(report.end - last_);
-    last_ = report.end;
-    const Throughput rate = MeanOver(file_, 1, time);
-    std::fprintf(stderr, "step %lld/%lld  loss %.4f  %s  %.4g tokens/s  %.3g GFLOP/s\n",
-                 static_cast<long long>(report.step) + 1, static_cast<long long>(steps_),
-                 report.loss, Format(time).c_str(), rate.tokens_per_second, rate.gflop_per_second);
-  }
-
- private:
-  const PlanFile& file_;
-  const std::int64_t steps_;
-  SimTime last_;
-};
-
-// Before the first step, so that no run ends without what it was made for.
-void CheckOutputs(const RunFlags& flags) {
-  if (!flags.trace.empty()) {
-    CheckWritable(flags.trace);
-  }
-  if (!flags.checkpoint.empty()) {
-    MakeCheckpointFolder(flags.checkpoint);
-  }
-}
-
-Json EpochsJson(const std::vector<EpochReport>& epochs) {
-  Json list = Json::array();
-  for (const EpochReport& epoch : epochs) {
-    Json entry = {{"epoch", epoch.epoch + 1}, {"train_loss", epoch.train_loss}};
-    if (epoch.has_test) {
-      entry["test_loss"] = epoch.test.MeanLoss();
-      entry["test_correct"] = epoch.test.correct;
-      entry["test_count"] = epoch.test.counted;
+// Process 0 keeps other runs out of the folder of checkpoints.
+std::unique_ptr<RunFolder> TakeFolder(const RunFlags& flags, const RunProcesses& group) {
+  std::unique_ptr<RunFolder> folder;
+  AllOrNone(group.get(), MessagePassing::kAll, {"folder of checkpoints"}, [&] {
+    if (group.is_first() && !flags.checkpoint.empty()) {
+      folder = std::make_unique<RunFolder>(flags.checkpoint, flags.resume);
     }
-    list.push_back(std::move(entry));
-  }
-  return list;
-}
-
-std::string ReportJson(const PlanFile& file, const LoopReport& loop, const Throughput& rate,
-                       RunSession& session, const Program& program) {
-  Json json;
-  json["schema"] = "shardwright-run";
-  json["schema_version"] = 1;
-  json["device"] = session.device();
-  json["ranks"] = file.cluster.RankCount();
-  json["tokens_per_s"] = rate.tokens_per_second;
-  json["gflop_per_s"] = rate.gflop_per_second;
-  json["memory"] = {{"arena_bytes", session.placement().device_size.value},
-                    {"host_arena_bytes", session.placement().host_size.value},
-                    {"predicted_peak_allocated_bytes", PeakAllocated(program).value}};
-  if (session.is_on_gpu()) {
-    const GpuMemory gpu = session.gpu_memory();
-    json["memory"]["gpu"] = {{"total_bytes", gpu.total.value},
-                             {"before_bytes", gpu.before.value},
-                             {"arenas_bytes", gpu.arenas.value},
-                             {"set_up_bytes", gpu.set_up.value},
-                             {"since_bytes", gpu.since.value}};
-  }
-  json["steps"] = Json::array();
-  for (const StepReport& step : loop.steps) {
-    json["steps"].push_back(
-        {{"step", step.step}, {"loss", step.loss}, {"end_s", ToSeconds(step.end).value}});
-  }
-  json["epochs"] = EpochsJson(loop.epochs);
-  return json.dump(2) + "\n";
-}
-
-// The arena, and what it has to do with the peak that `simulate` tells for an allocator.
-std::string MemoryText(RunSession& session, const Program& program) {
-  const Bytes placed = session.placement().device_size;
-  const Bytes peak = PeakAllocated(program);
-  const Bytes aligned = PeakAllocated(program, PlaceOptions().alignment);
-  const auto signed_text = [](Bytes size) {
-    return size < Bytes(0) ? "-" + Format(Bytes(0) - size) : Format(size);
-  };
-  std::string text = "memory per rank   " + Format(placed) + " placed = allocated peak " +
-                     Format(peak) + " + alignment " + Format(aligned - peak) + " + packing " +
-                     signed_text(placed - aligned) + '\n';
-  if (session.is_on_gpu()) {
-    const GpuMemory gpu = session.gpu_memory();
-    text += "memory of the GPU " + Format(gpu.total) + ": before " + signed_text(gpu.before) +
-            ", arenas " + Format(gpu.arenas) + ", set-up " + signed_text(gpu.set_up) + ", since " +
-            signed_text(gpu.since) + '\n';
-  }
-  return text;
-}
-
-std::string ReportText(const PlanFile& file, const std::vector<StepReport>& steps,
-                       const Throughput& rate, RunSession& session, const Program& program) {
-  char line[200];
-  std::string text = TitleOf(file) + ": " + std::to_string(steps.size()) + " steps\n";
-  if (steps.empty()) {
-    return text + "nothing was left to do\n";
-  }
-  std::snprintf(line, sizeof line, "loss              %.6f -> %.6f\n", steps.front().loss,
-                steps.back().loss);
-  text += line;
-  std::snprintf(line, sizeof line, "throughput        %.4g tokens/s, %.3g GFLOP/s over all ranks\n",
-                rate.tokens_per_second, rate.gflop_per_second);
-  text += line;
-  text += "total time        " + Format(ToSeconds(steps.back().end)) + '\n';
-  return text + MemoryText(session, program);
+  });
+  return folder;
 }
 
 // The forward half of the plan on test data; null without test data.
@@ -255,44 +152,63 @@ struct TestSetUp {
   Evaluator evaluator;
 };
 
-void ResumeIfAsked(const PlanFile& file, const RunFlags& flags, const Sampler& sampler,
-                   const RunProcesses& group, Runtime& runtime) {
-  if (!flags.resume) {
-    return;
+// What the run is told, as far as a resumed run may be told otherwise.
+std::vector<Setting> SettingsOf(const PlanFile& file, const RunFlags& flags, const Dataset& data) {
+  std::vector<Setting> settings = ShowTrainingOptions(flags.training);
+  if (!file.job.clip_gradients) {
+    std::erase_if(settings, [](const Setting& setting) { return setting.first == "clip_norm"; });
+    settings.emplace_back("clip_norm", "none");
   }
-  const std::string latest = NewestCheckpoint(flags.checkpoint, group.get());
-  if (latest.empty()) {
+  const Precision& precision = file.job.precision;
+  settings.emplace_back("data", flags.data);
+  settings.emplace_back("data.crc32", std::to_string(data.Checksum()));
+  settings.emplace_back("ranks", std::to_string(file.cluster.RankCount()));
+  settings.emplace_back("micro_batch", std::to_string(file.plan.micro_batch));
+  settings.emplace_back("dtypes", std::string(NameIn(kTrainingDTypeNames, precision.param)) +
+                                      ", masters " +
+                                      std::string(NameIn(kTrainingDTypeNames, precision.master)));
+  return settings;
+}
+
+// The checkpoint that the run goes on from, the same in all processes; empty: it begins anew.
+std::string CheckpointToResume(const RunFlags& flags, const RunProcesses& group) {
+  if (!flags.resume) {
+    return {};
+  }
+  return flags.resume_step > 0 ? CheckpointFolder(flags.checkpoint, flags.resume_step)
+                               : NewestCheckpoint(flags.checkpoint, group.get());
+}
+
+// Gives the run the id of the one that it goes on with. Process 0 says what is different now.
+void ResumeIfAsked(const PlanFile& file, const RunFlags& flags, const Sampler& sampler,
+                   const RunProcesses& group, RunIdentity& identity, Runtime& runtime) {
+  const std::string from = CheckpointToResume(flags, group);
+  if (from.empty()) {
     return;
   }
   const Wait wait = WaitForFiles(file.model.model, file.job, "reading of the checkpoint");
   AllOrNone(group.get(), MessagePassing::kAll, wait, [&] {
-    const Checkpoint checkpoint(latest);
-    CheckFits(checkpoint, file.model.model, file.job.optimizer.kind);
-    CheckContinues(checkpoint, sampler);
-    VerifyShare(checkpoint, group.get());
-    Resume(checkpoint, file.model.model, file.job, runtime, true);
+    std::optional<Checkpoint> checkpoint;
+    OpenOrOfferOlder(from, "; --resume-from %STEP goes on from it", [&] {
+      checkpoint.emplace(from);
+      VerifyShare(*checkpoint, group.get());
+    });
+    CheckFits(*checkpoint, file.model.model, file.job.optimizer.kind);
+    CheckContinues(*checkpoint, sampler);
+    Resume(*checkpoint, file.model.model, file.job, runtime, true);
+    identity.id = checkpoint->manifest().run;
+    if (!group.is_first()) {
+      return;
+    }
+    std::fprintf(stderr, "resumed from %s\n", from.c_str());
+    for (const std::string& line :
+         Differences(checkpoint->manifest().settings, identity.settings)) {
+      std::fprintf(stderr, "resumed with %s\n", line.c_str());
+    }
+    if (flags.resume_step > 0) {
+      SetLaterAside(flags.checkpoint, flags.resume_step);
+    }
   });
-  if (group.is_first()) {
-    std::fprintf(stderr, "resumed from %s\n", latest.c_str());
-  }
-}
-
-void WriteReport(const PlanFile& file, const LoopReport& loop, RunSession& session,
-                 const Program& program, bool as_json) {
-  if (const std::string graphs = session.graphs(); !graphs.empty()) {
-    std::fprintf(stderr, "graphs: %s\n", graphs.c_str());
-  }
-  const std::vector<StepReport>& steps = loop.steps;
-  Throughput rate;
-  if (!steps.empty()) {
-    // The first step warms caches up; a run of one step has no other.
-    const std::size_t skipped = steps.size() > 1 ? 1 : 0;
-    const SimTime begin = skipped > 0 ? steps.front().end : SimTime(0);
-    rate = MeanOver(file, std::ssize(steps) - static_cast<std::int64_t>(skipped),
-                    ToSeconds(steps.back().end - begin));
-  }
-  WriteFileAtomically("-", as_json ? ReportJson(file, loop, rate, session, program)
-                                   : ReportText(file, steps, rate, session, program));
 }
 
 void WriteTrace(const PlanFile& file, const Program& program, const RunSession& session,
@@ -324,6 +240,92 @@ bool WantsGraphs(const PlanFile& file, const RunFlags& flags) {
   return wants && flags.trace.empty();
 }
 
+// What a run is of.
+struct RunParts {
+  const PlanFile& file;
+  const Program& program;
+  const SessionInput& input;
+  const Launch& launch;
+  const Dataset& data;
+  const Sampler& sampler;
+};
+
+RunOptions OptionsOf(const Arguments& arguments, const RunFlags& flags, const RunParts& parts) {
+  RunOptions run;
+  run.trace = !flags.trace.empty();
+  run.poison = arguments.Has("--poison");
+  run.inputs = [&parts](const BatchKey& key, std::span<const View> views) {
+    WriteBatch(parts.file.model.model, parts.data, parts.sampler,
+               {key.step, key.first_sample, key.count}, views);
+  };
+  run.epoch_of = [&parts](std::int64_t step) { return EpochOf(parts.sampler, step); };
+  if (arguments.Has("--emulate-network")) {
+    run.durations = NetworkDurations(parts.file, parts.program);
+  }
+  run.stops_at_nan = flags.loop.stops_at_nan;
+  run.asks_to_stop = StopSignals::Asked;
+  return run;
+}
+
+int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
+  const PlanFile& file = parts.file;
+  RunOptions run = OptionsOf(arguments, flags, parts);
+  const RunProcesses group(parts.launch, file.cluster.RankCount(), flags.host.timeout);
+  MessagePassing* const processes = flags.host.processes = group.get();
+  const bool is_first = group.is_first();
+  const std::unique_ptr<RunFolder> folder = TakeFolder(flags, group);
+  if (processes != nullptr) {
+    JoinRun(*processes, run);
+  }
+  flags.loop.prints_tests = flags.loop.prints_tests && is_first;
+  if (is_first) {
+    run.on_step =
+        MakeProgress(file, flags.training, parts.sampler, TotalSteps(flags.loop, parts.sampler));
+  }
+  const RunPlace place{.gpu = flags.device.GpuOf(parts.launch), .graphs = WantsGraphs(file, flags)};
+  RunSession session(parts.input, flags.host, run, place);
+  EndProcessOnFault(session, processes);
+  session.runtime().Initialize();
+  RunIdentity identity{NewRunId()};
+  if (!flags.checkpoint.empty()) {
+    identity.settings = SettingsOf(file, flags, parts.data);
+  }
+  ResumeIfAsked(file, flags, parts.sampler, group, identity, session.runtime());
+  std::unique_ptr<TestSetUp> test;
+  if (!flags.test_data.empty()) {
+    test = std::make_unique<TestSetUp>(
+        file, flags, RunPlace{.gpu = place.gpu, .beside = &session, .graphs = place.graphs});
+  }
+  std::unique_ptr<RunCheckpoints> checkpoints;
+  if (!flags.checkpoint.empty()) {
+    checkpoints =
+        std::make_unique<RunCheckpoints>(flags.checkpoint, flags.keep, identity, file.model.model,
+                                         file.job, parts.program, parts.sampler, processes);
+  }
+  const LoopReport loop =
+      RunLoop(flags.loop, {file.model.model, parts.sampler, session.runtime(),
+                           session.runtime().rank_count() * file.plan.accumulation,
+                           checkpoints.get(), test ? &test->evaluator : nullptr});
+  const Trace trace =
+      flags.trace.empty() ? Trace() : TakeWholeTrace(session, parts.program, processes);
+  FinishTogether(processes);  // nobody waits while process 0 writes
+  if (is_first && !flags.trace.empty()) {
+    WriteTrace(file, parts.program, session, trace, flags.trace);
+  }
+  const Ran ran{file, flags, parts.sampler, parts.program, loop, checkpoints.get()};
+  CheckOutcome(ran);
+  if (is_first && flags.trace != "-") {
+    WriteReport(ran, session, arguments.IsJson());
+  }
+  if (loop.end != LoopEnd::kAsked) {
+    return kExitOk;
+  }
+  if (is_first) {
+    SayInterrupted(ran);
+  }
+  return kExitInterrupted;
+}
+
 int RunRun(const Arguments& arguments) {
   RunFlags flags = ReadRunFlags(arguments);
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
@@ -342,57 +344,14 @@ int RunRun(const Arguments& arguments) {
   const Sampler sampler{data->size(), file.job.global_batch, flags.training.seed,
                         flags.training.shuffle, flags.training.epoch_tail};
   CheckSampler(sampler, "--data");
-  RunOptions run;
-  run.trace = !flags.trace.empty();
-  run.poison = arguments.Has("--poison");
-  run.inputs = [&](const BatchKey& key, std::span<const View> views) {
-    WriteBatch(model, *data, sampler, {key.step, key.first_sample, key.count}, views);
-  };
-  run.epoch_of = [&](std::int64_t step) { return EpochOf(sampler, step); };
-  if (arguments.Has("--emulate-network")) {
-    run.durations = NetworkDurations(file, program);
+  if (launch.rank == 0 && !flags.trace.empty()) {
+    CheckWritable(flags.trace);  // before the first step, so that no run ends without it
   }
-  if (launch.rank == 0) {
-    CheckOutputs(flags);
+  std::optional<StopSignals> signals;
+  if (flags.saves_on_signal && !(flags.checkpoint.empty() && flags.trace.empty())) {
+    signals.emplace();
   }
-  const RunProcesses group(launch, file.cluster.RankCount(), flags.host.timeout);
-  MessagePassing* const processes = flags.host.processes = group.get();
-  const bool is_first = group.is_first();
-  if (processes != nullptr) {
-    JoinRun(*processes, run);
-  }
-  flags.loop.prints_epochs = flags.loop.prints_epochs && is_first;
-  if (is_first) {
-    run.on_step = Progress(file, TotalSteps(flags.loop, sampler));
-  }
-  const RunPlace place{.gpu = flags.device.GpuOf(launch), .graphs = WantsGraphs(file, flags)};
-  RunSession session(input, flags.host, run, place);
-  EndProcessOnFault(session, processes);
-  session.runtime().Initialize();
-  ResumeIfAsked(file, flags, sampler, group, session.runtime());
-  std::unique_ptr<TestSetUp> test;
-  if (!flags.test_data.empty()) {
-    test = std::make_unique<TestSetUp>(
-        file, flags, RunPlace{.gpu = place.gpu, .beside = &session, .graphs = place.graphs});
-  }
-  std::unique_ptr<RunCheckpoints> checkpoints;
-  if (!flags.checkpoint.empty()) {
-    checkpoints = std::make_unique<RunCheckpoints>(flags.checkpoint, flags.keep, model, file.job,
-                                                   program, sampler, processes);
-  }
-  const LoopReport loop =
-      RunLoop(flags.loop, {model, sampler, session.runtime(),
-                           session.runtime().rank_count() * file.plan.accumulation,
-                           checkpoints.get(), test ? &test->evaluator : nullptr});
-  const Trace trace = flags.trace.empty() ? Trace() : TakeWholeTrace(session, program, processes);
-  FinishTogether(processes);  // nobody waits while process 0 writes
-  if (is_first && !flags.trace.empty()) {
-    WriteTrace(file, program, session, trace, flags.trace);
-  }
-  if (is_first && flags.trace != "-") {
-    WriteReport(file, loop, session, program, arguments.IsJson());
-  }
-  return kExitOk;
+  return Train(arguments, flags, {file, program, input, launch, *data, sampler});
 }
 
 }  // namespace

@@ -19,21 +19,29 @@ void ReadLoopFlags(const Arguments& arguments, RunFlags& flags) {
   arguments.SetText("--checkpoint", flags.checkpoint);
   arguments.SetCount("--every", kMostSteps, flags.loop.every);
   arguments.SetCount("--keep", kMostSteps, flags.keep);
-  flags.resume = arguments.Has("--resume");
+  arguments.SetCount("--eval-every", kMostSteps, flags.loop.eval_every);
+  arguments.SetCount("--resume-from", kMostSteps, flags.resume_step);
+  flags.resume = arguments.Has("--resume") || flags.resume_step > 0;
+  flags.saves_on_signal = !arguments.Has("--no-save-on-signal");
+  static constexpr std::array<std::string_view, 2> kAtNan = {"stop", "continue"};
+  std::size_t at_nan = 0;
+  arguments.SetChoice("--nan", kAtNan, at_nan);
+  flags.loop.stops_at_nan = at_nan == 0;
   const auto needs = [&](bool given, bool has, const char* flag, const char* other) {
     if (given && !has) {
       throw UsageError(std::string(flag) + " needs " + other);
     }
   };
   const bool has_checkpoint = !flags.checkpoint.empty();
-  needs(flags.resume, has_checkpoint, "--resume", "--checkpoint FOLDER");
+  needs(flags.resume, has_checkpoint, flags.resume_step > 0 ? "--resume-from" : "--resume",
+        "--checkpoint FOLDER");
   needs(arguments.Get("--every").is_given(), has_checkpoint, "--every", "--checkpoint FOLDER");
   needs(arguments.Get("--keep").is_given(), has_checkpoint, "--keep", "--checkpoint FOLDER");
-  needs(!flags.test_data.empty(), flags.loop.epochs > 0, "--test-data", "--epochs N");
+  needs(flags.loop.eval_every > 0, !flags.test_data.empty(), "--eval-every", "--test-data SPEC");
   if (flags.loop.epochs > 0 && arguments.Get("--steps").is_given()) {
     throw UsageError("--steps and --epochs contradict each other");
   }
-  flags.loop.prints_epochs = !arguments.IsJson();
+  flags.loop.prints_tests = !arguments.IsJson();
 }
 
 // What only one of the devices has.

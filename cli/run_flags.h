@@ -21,6 +21,8 @@ struct RunFlags {
   std::string checkpoint;
   std::int64_t keep = 3;
   bool resume = false;
+  std::int64_t resume_step = 0;  // of the checkpoint to resume from; 0: the newest
+  bool saves_on_signal = true;
   std::string trace;
   std::int64_t seed = 0;  // 0: not given
   TrainingOptions training;

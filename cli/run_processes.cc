@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "cli/exit_codes.h"
+#include "cli/stop_signals.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "executor/host/tcp_handshake.h"
@@ -123,10 +124,10 @@ int CodeOf(int status, std::int64_t rank) {
   return kExitRun;
 }
 
-void KillAll(const std::vector<pid_t>& children) {
+void SendAll(const std::vector<pid_t>& children, int signal) {
   for (const pid_t child : children) {
     if (child > 0) {
-      (void)::kill(child, SIGKILL);
+      (void)::kill(child, signal);
     }
   }
 }
@@ -155,7 +156,7 @@ int RunLocalProcesses(std::int64_t ranks) {
       ::_exit(kExitEnvironment);
     }
     if (child < 0) {
-      KillAll(children);
+      SendAll(children, SIGKILL);
       throw EnvironmentError("cannot start a process: " + std::string(std::strerror(errno)));
     }
     children.push_back(child);
@@ -165,6 +166,8 @@ int RunLocalProcesses(std::int64_t ranks) {
   constexpr std::chrono::seconds kPatience{15};  // failing ranks end each other within five
   Clock::time_point give_up = Clock::time_point::max();
   int code = kExitOk;
+  int passed_on = 0;
+  InstallSignalCount();  // they save what they have, and then end
   for (std::int64_t left = ranks; left > 0;) {
     int status = 0;
     const pid_t ended = ::waitpid(-1, &status, WNOHANG);
@@ -179,8 +182,12 @@ int RunLocalProcesses(std::int64_t ranks) {
       }
       continue;
     }
+    if (const int signals = SignalCount(); signals > passed_on) {
+      passed_on = signals;
+      SendAll(children, SIGTERM);
+    }
     if (Clock::now() > give_up) {
-      KillAll(children);
+      SendAll(children, SIGKILL);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -138,6 +139,9 @@ struct StepContext {
   std::int64_t update = 1;  // optimizer steps of this run, this one included
   double learning_rate = 0.0;
   std::vector<float> losses;  // by micro-batch; written by the device
+  // Sum of the squares of all gradients before they are clipped, where they are, on the host
+  // device.
+  std::optional<float> squared_norm;
   ScalingState* scaling = nullptr;
 };
 

@@ -104,8 +104,9 @@ void Runtime::Initialize() {
 
 void Runtime::RunSteps(std::int64_t count) {
   SW_CHECK(initialized_, "steps before Initialize");
+  losses_->Open(next_step_);
   OnAllRanks([&](RankRunner& rank) { rank.RunSteps(next_step_, count); });
-  next_step_ += count;
+  next_step_ = losses_->NextStep();
 }
 
 std::vector<StepReport> Runtime::TakeReports() {

@@ -36,13 +36,17 @@ struct DurationTable {
 struct StepReport {
   std::int64_t step = 0;
   double loss = 0.0;  // mean over ranks and micro-batches; 0 without a loss
-  SimTime end;        // when the last op of the last rank was over
+  // Of all gradients before clipping, where there is clipping, on the host device.
+  std::optional<double> gradient_norm = {};
+  SimTime end;  // when the last op of the last rank was over
 };
 
 // What one rank knows of a step.
 struct RankReport {
   std::vector<float> losses;  // by micro-batch
   SimTime end;                // when its last op was over
+  std::optional<float> squared_norm = {};
+  bool asks_to_stop = false;
 };
 
 struct RunOptions {
@@ -54,6 +58,10 @@ struct RunOptions {
   // The pass over the data that a step belongs to; empty: 0. For learning-rate schedules.
   std::function<std::int64_t(std::int64_t step)> epoch_of;
   std::function<void(const StepReport& report)> on_step;  // called by one thread at a time
+  // Asked once a step by every rank. True ends RunSteps a step or two later, on all ranks at the
+  // same; so does, where `stops_at_nan`, a loss that is no finite number.
+  std::function<bool()> asks_to_stop;
+  bool stops_at_nan = false;
   // The only rank of this process, where every rank has a process of its own; and how the ranks
   // tell each other what they know of a step: given this rank's, those of all.
   std::optional<Rank> only_rank;
@@ -75,8 +83,8 @@ class Runtime {
 
   // Runs init: parameters get their first values.
   void Initialize();
-  // Runs `count` steps, from number `next_step()` on. Throws RunError when any rank fails; then
-  // nothing more can be run.
+  // Runs `count` steps, from number `next_step()` on; fewer when somebody asks to stop. Throws
+  // RunError when any rank fails; then nothing more can be run.
   void RunSteps(std::int64_t count);
 
   [[nodiscard]] std::int64_t next_step() const { return next_step_; }

@@ -212,4 +212,35 @@ TrainingOptions ReadTrainingOptions(const JsonValue& json, const Job& job,
   return options;
 }
 
+std::vector<std::pair<std::string, std::string>> ShowTrainingOptions(
+    const TrainingOptions& options) {
+  const OptimizerOptions& o = options.optimizer;
+  const ScheduleOptions& s = options.schedule;
+  const LossScaleOptions& l = options.loss_scale;
+  const auto yes_no = [](bool value) { return value ? "true" : "false"; };
+  return {{"optimizer.learning_rate", Shown(o.learning_rate)},
+          {"optimizer.weight_decay", Shown(o.weight_decay)},
+          {"optimizer.momentum", Shown(o.momentum)},
+          {"optimizer.dampening", Shown(o.dampening)},
+          {"optimizer.nesterov", yes_no(o.nesterov)},
+          {"optimizer.beta1", Shown(o.beta1)},
+          {"optimizer.beta2", Shown(o.beta2)},
+          {"optimizer.rho", Shown(o.rho)},
+          {"optimizer.epsilon", Shown(o.epsilon)},
+          {"optimizer.decay_matrices_only", yes_no(o.decay_matrices_only)},
+          {"optimizer.no_decay", nlohmann::json(o.no_decay).dump()},
+          {"schedule.kind", std::string(NameIn(kScheduleNames, s.kind))},
+          {"schedule.unit", std::string(NameIn(kUnitNames, s.unit))},
+          {"schedule.step_size", std::to_string(s.step_size)},
+          {"schedule.gamma", Shown(s.gamma)},
+          {"schedule.warmup", std::to_string(s.warmup)},
+          {"schedule.total", std::to_string(s.total)},
+          {"schedule.final_fraction", Shown(s.final_fraction)},
+          {"loss_scale.growth_factor", Shown(l.growth_factor)},
+          {"loss_scale.backoff_factor", Shown(l.backoff_factor)},
+          {"loss_scale.growth_interval", std::to_string(l.growth_interval)},
+          {"clip_norm", Shown(options.clip_norm)},
+          {"loss_reduction", options.sum_loss ? "sum" : "mean"}};
+}
+
 }  // namespace shardwright

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/json.h"
@@ -91,6 +92,10 @@ struct TrainingOptions {
 // for a weight decay in a job that was lowered without one.
 [[nodiscard]] TrainingOptions ReadTrainingOptions(const JsonValue& json, const Job& job,
                                                   const TrainingOptions& defaults);
+
+// All of it but for what the sampler has, by the names of the document: {"schedule.gamma", "0.1"}.
+[[nodiscard]] std::vector<std::pair<std::string, std::string>> ShowTrainingOptions(
+    const TrainingOptions& options);
 
 // Throws InputError naming `where` when a value is out of range.
 void CheckTrainingOptions(const TrainingOptions& options, const Job& job, const Path& where);

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdio>
+#include <optional>
 
 #include <nlohmann/json.hpp>
 
@@ -138,6 +139,11 @@ std::string ManifestJson(const Manifest& manifest) {
   Json json;
   json["format"] = "shardwright-checkpoint";
   json["version"] = 1;
+  json["run"] = manifest.run;
+  json["settings"] = Json::object();
+  for (const auto& [name, value] : manifest.settings) {
+    json["settings"][name] = value;
+  }
   json["model"] = manifest.model;
   json["dialect"] = manifest.dialect;
   json["shard_size"] = manifest.shard_size;
@@ -166,14 +172,22 @@ std::string ManifestJson(const Manifest& manifest) {
 
 Manifest ParseManifest(std::string_view text, const std::string& file) {
   const JsonValue json = JsonValue::Parse(text, file);
-  json.AllowOnly({"format", "version", "model", "dialect", "shard_size", "replicate_size",
-                  "optimizer", "step", "update", "loss_scaler", "sampler", "tensors", "aliases",
-                  "files", "manifest_crc32"});
+  json.AllowOnly({"format", "version", "run", "settings", "model", "dialect", "shard_size",
+                  "replicate_size", "optimizer", "step", "update", "loss_scaler", "sampler",
+                  "tensors", "aliases", "files", "manifest_crc32"});
   static constexpr std::array<std::string_view, 1> kFormats = {"shardwright-checkpoint"};
   (void)json.At("format").AsChoice(kFormats);
   (void)json.At("version").AsInt(1, 1);
   CheckChecksum(text, json, file);
   Manifest manifest;
+  if (const std::optional<JsonValue> run = json.Find("run")) {
+    manifest.run = run->AsString();
+  }
+  if (const std::optional<JsonValue> settings = json.Find("settings")) {
+    for (const std::string& name : settings->Keys()) {
+      manifest.settings.emplace_back(name, settings->At(name).AsString());
+    }
+  }
   manifest.model = json.At("model").AsString();
   manifest.dialect = json.At("dialect").AsString();
   manifest.shard_size = json.At("shard_size").AsInt(1);

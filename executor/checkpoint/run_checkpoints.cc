@@ -1,11 +1,15 @@
 #include "executor/checkpoint/run_checkpoints.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <sstream>
+#include <thread>
 
 #include <unistd.h>
 
@@ -23,6 +27,9 @@ RankState StateOf(const Runtime& runtime, Rank rank) {
             runtime.CopyMemory(rank, to, from, bytes);
           }};
 }
+
+constexpr int kAttempts = 3;
+constexpr std::chrono::milliseconds kPause{500};  // after the first; longer after each
 
 constexpr char kEndOfKey = '\n';  // no tensor's name has one
 
@@ -95,11 +102,12 @@ Wait WaitForFiles(const Model& model, const Job& job, const std::string& what) {
   return {what, std::chrono::seconds(bytes / kBytesPerSecond)};
 }
 
-RunCheckpoints::RunCheckpoints(std::string folder, std::int64_t keep, const Model& model,
-                               const Job& job, const Program& program, const Sampler& sampler,
-                               MessagePassing* processes)
+RunCheckpoints::RunCheckpoints(std::string folder, std::int64_t keep, RunIdentity identity,
+                               const Model& model, const Job& job, const Program& program,
+                               const Sampler& sampler, MessagePassing* processes)
     : folder_(std::move(folder)),
       keep_(keep),
+      identity_(std::move(identity)),
       model_(model),
       job_(job),
       program_(program),
@@ -140,6 +148,8 @@ std::vector<RunCheckpoints::Share> RunCheckpoints::TakeShares(const Runtime& run
 Manifest RunCheckpoints::Describe(const Runtime& runtime) const {
   Manifest manifest;
   DescribeState(model_, job_, manifest);
+  manifest.run = identity_.id;
+  manifest.settings = identity_.settings;
   manifest.dialect = program_.dialect;
   manifest.shard_size = program_.shard_size;
   manifest.replicate_size = program_.replicate_size;
@@ -160,21 +170,68 @@ void RunCheckpoints::Save(const Runtime& runtime) {
       TakeSnapshot(share.state);
     }
   }
-  background_.Start([this, shares, manifest = Describe(runtime)] {
-    if (processes_ == nullptr) {
-      Write(*shares, manifest);
-    } else {
-      WriteTogether(shares->front(), manifest);
-    }
-  });
+  is_writing_ = true;
+  background_.Start(
+      [this, shares, manifest = Describe(runtime)] { WriteRepeatedly(*shares, manifest); });
   if (in_place) {
     Finish();
   }
 }
 
 void RunCheckpoints::Finish() {
-  AllOrNone(processes_, channel_, WaitForFiles(model_, job_, Name()),
-            [this] { background_.Wait(); });
+  if (!is_writing_) {
+    return;
+  }
+  is_writing_ = false;
+  try {
+    AllOrNone(processes_, channel_, WaitForFiles(model_, job_, Name()),
+              [this] { background_.Wait(); });
+    newest_ = CheckpointFolder(folder_, step_);
+    has_saved_last_ = true;
+  } catch (const EnvironmentError& error) {
+    has_saved_last_ = false;
+    failed_.push_back({step_, error.what()});
+    if (processes_ == nullptr || processes_->rank() == 0) {
+      std::fprintf(stderr, "warning: no %s, after %d attempts: %s\n", Name().c_str(), kAttempts,
+                   error.what());
+    }
+  }
+}
+
+bool RunCheckpoints::IsFinite(const Runtime& runtime) {
+  std::vector<std::byte> mine(1, std::byte{1});
+  for (const Rank r : runtime.LocalRanks()) {
+    const RankState state = StateOf(runtime, r);
+    const RankShare all = {StretchesOf(model_, job_.optimizer.kind, state, true), state.copy};
+    mine[0] &= shardwright::IsFinite(all) ? std::byte{1} : std::byte{0};
+  }
+  if (processes_ == nullptr) {
+    return mine[0] == std::byte{1};
+  }
+  const auto all = ShareBytes(*processes_, channel_, {"numbers of the checkpoint"}, mine);
+  return std::all_of(all.begin(), all.end(),
+                     [](const auto& of_rank) { return of_rank.front() == std::byte{1}; });
+}
+
+void RunCheckpoints::WriteRepeatedly(const std::vector<Share>& shares,
+                                     const Manifest& manifest) const {
+  for (int attempt = 1;; ++attempt) {
+    try {
+      AllOrNone(processes_, channel_, WaitForFiles(model_, job_, Name()), [&] {
+        if (processes_ == nullptr) {
+          Write(shares, manifest);
+        } else {
+          WriteTogether(shares.front(), manifest);
+        }
+      });
+      return;
+    } catch (const EnvironmentError&) {
+      if (attempt == kAttempts) {
+        throw;
+      }
+      std::this_thread::sleep_for(attempt * kPause);
+    }
+  }
 }
 
 void RunCheckpoints::Write(const std::vector<Share>& shares, const Manifest& manifest) const {
@@ -185,12 +242,11 @@ void RunCheckpoints::Write(const std::vector<Share>& shares, const Manifest& man
     }
   }
   writer.Commit(manifest);
-  RemoveOldCheckpoints(folder_, keep_);
+  RemoveOldCheckpoints(folder_, keep_, identity_.id, manifest.step);
 }
 
 // Process 0 makes the folder and says which; all write their files and tell it what they wrote;
-// then it writes the manifest. Who cannot do its part throws; the others leave it at that, and
-// Finish tells them why.
+// then it writes the manifest. Who cannot do its part throws; the others leave it at that.
 void RunCheckpoints::WriteTogether(const Share& mine, const Manifest& manifest) const {
   std::unique_ptr<CheckpointWriter> writer;
   std::exception_ptr problem;
@@ -233,7 +289,81 @@ void RunCheckpoints::WriteTogether(const Share& mine, const Manifest& manifest) 
     }
   }
   writer->Commit(manifest);
-  RemoveOldCheckpoints(folder_, keep_);
+  RemoveOldCheckpoints(folder_, keep_, identity_.id, manifest.step);
+}
+
+namespace {
+
+// The newest good one of the finished checkpoints before `checkpoint`; empty: none.
+std::string GoodBefore(const std::string& checkpoint) {
+  const std::filesystem::path path(checkpoint);
+  std::vector<std::string> older = FinishedCheckpoints(path.parent_path().string());
+  while (!older.empty()) {
+    const bool is_this = std::filesystem::path(older.back()).filename() == path.filename();
+    older.pop_back();
+    if (is_this) {
+      break;
+    }
+  }
+  for (auto other = older.rbegin(); other != older.rend(); ++other) {
+    try {
+      Checkpoint(*other).Verify();
+      return *other;
+    } catch (const InputError&) {
+      continue;
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+void OpenOrOfferOlder(const std::string& checkpoint, const std::string& how,
+                      const std::function<void()>& open) {
+  try {
+    open();
+  } catch (const InputError& error) {
+    const std::string good = GoodBefore(checkpoint);
+    if (good.empty()) {
+      throw;
+    }
+    std::string text = how;
+    if (const std::size_t at = text.find("%STEP"); at != std::string::npos) {
+      text.replace(at, 5, std::to_string(Checkpoint(good).manifest().step));
+    }
+    throw InputError(std::string(error.what()) + "; the newest good one is " + good + text);
+  }
+}
+
+void SetLaterAside(const std::string& folder, std::int64_t step) {
+  const std::string from = CheckpointFolder(folder, step);
+  std::vector<std::string> finished = FinishedCheckpoints(folder);
+  while (!finished.empty() && finished.back() != from) {
+    std::error_code error;
+    std::string aside = finished.back() + "-set-aside";
+    for (int k = 2; std::filesystem::exists(aside, error); ++k) {
+      aside = finished.back() + "-set-aside-" + std::to_string(k);
+    }
+    std::filesystem::rename(finished.back(), aside, error);
+    if (error) {
+      throw EnvironmentError(finished.back() + ": cannot rename: " + error.message());
+    }
+    std::fprintf(stderr, "%s is set aside as %s\n", finished.back().c_str(), aside.c_str());
+    finished.pop_back();
+  }
+}
+
+std::vector<std::string> Differences(const std::vector<Setting>& before,
+                                     const std::vector<Setting>& now) {
+  std::vector<std::string> lines;
+  for (const auto& [name, value] : now) {
+    for (const auto& [old_name, old_value] : before) {
+      if (old_name == name && old_value != value) {
+        lines.push_back(name + " " + value + ", was " + old_value);
+      }
+    }
+  }
+  return lines;
 }
 
 std::string NewestCheckpoint(const std::string& folder, MessagePassing* processes) {

@@ -3,6 +3,7 @@
 // Saving and resuming a run: between two calls of Runtime::RunSteps all ranks stand still.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -25,20 +26,41 @@ namespace shardwright {
 // of all its files, since disks are slow, shared, and replicas' files one rank's to write.
 [[nodiscard]] Wait WaitForFiles(const Model& model, const Job& job, const std::string& what);
 
+struct FailedSave {
+  std::int64_t step = 0;
+  std::string cause;
+};
+
+// What every checkpoint of a run says of it.
+struct RunIdentity {
+  std::string id;
+  std::vector<Setting> settings = {};
+};
+
 class RunCheckpoints {
  public:
-  // Checkpoints go into `folder`; of the finished ones the `keep` newest stay. Keeps references.
-  // `processes`: those that the ranks are in, which all construct this at once and share the
-  // folder; null: the ranks are threads.
-  RunCheckpoints(std::string folder, std::int64_t keep, const Model& model, const Job& job,
-                 const Program& program, const Sampler& sampler, MessagePassing* processes);
+  // Checkpoints of the run with `identity` go into `folder`, which is this run's (RunFolder); of
+  // its finished ones the `keep` newest stay. Keeps references. `processes`: those that the ranks
+  // are in, which all construct this at once and share the folder; null: the ranks are threads.
+  RunCheckpoints(std::string folder, std::int64_t keep, RunIdentity identity, const Model& model,
+                 const Job& job, const Program& program, const Sampler& sampler,
+                 MessagePassing* processes);
 
   // Copies the state of all ranks and writes it in the background. Where states lie in host memory
   // there may be no room for a copy: then they are written from where they lie before this returns.
-  // Throws what the write before this one threw, in every process.
   void Save(const Runtime& runtime);
-  // Waits until everything is on the disk. Throws EnvironmentError, in every process.
+  // Waits until everything is on the disk, or has failed to get there several times.
   void Finish();
+  // Whether a checkpoint of the runtime's state would hold finite numbers only. Called by all
+  // processes.
+  [[nodiscard]] bool IsFinite(const Runtime& runtime);
+
+  // The newest checkpoint of this run; empty: none was saved.
+  [[nodiscard]] const std::string& newest() const { return newest_; }
+  // Whether the last one that was to be saved is.
+  [[nodiscard]] bool has_saved_last() const { return has_saved_last_; }
+  // Those that could not be saved.
+  [[nodiscard]] const std::vector<FailedSave>& failed() const { return failed_; }
 
  private:
   // Tensor and first element of a stretch.
@@ -53,11 +75,14 @@ class RunCheckpoints {
   [[nodiscard]] Manifest Describe(const Runtime& runtime) const;
   // "checkpoint of step 7": that of the snapshot that was taken last, or is being taken.
   [[nodiscard]] std::string Name() const { return "checkpoint of step " + std::to_string(step_); }
+  // Tries it several times: a disk that is full may be no longer so a moment later.
+  void WriteRepeatedly(const std::vector<Share>& shares, const Manifest& manifest) const;
   void Write(const std::vector<Share>& shares, const Manifest& manifest) const;
   void WriteTogether(const Share& mine, const Manifest& manifest) const;
 
   const std::string folder_;
   const std::int64_t keep_;
+  const RunIdentity identity_;
   const Model& model_;
   const Job& job_;
   const Program& program_;
@@ -65,9 +90,25 @@ class RunCheckpoints {
   MessagePassing* const processes_;
   MessagePassing::Channel channel_ = MessagePassing::kAll;  // of the background, then of Finish
   std::int64_t step_ = 0;
+  bool is_writing_ = false;  // the snapshot of step_
+  std::string newest_;
+  bool has_saved_last_ = true;
+  std::vector<FailedSave> failed_;
   std::optional<std::set<StretchKey>> of_lower_ranks_;  // what ranks of lower processes save
   BackgroundWriter background_;                         // last: its work uses the others
 };
+
+// Runs `open`, which opens or verifies `checkpoint`. Where it is damaged the InputError names the
+// newest older one in its folder that is good; `how`: what to do with that, "%STEP" being its step.
+void OpenOrOfferOlder(const std::string& checkpoint, const std::string& how,
+                      const std::function<void()>& open);
+
+// Renames checkpoints of later steps, which a run that goes on from `step` leaves behind.
+void SetLaterAside(const std::string& folder, std::int64_t step);
+
+// "learning_rate 0.0005, was 0.001" for each setting whose value is another.
+[[nodiscard]] std::vector<std::string> Differences(const std::vector<Setting>& before,
+                                                   const std::vector<Setting>& now);
 
 // FindLatestCheckpoint of process 0, in all `processes` (null: in this one).
 [[nodiscard]] std::string NewestCheckpoint(const std::string& folder, MessagePassing* processes);

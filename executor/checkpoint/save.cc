@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/json.h"
 #include "executor/checkpoint/output_file.h"
 #include "executor/checkpoint/safetensors.h"
 #include "executor/half.h"
@@ -58,6 +59,31 @@ void Replace(const std::string& from, const std::string& to) {
   std::filesystem::remove_all(from, ignored);
 }
 
+// Finite are all numbers whose exponent has a bit that is 0.
+template <class Bits>
+bool HaveFiniteExponents(const std::byte* data, std::int64_t bytes, Bits exponent) {
+  std::int64_t others = 0;
+  for (std::int64_t at = 0; at < bytes; at += static_cast<std::int64_t>(sizeof(Bits))) {
+    Bits bits{};
+    std::memcpy(&bits, data + at, sizeof bits);
+    others += (bits & exponent) == exponent ? 1 : 0;
+  }
+  return others == 0;
+}
+
+bool AreFinite(DType dtype, const std::byte* data, std::int64_t bytes) {
+  switch (dtype) {
+    case DType::kFp32:
+      return HaveFiniteExponents<std::uint32_t>(data, bytes, 0x7f800000U);
+    case DType::kBf16:
+      return HaveFiniteExponents<std::uint16_t>(data, bytes, 0x7f80U);
+    case DType::kFp16:
+      return HaveFiniteExponents<std::uint16_t>(data, bytes, 0x7c00U);
+    default:
+      return true;
+  }
+}
+
 // Calls take(data, bytes) with all elements of a stretch in the dtype that they are saved in, piece
 // by piece. Pieces lie in `buffer`, unless they can be read where they are.
 template <class Take>
@@ -94,6 +120,19 @@ void ForEachPiece(const StretchData& stretch, const MemoryCopy& copy,
 
 }  // namespace
 
+bool IsFinite(const RankShare& share) {
+  std::vector<std::byte> buffer;
+  bool is_finite = true;
+  for (const StretchData& stretch : share.stretches) {
+    if (!stretch.stretch.tensor.starts_with(kStatePrefix)) {
+      ForEachPiece(stretch, share.copy, buffer, [&](const std::byte* data, std::int64_t bytes) {
+        is_finite = is_finite && AreFinite(stretch.SavedDType(), data, bytes);
+      });
+    }
+  }
+  return is_finite;
+}
+
 void TakeSnapshot(RankShare& share) {
   std::size_t total = 0;
   for (const StretchData& stretch : share.stretches) {
@@ -127,8 +166,7 @@ void MakeCheckpointFolder(const std::string& folder) {
 }
 
 CheckpointWriter::CheckpointWriter(const std::string& folder, std::int64_t step) {
-  const std::filesystem::path base(folder);
-  final_ = (base / StepName(step)).string();
+  final_ = CheckpointFolder(folder, step);
   temporary_ = UnfinishedFolder(folder, step, ::getpid());
   MakeCheckpointFolder(folder);
   std::error_code error;
@@ -148,6 +186,10 @@ CheckpointWriter::~CheckpointWriter() {
 std::string UnfinishedFolder(const std::string& folder, std::int64_t step, std::int64_t writer) {
   const std::string name = kTemporaryPrefix + StepName(step) + "-" + std::to_string(writer);
   return (std::filesystem::path(folder) / name).string();
+}
+
+std::string CheckpointFolder(const std::string& folder, std::int64_t step) {
+  return (std::filesystem::path(folder) / StepName(step)).string();
 }
 
 SavedFile WriteRankFile(const std::string& unfinished, std::int64_t rank, const RankShare& share) {
@@ -275,9 +317,26 @@ std::vector<std::string> FinishedCheckpoints(const std::string& folder) {
   return folders;
 }
 
-void RemoveOldCheckpoints(const std::string& folder, std::int64_t keep) {
+namespace {
+
+bool IsOfRun(const std::string& checkpoint, const std::string& run, std::int64_t last) {
+  const std::string file = (std::filesystem::path(checkpoint) / kManifestName).string();
+  try {
+    const Manifest manifest = ParseManifest(ReadTextFile(file), file);
+    return manifest.run == run && manifest.step <= last;
+  } catch (const InputError&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+void RemoveOldCheckpoints(const std::string& folder, std::int64_t keep, const std::string& run,
+                          std::int64_t last) {
   SW_CHECK(keep >= 1, std::to_string(keep));
   std::vector<std::string> found = FinishedCheckpoints(folder);
+  std::erase_if(found,
+                [&](const std::string& checkpoint) { return !IsOfRun(checkpoint, run, last); });
   found.resize(found.size() - std::min(found.size(), static_cast<std::size_t>(keep)));
   std::error_code ignored;
   for (const std::string& old : found) {

@@ -37,6 +37,8 @@ struct RankShare {
   MemoryCopy copy = {};  // empty: this thread can read the elements as they are
   std::vector<std::byte> snapshot = {};
 };
+// Is every element of its parameters and running statistics a finite number?
+[[nodiscard]] bool IsFinite(const RankShare& share);
 // Copies a share's elements into a snapshot of its own.
 void TakeSnapshot(RankShare& share);
 
@@ -69,6 +71,9 @@ class CheckpointWriter {
 // The temporary folder of step `step` that process `writer` makes in `folder`.
 [[nodiscard]] std::string UnfinishedFolder(const std::string& folder, std::int64_t step,
                                            std::int64_t writer);
+
+// The folder of the finished checkpoint of step `step` in `folder`.
+[[nodiscard]] std::string CheckpointFolder(const std::string& folder, std::int64_t step);
 
 // Writes and syncs the file of one rank into a temporary folder; neighbouring stretches of one
 // tensor (states in pieces) become one. Takes memory for kPieceBytes, however large the share is.
@@ -106,7 +111,9 @@ void RemoveUnfinishedCheckpoints(const std::string& folder);
 // somebody copied or renamed ("step-00000010-backup") are not among them. None if it is no folder.
 [[nodiscard]] std::vector<std::string> FinishedCheckpoints(const std::string& folder);
 
-// Removes all but the `keep` newest finished checkpoints. Requires keep >= 1.
-void RemoveOldCheckpoints(const std::string& folder, std::int64_t keep);
+// Removes a run's checkpoints but the `keep` newest up to step `last`, which is one of them. Those
+// of other runs, of later steps, and those whose manifest cannot be read stay. Requires keep >= 1.
+void RemoveOldCheckpoints(const std::string& folder, std::int64_t keep, const std::string& run,
+                          std::int64_t last);
 
 }  // namespace shardwright

@@ -10,7 +10,7 @@ namespace shardwright {
 namespace {
 
 std::string StateName(std::string_view state, const std::string& fqn) {
-  return "optimizer." + std::string(state) + "." + fqn;
+  return kStatePrefix + std::string(state) + "." + fqn;
 }
 
 // One tensor among the model's buffers: elements [offset, offset + count).

@@ -1,12 +1,18 @@
 #include "executor/data/dataset.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <filesystem>
+#include <iterator>
+#include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "executor/data/idx.h"
+#include "executor/data/mapped_file.h"
 #include "executor/data/tokens.h"
 #include "executor/half.h"
 #include "executor/initialize.h"
@@ -61,6 +67,11 @@ class Images : public Dataset {
     }
   }
 
+  [[nodiscard]] std::uint32_t Checksum() const override {
+    return ContentChecksum(std::as_bytes(std::span(labels_.values)),
+                           ContentChecksum(std::as_bytes(std::span(images_.values)), 0));
+  }
+
  private:
   IdxArray images_;
   IdxArray labels_;
@@ -96,10 +107,48 @@ class RandomSamples : public Dataset {
     }
   }
 
+  [[nodiscard]] std::uint32_t Checksum() const override {
+    const std::array<std::uint64_t, 2> words = {static_cast<std::uint64_t>(size_), seed_};
+    return ContentChecksum(std::as_bytes(std::span(words)), 0);
+  }
+
  private:
   std::int64_t size_;
   DataShape shape_;
   std::uint64_t seed_;
+};
+
+// Some data sets one after the other.
+class Joined : public Dataset {
+ public:
+  explicit Joined(std::vector<std::unique_ptr<Dataset>> parts) : parts_(std::move(parts)) {
+    std::int64_t end = 0;
+    for (const std::unique_ptr<Dataset>& part : parts_) {
+      end += part->size();
+      ends_.push_back(end);
+    }
+  }
+
+  [[nodiscard]] std::int64_t size() const override { return ends_.back(); }
+
+  void Write(std::int64_t sample, InputKind kind, const View& out) const override {
+    const auto part = std::upper_bound(ends_.begin(), ends_.end(), sample);
+    SW_CHECK(sample >= 0 && part != ends_.end(), std::to_string(sample));
+    const std::int64_t first = part == ends_.begin() ? 0 : *std::prev(part);
+    parts_[static_cast<std::size_t>(part - ends_.begin())]->Write(sample - first, kind, out);
+  }
+
+  [[nodiscard]] std::uint32_t Checksum() const override {
+    std::vector<std::uint32_t> of_parts;
+    for (const std::unique_ptr<Dataset>& part : parts_) {
+      of_parts.push_back(part->Checksum());
+    }
+    return ContentChecksum(std::as_bytes(std::span(of_parts)), 0);
+  }
+
+ private:
+  std::vector<std::unique_ptr<Dataset>> parts_;
+  std::vector<std::int64_t> ends_;  // the sample behind each part's last
 };
 
 std::string LabelFile(const std::string& file) {
@@ -188,16 +237,84 @@ void CheckFilesSuit(const std::string& spec, const Model& model, const DataShape
 
 }  // namespace
 
-std::unique_ptr<Dataset> OpenDataset(const std::string& spec, const Model& model,
-                                     std::uint64_t seed) {
+namespace {
+
+constexpr std::pair<std::string_view, int> kPrefixes[] = {{"text:", 1}, {"u16:", 2}, {"u32:", 4}};
+
+std::string_view PrefixOf(std::string_view spec) {
+  for (const auto& [prefix, bytes] : kPrefixes) {
+    if (spec.starts_with(prefix)) {
+      return prefix;
+    }
+  }
+  return {};
+}
+
+// The spec of each file of a folder, with the folder's prefix.
+std::vector<std::string> SpecsIn(const std::filesystem::path& folder, const std::string& prefix) {
+  std::vector<std::string> files;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.is_regular_file(error) && !entry.path().filename().string().starts_with('.')) {
+      files.push_back(entry.path().string());
+    }
+  }
+  if (files.empty()) {
+    throw InputError(folder.string(), "a folder without a file", "a file, or a folder of files");
+  }
+  std::sort(files.begin(), files.end());
+  if (std::any_of(files.begin(), files.end(), IsIdx)) {
+    std::erase_if(files, [](const std::string& file) {
+      return std::filesystem::path(file).filename().string().find("images-idx3") ==
+             std::string::npos;
+    });
+  }
+  for (std::string& file : files) {
+    file.insert(0, prefix);
+  }
+  return files;
+}
+
+// The first spec of a list: up to the last comma that makes it something that exists, since names
+// may have commas, else up to the first.
+std::string FirstSpec(const std::string& list) {
+  const std::size_t prefix = PrefixOf(list).size();
+  std::error_code error;
+  for (std::size_t end = list.size(); end != std::string::npos && end > prefix;
+       end = list.rfind(',', end - 1)) {
+    if (std::filesystem::exists(list.substr(prefix, end - prefix), error)) {
+      return list.substr(0, end);
+    }
+  }
+  return list.substr(0, list.find(','));
+}
+
+// The specs of a list, folders opened.
+std::vector<std::string> SplitSpec(const std::string& list) {
+  std::vector<std::string> specs;
+  std::error_code error;
+  for (std::size_t at = 0; at <= list.size();) {
+    const std::string one = FirstSpec(list.substr(at));
+    const std::string prefix(PrefixOf(one));
+    const std::string file = one.substr(prefix.size());
+    if (std::filesystem::is_directory(file, error)) {
+      const std::vector<std::string> in_folder = SpecsIn(file, prefix);
+      specs.insert(specs.end(), in_folder.begin(), in_folder.end());
+    } else {
+      specs.push_back(one);
+    }
+    at += one.size() + 1;
+  }
+  return specs;
+}
+
+std::unique_ptr<Dataset> OpenOne(const std::string& spec, const Model& model, std::uint64_t seed) {
   const DataShape shape = DataShapeOf(model);
   if (spec == "random" || spec.starts_with("random:")) {
     return std::make_unique<RandomSamples>(RandomCount(spec), shape, seed);
   }
   const bool takes_images = shape.features > 0;
   CheckFilesSuit(spec, model, shape);
-  static constexpr std::pair<std::string_view, int> kPrefixes[] = {
-      {"text:", 1}, {"u16:", 2}, {"u32:", 4}};
   std::string file = spec;
   int width = spec.ends_with(".bin") ? 2 : 1;
   for (const auto& [prefix, bytes] : kPrefixes) {
@@ -217,6 +334,17 @@ std::unique_ptr<Dataset> OpenDataset(const std::string& spec, const Model& model
                      "images with labels in IDX files, which " + model.name + " takes");
   }
   return OpenTokens(file, width, shape, seed);
+}
+
+}  // namespace
+
+std::unique_ptr<Dataset> OpenDataset(const std::string& spec, const Model& model,
+                                     std::uint64_t seed) {
+  std::vector<std::unique_ptr<Dataset>> parts;
+  for (const std::string& one : SplitSpec(spec)) {
+    parts.push_back(OpenOne(one, model, seed));
+  }
+  return parts.size() == 1 ? std::move(parts.front()) : std::make_unique<Joined>(std::move(parts));
 }
 
 }  // namespace shardwright

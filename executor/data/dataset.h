@@ -24,6 +24,9 @@ class Dataset {
   // floating-point dtype for features and int64 for everything else. Throws InputError when the
   // data does not suit the model (a token outside the vocabulary).
   virtual void Write(std::int64_t sample, InputKind kind, const View& out) const = 0;
+  // Tells data apart: other samples have another one, most likely. Of files beyond 64 MiB only a
+  // part goes into it.
+  [[nodiscard]] virtual std::uint32_t Checksum() const = 0;
 };
 
 // What the model's inputs look like; the data is checked against it.
@@ -45,6 +48,8 @@ struct DataShape {
 //   text:FILE or any other file: raw text, one token per byte
 //   FILE.bin or u16:FILE, u32:FILE: little-endian token ids; llm.c's header of 1024 bytes is
 //   skipped random or random:N: N samples (default 65,536) of random numbers, chosen by `seed`
+// and any of them, separated by commas: their samples one after the other. A folder stands for the
+// files in it, by name; of IDX files for those of images.
 // Throws InputError when it cannot be read or does not suit the model.
 [[nodiscard]] std::unique_ptr<Dataset> OpenDataset(const std::string& spec, const Model& model,
                                                    std::uint64_t seed);

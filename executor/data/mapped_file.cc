@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "executor/checkpoint/output_file.h"
 
 namespace shardwright {
 
@@ -37,6 +38,21 @@ MappedFile::~MappedFile() {
   if (!bytes_.empty()) {
     ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
   }
+}
+
+std::uint32_t ContentChecksum(std::span<const std::byte> bytes, std::uint32_t crc) {
+  constexpr std::size_t kPiece = std::size_t{64} << 10;
+  constexpr std::size_t kPieces = 1024;
+  const auto size = static_cast<std::uint64_t>(bytes.size());
+  crc = Crc32(crc, &size, sizeof size);
+  if (bytes.size() <= kPieces * kPiece) {
+    return Crc32(crc, bytes.data(), std::ssize(bytes));
+  }
+  for (std::size_t i = 0; i < kPieces; ++i) {  // the first begins, the last ends it
+    const std::size_t begin = (bytes.size() - kPiece) / (kPieces - 1) * i;
+    crc = Crc32(crc, bytes.data() + begin, std::int64_t{kPiece});
+  }
+  return crc;
 }
 
 }  // namespace shardwright

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -20,5 +21,9 @@ class MappedFile {
  private:
   std::span<const std::byte> bytes_;
 };
+
+// A CRC-32 of the bytes, continuing from `crc`: of all of them up to 64 MiB, else of pieces of 64
+// KiB from everywhere that are 64 MiB together.
+[[nodiscard]] std::uint32_t ContentChecksum(std::span<const std::byte> bytes, std::uint32_t crc);
 
 }  // namespace shardwright

@@ -73,6 +73,25 @@ std::int64_t FirstStepOf(const Sampler& sampler, std::int64_t epoch) {
                                            : epoch * StepsPerEpoch(sampler);
 }
 
+std::int64_t EndOfEpoch(const Sampler& sampler, std::int64_t epoch) {
+  return sampler.tail == EpochTail::kCarry
+             ? CeilDiv((epoch + 1) * sampler.dataset_size, sampler.global_batch)
+             : FirstStepOf(sampler, epoch + 1);
+}
+
+std::int64_t SamplesIn(const Sampler& sampler, std::int64_t step, std::int64_t epoch) {
+  if (sampler.tail != EpochTail::kCarry) {
+    const std::int64_t begin = (step - FirstStepOf(sampler, epoch)) * sampler.global_batch;
+    return EpochOf(sampler, step) == epoch
+               ? std::min(sampler.global_batch, sampler.dataset_size - begin)
+               : 0;
+  }
+  const std::int64_t begin = std::max(step * sampler.global_batch, epoch * sampler.dataset_size);
+  const std::int64_t end =
+      std::min((step + 1) * sampler.global_batch, (epoch + 1) * sampler.dataset_size);
+  return std::max<std::int64_t>(end - begin, 0);
+}
+
 void CheckSampler(const Sampler& sampler, const std::string& where) {
   if (sampler.dataset_size < 1) {
     throw InputError(where, "no samples", "at least one");

@@ -38,6 +38,13 @@ struct SamplePlace {
 // kCarry the step that holds the epoch's first sample. Epoch 0 begins at step 0.
 [[nodiscard]] std::int64_t FirstStepOf(const Sampler& sampler, std::int64_t epoch);
 
+// The number of steps after which all samples of an epoch were trained on. With kCarry the last of
+// them may have samples of later epochs as well; epochs smaller than a batch end together.
+[[nodiscard]] std::int64_t EndOfEpoch(const Sampler& sampler, std::int64_t epoch);
+
+// How many samples of an epoch a step trains on.
+[[nodiscard]] std::int64_t SamplesIn(const Sampler& sampler, std::int64_t step, std::int64_t epoch);
+
 // Throws InputError naming `where` when no batch can be filled.
 void CheckSampler(const Sampler& sampler, const std::string& where);
 

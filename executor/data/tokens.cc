@@ -46,6 +46,8 @@ class Tokens : public Dataset {
     }
   }
 
+  [[nodiscard]] std::uint32_t Checksum() const override { return ContentChecksum(data_, 0); }
+
  private:
   [[nodiscard]] std::int64_t TokensOfSample() const {
     return shape_.has_decoder ? shape_.tokens + shape_.labels : shape_.tokens;

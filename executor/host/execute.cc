@@ -63,6 +63,9 @@ class Executor {
   void operator()(const ClipCall& call) const {
     float sum = 0.0F;
     std::memcpy(&sum, call.norm, sizeof sum);
+    if (call.decides) {
+      step_.squared_norm = sum;
+    }
     double scale = 1.0;
     if (ScalingState* scaling = step_.scaling; scaling != nullptr && scaling->is_on) {
       if (call.decides) {

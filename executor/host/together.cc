@@ -263,18 +263,29 @@ std::vector<std::vector<std::byte>> ShareBytes(MessagePassing& processes,
 
 std::vector<RankReport> ShareReports(MessagePassing& processes, MessagePassing::Channel channel,
                                      const Wait& wait, const RankReport& mine) {
-  // One letter: the end, then the losses.
-  const auto end = std::as_bytes(std::span(&mine.end.value, 1));
+  // One letter: what is not a loss, then the losses.
+  struct Head {
+    std::int64_t end = 0;
+    float squared_norm = 0.0F;
+    bool has_norm = false, asks_to_stop = false;
+  };
+  const Head head{mine.end.value, mine.squared_norm.value_or(0.0F), mine.squared_norm.has_value(),
+                  mine.asks_to_stop};
+  const auto begin = std::as_bytes(std::span(&head, 1));
   const auto losses = std::as_bytes(std::span(mine.losses));
-  std::vector<std::byte> letter(end.begin(), end.end());
+  std::vector<std::byte> letter(begin.begin(), begin.end());
   letter.insert(letter.end(), losses.begin(), losses.end());
   std::vector<std::vector<std::byte>> letters(static_cast<std::size_t>(processes.size()), letter);
   ShareEach(processes, channel, wait, letters);
   std::vector<RankReport> all;
   for (const std::vector<std::byte>& its : letters) {
     RankReport& report = all.emplace_back(mine);
-    std::memcpy(&report.end.value, its.data(), end.size());
-    std::copy(its.begin() + std::ssize(end), its.end(),
+    Head of_other;
+    std::memcpy(&of_other, its.data(), sizeof of_other);
+    report.end = SimTime(of_other.end);
+    report.squared_norm = of_other.has_norm ? std::optional(of_other.squared_norm) : std::nullopt;
+    report.asks_to_stop = of_other.asks_to_stop;
+    std::copy(its.begin() + sizeof of_other, its.end(),
               std::as_writable_bytes(std::span(report.losses)).begin());
   }
   return all;

@@ -1,9 +1,30 @@
 #include "executor/internal/loss_book.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace shardwright {
+
+void Runtime::LossBook::Open(std::int64_t step) {
+  const std::lock_guard lock(mutex_);
+  next_ = step;
+  ends_ = false;
+}
+
+bool Runtime::LossBook::Begin(std::int64_t step) {
+  const std::lock_guard lock(mutex_);
+  if (step >= next_ && ends_) {
+    return false;
+  }
+  next_ = std::max(next_, step + 1);
+  return true;
+}
+
+std::int64_t Runtime::LossBook::NextStep() {
+  const std::lock_guard lock(mutex_);
+  return next_;
+}
 
 void Runtime::LossBook::Enter(std::int64_t step, Rank rank, const RankReport& of_rank) {
   const std::lock_guard lock(mutex_);
@@ -11,6 +32,10 @@ void Runtime::LossBook::Enter(std::int64_t step, Rank rank, const RankReport& of
   page.losses.resize(static_cast<std::size_t>(ranks_));
   page.losses[rank.value] = of_rank.losses;
   page.end = std::max(page.end, of_rank.end);
+  if (!page.squared_norm.has_value()) {  // the same on all ranks
+    page.squared_norm = of_rank.squared_norm;
+  }
+  ends_ = ends_ || of_rank.asks_to_stop;
   if (++page.entered < ranks_) {
     return;
   }
@@ -25,6 +50,10 @@ void Runtime::LossBook::Enter(std::int64_t step, Rank rank, const RankReport& of
     }
   }
   report.loss /= static_cast<double>(std::max<std::int64_t>(count, 1));
+  if (page.squared_norm.has_value()) {
+    report.gradient_norm = std::sqrt(static_cast<double>(*page.squared_norm));
+  }
+  ends_ = ends_ || (options_.stops_at_nan && !std::isfinite(report.loss));
   open_.erase(step);
   reports_.push_back(report);
   if (options_.on_step) {

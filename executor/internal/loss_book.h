@@ -3,18 +3,27 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "executor/runtime.h"
 
 namespace shardwright {
 
-// Collects the losses of a step from all ranks; the last rank to come reports it. Called by all
-// host threads.
+// Collects the losses of a step from all ranks; the last rank to come reports it. Also where they
+// agree on an early end: no rank begins a step that none has begun when somebody asks to stop. (Of
+// ranks in processes all know then what all know, and have begun the same step.) Called by all host
+// threads.
 class Runtime::LossBook {
  public:
   LossBook(std::int64_t ranks, const RunOptions& options) : ranks_(ranks), options_(options) {}
 
+  // Before steps from number `step` on are begun.
+  void Open(std::int64_t step);
+  // False: nobody begins this step any more.
+  [[nodiscard]] bool Begin(std::int64_t step);
+  // The one behind the last that was begun.
+  [[nodiscard]] std::int64_t NextStep();
   void Enter(std::int64_t step, Rank rank, const RankReport& of_rank);
   [[nodiscard]] std::vector<StepReport> Take();
 
@@ -22,6 +31,7 @@ class Runtime::LossBook {
   struct Page {
     std::vector<std::vector<float>> losses;  // by rank
     std::int64_t entered = 0;
+    std::optional<float> squared_norm;
     SimTime end;
   };
 
@@ -30,6 +40,8 @@ class Runtime::LossBook {
   std::mutex mutex_;
   std::map<std::int64_t, Page> open_;  // by step; guarded by mutex_, like reports_
   std::vector<StepReport> reports_;
+  std::int64_t next_ = 0;  // the first step that no rank has begun; guarded by mutex_, like ends_
+  bool ends_ = false;      // no further step is begun
 };
 
 }  // namespace shardwright

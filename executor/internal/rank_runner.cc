@@ -111,7 +111,7 @@ void Runtime::RankRunner::RunInit() {
 
 void Runtime::RankRunner::RunSteps(std::int64_t first, std::int64_t count) {
   const TrainingOptions& training = input_.training;
-  for (std::int64_t step = first; step < first + count; ++step) {
+  for (std::int64_t step = first; step < first + count && losses_.Begin(step); ++step) {
     StepContext& context = OpenContext();
     context.step = static_cast<std::uint32_t>(step);
     context.update = step + 1;
@@ -138,7 +138,8 @@ void Runtime::RankRunner::CloseStep() {
   }
   const auto& ends = open_.front().ends;
   const StepContext& context = *open_.front().context;
-  const RankReport mine{context.losses, *std::max_element(ends.begin(), ends.end())};
+  const RankReport mine{context.losses, *std::max_element(ends.begin(), ends.end()),
+                        context.squared_norm, options_.asks_to_stop && options_.asks_to_stop()};
   if (options_.share_reports) {
     const std::vector<RankReport> all = options_.share_reports(context.step, mine);
     for (std::size_t r = 0; r < all.size(); ++r) {

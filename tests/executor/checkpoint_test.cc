@@ -11,9 +11,11 @@
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "executor/checkpoint/run_folder.h"
 #include "executor/checkpoint/safetensors.h"
 #include "executor/checkpoint/save.h"
 #include "executor/checkpoint/state.h"
@@ -122,6 +124,7 @@ struct Ranks {
 Manifest ManifestOf(const Model& model, const Job& job, std::int64_t step) {
   Manifest manifest;
   DescribeState(model, job, manifest);
+  manifest.run = "0123456789abcdef";
   manifest.dialect = "fsdp2";
   manifest.step = step;
   manifest.update = step - 1;
@@ -359,11 +362,43 @@ TEST_CASE("a checkpoint appears whole or not at all, and replaces one of its ste
   CHECK(FindLatestCheckpoint(base) == late);
   RemoveUnfinishedCheckpoints(base);
   CHECK_FALSE(std::filesystem::exists(base + "/.unfinished-step-00000011-1"));
-  RemoveOldCheckpoints(base, 2);
+  // Another run's count for nothing, nor do later steps, whose manifest nobody could read.
+  const std::string run = ManifestOf(model, job, 1).run;
+  RemoveOldCheckpoints(base, 1, "fedcba9876543210", 123456789);
+  RemoveOldCheckpoints(base, 2, run, 10);
+  CHECK(std::filesystem::exists(third));
+  CHECK(std::filesystem::exists(late));
+  RemoveOldCheckpoints(base, 2, run, 123456789);
   CHECK_FALSE(std::filesystem::exists(third));
   CHECK(std::filesystem::exists(tenth));
   CHECK(std::filesystem::exists(late));
   CHECK(std::filesystem::exists(copy));
+}
+
+TEST_CASE("a folder belongs to one run") {
+  const Model model = SmallNet();
+  const ScratchFolder scratch;
+  const std::string base = scratch.File("c");
+  {
+    const RunFolder folder(base, false);
+    const std::string error = ErrorOf([&] { const RunFolder other(base, true); });
+    CHECK(error.starts_with(base + ": another run (process " + std::to_string(::getpid())));
+    CHECK(error.ends_with(
+        " is at work in it; give another --checkpoint FOLDER, or wait for its end"));
+  }
+  { const RunFolder again(base, false); }  // nothing was saved, and nobody holds it any more
+  Ranks ranks(model, 1, 0, DType::kFp32);
+  ranks.Fill(model);
+  const std::string saved = Save(base, model, ranks, JobOf(DType::kFp32));
+  { const RunFolder resumed(base, true); }
+  CHECK(ErrorOf([&] { const RunFolder fresh(base, false); }) ==
+        base + ": got checkpoints of an earlier run, the newest " + saved +
+            ", expected a folder without any; --resume goes on from there, another --checkpoint "
+            "FOLDER begins anew");
+  CHECK(ErrorOf([&] { const RunFolder inside(saved, true); }) ==
+        saved + ": got a checkpoint, expected a folder for checkpoints, such as the one it is in");
+  CHECK(NewRunId() != NewRunId());
+  CHECK(NewRunId().size() == 16);
 }
 
 // No file may grow beyond `bytes` while this exists, as on a full disk: writes fail with EFBIG.

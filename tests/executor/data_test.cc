@@ -132,6 +132,8 @@ TEST_CASE("epochs of steps") {
   CHECK(EpochOf(carry, 3) == 1);
   CHECK(FirstStepOf(carry, 1) == 2);
   CHECK(FirstStepOf(carry, 2) == 5);
+  CHECK(EndOfEpoch(carry, 0) == 3);
+  CHECK(EndOfEpoch(carry, 1) == 5);
   const Sampler pad = {.dataset_size = 10, .global_batch = 4, .tail = EpochTail::kPad};
   CHECK(EpochOf(pad, 2) == 0);
   CHECK(EpochOf(pad, 3) == 1);
@@ -141,6 +143,32 @@ TEST_CASE("epochs of steps") {
         }) ==
         "data: got 3 samples, expected at least the 4 of a global batch, since incomplete "
         "batches are dropped");
+}
+
+TEST_CASE("samples of an epoch in a step, and its end, are those of the places") {
+  for (const EpochTail tail : {EpochTail::kCarry, EpochTail::kDrop, EpochTail::kPad}) {
+    for (std::int64_t size = 1; size < 12; ++size) {
+      for (std::int64_t batch = 1; batch < 14; ++batch) {
+        const Sampler sampler = {.dataset_size = size, .global_batch = batch, .tail = tail};
+        if (tail == EpochTail::kDrop && size < batch) {
+          continue;
+        }
+        for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
+          std::int64_t end = 0;
+          for (std::int64_t step = 0; step < 4 * size + 4; ++step) {
+            std::int64_t samples = 0;
+            for (std::int64_t place = 0; place < batch; ++place) {
+              const SamplePlace at = SampleAt(sampler, step, place);
+              samples += at.sample >= 0 && at.epoch == epoch ? 1 : 0;
+            }
+            end = samples > 0 ? step + 1 : end;
+            REQUIRE(SamplesIn(sampler, step, epoch) == samples);
+          }
+          REQUIRE(EndOfEpoch(sampler, epoch) == end);
+        }
+      }
+    }
+  }
 }
 
 std::string Idx(std::uint8_t type, const std::vector<std::uint32_t>& shape,
@@ -282,6 +310,30 @@ TEST_CASE("text is bytes, and labels are the next ones") {
   CHECK(Ids(*seq2seq, 0, InputKind::kTokens, 3) == Numbers{'a', 'b', 'c'});
   CHECK(Ids(*seq2seq, 0, InputKind::kLabels, 3) == Numbers{'d', 'e', 'f'});
   CHECK(Ids(*seq2seq, 0, InputKind::kDecoderTokens, 3) == Numbers{0, 'd', 'e'});
+}
+
+TEST_CASE("several files and folders are one after the other") {
+  const ScratchFolder folder;
+  const Model model = TokenModel(256, 3, false, false);
+  const std::string first = folder.Write("a,b.txt", "abcdefg");  // a comma of its own
+  const std::string second = folder.Write("c.txt", "hijk");
+  const auto data = OpenDataset(first + ",text:" + second, model, 1);
+  REQUIRE(data->size() == 3);
+  CHECK(Ids(*data, 1, InputKind::kTokens, 3) == Numbers{'d', 'e', 'f'});
+  CHECK(Ids(*data, 1, InputKind::kLabels, 3) == Numbers{'e', 'f', 'g'});
+  CHECK(Ids(*data, 2, InputKind::kTokens, 3) == Numbers{'h', 'i', 'j'});
+  const auto all = OpenDataset(std::filesystem::path(first).parent_path().string(), model, 1);
+  CHECK(all->size() == 3);
+  CHECK(all->Checksum() == data->Checksum());
+  CHECK(OpenDataset(second + "," + first, model, 1)->Checksum() != data->Checksum());
+  const std::string other = folder.Write("d.txt", "hijK");
+  CHECK(OpenDataset(other, model, 1)->Checksum() != OpenDataset(second, model, 1)->Checksum());
+  const Model net = LoadModel("mnist-convnet");
+  CHECK(OpenDataset("data/digits", net, 1)->size() == 1500 + 297);
+  const std::string empty = folder.File("empty");
+  std::filesystem::create_directory(empty);
+  CHECK(ErrorOf([&] { (void)OpenDataset(empty, model, 1); }) ==
+        empty + ": got a folder without a file, expected a file, or a folder of files");
 }
 
 TEST_CASE("files that cannot feed a model's inputs") {

@@ -1,0 +1,96 @@
+#include "executor/checkpoint/run_folder.h"
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "core/error.h"
+#include "executor/checkpoint/manifest.h"
+#include "executor/checkpoint/save.h"
+
+namespace shardwright {
+namespace {
+
+constexpr const char* kLockName = ".lock";
+
+void CheckUnused(const std::string& folder) {
+  if (std::filesystem::exists(std::filesystem::path(folder) / kManifestName)) {
+    throw InputError(folder, "a checkpoint", "a folder for checkpoints, such as the one it is in");
+  }
+}
+
+// "process 4711", as the holder has written; another machine's may not be seen yet.
+std::string HolderOf(int descriptor) {
+  std::array<char, 100> text{};
+  const ssize_t count = ::pread(descriptor, text.data(), text.size() - 1, 0);
+  const std::string holder(text.data(), count > 0 ? static_cast<std::size_t>(count) : 0);
+  return holder.empty() ? "" : " (" + holder.substr(0, holder.find('\n')) + ")";
+}
+
+std::string ThisProcess() {
+  std::array<char, 64> host{};
+  (void)::gethostname(host.data(), host.size() - 1);
+  return "process " + std::to_string(::getpid()) + " on " + host.data() + "\n";
+}
+
+}  // namespace
+
+std::string NewRunId() {
+  std::random_device random;
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%08x%08x", random(), random());
+  return text.data();
+}
+
+RunFolder::RunFolder(const std::string& folder, bool resumes) {
+  MakeCheckpointFolder(folder);
+  CheckUnused(folder);
+  Lock(folder);
+  const std::vector<std::string> finished = FinishedCheckpoints(folder);
+  if (!resumes && !finished.empty()) {
+    ::close(descriptor_);
+    throw InputError(folder, "checkpoints of an earlier run, the newest " + finished.back(),
+                     "a folder without any",
+                     "--resume goes on from there, another --checkpoint FOLDER begins anew");
+  }
+}
+
+void RunFolder::Lock(const std::string& folder) {
+  const std::string file = (std::filesystem::path(folder) / kLockName).string();
+  descriptor_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) {
+    throw EnvironmentError(file + ": cannot open: " + std::strerror(errno));
+  }
+  if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) {
+    const std::string text = ThisProcess();
+    if (::ftruncate(descriptor_, 0) == 0) {
+      (void)!::pwrite(descriptor_, text.data(), text.size(),
+                      0);  // a courtesy: the disk may be full
+    }
+    return;
+  }
+  const int error = errno;
+  const std::string holder = error == EWOULDBLOCK ? HolderOf(descriptor_) : "";
+  if (error == EWOULDBLOCK) {
+    ::close(descriptor_);
+    throw EnvironmentError(folder + ": another run" + holder +
+                           " is at work in it; give another --checkpoint FOLDER, or wait for its "
+                           "end");
+  }
+  std::fprintf(stderr, "warning: %s: cannot be locked (%s): see to it that no other run uses it\n",
+               folder.c_str(), std::strerror(error));
+}
+
+RunFolder::~RunFolder() {
+  ::close(descriptor_);
+}
+
+}  // namespace shardwright

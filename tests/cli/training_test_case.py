@@ -1,0 +1,53 @@
+"""Small models to train, and what their runs leave."""
+
+import json
+import pathlib
+import struct
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+from shardwright_test_case import ShardwrightTestCase
+
+# Two layers of small width on bytes: a step takes milliseconds.
+TINY = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2,
+        "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.0}
+
+
+def tensors(path):
+    """The tensors of a safetensors file as {name: (dtype, shape, bytes)}, read by the format's description."""
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8:8 + length])
+    header.pop("__metadata__", None)
+    return {name: (entry["dtype"], entry["shape"], content[8 + length:][slice(*entry["data_offsets"])])
+            for name, entry in header.items()}
+
+
+class TrainingTestCase(ShardwrightTestCase):
+    """Plans small models and trains them."""
+
+    def plan(self, name, ranks, *flags, model=None, precision="fp32"):
+        if model is None:
+            (self.folder / "config.json").write_text(json.dumps(TINY))
+            model = "./config.json"
+        if model.endswith("json"):
+            flags = (*flags, "--seq", "16")
+        cluster = f"h100-80 x{ranks}, nvlink 450 GB/s"
+        self.succeed("plan", "--model", model, "--cluster", cluster, "--kernel-set", "shardwright-host", "-o", name,
+                     "--precision", precision, "--no-search", *flags)
+        return name
+
+    def train(self, plan, *flags):
+        """The steps that a run reports."""
+        code, out, err = self.run_program("run", plan, "--data", "random:100", "--json", *flags)
+        self.assertEqual(code, 0, err)
+        return json.loads(out)["steps"]
+
+    def checkpoints(self, folder):
+        """The names of a folder's checkpoints, and of whatever an interrupted run has left there."""
+        return sorted(p.name for p in (self.folder / folder).iterdir() if p.name != ".lock")
+
+    def export(self, folder, name="x.safetensors"):
+        self.succeed("checkpoint", "export", folder, "-o", name)
+        return tensors(self.folder / name)
