@@ -6,13 +6,16 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/first_weights.h"
 #include "cli/named_files.h"
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "executor/checkpoint/checkpoint.h"
+#include "executor/checkpoint/import.h"
 #include "executor/checkpoint/run_checkpoints.h"
 #include "executor/checkpoint/safetensors.h"
+#include "models/loader.h"
 #include "schedule/plan_names.h"
 
 namespace shardwright {
@@ -21,23 +24,34 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kAbout = R"(Shows or exports a checkpoint that run has saved.
+constexpr const char* kAbout = R"(Shows, exports or imports a checkpoint of run.
 
 Examples:
   shardwright checkpoint inspect checkpoints
   shardwright checkpoint export checkpoints/step-00000100 -o model.safetensors
   shardwright checkpoint export checkpoints -o model.safetensors --dtype bf16
+  shardwright checkpoint export checkpoints -o model.safetensors --transformers 4
+  shardwright checkpoint import ./Qwen3-0.6B -o checkpoints
 
 A folder of checkpoints stands for its newest one. Every byte is read and its checksum compared.
-An exported file has the parameters under the names of PyTorch's named_parameters().)";
+An exported file has the parameters under the names of PyTorch's named_parameters(); those of mixtures
+and of ViT are other ones in Transformers 5 than in 4 and in the hub's files. Import reads such files, by
+either names, with the config.json beside them; --resume goes on from what it has written, at step 0,
+with any data.)";
 
 constexpr std::array<PositionalRow, 2> kPositionals = {
-    {{"ACTION", "inspect or export", "checkpoint needs inspect or export"},
-     {"FOLDER", "a checkpoint, or a folder of checkpoints", "checkpoint needs a folder", false,
-      FileRole::kRead}}};
+    {{"ACTION", "inspect, export or import", "checkpoint needs inspect, export or import"},
+     {"FOLDER", "a checkpoint, or a folder of them; import: a model's folder or safetensors file",
+      "checkpoint needs a folder", false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 2> kFlags = {{
-    {"--output,-o", "FILE", "export: the safetensors file to write", FileRole::kWrite},
+constexpr std::array<FlagRow, 4> kFlags = {{
+    {"--output,-o", "FILE",
+     "export: the safetensors file to write; import: the folder of checkpoints",
+     FileRole::kWriteWhen},
+    {"--transformers", "4|5", "export: whose names mixtures and ViT get (default 5)"},
+    {"--model", "SPEC",
+     "import: the model, as for plan (default: the config.json beside the weights)",
+     FileRole::kRead},
     {"--dtype", "fp32|bf16|fp16", "export: dtype of the parameters (default: as saved)"},
 }};
 
@@ -100,15 +114,50 @@ std::optional<DType> ReadDType(const Arguments& arguments) {
   return dtype;
 }
 
+enum class Action : std::uint8_t { kInspect, kExport, kImport };
+
+// What of the flags goes with the action.
+void CheckFlags(const Arguments& arguments, Action action) {
+  const auto refuse = [&](bool allowed, const char* flag, const char* whose) {
+    if (!allowed && arguments.Get(flag).is_given()) {
+      throw UsageError(std::string(flag) + " is of checkpoint " + whose);
+    }
+  };
+  refuse(action != Action::kInspect, "--output", "export and import");
+  refuse(action == Action::kExport, "--dtype", "export");
+  refuse(action == Action::kExport, "--transformers", "export");
+  refuse(action == Action::kImport, "--model", "import");
+  if (action != Action::kInspect && !arguments.Get("--output").is_given()) {
+    throw UsageError(action == Action::kExport ? "checkpoint export needs --output FILE"
+                                               : "checkpoint import needs --output FOLDER");
+  }
+}
+
+int RunImport(const Arguments& arguments) {
+  const std::string from = arguments.Get("FOLDER").text;
+  std::string spec = from;
+  arguments.SetText("--model", spec);
+  const Model model = LoadModel(spec);
+  const HubWeights weights(from, model);
+  const Checkpoint checkpoint(ImportWeights(weights, model, arguments.Get("--output").text));
+  WarnOfUnused(from, weights);
+  arguments.Print(arguments.IsJson() ? InspectionJson(checkpoint).dump(2) + "\n"
+                                     : InspectionText(checkpoint));
+  return kExitOk;
+}
+
 int RunCheckpoint(const Arguments& arguments) {
-  static constexpr std::array<std::string_view, 2> kActions = {"inspect", "export"};
-  const bool exports = ReadChoice(arguments.Get("ACTION"), kActions) == 1;
+  static constexpr std::array<std::string_view, 3> kActions = {"inspect", "export", "import"};
+  const auto action = static_cast<Action>(ReadChoice(arguments.Get("ACTION"), kActions));
+  CheckFlags(arguments, action);
+  if (action == Action::kImport) {
+    return RunImport(arguments);
+  }
+  const bool exports = action == Action::kExport;
   const Flag output = arguments.Get("--output");
   const std::optional<DType> dtype = ReadDType(arguments);
-  if (exports != output.is_given() || (!exports && dtype)) {
-    throw UsageError(exports ? "checkpoint export needs --output FILE"
-                             : "checkpoint inspect takes neither --output nor --dtype");
-  }
+  HubNames names = HubNames::kModules5;
+  arguments.SetChoice("--transformers", kHubNamesNames, names);
   const std::string given = arguments.Get("FOLDER").text;
   const std::string folder = FindLatestCheckpoint(given);
   if (folder.empty()) {
@@ -123,7 +172,7 @@ int RunCheckpoint(const Arguments& arguments) {
       inputs.push_back({"FOLDER", folder + "/" + file.name});
     }
     RefuseOverwriting(inputs, std::array{NamedFile{"--output", output.text}});
-    ExportCheckpoint(checkpoint, output.text, dtype);
+    ExportCheckpoint(checkpoint, output.text, dtype, names);
   }
   if (arguments.IsJson()) {
     arguments.Print(InspectionJson(checkpoint).dump(2) + "\n");

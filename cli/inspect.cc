@@ -130,7 +130,7 @@ Report InspectModel(const Model& model, bool as_json) {
 Report InspectCheckpoint(const std::string& folder, const InspectOptions& options) {
   const std::string config = (std::filesystem::path(folder) / "config.json").string();
   const Model model = LoadModel(config, ModelOptions(options));
-  const Checkpoint checkpoint = ReadCheckpoint(folder);
+  const HubCheckpoint checkpoint = ReadCheckpoint(folder);
   const std::vector<std::string> differences = CheckpointDifferences(model, checkpoint);
   Report report = InspectModel(model, options.json);
   if (options.json) {

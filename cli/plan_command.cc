@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/first_weights.h"
 #include "cli/flow.h"
 #include "cli/plan_options.h"
 #include "cli/plan_search.h"
@@ -148,7 +149,9 @@ int RunPlan(const Arguments& given) {
   options.node_counts = std::move(node_counts);
   ReadSearchOptions(arguments, options);
   if (options.search) {
-    return RunSearch(options, arguments);
+    const int code = RunSearch(options, arguments);
+    NoteWeightsBeside(options.model);
+    return code;
   }
   const PlanFile file = MakePlanFile(options);
   for (const std::string& warning : WarningsOf(file)) {
@@ -160,6 +163,7 @@ int RunPlan(const Arguments& given) {
   Report(options, arguments, file, [&](const std::string& output) {
     return options.json ? SummaryJson(file, program, output) : Summary(file, program, output);
   });
+  NoteWeightsBeside(options.model);
   return kExitOk;
 }
 

@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/device_flags.h"
 #include "cli/evaluator.h"
+#include "cli/first_weights.h"
 #include "cli/flow.h"
 #include "cli/forward_plan.h"
 #include "cli/run_flags.h"
@@ -44,6 +45,7 @@ Every rank is a thread, or a process started by mpirun, torchrun or srun.
 Examples:
   shardwright run plan.json --steps 20
   shardwright run plan.json --steps 100 --data train-images-idx3-ubyte.gz --trace run.json.gz
+  shardwright run plan.json --steps 100 --init ./Qwen3-0.6B --data text:book.txt --checkpoint tuned
   shardwright run plan.json --steps 5 --emulate-network --json
   shardwright run plan.json --epochs 14 --data train-images-idx3-ubyte.gz \
     --test-data t10k-images-idx3-ubyte.gz --training mnist.json --checkpoint checkpoints
@@ -64,12 +66,15 @@ constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"PLAN", "plan file or - (standard input)", "run needs a plan file, or - for standard input",
       false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 21> kFlags = {{
+constexpr std::array<FlagRow, 22> kFlags = {{
     {"--steps", "N", "optimizer steps, those before a resumed checkpoint included (default 10)"},
     {"--epochs", "N", "passes over the data, instead of --steps; prints a line for each"},
     {"--test-data", "SPEC", "data for loss and accuracy, after each epoch or the last step",
      FileRole::kRead},
     {"--eval-every", "N", "with --test-data: also every N steps"},
+    {"--init", "FILE|FOLDER",
+     "first weights: safetensors as the hub has them, one file or a model's folder",
+     FileRole::kRead},
     {"--checkpoint", "FOLDER", "save checkpoints into this folder, one at the end"},
     {"--every", "N", "with --checkpoint: also save every N steps"},
     {"--keep", "N", "with --checkpoint: how many to keep (default 3)"},
@@ -180,11 +185,12 @@ std::string CheckpointToResume(const RunFlags& flags, const RunProcesses& group)
 }
 
 // Gives the run the id of the one that it goes on with. Process 0 says what is different now.
-void ResumeIfAsked(const PlanFile& file, const RunFlags& flags, const Sampler& sampler,
+// False: the run begins anew.
+bool ResumeIfAsked(const PlanFile& file, const RunFlags& flags, const Sampler& sampler,
                    const RunProcesses& group, RunIdentity& identity, Runtime& runtime) {
   const std::string from = CheckpointToResume(flags, group);
   if (from.empty()) {
-    return;
+    return false;
   }
   const Wait wait = WaitForFiles(file.model.model, file.job, "reading of the checkpoint");
   AllOrNone(group.get(), MessagePassing::kAll, wait, [&] {
@@ -209,6 +215,7 @@ void ResumeIfAsked(const PlanFile& file, const RunFlags& flags, const Sampler& s
       SetLaterAside(flags.checkpoint, flags.resume_step);
     }
   });
+  return true;
 }
 
 void WriteTrace(const PlanFile& file, const Program& program, const RunSession& session,
@@ -248,6 +255,7 @@ struct RunParts {
   const Launch& launch;
   const Dataset& data;
   const Sampler& sampler;
+  const HubWeights* weights;  // to start from; null: none
 };
 
 RunOptions OptionsOf(const Arguments& arguments, const RunFlags& flags, const RunParts& parts) {
@@ -290,7 +298,13 @@ int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
   if (!flags.checkpoint.empty()) {
     identity.settings = SettingsOf(file, flags, parts.data);
   }
-  ResumeIfAsked(file, flags, parts.sampler, group, identity, session.runtime());
+  if (!ResumeIfAsked(file, flags, parts.sampler, group, identity, session.runtime()) &&
+      parts.weights != nullptr) {
+    StartFrom(*parts.weights, file.model.model, file.job, session.runtime());
+    if (is_first) {
+      std::fprintf(stderr, "first weights from %s\n", flags.init.c_str());
+    }
+  }
   std::unique_ptr<TestSetUp> test;
   if (!flags.test_data.empty()) {
     test = std::make_unique<TestSetUp>(
@@ -326,9 +340,26 @@ int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
   return kExitInterrupted;
 }
 
+// What --init names, checked against the model; null: nothing. `plan`: the plan's file.
+std::unique_ptr<HubWeights> OpenWeights(const RunFlags& flags, const Model& model,
+                                        const Launch& launch, const std::string& plan) {
+  if (flags.init.empty()) {
+    if (launch.rank == 0 && !flags.resume) {
+      NoteWeightsBeside(plan);
+    }
+    return nullptr;
+  }
+  auto weights = std::make_unique<HubWeights>(flags.init, model);
+  if (launch.rank == 0) {
+    WarnOfUnused(flags.init, *weights);
+  }
+  return weights;
+}
+
 int RunRun(const Arguments& arguments) {
   RunFlags flags = ReadRunFlags(arguments);
-  const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
+  const std::string plan = arguments.Get("PLAN").text;
+  const PlanFile file = ReadPlanFile(plan, arguments.streams);
   ReadTraining(arguments, file.job, flags);
   const Launch launch = LaunchOf(arguments);
   CheckLoopback(flags.device, file.cluster.RankCount(), launch);
@@ -338,7 +369,7 @@ int RunRun(const Arguments& arguments) {
   const Program program = LowerAndVerify(file);
   const SessionInput input{model, file.kernels, file.job, file.plan, program, flags.training};
   if (NeedsProcesses(launch, flags.device)) {
-    return StartProcesses(input, arguments.Get("PLAN").text);
+    return StartProcesses(input, plan);
   }
   const std::unique_ptr<Dataset> data = OpenDataset(flags.data, model, flags.training.seed);
   const Sampler sampler{data->size(), file.job.global_batch, flags.training.seed,
@@ -347,11 +378,12 @@ int RunRun(const Arguments& arguments) {
   if (launch.rank == 0 && !flags.trace.empty()) {
     CheckWritable(flags.trace);  // before the first step, so that no run ends without it
   }
+  const std::unique_ptr<HubWeights> weights = OpenWeights(flags, model, launch, plan);
   std::optional<StopSignals> signals;
   if (flags.saves_on_signal && !(flags.checkpoint.empty() && flags.trace.empty())) {
     signals.emplace();
   }
-  return Train(arguments, flags, {file, program, input, launch, *data, sampler});
+  return Train(arguments, flags, {file, program, input, launch, *data, sampler, weights.get()});
 }
 
 }  // namespace

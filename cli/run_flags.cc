@@ -17,6 +17,7 @@ void ReadLoopFlags(const Arguments& arguments, RunFlags& flags) {
   arguments.SetCount("--epochs", kMostSteps, flags.loop.epochs);
   arguments.SetText("--test-data", flags.test_data);
   arguments.SetText("--checkpoint", flags.checkpoint);
+  arguments.SetText("--init", flags.init);
   arguments.SetCount("--every", kMostSteps, flags.loop.every);
   arguments.SetCount("--keep", kMostSteps, flags.keep);
   arguments.SetCount("--eval-every", kMostSteps, flags.loop.eval_every);

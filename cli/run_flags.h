@@ -19,6 +19,7 @@ struct RunFlags {
   std::string data = "random";
   std::string test_data;
   std::string checkpoint;
+  std::string init;  // weights of others to start from
   std::int64_t keep = 3;
   bool resume = false;
   std::int64_t resume_step = 0;  // of the checkpoint to resume from; 0: the newest

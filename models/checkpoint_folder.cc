@@ -105,7 +105,7 @@ std::map<std::string, std::vector<std::string>> ReadIndex(const JsonValue& index
 }
 
 void ReadShards(const std::filesystem::path& folder, const JsonValue& index,
-                Checkpoint* checkpoint) {
+                HubCheckpoint* checkpoint) {
   for (const auto& [file, names] : ReadIndex(index)) {
     const std::string path = (folder / file).string();
     std::error_code error;
@@ -128,12 +128,13 @@ void ReadShards(const std::filesystem::path& folder, const JsonValue& index,
   }
 }
 
-bool IsTrained(std::string_view name) {
+}  // namespace
+
+bool IsTrainedName(std::string_view name) {
   return std::none_of(kNotTrained.begin(), kNotTrained.end(),
                       [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
 
-// Norms of BERT's first files.
 std::string ModernName(std::string name) {
   for (const auto& [old_end, new_end] :
        {std::pair<std::string_view, std::string_view>{"LayerNorm.gamma", "LayerNorm.weight"},
@@ -145,8 +146,7 @@ std::string ModernName(std::string name) {
   return name;
 }
 
-// The parameter's name in the checkpoint; empty: not there.
-std::string FindName(const std::set<std::string>& names, const std::string& fqn) {
+std::string FindStoredName(const std::set<std::string>& names, const std::string& fqn) {
   if (names.count(fqn) != 0) {
     return fqn;
   }
@@ -161,7 +161,14 @@ std::string FindName(const std::set<std::string>& names, const std::string& fqn)
   return "";
 }
 
-}  // namespace
+std::map<std::string, std::vector<std::string>> PartsOf(const std::string& folder) {
+  const std::filesystem::path path(folder);
+  std::error_code error;
+  if (!std::filesystem::exists(path / kIndex, error)) {
+    return {{kSingle, {}}};
+  }
+  return ReadIndex(JsonValue::ReadFile((path / kIndex).string()));
+}
 
 bool HoldsCheckpoint(const std::string& folder) {
   std::error_code error;
@@ -170,8 +177,8 @@ bool HoldsCheckpoint(const std::string& folder) {
          std::filesystem::exists(path / kIndex, error);
 }
 
-Checkpoint ReadCheckpoint(const std::string& folder) {
-  Checkpoint checkpoint;
+HubCheckpoint ReadCheckpoint(const std::string& folder) {
+  HubCheckpoint checkpoint;
   const std::filesystem::path path(folder);
   std::error_code error;
   if (std::filesystem::exists(path / kIndex, error)) {
@@ -183,7 +190,8 @@ Checkpoint ReadCheckpoint(const std::string& folder) {
   return checkpoint;
 }
 
-std::vector<std::string> CheckpointDifferences(const Model& model, const Checkpoint& checkpoint) {
+std::vector<std::string> CheckpointDifferences(const Model& model,
+                                               const HubCheckpoint& checkpoint) {
   std::map<std::string, const CheckpointTensor*> stored;
   std::set<std::string> names;
   for (const auto& [name, tensor] : checkpoint.tensors) {
@@ -193,7 +201,7 @@ std::vector<std::string> CheckpointDifferences(const Model& model, const Checkpo
   std::vector<std::string> differences;
   std::set<std::string> used;
   for (const Parameter& param : model.params) {
-    const std::string name = FindName(names, param.fqn);
+    const std::string name = FindStoredName(names, param.fqn);
     if (name.empty()) {
       if (!param.tied_to.valid()) {
         differences.push_back(param.fqn + ": not in the checkpoint");
@@ -208,7 +216,7 @@ std::vector<std::string> CheckpointDifferences(const Model& model, const Checkpo
     }
   }
   for (const auto& [name, tensor] : stored) {
-    if (used.count(name) == 0 && IsTrained(name)) {
+    if (used.count(name) == 0 && IsTrainedName(name)) {
       differences.push_back(name + ": only in the checkpoint");
     }
   }
@@ -221,7 +229,7 @@ std::vector<std::string> CheckpointDifferences(const Model& model, const Checkpo
   return differences;
 }
 
-std::string Describe(const Checkpoint& checkpoint) {
+std::string Describe(const HubCheckpoint& checkpoint) {
   std::map<std::string, std::int64_t> dtypes;
   for (const auto& [name, tensor] : checkpoint.tensors) {
     if (!tensor.dtype.empty()) {

@@ -14,11 +14,11 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "executor/checkpoint/elements.h"
 #include "executor/checkpoint/output_file.h"
 #include "executor/checkpoint/safetensors.h"
 #include "executor/checkpoint/save.h"
 #include "executor/data/mapped_file.h"
-#include "executor/half.h"
 #include "schedule/plan_names.h"
 
 namespace shardwright {
@@ -38,34 +38,12 @@ std::string Hex(std::uint32_t value) {
   return text.data();
 }
 
-std::string ShapeText(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (std::size_t d = 0; d < shape.size(); ++d) {
-    text += (d == 0 ? "" : ", ") + std::to_string(shape[d]);
-  }
-  return text + "]";
-}
-
 // Where a stretch's elements lie.
 struct Place {
   std::int64_t begin = 0;
   std::int64_t count = 0;
   const std::byte* data = nullptr;
 };
-
-void Convert(DType from, const std::byte* in, DType to, std::byte* out, std::int64_t count) {
-  if (from == to) {
-    std::memcpy(out, in, static_cast<std::size_t>(count * SizeOf(to)));
-    return;
-  }
-  for (std::int64_t i = 0; i < count; ++i) {
-    StoreFloat(to, out, i, LoadFloat(from, in, i));
-  }
-}
-
-bool IsFloat(DType dtype) {
-  return dtype == DType::kFp32 || dtype == DType::kBf16 || dtype == DType::kFp16;
-}
 
 }  // namespace
 
@@ -181,7 +159,8 @@ void Checkpoint::Read(const std::string& name, std::int64_t begin, std::int64_t 
                      std::to_string(tensor.Elements()) + " elements",
                      "at least " + std::to_string(begin + count) + ", as the model has");
   }
-  if (dtype != tensor.dtype && !(IsFloat(dtype) && IsFloat(tensor.dtype))) {
+  const bool is_count = tensor.dtype == DType::kInt64 && dtype == DType::kFp32;
+  if (dtype != tensor.dtype && !is_count && !(IsFloat(dtype) && IsFloat(tensor.dtype))) {
     throw InputError(folder_ + ": tensor " + Quoted(name),
                      IsFloat(tensor.dtype) ? "floating-point numbers" : "integers",
                      IsFloat(dtype) ? "floating-point numbers" : "integers");
@@ -193,8 +172,8 @@ void Checkpoint::Read(const std::string& name, std::int64_t begin, std::int64_t 
     const Place& from = *std::prev(place);
     const std::int64_t skip = begin - from.begin;
     const std::int64_t here = std::min(count, from.count - skip);
-    Convert(tensor.dtype, from.data + skip * SizeOf(tensor.dtype), dtype,
-            static_cast<std::byte*>(out), here);
+    ConvertElements(tensor.dtype, from.data + skip * SizeOf(tensor.dtype), dtype,
+                    static_cast<std::byte*>(out), here);
     out = static_cast<std::byte*>(out) + here * SizeOf(dtype);
     begin += here;
     count -= here;
@@ -225,7 +204,8 @@ void CheckFits(const Checkpoint& checkpoint, const Model& model,
                      std::to_string(saved) + " parameters of " + checkpoint.manifest().model,
                      "the " + std::to_string(storages) + " of " + model.name);
   }
-  if (optimizer && *optimizer != checkpoint.manifest().optimizer) {
+  if (optimizer && HasStates(checkpoint.manifest()) &&
+      *optimizer != checkpoint.manifest().optimizer) {
     throw InputError(
         checkpoint.folder(),
         "states of " + std::string(NameIn(kOptimizerNames, checkpoint.manifest().optimizer)),
@@ -233,8 +213,16 @@ void CheckFits(const Checkpoint& checkpoint, const Model& model,
   }
 }
 
+bool HasStates(const Manifest& manifest) {
+  return std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
+                     [](const SavedTensor& tensor) { return tensor.kind == TensorKind::kState; });
+}
+
 void CheckContinues(const Checkpoint& checkpoint, const Sampler& sampler) {
   const Sampler& saved = checkpoint.manifest().sampler;
+  if (!HasStates(checkpoint.manifest()) && saved.dataset_size == 0) {
+    return;
+  }
   const auto check = [&](bool equal, const std::string& found, const std::string& expected) {
     if (!equal) {
       throw InputError(checkpoint.folder(), found,
@@ -257,48 +245,53 @@ void CheckContinues(const Checkpoint& checkpoint, const Sampler& sampler) {
 namespace {
 
 // The entry that a tensor gets in an exported file. PyTorch counts batches in an int64 scalar.
-SafetensorsEntry ExportedEntry(const SavedTensor& tensor, std::optional<DType> dtype) {
-  SafetensorsEntry entry{.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape};
-  if (tensor.kind == TensorKind::kBuffer && tensor.name.ends_with("num_batches_tracked")) {
+SafetensorsEntry ExportedEntry(const HubTensor& tensor, const SavedTensor& first,
+                               std::optional<DType> dtype) {
+  SafetensorsEntry entry{.name = tensor.name, .dtype = first.dtype, .shape = tensor.shape};
+  if (first.kind == TensorKind::kBuffer && first.name.ends_with("num_batches_tracked")) {
     entry.dtype = DType::kInt64;
     entry.shape.clear();
-  } else if (dtype && tensor.kind == TensorKind::kParameter) {
+  } else if (dtype && first.kind == TensorKind::kParameter) {
     entry.dtype = *dtype;
   }
   return entry;
 }
 
-void CopyTensor(const Checkpoint& checkpoint, const SafetensorsEntry& entry, OutputFile& out) {
-  if (entry.dtype == DType::kInt64) {
+void CopyTensor(const Checkpoint& checkpoint, const SavedTensor& tensor, DType dtype,
+                OutputFile& out) {
+  if (dtype == DType::kInt64) {
     float count = 0.0F;
-    checkpoint.Read(entry.name, 0, 1, DType::kFp32, &count);
+    checkpoint.Read(tensor.name, 0, 1, DType::kFp32, &count);
     const auto integer = static_cast<std::int64_t>(count);
     out.Write(&integer, 8);
     return;
   }
   constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // elements
   std::vector<std::byte> buffer(
-      static_cast<std::size_t>(std::min(kChunk, entry.Elements()) * SizeOf(entry.dtype)));
-  for (std::int64_t begin = 0; begin < entry.Elements(); begin += kChunk) {
-    const std::int64_t count = std::min(kChunk, entry.Elements() - begin);
-    checkpoint.Read(entry.name, begin, count, entry.dtype, buffer.data());
-    out.Write(buffer.data(), count * SizeOf(entry.dtype));
+      static_cast<std::size_t>(std::min(kChunk, tensor.Elements()) * SizeOf(dtype)));
+  for (std::int64_t begin = 0; begin < tensor.Elements(); begin += kChunk) {
+    const std::int64_t count = std::min(kChunk, tensor.Elements() - begin);
+    checkpoint.Read(tensor.name, begin, count, dtype, buffer.data());
+    out.Write(buffer.data(), count * SizeOf(dtype));
   }
 }
 
 }  // namespace
 
 void ExportCheckpoint(const Checkpoint& checkpoint, const std::string& file,
-                      std::optional<DType> dtype) {
+                      std::optional<DType> dtype, HubNames names) {
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
   for (const SavedAlias& alias : checkpoint.manifest().aliases) {
     metadata[alias.name] = alias.target;  // as safetensors.torch.save_model notes tied weights
   }
+  std::vector<SavedTensor> exported = checkpoint.manifest().tensors;
+  std::erase_if(exported,
+                [](const SavedTensor& tensor) { return tensor.kind == TensorKind::kState; });
+  std::map<std::string, HubTensor> tensors;
   std::vector<SafetensorsEntry> entries;
-  for (const SavedTensor& tensor : checkpoint.manifest().tensors) {
-    if (tensor.kind != TensorKind::kState) {
-      entries.push_back(ExportedEntry(tensor, dtype));
-    }
+  for (const HubTensor& tensor : HubTensorsOf(exported, names)) {
+    entries.push_back(ExportedEntry(tensor, checkpoint.Find(tensor.parts.front()), dtype));
+    tensors[tensor.name] = tensor;
   }
   const std::string temporary = file + ".tmp." + std::to_string(::getpid());
   std::error_code ignored;
@@ -307,7 +300,9 @@ void ExportCheckpoint(const Checkpoint& checkpoint, const std::string& file,
     OutputFile out(temporary);
     for (const SafetensorsEntry& entry :
          WriteSafetensorsHeader(out, std::move(entries), metadata)) {
-      CopyTensor(checkpoint, entry, out);
+      for (const std::string& part : tensors.at(entry.name).parts) {
+        CopyTensor(checkpoint, checkpoint.Find(part), entry.dtype, out);
+      }
     }
     out.SyncAndClose();
     if (::rename(temporary.c_str(), file.c_str()) != 0) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/units.h"
+#include "executor/checkpoint/hub_names.h"
 #include "executor/checkpoint/manifest.h"
 #include "models/model.h"
 
@@ -50,14 +51,19 @@ class Checkpoint {
 void CheckFits(const Checkpoint& checkpoint, const Model& model,
                const std::optional<OptimizerKind>& optimizer);
 
-// Throws InputError when a run with this sampler would not go on where the checkpoint's run was.
+// Throws InputError when a run with this sampler would not go on where the checkpoint's run was;
+// behind imported weights any sampler begins.
 void CheckContinues(const Checkpoint& checkpoint, const Sampler& sampler);
 
-// Writes all parameters and running statistics into one safetensors file, under the names of
-// named_parameters(), in `dtype` (nothing: as saved). The file appears whole or not at all. Holds
-// only a few MiB in memory. Throws InputError or EnvironmentError.
+// Writes all parameters and running statistics into one safetensors file, under the names that
+// Transformers has for them (others have one name only), in `dtype` (nothing: as saved). The file
+// appears whole or not at all. Holds only a few MiB in memory. Throws InputError or
+// EnvironmentError.
 void ExportCheckpoint(const Checkpoint& checkpoint, const std::string& file,
-                      std::optional<DType> dtype);
+                      std::optional<DType> dtype, HubNames names);
+
+// Does it hold optimizer states? Imported weights have none.
+[[nodiscard]] bool HasStates(const Manifest& manifest);
 
 // The newest finished checkpoint in a folder of checkpoints; empty when there is none. A folder
 // that is a checkpoint itself is its own newest.

@@ -199,6 +199,7 @@ void RunCheckpoints::Finish() {
 }
 
 bool RunCheckpoints::IsFinite(const Runtime& runtime) {
+  Finish();  // the background uses the channel, too
   std::vector<std::byte> mine(1, std::byte{1});
   for (const Rank r : runtime.LocalRanks()) {
     const RankState state = StateOf(runtime, r);
@@ -386,13 +387,23 @@ void VerifyShare(const Checkpoint& checkpoint, const MessagePassing* processes) 
 
 void Resume(const Checkpoint& checkpoint, const Model& model, const Job& job, Runtime& runtime,
             bool with_states) {
-  for (const Rank r : runtime.LocalRanks()) {
-    LoadState(checkpoint, model, job.optimizer.kind, StateOf(runtime, r), with_states);
-  }
   const Manifest& manifest = checkpoint.manifest();
+  const bool loads_states = with_states && HasStates(manifest);
+  for (const Rank r : runtime.LocalRanks()) {
+    LoadState(ReaderOf(checkpoint), model, job.optimizer.kind, StateOf(runtime, r), loads_states);
+  }
   runtime.set_next_step(manifest.step);
-  if (with_states) {
+  if (loads_states) {
     runtime.set_loss_scaler(manifest.loss_scaler, manifest.step - manifest.update);
+  }
+}
+
+void StartFrom(const HubWeights& weights, const Model& model, const Job& job, Runtime& runtime) {
+  const TensorReader read = [&](const std::string& name, std::int64_t begin, std::int64_t count,
+                                DType dtype,
+                                void* out) { return weights.Read(name, begin, count, dtype, out); };
+  for (const Rank r : runtime.LocalRanks()) {
+    LoadState(read, model, job.optimizer.kind, StateOf(runtime, r), false);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "executor/checkpoint/checkpoint.h"
+#include "executor/checkpoint/hub_weights.h"
 #include "executor/checkpoint/save.h"
 #include "executor/data/sampler.h"
 #include "executor/host/message_passing.h"
@@ -120,6 +121,10 @@ void VerifyShare(const Checkpoint& checkpoint, const MessagePassing* processes);
 // next step. `with_states` false: parameters and running statistics only (evaluation).
 void Resume(const Checkpoint& checkpoint, const Model& model, const Job& job, Runtime& runtime,
             bool with_states);
+
+// Gives all ranks of an initialised runtime the weights that somebody else has trained; what those
+// lack (adapters) keeps its first values.
+void StartFrom(const HubWeights& weights, const Model& model, const Job& job, Runtime& runtime);
 
 // Gives `to` the parameters and running statistics of `from`. Both run the same plan, `to` perhaps
 // forward only.

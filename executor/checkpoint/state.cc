@@ -1,9 +1,11 @@
 #include "executor/checkpoint/state.h"
 
+#include <cstring>
 #include <string>
 #include <string_view>
 
 #include "core/error.h"
+#include "executor/checkpoint/checkpoint.h"
 #include "executor/optimizer.h"
 
 namespace shardwright {
@@ -74,19 +76,32 @@ void ForEachState(const BoundUnit& unit, F f) {
 }
 
 // Elements of a tensor, into the rank's memory.
-void LoadStretch(const Checkpoint& checkpoint, const SavedStretch& from, DType dtype, void* to,
+void LoadStretch(const TensorReader& read, const SavedStretch& from, DType dtype, void* to,
                  const MemoryCopy& copy) {
   std::vector<std::byte> elements(static_cast<std::size_t>(from.count * SizeOf(dtype)));
-  checkpoint.Read(from.tensor, from.begin, from.count, dtype, elements.data());
-  copy(to, elements.data(), static_cast<std::int64_t>(elements.size()));
+  if (read(from.tensor, from.begin, from.count, dtype, elements.data())) {
+    copy(to, elements.data(), static_cast<std::int64_t>(elements.size()));
+  }
 }
 
-void LoadParameters(const Checkpoint& checkpoint, const Model& model, const BoundCopy& to,
+void LoadParameters(const TensorReader& read, const Model& model, const BoundCopy& to,
                     const MemoryCopy& copy) {
   std::vector<std::byte> shard(static_cast<std::size_t>(to.elements * SizeOf(to.dtype)));
+  std::vector<const ShardPiece*> absent;
   for (const ShardPiece& piece : to.pieces) {
-    checkpoint.Read(model.params[piece.param.value].fqn, piece.param_begin, piece.count, to.dtype,
-                    shard.data() + piece.shard_offset * SizeOf(to.dtype));
+    if (!read(model.params[piece.param.value].fqn, piece.param_begin, piece.count, to.dtype,
+              shard.data() + piece.shard_offset * SizeOf(to.dtype))) {
+      absent.push_back(&piece);
+    }
+  }
+  if (!absent.empty()) {
+    std::vector<std::byte> present(shard.size());
+    copy(present.data(), to.data, static_cast<std::int64_t>(shard.size()));
+    for (const ShardPiece* const piece : absent) {
+      const std::int64_t at = piece->shard_offset * SizeOf(to.dtype);
+      std::memcpy(shard.data() + at, present.data() + at,
+                  static_cast<std::size_t>(piece->count * SizeOf(to.dtype)));
+    }
   }
   copy(to.data, shard.data(), static_cast<std::int64_t>(shard.size()));
 }
@@ -149,7 +164,15 @@ std::vector<StretchData> StretchesOf(const Model& model, OptimizerKind optimizer
   return stretches;
 }
 
-void LoadState(const Checkpoint& checkpoint, const Model& model, OptimizerKind optimizer,
+TensorReader ReaderOf(const Checkpoint& checkpoint) {
+  return [&checkpoint](const std::string& name, std::int64_t begin, std::int64_t count, DType dtype,
+                       void* out) {
+    checkpoint.Read(name, begin, count, dtype, out);
+    return true;
+  };
+}
+
+void LoadState(const TensorReader& read, const Model& model, OptimizerKind optimizer,
                const RankState& rank, bool with_states) {
   const auto names = OptimizerStateNames(optimizer);
   for (const BoundUnit& unit : rank.units) {
@@ -157,16 +180,16 @@ void LoadState(const Checkpoint& checkpoint, const Model& model, OptimizerKind o
       continue;
     }
     const BoundCopy masters{unit.pieces, unit.elements, unit.dtype, unit.parameters};
-    LoadParameters(checkpoint, model, masters, rank.copy);
+    LoadParameters(read, model, masters, rank.copy);
     if (unit.host_copy != nullptr) {
       rank.copy(unit.host_copy, unit.parameters, unit.elements * SizeOf(unit.dtype));
     }
     if (unit.copy.has_value()) {
-      LoadParameters(checkpoint, model, *unit.copy, rank.copy);
+      LoadParameters(read, model, *unit.copy, rank.copy);
     }
     if (with_states) {
       ForEachState(unit, [&](std::size_t k, const ShardPiece& piece, std::byte* data) {
-        LoadStretch(checkpoint,
+        LoadStretch(read,
                     {StateName(names[k], model.params[piece.param.value].fqn), piece.param_begin,
                      piece.count},
                     unit.dtype, data, rank.copy);
@@ -175,7 +198,7 @@ void LoadState(const Checkpoint& checkpoint, const Model& model, OptimizerKind o
   }
   if (rank.model_buffers != nullptr) {
     for (const BufferTensor& tensor : BufferTensors(model)) {
-      LoadStretch(checkpoint, {tensor.name, 0, tensor.count}, DType::kFp32,
+      LoadStretch(read, {tensor.name, 0, tensor.count}, DType::kFp32,
                   rank.model_buffers + tensor.offset, rank.copy);
     }
   }

@@ -3,17 +3,20 @@
 // Between a run's memory and a checkpoint: what one rank saves, and what it loads.
 
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "executor/binding.h"
-#include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/manifest.h"
 #include "executor/checkpoint/save.h"
 #include "models/model.h"
 #include "schedule/plan.h"
 
 namespace shardwright {
+
+class Checkpoint;
 
 // One rank's training state in memory.
 struct RankState {
@@ -32,9 +35,17 @@ void DescribeState(const Model& model, const Job& job, Manifest& manifest);
 [[nodiscard]] std::vector<StretchData> StretchesOf(const Model& model, OptimizerKind optimizer,
                                                    const RankState& rank, bool with_buffers);
 
-// Fills this rank's shards from a checkpoint that CheckFits has accepted. `with_states` false:
-// parameters and running statistics only. Reads nothing but this rank's elements.
-void LoadState(const Checkpoint& checkpoint, const Model& model, OptimizerKind optimizer,
+// Elements [begin, begin + count) of a tensor, as `dtype`; false: there are none, and what the rank
+// has stays.
+using TensorReader = std::function<bool(const std::string& name, std::int64_t begin,
+                                        std::int64_t count, DType dtype, void* out)>;
+
+// What a checkpoint holds; all of it must be there. Refers to it.
+[[nodiscard]] TensorReader ReaderOf(const Checkpoint& checkpoint);
+
+// Fills this rank's shards. `with_states` false: parameters and running statistics only. Reads
+// nothing but this rank's elements.
+void LoadState(const TensorReader& read, const Model& model, OptimizerKind optimizer,
                const RankState& rank, bool with_states);
 
 }  // namespace shardwright

@@ -177,7 +177,7 @@ TEST_CASE("what W ranks save under one layout, any number loads under any other"
           Ranks loaded(model, to, layout, DType::kFp32);
           for (std::size_t r = 0; r < loaded.units.size(); ++r) {
             std::memset(loaded.units[r].states[0].data[0], 0, loaded.memory[r].size() / 3 * 2);
-            LoadState(checkpoint, model, OptimizerKind::kAdamW, loaded.StateOf(r), true);
+            LoadState(ReaderOf(checkpoint), model, OptimizerKind::kAdamW, loaded.StateOf(r), true);
           }
           CHECK(loaded.memory == expected.memory);
           CHECK(loaded.buffers == expected.buffers);
@@ -197,7 +197,7 @@ TEST_CASE("16-bit states stay what they are, and change dtype by one rounding") 
   expected.Fill(model);
   for (std::size_t r = 0; r < 2; ++r) {
     std::memset(same.units[r].states[0].data[0], 0, same.memory[r].size() / 3 * 2);
-    LoadState(checkpoint, model, OptimizerKind::kAdamW, same.StateOf(r), true);
+    LoadState(ReaderOf(checkpoint), model, OptimizerKind::kAdamW, same.StateOf(r), true);
   }
   CHECK(same.memory == expected.memory);
   float wide = 0.0F;
@@ -526,7 +526,7 @@ TEST_CASE("an exported file holds the parameters and running statistics under Py
   ranks.Fill(model);
   const Checkpoint checkpoint(Save(folder.File("c"), model, ranks, JobOf(DType::kFp32)));
   const std::string file = folder.File("net.safetensors");
-  ExportCheckpoint(checkpoint, file, {});
+  ExportCheckpoint(checkpoint, file, {}, HubNames::kModules5);
   const SafetensorsHeader header = ReadSafetensorsHeader(file);
   const std::string text = ReadTextFile(file);
   std::string names;
@@ -553,11 +553,51 @@ TEST_CASE("an exported file holds the parameters and running statistics under Py
         "bn.num_batches_tracked bn.bias bn.running_mean bn.running_var bn.weight "
         "conv.weight fc.bias fc.weight ");
   CHECK(header.metadata.at("format") == "pt");
-  ExportCheckpoint(checkpoint, file, DType::kBf16);
+  ExportCheckpoint(checkpoint, file, DType::kBf16, HubNames::kModules5);
   CHECK(ReadSafetensorsHeader(file).entries.back().dtype == DType::kBf16);
   CHECK(ErrorOf([&] {
-          ExportCheckpoint(checkpoint, folder.File("no/such"), {});
+          ExportCheckpoint(checkpoint, folder.File("no/such"), {}, HubNames::kModules5);
         }).ends_with(": cannot write: No such file or directory"));
+}
+
+TEST_CASE("the names of Transformers 5: one tensor for the experts of a layer, ViT's layers") {
+  const auto tensor = [](const std::string& name, std::vector<std::int64_t> shape) {
+    return SavedTensor{name, TensorKind::kParameter, DType::kFp32, std::move(shape)};
+  };
+  const std::string moe = "model.layers.3.block_sparse_moe.";
+  const std::vector<SavedTensor> mixture = {
+      tensor(moe + "gate.weight", {2, 6}),         tensor(moe + "experts.0.w1.weight", {4, 6}),
+      tensor(moe + "experts.0.w2.weight", {6, 4}), tensor(moe + "experts.0.w3.weight", {4, 6}),
+      tensor(moe + "experts.1.w1.weight", {4, 6}), tensor(moe + "experts.1.w2.weight", {6, 4}),
+      tensor(moe + "experts.1.w3.weight", {4, 6})};
+  const std::vector<HubTensor> five = HubTensorsOf(mixture, HubNames::kModules5);
+  REQUIRE(five.size() == 3);
+  CHECK(five[0].name == "model.layers.3.mlp.gate.weight");
+  CHECK(five[1].name == "model.layers.3.mlp.experts.gate_up_proj");
+  CHECK(five[1].shape == std::vector<std::int64_t>{2, 8, 6});
+  CHECK(five[1].parts ==
+        std::vector<std::string>{moe + "experts.0.w1.weight", moe + "experts.0.w3.weight",
+                                 moe + "experts.1.w1.weight", moe + "experts.1.w3.weight"});
+  CHECK(five[2].name == "model.layers.3.mlp.experts.down_proj");
+  CHECK(five[2].shape == std::vector<std::int64_t>{2, 6, 4});
+  CHECK(HubTensorsOf(mixture, HubNames::kHub)[1].name == mixture[1].name);
+  const std::string layer = "vit.encoder.layer.0.";
+  const std::vector<SavedTensor> vit = {tensor(layer + "attention.attention.query.weight", {4, 4}),
+                                        tensor(layer + "attention.output.dense.bias", {4}),
+                                        tensor(layer + "intermediate.dense.weight", {8, 4}),
+                                        tensor(layer + "output.dense.weight", {4, 8}),
+                                        tensor(layer + "layernorm_before.bias", {4})};
+  std::string names;
+  for (const HubTensor& one : HubTensorsOf(vit, HubNames::kModules5)) {
+    names += one.name.substr(std::string("vit.layers.0.").size()) + " ";
+  }
+  CHECK(names ==
+        "attention.q_proj.weight attention.o_proj.bias mlp.fc1.weight mlp.fc2.weight "
+        "layernorm_before.bias ");
+  // BERT's layers have some of ViT's names.
+  const std::vector<SavedTensor> bert = {
+      tensor("bert.encoder.layer.0.intermediate.dense.weight", {8, 4})};
+  CHECK(HubTensorsOf(bert, HubNames::kModules5)[0].name == bert[0].name);
 }
 
 }  // namespace

@@ -1,0 +1,43 @@
+#include "cli/first_weights.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+
+#include "models/checkpoint_folder.h"
+
+namespace shardwright {
+
+void WarnOfUnused(const std::string& path, const HubWeights& weights) {
+  constexpr std::size_t kShown = 3;
+  const std::vector<std::string>& unused = weights.unused();
+  std::string names;
+  for (std::size_t i = 0; i < std::min(kShown, unused.size()); ++i) {
+    names += (i == 0 ? "" : ", ") + unused[i];
+  }
+  if (unused.size() > kShown) {
+    names += " and " + std::to_string(unused.size() - kShown) + " more";
+  }
+  if (!unused.empty()) {
+    std::fprintf(stderr, "warning: %s: the model has no parameter for %s\n", path.c_str(),
+                 names.c_str());
+  }
+}
+
+void NoteWeightsBeside(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path folder(path);
+  if (!std::filesystem::is_directory(folder, error)) {
+    if (!std::filesystem::exists(folder, error)) {
+      return;
+    }
+    folder = folder.has_parent_path() ? folder.parent_path() : std::filesystem::path(".");
+  }
+  if (HoldsCheckpoint(folder.string())) {
+    std::fprintf(stderr, "note: %s holds weights; run starts from them with --init %s\n",
+                 folder.c_str(), folder.c_str());
+  }
+}
+
+}  // namespace shardwright
