@@ -14,7 +14,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import shardwright_test_case
-from shardwright_test_case import ShardwrightTestCase, main
+from shardwright_test_case import ShardwrightTestCase, checkpoint_files, main
 
 CONFIG = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 16, "vocab_size": 2000}  # several pieces
 
@@ -91,11 +91,7 @@ class Processes(ShardwrightTestCase):
 
 
     def contents(self, folder):
-        """A checkpoint's files; the manifest without what tells one run from another."""
-        files = {file.name: file.read_bytes() for file in (self.folder / folder).iterdir()}
-        manifest = json.loads(files["manifest.json"])
-        files["manifest.json"] = {name: manifest[name] for name in manifest if name not in ("run", "manifest_crc32")}
-        return files
+        return checkpoint_files(self.folder / folder)
 
     def checkpoints(self, folder):
         return sorted(p.name for p in (self.folder / folder).iterdir() if p.name != ".lock")

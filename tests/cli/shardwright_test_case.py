@@ -1,5 +1,6 @@
 """Runs the program under test. Every test file here is started with the program's path as its first argument."""
 
+import json
 import os
 import pathlib
 import signal
@@ -10,6 +11,14 @@ import unittest
 
 PROGRAM = ""
 TESTS = pathlib.Path(__file__).resolve().parent.parent
+
+
+def checkpoint_files(folder):
+    """{name: content} of a checkpoint; the manifest without what tells one run from another."""
+    files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    manifest = json.loads(files["manifest.json"])
+    files["manifest.json"] = {name: manifest[name] for name in manifest if name not in ("run", "manifest_crc32")}
+    return files
 
 
 class ShardwrightTestCase(unittest.TestCase):
