@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "executor/cuda/library.h"
+#include "core/library.h"
 
 #ifndef SHARDWRIGHT_CUPTI_LIBRARY
 #define SHARDWRIGHT_CUPTI_LIBRARY ""

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "executor/cuda/library.h"
+#include "core/library.h"
 
 #ifndef SHARDWRIGHT_CUBLASLT_LIBRARY
 #define SHARDWRIGHT_CUBLASLT_LIBRARY ""

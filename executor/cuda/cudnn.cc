@@ -1,8 +1,6 @@
 #include "executor/cuda/cudnn.h"
 
-#include <dlfcn.h>
-
-#include "executor/cuda/library.h"
+#include "core/library.h"
 
 #ifndef SHARDWRIGHT_CUDNN_LIBRARY
 #define SHARDWRIGHT_CUDNN_LIBRARY ""
@@ -37,8 +35,8 @@ std::string LoadCudnn(CudnnTable* table) {
   }
   // It loads this library by name, and ends the process where it does not find it.
   const std::string products = "libcublasLt.so." + std::to_string(get_cuda_version() / 1000);
-  if (dlopen(products.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
-    return "libcudnn needs another library: " + std::string(dlerror());
+  if (OpenLibrary(products, &problem) == nullptr) {
+    return "libcudnn needs another library: " + problem;
   }
   return DescribeCudnnVersion(table->get_version());
 }

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "executor/cuda/library.h"
+#include "core/library.h"
 
 #ifndef SHARDWRIGHT_NCCL_LIBRARY
 #define SHARDWRIGHT_NCCL_LIBRARY ""

@@ -1,12 +1,9 @@
 #include "executor/cuda/plugin.h"
 
-#include <filesystem>
-#include <system_error>
 #include <vector>
 
-#include <dlfcn.h>
-
 #include "core/error.h"
+#include "core/library.h"
 
 namespace shardwright {
 namespace {
@@ -17,9 +14,7 @@ std::vector<std::string> Candidates(const std::string& path) {
   if (!path.empty()) {
     return {path};
   }
-  std::error_code ignored;
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
-  return {(program.parent_path() / kModule).string(), kModule};
+  return {ProgramFolder() + kModule, kModule};
 }
 
 }  // namespace
@@ -28,19 +23,18 @@ std::unique_ptr<Gpu> OpenGpu(int device, const std::string& path) {
   std::string problem;
   void* module = nullptr;
   for (const std::string& candidate : Candidates(path)) {
-    module = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL);
+    module = OpenLibrary(candidate, &problem);
     if (module != nullptr) {
       break;
     }
-    problem = problem.empty() ? dlerror() : problem;
   }
   if (module == nullptr) {
     throw EnvironmentError("device cuda: " + problem +
                            "; this build has no CUDA module: build it where nvcc is, with "
                            "-DSHARDWRIGHT_CUDA=ON");
   }
-  const auto open = reinterpret_cast<OpenGpuFunction>(dlsym(module, "ShardwrightOpenGpu"));
-  if (open == nullptr) {
+  OpenGpuFunction open = nullptr;
+  if (!FindFunction(module, "ShardwrightOpenGpu", &open)) {
     throw EnvironmentError("device cuda: " + std::string(kModule) +
                            " is of another program: it has no ShardwrightOpenGpu");
   }

@@ -1,6 +1,7 @@
 #pragma once
 
-// Libraries that a run loads when it needs them.
+// Libraries that are loaded when they are needed. Nothing else in the program calls dlopen, so that
+// none comes from a folder that the user only happens to be in (docs/security.md).
 
 #include <string>
 #include <string_view>
@@ -10,12 +11,21 @@
 
 namespace shardwright {
 
+// The library `name`: an absolute path, or a bare name that the system's loader looks for. Null
+// when there is none, or `name` is a path from the current folder; then *problem says why, unless
+// it already says something. `scope`: RTLD_LOCAL or RTLD_GLOBAL.
+[[nodiscard]] void* OpenLibrary(const std::string& name, std::string* problem,
+                                int scope = RTLD_LOCAL);
+
 // The library at the path in the environment variable `variable`; where that is not set the first
 // of `names` that the loader finds, then the one at `built`, a path from when this was built
 // (empty: there was none). Null when there is none; then `problem` is the loader's text about the
 // first.
 [[nodiscard]] void* LoadLibrary(const char* variable, std::vector<std::string> names,
                                 std::string_view built, std::string* problem);
+
+// The folder of this program, with a slash at its end; empty where the system does not tell it.
+[[nodiscard]] std::string ProgramFolder();
 
 // Sets *function; false when the library has no such function.
 template <class Function>
