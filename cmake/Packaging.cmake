@@ -70,6 +70,8 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME shardwright)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SHLIBDEPS ON)
+# Loaded by run, eval and calibrate only.
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_RECOMMENDS libopenblas0)
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME shardwright-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "zlib1g-dev, libpugixml-dev, libsqlite3-dev")
 if(TARGET shardwright_python)

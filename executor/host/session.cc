@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "executor/host/kernels/gemm.h"
 #include "executor/host/kernels/table.h"
 #include "executor/optimizer.h"
 
@@ -33,6 +34,7 @@ Placement Check(const SessionInput& in) {
       throw InputError("plan: op " + in.program.model_op_names[i] + ": " + problem);
     }
   }
+  LoadHostProducts();
   return Place(in.program);
 }
 

@@ -29,8 +29,8 @@ struct SessionInput {
 class HostSession {
  public:
   // Refuses what it cannot run, before any memory is taken: InputError for a kernel set that is not
-  // the host's, an op without a host kernel, or an op of the program that no device knows; RunError
-  // when memory does not suffice.
+  // the host's, an op without a host kernel, or an op of the program that no device knows;
+  // EnvironmentError without OpenBLAS; RunError when memory does not suffice.
   // `watch` may wrap the kernels (evaluation counts behind the loss).
   using KernelWrapper = std::function<ModelKernel(ModelKernel)>;
   HostSession(const SessionInput& input, const HostOptions& host, RunOptions run,

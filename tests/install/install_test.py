@@ -7,6 +7,8 @@ import sys
 import tempfile
 import unittest
 
+import elf
+
 CMAKE, BUILD, ROOT = (pathlib.Path(argument) for argument in sys.argv[1:4])
 PLAN = ["plan", "--model", "gpt2", "--cluster", "dgx-h100", "--wrap", "block", "-o", "plan.json"]
 
@@ -108,7 +110,10 @@ class Packages(Scratch):
         debs = {path.name.split("_")[0]: path for path in self.folder.glob("*.deb")}
         module = list((BUILD / "python").glob("shardwright.*.so"))
         self.assertEqual(sorted(debs), [*(["python3-shardwright"] if module else []), "shardwright", "shardwright-dev"])
-        self.assertIn("libc6", run("dpkg-deb", "--field", debs["shardwright"], "Depends", folder=self.folder))
+        depends = run("dpkg-deb", "--field", debs["shardwright"], "Depends", folder=self.folder)
+        self.assertIn("libc6", depends)
+        self.assertNotIn("openblas", depends)
+        self.assertEqual(run("dpkg-deb", "--field", debs["shardwright"], "Recommends", folder=self.folder), "libopenblas0\n")
         run("dpkg-deb", "--extract", debs["shardwright"], "deb", folder=self.folder)
         self.check_program(self.folder / "deb" / "usr" / "bin" / "shardwright")
         run("dpkg-deb", "--extract", debs["shardwright-dev"], "dev", folder=self.folder)
@@ -116,6 +121,7 @@ class Packages(Scratch):
         self.assertTrue(list((self.folder / "dev").rglob("planner/search.h")))
         if module:
             self.check_python(debs["python3-shardwright"])
+        self.assertEqual([fault for file in elf.elf_files(self.folder) for fault in elf.faults(file)], [])
         archive = next(self.folder.glob("*runtime.tar.gz"))
         (self.folder / "tar").mkdir()
         run("tar", "-xf", archive, "-C", "tar", folder=self.folder)

@@ -1,17 +1,21 @@
 #include "executor/host/kernels/gemm.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <optional>
 #include <span>
+#include <string>
 
 #if SHARDWRIGHT_OPENBLAS
 #include <cblas.h>
 #endif
 
 #include "core/error.h"
+#include "core/library.h"
 #include "executor/half.h"
 #include "executor/host/kernels/rows.h"
 #include "models/kernels/host.h"
@@ -36,25 +40,78 @@ struct Sum {
 
 #if SHARDWRIGHT_OPENBLAS
 // OpenBLAS sizes its pool of threads when it is loaded. A rank computes on one thread, as the order
-// of its sums must not depend on the number of cores; the first product sees to it, and other
-// threads' first products wait for it.
-void UseOneThread() {
-  [[maybe_unused]] static const bool done = [] {
-    openblas_set_num_threads(1);
-    return true;
-  }();
+// of its sums must not depend on the number of cores: the variables keep it from starting others,
+// which an OpenBLAS that is there already, say NumPy's, may have done. They are put back for the
+// processes that this one starts.
+class OneThread {
+ public:
+  OneThread() {
+    for (Variable& variable : variables_) {
+      const char* const value = std::getenv(variable.name);
+      variable.before = value == nullptr ? std::optional<std::string>() : value;
+      ::setenv(variable.name, "1", 1);
+    }
+  }
+  ~OneThread() {
+    for (const Variable& variable : variables_) {
+      if (variable.before.has_value()) {
+        ::setenv(variable.name, variable.before->c_str(), 1);
+      } else {
+        ::unsetenv(variable.name);
+      }
+    }
+  }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  struct Variable {
+    const char* name;
+    std::optional<std::string> before;
+  };
+  // The second is that of its builds with OpenMP.
+  std::array<Variable, 2> variables_ = {{{"OPENBLAS_NUM_THREADS", {}}, {"OMP_NUM_THREADS", {}}}};
+};
+
+struct OpenBlas {
+  decltype(&cblas_sgemm) sgemm = nullptr;
+};
+
+OpenBlas LoadOpenBlas() {
+  std::string problem;
+  const OneThread one_thread;
+  void* const library = LoadLibrary("SHARDWRIGHT_OPENBLAS", {"libopenblas.so.0"},
+                                    SHARDWRIGHT_OPENBLAS_LIBRARY, &problem);
+  if (library == nullptr) {
+    throw EnvironmentError("matrix products need OpenBLAS: " + problem +
+                           "; install libopenblas0 or set SHARDWRIGHT_OPENBLAS to its path");
+  }
+  OpenBlas blas;
+  decltype(&openblas_set_num_threads) set_threads = nullptr;
+  if (!FindFunction(library, "cblas_sgemm", &blas.sgemm) ||
+      !FindFunction(library, "openblas_set_num_threads", &set_threads)) {
+    throw EnvironmentError("libopenblas lacks functions that OpenBLAS 0.3.21 has");
+  }
+  set_threads(1);
+  return blas;
+}
+
+// Threads that need it at the same time wait for the first.
+const OpenBlas& Blas() {
+  static const OpenBlas blas = LoadOpenBlas();
+  return blas;
 }
 
 void Sgemm(const GemmSize& size, const Matrix& a, const Matrix& b, const Sum& c) {
-  UseOneThread();
+  const OpenBlas& blas = Blas();
   const auto integer = [](std::int64_t value) {
     SW_CHECK(value <= std::numeric_limits<blasint>::max(), "a matrix too large for OpenBLAS");
     return static_cast<blasint>(value);
   };
-  cblas_sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
-              b.transposed ? CblasTrans : CblasNoTrans, integer(size.m), integer(size.n),
-              integer(size.k), 1.0F, a.data, integer(a.leading), b.data, integer(b.leading),
-              c.add ? 1.0F : 0.0F, c.data, integer(c.leading));
+  blas.sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
+             b.transposed ? CblasTrans : CblasNoTrans, integer(size.m), integer(size.n),
+             integer(size.k), 1.0F, a.data, integer(a.leading), b.data, integer(b.leading),
+             c.add ? 1.0F : 0.0F, c.data, integer(c.leading));
 }
 #else
 // The reference, for sanitizers: they see nothing of what a library does that they did not compile.
@@ -193,6 +250,12 @@ void RoundTile(const float* tile, std::int64_t rows, std::int64_t columns, const
 }
 
 }  // namespace
+
+void LoadHostProducts() {
+#if SHARDWRIGHT_OPENBLAS
+  (void)Blas();
+#endif
+}
 
 void HostGemm(const GemmSize& size, const GemmOperand& a, const GemmOperand& b, const GemmResult& c,
               const float* bias, std::span<std::byte> workspace) {

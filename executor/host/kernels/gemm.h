@@ -2,7 +2,8 @@
 
 // Matrix product of any dtypes and strides on one thread, by the sgemm of OpenBLAS. What must be
 // converted for it is so in the caller's workspace. Equal sizes, strides and dtypes give equal bits
-// on one machine: OpenBLAS chooses its loops by the processor and the sizes.
+// on one machine: OpenBLAS chooses its loops by the processor and the sizes. It is loaded when it
+// is first needed, since it maps memory and starts threads by the number of processors.
 
 #include <cstddef>
 #include <cstdint>
@@ -35,6 +36,10 @@ struct GemmResult {
 struct GemmSize {
   std::int64_t m = 0, n = 0, k = 0;
 };
+
+// Loads OpenBLAS; the first product does that, too. Throws EnvironmentError where there is none, so
+// whoever is going to multiply asks before his threads start.
+void LoadHostProducts();
 
 // c = a (m, k) * b (k, n), and the n numbers of `bias` added to every row (null: none), all summed
 // in fp32. `workspace`: HostGemmWorkspace (models/kernels/host.h) bytes, 64-byte aligned. Requires

@@ -7,8 +7,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -16,6 +20,7 @@
 #include "executor/half.h"
 #include "models/kernels/host.h"
 #include "tests/executor/kernels/harness.h"
+#include "tests/sanitizers.h"
 
 namespace shardwright::testing {
 namespace {
@@ -267,6 +272,19 @@ TEST_CASE("A finished product has the bits of one that was kept apart, stored or
     }
     CHECK(different == 0);
   }
+}
+
+// OpenBLAS would start one for every processor when it is loaded.
+TEST_CASE("Products start no threads" * doctest::skip(kHasSanitizer)) {
+  const std::string tasks = "/proc/self/task";
+  const auto count = [&] {
+    return std::distance(std::filesystem::directory_iterator(tasks),
+                         std::filesystem::directory_iterator());
+  };
+  const auto before = ::getenv("OPENBLAS_NUM_THREADS");
+  LoadHostProducts();
+  CHECK(count() == 1);
+  CHECK(::getenv("OPENBLAS_NUM_THREADS") == before);
 }
 
 }  // namespace shardwright::testing
