@@ -22,6 +22,7 @@
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/printable.h"
 #include "executor/host/device.h"
 #include "executor/host/launch.h"
 #include "planner/evaluate.h"
@@ -192,7 +193,7 @@ std::string ReportText(const CalibrationResult& result) {
     runs.Row({run.name, Format(run.measured), Format(run.before), Format(run.after),
               Percent(run.after.value / run.measured.value - 1)});
   }
-  return "Profile " + result.profile.name + "\n\n" + numbers.Text() +
+  return "Profile " + PrintableLine(result.profile.name) + "\n\n" + numbers.Text() +
          (result.runs.empty() ? std::string() : "\n" + runs.Text());
 }
 
@@ -287,7 +288,7 @@ std::string ContradictionsOf(const std::vector<TracedRun>& runs) {
   for (const TracedRun& run : runs) {
     if (!run.trace.spans.empty()) {
       for (const std::string& finding : CheckTrace(run.program, run.trace)) {
-        text += run.name + ": " + finding + "\n";
+        text += PrintableLine(run.name + ": " + finding) + "\n";
       }
     }
   }

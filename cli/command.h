@@ -4,6 +4,7 @@
 // words into Arguments by these tables; the function reads them. A new subcommand is one .cc file
 // and one line in AllCommands().
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -56,6 +57,9 @@ struct PositionalRow {
 struct Streams {
   std::function<std::string()> read;  // all of it
   std::function<void(const std::string& text)> write;
+  std::string source = "standard input";  // what errors call the input
+  // Set by the caller when a search shall end with what it has; null: Ctrl-C does that.
+  const std::atomic<bool>* stop = nullptr;
 };
 [[nodiscard]] Streams StandardStreams();
 

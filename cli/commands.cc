@@ -1,7 +1,6 @@
 // The table of subcommands, and what their functions share.
 
 #include <array>
-#include <cstdio>
 #include <iostream>
 #include <iterator>
 
@@ -10,6 +9,7 @@
 #include "cli/command.h"
 #include "cli/terminal.h"
 #include "core/json.h"
+#include "core/printable.h"
 
 namespace shardwright {
 
@@ -54,11 +54,12 @@ std::span<const Command* const> AllCommands() {
 }
 
 Streams StandardStreams() {
-  return {[] {
-            return std::string(std::istreambuf_iterator<char>(std::cin),
-                               std::istreambuf_iterator<char>());
-          },
-          [](const std::string& text) { WriteFileAtomically("-", text); }};
+  return {.read =
+              [] {
+                return std::string(std::istreambuf_iterator<char>(std::cin),
+                                   std::istreambuf_iterator<char>());
+              },
+          .write = [](const std::string& text) { WriteFileAtomically("-", text); }};
 }
 
 std::string LongName(const FlagRow& row) {
@@ -77,7 +78,7 @@ void Arguments::PrintText(const std::string& kind, const std::string& result) co
 }
 
 void Arguments::PrintFile(const std::string& content, const std::string& report) const {
-  std::fputs(report.c_str(), stderr);
+  SayLines(report);
   streams.write(content);
 }
 
@@ -117,7 +118,7 @@ void Arguments::SetCount(const std::string& name, std::int64_t max, std::int64_t
 }
 
 void Warn(const std::string& text) {
-  std::fprintf(stderr, "warning: %s\n", text.c_str());
+  Say("warning: " + text);
 }
 
 }  // namespace shardwright

@@ -13,6 +13,7 @@
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/printable.h"
 #include "core/writable.h"
 #include "planner/emitters/emitters.h"
 #include "planner/evaluate.h"
@@ -130,7 +131,8 @@ std::string LossText(const Loss& loss) {
   if (!loss.subject.empty()) {
     text += " of " + loss.subject;
   }
-  return text + ": " + loss.planned + " -> " + loss.emitted + " (" + loss.why + ")\n";
+  text += ": " + loss.planned + " -> " + loss.emitted + " (" + loss.why + ")";
+  return PrintableLine(text) + "\n";
 }
 
 std::string ReportText(const PlanFile& file, const Emitter& emitter, const Emission& emission,
@@ -147,12 +149,12 @@ std::string ReportText(const PlanFile& file, const Emitter& emitter, const Emiss
   if (!emission.by_hand.empty()) {
     text += "\nLeft to you:\n";
     for (const std::string& line : emission.by_hand) {
-      text += "  " + line + "\n";
+      text += "  " + PrintableLine(line) + "\n";
     }
   }
   text += "\n" + OutcomeTable(planned, emitted);
   for (const Misfit& misfit : emitted.misfits) {
-    text += "As emitted it " + misfit.text + "\n";
+    text += "As emitted it " + PrintableLine(misfit.text) + "\n";
   }
   return text;
 }

@@ -10,6 +10,7 @@
 #include "cli/fit_print.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/printable.h"
 #include "core/writable.h"
 
 namespace shardwright {
@@ -113,7 +114,7 @@ int RunFitCommand(const Arguments& arguments) {
     throw UsageError("--own: got " + std::to_string(options.own.size()) + ", expected at most 2");
   }
   CheckOwn(options);
-  options.progress = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+  options.progress = [](const std::string& line) { Say(line); };
   const std::string output = arguments.Get("--output").text;
   std::string date;
   std::string gpu;

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/printable.h"
 #include "schedule/wrap.h"
 #include "topologies/check_network.h"
 
@@ -137,13 +138,14 @@ PlanFile MakePlanFile(const PlanOptions& options) {
 }
 
 PlanFile ReadPlanFile(const std::string& file, const Streams& streams) {
-  return file == "-" ? ParsePlanFile(streams.read(), "standard input")
+  return file == "-" ? ParsePlanFile(streams.read(), streams.source)
                      : ParsePlanFile(ReadTextFile(file), file);
 }
 
 std::string TitleOf(const PlanFile& file) {
-  return file.model.model.name + " on " + std::to_string(file.cluster.node_count) + " x " +
-         file.cluster.name + " (" + std::to_string(file.cluster.RankCount()) + " GPUs), " +
+  return PrintableLine(file.model.model.name) + " on " + std::to_string(file.cluster.node_count) +
+         " x " + PrintableLine(file.cluster.name) + " (" +
+         std::to_string(file.cluster.RankCount()) + " GPUs), " +
          std::string(NameOf(file.plan.dialect));
 }
 

@@ -1,17 +1,18 @@
 #include "cli/guard.h"
 
-#include <cstdio>
 #include <exception>
 #include <new>
+#include <string>
 
 #include "cli/exit_codes.h"
 #include "core/error.h"
+#include "core/printable.h"
 
 namespace shardwright {
 namespace {
 
-int Fail(int code, const char* label, const char* text) {
-  std::fprintf(stderr, "%s: %s\n", label, text);
+int Fail(int code, const std::string& label, const char* text) {
+  Say(label + ": " + text);
   return code;
 }
 

@@ -11,6 +11,7 @@
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/printable.h"
 #include "models/loader.h"
 #include "planner/importers/run_settings.h"
 #include "planner/warnings.h"
@@ -151,7 +152,7 @@ std::string ReportText(const RunSettings& run, const PlanFile& file, const Assum
   if (!run.left_out.empty()) {
     text += "\nRead and left out, since nothing in a plan depends on it:\n";
     for (const std::string& key : run.left_out) {
-      text += "  " + key + "\n";
+      text += "  " + PrintableLine(key) + "\n";
     }
   }
   return text;

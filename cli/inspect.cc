@@ -18,6 +18,7 @@
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/printable.h"
 #include "models/checkpoint_folder.h"
 #include "models/loader.h"
 #include "planner/evaluate.h"
@@ -101,7 +102,8 @@ Report InspectModel(const Model& model, bool as_json) {
     table.Row({"tokens per sample", WithCommas(model.tokens_per_sample)});
     table.Row({"training FLOPs per sample", WithCommas(static_cast<std::int64_t>(flops))});
     table.Row({"ops", WithCommas(static_cast<std::int64_t>(model.ops.size()))});
-    return {.text = model.name + "\n" + table.Text(2) + "\n" + ModuleTree(model, PlainNotes(model)),
+    return {.text = PrintableLine(model.name) + "\n" + table.Text(2) + "\n" +
+                    ModuleTree(model, PlainNotes(model)),
             .json = {}};
   }
   Json json = Header("model");
@@ -178,7 +180,8 @@ Report InspectCluster(const Cluster& cluster, bool as_json) {
                                       : WithCommas(level.group_nodes) +
                                             " nodes, 1:" + ratio.data() + " towards the outside"});
   }
-  return {.text = cluster.name + ": " + cluster.description + "\n" + table.Text(2), .json = {}};
+  return {.text = PrintableLine(cluster.name + ": " + cluster.description) + "\n" + table.Text(2),
+          .json = {}};
 }
 
 Report InspectProfile(const Profile& profile, bool as_json) {
@@ -187,7 +190,8 @@ Report InspectProfile(const Profile& profile, bool as_json) {
   if (as_json) {
     return {.text = "", .json = std::move(json)};
   }
-  return {.text = profile.name + ": " + profile.description + "\n" + json["profile"].dump(2) + "\n",
+  return {.text = PrintableLine(profile.name + ": " + profile.description) + "\n" +
+                  json["profile"].dump(2) + "\n",
           .json = {}};
 }
 

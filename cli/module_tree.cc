@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/table.h"
+#include "core/printable.h"
 
 namespace shardwright {
 namespace {
@@ -183,7 +184,7 @@ ModuleNotes PlanNotes(const Model& model, const Plan& plan, const Program& progr
 std::string ModuleTree(const Model& model, const ModuleNotes& notes) {
   std::string text;
   for (const std::string& line : LinesOf(model, notes, ModuleId(0))) {
-    text += line + '\n';
+    text += PrintableLine(line) + '\n';
   }
   return text;
 }

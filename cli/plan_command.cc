@@ -118,7 +118,7 @@ void Report(const PlanOptions& options, const Arguments& arguments, const PlanFi
 
 // Searches, writes the plan and reports.
 int RunSearch(const PlanOptions& options, const Arguments& arguments) {
-  const SearchedPlan searched = SearchPlan(options);
+  const SearchedPlan searched = SearchPlan(options, arguments.streams.stop);
   for (const std::string& warning : WarningsOf(searched.file)) {
     Warn(warning);
   }

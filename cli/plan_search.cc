@@ -12,6 +12,7 @@
 #include "cli/flow.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/printable.h"
 
 namespace shardwright {
 namespace {
@@ -36,9 +37,8 @@ class StopOnInterrupt {
 
 void ShowProgress(const SearchProgress& progress) {
   const std::string best = progress.best.value > 0 ? Format(progress.best) : "none fits";
-  std::fprintf(stderr, "\r%lld plans simulated, best %s, none below %s   ",
-               static_cast<long long>(progress.simulated), best.c_str(),
-               Format(progress.lower_bound).c_str());
+  SayProgress(std::to_string(progress.simulated) + " plans simulated, best " + best +
+              ", none below " + Format(progress.lower_bound) + "   ");
 }
 
 SearchOptions OptionsOf(const PlanOptions& options, const PlanFile& file) {
@@ -104,7 +104,7 @@ SearchResult RunSearch(const PlanOptions& options, const SearchInput& input,
 
 }  // namespace
 
-SearchedPlan SearchPlan(const PlanOptions& options) {
+SearchedPlan SearchPlan(const PlanOptions& options, const std::atomic<bool>* stop) {
   SearchedPlan searched;
   searched.file = MakeJobFile(options);
   PlanFile& file = searched.file;
@@ -123,10 +123,13 @@ SearchedPlan SearchPlan(const PlanOptions& options) {
   {
     const SearchInput input = {file.model.model, file.kernels, file.cluster, file.profile,
                                file.job};
-    const StopOnInterrupt guard;
-    search.stop = &g_stop;
+    std::optional<StopOnInterrupt> guard;
+    if (stop == nullptr) {
+      guard.emplace();
+    }
+    search.stop = stop == nullptr ? &g_stop : stop;
     searched.result = RunSearch(options, input, search, searched);
-    if (!searched.result.is_feasible && !g_stop.load()) {
+    if (!searched.result.is_feasible && !search.stop->load()) {
       searched.fixes = FindFixes(input, search);
     }
     if (searched.result.is_feasible && options.explain) {
@@ -134,7 +137,7 @@ SearchedPlan SearchPlan(const PlanOptions& options) {
     }
   }
   if (on_terminal) {
-    std::fprintf(stderr, "\n");
+    SayLines("\n");
   }
   searched.baselines = EvaluateBaselines(file, {}, searched.result.memory_limit, search.threads);
   if (searched.result.is_feasible) {

@@ -2,6 +2,7 @@
 
 // `plan` with a search: from flags to the best plan, and its report.
 
+#include <atomic>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,9 +32,9 @@ struct SearchedPlan {
 };
 
 // Searches what the flags leave open. Shows progress on standard error if that is a terminal;
-// Ctrl-C ends the search with the best plan so far. Throws InputError and UsageError as
-// MakePlanFile does.
-[[nodiscard]] SearchedPlan SearchPlan(const PlanOptions& options);
+// `stop`, or Ctrl-C where that is null, ends the search with the best plan so far. Throws
+// InputError and UsageError as MakePlanFile does.
+[[nodiscard]] SearchedPlan SearchPlan(const PlanOptions& options, const std::atomic<bool>* stop);
 
 // The report for people, and as JSON (docs/planning.md names the keys). `output` is where the plan
 // went; empty: nowhere, and the JSON report contains it.

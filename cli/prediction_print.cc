@@ -12,6 +12,7 @@
 #include "cli/prediction.h"
 #include "cli/table.h"
 #include "core/json.h"
+#include "core/printable.h"
 
 namespace shardwright {
 namespace {
@@ -251,7 +252,7 @@ std::string PredictionText(const PlanFile& file, const Program& program,
                      result.step_time);
   text += SharesText(program, "What bounds the step", prediction.attribution.critical,
                      result.step_time);
-  text += "\nPeak memory of one GPU (" + PeakPlace(program, prediction) + ")\n";
+  text += "\nPeak memory of one GPU (" + PrintableLine(PeakPlace(program, prediction)) + ")\n";
   text += MemoryTable(prediction).Text(2);
   text += "\nLargest buffers at the peak\n";
   Table largest({kRight, kLeft, kLeft});

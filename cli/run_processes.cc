@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -19,6 +18,7 @@
 #include "cli/stop_signals.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/printable.h"
 #include "executor/host/tcp_handshake.h"
 #include "executor/host/tcp_processes.h"
 #include "executor/host/tcp_socket.h"
@@ -54,10 +54,10 @@ constexpr std::chrono::seconds kGrace{5};  // for threads to end after a failure
 
 void EndProcessOnFault(RunSession& session, MessagePassing* processes) {
   session.faults().OnReport([&session, processes](const std::string& cause) {
-    std::fputs(session.DescribeRanks().c_str(), stderr);
+    SayLines(session.DescribeRanks());
     std::thread([cause] {
       std::this_thread::sleep_for(kGrace);
-      std::fprintf(stderr, "error: %s\n", cause.c_str());
+      Say("error: " + cause);
       std::_Exit(kExitRun);
     }).detach();
     if (processes != nullptr) {  // may block: the others may stand still, too
@@ -119,8 +119,8 @@ int CodeOf(int status, std::int64_t rank) {
   if (WIFEXITED(status)) {
     return WEXITSTATUS(status);
   }
-  std::fprintf(stderr, "error: rank %lld: ended by signal %d\n", static_cast<long long>(rank),
-               WTERMSIG(status));
+  Say("error: rank " + std::to_string(rank) + ": ended by signal " +
+      std::to_string(WTERMSIG(status)));
   return kExitRun;
 }
 

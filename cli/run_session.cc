@@ -1,9 +1,10 @@
 #include "cli/run_session.h"
 
-#include <cstdio>
+#include <string>
 #include <utility>
 
 #include "core/error.h"
+#include "core/printable.h"
 #include "executor/cuda/nccl.h"
 #include "executor/cuda/plugin.h"
 
@@ -19,8 +20,7 @@ std::unique_ptr<ActivityLog> StartActivities(bool says_why) {
     log = ActivityLog::Start(cupti, &problem);
   }
   if (says_why && log == nullptr) {
-    std::fprintf(stderr, "no CUPTI (%s): the trace's times come from CUDA events\n",
-                 problem.c_str());
+    Say("no CUPTI (" + problem + "): the trace's times come from CUDA events");
   }
   return log;
 }
@@ -51,9 +51,9 @@ RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOp
   const GpuInfo& info = gpu_->Info();
   const Bytes free = gpu_->FreeMemory();
   if (is_first && place.beside == nullptr) {
-    std::fprintf(stderr, "%s, %lld multiprocessors, driver for CUDA %d.%d, matrices by %s\n",
-                 info.name.c_str(), static_cast<long long>(info.multiprocessors),
-                 info.driver_version / 1000, info.driver_version % 1000 / 10, info.library.c_str());
+    Say(info.name + ", " + std::to_string(info.multiprocessors) +
+        " multiprocessors, driver for CUDA " + std::to_string(info.driver_version / 1000) + '.' +
+        std::to_string(info.driver_version % 1000 / 10) + ", matrices by " + info.library);
   }
   const CudaOptions options{.timeout = host.timeout,
                             .processes = host.processes,
@@ -64,7 +64,7 @@ RunSession::RunSession(const SessionInput& input, const HostOptions& host, RunOp
                             .graphs = place.graphs};
   cuda_ = std::make_unique<CudaSession>(input, options, *gpu_, std::move(run));
   if (is_first && place.beside == nullptr && !cuda_->paths().empty()) {
-    std::fprintf(stderr, "NCCL: %s\n", cuda_->paths().c_str());
+    Say("NCCL: " + cuda_->paths());
   }
   memory_.total = info.memory;
   memory_.before = info.memory - free;

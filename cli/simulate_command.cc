@@ -90,19 +90,22 @@ std::string Plots(const Program& program, const SimulationResult& result,
 }
 
 // The report, with plots where they are wanted, and the verdict in colour where there are colours.
-std::string TextOf(const Arguments& arguments, const PlanFile& file, const Program& program,
-                   const SimulationResult& result, const Prediction& prediction) {
+void PrintText(const Arguments& arguments, const PlanFile& file, const Program& program,
+               const SimulationResult& result, const Prediction& prediction) {
   const Terminal terminal = StandardOutput();
-  std::string text = PredictionText(file, program, result, prediction);
-  const std::size_t verdict = text.rfind('\n', text.size() - 2) + 1;
-  const std::string last = text.substr(verdict, text.size() - 1 - verdict);
-  text.resize(verdict);
-  text += Coloured(last, prediction.misfits.empty() ? Ink::kGood : Ink::kBad, terminal) + "\n";
+  const std::string text = PredictionText(file, program, result, prediction);
+  std::string plots = "\n";
   if (arguments.Has("--plot") || terminal.is_terminal) {
-    text += Plots(program, result, prediction,
-                  {terminal.width, terminal.unicode && !arguments.Has("--ascii")});
+    plots += Plots(program, result, prediction,
+                   {terminal.width, terminal.unicode && !arguments.Has("--ascii")});
   }
-  return text;
+  const std::size_t verdict = text.rfind('\n', text.size() - 2) + 1;
+  arguments.Print(text.substr(0, verdict));
+  {
+    const Inked inked(prediction.misfits.empty() ? Ink::kGood : Ink::kBad, terminal);
+    arguments.Print(text.substr(verdict, text.size() - 1 - verdict));
+  }
+  arguments.Print(plots);
 }
 
 int RunSimulate(const Arguments& arguments) {
@@ -142,9 +145,10 @@ int RunSimulate(const Arguments& arguments) {
                                                                  : ChromeProfile::kPerfetto;
     WriteChromeTrace(program, result.trace, chrome, command.trace);
   }
-  if (command.trace != "-") {  // then standard output is the trace and nothing else
-    arguments.Print(arguments.IsJson() ? PredictionJson(file, program, result, prediction)
-                                       : TextOf(arguments, file, program, result, prediction));
+  if (arguments.IsJson()) {
+    arguments.Print(PredictionJson(file, program, result, prediction));
+  } else if (command.trace != "-") {  // then standard output is the trace and nothing else
+    PrintText(arguments, file, program, result, prediction);
   }
   return prediction.misfits.empty() ? kExitOk : kExitNo;
 }

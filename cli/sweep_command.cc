@@ -15,6 +15,7 @@
 #include "cli/sweep_axes.h"
 #include "cli/table.h"
 #include "core/json.h"
+#include "core/printable.h"
 #include "topologies/scale_links.h"
 
 namespace shardwright {
@@ -296,7 +297,7 @@ int RunSweepCommand(const Arguments& arguments) {
   options.progress = [](std::size_t done, std::size_t count) {
     // Ten lines at most.
     if (count >= 20 && done * 10 / count != (done - 1) * 10 / count) {
-      std::fprintf(stderr, "sweep: %zu of %zu points\n", done, count);
+      Say("sweep: " + std::to_string(done) + " of " + std::to_string(count) + " points");
     }
   };
   const std::vector<SweepResult> rows = RunSweep(

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdio>
 
+#include "core/printable.h"
+
 namespace shardwright {
 
 std::string WithCommas(std::int64_t value) {
@@ -40,6 +42,13 @@ std::string Wrapped(const std::string& text, std::size_t width, std::size_t inde
     wrapped += line + '\n';
   }
   return wrapped;
+}
+
+void Table::Row(const std::vector<std::string>& cells) {
+  std::vector<std::string>& row = rows_.emplace_back();
+  for (const std::string& cell : cells) {
+    row.push_back(PrintableLine(cell));
+  }
 }
 
 std::vector<std::size_t> Table::Widths() const {

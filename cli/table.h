@@ -27,8 +27,9 @@ class Table {
   enum class Align : std::uint8_t { kLeft, kRight };
 
   explicit Table(std::vector<Align> columns) : columns_(std::move(columns)) {}
-  // Requires as many cells as columns.
-  void Row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  // Requires as many cells as columns. A cell is one line: names have what they have
+  // (PrintableLine).
+  void Row(const std::vector<std::string>& cells);
   // Two spaces between columns, `indent` spaces before each line, no blanks at line ends.
   [[nodiscard]] std::string Text(std::size_t indent = 0) const;
   // The same in kReportWidth columns: what the last column, of texts, has too much goes on below.

@@ -1,5 +1,6 @@
 #include "cli/terminal.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
@@ -41,11 +42,12 @@ Terminal StandardOutput() {
   return terminal;
 }
 
-std::string Coloured(const std::string& text, Ink ink, const Terminal& terminal) {
-  if (!terminal.colours) {
-    return text;
-  }
-  return (ink == Ink::kGood ? "\x1b[32m" : "\x1b[31m") + text + "\x1b[0m";
+Inked::Inked(Ink ink, const Terminal& terminal) : is_on_(terminal.colours) {
+  std::fputs(!is_on_ ? "" : ink == Ink::kGood ? "\x1b[32m" : "\x1b[31m", stdout);
+}
+
+Inked::~Inked() {
+  std::fputs(is_on_ ? "\x1b[0m" : "", stdout);
 }
 
 }  // namespace shardwright

@@ -15,7 +15,17 @@ struct Terminal {
 [[nodiscard]] Terminal StandardOutput();
 
 enum class Ink { kGood, kBad };
-// `text` in a colour, where colours are shown.
-[[nodiscard]] std::string Coloured(const std::string& text, Ink ink, const Terminal& terminal);
+// While it lives, what is printed to standard output has a colour, where colours are shown. The
+// escapes go past the gate (core/printable.h), which lets none through.
+class Inked {
+ public:
+  Inked(Ink ink, const Terminal& terminal);
+  ~Inked();
+  Inked(const Inked&) = delete;
+  Inked& operator=(const Inked&) = delete;
+
+ private:
+  const bool is_on_;
+};
 
 }  // namespace shardwright

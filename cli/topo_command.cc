@@ -11,6 +11,7 @@
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/printable.h"
 #include "topologies/import_topology.h"
 #include "topologies/routing.h"
 
@@ -69,9 +70,9 @@ std::string ReportText(const ImportedTopology& topology, const std::string& outp
     return std::to_string(counts[static_cast<std::size_t>(kind)]);
   };
   std::string text = std::string(NameOf(topology.format)) + ": " + count(ComponentKind::kGpu) +
-                     " x " + cluster.gpu.name + ", " + count(ComponentKind::kNic) + " NICs, " +
-                     count(ComponentKind::kCpu) + " CPUs, " + count(ComponentKind::kPcieSwitch) +
-                     " PCIe switches\n";
+                     " x " + PrintableLine(cluster.gpu.name) + ", " + count(ComponentKind::kNic) +
+                     " NICs, " + count(ComponentKind::kCpu) + " CPUs, " +
+                     count(ComponentKind::kPcieSwitch) + " PCIe switches\n";
   if (cluster.gpus_per_node > 1) {
     Cluster one = cluster;
     one.node_count = 1;

@@ -1,8 +1,9 @@
 #include "core/error.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
+
+#include "core/printable.h"
 
 namespace shardwright {
 namespace {
@@ -97,8 +98,8 @@ std::string DidYouMean(std::string_view word, std::span<const std::string> candi
 }
 
 void CheckFailed(const char* file, int line, const char* condition, const std::string& detail) {
-  std::fprintf(stderr, "shardwright: internal error at %s:%d: %s is false%s%s\n", file, line,
-               condition, detail.empty() ? "" : ": ", detail.c_str());
+  Say("shardwright: internal error at " + std::string(file) + ':' + std::to_string(line) + ": " +
+      condition + " is false" + (detail.empty() ? "" : ": " + detail));
   // 70 is EX_SOFTWARE: the documented exit code for a bug of ours. No destructors run.
   std::_Exit(70);
 }

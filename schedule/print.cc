@@ -8,6 +8,8 @@
 #include <string_view>
 #include <utility>
 
+#include "core/printable.h"
+
 namespace shardwright {
 namespace {
 
@@ -156,8 +158,7 @@ class Printer {
  private:
   void Line(int indent, std::string_view line) {
     text_.append(static_cast<std::size_t>(indent), ' ');
-    text_ += line;
-    text_ += '\n';
+    text_ += PrintableLine(line) + '\n';
   }
 
   void PrintHeader() {
@@ -292,8 +293,9 @@ void SummarizeBody(const Program& program, const NamedBody& named, std::string& 
     }
   }
   for (const auto& [key, entry] : traffic) {
-    text += "  group " + program.groups[key.first].name + ": " + std::to_string(entry.count) + ' ' +
-            std::string(InfoOf(key.second).name) + ", " + InBytes(entry.bytes) + '\n';
+    text += "  group " + PrintableLine(program.groups[key.first].name) + ": " +
+            std::to_string(entry.count) + ' ' + std::string(InfoOf(key.second).name) + ", " +
+            InBytes(entry.bytes) + '\n';
   }
   for (const Repeat& repeat : body.repeats) {
     text += "  repeat: " + std::to_string(repeat.count) + " x " + std::to_string(repeat.period) +

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <memory>
@@ -20,6 +19,7 @@
 #endif
 
 #include "core/error.h"
+#include "core/printable.h"
 #include "executor/cuda/cublaslt.h"
 #include "executor/cuda/cudnn_plans.h"
 #include "executor/cuda/entries.h"
@@ -249,19 +249,14 @@ class CudaGpu : public Gpu {
   }
 
  private:
-  static void Say(const std::string& text) {
-    std::fprintf(stderr, "%s\n", text.c_str());
-  }
-
   // What is missing is said; our own kernels do its work.
   void OpenLibraries() {
     CublasLtTable products{};
     std::string missing = LoadCublasLt(&products);
     if (!missing.empty()) {
       info_.library = "own kernels";
-      std::fprintf(stderr,
-                   "warning: no cuBLASLt (%s); matrices are multiplied by our own, slower kernel\n",
-                   missing.c_str());
+      Say("warning: no cuBLASLt (" + missing +
+          "); matrices are multiplied by our own, slower kernel");
     } else {
       library_ = std::make_unique<CublasLt>(products, Say);
       info_.library = "cuBLASLt";
@@ -273,11 +268,8 @@ class CudaGpu : public Gpu {
         return;
       }
     }
-    std::fprintf(
-        stderr,
-        "warning: no cuDNN (%s); attention and convolutions are computed by our own, slower "
-        "kernels\n",
-        missing.c_str());
+    Say("warning: no cuDNN (" + missing +
+        "); attention and convolutions are computed by our own, slower kernels");
   }
 
   // CUDA's current device is per thread.

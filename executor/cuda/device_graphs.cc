@@ -1,9 +1,9 @@
 // How a CudaDevice launches stretches of a step's ops as graphs.
 
-#include <cstdio>
 #include <exception>
 #include <string>
 
+#include "core/printable.h"
 #include "executor/cuda/device.h"
 #include "executor/cuda/graphs.h"
 
@@ -74,11 +74,9 @@ bool CudaDevice::Capture(Stretch& stretch, Queue& queue, StepContext& step) {
   } catch (const std::exception& error) {
     gpu_.DropCapture(queue.stream);
     ++world_.graph_counts.refused;
-    const std::string text = "warning: rank " + std::to_string(rank_.value) + ": no graph of the " +
-                             std::to_string(stretch.works.size()) + " ops from " +
-                             *stretch.works.front().name + " to " + *stretch.works.back().name +
-                             ": " + error.what();
-    std::fprintf(stderr, "%s\n", text.c_str());
+    Say("warning: rank " + std::to_string(rank_.value) + ": no graph of the " +
+        std::to_string(stretch.works.size()) + " ops from " + *stretch.works.front().name + " to " +
+        *stretch.works.back().name + ": " + error.what());
     return false;
   }
   ++world_.graph_counts.graphs;

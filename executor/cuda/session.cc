@@ -1,10 +1,10 @@
 #include "executor/cuda/session.h"
 
-#include <cstdio>
 #include <string>
 #include <utility>
 
 #include "core/error.h"
+#include "core/printable.h"
 #include "executor/optimizer.h"
 #include "traces/waits.h"
 
@@ -61,7 +61,7 @@ Trace CudaSession::TakeTrace() {
   }
   const std::size_t dropped = activities_->Write(world_->clock);
   if (dropped > 0) {
-    std::fprintf(stderr, "warning: CUPTI dropped %zu records; some ops look shorter\n", dropped);
+    Say("warning: CUPTI dropped " + std::to_string(dropped) + " records; some ops look shorter");
   }
   Trace trace = runtime_->TakeTrace();
   if (world_->options.processes == nullptr) {
@@ -69,9 +69,8 @@ Trace CudaSession::TakeTrace() {
   } else if (world_->options.processes->rank() == 0) {
     // NCCL falls back without a word.
     const ActivityLog::Gathers gathers = activities_->gathers();
-    std::fprintf(stderr, "all-gathers in the trace: %lld by copy engines, %lld by kernels\n",
-                 static_cast<long long>(gathers.by_copies),
-                 static_cast<long long>(gathers.by_kernels));
+    Say("all-gathers in the trace: " + std::to_string(gathers.by_copies) + " by copy engines, " +
+        std::to_string(gathers.by_kernels) + " by kernels");
   }
   return trace;
 }

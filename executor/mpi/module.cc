@@ -3,7 +3,6 @@
 #include <chrono>
 #include <climits>
 #include <condition_variable>
-#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -15,6 +14,7 @@
 
 #include <mpi.h>
 
+#include "core/printable.h"
 #include "executor/host/message_passing.h"
 
 namespace shardwright {
@@ -23,8 +23,7 @@ namespace {
 int Count(std::int64_t bytes, std::int64_t unit) {
   const std::int64_t count = bytes / unit;
   if (count > INT_MAX) {
-    std::fprintf(stderr, "error: a message of %lld bytes is too large for MPI\n",
-                 static_cast<long long>(bytes));
+    Say("error: a message of " + std::to_string(bytes) + " bytes is too large for MPI");
     MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
   }
   return static_cast<int>(count);
@@ -60,8 +59,8 @@ class Alarm {
             return;
           }
           constexpr int kExitRun = 5;  // as of a RunError
-          std::fprintf(stderr, "error: rank %d, %s: waited %lld ms for the others\n", rank, what,
-                       static_cast<long long>(limit.count()));
+          Say("error: rank " + std::to_string(rank) + ", " + what + ": waited " +
+              std::to_string(limit.count()) + " ms for the others");
           std::_Exit(kExitRun);
         }) {}
 
@@ -100,7 +99,7 @@ class Mpi : public MessagePassing {
     int provided = 0;
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
     if (provided < MPI_THREAD_MULTIPLE) {
-      std::fprintf(stderr, "error: this MPI does not let several threads communicate\n");
+      Say("error: this MPI does not let several threads communicate");
       MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
     }
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);

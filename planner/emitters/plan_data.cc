@@ -9,6 +9,7 @@
 
 #include "core/embedded.h"
 #include "core/error.h"
+#include "core/printable.h"
 #include "planner/emit_python.h"
 #include "planner/emitters/fqn.h"
 #include "schedule/plan_names.h"
@@ -132,7 +133,7 @@ std::string Dump(const Json& document) {
     }
     text += ++i < document.size() ? ",\n" : "\n";
   }
-  return text + "}\n";
+  return Printable(text + "}\n");
 }
 
 bool RecomputesInFull(const Plan& plan) {

@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/printable.h"
+
 namespace shardwright {
 namespace {
 
@@ -39,14 +41,19 @@ std::string CommentLines(std::string_view comment) {
   while (!comment.empty()) {
     const std::size_t end = comment.find('\n');
     const std::string_view line = comment.substr(0, end);
-    text += line.empty() ? "#\n" : "# " + std::string(line) + "\n";
+    text += line.empty() ? "#\n" : "# " + PrintableLine(line) + "\n";
     comment.remove_prefix(end == std::string_view::npos ? comment.size() : end + 1);
   }
   return text;
 }
 
 // YAML and TOML both read JSON's numbers, lists and quoted strings. Strings stay quoted, so that
-// YAML takes none of them for a number or a boolean ("no").
+// YAML takes none of them for a number or a boolean ("no"). Control characters are escaped that
+// JSON leaves alone: neither's parsers take all of them.
+std::string Quoted(const Json& value) {
+  return Printable(value.dump());
+}
+
 void AppendYaml(const Json& table, std::size_t indent, std::string& text) {
   for (const auto& [key, value] : table.items()) {
     text.append(indent, ' ');
@@ -55,7 +62,7 @@ void AppendYaml(const Json& table, std::size_t indent, std::string& text) {
       text += "\n";
       AppendYaml(value, indent + 2, text);
     } else {
-      text += " " + value.dump() + "\n";
+      text += " " + Quoted(value) + "\n";
     }
   }
 }
@@ -68,7 +75,7 @@ void AppendToml(const Json& table, const std::string& prefix, std::string& text)
         text += "\n[" + prefix + "]\n";
       }
       has_values = true;
-      text += key + " = " + value.dump() + "\n";
+      text += key + " = " + Quoted(value) + "\n";
     }
   }
   for (const auto& [key, value] : table.items()) {

@@ -8,6 +8,7 @@ import unittest
 import includes
 import lengths
 import paths
+import printing
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import check_skips  # noqa: E402
@@ -140,6 +141,17 @@ class Paths(Scratch):
             paths.check(self.root),
             [f"docs/a.md:2: names the machine path {folder}", f"tests/a.cc:1: names the machine path {folder}"],
         )
+
+
+class Printing(Scratch):
+    def test_past_the_gate(self) -> None:
+        self.plant("cli/a.cc", 'std::fprintf(stderr, "x");\nstd::cout << x;\nprintf("x");\nstd::puts(x);\n'
+                               'std::snprintf(a, n, "stderr");  // to stdout\nSay("x");\nwrite(STDOUT_FILENO, x, n);\n')
+        self.plant("core/printable.cc", "std::fwrite(a, 1, n, stderr);\n")
+        self.plant("tests/core/a_test.cc", 'std::fprintf(stderr, "x");\n')
+        self.assertEqual([finding.split(" ")[0:2] for finding in printing.check(self.root)],
+                         [["cli/a.cc:1:", "stderr"], ["cli/a.cc:2:", "std::cout"], ["cli/a.cc:3:", "printf"], ["cli/a.cc:4:", "puts"],
+                          ["cli/a.cc:7:", "STDOUT_FILENO"]])
 
 
 class Skips(Scratch):
