@@ -293,11 +293,9 @@ void ExportCheckpoint(const Checkpoint& checkpoint, const std::string& file,
     entries.push_back(ExportedEntry(tensor, checkpoint.Find(tensor.parts.front()), dtype));
     tensors[tensor.name] = tensor;
   }
-  const std::string temporary = file + ".tmp." + std::to_string(::getpid());
-  std::error_code ignored;
-  std::filesystem::remove(temporary, ignored);
-  try {
-    OutputFile out(temporary);
+  StagedFile staged(file);
+  {
+    OutputFile out(file, staged);
     for (const SafetensorsEntry& entry :
          WriteSafetensorsHeader(out, std::move(entries), metadata)) {
       for (const std::string& part : tensors.at(entry.name).parts) {
@@ -305,15 +303,8 @@ void ExportCheckpoint(const Checkpoint& checkpoint, const std::string& file,
       }
     }
     out.SyncAndClose();
-    if (::rename(temporary.c_str(), file.c_str()) != 0) {
-      throw EnvironmentError(file + ": cannot write: " + std::strerror(errno));
-    }
-  } catch (...) {
-    std::filesystem::remove(temporary, ignored);
-    throw;
   }
-  const std::string folder = std::filesystem::path(file).parent_path().string();
-  SyncFolder(folder.empty() ? "." : folder);
+  staged.Commit();
 }
 
 std::string FindLatestCheckpoint(const std::string& folder) {

@@ -26,6 +26,13 @@ OutputFile::OutputFile(const std::string& file) : file_(file) {
   }
 }
 
+OutputFile::OutputFile(const std::string& file, const StagedFile& staged)
+    : file_(file), descriptor_(::fcntl(staged.descriptor(), F_DUPFD_CLOEXEC, 0)) {
+  if (descriptor_ < 0) {
+    throw CannotWrite(file, errno);
+  }
+}
+
 OutputFile::~OutputFile() {
   if (descriptor_ >= 0) {
     ::close(descriptor_);

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "core/staged_file.h"
+
 namespace shardwright {
 
 // A new file that is written from front to back, with the CRC-32 of what went into it. All
@@ -12,6 +14,8 @@ class OutputFile {
  public:
   // Creates the file; it must not exist yet.
   explicit OutputFile(const std::string& file);
+  // Writes into a file that gets its name later. It outlives this object.
+  OutputFile(const std::string& file, const StagedFile& staged);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
