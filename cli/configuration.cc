@@ -2,18 +2,44 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <set>
 #include <string_view>
 #include <utility>
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/printable.h"
 
 namespace shardwright {
 namespace {
+
+constexpr const char* kFolderFile = "shardwright.json";
+
+// The flags that choose how something is computed or printed, and do nothing else: none that names
+// what is written, deleted, started or connected to, in any command. What is not here is refused.
+constexpr std::string_view kChoices =
+    " --accumulation --allgather-bucket --backward-prefetch --bandwidth --before-deepspeed-0-6"
+    " --bounded-memory --bucket --checkpoint-interval --checkpoint-time --clip --cluster"
+    " --contention --contiguous-gradients --data --delays --dialect --epochs --fail-above"
+    " --first-bucket --forward-prefetch --fqns --frozen --global-batch --gpus"
+    " --gradient-reduction --graphs --in-flight --jitter --kernel-set --limit-all-gathers"
+    " --lora-alpha --lora-rank --lora-targets --max-live-parameters --max-reuse-distance --mem"
+    " --memory-limit --memory-margin --micro-batch --mode --model --mtbf --nodes --objective"
+    " --offload --optimizer --overlap-comm --persistence-threshold --precision --prefetch-bucket"
+    " --profile --rank-jitter --recompute --reduce --reduce-bucket --reduce-scatter-bucket"
+    " --replicate --reshard --restart-time --samples --seed --seq --shard --slow-link"
+    " --slow-rank --steps --sub-group --sync --test-data --threads --tier --timeout --to"
+    " --token-budget --tokens --trace-profile --training --transfers --use-orig-params"
+    " --weight-decay --wrap ";
 
 std::vector<std::string> FlagsOf(const Command& command) {
   std::vector<std::string> names;
@@ -44,12 +70,57 @@ const Command& CommandOf(const JsonValue& json, const std::string& name) {
                    DidYouMean(name, names));
 }
 
+// Whoever may write the file decides what the program does. A link counts as what it leads to, and
+// as itself: the one who made it chose the file.
+void CheckOwner(const std::string& file, const struct stat& status) {
+  const uid_t owner = status.st_uid;
+  if (owner != ::geteuid() && owner != 0) {
+    throw InputError(file, "a file of user " + std::to_string(owner),
+                     "one of yours (user " + std::to_string(::geteuid()) + ")",
+                     "remove it, or copy it if you trust it");
+  }
+  if (!S_ISLNK(status.st_mode) && (status.st_mode & S_IWOTH) != 0) {
+    throw InputError(file, "a file that every user may write", "one that only you may write",
+                     "chmod o-w " + file + " if you trust what it says");
+  }
+}
+
+// Its text, or false where there is no such file. What was checked is what is read.
+bool ReadOwnFile(const std::string& file, std::string& text) {
+  struct stat status {};
+  if (::lstat(file.c_str(), &status) != 0) {
+    return false;
+  }
+  CheckOwner(file, status);
+  const int descriptor = ::open(file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (descriptor < 0 && errno == ENOENT) {
+    return false;  // a link that leads nowhere
+  }
+  std::FILE* const stream = descriptor < 0 ? nullptr : ::fdopen(descriptor, "r");
+  if (stream == nullptr) {
+    throw InputError(file + ": cannot read: " + std::strerror(errno));
+  }
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> closed(stream, std::fclose);
+  if (::fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
+    throw InputError(file + ": cannot read: this is no file");
+  }
+  CheckOwner(file, status);
+  constexpr std::size_t kMost = 1 << 20;
+  text.resize(kMost + 1);
+  text.resize(std::fread(text.data(), 1, text.size(), stream));
+  if (text.size() > kMost) {
+    throw InputError(file, "more than 1 MiB", "a few flags");
+  }
+  return true;
+}
+
 // {"plan": {"cluster": "dgx-h100"}}: flags without their dashes, values as on the command line.
 void ReadFile(const std::string& file, std::vector<ConfiguredFlag>& found) {
-  if (::access(file.c_str(), F_OK) != 0) {
+  std::string text;
+  if (!ReadOwnFile(file, text)) {
     return;
   }
-  const JsonValue json = JsonValue::ReadFile(file);
+  const JsonValue json = JsonValue::Parse(text, file);
   for (const std::string& name : json.Keys()) {
     const Command& command = CommandOf(json, name);
     const std::vector<std::string> flags = FlagsOf(command);
@@ -60,6 +131,11 @@ void ReadFile(const std::string& file, std::vector<ConfiguredFlag>& found) {
         throw InputError(values.path().str(), "\"" + key + "\"",
                          "a flag of shardwright " + name + " without its dashes",
                          DidYouMean(flag, flags));
+      }
+      if (file == kFolderFile && !IsChoice(flag)) {
+        throw InputError(values.path().Field(key).str(), flag,
+                         "a flag that only chooses how something is computed or printed",
+                         "give it on the command line, or in " + ConfigurationFiles().back());
       }
       const JsonValue value = values.At(key);
       found.push_back({name, flag, value.IsNumber() ? value.Shown() : value.AsString(), file});
@@ -81,13 +157,17 @@ void ReadEnvironment(std::vector<ConfiguredFlag>& found) {
 
 }  // namespace
 
+bool IsChoice(const std::string& flag) {
+  return kChoices.find(' ' + flag + ' ') != std::string_view::npos;
+}
+
 std::vector<std::string> ConfigurationFiles() {
-  std::vector<std::string> files = {"shardwright.json"};
+  std::vector<std::string> files = {kFolderFile};
   const char* folder = std::getenv("XDG_CONFIG_HOME");
   const char* home = std::getenv("HOME");
-  if (folder != nullptr && *folder != '\0') {
+  if (folder != nullptr && *folder == '/') {  // the standard ignores others
     files.push_back(std::string(folder) + "/shardwright/config.json");
-  } else if (home != nullptr && *home != '\0') {
+  } else if (home != nullptr && *home == '/') {
     files.push_back(std::string(home) + "/.config/shardwright/config.json");
   }
   return files;
@@ -110,10 +190,18 @@ std::vector<ConfiguredFlag> ReadConfiguration() {
 }
 
 void ApplyConfiguration(const Command& command, Arguments& arguments) {
+  if (command.flags.empty()) {
+    return;
+  }
+  std::string taken;
   for (const ConfiguredFlag& flag : ReadConfiguration()) {
     if (flag.command == command.name && flag.is_used && !arguments.Get(flag.flag).is_given()) {
       arguments.text[flag.flag] = flag.value;
+      taken += flag.origin == kFolderFile ? " " + flag.flag + "=" + flag.value : "";
     }
+  }
+  if (!taken.empty()) {
+    Say("from " + std::string(kFolderFile) + ":" + taken);
   }
 }
 

@@ -87,7 +87,10 @@ class Configuration(ShardwrightTestCase):
         self.user.parent.mkdir(parents=True)
 
     def sequence(self, *flags):
-        return json.loads(self.succeed("plan", "--model", "gpt2", "--cluster", "dgx-a100", *flags))["job"]["sequence_length"]
+        code, out, err = self.run_program("plan", "--model", "gpt2", "--cluster", "dgx-a100", *flags)
+        self.assertEqual(code, 0)
+        self.assertIn(err, ("", "from shardwright.json: --seq=96\n"))
+        return json.loads(out)["job"]["sequence_length"]
 
     def test_the_stronger_wins(self):
         self.assertIn("Nothing is configured", self.succeed("config"))
