@@ -3,6 +3,7 @@
 #include "cli/command_line.h"
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -137,6 +138,17 @@ Parsed* ChosenOf(std::vector<Parsed>& commands) {
   return nullptr;
 }
 
+// "--model=": CLI11 would take the next word for the value.
+void CheckValues(int argc, const char* const* argv) {
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    const std::string_view word(argv[i]);
+    if (word.starts_with("--") && word.find('=') == word.size() - 1) {
+      throw UsageError(std::string(word.substr(0, word.size() - 1)) +
+                       ": got no value, expected one");
+    }
+  }
+}
+
 }  // namespace
 
 int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
@@ -148,6 +160,7 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
   for (std::size_t i = 0; i < commands.size(); ++i) {
     AddCommand(app, *AllCommands()[i], commands[i]);
   }
+  CheckValues(argc, argv);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

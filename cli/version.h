@@ -2,6 +2,7 @@
 
 namespace shardwright {
 
+inline constexpr const char* kVersion = "0.1.0";
 inline constexpr const char* kVersionText = "shardwright 0.1.0";
 
 // What `shardwright --help` begins with: a line, a blank line, examples.

@@ -1,14 +1,18 @@
 """The Python module answers as the program does: the same JSON, and the same words where something is wrong."""
 
+import collections
 import json
+import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 
-PROGRAM = sys.argv.pop(1)
-sys.path.insert(0, sys.argv.pop(1))
+PROGRAM = os.path.abspath(sys.argv.pop(1))
+FOLDER = sys.argv.pop(1)
+sys.path.insert(0, FOLDER)
 
 import shardwright
 
@@ -73,6 +77,129 @@ class Module(unittest.TestCase):
         self.assert_raises_as(shardwright.UsageError, lambda: shardwright.emit("absent.json"), "emit", "absent.json")
         with self.assertRaisesRegex(shardwright.UsageError, "plan: these keywords print text"):
             shardwright.plan(help=True)
+
+    def test_empty_values(self):
+        """An empty value was none, and the next keyword became the value."""
+        folder = pathlib.Path.cwd()
+        os.chdir(self.folder)
+        self.addCleanup(os.chdir, folder)
+        self.assert_raises_as(shardwright.UsageError, lambda: shardwright.plan(**JOB, output="", recompute="full"), "plan", *FLAGS,
+                              "--output=", "--recompute=full")
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_texts_with_a_nul(self):
+        for call in (lambda: shardwright.plan(model="gpt2\0.json", cluster="dgx-h100"), lambda: shardwright.plan(**{"mod\0el": "gpt2"}),
+                     lambda: shardwright.simulate("plan.json\0")):
+            with self.assertRaisesRegex(shardwright.UsageError, "got a text with a NUL character, expected one without"):
+                call()
+
+    def test_plans(self):
+        planned = shardwright.plan(**JOB)
+        expected = shardwright.simulate(planned)
+
+        class Node(dict):
+            pass
+
+        def as_mappings(value):
+            """Nothing in it is a dict."""
+            if isinstance(value, dict):
+                return types.MappingProxyType({key: as_mappings(item) for key, item in value.items()})
+            return [as_mappings(item) for item in value] if isinstance(value, list) else value
+
+        for plan in (as_mappings(planned), as_mappings(planned["plan_file"]), collections.UserDict(planned), Node(planned)):
+            self.assertEqual(shardwright.simulate(plan), expected)
+        path = self.folder / "plan.json"
+        path.write_text(json.dumps(planned["plan_file"]))
+        for plan in (path, str(path), os.fsencode(path)):
+            self.assertEqual(shardwright.simulate(plan), expected)
+        for plan in (None, 7, ["plan.json"], object()):
+            with self.assertRaises(TypeError):
+                shardwright.simulate(plan)
+        with self.assertRaisesRegex(TypeError, "a plan holds a value of type set, expected what JSON has"):
+            shardwright.simulate({"plan": {1}})
+        with self.assertRaisesRegex(shardwright.InputError, "^the plan that was given: got no key \"format\", expected one"):
+            shardwright.simulate({"schema": 7})
+
+    def test_errors_are_pythons_too(self):
+        for error, python in ((shardwright.UsageError, ValueError), (shardwright.InputError, ValueError),
+                              (shardwright.MachineError, OSError), (shardwright.RunError, RuntimeError)):
+            self.assertTrue(issubclass(error, python) and issubclass(error, shardwright.Error))
+        self.assertFalse(hasattr(shardwright, "EnvironmentError"))
+        with self.assertRaises(OSError) as caught:
+            shardwright.plan(**JOB, output=self.folder / "no" / "plan.json")
+        self.assertIsInstance(caught.exception, shardwright.MachineError)
+        with self.assertRaises(shardwright.InputError) as caught:
+            shardwright.plan(model="gpt\n2\x1b[31m\x9b\u202e", cluster="dgx-h100")
+        self.assertIn(r"gpt\n2\u001b[31m\u009b\u202e", str(caught.exception))
+
+    def test_what_it_says_of_itself(self):
+        self.assertEqual(f"shardwright {shardwright.__version__}\n", self.program("--version").stdout)
+        for keyword in ("global_batch: ", "output: ", "explain: "):
+            self.assertIn(f"\n  {keyword}", shardwright.plan.__doc__)
+
+
+SEARCH = """
+import signal, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import shardwright
+
+def search():
+    return shardwright.plan(model="llama-3-70b", cluster="dgx-h100", nodes=64, seq=8192, global_batch=1024, objective="pareto")
+
+def sleep_raises():
+    try:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(20)
+    except KeyboardInterrupt:
+        return True
+    return False
+"""
+
+
+class Interrupts(unittest.TestCase):
+    """Ctrl-C is Python's."""
+
+    def script(self, text):
+        done = subprocess.run([sys.executable, "-c", SEARCH + text, FOLDER], capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout
+
+    def test_a_search_is_interrupted(self):
+        self.assertEqual(self.script("""
+threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,)).start()
+try:
+    search()
+    print("a result")
+except KeyboardInterrupt:
+    print("interrupted", signal.getsignal(signal.SIGINT) is signal.default_int_handler, sleep_raises())
+"""), "interrupted True True\n")
+
+    def test_searches_in_threads_leave_the_handler(self):
+        self.assertEqual(self.script("""
+def short():
+    shardwright.plan(model="gpt2", cluster="dgx-h100", gpus=8, seq=1024, global_batch=64)
+threads = [threading.Thread(target=short) for _ in range(4)]
+for thread in threads:
+    thread.start()
+    time.sleep(0.05)
+for thread in threads:
+    thread.join()
+print(sleep_raises())
+"""), "True\n")
+
+    def test_a_handler_of_the_user(self):
+        self.assertEqual(self.script("""
+class Stop(Exception):
+    pass
+def stop(number, frame):
+    raise Stop
+signal.signal(signal.SIGALRM, stop)
+signal.setitimer(signal.ITIMER_REAL, 0.5)
+try:
+    search()
+except Stop:
+    print("stopped")
+"""), "stopped\n")
 
 
 if __name__ == "__main__":
