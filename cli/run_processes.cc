@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cli/command.h"
 #include "cli/exit_codes.h"
 #include "cli/stop_signals.h"
 #include "core/error.h"
@@ -38,10 +39,8 @@ RunProcesses::RunProcesses(const Launch& launch, std::int64_t ranks,
     processes_ = &JoinProcesses(timeout);
   } else {
     if (launch.is_insecure && launch.rank == 0) {
-      std::fprintf(stderr,
-                   "warning: --insecure-network: whoever reaches port %d of this machine may take "
-                   "a rank, change the result or end the run\n",
-                   launch.port);
+      Warn("--insecure-network: whoever reaches port " + std::to_string(launch.port) +
+           " of this machine may take a rank, change the result or end the run");
     }
     owned_ = MeetByTcp(launch, timeout);
     processes_ = owned_.get();
