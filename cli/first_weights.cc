@@ -1,10 +1,10 @@
 #include "cli/first_weights.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <system_error>
 
+#include "core/printable.h"
 #include "models/checkpoint_folder.h"
 
 namespace shardwright {
@@ -20,8 +20,7 @@ void WarnOfUnused(const std::string& path, const HubWeights& weights) {
     names += " and " + std::to_string(unused.size() - kShown) + " more";
   }
   if (!unused.empty()) {
-    std::fprintf(stderr, "warning: %s: the model has no parameter for %s\n", path.c_str(),
-                 names.c_str());
+    Say("warning: " + path + ": the model has no parameter for " + names);
   }
 }
 
@@ -35,8 +34,8 @@ void NoteWeightsBeside(const std::string& path) {
     folder = folder.has_parent_path() ? folder.parent_path() : std::filesystem::path(".");
   }
   if (HoldsCheckpoint(folder.string())) {
-    std::fprintf(stderr, "note: %s holds weights; run starts from them with --init %s\n",
-                 folder.c_str(), folder.c_str());
+    Say("note: " + folder.string() + " holds weights; run starts from them with --init " +
+        folder.string());
   }
 }
 

@@ -21,6 +21,7 @@
 #include "cli/stop_signals.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/printable.h"
 #include "core/writable.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/run_checkpoints.h"
@@ -206,10 +207,10 @@ bool ResumeIfAsked(const PlanFile& file, const RunFlags& flags, const Sampler& s
     if (!group.is_first()) {
       return;
     }
-    std::fprintf(stderr, "resumed from %s\n", from.c_str());
+    Say("resumed from " + from);
     for (const std::string& line :
          Differences(checkpoint->manifest().settings, identity.settings)) {
-      std::fprintf(stderr, "resumed with %s\n", line.c_str());
+      Say("resumed with " + line);
     }
     if (flags.resume_step > 0) {
       SetLaterAside(flags.checkpoint, flags.resume_step);
@@ -233,8 +234,8 @@ bool LaunchesCost(const PlanFile& file) {
   const EvaluateOptions options{.reserved = false};
   const Seconds plain = ToSeconds(Evaluate(file, options).step_time);
   const Seconds fast = ToSeconds(Evaluate(without, options).step_time);
-  std::fprintf(stderr, "a step takes %s, predicted; %s if launches took no time\n",
-               Format(plain).c_str(), Format(fast).c_str());
+  Say("a step takes " + Format(plain) + ", predicted; " + Format(fast) +
+      " if launches took no time");
   return fast.value * 1.02 <= plain.value;
 }
 
@@ -242,7 +243,7 @@ bool WantsGraphs(const PlanFile& file, const RunFlags& flags) {
   const bool wants =
       flags.graphs == Graphs::kOn || (flags.graphs == Graphs::kAuto && LaunchesCost(file));
   if (wants && !flags.trace.empty()) {
-    std::fprintf(stderr, "warning: a traced run times every op by itself: no graphs\n");
+    Warn("a traced run times every op by itself: no graphs");
   }
   return wants && flags.trace.empty();
 }
@@ -302,7 +303,7 @@ int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
       parts.weights != nullptr) {
     StartFrom(*parts.weights, file.model.model, file.job, session.runtime());
     if (is_first) {
-      std::fprintf(stderr, "first weights from %s\n", flags.init.c_str());
+      Say("first weights from " + flags.init);
     }
   }
   std::unique_ptr<TestSetUp> test;

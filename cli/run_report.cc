@@ -12,6 +12,7 @@
 #include "cli/flow.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/printable.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/run_checkpoints.h"
 
@@ -55,11 +56,14 @@ class Progress {
     if (report.gradient_norm.has_value()) {
       std::snprintf(norm.data(), norm.size(), "  norm %.4g", *report.gradient_norm);
     }
-    std::fprintf(
-        stderr, "step %lld/%lld  loss %.4f  lr %.4g%s  %s  %.4g tokens/s  %.3g GFLOP/s  %s left\n",
-        static_cast<long long>(report.step) + 1, static_cast<long long>(steps_), report.loss,
-        LearningRateOf(training_, sampler_, report.step), norm.data(), Format(time).c_str(),
-        rate.tokens_per_second, rate.gflop_per_second, Format(Left(report)).c_str());
+    std::array<char, 256> line{};
+    std::snprintf(line.data(), line.size(),
+                  "step %lld/%lld  loss %.4f  lr %.4g%s  %s  %.4g tokens/s  %.3g GFLOP/s  %s left",
+                  static_cast<long long>(report.step) + 1, static_cast<long long>(steps_),
+                  report.loss, LearningRateOf(training_, sampler_, report.step), norm.data(),
+                  Format(time).c_str(), rate.tokens_per_second, rate.gflop_per_second,
+                  Format(Left(report)).c_str());
+    Say(line.data());
   }
 
  private:
@@ -234,7 +238,7 @@ void CheckSaved(const Ran& ran) {
   if (!ran.checkpoints->has_saved_last()) {
     throw EnvironmentError(text);
   }
-  std::fprintf(stderr, "warning: %s\n", text.c_str());
+  Say("warning: " + text);
 }
 
 }  // namespace
@@ -248,7 +252,7 @@ std::function<void(const StepReport& report)> MakeProgress(const PlanFile& file,
 
 void WriteReport(const Ran& ran, RunSession& session, bool as_json) {
   if (const std::string graphs = session.graphs(); !graphs.empty()) {
-    std::fprintf(stderr, "graphs: %s\n", graphs.c_str());
+    Say("graphs: " + graphs);
   }
   const std::vector<StepReport>& steps = ran.loop.steps;
   Throughput rate;
@@ -271,10 +275,10 @@ void CheckOutcome(const Ran& ran) {
 void SayInterrupted(const Ran& ran) {
   const std::string step = std::to_string(ran.loop.end_step);
   if (ran.checkpoints == nullptr) {
-    std::fprintf(stderr, "interrupted after step %s\n", step.c_str());
+    Say("interrupted after step " + step);
   } else {
-    std::fprintf(stderr, "interrupted after step %s, saved in %s; --resume goes on from there\n",
-                 step.c_str(), ran.checkpoints->newest().c_str());
+    Say("interrupted after step " + step + ", saved in " + ran.checkpoints->newest() +
+        "; --resume goes on from there");
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <filesystem>
@@ -11,9 +10,8 @@
 #include <sstream>
 #include <thread>
 
-#include <unistd.h>
-
 #include "core/error.h"
+#include "core/printable.h"
 #include "executor/checkpoint/manifest.h"
 #include "executor/checkpoint/state.h"
 
@@ -192,8 +190,8 @@ void RunCheckpoints::Finish() {
     has_saved_last_ = false;
     failed_.push_back({step_, error.what()});
     if (processes_ == nullptr || processes_->rank() == 0) {
-      std::fprintf(stderr, "warning: no %s, after %d attempts: %s\n", Name().c_str(), kAttempts,
-                   error.what());
+      Say("warning: no " + Name() + ", after " + std::to_string(kAttempts) +
+          " attempts: " + error.what());
     }
   }
 }
@@ -251,11 +249,11 @@ void RunCheckpoints::Write(const std::vector<Share>& shares, const Manifest& man
 void RunCheckpoints::WriteTogether(const Share& mine, const Manifest& manifest) const {
   std::unique_ptr<CheckpointWriter> writer;
   std::exception_ptr problem;
-  std::int64_t maker = 0;  // the process that made the folder; 0: there is none
+  std::int64_t maker = 0;  // the writer that made the folder; 0: there is none
   if (processes_->rank() == 0) {
     try {
       writer = std::make_unique<CheckpointWriter>(folder_, manifest.step);
-      maker = ::getpid();
+      maker = writer->number();
     } catch (const EnvironmentError&) {
       problem = std::current_exception();
     }
@@ -349,7 +347,7 @@ void SetLaterAside(const std::string& folder, std::int64_t step) {
     if (error) {
       throw EnvironmentError(finished.back() + ": cannot rename: " + error.message());
     }
-    std::fprintf(stderr, "%s is set aside as %s\n", finished.back().c_str(), aside.c_str());
+    Say(finished.back() + " is set aside as " + aside);
     finished.pop_back();
   }
 }

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/printable.h"
 #include "executor/checkpoint/manifest.h"
 #include "executor/checkpoint/save.h"
 
@@ -85,8 +86,8 @@ void RunFolder::Lock(const std::string& folder) {
                            " is at work in it; give another --checkpoint FOLDER, or wait for its "
                            "end");
   }
-  std::fprintf(stderr, "warning: %s: cannot be locked (%s): see to it that no other run uses it\n",
-               folder.c_str(), std::strerror(error));
+  Say("warning: " + folder + ": cannot be locked (" + std::strerror(error) +
+      "): see to it that no other run uses it");
 }
 
 RunFolder::~RunFolder() {

@@ -8,15 +8,18 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <random>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/staged_file.h"
 #include "executor/checkpoint/output_file.h"
 #include "executor/checkpoint/safetensors.h"
 #include "executor/half.h"
@@ -35,6 +38,11 @@ std::string StepName(std::int64_t step) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%08lld", static_cast<long long>(step));
   return std::string(kStepPrefix) + text.data();
+}
+
+std::int64_t RandomNumber() {
+  std::random_device random;
+  return std::uniform_int_distribution<std::int64_t>(1)(random);
 }
 
 std::string RankFileName(std::int64_t rank) {
@@ -155,6 +163,7 @@ void TakeSnapshot(RankShare& share) {
 }
 
 void MakeCheckpointFolder(const std::string& folder) {
+  (void)FollowLinks(folder);  // refuses another user's link
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) {
@@ -165,14 +174,13 @@ void MakeCheckpointFolder(const std::string& folder) {
   }
 }
 
-CheckpointWriter::CheckpointWriter(const std::string& folder, std::int64_t step) {
+CheckpointWriter::CheckpointWriter(const std::string& folder, std::int64_t step)
+    : number_(RandomNumber()) {
   final_ = CheckpointFolder(folder, step);
-  temporary_ = UnfinishedFolder(folder, step, ::getpid());
+  temporary_ = UnfinishedFolder(folder, step, number_);
   MakeCheckpointFolder(folder);
-  std::error_code error;
-  std::filesystem::remove_all(temporary_, error);
-  if (!std::filesystem::create_directory(temporary_, error)) {
-    throw Cannot("create", temporary_, error.value());
+  if (::mkdir(temporary_.c_str(), 0777) != 0) {
+    throw Cannot("create", temporary_, errno);
   }
 }
 
@@ -183,8 +191,8 @@ CheckpointWriter::~CheckpointWriter() {
   }
 }
 
-std::string UnfinishedFolder(const std::string& folder, std::int64_t step, std::int64_t writer) {
-  const std::string name = kTemporaryPrefix + StepName(step) + "-" + std::to_string(writer);
+std::string UnfinishedFolder(const std::string& folder, std::int64_t step, std::int64_t number) {
+  const std::string name = kTemporaryPrefix + StepName(step) + "-" + std::to_string(number);
   return (std::filesystem::path(folder) / name).string();
 }
 

@@ -52,6 +52,9 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
+  // Tells others which folder it is (UnfinishedFolder). Above 0, and nobody can know it before.
+  [[nodiscard]] std::int64_t number() const { return number_; }
+
   // Writes and syncs the file of one rank. Several ranks may write at once.
   void WriteRank(std::int64_t rank, const RankShare& share);
   // A file that another process has written with WriteRankFile.
@@ -61,6 +64,7 @@ class CheckpointWriter {
   std::string Commit(Manifest manifest);
 
  private:
+  std::int64_t number_;
   std::string final_;
   std::string temporary_;
   std::mutex mutex_;  // guards files_
@@ -68,9 +72,9 @@ class CheckpointWriter {
   bool committed_ = false;
 };
 
-// The temporary folder of step `step` that process `writer` makes in `folder`.
+// The temporary folder of step `step` that the writer of this number makes in `folder`.
 [[nodiscard]] std::string UnfinishedFolder(const std::string& folder, std::int64_t step,
-                                           std::int64_t writer);
+                                           std::int64_t number);
 
 // The folder of the finished checkpoint of step `step` in `folder`.
 [[nodiscard]] std::string CheckpointFolder(const std::string& folder, std::int64_t step);

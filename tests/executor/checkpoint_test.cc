@@ -356,6 +356,11 @@ TEST_CASE("a checkpoint appears whole or not at all, and replaces one of its ste
   float first = -1.0F;
   Checkpoint(tenth).Read("conv.weight", 0, 1, DType::kFp32, &first);
   CHECK(first == 0.0F);
+  // Nobody can tell the folder of a writer before, and what is there is not its.
+  const std::string guessed = base + "/.unfinished-step-00000010-" + std::to_string(::getpid());
+  std::filesystem::create_directory(guessed);
+  CHECK(Save(base, model, ranks, job, 10) == tenth);
+  CHECK(std::filesystem::exists(guessed));
   // What a killed writer leaves is ignored, and removed.
   std::filesystem::create_directory(base + "/.unfinished-step-00000011-1");
   std::filesystem::create_directory(base + "/step-99999999999");
