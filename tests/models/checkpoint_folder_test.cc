@@ -62,7 +62,7 @@ TEST_CASE("a checkpoint of one file is compared by name and shape") {
   CHECK_FALSE(HoldsCheckpoint(folder.path()));
   folder.Write("model.safetensors", Shard(kGood, 80));
   REQUIRE(HoldsCheckpoint(folder.path()));
-  const Checkpoint checkpoint = ReadCheckpoint(folder.path());
+  const HubCheckpoint checkpoint = ReadCheckpoint(folder.path());
   CHECK(Describe(checkpoint) == "2 tensors in 1 file: F32 2");
   CHECK(CheckpointDifferences(Net(), checkpoint).empty());
   // A header alone says as much.
