@@ -98,7 +98,7 @@ TEST_CASE("shards: the index decides, absent ones are named") {
                R"({"metadata":{"total_size":80},"weight_map":{"a.weight":"1.safetensors",)"
                R"("a.bias":"2.safetensors"}})");
   folder.Write("1.safetensors", Shard("{" + Tensor("a.weight", "[4,4]", 0, 64) + "}", 64));
-  const Checkpoint partial = ReadCheckpoint(folder.path());
+  const HubCheckpoint partial = ReadCheckpoint(folder.path());
   CHECK(partial.absent_files == Lines{"2.safetensors"});
   CHECK(CheckpointDifferences(Net(), partial) ==
         Lines{"2.safetensors: not in the folder, so only the names of its tensors were compared"});
