@@ -8,11 +8,13 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/budget_flag.h"
 #include "cli/command.h"
 #include "cli/configuration.h"
 #include "cli/named_files.h"
 #include "cli/table.h"
 #include "cli/version.h"
+#include "core/budget.h"
 #include "core/error.h"
 
 namespace shardwright {
@@ -38,6 +40,9 @@ void AddCommand(CLI::App& app, const Command& command, Parsed& parsed) {
   Arguments& arguments = parsed.arguments;
   arguments.command = command.name;
   AddSwitch(parsed, "--json", "machine-readable output");
+  parsed.app->add_option(kBudgetFlag.name, arguments.text[kBudgetFlag.name], kBudgetFlag.help)
+      ->type_name(kBudgetFlag.value)
+      ->type_size(1);
   for (const PositionalRow& row : command.positionals) {
     if (row.is_list) {
       parsed.app->add_option(row.name, arguments.lists[row.name], row.help);
@@ -190,6 +195,9 @@ int RunCommandLine(int argc, const char* const* argv, const Streams& streams) {
     }
   }
   chosen->arguments.streams = streams;
+  if (const Flag budget = chosen->arguments.Get(kBudgetFlag.name); budget.is_given()) {
+    SetBudgetFactor(ReadCount(budget, 1, kLargestBudgetFactor));
+  }
   ApplyConfiguration(*chosen->command, chosen->arguments);
   CheckFiles(*chosen->command, chosen->arguments);
   return chosen->command->run(chosen->arguments);

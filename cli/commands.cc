@@ -2,12 +2,13 @@
 
 #include <array>
 #include <iostream>
-#include <iterator>
+#include <string>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "cli/terminal.h"
+#include "core/budget.h"
 #include "core/json.h"
 #include "core/printable.h"
 
@@ -56,8 +57,15 @@ std::span<const Command* const> AllCommands() {
 Streams StandardStreams() {
   return {.read =
               [] {
-                return std::string(std::istreambuf_iterator<char>(std::cin),
-                                   std::istreambuf_iterator<char>());
+                constexpr std::int64_t kMost = std::int64_t{128} << 20;  // as ReadTextFile
+                Budget bytes("-", "bytes", kMost);
+                std::string text;
+                std::array<char, 1 << 16> block{};
+                while (std::cin.read(block.data(), block.size()) || std::cin.gcount() > 0) {
+                  bytes.Take(std::cin.gcount());
+                  text.append(block.data(), static_cast<std::size_t>(std::cin.gcount()));
+                }
+                return text;
               },
           .write = [](const std::string& text) { WriteFileAtomically("-", text); }};
 }

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "cli/budget_flag.h"
 #include "cli/command.h"
 
 namespace shardwright {
@@ -63,7 +64,7 @@ std::string Lister(const std::string& flag) {
 }
 
 std::string FlagsOf(const Command& command) {
-  std::string flags = "--help --json";
+  std::string flags = "--help --json --budget";
   for (const SwitchRow& row : command.switches) {
     flags += " " + std::string(row.name);
   }
@@ -137,9 +138,9 @@ std::string ZshScript() {
   for (const Command* command : AllCommands()) {
     commands +=
         "    '" + std::string(command->name) + ":" + ZshHelp(FirstLine(command->about)) + "'\n";
-    cases += "    " + std::string(command->name) +
-             ")\n      _arguments '--help[examples and flags]' " +
-             "'--json[machine-readable output]'";
+    cases +=
+        "    " + std::string(command->name) + ")\n      _arguments '--help[examples and flags]' " +
+        "'--json[machine-readable output]' '--budget[" + ZshHelp(kBudgetFlag.help) + "]:value:'";
     for (const SwitchRow& row : command->switches) {
       cases += " \\\n        '" + std::string(row.name) + "[" + ZshHelp(row.help) + "]'";
     }
@@ -181,6 +182,7 @@ std::string FishScript() {
     const std::string with =
         "complete -c shardwright -n '__fish_seen_subcommand_from " + name + "' -l ";
     text += with + "json -d 'machine-readable output'\n";
+    text += with + "budget -x -d '" + Quoted(kBudgetFlag.help) + "'\n";
     for (const SwitchRow& row : command->switches) {
       text += with + std::string(row.name).substr(2) + " -d '" + Quoted(row.help) + "'\n";
     }

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/budget_flag.h"
 #include "cli/command.h"
 #include "cli/version.h"
 
@@ -86,6 +87,7 @@ std::string CommandPage(const Command& command) {
     page += Entry(row.name, "", row.help);
   }
   page += Entry("--json", "", "machine-readable output");
+  page += Entry(kBudgetFlag.name, kBudgetFlag.value, kBudgetFlag.help);
   for (const SwitchRow& row : command.switches) {
     page += Entry(row.name, "", row.help);
   }

@@ -53,11 +53,22 @@ InputError::InputError(std::string_view where, std::string_view found, std::stri
     : std::runtime_error(FormatInputError(where, found, expected, hint)) {}
 
 Path Path::Field(std::string_view name) const {
+  // Paths are copied for each value on the way down: a long key must not be.
+  constexpr std::size_t kLongestName = 200;
   Path p = *this;
   if (!p.field_.empty()) {
     p.field_ += '.';
   }
-  p.field_ += name;
+  if (name.size() <= kLongestName) {
+    p.field_ += name;
+    return p;
+  }
+  std::size_t cut = kLongestName;
+  // Not in the middle of a UTF-8 character: continuation bytes are 10xxxxxx.
+  while (cut > 0 && (static_cast<unsigned char>(name[cut]) & 0xc0U) == 0x80U) {
+    --cut;
+  }
+  p.field_.append(name.substr(0, cut)).append("...");
   return p;
 }
 
@@ -82,7 +93,19 @@ std::string NearestMatch(std::string_view word, std::span<const std::string> can
     return best;
   }
   std::size_t least = 2 * std::max<std::size_t>(2, word.size() / 3) + 1;
+  // A hint is not worth a second: names can be many and long.
+  constexpr std::size_t kMostWork = 100'000'000;
+  std::size_t work = 0;
   for (const std::string& c : candidates) {
+    const std::size_t extra =
+        c.size() > word.size() ? c.size() - word.size() : word.size() - c.size();
+    if (2 * extra >= least) {
+      continue;
+    }
+    work += word.size() * c.size();
+    if (work > kMostWork) {
+      break;
+    }
     const std::size_t distance = Unlikeness(word, c);
     if (distance < least) {
       least = distance;

@@ -12,6 +12,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/budget.h"
+
 namespace shardwright {
 
 using Json = nlohmann::json;
@@ -25,7 +27,8 @@ namespace {
 // The parser is iterative, but readers of nested files recurse: the limit keeps their stack small.
 constexpr std::size_t kDeepest = 200;
 constexpr std::size_t kLongestShown = 60;
-constexpr std::uintmax_t kLargestFile = std::uintmax_t{256} << 20;
+// Of a document that a person or a planner wrote; traces have readers of their own.
+constexpr std::int64_t kMostValues = 4'000'000;
 
 const Json& AsJson(const void* node) {
   return *static_cast<const Json*>(node);
@@ -70,7 +73,8 @@ struct CountingIterator {
 // would win silently) and deep nesting. Called by the parser in document order.
 class Builder : public nlohmann::json_sax<Json> {
  public:
-  Builder(std::string_view text, const std::string& file) : text_(text), file_(file) {}
+  Builder(std::string_view text, const std::string& file)
+      : text_(text), file_(file), values_(file, "values", kMostValues) {}
 
   const char** furthest() { return &furthest_; }
   Json& root() { return root_; }
@@ -140,6 +144,7 @@ class Builder : public nlohmann::json_sax<Json> {
 
   template <class T>
   Json* Add(T&& v) {
+    values_.Take();
     if (open_.empty()) {
       root_ = Json(std::forward<T>(v));
       return &root_;
@@ -169,6 +174,7 @@ class Builder : public nlohmann::json_sax<Json> {
 
   std::string_view text_;
   const std::string& file_;
+  Budget values_;
   const char* furthest_ = nullptr;
   Json root_;
   // Arrays and objects around the current position. A pointer stays valid: its container only grows
@@ -207,7 +213,7 @@ JsonValue JsonValue::Parse(std::string_view text, const std::string& file) {
 }
 
 JsonValue JsonValue::ReadFile(const std::string& file) {
-  return Parse(ReadTextFile(file, static_cast<std::int64_t>(kLargestFile)), file);
+  return Parse(ReadTextFile(file), file);
 }
 
 std::string ReadTextFile(const std::string& file, std::int64_t largest) {
@@ -224,12 +230,16 @@ std::string ReadTextFile(const std::string& file, std::int64_t largest) {
     throw InputError(file, "a file that cannot be opened", "a readable file");
   }
   std::string text;
+  // Room at once: growing by doubling takes up to three times as much.
+  if (const auto size = std::filesystem::file_size(file, error); !error) {
+    text.reserve(static_cast<std::size_t>(
+        std::min<std::uintmax_t>(size, static_cast<std::uintmax_t>(largest))));
+  }
+  Budget budget(file, "bytes", largest);
   std::array<char, 1 << 16> block{};
   while (in.read(block.data(), block.size()) || in.gcount() > 0) {
+    budget.Take(in.gcount());
     text.append(block.data(), static_cast<std::size_t>(in.gcount()));
-    if (static_cast<std::int64_t>(text.size()) > largest) {
-      throw InputError(file, "a larger file", "at most " + Format(Bytes(largest)));
-    }
   }
   if (in.bad()) {
     throw InputError(file, "a file that cannot be read", "a readable file");

@@ -182,7 +182,7 @@ TEST_CASE("Json: files that cannot be read") {
   const std::string file = folder.Write("a.json", "{\"a\": 1}");
   CHECK(JsonValue::ReadFile(file).At("a").AsInt() == 1);
   CHECK(ErrorOf([&] { (void)ReadTextFile(file, 4); }) ==
-        file + ": got a larger file, expected at most 4 B");
+        file + ": got more than 4 bytes, expected at most 4; --budget 2 allows twice as many");
 }
 
 }  // namespace

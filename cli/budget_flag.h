@@ -1,0 +1,12 @@
+#pragma once
+
+#include "cli/command.h"
+
+namespace shardwright {
+
+// Every command has it. Not part of its table: no settings file and no environment variable lifts
+// what foreign files may cost (core/budget.h).
+inline constexpr FlagRow kBudgetFlag = {
+    "--budget", "N", "files may cost N times the usual limits on size and rows (1; at most 1000)"};
+
+}  // namespace shardwright
