@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <regex>
 #include <sstream>
-#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -15,16 +16,17 @@
 #include <toml++/toml.h>
 #include <yaml-cpp/yaml.h>
 
+#include "core/budget.h"
 #include "core/error.h"
 
 namespace shardwright {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;  // sorted: looking a key up in an ordered_json is a linear search
 
-constexpr std::size_t kMaxText = std::size_t{1} << 20;
-constexpr std::size_t kMaxValues = 100'000;
-constexpr int kMaxDepth = 50;
+constexpr std::int64_t kMaxText = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxValues = 100'000;
+constexpr std::size_t kMaxDepth = 50;
 
 // An unquoted scalar as PyYAML's resolver reads it.
 Json YamlScalar(const std::string& text) {
@@ -63,56 +65,63 @@ Json YamlScalar(const std::string& text) {
   return text;
 }
 
-// Aliases share nodes, so that a small text can stand for a huge tree.
-class YamlReader {
+// Counts the values of a document and refuses deep ones.
+class Limits {
  public:
-  explicit YamlReader(const std::string& file) : file_(file) {}
+  explicit Limits(const std::string& file) : file_(file), values_(file, "values", kMaxValues) {}
 
-  [[nodiscard]] Json Read(const YAML::Node& node, int depth) {
-    if (++count_ > kMaxValues || depth > kMaxDepth) {
-      throw InputError(file_, "aliases or nesting that make more than 100000 values or 50 levels",
-                       "a settings file");
+  void Enter(std::size_t depth) {
+    values_.Take();
+    if (depth > kMaxDepth) {
+      RefuseDepth();
     }
-    switch (node.Type()) {
-      case YAML::NodeType::Map:
-        return ReadMap(node, depth);
-      case YAML::NodeType::Sequence: {
-        Json list = Json::array();
-        for (const YAML::Node& entry : node) {
-          list.push_back(Read(entry, depth + 1));
-        }
-        return list;
-      }
-      case YAML::NodeType::Scalar:
-        return node.Tag() == "!" ? Json(node.Scalar()) : YamlScalar(node.Scalar());
-      case YAML::NodeType::Undefined:
-      case YAML::NodeType::Null:
-        break;
-    }
-    return nullptr;
   }
+  [[noreturn]] void RefuseDepth() const {
+    const std::string levels = std::to_string(kMaxDepth) + " levels";
+    throw InputError(file_, "a value nested deeper than " + levels, "at most " + levels);
+  }
+  [[nodiscard]] const std::string& file() const { return file_; }
 
  private:
-  Json ReadMap(const YAML::Node& node, int depth) {
-    Json map = Json::object();
-    for (const auto& entry : node) {
-      if (!entry.first.IsScalar()) {
-        throw InputError(file_, "a key that is no word", "names as keys");
-      }
-      const std::string key = entry.first.Scalar();
-      if (map.contains(key)) {
-        throw InputError(file_ + ": " + key, "the key twice", "each key once");
-      }
-      map[key] = Read(entry.second, depth + 1);
-    }
-    return map;
-  }
-
   const std::string& file_;
-  std::size_t count_ = 0;
+  Budget values_;
 };
 
-Json FromYaml(const std::string& text, const std::string& file) {
+// Aliases share nodes, so that a small text can stand for a huge tree.
+Json FromYaml(const YAML::Node& node, std::size_t depth, Limits& limits) {
+  limits.Enter(depth);
+  switch (node.Type()) {
+    case YAML::NodeType::Map: {
+      Json map = Json::object();
+      for (const auto& entry : node) {
+        if (!entry.first.IsScalar()) {
+          throw InputError(limits.file(), "a key that is no word", "names as keys");
+        }
+        const std::string& key = entry.first.Scalar();
+        if (map.contains(key)) {
+          throw InputError(limits.file() + ": " + key, "the key twice", "each key once");
+        }
+        map[key] = FromYaml(entry.second, depth + 1, limits);
+      }
+      return map;
+    }
+    case YAML::NodeType::Sequence: {
+      Json list = Json::array();
+      for (const YAML::Node& entry : node) {
+        list.push_back(FromYaml(entry, depth + 1, limits));
+      }
+      return list;
+    }
+    case YAML::NodeType::Scalar:
+      return node.Tag() == "!" ? Json(node.Scalar()) : YamlScalar(node.Scalar());
+    case YAML::NodeType::Undefined:
+    case YAML::NodeType::Null:
+      break;
+  }
+  return nullptr;
+}
+
+Json ReadYaml(const std::string& text, const std::string& file) {
   YAML::Node root;
   try {
     root = YAML::Load(text);
@@ -120,19 +129,121 @@ Json FromYaml(const std::string& text, const std::string& file) {
     const int line = error.mark.line + 1;
     throw InputError(file + ": line " + std::to_string(line), error.msg, "YAML");
   }
-  return YamlReader(file).Read(root, 0);
+  Limits limits(file);
+  return FromYaml(root, 0, limits);
 }
 
-Json FromToml(const std::string& text, const std::string& file) {
+// The text behind the string or comment that begins at `at`; it may end inside.
+std::size_t AfterOpaque(std::string_view text, std::size_t at) {
+  const char quote = text[at];
+  if (quote == '#') {
+    return std::min(text.find_first_of("\n\r\v\f", at), text.size());
+  }
+  const bool is_long = text.substr(at).starts_with(std::string(3, quote));
+  const std::size_t marks = is_long ? 3 : 1;
+  std::size_t end = at + marks;
+  for (; end < text.size() && text.substr(end, marks) != std::string(marks, quote); ++end) {
+    if (!is_long && text[end] == '\n') {
+      return end;  // no string: the parser says so
+    }
+    end += quote == '"' && text[end] == '\\' ? 1 : 0;
+  }
+  end = std::min(end + marks, text.size());
+  // A long string may end with one or two quotes of its own.
+  for (int own = 0; is_long && own < 2 && end < text.size() && text[end] == quote; ++own) {
+    ++end;
+  }
+  return end;
+}
+
+// toml++ builds and frees the tables of a dotted key (a.a.a = 1) by recursion, and has no limit of
+// its own for their number. Each dot of a key, and each bracket, is a level.
+void CheckTomlDepth(std::string_view text, const Limits& limits) {
+  std::vector<std::size_t> around;  // levels of the brackets that are open, each with its key
+  std::size_t levels = 0;           // their sum
+  std::size_t dots = 0;             // since the last key or value began
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    switch (text[at]) {
+      case '#':
+      case '"':
+      case '\'':
+        at = AfterOpaque(text, at) - 1;
+        break;
+      case '.':
+        ++dots;
+        break;
+      case '{':
+      case '[':
+        around.push_back(dots + 1);
+        levels += dots + 1;
+        dots = 0;
+        break;
+      case '}':
+      case ']':
+        if (!around.empty()) {
+          levels -= around.back();
+          around.pop_back();
+        }
+        break;
+      case ',':
+      case '\n':
+        dots = 0;
+        break;
+      default:
+        break;
+    }
+    if (levels + dots > kMaxDepth) {
+      limits.RefuseDepth();
+    }
+  }
+}
+
+Json FromToml(const toml::node& node, std::size_t depth, Limits& limits) {
+  limits.Enter(depth);
+  if (const toml::table* table = node.as_table()) {
+    Json map = Json::object();
+    for (const auto& [key, value] : *table) {
+      map[std::string(key.str())] = FromToml(value, depth + 1, limits);
+    }
+    return map;
+  }
+  if (const toml::array* array = node.as_array()) {
+    Json list = Json::array();
+    for (const toml::node& entry : *array) {
+      list.push_back(FromToml(entry, depth + 1, limits));
+    }
+    return list;
+  }
+  if (const auto* text = node.as_string()) {
+    return text->get();
+  }
+  if (const auto* number = node.as_integer()) {
+    return number->get();
+  }
+  if (const auto* truth = node.as_boolean()) {
+    return truth->get();
+  }
+  if (const auto* number = node.as_floating_point(); number && std::isfinite(number->get())) {
+    return number->get();
+  }
+  // Dates, and numbers that JSON has no name for, as they are written.
+  std::ostringstream words;
+  node.visit([&words](const auto& value) {
+    if constexpr (toml::is_value<decltype(value)>) {
+      words << value;
+    }
+  });
+  return words.str();
+}
+
+Json ReadToml(const std::string& text, const std::string& file) {
+  Limits limits(file);
+  CheckTomlDepth(text, limits);
   try {
-    std::ostringstream json;
-    json << toml::json_formatter(toml::parse(text, file));
-    return Json::parse(json.str());
+    return FromToml(toml::parse(text, file), 0, limits);
   } catch (const toml::parse_error& error) {
     throw InputError(file + ": line " + std::to_string(error.source().begin.line),
                      std::string(error.description()), "TOML");
-  } catch (const Json::exception&) {
-    throw InputError(file, "a number that JSON has no name for", "finite numbers");
   }
 }
 
@@ -167,8 +278,8 @@ std::vector<std::string> Words(const std::string& text) {
 
 Json Guess(const std::string& word) {
   // nlohmann's library copies and prints nested values by recursion.
-  if (std::count(word.begin(), word.end(), '[') + std::count(word.begin(), word.end(), '{') >
-      kMaxDepth) {
+  if (std::count_if(word.begin(), word.end(), [](char c) { return c == '[' || c == '{'; }) >
+      std::ptrdiff_t{kMaxDepth}) {
     return word;
   }
   const Json value = Json::parse(word, nullptr, /*allow_exceptions=*/false);
@@ -214,19 +325,16 @@ Json FromCommandLine(const std::string& text, const std::string& file) {
 }  // namespace
 
 JsonValue ParseDocument(std::string_view view, const std::string& file) {
-  if (view.size() > kMaxText) {
-    throw InputError(file, std::to_string(view.size()) + " bytes",
-                     "a settings file of at most 1 MiB");
-  }
+  Budget(file, "bytes of settings", kMaxText).Take(std::ssize(view));
   const std::string text(view);
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   const bool is_json =
       file.ends_with(".json") || (first != std::string::npos && text[first] == '{');
   Json json;
   if (file.ends_with(".toml")) {
-    json = FromToml(text, file);
+    json = ReadToml(text, file);
   } else if (file.ends_with(".yaml") || file.ends_with(".yml")) {
-    json = FromYaml(text, file);
+    json = ReadYaml(text, file);
   } else if (is_json) {
     return JsonValue::Parse(text, file);
   } else {

@@ -13,8 +13,8 @@ namespace shardwright {
 // other name whose text does not begin with '{'), as a JSON document: paths in errors are key
 // paths. YAML's scalars follow PyYAML: quoted ones are strings, yes/no/on/off are booleans, "5e8"
 // is a string. The words before a command line's first flag are dropped; a flag without a value is
-// true. Throws InputError; files above 1 MiB, and YAML aliases that expand beyond 100,000 values,
-// are refused.
+// true. Throws InputError; files above 1 MiB, more than 100,000 values (after YAML's aliases) and
+// nesting deeper than 50 are refused.
 [[nodiscard]] JsonValue ReadDocument(const std::string& file);
 [[nodiscard]] JsonValue ParseDocument(std::string_view text, const std::string& file);
 
