@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/budget.h"
+
 namespace shardwright {
 
 // Collects text, as gzip or as it is. Equal text gives equal bytes (the header has no time stamp).
@@ -40,13 +42,16 @@ class TextSource {
   TextSource& operator=(TextSource&&) noexcept;
 
   // Fills up to `size` bytes and returns how many; 0 at the end. Throws InputError when the file
-  // is damaged or ends inside compressed data.
+  // is damaged, ends inside compressed data or has more than 3 GiB of text (core/budget.h).
   [[nodiscard]] std::size_t Read(char* buffer, std::size_t size);
 
  private:
   struct Stream;
+  [[nodiscard]] std::size_t ReadSome(char* buffer, std::size_t size);
+
   std::string file_;
   std::unique_ptr<Stream> stream_;
+  Budget text_;
 };
 
 }  // namespace shardwright

@@ -4,7 +4,6 @@
 #include <array>
 #include <charconv>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -133,10 +132,7 @@ struct Event {
 // Turns events into rows.
 class Collector {
  public:
-  explicit Collector(const std::string& file) {
-    raw_.file = file;
-    raw_.source = "kineto";
-  }
+  explicit Collector(const std::string& file) : raw_(file, "kineto"), threads_(file) {}
 
   void Add(const Event& event);
   void SetRank(std::int64_t rank) { raw_.rank = rank; }
@@ -158,7 +154,6 @@ class Collector {
   // clocks that count from 1970.
   [[nodiscard]] std::int64_t Nanoseconds(const Event& event, Field field, const char* name) const;
   [[nodiscard]] std::int64_t Count(const Event& event, Field field, const char* name) const;
-  [[nodiscard]] std::uint32_t ThreadOf(const Event& event);
   [[nodiscard]] std::uint32_t QueueOf(const Event& event);
   [[nodiscard]] RawSpan SpanOf(const Event& event) const;
   void AddWork(const Event& event, ActivityKind kind);
@@ -167,7 +162,7 @@ class Collector {
   [[nodiscard]] Bytes CollectiveBytes(const Event& event, OpCode code) const;
 
   RawRecording raw_;
-  std::map<std::string, std::uint32_t, std::less<>> threads_;
+  internal::NameTable threads_;
 };
 
 std::int64_t Collector::Nanoseconds(const Event& event, Field field, const char* name) const {
@@ -210,18 +205,9 @@ std::int64_t Collector::Count(const Event& event, Field field, const char* name)
   return value;
 }
 
-std::uint32_t Collector::ThreadOf(const Event& event) {
-  const std::string& text = event.Text(Field::kThread);
-  const auto found = threads_.find(text);
-  return found != threads_.end()
-             ? found->second
-             : threads_.emplace(text, static_cast<std::uint32_t>(threads_.size())).first->second;
-}
-
 std::uint32_t Collector::QueueOf(const Event& event) {
-  const std::string key =
-      "device " + event.Text(Field::kDevice) + " stream " + event.Text(Field::kStream);
-  return threads_.emplace(key, static_cast<std::uint32_t>(threads_.size())).first->second;
+  return threads_.Find("device " + event.Text(Field::kDevice) + " stream " +
+                       event.Text(Field::kStream));
 }
 
 RawSpan Collector::SpanOf(const Event& event) const {
@@ -249,6 +235,7 @@ Bytes Collector::CollectiveBytes(const Event& event, OpCode code) const {
 }
 
 void Collector::AddWork(const Event& event, ActivityKind kind) {
+  raw_.rows.Take();
   RawWork row;
   row.span = SpanOf(event);
   const std::string& name = event.Text(Field::kName);
@@ -286,9 +273,10 @@ void Collector::AddWork(const Event& event, ActivityKind kind) {
 }
 
 void Collector::AddHost(const Event& event) {
+  raw_.rows.Take();
   const std::string& name = event.Text(Field::kName);
   RawSpan span = SpanOf(event);
-  span.thread = ThreadOf(event);
+  span.thread = threads_.Find(event.Text(Field::kThread));
   if (internal::IsMarker(name)) {
     // The function's name behind the colon is of no use, and there are many.
     const std::string_view text = name;
@@ -311,6 +299,7 @@ void Collector::AddMemory(const Event& event) {
   if (!event.Has(Field::kAllocated)) {
     return;
   }
+  raw_.rows.Take();
   RawRecording::Sample sample;
   sample.time = Nanoseconds(event, Field::kTime, "ts");
   sample.allocated = Count(event, Field::kAllocated, "args.Total Allocated");
@@ -330,6 +319,7 @@ void Collector::Add(const Event& event) {
       AddWork(event, category == "kernel" ? ActivityKind::kKernel : ActivityKind::kWithinDevice);
     } else if (category == "cuda_runtime" || category == "cuda_driver") {
       if (event.Has(Field::kCorrelation)) {
+        raw_.rows.Take();
         const RawSpan span = SpanOf(event);
         raw_.launches.push_back(
             {Count(event, Field::kCorrelation, "args.correlation"), span.begin, span.end});

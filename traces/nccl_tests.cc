@@ -7,6 +7,7 @@
 #include <sstream>
 #include <utility>
 
+#include "core/budget.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "traces/internal/raw_recording.h"
@@ -17,6 +18,7 @@ namespace {
 
 constexpr double kMicrosecond = 1e-6;
 constexpr std::int64_t kLargestFile = std::int64_t{64} << 20;
+constexpr std::int64_t kMostLines = 1'000'000;
 
 DType DTypeOf(std::string_view name, const std::string& where) {
   static constexpr std::array kNames = {
@@ -72,7 +74,8 @@ std::vector<std::string> WordsOf(const std::string& line) {
   std::istringstream stream(line);
   std::vector<std::string> words;
   std::string word;
-  while (stream >> word) {
+  constexpr std::size_t kMost = 64;  // the widest row has 13
+  while (words.size() < kMost && stream >> word) {
     words.push_back(word);
   }
   return words;
@@ -106,7 +109,9 @@ std::optional<OpCode> ReadText(const std::string& text, CollectiveTest& test) {
   std::string line;
   Columns columns;
   std::optional<OpCode> op;
+  Budget lines(test.file, "lines", kMostLines);
   for (std::int64_t number = 1; std::getline(stream, line); ++number) {
+    lines.Take();
     const std::size_t first = line.find_first_not_of(" \t\r");
     if (first == std::string::npos) {
       continue;

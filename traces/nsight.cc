@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,7 @@ using internal::RawSpan;
 using internal::RawWork;
 
 constexpr std::string_view kRule = "an export of Nsight Systems (nsys export --type sqlite)";
+constexpr std::int64_t kMostNames = 2'000'000;
 
 struct Closer {
   void operator()(sqlite3* database) const { sqlite3_close(database); }
@@ -68,10 +70,17 @@ class Database {
     // A schema may hold views and triggers of others; none of their functions is run.
     sqlite3_db_config(raw, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, nullptr);
     sqlite3_db_config(raw, SQLITE_DBCONFIG_DEFENSIVE, 1, nullptr);
-    constexpr int kLongestValue = 16 << 20;
+    constexpr int kLongestValue = 1 << 20;  // names of templates are long, but not that long
     sqlite3_limit(raw, SQLITE_LIMIT_LENGTH, kLongestValue);
-    ForEach("SELECT name FROM sqlite_master WHERE type = 'table'",
-            [&](const Row& row) { tables_.emplace(row.Text(0)); });
+    // Tables of rows only: virtual ones have no root page, and generated columns compute.
+    ForEach(
+        "SELECT name, EXISTS (SELECT 1 FROM pragma_table_xinfo(name) WHERE hidden > 0) "
+        "FROM sqlite_master WHERE type = 'table' AND rootpage > 0",
+        [&](const Row& row) {
+          if (row.Int(1) == 0) {
+            tables_.emplace(row.Text(0));
+          }
+        });
   }
 
   // Tables are created lazily, so that any may be missing.
@@ -103,19 +112,22 @@ class Database {
 
 class Reader {
  public:
-  explicit Reader(const std::string& file) : database_(file) {
-    raw_.file = file;
-    raw_.source = "nsight";
-  }
+  explicit Reader(const std::string& file)
+      : database_(file),
+        raw_(file, "nsight"),
+        strings_(file),
+        rows_of_names_(file, "rows of StringIds", kMostNames) {}
 
   ProfilerRecording Run() {
     RequireTables();
+    ReadNames();
     ReadKernels();
     ReadCopies();
     if (database_.Has("CUPTI_ACTIVITY_KIND_RUNTIME")) {
       database_.ForEach("SELECT start, \"end\", correlationId FROM CUPTI_ACTIVITY_KIND_RUNTIME",
                         [&](const Row& row) {
                           const RawSpan span = SpanOf(row);
+                          raw_.rows.Take();
                           raw_.launches.push_back({row.Int(2), span.begin, span.end});
                           ++raw_.events;
                         });
@@ -156,14 +168,30 @@ class Reader {
     return queues_.emplace(key, static_cast<std::uint32_t>(queues_.size())).first->second;
   }
 
+  // Not joined by the database: its table need not have an index, nor unique ids. The first of
+  // equal ids counts.
+  void ReadNames() {
+    database_.ForEach("SELECT id, value FROM StringIds", [&](const Row& row) {
+      rows_of_names_.Take();
+      names_.emplace(row.Int(0), strings_.Find(row.Text(1)));
+    });
+  }
+
+  // The text of an id in `column`; empty without one.
+  [[nodiscard]] std::string_view NameOf(const Row& row, int column) const {
+    const auto found = row.IsNull(column) ? names_.end() : names_.find(row.Int(column));
+    return found == names_.end() ? std::string_view() : strings_.names()[found->second];
+  }
+
   void ReadKernels() {
     database_.ForEach(
-        "SELECT k.start, k.\"end\", k.deviceId, k.streamId, k.correlationId, s.value "
-        "FROM CUPTI_ACTIVITY_KIND_KERNEL AS k LEFT JOIN StringIds AS s ON s.id = k.shortName",
+        "SELECT start, \"end\", deviceId, streamId, correlationId, shortName "
+        "FROM CUPTI_ACTIVITY_KIND_KERNEL",
         [&](const Row& row) {
+          raw_.rows.Take();
           RawWork work;
           work.span = SpanOf(row);
-          const std::string_view name = row.Text(5);
+          const std::string_view name = NameOf(row, 5);
           work.span.name = raw_.names.Find(name);
           work.span.thread = NumberOf({row.Int(2), row.Int(3)});
           work.correlation = row.Int(4);
@@ -185,6 +213,7 @@ class Reader {
         "SELECT start, \"end\", deviceId, streamId, correlationId, bytes, copyKind "
         "FROM CUPTI_ACTIVITY_KIND_MEMCPY",
         [&](const Row& row) {
+          raw_.rows.Take();
           RawWork work;
           work.span = SpanOf(row);
           work.span.name = raw_.names.Find("memcpy");
@@ -203,30 +232,32 @@ class Reader {
 
   void ReadRanges() {
     constexpr std::int64_t kPushPop = 59, kStartEnd = 60;
-    database_.ForEach(
-        "SELECT n.start, n.\"end\", n.eventType, n.globalTid, coalesce(n.text, s.value) "
-        "FROM NVTX_EVENTS AS n LEFT JOIN StringIds AS s ON s.id = n.textId",
-        [&](const Row& row) {
-          ++raw_.events;
-          if (row.IsNull(1) || row.IsNull(3) ||
-              (row.Int(2) != kPushPop && row.Int(2) != kStartEnd)) {
-            return;
-          }
-          // emit_nvtx appends ", seq = 12" and the like.
-          std::string_view name = row.Text(4);
-          name = name.substr(0, std::min(name.find(", seq"), name.find(", op_id")));
-          if (!internal::IsMarker(name)) {
-            return;
-          }
-          RawSpan span = SpanOf(row);
-          span.thread = NumberOf({-1, row.Int(3)});
-          span.name = raw_.names.Find(name);
-          raw_.ranges.push_back(span);
-        });
+    database_.ForEach("SELECT start, \"end\", eventType, globalTid, text, textId FROM NVTX_EVENTS",
+                      [&](const Row& row) {
+                        raw_.rows.Take();
+                        ++raw_.events;
+                        if (row.IsNull(1) || row.IsNull(3) ||
+                            (row.Int(2) != kPushPop && row.Int(2) != kStartEnd)) {
+                          return;
+                        }
+                        // emit_nvtx appends ", seq = 12" and the like.
+                        std::string_view name = row.IsNull(4) ? NameOf(row, 5) : row.Text(4);
+                        name = name.substr(0, std::min(name.find(", seq"), name.find(", op_id")));
+                        if (!internal::IsMarker(name)) {
+                          return;
+                        }
+                        RawSpan span = SpanOf(row);
+                        span.thread = NumberOf({-1, row.Int(3)});
+                        span.name = raw_.names.Find(name);
+                        raw_.ranges.push_back(span);
+                      });
   }
 
   Database database_;
   RawRecording raw_;
+  internal::NameTable strings_;  // of StringIds
+  Budget rows_of_names_;
+  std::unordered_map<std::int64_t, std::uint32_t> names_;
   std::map<std::pair<std::int64_t, std::int64_t>, std::uint32_t> queues_;
 };
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "core/budget.h"
 #include "core/error.h"
 #include "traces/gzip.h"
 
@@ -15,7 +16,10 @@ namespace {
 
 constexpr std::string_view kRule = "a snapshot that torch.cuda.memory._dump_snapshot wrote";
 constexpr std::size_t kLongestText = std::size_t{64} << 20;
-constexpr std::size_t kMostValues = std::size_t{1} << 31;
+// Bytes of memory, all kinds together: two million events of the allocator, each with its stack.
+constexpr std::int64_t kMostMemory = std::int64_t{512} << 20;
+// What the tables take besides what is in them: a string, a vector, a node of a hash table.
+constexpr std::int64_t kTableEntry = 32;
 
 // Opcodes of Lib/pickle.py that would import, call or build something.
 constexpr std::string_view kCode = "ciobRPQ\x81\x82\x83\x84\x92\x93\x97\x98";
@@ -24,7 +28,11 @@ constexpr std::string_view kCode = "ciobRPQ\x81\x82\x83\x84\x92\x93\x97\x98";
 
 class PickleReader {
  public:
-  explicit PickleReader(const std::string& file) : file_(file), source_(file), piece_(1 << 18) {}
+  explicit PickleReader(const std::string& file)
+      : file_(file),
+        source_(file),
+        memory_(file, "bytes of values", kMostMemory),
+        piece_(1 << 18) {}
 
   Pickle Run() {
     while (Step(Byte())) {
@@ -37,6 +45,7 @@ class PickleReader {
   using Ref = Pickle::Ref;
   using Kind = Pickle::Kind;
   static constexpr Ref kMark = 0xfffffffeU;
+  static constexpr std::int64_t kRefSize = sizeof(Ref);
 
   [[noreturn]] void Fail(const std::string& found) const {
     throw InputError(file_ + ": byte " + std::to_string(offset_), found, kRule);
@@ -67,6 +76,7 @@ class PickleReader {
     if (size > kLongestText) {
       Fail("a text of " + std::to_string(size) + " bytes");
     }
+    memory_.Take(kTableEntry + static_cast<std::int64_t>(size));
     std::string text;
     for (std::uint64_t i = 0; i < size; ++i) {
       text += static_cast<char>(Byte());
@@ -75,18 +85,20 @@ class PickleReader {
   }
 
   Ref Add(Kind kind, std::int64_t number) {
-    if (result_.values_.size() >= kMostValues) {
-      Fail("more values than any snapshot has");
-    }
+    memory_.Take(sizeof(Pickle::Value));
     result_.values_.push_back({kind, number});
     return static_cast<Ref>(result_.values_.size() - 1);
   }
-  void Push(Ref ref) { stack_.push_back(ref); }
+  void Push(Ref ref) {
+    memory_.Take(kRefSize);
+    stack_.push_back(ref);
+  }
   void PushText(std::uint64_t size) {
     result_.texts_.push_back(Text(size));
     Push(Add(Kind::kText, std::ssize(result_.texts_) - 1));
   }
   void PushList(Kind kind, std::vector<Ref> items) {
+    memory_.Take(kTableEntry + std::ssize(items) * kRefSize);
     result_.lists_.push_back(std::move(items));
     Push(Add(kind, std::ssize(result_.lists_) - 1));
   }
@@ -145,7 +157,10 @@ class PickleReader {
     Push(Add(Kind::kFloat, fits ? static_cast<std::int64_t>(value) : 0));
   }
 
-  void Remember(std::uint64_t number) { memo_[number] = Top(); }
+  void Remember(std::uint64_t number) {
+    memory_.Take(kTableEntry);
+    memo_[number] = Top();
+  }
   void Recall(std::uint64_t number) {
     const auto found = memo_.find(number);
     if (found == memo_.end()) {
@@ -167,6 +182,7 @@ class PickleReader {
     if (kind == Kind::kDict && items.size() % 2 != 0) {
       Fail("a key without a value");
     }
+    memory_.Take(2 * std::ssize(items) * kRefSize);  // a vector has up to twice what it holds
     to.insert(to.end(), items.begin(), items.end());
   }
 
@@ -306,6 +322,7 @@ class PickleReader {
 
   std::string file_;
   TextSource source_;
+  Budget memory_;
   std::vector<char> piece_;
   std::size_t next_ = 0, size_ = 0;
   std::int64_t offset_ = 0;

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 
+#include "core/budget.h"
 #include "core/error.h"
 #include "traces/gzip.h"
 
 namespace shardwright {
 namespace {
 
-constexpr std::int64_t kMaxBytes = std::int64_t{8} << 30;
+// They are kept in memory. MNIST has 47 million, EMNIST 547 million.
+constexpr std::int64_t kMostElements = std::int64_t{768} << 20;
 constexpr std::size_t kMaxDimensions = 4;
 constexpr char kUnsignedByte = 0x08;
 
@@ -70,12 +73,11 @@ IdxArray ReadIdx(const std::string& file) {
   for (std::size_t d = 0; d < dimensions; ++d) {
     const std::int64_t size = BigEndian(header.data() + 4 + 4 * d);
     array.shape.push_back(size);
-    if (size > 0 && elements > kMaxBytes / size) {
-      throw InputError(file, "more than 8 GiB of elements", "a smaller array");
-    }
-    elements *= size;
+    elements = size > 0 && elements > INT64_MAX / size ? INT64_MAX : elements * size;
   }
-  // Grows with what is there, so that a header alone cannot ask for memory.
+  Budget(file, "elements", kMostElements).Take(elements);
+  // Filled as it comes, so that a header alone takes no memory but addresses.
+  array.values.reserve(static_cast<std::size_t>(elements));
   constexpr std::int64_t kChunk = std::int64_t{1} << 20;
   while (static_cast<std::int64_t>(array.values.size()) < elements) {
     const std::size_t done = array.values.size();

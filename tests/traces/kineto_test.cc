@@ -367,6 +367,29 @@ TEST_CASE("the host's ops are the work where there is no device") {
   CHECK(recording.activities.back().start == Microseconds(160));
 }
 
+TEST_CASE("a unit that ends below another one, and begins again above it") {
+  Events events;
+  events.Range("ProfilerStep#0", 0, 1000);
+  for (const auto& [name, begin] :
+       std::vector<std::pair<std::string, int>>{{"FSDP::pre_forward (a)", 10},
+                                                {"FSDP::pre_forward (b)", 20},
+                                                {"FSDP::post_forward (a)", 30},
+                                                {"FSDP::pre_forward (a)", 40},
+                                                {"FSDP::post_forward (b)", 50},
+                                                {"FSDP::post_forward (a)", 60}}) {
+    events.Range(name, begin, 1);
+  }
+  for (const int begin : {15, 25, 35, 45, 55, 65}) {
+    events.Slice("cpu_op", "aten::mm", begin, 1);
+  }
+  const ProfilerRecording recording = Read(events.Text());
+  std::vector<std::string> units;
+  for (const Activity& activity : recording.activities) {
+    units.push_back(recording.units[activity.unit]);
+  }
+  CHECK(units == std::vector<std::string>{"a", "b", "b", "a", "a", ""});
+}
+
 TEST_CASE("classes by name") {
   for (const auto& [name, expected] : std::vector<std::pair<std::string, KernelClass>>{
            {"sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", KernelClass::kGemm},

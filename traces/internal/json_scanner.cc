@@ -12,10 +12,9 @@ namespace shardwright::internal {
 namespace {
 
 constexpr std::size_t kPieceSize = std::size_t{1} << 18;
-constexpr std::size_t kWord = sizeof(std::uint64_t);         // bytes that FindSpecial looks at
-constexpr std::size_t kDeepest = 64;                         // nesting
-constexpr std::size_t kLongestToken = std::size_t{8} << 20;  // plans and stacks are shorter
-constexpr const char* kExpected = "a trace of PyTorch's profiler";
+constexpr std::size_t kWord = sizeof(std::uint64_t);  // bytes that FindSpecial looks at
+constexpr std::size_t kDeepest = 64;                  // nesting
+constexpr const char* kExpected = "a trace of training steps";
 
 constexpr bool IsSpecial(char c) {
   return c == '"' || c == '\\' || static_cast<unsigned char>(c) < ' ';
@@ -115,8 +114,13 @@ std::optional<std::uint32_t> CodeUnit(std::string_view text, std::size_t at) {
 
 }  // namespace
 
-JsonScanner::JsonScanner(const std::string& file)
-    : file_(file), source_(file), buffer_(kPieceSize + kWord), next_(buffer_.data()), end_(next_) {
+JsonScanner::JsonScanner(const std::string& file, std::size_t longest_token)
+    : file_(file),
+      longest_token_(longest_token),
+      source_(file),
+      buffer_(kPieceSize + kWord),
+      next_(buffer_.data()),
+      end_(next_) {
   Refill(end_);
 }
 
@@ -142,9 +146,10 @@ void JsonScanner::FailToken() const {
 // front, and sets `next_` behind it. False at the end of the file.
 bool JsonScanner::Refill(const char* keep) {
   const auto kept = static_cast<std::size_t>(end_ - keep);
-  if (kept > kLongestToken) {
+  if (kept > longest_token_) {
     throw InputError(file_,
-                     "a name or number of more than 8 MiB near byte " +
+                     "a name or number of more than " + std::to_string(longest_token_ >> 20) +
+                         " MiB near byte " +
                          std::to_string(offset_ + static_cast<std::size_t>(keep - buffer_.data())),
                      kExpected);
   }

@@ -15,12 +15,14 @@
 namespace shardwright::internal {
 
 // A value is taken by one of Enter..., Text and Skip. All throw InputError for broken JSON, nesting
-// deeper than 64 and tokens of more than 8 MiB. Numbers and words are taken as they are spelled:
+// deeper than 64 and tokens that are too long. Numbers and words are taken as they are spelled:
 // whoever wants a number checks it. NaN and Infinity pass, since Python writes them.
 class JsonScanner {
  public:
+  // Stacks are shorter.
+  static constexpr std::size_t kLongestToken = std::size_t{8} << 20;
   // Throws InputError when the file cannot be read.
-  explicit JsonScanner(const std::string& file);
+  explicit JsonScanner(const std::string& file, std::size_t longest_token = kLongestToken);
 
   enum class Kind : std::uint8_t { kObject, kArray, kString, kNumber, kWord };
   // Of the next value.
@@ -59,6 +61,7 @@ class JsonScanner {
   std::size_t AppendCharacter(std::string_view text, std::size_t at);
 
   std::string file_;
+  std::size_t longest_token_;
   TextSource source_;
   std::vector<char> buffer_;  // the text from byte `offset_` of the file on
   const char* next_ = nullptr;

@@ -13,6 +13,9 @@ namespace shardwright::internal {
 namespace {
 
 constexpr std::int64_t kPicoseconds = 1000;  // per nanosecond
+// A row takes up to 250 bytes until its place is known.
+constexpr std::int64_t kMostRows = 4'000'000;
+constexpr std::int64_t kMostNames = std::int64_t{256} << 20;
 // A recording of more than this is a damaged clock; the times of a Recording stay far from
 // overflow.
 constexpr std::int64_t kLongest = std::int64_t{50} * 24 * 3600 * 1'000'000'000;
@@ -220,11 +223,18 @@ class Resolver {
 
 }  // namespace
 
+NameTable::NameTable(const std::string& file) : bytes_(file, "bytes of names", kMostNames) {}
+
+RawRecording::RawRecording(const std::string& from, std::string by)
+    : file(from), source(std::move(by)), rows(from, "rows of work", kMostRows), names(from) {}
+
 std::uint32_t NameTable::Find(std::string_view text) {
   const auto found = numbers_.find(text);
   if (found != numbers_.end()) {
     return found->second;
   }
+  constexpr std::int64_t kEntry = 100;  // a node of the table and two strings
+  bytes_.Take(kEntry + 2 * std::ssize(text));
   const auto number = static_cast<std::uint32_t>(names_.size());
   names_.emplace_back(text);
   numbers_.emplace(names_.back(), number);

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/budget.h"
 #include "traces/recording.h"
 
 namespace shardwright::internal {
@@ -16,6 +17,8 @@ namespace shardwright::internal {
 // Texts by number; equal texts have equal numbers.
 class NameTable {
  public:
+  // `file` is what they come from.
+  explicit NameTable(const std::string& file);
   [[nodiscard]] std::uint32_t Find(std::string_view text);
   [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
   [[nodiscard]] std::vector<std::string> Take() { return std::move(names_); }
@@ -24,6 +27,7 @@ class NameTable {
   struct Hash : std::hash<std::string_view> {
     using is_transparent = void;
   };
+  Budget bytes_;
   std::vector<std::string> names_;
   std::unordered_map<std::string, std::uint32_t, Hash, std::equal_to<>> numbers_;
 };
@@ -60,8 +64,11 @@ struct RawCall {
 };
 
 struct RawRecording {
+  RawRecording(const std::string& from, std::string by);
+
   std::string file;
   std::string source;
+  Budget rows;  // that are kept, of all kinds
   std::int64_t rank = 0;
   std::int64_t ranks = 0;
   std::int64_t events = 0;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <set>
 #include <string_view>
 #include <tuple>
@@ -31,24 +33,35 @@ void JoinCalls(const RawRecording& raw, std::vector<RawSpan> gloo, std::vector<R
   std::vector<RawCall> calls = raw.calls;
   std::sort(calls.begin(), calls.end(),
             [&](const RawCall& a, const RawCall& b) { return by_begin(a.span, b.span); });
-  std::vector<bool> is_used(gloo.size(), false);
-  std::size_t from = 0;
+  // What was done, by kind. Calls come in order, so that each piece is looked at once.
+  std::map<OpCode, std::deque<RawSpan>> done;
+  for (const RawSpan& span : gloo) {
+    if (const auto code = CollectiveOfName(names[span.name])) {
+      done[*code].push_back(span);
+    }
+  }
   for (const RawCall& call : calls) {
     RawWork row;
     row.kind = ActivityKind::kCollective;
     row.collective = call.collective;
     row.bytes = call.bytes;
     row.span = call.span;
-    while (from < gloo.size() && is_used[from]) {
-      ++from;
-    }
-    for (std::size_t i = from; i < gloo.size(); ++i) {
-      const auto done = CollectiveOfName(names[gloo[i].name]);
-      if (!is_used[i] && gloo[i].begin >= call.span.begin && done && Fits(call.collective, *done)) {
-        is_used[i] = true;
-        row.span = {gloo[i].begin, gloo[i].end, call.span.name, gloo[i].thread};
-        break;
+    std::deque<RawSpan>* first = nullptr;
+    for (auto& [code, spans] : done) {
+      if (!Fits(call.collective, code)) {
+        continue;
       }
+      while (!spans.empty() && spans.front().begin < call.span.begin) {
+        spans.pop_front();
+      }
+      if (!spans.empty() && (first == nullptr || spans.front().begin < first->front().begin)) {
+        first = &spans;
+      }
+    }
+    if (first != nullptr) {
+      const RawSpan& span = first->front();
+      row.span = {span.begin, span.end, call.span.name, span.thread};
+      first->pop_front();
     }
     // The place in training is that of the call.
     row.correlation = call.span.begin;

@@ -61,12 +61,13 @@ PlaceFinder::Mark PlaceFinder::MarkOf(std::string_view name, std::string_view& u
 }
 
 std::uint32_t PlaceFinder::UnitNumber(std::string_view name) {
-  const auto found = std::find(units_.begin(), units_.end(), name);
-  if (found != units_.end()) {
-    return static_cast<std::uint32_t>(found - units_.begin());
+  const auto [found, is_new] =
+      unit_numbers_.emplace(name, static_cast<std::uint32_t>(units_.size()));
+  if (is_new) {
+    units_.emplace_back(name);
+    is_on_stack_.push_back(false);
   }
-  units_.emplace_back(name);
-  return static_cast<std::uint32_t>(units_.size() - 1);
+  return found->second;
 }
 
 void PlaceFinder::FindSteps() {
@@ -147,7 +148,7 @@ void PlaceFinder::BeginStep(std::uint32_t step) {
   in_step_ = true;
   micro_batch_ = 0;
   after_backward_ = in_backward_ = false;
-  stack_.clear();
+  ClearUnits();
   inside_.clear();
 }
 
@@ -159,20 +160,28 @@ void PlaceFinder::BeginForward() {
 void PlaceFinder::EndBackward() {
   in_backward_ = false;
   after_backward_ = true;
-  stack_.clear();
+  ClearUnits();
 }
 
 void PlaceFinder::PushUnit(std::uint32_t unit) {
-  if (std::find(stack_.begin(), stack_.end(), unit) == stack_.end()) {
+  if (!is_on_stack_[unit]) {
+    is_on_stack_[unit] = true;
     stack_.push_back(unit);
   }
 }
 
 void PlaceFinder::PopUnit(std::uint32_t unit) {
-  const auto found = std::find(stack_.rbegin(), stack_.rend(), unit);
-  if (found != stack_.rend()) {
-    stack_.erase(std::next(found).base());
+  is_on_stack_[unit] = false;
+  while (!stack_.empty() && !is_on_stack_[stack_.back()]) {
+    stack_.pop_back();
   }
+}
+
+void PlaceFinder::ClearUnits() {
+  for (const std::uint32_t unit : stack_) {
+    is_on_stack_[unit] = false;
+  }
+  stack_.clear();
 }
 
 void PlaceFinder::Apply(const Edge& edge) {
@@ -180,7 +189,7 @@ void PlaceFinder::Apply(const Edge& edge) {
     case Mark::kRootPreForward:
       if (edge.is_begin && !in_backward_) {
         BeginForward();
-        stack_.clear();
+        ClearUnits();
       }
       return;
     case Mark::kPreForward:

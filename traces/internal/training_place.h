@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "traces/internal/raw_recording.h"
@@ -66,11 +67,13 @@ class PlaceFinder {
   void EndBackward();
   void PushUnit(std::uint32_t unit);
   void PopUnit(std::uint32_t unit);
+  void ClearUnits();
 
   const RawRecording& raw_;
   std::vector<RawSpan> steps_;
   std::vector<Edge> edges_;
   std::vector<std::string> units_;
+  std::unordered_map<std::string, std::uint32_t> unit_numbers_;
   std::uint32_t root_ = kNoSubject;
   bool has_units_ = false;
   std::string note_;
@@ -78,7 +81,10 @@ class PlaceFinder {
   std::size_t next_ = 0;  // edge
   std::uint32_t step_ = 0;
   bool in_step_ = false;
-  std::vector<std::uint32_t> stack_;   // units whose forward or backward goes on
+  // Units whose forward or backward goes on. One that ends below others stays until these have
+  // ended, too, with no mark; the last one always has its mark.
+  std::vector<std::uint32_t> stack_;
+  std::vector<bool> is_on_stack_;
   std::vector<std::uint32_t> inside_;  // units of open kInside ranges
   std::uint32_t micro_batch_ = 0;
   bool in_backward_ = false;  // with units
