@@ -12,6 +12,7 @@
 #include "core/json.h"
 #include "models/loader.h"
 #include "models/trainable.h"
+#include "schedule/internal/ordered_json.h"
 #include "schedule/internal/plan_fields.h"
 #include "schedule/internal/plan_json.h"
 #include "topologies/check_network.h"
@@ -139,7 +140,7 @@ PlanFile ParsePlanFile(std::string_view text, const std::string& name) {
   CheckHeader(json);
   json.AllowOnly({"format", "version", "model", "kernel_set", "cluster", "profile", "job", "plan"});
   // Syntax is checked above; this second reading keeps the order of embedded documents.
-  const nlohmann::ordered_json document = nlohmann::ordered_json::parse(text);
+  const nlohmann::ordered_json document = internal::ParseOrdered(text, name);
   PlanFile file;
   file.job = internal::ReadJob(json.At("job"));
   file.plan = internal::ReadPlan(json.At("plan"));

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/json.h"
+#include "schedule/internal/ordered_json.h"
 #include "schedule/plan_file.h"
 #include "schedule/plan_names.h"
 
@@ -52,7 +53,7 @@ Json ModelPart(const LoadedModel& loaded) {
   Json json;
   json["name"] = loaded.model.name;
   if (!loaded.json.empty()) {
-    json["json"] = Json::parse(loaded.json);
+    json["json"] = internal::ParseOrdered(loaded.json, loaded.model.name);
   }
   json["hash"] = HashText(loaded.hash);
   return json;

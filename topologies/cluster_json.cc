@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -289,13 +290,11 @@ std::vector<GpuSpec> ParseGpuList(std::string_view text, const std::string& file
   root.AllowOnly({"format", "version", "gpus"});
   CheckFormat(root, "shardwright-gpus");
   std::vector<GpuSpec> gpus;
+  std::set<std::string> names;
   const JsonValue list = root.At("gpus");
   for (std::size_t i = 0; i < list.size(); ++i) {
     gpus.push_back(ReadGpu(list[i]));
-    const std::string& name = gpus.back().name;
-    const auto first = std::find_if(gpus.begin(), gpus.end(),
-                                    [&](const GpuSpec& gpu) { return gpu.name == name; });
-    if (first + 1 != gpus.end()) {
+    if (!names.insert(gpus.back().name).second) {
       throw list[i].At("name").Error("each name once");
     }
   }

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <iterator>
 #include <utility>
 
+#include "core/budget.h"
 #include "core/error.h"
 #include "topologies/internal/machine.h"
 
@@ -35,6 +38,8 @@ std::optional<TopologyFormat> DetectTopology(std::string_view text) {
 
 ImportedTopology ImportTopology(std::string_view text, const std::string& file,
                                 const TopologyOptions& options) {
+  constexpr std::int64_t kLargest = std::int64_t{16} << 20;
+  Budget(file, "bytes of topology", kLargest).Take(std::ssize(text));
   const std::optional<TopologyFormat> format = DetectTopology(text);
   if (!format) {
     throw InputError(file, text.empty() ? "an empty file" : "something else",

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 
 #include <pugixml.hpp>
 
@@ -16,15 +17,10 @@
 namespace shardwright::internal {
 namespace {
 
-constexpr std::size_t kLargest = std::size_t{16} << 20;
 constexpr int kDeepest = 64;
 constexpr double kMegabit = 1e6 / 8;
 
 pugi::xml_document Parse(std::string_view text, const std::string& file) {
-  if (text.size() > kLargest) {
-    throw InputError(file, std::to_string(text.size() >> 20) + " MiB",
-                     "a topology of at most 16 MiB");
-  }
   pugi::xml_document document;
   const pugi::xml_parse_result result =
       document.load_buffer(text.data(), text.size(), pugi::parse_minimal, pugi::encoding_utf8);
@@ -157,7 +153,7 @@ class NcclReader {
   }
 
   void AddGpu(const pugi::xml_node& pci, const pugi::xml_node& gpu, std::int32_t part) {
-    busids_.emplace_back(pci.attribute("busid").value(), part);
+    busids_.emplace(pci.attribute("busid").value(), part);
     const std::string name = GpuOfDevice(pci.attribute("device").value());
     if (busids_.size() == 1) {
       machine_.gpu = name;
@@ -183,8 +179,7 @@ class NcclReader {
         machine_.nvlinks.push_back({link.gpu, Machine::kSwitchPeer, link.count});
         continue;
       }
-      const auto found = std::find_if(busids_.begin(), busids_.end(),
-                                      [&](const auto& row) { return row.first == link.target; });
+      const auto found = busids_.find(link.target);
       if (found == busids_.end()) {
         machine_.notes.push_back("an NVLink to \"" + link.target.substr(0, 40) +
                                  "\", which is no GPU of this node, is left out");
@@ -197,7 +192,7 @@ class NcclReader {
   std::string file_;
   Machine machine_;
   std::vector<Pending> pending_;
-  std::vector<std::pair<std::string, std::int32_t>> busids_;
+  std::unordered_map<std::string, std::int32_t> busids_;
 };
 
 class HwlocReader {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/budget.h"
 #include "core/error.h"
 #include "models/internal/builder.h"
 #include "models/internal/model_file_ops.h"
@@ -20,6 +21,8 @@ constexpr std::int64_t kVersion = 1;
 // Modules, ops and iterations when repeats are written out.
 constexpr std::size_t kLargestExpansion = 200'000;
 constexpr std::size_t kDeepestRepeat = 8;
+// Bytes of names and shapes when repeats are written out: each may be as long as the file.
+constexpr std::int64_t kMostNames = std::int64_t{64} << 20;
 
 // An op entry for one iteration of the repeats around it.
 struct ExpandedOp {
@@ -34,6 +37,7 @@ class FileReader {
   FileReader(const JsonValue& file, const std::string& name, const LoadOptions& options)
       : file_(file),
         options_(options),
+        names_budget_(file.path().str(), "bytes of names when repeats are written out", kMostNames),
         builder_(file.path().str(), name, "custom", TextOr(file, "class", "Module")) {}
 
   Model Read() {
@@ -68,8 +72,16 @@ class FileReader {
     return value ? value->AsString() : std::move(fallback);
   }
 
-  static std::string Text(const JsonValue& value, const LoopValues& loops) {
-    return Substitute(value.AsString(), loops, value.path().str());
+  std::string Text(const JsonValue& value, const LoopValues& loops) {
+    std::string text = Substitute(value.AsString(), loops, value.path().str());
+    CountName(text);
+    return text;
+  }
+
+  // Each is kept in a table besides.
+  void CountName(const std::string& name) {
+    constexpr std::int64_t kEntry = 32;
+    names_budget_.Take(kEntry + std::ssize(name));
   }
 
   static bool Flag(const JsonValue& json, std::string_view key) {
@@ -153,7 +165,10 @@ class FileReader {
     if (text.empty() || text.find('.') != std::string::npos) {
       throw name.Error("a name without dots");
     }
-    const ModuleId module = builder_.AddModule(parent, text, entry.At("class").AsString());
+    const std::string class_name = entry.At("class").AsString();
+    CountName(class_name);
+    const ModuleId module = builder_.AddModule(parent, text, class_name);
+    CountName(builder_.model().modules[module.value].fqn);
     if (!modules_.emplace(builder_.model().modules[module.value].fqn, module).second) {
       throw InputError(name.path().str(), '"' + text + "\" a second time", "unique names");
     }
@@ -180,6 +195,7 @@ class FileReader {
     } else {
       const JsonValue shape = entry.At("shape");
       std::vector<std::int64_t> sizes;
+      names_budget_.Take(static_cast<std::int64_t>(shape.size() * sizeof(sizes[0])));
       for (std::size_t i = 0; i < shape.size(); ++i) {
         sizes.push_back(shape[i].AsInt(1, ModelLimits::kVocabulary));
       }
@@ -188,6 +204,7 @@ class FileReader {
     }
     Parameter& param = builder_.model().params[id.value];
     param.full_precision = full_precision;
+    CountName(param.fqn);
     if (!params_.emplace(param.fqn, id).second) {
       throw InputError(entry.path().str(), '"' + param.fqn + "\" a second time", "unique names");
     }
@@ -357,7 +374,7 @@ class FileReader {
     return names;
   }
 
-  [[nodiscard]] ModuleId FindModuleOf(const ExpandedOp& op) const {
+  [[nodiscard]] ModuleId FindModuleOf(const ExpandedOp& op) {
     const std::optional<JsonValue> value = op.json.Find("module");
     if (!value) {
       return ModelBuilder::Root();
@@ -375,12 +392,15 @@ class FileReader {
     return found->second;
   }
 
-  [[nodiscard]] std::vector<ParamId> FindParams(const ExpandedOp& op, ModuleId module) const {
+  [[nodiscard]] std::vector<ParamId> FindParams(const ExpandedOp& op, ModuleId module) {
     const std::optional<JsonValue> names = op.json.Find("params");
+    if (!names && TakesParams(op.json.At("op").AsString())) {
+      const std::vector<ParamId>& all = builder_.model().modules[module.value].params;
+      names_budget_.Take(std::ssize(all) * static_cast<std::int64_t>(sizeof(ParamId)));
+      return all;
+    }
     if (!names) {
-      return TakesParams(op.json.At("op").AsString())
-                 ? builder_.model().modules[module.value].params
-                 : std::vector<ParamId>{};
+      return {};
     }
     std::vector<ParamId> params;
     for (std::size_t i = 0; i < names->size(); ++i) {
@@ -445,6 +465,7 @@ class FileReader {
 
   const JsonValue& file_;
   const LoadOptions& options_;
+  Budget names_budget_;
   ModelBuilder builder_;
   std::int64_t tokens_ = 0;  // 0: the file has no sequence_length
   std::int64_t pixels_ = 0;  // 0: the file has no image_size
