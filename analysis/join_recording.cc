@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "analysis/recording_steps.h"
@@ -18,21 +19,20 @@ namespace {
 constexpr std::string_view kRoot = "root";  // what programs call what no other unit has
 constexpr std::size_t kMostFindings = 20;
 
+// The parts of a name between its dots, but those that wrappers add.
 std::string WithoutWrappers(std::string_view name) {
-  std::string text = "." + std::string(name);
-  for (const std::string_view part :
-       {".module", "._fsdp_wrapped_module", "._checkpoint_wrapped_module", "._orig_mod"}) {
-    std::size_t at = 0;
-    while ((at = text.find(part, at)) != std::string::npos) {
-      const std::size_t end = at + part.size();
-      if (end == text.size() || text[end] == '.') {
-        text.erase(at, part.size());
-      } else {
-        at = end;
-      }
+  static constexpr std::array<std::string_view, 4> kWrappers = {
+      "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"};
+  std::string text;
+  for (std::size_t at = 0; at <= name.size();) {
+    const std::size_t end = std::min(name.find('.', at), name.size());
+    const std::string_view part = name.substr(at, end - at);
+    if (std::find(kWrappers.begin(), kWrappers.end(), part) == kWrappers.end()) {
+      text.append(text.empty() ? "" : ".").append(part);
     }
+    at = end + 1;
   }
-  return text.empty() ? text : text.substr(1);
+  return text;
 }
 
 Phase PassOf(Phase phase) {
@@ -51,8 +51,10 @@ struct Key {
 
 class Joiner {
  public:
-  Joiner(const Program& program, const ProfilerRecording& recording, RecordingJoin& result)
-      : program_(program), recording_(recording), result_(result) {
+  // `units`: of the program, by unit of the recording.
+  Joiner(const Program& program, const ProfilerRecording& recording,
+         const std::vector<std::uint32_t>& units, RecordingJoin& result)
+      : program_(program), recording_(recording), result_(result), units_(units) {
     for (std::size_t i = 0; i < program.step.size(); ++i) {
       const Op& op = program.step.ops[i];
       const OpShape& shape = program.ShapeOf(op);
@@ -61,15 +63,20 @@ class Joiner {
         ops_.push_back({{shape.code, op.subject, op.micro_batch, PassOf(op.phase)}, OpId(i)});
       }
     }
-    for (const std::string& unit : recording.units) {
-      units_.push_back(FindUnit(program, unit));
-    }
   }
 
   void Run(const std::vector<RecordingStep>& steps) {
+    std::vector<std::vector<RecordedRow>> rows(recording_.steps.size());  // by step
+    for (const Activity& activity : recording_.activities) {
+      if (activity.kind == ActivityKind::kCollective && activity.collective != OpCode::kBarrier) {
+        const std::uint32_t unit = activity.unit == kNoSubject ? kNoSubject : units_[activity.unit];
+        rows[activity.step].push_back(
+            {{activity.collective, unit, activity.micro_batch, activity.phase}, &activity});
+      }
+    }
     std::map<OpId, RecordingJoin::Collective> found;
     for (const RecordingStep& step : steps) {
-      JoinStep(step, found);
+      JoinStep(step, std::move(rows[step.step]), found);
     }
     for (auto& [op, collective] : found) {
       collective.seconds /= static_cast<double>(collective.count);
@@ -89,16 +96,8 @@ class Joiner {
     const Activity* activity = nullptr;
   };
 
-  void JoinStep(const RecordingStep& step, std::map<OpId, RecordingJoin::Collective>& found) {
-    std::vector<RecordedRow> rows;
-    for (const Activity& activity : recording_.activities) {
-      if (activity.step == step.step && activity.kind == ActivityKind::kCollective &&
-          activity.collective != OpCode::kBarrier) {
-        const std::uint32_t unit = activity.unit == kNoSubject ? kNoSubject : units_[activity.unit];
-        rows.push_back(
-            {{activity.collective, unit, activity.micro_batch, activity.phase}, &activity});
-      }
-    }
+  void JoinStep(const RecordingStep& step, std::vector<RecordedRow> rows,
+                std::map<OpId, RecordingJoin::Collective>& found) {
     std::stable_sort(rows.begin(), rows.end(), [](const RecordedRow& a, const RecordedRow& b) {
       return a.activity->issue_begin < b.activity->issue_begin;
     });
@@ -243,53 +242,91 @@ class Joiner {
   const Program& program_;
   const ProfilerRecording& recording_;
   RecordingJoin& result_;
-  std::vector<ProgramRow> ops_;       // in issue order
-  std::vector<std::uint32_t> units_;  // of the program, by unit of the recording
+  const std::vector<std::uint32_t>& units_;
+  std::vector<ProgramRow> ops_;  // in issue order
+};
+
+// Finds units of a program by what traces call them: wrappers' parts of names do not count, and
+// either name may have a prefix that the other lacks. O(names) once, then O(length) each.
+class UnitFinder {
+ public:
+  explicit UnitFinder(const Program& program) {
+    for (std::size_t i = 0; i < program.units.size(); ++i) {
+      const std::string_view name = program.units[i].name;
+      const auto unit = static_cast<std::uint32_t>(i);
+      whole_.emplace(name, unit);
+      ForEachEnd(name, [&](std::string_view end) { Note(ends_[end], unit); });
+    }
+  }
+
+  // kNoSubject: none, or several.
+  [[nodiscard]] std::uint32_t Find(std::string_view name) const {
+    const std::string wanted = name.empty() ? std::string(kRoot) : WithoutWrappers(name);
+    if (const auto found = whole_.find(wanted); found != whole_.end()) {
+      return found->second;
+    }
+    Match match;
+    if (const auto found = ends_.find(wanted); found != ends_.end()) {
+      match = found->second;
+    }
+    ForEachEnd(wanted, [&](std::string_view end) {
+      if (const auto found = whole_.find(end); found != whole_.end()) {
+        Note(match, found->second);
+      }
+    });
+    // A group of modules is called by all of them ("norm, lm_head"): its first one decides.
+    const std::size_t comma = wanted.find(", ");
+    if (match.count == 0 && comma != std::string::npos) {
+      return Find(wanted.substr(0, comma));
+    }
+    return match.count == 1 ? match.unit : kNoSubject;
+  }
+
+  // The innermost unit that is the module `name` or around it; `root` where none is.
+  [[nodiscard]] std::uint32_t Around(std::string_view name, std::uint32_t root) const {
+    while (true) {
+      if (const auto found = whole_.find(name); found != whole_.end()) {
+        return found->second;
+      }
+      const std::size_t dot = name.rfind('.');
+      if (dot == name.npos) {
+        return root;
+      }
+      name = name.substr(0, dot);
+    }
+  }
+
+ private:
+  struct Match {
+    std::uint32_t unit = kNoSubject;
+    std::size_t count = 0;
+  };
+  // What follows each dot. Of absurd names nothing: their ends are quadratic in their length.
+  template <class Use>
+  static void ForEachEnd(std::string_view name, Use use) {
+    constexpr std::size_t kLongestName = 1000;
+    for (std::size_t dot = name.size() > kLongestName ? name.npos : name.find('.');
+         dot != name.npos; dot = name.find('.', dot + 1)) {
+      use(name.substr(dot + 1));
+    }
+  }
+  static void Note(Match& match, std::uint32_t unit) {
+    match.unit = unit;
+    ++match.count;
+  }
+
+  std::unordered_map<std::string_view, std::uint32_t> whole_;
+  std::unordered_map<std::string_view, Match> ends_;
 };
 
 }  // namespace
 
-std::uint32_t FindUnit(const Program& program, std::string_view name) {
-  const std::string wanted = name.empty() ? std::string(kRoot) : WithoutWrappers(name);
-  const auto ends_with_part = [](const std::string& text, const std::string& end) {
-    return text.size() > end.size() && text.ends_with(end) &&
-           text[text.size() - end.size() - 1] == '.';
-  };
-  std::uint32_t found = kNoSubject;
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < program.units.size(); ++i) {
-    const std::string& unit = program.units[i].name;
-    if (unit == wanted) {
-      return static_cast<std::uint32_t>(i);
-    }
-    if (ends_with_part(unit, wanted) || ends_with_part(wanted, unit)) {
-      found = static_cast<std::uint32_t>(i);
-      ++count;
-    }
-  }
-  // A group of modules is called by all of them ("norm, lm_head"): its first one decides.
-  const std::size_t comma = wanted.find(", ");
-  if (count == 0 && comma != std::string::npos) {
-    return FindUnit(program, wanted.substr(0, comma));
-  }
-  return count == 1 ? found : kNoSubject;
-}
-
 std::vector<SegmentKey> SegmentsOf(const Program& program, bool by_unit) {
-  const std::uint32_t root = FindUnit(program, "");
+  const UnitFinder finder(program);
+  const std::uint32_t root = finder.Find("");
   std::vector<std::uint32_t> unit_of_op;
   for (const std::string& name : program.model_op_names) {
-    std::uint32_t unit = root;
-    std::size_t longest = 0;
-    for (std::size_t i = 0; i < program.units.size(); ++i) {
-      const std::string& prefix = program.units[i].name;
-      const bool is_inside = name == prefix || name.starts_with(prefix + '.');
-      if (is_inside && prefix.size() >= longest) {
-        longest = prefix.size();
-        unit = static_cast<std::uint32_t>(i);
-      }
-    }
-    unit_of_op.push_back(unit);
+    unit_of_op.push_back(finder.Around(name, root));
   }
   std::vector<SegmentKey> segments;
   segments.reserve(program.step.size());
@@ -311,13 +348,14 @@ std::vector<SegmentKey> SegmentsOf(const Program& program, bool by_unit) {
 RecordingJoin JoinRecording(const Program& program, const ProfilerRecording& recording,
                             const std::vector<RecordingStep>& steps) {
   RecordingJoin result;
-  Joiner(program, recording, result).Run(steps);
   std::vector<std::uint32_t> units;
+  const UnitFinder finder(program);
   result.by_unit = recording.has_units;
   for (const std::string& unit : recording.units) {
-    units.push_back(FindUnit(program, unit));
+    units.push_back(finder.Find(unit));
     result.by_unit = result.by_unit && units.back() != kNoSubject;
   }
+  Joiner(program, recording, units, result).Run(steps);
   std::set<std::uint32_t> counted;
   for (const RecordingStep& step : steps) {
     counted.insert(step.step);

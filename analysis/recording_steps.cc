@@ -1,6 +1,7 @@
 #include "analysis/recording_steps.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <utility>
 
@@ -16,6 +17,9 @@ class QueueWalk {
     for (const Activity& activity : recording.activities) {
       (activity.queue == queue ? own_ : other_).push_back(&activity);
     }
+    std::stable_sort(other_.begin(), other_.end(), [](const Activity* a, const Activity* b) {
+      return std::pair(a->start, a->end) < std::pair(b->start, b->end);
+    });
   }
 
   std::vector<RecordingStep> Run() {
@@ -43,8 +47,8 @@ class QueueWalk {
       if (activity->end > begin) {
         step.parts.run[static_cast<std::size_t>(ClassOf(*activity))] +=
             ToSeconds(activity->end - begin).value;
-        end = activity->end;
       }
+      end = std::max(begin, activity->end);  // idle time is charged once, also before empty work
     }
     const bool any = std::find(counts.begin(), counts.end(), true) != counts.end();
     std::vector<RecordingStep> result;
@@ -68,15 +72,13 @@ class QueueWalk {
         from = issued;
       }
     }
-    while (next_other_ < other_.size() && other_[next_other_]->start < next.start) {
-      running_.push_back(other_[next_other_++]);
+    for (; next_other_ < other_.size() && other_[next_other_]->start < next.start; ++next_other_) {
+      if (running_.empty() || running_.back()->end < other_[next_other_]->end) {
+        running_.push_back(other_[next_other_]);
+      }
     }
-    std::erase_if(running_, [&](const Activity* activity) { return activity->end <= from; });
-    std::vector<const Activity*> current = running_;
-    std::sort(current.begin(), current.end(), [](const Activity* a, const Activity* b) {
-      return std::pair(a->start, a->end) < std::pair(b->start, b->end);
-    });
-    for (const Activity* activity : current) {
+    while (!running_.empty() && from < next.start) {
+      const Activity* activity = running_.front();
       const SimTime begin = std::max(from, activity->start);
       const SimTime end = std::min(next.start, activity->end);
       if (end > begin) {
@@ -84,6 +86,10 @@ class QueueWalk {
         parts.wait[static_cast<std::size_t>(StreamOf(*activity))] += ToSeconds(end - begin).value;
         from = end;
       }
+      if (activity->end > from) {
+        break;  // it goes on
+      }
+      running_.pop_front();
     }
     if (next.start > from) {
       Idle(parts) += ToSeconds(next.start - from).value;
@@ -98,7 +104,9 @@ class QueueWalk {
   const ProfilerRecording& recording_;
   std::vector<const Activity*> own_, other_;  // by start
   std::size_t next_other_ = 0;
-  std::vector<const Activity*> running_;
+  // That began before the next piece of work, by start. One that ends no later than those before it
+  // explains nothing more and is left out, so that they are by end, too.
+  std::deque<const Activity*> running_;
 };
 
 }  // namespace

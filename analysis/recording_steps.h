@@ -6,7 +6,6 @@
 #include <array>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "analysis/step_breakdown.h"
@@ -75,9 +74,5 @@ struct RecordingJoin {
 
 // The segment of each op of the step body; of the optimizer for what belongs to no pass.
 [[nodiscard]] std::vector<SegmentKey> SegmentsOf(const Program& program, bool by_unit);
-
-// The unit of `program` that a trace calls `name`: wrappers' parts of names do not count, and
-// either may have a prefix that the other lacks. kNoSubject: none, or several.
-[[nodiscard]] std::uint32_t FindUnit(const Program& program, std::string_view name);
 
 }  // namespace shardwright

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <tuple>
 
 #include "core/error.h"
@@ -45,8 +46,10 @@ class Explainer {
   void WalkBack(At at, std::int64_t time, std::int64_t until, const Charge& charge) const;
 
   [[nodiscard]] TimeShare KeyOf(const PathSegment& segment) const;
-  static void Add(std::vector<TimeShare>& shares, const TimeShare& key, std::int64_t time);
-  static void Sort(std::vector<TimeShare>& shares);
+  // By what they have in common: all but their time and count.
+  using Shares = std::map<std::tuple<TimeUse, OpCode, Phase, Stream, std::uint32_t>, TimeShare>;
+  static void Add(Shares& shares, const TimeShare& key, std::int64_t time);
+  [[nodiscard]] static std::vector<TimeShare> Sorted(const Shares& shares);
 
   const Program& program_;
   const Body& body_;
@@ -173,31 +176,30 @@ TimeShare Explainer::KeyOf(const PathSegment& segment) const {
   return share;
 }
 
-void Explainer::Add(std::vector<TimeShare>& shares, const TimeShare& key, std::int64_t time) {
-  for (TimeShare& share : shares) {
-    if (share.use == key.use && share.code == key.code && share.phase == key.phase &&
-        share.stream == key.stream && share.unit == key.unit) {
-      share.time += SimTime(time);
-      ++share.count;
-      return;
-    }
-  }
-  shares.push_back(key);
-  shares.back().time = SimTime(time);
-  shares.back().count = 1;
+void Explainer::Add(Shares& shares, const TimeShare& key, std::int64_t time) {
+  TimeShare& share =
+      shares.try_emplace({key.use, key.code, key.phase, key.stream, key.unit}, key).first->second;
+  share.time += SimTime(time);
+  ++share.count;
 }
 
-void Explainer::Sort(std::vector<TimeShare>& shares) {
+std::vector<TimeShare> Explainer::Sorted(const Shares& by_key) {
+  std::vector<TimeShare> shares;
+  for (const auto& [key, share] : by_key) {
+    shares.push_back(share);
+  }
   std::sort(shares.begin(), shares.end(), [](const TimeShare& a, const TimeShare& b) {
     return std::tuple(-a.time.value, a.use, a.code, a.phase, a.stream, a.unit) <
            std::tuple(-b.time.value, b.use, b.code, b.phase, b.stream, b.unit);
   });
+  return shares;
 }
 
 Attribution Explainer::Run() {
   Attribution result;
   result.step_time = SimTime(period_);
   At last;  // the op that ends last
+  Shares idle, critical;
   for (std::uint32_t i = 0; i < spans_.size(); ++i) {
     const At at{i, 0};
     if (!last.valid() || EndOf(at) > EndOf(last)) {
@@ -209,10 +211,10 @@ Attribution Explainer::Run() {
     result.compute_busy += spans_[i].end - spans_[i].start;
     const std::int64_t idle_since = EndOf(before_on_stream_[i]);
     WalkBack(at, StartOf(at), idle_since, [&](const PathSegment& segment) {
-      Add(result.idle, KeyOf(segment), (segment.end - segment.begin).value);
+      Add(idle, KeyOf(segment), (segment.end - segment.begin).value);
     });
   }
-  Sort(result.idle);
+  result.idle = Sorted(idle);
 
   const std::int64_t end = EndOf(last);
   std::vector<PathSegment>& path = result.critical_path;
@@ -224,9 +226,9 @@ Attribution Explainer::Run() {
   WalkBack(last, begin, end - period_, charge);
   std::reverse(path.begin(), path.end());
   for (const PathSegment& segment : path) {
-    Add(result.critical, KeyOf(segment), (segment.end - segment.begin).value);
+    Add(critical, KeyOf(segment), (segment.end - segment.begin).value);
   }
-  Sort(result.critical);
+  result.critical = Sorted(critical);
   return result;
 }
 

@@ -136,7 +136,7 @@ void CachingAllocator::Reset() {
   counters_ = {};
   blocks_.clear();
   unused_blocks_.clear();
-  segments_.clear();
+  first_segment_ = last_segment_ = kNone;
   for (Pool& pool : pools_) {
     pool.free.Clear();
     pool.unmapped.clear();

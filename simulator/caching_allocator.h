@@ -166,6 +166,9 @@ class CachingAllocator {
     std::int64_t age_base = 0;   // searches of the pool when the block became free
     std::uint32_t prev = kNone;  // neighbours in the segment
     std::uint32_t next = kNone;
+    // Of the first block of a segment: the first blocks of the segments around it, by address.
+    std::uint32_t segment_before = kNone;
+    std::uint32_t segment_after = kNone;
     std::uint32_t pool = 0;         // index into pools_
     std::uint16_t event_count = 0;  // unfinished events of other streams
     BlockState state = BlockState::kFree;
@@ -230,9 +233,10 @@ class CachingAllocator {
   AllocatorCounters counters_;
   std::vector<Block> blocks_;
   std::vector<std::uint32_t> unused_blocks_;  // slots of blocks_ that stand for nothing
-  std::vector<std::uint32_t> segments_;       // first block of each segment, by address
-  std::vector<Pool> pools_;                   // two per stream
-  std::vector<EventQueue> events_;            // one per stream
+  std::uint32_t first_segment_ = kNone;       // first blocks of the lowest and the highest
+  std::uint32_t last_segment_ = kNone;
+  std::vector<Pool> pools_;         // two per stream
+  std::vector<EventQueue> events_;  // one per stream
   std::size_t pending_event_count_ = 0;
   std::int64_t next_address_ = 0;
   std::int64_t releasable_ = 0;  // cached bytes that a retry would return

@@ -26,7 +26,7 @@ std::uint64_t Mix(std::uint64_t hash, std::uint64_t word) {
 
 std::vector<AllocatorSegmentView> CachingAllocator::Segments() const {
   std::vector<AllocatorSegmentView> views;
-  for (const std::uint32_t head : segments_) {
+  for (std::uint32_t head = first_segment_; head != kNone; head = blocks_[head].segment_after) {
     const Block& first = blocks_[head];
     AllocatorSegmentView& view = views.emplace_back();
     view.stream = static_cast<int>(first.pool / 2);
@@ -46,7 +46,7 @@ std::uint64_t CachingAllocator::Fingerprint(SimTime host_now, std::span<const Bl
   block_number_.resize(blocks_.size());
   pool_hash_.assign(pools_.size(), 0);
   pool_block_count_.assign(pools_.size(), 0);
-  for (const std::uint32_t head : segments_) {
+  for (std::uint32_t head = first_segment_; head != kNone; head = blocks_[head].segment_after) {
     const std::uint32_t pool = blocks_[head].pool;
     std::uint64_t hash = Mix(pool_hash_[pool], 1);  // a segment starts
     for (std::uint32_t i = head; i != kNone; i = blocks_[i].next) {

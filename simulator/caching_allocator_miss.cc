@@ -84,13 +84,19 @@ std::uint32_t CachingAllocator::AppendSegment(std::uint32_t pool, std::int64_t s
   b.size = size;
   b.pool = pool;
   next_address_ = b.address + size;
-  segments_.push_back(block);
+  b.segment_before = last_segment_;
+  (last_segment_ == kNone ? first_segment_ : blocks_[last_segment_].segment_after) = block;
+  last_segment_ = block;
   return block;
 }
 
 // Removes a segment of one block, which must be in no list.
 void CachingAllocator::ForgetSegment(std::uint32_t block) {
-  segments_.erase(std::find(segments_.begin(), segments_.end(), block));
+  const Block& b = blocks_[block];
+  (b.segment_before == kNone ? first_segment_ : blocks_[b.segment_before].segment_after) =
+      b.segment_after;
+  (b.segment_after == kNone ? last_segment_ : blocks_[b.segment_after].segment_before) =
+      b.segment_before;
   unused_blocks_.push_back(block);
 }
 
@@ -116,7 +122,7 @@ void CachingAllocator::CollectGarbage(AllocResult& result) {
   std::vector<std::uint32_t>& candidates = scratch_;
   candidates.clear();
   std::int64_t total_age = 0;
-  for (const std::uint32_t head : segments_) {
+  for (std::uint32_t head = first_segment_; head != kNone; head = blocks_[head].segment_after) {
     const Block& b = blocks_[head];
     if (!IsSmall(b.pool) && b.state == BlockState::kFree && !IsSplit(b)) {
       candidates.push_back(head);

@@ -1,6 +1,9 @@
 #include "schedule/lower/analysis.h"
 
 #include <algorithm>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "core/error.h"
@@ -95,21 +98,29 @@ void FindStorages(const LowerInput& in, ModelAnalysis& a) {
   }
 }
 
-// The stretch of ops inside `module`.
-Region RegionOf(const Model& model, ModuleId module, const std::string& where) {
-  Region r;
-  r.first = kNoRegion;
-  for (std::size_t i = 0; i < model.ops.size(); ++i) {
-    if (IsInside(model, model.ops[i].module, module)) {
-      r.first = std::min(r.first, static_cast<std::uint32_t>(i));
-      r.last = static_cast<std::uint32_t>(i);
+// The stretch of ops inside each module; first: kNoRegion for one that runs none. O(ops * depth).
+std::vector<Region> FindStretches(const Model& model) {
+  std::vector<Region> stretches(model.modules.size());
+  for (Region& r : stretches) {
+    r.first = kNoRegion;
+  }
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+    for (ModuleId m = model.ops[i].module; m.valid(); m = model.modules[m.value].parent) {
+      Region& r = stretches[m.value];
+      r.first = std::min(r.first, i);
+      r.last = i;
     }
   }
-  if (r.first == kNoRegion) {
+  return stretches;
+}
+
+const Region& RegionOf(const Model& model, const std::vector<Region>& stretches, ModuleId module,
+                       const std::string& where) {
+  if (stretches[module.value].first == kNoRegion) {
     throw InputError(where, '"' + model.modules[module.value].fqn + '"',
                      "a module that runs ops in forward");
   }
-  return r;
+  return stretches[module.value];
 }
 
 // Which ops of the region keep their outputs from forward under selective checkpointing.
@@ -164,14 +175,14 @@ void KeepOnlyAttentionResult(const LowerInput& in, std::uint32_t i, ModelAnalysi
 void FindReruns(const Model& model, const std::vector<bool>& kept, bool whole, Region& region,
                 ModelAnalysis& a) {
   const auto index = static_cast<std::uint32_t>(a.regions.size());
-  std::vector<bool> needed(a.storages.size(), false);
+  std::unordered_set<std::uint32_t> needed;  // storages; a table of all would cost each region all
   const auto produced_inside = [&](std::uint32_t s) {
     const std::uint32_t p = a.storages[s].producer;
     return p != kNoRegion && p >= region.first && p <= region.last && !kept[p - region.first];
   };
   const auto need = [&](std::uint32_t s, Role, std::uint16_t) {
     if (produced_inside(s)) {
-      needed[s] = true;
+      needed.insert(s);
     }
   };
   for (std::uint32_t i = region.first; i <= region.last; ++i) {
@@ -187,7 +198,7 @@ void FindReruns(const Model& model, const std::vector<bool>& kept, bool whole, R
     f.saves_in_forward = is_kept && f.has_backward;
     bool wanted = whole || (f.has_backward && a.KernelsOf(i).extra_saved > Bytes(0));
     for (const TensorId t : op.outputs) {
-      wanted = wanted || needed[a.storage_of[t.value]];
+      wanted = wanted || needed.contains(a.storage_of[t.value]);
     }
     if (!wanted || is_kept) {
       continue;
@@ -238,11 +249,16 @@ void HoldOutputs(const Model& model, ModelAnalysis& a) {
 
 PlannedRegions FindPlannedRegions(const LowerInput& in, const std::string& where) {
   PlannedRegions found;
+  std::unordered_map<std::string_view, ModuleId> modules;  // by name
+  for (std::size_t m = 0; m < in.model.modules.size(); ++m) {
+    modules.emplace(in.model.modules[m].fqn, ModuleId(m));
+  }
+  const std::vector<Region> stretches = FindStretches(in.model);
   for (std::size_t i = 0; i < in.plan.recompute.size(); ++i) {
     const std::string here = where + ": recompute[" + std::to_string(i) + "].module";
-    const ModuleId module = FindModule(in.model, in.plan.recompute[i].module);
-    SW_CHECK(module.valid(), here);  // ValidatePlan has seen it
-    found.emplace_back(RegionOf(in.model, module, here), i);
+    const auto module = modules.find(in.plan.recompute[i].module);
+    SW_CHECK(module != modules.end(), here);  // ValidatePlan has seen it
+    found.emplace_back(RegionOf(in.model, stretches, module->second, here), i);
   }
   std::sort(found.begin(), found.end(),
             [](const auto& x, const auto& y) { return x.first.first < y.first.first; });
@@ -279,8 +295,9 @@ void FindCompiledRegions(const Model& model, const std::string& where, ModelAnal
   if (std::none_of(a.kernels.begin(), a.kernels.end(), recomputes)) {
     return;
   }
+  const std::vector<Region> stretches = FindStretches(model);
   for (const ModuleId block : BlocksOf(model)) {
-    const Region region = RegionOf(model, block, where);
+    const Region region = RegionOf(model, stretches, block, where);
     std::vector<bool> kept;
     for (std::uint32_t i = region.first; i <= region.last; ++i) {
       kept.push_back(!recomputes(a.KernelsOf(i)));

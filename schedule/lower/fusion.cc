@@ -32,11 +32,16 @@ bool MayRunGelu(const LowerInput& in, const PlannedRegions& regions, std::uint32
       a.ops[i + 1].input_grads == 0 || a.ops[i + 2].input_grads == 0 || !a.ops[i + 2].weight_grad) {
     return false;
   }
-  return std::all_of(regions.begin(), regions.end(), [&](const auto& found) {
-    const bool is_apart = found.first.last < i || found.first.first > i + 2;
-    const bool holds = found.first.first <= i && found.first.last >= i + 2;
-    return is_apart || (holds && in.plan.recompute[found.second].kind == RecomputeKind::kFull);
-  });
+  // The regions that reach the three ops; they come in order and do not overlap.
+  auto found = std::lower_bound(regions.begin(), regions.end(), i,
+                                [](const auto& r, std::uint32_t op) { return r.first.last < op; });
+  for (; found != regions.end() && found->first.first <= i + 2; ++found) {
+    const bool holds = found->first.first <= i && found->first.last >= i + 2;
+    if (!holds || in.plan.recompute[found->second].kind != RecomputeKind::kFull) {
+      return false;
+    }
+  }
+  return true;
 }
 
 // The variant of `kernels` that `change` makes; one for all ops of a variant.

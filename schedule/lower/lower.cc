@@ -1,8 +1,10 @@
 #include "schedule/lower.h"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 
+#include "core/budget.h"
 #include "core/error.h"
 #include "schedule/lower/flat_rules.h"
 #include "schedule/lower/unit_rules.h"
@@ -110,15 +112,25 @@ std::optional<Model> WithoutMissingGradients(const LowerInput& in) {
   return changed;
 }
 
+// The ops of a step that a third of the memory there was at first holds, at most 2^24; times the
+// budget's factor.
+std::int64_t MostOps() {
+  // Of the step, its program and its simulation; edges have 31 bits for an op.
+  constexpr std::int64_t kBytesPerOp = 1300;
+  constexpr std::int64_t kMostOps = std::int64_t{1} << 24;
+  static const std::int64_t fit = AvailableMemory() / 3 / kBytesPerOp;
+  return std::min(std::min(fit, kMostOps) * BudgetFactor(), std::int64_t{1} << 30);
+}
+
 }  // namespace
 
 void CheckOpCount(std::size_t ops, std::int64_t lowered, std::int64_t micro_batches) {
-  // A program of as many takes some 6 GB, and simulating it four times that.
-  constexpr std::size_t kMostOps = std::size_t{1} << 24;
-  if (ops * static_cast<std::size_t>(micro_batches) >
-      kMostOps * static_cast<std::size_t>(lowered)) {
+  const std::int64_t most = MostOps();
+  if (static_cast<std::int64_t>(ops) * micro_batches > most * lowered) {
     throw InputError(std::string(kWhere) + ": accumulation", std::to_string(micro_batches),
-                     "a step of at most " + std::to_string(kMostOps) + " ops");
+                     "a step of at most " + std::to_string(most) + " ops",
+                     "--budget " + std::to_string(2 * BudgetFactor()) +
+                         " allows twice as many; by the memory there is, a third of it");
   }
 }
 

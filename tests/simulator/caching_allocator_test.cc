@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -56,6 +57,29 @@ TEST_CASE("CachingAllocator: a wrong script fails") {
         "wrong:5: expected segments\n    small s0: a=1048576 free=524288\n  got\n"
         "    small s0: a=1048576 free=1048576");
   CHECK(failures[2] == "wrong:6: expected allocated 2097152, got 1048576");
+}
+
+// Half a million segments go back at once. Looking for each among all, or moving all that lie above
+// it, takes minutes.
+TEST_CASE("CachingAllocator: a retry is linear in the segments that it returns") {
+  constexpr std::int64_t kSegment = 2 << 20;
+  constexpr std::int64_t kCount = 500'000;
+  CachingAllocator allocator({.capacity = Bytes(kCount * 10 * kSegment)});
+  std::vector<BlockHandle> blocks;
+  for (std::int64_t i = 0; i < kCount; ++i) {
+    // Falling and rising sizes of at least 10 MiB have segments of their own.
+    blocks.push_back(allocator.Alloc(Bytes(kSegment * (i % 2 == 0 ? 9 : 7)), 0, SimTime(0)).block);
+  }
+  for (const BlockHandle block : blocks) {
+    allocator.Free(block);
+  }
+  const std::clock_t begin = std::clock();
+  const AllocResult result = allocator.Alloc(allocator.options().capacity, 0, SimTime(0));
+  CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 5);
+  CHECK(result.retried);
+  CHECK(result.segments_freed == kCount);
+  CHECK(allocator.Segments().size() == 1);
+  CHECK(allocator.counters().reserved == allocator.options().capacity);
 }
 
 TEST_CASE("CachingAllocator: options outside their range are input errors") {

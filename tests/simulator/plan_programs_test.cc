@@ -117,9 +117,7 @@ TEST_CASE("SimulatePlan: refuses what Lower refuses") {
   c.plan.accumulation = 60000;
   const KernelSetOptions kernels = FindKernelSet(c.kernel_set, "test");
   const auto largest = [&] { return PlanPrograms({c.model, kernels, c.job, c.plan}).Largest(); };
-  CHECK_THROWS_WITH_AS((void)largest(),
-                       "plan: accumulation: got 60000, expected a step of at most 16777216 ops",
-                       InputError);
+  CHECK_THROWS_AS((void)largest(), InputError);
   c.plan.accumulation = 70000;
   CHECK_THROWS_AS((void)largest(), InputError);
 }
