@@ -10,6 +10,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/budget.h"
 #include "core/error.h"
 #include "planner/bounds.h"
 #include "planner/choose.h"
@@ -443,6 +444,10 @@ std::string_view NameOf(CandidateStatus status) {
 }
 
 SearchResult Search(const SearchInput& input, const SearchOptions& options) {
+  // Each simulation costs by the op, and there are hundreds to thousands. 200 layers have 3,000.
+  constexpr std::int64_t kMostOps = 20'000;
+  Budget(input.model.name, "ops of a model to search plans for", kMostOps)
+      .Take(std::ssize(input.model.ops));
   const auto begin = std::chrono::steady_clock::now();
   SearchResult result = Searcher(input, options).Run();
   result.search_time =
