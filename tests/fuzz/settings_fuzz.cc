@@ -1,0 +1,14 @@
+// DeepSpeed's and Trainer's JSON, and fairseq's command line.
+
+#include <vector>
+
+#include "planner/importers/run_settings.h"
+#include "tests/fuzz/fuzz.h"
+
+namespace shardwright::fuzz {
+
+void Read(std::string_view bytes) {
+  (void)ReadRun(std::vector{FileWith(bytes, ".txt")});
+}
+
+}  // namespace shardwright::fuzz

@@ -1,0 +1,14 @@
+// Accelerate's and fairseq's YAML.
+
+#include <vector>
+
+#include "planner/importers/run_settings.h"
+#include "tests/fuzz/fuzz.h"
+
+namespace shardwright::fuzz {
+
+void Read(std::string_view bytes) {
+  (void)ReadRun(std::vector{FileWith(bytes, ".yaml")});
+}
+
+}  // namespace shardwright::fuzz
