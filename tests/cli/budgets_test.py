@@ -81,11 +81,11 @@ class Budgets(ShardwrightTestCase):
     def test_pickles(self):
         limit = ": got more than 536,870,912 bytes of values, expected at most 536,870,912; --budget 2 allows twice as many"
         head = b"\x80\x04"
-        self.trace("lists.gz", repeated(b"]", 500_000_000, head), "lists.gz" + limit)
-        self.trace("numbers.gz", repeated(b"K\x01", 200_000_000, head), "numbers.gz" + limit)
+        self.trace("lists.gz", repeated(b"]", 40_000_000, head), "lists.gz" + limit)
+        self.trace("numbers.gz", repeated(b"K\x01", 40_000_000, head), "numbers.gz" + limit)
         self.trace("texts.gz", repeated(b"X\x00\x00\x10\x00" + b"x" * (1 << 20), 1_000, head), "texts.gz" + limit)
-        self.trace("memo.gz", repeated(b"\x94", 500_000_000, head + b"N"), "memo.gz" + limit)
-        self.trace("items.gz", repeated(b"h\x00a", 200_000_000, head + b"Nq\x00]"), "items.gz" + limit)
+        self.trace("memo.gz", repeated(b"\x94", 40_000_000, head + b"N"), "memo.gz" + limit)
+        self.trace("items.gz", repeated(b"h\x00a", 60_000_000, head + b"Nq\x00]"), "items.gz" + limit)
 
     def test_models(self):
         modules = [{"name": "a" * 280_000 + "{i}", "class": "M", "repeat": 10_000}]
@@ -109,7 +109,7 @@ class Budgets(ShardwrightTestCase):
         self.trace("join.sqlite", None, "20000", code=0)
         event = (b'{"ph":"X","cat":"kernel","name":"gemm","tid":7,"ts":1,"dur":5,"args":{"device":0,"stream":7,'
                  b'"correlation":7}},\n')
-        self.trace("kernels.json.gz", repeated(event, 24_000_000, b'{"traceEvents":[\n'),
+        self.trace("kernels.json.gz", repeated(event, 12_000_000, b'{"traceEvents":[\n'),
                    "kernels.json.gz: got more than 4,000,000 rows of work, expected at most 4,000,000; --budget 2")
         ranges = "".join(f'{{"ph":"X","cat":"user_annotation","name":"FSDP::pre_forward (u{i})","tid":1,"ts":{i},"dur":1}},\n'
                          for i in range(200_000))
@@ -118,7 +118,7 @@ class Budgets(ShardwrightTestCase):
                         f'{{"ph":"X","cat":"user_annotation","name":"gloo:all_reduce","tid":2,"ts":{i},"dur":1}},\n'
                         for i in range(100_000))
         self.trace("calls.json", '{"traceEvents":[' + calls + "{}]}", "calls.json: got no compute work inside of steps")
-        self.trace("nothing.json.gz", repeated(b" ", 5_000_000_000, b'{"traceEvents":['),
+        self.trace("nothing.json.gz", repeated(b" ", 3_300_000_000, b'{"traceEvents":['),
                    "nothing.json.gz: got more than 3,221,225,472 bytes of unpacked text")
 
     def test_programs(self):

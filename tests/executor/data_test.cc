@@ -201,9 +201,10 @@ TEST_CASE("idx files: what is wrong is said") {
   CHECK(error(Idx(8, {2, 3}, "abcde")) == ": got 5 elements, expected 6, as its header says");
   CHECK(error(Idx(8, {2, 3}, "abcdefg")) ==
         ": got more than 6 elements, expected 6, as its header says");
-  CHECK(error(Idx(8, {0xffffffff, 0xffffffff, 0xffffffff}, "x")) ==
-        ": got more than 805,306,368 elements, expected at most 805,306,368; --budget 2 allows twice "
-        "as many");
+  CHECK(
+      error(Idx(8, {0xffffffff, 0xffffffff, 0xffffffff}, "x")) ==
+      ": got more than 805,306,368 elements, expected at most 805,306,368; --budget 2 allows twice "
+      "as many");
   // A header alone cannot ask for memory: this one promises 4 GiB.
   CHECK(error(Idx(8, {0xffffffff}, "x")) ==
         ": got 1 elements, expected 4294967295, as its header says");

@@ -177,9 +177,10 @@ TEST_CASE("Traces of other programs and other tools are refused") {
 TEST_CASE("Damaged traces are refused with the place") {
   const std::string text = ReadTextFile("traces/tiny_trace.json");
   CHECK(ErrorOf("") == ": got broken JSON at byte 0: the end of the file, expected a whole trace");
-  CHECK(ErrorOf(text.substr(0, 1000)) == ": got broken JSON at byte 1001, expected a whole trace");
-  CHECK(ErrorOf(text + "x") == ": got broken JSON at byte " + std::to_string(text.size() + 1) +
-                                   ", expected a whole trace");
+  CHECK(ErrorOf(text.substr(0, 1000)) ==
+        ": got broken JSON at byte 1000: the end of the file, expected a whole trace");
+  CHECK(ErrorOf(text + "x") == ": got broken JSON at byte " + std::to_string(text.size()) +
+                                   ": an unexpected x, expected a whole trace");
   const std::string event = ": traceEvents[12].";
   CHECK(ErrorOf(Edited("\"body\":\"init\"", "\"body\":\"end\"")) ==
         event + "args.body: got \"end\", expected init, warmup or step");

@@ -377,7 +377,7 @@ TEST_CASE("a unit that ends below another one, and begins again above it") {
                                                 {"FSDP::pre_forward (a)", 40},
                                                 {"FSDP::post_forward (b)", 50},
                                                 {"FSDP::post_forward (a)", 60}}) {
-    events.Range(name, begin, 1);
+    events.Range(name, begin, begin + 1);
   }
   for (const int begin : {15, 25, 35, 45, 55, 65}) {
     events.Slice("cpu_op", "aten::mm", begin, 1);
