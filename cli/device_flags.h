@@ -21,7 +21,7 @@ inline constexpr FlagRow kLoopbackFlag = {
 inline constexpr FlagRow kRendezvousKeyFlag = {
     "--rendezvous-key", "FILE",
     "under torchrun or srun: the run's key, at least 32 bytes, the same on all machines, in a file "
-    "that only you can read (or SHARDWRIGHT_KEY); needed where MASTER_ADDR is no loopback address",
+    "that only you can read (or SHARDWRIGHT_KEY); needed where ranks are on several machines",
     FileRole::kRead};
 inline constexpr SwitchRow kInsecureNetworkSwitch = {
     "--insecure-network",

@@ -54,7 +54,8 @@ Examples:
   mpirun -np 4 shardwright run plan.json --steps 20
   torchrun --no-python --nproc-per-node 4 shardwright run plan.json --steps 20
   shardwright run plan.json --device cuda
-  torchrun --no-python --nnodes 2 --nproc-per-node 8 ... shardwright run plan.json --device cuda
+  torchrun --no-python --nnodes 2 --nproc-per-node 8 ... shardwright run plan.json --device cuda \
+    --rendezvous-key key
   shardwright run plan.json --device cuda --loopback 4
 
 The plan must be made with the device's kernel set: --kernel-set shardwright-host, or

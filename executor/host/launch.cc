@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kMostRanks = 1 << 20;
 constexpr int kMostPorts = 65535;
+constexpr const char* kThisMachine = "127.0.0.1";
 
 class Environment {
  public:
@@ -69,7 +70,9 @@ Launch OfTorchrun(const Environment& env) {
     if (!env.Has("MASTER_ADDR")) {
       throw InputError("environment: MASTER_ADDR", "nothing", "the machine that rank 0 runs on");
     }
-    launch.address = env.Text("MASTER_ADDR");
+    // Where one agent has started all, the network has nothing to do with it.
+    const bool is_one_machine = env.Number("LOCAL_WORLD_SIZE", 0, kMostRanks, 0) == launch.size;
+    launch.address = is_one_machine ? kThisMachine : env.Text("MASTER_ADDR");
     launch.port = PortOf(env);
     launch.job = env.Text("TORCHELASTIC_RUN_ID");
     launch.is_own = env.Has("SHARDWRIGHT_LISTENER");
@@ -97,8 +100,9 @@ Launch OfSlurm(const Environment& env) {
   if (launch.size == 1) {
     return launch;
   }
-  launch.address = env.Has("MASTER_ADDR")
-                       ? env.Text("MASTER_ADDR")
+  launch.address = env.Has("MASTER_ADDR") ? env.Text("MASTER_ADDR")
+                   : env.Text("SLURM_STEP_NUM_NODES") == "1"
+                       ? kThisMachine
                        : FirstHost(env.Text(env.Has("SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST"
                                                                            : "SLURM_JOB_NODELIST"));
   if (launch.address.empty()) {

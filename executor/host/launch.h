@@ -38,8 +38,10 @@ using EnvironmentLookup = std::function<const char*(const char* name)>;
 // whoever imitates it); OMPI_COMM_WORLD_* (mpirun of Open MPI); SLURM_PROCID, SLURM_NTASKS,
 // SLURM_LOCALID (srun). torchrun listens at MASTER_PORT itself, so its ranks meet at the port
 // behind it. Under srun without MASTER_ADDR and MASTER_PORT the first host of the job is taken, and
-// a port made of the job's number. None of them gives its processes a secret, so the key is read
-// from SHARDWRIGHT_KEY, if that is set. Throws InputError for a half-set or senseless environment.
+// a port made of the job's number. All ranks of one machine (LOCAL_WORLD_SIZE is WORLD_SIZE;
+// SLURM_STEP_NUM_NODES is 1 and there is no MASTER_ADDR) meet at 127.0.0.1. None of the launchers
+// gives its processes a secret, so the key is read from SHARDWRIGHT_KEY, if that is set. Throws
+// InputError for a half-set or senseless environment.
 [[nodiscard]] Launch ReadLaunch(const EnvironmentLookup& lookup);
 // Of this process.
 [[nodiscard]] Launch ReadLaunch();

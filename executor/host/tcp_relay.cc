@@ -102,8 +102,9 @@ void Relay::Run() {
 
 void Relay::Turn(Clock::time_point* end) {
   const bool listens = listener_.fd() >= 0 && MakeRoom(Clock::now());
-  std::vector<pollfd> polled = {{listens ? listener_.fd() : -1, POLLIN, 0},
-                                {wake_read_.fd(), POLLIN, 0}};
+  std::vector<pollfd> polled = {
+      {listens ? listener_.fd() : -1, POLLIN, 0},
+      {*end == Clock::time_point::max() ? wake_read_.fd() : -1, POLLIN, 0}};
   for (const std::unique_ptr<Peer>& peer : peers_) {
     const int in = peer->waits_for >= 0 ? POLLRDHUP : POLLIN;
     polled.push_back(
@@ -115,7 +116,7 @@ void Relay::Turn(Clock::time_point* end) {
   constexpr int kWait = 100;  // ms
   (void)::poll(polled.data(), polled.size(), has_work ? 0 : kWait);
   constexpr std::chrono::seconds kLinger{2};  // for what is to be written when all is over
-  if (polled[1].revents != 0 && *end == Clock::time_point::max()) {
+  if (polled[1].revents != 0) {
     *end = Clock::now() + kLinger;
   }
   std::vector<Peer*> gone;

@@ -53,6 +53,11 @@ TEST_CASE("Launch.Torchrun") {
   // The agent listens at MASTER_PORT itself.
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
   CHECK(Read(variables).port == 29501);
+  // One agent has started all.
+  variables["LOCAL_WORLD_SIZE"] = "8";
+  CHECK(Read(variables).address == "127.0.0.1");
+  variables["LOCAL_WORLD_SIZE"] = "4";
+  CHECK(Read(variables).address == "n1");
   variables["RANK"] = "8";
   CHECK_THROWS_WITH_AS(Read(variables), "environment: RANK: got 8, expected a number from 0 to 7",
                        InputError);
@@ -121,6 +126,12 @@ TEST_CASE("Launch.Slurm") {
   CHECK(launch.job == "123456.2");
   variables["MASTER_PORT"] = "5000";
   CHECK(Read(variables).port == 5000);
+  variables["SLURM_STEP_NUM_NODES"] = "2";
+  CHECK(Read(variables).address == "gpu007");
+  variables["SLURM_STEP_NUM_NODES"] = "1";
+  CHECK(Read(variables).address == "127.0.0.1");
+  variables["MASTER_ADDR"] = "gpu007";
+  CHECK(Read(variables).address == "gpu007");
 }
 
 TEST_CASE("Launch.NoneAndFirstHost") {
