@@ -359,9 +359,9 @@ void CheckNesting(const Plan& plan, const std::string& where) {
   }
 }
 
-// What fully_shard and torch.utils.checkpoint cannot do together, or the applier not at all.
-void CheckFsdp2(const Model& model, const Plan& plan, const std::string& where) {
-  if (plan.dialect != Dialect::kFsdp2) {
+// What PyTorch's wrappers and torch.utils.checkpoint cannot do together, or the applier not at all.
+void CheckFsdp(const Model& model, const Plan& plan, const std::string& where) {
+  if (plan.dialect != Dialect::kFsdp2 && plan.dialect != Dialect::kFsdp1) {
     return;
   }
   CheckNesting(plan, where);
@@ -386,7 +386,7 @@ void CheckFsdp2(const Model& model, const Plan& plan, const std::string& where) 
                        "the whole model has no parent that could hold a checkpoint wrapper");
     }
     check(region.module, FieldOf(where, entry + ".module"));
-    if (region.kind != RecomputeKind::kSelective) {
+    if (region.kind != RecomputeKind::kSelective || plan.dialect == Dialect::kFsdp1) {
       continue;
     }
     for (const UnitPlan& unit : plan.units) {
@@ -529,7 +529,7 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   CheckDialect(plan, where);
   CheckUnits(plan, where);
   CheckRecompute(model, plan, where);
-  CheckFsdp2(model, plan, where);
+  CheckFsdp(model, plan, where);
   CheckUniformGrad(model, plan, where);
   CheckFullPrecision(model, plan, where);
   CheckMatrices(job, plan, where);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/error.h"
 #include "schedule/lower/layout.h"
 
 namespace shardwright {
@@ -67,6 +68,24 @@ void FlatRules::BackwardDone(std::uint32_t model_op) {
   }
 }
 
+BufferId FlatRules::ParameterStorage(UnitId u, std::uint32_t model_op) {
+  const auto& spans = spans_.spans[u.value];
+  const bool inside = std::any_of(spans.begin(), spans.end(), [&](const UnitSpans::Span& s) {
+    return s.first <= model_op && model_op <= s.last;
+  });
+  const BufferId storage = InPlace(u) ? At(u).shard : At(u).unsharded;
+  if (!storage.valid() || (!inside && plan_.shard_size == 1)) {
+    const Model& model = e_.in.model;
+    throw InputError("plan: units[" + std::to_string(u.value) + "]",
+                     "a parameter of the unit \"" + Info(u).name + "\" used in module \"" +
+                         model.modules[model.ops[model_op].module.value].fqn + '"',
+                     "its uses inside the unit's forward",
+                     "outside of that torch has a part of the flat parameter in its place, or one "
+                     "that nothing reduces; leave the parameter to a unit around both modules");
+  }
+  return storage;
+}
+
 void FlatRules::PreForward(UnitId u, Phase phase) {
   BeginGathers(phase);
   if (HasParams(u)) {
@@ -86,7 +105,11 @@ void FlatRules::PostForward(UnitId u, Phase /*phase*/) {
 
 void FlatRules::EndForward() {
   if (job_.mode == JobMode::kForward) {
-    FreeAllUnsharded();
+    for (std::uint32_t u = 0; u < unit_count(); ++u) {
+      if (!StaysGathered(UnitId(u))) {
+        FreeUnsharded(UnitId(u));
+      }
+    }
   } else {
     FindFinals();
   }
@@ -146,7 +169,7 @@ void FlatRules::Unshard(UnitId u, Phase phase) {
   const BufferId source = StageShard(u, phase, staged);
   const OpId prepared = staged.empty() ? OpId() : e_.body->last();
   BeforeGather(phase, u);
-  At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, Stream::kGather);
+  At(u).unsharded = AllocUnsharded(u);
   if (plan_.shard_size == 1) {
     e_.AddCopy(OpCode::kCast, Stream::kGather, {phase, u.value}, MasterShard(u), Unsharded(u),
                {{source, AccessMode::kRead, Role::kInput},
@@ -163,6 +186,16 @@ void FlatRules::Unshard(UnitId u, Phase phase) {
   for (const BufferId b : staged) {
     e_.body->Free(b, StreamBit(Stream::kGather));
   }
+}
+
+BufferId FlatRules::AllocUnsharded(UnitId u) {
+  Buffer buffer;
+  buffer.size = Unsharded(u);
+  buffer.category = Category::kUnshardedParameter;
+  buffer.owner = Stream::kGather;
+  const BufferId id = e_.body->NewBuffer(buffer);
+  e_.body->Alloc(id, StaysGathered(u) ? PointKind::kAllocOnce : PointKind::kAlloc);
+  return id;
 }
 
 void FlatRules::WaitForUnshard(UnitId u, Phase phase) {

@@ -28,9 +28,7 @@ class FlatRules : public StepRules {
   void EndForward() override;
   void BackwardLeft(UnitId u, bool done) override;
   void BackwardDone(std::uint32_t model_op) override;
-  BufferId ParameterStorage(UnitId u, std::uint32_t /*model_op*/) override {
-    return InPlace(u) ? At(u).shard : At(u).unsharded;
-  }
+  [[nodiscard]] BufferId ParameterStorage(UnitId u, std::uint32_t model_op) override;
 
  protected:
   // What follows when the gradient of the unit's flat parameter is final. Autograd runs the nodes
@@ -43,6 +41,8 @@ class FlatRules : public StepRules {
   [[nodiscard]] bool IsEntered(UnitId u) const {
     return HasParams(u) && !spans_.spans[u.value].empty();
   }
+  // From pass to pass, where there is no backward.
+  [[nodiscard]] virtual bool StaysGathered(UnitId /*u*/) const { return false; }
   // Units with parameters in the order in which forward enters them first.
   [[nodiscard]] const std::vector<UnitId>& entered() const { return entered_; }
 
@@ -101,6 +101,7 @@ class FlatRules : public StepRules {
 
  private:
   void FindFinals();
+  [[nodiscard]] BufferId AllocUnsharded(UnitId u);
 
   // The shard as the gather reads it: copied to the device and cast on copy_in where needed. What
   // was allocated for that is appended to `staged`.

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <deque>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "schedule/lower/flat_rules.h"
@@ -16,19 +19,28 @@ class Fsdp1Rules : public FlatRules {
  public:
   Fsdp1Rules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
       : FlatRules(emitter, spans, units), handles_(units.size()) {
+    FindHooks();
     if (plan_.replicate_size > 1) {
       replicate_group_ = e_.AddGroup("replicate", plan_.replicate_size, plan_.shard_size);
     }
   }
 
-  // Forward prefetch follows the order recorded in the first pass, so that one has none.
-  [[nodiscard]] bool FirstStepDiffers() const override { return plan_.forward_prefetch; }
+  // Forward prefetch follows the order recorded in the first pass, so that one has none. Without a
+  // backward, the first pass gathers what stays.
+  [[nodiscard]] bool FirstStepDiffers() const override {
+    return plan_.forward_prefetch || job_.mode == JobMode::kForward;
+  }
 
   // The limiter's queue lives across steps: in the steady state it begins a step with as many
   // events as the gathers before the step's first free need, so that each of them finds one to
   // wait for; the step before left them in carry slots.
   void BeginStep(bool first) override {
     StepRules::BeginStep(first);
+    for (std::uint32_t u = 0; u < unit_count() && !first; ++u) {
+      if (StaysGathered(UnitId(u)) && At(UnitId(u)).unsharded.valid()) {
+        e_.body->Alloc(At(UnitId(u)).unsharded, PointKind::kAllocOnce);
+      }
+    }
     free_events_.clear();
     if (!first) {
       for (std::uint32_t i = 0; i < CarriedEvents(); ++i) {
@@ -66,11 +78,27 @@ class Fsdp1Rules : public FlatRules {
     }
     left_.push_back(u);
     FlatRules::PostForward(u, phase);
-    handle.needs_backward = spans_.backward_first[u.value] != kNoRegion;
+    handle.needs_backward = has_grad_output_[u.value];
     handle.ran_pre_backward = false;
   }
 
-  void PreBackward(UnitId u) override {
+  void PreBackward(UnitId u) override { hooked_.push_back(u); }
+
+  // Hooks on one tensor run in the order in which they were registered: those of units that end
+  // with it, inner ones first, then those of all-frozen units that it enters.
+  void BackwardBegins(std::uint32_t model_op) override {
+    for (std::size_t i = hooked_.size(); i-- > 0;) {
+      BeginUnit(hooked_[i]);
+    }
+    hooked_.clear();
+    for (const UnitId u : frozen_ends_[model_op]) {
+      if (HasParams(u) && std::exchange(handles_[u.value].is_pending_frozen, false)) {
+        EndUnit(u);
+      }
+    }
+  }
+
+  void BeginUnit(UnitId u) {
     Handle& handle = handles_[u.value];
     if (!HasParams(u) || handle.ran_pre_backward) {
       return;
@@ -84,13 +112,7 @@ class Fsdp1Rules : public FlatRules {
     }
   }
 
-  // An all-frozen unit has a hook on its inputs; without one it waits for the end of backward.
-  void BackwardLeft(UnitId u, bool done) override {
-    const bool is_frozen = spans_.grads_final[u.value] == kNoRegion;
-    if (is_frozen && done && HasParams(u) && spans_.input_grads[u.value]) {
-      EndUnit(u);
-    }
-  }
+  void BackwardLeft(UnitId, bool) override {}
 
   void FlatGradFinal(UnitId u) override {
     At(u).backward_done = true;
@@ -145,6 +167,9 @@ class Fsdp1Rules : public FlatRules {
     return info;
   }
 
+  [[nodiscard]] bool StaysGathered(UnitId u) const override {
+    return job_.mode == JobMode::kForward && !Reshards(u);
+  }
   [[nodiscard]] bool MakesViewsEarly() const override {
     return plan_.forward_prefetch && !(first_step_ && first_micro_batch_);
   }
@@ -167,8 +192,59 @@ class Fsdp1Rules : public FlatRules {
     bool needs_backward = false;    // has left forward with outputs that need a gradient
     bool ran_pre_backward = false;  // since it left forward last
     bool in_backward = false;       // between the hooks before and after backward
+    bool is_pending_frozen = true;  // the hook on its inputs has not run
     std::size_t place = 0;          // in left_
   };
+
+  // Does what a unit returns need a gradient, whether or not a loss depends on it? And all-frozen
+  // units by the op that has made their input: they end when that gradient is complete (a hook on
+  // all inputs of the first call); without such inputs, with the whole backward.
+  void FindHooks() {
+    const Model& model = e_.in.model;
+    frozen_ends_.resize(model.ops.size());
+    std::vector<bool> needs(model.tensors.size(), false);
+    const auto needs_grad = [&](TensorId t) { return needs[t.value]; };
+    for (const ModelOp& op : model.ops) {
+      const bool any = std::any_of(op.inputs.begin(), op.inputs.end(), needs_grad) ||
+                       std::any_of(op.params.begin(), op.params.end(),
+                                   [&](ParamId p) { return e_.a.param_grad[p.value]; });
+      for (const TensorId t : op.outputs) {
+        needs[t.value] = any && model.tensors[t.value].role != TensorRole::kIndex;
+      }
+    }
+    std::vector<bool> is_frozen(handles_.size(), true);
+    for (std::size_t p = 0; p < model.params.size(); ++p) {
+      const UnitId u = spans_.unit_of_param[p];
+      is_frozen[u.value] = is_frozen[u.value] && !e_.a.param_grad[p];
+    }
+    has_grad_output_.assign(handles_.size(), false);
+    for (std::uint32_t u = 0; u < handles_.size(); ++u) {
+      for (const UnitSpans::Span& s : spans_.spans[u]) {
+        const auto& outputs = model.ops[s.last].outputs;
+        has_grad_output_[u] = has_grad_output_[u] || spans_.backward_first[u] != kNoRegion ||
+                              std::any_of(outputs.begin(), outputs.end(), needs_grad);
+      }
+      if (is_frozen[u] && !spans_.spans[u].empty()) {
+        AddFrozenEnd(UnitId(u), spans_.spans[u].front());
+      }
+    }
+  }
+
+  void AddFrozenEnd(UnitId u, UnitSpans::Span call) {
+    const Model& model = e_.in.model;
+    std::uint32_t first = kNoRegion;
+    for (std::uint32_t i = call.first; i <= call.last; ++i) {
+      for (std::size_t k = 0; k < model.ops[i].inputs.size(); ++k) {
+        const ModelOpId p = model.tensors[model.ops[i].inputs[k].value].producer;
+        if (((e_.a.ops[i].input_grads >> k) & 1U) != 0 && p.value < call.first) {
+          first = std::min(first, p.value);
+        }
+      }
+    }
+    if (first != kNoRegion) {
+      frozen_ends_[first].push_back(u);
+    }
+  }
 
   // The unit that the first pass entered after u.
   void PrefetchForward(UnitId u) {
@@ -311,7 +387,10 @@ class Fsdp1Rules : public FlatRules {
   }
 
   std::vector<Handle> handles_;
-  std::vector<UnitId> left_;  // forward, in this order
+  std::vector<bool> has_grad_output_;
+  std::vector<std::vector<UnitId>> frozen_ends_;  // per model op
+  std::vector<UnitId> hooked_;  // whose backward begins with the op at hand, outer ones first
+  std::vector<UnitId> left_;    // forward, in this order
   GroupId replicate_group_;
   OpId last_reduce_, last_replicate_;
   std::deque<FreeEvent> free_events_;

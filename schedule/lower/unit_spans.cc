@@ -137,6 +137,13 @@ class CallFinder {
     UnitSpans::Span span;
   };
 
+  // Two calls of a module in a row look like one, but for ops of its own that begin once more.
+  [[nodiscard]] bool BeginsAgain(std::uint32_t first, std::uint32_t i, ModuleId module) const {
+    const ModelOp& op = model_.ops[i];
+    return op.module == module && model_.ops[first].module == module && !op.params.empty() &&
+           op.params == model_.ops[first].params;
+  }
+
   void FindCalls() {
     for (std::uint32_t i = 0; i < model_.ops.size(); ++i) {
       for (const Target& target : targets_of_[model_.ops[i].module.value]) {
@@ -144,7 +151,8 @@ class CallFinder {
         const auto open = std::find_if(calls.rbegin(), calls.rend(), [&](const Call& call) {
           return call.module == target.module;
         });
-        if (open != calls.rend() && open->span.last + 1 == i) {
+        if (open != calls.rend() && open->span.last + 1 == i &&
+            !BeginsAgain(open->span.first, i, target.module)) {
           open->span.last = i;
         } else {
           calls.push_back({target.module, {i, i}});
@@ -226,7 +234,7 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
   result.backward_hooked.resize(n);
   result.first_module.assign(n, kNoRegion);
   std::optional<CallFinder> calls;
-  if (in.plan.dialect == Dialect::kFsdp2) {
+  if (in.plan.dialect == Dialect::kFsdp2 || in.plan.dialect == Dialect::kFsdp1) {
     calls.emplace(model, units);
   }
   result.input_grads.assign(n, false);

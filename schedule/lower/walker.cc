@@ -96,13 +96,13 @@ void Walker::FindUnitEvents() {
   back_final_ = ToEvents(std::move(back_final), n);
 }
 
-// Under FSDP2 a region runs again when backward asks for the first tensor that it would have kept
-// (torch.utils.checkpoint with use_reentrant=False): a sum keeps none, and the hooks of units that
-// end there come first. With use_reentrant=True it runs again before all of its backward.
+// Under PyTorch's dialects a region runs again when backward asks for the first tensor that it
+// would have kept (torch.utils.checkpoint with use_reentrant=False): a sum keeps none, and the
+// hooks of units that end there come first. With use_reentrant=True it runs again before all of its
+// backward.
 bool Walker::StartsRegion(std::uint32_t i) const {
   const ModelOpFacts& facts = e_.a.ops[i];
-  if (!facts.has_backward || e_.in.plan.dialect != Dialect::kFsdp2 ||
-      e_.in.kernels.whole_recompute) {
+  if (!facts.has_backward || !RecomputesLate(e_.in.plan.dialect) || e_.in.kernels.whole_recompute) {
     return facts.has_backward;
   }
   bool keeps = e_.a.KernelsOf(i).extra_saved > Bytes(0) ||

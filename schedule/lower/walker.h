@@ -29,6 +29,8 @@ class DialectRules {
   virtual void BackwardLeft(UnitId unit, bool done) = 0;
   // After the last backward op that uses the unit's parameters; not for units without gradients.
   virtual void GradientsFinal(UnitId /*unit*/) {}
+  // Before each backward op, when PreBackward was called for all units that begin there.
+  virtual void BackwardBegins(std::uint32_t /*model_op*/) {}
   // After each backward op, when all that it read is released.
   virtual void BackwardDone(std::uint32_t /*model_op*/) {}
   // Right before the forward op (or its recomputation) is written.
@@ -69,6 +71,11 @@ struct UnitSpans {
 };
 [[nodiscard]] UnitSpans FindUnitSpans(const LowerInput& input, const ModelAnalysis& analysis,
                                       const std::vector<ResolvedUnit>& units);
+
+// Units gather by hooks on their outputs, which come before what they cover runs again.
+[[nodiscard]] constexpr bool RecomputesLate(Dialect dialect) {
+  return dialect == Dialect::kFsdp2 || dialect == Dialect::kFsdp1;
+}
 
 class Walker {
  public:

@@ -293,17 +293,18 @@ void Walker::Backward() {
     }
     const bool starts = region_start_[i] != kNoRegion;
     const Region* region = starts ? &e_.a.regions[region_start_[i]] : nullptr;
-    const bool hooks_first =
-        e_.in.plan.dialect == Dialect::kFsdp2 && !e_.in.kernels.whole_recompute;
+    const bool hooks_first = RecomputesLate(e_.in.plan.dialect) && !e_.in.kernels.whole_recompute;
     FireBackwardEntries(i, true, region);
     if (starts && hooks_first) {
       FireBackwardEntries(i, false, region);
     }
+    rules_.BackwardBegins(i);
     if (starts) {
       Recompute(*region);
     }
     if (starts && !hooks_first) {
       FireBackwardEntries(i, false, region);
+      rules_.BackwardBegins(i);
     }
     BackwardOp(i);
     ReleaseHeld(region_end_[i]);

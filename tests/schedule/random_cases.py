@@ -69,6 +69,8 @@ class Shardwright:
                          if e["ph"] == "C" and e["name"] == "memory"), key=lambda row: row[0])
         for event in events:
             args = event.get("args", {})
+            if event.get("cat") == "kernel":
+                steps.setdefault(args["step"], [])  # also if nothing is sent in it
             if "Collective name" in args and event["cat"] == "kernel":
                 row = (KINDS[args["Collective name"]], args["Process Group Name"], args["In msg nelems"],
                        args["Out msg nelems"], DTYPES[args["dtype"]])

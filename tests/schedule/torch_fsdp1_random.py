@@ -5,7 +5,8 @@
 Each case is a network (random_networks.py) and a plan. `emit` writes the plan, and the emitted applier wraps the module in 2 to 4
 gloo processes, where three steps run. Compared are order, kind, group, elements and dtype of every collective, and the bytes of
 gathered parameters that are allocated when it is issued. All ranks must end with the same parameters and, in fp32, with the
-losses of the unwrapped module. Fixed cases, which hold what once was wrong, come before the random ones.
+losses of the unwrapped module. Fixed cases, which hold what once was wrong, come before the random ones. docs/conformance.md says
+what the random ones leave out.
 """
 
 import argparse
@@ -31,7 +32,7 @@ import random_networks  # noqa: E402
 import shardwright_fsdp1  # noqa: E402
 from random_cases import (Outcome, Refused, Shardwright, Tally, attempt, compare, model_json, shrink,  # noqa: E402
                           smaller_networks)
-from torch_fsdp2_random import fitted, is_inside, random_modules, splits, ties_of  # noqa: E402
+from torch_fsdp2_random import fitted, random_modules, random_recompute, splits, ties_of  # noqa: E402
 from torch_pool import Failure, Pools, Recorder  # noqa: E402
 
 STEPS = 3
@@ -44,7 +45,7 @@ MAX_NORM = 0.05
 
 PLAIN = {"shard": 2, "replicate": 1, "micro_batch": 1, "accumulation": 1, "sync": "every", "precision": FP32, "recompute": [],
          "frozen": [], "clip": False, "backward_prefetch": "pre", "forward_prefetch": False, "limit_all_gathers": True,
-         "use_orig_params": True}
+         "use_orig_params": True, "mode": "train"}
 
 
 def layers():
@@ -79,13 +80,49 @@ FIXED = {
     "no prefetch": fixed(ENDS, backward_prefetch="none"),
     "no_sync, full shard": fixed(LAYERS, accumulation=3, sync="last"),
     "no_sync, root kept": fixed(LAYERS, root="never", accumulation=3, sync="last"),
+    "recomputed layers, inner units": fixed(INNER, recompute=[{"module": name, "kind": "full"} for name in LAYERS],
+                                            backward_prefetch="none"),
+    "the inner unit of two that end together begins": fixed([INNER[4], INNER[5]], backward_prefetch="none"),
+    "frozen layer": fixed(LAYERS, frozen=["body.layers.1.*"]),
+    "forward only": fixed(LAYERS[:2], mode="forward", forward_prefetch=True),
     "hybrid, clipped": fixed(ENDS, replicate=2, precision=("fp32", "bf16", "fp32"), clip=True),
 }
+
+
+def without_known_differences(part):
+    """The part without weights of other modules, and without composite modules called twice in a row: where a call ends is not in
+    model.json."""
+    if part["kind"] == "borrow":
+        return {"kind": "linear"}
+    if part["kind"] != "seq":
+        return part
+    part = {**part, "children": [without_known_differences(child) for child in part["children"]]}
+    calls = []
+    for call in part["calls"]:
+        is_leaf = call[0] < len(part["children"]) and part["children"][call[0]]["kind"] in ("linear", "norm")
+        if is_leaf or not calls or calls[-1][0] != call[0]:
+            calls.append(call)
+    return {**part, "calls": calls}
+
+
+def random_regions(rng, case):
+    """Regions to recompute: selective ones have no unit inside, and none runs twice."""
+    parts = dict(random_networks.paths_of(case["network"]["body"]))
+    runs = lambda path: [index for index, _ in parts[path].get("calls", [])]  # noqa: E731
+    twice = any(len(runs(path)) != len(set(runs(path))) or parts[path].get("alias") for path in parts)
+    chosen = [] if twice else random_recompute(rng, case["network"])
+    return [{"module": region["module"], "kind": "full"} if any(u["modules"][0].startswith(region["module"] + ".")
+                                                              for u in case["units"]) else region for region in chosen]
+
+
+def has_dead_parts(network):
+    return any(mode == "dead" for _, part in random_networks.paths_of(network["body"]) for _, mode in part.get("calls", []))
 
 
 def random_case(seed):
     rng = random.Random(seed)
     network = random_networks.random_network(rng)
+    network = {**network, "body": without_known_differences(network["body"])}
     share = rng.choice([0.2, 0.4, 0.7])
     chosen = [name for name in random_modules(rng, network) if rng.random() < share]
     chosen = [name for name in chosen if not any(splits({"modules": [name]}, tie) for tie in ties_of(network))]
@@ -104,7 +141,12 @@ def random_case(seed):
         names = [n for n, _ in random_networks.make(network).named_parameters() if n != "head.weight"]
         rate = rng.choice([0.2, 0.6])
         case["frozen"] = [name for name in names if rng.random() < rate]
-    case["use_orig_params"] = bool(case["frozen"]) or rng.random() < 0.7
+    # Without it, a dead unit that is never resharded stays gathered for good.
+    case["use_orig_params"] = bool(case["frozen"]) or has_dead_parts(network) or rng.random() < 0.7
+    if rng.random() < 0.3:
+        case["recompute"] = random_regions(rng, case)
+    if rng.random() < 0.1:
+        case.update(mode="forward", recompute=[], frozen=[], clip=False, accumulation=1, sync="every")
     return case
 
 
@@ -116,7 +158,7 @@ def plan_of(case):
         "kernel_set": {"name": "torch-eager", "fp32_logits": False},
         "cluster": {"name": "dgx-a100", "nodes": 1, "gpus_per_node": case["shard"] * case["replicate"]},
         "profile": {"name": "a100-torch-eager"},
-        "job": {"mode": "train", "sequence_length": case["network"]["sequence"],
+        "job": {"mode": case["mode"], "sequence_length": case["network"]["sequence"],
                 "precision": {"master": master, "param": param, "reduce": reduce},
                 "optimizer": {"kind": "sgd", "impl": "foreach", "weight_decay": False}, "clip_gradients": case["clip"],
                 "frozen": case["frozen"]},
@@ -135,6 +177,9 @@ def samples_of(case, step, rank=None):
 
 def train_step(case, model, optimizer, samples, around, clip):
     total = 0.0
+    if case["mode"] == "forward":
+        with torch.no_grad():
+            return sum(model(**inputs).item() for inputs in samples)
     for i, inputs in enumerate(samples):
         with around(i):
             loss = model(**inputs) / case["accumulation"]
@@ -247,7 +292,7 @@ def smaller_cases(case):
 def main(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
-    parser.add_argument("--seeds", default="0:0")
+    parser.add_argument("--seeds", default="0:6")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--case")
     parser.add_argument("--fixed", choices=list(FIXED))
