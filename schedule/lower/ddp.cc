@@ -250,7 +250,8 @@ class DdpRules : public StepRules {
       Bucket& b = buckets_.back();
       b.params.push_back(p);
       b.size += grad_bytes_[p.value];
-      if (b.size >= cap && !is_initial_) {  // closes after it has passed the cap, so it may overshoot by a tensor
+      if (b.size >= cap &&
+          !is_initial_) {  // closes after it has passed the cap, so it may overshoot by a tensor
         open = false;
         cap = plan_.bucket;
       }

@@ -54,12 +54,21 @@ void FlatRules::FindFinals() {
         e_.a.ops[i].has_backward ? static_cast<std::uint32_t>(i) : backward_from[i + 1];
   }
   for (std::size_t k = entered_.size(); k-- > 0;) {
-    if (spans_.grads_final[entered_[k].value] == kNoRegion) {
+    const UnitId unit = entered_[k];
+    if (spans_.grads_final[unit.value] == kNoRegion) {
       continue;
     }
     const UnitId entered = entered_[MakesViewsEarly() && k > 0 ? k - 1 : k];
-    finals_.push_back({backward_from[spans_.spans[entered.value].front().first], entered_[k]});
+    // Views of a first call that no gradient comes back to do not count.
+    const auto& calls = spans_.backward_from[unit.value];
+    const bool is_first =
+        calls.empty() || calls.front().first == spans_.spans[unit.value].front().first;
+    const std::uint32_t made =
+        is_first ? spans_.spans[entered.value].front().first : calls.front().first;
+    finals_.push_back({backward_from[made], unit});
   }
+  std::stable_sort(finals_.begin(), finals_.end(),
+                   [](const Final& x, const Final& y) { return x.model_op > y.model_op; });
 }
 
 void FlatRules::BackwardDone(std::uint32_t model_op) {

@@ -84,6 +84,9 @@ FIXED = {
                                             backward_prefetch="none"),
     "the inner unit of two that end together begins": fixed([INNER[4], INNER[5]], backward_prefetch="none"),
     "frozen layer": fixed(LAYERS, frozen=["body.layers.1.*"]),
+    "a first call that no gradient comes back to": {
+        **fixed(["body.layers.0", "body.layers.1"], backward_prefetch="none"),
+        "network": {**layers(), "body": {**layers()["body"], "calls": [[0, "dead"], [1, "chain"], [0, "chain"], [2, "chain"]]}}},
     "forward only": fixed(LAYERS[:2], mode="forward", forward_prefetch=True),
     "hybrid, clipped": fixed(ENDS, replicate=2, precision=("fp32", "bf16", "fp32"), clip=True),
 }
@@ -292,7 +295,7 @@ def smaller_cases(case):
 def main(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
-    parser.add_argument("--seeds", default="0:6")
+    parser.add_argument("--seeds", default="0:8")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--case")
     parser.add_argument("--fixed", choices=list(FIXED))
