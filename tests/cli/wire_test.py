@@ -282,7 +282,7 @@ class Wire(ShardwrightTestCase):
             with self.subTest(ranks=ranks):
                 steps = 30
                 expected = self.undisturbed(ranks, steps)
-                flags = ("--rendezvous-key", "key", "--steps", str(steps), "--checkpoint", f"c{ranks}", "--every", "5")
+                flags = ["--rendezvous-key", "key", "--steps", str(steps), "--every", "5", "--checkpoint", f"heard-{ranks}"]
                 # What a whole run says, by a proxy that listens.
                 self.port = free_port()
                 proxy = Proxy(self.port)
@@ -293,6 +293,7 @@ class Wire(ShardwrightTestCase):
                 self.assertGreater(len(proxy.recorded), 100)
                 # Some ranks are there, all are, and to the end.
                 self.port = free_port()
+                flags[-1] = f"disturbed-{ranks}"
                 frames = self.frames(proxy.recorded, rng)
                 runs = [self.start(0, ranks, *flags)]
                 self.wait_for_port()
@@ -315,7 +316,7 @@ class Wire(ShardwrightTestCase):
         # unseen: who sits on the line can do that, see docs/security.md.)
         rng = random.Random(11)
         expected = self.undisturbed(2, 3)
-        flags = ("--rendezvous-key", "key", "--steps", "3", "--timeout", "2 s", "--checkpoint", "c", "--every", "1")
+        always = ("--rendezvous-key", "key", "--steps", "3", "--timeout", "2 s", "--every", "1", "--checkpoint")
         ended = 0
         for number in range(100 if DEEP else 8):
             state = {"left": rng.randrange(0, 2 if number % 2 else 120), "done": False}
@@ -334,6 +335,7 @@ class Wire(ShardwrightTestCase):
 
             self.port = free_port()
             proxy = Proxy(self.port, change)
+            flags = (*always, f"c{number}")
             runs = [self.start(0, 2, *flags), self.start(1, 2, *flags, port=proxy.server.getsockname()[1])]
             ends = [(*run.communicate(timeout=100), run.returncode) for run in runs]
             proxy.close()
