@@ -43,5 +43,5 @@ total=0
 for reader in "$@"; do
   total=$((total + $(sed -n 's/^stat::number_of_executed_units: *//p' "build-fuzz/log/$reader.txt")))
 done
-rm -f /dev/shm/shardwright-fuzz-*
+rm -rf /dev/shm/shardwright-fuzz-*
 echo "fuzz: $total inputs of $# readers in ${SECONDS} s"

@@ -1,0 +1,58 @@
+// shardwright.json of the current folder.
+
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <span>
+#include <string>
+
+#include <unistd.h>
+
+#include "cli/configuration.h"
+#include "core/json.h"
+#include "tests/fuzz/fuzz.h"
+
+namespace shardwright {
+
+// What the program's table would bring is the program.
+std::span<const Command* const> AllCommands() {
+  static constexpr std::array<FlagRow, 3> kFlags = {
+      {{"--cluster", "NAME", ""}, {"--seq", "N", ""}, {"--output,-o", "FILE", ""}}};
+  static const Command plan = {"plan", "", {}, kFlags, {}, nullptr};
+  static const Command simulate = {"simulate", "", {}, kFlags, {}, nullptr};
+  static const std::array<const Command*, 2> commands = {&plan, &simulate};
+  return commands;
+}
+
+std::string LongName(const FlagRow& row) {
+  const std::string name(row.name);
+  return name.substr(0, name.find(','));
+}
+
+Flag Arguments::Get(const std::string& name) const {
+  const auto it = text.find(name);
+  return {name, it == text.end() ? std::string() : it->second};
+}
+
+namespace fuzz {
+
+void Read(std::string_view bytes) {
+  static const std::string folder = [] {
+    const std::string name = "/dev/shm/shardwright-fuzz-" + std::to_string(::getpid());
+    std::filesystem::create_directories(name);
+    ::setenv("XDG_CONFIG_HOME", name.c_str(), 1);
+    return name;
+  }();
+  const std::string file = FileWith(bytes);
+  std::filesystem::rename(file, folder + "/shardwright.json");
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(folder);
+  try {
+    (void)ReadConfiguration();
+  } catch (const InputError&) {
+  }
+  std::filesystem::current_path(before);
+}
+
+}  // namespace fuzz
+}  // namespace shardwright
