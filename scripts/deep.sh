@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The long checks, run by hand before a release and after a change of the spine: every header alone, the deep tests
-# in the release build, a minute of damaged files per reader of foreign files and of settings, an hour of libFuzzer per reader
-# (FUZZ_SECONDS), every ci test under AddressSanitizer
-# and UndefinedBehaviorSanitizer, the threaded tests under ThreadSanitizer, and clang-tidy with the path-sensitive
-# analyzer. Record the last lines, with the machine, in docs/measurements.md.
+# The long checks, run by hand before a release and after a change of the spine: every header alone,
+# the deep tests in the release build, a minute of damaged files per reader of foreign files and of
+# settings, an hour of libFuzzer per reader (FUZZ_SECONDS), every ci test under AddressSanitizer and
+# UndefinedBehaviorSanitizer, the threaded tests under ThreadSanitizer, and clang-tidy with the
+# path-sensitive analyzer. Record the last lines, with the machine, in docs/measurements.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 jobs=$(nproc)
