@@ -20,7 +20,9 @@
 #include "core/json.h"
 #include "core/printable.h"
 #include "models/checkpoint_folder.h"
+#include "models/kernel_set.h"
 #include "models/loader.h"
+#include "models/totals.h"
 #include "planner/evaluate.h"
 #include "schedule/plan_file.h"
 #include "schedule/plan_names.h"
@@ -116,6 +118,18 @@ Report InspectModel(const Model& model, bool as_json) {
   json["tokens_per_sample"] = model.tokens_per_sample;
   json["convention_flops_per_sample"] = flops;
   json["ops"] = model.ops.size();
+  json["torch_eager"] = Json::array();
+  for (const DType compute : {DType::kBf16, DType::kFp32}) {
+    for (const std::int64_t batch : {1, 2}) {
+      const ModelTotals totals =
+          TotalsOf(model, batch, compute, FindKernelSet("torch-eager", "inspect"));
+      json["torch_eager"].push_back({{"batch", batch},
+                                     {"dtype", compute == DType::kBf16 ? "bf16" : "fp32"},
+                                     {"forward_flops", totals.forward.value},
+                                     {"backward_flops", totals.backward.value},
+                                     {"saved_bytes", totals.saved.value}});
+    }
+  }
   json["parameters"] = Json::array();
   for (const Parameter& param : model.params) {
     const bool is_tied = param.tied_to.valid();

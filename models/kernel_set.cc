@@ -1,5 +1,6 @@
 #include "models/kernel_set.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -263,6 +264,8 @@ OpKernels LowerGeneral(const internal::LowerContext& context) {
       return internal::LowerNllLoss(context);
     case OpKind::kCrossEntropy:
       return internal::LowerCrossEntropy(context);
+    case OpKind::kOther:
+      return internal::LowerOther(context);
   }
   SW_CHECK(false, "op kind " + std::to_string(static_cast<int>(context.spec.kind)));
   return {};
@@ -282,6 +285,12 @@ OpKernels LowerOp(const OpSpec& spec, std::int64_t batch, DType compute,
   return options.host_kernels ? internal::AdaptToHost(context, std::move(op)) : op;
 }
 
+bool RunsOnce(const Model& model, const ModelOp& op) {
+  return model.SpecOf(op).kind != OpKind::kOther && !op.inputs.empty() &&
+         std::none_of(op.inputs.begin(), op.inputs.end(),
+                      [&](TensorId t) { return model.tensors[t.value].per_sample; });
+}
+
 Kernel GradientSumKernel(Bytes bytes, DType compute) {
   return internal::PassKernel(KernelClass::kElementwise, compute, 2 * bytes.value, bytes.value);
 }
@@ -295,7 +304,11 @@ Bytes TensorBytes(const Tensor& tensor, std::int64_t batch, DType compute) {
       element_bytes = internal::kIndexBytes;
       break;
     case TensorRole::kLoss:
+    case TensorRole::kFp32:
       element_bytes = internal::kFp32Bytes;
+      break;
+    case TensorRole::kBool:
+      element_bytes = 1;
       break;
   }
   return Bytes(internal::Product({tensor.elements, tensor.per_sample ? batch : 1, element_bytes}));

@@ -150,11 +150,15 @@ struct OpKernels {
 };
 
 // Kernels of `spec` for `batch` samples with activations in `compute` dtype. Requires batch >= 1.
-// An op whose inputs are all shared by the samples (a table of positions) is lowered with batch 1.
+// An op that RunsOnce is lowered with batch 1.
 // Lists may be empty: views launch nothing, and fused ops run inside a neighbour's launch.
 // O(1): no dependence on the model's size. Throws InputError when a size passes 2^56.
 [[nodiscard]] OpKernels LowerOp(const OpSpec& spec, std::int64_t batch, DType compute,
                                 const KernelSetOptions& options);
+
+// Are all inputs of the op shared by the samples (a table of positions)? kOther says itself what
+// depends on the batch.
+[[nodiscard]] bool RunsOnce(const Model& model, const ModelOp& op);
 
 // The sum of two gradients of one tensor of `bytes` bytes: autograd runs it once per further
 // consumer of the tensor, in place.

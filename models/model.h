@@ -64,6 +64,7 @@ enum class OpKind : std::uint8_t {
   kLogSoftmax,    // (rows, in)
   kNllLoss,       // (rows, in) -> scalar
   kCrossEntropy,  // logits (rows, vocab=in) -> scalar
+  kOther,         // any op that is only known by what it costs (OpSpec::other)
 };
 
 // How the positions of a rotary embedding are stretched beyond the trained length. kOther stands
@@ -81,6 +82,67 @@ struct RopeAngles {
   double low_frequency_factor = 0.0, high_frequency_factor = 0.0, original_length = 0.0;  // kLlama3
 
   bool operator==(const RopeAngles&) const = default;
+};
+
+// A size of an op for a micro-batch of B samples: fixed + per_sample * B.
+struct Amount {
+  std::int64_t fixed = 0, per_sample = 0;
+
+  [[nodiscard]] constexpr std::int64_t Of(std::int64_t batch) const {
+    return fixed + per_sample * batch;
+  }
+  bool operator==(const Amount&) const = default;
+};
+
+// Elements of the compute dtype, and bytes of what has a dtype of its own.
+struct AmountOfData {
+  Amount elements, bytes;
+
+  bool operator==(const AmountOfData&) const = default;
+};
+
+// One launch of a kOther op.
+struct OtherKernel {
+  enum class Pass : std::uint8_t { kForward, kBackwardData, kBackwardWeight };
+  enum class Class : std::uint8_t {
+    kElementwise,
+    kCopy,
+    kNorm,
+    kSoftmax,
+    kGatherScatter,
+    kGemm,
+    kConv
+  };
+  Pass pass = Pass::kForward;
+  Class kind = Class::kElementwise;
+  Amount batch, m, n, k;  // kGemm, kConv
+  Amount flops;
+  AmountOfData read, written;
+
+  bool operator==(const OtherKernel&) const = default;
+};
+
+struct OtherOutput {
+  enum class Type : std::uint8_t { kCompute, kFp32, kInt64, kBool };
+  Type type = Type::kCompute;
+  std::int64_t elements = 0;  // per sample, or in all when it is shared
+  bool is_shared = false;     // one copy whatever the batch
+  std::int32_t view_of = -1;  // the input whose storage it is; -1: its own
+
+  bool operator==(const OtherOutput&) const = default;
+};
+
+// What an op costs of which nothing else is known: its launches and what it keeps for backward, as
+// tools/export_model.py finds them.
+struct OtherCost {
+  std::string function;  // "aten.cumsum"
+  std::vector<OtherKernel> kernels;
+  std::vector<OtherOutput> outputs;
+  std::vector<AmountOfData> saved;  // tensors that are neither inputs nor outputs
+  std::uint32_t saves_input = 0, saves_output = 0, saves_input_for_weight = 0;  // as in OpKernels
+  bool is_cast = false;  // to fp32: nothing where that is the compute dtype
+
+  bool operator==(const OtherCost&) const = default;
 };
 
 enum class Activation : std::uint8_t { kNone, kRelu, kGelu, kGeluTanh, kSilu, kTanh, kSigmoid };
@@ -132,6 +194,9 @@ struct OpSpec {
   // kEmbedding: the row that starts at zero and gets no gradient from here (torch's padding_idx);
   // -1 = none.
   std::int64_t padding_row = -1;
+  bool materialized = false;   // kAttention: written out, so that scores are kept by any kernel set
+  bool native_groups = false;  // kAttention: no kernel set copies k and v to all query heads
+  OtherCost other = {};        // kOther
 
   bool operator==(const OpSpec&) const = default;
 };
@@ -141,6 +206,8 @@ enum class TensorRole : std::uint8_t {
   kActivation,  // compute dtype
   kIndex,       // token ids, labels: int64
   kLoss,        // fp32 scalar
+  kFp32,        // an activation that stays in fp32 whatever the compute dtype
+  kBool,        // a mask: a byte per element, no gradient
 };
 
 // What an input of the model is filled with.

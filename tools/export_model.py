@@ -2,470 +2,72 @@
 """Writes any torch.nn.Module as a model.json (docs/model_json.md): module tree, parameters, ties, ops in execution order.
 
     python3 tools/export_model.py my_package.my_models:build --seq 2048 -o model.json
+    python3 tools/export_model.py torchvision.models:resnet50 --image 224 -o model.json
     python3 tools/export_model.py --config path/to/config.json --seq 2048 -o model.json
+    python3 tools/export_model.py my_package:Net --input audio=1x16000 --input tokens=seq:int64 --seq 512 -o model.json
 
-`build()` returns the module; it is called with fake tensors (torch._subclasses), so that no weights exist. --config takes a Transformers
-configuration instead. The module is called once with one sample: input_ids and labels of --seq tokens, or pixel_values of
---image pixels. Other inputs: call export(model, inputs) from Python. Needs torch; --config needs transformers.
+`build()` returns the module; it is called on the meta device, so that no weights exist. --config takes a Transformers
+configuration, a folder with one, or a name of the hub. Inputs are input_ids and labels of --seq tokens, or pixel_values and labels
+of --image pixels, as far as forward takes them; a module that knows none of these names gets the first by position. Other inputs:
+--input, or export(model, inputs) from Python. Needs torch; --config needs transformers.
 
-Transformers' encoder-decoders get --seq tokens on both sides.
-
-How it works: calls of torch functions are recorded while the module runs on tensors without data. Views, casts, rotary embeddings and
-constants are followed but make no op; norms written out in Python become one op, and so do the routers and experts (3-D weights) of a
-mixture, as Transformers 5 writes them. What has no op in model.json (scans, fft, ...) is an error that names function and module,
-rather than a model that lacks a part.
+The module runs forward and backward on tensors without data, at several batches and lengths, and every aten op is written down with
+what it multiplies, moves and keeps (tools/model_export). What no rule knows is an error that names op, module and shapes; so is a
+size that is no polynomial of batch and length. Routers and experts (3-D weights) of a mixture, as Transformers 5 writes them, are one
+op each.
 """
 
 import argparse
 import importlib
+import inspect
 import json
 import os
 import pathlib
 import sys
-import tempfile
 
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-ACTIVATIONS = {"relu": "relu", "relu_": "relu", "gelu": "gelu", "silu": "silu", "tanh": "tanh", "sigmoid": "sigmoid"}
-SUMS = {"add", "__add__", "__radd__", "add_", "__iadd__", "sub", "__sub__"}
-PRODUCTS = {"mul", "__mul__", "__rmul__", "mul_", "__imul__"}
-# They make numbers without weights: masks, positions, means for metrics. Never part of the op graph.
-WEIGHTLESS = {"softmax", "masked_fill", "pow", "rsqrt", "mean", "neg", "__neg__", "div", "__truediv__", "sqrt", "where",
-              "exp", "sin", "cos", "clamp", "square", "erf"}
-ACTIVATION_CLASSES = {"SiLU": "silu", "SiLUActivation": "silu", "GELU": "gelu", "GELUActivation": "gelu", "ReLU": "relu",
-                      "PytorchGELUTanh": "gelu_tanh", "GELUTanh": "gelu_tanh"}
+try:
+    import torch
+except ImportError as missing:
+    print(f"error: {missing}: the export needs Python with torch", file=sys.stderr)
+    sys.exit(4)
 
+from model_export import trace  # noqa: E402
+from model_export.graph import Graph, Traces, differing  # noqa: E402
+from model_export.rules import Unsupported  # noqa: E402
+from model_export.sizes import Points  # noqa: E402
 
-class Unsupported(Exception):
-    """A module that model.json has no words for."""
-
-
-class Value:
-    """What a traced tensor holds: an output of an op (or an input), as a whole or in part."""
-
-    def __init__(self, name, rows, features, image=None, scores=None, bias=None, half=None, function=None):
-        self.name, self.rows, self.features, self.image = name, rows, features, image
-        self.half, self.function = half, function  # which half of the features (0, 1); the first one's activation
-        self.scores, self.bias = scores, bias  # of scores: queries and keys; the position bias that was added
-
-    def elements(self):
-        return self.rows * self.features
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+TASKS = {"causal-lm": "AutoModelForCausalLM", "masked-lm": "AutoModelForMaskedLM", "seq2seq-lm": "AutoModelForSeq2SeqLM",
+         "image-classification": "AutoModelForImageClassification", "sequence-classification": "AutoModelForSequenceClassification",
+         "base": "AutoModel"}
 
 
-class Recorder(TorchFunctionMode):
-    """Turns calls of torch functions into ops."""
-
-    def __init__(self, model, inputs):
-        super().__init__()
-        for name, module in model.named_modules():
-            if hasattr(module, "kv_lora_rank"):
-                raise Unsupported(f"{name}: latent attention (shardwright reads the config.json of such models itself)")
-        self.ops, self.inputs, self.alive = [], {}, []
-        self.values = {}  # id of a tensor -> Value
-        self.modules_by_name = dict(model.named_modules())
-        self.synchronized = {name for name, module in model.named_modules() if isinstance(module, torch.nn.SyncBatchNorm)}
-        self.parameters = {}  # id -> all names, of a tied weight several
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            self.parameters.setdefault(id(parameter), []).append(name)
-        self.stack = [""]
-        self.atomic = 0  # inside a module that is one op
-        self.handles, self.stubs = [], []
-        for name, module in model.named_modules():
-            if self.is_experts(module):
-                # Which rows go where is decided by values, which are not there.
-                self.stubs.append(module)
-                module.forward = lambda hidden, *_, **__: torch.empty_like(hidden)
-            self.handles.append(module.register_forward_pre_hook(self.enter(name, module)))
-            self.handles.append(module.register_forward_hook(self.leave(name, module)))
-        for name, tensor in inputs.items():
-            if tensor.is_floating_point():
-                self.inputs[name] = {"shape": list(tensor.shape[1:])}
-                self.remember(tensor, self.image_or_rows(name, tensor.shape[1:]))
-            else:
-                self.inputs[name] = {"ids": tensor.numel()}
-                self.remember(tensor, Value(name, tensor.numel(), 1))
-
-    @staticmethod
-    def image_or_rows(name, shape):
-        if len(shape) == 3:
-            return Value(name, shape[1] * shape[2], shape[0], image=tuple(shape))
-        return Value(name, shape[0] if len(shape) > 1 else 1, shape[-1])
-
-    # A norm that is written out in Python is one op: a leaf module with "Norm" in its name and a vector as its weight.
-    def is_norm(self, module):
-        own = list(module.parameters(recurse=False))
-        return "Norm" in type(module).__name__ and not list(module.children()) and 0 < len(own) < 3 and \
-            not isinstance(module, (torch.nn.modules.batchnorm._BatchNorm, torch.nn.LayerNorm))
-
-    @staticmethod
-    def is_experts(module):
-        """Two 3-D weights: (experts, in and gate, features) and back. (ViT's embeddings have two with a first size of 1.)"""
-        own = list(module.parameters(recurse=False))
-        return len(own) == 2 and all(p.dim() == 3 for p in own) and own[0].shape[0] == own[1].shape[0] > 1
-
-    @staticmethod
-    def is_router(module):
-        own = list(module.parameters(recurse=False))
-        return "Router" in type(module).__name__ and len(own) == 1 and own[0].dim() == 2
-
-    def is_atomic(self, module):
-        return self.is_norm(module) or self.is_router(module)
-
-    def enter(self, name, module):
-        def hook(_, args):
-            self.stack.append(name)
-            if self.is_atomic(module):
-                self.atomic += 1
-        return hook
-
-    def router(self, name, module, source, output):
-        if source is None:
-            raise Unsupported(f"{name}: a router of something that is not followed")
-        outputs = [t for t in (output if isinstance(output, (list, tuple)) else [output]) if isinstance(t, torch.Tensor)]
-        chosen = [t for t in outputs if not t.is_floating_point()]
-        if not chosen:
-            raise Unsupported(f"{name}: a router that does not choose experts")
-        extra = {"factor": module.routed_scaling_factor} if getattr(module, "routed_scaling_factor", 1) != 1 else {}
-        if not getattr(module, "norm_topk_prob", True):
-            extra["unnormalized"] = True
-        self.emit(outputs[0], "router", [source], source.rows, module.weight.shape[0], params=[f"{name}.weight"],
-                  experts_per_token=chosen[0].shape[-1], **extra)
-        for tensor in outputs[1:]:
-            self.remember(tensor, self.values[id(outputs[0])])
-
-    def experts(self, name, module, args, output):
-        source, routing = self.value(args[0]), next(filter(None, map(self.value, args[1:])), None)
-        function = ACTIVATION_CLASSES.get(type(getattr(module, "act_fn", None)).__name__)
-        if source is None or routing is None or function is None:
-            raise Unsupported(f"{name}: experts whose rows, router or activation are not known")
-        (first, up), (second, down) = list(module.named_parameters(recurse=False))
-        chosen = next(t for t in args[1:] if isinstance(t, torch.Tensor) and not t.is_floating_point())
-        gated = up.numel() == 2 * down.numel()
-        if not gated and up.numel() != down.numel():
-            raise Unsupported(f"{name}: weights {list(up.shape)} and {list(down.shape)}")
-        self.emit(output, "experts", [source, routing], source.rows, source.features,
-                  params=[f"{name}.{first}", f"{name}.{second}"], function=function, gated=gated,
-                  experts_per_token=chosen.shape[-1])
-
-    def leave(self, name, module):
-        def hook(_, args, output):
-            if self.is_atomic(module):
-                self.atomic -= 1
-            if module in self.stubs:
-                self.experts(name, module, args, output)
-            elif self.is_router(module):
-                self.router(name, module, self.value(args[0]), output)
-            elif self.is_norm(module):
-                source = self.value(args[0])
-                if source is None:
-                    raise Unsupported(f"{name}: a norm of something that is not followed")
-                params = [f"{name}.{key}" for key, _ in module.named_parameters(recurse=False)]
-                epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", 1e-6))
-                self.emit(output, "rms_norm", [source], source.rows, source.features, params=params, epsilon=epsilon)
-            self.stack.pop()
-        return hook
-
-    def remember(self, tensor, value):
-        self.alive.append(tensor)  # its id stays its own
-        self.values[id(tensor)] = value
-
-    def value(self, tensor):
-        return self.values.get(id(tensor)) if isinstance(tensor, torch.Tensor) else None
-
-    def parameter(self, tensor):
-        """The parameter's name in the running module, if it has one there; also of a view of it."""
-        while isinstance(tensor, torch.Tensor):
-            names = self.parameters.get(id(tensor), [])
-            if names:
-                return next((n for n in names if n.rpartition(".")[0] == self.stack[-1]), names[0])
-            tensor = tensor._base
-        return None
-
-    def emit(self, output, op, inputs, rows, features, image=None, params=(), **extra):
-        name = f"t{len(self.ops)}"
-        entry = {"op": op, "module": self.stack[-1], "name": f"{op}_{len(self.ops)}",
-                 "inputs": [v if isinstance(v, str) else v.name for v in inputs], "output": name}
-        if params:
-            entry["params"] = list(params)
-        entry.update(extra)
-        self.ops.append(entry)
-        self.remember(output, Value(name, rows, features, image))
-
-    def index_input(self, tensor):
-        """The name of an input of integers; those that the module makes itself are positions."""
-        known = self.value(tensor)
-        if known is not None:
-            return known.name
-        name = f"positions{len(self.inputs)}"
-        self.inputs[name] = {"positions": tensor.numel()}
-        self.remember(tensor, Value(name, tensor.numel(), 1))
-        return name
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if not self.atomic:
-            self.record(getattr(func, "__name__", str(func)), args, kwargs, result)
-        return result
-
-    def record(self, name, args, kwargs, result):
-        handler = getattr(self, "on_" + name, None)
-        if handler is not None:
-            handler(args, kwargs, result)
-        elif name in ACTIVATIONS and self.value(args[0]) and not self.value(args[0]).scores:
-            source = self.value(args[0])
-            function = "gelu_tanh" if name == "gelu" and kwargs.get("approximate") == "tanh" else ACTIVATIONS[name]
-            if source.half == 0 and source.function is None:
-                self.remember(result, Value(source.name, source.rows, source.features, half=0, function=function))
-                return
-            self.emit(result, "activation", [source], source.rows, source.features, source.image, function=function)
-        elif name in SUMS or name in PRODUCTS:
-            self.binary("add" if name in SUMS else "mul", args, result)
-        else:
-            self.follow(name, args, kwargs, result)
-
-    def tensors_of(self, args, kwargs):
-        found = []
-        for arg in list(args) + list(kwargs.values()):
-            found += [t for t in (arg if isinstance(arg, (list, tuple)) else [arg]) if isinstance(t, torch.Tensor)]
-        return found
-
-    def follow(self, name, args, kwargs, result):
-        """Views, casts, slices and whatever has no weights: the result stands for the same value."""
-        sources = [self.value(t) for t in self.tensors_of(args, kwargs)]
-        sources = [s for s in sources if s is not None]
-        weights = [self.parameter(t) for t in self.tensors_of(args, kwargs)]
-        outputs = [t for t in (result if isinstance(result, (list, tuple)) else [result]) if isinstance(t, torch.Tensor)]
-        if not outputs or all(not t.is_floating_point() for t in outputs) and not sources:
-            return
-        # Stacked in rows: a class token and the patches.
-        names = {s.name for s in sources}
-        if name in ("cat", "concat") and len(sources) + sum(w is not None for w in weights) > 1 and \
-                (len(names) > 1 or any(weights)):
-            rows = outputs[0].numel() // outputs[0].shape[-1]
-            self.emit(outputs[0], "concat", sources, rows, outputs[0].shape[-1], params=[w for w in weights if w])
-            return
-        if len(names) > 1 and any(t.is_floating_point() for t in outputs):
-            raise Unsupported(f"{self.stack[-1] or 'the root'}: {name} of several values")
-        for tensor in outputs:
-            if sources and self.values.get(id(tensor)) is None:
-                self.remember(tensor, sources[0])
-
-    def binary(self, op, args, result):
-        a, b = self.value(args[0]), self.value(args[1])
-        if op == "mul" and a and b and a.name == b.name and {a.half, b.half} == {0, 1}:
-            gate = a if a.half == 0 else b  # side by side with up in one tensor
-            if gate.function:
-                self.emit(result, "gated_activation", [gate], gate.rows, gate.features, function=gate.function)
-                return
-        param = self.parameter(args[0]) or self.parameter(args[1])
-        source = a or b
-        if source is None or not isinstance(result, torch.Tensor):
-            return
-        if a and b and a.scores and op == "add" and b.rows == result.shape[-3]:  # heads
-            self.remember(result, Value(a.name, a.rows, a.features, scores=a.scores, bias=b.name))
-            return
-        if param and not (a and b):
-            self.emit(result, op, [source], source.rows, source.features, source.image, params=[param])
-        elif a and b and a.name != b.name and a.elements() == b.elements():
-            self.emit(result, op, [a, b], a.rows, a.features, a.image)
-        elif source.scores or a is b or a is None or b is None or a.name == b.name:
-            self.remember(result, source)  # constants, rotary embeddings, masks
-        else:
-            larger = a if a.elements() >= b.elements() else b
-            self.emit(result, op, [larger, b if larger is a else a], larger.rows, larger.features, larger.image)
-
-    def matrix_product(self, x, weight, bias, result, transposed):
-        source, name = self.value(x), self.parameter(weight)
-        if source is None or name is None:
-            raise Unsupported(f"{self.stack[-1] or 'the root'}: a linear layer of what is no parameter or not followed")
-        params = [name] + ([self.parameter(bias)] if bias is not None else [])
-        extra = {"transposed": True} if transposed else {}
-        features = result.shape[-1]
-        inner = weight.shape[0 if transposed else 1]
-        rows = result.numel() // features
-        if source.elements() != rows * inner:  # a slice: the first rows, such as a class token's
-            self.emit(x, "select", [source], rows, inner)
-            self.ops[-1]["rows"] = rows
-            source = self.value(x)
-        self.emit(result, "linear", [source], rows, features, params=params, **extra)
-
-    def on_chunk(self, args, kwargs, result):
-        source = self.value(args[0])
-        axis = kwargs.get("dim", args[2] if len(args) > 2 else 0)
-        if source is None or source.image or source.scores or len(result) != 2 or axis not in (-1, args[0].dim() - 1) or \
-                args[0].shape[-1] != source.features:
-            self.follow("chunk", args, kwargs, result)
-            return
-        for half, tensor in enumerate(result):
-            self.remember(tensor, Value(source.name, source.rows, source.features // 2, half=half))
-
-    def on_linear(self, args, kwargs, result):
-        bias = args[2] if len(args) > 2 else kwargs.get("bias")
-        self.matrix_product(args[0], args[1], bias, result, transposed=False)
-
-    def on_addmm(self, args, kwargs, result):
-        self.matrix_product(args[1], args[2], args[0], result, transposed=True)
-
-    def on_embedding(self, args, kwargs, result):
-        ids, weight = args[0], args[1]
-        owner = self.modules_by_name.get(self.stack[-1].rpartition(".")[0])
-        if hasattr(owner, "relative_attention_max_distance") and self.value(ids) is None:
-            self.emit(result, "position_bias", [], weight.shape[1], ids.numel(), params=[self.parameter(weight)],
-                      causal=bool(owner.is_decoder), max_distance=owner.relative_attention_max_distance)
-            return
-        padding = args[2] if len(args) > 2 else kwargs.get("padding_idx")
-        more = {} if padding is None else {"padding_row": padding % weight.shape[0]}
-        self.emit(result, "embedding", [self.index_input(ids)], ids.numel(), weight.shape[1],
-                  params=[self.parameter(weight)], **more)
-
-    def on_layer_norm(self, args, kwargs, result):
-        source = self.value(args[0])
-        params = [self.parameter(t) for t in self.tensors_of(args[1:], kwargs)]
-        self.emit(result, "layer_norm", [source], source.rows, source.features, params=params)
-
-    def on_rms_norm(self, args, kwargs, result):
-        source = self.value(args[0])
-        params = [self.parameter(t) for t in self.tensors_of(args[1:], kwargs)]
-        self.emit(result, "rms_norm", [source], source.rows, source.features, params=params)
-
-    def attention(self, q, k, v, result, causal, bias=None):
-        values = [self.value(t) for t in (q, k, v)]
-        if any(value is None for value in values):
-            raise Unsupported(f"{self.stack[-1] or 'the root'}: attention of what is not followed")
-        heads, dim, value_dim = q.shape[-3], q.shape[-1], v.shape[-1]
-        extra = {"heads": heads, "head_dim": dim, "causal": bool(causal)}
-        rows, features = q.shape[-2], heads * value_dim
-        if values[0].name == values[1].name == values[2].name:
-            kv_heads = (values[0].features // dim - heads) // 2  # of the packed tensor; k and v may be repeated
-            self.emit(result, "attention", values[:1], rows, features, kv_heads=kv_heads, **extra)
-            return
-        extra["kv_heads"] = values[1].features // dim
-        if value_dim != dim:
-            extra["value_dim"] = value_dim
-        if getattr(self.modules_by_name.get(self.stack[-1]), "scaling", None) == 1.0:
-            extra["factor"] = 1
-        self.emit(result, "attention", values + ([bias] if bias else []), rows, features, **extra)
-
-    def on_scaled_dot_product_attention(self, args, kwargs, result):
-        bound = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args)) | kwargs
-        mask = self.value(bound.get("attn_mask"))
-        self.attention(bound["query"], bound["key"], bound["value"], result, bound.get("is_causal", False),
-                       mask.name if mask else None)
-
-    def on_matmul(self, args, kwargs, result):
-        a, b = self.value(args[0]), self.value(args[1])
-        if a is None or b is None:
-            if self.parameter(args[0]) or self.parameter(args[1]):
-                raise Unsupported(f"{self.stack[-1] or 'the root'}: a product with a parameter outside a linear layer")
-            if a or b:
-                self.remember(result, a or b)
-        elif a.scores:
-            q, k = a.scores
-            owner = self.modules_by_name.get(self.stack[-1])
-            self.attention(q, k, args[1], result, hasattr(owner, "relative_attention_max_distance") and owner.is_causal, a.bias)
-        else:
-            # q k^T: rows of scores, until the product with v.
-            self.remember(result, Value(a.name, a.rows, a.features, scores=(args[0], args[1].transpose(-1, -2))))
-            self.remember(self.values[id(result)].scores[1], b)
-
-    def on_conv2d(self, args, kwargs, result):
-        bound = dict(zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), args)) | kwargs
-        source = self.value(bound["input"])
-        first = lambda v: v[0] if isinstance(v, (tuple, list)) else v  # noqa: E731
-        params = [self.parameter(bound["weight"])] + ([self.parameter(bound["bias"])] if bound.get("bias") is not None else [])
-        _, channels, height, width = result.shape
-        self.emit(result, "conv2d", [source], height * width, channels, image=(channels, height, width), params=params,
-                  stride=first(bound.get("stride", 1)), padding=first(bound.get("padding", 0)), groups=bound.get("groups", 1))
-
-    def on_batch_norm(self, args, kwargs, result):
-        source = self.value(args[0])
-        params = [p for p in (self.parameter(t) for t in self.tensors_of(args[3:5], kwargs)) if p]
-        extra = {}
-        epsilon = kwargs.get("eps", args[7] if len(args) > 7 else 1e-5)
-        if epsilon != 1e-5:
-            extra["epsilon"] = epsilon
-        if self.stack[-1] in self.synchronized:
-            extra["synchronized"] = True
-        self.emit(result, "batch_norm", [source], source.rows, source.features, source.image, params=params, **extra)
-
-    def pool(self, op, args, kwargs, result, **extra):
-        source = self.value(args[0])
-        _, channels, height, width = result.shape
-        self.emit(result, op, [source], height * width, channels, (channels, height, width), **extra)
-
-    def on_boolean_dispatch(self, args, kwargs, result):
-        kernel = kwargs.get("kernel_size", args[1] if len(args) > 1 else 1)
-        stride = kwargs.get("stride", args[2] if len(args) > 2 else None) or kernel
-        self.pool("max_pool", args, kwargs, result, kernel=kernel, stride=stride)
-
-    on_max_pool2d = on_boolean_dispatch
-
-    def on_adaptive_avg_pool2d(self, args, kwargs, result):
-        self.pool("avg_pool", args, kwargs, result, **{"global": True})
-
-    def on_flatten(self, args, kwargs, result):
-        source = self.value(args[0])
-        if source is None:
-            return
-        if source.image is None:
-            self.remember(result, source)
-            return
-        tokens = result.dim() == 3  # (1, channels, pixels)
-        self.emit(result, "tokens" if tokens else "flatten", [source], source.rows if tokens else 1,
-                  source.features if tokens else source.elements())
-
-    def on_dropout(self, args, kwargs, result):
-        source = self.value(args[0])
-        if source is None:
-            return
-        p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
-        if source.scores or not p or not kwargs.get("training", args[2] if len(args) > 2 else True):
-            self.remember(result, source)
-        else:
-            self.emit(result, "dropout", [source], source.rows, source.features, source.image, p=p)
-
-    def on_log_softmax(self, args, kwargs, result):
-        source = self.value(args[0])
-        self.emit(result, "log_softmax", [source], source.rows, source.features)
-
-    def loss(self, op, args, result):
-        labels = args[1]
-        name = self.index_input(labels)
-        self.emit(result, op, [self.value(args[0]), name], 1, 1)
-
-    def on_cross_entropy(self, args, kwargs, result):
-        self.loss("cross_entropy", args, result)
-
-    def on_nll_loss(self, args, kwargs, result):
-        self.loss("nll_loss", args, result)
-
-
-def module_tree(model):
-    """The children of the root as model.json lists them; a storage belongs to the first name it has."""
+def module_tree(model, used):
+    """The entry of the root as model.json lists it; a storage belongs to the first name it has."""
     owner = {}
 
     def parameters(module, prefix):
-        rows = []
+        entries = []
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
             full = f"{prefix}{name}"
             if id(param) in owner:
-                rows.append({"name": name, "tied_to": owner[id(param)]})
+                entries.append({"name": name, "tied_to": owner[id(param)]})
                 continue
             owner[id(param)] = full
-            row = {"name": name, "shape": list(param.shape)}
+            row = {"name": name, "shape": list(param.shape) or [1]}
             if not param.requires_grad:
                 row["frozen"] = True
-            rows.append(row)
-        return rows
+            if id(param) not in used:
+                row["unused"] = True
+            entries.append(row)
+        return entries
 
-    def entry(name, module, prefix):
-        row = {"name": name, "class": type(module).__name__}
-        path = f"{prefix}{name}."
-        params = parameters(module, path)
-        children = [entry(child, m, path) for child, m in module.named_children()]
+    def entry(module, prefix):
+        row = {}
+        params = parameters(module, prefix)
+        children = [{"name": child, "class": type(m).__name__, **entry(m, f"{prefix}{child}.")} for child, m in module.named_children()]
         elements = sum(b.numel() for b in module.buffers(recurse=False) if b.is_floating_point())
         if params:
             row["params"] = params
@@ -477,9 +79,10 @@ def module_tree(model):
             row["buffers"] = elements
         return row
 
-    if list(model.named_parameters(recurse=False)):
-        raise Unsupported("parameters of the root module itself: wrap it into another module")
-    return [entry(name, module, "") for name, module in model.named_children()]
+    root = entry(model, "")
+    root.pop("full_precision", None)
+    root.setdefault("modules", [])
+    return root
 
 
 def block_class(model):
@@ -490,78 +93,250 @@ def block_class(model):
     return type(longest[0]).__name__ if longest is not None else ""
 
 
-def export(model, inputs, sequence_length=0, call=None):
-    """model.json as a dictionary. `inputs` are the keyword arguments of one sample; the batch comes first."""
-    recorder = Recorder(model, inputs)
-    run = call or (lambda: model(**inputs))
+def resized(inputs, length, batch, new_length, dtype):
+    """The inputs of one sample, for another batch and length."""
+    made = {}
+    for name, tensor in inputs.items():
+        if not isinstance(tensor, torch.Tensor):
+            made[name] = tensor
+            continue
+        if tensor.dim() == 0 or tensor.shape[0] != 1:
+            raise Unsupported(f"input {name} of shape {list(tensor.shape)}: the first dimension must be the batch, of 1 sample")
+        shape = [batch, *(new_length if length and size == length else size for size in tensor.shape[1:])]
+        made[name] = torch.empty(shape, dtype=dtype if tensor.is_floating_point() else tensor.dtype, device="meta")
+    return made
+
+
+def lengths_beside(length):
+    """Three more lengths; multiples of powers of two where the length is one."""
+    for quarter in (4, 1):
+        if length % 4 == 0 and length // 4 > 1 and quarter == 4:
+            return [length // 2, length // 4, length // 4 * 3]
+    return [n for n in (length - 1, length - 2, length - 3) if n > 0]
+
+
+def positional(model, inputs):
+    """Does forward know none of the names? Then the first input is given by position."""
+    names = inspect.signature(model.forward).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values()) and next(iter(inputs), "") in names:
+        return False, inputs
+    taken = {name: tensor for name, tensor in inputs.items() if name in names}
+    if taken and next(iter(inputs)) in taken:
+        return False, taken
+    needed = [p for p in names.values() if p.default is inspect.Parameter.empty and
+              p.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    return True, dict(list(inputs.items())[:max(len(needed), 1)])
+
+
+def take_traces(model, inputs, length, dtype):
+    """Traces at several batches and lengths, their points, and why other lengths are not possible (or None)."""
+    by_position, inputs = positional(model, inputs)
+
+    def at(batch, tokens):
+        return trace.run(model, resized(inputs, length, batch, tokens, dtype), by_position)
+
+    runs, points = [at(2, length), at(3, length)], [(2, length), (3, length)]
+    unlike = differing(*runs)
+    if unlike:
+        raise Unsupported(f"what runs depends on the batch: {unlike}")
+    if not length or not any(length in t.shape[1:] for t in inputs.values() if isinstance(t, torch.Tensor)):
+        runs.append(at(5, length))
+        return runs, points + [(5, length)], None
+    reason = None
+    more, places = [], []
     try:
-        with recorder:
-            run()
-    finally:
-        for handle in recorder.handles:
-            handle.remove()
-        for module in recorder.stubs:
-            del module.forward
-    used = {name for op in recorder.ops for name in op["inputs"]}
+        others = lengths_beside(length)
+        wanted = [(b, n) for n in others[:2] for b in (2, 3)] + [(5, n) for n in others[2:]]
+        if len(wanted) < 5:
+            raise Unsupported(f"too short a length, {length}, to tell what depends on it")
+        for batch, tokens in wanted:
+            more.append(at(batch, tokens))
+            places.append((batch, tokens))
+            unlike = differing(runs[0], more[-1])
+            if unlike:
+                raise Unsupported(f"at length {tokens} {unlike}")
+    except Unsupported as error:
+        reason = str(error)
+    if reason:
+        runs.append(at(5, length))
+        return runs, points + [(5, length)], reason
+    return runs + more, points + places, None
+
+
+def export(model, inputs, sequence_length=0, dtype=None):
+    """model.json as a dictionary. `inputs` are the arguments of one sample by name; the batch comes first."""
+    model = trace.unwrap(model)
+    if any(isinstance(m, torch.nn.RNNBase) for m in model.modules()):
+        name, module = next((n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.RNNBase))
+        raise Unsupported(f"{name or 'the root module'}: {type(module).__name__}, a loop over the tokens")
+    for name, module in model.named_modules():
+        if hasattr(module, "kv_lora_rank") and hasattr(module, "kv_b_proj"):
+            raise Unsupported(f"{name}: latent attention (shardwright reads the config.json of such models itself)")
+    model = model.to(device="meta", **({"dtype": dtype} if dtype is not None else {}))
+    computes = dtype or next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    runs, points, reason = take_traces(model, inputs, sequence_length, computes)
+    try:
+        graph = write_graph(model, runs, points, reason, computes)
+    except Unsupported as error:
+        if reason or len(runs) == 3:
+            raise
+        reason = str(error)
+        kept = [i for i, (_, s) in enumerate(points) if s == sequence_length]
+        graph = write_graph(model, [runs[i] for i in kept], [points[i] for i in kept], reason, computes)
+    used = {name for op in graph.ops for name in op["inputs"]}
     document = {"format": "shardwright-model", "version": 1, "_source": "tools/export_model.py, torch " + torch.__version__,
                 "class": type(model).__name__}
     if block_class(model):
         document["block_class"] = block_class(model)
     if sequence_length:
         document["sequence_length"] = sequence_length
-    document["inputs"] = {name: spec for name, spec in recorder.inputs.items() if name in used}
-    document["modules"] = module_tree(model)
-    document["ops"] = recorder.ops
+    if reason:
+        document["fixed_length"] = reason
+    document["inputs"] = {name: spec for name, spec in graph.inputs.items() if name in used}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    document |= module_tree(model, {id(parameters[name]) for name in graph.used_parameters})
+    document["ops"] = graph.ops
+    export.traces, export.points = runs, points
     return document
 
 
+def write_graph(model, runs, points, reason, dtype):
+    graph = Graph(Traces(runs, Points(points, varies_length=len({s for _, s in points}) > 1)), model, dict(model.named_modules()))
+    graph.dtype = dtype
+    graph.write()
+    return graph
+
+
 def build(arguments):
+    """The module, not yet on the meta device where it does not let itself be built there."""
     if arguments.config:
+        return build_transformers(arguments)
+    module, _, function = arguments.builder.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        maker = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise Unsupported(f"{arguments.builder}: {error}") from error
+    return without_weights(maker)
+
+
+def without_weights(maker):
+    try:
+        with torch.device("meta"):
+            return maker()
+    except Exception as error:  # noqa: BLE001  initialisation that looks at values
+        print(f"building on the meta device fails ({type(error).__name__}); building with weights", file=sys.stderr)
+    try:
+        return maker()
+    except Exception as error:
+        raise Unsupported(f"the module cannot be built: {type(error).__name__}: {error}") from error
+
+
+def build_transformers(arguments):
+    try:
         import transformers
-        config = transformers.AutoConfig.from_pretrained(arguments.config)
-        config.use_cache = False
-        kind = transformers.AutoModelForImageClassification if arguments.image else \
-            transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    except ImportError as missing:
+        raise Unsupported(f"{missing}: --config needs Python with transformers") from missing
+    transformers.utils.logging.set_verbosity_error()
+    trusted = {"trust_remote_code": True} if arguments.trust_remote_code else {"trust_remote_code": False}
+    try:
+        config = transformers.AutoConfig.from_pretrained(arguments.config, **trusted)
+    except Exception as error:
+        raise Unsupported(f"{arguments.config}: {' '.join(str(error).split())[:300]}") from error
+    config.use_cache = False
+    name = TASKS[arguments.task] if arguments.task else "AutoModelForImageClassification" if arguments.image else \
+        "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
+    kind = getattr(transformers, name)
+
+    def make():
         try:
-            model = kind.from_config(config, attn_implementation="sdpa")
-        except ValueError:  # capped scores, ALiBi
-            model = kind.from_config(config, attn_implementation="eager")
-    else:
-        module, _, function = arguments.builder.partition(":")
-        sys.path.insert(0, os.getcwd())
-        model = getattr(importlib.import_module(module), function)()
+            return kind.from_config(config, attn_implementation="sdpa", **trusted)
+        except ValueError as error:  # capped scores, ALiBi
+            if "scaled_dot_product_attention" not in str(error) and "sdpa" not in str(error):
+                raise
+            return kind.from_config(config, attn_implementation="eager", **trusted)
+
+    return without_weights(make)
+
+
+def parse_input(text, length):
+    """NAME=3x224x224, NAME=seq:int64, NAME=seqx80:float"""
+    name, _, rest = text.partition("=")
+    shape, _, dtype = rest.partition(":")
+    try:
+        sizes = [length if part == "eq" or part == "seq" else int(part) for part in shape.replace("seq", "eq").split("x") if part]
+        kind = {"": torch.float32, "float": torch.float32, "int64": torch.int64, "bool": torch.bool}[dtype]
+        if not name or any(size < 1 for size in sizes):
+            raise ValueError
+    except (ValueError, KeyError):
+        raise Unsupported(f"--input {text}: expected NAME=SHAPE or NAME=SHAPE:int64, such as x=3x224x224 or ids=seq:int64; seq is --seq") from None
+    return name, torch.empty([1, *sizes], dtype=kind, device="meta")
+
+
+def inputs_of(arguments, model):
+    if arguments.input:
+        return dict(parse_input(text, arguments.seq) for text in arguments.input)
     if arguments.image:
-        return model, {"pixel_values": torch.zeros(1, 3, arguments.image, arguments.image),
-                       "labels": torch.zeros(1, dtype=torch.long)}
-    ids = torch.zeros(1, arguments.seq, dtype=torch.long)
+        channels = getattr(getattr(model, "config", None), "num_channels", 3)
+        return {"pixel_values": torch.empty(1, channels, arguments.image, arguments.image, device="meta"),
+                "labels": torch.empty(1, dtype=torch.long, device="meta")}
+    ids = torch.empty(1, arguments.seq, dtype=torch.long, device="meta")
     inputs = {"input_ids": ids, "labels": ids.clone()}
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = ids.clone()
-    return model, inputs
+    return inputs
+
+
+def export_as_asked(arguments):
+    model = build(arguments)
+    if not isinstance(model, torch.nn.Module):
+        raise Unsupported(f"{arguments.builder} returns {type(model).__name__}, no torch.nn.Module")
+    inputs = inputs_of(arguments, model)
+    dtype = DTYPES[arguments.dtype]
+    try:
+        return export(model.train(), inputs, arguments.seq, dtype)
+    except Unsupported as error:
+        if "dtype" not in str(error) or dtype is torch.float32:
+            raise
+        print(f"in {arguments.dtype}: {error}; in fp32 instead", file=sys.stderr)
+        return export(model.train(), inputs, arguments.seq, torch.float32)
+
+
+def write_whole(path, text):
+    """Never a half-written file; the mode is that of any new file (umask)."""
+    path = pathlib.Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("builder", nargs="?", help="package.module:function that returns the module")
-    parser.add_argument("--config", help="config.json of Transformers, or a folder with one")
+    parser.add_argument("--config", help="config.json of Transformers, a folder with one, or a name of the hub")
     parser.add_argument("--seq", type=int, default=0, help="tokens per sample")
     parser.add_argument("--image", type=int, default=0, help="height and width of images in pixels")
+    parser.add_argument("--input", action="append", metavar="NAME=SHAPE[:DTYPE]", help="an input of one sample; may be repeated")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of weights and activations in the trace (default: bf16)")
+    parser.add_argument("--task", choices=TASKS, help="which Auto class of Transformers; default: by the configuration")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     parser.add_argument("-o", "--output", default="model.json")
     arguments = parser.parse_args()
-    if bool(arguments.builder) == bool(arguments.config) or not (arguments.seq or arguments.image):
-        parser.error("give a builder or --config, and --seq or --image")
+    if bool(arguments.builder) == bool(arguments.config) or not (arguments.seq > 0 or arguments.image > 0 or arguments.input):
+        parser.error("give a builder or --config, and --seq, --image or --input")
     try:
-        # Some vision models' initialisation looks at values, which only meta tensors let pass.
-        with torch.device("meta") if arguments.image else FakeTensorMode():
-            model, inputs = build(arguments)
-            text = json.dumps(export(model.train(), inputs, arguments.seq), indent=1) + "\n"
+        text = json.dumps(export_as_asked(arguments), indent=1) + "\n"
     except Unsupported as error:
         print(f"error: {error}: no op of model.json does this", file=sys.stderr)
         return 3
-    output = pathlib.Path(arguments.output)
-    with tempfile.NamedTemporaryFile("w", dir=output.parent, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.replace(file.name, output)
+    try:
+        write_whole(arguments.output, text)
+    except OSError as error:
+        print(f"error: {arguments.output}: {error.strerror}", file=sys.stderr)
+        return 4
     return 0
 
 

@@ -23,7 +23,10 @@ DType Binder::DTypeOf(TensorRole role) const {
     case TensorRole::kIndex:
       return DType::kInt64;
     case TensorRole::kLoss:
+    case TensorRole::kFp32:
       return DType::kFp32;
+    case TensorRole::kBool:
+      break;  // of ops that no device runs
   }
   return DType::kFp32;
 }

@@ -23,8 +23,41 @@ std::string ShapeText(std::span<const std::int64_t> shape) {
   return text + "]";
 }
 
-bool IsLoss(OpKind kind) {
-  return kind == OpKind::kNllLoss || kind == OpKind::kCrossEntropy;
+TensorRole RoleOf(const OpSpec& spec, std::size_t output) {
+  switch (spec.kind) {
+    case OpKind::kNllLoss:
+    case OpKind::kCrossEntropy:
+      return TensorRole::kLoss;
+    case OpKind::kOther:
+      switch (spec.other.outputs[output].type) {
+        case OtherOutput::Type::kFp32:
+          return TensorRole::kFp32;
+        case OtherOutput::Type::kInt64:
+          return TensorRole::kIndex;
+        case OtherOutput::Type::kBool:
+          return TensorRole::kBool;
+        case OtherOutput::Type::kCompute:
+          break;
+      }
+      return TensorRole::kActivation;
+    default:
+      return TensorRole::kActivation;
+  }
+}
+
+// Has every sample an output of its own? An embedding of ids that are the same for every sample
+// (0, 1, 2, ...) is computed once for the whole batch.
+bool IsPerSample(const OpSpec& spec, std::size_t output, const Tensor* first_input) {
+  switch (spec.kind) {
+    case OpKind::kPositionBias:
+      return false;
+    case OpKind::kOther:
+      return !spec.other.outputs[output].is_shared;
+    case OpKind::kEmbedding:
+      return first_input == nullptr || first_input->per_sample;
+    default:
+      return true;
+  }
 }
 
 }  // namespace
@@ -65,13 +98,30 @@ std::int64_t OutputElements(const OpSpec& spec, std::size_t i) {
     case OpKind::kExperts:
     case OpKind::kLogSoftmax:
       return spec.rows * spec.in;
+    case OpKind::kOther:
+      return spec.other.outputs[i].elements;
   }
   return 0;
 }
 
+std::size_t OutputCount(const OpSpec& spec) {
+  switch (spec.kind) {
+    case OpKind::kRope:
+      return 2;
+    case OpKind::kOther:
+      return spec.other.outputs.size();
+    default:
+      return 1;
+  }
+}
+
 std::size_t ModelBuilder::SpecHash::operator()(const OpSpec& spec) const noexcept {
   // Mixes the fields that tell the ops of one model apart; equality decides.
-  std::uint64_t h = static_cast<std::uint64_t>(spec.kind);
+  std::uint64_t h =
+      static_cast<std::uint64_t>(spec.kind) ^ std::hash<std::string>{}(spec.other.function);
+  if (spec.kind == OpKind::kOther && !spec.other.outputs.empty()) {
+    h += static_cast<std::uint64_t>(spec.other.outputs.front().elements);
+  }
   for (const std::int64_t v : {spec.rows, spec.in, spec.out, spec.heads, spec.window, spec.height,
                                spec.stride, static_cast<std::int64_t>(spec.activation)}) {
     h = (h ^ static_cast<std::uint64_t>(v)) * 0x9e3779b97f4a7c15ULL;
@@ -236,17 +286,12 @@ std::uint32_t ModelBuilder::Intern(const OpSpec& spec) {
 ModelOpId ModelBuilder::AddOpWith(ModuleId module, std::string_view name, const OpSpec& spec,
                                   std::vector<TensorId> inputs, std::vector<ParamId> params) {
   const ModelOpId id(model_.ops.size());
-  const std::size_t output_count = spec.kind == OpKind::kRope ? 2 : 1;
+  const std::size_t output_count = OutputCount(spec);
   ModelOp op;
   op.spec = Intern(spec);
   op.module = module;
   op.name = name;
   op.outputs.reserve(output_count);
-  // An embedding of batch-independent ids (0, 1, 2, ...) is computed once for the whole batch.
-  bool per_sample = spec.kind != OpKind::kPositionBias;
-  if (spec.kind == OpKind::kEmbedding && !inputs.empty()) {
-    per_sample = model_.tensors[inputs[0].value].per_sample;
-  }
   for (std::size_t i = 0; i < output_count; ++i) {
     const std::int64_t elements = OutputElements(spec, i);
     if (elements < 1 || elements > ModelLimits::kTensorElements) {
@@ -255,12 +300,11 @@ ModelOpId ModelBuilder::AddOpWith(ModuleId module, std::string_view name, const 
                            ChildName(module, name),
                        "1 to 2^56");
     }
+    const bool per_sample =
+        IsPerSample(spec, i, inputs.empty() ? nullptr : &model_.tensors[inputs[0].value]);
     op.outputs.push_back(TensorId(model_.tensors.size()));
     model_.tensors.push_back(
-        {.role = IsLoss(spec.kind) ? TensorRole::kLoss : TensorRole::kActivation,
-         .elements = elements,
-         .per_sample = per_sample,
-         .producer = id});
+        {.role = RoleOf(spec, i), .elements = elements, .per_sample = per_sample, .producer = id});
   }
   op.inputs = std::move(inputs);
   op.params = std::move(params);

@@ -33,9 +33,10 @@ struct ModelLimits {
   static constexpr std::int64_t kTensorElements = std::int64_t{1} << 56;  // activation, per sample
 };
 
-// Elements of output `i` of an op, per sample (in all for kPositionBias). Only kRope has more than
-// one output.
+// Elements of output `i` of an op, per sample (in all for kPositionBias and what kOther shares).
 [[nodiscard]] std::int64_t OutputElements(const OpSpec& spec, std::size_t i);
+// kRope has two, kOther as many as it says, all others one.
+[[nodiscard]] std::size_t OutputCount(const OpSpec& spec);
 
 // A module with a weight and perhaps a bias: a linear layer, a norm or an embedding.
 struct Layer {

@@ -23,6 +23,7 @@ constexpr std::size_t kLargestExpansion = 200'000;
 constexpr std::size_t kDeepestRepeat = 8;
 // Bytes of names and shapes when repeats are written out: each may be as long as the file.
 constexpr std::int64_t kMostNames = std::int64_t{64} << 20;
+constexpr std::size_t kMostDimensions = 8;
 
 // An op entry for one iteration of the repeats around it.
 struct ExpandedOp {
@@ -42,7 +43,8 @@ class FileReader {
 
   Model Read() {
     file_.AllowOnly({"format", "version", "_source", "class", "block_class", "sequence_length",
-                     "image_size", "inputs", "modules", "ops"});
+                     "image_size", "fixed_length", "inputs", "params", "buffers", "modules",
+                     "ops"});
     (void)file_.At("format").AsChoice({"shardwright-model"});
     if (file_.At("version").AsInt() != kVersion) {
       throw file_.At("version").Error("version 1, the only one that this program knows");
@@ -50,6 +52,7 @@ class FileReader {
     ReadSizes();
     LoopValues loops;
     modules_.emplace("", ModelBuilder::Root());
+    ReadOwn(file_, ModelBuilder::Root(), loops);
     ReadModules(file_.At("modules"), ModelBuilder::Root(), loops);
     ReadInputs(file_.At("inputs"));
     ExpandOps(file_.At("ops"), loops);
@@ -58,10 +61,11 @@ class FileReader {
       AddOp(op);
     }
     CheckParamsAreUsed();
+    CheckLength();
     Model model = builder_.Finish();
     model.block_class = TextOr(file_, "block_class", "");
-    model.sequence_length = tokens_;
-    model.tokens_per_sample = tokens_ > 0 ? tokens_ : 1;
+    model.sequence_length = sizes_.sequence_length;
+    model.tokens_per_sample = std::max<std::int64_t>(sizes_.sequence_length, 1);
     ValidateModel(model, file_.path().str());
     return model;
   }
@@ -100,21 +104,30 @@ class FileReader {
   }
 
   void ReadSizes() {
-    tokens_ = ReadSize("sequence_length", options_.sequence_length, ModelLimits::kTokens);
-    pixels_ = ReadSize("image_size", options_.image_size, ModelLimits::kPixels);
+    sizes_.sequence_length =
+        ReadSize("sequence_length", options_.sequence_length, ModelLimits::kTokens);
+    sizes_.image_size = ReadSize("image_size", options_.image_size, ModelLimits::kPixels);
   }
 
-  // A dimension: a number, or one of the sizes of the file by name.
-  std::int64_t Dimension(const JsonValue& value, std::int64_t max) const {
-    if (!value.IsString()) {
-      return value.AsInt(1, max);
+  // Another length than the file's must change something, and the file may say why it cannot.
+  void CheckLength() const {
+    const std::optional<JsonValue> value = file_.Find("sequence_length");
+    if (!value || sizes_.sequence_length == value->AsInt()) {
+      return;
     }
-    const std::int64_t size =
-        value.AsChoice({"sequence_length", "image_size"}) == 0 ? tokens_ : pixels_;
-    if (size == 0) {
-      throw value.Error("a number, since the file has no key of that name");
+    const std::optional<JsonValue> reason = file_.Find("fixed_length");
+    if (!reason && sizes_.reads_sequence_length) {
+      return;
     }
-    return size;
+    throw InputError(
+        value->path().str(), std::to_string(sizes_.sequence_length) + " asked for",
+        "its own length " + std::to_string(value->AsInt()) + ": " +
+            (reason ? reason->AsString() : "no size of the file depends on sequence_length"),
+        "export the model at the other length");
+  }
+
+  std::int64_t Dimension(const JsonValue& value, std::int64_t max) {
+    return EvaluateSize(value, sizes_, 1, max);
   }
 
   // Calls `body` once per iteration of the entry's "repeat", or once when it has none.
@@ -172,6 +185,14 @@ class FileReader {
     if (!modules_.emplace(builder_.model().modules[module.value].fqn, module).second) {
       throw InputError(name.path().str(), '"' + text + "\" a second time", "unique names");
     }
+    ReadOwn(entry, module, loops);
+    if (const std::optional<JsonValue> children = entry.Find("modules")) {
+      ReadModules(*children, module, loops);
+    }
+  }
+
+  // What the module holds itself; also of the root.
+  void ReadOwn(const JsonValue& entry, ModuleId module, const LoopValues& loops) {
     if (const std::optional<JsonValue> buffers = entry.Find("buffers")) {
       builder_.AddBuffer(module, buffers->AsInt());
     }
@@ -180,14 +201,11 @@ class FileReader {
         ReadParam((*params)[i], module, Flag(entry, "full_precision"), loops);
       }
     }
-    if (const std::optional<JsonValue> children = entry.Find("modules")) {
-      ReadModules(*children, module, loops);
-    }
   }
 
   void ReadParam(const JsonValue& entry, ModuleId module, bool full_precision,
                  const LoopValues& loops) {
-    entry.AllowOnly({"name", "shape", "frozen", "tied_to"});
+    entry.AllowOnly({"name", "shape", "frozen", "unused", "tied_to"});
     const std::string name = Text(entry.At("name"), loops);
     ParamId id;
     if (const std::optional<JsonValue> target = entry.Find("tied_to")) {
@@ -200,7 +218,11 @@ class FileReader {
         sizes.push_back(shape[i].AsInt(1, ModelLimits::kVocabulary));
       }
       id = builder_.AddParam(module, name, std::move(sizes));
-      builder_.model().params[id.value].trainable = !Flag(entry, "frozen");
+      const bool is_unused = Flag(entry, "unused");
+      builder_.model().params[id.value].trainable = !Flag(entry, "frozen") && !is_unused;
+      if (is_unused) {  // it never gets a gradient
+        used_.insert(id);
+      }
     }
     Parameter& param = builder_.model().params[id.value];
     param.full_precision = full_precision;
@@ -262,7 +284,7 @@ class FileReader {
     }
   }
 
-  [[nodiscard]] std::vector<std::int64_t> ReadShape(const JsonValue& shape) const {
+  [[nodiscard]] std::vector<std::int64_t> ReadShape(const JsonValue& shape) {
     std::vector<std::int64_t> dims;
     for (std::size_t i = 0; i < shape.size(); ++i) {
       // (channels, height, width) or (rows, features).
@@ -273,8 +295,9 @@ class FileReader {
     if (dims.size() == 1) {
       dims.insert(dims.begin(), 1);
     }
-    if (dims.size() != 2 && dims.size() != 3) {
-      throw shape.Error("[features], [rows, features] or [channels, height, width]");
+    if (dims.empty() || dims.size() > kMostDimensions) {
+      throw shape.Error("[features], [rows, features], [channels, height, width] or up to " +
+                        std::to_string(kMostDimensions) + " dimensions");
     }
     return dims;
   }
@@ -313,7 +336,7 @@ class FileReader {
       op.outputs.push_back(Text(entry.At("output"), loops));
     }
     const std::size_t expected = kind.AsString() == "rope" ? 2 : 1;
-    if (op.outputs.size() != expected) {
+    if (op.outputs.size() != expected && kind.AsString() != "other") {
       throw InputError(entry.path().Field("outputs").str(),
                        std::to_string(op.outputs.size()) + " tensors", std::to_string(expected));
     }
@@ -433,7 +456,8 @@ class FileReader {
               .name = {},
               .inputs = {},
               .params = FindParams(expanded, module),
-              .sequence_length = tokens_};
+              .output_count = expanded.outputs.size(),
+              .sizes = &sizes_};
     op.name = UniqueName(expanded, module, !op.params.empty());
     for (const std::string& input : expanded.inputs) {
       op.inputs.push_back(tensors_.at(input));
@@ -467,8 +491,7 @@ class FileReader {
   const LoadOptions& options_;
   Budget names_budget_;
   ModelBuilder builder_;
-  std::int64_t tokens_ = 0;  // 0: the file has no sequence_length
-  std::int64_t pixels_ = 0;  // 0: the file has no image_size
+  FileSizes sizes_;
   std::size_t expanded_ = 0;
   std::vector<ExpandedOp> ops_;
   std::map<std::string, ModuleId> modules_;

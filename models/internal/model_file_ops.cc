@@ -7,12 +7,14 @@
 
 #include "core/error.h"
 #include "models/internal/op_reader.h"
+#include "models/internal/other_op.h"
 
 namespace shardwright {
 namespace {
 
 constexpr std::int64_t kLargestHeadDim = std::int64_t{1} << 16;
 constexpr std::size_t kMany = 1 << 16;
+constexpr std::size_t kManyBits = 32;  // inputs, of which OpKernels has a bit each
 
 using Result = std::vector<FileTensor>;
 
@@ -172,6 +174,8 @@ Result AddAttention(OpReader& r) {
   spec.soft_cap = r.Positive("soft_cap", 0.0);
   spec.alibi_max = r.Positive("alibi_max", 0.0);
   spec.packed_by_head = r.Flag("packed_by_head");
+  spec.materialized = r.Flag("materialized");
+  spec.native_groups = r.Flag("native_groups");
   const std::int64_t query = spec.heads * spec.head_dim;
   const std::int64_t key = spec.kv_heads * spec.head_dim;
   const std::int64_t value = spec.kv_heads * spec.value_dim;
@@ -192,7 +196,8 @@ Result AddAttention(OpReader& r) {
 
 Result AddPositionBias(OpReader& r) {
   r.RequireRank(0, 2);
-  const std::int64_t tokens = r.op().sequence_length;
+  r.sizes().reads_sequence_length = true;
+  const std::int64_t tokens = r.sizes().sequence_length;
   const std::int64_t heads = r.ShapeOf(0)[1];
   if (tokens == 0 || heads > ModelLimits::kHeads) {
     throw InputError(r.op().json.path().str(), "no sequence_length or too many heads",
@@ -393,6 +398,15 @@ Result Flatten(OpReader& r) {
   return {{.id = x.id, .dims = {1, ElementsOf(x.dims)}, .is_index = x.is_index}};
 }
 
+Result View(OpReader& r) {
+  const FileTensor& x = r.In(0);
+  std::vector<std::int64_t> dims = r.Shape(r.op().json.At("shape"));
+  if (ElementsOf(dims) != ElementsOf(x.dims)) {
+    r.Fail(0, std::to_string(ElementsOf(dims)) + " elements, as the shape of the view has");
+  }
+  return {{.id = x.id, .dims = std::move(dims), .is_index = x.is_index}};
+}
+
 Result Tokens(OpReader& r) {
   const std::vector<std::int64_t>& image = r.Image(0);
   if (!r.MakeTokens(0)) {
@@ -438,7 +452,7 @@ const std::vector<Kind>& Kinds() {
        0,
        0,
        {"heads", "kv_heads", "head_dim", "value_dim", "causal", "window", "p", "factor", "soft_cap",
-        "alibi_max", "packed_by_head"}},
+        "alibi_max", "packed_by_head", "materialized", "native_groups"}},
       {"activation", element(K::kActivation), 1, 1, 0, 0, {"function"}},
       {"gated_activation", element(K::kGatedActivation), 1, 2, 0, 0, {"function"}},
       {"add", element(K::kAdd), 1, 2, 0, 1, {}},
@@ -450,7 +464,7 @@ const std::vector<Kind>& Kinds() {
       {"batch_norm", AddBatchNorm, 1, 1, 2, 2, {"epsilon", "synchronized"}},
       {"max_pool", pool(K::kMaxPool), 1, 1, 0, 0, {"kernel", "stride", "padding"}},
       {"avg_pool", pool(K::kAvgPool), 1, 1, 0, 0, {"kernel", "stride", "padding", "global"}},
-      {"concat", AddConcat, 1, kMany, 0, kMany, {}},
+      {"concat", AddConcat, 1, kManyBits, 0, kMany, {}},
       {"select", AddSelect, 1, 1, 0, 0, {"rows"}},
       {"router", AddRouter, 1, 1, 1, 1, {"experts_per_token", "factor", "unnormalized"}},
       {"experts", AddExperts, 2, 2, 2, kMany, {"function", "gated", "experts_per_token"}},
@@ -459,6 +473,15 @@ const std::vector<Kind>& Kinds() {
       {"cross_entropy", loss(K::kCrossEntropy), 2, 2, 0, 0, {}},
       {"flatten", Flatten, 1, 1, 0, 0, {}},
       {"tokens", Tokens, 1, 1, 0, 0, {}},
+      {"view", View, 1, 1, 0, 0, {"shape"}},
+      {"other",
+       AddOther,
+       0,
+       kManyBits,
+       0,
+       kMany,
+       {"function", "results", "forward", "backward_data", "backward_weight", "saves_inputs",
+        "saves_outputs", "saves_inputs_for_weights", "saved", "cast"}},
   };
   return kinds;
 }

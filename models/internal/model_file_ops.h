@@ -9,12 +9,13 @@
 
 #include "core/json.h"
 #include "models/internal/builder.h"
+#include "models/internal/size_expression.h"
 #include "models/model.h"
 
 namespace shardwright {
 
 // A tensor by its name in the file. Dims per sample: (rows, features), (channels, height, width),
-// or (n) for ids.
+// (n) for ids, or whatever an op "other" or "view" says.
 struct FileTensor {
   TensorId id;
   std::vector<std::int64_t> dims;
@@ -28,10 +29,11 @@ struct FileOp {
   std::string name;
   std::vector<FileTensor> inputs;
   std::vector<ParamId> params;
-  std::int64_t sequence_length = 0;
+  std::size_t output_count = 1;
+  FileSizes* sizes = nullptr;  // never null where ops are read
 };
 
-// The kinds that only rename a tensor (flatten, tokens) make no op.
+// The kinds that only rename a tensor (flatten, tokens, view) make no op.
 [[nodiscard]] bool IsKnownOp(std::string_view kind);
 [[nodiscard]] std::vector<std::string> KnownOps();
 // Does the op read parameters, so that its module's own are meant when the entry names none?

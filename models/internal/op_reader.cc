@@ -32,13 +32,27 @@ const std::vector<std::int64_t>& OpReader::ShapeOf(std::size_t param) const {
 }
 
 std::int64_t OpReader::Int(std::string_view key, std::int64_t min, std::int64_t max) const {
-  return op_.json.At(key).AsInt(min, max);
+  return EvaluateSize(op_.json.At(key), sizes(), min, max);
 }
 
 std::int64_t OpReader::Int(std::string_view key, std::int64_t fallback, std::int64_t min,
                            std::int64_t max) const {
   const std::optional<JsonValue> value = op_.json.Find(key);
-  return value ? value->AsInt(min, max) : fallback;
+  return value ? EvaluateSize(*value, sizes(), min, max) : fallback;
+}
+
+std::vector<std::int64_t> OpReader::Shape(const JsonValue& list) const {
+  std::vector<std::int64_t> dims;
+  std::int64_t elements = 1;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const std::int64_t size = EvaluateSize(list[i], sizes(), 1, ModelLimits::kTensorElements);
+    if (__builtin_mul_overflow(elements, size, &elements) ||
+        elements > ModelLimits::kTensorElements) {
+      throw list.Error("at most 2^56 elements");
+    }
+    dims.push_back(size);
+  }
+  return dims;
 }
 
 bool OpReader::Flag(std::string_view key) const {

@@ -26,9 +26,13 @@ class OpReader {
   [[nodiscard]] const FileOp& op() const { return op_; }
   [[nodiscard]] const FileTensor& In(std::size_t i) const { return op_.inputs[i]; }
   [[nodiscard]] const std::vector<std::int64_t>& ShapeOf(std::size_t param) const;
+  // The sizes of the file, for expressions.
+  [[nodiscard]] FileSizes& sizes() const { return *op_.sizes; }
+  // A list of sizes or expressions, each at least 1.
+  [[nodiscard]] std::vector<std::int64_t> Shape(const JsonValue& list) const;
   [[nodiscard]] bool HasBias() const { return op_.params.size() > 1; }
 
-  // A key of the entry; the form with a fallback is for optional keys.
+  // A key of the entry, a number or an expression; the form with a fallback is for optional keys.
   [[nodiscard]] std::int64_t Int(std::string_view key, std::int64_t min, std::int64_t max) const;
   [[nodiscard]] std::int64_t Int(std::string_view key, std::int64_t fallback, std::int64_t min,
                                  std::int64_t max) const;

@@ -40,6 +40,10 @@ bool Grouped(const OpSpec& spec) {
   return spec.kv_heads < spec.heads;
 }
 
+bool Repeats(const LowerContext& context) {
+  return Grouped(context.spec) && context.options.repeat_kv && !context.spec.native_groups;
+}
+
 // expand + reshape of k and v to all query heads, and the sum of their gradients per group. The
 // attention keeps the copies, not k and v.
 void RepeatKeyValue(const LowerContext& context, const AttentionBytes& bytes, OpKernels* op) {
@@ -78,7 +82,7 @@ void CopyOutput(const LowerContext& context, const AttentionBytes& bytes, OpKern
 
 OpKernels FlashAttention(const LowerContext& context, const AttentionBytes& bytes) {
   const OpSpec& spec = context.spec;
-  const bool repeat = Grouped(spec) && context.options.repeat_kv;
+  const bool repeat = Repeats(context);
   const std::int64_t kv = repeat ? bytes.k_all + bytes.v_all : bytes.k + bytes.v;
   const std::int64_t row_stats = Product({bytes.rows, kFp32Bytes});
   const double pairs = FlashPairs(spec);
@@ -369,6 +373,7 @@ OpKernels LowerAttention(const LowerContext& context) {
   const AttentionBytes bytes = Measure(context);
   // A flash kernel without an additive bias cannot run T5: the scores are materialised instead.
   const bool flash = context.options.attention == AttentionImpl::kFlash &&
+                     !context.spec.materialized &&
                      (!context.spec.has_bias || context.options.flash_position_bias);
   OpKernels op = flash ? FlashAttention(context, bytes) : MaterializedAttention(context, bytes);
   op.output_aliases = {-1};

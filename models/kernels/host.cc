@@ -211,6 +211,9 @@ void SetBatchNorm(OpKernels* general, OpKernels* op) {
 
 OpKernels AdaptToHost(const LowerContext& context, OpKernels general) {
   const OpSpec& spec = context.spec;
+  if (spec.kind == OpKind::kOther) {  // planned, not run
+    return general;
+  }
   const std::int64_t rows = Product({context.batch, spec.rows});
   OpKernels op;
   op.forward = std::move(general.forward);
@@ -275,6 +278,8 @@ OpKernels AdaptToHost(const LowerContext& context, OpKernels general) {
     case OpKind::kConcat:
     case OpKind::kSelect:
       SetElementwise(context, &op);
+      break;
+    case OpKind::kOther:
       break;
   }
   return op;

@@ -88,6 +88,7 @@ void ApplyAutocast(const LowerContext& context, std::int64_t weight_elements, Op
 [[nodiscard]] OpKernels LowerLogSoftmax(const LowerContext& context);
 [[nodiscard]] OpKernels LowerNllLoss(const LowerContext& context);
 [[nodiscard]] OpKernels LowerCrossEntropy(const LowerContext& context);
+[[nodiscard]] OpKernels LowerOther(const LowerContext& context);
 
 // What the executor's host kernels make of the general lowering of an op.
 [[nodiscard]] OpKernels AdaptToHost(const LowerContext& context, OpKernels general);

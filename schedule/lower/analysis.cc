@@ -58,7 +58,9 @@ void FindGradients(const Model& model, ModelAnalysis& a) {
     }
     f.has_backward = f.weight_grad || f.input_grads != 0;
     for (const TensorId t : op.outputs) {
-      a.tensor_grad[t.value] = f.has_backward && model.tensors[t.value].role != TensorRole::kIndex;
+      const TensorRole role = model.tensors[t.value].role;
+      a.tensor_grad[t.value] =
+          f.has_backward && role != TensorRole::kIndex && role != TensorRole::kBool;
     }
   }
 }
@@ -147,8 +149,8 @@ std::vector<bool> KeptOps(const Model& model, const ModelAnalysis& a, const Regi
 // when they exist, and of forward.
 void KeepOnlyAttentionResult(const LowerInput& in, std::uint32_t i, ModelAnalysis& a) {
   const OpSpec& spec = in.model.SpecOf(in.model.ops[i]);
-  if (spec.kind != OpKind::kAttention || !in.kernels.repeat_kv || spec.kv_heads >= spec.heads ||
-      in.kernels.attention != AttentionImpl::kFlash) {
+  if (spec.kind != OpKind::kAttention || !in.kernels.repeat_kv || spec.native_groups ||
+      spec.kv_heads >= spec.heads || in.kernels.attention != AttentionImpl::kFlash) {
     return;
   }
   const OpKernels& copying = a.KernelsOf(i);
@@ -374,9 +376,7 @@ void LowerSpecs(const LowerInput& in, ModelAnalysis& a) {
   constexpr std::uint32_t kUnset = 0xffffffffu;
   std::vector<std::uint32_t> variant_of(2 * model.specs.size(), kUnset);
   for (const ModelOp& op : model.ops) {
-    const bool shared = !op.inputs.empty() &&
-                        std::none_of(op.inputs.begin(), op.inputs.end(),
-                                     [&](TensorId t) { return model.tensors[t.value].per_sample; });
+    const bool shared = RunsOnce(model, op);
     std::uint32_t& variant = variant_of[2U * op.spec + (shared ? 1U : 0U)];
     if (variant == kUnset) {
       variant = static_cast<std::uint32_t>(a.kernels.size());

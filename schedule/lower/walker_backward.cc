@@ -189,8 +189,9 @@ void Walker::BackwardOp(std::uint32_t i) {
   const ModelOp& op = model.ops[i];
   for (const TensorId t : op.outputs) {
     // An output nobody read is a result of the model: its gradient is given from outside.
+    const TensorRole role = model.tensors[t.value].role;
     if (grad_of_tensor_[t.value] == kNoGrad && e_.a.tensor_grad[t.value] &&
-        model.tensors[t.value].role == TensorRole::kActivation) {
+        (role == TensorRole::kActivation || role == TensorRole::kFp32)) {
       grad_of_tensor_[t.value] = NewGrad(e_.Alloc(
           e_.a.tensor_bytes[t.value], Category::kActivationGradient, Stream::kCompute, true));
     }

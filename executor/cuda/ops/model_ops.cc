@@ -44,7 +44,10 @@ void SubmitModelOp(const ModelOpCall& call, bool is_backward, const OpContext& c
     case OpKind::kNllLoss:
     case OpKind::kCrossEntropy:
       return ops::SubmitLoss(call, is_backward, context);
+    case OpKind::kOther:
+      break;
   }
+  SW_CHECK(false, "CudaKernelProblem refuses what has no kernel");
 }
 
 std::string CudaKernelProblem(const OpSpec& spec, DType compute, const KernelSetOptions& options) {
@@ -52,6 +55,13 @@ std::string CudaKernelProblem(const OpSpec& spec, DType compute, const KernelSet
     return "the plan's kernel set is " + options.name +
            "; the CUDA device runs shardwright-cuda-plain, -gelu and -fused only (its kernels keep "
            "and need other memory)";
+  }
+  if (spec.kind == OpKind::kOther) {
+    return "no kernel of the CUDA device does " + spec.other.function +
+           ", which can be planned only";
+  }
+  if (spec.kind == OpKind::kAttention && spec.materialized) {
+    return "the CUDA device's attention keeps no scores; the model writes it out";
   }
   if (compute != DType::kFp32 && compute != DType::kBf16 && compute != DType::kFp16) {
     return "the CUDA device computes in fp32, bf16 or fp16 only";

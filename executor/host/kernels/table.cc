@@ -64,6 +64,12 @@ std::string HostKernelProblem(const OpSpec& spec, DType compute, const KernelSet
     return "the plan's kernel set is " + options.name +
            "; the host runs shardwright-host only (its kernels keep and need other memory)";
   }
+  if (spec.kind == OpKind::kOther) {
+    return "no kernel of the host does " + spec.other.function + ", which can be planned only";
+  }
+  if (spec.kind == OpKind::kAttention && spec.materialized) {
+    return "the host's attention keeps no scores; the model writes it out";
+  }
   if (compute != DType::kFp32 && compute != DType::kBf16 && compute != DType::kFp16) {
     return "the host computes in fp32, bf16 or fp16 only";
   }

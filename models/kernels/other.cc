@@ -1,0 +1,85 @@
+// Ops that are only known by what they cost.
+
+#include <cstdint>
+#include <vector>
+
+#include "models/kernels/kernels.h"
+
+namespace shardwright::internal {
+namespace {
+
+KernelClass ClassOf(OtherKernel::Class kind) {
+  switch (kind) {
+    case OtherKernel::Class::kElementwise:
+      return KernelClass::kElementwise;
+    case OtherKernel::Class::kCopy:
+      return KernelClass::kCopy;
+    case OtherKernel::Class::kNorm:
+      return KernelClass::kNorm;
+    case OtherKernel::Class::kSoftmax:
+      return KernelClass::kSoftmax;
+    case OtherKernel::Class::kGatherScatter:
+      return KernelClass::kGatherScatter;
+    case OtherKernel::Class::kGemm:
+      return KernelClass::kGemm;
+    case OtherKernel::Class::kConv:
+      return KernelClass::kConv;
+  }
+  return KernelClass::kElementwise;
+}
+
+std::int64_t BytesOf(const LowerContext& context, const AmountOfData& amount) {
+  return Product({amount.elements.Of(context.batch), context.s}) + amount.bytes.Of(context.batch);
+}
+
+std::vector<Kernel>& ListOf(OtherKernel::Pass pass, OpKernels* op) {
+  switch (pass) {
+    case OtherKernel::Pass::kBackwardData:
+      return op->backward_data;
+    case OtherKernel::Pass::kBackwardWeight:
+      return op->backward_weight;
+    case OtherKernel::Pass::kForward:
+      break;
+  }
+  return op->forward;
+}
+
+}  // namespace
+
+OpKernels LowerOther(const LowerContext& context) {
+  const OtherCost& cost = context.spec.other;
+  OpKernels op;
+  if (cost.is_cast && context.compute == DType::kFp32) {
+    op.output_aliases = {0};
+    return op;
+  }
+  for (const OtherKernel& launch : cost.kernels) {
+    Kernel kernel;
+    kernel.kind = ClassOf(launch.kind);
+    kernel.dtype = context.compute;
+    kernel.batch = launch.batch.Of(context.batch);
+    kernel.m = launch.m.Of(context.batch);
+    kernel.n = launch.n.Of(context.batch);
+    kernel.k = launch.k.Of(context.batch);
+    kernel.flops =
+        Flops(static_cast<double>(launch.flops.fixed) +
+              static_cast<double>(launch.flops.per_sample) * static_cast<double>(context.batch));
+    kernel.read = Bytes(BytesOf(context, launch.read));
+    kernel.written = Bytes(BytesOf(context, launch.written));
+    op.compute_intensive = op.compute_intensive ||
+                           (launch.pass == OtherKernel::Pass::kForward && launch.flops != Amount{});
+    ListOf(launch.pass, &op).push_back(kernel);
+  }
+  op.saves_input = cost.saves_input;
+  op.saves_output = cost.saves_output;
+  op.saves_input_for_weight = cost.saves_input_for_weight;
+  for (const AmountOfData& tensor : cost.saved) {
+    AddTensors({BytesOf(context, tensor)}, &op.extra_saved, &op.extra_saved_tensors);
+  }
+  for (const OtherOutput& output : cost.outputs) {
+    op.output_aliases.push_back(output.view_of);
+  }
+  return op;
+}
+
+}  // namespace shardwright::internal

@@ -1,0 +1,385 @@
+"""Runs a module forward and backward on tensors without data and writes down every aten call: what it read, wrote and kept."""
+
+import contextlib
+import re
+import sys
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import rules
+from .rules import Unsupported
+
+
+class Ref:
+    """A tensor of the trace: a place in a storage. `index` counts them in the order of their appearance."""
+
+    __slots__ = ("index", "shape", "stride", "offset", "dtype", "storage", "contiguous", "whole", "read")
+
+    def __init__(self, index, tensor, storage):
+        self.index, self.storage = index, storage
+        self.shape, self.stride, self.dtype = tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
+        self.contiguous, self.offset = tensor.is_contiguous(), tensor.storage_offset()
+        distinct = 1
+        for size, stride in zip(self.shape, self.stride):
+            distinct *= size if stride != 0 else 1
+        self.read = distinct  # elements that a kernel reads
+        self.whole = distinct * tensor.element_size() == storage.nbytes
+
+
+class Storage:
+    __slots__ = ("index", "nbytes", "dtype", "kind", "name")
+
+    def __init__(self, index, nbytes, dtype, kind="made", name=""):
+        self.index, self.nbytes, self.dtype, self.kind, self.name = index, nbytes, dtype, kind, name
+
+
+class Call:
+    __slots__ = ("index", "func", "name", "in_place", "args", "kwargs", "inputs", "outputs", "module", "sequence", "backward_of",
+                 "saved", "flops", "halves")
+
+
+class Stop(Exception):
+    pass
+
+
+# Ops that torch writes out differently for every device, or not at all without data: they are one call in the trace.
+@torch.library.custom_op("shardwright_export::attention", mutates_args=())
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, p: float,
+              scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    raise NotImplementedError
+
+
+@attention.register_fake
+def _(q, k, v, mask, causal, p, scale):
+    # As FlashAttention does it: tokens before heads where the queries have them so.
+    out = torch.empty_like(q.transpose(1, 2)) if v.shape[-1] == q.shape[-1] else \
+        q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1])
+    return out.transpose(1, 2), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.custom_op("shardwright_export::attention_backward", mutates_args=())
+def attention_backward(grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+                       sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    raise NotImplementedError
+
+
+@attention_backward.register_fake
+def _(grad, q, k, v, out, sums):
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _keep_attention(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:3], *output)
+
+
+def _attention_gradient(ctx, grad, _):
+    q, k, v, out, sums = ctx.saved_tensors
+    return (*torch.ops.shardwright_export.attention_backward(grad, q, k, v, out, sums), None, None, None, None)
+
+
+attention.register_autograd(_attention_gradient, setup_context=_keep_attention)
+
+
+def _stand_in(name, count):
+    """A call that reads `count` tensors and the gradients of which are as large as those."""
+    arguments = ", ".join(f"Tensor t{i}" for i in range(count))
+    library.define(f"{name}({arguments}, int[] shape) -> Tensor")
+    library.define(f"{name}_backward(Tensor grad, {arguments}) -> ({', '.join(['Tensor'] * count)})")
+    library.impl(name, lambda *a: a[0].new_empty(a[-1]), "Meta")
+    library.impl(name + "_backward", lambda _, *a: tuple(torch.empty_like(t) for t in a), "Meta")
+
+    def keep(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:-1])
+
+    def gradient(ctx, grad):
+        return (*getattr(torch.ops.shardwright_export, name + "_backward")(grad, *ctx.saved_tensors), None)
+
+    torch.library.register_autograd(f"shardwright_export::{name}", gradient, setup_context=keep, lib=library)
+
+
+library = torch.library.Library("shardwright_export", "FRAGMENT")
+_stand_in("router", 2)
+_stand_in("experts", 4)
+
+
+class AsOnDevices(TorchFunctionMode):
+    """Functions that the CPU and the meta device write out and GPUs do not."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return self.attention(*args, **kwargs)
+        if func in (torch.nn.functional.dropout, torch.dropout) and not torch.jit.is_tracing():
+            bound = dict(zip(("input", "p", "training", "inplace"), args)) | kwargs
+            p = bound.get("p", bound.get("prob", 0.5))
+            if bound.get("training", bound.get("train", True)) and 0 < p < 1:
+                return torch.native_dropout(bound["input"], p, True)[0]
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+        if query.dim() == 3:
+            unflat = AsOnDevices.attention(query[:, None], key[:, None], value[:, None],
+                                           None if attn_mask is None or attn_mask.dim() < 3 else attn_mask[:, None], dropout_p, is_causal, scale)
+            return unflat[:, 0]
+        if query.dim() != 4:
+            raise Unsupported(f"attention of queries with {query.dim()} dimensions")
+        if attn_mask is not None and attn_mask.dtype != torch.bool:
+            attn_mask = attn_mask.to(query.dtype)
+        out, _ = torch.ops.shardwright_export.attention(query, key, value, attn_mask, is_causal, dropout_p, 0.0 if scale is None else float(scale))
+        return out
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self, model):
+        super().__init__()
+        self.calls, self.refs, self.storages = [], [], []
+        self.alive, self.of_tensor, self.of_storage = [], {}, {}
+        self.module = [""]
+        self.backward = False
+        self.pending = {}  # sequence number -> tensors kept by the node before its call
+        self.by_sequence = {}
+        self.outputs = []
+        for name, parameter in model.named_parameters():
+            self.known(parameter, "parameter", name)
+        for name, buffer in model.named_buffers():
+            self.known(buffer, "buffer", name)
+
+    def known(self, tensor, kind, name):
+        storage = self.ref(tensor).storage
+        if storage.kind == "made":
+            storage.kind, storage.name = kind, name
+
+    def ref(self, tensor):
+        found = self.of_tensor.get(id(tensor))
+        if found is not None:
+            return found
+        self.alive.append(tensor)
+        memory = tensor.untyped_storage()
+        storage = self.of_storage.get(memory._cdata)
+        if storage is None:
+            storage = Storage(len(self.storages), memory.nbytes(), tensor.dtype)
+            self.of_storage[memory._cdata] = storage
+            self.storages.append(storage)
+            self.alive.append(memory)
+        ref = Ref(len(self.refs), tensor, storage)
+        self.refs.append(ref)
+        self.of_tensor[id(tensor)] = ref
+        return ref
+
+    def pack(self, tensor):
+        sequence = torch._C._autograd._get_sequence_nr()
+        owner = self.by_sequence.get(sequence)
+        ref = self.ref(tensor)
+        if owner is None:
+            self.pending.setdefault(sequence, []).append(ref)
+        else:
+            owner.saved.append(ref)
+        return tensor
+
+    def leave(self, module, args, output):
+        self.module.pop()
+
+    def place(self):
+        return self.module[-1] or "the root module"
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if not rules.known(func):
+            shapes = [str(list(t.shape)) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            raise Unsupported(f"{self.place()}: {func.name().replace('::', '.')} of {' and '.join(shapes) or 'no tensor'}"
+                              f"{' in backward' if self.backward else ''}")
+        sequence = torch._C._autograd._get_sequence_nr()
+        out = func(*args, **kwargs)
+        call = Call()
+        call.index, call.func = len(self.calls), func
+        call.name, call.in_place = rules.packet(func)
+        to_ref = lambda x: self.ref(x) if isinstance(x, torch.Tensor) else x  # noqa: E731
+        call.args, call.kwargs = pytree.tree_map(to_ref, (args, kwargs))
+        call.inputs = [x for x in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(x, Ref)]
+        call.outputs = [self.ref(t) for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, torch.Tensor)]
+        call.module, call.sequence, call.saved = self.module[-1], sequence, []
+        call.flops = rules.multiplications(func, args, kwargs, out)
+        call.halves = rules.halves_of_convolution(func, args, kwargs, out) if call.name == "convolution_backward" else None
+        call.backward_of = None
+        if self.backward:
+            node = torch._C._current_autograd_node()
+            call.backward_of = self.by_sequence.get(node._sequence_nr() + 1) if node is not None else None
+            if node is not None and call.backward_of is None and "AccumulateGrad" not in node.name() and \
+                    call.name not in rules.VIEWS | rules.FREE:
+                raise Unsupported(f"{node.name()} runs {call.name} in backward, of which forward shows no op")
+        else:
+            if sequence not in self.by_sequence:
+                self.by_sequence[sequence] = call
+            if sequence in self.pending:
+                call.saved += self.pending.pop(sequence)
+                self.by_sequence[sequence] = call
+        self.calls.append(call)
+        return out
+
+
+def unwrap(model):
+    """The module that torch.compile holds, here and below."""
+    model = getattr(model, "_orig_mod", model)
+    for name, child in list(model.named_children()):
+        inner = unwrap(child)
+        if inner is not child:
+            setattr(model, name, inner)
+    return model
+
+
+def own_parameters(module):
+    return list(module.parameters(recurse=False))
+
+
+def is_experts(module):
+    """Two 3-D weights: (experts, in and gate, features) and back. (ViT's embeddings have two with a first size of 1.)"""
+    own = own_parameters(module)
+    return len(own) == 2 and all(p.dim() == 3 for p in own) and own[0].shape[0] == own[1].shape[0] > 1 and \
+        hasattr(module, "act_fn")
+
+
+def is_router(module):
+    own = own_parameters(module)
+    return "Router" in type(module).__name__ and len(own) == 1 and own[0].dim() == 2
+
+
+def stub(model):
+    """Which rows go to which expert is decided by values, which are not there: routers and experts become one call each."""
+    stubbed = []
+    for module in model.modules():
+        if is_router(module):
+            original = module.forward
+
+            def route(hidden, *args, _original=original, _module=module, **kwargs):
+                with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
+                    outputs = _original(hidden.detach(), *args, **kwargs)
+                several = isinstance(outputs, (tuple, list))
+                tensors = list(outputs) if several else [outputs]
+                weight = own_parameters(_module)[0]
+                scores = torch.ops.shardwright_export.router(hidden.reshape(-1, hidden.shape[-1]), weight,
+                                                             [hidden.numel() // hidden.shape[-1], weight.shape[0]])
+                chosen = [t for t in tensors if isinstance(t, torch.Tensor) and not t.is_floating_point()]
+                if not chosen:
+                    raise Unsupported("a router that does not choose experts")
+                _module.chosen_per_token = chosen[0].shape[-1]
+                results = []
+                for t in tensors:
+                    like = isinstance(t, torch.Tensor) and t.is_floating_point()
+                    results.append(scores[:, :t.shape[-1]] if like and t.dim() == 2 and t.shape[-1] <= scores.shape[-1] else
+                                   torch.empty(t.shape, dtype=t.dtype, device=t.device) if isinstance(t, torch.Tensor) else t)
+                return type(outputs)(results) if several else results[0]
+
+            module.forward = route
+            stubbed.append(module)
+        elif is_experts(module):
+            def run(hidden, *args, _module=module, **kwargs):
+                weights = own_parameters(_module)
+                floats = [t for t in [*args, *kwargs.values()] if isinstance(t, torch.Tensor) and t.is_floating_point()]
+                chosen = [t for t in [*args, *kwargs.values()] if isinstance(t, torch.Tensor) and not t.is_floating_point()]
+                if not floats:
+                    raise Unsupported("experts whose routing weights are not among their arguments")
+                _module.chosen_per_token = (chosen or floats)[0].shape[-1]
+                return torch.ops.shardwright_export.experts(hidden, floats[0], *weights, list(hidden.shape))
+
+            module.forward = run
+            stubbed.append(module)
+    return stubbed
+
+
+def backward_of(outputs):
+    """The loss of a Transformers output, or all results that have gradients."""
+    loss = getattr(outputs, "loss", None)
+    tensors = [loss] if isinstance(loss, torch.Tensor) else \
+        [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
+    tensors = [t for t in tensors if t.requires_grad]
+    if tensors:
+        torch.autograd.backward(tensors, [torch.empty_like(t) for t in tensors])
+
+
+@contextlib.contextmanager
+def told_of_tracing():
+    """Transformers leaves out checks of values where it knows that it is traced; a sample is one sequence, not several packed."""
+    changes = [("transformers.utils.import_utils", "is_fake_tensor", lambda tensor: True),
+               ("transformers.masking_utils", "find_packed_sequence_indices", lambda positions: None)]
+    undo = []
+    for module, name, replacement in changes:
+        module = sys.modules.get(module)
+        if hasattr(module, name):
+            undo.append((module, name, getattr(module, name)))
+            setattr(module, name, replacement)
+    try:
+        yield
+    finally:
+        for module, name, original in undo:
+            setattr(module, name, original)
+
+
+def flat(outputs):
+    try:
+        return pytree.tree_leaves(dict(outputs) if hasattr(outputs, "items") else outputs)
+    except Exception:  # noqa: BLE001
+        return []
+
+
+def explain(error, recorder):
+    """One clear line instead of a traceback."""
+    text = re.sub(r"\s+", " ", str(error)).strip()
+    if isinstance(error, Unsupported):
+        return text
+    place = recorder.place()
+    if "item() cannot be called on meta" in text or "local_scalar_dense" in text or "data-dependent" in text or \
+            "nonzero" in text and "meta" in text:
+        return f"{place}: what runs there depends on values of tensors, which an export does not have ({type(error).__name__}: {text[:120]})"
+    return f"{place}: {type(error).__name__}: {text[:300]}"
+
+
+def run(model, inputs, positional=False):
+    """One trace. `inputs`: name -> tensor on the meta device."""
+    recorder = Recorder(model)
+    for name, tensor in inputs.items():
+        if isinstance(tensor, torch.Tensor):
+            recorder.known(tensor, "input", name)
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(lambda m, a, n=name: recorder.module.append(n)))
+        handles.append(module.register_forward_hook(recorder.leave))
+    stubbed = stub(model)
+    for parameter in model.parameters():
+        parameter.grad = None
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(told_of_tracing())
+            stack.enter_context(AsOnDevices())
+            stack.enter_context(recorder)
+            with torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda t: t):
+                outputs = model(*inputs.values()) if positional else model(**inputs)
+            recorder.outputs = [recorder.ref(t) for t in flat(outputs) if isinstance(t, torch.Tensor)]
+            recorder.backward = True
+            backward_of(outputs)
+    except Exception as error:
+        if isinstance(error, TypeError) and "unexpected keyword" in str(error) and recorder.module == [""]:
+            raise
+        raise Unsupported(explain(error, recorder)) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in stubbed:
+            del module.forward
+        for parameter in model.parameters():
+            parameter.grad = None
+    if recorder.pending:
+        raise Unsupported("tensors kept for backward by an op that forward does not show")
+    return recorder
+
+
+def totals(recorder):
+    """(FLOPs forward, backward, bytes kept between them), as the counter and autograd have them."""
+    forward = sum(c.flops for c in recorder.calls if c.backward_of is None)
+    backward = sum(c.flops for c in recorder.calls if c.backward_of is not None)
+    kept = {ref.storage.index: ref.storage.nbytes for call in recorder.calls for ref in call.saved
+            if ref.storage.kind not in ("parameter", "buffer")}
+    return forward, backward, sum(kept.values())
