@@ -24,6 +24,7 @@ extern const Command kSweepCommand;
 extern const Command kGoodputCommand;
 extern const Command kBaselinesCommand;
 extern const Command kImportRunCommand;
+extern const Command kExportCommand;
 extern const Command kRunCommand;
 extern const Command kEmitCommand;
 extern const Command kEvalCommand;
@@ -43,13 +44,13 @@ extern const Command kManCommand;
 
 std::span<const Command* const> AllCommands() {
   static constexpr std::array kCommands = {
-      &kListCommand,         &kInspectCommand,  &kPlanCommand,         &kSimulateCommand,
-      &kSweepCommand,        &kGoodputCommand,  &kBaselinesCommand,    &kEmitCommand,
-      &kImportRunCommand,    &kRunCommand,      &kEvalCommand,         &kCheckpointCommand,
-      &kCompareCommand,      &kValidateCommand, &kValidateNcclCommand, &kCalibrateCommand,
-      &kFitCommand,          &kFitNcclCommand,  &kReportCommand,       &kDiffCommand,
-      &kConfigCommand,       &kDoctorCommand,   &kCompletionCommand,   &kManCommand,
-      &kInspectTraceCommand, &kTopoCommand,
+      &kListCommand,       &kInspectCommand,      &kPlanCommand,      &kSimulateCommand,
+      &kSweepCommand,      &kGoodputCommand,      &kBaselinesCommand, &kEmitCommand,
+      &kImportRunCommand,  &kExportCommand,       &kRunCommand,       &kEvalCommand,
+      &kCheckpointCommand, &kCompareCommand,      &kValidateCommand,  &kValidateNcclCommand,
+      &kCalibrateCommand,  &kFitCommand,          &kFitNcclCommand,   &kReportCommand,
+      &kDiffCommand,       &kConfigCommand,       &kDoctorCommand,    &kCompletionCommand,
+      &kManCommand,        &kInspectTraceCommand, &kTopoCommand,
   };
   return kCommands;
 }

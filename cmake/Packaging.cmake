@@ -26,6 +26,8 @@ install(FILES "${completions}/zsh" DESTINATION "${CMAKE_INSTALL_DATADIR}/zsh/sit
 install(FILES "${completions}/fish" DESTINATION "${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d"
   RENAME shardwright.fish COMPONENT runtime)
 install(PROGRAMS tools/export_model.py DESTINATION "${CMAKE_INSTALL_DATADIR}/shardwright/tools" COMPONENT runtime)
+install(DIRECTORY tools/model_export DESTINATION "${CMAKE_INSTALL_DATADIR}/shardwright/tools" COMPONENT runtime
+  FILES_MATCHING PATTERN "*.py" PATTERN "__pycache__" EXCLUDE)
 install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DOCDIR}" RENAME copyright COMPONENT runtime)
 
 # The public libraries, each after those that use it, as static linking wants them.

@@ -74,7 +74,7 @@ JsonValue FindRow(const JsonValue& type, const std::optional<JsonValue>& extra) 
     expected += (i == 0 ? "\"" : ", \"") + known[i] + "\"";
   }
   throw type.Error(
-      expected + ", or a model.json, as tools/export_model.py makes of any Transformers model",
+      expected + ", or a model.json, as shardwright export makes of any Transformers model",
       DidYouMean(name, known));
 }
 

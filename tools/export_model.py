@@ -23,9 +23,12 @@ import inspect
 import json
 import os
 import pathlib
+import shutil
+import subprocess
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
 
 try:
     import torch
@@ -44,8 +47,9 @@ TASKS = {"causal-lm": "AutoModelForCausalLM", "masked-lm": "AutoModelForMaskedLM
          "base": "AutoModel"}
 
 
-def module_tree(model, used):
-    """The entry of the root as model.json lists it; a storage belongs to the first name it has."""
+def module_tree(model, used, norms):
+    """The entry of the root as model.json lists it; a storage belongs to the first name it has. `used`: ids of the parameters that ops
+    read; `norms`: modules that are ops "batch_norm"."""
     owner = {}
 
     def parameters(module, prefix):
@@ -71,7 +75,7 @@ def module_tree(model, used):
         elements = sum(b.numel() for b in module.buffers(recurse=False) if b.is_floating_point())
         if params:
             row["params"] = params
-            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            if prefix[:-1] in norms:
                 row["full_precision"] = True
         if children:
             row["modules"] = children
@@ -80,7 +84,7 @@ def module_tree(model, used):
         return row
 
     root = entry(model, "")
-    root.pop("full_precision", None)
+    root.pop("full_precision", None)  # of the root itself it cannot be said
     root.setdefault("modules", [])
     return root
 
@@ -194,7 +198,8 @@ def export(model, inputs, sequence_length=0, dtype=None):
         document["fixed_length"] = reason
     document["inputs"] = {name: spec for name, spec in graph.inputs.items() if name in used}
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    document |= module_tree(model, {id(parameters[name]) for name in graph.used_parameters})
+    document |= module_tree(model, {id(parameters[name]) for name in graph.used_parameters},
+                            {op.get("module") for op in graph.ops if op["op"] == "batch_norm"} - {None})
     document["ops"] = graph.ops
     export.traces, export.points = runs, points
     return document
@@ -275,7 +280,7 @@ def parse_input(text, length):
 
 def inputs_of(arguments, model):
     if arguments.input:
-        return dict(parse_input(text, arguments.seq) for text in arguments.input)
+        return dict(parse_input(text, arguments.seq) for texts in arguments.input for text in texts.split(","))
     if arguments.image:
         channels = getattr(getattr(model, "config", None), "num_channels", 3)
         return {"pixel_values": torch.empty(1, channels, arguments.image, arguments.image, device="meta"),
@@ -302,12 +307,22 @@ def export_as_asked(arguments):
         return export(model.train(), inputs, arguments.seq, torch.float32)
 
 
+def program():
+    """The shardwright that this tool was installed or built with, or one on the PATH."""
+    beside = [HERE.parent.parent.parent / "bin" / "shardwright", HERE.parent / "build" / "shardwright"]
+    return next((str(p) for p in beside if p.is_file()), shutil.which("shardwright"))
+
+
 def write_whole(path, text):
-    """Never a half-written file; the mode is that of any new file (umask)."""
+    """Never a half-written file, nor one that the program would refuse; the mode is that of any new file (umask)."""
     path = pathlib.Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8")
+        if program():
+            read = subprocess.run([program(), "inspect", str(temporary), "--json"], capture_output=True, text=True, check=False)
+            if read.returncode != 0:
+                raise Unsupported(f"shardwright would not load the result: {read.stderr.strip()}")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -319,7 +334,8 @@ def main():
     parser.add_argument("--config", help="config.json of Transformers, a folder with one, or a name of the hub")
     parser.add_argument("--seq", type=int, default=0, help="tokens per sample")
     parser.add_argument("--image", type=int, default=0, help="height and width of images in pixels")
-    parser.add_argument("--input", action="append", metavar="NAME=SHAPE[:DTYPE]", help="an input of one sample; may be repeated")
+    parser.add_argument("--input", action="append", metavar="NAME=SHAPE[:DTYPE]",
+                        help="an input of one sample, or several with commas; may be repeated")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of weights and activations in the trace (default: bf16)")
     parser.add_argument("--task", choices=TASKS, help="which Auto class of Transformers; default: by the configuration")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
@@ -329,11 +345,10 @@ def main():
         parser.error("give a builder or --config, and --seq, --image or --input")
     try:
         text = json.dumps(export_as_asked(arguments), indent=1) + "\n"
-    except Unsupported as error:
-        print(f"error: {error}: no op of model.json does this", file=sys.stderr)
-        return 3
-    try:
         write_whole(arguments.output, text)
+    except Unsupported as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
     except OSError as error:
         print(f"error: {arguments.output}: {error.strerror}", file=sys.stderr)
         return 4

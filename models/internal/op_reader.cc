@@ -122,7 +122,8 @@ std::pair<std::int64_t, std::int64_t> OpReader::Elements(std::size_t i) const {
   if (In(i).is_index) {
     Fail(i, "an activation, not ids");
   }
-  return dims.size() == 3 ? std::pair(dims[1] * dims[2], dims[0]) : std::pair(dims[0], dims[1]);
+  const std::int64_t features = dims.size() == 3 ? dims.front() : dims.back();
+  return {ElementsOf(dims) / features, features};
 }
 
 void OpReader::RequireDims(std::size_t i, const std::vector<std::int64_t>& dims) const {

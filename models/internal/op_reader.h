@@ -44,7 +44,7 @@ class OpReader {
   // The key "function".
   [[nodiscard]] Activation Function() const;
 
-  // Input i as (rows, features), as (channels, height, width), or as rows and features of either.
+  // Input i as (rows, features), as (channels, height, width), or as rows and features of any.
   [[nodiscard]] std::pair<std::int64_t, std::int64_t> Matrix(std::size_t i) const;
   [[nodiscard]] const std::vector<std::int64_t>& Image(std::size_t i) const;
   [[nodiscard]] std::pair<std::int64_t, std::int64_t> Elements(std::size_t i) const;

@@ -156,7 +156,7 @@ class BadModels(ShardwrightTestCase):
         self.check({**LLAMA, "model_type": "lama"}, 'm.json: model_type: got "lama", expected one of "bert", '
                    '"deepseek_v3", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", '
                    '"mixtral", "mpt", "opt", "phi3", "qwen2", "qwen3", "qwen3_moe", "t5", "vit", or a model.json, as '
-                   'tools/export_model.py makes of any Transformers model; did you mean "llama"?')
+                   'shardwright export makes of any Transformers model; did you mean "llama"?')
         self.check(json.dumps(LLAMA)[:40], "m.json:1:41: got end of input, expected '}'")
 
     def test_cycle(self):

@@ -17,6 +17,7 @@ WORDS = {
     "list": ("models",), "inspect": ("none.json",), "plan": JOB, "simulate": ("none.json",), "sweep": JOB,
     "goodput": ("none.json", "--tokens", "1e9", "--mtbf", "1 h", "--checkpoint-time", "1 s"), "baselines": JOB,
     "emit": ("none.json", "--to", "accelerate"), "import-run": ("none.toml", "--cluster", "dgx-a100"),
+    "export": ("none.json", "--seq", "128"),
     "run": ("none.json",), "eval": ("none.json", "--checkpoint", "none", "--data", "random"),
     "checkpoint": ("inspect", "none"), "compare": ("none.json", "none.gz"), "validate": ("none.csv",),
     "validate-nccl": ("none.csv",), "calibrate": ("none.gz", "-o", "new.json"), "fit": ("none.csv",),
@@ -24,7 +25,7 @@ WORDS = {
     "doctor": (), "completion": ("bash",), "man": (), "inspect-trace": ("none",), "topo": ("import", "none"),
 }
 VALUES = ("N", "X", "SIZE", "TIME", "RATE", "SIGMA", "R:FACTOR", "LEVEL:FACTOR", "PERCENT", "YYYY-MM-DD")
-OUTPUTS = {"plan": "-o", "simulate": "--trace", "sweep": "--csv", "emit": "--as-emitted", "import-run": "-o",
+OUTPUTS = {"plan": "-o", "simulate": "--trace", "sweep": "--csv", "emit": "--as-emitted", "import-run": "-o", "export": "-o",
            "calibrate": "-o", "fit-nccl": "-o", "report": "-o", "topo": "-o"}
 
 

@@ -58,7 +58,9 @@ class Runtime(Scratch):
         self.assertEqual(files - pages, {*module, "bin/shardwright", "share/doc/shardwright/copyright",
                                          "share/bash-completion/completions/shardwright", "share/zsh/site-functions/_shardwright",
                                          "share/fish/vendor_completions.d/shardwright.fish",
-                                         "share/shardwright/tools/export_model.py"})
+                                         "share/shardwright/tools/export_model.py",
+                                         *(f"share/shardwright/tools/{tool.relative_to(ROOT / 'tools').as_posix()}"
+                                           for tool in (ROOT / "tools" / "model_export").glob("*.py"))})
 
     def test_no_data_folder_of_the_source_tree_is_named(self) -> None:
         binary = (self.prefix / "bin" / "shardwright").read_bytes()

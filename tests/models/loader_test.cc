@@ -167,7 +167,7 @@ TEST_CASE("Loader.ANewDecoderTypeIsOneTableRow") {
         "\"deepseek_v3\", \"gemma\", \"gemma2\", \"gemma3\", \"gemma3_text\", \"gpt2\", "
         "\"gpt_neox\", \"llama\", \"mistral\", \"mixtral\", \"mpt\", \"opt\", \"phi3\", "
         "\"qwen2\", \"qwen3\", \"qwen3_moe\", \"t5\", \"vit\", or a model.json, as "
-        "tools/export_model.py makes of any Transformers model");
+        "shardwright export makes of any Transformers model");
 }
 
 // The whole error line of each bad file.
@@ -224,7 +224,7 @@ TEST_CASE("Loader.BadFilesGetOneClearLine") {
         "\"deepseek_v3\", \"gemma\", \"gemma2\", \"gemma3\", \"gemma3_text\", \"gpt2\", "
         "\"gpt_neox\", \"llama\", \"mistral\", \"mixtral\", \"mpt\", \"opt\", \"phi3\", "
         "\"qwen2\", \"qwen3\", \"qwen3_moe\", \"t5\", \"vit\", or a model.json, as "
-        "tools/export_model.py makes of any Transformers model; did you mean \"llama\"?");
+        "shardwright export makes of any Transformers model; did you mean \"llama\"?");
 }
 
 // Every key of one config per type, replaced by values of every kind: the loader either builds a

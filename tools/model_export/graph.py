@@ -339,11 +339,12 @@ class Graph:
                 extra = [bias]
             return [entry, *extra]
         made = list(call.outputs)
+        flops = self.t.flops(call).over(max(sum(call.args[10][:2]), 1))
         kernels = []
         for place, (reads, of) in enumerate((((y, w), x), ((x, y), w))):
             if not call.args[10][place]:
                 continue
-            entry = {"class": "conv", **sizes, "flops": self.amount(self.t.vec(lambda run: run.calls[call.index].halves[place]))}
+            entry = {"class": "conv", **sizes, "flops": self.amount(flops)}
             self.data(reads, "read", entry)
             self.data([of], "written", entry)
             kernels.append(entry | {"half": place})
@@ -411,8 +412,18 @@ class Graph:
                 self.pending_constants.setdefault(ref.storage.index, [])
         elif not self.is_active(call):
             self.follow_constant(call)
-        elif not named.write(self, call):
-            self.write_other(call)
+        elif self.is_copy_to_keep(call):
+            self.carried = call
+        else:
+            if not named.write(self, call):
+                self.write_other(call)
+            self.carried = None
+
+    carried = None
+
+    def is_copy_to_keep(self, call):
+        """What an op in place makes before it overwrites its operand: autograd keeps it, nothing reads it."""
+        return call.name == "clone" and not self.consumers.get(call.outputs[0].storage.index) and self.is_kept(call, call.outputs[0])
 
     def follow_view(self, call):
         source = call.inputs[0]
@@ -422,7 +433,8 @@ class Graph:
             return
         if self.backward.get(call.index) or source.index in self.of_ref or source.index in self.lazy:
             for ref in call.outputs:
-                self.lazy[ref.index] = call
+                if ref.index != source.index:
+                    self.lazy[ref.index] = call
 
     def write_view(self, call):
         """A view of a part, or one whose gradient is copied into that of the whole: an op that launches nothing forward."""
@@ -516,6 +528,9 @@ class Graph:
             if self.kind(ref) == "parameter":
                 weight += self.late_weights.pop(ref.storage.index, [])
         forward = self.kernels(call)
+        if self.carried is not None:
+            forward = self.kernels(self.carried) + forward
+            saved = self.kept(self.carried, [])[0] + saved
         self.append({"op": "other", "module": call.module, "function": function or f"aten.{call.name}", "inputs": [v.name for v, _ in inputs],
                      "params": params, "outputs": [v.name for _, v in values], "results": results, "forward": forward,
                      "backward_data": data, "backward_weight": weight, "saves_inputs": saves_inputs,
@@ -550,7 +565,7 @@ class Graph:
             done.add(index)
             place = [i for i, (_, r) in enumerate(inputs) if r.storage.index == index]
             output = next((o for o in call.outputs if o.storage.index == index), None)
-            if output is not None and self.is_result(call, output):
+            if output is not None and self.is_result(call, output) and call is not self.carried:
                 saves_outputs[index] = None
             elif place:
                 saves_inputs += place

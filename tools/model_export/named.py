@@ -454,9 +454,9 @@ def nll_loss(g, call):
 
 def attention(g, call):
     q, k, v, mask, causal, p, factor = call.args[:7]
-    if mask is not None:
-        return False
     b, heads, tokens, size = g.t.shape(q)
+    if mask is not None or b != g.t.points.batch:  # a mask of the module's own; several windows in a sample
+        return False
     kv_heads, value_size = g.t.shape(k)[1], g.t.shape(v)[3]
     if not all(x.constant() for x in (heads, kv_heads, size, value_size)):
         return False

@@ -4,7 +4,7 @@ The lists name packets of overloads ("add" is add.Tensor, add.Scalar and in plac
 """
 
 import torch
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 
 class Unsupported(Exception):
@@ -88,11 +88,19 @@ def known(func):
 
 
 def multiplications(func, args, kwargs, out):
-    """FLOPs by torch.utils.flop_counter, 0 for what it does not count."""
+    """FLOPs by torch.utils.flop_counter, 0 for what it does not count. Of a grouped convolution's weight gradient the counter takes
+    all pairs of channels; what runs is as many products as forward has."""
     if func.namespace == "shardwright_export":
         return attention_flops(func, args)
+    if packet(func)[0] == "convolution_backward":
+        return convolution_flops(args) * sum(args[10][:2])
     formula = flop_registry.get(func._overloadpacket)
     return int(formula(*args, **kwargs, out_val=out)) if formula is not None else 0
+
+
+def convolution_flops(args):
+    grad, x, weight, transposed = args[0], args[1], args[2], args[7]
+    return int(conv_flop_count(list(x.shape), list(weight.shape), list(grad.shape), transposed=transposed))
 
 
 def attention_flops(func, args):
@@ -104,15 +112,6 @@ def attention_flops(func, args):
     size, value_size = q.shape[3], v.shape[3]
     per_score = 3 * size + 2 * value_size if backward else size + value_size
     return 2 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * per_score
-
-
-def halves_of_convolution(func, args, kwargs, out):
-    """FLOPs of the gradients of input and weight."""
-    parts = []
-    for place in (0, 1):
-        mask = [place == 0 and args[10][0], place == 1 and args[10][1], False]
-        parts.append(int(flop_registry[func._overloadpacket](*args[:10], mask, out_val=out)) if any(mask) else 0)
-    return parts
 
 
 ITEM = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 4}

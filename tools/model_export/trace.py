@@ -38,7 +38,7 @@ class Storage:
 
 class Call:
     __slots__ = ("index", "func", "name", "in_place", "args", "kwargs", "inputs", "outputs", "module", "sequence", "backward_of",
-                 "saved", "flops", "halves")
+                 "saved", "flops")
 
 
 class Stop(Exception):
@@ -110,7 +110,7 @@ class AsOnDevices(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is torch.nn.functional.scaled_dot_product_attention:
+        if func is torch.nn.functional.scaled_dot_product_attention and self.is_fused(*args, **kwargs):
             return self.attention(*args, **kwargs)
         if func in (torch.nn.functional.dropout, torch.dropout) and not torch.jit.is_tracing():
             bound = dict(zip(("input", "p", "training", "inplace"), args)) | kwargs
@@ -120,13 +120,16 @@ class AsOnDevices(TorchFunctionMode):
         return func(*args, **kwargs)
 
     @staticmethod
+    def is_fused(query, key, value, attn_mask=None, *_, **__):
+        """Is there one kernel for it? More dimensions, and masks that are learned, are written out."""
+        return query.dim() in (3, 4) and (attn_mask is None or not attn_mask.requires_grad)
+
+    @staticmethod
     def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
         if query.dim() == 3:
             unflat = AsOnDevices.attention(query[:, None], key[:, None], value[:, None],
                                            None if attn_mask is None or attn_mask.dim() < 3 else attn_mask[:, None], dropout_p, is_causal, scale)
             return unflat[:, 0]
-        if query.dim() != 4:
-            raise Unsupported(f"attention of queries with {query.dim()} dimensions")
         if attn_mask is not None and attn_mask.dtype != torch.bool:
             attn_mask = attn_mask.to(query.dtype)
         out, _ = torch.ops.shardwright_export.attention(query, key, value, attn_mask, is_causal, dropout_p, 0.0 if scale is None else float(scale))
@@ -190,7 +193,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if not rules.known(func):
             shapes = [str(list(t.shape)) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-            raise Unsupported(f"{self.place()}: {func.name().replace('::', '.')} of {' and '.join(shapes) or 'no tensor'}"
+            raise Unsupported(f"{self.place()}: no rule for {func.name().replace('::', '.')} of {' and '.join(shapes) or 'no tensor'}"
                               f"{' in backward' if self.backward else ''}")
         sequence = torch._C._autograd._get_sequence_nr()
         out = func(*args, **kwargs)
@@ -203,17 +206,20 @@ class Recorder(TorchDispatchMode):
         call.outputs = [self.ref(t) for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, torch.Tensor)]
         call.module, call.sequence, call.saved = self.module[-1], sequence, []
         call.flops = rules.multiplications(func, args, kwargs, out)
-        call.halves = rules.halves_of_convolution(func, args, kwargs, out) if call.name == "convolution_backward" else None
         call.backward_of = None
         if self.backward:
             node = torch._C._current_autograd_node()
             call.backward_of = self.by_sequence.get(node._sequence_nr() + 1) if node is not None else None
             if node is not None and call.backward_of is None and "AccumulateGrad" not in node.name() and \
                     call.name not in rules.VIEWS | rules.FREE:
+                if "CopySlices" in node.name():
+                    raise Unsupported("an in-place change of a part of a tensor that has a gradient")
                 raise Unsupported(f"{node.name()} runs {call.name} in backward, of which forward shows no op")
         else:
             if sequence not in self.by_sequence:
                 self.by_sequence[sequence] = call
+            if call.in_place and sequence - 1 not in self.by_sequence:  # its node came before a copy of what it overwrites
+                self.by_sequence[sequence - 1] = call
             if sequence in self.pending:
                 call.saved += self.pending.pop(sequence)
                 self.by_sequence[sequence] = call

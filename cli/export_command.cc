@@ -1,0 +1,246 @@
+// Models of other people's code: finds a Python with torch and runs tools/export_model.py with it.
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include <fcntl.h>
+#include <nlohmann/json.hpp>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cli/command.h"
+#include "cli/table.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "models/loader.h"
+
+namespace shardwright {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using enum Table::Align;
+
+constexpr const char* kAbout = R"(Writes the model.json of any model that Python can build.
+
+Examples:
+  shardwright export path/to/config.json --seq 4096 -o model.json
+  shardwright export ORG/NAME --seq 4096 --trust-remote-code -o model.json
+  shardwright export torchvision.models:resnet50 --image 224 -o resnet50.json
+  shardwright export my_package.nets:build --input x=3x64x64,ids=seq:int64 --seq 128 -o net.json
+
+Runs tools/export_model.py with the first Python that has torch (--python, a virtual environment,
+python3 on the PATH). No weights are read and nothing is trained. What the model runs and no rule
+knows is named, with its module, and nothing is written. A name of the hub is fetched by
+Transformers; code that comes with a model runs only with --trust-remote-code.)";
+
+constexpr std::array<PositionalRow, 1> kPositionals = {
+    {{"SOURCE", "config.json, a folder with one, a name of the hub, or package.module:function",
+      "export needs a config.json, a name of the hub, or package.module:function"}}};
+
+constexpr std::array<FlagRow, 7> kFlags = {{
+    {"--seq", "N", "tokens per sample"},
+    {"--image", "N", "height and width of images in pixels"},
+    {"--input", "NAME=SHAPE,...",
+     "inputs of one sample where they are not ids or pixels, such as x=3x64x64 or ids=seq:int64"},
+    {"--dtype", "bf16|fp16|fp32", "of weights and activations while the model runs (default bf16)"},
+    {"--task", "causal-lm|masked-lm|seq2seq-lm|image-classification|sequence-classification|base",
+     "which Auto class of Transformers (default: by the configuration)"},
+    {"--python", "FILE", "the Python to use"},
+    {"--output,-o", "FILE", "where to write the model (default model.json)", FileRole::kWrite},
+}};
+
+constexpr std::array<SwitchRow, 1> kSwitches = {
+    {{"--trust-remote-code", "run code that comes with the model"}}};
+
+// Runs the program and waits for it; standard error stays ours, nothing is read. Nothing: it could
+// not be started.
+std::optional<int> Run(std::vector<std::string> words, bool is_quiet) {
+  std::vector<char*> pointers;
+  pointers.reserve(words.size() + 1);
+  for (std::string& word : words) {
+    pointers.push_back(word.data());
+  }
+  pointers.push_back(nullptr);
+  posix_spawn_file_actions_t actions{};
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  if (is_quiet) {
+    ::posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+    ::posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  }
+  pid_t child = 0;
+  const int problem =
+      ::posix_spawnp(&child, pointers[0], &actions, nullptr, pointers.data(), environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  if (problem != 0) {
+    return std::nullopt;
+  }
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) ? std::optional(WEXITSTATUS(status)) : std::nullopt;
+}
+
+std::string FindPython(const Arguments& arguments) {
+  std::vector<std::string> candidates;
+  const Flag given = arguments.Get("--python");
+  if (given.is_given()) {
+    candidates = {given.text};
+  } else {
+    const char* environment = std::getenv("VIRTUAL_ENV");
+    if (environment != nullptr && *environment != '\0') {
+      candidates.push_back(std::string(environment) + "/bin/python");
+    }
+    candidates.insert(candidates.end(), {"python3", "python"});
+  }
+  std::string tried;
+  for (const std::string& python : candidates) {
+    const std::optional<int> code =
+        Run({python, "-c",
+             "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"},
+            true);
+    if (code == 0) {
+      return python;
+    }
+    tried += (tried.empty() ? "" : ", ") + python + (code ? " (no torch)" : " (does not start)");
+  }
+  throw EnvironmentError("no Python with torch: " + tried +
+                         "; install it with pip install torch, or name one with --python");
+}
+
+// Beside the program as it is installed, or in the source tree that it was built in.
+std::string FindTool() {
+  std::error_code ignored;
+  const fs::path folder = fs::read_symlink("/proc/self/exe", ignored).parent_path();
+  const std::array<fs::path, 2> places = {
+      folder.parent_path() / "share/shardwright/tools/export_model.py",
+      folder.parent_path() / "tools/export_model.py"};
+  for (const fs::path& place : places) {
+    if (fs::is_regular_file(place, ignored)) {
+      return place.string();
+    }
+  }
+  throw EnvironmentError("no " + places[0].string() +
+                         ", which is installed with the program; a program alone cannot export");
+}
+
+std::vector<std::string> ToolWords(const Arguments& arguments, const std::string& file) {
+  const std::string source = arguments.text.at("SOURCE");
+  std::error_code ignored;
+  const bool exists = fs::exists(source, ignored);
+  const bool is_builder = source.find(':') != std::string::npos && !exists;
+  if (!exists && source.ends_with(".json")) {
+    throw InputError("export", '"' + source + "\", which is not there",
+                     "a config.json, a folder with one, a name of the hub, or "
+                     "package.module:function");
+  }
+  std::vector<std::string> words = {FindPython(arguments), FindTool()};
+  if (!is_builder) {
+    words.emplace_back("--config");
+  }
+  words.push_back(source);
+  for (const char* name : {"--seq", "--image", "--input", "--dtype", "--task"}) {
+    if (const Flag flag = arguments.Get(name); flag.is_given()) {
+      words.insert(words.end(), {name, flag.text});
+    }
+  }
+  if (arguments.Has("--trust-remote-code")) {
+    words.emplace_back("--trust-remote-code");
+  }
+  words.insert(words.end(), {"-o", file});
+  return words;
+}
+
+constexpr std::int64_t kMaxPixels = std::int64_t{1} << 14;
+constexpr std::array<std::string_view, 3> kDTypes = {"bf16", "fp16", "fp32"};
+constexpr std::array<std::string_view, 6> kTasks = {
+    "causal-lm", "masked-lm", "seq2seq-lm", "image-classification", "sequence-classification",
+    "base"};
+
+void CheckFlags(const Arguments& arguments) {
+  std::int64_t number = 0;
+  arguments.SetCount("--seq", kMaxSequence, number);
+  arguments.SetCount("--image", kMaxPixels, number);
+  std::size_t choice = 0;
+  const auto read = [](NameList names) {
+    return [names](const Flag& flag) { return ReadChoice(flag, names); };
+  };
+  arguments.Set("--dtype", choice, read(kDTypes));
+  arguments.Set("--task", choice, read(kTasks));
+  if (!arguments.Get("--seq").is_given() && !arguments.Get("--image").is_given() &&
+      !arguments.Get("--input").is_given()) {
+    throw UsageError("export needs --seq, --image or --input");
+  }
+}
+
+void Report(const Arguments& arguments, const Model& model, const std::string& file) {
+  std::set<std::string> others;
+  for (const ModelOp& op : model.ops) {
+    if (model.SpecOf(op).kind == OpKind::kOther) {
+      others.insert(model.SpecOf(op).other.function);
+    }
+  }
+  if (arguments.IsJson()) {
+    const Json json = {{"schema", "shardwright-export"},
+                       {"schema_version", 1},
+                       {"file", file},
+                       {"parameter_count", CountParameters(model)},
+                       {"ops", model.ops.size()},
+                       {"planned_only", others}};
+    arguments.Print(json.dump(2) + "\n");
+    return;
+  }
+  std::string names;
+  for (const std::string& name : others) {
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  Table table({kLeft, kLeft});
+  table.Row({"parameters", WithCommas(CountParameters(model))});
+  table.Row({"ops", WithCommas(static_cast<std::int64_t>(model.ops.size()))});
+  table.Row({"planned, not run", others.empty() ? "none" : names});
+  arguments.Print(file + "\n" + table.Text(2));
+}
+
+int RunExport(const Arguments& arguments) {
+  CheckFlags(arguments);
+  const Flag output = arguments.Get("--output");
+  const std::string file = output.is_given() ? output.text : "model.json";
+  const std::string draft = file + ".draft-" + std::to_string(::getpid());
+  const std::optional<int> code = Run(ToolWords(arguments, draft), false);
+  std::error_code ignored;
+  if (code != kExitOk) {
+    fs::remove(draft, ignored);
+    return code.value_or(kExitEnvironment);
+  }
+  try {
+    const Model model = LoadModel(draft, {});
+    std::error_code problem;
+    fs::rename(draft, file, problem);
+    if (problem) {
+      throw EnvironmentError(file + ": " + problem.message());
+    }
+    Report(arguments, model, file);
+  } catch (...) {
+    fs::remove(draft, ignored);
+    throw;
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+extern const Command kExportCommand;
+const Command kExportCommand = {"export", kAbout, kPositionals, kFlags, kSwitches, RunExport};
+
+}  // namespace shardwright
