@@ -90,6 +90,26 @@ LoadOptions ModelOptions(const InspectOptions& options) {
   return load;
 }
 
+// What PyTorch would multiply and keep in a step without sharding, by kernel set and dtype.
+Json TotalsOfSets(const Model& model) {
+  Json rows = Json::array();
+  for (const char* set : {"torch-eager", "hf-trainer"}) {
+    for (const DType compute : {DType::kBf16, DType::kFp32}) {
+      for (const std::int64_t batch : {1, 2}) {
+        const ModelTotals totals =
+            TotalsOf(model, batch, compute, FindKernelSet(set, "kernel set"));
+        rows.push_back({{"kernel_set", set},
+                        {"dtype", compute == DType::kBf16 ? "bf16" : "fp32"},
+                        {"batch", batch},
+                        {"forward_flops", totals.forward.value},
+                        {"backward_flops", totals.backward.value},
+                        {"saved_bytes", totals.saved.value}});
+      }
+    }
+  }
+  return rows;
+}
+
 Report InspectModel(const Model& model, bool as_json) {
   for (const std::string& warning : model.warnings) {
     Warn(warning);
@@ -118,18 +138,7 @@ Report InspectModel(const Model& model, bool as_json) {
   json["tokens_per_sample"] = model.tokens_per_sample;
   json["convention_flops_per_sample"] = flops;
   json["ops"] = model.ops.size();
-  json["torch_eager"] = Json::array();
-  for (const DType compute : {DType::kBf16, DType::kFp32}) {
-    for (const std::int64_t batch : {1, 2}) {
-      const ModelTotals totals =
-          TotalsOf(model, batch, compute, FindKernelSet("torch-eager", "inspect"));
-      json["torch_eager"].push_back({{"batch", batch},
-                                     {"dtype", compute == DType::kBf16 ? "bf16" : "fp32"},
-                                     {"forward_flops", totals.forward.value},
-                                     {"backward_flops", totals.backward.value},
-                                     {"saved_bytes", totals.saved.value}});
-    }
-  }
+  json["one_gpu"] = TotalsOfSets(model);
   json["parameters"] = Json::array();
   for (const Parameter& param : model.params) {
     const bool is_tied = param.tied_to.valid();

@@ -123,7 +123,7 @@ endfunction()
 # path of shardwright.
 find_program(SHARDWRIGHT_TEST_PYTHON python PATHS "${PROJECT_SOURCE_DIR}/build/venv/bin" NO_DEFAULT_PATH)
 function(sw_package_test name script)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "PROGRAM" "TIMEOUT" "LABELS")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "PROGRAM" "TIMEOUT" "LABELS;ARGS")
   set(python "${Python3_EXECUTABLE}")
   if(SHARDWRIGHT_TEST_PYTHON)
     set(python "${SHARDWRIGHT_TEST_PYTHON}")
@@ -133,7 +133,7 @@ function(sw_package_test name script)
     set(program "$<TARGET_FILE:shardwright>")
   endif()
   add_test(NAME ${name}
-    COMMAND "${python}" -B "${CMAKE_CURRENT_SOURCE_DIR}/${script}" ${program}
+    COMMAND "${python}" -B "${CMAKE_CURRENT_SOURCE_DIR}/${script}" ${program} ${arg_ARGS}
     WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}/tests")
   sw_test_properties(${name} LABELS ${arg_LABELS} TIMEOUT "${arg_TIMEOUT}")
 endfunction()

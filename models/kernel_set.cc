@@ -279,6 +279,9 @@ OpKernels LowerOp(const OpSpec& spec, std::int64_t batch, DType compute,
   const internal::LowerContext context{
       .spec = spec, .batch = batch, .compute = compute, .options = options, .s = SizeOf(compute)};
   OpKernels op = LowerGeneral(context);
+  if (spec.kind == OpKind::kOther) {  // planned, not run
+    return op;
+  }
   if (options.cuda_kernels) {
     return internal::AdaptToCuda(context, std::move(op));
   }

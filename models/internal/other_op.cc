@@ -11,6 +11,8 @@ namespace {
 
 // Bits of an op's inputs and outputs have places for so many.
 constexpr std::size_t kMostTensors = 32;
+// Launches of a pass, tensors kept: far more than any op has, so that repeats of them stay cheap.
+constexpr std::size_t kMostEntries = 256;
 
 using Kernel = OtherKernel;
 
@@ -48,8 +50,17 @@ Kernel ReadKernel(OpReader& r, const JsonValue& json, Kernel::Pass pass) {
   return kernel;
 }
 
+std::optional<JsonValue> EntriesOf(const OpReader& r, std::string_view key) {
+  std::optional<JsonValue> list = r.op().json.Find(key);
+  if (list && list->size() > kMostEntries) {
+    throw InputError(list->path().str(), std::to_string(list->size()) + " entries",
+                     "at most " + std::to_string(kMostEntries));
+  }
+  return list;
+}
+
 void ReadKernels(OpReader& r, std::string_view key, Kernel::Pass pass, OtherCost& cost) {
-  const std::optional<JsonValue> list = r.op().json.Find(key);
+  const std::optional<JsonValue> list = EntriesOf(r, key);
   for (std::size_t i = 0; list && i < list->size(); ++i) {
     cost.kernels.push_back(ReadKernel(r, (*list)[i], pass));
   }
@@ -113,7 +124,7 @@ std::vector<FileTensor> AddOther(OpReader& r) {
   cost.saves_input_for_weight =
       ReadBits(r, "saves_inputs_for_weights", r.op().inputs.size()) & cost.saves_input;
   cost.is_cast = r.Flag("cast");
-  if (const std::optional<JsonValue> saved = json.Find("saved")) {
+  if (const std::optional<JsonValue> saved = EntriesOf(r, "saved")) {
     for (std::size_t i = 0; i < saved->size(); ++i) {
       (*saved)[i].AllowOnly({"elements", "bytes"});
       cost.saved.push_back(ReadData(r, (*saved)[i], "elements", "bytes"));

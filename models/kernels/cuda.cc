@@ -70,9 +70,6 @@ OpKernels AdaptToCuda(const LowerContext& context, OpKernels general) {
   const OpSpec& spec = context.spec;
   const std::int64_t rows = Rows(context);
   OpKernels op = AdaptToHost(context, std::move(general));
-  if (spec.kind == OpKind::kOther) {
-    return op;
-  }
   op.forward_workspace = op.backward_workspace = Bytes(0);
   switch (spec.kind) {
     case OpKind::kLinear:

@@ -211,9 +211,6 @@ void SetBatchNorm(OpKernels* general, OpKernels* op) {
 
 OpKernels AdaptToHost(const LowerContext& context, OpKernels general) {
   const OpSpec& spec = context.spec;
-  if (spec.kind == OpKind::kOther) {  // planned, not run
-    return general;
-  }
   const std::int64_t rows = Product({context.batch, spec.rows});
   OpKernels op;
   op.forward = std::move(general.forward);
@@ -277,9 +274,8 @@ OpKernels AdaptToHost(const LowerContext& context, OpKernels general) {
     case OpKind::kDropout:
     case OpKind::kConcat:
     case OpKind::kSelect:
+    case OpKind::kOther:  // never here
       SetElementwise(context, &op);
-      break;
-    case OpKind::kOther:
       break;
   }
   return op;

@@ -2,6 +2,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -11,8 +12,10 @@
 #include "core/json.h"
 #include "models/internal/order.h"
 #include "models/internal/substitute.h"
+#include "models/kernel_set.h"
 #include "models/loader.h"
 #include "models/model.h"
+#include "models/totals.h"
 
 namespace shardwright {
 namespace {
@@ -24,6 +27,97 @@ std::string ErrorOf(const std::string& spec) {
     return e.what();
   }
   return "loaded";
+}
+
+// A file with one op "other" behind a linear layer, to which `more` adds top-level keys.
+std::string OtherFile(const std::string& other, const std::string& more = "") {
+  return R"({"format": "shardwright-model", "version": 1, "sequence_length": 8, )" + more +
+         R"("inputs": {"x": {"shape": ["sequence_length", 4]}},
+    "modules": [{"name": "a", "class": "Linear", "params": [{"name": "weight", "shape": [6, 4]}]}],
+    "ops": [{"op": "linear", "module": "a", "inputs": ["x"], "output": "y"},
+            {"op": "other", "function": "aten.outer", "inputs": ["y"], "outputs": ["z"], )" +
+         other + "}]}";
+}
+
+Model Read(const std::string& text, std::int64_t length = 0) {
+  return ModelFromJson(JsonValue::Parse(text, "m.json"), "m", {.sequence_length = length});
+}
+
+std::string ErrorIn(const std::string& text, std::int64_t length = 0) {
+  try {
+    (void)Read(text, length);
+  } catch (const InputError& e) {
+    return e.what();
+  }
+  return "loaded";
+}
+
+constexpr const char* kOuter = R"("results": [{"shape": ["sequence_length", "sequence_length"]}],
+  "forward": [{"class": "gemm", "batch": "batch", "m": "sequence_length", "n": "sequence_length", "k": 6,
+               "flops": "12 * batch * sequence_length * sequence_length", "read": "batch * 12 * sequence_length",
+               "written": "batch * sequence_length * sequence_length"}],
+  "backward_data": [{"class": "elementwise", "read_bytes": "sequence_length * sequence_length / 2 + 3"}],
+  "saves_inputs": [0], "saved": [{"bytes": "7 * batch"}, {"elements": 10}])";
+
+TEST_CASE("ModelFile.OtherOpsSayWhatTheyCost") {
+  for (const std::int64_t length : {8, 20}) {
+    const Model model = Read(OtherFile(kOuter), length);
+    const ModelOp& op = model.ops.back();
+    CHECK(model.tensors[op.outputs[0].value].elements == length * length);
+    const KernelSetOptions& set = FindKernelSet("torch-eager", "test");
+    const OpKernels three = LowerOp(model.SpecOf(op), 3, DType::kBf16, set);
+    REQUIRE(three.forward.size() == 1);
+    CHECK(three.forward[0].flops.value == 12.0 * 3.0 * static_cast<double>(length * length));
+    CHECK(three.forward[0].batch == 3);
+    CHECK(three.forward[0].m == length);
+    CHECK(three.forward[0].k == 6);
+    CHECK(three.forward[0].read == Bytes(2 * 3 * 12 * length));
+    CHECK(three.backward_data.at(0).read == Bytes(length * length / 2 + 3));
+    CHECK(three.saves_input == 1U);
+    CHECK(three.extra_saved == Bytes(3 * 7 + 2 * 10));
+    // The linear layer multiplies 2 * 8 * 4 * 6 per sample each way; x needs no gradient.
+    const ModelTotals totals = TotalsOf(model, 3, DType::kBf16, set);
+    const double linear = 3.0 * 2.0 * static_cast<double>(length) * 24.0;
+    CHECK(totals.forward.value == linear + three.forward[0].flops.value);
+    CHECK(totals.backward.value == linear);
+    CHECK(totals.saved == Bytes(3 * length * 4 * 2 + 3 * length * 6 * 2 + 3 * 7 + 2 * 10));
+  }
+}
+
+TEST_CASE("ModelFile.SizesThatAreNoSizes") {
+  const auto with = [](const std::string& size) {
+    return OtherFile(R"("results": [{"shape": [)" + size + "]}]");
+  };
+  const std::string place = "m.json: ops[1].results[0].shape[0]: got ";
+  for (const auto& [text, found] : std::vector<std::pair<std::string, std::string>>{
+           {R"("sequence_length / 3")", R"("sequence_length / 3" (with sequence_length 8))"},
+           {R"("2 ** 3")", R"("2 ** 3" (with sequence_length 8))"},
+           {R"("image_size")", R"("image_size" (with sequence_length 8))"},
+           {R"("batch * batch")", R"("batch * batch" (with sequence_length 8))"},
+           {R"("3 - sequence_length")", R"("3 - sequence_length" (with sequence_length 8))"},
+           {R"("batch")", R"("batch", which depends on the batch)"},
+           {R"("sequence_length - 8")", R"("sequence_length - 8" = 0)"},
+           {"0", "0"}}) {
+    INFO(text);
+    CHECK(ErrorIn(with(text)).starts_with(place + found + ", expected "));
+  }
+  CHECK(ErrorIn(with("72057594037927936, 2")).find("2^56") != std::string::npos);
+}
+
+TEST_CASE("ModelFile.AnotherLengthMustChangeSomething") {
+  const std::string error =
+      "m.json: sequence_length: got 16 asked for, expected its own length 8: ";
+  CHECK(ErrorIn(OtherFile(kOuter), 16) == "loaded");
+  CHECK(ErrorIn(OtherFile(kOuter, R"("fixed_length": "a loop over 8 tokens", )"), 16) ==
+        error + "a loop over 8 tokens; export the model at the other length");
+  const std::string fixed = R"({"format": "shardwright-model", "version": 1, "sequence_length": 8,
+    "inputs": {"x": {"shape": [8, 4]}},
+    "modules": [{"name": "a", "class": "Linear", "params": [{"name": "weight", "shape": [6, 4]}]}],
+    "ops": [{"op": "linear", "module": "a", "inputs": ["x"], "output": "y"}]})";
+  CHECK(ErrorIn(fixed, 8) == "loaded");
+  CHECK(ErrorIn(fixed, 16) ==
+        error +
+            "no size of the file depends on sequence_length; export the model at the other length");
 }
 
 TEST_CASE("ModelFile.RepeatsTiesAndFrozenParameters") {

@@ -199,7 +199,8 @@ class Graph:
 
     def input_value(self, ref):
         name = ref.storage.name
-        sizes, shared = self.per_sample(self.t.shape(ref))
+        whole = next(r for r in self.t.base.refs if r.storage is ref.storage)
+        sizes, shared = self.per_sample(self.t.shape(whole))
         if shared:
             raise Unsupported(f"input {name} has no batch dimension")
         self.inputs[name] = {"shape": [self.size(s) for s in sizes]}
@@ -415,7 +416,7 @@ class Graph:
         elif self.is_copy_to_keep(call):
             self.carried = call
         else:
-            if not named.write(self, call):
+            if not call.has_grad or not named.write(self, call):
                 self.write_other(call)
             self.carried = None
 

@@ -38,7 +38,7 @@ class Storage:
 
 class Call:
     __slots__ = ("index", "func", "name", "in_place", "args", "kwargs", "inputs", "outputs", "module", "sequence", "backward_of",
-                 "saved", "flops")
+                 "saved", "flops", "has_grad")
 
 
 class Stop(Exception):
@@ -145,6 +145,7 @@ class Recorder(TorchDispatchMode):
         self.backward = False
         self.pending = {}  # sequence number -> tensors kept by the node before its call
         self.by_sequence = {}
+        self.in_place = []
         self.outputs = []
         for name, parameter in model.named_parameters():
             self.known(parameter, "parameter", name)
@@ -183,6 +184,11 @@ class Recorder(TorchDispatchMode):
             owner.saved.append(ref)
         return tensor
 
+    def owner(self, sequence):
+        """The forward call of a node. Nodes that autograd adds when a view is changed in place belong to the change."""
+        found = self.by_sequence.get(sequence + 1)
+        return found or next((call for call in reversed(self.in_place) if call.sequence <= sequence), None)
+
     def leave(self, module, args, output):
         self.module.pop()
 
@@ -206,18 +212,20 @@ class Recorder(TorchDispatchMode):
         call.outputs = [self.ref(t) for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, torch.Tensor)]
         call.module, call.sequence, call.saved = self.module[-1], sequence, []
         call.flops = rules.multiplications(func, args, kwargs, out)
-        call.backward_of = None
+        call.backward_of, call.has_grad = None, torch.is_grad_enabled()
         if self.backward:
             node = torch._C._current_autograd_node()
-            call.backward_of = self.by_sequence.get(node._sequence_nr() + 1) if node is not None else None
+            call.backward_of = self.owner(node._sequence_nr()) if node is not None else None
             if node is not None and call.backward_of is None and "AccumulateGrad" not in node.name() and \
                     call.name not in rules.VIEWS | rules.FREE:
-                if "CopySlices" in node.name():
-                    raise Unsupported("an in-place change of a part of a tensor that has a gradient")
                 raise Unsupported(f"{node.name()} runs {call.name} in backward, of which forward shows no op")
         else:
-            if sequence not in self.by_sequence:
+            # Of a custom autograd function, whose calls run without gradients, the last call stands for its node.
+            first = self.by_sequence.get(sequence)
+            if first is None or not call.has_grad and not first.has_grad:
                 self.by_sequence[sequence] = call
+            if call.in_place:
+                self.in_place.append(call)
             if call.in_place and sequence - 1 not in self.by_sequence:  # its node came before a copy of what it overwrites
                 self.by_sequence[sequence - 1] = call
             if sequence in self.pending:
@@ -310,7 +318,8 @@ def backward_of(outputs):
 def told_of_tracing():
     """Transformers leaves out checks of values where it knows that it is traced; a sample is one sequence, not several packed."""
     changes = [("transformers.utils.import_utils", "is_fake_tensor", lambda tensor: True),
-               ("transformers.masking_utils", "find_packed_sequence_indices", lambda positions: None)]
+               ("transformers.masking_utils", "find_packed_sequence_indices", lambda positions: None),
+               ("torch.nn.modules.transformer", "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal))]
     undo = []
     for module, name, replacement in changes:
         module = sys.modules.get(module)
@@ -378,7 +387,7 @@ def run(model, inputs, positional=False):
         for parameter in model.parameters():
             parameter.grad = None
     if recorder.pending:
-        raise Unsupported("tensors kept for backward by an op that forward does not show")
+        raise Unsupported("an op in place on a view of a tensor that has a gradient; write it out of place")
     return recorder
 
 
