@@ -42,6 +42,10 @@ std::int64_t OpReader::Int(std::string_view key, std::int64_t fallback, std::int
 }
 
 std::vector<std::int64_t> OpReader::Shape(const JsonValue& list) const {
+  constexpr std::size_t kMostDimensions = 16;
+  if (list.size() > kMostDimensions) {
+    throw list.Error("at most " + std::to_string(kMostDimensions) + " dimensions");
+  }
   std::vector<std::int64_t> dims;
   std::int64_t elements = 1;
   for (std::size_t i = 0; i < list.size(); ++i) {
