@@ -262,8 +262,8 @@ const Bad kBad[] = {
      "both are those of \"a.weight\""},
     {"file_unknown_key",
      "got unknown key \"extra\", expected one of \"format\", \"version\", \"_source\", "
-     "\"class\", \"block_class\", \"sequence_length\", \"image_size\", \"inputs\", \"modules\", "
-     "\"ops\""},
+     "\"class\", \"block_class\", \"sequence_length\", \"image_size\", "
+     "\"fixed_length\", \"inputs\", \"params\", \"buffers\", \"modules\", \"ops\""},
     {"file_unknown_op_key",
      "ops[0]: got unknown key \"transpose\", expected one of \"op\", \"module\", \"name\", "
      "\"inputs\", \"output\", \"outputs\", \"params\", \"transposed\"; did you mean "
@@ -306,9 +306,10 @@ const Bad kBad[] = {
      "ops[0].inputs[0]: got a tensor of shape [4, 7], expected an even number of features: gate, "
      "then up"},
     {"file_no_sequence",
-     "inputs.x.shape[0]: got \"sequence_length\", expected a number, since the file has no key "
-     "of "
-     "that name"},
+     "inputs.x.shape[0]: got \"sequence_length\" (with no sequence_length), expected an integer, "
+     "or "
+     "a sum of products of integers, \"batch\", \"sequence_length\" and \"image_size\"; divisions "
+     "without rest, and a result from 0 to 2^56"},
 };
 
 TEST_CASE("ModelFile.BadFilesGetOneClearLine") {
