@@ -44,10 +44,12 @@ constexpr std::array<PositionalRow, 2> kPositionals = {
      {"FOLDER", "a checkpoint, or a folder of them; import: a model's folder or safetensors file",
       "checkpoint needs a folder", false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 4> kFlags = {{
+constexpr std::array<FlagRow, 5> kFlags = {{
     {"--output,-o", "FILE",
      "export: the safetensors file to write; import: the folder of checkpoints",
      FileRole::kWriteWhen},
+    {"--adapters", "keep|merge",
+     "export: LoRA matrices as tensors of their own (default), or merged into the weights"},
     {"--transformers", "4|5", "export: whose names mixtures and ViT get (default 5)"},
     {"--model", "SPEC",
      "import: the model, as for plan (default: the config.json beside the weights)",
@@ -126,6 +128,7 @@ void CheckFlags(const Arguments& arguments, Action action) {
   refuse(action != Action::kInspect, "--output", "export and import");
   refuse(action == Action::kExport, "--dtype", "export");
   refuse(action == Action::kExport, "--transformers", "export");
+  refuse(action == Action::kExport, "--adapters", "export");
   refuse(action == Action::kImport, "--model", "import");
   if (action != Action::kInspect && !arguments.Get("--output").is_given()) {
     throw UsageError(action == Action::kExport ? "checkpoint export needs --output FILE"
@@ -155,9 +158,12 @@ int RunCheckpoint(const Arguments& arguments) {
   }
   const bool exports = action == Action::kExport;
   const Flag output = arguments.Get("--output");
-  const std::optional<DType> dtype = ReadDType(arguments);
-  HubNames names = HubNames::kModules5;
-  arguments.SetChoice("--transformers", kHubNamesNames, names);
+  ExportOptions options{.dtype = ReadDType(arguments)};
+  arguments.SetChoice("--transformers", kHubNamesNames, options.names);
+  static constexpr std::array<std::string_view, 2> kAdapters = {"keep", "merge"};
+  std::size_t adapters = 0;
+  arguments.SetChoice("--adapters", kAdapters, adapters);
+  options.merges_adapters = adapters == 1;
   const std::string given = arguments.Get("FOLDER").text;
   const std::string folder = FindLatestCheckpoint(given);
   if (folder.empty()) {
@@ -172,7 +178,7 @@ int RunCheckpoint(const Arguments& arguments) {
       inputs.push_back({"FOLDER", folder + "/" + file.name});
     }
     RefuseOverwriting(inputs, std::array{NamedFile{"--output", output.text}});
-    ExportCheckpoint(checkpoint, output.text, dtype, names);
+    ExportCheckpoint(checkpoint, output.text, options);
   }
   if (arguments.IsJson()) {
     arguments.Print(InspectionJson(checkpoint).dump(2) + "\n");

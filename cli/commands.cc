@@ -28,6 +28,7 @@ extern const Command kExportCommand;
 extern const Command kRunCommand;
 extern const Command kEmitCommand;
 extern const Command kEvalCommand;
+extern const Command kGenerateCommand;
 extern const Command kCheckpointCommand;
 extern const Command kCompareCommand;
 extern const Command kReportCommand;
@@ -44,13 +45,13 @@ extern const Command kManCommand;
 
 std::span<const Command* const> AllCommands() {
   static constexpr std::array kCommands = {
-      &kListCommand,       &kInspectCommand,      &kPlanCommand,      &kSimulateCommand,
-      &kSweepCommand,      &kGoodputCommand,      &kBaselinesCommand, &kEmitCommand,
-      &kImportRunCommand,  &kExportCommand,       &kRunCommand,       &kEvalCommand,
-      &kCheckpointCommand, &kCompareCommand,      &kValidateCommand,  &kValidateNcclCommand,
-      &kCalibrateCommand,  &kFitCommand,          &kFitNcclCommand,   &kReportCommand,
-      &kDiffCommand,       &kConfigCommand,       &kDoctorCommand,    &kCompletionCommand,
-      &kManCommand,        &kInspectTraceCommand, &kTopoCommand,
+      &kListCommand,         &kInspectCommand,    &kPlanCommand,         &kSimulateCommand,
+      &kSweepCommand,        &kGoodputCommand,    &kBaselinesCommand,    &kEmitCommand,
+      &kImportRunCommand,    &kExportCommand,     &kRunCommand,          &kEvalCommand,
+      &kGenerateCommand,     &kCheckpointCommand, &kCompareCommand,      &kValidateCommand,
+      &kValidateNcclCommand, &kCalibrateCommand,  &kFitCommand,          &kFitNcclCommand,
+      &kReportCommand,       &kDiffCommand,       &kConfigCommand,       &kDoctorCommand,
+      &kCompletionCommand,   &kManCommand,        &kInspectTraceCommand, &kTopoCommand,
   };
   return kCommands;
 }

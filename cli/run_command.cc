@@ -23,6 +23,7 @@
 #include "core/json.h"
 #include "core/printable.h"
 #include "core/writable.h"
+#include "executor/checkpoint/adapters.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/run_checkpoints.h"
 #include "executor/checkpoint/run_folder.h"
@@ -167,6 +168,13 @@ std::vector<Setting> SettingsOf(const PlanFile& file, const RunFlags& flags, con
     settings.emplace_back("clip_norm", "none");
   }
   const Precision& precision = file.job.precision;
+  if (file.job.lora_rank > 0) {
+    const auto rank = static_cast<double>(file.job.lora_rank);
+    std::array<char, 32> scale{};
+    std::snprintf(scale.data(), scale.size(), "%.17g",
+                  file.job.lora_alpha > 0.0 ? file.job.lora_alpha / rank : 1.0);
+    settings.emplace_back(kAdapterScaleSetting, scale.data());
+  }
   settings.emplace_back("data", flags.data);
   settings.emplace_back("data.crc32", std::to_string(data.Checksum()));
   settings.emplace_back("ranks", std::to_string(file.cluster.RankCount()));

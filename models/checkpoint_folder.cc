@@ -164,7 +164,7 @@ std::string FindStoredName(const std::set<std::string>& names, const std::string
 std::map<std::string, std::vector<std::string>> PartsOf(const std::string& folder) {
   const std::filesystem::path path(folder);
   std::error_code error;
-  if (!std::filesystem::exists(path / kIndex, error)) {
+  if (std::filesystem::exists(path / kSingle, error)) {  // which Transformers reads first, too
     return {{kSingle, {}}};
   }
   return ReadIndex(JsonValue::ReadFile((path / kIndex).string()));
@@ -181,7 +181,7 @@ HubCheckpoint ReadCheckpoint(const std::string& folder) {
   HubCheckpoint checkpoint;
   const std::filesystem::path path(folder);
   std::error_code error;
-  if (std::filesystem::exists(path / kIndex, error)) {
+  if (!std::filesystem::exists(path / kSingle, error)) {
     ReadShards(path, JsonValue::ReadFile((path / kIndex).string()), &checkpoint);
   } else {
     checkpoint.tensors = ReadShard((path / kSingle).string());

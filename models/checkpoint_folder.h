@@ -28,8 +28,9 @@ struct HubCheckpoint {
 // Does the folder hold model.safetensors or model.safetensors.index.json?
 [[nodiscard]] bool HoldsCheckpoint(const std::string& folder);
 
-// The files of the folder's weights, and which tensors the index puts into each; none: there is no
-// index, and all count. Throws InputError for an index that is damaged or leads out of the folder.
+// The files of the folder's weights, and which tensors the index puts into each; none: it is the
+// one file, and all count. Throws InputError for an index that is damaged or leads out of the
+// folder.
 [[nodiscard]] std::map<std::string, std::vector<std::string>> PartsOf(const std::string& folder);
 
 // What a parameter is called in a file with these names: as it is, or with another base model's
@@ -41,10 +42,10 @@ struct HubCheckpoint {
 // False: files have it, but it is no parameter of the module.
 [[nodiscard]] bool IsTrainedName(std::string_view name);
 
-// Reads the index, if there is one, and the header of each shard. A file may end behind its header,
-// as if only that had been downloaded. Throws InputError for damaged or contradicting files: a
-// tensor that the index puts into a shard without it, a shape that does not fit its bytes, a file
-// that ends inside its weights, a shard outside the folder.
+// Reads the one file, or else the index and the header of each shard. A file may end behind its
+// header, as if only that had been downloaded. Throws InputError for damaged or contradicting
+// files: a tensor that the index puts into a shard without it, a shape that does not fit its bytes,
+// a file that ends inside its weights, a shard outside the folder.
 [[nodiscard]] HubCheckpoint ReadCheckpoint(const std::string& folder);
 
 // What the model and the checkpoint disagree about, one line each, sorted; empty: nothing.

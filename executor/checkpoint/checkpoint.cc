@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <set>
 #include <utility>
@@ -14,6 +15,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "executor/checkpoint/adapters.h"
 #include "executor/checkpoint/elements.h"
 #include "executor/checkpoint/output_file.h"
 #include "executor/checkpoint/safetensors.h"
@@ -257,11 +259,14 @@ SafetensorsEntry ExportedEntry(const HubTensor& tensor, const SavedTensor& first
   return entry;
 }
 
-void CopyTensor(const Checkpoint& checkpoint, const SavedTensor& tensor, DType dtype,
+using ElementReader = std::function<void(const SavedTensor& tensor, std::int64_t begin,
+                                         std::int64_t count, DType dtype, void* out)>;
+
+void CopyTensor(const ElementReader& read, const SavedTensor& tensor, DType dtype,
                 OutputFile& out) {
   if (dtype == DType::kInt64) {
     float count = 0.0F;
-    checkpoint.Read(tensor.name, 0, 1, DType::kFp32, &count);
+    read(tensor, 0, 1, DType::kFp32, &count);
     const auto integer = static_cast<std::int64_t>(count);
     out.Write(&integer, 8);
     return;
@@ -271,7 +276,7 @@ void CopyTensor(const Checkpoint& checkpoint, const SavedTensor& tensor, DType d
       static_cast<std::size_t>(std::min(kChunk, tensor.Elements()) * SizeOf(dtype)));
   for (std::int64_t begin = 0; begin < tensor.Elements(); begin += kChunk) {
     const std::int64_t count = std::min(kChunk, tensor.Elements() - begin);
-    checkpoint.Read(tensor.name, begin, count, dtype, buffer.data());
+    read(tensor, begin, count, dtype, buffer.data());
     out.Write(buffer.data(), count * SizeOf(dtype));
   }
 }
@@ -279,18 +284,31 @@ void CopyTensor(const Checkpoint& checkpoint, const SavedTensor& tensor, DType d
 }  // namespace
 
 void ExportCheckpoint(const Checkpoint& checkpoint, const std::string& file,
-                      std::optional<DType> dtype, HubNames names) {
+                      const ExportOptions& options) {
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
   for (const SavedAlias& alias : checkpoint.manifest().aliases) {
     metadata[alias.name] = alias.target;  // as safetensors.torch.save_model notes tied weights
   }
   std::vector<SavedTensor> exported = checkpoint.manifest().tensors;
-  std::erase_if(exported,
-                [](const SavedTensor& tensor) { return tensor.kind == TensorKind::kState; });
+  std::erase_if(exported, [&](const SavedTensor& tensor) {
+    return tensor.kind == TensorKind::kState || (options.merges_adapters && IsAdapter(tensor.name));
+  });
+  std::optional<MergedWeights> merged;
+  if (options.merges_adapters) {
+    merged.emplace(checkpoint);
+  }
+  const ElementReader read = [&](const SavedTensor& tensor, std::int64_t begin, std::int64_t count,
+                                 DType dtype, void* out) {
+    if (merged) {
+      merged->Read(tensor, begin, count, dtype, out);
+    } else {
+      checkpoint.Read(tensor.name, begin, count, dtype, out);
+    }
+  };
   std::map<std::string, HubTensor> tensors;
   std::vector<SafetensorsEntry> entries;
-  for (const HubTensor& tensor : HubTensorsOf(exported, names)) {
-    entries.push_back(ExportedEntry(tensor, checkpoint.Find(tensor.parts.front()), dtype));
+  for (const HubTensor& tensor : HubTensorsOf(exported, options.names)) {
+    entries.push_back(ExportedEntry(tensor, checkpoint.Find(tensor.parts.front()), options.dtype));
     tensors[tensor.name] = tensor;
   }
   StagedFile staged(file);
@@ -299,7 +317,7 @@ void ExportCheckpoint(const Checkpoint& checkpoint, const std::string& file,
     for (const SafetensorsEntry& entry :
          WriteSafetensorsHeader(out, std::move(entries), metadata)) {
       for (const std::string& part : tensors.at(entry.name).parts) {
-        CopyTensor(checkpoint, checkpoint.Find(part), entry.dtype, out);
+        CopyTensor(read, checkpoint.Find(part), entry.dtype, out);
       }
     }
     out.SyncAndClose();

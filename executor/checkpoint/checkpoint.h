@@ -55,12 +55,17 @@ void CheckFits(const Checkpoint& checkpoint, const Model& model,
 // behind imported weights any sampler begins.
 void CheckContinues(const Checkpoint& checkpoint, const Sampler& sampler);
 
-// Writes all parameters and running statistics into one safetensors file, under the names that
-// Transformers has for them (others have one name only), in `dtype` (nothing: as saved). The file
+struct ExportOptions {
+  std::optional<DType> dtype = {};       // of the parameters; nothing: as saved
+  HubNames names = HubNames::kModules5;  // of models that Transformers knows
+  bool merges_adapters = false;          // into the weights; else they are tensors of their own
+};
+
+// Writes all parameters and running statistics into one safetensors file. The file
 // appears whole or not at all. Holds only a few MiB in memory. Throws InputError or
 // EnvironmentError.
 void ExportCheckpoint(const Checkpoint& checkpoint, const std::string& file,
-                      std::optional<DType> dtype, HubNames names);
+                      const ExportOptions& options);
 
 // Does it hold optimizer states? Imported weights have none.
 [[nodiscard]] bool HasStates(const Manifest& manifest);

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "executor/checkpoint/adapters.h"
 #include "executor/checkpoint/elements.h"
 #include "executor/checkpoint/hub_names.h"
 #include "executor/checkpoint/safetensors.h"
@@ -24,11 +25,6 @@ std::vector<SavedTensor> TensorsOf(const Model& model) {
   job.mode = JobMode::kForward;
   DescribeState(model, job, manifest);
   return manifest.tensors;
-}
-
-// Adapters are added to a model whose weights are there already.
-bool IsAdapter(const std::string& name) {
-  return name.find(".lora_A.") != std::string::npos || name.find(".lora_B.") != std::string::npos;
 }
 
 std::string Several(const std::vector<std::string>& names) {
@@ -145,6 +141,7 @@ void HubWeights::Match(const Model& model) {
   }
   std::vector<std::string> missing;
   for (const SavedTensor& tensor : wanted) {
+    // Adapters are added to a model whose weights are there already.
     if (tensor.kind == TensorKind::kParameter && found_.count(tensor.name) == 0 &&
         !IsAdapter(tensor.name)) {
       missing.push_back(tensor.name);

@@ -19,6 +19,7 @@ WORDS = {
     "emit": ("none.json", "--to", "accelerate"), "import-run": ("none.toml", "--cluster", "dgx-a100"),
     "export": ("none.json", "--seq", "128"),
     "run": ("none.json",), "eval": ("none.json", "--checkpoint", "none", "--data", "random"),
+    "generate": ("none.json", "--checkpoint", "none", "--prompt", "x"),
     "checkpoint": ("inspect", "none"), "compare": ("none.json", "none.gz"), "validate": ("none.csv",),
     "validate-nccl": ("none.csv",), "calibrate": ("none.gz", "-o", "new.json"), "fit": ("none.csv",),
     "fit-nccl": ("none.csv",), "report": ("none.json",), "diff": ("none.json", "none.json"), "config": (),

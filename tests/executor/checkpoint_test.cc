@@ -531,7 +531,7 @@ TEST_CASE("an exported file holds the parameters and running statistics under Py
   ranks.Fill(model);
   const Checkpoint checkpoint(Save(folder.File("c"), model, ranks, JobOf(DType::kFp32)));
   const std::string file = folder.File("net.safetensors");
-  ExportCheckpoint(checkpoint, file, {}, HubNames::kModules5);
+  ExportCheckpoint(checkpoint, file, {});
   const SafetensorsHeader header = ReadSafetensorsHeader(file);
   const std::string text = ReadTextFile(file);
   std::string names;
@@ -558,10 +558,10 @@ TEST_CASE("an exported file holds the parameters and running statistics under Py
         "bn.num_batches_tracked bn.bias bn.running_mean bn.running_var bn.weight "
         "conv.weight fc.bias fc.weight ");
   CHECK(header.metadata.at("format") == "pt");
-  ExportCheckpoint(checkpoint, file, DType::kBf16, HubNames::kModules5);
+  ExportCheckpoint(checkpoint, file, {.dtype = DType::kBf16});
   CHECK(ReadSafetensorsHeader(file).entries.back().dtype == DType::kBf16);
   CHECK(ErrorOf([&] {
-          ExportCheckpoint(checkpoint, folder.File("no/such"), {}, HubNames::kModules5);
+          ExportCheckpoint(checkpoint, folder.File("no/such"), {});
         }).ends_with(": cannot write: No such file or directory"));
 }
 
