@@ -46,7 +46,8 @@ Transformers; code that comes with a model runs only with --trust-remote-code.)"
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"SOURCE", "config.json, a folder with one, a name of the hub, or package.module:function",
-      "export needs a config.json, a name of the hub, or package.module:function"}}};
+      "export needs a config.json, a name of the hub, or package.module:function", false,
+      FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 7> kFlags = {{
     {"--seq", "N", "tokens per sample"},
