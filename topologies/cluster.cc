@@ -1,7 +1,9 @@
 #include "topologies/cluster.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstddef>
+#include <regex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,14 +27,86 @@ std::vector<std::string> GpuNames() {
   return names;
 }
 
+std::string Lower(std::string_view text) {
+  std::string lower(text);
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return lower;
+}
+
+// The GPU that a word means, whatever its case; "h200" is the one there is, with its memory behind
+// it. Empty: none, or several.
+std::string GpuNamed(const std::string& word) {
+  const std::vector<std::string> names = GpuNames();
+  if (std::find(names.begin(), names.end(), word) != names.end()) {
+    return word;
+  }
+  if (word == "h100") {
+    return "h100-80";  // those with 96 GB are few
+  }
+  std::string found;
+  for (const std::string& name : names) {
+    const bool is_size = name.starts_with(word + "-") &&
+                         name.find_first_not_of("0123456789", word.size() + 1) == name.npos;
+    if (is_size && !found.empty()) {
+      return "";
+    }
+    found = is_size ? name : found;
+  }
+  return found;
+}
+
+bool IsInCatalog(const std::string& name) {
+  const auto catalog = EmbeddedClusterCatalog();
+  return std::any_of(catalog.begin(), catalog.end(),
+                     [&](const EmbeddedFile& file) { return file.name == name; });
+}
+
+// What people write in many ways, in one: "8xH100", "h100-80x8", "2x8 H100" (two nodes of eight),
+// "2 x DGX-H100". `nodes` is 0 where it says nothing of them.
+struct Spelled {
+  std::string spec;
+  std::int64_t nodes = 0;
+};
+Spelled Spell(const std::string& spec) {
+  const std::size_t comma = std::min(spec.find(','), spec.size());
+  const std::string head = Lower(std::string_view(spec).substr(0, comma));
+  if (IsInCatalog(head)) {
+    return {head, 0};
+  }
+  // A count or two, a name, and a count behind it.
+  static const std::regex kForm(
+      R"(\s*(?:(\d{1,7})\s*x\s*)?(?:(\d{1,7})\s*x?\s*)?([a-z][a-z0-9-]*?)(?:\s*x\s*(\d{1,7}))?\s*)");
+  std::smatch match;
+  if (!std::regex_match(head, match, kForm)) {
+    return {spec, 0};
+  }
+  std::vector<std::int64_t> counts;
+  for (const std::size_t group : {1U, 2U, 4U}) {
+    if (match[group].matched) {
+      counts.push_back(std::stoll(match[group]));
+    }
+  }
+  const std::string name = match[3];
+  const std::string gpu = GpuNamed(name);
+  if (counts.size() > 2 || (gpu.empty() && (!IsInCatalog(name) || counts.size() > 1))) {
+    return {spec, 0};
+  }
+  if (gpu.empty()) {
+    return {name, counts.empty() ? 0 : counts.front()};
+  }
+  const std::string count = counts.empty() ? "" : " x" + std::to_string(counts.back());
+  return {gpu + count + spec.substr(comma), counts.size() == 2 ? counts.front() : 0};
+}
+
 // "h100" is three edits from "h100-80" but one from "a100": a longer name beats a near one.
 std::string Hint(std::string_view word, const std::vector<std::string>& names) {
   for (const std::string& name : names) {
-    if (name.starts_with(std::string(word) + "-")) {
+    if (name.starts_with(Lower(word) + "-")) {
       return "did you mean \"" + name + "\"?";
     }
   }
-  return DidYouMean(word, names);
+  return DidYouMean(Lower(word), names);
 }
 
 // "h100-80", "h100-80 x8, ...": a comma, or a known GPU as the first word.
@@ -118,7 +192,12 @@ std::optional<FlopsPerSecond> PeakFlops(const GpuSpec& gpu, MathType type) {
 }
 
 Cluster LoadCluster(const std::string& spec, std::int64_t nodes, std::int64_t gpus) {
-  Cluster cluster = LoadWhole(spec);
+  const Spelled spelled = IsPath(spec.substr(0, spec.find(','))) ? Spelled{spec, 0} : Spell(spec);
+  Cluster cluster = LoadWhole(spelled.spec);
+  if (spelled.nodes > 0 && cluster.node_count != 1 && cluster.name == "inline") {
+    throw InputError("cluster", '"' + spec + '"', "the number of nodes once");
+  }
+  cluster.node_count = spelled.nodes == 0 ? cluster.node_count : spelled.nodes;
   cluster.node_count = nodes == 0 ? cluster.node_count : nodes;
   cluster.gpus_per_node = gpus == 0 ? cluster.gpus_per_node : gpus;
   internal::CheckCluster(cluster, "cluster " + cluster.name);
