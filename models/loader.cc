@@ -95,6 +95,9 @@ Model BuildFromConfig(const JsonValue& config, const JsonValue& row, const std::
   Model model =
       known->build({.config = reader, .row = row, .options = options, .name = name, .type = type});
   model.initializer = ReadInitializer(reader);
+  for (std::string& warning : reader.Misspelt()) {
+    model.warnings.push_back(std::move(warning));
+  }
   return model;
 }
 

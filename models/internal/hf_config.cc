@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <limits>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -80,9 +82,50 @@ std::pair<std::optional<JsonValue>, bool> Lookup(const JsonValue& object, std::s
   return found;
 }
 
+// One letter added, dropped or changed, or two neighbours swapped. Files hold many keys that nobody
+// here reads, so that no looser likeness would do.
+bool IsTypo(std::string_view a, std::string_view b) {
+  while (!a.empty() && !b.empty() && a.front() == b.front()) {
+    a.remove_prefix(1);
+    b.remove_prefix(1);
+  }
+  while (!a.empty() && !b.empty() && a.back() == b.back()) {
+    a.remove_suffix(1);
+    b.remove_suffix(1);
+  }
+  const bool is_swap = a.size() == 2 && b.size() == 2 && a[0] == b[1] && a[1] == b[0];
+  return is_swap || (a.size() <= 1 && b.size() <= 1);
+}
+
 }  // namespace
 
+std::vector<std::string> HfConfig::Misspelt() const {
+  std::vector<std::string> missing;
+  std::set<std::string, std::less<>> known = asked_;
+  for (const std::string& key : asked_) {
+    const auto alias = std::find_if(kAliases.begin(), kAliases.end(),
+                                    [&](const Alias& a) { return a.key == key; });
+    if (alias != kAliases.end()) {
+      known.insert(alias->others.begin(), alias->others.end());
+    }
+    if (!Lookup(config_, key).second) {
+      missing.push_back(key);
+    }
+  }
+  std::vector<std::string> warnings;
+  for (const std::string& key : config_.Keys()) {
+    const auto meant = std::find_if(missing.begin(), missing.end(),
+                                    [&](const std::string& other) { return IsTypo(key, other); });
+    if (!known.contains(key) && meant != missing.end()) {
+      warnings.push_back(config_.path().Field(key).str() + " is not read; did you mean \"" +
+                         *meant + "\"?");
+    }
+  }
+  return warnings;
+}
+
 std::optional<JsonValue> HfConfig::Find(std::string_view key) const {
+  asked_.emplace(key);
   const auto [value, present] = Lookup(config_, key);
   return present ? value : Lookup(defaults_, key).first;
 }

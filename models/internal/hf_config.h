@@ -4,10 +4,13 @@
 // of a model type receives.
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/json.h"
 #include "models/internal/builder.h"
@@ -42,12 +45,17 @@ class HfConfig {
   // "config.json: hidden_size", for errors about the value that Find returns.
   [[nodiscard]] std::string Where(std::string_view key) const;
 
+  // Keys of the file that nobody asked for and that look like one that was asked for and is not
+  // there, one warning each.
+  [[nodiscard]] std::vector<std::string> Misspelt() const;
+
   [[nodiscard]] const JsonValue& json() const { return config_; }
   [[nodiscard]] std::string file() const { return config_.path().str(); }
 
  private:
   JsonValue config_;
   JsonValue defaults_;
+  mutable std::set<std::string, std::less<>> asked_;
 };
 
 // What a builder gets: the config, the row of its model type, the caller's options.

@@ -146,6 +146,22 @@ TEST_CASE("Loader.HeadsOfBertAndViT") {
   CHECK(labelled.params.back().shape == std::vector<std::int64_t>{3});
 }
 
+TEST_CASE("Loader.AMisspeltKeyIsNamed") {
+  const Model model = FromText(
+      R"({"model_type": "llama", "hiden_size": 512, "num_attention_heads": 32, "my_own_key": 1,
+          "num_hidden_layer": 2, "hidden_act": "silu"})");
+  CHECK(model.warnings ==
+        std::vector<std::string>{
+            "config.json: hiden_size is not read; did you mean \"hidden_size\"?",
+            "config.json: num_hidden_layer is not read; did you mean \"num_hidden_layers\"?"});
+  for (const std::string& name : ZooNames()) {
+    CAPTURE(name);
+    for (const std::string& warning : LoadModel(name).warnings) {
+      CHECK(warning.find("did you mean") == std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("Loader.NestedTextConfigBuildsTheLanguageModelAndSaysSo") {
   const Model model = LoadModel("gemma-3-4b");
   CHECK(model.type == "gemma3_text");
