@@ -37,7 +37,8 @@ Examples:
   shardwright emit plan.json --to deepspeed --json
 
 Prints what the framework cannot be told, and predicts the plan as the framework will run it beside
-the one that was asked for. Targets and their files: docs/emit.md.)";
+the one that was asked for. Exits with 1 where that does not fit, and with --exact where something
+is lost. Targets and their files: docs/emit.md.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"PLAN", "plan file or - (standard input)", "emit needs a plan file, or - for standard input",
@@ -256,7 +257,7 @@ int RunEmit(const Arguments& arguments) {
       arguments.Print(report);
     }
   }
-  return writes ? kExitOk : kExitNo;
+  return writes && emitted.Fits() ? kExitOk : kExitNo;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "planner/search.h"
 #include "schedule/wrap.h"
 #include "topologies/check_network.h"
 
@@ -114,6 +115,9 @@ PlanFile MakeJobFile(const PlanOptions& options) {
   file.profile = options.profile.empty() ? DefaultProfile(file.cluster.gpu, file.kernels.name)
                                          : LoadProfile(options.profile);
   CheckNetwork(file.cluster, file.profile);
+  if (options.search && !options.has_margin) {
+    file.job.memory_margin = DefaultMargin(file.cluster, file.profile);
+  }
   file.job.global_batch = options.global_batch > 0
                               ? options.global_batch
                               : file.cluster.RankCount() * options.plan.micro_batch *

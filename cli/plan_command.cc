@@ -14,6 +14,7 @@
 #include "cli/plan_search.h"
 #include "cli/table.h"
 #include "core/json.h"
+#include "core/printable.h"
 #include "planner/evaluate.h"
 #include "planner/warnings.h"
 
@@ -126,6 +127,10 @@ int RunSearch(const PlanOptions& options, const Arguments& arguments) {
     return options.json ? SearchJson(searched, output) : SearchText(searched, output);
   };
   if (!searched.result.is_feasible) {
+    if (searched.is_interrupted) {
+      SayLines("interrupted: no plan was found so far\n");
+      return kExitInterrupted;
+    }
     arguments.Print(report(""));
     return kExitNo;
   }

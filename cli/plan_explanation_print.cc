@@ -39,6 +39,24 @@ std::string FateOf(const Alternative& a, Seconds chosen) {
   return text;
 }
 
+// Why a faster baseline was not chosen; empty: it is not faster.
+std::string WhyNot(const BaselineResult& baseline, const SearchedPlan& searched) {
+  const SearchResult& r = searched.result;
+  std::string text;
+  if (baseline.outcome->retries_per_step > 0) {
+    text = ", with " + WithCommas(baseline.outcome->retries_per_step) + " allocator retries";
+  }
+  if (!r.is_feasible || ToSeconds(baseline.outcome->step_time) >= r.best.step_time) {
+    return text;
+  }
+  const Dialect dialect = baseline.plan.dialect;
+  if (dialect != searched.file.plan.dialect) {
+    return text + ", but that is --dialect " + std::string(NameOf(dialect));
+  }
+  const Bytes more = baseline.outcome->DeviceTotal() - r.candidates[r.best.index].Needs();
+  return more > Bytes(0) ? text + ", but needs " + Format(more) + " more" : text;
+}
+
 }  // namespace
 
 std::string BaselinesText(const SearchedPlan& searched) {
@@ -50,7 +68,7 @@ std::string BaselinesText(const SearchedPlan& searched) {
   const Seconds chosen = searched.result.best.step_time;
   if (is_feasible) {
     table.Row({"this plan", Format(chosen),
-               Format(searched.result.candidates[searched.result.best.index].memory), ""});
+               Format(searched.result.candidates[searched.result.best.index].Needs()), ""});
   }
   for (const BaselineResult& baseline : searched.baselines) {
     const std::string name(NameOf(baseline.baseline));
@@ -68,9 +86,12 @@ std::string BaselinesText(const SearchedPlan& searched) {
     }
     const Seconds time = ToSeconds(outcome.step_time);
     table.Row({name, Format(time), Format(outcome.DeviceTotal()),
-               choice + (is_feasible ? ": " + SlowerText(time, chosen) : "")});
+               choice + (is_feasible ? ": " + SlowerText(time, chosen) : "") +
+                   WhyNot(baseline, searched)});
   }
-  return "\nWhat the usual frameworks would do (step time, memory per GPU)\n" + table.Text(2);
+  return "\nWhat the usual frameworks would do (step time, memory per GPU: reserved and "
+         "outside)\n" +
+         table.WrappedText(2);
 }
 
 std::string ExplanationText(const SearchedPlan& searched) {

@@ -62,7 +62,9 @@ constexpr std::array<FlagRow, 50> kFlags = {{
     {"--lora-rank", "N", "rank of LoRA adapters; everything else is frozen"},
     {"--lora-alpha", "X", "what adapters add is scaled by X / rank (default: by 1)"},
     {"--lora-targets", "GLOBS", "linear modules that get adapters"},
-    {"--memory-margin", "X", "fraction of device memory to leave free (default 0)"},
+    {"--memory-margin,--mem-margin", "X",
+     "fraction of device memory to leave free (default 0; of a search: the error of the prediction "
+     "of memory)"},
     {"--backward-prefetch", "pre|post|none", "fsdp1 (default pre)"},
     {"--forward-prefetch", "on|off", "fsdp1 (default off)"},
     {"--limit-all-gathers", "on|off", "fsdp1 (default on)"},
@@ -100,11 +102,12 @@ constexpr std::array<FlagRow, 5> kSearchFlags = {{
      "search: what is least; pareto: the whole front of time against memory; cost: GPU-hours over "
      "the node counts of --nodes, which then takes lists and ranges such as 8..128 (default time)"},
     {"--token-budget", "N", "search by cost: tokens (images) of the whole run, such as 1e12"},
-    {"--mem", "SIZE", "search: device memory that plans may use (default: what the device has)"},
+    {"--mem", "SIZE",
+     "search: device memory that plans may use (default: what the device has, less the margin)"},
     {"--keep", "FILE",
      "search: a plan that stays unless another one is more than 1 % better or it does not fit",
      FileRole::kRead},
-    {"--threads", "N", "search: threads; the plan does not depend on it (default: all)"},
+    {"--threads", "N", "threads of a search; the plan does not depend on it (default: all)"},
 }};
 
 constexpr std::array<SwitchRow, 3> kSearchSwitches = {{
@@ -285,8 +288,11 @@ void ReadSearchOptions(const Arguments& arguments, PlanOptions& options) {
   }
   options.search = arguments.Has("--search") ||
                    (!arguments.Has("--no-search") && given("--global-batch") && says_nothing);
-  if (options.search && !given("--dialect")) {
-    options.plan.dialect = Dialect::kNative;
+  options.has_dialect = given("--dialect");
+  options.has_margin = given("--memory-margin") || given("--mem");
+  if (options.search && options.plan.dialect == Dialect::kFsdp1 && !given("--use-orig-params")) {
+    // Off by default in PyTorch; flat parameters with frozen parts need it.
+    options.plan.use_orig_params = options.job.lora_rank > 0 || !options.job.frozen.empty();
   }
   arguments.SetChoice("--objective", kObjectiveNames, options.objective);
   arguments.Set("--mem", options.memory_limit, ReadBytes);
@@ -297,8 +303,7 @@ void ReadSearchOptions(const Arguments& arguments, PlanOptions& options) {
   arguments.SetCount("--threads", kMostThreads, options.threads);
   options.explain = arguments.Has("--explain");
   arguments.SetText("--keep", options.keep);
-  for (const char* name :
-       {"--objective", "--mem", "--threads", "--token-budget", "--keep", "--explain"}) {
+  for (const char* name : {"--objective", "--mem", "--token-budget", "--keep", "--explain"}) {
     const bool is_given = name == std::string_view("--explain") ? options.explain : given(name);
     if (!options.search && is_given) {
       throw UsageError(std::string(name) + ": only a search has it; add --search");

@@ -41,6 +41,8 @@ struct PlanOptions {
   bool search = false;
   FixedChoices fixed;
   bool has_micro_batch = false;  // given by a flag
+  bool has_dialect = false;      // the same
+  bool has_margin = false;       // the same, or the limit itself; otherwise DefaultMargin
   Objective objective = Objective::kTime;
   Bytes memory_limit{0};     // 0: what the device has
   std::int64_t threads = 0;  // 0: all

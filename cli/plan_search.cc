@@ -2,43 +2,141 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
-#include <cstdio>
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
 #include <optional>
+#include <thread>
 
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "analysis/predict_run.h"
+#include "cli/exit_codes.h"
 #include "cli/flow.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "planner/evaluate.h"
 
 namespace shardwright {
 namespace {
 
 std::atomic<bool> g_stop{false};  // a signal handler can reach nothing else
 
-extern "C" void OnStop(int /*signal*/) {
-  g_stop.store(true);
+// Only async-signal-safe calls; no file is half-written here.
+extern "C" void OnGiveUp(int /*signal*/) {
+  constexpr char kText[] = "interrupted\n";
+  const ssize_t written = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
+  (void)written;
+  ::_exit(kExitInterrupted);
+}
+
+// The first one lets the search end with what it has, within the time that a user waits for; a
+// second one does not.
+extern "C" void OnStop(int signal) {
+  if (g_stop.exchange(true)) {
+    OnGiveUp(signal);
+  }
+  constexpr suseconds_t kPatience = 800'000;
+  const itimerval timer = {{0, 0}, {0, kPatience}};
+  (void)::setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
 // While it lives, Ctrl-C ends the search instead of the program.
 class StopOnInterrupt {
  public:
-  StopOnInterrupt() : before_(std::signal(SIGINT, OnStop)) { g_stop.store(false); }
-  ~StopOnInterrupt() { (void)std::signal(SIGINT, before_); }
+  StopOnInterrupt()
+      : interrupt_(std::signal(SIGINT, OnStop)), alarm_(std::signal(SIGALRM, OnGiveUp)) {
+    g_stop.store(false);
+  }
+  ~StopOnInterrupt() {
+    const itimerval none = {};
+    (void)::setitimer(ITIMER_REAL, &none, nullptr);
+    (void)std::signal(SIGINT, interrupt_);
+    (void)std::signal(SIGALRM, alarm_);
+  }
   StopOnInterrupt(const StopOnInterrupt&) = delete;
   StopOnInterrupt& operator=(const StopOnInterrupt&) = delete;
 
  private:
-  void (*before_)(int);
+  void (*interrupt_)(int);
+  void (*alarm_)(int);
 };
 
-void ShowProgress(const SearchProgress& progress) {
-  const std::string best = progress.best.value > 0 ? Format(progress.best) : "none fits";
-  SayProgress(std::to_string(progress.simulated) + " plans simulated, best " + best +
-              ", none below " + Format(progress.lower_bound) + "   ");
+// Says now and then on standard error how far the search is: a terminal sees one line that changes,
+// anything else a line every ten seconds.
+class ProgressLines {
+ public:
+  ProgressLines() : on_terminal_(::isatty(STDERR_FILENO) == 1) {
+    if (!on_terminal_) {
+      ticker_ = std::jthread([this](const std::stop_token& end) { Tick(end); });
+    }
+  }
+  ~ProgressLines() {
+    if (on_terminal_ && was_shown_) {
+      SayLines("\n");
+    }
+  }
+  ProgressLines(const ProgressLines&) = delete;
+  ProgressLines& operator=(const ProgressLines&) = delete;
+
+  void Tell(const SearchProgress& progress) {
+    const std::string best = progress.best.value > 0 ? Format(progress.best) : "none fits";
+    const std::lock_guard lock(mutex_);
+    text_ = std::to_string(progress.simulated) + " plans simulated, best " + best +
+            ", none below " + Format(progress.lower_bound);
+    if (on_terminal_) {
+      SayProgress(text_ + "   ");
+      was_shown_ = true;
+    }
+  }
+
+ private:
+  void Tick(const std::stop_token& end) {
+    constexpr std::chrono::seconds kPause(10);
+    std::unique_lock lock(mutex_);
+    for (std::int64_t ticks = 1; !wake_.wait_for(lock, end, kPause, [] { return false; });
+         ++ticks) {
+      if (end.stop_requested()) {
+        return;
+      }
+      SayLines("searching for " + std::to_string(ticks * kPause.count()) + " s: " + text_ + "\n");
+    }
+  }
+
+  const bool on_terminal_;
+  bool was_shown_ = false;
+  std::mutex mutex_;
+  std::condition_variable_any wake_;
+  std::string text_ = "measuring the model";
+  std::jthread ticker_;  // the last member: it ends first
+};
+
+// The chosen plan by our own schedule, which its executor runs, where that fits and is faster.
+std::optional<Seconds> NativeTime(const PlanFile& chosen) {
+  PlanFile file = chosen;
+  file.plan.dialect = Dialect::kNative;
+  for (UnitPlan& unit : file.plan.units) {
+    unit.forward_prefetch.clear();
+    unit.backward_prefetch.clear();
+  }
+  std::optional<Seconds> best;
+  for (const std::int64_t in_flight : {2, 4}) {
+    file.plan.in_flight = in_flight;
+    try {
+      const PlanOutcome outcome = Evaluate(file, {.reserved = false});
+      const Seconds time = ToSeconds(outcome.step_time);
+      if (outcome.Fits() && (!best || time < *best)) {
+        best = time;
+      }
+    } catch (const InputError&) {  // a choice that native does not have
+    }
+  }
+  return best;
 }
 
 SearchOptions OptionsOf(const PlanOptions& options, const PlanFile& file) {
@@ -76,6 +174,22 @@ SearchOptions OptionsOf(const PlanOptions& options, const PlanFile& file) {
   return search;
 }
 
+// The batch next to `batch` that the GPUs of some node count divide.
+std::string NearestBatch(const std::vector<NodeCountResult>& counts, std::int64_t batch) {
+  std::int64_t nearest = 0, nodes = 0;
+  for (const NodeCountResult& row : counts) {
+    const std::int64_t below = std::max<std::int64_t>(batch / row.ranks, 1) * row.ranks;
+    for (const std::int64_t other : {below, below + row.ranks}) {
+      if (nodes == 0 || std::abs(other - batch) < std::abs(nearest - batch)) {
+        nearest = other;
+        nodes = row.nodes;
+      }
+    }
+  }
+  return "--global-batch " + std::to_string(nearest) + " would do for " + std::to_string(nodes) +
+         " nodes";
+}
+
 // The plan of the cheapest node count, whose cluster becomes the file's.
 SearchResult SearchCost(const PlanOptions& options, const SearchInput& input,
                         const SearchOptions& search, SearchedPlan& searched) {
@@ -87,7 +201,8 @@ SearchResult SearchCost(const PlanOptions& options, const SearchInput& input,
                                              [](const auto& row) { return row.result; });
   if (shown == searched.counts.end()) {
     throw InputError("--nodes: none of them divides the global batch of " +
-                     std::to_string(input.job.global_batch) + " over its GPUs");
+                     std::to_string(input.job.global_batch) + " over its GPUs; " +
+                     NearestBatch(searched.counts, input.job.global_batch));
   }
   searched.file.cluster.node_count = shown->nodes;
   return *shown->result;
@@ -115,36 +230,39 @@ SearchedPlan SearchPlan(const PlanOptions& options, const std::atomic<bool>* sto
     previous = ReadPlanFile(options.keep);
     search.previous = &previous->plan;
   }
-  const bool on_terminal = ::isatty(STDERR_FILENO) == 1;
-  if (on_terminal) {
-    search.progress = ShowProgress;
-  }
+  ProgressLines lines;
+  search.progress = [&](const SearchProgress& progress) { lines.Tell(progress); };
   searched.whole_front = options.objective == Objective::kPareto;
-  {
-    const SearchInput input = {file.model.model, file.kernels, file.cluster, file.profile,
-                               file.job};
-    std::optional<StopOnInterrupt> guard;
-    if (stop == nullptr) {
-      guard.emplace();
-    }
-    search.stop = stop == nullptr ? &g_stop : stop;
-    searched.result = RunSearch(options, input, search, searched);
-    if (!searched.result.is_feasible && !search.stop->load()) {
-      searched.fixes = FindFixes(input, search);
-    }
-    if (searched.result.is_feasible && options.explain) {
-      searched.explanation = ExplainChoice(input, search, searched.result);
-    }
+  const SearchInput input = {file.model.model, file.kernels, file.cluster, file.profile, file.job};
+  std::optional<StopOnInterrupt> guard;
+  if (stop == nullptr) {
+    guard.emplace();
+    stop = &g_stop;
   }
-  if (on_terminal) {
-    SayLines("\n");
+  search.stop = stop;
+  searched.result = RunSearch(options, input, search, searched);
+  const bool is_feasible = searched.result.is_feasible;
+  if (!is_feasible && !stop->load()) {
+    searched.fixes = FindFixes(input, search);
   }
-  searched.baselines = EvaluateBaselines(file, {}, searched.result.memory_limit, search.threads);
-  if (searched.result.is_feasible) {
+  if (is_feasible && options.explain && !stop->load()) {
+    searched.explanation = ExplainChoice(input, search, searched.result);
+  }
+  if (!stop->load()) {
+    searched.baselines =
+        EvaluateBaselines(file, {}, searched.result.memory_limit, search.threads, stop);
+  }
+  if (is_feasible) {
     file.plan = searched.result.best.plan;
     CheckPlan(file, "plan");
-    searched.time_band = StepTimeBand(file);
   }
+  if (is_feasible && !stop->load()) {
+    searched.time_band = StepTimeBand(file);
+    if (!options.has_dialect) {
+      searched.native_time = NativeTime(file);
+    }
+  }
+  searched.is_interrupted = stop->load();
   return searched;
 }
 

@@ -29,11 +29,14 @@ struct SearchedPlan {
   std::optional<Explanation> explanation;  // if asked for
   bool whole_front = false;                // Objective::kPareto
   std::vector<NodeCountResult> counts;     // with Objective::kCost
+  // Of the same choices by our own schedule, where no dialect was asked for; none: it does not fit.
+  std::optional<Seconds> native_time;
+  bool is_interrupted = false;  // by Ctrl-C: parts may be missing
 };
 
-// Searches what the flags leave open. Shows progress on standard error if that is a terminal;
-// `stop`, or Ctrl-C where that is null, ends the search with the best plan so far. Throws
-// InputError and UsageError as MakePlanFile does.
+// Searches what the flags leave open, and shows progress on standard error. `stop`, or Ctrl-C where
+// that is null, ends the search with the best plan so far; Ctrl-C ends the program where that takes
+// more than a moment. Throws InputError and UsageError as MakePlanFile does.
 [[nodiscard]] SearchedPlan SearchPlan(const PlanOptions& options, const std::atomic<bool>* stop);
 
 // The report for people, and as JSON (docs/planning.md names the keys). `output` is where the plan

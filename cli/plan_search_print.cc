@@ -17,6 +17,15 @@ using enum Table::Align;
 // Rows of long lists in the report for people.
 constexpr std::size_t kMostRows = 8;
 
+// "3.1 % for the error of the prediction".
+std::string MarginText(const SearchedPlan& searched) {
+  const Job& job = searched.file.job;
+  const bool is_default =
+      job.memory_margin == DefaultMargin(searched.file.cluster, searched.file.profile);
+  return Percent(job.memory_margin) + " of the GPU's memory is left free" +
+         (is_default ? " for the error of this prediction; --memory-margin says otherwise" : "");
+}
+
 std::string PlanRows(const SearchedPlan& searched) {
   const SearchResult& r = searched.result;
   const Candidate& chosen = r.candidates[r.best.index];
@@ -27,9 +36,27 @@ std::string PlanRows(const SearchedPlan& searched) {
                               " by the spreads of the profile's numbers"});
   table.Row(
       {"lower bound", Format(r.lower_bound) + ", proven gap at most " + Percent(r.proven_gap)});
-  table.Row({"memory", Format(chosen.memory) + " of " + Format(r.memory_limit) + " per GPU"});
+  const bool has_arena = searched.file.plan.dialect == Dialect::kNative;
+  table.Row({"memory", Format(chosen.Needs()) + " of " + Format(r.memory_limit) + " per GPU: " +
+                           (has_arena ? "the arena" : "what PyTorch's allocator reserves") + " (" +
+                           Format(r.best.peak.total) + " of it allocated at the peak) and " +
+                           Format(r.best.outside) + " outside"});
+  if (searched.file.job.memory_margin > 0) {
+    table.Row({"margin", MarginText(searched)});
+  }
+  if (r.best.retries > 0) {
+    table.Row({"warning", "the allocator runs out of memory " + WithCommas(r.best.retries) +
+                              " times per step and gives back what it keeps; nothing was found "
+                              "that fits without"});
+  }
   if (r.best.host_memory > Bytes(0)) {
     table.Row({"host memory", Format(r.best.host_memory) + " per node"});
+  }
+  if (searched.native_time && *searched.native_time < r.best.step_time) {
+    const double gain = 1 - searched.native_time->value / r.best.step_time.value;
+    table.Row({"native", Format(*searched.native_time) + ", " + Percent(gain) +
+                             " less, by Shardwright's own schedule with the same choices; "
+                             "--dialect native searches on, shardwright run runs it"});
   }
   return table.WrappedText(2);
 }
@@ -76,11 +103,19 @@ std::string SearchRows(const SearchResult& r, bool whole_front) {
   const std::size_t rows = whole_front ? r.pareto.size() : std::min(r.pareto.size(), kMostRows);
   for (std::size_t i = 0; i < rows; ++i) {
     const Candidate& c = r.candidates[r.pareto[i]];
-    table.Row({c.family, Format(c.step_time), Format(c.memory), c.label});
+    const bool is_chosen = r.is_feasible && r.pareto[i] == r.best.index;
+    const std::string why = is_chosen           ? " (this plan)"
+                            : c.why_not.empty() ? ""
+                                                : " (" + c.why_not + ")";
+    table.Row({c.family, Format(c.step_time), Format(c.Needs()), c.label + why});
   }
   std::string text = r.pareto.empty() ? "" : "\nTime against memory\n" + table.WrappedText(2);
   Table rejected({kLeft, kLeft, kRight, kLeft});
-  for (const RejectedFamily& f : r.rejected) {
+  std::vector<RejectedFamily> families = r.rejected;
+  std::stable_sort(families.begin(), families.end(),
+                   [](const auto& x, const auto& y) { return x.family < y.family; });
+  std::string before;
+  for (const RejectedFamily& f : families) {
     std::string detail;
     if (f.best_time.value > 0) {
       detail = "best " + Format(f.best_time);
@@ -91,7 +126,9 @@ std::string SearchRows(const SearchResult& r, bool whole_front) {
       detail += (detail.empty() ? "" : ", ") + std::string("at least ") + Format(f.least_deficit) +
                 " missing";
     }
-    rejected.Row({f.family, f.reason, WithCommas(f.count), detail});
+    const std::string name = f.family == before ? "" : f.family;
+    rejected.Row({name, f.reason, WithCommas(f.count), detail});
+    before = f.family;
   }
   return text + "\nNot chosen\n" + rejected.WrappedText(2);
 }
@@ -102,7 +139,10 @@ Json CandidateJson(const Candidate& c) {
   json["label"] = c.label;
   json["status"] = NameOf(c.status);
   json["step_time_s"] = c.step_time.value;
-  json["memory_bytes"] = c.memory.value;
+  json["memory_bytes"] = c.Needs().value;
+  if (!c.why_not.empty()) {
+    json["why_not"] = c.why_not;
+  }
   json["host_memory_bytes"] = c.host_memory.value;
   json["lower_bound_s"] = c.bound.value;
   json["memory_bound_bytes"] = c.memory_bound.value;
@@ -136,6 +176,13 @@ void AddChosen(const SearchedPlan& searched, Json& json) {
   json["lower_bound_s"] = r.lower_bound.value;
   json["proven_gap"] = r.proven_gap;
   json["memory"] = MemoryJson(r.best.peak, r.best.outside);
+  json["memory"]["reserved"] = r.best.reserved.value;
+  json["memory_bytes"] = r.candidates[r.best.index].Needs().value;
+  json["memory_margin"] = searched.file.job.memory_margin;
+  json["retries_per_step"] = r.best.retries;
+  if (searched.native_time) {
+    json["native_step_time_s"] = searched.native_time->value;
+  }
   json["host_memory_bytes"] = r.best.host_memory.value;
 }
 

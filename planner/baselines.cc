@@ -46,6 +46,10 @@ Dialect DialectOf(Baseline baseline) {
   return Dialect::kDdp;
 }
 
+bool IsSet(const std::atomic<bool>* stop) {
+  return stop != nullptr && stop->load();
+}
+
 // A plan file of the problem with this baseline's plan.
 PlanFile FileOf(const PlanFile& problem, Plan plan) {
   PlanFile file = problem;
@@ -71,9 +75,13 @@ bool IsBetter(const PlanOutcome& a, const PlanOutcome& b) {
 
 std::vector<Candidate> QuickCandidates(Baseline baseline, const PlanFile& problem,
                                        const std::vector<UserChoice>& choices, Bytes memory_limit,
-                                       std::string& refusal) {
+                                       const std::atomic<bool>* stop, std::string& refusal) {
   std::vector<Candidate> candidates;
   for (const UserChoice& choice : choices) {
+    if (IsSet(stop)) {
+      refusal = "not looked at";
+      return {};
+    }
     try {
       Plan plan = BaselinePlan(baseline, problem.model.model, problem.cluster.RankCount(), choice);
       if (plan.dialect == Dialect::kFsdp1) {  // its wrap policies do so unasked
@@ -95,14 +103,15 @@ std::vector<Candidate> QuickCandidates(Baseline baseline, const PlanFile& proble
 }
 
 BaselineResult EvaluateBaseline(Baseline baseline, const PlanFile& problem,
-                                const std::vector<UserChoice>& choices, Bytes memory_limit) {
+                                const std::vector<UserChoice>& choices, Bytes memory_limit,
+                                const std::atomic<bool>* stop) {
   BaselineResult best;
   best.baseline = baseline;
   // The caching allocator is replayed for the most promising choices only, until one fits: it adds
   // little time, and what does not fit without it does not fit with it.
   for (const Candidate& candidate :
-       QuickCandidates(baseline, problem, choices, memory_limit, best.refusal)) {
-    if (best.outcome && !candidate.quick.Fits()) {
+       QuickCandidates(baseline, problem, choices, memory_limit, stop, best.refusal)) {
+    if ((best.outcome && !candidate.quick.Fits()) || IsSet(stop)) {
       break;
     }
     const PlanOutcome outcome = candidate.quick.Fits()
@@ -116,6 +125,9 @@ BaselineResult EvaluateBaseline(Baseline baseline, const PlanFile& problem,
     if (outcome.Fits()) {
       break;
     }
+  }
+  if (!best.outcome && best.refusal.empty()) {
+    best.refusal = "not looked at";
   }
   if (best.outcome) {
     best.refusal = best.outcome->Fits() ? "" : best.outcome->misfits.front().text;
@@ -183,7 +195,7 @@ std::vector<UserChoice> UserChoices(Baseline baseline, JobMode mode, std::int64_
 
 std::vector<BaselineResult> EvaluateBaselines(const PlanFile& problem,
                                               std::optional<UserChoice> choice, Bytes memory_limit,
-                                              int threads) {
+                                              int threads, const std::atomic<bool>* stop) {
   const std::int64_t ranks = problem.cluster.RankCount();
   const std::int64_t global = problem.job.global_batch;
   if (!choice && (global <= 0 || global % ranks != 0)) {
@@ -195,7 +207,7 @@ std::vector<BaselineResult> EvaluateBaselines(const PlanFile& problem,
     const std::vector<UserChoice> choices =
         choice ? std::vector<UserChoice>{*choice}
                : UserChoices(kBaselines[i], problem.job.mode, global / ranks);
-    results[i] = EvaluateBaseline(kBaselines[i], problem, choices, memory_limit);
+    results[i] = EvaluateBaseline(kBaselines[i], problem, choices, memory_limit, stop);
   });
   return results;
 }

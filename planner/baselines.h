@@ -4,6 +4,7 @@
 // nothing in particular. Each is predicted like any other plan.
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -74,10 +75,10 @@ struct BaselineResult {
 // Each baseline with the fastest choice that fits, or the one that misses by least. `problem` has
 // everything but the plan. With `choice` set nothing else is tried; `memory_limit` as in
 // EvaluateOptions. `threads`: 0: what the machine has; the result does not depend on it. Throws
-// InputError when the job's global batch is no multiple of the ranks.
-[[nodiscard]] std::vector<BaselineResult> EvaluateBaselines(const PlanFile& problem,
-                                                            std::optional<UserChoice> choice = {},
-                                                            Bytes memory_limit = Bytes(0),
-                                                            int threads = 0);
+// InputError when the job's global batch is no multiple of the ranks. Once `stop` is set, what was
+// not looked at yet has no outcome.
+[[nodiscard]] std::vector<BaselineResult> EvaluateBaselines(
+    const PlanFile& problem, std::optional<UserChoice> choice = {}, Bytes memory_limit = Bytes(0),
+    int threads = 0, const std::atomic<bool>* stop = nullptr);
 
 }  // namespace shardwright

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <map>
 #include <set>
 #include <string>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/json.h"
 #include "planner/space.h"
 
 namespace shardwright {
@@ -89,7 +91,7 @@ template <class IsEligible>
 std::size_t Smallest(const std::vector<Candidate>& candidates, IsEligible is_eligible) {
   std::size_t best = kNone;
   const auto key = [&](std::size_t i) {
-    return std::tie(candidates[i].memory, candidates[i].step_time);
+    return std::tuple(candidates[i].Needs(), candidates[i].step_time);
   };
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     if (is_eligible(i) && (best == kNone || key(i) < key(best))) {
@@ -122,7 +124,7 @@ std::size_t PreferredTie(const ChooseInput& in, const std::vector<Candidate>& ca
   const auto key = [&](std::size_t i) {
     const Candidate& c = candidates[i];
     return std::tuple(CountOf(c.plan.offload), is_symmetric(i) ? 0 : 1,
-                      c.memory + c.host_memory / in.ranks_per_node, c.step_time);
+                      c.Needs() + c.host_memory / in.ranks_per_node, c.step_time);
   };
   std::size_t best = kNone, any = kNone;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
@@ -184,12 +186,61 @@ const char* ReasonOf(CandidateStatus status) {
       return "host memory";
     case CandidateStatus::kFragmented:
       return "fragmentation";
+    case CandidateStatus::kRetries:
+      return "allocator retries";
     case CandidateStatus::kPrunedTime:
       return "bound";
     case CandidateStatus::kNotTried:
       return "not tried";
   }
   return "";
+}
+
+std::string Percent(double fraction) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.2g %%", 100 * fraction);
+  return text.data();
+}
+
+// Why a plan of the front that is faster than the chosen one was not chosen.
+std::string WhyNot(const Candidate& c, const Candidate& chosen, bool c_is_symmetric,
+                   const SearchOptions& options) {
+  const double saved = chosen.step_time.value - c.step_time.value;
+  const std::string gain = Percent(saved / chosen.step_time.value) + " faster";
+  if (options.objective == Objective::kMemory) {
+    return gain + ", but needs more memory";
+  }
+  if (chosen.is_previous) {
+    return gain + ", which is not enough to change the plan of --keep";
+  }
+  if (CountOf(c.plan.offload) > CountOf(chosen.plan.offload)) {
+    return gain + ", but offloads more";
+  }
+  if (!c_is_symmetric) {
+    return gain + ", but treats the blocks unequally";
+  }
+  return gain + ", but needs " + Format(c.Needs() - chosen.Needs()) + " more";
+}
+
+// What becomes of `chosen` once the allocator has seen it.
+void Settle(const Evaluator::Final& final, Candidate& chosen) {
+  chosen.needed = final.needed;
+  chosen.step_time = final.outcome.time;
+  if (!final.fits) {
+    chosen.status = CandidateStatus::kFragmented;
+  } else if (final.retries > 0) {
+    chosen.status = CandidateStatus::kRetries;
+  }
+}
+
+void SetBest(std::size_t index, const Evaluator::Final& final, SearchResult& result) {
+  const Candidate& chosen = result.candidates[index];
+  result.is_feasible = true;
+  result.best = {
+      index,          chosen.plan,   chosen.step_time,  final.outcome.peak, final.outcome.outside,
+      final.reserved, final.retries, chosen.host_memory};
+  result.lower_bound = std::min(result.lower_bound, chosen.step_time);
+  result.proven_gap = (chosen.step_time.value - result.lower_bound.value) / chosen.step_time.value;
 }
 
 }  // namespace
@@ -202,7 +253,7 @@ void ChooseBest(const ChooseInput& in, Evaluator& evaluator, SearchResult& resul
   // Arenas of native plans differ more from plan to plan than what the caching allocator takes.
   const int patience = in.options.base.dialect == Dialect::kNative ? 24 : 2;
   constexpr double kLess = 0.98;
-  std::vector<char> is_final(result.candidates.size());
+  std::map<std::size_t, Evaluator::Final> finals;
   Symmetry is_symmetric(in.blocks, result.candidates);
   double most_memory = INFINITY;
   int disappointments = 0;
@@ -210,82 +261,162 @@ void ChooseBest(const ChooseInput& in, Evaluator& evaluator, SearchResult& resul
     const auto is_eligible = [&](std::size_t i) {
       const Candidate& c = result.candidates[i];
       return c.status == CandidateStatus::kFits &&
-             (is_final[i] != 0 ||
+             (finals.contains(i) ||
               (attempt + 1 < kMostTries &&
                (!c.baseline.empty() || static_cast<double>(c.memory.value) <= most_memory)));
     };
     const std::size_t index = Preferred(in, result.candidates, is_symmetric, is_eligible);
     if (index == kNone) {
-      return;
+      break;
     }
     Candidate& chosen = result.candidates[index];
-    const Evaluator::Final final = evaluator.RunFinal(chosen.plan);
-    const bool is_fragmented =
-        final.out_of_memory || final.placed + final.outcome.outside > result.memory_limit;
-    const bool is_slower = final.outcome.time.value > chosen.step_time.value * (1 + 1e-9);
-    const bool is_last = is_final[index] != 0 || (!is_fragmented && !is_slower);
-    is_final[index] = 1;
-    if (is_fragmented) {
+    if (finals.contains(index)) {
+      SetBest(index, finals.at(index), result);
+      return;
+    }
+    const Candidate told = chosen;
+    const Evaluator::Final final = evaluator.RunFinal(chosen.plan, result.memory_limit);
+    finals[index] = final;
+    Settle(final, chosen);
+    if (chosen.status == CandidateStatus::kFits &&
+        chosen.step_time.value <= told.step_time.value * (1 + 1e-9)) {
+      SetBest(index, final, result);
+      return;
+    }
+    if (chosen.status == CandidateStatus::kFragmented) {
       // What takes as long and as much memory is the same program in other words.
       for (Candidate& c : result.candidates) {
-        const bool is_same = c.status == CandidateStatus::kFits &&
-                             c.step_time == chosen.step_time && c.memory == chosen.memory &&
-                             c.host_memory == chosen.host_memory;
-        c.status = is_same && &c != &chosen ? CandidateStatus::kFragmented : c.status;
+        const bool is_same = c.status == CandidateStatus::kFits && c.step_time == told.step_time &&
+                             c.memory == told.memory && c.host_memory == told.host_memory;
+        c.status = is_same ? CandidateStatus::kFragmented : c.status;
       }
-      chosen.status = CandidateStatus::kFragmented;
-    } else {
-      chosen.step_time = final.outcome.time;
     }
-    if (!is_last) {
-      if (++disappointments >= patience) {
-        most_memory = std::min(most_memory, kLess * static_cast<double>(chosen.memory.value));
-      }
-      continue;
+    if (++disappointments >= patience) {
+      most_memory = std::min(most_memory, kLess * static_cast<double>(told.memory.value));
     }
-    result.is_feasible = true;
-    result.best = {index,
-                   chosen.plan,
-                   chosen.step_time,
-                   final.outcome.peak,
-                   final.outcome.outside,
-                   final.reserved,
-                   chosen.host_memory};
-    result.lower_bound = std::min(result.lower_bound, chosen.step_time);
-    result.proven_gap =
-        (chosen.step_time.value - result.lower_bound.value) / chosen.step_time.value;
-    return;
+  }
+  // Better one that retries than none.
+  std::size_t best = kNone;
+  for (const auto& [i, final] : finals) {
+    const Candidate& c = result.candidates[i];
+    if (c.status == CandidateStatus::kRetries &&
+        (best == kNone || c.step_time < result.candidates[best].step_time)) {
+      best = i;
+    }
+  }
+  if (best != kNone) {
+    result.candidates[best].status = CandidateStatus::kFits;
+    SetBest(best, finals.at(best), result);
   }
 }
 
-void FindPareto(SearchResult& result) {
-  result.pareto.clear();
-  std::vector<std::size_t> order;
-  for (std::size_t i = 0; i < result.candidates.size(); ++i) {
-    if (result.candidates[i].status == CandidateStatus::kFits) {
+namespace {
+
+// Of the candidates that fit and that `counts` takes, those that no other beats; by time.
+template <class Counts>
+std::vector<std::size_t> FrontOf(const std::vector<Candidate>& candidates, Counts counts) {
+  std::vector<std::size_t> order, front;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    if (candidates[i].status == CandidateStatus::kFits && counts(candidates[i])) {
       order.push_back(i);
     }
   }
   const auto key = [&](std::size_t i) {
-    return std::tie(result.candidates[i].step_time, result.candidates[i].memory);
+    return std::tuple(candidates[i].step_time, candidates[i].Needs());
   };
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t x, std::size_t y) { return key(x) < key(y); });
   for (const std::size_t i : order) {
-    if (result.pareto.empty() ||
-        result.candidates[i].memory < result.candidates[result.pareto.back()].memory) {
-      result.pareto.push_back(i);
+    if (front.empty() || candidates[i].Needs() < candidates[front.back()].Needs()) {
+      front.push_back(i);
     }
+  }
+  return front;
+}
+
+bool IsKnown(const Candidate& c) {
+  return c.needed > Bytes(0);
+}
+
+// The first rows of the front, and the last one, whose needs are not known.
+std::vector<std::size_t> Unknown(const SearchResult& result) {
+  constexpr std::size_t kMostRows = 8;
+  std::vector<std::size_t> rows = FrontOf(result.candidates, [](const Candidate&) { return true; });
+  if (rows.size() > kMostRows) {
+    rows[kMostRows - 1] = rows.back();
+    rows.resize(kMostRows);
+  }
+  std::erase_if(rows, [&](std::size_t i) { return IsKnown(result.candidates[i]); });
+  return rows;
+}
+
+}  // namespace
+
+void MeasureFront(const ChooseInput& in, Workers& workers, SearchResult& result) {
+  constexpr int kMostRounds = 3;  // what turns out not to fit makes room for others
+  const bool has_retries = result.best.retries > 0;
+  for (int round = 0; round < kMostRounds; ++round) {
+    const std::vector<std::size_t> rows = Unknown(result);
+    if (rows.empty() || (in.options.stop != nullptr && in.options.stop->load())) {
+      break;
+    }
+    workers.ForEach(rows.size(), [&](std::size_t i, Evaluator& evaluator) {
+      Candidate& row = result.candidates[rows[i]];
+      Settle(evaluator.RunReserved(row.plan, result.memory_limit), row);
+    });
+  }
+  if (has_retries) {
+    return;
+  }
+  // The same rule, now that needs are known.
+  Symmetry is_symmetric(in.blocks, result.candidates);
+  const std::size_t index = Preferred(in, result.candidates, is_symmetric, [&](std::size_t i) {
+    return result.candidates[i].status == CandidateStatus::kFits && IsKnown(result.candidates[i]);
+  });
+  if (index == result.best.index || index == kNone) {
+    return;
+  }
+  Candidate& other = result.candidates[index];
+  const Candidate told = other;
+  const Evaluator::Final final = workers.first().RunFinal(other.plan, result.memory_limit);
+  Settle(final, other);
+  if (other.status == CandidateStatus::kFits && other.step_time <= told.step_time) {
+    SetBest(index, final, result);
   }
 }
 
-void SumUpRejected(SearchResult& result) {
+void FindPareto(const ChooseInput& in, SearchResult& result) {
+  result.pareto = FrontOf(result.candidates, IsKnown);
+  if (!result.is_feasible) {
+    return;
+  }
+  Symmetry is_symmetric(in.blocks, result.candidates);
+  const Candidate& chosen = result.candidates[result.best.index];
+  const auto place = std::find_if(result.pareto.begin(), result.pareto.end(), [&](std::size_t i) {
+    return result.candidates[i].step_time >= chosen.step_time;
+  });
+  const bool is_there = std::find(result.pareto.begin(), result.pareto.end(), result.best.index) !=
+                        result.pareto.end();
+  if (!is_there) {
+    result.pareto.insert(place, result.best.index);
+  }
+  for (const std::size_t i : result.pareto) {
+    Candidate& c = result.candidates[i];
+    c.why_not =
+        c.step_time < chosen.step_time ? WhyNot(c, chosen, is_symmetric(i), in.options) : "";
+  }
+}
+
+void SumUpRejected(const SearchOptions& options, SearchResult& result) {
   for (std::size_t i = 0; i < result.candidates.size(); ++i) {
     const Candidate& c = result.candidates[i];
     if (result.is_feasible && i == result.best.index) {
       continue;
     }
-    const std::string reason = ReasonOf(c.status);
+    const bool is_faster = c.status == CandidateStatus::kFits && result.is_feasible &&
+                           c.step_time < result.candidates[result.best.index].step_time;
+    const std::string reason =
+        is_faster ? "within " + Percent(options.tie) : std::string(ReasonOf(c.status));
     auto row = std::find_if(
         result.rejected.begin(), result.rejected.end(),
         [&](const RejectedFamily& r) { return r.family == c.family && r.reason == reason; });

@@ -18,11 +18,16 @@ struct ChooseInput {
 };
 
 // Sets is_feasible, best, proven_gap, and the status of candidates that the caching allocator
-// refuses. Of plans as fast as the fastest, within the tie, the one that offloads least, then those
-// that treat all blocks alike, then the one with the least memory; the earlier one among equals.
+// refuses, or takes only with retries: of these one is chosen where there is no other. Of plans as
+// fast as the fastest, within the tie, the one that offloads least, then those that treat all
+// blocks alike, then the one with the least memory; the earlier one among equals.
 void ChooseBest(const ChooseInput& in, Evaluator& evaluator, SearchResult& result);
 
-void FindPareto(SearchResult& result);
-void SumUpRejected(SearchResult& result);
+// Lets the caching allocator (native: the arena) say what the plans of the front need, and chooses
+// anew among them.
+void MeasureFront(const ChooseInput& in, Workers& workers, SearchResult& result);
+
+void FindPareto(const ChooseInput& in, SearchResult& result);
+void SumUpRejected(const SearchOptions& options, SearchResult& result);
 
 }  // namespace shardwright

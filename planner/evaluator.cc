@@ -58,21 +58,43 @@ Outcome Evaluator::Run(const Plan& plan) {
   return OutcomeOf(SimulatePlan(simulator_, *programs, options));
 }
 
-Evaluator::Final Evaluator::RunFinal(const Plan& plan) {
-  ++count_;
-  const Program program = Lower({in_.model, in_.kernels, in_.job, plan});
-  CheckLegal(program);
+SimulateOptions Evaluator::WithAllocator(const Program& program) const {
   SimulateOptions options;
   options.allocator.capacity =
       AllocatorCapacity(UsableMemory(in_.cluster, in_.job), program, in_.profile);
-  const SimulationResult result = simulator_.Run(program, options);
+  return options;
+}
+
+Evaluator::Final Evaluator::FinalOf(const SimulationResult& result, Bytes placed,
+                                    Bytes limit) const {
   const ReservedMemory& reserved = *result.memory.reserved;
+  const bool has_arena = placed > Bytes(0);
   Final final;
   final.outcome = OutcomeOf(result);
   final.reserved = std::max(reserved.peak_first, reserved.peak_steady);
-  final.placed = plan.dialect == Dialect::kNative ? Place(program).device_size : Bytes(0);
-  final.out_of_memory = reserved.out_of_memory;
+  final.needed = (has_arena ? placed : final.reserved) + result.memory.outside;
+  final.fits = !reserved.out_of_memory && (!has_arena || final.needed <= limit);
+  final.retries = has_arena ? 0 : std::max(reserved.retries_first, reserved.retries_steady);
   return final;
+}
+
+Evaluator::Final Evaluator::RunFinal(const Plan& plan, Bytes limit) {
+  ++count_;
+  const Program program = Lower({in_.model, in_.kernels, in_.job, plan});
+  CheckLegal(program);
+  const Bytes placed = plan.dialect == Dialect::kNative ? Place(program).device_size : Bytes(0);
+  return FinalOf(simulator_.Run(program, WithAllocator(program)), placed, limit);
+}
+
+Evaluator::Final Evaluator::RunReserved(const Plan& plan, Bytes limit) {
+  ++count_;
+  PlanPrograms programs({in_.model, in_.kernels, in_.job, plan});
+  const SimulateOptions options = WithAllocator(programs.Largest());
+  const SimulationResult result = SimulatePlan(simulator_, programs, options);
+  const Bytes placed = plan.dialect == Dialect::kNative
+                           ? Place(programs.With(plan.accumulation)).device_size
+                           : Bytes(0);
+  return FinalOf(result, placed, limit);
 }
 
 Workers::Workers(const SearchInput& input, int threads) {

@@ -43,19 +43,25 @@ class Evaluator {
   explicit Evaluator(const SearchInput& input);
 
   [[nodiscard]] Outcome Run(const Plan& plan);
-  // The same with the caching allocator; the program is verified first.
+  // The same with the caching allocator, or native's arena held against `limit`; all micro-batches
+  // are lowered, and the program is verified first.
   struct Final {
     Outcome outcome;
     Bytes reserved;
-    Bytes placed;  // native: the arena; others: 0
-    bool out_of_memory = false;
+    std::int64_t retries = 0;  // in the first step and in each of the others
+    Bytes needed;              // reserved (native: the arena) and outside
+    bool fits = false;
   };
-  [[nodiscard]] Final RunFinal(const Plan& plan);
+  [[nodiscard]] Final RunFinal(const Plan& plan, Bytes limit);
+  // The same, told from a few micro-batches.
+  [[nodiscard]] Final RunReserved(const Plan& plan, Bytes limit);
 
   [[nodiscard]] std::int64_t count() const { return count_; }
 
  private:
   [[nodiscard]] Outcome OutcomeOf(const SimulationResult& result) const;
+  [[nodiscard]] SimulateOptions WithAllocator(const Program& program) const;
+  [[nodiscard]] Final FinalOf(const SimulationResult& result, Bytes placed, Bytes limit) const;
 
   const SearchInput& in_;
   Simulator simulator_;

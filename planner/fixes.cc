@@ -16,7 +16,7 @@ std::optional<Fix> Try(const SearchInput& input, SearchOptions options, std::str
     const SearchResult result = Search(input, options);
     if (result.is_feasible) {
       const Candidate& chosen = result.candidates[result.best.index];
-      return Fix{std::move(change), chosen.step_time, chosen.memory,
+      return Fix{std::move(change), chosen.step_time, chosen.Needs(),
                  chosen.family + ": " + chosen.label};
     }
   } catch (const InputError&) {  // the changed job has no plans at all

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "core/error.h"
 #include "planner/choose.h"
+#include "schedule/wrap.h"
 
 namespace shardwright {
 namespace {
@@ -73,17 +76,21 @@ SearchResult SearchFront(const SearchInput& input, const SearchOptions& options)
   Merge(least, all);
   Bytes most(0);
   for (const Candidate& c : all.candidates) {
-    most = c.status == CandidateStatus::kFits ? std::max(most, c.memory) : most;
+    most = c.status == CandidateStatus::kFits ? std::max(most, c.Needs()) : most;
   }
   constexpr int kParts = 8;
-  const auto low = static_cast<double>(least.candidates[least.best.index].memory.value);
+  const auto low = static_cast<double>(least.candidates[least.best.index].Needs().value);
   const double ratio = static_cast<double>(most.value) / low;
   for (int i = 1; i < kParts && least.is_feasible && !IsStopped(options); ++i) {
     const double limit = low * std::pow(ratio, static_cast<double>(i) / kParts);
     by_time.memory_limit = Bytes(static_cast<std::int64_t>(limit));
     Merge(Search(input, by_time), all);
   }
-  FindPareto(all);
+  std::set<std::string> blocks;
+  for (const ModuleId block : BlocksOf(input.model)) {
+    blocks.insert(input.model.modules[block.value].fqn);
+  }
+  FindPareto({options, blocks, input.cluster.gpus_per_node}, all);
   return all;
 }
 

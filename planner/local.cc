@@ -81,6 +81,9 @@ Plan LocalSearch::PlanOf(const InnerChoice& inner) const {
   }
   if (!options_.fixed.units) {
     KeepFullPrecision(in_.model, in_.job.precision, plan);
+    if (plan.dialect == Dialect::kFsdp1 || plan.dialect == Dialect::kFairscale) {
+      plan.units.back().reshard.kind = Reshard::Kind::kNever;  // the root's never is
+    }
   }
   return plan;
 }
@@ -116,7 +119,12 @@ const Evaluated& LocalSearch::Evaluate(Evaluator& evaluator, const InnerChoice& 
     return *known;
   }
   --effort_;
-  Evaluated e = {inner, evaluator.Run(PlanOf(inner)), CandidateStatus::kFits, Bytes(0)};
+  const Plan plan = PlanOf(inner);
+  Evaluated e = {inner, {}, CandidateStatus::kFits, Bytes(0)};
+  e.outcome.is_allowed = CanRecompute(plan) || (options_.fixed.units && options_.fixed.recompute);
+  if (e.outcome.is_allowed) {
+    e.outcome = evaluator.Run(plan);
+  }
   std::tie(e.status, e.deficit) = HoldAgainst(limits_, e.outcome);
   evaluated_.push_back(std::move(e));
   return evaluated_.back();
@@ -158,6 +166,9 @@ std::size_t LocalSearch::Fit(Evaluator& evaluator, InnerChoice inner) {
       break;
     }
     next = std::clamp(next, low, high);
+    if (space_.recomputes_all_or_none && next > 0) {
+      next = (next + ladder_.blocks() - 1) / ladder_.blocks() * ladder_.blocks();
+    }
     if (next == inner.mix || next == least_that_fits) {
       break;
     }

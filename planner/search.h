@@ -4,6 +4,7 @@
 // could be. docs/planning.md describes the method, the space it covers and the derivation of the
 // bound.
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -61,9 +62,10 @@ struct SearchOptions {
   // Kept unless another plan is more than `tie` better, or it does not fit: small changes of a
   // cluster or a profile then do not change the plan. Must outlive the search. Null: none.
   const Plan* previous = nullptr;
-  double tie = 0.01;      // step times within this fraction of the fastest count as equal
-  Bytes memory_limit{0};  // per device, with what lives outside the allocator; 0: DeviceLimit
-  int threads = 0;        // 0: what the machine has. The result does not depend on it
+  double tie = 0.01;  // step times within this fraction of the fastest count as equal
+  // Per device, with what lives outside the allocator; 0: what the GPU has less the job's margin.
+  Bytes memory_limit{0};
+  int threads = 0;  // 0: what the machine has. The result does not depend on it
   // No further mesh, batch and offload is tried after so many simulations. A count and no time, so
   // that results repeat. 0: a short search of the most promising ones, and of others until
   // something fits, without refinement, and nothing about the floor where nothing does.
@@ -77,6 +79,7 @@ enum class CandidateStatus : std::uint8_t {
   kOverDevice,    // simulated; peak memory is above the device's limit
   kOverHost,      // simulated; offloading needs more page-locked host memory than a node has
   kFragmented,    // simulated; the caching allocator's fragmentation leaves no room
+  kRetries,       // simulated; the caching allocator has to give memory back and ask again
   kPrunedMemory,  // not simulated: the bound of its memory is above the limit
   kPrunedTime,    // not simulated: the bound of its time is above the best plan's time
   kNotTried,      // not simulated: the search stopped before
@@ -96,16 +99,22 @@ struct Candidate {
   Bytes memory_bound;  // and none needs less device memory
   Seconds step_time;   // simulated
   Bytes memory;        // simulated: peak allocated + outside the allocator, per device
-  Bytes host_memory;   // page-locked, per node
-  Bytes deficit;       // what is missing (device or host); 0 if it fits
+  // What the device must have for the framework to run the plan: what the caching allocator
+  // reserves (native: the arena), and what lies outside. Known of the chosen plan and of the front;
+  // 0: not known.
+  Bytes needed;
+  Bytes host_memory;    // page-locked, per node
+  Bytes deficit;        // what is missing (device or host); 0 if it fits
+  std::string why_not;  // of a plan of the front that is faster than the chosen one: why it is not
 
+  [[nodiscard]] Bytes Needs() const { return std::max(memory, needed); }
   bool operator==(const Candidate&) const = default;
 };
 
 // Candidates that were not chosen, summed up by family and reason.
 struct RejectedFamily {
   std::string family;
-  std::string reason;      // "memory", "host memory", "bound", "slower"
+  std::string reason;      // "memory", "host memory", "bound", "slower", "within 1 %", ...
   std::int64_t count = 0;  // candidates
   Seconds best_time;       // of those simulated; 0: none was
   Seconds bound;           // the least one
@@ -126,10 +135,11 @@ struct ChosenPlan {
   std::size_t index = 0;  // into SearchResult::candidates
   Plan plan;
   Seconds step_time;
-  MemoryPeak peak;    // allocated
-  Bytes outside;      // of the allocator
-  Bytes reserved;     // by the caching allocator, at most
-  Bytes host_memory;  // page-locked, per node
+  MemoryPeak peak;           // allocated
+  Bytes outside;             // of the allocator
+  Bytes reserved;            // by the caching allocator, at most
+  std::int64_t retries = 0;  // of the caching allocator; not 0 only where nothing fits without
+  Bytes host_memory;         // page-locked, per node
 };
 
 struct SearchResult {
@@ -139,7 +149,8 @@ struct SearchResult {
   Seconds lower_bound;                // no plan of the space (docs/planning.md) that fits is faster
   double proven_gap = 0;              // (step_time - lower_bound) / step_time
   std::vector<Candidate> candidates;  // in a fixed order; the chosen one is among them
-  // Of those that fit, those that no other beats in both step time and memory; by time.
+  // The chosen plan, and of those whose need is known those that no other beats in both step time
+  // and need; by time.
   std::vector<std::size_t> pareto;
   std::vector<RejectedFamily> rejected;
   MemoryFloor floor;  // if !is_feasible
@@ -162,10 +173,11 @@ struct SearchInput {
 // multiple of the ranks) and for fixed choices that contradict each other.
 [[nodiscard]] SearchResult Search(const SearchInput& input, const SearchOptions& options);
 
-// Device memory that plans may use: what the GPU has less the job's margin and less the band of
-// what lives outside the allocator (the profile's spreads).
-[[nodiscard]] Bytes DeviceLimit(const Cluster& cluster, const Profile& profile, const Job& job);
-// Per device: as the options say, or DeviceLimit.
+// The fraction of a device's memory that a plan should leave where nobody says another: the error
+// of predictions of what PyTorch reserves, and the band of what lies outside the allocator (the
+// profile's spreads).
+[[nodiscard]] double DefaultMargin(const Cluster& cluster, const Profile& profile);
+// Device memory that plans may use: as the options say, or what the GPU has less the job's margin.
 [[nodiscard]] Bytes MemoryLimit(const SearchInput& input, const SearchOptions& options);
 
 }  // namespace shardwright

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "planner/emitters/deepspeed.h"
 #include "schedule/lower/optimizer.h"
 #include "schedule/wrap.h"
 
@@ -40,7 +41,7 @@ std::vector<std::int64_t> ShardSizes(const SearchInput& input, const SearchOptio
   if (options.base.dialect == Dialect::kDdp) {
     return {1};
   }
-  if (options.base.dialect == Dialect::kFairscale) {
+  if (options.base.dialect == Dialect::kFairscale || IsZero(options.base.dialect)) {
     return {ranks};
   }
   return DivisorsOf(ranks);
@@ -69,7 +70,9 @@ std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& opt
   if (dialect == Dialect::kZero3 || (dialect != Dialect::kDdp && !IsZero(dialect))) {
     choices.push_back({.parameters = true});
   }
-  if (is_train) {
+  // PyTorch's offload_wrapper copies while compute and the host wait, which is another program than
+  // the one with copies beside compute; the other frameworks have no such setting.
+  if (is_train && dialect == Dialect::kNative) {
     const std::size_t count = choices.size();
     for (std::size_t i = 0; i < count; ++i) {
       choices.push_back(choices[i]);
@@ -301,14 +304,18 @@ std::vector<UnitFamily> Families(const SearchInput& input, const SearchOptions& 
     rules.emplace_back("module");
   }
   if (dialect == Dialect::kZero3) {
-    rules = {"module", "block"};
+    rules = {"module"};
   } else if (dialect == Dialect::kZero1 || dialect == Dialect::kZero2) {
-    rules = {"root", "block"};
+    rules = {"root"};
   }
   for (const std::string& rule : rules) {
     if (std::optional<UnitFamily> family = TryWrap(input, options, rule)) {
       AddFamily(input, options, std::move(*family), families);
     }
+  }
+  if (dialect == Dialect::kZero3 && !blocks.empty()) {
+    AddFamily(input, options,
+              {"block", FetchedUnits(input.model, {input.model.block_class}), false}, families);
   }
   const bool can_group = dialect == Dialect::kNative || dialect == Dialect::kFsdp2;
   if (!can_group || families.empty() || blocks.size() < 2) {
@@ -393,11 +400,16 @@ Space MakeSpace(const SearchInput& input, const SearchOptions& options) {
     space.blocks.push_back(input.model.modules[block.value].fqn);
   }
   space.families = Families(input, options, space.blocks);
+  const Dialect dialect = options.base.dialect;
+  space.recomputes_all_or_none = dialect == Dialect::kDdp || IsZero(dialect);
   space.patterns = {PatternOf({})};
   if (!options.fixed.recompute && !space.blocks.empty() && input.job.mode == JobMode::kTrain) {
-    space.patterns = PatternsOf(input.model, space.blocks.back());
+    if (space.recomputes_all_or_none) {
+      space.patterns.push_back(PatternOf({{"", RecomputeKind::kFull, 1}}));
+    } else {
+      space.patterns = PatternsOf(input.model, space.blocks.back());
+    }
   }
-  const Dialect dialect = options.base.dialect;
   const bool keeps_choice = dialect == Dialect::kDdp || IsZero(dialect);
   if (!options.fixed.units && !options.reshard.is_set && !keeps_choice) {
     space.reshards = {{Reshard::Kind::kAlways, 0}, {Reshard::Kind::kNever, 0}};
@@ -448,6 +460,33 @@ std::string LabelOf(const OuterChoice& outer) {
   return "shard " + std::to_string(outer.shard_size) + " x replicate " +
          std::to_string(outer.replicate_size) + ", micro-batch " +
          std::to_string(outer.micro_batch) + " x " + std::to_string(outer.accumulation);
+}
+
+bool CanRecompute(const Plan& plan) {
+  const bool hooks = plan.dialect == Dialect::kFsdp2 || plan.dialect == Dialect::kFsdp1 ||
+                     plan.dialect == Dialect::kFairscale;
+  if (!hooks) {
+    return true;
+  }
+  std::set<std::string> selective;
+  for (const RecomputeRegion& region : plan.recompute) {
+    if (region.kind == RecomputeKind::kSelective) {
+      selective.insert(region.module);
+    }
+  }
+  const auto is_inside = [&](const std::string& module) {
+    for (std::size_t dot = module.rfind('.'); dot != std::string::npos && dot > 0;
+         dot = module.rfind('.', dot - 1)) {
+      if (selective.contains(module.substr(0, dot))) {
+        return true;
+      }
+    }
+    return false;
+  };
+  return selective.empty() ||
+         std::none_of(plan.units.begin(), plan.units.end(), [&](const UnitPlan& unit) {
+           return std::any_of(unit.modules.begin(), unit.modules.end(), is_inside);
+         });
 }
 
 bool Is(const OuterChoice& outer, const Plan& plan) {

@@ -40,6 +40,9 @@ struct Space {
   std::vector<std::int64_t> in_flight;
   std::vector<std::string> blocks;         // FQNs of the repeated blocks, in forward order
   std::vector<RecomputePattern> patterns;  // the first is "none"; only that one if it is fixed
+  // gradient_checkpointing_enable() is all that the dialect's users have: one pattern for all
+  // blocks.
+  bool recomputes_all_or_none = false;
 };
 
 // Throws InputError for a job that no plan can have.
@@ -57,6 +60,11 @@ inline constexpr int kMostOffloads = 3;
 
 // "shard 8 x replicate 2, micro-batch 1 x 4".
 [[nodiscard]] std::string LabelOf(const OuterChoice& outer);
+
+// Can who speaks the dialect run the plan's checkpointing with its units? PyTorch's selective
+// checkpointing meets the hooks of FSDP units inside the region twice and fails
+// (_CachedTorchDispatchMode, torch 2.13).
+[[nodiscard]] bool CanRecompute(const Plan& plan);
 
 // Does `plan` have this outer choice?
 [[nodiscard]] bool Is(const OuterChoice& outer, const Plan& plan);

@@ -132,6 +132,11 @@ LoadedModel LoadModelForJob(const std::string& spec, Job& job, const Path& where
   }
   loaded.hash = HashModel(loaded.model);
   ApplyTrainable(loaded.model, TrainableOf(job), where);
+  if (job.mode == JobMode::kTrain && !job.frozen.empty() &&
+      CountParameters(loaded.model, /*trainable_only=*/true) == 0) {
+    throw InputError(where.Field("frozen").str(), "every parameter",
+                     "some that are trained, or mode forward");
+  }
   return loaded;
 }
 

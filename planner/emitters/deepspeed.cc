@@ -228,24 +228,6 @@ Dialect DialectOfStage(std::int64_t stage) {
   }
 }
 
-// The modules that stage 3 fetches: leaf modules as a whole, the others one by one.
-std::vector<UnitPlan> FetchedUnits(const Model& model, const std::vector<std::string>& classes) {
-  const std::vector<ModuleId> leaves = InstancesOf(model, classes);
-  std::vector<UnitPlan> units = UnitsOfModules(model, leaves);
-  const WrapSpec spec = {WrapSpec::Kind::kModule, 0, ""};
-  for (UnitPlan& unit : Wrap(model, spec, {}, Dialect::kZero3, "leaf_module")) {
-    std::erase_if(unit.modules, [&](const std::string& fqn) {
-      const ModuleId id = FindModule(model, fqn);
-      return std::any_of(leaves.begin(), leaves.end(),
-                         [&](ModuleId leaf) { return IsInside(model, id, leaf); });
-    });
-    if (!unit.modules.empty()) {
-      units.push_back(std::move(unit));
-    }
-  }
-  return units;
-}
-
 void ApplyPrecision(const S& s, Precision& precision) {
   const bool bf16 = s.bf16.value_or(false);
   const bool fp16 = s.fp16.value_or(false);
@@ -309,6 +291,23 @@ void ApplyZero(const S& s, PlanFile& file) {
 }
 
 }  // namespace
+
+std::vector<UnitPlan> FetchedUnits(const Model& model, const std::vector<std::string>& classes) {
+  const std::vector<ModuleId> leaves = InstancesOf(model, classes);
+  std::vector<UnitPlan> units = UnitsOfModules(model, leaves);
+  const WrapSpec spec = {WrapSpec::Kind::kModule, 0, ""};
+  for (UnitPlan& unit : Wrap(model, spec, {}, Dialect::kZero3, "leaf_module")) {
+    std::erase_if(unit.modules, [&](const std::string& fqn) {
+      const ModuleId id = FindModule(model, fqn);
+      return std::any_of(leaves.begin(), leaves.end(),
+                         [&](ModuleId leaf) { return IsInside(model, id, leaf); });
+    });
+    if (!unit.modules.empty()) {
+      units.push_back(std::move(unit));
+    }
+  }
+  return units;
+}
 
 std::span<const SettingRow<DeepSpeedSettings>> DeepSpeedRows() {
   return kRows;

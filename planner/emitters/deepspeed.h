@@ -51,6 +51,11 @@ struct DeepSpeedSettings {
 // the rest is stage 3.
 [[nodiscard]] DeepSpeedSettings ToDeepSpeed(const PlanFile& file);
 
+// The modules that stage 3 fetches: leaf modules, of these classes, as a whole, the others one by
+// one.
+[[nodiscard]] std::vector<UnitPlan> FetchedUnits(const Model& model,
+                                                 const std::vector<std::string>& classes);
+
 // Changes job and plan to what DeepSpeed makes of the settings; unset members stand for its
 // defaults. The sequence length stays, and so does recomputation, which is the model's.
 void ApplyDeepSpeed(const DeepSpeedSettings& settings, PlanFile& file);

@@ -44,6 +44,16 @@ void AddScriptDuties(const PlanFile& file, Emission& emission) {
   }
 }
 
+// The applied plan offloads by offload_wrapper, whose save_on_cpu copies while compute waits and
+// the host waits for it.
+void AddOffloadLoss(Emission& emission) {
+  if (emission.as_emitted.plan.offload.activations) {
+    emission.losses.push_back({"plan.offload.activations", "", "beside compute", "while it waits",
+                               "save_on_cpu copies on the compute stream and waits for it, so the "
+                               "step takes longer than predicted"});
+  }
+}
+
 constexpr std::array<LossReason, 10> kFairscaleReasons = {{
     {"job.precision", "reductions run in fp32 under mixed precision, or in the compute dtype"},
     {"plan.dialect", "FairScale's FSDP has its own schedule"},
@@ -63,6 +73,7 @@ Emission EmitFsdp2(const PlanFile& file, const EmitOptions& options) {
   Emission emission;
   emission.as_emitted = AsFsdp2(file);
   emission.losses = FindLosses(file, emission.as_emitted, kFsdp2Reasons);
+  AddOffloadLoss(emission);
   emission.files = {{"fsdp2_plan.json", PlanDataJson(emission.as_emitted, "fsdp2", options.fqns)},
                     PythonFile("shardwright_plan.py"),
                     PythonFile("shardwright_fsdp2.py")};
@@ -76,6 +87,7 @@ Emission EmitFsdp1(const PlanFile& file, const EmitOptions& options) {
   Emission emission;
   emission.as_emitted = AsFsdp1(file);
   emission.losses = FindLosses(file, emission.as_emitted, kFsdp1Reasons);
+  AddOffloadLoss(emission);
   emission.files = {{"fsdp1_plan.json", PlanDataJson(emission.as_emitted, "fsdp1", options.fqns)},
                     PythonFile("shardwright_plan.py"),
                     PythonFile("shardwright_fsdp1.py")};
@@ -89,6 +101,7 @@ Emission EmitFairscale(const PlanFile& file, const EmitOptions& options) {
   Emission emission;
   emission.as_emitted = AsFairscale(file);
   emission.losses = FindLosses(file, emission.as_emitted, kFairscaleReasons);
+  AddOffloadLoss(emission);
   emission.files = {
       {"fairscale_plan.json", PlanDataJson(emission.as_emitted, "fairscale", options.fqns)},
       PythonFile("shardwright_plan.py"),

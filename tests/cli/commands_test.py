@@ -179,7 +179,8 @@ class Searches(ShardwrightTestCase):
         self.assertEqual(report["plan_file"], json.loads(plan))
 
     def test_baselines_explanation_and_a_kept_plan(self):
-        report = json.loads(self.succeed(*self.JOB, "--json", "--explain", "-o", "p.json"))
+        native = ("--dialect", "native")
+        report = json.loads(self.succeed(*self.JOB, *native, "--json", "--explain", "-o", "p.json"))
         rows = {row["name"]: row for row in report["baselines"]}
         alone = json.loads(self.succeed("baselines", *self.JOB[1:], "--json"))["baselines"]
         for row in alone:
@@ -190,10 +191,10 @@ class Searches(ShardwrightTestCase):
         explanation = report["explanation"]
         self.assertIn("prefetch", [row["choice"] for row in explanation["alternatives"]])
         self.assertIn("nvlink bandwidth", [row["what"] for row in explanation["binds"]])
-        text = self.succeed(*self.JOB, "--explain", "-o", "q.json")
+        text = self.succeed(*self.JOB, *native, "--explain", "-o", "q.json")
         for words in ("The nearest other choices", "What binds", "What the usual frameworks would do", "torchtitan"):
             self.assertIn(words, text)
-        kept = json.loads(self.succeed(*self.JOB, "--json", "--keep", "p.json"))
+        kept = json.loads(self.succeed(*self.JOB, *native, "--json", "--keep", "p.json"))
         self.assertEqual(kept["plan_file"]["plan"], json.loads((self.folder / "p.json").read_text())["plan"])
 
     def test_cost(self):
