@@ -192,12 +192,12 @@ class BadClusters(ShardwrightTestCase):
         for cluster, error in (
             ("dgx-h10", 'cluster: got "dgx-h10", expected a name from `shardwright list clusters`, a .json file or a '
              'description such as "h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s"; did you mean "dgx-h100"?'),
-            ("h100 x8", 'cluster: got "h100 x8", expected a name from `shardwright list clusters`, a .json file or a '
-             'description such as "h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s"; did you mean "h100-80"?'),
+            ("a100 x8", 'cluster: got "a100 x8", expected a name from `shardwright list clusters`, a .json file or a '
+             'description such as "h100-80 x8, nvlink 450 GB/s, nic 4x200 Gbit/s"; did you mean "a100-40"?'),
             ("c.json", None),
             ("h100-80 x8, nvlink 450, nic 4x200 Gbit/s", None),
             ("h100-80 x8, nvlink 450 GiB, nic 4x200 Gbit/s", None),
-            ("h100 x8, nvlink 450 GB/s", None),
+            ("a100 x8, nvlink 450 GB/s", None),
         ):
             with self.subTest(cluster=cluster):
                 code, out, err = self.run_program("plan", "--model", "gpt2", "--cluster", cluster)

@@ -165,9 +165,9 @@ TEST_CASE("Cluster errors: truncated files") {
 }
 
 TEST_CASE("Cluster errors: inline descriptions") {
-  CHECK(LoadError("h100 x8, nvlink 450 GB/s") ==
-        "cluster description: got \"h100\", expected a GPU of `shardwright list gpus`; did you "
-        "mean \"h100-80\"?");
+  CHECK(LoadError("a100 x8, nvlink 300 GB/s") ==
+        "cluster description: got \"a100\", expected a GPU of `shardwright list gpus`; did you "
+        "mean \"a100-40\"?");
   CHECK(LoadError("h100-80 x8, nvlink 450") ==
         "cluster description: nvlink: got \"450\", expected a rate such as \"50 GB/s\" or \"400 "
         "Gbit/s\"; the unit is missing");

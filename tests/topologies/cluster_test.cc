@@ -8,6 +8,7 @@
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
 #include "core/json.h"
 #include "topologies/routing.h"
 
@@ -164,14 +165,15 @@ TEST_CASE("Cluster: one cluster in the ways in which people write it") {
     const char* gpu;
     std::int64_t gpus, nodes;
   };
-  for (const Way& way : {Way{"8xH100", "h100-80", 8, 1}, Way{"8 x h100", "h100-80", 8, 1},
-                         Way{"H100 x8", "h100-80", 8, 1}, Way{"h100-80x8", "h100-80", 8, 1},
-                         Way{"h100-80 x8", "h100-80", 8, 1}, Way{"2x8 H100", "h100-80", 8, 2},
-                         Way{"2x H100 x8", "h100-80", 8, 2}, Way{"H200", "h200-141", 1, 1},
-                         Way{"4xA100-80, nic 200 Gbit/s", "a100-80", 4, 1},
-                         Way{"16x8 H100-80, nvlink 450 GB/s, nic 8x400 Gbit/s", "h100-80", 8, 16},
-                         Way{"DGX-H100", "h100-80", 8, 1}, Way{"4x dgx-h100", "h100-80", 8, 4},
-                         Way{"pcie-8x4090", "rtx-4090", 8, 1}, Way{"MI300X x8", "mi300x", 8, 1}}) {
+  for (const Way& way :
+       {Way{"8xH100", "h100-80", 8, 1}, Way{"8 x h100", "h100-80", 8, 1},
+        Way{"H100 x8", "h100-80", 8, 1}, Way{"h100-80x8", "h100-80", 8, 1},
+        Way{"h100-80 x8", "h100-80", 8, 1}, Way{"2x8 H100, nic 200 Gbit/s", "h100-80", 8, 2},
+        Way{"2x H100 x8, nic 200 Gbit/s", "h100-80", 8, 2}, Way{"H200", "h200-141", 1, 1},
+        Way{"4xA100-80, nic 200 Gbit/s", "a100-80", 4, 1},
+        Way{"16x8 H100-80, nvlink 450 GB/s, nic 8x400 Gbit/s", "h100-80", 8, 16},
+        Way{"DGX-H100", "h100-80", 8, 1}, Way{"4x dgx-h100", "h100-80", 8, 4},
+        Way{"pcie-8x4090", "rtx-4090", 8, 1}, Way{"MI300X x8", "mi300x", 8, 1}}) {
     CAPTURE(way.spec);
     const Cluster cluster = LoadCluster(way.spec);
     CHECK(cluster.gpu.name == way.gpu);
