@@ -475,7 +475,7 @@ class Fsdp2Rules : public StepRules {
     comm_[u.value].state = State::kPostBackward;
     // Autograd sums the gradients of all calls before it hands them to the parameters.
     const bool is_last = comm_[u.value].passes_left == 0;
-    const bool has_grads = is_last && (!At(u).grads.empty() || At(u).accumulated.valid());
+    const bool has_grads = At(u).accumulated.valid() || (is_last && !At(u).grads.empty());
     // Later gradients are added while the parameters are there; the first are cast when they are
     // gone (post_backward of _fsdp_param_group.py, torch 2.13).
     if (is_last && At(u).accumulated.valid()) {
@@ -498,7 +498,7 @@ class Fsdp2Rules : public StepRules {
   }
 
   void ReduceGrads(UnitId u) {
-    CopyGradsIn(u);
+    CopyGradsIn(u, comm_[u.value].passes_left == 0);
     const OpId copied = e_.body->last();
     const bool replicate =
         replicate_group_.valid() && (plan_.sync != SyncMode::kReplicateLast || last_micro_batch_);
@@ -539,7 +539,8 @@ class Fsdp2Rules : public StepRules {
     StoreShardedGrad(u, out, adopts, tail);
   }
 
-  void CopyGradsIn(UnitId u) {
+  // What earlier micro-batches kept and, after the last call, this one's.
+  void CopyGradsIn(UnitId u, bool is_last) {
     UnitState& state = At(u);
     const bool kept = state.accumulated.valid();
     reduce_input_ = e_.Alloc(ReduceFull(u), Category::kReduceScatter, Stream::kCompute);
@@ -556,13 +557,15 @@ class Fsdp2Rules : public StepRules {
                 {state.accumulated, AccessMode::kRead, Role::kInput},
                 {narrow, AccessMode::kWrite, Role::kWorkspace}});
     std::uint16_t index = 0;
-    for (const BufferId g : state.grads) {
-      e_.body->Use(g, AccessMode::kRead, Role::kInput, index++);
+    for (std::size_t i = 0; is_last && i < state.grads.size(); ++i) {
+      e_.body->Use(state.grads[i], AccessMode::kRead, Role::kInput, index++);
     }
     if (narrow.valid()) {
       e_.body->Free(narrow);
     }
-    FreeGrads(u);
+    if (is_last) {
+      FreeGrads(u);
+    }
     if (kept) {
       e_.body->Free(state.accumulated);
       state.accumulated = BufferId();
@@ -631,7 +634,7 @@ class Fsdp2Rules : public StepRules {
       }
     }
     (tail == Stream::kReplicate ? last_replicate_ : last_reduce_) = e_.body->last();
-    if (plan_.offload.parameters && last_micro_batch_) {
+    if (plan_.offload.parameters && last_micro_batch_ && comm_[u.value].passes_left == 0) {
       GradToHost(u, tail, e_.body->last());
       DropSentGrad(u, tail);
       (tail == Stream::kReplicate ? last_replicate_ : last_reduce_) = e_.body->last();

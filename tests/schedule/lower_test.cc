@@ -595,6 +595,13 @@ TEST_CASE("FSDP2 gathers a unit per call of its module") {
   CHECK(Verify(twice).empty());
   CHECK(Count(twice, OpCode::kAllGather) == 9);
   CHECK(Count(twice, OpCode::kReduceScatter) == 4);
+  // What the first of two micro-batches kept is reduced after the later call, as torch does.
+  Plan kept = plan;
+  kept.accumulation = 2;
+  kept.sync = SyncMode::kLast;
+  const Program last = Lower({ChainWithSecondCall(spec), kernels, job, kept});
+  CHECK(Verify(last).empty());
+  CHECK(Count(last, OpCode::kReduceScatter) == 5);
 }
 
 // Forward only nothing is resharded that says so: gathered in the first pass, then there.
