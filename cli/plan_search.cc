@@ -71,8 +71,9 @@ class StopOnInterrupt {
 // anything else a line every ten seconds.
 class ProgressLines {
  public:
-  ProgressLines() : on_terminal_(::isatty(STDERR_FILENO) == 1) {
-    if (!on_terminal_) {
+  // `ticks`: also where that is no terminal.
+  explicit ProgressLines(bool ticks) : on_terminal_(::isatty(STDERR_FILENO) == 1) {
+    if (ticks && !on_terminal_) {
       ticker_ = std::jthread([this](const std::stop_token& end) { Tick(end); });
     }
   }
@@ -230,7 +231,7 @@ SearchedPlan SearchPlan(const PlanOptions& options, const std::atomic<bool>* sto
     previous = ReadPlanFile(options.keep);
     search.previous = &previous->plan;
   }
-  ProgressLines lines;
+  ProgressLines lines(/*ticks=*/stop == nullptr);
   search.progress = [&](const SearchProgress& progress) { lines.Tell(progress); };
   searched.whole_front = options.objective == Objective::kPareto;
   const SearchInput input = {file.model.model, file.kernels, file.cluster, file.profile, file.job};
@@ -262,7 +263,7 @@ SearchedPlan SearchPlan(const PlanOptions& options, const std::atomic<bool>* sto
       searched.native_time = NativeTime(file);
     }
   }
-  searched.is_interrupted = stop->load();
+  searched.is_interrupted = guard.has_value() && stop->load();
   return searched;
 }
 

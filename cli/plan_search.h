@@ -31,7 +31,7 @@ struct SearchedPlan {
   std::vector<NodeCountResult> counts;     // with Objective::kCost
   // Of the same choices by our own schedule, where no dialect was asked for; none: it does not fit.
   std::optional<Seconds> native_time;
-  bool is_interrupted = false;  // by Ctrl-C: parts may be missing
+  bool is_interrupted = false;  // by a Ctrl-C of ours: parts may be missing
 };
 
 // Searches what the flags leave open, and shows progress on standard error. `stop`, or Ctrl-C where
