@@ -263,7 +263,7 @@ using ElementReader = std::function<void(const SavedTensor& tensor, std::int64_t
                                          std::int64_t count, DType dtype, void* out)>;
 
 void CopyTensor(const ElementReader& read, const SavedTensor& tensor, DType dtype,
-                OutputFile& out) {
+                CheckpointFile& out) {
   if (dtype == DType::kInt64) {
     float count = 0.0F;
     read(tensor, 0, 1, DType::kFp32, &count);
@@ -313,7 +313,7 @@ void ExportCheckpoint(const Checkpoint& checkpoint, const std::string& file,
   }
   StagedFile staged(file);
   {
-    OutputFile out(file, staged);
+    CheckpointFile out(file, staged);
     for (const SafetensorsEntry& entry :
          WriteSafetensorsHeader(out, std::move(entries), metadata)) {
       for (const std::string& part : tensors.at(entry.name).parts) {

@@ -19,27 +19,27 @@ EnvironmentError CannotWrite(const std::string& file, int error) {
 
 }  // namespace
 
-OutputFile::OutputFile(const std::string& file) : file_(file) {
+CheckpointFile::CheckpointFile(const std::string& file) : file_(file) {
   descriptor_ = ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (descriptor_ < 0) {
     throw CannotWrite(file, errno);
   }
 }
 
-OutputFile::OutputFile(const std::string& file, const StagedFile& staged)
+CheckpointFile::CheckpointFile(const std::string& file, const StagedFile& staged)
     : file_(file), descriptor_(::fcntl(staged.descriptor(), F_DUPFD_CLOEXEC, 0)) {
   if (descriptor_ < 0) {
     throw CannotWrite(file, errno);
   }
 }
 
-OutputFile::~OutputFile() {
+CheckpointFile::~CheckpointFile() {
   if (descriptor_ >= 0) {
     ::close(descriptor_);
   }
 }
 
-void OutputFile::Write(const void* data, std::int64_t size) {
+void CheckpointFile::Write(const void* data, std::int64_t size) {
   const auto* bytes = static_cast<const char*>(data);
   crc_ = Crc32(crc_, data, size);
   size_ += size;
@@ -56,7 +56,7 @@ void OutputFile::Write(const void* data, std::int64_t size) {
   }
 }
 
-void OutputFile::SyncAndClose() {
+void CheckpointFile::SyncAndClose() {
   const bool synced = ::fsync(descriptor_) == 0;
   const int error = errno;
   const bool closed = ::close(descriptor_) == 0;

@@ -10,15 +10,15 @@ namespace shardwright {
 
 // A new file that is written from front to back, with the CRC-32 of what went into it. All
 // functions throw EnvironmentError ("FILE: cannot write: No space left on device").
-class OutputFile {
+class CheckpointFile {
  public:
   // Creates the file; it must not exist yet.
-  explicit OutputFile(const std::string& file);
+  explicit CheckpointFile(const std::string& file);
   // Writes into a file that gets its name later. It outlives this object.
-  OutputFile(const std::string& file, const StagedFile& staged);
-  ~OutputFile();
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
+  CheckpointFile(const std::string& file, const StagedFile& staged);
+  ~CheckpointFile();
+  CheckpointFile(const CheckpointFile&) = delete;
+  CheckpointFile& operator=(const CheckpointFile&) = delete;
 
   void Write(const void* data, std::int64_t size);
   // Everything is on the disk when this returns. Nothing may be written afterwards.

@@ -121,7 +121,7 @@ SafetensorsHeader ReadSafetensorsHeader(const std::string& file) {
 }
 
 std::vector<SafetensorsEntry> WriteSafetensorsHeader(
-    OutputFile& out, std::vector<SafetensorsEntry> entries,
+    CheckpointFile& out, std::vector<SafetensorsEntry> entries,
     const std::map<std::string, std::string>& metadata) {
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
     return std::pair(-SizeOf(a.dtype), a.name) < std::pair(-SizeOf(b.dtype), b.name);

@@ -37,7 +37,7 @@ struct SafetensorsHeader {
 // Sorts entries as the reference implementation does (wide dtypes first, then by name), gives them
 // their bytes, and writes length and header. The tensors must follow in that order.
 [[nodiscard]] std::vector<SafetensorsEntry> WriteSafetensorsHeader(
-    OutputFile& out, std::vector<SafetensorsEntry> entries,
+    CheckpointFile& out, std::vector<SafetensorsEntry> entries,
     const std::map<std::string, std::string>& metadata);
 
 // "F32", "BF16", ... and back; FromSafetensorsName returns false for a dtype that we have no name

@@ -223,7 +223,7 @@ SavedFile WriteRankFile(const std::string& unfinished, std::int64_t rank, const 
                        .dtype = by_name.at(whole.tensor).front()->SavedDType(),
                        .shape = {whole.count}});
   }
-  OutputFile out((std::filesystem::path(unfinished) / saved.name).string());
+  CheckpointFile out((std::filesystem::path(unfinished) / saved.name).string());
   std::vector<std::byte> buffer;
   for (const SafetensorsEntry& entry : WriteSafetensorsHeader(out, std::move(entries), {})) {
     for (const StretchData* const part : by_name.at(entry.name)) {
@@ -251,7 +251,7 @@ std::string CheckpointWriter::Commit(Manifest manifest) {
             [](const SavedFile& a, const SavedFile& b) { return a.name < b.name; });
   manifest.files = files_;
   const std::string text = ManifestJson(manifest);
-  OutputFile out((std::filesystem::path(temporary_) / kManifestName).string());
+  CheckpointFile out((std::filesystem::path(temporary_) / kManifestName).string());
   out.Write(text.data(), static_cast<std::int64_t>(text.size()));
   out.SyncAndClose();
   SyncFolder(temporary_);

@@ -76,7 +76,7 @@ TEST_CASE("what is written has the reference implementation's order, and is read
                                            {.name = "a", .dtype = DType::kFp32, .shape = {}},
                                            {.name = "z", .dtype = DType::kInt64, .shape = {1}}};
   {
-    OutputFile out(file);
+    CheckpointFile out(file);
     entries = WriteSafetensorsHeader(out, entries, {{"format", "pt"}});
     out.Write(std::string(26, 'x').data(), 26);
     out.SyncAndClose();
@@ -94,7 +94,7 @@ TEST_CASE("what is written has the reference implementation's order, and is read
   }
   CHECK(order == "zabc");
   // A file that exists is never overwritten in place.
-  CHECK_THROWS_WITH_AS(OutputFile{file}, (file + ": cannot write: File exists").c_str(),
+  CHECK_THROWS_WITH_AS(CheckpointFile{file}, (file + ": cannot write: File exists").c_str(),
                        EnvironmentError);
 }
 
