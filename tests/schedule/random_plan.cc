@@ -117,6 +117,22 @@ void DropImpossibleReshards(const Model& model, Plan& plan) {
   }
 }
 
+// Torch's selective checkpoint fails on the hooks of FSDP2's units inside of it.
+void DropImpossibleSelective(Plan& plan) {
+  if (plan.dialect != Dialect::kFsdp2) {
+    return;
+  }
+  for (RecomputeRegion& region : plan.recompute) {
+    for (const UnitPlan& unit : plan.units) {
+      if (std::any_of(unit.modules.begin(), unit.modules.end(), [&](const std::string& fqn) {
+            return fqn.starts_with(region.module + ".");
+          })) {
+        region.kind = RecomputeKind::kFull;
+      }
+    }
+  }
+}
+
 void DrawJob(std::mt19937& random, const Model& model, Job& job) {
   job.mode = Chance(random, 10) ? JobMode::kForward : JobMode::kTrain;
   job.sequence_length = std::max<std::int64_t>(model.sequence_length, 1);  // images have none
@@ -217,6 +233,7 @@ void DrawRest(std::mt19937& random, RandomCase& c) {
     plan.recompute = RecomputeBlocks(
         c.model, Chance(random, 50) ? RecomputeKind::kFull : RecomputeKind::kSelective,
         Between(random, 1, 2), "test");
+    DropImpossibleSelective(plan);
   }
   if (plan.dialect == Dialect::kFsdp1) {
     plan.backward_prefetch =
@@ -309,6 +326,7 @@ void DrawRegions(std::mt19937& random, const std::vector<std::string>& blocks, P
            is_prefix || Chance(random, 50) ? RecomputeKind::kFull : RecomputeKind::kSelective, 1});
     }
   }
+  DropImpossibleSelective(plan);
 }
 
 }  // namespace
