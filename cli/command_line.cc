@@ -119,11 +119,14 @@ void CheckWords(const CLI::App& app, const Parsed& parsed) {
   if (!extras.empty()) {
     throw UsageError("unexpected argument \"" + extras[0] + "\" of shardwright " + name);
   }
-  for (const FlagRow& row : parsed.command->flags) {
-    const std::string flag = LongName(row);
+  const auto check = [&](const std::string& flag) {
     if (parsed.app->count(flag) > 0 && !parsed.arguments.Get(flag).is_given()) {
       throw UsageError(flag + ": got no value, expected one");
     }
+  };
+  check(kBudgetFlag.name);
+  for (const FlagRow& row : parsed.command->flags) {
+    check(LongName(row));
   }
   for (const PositionalRow& row : parsed.command->positionals) {
     const bool is_given = row.is_list ? !parsed.arguments.lists.at(row.name).empty()
