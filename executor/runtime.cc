@@ -53,6 +53,13 @@ void Runtime::CopyMemory(Rank rank, void* to, const void* from, std::int64_t byt
   RunnerOf(rank).CopyMemory(to, from, bytes);
 }
 
+void Runtime::set_next_step(std::int64_t step) {
+  next_step_ = step;
+  for (const std::unique_ptr<RankRunner>& rank : ranks_) {
+    rank->ExpectFirstStep();
+  }
+}
+
 LossScaler Runtime::loss_scaler() const {
   return ranks_.front()->scaling().scaler;
 }

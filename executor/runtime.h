@@ -88,8 +88,9 @@ class Runtime {
   void RunSteps(std::int64_t count);
 
   [[nodiscard]] std::int64_t next_step() const { return next_step_; }
-  // Resumes: the next step is number `step`, of as many updates.
-  void set_next_step(std::int64_t step) { next_step_ = step; }
+  // Resumes: the next step is number `step`, of as many updates. It is a first step: parameters may
+  // have been written since the last one, and what that kept gathered is not read again.
+  void set_next_step(std::int64_t step);
   [[nodiscard]] const Binding& BindingOf(Rank rank) const;
   // Between memory of this rank's device and memory of the caller, either way.
   void CopyMemory(Rank rank, void* to, const void* from, std::int64_t bytes) const;

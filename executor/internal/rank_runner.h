@@ -25,6 +25,8 @@ class Runtime::RankRunner {
 
   void RunInit();
   void RunSteps(std::int64_t first, std::int64_t count);
+  // The next step runs the warm-up body, if the program has one.
+  void ExpectFirstStep() { ran_warmup_ = false; }
   // Tells all ranks that this one cannot go on.
   void Fail(const std::string& cause) { device_->Fail(cause); }
 
