@@ -303,7 +303,7 @@ def export_as_asked(arguments):
     except Unsupported as error:
         if "dtype" not in str(error) or dtype is torch.float32:
             raise
-        print(f"in {arguments.dtype}: {error}; in fp32 instead", file=sys.stderr)
+        print(f"in {arguments.dtype}: {printable(error)}; in fp32 instead", file=sys.stderr)
         return export(model.train(), inputs, arguments.seq, torch.float32)
 
 
@@ -328,6 +328,11 @@ def write_whole(path, text):
         temporary.unlink(missing_ok=True)
 
 
+def printable(error):
+    """Names come from strangers: nothing of them reaches the terminal as a control character."""
+    return "".join(c if c.isprintable() else "?" for c in str(error))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("builder", nargs="?", help="package.module:function that returns the module")
@@ -347,7 +352,7 @@ def main():
         text = json.dumps(export_as_asked(arguments), indent=1) + "\n"
         write_whole(arguments.output, text)
     except Unsupported as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("error: " + printable(error), file=sys.stderr)
         return 3
     except OSError as error:
         print(f"error: {arguments.output}: {error.strerror}", file=sys.stderr)

@@ -66,7 +66,8 @@ def differing(a, b):
         both_views = x.name in rules.VIEWS and y.name in rules.VIEWS  # the whole length, or a part of it
         if x.name != y.name and not both_views or x.module != y.module or [r.index for r in x.inputs] != [r.index for r in y.inputs] or \
                 len(x.outputs) != len(y.outputs):
-            return f"{y.module or 'the root module'} runs {y.name} in the place of {x.name}"
+            other = x.name if x.name != y.name else "one with other operands"
+            return f"{y.module or 'the root module'} runs {y.name} in the place of {other}"
     if len(a.calls) != len(b.calls):
         return f"{len(b.calls)} ops in the place of {len(a.calls)}"
     return None
@@ -285,7 +286,9 @@ class Graph:
         """What one call launches."""
         if call.name in rules.VIEWS or call.name in rules.FREE:
             return []
-        group = rules.CLASSES.get(call.name, "elementwise")
+        if call.name not in rules.CLASSES:
+            raise Unsupported(f"{call.name}, whose cost no rule knows")
+        group = rules.CLASSES[call.name]
         if group == "conv":
             return self.convolutions(call)
         entry = {"class": group}
@@ -416,7 +419,7 @@ class Graph:
         elif self.is_copy_to_keep(call):
             self.carried = call
         else:
-            if not call.has_grad or not named.write(self, call):
+            if not (call.has_grad or call.func.namespace == "shardwright_export") or not named.write(self, call):
                 self.write_other(call)
             self.carried = None
 

@@ -1,6 +1,7 @@
 """Runs a module forward and backward on tensors without data and writes down every aten call: what it read, wrote and kept."""
 
 import contextlib
+import functools
 import re
 import sys
 
@@ -105,18 +106,30 @@ _stand_in("router", 2)
 _stand_in("experts", 4)
 
 
+ATTENTION, DROPOUT = torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.dropout
+
+
+def fused_attention(*args, **kwargs):
+    return AsOnDevices.attention(*args, **kwargs) if AsOnDevices.is_fused(*args, **kwargs) else ATTENTION(*args, **kwargs)
+
+
+def fused_dropout(original, *args, **kwargs):
+    bound = dict(zip(("input", "p", "training", "inplace"), args)) | kwargs
+    p = bound.get("p", 0.5)
+    if bound.get("training", bound.get("train", True)) and 0 < p < 1:
+        return torch.native_dropout(bound["input"], p, True)[0]
+    return original(*args, **kwargs)
+
+
 class AsOnDevices(TorchFunctionMode):
     """Functions that the CPU and the meta device write out and GPUs do not."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is torch.nn.functional.scaled_dot_product_attention and self.is_fused(*args, **kwargs):
-            return self.attention(*args, **kwargs)
-        if func in (torch.nn.functional.dropout, torch.dropout) and not torch.jit.is_tracing():
-            bound = dict(zip(("input", "p", "training", "inplace"), args)) | kwargs
-            p = bound.get("p", bound.get("prob", 0.5))
-            if bound.get("training", bound.get("train", True)) and 0 < p < 1:
-                return torch.native_dropout(bound["input"], p, True)[0]
+        if func is ATTENTION:
+            return fused_attention(*args, **kwargs)
+        if func in (DROPOUT, torch.dropout):
+            return fused_dropout(func, *args, **kwargs)
         return func(*args, **kwargs)
 
     @staticmethod
@@ -315,11 +328,14 @@ def backward_of(outputs):
 
 
 @contextlib.contextmanager
-def told_of_tracing():
+def told_of_tracing(fused=True):
     """Transformers leaves out checks of values where it knows that it is traced; a sample is one sequence, not several packed."""
     changes = [("transformers.utils.import_utils", "is_fake_tensor", lambda tensor: True),
                ("transformers.masking_utils", "find_packed_sequence_indices", lambda positions: None),
                ("torch.nn.modules.transformer", "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal))]
+    if fused:  # a mode does not see what functions of torch.nn.functional call in their turn; their module does
+        changes += [("torch.nn.functional", "scaled_dot_product_attention", fused_attention),
+                    ("torch.nn.functional", "dropout", functools.partial(fused_dropout, DROPOUT))]
     undo = []
     for module, name, replacement in changes:
         module = sys.modules.get(module)
