@@ -164,7 +164,7 @@ TEST_CASE("The rate limiter matters for T5-11B and not for RegNet") {
     by_size(file);
     unlimited(file);
   });
-  CHECK(Slower(other, Run(regnet, by_size)) == doctest::Approx(1).epsilon(0.01));
+  CHECK(Slower(other, Run(regnet, by_size)) == doctest::Approx(1).epsilon(0.03));
 }
 
 // minGPT at the size of GPT-3, as karpathy/minGPT's mingpt/model.py of 2022 builds it: the head is

@@ -341,6 +341,9 @@ void SubmitPositionBias(const ModelOpCall& call, bool is_backward, const OpConte
     LaunchItems<gpu::PositionBiasKernel>(context, spec.heads * spec.seq_q * spec.seq_k, args);
     return;
   }
+  if (call.param_grads[0].view.data == nullptr) {  // a gradient that nobody keeps
+    return;
+  }
   if (Wants(call.param_grads, 0)) {
     args.y = ArrayOf(call.output_grads[0]);
     args.grad = ArrayOf(call.param_grads[0].view);
