@@ -164,7 +164,7 @@ TEST_CASE("The rate limiter matters for T5-11B and not for RegNet") {
     by_size(file);
     unlimited(file);
   });
-  // 2.3 %: a flat gradient is final only when its split has run, so a unit lives a little longer.
+  // 2.3 % since units are freed when their flat gradient is final; what makes it so is not traced.
   CHECK(Slower(other, Run(regnet, by_size)) == doctest::Approx(1).epsilon(0.03));
 }
 
