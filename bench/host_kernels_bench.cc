@@ -1,5 +1,5 @@
-// Speed of the host kernels on the ops of one GPT-2-small layer and its head, 1024 tokens, fp32,
-// one thread; bench/host_kernels_torch.py runs the same ops in PyTorch. CPU time is what counts:
+// Speed of the host kernels on the ops of one GPT-2-small layer and its head, 1024 tokens, and on
+// a convolution, fp32, one thread; bench/host_kernels_torch.py runs the same ops in PyTorch. CPU time is what counts:
 // the machine may be shared. Each op is run forward, or forward and backward.
 
 #include <algorithm>
@@ -47,15 +47,16 @@ class Memory {
 class OpBench {
  public:
   OpBench(const OpSpec& spec, const std::vector<std::int64_t>& inputs,
-          const std::vector<std::int64_t>& params, std::int64_t output)
+          const std::vector<std::int64_t>& params, std::int64_t output, std::int64_t batch = 1)
       : spec_(spec), options_(FindKernelSet("shardwright-host", "bench")) {
-    const OpKernels kernels = LowerOp(spec_, 1, DType::kFp32, options_);
+    const OpKernels kernels = LowerOp(spec_, batch, DType::kFp32, options_);
     const auto add = [this](std::int64_t bytes) {
       memory_.emplace_back(bytes);
       return memory_.back().data();
     };
     memory_.reserve(64);
     call_.spec = &spec_;
+    call_.batch = batch;
     call_.options = &options_;
     for (const std::int64_t n : inputs) {
       call_.inputs.push_back({add(n * 4), DType::kFp32, n});
@@ -104,6 +105,31 @@ class OpBench {
   std::vector<std::int64_t> ids_;
   ModelOpCall call_;
 };
+
+// A 3 x 3 convolution of a small ConvNet: 16 images of 32 channels, 28 x 28, to 64 channels.
+constexpr std::int64_t kImages = 16;
+constexpr std::int64_t kSide = 28;
+
+void Conv(benchmark::State& state, bool backward) {
+  constexpr std::int64_t kIn = 32;
+  constexpr std::int64_t kOut = 64;
+  constexpr std::int64_t kPixels = kImages * kSide * kSide;
+  OpBench op({.kind = OpKind::kConv2d,
+              .in = kIn,
+              .out = kOut,
+              .has_bias = true,
+              .height = kSide,
+              .width = kSide,
+              .height_out = kSide,
+              .width_out = kSide,
+              .kernel = 3,
+              .stride = 1,
+              .padding = 1,
+              .groups = 1},
+             {kPixels * kIn}, {kOut * kIn * 9, kOut}, kPixels * kOut, kImages);
+  const auto one = static_cast<double>(2 * kPixels * kOut * kIn * 9);
+  op.Run(state, backward, backward ? 3 * one : one);
+}
 
 constexpr std::int64_t kTokens = 1024;
 constexpr std::int64_t kHidden = 768;
@@ -189,6 +215,7 @@ void RegisterAll() {
   Register("head", [](benchmark::State& s, bool b) { Linear(s, kHidden, kVocabulary, b); });
   Register("cross_entropy", CrossEntropy);
   Register("embedding", Embedding);
+  Register("conv", Conv);
 }
 
 }  // namespace

@@ -60,9 +60,14 @@ def embedding():
     return lambda: F.embedding(ids, w), (w,)
 
 
+def conv():
+    x, w, b = leaf(16, 32, 28, 28), leaf(64, 32, 3, 3), leaf(64)
+    return lambda: F.conv2d(x, w, b, padding=1), (x, w, b)
+
+
 OPS = {"qkv": lambda: linear(H, 3 * H), "projection": lambda: linear(H, H), "up": lambda: linear(H, 4 * H),
        "down": lambda: linear(4 * H, H), "attention": attention, "layer_norm": norm, "gelu": gelu, "add": add,
-       "head": lambda: linear(H, V), "cross_entropy": cross_entropy, "embedding": embedding}
+       "head": lambda: linear(H, V), "cross_entropy": cross_entropy, "embedding": embedding, "conv": conv}
 
 
 def measure(name, backward):

@@ -354,6 +354,24 @@ TEST_CASE("learning-rate schedules") {
   CHECK(LearningRateAt(linear, 2.0, 10, 0) == 0.0);
 }
 
+TEST_CASE("squares of any number of elements are summed once each") {
+  // 1 + 4 + ... + n^2 = n (n + 1) (2n + 1) / 6, exact in every type up to 100.
+  for (const std::int64_t n : {0, 1, 15, 16, 17, 31, 32, 100}) {
+    std::vector<float> values;
+    std::vector<std::uint16_t> bf16;
+    std::vector<std::uint16_t> fp16;
+    for (std::int64_t i = 1; i <= n; ++i) {
+      values.push_back(static_cast<float>(i));
+      bf16.push_back(FloatToBf16(values.back()));
+      fp16.push_back(FloatToFp16(values.back()));
+    }
+    const auto expected = static_cast<double>(n * (n + 1) * (2 * n + 1) / 6);
+    CHECK(SumOfSquares(DType::kFp32, values.data(), n) == expected);
+    CHECK(SumOfSquares(DType::kBf16, bf16.data(), n) == expected);
+    CHECK(SumOfSquares(DType::kFp16, fp16.data(), n) == expected);
+  }
+}
+
 TEST_CASE("norms, clipping and scaling") {
   const std::vector<float> values = {3.0F, -4.0F};
   CHECK(SumOfSquares(DType::kFp32, values.data(), 2) == 25.0);

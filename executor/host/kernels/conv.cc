@@ -33,26 +33,41 @@ void ForEachBlock(const ModelOpCall& call, const HostConvSizes& sizes, const F& 
   }
 }
 
-// Calls f(tap row, column in the block, element of the group's input) for every tap of the block
-// that lies inside the image.
+// Neighbouring pixels of one output row under one tap: columns [column, column + count) of the tap's
+// row in the unfolded block are elements `element`, `element + stride`, ... of the group's input.
+struct TapRun {
+  std::int64_t tap = 0;
+  std::int64_t column = 0;
+  std::int64_t count = 0;
+  std::int64_t element = 0;
+};
+
+// Calls f(run) for what lies inside the image, tap by tap and row by row.
 template <class F>
-void ForEachTap(const OpSpec& spec, const HostConvSizes& sizes, const PixelBlock& block,
+void ForEachRun(const OpSpec& spec, const HostConvSizes& sizes, const PixelBlock& block,
                 const F& f) {
   for (std::int64_t tap = 0; tap < sizes.taps; ++tap) {
     const std::int64_t channel = tap / (spec.kernel * spec.kernel);
-    const std::int64_t ky = tap / spec.kernel % spec.kernel;
-    const std::int64_t kx = tap % spec.kernel;
-    std::int64_t oy = block.first / spec.width_out;
-    std::int64_t ox = block.first % spec.width_out;
-    for (std::int64_t i = 0; i < block.count; ++i) {
-      const std::int64_t y = oy * spec.stride + ky - spec.padding;
-      const std::int64_t x = ox * spec.stride + kx - spec.padding;
-      if (y >= 0 && y < spec.height && x >= 0 && x < spec.width) {
-        f(tap, i, channel * sizes.pixels_in + y * spec.width + x);
-      }
-      if (++ox == spec.width_out) {
-        ox = 0;
-        ++oy;
+    const std::int64_t shift_y = tap / spec.kernel % spec.kernel - spec.padding;
+    const std::int64_t shift_x = tap % spec.kernel - spec.padding;
+    // Output columns whose input column `ox * stride + shift_x` is in [0, width).
+    const std::int64_t first_x = shift_x < 0 ? (-shift_x + spec.stride - 1) / spec.stride : 0;
+    const std::int64_t last_x =
+        shift_x < spec.width
+            ? std::min(spec.width_out, (spec.width - 1 - shift_x) / spec.stride + 1)
+            : 0;
+    std::int64_t row_end = 0;
+    for (std::int64_t row = block.first; row < block.first + block.count; row = row_end) {
+      const std::int64_t oy = row / spec.width_out;
+      const std::int64_t row_begin = oy * spec.width_out;
+      row_end = std::min(row_begin + spec.width_out, block.first + block.count);
+      const std::int64_t y = oy * spec.stride + shift_y;
+      const std::int64_t begin = std::max(row, row_begin + first_x);
+      const std::int64_t end = std::min(row_end, row_begin + last_x);
+      if (y >= 0 && y < spec.height && begin < end) {
+        const std::int64_t x = (begin - row_begin) * spec.stride + shift_x;
+        f(TapRun{tap, begin - block.first, end - begin,
+                 channel * sizes.pixels_in + y * spec.width + x});
       }
     }
   }
@@ -80,16 +95,24 @@ GemmOperand Unfold(const ModelOpCall& call, const HostConvSizes& sizes, const Pi
     return At(x.data, x.dtype, base + block.first, sizes.pixels_in, 1);
   }
   std::fill_n(columns, sizes.taps * block.count, 0.0F);
-  if (x.dtype == DType::kFp32) {
-    const float* const image = static_cast<const float*>(x.data) + base;
-    ForEachTap(spec, sizes, block, [&](std::int64_t tap, std::int64_t i, std::int64_t element) {
-      columns[tap * block.count + i] = image[element];
-    });
-  } else {
-    ForEachTap(spec, sizes, block, [&](std::int64_t tap, std::int64_t i, std::int64_t element) {
-      LoadFloats(x, base + element, 1, &columns[tap * block.count + i]);
-    });
-  }
+  ForEachRun(spec, sizes, block, [&](const TapRun& run) {
+    float* const to = columns + run.tap * block.count + run.column;
+    const std::int64_t element = base + run.element;
+    if (spec.stride == 1) {
+      LoadFloats(x, element, run.count, to);
+      return;
+    }
+    if (x.dtype == DType::kFp32) {
+      const float* const from = static_cast<const float*>(x.data) + element;
+      for (std::int64_t i = 0; i < run.count; ++i) {
+        to[i] = from[i * spec.stride];
+      }
+      return;
+    }
+    for (std::int64_t i = 0; i < run.count; ++i) {
+      LoadFloats(x, element + i * spec.stride, 1, to + i);
+    }
+  });
   return {columns, DType::kFp32, block.count, 1};
 }
 
@@ -192,8 +215,16 @@ void DataGrad(const ModelOpCall& call, const HostConvSizes& sizes) {
              Weights(call, sizes, block.group, /*transposed=*/true),
              At(dy.data, dy.dtype, place.element, place.channel_stride, place.pixel_stride),
              {columns, DType::kFp32, block.count}, nullptr, gemm);
-    ForEachTap(spec, sizes, block, [&](std::int64_t tap, std::int64_t i, std::int64_t element) {
-      image[element] += columns[tap * block.count + i];
+    ForEachRun(spec, sizes, block, [&](const TapRun& run) {
+      const float* const from = columns + run.tap * block.count + run.column;
+      float* const to = image + run.element;
+      if (spec.stride == 1) {
+        VectorAdd(1.0F, from, to, run.count);
+        return;
+      }
+      for (std::int64_t i = 0; i < run.count; ++i) {
+        to[i * spec.stride] += from[i];
+      }
     });
     if (block.first + block.count == sizes.pixels_out) {
       StoreFloats(image, elements, call.input_grads[0], InputAt(sizes, spec, block));

@@ -214,6 +214,9 @@ TEST_CASE("HostKernels.Conv2d") {
                                    ConvShape{4, 6, 5, 5, 3, 2, 1, 2, true, false},    // grouped
                                    ConvShape{4, 4, 4, 5, 3, 1, 1, 4, false, false},   // depthwise
                                    ConvShape{3, 5, 4, 3, 1, 1, 0, 1, true, false},    // 1 x 1
+                                   ConvShape{2, 2, 5, 6, 1, 2, 0, 1, false, false},   // shortcut
+                                   ConvShape{2, 2, 2, 1, 3, 1, 2, 1, true, false},    // past the edge
+                                   ConvShape{1, 2, 7, 8, 5, 3, 4, 1, false, false},   // rows of padding
                                    ConvShape{2, 3, 6, 6, 2, 2, 0, 1, true, true}}) {  // patches
       KernelCase c = ConvCase(shape, 2);
       // Sums of at most 4 * 9 products, or of 2 * 30 for weights, of numbers below 4.
@@ -227,10 +230,14 @@ TEST_CASE("HostKernels.Conv2d") {
 TEST_CASE("HostKernels.Conv2dAcrossBlocks") {
   // 576 pixels are more than one block of 512.
   for (const bool tokens_out : {false, true}) {
-    KernelCase c = ConvCase({2, 3, 24, 24, 3, 1, 1, 1, true, tokens_out}, 1);
-    CheckKernel(c, DType::kFp32,
-                [&c](const auto& in, const auto& params) { return ConvOracle(c, in, params); },
-                {.absolute = 576 * 16 * kU, .relative = 0.0});
+    for (const std::int64_t stride : {1, 2}) {
+      // With a stride of 2, rows of 23 pixels: 529 of them, and a row that two blocks share.
+      const std::int64_t side = stride == 1 ? 24 : 46;
+      KernelCase c = ConvCase({2, 3, side, side, 3, stride, 1, 1, true, tokens_out}, 1);
+      CheckKernel(c, DType::kFp32,
+                  [&c](const auto& in, const auto& params) { return ConvOracle(c, in, params); },
+                  {.absolute = 576 * 16 * kU, .relative = 0.0});
+    }
   }
 }
 
