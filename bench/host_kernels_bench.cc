@@ -1,6 +1,6 @@
 // Speed of the host kernels on the ops of one GPT-2-small layer and its head, 1024 tokens, and on
-// a convolution, fp32, one thread; bench/host_kernels_torch.py runs the same ops in PyTorch. CPU time is what counts:
-// the machine may be shared. Each op is run forward, or forward and backward.
+// a convolution, fp32, one thread; bench/host_kernels_torch.py runs the same ops in PyTorch. CPU
+// time is what counts: the machine may be shared. Each op is run forward, or forward and backward.
 
 #include <algorithm>
 #include <cstddef>

@@ -33,8 +33,9 @@ void ForEachBlock(const ModelOpCall& call, const HostConvSizes& sizes, const F& 
   }
 }
 
-// Neighbouring pixels of one output row under one tap: columns [column, column + count) of the tap's
-// row in the unfolded block are elements `element`, `element + stride`, ... of the group's input.
+// Neighbouring pixels of one output row under one tap: columns [column, column + count) of the
+// tap's row in the unfolded block are elements `element`, `element + stride`, ... of the group's
+// input.
 struct TapRun {
   std::int64_t tap = 0;
   std::int64_t column = 0;

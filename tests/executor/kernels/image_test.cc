@@ -210,14 +210,15 @@ std::vector<Numbers> ExpertsOracle(const KernelCase& c, const std::vector<Number
 
 TEST_CASE("HostKernels.Conv2d") {
   for (const DType dtype : kAllDTypes) {
-    for (const ConvShape& shape : {ConvShape{2, 4, 5, 6, 3, 1, 1, 1, true, false},
-                                   ConvShape{4, 6, 5, 5, 3, 2, 1, 2, true, false},    // grouped
-                                   ConvShape{4, 4, 4, 5, 3, 1, 1, 4, false, false},   // depthwise
-                                   ConvShape{3, 5, 4, 3, 1, 1, 0, 1, true, false},    // 1 x 1
-                                   ConvShape{2, 2, 5, 6, 1, 2, 0, 1, false, false},   // shortcut
-                                   ConvShape{2, 2, 2, 1, 3, 1, 2, 1, true, false},    // past the edge
-                                   ConvShape{1, 2, 7, 8, 5, 3, 4, 1, false, false},   // rows of padding
-                                   ConvShape{2, 3, 6, 6, 2, 2, 0, 1, true, true}}) {  // patches
+    for (const ConvShape& shape :
+         {ConvShape{2, 4, 5, 6, 3, 1, 1, 1, true, false},
+          ConvShape{4, 6, 5, 5, 3, 2, 1, 2, true, false},    // grouped
+          ConvShape{4, 4, 4, 5, 3, 1, 1, 4, false, false},   // depthwise
+          ConvShape{3, 5, 4, 3, 1, 1, 0, 1, true, false},    // 1 x 1
+          ConvShape{2, 2, 5, 6, 1, 2, 0, 1, false, false},   // shortcut
+          ConvShape{2, 2, 2, 1, 3, 1, 2, 1, true, false},    // past the edge
+          ConvShape{1, 2, 7, 8, 5, 3, 4, 1, false, false},   // rows of padding
+          ConvShape{2, 3, 6, 6, 2, 2, 0, 1, true, true}}) {  // patches
       KernelCase c = ConvCase(shape, 2);
       // Sums of at most 4 * 9 products, or of 2 * 30 for weights, of numbers below 4.
       CheckKernel(c, dtype,
