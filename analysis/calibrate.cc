@@ -348,6 +348,15 @@ void CalibrateCopies(const std::vector<CalibrationRun>& runs, const CalibrationS
       fields, [&](std::span<const double>) { return rows; }, origin, numbers);
 }
 
+bool CalibrationResult::IsWorse() const {
+  double before = 0, after = 0;
+  for (const CalibratedRun& run : runs) {
+    before += std::abs(run.before.value / run.measured.value - 1);
+    after += std::abs(run.after.value / run.measured.value - 1);
+  }
+  return after - before > kWorseCalibration * static_cast<double>(runs.size());
+}
+
 CalibrationResult Calibrate(const std::vector<CalibrationRun>& runs, const Profile& start,
                             const Origin& origin) {
   SW_CHECK(!runs.empty(), "nothing to calibrate with");

@@ -31,10 +31,17 @@ struct CalibratedRun {
   Seconds before, after;  // simulated step times, with the start profile and with the new one
 };
 
+// A profile that is right moves by less than this part of the step when it is calibrated again.
+inline constexpr double kWorseCalibration = 0.005;
+
 struct CalibrationResult {
   Profile profile;
   std::vector<CalibratedNumber> numbers;
   std::vector<CalibratedRun> runs;
+
+  // Are the step times of these runs, on the whole, further off than before? Compares the means of
+  // the absolute relative errors, which may grow by kWorseCalibration. False without runs.
+  [[nodiscard]] bool IsWorse() const;
 };
 
 // Starts from `start`; numbers that no op of the traces depends on keep its values and origins, the

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "analysis/run_match.h"
 #include "analysis/step_breakdown.h"
 #include "core/units.h"
 #include "schedule/program.h"
@@ -63,6 +64,7 @@ struct Calibration {
 };
 
 struct Comparison {
+  RunMatch match;  // groups empty: not known, since a trace of ours does not carry its plan
   Seconds simulated_step;
   Seconds measured_step;  // mean over ranks and steps
   Seconds measured_shortest, measured_longest;

@@ -238,6 +238,10 @@ Shares ClassShares(const Program& program, const OpShape& shape, const KernelRat
 Comparison CompareRecording(const CompareRecordingInput& input) {
   SW_CHECK(!input.recordings.empty(), "nothing to compare with");
   Comparison result;
+  result.match = MatchRecordings(input.program, input.recordings);
+  if (!result.match.IsRun()) {
+    result.findings.push_back(result.match.Verdict());
+  }
   const std::vector<Shares> shares = SharesOfShapes(input);
   const Measured measured = Summarize(input, result);
   const SimulatedStep simulated = Simulated(input, shares, measured.by_unit);

@@ -13,7 +13,9 @@
 #include <nlohmann/json.hpp>
 
 #include "analysis/calibrate.h"
+#include "analysis/run_match.h"
 #include "cli/command.h"
+#include "cli/comparison_print.h"
 #include "cli/device_calibration.h"
 #include "cli/device_flags.h"
 #include "cli/flow.h"
@@ -50,7 +52,10 @@ Examples:
 Traces are those of `shardwright run --trace`, each of which carries its plan; those of PyTorch's
 profiler or Nsight Systems, with --plan; or what nccl-tests print, with --cluster. With --device and
 no traces, plans run on the device first: on all GPUs of --cluster, a process each, and on one.
-Then: shardwright plan --profile mine.json ...)";
+Then: shardwright plan --profile mine.json ...
+
+Exits with 1 and writes nothing when a trace is not a run of its plan or contradicts it, and when the
+new profile predicts the steps that it was fitted to worse than the old one.)";
 
 constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"TRACE", "measurements; none with --device", nullptr, true, FileRole::kRead}}};
@@ -71,7 +76,11 @@ constexpr std::array<FlagRow, 11> kFlags = {{
     kRendezvousKeyFlag,
 }};
 
-constexpr std::array<SwitchRow, 1> kSwitches = {{kInsecureNetworkSwitch}};
+constexpr std::array<SwitchRow, 2> kSwitches = {{
+    {"--even-if-worse",
+     "write a profile that predicts the runs it was fitted to worse than before, too"},
+    kInsecureNetworkSwitch,
+}};
 
 std::string Today() {
   const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
@@ -179,6 +188,36 @@ std::string Value(const CalibratedNumber& number, double value) {
   return text.data();
 }
 
+// Op by op the numbers may be right all the same.
+constexpr const char* kWorseAdvice =
+    "\nThe prices of ops were measured while something else held the step up: ranks without a core "
+    "of "
+    "their own,\nor another job. Measure again on a quiet machine with a core for each thread, or "
+    "give "
+    "--even-if-worse.\n";
+
+std::string RunsText(const CalibrationResult& result) {
+  using Align = Table::Align;
+  Table runs({Align::kLeft, Align::kRight, Align::kRight, Align::kRight, Align::kRight});
+  runs.Row({"step time of", "measured", "before", "after", "off by"});
+  for (const CalibratedRun& run : result.runs) {
+    runs.Row({run.name, Format(run.measured), Format(run.before), Format(run.after),
+              Percent(run.after.value / run.measured.value - 1)});
+  }
+  return result.runs.empty() ? std::string() : runs.Text();
+}
+
+Json RunsJson(const CalibrationResult& result) {
+  Json runs = Json::array();
+  for (const CalibratedRun& run : result.runs) {
+    runs.push_back({{"name", run.name},
+                    {"measured_s", run.measured.value},
+                    {"before_s", run.before.value},
+                    {"after_s", run.after.value}});
+  }
+  return runs;
+}
+
 std::string ReportText(const CalibrationResult& result) {
   using Align = Table::Align;
   Table numbers({Align::kLeft, Align::kRight, Align::kRight, Align::kRight, Align::kRight});
@@ -187,14 +226,8 @@ std::string ReportText(const CalibrationResult& result) {
     numbers.Row({number.field, Value(number, number.before), Value(number, number.after),
                  Percent(number.spread), std::to_string(number.rows)});
   }
-  Table runs({Align::kLeft, Align::kRight, Align::kRight, Align::kRight, Align::kRight});
-  runs.Row({"step time of", "measured", "before", "after", "off by"});
-  for (const CalibratedRun& run : result.runs) {
-    runs.Row({run.name, Format(run.measured), Format(run.before), Format(run.after),
-              Percent(run.after.value / run.measured.value - 1)});
-  }
   return "Profile " + PrintableLine(result.profile.name) + "\n\n" + numbers.Text() +
-         (result.runs.empty() ? std::string() : "\n" + runs.Text());
+         (result.runs.empty() ? std::string() : "\n" + RunsText(result));
 }
 
 std::string ReportJson(const CalibrationResult& result) {
@@ -211,13 +244,7 @@ std::string ReportJson(const CalibrationResult& result) {
                                {"spread", number.spread},
                                {"op_shapes", number.rows}});
   }
-  json["runs"] = Json::array();
-  for (const CalibratedRun& run : result.runs) {
-    json["runs"].push_back({{"name", run.name},
-                            {"measured_s", run.measured.value},
-                            {"before_s", run.before.value},
-                            {"after_s", run.after.value}});
-  }
+  json["runs"] = RunsJson(result);
   return json.dump(2) + "\n";
 }
 
@@ -295,6 +322,23 @@ std::string ContradictionsOf(const std::vector<TracedRun>& runs) {
   return text;
 }
 
+// Of recordings of other profilers, which do not say what they ran; no groups for the rest.
+RunMatch MatchOf(const TracedRun& run) {
+  return run.recordings.empty() ? RunMatch() : MatchRecordings(run.program, run.recordings);
+}
+
+int SayNoRun(const Arguments& arguments, const TracedRun& run, const RunMatch& match) {
+  if (arguments.IsJson()) {
+    Json json = {{"schema", "shardwright-calibration"}, {"schema_version", 1}};
+    json.update({{"written", false}, {"reason", match.Verdict()}, {"match", MatchJson(match)}});
+    arguments.Print(json.dump(2) + "\n");
+  } else {
+    arguments.Print("No profile was written: " + PrintableLine(run.name) +
+                    " is not a run of the plan.\n\n" + MatchText(match));
+  }
+  return kExitNo;
+}
+
 // One profile is about one GPU type.
 void CheckGpus(const std::vector<TracedRun>& runs) {
   const std::string& first = runs.front().file.cluster.gpu.name;
@@ -327,6 +371,11 @@ int RunCalibrate(const Arguments& arguments) {
                                          : ReadTraces(arguments, files);
   }
   CheckGpus(traced);
+  for (const TracedRun& run : traced) {
+    if (const RunMatch match = MatchOf(run); !match.IsRun()) {
+      return SayNoRun(arguments, run, match);
+    }
+  }
   if (const std::string found = ContradictionsOf(traced); !found.empty()) {
     arguments.Print("No profile was written: traces contradict their programs.\n" + found);
     return kExitNo;
@@ -345,6 +394,15 @@ int RunCalibrate(const Arguments& arguments) {
   result.profile.name = start.name + "-calibrated";
   arguments.SetText("--name", result.profile.name);
   result.profile.description = "Fitted by shardwright calibrate, from " + start.name;
+  if (result.IsWorse() && !arguments.Has("--even-if-worse")) {
+    const std::string reason = "it would predict the runs that it was fitted to worse than before";
+    Json json = {{"schema", "shardwright-calibration"}, {"schema_version", 1}};
+    json.update({{"written", false}, {"reason", reason}, {"runs", RunsJson(result)}});
+    arguments.Print(arguments.IsJson() ? json.dump(2) + "\n"
+                                       : "No profile was written: " + reason + ".\n\n" +
+                                             RunsText(result) + kWorseAdvice);
+    return kExitNo;
+  }
   WriteFileAtomically(output, ProfileJson(result.profile));
   if (output != "-") {
     arguments.Print(arguments.IsJson() ? ReportJson(result) : ReportText(result));

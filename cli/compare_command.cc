@@ -9,6 +9,7 @@
 
 #include "analysis/compare.h"
 #include "analysis/compare_recording.h"
+#include "analysis/run_match.h"
 #include "cli/command.h"
 #include "cli/comparison_print.h"
 #include "cli/flow.h"
@@ -36,8 +37,9 @@ Examples:
 
 MEASURED is a trace of `shardwright run`, of PyTorch's profiler (plain or gzip; several ranks: one
 file each), or an SQLite export of Nsight Systems. SIM is a trace of `shardwright simulate` or a
-plan, which is then simulated. Exits with 1 when the step time differs by more than --fail-above, or
-when the measured trace contradicts the program.)";
+plan, which is then simulated. Says first how well the trace is a run of the plan. Exits with 1 when
+it is not, when the step time differs by more than --fail-above, or when the measured trace
+contradicts the program.)";
 
 constexpr std::array<PositionalRow, 2> kPositionals = {{
     {"SIM", "simulated trace, or a plan file", "compare needs a simulated trace or a plan", false,
@@ -123,6 +125,31 @@ Simulation SimulationOf(const std::string& sim, bool sim_is_plan, const PlanFile
   return {std::move(result.trace), result.step_time};
 }
 
+// Of a trace of our own, whose plan the trace carries; no groups where it does not.
+RunMatch MatchOwnTrace(const std::string& measured, const Program& program) {
+  const std::string plan = ReadTraceHeader(measured).plan;
+  return plan.empty()
+             ? RunMatch()
+             : MatchPrograms(program, LowerAndVerify(ParsePlanFile(plan, measured + ": plan")));
+}
+
+// Nothing is compared with what is no run of the plan: a table of gaps would only mislead.
+int SayNoRun(const Arguments& arguments, const PlanFile& file, const RunMatch& match) {
+  if (!arguments.IsJson()) {
+    arguments.Print(MatchText(match));
+    return kExitNo;
+  }
+  nlohmann::ordered_json json;
+  json["schema"] = "shardwright-comparison";
+  json["schema_version"] = 1;
+  json["model"] = file.model.model.name;
+  json["cluster"] = file.cluster.name;
+  json["match"] = MatchJson(match);
+  json["findings"] = {match.Verdict()};
+  arguments.Print(json.dump(2) + "\n");
+  return kExitNo;
+}
+
 int RunCompare(const Arguments& arguments) {
   double limit = std::numeric_limits<double>::infinity();
   arguments.Set("--fail-above", limit, ReadPercent);
@@ -141,25 +168,30 @@ int RunCompare(const Arguments& arguments) {
   const Program program = LowerAndVerify(file);
   const std::vector<ProfilerRecording> recordings =
       is_ours ? std::vector<ProfilerRecording>() : ReadRecordings(measured);
+  const RunMatch match =
+      is_ours ? MatchOwnTrace(measured.front(), program) : MatchRecordings(program, recordings);
+  if (!match.IsRun()) {
+    return SayNoRun(arguments, file, match);
+  }
   const Simulation simulation = SimulationOf(sim, sim_is_plan, file, program, options);
   const PriceTable prices = PriceProgram(program, file.cluster, file.profile);
   EngineOptions engine;
   engine.contention = options.contention;
-  const Comparison comparison =
-      is_ours ? Compare({.program = program,
-                         .simulated = simulation.trace,
-                         .simulated_period = simulation.period,
-                         .measured = ReadChromeTrace(measured.front(), program),
-                         .prices = prices,
-                         .engine = engine})
-              : CompareRecording({.program = program,
-                                  .cluster = file.cluster,
-                                  .profile = file.profile,
-                                  .simulated = simulation.trace,
-                                  .simulated_period = simulation.period,
-                                  .recordings = recordings,
-                                  .prices = prices,
-                                  .engine = engine});
+  Comparison comparison = is_ours ? Compare({.program = program,
+                                             .simulated = simulation.trace,
+                                             .simulated_period = simulation.period,
+                                             .measured = ReadChromeTrace(measured.front(), program),
+                                             .prices = prices,
+                                             .engine = engine})
+                                  : CompareRecording({.program = program,
+                                                      .cluster = file.cluster,
+                                                      .profile = file.profile,
+                                                      .simulated = simulation.trace,
+                                                      .simulated_period = simulation.period,
+                                                      .recordings = recordings,
+                                                      .prices = prices,
+                                                      .engine = engine});
+  comparison.match = match;
   arguments.Print(arguments.IsJson() ? ComparisonJson(file, program, comparison)
                                      : ComparisonText(file, program, comparison));
   const bool is_far = std::abs(comparison.gap()) > limit;

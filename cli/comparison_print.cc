@@ -151,11 +151,71 @@ Json NamedPair(const std::string& name, Seconds simulated, Seconds measured) {
   return json;
 }
 
+const char* NameOf(MatchedBy by) {
+  switch (by) {
+    case MatchedBy::kSizes:
+      return "sizes";
+    case MatchedBy::kNumber:
+      return "number, since sizes were not recorded";
+    case MatchedBy::kKernels:
+      break;
+  }
+  return "names of kernels, since calls were not recorded";
+}
+
+void AddDifferences(const char* side, const std::vector<MatchDifference>& rows, Table& table) {
+  for (const MatchDifference& row : rows) {
+    table.Row({side, WithCommas(row.count), row.what});
+  }
+}
+
+Json DifferencesJson(const std::vector<MatchDifference>& rows) {
+  Json json = Json::array();
+  for (const MatchDifference& row : rows) {
+    json.push_back({{"what", row.what}, {"count", row.count}});
+  }
+  return json;
+}
+
 }  // namespace
 
+std::string MatchText(const RunMatch& match) {
+  const auto round = [](double number) { return WithCommas(std::llround(number)); };
+  Table groups({kLeft, kRight, kRight, kRight, kRight, kLeft});
+  groups.Row({"of one step", "planned", "recorded", "alike", "", "told by"});
+  Table differences({kLeft, kRight, kLeft});
+  for (const MatchGroup& group : match.groups) {
+    groups.Row({group.name, round(group.planned), round(group.recorded), round(group.matched),
+                Percent(group.score), NameOf(group.by)});
+    AddDifferences("missing", group.missing, differences);
+    AddDifferences("too many", group.extra, differences);
+  }
+  const std::string rest = differences.Text(2);
+  return std::string(match.IsRun() ? "A run of this plan" : "Not a run of this plan") + "\n" +
+         groups.Text(2) + (match.IsRun() || rest.empty() ? std::string() : "\n" + rest);
+}
+
+Json MatchJson(const RunMatch& match) {
+  Json groups = Json::array();
+  for (const MatchGroup& group : match.groups) {
+    groups.push_back({{"name", group.name},
+                      {"told_by", group.by == MatchedBy::kSizes    ? "sizes"
+                                  : group.by == MatchedBy::kNumber ? "number"
+                                                                   : "kernels"},
+                      {"planned", group.planned},
+                      {"recorded", group.recorded},
+                      {"matched", group.matched},
+                      {"score", group.score},
+                      {"missing", DifferencesJson(group.missing)},
+                      {"too_many", DifferencesJson(group.extra)}});
+  }
+  return {{"is_run", match.IsRun()}, {"groups", groups}};
+}
+
 std::string ComparisonText(const PlanFile& file, const Program& program, const Comparison& c) {
-  std::string text = TitleOf(file) + ", " + WithCommas(c.ranks) + " ranks, " +
-                     WithCommas(c.measured_steps) + " steps of theirs measured\n\n";
+  std::string text = c.match.groups.empty() ? std::string() : MatchText(c.match) + "\n";
+  text += TitleOf(file) + ", " + WithCommas(c.ranks) + " ranks, " + WithCommas(c.measured_steps) +
+          " steps of theirs measured\n\n";
   Table step = TimeTable("");
   TimeRow(step, "step time", c.simulated_step, c.measured_step);
   text += step.Text(2);
@@ -178,6 +238,7 @@ std::string ComparisonJson(const PlanFile& file, const Program& program, const C
   json["schema_version"] = 1;
   json["model"] = file.model.model.name;
   json["cluster"] = file.cluster.name;
+  json["match"] = c.match.groups.empty() ? Json() : MatchJson(c.match);
   json["ranks"] = c.ranks;
   json["measured_steps"] = c.measured_steps;
   json["step_time"] = PairJson(c.simulated_step, c.measured_step);

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -112,7 +113,9 @@ std::int64_t ElementSize(std::string_view dtype) {
 struct Event {
   std::array<std::string, static_cast<std::size_t>(Field::kCount)> texts;
   std::array<bool, static_cast<std::size_t>(Field::kCount)> is_set{};
-  std::int64_t largest_input = 0;  // elements of the largest of "Input Dims"
+  std::int64_t largest_input = 0;                  // elements of the largest of "Input Dims"
+  std::array<internal::OperandSizes, 4> inputs{};  // the first of "Input Dims"
+  std::size_t input_count = 0;
 
   [[nodiscard]] bool Has(Field field) const { return is_set[static_cast<std::size_t>(field)]; }
   [[nodiscard]] const std::string& Text(Field field) const {
@@ -126,6 +129,7 @@ struct Event {
   void Clear() {
     is_set.fill(false);
     largest_input = 0;
+    input_count = 0;
   }
 };
 
@@ -288,9 +292,17 @@ void Collector::AddHost(const Event& event) {
   span.name = raw_.names.Find(name);
   if (name.starts_with("c10d::")) {
     if (const auto code = internal::CollectiveOfName(name)) {
-      const std::int64_t size = ElementSize(event.Text(Field::kInputType));
+      // Of a list of tensors the type is not recorded. Gradients are summed up in fp32, as a rule.
+      const std::string& type = event.Text(Field::kInputType);
+      const std::int64_t size = ElementSize(type == "TensorList" ? "float" : type);
       raw_.calls.push_back({span, Bytes(event.largest_input * size), *code});
     }
+  }
+  if (const auto kind = internal::CallOfName(name)) {
+    raw_.rows.Take();
+    raw_.model_calls.push_back(
+        {span.begin,
+         internal::CallWithSizes(name, *kind, std::span(event.inputs).first(event.input_count))});
   }
   raw_.host.push_back(span);
 }
@@ -340,7 +352,8 @@ bool WantsArguments(const Event& event) {
     return true;  // these come later
   }
   const std::string& category = event.Text(Field::kCategory);
-  return category == "cpu_op" ? event.Text(Field::kName).starts_with("c10d::")
+  const std::string& name = event.Text(Field::kName);
+  return category == "cpu_op" ? name.starts_with("c10d::") || internal::CallOfName(name)
                               : category != "python_function" && category != "user_annotation";
 }
 
@@ -356,31 +369,62 @@ bool IsWanted(const Event& event) {
          category != "overhead";
 }
 
-// Product of the numbers of a list; 0 when it is too large, and for an empty list.
-std::int64_t ReadElements(JsonScanner& scanner) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 50;
+constexpr std::int64_t kMostElements = std::int64_t{1} << 50;
+
+// One more size of an operand. The product becomes 0 when it is too large, and for what is no size.
+void AddSize(std::string_view text, std::int64_t& product, internal::OperandSizes& operand) {
+  std::int64_t value = 0;
+  const bool is_good =
+      std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc();
+  const bool fits = is_good && value >= 0 && (value == 0 || product <= kMostElements / value);
+  product = fits ? product * value : 0;
+  if (operand.rank < operand.sizes.size()) {
+    operand.sizes[operand.rank] = is_good && value > 0 && value <= kMostElements ? value : 0;
+  }
+  ++operand.rank;
+}
+
+// Product of the numbers of a list; 0 for an empty one.
+std::int64_t ReadElements(JsonScanner& scanner, internal::OperandSizes& operand) {
   std::int64_t product = 1;
-  bool is_empty = true;
+  operand.rank = 0;
   scanner.EnterArray();
   while (scanner.NextElement()) {
-    const std::string_view text = scanner.Text().value_or("");
-    std::int64_t value = 0;
-    const bool is_good =
-        std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc();
-    const bool fits = is_good && value >= 0 && (value == 0 || product <= kMost / value);
-    product = fits ? product * value : 0;
-    is_empty = false;
+    AddSize(scanner.Text().value_or(""), product, operand);
   }
-  return is_empty ? 0 : product;
+  return operand.rank == 0 ? 0 : product;
+}
+
+// Of one input: a tensor's sizes, or a list of such lists, of which the elements add up.
+std::int64_t ReadInput(JsonScanner& scanner, internal::OperandSizes& operand) {
+  std::int64_t sum = 0;
+  bool is_list = false;
+  internal::OperandSizes part;
+  std::int64_t product = 1;
+  operand.rank = 0;
+  scanner.EnterArray();
+  while (scanner.NextElement()) {
+    if (scanner.Peek() == JsonScanner::Kind::kArray) {
+      is_list = true;
+      sum = std::min(sum + ReadElements(scanner, part), kMostElements);
+    } else {
+      AddSize(scanner.Text().value_or(""), product, operand);
+    }
+  }
+  return is_list ? sum : operand.rank == 0 ? 0 : product;
 }
 
 void ReadInputDims(JsonScanner& scanner, Event& event) {
   scanner.EnterArray();
   while (scanner.NextElement()) {
+    internal::OperandSizes operand;
     if (scanner.Peek() == JsonScanner::Kind::kArray) {
-      event.largest_input = std::max(event.largest_input, ReadElements(scanner));
+      event.largest_input = std::max(event.largest_input, ReadInput(scanner, operand));
     } else {
       scanner.Skip();
+    }
+    if (event.input_count < event.inputs.size()) {
+      event.inputs[event.input_count++] = operand;
     }
   }
 }

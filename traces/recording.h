@@ -41,6 +41,22 @@ struct Activity {
   bool has_issue = false;
 };
 
+// What the host asked for, whatever kernels it became.
+enum class CallKind : std::uint8_t {
+  kProduct,
+  kAttentionForward,
+  kAttentionBackward,
+  kConvolution,  // forward or backward
+};
+
+struct HostCall {
+  CallKind kind = CallKind::kProduct;
+  std::uint32_t step = 0;  // ProfilerRecording::steps
+  // kProduct: `batch` products (m, k) x (k, n); attention: `batch` heads of all samples, m tokens,
+  // k its head_dim. 0: shapes were not recorded.
+  std::int64_t batch = 0, m = 0, n = 0, k = 0;
+};
+
 struct RecordedInterval {
   std::string name;  // "ProfilerStep#3"
   SimTime begin, end;
@@ -63,6 +79,7 @@ struct ProfilerRecording {
   std::vector<std::string> units;       // as the trace has them; "" is the root
   std::vector<Activity> activities;     // by start
   std::vector<RecordedInterval> steps;  // ascending
+  std::vector<HostCall> calls;          // by time; none where only the device was recorded
   std::vector<AllocatorSample> memory;  // by time; of the device, else of the host
   std::int64_t events = 0;              // in the file
   std::vector<std::string> notes;       // what was assumed or is missing

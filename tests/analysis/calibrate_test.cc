@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -173,6 +175,74 @@ TEST_CASE("A profile calibrated with itself stays as it is") {
       Calibrate({{"one", one.program, one.cluster, trace}}, start, kOrigin);
   CHECK_FALSE(result.numbers.empty());
   CHECK(result.runs[0].after.value == doctest::Approx(result.runs[0].before.value).epsilon(1e-3));
+}
+
+// Any factor in [1/2, 2] on every number that a step depends on.
+Profile RandomProfile(std::mt19937& random) {
+  std::uniform_real_distribution<double> exponent(-1, 1);
+  const auto factor = [&] { return std::exp2(exponent(random)); };
+  Profile profile = TrueProfile();
+  for (auto& fraction : profile.compute.gemm) {
+    fraction->value = std::min(1.0, fraction->value * factor());
+  }
+  for (auto* fraction :
+       {&profile.compute.attention_forward, &profile.compute.attention_backward,
+        &profile.compute.elementwise, &profile.compute.reduction, &profile.compute.optimizer}) {
+    fraction->value = std::min(1.0, fraction->value * factor());
+  }
+  for (auto* time :
+       {&profile.compute.gemm_ramp, &profile.compute.kernel_floor, &profile.compute.kernel_gap,
+        &profile.host.kernel_launch, &profile.host.op_issue, &profile.host.collective_issue,
+        &profile.host.unit_hook}) {
+    time->value = time->value * factor();
+  }
+  for (TransportProfile& transport : profile.transports) {
+    transport.efficiency.value = std::min(1.0, transport.efficiency.value * factor());
+  }
+  return profile;
+}
+
+TEST_CASE("What is not called worse is nearer to the run, whatever is true") {
+  const Prepared one({.nodes = 1, .sequence = 256, .micro_batch = 2});
+  const Prepared two({.nodes = 2, .sequence = 256, .micro_batch = 1});
+  std::mt19937 random(20261125);
+  for (int round = 0; round < 12; ++round) {
+    CAPTURE(round);
+    const Prepared& prepared = round % 2 == 0 ? one : two;
+    const Profile truth = RandomProfile(random);
+    const Profile start = RandomProfile(random);
+    const Trace trace = Run(prepared, truth, true).trace;
+    CalibrationResult result =
+        Calibrate({{"run", prepared.program, prepared.cluster, trace}}, start, kOrigin);
+    // A simulated trace leaves out the steps between the first and the last one, so that no period
+    // can be read off it.
+    result.runs[0].measured = Seconds(StepTime(prepared, truth, true));
+    // Ops slow each other down while they are measured, so a little is left; where the start was as
+    // near by luck, the result is called worse and is not written.
+    const CalibratedRun& run = result.runs[0];
+    CHECK(std::abs(run.after.value / run.measured.value - 1) < 0.08);
+    const bool is_nearer = std::abs(run.after.value - run.measured.value) <=
+                           std::abs(run.before.value - run.measured.value);
+    CHECK((is_nearer || result.IsWorse() ||
+           std::abs(run.after.value - run.before.value) < kWorseCalibration * run.measured.value));
+    CHECK_FALSE((is_nearer && result.IsWorse()));
+  }
+}
+
+TEST_CASE("A calibration is worse when its runs are further off on the whole") {
+  const auto run = [](double before, double after) {
+    return CalibratedRun{"", Seconds(1), Seconds(before), Seconds(after)};
+  };
+  const auto is_worse = [](std::vector<CalibratedRun> runs) {
+    return CalibrationResult{{}, {}, std::move(runs)}.IsWorse();
+  };
+  CHECK(is_worse({run(0.8, 0.7)}));
+  CHECK(is_worse({run(1.1, 0.8)}));
+  CHECK_FALSE(is_worse({run(0.8, 1.1)}));
+  CHECK_FALSE(is_worse({run(1.0, 1.004)}));  // as good as the same
+  CHECK_FALSE(is_worse({run(0.5, 0.9), run(1.0, 1.1)}));
+  CHECK(is_worse({run(0.9, 1.0), run(1.0, 1.3)}));
+  CHECK_FALSE(is_worse({}));
 }
 
 TEST_CASE("A trace without a complete step is refused by name") {

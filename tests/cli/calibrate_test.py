@@ -37,7 +37,8 @@ class Calibrate(ShardwrightTestCase):
         width = 128 if is_deep() else 64
         flags = ("--gpus", "2", "--micro-batch", "2")
         self.measure(self.plan("small", width, 3, "--seq", f"{width // 2}", *flags), "small-trace.json")
-        fit = json.loads(self.succeed("calibrate", "small-trace.json", "-o", "mine.json", "--name", "mine", "--json"))
+        fit = json.loads(self.succeed("calibrate", "small-trace.json", "-o", "mine.json", "--name", "mine", "--even-if-worse",
+                                      "--json"))
         self.assertEqual((fit["schema"], fit["profile"]), ("shardwright-calibration", "mine"))
         profile = json.loads((self.folder / "mine.json").read_text())
         gemm = profile["compute"]["gemm"]["fp32"]
@@ -60,7 +61,7 @@ class Calibrate(ShardwrightTestCase):
         _, out, _ = self.run_program("compare", plan, "other-trace.json", "--json")
         found = json.loads(out)
         self.assertEqual((found["matched"], found["findings"]), (found["spans"], []))
-        again = json.loads(self.succeed("calibrate", "other-trace.json", "-o", "again.json", "--json"))
+        again = json.loads(self.succeed("calibrate", "other-trace.json", "-o", "again.json", "--even-if-worse", "--json"))
         rate = next(number for number in again["numbers"] if number["field"] == "compute.gemm.fp32")
         self.assertEqual(rate["before"], predicted)
         run = again["runs"][0]
@@ -71,8 +72,41 @@ class Calibrate(ShardwrightTestCase):
     def test_equal_traces_give_equal_bytes(self):
         self.measure(self.plan("one", 64, 2, "--gpus", "1", "--seq", "32"), "one-trace.json")
         for output in ("a.json", "b.json"):
-            self.succeed("calibrate", "one-trace.json", "--date", "2026-11-21", "-o", output)
+            self.succeed("calibrate", "one-trace.json", "--date", "2026-11-21", "--even-if-worse", "-o", output)
         self.assertEqual((self.folder / "a.json").read_bytes(), (self.folder / "b.json").read_bytes())
+
+    def test_a_worse_profile_is_not_written(self):
+        self.measure(self.plan("held", 64, 2, "--gpus", "1", "--seq", "32"), "held-trace.json")
+        self.succeed("calibrate", "held-trace.json", "--even-if-worse", "-o", "mine.json")
+        # The same ops, but two seconds pass between any two steps: prices of ops say nothing of them.
+        trace = json.loads((self.folder / "held-trace.json").read_text())
+        for event in trace["traceEvents"]:
+            step = event.get("args", {}).get("step")
+            if event.get("ph") == "X" and step is not None:
+                delay = 2e6 * (int(step) + 1)
+                event["ts"] += delay
+                for key in ("issue_begin_us", "issued_us", "issue_end_us", "ready_us", "arrival_us"):
+                    if key in event["args"]:
+                        event["args"][key] += delay
+        lines = ",\n".join(json.dumps(event) for event in trace.pop("traceEvents"))
+        header = json.dumps(trace)[:-1]
+        (self.folder / "late-trace.json").write_text(header + ', "traceEvents": [\n' + lines + "\n]}\n")
+        # A profile that is as slow as those steps, by luck.
+        slow = json.loads((self.folder / "mine.json").read_text())
+        slow["compute"]["gemm"]["fp32"]["value"] /= 3000
+        (self.folder / "slow.json").write_text(json.dumps(slow))
+        code, out, _ = self.run_program("calibrate", "late-trace.json", "--profile", "slow.json", "-o", "new.json")
+        self.assertEqual(code, 1, out)
+        self.assertTrue(out.startswith("No profile was written: it would predict the runs that it was fitted to worse than "
+                                       "before.\n"), out)
+        self.assertFalse((self.folder / "new.json").exists())
+        code, out, _ = self.run_program("calibrate", "late-trace.json", "--profile", "slow.json", "-o", "new.json", "--json")
+        found = json.loads(out)
+        self.assertEqual((code, found["written"]), (1, False))
+        run, = found["runs"]
+        self.assertGreater(run["measured_s"], 2)
+        self.assertGreater(abs(run["after_s"] - run["measured_s"]), abs(run["before_s"] - run["measured_s"]))
+        self.succeed("calibrate", "late-trace.json", "--profile", "slow.json", "--even-if-worse", "-o", "new.json")
 
     def test_refuses(self):
         self.assert_fails(2, "--output is required; see shardwright calibrate --help", "calibrate", "x.json")

@@ -367,6 +367,58 @@ TEST_CASE("the host's ops are the work where there is no device") {
   CHECK(recording.activities.back().start == Microseconds(160));
 }
 
+TEST_CASE("products and attention are told by the host's calls, with their sizes") {
+  Events events;
+  events.Range("ProfilerStep#0", 0, 1000).Range("ProfilerStep#1", 1000, 2000);
+  const auto dims = [](const std::string& text) { return "\"Input Dims\":" + text; };
+  events.Slice("cpu_op", "aten::linear", 10, 20, dims("[[2,8,16],[32,16],[]]"));
+  events.Slice("cpu_op", "aten::addmm", 12, 10, dims("[[32],[16,64],[64,32],[],[]]"));
+  events.Slice("cpu_op", "aten::bmm", 40, 5, dims("[[4,8,16],[4,16,24]]"));
+  events.Slice("cpu_op", "aten::mm", 50, 5);  // record_shapes=False
+  events.Slice("cpu_op", "aten::_scaled_dot_product_flash_attention", 60, 9,
+               dims("[[2,4,128,64],[2,2,128,64],[2,2,128,64],[],[],[],[]]"));
+  events.Slice("cpu_op", "aten::_flash_attention_forward", 62, 5, dims("[[2,128,4,64]]"));
+  events.Slice("cpu_op", "aten::_scaled_dot_product_flash_attention_backward", 1010, 9,
+               dims("[[2,4,128,64],[2,4,128,64]]"));
+  events.Slice("cpu_op", "aten::convolution_backward", 1020, 9, dims("[[2,4,8,8],[4,4,3,3]]"));
+  events.Slice("cpu_op", "aten::mm", 2500, 5, dims("[[2,4],[4,8]]"));  // outside of steps
+  const ProfilerRecording recording = Read(events.Text());
+  struct Expected {
+    CallKind kind;
+    std::uint32_t step;
+    std::int64_t batch, m, n, k;
+  };
+  const std::vector<Expected> expected = {
+      {CallKind::kProduct, 0, 1, 16, 32, 64},
+      {CallKind::kProduct, 0, 4, 8, 24, 16},
+      {CallKind::kProduct, 0, 0, 0, 0, 0},
+      {CallKind::kAttentionForward, 0, 8, 128, 0, 64},
+      {CallKind::kAttentionBackward, 1, 8, 128, 0, 64},
+      {CallKind::kConvolution, 1, 0, 0, 0, 0},
+  };
+  REQUIRE(recording.calls.size() == expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    CAPTURE(i);
+    const HostCall& call = recording.calls[i];
+    CHECK(call.kind == expected[i].kind);
+    CHECK(call.step == expected[i].step);
+    CHECK(call.batch == expected[i].batch);
+    CHECK(call.m == expected[i].m);
+    CHECK(call.n == expected[i].n);
+    CHECK(call.k == expected[i].k);
+  }
+}
+
+TEST_CASE("a collective of a list of tensors has their elements") {
+  Events events;
+  events.Range("ProfilerStep#0", 0, 1000);
+  events.Slice("cpu_op", "aten::mm", 10, 5);
+  events.Slice("cpu_op", "c10d::allreduce_", 80, 5,
+               R"("Input Dims":[[[4160],[2,3]],[],[]],"Input type":["TensorList","",""])");
+  const ProfilerRecording recording = Read(events.Text());
+  CHECK(Find(recording, "c10d::allreduce_").bytes == Bytes(4 * (4160 + 6)));
+}
+
 TEST_CASE("a unit that ends below another one, and begins again above it") {
   Events events;
   events.Range("ProfilerStep#0", 0, 1000);

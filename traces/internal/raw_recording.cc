@@ -40,6 +40,7 @@ class Resolver {
     if (!places.has_units()) {
       FixTails();
     }
+    AddCalls();
     Describe(places);
     return std::move(result_);
   }
@@ -154,6 +155,19 @@ class Resolver {
       }
     }
     result_.activities.push_back(activity);
+  }
+
+  void AddCalls() {
+    std::sort(raw_.model_calls.begin(), raw_.model_calls.end(),
+              [](const RawModelCall& a, const RawModelCall& b) { return a.begin < b.begin; });
+    PlaceFinder places(raw_);
+    for (const RawModelCall& row : raw_.model_calls) {
+      const TrainingPlace place = places.At(row.begin);
+      if (place.step != kNoSubject && place.phase != Phase::kOptimizer) {
+        result_.calls.push_back(row.call);
+        result_.calls.back().step = place.step;
+      }
+    }
   }
 
   // Without units nothing says where backward ends for good: what follows a step's last backward

@@ -2,8 +2,11 @@
 
 // Rows of a profiler's file as they come, and the step that gives each its place in training.
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -63,6 +66,18 @@ struct RawCall {
   OpCode collective = OpCode::kAllGather;
 };
 
+// A call that says what the model does.
+struct RawModelCall {
+  std::int64_t begin = 0;
+  HostCall call;  // its step is not known yet
+};
+
+// Sizes of one operand; those beyond the fourth are left out.
+struct OperandSizes {
+  std::array<std::int64_t, 4> sizes{};
+  std::size_t rank = 0;
+};
+
 struct RawRecording {
   RawRecording(const std::string& from, std::string by);
 
@@ -78,6 +93,7 @@ struct RawRecording {
   std::vector<RawLaunch> launches;
   std::vector<RawWork> work;
   std::vector<RawCall> calls;
+  std::vector<RawModelCall> model_calls;
   struct Sample {
     std::int64_t time = 0;
     std::int64_t allocated = 0;
@@ -90,6 +106,13 @@ struct RawRecording {
 [[nodiscard]] bool IsMarker(std::string_view name);
 // "ncclDevKernel_ReduceScatter_...", "_reduce_scatter_base", "gloo:all_gather"; nothing for others.
 [[nodiscard]] std::optional<OpCode> CollectiveOfName(std::string_view name);
+
+// Which call of the host is a product, attention or convolution; nothing for others, and for those
+// inside of such a call. "aten::addmm", "flash_attn::_flash_attn_backward".
+[[nodiscard]] std::optional<CallKind> CallOfName(std::string_view name);
+// What a call of this name and kind works on.
+[[nodiscard]] HostCall CallWithSizes(std::string_view name, CallKind kind,
+                                     std::span<const OperandSizes> operands);
 
 // Consumes `raw`. Throws InputError when there is no work at all.
 [[nodiscard]] ProfilerRecording Resolve(RawRecording raw);

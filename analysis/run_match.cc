@@ -1,0 +1,433 @@
+#include "analysis/run_match.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include "analysis/recording_steps.h"
+#include "core/error.h"
+#include "core/json.h"
+
+namespace shardwright {
+namespace {
+
+enum class Group : std::uint8_t { kProducts, kAttention, kConvolutions, kCollectives };
+constexpr std::size_t kGroupCount = 4;
+constexpr std::array<std::string_view, kGroupCount> kGroupNames = {
+    "matrix products", "attention calls", "convolutions", "collectives"};
+
+// A training loop adds up losses and gradient norms; nobody plans these.
+constexpr Bytes kLargestSumOfLoop{4096};
+// Buckets are cut where they are full, which a plan knows up to a parameter.
+constexpr double kSameSize = 0.02;
+constexpr std::size_t kMostDifferences = 5;
+
+// What makes two calls of a group equal. The sizes of a product are sorted: its gradients are
+// products of the same three.
+struct Call {
+  int kind = 0;  // forward, backward; which collective
+  std::array<std::int64_t, 4> sizes{};
+
+  auto operator<=>(const Call&) const = default;
+};
+
+using Calls = std::map<Call, std::int64_t>;
+using Step = std::array<Calls, kGroupCount>;
+
+Call ProductOf(std::int64_t batch, std::int64_t m, std::int64_t n, std::int64_t k) {
+  std::array<std::int64_t, 3> sizes = {m, n, k};
+  std::sort(sizes.begin(), sizes.end());
+  return {0, {batch, sizes[0], sizes[1], sizes[2]}};
+}
+
+double WorkOf(Group group, const Call& call) {
+  double work = 1;
+  for (const std::int64_t size : call.sizes) {
+    work *= group == Group::kCollectives || size == 0 ? 1 : static_cast<double>(size);
+  }
+  return work;
+}
+
+std::string TextOf(Group group, const Call& call) {
+  const auto& s = call.sizes;
+  switch (group) {
+    case Group::kProducts:
+      return s[3] == 0 ? "product"
+                       : "product " + (s[0] > 1 ? std::to_string(s[0]) + " x " : std::string()) +
+                             std::to_string(s[1]) + " x " + std::to_string(s[2]) + " x " +
+                             std::to_string(s[3]);
+    case Group::kAttention:
+      return std::string(call.kind == 0 ? "attention forward" : "attention backward") +
+             (s[1] == 0
+                  ? ""
+                  : " of " + std::to_string(s[0]) + " heads, " + std::to_string(s[1]) + " tokens");
+    case Group::kConvolutions:
+      return "convolution";
+    case Group::kCollectives:
+      break;
+  }
+  return std::string(InfoOf(static_cast<OpCode>(call.kind)).name) +
+         (s[0] == 0 ? "" : " of " + Format(Bytes(s[0])));
+}
+
+Calls& In(Step& step, Group group) {
+  return step[static_cast<std::size_t>(group)];
+}
+
+void AddOp(const Program& program, const Op& op, Step& step) {
+  const OpShape& shape = program.ShapeOf(op);
+  if (InfoOf(shape.code).is_collective) {
+    if (shape.code != OpCode::kBarrier && program.groups[shape.group.value].size > 1) {
+      ++In(step, Group::kCollectives)[{static_cast<int>(shape.code), {shape.bytes.value}}];
+    }
+    return;
+  }
+  if (op.phase == Phase::kOptimizer) {
+    return;
+  }
+  bool has_convolution = false;
+  for (const Kernel& kernel : program.KernelsOf(shape)) {
+    switch (kernel.kind) {
+      case KernelClass::kGemm:
+        ++In(step, Group::kProducts)[ProductOf(kernel.batch, kernel.m, kernel.n, kernel.k)];
+        break;
+      case KernelClass::kAttentionForward:
+      case KernelClass::kAttentionBackward:
+        ++In(step, Group::kAttention)[{kernel.kind == KernelClass::kAttentionBackward ? 1 : 0,
+                                       {kernel.batch, kernel.m, kernel.k}}];
+        break;
+      case KernelClass::kConv:
+        has_convolution = true;
+        break;
+      default:
+        break;
+    }
+  }
+  In(step, Group::kConvolutions)[{}] += has_convolution ? 1 : 0;
+}
+
+// The products of experts depend on what the router says: those of these weights count on neither
+// side.
+Calls ExpertProducts(const Program& program) {
+  Calls experts;
+  for (const Kernel& kernel : program.kernels) {
+    if (kernel.kind == KernelClass::kGroupedGemm) {
+      for (const auto& [a, b] : {std::pair(kernel.m, kernel.n), std::pair(kernel.n, kernel.k),
+                                 std::pair(kernel.m, kernel.k)}) {
+        experts[{0, {std::min(a, b), std::max(a, b)}}] = 1;
+      }
+    }
+  }
+  return experts;
+}
+
+bool IsOfExpert(const Calls& experts, const Call& product) {
+  const auto& s = product.sizes;
+  return !experts.empty() &&
+         (experts.contains({0, {s[1], s[2]}}) || experts.contains({0, {s[2], s[3]}}) ||
+          experts.contains({0, {s[1], s[3]}}));
+}
+
+Step StepOf(const Program& program) {
+  Step step;
+  for (const Op& op : program.step.ops) {
+    AddOp(program, op, step);
+  }
+  const Calls experts = ExpertProducts(program);
+  std::erase_if(In(step, Group::kProducts),
+                [&](const auto& row) { return IsOfExpert(experts, row.first); });
+  for (Calls& calls : step) {
+    std::erase_if(calls, [](const auto& row) { return row.second == 0; });
+  }
+  return step;
+}
+
+// How a group was recorded, by the worst of all recordings.
+struct Recorded {
+  std::vector<Step> steps;  // of all ranks
+  std::array<MatchedBy, kGroupCount> by{};
+};
+
+bool HasCalls(const ProfilerRecording& recording, Group group, bool with_sizes) {
+  bool any = false;
+  for (const HostCall& call : recording.calls) {
+    const Group own = call.kind == CallKind::kProduct       ? Group::kProducts
+                      : call.kind == CallKind::kConvolution ? Group::kConvolutions
+                                                            : Group::kAttention;
+    if (own == group) {
+      any = true;
+      if (with_sizes && call.m == 0) {
+        return false;
+      }
+    }
+  }
+  return any;
+}
+
+// Kernels that only prepare or finish what another one does.
+bool IsHelper(std::string_view name) {
+  constexpr std::array<std::string_view, 5> kHelpers = {"splitKreduce", "dot_do_o", "convert_d",
+                                                        "combine", "splitkreduce"};
+  return std::any_of(kHelpers.begin(), kHelpers.end(),
+                     [&](std::string_view part) { return name.find(part) != name.npos; });
+}
+
+void AddKernel(const ProfilerRecording& recording, const Activity& activity,
+               const std::array<MatchedBy, kGroupCount>& by, Step& step) {
+  if (activity.kind != ActivityKind::kKernel || IsHelper(recording.names[activity.name])) {
+    return;
+  }
+  const auto is_used = [&](Group group) {
+    return by[static_cast<std::size_t>(group)] == MatchedBy::kKernels;
+  };
+  const KernelClass kernel = activity.kernel;
+  if (is_used(Group::kProducts) &&
+      (kernel == KernelClass::kGemm || kernel == KernelClass::kGroupedGemm)) {
+    ++In(step, Group::kProducts)[{}];
+  }
+  if (is_used(Group::kConvolutions) && kernel == KernelClass::kConv) {
+    ++In(step, Group::kConvolutions)[{}];
+  }
+  if (is_used(Group::kAttention) &&
+      (kernel == KernelClass::kAttentionForward || kernel == KernelClass::kAttentionBackward)) {
+    ++In(step, Group::kAttention)[{kernel == KernelClass::kAttentionBackward ? 1 : 0, {}}];
+  }
+}
+
+void AddCall(const HostCall& call, const std::array<MatchedBy, kGroupCount>& by,
+             const Calls& experts, Step& step) {
+  const auto of = [&](Group group) { return by[static_cast<std::size_t>(group)]; };
+  switch (call.kind) {
+    case CallKind::kProduct: {
+      const Call product = of(Group::kProducts) == MatchedBy::kSizes
+                               ? ProductOf(call.batch, call.m, call.n, call.k)
+                               : Call();
+      if (of(Group::kProducts) != MatchedBy::kKernels && !IsOfExpert(experts, product)) {
+        ++In(step, Group::kProducts)[product];
+      }
+      return;
+    }
+    case CallKind::kConvolution:
+      if (of(Group::kConvolutions) != MatchedBy::kKernels) {
+        ++In(step, Group::kConvolutions)[{}];
+      }
+      return;
+    case CallKind::kAttentionForward:
+    case CallKind::kAttentionBackward:
+      break;
+  }
+  if (of(Group::kAttention) != MatchedBy::kKernels) {
+    Call attention{call.kind == CallKind::kAttentionBackward ? 1 : 0, {}};
+    if (of(Group::kAttention) == MatchedBy::kSizes) {
+      attention.sizes = {call.batch, call.m, call.k};
+    }
+    ++In(step, Group::kAttention)[attention];
+  }
+}
+
+Recorded RecordedOf(const Program& program, const std::vector<ProfilerRecording>& recordings) {
+  Recorded result;
+  for (const Group group : {Group::kProducts, Group::kAttention, Group::kConvolutions}) {
+    MatchedBy& by = result.by[static_cast<std::size_t>(group)];
+    by = group == Group::kConvolutions ? MatchedBy::kNumber : MatchedBy::kSizes;
+    for (const ProfilerRecording& recording : recordings) {
+      const MatchedBy own = HasCalls(recording, group, true)    ? MatchedBy::kSizes
+                            : HasCalls(recording, group, false) ? MatchedBy::kNumber
+                                                                : MatchedBy::kKernels;
+      by = std::max(by, own);
+    }
+  }
+  const Calls experts = ExpertProducts(program);
+  for (const ProfilerRecording& recording : recordings) {
+    const std::vector<RecordingStep> counted = FindSteps(recording);
+    if (counted.empty()) {
+      throw InputError(recording.file, "no step with work", "at least one training step");
+    }
+    std::vector<Step> steps(recording.steps.size());
+    for (const HostCall& call : recording.calls) {
+      AddCall(call, result.by, experts, steps[call.step]);
+    }
+    for (const Activity& activity : recording.activities) {
+      AddKernel(recording, activity, result.by, steps[activity.step]);
+      if (activity.kind == ActivityKind::kCollective && activity.collective != OpCode::kBarrier) {
+        ++In(steps[activity.step],
+             Group::kCollectives)[{static_cast<int>(activity.collective), {activity.bytes.value}}];
+      }
+    }
+    for (const RecordingStep& step : counted) {
+      result.steps.push_back(std::move(steps[step.step]));
+    }
+  }
+  return result;
+}
+
+// As `by` tells calls apart: without sizes, or without anything but their number.
+Calls ToldBy(MatchedBy by, Group group, const Calls& calls) {
+  if (by == MatchedBy::kSizes) {
+    return calls;
+  }
+  Calls told;
+  for (const auto& [call, count] : calls) {
+    told[{group == Group::kAttention ? call.kind : 0, {}}] += count;
+  }
+  return told;
+}
+
+// Recorded collectives under the sizes of the plan, where they are as good as equal; those without
+// a size take any that the plan has of their kind.
+Calls UnderPlannedSizes(const Calls& recorded, const Calls& planned) {
+  Calls result;
+  Calls left = planned;
+  for (const auto& [call, count] : recorded) {
+    std::int64_t open = count;
+    for (auto& [wanted, most] : left) {
+      const double size = static_cast<double>(wanted.sizes[0]);
+      const bool is_same = wanted.kind == call.kind &&
+                           (call.sizes[0] == 0 || std::abs(static_cast<double>(call.sizes[0]) -
+                                                           size) <= kSameSize * size);
+      const std::int64_t taken = is_same ? std::min(open, most) : 0;
+      if (taken > 0) {
+        result[wanted] += taken;
+        most -= taken;
+        open -= taken;
+      }
+    }
+    const auto code = static_cast<OpCode>(call.kind);
+    const bool is_of_loop = code != OpCode::kAllGather && code != OpCode::kReduceScatter &&
+                            call.sizes[0] <= kLargestSumOfLoop.value;
+    if (open > 0 && !is_of_loop) {
+      result[call] += open;
+    }
+  }
+  return result;
+}
+
+// Sums over steps, and what differs.
+class GroupMatch {
+ public:
+  GroupMatch(Group group, MatchedBy by) : group_(group), by_(by) {}
+
+  void Add(const Calls& planned, const Calls& recorded) {
+    ++steps_;
+    Count(planned, recorded, planned_, planned_work_, missing_);
+    Count(recorded, planned, recorded_, recorded_work_, extra_);
+    for (const auto& [call, count] : planned) {
+      const auto found = recorded.find(call);
+      const std::int64_t both = found == recorded.end() ? 0 : std::min(count, found->second);
+      matched_ += static_cast<double>(both);
+      matched_work_ += static_cast<double>(both) * WorkOf(group_, call);
+    }
+  }
+
+  [[nodiscard]] MatchGroup Result() const {
+    MatchGroup result;
+    result.name = kGroupNames[static_cast<std::size_t>(group_)];
+    result.by = by_;
+    result.planned = planned_ / steps_;
+    result.recorded = recorded_ / steps_;
+    result.matched = matched_ / steps_;
+    const double number = matched_ / std::max({planned_, recorded_, 1.0});
+    const double work = matched_work_ / std::max({planned_work_, recorded_work_, 1e-300});
+    result.score = std::min(number, work);
+    result.missing = Differences(missing_);
+    result.extra = Differences(extra_);
+    return result;
+  }
+
+ private:
+  void Count(const Calls& own, const Calls& other, double& number, double& work,
+             Calls& more) const {
+    for (const auto& [call, count] : own) {
+      number += static_cast<double>(count);
+      work += static_cast<double>(count) * WorkOf(group_, call);
+      const auto found = other.find(call);
+      const std::int64_t both = found == other.end() ? 0 : std::min(count, found->second);
+      if (count > both) {
+        more[call] += count - both;
+      }
+    }
+  }
+
+  [[nodiscard]] std::vector<MatchDifference> Differences(const Calls& calls) const {
+    std::vector<std::pair<double, MatchDifference>> rows;
+    for (const auto& [call, count] : calls) {
+      const auto per_step =
+          static_cast<std::int64_t>(std::llround(static_cast<double>(count) / steps_));
+      if (per_step > 0) {
+        rows.push_back(
+            {static_cast<double>(count) * WorkOf(group_, call), {TextOf(group_, call), per_step}});
+      }
+    }
+    std::stable_sort(rows.begin(), rows.end(),
+                     [](const auto& a, const auto& b) { return a.first > b.first; });
+    rows.resize(std::min(rows.size(), kMostDifferences));
+    std::vector<MatchDifference> result;
+    for (auto& [work, row] : rows) {
+      result.push_back(std::move(row));
+    }
+    return result;
+  }
+
+  Group group_;
+  MatchedBy by_;
+  double steps_ = 0;
+  double planned_ = 0, recorded_ = 0, matched_ = 0;
+  double planned_work_ = 0, recorded_work_ = 0, matched_work_ = 0;
+  Calls missing_, extra_;
+};
+
+RunMatch Match(const Step& planned, const Recorded& recorded) {
+  RunMatch result;
+  for (std::size_t g = 0; g < kGroupCount; ++g) {
+    const auto group = static_cast<Group>(g);
+    GroupMatch match(group, recorded.by[g]);
+    const Calls plan = ToldBy(recorded.by[g], group, planned[g]);
+    for (const Step& step : recorded.steps) {
+      const Calls calls = ToldBy(recorded.by[g], group, step[g]);
+      match.Add(plan, group == Group::kCollectives ? UnderPlannedSizes(calls, plan) : calls);
+    }
+    MatchGroup row = match.Result();
+    if (row.planned > 0 || row.recorded > 0) {
+      result.groups.push_back(std::move(row));
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+bool MatchGroup::IsEnough() const {
+  return score >= (by == MatchedBy::kKernels ? kLeastKernelMatch : kLeastMatch);
+}
+
+bool RunMatch::IsRun() const {
+  return std::all_of(groups.begin(), groups.end(),
+                     [](const MatchGroup& group) { return group.IsEnough(); });
+}
+
+std::string RunMatch::Verdict() const {
+  std::string text = IsRun() ? "a run of this plan" : "not a run of this plan";
+  for (const MatchGroup& group : groups) {
+    text += &group == groups.data() ? ": " : ", ";
+    text += std::to_string(std::llround(group.matched)) + " of " +
+            std::to_string(std::llround(group.planned)) + " " + group.name;
+    if (std::llround(group.recorded) > std::llround(group.matched)) {
+      text += " and " + std::to_string(std::llround(group.recorded - group.matched)) + " others";
+    }
+  }
+  return text;
+}
+
+RunMatch MatchRecordings(const Program& program, const std::vector<ProfilerRecording>& recordings) {
+  SW_CHECK(!recordings.empty(), "nothing to match");
+  return Match(StepOf(program), RecordedOf(program, recordings));
+}
+
+RunMatch MatchPrograms(const Program& program, const Program& ran) {
+  return Match(StepOf(program), {{StepOf(ran)}, {}});
+}
+
+}  // namespace shardwright
