@@ -330,7 +330,9 @@ RunMatch MatchOf(const TracedRun& run) {
 int SayNoRun(const Arguments& arguments, const TracedRun& run, const RunMatch& match) {
   if (arguments.IsJson()) {
     Json json = {{"schema", "shardwright-calibration"}, {"schema_version", 1}};
-    json.update({{"written", false}, {"reason", match.Verdict()}, {"match", MatchJson(match)}});
+    json.update({{"written", false},
+                 {"reason", match.Verdict()},
+                 {"match", Json::parse(MatchJson(match))}});
     arguments.Print(json.dump(2) + "\n");
   } else {
     arguments.Print("No profile was written: " + PrintableLine(run.name) +

