@@ -37,7 +37,7 @@ constexpr std::array<PositionalRow, 1> kPositionals = {
     {{"FILE", "settings files of one run", "import-run needs at least one settings file", true,
       FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 12> kFlags = {{
+constexpr std::array<FlagRow, 13> kFlags = {{
     {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json",
      FileRole::kRead},
     {"--cluster", "NAME|FILE|TEXT", "as for plan (required)", FileRole::kRead},
@@ -51,6 +51,8 @@ constexpr std::array<FlagRow, 12> kFlags = {{
     {"--accumulation", "N", "micro-batches per step, where the files do not say it (default 1)"},
     {"--optimizer", "NAME[:IMPL]", "where the files do not say it (default adamw:foreach)"},
     {"--recompute", "none|full|selective[:N]", "where the files do not say it (default none)"},
+    {"--precision", "NAME",
+     "as for plan, where DeepSpeed's file says auto and no other file says more (default fp32)"},
     {"--output,-o", "FILE", "where the plan goes (default: nowhere; -: standard output)",
      FileRole::kWrite},
 }};
@@ -77,8 +79,8 @@ std::int64_t Fallback(const Arguments& arguments, const std::string& flag, std::
 Arguments BaseArguments(const Arguments& arguments, const RunFacts& facts, Assumptions& assumed) {
   Arguments base;
   base.command = "plan";
-  for (const char* flag :
-       {"--model", "--cluster", "--kernel-set", "--profile", "--optimizer", "--recompute"}) {
+  for (const char* flag : {"--model", "--cluster", "--kernel-set", "--profile", "--optimizer",
+                           "--recompute", "--precision"}) {
     if (arguments.Get(flag).is_given()) {
       base.text[flag] = arguments.Get(flag).text;
     }
@@ -99,6 +101,10 @@ Arguments BaseArguments(const Arguments& arguments, const RunFacts& facts, Assum
   }
   if (base.text.count("--recompute") == 0 && !facts.has_recompute) {
     assumed.push_back({"--recompute", "none"});
+  }
+  if (base.text.count("--precision") == 0 && !facts.has_precision) {
+    base.text["--precision"] = "fp32";
+    assumed.push_back({"--precision", "fp32"});
   }
   const auto set = [&](const char* flag, std::int64_t from_file, std::int64_t by_default) {
     const std::int64_t value = Fallback(arguments, flag, from_file, by_default, assumed);
@@ -131,6 +137,23 @@ void RefuseOverruled(const Arguments& arguments, const RunFacts& facts) {
   refuse(facts.has_accumulation, "--accumulation");
   refuse(facts.has_optimizer, "--optimizer");
   refuse(facts.has_recompute, "--recompute");
+  refuse(facts.has_precision, "--precision");
+}
+
+// What neither a flag nor a file says and the base of the plan took by itself.
+void AppendDefaults(const Arguments& arguments, const RunFacts& facts, const PlanFile& file,
+                    Assumptions& assumed) {
+  const auto add = [&](const char* flag, bool is_said, const std::string& value) {
+    if (!is_said && !arguments.Get(flag).is_given()) {
+      assumed.push_back({flag, value});
+    }
+  };
+  add("--nodes", facts.nodes > 0, std::to_string(file.cluster.node_count));
+  add("--gpus", facts.gpus_per_node > 0, std::to_string(file.cluster.gpus_per_node));
+  add("--profile", false, file.profile.name);
+  if (file.model.model.sequence_length > 0) {
+    add("--seq", facts.sequence_length > 0, std::to_string(file.job.sequence_length));
+  }
 }
 
 std::string ReportText(const RunSettings& run, const PlanFile& file, const Assumptions& assumed) {
@@ -142,7 +165,9 @@ std::string ReportText(const RunSettings& run, const PlanFile& file, const Assum
           std::to_string(plan.accumulation) + ", " + std::to_string(plan.units.size()) +
           " units, " + std::to_string(plan.recompute.size()) + " recomputed regions\n";
   if (!assumed.empty()) {
-    text += "\nAssumed, since the files do not say it:\n";
+    text +=
+        "\nAssumed, since the files do not say it (a flag, or the key in the file, says "
+        "otherwise):\n";
     Table table({Table::Align::kLeft, Table::Align::kLeft});
     for (const Assumption& assumption : assumed) {
       table.Row({assumption.key, assumption.value});
@@ -184,6 +209,8 @@ void CheckFlags(const Arguments& arguments) {
   arguments.Set("--optimizer", optimizer, ReadOptimizer);
   RecomputeChoice recompute;
   arguments.Set("--recompute", recompute, ReadRecompute);
+  Precision precision;
+  arguments.Set("--precision", precision, ReadPrecision);
 }
 
 int RunImportRun(const Arguments& arguments) {
@@ -193,6 +220,7 @@ int RunImportRun(const Arguments& arguments) {
   RefuseOverruled(arguments, facts);
   Assumptions assumed;
   PlanFile file = MakePlanFile(ReadPlanOptions(BaseArguments(arguments, facts, assumed)));
+  AppendDefaults(arguments, facts, file, assumed);
   ApplyRun(run, file);
   CheckPlan(file, "the imported plan");
   for (Assumption& assumption : AssumptionsOf(run, file)) {

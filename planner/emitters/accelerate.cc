@@ -117,7 +117,7 @@ void ReadStrategy(const AccelerateSettings& settings, const std::string& where, 
                            : prefetch == "BACKWARD_POST" ? BackwardPrefetch::kPost
                                                          : BackwardPrefetch::kNone;
   fsdp.forward_prefetch = settings.fsdp_forward_prefetch.value_or(false);
-  fsdp.use_orig_params = settings.fsdp_use_orig_params.value_or(false);
+  fsdp.use_orig_params = settings.fsdp_use_orig_params.value_or(true);  // of the launcher
 }
 
 }  // namespace
@@ -174,9 +174,10 @@ HfFsdp FromAccelerate(const AccelerateSettings& settings, const std::string& whe
   }
   const std::string policy = settings.fsdp_auto_wrap_policy.value_or("NO_WRAP");
   if (policy == "TRANSFORMER_BASED_WRAP") {
+    fsdp.has_layers_of_model = !settings.fsdp_transformer_layer_cls_to_wrap.has_value();
     fsdp.layer_classes = Split(settings.fsdp_transformer_layer_cls_to_wrap.value_or(""));
   } else if (policy == "SIZE_BASED_WRAP") {
-    fsdp.min_num_params = settings.fsdp_min_num_params.value_or(0);
+    fsdp.min_num_params = settings.fsdp_min_num_params.value_or(kLauncherMinNumParams);
   } else if (policy != "NO_WRAP") {
     Refuse(where, "fsdp_config.fsdp_auto_wrap_policy", policy,
            "TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP");

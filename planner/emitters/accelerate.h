@@ -43,12 +43,15 @@ struct AccelerateSettings {
   std::optional<bool> zero3_init_flag;                        // DEEPSPEED
 };
 
+// What `accelerate launch` passes on as fsdp_min_num_params where the file has no such key.
+inline constexpr std::int64_t kLauncherMinNumParams = 100'000'000;
+
 [[nodiscard]] std::span<const SettingRow<AccelerateSettings>> AccelerateRows();
 
 // distributed_type FSDP only.
 [[nodiscard]] AccelerateSettings ToAccelerate(const HfFsdp& fsdp, const Cluster& cluster);
-// Unset members stand for Accelerate's defaults. Throws InputError for a value that Accelerate
-// refuses; `where` names the file.
+// Unset members stand for the defaults of `accelerate launch`. Throws InputError for a value that
+// Accelerate refuses; `where` names the file.
 [[nodiscard]] HfFsdp FromAccelerate(const AccelerateSettings& settings, const std::string& where);
 
 }  // namespace shardwright

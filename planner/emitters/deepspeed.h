@@ -43,6 +43,8 @@ struct DeepSpeedSettings {
   std::optional<std::int64_t> sub_group_size;
   std::optional<std::int64_t> mics_shard_size;  // ranks that share one copy; before 0.19.8
   std::optional<std::vector<std::string>> leaf_module_classes;  // fetched as a whole
+  // Keys that say "auto", which Accelerate and the Trainer fill in. Not part of the file.
+  std::vector<std::string> autos;
 };
 
 [[nodiscard]] std::span<const SettingRow<DeepSpeedSettings>> DeepSpeedRows();

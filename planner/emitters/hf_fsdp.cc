@@ -189,8 +189,12 @@ HfFsdp HfFsdpOf(const PlanFile& file) {
   return settings;
 }
 
-void ApplyHfFsdp(const HfFsdp& settings, PlanFile& file) {
+void ApplyHfFsdp(const HfFsdp& given, PlanFile& file) {
   const Model& model = file.model.model;
+  HfFsdp settings = given;
+  if (settings.has_layers_of_model) {
+    settings.layer_classes = NoSplitClasses(model);
+  }
   const bool is_v1 = settings.version == 1;
   file.plan = WithDialect(file.plan, is_v1 ? Dialect::kFsdp1 : Dialect::kFsdp2);
   if (file.plan.sync == SyncMode::kReplicateLast) {

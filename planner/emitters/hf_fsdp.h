@@ -16,6 +16,7 @@ namespace shardwright {
 struct HfFsdp {
   std::int64_t version = 2;                // 1: FullyShardedDataParallel; 2: fully_shard
   std::vector<std::string> layer_classes;  // TRANSFORMER_BASED_WRAP; none: NO_WRAP
+  bool has_layers_of_model = false;        // instead of names: the model's _no_split_modules
   std::int64_t min_num_params = 0;         // above 0: SIZE_BASED_WRAP instead
   bool reshard_after_forward = true;       // version 1: FULL_SHARD, or SHARD_GRAD_OP
   bool is_hybrid = false;                  // version 1: HYBRID_SHARD: shard inside a node
@@ -40,7 +41,7 @@ struct HfFsdp {
 // Changes job and plan to what the frameworks make of these settings on the file's cluster; batch,
 // accumulation and optimizer stay. Version 2 gives the embedding a unit, groups final norm and
 // head (with tied weights all three), and keeps that group and the root gathered.
-void ApplyHfFsdp(const HfFsdp& settings, PlanFile& file);
+void ApplyHfFsdp(const HfFsdp& given, PlanFile& file);
 
 // "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD" or "HYBRID_SHARD_ZERO2".
 [[nodiscard]] std::string ShardingStrategyName(const HfFsdp& settings);

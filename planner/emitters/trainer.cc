@@ -186,6 +186,7 @@ HfFsdp FromTrainer(const TrainerSettings& settings, const std::string& where) {
                                                          : "no";
   const std::string policy = settings.auto_wrap_policy.value_or("TRANSFORMER_BASED_WRAP");
   if (policy == "TRANSFORMER_BASED_WRAP") {
+    fsdp.has_layers_of_model = !settings.transformer_layer_cls_to_wrap.has_value();
     fsdp.layer_classes =
         settings.transformer_layer_cls_to_wrap.value_or(std::vector<std::string>());
   } else if (policy == "SIZE_BASED_WRAP") {
@@ -204,6 +205,14 @@ HfFsdp FromTrainer(const TrainerSettings& settings, const std::string& where) {
   return fsdp;
 }
 
+void ApplyTrainerOptimizer(const TrainerSettings& settings, Job& job) {
+  const std::string optim = settings.optim.value_or("adamw_torch_fused");
+  job.optimizer.kind = optim == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdamW;
+  job.optimizer.impl =
+      optim == "adamw_torch_fused" ? OptimizerImpl::kFused : OptimizerImpl::kForeach;
+  job.optimizer.weight_decay = settings.weight_decay.value_or(0.0) > 0.0;
+}
+
 void ApplyTrainer(const TrainerSettings& settings, PlanFile& file) {
   Plan& plan = file.plan;
   Job& job = file.job;
@@ -212,11 +221,7 @@ void ApplyTrainer(const TrainerSettings& settings, PlanFile& file) {
   job.global_batch = plan.shard_size * plan.replicate_size * plan.micro_batch * plan.accumulation;
   plan.sync = settings.sync_each_batch.value_or(false) || plan.accumulation == 1 ? SyncMode::kEvery
                                                                                  : SyncMode::kLast;
-  const std::string optim = settings.optim.value_or("adamw_torch");
-  job.optimizer.kind = optim == "sgd" ? OptimizerKind::kSgd : OptimizerKind::kAdamW;
-  job.optimizer.impl =
-      optim == "adamw_torch_fused" ? OptimizerImpl::kFused : OptimizerImpl::kForeach;
-  job.optimizer.weight_decay = settings.weight_decay.value_or(0.0) > 0.0;
+  ApplyTrainerOptimizer(settings, job);
   job.clip_gradients = settings.max_grad_norm.value_or(1.0) > 0.0;
 }
 

@@ -51,5 +51,7 @@ struct TrainerSettings {
 // Throws InputError for a value that the Trainer refuses; `where` names the file.
 [[nodiscard]] HfFsdp FromTrainer(const TrainerSettings& settings, const std::string& where);
 void ApplyTrainer(const TrainerSettings& settings, PlanFile& file);
+// Its part about the optimizer, which DeepSpeed leaves to the Trainer where it has none.
+void ApplyTrainerOptimizer(const TrainerSettings& settings, Job& job);
 
 }  // namespace shardwright

@@ -46,6 +46,37 @@ std::vector<std::string> UnitClasses(const Model& model, const std::vector<UnitP
   return classes;
 }
 
+std::vector<std::string> NoSplitClasses(const Model& model) {
+  std::vector<std::string> classes;
+  for (const char* embeddings : {"BertEmbeddings", "ViTEmbeddings"}) {
+    const bool has = std::any_of(model.modules.begin(), model.modules.end(),
+                                 [&](const Module& m) { return m.class_name == embeddings; });
+    if (has) {
+      classes.emplace_back(embeddings);
+    }
+  }
+  if (!model.block_class.empty()) {
+    classes.push_back(model.block_class);
+  }
+  return classes;
+}
+
+std::int64_t HiddenSize(const Model& model) {
+  const std::vector<ModuleId> blocks = InstancesOf(model, {model.block_class});
+  std::int64_t widest = 0;
+  for (std::size_t m = 1; !blocks.empty() && m < model.modules.size(); ++m) {
+    const Module& module = model.modules[m];
+    if (module.class_name.find("Norm") == std::string::npos ||
+        !IsInside(model, ModuleId(m), blocks.front())) {
+      continue;
+    }
+    for (const ParamId param : module.params) {
+      widest = std::max(widest, model.params[param.value].Elements());
+    }
+  }
+  return widest;
+}
+
 std::vector<ModuleId> InstancesOf(const Model& model, const std::vector<std::string>& classes) {
   std::vector<ModuleId> modules;
   AppendPostOrder(model, ModuleId(0), {classes.begin(), classes.end()}, modules);

@@ -2,6 +2,7 @@
 
 // Between units of a plan and classes of modules, which is what most frameworks wrap by.
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,14 @@ namespace shardwright {
 // Classes of which every instance is the only module of some unit; sorted by name.
 [[nodiscard]] std::vector<std::string> UnitClasses(const Model& model,
                                                    const std::vector<UnitPlan>& units);
+
+// What transformers calls the model's _no_split_modules: the repeated layer, and of encoders the
+// embeddings, too. Empty for a model without repeated layers.
+[[nodiscard]] std::vector<std::string> NoSplitClasses(const Model& model);
+
+// The width of the residual stream, which transformers calls hidden_size: that of the widest norm
+// in the first repeated layer; 0 where there is none.
+[[nodiscard]] std::int64_t HiddenSize(const Model& model);
 
 // The modules of these classes, children before their parents.
 [[nodiscard]] std::vector<ModuleId> InstancesOf(const Model& model,

@@ -17,7 +17,8 @@ namespace shardwright {
 namespace {
 
 // Settings that name no choice of a plan.
-constexpr std::array<std::string_view, 14> kSilent = {
+constexpr std::array<std::string_view, 15> kSilent = {
+    "train_batch_size",  // follows from the other two
     "output_dir",          "machine_rank",
     "rdzv_backend",        "main_process_ip",
     "main_process_port",   "optimizer.lr",
@@ -45,33 +46,90 @@ void RecomputeBlocks(PlanFile& file) {
   }
 }
 
-// What the Trainer fills in where DeepSpeed's file says "auto" or nothing.
+bool IsAuto(const DeepSpeedSettings& s, std::string_view key) {
+  return std::find(s.autos.begin(), s.autos.end(), key) != s.autos.end();
+}
+
+template <class T>
+void Fill(std::optional<T>& slot, const std::optional<T>& value) {
+  if (!slot) {
+    slot = value;
+  }
+}
+
+// What the other files of the run say of what DeepSpeed's leaves open or calls "auto".
 DeepSpeedSettings Merged(const RunSettings& run) {
   DeepSpeedSettings s = *run.deepspeed;
-  const auto fill = [](auto& slot, const auto& value) {
-    if (!slot && value) {
-      slot = value;
-    }
-  };
   if (run.trainer) {
     const TrainerSettings& t = *run.trainer;
-    fill(s.train_micro_batch_size_per_gpu,
-         std::optional<std::int64_t>(t.per_device_train_batch_size.value_or(8)));
-    fill(s.gradient_accumulation_steps,
-         std::optional<std::int64_t>(t.gradient_accumulation_steps.value_or(1)));
-    fill(s.gradient_clipping, std::optional<double>(t.max_grad_norm.value_or(1.0)));
-    fill(s.bf16, t.bf16);
-    fill(s.fp16, t.fp16);
+    Fill(s.train_micro_batch_size_per_gpu, t.per_device_train_batch_size);
+    // What is neither there nor "auto" is DeepSpeed's default, whatever the Trainer is told.
+    if (IsAuto(s, "gradient_accumulation_steps")) {
+      Fill(s.gradient_accumulation_steps, t.gradient_accumulation_steps);
+    }
+    if (IsAuto(s, "gradient_clipping")) {
+      Fill(s.gradient_clipping, t.max_grad_norm);
+    }
+    if (IsAuto(s, "optimizer.params.weight_decay")) {
+      Fill(s.weight_decay, t.weight_decay);
+    }
+    Fill(s.bf16, t.bf16);
+    Fill(s.fp16, t.fp16);
   }
   if (run.accelerate && run.accelerate->mixed_precision) {
-    fill(s.bf16, std::optional<bool>(*run.accelerate->mixed_precision == "bf16"));
-    fill(s.fp16, std::optional<bool>(*run.accelerate->mixed_precision == "fp16"));
+    Fill(s.bf16, std::optional<bool>(*run.accelerate->mixed_precision == "bf16"));
+    Fill(s.fp16, std::optional<bool>(*run.accelerate->mixed_precision == "fp16"));
   }
   return s;
 }
 
-void ApplyMergedDeepSpeed(const RunSettings& run, PlanFile& file) {
+// Sizes that Accelerate and the Trainer make of the model's hidden_size.
+void FillSizes(const std::string& where, const Model& model, DeepSpeedSettings& s) {
+  constexpr std::string_view kReduce = "zero_optimization.reduce_bucket_size";
+  constexpr std::string_view kPrefetch = "zero_optimization.stage3_prefetch_bucket_size";
+  constexpr std::string_view kPersistence = "zero_optimization.stage3_param_persistence_threshold";
+  const std::int64_t hidden = HiddenSize(model);
+  const auto fill = [&](std::string_view key, std::optional<std::int64_t>& slot,
+                        std::int64_t value) {
+    if (!IsAuto(s, key)) {
+      return;
+    }
+    if (hidden == 0) {
+      throw InputError(where + ": " + std::string(key), "\"auto\"",
+                       "a number, since " + model.name + " has no hidden_size");
+    }
+    Fill(slot, std::optional(value));
+  };
+  fill(kReduce, s.reduce_bucket_size, hidden * hidden);
+  const double part = 0.9 * static_cast<double>(hidden) * static_cast<double>(hidden);
+  fill(kPrefetch, s.prefetch_bucket_size, static_cast<std::int64_t>(part));
+  fill(kPersistence, s.param_persistence_threshold, 10 * hidden);
+}
+
+// Merged, and what Accelerate and the Trainer take where nobody says anything.
+DeepSpeedSettings Resolved(const RunSettings& run, const PlanFile& file) {
   DeepSpeedSettings s = Merged(run);
+  if (run.trainer) {
+    Fill(s.train_micro_batch_size_per_gpu, std::optional<std::int64_t>(8));
+  }
+  if (IsAuto(s, "gradient_clipping")) {
+    Fill(s.gradient_clipping, std::optional(1.0));
+  }
+  if (IsAuto(s, "zero_stage")) {
+    Fill(s.stage, std::optional<std::int64_t>(2));
+  }
+  // Nobody who would fill it in: what the plan was begun with.
+  if (!run.trainer && !run.accelerate && (IsAuto(s, "bf16.enabled") || IsAuto(s, "fp16.enabled"))) {
+    const DType param = file.job.precision.param;
+    Fill(s.bf16, std::optional(param == DType::kBf16));
+    Fill(s.fp16, std::optional(param == DType::kFp16));
+  }
+  FillSizes(run.files.back(), file.model.model, s);
+  return s;
+}
+
+void ApplyMergedDeepSpeed(const RunSettings& run, PlanFile& file) {
+  DeepSpeedSettings s = Resolved(run, file);
   const std::int64_t ranks = file.cluster.RankCount();
   // Of the three sizes two may be given; DeepSpeed works out the third.
   if (s.train_batch_size) {
@@ -105,14 +163,35 @@ void ApplyMergedDeepSpeed(const RunSettings& run, PlanFile& file) {
   ApplyDeepSpeed(s, file);
 }
 
+bool IsAccelerateFsdp(const RunSettings& run) {
+  return run.accelerate && run.accelerate->distributed_type == "FSDP";
+}
+
+// As Accelerate does, which would not start.
+void ApplyFsdp(const HfFsdp& fsdp, const std::string& where, const char* key, PlanFile& file) {
+  const Model& model = file.model.model;
+  for (const std::string& name : fsdp.layer_classes) {
+    if (InstancesOf(model, {name}).empty()) {
+      throw InputError(where + ": fsdp_config." + key, "\"" + name + "\"",
+                       "a class of " + model.name + "'s modules" +
+                           (model.block_class.empty() ? "" : ", such as " + model.block_class));
+    }
+  }
+  ApplyHfFsdp(fsdp, file);
+}
+
 void ApplyHf(const RunSettings& run, PlanFile& file) {
   const std::string& where = run.files.front();
   if (run.deepspeed) {
     ApplyMergedDeepSpeed(run, file);
-  } else if (run.accelerate && run.accelerate->distributed_type == "FSDP") {
-    ApplyHfFsdp(FromAccelerate(*run.accelerate, where), file);
+    if (run.trainer && !run.deepspeed->optimizer) {
+      ApplyTrainerOptimizer(*run.trainer, file.job);
+    }
+  } else if (IsAccelerateFsdp(run)) {
+    ApplyFsdp(FromAccelerate(*run.accelerate, where), where, "fsdp_transformer_layer_cls_to_wrap",
+              file);
   } else if (run.trainer && run.trainer->fsdp.value_or(false)) {
-    ApplyHfFsdp(FromTrainer(*run.trainer, where), file);
+    ApplyFsdp(FromTrainer(*run.trainer, where), where, "transformer_layer_cls_to_wrap", file);
   } else {
     const bool bf16 = run.trainer && run.trainer->bf16.value_or(false);
     const bool fp16 = run.trainer && run.trainer->fp16.value_or(false);
@@ -215,6 +294,62 @@ void AppendUnset(std::span<const SettingRow<S>> rows, const S& given, const S& n
   }
 }
 
+// A table deepspeed_config of Accelerate has names of its own.
+void NameInlineKeys(const RunSettings& run, std::vector<Assumption>& list) {
+  if (!run.accelerate || run.accelerate->deepspeed_config_file ||
+      !IsAuto(*run.deepspeed, "zero_stage")) {
+    return;
+  }
+  for (Assumption& assumption : list) {
+    if (assumption.key == "zero_optimization.stage") {
+      assumption.key = "deepspeed_config.zero_stage";
+    } else if (assumption.key == "gradient_clipping" ||
+               assumption.key == "gradient_accumulation_steps") {
+      assumption.key.insert(0, "deepspeed_config.");
+    }
+  }
+}
+
+// Under DeepSpeed its file says the rest; without FSDP what is said of FSDP is nothing.
+void AppendTrainer(const RunSettings& run, const PlanFile& file, std::vector<Assumption>& list) {
+  const TrainerSettings& t = *run.trainer;
+  if (!t.gradient_checkpointing) {
+    list.push_back({"gradient_checkpointing", "false"});
+  }
+  if (run.deepspeed) {
+    if (!run.deepspeed->optimizer && !t.optim) {
+      list.push_back({"optim", "\"adamw_torch_fused\""});
+    }
+    return;
+  }
+  const bool is_fsdp = t.fsdp.value_or(false);
+  if (!t.fsdp && !IsAccelerateFsdp(run)) {
+    list.push_back({"fsdp", "false"});
+  }
+  std::vector<Assumption> unset;
+  AppendUnset(TrainerRows(), t, ToTrainer(HfFsdpOf(file), file), unset);
+  for (Assumption& assumption : unset) {
+    if (is_fsdp || !assumption.key.starts_with("fsdp")) {
+      list.push_back(std::move(assumption));
+    }
+  }
+}
+
+// A precision that no file says is fp32.
+void AppendPrecision(const RunSettings& run, const PlanFile& file, std::vector<Assumption>& list) {
+  const bool is_hf = run.trainer || run.deepspeed;
+  const bool said = (run.trainer && (run.trainer->bf16 || run.trainer->fp16)) ||
+                    (run.deepspeed && (run.deepspeed->bf16 || run.deepspeed->fp16)) ||
+                    (run.accelerate && run.accelerate->mixed_precision);
+  const bool listed = std::any_of(list.begin(), list.end(), [](const Assumption& a) {
+    return a.key == "mixed_precision" || a.key == "bf16.enabled" || a.key == "fp16.enabled";
+  });
+  if (is_hf && !said && !listed) {
+    const bool bf16 = file.job.precision.param == DType::kBf16;
+    list.push_back({run.trainer ? "bf16" : "bf16.enabled", bf16 ? "true" : "false"});
+  }
+}
+
 }  // namespace
 
 void ApplyRun(const RunSettings& run, PlanFile& file) {
@@ -237,12 +372,21 @@ std::vector<Assumption> AssumptionsOf(const RunSettings& run, const PlanFile& fi
     AppendUnset(FairseqRows(), *run.fairseq, ToFairseq(file), list);
   } else if (run.deepspeed) {
     AppendUnset(DeepSpeedRows(), Merged(run), ToDeepSpeed(file), list);
-  } else if (run.trainer) {
-    AppendUnset(TrainerRows(), *run.trainer, ToTrainer(HfFsdpOf(file), file), list);
-  } else if (run.accelerate && run.accelerate->distributed_type == "FSDP") {
+    NameInlineKeys(run, list);
+  } else if (IsAccelerateFsdp(run)) {
     AppendUnset(AccelerateRows(), *run.accelerate, ToAccelerate(HfFsdpOf(file), file.cluster),
                 list);
+    if (run.accelerate->fsdp_auto_wrap_policy == "SIZE_BASED_WRAP" &&
+        !run.accelerate->fsdp_min_num_params) {  // what it led to may be no size at all
+      list.push_back({"fsdp_config.fsdp_min_num_params", std::to_string(kLauncherMinNumParams)});
+    }
+  } else if (run.accelerate && !run.trainer && !run.accelerate->mixed_precision) {
+    list.push_back({"mixed_precision", "\"no\""});
   }
+  if (run.trainer) {
+    AppendTrainer(run, file, list);
+  }
+  AppendPrecision(run, file, list);
   return list;
 }
 

@@ -119,11 +119,13 @@ ReadResult<DeepSpeedSettings> ReadDeepSpeed(const JsonValue& root) {
   }
   CheckOffload(s, optimizer, param);
   CheckOnHost(s, leaves);
+  s.autos = result.autos;
   return result;
 }
 
 ReadResult<DeepSpeedSettings> ReadInlineDeepSpeed(const JsonValue& table) {
   ReadResult<S> result = ReadSettings<S>(table, kInline, kInlineOthers);
+  result.settings.autos = {"zero_stage", "gradient_clipping"};
   const std::vector<Leaf> leaves = LeavesOf(table);
   CheckOffload(result.settings, FindLeaf(leaves, "offload_optimizer_device"),
                FindLeaf(leaves, "offload_param_device"));

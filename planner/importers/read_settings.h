@@ -59,10 +59,11 @@ template <class S>
 struct ReadResult {
   S settings;
   std::vector<std::string> left_out;  // keys that change nothing here
+  std::vector<std::string> autos;     // keys that say "auto"
 };
 
-// Strings "auto" count as absent: Transformers fills them in for DeepSpeed. Keys in `skipped` are
-// the caller's.
+// Strings "auto" count as absent, and are listed: Transformers fills them in for DeepSpeed. Keys in
+// `skipped` are the caller's.
 template <class S>
 [[nodiscard]] ReadResult<S> ReadSettings(const JsonValue& root, std::span<const SettingRow<S>> rows,
                                          std::span<const OtherKey> others,
@@ -77,6 +78,9 @@ template <class S>
       continue;
     }
     bool is_known = false, is_read = leaf.value.IsString() && leaf.value.AsString() == "auto";
+    if (is_read) {
+      result.autos.push_back(leaf.key);
+    }
     std::string expected;
     for (const SettingRow<S>& row : rows) {
       if (row.key != leaf.key) {

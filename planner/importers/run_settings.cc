@@ -78,8 +78,11 @@ constexpr std::array<std::string_view, 9> kAccelerateSpecial = {
     "deepspeed_config.offload_optimizer_nvme_path",
 };
 
-// Version 1 takes the strategy by name or by number, under either key.
-void ReadAccelerateFsdp(const JsonValue& fsdp, AccelerateSettings& s) {
+// Version 1 takes the strategy by name or by number. What stands under the key of version 2 does
+// not reach it: `accelerate launch` passes on its default, FULL_SHARD, which counts for more; and
+// the older name of the prefetch policy does not reach it, either.
+void ReadAccelerateFsdp(const JsonValue& fsdp, AccelerateSettings& s,
+                        std::vector<std::string>& left_out) {
   constexpr std::array<std::string_view, 5> kByNumber = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD",
                                                          "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"};
   if (const auto strategy = fsdp.Find("fsdp_sharding_strategy")) {
@@ -90,14 +93,18 @@ void ReadAccelerateFsdp(const JsonValue& fsdp, AccelerateSettings& s) {
             : strategy->AsString();
   }
   if (const auto reshard = fsdp.Find("fsdp_reshard_after_forward")) {
-    if (reshard->IsString()) {
-      s.fsdp_sharding_strategy = reshard->AsString();
+    if (s.fsdp_version.value_or(1) == 1) {
+      left_out.emplace_back("fsdp_config.fsdp_reshard_after_forward");
+    } else if (reshard->IsString() && reshard->AsString() != "true" &&
+               reshard->AsString() != "false") {
+      throw reshard->Error("true or false with fsdp_version 2");
     } else {
-      s.fsdp_reshard_after_forward = reshard->AsBool();
+      s.fsdp_reshard_after_forward =
+          reshard->IsString() ? reshard->AsString() == "true" : reshard->AsBool();
     }
   }
-  if (const auto prefetch = fsdp.Find("fsdp_backward_prefetch_policy")) {
-    s.fsdp_backward_prefetch = prefetch->AsString();
+  if (fsdp.Find("fsdp_backward_prefetch_policy")) {
+    left_out.emplace_back("fsdp_config.fsdp_backward_prefetch_policy");
   }
 }
 
@@ -109,7 +116,7 @@ void ReadAccelerate(const JsonValue& root, const std::string& file, RunSettings&
     throw root.At("mixed_precision").Error("no, bf16 or fp16");
   }
   if (const auto fsdp = root.Find("fsdp_config")) {
-    ReadAccelerateFsdp(*fsdp, s);
+    ReadAccelerateFsdp(*fsdp, s, result.left_out);
   }
   const auto deepspeed = root.Find("deepspeed_config");
   const std::string type = s.distributed_type.value_or(deepspeed ? "DEEPSPEED" : "NO");
@@ -120,8 +127,6 @@ void ReadAccelerate(const JsonValue& root, const std::string& file, RunSettings&
   s.distributed_type = type;
   if (type == "DEEPSPEED" && deepspeed && !s.deepspeed_config_file) {
     ReadResult<DeepSpeedSettings> zero = ReadInlineDeepSpeed(*deepspeed);
-    zero.settings.bf16 = s.mixed_precision == "bf16";
-    zero.settings.fp16 = s.mixed_precision == "fp16";
     zero.left_out.clear();
     Put(std::move(zero), file, run.deepspeed, run);
   }
@@ -355,6 +360,14 @@ std::string ZooModel(const TorchtitanSettings& s) {
   return (*s.model_name == "llama3" ? "llama-3.1" : *s.model_name) + "-" + flavor;
 }
 
+// Without Accelerate and the Trainer nobody fills it in.
+bool HasAutoPrecision(const DeepSpeedSettings& s) {
+  const auto is_auto = [&](const char* key) {
+    return std::find(s.autos.begin(), s.autos.end(), key) != s.autos.end();
+  };
+  return !s.bf16 && !s.fp16 && (is_auto("bf16.enabled") || is_auto("fp16.enabled"));
+}
+
 }  // namespace
 
 RunSettings ReadRun(std::span<const std::string> files) {
@@ -375,7 +388,7 @@ RunFacts FactsOf(const RunSettings& run) {
     facts.model = ZooModel(*run.torchtitan);
     facts.kernel_set = run.torchtitan->compile.value_or(false) ? "torch-compile" : "torch-eager";
     facts.has_micro_batch = facts.has_accumulation = true;
-    facts.has_optimizer = facts.has_recompute = true;
+    facts.has_optimizer = facts.has_recompute = facts.has_precision = true;
     return facts;
   }
   if (run.fairseq) {
@@ -383,6 +396,7 @@ RunFacts FactsOf(const RunSettings& run) {
     facts.kernel_set = "torch-2022";
     facts.has_micro_batch = run.fairseq->batch_size.has_value();
     facts.has_accumulation = facts.has_optimizer = facts.has_recompute = true;
+    facts.has_precision = true;
     return facts;
   }
   facts.kernel_set = run.deepspeed ? "deepspeed" : "hf-eager";
@@ -390,6 +404,7 @@ RunFacts FactsOf(const RunSettings& run) {
       run.trainer || (run.deepspeed && run.deepspeed->train_micro_batch_size_per_gpu);
   facts.has_accumulation = run.trainer || run.deepspeed;
   facts.has_optimizer = run.trainer || (run.deepspeed && run.deepspeed->optimizer);
+  facts.has_precision = run.trainer || run.accelerate || !HasAutoPrecision(*run.deepspeed);
   facts.has_recompute =
       run.trainer.has_value() || (run.accelerate && run.accelerate->distributed_type == "FSDP");
   if (run.accelerate) {

@@ -41,6 +41,7 @@ struct RunFacts {
   bool has_accumulation = false;  // the same
   bool has_optimizer = false;     // the same
   bool has_recompute = false;     // the same
+  bool has_precision = false;     // otherwise DeepSpeed's file says "auto" and no other file does
 };
 
 // Reads torchtitan's TOML, Accelerate's YAML or JSON, DeepSpeed's JSON, TrainingArguments as JSON,

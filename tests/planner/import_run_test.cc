@@ -111,11 +111,21 @@ tpu_env: []
 use_cpu: false
 )";
 
-TEST_CASE("Accelerate: FSDP 1 with a strategy under the key of version 2") {
+// `line` behind "fsdp_config:".
+std::string WithFsdpLine(std::string text, const std::string& line) {
+  const std::string table = "fsdp_config:\n";
+  return text.insert(text.find(table) + table.size(), "  " + line + "\n");
+}
+
+TEST_CASE("Accelerate: FSDP 1 takes its strategy by its own key only") {
+  const PlanFile hybrid =
+      Imported({{"a.yaml", WithFsdpLine(kAccelerate, "fsdp_sharding_strategy: HYBRID_SHARD")}});
+  CHECK(hybrid.plan.shard_size == 4);  // inside a node
+  CHECK(hybrid.plan.replicate_size == 2);
   const PlanFile file = Imported({{"a.yaml", kAccelerate}});
   CHECK(file.plan.dialect == Dialect::kFsdp1);
-  CHECK(file.plan.shard_size == 4);  // inside a node
-  CHECK(file.plan.replicate_size == 2);
+  // `accelerate launch` passes FULL_SHARD on, which goes before fsdp_reshard_after_forward.
+  CHECK(file.plan.shard_size == 8);
   CHECK(file.plan.backward_prefetch == BackwardPrefetch::kPost);
   CHECK(file.plan.forward_prefetch);
   CHECK(file.plan.units.size() == 13);
@@ -139,6 +149,43 @@ TEST_CASE("Accelerate: FSDP 1 with a strategy under the key of version 2") {
   CHECK(zero.plan.accumulation == 4);
   CHECK(zero.job.precision.param == DType::kBf16);
   CHECK_FALSE(zero.job.clip_gradients);
+}
+
+TEST_CASE("Accelerate: what its launcher takes for keys that are not there") {
+  const auto with = [](const std::string& fsdp) {
+    return Files{{"a.yaml",
+                  "distributed_type: FSDP\nnum_machines: 2\nnum_processes: 8\n"
+                  "fsdp_config:\n  fsdp_activation_checkpointing: true\n" +
+                      fsdp}};
+  };
+  // The model's _no_split_modules, whatever the version.
+  for (const char* version : {"1", "2"}) {
+    CAPTURE(version);
+    const PlanFile file = Imported(with(std::string("  fsdp_version: ") + version +
+                                        "\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"));
+    CHECK(file.plan.units[0].name == "transformer.h.0");
+    CHECK(file.plan.recompute.size() == 12);
+  }
+  // Units of 1e8 parameters and more, which would part GPT-2's table from its head.
+  CHECK_THROWS_WITH_AS((void)Imported(with("  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n")),
+                       doctest::Contains("tied parameters"), InputError);
+  CHECK(Imported(with("")).plan.use_orig_params);
+  CHECK(
+      ErrorOf(with("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+                   "  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer\n")) ==
+      "a.yaml: fsdp_config.fsdp_transformer_layer_cls_to_wrap: got \"LlamaDecoderLayer\", expected "
+      "a class of gpt2's modules, such as GPT2Block");
+  CHECK(
+      ErrorOf(with("  fsdp_version: 2\n  fsdp_reshard_after_forward: FULL_SHARD\n")) ==
+      "a.yaml: fsdp_config.fsdp_reshard_after_forward: got \"FULL_SHARD\", expected true or false "
+      "with fsdp_version 2");
+  // DeepSpeed without a stage is stage 2 and clips.
+  const PlanFile zero = Imported({{"a.yaml",
+                                   "distributed_type: DEEPSPEED\nmixed_precision: bf16\n"
+                                   "num_processes: 8\nnum_machines: 2\n"
+                                   "deepspeed_config:\n  gradient_accumulation_steps: 1\n"}});
+  CHECK(zero.plan.dialect == Dialect::kZero2);
+  CHECK(zero.job.clip_gradients);
 }
 
 // As in Transformers' DeepSpeed guide.
@@ -169,6 +216,10 @@ TEST_CASE("DeepSpeed: alone, and with the Trainer that fills in what is \"auto\"
   CHECK_FALSE(file.job.clip_gradients);
   CHECK(file.plan.recompute.size() == 12);
   CHECK(file.plan.zero.overlap_comm == Overlap::kOn);
+  // By the hidden size of GPT-2, 768; the threshold does not say "auto".
+  CHECK(file.plan.zero.reduce_bucket == 768 * 768);
+  CHECK(file.plan.zero.prefetch_bucket == 530841);  // int(0.9 * 768 * 768)
+  CHECK(file.plan.zero.persistence_threshold == 100'000);
   // The third of the three batch sizes follows: 64 / 8 ranks / 2.
   const PlanFile alone =
       Imported({{"ds.json", R"({"train_batch_size": 64, "gradient_accumulation_steps": 2, "fp16":
@@ -207,6 +258,37 @@ TEST_CASE("fairseq: a command line") {
   CHECK(file.job.precision.master == DType::kFp16);
   CHECK(file.plan.recompute.size() == 12);
   CHECK(file.job.clip_gradients);
+}
+
+std::string AssumedOf(const Files& files) {
+  const Folder folder;
+  const RunSettings run = Read(folder, files);
+  PlanFile file = Base(2);
+  ApplyRun(run, file);
+  std::string keys;
+  for (const Assumption& assumption : AssumptionsOf(run, file)) {
+    keys += assumption.key + "=" + assumption.value + " ";
+  }
+  return keys;
+}
+
+TEST_CASE("what no file says is listed") {
+  const char* deepspeed = R"({"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 1}})";
+  CHECK(
+      AssumedOf({{"ds.json", deepspeed}}) ==
+      "train_micro_batch_size_per_gpu=1 gradient_accumulation_steps=1 gradient_clipping=0.0 "
+      "bf16.enabled=true communication_data_type=\"bf16\" optimizer.type=\"AdamW\" "
+      "optimizer.params.weight_decay=0.01 optimizer.params.torch_adam=true "
+      "zero_optimization.contiguous_gradients=true zero_optimization.reduce_bucket_size=500000000 "
+      "zero_optimization.allgather_bucket_size=248879616 ");
+  const Folder folder;
+  CHECK_FALSE(FactsOf(Read(folder, {{"ds.json", deepspeed}})).has_precision);
+  CHECK(
+      AssumedOf({{"a.yaml", "distributed_type: MULTI_GPU\nnum_processes: 8\nnum_machines: 2\n"}}) ==
+      "mixed_precision=\"no\" ");
+  CHECK(AssumedOf({{"t.json", R"({"output_dir": "o", "optim": "sgd"})"}}) ==
+        "gradient_checkpointing=false fsdp=false per_device_train_batch_size=8 "
+        "gradient_accumulation_steps=1 weight_decay=0.0 max_grad_norm=1.0 bf16=false ");
 }
 
 // Plans of every dialect that a framework has, with each option away from its default once.
