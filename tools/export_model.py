@@ -167,6 +167,20 @@ def take_traces(model, inputs, length, dtype):
     return runs + more, points + places, None
 
 
+def without_data(model, dtype):
+    """The module on the meta device. Module.to() makes a parameter of its own for every module that shares one."""
+    places = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                places.setdefault(id(parameter), []).append((module._parameters, name))
+    model = model.to(device="meta", **({"dtype": dtype} if dtype is not None else {}))
+    for (first, name), *others in places.values():
+        for parameters, other in others:
+            parameters[other] = first[name]
+    return model
+
+
 def export(model, inputs, sequence_length=0, dtype=None):
     """model.json as a dictionary. `inputs` are the arguments of one sample by name; the batch comes first."""
     model = trace.unwrap(model)
@@ -176,7 +190,7 @@ def export(model, inputs, sequence_length=0, dtype=None):
     for name, module in model.named_modules():
         if hasattr(module, "kv_lora_rank") and hasattr(module, "kv_b_proj"):
             raise Unsupported(f"{name}: latent attention (shardwright reads the config.json of such models itself)")
-    model = model.to(device="meta", **({"dtype": dtype} if dtype is not None else {}))
+    model = without_data(model, dtype)
     computes = dtype or next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     runs, points, reason = take_traces(model, inputs, sequence_length, computes)
     try:

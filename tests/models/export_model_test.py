@@ -25,9 +25,10 @@ except ImportError as missing:
     sys.exit(77)
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent.parent / "tools")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "schedule"), str(HERE.parent.parent / "tools")]
 import export_model  # noqa: E402
 import export_networks as networks  # noqa: E402
+import random_networks  # noqa: E402
 from model_export import trace  # noqa: E402
 
 KEPT_WITHIN = 0.01  # tables of cosines that kernels recompute, log-sums of attention
@@ -195,6 +196,23 @@ def commands(program, folder):
     return good
 
 
+def with_weights(program, path):
+    """A module with weights, one of them shared, whose router gives (batch, tokens, experts): all is as it is without weights."""
+    network = {"width": 8, "vocabulary": 21, "sequence": 4, "inputs": 1, "norm": False, "tied_head": True, "body": {
+        "kind": "seq", "list": False, "calls": [[0, "chain"]], "children": [{"kind": "moe", "hidden": 12, "experts": 4}]}}
+    model = random_networks.make(network)
+    count = sum(p.numel() for p in model.parameters())
+    document = export_model.export(model, random_networks.sample(network, 1), network["sequence"])
+    path.write_text(json.dumps(document))
+    kinds = [op["op"] for op in document["ops"]]
+    head = next(m for m in document["modules"] if m["name"] == "head")["params"]
+    found = inspected(program, path, network["sequence"])
+    good = kinds == ["embedding", "router", "experts", "add", "linear", "cross_entropy"] and \
+        head == [{"name": "weight", "tied_to": "embed.weight"}] and not isinstance(found, str) and found["parameter_count"] == count
+    print(f"{'' if good else 'FAILED '}with weights {kinds} {head}")
+    return good
+
+
 def pads_experts(program, name, folder):
     """FSDP2 cuts every parameter of the real module along its first dimension; ours, from config.json and exported, do the same.
 
@@ -248,7 +266,7 @@ def main(arguments):
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         path = folder / "exported.json"
-        good &= commands(program, folder) and lengths(program, folder)
+        good &= commands(program, folder) and lengths(program, folder) and with_weights(program, path)
         for name, sizes in FAMILIES.items():
             good &= check(program, path, name, transformer(name, sizes))
         good &= check(program, path, "llama in bf16", transformer("llama", GROUPED), dtype=torch.bfloat16)

@@ -295,8 +295,9 @@ def stub(model):
                 _module.chosen_per_token = chosen[0].shape[-1]
                 results = []
                 for t in tensors:
-                    like = isinstance(t, torch.Tensor) and t.is_floating_point()
-                    results.append(scores[:, :t.shape[-1]] if like and t.dim() == 2 and t.shape[-1] <= scores.shape[-1] else
+                    per_token = isinstance(t, torch.Tensor) and t.is_floating_point() and t.dim() > 0 and \
+                        t.shape[-1] <= scores.shape[-1] and t.numel() == scores.shape[0] * t.shape[-1]
+                    results.append(scores[:, :t.shape[-1]].view(t.shape) if per_token else
                                    torch.empty(t.shape, dtype=t.dtype, device=t.device) if isinstance(t, torch.Tensor) else t)
                 return type(outputs)(results) if several else results[0]
 
