@@ -4,10 +4,12 @@ A case is JSON with at least "network" (random_networks.py) and "shard" and "rep
 plan_of(case) -> plan file, and torch_of(case) -> list of steps, each a list of collectives, or raises torch_pool.Failure.
 """
 
+import argparse
 import collections
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -15,7 +17,7 @@ import sys
 import tempfile
 
 import random_networks
-from torch_pool import Failure
+from torch_pool import Failure, Pools
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "tools"))
 import export_model  # noqa: E402
@@ -200,3 +202,46 @@ class Tally:
 
     def summary(self):
         return ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()))
+
+
+def seeds_of(text):
+    """Numbers of "0:10,13,20:25"."""
+    found = []
+    for part in text.split(","):
+        first, _, end = part.partition(":")
+        found += range(int(first), int(end) if end else int(first) + 1)
+    return found
+
+
+def main_of(arguments, module, framework, ci, deep, fixed=None, plain=None):
+    """What the torch_*_random.py do: judge cases and shrink those that are not good. `module` has random_case(seed), judge(ours,
+    pools, case) and smaller_cases(case); `ci` and `deep` are seeds, of which SHARDWRIGHT_DEEP takes the latter; `fixed` are cases by
+    name, which run first; `plain` is what a case given as JSON may leave out. 0 when all cases are good."""
+    name = pathlib.Path(module.__file__).name
+    parser = argparse.ArgumentParser(description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--seeds", default=deep if os.environ.get("SHARDWRIGHT_DEEP") else ci, help="such as 0:10,13,20:25")
+    parser.add_argument("--case", help="one case as JSON")
+    parser.add_argument("--fixed", choices=list(fixed or {}), help="one of the fixed cases")
+    parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--page", action="store_true", help="write the section of docs/conformance.md")
+    options = parser.parse_args(arguments)
+    cases = [*(fixed or {}).items(), *((f"seed {seed}", module.random_case(seed)) for seed in seeds_of(options.seeds))]
+    if options.case:
+        cases = [("case", {**(plain or {}), **json.loads(options.case)})]
+    elif options.fixed:
+        cases = [(options.fixed, fixed[options.fixed])]
+    ours, tally = Shardwright(options.program), Tally(f"tests/schedule/{name}")
+    with Pools() as pools:
+        for case_name, case in cases:
+            outcome = module.judge(ours, pools, case)
+            if not outcome.is_good and not options.no_shrink and not (fixed and case_name in fixed):
+                case = shrink(case, lambda c: module.judge(ours, pools, c), module.smaller_cases)
+                outcome = module.judge(ours, pools, case)
+            tally.add(case_name, outcome, case)
+    if options.page:
+        about = f"{len(fixed)} fixed and the seeds {options.seeds}" if fixed else f"seeds {options.seeds}"
+        write_section(pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "conformance.md", framework.split()[-1].lower(),
+                      tally.page(framework, about))
+    print(tally.summary())
+    return 1 if tally.bad else 0

@@ -1,6 +1,6 @@
 """Random networks under real DistributedDataParallel: its all-reduces, step by step, are those of our ddp programs.
 
-    python3 tests/schedule/torch_ddp_random.py SHARDWRIGHT [--seeds FIRST:END] [--seed N] [--case JSON] [--no-shrink]
+    python3 tests/schedule/torch_ddp_random.py SHARDWRIGHT [--seeds 0:10,13] [--case JSON] [--no-shrink]
 
 2 to 4 gloo processes train a random network (random_networks.py) for three steps, with buckets from a few hundred bytes on, with
 and without gradient_as_bucket_view, which changes nothing that is sent. Compared are elements and dtype of every all-reduce; all
@@ -8,9 +8,7 @@ ranks must end with the same parameters. Two things are left out: what reaches n
 parameters, which our programs put into one bucket together.
 """
 
-import argparse
 import contextlib
-import json
 import pathlib
 import random
 import sys
@@ -26,10 +24,9 @@ except ImportError as missing:
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import random_networks  # noqa: E402
-from random_cases import (Outcome, Refused, Shardwright, Tally, attempt, compare, model_json, shrink,  # noqa: E402
-                          smaller_networks)
+from random_cases import Outcome, Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
 from torch_fsdp2_random import fitted  # noqa: E402
-from torch_pool import NAMES, Failure, Pools  # noqa: E402
+from torch_pool import NAMES, Failure  # noqa: E402
 
 STEPS = 3
 KIB = 1024
@@ -136,29 +133,5 @@ def smaller_cases(case):
         yield fitted(candidate)
 
 
-def main(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program")
-    parser.add_argument("--seeds", default="0:15")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--case")
-    parser.add_argument("--no-shrink", action="store_true")
-    options = parser.parse_args(arguments)
-    first, end = (int(n) for n in options.seeds.split(":"))
-    if options.seed is not None:
-        first, end = options.seed, options.seed + 1
-    cases = [("case", json.loads(options.case))] if options.case else [(f"seed {n}", random_case(n)) for n in range(first, end)]
-    ours, tally = Shardwright(options.program), Tally("tests/schedule/torch_ddp_random.py")
-    with Pools() as pools:
-        for name, case in cases:
-            outcome = judge(ours, pools, case)
-            if not outcome.is_good and not options.no_shrink:
-                case = shrink(case, lambda c: judge(ours, pools, c), smaller_cases)
-                outcome = judge(ours, pools, case)
-            tally.add(name, outcome, case)
-    print(tally.summary())
-    return 1 if tally.bad else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"PyTorch {torch.__version__} DDP", "0:15", "0:300"))

@@ -1,6 +1,6 @@
 """Random networks and settings under real FSDP1: its collectives and gathered bytes, step by step, are those of our programs.
 
-    python3 tests/schedule/torch_fsdp1_random.py SHARDWRIGHT [--seeds FIRST:END] [--seed N] [--case JSON] [--fixed NAME] [--no-shrink]
+    python3 tests/schedule/torch_fsdp1_random.py SHARDWRIGHT [--seeds 0:10,13] [--case JSON] [--fixed NAME] [--no-shrink]
 
 Each case is a network (random_networks.py) and a plan. `emit` writes the plan, and the emitted applier wraps the module in 2 to 4
 gloo processes, where three steps run. Compared are order, kind, group, elements and dtype of every collective, and the bytes of
@@ -9,7 +9,6 @@ losses of the unwrapped module. Fixed cases, which hold what once was wrong, com
 what the random ones leave out.
 """
 
-import argparse
 import contextlib
 import fnmatch
 import json
@@ -30,10 +29,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "
 
 import random_networks  # noqa: E402
 import shardwright_fsdp1  # noqa: E402
-from random_cases import (Outcome, Refused, Shardwright, Tally, attempt, compare, model_json, shrink,  # noqa: E402
-                          smaller_networks)
+from random_cases import Outcome, Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
 from torch_fsdp2_random import fitted, random_modules, random_recompute, splits, ties_of  # noqa: E402
-from torch_pool import Failure, Pools, Recorder  # noqa: E402
+from torch_pool import Failure, Recorder  # noqa: E402
 
 STEPS = 3
 MESHES = [(2, 1), (2, 1), (3, 1), (4, 1), (2, 2), (1, 2), (1, 3)]  # shard, replicate
@@ -292,34 +290,5 @@ def smaller_cases(case):
         yield fitted(candidate)
 
 
-def main(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program")
-    parser.add_argument("--seeds", default="0:8")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--case")
-    parser.add_argument("--fixed", choices=list(FIXED))
-    parser.add_argument("--no-shrink", action="store_true")
-    options = parser.parse_args(arguments)
-    first, end = (int(n) for n in options.seeds.split(":"))
-    cases = [(f"seed {n}", random_case(n)) for n in range(first, end)]
-    if options.case or options.fixed:
-        cases = [("case", {**PLAIN, **json.loads(options.case)} if options.case else FIXED[options.fixed])]
-    elif options.seed is not None:
-        cases = [(f"seed {options.seed}", random_case(options.seed))]
-    else:
-        cases = [*FIXED.items(), *cases]
-    ours, tally = Shardwright(options.program), Tally("tests/schedule/torch_fsdp1_random.py")
-    with Pools() as pools:
-        for name, case in cases:
-            outcome = judge(ours, pools, case)
-            if not outcome.is_good and not options.no_shrink and name not in FIXED:
-                case = shrink(case, lambda c: judge(ours, pools, c), smaller_cases)
-                outcome = judge(ours, pools, case)
-            tally.add(name, outcome, case)
-    print(tally.summary())
-    return 1 if tally.bad else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"PyTorch {torch.__version__} FSDP1", "0:8", "0:800", FIXED, PLAIN))

@@ -1,16 +1,13 @@
 """Random networks and settings: the collectives of real FSDP2 runs are those of our fsdp2 programs, or both refuse.
 
-    python3 tests/schedule/torch_fsdp2_random.py SHARDWRIGHT [--seeds FIRST:END] [--seed N] [--case JSON] [--no-shrink] [--page]
+    python3 tests/schedule/torch_fsdp2_random.py SHARDWRIGHT [--seeds 0:10,13] [--case JSON] [--no-shrink] [--page]
 
 Each case is a network (random_networks.py) and a plan. tools/export_model.py describes the network to us, `emit` writes the plan
 for the applier, which wraps the module in 2 to 6 gloo processes; three steps run there, and order, kind, group, elements and
 dtype of every collective are compared with those of the simulated program.
 """
 
-import argparse
 import copy
-import json
-import os
 import pathlib
 import random
 import sys
@@ -28,9 +25,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "
 import random_networks  # noqa: E402
 import shardwright_fsdp2  # noqa: E402
 import shardwright_plan  # noqa: E402
-from random_cases import (Refused, Shardwright, Tally, attempt, compare, model_json, shrink,  # noqa: E402
-                          smaller_networks, write_section)
-from torch_pool import Pools, Recorder  # noqa: E402
+from random_cases import Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
+from torch_pool import Recorder  # noqa: E402
 
 STEPS = 3
 MESHES = [(2, 1), (3, 1), (4, 1), (2, 2), (6, 1), (3, 2), (2, 3)]  # shard, replicate
@@ -297,33 +293,5 @@ def judge(ours, pools, case):
     return compare(said if refused else said[0], theirs)
 
 
-def main(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program")
-    parser.add_argument("--seeds", default="0:1500" if os.environ.get("SHARDWRIGHT_DEEP") else "0:25")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--case")
-    parser.add_argument("--no-shrink", action="store_true")
-    parser.add_argument("--page", action="store_true", help="write the section of docs/conformance.md")
-    options = parser.parse_args(arguments)
-    first, end = (int(n) for n in options.seeds.split(":"))
-    if options.seed is not None:
-        first, end = options.seed, options.seed + 1
-    cases = [("case", json.loads(options.case))] if options.case else [(f"seed {n}", random_case(n)) for n in range(first, end)]
-    ours, tally = Shardwright(options.program), Tally("tests/schedule/torch_fsdp2_random.py")
-    with Pools() as pools:
-        for name, case in cases:
-            outcome = judge(ours, pools, case)
-            if not outcome.is_good and not options.no_shrink:
-                case = shrink(case, lambda c: judge(ours, pools, c), smaller_cases)
-                outcome = judge(ours, pools, case)
-            tally.add(name, outcome, case)
-    if options.page:
-        write_section(pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "conformance.md", "fsdp2",
-                      tally.page(f"PyTorch {torch.__version__} FSDP2", f"seeds {first} to {end - 1}"))
-    print(tally.summary())
-    return 1 if tally.bad else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"PyTorch {torch.__version__} FSDP2", "0:6,7:11,12:16", "0:1500"))
