@@ -10,10 +10,6 @@
 #include <span>
 #include <string>
 
-#if SHARDWRIGHT_OPENBLAS
-#include <cblas.h>
-#endif
-
 #include "core/error.h"
 #include "core/library.h"
 #include "executor/half.h"
@@ -73,23 +69,42 @@ class OneThread {
   std::array<Variable, 2> variables_ = {{{"OPENBLAS_NUM_THREADS", {}}, {"OMP_NUM_THREADS", {}}}};
 };
 
+// As cblas.h declares them, its enumerations as the numbers that they are: the header of OpenBLAS
+// is not needed to build.
+using BlasInt = int;
+using SgemmFunction = void (*)(int order, int transpose_a, int transpose_b, BlasInt m, BlasInt n,
+                               BlasInt k, float alpha, const float* a, BlasInt lda, const float* b,
+                               BlasInt ldb, float beta, float* c, BlasInt ldc);
+using SetThreadsFunction = void (*)(int threads);
+constexpr int kRowMajor = 101;
+constexpr int kNoTranspose = 111;
+constexpr int kTranspose = 112;
+
 struct OpenBlas {
-  decltype(&cblas_sgemm) sgemm = nullptr;
+  SgemmFunction sgemm = nullptr;
 };
+
+// PyPI's build of OpenBLAS, scipy-openblas32, has names of its own.
+bool FindFunctions(void* library, const std::string& prefix, OpenBlas& blas,
+                   SetThreadsFunction& set_threads) {
+  return FindFunction(library, (prefix + "cblas_sgemm").c_str(), &blas.sgemm) &&
+         FindFunction(library, (prefix + "openblas_set_num_threads").c_str(), &set_threads);
+}
 
 OpenBlas LoadOpenBlas() {
   std::string problem;
   const OneThread one_thread;
-  void* const library = LoadLibrary("SHARDWRIGHT_OPENBLAS", {"libopenblas.so.0"},
-                                    SHARDWRIGHT_OPENBLAS_LIBRARY, &problem);
+  void* const library =
+      LoadLibrary("SHARDWRIGHT_OPENBLAS", {"libopenblas.so.0", "libscipy_openblas.so"},
+                  SHARDWRIGHT_OPENBLAS_LIBRARY, &problem);
   if (library == nullptr) {
     throw EnvironmentError("matrix products need OpenBLAS: " + problem +
                            "; install libopenblas0 or set SHARDWRIGHT_OPENBLAS to its path");
   }
   OpenBlas blas;
-  decltype(&openblas_set_num_threads) set_threads = nullptr;
-  if (!FindFunction(library, "cblas_sgemm", &blas.sgemm) ||
-      !FindFunction(library, "openblas_set_num_threads", &set_threads)) {
+  SetThreadsFunction set_threads = nullptr;
+  if (!FindFunctions(library, "", blas, set_threads) &&
+      !FindFunctions(library, "scipy_", blas, set_threads)) {
     throw EnvironmentError("libopenblas lacks functions that OpenBLAS 0.3.21 has");
   }
   set_threads(1);
@@ -105,11 +120,11 @@ const OpenBlas& Blas() {
 void Sgemm(const GemmSize& size, const Matrix& a, const Matrix& b, const Sum& c) {
   const OpenBlas& blas = Blas();
   const auto integer = [](std::int64_t value) {
-    SW_CHECK(value <= std::numeric_limits<blasint>::max(), "a matrix too large for OpenBLAS");
-    return static_cast<blasint>(value);
+    SW_CHECK(value <= std::numeric_limits<BlasInt>::max(), "a matrix too large for OpenBLAS");
+    return static_cast<BlasInt>(value);
   };
-  blas.sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
-             b.transposed ? CblasTrans : CblasNoTrans, integer(size.m), integer(size.n),
+  blas.sgemm(kRowMajor, a.transposed ? kTranspose : kNoTranspose,
+             b.transposed ? kTranspose : kNoTranspose, integer(size.m), integer(size.n),
              integer(size.k), 1.0F, a.data, integer(a.leading), b.data, integer(b.leading),
              c.add ? 1.0F : 0.0F, c.data, integer(c.leading));
 }
