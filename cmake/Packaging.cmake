@@ -1,6 +1,6 @@
 # What is installed, and the packages made of it: component `runtime` is the program with its manual pages, completions and tools,
 # component `dev` the libraries up to the planner with their headers, for find_package(shardwright) and pkg-config.
-# Component `python`, the module, is in no package (python/CMakeLists.txt).
+# Component `python` is the Python package (python/CMakeLists.txt).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -80,10 +80,7 @@ if(TARGET shardwright_python)
   list(APPEND CPACK_COMPONENTS_ALL python)
   set(CPACK_DEBIAN_PYTHON_PACKAGE_NAME python3-shardwright)
   set(CPACK_DEBIAN_PYTHON_PACKAGE_SHLIBDEPS ON)
-  # The module is for one version of Python only.
-  math(EXPR next_python "${Python3_VERSION_MINOR} + 1")
-  set(CPACK_DEBIAN_PYTHON_PACKAGE_DEPENDS
-    "python3 (>= ${Python3_VERSION_MAJOR}.${Python3_VERSION_MINOR}), python3 (<< ${Python3_VERSION_MAJOR}.${next_python})")
+  set(CPACK_DEBIAN_PYTHON_PACKAGE_DEPENDS "python3 (>= 3.10)")
 endif()
 set(CPACK_STRIP_FILES ON)
 include(CPack)

@@ -1,14 +1,20 @@
-// The Python module `shardwright` (docs/library.md): commands of the program, run in this process.
+// The module shardwright._native (docs/library.md): command lines, run in this process. It uses
+// Python's limited API, so that one build serves Python 3.10 and later; what users call is written
+// in Python above it (shardwright/).
 
+#define Py_LIMITED_API 0x030A0000
+#define PY_SSIZE_T_CLEAN
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <exception>
 #include <future>
-#include <optional>
+#include <new>
 #include <string>
 #include <vector>
 
-#include <pybind11/pybind11.h>
+#include <Python.h>
+#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "cli/command_line.h"
@@ -20,198 +26,187 @@
 namespace shardwright {
 namespace {
 
-namespace py = pybind11;
+using Json = nlohmann::ordered_json;
 
-// "global_batch" is --global-batch.
-std::string FlagOf(const std::string& keyword) {
-  std::string flag = "--" + keyword;
-  for (char& c : flag) {
-    c = c == '_' ? '-' : c;
+// How a command line ended: `kind` is "" or the name of an exception of shardwright/_errors.py,
+// `text` what was printed or what is wrong.
+struct Outcome {
+  int code = kExitOk;
+  const char* kind = "";
+  std::string text;
+};
+
+struct Call {
+  std::vector<std::string> words;
+  std::string input;   // what `-` reads
+  std::string source;  // what errors call that
+};
+
+Outcome RunGuarded(const Call& call, const std::atomic<bool>& stop) {
+  std::vector<const char*> arguments;
+  for (const std::string& word : call.words) {
+    arguments.push_back(word.c_str());
   }
-  return flag;
+  Outcome outcome;
+  const Streams streams = {.read = [&] { return call.input; },
+                           .write = [&](const std::string& text) { outcome.text += text; },
+                           .source = call.source,
+                           .stop = &stop};
+  const auto failed = [](int code, const char* kind, const char* text) {
+    return Outcome{code, kind, PrintableLine(text)};
+  };
+  try {
+    outcome.code = RunCommandLine(static_cast<int>(arguments.size()), arguments.data(), streams);
+    return outcome;
+  } catch (const UsageError& error) {
+    return failed(kExitUsage, "UsageError", error.what());
+  } catch (const InputError& error) {
+    return failed(kExitInput, "InputError", error.what());
+  } catch (const EnvironmentError& error) {
+    return failed(kExitEnvironment, "MachineError", error.what());
+  } catch (const RunError& error) {
+    return failed(kExitRun, "RunError", error.what());
+  } catch (const std::bad_alloc&) {
+    return failed(kExitEnvironment, "MachineError", "this machine has too little memory for that");
+  } catch (const std::exception& error) {
+    return failed(kExitBug, "InternalError", error.what());
+  }
 }
 
-// A command line ends its words with a NUL.
-std::string Word(const std::string& name, std::string text) {
-  if (text.find('\0') != std::string::npos) {
-    throw UsageError(name + ": got a text with a NUL character, expected one without");
+// False, with Python's error set, where `object` is no bytes.
+bool ReadBytes(PyObject* object, std::string& target) {
+  char* data = nullptr;
+  Py_ssize_t size = 0;
+  if (PyBytes_AsStringAndSize(object, &data, &size) != 0) {
+    return false;
   }
-  return text;
+  target.assign(data, static_cast<std::size_t>(size));
+  return true;
 }
 
-// Keywords as words of a command line: True is a switch, None and False are not given.
-void AddFlags(const py::kwargs& flags, std::vector<std::string>& words) {
-  for (const auto& [key, value] : flags) {
-    const bool is_switch = value.is(py::bool_(true));
-    if (value.is_none() || value.is(py::bool_(false))) {
-      continue;
+bool ReadWords(PyObject* list, std::vector<std::string>& words) {
+  const Py_ssize_t count = PyList_Size(list);
+  words.resize(count < 0 ? 0 : static_cast<std::size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (!ReadBytes(PyList_GetItem(list, i), words[static_cast<std::size_t>(i)])) {
+      return false;
     }
-    const std::string flag = Word("a keyword", FlagOf(py::str(key)));
-    words.push_back(is_switch ? flag : flag + "=" + Word(flag, py::str(value)));
   }
+  return count >= 0;
 }
 
 // Runs the command in a thread of its own while this one, which may be Python's main thread, asks
 // for signals: Ctrl-C ends a search, and is Python's to raise.
-std::string RunWords(const std::vector<std::string>& words, const std::string& input) {
-  std::vector<const char*> arguments;
-  for (const std::string& word : words) {
-    arguments.push_back(word.c_str());
+PyObject* Run(PyObject* /*module*/, PyObject* arguments) {
+  PyObject* words = nullptr;
+  PyObject* input = nullptr;
+  PyObject* source = nullptr;
+  Call call;
+  if (PyArg_ParseTuple(arguments, "OOO:run", &words, &input, &source) == 0 ||
+      !ReadWords(words, call.words) || !ReadBytes(input, call.input) ||
+      !ReadBytes(source, call.source)) {
+    return nullptr;
   }
-  std::string output;
   std::atomic<bool> stop{false};
-  const Streams streams = {.read = [&] { return input; },
-                           .write = [&](const std::string& text) { output += text; },
-                           .source = "the plan that was given",
-                           .stop = &stop};
-  std::optional<py::error_already_set> interrupt;
-  std::future<void> command = std::async(std::launch::async, [&] {
-    (void)RunCommandLine(static_cast<int>(arguments.size()), arguments.data(), streams);
-  });
-  const auto is_over = [&] {
-    const py::gil_scoped_release others_may_run;
+  std::future<Outcome> command =
+      std::async(std::launch::async, [&] { return RunGuarded(call, stop); });
+  bool is_interrupted = false;
+  for (bool is_over = false; !is_over;) {
     constexpr std::chrono::milliseconds kPause{20};
-    return command.wait_for(kPause) == std::future_status::ready;
-  };
-  while (!is_over()) {
-    if (!interrupt.has_value() && PyErr_CheckSignals() != 0) {
-      interrupt.emplace();  // raised when the command has ended
+    PyThreadState* const state = PyEval_SaveThread();
+    // After an interrupt nothing but the end is waited for: Python's error is set.
+    if (is_interrupted) {
+      command.wait();
+    }
+    is_over = command.wait_for(kPause) == std::future_status::ready;
+    PyEval_RestoreThread(state);
+    if (!is_over && !is_interrupted && PyErr_CheckSignals() != 0) {
+      is_interrupted = true;
       stop.store(true);
     }
   }
-  if (interrupt.has_value()) {
-    throw py::error_already_set(*interrupt);
+  const Outcome outcome = command.get();
+  if (is_interrupted) {
+    return nullptr;
   }
-  command.get();
-  return output;
+  return Py_BuildValue("isy#", outcome.code, outcome.kind, outcome.text.data(),
+                       static_cast<Py_ssize_t>(outcome.text.size()));
 }
 
-// Runs the command and returns what it prints, parsed.
-py::object Run(std::vector<std::string> words, const std::string& input, const py::kwargs& flags) {
-  AddFlags(flags, words);
-  const std::string output = RunWords(words, input);
-  if (!output.starts_with('{')) {  // --help, or the plan itself on standard output
-    throw UsageError(words[1] + ": these keywords print text, expected those of a result");
+const char* NameOf(FileRole role) {
+  switch (role) {
+    case FileRole::kNone:
+      return "";
+    case FileRole::kRead:
+      return "read";
+    case FileRole::kWrite:
+    case FileRole::kWriteWhen:
+      return "write";
   }
-  return py::module_::import("json").attr("loads")(output);
+  return "";
 }
 
-bool IsMapping(const py::handle& value) {
-  return py::isinstance(value, py::module_::import("collections.abc").attr("Mapping"));
-}
-
-// What json.dumps cannot write by itself.
-py::dict AsDictionary(const py::object& value) {
-  if (!IsMapping(value)) {
-    throw py::type_error("a plan holds a value of type " +
-                         std::string(py::str(py::type::of(value).attr("__name__"))) +
-                         ", expected what JSON has");
+Json CommandJson(const Command& command) {
+  Json json = {{"name", command.name},
+               {"about", command.about},
+               {"positionals", Json::array()},
+               {"flags", Json::array()},
+               {"switches", Json::array()}};
+  for (const PositionalRow& row : command.positionals) {
+    json["positionals"].push_back({{"name", row.name},
+                                   {"help", row.help},
+                                   {"is_needed", row.missing != nullptr},
+                                   {"is_list", row.is_list},
+                                   {"file", NameOf(row.file)}});
   }
-  return py::dict(value);
-}
-
-// A plan is a file's name, or what `plan` and `json.load` return.
-py::object RunOnPlan(const char* command, const py::object& plan, const py::kwargs& flags) {
-  std::vector<std::string> words = {"shardwright", command, "--json"};
-  if (!IsMapping(plan)) {
-    words.push_back(Word("the plan", py::str(py::module_::import("os").attr("fsdecode")(plan))));
-    return Run(words, "", flags);
+  for (const FlagRow& row : command.flags) {
+    json["flags"].push_back({{"name", LongName(row)},
+                             {"value", row.value},
+                             {"help", row.help},
+                             {"file", NameOf(row.file)}});
   }
-  const py::object file =
-      plan.contains("plan_file") ? py::object(plan.attr("__getitem__")("plan_file")) : plan;
-  words.emplace_back("-");
-  const py::object text = py::module_::import("json").attr("dumps")(
-      file, py::arg("default") = py::cpp_function(AsDictionary));
-  return Run(words, py::str(text), flags);
+  for (const SwitchRow& row : command.switches) {
+    json["switches"].push_back({{"name", row.name}, {"help", row.help}});
+  }
+  return json;
 }
 
-// "Keywords: model, cluster, ...", from the table that the command line is made from.
-std::string WithKeywords(const std::string& about, const std::string& name) {
-  std::string text = about + "\n\nKeywords:\n";
-  const auto add = [&](std::string keyword, const char* help) {
-    keyword = keyword.substr(2);
-    for (char& c : keyword) {
-      c = c == '-' ? '_' : c;
-    }
-    text += "  " + keyword + ": " + help + "\n";
-  };
+// The tables that the command line is made from, as JSON.
+PyObject* Commands(PyObject* /*module*/, PyObject* /*arguments*/) {
+  Json commands = Json::array();
   for (const Command* command : AllCommands()) {
-    if (command->name == name) {
-      for (const FlagRow& row : command->flags) {
-        add(LongName(row), row.help);
-      }
-      for (const SwitchRow& row : command->switches) {
-        add(row.name, row.help);
-      }
-    }
+    commands.push_back(CommandJson(*command));
   }
-  return text;
+  const std::string text = commands.dump();
+  return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
 }
 
-// `name`, an Error that is also one of Python's, so that either can be caught.
-template <class Thrown>
-void DefineError(py::module_& module, const py::object& base, const char* name, PyObject* also) {
-  const std::string whole = std::string("shardwright.") + name;
-  const py::tuple bases = py::make_tuple(base, py::reinterpret_borrow<py::object>(also));
-  // It lives as long as the process, as the translator does.
-  static PyObject* const type = PyErr_NewException(whole.c_str(), bases.ptr(), nullptr);
-  if (type == nullptr) {
-    throw py::error_already_set();
-  }
-  module.add_object(name, py::reinterpret_borrow<py::object>(type));
-  py::register_exception_translator([](std::exception_ptr thrown) {
-    try {
-      if (thrown) {
-        std::rethrow_exception(thrown);
-      }
-    } catch (const Thrown& error) {
-      PyErr_SetString(type, PrintableLine(error.what()).c_str());
-    }
-  });
-}
+std::array<PyMethodDef, 3> methods = {{
+    {"run", Run, METH_VARARGS, "run(words, input, source) -> (exit code, kind of error, bytes)"},
+    {"commands", Commands, METH_NOARGS, "commands() -> JSON of the command line's tables"},
+    {nullptr, nullptr, 0, nullptr},
+}};
 
-void Define(py::module_& module) {
-  module.doc() = "Plans, simulates and emits Fully Sharded Data Parallel training.";
-  module.attr("__version__") = kVersion;
-  const py::object error = py::exception<std::exception>(module, "Error");
-  DefineError<UsageError>(module, error, "UsageError", PyExc_ValueError);
-  DefineError<InputError>(module, error, "InputError", PyExc_ValueError);
-  DefineError<EnvironmentError>(module, error, "MachineError", PyExc_OSError);
-  DefineError<RunError>(module, error, "RunError", PyExc_RuntimeError);
-  module.def(
-      "plan",
-      [](const py::kwargs& flags) {
-        return Run({"shardwright", "plan", "--json"}, "", flags);
-      },
-      WithKeywords("What `shardwright plan --json` prints, as a dictionary; keywords are its "
-                   "flags.\n\nWithout output=FILE the plan itself is under \"plan_file\".",
-                   "plan")
-          .c_str());
-  module.def(
-      "simulate",
-      [](const py::object& plan, const py::kwargs& flags) {
-        return RunOnPlan("simulate", plan, flags);
-      },
-      py::arg("plan"),
-      WithKeywords("What `shardwright simulate PLAN --json` prints; PLAN is a file or a mapping.",
-                   "simulate")
-          .c_str());
-  module.def(
-      "emit",
-      [](const py::object& plan, const py::kwargs& flags) {
-        return RunOnPlan("emit", plan, flags);
-      },
-      py::arg("plan"),
-      WithKeywords("What `shardwright emit PLAN --json` prints: to=TARGET, and output=FOLDER to "
-                   "write files; PLAN is a file or a mapping.",
-                   "emit")
-          .c_str());
-}
+PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                          "shardwright._native",
+                          "Command lines of shardwright, run in this process.",
+                          -1,
+                          methods.data(),
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr};
 
 }  // namespace
 }  // namespace shardwright
 
-// NOLINTNEXTLINE: pybind11's macro
-PYBIND11_MODULE(shardwright, module) {
-  shardwright::Define(module);
+// NOLINTNEXTLINE: the name that Python looks for
+PyMODINIT_FUNC PyInit__native() {
+  PyObject* const module = PyModule_Create(&shardwright::definition);
+  if (module != nullptr &&
+      PyModule_AddStringConstant(module, "__version__", shardwright::kVersion) != 0) {
+    Py_DecRef(module);
+    return nullptr;
+  }
+  return module;
 }

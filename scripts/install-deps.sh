@@ -3,7 +3,7 @@
 #
 #   scripts/install-deps.sh        what the build, the demo and the tests need
 #   scripts/install-deps.sh --ci   the above and the tools that .ci/run and deep.sh add (clang with its sanitizers, clang-format, clang-tidy, MPI,
-#                                  pybind11, venv, chromium)
+#                                  venv, chromium)
 #
 # Runs as root, or through sudo. Exit code 4 (environment) when packages are missing and neither works.
 set -euo pipefail
@@ -33,7 +33,7 @@ packages=(
 
 case "${1:-}" in
   "") ;;
-  --ci) packages+=(clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 libopenmpi-dev openmpi-bin pybind11-dev python3-dev python3-venv chromium chromium-driver) ;;
+  --ci) packages+=(clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 libopenmpi-dev openmpi-bin python3-dev python3-venv chromium chromium-driver) ;;
   *)
     echo "install-deps.sh: got \"$1\", expected no argument or --ci" >&2
     exit 2

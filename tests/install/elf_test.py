@@ -35,7 +35,7 @@ class Elf(unittest.TestCase):
         subprocess.run([CMAKE, "--install", BUILD, "--prefix", self.folder], check=True, capture_output=True)
         names = self.check_folder(self.folder)
         self.assertIn("shardwright", names)
-        for module in (*BUILD.glob("shardwright_mpi.so"), *(BUILD / "python").glob("shardwright*.so")):
+        for module in (*BUILD.glob("shardwright_mpi.so"), *(BUILD / "python" / "shardwright").glob("*.so")):
             self.assertIn(module.name, names)
 
     def test_libraries_of_the_current_folder_are_not_loaded(self) -> None:

@@ -110,7 +110,7 @@ class Packages(Scratch):
             self.skipTest("dpkg-dev is not installed")
         run(CMAKE.parent / "cpack", "--config", BUILD / "CPackConfig.cmake", "-B", self.folder, folder=self.folder)
         debs = {path.name.split("_")[0]: path for path in self.folder.glob("*.deb")}
-        module = list((BUILD / "python").glob("shardwright.*.so"))
+        module = list((BUILD / "python" / "shardwright").glob("_native*.so"))
         self.assertEqual(sorted(debs), [*(["python3-shardwright"] if module else []), "shardwright", "shardwright-dev"])
         depends = run("dpkg-deb", "--field", debs["shardwright"], "Depends", folder=self.folder)
         self.assertIn("libc6", depends)
@@ -130,11 +130,11 @@ class Packages(Scratch):
         self.check_program(next((self.folder / "tar").rglob("bin/shardwright")))
 
     def check_python(self, deb: pathlib.Path) -> None:
-        self.assertRegex(run("dpkg-deb", "--field", deb, "Depends", folder=self.folder), r"python3 \(>= 3\.\d+\).*libc6")
+        self.assertRegex(run("dpkg-deb", "--field", deb, "Depends", folder=self.folder), r"python3 \(>= 3\.10\).*libc6")
         run("dpkg-deb", "--extract", deb, "python", folder=self.folder)
-        module = next((self.folder / "python" / "usr" / "lib" / "python3" / "dist-packages").glob("shardwright.*.so"))
+        packages = self.folder / "python" / "usr" / "lib" / "python3" / "dist-packages"
         code = "import shardwright; print(shardwright.plan(model='gpt2', cluster='dgx-h100', wrap='block')['model'])"
-        self.assertIn("gpt2", run(sys.executable, "-c", code, folder=self.folder, env={"PYTHONPATH": str(module.parent)}))
+        self.assertIn("gpt2", run(sys.executable, "-c", code, folder=self.folder, env={"PYTHONPATH": str(packages)}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The Python module answers as the program does: the same JSON, and the same words where something is wrong."""
 
 import collections
+import inspect
 import json
 import os
 import pathlib
@@ -37,10 +38,10 @@ class Module(unittest.TestCase):
 
     def test_plan_simulate_emit(self):
         planned = shardwright.plan(**JOB, recompute="full")
-        self.assertEqual(planned, self.printed("plan", *FLAGS, "--recompute", "full"))
+        self.assertEqual(planned.printed, self.printed("plan", *FLAGS, "--recompute", "full"))
         file = json.dumps(planned["plan_file"])
-        self.assertEqual(shardwright.simulate(planned), self.printed("simulate", "-", stdin=file))
-        self.assertEqual(shardwright.simulate(planned["plan_file"], contention="off", exact=True, slow_rank=None),
+        self.assertEqual(shardwright.simulate(planned).printed, self.printed("simulate", "-", stdin=file))
+        self.assertEqual(shardwright.simulate(planned["plan_file"], contention="off", exact=True, slow_rank=None).printed,
                          self.printed("simulate", "-", "--contention", "off", "--exact", stdin=file))
         emitted = shardwright.emit(planned, to="accelerate")
         self.assertEqual(emitted, self.printed("emit", "-", "--to", "accelerate", stdin=file))
@@ -49,7 +50,7 @@ class Module(unittest.TestCase):
     def test_files(self):
         plan = self.folder / "plan.json"
         self.assertEqual(shardwright.plan(**JOB, output=plan)["file"], str(plan))
-        self.assertEqual(shardwright.simulate(plan), self.printed("simulate", plan))
+        self.assertEqual(shardwright.simulate(plan).printed, self.printed("simulate", plan))
         self.assertEqual(shardwright.emit(str(plan), to="fsdp2", output=self.folder / "run")["is_exact"], True)
         self.assertTrue((self.folder / "run" / "shardwright_fsdp2.py").is_file())
 
@@ -95,7 +96,7 @@ class Module(unittest.TestCase):
 
     def test_plans(self):
         planned = shardwright.plan(**JOB)
-        expected = shardwright.simulate(planned)
+        expected = shardwright.simulate(planned).printed
 
         class Node(dict):
             pass
@@ -107,11 +108,11 @@ class Module(unittest.TestCase):
             return [as_mappings(item) for item in value] if isinstance(value, list) else value
 
         for plan in (as_mappings(planned), as_mappings(planned["plan_file"]), collections.UserDict(planned), Node(planned)):
-            self.assertEqual(shardwright.simulate(plan), expected)
+            self.assertEqual(shardwright.simulate(plan).printed, expected)
         path = self.folder / "plan.json"
         path.write_text(json.dumps(planned["plan_file"]))
         for plan in (path, str(path), os.fsencode(path)):
-            self.assertEqual(shardwright.simulate(plan), expected)
+            self.assertEqual(shardwright.simulate(plan).printed, expected)
         for plan in (None, 7, ["plan.json"], object()):
             with self.assertRaises(TypeError):
                 shardwright.simulate(plan)
@@ -134,8 +135,50 @@ class Module(unittest.TestCase):
 
     def test_what_it_says_of_itself(self):
         self.assertEqual(f"shardwright {shardwright.__version__}\n", self.program("--version").stdout)
-        for keyword in ("global_batch: ", "output: ", "explain: "):
-            self.assertIn(f"\n  {keyword}", shardwright.plan.__doc__)
+        for keyword in ("global_batch", "output", "explain"):
+            self.assertIn(f"\n  {keyword}: ", shardwright.plan.__doc__)
+            self.assertIn(keyword, inspect.signature(shardwright.plan).parameters)
+            self.assertIn(keyword, inspect.signature(shardwright.commands.plan).parameters)
+
+    def test_every_command_is_a_function(self):
+        listed = [line.split()[0] for line in self.program("--help").stdout.split("Subcommands:")[1].splitlines() if line.strip()]
+        self.assertGreaterEqual(len(listed), 28)
+        for name in listed:
+            self.assertTrue(callable(getattr(shardwright.commands, name.replace("-", "_"))), name)
+        self.assertEqual(shardwright.commands.list("models"), self.printed("list", "models"))
+        self.assertEqual(shardwright.commands.sweep(model="gpt2", cluster="dgx-h100", nodes=[1, 2]),
+                         self.printed("sweep", "--model", "gpt2", "--cluster", "dgx-h100", "--nodes", "1,2"))
+
+    def test_plan_as_data(self):
+        found = shardwright.plan(**JOB, global_batch=8)
+        self.assertEqual((found.fits, found.step_time, found.ranks), (True, found["step_time_s"], 4))
+        simulated = self.printed("simulate", "-", stdin=json.dumps(found.file))
+        self.assertEqual(found.memory.at_peak, simulated["memory"]["at_peak"])
+        self.assertEqual(sum(found.memory.at_peak.values()), found.memory.peak)
+        self.assertIn(f"{found.step_time:.4g} s a step", found.why())
+        found.save(self.folder / "found.json")
+        self.assertEqual(shardwright.load(self.folder / "found.json").step_time, found.step_time)
+        page = found.to_html(self.folder / "page.html")
+        self.assertEqual((self.folder / "page.html").read_text(), page)
+        self.assertEqual(page, self.program("report", self.folder / "found.json").stdout)
+        self.assertIn("<iframe sandbox=", found._repr_html_())
+
+    def test_no_plan_fits(self):
+        nothing = shardwright.plan(**JOB, global_batch=8, mem="1 GiB")
+        self.assertEqual((nothing.fits, nothing.file), (False, None))
+        self.assertIn("fits into 1.0 GiB per GPU; the least memory found is", nothing.why())
+        with self.assertRaisesRegex(shardwright.InputError, "^the plan: there is none that fits; why\\(\\) says what is missing$"):
+            nothing.step_time
+
+    def test_models_and_clusters_as_mappings(self):
+        config = {"model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
+                  "num_attention_heads": 4, "max_position_embeddings": 256, "rms_norm_eps": 1e-5}
+        (self.folder / "llama.json").write_text(json.dumps(config))
+        made = shardwright.plan(types.MappingProxyType(config), cluster="dgx-h100", seq=64)
+        asked = self.printed("plan", "--model", self.folder / "llama.json", "--cluster", "dgx-h100", "--seq", "64")
+        self.assertEqual(made.file, asked["plan_file"])
+        with self.assertRaisesRegex(shardwright.UsageError, "^plan: got a job and model=, expected one of them$"):
+            shardwright.plan(config, model="gpt2", cluster="dgx-h100")
 
 
 SEARCH = """

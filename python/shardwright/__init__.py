@@ -1,0 +1,39 @@
+"""Plans, simulates and runs Fully Sharded Data Parallel training (docs/library.md).
+
+    plan = shardwright.plan(model="qwen3-8b", cluster="8xH100", seq=4096, global_batch=64)
+    plan.fits, plan.step_time, plan.memory.at_peak, plan.why()
+
+Every command of the program is a function of shardwright.commands.
+"""
+
+from __future__ import annotations
+
+import inspect as _inspect
+from typing import Any
+
+from . import commands
+from ._errors import Error, InputError, InternalError, MachineError, RunError, UsageError
+from ._native import __version__
+from ._results import Comparison, Memory, Plan, Prediction, compare, emit, here, load, plan, simulate
+
+__all__ = [
+    "Comparison", "Error", "InputError", "InternalError", "MachineError", "Memory", "Plan", "Prediction", "RunError", "UsageError",
+    "__version__", "commands", "compare", "emit", "here", "load", "plan", "simulate",
+]
+
+
+def _tell_keywords(function: Any, skipped: int) -> None:
+    """Signature and documentation of a function that takes a command's flags: the command's own, from the one table."""
+    command = getattr(commands, function.__name__)
+    own = [p for p in _inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    names = {p.name for p in own}
+    flags = [p for p in list(_inspect.signature(command).parameters.values())[skipped:] if p.name not in names]
+    function.__signature__ = _inspect.Signature([*own, *flags])
+    _, _, keywords = (_inspect.getdoc(command) or "").partition("\n\nKeywords:\n")
+    function.__doc__ = f"{_inspect.getdoc(function)}\n\nKeywords:\n{keywords}"
+
+
+_tell_keywords(plan, 0)
+_tell_keywords(simulate, 1)
+_tell_keywords(emit, 1)
+_tell_keywords(compare, 2)
