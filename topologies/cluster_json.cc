@@ -279,6 +279,9 @@ GpuSpec ReadGpu(const JsonValue& value) {
   if (gpu.usable_memory.value.value <= 0) {
     throw value.At("usable_memory").Error("a size above 0");
   }
+  if (gpu.host_link.value.value <= 0) {
+    throw value.At("host_link").Error("a rate above 0");
+  }
   if (gpu.sm_count.value < 1) {
     throw value.At("sm_count").Error("at least 1");
   }

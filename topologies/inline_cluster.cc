@@ -124,9 +124,10 @@ void ParseItem(std::string_view item, Described& out) {
   const std::string_view key = item.substr(0, space);
   const std::string_view value =
       space == std::string_view::npos ? std::string_view() : Trim(item.substr(space));
-  if (key == "nvlink" && value == "none") {
+  const bool is_scale_up = key == "nvlink" || key == "xgmi";
+  if (is_scale_up && value == "none") {
     out.has_nvlink = false;
-  } else if (key == "nvlink") {
+  } else if (is_scale_up) {
     out.nvlink = ParseRate(value, key);
   } else if (key == "nic") {
     ParseNic(value, out);
@@ -143,10 +144,10 @@ void ParseItem(std::string_view item, Described& out) {
   } else if (key == "level") {
     out.fabric.push_back(ParseLevel(value));
   } else {
-    const std::vector<std::string> keys = {"nvlink", "nic",     "pcie",  "host",
+    const std::vector<std::string> keys = {"nvlink", "xgmi",    "nic",   "pcie", "host",
                                            "pinned", "network", "nodes", "level"};
     throw InputError(std::string(kWhere), '"' + std::string(item) + '"',
-                     "nvlink, nic, pcie, host, pinned, network, nodes or level",
+                     "nvlink, xgmi, nic, pcie, host, pinned, network, nodes or level",
                      DidYouMean(key, keys));
   }
 }
@@ -165,7 +166,8 @@ Described ParseDescription(const std::string& text) {
   }
   std::vector<std::string> seen;
   for (std::size_t i = 1; i < items.size(); ++i) {
-    const std::string key(items[i].substr(0, items[i].find(' ')));
+    std::string key(items[i].substr(0, items[i].find(' ')));
+    key = key == "xgmi" ? "nvlink" : key;  // two words for one link
     if (key != "level" && std::find(seen.begin(), seen.end(), key) != seen.end()) {
       throw InputError(std::string(kWhere), "\"" + key + "\" a second time", "it once");
     }
@@ -181,7 +183,26 @@ std::int64_t SwitchCount(const Described& given) {
   return less > 0 && more % less == 0 ? less : 0;
 }
 
-// GPUs and NICs under one CPU with one memory: a description says nothing about sockets.
+// Without a scale-up link more than four GPUs stand on two sockets, half of them on each, as in the
+// catalog's pcie-8x4090: what crosses them shares the link in between.
+constexpr std::int64_t kMostGpusOfASocket = 4;
+constexpr BytesPerSecond kBetweenSockets{16e9};  // NVIDIA/nccl 2.30.7 src/graph/topo.h: AMD
+
+BytesPerSecond ScaleUpOf(const Described& given) {
+  if (!given.has_nvlink || given.gpu_count == 1) {
+    return {};
+  }
+  return given.nvlink.value == 0 && given.gpu.scale_up ? given.gpu.scale_up->value : given.nvlink;
+}
+
+bool HasTwoSockets(const Described& given) {
+  const std::int64_t switches = SwitchCount(given);
+  return ScaleUpOf(given).value <= 0 && given.gpu_count > kMostGpusOfASocket &&
+         given.gpu_count % 2 == 0 && (switches <= 1 || switches % 2 == 0);
+}
+
+// GPUs and NICs under one CPU with one memory, or two of each: a description says nothing about
+// sockets.
 NodeType BuildNode(const Described& given, const Origin& origin) {
   const Path where{std::string(kWhere)};
   NodeBuilder builder;
@@ -193,14 +214,18 @@ NodeType BuildNode(const Described& given, const Origin& origin) {
   };
   const BytesPerSecond pcie = given.pcie.value > 0 ? given.pcie : given.gpu.host_link.value;
   builder.AddGroup(component("gpu", ComponentKind::kGpu), given.gpu_count, where);
-  builder.AddGroup(component("cpu", ComponentKind::kCpu), 1, where);
+  const std::int64_t sockets = HasTwoSockets(given) ? 2 : 1;
+  builder.AddGroup(component("cpu", ComponentKind::kCpu), sockets, where);
   Component memory = component("memory", ComponentKind::kHostMemory);
-  memory.capacity = given.host;
-  builder.AddGroup(memory, 1, where);
+  memory.capacity = Bytes(given.host.value / sockets);
+  builder.AddGroup(memory, sockets, where);
+  if (sockets > 1) {
+    builder.Connect("cpu", "cpu", LinkPattern::kAll, link(LinkKind::kCpu, kBetweenSockets), where);
+  }
   // A NIC is near to its share of the GPUs: they hang on one switch, whose link to the CPU is wide
   // enough for all of them. Without NICs or when the counts do not divide, everything hangs on the
   // CPU.
-  const std::int64_t switches = SwitchCount(given);
+  const std::int64_t switches = SwitchCount(given) % sockets == 0 ? SwitchCount(given) : 0;
   const char* host_side = "cpu";
   if (switches > 0) {
     host_side = "switch";
@@ -214,11 +239,8 @@ NodeType BuildNode(const Described& given, const Origin& origin) {
   // Host memory must not limit copies of which the description says nothing.
   builder.Connect("cpu", "memory", LinkPattern::kSpread,
                   link(LinkKind::kMemory, pcie * static_cast<double>(given.gpu_count)), where);
-  BytesPerSecond nvlink = given.nvlink;
-  if (nvlink.value == 0 && given.gpu.scale_up) {
-    nvlink = given.gpu.scale_up->value;
-  }
-  if (given.has_nvlink && nvlink.value > 0 && given.gpu_count > 1) {
+  const BytesPerSecond nvlink = ScaleUpOf(given);
+  if (nvlink.value > 0) {
     builder.AddGroup(component("nvswitch", ComponentKind::kNvSwitch), 1, where);
     builder.Connect("gpu", "nvswitch", LinkPattern::kSpread, link(LinkKind::kNvlink, nvlink),
                     where);
@@ -227,8 +249,9 @@ NodeType BuildNode(const Described& given, const Origin& origin) {
     Component nic = component("nic", ComponentKind::kNic);
     nic.bandwidth = given.nic;
     builder.AddGroup(nic, given.nic_count, where);
-    builder.Connect("nic", host_side, LinkPattern::kSpread, link(LinkKind::kPcie, given.nic),
-                    where);
+    const bool is_on_one = sockets > 1 && switches == 0 && given.nic_count % sockets != 0;
+    builder.Connect("nic", is_on_one ? "cpu0" : host_side, LinkPattern::kSpread,
+                    link(LinkKind::kPcie, given.nic), where);
   }
   NodeType node = builder.Finish(where);
   if (given.pinned.value > 0) {

@@ -30,12 +30,13 @@ struct RingCaps {
   double nvlink_channels;                   // that the ring search finds inside a node
   double nvls_channels;                     // thread blocks of NVLS; 0: there is none
 };
-constexpr std::array<RingCaps, 5> kCaps = {
+constexpr std::array<RingCaps, 6> kCaps = {
     RingCaps{"volta", {39, 39, 20.4}, {20, 20, 20}, 6, 0},
     RingCaps{"ampere", {87.7, 22.5, 19}, {20, 20, 20}, 12, 0},
     RingCaps{"ada", {87.7, 22.5, 19}, {20, 20, 20}, 12, 0},
     RingCaps{"hopper", {141, 45, 35}, {36.7, 36.7, 36.7}, 12, 16},
     RingCaps{"blackwell", {282, 90, 70}, {73.4, 34.6, 73.4}, 8, 24},
+    RingCaps{"blackwell-rtx", {282, 90, 70}, {73.4, 34.6, 73.4}, 8, 0},
 };
 
 const RingCaps* FindCaps(std::string_view architecture) {

@@ -91,7 +91,7 @@ TEST_CASE("Sweeps: systems of the catalog by name, others from their columns") {
   CHECK(rack.fabric == "blackwell nvlink");
   const SweepPlace pcie =
       place("x,box,RTX 5090,8,1,8,\"PCIe 5.0 x16, no NVLink\",all_reduce,1024,40,");
-  CHECK(pcie.fabric == "blackwell pcie");
+  CHECK(pcie.fabric == "blackwell-rtx pcie");
 }
 
 TEST_CASE("Sweeps: what cannot be predicted says why") {

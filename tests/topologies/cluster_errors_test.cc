@@ -172,8 +172,10 @@ TEST_CASE("Cluster errors: inline descriptions") {
         "cluster description: nvlink: got \"450\", expected a rate such as \"50 GB/s\" or \"400 "
         "Gbit/s\"; the unit is missing");
   CHECK(LoadError("h100-80 x8, nvlnk 450 GB/s") ==
-        "cluster description: got \"nvlnk 450 GB/s\", expected nvlink, nic, pcie, host, pinned, "
-        "network, nodes or level; did you mean \"nvlink\"?");
+        "cluster description: got \"nvlnk 450 GB/s\", expected nvlink, xgmi, nic, pcie, host, "
+        "pinned, network, nodes or level; did you mean \"nvlink\"?");
+  CHECK(LoadError("mi300x x8, xgmi 448 GB/s, nvlink 448 GB/s") ==
+        "cluster description: got \"nvlink\" a second time, expected it once");
   CHECK(LoadError("h100-80 x0, nic 1 GB/s") ==
         "cluster description: GPU count: got \"0\", expected a count from 1 to 1024");
   CHECK(LoadError("h100-80 x99999999999999999999") ==
@@ -194,8 +196,8 @@ TEST_CASE("Cluster errors: inline descriptions") {
   CHECK(LoadError("h100-80 x8, nodes 2") ==
         "cluster description: got 2 nodes, expected 1 node, since its nodes have no NIC");
   CHECK(LoadError("h100-80 x8,") ==
-        "cluster description: got \"\", expected nvlink, nic, pcie, host, pinned, network, nodes "
-        "or level");
+        "cluster description: got \"\", expected nvlink, xgmi, nic, pcie, host, pinned, network, "
+        "nodes or level");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -31,10 +32,10 @@ TEST_CASE("Cluster: the catalog has every system the project promises") {
     CHECK(names.insert(summary.name).second);
   }
   for (const char* name :
-       {"dgx-a100", "dgx-a100-40", "dgx-h100",       "dgx-h200",    "dgx-b200",   "gb200-nvl72",
-        "p3dn",     "p4d",         "p4de",           "p5",          "p5en",       "a3-high",
-        "a3-mega",  "a3-ultra",    "nd-a100-v4",     "ndm-a100-v4", "nd-h100-v5", "pcie-8x4090",
-        "v100-4x",  "dgx-v100",    "meta-h100-roce", "h200-1x"}) {
+       {"dgx-a100", "dgx-a100-40", "dgx-h100",       "dgx-h200",    "dgx-b200",     "gb200-nvl72",
+        "p3dn",     "p4d",         "p4de",           "p5",          "p5en",         "a3-high",
+        "a3-mega",  "a3-ultra",    "nd-a100-v4",     "ndm-a100-v4", "nd-h100-v5",   "pcie-8x4090",
+        "v100-4x",  "dgx-v100",    "meta-h100-roce", "h200-1x",     "nd-mi300x-v5", "oci-mi355x"}) {
     CAPTURE(name);
     CHECK(names.count(name) == 1);
   }
@@ -216,6 +217,44 @@ TEST_CASE("Cluster: inline descriptions") {
   // The data sheet's NVLink when nothing is said.
   CHECK(FindRing(LoadCluster("b200-180 x2"), {2, 1}).Rate() == BytesPerSecond(900e9));
   CHECK(LoadCluster("rtx-4090 x2").gpu.name == "rtx-4090");
+  // A full mesh of seven links carries what a switch does, and xgmi is AMD's word for them.
+  CHECK(FindRing(LoadCluster("nd-mi300x-v5"), {8, 1}).Rate() == BytesPerSecond(7 * 64e9));
+  CHECK(FindRing(LoadCluster("oci-mi355x"), {8, 1}).Rate() == BytesPerSecond(7 * 76.5e9));
+  CHECK(FindRing(LoadCluster("mi300x x8, xgmi 300 GB/s"), {8, 1}).Rate() == BytesPerSecond(300e9));
+}
+
+// GPUs without peer-to-peer links: half of eight stand on another socket, as in the catalog's box.
+TEST_CASE("Cluster: a box of GPUs on PCIe is the same by its name and described") {
+  const Cluster box = LoadCluster("pcie-8x4090");
+  for (const char* described : {"rtx-4090 x8", "rtx-4090 x8, nic 100 Gbit/s, host 512 GB"}) {
+    CAPTURE(described);
+    const Cluster inlined = LoadCluster(described);
+    for (const GroupShape& shape : {GroupShape{8, 1}, GroupShape{4, 1}, GroupShape{2, 1},
+                                    GroupShape{2, 4}, GroupShape{4, 2}}) {
+      CAPTURE(shape.size);
+      CAPTURE(shape.stride);
+      CHECK(FindRing(inlined, shape).Rate() == FindRing(box, shape).Rate());
+    }
+  }
+  CHECK(FindRing(LoadCluster("rtx-4090 x8", 1), {8, 1}).Rate() == BytesPerSecond(16e9));
+  // Not so with links of their own, and with four.
+  CHECK(FindRing(LoadCluster("a100-80 x8"), {8, 1}).Rate() == BytesPerSecond(300e9));
+  CHECK(FindRing(LoadCluster("rtx-4090 x4"), {4, 1}).Rate() == BytesPerSecond(31.508e9));
+}
+
+TEST_CASE("Cluster: the GPUs that people ask for are there") {
+  for (const auto& [name, gib, tflops] :
+       std::vector<std::tuple<const char*, double, double>>{{"h20-96", 96, 148},
+                                                            {"mi325x", 256, 1307.4},
+                                                            {"mi355x", 288, 2500},
+                                                            {"rtx-5090", 32, 209.5},
+                                                            {"l40s", 48, 362},
+                                                            {"rtx-pro-6000", 96, 500}}) {
+    CAPTURE(name);
+    const GpuSpec gpu = FindGpu(name, "test");
+    CHECK(gpu.memory.value == Bytes(static_cast<std::int64_t>(gib) << 30));
+    CHECK(PeakFlops(gpu, MathType::kBf16) == FlopsPerSecond(tflops * 1e12));
+  }
 }
 
 }  // namespace
