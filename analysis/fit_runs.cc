@@ -17,7 +17,7 @@ namespace {
 // number of GPUs only, a choice of dtypes.
 std::vector<std::string> FoldsOf(const FitGroup& group) {
   std::array<std::vector<std::string>, 3> folds;
-  for (const FitRow& row : group.rows) {
+  for (const GroupRow& row : group.rows) {
     const MeasuredRun& run = *row.run;
     folds[0].push_back(run.model_name);
     folds[1].push_back(run.model_name + " on " + std::to_string(run.gpus) + " GPUs");
@@ -81,17 +81,20 @@ std::vector<double> LeaveOut(const FitGroup& group, const FitOptions& options, F
   return result;
 }
 
-void AddStacks(const FitGroup& group, const Linear& best, double spread, RunFit& fit) {
+void AddStacks(const FitGroup& group, const Linear& best, double spread, double left_out_error,
+               RunFit& fit) {
   for (std::size_t s = 0; s < group.stacks.size(); ++s) {
     FittedStack stack;
     stack.gpu = group.stacks[s].gpu;
     stack.kernel_set = group.stacks[s].kernel_set;
     stack.base = group.stacks[s].profile.name;
     stack.spread = spread;
+    stack.left_out_error = left_out_error;
     std::vector<double> errors;
     for (std::size_t i = 0; i < group.rows.size(); ++i) {
       if (group.rows[i].stack == s) {
         errors.push_back(std::expm1(best.errors[i]));
+        ++stack.rows_of[group.rows[i].kernel_set];
       }
     }
     stack.rows = errors.size();
@@ -113,15 +116,18 @@ void FitGroupRows(FitGroup& group, const FitOptions& options, RunFit& fit) {
   const Linear best = FitRows(group, RowMask(group.rows.size(), true), work);
   Report(options, group, std::to_string(group.rows.size()) + " rows fitted");
   double spread = 0;
+  double left_out_error = 0;
   if (options.leave_out) {
     const std::vector<double> errors = LeaveOut(group, options, work, fit);
     for (std::size_t i = 0; i < errors.size(); ++i) {
-      fit.left_out_rows.push_back({group.rows[i].run->id, std::expm1(errors[i])});
+      const double error = std::expm1(errors[i]);
+      fit.left_out_rows.push_back({group.rows[i].run->id, error});
+      left_out_error += std::abs(error) / static_cast<double>(errors.size());
     }
     spread = SpreadFor(best, errors);
   }
   fit.evaluations += work.evaluations;
-  AddStacks(group, best, spread, fit);
+  AddStacks(group, best, spread, left_out_error, fit);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct FitOptions {
   // The numbers that each stack has for itself, at most two. Empty: the first of the defaults and
   // "compute.elementwise".
   std::vector<std::string> own;
+  // One stack per GPU type, whatever the kernel sets: these then differ by their kernels alone, so
+  // that a stack with fewer of them is never slower.
+  bool one_per_gpu = false;
   std::vector<std::string> tiers = {"A"};
   // Cross-validate by leaving out one model after the other (in a group with one model: one number
   // of GPUs, and with one such number: one choice of dtypes).
@@ -42,15 +46,17 @@ struct FittedNumber {
 };
 
 struct FittedStack {
-  std::string gpu;  // GpuSpec::name
-  std::string kernel_set;
-  std::string base;  // the profile whose numbers it started from
+  std::string gpu;         // GpuSpec::name
+  std::string kernel_set;  // with FitOptions::one_per_gpu the framework: "torch"
+  std::string base;        // the profile whose numbers it started from
   std::size_t rows = 0;
+  std::map<std::string, std::size_t> rows_of;  // by kernel set
   std::vector<FittedNumber> numbers;
   ErrorStatistics errors;  // of its own rows, fitted
   // Relative half-width that all fitted numbers get: with it nine tenths of the errors of models
   // that were left out lie within the band that the numbers' spreads make.
   double spread = 0;
+  double left_out_error = 0;  // mean of the absolute errors of its group's rows while left out
 };
 
 struct LeftOutModel {

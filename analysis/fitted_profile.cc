@@ -49,6 +49,9 @@ void KeepOtherGemmRates(const std::string& base, Json& root) {
 double Rounded(double value) {
   constexpr double kDigits = 1000;
   double scale = 1;
+  if (value <= 0) {
+    return 0;
+  }
   while (value * scale < kDigits / 10) {
     scale *= 10;
   }
@@ -68,6 +71,11 @@ std::string FittedProfileJson(const FittedStack& stack, const std::string& sourc
   root["extends"] = stack.base;
   root["architecture"] = stack.gpu;
   root["kernel_set"] = stack.kernel_set;
+  if (stack.spread > 0) {  // models were left out
+    root["fit"]["gpu"] = stack.gpu;
+    root["fit"]["runs"] = stack.rows_of;
+    root["fit"]["left_out_error"] = Rounded(stack.left_out_error);
+  }
   for (const FittedNumber& number : stack.numbers) {
     std::string last;
     Json& parent = Parent(root, number.path, last);

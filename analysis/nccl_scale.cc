@@ -74,7 +74,7 @@ ScaleReport ReportScaleOf(std::string_view text, const std::string& file) {
   std::vector<double> errors;
   for (ScalePoint& point : report.points) {
     const Cluster cluster = LoadCluster("h100-80 x8, nic 8x400 Gbit/s, network roce", point.nodes);
-    const Profile profile = DefaultProfile(cluster.gpu, "torch-eager");
+    const Profile profile = DefaultProfile(cluster.gpu, "");
     const std::int64_t ranks = cluster.RankCount();
     const CollectivePath path = FindCollectivePath(cluster, profile, {ranks, 1});
     const Seconds time = CollectiveTime(OpCode::kAllGather, point.bytes, path);

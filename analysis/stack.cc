@@ -17,7 +17,7 @@ namespace {
 // FSDP before 2.0, whose default was the same; DeepSpeed's FusedAdam; foreach updates are PyTorch's
 // default since 2.0 only; InternEvo reduces at the last micro-batch, and so do accelerate's
 // accumulate() and Fabric's no_backward_sync (litgpt), which enter FSDP1's no_sync.
-constexpr std::array<Stack, 41> kStacks = {{
+constexpr std::array<Stack, 42> kStacks = {{
     {.framework = "composer",
      .before = "2024",
      .kernel_set = "composer-2023",
@@ -67,7 +67,14 @@ constexpr std::array<Stack, 41> kStacks = {{
      .wrap = "torchtitan",
      .optimizer = OptimizerImpl::kFused},
     {.framework = "torchtitan",
+     .before = "2025-08",
      .kernel_set = "torch-2024",
+     .wrap = "torchtitan",
+     .optimizer = OptimizerImpl::kFused,
+     .expandable_segments = true},
+    // Nightly builds have had the fused RMSNorm since July 2025 (pytorch#153666).
+    {.framework = "torchtitan",
+     .kernel_set = "torch-eager",
      .wrap = "torchtitan",
      .optimizer = OptimizerImpl::kFused,
      .expandable_segments = true},

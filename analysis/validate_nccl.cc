@@ -36,7 +36,7 @@ const Profile& ProfileOf(const SweepPlace& place, const std::string& wanted,
     profile = LoadProfile(name);
     return *profiles.emplace(name, std::make_unique<Profile>(std::move(profile))).first->second;
   }
-  profile = DefaultProfile(place.cluster.gpu, "torch-eager");
+  profile = DefaultProfile(place.cluster.gpu, "");  // the network's numbers: no stack changes them
   const auto known = profiles.find(profile.name);
   if (known != profiles.end()) {
     return *known->second;

@@ -20,7 +20,7 @@ constexpr const char* kAbout = R"(Fits the numbers of profiles to published trai
 
 Runs on one chip (A100 of 40 and of 80 GB) by one framework share all numbers but two. Every model
 is also left out in turn and predicted by numbers that never saw it (in a group with one model:
-every number of GPUs).
+every number of GPUs). With --one-per-gpu all kernel sets of a framework share one profile per GPU.
 
 Examples:
   shardwright fit bench/published/measured_runs.csv --source llmfoundry
@@ -36,12 +36,18 @@ constexpr std::array<FlagRow, 8> kFlags = {{
      FileRole::kWriteWhen},
     {"--date", "YYYY-MM-DD", "when the table was made or read; required with --output"},
     {"--gpu", "NAME", "GPU type of the stack to write, where several were fitted"},
-    {"--kernel-set", "NAME", "kernel set of the stack to write, likewise"},
+    {"--kernel-set", "NAME",
+     "kernel set of the stack to write, likewise (with --one-per-gpu the framework)"},
     {"--source", "LIST", "fit rows of these sources only (ids up to the first '-')"},
     {"--tier", "LIST", "rows to use, by their column tier (default A; rows without one count)"},
     {"--numbers", "LIST", "numbers to fit, at most 8, such as compute.gemm.bf16,host.step"},
     {"--own", "LIST", "those of them that each stack has for itself, at most 2"},
 }};
+
+constexpr std::array<SwitchRow, 1> kSwitches = {
+    {{"--one-per-gpu",
+      "one profile per GPU type for all kernel sets of a framework, which then differ by their "
+      "kernels alone"}}};
 
 std::vector<MeasuredRun> Select(const std::vector<MeasuredRun>& runs,
                                 const std::vector<std::string>& sources) {
@@ -114,6 +120,7 @@ int RunFitCommand(const Arguments& arguments) {
     throw UsageError("--own: got " + std::to_string(options.own.size()) + ", expected at most 2");
   }
   CheckOwn(options);
+  options.one_per_gpu = arguments.Has("--one-per-gpu");
   options.progress = [](const std::string& line) { Say(line); };
   const std::string output = arguments.Get("--output").text;
   std::string date;
@@ -149,6 +156,6 @@ int RunFitCommand(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kFitCommand;
-const Command kFitCommand = {"fit", kAbout, kPositionals, kFlags, {}, RunFitCommand};
+const Command kFitCommand = {"fit", kAbout, kPositionals, kFlags, kSwitches, RunFitCommand};
 
 }  // namespace shardwright

@@ -14,7 +14,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#include "analysis/predict_run.h"
+#include "analysis/confidence.h"
 #include "cli/exit_codes.h"
 #include "cli/flow.h"
 #include "core/error.h"
@@ -258,7 +258,7 @@ SearchedPlan SearchPlan(const PlanOptions& options, const std::atomic<bool>* sto
     CheckPlan(file, "plan");
   }
   if (is_feasible && !stop->load()) {
-    searched.time_band = StepTimeBand(file);
+    searched.confidence = ConfidenceOf(file);
     if (!options.has_dialect) {
       searched.native_time = NativeTime(file);
     }

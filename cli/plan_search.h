@@ -9,6 +9,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "analysis/confidence.h"
 #include "cli/plan_options.h"
 #include "planner/baselines.h"
 #include "planner/explain.h"
@@ -22,9 +23,8 @@ namespace shardwright {
 struct SearchedPlan {
   PlanFile file;  // with the chosen plan, if there is one
   SearchResult result;
-  std::vector<Fix> fixes;  // if nothing fits
-  // Half-width of the band of the step time, as a fraction (StepTimeBand).
-  double time_band = 0;
+  std::vector<Fix> fixes;                  // if nothing fits
+  Confidence confidence;                   // of the step time
   std::vector<BaselineResult> baselines;   // under the same memory limit
   std::optional<Explanation> explanation;  // if asked for
   bool whole_front = false;                // Objective::kPareto

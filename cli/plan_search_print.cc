@@ -31,9 +31,11 @@ std::string PlanRows(const SearchedPlan& searched) {
   const Candidate& chosen = r.candidates[r.best.index];
   Table table({kLeft, kLeft});
   table.Row({"plan", chosen.family + ": " + chosen.label});
-  const double band = searched.time_band * r.best.step_time.value;
-  table.Row({"step time", Format(r.best.step_time) + " +- " + Format(Seconds(band)) +
-                              " by the spreads of the profile's numbers"});
+  const double band = searched.confidence.band * r.best.step_time.value;
+  table.Row({"step time", Format(r.best.step_time) + " +- " + Format(Seconds(band))});
+  if (!searched.confidence.text.empty()) {  // empty: interrupted
+    table.Row({"profile", searched.confidence.text});
+  }
   table.Row(
       {"lower bound", Format(r.lower_bound) + ", proven gap at most " + Percent(r.proven_gap)});
   const bool has_arena = searched.file.plan.dialect == Dialect::kNative;
@@ -172,7 +174,9 @@ void AddChosen(const SearchedPlan& searched, Json& json) {
   json["family"] = r.candidates[r.best.index].family;
   json["label"] = r.candidates[r.best.index].label;
   json["step_time_s"] = r.best.step_time.value;
-  json["step_time_band"] = searched.time_band;
+  json["step_time_band"] = searched.confidence.band;
+  json["profile"] = searched.file.profile.name;
+  json["confidence"] = searched.confidence.text;
   json["lower_bound_s"] = r.lower_bound.value;
   json["proven_gap"] = r.proven_gap;
   json["memory"] = MemoryJson(r.best.peak, r.best.outside);

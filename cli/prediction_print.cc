@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "analysis/confidence.h"
 #include "cli/flow.h"
 #include "cli/prediction.h"
 #include "cli/table.h"
@@ -28,7 +29,7 @@ std::string ShareOf(Seconds part, Seconds whole) {
   return whole.value > 0.0 ? " (" + Percent(part.value / whole.value) + " of the step)" : "";
 }
 
-Table TimeTable(const SimulationResult& result, const Prediction& p) {
+Table TimeTable(const PlanFile& file, const SimulationResult& result, const Prediction& p) {
   Table table({kLeft, kLeft});
   table.Row(
       {"step time", Format(p.step_time) +
@@ -40,6 +41,7 @@ Table TimeTable(const SimulationResult& result, const Prediction& p) {
       {"MFU", Percent(p.mfu) + " of " + Format(p.peak) + (p.has_dtype ? " dense" : " dense fp32")});
   table.Row(
       {"exposed communication", Format(p.exposed_comm) + ShareOf(p.exposed_comm, p.step_time)});
+  table.Row({"profile", ConfidenceText(file)});
   if (p.device.communicating > SimTime(0)) {
     table.Row({"communication overlapped", Percent(p.device.Overlap())});
   }
@@ -246,7 +248,7 @@ Json TimeJson(const Program& program, const SimulationResult& result, const Pred
 std::string PredictionText(const PlanFile& file, const Program& program,
                            const SimulationResult& result, const Prediction& prediction) {
   std::string text = TitleOf(file) + "\n\nTime of one step\n";
-  text += TimeTable(result, prediction).Text(2);
+  text += TimeTable(file, result, prediction).Text(2);
   text += prediction.distribution ? DistributionText(*prediction.distribution) : "";
   text += SharesText(program, "What the compute stream waits for", prediction.attribution.idle,
                      result.step_time);
@@ -291,6 +293,7 @@ std::string PredictionJson(const PlanFile& file, const Program& program,
   json["ranks"] = file.cluster.RankCount();
   json["dialect"] = NameOf(file.plan.dialect);
   json["profile"] = file.profile.name;
+  json["confidence"] = ConfidenceText(file);
   json["step_time_s"] = prediction.step_time.value;
   if (result.unsettled) {
     json["step_time_range_s"] = {ToSeconds(result.unsettled->least).value,

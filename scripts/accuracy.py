@@ -9,7 +9,7 @@ FITS = [
     ["--source", "llmfoundry", "--numbers",
      "compute.gemm.bf16,compute.elementwise,compute.attention_forward,compute.attention_backward,"
      "overlap.compute_sensitivity,compute.rank_spread,compute.gemm.fp8,compute.gemm_ramp"],
-    ["--source", "torchtitan,torchao,ibmfsdp,torchtune", "--numbers",
+    ["--source", "torchtitan,torchao,ibmfsdp,torchtune", "--one-per-gpu", "--numbers",
      "compute.gemm.bf16,compute.elementwise,compute.attention_forward,compute.attention_backward,"
      "compute.reduction,overlap.compute_sensitivity,compute.gemm.fp8,host.step"],
     ["--source", "fmsaccel"],

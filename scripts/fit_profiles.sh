@@ -3,6 +3,8 @@
 #
 #   scripts/fit_profiles.sh DATE [BUILD]
 #
+# Writes <gpu>-torch.json for all stacks of PyTorch together.
+#
 # DATE is written into the profiles (YYYY-MM-DD). BUILD is a build folder (default build). Writes
 # topologies/profiles/<gpu>-<kernel set>.json; a build afterwards makes them the shipped ones.
 set -euo pipefail
@@ -22,7 +24,8 @@ compute.gemm.bf16, compute.elementwise, compute.attention_forward, compute.atten
 overlap.compute_sensitivity, compute.rank_spread, compute.gemm.fp8, compute.gemm_ramp
 LIST
 )"
-fit --source torchtitan,torchao,ibmfsdp,torchtune --numbers "$(tr -d ' \n' <<'LIST'
+# Stacks of PyTorch share one profile per GPU, so that they differ by their kernels alone.
+fit --source torchtitan,torchao,ibmfsdp,torchtune --one-per-gpu --numbers "$(tr -d ' \n' <<'LIST'
 compute.gemm.bf16, compute.elementwise, compute.attention_forward, compute.attention_backward,
 compute.reduction, overlap.compute_sensitivity, compute.gemm.fp8, host.step
 LIST

@@ -25,6 +25,25 @@ const std::vector<Profile>& ShippedProfiles() {
   return profiles;
 }
 
+// The kernel sets whose profiles may serve, the best first. Software that runs PyTorch's kernels
+// shares one profile per GPU, "torch": what sets it apart are its kernels, so that a stack with
+// fewer of them is never slower.
+std::vector<std::string_view> KernelSetsFor(std::string_view kernel_set) {
+  constexpr std::string_view kBase = "torch-eager";       // what microbenchmarks say
+  constexpr std::string_view kOurs = "shardwright-cuda";  // its variants have the same host
+  constexpr std::string_view kPyTorch = "torch";
+  if (kernel_set.starts_with(kOurs)) {
+    return {kernel_set, kOurs, kBase};
+  }
+  if (kernel_set.starts_with("torch-")) {
+    return {kPyTorch, kBase};
+  }
+  if (kernel_set.starts_with("hf-") || kernel_set == "deepspeed") {
+    return {kernel_set, kPyTorch, kBase};
+  }
+  return {kernel_set, kBase};
+}
+
 }  // namespace
 
 std::vector<std::string> ListProfiles() {
@@ -51,10 +70,7 @@ Profile LoadProfile(const std::string& spec) {
 }
 
 Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set) {
-  constexpr std::string_view kFallbackKernelSet = "torch-eager";
-  constexpr std::string_view kOurs = "shardwright-cuda";  // its variants have the same host
-  const std::string_view family = kernel_set.starts_with(kOurs) ? kOurs : kFallbackKernelSet;
-  for (const std::string_view wanted : {kernel_set, family, kFallbackKernelSet}) {
+  for (const std::string_view wanted : KernelSetsFor(kernel_set)) {
     for (const std::string& target : {gpu.name, gpu.architecture}) {
       for (const Profile& profile : ShippedProfiles()) {
         if (!profile.architecture.empty() && profile.architecture == target &&

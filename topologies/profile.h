@@ -164,9 +164,9 @@ struct Profile {
 
 // `spec` is a shipped name or the path of a .json file. Throws InputError.
 [[nodiscard]] Profile LoadProfile(const std::string& spec);
-// The shipped profile for a GPU and a kernel set: made for this GPU and kernel set, else for its
-// architecture and the kernel set, else the same two with "shardwright-cuda" for its variants, then
-// with "torch-eager", else "generic".
+// The shipped profile for a GPU and a kernel set: of this GPU for it, else of its architecture,
+// else the same two of its family ("torch" of PyTorch's kernels, "shardwright-cuda"), then of
+// "torch-eager", which is what microbenchmarks say, else "generic".
 [[nodiscard]] Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set);
 // Names of the shipped profiles, sorted.
 [[nodiscard]] std::vector<std::string> ListProfiles();

@@ -15,6 +15,7 @@
 #include "core/json.h"
 #include "topologies/internal/cluster_json.h"
 #include "topologies/internal/number_json.h"
+#include "topologies/internal/profile_fit.h"
 #include "topologies/profile.h"
 
 namespace shardwright {
@@ -308,8 +309,12 @@ const char* CollectiveChoiceName(CollectiveChoice choice) {
 Profile ParseProfile(std::string_view text, const std::string& file) {
   const JsonValue root = JsonValue::Parse(text, file);
   root.AllowOnly({"format", "version", "name", "description", "extends", "architecture",
-                  "kernel_set", "compute", "host", "copy", "transports", "overlap", "memory"});
+                  "kernel_set", "fit", "compute", "host", "copy", "transports", "overlap",
+                  "memory"});
   internal::CheckFormat(root, "shardwright-profile");
+  if (const auto fit = root.Find("fit")) {
+    (void)internal::ReadProfileFit(*fit);
+  }
   Profile profile = ReadBase(root);
   const bool has_base = root.Find("extends").has_value();
   profile.name = root.At("name").AsString();

@@ -63,16 +63,16 @@ std::string ChipOf(const GpuSpec& gpu) {
   return chip;
 }
 
-// The profile that fits start from and extend: the eager one of the GPU's architecture.
+// The profile that fits start from and extend: what microbenchmarks say of the GPU's architecture,
+// which serves software that no profile is for.
 Profile BaseProfile(const GpuSpec& gpu) {
-  return DefaultProfile(gpu, "torch-eager");
+  return DefaultProfile(gpu, "");
 }
 
-// The stack of `plan` in `group`, added if it is new.
-std::size_t StackOf(const PlanFile& plan, FitGroup& group) {
-  const GpuSpec& gpu = plan.cluster.gpu;
+// The stack of `gpu` and `kernel_set` in `group`, added if it is new.
+std::size_t StackOf(const GpuSpec& gpu, const std::string& kernel_set, FitGroup& group) {
   for (std::size_t i = 0; i < group.stacks.size(); ++i) {
-    if (group.stacks[i].gpu == gpu.name && group.stacks[i].kernel_set == plan.kernels.name) {
+    if (group.stacks[i].gpu == gpu.name && group.stacks[i].kernel_set == kernel_set) {
       return i;
     }
   }
@@ -82,7 +82,7 @@ std::size_t StackOf(const PlanFile& plan, FitGroup& group) {
   if (is_new_gpu) {
     group.gpus += (group.gpus.empty() ? "" : ", ") + gpu.name;
   }
-  group.stacks.push_back({gpu.name, plan.kernels.name, BaseProfile(gpu)});
+  group.stacks.push_back({gpu.name, kernel_set, BaseProfile(gpu)});
   return group.stacks.size() - 1;
 }
 
@@ -152,11 +152,13 @@ FitGroups MakeGroups(const std::vector<MeasuredRun>& runs, const FitOptions& opt
     const std::string family = FamilyOf(plan.kernels.name);
     FitGroup& group = groups[{ChipOf(plan.cluster.gpu), family}];
     group.family = family;
-    const std::size_t stack = StackOf(plan, group);
+    const std::size_t stack =
+        StackOf(plan.cluster.gpu, options.one_per_gpu ? family : plan.kernels.name, group);
     try {
       Program program = Lower(
           {.model = plan.model.model, .kernels = plan.kernels, .job = plan.job, .plan = plan.plan});
-      group.rows.push_back({&run, run.step_time_s, stack, plan.cluster, std::move(program)});
+      group.rows.push_back(
+          {&run, run.step_time_s, stack, plan.kernels.name, plan.cluster, std::move(program)});
     } catch (const InputError&) {
       ++skipped;
     }

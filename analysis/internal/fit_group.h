@@ -27,10 +27,11 @@ struct Variable {
   std::vector<std::size_t> follows = {};  // variables whose mean deviation this one shares
 };
 
-struct FitRow {
+struct GroupRow {
   const MeasuredRun* run = nullptr;
   double measured_s = 0;
   std::size_t stack = 0;
+  std::string kernel_set;
   Cluster cluster;
   Program program;
 };
@@ -45,7 +46,7 @@ struct FitGroup {
   std::string gpus;    // the GPU types of its rows, such as "a100-40, a100-80"
   std::string family;  // first word of the kernel set
   std::vector<StackBase> stacks;
-  std::vector<FitRow> rows;
+  std::vector<GroupRow> rows;
   std::vector<Variable> variables;
 };
 

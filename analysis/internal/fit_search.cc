@@ -159,7 +159,7 @@ std::vector<double> RowErrors(const FitGroup& group, const std::vector<double>& 
     if (!mask[i]) {
       return;
     }
-    const FitRow& row = group.rows[i];
+    const GroupRow& row = group.rows[i];
     std::optional<Simulator>& simulator = work.simulators[thread];
     if (simulator) {
       simulator->Use(row.cluster, profiles[row.stack]);

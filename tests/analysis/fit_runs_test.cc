@@ -31,7 +31,7 @@ std::vector<MeasuredRun> SyntheticRuns(double gemm, double elementwise, double a
       continue;
     }
     const PlanFile plan = MapRun(run, "auto").plan;
-    Profile truth = DefaultProfile(plan.cluster.gpu, "torch-eager");
+    Profile truth = DefaultProfile(plan.cluster.gpu, "");
     *NumberAt(truth, "compute.gemm.bf16", "test").value = gemm;
     *NumberAt(truth, "compute.elementwise", "test").value = elementwise;
     *NumberAt(truth, "compute.attention_backward", "test").value = attention;
@@ -147,11 +147,21 @@ TEST_CASE("FitRuns: a fitted profile reads back") {
   stack.kernel_set = "composer-2024";
   stack.base = "a100-torch-eager";
   stack.rows = 12;
+  stack.rows_of = {{"composer-2023", 5}, {"composer-2024", 7}};
   stack.spread = 0.05;
+  stack.left_out_error = 0.03216;
   stack.numbers = {{"compute.gemm.bf16", 0.71234, 0.3, 0.95, 0.7, true, false},
                    {"host.step", 0.005731, 1e-4, 0.1, 5e-3, false, true}};
   const std::string text = FittedProfileJson(stack, "a test", "2026-11-21");
   CHECK(text.find("\"5.73 ms\"") != std::string::npos);
+  CHECK(text.find(R"(  "fit": {
+    "gpu": "a100-80",
+    "runs": {
+      "composer-2023": 5,
+      "composer-2024": 7
+    },
+    "left_out_error": 0.0322
+  },)") != std::string::npos);
   const Profile profile = ParseProfile(text, "fitted.json");
   CHECK(profile.name == "a100-80-composer-2024");
   CHECK(profile.kernel_set == "composer-2024");

@@ -42,13 +42,22 @@ TEST_CASE("Profile: every shipped one reads back from its own JSON") {
 }
 
 TEST_CASE("Profile: one fits each GPU and kernel set") {
-  CHECK(DefaultProfile(FindGpu("h100-80", ""), "torch-eager").name == "h100-torch-eager");
-  CHECK(DefaultProfile(FindGpu("h200-141", ""), "torch-eager").name == "h100-torch-eager");
+  // One for all that runs PyTorch's kernels.
+  for (const char* kernel_set : {"torch-eager", "torch-compile", "torch-2022", "hf-eager"}) {
+    CHECK(DefaultProfile(FindGpu("h100-80", ""), kernel_set).name == "h100-80-torch");
+    CHECK(DefaultProfile(FindGpu("h200-141", ""), kernel_set).name == "hopper-torch");
+  }
+  CHECK(DefaultProfile(FindGpu("a100-80", ""), "hf-foak").name == "a100-80-hf-foak");
+  CHECK(DefaultProfile(FindGpu("h100-80", ""), "jax-xla").name == "h100-torch-eager");
+  CHECK(DefaultProfile(FindGpu("rtx-5090", ""), "torch-compile").name ==
+        "blackwell-rtx-torch-eager");
   CHECK(DefaultProfile(FindGpu("a100-40", ""), "composer-2023").name == "a100-torch-eager");
-  CHECK(DefaultProfile(FindGpu("b200-180", ""), "torch-eager").name == "b200-torch-eager");
+  CHECK(DefaultProfile(FindGpu("b200-180", ""), "torch-eager").name == "b200-180-torch");
   CHECK(DefaultProfile(FindGpu("gb200-186", ""), "torch-eager").name == "gb200-torch-eager");
   CHECK(DefaultProfile(FindGpu("v100-32", ""), "torch-eager").name == "v100-torch-eager");
-  CHECK(DefaultProfile(FindGpu("mi300x", ""), "torch-eager").name == "generic");
+  CHECK(DefaultProfile(FindGpu("mi300x", ""), "torch-eager").name == "mi300x-torch");
+  CHECK(DefaultProfile(FindGpu("mi355x", ""), "torch-eager").name == "cdna4-torch");
+  CHECK(DefaultProfile(FindGpu("mi250x", ""), "torch-eager").name == "generic");
   CHECK(DefaultProfile(FindGpu("h100-80", ""), "shardwright-cuda").name == "h100-shardwright-cuda");
   CHECK(DefaultProfile(FindGpu("h200-141", ""), "shardwright-cuda-plain").name ==
         "h100-shardwright-cuda");
@@ -94,8 +103,8 @@ TEST_CASE("Profile: whole error texts") {
         "\"generic\"?");
   CHECK(ErrorOf(Extension(R"(, "hosts": {})")) ==
         "p.json: got unknown key \"hosts\", expected one of \"format\", \"version\", \"name\", "
-        "\"description\", \"extends\", \"architecture\", \"kernel_set\", \"compute\", \"host\", "
-        "\"copy\", \"transports\", \"overlap\", \"memory\"; did you mean \"host\"?");
+        "\"description\", \"extends\", \"architecture\", \"kernel_set\", \"fit\", \"compute\", "
+        "\"host\", \"copy\", \"transports\", \"overlap\", \"memory\"; did you mean \"host\"?");
   CHECK(ErrorOf(Extension(R"(, "copy": {"bandwidth": "7 us"})")) ==
         "p.json: copy: got unknown key \"bandwidth\", expected one of \"kind\", \"source\", "
         "\"date\", "

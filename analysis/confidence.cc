@@ -1,0 +1,87 @@
+#include "analysis/confidence.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <optional>
+#include <vector>
+
+#include "analysis/predict_run.h"
+#include "core/printable.h"
+#include "topologies/profile_fit.h"
+
+namespace shardwright {
+namespace {
+
+// Whether the numbers are those that ship under the profile's name.
+bool IsShipped(const Profile& profile) {
+  const std::vector<std::string> names = ListProfiles();
+  return std::binary_search(names.begin(), names.end(), profile.name) &&
+         LoadProfile(profile.name) == profile;
+}
+
+std::string Percentage(double fraction) {
+  std::array<char, 16> text{};
+  std::snprintf(text.data(), text.size(), "%.0f %%", 100 * fraction);
+  return text.data();
+}
+
+std::string Runs(std::int64_t count) {
+  return std::to_string(count) + (count == 1 ? " published run" : " published runs");
+}
+
+// What is known of the stack: nothing, or what the profile's numbers come from.
+struct Known {
+  bool is_own = false;  // the user's profile
+  std::optional<ProfileFit> fit;
+  bool on_this_gpu = false;
+};
+
+Known KnownOf(const PlanFile& file) {
+  Known known;
+  known.is_own = !IsShipped(file.profile);
+  if (!known.is_own) {
+    known.fit = FitOf(file.profile.name);
+    known.on_this_gpu = known.fit && known.fit->gpu == file.cluster.gpu.name;
+  }
+  return known;
+}
+
+std::string TextOf(const PlanFile& file, const Known& known) {
+  const std::string name = PrintableLine(file.profile.name);
+  const std::string& kernels = file.kernels.name;
+  const std::string unknown =
+      ": no run of " + kernels + " on " + PrintableLine(file.cluster.gpu.name) + " is known";
+  if (known.is_own) {
+    return name + ", a profile of your own";
+  }
+  if (!known.fit) {
+    return name + unknown;
+  }
+  const ProfileFit& fit = *known.fit;
+  if (!known.on_this_gpu) {
+    return name + unknown + "; numbers fitted to " + Runs(fit.RunCount()) + " on " + fit.gpu;
+  }
+  const std::int64_t of_it = fit.RunCount(kernels);
+  std::string text = name + ": fitted to " + Runs(fit.RunCount()) + " on this GPU";
+  if (of_it != fit.RunCount()) {
+    text += ", " + (of_it == 0 ? std::string("none") : std::to_string(of_it)) + " with " + kernels;
+  }
+  return text + "; models left out of the fit: error " + Percentage(fit.left_out_error) +
+         " on average";
+}
+
+}  // namespace
+
+std::string ConfidenceText(const PlanFile& file) {
+  return TextOf(file, KnownOf(file));
+}
+
+Confidence ConfidenceOf(const PlanFile& file) {
+  const Known known = KnownOf(file);
+  const double band = StepTimeBand(file);
+  const bool has_runs = known.is_own || known.on_this_gpu;
+  return {TextOf(file, known), has_runs ? band : std::max(band, kUnknownBand)};
+}
+
+}  // namespace shardwright

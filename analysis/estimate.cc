@@ -1,0 +1,142 @@
+#include "analysis/estimate.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "schedule/wrap.h"
+
+namespace shardwright {
+namespace {
+
+// Larger ones gain nothing that this answer could tell.
+constexpr std::int64_t kMostMicroBatch = 256;
+// Simulations for each micro-batch: enough for a plan that recomputes and offloads no more than it
+// has to. More of them gain less than the band of the answer.
+constexpr std::int64_t kEffort = 10;
+// Simulations before it is said that nothing fits.
+constexpr std::int64_t kMisfitEffort = 100;
+// A larger micro-batch has to be this much faster.
+constexpr double kGain = 1.01;
+
+struct Searched {
+  PlanFile file;
+  SearchOptions options;
+  SearchResult result;
+
+  [[nodiscard]] double TokensPerSecond() const {
+    return static_cast<double>(file.job.global_batch) / result.best.step_time.value;
+  }
+};
+
+SearchInput InputOf(const PlanFile& file) {
+  return {file.model.model, file.kernels, file.cluster, file.profile, file.job};
+}
+
+// A micro-batch of 0 is free.
+Searched SearchBatch(const PlanFile& problem, std::int64_t global_batch, std::int64_t micro_batch) {
+  Searched searched{problem, {}, {}};
+  searched.file.job.global_batch = global_batch;
+  SearchOptions& options = searched.options;
+  options.base.dialect = Dialect::kFsdp2;
+  options.effort = kEffort;
+  options.fixed.micro_batch = micro_batch > 0;
+  options.base.micro_batch = std::max<std::int64_t>(micro_batch, 1);
+  searched.result = Search(InputOf(searched.file), options);
+  return searched;
+}
+
+// The fastest of the powers of two, and whether the last one that was tried still gained.
+std::pair<Searched, bool> SearchMicroBatches(const PlanFile& problem) {
+  const std::int64_t ranks = problem.cluster.RankCount();
+  Searched best = SearchBatch(problem, ranks, 0);
+  for (std::int64_t micro = 2; micro <= kMostMicroBatch && best.result.is_feasible; micro *= 2) {
+    Searched next = SearchBatch(problem, ranks * micro, micro);
+    if (!next.result.is_feasible || next.TokensPerSecond() < kGain * best.TokensPerSecond()) {
+      return {std::move(best), false};
+    }
+    best = std::move(next);
+  }
+  return {std::move(best), best.result.is_feasible};
+}
+
+}  // namespace
+
+Estimate EstimateJob(const PlanFile& problem, std::int64_t global_batch) {
+  Estimate estimate;
+  auto [found, largest_tried] = global_batch > 0
+                                    ? std::pair(SearchBatch(problem, global_batch, 0), false)
+                                    : SearchMicroBatches(problem);
+  estimate.fits = found.result.is_feasible;
+  estimate.file = std::move(found.file);
+  estimate.limit = found.result.memory_limit;
+  if (!estimate.fits) {
+    found.options.effort = kMisfitEffort;  // a short search says nothing of the least memory
+    found.result = Search(InputOf(estimate.file), found.options);
+    estimate.fits = found.result.is_feasible;
+  }
+  if (!estimate.fits) {
+    estimate.floor = found.result.floor;
+    estimate.fixes = FindFixes(InputOf(estimate.file), found.options);
+    return estimate;
+  }
+  estimate.file.plan = std::move(found.result.best.plan);
+  estimate.outcome = Evaluate(estimate.file);
+  estimate.confidence = ConfidenceOf(estimate.file);
+  estimate.largest_tried = largest_tried;
+  return estimate;
+}
+
+std::vector<std::string> DefaultLoraTargets(const Model& model) {
+  // github.com/huggingface/peft, src/peft/utils/constants.py,
+  // TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING: the choices there, by how many model types
+  // have them.
+  static const std::vector<std::vector<std::string>> kChoices = {
+      {"q_proj", "v_proj"}, {"query_key_value"}, {"c_attn"}, {"query", "value"},
+      {"q", "v"},           {"qkv_proj"},        {"in_proj"}};
+  const auto has = [&](const std::string& name) {
+    return std::any_of(model.ops.begin(), model.ops.end(), [&](const ModelOp& op) {
+      return model.SpecOf(op).kind == OpKind::kLinear &&
+             model.modules[op.module.value].name == name;
+    });
+  };
+  for (const std::vector<std::string>& names : kChoices) {
+    if (std::all_of(names.begin(), names.end(), has)) {
+      return names;
+    }
+  }
+  return {};
+}
+
+std::string RecomputeWords(const PlanFile& file) {
+  const std::vector<RecomputeRegion>& regions = file.plan.recompute;
+  if (regions.empty()) {
+    return "without recomputation";
+  }
+  const std::vector<RecomputeRegion> blocks =
+      RecomputeBlocks(file.model.model, RecomputeKind::kFull, 1, "plan");
+  std::size_t full = 0;
+  std::size_t part = 0;  // selectively, or some of its modules
+  for (const RecomputeRegion& block : blocks) {
+    const auto in_block = [&](const RecomputeRegion& region) {
+      return region.module == block.module || region.module.starts_with(block.module + ".");
+    };
+    if (std::find(regions.begin(), regions.end(), block) != regions.end()) {
+      ++full;
+    } else if (std::any_of(regions.begin(), regions.end(), in_block)) {
+      ++part;
+    }
+  }
+  const auto of_all = [&](std::size_t count) {
+    return count == blocks.size()
+               ? std::string("every block")
+               : std::to_string(count) + " of " + std::to_string(blocks.size()) + " blocks";
+  };
+  if (part == 0) {
+    return "with " + of_all(full) + " recomputed";
+  }
+  return full == 0 ? "with parts of " + of_all(part) + " recomputed"
+                   : "with " + of_all(full) + " recomputed, parts of " + std::to_string(part);
+}
+
+}  // namespace shardwright

@@ -1,0 +1,44 @@
+#pragma once
+
+// The first answer to "can I train this, and what does it take?": a short search of the planner for
+// each micro-batch, without the proof and the refinement of `shardwright plan`.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "analysis/confidence.h"
+#include "planner/evaluate.h"
+#include "planner/fixes.h"
+#include "planner/search.h"
+#include "schedule/plan_file.h"
+
+namespace shardwright {
+
+struct Estimate {
+  bool fits = false;
+  PlanFile file;  // the job; where it fits with the plan and its global batch
+  // Where it fits.
+  PlanOutcome outcome;  // with the caching allocator
+  Confidence confidence;
+  bool largest_tried = false;  // no larger micro-batch was looked at: the limit of the search
+  // Where it does not fit.
+  MemoryFloor floor;  // of the plan that needs least
+  Bytes limit;        // of the device
+  std::vector<Fix> fixes;
+};
+
+// Searches with PyTorch's fully_shard. `problem` has everything but the plan; a global batch of 0
+// means that it is free: the micro-batch, without accumulation, is then the smallest power of two
+// within 1 % of the highest throughput. Throws InputError as Search does.
+[[nodiscard]] Estimate EstimateJob(const PlanFile& problem, std::int64_t global_batch);
+
+// The linear modules that get LoRA adapters where nobody says which, as PEFT chooses them by the
+// names of a model's modules: {"q_proj", "v_proj"} of Llama, {"c_attn"} of GPT-2. Empty: not known.
+[[nodiscard]] std::vector<std::string> DefaultLoraTargets(const Model& model);
+
+// "without recomputation", "with every block recomputed", "with 12 of 32 blocks recomputed", ...
+[[nodiscard]] std::string RecomputeWords(const PlanFile& file);
+
+}  // namespace shardwright
