@@ -14,6 +14,7 @@
 
 namespace shardwright {
 
+extern const Command kEstimateCommand;
 extern const Command kListCommand;
 extern const Command kInspectCommand;
 extern const Command kInspectTraceCommand;
@@ -45,13 +46,14 @@ extern const Command kManCommand;
 
 std::span<const Command* const> AllCommands() {
   static constexpr std::array kCommands = {
-      &kListCommand,         &kInspectCommand,    &kPlanCommand,         &kSimulateCommand,
-      &kSweepCommand,        &kGoodputCommand,    &kBaselinesCommand,    &kEmitCommand,
-      &kImportRunCommand,    &kExportCommand,     &kRunCommand,          &kEvalCommand,
-      &kGenerateCommand,     &kCheckpointCommand, &kCompareCommand,      &kValidateCommand,
-      &kValidateNcclCommand, &kCalibrateCommand,  &kFitCommand,          &kFitNcclCommand,
-      &kReportCommand,       &kDiffCommand,       &kConfigCommand,       &kDoctorCommand,
-      &kCompletionCommand,   &kManCommand,        &kInspectTraceCommand, &kTopoCommand,
+      &kEstimateCommand, &kListCommand,         &kInspectCommand,    &kPlanCommand,
+      &kSimulateCommand, &kSweepCommand,        &kGoodputCommand,    &kBaselinesCommand,
+      &kEmitCommand,     &kImportRunCommand,    &kExportCommand,     &kRunCommand,
+      &kEvalCommand,     &kGenerateCommand,     &kCheckpointCommand, &kCompareCommand,
+      &kValidateCommand, &kValidateNcclCommand, &kCalibrateCommand,  &kFitCommand,
+      &kFitNcclCommand,  &kReportCommand,       &kDiffCommand,       &kConfigCommand,
+      &kDoctorCommand,   &kCompletionCommand,   &kManCommand,        &kInspectTraceCommand,
+      &kTopoCommand,
   };
   return kCommands;
 }
