@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "planner/evaluate.h"
+#include "planner/search.h"
 #include "schedule/place.h"
 
 namespace shardwright {
@@ -13,6 +14,7 @@ Prediction Predict(const PlanFile& file, const Program& program, const Simulatio
   p.exposed_comm = ToSeconds(result.exposed_comm);
   const Rates rates = RatesOf(file, p.step_time);
   p.tokens_per_second_per_gpu = rates.tokens_per_second_per_gpu;
+  p.counts_images = file.model.model.sequence_length == 0;
   p.mfu = rates.mfu;
   p.peak = rates.peak;
   p.has_dtype = rates.has_dtype;
@@ -24,9 +26,12 @@ Prediction Predict(const PlanFile& file, const Program& program, const Simulatio
   p.attribution = Explain(program, result.trace.spans, result.step_time);
   p.device = TimeOfDevice(program, result.trace.spans);
   const ReservedMemory& reserved = *result.memory.reserved;
-  p.reserved = std::max(reserved.peak_first, reserved.peak_steady);
+  p.reserved = std::max({reserved.peak_first, reserved.peak_steady, p.device_peak.total});
   p.retries_per_step = reserved.retries_steady;
   p.usable = UsableMemory(file);
+  const auto whole = static_cast<double>(file.cluster.gpu.usable_memory.value.value);
+  p.memory_error =
+      Bytes(static_cast<std::int64_t>(DefaultMargin(file.cluster, file.profile) * whole));
   p.has_allocator = file.plan.dialect != Dialect::kNative;
   p.host_peak = allocated.HostPeak().total * file.cluster.gpus_per_node;
   p.host_limit = file.cluster.node.pinned_limit;

@@ -20,6 +20,7 @@ struct Prediction {
   Seconds step_time;
   Seconds first_step_time;
   double tokens_per_second_per_gpu = 0.0;
+  bool counts_images = false;  // of an image model, tokens are images
   // Model FLOPs of a step (ConventionFlopsPerSample; a third of them for a job that only runs
   // forward) over step time times `peak`.
   double mfu = 0.0;
@@ -29,11 +30,12 @@ struct Prediction {
 
   MemoryPeak device_peak;  // by category; the larger of first and steady step
   bool peak_is_first = false;
-  Bytes reserved;  // at most, in any step
+  Bytes reserved;  // at most, in any step; where that ran out, no less than what is allocated
   Bytes outside;
   Bytes placed;  // one arena with fixed offsets for everything allocated (Place)
   std::int64_t retries_per_step = 0;
   Bytes usable;               // device memory less the job's margin
+  Bytes memory_error;         // how far Needed() may be off: DefaultMargin of the device's memory
   bool has_allocator = true;  // native plans have none, but one arena
   Attribution attribution;    // of the last simulated step
   DeviceTime device;          // of that step

@@ -14,6 +14,7 @@
 
 #include "cli/command.h"
 #include "cli/flow.h"
+#include "cli/plan_diff.h"
 #include "cli/prediction.h"
 #include "cli/table.h"
 #include "core/json.h"
@@ -157,6 +158,50 @@ std::string SignedPercent(double before, double after) {
                        : (after > before ? "+" : "-") + Percent(std::abs(after / before - 1.0));
 }
 
+// Stretches of the critical path by what they are, before and after: seconds.
+std::map<std::string, std::pair<double, double>> PathOf(const Prediction& a, const Prediction& b) {
+  std::map<std::string, std::pair<double, double>> path;
+  const auto add = [&](const Prediction& p, double(std::pair<double, double>::*side)) {
+    for (const TimeShare& share : p.attribution.critical) {
+      std::string name =
+          std::string(InfoOf(share.code).name) + " in " + std::string(NameOf(share.phase));
+      name += share.use == TimeUse::kRun ? "" : ", " + std::string(NameOf(share.use));
+      path[name].*side += ToSeconds(share.time).value;
+    }
+  };
+  add(a, &std::pair<double, double>::first);
+  add(b, &std::pair<double, double>::second);
+  return path;
+}
+
+// What of it differs most, and by enough to be worth a line.
+std::vector<std::pair<std::string, std::pair<double, double>>> WhyOf(const Prediction& a,
+                                                                     const Prediction& b) {
+  constexpr std::size_t kMost = 6;
+  constexpr double kLeast = 0.005;  // of the step
+  std::vector<std::pair<std::string, std::pair<double, double>>> rows;
+  for (const auto& [name, times] : PathOf(a, b)) {
+    if (std::abs(times.second - times.first) >= kLeast * a.step_time.value) {
+      rows.emplace_back(name, times);
+    }
+  }
+  std::stable_sort(rows.begin(), rows.end(), [](const auto& x, const auto& y) {
+    return std::abs(x.second.second - x.second.first) > std::abs(y.second.second - y.second.first);
+  });
+  rows.resize(std::min(rows.size(), kMost));
+  return rows;
+}
+
+std::string WhyText(const Prediction& a, const Prediction& b) {
+  Table table({kLeft, kRight, kRight, kRight});
+  table.Row({"what bounds the step", "before", "after", ""});
+  for (const auto& [name, times] : WhyOf(a, b)) {
+    table.Row({name, Format(Seconds(times.first)), Format(Seconds(times.second)),
+               SignedPercent(times.first, times.second)});
+  }
+  return "\n" + table.Text();
+}
+
 std::string DiffText(const std::vector<Change>& changes, const Prediction& a, const Prediction& b) {
   std::string text;
   Table fields({kLeft, kLeft, kLeft, kLeft});
@@ -166,6 +211,7 @@ std::string DiffText(const std::vector<Change>& changes, const Prediction& a, co
   }
   text += changes.empty() ? "The plans are equal.\n" : fields.Text() + "\n";
   Table figures({kLeft, kRight, kRight, kRight});
+  figures.Row({"", "before", "after", ""});
   const auto add_time = [&](const char* name, Seconds before, Seconds after) {
     figures.Row({name, Format(before), Format(after), SignedPercent(before.value, after.value)});
   };
@@ -177,9 +223,23 @@ std::string DiffText(const std::vector<Change>& changes, const Prediction& a, co
   add_time("step time", a.step_time, b.step_time);
   add_time("exposed communication", a.exposed_comm, b.exposed_comm);
   add_bytes("allocated at the peak", a.device_peak.total, b.device_peak.total);
+  for (std::size_t c = 0; c < kCategoryCount; ++c) {
+    const Bytes before = a.device_peak.by_category[c], after = b.device_peak.by_category[c];
+    if (before != after) {
+      add_bytes(("  " + std::string(NameOf(static_cast<Category>(c)))).c_str(), before, after);
+    }
+  }
   add_bytes("reserved", a.reserved, b.reserved);
   figures.Row({"fits", a.misfits.empty() ? "yes" : "no", b.misfits.empty() ? "yes" : "no", ""});
-  return text + figures.Text();
+  return text + figures.Text() + WhyText(a, b);
+}
+
+Json CategoriesJson(const MemoryPeak& peak) {
+  Json json = Json::object();
+  for (std::size_t c = 0; c < kCategoryCount; ++c) {
+    json[std::string(NameOf(static_cast<Category>(c)))] = peak.by_category[c].value;
+  }
+  return json;
 }
 
 Json FiguresJson(const Prediction& p) {
@@ -187,6 +247,7 @@ Json FiguresJson(const Prediction& p) {
           {"exposed_comm_s", p.exposed_comm.value},
           {"peak_allocated_bytes", p.device_peak.total.value},
           {"peak_reserved_bytes", p.reserved.value},
+          {"peak_by_category", CategoriesJson(p.device_peak)},
           {"fits", p.misfits.empty()}};
 }
 
@@ -203,6 +264,10 @@ std::string DiffJson(const std::vector<Change>& changes, const Prediction& a, co
   }
   json["before"] = FiguresJson(a);
   json["after"] = FiguresJson(b);
+  json["why"] = Json::array();
+  for (const auto& [name, times] : WhyOf(a, b)) {
+    json["why"].push_back({{"what", name}, {"before_s", times.first}, {"after_s", times.second}});
+  }
   return json.dump(2) + "\n";
 }
 
@@ -214,14 +279,21 @@ int RunDiff(const Arguments& arguments) {
   }
   const PlanFile before = ReadPlanFile(first, arguments.streams);
   const PlanFile after = ReadPlanFile(second, arguments.streams);
-  const std::vector<Change> changes = ChangesOf(before, after);
-  const Prediction a = PredictPlan(before);
-  const Prediction b = PredictPlan(after);
-  arguments.Print(arguments.IsJson() ? DiffJson(changes, a, b) : DiffText(changes, a, b));
+  arguments.Print(arguments.IsJson() ? PlanDiffJson(before, after)
+                                     : "before  " + TitleOf(before) + "\nafter   " +
+                                           TitleOf(after) + "\n\n" + PlanDiffText(before, after));
   return kExitOk;
 }
 
 }  // namespace
+
+std::string PlanDiffText(const PlanFile& before, const PlanFile& after) {
+  return DiffText(ChangesOf(before, after), PredictPlan(before), PredictPlan(after));
+}
+
+std::string PlanDiffJson(const PlanFile& before, const PlanFile& after) {
+  return DiffJson(ChangesOf(before, after), PredictPlan(before), PredictPlan(after));
+}
 
 extern const Command kDiffCommand;
 const Command kDiffCommand = {"diff", kAbout, kPositionals, {}, {}, RunDiff};

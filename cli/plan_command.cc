@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <span>
 #include <string>
@@ -10,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/first_weights.h"
 #include "cli/flow.h"
+#include "cli/plan_diff.h"
 #include "cli/plan_options.h"
 #include "cli/plan_search.h"
 #include "cli/table.h"
@@ -138,6 +140,150 @@ int RunSearch(const PlanOptions& options, const Arguments& arguments) {
   return kExitOk;
 }
 
+// With --from: what may differ from the run.
+constexpr std::array<const char*, 26> kFreeWithFrom = {"--kernel-set",
+                                                       "--profile",
+                                                       "--dialect",
+                                                       "--global-batch",
+                                                       "--micro-batch",
+                                                       "--accumulation",
+                                                       "--sync",
+                                                       "--wrap",
+                                                       "--shard",
+                                                       "--replicate",
+                                                       "--reshard",
+                                                       "--recompute",
+                                                       "--offload",
+                                                       "--in-flight",
+                                                       "--transfers",
+                                                       "--objective",
+                                                       "--mem",
+                                                       "--keep",
+                                                       "--memory-margin",
+                                                       "--threads",
+                                                       "--from",
+                                                       "--output",
+                                                       "--limit-all-gathers",
+                                                       "--use-orig-params",
+                                                       "--backward-prefetch",
+                                                       "--forward-prefetch"};
+
+void CheckFlagsBesideRun(const Arguments& arguments) {
+  for (const auto& [name, value] : arguments.text) {
+    const bool is_free =
+        std::find(kFreeWithFrom.begin(), kFreeWithFrom.end(), name) != kFreeWithFrom.end();
+    if (!is_free && !value.empty()) {
+      throw UsageError(name + ": the run of --from says it; without --from every flag counts");
+    }
+  }
+  if (arguments.Get("--objective").text == "cost") {
+    throw UsageError("--objective cost: the run of --from has one number of nodes");
+  }
+  if (arguments.Has("--no-search")) {
+    throw UsageError("--no-search: --from searches");
+  }
+}
+
+// Choices that flags do not fix start from those of the run.
+PlanOptions OptionsBesideRun(const Arguments& given, const PlanFile& run) {
+  Arguments arguments = given;
+  arguments.text["--model"] = run.model.model.name;  // not looked at
+  arguments.text["--cluster"] = run.cluster.name;
+  if (!given.Get("--dialect").is_given()) {
+    arguments.text["--dialect"] = std::string(NameOf(run.plan.dialect));
+  }
+  arguments.switches.insert("--search");
+  PlanOptions options = ReadPlanOptions(arguments);
+  ReadSearchOptions(arguments, options);
+  const Plan typed = options.plan;
+  options.plan = run.plan;
+  options.plan.dialect = typed.dialect;
+  const FixedChoices& fixed = options.fixed;
+  if (fixed.micro_batch) {
+    options.plan.micro_batch = typed.micro_batch;
+  }
+  if (fixed.sync) {
+    options.plan.sync = typed.sync;
+  }
+  if (fixed.offload) {
+    options.plan.offload = typed.offload;
+  }
+  if (fixed.in_flight) {
+    options.plan.in_flight = typed.in_flight;
+  }
+  if (fixed.transfers) {
+    options.plan.transfers = typed.transfers;
+  }
+  if (fixed.prefetch) {
+    options.plan.backward_prefetch = typed.backward_prefetch;
+    options.plan.forward_prefetch = typed.forward_prefetch;
+  }
+  return options;
+}
+
+// The run's job with what flags change of it.
+PlanFile JobBesideRun(const Arguments& arguments, const PlanOptions& options, PlanFile file) {
+  if (!options.kernel_set.empty()) {
+    file.kernels = FindKernelSet(options.kernel_set, "--kernel-set");
+    file.profile = DefaultProfile(file.cluster.gpu, file.kernels.name);
+  }
+  if (!options.profile.empty()) {
+    file.profile = LoadProfile(options.profile);
+  }
+  if (options.global_batch > 0) {
+    file.job.global_batch = options.global_batch;
+  }
+  if (arguments.Get("--memory-margin").is_given()) {
+    file.job.memory_margin = options.job.memory_margin;
+  } else if (file.job.memory_margin == 0 && options.memory_limit == Bytes(0)) {
+    file.job.memory_margin = DefaultMargin(file.cluster, file.profile);
+  }
+  return file;
+}
+
+// "Faster than the run: 1.83 s -> 1.61 s (-12.0 %)".
+std::string AgainstRun(Seconds run, Seconds best) {
+  constexpr double kSame = 0.001;
+  const double change = best.value / run.value - 1;
+  if (change > -kSame) {
+    return "Nothing that was found is faster than the run, " + Format(run) + " a step.\n";
+  }
+  return "Faster than the run: " + Format(run) + " -> " + Format(best) + " a step (-" +
+         Percent(-change) + ")\n";
+}
+
+// What would be faster than a run.
+int RunFrom(const Arguments& arguments) {
+  CheckFlagsBesideRun(arguments);
+  const PlanFile run = ReadPlanFile(arguments.Get("--from").text, arguments.streams);
+  const PlanOptions options = OptionsBesideRun(arguments, run);
+  const PlanFile job = JobBesideRun(arguments, options, run);
+  const SearchedPlan searched = SearchPlanOf(job, options, arguments.streams.stop);
+  const auto report = [&](const std::string& output) {
+    if (!searched.result.is_feasible) {
+      return options.json ? SearchJson(searched, output) : SearchText(searched, output);
+    }
+    if (options.json) {
+      Json json = Json::parse(SearchJson(searched, output));
+      json["from_run"] = Json::parse(PlanDiffJson(run, searched.file));
+      return json.dump(2) + "\n";
+    }
+    return AgainstRun(ToSeconds(Evaluate(run, {.reserved = false}).step_time),
+                      searched.result.best.step_time) +
+           "\n" + PlanDiffText(run, searched.file) + "\n" + SearchText(searched, output);
+  };
+  if (!searched.result.is_feasible) {
+    if (searched.is_interrupted) {
+      SayLines("interrupted: no plan was found so far\n");
+      return kExitInterrupted;
+    }
+    arguments.Print(report(""));
+    return kExitNo;
+  }
+  Report(options, arguments, searched.file, report);
+  return kExitOk;
+}
+
 std::span<const FlagRow> Flags() {
   static const std::vector<FlagRow> flags = [] {
     std::vector<FlagRow> rows(PlanFlags().begin(), PlanFlags().end());
@@ -148,6 +294,9 @@ std::span<const FlagRow> Flags() {
 }
 
 int RunPlan(const Arguments& given) {
+  if (given.Get("--from").is_given()) {
+    return RunFrom(given);
+  }
   Arguments arguments = given;
   std::vector<std::int64_t> node_counts = TakeNodeCounts(arguments);
   PlanOptions options = ReadPlanOptions(arguments);

@@ -97,7 +97,11 @@ constexpr std::array<FlagRow, 50> kFlags = {{
      FileRole::kWrite},
 }};
 
-constexpr std::array<FlagRow, 5> kSearchFlags = {{
+constexpr std::array<FlagRow, 6> kSearchFlags = {{
+    {"--from", "PLAN",
+     "search: the plan of a run (of import-run, say): its model, cluster, kernel set, precision, "
+     "optimizer, sequence and batch stay, what is faster is printed with the difference",
+     FileRole::kRead},
     {"--objective", "time|memory|pareto|cost",
      "search: what is least; pareto: the whole front of time against memory; cost: GPU-hours over "
      "the node counts of --nodes, which then takes lists and ranges such as 8..128 (default time)"},

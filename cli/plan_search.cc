@@ -221,8 +221,12 @@ SearchResult RunSearch(const PlanOptions& options, const SearchInput& input,
 }  // namespace
 
 SearchedPlan SearchPlan(const PlanOptions& options, const std::atomic<bool>* stop) {
+  return SearchPlanOf(MakeJobFile(options), options, stop);
+}
+
+SearchedPlan SearchPlanOf(PlanFile job, const PlanOptions& options, const std::atomic<bool>* stop) {
   SearchedPlan searched;
-  searched.file = MakeJobFile(options);
+  searched.file = std::move(job);
   PlanFile& file = searched.file;
   file.plan = options.plan;  // its dialect is told where nothing fits
   SearchOptions search = OptionsOf(options, file);

@@ -39,6 +39,11 @@ struct SearchedPlan {
 // more than a moment. Throws InputError and UsageError as MakePlanFile does.
 [[nodiscard]] SearchedPlan SearchPlan(const PlanOptions& options, const std::atomic<bool>* stop);
 
+// The same for the job, model, cluster, kernel set and profile of `job`, whatever `options` say of
+// them.
+[[nodiscard]] SearchedPlan SearchPlanOf(PlanFile job, const PlanOptions& options,
+                                        const std::atomic<bool>* stop);
+
 // The report for people, and as JSON (docs/planning.md names the keys). `output` is where the plan
 // went; empty: nowhere, and the JSON report contains it.
 [[nodiscard]] std::string SearchText(const SearchedPlan& searched, const std::string& output);

@@ -35,7 +35,7 @@ Table TimeTable(const PlanFile& file, const SimulationResult& result, const Pred
       {"step time", Format(p.step_time) +
                         (result.timing.is_steady ? "" : ", mean of steps that did not settle")});
   table.Row({"first step", Format(p.first_step_time)});
-  table.Row({"tokens/s per GPU",
+  table.Row({p.counts_images ? "images/s per GPU" : "tokens/s per GPU",
              WithCommas(static_cast<std::int64_t>(std::llround(p.tokens_per_second_per_gpu)))});
   table.Row(
       {"MFU", Percent(p.mfu) + " of " + Format(p.peak) + (p.has_dtype ? " dense" : " dense fp32")});
@@ -192,6 +192,7 @@ Json MemoryJson(const PlanFile& file, const Program& program, const SimulationRe
   json["placed_arena_bytes"] = p.placed.value;
   json["outside_allocator_bytes"] = p.outside.value;
   json["usable_device_bytes"] = p.usable.value;
+  json["error_bytes"] = p.memory_error.value;
   json["at_peak"] = BytesByCategory(p.device_peak);
   json["peak_place"] = PeakPlace(program, p);
   json["largest_at_peak"] = Json::array();
@@ -243,6 +244,27 @@ Json TimeJson(const Program& program, const SimulationResult& result, const Pred
           {"critical_path", SharesJson(program, p.attribution.critical)}};
 }
 
+// The choices behind the numbers that a user may not have made.
+std::string TakenText(const PlanFile& file) {
+  const Plan& plan = file.plan;
+  std::string text = "kernel set " + PrintableLine(file.kernels.name);
+  if (file.model.model.sequence_length > 0) {
+    text += ", sequence " + WithCommas(file.job.sequence_length);
+  }
+  return text + ", batch " + WithCommas(file.job.global_batch) + " = " +
+         WithCommas(plan.shard_size * plan.replicate_size) + " ranks x micro-batch " +
+         WithCommas(plan.micro_batch) + " x accumulation " + WithCommas(plan.accumulation) + "\n";
+}
+
+std::string FitsText(const Prediction& p) {
+  const Bytes spare = p.usable - p.Needed();
+  const std::string error = Format(p.memory_error);
+  return "fits: " + Format(spare) + " to spare, " +
+         (spare < p.memory_error
+              ? "less than the " + error + " that this may be off by: it may run out of memory\n"
+              : "and this may be off by " + error + "\n");
+}
+
 }  // namespace
 
 std::string PredictionText(const PlanFile& file, const Program& program,
@@ -272,13 +294,15 @@ std::string PredictionText(const PlanFile& file, const Program& program,
             Format(ToSeconds(result.unsettled->least)) + " to " +
             Format(ToSeconds(result.unsettled->most)) + ", the median is shown.\n";
   }
-  text += "\n";
-  for (const std::string& misfit : prediction.misfits) {
-    text += misfit + "\n";
-  }
   if (prediction.misfits.empty()) {
-    text += "fits: " + Format(prediction.usable - prediction.Needed()) + " to spare\n";
+    text += "\n" + FitsText(prediction);
   }
+  // What does not fit is said before how fast it would be.
+  std::string head;
+  for (const std::string& misfit : prediction.misfits) {
+    head += misfit + "\n";
+  }
+  text.insert(text.find('\n') + 1, head + TakenText(file));
   return text;
 }
 
@@ -292,6 +316,11 @@ std::string PredictionJson(const PlanFile& file, const Program& program,
   json["nodes"] = file.cluster.node_count;
   json["ranks"] = file.cluster.RankCount();
   json["dialect"] = NameOf(file.plan.dialect);
+  json["kernel_set"] = file.kernels.name;
+  json["sequence_length"] = file.job.sequence_length;
+  json["micro_batch"] = file.plan.micro_batch;
+  json["accumulation"] = file.plan.accumulation;
+  json["global_batch"] = file.job.global_batch;
   json["profile"] = file.profile.name;
   json["confidence"] = ConfidenceText(file);
   json["step_time_s"] = prediction.step_time.value;

@@ -99,13 +99,16 @@ void PrintText(const Arguments& arguments, const PlanFile& file, const Program& 
     plots += Plots(program, result, prediction,
                    {terminal.width, terminal.unicode && !arguments.Has("--ascii")});
   }
-  const std::size_t verdict = text.rfind('\n', text.size() - 2) + 1;
-  arguments.Print(text.substr(0, verdict));
+  // The verdict: the last line where it fits, the second one where it does not.
+  const bool fits = prediction.misfits.empty();
+  const std::size_t begin = fits ? text.rfind('\n', text.size() - 2) + 1 : text.find('\n') + 1;
+  const std::size_t end = text.find('\n', begin);
+  arguments.Print(text.substr(0, begin));
   {
-    const Inked inked(prediction.misfits.empty() ? Ink::kGood : Ink::kBad, terminal);
-    arguments.Print(text.substr(verdict, text.size() - 1 - verdict));
+    const Inked inked(fits ? Ink::kGood : Ink::kBad, terminal);
+    arguments.Print(text.substr(begin, end - begin));
   }
-  arguments.Print(plots);
+  arguments.Print(text.substr(end, text.size() - 1 - end) + plots);
 }
 
 int RunSimulate(const Arguments& arguments) {

@@ -310,6 +310,14 @@ void NameInlineKeys(const RunSettings& run, std::vector<Assumption>& list) {
   }
 }
 
+// The classes that stand for the model's own.
+HfFsdp WithLayers(HfFsdp fsdp, const PlanFile& file) {
+  if (fsdp.has_layers_of_model) {
+    fsdp.layer_classes = NoSplitClasses(file.model.model);
+  }
+  return fsdp;
+}
+
 // Under DeepSpeed its file says the rest; without FSDP what is said of FSDP is nothing.
 void AppendTrainer(const RunSettings& run, const PlanFile& file, std::vector<Assumption>& list) {
   const TrainerSettings& t = *run.trainer;
@@ -327,7 +335,9 @@ void AppendTrainer(const RunSettings& run, const PlanFile& file, std::vector<Ass
     list.push_back({"fsdp", "false"});
   }
   std::vector<Assumption> unset;
-  AppendUnset(TrainerRows(), t, ToTrainer(HfFsdpOf(file), file), unset);
+  const HfFsdp fsdp =
+      is_fsdp ? WithLayers(FromTrainer(t, run.files.front()), file) : HfFsdpOf(file);
+  AppendUnset(TrainerRows(), t, ToTrainer(fsdp, file), unset);
   for (Assumption& assumption : unset) {
     if (is_fsdp || !assumption.key.starts_with("fsdp")) {
       list.push_back(std::move(assumption));
@@ -374,12 +384,8 @@ std::vector<Assumption> AssumptionsOf(const RunSettings& run, const PlanFile& fi
     AppendUnset(DeepSpeedRows(), Merged(run), ToDeepSpeed(file), list);
     NameInlineKeys(run, list);
   } else if (IsAccelerateFsdp(run)) {
-    AppendUnset(AccelerateRows(), *run.accelerate, ToAccelerate(HfFsdpOf(file), file.cluster),
-                list);
-    if (run.accelerate->fsdp_auto_wrap_policy == "SIZE_BASED_WRAP" &&
-        !run.accelerate->fsdp_min_num_params) {  // what it led to may be no size at all
-      list.push_back({"fsdp_config.fsdp_min_num_params", std::to_string(kLauncherMinNumParams)});
-    }
+    const HfFsdp fsdp = WithLayers(FromAccelerate(*run.accelerate, run.files.front()), file);
+    AppendUnset(AccelerateRows(), *run.accelerate, ToAccelerate(fsdp, file.cluster), list);
   } else if (run.accelerate && !run.trainer && !run.accelerate->mixed_precision) {
     list.push_back({"mixed_precision", "\"no\""});
   }

@@ -470,14 +470,36 @@ class Simulate(ShardwrightTestCase):
         plan = self.succeed("plan", "--model", "llama-3-70b", "--cluster", "dgx-a100", "--seq", "512")
         code, out, err = self.run_program("simulate", "-", stdin=plan)
         self.assertEqual((code, err), (1, ""))
-        self.assertRegex(out, r"\ndoes not fit: peak allocated [\d.]+ GiB \+ outside the allocator [\d.]+ GiB = "
-                         r"[\d.]+ GiB, of [\d.]+ GiB usable on a100-80\n$")
+        # Before how fast it would be.
+        self.assertRegex(out, r"^llama-3-70b on 1 x dgx-a100 \(8 GPUs\), fsdp2\n"
+                         r"does not fit: peak allocated [\d.]+ GiB \+ outside the allocator [\d.]+ GiB = "
+                         r"[\d.]+ GiB, of [\d.]+ GiB usable on a100-80\n"
+                         r"kernel set torch-eager, sequence 512, batch 8 = 8 ranks x micro-batch 1 x accumulation 1\n")
         self.assertIn("step time", out)
+        self.assertNotIn("to spare", out)
         code, out, err = self.run_program("simulate", "-", "--json", stdin=plan)
         result = json.loads(out)
         self.assertEqual((code, err, result["fits"], len(result["misfits"])), (1, "", False, 1))
+        # What the allocator could not get counts as reserved, too.
+        self.assertGreaterEqual(result["memory"]["peak_reserved_bytes"], result["memory"]["peak_allocated_bytes"])
         # Shards, gradients and two AdamW states in fp32 alone: 70,553,706,496 * 16 / 8 bytes.
         self.assertGreater(result["memory"]["peak_allocated_bytes"], 70553706496 * 16 // 8)
+
+    def test_how_sure_a_fit_is(self):
+        # All memory that a plan needs, and a little more: nothing that is known so well.
+        plan = self.succeed(*SMALL)
+        memory = json.loads(self.succeed("simulate", "-", "--json", stdin=plan))["memory"]
+        need = memory["peak_reserved_bytes"] + memory["outside_allocator_bytes"]
+        self.assertRegex(self.succeed("simulate", "-", stdin=plan), r"\nfits: [\d.]+ GiB to spare, and this may be off by [\d.]+ GiB\n$")
+        margin = 1 - (need + memory["error_bytes"] / 2) / memory["usable_device_bytes"]
+        tight = self.succeed(*SMALL, "--memory-margin", str(margin))
+        self.assertRegex(self.succeed("simulate", "-", stdin=tight),
+                         r"\nfits: [\d.]+ [MG]iB to spare, less than the [\d.]+ GiB that this may be off by: it may run out of memory\n$")
+
+    def test_images_are_called_images(self):
+        out = self.succeed("simulate", "-", stdin=self.succeed("plan", "--model", "vit-b-16", "--cluster", "dgx-a100"))
+        self.assertIn("images/s per GPU", out)
+        self.assertNotIn("tokens", out)
 
     def test_memory_margin(self):
         usable = [json.loads(self.succeed("simulate", "-", "--json", stdin=self.succeed(*SMALL, *flags)))

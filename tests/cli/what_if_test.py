@@ -21,6 +21,47 @@ def examples(text):
     return [shlex.split(line)[1:] for line in lines if line.strip().startswith("shardwright ")]
 
 
+class From(ShardwrightTestCase):
+
+    def test_what_would_be_faster_than_a_run(self):
+        # A wasteful run: everything recomputed and 8 passes of one sample, where memory is plenty.
+        run = ("plan", *JOB, "--kernel-set", "torch-compile", "--precision", "bf16", "--optimizer", "sgd:fused", "--dialect", "fsdp1",
+               "--micro-batch", "1", "--accumulation", "8", "--recompute", "full", "--limit-all-gathers", "off")
+        self.succeed(*run, "-o", "run.json")
+        before = json.loads((self.folder / "run.json").read_text())
+        found = json.loads(self.succeed("plan", "--from", "run.json", "-o", "best.json", "--json"))
+        after = json.loads((self.folder / "best.json").read_text())
+        # Only choices differ.
+        for key in ("model", "kernel_set", "cluster", "profile"):
+            self.assertEqual(before[key], after[key], key)
+        job = {key: value for key, value in before["job"].items() if key != "memory_margin"}
+        self.assertEqual({key: after["job"][key] for key in job}, job)
+        self.assertEqual(after["plan"]["dialect"], "fsdp1")
+        times = [json.loads(self.succeed("simulate", name, "--json"))["step_time_s"] for name in ("run.json", "best.json")]
+        self.assertLess(times[1], 0.9 * times[0])
+        self.assertEqual([found["from_run"][side]["step_time_s"] for side in ("before", "after")], times)
+        self.assertIn({"field": "plan.accumulation", "before": "8", "after": str(after["plan"]["accumulation"]), "alike": 1},
+                      found["from_run"]["changes"])
+        self.assertTrue(found["from_run"]["why"])
+        text = self.succeed("plan", "--from", "run.json", "-o", "best.json")
+        self.assertRegex(text, r"^Faster than the run: .* -> .* a step \(-[\d.]+ %\)\n")
+        self.assertIn("what bounds the step", text)
+        # A second time there is nothing to gain.
+        self.assertTrue(self.succeed("plan", "--from", "best.json", "-o", "again.json").startswith("Nothing that was found is faster"))
+
+    def test_typed_flags_override(self):
+        self.succeed("plan", *JOB, "--micro-batch", "1", "--accumulation", "8", "-o", "run.json")
+        self.succeed("plan", "--from", "run.json", "--kernel-set", "torch-compile", "--dialect", "ddp", "--micro-batch", "2", "-o", "other.json")
+        other = json.loads((self.folder / "other.json").read_text())
+        self.assertEqual((other["plan"]["dialect"], other["plan"]["micro_batch"], other["job"]["global_batch"]), ("ddp", 2, 64))
+        self.assertIn("torch-compile", json.dumps(other["kernel_set"]))
+        self.assert_fails(2, "--seq: the run of --from says it; without --from every flag counts",
+                          "plan", "--from", "run.json", "--seq", "64")
+        self.assert_fails(2, "--no-search: --from searches", "plan", "--from", "run.json", "--no-search")
+        self.assert_fails(2, "--objective cost: the run of --from has one number of nodes",
+                          "plan", "--from", "run.json", "--objective", "cost")
+
+
 class Sweep(ShardwrightTestCase):
 
     def test_rows_are_plans(self):
