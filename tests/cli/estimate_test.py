@@ -1,10 +1,9 @@
 """The front door: one command, an answer in two lines."""
 
 import json
-import re
 import shlex
 
-from shardwright_test_case import ShardwrightTestCase, main
+from shardwright_test_case import TESTS, ShardwrightTestCase, main
 
 SMALL = ("estimate", "gpt2", "4xA100-80", "--seq", "512")
 NUMBER = r"[\d,.]+"
@@ -41,6 +40,11 @@ class Answers(ShardwrightTestCase):
         self.assertLessEqual(plan["step_time_s"], 1.02 * report["step_time_s"])
         simulated = json.loads(self.succeed("simulate", "plan.json", "--json"))
         self.assertEqual((simulated["confidence"], simulated["profile"]), (report["confidence"], report["profile"]))
+
+    def test_the_readme_shows_what_is_printed(self):
+        block = (TESTS.parent / "README.md").read_text().split("```text\n$ shardwright ", 1)[1].split("```", 1)[0]
+        command, shown = block.split("\n", 1)
+        self.assertEqual(self.succeed(*shlex.split(command)), shown)
 
     def test_a_global_batch_is_kept(self):
         report = json.loads(self.succeed(*SMALL, "--global-batch", "48", "--json"))
