@@ -4,9 +4,11 @@
 
 namespace shardwright {
 
-// Every command has it. Not part of its table: no settings file and no environment variable lifts
-// what foreign files may cost (core/budget.h).
+// Every command has these two. They are not part of its table: no settings file and no environment
+// variable lifts what foreign files may cost (core/budget.h).
 inline constexpr FlagRow kBudgetFlag = {
     "--budget", "N", "files may cost N times the usual limits on size and rows (1; at most 1000)"};
+
+inline constexpr SwitchRow kJsonSwitch = {"--json", "machine-readable output"};
 
 }  // namespace shardwright

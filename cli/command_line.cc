@@ -2,6 +2,7 @@
 
 #include "cli/command_line.h"
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "cli/budget_flag.h"
 #include "cli/command.h"
 #include "cli/configuration.h"
+#include "cli/help_json.h"
 #include "cli/named_files.h"
 #include "cli/table.h"
 #include "cli/version.h"
@@ -39,7 +41,7 @@ void AddCommand(CLI::App& app, const Command& command, Parsed& parsed) {
   parsed.app->allow_extras();
   Arguments& arguments = parsed.arguments;
   arguments.command = command.name;
-  AddSwitch(parsed, "--json", "machine-readable output");
+  AddSwitch(parsed, kJsonSwitch.name, kJsonSwitch.help);
   parsed.app->add_option(kBudgetFlag.name, arguments.text[kBudgetFlag.name], kBudgetFlag.help)
       ->type_name(kBudgetFlag.value)
       ->type_size(1);
@@ -59,8 +61,17 @@ void AddCommand(CLI::App& app, const Command& command, Parsed& parsed) {
   }
 }
 
+bool IsJson(const CLI::App& app, const Parsed* chosen) {
+  const std::vector<std::string> extras = app.remaining();
+  return chosen != nullptr ? chosen->app->count("--json") > 0
+                           : std::find(extras.begin(), extras.end(), "--json") != extras.end();
+}
+
 // What it does and examples first, then the flags.
 std::string HelpOf(CLI::App& app, const Parsed* chosen) {
+  if (IsJson(app, chosen)) {
+    return HelpJson(chosen == nullptr ? "" : chosen->command->name);
+  }
   if (chosen == nullptr) {
     app.description("");
     return std::string(kProgramAbout) + "\n\n" + app.help();

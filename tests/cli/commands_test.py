@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pathlib
+import re
 import sys
 import unittest
 
@@ -53,6 +54,29 @@ class Help(ShardwrightTestCase):
 
     def test_version(self):
         self.assertEqual(self.succeed("--version"), "shardwright 0.1.0\n")
+
+    def test_json_holds_the_same_words(self):
+        """`--help --json` of a command has the flags, values and texts that its help shows, in whatever order the two words come."""
+        whole = json.loads(self.succeed("--help", "--json"))
+        self.assertEqual((whole["schema"], whole["schema_version"], whole["version"]), ("shardwright-help", 1, "0.1.0"))
+        listed = [line.split()[0] for line in self.succeed("--help").split("Subcommands:")[1].splitlines() if line.strip()]
+        self.assertEqual([command["name"] for command in whole["commands"]], listed)
+        for command in whole["commands"]:
+            words = (command["name"], "--json", "--help")
+            self.assertEqual(json.loads(self.succeed(*words))["commands"], [command])
+            text = " ".join(self.succeed(command["name"], "--help").split())
+            self.assertIn(" ".join(command["about"].split()), text)
+            for row in command["positionals"]:
+                self.assertIn(" ".join(row["help"].split()), text)
+            for row in command["flags"]:
+                names = sorted((row["name"], *([row["also"]] if "also" in row else [])), key=lambda name: (name.startswith("--"), -len(name)))
+                self.assertIn(f"{','.join(names)} {row['value']} {row['help']}", text)
+            for row in command["switches"]:
+                self.assertIn(f"{row['name']} {row['help']}", text)
+            shown = {line.split()[0].split(",")[-1] for line in self.succeed(command["name"], "--help").split("Options:")[1].splitlines()
+                     if re.match(r" {2}-", line)}
+            told = {row["name"] for row in command["flags"] + command["switches"]}
+            self.assertEqual(shown - told - {"--help", "--mem-margin"}, set())
 
     def test_examples_run(self):
         """Every example of plan's help is a plan that works."""
