@@ -154,19 +154,22 @@ function(sw_bench name)
   set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF)
 endfunction()
 
-# sw_embed(TARGET SYMBOL FILES a.json ...)
+# sw_embed(TARGET SYMBOL [FOLDER folder] FILES a.json ...)
 #
 # Puts text files into the library TARGET, so that the program needs no data folder beside it. For the
 # symbol model_zoo in folder models, `#include "models/model_zoo.h"` declares
 #     std::span<const EmbeddedFile> EmbeddedModelZoo();   // core/embedded.h; files in the order listed
-# Paths are relative to the folder. Editing a file rebuilds the library.
+# Paths are relative to the folder: that of the CMakeLists.txt, or FOLDER. Editing a file rebuilds the library.
 function(sw_embed target symbol)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "FILES")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "FOLDER" "FILES")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "sw_embed(${symbol}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
   cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR
     BASE_DIRECTORY "${PROJECT_SOURCE_DIR}" OUTPUT_VARIABLE folder)
+  if(arg_FOLDER)
+    set(folder "${arg_FOLDER}")
+  endif()
   set(root "${PROJECT_BINARY_DIR}/generated")
   set(stem "${root}/${folder}/${symbol}")
   set(paths)

@@ -1,7 +1,7 @@
-// Zoom, search, selection and keys.
+// Zoom, search, selection and keys. What listens to the window ends with `signal`.
 "use strict";
 
-(() => {
+const connectControls = (shardwright, signal) => {
   const {data, ops, lanes, range, count, placeIn, timeline, memory, nameOf, formatTime, critical} = shardwright;
   const {state, canvas} = timeline;
   const byId = (id) => document.getElementById(id);
@@ -177,16 +177,6 @@
     });
   };
 
-  const save = (name, text) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([text], {type: "application/json"}));
-    link.download = name;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-  };
-  byId("save-data").addEventListener("click", () => save("report.json", byId("data").textContent));
-  byId("save-plan").addEventListener("click", () => save("plan.json", JSON.stringify(data.plan, null, 2) + "\n"));
-
   const refresh = () => {
     const view = state.x.domain();
     for (const chart of [timeline, memory]) {
@@ -198,11 +188,18 @@
     timeline.draw();
     memory.draw();
   };
-  document.documentElement.classList.add("scripted");
   connect();
   describe(-1);
   refresh();
-  performance.mark("shardwright-drawn");
-  window.addEventListener("resize", refresh);
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);
-})();
+  window.addEventListener("resize", refresh, {signal});
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh, {signal});
+};
+
+// Draws one step into the elements of the page.
+const showStep = (data, signal) => {
+  const shardwright = readSpans(data);
+  shardwright.timeline = makeTimeline(shardwright);
+  shardwright.memory = makeMemory(shardwright);
+  connectControls(shardwright, signal);
+  return shardwright;
+};

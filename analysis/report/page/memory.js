@@ -1,7 +1,7 @@
 // Bytes over time under the spans, with the same scale of time.
 "use strict";
 
-shardwright.memory = (() => {
+const makeMemory = (shardwright) => {
   const {data, formatBytes, formatTime, firstAbove, timeline} = shardwright;
   const canvas = document.getElementById("bytes");
   const context = canvas.getContext("2d");
@@ -165,4 +165,4 @@ shardwright.memory = (() => {
   }).filter((text) => text !== "").join("; ");
 
   return {canvas, draw, resize, readColours, textAt};
-})();
+};

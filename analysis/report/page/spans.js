@@ -1,8 +1,8 @@
-// The spans of the page: lanes, names, searching. Nothing here touches the page.
+// The spans of one step: lanes, names, searching. Nothing here touches the page. `data` is what `report --json` prints.
 "use strict";
 
-const shardwright = (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+const readSpans = (data) => {
+  const {formatTime, formatBytes} = units;
   const ops = data.ops;
 
   // What another profiler recorded has bars of its own, which are numbered behind the program's ops.
@@ -145,16 +145,6 @@ const shardwright = (() => {
     return low;
   };
 
-  const formatTime = (ns) => {
-    const size = Math.abs(ns);
-    const [unit, name] = size >= 1e9 ? [1e9, "s"] : size >= 1e6 ? [1e6, "ms"] : size >= 1e3 ? [1e3, "µs"] : [1, "ns"];
-    return `${Number((ns / unit).toPrecision(4))} ${name}`;
-  };
-  const formatBytes = (bytes) => {
-    const [unit, name] = bytes >= 2 ** 30 ? [2 ** 30, "GiB"] : bytes >= 2 ** 20 ? [2 ** 20, "MiB"] : bytes >= 2 ** 10 ? [2 ** 10, "KiB"] : [1, "B"];
-    return `${Number((bytes / unit).toPrecision(3))} ${name}`;
-  };
-
   return {data, ops, count, placeIn, nameOf, shortNameOf, critical, search, firstAbove, range, formatTime, formatBytes,
     lanes: data.recordings.flatMap(lanesOf)};
-})();
+};

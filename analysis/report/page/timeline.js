@@ -1,7 +1,7 @@
 // The canvas with the spans. Bars narrower than a pixel are drawn as one, so that what is drawn grows with the canvas and not with the bars.
 "use strict";
 
-shardwright.timeline = (() => {
+const makeTimeline = (shardwright) => {
   const {data, ops, lanes, range, critical, firstAbove, formatTime} = shardwright;
   const canvas = document.getElementById("spans");
   const context = canvas.getContext("2d");
@@ -263,4 +263,4 @@ shardwright.timeline = (() => {
 
   layOut();
   return {canvas, state, draw, pick, resize, readColours, LEFT};
-})();
+};

@@ -1,0 +1,23 @@
+// The report: draws the data that it holds, and saves it.
+"use strict";
+
+document.documentElement.classList.add("scripted");
+const shardwright = showStep(JSON.parse(document.getElementById("data").textContent), new AbortController().signal);
+performance.mark("shardwright-drawn");
+
+(() => {
+  const {data} = shardwright;
+  const byId = (id) => document.getElementById(id);
+  const save = (name, text) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], {type: "application/json"}));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  };
+  byId("save-data").addEventListener("click", () => save("report.json", byId("data").textContent));
+  byId("save-plan").addEventListener("click", () => save("plan.json", JSON.stringify(data.plan, null, 2) + "\n"));
+  if ((data.pareto || []).length > 0) {
+    drawPareto(byId("pareto"), data.pareto);
+  }
+})();
