@@ -80,6 +80,36 @@ void ValidateModules(const Model& model, const std::string& where) {
   }
 }
 
+// A module that is registered once more has the same children and storages as under its first name.
+void ValidateAliases(const Model& model, const std::string& where) {
+  for (std::size_t i = 0; i < model.modules.size(); ++i) {
+    const Module& module = model.modules[i];
+    if (!module.same_as.valid()) {
+      continue;
+    }
+    if (module.same_as.value >= i || model.modules[module.same_as.value].same_as.valid()) {
+      Fail(where, "module " + Quoted(module.fqn) + " that is the same as a later one",
+           "the first name of the module");
+    }
+    const Module& first = model.modules[module.same_as.value];
+    bool is_same = first.class_name == module.class_name &&
+                   first.children.size() == module.children.size() &&
+                   first.params.size() == module.params.size();
+    for (std::size_t k = 0; is_same && k < module.children.size(); ++k) {
+      is_same = FirstNameOf(model, module.children[k]) == FirstNameOf(model, first.children[k]);
+    }
+    for (std::size_t k = 0; is_same && k < module.params.size(); ++k) {
+      const ParamId tied = model.params[first.params[k].value].tied_to;
+      is_same =
+          model.params[module.params[k].value].tied_to == (tied.valid() ? tied : first.params[k]);
+    }
+    if (!is_same) {
+      Fail(where, "module " + Quoted(module.fqn) + " that is unlike " + Quoted(first.fqn),
+           "class, children and parameters (tied) of the module that it is the same as");
+    }
+  }
+}
+
 void ValidateParams(const Model& model, const std::string& where) {
   std::set<std::string_view> names;
   for (std::size_t i = 0; i < model.params.size(); ++i) {
@@ -104,6 +134,27 @@ void ValidateParams(const Model& model, const std::string& where) {
       Fail(where, "parameter " + Quoted(param.fqn) + " tied to " + Quoted(target.fqn),
            "an untied parameter of the same shape");
     }
+  }
+}
+
+// A further call of a module begins behind an op of the call before.
+void CheckCall(const Model& model, std::size_t i, const std::string& where) {
+  const ModelOp& op = model.ops[i];
+  if (!op.called_again.valid()) {
+    return;
+  }
+  const std::string name = Quoted(OpLabel(model, op));
+  if (op.called_again.value >= model.modules.size()) {
+    Fail(where, "op " + name + " that calls no module of the model again", "ids of the model");
+  }
+  const std::string module = Quoted(model.modules[op.called_again.value].fqn);
+  if (op.called_again == ModuleId(0) || !IsInside(model, op.module, op.called_again)) {
+    Fail(where, "op " + name + " that begins a further call of " + module,
+         "its module or one around it, but for the root");
+  }
+  if (i == 0 || !IsInside(model, model.ops[i - 1].module, op.called_again)) {
+    Fail(where, "op " + name + " that begins a further call of " + module,
+         "an op of the same module right before it");
   }
 }
 
@@ -134,6 +185,7 @@ void ValidateOps(const Model& model, const std::string& where) {
       }
     }
     CheckFullPrecision(model, op, where);
+    CheckCall(model, i, where);
     for (const TensorId tensor : op.outputs) {
       if (tensor.value >= model.tensors.size() || producer[tensor.value].valid()) {
         Fail(where, "op " + name + " that writes a tensor with another producer",
@@ -227,12 +279,22 @@ ModuleId FindModule(const Model& model, std::string_view fqn) {
   return {};
 }
 
+ModuleId FirstNameOf(const Model& model, ModuleId module) {
+  const ModuleId first = model.modules[module.value].same_as;
+  return first.valid() ? first : module;
+}
+
 bool IsInside(const Model& model, ModuleId module, ModuleId ancestor) {
   // Parents precede their children, so the climb may stop as soon as it has passed the ancestor.
   while (module.valid() && module > ancestor) {
     module = model.modules[module.value].parent;
   }
   return module.valid() && module == ancestor;
+}
+
+bool IsCalledAgain(const Model& model, std::size_t i, ModuleId module) {
+  const ModuleId again = model.ops[i].called_again;
+  return again.valid() && IsInside(model, module, again);
 }
 
 Flops ConventionFlopsPerSample(const Model& model) {
@@ -290,6 +352,7 @@ void CheckExecutionOrder(const Model& model, const std::string& where) {
 void ValidateModel(const Model& model, const std::string& where) {
   ValidateModules(model, where);
   ValidateParams(model, where);
+  ValidateAliases(model, where);
   ValidateOps(model, where);
   CheckExecutionOrder(model, where);
 }

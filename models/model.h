@@ -33,6 +33,7 @@ struct Module {
   std::vector<ModuleId> children;    // in registration order
   std::vector<ParamId> params;       // registered directly here, in registration order
   std::int64_t buffer_elements = 0;  // fp32 elements of non-parameter buffers (running stats)
+  ModuleId same_as = {};             // the earlier module that is registered here once more, if any
 };
 
 enum class OpKind : std::uint8_t {
@@ -238,6 +239,8 @@ struct ModelOp {
   std::vector<TensorId> outputs;
   std::vector<ParamId>
       params;  // in the order OpKind documents; tied ones may be listed twice in the model
+  // The outermost module of which a further call begins with this op, right behind the one before.
+  ModuleId called_again = {};
 };
 
 struct Model {
@@ -265,8 +268,14 @@ struct Model {
 // The module with this FQN, or none. O(1) after the first call is not promised; O(modules).
 [[nodiscard]] ModuleId FindModule(const Model& model, std::string_view fqn);
 
+// The module itself, or the one that is registered once more under its name.
+[[nodiscard]] ModuleId FirstNameOf(const Model& model, ModuleId module);
+
 // Is `module` equal to `ancestor` or below it? O(depth).
 [[nodiscard]] bool IsInside(const Model& model, ModuleId module, ModuleId ancestor);
+
+// Does op `i`, which is inside `module` as the op before it is, begin a further call of it?
+[[nodiscard]] bool IsCalledAgain(const Model& model, std::size_t i, ModuleId module);
 
 // Model FLOPs of one training step on one sample, by the convention that published MFU figures
 // use: 6 FLOPs per matmul parameter and token (input embedding left out when untied) plus

@@ -54,9 +54,10 @@ Adapters FindTargets(const Model& model, const TrainableSpec& spec, const Path& 
     if (op_spec.kind != OpKind::kLinear) {
       continue;
     }
+    const ModuleId module = FirstNameOf(model, op.module);
     for (std::size_t i = 0; i < spec.lora_targets.size(); ++i) {
-      if (IsTarget(model.modules[op.module.value], spec.lora_targets[i])) {
-        adapters[op.module.value] = Adapter{.in = op_spec.in, .out = op_spec.out, .a = {}, .b = {}};
+      if (IsTarget(model.modules[module.value], spec.lora_targets[i])) {
+        adapters[module.value] = Adapter{.in = op_spec.in, .out = op_spec.out, .a = {}, .b = {}};
         has_match[i] = true;
       }
     }
@@ -160,7 +161,7 @@ void InsertOps(Model& model, const Adapters& adapters, std::int64_t rank, double
     const ModuleId module = op.module;
     const OpSpec spec = model.SpecOf(op);
     ops.push_back(std::move(op));
-    const std::optional<Adapter>& adapter = adapters[module.value];
+    const std::optional<Adapter>& adapter = adapters[FirstNameOf(model, module).value];
     if (!adapter || spec.kind != OpKind::kLinear) {
       continue;
     }

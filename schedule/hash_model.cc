@@ -112,6 +112,10 @@ void AddOp(const ModelOp& op, Stream& stream) {
   stream.AddList(op.inputs);
   stream.AddList(op.outputs);
   stream.AddList(op.params);
+  if (op.called_again.valid()) {
+    stream.Add("called_again");
+    stream.Add(op.called_again);
+  }
 }
 
 }  // namespace
@@ -136,6 +140,10 @@ std::uint64_t HashModel(const Model& model) {
     stream.Add(module.class_name);
     stream.Add(module.parent);
     stream.Add(module.buffer_elements);
+    if (module.same_as.valid()) {  // plans of models without keep their hashes
+      stream.Add("same_as");
+      stream.Add(module.same_as);
+    }
   }
   for (const Parameter& param : model.params) {
     stream.Add(param.fqn);

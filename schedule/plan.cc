@@ -44,13 +44,16 @@ std::vector<std::size_t> UnitsNamingModules(const Model& model, const Plan& plan
       if (found == index.end()) {
         throw internal::UnknownModule(model, fqn, field);
       }
-      std::size_t& owner = named_by[found->second.value];
+      std::size_t& owner = named_by[FirstNameOf(model, found->second).value];
       if (owner != kNoUnit) {
         throw InputError(field, Quoted(fqn), "a module that no other entry names",
                          "unit " + Quoted(plan.units[owner].name) + " has it already");
       }
       owner = u;
     }
+  }
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {  // a module has its unit by every name
+    named_by[m] = named_by[FirstNameOf(model, ModuleId(m)).value];
   }
   return named_by;
 }

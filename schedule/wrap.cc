@@ -46,7 +46,7 @@ std::vector<ModuleId> WithTied(const Model& model, std::vector<ModuleId> modules
   }
   for (std::size_t i = 0; i < model.params.size(); ++i) {
     if (storages.count(StorageOf(model, ParamId(i))) > 0) {
-      modules.push_back(model.params[i].module);
+      modules.push_back(FirstNameOf(model, model.params[i].module));
     }
   }
   std::sort(modules.begin(), modules.end());
@@ -127,7 +127,7 @@ std::vector<UnitPlan> WrapModules(const Model& model, Dialect dialect) {
   std::vector<UnitPlan> units;
   std::vector<bool> taken(model.modules.size(), false);
   for (std::size_t m = 1; m < model.modules.size(); ++m) {
-    if (model.modules[m].params.empty() || taken[m]) {
+    if (model.modules[m].params.empty() || taken[m] || model.modules[m].same_as.valid()) {
       continue;
     }
     const std::vector<ModuleId> group = WithTied(model, {ModuleId(m)});
@@ -154,6 +154,9 @@ class SizeWrap {
   // Elements that end up wrapped inside `id`.
   std::int64_t Visit(ModuleId id, bool only_children) {
     const Module& module = model_.modules[id.value];
+    if (module.same_as.valid()) {
+      return 0;
+    }
     ++visit_;
     const std::int64_t total = DistinctElements(id);
     if (total < min_params_ || module.class_name == "MultiheadAttention") {
@@ -292,7 +295,8 @@ WrapSpec ParseWrap(std::string_view text, const std::string& where) {
 std::vector<ModuleId> BlocksOf(const Model& model) {
   std::vector<ModuleId> blocks;
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
-    if (!model.block_class.empty() && model.modules[m].class_name == model.block_class) {
+    if (!model.block_class.empty() && model.modules[m].class_name == model.block_class &&
+        !model.modules[m].same_as.valid()) {
       blocks.emplace_back(m);
     }
   }

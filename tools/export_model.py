@@ -49,8 +49,8 @@ TASKS = {"causal-lm": "AutoModelForCausalLM", "masked-lm": "AutoModelForMaskedLM
 
 def module_tree(model, used, norms):
     """The entry of the root as model.json lists it; a storage belongs to the first name it has. `used`: ids of the parameters that ops
-    read; `norms`: modules that are ops "batch_norm"."""
-    owner = {}
+    read; `norms`: those of the modules that are ops "batch_norm"."""
+    owner, first = {}, {}
 
     def parameters(module, prefix):
         entries = []
@@ -70,16 +70,19 @@ def module_tree(model, used, norms):
 
     def entry(module, prefix):
         row = {}
+        if first.setdefault(id(module), prefix[:-1]) != prefix[:-1]:
+            row["same_as"] = first[id(module)]
         params = parameters(module, prefix)
-        children = [{"name": child, "class": type(m).__name__, **entry(m, f"{prefix}{child}.")} for child, m in module.named_children()]
+        children = [{"name": child, "class": type(m).__name__, **entry(m, f"{prefix}{child}.")} for child, m in module._modules.items()
+                    if m is not None]
         elements = sum(b.numel() for b in module.buffers(recurse=False) if b.is_floating_point())
         if params:
             row["params"] = params
-            if prefix[:-1] in norms:
+            if id(module) in norms:
                 row["full_precision"] = True
         if children:
             row["modules"] = children
-        if elements:
+        if elements and "same_as" not in row:
             row["buffers"] = elements
         return row
 
@@ -213,14 +216,14 @@ def export(model, inputs, sequence_length=0, dtype=None):
     document["inputs"] = {name: spec for name, spec in graph.inputs.items() if name in used}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     document |= module_tree(model, {id(parameters[name]) for name in graph.used_parameters},
-                            {op.get("module") for op in graph.ops if op["op"] == "batch_norm"} - {None})
+                            {id(graph.modules[op["module"]]) for op in graph.ops if op["op"] == "batch_norm" and "module" in op})
     document["ops"] = graph.ops
     export.traces, export.points = runs, points
     return document
 
 
 def write_graph(model, runs, points, reason, dtype):
-    graph = Graph(Traces(runs, Points(points, varies_length=len({s for _, s in points}) > 1)), model, dict(model.named_modules()))
+    graph = Graph(Traces(runs, Points(points, varies_length=len({s for _, s in points}) > 1)), model, dict(model.named_modules(remove_duplicate=False)))
     graph.dtype = dtype
     graph.write()
     return graph

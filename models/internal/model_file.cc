@@ -165,8 +165,8 @@ class FileReader {
   void ReadModules(const JsonValue& list, ModuleId parent, LoopValues& loops) {
     for (std::size_t i = 0; i < list.size(); ++i) {
       const JsonValue entry = list[i];
-      entry.AllowOnly({"name", "class", "params", "buffers", "full_precision", "modules", "repeat",
-                       "index", "from"});
+      entry.AllowOnly({"name", "class", "params", "buffers", "full_precision", "modules", "same_as",
+                       "repeat", "index", "from"});
       Repeat(entry, loops, [&] { ReadModule(entry, parent, loops); });
     }
   }
@@ -184,6 +184,10 @@ class FileReader {
     CountName(builder_.model().modules[module.value].fqn);
     if (!modules_.emplace(builder_.model().modules[module.value].fqn, module).second) {
       throw InputError(name.path().str(), '"' + text + "\" a second time", "unique names");
+    }
+    if (const std::optional<JsonValue> first = entry.Find("same_as")) {
+      const ModuleId id = ModuleNamed(*first, loops);
+      builder_.model().modules[module.value].same_as = id;
     }
     ReadOwn(entry, module, loops);
     if (const std::optional<JsonValue> children = entry.Find("modules")) {
@@ -399,17 +403,18 @@ class FileReader {
 
   [[nodiscard]] ModuleId FindModuleOf(const ExpandedOp& op) {
     const std::optional<JsonValue> value = op.json.Find("module");
-    if (!value) {
-      return ModelBuilder::Root();
-    }
-    const std::string fqn = Text(*value, op.loops);
+    return value ? ModuleNamed(*value, op.loops) : ModelBuilder::Root();
+  }
+
+  [[nodiscard]] ModuleId ModuleNamed(const JsonValue& value, const LoopValues& loops) {
+    const std::string fqn = Text(value, loops);
     const auto found = modules_.find(fqn);
     if (found == modules_.end()) {
       std::vector<std::string> names;
       for (const auto& [name, id] : modules_) {
         names.push_back(name);
       }
-      throw InputError(value->path().str(), '"' + fqn + '"', "the name of a module",
+      throw InputError(value.path().str(), '"' + fqn + '"', "the name of a module",
                        DidYouMean(fqn, names));
     }
     return found->second;
@@ -463,10 +468,24 @@ class FileReader {
       op.inputs.push_back(tensors_.at(input));
     }
     used_.insert(op.params.begin(), op.params.end());
+    const std::size_t before = builder_.model().ops.size();
     const std::vector<FileTensor> outputs = AddFileOp(builder_, op);
+    MarkCall(expanded, before);
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       tensors_[expanded.outputs[i]] = outputs[i];
     }
+  }
+
+  void MarkCall(const ExpandedOp& op, std::size_t first) {
+    const std::optional<JsonValue> module = op.json.Find("called_again");
+    if (!module) {
+      return;
+    }
+    if (builder_.model().ops.size() == first) {
+      throw InputError(module->path().str(), op.json.At("op").Shown() + ", of which no op is made",
+                       "the first op of the call");
+    }
+    builder_.model().ops[first].called_again = ModuleNamed(*module, op.loops);
   }
 
   // A tied parameter is read when its storage is, under whatever name.

@@ -500,8 +500,8 @@ std::string CountText(std::size_t min, std::size_t max) {
 }
 
 void CheckKeys(const JsonValue& json, const Kind& kind) {
-  std::vector<std::string> allowed = {"op",     "module",  "name",  "inputs",
-                                      "output", "outputs", "params"};
+  std::vector<std::string> allowed = {"op",     "module",  "name",   "inputs",
+                                      "output", "outputs", "params", "called_again"};
   allowed.insert(allowed.end(), kind.keys.begin(), kind.keys.end());
   for (const std::string& key : json.Keys()) {
     if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) {

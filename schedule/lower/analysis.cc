@@ -116,13 +116,42 @@ std::vector<Region> FindStretches(const Model& model) {
   return stretches;
 }
 
+[[noreturn]] void FailWithoutOps(const Model& model, ModuleId module, const std::string& where) {
+  throw InputError(where, '"' + model.modules[module.value].fqn + '"',
+                   "a module that runs ops in forward");
+}
+
 const Region& RegionOf(const Model& model, const std::vector<Region>& stretches, ModuleId module,
                        const std::string& where) {
   if (stretches[module.value].first == kNoRegion) {
-    throw InputError(where, '"' + model.modules[module.value].fqn + '"',
-                     "a module that runs ops in forward");
+    FailWithoutOps(model, module, where);
   }
   return stretches[module.value];
+}
+
+// The calls of each wanted module, by whatever name: each is checkpointed by itself. By the
+// module's first name; O(ops * depth).
+std::vector<std::vector<Region>> FindCalls(const Model& model, const std::vector<bool>& wanted) {
+  std::vector<std::vector<Region>> calls(model.modules.size());
+  std::vector<ModuleId> called_as(model.modules.size());
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+    for (ModuleId m = model.ops[i].module; m.valid(); m = model.modules[m.value].parent) {
+      const ModuleId first = FirstNameOf(model, m);
+      if (!wanted[first.value]) {
+        continue;
+      }
+      std::vector<Region>& of_module = calls[first.value];
+      const bool goes_on = !of_module.empty() && of_module.back().last + 1 == i &&
+                           called_as[first.value] == m && !IsCalledAgain(model, i, m);
+      if (!goes_on) {
+        of_module.emplace_back();
+        of_module.back().first = i;
+        called_as[first.value] = m;
+      }
+      of_module.back().last = i;
+    }
+  }
+  return calls;
 }
 
 // Which ops of the region keep their outputs from forward under selective checkpointing.
@@ -253,14 +282,23 @@ PlannedRegions FindPlannedRegions(const LowerInput& in, const std::string& where
   PlannedRegions found;
   std::unordered_map<std::string_view, ModuleId> modules;  // by name
   for (std::size_t m = 0; m < in.model.modules.size(); ++m) {
-    modules.emplace(in.model.modules[m].fqn, ModuleId(m));
+    modules.emplace(in.model.modules[m].fqn, FirstNameOf(in.model, ModuleId(m)));
   }
-  const std::vector<Region> stretches = FindStretches(in.model);
+  std::vector<bool> wanted(in.model.modules.size(), false);
+  for (const RecomputeRegion& region : in.plan.recompute) {
+    const auto module = modules.find(region.module);
+    SW_CHECK(module != modules.end(), region.module);  // ValidatePlan has seen it
+    wanted[module->second.value] = true;
+  }
+  const std::vector<std::vector<Region>> calls = FindCalls(in.model, wanted);
   for (std::size_t i = 0; i < in.plan.recompute.size(); ++i) {
-    const std::string here = where + ": recompute[" + std::to_string(i) + "].module";
-    const auto module = modules.find(in.plan.recompute[i].module);
-    SW_CHECK(module != modules.end(), here);  // ValidatePlan has seen it
-    found.emplace_back(RegionOf(in.model, stretches, module->second, here), i);
+    const ModuleId module = modules.at(in.plan.recompute[i].module);
+    if (calls[module.value].empty()) {
+      FailWithoutOps(in.model, module, where + ": recompute[" + std::to_string(i) + "].module");
+    }
+    for (const Region& call : calls[module.value]) {
+      found.emplace_back(call, i);
+    }
   }
   std::sort(found.begin(), found.end(),
             [](const auto& x, const auto& y) { return x.first.first < y.first.first; });

@@ -84,10 +84,11 @@ class CallFinder {
     std::vector<std::uint32_t> unit_of(model.modules.size(), kNoUnit);
     for (std::uint32_t u = 0; u < units.size(); ++u) {
       for (const ModuleId m : units[u].modules) {
-        unit_of[m.value] = u;
+        unit_of[FirstNameOf(model, m).value] = u;
       }
     }
     for (std::uint32_t m = 0; m < model.modules.size(); ++m) {
+      unit_of[m] = unit_of[FirstNameOf(model, ModuleId(m)).value];
       if (model.modules[m].parent.valid()) {
         targets_of_[m] = targets_of_[model.modules[m].parent.value];
       }
@@ -106,7 +107,7 @@ class CallFinder {
                                                     std::vector<UnitSpans::Span>& first_calls) {
     std::set<ModuleId> modules;
     for (const ModuleId m : unit.modules) {
-      modules.insert(m);
+      modules.insert(FirstNameOf(model_, m));
     }
     std::vector<UnitSpans::Span> passes;
     std::set<ModuleId> missing;
@@ -117,7 +118,7 @@ class CallFinder {
         first_calls.push_back(call.span);
       }
       passes.back().last = std::max(passes.back().last, call.span.last);
-      missing.erase(call.module);
+      missing.erase(FirstNameOf(model_, call.module));
     }
     if (!missing.empty()) {
       passes.back().last = static_cast<std::uint32_t>(model_.ops.size() - 1);
@@ -137,13 +138,6 @@ class CallFinder {
     UnitSpans::Span span;
   };
 
-  // Two calls of a module in a row look like one, but for ops of its own that begin once more.
-  [[nodiscard]] bool BeginsAgain(std::uint32_t first, std::uint32_t i, ModuleId module) const {
-    const ModelOp& op = model_.ops[i];
-    return op.module == module && model_.ops[first].module == module && !op.params.empty() &&
-           op.params == model_.ops[first].params;
-  }
-
   void FindCalls() {
     for (std::uint32_t i = 0; i < model_.ops.size(); ++i) {
       for (const Target& target : targets_of_[model_.ops[i].module.value]) {
@@ -152,7 +146,7 @@ class CallFinder {
           return call.module == target.module;
         });
         if (open != calls.rend() && open->span.last + 1 == i &&
-            !BeginsAgain(open->span.first, i, target.module)) {
+            !IsCalledAgain(model_, i, target.module)) {
           open->span.last = i;
         } else {
           calls.push_back({target.module, {i, i}});
@@ -259,7 +253,7 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
       }
     }
     for (const ModuleId m : units[u].modules) {
-      result.first_module[u] = std::min(result.first_module[u], m.value);
+      result.first_module[u] = std::min(result.first_module[u], FirstNameOf(model, m).value);
     }
   }
   return result;

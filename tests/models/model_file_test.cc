@@ -266,10 +266,20 @@ const Bad kBad[] = {
      "\"fixed_length\", \"inputs\", \"params\", \"buffers\", \"modules\", \"ops\""},
     {"file_unknown_op_key",
      "ops[0]: got unknown key \"transpose\", expected one of \"op\", \"module\", \"name\", "
-     "\"inputs\", \"output\", \"outputs\", \"params\", \"transposed\"; did you mean "
+     "\"inputs\", \"output\", \"outputs\", \"params\", \"called_again\", \"transposed\"; did you "
+     "mean "
      "\"transposed\"?"},
     {"file_unknown_op",
      "ops[0].op: got \"conv2\", expected an op of docs/model_json.md; did you mean \"conv2d\"?"},
+    {"file_called_again",
+     "got op \"a\" that begins a further call of \"a\", expected an op of the same module right "
+     "before it"},
+    {"file_called_elsewhere",
+     "got op \"b\" that begins a further call of \"a\", expected its module or one around it, "
+     "but for the root"},
+    {"file_same_as",
+     "got module \"b\" that is unlike \"a\", expected class, children and parameters (tied) of "
+     "the module that it is the same as"},
     {"file_unknown_module", "ops[0].module: got \"c\", expected the name of a module"},
     {"file_unknown_param", "ops[0].params[0]: got \"a.wait\", expected the name of a parameter"},
     {"file_newer_version",

@@ -578,6 +578,23 @@ Model ChainWithSecondCall(const ChainSpec& spec) {
   return model;
 }
 
+// The chain with its last block run once more, right behind itself.
+Model ChainWithCallInARow(const ChainSpec& spec, bool is_further_call) {
+  Model model = ChainModel(spec);
+  ModelOp again = model.ops.back();
+  again.name = "again";
+  again.inputs = {model.ops.back().outputs[0]};
+  again.outputs = {TensorId(model.tensors.size())};
+  if (is_further_call) {
+    again.called_again = model.modules[again.module.value].parent;  // the block
+  }
+  model.tensors.push_back(
+      {TensorRole::kActivation, spec.rows * spec.width, true, ModelOpId(model.ops.size())});
+  model.ops.push_back(again);
+  ValidateModel(model, "test");
+  return model;
+}
+
 // torch runs its hooks per call (post_forward of _fsdp_param_group.py): two calls of one module are
 // two gathers in forward and two in backward. Autograd sums the gradients of both before the
 // parameter has one: one reduce-scatter.
@@ -595,6 +612,13 @@ TEST_CASE("FSDP2 gathers a unit per call of its module") {
   CHECK(Verify(twice).empty());
   CHECK(Count(twice, OpCode::kAllGather) == 9);
   CHECK(Count(twice, OpCode::kReduceScatter) == 4);
+  // In a row, too; an op more of the same call is none.
+  const Program row = Lower({ChainWithCallInARow(spec, true), kernels, job, plan});
+  CHECK(Verify(row).empty());
+  CHECK(Count(row, OpCode::kAllGather) == 9);
+  CHECK(Count(row, OpCode::kReduceScatter) == 4);
+  CHECK(Count(Lower({ChainWithCallInARow(spec, false), kernels, job, plan}), OpCode::kAllGather) ==
+        7);
   // What the first of two micro-batches kept is reduced after the later call, as torch does.
   Plan kept = plan;
   kept.accumulation = 2;

@@ -78,6 +78,9 @@ class Graph:
         self.t, self.model, self.modules = traces, model, modules
         self.calls = traces.base.calls
         self.ops, self.inputs = [], {}
+        self.places = []  # per op, the call at whose place it stands
+        self.now = 0
+        self.made_at = {}  # name of a tensor -> place of the op that makes it
         self.of_storage = {}  # storage index -> Value
         self.of_ref = {}  # ref index -> (Value, version of the storage), for parts of a storage
         self.version = {}
@@ -231,12 +234,14 @@ class Graph:
     def constant(self, ref):
         """What depends on neither weights nor inputs of numbers: masks, tables of angles. One op makes it, on its first use."""
         calls = self.ancestors(ref.storage.index)
+        place, self.now = self.now, calls[-1].index if calls else self.now
         forward = [k for call in calls for k in self.kernels(call)]
         storage_total = self.storage_elements(ref.storage)
         sizes, shared = self.per_sample([storage_total])
         value = Value(f"t{len(self.ops)}", sizes, shared)
         self.append({"op": "other", "module": calls[-1].module if calls else "", "function": "constant", "inputs": [],
                      "outputs": [value.name], "results": [self.result(ref, value)], "forward": forward})
+        self.now = place
         self.of_storage[ref.storage.index] = value
         return value
 
@@ -378,7 +383,13 @@ class Graph:
     def append(self, op):
         op = {k: v for k, v in op.items() if v not in ([], None, "") or k in ("inputs",)}
         op.setdefault("name", f"{op.get('function', op['op'])}_{len(self.ops)}")
+        # What is written on its first use stands where it was made, or behind its operands.
+        place = max([self.now, *(self.made_at.get(name, 0) for name in op["inputs"])])
+        if place > self.now and "module" in op:
+            op["module"] = self.calls[place].module
         self.ops.append(op)
+        self.places.append(place)
+        self.made_at |= dict.fromkeys(op.get("outputs", [op.get("output")]), place)
 
     def result(self, ref, value, view_of=None):
         if ref.dtype not in DTYPES and ref.dtype != self.dtype:
@@ -391,6 +402,7 @@ class Graph:
         self.patterns = named.find_patterns(self)
         for call in self.forward_calls():
             pattern = self.patterns.get(call.index)
+            self.now = call.index
             try:
                 if pattern is not None:
                     if pattern.last == call.index:
@@ -404,11 +416,31 @@ class Graph:
         for storage, kernels in self.late_weights.items():
             if kernels:
                 raise Unsupported(f"{self.t.base.storages[storage].name}: gradients of a view of it that no op reads")
+        order = sorted(range(len(self.ops)), key=lambda i: self.places[i])
+        self.ops, self.places = [self.ops[i] for i in order], [self.places[i] for i in order]
+        self.mark_calls()
+
+    def mark_calls(self):
+        """Says of an op in the module of the op before it whether a further call of that module, or of one around it, has begun."""
+        before = None
+        for op, place in zip(self.ops, self.places):
+            if op["op"] in ("view", "flatten", "tokens"):  # no op is made of them
+                continue
+            here = op.get("module", ""), self.calls[place].frames
+            if before is not None:
+                parts = here[0].split(".")
+                around = [".".join(parts[:i + 1]) for i in range(len(parts))]
+                again = next((m for m in around if f"{before[0]}.".startswith(f"{m}.") and m in before[1] and m in here[1] and
+                              before[1][m] != here[1][m]), None)
+                if again:
+                    op["called_again"] = again
+            before = here
 
     def is_active(self, call):
         return any(self.kind(ref) in ("value", "parameter") for ref in call.inputs)
 
     def write_call(self, call):
+        self.now = call.index
         if call.name in rules.VIEWS:
             self.follow_view(call)
         elif call.name in rules.FREE:
@@ -442,6 +474,11 @@ class Graph:
 
     def write_view(self, call):
         """A view of a part, or one whose gradient is copied into that of the whole: an op that launches nothing forward."""
+        place, self.now = self.now, call.index
+        self.write_view_here(call)
+        self.now = place
+
+    def write_view_here(self, call):
         source = call.inputs[0]
         base = self.value(source)
         version = self.version.get(source.storage.index, 0)

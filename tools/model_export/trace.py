@@ -39,7 +39,7 @@ class Storage:
 
 class Call:
     __slots__ = ("index", "func", "name", "in_place", "args", "kwargs", "inputs", "outputs", "module", "sequence", "backward_of",
-                 "saved", "flops", "has_grad")
+                 "saved", "flops", "has_grad", "frames")
 
 
 class Stop(Exception):
@@ -154,8 +154,11 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.calls, self.refs, self.storages = [], [], []
         self.alive, self.of_tensor, self.of_storage = [], {}, {}
-        self.module = [""]
+        self.frames = [("", 0)]  # what is being called: names, each with the number of the call
         self.backward = False
+        self.called, self.names = {}, {}
+        for name, module in model.named_modules(remove_duplicate=False):
+            self.names.setdefault(id(module), []).append(name)
         self.pending = {}  # sequence number -> tensors kept by the node before its call
         self.by_sequence = {}
         self.in_place = []
@@ -202,11 +205,22 @@ class Recorder(TorchDispatchMode):
         found = self.by_sequence.get(sequence + 1)
         return found or next((call for call in reversed(self.in_place) if call.sequence <= sequence), None)
 
+    def enter(self, module, args):
+        """A module has the name under which its caller holds it, or else its first."""
+        caller, names = self.frames[-1][0], self.names[id(module)]
+        name = next((n for n in names if not caller or n.startswith(caller + ".")), names[0])
+        self.called[id(module)] = self.called.get(id(module), 0) + 1
+        self.frames.append((name, self.called[id(module)]))
+
     def leave(self, module, args, output):
-        self.module.pop()
+        self.frames.pop()
+
+    @property
+    def module(self):
+        return self.frames[-1][0]
 
     def place(self):
-        return self.module[-1] or "the root module"
+        return self.module or "the root module"
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -223,7 +237,7 @@ class Recorder(TorchDispatchMode):
         call.args, call.kwargs = pytree.tree_map(to_ref, (args, kwargs))
         call.inputs = [x for x in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(x, Ref)]
         call.outputs = [self.ref(t) for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, torch.Tensor)]
-        call.module, call.sequence, call.saved = self.module[-1], sequence, []
+        call.module, call.frames, call.sequence, call.saved = self.module, dict(self.frames), sequence, []
         call.flops = rules.multiplications(func, args, kwargs, out)
         call.backward_of, call.has_grad = None, torch.is_grad_enabled()
         if self.backward:
@@ -376,8 +390,8 @@ def run(model, inputs, positional=False):
         if isinstance(tensor, torch.Tensor):
             recorder.known(tensor, "input", name)
     handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda m, a, n=name: recorder.module.append(n)))
+    for module in model.modules():
+        handles.append(module.register_forward_pre_hook(recorder.enter))
         handles.append(module.register_forward_hook(recorder.leave))
     stubbed = stub(model)
     for parameter in model.parameters():
@@ -393,7 +407,7 @@ def run(model, inputs, positional=False):
             recorder.backward = True
             backward_of(outputs)
     except Exception as error:
-        if isinstance(error, TypeError) and "unexpected keyword" in str(error) and recorder.module == [""]:
+        if isinstance(error, TypeError) and "unexpected keyword" in str(error) and not recorder.module:
             raise
         raise Unsupported(explain(error, recorder)) from error
     finally:
