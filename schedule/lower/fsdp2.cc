@@ -121,8 +121,19 @@ class Fsdp2Rules : public StepRules {
     }
   }
 
+  void PreBackward(UnitId u) override { hooked_.push_back(u); }
+
+  // Hooks on one tensor run in the order in which they were registered: of units that end with it
+  // the inner ones come first.
+  void BackwardBegins(std::uint32_t /*model_op*/) override {
+    for (std::size_t i = hooked_.size(); i-- > 0;) {
+      BeginBackward(hooked_[i]);
+    }
+    hooked_.clear();
+  }
+
   // Once per call of the unit's module, unless the call after it has no post-backward hook.
-  void PreBackward(UnitId u) override {
+  void BeginBackward(UnitId u) {
     Comm& c = comm_[u.value];
     c.in_backward = true;
     const bool is_first = c.state != State::kPreBackward;
@@ -647,8 +658,9 @@ class Fsdp2Rules : public StepRules {
   ParamStacks stacks_;
   GroupId shard_group_, replicate_group_;
   std::vector<UnitId> root_first_;
-  std::vector<UnitId> order_;  // in which calls of units ended in this forward
-  UnitId recompute_root_;      // set while a recomputation runs units of its own
+  std::vector<UnitId> order_;   // in which calls of units ended in this forward
+  std::vector<UnitId> hooked_;  // whose backward begins with the op at hand, outer ones first
+  UnitId recompute_root_;       // set while a recomputation runs units of its own
   BufferId parked_;
   OpId parked_copied_;
   BufferId reduce_input_;
