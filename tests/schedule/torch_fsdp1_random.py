@@ -30,7 +30,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "
 import random_networks  # noqa: E402
 import shardwright_fsdp1  # noqa: E402
 from random_cases import Outcome, Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
-from torch_fsdp2_random import fitted, random_modules, random_recompute, splits, ties_of  # noqa: E402
+from torch_fsdp2_random import (LAYERS, calling, fitted, layers, random_modules, random_recompute, splits, ties_of,  # noqa: E402
+                                under_two_names)
 from torch_pool import Failure, Recorder  # noqa: E402
 
 STEPS = 3
@@ -46,20 +47,11 @@ PLAIN = {"shard": 2, "replicate": 1, "micro_batch": 1, "accumulation": 1, "sync"
          "use_orig_params": True, "mode": "train"}
 
 
-def layers():
-    """Three layers: residual sums of a norm and an MLP."""
-    layer = {"kind": "seq", "list": False, "calls": [[0, "chain"], [1, "chain"]],
-             "children": [{"kind": "norm"}, {"kind": "mlp", "hidden": 12, "bias": True}]}
-    return {"width": 8, "vocabulary": 21, "sequence": 4, "inputs": 1, "norm": True, "tied_head": False,
-            "body": {"kind": "seq", "list": True, "calls": [[i, "residual"] for i in range(3)], "children": [layer] * 3}}
-
-
 def fixed(units, root="always", **settings):
     units = [{"modules": [m], "reshard": "always"} for m in units] + [{"modules": [""], "reshard": root}]
     return {**PLAIN, "network": layers(), "units": units, **settings}
 
 
-LAYERS = [f"body.layers.{i}" for i in range(3)]
 INNER = [name for layer in LAYERS for name in (f"{layer}.c1", layer)]
 ENDS = ["embed", *LAYERS, "head"]
 FIXED = {
@@ -85,25 +77,20 @@ FIXED = {
     "a first call that no gradient comes back to": {
         **fixed(["body.layers.0", "body.layers.1"], backward_prefetch="none"),
         "network": {**layers(), "body": {**layers()["body"], "calls": [[0, "dead"], [1, "chain"], [0, "chain"], [2, "chain"]]}}},
+    "a layer called twice in a row": {**fixed(LAYERS, backward_prefetch="none"), "network": calling([0, 1, 1, 2])},
+    "a module under two names": {**fixed(["body.c0", "body.c1"]), "network": under_two_names()},
     "forward only": fixed(LAYERS[:2], mode="forward", forward_prefetch=True),
     "hybrid, clipped": fixed(ENDS, replicate=2, precision=("fp32", "bf16", "fp32"), clip=True),
 }
 
 
 def without_known_differences(part):
-    """The part without weights of other modules, and without composite modules called twice in a row: where a call ends is not in
-    model.json."""
+    """The part without weights of other modules."""
     if part["kind"] == "borrow":
         return {"kind": "linear"}
     if part["kind"] != "seq":
         return part
-    part = {**part, "children": [without_known_differences(child) for child in part["children"]]}
-    calls = []
-    for call in part["calls"]:
-        is_leaf = call[0] < len(part["children"]) and part["children"][call[0]]["kind"] in ("linear", "norm")
-        if is_leaf or not calls or calls[-1][0] != call[0]:
-            calls.append(call)
-    return {**part, "calls": calls}
+    return {**part, "children": [without_known_differences(child) for child in part["children"]]}
 
 
 def random_regions(rng, case):

@@ -34,6 +34,51 @@ PRECISIONS = [("fp32", "fp32", "fp32"), ("fp32", "bf16", "fp32"), ("fp32", "bf16
 meshes = {}  # of a worker
 
 
+def layers():
+    """Three layers: residual sums of a norm and an MLP."""
+    layer = {"kind": "seq", "list": False, "calls": [[0, "chain"], [1, "chain"]],
+             "children": [{"kind": "norm"}, {"kind": "mlp", "hidden": 12, "bias": True}]}
+    return {"width": 8, "vocabulary": 21, "sequence": 4, "inputs": 1, "norm": True, "tied_head": False,
+            "body": {"kind": "seq", "list": True, "calls": [[i, "residual"] for i in range(3)], "children": [layer] * 3}}
+
+
+def calling(calls):
+    """The layers, called in this order."""
+    return {**layers(), "body": {**layers()["body"], "calls": [[i, "chain"] for i in calls]}}
+
+
+def under_two_names():
+    """body.c1.c1 is body.c0."""
+    return {**layers(), "body": {
+        "kind": "seq", "list": False, "calls": [[0, "residual"], [1, "residual"]],
+        "children": [{"kind": "mlp", "hidden": 12, "bias": True},
+                     {"kind": "seq", "list": False, "alias": "body.c0", "calls": [[0, "residual"], [1, "residual"]],
+                      "children": [{"kind": "norm"}]}]}}
+
+
+PLAIN = {"network": layers(), "shard": 2, "replicate": 1, "micro_batch": 1, "accumulation": 1, "sync": "every",
+         "precision": ("fp32", "fp32", "fp32"), "recompute": [], "frozen": [], "mode": "train", "clip": False, "offload": False}
+
+
+def fixed(*units, **settings):
+    units = [{"modules": unit if isinstance(unit, list) else [unit], "reshard": None} for unit in (*units, "")]
+    return {**PLAIN, "units": units, **settings}
+
+
+LAYERS = [f"body.layers.{i}" for i in range(3)]
+FIXED = {
+    "a layer called twice in a row": fixed(*LAYERS, network=calling([0, 1, 1, 2])),
+    "a layer called three times in a row, in bf16": fixed(*LAYERS, network=calling([0, 0, 0, 1, 2]), precision=("fp32", "bf16", "fp32")),
+    "a layer called twice in a row, recomputed": fixed(*LAYERS, network=calling([0, 1, 1, 2]),
+                                                       recompute=[{"module": name, "kind": "full"} for name in LAYERS]),
+    "a unit inside a layer called twice in a row": fixed("body.layers.1.c1", LAYERS[1], network=calling([0, 1, 1, 2]), accumulation=2),
+    "a module under two names": fixed("body.c0", "body.c1", network=under_two_names()),
+    "a module under two names, the outer unit listed first": fixed("body.c1", "body.c0", network=under_two_names()),
+    "units without hooks, listed backwards": fixed("head", "embed2", "embed", network={**layers(), "inputs": 2}),
+    "units without hooks, with one of two modules": fixed(["head", "embed2"], "body.layers.0", "embed", network={**layers(), "inputs": 2}),
+}
+
+
 def random_modules(rng, network):
     """Modules that can be units: all but lists. Inner ones first."""
     names = ["embed", "head"] + (["norm"] if network["norm"] else []) + (["embed2"] if network["inputs"] == 2 else [])
@@ -294,4 +339,4 @@ def judge(ours, pools, case):
 
 
 if __name__ == "__main__":
-    sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"PyTorch {torch.__version__} FSDP2", "0:6,7:11,12:16", "0:1500"))
+    sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"PyTorch {torch.__version__} FSDP2", "0:11,12:15", "0:1500", FIXED, PLAIN))

@@ -46,6 +46,17 @@ def _mesh_of(plan, mesh, device_type):
     return mesh
 
 
+def _wrap_further_names(model):
+    """FSDP puts a wrapper where it meets a module first; under its other names the module would run without hooks."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    wrappers = {id(m._fsdp_wrapped_module): m for m in model.modules() if isinstance(m, FullyShardedDataParallel)}
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            wrapper = wrappers.get(id(child))
+            if wrapper is not None and wrapper is not parent:
+                setattr(parent, name, wrapper)
+
+
 def apply_plan(model, plan="fsdp1_plan.json", mesh=None, device_type=None, **options):
     """A FullyShardedDataParallel around `model`. Raises PlanError, before any change, when something does not fit.
 
@@ -76,6 +87,7 @@ def apply_plan(model, plan="fsdp1_plan.json", mesh=None, device_type=None, **opt
         backward_prefetch=prefetch[choices["backward_prefetch"]], forward_prefetch=choices["forward_prefetch"],
         limit_all_gathers=choices["limit_all_gathers"], use_orig_params=choices["use_orig_params"],
         mixed_precision=mixed, **options)
+    _wrap_further_names(wrapped)
     wrapped._shardwright_plan = plan
     return wrapped
 

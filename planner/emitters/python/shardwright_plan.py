@@ -89,15 +89,14 @@ def _check_ties(planned, params, problems):
 
 
 def _unit_of_parameters(plan, modules):
-    """By storage, the index of the unit that takes it: modules inside others come first."""
-    depth = lambda fqn: -1 if fqn == "" else fqn.count(".")
-    order = sorted(((depth(fqn), u, fqn) for u, unit in enumerate(plan["units"]) for fqn in unit["modules"]),
-                   key=lambda entry: -entry[0])
+    """By storage, the index of the unit that takes it: modules inside others come first, by whatever name they are inside."""
+    size = lambda fqn: sum(1 for _ in modules[fqn].modules())
+    order = sorted(((size(fqn), u, fqn) for u, unit in enumerate(plan["units"]) for fqn in unit["modules"] if fqn in modules),
+                   key=lambda entry: entry[0])
     unit_of = {}
     for _, u, fqn in order:
-        if fqn in modules:
-            for param in modules[fqn].parameters():
-                unit_of.setdefault(id(param), u)
+        for param in modules[fqn].parameters():
+            unit_of.setdefault(id(param), u)
     return unit_of
 
 
@@ -232,7 +231,7 @@ def wrap_recompute(model, plan, modules):
         wrappers[id(module)] = wrapper
     parents = list(model.modules())
     for parent in parents:
-        for name, child in list(parent.named_children()):
+        for name, child in list(parent._modules.items()):  # named_children() leaves out a second name
             wrapper = wrappers.get(id(child))
             if wrapper is not None and wrapper is not parent:
                 setattr(parent, name, wrapper)
