@@ -185,29 +185,41 @@ class Placer {
     return peak;
   }
 
+  static std::vector<std::int64_t> OffsetsOf(const std::vector<ArenaItem>& items) {
+    std::vector<std::int64_t> offsets;
+    offsets.reserve(items.size());
+    for (const ArenaItem& item : items) {
+      offsets.push_back(item.offset);
+    }
+    return offsets;
+  }
+
   // Packs the lives of a body in classes of falling size, each around those before it: large lives
   // find few gaps, small ones many. Keeps the best attempt.
-  std::int64_t PackBest(const std::vector<ArenaItem>& items, std::int64_t base, std::size_t length,
+  std::int64_t PackBest(std::vector<ArenaItem> items, std::int64_t base, std::size_t length,
                         std::vector<Bytes>& offsets) const {
     const std::int64_t in_use = PeakInUseOf(items, length);
-    std::vector<ArenaItem> best;
+    // Items are large and many: of the attempts only the offsets are kept.
+    const std::vector<std::int64_t> given = OffsetsOf(items);
+    std::vector<std::int64_t> best;
     std::int64_t best_end = 0;
     for (const SizeClasses& classes : kAttempts) {
-      std::vector<ArenaItem> attempt = items;
-      for (ArenaItem& item : attempt) {
+      for (std::size_t i = 0; i < items.size(); ++i) {
+        ArenaItem& item = items[i];
+        item.offset = given[i];
         item.level = item.offset >= 0 ? 0 : ClassOf(item.size, in_use, classes);
       }
-      const std::int64_t end = PackArena(attempt, base);
+      const std::int64_t end = PackArena(items, base);
       if (best.empty() || end < best_end) {
-        best = std::move(attempt);
+        best = OffsetsOf(items);
         best_end = end;
       }
       if (best_end <= base + in_use + in_use / kGoodEnough) {
         break;
       }
     }
-    for (const ArenaItem& item : best) {
-      offsets[item.buffer] = Bytes(item.offset);
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      offsets[items[i].buffer] = Bytes(best[i]);
     }
     return best_end;
   }
@@ -278,7 +290,7 @@ class Placer {
       items.push_back(Is(entry.buffer, lifetime) ? ItemOf(*entry.life, births_[pass])
                                                  : CarriedItem(entry, offsets[entry.buffer]));
     }
-    return PackBest(items, base, lives_.passes[pass].body->size(), offsets);
+    return PackBest(std::move(items), base, lives_.passes[pass].body->size(), offsets);
   }
 
   std::int64_t PlaceStep(std::int64_t base, std::vector<Bytes>& offsets) const {
@@ -316,7 +328,7 @@ class Placer {
       item.before_next_birth = LifeOf(buffers_[entry.buffer].second_step).before_birth;
       item.follows_last_run = item.before_next_birth.Covers(all_last);
     }
-    return PackBest(items, base, program_.step.size(), offsets);
+    return PackBest(std::move(items), base, program_.step.size(), offsets);
   }
 
   // From when on a step may use the bytes of a carried buffer that the last step has left behind,

@@ -2,82 +2,93 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
+#include <iterator>
 #include <limits>
+#include <map>
+#include <set>
 #include <utility>
 
 namespace shardwright {
 namespace {
 
 constexpr std::int32_t kNone = -1;  // never occupied so far
-constexpr std::int32_t kSafe = -2;  // occupied first by a life that needs no check
-constexpr std::size_t kBlock = 8;   // segments that are skipped together
 constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
+
+using Range = std::pair<std::int64_t, std::int64_t>;  // [begin, end)
 
 std::size_t IndexOf(Stream stream) {
   return static_cast<std::size_t>(stream);
 }
 
-// Consecutive stretches of bytes, each with one history; each ends where the next one begins. The
-// last one was never occupied and has no end. Kept as one array per field, since the search for a
-// gap reads little but the release positions of one stream.
-class Segments {
+// The bytes that what is born on one stream may take now, as runs that do not touch each other. The
+// last one has no end. Every change and every search costs the logarithm of their number.
+class FreeRuns {
  public:
-  // `streams`: those on which something is born.
-  Segments(std::int64_t base, std::vector<std::size_t> streams) : streams_(std::move(streams)) {
-    begin.assign(1, base);
-    first.assign(1, kNone);
-    for (const std::size_t s : streams_) {
-      release[s].assign(1, 0);
+  using Runs = std::map<std::int64_t, std::int64_t>;  // begin to end
+
+  explicit FreeRuns(std::int64_t base = 0) : runs_{{base, kUnbounded}} {}
+
+  // Adds bytes of which none is free.
+  void Add(std::int64_t begin, std::int64_t end) {
+    auto next = runs_.upper_bound(begin);
+    if (next != runs_.end() && next->first == end) {
+      end = next->second;
+      next = Drop(next);
     }
+    if (next != runs_.begin() && std::prev(next)->second == begin) {
+      begin = std::prev(next)->first;
+      next = Drop(std::prev(next));
+    }
+    Put(next, begin, end);
   }
 
-  std::vector<std::int64_t> begin;
-  std::vector<std::int32_t> first;  // item that holds it first in each run; kNone, kSafe
-  std::array<std::vector<std::int32_t>, kStreamCount> release;  // of the last holder, by stream
-
-  [[nodiscard]] std::size_t size() const { return begin.size(); }
-
-  // Splits the segment that contains `at`, so that one begins there. Returns its index.
-  std::size_t SplitAt(std::int64_t at) {
-    const auto after = std::upper_bound(begin.begin(), begin.end(), at);
-    const std::ptrdiff_t next = after - begin.begin();
-    if (*(after - 1) == at) {
-      return static_cast<std::size_t>(next - 1);
+  // Takes away bytes, free or not.
+  void Remove(std::int64_t begin, std::int64_t end) {
+    auto run = runs_.upper_bound(begin);
+    if (run != runs_.begin() && std::prev(run)->second > begin) {
+      --run;
     }
-    const auto old = static_cast<std::size_t>(next - 1);
-    begin.insert(after, at);
-    first.insert(first.begin() + next, first[old]);
-    for (const std::size_t s : streams_) {
-      release[s].insert(release[s].begin() + next, release[s][old]);
-    }
-    return old + 1;
-  }
-
-  // Overwrites segment `to` with `from`'s bytes and a new holder.
-  void Write(std::size_t to, std::size_t from, std::int32_t first_holder, const ArenaItem& holder) {
-    begin[to] = begin[from];
-    first[to] = first_holder;
-    for (const std::size_t s : streams_) {
-      release[s][to] = holder.release[s];
-    }
-  }
-
-  void Erase(std::size_t from, std::size_t to) {
-    const auto erase = [&](auto& values) {
-      values.erase(values.begin() + static_cast<std::ptrdiff_t>(from),
-                   values.begin() + static_cast<std::ptrdiff_t>(to));
-    };
-    if (from < to) {
-      erase(begin);
-      erase(first);
-      for (const std::size_t s : streams_) {
-        erase(release[s]);
+    while (run != runs_.end() && run->first < end) {
+      const Range old = *run;
+      run = Drop(run);
+      if (old.first < begin) {
+        Put(run, old.first, begin);
+      }
+      if (end < old.second) {
+        Put(run, end, old.second);
+        return;
       }
     }
   }
 
+  // The first run that ends behind a byte.
+  [[nodiscard]] Runs::const_iterator FirstBehind(std::int64_t byte) const {
+    const auto next = runs_.upper_bound(byte);
+    return next != runs_.begin() && std::prev(next)->second > byte ? std::prev(next) : next;
+  }
+  [[nodiscard]] Runs::const_iterator end() const { return runs_.end(); }
+  [[nodiscard]] std::int64_t last_begin() const { return runs_.rbegin()->first; }
+
+  // The others by length, then begin.
+  [[nodiscard]] const std::set<Range>& by_length() const { return by_length_; }
+
  private:
-  std::vector<std::size_t> streams_;
+  Runs::iterator Drop(Runs::iterator run) {
+    if (run->second != kUnbounded) {
+      by_length_.erase({run->second - run->first, run->first});
+    }
+    return runs_.erase(run);
+  }
+  void Put(Runs::iterator before, std::int64_t begin, std::int64_t end) {
+    runs_.emplace_hint(before, begin, end);
+    if (end != kUnbounded) {
+      by_length_.emplace(end - begin, begin);
+    }
+  }
+
+  Runs runs_;
+  std::set<Range> by_length_;
 };
 
 class Packer {
@@ -104,7 +115,12 @@ class Packer {
 
  private:
   void RunLevel(int level) {
-    segments_ = Segments(base_, streams_);
+    holders_ = {{base_, kNone}};
+    early_.clear();
+    for (std::size_t s = 0; s < kStreamCount; ++s) {
+      free_[s] = FreeRuns(base_);
+      releases_[s].clear();
+    }
     CollectFixed(level);
     for (std::size_t i = 0; i < items_.size(); ++i) {
       ArenaItem& item = items_[i];
@@ -159,65 +175,81 @@ class Packer {
         }
       }
     }
+    if (!item.precedes_next_run) {
+      for (const Early& early : early_) {
+        if (!items_[early.first].before_next_birth.Covers(item.last)) {
+          forbidden_.push_back(early.bytes);
+        }
+      }
+    }
     std::sort(forbidden_.begin(), forbidden_.end());
+    JoinForbidden();
   }
 
-  // May `item` take bytes that `first` will hold first in the next run?
-  [[nodiscard]] bool MayPrecede(const ArenaItem& item, std::int32_t first) const {
-    return first < 0 || item.precedes_next_run ||
-           items_[static_cast<std::size_t>(first)].before_next_birth.Covers(item.last);
+  void JoinForbidden() {
+    std::size_t count = 0;
+    for (const Range& range : forbidden_) {
+      if (count > 0 && range.first <= forbidden_[count - 1].second) {
+        forbidden_[count - 1].second = std::max(forbidden_[count - 1].second, range.second);
+      } else {
+        forbidden_[count++] = range;
+      }
+    }
+    forbidden_.resize(count);
   }
 
   std::int64_t FindGap(std::size_t i) {
     const ArenaItem& item = items_[i];
+    ReleaseUntil(item.birth, IndexOf(item.stream));
     CollectForbidden(i);
+    const FreeRuns& runs = free_[IndexOf(item.stream)];
     next_forbidden_ = 0;
     best_offset_ = -1;
     best_room_ = kUnbounded;
-    const std::vector<std::int32_t>& release = segments_.release[IndexOf(item.stream)];
-    std::int64_t run_begin = -1;  // of the free stretch that is being read, or -1
-    std::size_t g = 0;
-    while (g < release.size()) {
-      if (IsBlockHeld(release, g, item.birth)) {
-        EndRun(run_begin, segments_.begin[g], item.size);
-        g += kBlock;
-        continue;
-      }
-      const std::size_t block_end = std::min(g + kBlock, release.size());
-      for (; g < block_end; ++g) {
-        if (release[g] <= item.birth && MayPrecede(item, segments_.first[g])) {
-          run_begin = run_begin < 0 ? segments_.begin[g] : run_begin;
-        } else {
-          EndRun(run_begin, segments_.begin[g], item.size);
-        }
+    cut_.clear();  // begins of the runs that hold forbidden bytes, ascending
+    std::int64_t done = -1;
+    for (const Range& range : forbidden_) {
+      auto run = runs.FirstBehind(std::max(range.first, done));
+      for (; run != runs.end() && run->first < range.second; ++run) {
+        OfferRun(run->first, run->second, item.size);
+        cut_.push_back(run->first);
+        done = run->second;
       }
     }
-    OfferRun(run_begin, kUnbounded, item.size);  // the last segment is always free
+    const std::set<Range>& others = runs.by_length();
+    for (auto run = others.lower_bound({item.size, 0}); run != others.end(); ++run) {
+      if (!std::binary_search(cut_.begin(), cut_.end(), run->second)) {
+        Offer(run->second, run->second + run->first, item.size);
+        break;
+      }
+    }
+    if (cut_.empty() || cut_.back() != runs.last_begin()) {
+      Offer(runs.last_begin(), kUnbounded, item.size);
+    }
     return best_offset_;
   }
 
-  // Are all of the kBlock segments from g on in use at `birth`? A quick way past the long lives. A
-  // difference has its sign bit set where a segment is released.
-  static bool IsBlockHeld(const std::vector<std::int32_t>& release, std::size_t g,
-                          std::int32_t birth) {
-    if (g + kBlock > release.size()) {
-      return false;
+  // What was released on stream `s` up to a birth is free for it, unless something else has taken
+  // the bytes since.
+  void ReleaseUntil(std::int32_t birth, std::size_t s) {
+    std::vector<Release>& queue = releases_[s];
+    while (!queue.empty() && queue.front().first <= birth) {
+      std::pop_heap(queue.begin(), queue.end(), std::greater<>());
+      const std::int32_t i = queue.back().second;
+      queue.pop_back();
+      const ArenaItem& item = items_[static_cast<std::size_t>(i)];
+      auto piece = holders_.lower_bound(item.offset);
+      while (piece->first < item.offset + item.size) {
+        const auto next = std::next(piece);
+        if (piece->second == i) {
+          free_[s].Add(piece->first, next->first);
+        }
+        piece = next;
+      }
     }
-    std::int32_t any_released = 0;
-    for (std::size_t i = 0; i < kBlock; ++i) {
-      any_released |= release[g + i] - birth - 1;
-    }
-    return any_released >= 0;
   }
 
-  void EndRun(std::int64_t& run_begin, std::int64_t end, std::int64_t size) {
-    if (run_begin >= 0) {
-      OfferRun(run_begin, end, size);
-      run_begin = -1;
-    }
-  }
-
-  // Offers the free bytes [begin, end) without the forbidden ones. Runs come in ascending order.
+  // Offers the free bytes [begin, end) without the forbidden ones. Called in ascending order.
   void OfferRun(std::int64_t begin, std::int64_t end, std::int64_t size) {
     while (next_forbidden_ < forbidden_.size() && forbidden_[next_forbidden_].second <= begin) {
       ++next_forbidden_;
@@ -238,10 +270,10 @@ class Packer {
     // charge.
     const std::int64_t room =
         end == kUnbounded && begin + size <= highest_ ? highest_ - begin : end - begin;
-    if (end - begin >= size && room < best_room_) {
+    const bool is_better =
+        best_offset_ < 0 || room < best_room_ || (room == best_room_ && begin < best_offset_);
+    if (end - begin >= size && is_better) {
       best_room_ = room;
-      best_offset_ = begin;
-    } else if (best_offset_ < 0 && end == kUnbounded) {
       best_offset_ = begin;
     }
   }
@@ -252,30 +284,52 @@ class Packer {
     if (item.size == 0) {
       return;
     }
-    const std::size_t from = segments_.SplitAt(item.offset);
-    const std::size_t to = segments_.SplitAt(item.offset + item.size);
-    std::size_t write = from;
-    for (std::size_t read = from; read < to; ++read) {
-      std::int32_t first = segments_.first[read];
-      if (first == kNone) {
-        first = item.follows_last_run ? kSafe : i;
+    const auto from = SplitAt(item.offset);
+    const auto to = SplitAt(item.offset + item.size);
+    if (!item.follows_last_run) {
+      for (auto piece = from; piece != to; ++piece) {
+        if (piece->second == kNone) {
+          early_.push_back({{piece->first, std::next(piece)->first}, static_cast<std::size_t>(i)});
+        }
       }
-      if (write > from && segments_.first[write - 1] == first) {
-        continue;
-      }
-      segments_.Write(write++, read, first, item);
     }
-    segments_.Erase(write, to);
+    from->second = i;
+    holders_.erase(std::next(from), to);
+    for (const std::size_t s : streams_) {
+      free_[s].Remove(item.offset, item.offset + item.size);
+      if (item.release[s] != ArenaItem::kNever) {
+        releases_[s].emplace_back(item.release[s], i);
+        std::push_heap(releases_[s].begin(), releases_[s].end(), std::greater<>());
+      }
+    }
   }
+
+  // Splits the piece that contains `at`, so that one begins there.
+  std::map<std::int64_t, std::int32_t>::iterator SplitAt(std::int64_t at) {
+    const auto after = holders_.upper_bound(at);
+    const auto old = std::prev(after);
+    return old->first == at ? old : holders_.emplace_hint(after, at, old->second);
+  }
+
+  // Bytes that an item holds first in each run, and that the last run may still use.
+  struct Early {
+    Range bytes;
+    std::size_t first;
+  };
+  using Release = std::pair<std::int32_t, std::int32_t>;  // position, item
 
   std::vector<ArenaItem>& items_;
   std::int64_t base_;
-  std::vector<std::size_t> streams_;  // on which something is born
-  Segments segments_{0, {}};
+  std::vector<std::size_t> streams_;              // on which something is born
+  std::map<std::int64_t, std::int32_t> holders_;  // pieces by begin: the last item on them
+  std::vector<Early> early_;
+  std::array<FreeRuns, kStreamCount> free_;
+  std::array<std::vector<Release>, kStreamCount> releases_;  // heaps, the next one first
   std::int64_t highest_ = 0;
   std::array<std::vector<std::int32_t>, kStreamCount> fixed_;  // by birth stream, ascending
   std::vector<std::int32_t> unsafe_fixed_;
-  std::vector<std::pair<std::int64_t, std::int64_t>> forbidden_;  // [begin, end), ascending
+  std::vector<Range> forbidden_;  // ascending
+  std::vector<std::int64_t> cut_;
   std::size_t next_forbidden_ = 0;
   std::int64_t best_offset_ = -1;
   std::int64_t best_room_ = 0;
