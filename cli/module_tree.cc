@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -158,6 +159,10 @@ ModuleNotes PlainNotes(const Model& model) {
 
 ModuleNotes PlanNotes(const Model& model, const Plan& plan, const Program& program) {
   ModuleNotes notes = PlainNotes(model);
+  std::unordered_map<std::string_view, std::size_t> modules;  // by name
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    modules.emplace(model.modules[m].fqn, m);
+  }
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     const UnitPlan& unit = plan.units[u];
     std::string text = unit.modules.size() > 1 ? "unit " + unit.name : std::string("unit");
@@ -166,13 +171,13 @@ ModuleNotes PlanNotes(const Model& model, const Plan& plan, const Program& progr
       text += ", " + ReshardText(unit.reshard);
     }
     for (const std::string& fqn : unit.modules) {
-      const ModuleId id = FindModule(model, fqn);
-      notes.class_names[id.value] = WrappedClass(plan.dialect, notes.class_names[id.value]);
-      AddComment(notes.comments[id.value], text);
+      const std::size_t m = modules.at(fqn);
+      notes.class_names[m] = WrappedClass(plan.dialect, notes.class_names[m]);
+      AddComment(notes.comments[m], text);
     }
   }
   for (const RecomputeRegion& region : plan.recompute) {
-    std::string& comment = notes.comments[FindModule(model, region.module).value];
+    std::string& comment = notes.comments[modules.at(region.module)];
     AddComment(comment, region.kind == RecomputeKind::kFull
                             ? std::string("recomputed")
                             : "recomputed but for attention and one linear in " +

@@ -291,7 +291,7 @@ void CheckRecompute(const Model& model, const Plan& plan, const std::string& whe
     }
   }
   std::vector<std::size_t> inside(model.modules.size(), kNoRegion);  // nearest region at or above
-  std::size_t found = 0;
+  std::vector<bool> is_found(plan.recompute.size(), false);
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     const Module& module = model.modules[m];
     inside[m] = module.parent.valid() ? inside[module.parent.value] : kNoRegion;
@@ -305,10 +305,10 @@ void CheckRecompute(const Model& model, const Plan& plan, const std::string& whe
                        "it lies inside " + Quoted(plan.recompute[inside[m]].module));
     }
     inside[m] = region->second;
-    ++found;
+    is_found[region->second] = true;
   }
-  for (std::size_t r = 0; found < plan.recompute.size() && r < plan.recompute.size(); ++r) {
-    if (!FindModule(model, plan.recompute[r].module).valid()) {
+  for (std::size_t r = 0; r < plan.recompute.size(); ++r) {
+    if (!is_found[r]) {
       throw internal::UnknownModule(model, plan.recompute[r].module,
                                     FieldOf(where, "recompute[" + std::to_string(r) + "].module"));
     }

@@ -146,6 +146,9 @@ class Budgets(ShardwrightTestCase):
         (self.folder / "config.json").write_text(json.dumps(config))
         job = ("--model", "config.json", "--cluster", "dgx-a100", "--seq", "128")
         self.cost("plan.json", None, "plan", *job, "--recompute", "full", "-o", "plan.json", code=0)
+        self.cost("plan.json", None, "inspect", "plan.json", code=0)
+        self.cost("plan.json", None, "simulate", "plan.json", code=0)
+        self.cost("plan.json", None, "emit", "plan.json", "--to", "fsdp2", "-o", "emitted", code=0)
         self.cost("plan.json", None, "plan", *job, "--search", "--global-batch", "64", "-o", "plan.json",
                   error="got more than 20,000 ops of a model to search plans for, expected at most 20,000; --budget 2")
         config["num_hidden_layers"] = 2_000
