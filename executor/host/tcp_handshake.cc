@@ -47,51 +47,13 @@ std::string TimeText(std::chrono::milliseconds time) {
   return std::to_string(time.count()) + " ms";
 }
 
-// A worker's side of one attempt.
-enum class Outcome { kProven, kClosed };
+std::string WhoIs(const Launch& launch) {
+  return "rank " + std::to_string(launch.rank);
+}
 
 [[noreturn]] void ThrowNotFirst(const std::string& who, const std::string& where,
                                 const std::string& why) {
   throw RunError(who + ": what answers at " + where + " is not rank 0 of this run: " + why);
-}
-
-// Closed before it proved anything: process 0 does that when too many knock at once, so that the
-// caller may try again.
-Outcome Prove(const Socket& socket, const Launch& launch, const std::string& who,
-              const std::string& where, std::chrono::milliseconds timeout, Session* session) {
-  if (MeetsWithinUser(launch) && !socket.PeerIsThisUser()) {
-    ThrowNotFirst(who, where, "it belongs to another user");
-  }
-  socket.LimitReads(timeout);
-  socket.LimitWrites(timeout);
-  Challenge challenge;
-  if (!socket.Read(&challenge, sizeof challenge)) {
-    if (errno == EAGAIN) {
-      ThrowNotFirst(who, where, "it says nothing");
-    }
-    return Outcome::kClosed;
-  }
-  if (challenge.magic != kHandshake) {
-    ThrowNotFirst(who, where, "it does not speak this version's protocol");
-  }
-  Answer answer{.nonce = NewNonce()};
-  *session = Session(launch.key, challenge.nonce, answer.nonce);
-  answer.proof = session->WorkerProof();
-  Acceptance acceptance;
-  if (!socket.Write(&answer, sizeof answer) || !socket.Read(&acceptance, sizeof acceptance)) {
-    return Outcome::kClosed;
-  }
-  if (acceptance.magic != kHandshake) {
-    ThrowNotFirst(who, where, "it does not speak this version's protocol");
-  }
-  if (AreEqual(acceptance.proof, Digest{})) {
-    throw RunError(who + ": rank 0 at " + where +
-                   " has another key; give all ranks the same --rendezvous-key");
-  }
-  if (!AreEqual(acceptance.proof, session->FirstProof())) {
-    ThrowNotFirst(who, where, "it does not prove the run's key");
-  }
-  return Outcome::kProven;
 }
 
 }  // namespace
@@ -192,9 +154,47 @@ std::string_view JobOf(const Launch& launch) {
   return std::string_view(launch.job).substr(0, kLongestJob);
 }
 
+bool Prove(const Socket& socket, const Launch& launch, const std::string& where,
+           std::chrono::milliseconds timeout, Session* session) {
+  const std::string who = WhoIs(launch);
+  if (MeetsWithinUser(launch) && !socket.PeerIsThisUser()) {
+    ThrowNotFirst(who, where, "it belongs to another user");
+  }
+  socket.LimitReads(timeout);
+  socket.LimitWrites(timeout);
+  Challenge challenge;
+  if (!socket.Read(&challenge, sizeof challenge)) {
+    if (errno == EAGAIN) {
+      ThrowNotFirst(who, where, "it says nothing");
+    }
+    return false;
+  }
+  if (challenge.magic != kHandshake) {
+    ThrowNotFirst(who, where, "it does not speak this version's protocol");
+  }
+  Answer answer{.nonce = NewNonce()};
+  *session = Session(launch.key, challenge.nonce, answer.nonce);
+  answer.proof = session->WorkerProof();
+  Acceptance acceptance;
+  if (!socket.Write(&answer, sizeof answer) || !socket.Read(&acceptance, sizeof acceptance)) {
+    return false;
+  }
+  if (acceptance.magic != kHandshake) {
+    ThrowNotFirst(who, where, "it does not speak this version's protocol");
+  }
+  if (AreEqual(acceptance.proof, Digest{})) {
+    throw RunError(who + ": rank 0 at " + where +
+                   " has another key; give all ranks the same --rendezvous-key");
+  }
+  if (!AreEqual(acceptance.proof, session->FirstProof())) {
+    ThrowNotFirst(who, where, "it does not prove the run's key");
+  }
+  return true;
+}
+
 Socket Join(const Launch& launch, int port, std::chrono::milliseconds timeout) {
   const Clock::time_point deadline = Clock::now() + timeout;
-  const std::string who = "rank " + std::to_string(launch.rank);
+  const std::string who = WhoIs(launch);
   const std::string where = launch.address + ':' + std::to_string(port);
   std::string problem;
   Session session;
@@ -204,7 +204,7 @@ Socket Join(const Launch& launch, int port, std::chrono::milliseconds timeout) {
     if (socket.fd() >= 0) {
       Configure(socket);
       // The relay says who is missing; this is for one that says nothing.
-      if (Prove(socket, launch, who, where, 2 * timeout, &session) == Outcome::kProven) {
+      if (Prove(socket, launch, where, 2 * timeout, &session)) {
         break;
       }
       problem = "it closes the connection";

@@ -69,6 +69,11 @@ class Session {
 inline constexpr std::size_t kLongestJob = 1024;
 [[nodiscard]] std::string_view JobOf(const Launch& launch);
 
+// A worker's side of one attempt to prove the key, up to its hello. False: the other end, at
+// `where`, has closed before it proved anything; process 0 does that when too many knock at once,
+// so that the caller may try again. Throws RunError where it is not process 0 of this run.
+[[nodiscard]] bool Prove(const Socket& socket, const Launch& launch, const std::string& where,
+                         std::chrono::milliseconds timeout, Session* session);
 // A worker's way in: finds process 0, proves the key and has it prove it, says who this is, and
 // waits for the welcome. Throws RunError that names the address.
 [[nodiscard]] Socket Join(const Launch& launch, int port, std::chrono::milliseconds timeout);

@@ -16,6 +16,7 @@
 #include "executor/host/fault.h"
 #include "executor/host/tcp_frames.h"
 #include "executor/host/tcp_handshake.h"
+#include "executor/host/tcp_mailbox.h"
 #include "executor/host/tcp_relay.h"
 #include "executor/host/tcp_socket.h"
 #include "executor/host/together.h"
@@ -29,11 +30,7 @@ using tcp::Kind;
 class TcpProcesses : public MessagePassing {
  public:
   TcpProcesses(const Launch& launch, std::chrono::milliseconds timeout)
-      : rank_(launch.rank), size_(launch.size), timeout_(timeout) {
-    members_.emplace_back();
-    for (int r = 0; r < size_; ++r) {
-      members_.front().push_back(r);
-    }
+      : rank_(launch.rank), size_(launch.size), timeout_(timeout), mailbox_(rank_, size_) {
     if (rank_ == 0) {
       relay_ = std::make_unique<tcp::Relay>(launch, timeout);
       socket_ = relay_->TakeOwn();
@@ -58,14 +55,14 @@ class TcpProcesses : public MessagePassing {
     const auto* const mine = reinterpret_cast<const std::byte*>(&color);
     const std::vector<std::byte> bytes(mine, mine + sizeof color);
     const auto colors = ShareBytes(*this, kAll, {"groups of ranks"}, bytes);
-    const std::lock_guard lock(mutex_);
-    members_.emplace_back();
+    std::vector<int> members;
     for (int r = 0; r < size_; ++r) {
       if (colors[static_cast<std::size_t>(r)] == bytes) {
-        members_.back().push_back(r);
+        members.push_back(r);
       }
     }
-    return static_cast<Channel>(members_.size()) - 1;
+    const std::lock_guard lock(mutex_);
+    return mailbox_.AddChannel(std::move(members));
   }
 
   [[nodiscard]] std::unique_ptr<Pending> Send(Channel channel, int to, const void* data,
@@ -99,7 +96,8 @@ class TcpProcesses : public MessagePassing {
   void Finish() override {
     Write({.kind = Kind::kBye, .from = rank_, .to = tcp::kEverybody}, nullptr);
     std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, timeout_, [&] { return finished_ || !cause_.empty(); })) {
+    if (!changed_.wait_for(lock, timeout_,
+                           [&] { return mailbox_.finished() || !cause_.empty(); })) {
       std::set<std::int64_t> others;
       for (int r = 0; r < size_; ++r) {
         others.insert(r);
@@ -112,7 +110,7 @@ class TcpProcesses : public MessagePassing {
   void Fail(const std::string& cause) override {
     {
       const std::lock_guard lock(mutex_);
-      if (!cause_.empty() || finished_) {
+      if (!cause_.empty() || mailbox_.finished()) {
         return;
       }
       cause_ = cause;
@@ -162,49 +160,34 @@ class TcpProcesses : public MessagePassing {
   }
   [[nodiscard]] std::vector<std::byte> PostOf(int rank) override {
     const std::lock_guard lock(mutex_);
-    const auto found = notices_.find(rank);
-    return found == notices_.end() ? std::vector<std::byte>() : found->second;
+    return mailbox_.NoticeOf(rank);
   }
 
  private:
-  // Messages of one sender on one channel, in the order in which they were sent; receivers take
-  // them in the order in which they asked.
-  struct Inbox {
-    std::uint64_t asked = 0, arrived = 0;
-    std::map<std::uint64_t, std::vector<std::byte>> messages;
-    std::vector<std::byte> begun;  // what has come of the next one
-    std::int64_t left = 0;         // what is to come of it
-  };
-  // What may have arrived and wait for its receiver, of all channels. Collectives are never more
-  // than a piece ahead of each other, and everything else waits to be asked.
-  static constexpr std::int64_t kMostUnread = std::int64_t{1} << 28;
-  static constexpr std::int64_t kPerMessage = 128;  // what an empty one takes, roughly
-
   // Some messages that are expected; over when all have come.
   class Group : public Pending {
    public:
     explicit Group(TcpProcesses& all) : all_(all) {}
     void Expect(Channel channel, int from, void* data, std::int64_t bytes) {
       const std::lock_guard lock(all_.mutex_);
-      Inbox& inbox = all_.InboxOf(channel, from);
-      expected_.push_back({&inbox, all_.RankOf(channel, from), inbox.asked++, data, bytes});
+      const int rank = all_.RankOf(channel, from);
+      tcp::Mailbox::Inbox& inbox = all_.mailbox_.InboxOf(channel, rank);
+      expected_.push_back({&inbox, rank, inbox.asked++, data, bytes});
     }
     [[nodiscard]] bool IsOver() override {
       const std::lock_guard lock(all_.mutex_);
       std::erase_if(expected_, [this](const Expected& e) {
-        const auto found = e.inbox->messages.find(e.number);
-        if (found == e.inbox->messages.end()) {
+        std::vector<std::byte> message;
+        if (!all_.mailbox_.Collect(*e.inbox, e.number, &message)) {
           return false;
         }
-        const std::int64_t came = std::ssize(found->second);
+        const std::int64_t came = std::ssize(message);
         if (came != e.bytes) {
           throw RunError("rank " + std::to_string(all_.rank_) + ": a message of rank " +
                          std::to_string(e.from) + " has " + std::to_string(came) +
                          " bytes, expected " + std::to_string(e.bytes));
         }
-        all_.unread_ -= came + kPerMessage;
-        std::copy(found->second.begin(), found->second.end(), static_cast<std::byte*>(e.data));
-        e.inbox->messages.erase(found);
+        std::copy(message.begin(), message.end(), static_cast<std::byte*>(e.data));
         return true;
       });
       if (!expected_.empty() && !all_.cause_.empty()) {
@@ -215,7 +198,7 @@ class TcpProcesses : public MessagePassing {
 
    private:
     struct Expected {
-      Inbox* inbox = nullptr;
+      tcp::Mailbox::Inbox* inbox = nullptr;
       int from = 0;  // its rank
       std::uint64_t number = 0;
       void* data = nullptr;
@@ -226,14 +209,11 @@ class TcpProcesses : public MessagePassing {
   };
 
   [[nodiscard]] int RankOf(Channel channel, int member) const {
-    return members_[static_cast<std::size_t>(channel)][static_cast<std::size_t>(member)];
-  }
-  [[nodiscard]] Inbox& InboxOf(Channel channel, int member) {
-    return inboxes_[{channel, RankOf(channel, member)}];
+    return mailbox_.MembersOf(channel)[static_cast<std::size_t>(member)];
   }
   [[nodiscard]] int MemberOf(Channel channel) {
     const std::lock_guard lock(mutex_);
-    const std::vector<int>& members = members_[static_cast<std::size_t>(channel)];
+    const std::vector<int>& members = mailbox_.MembersOf(channel);
     return static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
   }
 
@@ -291,7 +271,7 @@ class TcpProcesses : public MessagePassing {
     try {
       Frame frame;
       while (problem.empty() && socket_.Read(&frame, sizeof frame)) {
-        problem = ProblemOf(frame);
+        problem = mailbox_.ProblemOf(frame);
         std::vector<std::byte> data(problem.empty() ? static_cast<std::size_t>(frame.bytes)
                                                     : std::size_t{0});
         if (!problem.empty() || !socket_.Read(data.data(), data.size())) {
@@ -311,63 +291,16 @@ class TcpProcesses : public MessagePassing {
     socket_.Shutdown();  // nothing can follow
   }
 
-  // What process 0 may not pass on; empty: it may. Only of its frame, before memory is taken.
-  [[nodiscard]] std::string ProblemOf(const Frame& frame) const {
-    const bool is_known = frame.kind == Kind::kData || frame.kind == Kind::kPost ||
-                          frame.kind == Kind::kFail || frame.kind == Kind::kBye;
-    if (!tcp::IsSane(frame) || !is_known || (frame.kind == Kind::kBye && frame.bytes > 0)) {
-      return "sent what is no message: kind " + std::to_string(static_cast<int>(frame.kind)) +
-             " of " + std::to_string(frame.bytes) + " bytes";
-    }
-    if (frame.from < 0 || frame.from >= size_) {
-      return "sent a message of rank " + std::to_string(frame.from);
-    }
-    if (frame.kind == Kind::kData && frame.to != rank_) {
-      return "sent a message for rank " + std::to_string(frame.to);
-    }
-    return "";
-  }
-  // The same of what it belongs to.
   [[nodiscard]] std::string Take(const Frame& frame, std::vector<std::byte> data) {
     const std::lock_guard lock(mutex_);
-    if (frame.kind == Kind::kBye) {
-      finished_ = true;
-    } else if (frame.kind == Kind::kPost) {
-      notices_[frame.from] = std::move(data);
-    } else {
-      const auto channel = static_cast<std::size_t>(frame.channel);
-      // Another process may have split off a channel that this one does not know yet.
-      if (channel < members_.size() &&
-          !std::binary_search(members_[channel].begin(), members_[channel].end(), frame.from)) {
-        return "sent a message of rank " + std::to_string(frame.from) +
-               " on a channel of other ranks";
-      }
-      Inbox& inbox = inboxes_[{frame.channel, frame.from}];
-      if (inbox.left > 0 && inbox.left != frame.bytes + frame.left) {
-        return "sent a message of rank " + std::to_string(frame.from) + " in wrong pieces";
-      }
-      unread_ += frame.bytes + (inbox.left == 0 ? kPerMessage : 0);
-      if (unread_ > kMostUnread) {
-        return "sent more than " + std::to_string(kMostUnread >> 20) +
-               " MiB that nobody asked for, the last of rank " + std::to_string(frame.from);
-      }
-      inbox.left = frame.left;
-      if (inbox.begun.empty()) {
-        inbox.begun = std::move(data);
-      } else {
-        inbox.begun.insert(inbox.begun.end(), data.begin(), data.end());
-      }
-      if (inbox.left == 0) {
-        inbox.messages.emplace(inbox.arrived++, std::exchange(inbox.begun, {}));
-      }
-    }
+    std::string problem = mailbox_.Take(frame, std::move(data));
     changed_.notify_all();
-    return "";
+    return problem;
   }
   void Hear(const std::string& cause) {
     {
       const std::lock_guard lock(mutex_);
-      if (finished_ || !cause_.empty()) {
+      if (mailbox_.finished() || !cause_.empty()) {
         return;
       }
       cause_ = cause;
@@ -389,13 +322,8 @@ class TcpProcesses : public MessagePassing {
   std::map<const void*, std::function<void(const std::string&)>> watchers_;  // by owner; guarded
   std::mutex mutex_;                                                         // taken last
   std::condition_variable changed_;
-  // All guarded by mutex_; elements of the maps stay where they are.
-  std::vector<std::vector<int>> members_;  // by channel: ranks
-  std::map<std::pair<Channel, int>, Inbox> inboxes_;
-  std::map<int, std::vector<std::byte>> notices_;  // by rank
-  std::string cause_;
-  std::int64_t unread_ = 0;  // in all inboxes
-  bool finished_ = false;
+  tcp::Mailbox mailbox_;  // guarded by mutex_
+  std::string cause_;     // guarded by mutex_
   std::thread reader_;
 };
 

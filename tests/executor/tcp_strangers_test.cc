@@ -217,13 +217,13 @@ TEST_CASE("TcpStrangers.SilentConnectionsKeepNobodyOut") {
   std::unique_ptr<MessagePassing> zero;
   const std::jthread rank0([&] { zero = MeetByTcp(first.launch, kPatience); });
   std::vector<tcp::Socket> silent;
-  for (std::size_t i = 0; i < 3 * tcp::Relay::kMostStrangers; ++i) {
+  for (std::size_t i = 0; i < 3 * tcp::Switchboard::kMostStrangers; ++i) {
     silent.push_back(Knock(first.port));
   }
   // The first have to make room, long before their time is over.
   const auto begin = std::chrono::steady_clock::now();
   CHECK(Closes(silent.front()));
-  CHECK(std::chrono::steady_clock::now() - begin < tcp::Relay::kTimeToProve / 2);
+  CHECK(std::chrono::steady_clock::now() - begin < tcp::Switchboard::kTimeToProve / 2);
   const std::unique_ptr<MessagePassing> one = MeetByTcp(first.Worker(1), kPatience);
   CHECK(std::chrono::steady_clock::now() - begin < kPatience / 2);
   // All are there: the others are closed, and nobody else can come.
