@@ -68,12 +68,15 @@ const Emitter& FindEmitter(const Flag& flag) {
   return Emitters()[ReadChoice(flag, names)];
 }
 
-// Where each file goes. A target of one file takes a file name; "DIR/" and folders that exist
-// take any.
+// A target of one file takes a file name; "DIR/" and folders that exist take any.
+bool IsFolder(const Emission& emission, const std::string& output) {
+  return output.ends_with('/') || std::filesystem::is_directory(output) ||
+         emission.files.size() > 1;
+}
+
+// Where each file goes.
 std::vector<std::string> PathsOf(const Emission& emission, const std::string& output) {
-  const bool is_folder =
-      output.ends_with('/') || std::filesystem::is_directory(output) || emission.files.size() > 1;
-  if (!is_folder) {
+  if (!IsFolder(emission, output)) {
     return {output};
   }
   std::vector<std::string> paths;
@@ -84,12 +87,12 @@ std::vector<std::string> PathsOf(const Emission& emission, const std::string& ou
 }
 
 // All of what is asked for, or nothing.
-void WriteFiles(const Emission& emission, const std::vector<std::string>& paths,
+void WriteFiles(const Emission& emission, const std::vector<std::string>& paths, bool is_folder,
                 const std::string& as_emitted, const Arguments& arguments) {
   std::vector<OutputFile> files;
   std::vector<NamedFile> names;
   for (std::size_t i = 0; i < paths.size(); ++i) {
-    files.push_back({paths[i], emission.files[i].text});
+    files.push_back({paths[i], emission.files[i].text, is_folder});
     names.push_back({"--output", paths[i]});
   }
   if (!as_emitted.empty() && as_emitted != "-") {
@@ -240,7 +243,7 @@ int RunEmit(const Arguments& arguments) {
     paths = PathsOf(emission, output);
   }
   if (writes) {
-    WriteFiles(emission, paths, as_emitted, arguments);
+    WriteFiles(emission, paths, IsFolder(emission, output), as_emitted, arguments);
   }
   if (arguments.IsJson()) {
     arguments.Print(ReportJson(emitter, emission, paths, planned, emitted));

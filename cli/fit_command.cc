@@ -139,7 +139,7 @@ int RunFitCommand(const Arguments& arguments) {
       std::vector<OutputFile> files;
       for (const FittedStack& stack : fit.stacks) {
         files.push_back({output + stack.gpu + "-" + stack.kernel_set + ".json",
-                         FittedProfileJson(stack, source, date)});
+                         FittedProfileJson(stack, source, date), /*is_in_folder=*/true});
       }
       WriteFilesAtomically(files);
     } else {

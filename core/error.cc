@@ -8,16 +8,30 @@
 namespace shardwright {
 namespace {
 
+// No more than so many bytes, and no half UTF-8 character: continuation bytes are 10xxxxxx.
+std::string Cut(std::string_view text, std::size_t limit) {
+  if (text.size() <= limit) {
+    return std::string(text);
+  }
+  while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xc0U) == 0x80U) {
+    --limit;
+  }
+  return std::string(text.substr(0, limit)) + "...";
+}
+
+// A file can hold values of many megabytes, which say no more on a terminal than their beginning.
+constexpr std::size_t kLongestPart = 4000;
+
 std::string FormatInputError(std::string_view where, std::string_view found,
                              std::string_view expected, std::string_view hint) {
   std::string text(where);
   text += ": got ";
-  text += found;
+  text += Cut(found, kLongestPart);
   text += ", expected ";
-  text += expected;
+  text += Cut(expected, kLongestPart);
   if (!hint.empty()) {
     text += "; ";
-    text += hint;
+    text += Cut(hint, kLongestPart);
   }
   return text;
 }
@@ -59,16 +73,7 @@ Path Path::Field(std::string_view name) const {
   if (!p.field_.empty()) {
     p.field_ += '.';
   }
-  if (name.size() <= kLongestName) {
-    p.field_ += name;
-    return p;
-  }
-  std::size_t cut = kLongestName;
-  // Not in the middle of a UTF-8 character: continuation bytes are 10xxxxxx.
-  while (cut > 0 && (static_cast<unsigned char>(name[cut]) & 0xc0U) == 0x80U) {
-    --cut;
-  }
-  p.field_.append(name.substr(0, cut)).append("...");
+  p.field_ += Cut(name, kLongestName);
   return p;
 }
 

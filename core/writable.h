@@ -13,6 +13,9 @@ void CheckWritable(const std::string& file);
 struct OutputFile {
   std::string path;  // of a file; standard output is none
   std::string content;
+  // The user has named the folder, and the program the file: nobody meant a link or a device that
+  // is found in its place, whoever owns it (it may have come out of an archive).
+  bool is_in_folder = false;
 };
 
 // As WriteFileAtomically (core/json.h), all or none, in folders that are made where they are

@@ -72,6 +72,15 @@ class MadeFolders {
   std::vector<std::filesystem::path> made_;
 };
 
+void RefuseLink(const std::string& file) {
+  struct stat status {};
+  if (::lstat(file.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    throw EnvironmentError(file +
+                           ": cannot write: it is a link, folder or device, expected a file "
+                           "or nothing; remove it, or name another folder");
+  }
+}
+
 }  // namespace
 
 void WriteFileAtomically(const std::string& file, std::string_view content) {
@@ -95,6 +104,9 @@ void WriteFilesAtomically(std::span<const OutputFile> files) {
   std::vector<StagedFile> staged;
   staged.reserve(files.size());
   for (const OutputFile& file : files) {
+    if (file.is_in_folder) {
+      RefuseLink(file.path);
+    }
     folders.Make(FollowLinks(file.path).parent_path());
     StagedFile& last = staged.emplace_back(file.path);
     if (!last.is_device()) {

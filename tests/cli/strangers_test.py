@@ -124,6 +124,46 @@ class Outputs(ShardwrightTestCase):
         self.assertEqual(json.loads((self.folder / "plan.json").read_text())["format"], "shardwright-plan")
         self.assertEqual(len(os.listdir(self.folder)), 3)
 
+    def test_links_in_an_output_folder(self):
+        """The user has named the folder only. Links out of an archive are the user's own, and were followed."""
+        self.succeed(*PLAN, "-o", "plan.json")
+        victim = self.folder / "precious"
+        victim.write_text("mine\n")
+        out = self.folder / "out"
+        out.mkdir()
+        link = out / "fsdp2_plan.json"
+        refused = "out/fsdp2_plan.json: cannot write: it is a link, folder or device, expected a file or nothing; remove it, or name another folder"
+        for make in (lambda: link.symlink_to(victim), lambda: link.symlink_to(self.folder / "new"), lambda: os.mkfifo(link)):
+            make()
+            self.assert_fails(4, refused, "emit", "plan.json", "--to", "fsdp2", "-o", "out")
+            link.unlink()
+        self.assertEqual(victim.read_text(), "mine\n")
+        self.assertEqual(sorted(os.listdir(self.folder)), ["out", "plan.json", "precious"])
+        self.assertEqual(os.listdir(out), [])
+        # A link that the user names is the user's; a file may be written again.
+        (self.folder / "link").symlink_to(victim)
+        self.succeed(*PLAN, "-o", "link")
+        self.assertEqual(json.loads(victim.read_text())["format"], "shardwright-plan")
+        for _ in range(2):
+            self.succeed("emit", "plan.json", "--to", "fsdp2", "-o", "out")
+
+
+class Texts(ShardwrightTestCase):
+
+    def test_values_of_megabytes(self):
+        """Errors showed all of them."""
+        text = self.succeed(*PLAN)
+        for old, new, shown in (('"sequence_length": 128', '"sequence_length": ' + "1" * 3_000_000, "number overflow parsing '11"),
+                                ('"dialect": "fsdp2"', '"dialect": "' + "a" * 3_000_000 + '"', 'plan.dialect: got "aa'),
+                                ('"accumulation": 1', '"' + "k" * 3_000_000 + '": 1', ".kk"),
+                                ('"accumulation": 1', ('"' + "k" * 3_000_000 + '": 1,') * 2 + '"accumulation": 1', 'the key "kk')):
+            self.assertEqual(text.count(old), 1)
+            (self.folder / "long.json").write_text(text.replace(old, new))
+            code, _, err = self.run_program("simulate", "long.json")
+            self.assertEqual(code, 3)
+            self.assertIn(shown, err)
+            self.assertLess(len(err), 10_000)
+
 
 if __name__ == "__main__":
     shardwright_test_case.main()

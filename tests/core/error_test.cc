@@ -14,6 +14,14 @@ TEST_CASE("Error: text of an input error") {
   CHECK(std::string(InputError("x", "1", "2", "see y").what()) == "x: got 1, expected 2; see y");
 }
 
+TEST_CASE("InputError: what is found may be megabytes, what is shown is not") {
+  const std::string shown = std::string(3999, 'a');
+  CHECK(std::string(InputError("x", shown + "\u00e9" + shown, "2", shown + "bcd").what()) ==
+        "x: got " + shown + "..., expected 2; " + shown + "b...");
+  CHECK(std::string(InputError("x", shown + "b", "2").what()) ==
+        "x: got " + shown + "b, expected 2");
+}
+
 TEST_CASE("Error: paths") {
   const Path root("f.json");
   CHECK(root.str() == "f.json");
