@@ -268,6 +268,10 @@ std::vector<std::string> SpecsIn(const std::filesystem::path& folder, const std:
       return std::filesystem::path(file).filename().string().find("images-idx3") ==
              std::string::npos;
     });
+    if (files.empty()) {
+      throw InputError(folder.string(), "IDX files without one named *images-idx3*",
+                       "images, whose labels lie beside them");
+    }
   }
   for (std::string& file : files) {
     file.insert(0, prefix);

@@ -336,6 +336,12 @@ TEST_CASE("several files and folders are one after the other") {
   std::filesystem::create_directory(empty);
   CHECK(ErrorOf([&] { (void)OpenDataset(empty, model, 1); }) ==
         empty + ": got a folder without a file, expected a file, or a folder of files");
+  // Labels alone: this crashed.
+  std::ofstream(empty + "/labels") << std::string("\0\0\x08\x01\0\0\0\0", 8);
+  CHECK(ErrorOf([&] { (void)OpenDataset(empty, net, 1); }) ==
+        empty +
+            ": got IDX files without one named *images-idx3*, expected images, whose labels "
+            "lie beside them");
 }
 
 TEST_CASE("files that cannot feed a model's inputs") {
