@@ -155,7 +155,7 @@ class Texts(ShardwrightTestCase):
         text = self.succeed(*PLAN)
         for old, new, shown in (('"sequence_length": 128', '"sequence_length": ' + "1" * 3_000_000, "number overflow parsing '11"),
                                 ('"dialect": "fsdp2"', '"dialect": "' + "a" * 3_000_000 + '"', 'plan.dialect: got "aa'),
-                                ('"accumulation": 1', '"' + "k" * 3_000_000 + '": 1', ".kk"),
+                                ('"accumulation": 1', '"' + "k" * 3_000_000 + '": 1', 'unknown key "kk'),
                                 ('"accumulation": 1', ('"' + "k" * 3_000_000 + '": 1,') * 2 + '"accumulation": 1', 'the key "kk')):
             self.assertEqual(text.count(old), 1)
             (self.folder / "long.json").write_text(text.replace(old, new))
