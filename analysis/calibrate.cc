@@ -300,9 +300,7 @@ void CalibrateHost(const std::vector<CalibrationRun>& runs, const CalibrationSam
         shape.kernel_count == 0 && shape.bytes.value > 0 ? 1.0 : shape.kernel_count;
     if (InfoOf(shape.code).is_collective) {
       row.terms.push_back({kCollective, 1});
-      // As Pricer::PriceCollective has it.
-      if (program.dialect != "native" &&
-          (shape.code == OpCode::kAllGather || shape.code == OpCode::kReduceScatter)) {
+      if (shape.issue == Issue::kHook) {
         row.terms.push_back({kHook, 1});
       }
     } else if (IsHostCopy(shape)) {

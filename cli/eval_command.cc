@@ -68,8 +68,7 @@ int RunEval(const Arguments& arguments) {
   const Model& model = file.model.model;
   const TrainingOptions training = DefaultTrainingOptions(file.job);
   const ForwardPlan forward(file);
-  const SessionInput input{model,        file.kernels,    forward.job,
-                           forward.plan, forward.program, training};
+  const SessionInput input{model, file.kernels, forward.job, forward.program, training};
   const Launch launch = LaunchOf(arguments);
   CheckLoopback(device, file.cluster.RankCount(), launch);
   if (NeedsProcesses(launch, device)) {

@@ -237,8 +237,7 @@ int RunGenerate(const Arguments& arguments) {
     WriteBatch(model, window, sampler, {key.step, key.first_sample, key.count}, views);
   };
   ScoreReader reader(shape.classes);
-  HostSession session({model, file.kernels, forward.job, forward.plan, forward.program, training},
-                      host, run,
+  HostSession session({model, file.kernels, forward.job, forward.program, training}, host, run,
                       [&](ModelKernel kernel) { return reader.Watch(std::move(kernel)); });
   session.runtime().Initialize();
   Load(arguments, model, forward.job, session.runtime());

@@ -149,8 +149,7 @@ struct TestSetUp {
   TestSetUp(const PlanFile& file, const RunFlags& flags, const RunPlace& place)
       : forward(file),
         data(OpenDataset(flags.test_data, file.model.model, flags.training.seed)),
-        evaluator({file.model.model, file.kernels, forward.job, forward.plan, forward.program,
-                   flags.training},
+        evaluator({file.model.model, file.kernels, forward.job, forward.program, flags.training},
                   flags.host, place, *data, forward.job.global_batch) {
     EndProcessOnFault(evaluator.session(), flags.host.processes);
   }
@@ -377,7 +376,7 @@ int RunRun(const Arguments& arguments) {
   flags.loop.sum_loss = flags.training.sum_loss;
   const Model& model = file.model.model;
   const Program program = LowerAndVerify(file);
-  const SessionInput input{model, file.kernels, file.job, file.plan, program, flags.training};
+  const SessionInput input{model, file.kernels, file.job, program, flags.training};
   if (NeedsProcesses(launch, flags.device)) {
     return StartProcesses(input, plan);
   }

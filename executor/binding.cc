@@ -37,9 +37,6 @@ Binder::Binder(const ExecutorInput& input, Rank rank, const RankMemory& memory)
       shard_index_(static_cast<std::int64_t>(rank.value) % input.program.shard_size),
       ranks_(input.program.shard_size * input.program.replicate_size),
       layouts_(input.model, input.program),
-      is_zero12_(program_.dialect == "zero1" || program_.dialect == "zero2"),
-      is_zero3_(program_.dialect == "zero3"),
-      contents_(input.program.buffers.size()),
       fresh_(input.program.buffers.size(), false),
       unit_of_param_(input.model.params.size()),
       states_(input.program.units.size()),
@@ -57,8 +54,8 @@ Binder::Binder(const ExecutorInput& input, Rank rank, const RankMemory& memory)
     module_offset_.push_back(offset);
     offset += m.buffer_elements;
   }
-  for (const Op& op : program_.step.ops) {
-    scales_explicitly_ = scales_explicitly_ || program_.ShapeOf(op).code == OpCode::kGradScale;
+  for (const Buffer& buffer : program_.buffers) {
+    contents_.push_back(Declared(buffer));
   }
 }
 
@@ -99,43 +96,33 @@ const Contents& Binder::ContentsOf(BufferId buffer) const {
   return *contents_[buffer.value];
 }
 
-DType Binder::WidthOf(BufferId buffer, std::int64_t elements) const {
-  const Precision& p = in_.job.precision;
-  const bool sharded = BufferOf(buffer).category == Category::kShardedGradient;
-  for (const DType dtype : {sharded ? p.master : p.reduce, p.param, p.master}) {
-    if (elements * SizeOf(dtype) == BufferOf(buffer).size.value) {
-      return dtype;
-    }
+// What the program says that the buffer holds; buckets are empty at first.
+std::optional<Contents> Binder::Declared(const Buffer& buffer) const {
+  const std::int64_t elements = buffer.size.value / SizeOf(buffer.dtype);
+  const bool is_gradient = buffer.category == Category::kUnshardedGradient ||
+                           buffer.category == Category::kReduceScatter ||
+                           buffer.category == Category::kShardedGradient;
+  const UnitId unit(buffer.subject);
+  switch (buffer.holds) {
+    case Holds::kTensors:
+      return layouts_.OfOp(in_.model.ops[buffer.subject], is_gradient, buffer.dtype);
+    case Holds::kUnit:
+      return layouts_.Unsharded(unit, buffer.dtype);
+    case Holds::kShards:
+      return is_gradient ? layouts_.FullGradient(unit, elements, buffer.dtype)
+                         : layouts_.Gathered(unit, buffer.dtype);
+    case Holds::kShard:
+      return is_gradient ? layouts_.GradientShard(unit, shard_index_,
+                                                  elements * program_.shard_size, buffer.dtype)
+                         : layouts_.Shard(unit, shard_index_, buffer.dtype);
+    case Holds::kMixed:
+      return Contents{buffer.dtype, {}};
+    case Holds::kOther:
+    case Holds::kSlice:
+    case Holds::kRows:
+      break;
   }
-  SW_CHECK(false, "buffer " + std::to_string(buffer.value) + " does not hold " +
-                      std::to_string(elements) + " elements");
-  return p.master;
-}
-
-// A DDP bucket's layout follows from the op that empties it: its outputs in order.
-void Binder::FindBuckets(const Body& body) {
-  buckets_.clear();
-  for (std::size_t i = 0; i < body.size(); ++i) {
-    if (program_.ShapeOf(body.ops[i]).code != OpCode::kBucketCopy) {
-      continue;
-    }
-    Shares shares;
-    std::int64_t offset = 0;
-    BufferId bucket;
-    for (const Access& access : body.AccessesOf(OpId(i))) {
-      if (access.role == Role::kInput) {
-        bucket = access.buffer;
-      } else {
-        shares[access.buffer] = offset;
-        offset += BufferOf(access.buffer).size.value;
-      }
-    }
-    // A copy into a bucket has one output, the bucket, which nobody looks up as a bucket here
-    // unless it is emptied, too.
-    if (BufferOf(bucket).category == Category::kReduceScatter) {
-      buckets_[bucket] = std::move(shares);
-    }
-  }
+  return std::nullopt;
 }
 
 void Binder::MarkFresh(std::span<const MemoryPoint> points) {
@@ -162,11 +149,7 @@ std::vector<ByteRange> Binder::TakePoison(std::span<const Access> accesses) {
 }
 
 void Binder::BindBody(const Body& body, BoundBody& bound) {
-  if (is_zero12_ || is_zero3_) {
-    zero_.gathered.clear();
-  } else {
-    FindBuckets(body);
-  }
+  gathered_.clear();
   has_clipped_ = false;
   moments_.assign(program_.units.size(), {});
   bound.calls.reserve(body.size());
@@ -195,11 +178,6 @@ Call Binder::BindOp(const Body& body, OpId id) {
       accesses.front().role == Role::kExchange) {
     return BindExchange(accesses, *v.shape);
   }
-  if (is_zero12_ || is_zero3_) {
-    if (std::optional<Call> call = BindZeroOp(v)) {
-      return *std::move(call);
-    }
-  }
   switch (v.shape->code) {
     case OpCode::kCompute:
       return BindModelOp(body, id);
@@ -210,11 +188,11 @@ Call Binder::BindOp(const Body& body, OpId id) {
     case OpCode::kAllReduce:
       return BindCollective(v);
     case OpCode::kCast:
-      return BindCast(body, id, v);
+    case OpCode::kGatherCopyOut:
+    case OpCode::kGradStore:
+      return MatchedAll(v);
     case OpCode::kGatherCopyIn:
       return BindGatherCopyIn(v);
-    case OpCode::kGatherCopyOut:
-      return BindGatherCopyOut(v);
     case OpCode::kReshardClone:
       return BindReshardClone(v);
     case OpCode::kConcatGrad:
@@ -222,8 +200,6 @@ Call Binder::BindOp(const Body& body, OpId id) {
       return BindGradientCopy(v);
     case OpCode::kGradScale:
       return BindGradScale(v);
-    case OpCode::kGradStore:
-      return BindGradStore(v);
     case OpCode::kBucketCopy:
       return BindBucketCopy(v);
     case OpCode::kGradNorm:
@@ -232,7 +208,7 @@ Call Binder::BindOp(const Body& body, OpId id) {
       return BindClip(accesses, v);
     case OpCode::kOptimizerStep:
     case OpCode::kHostOptimizerStep:
-      return BindUpdate(accesses);
+      return BindUpdate(accesses, v);
     case OpCode::kCopyH2d:
     case OpCode::kCopyD2h:
       return BindTransfer(v);

@@ -1,7 +1,7 @@
 #pragma once
 
-// From a program to calls: which bytes of one rank's memory every op reads and writes. All that a
-// dialect decides (padding, order of parameters, who owns which rows) ends here.
+// From a program to calls: which bytes of one rank's memory every op reads and writes. Units,
+// shards and padding end here.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,6 @@
 #include "models/model.h"
 #include "schedule/group_place.h"
 #include "schedule/place.h"
-#include "schedule/plan.h"
 #include "schedule/program.h"
 
 namespace shardwright {
@@ -26,8 +25,7 @@ struct ExecutorInput {
   const Model& model;
   const KernelSetOptions& kernels;
   const Job& job;
-  const Plan& plan;
-  const Program& program;  // Lower of the four above
+  const Program& program;
   const Placement& placement;
   const TrainingOptions& training;
 };

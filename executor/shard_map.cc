@@ -6,12 +6,7 @@
 
 namespace shardwright {
 
-ShardLayout ShardLayoutOf(const Program& program) {
-  const bool by_parameter = program.dialect == "fsdp2" || program.dialect == "zero3";
-  return by_parameter ? ShardLayout::kRows : ShardLayout::kFlat;
-}
-
-std::vector<ShardPiece> ShardPieces(const Model& model, const UnitInfo& unit, ShardLayout layout,
+std::vector<ShardPiece> ShardPieces(const Model& model, const UnitInfo& unit,
                                     std::int64_t shard_index, std::int64_t shard_count) {
   SW_CHECK(shard_index >= 0 && shard_index < shard_count, std::to_string(shard_index));
   std::vector<ShardPiece> pieces;
@@ -20,7 +15,7 @@ std::vector<ShardPiece> ShardPieces(const Model& model, const UnitInfo& unit, Sh
     const std::int64_t elements = model.params[slot.param.value].Elements();
     ShardPiece piece{.param = slot.param, .shard_offset = slot.shard_offset};
     std::int64_t end = 0;
-    if (layout == ShardLayout::kRows) {
+    if (unit.layout == ShardLayout::kRows) {
       const std::int64_t chunk = slot.padded_elements / shard_count;
       piece.param_begin = std::min(shard_index * chunk, elements);
       end = std::min(piece.param_begin + chunk, elements);

@@ -23,20 +23,10 @@ struct ShardPiece {
   bool operator==(const ShardPiece&) const = default;
 };
 
-// How the parameters of a unit become W shards.
-enum class ShardLayout : std::uint8_t {
-  kRows,  // each parameter is cut into chunks of padded_elements / W (FSDP2: whole rows; zero3)
-  kFlat,  // the unit's concatenation is cut into W equal parts (FSDP1, native, zero1 and zero2,
-          // DDP with W = 1)
-};
-
-// The layout of a program's dialect.
-[[nodiscard]] ShardLayout ShardLayoutOf(const Program& program);
-
 // The pieces in shard `shard_index` of `shard_count`, by ascending shard offset. Empty pieces are
 // left out. O(parameters of the unit).
 [[nodiscard]] std::vector<ShardPiece> ShardPieces(const Model& model, const UnitInfo& unit,
-                                                  ShardLayout layout, std::int64_t shard_index,
+                                                  std::int64_t shard_index,
                                                   std::int64_t shard_count);
 
 }  // namespace shardwright

@@ -82,7 +82,8 @@ Evaluator::Final Evaluator::RunFinal(const Plan& plan, Bytes limit) {
   ++count_;
   const Program program = Lower({in_.model, in_.kernels, in_.job, plan});
   CheckLegal(program);
-  const Bytes placed = plan.dialect == Dialect::kNative ? Place(program).device_size : Bytes(0);
+  const Bytes placed =
+      program.memory == MemoryRegime::kArena ? Place(program).device_size : Bytes(0);
   return FinalOf(simulator_.Run(program, WithAllocator(program)), placed, limit);
 }
 
@@ -91,7 +92,7 @@ Evaluator::Final Evaluator::RunReserved(const Plan& plan, Bytes limit) {
   PlanPrograms programs({in_.model, in_.kernels, in_.job, plan});
   const SimulateOptions options = WithAllocator(programs.Largest());
   const SimulationResult result = SimulatePlan(simulator_, programs, options);
-  const Bytes placed = plan.dialect == Dialect::kNative
+  const Bytes placed = programs.Largest().memory == MemoryRegime::kArena
                            ? Place(programs.With(plan.accumulation)).device_size
                            : Bytes(0);
   return FinalOf(result, placed, limit);

@@ -45,7 +45,6 @@ Occupancy::Occupancy(const SearchInput& input, const OuterChoice& outer, Dialect
     : shares_communicator_(dialect != Dialect::kNative && dialect != Dialect::kFairscale),
       copies_meet_(outer.offload.moments) {
   Program program;  // shapes of collectives, for the pricer; no ops
-  program.dialect = NameOf(dialect);
   program.shard_size = outer.shard_size;
   program.replicate_size = outer.replicate_size;
   program.groups = {{"shard", outer.shard_size, 1},

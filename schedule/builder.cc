@@ -1,6 +1,7 @@
 #include "schedule/builder.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "core/error.h"
 
@@ -18,6 +19,8 @@ std::uint64_t Mix(std::uint64_t hash, std::uint64_t value) {
 std::uint64_t HashOf(const OpShape& s, std::span<const Kernel> kernels) {
   std::uint64_t h = Mix(static_cast<std::uint64_t>(s.code), static_cast<std::uint64_t>(s.stream));
   h = Mix(h, static_cast<std::uint64_t>(s.dtype));
+  h = Mix(h, static_cast<std::uint64_t>(s.issue));
+  h = Mix(h, std::bit_cast<std::uint64_t>(s.divisor));
   h = Mix(h, s.group.value);
   h = Mix(h, static_cast<std::uint64_t>(s.bytes.value));
   for (const Kernel& k : kernels) {
@@ -116,7 +119,8 @@ ShapeId ShapeInterner::Intern(OpShape shape, std::span<const Kernel> kernels) {
     const OpShape& s = program_.shapes[it->second];
     const auto theirs = program_.KernelsOf(s);
     if (s.code == shape.code && s.stream == shape.stream && s.dtype == shape.dtype &&
-        s.group == shape.group && s.bytes == shape.bytes &&
+        s.group == shape.group && s.bytes == shape.bytes && s.issue == shape.issue &&
+        s.divisor == shape.divisor &&
         std::equal(theirs.begin(), theirs.end(), kernels.begin(), kernels.end())) {
       return ShapeId(it->second);
     }

@@ -118,6 +118,28 @@ std::string_view NameOf(AccessMode mode) {
   return "?";
 }
 
+std::string_view NameOf(Holds holds) {
+  switch (holds) {
+    case Holds::kOther:
+      return "other";
+    case Holds::kTensors:
+      return "tensors";
+    case Holds::kUnit:
+      return "whole";
+    case Holds::kShards:
+      return "shards";
+    case Holds::kShard:
+      return "shard";
+    case Holds::kSlice:
+      return "slice";
+    case Holds::kMixed:
+      return "mixed";
+    case Holds::kRows:
+      return "rows";
+  }
+  return "?";
+}
+
 std::string_view NameOf(PointKind kind) {
   switch (kind) {
     case PointKind::kAlloc:
@@ -135,10 +157,10 @@ std::string InBytes(Bytes bytes) {
 }
 
 // Shortest text that reads back as the same number up to 17 digits; the same on all machines.
-std::string InFlops(Flops flops) {
+std::string InDigits(double number) {
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.17g", flops.value);
-  return std::string(text.data()) + " flop";
+  std::snprintf(text.data(), text.size(), "%.17g", number);
+  return text.data();
 }
 
 // Appends lines to one text.
@@ -186,8 +208,24 @@ class Printer {
       Line(0, "buffer " + buffer_names_[i] + ": " + InBytes(buffer.size) + ", owner " +
                   std::string(shardwright::NameOf(buffer.owner)) +
                   (buffer.on_host ? ", on host" : "") + (buffer.zero_filled ? ", zeros" : "") +
+                  Held(buffer) +
                   (buffer.flat > 0 ? ", in flat tensor " + std::to_string(buffer.flat) : ""));
     }
+  }
+
+  // ", bf16 shard of layers.3".
+  [[nodiscard]] std::string Held(const Buffer& buffer) const {
+    if (buffer.holds == Holds::kOther) {
+      return "";
+    }
+    const std::string what =
+        ", " + std::string(NameOf(buffer.dtype)) + ' ' + std::string(NameOf(buffer.holds));
+    if (buffer.subject == kNoSubject) {
+      return what;
+    }
+    return what + " of " +
+           (buffer.holds == Holds::kTensors ? program_.model_op_names[buffer.subject]
+                                            : program_.units[buffer.subject].name);
   }
 
   void PrintBody(const NamedBody& named) {
@@ -234,7 +272,8 @@ class Printer {
     if (shape.bytes.value != 0) {
       line += ", " + InBytes(shape.bytes);
     }
-    Line(2, line + ", " + std::string(NameOf(shape.dtype)) + "]");
+    line += ", " + std::string(NameOf(shape.dtype));
+    Line(2, line + (shape.divisor != 1.0 ? ", / " + InDigits(shape.divisor) : "") + "]");
     for (const Edge edge : body.EdgesOf(op)) {
       Line(4, "after " + (edge.is_carried() ? "carry " + std::to_string(edge.slot())
                                             : NameOfOp(body, edge.op())));
@@ -256,8 +295,8 @@ class Printer {
       line += ' ' + std::to_string(kernel.batch) + " x (" + std::to_string(kernel.m) + ", " +
               std::to_string(kernel.n) + ", " + std::to_string(kernel.k) + ')';
     }
-    Line(4, line + ": " + InFlops(kernel.flops) + ", reads " + InBytes(kernel.read) + ", writes " +
-                InBytes(kernel.written));
+    Line(4, line + ": " + InDigits(kernel.flops.value) + " flop" + ", reads " +
+                InBytes(kernel.read) + ", writes " + InBytes(kernel.written));
   }
 
   const Program& program_;

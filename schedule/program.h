@@ -90,6 +90,21 @@ enum class Category : std::uint8_t {
 inline constexpr std::size_t kCategoryCount = 12;
 [[nodiscard]] std::string_view NameOf(Category category);
 
+inline constexpr std::uint32_t kNoSubject = 0xffffffffu;
+
+// Which parameters, or gradients of parameters, lie in a buffer.
+enum class Holds : std::uint8_t {
+  kOther,    // none
+  kTensors,  // those of model op `subject`, back to back, and behind them what other ops that share
+             // its weight have more
+  kUnit,     // those of unit `subject`, at ParamSlot::unsharded_offset
+  kShards,   // the unit's shards, one behind the other
+  kShard,    // this rank's shard of the unit
+  kSlice,    // an equal part of a kUnit buffer, cut without regard to parameters
+  kMixed,    // what ops put there, one behind the other
+  kRows,     // a row per rank: chunk after chunk, what ops put there
+};
+
 // A range of Program::pieces.
 struct PieceRange {
   std::uint32_t begin = 0;
@@ -105,6 +120,11 @@ struct Buffer {
   Stream owner = Stream::kCompute;  // stream whose pool a caching allocator takes it from
   bool on_host = false;             // lives in host memory (offload), not on the device
   bool zero_filled = false;         // holds zeros right after its alloc point
+  // Parameters and gradients. Of these, shards and sums have the trainable parameters alone where
+  // the buffer has no room for more.
+  Holds holds = Holds::kOther;
+  DType dtype = DType::kFp32;  // of what it holds; kOther: as the model and the job say
+  std::uint32_t subject = kNoSubject;
   // The framework's allocations behind the buffer (one per parameter, say) for the caching reading.
   // More than `size`: given back before the buffers allocated behind it come. None: one request.
   PieceRange pieces = {};
@@ -141,15 +161,25 @@ struct Access {
   bool operator==(const Access&) const = default;
 };
 
-// What a price depends on, stored once for all ops that share it.
+// Who issues an op.
+enum class Issue : std::uint8_t {
+  kLoop,  // the host's walk over the model
+  kHook,  // a hook of a unit, which takes the host longer
+};
+
+// What a price or a kernel depends on, stored once for all ops that share it.
 struct OpShape {
   OpCode code = OpCode::kCompute;
   Stream stream = Stream::kCompute;
-  DType dtype = DType::kBf16;      // of moved or reduced elements
+  DType dtype = DType::kBf16;  // of moved or reduced elements
+  Issue issue = Issue::kLoop;
   GroupId group;                   // collectives only
   Bytes bytes{0};                  // collectives: the full array; copies: bytes copied
   std::uint32_t kernel_begin = 0;  // range of Program::kernels; one launch each
   std::uint32_t kernel_count = 0;
+  // What gradients are divided by: behind the sum of a reduction; by kGradScale; before kGradNorm
+  // takes their norm, which changes them where it updates them; by kGradClip and updates.
+  double divisor = 1.0;
 };
 
 struct Op {
@@ -163,7 +193,6 @@ struct Op {
   std::uint16_t occurrence = 0;  // tells apart ops that agree in all else
   Phase phase = Phase::kForward;
 };
-inline constexpr std::uint32_t kNoSubject = 0xffffffffu;
 
 // A dependency: an earlier op of the same body, or what a carry slot held when the body began.
 struct Edge {
@@ -257,6 +286,13 @@ struct ParamSlot {
   std::int64_t padded_elements = 0;   // unsharded elements with this parameter's own padding
 };
 
+// How the parameters of a unit become W shards.
+enum class ShardLayout : std::uint8_t {
+  kRows,  // each parameter is cut into chunks of padded_elements / W (FSDP2: whole rows; zero3)
+  kFlat,  // the unit's concatenation is cut into W equal parts (FSDP1, native, zero1 and zero2,
+          // DDP with W = 1)
+};
+
 struct UnitInfo {
   std::string name;                  // "layers.3", "root"
   std::vector<ParamSlot> params;     // in communication order
@@ -264,10 +300,18 @@ struct UnitInfo {
   std::int64_t padded_elements = 0;  // unsharded elements with padding (N_i)
   std::int64_t shard_elements = 0;   // N_i / W
   bool full_precision = false;       // gathered and reduced in the master dtype
+  ShardLayout layout = ShardLayout::kFlat;
+};
+
+// Where buffers of the device get their bytes.
+enum class MemoryRegime : std::uint8_t {
+  kCaching,  // from PyTorch's allocator: a request may wait, or fail for want of one stretch
+  kArena,    // from one arena, at offsets fixed before the first step
 };
 
 struct Program {
-  std::string dialect;
+  std::string dialect;  // a label: no rule hangs on it
+  MemoryRegime memory = MemoryRegime::kCaching;
   std::int64_t shard_size = 1;         // W
   std::int64_t replicate_size = 1;     // R
   std::int64_t micro_batch = 1;        // samples

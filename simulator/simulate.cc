@@ -6,13 +6,12 @@
 #include <vector>
 
 #include "core/error.h"
-#include "schedule/plan.h"
 
 namespace shardwright {
 namespace {
 
-// Native programs run in one arena with fixed offsets (Place). What PyTorch's allocator would
-// reserve for them is told for comparison only: it never ends and costs no time.
+// Where a program runs in one arena with fixed offsets (Place), what PyTorch's allocator would
+// reserve for it is told for comparison only: it never ends and costs no time.
 constexpr Bytes kEndless{std::int64_t{1} << 50};
 
 struct ReservedInput {
@@ -83,8 +82,8 @@ FoundReserved FindReserved(const ReservedInput& input, EngineWorkspace& workspac
       return {reserved, {}};  // steps of two kinds take turns
     }
     reserved = std::move(found);
-    // Native programs run in one arena: nothing waits for an allocator.
-    if (input.program.dialect == NameOf(Dialect::kNative) || reserved.out_of_memory ||
+    // In one arena nothing waits for an allocator.
+    if (input.program.memory == MemoryRegime::kArena || reserved.out_of_memory ||
         stalls == round.included) {
       return {reserved, {}};
     }
@@ -146,7 +145,7 @@ SimulationResult Simulator::Run(const Program& program, const SimulateOptions& o
       const Bytes usable = cluster_->gpu.usable_memory.value - result.memory.outside;
       allocator.capacity = std::max(usable, Bytes(1));
     }
-    if (program.dialect == NameOf(Dialect::kNative)) {
+    if (program.memory == MemoryRegime::kArena) {
       allocator.capacity = kEndless;
     }
     const DriverCosts costs{ToSimTime(profile_->host.malloc.value),

@@ -38,8 +38,7 @@ Placement Check(const SessionInput& in) {
 CudaSession::CudaSession(const SessionInput& input, const CudaOptions& options, Gpu& gpu,
                          RunOptions run)
     : placement_(Check(input)),
-      input_{input.model,   input.kernels, input.job,     input.plan,
-             input.program, placement_,    input.training},
+      input_{input.model, input.kernels, input.job, input.program, placement_, input.training},
       context_{input_, InitRules(input.model, input.training.init_std), {}},
       activities_(options.activities),
       world_(std::make_unique<CudaWorld>(context_, options, gpu)),

@@ -43,8 +43,7 @@ Placement Check(const SessionInput& in) {
 HostSession::HostSession(const SessionInput& input, const HostOptions& host, RunOptions run,
                          const KernelWrapper& watch)
     : placement_(Check(input)),
-      input_{input.model,   input.kernels, input.job,     input.plan,
-             input.program, placement_,    input.training},
+      input_{input.model, input.kernels, input.job, input.program, placement_, input.training},
       context_{input_, InitRules(input.model, input.training.init_std),
                watch ? watch(RunKernel) : RunKernel},
       world_(std::make_unique<HostWorld>(context_, host)),

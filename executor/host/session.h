@@ -21,8 +21,7 @@ struct SessionInput {
   const Model& model;
   const KernelSetOptions& kernels;
   const Job& job;
-  const Plan& plan;
-  const Program& program;  // Lower of the four above, accepted by Verify
+  const Program& program;  // accepted by Verify
   const TrainingOptions& training;
 };
 

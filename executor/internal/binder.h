@@ -14,10 +14,11 @@
 
 namespace shardwright {
 
-// FSDP divides 16-bit gradients before and after the sum, pre * post = ranks: pre doubles while it
-// divides the rank count and stays below the quotient. Source: torch, DefaultState. Being a power
-// of two it costs no bit (short of underflow).
-[[nodiscard]] double PreDivide(std::int64_t ranks);
+// Bytes as they are.
+[[nodiscard]] CopyRun RawRun(const std::byte* from, std::byte* to, std::int64_t bytes);
+
+// The pieces of `more`, `offset` elements further on.
+void AppendMoved(const Contents& more, std::int64_t offset, Contents& contents);
 
 class Binder {
  public:
@@ -32,48 +33,37 @@ class Binder {
     std::vector<Access> inputs, outputs;
     [[nodiscard]] UnitId unit() const { return UnitId(op->subject); }
   };
-  using Shares = std::map<BufferId, std::int64_t>;  // byte offset inside a bucket, by gradient
+  [[nodiscard]] std::optional<Contents> Declared(const Buffer& buffer) const;
 
   void BindBody(const Body& body, BoundBody& bound);
-  void FindBuckets(const Body& body);
   void MarkFresh(std::span<const MemoryPoint> points);
   [[nodiscard]] std::vector<ByteRange> TakePoison(std::span<const Access> accesses);
   [[nodiscard]] Call BindOp(const Body& body, OpId id);
 
   // binder_copies.cc
-  [[nodiscard]] Call BindCast(const Body& body, OpId op, const OpView& v);
+  [[nodiscard]] CopyCall Matched(std::span<const Access> from, BufferId to, bool accumulate) const;
+  [[nodiscard]] CopyCall MatchedAll(const OpView& v);
+  [[nodiscard]] CopyCall SliceCopy(BufferId whole, BufferId slice, bool into) const;
   [[nodiscard]] Call BindGatherCopyIn(const OpView& v);
-  [[nodiscard]] Call BindGatherCopyOut(const OpView& v);
+  void GatherUnits(std::span<const Access> shards, std::int64_t slice, BufferId to);
   [[nodiscard]] Call BindReshardClone(const OpView& v);
   [[nodiscard]] Call BindGradientCopy(const OpView& v);
-  [[nodiscard]] Call BindGradStore(const OpView& v);
-  [[nodiscard]] Call BindBucketCopy(const OpView& v);
-  // FairScale's bucket of several units: a row of chunks per rank.
-  [[nodiscard]] Call BindRowBucket(const OpView& v);
-  [[nodiscard]] Call BindRowsTogether(const OpView& v);
-  [[nodiscard]] Call BindRowScatter(const OpView& v, CollectiveCall call);
   [[nodiscard]] Call BindTransfer(const OpView& v);
   [[nodiscard]] Call BindCollective(const OpView& v);
+  void GatherInPlace(const OpView& v, CollectiveCall& call);
   [[nodiscard]] Call BindGradScale(const OpView& v);
   [[nodiscard]] Call BindAccumulate(const OpView& v);
   [[nodiscard]] Call RawSum(const OpView& v) const;
   [[nodiscard]] std::vector<ByteRange> NeverWritten(BufferId buffer) const;
-  [[nodiscard]] Call Matched(std::span<const Access> from, BufferId to, bool accumulate) const;
 
-  // binder_zero.cc: what the ZeRO dialects do otherwise; nothing for other ops.
-  [[nodiscard]] std::optional<Call> BindZeroOp(const OpView& v);
-  [[nodiscard]] Call BindZeroInitialize(const OpView& v);
-  [[nodiscard]] Call BindZeroBucketCopy(const OpView& v);
-  [[nodiscard]] Call BindZeroCast(const OpView& v);
-  [[nodiscard]] Call BindZeroGatherCopyIn(const OpView& v);
-  [[nodiscard]] Call BindZeroReduceCopyIn(const OpView& v);
-  [[nodiscard]] Call BindZeroStore(const OpView& v);
-  [[nodiscard]] Call BindZeroScatter(const OpView& v);
-  [[nodiscard]] Call BindZeroScale(const OpView& v);
-  [[nodiscard]] Call BindZeroWeightGather(const OpView& v);
-  [[nodiscard]] Contents ZeroGradients(UnitId unit, BufferId buffer) const;
+  // binder_buckets.cc
   [[nodiscard]] Contents InOrder(std::span<const Access> from, DType dtype) const;
-  [[nodiscard]] double ZeroDivisor(OpCode code) const;
+  [[nodiscard]] Call BindBucketCopy(const OpView& v);
+  [[nodiscard]] Call BindRowsOfChunks(const OpView& v);
+  // FairScale's bucket of several units: a row of chunks per rank.
+  [[nodiscard]] Call BindRowBucket(const OpView& v);
+  [[nodiscard]] Call BindRowsTogether(const OpView& v);
+  [[nodiscard]] Call BindRowScatter(const OpView& v, CollectiveCall call);
 
   // binder_compute.cc
   [[nodiscard]] Call BindModelOp(const Body& body, OpId id);
@@ -90,7 +80,7 @@ class Binder {
   [[nodiscard]] Call BindInitialize(const OpView& v);
   [[nodiscard]] Call BindNorm(std::span<const Access> accesses, const OpView& v);
   [[nodiscard]] Call BindClip(std::span<const Access> accesses, const OpView& v);
-  [[nodiscard]] Call BindUpdate(std::span<const Access> accesses);
+  [[nodiscard]] Call BindUpdate(std::span<const Access> accesses, const OpView& v);
   struct ShardBuffers {
     BufferId shard;
     std::vector<BufferId> grads, states;
@@ -114,8 +104,6 @@ class Binder {
   [[nodiscard]] std::vector<OptimizerRange> UpdateRanges(const Contents& params,
                                                          const Contents& grads) const;
   [[nodiscard]] std::vector<ElementRange> GradientRanges(std::span<const Access> accesses) const;
-  // What gradients still have to be divided by when the optimizer's first op reads them.
-  [[nodiscard]] double PendingDivisor() const;
   void FillUnits(Binding& binding) const;
   [[nodiscard]] std::vector<BoundStates> StatesOf(std::size_t unit, const Contents& shard) const;
 
@@ -127,11 +115,9 @@ class Binder {
   [[nodiscard]] std::int64_t ElementsOf(BufferId buffer, DType dtype) const {
     return BufferOf(buffer).size.value / SizeOf(dtype);
   }
-  [[nodiscard]] Precision PrecisionOf(UnitId unit) const {
-    return UnitPrecision(in_.job.precision, program_.units[unit.value].full_precision);
+  [[nodiscard]] std::int64_t ElementsOf(BufferId buffer) const {
+    return ElementsOf(buffer, BufferOf(buffer).dtype);
   }
-  // The dtype in which `elements` elements fill the buffer: of master, reduction and compute.
-  [[nodiscard]] DType WidthOf(BufferId buffer, std::int64_t elements) const;
   [[nodiscard]] UnitId UnitOf(ParamId param) const { return unit_of_param_[param.value]; }
 
   const ExecutorInput& in_;
@@ -141,17 +127,12 @@ class Binder {
   std::int64_t shard_index_;
   std::int64_t ranks_;
   UnitLayouts layouts_;
-  const bool is_zero12_, is_zero3_;
-  bool scales_explicitly_ = false;  // the program divides gradients by ops of its own
 
-  std::vector<std::optional<Contents>> contents_;  // by buffer
-  std::vector<bool> fresh_;                        // by buffer: allocated and not yet used
-  std::vector<UnitId> unit_of_param_;              // by storage
-  std::set<BufferId> clones_;                      // 1/g of a unit's parameters
-  std::set<BufferId> reduced_;                     // gradients that went through a reduction
-  std::set<std::pair<std::uint32_t, std::uint16_t>> scaled_;  // (unit, micro-batch) divided before
+  std::vector<std::optional<Contents>> contents_;   // by buffer
+  std::vector<bool> fresh_;                         // by buffer: allocated and not yet used
+  std::vector<UnitId> unit_of_param_;               // by storage
   std::set<std::pair<BufferId, ParamId>> written_;  // gradients since the buffer's allocation
-  std::map<BufferId, Shares> buckets_;              // of the body at hand
+  std::set<BufferId> emptied_;                      // buckets whose gradients are reduced
   std::map<BufferId, std::vector<UnitId>> rows_;    // units whose chunks are in a bucket's rows
   BufferId host_inputs_;
   BufferId model_buffers_;
@@ -163,13 +144,8 @@ class Binder {
   std::vector<BufferId> shards_;                   // by unit: what gathers read
   std::vector<BufferId> copies_;                   // by unit: see BoundCopy
   bool has_clipped_ = false;                       // the body at hand has a clip op
-  struct ZeroState {
-    std::set<BufferId> emptied;               // buckets whose gradients are no longer needed
-    std::vector<UnitId> reduced;              // zero3: units of the last reduction, in order
-    std::map<BufferId, BufferId> arrived;     // zero3: the host's partition behind a copy of it
-    std::map<UnitId, std::int64_t> gathered;  // zero1, zero2: elements of the shard, in this body
-  };
-  ZeroState zero_;
+  bool norm_divides_ = false;                      // its norm op divides the gradients
+  std::map<UnitId, std::int64_t> gathered_;        // in this body: elements of the shard so far
 };
 
 }  // namespace shardwright

@@ -183,22 +183,10 @@ void Binder::BindBackwardAccess(const Access& access, const ModelOp& op, ModelCa
 // behind them what other ops that share its weight have more.
 void Binder::BindParamGrads(const Access& access, const ModelOp& op, ModelCall& call) {
   const BufferId buffer = access.buffer;
-  const UnitId unit = UnitOf(StorageOf(in_.model, op.params.front()));
-  if (program_.dialect == "native") {
-    const DType r = PrecisionOf(unit).reduce;
-    const UnitInfo& info = program_.units[unit.value];
-    const bool is_whole = ElementsOf(buffer, r) == info.shard_elements * program_.shard_size;
-    if (is_whole && !IsKnown(buffer)) {
-      Set(buffer, layouts_.FullGradient(unit, ElementsOf(buffer, r), r));
-    } else if (!is_whole) {
-      Contents part = IsKnown(buffer) ? ContentsOf(buffer) : Contents{r, {}};
-      Append(layouts_.OfOp(op, true, r), part);
-      Set(buffer, std::move(part));
-    }
-  } else if (!IsKnown(buffer)) {
-    const bool is_kept =
-        program_.dialect == "ddp" && in_.model.params[op.params.front().value].full_precision;
-    Set(buffer, layouts_.OfOp(op, true, UnitPrecision(PrecisionOf(unit), is_kept).param));
+  if (BufferOf(buffer).holds == Holds::kTensors) {
+    Contents part = ContentsOf(buffer);
+    Append(layouts_.OfOp(op, true, part.dtype), part);
+    Set(buffer, std::move(part));
   }
   for (std::size_t k = 0; k < op.params.size(); ++k) {
     if (!in_.model.params[op.params[k].value].trainable) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "core/error.h"
 #include "executor/internal/binder.h"
@@ -11,6 +12,9 @@
 namespace shardwright {
 
 Call Binder::BindInitialize(const OpView& v) {
+  if (v.outputs.empty()) {
+    return std::monostate();  // the update that allocates ZeRO's states changes nothing
+  }
   const BufferId to = v.outputs.front().buffer;
   InitializeCall call;
   call.data = At(to);
@@ -19,19 +23,14 @@ Call Binder::BindInitialize(const OpView& v) {
     call.elements = ElementsOf(to, DType::kFp32);
     return call;
   }
+  const Contents& contents = ContentsOf(to);
   call.unit = v.unit();
-  call.dtype = in_.job.precision.master;
-  call.elements = program_.units[v.op->subject].shard_elements;
-  Contents contents = layouts_.Shard(call.unit, shard_index_, call.dtype);
+  call.dtype = contents.dtype;
+  call.elements = ElementsOf(to);
   call.pieces = contents.pieces;
-  Set(to, std::move(contents));
-  shards_[v.op->subject] = to;
+  // Weights that are computed with beside the masters come before these.
+  copies_[v.op->subject] = std::exchange(shards_[v.op->subject], to);
   return call;
-}
-
-// Micro-batches are summed; the optimizer wants their mean. (The loss scale is the device's.)
-double Binder::PendingDivisor() const {
-  return static_cast<double>(program_.micro_batch_count);
 }
 
 std::vector<ElementRange> Binder::GradientRanges(std::span<const Access> accesses) const {
@@ -52,9 +51,13 @@ std::vector<ElementRange> Binder::GradientRanges(std::span<const Access> accesse
 Call Binder::BindNorm(std::span<const Access> accesses, const OpView& v) {
   NormCall call;
   call.gradients = GradientRanges(accesses);
-  call.divisor = PendingDivisor();
+  call.divisor = v.shape->divisor;
   call.norm = At(v.outputs.front().buffer);
-  call.in_place = !is_zero12_ && !is_zero3_;  // there the norm is that of unclipped 16-bit parts
+  // ZeRO takes the norm of 16-bit parts, which it leaves as they are.
+  norm_divides_ = std::any_of(accesses.begin(), accesses.end(), [](const Access& access) {
+    return access.role == Role::kParamGrad && access.mode == AccessMode::kReadWrite;
+  });
+  call.in_place = norm_divides_;
   return call;
 }
 
@@ -62,20 +65,20 @@ Call Binder::BindClip(std::span<const Access> accesses, const OpView& v) {
   ClipCall call;
   call.gradients = GradientRanges(accesses);
   call.norm = At(v.inputs.front().buffer);
-  call.divides = is_zero12_ || is_zero3_;
-  call.divisor = call.divides ? PendingDivisor() : 1.0;
+  call.divides = !norm_divides_;
+  call.divisor = v.shape->divisor;
   call.decides = !has_clipped_;
   has_clipped_ = true;
   return call;
 }
 
-Call Binder::BindUpdate(std::span<const Access> accesses) {
+Call Binder::BindUpdate(std::span<const Access> accesses, const OpView& v) {
   UpdateCall update;
   // Behind a norm the gradients are divided already; on the host nobody clips before.
   const bool on_host = BufferOf(accesses.front().buffer).on_host;
   if (on_host || !TakesGradNorm(in_.job)) {
     update.gradients = GradientRanges(accesses);
-    update.divisor = PendingDivisor();
+    update.divisor = v.shape->divisor;
   }
   if (on_host && TakesGradNorm(in_.job)) {
     update.clips = true;
@@ -103,8 +106,7 @@ void Binder::AddCasts(std::span<const Access> accesses, CopyCall& casts) {
       continue;
     }
     const BufferId master = BuffersOfIndex(accesses, access.index).shard, cast = access.buffer;
-    const DType p = in_.job.precision.param;
-    Set(cast, {p, ContentsOf(master).pieces});
+    const DType p = BufferOf(cast).dtype;
     const std::vector<CopyRun> runs =
         MatchingRuns(ContentsOf(master), At(master), ContentsOf(cast), At(cast), false);
     const std::vector<ByteRange> zeros = Uncovered(runs, At(cast), ElementsOf(cast, p), p);
@@ -269,28 +271,22 @@ void Binder::FillUnits(Binding& binding) const {
   binding.units.resize(program_.units.size());
   for (std::size_t u = 0; u < program_.units.size(); ++u) {
     BoundUnit& unit = binding.units[u];
-    if (copies_[u].valid()) {
-      const Contents& copy = ContentsOf(copies_[u]);
-      unit.copy = {copy.pieces, ElementsOf(copies_[u], copy.dtype), copy.dtype, At(copies_[u])};
-    }
     if (!shards_[u].valid()) {
-      if (unit.copy.has_value()) {  // nothing is trained: there are no masters
-        unit.pieces = unit.copy->pieces;
-        unit.dtype = unit.copy->dtype;
-        unit.elements = unit.copy->elements;
-        unit.parameters = unit.copy->data;
-        unit.copy.reset();
-      }
       continue;
     }
     const Contents& contents = ContentsOf(shards_[u]);
     unit.pieces = contents.pieces;
     unit.dtype = contents.dtype;
-    unit.elements = program_.units[u].shard_elements;
+    unit.elements = ElementsOf(shards_[u]);
     unit.parameters = At(shards_[u]);
-    if (is_zero12_) {  // frozen parameters have no part in the partitions
-      for (const ShardPiece& piece : unit.copy->pieces) {
-        if (!in_.model.params[piece.param.value].trainable) {
+    if (copies_[u].valid()) {
+      const Contents& copy = ContentsOf(copies_[u]);
+      unit.copy = {copy.pieces, ElementsOf(copies_[u]), copy.dtype, At(copies_[u])};
+      for (const ShardPiece& piece : copy.pieces) {  // no rank's masters have frozen parameters
+        const bool is_there =
+            std::any_of(contents.pieces.begin(), contents.pieces.end(),
+                        [&](const ShardPiece& own) { return own.param == piece.param; });
+        if (!is_there && !in_.model.params[piece.param.value].trainable) {
           unit.copy_only.push_back(piece);
         }
       }

@@ -14,7 +14,7 @@ ParamId StorageOf(const Model& model, ParamId param) {
 }
 
 Contents UnitLayouts::Shard(UnitId unit, std::int64_t shard, DType dtype) const {
-  return {dtype, ShardPieces(model_, Info(unit), layout_, shard, program_.shard_size)};
+  return {dtype, ShardPieces(model_, Info(unit), shard, program_.shard_size)};
 }
 
 Contents UnitLayouts::Gathered(UnitId unit, DType dtype) const {
@@ -62,9 +62,11 @@ Contents UnitLayouts::GradientShard(UnitId unit, std::int64_t shard, std::int64_
     return kept;
   }
   // Row chunks of the trainable parameters alone, in the order of the shard.
-  SW_CHECK(layout_ == ShardLayout::kRows, "unit " + info.name + ": gradients of another layout");
+  SW_CHECK(info.layout == ShardLayout::kRows,
+           "unit " + info.name + ": gradients of another layout");
   UnitInfo trainable;
   trainable.name = info.name;
+  trainable.layout = info.layout;
   for (ParamSlot slot : info.params) {
     if (IsTrainable(slot.param)) {
       slot.shard_offset = trainable.shard_elements;
@@ -74,7 +76,7 @@ Contents UnitLayouts::GradientShard(UnitId unit, std::int64_t shard, std::int64_
   }
   SW_CHECK(trainable.shard_elements * program_.shard_size == elements,
            "unit " + info.name + ": a reduction of " + std::to_string(elements) + " elements");
-  kept.pieces = ShardPieces(model_, trainable, layout_, shard, program_.shard_size);
+  kept.pieces = ShardPieces(model_, trainable, shard, program_.shard_size);
   return kept;
 }
 

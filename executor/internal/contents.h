@@ -26,11 +26,10 @@ struct Contents {
 // The parameter whose storage this one is.
 [[nodiscard]] ParamId StorageOf(const Model& model, ParamId param);
 
-// Where the elements of one unit lie in its buffers, under the layout of the program's dialect.
+// Where the elements of one unit lie in its buffers, under the unit's layout.
 class UnitLayouts {
  public:
-  UnitLayouts(const Model& model, const Program& program)
-      : model_(model), program_(program), layout_(ShardLayoutOf(program)) {}
+  UnitLayouts(const Model& model, const Program& program) : model_(model), program_(program) {}
 
   // Resident shard, and what is cast from it.
   [[nodiscard]] Contents Shard(UnitId unit, std::int64_t shard, DType dtype) const;
@@ -52,7 +51,6 @@ class UnitLayouts {
 
   const Model& model_;
   const Program& program_;
-  ShardLayout layout_;
 };
 
 // The pieces of `contents` inside elements [begin, end), moved so that `begin` is at 0.

@@ -65,6 +65,23 @@ class StructureChecker {
     return buffer.pieces.count == 0 && !buffer.on_host && owner->second == buffer.owner;
   }
 
+  [[nodiscard]] bool HoldsKnown(const Buffer& buffer) const {
+    switch (buffer.holds) {
+      case Holds::kOther:
+      case Holds::kMixed:
+      case Holds::kRows:
+        return true;
+      case Holds::kTensors:
+        return buffer.subject < program_.model_op_names.size();
+      case Holds::kUnit:
+      case Holds::kShards:
+      case Holds::kShard:
+      case Holds::kSlice:
+        return buffer.subject < program_.units.size();
+    }
+    return false;
+  }
+
   [[nodiscard]] bool PiecesAddUp(const Buffer& buffer) const {
     const PieceRange& range = buffer.pieces;
     if (range.count == 0) {
@@ -94,12 +111,13 @@ class StructureChecker {
                                s.kernel_count <= program_.kernels.size() - s.kernel_begin;
       const bool has_group = s.group.value < program_.groups.size();
       const bool is_legal =
-          is_known && kernels_fit && s.bytes.value >= 0 &&
+          is_known && kernels_fit && s.bytes.value >= 0 && s.divisor > 0 &&
           InfoOf(s.code).runs_on_host == (s.stream == Stream::kHost) &&
           (InfoOf(s.code).is_collective ? has_group : has_group || !s.group.valid());
       if (!is_legal) {
         Report(kNoOp, "shape " + std::to_string(i) +
-                          " has an unknown code, stream, kernel or group, or the wrong stream");
+                          " has an unknown code, stream, kernel or group, the wrong stream, or a "
+                          "divisor that is not positive");
       }
     }
     for (std::size_t i = 0; i < program_.buffers.size(); ++i) {
@@ -111,6 +129,9 @@ class StructureChecker {
       } else if (!FlatIsUniform(b)) {
         Report(kNoOp, "buffer " + std::to_string(i) +
                           " lies in a flat tensor with pieces, on the host or with another owner");
+      } else if (!HoldsKnown(b)) {
+        Report(kNoOp, "buffer " + std::to_string(i) +
+                          " holds parameters of a unit or model op out of range");
       } else if (!PiecesAddUp(b)) {
         Report(kNoOp, "buffer " + std::to_string(i) +
                           " has pieces out of range, of negative size, or of a smaller sum");

@@ -67,7 +67,8 @@ class DdpRules : public StepRules {
       return;
     }
     const Bytes cast(elements * SizeOf(job_.precision.param));
-    cast_of_op_[i] = e_.Alloc(cast, Category::kUnshardedParameter, Stream::kCompute);
+    cast_of_op_[i] = e_.Hold(e_.Alloc(cast, Category::kUnshardedParameter, Stream::kCompute),
+                             Holds::kTensors, i, job_.precision.param);
     const UnitId unit = UnitOf(i);
     e_.AddCopy(OpCode::kCast, Stream::kCompute, {phase, unit.value},
                Bytes(elements * SizeOf(job_.precision.master)), cast,
@@ -93,8 +94,7 @@ class DdpRules : public StepRules {
     const DType dtype = CastsWeights(i) ? job_.precision.param : job_.precision.master;
     const bool becomes_sum = !CastsWeights(i) && !SumOf(i).valid();
     const std::int64_t n = becomes_sum ? SumOfGradElementsWith(i) : ParamElements(i, true);
-    fresh_grad_ =
-        e_.Alloc(Bytes(n * SizeOf(dtype)), Category::kUnshardedGradient, Stream::kCompute);
+    fresh_grad_ = NewGrad(i, n, dtype);
     return {fresh_grad_, AccessMode::kWrite};
   }
 
@@ -174,6 +174,11 @@ class DdpRules : public StepRules {
     const bool is_apart = !first_micro_batch_ && is_shared_[storage];
     return is_apart ? part_of_param_[storage] : grad_of_param_[storage];
   }
+  [[nodiscard]] BufferId NewGrad(std::uint32_t i, std::int64_t elements, DType dtype) {
+    const Bytes size(elements * SizeOf(dtype));
+    return e_.Hold(e_.Alloc(size, Category::kUnshardedGradient, Stream::kCompute), Holds::kTensors,
+                   i, dtype);
+  }
   // The fresh gradient becomes `sum`, is cast into it, or is added to it.
   void AddFresh(std::uint32_t i, BufferId& sum) {
     if (!sum.valid() && !CastsWeights(i)) {
@@ -183,8 +188,7 @@ class DdpRules : public StepRules {
     AccessMode mode = AccessMode::kReadWrite;
     if (!sum.valid()) {
       mode = AccessMode::kWrite;
-      sum = e_.Alloc(Bytes(SumOfGradElementsWith(i) * SizeOf(job_.precision.master)),
-                     Category::kUnshardedGradient, Stream::kCompute);
+      sum = NewGrad(i, SumOfGradElementsWith(i), job_.precision.master);
     }
     Accumulate(i, fresh_grad_, sum, mode);
   }
@@ -210,7 +214,8 @@ class DdpRules : public StepRules {
       Buffer buffer;
       buffer.size = b.size;
       buffer.category = Category::kReduceScatter;
-      b.storage = e_.body->NewBuffer(buffer);
+      b.storage =
+          e_.Hold(e_.body->NewBuffer(buffer), Holds::kMixed, kNoSubject, job_.precision.master);
       // Gradients are not views of the buckets by default, so buckets live as long as the
       // reducer; the first step's are given up when the buckets are rebuilt.
       e_.body->Alloc(b.storage, first_step_ ? PointKind::kAlloc : PointKind::kAllocOnce);
@@ -264,8 +269,8 @@ class DdpRules : public StepRules {
     }
   }
 
-  // Copies the gradient into its bucket (dividing by the ranks on the way) and launches every
-  // bucket that is complete, strictly in order.
+  // Copies the gradient into its bucket and launches every bucket that is complete, strictly in
+  // order. (torch divides by the ranks on the way into the bucket, here the sum is divided.)
   void FillBucket(std::uint32_t i, BufferId grad) {
     const ParamId p = StorageOf(i);
     Bucket& b = buckets_[bucket_of_param_[p.value]];
@@ -276,10 +281,11 @@ class DdpRules : public StepRules {
     --b.missing;
     while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) {
       Bucket& ready = buckets_[next_bucket_++];
-      ready.reduced = e_.AddCollective(Collective(OpCode::kAllReduce, Stream::kReduce, group_,
-                                                  ready.size, job_.precision.master),
-                                       {Phase::kBackward, UnitOf(i).value},
-                                       {{ready.storage, AccessMode::kReadWrite, Role::kInput}});
+      ready.reduced = e_.AddCollective(
+          Collective(OpCode::kAllReduce, Stream::kReduce, group_, ready.size, job_.precision.master,
+                     static_cast<double>(plan_.replicate_size)),
+          {Phase::kBackward, UnitOf(i).value},
+          {{ready.storage, AccessMode::kReadWrite, Role::kInput}});
       e_.After(ready.filled);
     }
   }

@@ -49,7 +49,7 @@ OpId Emitter::Add(const OpShape& shape, std::span<const Kernel> kernels, Phase p
 }
 
 OpId Emitter::AddCopy(OpCode code, Stream stream, Where where, Bytes read, Bytes written,
-                      std::initializer_list<Touch> touches) {
+                      std::initializer_list<Touch> touches, double divisor) {
   Kernel kernel;
   kernel.kind = KernelClass::kCopy;
   kernel.read = read;
@@ -58,7 +58,17 @@ OpId Emitter::AddCopy(OpCode code, Stream stream, Where where, Bytes read, Bytes
   shape.code = code;
   shape.stream = stream;
   shape.bytes = written;
+  shape.divisor = divisor;
   return Add(shape, {&kernel, 1}, where.phase, where.subject, touches);
+}
+
+// Gathers and reductions of units are issued from Python hooks; native has none.
+OpId Emitter::AddCollective(OpShape shape, Where where, std::initializer_list<Touch> touches) {
+  if (in.plan.dialect != Dialect::kNative &&
+      (shape.code == OpCode::kAllGather || shape.code == OpCode::kReduceScatter)) {
+    shape.issue = Issue::kHook;
+  }
+  return Add(shape, {}, where.phase, where.subject, touches);
 }
 
 OpId Emitter::AddTransfer(OpCode code, Stream stream, Where where, Bytes bytes, BufferId from,
@@ -145,6 +155,14 @@ BufferId Emitter::AllocOnHost(Bytes size, Category category) {
   return body->NewAllocated(b);
 }
 
+BufferId Emitter::Hold(BufferId buffer, Holds holds, std::uint32_t subject, DType dtype) {
+  Buffer& b = program.buffers[buffer.value];
+  b.holds = holds;
+  b.subject = subject;
+  b.dtype = dtype;
+  return buffer;
+}
+
 Stream Emitter::StreamOf(OpId op) const {
   return program.ShapeOf(current_->ops[op.value]).stream;
 }
@@ -155,6 +173,15 @@ OpId Emitter::LastCompute() const {
     op = OpId(op.value - 1);
   }
   return op;
+}
+
+DivideFactors FactorsFor(std::int64_t ranks) {
+  std::int64_t f = 1;
+  while (ranks % f == 0 &&
+         static_cast<double>(ranks) / static_cast<double>(f) > static_cast<double>(f)) {
+    f *= 2;
+  }
+  return {static_cast<double>(f), static_cast<double>(ranks) / static_cast<double>(f)};
 }
 
 }  // namespace shardwright

@@ -45,15 +45,14 @@ class Emitter {
     Phase phase = Phase::kForward;
     std::uint32_t subject = kNoSubject;
   };
-  // A device-side copy, cast or element-wise pass as one kernel that reads and writes this much.
+  // A device-side copy, cast or element-wise pass as one kernel that reads and writes this much,
+  // and divides gradients by `divisor`.
   OpId AddCopy(OpCode code, Stream stream, Where where, Bytes read, Bytes written,
-               std::initializer_list<Touch> touches);
+               std::initializer_list<Touch> touches, double divisor = 1.0);
   // A copy between host and device memory on `stream`.
   OpId AddTransfer(OpCode code, Stream stream, Where where, Bytes bytes, BufferId from,
                    BufferId to);
-  OpId AddCollective(const OpShape& shape, Where where, std::initializer_list<Touch> touches) {
-    return Add(shape, {}, where.phase, where.subject, touches);
-  }
+  OpId AddCollective(OpShape shape, Where where, std::initializer_list<Touch> touches);
   // `stream` waits for `ops`; none if all of them are none or on that stream.
   void AddWait(Stream stream, std::initializer_list<OpId> ops, Phase phase, std::uint32_t subject);
   // `stream` waits for what a carry slot holds.
@@ -69,6 +68,8 @@ class Emitter {
   [[nodiscard]] BufferId AllocPieces(Bytes size, PieceRange pieces, Category category,
                                      Stream owner);
   [[nodiscard]] BufferId AllocOnHost(Bytes size, Category category);
+  // Says what `buffer` holds, and returns it.
+  BufferId Hold(BufferId buffer, Holds holds, std::uint32_t subject, DType dtype);
   [[nodiscard]] Stream StreamOf(OpId op) const;
   // The op last issued to the compute stream; what an event recorded there now would stand for.
   [[nodiscard]] OpId LastCompute() const;
@@ -97,17 +98,26 @@ class Emitter {
   std::unordered_map<std::uint64_t, std::uint32_t> occurrences_;
 };
 
-// A collective over the full array of `bytes`.
+// A collective over the full array of `bytes`. A reduction divides by `divisor` behind the sum.
 [[nodiscard]] inline OpShape Collective(OpCode code, Stream stream, GroupId group, Bytes bytes,
-                                        DType dtype) {
+                                        DType dtype, double divisor = 1.0) {
   OpShape shape;
   shape.code = code;
   shape.stream = stream;
   shape.dtype = dtype;
   shape.group = group;
   shape.bytes = bytes;
+  shape.divisor = divisor;
   return shape;
 }
+
+// Gradients are averaged over `ranks` in two steps, pre * post = ranks, so that 16-bit sums neither
+// overflow nor underflow: pre doubles while it divides the rank count and stays below the quotient.
+// Source: torch, DefaultState. Being a power of two it costs no bit (short of underflow).
+struct DivideFactors {
+  double pre = 1, post = 1;
+};
+[[nodiscard]] DivideFactors FactorsFor(std::int64_t ranks);
 
 inline constexpr std::uint8_t StreamBit(Stream s) {
   return static_cast<std::uint8_t>(1U << static_cast<unsigned>(s));

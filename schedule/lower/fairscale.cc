@@ -110,7 +110,8 @@ class FairscaleRules : public FlatRules {
   void ReduceAlone(UnitId u, BufferId input) {
     const Bytes full = FlatGrad(u, PrecisionOf(u).reduce);
     const Emitter::Where where{Phase::kBackward, u.value};
-    const BufferId chunks = e_.Alloc(full, Category::kReduceScatter, kPost);
+    const BufferId chunks = Hold(e_.Alloc(full, Category::kReduceScatter, kPost), u, Holds::kShards,
+                                 PrecisionOf(u).reduce);
     e_.AddCopy(
         OpCode::kReduceCopyIn, kPost, where, full, full,
         {{input, AccessMode::kRead, Role::kInput}, {chunks, AccessMode::kWrite, Role::kOutput}});
@@ -123,6 +124,11 @@ class FairscaleRules : public FlatRules {
     Finish(u, out);
   }
 
+  [[nodiscard]] BufferId NewRows(std::int64_t elements) {
+    return e_.Hold(e_.Alloc(Slots(elements), Category::kReduceScatter, kPost), Holds::kRows,
+                   kNoSubject, job_.precision.reduce);
+  }
+
   // The gradient's chunks go behind those that are in the bucket already: row r of [W][slot] is
   // what rank r receives. They are stacked first, which takes a temporary.
   void AddToBucket(UnitId u, BufferId input) {
@@ -130,7 +136,7 @@ class FairscaleRules : public FlatRules {
       FlushBucket();
     }
     if (!bucket_.valid()) {
-      bucket_ = e_.Alloc(Slots(slot_elements_), Category::kReduceScatter, kPost);
+      bucket_ = NewRows(slot_elements_);
     }
     const Bytes full = FlatGrad(u, PrecisionOf(u).reduce);
     const BufferId stacked = e_.Alloc(full, Category::kTemporary, kPost);
@@ -151,7 +157,7 @@ class FairscaleRules : public FlatRules {
     }
     const Bytes full = Slots(used_);
     const Emitter::Where where{Phase::kBackward, in_bucket_.front().value};
-    const BufferId columns = e_.Alloc(full, Category::kReduceScatter, kPost);
+    const BufferId columns = NewRows(used_);
     e_.AddCopy(
         OpCode::kReduceCopyIn, kPost, where, full, 2 * full,
         {{bucket_, AccessMode::kRead, Role::kInput}, {columns, AccessMode::kWrite, Role::kOutput}});
@@ -177,8 +183,9 @@ class FairscaleRules : public FlatRules {
 
   [[nodiscard]] bool Adopts(UnitId u) { return !CastsReduce(u) && !At(u).sharded_grad.valid(); }
   [[nodiscard]] BufferId NewShard(UnitId u) {
-    return e_.Alloc(ReducedShard(u),
-                    Adopts(u) ? Category::kShardedGradient : Category::kReduceScatter, kPost);
+    const Category category = Adopts(u) ? Category::kShardedGradient : Category::kReduceScatter;
+    return Hold(e_.Alloc(ReducedShard(u), category, kPost), u, Holds::kShard,
+                PrecisionOf(u).reduce);
   }
 
   // After the reduction: the second division; cast, accumulate or keep as it is.
@@ -191,7 +198,7 @@ class FairscaleRules : public FlatRules {
     } else {
       const bool accumulate = state.sharded_grad.valid();
       if (!accumulate) {
-        state.sharded_grad = e_.Alloc(MasterShard(u), Category::kShardedGradient, kPost);
+        state.sharded_grad = NewShardedGrad(u, kPost);
       }
       e_.AddCopy(OpCode::kGradStore, kPost, {Phase::kBackward, u.value},
                  accumulate ? shard + MasterShard(u) : shard, MasterShard(u),

@@ -8,15 +8,6 @@
 
 namespace shardwright {
 
-DivideFactors FactorsFor(std::int64_t ranks) {
-  std::int64_t f = 1;
-  while (ranks % f == 0 &&
-         static_cast<double>(ranks) / static_cast<double>(f) > static_cast<double>(f)) {
-    f *= 2;
-  }
-  return {static_cast<double>(f), static_cast<double>(ranks) / static_cast<double>(f)};
-}
-
 FlatRules::FlatRules(Emitter& emitter, const UnitSpans& spans,
                      const std::vector<ResolvedUnit>& units)
     : StepRules(emitter, spans, units),
@@ -154,13 +145,15 @@ std::vector<std::int64_t> FlatRules::StateTensors(UnitId u) const {
 BufferId FlatRules::StageShard(UnitId u, Phase phase, std::vector<BufferId>& staged) {
   BufferId source = At(u).shard;
   if (plan_.offload.parameters) {
-    staged.push_back(e_.Alloc(MasterShard(u), Category::kAllGather, Stream::kCopyIn));
+    staged.push_back(Hold(e_.Alloc(MasterShard(u), Category::kAllGather, Stream::kCopyIn), u,
+                          Holds::kShard, job_.precision.master));
     e_.AddTransfer(OpCode::kCopyH2d, Stream::kCopyIn, {phase, u.value}, MasterShard(u), source,
                    staged.back());
     source = staged.back();
   }
   if (CastsGather(u) && plan_.shard_size > 1) {
-    staged.push_back(e_.Alloc(GatherShard(u), Category::kAllGather, Stream::kCopyIn));
+    staged.push_back(Hold(e_.Alloc(GatherShard(u), Category::kAllGather, Stream::kCopyIn), u,
+                          Holds::kShard, PrecisionOf(u).param));
     e_.AddCopy(OpCode::kCast, Stream::kCopyIn, {phase, u.value}, MasterShard(u), GatherShard(u),
                {{source, AccessMode::kRead, Role::kInput},
                 {staged.back(), AccessMode::kWrite, Role::kOutput}});
@@ -202,7 +195,7 @@ BufferId FlatRules::AllocUnsharded(UnitId u) {
   buffer.size = Unsharded(u);
   buffer.category = Category::kUnshardedParameter;
   buffer.owner = Stream::kGather;
-  const BufferId id = e_.body->NewBuffer(buffer);
+  const BufferId id = Hold(e_.body->NewBuffer(buffer), u, Holds::kUnit, PrecisionOf(u).param);
   e_.body->Alloc(id, StaysGathered(u) ? PointKind::kAllocOnce : PointKind::kAlloc);
   return id;
 }
@@ -233,7 +226,8 @@ void FlatRules::FreeAllUnsharded() {
 BufferId FlatRules::FlattenGrads(UnitId u) {
   UnitState& state = At(u);
   const Bytes size = FlatGrad(u, PrecisionOf(u).param);
-  const BufferId flat = e_.Alloc(size, Category::kUnshardedGradient, Stream::kCompute);
+  const BufferId flat = Hold(e_.Alloc(size, Category::kUnshardedGradient, Stream::kCompute), u,
+                             Holds::kShards, PrecisionOf(u).param);
   e_.AddCopy(OpCode::kConcatGrad, Stream::kCompute, {Phase::kBackward, u.value}, GradBytes(u), size,
              {{flat, AccessMode::kWrite, Role::kOutput}});
   std::uint16_t index = 0;
@@ -264,17 +258,18 @@ BufferId FlatRules::CastFlat(UnitId u, BufferId flat) {
   if (r == PrecisionOf(u).param) {
     return flat;
   }
-  const BufferId cast = e_.Alloc(FlatGrad(u, r), Category::kReduceScatter, Stream::kReduce);
+  const BufferId cast = Hold(e_.Alloc(FlatGrad(u, r), Category::kReduceScatter, Stream::kReduce), u,
+                             Holds::kShards, r);
   e_.AddCopy(OpCode::kCast, Stream::kReduce, {Phase::kBackward, u.value},
              FlatGrad(u, PrecisionOf(u).param), FlatGrad(u, r),
              {{flat, AccessMode::kRead, Role::kInput}, {cast, AccessMode::kWrite, Role::kOutput}});
   return cast;
 }
 
-void FlatRules::Scale(UnitId u, BufferId buffer, Bytes bytes, Stream stream, double factor) {
-  if (factor > 1) {
+void FlatRules::Scale(UnitId u, BufferId buffer, Bytes bytes, Stream stream, double divisor) {
+  if (divisor > 1) {
     e_.AddCopy(OpCode::kGradScale, stream, {Phase::kBackward, u.value}, bytes, bytes,
-               {{buffer, AccessMode::kReadWrite, Role::kInput}});
+               {{buffer, AccessMode::kReadWrite, Role::kInput}}, divisor);
   }
 }
 

@@ -12,13 +12,6 @@
 
 namespace shardwright {
 
-// Sums are divided by `pre` before and `post` after the reduction, pre * post = ranks. pre doubles
-// while it divides the rank count and stays below the quotient.
-struct DivideFactors {
-  double pre = 1, post = 1;
-};
-[[nodiscard]] DivideFactors FactorsFor(std::int64_t ranks);
-
 class FlatRules : public StepRules {
  public:
   FlatRules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units);
@@ -93,10 +86,10 @@ class FlatRules : public StepRules {
   void KeepUnreduced(UnitId u, BufferId flat) { At(u).accumulated = AddKept(u, flat); }
   // `flat` in the reduce dtype, on the reduce stream; `flat` itself where the dtypes agree.
   [[nodiscard]] BufferId CastFlat(UnitId u, BufferId flat);
-  // Divides by `factor`, if it is above 1.
-  void Scale(UnitId u, BufferId buffer, Bytes bytes, Stream stream, double factor);
+  // Divides by `divisor`, if it is above 1.
+  void Scale(UnitId u, BufferId buffer, Bytes bytes, Stream stream, double divisor);
 
-  const DivideFactors factors_;
+  const DivideFactors factors_;  // before and behind the reduction
   const GroupId shard_group_;
 
  private:

@@ -330,7 +330,8 @@ class Fsdp1Rules : public FlatRules {
     const Bytes shard = Bytes(Info(u).shard_elements * SizeOf(r));
     if (!whole) {
       const bool adopts = !CastsReduce(u) && !At(u).sharded_grad.valid();
-      out = e_.Alloc(shard, adopts ? Category::kShardedGradient : Category::kReduceScatter, s);
+      out = Hold(e_.Alloc(shard, adopts ? Category::kShardedGradient : Category::kReduceScatter, s),
+                 u, Holds::kShard, r);
       e_.AddCollective(
           Collective(OpCode::kReduceScatter, s, shard_group_, FlatGrad(u, r), r),
           {Phase::kBackward, u.value},
@@ -364,7 +365,7 @@ class Fsdp1Rules : public FlatRules {
       return;
     }
     if (!accumulate) {
-      state.sharded_grad = e_.Alloc(MasterShard(u), Category::kShardedGradient, tail);
+      state.sharded_grad = NewShardedGrad(u, tail);
     }
     e_.AddCopy(OpCode::kGradStore, tail, {Phase::kBackward, u.value},
                accumulate ? shard + MasterShard(u) : shard, MasterShard(u),

@@ -272,7 +272,7 @@ class Fsdp2Rules : public StepRules {
     BufferId source = At(u).shard;
     BufferId staged;
     if (plan_.offload.parameters && !c.clone.valid()) {
-      staged = e_.Alloc(MasterShard(u), Category::kAllGather, Stream::kCopyIn);
+      staged = NewStaged(u, Stream::kCopyIn);
       e_.AddTransfer(OpCode::kCopyH2d, Stream::kCopyIn, {phase, u.value}, MasterShard(u), source,
                      staged);
       source = staged;
@@ -323,11 +323,20 @@ class Fsdp2Rules : public StepRules {
     }
   }
 
+  // The shard on the device, where parameters are offloaded.
+  [[nodiscard]] BufferId NewStaged(UnitId u, Stream owner) {
+    return Hold(e_.Alloc(MasterShard(u), Category::kAllGather, owner), u, Holds::kShard,
+                job_.precision.master);
+  }
+
   // Forward only, a buffer that lives on into the next pass is the same one in every pass.
   [[nodiscard]] BufferId AllocGatherOut(UnitId u, Phase phase) {
     const BufferId kept = comm_[u.value].kept_out;
     if (!kept.valid()) {
-      return e_.Alloc(Unsharded(u), Category::kAllGather, Stream::kCopyIn);
+      // Slices of what was copied out of shards give that again.
+      const Holds holds = comm_[u.value].clone.valid() ? Holds::kUnit : Holds::kShards;
+      return Hold(e_.Alloc(Unsharded(u), Category::kAllGather, Stream::kCopyIn), u, holds,
+                  PrecisionOf(u).param);
     }
     if (parked_ == kept) {
       Unpark(phase);
@@ -386,7 +395,7 @@ class Fsdp2Rules : public StepRules {
     BufferId source = whole ? At(u).shard : c.gather_out;
     const bool staged = whole && plan_.offload.parameters;
     if (staged) {
-      source = e_.Alloc(MasterShard(u), Category::kAllGather, Stream::kCompute);
+      source = NewStaged(u, Stream::kCompute);
       e_.AddTransfer(OpCode::kCopyH2d, Stream::kCompute, {phase, u.value}, MasterShard(u),
                      At(u).shard, source);
     }
@@ -426,7 +435,7 @@ class Fsdp2Rules : public StepRules {
     buffer.size = Unsharded(u);
     buffer.category = Category::kUnshardedParameter;
     buffer.pieces = At(u).unsharded_pieces;
-    const BufferId id = e_.body->NewBuffer(buffer);
+    const BufferId id = Hold(e_.body->NewBuffer(buffer), u, Holds::kUnit, PrecisionOf(u).param);
     const bool stays =
         job_.mode == JobMode::kForward && PlanOf(u).reshard.kind == Reshard::Kind::kNever;
     e_.body->Alloc(id, stays ? PointKind::kAllocOnce : PointKind::kAlloc);
@@ -442,7 +451,8 @@ class Fsdp2Rules : public StepRules {
         e_.body->Alloc(c.kept);  // the same from pass to pass
         c.clone = c.kept;
       } else {
-        c.clone = e_.Alloc(part, Category::kUnshardedParameter, Stream::kCompute);
+        c.clone = Hold(e_.Alloc(part, Category::kUnshardedParameter, Stream::kCompute), u,
+                       Holds::kSlice, PrecisionOf(u).param);
         c.kept = c.clone;
       }
       c.cloned = e_.AddCopy(OpCode::kReshardClone, Stream::kCompute, {phase, u.value}, part, part,
@@ -514,13 +524,15 @@ class Fsdp2Rules : public StepRules {
     const bool replicate =
         replicate_group_.valid() && (plan_.sync != SyncMode::kReplicateLast || last_micro_batch_);
     const bool adopts = !CastsReduce(u) && !At(u).sharded_grad.valid();
-    BufferId out =
+    const DType r = PrecisionOf(u).reduce;
+    BufferId out = Hold(
         e_.Alloc(ReduceShard(u), adopts ? Category::kShardedGradient : Category::kReduceScatter,
-                 Stream::kReduce);
+                 Stream::kReduce),
+        u, Holds::kShard, r);
     if (plan_.shard_size > 1) {
-      ScaleForFp16(u, reduce_input_, ReduceFull(u), Stream::kReduce);
+      ScaleForFp16(u, reduce_input_, ReduceFull(u), Stream::kReduce, factors_.pre);
       e_.AddCollective(Collective(OpCode::kReduceScatter, Stream::kReduce, shard_group_,
-                                  ReduceFull(u), PrecisionOf(u).reduce),
+                                  ReduceFull(u), r, MeanOver(plan_.shard_size, r)),
                        {Phase::kBackward, u.value},
                        {{reduce_input_, AccessMode::kRead, Role::kInput},
                         {out, AccessMode::kWrite, Role::kOutput}});
@@ -540,13 +552,14 @@ class Fsdp2Rules : public StepRules {
     Stream tail = Stream::kReduce;
     if (replicate) {
       tail = Stream::kReplicate;
-      e_.AddCollective(Collective(OpCode::kAllReduce, tail, replicate_group_, ReduceShard(u),
-                                  PrecisionOf(u).reduce),
+      e_.AddCollective(Collective(OpCode::kAllReduce, tail, replicate_group_, ReduceShard(u), r,
+                                  MeanOver(plan_.replicate_size, r)),
                        {Phase::kBackward, u.value}, {{out, AccessMode::kReadWrite, Role::kInput}});
       e_.After(last_reduce_);
       last_replicate_ = e_.body->last();
     }
-    ScaleForFp16(u, out, ReduceShard(u), tail);
+    ScaleForFp16(u, out, ReduceShard(u), tail,
+                 plan_.shard_size > 1 ? factors_.post : factors_.pre * factors_.post);
     StoreShardedGrad(u, out, adopts, tail);
   }
 
@@ -554,7 +567,8 @@ class Fsdp2Rules : public StepRules {
   void CopyGradsIn(UnitId u, bool is_last) {
     UnitState& state = At(u);
     const bool kept = state.accumulated.valid();
-    reduce_input_ = e_.Alloc(ReduceFull(u), Category::kReduceScatter, Stream::kCompute);
+    reduce_input_ = Hold(e_.Alloc(ReduceFull(u), Category::kReduceScatter, Stream::kCompute), u,
+                         Holds::kShards, PrecisionOf(u).reduce);
     BufferId narrow;
     if (SizeOf(PrecisionOf(u).reduce) < SizeOf(PrecisionOf(u).param)) {
       narrow =
@@ -612,13 +626,16 @@ class Fsdp2Rules : public StepRules {
   }
 
   // fp16 sums are divided before and after; other dtypes use NCCL's average.
-  void ScaleForFp16(UnitId u, BufferId buffer, Bytes bytes, Stream stream) {
+  [[nodiscard]] static double MeanOver(std::int64_t ranks, DType reduce) {
+    return reduce == DType::kFp16 ? 1.0 : static_cast<double>(ranks);
+  }
+  void ScaleForFp16(UnitId u, BufferId buffer, Bytes bytes, Stream stream, double divisor) {
     if (PrecisionOf(u).reduce != DType::kFp16) {
       return;
     }
     const OpId before = e_.body->last();
     e_.AddCopy(OpCode::kGradScale, stream, {Phase::kBackward, u.value}, bytes, bytes,
-               {{buffer, AccessMode::kReadWrite, Role::kInput}});
+               {{buffer, AccessMode::kReadWrite, Role::kInput}}, divisor);
     e_.After(before);
   }
 
@@ -630,7 +647,7 @@ class Fsdp2Rules : public StepRules {
       const OpId before = e_.body->last();
       const bool accumulate = state.sharded_grad.valid();
       if (!accumulate) {
-        state.sharded_grad = e_.Alloc(GradShard(u), Category::kShardedGradient, tail);
+        state.sharded_grad = NewShardedGrad(u, tail);
       }
       e_.AddCopy(OpCode::kGradStore, tail, {Phase::kBackward, u.value},
                  accumulate ? ReduceShard(u) + GradShard(u) : ReduceShard(u), GradShard(u),
@@ -657,6 +674,7 @@ class Fsdp2Rules : public StepRules {
   std::vector<Comm> comm_;
   ParamStacks stacks_;
   GroupId shard_group_, replicate_group_;
+  const DivideFactors factors_ = FactorsFor(plan_.shard_size * plan_.replicate_size);
   std::vector<UnitId> root_first_;
   std::vector<UnitId> order_;   // in which calls of units ended in this forward
   std::vector<UnitId> hooked_;  // whose backward begins with the op at hand, outer ones first

@@ -58,6 +58,7 @@ UnitInfo LayoutPerParameter(const Model& model, const ResolvedUnit& unit, std::i
                             const ParamStacks& stacks) {
   UnitInfo info;
   info.name = unit.name;
+  info.layout = ShardLayout::kRows;
   for (const ParamId p : unit.params) {
     const ParamStacks::Stack* stack = stacks.Of(p);
     if (stack != nullptr && stack->first != p) {
@@ -125,6 +126,7 @@ UnitInfo LayoutPerParameterFlat(const Model& model, const ResolvedUnit& unit,
                                 std::int64_t shard_size) {
   UnitInfo info;
   info.name = unit.name;
+  info.layout = ShardLayout::kRows;
   for (const ParamId p : unit.params) {
     const std::int64_t n = model.params[p.value].Elements();
     const std::int64_t chunk = CeilDiv(n, shard_size);

@@ -141,6 +141,9 @@ Program Lower(const LowerInput& input) {
   const std::vector<ResolvedUnit> units = ResolveUnits(in.model, in.plan, kWhere);
   Program program;
   program.dialect = NameOf(in.plan.dialect);
+  if (in.plan.dialect == Dialect::kNative) {
+    program.memory = MemoryRegime::kArena;
+  }
   program.shard_size = in.plan.shard_size;
   program.replicate_size = in.plan.replicate_size;
   program.micro_batch = in.plan.micro_batch;

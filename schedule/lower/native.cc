@@ -116,14 +116,18 @@ NativeRules::GradTarget NativeRules::WeightGradTarget(std::uint32_t model_op, Un
     BufferId& part = part_of_param_[StorageOf(model_op).value];
     const bool is_new = !part.valid();
     if (is_new) {
-      part = e_.Alloc(Bytes(SumOfGradElementsWith(model_op) * SizeOf(PrecisionOf(u).reduce)),
-                      Category::kUnshardedGradient, Stream::kCompute);
+      const DType r = PrecisionOf(u).reduce;
+      part = e_.Hold(e_.Alloc(Bytes(SumOfGradElementsWith(model_op) * SizeOf(r)),
+                              Category::kUnshardedGradient, Stream::kCompute),
+                     Holds::kTensors, model_op, r);
     }
     return {part, is_new ? AccessMode::kWrite : AccessMode::kReadWrite};
   }
   if (!state.accumulated.valid()) {
     MakeRoomForGrads();
-    state.accumulated = e_.Alloc(ReduceFull(u), Category::kUnshardedGradient, Stream::kCompute);
+    state.accumulated =
+        Hold(e_.Alloc(ReduceFull(u), Category::kUnshardedGradient, Stream::kCompute), u,
+             Holds::kShards, PrecisionOf(u).reduce);
     written_[u.value].clear();
   }
   const ParamId storage = StorageOf(model_op);
@@ -194,7 +198,8 @@ void NativeRules::InitUnit(UnitId u) {
     e_.body->SetCarry(SlotOf(u), e_.body->last());
   }
   if (plan_.offload.optimizer && !plan_.offload.parameters && HasParams(u)) {
-    At(u).host_master = e_.AllocOnHost(MasterShard(u), Category::kParameterShard);
+    At(u).host_master = Hold(e_.AllocOnHost(MasterShard(u), Category::kParameterShard), u,
+                             Holds::kShard, job_.precision.master);
     e_.AddTransfer(OpCode::kCopyD2h, Stream::kCompute, {Phase::kInit, u.value}, MasterShard(u),
                    At(u).shard, At(u).host_master);
   }

@@ -120,7 +120,8 @@ bool NativeRules::Gather(UnitId u, Phase phase, OpId not_before) {
   }
   e_.AddWait(Stream::kCopyIn, {last_read_of_freed_, not_before}, phase, u.value);
   last_read_of_freed_ = OpId();
-  At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, Stream::kCopyIn);
+  At(u).unsharded = Hold(e_.Alloc(Unsharded(u), Category::kUnshardedParameter, Stream::kCopyIn), u,
+                         Holds::kUnit, PrecisionOf(u).param);
   const bool small = c.part.valid();
   CopyIn(u, phase);
   c.gathered = e_.body->last();
@@ -143,7 +144,8 @@ void NativeRules::CopyIn(UnitId u, Phase phase) {
   const bool small = c.part.valid();
   const Bytes slice = small ? Unsharded(u) / plan_.units[u.value].reshard.group : GatherShard(u);
   if (plan_.offload.parameters && !small) {
-    const BufferId staged = e_.Alloc(MasterShard(u), Category::kAllGather, Stream::kCopyIn);
+    const BufferId staged = Hold(e_.Alloc(MasterShard(u), Category::kAllGather, Stream::kCopyIn), u,
+                                 Holds::kShard, job_.precision.master);
     e_.AddTransfer(OpCode::kCopyH2d, Stream::kCopyIn, {phase, u.value}, MasterShard(u), At(u).shard,
                    staged);
     WaitForUpdate(c, u);
@@ -208,7 +210,8 @@ void NativeRules::FreeAll() {
 void NativeRules::KeepPart(UnitId u, Phase phase) {
   Comm& c = comm_[u.value];
   const Bytes part = Unsharded(u) / plan_.units[u.value].reshard.group;
-  c.part = e_.Alloc(part, Category::kUnshardedParameter, Stream::kCompute);
+  c.part = Hold(e_.Alloc(part, Category::kUnshardedParameter, Stream::kCompute), u, Holds::kSlice,
+                PrecisionOf(u).param);
   c.part_made = e_.AddCopy(OpCode::kReshardClone, Stream::kCompute, {phase, u.value}, part, part,
                            {{At(u).unsharded, AccessMode::kRead, Role::kInput},
                             {c.part, AccessMode::kWrite, Role::kOutput}});

@@ -40,11 +40,14 @@ void NativeRules::Reduce(UnitId u) {
   const OpId written = e_.LastCompute();
   const Stream s = Stream::kReduce;
   const bool adopts = !CastsReduce(u) && !state.sharded_grad.valid();
-  BufferId out =
-      e_.Alloc(ReduceShard(u), adopts ? Category::kShardedGradient : Category::kReduceScatter, s);
+  const DType r = PrecisionOf(u).reduce;
+  const BufferId out = Hold(
+      e_.Alloc(ReduceShard(u), adopts ? Category::kShardedGradient : Category::kReduceScatter, s),
+      u, Holds::kShard, r);
   if (plan_.shard_size > 1) {
     e_.AddCollective(
-        Collective(OpCode::kReduceScatter, s, reduce_group_, ReduceFull(u), PrecisionOf(u).reduce),
+        Collective(OpCode::kReduceScatter, s, reduce_group_, ReduceFull(u), r,
+                   static_cast<double>(plan_.shard_size)),
         {Phase::kBackward, u.value},
         {{input, AccessMode::kRead, Role::kInput}, {out, AccessMode::kWrite, Role::kOutput}});
     TakeTurn();
@@ -61,8 +64,8 @@ void NativeRules::Reduce(UnitId u) {
   if (replicate_group_.valid()) {
     const OpId reduced = e_.body->last();
     const OpId replicated = e_.AddCollective(
-        Collective(OpCode::kAllReduce, Stream::kReplicate, replicate_group_, ReduceShard(u),
-                   PrecisionOf(u).reduce),
+        Collective(OpCode::kAllReduce, Stream::kReplicate, replicate_group_, ReduceShard(u), r,
+                   static_cast<double>(plan_.replicate_size)),
         {Phase::kBackward, u.value}, {{out, AccessMode::kReadWrite, Role::kInput}});
     e_.After(reduced);
     e_.AddWait(s, {replicated}, Phase::kBackward, u.value);
@@ -108,7 +111,7 @@ void NativeRules::Store(UnitId u, BufferId out, bool adopts) {
   }
   const bool accumulate = state.sharded_grad.valid();
   if (!accumulate) {
-    state.sharded_grad = e_.Alloc(GradShard(u), Category::kShardedGradient, Stream::kReduce);
+    state.sharded_grad = NewShardedGrad(u, Stream::kReduce);
   }
   e_.AddCopy(OpCode::kGradStore, Stream::kReduce, {Phase::kBackward, u.value},
              accumulate ? ReduceShard(u) + GradShard(u) : ReduceShard(u), GradShard(u),

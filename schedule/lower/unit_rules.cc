@@ -60,6 +60,7 @@ void StepRules::InitUnit(UnitId u) {
   At(u).shard = MastersOnHost() ? e_.AllocOnHost(size, Category::kParameterShard)
                                 : e_.AllocPieces(size, Pieces(ShardTensors(u), o),
                                                  Category::kParameterShard, Stream::kCompute);
+  Hold(At(u).shard, u, Holds::kShard, o);
   e_.AddCopy(OpCode::kInitialize, Stream::kCompute, {Phase::kInit, u.value}, Bytes(0), size,
              {{At(u).shard, AccessMode::kWrite, Role::kOutput}});
 }
@@ -117,7 +118,8 @@ UnitId StepRules::LeftBefore(UnitId u) const {
 
 void StepRules::GradToHost(UnitId u, Stream stream, OpId ready) {
   UnitState& state = At(u);
-  state.host_grad = e_.AllocOnHost(GradShard(u), Category::kShardedGradient);
+  state.host_grad = Hold(e_.AllocOnHost(GradShard(u), Category::kShardedGradient), u, Holds::kShard,
+                         job_.precision.master);
   to_host_.push_back(e_.AddTransfer(OpCode::kCopyD2h, stream, {Phase::kBackward, u.value},
                                     GradShard(u), state.sharded_grad, state.host_grad));
   e_.After(ready);
@@ -187,7 +189,7 @@ StepRules::GradTarget StepRules::WeightGradTarget(std::uint32_t model_op, UnitId
   const DType p = PrecisionOf(unit).param;
   const BufferId grad = e_.AllocPieces(Bytes(sum * SizeOf(p)), Pieces(elements, p),
                                        Category::kUnshardedGradient, Stream::kCompute);
-  At(unit).grads.push_back(grad);
+  At(unit).grads.push_back(e_.Hold(grad, Holds::kTensors, model_op, p));
   return {grad, AccessMode::kWrite};
 }
 
@@ -282,7 +284,8 @@ void StepRules::AccumulateUnsharded(UnitId u) {
   const Bytes kept(fresh.value / SizeOf(precision.param) * SizeOf(precision.reduce));
   const bool first = !state.accumulated.valid();
   if (first) {
-    state.accumulated = e_.Alloc(kept, Category::kUnshardedGradient, Stream::kCompute);
+    state.accumulated = Hold(e_.Alloc(kept, Category::kUnshardedGradient, Stream::kCompute), u,
+                             Holds::kMixed, precision.reduce);
   }
   e_.AddCopy(
       OpCode::kGradStore, Stream::kCompute, {Phase::kBackward, u.value},

@@ -75,6 +75,15 @@ class StepRules : public DialectRules {
   // Elements of each parameter of the unit: of its shard, when `per_rank`, else of all ranks.
   [[nodiscard]] std::vector<std::int64_t> PerParameter(UnitId u, bool per_rank,
                                                        bool trainable_only) const;
+  // Says that `buffer` holds parameters or gradients of the unit, and returns it.
+  BufferId Hold(BufferId buffer, UnitId u, Holds holds, DType dtype) {
+    return e_.Hold(buffer, holds, u.value, dtype);
+  }
+  // What a reduced gradient is stored in for the optimizer, in the master dtype.
+  [[nodiscard]] BufferId NewShardedGrad(UnitId u, Stream owner) {
+    return Hold(e_.Alloc(GradShard(u), Category::kShardedGradient, owner), u, Holds::kShard,
+                job_.precision.master);
+  }
   // Tensors of so many elements of `dtype` as pieces of a buffer.
   [[nodiscard]] PieceRange Pieces(std::span<const std::int64_t> elements, DType dtype);
   [[nodiscard]] bool UpdatesOnHost() const {
@@ -143,6 +152,9 @@ class StepRules : public DialectRules {
 
   // All units whose sharded gradients the step produced, in unit order.
   [[nodiscard]] std::vector<UnitId> UnitsWithGrads() const;
+
+  // Micro-batches are summed, and the optimizer wants their mean.
+  [[nodiscard]] double MicroBatches() const { return static_cast<double>(plan_.accumulation); }
 
   // Global norm over `units` (one scalar all-reduce over the shard group) and scaling.
   void AddClip(std::span<const UnitId> units, Stream stream, GroupId group);

@@ -48,15 +48,17 @@ void StepRules::AddClip(std::span<const UnitId> units, Stream stream, GroupId gr
   shape.dtype = job_.precision.master;
   shape.bytes = grads;
   shape.code = OpCode::kGradNorm;
+  shape.divisor = MicroBatches();
   e_.Add(shape, MultiTensorKernels(elements, tensors, grads, size, shape.dtype), Phase::kOptimizer,
          kNoSubject, {{norm, AccessMode::kWrite, Role::kOutput}});
-  use_grads(AccessMode::kRead);
+  use_grads(AccessMode::kReadWrite);  // it divides them
   if (e_.program.shard_size > 1) {
     e_.AddCollective(Collective(OpCode::kAllReduce, stream, group, size, summed),
                      {Phase::kOptimizer, kNoSubject},
                      {{norm, AccessMode::kReadWrite, Role::kInput}});
   }
   shape.code = OpCode::kGradClip;
+  shape.divisor = 1.0;
   e_.Add(shape, MultiTensorKernels(elements, tensors, grads, grads, shape.dtype), Phase::kOptimizer,
          kNoSubject, {{norm, AccessMode::kRead, Role::kInput}});
   use_grads(AccessMode::kReadWrite);
@@ -141,6 +143,7 @@ OpId StepRules::AddUpdate(std::span<const UnitId> units, std::span<const Kernel>
   shape.stream = stream;
   shape.dtype = job_.precision.master;
   shape.bytes = updated;
+  shape.divisor = TakesGradNorm(job_) ? 1.0 : MicroBatches();  // behind a norm they are divided
   return e_.Add(shape, kernels, Phase::kOptimizer,
                 units.size() == 1 ? units.front().value : kNoSubject, {});
 }
@@ -225,6 +228,7 @@ OpId StepRules::AddHostOptimizer(std::span<const UnitId> units, std::span<const 
   shape.stream = Stream::kHost;
   shape.dtype = job_.precision.master;
   shape.bytes = updated;
+  shape.divisor = MicroBatches();
   const OptimizerSpec optimizer = OnHost(job_.optimizer, plan_.dialect);
   std::vector<Kernel> kernels = UpdateOf(optimizer, units).kernels;
   if (!casts.empty()) {
@@ -282,6 +286,7 @@ OpId StepRules::AddStagedOptimizer(UnitId u, Stream stream, MomentStaging& stagi
   shape.code = OpCode::kOptimizerStep;
   shape.stream = stream;
   shape.dtype = job_.precision.master;
+  shape.divisor = TakesGradNorm(job_) ? 1.0 : MicroBatches();
   const auto tensors = static_cast<std::int64_t>(Info(u).params.size());
   OpId op;
   for (const BufferId host : At(u).states) {

@@ -110,7 +110,8 @@ class Zero12Rules : public ZeroRules {
     if (!HasParams(u)) {
       return;
     }
-    At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, Stream::kCompute);
+    At(u).unsharded = Hold(e_.Alloc(Unsharded(u), Category::kUnshardedParameter, Stream::kCompute),
+                           u, Holds::kUnit, job_.precision.param);
     e_.AddCopy(OpCode::kInitialize, Stream::kCompute, {Phase::kInit, u.value}, Bytes(0),
                Unsharded(u), {{At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
     if (job_.mode == JobMode::kTrain) {
@@ -206,7 +207,7 @@ class Zero12Rules : public ZeroRules {
     const std::size_t count = Overlaps() ? 2 : 1;
     for (std::size_t i = 0; i < count; ++i) {
       bucket_[i] =
-          e_.Alloc(InParam(plan_.zero.reduce_bucket), Category::kReduceScatter, Stream::kCompute);
+          NewMixed(InParam(plan_.zero.reduce_bucket), Stream::kCompute, job_.precision.param);
     }
   }
 
@@ -264,7 +265,8 @@ class Zero12Rules : public ZeroRules {
     BufferId& buffer = first_micro_batch_ || plan_.dialect == Dialect::kZero1 ? low_grads_[u.value]
                                                                               : fresh_[u.value];
     if (!buffer.valid()) {
-      buffer = e_.Alloc(PartitionBytes(u), Category::kShardedGradient, stream_);
+      buffer = Hold(e_.Alloc(PartitionBytes(u), Category::kShardedGradient, stream_), u,
+                    Holds::kShard, GradType());
     }
     return buffer;
   }
@@ -282,7 +284,8 @@ class Zero12Rules : public ZeroRules {
     }
     const Bytes full = InReduce(Partitioned(u));
     const Emitter::Where where{Phase::kBackward, u.value};
-    scatter_input_ = e_.Alloc(full, Category::kReduceScatter, Stream::kCompute);
+    scatter_input_ = Hold(e_.Alloc(full, Category::kReduceScatter, Stream::kCompute), u,
+                          Holds::kShards, job_.precision.reduce);
     e_.AddCopy(OpCode::kReduceCopyIn, Stream::kCompute, where, GradBytes(u), full,
                {{scatter_input_, AccessMode::kWrite, Role::kOutput}});
     std::uint16_t index = 0;
@@ -294,12 +297,13 @@ class Zero12Rules : public ZeroRules {
     const BufferId out = Partition(u);
     if (ranks() > 1) {
       e_.AddCopy(OpCode::kGradScale, stream_, where, full, full,
-                 {{scatter_input_, AccessMode::kReadWrite, Role::kInput}});
+                 {{scatter_input_, AccessMode::kReadWrite, Role::kInput}}, factors_.pre);
       e_.After(copied);
     }
     if (plan_.shard_size > 1) {
       e_.AddCollective(
-          Collective(OpCode::kReduceScatter, stream_, shard_group_, full, job_.precision.reduce),
+          Collective(OpCode::kReduceScatter, stream_, shard_group_, full, job_.precision.reduce,
+                     replicate_group_.valid() ? 1.0 : factors_.post),
           where,
           {{scatter_input_, AccessMode::kRead, Role::kInput},
            {out, AccessMode::kWrite, Role::kOutput}});
@@ -311,7 +315,7 @@ class Zero12Rules : public ZeroRules {
     }
     if (replicate_group_.valid()) {
       e_.AddCollective(Collective(OpCode::kAllReduce, stream_, replicate_group_, PartitionBytes(u),
-                                  job_.precision.reduce),
+                                  job_.precision.reduce, factors_.post),
                        where, {{out, AccessMode::kReadWrite, Role::kInput}});
     }
     last_reduce_ = e_.body->last();

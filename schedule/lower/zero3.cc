@@ -100,13 +100,16 @@ void Zero3Rules::InitUnit(UnitId u) {
     low_[u.value] = plan_.offload.parameters
                         ? e_.AllocOnHost(GatherShard(u), Category::kParameterShard)
                         : e_.Alloc(GatherShard(u), Category::kParameterShard, Stream::kCompute);
+    HoldShard(low_[u.value], u);
     e_.AddCopy(OpCode::kInitialize, Stream::kCompute, {Phase::kInit, u.value}, Bytes(0),
                GatherShard(u), {{low_[u.value], AccessMode::kWrite, Role::kOutput}});
     Buffer b;
     b.size = Unsharded(u);
     b.category = Category::kUnshardedParameter;
     b.owner = storage_;
-    persistent_[u.value] = Persists(u) && !InPlace() ? e_.body->NewBuffer(b) : BufferId();
+    if (Persists(u) && !InPlace()) {
+      persistent_[u.value] = Hold(e_.body->NewBuffer(b), u, Holds::kUnit, job_.precision.param);
+    }
   }
   if (job_.mode == JobMode::kForward || !IsTrainable(u)) {
     return;
@@ -116,8 +119,10 @@ void Zero3Rules::InitUnit(UnitId u) {
     low_on_host_[u.value] = plan_.offload.parameters
                                 ? low_[u.value]
                                 : e_.AllocOnHost(GatherShard(u), Category::kParameterShard);
+    HoldShard(low_on_host_[u.value], u);
   } else if (!plan_.zero.before_deepspeed_0_6) {
-    low_grads_[u.value] = e_.Alloc(GatherShard(u), Category::kShardedGradient, Stream::kCompute);
+    low_grads_[u.value] =
+        HoldShard(e_.Alloc(GatherShard(u), Category::kShardedGradient, Stream::kCompute), u);
   }
   if (!plan_.zero.before_deepspeed_0_6 && !bucket_.valid()) {
     NewBucket();
@@ -126,8 +131,8 @@ void Zero3Rules::InitUnit(UnitId u) {
 
 void Zero3Rules::NewBucket() {
   if (plan_.zero.contiguous_gradients) {
-    bucket_ = e_.Alloc(InParam(plan_.zero.reduce_bucket), Category::kReduceScatter,
-                       Stream::kCompute, plan_.zero.before_deepspeed_0_6);
+    bucket_ = NewMixed(InParam(plan_.zero.reduce_bucket), Stream::kCompute, job_.precision.param,
+                       plan_.zero.before_deepspeed_0_6);
   }
 }
 

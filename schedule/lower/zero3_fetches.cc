@@ -109,13 +109,18 @@ BufferId Zero3Rules::NewFlat(const std::vector<UnitId>& units, Bytes full, Phase
     for (const UnitId u : units) {
       NewUnsharded(u);
     }
-    return e_.Alloc(full, Category::kAllGather, storage_);
+    return NewGathered(full);
   }
-  const BufferId flat = e_.Alloc(full, Category::kAllGather, storage_);
+  const BufferId flat = NewGathered(full);
   for (const UnitId u : units) {
     At(u).unsharded = flat;  // stands for "on its way" until it is copied out
   }
   return flat;
+}
+
+BufferId Zero3Rules::NewGathered(Bytes full) {
+  return e_.Hold(e_.Alloc(full, Category::kAllGather, storage_), Holds::kMixed, kNoSubject,
+                 job_.precision.param);
 }
 
 OpId Zero3Rules::LastComputeBefore(OpId op) const {
@@ -133,7 +138,7 @@ BufferId Zero3Rules::FromHost(UnitId u, Phase phase, bool direct) {
     NewUnsharded(u);
     part = At(u).unsharded;
   } else {
-    part = e_.Alloc(GatherShard(u), Category::kAllGather, copy_);
+    part = HoldShard(e_.Alloc(GatherShard(u), Category::kAllGather, copy_), u);
   }
   copy_tail_ = e_.AddTransfer(OpCode::kCopyH2d, copy_, {phase, u.value}, GatherShard(u),
                               low_[u.value], part);
@@ -157,7 +162,8 @@ void Zero3Rules::NewUnsharded(UnitId u) {
     At(u).unsharded = persistent_[u.value];
     e_.body->Alloc(At(u).unsharded);
   } else {
-    At(u).unsharded = e_.Alloc(Unsharded(u), Category::kUnshardedParameter, storage_);
+    At(u).unsharded = Hold(e_.Alloc(Unsharded(u), Category::kUnshardedParameter, storage_), u,
+                           Holds::kUnit, job_.precision.param);
   }
 }
 

@@ -70,12 +70,13 @@ void Zero3Rules::ScatterMembers(Emitter::Where where) {
   const Bytes wide = InReduce(elements_), full = InReduce(padded);
   BufferId cast;
   if (job_.precision.reduce != job_.precision.param) {
-    cast = e_.Alloc(wide, Category::kReduceScatter, reduce_);
+    cast = NewMixed(wide, reduce_, job_.precision.reduce);
     e_.AddCopy(OpCode::kCast, reduce_, where, InParam(elements_), wide,
                {{cast, AccessMode::kWrite, Role::kOutput}});
     UseMembers();
   }
-  const BufferId input = e_.Alloc(full, Category::kReduceScatter, reduce_);
+  const BufferId input = e_.Hold(e_.Alloc(full, Category::kReduceScatter, reduce_), Holds::kRows,
+                                 kNoSubject, job_.precision.reduce);
   e_.AddCopy(OpCode::kReduceCopyIn, reduce_, where, wide, full,
              {{input, AccessMode::kWrite, Role::kOutput}, {cast, AccessMode::kRead, Role::kInput}});
   if (!cast.valid()) {
@@ -83,7 +84,7 @@ void Zero3Rules::ScatterMembers(Emitter::Where where) {
   }
   if (ranks() > 1) {
     e_.AddCopy(OpCode::kGradScale, reduce_, where, full, full,
-               {{input, AccessMode::kReadWrite, Role::kInput}});
+               {{input, AccessMode::kReadWrite, Role::kInput}}, factors_.pre);
   }
   const BufferId out = Scatter(input, full, where);
   StoreParts(out, where);
@@ -118,15 +119,16 @@ BufferId Zero3Rules::Scatter(BufferId input, Bytes full, Emitter::Where where) {
   }
   BufferId out = input;
   if (plan_.shard_size > 1) {
-    out = e_.Alloc(full / plan_.shard_size, Category::kReduceScatter, reduce_);
+    out = NewMixed(full / plan_.shard_size, reduce_, job_.precision.reduce);
     e_.AddCollective(
-        Collective(OpCode::kReduceScatter, reduce_, shard_group_, full, job_.precision.reduce),
+        Collective(OpCode::kReduceScatter, reduce_, shard_group_, full, job_.precision.reduce,
+                   replicate_group_.valid() ? 1.0 : factors_.post),
         where,
         {{input, AccessMode::kRead, Role::kInput}, {out, AccessMode::kWrite, Role::kOutput}});
   }
   if (replicate_group_.valid()) {
     e_.AddCollective(Collective(OpCode::kAllReduce, reduce_, replicate_group_,
-                                full / plan_.shard_size, job_.precision.reduce),
+                                full / plan_.shard_size, job_.precision.reduce, factors_.post),
                      where, {{out, AccessMode::kReadWrite, Role::kInput}});
   }
   return out;
@@ -179,7 +181,7 @@ BufferId Zero3Rules::Partition(UnitId u) {
   BufferId& part = low_grads_[u.value];
   if (!part.valid()) {
     if (UpdatesOnHost()) {
-      part = e_.Alloc(GatherShard(u), Category::kShardedGradient, reduce_);
+      part = HoldShard(e_.Alloc(GatherShard(u), Category::kShardedGradient, reduce_), u);
     } else {
       NewPartitions();
     }
@@ -190,7 +192,8 @@ BufferId Zero3Rules::Partition(UnitId u) {
 void Zero3Rules::NewPartitions() {
   for (std::uint32_t u = 0; u < unit_count(); ++u) {
     if (IsTrainable(UnitId(u))) {
-      low_grads_[u] = e_.Alloc(GatherShard(UnitId(u)), Category::kShardedGradient, reduce_);
+      low_grads_[u] = HoldShard(
+          e_.Alloc(GatherShard(UnitId(u)), Category::kShardedGradient, reduce_), UnitId(u));
     }
   }
   FlattenSubGroups(low_grads_);
@@ -209,7 +212,7 @@ void Zero3Rules::SendWhatIsComplete() {
     UnitState& state = At(u);
     state.sharded_grad = low;
     if (job_.precision.master != job_.precision.param) {
-      state.sharded_grad = e_.Alloc(MasterShard(u), Category::kShardedGradient, reduce_);
+      state.sharded_grad = NewShardedGrad(u, reduce_);
       e_.AddCopy(OpCode::kGradStore, reduce_, {Phase::kOptimizer, u.value}, GatherShard(u),
                  MasterShard(u),
                  {{low, AccessMode::kRead, Role::kInput},

@@ -65,6 +65,7 @@ class Zero3Rules : public ZeroRules {
   void ReleaseModule(UnitId u);
   void Gather(const std::vector<UnitId>& units, Phase phase);
   [[nodiscard]] BufferId NewFlat(const std::vector<UnitId>& units, Bytes full, Phase phase);
+  [[nodiscard]] BufferId NewGathered(Bytes full);
   [[nodiscard]] OpId LastComputeBefore(OpId op) const;
   [[nodiscard]] BufferId FromHost(UnitId u, Phase phase, bool direct);
   void CopyIn(std::span<const BufferId> parts, Bytes slice, BufferId flat, Emitter::Where where);
@@ -92,6 +93,11 @@ class Zero3Rules : public ZeroRules {
   [[nodiscard]] BufferId Partition(UnitId u);
   void NewPartitions();
   void SendWhatIsComplete();
+
+  // A unit's partition in the compute dtype.
+  BufferId HoldShard(BufferId buffer, UnitId u) {
+    return Hold(buffer, u, Holds::kShard, job_.precision.param);
+  }
 
   // Makes the buffers, where they are on the device, slices of one flat tensor.
   void Flatten(std::span<const BufferId> buffers);

@@ -10,7 +10,7 @@ namespace shardwright {
 
 ZeroRules::ZeroRules(Emitter& emitter, const UnitSpans& spans,
                      const std::vector<ResolvedUnit>& units)
-    : StepRules(emitter, spans, units), low_grads_(units.size()) {
+    : StepRules(emitter, spans, units), low_grads_(units.size()), factors_(FactorsFor(ranks())) {
   overlaps_ = plan_.zero.overlap_comm == Overlap::kDefault
                   ? plan_.dialect == Dialect::kZero3
                   : plan_.zero.overlap_comm == Overlap::kOn;
@@ -89,7 +89,7 @@ void ZeroRules::AddWorldGroup() {
 
 BufferId ZeroRules::FlattenMembers(std::span<const Member> members, Stream stream) {
   const Bytes bytes = InParam(SumOf(members));
-  const BufferId flat = e_.Alloc(bytes, Category::kReduceScatter, stream);
+  const BufferId flat = NewMixed(bytes, stream, job_.precision.param);
   e_.AddCopy(OpCode::kBucketCopy, stream, {Phase::kBackward, members.front().unit.value}, bytes,
              bytes, {{flat, AccessMode::kWrite, Role::kOutput}});
   std::uint16_t index = 0;
@@ -105,8 +105,9 @@ void ZeroRules::AverageInPlace(BufferId source, std::int64_t elements, Stream st
   if (ranks() == 1) {
     return;
   }
-  const auto step = [&](OpCode code, Bytes read, Bytes written, BufferId from, BufferId to) {
-    e_.AddCopy(code, stream, where, read, written, {});
+  const auto step = [&](OpCode code, Bytes read, Bytes written, BufferId from, BufferId to,
+                        double divisor = 1.0) {
+    e_.AddCopy(code, stream, where, read, written, {}, divisor);
     if (from == to) {
       e_.body->UseFirst(from, read, AccessMode::kReadWrite, Role::kInput);
     } else {
@@ -114,20 +115,26 @@ void ZeroRules::AverageInPlace(BufferId source, std::int64_t elements, Stream st
       e_.body->UseFirst(to, written, AccessMode::kWrite, Role::kOutput);
     }
   };
-  step(OpCode::kGradScale, low, low, source, source);
+  step(OpCode::kGradScale, low, low, source, source, factors_.pre);
   BufferId summed = source;
   const bool casts = job_.precision.reduce != job_.precision.param;
   if (casts) {
-    summed = e_.Alloc(wide, Category::kReduceScatter, stream);
+    summed = NewMixed(wide, stream, job_.precision.reduce);
     step(OpCode::kCast, low, wide, source, summed);
   }
-  e_.AddCollective(
-      Collective(OpCode::kAllReduce, stream, world_group_, wide, job_.precision.reduce), where, {});
+  e_.AddCollective(Collective(OpCode::kAllReduce, stream, world_group_, wide, job_.precision.reduce,
+                              factors_.post),
+                   where, {});
   e_.body->UseFirst(summed, wide, AccessMode::kReadWrite, Role::kInput);
   if (casts) {
     step(OpCode::kCast, wide, low, summed, source);
     e_.body->Free(summed);
   }
+}
+
+BufferId ZeroRules::NewMixed(Bytes bytes, Stream owner, DType dtype, bool zero_filled) {
+  return e_.Hold(e_.Alloc(bytes, Category::kReduceScatter, owner, zero_filled), Holds::kMixed,
+                 kNoSubject, dtype);
 }
 
 std::int64_t ZeroRules::SumOf(std::span<const Member> members) {
@@ -157,6 +164,7 @@ BufferId ZeroRules::AddNorm(std::span<const UnitId> units) {
   const BufferId norm = e_.Alloc(kScalar, Category::kTemporary, Stream::kCompute);
   OpShape shape;
   shape.code = OpCode::kGradNorm;
+  shape.divisor = MicroBatches();  // of the norm alone: the clip divides the gradients
   shape.dtype = job_.precision.param;
   shape.bytes = bytes;
   e_.Add(shape,
@@ -180,7 +188,7 @@ void ZeroRules::CastGrads(std::span<const UnitId> units) {
   for (const UnitId u : units) {
     low += e_.program.buffers[low_grads_[u.value].value].size;
     full += MasterShard(u);
-    At(u).sharded_grad = e_.Alloc(MasterShard(u), Category::kShardedGradient, Stream::kCompute);
+    At(u).sharded_grad = NewShardedGrad(u, Stream::kCompute);
   }
   BufferId flat;
   if (low != full) {
@@ -209,6 +217,7 @@ void ZeroRules::ClipGrads(std::span<const UnitId> units, BufferId norm) {
   }
   OpShape shape;
   shape.code = OpCode::kGradClip;
+  shape.divisor = MicroBatches();
   shape.dtype = job_.precision.master;
   shape.bytes = bytes;
   e_.Add(shape, MultiTensorKernels(bytes.value / SizeOf(shape.dtype), 1, bytes, bytes, shape.dtype),
@@ -239,6 +248,7 @@ void ZeroRules::AddFlatOptimizer(std::span<const UnitId> units) {
   const BufferId temporary = AllocFlatTemporaries(step, elements);
   OpShape shape;
   shape.code = OpCode::kOptimizerStep;
+  shape.divisor = TakesGradNorm(job_) ? 1.0 : MicroBatches();
   shape.dtype = o;
   shape.bytes = Bytes(elements * SizeOf(o));
   e_.Add(shape, step.kernels, Phase::kOptimizer, units.front().value, {});

@@ -60,6 +60,8 @@ class ZeroRules : public StepRules {
   void AddWorldGroup();
   // Gradients that are in no bucket, one behind the other in a buffer that the caller frees.
   [[nodiscard]] BufferId FlattenMembers(std::span<const Member> members, Stream stream);
+  // A buffer for gradients of several parameters, one behind the other.
+  [[nodiscard]] BufferId NewMixed(Bytes bytes, Stream owner, DType dtype, bool zero_filled = false);
   // Divides the first elements of `source` by the ranks and sums them over all, in the reduce
   // dtype.
   void AverageInPlace(BufferId source, std::int64_t elements, Stream stream, Emitter::Where where);
@@ -82,6 +84,9 @@ class ZeroRules : public StepRules {
 
   GroupId shard_group_, replicate_group_, world_group_;
   std::vector<BufferId> low_grads_;  // per unit: the partition of its gradient, reduced
+  // DeepSpeed divides by the number of ranks before it sums. Here a power of two is divided off
+  // before and the rest behind the sum, so that sums of fp32 have the bits of every other dialect.
+  const DivideFactors factors_;
 
  private:
   bool overlaps_ = false;

@@ -127,9 +127,7 @@ shardwright::Price Pricer::PriceCollective(const Program& program, const OpShape
   const Seconds time = CollectiveTime(shape.code, shape.bytes, path);
   shardwright::Price price;
   price.duration = ToPrice(time, shape.code);
-  // Gathers and reductions of FSDP units are issued from Python hooks; native has none.
-  const bool has_hook = program.dialect != "native" &&
-                        (shape.code == OpCode::kAllGather || shape.code == OpCode::kReduceScatter);
+  const bool has_hook = shape.issue == Issue::kHook;
   price.issue = ToSimTime(profile_.host.collective_issue.value +
                           (has_hook ? profile_.host.unit_hook.value : Seconds(0)));
   price.first_launch = price.issue;

@@ -73,7 +73,6 @@ struct Ranks {
     root.modules = {""};
     plan.units.push_back(root);
     const ResolvedUnit unit = ResolveUnits(model, plan, "test").front();
-    const ShardLayout kind = layout == 0 ? ShardLayout::kRows : ShardLayout::kFlat;
     const UnitInfo info = layout == 0   ? LayoutPerParameter(model, unit, shards)
                           : layout == 1 ? LayoutFlat(model, unit, shards, true, DType::kFp32)
                                         : LayoutNative(model, unit, shards, DType::kBf16);
@@ -83,7 +82,7 @@ struct Ranks {
     }
     for (std::int64_t s = 0; s < shards; ++s) {
       BoundUnit bound;
-      bound.pieces = ShardPieces(model, info, kind, s, shards);
+      bound.pieces = ShardPieces(model, info, s, shards);
       bound.elements = info.shard_elements;
       bound.dtype = dtype;
       const std::int64_t bytes = info.shard_elements * SizeOf(dtype);

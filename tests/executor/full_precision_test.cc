@@ -164,4 +164,25 @@ TEST_CASE("Full precision: without it gradients are those in full precision, rou
   CHECK(differing > 4);  // of 8
 }
 
+// fp16 sums are divided by ops of their own, which the sums of the norms' units do without: these
+// are means of NCCL's.
+TEST_CASE("Full precision: gradients of norms are means, also beside sums in fp16") {
+  for (const std::int64_t ranks : {2, 3}) {
+    Setup wide = NetSetup(Dialect::kFsdp2, ranks, DType::kFp16);
+    wide.steps = 1;
+    Setup narrow = wide;
+    narrow.job.precision.reduce = DType::kFp16;
+    const Outcome expected = Train(wide), outcome = Train(narrow);
+    int norms = 0;
+    for (std::size_t p = 0; p < wide.model.params.size(); ++p) {
+      if (wide.model.params[p].full_precision) {
+        CAPTURE(wide.model.params[p].fqn);
+        CHECK(outcome.weights[p] == expected.weights[p]);
+        ++norms;
+      }
+    }
+    CHECK(norms == 4);
+  }
+}
+
 }  // namespace shardwright::testing

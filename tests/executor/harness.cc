@@ -64,8 +64,7 @@ Outcome Train(const Setup& setup) {
 Outcome TrainProgram(const Setup& setup, const Program& program, const Program& legal) {
   const KernelSetOptions& kernels = FindKernelSet("shardwright-host", "test");
   const Placement placement = Place(legal);
-  const ExecutorInput input{setup.model, kernels,   setup.job,     setup.plan,
-                            program,     placement, setup.training};
+  const ExecutorInput input{setup.model, kernels, setup.job, program, placement, setup.training};
   const ExecuteContext context{input, InitRules(setup.model, setup.training.init_std),
                                setup.kernel};
   HostWorld world(context, setup.host);

@@ -248,16 +248,15 @@ ResolvedUnit WholeModel(const Model& model) {
 
 struct Layout {
   const char* name;
-  ShardLayout layout;
   UnitInfo info;
 };
 
 std::vector<Layout> LayoutsOf(const Model& model, std::int64_t shards) {
   const ResolvedUnit unit = WholeModel(model);
-  return {{"rows", ShardLayout::kRows, LayoutPerParameter(model, unit, shards)},
-          {"flat", ShardLayout::kFlat, LayoutFlat(model, unit, shards, true, DType::kBf16)},
-          {"packed", ShardLayout::kFlat, LayoutFlat(model, unit, shards, false, DType::kBf16)},
-          {"native", ShardLayout::kFlat, LayoutNative(model, unit, shards, DType::kBf16)}};
+  return {{"rows", LayoutPerParameter(model, unit, shards)},
+          {"flat", LayoutFlat(model, unit, shards, true, DType::kBf16)},
+          {"packed", LayoutFlat(model, unit, shards, false, DType::kBf16)},
+          {"native", LayoutNative(model, unit, shards, DType::kBf16)}};
 }
 
 TEST_CASE("any sharding starts with the same weights, and padding is zero") {
@@ -280,7 +279,7 @@ TEST_CASE("any sharding starts with the same weights, and padding is zero") {
       }
       std::int64_t wrong = 0, padding = 0;
       for (std::int64_t s = 0; s < shards; ++s) {
-        const auto pieces = ShardPieces(model, layout.info, layout.layout, s, shards);
+        const auto pieces = ShardPieces(model, layout.info, s, shards);
         std::vector<float> shard(static_cast<std::size_t>(layout.info.shard_elements), -1.0F);
         InitializeShard(model, rules, 5, pieces,
                         {shard.data(), DType::kFp32, layout.info.shard_elements}, 3);

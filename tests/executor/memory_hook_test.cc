@@ -274,8 +274,8 @@ Usage RunOnce(const Training& t, const HostSession::KernelWrapper& wrapper) {
   const std::int64_t baseline = live_bytes, large_baseline = live_large_bytes;
   peak_bytes = baseline;
   {
-    HostSession session({t.model, Kernels(), t.job, t.plan, t.program, t.options}, HostOptions(),
-                        run, wrapper);
+    HostSession session({t.model, Kernels(), t.job, t.program, t.options}, HostOptions(), run,
+                        wrapper);
     usage.placed = ranks * (session.placement().device_size + session.placement().host_size).value;
     usage.constructed = live_bytes - baseline;
     session.runtime().Initialize();
@@ -300,7 +300,7 @@ std::int64_t RunRank(const Training& t, MessagePassing& processes) {
     WriteBatch(t.model, *data, sampler, {key.step, key.first_sample, key.count}, views);
   };
   JoinRun(processes, run);
-  HostSession session({t.model, Kernels(), t.job, t.plan, t.program, t.options}, host, run);
+  HostSession session({t.model, Kernels(), t.job, t.program, t.options}, host, run);
   session.runtime().Initialize();
   session.runtime().RunSteps(3);
   return (session.placement().device_size + session.placement().host_size).value;

@@ -176,7 +176,7 @@ TEST_CASE("ActivityLog.TracesAreThoseOfTheProgram") {
     const std::unique_ptr<ActivityLog> log = ActivityLog::Start(FakeTable(), &problem);
     REQUIRE(log != nullptr);
     ProfiledGpu gpu(static_cast<std::uint64_t>(dialect) + 1);
-    CudaSession session({setup.model, kernels, setup.job, setup.plan, program, setup.training},
+    CudaSession session({setup.model, kernels, setup.job, program, setup.training},
                         {.activities = log.get()}, gpu, setup.run);
     session.runtime().Initialize();
     session.runtime().RunSteps(3);

@@ -30,9 +30,9 @@ GraphRun TrainUntraced(Setup setup, Gpu& gpu, bool graphs) {
   setup.steps = 4;  // a warm-up in some dialects, op by op, captured, launched again
   setup.run.poison = true;
   const Program program = LowerForCuda(setup);
-  CudaSession session({setup.model, FindKernelSet(kPlainKernels, "test"), setup.job, setup.plan,
-                       program, setup.training},
-                      {.graphs = graphs}, gpu, setup.run);
+  CudaSession session(
+      {setup.model, FindKernelSet(kPlainKernels, "test"), setup.job, program, setup.training},
+      {.graphs = graphs}, gpu, setup.run);
   GraphRun run;
   run.outcome = RunToEnd(setup, program, session.runtime());
   run.graphs = session.graphs();

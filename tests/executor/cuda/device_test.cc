@@ -243,9 +243,9 @@ TEST_CASE("CudaDevice.OneRankWithNcclTrainsAsLoopbackDoes") {
   RunOptions run = setup.run;
   JoinRun(*alone, run);
   {
-    CudaSession session({setup.model, FindKernelSet(kPlainKernels, "test"), setup.job, setup.plan,
-                         program, setup.training},
-                        {.timeout = kTimeout, .processes = alone.get(), .nccl = &nccl}, *gpu, run);
+    CudaSession session(
+        {setup.model, FindKernelSet(kPlainKernels, "test"), setup.job, program, setup.training},
+        {.timeout = kTimeout, .processes = alone.get(), .nccl = &nccl}, *gpu, run);
     CHECK(!session.paths().empty());
     session.runtime().Initialize();
     session.runtime().RunSteps(setup.steps);
@@ -315,9 +315,9 @@ TEST_CASE("CudaDevice.WorkThatDoesNotEndIsReportedWithWhatIsUnderWay") {
   const Setup setup = SetupOf(Variants()[0]);  // one rank
   const Program program = LowerForCuda(setup);
   StuckGpu gpu;
-  CudaSession session({setup.model, FindKernelSet(kPlainKernels, "test"), setup.job, setup.plan,
-                       program, setup.training},
-                      {.timeout = std::chrono::milliseconds(50)}, gpu, setup.run);
+  CudaSession session(
+      {setup.model, FindKernelSet(kPlainKernels, "test"), setup.job, program, setup.training},
+      {.timeout = std::chrono::milliseconds(50)}, gpu, setup.run);
   session.runtime().Initialize();
   gpu.is_stuck = true;
   std::string text;
@@ -336,8 +336,8 @@ TEST_CASE("CudaDevice.RefusesBeforeItRuns") {
   const Program program = LowerSetup(setup);
   const std::unique_ptr<Gpu> gpu = MakeEmulatedGpu({});
   const auto open = [&] {
-    CudaSession session({setup.model, FindKernelSet("shardwright-host", "test"), setup.job,
-                         setup.plan, program, setup.training},
+    CudaSession session({setup.model, FindKernelSet("shardwright-host", "test"), setup.job, program,
+                         setup.training},
                         {}, *gpu, setup.run);
   };
   CHECK_THROWS_WITH_AS(
@@ -384,7 +384,7 @@ TEST_CASE("CudaDevice.EveryRankHasTheArenasOfThePlacementAtEqualOffsets") {
   const Program program = LowerForCuda(setup);
   RecordingGpu gpu;
   CudaSession session({setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job,
-                       setup.plan, program, setup.training},
+                       program, setup.training},
                       {}, gpu, setup.run);
   const Placement& placement = session.placement();
   for (const Bytes offset : placement.offsets) {
@@ -423,7 +423,7 @@ TEST_CASE("CudaDevice.OutOfMemoryIsSaidBeforeStepZero") {
   const std::unique_ptr<Gpu> gpu = MakeEmulatedGpu({.memory = Bytes(memory)});
   const auto open = [&] {
     CudaSession session({setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job,
-                         setup.plan, program, setup.training},
+                         program, setup.training},
                         {}, *gpu, setup.run);
   };
   const std::string text = "rank 1: out of memory: the plan needs " + std::to_string(arena) +
@@ -462,7 +462,7 @@ TEST_CASE("CudaDevice.NothingEndsBeforeItIsIssued") {
   const Program program = LowerForCuda(setup);
   HastyGpu gpu;
   CudaSession session({setup.model, FindKernelSet("shardwright-cuda-plain", "test"), setup.job,
-                       setup.plan, program, setup.training},
+                       program, setup.training},
                       {}, gpu, setup.run);
   Trace trace = RunToEnd(setup, program, session.runtime()).trace;
   REQUIRE(!trace.spans.empty());

@@ -35,8 +35,8 @@ Outcome TrainOnGpu(const Setup& setup, std::uint64_t seed, const char* kernels) 
   run.poison = true;
   run.trace = true;
   CudaSession session(
-      {setup.model, FindKernelSet(kernels, "test"), setup.job, setup.plan, program, setup.training},
-      {}, *gpu, run);
+      {setup.model, FindKernelSet(kernels, "test"), setup.job, program, setup.training}, {}, *gpu,
+      run);
   return RunToEnd(setup, program, session.runtime());
 }
 

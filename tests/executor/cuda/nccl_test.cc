@@ -73,7 +73,7 @@ Losses TrainByNccl(const Setup& setup, std::chrono::milliseconds timeout = kTime
     RunOptions run = setup.run;
     run.poison = true;
     JoinRun(all, run);
-    CudaSession session({setup.model, kernels, setup.job, setup.plan, program, setup.training},
+    CudaSession session({setup.model, kernels, setup.job, program, setup.training},
                         {.timeout = timeout, .processes = &all, .nccl = &nccl}, *gpu, run);
     session.faults().OnReport([&](const std::string& cause) { all.Fail(cause); });
     session.runtime().Initialize();
