@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "schedule/happens_before.h"
+#include "schedule/internal/check_means.h"
 #include "schedule/internal/check_structure.h"
 #include "schedule/internal/locate.h"
 #include "schedule/print.h"
@@ -283,6 +284,9 @@ std::vector<Finding> Verify(const Program& program) {
   }
   CheckAccesses(program, findings);
   LifeChecker(program, findings).Run();
+  if (findings.empty()) {
+    CheckMeans(program, findings);
+  }
   return findings;
 }
 

@@ -1,0 +1,271 @@
+#include "schedule/internal/check_means.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "schedule/happens_before.h"
+#include "schedule/internal/locate.h"
+#include "schedule/print.h"
+
+namespace shardwright {
+namespace {
+
+// times / divided times the sum, over some ranks and micro-batches, of the gradients that backward
+// computes there. The ranks are `high / low` of the data-parallel order, `low` apart.
+struct Term {
+  std::int64_t first = 0, end = 0;  // micro-batches, `end` not included
+  std::int64_t low = 1, high = 1;
+  double times = 1.0, divided = 1.0;
+
+  [[nodiscard]] bool IsLike(const Term& other) const {
+    return low == other.low && high == other.high && times * other.divided == other.times * divided;
+  }
+};
+using Sum = std::vector<Term>;
+
+// A micro-batch that is there already counts once: ops that share a weight each bring a part of it.
+void Add(const Sum& more, Sum& sum) {
+  for (const Term& term : more) {
+    const auto same = std::find_if(sum.begin(), sum.end(), [&](const Term& t) {
+      return t.IsLike(term) && term.first <= t.end && t.first <= term.end;
+    });
+    if (same == sum.end()) {
+      sum.push_back(term);
+    } else {
+      same->first = std::min(same->first, term.first);
+      same->end = std::max(same->end, term.end);
+    }
+  }
+}
+
+void Divide(Sum& sum, double divisor) {
+  for (Term& term : sum) {
+    term.divided *= divisor;
+    if (std::fmod(term.divided, term.times) == 0) {  // small numbers stay exact
+      term.divided /= term.times;
+      term.times = 1.0;
+    }
+  }
+}
+
+std::string InText(double number) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.6g", number);
+  return text.data();
+}
+
+bool MovesGradients(OpCode code) {
+  switch (code) {
+    case OpCode::kCast:
+    case OpCode::kConcatGrad:
+    case OpCode::kReduceCopyIn:
+    case OpCode::kBucketCopy:
+    case OpCode::kGradStore:
+    case OpCode::kAccumulateGrad:
+    case OpCode::kCopyD2h:
+    case OpCode::kCopyH2d:
+    case OpCode::kReduceScatter:
+      return true;
+    default:
+      return false;
+  }
+}
+
+class MeanChecker {
+ public:
+  MeanChecker(const Program& program, std::vector<Finding>& findings)
+      : program_(program),
+        findings_(findings),
+        passes_(ConcatenatedPasses(program)),
+        sums_(program.buffers.size()),
+        is_read_(program.buffers.size(), false) {}
+
+  void Run() {
+    for (pass_ = 0; pass_ < passes_.size(); ++pass_) {
+      const Body& body = *passes_[pass_].body;
+      for (std::size_t i = 0; i < body.size(); ++i) {
+        op_ = OpId(i);
+        for (const MemoryPoint& point : body.PointsBefore(op_)) {
+          if (point.kind == PointKind::kAlloc) {
+            sums_[point.buffer.value].clear();
+            is_read_[point.buffer.value] = false;
+          }
+        }
+        Follow(body.ops[i], body.AccessesOf(op_));
+      }
+    }
+  }
+
+ private:
+  void Follow(const Op& op, std::span<const Access> accesses) {
+    const OpShape& shape = program_.ShapeOf(op);
+    if (shape.code == OpCode::kCompute && op.phase == Phase::kBackward) {
+      Write(op, accesses);
+    } else if (MovesGradients(shape.code)) {
+      Move(shape, accesses);
+    } else if (shape.code == OpCode::kAllReduce || shape.code == OpCode::kGradScale) {
+      for (const Access& access : accesses) {
+        if (access.role == Role::kInput) {
+          Apply(shape, access.buffer, sums_[access.buffer.value]);
+        }
+      }
+    } else if (shape.code == OpCode::kGradNorm || shape.code == OpCode::kGradClip ||
+               shape.code == OpCode::kOptimizerStep || shape.code == OpCode::kHostOptimizerStep) {
+      Use(shape, accesses);
+    }
+  }
+
+  void Write(const Op& op, std::span<const Access> accesses) {
+    const Sum fresh = {{.first = op.micro_batch, .end = op.micro_batch + std::int64_t{1}}};
+    for (const Access& access : accesses) {
+      if (access.role != Role::kParamGrad) {
+        continue;
+      }
+      Put(fresh, access);
+    }
+  }
+
+  // Several ops fill a buffer until one reads it; after that a write begins anew.
+  void Put(const Sum& more, const Access& access) {
+    Sum& sum = sums_[access.buffer.value];
+    if (access.mode == AccessMode::kWrite && is_read_[access.buffer.value]) {
+      sum.clear();
+    }
+    is_read_[access.buffer.value] = false;
+    Add(more, sum);
+  }
+
+  // What all inputs hold, reduced where the op does that, goes to each output.
+  void Move(const OpShape& shape, std::span<const Access> accesses) {
+    Sum moved;
+    BufferId from;
+    for (const Access& access : accesses) {
+      if (access.role == Role::kInput) {
+        Add(sums_[access.buffer.value], moved);
+        is_read_[access.buffer.value] = true;
+        from = access.buffer;
+      }
+    }
+    Apply(shape, from, moved);
+    for (const Access& access : accesses) {
+      if (access.role == Role::kOutput) {
+        Put(moved, access);
+      }
+    }
+  }
+
+  // A reduction and the division behind it. What is summed over the group already is the same on
+  // all of its ranks.
+  void Apply(const OpShape& shape, BufferId buffer, Sum& sum) {
+    const Sum before = std::exchange(sum, {});
+    for (Term term : before) {
+      if (InfoOf(shape.code).is_collective) {
+        const Group& group = program_.groups[shape.group.value];
+        if (!SumOver(group, term)) {
+          Report(buffer, "sums over group " + group.name +
+                             " gradients that are summed over a part of it already");
+          return;
+        }
+      }
+      Sum one = {term};
+      Divide(one, shape.divisor);
+      Add(one, sum);
+    }
+  }
+
+  [[nodiscard]] static bool SumOver(const Group& group, Term& term) {
+    const std::int64_t low = group.stride, high = group.stride * group.size;
+    if (group.size == 1) {
+      return true;
+    }
+    if (term.low == term.high) {
+      term.low = low;
+      term.high = high;
+    } else if (term.low <= low && high <= term.high) {
+      term.times *= static_cast<double>(group.size);
+    } else if (low == term.high) {
+      term.high = high;
+    } else if (high == term.low) {
+      term.low = low;
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  // A norm or clip that changes gradients divides them; others are of the divided ones.
+  void Use(const OpShape& shape, std::span<const Access> accesses) {
+    for (const Access& access : accesses) {
+      if (access.role != Role::kParamGrad) {
+        continue;
+      }
+      Sum& sum = sums_[access.buffer.value];
+      Sum divided = sum;
+      Divide(divided, shape.divisor);
+      is_read_[access.buffer.value] = true;
+      if (access.mode == AccessMode::kReadWrite) {
+        sum = divided;
+      }
+      CheckMean(access.buffer, divided);
+    }
+  }
+
+  void CheckMean(BufferId buffer, Sum& sum) {
+    const std::int64_t ranks = program_.shard_size * program_.replicate_size;
+    const auto total = static_cast<double>(ranks * program_.micro_batch_count);
+    std::sort(sum.begin(), sum.end(),
+              [](const Term& a, const Term& b) { return a.first < b.first; });
+    std::int64_t end = 0;
+    for (const Term& term : sum) {
+      const bool is_whole = ranks == 1 || (term.low == 1 && term.high == ranks);
+      if (!is_whole) {
+        return Report(buffer, "uses gradients that are summed over " +
+                                  std::to_string(term.high / term.low) + " of " +
+                                  std::to_string(ranks) + " ranks");
+      }
+      if (term.times * total != term.divided) {
+        return Report(buffer, "uses gradients that are " +
+                                  InText(term.times * total / term.divided) + " times their mean");
+      }
+      if (term.first > end) {
+        break;
+      }
+      end = std::max(end, term.end);
+    }
+    if (!sum.empty() && end < program_.micro_batch_count) {
+      Report(buffer, "uses gradients that lack those of micro-batch " + std::to_string(end));
+    }
+  }
+
+  void Report(BufferId buffer, const std::string& text) {
+    if (findings_.size() >= kMaxFindings) {
+      return;
+    }
+    const std::string name = NameAt(program_, passes_, {pass_, op_});
+    const std::string in = BufferName(program_, buffer);
+    findings_.push_back({10, kNoOp, name, in, name + ", " + in + ": " + text});
+  }
+
+  const Program& program_;
+  std::vector<Finding>& findings_;
+  std::vector<Pass> passes_;
+  std::vector<Sum> sums_;      // by buffer; empty: no gradients
+  std::vector<bool> is_read_;  // by buffer: since it was written
+  std::size_t pass_ = 0;
+  OpId op_;
+};
+
+}  // namespace
+
+void CheckMeans(const Program& program, std::vector<Finding>& findings) {
+  MeanChecker(program, findings).Run();
+}
+
+}  // namespace shardwright
