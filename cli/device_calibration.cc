@@ -101,7 +101,7 @@ TracedRun RunTraced(const CalibrationDevice& device, PlanFile file, std::string 
     JoinRun(*device.processes, run);
   }
   RunSession session(
-      {model, result.file.kernels, result.file.job, result.file.plan, result.program, training},
+      {model, result.file.kernels, result.file.job, result.program, training},
       host, std::move(run), {.gpu = device.gpu});
   EndProcessOnFault(session, device.processes);
   session.runtime().Initialize();
