@@ -2,13 +2,35 @@
 # Fuzzes every reader of foreign bytes (tests/fuzz/) with coverage, under AddressSanitizer and UndefinedBehaviorSanitizer, with at
 # most 2 GiB and 10 seconds per input. A crash, a hang or too much memory ends it with 1; the input is kept in build-fuzz/found/.
 #
-#   scripts/fuzz.sh [SECONDS [READER...]]   so long per reader (10), as many at once as there are cores; all readers
+#   scripts/fuzz.sh [--jobs N] [SECONDS [READER...]]        so long per reader (10); all readers
+#   scripts/fuzz.sh [--jobs N] --inputs COUNT [READER...]   so many inputs in sum, the same number for each reader
 #
-# What it finds of new coverage stays in build-fuzz/corpus/READER, and the next run begins with it.
+# --jobs: as many readers at once (as there are cores). What it finds of new coverage stays in build-fuzz/corpus/READER, and the
+# next run begins with it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export seconds=${1:-10}
-shift || true
+jobs=$(nproc)
+inputs=
+while [[ ${1:-} == --* ]]; do
+  case $1 in
+    --jobs) jobs=$2 ;;
+    --inputs) inputs=$2 ;;
+    *) echo "usage: scripts/fuzz.sh [--jobs N] [SECONDS | --inputs COUNT] [READER...]" >&2; exit 2 ;;
+  esac
+  shift 2
+done
+seconds=10
+if [[ -z $inputs ]]; then
+  seconds=${1:-10}
+  shift || true
+fi
+if [[ $# -eq 0 ]]; then
+  set -- $(sed -n 's/^sw_fuzz(\([a-z_]*\).*/\1/p' tests/fuzz/CMakeLists.txt)
+fi
+export limit="-max_total_time=$seconds"
+if [[ -n $inputs ]]; then
+  limit="-runs=$(((inputs + $# - 1) / $#))"
+fi
 
 cmake --preset fuzz >build-fuzz.log || { cat build-fuzz.log; exit 1; }
 rm build-fuzz.log
@@ -16,29 +38,29 @@ cmake --build --preset fuzz -j "$(nproc)"
 echo "fuzz: built after ${SECONDS} s"
 
 fuzz() {
-  local reader=$1 corpus=build-fuzz/corpus/$1 log=build-fuzz/log/$1.txt
+  local reader=$1 corpus=build-fuzz/corpus/$1 log=build-fuzz/log/$1.txt begin=$SECONDS
   mkdir -p "$corpus" build-fuzz/log build-fuzz/found
-  # Inputs of more than a few kB are slow to mutate and say little.
-  local seeds=("$corpus" "tests/fuzz/corpus/$reader")
+  local seeds=("$corpus" "tests/fuzz/corpus/$reader") longest=4096
   case $reader in
     config) seeds+=(models/zoo tests/data/bad_models) ;;
     model) seeds+=(tests/data/models tests/data/bad_models) ;;
     cluster) seeds+=(topologies/catalog tests/data/topologies) ;;
     profile) seeds+=(topologies/profiles) ;;
+    # Shorter ones are not whole. For the others they are slow to mutate and say little.
+    chrome | manifest | nsight | plan) longest=12288 ;;
   esac
-  if ! "build-fuzz/tests/fuzz/${reader}_fuzz" "${seeds[@]}" -max_total_time="$seconds" -max_len=16384 \
-    -rss_limit_mb=2048 -timeout=10 -print_final_stats=1 -artifact_prefix="build-fuzz/found/$reader-" >"$log" 2>&1; then
+  if ! "build-fuzz/tests/fuzz/${reader}_fuzz" "${seeds[@]}" "$limit" -max_len="$longest" -rss_limit_mb=2048 -timeout=10 \
+    -print_final_stats=1 -artifact_prefix="build-fuzz/found/$reader-" >"$log" 2>&1; then
     tail -60 "$log"
     echo "fuzz: $reader failed"
     return 1
   fi
-  echo "fuzz: $reader: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") inputs, at most $(sed -n 's/^stat::peak_rss_mb: *//p' "$log") MiB"
+  printf 'fuzz: %-12s %10d inputs in %5d s, %6d edges, at most %d MiB\n' "$reader" \
+    "$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")" $((SECONDS - begin)) \
+    "$(sed -n 's/.*DONE.*cov: \([0-9]*\) .*/\1/p' "$log")" "$(sed -n 's/^stat::peak_rss_mb: *//p' "$log")"
 }
 export -f fuzz
-if [[ $# -eq 0 ]]; then
-  set -- $(sed -n 's/^sw_fuzz(\([a-z_]*\).*/\1/p' tests/fuzz/CMakeLists.txt)
-fi
-printf '%s\n' "$@" | xargs -P "$(nproc)" -I{} bash -c 'fuzz {}'
+printf '%s\n' "$@" | xargs -P "$jobs" -I{} bash -c 'fuzz {}'
 total=0
 for reader in "$@"; do
   total=$((total + $(sed -n 's/^stat::number_of_executed_units: *//p' "build-fuzz/log/$reader.txt")))

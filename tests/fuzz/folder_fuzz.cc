@@ -6,8 +6,6 @@
 #include <span>
 #include <string>
 
-#include <unistd.h>
-
 #include "cli/configuration.h"
 #include "core/json.h"
 #include "tests/fuzz/fuzz.h"
@@ -38,13 +36,12 @@ namespace fuzz {
 
 void Read(std::string_view bytes) {
   static const std::string folder = [] {
-    const std::string name = "/dev/shm/shardwright-fuzz-" + std::to_string(::getpid());
+    std::string name = MemoryName();
     std::filesystem::create_directories(name);
     ::setenv("XDG_CONFIG_HOME", name.c_str(), 1);
     return name;
   }();
-  const std::string file = FileWith(bytes);
-  std::filesystem::rename(file, folder + "/shardwright.json");
+  (void)FileWith(bytes, folder + "/shardwright.json");
   const std::filesystem::path before = std::filesystem::current_path();
   std::filesystem::current_path(folder);
   try {

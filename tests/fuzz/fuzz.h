@@ -3,10 +3,10 @@
 // For the targets of this folder, one reader of foreign bytes each: whatever the bytes, it reads
 // them or throws InputError. libFuzzer finds the bytes by coverage; scripts/fuzz.sh runs all.
 
-#include <cstdio>
 #include <string>
 #include <string_view>
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include "core/error.h"
@@ -16,16 +16,22 @@ namespace shardwright::fuzz {
 // What the target does with them.
 void Read(std::string_view bytes);
 
-// A file in memory that holds the bytes; always the same one, since making files costs more than
-// most readers.
-inline std::string FileWith(std::string_view bytes, const std::string& ending = "") {
-  const std::string name =
-      "/dev/shm/shardwright-fuzz-" + std::to_string(::getpid()) + "-file" + ending;
-  std::FILE* const file = std::fopen(name.c_str(), "wb");
-  SW_CHECK(file != nullptr, name);
-  SW_CHECK(std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size(), name);
-  std::fclose(file);
-  return name;
+// The name of this process's files in memory.
+inline std::string MemoryName() {
+  return "/dev/shm/shardwright-fuzz-" + std::to_string(::getpid());
+}
+
+// A file in memory that holds the bytes; always the same one, which stays open, since making files
+// costs more than most readers. A target has one name for it.
+inline const std::string& FileWith(std::string_view bytes,
+                                   const std::string& name = MemoryName() + "-file") {
+  static const std::string kept = name;
+  static const int file = ::open(kept.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  const bool is_written =
+      ::ftruncate(file, 0) == 0 &&
+      ::pwrite(file, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size());
+  SW_CHECK(file >= 0 && is_written, kept);
+  return kept;
 }
 
 }  // namespace shardwright::fuzz

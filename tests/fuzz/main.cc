@@ -7,6 +7,13 @@
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+extern "C" const char* __asan_default_options();
+
+// Shorter stacks of allocations, and less memory that is kept away from reuse (256 MiB), so that
+// more inputs are tried. ASAN_OPTIONS of the environment overrides these.
+extern "C" const char* __asan_default_options() {  // NOLINT(bugprone-reserved-identifier)
+  return "malloc_context_size=3:quarantine_size_mb=8";
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   try {

@@ -6,7 +6,7 @@
 namespace shardwright::fuzz {
 
 void Read(std::string_view bytes) {
-  (void)LoadModel(FileWith(bytes, ".json"));
+  (void)LoadModel(FileWith(bytes, MemoryName() + ".json"));
 }
 
 }  // namespace shardwright::fuzz

@@ -8,7 +8,7 @@
 namespace shardwright::fuzz {
 
 void Read(std::string_view bytes) {
-  (void)ReadRun(std::vector{FileWith(bytes, ".txt")});
+  (void)ReadRun(std::vector{FileWith(bytes, MemoryName() + ".txt")});
 }
 
 }  // namespace shardwright::fuzz

@@ -8,7 +8,7 @@
 namespace shardwright::fuzz {
 
 void Read(std::string_view bytes) {
-  (void)ReadRun(std::vector{FileWith(bytes, ".yaml")});
+  (void)ReadRun(std::vector{FileWith(bytes, MemoryName() + ".yaml")});
 }
 
 }  // namespace shardwright::fuzz
