@@ -3,23 +3,48 @@
     plan = shardwright.plan(model="qwen3-8b", cluster="8xH100", seq=4096, global_batch=64)
     plan.fits, plan.step_time, plan.memory.at_peak, plan.why()
 
+    job = shardwright.describe(model, sample, optimizer=optimizer)     # any torch.nn.Module
+    plan = shardwright.plan(job, cluster="8xH100")
+    shardwright.apply(model, plan)                                     # FSDP2, under torchrun
+
 Every command of the program is a function of shardwright.commands.
 """
 
 from __future__ import annotations
 
 import inspect as _inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import commands
 from ._errors import Error, InputError, InternalError, MachineError, RunError, UsageError
 from ._native import __version__
 from ._results import Comparison, Memory, Plan, Prediction, compare, emit, here, load, plan, simulate
 
+if TYPE_CHECKING:
+    from ._live import Job, apply, describe, set_micro_batch
+    from ._record import Recording, record
+
 __all__ = [
-    "Comparison", "Error", "InputError", "InternalError", "MachineError", "Memory", "Plan", "Prediction", "RunError", "UsageError",
-    "__version__", "commands", "compare", "emit", "here", "load", "plan", "simulate",
+    "Comparison", "Error", "InputError", "InternalError", "Job", "MachineError", "Memory", "Plan", "Prediction", "Recording", "RunError",
+    "UsageError", "__version__", "apply", "commands", "compare", "describe", "emit", "here", "load", "plan", "record", "set_micro_batch",
+    "simulate",
 ]
+
+_LIVE = {"Job": "_live", "apply": "_live", "describe": "_live", "set_micro_batch": "_live", "Recording": "_record", "record": "_record"}
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is imported when it is asked for."""
+    if name not in _LIVE:
+        raise AttributeError(f"module 'shardwright' has no attribute {name!r}")
+    import importlib
+    value = getattr(importlib.import_module(f".{_LIVE[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def _tell_keywords(function: Any, skipped: int) -> None:

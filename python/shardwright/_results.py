@@ -185,19 +185,21 @@ def _in_file(folder: str, name: str, document: Mapping[str, Any]) -> str:
 def plan(job: Any = None, *, model: Any = None, cluster: Optional[ClusterLike] = None, **flags: Value) -> Plan:
     """The best plan that fits, or the one that the keywords describe; those are the flags of `shardwright plan`.
 
-    job: what `model` takes: a name of the zoo, a file, or a config.json as a mapping. With global_batch the search is on unless a
-    keyword says a choice of the plan (micro_batch, wrap, ...), as on the command line.
+    job: what describe() returned, or what `model` takes: a name of the zoo, a file, or a config.json as a mapping. With a job the
+    search is on unless a keyword says a choice of the plan (micro_batch, wrap, ...), as on the command line with --global-batch.
     """
+    described: dict[str, Any] = {}
     if job is not None:
         if model is not None:
             raise UsageError("plan: got a job and model=, expected one of them")
-        model = job
+        described = dict(getattr(job, "flags", {}))
+        model = getattr(job, "model", job)
     with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
         if isinstance(model, Mapping):
-            model = _in_file(folder, model.get("model_type") or "model", model)
+            model = _in_file(folder, getattr(job, "name", None) or model.get("model_type") or "model", model)
         if isinstance(cluster, Mapping):
             cluster = _in_file(folder, "cluster", cluster)
-        printed = printed_json("plan", [], {"model": model, "cluster": cluster, **flags})
+        printed = printed_json("plan", [], {**described, "model": model, "cluster": cluster, **flags})
     return _planned(printed)
 
 

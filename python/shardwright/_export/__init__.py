@@ -1,0 +1,1 @@
+"""tools/export_model.py and its parts, as a part of the package."""

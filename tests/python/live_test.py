@@ -1,0 +1,275 @@
+"""Live modules: describe -> plan -> apply -> record under two gloo processes.
+
+Expected: the losses of the unwrapped module on the samples of both ranks, and, of every recording, exactly the collectives of the
+program that the plan lowers to. Processes are forked after the imports and run all cases in one group.
+"""
+
+import copy
+import json
+import os
+import pathlib
+import socket
+import sys
+import tempfile
+import traceback
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(sys.argv.pop(1)).resolve()))
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", GLOO_SOCKET_IFNAME="lo")
+
+try:
+    import torch
+    import torch.distributed as dist
+    import transformers
+except ImportError as error:
+    print(f"SKIPPED: {error}")
+    sys.exit(77)
+
+import shardwright
+
+RANKS, STEPS, SAMPLES, TOKENS = 2, 4, 2, 16
+TOLERANCE = 2e-5  # sums in another order, fp32
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.wide = torch.nn.Linear(width, 3 * width)
+        self.narrow = torch.nn.Linear(3 * width, width)
+
+    def forward(self, x):
+        return x + self.narrow(torch.nn.functional.gelu(self.wide(self.norm(x))))
+
+
+class Mixer(torch.nn.Module):
+    """Hand-written: blocks in a list, a mean, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = torch.nn.Linear(12, 20)
+        self.blocks = torch.nn.ModuleList(Block(20) for _ in range(3))
+        self.head = torch.nn.Linear(20, 5)
+
+    def forward(self, x, labels):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return torch.nn.functional.cross_entropy(self.head(x.mean(1)), labels)
+
+
+class Convolutions(torch.nn.Module):
+    """As in torchvision: stages of convolutions, a pool, a classifier."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.layers = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.ReLU())
+                                            for _ in range(2)))
+        self.pool = torch.nn.AvgPool2d(8)
+        self.fc = torch.nn.Linear(8, 4)
+
+    def forward(self, pixel_values, labels):
+        x = self.pool(self.layers(torch.relu(self.stem(pixel_values))))
+        return torch.nn.functional.cross_entropy(self.fc(x.flatten(1)), labels)
+
+
+def transformer(name, **settings):
+    kind = transformers.CONFIG_MAPPING[name](**settings)
+    return lambda: transformers.AutoModelForCausalLM.from_config(kind, attn_implementation="sdpa")
+
+
+LLAMA = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 3, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 64, "use_cache": False}
+BUILDERS = {
+    "llama": transformer("llama", **LLAMA, tie_word_embeddings=False),
+    "qwen3": transformer("qwen3", **LLAMA, tie_word_embeddings=True, head_dim=8),
+    "gpt2": transformer("gpt2", vocab_size=61, n_positions=64, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0,
+                        attn_pdrop=0.0, use_cache=False),
+    "mixer": Mixer,
+    "convolutions": Convolutions,
+}
+# Name of a builder, flags of plan.
+CASES = [
+    ("llama", {"wrap": "block"}),
+    ("llama", {"wrap": "torchtitan", "reshard": "always", "recompute": "full", "accumulation": 2}),
+    ("qwen3", {"wrap": "torchtitan", "accumulation": 2, "sync": "last"}),
+    ("gpt2", {"wrap": "block", "reshard": "never"}),
+    ("mixer", {"wrap": "block", "recompute": "full"}),
+    ("convolutions", {"wrap": "root"}),
+]
+
+
+def build(name):
+    torch.manual_seed(0)
+    return BUILDERS[name]()
+
+
+def samples(name, count):
+    """`count` samples, always the same."""
+    generator = torch.Generator().manual_seed(1)
+    if name == "mixer":
+        return {"x": torch.randn(count, TOKENS, 12, generator=generator), "labels": torch.randint(5, (count,), generator=generator)}
+    if name == "convolutions":
+        return {"pixel_values": torch.randn(count, 3, 8, 8, generator=generator),
+                "labels": torch.randint(4, (count,), generator=generator)}
+    ids = torch.randint(1, 61, (count, TOKENS), generator=generator)
+    return {"input_ids": ids, "labels": ids}
+
+
+def loss_of(model, batch):
+    out = model(**batch)
+    return out if isinstance(out, torch.Tensor) else out.loss
+
+
+def train(model, micro_batches, before=lambda i: None, after=lambda: None):
+    """The mean loss of each step, on the same samples."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(STEPS):
+        total = 0.0
+        for i, batch in enumerate(micro_batches):
+            before(i)
+            loss = loss_of(model, batch)
+            (loss / len(micro_batches)).backward()
+            total += loss.item() / len(micro_batches)
+        optimizer.step()
+        optimizer.zero_grad()
+        after()
+        losses.append(total)
+    return losses
+
+
+def parts(batch, count):
+    return [dict(zip(batch, values)) for values in zip(*(tensor.chunk(count) for tensor in batch.values()))]
+
+
+def run_case(name, plan, folder, rank):
+    model = shardwright.apply(build(name), plan, device_type="cpu")
+    accumulation = plan["accumulation"]
+    mine = parts(samples(name, RANKS * accumulation * SAMPLES), RANKS)[rank]
+    with shardwright.record(plan, folder, wait=1, warmup=1, steps=2) as recording:
+        losses = train(model, parts(mine, accumulation), lambda i: shardwright.set_micro_batch(model, i), recording.step)
+    assert recording.is_complete
+    losses = torch.tensor(losses)
+    dist.all_reduce(losses)
+    return (losses / RANKS).tolist()
+
+
+def child(rank, port, jobs, pipe):
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(RANKS))
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    results = []
+    for job in jobs:
+        try:
+            results.append(run_case(*job, rank))
+        except BaseException:  # pylint: disable=broad-except
+            results.append(traceback.format_exc())
+            break
+    os.write(pipe, (json.dumps(results) + "\n").encode())
+    os._exit(0)
+
+
+def run_ranks(jobs):
+    """Per rank what run_case returned for each job, or a traceback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pipes, pids = [], []
+    for rank in range(RANKS):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            child(rank, port, jobs, write)
+        os.close(write)
+        pipes.append(os.fdopen(read))
+        pids.append(pid)
+    results = [pipe.read() for pipe in pipes]
+    for pipe, pid in zip(pipes, pids):
+        pipe.close()
+        os.waitpid(pid, 0)
+    return [json.loads(text) if text else ["the process died"] for text in results]
+
+
+class Live(unittest.TestCase):
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+
+    def plan(self, name, flags):
+        model = build(name)
+        before = copy.deepcopy(model.state_dict())
+        job = shardwright.describe(model, samples(name, SAMPLES), optimizer=torch.optim.SGD)
+        self.assertEqual(job.flags["optimizer"], "sgd")
+        self.assertTrue(all(torch.equal(before[key], value) for key, value in model.state_dict().items()))
+        plan = shardwright.plan(job, cluster="host", gpus=RANKS, micro_batch=SAMPLES, precision="fp32", kernel_set="hf-eager",
+                                clip="off", dialect="fsdp2", **flags)
+        self.assertEqual(plan.ranks, RANKS)
+        self.assertFalse({"export_model", "model_export"} & set(sys.modules))  # names that a user's module may have
+        return plan
+
+    def test_cases(self):
+        jobs = [(name, self.plan(name, flags), self.folder / str(i)) for i, (name, flags) in enumerate(CASES)]
+        expected = [train(build(name), parts(samples(name, RANKS * plan["accumulation"] * SAMPLES), 1)) for name, plan, _ in jobs]
+        self.assertGreater(abs(expected[0][0] - expected[0][-1]), 1e-3)  # the steps do something
+        for rank, results in enumerate(run_ranks(jobs)):
+            self.assertEqual(len(results), len(jobs), results)
+            for (name, flags), losses, wanted in zip(CASES, results, expected):
+                with self.subTest(rank=rank, model=name, flags=flags):
+                    self.assertIsInstance(losses, list, losses)
+                    for ours, theirs in zip(losses, wanted):
+                        self.assertLess(abs(ours - theirs), TOLERANCE * abs(theirs), f"{losses} instead of {wanted}")
+        for (name, flags), (_, plan, folder) in zip(CASES, jobs):
+            with self.subTest(model=name, flags=flags, what="collectives"):
+                compared = shardwright.compare(plan, folder / "rank0.json.gz", folder / "rank1.json.gz")
+                self.assertEqual(compared.findings, [])
+                self.assertEqual(compared["matched"], compared["spans"])
+                self.assertGreater(compared["spans"], 0)
+                about = [word for word in ('"rank": 0', '"ranks": 2') if word not in self.metadata(folder / "rank0.json.gz")]
+                self.assertEqual(about, [])
+
+    def metadata(self, path):
+        import gzip
+        return json.dumps(json.loads(gzip.open(path).read())["shardwright"])
+
+    def test_what_describe_refuses(self):
+        class Loop(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(4, 4)
+
+            def forward(self, x):
+                return self.linear(x).sum() if x.sum().item() > 0 else x.sum()
+
+        with self.assertRaisesRegex(shardwright.InputError, "^Loop: "):
+            shardwright.describe(Loop(), torch.ones(2, 4))
+        with self.assertRaisesRegex(shardwright.UsageError, "^describe: the sample holds no tensor, expected what the model's forward "
+                                    "takes, batch first$"):
+            shardwright.describe(Mixer(), {"x": 1})
+        with self.assertRaisesRegex(shardwright.UsageError, "^describe: got the optimizer LBFGS, expected one of SGD, Adam, AdamW, "
+                                    r"Adadelta or a name that plan\(optimizer=...\) takes$"):
+            shardwright.describe(Mixer(), samples("mixer", 1), optimizer=torch.optim.LBFGS)
+
+    def test_optimizers(self):
+        parameters = [torch.nn.Parameter(torch.zeros(2))]
+        for optimizer, flags in ((torch.optim.AdamW(parameters, fused=True), {"optimizer": "adamw:fused", "weight_decay": "on"}),
+                                 (torch.optim.SGD(parameters, momentum=0.9, foreach=False),
+                                  {"optimizer": "momentum:for_loop", "weight_decay": "off"}),
+                                 ("muon", {"optimizer": "muon"}), (torch.optim.Adam, {"optimizer": "adam"})):
+            job = shardwright.describe(Mixer(), samples("mixer", 1), optimizer=optimizer)
+            self.assertEqual({key: value for key, value in job.flags.items() if key in ("optimizer", "weight_decay")}, flags)
+
+    def test_apply_checks_before_it_changes(self):
+        plan = self.plan("mixer", {"wrap": "block"})
+        model = Mixer()
+        model.head = torch.nn.Linear(20, 6)
+        with self.assertRaisesRegex(shardwright.InputError, r'parameter "head.weight" has shape \[6, 20\], the plan expects \[5, 20\]'):
+            shardwright.apply(model, plan)
+        self.assertEqual(type(model.blocks[0]).__name__, "Block")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
