@@ -32,7 +32,9 @@ constexpr std::array<Bounds, 8> kBounds = {{
     {"compute.optimizer", 0.05, 0.95, 0},
     {"compute.rank_spread", 0.0005, 0.03, 0.01},
     {"host.step", 1e-4, 0.1, 5e-3},
-    {"overlap.compute_sensitivity", 0.1, 4, 0},
+    // Where a large product takes 1.4 times as long beside a gather on H100: the greatest slowdown
+    // that was published (arXiv 2507.03114).
+    {"overlap.compute_sensitivity", 0.1, 2.2, 0},
 }};
 // Any other number may be up to this factor away from what the base profile says.
 constexpr double kOtherFactor = 10;

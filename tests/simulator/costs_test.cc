@@ -133,7 +133,6 @@ TEST_CASE("One rank alone pays only for the copy that is really made") {
 
 TEST_CASE("Issue costs: a dispatch per op, a launch per kernel, a hook per unit collective") {
   Program program;
-  program.dialect = "fsdp2";
   program.groups = {{"shard", 8, 1}};
   Kernel kernel;
   kernel.kind = KernelClass::kCopy;
@@ -146,6 +145,7 @@ TEST_CASE("Issue costs: a dispatch per op, a launch per kernel, a hook per unit 
   gather.stream = Stream::kGather;
   gather.group = GroupId(0);
   gather.bytes = Bytes(8);
+  gather.issue = Issue::kHook;
   OpShape copy;
   copy.code = OpCode::kCopyH2d;
   copy.stream = Stream::kH2d;
@@ -164,7 +164,7 @@ TEST_CASE("Issue costs: a dispatch per op, a launch per kernel, a hook per unit 
   // 50 MB at 50 GB/s x .8, and a latency of 10 us.
   CHECK(table.prices[2].duration == ToSimTime(Seconds(1260e-6)));
   CHECK(table.prices[3].duration == ToSimTime(Seconds(3.2e-3)));
-  program.dialect = "native";
+  program.shapes[1].issue = Issue::kLoop;
   CHECK(PriceProgram(program, RoundCluster(1), RoundProfile()).prices[1].issue ==
         ToSimTime(Seconds(30e-6)));
 }
