@@ -14,7 +14,8 @@ from shardwright_test_case import TESTS, ShardwrightTestCase, main
 JOB = ("--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--seq", "128")
 # Words with which each command begins its work; no file called none exists.
 WORDS = {
-    "list": ("models",), "inspect": ("none.json",), "plan": JOB, "simulate": ("none.json",), "sweep": JOB,
+    "list": ("models",), "estimate": ("gpt2", "8xH100"),
+    "inspect": ("none.json",), "plan": JOB, "simulate": ("none.json",), "sweep": JOB,
     "goodput": ("none.json", "--tokens", "1e9", "--mtbf", "1 h", "--checkpoint-time", "1 s"), "baselines": JOB,
     "emit": ("none.json", "--to", "accelerate"), "import-run": ("none.toml", "--cluster", "dgx-a100"),
     "export": ("none.json", "--seq", "128"),
