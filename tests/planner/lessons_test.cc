@@ -78,9 +78,11 @@ TEST_CASE("Hybrid sharding wins where the network is slow, and does not matter i
 
 TEST_CASE("A small model is faster with DDP than sharded") {
   Case job{.model = "mnist-convnet", .cluster = "dgx-a100", .micro_batch = 64, .recompute = false};
-  const PlanOutcome sharded = Run(job);
+  // Without the loop's own milliseconds, which are the same for both and hide the host's issuing.
+  const auto without_loop = [](PlanFile& file) { file.profile.host.step.value = Seconds(0); };
+  const PlanOutcome sharded = Run(job, without_loop);
   job.dialect = Dialect::kDdp;
-  CHECK(Slower(sharded, Run(job)) > 1);
+  CHECK(Slower(sharded, Run(job, without_loop)) > 1);
 }
 
 // FSDP paper, figure 6a: T5 of 611 M and 2.28 B parameters trains as fast as with DDP, which has no
