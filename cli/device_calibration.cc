@@ -100,9 +100,8 @@ TracedRun RunTraced(const CalibrationDevice& device, PlanFile file, std::string 
   if (device.processes != nullptr) {
     JoinRun(*device.processes, run);
   }
-  RunSession session(
-      {model, result.file.kernels, result.file.job, result.program, training},
-      host, std::move(run), {.gpu = device.gpu});
+  RunSession session({model, result.file.kernels, result.file.job, result.program, training}, host,
+                     std::move(run), {.gpu = device.gpu});
   EndProcessOnFault(session, device.processes);
   session.runtime().Initialize();
   session.runtime().RunSteps(steps);

@@ -94,7 +94,7 @@ class Recording:
             return
         about = {"rank": self.rank, "ranks": self.ranks, "host": platform.node(), "torch": torch.__version__,
                  "device": torch.cuda.get_device_name() if self._has_gpu else platform.processor() or platform.machine()}
-        self._profile.add_metadata_json("shardwright", json.dumps(about))
+        self._profile.add_metadata_json("recorded", json.dumps(about))
         if self._memory:
             torch.cuda.memory._record_memory_history(max_entries=1_000_000)
 

@@ -59,7 +59,8 @@ def flag_words(flags: Mapping[str, Any]) -> list[str]:
 def printed_json(command: str, words: list[str], flags: Mapping[str, Any], stdin: str = "") -> dict[str, Any]:
     """What `shardwright COMMAND ... --json` prints, as a dictionary."""
     done = run([command, "--json", *flag_words(flags), *words], stdin)
-    if not done.text.startswith(b"{"):  # --help, or the plan itself on standard output
+    # --help is a table of flags, and a plan without --json goes to standard output by itself.
+    if flags.get("help") or not done.text.startswith(b"{"):
         raise _errors.UsageError(f"{command}: these keywords print text, expected those of a result")
     return json.loads(done.text)
 

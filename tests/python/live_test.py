@@ -92,8 +92,8 @@ BUILDERS = {
 # Name of a builder, flags of plan.
 CASES = [
     ("llama", {"wrap": "block"}),
-    ("llama", {"wrap": "torchtitan", "reshard": "always", "recompute": "full", "accumulation": 2}),
-    ("qwen3", {"wrap": "torchtitan", "accumulation": 2, "sync": "last"}),
+    ("llama", {"wrap": "block", "reshard": "always", "recompute": "full", "accumulation": 2}),
+    ("qwen3", {"wrap": "block", "accumulation": 2, "sync": "last"}),
     ("gpt2", {"wrap": "block", "reshard": "never"}),
     ("mixer", {"wrap": "block", "recompute": "full"}),
     ("convolutions", {"wrap": "root"}),
@@ -233,7 +233,7 @@ class Live(unittest.TestCase):
 
     def metadata(self, path):
         import gzip
-        return json.dumps(json.loads(gzip.open(path).read())["shardwright"])
+        return json.dumps(json.loads(gzip.open(path).read())["recorded"])
 
     def test_what_describe_refuses(self):
         class Loop(torch.nn.Module):
