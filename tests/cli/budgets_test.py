@@ -63,8 +63,8 @@ class Budgets(ShardwrightTestCase):
     def settings(self, name, content, error):
         self.cost(name, content, "import-run", name, "--model", "gpt2", "--cluster", "dgx-a100", error=error)
 
-    def trace(self, name, content, error, code=3):
-        self.cost(name, content, "inspect-trace", name, error=error, code=code)
+    def trace(self, name, content, error, code=3, most=MOST_SECONDS):
+        self.cost(name, content, "inspect-trace", name, error=error, code=code, most=most)
 
     def test_settings(self):
         deep = "deep.toml: got a value nested deeper than 50 levels, expected at most 50 levels"
@@ -118,8 +118,9 @@ class Budgets(ShardwrightTestCase):
                         f'{{"ph":"X","cat":"user_annotation","name":"gloo:all_reduce","tid":2,"ts":{i},"dur":1}},\n'
                         for i in range(100_000))
         self.trace("calls.json", '{"traceEvents":[' + calls + "{}]}", "calls.json: got no compute work inside of steps")
+        # 5 CPU seconds on an idle core, and up to 13 were seen on one that is shared with other machines' work.
         self.trace("nothing.json.gz", repeated(b" ", 3_300_000_000, b'{"traceEvents":['),
-                   "nothing.json.gz: got more than 3,221,225,472 bytes of unpacked text")
+                   "nothing.json.gz: got more than 3,221,225,472 bytes of unpacked text", most=2 * MOST_SECONDS)
 
     def test_programs(self):
         plan = json.loads(self.succeed("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--seq", "128"))
