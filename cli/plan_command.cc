@@ -119,15 +119,10 @@ void Report(const PlanOptions& options, const Arguments& arguments, const PlanFi
   arguments.Deliver(options.output, "plan", is_inside ? report("") : PlanFileJson(file), report);
 }
 
-// Searches, writes the plan and reports.
-int RunSearch(const PlanOptions& options, const Arguments& arguments) {
-  const SearchedPlan searched = SearchPlan(options, arguments.streams.stop);
-  for (const std::string& warning : WarningsOf(searched.file)) {
-    Warn(warning);
-  }
-  const auto report = [&](const std::string& output) {
-    return options.json ? SearchJson(searched, output) : SearchText(searched, output);
-  };
+// The same for what a search has found, if anything. Returns the exit code.
+int ReportSearched(const PlanOptions& options, const Arguments& arguments,
+                   const SearchedPlan& searched,
+                   const std::function<std::string(const std::string&)>& report) {
   if (!searched.result.is_feasible) {
     if (searched.is_interrupted) {
       SayLines("interrupted: no plan was found so far\n");
@@ -138,6 +133,18 @@ int RunSearch(const PlanOptions& options, const Arguments& arguments) {
   }
   Report(options, arguments, searched.file, report);
   return kExitOk;
+}
+
+// Searches, writes the plan and reports.
+int RunSearch(const PlanOptions& options, const Arguments& arguments) {
+  const SearchedPlan searched = SearchPlan(options, arguments.streams.stop);
+  for (const std::string& warning : WarningsOf(searched.file)) {
+    Warn(warning);
+  }
+  const auto report = [&](const std::string& output) {
+    return options.json ? SearchJson(searched, output) : SearchText(searched, output);
+  };
+  return ReportSearched(options, arguments, searched, report);
 }
 
 // With --from: what may differ from the run.
@@ -272,16 +279,7 @@ int RunFrom(const Arguments& arguments) {
                       searched.result.best.step_time) +
            "\n" + PlanDiffText(run, searched.file) + "\n" + SearchText(searched, output);
   };
-  if (!searched.result.is_feasible) {
-    if (searched.is_interrupted) {
-      SayLines("interrupted: no plan was found so far\n");
-      return kExitInterrupted;
-    }
-    arguments.Print(report(""));
-    return kExitNo;
-  }
-  Report(options, arguments, searched.file, report);
-  return kExitOk;
+  return ReportSearched(options, arguments, searched, report);
 }
 
 std::span<const FlagRow> Flags() {
