@@ -21,7 +21,7 @@ namespace shardwright {
 namespace {
 
 // One kind of collective of one size on one path, as measured.
-struct Measured {
+struct MeasuredSize {
   OpCode code = OpCode::kAllGather;
   Bytes bytes;
   CollectivePath path;  // points into the profile that is being fitted
@@ -35,7 +35,7 @@ enum class Knob : std::uint8_t {
   kLatency,     // all latencies of the transport, by one factor
   kReduce,      // Simple's reduce_bandwidth
 };
-struct Variable {
+struct LinkVariable {
   Knob knob = Knob::kEfficiency;
   std::size_t transport = 0;  // index into Profile::transports
 };
@@ -65,7 +65,7 @@ class CollectiveFit {
                            sample.seconds, static_cast<double>(sample.ops) * sample.seconds});
       total += measured_.back().weight;
     }
-    for (Measured& row : measured_) {
+    for (MeasuredSize& row : measured_) {
       row.weight /= total;
     }
     AddVariables();
@@ -76,7 +76,7 @@ class CollectiveFit {
   // Changes of the variables, as natural logarithms.
   [[nodiscard]] std::vector<double> Run() {
     std::vector<FitVariable> variables;
-    for (const Variable& variable : variables_) {
+    for (const LinkVariable& variable : variables_) {
       FitVariable v;
       v.name = NameOf(variable);
       v.lower = -std::log(kLargestChange);
@@ -138,7 +138,7 @@ class CollectiveFit {
     for (std::size_t t = 0; t < profile_.transports.size(); ++t) {
       const TransportProfile* transport = &profile_.transports[t];
       bool is_used = false, reduces = false;
-      for (const Measured& row : measured_) {
+      for (const MeasuredSize& row : measured_) {
         const bool is_outer =
             transport == (row.path.network != nullptr ? row.path.network : row.path.intra);
         is_used = is_used || transport == row.path.intra || is_outer;
@@ -154,7 +154,7 @@ class CollectiveFit {
     }
   }
 
-  [[nodiscard]] std::string NameOf(const Variable& variable) const {
+  [[nodiscard]] std::string NameOf(const LinkVariable& variable) const {
     const std::string prefix = "transports." + start_.transports[variable.transport].name;
     switch (variable.knob) {
       case Knob::kEfficiency:
@@ -168,7 +168,7 @@ class CollectiveFit {
   }
 
   // Fractions end at 1.
-  [[nodiscard]] double Most(const Variable& variable) const {
+  [[nodiscard]] double Most(const LinkVariable& variable) const {
     const TransportProfile& from = start_.transports[variable.transport];
     switch (variable.knob) {
       case Knob::kEfficiency:
@@ -186,7 +186,7 @@ class CollectiveFit {
   [[nodiscard]] std::vector<double> Starts() {
     std::vector<double> ratios;
     Apply(std::vector<double>(variables_.size(), 0));
-    for (const Measured& row : measured_) {
+    for (const MeasuredSize& row : measured_) {
       ratios.push_back(std::log(row.seconds / TimeOf(row)));
     }
     return {0, MedianOf(std::move(ratios))};
@@ -216,14 +216,14 @@ class CollectiveFit {
     }
   }
 
-  static double TimeOf(const Measured& row) {
+  static double TimeOf(const MeasuredSize& row) {
     return CollectiveTime(row.code, row.bytes, row.path).value;
   }
 
   double Objective(std::span<const double> changes) {
     Apply(changes);
     double sum = 0;
-    for (const Measured& row : measured_) {
+    for (const MeasuredSize& row : measured_) {
       // Logarithms, so that a search that starts far off finds its way.
       sum += row.weight * std::abs(std::log(TimeOf(row) / row.seconds));
     }
@@ -237,7 +237,7 @@ class CollectiveFit {
   std::vector<double> ErrorsOf(std::size_t i, std::vector<double> changes) {
     Apply(changes);
     std::vector<double> before;
-    for (const Measured& row : measured_) {
+    for (const MeasuredSize& row : measured_) {
       before.push_back(TimeOf(row));
     }
     changes[i] -= std::log(1.1);
@@ -252,7 +252,7 @@ class CollectiveFit {
   }
 
   // The value found is in profile_, the one before in start_.
-  void StoreOne(const Variable& variable, const Evidence& evidence, Profile& profile,
+  void StoreOne(const LinkVariable& variable, const Evidence& evidence, Profile& profile,
                 std::vector<CalibratedNumber>& numbers) const {
     const TransportProfile& from = start_.transports[variable.transport];
     const TransportProfile& found = profile_.transports[variable.transport];
@@ -300,8 +300,8 @@ class CollectiveFit {
 
   const Profile& start_;
   Profile profile_;  // measured_ points into it
-  std::vector<Measured> measured_;
-  std::vector<Variable> variables_;
+  std::vector<MeasuredSize> measured_;
+  std::vector<LinkVariable> variables_;
 };
 
 }  // namespace

@@ -14,7 +14,7 @@
 namespace shardwright {
 namespace {
 
-enum class Group : std::uint8_t { kProducts, kAttention, kConvolutions, kCollectives };
+enum class CallGroup : std::uint8_t { kProducts, kAttention, kConvolutions, kCollectives };
 constexpr std::size_t kGroupCount = 4;
 constexpr std::array<std::string_view, kGroupCount> kGroupNames = {
     "matrix products", "attention calls", "convolutions", "collectives"};
@@ -43,37 +43,37 @@ Call ProductOf(std::int64_t batch, std::int64_t m, std::int64_t n, std::int64_t 
   return {0, {batch, sizes[0], sizes[1], sizes[2]}};
 }
 
-double WorkOf(Group group, const Call& call) {
+double WorkOf(CallGroup group, const Call& call) {
   double work = 1;
   for (const std::int64_t size : call.sizes) {
-    work *= group == Group::kCollectives || size == 0 ? 1 : static_cast<double>(size);
+    work *= group == CallGroup::kCollectives || size == 0 ? 1 : static_cast<double>(size);
   }
   return work;
 }
 
-std::string TextOf(Group group, const Call& call) {
+std::string TextOf(CallGroup group, const Call& call) {
   const auto& s = call.sizes;
   switch (group) {
-    case Group::kProducts:
+    case CallGroup::kProducts:
       return s[3] == 0 ? "product"
                        : "product " + (s[0] > 1 ? std::to_string(s[0]) + " x " : std::string()) +
                              std::to_string(s[1]) + " x " + std::to_string(s[2]) + " x " +
                              std::to_string(s[3]);
-    case Group::kAttention:
+    case CallGroup::kAttention:
       return std::string(call.kind == 0 ? "attention forward" : "attention backward") +
              (s[1] == 0
                   ? ""
                   : " of " + std::to_string(s[0]) + " heads, " + std::to_string(s[1]) + " tokens");
-    case Group::kConvolutions:
+    case CallGroup::kConvolutions:
       return "convolution";
-    case Group::kCollectives:
+    case CallGroup::kCollectives:
       break;
   }
   return std::string(InfoOf(static_cast<OpCode>(call.kind)).name) +
          (s[0] == 0 ? "" : " of " + Format(Bytes(s[0])));
 }
 
-Calls& In(Step& step, Group group) {
+Calls& In(Step& step, CallGroup group) {
   return step[static_cast<std::size_t>(group)];
 }
 
@@ -81,7 +81,7 @@ void AddOp(const Program& program, const Op& op, Step& step) {
   const OpShape& shape = program.ShapeOf(op);
   if (InfoOf(shape.code).is_collective) {
     if (shape.code != OpCode::kBarrier && program.groups[shape.group.value].size > 1) {
-      ++In(step, Group::kCollectives)[{static_cast<int>(shape.code), {shape.bytes.value}}];
+      ++In(step, CallGroup::kCollectives)[{static_cast<int>(shape.code), {shape.bytes.value}}];
     }
     return;
   }
@@ -92,12 +92,12 @@ void AddOp(const Program& program, const Op& op, Step& step) {
   for (const Kernel& kernel : program.KernelsOf(shape)) {
     switch (kernel.kind) {
       case KernelClass::kGemm:
-        ++In(step, Group::kProducts)[ProductOf(kernel.batch, kernel.m, kernel.n, kernel.k)];
+        ++In(step, CallGroup::kProducts)[ProductOf(kernel.batch, kernel.m, kernel.n, kernel.k)];
         break;
       case KernelClass::kAttentionForward:
       case KernelClass::kAttentionBackward:
-        ++In(step, Group::kAttention)[{kernel.kind == KernelClass::kAttentionBackward ? 1 : 0,
-                                       {kernel.batch, kernel.m, kernel.k}}];
+        ++In(step, CallGroup::kAttention)[{kernel.kind == KernelClass::kAttentionBackward ? 1 : 0,
+                                           {kernel.batch, kernel.m, kernel.k}}];
         break;
       case KernelClass::kConv:
         has_convolution = true;
@@ -106,7 +106,7 @@ void AddOp(const Program& program, const Op& op, Step& step) {
         break;
     }
   }
-  In(step, Group::kConvolutions)[{}] += has_convolution ? 1 : 0;
+  In(step, CallGroup::kConvolutions)[{}] += has_convolution ? 1 : 0;
 }
 
 // The products of experts depend on what the router says: those of these weights count on neither
@@ -137,7 +137,7 @@ Step StepOf(const Program& program) {
     AddOp(program, op, step);
   }
   const Calls experts = ExpertProducts(program);
-  std::erase_if(In(step, Group::kProducts),
+  std::erase_if(In(step, CallGroup::kProducts),
                 [&](const auto& row) { return IsOfExpert(experts, row.first); });
   for (Calls& calls : step) {
     std::erase_if(calls, [](const auto& row) { return row.second == 0; });
@@ -151,12 +151,12 @@ struct Recorded {
   std::array<MatchedBy, kGroupCount> by{};
 };
 
-bool HasCalls(const ProfilerRecording& recording, Group group, bool with_sizes) {
+bool HasCalls(const ProfilerRecording& recording, CallGroup group, bool with_sizes) {
   bool any = false;
   for (const HostCall& call : recording.calls) {
-    const Group own = call.kind == CallKind::kProduct       ? Group::kProducts
-                      : call.kind == CallKind::kConvolution ? Group::kConvolutions
-                                                            : Group::kAttention;
+    const CallGroup own = call.kind == CallKind::kProduct       ? CallGroup::kProducts
+                          : call.kind == CallKind::kConvolution ? CallGroup::kConvolutions
+                                                                : CallGroup::kAttention;
     if (own == group) {
       any = true;
       if (with_sizes && call.m == 0) {
@@ -180,59 +180,60 @@ void AddKernel(const ProfilerRecording& recording, const Activity& activity,
   if (activity.kind != ActivityKind::kKernel || IsHelper(recording.names[activity.name])) {
     return;
   }
-  const auto is_used = [&](Group group) {
+  const auto is_used = [&](CallGroup group) {
     return by[static_cast<std::size_t>(group)] == MatchedBy::kKernels;
   };
   const KernelClass kernel = activity.kernel;
-  if (is_used(Group::kProducts) &&
+  if (is_used(CallGroup::kProducts) &&
       (kernel == KernelClass::kGemm || kernel == KernelClass::kGroupedGemm)) {
-    ++In(step, Group::kProducts)[{}];
+    ++In(step, CallGroup::kProducts)[{}];
   }
-  if (is_used(Group::kConvolutions) && kernel == KernelClass::kConv) {
-    ++In(step, Group::kConvolutions)[{}];
+  if (is_used(CallGroup::kConvolutions) && kernel == KernelClass::kConv) {
+    ++In(step, CallGroup::kConvolutions)[{}];
   }
-  if (is_used(Group::kAttention) &&
+  if (is_used(CallGroup::kAttention) &&
       (kernel == KernelClass::kAttentionForward || kernel == KernelClass::kAttentionBackward)) {
-    ++In(step, Group::kAttention)[{kernel == KernelClass::kAttentionBackward ? 1 : 0, {}}];
+    ++In(step, CallGroup::kAttention)[{kernel == KernelClass::kAttentionBackward ? 1 : 0, {}}];
   }
 }
 
 void AddCall(const HostCall& call, const std::array<MatchedBy, kGroupCount>& by,
              const Calls& experts, Step& step) {
-  const auto of = [&](Group group) { return by[static_cast<std::size_t>(group)]; };
+  const auto of = [&](CallGroup group) { return by[static_cast<std::size_t>(group)]; };
   switch (call.kind) {
     case CallKind::kProduct: {
-      const Call product = of(Group::kProducts) == MatchedBy::kSizes
+      const Call product = of(CallGroup::kProducts) == MatchedBy::kSizes
                                ? ProductOf(call.batch, call.m, call.n, call.k)
                                : Call();
-      if (of(Group::kProducts) != MatchedBy::kKernels && !IsOfExpert(experts, product)) {
-        ++In(step, Group::kProducts)[product];
+      if (of(CallGroup::kProducts) != MatchedBy::kKernels && !IsOfExpert(experts, product)) {
+        ++In(step, CallGroup::kProducts)[product];
       }
       return;
     }
     case CallKind::kConvolution:
-      if (of(Group::kConvolutions) != MatchedBy::kKernels) {
-        ++In(step, Group::kConvolutions)[{}];
+      if (of(CallGroup::kConvolutions) != MatchedBy::kKernels) {
+        ++In(step, CallGroup::kConvolutions)[{}];
       }
       return;
     case CallKind::kAttentionForward:
     case CallKind::kAttentionBackward:
       break;
   }
-  if (of(Group::kAttention) != MatchedBy::kKernels) {
+  if (of(CallGroup::kAttention) != MatchedBy::kKernels) {
     Call attention{call.kind == CallKind::kAttentionBackward ? 1 : 0, {}};
-    if (of(Group::kAttention) == MatchedBy::kSizes) {
+    if (of(CallGroup::kAttention) == MatchedBy::kSizes) {
       attention.sizes = {call.batch, call.m, call.k};
     }
-    ++In(step, Group::kAttention)[attention];
+    ++In(step, CallGroup::kAttention)[attention];
   }
 }
 
 Recorded RecordedOf(const Program& program, const std::vector<ProfilerRecording>& recordings) {
   Recorded result;
-  for (const Group group : {Group::kProducts, Group::kAttention, Group::kConvolutions}) {
+  for (const CallGroup group :
+       {CallGroup::kProducts, CallGroup::kAttention, CallGroup::kConvolutions}) {
     MatchedBy& by = result.by[static_cast<std::size_t>(group)];
-    by = group == Group::kConvolutions ? MatchedBy::kNumber : MatchedBy::kSizes;
+    by = group == CallGroup::kConvolutions ? MatchedBy::kNumber : MatchedBy::kSizes;
     for (const ProfilerRecording& recording : recordings) {
       const MatchedBy own = HasCalls(recording, group, true)    ? MatchedBy::kSizes
                             : HasCalls(recording, group, false) ? MatchedBy::kNumber
@@ -253,8 +254,8 @@ Recorded RecordedOf(const Program& program, const std::vector<ProfilerRecording>
     for (const Activity& activity : recording.activities) {
       AddKernel(recording, activity, result.by, steps[activity.step]);
       if (activity.kind == ActivityKind::kCollective && activity.collective != OpCode::kBarrier) {
-        ++In(steps[activity.step],
-             Group::kCollectives)[{static_cast<int>(activity.collective), {activity.bytes.value}}];
+        ++In(steps[activity.step], CallGroup::kCollectives)[{static_cast<int>(activity.collective),
+                                                             {activity.bytes.value}}];
       }
     }
     for (const RecordingStep& step : counted) {
@@ -265,13 +266,13 @@ Recorded RecordedOf(const Program& program, const std::vector<ProfilerRecording>
 }
 
 // As `by` tells calls apart: without sizes, or without anything but their number.
-Calls ToldBy(MatchedBy by, Group group, const Calls& calls) {
+Calls ToldBy(MatchedBy by, CallGroup group, const Calls& calls) {
   if (by == MatchedBy::kSizes) {
     return calls;
   }
   Calls told;
   for (const auto& [call, count] : calls) {
-    told[{group == Group::kAttention ? call.kind : 0, {}}] += count;
+    told[{group == CallGroup::kAttention ? call.kind : 0, {}}] += count;
   }
   return told;
 }
@@ -308,7 +309,7 @@ Calls UnderPlannedSizes(const Calls& recorded, const Calls& planned) {
 // Sums over steps, and what differs.
 class GroupMatch {
  public:
-  GroupMatch(Group group, MatchedBy by) : group_(group), by_(by) {}
+  GroupMatch(CallGroup group, MatchedBy by) : group_(group), by_(by) {}
 
   void Add(const Calls& planned, const Calls& recorded) {
     ++steps_;
@@ -371,7 +372,7 @@ class GroupMatch {
     return result;
   }
 
-  Group group_;
+  CallGroup group_;
   MatchedBy by_;
   double steps_ = 0;
   double planned_ = 0, recorded_ = 0, matched_ = 0;
@@ -382,12 +383,12 @@ class GroupMatch {
 RunMatch Match(const Step& planned, const Recorded& recorded) {
   RunMatch result;
   for (std::size_t g = 0; g < kGroupCount; ++g) {
-    const auto group = static_cast<Group>(g);
+    const auto group = static_cast<CallGroup>(g);
     GroupMatch match(group, recorded.by[g]);
     const Calls plan = ToldBy(recorded.by[g], group, planned[g]);
     for (const Step& step : recorded.steps) {
       const Calls calls = ToldBy(recorded.by[g], group, step[g]);
-      match.Add(plan, group == Group::kCollectives ? UnderPlannedSizes(calls, plan) : calls);
+      match.Add(plan, group == CallGroup::kCollectives ? UnderPlannedSizes(calls, plan) : calls);
     }
     MatchGroup row = match.Result();
     if (row.planned > 0 || row.recorded > 0) {

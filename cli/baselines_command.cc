@@ -19,7 +19,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kAbout = R"(Predicts what the usual frameworks do by default.
+constexpr const char* kBaselinesAbout = R"(Predicts what the usual frameworks do by default.
 
 Examples:
   shardwright baselines --model llama-3-8b --cluster dgx-h100 --nodes 2 --seq 8192
@@ -112,6 +112,6 @@ int RunBaselines(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kBaselinesCommand;
-const Command kBaselinesCommand = {"baselines", kAbout, {}, Flags(), {}, RunBaselines};
+const Command kBaselinesCommand = {"baselines", kBaselinesAbout, {}, Flags(), {}, RunBaselines};
 
 }  // namespace shardwright

@@ -38,7 +38,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kAbout =
+constexpr const char* kCalibrateAbout =
     R"(Fits a profile to measured traces, so that simulations predict this machine.
 
 Examples:
@@ -57,10 +57,10 @@ Then: shardwright plan --profile mine.json ...
 Exits with 1 and writes nothing when a trace is not a run of its plan or contradicts it, and when the
 new profile predicts the steps that it was fitted to worse than the old one.)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kCalibratePositionals = {
     {{"TRACE", "measurements; none with --device", nullptr, true, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 11> kFlags = {{
+constexpr std::array<FlagRow, 11> kCalibrateFlags = {{
     {"--output,-o", "FILE", "write the profile here (required)", FileRole::kWrite},
     {"--name", "NAME", "of the profile (default: the old one's with -calibrated)"},
     {"--profile", "NAME|FILE", "numbers to start from (default: those of the first plan)",
@@ -76,7 +76,7 @@ constexpr std::array<FlagRow, 11> kFlags = {{
     kRendezvousKeyFlag,
 }};
 
-constexpr std::array<SwitchRow, 2> kSwitches = {{
+constexpr std::array<SwitchRow, 2> kCalibrateSwitches = {{
     {"--even-if-worse",
      "write a profile that predicts the runs it was fitted to worse than before, too"},
     kInsecureNetworkSwitch,
@@ -415,7 +415,7 @@ int RunCalibrate(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kCalibrateCommand;
-const Command kCalibrateCommand = {"calibrate", kAbout,    kPositionals,
-                                   kFlags,      kSwitches, RunCalibrate};
+const Command kCalibrateCommand = {"calibrate",     kCalibrateAbout,    kCalibratePositionals,
+                                   kCalibrateFlags, kCalibrateSwitches, RunCalibrate};
 
 }  // namespace shardwright

@@ -24,7 +24,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kAbout = R"(Shows, exports or imports a checkpoint of run.
+constexpr const char* kCheckpointAbout = R"(Shows, exports or imports a checkpoint of run.
 
 Examples:
   shardwright checkpoint inspect checkpoints
@@ -39,12 +39,12 @@ and of ViT are other ones in Transformers 5 than in 4 and in the hub's files. Im
 either names, with the config.json beside them; --resume goes on from what it has written, at step 0,
 with any data.)";
 
-constexpr std::array<PositionalRow, 2> kPositionals = {
+constexpr std::array<PositionalRow, 2> kCheckpointPositionals = {
     {{"ACTION", "inspect, export or import", "checkpoint needs inspect, export or import"},
      {"FOLDER", "a checkpoint, or a folder of them; import: a model's folder or safetensors file",
       "checkpoint needs a folder", false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 5> kFlags = {{
+constexpr std::array<FlagRow, 5> kCheckpointFlags = {{
     {"--output,-o", "FILE",
      "export: the safetensors file to write; import: the folder of checkpoints",
      FileRole::kWriteWhen},
@@ -191,6 +191,7 @@ int RunCheckpoint(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kCheckpointCommand;
-const Command kCheckpointCommand = {"checkpoint", kAbout, kPositionals, kFlags, {}, RunCheckpoint};
+const Command kCheckpointCommand = {
+    "checkpoint", kCheckpointAbout, kCheckpointPositionals, kCheckpointFlags, {}, RunCheckpoint};
 
 }  // namespace shardwright

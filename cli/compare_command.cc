@@ -28,7 +28,7 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kAbout =
+constexpr const char* kCompareAbout =
     R"(Compares a measured trace with its simulation and explains the gap.
 
 Examples:
@@ -43,14 +43,14 @@ plan, which is then simulated. Says first how well the trace is a run of the pla
 it is not, when the step time differs by more than --fail-above, or when the measured trace
 contradicts the program.)";
 
-constexpr std::array<PositionalRow, 2> kPositionals = {{
+constexpr std::array<PositionalRow, 2> kComparePositionals = {{
     {"SIM", "simulated trace, or a plan file", "compare needs a simulated trace or a plan", false,
      FileRole::kRead},
     {"MEASURED", "trace of a run of the same plan, or one file per rank",
      "compare needs a measured trace, too", true, FileRole::kRead},
 }};
 
-constexpr std::array<FlagRow, 3> kFlags = {{
+constexpr std::array<FlagRow, 3> kCompareFlags = {{
     {"--plan", "FILE", "plan of both traces (default: the one that the traces carry)",
      FileRole::kRead},
     {"--fail-above", "PERCENT", "largest difference of step times, such as 10%"},
@@ -203,6 +203,7 @@ int RunCompare(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kCompareCommand;
-const Command kCompareCommand = {"compare", kAbout, kPositionals, kFlags, {}, RunCompare};
+const Command kCompareCommand = {"compare", kCompareAbout, kComparePositionals, kCompareFlags,
+                                 {},        RunCompare};
 
 }  // namespace shardwright

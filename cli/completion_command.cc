@@ -11,7 +11,8 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kAbout = R"(Prints a script by which a shell completes commands and flags.
+constexpr const char* kCompletionAbout =
+    R"(Prints a script by which a shell completes commands and flags.
 
 Examples:
   source <(shardwright completion bash)
@@ -20,7 +21,7 @@ Examples:
 
 Installed packages bring the scripts along.)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kCompletionPositionals = {
     {{"SHELL", "bash, zsh or fish", "completion needs a shell: bash, zsh or fish"}}};
 constexpr std::array<std::string_view, 3> kShells = {"bash", "zsh", "fish"};
 
@@ -63,7 +64,7 @@ std::string Lister(const std::string& flag) {
   return "";
 }
 
-std::string FlagsOf(const Command& command) {
+std::string FlagWordsOf(const Command& command) {
   std::string flags = "--help --json --budget";
   for (const SwitchRow& row : command.switches) {
     flags += " " + std::string(row.name);
@@ -80,7 +81,7 @@ std::string BashScript() {
   std::string values;
   for (const Command* command : AllCommands()) {
     commands += std::string(" ") + command->name;
-    flags += "    " + std::string(command->name) + ") words='" + FlagsOf(*command) + "' ;;\n";
+    flags += "    " + std::string(command->name) + ") words='" + FlagWordsOf(*command) + "' ;;\n";
     for (const FlagRow& row : command->flags) {
       const std::string name = LongName(row);
       const std::string lister = Lister(name);
@@ -208,6 +209,7 @@ int RunCompletion(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kCompletionCommand;
-const Command kCompletionCommand = {"completion", kAbout, kPositionals, {}, {}, RunCompletion};
+const Command kCompletionCommand = {"completion", kCompletionAbout, kCompletionPositionals, {},
+                                    {},           RunCompletion};
 
 }  // namespace shardwright

@@ -13,7 +13,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kAbout = R"(Shows defaults of flags and where each comes from.
+constexpr const char* kConfigAbout = R"(Shows defaults of flags and where each comes from.
 
 Examples:
   shardwright config
@@ -55,6 +55,6 @@ int RunConfig(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kConfigCommand;
-const Command kConfigCommand = {"config", kAbout, {}, {}, {}, RunConfig};
+const Command kConfigCommand = {"config", kConfigAbout, {}, {}, {}, RunConfig};
 
 }  // namespace shardwright

@@ -41,7 +41,7 @@ constexpr std::string_view kChoices =
     " --token-budget --tokens --trace-profile --training --transfers --use-orig-params"
     " --weight-decay --wrap ";
 
-std::vector<std::string> FlagsOf(const Command& command) {
+std::vector<std::string> FlagNamesOf(const Command& command) {
   std::vector<std::string> names;
   for (const FlagRow& row : command.flags) {
     names.push_back(LongName(row));
@@ -123,7 +123,7 @@ void ReadFile(const std::string& file, std::vector<ConfiguredFlag>& found) {
   const JsonValue json = JsonValue::Parse(text, file);
   for (const std::string& name : json.Keys()) {
     const Command& command = CommandOf(json, name);
-    const std::vector<std::string> flags = FlagsOf(command);
+    const std::vector<std::string> flags = FlagNamesOf(command);
     const JsonValue values = json.At(name);
     for (const std::string& key : values.Keys()) {
       const std::string flag = "--" + key;
@@ -145,7 +145,7 @@ void ReadFile(const std::string& file, std::vector<ConfiguredFlag>& found) {
 
 void ReadEnvironment(std::vector<ConfiguredFlag>& found) {
   for (const Command* command : AllCommands()) {
-    for (const std::string& flag : FlagsOf(*command)) {
+    for (const std::string& flag : FlagNamesOf(*command)) {
       const std::string variable = VariableOf(*command, flag);
       const char* value = std::getenv(variable.c_str());
       if (value != nullptr && *value != '\0') {

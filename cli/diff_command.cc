@@ -28,7 +28,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kAbout = R"(Shows what two plans choose differently, and what that changes.
+constexpr const char* kDiffAbout =
+    R"(Shows what two plans choose differently, and what that changes.
 
 Examples:
   shardwright diff a.json b.json
@@ -36,7 +37,7 @@ Examples:
 
 Units are joined by name. Equal changes of units whose names differ in numbers only are one line.)";
 
-constexpr std::array<PositionalRow, 2> kPositionals = {{
+constexpr std::array<PositionalRow, 2> kDiffPositionals = {{
     {"PLAN", "plan file or - (standard input)", "diff needs two plan files", false,
      FileRole::kRead},
     {"OTHER", "plan file or - (standard input)", "diff needs two plan files", false,
@@ -296,6 +297,6 @@ std::string PlanDiffJson(const PlanFile& before, const PlanFile& after) {
 }
 
 extern const Command kDiffCommand;
-const Command kDiffCommand = {"diff", kAbout, kPositionals, {}, {}, RunDiff};
+const Command kDiffCommand = {"diff", kDiffAbout, kDiffPositionals, {}, {}, RunDiff};
 
 }  // namespace shardwright

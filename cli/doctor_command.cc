@@ -31,7 +31,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kAbout = R"(Says what works on this machine.
+constexpr const char* kDoctorAbout = R"(Says what works on this machine.
 
 Examples:
   shardwright doctor
@@ -160,6 +160,6 @@ int RunDoctor(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kDoctorCommand;
-const Command kDoctorCommand = {"doctor", kAbout, {}, {}, {}, RunDoctor};
+const Command kDoctorCommand = {"doctor", kDoctorAbout, {}, {}, {}, RunDoctor};
 
 }  // namespace shardwright

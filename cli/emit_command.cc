@@ -28,7 +28,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kAbout = R"(Writes a plan as the settings of a framework.
+constexpr const char* kEmitAbout = R"(Writes a plan as the settings of a framework.
 
 Examples:
   shardwright emit plan.json --to fsdp2 -o run/
@@ -40,11 +40,11 @@ Prints what the framework cannot be told, and predicts the plan as the framework
 the one that was asked for. Exits with 1 where that does not fit, and with --exact where something
 is lost. Targets and their files: docs/emit.md.)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kEmitPositionals = {
     {{"PLAN", "plan file or - (standard input)", "emit needs a plan file, or - for standard input",
       false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 5> kFlags = {{
+constexpr std::array<FlagRow, 5> kEmitFlags = {{
     {"--to", "TARGET",
      "fsdp2, fsdp1, accelerate, trainer, deepspeed, torchtitan, lightning, fairscale, fairseq, "
      "vissl, slurm or torchrun (required)"},
@@ -57,7 +57,7 @@ constexpr std::array<FlagRow, 5> kFlags = {{
     {"--as-emitted", "FILE", "also write the plan as the framework will run it", FileRole::kWrite},
 }};
 
-constexpr std::array<SwitchRow, 1> kSwitches = {
+constexpr std::array<SwitchRow, 1> kEmitSwitches = {
     {{"--exact", "write nothing and exit with 1 where something would be lost"}}};
 
 const Emitter& FindEmitter(const Flag& flag) {
@@ -103,7 +103,7 @@ void WriteFiles(const Emission& emission, const std::vector<std::string>& paths,
   WriteFilesAtomically(files);
 }
 
-std::string Change(double before, double after) {
+std::string ChangeByEmission(double before, double after) {
   if (before <= 0.0 || before == after) {
     return "";
   }
@@ -117,11 +117,12 @@ std::string OutcomeTable(const PlanOutcome& a, const PlanOutcome& b) {
   table.Row({"", "planned", "as emitted", ""});
   const auto time = [&](const char* name, SimTime before, SimTime after) {
     const Seconds x = ToSeconds(before), y = ToSeconds(after);
-    table.Row({name, Format(x), Format(y), Change(x.value, y.value)});
+    table.Row({name, Format(x), Format(y), ChangeByEmission(x.value, y.value)});
   };
   const auto bytes = [&](const char* name, Bytes before, Bytes after) {
-    table.Row({name, Format(before), Format(after),
-               Change(static_cast<double>(before.value), static_cast<double>(after.value))});
+    table.Row(
+        {name, Format(before), Format(after),
+         ChangeByEmission(static_cast<double>(before.value), static_cast<double>(after.value))});
   };
   time("step time", a.step_time, b.step_time);
   time("exposed communication", a.exposed_comm, b.exposed_comm);
@@ -265,6 +266,7 @@ int RunEmit(const Arguments& arguments) {
 
 }  // namespace
 
-const Command kEmitCommand = {"emit", kAbout, kPositionals, kFlags, kSwitches, RunEmit};
+const Command kEmitCommand = {"emit",     kEmitAbout,    kEmitPositionals,
+                              kEmitFlags, kEmitSwitches, RunEmit};
 
 }  // namespace shardwright

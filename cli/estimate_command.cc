@@ -26,7 +26,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kAbout =
+constexpr const char* kEstimateAbout =
     R"(Says whether a model can be trained on some GPUs, how fast, and what it takes.
 
 Examples:
@@ -39,14 +39,14 @@ A short search over micro-batches, recomputation, sharding and offloading with P
 fully_shard. The command in its last line searches on and writes the plan. Exits with 1 where
 nothing fits.)";
 
-constexpr std::array<PositionalRow, 2> kPositionals = {{
+constexpr std::array<PositionalRow, 2> kEstimatePositionals = {{
     {"MODEL", "zoo name, config.json, checkpoint folder or model.json",
      "estimate needs a model, such as llama-3-8b", false, FileRole::kRead},
     {"CLUSTER", "8xH100, \"2x8 H100\", a catalog name, a JSON file or a description",
      "estimate needs a cluster, such as 8xH100", false, FileRole::kRead},
 }};
 
-constexpr std::array<FlagRow, 12> kFlags = {{
+constexpr std::array<FlagRow, 12> kEstimateFlags = {{
     {"--nodes", "N", "nodes in use"},
     {"--seq", "N", "tokens per sample (default: the model's, at most 2048)"},
     {"--tokens", "N", "tokens (images) of the whole run (default 1e9)"},
@@ -219,7 +219,7 @@ std::string ShellWord(const std::string& word) {
 std::string NextCommand(const Arguments& arguments, const Question& question, const Estimate& e) {
   std::string command = "shardwright plan --model " + ShellWord(question.options.model) +
                         " --cluster " + ShellWord(question.options.cluster);
-  for (const FlagRow& row : kFlags) {
+  for (const FlagRow& row : kEstimateFlags) {
     const std::string name = LongName(row);
     const Flag flag = arguments.Get(name);
     const bool is_set_below = name == "--global-batch" || name == "--tokens" ||
@@ -434,6 +434,7 @@ int RunEstimate(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kEstimateCommand;
-const Command kEstimateCommand = {"estimate", kAbout, kPositionals, kFlags, {}, RunEstimate};
+const Command kEstimateCommand = {"estimate", kEstimateAbout, kEstimatePositionals, kEstimateFlags,
+                                  {},         RunEstimate};
 
 }  // namespace shardwright

@@ -21,7 +21,8 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kAbout = R"(Loss and accuracy of a checkpoint over a data set, under a plan.
+constexpr const char* kEvalAbout =
+    R"(Loss and accuracy of a checkpoint over a data set, under a plan.
 
 Examples:
   shardwright eval plan.json --checkpoint checkpoints --data t10k-images-idx3-ubyte.gz
@@ -32,11 +33,11 @@ Runs the plan forward only: units are gathered and freed as in training, nothing
 backward. The plan may differ from the one that made the checkpoint in all but the model. Ranks are
 threads, or processes started by mpirun, torchrun or srun; on GPUs as for run.)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kEvalPositionals = {
     {{"PLAN", "plan file or - (standard input)", "eval needs a plan file, or - for standard input",
       false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 6> kFlags = {{
+constexpr std::array<FlagRow, 6> kEvalFlags = {{
     {"--checkpoint", "FOLDER", "a checkpoint, or a folder whose newest one counts (required)"},
     {"--data", "SPEC", "as for run (required); every sample counts once", FileRole::kRead},
     kDeviceFlag,
@@ -45,7 +46,7 @@ constexpr std::array<FlagRow, 6> kFlags = {{
     {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")"},
 }};
 
-constexpr std::array<SwitchRow, 1> kSwitches = {{kInsecureNetworkSwitch}};
+constexpr std::array<SwitchRow, 1> kEvalSwitches = {{kInsecureNetworkSwitch}};
 
 std::string EvaluationJson(const Evaluation& result, std::int64_t step) {
   nlohmann::ordered_json json;
@@ -107,6 +108,7 @@ int RunEval(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kEvalCommand;
-const Command kEvalCommand = {"eval", kAbout, kPositionals, kFlags, kSwitches, RunEval};
+const Command kEvalCommand = {"eval",     kEvalAbout,    kEvalPositionals,
+                              kEvalFlags, kEvalSwitches, RunEval};
 
 }  // namespace shardwright

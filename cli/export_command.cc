@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kAbout = R"(Writes the model.json of any model that Python can build.
+constexpr const char* kExportAbout = R"(Writes the model.json of any model that Python can build.
 
 Examples:
   shardwright export path/to/config.json --seq 4096 -o model.json
@@ -44,12 +44,12 @@ python3 on the PATH). No weights are read and nothing is trained. What the model
 knows is named, with its module, and nothing is written. A name of the hub is fetched by
 Transformers; code that comes with a model runs only with --trust-remote-code.)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kExportPositionals = {
     {{"SOURCE", "config.json, a folder with one, a name of the hub, or package.module:function",
       "export needs a config.json, a name of the hub, or package.module:function", false,
       FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 7> kFlags = {{
+constexpr std::array<FlagRow, 7> kExportFlags = {{
     {"--seq", "N", "tokens per sample"},
     {"--image", "N", "height and width of images in pixels"},
     {"--input", "NAME=SHAPE,...",
@@ -61,7 +61,7 @@ constexpr std::array<FlagRow, 7> kFlags = {{
     {"--output,-o", "FILE", "where to write the model (default model.json)", FileRole::kWrite},
 }};
 
-constexpr std::array<SwitchRow, 1> kSwitches = {
+constexpr std::array<SwitchRow, 1> kExportSwitches = {
     {{"--trust-remote-code", "run code that comes with the model"}}};
 
 // Runs the program and waits for it; standard error stays ours, nothing is read. Nothing: it could
@@ -242,6 +242,7 @@ int RunExport(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kExportCommand;
-const Command kExportCommand = {"export", kAbout, kPositionals, kFlags, kSwitches, RunExport};
+const Command kExportCommand = {"export",     kExportAbout,    kExportPositionals,
+                                kExportFlags, kExportSwitches, RunExport};
 
 }  // namespace shardwright

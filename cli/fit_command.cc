@@ -16,7 +16,7 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kAbout = R"(Fits the numbers of profiles to published training runs.
+constexpr const char* kFitAbout = R"(Fits the numbers of profiles to published training runs.
 
 Runs on one chip (A100 of 40 and of 80 GB) by one framework share all numbers but two. Every model
 is also left out in turn and predicted by numbers that never saw it (in a group with one model:
@@ -26,11 +26,11 @@ Examples:
   shardwright fit bench/published/measured_runs.csv --source llmfoundry
   shardwright fit runs.csv --gpu h100-80 --kernel-set composer-2024 --date 2026-11-21 -o mine.json)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kFitPositionals = {
     {{"RUNS", "table of measured runs (CSV)", "fit needs a table of measured runs", false,
       FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 8> kFlags = {{
+constexpr std::array<FlagRow, 8> kFitFlags = {{
     {"--output,-o", "FILE",
      "write the profile of one fitted stack; a folder (with a / at its end) for all",
      FileRole::kWriteWhen},
@@ -44,7 +44,7 @@ constexpr std::array<FlagRow, 8> kFlags = {{
     {"--own", "LIST", "those of them that each stack has for itself, at most 2"},
 }};
 
-constexpr std::array<SwitchRow, 1> kSwitches = {
+constexpr std::array<SwitchRow, 1> kFitSwitches = {
     {{"--one-per-gpu",
       "one profile per GPU type for all kernel sets of a framework, which then differ by their "
       "kernels alone"}}};
@@ -156,6 +156,7 @@ int RunFitCommand(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kFitCommand;
-const Command kFitCommand = {"fit", kAbout, kPositionals, kFlags, kSwitches, RunFitCommand};
+const Command kFitCommand = {"fit",     kFitAbout,    kFitPositionals,
+                             kFitFlags, kFitSwitches, RunFitCommand};
 
 }  // namespace shardwright

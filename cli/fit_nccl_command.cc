@@ -12,7 +12,7 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kAbout =
+constexpr const char* kFitNcclAbout =
     R"(Fits the network numbers of a profile to published collective sweeps.
 
 Only all-gathers and reduce-scatters of 64 KiB to 16 GiB are used.
@@ -21,18 +21,18 @@ Examples:
   shardwright fit-nccl bench/published/nccl_measured.csv --left-out
   shardwright fit-nccl sweep.csv --extends h100-torch-eager --date 2026-11-21 -o mine.json)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kFitNcclPositionals = {
     {{"SWEEP", "table of collective times (CSV)", "fit-nccl needs a table of collectives", false,
       FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 3> kFlags = {{
+constexpr std::array<FlagRow, 3> kFitNcclFlags = {{
     {"--output,-o", "FILE", "write a profile with the fitted numbers", FileRole::kWrite},
     {"--extends", "NAME|FILE", "profile whose other numbers it has (default generic)",
      FileRole::kRead},
     {"--date", "YYYY-MM-DD", "when the sweep was measured or read; required with --output"},
 }};
 
-constexpr std::array<SwitchRow, 1> kSwitches = {{
+constexpr std::array<SwitchRow, 1> kFitNcclSwitches = {{
     {"--left-out",
      "also fit with each fabric left out in turn, and predict it from its link rates"},
 }};
@@ -69,6 +69,7 @@ int RunFitNccl(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kFitNcclCommand;
-const Command kFitNcclCommand = {"fit-nccl", kAbout, kPositionals, kFlags, kSwitches, RunFitNccl};
+const Command kFitNcclCommand = {"fit-nccl",    kFitNcclAbout,    kFitNcclPositionals,
+                                 kFitNcclFlags, kFitNcclSwitches, RunFitNccl};
 
 }  // namespace shardwright

@@ -69,6 +69,10 @@ std::string HintFor(std::string_view word, NameList names) {
 
 }  // namespace
 
+void RefuseFlag(const Flag& flag, const std::string& expected) {
+  throw FlagError(flag, expected);
+}
+
 std::int64_t ReadCount(const Flag& flag, std::int64_t min, std::int64_t max) {
   std::int64_t value = 0;
   const char* const end = flag.text.data() + flag.text.size();

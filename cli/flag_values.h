@@ -21,6 +21,8 @@ struct Flag {
   [[nodiscard]] bool is_given() const { return !text.empty(); }
 };
 
+[[noreturn]] void RefuseFlag(const Flag& flag, const std::string& expected);
+
 [[nodiscard]] std::int64_t ReadCount(const Flag& flag, std::int64_t min, std::int64_t max);
 // A whole number of at least `min`, as 500000000 or 5e8: elements, tokens.
 [[nodiscard]] std::int64_t ReadWholeNumber(const Flag& flag, std::int64_t min);

@@ -26,7 +26,8 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kAbout = R"(Continues a text with the weights of a checkpoint, on the host.
+constexpr const char* kGenerateAbout =
+    R"(Continues a text with the weights of a checkpoint, on the host.
 
 Examples:
   shardwright generate plan.json --checkpoint checkpoints --prompt "The cost of" --tokens 200
@@ -37,11 +38,11 @@ Each token is the most likely one, or with --temperature drawn. A text's tokens 
 run --data text:FILE, and only bytes follow; other tokens are given and printed as numbers. The plan
 runs forward over the last tokens that its sequence length holds, once per token: nothing is cached.)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kGeneratePositionals = {
     {{"PLAN", "plan file or - (standard input)",
       "generate needs a plan file, or - for standard input", false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 8> kFlags = {{
+constexpr std::array<FlagRow, 8> kGenerateFlags = {{
     {"--checkpoint", "FOLDER", "a checkpoint, or a folder whose newest one counts"},
     {"--init", "FILE|FOLDER", "instead of --checkpoint: safetensors, as for run", FileRole::kRead},
     {"--prompt", "TEXT", "what to continue; its bytes are tokens"},
@@ -270,6 +271,7 @@ int RunGenerate(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kGenerateCommand;
-const Command kGenerateCommand = {"generate", kAbout, kPositionals, kFlags, {}, RunGenerate};
+const Command kGenerateCommand = {"generate", kGenerateAbout, kGeneratePositionals, kGenerateFlags,
+                                  {},         RunGenerate};
 
 }  // namespace shardwright

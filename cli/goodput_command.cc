@@ -21,7 +21,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kAbout = R"(Estimates a whole run of a plan on nodes that fail now and then.
+constexpr const char* kGoodputAbout =
+    R"(Estimates a whole run of a plan on nodes that fail now and then.
 
 Examples:
   shardwright goodput plan.json --tokens 1e12 --mtbf "20000 h" --checkpoint-time "60 s"
@@ -30,11 +31,11 @@ Examples:
 
 Exits with 1 when the plan does not fit.)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kGoodputPositionals = {
     {{"PLAN", "plan file or - (standard input)",
       "goodput needs a plan file, or - for standard input", false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 5> kFlags = {{
+constexpr std::array<FlagRow, 5> kGoodputFlags = {{
     {"--tokens", "N", "tokens (images) to train on, such as 1e12 (required)"},
     {"--mtbf", "TIME", "mean time between failures of one node, such as '20000 h' (required)"},
     {"--checkpoint-time", "TIME", "for which the job stands still to save its state (required)"},
@@ -164,6 +165,7 @@ int RunGoodput(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kGoodputCommand;
-const Command kGoodputCommand = {"goodput", kAbout, kPositionals, kFlags, {}, RunGoodput};
+const Command kGoodputCommand = {"goodput", kGoodputAbout, kGoodputPositionals, kGoodputFlags,
+                                 {},        RunGoodput};
 
 }  // namespace shardwright

@@ -21,7 +21,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kAbout =
+constexpr const char* kImportRunAbout =
     R"(Makes a plan of a run that you have: its framework's settings files.
 
 Examples:
@@ -33,11 +33,11 @@ Examples:
 Reads torchtitan's TOML, Accelerate's YAML, DeepSpeed's JSON, TrainingArguments as JSON, and fairseq's
 YAML or command line (docs/import.md). Says what it assumed; simulate then predicts the plan.)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kImportRunPositionals = {
     {{"FILE", "settings files of one run", "import-run needs at least one settings file", true,
       FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 13> kFlags = {{
+constexpr std::array<FlagRow, 13> kImportRunFlags = {{
     {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json",
      FileRole::kRead},
     {"--cluster", "NAME|FILE|TEXT", "as for plan (required)", FileRole::kRead},
@@ -247,6 +247,7 @@ int RunImportRun(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kImportRunCommand;
-const Command kImportRunCommand = {"import-run", kAbout, kPositionals, kFlags, {}, RunImportRun};
+const Command kImportRunCommand = {
+    "import-run", kImportRunAbout, kImportRunPositionals, kImportRunFlags, {}, RunImportRun};
 
 }  // namespace shardwright

@@ -38,7 +38,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kAbout = R"(Shows what Shardwright understands of a file or a name.
+constexpr const char* kInspectAbout = R"(Shows what Shardwright understands of a file or a name.
 
 Examples:
   shardwright inspect llama-3-8b
@@ -47,17 +47,17 @@ Examples:
   shardwright inspect plan.json --program
   shardwright inspect plan.json --trace trace.json.gz)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kInspectPositionals = {
     {{"TARGET", "file, folder, name or - (standard input)",
       "inspect needs a file, a folder, a name, or - for standard input", false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 2> kFlags = {{
+constexpr std::array<FlagRow, 2> kInspectFlags = {{
     {"--trace", "FILE",
      "check a trace of the plan against its program; exits with 1 if they differ", FileRole::kRead},
     {"--seq", "N", "tokens per sample of a model"},
 }};
 
-constexpr std::array<SwitchRow, 1> kSwitches = {
+constexpr std::array<SwitchRow, 1> kInspectSwitches = {
     {{"--program", "print the whole program of a plan"}}};
 
 struct InspectOptions {
@@ -415,6 +415,7 @@ int RunInspect(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kInspectCommand;
-const Command kInspectCommand = {"inspect", kAbout, kPositionals, kFlags, kSwitches, RunInspect};
+const Command kInspectCommand = {"inspect",     kInspectAbout,    kInspectPositionals,
+                                 kInspectFlags, kInspectSwitches, RunInspect};
 
 }  // namespace shardwright

@@ -23,7 +23,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kAbout =
+constexpr const char* kInspectTraceAbout =
     R"(Shows what was understood of a file with measurements.
 
 Examples:
@@ -34,10 +34,10 @@ Examples:
 Reads traces of PyTorch's profiler, SQLite exports of Nsight Systems, CUDA memory snapshots
 (torch.cuda.memory._dump_snapshot), and what nccl-tests print.)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kInspectTracePositionals = {
     {{"FILE", "what was measured", "inspect-trace needs a file", false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 1> kFlags = {{
+constexpr std::array<FlagRow, 1> kInspectTraceFlags = {{
     {"--op", "NAME", "what nccl-tests measured, where they do not say: all_gather, ..."},
 }};
 
@@ -239,7 +239,8 @@ int RunInspectTrace(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kInspectTraceCommand;
-const Command kInspectTraceCommand = {"inspect-trace", kAbout, kPositionals,
-                                      kFlags,          {},     RunInspectTrace};
+const Command kInspectTraceCommand = {
+    "inspect-trace", kInspectTraceAbout, kInspectTracePositionals, kInspectTraceFlags, {},
+    RunInspectTrace};
 
 }  // namespace shardwright

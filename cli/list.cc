@@ -22,13 +22,13 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-constexpr const char* kAbout = R"(Lists what ships with Shardwright.
+constexpr const char* kListAbout = R"(Lists what ships with Shardwright.
 
 Examples:
   shardwright list models
   shardwright list clusters --json)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kListPositionals = {
     {{"WHAT", "models, clusters, gpus, kernel-sets or profiles",
       "list needs one of models, clusters, gpus, kernel-sets, profiles"}}};
 
@@ -171,6 +171,6 @@ int RunList(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kListCommand;
-const Command kListCommand = {"list", kAbout, kPositionals, {}, {}, RunList};
+const Command kListCommand = {"list", kListAbout, kListPositionals, {}, {}, RunList};
 
 }  // namespace shardwright

@@ -13,7 +13,7 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kAbout = R"(Prints a manual page in the format of man.
+constexpr const char* kManAbout = R"(Prints a manual page in the format of man.
 
 Examples:
   shardwright man plan | man -l -
@@ -21,7 +21,7 @@ Examples:
 
 Without a command: the page about the program. Installed packages bring all pages along.)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kManPositionals = {
     {{"COMMAND", "the command that the page is about", nullptr}}};
 
 // Text for a line of troff: no escapes, no requests, no hyphens that become dashes.
@@ -132,6 +132,6 @@ int RunMan(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kManCommand;
-const Command kManCommand = {"man", kAbout, kPositionals, {}, {}, RunMan};
+const Command kManCommand = {"man", kManAbout, kManPositionals, {}, {}, RunMan};
 
 }  // namespace shardwright

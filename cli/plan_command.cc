@@ -75,7 +75,7 @@ std::string SummaryJson(const PlanFile& file, const Program& program, const std:
   return json.dump(2) + "\n";
 }
 
-constexpr const char* kAbout = R"(Writes a plan: a model, a cluster and all choices in between.
+constexpr const char* kPlanAbout = R"(Writes a plan: a model, a cluster and all choices in between.
 With --search, or with --global-batch and no flag that chooses, it finds the fastest plan that fits.
 
 Examples:
@@ -322,6 +322,6 @@ int RunPlan(const Arguments& given) {
 }  // namespace
 
 extern const Command kPlanCommand;
-const Command kPlanCommand = {"plan", kAbout, {}, Flags(), SearchSwitches(), RunPlan};
+const Command kPlanCommand = {"plan", kPlanAbout, {}, Flags(), SearchSwitches(), RunPlan};
 
 }  // namespace shardwright

@@ -24,7 +24,7 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kAbout =
+constexpr const char* kReportAbout =
     R"(Writes one HTML page about a plan: its step, its memory, its units, and a run of it.
 
 Examples:
@@ -38,7 +38,7 @@ The page needs no network. Traces are those of `shardwright simulate --trace` an
 `shardwright run --trace`; without a simulated one, the plan is simulated. MEASURED may also be a
 trace of PyTorch's profiler or an SQLite export of Nsight Systems, one file per rank.)";
 
-constexpr std::array<PositionalRow, 3> kPositionals = {{
+constexpr std::array<PositionalRow, 3> kReportPositionals = {{
     {"PLAN", "plan file or - (standard input)", "report needs a plan file, or - for standard input",
      false, FileRole::kRead},
     {"SIM", "simulated trace, or a measured one", nullptr, false, FileRole::kRead},
@@ -46,7 +46,7 @@ constexpr std::array<PositionalRow, 3> kPositionals = {{
      FileRole::kRead},
 }};
 
-constexpr std::array<FlagRow, 3> kFlags = {{
+constexpr std::array<FlagRow, 3> kReportFlags = {{
     {"--search", "FILE", "what `shardwright plan --json` printed: the plans it considered",
      FileRole::kRead},
     {"--what-if", "FILE", "what `shardwright sweep --json` printed", FileRole::kRead},
@@ -181,6 +181,7 @@ int RunReport(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kReportCommand;
-const Command kReportCommand = {"report", kAbout, kPositionals, kFlags, {}, RunReport};
+const Command kReportCommand = {"report",     kReportAbout, kReportPositionals,
+                                kReportFlags, {},           RunReport};
 
 }  // namespace shardwright

@@ -40,7 +40,7 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kAbout = R"(Runs a plan for real: trains on this machine.
+constexpr const char* kRunAbout = R"(Runs a plan for real: trains on this machine.
 
 Every rank is a thread, or a process started by mpirun, torchrun or srun.
 
@@ -65,11 +65,11 @@ which the program starts itself on one machine and a launcher on several; --loop
 on one GPU. Exits with 5 when a rank fails or a loss is no number, and with 4 when there is no GPU.
 With --checkpoint or --trace, Ctrl-C and SIGTERM save what there is, and exit with 130.)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kRunPositionals = {
     {{"PLAN", "plan file or - (standard input)", "run needs a plan file, or - for standard input",
       false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 22> kFlags = {{
+constexpr std::array<FlagRow, 22> kRunFlags = {{
     {"--steps", "N", "optimizer steps, those before a resumed checkpoint included (default 10)"},
     {"--epochs", "N", "passes over the data, instead of --steps; prints a line for each"},
     {"--test-data", "SPEC", "data for loss and accuracy, after each epoch or the last step",
@@ -109,7 +109,7 @@ constexpr std::array<FlagRow, 22> kFlags = {{
     {"--delays", "SEED", "adversarial scheduling: random delays in every stream, by this seed"},
 }};
 
-constexpr std::array<SwitchRow, 5> kSwitches = {{
+constexpr std::array<SwitchRow, 5> kRunSwitches = {{
     {"--resume", "go on from the newest checkpoint in --checkpoint, if there is one"},
     {"--no-save-on-signal",
      "Ctrl-C and SIGTERM end the run at once, without a last checkpoint and "
@@ -160,10 +160,12 @@ struct TestSetUp {
 };
 
 // What the run is told, as far as a resumed run may be told otherwise.
-std::vector<Setting> SettingsOf(const PlanFile& file, const RunFlags& flags, const Dataset& data) {
-  std::vector<Setting> settings = ShowTrainingOptions(flags.training);
+std::vector<SavedSetting> SettingsOf(const PlanFile& file, const RunFlags& flags,
+                                     const Dataset& data) {
+  std::vector<SavedSetting> settings = ShowTrainingOptions(flags.training);
   if (!file.job.clip_gradients) {
-    std::erase_if(settings, [](const Setting& setting) { return setting.first == "clip_norm"; });
+    std::erase_if(settings,
+                  [](const SavedSetting& setting) { return setting.first == "clip_norm"; });
     settings.emplace_back("clip_norm", "none");
   }
   const Precision& precision = file.job.precision;
@@ -398,6 +400,6 @@ int RunRun(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kRunCommand;
-const Command kRunCommand = {"run", kAbout, kPositionals, kFlags, kSwitches, RunRun};
+const Command kRunCommand = {"run", kRunAbout, kRunPositionals, kRunFlags, kRunSwitches, RunRun};
 
 }  // namespace shardwright

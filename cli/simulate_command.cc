@@ -24,7 +24,7 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kAbout = R"(Predicts time and memory of one training step of a plan.
+constexpr const char* kSimulateAbout = R"(Predicts time and memory of one training step of a plan.
 
 Examples:
   shardwright simulate plan.json
@@ -34,7 +34,7 @@ Examples:
 
 Exits with 1 when the plan does not fit in the memory of the device.)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kSimulatePositionals = {
     {{"PLAN", "plan file or - (standard input)",
       "simulate needs a plan file, or - for standard input", false, FileRole::kRead}}};
 
@@ -46,7 +46,7 @@ constexpr std::array<FlagRow, 3> kOwnFlags = {{
      "whether ops that run at the same time slow each other down (default on)"},
 }};
 
-constexpr std::array<SwitchRow, 3> kSwitches = {{
+constexpr std::array<SwitchRow, 3> kSimulateSwitches = {{
     {"--exact", "simulate every op instead of skipping repeated stretches"},
     {"--plot", "also draw the step and its memory with characters; a terminal gets that anyway"},
     {"--ascii", "plots without block characters, as where the locale is not UTF-8"},
@@ -159,7 +159,7 @@ int RunSimulate(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kSimulateCommand;
-const Command kSimulateCommand = {"simulate", kAbout,    kPositionals,
-                                  Flags(),    kSwitches, RunSimulate};
+const Command kSimulateCommand = {"simulate", kSimulateAbout,    kSimulatePositionals,
+                                  Flags(),    kSimulateSwitches, RunSimulate};
 
 }  // namespace shardwright

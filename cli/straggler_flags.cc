@@ -17,7 +17,7 @@ constexpr double kLargestSigma = 1.0;
 constexpr std::int64_t kMostSamples = 1'000'000;
 constexpr std::int64_t kMostSlowRanks = 65536;
 
-constexpr std::array<FlagRow, 6> kFlags = {{
+constexpr std::array<FlagRow, 6> kStragglerFlagsFlags = {{
     {"--jitter", "SIGMA", "noise of every op: standard deviation, as a fraction of its duration"},
     {"--rank-jitter", "SIGMA", "noise of a rank's speed in one step, likewise"},
     {"--slow-rank", "R:FACTOR", "ranks that take longer: 3:1.5 or 8..15:1.2, joined by commas"},
@@ -26,10 +26,6 @@ constexpr std::array<FlagRow, 6> kFlags = {{
     {"--samples", "N", "steps to sample (default 200)"},
     {"--seed", "N", "of the noise (default 1)"},
 }};
-
-[[noreturn]] void Refuse(const Flag& flag, const std::string& expected) {
-  throw UsageError(flag.name + ": got \"" + flag.text + "\", expected " + expected);
-}
 
 // A number in (low, high], or nothing.
 bool ReadNumber(const std::string& text, double low, double high, double& value) {
@@ -41,7 +37,7 @@ bool ReadNumber(const std::string& text, double low, double high, double& value)
 double ReadSigma(const Flag& flag) {
   double sigma = 0.0;
   if (!ReadNumber(flag.text, -1e-300, kLargestSigma, sigma)) {
-    Refuse(flag, "a number in [0, 1], such as 0.02");
+    RefuseFlag(flag, "a number in [0, 1], such as 0.02");
   }
   return sigma;
 }
@@ -56,7 +52,7 @@ std::vector<SlowRank> ReadSlowRanks(const Flag& flag) {
     double factor = 0.0;
     if (colon == std::string::npos ||
         !ReadNumber(part.substr(colon + 1), 0.0, kLargestFactor, factor)) {
-      Refuse(flag, kRule);
+      RefuseFlag(flag, kRule);
     }
     const std::string ranks = part.substr(0, colon);
     const std::size_t dots = ranks.find("..");
@@ -65,12 +61,12 @@ std::vector<SlowRank> ReadSlowRanks(const Flag& flag) {
                                   ? first
                                   : ReadCount({flag.name, ranks.substr(dots + 2)}, 0, kMaxRanks);
     if (last < first || last - first >= kMostSlowRanks) {
-      Refuse(flag, kRule);
+      RefuseFlag(flag, kRule);
     }
     for (std::int64_t rank = first; rank <= last; ++rank) {
       if (std::any_of(slow.begin(), slow.end(),
                       [rank](const SlowRank& other) { return other.rank == rank; })) {
-        Refuse(flag, "every rank once");
+        RefuseFlag(flag, "every rank once");
       }
       slow.push_back({rank, factor});
     }
@@ -83,13 +79,13 @@ std::pair<std::string, double> ReadSlowLink(const Flag& flag) {
   double factor = 0.0;
   if (colon == std::string::npos || colon == 0 ||
       !ReadNumber(flag.text.substr(colon + 1), 0.0, kLargestFactor, factor)) {
-    Refuse(flag, "a level and a factor, such as network:2");
+    RefuseFlag(flag, "a level and a factor, such as network:2");
   }
   return {flag.text.substr(0, colon), factor};
 }
 
 std::span<const FlagRow> StragglerFlagRows() {
-  return kFlags;
+  return kStragglerFlagsFlags;
 }
 
 StragglerFlags ReadStragglerFlags(const Arguments& arguments) {

@@ -10,11 +10,7 @@ namespace shardwright {
 namespace {
 
 constexpr std::size_t kMostValues = 1000;
-constexpr double kLargestFactor = 1000.0;
-
-[[noreturn]] void Refuse(const Flag& flag, const std::string& expected) {
-  throw UsageError(flag.name + ": got \"" + flag.text + "\", expected " + expected);
-}
+constexpr double kLargestScale = 1000.0;
 
 // "A..B" or "A..B:S".
 void AppendRange(const Flag& flag, const std::string& text, std::size_t dots, std::int64_t max,
@@ -27,12 +23,12 @@ void AppendRange(const Flag& flag, const std::string& text, std::size_t dots, st
   const std::int64_t step =
       colon == std::string::npos ? 0 : ReadCount({flag.name, text.substr(colon + 1)}, 1, max);
   if (last < first) {
-    Refuse(flag, "a range from the smaller to the larger number");
+    RefuseFlag(flag, "a range from the smaller to the larger number");
   }
   for (std::int64_t v = first; v <= last; v += step == 0 ? v : step) {
     values.push_back(v);
     if (values.size() > kMostValues) {
-      Refuse(flag, "at most " + std::to_string(kMostValues) + " values");
+      RefuseFlag(flag, "at most " + std::to_string(kMostValues) + " values");
     }
   }
 }
@@ -50,7 +46,7 @@ std::vector<std::int64_t> ReadCounts(const Flag& flag, std::int64_t max) {
     }
   }
   if (values.size() > kMostValues) {
-    Refuse(flag, "at most " + std::to_string(kMostValues) + " values");
+    RefuseFlag(flag, "at most " + std::to_string(kMostValues) + " values");
   }
   return values;
 }
@@ -61,13 +57,13 @@ std::vector<double> ReadFactors(const Flag& flag) {
     double value = 0.0;
     const char* const end = part.data() + part.size();
     const auto [stop, error] = std::from_chars(part.data(), end, value);
-    if (error != std::errc() || stop != end || !(value > 0.0 && value <= kLargestFactor)) {
-      Refuse(flag, "factors above 0 and up to 1000, such as 0.5,1,2");
+    if (error != std::errc() || stop != end || !(value > 0.0 && value <= kLargestScale)) {
+      RefuseFlag(flag, "factors above 0 and up to 1000, such as 0.5,1,2");
     }
     factors.push_back(value);
   }
   if (factors.size() > kMostValues) {
-    Refuse(flag, "at most " + std::to_string(kMostValues) + " values");
+    RefuseFlag(flag, "at most " + std::to_string(kMostValues) + " values");
   }
   return factors;
 }

@@ -26,7 +26,7 @@ using enum Table::Align;
 
 constexpr std::size_t kMostPoints = 100'000;
 
-constexpr const char* kAbout = R"(Predicts a plan for every combination of sizes.
+constexpr const char* kSweepAbout = R"(Predicts a plan for every combination of sizes.
 
 Examples:
   shardwright sweep --model llama-3-8b --cluster dgx-h100 --nodes 1..16 --seq 8192
@@ -325,6 +325,6 @@ int RunSweepCommand(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kSweepCommand;
-const Command kSweepCommand = {"sweep", kAbout, {}, SweepFlags(), {}, RunSweepCommand};
+const Command kSweepCommand = {"sweep", kSweepAbout, {}, SweepFlags(), {}, RunSweepCommand};
 
 }  // namespace shardwright

@@ -20,7 +20,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kAbout =
+constexpr const char* kTopoAbout =
     R"(Turns what tools say about a machine into a cluster.
 
 Examples:
@@ -32,12 +32,12 @@ Examples:
 import reads nvidia-smi topo -m, NCCL's dump (NCCL_TOPO_DUMP_FILE) or lstopo --of xml. probe asks
 this machine, and says what it could not see.)";
 
-constexpr std::array<PositionalRow, 2> kPositionals = {{
+constexpr std::array<PositionalRow, 2> kTopoPositionals = {{
     {"ACTION", "import or probe", "topo needs an action: import or probe"},
     {"FILE", "what to import; - is standard input", nullptr, false, FileRole::kRead},
 }};
 
-constexpr std::array<FlagRow, 7> kFlags = {{
+constexpr std::array<FlagRow, 7> kTopoFlags = {{
     {"--output,-o", "FILE", "write the cluster here", FileRole::kWrite},
     {"--gpu", "NAME", "which GPU it is (shardwright list gpus); topo -m does not say"},
     {"--nic", "RATE", "of one NIC, per direction, such as 400 Gbit/s"},
@@ -157,6 +157,6 @@ int RunTopo(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kTopoCommand;
-const Command kTopoCommand = {"topo", kAbout, kPositionals, kFlags, {}, RunTopo};
+const Command kTopoCommand = {"topo", kTopoAbout, kTopoPositionals, kTopoFlags, {}, RunTopo};
 
 }  // namespace shardwright

@@ -11,7 +11,7 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kAbout = R"(Predicts published training runs and reports the errors.
+constexpr const char* kValidateAbout = R"(Predicts published training runs and reports the errors.
 
 Examples:
   shardwright validate bench/published/measured_runs.csv
@@ -20,14 +20,14 @@ Examples:
 
 The columns of a table are described in bench/published/README.md.)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kValidatePositionals = {
     {{"RUNS", "table of measured runs (CSV)", "validate needs a table of measured runs", false,
       FileRole::kRead}}};
 
-constexpr std::array<SwitchRow, 1> kSwitches = {
+constexpr std::array<SwitchRow, 1> kValidateSwitches = {
     {{"--bands", "also the uncertainty of every step time, by the spreads of the profile"}}};
 
-constexpr std::array<FlagRow, 3> kFlags = {{
+constexpr std::array<FlagRow, 3> kValidateFlags = {{
     {"--oom", "FILE", "table of runs that fit or ran out of memory", FileRole::kRead},
     {"--profile", "NAME|FILE", "profile for all rows (default auto: by GPU and kernel set)",
      FileRole::kRead},
@@ -56,6 +56,7 @@ int RunValidate(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kValidateCommand;
-const Command kValidateCommand = {"validate", kAbout, kPositionals, kFlags, kSwitches, RunValidate};
+const Command kValidateCommand = {"validate",     kValidateAbout,    kValidatePositionals,
+                                  kValidateFlags, kValidateSwitches, RunValidate};
 
 }  // namespace shardwright

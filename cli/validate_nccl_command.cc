@@ -12,7 +12,7 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kAbout =
+constexpr const char* kValidateNcclAbout =
     R"(Predicts published collective sweeps (nccl-tests) and reports the errors.
 
 Examples:
@@ -23,16 +23,16 @@ Examples:
 
 The columns of a table are described in bench/published/README.md.)";
 
-constexpr std::array<PositionalRow, 1> kPositionals = {
+constexpr std::array<PositionalRow, 1> kValidateNcclPositionals = {
     {{"SWEEP", "table of collective times (CSV)", "validate-nccl needs a table of collectives",
       false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 2> kFlags = {{
+constexpr std::array<FlagRow, 2> kValidateNcclFlags = {{
     {"--profile", "NAME|FILE", "profile for all rows (default: by GPU)", FileRole::kRead},
     {"--scale", "FILE", "table of efficiencies over many nodes, compared as well", FileRole::kRead},
 }};
 
-constexpr std::array<SwitchRow, 1> kSwitches = {{
+constexpr std::array<SwitchRow, 1> kValidateNcclSwitches = {{
     {"--left-out",
      "also fit with each fabric left out in turn, and predict it from its link rates"},
 }};
@@ -57,7 +57,8 @@ int RunValidateNccl(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kValidateNcclCommand;
-const Command kValidateNcclCommand = {"validate-nccl", kAbout,    kPositionals,
-                                      kFlags,          kSwitches, RunValidateNccl};
+const Command kValidateNcclCommand = {"validate-nccl",          kValidateNcclAbout,
+                                      kValidateNcclPositionals, kValidateNcclFlags,
+                                      kValidateNcclSwitches,    RunValidateNccl};
 
 }  // namespace shardwright

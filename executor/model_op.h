@@ -52,8 +52,9 @@ enum class OpPart : std::uint8_t {
 
 enum class LossReduction : std::uint8_t { kMean, kSum };
 
-// Labels below zero (PyTorch's ignore_index is -100) take no part in a loss.
-//
+// Labels below zero take no part in a loss.
+inline constexpr std::int64_t kNoLabel = -100;  // PyTorch's ignore_index
+
 // Shapes are those of OpKind's comments for `batch` samples, samples outermost, rows of features
 // contiguous, images as (channels, height, width); ids and labels are int64, a loss is one fp32.
 // Activations have the dtype `compute`.

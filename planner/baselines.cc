@@ -59,7 +59,7 @@ PlanFile FileOf(const PlanFile& problem, Plan plan) {
   return file;
 }
 
-struct Candidate {
+struct BaselineCandidate {
   UserChoice choice;
   PlanFile file;
   PlanOutcome quick;  // without the caching allocator
@@ -73,10 +73,11 @@ bool IsBetter(const PlanOutcome& a, const PlanOutcome& b) {
   return a.Fits() ? a.step_time < b.step_time : a.Excess() < b.Excess();
 }
 
-std::vector<Candidate> QuickCandidates(Baseline baseline, const PlanFile& problem,
-                                       const std::vector<UserChoice>& choices, Bytes memory_limit,
-                                       const std::atomic<bool>* stop, std::string& refusal) {
-  std::vector<Candidate> candidates;
+std::vector<BaselineCandidate> QuickCandidates(Baseline baseline, const PlanFile& problem,
+                                               const std::vector<UserChoice>& choices,
+                                               Bytes memory_limit, const std::atomic<bool>* stop,
+                                               std::string& refusal) {
+  std::vector<BaselineCandidate> candidates;
   for (const UserChoice& choice : choices) {
     if (IsSet(stop)) {
       refusal = "not looked at";
@@ -87,7 +88,7 @@ std::vector<Candidate> QuickCandidates(Baseline baseline, const PlanFile& proble
       if (plan.dialect == Dialect::kFsdp1) {  // its wrap policies do so unasked
         KeepFullPrecision(problem.model.model, problem.job.precision, plan);
       }
-      Candidate candidate{choice, FileOf(problem, std::move(plan)), {}};
+      BaselineCandidate candidate{choice, FileOf(problem, std::move(plan)), {}};
       candidate.quick = Evaluate(candidate.file, {.reserved = false, .memory_limit = memory_limit});
       candidates.push_back(std::move(candidate));
     } catch (const InputError& error) {
@@ -96,9 +97,10 @@ std::vector<Candidate> QuickCandidates(Baseline baseline, const PlanFile& proble
       }
     }
   }
-  std::stable_sort(
-      candidates.begin(), candidates.end(),
-      [](const Candidate& a, const Candidate& b) { return IsBetter(a.quick, b.quick); });
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const BaselineCandidate& a, const BaselineCandidate& b) {
+                     return IsBetter(a.quick, b.quick);
+                   });
   return candidates;
 }
 
@@ -109,7 +111,7 @@ BaselineResult EvaluateBaseline(Baseline baseline, const PlanFile& problem,
   best.baseline = baseline;
   // The caching allocator is replayed for the most promising choices only, until one fits: it adds
   // little time, and what does not fit without it does not fit with it.
-  for (const Candidate& candidate :
+  for (const BaselineCandidate& candidate :
        QuickCandidates(baseline, problem, choices, memory_limit, stop, best.refusal)) {
     if ((best.outcome && !candidate.quick.Fits()) || IsSet(stop)) {
       break;

@@ -13,7 +13,7 @@ namespace {
 
 // Serialises values into one byte stream. Every string and list is preceded by its length, so that
 // different models cannot give equal streams.
-class Stream {
+class HashStream {
  public:
   void Add(std::int64_t value) {
     const auto bits = static_cast<std::uint64_t>(value);
@@ -45,7 +45,7 @@ class Stream {
   std::string bytes_;
 };
 
-void AddSpec(const OpSpec& spec, Stream& stream) {
+void AddSpec(const OpSpec& spec, HashStream& stream) {
   for (const std::int64_t value : {static_cast<std::int64_t>(spec.kind),
                                    spec.rows,
                                    spec.in,
@@ -105,7 +105,7 @@ void AddSpec(const OpSpec& spec, Stream& stream) {
   }
 }
 
-void AddOp(const ModelOp& op, Stream& stream) {
+void AddOp(const ModelOp& op, HashStream& stream) {
   stream.Add(static_cast<std::int64_t>(op.spec));
   stream.Add(op.module);
   stream.Add(op.name);
@@ -130,7 +130,7 @@ std::uint64_t Fnv1a64(std::string_view text) {
 }
 
 std::uint64_t HashModel(const Model& model) {
-  Stream stream;
+  HashStream stream;
   stream.Add(model.type);
   stream.Add(model.block_class);
   stream.Add(model.sequence_length);

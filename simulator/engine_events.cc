@@ -12,7 +12,6 @@ namespace shardwright::internal {
 namespace {
 
 using Status = StreamHead::Status;
-constexpr auto kCompute = static_cast<std::uint8_t>(Stream::kCompute);
 
 }  // namespace
 

@@ -11,8 +11,6 @@
 namespace shardwright::internal {
 namespace {
 
-constexpr auto kCompute = static_cast<std::uint8_t>(Stream::kCompute);
-
 // When the target of an edge ended.
 std::int64_t EndOf(const LinearState& state, Edge edge) {
   return edge.is_carried() ? state.slots[edge.slot()] : state.times.end[edge.value];

@@ -11,7 +11,6 @@ namespace shardwright::internal {
 namespace {
 
 using Status = StreamHead::Status;
-constexpr auto kCompute = static_cast<std::size_t>(Stream::kCompute);
 
 }  // namespace
 

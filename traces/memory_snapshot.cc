@@ -16,7 +16,7 @@ using internal::Pickle;
 using Ref = Pickle::Ref;
 using Kind = Pickle::Kind;
 
-constexpr std::string_view kRule = "a snapshot that torch.cuda.memory._dump_snapshot wrote";
+constexpr std::string_view kSnapshotRule = "a snapshot that torch.cuda.memory._dump_snapshot wrote";
 constexpr std::string_view kBefore = "before the recording";
 constexpr std::size_t kMostSites = 20;
 // References let a small file name one list many times; no snapshot does.
@@ -63,7 +63,7 @@ class SnapshotReader {
   };
 
   [[noreturn]] void Fail(std::string_view where, std::string_view found) const {
-    throw InputError(Path(file_).Field(where).str(), found, kRule);
+    throw InputError(Path(file_).Field(where).str(), found, kSnapshotRule);
   }
 
   // Counts a step of the walk.

@@ -23,7 +23,7 @@ using internal::RawRecording;
 using internal::RawSpan;
 using internal::RawWork;
 
-constexpr std::string_view kRule = "an export of Nsight Systems (nsys export --type sqlite)";
+constexpr std::string_view kExportRule = "an export of Nsight Systems (nsys export --type sqlite)";
 constexpr std::int64_t kMostNames = 2'000'000;
 
 struct Closer {
@@ -42,7 +42,7 @@ class Row {
   [[nodiscard]] std::int64_t Int(int column) const {
     if (sqlite3_column_type(statement_, column) != SQLITE_INTEGER) {
       throw InputError(file_ + ": " + sqlite3_column_name(statement_, column),
-                       "no whole number in a row", kRule);
+                       "no whole number in a row", kExportRule);
     }
     return sqlite3_column_int64(statement_, column);
   }
@@ -101,7 +101,7 @@ class Database {
   void Check(int code) const {
     if (code != SQLITE_OK && code != SQLITE_DONE) {
       throw InputError(file_, std::string("an error of SQLite: ") + sqlite3_errmsg(handle_.get()),
-                       kRule);
+                       kExportRule);
     }
   }
 
@@ -147,7 +147,7 @@ class Reader {
       }
     }
     if (!missing.empty()) {
-      throw InputError(raw_.file, "no table " + missing, kRule,
+      throw InputError(raw_.file, "no table " + missing, kExportRule,
                        "were kernels recorded (nsys profile --trace cuda,nvtx)?");
     }
   }
@@ -159,7 +159,7 @@ class Reader {
     span.end = row.Int(1);
     constexpr std::int64_t kMost = INT64_MAX / 4;
     if (span.begin < -kMost || span.end > kMost || span.end < span.begin) {
-      throw InputError(raw_.file, "a row that ends before it begins", kRule);
+      throw InputError(raw_.file, "a row that ends before it begins", kExportRule);
     }
     return span;
   }

@@ -34,14 +34,8 @@ std::string Quoted(const std::string& text) {
   return '"' + text + '"';
 }
 
-std::string Hex(std::uint32_t value) {
-  std::array<char, 9> text{};
-  std::snprintf(text.data(), text.size(), "%08x", value);
-  return text.data();
-}
-
 // Where a stretch's elements lie.
-struct Place {
+struct StretchPlace {
   std::int64_t begin = 0;
   std::int64_t count = 0;
   const std::byte* data = nullptr;
@@ -51,8 +45,8 @@ struct Place {
 
 struct Checkpoint::Files {
   std::vector<std::unique_ptr<MappedFile>> mapped;
-  std::map<std::string, std::vector<Place>> places;  // by tensor, ascending
-  std::map<std::string, std::size_t> tensors;        // index in the manifest
+  std::map<std::string, std::vector<StretchPlace>> places;  // by tensor, ascending
+  std::map<std::string, std::size_t> tensors;               // index in the manifest
 };
 
 Checkpoint::~Checkpoint() = default;
@@ -73,11 +67,11 @@ Checkpoint::Checkpoint(const std::string& folder)
     AddFile(saved);
   }
   for (const SavedTensor& tensor : manifest_.tensors) {
-    std::vector<Place>& places = files_->places[tensor.name];
+    std::vector<StretchPlace>& places = files_->places[tensor.name];
     std::sort(places.begin(), places.end(),
-              [](const Place& a, const Place& b) { return a.begin < b.begin; });
+              [](const StretchPlace& a, const StretchPlace& b) { return a.begin < b.begin; });
     std::int64_t position = 0;
-    for (const Place& place : places) {
+    for (const StretchPlace& place : places) {
       if (place.begin != position) {
         break;
       }
@@ -145,8 +139,8 @@ void Checkpoint::Verify(std::size_t part, std::size_t parts) const {
     const std::span<const std::byte> bytes = files_->mapped[i]->bytes();
     const std::uint32_t crc = Crc32(0, bytes.data(), static_cast<std::int64_t>(bytes.size()));
     if (crc != manifest_.files[i].crc) {
-      throw InputError(PathIn(folder_, manifest_.files[i].name), "CRC-32 " + Hex(crc),
-                       Hex(manifest_.files[i].crc) + ", as the manifest says",
+      throw InputError(PathIn(folder_, manifest_.files[i].name), "CRC-32 " + ChecksumText(crc),
+                       ChecksumText(manifest_.files[i].crc) + ", as the manifest says",
                        "the file is damaged");
     }
   }
@@ -167,11 +161,12 @@ void Checkpoint::Read(const std::string& name, std::int64_t begin, std::int64_t 
                      IsFloat(tensor.dtype) ? "floating-point numbers" : "integers",
                      IsFloat(dtype) ? "floating-point numbers" : "integers");
   }
-  const std::vector<Place>& places = files_->places.at(name);
-  auto place = std::upper_bound(places.begin(), places.end(), begin,
-                                [](std::int64_t at, const Place& p) { return at < p.begin; });
+  const std::vector<StretchPlace>& places = files_->places.at(name);
+  auto place =
+      std::upper_bound(places.begin(), places.end(), begin,
+                       [](std::int64_t at, const StretchPlace& p) { return at < p.begin; });
   while (count > 0) {
-    const Place& from = *std::prev(place);
+    const StretchPlace& from = *std::prev(place);
     const std::int64_t skip = begin - from.begin;
     const std::int64_t here = std::min(count, from.count - skip);
     ConvertElements(tensor.dtype, from.data + skip * SizeOf(tensor.dtype), dtype,

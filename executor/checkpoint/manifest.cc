@@ -21,12 +21,6 @@ constexpr std::array<std::string_view, 3> kKindNames = {"parameter", "state", "b
 constexpr std::array<std::string_view, 3> kTailNames = {"carry", "drop", "pad"};
 constexpr std::string_view kChecksumField = ",\n \"manifest_crc32\": \"";
 
-std::string Hex(std::uint32_t value) {
-  std::array<char, 9> text{};
-  std::snprintf(text.data(), text.size(), "%08x", value);
-  return text.data();
-}
-
 std::uint32_t ReadHex(const JsonValue& json) {
   const std::string text = json.AsString();
   if (text.size() != 8 || text.find_first_not_of("0123456789abcdef") != std::string::npos) {
@@ -56,7 +50,7 @@ Json FilesJson(const Manifest& manifest) {
     }
     files.push_back({{"name", file.name},
                      {"size_bytes", file.bytes},
-                     {"crc32", Hex(file.crc)},
+                     {"crc32", ChecksumText(file.crc)},
                      {"stretches", std::move(stretches)}});
   }
   return files;
@@ -109,7 +103,8 @@ void CheckChecksum(std::string_view text, const JsonValue& json, const std::stri
                                   ? ~expected
                                   : Crc32(0, text.data(), static_cast<std::int64_t>(end));
   if (found != expected) {
-    throw InputError(file, "CRC-32 " + Hex(found), Hex(expected) + ", as its last field says",
+    throw InputError(file, "CRC-32 " + ChecksumText(found),
+                     ChecksumText(expected) + ", as its last field says",
                      "the manifest is damaged");
   }
 }
@@ -126,6 +121,12 @@ Sampler ReadSampler(const JsonValue& json) {
 }
 
 }  // namespace
+
+std::string ChecksumText(std::uint32_t crc) {
+  std::array<char, 9> text{};
+  std::snprintf(text.data(), text.size(), "%08x", crc);
+  return text.data();
+}
 
 std::int64_t SavedTensor::Elements() const {
   std::int64_t product = 1;
@@ -167,7 +168,7 @@ std::string ManifestJson(const Manifest& manifest) {
   std::string text = json.dump(1);
   text.resize(text.size() - 2);  // "\n}"
   const std::uint32_t crc = Crc32(0, text.data(), static_cast<std::int64_t>(text.size()));
-  return text + std::string(kChecksumField) + Hex(crc) + "\"\n}\n";
+  return text + std::string(kChecksumField) + ChecksumText(crc) + "\"\n}\n";
 }
 
 Manifest ParseManifest(std::string_view text, const std::string& file) {

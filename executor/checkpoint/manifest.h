@@ -19,6 +19,9 @@ inline constexpr const char* kManifestName = "manifest.json";
 // What names of optimizer states begin with: "optimizer.exp_avg.<parameter>".
 inline constexpr const char* kStatePrefix = "optimizer.";
 
+// Eight hexadecimal digits.
+[[nodiscard]] std::string ChecksumText(std::uint32_t crc);
+
 // A parameter, an optimizer state ("optimizer.exp_avg.<parameter>") or a running statistic.
 enum class TensorKind : std::uint8_t { kParameter, kState, kBuffer };
 
@@ -60,13 +63,13 @@ struct SavedAlias {
 };
 
 // A name and a value in words, of what a run was told.
-using Setting = std::pair<std::string, std::string>;
+using SavedSetting = std::pair<std::string, std::string>;
 
 struct Manifest {
-  std::string run;                // the id of the run that saved it; empty: of before runs had one
-  std::vector<Setting> settings;  // that a resumed run may change, each name once
-  std::string model;              // Model::name
-  std::string dialect;            // what wrote it; any other may read it
+  std::string run;  // the id of the run that saved it; empty: of before runs had one
+  std::vector<SavedSetting> settings;  // that a resumed run may change, each name once
+  std::string model;                   // Model::name
+  std::string dialect;                 // what wrote it; any other may read it
   std::int64_t shard_size = 1;
   std::int64_t replicate_size = 1;
   OptimizerKind optimizer = OptimizerKind::kAdamW;

@@ -352,8 +352,8 @@ void SetLaterAside(const std::string& folder, std::int64_t step) {
   }
 }
 
-std::vector<std::string> Differences(const std::vector<Setting>& before,
-                                     const std::vector<Setting>& now) {
+std::vector<std::string> Differences(const std::vector<SavedSetting>& before,
+                                     const std::vector<SavedSetting>& now) {
   std::vector<std::string> lines;
   for (const auto& [name, value] : now) {
     for (const auto& [old_name, old_value] : before) {

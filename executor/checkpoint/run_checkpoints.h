@@ -35,7 +35,7 @@ struct FailedSave {
 // What every checkpoint of a run says of it.
 struct RunIdentity {
   std::string id;
-  std::vector<Setting> settings = {};
+  std::vector<SavedSetting> settings = {};
 };
 
 class RunCheckpoints {
@@ -108,8 +108,8 @@ void OpenOrOfferOlder(const std::string& checkpoint, const std::string& how,
 void SetLaterAside(const std::string& folder, std::int64_t step);
 
 // "learning_rate 0.0005, was 0.001" for each setting whose value is another.
-[[nodiscard]] std::vector<std::string> Differences(const std::vector<Setting>& before,
-                                                   const std::vector<Setting>& now);
+[[nodiscard]] std::vector<std::string> Differences(const std::vector<SavedSetting>& before,
+                                                   const std::vector<SavedSetting>& now);
 
 // FindLatestCheckpoint of process 0, in all `processes` (null: in this one).
 [[nodiscard]] std::string NewestCheckpoint(const std::string& folder, MessagePassing* processes);

@@ -13,7 +13,7 @@ std::int64_t PartBegin(std::int64_t n, std::int64_t size, std::int64_t i) {
   return n / size * i + std::min(i, n % size);
 }
 
-void Fold(const CollectivePlace& place, const gpu::FoldArgs& args) {
+void LaunchFold(const CollectivePlace& place, const gpu::FoldArgs& args) {
   LaunchKernel<gpu::FoldKernel>(place.gpu, place.stream, CeilDiv(args.n, gpu::FoldKernel::kThreads),
                                 0, args);
 }
@@ -161,12 +161,12 @@ void LoopbackGroup::ReduceScatter(std::int64_t member, const CollectiveCall& cal
   args.divisor = static_cast<float>(call.divisor);
   args.out = call.receive;
   if (call.parts.empty()) {
-    Fold(place, args);
+    LaunchFold(place, args);
   }
   for (const ElementRange& part : call.parts) {
     args.n = part.count;
     args.out = part.data;
-    Fold(place, args);
+    LaunchFold(place, args);
     args.source_begin += part.count;
   }
 }
@@ -183,7 +183,7 @@ void LoopbackGroup::ReduceOwnPart(std::int64_t member, const CollectiveCall& cal
   args.n = PartBegin(call.elements, size(), member + 1) - args.source_begin;
   args.divisor = static_cast<float>(call.divisor);
   args.out = call.receive;
-  Fold(place, args);
+  LaunchFold(place, args);
 }
 
 void LoopbackGroup::CopyOtherParts(std::int64_t member, const CollectiveCall& call,

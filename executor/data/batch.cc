@@ -8,8 +8,6 @@
 namespace shardwright {
 namespace {
 
-constexpr std::int64_t kNoLabel = -100;
-
 void WriteEmpty(InputKind kind, const View& out) {
   if (kind == InputKind::kLabels) {
     auto* labels = static_cast<std::int64_t*>(out.data);

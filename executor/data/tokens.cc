@@ -10,7 +10,6 @@
 namespace shardwright {
 namespace {
 
-constexpr std::int64_t kNoLabel = -100;  // PyTorch's ignore_index
 // BERT's [MASK]. A smaller vocabulary takes its last token.
 constexpr std::int64_t kMaskToken = 103;
 

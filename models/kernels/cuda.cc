@@ -12,7 +12,7 @@
 namespace shardwright::internal {
 namespace {
 
-void SetLinear(const LowerContext& context, OpKernels* op) {
+void SetCudaLinear(const LowerContext& context, OpKernels* op) {
   const OpSpec& spec = context.spec;
   const std::int64_t rows = Rows(context);
   const std::int64_t library = CudaGemmWorkspace(rows, spec.out, spec.in);
@@ -21,7 +21,7 @@ void SetLinear(const LowerContext& context, OpKernels* op) {
       Bytes(std::max(library, CudaPieces({Product({SumChunks(rows), spec.out, kFp32Bytes})})));
 }
 
-void SetAttention(const LowerContext& context, OpKernels* op) {
+void SetCudaAttention(const LowerContext& context, OpKernels* op) {
   const OpSpec& spec = context.spec;
   op->backward_workspace =
       Bytes(CudaPieces({Product({context.batch, spec.heads, spec.seq_q, kFp32Bytes})}));
@@ -41,7 +41,7 @@ void SetConvolution(const LowerContext& context, OpKernels* op) {
   op->forward_workspace = op->backward_workspace = Bytes(library);
 }
 
-void SetRouter(const LowerContext& context, OpKernels* op) {
+void SetCudaRouter(const LowerContext& context, OpKernels* op) {
   const OpSpec& spec = context.spec;
   const std::int64_t rows = Rows(context);
   op->forward_workspace = Bytes(CudaPieces(
@@ -49,7 +49,7 @@ void SetRouter(const LowerContext& context, OpKernels* op) {
   op->backward_workspace = Bytes(CudaPieces({Product({rows, spec.experts, kFp32Bytes})}));
 }
 
-void SetExperts(const LowerContext& context, OpKernels* op) {
+void SetCudaExperts(const LowerContext& context, OpKernels* op) {
   const OpSpec& spec = context.spec;
   const std::int64_t rows = Rows(context);
   const std::int64_t routed =
@@ -73,7 +73,7 @@ OpKernels AdaptToCuda(const LowerContext& context, OpKernels general) {
   op.forward_workspace = op.backward_workspace = Bytes(0);
   switch (spec.kind) {
     case OpKind::kLinear:
-      SetLinear(context, &op);
+      SetCudaLinear(context, &op);
       break;
     case OpKind::kEmbedding:
       op.backward_workspace =
@@ -89,16 +89,16 @@ OpKernels AdaptToCuda(const LowerContext& context, OpKernels general) {
       break;
     }
     case OpKind::kAttention:
-      SetAttention(context, &op);
+      SetCudaAttention(context, &op);
       break;
     case OpKind::kConv2d:
       SetConvolution(context, &op);
       break;
     case OpKind::kRouter:
-      SetRouter(context, &op);
+      SetCudaRouter(context, &op);
       break;
     case OpKind::kExperts:
-      SetExperts(context, &op);
+      SetCudaExperts(context, &op);
       break;
     case OpKind::kNllLoss:
     case OpKind::kCrossEntropy:

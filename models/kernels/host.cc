@@ -28,7 +28,7 @@ Kernel Pass(const LowerContext& context, std::int64_t read, std::int64_t written
                     Product({written, context.s}));
 }
 
-void SetLinear(const LowerContext& context, OpKernels* op) {
+void SetHostLinear(const LowerContext& context, OpKernels* op) {
   const OpSpec& spec = context.spec;
   const std::int64_t rows = Rows(context);
   op->saves_input = 1;
@@ -51,7 +51,7 @@ void SetNorm(const LowerContext& context, std::int64_t statistics, OpKernels* op
   op->backward_workspace = Bytes(Pieces({in, in, in, in, in, in, in}));
 }
 
-void SetAttention(const LowerContext& context, OpKernels* op) {
+void SetHostAttention(const LowerContext& context, OpKernels* op) {
   const OpSpec& spec = context.spec;
   const HostAttentionTiles tiles = AttentionTilesOf(spec);
   const std::int64_t tile = tiles.queries * tiles.keys;
@@ -107,7 +107,7 @@ void SetPool(const LowerContext& context, OpKernels* op) {
   op->backward_workspace = op->forward_workspace;
 }
 
-void SetRouter(const LowerContext& context, OpKernels* op) {
+void SetHostRouter(const LowerContext& context, OpKernels* op) {
   const OpSpec& spec = context.spec;
   const std::int64_t rows = Rows(context);
   op->saves_input = 1;
@@ -122,7 +122,7 @@ void SetRouter(const LowerContext& context, OpKernels* op) {
                      HostGemmWorkspace(spec.experts, spec.in, rows, DType::kBf16)));
 }
 
-void SetExperts(const LowerContext& context, OpKernels* op) {
+void SetHostExperts(const LowerContext& context, OpKernels* op) {
   const OpSpec& spec = context.spec;
   const std::int64_t rows = Rows(context);
   const bool is_dense = context.options.moe_dispatch == MoeDispatch::kDense;
@@ -225,7 +225,7 @@ OpKernels AdaptToHost(const LowerContext& context, OpKernels general) {
       op.backward_workspace = Bytes(Pieces({4 * rows}));  // table row and position, 8 bytes each
       break;
     case OpKind::kLinear:
-      SetLinear(context, &op);
+      SetHostLinear(context, &op);
       break;
     case OpKind::kLayerNorm:
     case OpKind::kRmsNorm:
@@ -235,7 +235,7 @@ OpKernels AdaptToHost(const LowerContext& context, OpKernels general) {
       SetRope(context, &op);
       break;
     case OpKind::kAttention:
-      SetAttention(context, &op);
+      SetHostAttention(context, &op);
       break;
     case OpKind::kPositionBias:
       SetPositionBias(context, &op);
@@ -251,10 +251,10 @@ OpKernels AdaptToHost(const LowerContext& context, OpKernels general) {
       SetPool(context, &op);
       break;
     case OpKind::kRouter:
-      SetRouter(context, &op);
+      SetHostRouter(context, &op);
       break;
     case OpKind::kExperts:
-      SetExperts(context, &op);
+      SetHostExperts(context, &op);
       break;
     case OpKind::kLogSoftmax:
       op.saves_output = 1;

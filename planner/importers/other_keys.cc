@@ -6,7 +6,7 @@ namespace shardwright {
 namespace {
 
 // torchtitan 0.2.2, config/job_config.py.
-constexpr std::array<OtherKey, 50> kTorchtitan = {{
+constexpr std::array<OtherKey, 50> kTorchtitanKeys = {{
     {"job."},
     {"profiling."},
     {"metrics."},
@@ -60,7 +60,7 @@ constexpr std::array<OtherKey, 50> kTorchtitan = {{
 }};
 
 // accelerate 1.15, commands/config/config_args.py, utils/launch.py.
-constexpr std::array<OtherKey, 36> kAccelerate = {{
+constexpr std::array<OtherKey, 36> kAccelerateKeys = {{
     {"debug"},
     {"downcast_bf16"},
     {"enable_cpu_affinity"},
@@ -101,7 +101,7 @@ constexpr std::array<OtherKey, 36> kAccelerate = {{
 }};
 
 // transformers 5.23, training_args.py; a few that version 4 had.
-constexpr std::array<OtherKey, 122> kTrainer = {{
+constexpr std::array<OtherKey, 122> kTrainerKeys = {{
     {"activation_checkpointing"},
     {"activation_checkpointing_kwargs"},
     {"activation_checkpointing_kwargs."},
@@ -227,7 +227,7 @@ constexpr std::array<OtherKey, 122> kTrainer = {{
 }};
 
 // DeepSpeed 0.19, runtime/config.py and runtime/zero/config.py.
-constexpr std::array<OtherKey, 76> kDeepSpeed = {{
+constexpr std::array<OtherKey, 76> kDeepSpeedKeys = {{
     {"steps_per_print"},
     {"wall_clock_breakdown"},
     {"memory_breakdown"},
@@ -308,7 +308,7 @@ constexpr std::array<OtherKey, 76> kDeepSpeed = {{
 
 // fairseq 0.12, dataclass/configs.py: whole tables, since tasks, models and optimizers bring keys
 // of their own.
-constexpr std::array<OtherKey, 32> kFairseq = {{
+constexpr std::array<OtherKey, 32> kFairseqKeys = {{
     {"distributed_training.tensor_parallel_size", "1"},
     {"distributed_training.pipeline_model_parallel", "false"},
     {"common.model_parallel_size", "1"},
@@ -346,23 +346,23 @@ constexpr std::array<OtherKey, 32> kFairseq = {{
 }  // namespace
 
 std::span<const OtherKey> TorchtitanOthers() {
-  return kTorchtitan;
+  return kTorchtitanKeys;
 }
 
 std::span<const OtherKey> AccelerateOthers() {
-  return kAccelerate;
+  return kAccelerateKeys;
 }
 
 std::span<const OtherKey> TrainerOthers() {
-  return kTrainer;
+  return kTrainerKeys;
 }
 
 std::span<const OtherKey> DeepSpeedOthers() {
-  return kDeepSpeed;
+  return kDeepSpeedKeys;
 }
 
 std::span<const OtherKey> FairseqOthers() {
-  return kFairseq;
+  return kFairseqKeys;
 }
 
 }  // namespace shardwright

@@ -6,16 +6,16 @@ namespace shardwright {
 namespace {
 
 // One element-wise pass over all parameters: tensors read and written.
-struct Pass {
+struct ElementPass {
   int read = 0;
   int written = 0;
 };
 
 struct Recipe {
   int states = 0;
-  std::vector<Pass> foreach_passes;
+  std::vector<ElementPass> foreach_passes;
   int foreach_temporaries = 0;  // parameter-sized
-  Pass fused;
+  ElementPass fused;
 };
 
 // Passes of the foreach paths of torch/optim/{sgd,adam,adamw,adadelta}.py, in order; the fused
@@ -120,7 +120,7 @@ OptimizerStep LowerOptimizer(const OptimizerSpec& spec, std::int64_t elements, s
   const Recipe recipe = RecipeOf(spec);
   const Bytes whole(elements * SizeOf(dtype));
   OptimizerStep step;
-  const auto add = [&](Pass pass, std::int64_t launches_of) {
+  const auto add = [&](ElementPass pass, std::int64_t launches_of) {
     const auto kernels =
         MultiTensorKernels(elements, launches_of, pass.read * whole, pass.written * whole, dtype);
     step.kernels.insert(step.kernels.end(), kernels.begin(), kernels.end());
@@ -130,13 +130,13 @@ OptimizerStep LowerOptimizer(const OptimizerSpec& spec, std::int64_t elements, s
       add(recipe.fused, tensors);
       break;
     case OptimizerImpl::kForeach:
-      for (const Pass& pass : recipe.foreach_passes) {
+      for (const ElementPass& pass : recipe.foreach_passes) {
         add(pass, tensors);
       }
       step.temporaries = recipe.foreach_temporaries * whole;
       break;
     case OptimizerImpl::kForLoop:
-      for (const Pass& pass : recipe.foreach_passes) {
+      for (const ElementPass& pass : recipe.foreach_passes) {
         Kernel kernel;
         kernel.kind = KernelClass::kOptimizer;
         kernel.dtype = dtype;

@@ -16,6 +16,7 @@
 namespace shardwright::internal {
 
 inline constexpr std::uint32_t kNone = 0xffffffffu;
+inline constexpr auto kCompute = static_cast<std::uint8_t>(Stream::kCompute);
 inline constexpr std::int64_t kNotDone = std::numeric_limits<std::int64_t>::max();
 // When something ended that never was: before everything else, whatever is added to it.
 inline constexpr std::int64_t kNever = -(std::int64_t{1} << 60);

@@ -68,12 +68,6 @@ void MapPlanes(const ModelOpCall& call, const F& f) {
   }
 }
 
-float ReadOne(const ConstView& x, std::int64_t i) {
-  float value = 0.0F;
-  LoadFloats(x, i, 1, &value);
-  return value;
-}
-
 void ChannelScaleGrad(const ModelOpCall& call) {
   const ConstView& dz = call.output_grads[0];
   const View& dx = call.input_grads[0];

@@ -47,12 +47,6 @@ std::int64_t LabelOf(const ModelOpCall& call, std::int64_t row) {
   return label;
 }
 
-float ReadOne(const ConstView& x, std::int64_t i) {
-  float value = 0.0F;
-  LoadFloats(x, i, 1, &value);
-  return value;
-}
-
 std::int64_t Rows(const ModelOpCall& call) {
   return call.batch * call.spec->rows;
 }

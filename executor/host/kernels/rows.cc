@@ -55,6 +55,12 @@ void LoadFloats(const ConstView& from, std::int64_t offset, std::int64_t n, floa
   from.dtype == DType::kBf16 ? LoadBf16(bits, n, to) : LoadFp16(bits, n, to);
 }
 
+float ReadOne(const ConstView& from, std::int64_t i) {
+  float value = 0.0F;
+  LoadFloats(from, i, 1, &value);
+  return value;
+}
+
 void StoreFloats(const float* from, std::int64_t n, const View& to, std::int64_t offset) {
   if (to.dtype == DType::kFp32) {
     std::copy_n(from, n, static_cast<float*>(to.data) + offset);

@@ -26,6 +26,8 @@ void StoreFloats(const float* from, std::int64_t n, const View& to, std::int64_t
 // Adds to what is there; 16-bit sums are rounded once.
 void AddFloats(const float* from, std::int64_t n, const View& to, std::int64_t offset);
 
+[[nodiscard]] float ReadOne(const ConstView& from, std::int64_t i);
+
 // `n` elements from `offset` on as fp32: the memory itself, or a copy in `buffer` (of at least n).
 [[nodiscard]] const float* ReadFloats(const ConstView& from, std::int64_t offset, std::int64_t n,
                                       float* buffer);
