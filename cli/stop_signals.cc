@@ -55,6 +55,13 @@ extern "C" void OnStopSignal(int signal) {
   }
 }
 
+// Weights and data are mapped: a page behind the end of a file that was cut short meanwhile does
+// not exist. Nothing else in the program can raise this.
+extern "C" void OnLostPage(int /*signal*/) {
+  Say("error: a file of data or weights was cut short while it was read\n");
+  ::_exit(kExitEnvironment);
+}
+
 extern "C" void OnCountedSignal(int /*signal*/) {
   ++count;
 }
@@ -102,6 +109,7 @@ int SignalCount() {
 
 void EndOnSignals() {
   Install(OnEndSignal);
+  std::signal(SIGBUS, OnLostPage);
 }
 
 }  // namespace shardwright

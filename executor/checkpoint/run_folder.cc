@@ -5,11 +5,14 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/error.h"
@@ -21,6 +24,7 @@ namespace shardwright {
 namespace {
 
 constexpr const char* kLockName = ".lock";
+constexpr off_t kLongestLock = 100;  // bytes of what ThisProcess says
 
 void CheckUnused(const std::string& folder) {
   if (std::filesystem::exists(std::filesystem::path(folder) / kManifestName)) {
@@ -34,6 +38,18 @@ std::string HolderOf(int descriptor) {
   const ssize_t count = ::pread(descriptor, text.data(), text.size() - 1, 0);
   const std::string holder(text.data(), count > 0 ? static_cast<std::size_t>(count) : 0);
   return holder.empty() ? "" : " (" + holder.substr(0, holder.find('\n')) + ")";
+}
+
+// A folder out of an archive may hold a user's own file, or a link to one, under the lock's name:
+// what no run has written is left as it is.
+bool IsLock(int descriptor) {
+  struct stat status {};
+  std::array<char, 8> begin{};
+  return ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1 &&
+         (status.st_size == 0 ||
+          (status.st_size <= kLongestLock &&
+           ::pread(descriptor, begin.data(), begin.size(), 0) == std::ssize(begin) &&
+           std::string_view(begin.data(), begin.size()) == "process "));
 }
 
 std::string ThisProcess() {
@@ -69,6 +85,10 @@ void RunFolder::Lock(const std::string& folder) {
   descriptor_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (descriptor_ < 0) {
     throw EnvironmentError(file + ": cannot open: " + std::strerror(errno));
+  }
+  if (!IsLock(descriptor_)) {
+    ::close(descriptor_);
+    throw InputError(file, "a file that is no lock", "one that a run has made, or none");
   }
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) {
     const std::string text = ThisProcess();

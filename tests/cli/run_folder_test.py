@@ -44,6 +44,32 @@ class RunFolder(TrainingTestCase):
         self.assertEqual(self.checkpoints("c"), ["step-00000004", "step-00000005", "step-00000006"])
         self.assertEqual(self.export("c"), before)
 
+    def test_a_file_of_others_in_the_place_of_the_lock_is_left_alone(self):
+        folder = self.folder / "c"
+        folder.mkdir()
+        lock = folder / ".lock"
+        mine = self.folder / "mine"
+        mine.write_text("my notes\n")
+        lock.hardlink_to(mine)
+        self.assert_fails(3, "c/.lock: got a file that is no lock, expected one that a run has made, or none", *self.run_flags,
+                          "--steps", "1", "--checkpoint", "c")
+        self.assertEqual(mine.read_text(), "my notes\n")
+        lock.unlink()
+        lock.write_text("my notes\n")
+        self.assert_fails(3, "c/.lock: got a file that is no lock, expected one that a run has made, or none", *self.run_flags,
+                          "--steps", "1", "--checkpoint", "c")
+        self.assertEqual(lock.read_text(), "my notes\n")
+
+    def test_tokens_that_are_cut_short_under_a_run(self):
+        tokens = self.folder / "tokens.bin"
+        tokens.write_bytes(b"\1\0" * (1 << 20))
+        self.run_flags = ("run", "p.json", "--data", "tokens.bin")
+        process = self.start("--steps", "100000000")
+        tokens.write_bytes(b"")
+        _, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 4, err)
+        self.assertIn("error: a file of data or weights was cut short while it was read\n", err)
+
     def test_two_runs_at_once(self):
         first = self.start("--steps", "100000000", "--checkpoint", "c", "--every", "1")
         for resume in ((), ("--resume",)):
