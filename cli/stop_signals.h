@@ -22,8 +22,8 @@ class StopSignals {
 void InstallSignalCount();
 [[nodiscard]] int SignalCount();
 
-// Until then, and for good: the process ends at once with the exit code of an interruption. A mapped
-// file that was cut short ends it with one line and kExitEnvironment.
+// Until then, and for good: the process ends at once with the exit code of an interruption. A
+// mapped file that was cut short ends it with one line and kExitEnvironment.
 void EndOnSignals();
 
 }  // namespace shardwright
