@@ -91,10 +91,18 @@ class Calibrate(ShardwrightTestCase):
         lines = ",\n".join(json.dumps(event) for event in trace.pop("traceEvents"))
         header = json.dumps(trace)[:-1]
         (self.folder / "late-trace.json").write_text(header + ', "traceEvents": [\n' + lines + "\n]}\n")
-        # A profile that is as slow as those steps, by luck.
+        # A profile that is as slow as those steps, by luck: nearly all of its time is products.
         slow = json.loads((self.folder / "mine.json").read_text())
-        slow["compute"]["gemm"]["fp32"]["value"] /= 3000
-        (self.folder / "slow.json").write_text(json.dumps(slow))
+        factor = 3000
+        for _ in range(2):
+            gemm = dict(slow["compute"]["gemm"]["fp32"])
+            gemm["value"] /= factor
+            compute = {**slow["compute"], "gemm": {**slow["compute"]["gemm"], "fp32": gemm}}
+            (self.folder / "slow.json").write_text(json.dumps({**slow, "compute": compute}))
+            told = json.loads(self.succeed("calibrate", "late-trace.json", "--profile", "slow.json", "--even-if-worse", "-o",
+                                           "new.json", "--json"))["runs"][0]
+            factor *= told["measured_s"] / told["before_s"]
+        (self.folder / "new.json").unlink()
         code, out, _ = self.run_program("calibrate", "late-trace.json", "--profile", "slow.json", "-o", "new.json")
         self.assertEqual(code, 1, out)
         self.assertTrue(out.startswith("No profile was written: it would predict the runs that it was fitted to worse than "
