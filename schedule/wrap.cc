@@ -121,11 +121,25 @@ std::vector<UnitPlan> WrapEnds(const Model& model, const std::string& where) {
   return units;
 }
 
-// ZeRO-3's hooks sit on every module; what matters are those with parameters of their own. Modules
-// that share parameters are one unit, which is gathered for each of them.
+// Modules whose own ops do not run one behind the other, or that are called again.
+std::vector<bool> RunsApart(const Model& model) {
+  std::vector<bool> apart(model.modules.size(), false);
+  std::vector<std::size_t> next(model.modules.size(), 0);  // behind the last op; 0: none yet
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    const ModuleId m = FirstNameOf(model, model.ops[i].module);
+    const bool begins = next[m.value] != i || IsCalledAgain(model, i, model.ops[i].module);
+    apart[m.value] = apart[m.value] || (next[m.value] > 0 && begins);
+    next[m.value] = i + 1;
+  }
+  return apart;
+}
+
+// ZeRO-3's hooks sit on every module; what matters are those with parameters of their own, which
+// are gathered for each call. Modules that share parameters are one unit, for each of them.
 std::vector<UnitPlan> WrapModules(const Model& model, Dialect dialect) {
   std::vector<UnitPlan> units;
   std::vector<bool> taken(model.modules.size(), false);
+  const std::vector<bool> apart = RunsApart(model);
   for (std::size_t m = 1; m < model.modules.size(); ++m) {
     if (model.modules[m].params.empty() || taken[m] || model.modules[m].same_as.valid()) {
       continue;
@@ -137,9 +151,10 @@ std::vector<UnitPlan> WrapModules(const Model& model, Dialect dialect) {
     const bool has_root = group.front() == ModuleId(0);
     if (!has_root && (group.size() == 1 || !IsFlat(dialect))) {
       units.push_back(UnitOf(model, group));
-      if (group.size() > 1 && (dialect == Dialect::kZero3 || dialect == Dialect::kNative)) {
-        units.back().gap = Gap::kRegather;
-      }
+      const bool regathers = dialect == Dialect::kZero3
+                                 ? group.size() > 1 || apart[m]
+                                 : group.size() > 1 && dialect == Dialect::kNative;
+      units.back().gap = regathers ? Gap::kRegather : Gap::kHold;
     }
   }
   return units;

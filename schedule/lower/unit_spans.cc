@@ -160,6 +160,26 @@ class CallFinder {
   std::vector<std::vector<Call>> calls_;         // per unit, by their first op
 };
 
+// DeepSpeed fetches and releases with each call of a module (pre_sub_module_forward_function and
+// post_sub_module_forward_function of parameter_offload.py), also of one called twice in a row.
+std::vector<UnitSpans::Span> SplitAtCalls(const Model& model, const ResolvedUnit& unit,
+                                          const std::vector<UnitSpans::Span>& spans) {
+  std::vector<UnitSpans::Span> calls;
+  for (const UnitSpans::Span& s : spans) {
+    calls.push_back({s.first, s.first});
+    for (std::uint32_t i = s.first + 1; i <= s.last; ++i) {
+      const bool begins = std::any_of(unit.modules.begin(), unit.modules.end(), [&](ModuleId m) {
+        return IsInside(model, model.ops[i].module, m) && IsCalledAgain(model, i, m);
+      });
+      if (begins) {
+        calls.push_back({i, i});
+      }
+      calls.back().last = i;
+    }
+  }
+  return calls;
+}
+
 // Does some op with a backward in `within` read a tensor from outside `span` that needs a gradient?
 bool HasInputGrads(const Model& model, const ModelAnalysis& a, UnitSpans::Span span,
                    UnitSpans::Span within) {
@@ -239,6 +259,8 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
       spans = calls->Passes(u, units[u], first_calls);
     } else if (in.plan.units[u].gap == Gap::kHold && spans.size() > 1) {
       spans = {{spans.front().first, spans.back().last}};
+    } else if (in.plan.dialect == Dialect::kZero3) {
+      spans = SplitAtCalls(model, units[u], spans);
     }
     for (std::size_t k = 0; k < spans.size(); ++k) {
       const UnitSpans::Span& s = spans[k];

@@ -85,9 +85,10 @@ class Zero12Rules : public ZeroRules {
     if (units.empty()) {
       return;
     }
-    const BufferId norm = TakesGradNorm(job_) ? AddNorm(units) : BufferId();
+    const bool clips = TakesGradNorm(job_);
+    const BufferId norm = clips || !Scatters() ? AddNorm(units) : BufferId();
     for (const UnitId u : units) {
-      Update(u, norm);
+      Update(u, clips ? norm : BufferId());
     }
     if (norm.valid()) {
       e_.body->Free(norm);

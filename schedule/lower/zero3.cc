@@ -121,8 +121,9 @@ void Zero3Rules::InitUnit(UnitId u) {
                                 : e_.AllocOnHost(GatherShard(u), Category::kParameterShard);
     HoldShard(low_on_host_[u.value], u);
   } else if (!plan_.zero.before_deepspeed_0_6) {
+    // Zeros, which the norm and the update read where no gradient comes.
     low_grads_[u.value] =
-        HoldShard(e_.Alloc(GatherShard(u), Category::kShardedGradient, Stream::kCompute), u);
+        HoldShard(e_.Alloc(GatherShard(u), Category::kShardedGradient, Stream::kCompute, true), u);
   }
   if (!plan_.zero.before_deepspeed_0_6 && !bucket_.valid()) {
     NewBucket();
@@ -203,21 +204,19 @@ void Zero3Rules::Update() {
     UpdateOnHost(all);
     return;
   }
-  const BufferId norm = TakesGradNorm(job_) ? AddNorm(all) : BufferId();
+  const BufferId norm = AddNorm(all);
   std::int64_t elements = 0;
   std::vector<UnitId> group;
   for (const UnitId u : all) {
     group.push_back(u);
     elements += Info(u).shard_elements;
     if (elements >= plan_.zero.sub_group || u == all.back()) {
-      UpdateGroup(group, norm);
+      UpdateGroup(group, TakesGradNorm(job_) ? norm : BufferId());
       group.clear();
       elements = 0;
     }
   }
-  if (norm.valid()) {
-    e_.body->Free(norm);
-  }
+  e_.body->Free(norm);
 }
 
 void Zero3Rules::UpdateGroup(const std::vector<UnitId>& units, BufferId norm) {

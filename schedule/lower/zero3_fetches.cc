@@ -255,7 +255,13 @@ void Zero3Rules::GatherPersistent() {
     e_.AddWait(copy_, {e_.LastCompute()}, Phase::kOptimizer, kNoSubject);
     copy_tail_ = e_.body->last();
   }
-  Gather(units, Phase::kOptimizer);
+  if (plan_.zero.before_deepspeed_0_6) {
+    Gather(units, Phase::kOptimizer);
+  } else {  // _allgather_params_coalesced, which sends one after the other
+    for (const UnitId u : units) {
+      Gather({u}, Phase::kOptimizer);
+    }
+  }
   for (const UnitId u : units) {
     Wait(u, Phase::kOptimizer);
   }

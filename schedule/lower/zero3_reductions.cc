@@ -33,7 +33,7 @@ void Zero3Rules::Flush() {
   }
   LimitHost(reduce_events_, Phase::kBackward, members_.front().unit);
   FreeReduced();
-  if (ScattersGradients(plan_)) {
+  if (Scatters()) {
     ScatterMembers({Phase::kBackward, members_.front().unit.value});
   } else {
     AverageMembers();

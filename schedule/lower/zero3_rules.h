@@ -82,6 +82,13 @@ class Zero3Rules : public ZeroRules {
   [[nodiscard]] bool FitsBucket(std::int64_t elements) const {
     return plan_.zero.contiguous_gradients && elements_ + elements <= plan_.zero.reduce_bucket;
   }
+  // Since 0.6 only what lies in the bucket is all-reduced, if that is asked for: without a bucket,
+  // and of a gradient too large for it, parts are scattered (__reduce_and_partition_ipg_grads).
+  [[nodiscard]] bool Scatters() const {
+    return ScattersGradients(plan_) ||
+           (!plan_.zero.before_deepspeed_0_6 &&
+            (!plan_.zero.contiguous_gradients || elements_ > plan_.zero.reduce_bucket));
+  }
   void Flush();
   void FreeReduced();
   void ScatterMembers(Emitter::Where where);

@@ -70,7 +70,7 @@ class ZeroRules : public StepRules {
   [[nodiscard]] static std::vector<UnitId> UnitsOf(std::span<const Member> members);
 
   // The global norm of `units`' partitioned gradients: one scalar sum over the shard group. Freed
-  // by the caller.
+  // by the caller. DeepSpeed takes it in each step, to report it, also where nothing is clipped.
   [[nodiscard]] BufferId AddNorm(std::span<const UnitId> units);
   // Makes gradients of the master dtype, At(u).sharded_grad, of the partitioned ones: flattened,
   // which takes a temporary of their dtype, and cast.

@@ -22,6 +22,9 @@ namespace {
 
 using namespace testing;  // NOLINT(google-build-using-namespace): the chain model and its questions
 
+// DeepSpeed sums the norm of all gradients in each step, clipped or not.
+constexpr std::int64_t kNorm = 4;
+
 std::int64_t Draw(std::mt19937& random, std::int64_t low, std::int64_t high) {
   return std::uniform_int_distribution<std::int64_t>(low, high)(random);
 }
@@ -120,7 +123,7 @@ TEST_CASE("ZeRO-1 and ZeRO-2: buckets, gradients alive, bytes moved") {
     Program p = LowerChain(spec, plan, kMixed);
     // Sums over all ranks in fp32; weights are gathered inside the shard group.
     CHECK(Count(p, OpCode::kAllReduce, "world") == BucketCount(spec.blocks, k));
-    CHECK(BytesOf(p, OpCode::kAllReduce) == all * 4);
+    CHECK(BytesOf(p, OpCode::kAllReduce) == all * 4 + kNorm);
     CHECK(Count(p, OpCode::kAllGather, "shard") == 1);
     CHECK(BytesOf(p, OpCode::kAllGather) == all * 2);
     // Gradients go into the bucket one by one.
@@ -164,7 +167,7 @@ TEST_CASE("ZeRO-1 and ZeRO-2: accumulation and reduce-scatter") {
     // Stem and blocks in order (stage 1), or blocks and then the stem: four buckets of one each.
     const int passes = dialect == Dialect::kZero1 ? 1 : 3;
     const Program p = LowerChain(spec, plan, kMixed);
-    CHECK(Count(p, OpCode::kAllReduce) == passes * 4);
+    CHECK(Count(p, OpCode::kAllReduce) == passes * 4 + 1);  // and the norm's
     const Bytes64 alive = AliveAt(p, "mb1.fwd.copy_h2d");
     CHECK(Of(alive, Category::kUnshardedGradient) == (passes == 1 ? all * 2 : 0));
     CHECK(Of(alive, Category::kShardedGradient) == (passes == 1 ? 0 : all / 4 * 2));
@@ -304,21 +307,21 @@ TEST_CASE("ZeRO-3: buckets that are all-reduced") {
     Program p = LowerChain(spec, plan, kMixed);
     const std::int64_t buckets = BucketCount(spec.blocks, k);
     CHECK(Count(p, OpCode::kReduceScatter) == 0);
-    CHECK(Count(p, OpCode::kAllReduce) == buckets);
-    CHECK(BytesOf(p, OpCode::kAllReduce) == (spec.blocks * n + stem) * 4);
+    CHECK(Count(p, OpCode::kAllReduce) == buckets + 1);
+    CHECK(BytesOf(p, OpCode::kAllReduce) == (spec.blocks * n + stem) * 4 + kNorm);
     // The bucket and its cast; no padded copy and no part of the result.
     const std::string first = Block(spec.blocks - 1, "lin0.bwd.all_reduce");
     CHECK(Of(AliveAt(p, first), Category::kReduceScatter) == k * n * 2 + k * n * 4);
     // Before 0.6 all of the bucket each time.
     plan.zero.before_deepspeed_0_6 = true;
     p = LowerChain(spec, plan, kMixed);
-    CHECK(Count(p, OpCode::kAllReduce) == buckets);
-    CHECK(BytesOf(p, OpCode::kAllReduce) == buckets * k * n * 4);
+    CHECK(Count(p, OpCode::kAllReduce) == buckets + 1);
+    CHECK(BytesOf(p, OpCode::kAllReduce) == buckets * k * n * 4 + kNorm);
     // A bucket too small for a block: then the blocks go beside it, and it goes beside them.
     plan.zero.reduce_bucket = stem;
     p = LowerChain(spec, plan, kAllFp32);
-    CHECK(Count(p, OpCode::kAllReduce) == 2 * spec.blocks + 1);
-    CHECK(BytesOf(p, OpCode::kAllReduce) == (spec.blocks * (n + stem) + stem) * 4);
+    CHECK(Count(p, OpCode::kAllReduce) == 2 * spec.blocks + 1 + 1);
+    CHECK(BytesOf(p, OpCode::kAllReduce) == (spec.blocks * (n + stem) + stem) * 4 + kNorm);
     // Where a block's gradient is made, the one before waits for its reduction; what was reduced
     // last is still there, and since 0.6 it is not.
     const std::string third = Block(spec.blocks - 3, "lin0.bwd");
@@ -326,7 +329,32 @@ TEST_CASE("ZeRO-3: buckets that are all-reduced") {
     plan.zero.before_deepspeed_0_6 = false;
     p = LowerChain(spec, plan, kAllFp32);
     CHECK(Of(AliveAt(p, third), Category::kUnshardedGradient) == 2 * n * 4);
+    // Since 0.6 what is not in the bucket is scattered: each block, and the stem if it is alone.
+    CHECK(Count(p, OpCode::kReduceScatter) == spec.blocks);
+    CHECK(Count(p, OpCode::kAllReduce) == 1 + 1);
+    plan.zero.contiguous_gradients = false;
+    p = LowerChain(spec, plan, kAllFp32);
+    CHECK(Count(p, OpCode::kReduceScatter) == spec.blocks + 1);
+    CHECK(Count(p, OpCode::kAllReduce) == 1);
   }
+}
+
+// DeepSpeed 0.19.8: one gather per parameter (_allgather_params_coalesced).
+TEST_CASE("ZeRO-3: persistent modules come back one by one") {
+  ChainSpec spec;
+  spec.blocks = 5;
+  Plan plan = ZeroPlan(spec, Dialect::kZero3, 4);
+  plan.zero.prefetch_bucket = plan.zero.max_reuse_distance = 0;
+  plan.zero.persistence_threshold = spec.width * spec.width;
+  const auto gathers = [&](Phase phase) {
+    const Program p = LowerChain(spec, plan, kMixed);
+    return std::count_if(p.step.ops.begin(), p.step.ops.end(), [&](const Op& op) {
+      return op.phase == phase && p.ShapeOf(op).code == OpCode::kAllGather;
+    });
+  };
+  CHECK(gathers(Phase::kOptimizer) == spec.blocks + 1);  // and the stem
+  plan.zero.before_deepspeed_0_6 = true;
+  CHECK(gathers(Phase::kOptimizer) == 1);
 }
 
 TEST_CASE("ZeRO-3 before 0.6: what lives while it is needed") {
