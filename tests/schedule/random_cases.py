@@ -60,14 +60,14 @@ class Shardwright:
         path.write_text(json.dumps(plan), encoding="utf-8")
         return str(path)
 
-    def collectives(self, plan, with_memory=False):
-        """Per step: (kind, group, elements in, elements out, dtype) in the order of issue; the first and a steady step.
-        `with_memory`: and the bytes of gathered parameters that are allocated then."""
+    def collectives(self, plan, categories=()):
+        """Per step: (kind, group, elements in, elements out, dtype) in the order of issue; the first and a steady step. And the bytes
+        of these categories that are allocated then."""
         trace = pathlib.Path(self.folder.name) / "trace.json"
         self.call("simulate", self.write(plan), "--json", "--exact", "--trace", str(trace))
         steps = {}
         events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-        memory = sorted(((e["ts"], e["args"].get("unsharded_parameter", 0)) for e in events
+        memory = sorted(((e["ts"], tuple(e["args"].get(category, 0) for category in categories)) for e in events
                          if e["ph"] == "C" and e["name"] == "memory"), key=lambda row: row[0])
         for event in events:
             args = event.get("args", {})
@@ -76,8 +76,8 @@ class Shardwright:
             if "Collective name" in args and event["cat"] == "kernel":
                 row = (KINDS[args["Collective name"]], args["Process Group Name"], args["In msg nelems"],
                        args["Out msg nelems"], DTYPES[args["dtype"]])
-                if with_memory:
-                    row += (next((size for ts, size in reversed(memory) if ts <= args["issue_begin_us"]), 0),)
+                if categories:
+                    row += next((sizes for ts, sizes in reversed(memory) if ts <= args["issue_begin_us"]), (0,) * len(categories))
                 steps.setdefault(args["step"], []).append((args["correlation"], row))
         ordered = [[row for _, row in sorted(steps[step])] for step in sorted(steps)]
         return [ordered[0], ordered[-1]] if ordered else [[], []]
@@ -213,6 +213,12 @@ def seeds_of(text):
     return found
 
 
+def outcomes_in(log):
+    """Outcomes by the name of the case."""
+    lines = log.read_text(encoding="utf-8").splitlines() if log and log.exists() else []
+    return {name: Outcome(**outcome) for name, outcome in map(json.loads, lines)}
+
+
 def main_of(arguments, module, framework, ci, deep, fixed=None, plain=None):
     """What the torch_*_random.py do: judge cases and shrink those that are not good. `module` has random_case(seed), judge(ours,
     pools, case) and smaller_cases(case); `ci` and `deep` are seeds, of which SHARDWRIGHT_DEEP takes the latter; `fixed` are cases by
@@ -225,6 +231,7 @@ def main_of(arguments, module, framework, ci, deep, fixed=None, plain=None):
     parser.add_argument("--fixed", choices=list(fixed or {}), help="one of the fixed cases")
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--page", action="store_true", help="write the section of docs/conformance.md")
+    parser.add_argument("--log", type=pathlib.Path, help="a file of outcomes, a JSON line each, that grows; what is in it is not run again")
     options = parser.parse_args(arguments)
     cases = [*(fixed or {}).items(), *((f"seed {seed}", module.random_case(seed)) for seed in seeds_of(options.seeds))]
     if options.case:
@@ -232,13 +239,20 @@ def main_of(arguments, module, framework, ci, deep, fixed=None, plain=None):
     elif options.fixed:
         cases = [(options.fixed, fixed[options.fixed])]
     ours, tally = Shardwright(options.program), Tally(f"tests/schedule/{name}")
+    known = outcomes_in(options.log)
     with Pools() as pools:
         for case_name, case in cases:
+            if case_name in known:
+                tally.add(case_name, known[case_name], case)
+                continue
             outcome = module.judge(ours, pools, case)
             if not outcome.is_good and not options.no_shrink and not (fixed and case_name in fixed):
                 case = shrink(case, lambda c: module.judge(ours, pools, c), module.smaller_cases)
                 outcome = module.judge(ours, pools, case)
             tally.add(case_name, outcome, case)
+            if options.log:
+                with options.log.open("a", encoding="utf-8") as log:
+                    log.write(json.dumps([case_name, dataclasses.asdict(outcome)]) + "\n")
     if options.page:
         about = f"{len(fixed)} fixed and the seeds {options.seeds}" if fixed else f"seeds {options.seeds}"
         write_section(pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "conformance.md", framework.split()[-1].lower(),

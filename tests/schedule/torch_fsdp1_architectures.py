@@ -106,7 +106,7 @@ def judge(ours, pools, name, ranks, flags):
                   str(SEQUENCE), "--dialect", "fsdp1", "--kernel-set", "torch-eager", "--clip", "off",
                   *shlex.split(f"{flags} {precision}"), "-o", str(folder / "made.json"))
         plan = json.loads((folder / "made.json").read_text(encoding="utf-8"))
-        return ours.collectives(plan, with_memory=True), ours.emitted(plan, "fsdp1")
+        return ours.collectives(plan, categories=["unsharded_parameter"]), ours.emitted(plan, "fsdp1")
 
     said = attempt(data_of)
     if isinstance(said, Refused):

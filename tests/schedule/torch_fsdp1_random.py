@@ -249,7 +249,7 @@ def judge_training(case, answers):
 def judge(ours, pools, case):
     def data_of():
         plan = plan_of(case)
-        return ours.collectives(plan, with_memory=True), ours.emitted(plan, "fsdp1")
+        return ours.collectives(plan, categories=["unsharded_parameter"]), ours.emitted(plan, "fsdp1")
 
     said = attempt(data_of)
     if isinstance(said, Refused):

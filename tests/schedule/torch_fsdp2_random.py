@@ -248,8 +248,8 @@ def wrap_by_hand(model, case):
     model._shardwright_plan = {"training": {"accumulation": case["accumulation"], "sync": case["sync"]}}
 
 
-def run_case(rank, argument):
-    """In a worker: the collectives of each step. Rank 0's, all ranks having the same kinds and sizes."""
+def run_case(rank, argument, more=lambda model, optimizer: ()):
+    """In a worker: the collectives of each step, and of each what `more` says. Rank 0's, all ranks having the same kinds and sizes."""
     case, data = argument
     model = random_networks.make(case["network"]).train()
     if case["precision"][0] == "bf16":
@@ -261,7 +261,7 @@ def run_case(rank, argument):
     trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trainable, foreach=True) if trainable else None
     steps = []
-    with Recorder(groups_of(case)) as recorder:
+    with Recorder(groups_of(case), lambda: more(model, optimizer)) as recorder:
         for step in range(STEPS):
             if case["mode"] == "forward":
                 with torch.no_grad():
