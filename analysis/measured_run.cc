@@ -11,6 +11,7 @@
 #include "analysis/csv.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/portable.h"
 
 namespace shardwright {
 namespace {
@@ -83,7 +84,7 @@ class RowReader {
   [[nodiscard]] double Number(std::string_view column) const {
     const std::string text = Text(column);
     double value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const auto [end, error] = FromChars(text.data(), text.data() + text.size(), value);
     if (!text.empty() && (error != std::errc() || end != text.data() + text.size() ||
                           !std::isfinite(value) || value < 0)) {
       throw InputError(table_.Where(row_, column), '"' + text + '"', "a number or nothing");

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "analysis/recording_steps.h"
@@ -31,7 +32,11 @@ struct Call {
   int kind = 0;  // forward, backward; which collective
   std::array<std::int64_t, 4> sizes{};
 
-  auto operator<=>(const Call&) const = default;
+  bool operator==(const Call&) const = default;
+  // Emscripten's std::array has no <=>.
+  bool operator<(const Call& other) const {
+    return std::tie(kind, sizes) < std::tie(other.kind, other.sizes);
+  }
 };
 
 using Calls = std::map<Call, std::int64_t>;

@@ -8,6 +8,7 @@
 #include "analysis/csv.h"
 #include "core/error.h"
 #include "core/parallel.h"
+#include "core/portable.h"
 
 namespace shardwright {
 namespace {
@@ -42,7 +43,7 @@ SweepResult Predict(const SweepPoint& point,
 // The shortest text that reads back to the same number.
 std::string Shortest(double value) {
   std::array<char, 32> text{};
-  const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value);
+  const auto [end, error] = ToChars(text.data(), text.data() + text.size(), value);
   SW_CHECK(error == std::errc(), "32 characters hold every double");
   return {text.data(), end};
 }

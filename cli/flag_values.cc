@@ -13,6 +13,7 @@
 #include "core/date.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/portable.h"
 
 namespace shardwright {
 namespace {
@@ -88,7 +89,7 @@ std::int64_t ReadWholeNumber(const Flag& flag, std::int64_t min) {
   constexpr double kMost = 1e15;
   double value = 0.0;
   const char* const end = flag.text.data() + flag.text.size();
-  const auto [stop, error] = std::from_chars(flag.text.data(), end, value);
+  const auto [stop, error] = FromChars(flag.text.data(), end, value);
   if (error != std::errc() || stop != end || std::floor(value) != value ||
       !(value >= static_cast<double>(min) && value <= kMost)) {
     throw FlagError(flag, "a whole number from " + std::to_string(min) + " to 1e15, such as 5e8");
@@ -101,7 +102,7 @@ namespace {
 // None where the text is not a number.
 std::optional<double> NumberIn(const std::string& text) {
   double value = 0.0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const auto [stop, error] = FromChars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && stop == text.data() + text.size() ? std::optional(value)
                                                                    : std::nullopt;
 }
@@ -144,7 +145,7 @@ Seconds ReadTime(const Flag& flag, bool may_be_zero) {
       {{"ms", 1e-3}, {"s", 1.0}, {"min", 60.0}, {"h", 3600.0}, {"days", 86400.0}}};
   double value = 0.0;
   const char* const end = flag.text.data() + flag.text.size();
-  const auto [stop, error] = std::from_chars(flag.text.data(), end, value);
+  const auto [stop, error] = FromChars(flag.text.data(), end, value);
   if (error == std::errc()) {
     std::string_view unit(stop, static_cast<std::size_t>(end - stop));
     unit.remove_prefix(unit.starts_with(' ') ? 1 : 0);

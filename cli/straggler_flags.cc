@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "cli/exit_codes.h"
+#include "core/portable.h"
 #include "simulator/costs/pricer.h"
 
 namespace shardwright {
@@ -30,7 +31,7 @@ constexpr std::array<FlagRow, 6> kStragglerFlagsFlags = {{
 // A number in (low, high], or nothing.
 bool ReadNumber(const std::string& text, double low, double high, double& value) {
   const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  const auto [stop, error] = FromChars(text.data(), end, value);
   return error == std::errc() && stop == end && value > low && value <= high;
 }
 

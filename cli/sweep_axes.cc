@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "cli/exit_codes.h"
+#include "core/portable.h"
 
 namespace shardwright {
 namespace {
@@ -56,7 +57,7 @@ std::vector<double> ReadFactors(const Flag& flag) {
   for (const std::string& part : ReadList(flag)) {
     double value = 0.0;
     const char* const end = part.data() + part.size();
-    const auto [stop, error] = std::from_chars(part.data(), end, value);
+    const auto [stop, error] = FromChars(part.data(), end, value);
     if (error != std::errc() || stop != end || !(value > 0.0 && value <= kLargestScale)) {
       RefuseFlag(flag, "factors above 0 and up to 1000, such as 0.5,1,2");
     }

@@ -7,9 +7,14 @@
 #include <thread>
 #include <vector>
 
+#include "core/portable.h"
+
 namespace shardwright {
 
 std::size_t ThreadCount(int wanted) {
+  if (!kHasThreads) {
+    return 1;
+  }
   return wanted > 0 ? static_cast<std::size_t>(wanted)
                     : std::max(1U, std::thread::hardware_concurrency());
 }
@@ -35,8 +40,8 @@ void ParallelFor(std::size_t count, std::size_t threads,
     }
   };
   {
-    std::vector<std::jthread> others;
-    for (std::size_t worker = 1; worker < std::min(threads, count); ++worker) {
+    std::vector<JoiningThread> others;
+    for (std::size_t worker = 1; kHasThreads && worker < std::min(threads, count); ++worker) {
       others.emplace_back(work, worker);
     }
     work(0);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "core/portable.h"
 
 namespace shardwright {
 namespace {
@@ -98,7 +99,7 @@ Parsed ParseQuantity(std::string_view text, std::string_view where, std::span<co
                      std::string_view rule, double largest) {
   Parsed parsed;
   const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, parsed.number);
+  const auto [rest, error] = FromChars(text.data(), end, parsed.number);
   if (error == std::errc::result_out_of_range) {
     throw Wrong(text, where, rule, "the number is out of range");
   }
@@ -168,7 +169,7 @@ std::string Exact(T value, std::span<const Unit> units, Read read) {
     const auto number = static_cast<double>(value.value);
     const double scaled = u.factor < 0 ? number * -u.factor : number / u.factor;
     std::array<char, 64> digits{};
-    const auto [end, error] = std::to_chars(digits.data(), digits.data() + digits.size(), scaled);
+    const auto [end, error] = ToChars(digits.data(), digits.data() + digits.size(), scaled);
     SW_CHECK(error == std::errc(), "64 characters hold every double");
     text.assign(digits.data(), end);
     text += ' ';

@@ -1,9 +1,9 @@
 #include "schedule/builder.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "core/error.h"
+#include "core/portable.h"
 
 namespace shardwright {
 namespace {
@@ -20,7 +20,7 @@ std::uint64_t HashOf(const OpShape& s, std::span<const Kernel> kernels) {
   std::uint64_t h = Mix(static_cast<std::uint64_t>(s.code), static_cast<std::uint64_t>(s.stream));
   h = Mix(h, static_cast<std::uint64_t>(s.dtype));
   h = Mix(h, static_cast<std::uint64_t>(s.issue));
-  h = Mix(h, std::bit_cast<std::uint64_t>(s.divisor));
+  h = Mix(h, BitCast<std::uint64_t>(s.divisor));
   h = Mix(h, s.group.value);
   h = Mix(h, static_cast<std::uint64_t>(s.bytes.value));
   for (const Kernel& k : kernels) {

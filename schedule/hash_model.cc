@@ -1,11 +1,11 @@
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <string>
 #include <string_view>
 
+#include "core/portable.h"
 #include "schedule/plan_file.h"
 
 namespace shardwright {
@@ -101,7 +101,7 @@ void AddSpec(const OpSpec& spec, HashStream& stream) {
        {spec.epsilon, spec.weight_offset, spec.factor, spec.soft_cap, spec.alibi_max,
         spec.rope.theta, spec.rope.factor, spec.rope.low_frequency_factor,
         spec.rope.high_frequency_factor, spec.rope.original_length}) {
-    stream.Add(std::bit_cast<std::int64_t>(value));
+    stream.Add(BitCast<std::int64_t>(value));
   }
 }
 

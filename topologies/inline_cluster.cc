@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/portable.h"
 #include "topologies/cluster.h"
 #include "topologies/internal/cluster_json.h"
 #include "topologies/internal/node_builder.h"
@@ -99,7 +100,7 @@ FabricLevel ParseLevel(std::string_view text) {
   if (has_ratio) {
     const std::string_view ratio = words[3].substr(0, words[3].size() - 2);
     const auto [rest, error] =
-        std::from_chars(ratio.data(), ratio.data() + ratio.size(), level.oversubscription);
+        FromChars(ratio.data(), ratio.data() + ratio.size(), level.oversubscription);
     if (error != std::errc() || rest != ratio.data() + ratio.size() ||
         !(level.oversubscription >= 0.01 && level.oversubscription <= 1000)) {
       throw InputError(Where("level"), '"' + std::string(words[3]) + '"',

@@ -12,6 +12,7 @@
 #include <pugixml.hpp>
 
 #include "core/error.h"
+#include "core/portable.h"
 #include "topologies/internal/machine.h"
 
 namespace shardwright::internal {
@@ -44,7 +45,7 @@ double NumberOf(const pugi::xml_node& node, const char* attribute, double most,
     return 0;
   }
   double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const auto [end, error] = FromChars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || !(value >= 0 && value <= most)) {
     throw InputError(PlaceOf(file, node, attribute), '"' + std::string(text.substr(0, 40)) + '"',
                      "a number, 0 or more");
@@ -56,7 +57,7 @@ double NumberOf(const pugi::xml_node& node, const char* attribute, double most,
 BytesPerSecond PcieRate(const pugi::xml_node& node, const std::string& file) {
   const std::string_view speed = node.attribute("link_speed").value();
   double transfers = 0;
-  std::from_chars(speed.data(), speed.data() + speed.size(), transfers);
+  FromChars(speed.data(), speed.data() + speed.size(), transfers);
   const double width = NumberOf(node, "link_width", 64, file);
   if (!(transfers > 0 && transfers < 1000) || width <= 0) {
     return {};

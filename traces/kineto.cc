@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/portable.h"
 #include "traces/internal/json_scanner.h"
 #include "traces/internal/raw_recording.h"
 
@@ -191,7 +192,7 @@ std::int64_t Collector::Nanoseconds(const Event& event, Field field, const char*
     return whole * 1000 + (text[0] == '-' ? -fraction : fraction);
   }
   double value = 0;
-  const auto [all, wrong] = std::from_chars(text.data(), end, value);  // with an exponent
+  const auto [all, wrong] = FromChars(text.data(), end, value);  // with an exponent
   if (wrong != std::errc() || all != end || !(value < 9e15 && value > -9e15)) {
     Fail(name, text, "a time in microseconds");
   }

@@ -1,7 +1,6 @@
 #include "traces/internal/pickle.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -9,6 +8,7 @@
 
 #include "core/budget.h"
 #include "core/error.h"
+#include "core/portable.h"
 #include "traces/gzip.h"
 
 namespace shardwright::internal {
@@ -151,7 +151,7 @@ class PickleReader {
     for (int i = 0; i < 8; ++i) {
       bits = bits << 8 | Byte();
     }
-    const auto value = std::bit_cast<double>(bits);
+    const auto value = BitCast<double>(bits);
     constexpr double kMost = 9e18;
     const bool fits = std::isfinite(value) && std::abs(value) < kMost;
     Push(Add(Kind::kFloat, fits ? static_cast<std::int64_t>(value) : 0));

@@ -164,7 +164,8 @@ void Zero3Rules::AverageMembers() {
   }
   const auto beside = std::find_if(members_.begin(), members_.end(),
                                    [](const Member& m) { return m.grad.valid(); });
-  const std::span<const Member> in_bucket(members_.begin(), beside);
+  const auto in_bucket =
+      std::span<const Member>(members_).first(static_cast<std::size_t>(beside - members_.begin()));
   if (bucket_.valid() && plan_.zero.before_deepspeed_0_6) {
     Average(bucket_, plan_.zero.reduce_bucket, in_bucket);
   } else if (!in_bucket.empty()) {

@@ -5,6 +5,7 @@
 #include <system_error>
 #include <utility>
 
+#include "core/portable.h"
 #include "traces/internal/json_scanner.h"
 
 namespace shardwright::internal {
@@ -26,7 +27,7 @@ EventNumber NumberOf(std::string_view key, std::string_view text) {
   number.is_integer = whole.ec == std::errc() && whole.ptr == end;
   if (number.is_integer) {
     number.value = static_cast<double>(number.integer);
-  } else if (std::from_chars(text.data(), end, number.value).ec != std::errc()) {
+  } else if (FromChars(text.data(), end, number.value).ec != std::errc()) {
     number.value = HUGE_VAL;
   }
   return number;
