@@ -2,14 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
-#include <mutex>
 #include <optional>
-#include <thread>
 
 #include <sys/time.h>
 #include <unistd.h>
@@ -17,6 +13,7 @@
 #include "analysis/confidence.h"
 #include "cli/exit_codes.h"
 #include "cli/flow.h"
+#include "cli/search_progress.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
@@ -65,56 +62,6 @@ class StopOnInterrupt {
  private:
   void (*interrupt_)(int);
   void (*alarm_)(int);
-};
-
-// Says now and then on standard error how far the search is: a terminal sees one line that changes,
-// anything else a line every ten seconds.
-class ProgressLines {
- public:
-  // `ticks`: also where that is no terminal.
-  explicit ProgressLines(bool ticks) : on_terminal_(::isatty(STDERR_FILENO) == 1) {
-    if (ticks && !on_terminal_) {
-      ticker_ = std::jthread([this](const std::stop_token& end) { Tick(end); });
-    }
-  }
-  ~ProgressLines() {
-    if (on_terminal_ && was_shown_) {
-      SayLines("\n");
-    }
-  }
-  ProgressLines(const ProgressLines&) = delete;
-  ProgressLines& operator=(const ProgressLines&) = delete;
-
-  void Tell(const SearchProgress& progress) {
-    const std::string best = progress.best.value > 0 ? Format(progress.best) : "none fits";
-    const std::lock_guard lock(mutex_);
-    text_ = std::to_string(progress.simulated) + " plans simulated, best " + best +
-            ", none below " + Format(progress.lower_bound);
-    if (on_terminal_) {
-      SayProgress(text_ + "   ");
-      was_shown_ = true;
-    }
-  }
-
- private:
-  void Tick(const std::stop_token& end) {
-    constexpr std::chrono::seconds kPause(10);
-    std::unique_lock lock(mutex_);
-    for (std::int64_t ticks = 1; !wake_.wait_for(lock, end, kPause, [] { return false; });
-         ++ticks) {
-      if (end.stop_requested()) {
-        return;
-      }
-      SayLines("searching for " + std::to_string(ticks * kPause.count()) + " s: " + text_ + "\n");
-    }
-  }
-
-  const bool on_terminal_;
-  bool was_shown_ = false;
-  std::mutex mutex_;
-  std::condition_variable_any wake_;
-  std::string text_ = "measuring the model";
-  std::jthread ticker_;  // the last member: it ends first
 };
 
 // The chosen plan by our own schedule, which its executor runs, where that fits and is faster.
@@ -235,8 +182,7 @@ SearchedPlan SearchPlanOf(PlanFile job, const PlanOptions& options, const std::a
     previous = ReadPlanFile(options.keep);
     search.previous = &previous->plan;
   }
-  ProgressLines lines(/*ticks=*/stop == nullptr);
-  search.progress = [&](const SearchProgress& progress) { lines.Tell(progress); };
+  search.progress = ProgressLines(/*ticks=*/stop == nullptr);
   searched.whole_front = options.objective == Objective::kPareto;
   const SearchInput input = {file.model.model, file.kernels, file.cluster, file.profile, file.job};
   std::optional<StopOnInterrupt> guard;

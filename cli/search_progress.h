@@ -1,0 +1,14 @@
+#pragma once
+
+#include <functional>
+
+#include "planner/search.h"
+
+namespace shardwright {
+
+// Says now and then on standard error how far a search is, as long as it lives: a terminal sees one
+// line that changes; with `ticks` anything else sees a line every ten seconds. In a browser it is
+// the page that hears (web/without.cc).
+[[nodiscard]] std::function<void(const SearchProgress&)> ProgressLines(bool ticks);
+
+}  // namespace shardwright
