@@ -190,6 +190,21 @@ void AddChosen(const SearchedPlan& searched, Json& json) {
   json["host_memory_bytes"] = r.best.host_memory.value;
 }
 
+// `with_plans`: each with its choices, as they stand under "plan" of a plan file.
+Json FrontJson(const SearchedPlan& searched, bool with_plans) {
+  Json json = Json::array();
+  PlanFile file = searched.file;
+  for (const std::size_t i : searched.result.pareto) {
+    const Candidate& c = searched.result.candidates[i];
+    json.push_back(CandidateJson(c));
+    if (with_plans) {
+      file.plan = c.plan;
+      json.back()["plan"] = Json::parse(PlanFileJson(file))["plan"];
+    }
+  }
+  return json;
+}
+
 }  // namespace
 
 std::string SearchText(const SearchedPlan& searched, const std::string& output) {
@@ -237,10 +252,7 @@ std::string SearchJson(const SearchedPlan& searched, const std::string& output) 
   json["candidates"] = {{"simulated", r.simulated},
                         {"pruned_by_memory", r.pruned_by_memory},
                         {"pruned_by_time", r.pruned_by_time}};
-  json["pareto"] = Json::array();
-  for (const std::size_t i : r.pareto) {
-    json["pareto"].push_back(CandidateJson(r.candidates[i]));
-  }
+  json["pareto"] = FrontJson(searched, output.empty());
   json["rejected"] = Json::array();
   for (const RejectedFamily& f : r.rejected) {
     json["rejected"].push_back({{"family", f.family},

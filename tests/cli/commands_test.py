@@ -202,6 +202,18 @@ class Searches(ShardwrightTestCase):
         plan = self.succeed(*self.JOB, "--threads", "3")
         self.assertEqual(report["plan_file"], json.loads(plan))
 
+    def test_points_of_the_front_are_plans(self):
+        report = json.loads(self.succeed(*self.JOB, "--json"))
+        self.assertGreater(len(report["pareto"]), 1)
+        for point in report["pareto"]:
+            plan = json.dumps({**report["plan_file"], "plan": point["plan"]})
+            simulated = json.loads(self.succeed("simulate", "-", "--json", stdin=plan))
+            memory = simulated["memory"]
+            self.assertEqual(simulated["step_time_s"], point["step_time_s"])
+            self.assertEqual(memory["peak_reserved_bytes"] + memory["outside_allocator_bytes"], point["memory_bytes"])
+        for point in json.loads(self.succeed(*self.JOB, "--json", "-o", "p.json"))["pareto"]:
+            self.assertNotIn("plan", point)
+
     def test_baselines_explanation_and_a_kept_plan(self):
         native = ("--dialect", "native")
         report = json.loads(self.succeed(*self.JOB, *native, "--json", "--explain", "-o", "p.json"))
