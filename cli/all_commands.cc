@@ -30,6 +30,7 @@ extern const Command kValidateNcclCommand;
 extern const Command kCalibrateCommand;
 extern const Command kFitCommand;
 extern const Command kFitNcclCommand;
+extern const Command kPageCommand;
 extern const Command kDiffCommand;
 extern const Command kConfigCommand;
 extern const Command kDoctorCommand;
@@ -38,14 +39,14 @@ extern const Command kManCommand;
 
 std::span<const Command* const> AllCommands() {
   static constexpr std::array kCommands = {
-      &kEstimateCommand, &kListCommand,         &kInspectCommand,    &kPlanCommand,
-      &kSimulateCommand, &kSweepCommand,        &kGoodputCommand,    &kBaselinesCommand,
-      &kEmitCommand,     &kImportRunCommand,    &kExportCommand,     &kRunCommand,
-      &kEvalCommand,     &kGenerateCommand,     &kCheckpointCommand, &kCompareCommand,
-      &kValidateCommand, &kValidateNcclCommand, &kCalibrateCommand,  &kFitCommand,
-      &kFitNcclCommand,  &kReportCommand,       &kDiffCommand,       &kConfigCommand,
-      &kDoctorCommand,   &kCompletionCommand,   &kManCommand,        &kInspectTraceCommand,
-      &kTopoCommand,
+      &kEstimateCommand,     &kListCommand,         &kInspectCommand,    &kPlanCommand,
+      &kSimulateCommand,     &kSweepCommand,        &kGoodputCommand,    &kBaselinesCommand,
+      &kEmitCommand,         &kImportRunCommand,    &kExportCommand,     &kRunCommand,
+      &kEvalCommand,         &kGenerateCommand,     &kCheckpointCommand, &kCompareCommand,
+      &kValidateCommand,     &kValidateNcclCommand, &kCalibrateCommand,  &kFitCommand,
+      &kFitNcclCommand,      &kReportCommand,       &kPageCommand,       &kDiffCommand,
+      &kConfigCommand,       &kDoctorCommand,       &kCompletionCommand, &kManCommand,
+      &kInspectTraceCommand, &kTopoCommand,
   };
   return kCommands;
 }

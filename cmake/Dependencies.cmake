@@ -14,13 +14,7 @@ find_package(yaml-cpp 0.7 REQUIRED)
 find_package(tomlplusplus 3.3 CONFIG REQUIRED)
 # Debian has NLopt twice, with and without C++ algorithms; either contains the C interface. Its config files set NLOPT_LIBRARIES.
 find_package(NLopt 2.7 CONFIG REQUIRED)
-# D3 for the page of `shardwright report`: JavaScript files that are put into the program.
-find_path(SHARDWRIGHT_D3 d3-zoom/dist/d3-zoom.min.js PATHS /usr/share/nodejs NO_DEFAULT_PATH
-  DOC "Folder of D3's modules, as Debian's package node-d3 installs them")
-if(NOT SHARDWRIGHT_D3)
-  message(FATAL_ERROR "D3 is missing: install Debian's package node-d3 (scripts/install-deps.sh does), or set "
-    "SHARDWRIGHT_D3 to the folder that holds d3-zoom/dist/d3-zoom.min.js and its sisters")
-endif()
+include(D3)
 if(SHARDWRIGHT_OPENBLAS)
   find_package(OpenBLAS 0.3.21 CONFIG REQUIRED)
 endif()

@@ -28,6 +28,8 @@ install(FILES "${completions}/fish" DESTINATION "${CMAKE_INSTALL_DATADIR}/fish/v
 install(PROGRAMS tools/export_model.py DESTINATION "${CMAKE_INSTALL_DATADIR}/shardwright/tools" COMPONENT runtime)
 install(DIRECTORY tools/model_export DESTINATION "${CMAKE_INSTALL_DATADIR}/shardwright/tools" COMPONENT runtime
   FILES_MATCHING PATTERN "*.py" PATTERN "__pycache__" EXCLUDE)
+# Where scripts/web.sh has built it.
+install(FILES "${PROJECT_BINARY_DIR}/web/shardwright.html" DESTINATION "${CMAKE_INSTALL_DATADIR}/shardwright" COMPONENT runtime OPTIONAL)
 install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DOCDIR}" RENAME copyright COMPONENT runtime)
 
 # The public libraries, each after those that use it, as static linking wants them.

@@ -9,9 +9,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 jobs=$(nproc)
 
 scripts/install-deps.sh --ci
+scripts/install-deps.sh --web
 cmake --preset release
 cmake --build --preset release -j "$jobs"
 cmake --build --preset release -j "$jobs" --target all_verify_interface_header_sets
+scripts/web.sh
 # Without what torchtitan needs to run; the test reads its settings' classes alone.
 scripts/install-python.sh
 for version in 0.2.2 0.3.0; do

@@ -4,6 +4,7 @@
 #   scripts/install-deps.sh        what the build, the demo and the tests need
 #   scripts/install-deps.sh --ci   the above and the tools that .ci/run and deep.sh add (clang with its sanitizers, clang-format, clang-tidy, MPI,
 #                                  venv, chromium)
+#   scripts/install-deps.sh --web  what the build needs, and Emscripten with Node (scripts/web.sh)
 #
 # Runs as root, or through sudo. Exit code 4 (environment) when packages are missing and neither works.
 set -euo pipefail
@@ -34,8 +35,9 @@ packages=(
 case "${1:-}" in
   "") ;;
   --ci) packages+=(clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 libopenmpi-dev openmpi-bin python3-dev python3-venv chromium chromium-driver) ;;
+  --web) packages+=(emscripten node-acorn nodejs) ;;
   *)
-    echo "install-deps.sh: got \"$1\", expected no argument or --ci" >&2
+    echo "install-deps.sh: got \"$1\", expected no argument, --ci or --web" >&2
     exit 2
     ;;
 esac

@@ -32,6 +32,9 @@ class Scratch(unittest.TestCase):
             installed = run(program, *arguments, folder=self.folder, env={})
             self.assertEqual(installed, run(BUILD / "shardwright", *arguments, folder=self.folder, env={}))
         self.assertTrue((self.folder / "plan.json").is_file())
+        if (BUILD / "web/shardwright.html").exists() and program.parent.name == "bin":
+            run(program, "page", "-o", "page.html", folder=self.folder, env={})
+            self.assertEqual((self.folder / "page.html").read_bytes(), (BUILD / "web/shardwright.html").read_bytes())
 
 
 class Runtime(Scratch):
@@ -55,7 +58,9 @@ class Runtime(Scratch):
         self.assertEqual(pages, {"share/man/man1/shardwright.1", *(f"share/man/man1/shardwright-{name}.1" for name in commands)})
         # Built only where there is an MPI.
         module = {"lib/shardwright/shardwright_mpi.so"} if (BUILD / "shardwright_mpi.so").exists() else set()
-        self.assertEqual(files - pages, {*module, "bin/shardwright", "share/doc/shardwright/copyright",
+        # Likewise the planner's page, by scripts/web.sh.
+        web = {"share/shardwright/shardwright.html"} if (BUILD / "web/shardwright.html").exists() else set()
+        self.assertEqual(files - pages, {*module, *web, "bin/shardwright", "share/doc/shardwright/copyright",
                                          "share/bash-completion/completions/shardwright", "share/zsh/site-functions/_shardwright",
                                          "share/fish/vendor_completions.d/shardwright.fish",
                                          "share/shardwright/tools/export_model.py",

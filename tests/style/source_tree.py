@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Iterator
 
 # The folders of the product, each with the folders it may include besides itself: those to its left in
-# core -> models, topologies -> schedule -> traces -> simulator, executor -> planner -> analysis -> cli -> python.
+# core -> models, topologies -> schedule -> traces -> simulator, executor -> planner -> analysis -> cli -> python, web.
 ALLOWED_INCLUDES: dict[str, tuple[str, ...]] = {
     "core": (),
     "models": ("core",),
@@ -17,6 +17,7 @@ ALLOWED_INCLUDES: dict[str, tuple[str, ...]] = {
     "analysis": ("core", "models", "topologies", "schedule", "traces", "simulator", "executor", "planner"),
     "cli": ("core", "models", "topologies", "schedule", "traces", "simulator", "executor", "planner", "analysis"),
     "python": ("core", "models", "topologies", "schedule", "traces", "simulator", "executor", "planner", "analysis", "cli"),
+    "web": ("core", "models", "topologies", "schedule", "traces", "simulator", "executor", "planner", "analysis", "cli"),
 }
 PRODUCT_FOLDERS = tuple(ALLOWED_INCLUDES)
 CPP_SUFFIXES = (".h", ".cc", ".cu", ".cuh")

@@ -1,0 +1,343 @@
+// The page: asks the engine when the question changes, and shows what it says.
+"use strict";
+
+(async () => {
+  const byId = (id) => document.getElementById(id);
+  const root = document.documentElement;
+  root.classList.add("scripted");
+  const say = (text) => { byId("status").textContent = text; };
+  const complain = (text) => {
+    byId("trouble").textContent = text;
+    byId("trouble").hidden = text === "";
+  };
+
+  try {
+    await engine.load();
+  } catch (error) {
+    say("");
+    complain(error.message);
+    return;
+  }
+  // A command whose output is JSON. Its errors are what the program says on standard error.
+  const ask = async (words, more = {}, progress) => {
+    const result = await engine.run({words: [...words, "--json"], ...more}, progress);
+    if (result.code > 1 || result.output === "") {
+      throw new Error(result.errors.trim() || `The engine ended with code ${result.code}.`);
+    }
+    return {json: JSON.parse(result.output), errors: result.errors.trim(), text: result.output};
+  };
+
+  const help = (await ask(["plan", "--help"])).json;
+  byId("version").textContent = help.version;
+  const question = makeQuestion(help.commands[0]);
+  const addOptions = (list, rows, textOf) => byId(list).append(...rows.map((row) => {
+    const option = document.createElement("option");
+    option.value = row.name;
+    option.label = textOf(row);
+    return option;
+  }));
+  addOptions("models", (await ask(["list", "models"])).json.models, (row) => row.type ?? "");
+  addOptions("clusters", (await ask(["list", "clusters"])).json.clusters, (row) => row.description);
+  const targets = (await ask(["emit", "--help"])).json.commands[0].flags.find((flag) => flag.name === "--to").help
+    .replace(/\(.*$/, "").split(/, | or /).map((name) => name.trim());
+  addOptions("target", targets.map((name) => ({name})), (row) => row.name);
+
+  // The elements that pictures of one step are drawn into, as they are before anything is drawn.
+  const blank = byId("pictures").cloneNode(true);
+  let drawing = null;
+  const legend = (list, entries) => list.replaceChildren(...entries.map(([style, name]) => {
+    const item = document.createElement("li");
+    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    const box = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+    svg.setAttribute("viewBox", "0 0 14 14");
+    svg.setAttribute("aria-hidden", "true");
+    box.setAttribute("class", style);
+    box.setAttribute("width", 14);
+    box.setAttribute("height", 14);
+    svg.append(box);
+    item.append(svg, name.replaceAll("_", " "));
+    return item;
+  }));
+  const draw = (report) => {
+    drawing?.abort();
+    drawing = new AbortController();
+    byId("pictures").replaceChildren(...blank.cloneNode(true).childNodes);
+    byId("pictures").hidden = false;
+    const used = new Set(report.ops.colour);
+    const entries = report.colours.map((name, i) => [`op${i}`, name, i]);
+    legend(byId("timeline").querySelector(".legend"), [...entries.filter(([, name, i]) => used.has(i) || name === "host"),
+      ["wait", "compute waits (hatched)"]]);
+    const categories = report.recordings[0].memory.categories;
+    legend(byId("memory").querySelector(".legend"), report.category_names.map((name, i) => [`memory${i}`, name])
+      .filter(([, name]) => categories[name] !== undefined));
+    window.shardwrightStep = showStep(report, drawing.signal);
+  };
+
+  // What is shown: the plan file as text, and the answers about it.
+  const shown = {plan: null, search: null, simulation: null, report: null, kept: null};
+  const found = {key: "", json: null, errors: ""};  // by the last command
+  let round = 0;
+
+  const showFront = (search) => {
+    const rows = search?.pareto ?? [];
+    const best = rows.findIndex((row) => row.family === search.family && row.label === search.label);
+    const opened = question.state.point ?? best;
+    byId("front").hidden = rows.length === 0;
+    byId("pareto").replaceChildren();
+    if (rows.length > 0) {
+      const points = rows.map((row, i) => ({...row, index: i, label: `${row.family}: ${row.label}`, chosen: i === opened}));
+      drawPareto(byId("pareto"), points, (point) => {
+        question.state.point = point.index === best ? null : point.index;
+        start();
+      });
+    }
+  };
+  const showSide = async () => {
+    if (shown.kept !== null && shown.plan !== null) {
+      const files = [{name: "kept.json", content: shown.kept}, {name: "this.json", content: shown.plan}];
+      answer.showSide((await ask(["diff", "@kept.json", "@this.json"], {files})).json);
+    }
+  };
+  const showSettings = async () => {
+    const mine = round;
+    byId("emitted").replaceChildren();
+    try {
+      const {json} = await ask(["emit", "-", `--to=${byId("target").value}`], {input: shown.plan});
+      if (mine === round) {
+        answer.showEmission(json);
+      }
+    } catch (error) {
+      if (error.message !== "cancelled") {
+        const text = document.createElement("p");
+        text.textContent = error.message;
+        byId("emitted").replaceChildren(text);
+      }
+    }
+  };
+
+  // Everything about a plan file.
+  const showPlan = async (plan, search, mine) => {
+    const simulation = (await ask(["simulate", "-"], {input: plan})).json;
+    if (mine !== round) {
+      return;
+    }
+    const report = (await ask(["report", "-"], {input: plan})).json;
+    if (mine !== round) {
+      return;
+    }
+    Object.assign(shown, {plan, search, simulation, report});
+    byId("result").hidden = false;
+    for (const id of ["take", "side", "pictures"]) {
+      byId(id).hidden = false;
+    }
+    answer.show(search, simulation, report);
+    showFront(search);
+    draw(report);
+    byId("command").textContent = question.state.plan !== null ? `shardwright simulate ${question.state.plan.name}` :
+      question.state.point !== null ? "shardwright simulate plan.json" : question.commandLine();
+    await showSettings();
+    await showSide();
+  };
+  const showNothingFits = (search) => {
+    Object.assign(shown, {plan: null, search, simulation: null, report: null});
+    byId("result").hidden = false;
+    for (const id of ["take", "side", "pictures"]) {
+      byId(id).hidden = true;
+    }
+    answer.showMisfit(search);
+    showFront(null);
+  };
+
+  const work = async (mine) => {
+    const dropped = question.state.plan;
+    if (dropped !== null) {
+      await showPlan(dropped.content, null, mine);
+      return "";
+    }
+    const progress = ({simulated, best, bound}) => {
+      if (mine === round) {
+        say(`Searching: ${answer.count(simulated)} plans simulated, best so far ${best > 0 ? answer.seconds(best) : "none fits"}, ` +
+          `none can be below ${answer.seconds(bound)}.`);
+      }
+    };
+    const words = question.words(), files = question.files();
+    // Another point of the same search needs no new one.
+    const key = JSON.stringify([words, files]);
+    if (found.key !== key) {
+      Object.assign(found, await ask(words, {files}, progress), {key});
+    }
+    if (mine !== round) {
+      return "";
+    }
+    const {json, errors} = found;
+    if (json.feasible === false) {
+      showNothingFits(json);
+    } else {
+      const point = json.pareto?.[question.state.point ?? -1];
+      const plan = point === undefined ? json.plan_file : {...json.plan_file, plan: point.plan};
+      await showPlan(`${JSON.stringify(plan)}\n`, json.feasible ? json : null, mine);
+    }
+    return errors;
+  };
+  const start = async () => {
+    engine.cancelSearch();
+    const mine = ++round;
+    const begin = performance.now();
+    byId("cancel").disabled = false;
+    byId("result").classList.add("old");
+    complain("");
+    say("Working.");
+    try {
+      const warnings = await work(mine);
+      if (mine === round) {
+        say(`Done in ${answer.seconds((performance.now() - begin) / 1000)}.`);
+        complain(warnings ?? "");
+        byId("result").classList.remove("old");
+        if (question.state.plan === null) {
+          history.replaceState(null, "", question.link());
+        }
+        performance.mark("shardwright-answered");
+      }
+    } catch (error) {
+      if (mine === round) {
+        say(error.message === "cancelled" ? `Cancelled. ${byId("status").textContent}` : "No answer.");
+        complain(error.message === "cancelled" ? "" : error.message);
+      }
+    }
+    if (mine === round) {
+      byId("cancel").disabled = true;
+    }
+  };
+
+  const reflect = () => {
+    root.classList.toggle("is-search", byId("search-plan").checked);
+    root.classList.toggle("is-choose", !byId("search-plan").checked);
+    root.classList.toggle("is-full", byId("full").checked);
+    const nodes = Number(byId("nodes").value);
+    if (nodes >= 1) {
+      byId("nodes-slider").value = Math.round(Math.log2(nodes));
+    }
+  };
+  let timer = 0;
+  const later = (delay) => {
+    clearTimeout(timer);
+    timer = setTimeout(start, delay);
+  };
+  const takeFile = async (name, bytes) => {
+    clearTimeout(timer);
+    engine.cancelSearch();
+    const mine = ++round;  // no earlier question is answered any more
+    try {
+      const unpacked = bytes[0] === 0x1f && bytes[1] === 0x8b ? new Uint8Array(await engine.unpack(bytes)) : bytes;
+      const file = {name: name.replace(/\.gz$/, "") || "file.json", content: new TextDecoder().decode(unpacked)};
+      const seen = (await ask(["inspect", `@${file.name}`], {files: [file]})).json;
+      if (mine !== round) {
+        return;
+      }
+      question.state.point = null;
+      if (seen.kind === "plan") {
+        question.state.plan = file;
+        question.state.model = null;
+        byId("model").value = "";
+      } else {
+        question.state.plan = null;
+        question.state.model = file;
+        byId("model").value = file.name;
+      }
+      await start();
+    } catch (error) {
+      if (mine === round) {
+        say("This file is none that a plan can be made of.");
+        complain(error.message);
+        byId("cancel").disabled = true;
+      }
+    }
+  };
+
+  byId("question").addEventListener("input", (event) => {
+    if (event.target.id === "nodes-slider") {
+      byId("nodes").value = 2 ** Number(event.target.value);
+    } else if (event.target.id === "model") {
+      question.state.plan = null;
+    }
+    question.state.point = null;
+    reflect();
+    if (event.target.type !== "file" && event.target.id !== "paste" && byId("question").checkValidity()) {
+      later(event.target.type === "range" || event.target.type === "radio" ? 30 : 400);
+    }
+  });
+  byId("question").addEventListener("submit", (event) => {
+    event.preventDefault();
+    clearTimeout(timer);
+    start();
+  });
+  byId("cancel").addEventListener("click", () => {
+    clearTimeout(timer);
+    engine.cancel();
+  });
+  byId("file").addEventListener("change", async () => {
+    const [file] = byId("file").files;
+    if (file !== undefined) {
+      const bytes = new Uint8Array(await file.arrayBuffer());
+      byId("file").value = "";  // the same file may be given again, changed
+      await takeFile(file.name, bytes);
+    }
+  });
+  byId("use-paste").addEventListener("click", () => takeFile("pasted.json", new TextEncoder().encode(byId("paste").value)));
+  for (const kind of ["dragenter", "dragover", "dragleave", "drop"]) {
+    window.addEventListener(kind, (event) => {
+      event.preventDefault();
+      byId("drop").classList.toggle("over", kind === "dragenter" || kind === "dragover");
+    });
+  }
+  window.addEventListener("drop", async (event) => {
+    const [file] = event.dataTransfer.files;
+    if (file !== undefined) {
+      await takeFile(file.name, new Uint8Array(await file.arrayBuffer()));
+    }
+  });
+
+  const save = (name, text, type) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], {type}));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  };
+  const copy = (button, text) => navigator.clipboard.writeText(text).then(() => say("Copied."), () => {
+    say("The browser does not let this page copy; the text is selected instead.");
+    getSelection().selectAllChildren(byId("command"));
+  });
+  byId("target").addEventListener("change", showSettings);
+  byId("save-plan").addEventListener("click", () => save("plan.json", `${JSON.stringify(JSON.parse(shown.plan), null, 2)}\n`, "application/json"));
+  byId("save-report").addEventListener("click", async () => {
+    const result = await engine.run({words: ["report", "-", "--output=-"], input: shown.plan});
+    save("report.html", result.output, "text/html");
+  });
+  byId("copy-command").addEventListener("click", (event) => copy(event.target, byId("command").textContent));
+  byId("copy-link").addEventListener("click", async (event) => {
+    await copy(event.target, new URL(question.link(), location.href).href);
+    if (question.isTooLong()) {
+      say("The model file is too large for a link: whoever opens it must give the file again.");
+    }
+  });
+  byId("keep").addEventListener("click", () => {
+    shown.kept = shown.plan;
+    showSide();
+  });
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault();  // what is behind # is the question
+    byId("answer").focus();
+  });
+  window.addEventListener("hashchange", () => {
+    if (question.read(location.hash)) {
+      reflect();
+      start();
+    }
+  });
+
+  question.read(location.hash);
+  reflect();
+  performance.mark("shardwright-usable");
+  await start();
+})();

@@ -1,0 +1,156 @@
+// The question: what the form says, as words of a command line and as a link.
+"use strict";
+
+// `plan` is the command's table, as `plan --help --json` prints it.
+const makeQuestion = (plan) => {
+  const byId = (id) => document.getElementById(id);
+  // Flags that have a place of their own in the form, by the id of their element.
+  const PLACES = {
+    "--model": "model", "--cluster": "cluster", "--nodes": "nodes", "--gpus": "gpus", "--seq": "seq", "--global-batch": "global-batch",
+    "--precision": "precision", "--dialect": "dialect", "--lora-rank": "lora-rank", "--micro-batch": "micro-batch",
+    "--recompute": "recompute", "--reshard": "reshard", "--wrap": "wrap", "--shard": "shard", "--replicate": "replicate",
+    "--offload": "offload", "--mem": "mem",
+  };
+  const ABSENT = new Set(["--output", "--keep", "--threads", "--budget", "--token-budget", "--objective", "--from"]);
+  const CHOICES = new Set(["--micro-batch", "--recompute", "--reshard", "--wrap", "--shard", "--replicate", "--offload"]);
+  const flagOf = new Map(plan.flags.map((flag) => [flag.name, flag]));
+  const elements = new Map();
+
+  const option = (value, text) => {
+    const element = document.createElement("option");
+    element.value = value;
+    element.textContent = text;
+    return element;
+  };
+  // "a|b|c" is a choice; names in a help text that begins with a list are suggestions.
+  const namesIn = (flag) => flag.value.includes("|") && !/[A-Z]/.test(flag.value) ? flag.value.split("|") : [];
+  const suggestionsIn = (flag) => flag.help.split(/[(;]/)[0].split(/, | or |: | some of /).map((word) => word.trim())
+    .filter((word) => /^[a-z0-9_-]+$/.test(word) && word !== "or").concat(flag.value.split("|").filter((word) => /^[a-z_]+$/.test(word)));
+
+  const describe = (element, flag) => {
+    const hint = document.createElement("span");
+    hint.className = "hint";
+    hint.id = `${element.id}-help`;
+    hint.textContent = flag.help;
+    element.setAttribute("aria-describedby", hint.id);
+    element.after(hint);
+  };
+  const fill = (element, flag) => {
+    if (element.tagName === "SELECT") {
+      element.append(option("", "default"), ...namesIn(flag).map((name) => option(name, name)));
+    } else if (element.hasAttribute("list") && byId(element.getAttribute("list")).children.length === 0) {
+      byId(element.getAttribute("list")).append(...[...new Set(suggestionsIn(flag))].map((name) => option(name, name)));
+    }
+    if (element.placeholder === "" && flag.value !== "") {
+      element.placeholder = flag.value;
+    }
+    describe(element, flag);
+  };
+  const addOther = (flag, isSwitch) => {
+    const label = document.createElement("label");
+    const names = isSwitch ? ["on"] : namesIn(flag);
+    const element = document.createElement(names.length > 0 ? "select" : "input");
+    element.id = `flag${flag.name}`;
+    label.append(flag.name.slice(2).replaceAll("-", " "), element);
+    byId("other-flags").append(label);
+    elements.set(flag.name, element);
+    if (isSwitch) {
+      element.append(option("", "off"), option("on", "on"));
+      describe(element, flag);
+    } else {
+      fill(element, flag);
+    }
+  };
+
+  for (const flag of plan.flags) {
+    if (PLACES[flag.name] !== undefined) {
+      elements.set(flag.name, byId(PLACES[flag.name]));
+      fill(byId(PLACES[flag.name]), flag);
+    } else if (!ABSENT.has(flag.name)) {
+      addOther(flag, false);
+    }
+  }
+  const SWITCHES = plan.switches.filter((row) => row.name === "--explain");
+  SWITCHES.forEach((row) => addOther(row, true));
+  const isSwitch = (name) => SWITCHES.some((row) => row.name === name);
+
+  // Files that stand for names: {name, content} or null. The point of the front that is opened instead of the best.
+  const state = {model: null, plan: null, point: null};
+  const isSearch = () => byId("search-plan").checked;
+  const isShown = (name) => name === "--lora-rank" ? byId("lora").checked : !CHOICES.has(name) || !isSearch();
+
+  // [[flag, value]] of all that is said.
+  const given = () => {
+    const pairs = [];
+    for (const [name, element] of elements) {
+      const value = element.value.trim();
+      if (value !== "" && isShown(name) && !(name === "--mem" && !isSearch())) {
+        pairs.push([name, value]);
+      }
+    }
+    return pairs;
+  };
+  const MODES = {true: "--search", false: "--no-search"};
+  const words = () => {
+    const list = ["plan", MODES[isSearch()]];
+    for (const [name, value] of given()) {
+      const file = name === "--model" && state.model !== null && value === state.model.name;
+      if (isSwitch(name)) {
+        list.push(...(isSearch() ? [name] : []));
+      } else if (file) {
+        list.push(name, `@${value}`);
+      } else {
+        list.push(`${name}=${value}`);
+      }
+    }
+    return list;
+  };
+  const files = () => state.model !== null && byId("model").value.trim() === state.model.name ? [state.model] : [];
+
+  const quoted = (word) => /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+  const commandLine = () => ["shardwright", ...words().map((word) => word.startsWith("@") ? word.slice(1) : word)].map(quoted).join(" ");
+
+  // Browsers refuse addresses of some megabytes, and people those of more than a few lines.
+  const isTooLong = () => files().some((file) => file.content.length > 100000);
+  const EXTRA = ["tokens", "price"];  // not of the command line
+  const link = () => {
+    const parameters = new URLSearchParams();
+    parameters.set("how", isSearch() ? "search" : "choose");
+    for (const [name, value] of given()) {
+      parameters.set(name.slice(2), value);
+    }
+    for (const name of EXTRA) {
+      if (byId(name).value.trim() !== "") {
+        parameters.set(`page-${name}`, byId(name).value.trim());
+      }
+    }
+    if (files().length > 0 && !isTooLong()) {
+      parameters.set("page-model-file", files()[0].content);
+    }
+    if (state.point !== null) {
+      parameters.set("page-point", state.point);
+    }
+    return `#${parameters}`;
+  };
+  // Returns whether the link says anything.
+  const read = (hash) => {
+    const parameters = new URLSearchParams(hash.replace(/^#/, ""));
+    if (!parameters.has("model")) {
+      return false;
+    }
+    byId(parameters.get("how") === "choose" ? "choose-plan" : "search-plan").checked = true;
+    for (const [name, element] of elements) {
+      element.value = parameters.get(name.slice(2)) ?? "";
+    }
+    byId(parameters.has("lora-rank") ? "lora" : "full").checked = true;
+    for (const name of EXTRA) {
+      byId(name).value = parameters.get(`page-${name}`) ?? "";
+    }
+    state.model = parameters.has("page-model-file") ? {name: byId("model").value, content: parameters.get("page-model-file")} : null;
+    const point = Number(parameters.get("page-point") ?? NaN);
+    state.point = Number.isInteger(point) ? point : null;
+    state.plan = null;
+    return true;
+  };
+  return {words, files, link, isTooLong, read, commandLine, isSearch, state, elements, flagOf};
+};

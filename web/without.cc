@@ -1,0 +1,97 @@
+// What the page in a browser does without: libraries that are not there as WebAssembly (zlib,
+// SQLite, pugixml), threads, and a terminal.
+
+#include <fstream>
+#include <utility>
+
+#include <emscripten.h>
+
+#include "cli/search_progress.h"
+#include "core/error.h"
+#include "topologies/internal/machine.h"
+#include "traces/gzip.h"
+#include "traces/nsight.h"
+
+// Emscripten exports its text, so it is in no namespace.
+// clang-format off
+EM_JS(void, TellProgress, (double simulated, double best, double bound), {
+  if (Module["onProgress"]) {
+    Module["onProgress"](simulated, best, bound);
+  }
+});
+// clang-format on
+
+namespace shardwright {
+
+struct TextSink::Deflater {};
+
+TextSink::TextSink(bool compressed) {
+  if (compressed) {
+    throw EnvironmentError("this build writes no gzip");
+  }
+}
+TextSink::~TextSink() = default;
+TextSink::TextSink(TextSink&&) noexcept = default;
+TextSink& TextSink::operator=(TextSink&&) noexcept = default;
+
+void TextSink::Append(std::string_view text) {
+  done_ += text;
+}
+
+std::string TextSink::Finish() {
+  return std::move(done_);
+}
+
+struct TextSource::Stream {
+  std::ifstream file;
+};
+
+TextSource::TextSource(const std::string& file)
+    : file_(file),
+      stream_(std::make_unique<Stream>()),
+      text_(file, "bytes of text", std::int64_t{3} << 30) {
+  stream_->file.open(file, std::ios::binary);
+  if (!stream_->file) {
+    throw InputError(file + ": cannot open");
+  }
+  if (stream_->file.peek() == 0x1f) {
+    throw InputError(file, "a compressed file", "one that the page unpacked");
+  }
+  stream_->file.clear();
+}
+TextSource::~TextSource() = default;
+TextSource::TextSource(TextSource&&) noexcept = default;
+TextSource& TextSource::operator=(TextSource&&) noexcept = default;
+
+std::size_t TextSource::Read(char* buffer, std::size_t size) {
+  stream_->file.read(buffer, static_cast<std::streamsize>(size));
+  const auto count = stream_->file.gcount();
+  text_.Take(count);
+  return static_cast<std::size_t>(count);
+}
+
+ProfilerRecording ReadNsight(const std::string& file) {
+  throw InputError(file, "an export of Nsight Systems",
+                   "a file that the page reads; the program shardwright reads this one");
+}
+
+// Not lines for a terminal, but calls to the page.
+std::function<void(const SearchProgress&)> ProgressLines(bool /*ticks*/) {
+  return [](const SearchProgress& progress) {
+    TellProgress(static_cast<double>(progress.simulated), progress.best.value,
+                 progress.lower_bound.value);
+  };
+}
+
+namespace internal {
+
+Machine ReadNcclXml(std::string_view /*text*/, const std::string& file) {
+  throw InputError(file, "a topology in XML", "what the page reads; the program reads this one");
+}
+
+Machine ReadHwlocXml(std::string_view text, const std::string& file) {
+  return ReadNcclXml(text, file);
+}
+
+}  // namespace internal
+}  // namespace shardwright
