@@ -35,11 +35,13 @@ std::string Lower(std::string_view text) {
 }
 
 // The GPU that a word means, whatever its case; "h200" is the one there is, with its memory behind
-// it. Empty: none, or several.
+// it, and "4090" the one of that maker's number. Empty: none, or several.
 std::string GpuNamed(const std::string& word) {
   const std::vector<std::string> names = GpuNames();
-  if (std::find(names.begin(), names.end(), word) != names.end()) {
-    return word;
+  for (const std::string prefix : {"", "rtx-"}) {
+    if (std::find(names.begin(), names.end(), prefix + word) != names.end()) {
+      return prefix + word;
+    }
   }
   if (word == "h100") {
     return "h100-80";  // those with 96 GB are few
@@ -76,7 +78,7 @@ Spelled Spell(const std::string& spec) {
   }
   // A count or two, a name, and a count behind it.
   static const std::regex kForm(
-      R"(\s*(?:(\d{1,7})\s*x\s*)?(?:(\d{1,7})\s*x?\s*)?([a-z][a-z0-9-]*?)(?:\s*x\s*(\d{1,7}))?\s*)");
+      R"(\s*(?:(\d{1,7})\s*x\s*)?(?:(\d{1,7})\s*x?\s*)?([a-z][a-z0-9-]*?|rtx \d{4}|\d{4})(?:\s*x\s*(\d{1,7}))?\s*)");
   std::smatch match;
   if (!std::regex_match(head, match, kForm)) {
     return {spec, 0};
@@ -87,7 +89,8 @@ Spelled Spell(const std::string& spec) {
       counts.push_back(std::stoll(match[group]));
     }
   }
-  const std::string name = match[3];
+  std::string name = match[3];
+  std::replace(name.begin(), name.end(), ' ', '-');  // "rtx 4090"
   const std::string gpu = GpuNamed(name);
   if (counts.size() > 2 || (gpu.empty() && (!IsInCatalog(name) || counts.size() > 1))) {
     return {spec, 0};

@@ -174,7 +174,8 @@ TEST_CASE("Cluster: one cluster in the ways in which people write it") {
         Way{"4xA100-80, nic 200 Gbit/s", "a100-80", 4, 1},
         Way{"16x8 H100-80, nvlink 450 GB/s, nic 8x400 Gbit/s", "h100-80", 8, 16},
         Way{"DGX-H100", "h100-80", 8, 1}, Way{"4x dgx-h100", "h100-80", 8, 4},
-        Way{"pcie-8x4090", "rtx-4090", 8, 1}, Way{"MI300X x8", "mi300x", 8, 1}}) {
+        Way{"pcie-8x4090", "rtx-4090", 8, 1}, Way{"MI300X x8", "mi300x", 8, 1},
+        Way{"2x4090", "rtx-4090", 2, 1}, Way{"RTX 4090 x2", "rtx-4090", 2, 1}}) {
     CAPTURE(way.spec);
     const Cluster cluster = LoadCluster(way.spec);
     CHECK(cluster.gpu.name == way.gpu);
