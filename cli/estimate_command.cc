@@ -295,8 +295,10 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
   const Totals totals = TotalsOf(question, e);
   const PlanFile& file = e.file;
   const std::string unit = Samples(file);
+  // How to shard is a question of several nodes.
+  const std::string sharding = file.cluster.node_count > 1 ? ", " + ShardWords(file.plan) : "";
   std::string text = Title(e) + ": fits, with micro-batch " + WithCommas(file.plan.micro_batch) +
-                     " " + RecomputeWords(file) + OffloadWords(file.plan.offload) + "\n";
+                     " " + RecomputeWords(file) + OffloadWords(file.plan.offload) + sharding + "\n";
   text += Rounded(e.outcome.rates.tokens_per_second_per_gpu) + " " + unit + "/s per GPU +- " +
           Percent(e.confidence.band) + "; " + Tokens(static_cast<double>(question.tokens)) + " " +
           unit + " take " + Duration(totals.seconds) + ", " + Rounded(totals.gpu_hours) +
@@ -317,11 +319,19 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
   return text + table.Text(2);
 }
 
+// "239 GiB too much of 76.9 GiB".
+std::string MissingWords(const Candidate& least, Bytes limit) {
+  if (least.status == CandidateStatus::kOverHost) {
+    return Format(least.deficit) + " too much of the nodes' host memory";
+  }
+  return least.deficit > Bytes(0) ? Format(least.deficit) + " too much of " + Format(limit)
+                                  : "the allocator finds no room for " + Format(least.memory) +
+                                        " in pieces within " + Format(limit);
+}
+
 std::string MisfitText(const Question& question, const Estimate& e) {
   const Candidate& least = e.floor.candidate;
-  std::string text = Title(e) + ": does not fit, " + Format(least.deficit) + " too much" +
-                     (least.status == CandidateStatus::kOverHost ? " of the nodes' host memory"
-                                                                 : " of " + Format(e.limit)) +
+  std::string text = Title(e) + ": does not fit, " + MissingWords(least, e.limit) +
                      " even with the least memory found\n";
   std::string changes;
   for (const Fix& fix : e.fixes) {

@@ -45,6 +45,9 @@ struct RefineRound {
   std::int64_t effort = 0;
 };
 constexpr std::array<RefineRound, 2> kRefineRounds = {{{14, 28}, {4, 64}}};
+// Of a search with little effort, which is to give a first answer within a second.
+constexpr std::array<RefineRound, 2> kBriefRounds = {{{2, 8}, {1, 16}}};
+constexpr std::int64_t kBriefEffort = 50;
 // Branches that are seeded before the incumbent is looked at again. A constant, so that the result
 // does not depend on the number of threads.
 constexpr std::size_t kBatch = 8;
@@ -142,6 +145,7 @@ class Searcher {
            (has_ties && SortKey(branch) * tie > Incumbent(fewer));
   }
 
+  [[nodiscard]] bool IsBrief() const { return options_.effort < kBriefEffort; }
   [[nodiscard]] bool IsStopped() const { return options_.stop != nullptr && options_.stop->load(); }
 
   void SeedAll() {
@@ -212,7 +216,7 @@ class Searcher {
   }
 
   void RefineBest() {
-    for (const RefineRound& round : kRefineRounds) {
+    for (const RefineRound& round : IsBrief() ? kBriefRounds : kRefineRounds) {
       if (IsStopped() || options_.effort <= 0) {
         return;
       }
@@ -381,7 +385,7 @@ class Searcher {
     if (!result.is_feasible && options_.effort > 0) {
       FindFloor(result);
     }
-    if (result.is_feasible && options_.effort > 0) {
+    if (result.is_feasible && options_.effort > 0 && !IsBrief()) {
       MeasureFront(choose, workers_, result);
     }
     FindPareto(choose, result);

@@ -67,8 +67,8 @@ struct SearchOptions {
   Bytes memory_limit{0};
   int threads = 0;  // 0: what the machine has. The result does not depend on it
   // No further mesh, batch and offload is tried after so many simulations. A count and no time, so
-  // that results repeat. 0: a short search of the most promising ones, and of others until
-  // something fits, without refinement, and nothing about the floor where nothing does.
+  // that results repeat. Below 50: brief, few are refined and the front is not measured. 0: of the
+  // most promising ones, and others until one fits, unrefined, and nothing about the floor.
   std::int64_t effort = 2000;
   const std::atomic<bool>* stop = nullptr;  // set by others: return the best plan so far
   std::function<void(const SearchProgress&)> progress;  // called now and then by one thread
