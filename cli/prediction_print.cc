@@ -265,6 +265,13 @@ std::string FitsText(const Prediction& p) {
               : "and this may be off by " + error + "\n");
 }
 
+// "; the largest part is activation, 149 GiB".
+std::string LargestPart(const MemoryPeak& peak) {
+  const auto most = std::max_element(peak.by_category.begin(), peak.by_category.end());
+  const auto category = static_cast<Category>(most - peak.by_category.begin());
+  return "; the largest part is " + std::string(NameOf(category)) + ", " + Format(*most);
+}
+
 }  // namespace
 
 std::string PredictionText(const PlanFile& file, const Program& program,
@@ -297,10 +304,14 @@ std::string PredictionText(const PlanFile& file, const Program& program,
   if (prediction.misfits.empty()) {
     text += "\n" + FitsText(prediction);
   }
-  // What does not fit is said before how fast it would be.
+  // What does not fit, and what takes the memory, is said before how fast it would be.
+  const bool host_misfits =
+      prediction.host_limit > Bytes(0) && prediction.host_peak > prediction.host_limit;
+  const bool device_misfits = prediction.misfits.size() > (host_misfits ? 1 : 0);  // it is first
   std::string head;
   for (const std::string& misfit : prediction.misfits) {
-    head += misfit + "\n";
+    const bool is_of_device = device_misfits && head.empty();
+    head += misfit + (is_of_device ? LargestPart(prediction.device_peak) : "") + "\n";
   }
   text.insert(text.find('\n') + 1, head + TakenText(file));
   return text;
