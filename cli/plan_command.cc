@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <functional>
 #include <span>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "cli/command.h"
 #include "cli/first_weights.h"
+#include "cli/flag_values.h"
 #include "cli/flow.h"
 #include "cli/plan_diff.h"
 #include "cli/plan_options.h"
@@ -19,6 +21,7 @@
 #include "core/printable.h"
 #include "planner/evaluate.h"
 #include "planner/warnings.h"
+#include "schedule/plan_names.h"
 
 namespace shardwright {
 namespace {
@@ -145,6 +148,90 @@ int RunSearch(const PlanOptions& options, const Arguments& arguments) {
     return options.json ? SearchJson(searched, output) : SearchText(searched, output);
   };
   return ReportSearched(options, arguments, searched, report);
+}
+
+// One search of several, each for another dialect.
+struct DialectSearch {
+  PlanOptions options;
+  SearchedPlan searched;
+
+  [[nodiscard]] std::string Name() const { return std::string(NameOf(options.plan.dialect)); }
+  // What the objective minimises; infinite: nothing fits.
+  [[nodiscard]] double Cost() const {
+    const SearchResult& r = searched.result;
+    if (!r.is_feasible) {
+      return INFINITY;
+    }
+    return options.objective == Objective::kMemory
+               ? static_cast<double>(r.candidates[r.best.index].Needs().value)
+               : r.best.step_time.value;
+  }
+};
+
+// "fsdp2 is best: 2.38 s; fsdp1 2.58 s, 8.4 % slower; ddp: nothing fits".
+std::string DialectsLine(const std::vector<DialectSearch>& searches) {
+  if (!searches.front().searched.result.is_feasible) {
+    return "";
+  }
+  const Seconds best = searches.front().searched.result.best.step_time;
+  std::string line = searches.front().Name() + " is best: " + Format(best);
+  for (std::size_t i = 1; i < searches.size(); ++i) {
+    const SearchResult& r = searches[i].searched.result;
+    const double change = r.is_feasible ? r.best.step_time.value / best.value - 1 : 0;
+    line += "; " + searches[i].Name() +
+            (r.is_feasible ? " " + Format(r.best.step_time) + ", " + Percent(std::abs(change)) +
+                                 (change < 0 ? " faster" : " slower")
+                           : ": nothing fits");
+  }
+  return line + "\n";
+}
+
+Json DialectsJson(const std::vector<DialectSearch>& searches) {
+  Json json = Json::array();
+  for (const DialectSearch& search : searches) {
+    const SearchResult& r = search.searched.result;
+    json.push_back({{"dialect", search.Name()},
+                    {"feasible", r.is_feasible},
+                    {"step_time_s", r.is_feasible ? Json(r.best.step_time.value) : Json()}});
+  }
+  return json;
+}
+
+// Searches for each dialect of a list; the best plan of all is written.
+int RunDialects(const Arguments& arguments, const std::vector<std::string>& dialects) {
+  std::vector<DialectSearch> searches;
+  for (const std::string& dialect : dialects) {
+    Arguments one = arguments;
+    one.text["--dialect"] = dialect;
+    DialectSearch search{ReadPlanOptions(one), {}};
+    ReadSearchOptions(one, search.options);
+    if (!search.options.search || search.options.objective == Objective::kCost) {
+      throw UsageError("--dialect: several are for a search of one number of nodes");
+    }
+    searches.push_back(std::move(search));
+  }
+  for (DialectSearch& search : searches) {
+    search.searched = SearchPlan(search.options, arguments.streams.stop);
+    if (search.searched.is_interrupted) {
+      break;
+    }
+  }
+  std::stable_sort(
+      searches.begin(), searches.end(),
+      [](const DialectSearch& a, const DialectSearch& b) { return a.Cost() < b.Cost(); });
+  const DialectSearch& best = searches.front();
+  for (const std::string& warning : WarningsOf(best.searched.file)) {
+    Warn(warning);
+  }
+  return ReportSearched(best.options, arguments, best.searched, [&](const std::string& output) {
+    if (best.options.json) {
+      Json json = Json::parse(SearchJson(best.searched, output));
+      json["dialects"] = DialectsJson(searches);
+      return json.dump(2) + "\n";
+    }
+    std::string text = SearchText(best.searched, output);
+    return text.insert(text.find('\n') + 1, DialectsLine(searches));
+  });
 }
 
 // With --from: what may differ from the run.
@@ -294,6 +381,10 @@ std::span<const FlagRow> Flags() {
 int RunPlan(const Arguments& given) {
   if (given.Get("--from").is_given()) {
     return RunFrom(given);
+  }
+  const Flag dialect = given.Get("--dialect");
+  if (dialect.text.find(',') != std::string::npos) {
+    return RunDialects(given, ReadList(dialect));
   }
   Arguments arguments = given;
   std::vector<std::int64_t> node_counts = TakeNodeCounts(arguments);

@@ -35,7 +35,8 @@ constexpr std::array<FlagRow, 50> kPlanOptionsFlags = {{
     {"--global-batch", "N", "samples per step over all ranks"},
     {"--sync", "every|last|replicate_last", "which micro-batches reduce gradients (default every)"},
     {"--dialect", "fsdp2|fsdp1|ddp|native|zero1|zero2|zero3|fairscale",
-     "whose rules to follow (default fsdp2)"},
+     "whose rules to follow (default fsdp2); of a search also several, such as fsdp1,fsdp2: the "
+     "best of them"},
     {"--wrap", "RULE",
      "units: block, torchtitan, accelerate, size:1e8, root, module or a .json file (default block; "
      "zero1, zero2: root; zero3: module); batch norms stay in full precision beside them",

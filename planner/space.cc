@@ -196,6 +196,41 @@ UnitFamily SplitBlocks(const Model& model, const std::vector<UnitPlan>& ends,
   return family;
 }
 
+// Blocks of which parts learn (LoRA): the modules that do are a unit of their own, since native
+// reduces units as a whole, zeros of what is frozen among them. Nothing where no block is mixed.
+std::optional<UnitFamily> SplitLearning(const Model& model, const std::vector<UnitPlan>& ends,
+                                        const std::set<std::string>& blocks) {
+  UnitFamily family;
+  family.name = "block, what learns apart";
+  family.is_nested = true;
+  bool is_mixed = false;
+  for (const UnitPlan& unit : ends) {
+    const bool is_block = unit.modules.size() == 1 && blocks.contains(unit.modules[0]);
+    std::set<std::uint32_t> learning, all;
+    for (const Parameter& param : model.params) {
+      const std::string& fqn = model.modules[param.module.value].fqn;
+      if (is_block && fqn.starts_with(unit.modules[0] + ".")) {
+        all.insert(param.module.value);
+        if (param.trainable) {
+          learning.insert(param.module.value);
+        }
+      }
+    }
+    if (!learning.empty() && learning.size() < all.size()) {
+      is_mixed = true;
+      UnitPlan part = unit;
+      part.name += ".learning";
+      part.modules.clear();
+      for (const std::uint32_t module : learning) {
+        part.modules.push_back(model.modules[module].fqn);
+      }
+      family.units.push_back(std::move(part));
+    }
+    family.units.push_back(unit);
+  }
+  return is_mixed ? std::optional(std::move(family)) : std::nullopt;
+}
+
 // What the first block runs up to its first part with modules inside goes to the unit before it,
 // the rest is a unit: what is gathered first and reduced last, which runs beside nothing, is then
 // in one message. Nothing where the block has parameters of its own or no such parts.
@@ -326,6 +361,11 @@ std::vector<UnitFamily> Families(const SearchInput& input, const SearchOptions& 
   AddFamily(input, options, SplitBlocks(input.model, ends, block_set), families);
   if (std::optional<UnitFamily> family = JoinFirstPart(input.model, ends, blocks.front())) {
     AddFamily(input, options, std::move(*family), families);
+  }
+  if (dialect == Dialect::kNative) {
+    if (std::optional<UnitFamily> family = SplitLearning(input.model, ends, block_set)) {
+      AddFamily(input, options, std::move(*family), families);
+    }
   }
   for (const std::size_t count : {2U, 3U, 4U, 6U, 8U, 16U}) {
     if (count < blocks.size()) {
