@@ -45,7 +45,7 @@ class Targets(ShardwrightTestCase):
         text = self.succeed(*JOB, "--dialect", "ddp,fsdp2", "-o", "p.json")
         self.assertRegex(text.splitlines()[1], rf"^{both['dialect']} is best: [\d.]+ \w+; \w+ [\d.]+ \w+, [\d.]+ % slower$")
         self.assertEqual(json.loads((self.folder / "p.json").read_text())["plan"]["dialect"], both["dialect"])
-        code, out, err = self.run_program(*JOB, "--dialect", "ddp,fsdp2", "--wrap", "block", "-o", "p.json")
+        code, out, err = self.run_program(*JOB, "--dialect", "ddp,fsdp2", "--micro-batch", "1", "-o", "p.json")
         self.assertEqual((code, out), (2, ""))
         self.assertIn("--dialect: several are for a search of one number of nodes", err)
 
