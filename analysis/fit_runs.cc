@@ -4,11 +4,14 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <mutex>
+#include <set>
 #include <utility>
 
 #include "analysis/internal/fit_group.h"
 #include "analysis/internal/fit_search.h"
 #include "core/error.h"
+#include "core/parallel.h"
 
 namespace shardwright {
 namespace {
@@ -44,39 +47,72 @@ double SpreadFor(const Linear& linear, const std::vector<double>& errors) {
   return Quantile(ratios, 0.9);
 }
 
-void Report(const FitOptions& options, const FitGroup& group, const std::string& what) {
-  if (options.progress) {
-    options.progress(group.gpus + ", " + group.family + ": " + what);
+// What is fitted apart: all rows of a group, or those without one fold.
+struct FitTask {
+  std::string without;  // empty: all rows
+  RowMask rows;
+  Linear best;
+  std::vector<double> left_out;  // errors of the other rows
+};
+
+std::vector<FitTask> TasksOf(const FitGroup& group, bool leave_out) {
+  std::vector<FitTask> tasks = {{"", RowMask(group.rows.size(), true), {}, {}}};
+  if (!leave_out) {
+    return tasks;
   }
+  const std::vector<std::string> folds = FoldsOf(group);
+  for (const std::string& name : std::set<std::string>(folds.begin(), folds.end())) {
+    FitTask task{name, RowMask(group.rows.size()), {}, {}};
+    for (std::size_t i = 0; i < folds.size(); ++i) {
+      task.rows[i] = folds[i] != name;
+    }
+    tasks.push_back(std::move(task));
+  }
+  return tasks;
 }
 
-// Fits without each fold in turn, each time from the base profiles; returns the errors of the rows
-// while they were left out.
-std::vector<double> LeaveOut(const FitGroup& group, const FitOptions& options, FitWork& work,
-                             RunFit& fit) {
-  const std::vector<std::string> folds = FoldsOf(group);
-  std::vector<std::string> names = folds;
-  std::sort(names.begin(), names.end());
-  names.erase(std::unique(names.begin(), names.end()), names.end());
-  std::vector<double> result(group.rows.size(), 0.0);
-  for (const std::string& name : names) {
-    RowMask mask(group.rows.size());
-    RowMask others(group.rows.size());
-    for (std::size_t i = 0; i < mask.size(); ++i) {
-      mask[i] = folds[i] != name;
-      others[i] = !mask[i];
+// Each task starts from the base profiles and knows nothing of the others, so they share the
+// processor's cores. Returns the number of evaluations.
+std::size_t RunTasks(const FitGroup& group, const FitOptions& options,
+                     std::vector<FitTask>& tasks) {
+  const std::size_t threads = ThreadCount();
+  std::vector<FitWork> works(threads);
+  std::mutex mutex;  // guards options.progress
+  ParallelFor(tasks.size(), threads, [&](std::size_t i, std::size_t worker) {
+    FitTask& task = tasks[i];
+    task.best = FitRows(group, task.rows, works[worker]);
+    if (!task.without.empty()) {
+      RowMask others = task.rows;
+      others.flip();
+      task.left_out = RowErrors(group, task.best.at, others, works[worker]);
     }
-    const Linear without = FitRows(group, mask, work);
-    const std::vector<double> errors = RowErrors(group, without.at, others, work);
-    std::vector<double> fold_errors;
-    for (std::size_t i = 0; i < mask.size(); ++i) {
-      if (others[i]) {
-        result[i] = errors[i];
-        fold_errors.push_back(std::expm1(errors[i]));
+    if (options.progress) {
+      const std::lock_guard lock(mutex);
+      options.progress(group.gpus + ", " + group.family + ": " +
+                       (task.without.empty() ? std::to_string(group.rows.size()) + " rows fitted"
+                                             : "fitted without " + task.without));
+    }
+  });
+  std::size_t evaluations = 0;
+  for (const FitWork& work : works) {
+    evaluations += work.evaluations;
+  }
+  return evaluations;
+}
+
+// The errors of the rows while they were left out, from all tasks but the first.
+std::vector<double> LeftOutErrors(const FitGroup& group, const std::vector<FitTask>& tasks,
+                                  RunFit& fit) {
+  std::vector<double> result(group.rows.size(), 0.0);
+  for (std::size_t t = 1; t < tasks.size(); ++t) {
+    std::vector<double> of_fold;
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      if (!tasks[t].rows[i]) {
+        result[i] = tasks[t].left_out[i];
+        of_fold.push_back(std::expm1(result[i]));
       }
     }
-    fit.left_out.push_back({group.gpus, group.family, name, Summarise(fold_errors)});
-    Report(options, group, "fitted without " + name);
+    fit.left_out.push_back({group.gpus, group.family, tasks[t].without, Summarise(of_fold)});
   }
   return result;
 }
@@ -112,13 +148,13 @@ void AddStacks(const FitGroup& group, const Linear& best, double spread, double 
 
 void FitGroupRows(FitGroup& group, const FitOptions& options, RunFit& fit) {
   AddVariables(options, group);
-  FitWork work;
-  const Linear best = FitRows(group, RowMask(group.rows.size(), true), work);
-  Report(options, group, std::to_string(group.rows.size()) + " rows fitted");
+  std::vector<FitTask> tasks = TasksOf(group, options.leave_out);
+  fit.evaluations += RunTasks(group, options, tasks);
+  const Linear& best = tasks[0].best;
   double spread = 0;
   double left_out_error = 0;
   if (options.leave_out) {
-    const std::vector<double> errors = LeaveOut(group, options, work, fit);
+    const std::vector<double> errors = LeftOutErrors(group, tasks, fit);
     for (std::size_t i = 0; i < errors.size(); ++i) {
       const double error = std::expm1(errors[i]);
       fit.left_out_rows.push_back({group.rows[i].run->id, error});
@@ -126,7 +162,6 @@ void FitGroupRows(FitGroup& group, const FitOptions& options, RunFit& fit) {
     }
     spread = SpreadFor(best, errors);
   }
-  fit.evaluations += work.evaluations;
   AddStacks(group, best, spread, left_out_error, fit);
 }
 

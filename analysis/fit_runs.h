@@ -29,7 +29,9 @@ struct FitOptions {
   // Cross-validate by leaving out one model after the other (in a group with one model: one number
   // of GPUs, and with one such number: one choice of dtypes).
   bool leave_out = true;
-  std::function<void(const std::string&)> progress;  // one line per fit; may be empty
+  // One line per fit, in the order in which they end, from any thread but one at a time; may be
+  // empty.
+  std::function<void(const std::string&)> progress;
 };
 
 [[nodiscard]] std::vector<std::string> DefaultFitNumbers();

@@ -30,7 +30,7 @@ constexpr std::array<PositionalRow, 1> kFitPositionals = {
     {{"RUNS", "table of measured runs (CSV)", "fit needs a table of measured runs", false,
       FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 8> kFitFlags = {{
+constexpr std::array<FlagRow, 9> kFitFlags = {{
     {"--output,-o", "FILE",
      "write the profile of one fitted stack; a folder (with a / at its end) for all",
      FileRole::kWriteWhen},
@@ -39,6 +39,7 @@ constexpr std::array<FlagRow, 8> kFitFlags = {{
     {"--kernel-set", "NAME",
      "kernel set of the stack to write, likewise (with --one-per-gpu the framework)"},
     {"--source", "LIST", "fit rows of these sources only (ids up to the first '-')"},
+    {"--gpu-class", "LIST", "of these GPUs only: parts of the column gpu_class, such as A100,H100"},
     {"--tier", "LIST", "rows to use, by their column tier (default A; rows without one count)"},
     {"--numbers", "LIST", "numbers to fit, at most 8, such as compute.gemm.bf16,host.step"},
     {"--own", "LIST", "those of them that each stack has for itself, at most 2"},
@@ -49,12 +50,24 @@ constexpr std::array<SwitchRow, 1> kFitSwitches = {
       "one profile per GPU type for all kernel sets of a framework, which then differ by their "
       "kernels alone"}}};
 
-std::vector<MeasuredRun> Select(const std::vector<MeasuredRun>& runs,
-                                const std::vector<std::string>& sources) {
+// Which rows are fitted; empty: all.
+struct RowChoice {
+  std::vector<std::string> sources;
+  std::vector<std::string> gpus;  // parts of MeasuredRun::gpu_class
+};
+
+std::vector<MeasuredRun> Select(const std::vector<MeasuredRun>& runs, const RowChoice& choice) {
   std::vector<MeasuredRun> selected;
   for (const MeasuredRun& run : runs) {
-    if (sources.empty() ||
-        std::find(sources.begin(), sources.end(), run.Source()) != sources.end()) {
+    const bool has_source = choice.sources.empty() ||
+                            std::find(choice.sources.begin(), choice.sources.end(), run.Source()) !=
+                                choice.sources.end();
+    const bool has_gpu =
+        choice.gpus.empty() ||
+        std::any_of(choice.gpus.begin(), choice.gpus.end(), [&](const std::string& part) {
+          return run.gpu_class.find(part) != std::string::npos;
+        });
+    if (has_source && has_gpu) {
       selected.push_back(run);
     }
   }
@@ -84,10 +97,10 @@ const FittedStack& Chosen(const RunFit& fit, const std::string& gpu,
 }
 
 // " --source a,b", or nothing.
-std::string SourcesText(const std::vector<std::string>& sources) {
+std::string FlagText(const std::string& flag, const std::vector<std::string>& values) {
   std::string text;
-  for (const std::string& source : sources) {
-    text += (text.empty() ? " --source " : ",") + source;
+  for (const std::string& value : values) {
+    text += (text.empty() ? ' ' + flag + ' ' : ",") + value;
   }
   return text;
 }
@@ -106,8 +119,9 @@ void CheckOwn(const FitOptions& options) {
 
 int RunFitCommand(const Arguments& arguments) {
   const std::string file = arguments.Get("RUNS").text;
-  std::vector<std::string> sources;
-  arguments.Set("--source", sources, ReadList);
+  RowChoice choice;
+  arguments.Set("--source", choice.sources, ReadList);
+  arguments.Set("--gpu-class", choice.gpus, ReadList);
   FitOptions options;
   arguments.Set("--tier", options.tiers, ReadList);
   arguments.Set("--numbers", options.numbers, ReadList);
@@ -132,9 +146,10 @@ int RunFitCommand(const Arguments& arguments) {
   if (!output.empty()) {
     arguments.Require("--date");
   }
-  const RunFit fit = FitRuns(Select(ReadMeasuredRuns(file), sources), options);
+  const RunFit fit = FitRuns(Select(ReadMeasuredRuns(file), choice), options);
   if (!output.empty()) {
-    const std::string source = "shardwright fit " + file + SourcesText(sources);
+    const std::string source = "shardwright fit " + file + FlagText("--source", choice.sources) +
+                               FlagText("--gpu-class", choice.gpus);
     if (output.ends_with('/')) {
       std::vector<OutputFile> files;
       for (const FittedStack& stack : fit.stacks) {

@@ -1,20 +1,61 @@
 """Writes the tables of bench/accuracy.md from the JSON reports of shardwright validate and fit."""
 
+import concurrent.futures
 import csv
+import hashlib
 import json
+import os
+import pathlib
 import subprocess
 import sys
 
+# Arguments of `fit`, as in scripts/fit_profiles.sh.
+TORCH = ["--source", "torchtitan,torchao,ibmfsdp,torchtune", "--one-per-gpu"]
 FITS = [
     ["--source", "llmfoundry", "--numbers",
      "compute.gemm.bf16,compute.elementwise,compute.attention_forward,compute.attention_backward,"
      "overlap.compute_sensitivity,compute.rank_spread,compute.gemm.fp8,compute.gemm_ramp"],
-    ["--source", "torchtitan,torchao,ibmfsdp,torchtune", "--one-per-gpu", "--numbers",
+    [*TORCH, "--gpu-class", "A100,H100", "--numbers",
+     "compute.gemm.bf16,compute.elementwise,overlap.compute_sensitivity,compute.gemm.fp8,host.step,"
+     "compute.rank_spread"],
+    [*TORCH, "--gpu-class", "B200,MI300", "--numbers",
      "compute.gemm.bf16,compute.elementwise,compute.attention_forward,compute.attention_backward,"
      "compute.reduction,overlap.compute_sensitivity,compute.gemm.fp8,host.step"],
     ["--source", "fmsaccel"],
     ["--source", "internevo"],
 ]
+# What the groups of a source are called in the tables of models left out.
+FRAMEWORKS = {"llmfoundry": "composer", "fmsaccel": "hf", "internevo": "internevo"}
+
+
+# What a fit depends on besides its arguments.
+FIT_FOLDERS = ["analysis", "core", "models", "schedule", "simulator", "topologies"]
+
+
+def is_fitted(path):
+    """Whether fits wrote this profile: no fit starts from it, so a new one changes no other."""
+    return path.parent.name == "profiles" and "fit" in json.loads(path.read_text(encoding="utf-8"))
+
+
+def fit_key(arguments, runs):
+    digest = hashlib.sha256(repr(arguments).encode())
+    for folder in FIT_FOLDERS:
+        for path in sorted(pathlib.Path(folder).rglob("*")):
+            if path.is_file() and not (path.suffix == ".json" and is_fitted(path)):
+                digest.update(str(path).encode() + b"\0" + path.read_bytes())
+    digest.update(pathlib.Path(runs).read_bytes())
+    return digest.hexdigest()
+
+
+def kept_fit(program, cache, runs, flags):
+    """The report of one fit, made now or by an earlier call on the same sources and table."""
+    path = cache / (fit_key(flags, runs) + ".json")
+    if not path.exists():
+        cache.mkdir(exist_ok=True)
+        unfinished = path.with_suffix(".part")
+        unfinished.write_text(json.dumps(report(program, "fit", runs, *flags)), encoding="utf-8")
+        os.replace(unfinished, path)
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def report(program, *arguments):
@@ -54,17 +95,48 @@ def errors_table(validation, key):
     return table(["source", "GPU", *COLUMNS], rows)
 
 
-def left_out_section(program, runs):
-    by_source = {}
+def quantile(values, q):
+    """As in analysis/error_statistics.h."""
+    values = sorted(values)
+    below = int(q * (len(values) - 1))
+    above = min(below + 1, len(values) - 1)
+    return values[below] + (q * (len(values) - 1) - below) * (values[above] - values[below])
+
+
+def summarise(errors):
+    sizes = [abs(error) for error in errors]
+    return {"rows": len(errors), "mean": sum(sizes) / len(sizes), "median": quantile(sizes, 0.5),
+            "p90": quantile(sizes, 0.9), "max": max(sizes), "bias": sum(errors) / len(errors)}
+
+
+def left_out_section(fits):
+    """Statistics by source, and a row per model. A source may be part of several fits."""
+    errors = {}
     by_model = []
-    for flags in FITS:
-        fit = report(program, "fit", runs, *flags)
-        for source, s in fit["cross_validation_by_source"].items():
-            by_source[source] = s
+    for fit in fits:
+        for row in fit["left_out_rows"]:
+            errors.setdefault(row["id"].split("-")[0], []).append(row["error"])
         for fold in fit["left_out"]:
             by_model.append([fold["gpu"], fold["framework"], fold["model"],
                              *statistics(fold["errors"])])
-    return by_source, table(["GPU", "framework", "left out", *COLUMNS], by_model)
+    return {source: summarise(of_source) for source, of_source in errors.items()}, by_model
+
+
+class Before:
+    """The tables of the report before, for sources whose fits are not made again."""
+
+    def __init__(self, path, sources):
+        lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines() if sources else []
+        rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+        frameworks = [FRAMEWORKS[source] for source in sources]
+        self.sources = sources
+        self.goals = [row for row in rows if any(row[0].startswith(f"step time, {s}, left out,") for s in sources)]
+        self.by_source = [row for row in rows if len(row) == 7 and row[0] in sources]
+        self.by_model = [row for row in rows if len(row) == 9 and row[1] in frameworks]
+        self.note = ""
+        if sources:
+            self.note = ("\nRows of these sources are those of the report before this one; their fits were not made again: "
+                         + ", ".join(sources) + ".\n")
 
 
 def skipped_table(details):
@@ -174,25 +246,26 @@ MAIN_SOURCE = "llmfoundry"
 MANY_ROWS = 8
 
 
-def step_time_goals(validation, left_out):
+def step_time_goals(validation, left_out, kept):
     goals = []
-    s = left_out[MAIN_SOURCE]
-    for key, limit in [("median", 0.015), ("mean", 0.025), ("p90", 0.05)]:
-        goals.append([f"step time, {MAIN_SOURCE}, left out, {key}", limit, s[key]])
+    if MAIN_SOURCE in left_out:
+        s = left_out[MAIN_SOURCE]
+        for key, limit in [("median", 0.015), ("mean", 0.025), ("p90", 0.05)]:
+            goals.append([f"step time, {MAIN_SOURCE}, left out, {key}", limit, s[key]])
     for source, s in sorted(left_out.items()):
         if source != MAIN_SOURCE and s["rows"] >= MANY_ROWS:
             goals.append([f"step time, {source}, left out, mean", 0.08, s["mean"]])
             goals.append([f"step time, {source}, left out, bias", 0.05, abs(s["bias"])])
     for group in validation["sources"]:
         s = group["step_time"]
-        if s and s["rows"] < MANY_ROWS and group["source"] not in left_out:
+        if s and s["rows"] < MANY_ROWS and group["source"] not in [*left_out, *kept]:
             goals.append([f"step time, {group['source']}, nothing fitted, mean", 0.12, s["mean"]])
     return goals
 
 
-def goals_table(program, validation, left_out, edges):
+def goals_table(program, validation, left_out, edges, before):
     """Every goal, what was reached, and whether that is enough."""
-    goals = step_time_goals(validation, left_out)
+    goals = step_time_goals(validation, left_out, before.sources)
     pooled = validation["pooled"]
     goals.append(["memory allocated, mean", 0.04, pooled["memory_allocated"]["mean"]])
     goals.append(["memory reserved, mean", 0.06, pooled["memory_reserved"]["mean"]])
@@ -209,7 +282,7 @@ def goals_table(program, validation, left_out, edges):
     goals.append(["all-gather and reduce-scatter, p90", 0.20, nccl["pooled"]["p90"]])
     worst = max(f["above_64_mib"]["median"] for f in nccl["left_out"])
     goals.append(["worst fabric left out, median above 64 MiB", 0.20, worst])
-    rows = []
+    rows = list(before.goals)
     for what, limit, reached in goals:
         is_floor = what.endswith("at least")
         is_met = reached >= limit if is_floor else reached <= limit
@@ -221,11 +294,19 @@ def goals_table(program, validation, left_out, edges):
 
 
 def main():
-    program, folder, output = sys.argv[1:]
+    build, folder, output, *keep = sys.argv[1:]
+    program = build + "/shardwright"
+    cache = pathlib.Path(build) / "accuracy"
     runs = folder + "/measured_runs.csv"
-    validation = report(program, "validate", runs, "--oom", folder + "/oom_runs.csv", "--bands")
-    left_out, by_model = left_out_section(program, runs)
-    by_source = table(["source", *COLUMNS], [[k, *statistics(s)] for k, s in left_out.items()])
+    before = Before(output, keep)
+    wanted = [flags for flags in FITS if flags[1] not in keep]
+    # A fit keeps all cores busy but at its end, when the last of its models is left out.
+    with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
+        fits = [pool.submit(kept_fit, program, cache, runs, flags) for flags in wanted]
+        validation = pool.submit(report, program, "validate", runs, "--oom", folder + "/oom_runs.csv", "--bands").result()
+        left_out, by_model = left_out_section([fit.result() for fit in fits])
+    by_source = table(["source", *COLUMNS], before.by_source + [[k, *statistics(s)] for k, s in left_out.items()])
+    by_model = table(["GPU", "framework", "left out", *COLUMNS], before.by_model + by_model)
     oom = validation["oom"]
     edges = brackets(validation, folder + "/oom_runs.csv")
     text = f"""# Accuracy against published training runs
@@ -234,13 +315,14 @@ Written by `scripts/accuracy.sh`; nothing in it is edited by hand. Rows: bench/p
 
 ## Goals
 
-{goals_table(program, validation, left_out, edges)}
+{goals_table(program, validation, left_out, edges, before)}
 ## 1. Step time of rows that were not fitted
 
 Every model is left out in turn, the numbers are fitted to the other rows of the same chip and framework, and the left-out rows are predicted (in a group with one model: every number of
 GPUs; with one number of GPUs: every choice of dtypes). This is what to expect for a new model. The fit does not replay the allocator, so stalls near the memory limit are missing here.
 Which numbers are fitted, the size of errors from which the fit counts them linearly, and how strongly numbers that have one cause are drawn to each other, were chosen among some sixty variants by this table.
-
+Attention and norms of PyTorch on A100 and H100 are not fitted to steps: they are what single kernels were measured to take (docs/cost_model.md). Two variants of that were tried.
+{before.note}
 {by_source}
 {by_model}
 ## 2. Step time with the shipped profiles

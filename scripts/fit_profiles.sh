@@ -24,8 +24,15 @@ compute.gemm.bf16, compute.elementwise, compute.attention_forward, compute.atten
 overlap.compute_sensitivity, compute.rank_spread, compute.gemm.fp8, compute.gemm_ramp
 LIST
 )"
-# Stacks of PyTorch share one profile per GPU, so that they differ by their kernels alone.
-fit --source torchtitan,torchao,ibmfsdp,torchtune --one-per-gpu --numbers "$(tr -d ' \n' <<'LIST'
+# Stacks of PyTorch share one profile per GPU, so that they differ by their kernels alone. Attention
+# and norms of A100 and H100 are known from single kernels, and steps are not asked for them.
+torch=torchtitan,torchao,ibmfsdp,torchtune
+fit --source "$torch" --one-per-gpu --gpu-class A100,H100 --numbers "$(tr -d ' \n' <<'LIST'
+compute.gemm.bf16, compute.elementwise, overlap.compute_sensitivity, compute.gemm.fp8, host.step,
+compute.rank_spread
+LIST
+)"
+fit --source "$torch" --one-per-gpu --gpu-class B200,MI300 --numbers "$(tr -d ' \n' <<'LIST'
 compute.gemm.bf16, compute.elementwise, compute.attention_forward, compute.attention_backward,
 compute.reduction, overlap.compute_sensitivity, compute.gemm.fp8, host.step
 LIST

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "analysis/optimize.h"
-#include "core/parallel.h"
 #include "simulator/simulate.h"
 
 namespace shardwright {
@@ -153,24 +152,21 @@ std::vector<double> RowErrors(const FitGroup& group, const std::vector<double>& 
     profiles.push_back(ProfileAt(group, s, point));
   }
   std::vector<double> errors(group.rows.size(), 0.0);
-  const std::size_t threads = ThreadCount();
-  work.simulators.resize(threads);
-  ParallelFor(group.rows.size(), threads, [&](std::size_t i, std::size_t thread) {
+  SimulateOptions options;
+  options.reserved = false;
+  for (std::size_t i = 0; i < group.rows.size(); ++i) {
     if (!mask[i]) {
-      return;
+      continue;
     }
     const GroupRow& row = group.rows[i];
-    std::optional<Simulator>& simulator = work.simulators[thread];
-    if (simulator) {
-      simulator->Use(row.cluster, profiles[row.stack]);
+    if (work.simulator) {
+      work.simulator->Use(row.cluster, profiles[row.stack]);
     } else {
-      simulator.emplace(row.cluster, profiles[row.stack]);
+      work.simulator.emplace(row.cluster, profiles[row.stack]);
     }
-    SimulateOptions options;
-    options.reserved = false;
-    const SimTime time = simulator->Run(row.program, options).step_time;
+    const SimTime time = work.simulator->Run(row.program, options).step_time;
     errors[i] = std::log(ToSeconds(time).value / row.measured_s);
-  });
+  }
   return errors;
 }
 

@@ -20,10 +20,10 @@ struct Linear {
   std::vector<std::vector<double>> slopes;  // [variable][row]
 };
 
-// What fits hand on to each other.
+// What the fits of one thread hand on to each other.
 struct FitWork {
-  std::vector<std::optional<Simulator>> simulators;  // by thread, for their memory
-  std::size_t evaluations = 0;                       // simulations of all rows of a group
+  std::optional<Simulator> simulator;  // for its memory
+  std::size_t evaluations = 0;         // simulations of all rows of a group
 };
 
 // log(predicted / measured) of the rows in `mask`; 0 elsewhere.

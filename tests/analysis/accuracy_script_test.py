@@ -1,0 +1,116 @@
+"""What scripts/accuracy.py keeps: fits of the same sources and table, and left-out rows of the report before."""
+
+import importlib.util
+import os
+import pathlib
+import tempfile
+import unittest
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "accuracy.py"
+SPEC = importlib.util.spec_from_file_location("accuracy", SCRIPT)
+accuracy = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(accuracy)
+
+REPORT = """| what | goal | reached |  |
+| --- | --- | --- | --- |
+| step time, llmfoundry, left out, mean | 2.5 % | 2.47 % | met |
+| step time, fmsaccel, left out, mean | 8.0 % | 5.84 % | met |
+
+| source | rows | mean | median | p90 | worst | bias |
+| --- | --- | --- | --- | --- | --- | --- |
+| llmfoundry | 170 | 2.5 % | 1.5 % | 5.0 % | 25.9 % | -1.0 % |
+| fmsaccel | 34 | 5.8 % | 4.2 % | 10.7 % | 30.6 % | +0.4 % |
+
+| GPU | framework | left out | rows | mean | median | p90 | worst | bias |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| h100-80 | composer | MPT-3B | 15 | 1.6 % | 0.9 % | 4.0 % | 6.0 % | -0.5 % |
+| a100-80 | hf | Llama3-8B | 11 | 8.3 % | 2.0 % | 23.3 % | 30.6 % | -6.4 % |
+"""
+
+
+class KeptFits(unittest.TestCase):
+
+    def setUp(self):
+        self.home = os.getcwd()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.addCleanup(os.chdir, self.home)
+        os.chdir(folder.name)
+        profiles = pathlib.Path("topologies/profiles")
+        profiles.mkdir(parents=True)
+        (profiles / "base.json").write_text("{}")
+        (profiles / "fitted.json").write_text('{"fit": {}}')
+        pathlib.Path("simulator").mkdir()
+        pathlib.Path("simulator/engine.cc").write_text("1")
+        pathlib.Path("runs.csv").write_text("id\n")
+        program = pathlib.Path("program")
+        program.write_text('#!/bin/sh\necho "$*" >> calls\necho "{}"\n')
+        program.chmod(0o755)
+
+    def calls(self, *flags):
+        """How often the program runs for these flags."""
+        before = self.count()
+        self.assertEqual(accuracy.kept_fit("./program", pathlib.Path("kept"), "runs.csv", list(flags)), {})
+        return self.count() - before
+
+    def count(self):
+        return len(pathlib.Path("calls").read_text().splitlines()) if pathlib.Path("calls").exists() else 0
+
+    def test_a_fit_is_made_once(self):
+        self.assertEqual(self.calls("--source", "a"), 1)
+        self.assertEqual(pathlib.Path("calls").read_text(), "fit runs.csv --source a --json\n")
+        self.assertEqual(self.calls("--source", "a"), 0)
+        self.assertEqual(self.calls("--source", "b"), 1)
+
+    def test_it_is_made_again_where_what_it_reads_has_changed(self):
+        self.assertEqual(self.calls(), 1)
+        for path in ("runs.csv", "simulator/engine.cc", "topologies/profiles/base.json"):
+            with open(path, "a", encoding="utf-8") as file:
+                file.write("\n")
+            self.assertEqual((path, self.calls()), (path, 1))
+            self.assertEqual((path, self.calls()), (path, 0))
+        # No fit starts from what fits have written.
+        pathlib.Path("topologies/profiles/fitted.json").write_text('{"fit": {"runs": 1}}')
+        self.assertEqual(self.calls(), 0)
+
+    def test_a_fit_that_fails_leaves_nothing(self):
+        pathlib.Path("program").write_text("#!/bin/sh\necho '{'\nexit 1\n")
+        with self.assertRaises(accuracy.subprocess.CalledProcessError):
+            self.calls()
+        self.assertEqual(list(pathlib.Path("kept").iterdir()), [])
+
+    def test_rows_of_the_report_before(self):
+        pathlib.Path("report.md").write_text(REPORT)
+        before = accuracy.Before("report.md", ["llmfoundry"])
+        self.assertEqual(before.goals, [["step time, llmfoundry, left out, mean", "2.5 %", "2.47 %", "met"]])
+        self.assertEqual(before.by_source, [["llmfoundry", "170", "2.5 %", "1.5 %", "5.0 %", "25.9 %", "-1.0 %"]])
+        self.assertEqual(before.by_model,
+                         [["h100-80", "composer", "MPT-3B", "15", "1.6 %", "0.9 %", "4.0 %", "6.0 %", "-0.5 %"]])
+        self.assertIn("made again: llmfoundry.", before.note)
+        none = accuracy.Before("report.md", [])
+        self.assertEqual((none.goals, none.by_source, none.by_model, none.note), ([], [], [], ""))
+
+
+class Statistics(unittest.TestCase):
+
+    def test_a_source_in_two_fits(self):
+        fits = [{"left_out_rows": [{"id": "a-1", "error": -0.1}, {"id": "b-1", "error": 0.5}], "left_out": []},
+                {"left_out_rows": [{"id": "a-2", "error": 0.3}], "left_out": []}]
+        by_source, by_model = accuracy.left_out_section(fits)
+        self.assertEqual(by_model, [])
+        self.assertEqual(sorted(by_source), ["a", "b"])
+        # |errors| 0.1 and 0.3; their mean -0.1 + 0.3 over 2; p90 at 0.9 of the way between them.
+        for key, value in {"rows": 2, "mean": 0.2, "median": 0.2, "p90": 0.28, "max": 0.3, "bias": 0.1}.items():
+            self.assertAlmostEqual(by_source["a"][key], value)
+
+    def test_numbers_are_those_of_the_script_that_writes_profiles(self):
+        text = (SCRIPT.parent / "fit_profiles.sh").read_text().replace("\n", "").replace(" ", "")
+        for flags in accuracy.FITS:
+            if "--numbers" in flags:
+                self.assertIn(flags[-1], text)
+            if "--gpu-class" in flags:
+                self.assertIn("--gpu-class" + flags[flags.index("--gpu-class") + 1], text)
+
+
+if __name__ == "__main__":
+    unittest.main()
