@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
-#include <cmath>
 #include <cstddef>
-#include <system_error>
 #include <utility>
 
 #include "analysis/csv.h"
+#include "analysis/csv_fields.h"
 #include "core/error.h"
 #include "core/json.h"
 
@@ -19,38 +17,6 @@ namespace {
 constexpr std::array<std::string_view, 10> kColumns = {"source", "system",        "gpu",     "gpus",
                                                        "nodes",  "gpus_per_node", "network", "op",
                                                        "bytes",  "time_us"};
-
-// Reads the fields of one row.
-struct FieldReader {
-  const CsvTable& table;
-  const CsvRow& row;
-
-  [[nodiscard]] const std::string& Text(std::string_view column) const {
-    return row.fields[table.Find(column)];
-  }
-  // 0 for an empty field.
-  [[nodiscard]] double Positive(std::string_view column) const {
-    const std::string& text = Text(column);
-    if (text.empty()) {
-      return 0;
-    }
-    double value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size() || !(value > 0) ||
-        !std::isfinite(value)) {
-      throw InputError(table.Where(row, column), '"' + text + '"', "a positive number or nothing");
-    }
-    return value;
-  }
-  [[nodiscard]] std::int64_t Count(std::string_view column) const {
-    const double value = Positive(column);
-    if (value != std::floor(value) || value > 1e15) {
-      throw InputError(table.Where(row, column), '"' + Text(column) + '"',
-                       "a positive whole number or nothing");
-    }
-    return static_cast<std::int64_t>(value);
-  }
-};
 
 bool Contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -200,7 +166,7 @@ std::vector<SweepRow> ParseSweep(std::string_view text, const std::string& file)
   }
   std::vector<SweepRow> rows;
   for (const CsvRow& record : table.rows) {
-    const FieldReader read{table, record};
+    const CsvFields read{table, record};
     SweepRow& row = rows.emplace_back();
     row.line = record.line;
     row.source = read.Text("source");

@@ -27,6 +27,7 @@ extern const Command kCompareCommand;
 extern const Command kReportCommand;
 extern const Command kValidateCommand;
 extern const Command kValidateNcclCommand;
+extern const Command kValidateKernelsCommand;
 extern const Command kCalibrateCommand;
 extern const Command kFitCommand;
 extern const Command kFitNcclCommand;
@@ -39,14 +40,37 @@ extern const Command kManCommand;
 
 std::span<const Command* const> AllCommands() {
   static constexpr std::array kCommands = {
-      &kEstimateCommand,     &kListCommand,         &kInspectCommand,    &kPlanCommand,
-      &kSimulateCommand,     &kSweepCommand,        &kGoodputCommand,    &kBaselinesCommand,
-      &kEmitCommand,         &kImportRunCommand,    &kExportCommand,     &kRunCommand,
-      &kEvalCommand,         &kGenerateCommand,     &kCheckpointCommand, &kCompareCommand,
-      &kValidateCommand,     &kValidateNcclCommand, &kCalibrateCommand,  &kFitCommand,
-      &kFitNcclCommand,      &kReportCommand,       &kPageCommand,       &kDiffCommand,
-      &kConfigCommand,       &kDoctorCommand,       &kCompletionCommand, &kManCommand,
-      &kInspectTraceCommand, &kTopoCommand,
+      &kEstimateCommand,
+      &kListCommand,
+      &kInspectCommand,
+      &kPlanCommand,
+      &kSimulateCommand,
+      &kSweepCommand,
+      &kGoodputCommand,
+      &kBaselinesCommand,
+      &kEmitCommand,
+      &kImportRunCommand,
+      &kExportCommand,
+      &kRunCommand,
+      &kEvalCommand,
+      &kGenerateCommand,
+      &kCheckpointCommand,
+      &kCompareCommand,
+      &kValidateCommand,
+      &kValidateNcclCommand,
+      &kCalibrateCommand,
+      &kFitCommand,
+      &kFitNcclCommand,
+      &kReportCommand,
+      &kPageCommand,
+      &kDiffCommand,
+      &kConfigCommand,
+      &kDoctorCommand,
+      &kCompletionCommand,
+      &kManCommand,
+      &kInspectTraceCommand,
+      &kTopoCommand,
+      &kValidateKernelsCommand,
   };
   return kCommands;
 }

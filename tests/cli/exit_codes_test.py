@@ -22,7 +22,7 @@ WORDS = {
     "run": ("none.json",), "eval": ("none.json", "--checkpoint", "none", "--data", "random"),
     "generate": ("none.json", "--checkpoint", "none", "--prompt", "x"),
     "checkpoint": ("inspect", "none"), "compare": ("none.json", "none.gz"), "validate": ("none.csv",),
-    "validate-nccl": ("none.csv",), "calibrate": ("none.gz", "-o", "new.json"), "fit": ("none.csv",),
+    "validate-nccl": ("none.csv",), "validate-kernels": ("none.csv",), "calibrate": ("none.gz", "-o", "new.json"), "fit": ("none.csv",),
     "fit-nccl": ("none.csv",), "report": ("none.json",), "diff": ("none.json", "none.json"), "config": (),
     "doctor": (), "completion": ("bash",), "man": (), "inspect-trace": ("none",), "topo": ("import", "none"),
     "page": (),

@@ -1,0 +1,135 @@
+// Prices of single kernels against the formulas of docs/cost_model.md, computed by hand.
+
+#include "analysis/validate_kernels.h"
+
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "core/error.h"
+#include "topologies/cluster.h"
+#include "topologies/profile.h"
+
+namespace shardwright {
+namespace {
+
+const std::string kHeader =
+    "gpu,stack,op,direction,dtype,batch,m,n,k,layout,groups,sequence,kv_sequence,heads,kv_heads,"
+    "head_dim,value_dim,causal,dropout,rows,features,time_us,statistic,source,note\n";
+
+// A table with one row, priced on H100 with a profile of round numbers.
+KernelReport ReportOf(const std::string& row) {
+  return ValidateKernels(ParseKernelRows(kHeader + row + '\n', "k.csv"), "h100-torch-eager");
+}
+
+double PredictedSeconds(const std::string& row) {
+  const KernelReport report = ReportOf(row);
+  REQUIRE(report.rows.size() == 1);
+  return report.rows[0].predicted.value;
+}
+
+const Profile& H100Profile() {
+  static const Profile profile = LoadProfile("h100-torch-eager");
+  return profile;
+}
+
+double Peak() {
+  return PeakFlops(FindGpu("h100-80", "test"), MathType::kBf16)->value;
+}
+
+double MemoryRate() {
+  return FindGpu("h100-80", "test").memory_bandwidth.value.value;
+}
+
+TEST_CASE("ValidateKernels: a product takes whole waves of tiles") {
+  const ComputeProfile& compute = H100Profile().compute;
+  const double rate = Peak() * compute.gemm[static_cast<std::size_t>(MathType::kBf16)]->value;
+  // 128 x 128 tiles of 64 x 64 on 132 multiprocessors: 125 waves, where 124.12 would do; larger
+  // tiles waste more.
+  const double flops = 2.0 * 8192 * 8192 * 8192 * (125.0 * 132 * 64 * 64) / (8192.0 * 8192);
+  CHECK(PredictedSeconds(
+            "H100-80GB-SXM,cublas,gemm,forward,bf16,1,8192,8192,8192,TN,,,,,,,,,,,,1500,,,") ==
+        doctest::Approx(flops / rate + compute.gemm_ramp.value.value).epsilon(1e-9));
+}
+
+TEST_CASE("ValidateKernels: causal attention runs the tiles on and below the diagonal") {
+  const ComputeProfile& compute = H100Profile().compute;
+  // 16 samples of 16 heads; 8 rows of tiles of 128 x 128, of which 36 run.
+  const double pairs = 36.0 * 128 * 128 * 16 * 16;
+  const double forward = 2 * pairs * (128 + 128) / (Peak() * compute.attention_forward.value);
+  // Backward has two more kernels: row sums of output times its gradient (4 bytes per query and
+  // head), and a cast of the queries' gradient from fp32.
+  const double tensor = 2.0 * 16 * 1024 * 16 * 128;
+  const double passes = (2 * tensor + 4.0 * 16 * 1024 * 16) + (2 * tensor + tensor);
+  const double gap = compute.kernel_gap.value.value;
+  const double backward =
+      2 * pairs * (3 * 128 + 2 * 128) / (Peak() * compute.attention_backward.value) +
+      passes / (MemoryRate() * compute.elementwise.value) + 2 * gap;
+  const auto row = [](const std::string& direction) {
+    return "H100-80GB-SXM,flash-attention-2,attention," + direction +
+           ",fp16,16,,,,,,1024,1024,16,16,128,128,1,,,,1000,,,";
+  };
+  CHECK(PredictedSeconds(row("forward")) == doctest::Approx(forward).epsilon(1e-9));
+  CHECK(PredictedSeconds(row("backward")) == doctest::Approx(backward).epsilon(1e-9));
+  // One after the other, with a gap.
+  CHECK(PredictedSeconds(row("both")) == doctest::Approx(forward + backward + gap).epsilon(1e-9));
+}
+
+TEST_CASE("ValidateKernels: a norm moves its rows once each way") {
+  // Input and output of 4096 x 16384 fp32 numbers, weight and bias, mean and deviation per row.
+  const double bytes = 4.0 * (2 * 4096 * 16384 + 2 * 16384 + 2 * 4096);
+  CHECK(PredictedSeconds("H100-80GB-SXM,torch-eager,layer_norm,forward,fp32,,,,,,,,,,,,,,,4096,"
+                         "16384,300,,,") ==
+        doctest::Approx(bytes / (MemoryRate() * H100Profile().compute.reduction.value))
+            .epsilon(1e-9));
+}
+
+TEST_CASE("ValidateKernels: groups, and rows that cannot be priced") {
+  const std::string gemm = "H100,cublas,gemm,forward,bf16,1,4096,4096,4096,TN,,,,,,,,,,,,";
+  const double predicted = PredictedSeconds(gemm + "1000,,,");
+  const auto measured = [&](double factor) {
+    return std::to_string(predicted * 1e6 / factor) + ",,,\n";
+  };
+  // Predicted 1.2 and 0.9 times what was measured: errors +20 and -10 %.
+  const KernelReport report = ValidateKernels(
+      ParseKernelRows(kHeader + gemm + measured(1.2) + gemm + measured(0.9) +
+                          "H100,triton,sort,forward,bf16,,,,,,,,,,,,,,,8,8,10,,,\n" +
+                          "TPU,cublas,gemm,forward,bf16,1,8,8,8,,,,,,,,,,,,,10,,,\n" +
+                          "H100,cublas,gemm,forward,int4,1,8,8,8,,,,,,,,,,,,,10,,,\n" +
+                          "H100,cublas,gemm,forward,bf16,1,8,,8,,,,,,,,,,,,,10,,,\n",
+                      "k.csv"),
+      "h100-torch-eager");
+  REQUIRE(report.groups.size() == 1);
+  CHECK(report.groups[0].gpu == "h100-80");
+  CHECK(report.groups[0].errors.count == 2);
+  CHECK(report.groups[0].errors.mean == doctest::Approx(0.15).epsilon(1e-4));
+  CHECK(report.groups[0].errors.bias == doctest::Approx(0.05).epsilon(1e-4));
+  std::vector<std::string> reasons;
+  for (const SkippedKernelRows& skipped : report.skipped) {
+    CHECK(skipped.rows == 1);
+    reasons.push_back(skipped.reason);
+  }
+  CHECK(reasons == std::vector<std::string>{"GPU not in the catalog: TPU", "a size is missing",
+                                            "dtype int4", "no such op: sort"});
+}
+
+TEST_CASE("ParseKernelRows: errors") {
+  const auto error_of = [](const std::string& text) {
+    try {
+      (void)ParseKernelRows(text, "k.csv");
+    } catch (const InputError& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  CHECK(error_of("gpu,stack\n") ==
+        "k.csv: line 1: got no column op, expected a table of kernel times");
+  CHECK(error_of(kHeader + "H100,a,gemm,forward,bf16,x,8,8,8,,,,,,,,,,,,,10,,,\n") ==
+        "k.csv: line 2: batch: got \"x\", expected a positive number or nothing");
+  CHECK(error_of(kHeader + "H100,a,attention,forward,bf16,1,,,,,,8,8,1,1,8,8,yes,,,,10,,,\n") ==
+        "k.csv: line 2: causal: got \"yes\", expected 0, 1 or nothing");
+}
+
+}  // namespace
+}  // namespace shardwright
