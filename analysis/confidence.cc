@@ -26,8 +26,9 @@ std::string Percentage(double fraction) {
   return text.data();
 }
 
+// Published ones.
 std::string Runs(std::int64_t count) {
-  return std::to_string(count) + (count == 1 ? " published run" : " published runs");
+  return std::to_string(count) + (count == 1 ? " run" : " runs");
 }
 
 // What is known of the stack: nothing, or what the profile's numbers come from.
@@ -67,8 +68,7 @@ std::string TextOf(const PlanFile& file, const Known& known) {
   if (of_it != fit.RunCount()) {
     text += ", " + (of_it == 0 ? std::string("none") : std::to_string(of_it)) + " with " + kernels;
   }
-  return text + "; models left out of the fit: error " + Percentage(fit.left_out_error) +
-         " on average";
+  return text + "; error on models left out " + Percentage(fit.left_out_error);
 }
 
 }  // namespace

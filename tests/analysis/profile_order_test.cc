@@ -130,6 +130,27 @@ TEST_CASE("Profiles: torchtitan's published Llama-3-8B rows") {
   CHECK(rows == 9);
 }
 
+// Of H100 with 700 W and HBM3 one run of eager PyTorch on Llama-3-8B is published, and no profile
+// was fitted to it (torchtitan on 32 GPUs of AWS, 6,785 tokens/s per GPU). It does not say its
+// micro-batch; its 68.6 GiB are that of 2 samples, since 1 needs less than 50.
+TEST_CASE("Profiles: eager Llama-3-8B on H100-80, which nothing was fitted to") {
+  for (MeasuredRun run : ReadMeasuredRuns("../bench/published/measured_runs.csv")) {
+    if (run.id != "aws-001") {
+      continue;
+    }
+    run.micro_batch = 2;
+    const MappedRun mapped = MapRun(run, "auto");
+    CAPTURE(mapped.skipped);
+    REQUIRE(mapped.skipped.empty());
+    REQUIRE(mapped.plan.profile.name == "h100-80-torch");
+    const double measured = 2 * 8192 / 6785.0;
+    const double predicted = PredictRun(mapped.plan, mapped.expandable_segments).step_time.value;
+    CHECK(std::abs(predicted / measured - 1) <= 0.1);
+    return;
+  }
+  FAIL("no row aws-001");
+}
+
 TEST_CASE("Profiles: every fit names the GPU that its profile is for, or one with its numbers") {
   std::size_t fitted = 0;
   for (const std::string& name : ListProfiles()) {

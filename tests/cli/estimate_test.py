@@ -20,8 +20,13 @@ class Answers(ShardwrightTestCase):
                                    rf"GPU-hours$")
         self.assertEqual(lines[2], "")
         self.assertEqual([line.split()[0] for line in lines[3:]], ["memory", "step", "MFU", "sharding", "profile", "next"])
-        self.assertIn("a100-80-torch: fitted to 16 published runs on this GPU, none with torch-eager; models left out of the fit: "
-                      "error 3 % on average", text)
+        self.assertIn("a100-80-torch: fitted to 16 runs on this GPU, none with torch-eager; error on models left out 7 %", text)
+
+    def test_no_line_is_wider_than_120_columns(self):
+        for stack in ("torch-eager", "torch-compile-2024"):
+            for gpu in ("A100-80", "H100", "H200"):
+                text = self.succeed("estimate", "gpt2", "4x" + gpu, "--seq", "512", "--kernel-set", stack)
+                self.assertEqual([line for line in text.splitlines() if len(line) > 120 and not line.startswith("  next")], [])
 
     def test_numbers_agree_with_each_other_and_with_plan(self):
         report = json.loads(self.succeed(*SMALL, "--json"))
