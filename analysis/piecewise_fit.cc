@@ -29,7 +29,7 @@ double RelativeError(const FitRow& row, std::span<const double> values) {
   return Predict(row, values) / row.measured - 1;
 }
 
-double Objective(std::span<const FitRow> rows, std::span<const double> values) {
+double WeightedError(std::span<const FitRow> rows, std::span<const double> values) {
   double sum = 0;
   for (const FitRow& row : rows) {
     sum += row.weight * std::abs(RelativeError(row, values));
@@ -187,7 +187,7 @@ std::vector<FittedValue> FitPiecewise(std::span<const FitColumn> columns, const 
   double least = std::numeric_limits<double>::infinity();
   for (int round = 0; round < kMostRounds; ++round) {
     const std::vector<FitRow> rows = rows_at(values);
-    const double objective = Objective(rows, values);
+    const double objective = WeightedError(rows, values);
     if (objective < least) {
       least = objective;
       best = values;
