@@ -58,7 +58,8 @@ PlanFile ZooProblem(const std::string& model, const std::string& cluster, std::i
 }
 
 // The search must be at least as fast as what users would have done: for native whatever they use,
-// for another dialect what its own frameworks do. Returns whether any of that fits.
+// for another dialect what its own frameworks do. What native cannot say to the last launch of a
+// kernel (FSDP1's flat parameters) it must reach within the tie. Returns whether any of that fits.
 bool CheckAgainstBaselines(const PlanFile& problem, Dialect dialect) {
   CAPTURE(problem.model.model.name);
   CAPTURE(problem.cluster.name);
@@ -80,7 +81,8 @@ bool CheckAgainstBaselines(const PlanFile& problem, Dialect dialect) {
     if (baseline.outcome->retries_per_step > result.best.retries) {
       continue;  // the search looks for a plan that the allocator can take as it is
     }
-    CHECK(result.best.step_time.value <= ToSeconds(baseline.outcome->step_time).value);
+    const double slack = baseline.plan.dialect == dialect ? 1.0 : 1.0 + options.tie;
+    CHECK(result.best.step_time.value <= ToSeconds(baseline.outcome->step_time).value * slack);
   }
   return any_fits;
 }
