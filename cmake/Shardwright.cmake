@@ -7,7 +7,7 @@ target_compile_options(sw_warnings INTERFACE
   -Wall -Wextra -Wpedantic -Wconversion -Wswitch
   # In a unity build a local name may hide one of another file, and a struct may hold another file's local type.
   # What g++ 12 inlines there also makes it warn of overlapping copies inside of std::string (GCC's bug 105651).
-  $<IF:$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>,-Wno-subobject-linkage;-Wno-restrict,-Wshadow>
+  $<IF:$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>,$<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage;-Wno-restrict>,-Wshadow>
   $<$<BOOL:${SHARDWRIGHT_WERROR}>:-Werror>)
 
 # sw_library(NAME [SOURCES a.cc ...] [HEADERS a.h ...] [DEPS t ...] [PRIVATE_DEPS t ...])
