@@ -3,9 +3,10 @@
     python3 tests/schedule/torch_ddp_random.py SHARDWRIGHT [--seeds 0:10,13] [--case JSON] [--no-shrink]
 
 2 to 4 gloo processes train a random network (random_networks.py) for three steps, with buckets from a few hundred bytes on, with
-and without gradient_as_bucket_view, which changes nothing that is sent. Compared are elements and dtype of every all-reduce; all
-ranks must end with the same parameters. Two things are left out: what reaches no loss, which DDP refuses, and ops with several
-parameters, which our programs put into one bucket together.
+and without gradient_as_bucket_view and, where a step is one micro-batch, static_graph, which change nothing that is sent but a map
+of parameters in the first step (int32, not compared). Compared are elements and dtype of every all-reduce; all ranks must end with
+the same parameters. Left out are what reaches no loss, which DDP refuses, ops with several parameters, which our programs put into
+one bucket together, and find_unused_parameters, which keeps the buckets of the first step.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ from torch_pool import NAMES, Failure  # noqa: E402
 
 STEPS = 3
 KIB = 1024
+FLAGS = ("gradient_as_bucket_view", "static_graph")
 
 
 def whole(part):
@@ -56,6 +58,7 @@ def random_case(seed):
     if rng.random() < 0.2:
         names = [n for n, _ in random_networks.make(network).named_parameters() if n != "head.weight"]
         case["frozen"] = [name for name in names if rng.random() < 0.4]
+    case["static_graph"] = case["accumulation"] == 1 and rng.random() < 0.4
     return case
 
 
@@ -84,7 +87,8 @@ class AllReduces(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d" and "allreduce" in str(func):
             tensor = args[0][0]
-            self.found.append(("all_reduce", "replicate", tensor.numel(), tensor.numel(), NAMES.get(tensor.dtype, str(tensor.dtype))))
+            if tensor.dtype != torch.int32:  # not the map of parameters in use
+                self.found.append(("all_reduce", "replicate", tensor.numel(), tensor.numel(), NAMES.get(tensor.dtype, str(tensor.dtype))))
         return func(*args, **(kwargs or {}))
 
 
@@ -95,7 +99,7 @@ def run_case(rank, case):
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in case["frozen"])
     model = DistributedDataParallel(model, bucket_cap_mb=case["bucket"] / KIB / KIB,
-                                    gradient_as_bucket_view=case["gradient_as_bucket_view"])
+                                    **{key: case.get(key, False) for key in FLAGS})
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     steps = []
     for step in range(STEPS):
@@ -125,9 +129,9 @@ def judge(ours, pools, case):
 
 
 def smaller_cases(case):
-    for key, value in (("accumulation", 1), ("autocast", False), ("frozen", []), ("replicate", 2),
-                       ("gradient_as_bucket_view", False), ("bucket", 256)):
-        if case[key] != value:
+    for key, value in (("accumulation", 1), ("autocast", False), ("frozen", []), ("replicate", 2), ("bucket", 256),
+                       *((flag, False) for flag in FLAGS)):
+        if case.get(key, value) != value:
             yield {**case, key: value, **({"sync": "every"} if key == "accumulation" else {})}
     for candidate in smaller_networks(case):
         yield fitted(candidate)
