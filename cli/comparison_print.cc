@@ -30,7 +30,7 @@ std::string Signed(double seconds) {
 }
 
 // measured / simulated - 1, "+12.3 %"; above three times as a factor, "x5.18".
-std::string Change(double simulated, double measured) {
+std::string ChangeText(double simulated, double measured) {
   if (simulated <= 0) {
     return "";
   }
@@ -45,7 +45,7 @@ std::string Change(double simulated, double measured) {
 
 void TimeRow(Table& table, const std::string& name, Seconds simulated, Seconds measured) {
   table.Row({name, Format(simulated), Format(measured), Signed(measured.value - simulated.value),
-             Change(simulated.value, measured.value)});
+             ChangeText(simulated.value, measured.value)});
 }
 
 Table TimeTable(const std::string& first) {
@@ -110,7 +110,7 @@ std::string SegmentsText(const Comparison& c) {
 std::string CalibrationsText(const Comparison& c) {
   Table table({kLeft, kRight, kRight, kRight, kLeft});
   table.Row({"calibrated", "factor", "step", "left", "profile"});
-  const auto left = [&](Seconds step) { return Change(step.value, c.measured_step.value); };
+  const auto left = [&](Seconds step) { return ChangeText(step.value, c.measured_step.value); };
   char factor[32];
   for (std::size_t i = 0; i < std::min(c.calibrations.size(), kMostParts); ++i) {
     const Calibration& row = c.calibrations[i];
