@@ -17,10 +17,10 @@ except ImportError:
     sys.exit(77)
 
 PROGRAM = sys.argv[1]
-# Both ends of each merged stretch are rounded, in either direction: n stretches are off by sqrt(n / 6) us. zero3, whose persistent
-# parameters come back one by one, has a thousand: 13 us.
+# All ends are rounded to microseconds, so that the hundreds of shorter gaps between small kernels close or open; zero3, whose persistent
+# parameters come back one by one, has the most of them.
 TOLERANCE_US = 30
-TOLERANCE_PERCENT = 0.02  # HTA rounds to 0.01
+TOLERANCE_PERCENT = 0.03  # of that; HTA rounds to 0.01
 
 PLANS = [
     ("fsdp2", ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--nodes", "2", "--seq", "8192", "--recompute", "full"]),
