@@ -5,6 +5,8 @@
 #include <utility>
 
 #include <emscripten.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 #include "cli/search_progress.h"
 #include "core/error.h"
@@ -20,6 +22,11 @@ EM_JS(void, TellProgress, (double simulated, double best, double bound), {
   }
 });
 // clang-format on
+
+// Linux's call by the name that Emscripten's library has for the browser's.
+extern "C" ssize_t getrandom(void* bytes, std::size_t size, unsigned /*flags*/) {
+  return getentropy(bytes, size) == 0 ? static_cast<ssize_t>(size) : -1;
+}
 
 namespace shardwright {
 
