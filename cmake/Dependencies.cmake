@@ -15,7 +15,7 @@ find_package(tomlplusplus 3.3 CONFIG REQUIRED)
 # Debian has NLopt twice, with and without C++ algorithms; either contains the C interface. Its config files set NLOPT_LIBRARIES.
 find_package(NLopt 2.7 CONFIG REQUIRED)
 include(D3)
-if(SHARDWRIGHT_OPENBLAS)
+if(SHARDWRIGHT_OPENBLAS AND NOT SHARDWRIGHT_WHEEL)
   find_package(OpenBLAS 0.3.21 CONFIG REQUIRED)
 endif()
 if(SHARDWRIGHT_TESTS)
