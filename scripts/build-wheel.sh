@@ -144,7 +144,7 @@ wheel() {
   export CXXFLAGS="-D_LIBCPP_ENABLE_CXX17_REMOVED_UNARY_BINARY_FUNCTION"
   export CMAKE_BUILD_PARALLEL_LEVEL=$jobs CMAKE_GENERATOR=Ninja
   rm -rf "$work/wheel"
-  "$work/venv/bin/python" -m build --wheel --no-isolation --outdir "$work/wheel" \
+  "$work/venv/bin/python" -m build --wheel --no-isolation --skip-dependency-check --outdir "$work/wheel" \
     -C cmake.define.CMAKE_PREFIX_PATH="$prefix" -C cmake.define.CMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF \
     -C cmake.define.OPENSSL_ROOT_DIR="$prefix" -C cmake.define.OPENSSL_USE_STATIC_LIBS=ON \
     -C cmake.define.CMAKE_AR="$AR" -C cmake.define.CMAKE_RANLIB="$RANLIB" "${launcher[@]}" .
@@ -156,9 +156,13 @@ wheel() {
   cp "$work"/wheel/*.whl dist/
 }
 
+# From a copy of what git knows: the build backend would walk through all of build/.
 sdist() {
   say "the sdist"
-  "$work/venv/bin/python" -m build --sdist --no-isolation --outdir dist .
+  rm -rf "$work/tree"
+  mkdir -p "$work/tree"
+  git ls-files -z | tar --create --null --files-from=- | tar --extract --directory "$work/tree"
+  "$work/venv/bin/python" -m build --sdist --no-isolation --outdir dist "$work/tree"
 }
 
 mkdir -p "$work"
