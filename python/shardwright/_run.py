@@ -1,4 +1,4 @@
-"""Command lines of the program, run in this process."""
+"""Command lines of the program, run in this process where they can be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Union
 
-from . import _errors, _native
+from . import _errors, _native, _program
 
 Value = Union[str, bytes, int, float, bool, "os.PathLike[str]", "list[Any]", "tuple[Any, ...]", None]
 """Of a flag: True is a switch, None and False are not given, a list is its items joined by commas."""
@@ -23,6 +23,8 @@ class Done(NamedTuple):
 
 def run(words: list[str], stdin: str = "", source: str = "the plan that was given") -> Done:
     """What the command prints. Raises what it says on standard error."""
+    if words[0] in _program.COMMANDS:
+        return Done(*_program.run(words, stdin))
     encoded = [os.fsencode(word) for word in ["shardwright", *words]]
     code, kind, text = _native.run(encoded, stdin.encode("utf-8", "surrogatepass"), source.encode())
     if kind:

@@ -13,6 +13,7 @@ import unittest
 
 PROGRAM = os.path.abspath(sys.argv.pop(1))
 FOLDER = sys.argv.pop(1)
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, FOLDER)
 
 import shardwright
@@ -53,6 +54,19 @@ class Module(unittest.TestCase):
         self.assertEqual(shardwright.simulate(plan).printed, self.printed("simulate", plan))
         self.assertEqual(shardwright.emit(str(plan), to="fsdp2", output=self.folder / "run")["is_exact"], True)
         self.assertTrue((self.folder / "run" / "shardwright_fsdp2.py").is_file())
+
+    def test_a_run_of_two_ranks(self):
+        """Ranks are processes: copies of the program, not of the script that asks for them."""
+        plan = self.folder / "plan.json"
+        shardwright.plan(model=ROOT / "scripts" / "tiny-gpt.json", cluster="host", gpus=2, seq=32, precision="fp32", output=plan)
+        script = (f"import shardwright; print('once'); done = shardwright.commands.run({str(plan)!r}, steps=2, "
+                  f"data={str(ROOT / 'README.md')!r}); print(len(done['steps']))")
+        done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": FOLDER}, capture_output=True, text=True,
+                              check=False)
+        self.assertEqual((done.returncode, done.stdout), (0, "once\n2\n"), done.stderr)
+        self.assertIn("step 2/2", done.stderr)
+        with self.assertRaisesRegex(shardwright.InputError, r"\Ano-such.json: got no such file, expected a file\Z"):
+            shardwright.commands.run("no-such.json", steps=2)
 
     def test_search(self):
         found = shardwright.plan(**JOB, global_batch=8)
