@@ -166,8 +166,13 @@ std::vector<Kernel> KernelsOf(const KernelRow& row) {
   if (!forward && !backward) {
     throw CannotPrice{"direction \"" + row.direction + '"'};
   }
-  const OpKernels lowered =
-      LowerOp(SpecOf(row), std::max<std::int64_t>(row.batch, 1), DTypeOf(row), KernelSetOf(row));
+  const OpSpec spec = SpecOf(row);
+  OpKernels lowered;
+  try {
+    lowered = LowerOp(spec, std::max<std::int64_t>(row.batch, 1), DTypeOf(row), KernelSetOf(row));
+  } catch (const InputError&) {
+    throw CannotPrice{"sizes of more than 2^56 together"};
+  }
   std::vector<Kernel> kernels;
   const auto append = [&](const std::vector<Kernel>& more) {
     kernels.insert(kernels.end(), more.begin(), more.end());

@@ -114,6 +114,19 @@ TEST_CASE("ValidateKernels: groups, and rows that cannot be priced") {
                                             "dtype int4", "no such op: sort"});
 }
 
+TEST_CASE("A row of impossible sizes is skipped, and the others are not") {
+  const std::string huge = "1000000000000000";
+  const KernelReport report = ValidateKernels(
+      ParseKernelRows(kHeader + "H100,a,layer_norm,forward,bf16,1,,,,,,,,,,,,,," + huge + "," +
+                          huge + ",10,,,\n" +
+                          "H100,a,layer_norm,forward,bf16,1,,,,,,,,,,,,,,8,8,10,,,\n",
+                      "k.csv"),
+      "h100-torch-eager");
+  REQUIRE(report.skipped.size() == 1);
+  CHECK(report.skipped[0].reason == "sizes of more than 2^56 together");
+  CHECK(report.rows.size() == 1);
+}
+
 TEST_CASE("ParseKernelRows: errors") {
   const auto error_of = [](const std::string& text) {
     try {
