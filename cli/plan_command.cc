@@ -216,6 +216,13 @@ int RunDialects(const Arguments& arguments, const std::vector<std::string>& dial
       break;
     }
   }
+  // An interrupt ends them all; nothing is said of those that had not begun.
+  const auto stopped =
+      std::find_if(searches.begin(), searches.end(),
+                   [](const DialectSearch& search) { return search.searched.is_interrupted; });
+  if (stopped != searches.end()) {
+    searches.erase(stopped + 1, searches.end());
+  }
   std::stable_sort(
       searches.begin(), searches.end(),
       [](const DialectSearch& a, const DialectSearch& b) { return a.Cost() < b.Cost(); });

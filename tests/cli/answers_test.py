@@ -149,6 +149,16 @@ class Interrupts(ShardwrightTestCase):
                 else:
                     self.assertIn("stopped early", out)
 
+    def test_of_searches_that_had_not_begun_nothing_is_said(self):
+        process = self.start(*LONG, "--dialect", "native,ddp", "--json", "-o", "p.json")
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        if process.returncode == 130:  # a busy machine: nothing was found yet
+            self.assertEqual(out, "")
+        else:
+            self.assertEqual((process.returncode, [row["dialect"] for row in json.loads(out)["dialects"]]), (0, ["native"]), err)
+
     def test_a_long_search_says_that_it_lives(self):
         process = self.start(*LONG, "-o", "p.json")
         self.assertRegex(process.stderr.readline(), r"^searching for 10 s: .+")
