@@ -13,7 +13,6 @@ const makeQuestion = (plan) => {
   };
   const ABSENT = new Set(["--output", "--keep", "--threads", "--budget", "--token-budget", "--objective", "--from"]);
   const CHOICES = new Set(["--micro-batch", "--recompute", "--reshard", "--wrap", "--shard", "--replicate", "--offload"]);
-  const flagOf = new Map(plan.flags.map((flag) => [flag.name, flag]));
   const elements = new Map();
 
   const option = (value, text) => {
@@ -152,5 +151,5 @@ const makeQuestion = (plan) => {
     state.plan = null;
     return true;
   };
-  return {words, files, link, isTooLong, read, commandLine, isSearch, state, elements, flagOf};
+  return {words, files, link, isTooLong, read, commandLine, state};
 };
