@@ -199,5 +199,6 @@ def smaller_cases(case):
         yield fitted(candidate)
 
 
+# Of the seeds, 4 differs and is left out of the short run: docs/conformance.md lists it among the open ones.
 if __name__ == "__main__":
     sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"DeepSpeed {deepspeed.__version__} ZeRO", "0:4,5:8", "0:400", FIXED, PLAIN))
