@@ -15,7 +15,7 @@ constexpr std::int64_t kMaxBatch = std::int64_t{1} << 40;
 constexpr std::int64_t kMaxAccumulation = 65535;
 constexpr std::int64_t kMaxMicroBatch = std::int64_t{1} << 24;
 
-constexpr std::array<FlagRow, 50> kPlanOptionsFlags = {{
+constexpr std::array<FlagRow, 50> kPlanOptionFlags = {{
     {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json (required)",
      FileRole::kRead},
     {"--cluster", "NAME|FILE|TEXT",
@@ -205,7 +205,7 @@ void ReadCostOptions(const Arguments& arguments, PlanOptions& options) {
 }  // namespace
 
 std::span<const FlagRow> PlanFlags() {
-  return kPlanOptionsFlags;
+  return kPlanOptionFlags;
 }
 
 std::span<const FlagRow> SearchFlags() {

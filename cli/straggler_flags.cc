@@ -18,7 +18,7 @@ constexpr double kLargestSigma = 1.0;
 constexpr std::int64_t kMostSamples = 1'000'000;
 constexpr std::int64_t kMostSlowRanks = 65536;
 
-constexpr std::array<FlagRow, 6> kStragglerFlagsFlags = {{
+constexpr std::array<FlagRow, 6> kStragglerFlags = {{
     {"--jitter", "SIGMA", "noise of every op: standard deviation, as a fraction of its duration"},
     {"--rank-jitter", "SIGMA", "noise of a rank's speed in one step, likewise"},
     {"--slow-rank", "R:FACTOR", "ranks that take longer: 3:1.5 or 8..15:1.2, joined by commas"},
@@ -86,7 +86,7 @@ std::pair<std::string, double> ReadSlowLink(const Flag& flag) {
 }
 
 std::span<const FlagRow> StragglerFlagRows() {
-  return kStragglerFlagsFlags;
+  return kStragglerFlags;
 }
 
 StragglerFlags ReadStragglerFlags(const Arguments& arguments) {

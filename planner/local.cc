@@ -12,7 +12,7 @@
 namespace shardwright {
 namespace {
 
-constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
+constexpr std::size_t kNoIndex = static_cast<std::size_t>(-1);
 // Improvements below this fraction are not worth another round.
 constexpr double kLeastGain = 1e-4;
 constexpr std::int64_t kSeedEffort = 10;
@@ -105,7 +105,7 @@ std::string LocalSearch::LabelOf(const InnerChoice& inner) const {
 }
 
 const Evaluated* LocalSearch::best() const {
-  return best_ == kNowhere ? nullptr : &evaluated_[best_];
+  return best_ == kNoIndex ? nullptr : &evaluated_[best_];
 }
 
 bool LocalSearch::IsStopped() const {
@@ -131,22 +131,22 @@ const Evaluated& LocalSearch::Evaluate(Evaluator& evaluator, const InnerChoice& 
 }
 
 std::size_t LocalSearch::Fit(Evaluator& evaluator, InnerChoice inner) {
-  std::size_t least_that_fits = kNowhere;  // step
-  std::size_t found = kNowhere;            // index into evaluated_
-  std::size_t most_that_fails = kNowhere;
+  std::size_t least_that_fits = kNoIndex;  // step
+  std::size_t found = kNoIndex;            // index into evaluated_
+  std::size_t most_that_fails = kNoIndex;
   constexpr int kMostTries = 8;
   for (int attempt = 0; attempt < kMostTries && (attempt == 0 || !IsStopped()); ++attempt) {
     const Evaluated& e = Evaluate(evaluator, inner);
     const auto index = static_cast<std::size_t>(&e - evaluated_.data());
     if (!e.outcome.is_allowed) {
-      return kNowhere;
+      return kNoIndex;
     }
     std::size_t next = 0;
     if (e.status == CandidateStatus::kFits) {
       if (options_.objective == Objective::kMemory || outer_.offload.activations) {
         return index;  // what is fastest is not told by memory
       }
-      if (least_that_fits == kNowhere || inner.mix < least_that_fits) {
+      if (least_that_fits == kNoIndex || inner.mix < least_that_fits) {
         least_that_fits = inner.mix;
         found = index;
       }
@@ -154,16 +154,16 @@ std::size_t LocalSearch::Fit(Evaluator& evaluator, InnerChoice inner) {
                                 static_cast<double>((limits_.device - e.outcome.memory).value));
     } else {
       most_that_fails =
-          most_that_fails == kNowhere ? inner.mix : std::max(most_that_fails, inner.mix);
+          most_that_fails == kNoIndex ? inner.mix : std::max(most_that_fails, inner.mix);
       const auto missing = static_cast<double>(e.deficit.value);
       const auto ranks = static_cast<double>(in_.cluster.gpus_per_node);
       next = e.status == CandidateStatus::kOverHost
                  ? ladder_.StepCopyingLess(inner.mix, missing / ranks)
                  : ladder_.StepSaving(ladder_.Saved(inner.mix) + missing);
     }
-    const std::size_t low = most_that_fails == kNowhere ? 0 : most_that_fails + 1;
-    const std::size_t high = least_that_fits == kNowhere ? ladder_.steps() : least_that_fits;
-    if (low > ladder_.steps() || (least_that_fits != kNowhere && low >= least_that_fits)) {
+    const std::size_t low = most_that_fails == kNoIndex ? 0 : most_that_fails + 1;
+    const std::size_t high = least_that_fits == kNoIndex ? ladder_.steps() : least_that_fits;
+    if (low > ladder_.steps() || (least_that_fits != kNoIndex && low >= least_that_fits)) {
       break;
     }
     next = std::clamp(next, low, high);
@@ -183,7 +183,7 @@ bool LocalSearch::Try(Evaluator& evaluator, const InnerChoice& inner) {
     return false;
   }
   const std::size_t index = Fit(evaluator, inner);
-  if (index == kNowhere) {
+  if (index == kNoIndex) {
     return false;
   }
   const bool by_memory = options_.objective == Objective::kMemory;
@@ -191,7 +191,7 @@ bool LocalSearch::Try(Evaluator& evaluator, const InnerChoice& inner) {
     const Outcome& o = evaluated_[i].outcome;
     return by_memory ? static_cast<double>(o.memory.value) : o.time.value;
   };
-  if (best_ == kNowhere || cost(index) < cost(best_) * (1 - kLeastGain)) {
+  if (best_ == kNoIndex || cost(index) < cost(best_) * (1 - kLeastGain)) {
     best_ = index;
     return true;
   }
@@ -488,7 +488,7 @@ void LocalSearch::TryPartitions(Evaluator& evaluator) {
       cuts |= unit.modules.back() == items[i].modules.front() ? std::uint64_t{1} << i : 0;
     }
   }
-  std::size_t before = kNowhere;
+  std::size_t before = kNoIndex;
   while (before != best_ && !IsStopped()) {
     before = best_;
     for (std::size_t i = 0; i < 2 * items.size() - 1; ++i) {
@@ -503,7 +503,7 @@ void LocalSearch::TryPartitions(Evaluator& evaluator) {
 }
 
 void LocalSearch::TrySymmetric(Evaluator& evaluator) {
-  if (best_ == kNowhere || ladder_.steps() == 0) {
+  if (best_ == kNoIndex || ladder_.steps() == 0) {
     return;
   }
   InnerChoice inner = evaluated_[best_].inner;
@@ -513,7 +513,7 @@ void LocalSearch::TrySymmetric(Evaluator& evaluator) {
 }
 
 void LocalSearch::TryUniform(Evaluator& evaluator, bool thoroughly) {
-  if (best_ == kNowhere || options_.fixed.units) {
+  if (best_ == kNoIndex || options_.fixed.units) {
     return;
   }
   const InnerChoice best = evaluated_[best_].inner;
@@ -547,7 +547,7 @@ void LocalSearch::TryUniform(Evaluator& evaluator, bool thoroughly) {
 }
 
 void LocalSearch::Refine(Evaluator& evaluator, std::int64_t effort) {
-  if (best_ == kNowhere) {
+  if (best_ == kNoIndex) {
     return;
   }
   effort_ = effort;

@@ -19,8 +19,8 @@ CudnnTensor TensorOf(int type, const CudnnShape& dims) {
 }
 
 bool IsAligned(const gpu::Array& array) {
-  constexpr std::uintptr_t kTensorBytes = 16;
-  return reinterpret_cast<std::uintptr_t>(array.data) % kTensorBytes == 0;
+  constexpr std::uintptr_t kConvolutionAlignment = 16;
+  return reinterpret_cast<std::uintptr_t>(array.data) % kConvolutionAlignment == 0;
 }
 
 }  // namespace

@@ -10,8 +10,6 @@
 namespace shardwright {
 namespace {
 
-constexpr std::int64_t kLargestDimOfHead = std::int64_t{1} << 16;
-
 // Sliding windows per layer. `layer_types` in the config wins over the row's pattern.
 std::vector<std::int64_t> ReadWindows(const HfConfig& config, const DecoderRow& row,
                                       std::int64_t layers) {
@@ -116,8 +114,8 @@ void ReadNumbers(const HfConfig& config, const DecoderRow& row, DecoderSizes& s)
 LatentSizes ReadLatentSizes(const HfConfig& config) {
   return {.query_rank = config.OptionalInt("q_lora_rank", 1, ModelLimits::kFeatures).value_or(0),
           .key_value_rank = config.Int("kv_lora_rank", 1, ModelLimits::kFeatures),
-          .plain_dim = config.Int("qk_nope_head_dim", 1, kLargestDimOfHead),
-          .rope_dim = config.Int("qk_rope_head_dim", 1, kLargestDimOfHead),
+          .plain_dim = config.Int("qk_nope_head_dim", 1, kLargestHeadDim),
+          .rope_dim = config.Int("qk_rope_head_dim", 1, kLargestHeadDim),
           .bias = config.Flag("attention_bias")};
 }
 
@@ -140,14 +138,13 @@ DecoderSizes ReadDecoderSizes(const BuildInput& input, const DecoderRow& row) {
     s.latent = ReadLatentSizes(config);
     s.kv_heads = s.common.heads;
     s.head_dim = s.latent->plain_dim + s.latent->rope_dim;
-    s.value_dim = config.Int("v_head_dim", 1, kLargestDimOfHead);
+    s.value_dim = config.Int("v_head_dim", 1, kLargestHeadDim);
   } else {
     s.kv_heads =
         config.OptionalInt("num_key_value_heads", 1, s.common.heads).value_or(s.common.heads);
     (void)DivideEvenly(config, "num_attention_heads", s.common.heads, "num_key_value_heads",
                        s.kv_heads);
-    const std::optional<std::int64_t> head_dim =
-        config.OptionalInt("head_dim", 1, kLargestDimOfHead);
+    const std::optional<std::int64_t> head_dim = config.OptionalInt("head_dim", 1, kLargestHeadDim);
     s.head_dim = head_dim ? *head_dim
                           : DivideEvenly(config, "hidden_size", s.common.hidden,
                                          "num_attention_heads", s.common.heads);

@@ -12,6 +12,8 @@
 
 namespace shardwright {
 
+inline constexpr std::int64_t kLargestHeadDim = std::int64_t{1} << 16;  // that a file may name
+
 // Low-rank attention sizes of DeepSeek-V2 and V3.
 struct LatentSizes {
   std::int64_t query_rank = 0;  // 0: queries are projected directly

@@ -6,13 +6,13 @@
 #include <optional>
 
 #include "core/error.h"
+#include "models/internal/decoder_sizes.h"
 #include "models/internal/op_reader.h"
 #include "models/internal/other_op.h"
 
 namespace shardwright {
 namespace {
 
-constexpr std::int64_t kLargestHeadDim = std::int64_t{1} << 16;
 constexpr std::size_t kMany = 1 << 16;
 constexpr std::size_t kManyBits = 32;  // inputs, of which OpKernels has a bit each
 
