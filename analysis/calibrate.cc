@@ -93,11 +93,11 @@ enum KernelColumn : std::size_t {
   kRampColumn,
   kFloorColumn,
   kGapColumn,
-  kKernelColumns,
+  kKernelFields,
 };
 
 std::vector<Field> KernelFields(ComputeProfile& compute) {
-  std::vector<Field> fields(kKernelColumns);
+  std::vector<Field> fields(kKernelFields);
   for (std::size_t i = 0; i < kMathTypeCount; ++i) {
     fields[i].name = std::string("compute.gemm.") + MathTypeName(static_cast<MathType>(i));
     fields[i].fraction = compute.gemm[i] ? &*compute.gemm[i] : nullptr;

@@ -46,7 +46,7 @@ void KeepOtherGemmRates(const std::string& base, Json& root) {
 }
 
 // Three digits are more than the rows determine.
-double Rounded(double value) {
+double ToThreeDigits(double value) {
   constexpr double kDigits = 1000;
   double scale = 1;
   if (value <= 0) {
@@ -74,7 +74,7 @@ std::string FittedProfileJson(const FittedStack& stack, const std::string& sourc
   if (stack.spread > 0) {  // models were left out
     root["fit"]["gpu"] = stack.gpu;
     root["fit"]["runs"] = stack.rows_of;
-    root["fit"]["left_out_error"] = Rounded(stack.left_out_error);
+    root["fit"]["left_out_error"] = ToThreeDigits(stack.left_out_error);
   }
   for (const FittedNumber& number : stack.numbers) {
     std::string last;
@@ -82,12 +82,12 @@ std::string FittedProfileJson(const FittedStack& stack, const std::string& sourc
     Json value;
     // Three digits, too.
     value["value"] =
-        number.is_time ? Json(Format(Seconds(number.value))) : Json(Rounded(number.value));
+        number.is_time ? Json(Format(Seconds(number.value))) : Json(ToThreeDigits(number.value));
     value["kind"] = "fitted";
     value["source"] = source;
     value["date"] = date;
     if (stack.spread > 0) {
-      value["spread"] = Rounded(stack.spread);
+      value["spread"] = ToThreeDigits(stack.spread);
     }
     parent[last] = value;
   }

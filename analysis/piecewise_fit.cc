@@ -15,7 +15,7 @@ constexpr double kSmallError = 1e-3;
 // How firmly values that no row speaks about stay at their start.
 constexpr double kTether = 1e-10;
 // A row depends on a number that makes up this part of it.
-constexpr double kNoticeable = 0.05;
+constexpr double kNoticeableChange = 0.05;
 
 double Predict(const FitRow& row, std::span<const double> values) {
   double sum = 0;
@@ -147,7 +147,7 @@ std::vector<FittedValue> Describe(std::span<const FitColumn> columns, std::span<
       share[term.column] += term.factor * values[term.column] / row.measured;
     }
     for (std::size_t i = 0; i < columns.size(); ++i) {
-      if (share[i] >= kNoticeable) {
+      if (share[i] >= kNoticeableChange) {
         errors[i].push_back(std::abs(RelativeError(row, values)));
       }
     }
@@ -157,7 +157,8 @@ std::vector<FittedValue> Describe(std::span<const FitColumn> columns, std::span<
     // A cost that turned out to be nothing is a finding, too, if rows could have had it.
     const bool has_terms = std::any_of(rows.begin(), rows.end(), [&](const FitRow& row) {
       return std::any_of(row.terms.begin(), row.terms.end(), [&](const FitTerm& term) {
-        return term.column == i && term.factor * columns[i].scale / row.measured >= kNoticeable;
+        return term.column == i &&
+               term.factor * columns[i].scale / row.measured >= kNoticeableChange;
       });
     });
     const bool is_nothing = values[i] <= columns[i].lower && has_terms;

@@ -19,7 +19,7 @@
 namespace shardwright {
 namespace {
 
-bool Has(const std::string& text, std::string_view part) {
+bool Contains(const std::string& text, std::string_view part) {
   return text.find(part) != std::string::npos;
 }
 
@@ -30,22 +30,23 @@ Precision PrecisionOf(const MeasuredRun& run, const Stack& stack, std::vector<st
   constexpr auto kFp32 = DType::kFp32;
   constexpr auto kFp16 = DType::kFp16;
   // HF keeps masters in the dtype of the checkpoint when there is one GPU and so no FSDP.
-  const bool is_pure_on_one = Has(text, "pure bf16 on 1 GPU") && run.gpus == 1;
-  const bool is_torchtune = Has(run.framework, "torchtune") || Has(run.framework, "litgpt");
+  const bool is_pure_on_one = Contains(text, "pure bf16 on 1 GPU") && run.gpus == 1;
+  const bool is_torchtune =
+      Contains(run.framework, "torchtune") || Contains(run.framework, "litgpt");
   if (text.starts_with("pure fp16")) {
     return {kFp16, kFp16, kFp16};
   }
-  if (text.starts_with("pure bf16") || is_pure_on_one || Has(text, "bf16 states") ||
-      Has(text, "bf16-true") || (is_torchtune && text.starts_with("bf16"))) {
+  if (text.starts_with("pure bf16") || is_pure_on_one || Contains(text, "bf16 states") ||
+      Contains(text, "bf16-true") || (is_torchtune && text.starts_with("bf16"))) {
     return {kBf16, kBf16, kBf16};
   }
-  if (Has(text, "MP mode PURE")) {
+  if (Contains(text, "MP mode PURE")) {
     return {kFp32, kBf16, kBf16};
   }
-  if (Has(text, "MP mode DEFAULT") || Has(text, "fp32 reduce")) {
+  if (Contains(text, "MP mode DEFAULT") || Contains(text, "fp32 reduce")) {
     return {kFp32, kBf16, kFp32};
   }
-  if (text.starts_with("fp16") || Has(text, "fp16")) {
+  if (text.starts_with("fp16") || Contains(text, "fp16")) {
     return {kFp32, kFp16, kFp16};
   }
   if (text == "fp32") {
@@ -62,20 +63,21 @@ OptimizerSpec OptimizerOf(const MeasuredRun& run, const Stack& stack,
   OptimizerSpec spec;
   spec.impl = stack.optimizer;
   const std::string& text = run.optimizer;
-  if (Has(text, "Muon")) {
-    spec.matrices = Has(text, "distributed") ? MatrixRule::kMuonDistributed : MatrixRule::kMuon;
-  } else if (Has(text, "SOAP")) {
+  if (Contains(text, "Muon")) {
+    spec.matrices =
+        Contains(text, "distributed") ? MatrixRule::kMuonDistributed : MatrixRule::kMuon;
+  } else if (Contains(text, "SOAP")) {
     spec.matrices = MatrixRule::kSoap;
-  } else if (Has(text, "SGD")) {
+  } else if (Contains(text, "SGD")) {
     spec.kind = OptimizerKind::kSgd;
   } else if (text == "Adam") {
     spec.kind = OptimizerKind::kAdam;
-  } else if (!text.empty() && !Has(text, "AdamW") && !Has(text, "adam")) {
+  } else if (!text.empty() && !Contains(text, "AdamW") && !Contains(text, "adam")) {
     notes.push_back("optimizer " + text + " taken as AdamW");
   }
-  if (Has(text, "foreach")) {
+  if (Contains(text, "foreach")) {
     spec.impl = OptimizerImpl::kForeach;
-  } else if (Has(text, "fused")) {
+  } else if (Contains(text, "fused")) {
     spec.impl = OptimizerImpl::kFused;
   }
   return spec;
@@ -85,13 +87,13 @@ Offload OffloadOf(const MeasuredRun& run, const Stack& stack) {
   const std::string& text = run.offload;
   Offload offload;
   if (text.starts_with("n")) {
-    offload.activations = Has(text, "checkpoints to CPU") ||
+    offload.activations = Contains(text, "checkpoints to CPU") ||
                           (stack.checkpoints_on_host && run.checkpointing.starts_with("full"));
     return offload;
   }
-  offload.parameters = Has(text, "param") || text.starts_with("y");
-  offload.optimizer = Has(text, "optimizer") && !offload.parameters;
-  offload.activations = Has(text, "activation") || Has(text, "checkpoints");
+  offload.parameters = Contains(text, "param") || text.starts_with("y");
+  offload.optimizer = Contains(text, "optimizer") && !offload.parameters;
+  offload.activations = Contains(text, "activation") || Contains(text, "checkpoints");
   return offload;
 }
 
@@ -137,10 +139,10 @@ std::vector<RecomputeRegion> RecomputeOf(const MeasuredRun& run, const Stack& st
   if (text.starts_with("full")) {
     return RecomputeBlocks(model, RecomputeKind::kFull, 1, std::string(kWhere));
   }
-  if (Has(text, "every")) {
+  if (Contains(text, "every")) {
     std::vector<RecomputeRegion> regions =
         RecomputeBlocks(model, RecomputeKind::kFull, 1, std::string(kWhere));
-    KeepFraction(Has(text, "2nd") ? 0.5 : RecomputedFraction(run, notes), regions);
+    KeepFraction(Contains(text, "2nd") ? 0.5 : RecomputedFraction(run, notes), regions);
     return regions;
   }
   // MaxText's policies keep the results of all projections and, with "flash", the attention's.
@@ -148,7 +150,7 @@ std::vector<RecomputeRegion> RecomputeOf(const MeasuredRun& run, const Stack& st
     return RecomputeBlocks(model, RecomputeKind::kSelective, 1, std::string(kWhere));
   }
   if (text.starts_with("selective")) {
-    if (!Has(text, "per-op")) {
+    if (!Contains(text, "per-op")) {
       notes.push_back(text + " taken as torchtitan's per-op rule");
     }
     return RecomputeBlocks(model, RecomputeKind::kSelective, 2, std::string(kWhere));
@@ -159,7 +161,7 @@ std::vector<RecomputeRegion> RecomputeOf(const MeasuredRun& run, const Stack& st
 // Whose rules the run followed.
 Dialect DialectOf(const MeasuredRun& run, const Stack& stack, std::int64_t ranks) {
   const std::string& text = run.parallelism;
-  if (ranks > 1 && Has(text, "zero1")) {
+  if (ranks > 1 && Contains(text, "zero1")) {
     return Dialect::kZero1;
   }
   if (ranks == 1 || text.starts_with("single") || text.starts_with("ddp")) {
@@ -192,7 +194,7 @@ void SetSharding(const MeasuredRun& run, const Stack& stack, const Cluster& clus
   plan.shard_size = ranks;
   if (plan.dialect == Dialect::kDdp) {
     plan.shard_size = 1;
-  } else if (run.parallelism.starts_with("hsdp") || Has(run.sharding, "HYBRID")) {
+  } else if (run.parallelism.starts_with("hsdp") || Contains(run.sharding, "HYBRID")) {
     plan.shard_size = cluster.gpus_per_node;
   } else if (plan.dialect == Dialect::kZero1) {
     const std::int64_t group = ShardGroupOf(run.parallelism);
@@ -271,7 +273,7 @@ void SetUnits(const MeasuredRun& run, const Stack& stack, const Model& model, co
               Plan& plan) {
   const bool is_ddp = plan.dialect == Dialect::kDdp;
   ReshardChoice reshard;
-  if (Has(run.sharding, "SHARD_GRAD_OP") || Has(run.sharding, "never")) {
+  if (Contains(run.sharding, "SHARD_GRAD_OP") || Contains(run.sharding, "never")) {
     reshard = {.is_set = true, .reshard = {.kind = Reshard::Kind::kNever, .group = 0}};
   }
   if (is_ddp) {
@@ -297,7 +299,7 @@ void CheckParallelism(const MeasuredRun& run) {
   }
   static constexpr std::array<std::string_view, 8> kKnown = {"SHARD",  "FSDP",   "fsdp", "ZeRO-1",
                                                              "ZeRO-2", "ZeRO-3", "full", "never"};
-  const auto is_known = [&](std::string_view word) { return Has(run.sharding, word); };
+  const auto is_known = [&](std::string_view word) { return Contains(run.sharding, word); };
   if (!run.sharding.empty() && std::none_of(kKnown.begin(), kKnown.end(), is_known)) {
     throw InputError("sharding_strategy", '"' + run.sharding + '"',
                      "FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, NO_SHARD, FSDP or ZeRO-1 to ZeRO-3");
@@ -306,12 +308,12 @@ void CheckParallelism(const MeasuredRun& run) {
 
 // What plans cannot say.
 void CheckOptimizer(const MeasuredRun& run) {
-  if (Has(run.param_dtype, "8-bit") || Has(run.param_dtype, "optimizer-in-bwd")) {
+  if (Contains(run.param_dtype, "8-bit") || Contains(run.param_dtype, "optimizer-in-bwd")) {
     throw InputError("param_dtype", '"' + run.param_dtype + '"',
                      "states in the masters' dtype, updated after backward");
   }
   static constexpr std::array<std::string_view, 5> kKnown = {"Adam", "adam", "SGD", "SOAP", "Muon"};
-  const auto is_known = [&](std::string_view word) { return Has(run.optimizer, word); };
+  const auto is_known = [&](std::string_view word) { return Contains(run.optimizer, word); };
   if (!run.optimizer.empty() && std::none_of(kKnown.begin(), kKnown.end(), is_known)) {
     throw InputError("optimizer", '"' + run.optimizer + '"', "AdamW, Adam, SGD, SOAP or Muon");
   }
@@ -322,7 +324,7 @@ void SetAttention(const MeasuredRun& run, KernelSetOptions& kernels) {
   static constexpr std::array<std::string_view, 6> kFused = {"flash", "triton", "sdpa",
                                                              "cudnn", "flex",   "xformers"};
   static constexpr std::array<std::string_view, 3> kWritten = {"torch", "eager", "math"};
-  const auto is_named = [&](std::string_view word) { return Has(run.attention_kernel, word); };
+  const auto is_named = [&](std::string_view word) { return Contains(run.attention_kernel, word); };
   if (std::any_of(kFused.begin(), kFused.end(), is_named)) {
     kernels.attention = AttentionImpl::kFlash;
   } else if (std::any_of(kWritten.begin(), kWritten.end(), is_named)) {

@@ -28,27 +28,27 @@ constexpr std::size_t kMostDifferences = 5;
 
 // What makes two calls of a group equal. The sizes of a product are sorted: its gradients are
 // products of the same three.
-struct Call {
+struct MatchedCall {
   int kind = 0;  // forward, backward; which collective
   std::array<std::int64_t, 4> sizes{};
 
-  bool operator==(const Call&) const = default;
+  bool operator==(const MatchedCall&) const = default;
   // Emscripten's std::array has no <=>.
-  bool operator<(const Call& other) const {
+  bool operator<(const MatchedCall& other) const {
     return std::tie(kind, sizes) < std::tie(other.kind, other.sizes);
   }
 };
 
-using Calls = std::map<Call, std::int64_t>;
-using Step = std::array<Calls, kGroupCount>;
+using Calls = std::map<MatchedCall, std::int64_t>;
+using StepCalls = std::array<Calls, kGroupCount>;
 
-Call ProductOf(std::int64_t batch, std::int64_t m, std::int64_t n, std::int64_t k) {
+MatchedCall ProductOf(std::int64_t batch, std::int64_t m, std::int64_t n, std::int64_t k) {
   std::array<std::int64_t, 3> sizes = {m, n, k};
   std::sort(sizes.begin(), sizes.end());
   return {0, {batch, sizes[0], sizes[1], sizes[2]}};
 }
 
-double WorkOf(CallGroup group, const Call& call) {
+double WorkOf(CallGroup group, const MatchedCall& call) {
   double work = 1;
   for (const std::int64_t size : call.sizes) {
     work *= group == CallGroup::kCollectives || size == 0 ? 1 : static_cast<double>(size);
@@ -56,7 +56,7 @@ double WorkOf(CallGroup group, const Call& call) {
   return work;
 }
 
-std::string TextOf(CallGroup group, const Call& call) {
+std::string TextOf(CallGroup group, const MatchedCall& call) {
   const auto& s = call.sizes;
   switch (group) {
     case CallGroup::kProducts:
@@ -78,11 +78,11 @@ std::string TextOf(CallGroup group, const Call& call) {
          (s[0] == 0 ? "" : " of " + Format(Bytes(s[0])));
 }
 
-Calls& In(Step& step, CallGroup group) {
+Calls& In(StepCalls& step, CallGroup group) {
   return step[static_cast<std::size_t>(group)];
 }
 
-void AddOp(const Program& program, const Op& op, Step& step) {
+void AddOp(const Program& program, const Op& op, StepCalls& step) {
   const OpShape& shape = program.ShapeOf(op);
   if (InfoOf(shape.code).is_collective) {
     if (shape.code != OpCode::kBarrier && program.groups[shape.group.value].size > 1) {
@@ -129,15 +129,15 @@ Calls ExpertProducts(const Program& program) {
   return experts;
 }
 
-bool IsOfExpert(const Calls& experts, const Call& product) {
+bool IsOfExpert(const Calls& experts, const MatchedCall& product) {
   const auto& s = product.sizes;
   return !experts.empty() &&
          (experts.contains({0, {s[1], s[2]}}) || experts.contains({0, {s[2], s[3]}}) ||
           experts.contains({0, {s[1], s[3]}}));
 }
 
-Step StepOf(const Program& program) {
-  Step step;
+StepCalls StepOf(const Program& program) {
+  StepCalls step;
   for (const Op& op : program.step.ops) {
     AddOp(program, op, step);
   }
@@ -152,7 +152,7 @@ Step StepOf(const Program& program) {
 
 // How a group was recorded, by the worst of all recordings.
 struct Recorded {
-  std::vector<Step> steps;  // of all ranks
+  std::vector<StepCalls> steps;  // of all ranks
   std::array<MatchedBy, kGroupCount> by{};
 };
 
@@ -181,7 +181,7 @@ bool IsHelper(std::string_view name) {
 }
 
 void AddKernel(const ProfilerRecording& recording, const Activity& activity,
-               const std::array<MatchedBy, kGroupCount>& by, Step& step) {
+               const std::array<MatchedBy, kGroupCount>& by, StepCalls& step) {
   if (activity.kind != ActivityKind::kKernel || IsHelper(recording.names[activity.name])) {
     return;
   }
@@ -203,13 +203,13 @@ void AddKernel(const ProfilerRecording& recording, const Activity& activity,
 }
 
 void AddCall(const HostCall& call, const std::array<MatchedBy, kGroupCount>& by,
-             const Calls& experts, Step& step) {
+             const Calls& experts, StepCalls& step) {
   const auto of = [&](CallGroup group) { return by[static_cast<std::size_t>(group)]; };
   switch (call.kind) {
     case CallKind::kProduct: {
-      const Call product = of(CallGroup::kProducts) == MatchedBy::kSizes
-                               ? ProductOf(call.batch, call.m, call.n, call.k)
-                               : Call();
+      const MatchedCall product = of(CallGroup::kProducts) == MatchedBy::kSizes
+                                      ? ProductOf(call.batch, call.m, call.n, call.k)
+                                      : MatchedCall();
       if (of(CallGroup::kProducts) != MatchedBy::kKernels && !IsOfExpert(experts, product)) {
         ++In(step, CallGroup::kProducts)[product];
       }
@@ -225,7 +225,7 @@ void AddCall(const HostCall& call, const std::array<MatchedBy, kGroupCount>& by,
       break;
   }
   if (of(CallGroup::kAttention) != MatchedBy::kKernels) {
-    Call attention{call.kind == CallKind::kAttentionBackward ? 1 : 0, {}};
+    MatchedCall attention{call.kind == CallKind::kAttentionBackward ? 1 : 0, {}};
     if (of(CallGroup::kAttention) == MatchedBy::kSizes) {
       attention.sizes = {call.batch, call.m, call.k};
     }
@@ -252,7 +252,7 @@ Recorded RecordedOf(const Program& program, const std::vector<ProfilerRecording>
     if (counted.empty()) {
       throw InputError(recording.file, "no step with work", "at least one training step");
     }
-    std::vector<Step> steps(recording.steps.size());
+    std::vector<StepCalls> steps(recording.steps.size());
     for (const HostCall& call : recording.calls) {
       AddCall(call, result.by, experts, steps[call.step]);
     }
@@ -385,13 +385,13 @@ class GroupMatch {
   Calls missing_, extra_;
 };
 
-RunMatch Match(const Step& planned, const Recorded& recorded) {
+RunMatch Match(const StepCalls& planned, const Recorded& recorded) {
   RunMatch result;
   for (std::size_t g = 0; g < kGroupCount; ++g) {
     const auto group = static_cast<CallGroup>(g);
     GroupMatch match(group, recorded.by[g]);
     const Calls plan = ToldBy(recorded.by[g], group, planned[g]);
-    for (const Step& step : recorded.steps) {
+    for (const StepCalls& step : recorded.steps) {
       const Calls calls = ToldBy(recorded.by[g], group, step[g]);
       match.Add(plan, group == CallGroup::kCollectives ? UnderPlannedSizes(calls, plan) : calls);
     }

@@ -35,7 +35,7 @@ constexpr std::array<std::string_view, 17> kJobFlags = {
     "--mode",      "--seq",        "--clip",         "--precision", "--global-batch", "--optimizer",
     "--lora-rank", "--lora-alpha", "--lora-targets", "--frozen",    "--memory-margin"};
 
-std::span<const FlagRow> Flags() {
+std::span<const FlagRow> BaselinesFlags() {
   static const std::vector<FlagRow> flags = [] {
     std::vector<FlagRow> rows;
     for (const FlagRow& row : PlanFlags()) {
@@ -112,6 +112,7 @@ int RunBaselines(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kBaselinesCommand;
-const Command kBaselinesCommand = {"baselines", kBaselinesAbout, {}, Flags(), {}, RunBaselines};
+const Command kBaselinesCommand = {"baselines", kBaselinesAbout, {}, BaselinesFlags(),
+                                   {},          RunBaselines};
 
 }  // namespace shardwright

@@ -136,7 +136,7 @@ void CheckFlags(const Arguments& arguments, Action action) {
   }
 }
 
-int RunImport(const Arguments& arguments) {
+int RunCheckpointImport(const Arguments& arguments) {
   const std::string from = arguments.Get("FOLDER").text;
   std::string spec = from;
   arguments.SetText("--model", spec);
@@ -154,7 +154,7 @@ int RunCheckpoint(const Arguments& arguments) {
   const auto action = static_cast<Action>(ReadChoice(arguments.Get("ACTION"), kActions));
   CheckFlags(arguments, action);
   if (action == Action::kImport) {
-    return RunImport(arguments);
+    return RunCheckpointImport(arguments);
   }
   const bool exports = action == Action::kExport;
   const Flag output = arguments.Get("--output");

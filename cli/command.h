@@ -53,6 +53,9 @@ struct PositionalRow {
   FileRole file = FileRole::kNone;
 };
 
+// The title of a command, of what its --help says.
+[[nodiscard]] std::string FirstLine(std::string_view about);
+
 // Standard input and output; a caller in the same process may have others in their place.
 struct Streams {
   std::function<std::string()> read;  // all of it

@@ -14,6 +14,10 @@
 
 namespace shardwright {
 
+std::string FirstLine(std::string_view about) {
+  return std::string(about.substr(0, about.find('\n')));
+}
+
 Streams StandardStreams() {
   return {.read =
               [] {

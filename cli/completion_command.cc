@@ -38,12 +38,8 @@ std::string Quoted(const std::string& text) {
   return Replaced(text, "'", "'\\''");
 }
 
-std::string FirstLine(std::string_view text) {
-  return std::string(text.substr(0, text.find('\n')));
-}
-
 // "on|off" -> "on off"; empty where a value is no choice between words.
-std::string Choices(const FlagRow& row) {
+std::string ChoiceWords(const FlagRow& row) {
   const std::string value(row.value);
   return value.find('|') == std::string::npos ? "" : Replaced(value, "|", " ");
 }
@@ -85,7 +81,7 @@ std::string BashScript() {
     for (const FlagRow& row : command->flags) {
       const std::string name = LongName(row);
       const std::string lister = Lister(name);
-      const std::string words = lister.empty() ? Choices(row) : "$(" + lister + ")";
+      const std::string words = lister.empty() ? ChoiceWords(row) : "$(" + lister + ")";
       if (!words.empty()) {
         values.append("    '").append(command->name).append(" ").append(name);
         values.append("') words=\"").append(words).append("\" ;;\n");
@@ -129,7 +125,7 @@ std::string ZshValue(const FlagRow& row) {
   if (!lister.empty()) {
     return ":value:($(" + Replaced(lister, "'", "'\\''") + "))";
   }
-  const std::string choices = Choices(row);
+  const std::string choices = ChoiceWords(row);
   return choices.empty() ? ":value:_files" : ":value:(" + choices + ")";
 }
 
@@ -190,7 +186,7 @@ std::string FishScript() {
     for (const FlagRow& row : command->flags) {
       const std::string flag = LongName(row);
       const std::string lister = Lister(flag);
-      const std::string words = lister.empty() ? Choices(row) : "(" + lister + ")";
+      const std::string words = lister.empty() ? ChoiceWords(row) : "(" + lister + ")";
       text += with + flag.substr(2) + " -r" +
               (words.empty() ? "" : " -f -a '" + Quoted(words) + "'") + " -d '" + Quoted(row.help) +
               "'\n";

@@ -151,7 +151,7 @@ std::string Shown(const std::string& value) {
   return value.empty() ? "-" : value;
 }
 
-std::string SignedPercent(double before, double after) {
+std::string SignedChange(double before, double after) {
   if (before == after) {
     return "";
   }
@@ -198,7 +198,7 @@ std::string WhyText(const Prediction& a, const Prediction& b) {
   table.Row({"what bounds the step", "before", "after", ""});
   for (const auto& [name, times] : WhyOf(a, b)) {
     table.Row({name, Format(Seconds(times.first)), Format(Seconds(times.second)),
-               SignedPercent(times.first, times.second)});
+               SignedChange(times.first, times.second)});
   }
   return "\n" + table.Text();
 }
@@ -214,12 +214,12 @@ std::string DiffText(const std::vector<Change>& changes, const Prediction& a, co
   Table figures({kLeft, kRight, kRight, kRight});
   figures.Row({"", "before", "after", ""});
   const auto add_time = [&](const char* name, Seconds before, Seconds after) {
-    figures.Row({name, Format(before), Format(after), SignedPercent(before.value, after.value)});
+    figures.Row({name, Format(before), Format(after), SignedChange(before.value, after.value)});
   };
   const auto add_bytes = [&](const char* name, Bytes before, Bytes after) {
     figures.Row(
         {name, Format(before), Format(after),
-         SignedPercent(static_cast<double>(before.value), static_cast<double>(after.value))});
+         SignedChange(static_cast<double>(before.value), static_cast<double>(after.value))});
   };
   add_time("step time", a.step_time, b.step_time);
   add_time("exposed communication", a.exposed_comm, b.exposed_comm);

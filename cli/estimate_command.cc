@@ -418,7 +418,7 @@ void TryLora(const Question& question, Estimate& estimate) {
   }
 }
 
-int RunEstimate(const Arguments& arguments) {
+int RunEstimateCommand(const Arguments& arguments) {
   Question question = ReadQuestion(arguments);
   const PlanFile problem = MakeJobFile(question.options);
   const std::int64_t ranks = problem.cluster.RankCount();
@@ -444,7 +444,7 @@ int RunEstimate(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kEstimateCommand;
-const Command kEstimateCommand = {"estimate", kEstimateAbout, kEstimatePositionals, kEstimateFlags,
-                                  {},         RunEstimate};
+const Command kEstimateCommand = {
+    "estimate", kEstimateAbout, kEstimatePositionals, kEstimateFlags, {}, RunEstimateCommand};
 
 }  // namespace shardwright

@@ -66,7 +66,7 @@ constexpr std::array<SwitchRow, 1> kExportSwitches = {
 
 // Runs the program and waits for it; standard error stays ours, nothing is read. Nothing: it could
 // not be started.
-std::optional<int> Run(std::vector<std::string> words, bool is_quiet) {
+std::optional<int> RunTool(std::vector<std::string> words, bool is_quiet) {
   std::vector<char*> pointers;
   pointers.reserve(words.size() + 1);
   for (std::string& word : words) {
@@ -108,9 +108,9 @@ std::string FindPython(const Arguments& arguments) {
   std::string tried;
   for (const std::string& python : candidates) {
     const std::optional<int> code =
-        Run({python, "-c",
-             "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"},
-            true);
+        RunTool({python, "-c",
+                 "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"},
+                true);
     if (code == 0) {
       return python;
     }
@@ -169,7 +169,7 @@ constexpr std::array<std::string_view, 6> kTasks = {
     "causal-lm", "masked-lm", "seq2seq-lm", "image-classification", "sequence-classification",
     "base"};
 
-void CheckFlags(const Arguments& arguments) {
+void CheckExportFlags(const Arguments& arguments) {
   std::int64_t number = 0;
   arguments.SetCount("--seq", kMaxSequence, number);
   arguments.SetCount("--image", kMaxPixels, number);
@@ -185,7 +185,7 @@ void CheckFlags(const Arguments& arguments) {
   }
 }
 
-void Report(const Arguments& arguments, const Model& model, const std::string& file) {
+void ReportExport(const Arguments& arguments, const Model& model, const std::string& file) {
   std::set<std::string> others;
   for (const ModelOp& op : model.ops) {
     if (model.SpecOf(op).kind == OpKind::kOther) {
@@ -214,11 +214,11 @@ void Report(const Arguments& arguments, const Model& model, const std::string& f
 }
 
 int RunExport(const Arguments& arguments) {
-  CheckFlags(arguments);
+  CheckExportFlags(arguments);
   const Flag output = arguments.Get("--output");
   const std::string file = output.is_given() ? output.text : "model.json";
   const std::string draft = file + ".draft-" + std::to_string(::getpid());
-  const std::optional<int> code = Run(ToolWords(arguments, draft), false);
+  const std::optional<int> code = RunTool(ToolWords(arguments, draft), false);
   std::error_code ignored;
   if (code != kExitOk) {
     fs::remove(draft, ignored);
@@ -231,7 +231,7 @@ int RunExport(const Arguments& arguments) {
     if (problem) {
       throw EnvironmentError(file + ": " + problem.message());
     }
-    Report(arguments, model, file);
+    ReportExport(arguments, model, file);
   } catch (...) {
     fs::remove(draft, ignored);
     throw;

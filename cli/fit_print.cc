@@ -27,12 +27,6 @@ std::string NumberText(double value, bool is_time) {
   return text.data();
 }
 
-std::string SignedPercent(double fraction) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%+.1f %%", 100.0 * fraction);
-  return text.data();
-}
-
 std::vector<std::string> Cells(const ErrorStatistics& s) {
   return {std::to_string(s.count), Percent(s.mean), Percent(s.median),
           Percent(s.p90),          Percent(s.max),  SignedPercent(s.bias)};
@@ -59,7 +53,7 @@ std::map<std::string, ErrorStatistics> BySource(const RunFit& fit) {
   return statistics;
 }
 
-Json StatisticsJson(const ErrorStatistics& s) {
+Json FitErrorsJson(const ErrorStatistics& s) {
   return {{"rows", s.count}, {"mean", s.mean}, {"median", s.median},
           {"p90", s.p90},    {"max", s.max},   {"bias", s.bias}};
 }
@@ -117,19 +111,19 @@ std::string RunFitJson(const RunFit& fit) {
                               {"kernel_set", stack.kernel_set},
                               {"spread", stack.spread},
                               {"numbers", numbers},
-                              {"errors", StatisticsJson(stack.errors)}});
+                              {"errors", FitErrorsJson(stack.errors)}});
   }
   json["left_out"] = Json::array();
   for (const LeftOutModel& model : fit.left_out) {
     json["left_out"].push_back({{"gpu", model.gpus},
                                 {"framework", model.family},
                                 {"model", model.model},
-                                {"errors", StatisticsJson(model.errors)}});
+                                {"errors", FitErrorsJson(model.errors)}});
   }
-  json["cross_validation"] = StatisticsJson(fit.cross_validation);
+  json["cross_validation"] = FitErrorsJson(fit.cross_validation);
   json["cross_validation_by_source"] = Json::object();
   for (const auto& [source, statistics] : BySource(fit)) {
-    json["cross_validation_by_source"][source] = StatisticsJson(statistics);
+    json["cross_validation_by_source"][source] = FitErrorsJson(statistics);
   }
   json["left_out_rows"] = Json::array();
   for (const LeftOutRow& row : fit.left_out_rows) {

@@ -49,7 +49,7 @@ struct GoodputFlags {
   Seconds interval;  // 0: the best
 };
 
-GoodputFlags ReadFlags(const Arguments& arguments) {
+GoodputFlags ReadGoodputFlags(const Arguments& arguments) {
   for (const char* name : {"--tokens", "--mtbf", "--checkpoint-time"}) {
     arguments.Require(name);
   }
@@ -132,7 +132,7 @@ std::string GoodputJson(const PlanFile& file, const GoodputFlags& flags, const P
 }
 
 int RunGoodput(const Arguments& arguments) {
-  GoodputFlags flags = ReadFlags(arguments);
+  GoodputFlags flags = ReadGoodputFlags(arguments);
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   if (file.job.mode != JobMode::kTrain) {
     throw InputError("job.mode", "forward", "train; a run that only infers has no state to save");

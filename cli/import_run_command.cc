@@ -199,7 +199,7 @@ std::string ReportJson(const RunSettings& run, const PlanFile& file, const Assum
 }
 
 // Before the files are read.
-void CheckFlags(const Arguments& arguments) {
+void CheckImportFlags(const Arguments& arguments) {
   arguments.Require("--cluster");
   std::int64_t count = 0;
   for (const char* flag : {"--nodes", "--gpus", "--seq", "--micro-batch", "--accumulation"}) {
@@ -214,7 +214,7 @@ void CheckFlags(const Arguments& arguments) {
 }
 
 int RunImportRun(const Arguments& arguments) {
-  CheckFlags(arguments);
+  CheckImportFlags(arguments);
   const RunSettings run = ReadRun(arguments.lists.at("FILE"));
   const RunFacts facts = FactsOf(run);
   RefuseOverruled(arguments, facts);

@@ -44,10 +44,6 @@ std::string Troff(std::string_view text) {
   return escaped;
 }
 
-std::string FirstLine(std::string_view text) {
-  return std::string(text.substr(0, text.find('\n')));
-}
-
 std::string Header(const std::string& name, std::string_view about) {
   std::string title;
   for (const char c : name) {

@@ -19,16 +19,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-std::string Fixed(double value, const char* format) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
-}
-
-std::string SignedPercent(double fraction) {
-  return Fixed(100 * fraction, "%+.1f %%");
-}
-
 std::vector<std::string> ErrorCells(const ErrorStatistics& s) {
   if (s.count == 0) {
     return {"0", "", "", "", "", ""};

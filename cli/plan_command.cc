@@ -116,8 +116,8 @@ void WarnOfFrozenBesideTrainable(const PlanFile& file) {
 }
 
 // Writes the plan where --output says; --json on standard output has it inside the report.
-void Report(const PlanOptions& options, const Arguments& arguments, const PlanFile& file,
-            const std::function<std::string(const std::string&)>& report) {
+void DeliverPlan(const PlanOptions& options, const Arguments& arguments, const PlanFile& file,
+                 const std::function<std::string(const std::string&)>& report) {
   const bool is_inside = options.json && (options.output.empty() || options.output == "-");
   arguments.Deliver(options.output, "plan", is_inside ? report("") : PlanFileJson(file), report);
 }
@@ -134,7 +134,7 @@ int ReportSearched(const PlanOptions& options, const Arguments& arguments,
     arguments.Print(report(""));
     return kExitNo;
   }
-  Report(options, arguments, searched.file, report);
+  DeliverPlan(options, arguments, searched.file, report);
   return kExitOk;
 }
 
@@ -376,7 +376,7 @@ int RunFrom(const Arguments& arguments) {
   return ReportSearched(options, arguments, searched, report);
 }
 
-std::span<const FlagRow> Flags() {
+std::span<const FlagRow> AllPlanFlags() {
   static const std::vector<FlagRow> flags = [] {
     std::vector<FlagRow> rows(PlanFlags().begin(), PlanFlags().end());
     rows.insert(rows.end(), SearchFlags().begin(), SearchFlags().end());
@@ -410,7 +410,7 @@ int RunPlan(const Arguments& given) {
   WarnOfFrozenBesideTrainable(file);
   // Lowered here too, so that a plan that its dialect cannot express is never written.
   const Program program = LowerAndVerify(file);
-  Report(options, arguments, file, [&](const std::string& output) {
+  DeliverPlan(options, arguments, file, [&](const std::string& output) {
     return options.json ? SummaryJson(file, program, output) : Summary(file, program, output);
   });
   NoteWeightsBeside(options.model);
@@ -420,6 +420,6 @@ int RunPlan(const Arguments& given) {
 }  // namespace
 
 extern const Command kPlanCommand;
-const Command kPlanCommand = {"plan", kPlanAbout, {}, Flags(), SearchSwitches(), RunPlan};
+const Command kPlanCommand = {"plan", kPlanAbout, {}, AllPlanFlags(), SearchSwitches(), RunPlan};
 
 }  // namespace shardwright

@@ -125,7 +125,7 @@ constexpr std::array<SwitchRow, 3> kSearchSwitches = {{
 }};
 
 // Flags that say a choice of the plan.
-constexpr std::array<const char*, 11> kChoices = {
+constexpr std::array<const char*, 11> kChoiceFlags = {
     "--micro-batch", "--accumulation", "--sync",    "--wrap",      "--shard",    "--replicate",
     "--reshard",     "--recompute",    "--offload", "--in-flight", "--transfers"};
 
@@ -287,7 +287,7 @@ void ReadSearchOptions(const Arguments& arguments, PlanOptions& options) {
   options.fixed.in_flight = given("--in-flight");
   options.fixed.transfers = given("--transfers");
   options.fixed.prefetch = given("--backward-prefetch") || given("--forward-prefetch");
-  const bool says_nothing = std::none_of(kChoices.begin(), kChoices.end(), given);
+  const bool says_nothing = std::none_of(kChoiceFlags.begin(), kChoiceFlags.end(), given);
   if (arguments.Has("--search") && arguments.Has("--no-search")) {
     throw UsageError("--search --no-search: got both, expected one of them");
   }

@@ -16,20 +16,20 @@
 namespace shardwright {
 namespace {
 
-class Lines {
+class SearchTeller {
  public:
-  explicit Lines(bool ticks) : on_terminal_(::isatty(STDERR_FILENO) == 1) {
+  explicit SearchTeller(bool ticks) : on_terminal_(::isatty(STDERR_FILENO) == 1) {
     if (ticks && !on_terminal_) {
       ticker_ = std::jthread([this](const std::stop_token& end) { Tick(end); });
     }
   }
-  ~Lines() {
+  ~SearchTeller() {
     if (on_terminal_ && was_shown_) {
       SayLines("\n");
     }
   }
-  Lines(const Lines&) = delete;
-  Lines& operator=(const Lines&) = delete;
+  SearchTeller(const SearchTeller&) = delete;
+  SearchTeller& operator=(const SearchTeller&) = delete;
 
   void Tell(const SearchProgress& progress) {
     const std::string best = progress.best.value > 0 ? Format(progress.best) : "none fits";
@@ -66,7 +66,7 @@ class Lines {
 }  // namespace
 
 std::function<void(const SearchProgress&)> ProgressLines(bool ticks) {
-  return [lines = std::make_shared<Lines>(ticks)](const SearchProgress& progress) {
+  return [lines = std::make_shared<SearchTeller>(ticks)](const SearchProgress& progress) {
     lines->Tell(progress);
   };
 }

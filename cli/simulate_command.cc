@@ -51,7 +51,7 @@ constexpr std::array<SwitchRow, 3> kSimulateSwitches = {{
     {"--plot", "also draw the step and its memory with characters; a terminal gets that anyway"},
     {"--ascii", "plots without block characters, as where the locale is not UTF-8"},
 }};
-std::span<const FlagRow> Flags() {
+std::span<const FlagRow> SimulateFlags() {
   static const std::vector<FlagRow> flags = [] {
     std::vector<FlagRow> rows(kOwnFlags.begin(), kOwnFlags.end());
     const std::span<const FlagRow> others = StragglerFlagRows();
@@ -63,14 +63,14 @@ std::span<const FlagRow> Flags() {
 
 enum class TraceProfile : std::uint8_t { kPerfetto, kHta };
 
-struct SimulateFlags {
+struct SimulateCommand {
   std::string trace;  // empty: none
   TraceProfile trace_profile = TraceProfile::kPerfetto;
   bool contention = true;
 };
 
-SimulateFlags ReadFlags(const Arguments& arguments) {
-  SimulateFlags flags;
+SimulateCommand ReadSimulateCommand(const Arguments& arguments) {
+  SimulateCommand flags;
   static constexpr std::array<std::string_view, 2> kTraceProfiles = {"perfetto", "hta"};
   arguments.SetText("--trace", flags.trace);
   arguments.SetChoice("--trace-profile", kTraceProfiles, flags.trace_profile);
@@ -112,7 +112,7 @@ void PrintText(const Arguments& arguments, const PlanFile& file, const Program& 
 }
 
 int RunSimulate(const Arguments& arguments) {
-  const SimulateFlags command = ReadFlags(arguments);
+  const SimulateCommand command = ReadSimulateCommand(arguments);
   const StragglerFlags stragglers = ReadStragglerFlags(arguments);
   PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   for (const auto& [level, factor] : stragglers.slow_links) {
@@ -159,7 +159,7 @@ int RunSimulate(const Arguments& arguments) {
 }  // namespace
 
 extern const Command kSimulateCommand;
-const Command kSimulateCommand = {"simulate", kSimulateAbout,    kSimulatePositionals,
-                                  Flags(),    kSimulateSwitches, RunSimulate};
+const Command kSimulateCommand = {"simulate",      kSimulateAbout,    kSimulatePositionals,
+                                  SimulateFlags(), kSimulateSwitches, RunSimulate};
 
 }  // namespace shardwright

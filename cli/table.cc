@@ -24,6 +24,16 @@ std::string Percent(double fraction) {
   return text.data();
 }
 
+std::string Fixed(double value, const char* format) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), format, value);
+  return text.data();
+}
+
+std::string SignedPercent(double fraction) {
+  return Fixed(100 * fraction, "%+.1f %%");
+}
+
 std::string Wrapped(const std::string& text, std::size_t width, std::size_t indent) {
   std::string wrapped;
   std::size_t begin = 0;

@@ -14,6 +14,9 @@ namespace shardwright {
 [[nodiscard]] std::string WithCommas(std::int64_t value);
 // "12.3 %".
 [[nodiscard]] std::string Percent(double fraction);
+[[nodiscard]] std::string SignedPercent(double fraction);
+// By a format of printf for one double.
+[[nodiscard]] std::string Fixed(double value, const char* format);
 
 // Lines of at most `width` characters: longer ones are broken at spaces, and what goes on stands
 // below `indent` spaces. Words that do not fit stay whole.

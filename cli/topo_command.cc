@@ -95,7 +95,7 @@ std::string ReportJson(const ImportedTopology& topology) {
   return json.dump(2) + "\n";
 }
 
-int RunImport(const Arguments& arguments) {
+int RunTopoImport(const Arguments& arguments) {
   const std::string file = arguments.Get("FILE").text;
   if (file.empty()) {
     throw UsageError("topo import needs a file, or - for standard input");
@@ -118,7 +118,7 @@ int RunImport(const Arguments& arguments) {
 int RunTopo(const Arguments& arguments) {
   static constexpr std::array<std::string_view, 2> kActions = {"import", "probe"};
   if (ReadChoice({"topo", arguments.Get("ACTION").text}, kActions) == 0) {
-    return RunImport(arguments);
+    return RunTopoImport(arguments);
   }
   if (arguments.Get("FILE").is_given()) {
     throw UsageError("topo probe takes no file");

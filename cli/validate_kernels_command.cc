@@ -39,11 +39,10 @@ std::string KernelReportText(const KernelReport& report) {
   Table table({kLeft, kLeft, kLeft, kRight, kRight, kRight, kRight, kRight});
   table.Row({"GPU", "library", "op", "rows", "mean", "median", "p90", "bias"});
   for (const KernelRowGroup& group : report.groups) {
-    std::array<char, 32> bias{};
-    std::snprintf(bias.data(), bias.size(), "%+.1f %%", 100 * group.errors.bias);
     table.Row({group.gpu, PrintableLine(group.stack), PrintableLine(group.op),
                std::to_string(group.errors.count), Percent(group.errors.mean),
-               Percent(group.errors.median), Percent(group.errors.p90), bias.data()});
+               Percent(group.errors.median), Percent(group.errors.p90),
+               SignedPercent(group.errors.bias)});
   }
   std::string text = table.Text();
   if (!report.skipped.empty()) {

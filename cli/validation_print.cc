@@ -18,18 +18,6 @@ using enum Table::Align;
 
 constexpr double kGibi = 1024.0 * 1024.0 * 1024.0;
 
-std::string SignedPercent(double fraction) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%+.1f %%", 100.0 * fraction);
-  return text.data();
-}
-
-std::string Fixed(double value, const char* format) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
-}
-
 struct Metric {
   const char* title;
   const char* key;
@@ -209,7 +197,7 @@ std::string BandsText(const ValidationReport& report) {
   return "Step times inside the stated band (90 %)\n" + table.Text(2) + '\n';
 }
 
-Json StatisticsJson(const ErrorStatistics& s) {
+Json RunErrorsJson(const ErrorStatistics& s) {
   if (s.count == 0) {
     return nullptr;
   }
@@ -224,7 +212,7 @@ Json GroupJson(const ValidatedGroup& group) {
   json["rows"] = group.rows;
   json["skipped"] = group.skipped;
   for (const Metric& metric : kMetrics) {
-    json[metric.key] = StatisticsJson(group.*metric.statistics);
+    json[metric.key] = RunErrorsJson(group.*metric.statistics);
   }
   json["band_coverage"] = group.band_median > 0 ? Json(group.band_coverage) : Json(nullptr);
   json["band_median"] = group.band_median > 0 ? Json(group.band_median) : Json(nullptr);

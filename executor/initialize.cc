@@ -176,17 +176,16 @@ Four FourValues(const InitRule& rule, std::uint64_t key, std::uint64_t block) {
   return four;
 }
 
-// Channels of the batch norm that runs in `module`; 0 when there is none.
-std::size_t BatchNormChannels(const Model& model, ModuleId module) {
+}  // namespace
+
+std::int64_t BatchNormChannels(const Model& model, ModuleId module) {
   for (const ModelOp& op : model.ops) {
     if (op.module == module && model.SpecOf(op).kind == OpKind::kBatchNorm) {
-      return static_cast<std::size_t>(model.SpecOf(op).in);
+      return model.SpecOf(op).in;
     }
   }
   return 0;
 }
-
-}  // namespace
 
 RandomWords Philox(std::uint64_t key, std::uint64_t counter_low, std::uint64_t counter_high) {
   constexpr std::uint64_t kMultiplier0 = 0xD2511F53U;
@@ -298,7 +297,8 @@ void InitializeModelBuffers(const Model& model, std::span<float> buffers) {
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     const auto elements = static_cast<std::size_t>(model.modules[m].buffer_elements);
     SW_CHECK(offset + elements <= buffers.size(), model.modules[m].fqn);
-    const std::size_t channels = elements > 0 ? BatchNormChannels(model, ModuleId(m)) : 0;
+    const std::size_t channels =
+        elements > 0 ? static_cast<std::size_t>(BatchNormChannels(model, ModuleId(m))) : 0;
     SW_CHECK(2 * channels <= elements || elements == 0, model.modules[m].fqn);
     const std::span<float> variances = buffers.subspan(offset + channels, channels);
     std::fill(variances.begin(), variances.end(), 1.0F);

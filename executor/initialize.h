@@ -34,6 +34,9 @@ struct InitRule {
 // the table).
 [[nodiscard]] std::vector<InitRule> InitRules(const Model& model, std::optional<double> init_std);
 
+// Channels of the batch norm that runs in `module`; 0 when there is none.
+[[nodiscard]] std::int64_t BatchNormChannels(const Model& model, ModuleId module);
+
 // Key of a parameter's random numbers.
 [[nodiscard]] std::uint64_t InitKey(std::uint64_t seed, const std::string& fqn);
 

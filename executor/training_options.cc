@@ -14,7 +14,6 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kScheduleNames = {"constant", "step", "cosine", "linear"};
 constexpr std::array<std::string_view, 2> kUnitNames = {"step", "epoch"};
-constexpr std::array<std::string_view, 3> kTailNames = {"carry", "drop", "pad"};
 constexpr std::int64_t kMaxUnits = std::int64_t{1} << 50;
 
 std::string Shown(double value) {

@@ -3,6 +3,7 @@
 // What a run is told beyond its plan: hyper-parameters, schedules, seeds. None of it changes the
 // program, so none of it is a field of Plan or Job. docs/training.md describes the JSON form.
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -67,6 +68,7 @@ enum class EpochTail : std::uint8_t {
   kDrop,   // they are left out
   kPad,    // the batch is completed with empty samples, whose labels count for nothing
 };
+inline constexpr std::array<std::string_view, 3> kTailNames = {"carry", "drop", "pad"};
 
 struct TrainingOptions {
   OptimizerOptions optimizer;

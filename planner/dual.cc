@@ -18,7 +18,7 @@ using Loads = std::array<double, kLoadCount>;
 using LoadSet = std::array<bool, kLoadCount>;
 
 // Stretches of a step, by what may run in them.
-enum Phase : std::uint8_t {
+enum Stretch : std::uint8_t {
   kUpdate,
   kFirstForward,
   kTurnForward,
@@ -26,15 +26,15 @@ enum Phase : std::uint8_t {
   kForward,
   kBackward
 };
-constexpr std::size_t kPhaseCount = 6;
-constexpr std::array<Phase, kPhaseCount> kPhases = {kUpdate,       kFirstForward, kTurnForward,
-                                                    kTurnBackward, kForward,      kBackward};
+constexpr std::size_t kStretchCount = 6;
+constexpr std::array<Stretch, kStretchCount> kStretches = {
+    kUpdate, kFirstForward, kTurnForward, kTurnBackward, kForward, kBackward};
 
 // Of each transfer in a row: as which ones it may run in some phase, as indices of prices.
 using Sources = std::array<std::vector<std::size_t>, Occupancy::kRowTransferCount>;
 
 // What a second of each transfer in a row is worth, and which weight says so.
-struct PhaseWeights {
+struct StretchWeights {
   RowWeights worth{};  // 0 of what does not run there
   std::array<bool, Occupancy::kRowTransferCount> runs{};
   std::array<std::size_t, Occupancy::kRowTransferCount> source{};
@@ -46,7 +46,7 @@ class Dual {
       : t_(terms), m_(*terms.measured), occupancy_(occupancy) {
     AddVariables();
     AddWork();
-    for (const Phase phase : kPhases) {
+    for (const Stretch phase : kStretches) {
       sources_[phase] = SourcesIn(phase);
     }
   }
@@ -114,7 +114,7 @@ class Dual {
       work_[kTurnBackward][l] = first * m_.turn_backward.seconds[l];
       work_[kForward][l] = (t_.passes - first) * forward;
       work_[kBackward][l] = t_.passes * backward - work_[kTurnBackward][l];
-      for (const Phase phase : kPhases) {
+      for (const Stretch phase : kStretches) {
         runs_[phase][l] = work_[phase][l] != 0;
       }
       for (const BlockClass& c : m_.classes) {
@@ -130,7 +130,7 @@ class Dual {
     }
   }
 
-  [[nodiscard]] Sources SourcesIn(Phase phase) const {
+  [[nodiscard]] Sources SourcesIn(Stretch phase) const {
     const bool is_update = phase == kUpdate;
     const bool reduces = phase == kForward || phase == kBackward;
     const bool is_backward = phase == kTurnBackward || phase == kBackward;
@@ -158,7 +158,7 @@ class Dual {
   }
 
   // Has a step such a stretch?
-  [[nodiscard]] bool Exists(Phase phase) const {
+  [[nodiscard]] bool Exists(Stretch phase) const {
     if (phase == kForward) {
       return t_.passes > t_.first_forwards;
     }
@@ -166,8 +166,8 @@ class Dual {
   }
 
   // A transfer in a row counts as the most valuable one that it may be.
-  [[nodiscard]] PhaseWeights WeightsIn(Phase phase, const Prices& z) const {
-    PhaseWeights w;
+  [[nodiscard]] StretchWeights WeightsIn(Stretch phase, const Prices& z) const {
+    StretchWeights w;
     for (std::size_t i = 0; i < Occupancy::kRowTransferCount; ++i) {
       for (const std::size_t source : sources_[phase][i]) {
         if (!w.runs[i] || z[source] > w.worth[i]) {
@@ -198,7 +198,7 @@ class Dual {
       }
       AddLimit(std::move(limit), limits);
     };
-    for (const Phase phase : kPhases) {
+    for (const Stretch phase : kStretches) {
       for (const Occupancy::Row& row : occupancy_.rows()) {
         for (std::size_t choice = 0; choice < (1U << Occupancy::kRowTransferCount); ++choice) {
           if (row.load == kLoadCount && Exists(phase)) {
@@ -233,11 +233,11 @@ class Dual {
     }
     FeasiblePart(z);
     Sum sum;
-    std::array<PriceList, kPhaseCount> prices;
-    for (const Phase phase : kPhases) {
+    std::array<PriceList, kStretchCount> prices;
+    for (const Stretch phase : kStretches) {
       prices[phase] = KernelPrices(WeightsIn(phase, z), runs_[phase]);
     }
-    std::array<Loads, kPhaseCount> work = work_;
+    std::array<Loads, kStretchCount> work = work_;
     AddMemory(z, prices[kBackward], work[kBackward], sum);
     if (has_updates_) {
       AddStreaming(t_.update, prices[updates_], work[updates_]);
@@ -249,7 +249,7 @@ class Dual {
       sum.value += z[i] * t_.seconds[i];
       sum.slope[i] += t_.seconds[i];
     }
-    for (const Phase phase : kPhases) {
+    for (const Stretch phase : kStretches) {
       AddKernels(WeightsIn(phase, z), prices[phase], work[phase], sum);
     }
     Slope result = {sum.value, {}};
@@ -289,7 +289,7 @@ class Dual {
   // Rounding may have left the prices a little above what the limits allow.
   void FeasiblePart(Prices& z) const {
     double most = 1;
-    for (const Phase phase : kPhases) {
+    for (const Stretch phase : kStretches) {
       const RowWeights worth = WeightsIn(phase, z).worth;
       const Occupancy::Row* best = Exists(phase) ? BestWithoutKernel(worth) : nullptr;
       most = std::max(most, best == nullptr ? 0 : best->Worth(worth));
@@ -299,7 +299,7 @@ class Dual {
     }
   }
 
-  [[nodiscard]] PriceList KernelPrices(const PhaseWeights& weights, const LoadSet& loads) const {
+  [[nodiscard]] PriceList KernelPrices(const StretchWeights& weights, const LoadSet& loads) const {
     PriceList list;
     list.price.fill(std::numeric_limits<double>::infinity());
     for (const Occupancy::Row& row : occupancy_.rows()) {
@@ -324,7 +324,7 @@ class Dual {
     return sum;
   }
 
-  void AddKernels(const PhaseWeights& weights, const PriceList& prices, const Loads& work,
+  void AddKernels(const StretchWeights& weights, const PriceList& prices, const Loads& work,
                   Sum& sum) const {
     for (std::size_t l = 0; l < kLoadCount; ++l) {
       if (work[l] == 0) {
@@ -421,7 +421,7 @@ class Dual {
   void AddEnds(const Prices& z, Sum& sum) const {
     sum.value += t_.serial;
     AddIdle(WeightsIn(kUpdate, z), has_updates_ ? 0 : t_.head, sum);
-    PhaseWeights reduces = WeightsIn(kBackward, z);
+    StretchWeights reduces = WeightsIn(kBackward, z);
     for (std::size_t i = 0; i < Occupancy::kRowTransferCount; ++i) {
       reduces.runs[i] = i == Occupancy::kReduce || i == Occupancy::kReplicate;
       reduces.worth[i] = reduces.runs[i] ? reduces.worth[i] : 0;
@@ -430,7 +430,7 @@ class Dual {
   }
 
   // So many seconds without a kernel, in which what is worth most runs.
-  void AddIdle(const PhaseWeights& weights, double seconds, Sum& sum) const {
+  void AddIdle(const StretchWeights& weights, double seconds, Sum& sum) const {
     sum.value += seconds;
     const Occupancy::Row* best = BestWithoutKernel(weights.worth);
     if (best == nullptr) {
@@ -448,12 +448,12 @@ class Dual {
   const Measured& m_;
   const Occupancy& occupancy_;
   std::vector<Variable> variables_;
-  std::array<Sources, kPhaseCount> sources_;
-  std::array<Loads, kPhaseCount> work_{};    // of plans without checkpointing
-  std::array<LoadSet, kPhaseCount> runs_{};  // of all plans
+  std::array<Sources, kStretchCount> sources_;
+  std::array<Loads, kStretchCount> work_{};    // of plans without checkpointing
+  std::array<LoadSet, kStretchCount> runs_{};  // of all plans
   // Ordered: updates are longer than the gather of what the first op reads, and take its place.
   bool has_updates_ = false;
-  Phase updates_ = kUpdate;  // where they run
+  Stretch updates_ = kUpdate;  // where they run
 };
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace shardwright {
 namespace {
 
-constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+constexpr std::size_t kNoPlace = static_cast<std::size_t>(-1);
 
 // max c x  with  A x <= b, x >= 0, where b >= 0: the simplex method on a dense tableau. One row per
 // inequality, one column per variable, then b; the last row is the objective.
@@ -33,8 +33,8 @@ class Tableau {
     for (std::size_t i = 0; i < most; ++i) {
       // The steepest column; after a while the first, which never comes back to where it was.
       const std::size_t column = Entering(i > most / 2);
-      const std::size_t row = column == kNone ? kNone : Leaving(column);
-      if (row == kNone) {
+      const std::size_t row = column == kNoPlace ? kNoPlace : Leaving(column);
+      if (row == kNoPlace) {
         break;
       }
       Pivot(row, column);
@@ -52,21 +52,21 @@ class Tableau {
   static constexpr double kTiny = 1e-11;
 
   std::size_t Entering(bool first) {
-    std::size_t best = kNone;
+    std::size_t best = kNoPlace;
     for (std::size_t c = 0; c < columns_; ++c) {
       const double cost = At(rows_, c);
       if (cost >= -kTiny) {
         continue;
       }
       const bool better =
-          best == kNone || (first ? column_of_[c] < column_of_[best] : cost < At(rows_, best));
+          best == kNoPlace || (first ? column_of_[c] < column_of_[best] : cost < At(rows_, best));
       best = better ? c : best;
     }
     return best;
   }
 
   std::size_t Leaving(std::size_t column) {
-    std::size_t best = kNone;
+    std::size_t best = kNoPlace;
     double least = std::numeric_limits<double>::infinity();
     for (std::size_t r = 0; r < rows_; ++r) {
       if (At(r, column) <= kTiny) {

@@ -42,6 +42,10 @@ void ClockWalk::EndBody() {
   body_ = nullptr;
 }
 
+std::array<NamedBody, 3> BodiesOf(const Program& program) {
+  return {{{&program.init, "init"}, {&program.warmup, "warmup"}, {&program.step, "step"}}};
+}
+
 std::vector<Pass> ConcatenatedPasses(const Program& program) {
   std::vector<Pass> passes = {{&program.init, "init"}};
   const bool has_warmup = program.warmup.size() > 0 || !program.warmup.points.empty();

@@ -72,6 +72,12 @@ class ClockWalk {
   std::vector<Clock> slots_;              // of the op that set each carry slot; zero = none yet
 };
 
+struct NamedBody {
+  const Body* body = nullptr;
+  const char* name = "";  // "init", "warmup", "step"
+};
+[[nodiscard]] std::array<NamedBody, 3> BodiesOf(const Program& program);
+
 // One pass over a body in the concatenation init, warmup, step, step, step, which covers all that
 // a step can hand to the next ones.
 struct Pass {

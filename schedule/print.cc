@@ -9,18 +9,10 @@
 #include <utility>
 
 #include "core/printable.h"
+#include "schedule/happens_before.h"
 
 namespace shardwright {
 namespace {
-
-struct NamedBody {
-  const Body* body;
-  std::string_view name;
-};
-
-std::array<NamedBody, 3> BodiesOf(const Program& program) {
-  return {{{&program.init, "init"}, {&program.warmup, "warmup"}, {&program.step, "step"}}};
-}
 
 std::span<const MemoryPoint> PointsAt(const Body& body, std::size_t op) {
   return op < body.size() ? body.PointsBefore(OpId(op)) : body.PointsAtEnd();

@@ -110,9 +110,9 @@ class Database {
   std::set<std::string> tables_;
 };
 
-class Reader {
+class ExportReader {
  public:
-  explicit Reader(const std::string& file)
+  explicit ExportReader(const std::string& file)
       : database_(file),
         raw_(file, "nsight"),
         strings_(file),
@@ -264,7 +264,7 @@ class Reader {
 }  // namespace
 
 ProfilerRecording ReadNsight(const std::string& file) {
-  return Reader(file).Run();
+  return ExportReader(file).Run();
 }
 
 }  // namespace shardwright

@@ -14,7 +14,7 @@
 namespace shardwright::internal {
 namespace {
 
-constexpr std::string_view kRule = "a snapshot that torch.cuda.memory._dump_snapshot wrote";
+constexpr std::string_view kPickleRule = "a snapshot that torch.cuda.memory._dump_snapshot wrote";
 constexpr std::size_t kLongestText = std::size_t{64} << 20;
 // Bytes of memory, all kinds together: two million events of the allocator, each with its stack.
 constexpr std::int64_t kMostMemory = std::int64_t{512} << 20;
@@ -48,7 +48,7 @@ class PickleReader {
   static constexpr std::int64_t kRefSize = sizeof(Ref);
 
   [[noreturn]] void Fail(const std::string& found) const {
-    throw InputError(file_ + ": byte " + std::to_string(offset_), found, kRule);
+    throw InputError(file_ + ": byte " + std::to_string(offset_), found, kPickleRule);
   }
 
   unsigned char Byte() {
@@ -314,7 +314,7 @@ class PickleReader {
     }
     if (kCode.find(static_cast<char>(op)) != std::string_view::npos) {
       throw InputError(file_ + ": byte " + std::to_string(offset_),
-                       "a pickle that runs code (opcode " + std::to_string(op) + ")", kRule,
+                       "a pickle that runs code (opcode " + std::to_string(op) + ")", kPickleRule,
                        "nothing of it was run");
     }
     Fail("opcode " + std::to_string(op));

@@ -75,8 +75,8 @@ double Prior(const FitGroup& group, std::span<const double> point) {
   return sum;
 }
 
-double Objective(const FitGroup& group, const std::vector<double>& errors,
-                 std::span<const double> point, const RowMask& mask) {
+double FitObjective(const FitGroup& group, const std::vector<double>& errors,
+                    std::span<const double> point, const RowMask& mask) {
   double sum = Prior(group, point);
   for (std::size_t i = 0; i < errors.size(); ++i) {
     sum += mask[i] ? Loss(errors[i]) : 0;
@@ -111,7 +111,7 @@ std::vector<double> Step(const FitGroup& group, const Linear& linear, const RowM
         errors[i] += move * linear.slopes[k][i];
       }
     }
-    return Objective(group, errors, point, mask);
+    return FitObjective(group, errors, point, mask);
   };
   constexpr std::int64_t kMostEvaluations = 20000;
   return Minimise(objective, Around(group, linear.at, reach), kMostEvaluations).values;
@@ -132,8 +132,8 @@ Linear Approach(const FitGroup& group, const RowMask& mask, FitWork& work) {
     const std::vector<double> point = Step(group, linear, mask, reach);
     const std::vector<double> errors = RowErrors(group, point, mask, work);
     ++work.evaluations;
-    const double before = Objective(group, linear.errors, linear.at, mask);
-    if (Objective(group, errors, point, mask) < (1 - kSmallGain) * before) {
+    const double before = FitObjective(group, linear.errors, linear.at, mask);
+    if (FitObjective(group, errors, point, mask) < (1 - kSmallGain) * before) {
       linear = Linearise(group, point, mask, work);
       reach = std::min(2 * reach, kReach);
     } else {
@@ -176,7 +176,7 @@ Linear FitRows(const FitGroup& group, const RowMask& mask, FitWork& work) {
   // stop: from there on the simulator itself is asked.
   const auto objective = [&](std::span<const double> values) {
     const std::vector<double> point(values.begin(), values.end());
-    return Objective(group, RowErrors(group, point, mask, work), point, mask);
+    return FitObjective(group, RowErrors(group, point, mask, work), point, mask);
   };
   constexpr std::int64_t kMostEvaluations = 300;
   const FitResult best = Minimise(objective, Around(group, near.at, kReach), kMostEvaluations);

@@ -7,7 +7,7 @@
 namespace shardwright {
 namespace {
 
-constexpr const char* kRoot = "root";  // the unit without a name
+constexpr const char* kRootUnit = "root";  // the unit without a name
 
 OpColour ColourOf(const Activity& activity) {
   switch (activity.kind) {
@@ -65,7 +65,7 @@ Recording::Bar BarOf(const ProfilerRecording& recording, const Activity& activit
   bar.micro_batch = activity.micro_batch;
   if (activity.unit != kNoSubject) {
     const std::string& unit = recording.units[activity.unit];
-    bar.unit = unit.empty() ? kRoot : unit;
+    bar.unit = unit.empty() ? kRootUnit : unit;
   }
   bar.name = std::string(NameOf(activity.phase)) + "." + recording.names[activity.name];
   return bar;

@@ -18,7 +18,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::array<std::string_view, 3> kKindNames = {"parameter", "state", "buffer"};
-constexpr std::array<std::string_view, 3> kTailNames = {"carry", "drop", "pad"};
 constexpr std::string_view kChecksumField = ",\n \"manifest_crc32\": \"";
 
 std::uint32_t ReadHex(const JsonValue& json) {

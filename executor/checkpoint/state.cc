@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "executor/checkpoint/checkpoint.h"
+#include "executor/initialize.h"
 #include "executor/optimizer.h"
 
 namespace shardwright {
@@ -21,15 +22,6 @@ struct BufferTensor {
   std::int64_t offset = 0;
   std::int64_t count = 0;
 };
-
-std::int64_t BatchNormChannels(const Model& model, ModuleId module) {
-  for (const ModelOp& op : model.ops) {
-    if (op.module == module && model.SpecOf(op).kind == OpKind::kBatchNorm) {
-      return model.SpecOf(op).in;
-    }
-  }
-  return 0;
-}
 
 // PyTorch's names for the buffers of a batch norm; anything else is saved as one tensor.
 std::vector<BufferTensor> BufferTensors(const Model& model) {

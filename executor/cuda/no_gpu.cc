@@ -6,7 +6,7 @@ namespace shardwright {
 namespace {
 
 // "13.0" of 13000.
-std::string VersionText(int version) {
+std::string CudaVersionText(int version) {
   return std::to_string(version / 1000) + '.' + std::to_string(version % 1000 / 10);
 }
 
@@ -24,8 +24,8 @@ std::string DescribeNoGpu(int status, int driver, int runtime, int device_count)
     return "this machine has no NVIDIA driver (libcuda.so.1 was not found)";
   }
   if (status == kInsufficientDriver) {
-    return "the NVIDIA driver is for CUDA " + VersionText(driver) + ", expected at least " +
-           VersionText(runtime);
+    return "the NVIDIA driver is for CUDA " + CudaVersionText(driver) + ", expected at least " +
+           CudaVersionText(runtime);
   }
   if (status == kNoDevice || (status == 0 && device_count == 0)) {
     return "there is an NVIDIA driver, but no GPU that it lets this process use (see nvidia-smi "

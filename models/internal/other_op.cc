@@ -14,8 +14,6 @@ constexpr std::size_t kMostTensors = 32;
 // Launches of a pass, tensors kept: far more than any op has, so that repeats of them stay cheap.
 constexpr std::size_t kMostEntries = 256;
 
-using Kernel = OtherKernel;
-
 Amount AmountOr(OpReader& r, const JsonValue& json, std::string_view key, Amount fallback) {
   const std::optional<JsonValue> value = json.Find(key);
   return value ? EvaluateAmount(*value, r.sizes()) : fallback;
@@ -26,19 +24,20 @@ AmountOfData ReadData(OpReader& r, const JsonValue& json, std::string_view eleme
   return {AmountOr(r, json, elements, {}), AmountOr(r, json, bytes, {})};
 }
 
-Kernel ReadKernel(OpReader& r, const JsonValue& json, Kernel::Pass pass) {
+OtherKernel ReadKernel(OpReader& r, const JsonValue& json, OtherKernel::Pass pass) {
   constexpr std::array<std::string_view, 7> kNames = {"elementwise", "copy", "norm", "softmax",
                                                       "gather",      "gemm", "conv"};
-  constexpr std::array<Kernel::Class, 7> kClasses = {
-      Kernel::Class::kElementwise, Kernel::Class::kCopy,          Kernel::Class::kNorm,
-      Kernel::Class::kSoftmax,     Kernel::Class::kGatherScatter, Kernel::Class::kGemm,
-      Kernel::Class::kConv};
+  constexpr std::array<OtherKernel::Class, 7> kClasses = {
+      OtherKernel::Class::kElementwise,   OtherKernel::Class::kCopy,
+      OtherKernel::Class::kNorm,          OtherKernel::Class::kSoftmax,
+      OtherKernel::Class::kGatherScatter, OtherKernel::Class::kGemm,
+      OtherKernel::Class::kConv};
   json.AllowOnly(
       {"class", "batch", "m", "n", "k", "flops", "read", "read_bytes", "written", "written_bytes"});
-  Kernel kernel;
+  OtherKernel kernel;
   kernel.pass = pass;
   kernel.kind = kClasses[json.At("class").AsChoice(kNames)];
-  if (kernel.kind == Kernel::Class::kGemm || kernel.kind == Kernel::Class::kConv) {
+  if (kernel.kind == OtherKernel::Class::kGemm || kernel.kind == OtherKernel::Class::kConv) {
     kernel.batch = AmountOr(r, json, "batch", {1, 0});
     kernel.m = EvaluateAmount(json.At("m"), r.sizes());
     kernel.n = EvaluateAmount(json.At("n"), r.sizes());
@@ -59,7 +58,7 @@ std::optional<JsonValue> EntriesOf(const OpReader& r, std::string_view key) {
   return list;
 }
 
-void ReadKernels(OpReader& r, std::string_view key, Kernel::Pass pass, OtherCost& cost) {
+void ReadKernels(OpReader& r, std::string_view key, OtherKernel::Pass pass, OtherCost& cost) {
   const std::optional<JsonValue> list = EntriesOf(r, key);
   for (std::size_t i = 0; list && i < list->size(); ++i) {
     cost.kernels.push_back(ReadKernel(r, (*list)[i], pass));
@@ -116,9 +115,9 @@ std::vector<FileTensor> AddOther(OpReader& r) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     cost.outputs.push_back(ReadOutput(r, results[i], dims[i]));
   }
-  ReadKernels(r, "forward", Kernel::Pass::kForward, cost);
-  ReadKernels(r, "backward_data", Kernel::Pass::kBackwardData, cost);
-  ReadKernels(r, "backward_weight", Kernel::Pass::kBackwardWeight, cost);
+  ReadKernels(r, "forward", OtherKernel::Pass::kForward, cost);
+  ReadKernels(r, "backward_data", OtherKernel::Pass::kBackwardData, cost);
+  ReadKernels(r, "backward_weight", OtherKernel::Pass::kBackwardWeight, cost);
   cost.saves_input = ReadBits(r, "saves_inputs", r.op().inputs.size());
   cost.saves_output = ReadBits(r, "saves_outputs", results.size());
   cost.saves_input_for_weight =

@@ -11,7 +11,7 @@
 namespace shardwright {
 namespace {
 
-bool IsRoot(const UnitPlan& unit) {
+bool IsRootUnit(const UnitPlan& unit) {
   return unit.modules == std::vector<std::string>{""};
 }
 
@@ -35,7 +35,7 @@ std::vector<UnitPlan> OwnUnits(const Model& model) {
   for (UnitPlan& unit : Wrap(model, spec, {}, Dialect::kFsdp2, "accelerate")) {
     const bool is_block =
         unit.modules.size() == 1 && ClassOf(model, unit.modules[0]) == model.block_class;
-    if (!is_block && !IsRoot(unit)) {
+    if (!is_block && !IsRootUnit(unit)) {
       own.push_back(std::move(unit));
     }
   }
@@ -65,7 +65,7 @@ std::vector<std::string> LayerClasses(const Model& model, const Plan& plan, std:
 bool Reshards(const Plan& plan) {
   std::ptrdiff_t never = 0, others = 0;
   for (const UnitPlan& unit : plan.units) {
-    if (unit.modules.size() == 1 && !IsRoot(unit)) {
+    if (unit.modules.size() == 1 && !IsRootUnit(unit)) {
       ++(unit.reshard.kind == Reshard::Kind::kNever ? never : others);
     }
   }

@@ -8,20 +8,12 @@
 #include <string>
 #include <utility>
 
+#include "schedule/happens_before.h"
 #include "schedule/internal/locate.h"
 #include "schedule/print.h"
 
 namespace shardwright {
 namespace {
-
-struct NamedBody {
-  const Body* body;
-  const char* name;
-};
-
-std::array<NamedBody, 3> BodiesOf(const Program& program) {
-  return {{{&program.init, "init"}, {&program.warmup, "warmup"}, {&program.step, "step"}}};
-}
 
 class StructureChecker {
  public:

@@ -12,7 +12,7 @@ Flops FlopsOf(std::int64_t m, std::int64_t n, std::int64_t k) {
   return Flops(2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
 }
 
-Kernel Pass(DType dtype, std::int64_t read, std::int64_t written) {
+Kernel PassOf(DType dtype, std::int64_t read, std::int64_t written) {
   Kernel kernel;
   kernel.kind = KernelClass::kElementwise;
   kernel.dtype = dtype;
@@ -43,19 +43,19 @@ void AddOrthogonal(const UpdatedMatrix& matrix, DType dtype, std::vector<Kernel>
   const std::int64_t all = matrix.Elements(), size = SizeOf(dtype);
   constexpr DType kX = DType::kBf16;
   const std::int64_t x = m * n * SizeOf(kX), a = m * m * SizeOf(kX);
-  kernels.push_back(Pass(dtype, all * size, all * size));      // buf *= momentum
-  kernels.push_back(Pass(dtype, 2 * all * size, all * size));  // buf += grad
-  kernels.push_back(Pass(dtype, 2 * all * size, all * size));  // grad + momentum * buf
+  kernels.push_back(PassOf(dtype, all * size, all * size));      // buf *= momentum
+  kernels.push_back(PassOf(dtype, 2 * all * size, all * size));  // buf += grad
+  kernels.push_back(PassOf(dtype, 2 * all * size, all * size));  // grad + momentum * buf
   for (std::int64_t i = 0; i < matrix.count; ++i) {
-    kernels.push_back(Pass(dtype, m * n * size, x));  // to bf16
-    kernels.push_back(Pass(kX, x, 0));                // norm
-    kernels.push_back(Pass(kX, x, x));                // X /= norm
+    kernels.push_back(PassOf(dtype, m * n * size, x));  // to bf16
+    kernels.push_back(PassOf(kX, x, 0));                // norm
+    kernels.push_back(PassOf(kX, x, x));                // X /= norm
     for (std::int64_t step = 0; step < kNewtonSchulzSteps; ++step) {
       kernels.push_back(Product(kX, m, m, n));
       kernels.push_back(Product(kX, m, m, m));
-      kernels.push_back(Pass(kX, 2 * a, a));
+      kernels.push_back(PassOf(kX, 2 * a, a));
       kernels.push_back(Product(kX, m, n, m));
-      kernels.push_back(Pass(kX, 2 * x, x));
+      kernels.push_back(PassOf(kX, 2 * x, x));
     }
   }
 }
@@ -71,8 +71,8 @@ void AddProjection(const UpdatedMatrix& matrix, DType dtype, std::vector<Kernel>
 void AddBasis(std::int64_t d, std::int64_t other, DType dtype, std::vector<Kernel>& kernels) {
   const std::int64_t bytes = d * d * SizeOf(dtype);
   kernels.push_back(Product(dtype, d, d, other));
-  kernels.push_back(Pass(dtype, 2 * bytes, bytes));  // running mean
-  for (int product = 0; product < 3; ++product) {    // Q^T L Q for the order, L Q
+  kernels.push_back(PassOf(dtype, 2 * bytes, bytes));  // running mean
+  for (int product = 0; product < 3; ++product) {      // Q^T L Q for the order, L Q
     kernels.push_back(Product(dtype, d, d, d, kPreconditionFrequency));
   }
   Kernel qr;
@@ -89,17 +89,17 @@ void AddBasis(std::int64_t d, std::int64_t other, DType dtype, std::vector<Kerne
 void AddSoap(const UpdatedMatrix& matrix, DType dtype, std::vector<Kernel>& kernels) {
   const std::int64_t bytes = matrix.Elements() * SizeOf(dtype);
   AddProjection(matrix, dtype, kernels);                  // gradient
-  kernels.push_back(Pass(dtype, bytes, bytes));           // m *= beta1
-  kernels.push_back(Pass(dtype, 2 * bytes, bytes));       // m += (1 - beta1) gradient
-  kernels.push_back(Pass(dtype, bytes, bytes));           // v *= beta2
-  kernels.push_back(Pass(dtype, bytes, bytes));           // projected gradient squared
-  kernels.push_back(Pass(dtype, 2 * bytes, bytes));       // v +=
-  kernels.push_back(Pass(dtype, bytes, bytes));           // sqrt(v)
-  kernels.push_back(Pass(dtype, bytes, bytes));           // + eps
+  kernels.push_back(PassOf(dtype, bytes, bytes));         // m *= beta1
+  kernels.push_back(PassOf(dtype, 2 * bytes, bytes));     // m += (1 - beta1) gradient
+  kernels.push_back(PassOf(dtype, bytes, bytes));         // v *= beta2
+  kernels.push_back(PassOf(dtype, bytes, bytes));         // projected gradient squared
+  kernels.push_back(PassOf(dtype, 2 * bytes, bytes));     // v +=
+  kernels.push_back(PassOf(dtype, bytes, bytes));         // sqrt(v)
+  kernels.push_back(PassOf(dtype, bytes, bytes));         // + eps
   AddProjection(matrix, dtype, kernels);                  // m
-  kernels.push_back(Pass(dtype, 2 * bytes, bytes));       // m / sqrt(v)
+  kernels.push_back(PassOf(dtype, 2 * bytes, bytes));     // m / sqrt(v)
   AddProjection(matrix, dtype, kernels);                  // back
-  kernels.push_back(Pass(dtype, 2 * bytes, bytes));       // parameter -= step
+  kernels.push_back(PassOf(dtype, 2 * bytes, bytes));     // parameter -= step
   AddBasis(matrix.rows, matrix.columns, dtype, kernels);  // after the update
   AddBasis(matrix.columns, matrix.rows, dtype, kernels);
 }
@@ -151,7 +151,7 @@ MatrixUpdate LowerMuon(std::span<const UpdatedMatrix> matrices, DType dtype, std
   for (const UpdatedMatrix& matrix : matrices) {
     const std::int64_t bytes = matrix.Elements() * SizeOf(dtype);
     const std::int64_t low = matrix.Elements() * SizeOf(DType::kBf16);
-    update.after.push_back(Pass(dtype, low + bytes, bytes));  // parameter -= step * update
+    update.after.push_back(PassOf(dtype, low + bytes, bytes));  // parameter -= step * update
     update.exchanged += ranks > 1 ? Bytes(low) : Bytes(0);
   }
   update.states = {Bytes(momentum * SizeOf(dtype))};
