@@ -3,44 +3,26 @@
 import gzip
 import json
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
 
-try:
-    from selenium import webdriver
-    from selenium.webdriver.common.action_chains import ActionChains
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.common.keys import Keys
-    from selenium.webdriver.chrome.service import Service
-except ImportError:
-    print("selenium is not installed: skipped")
-    sys.exit(77)
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "web"))
 
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-if BROWSER is None or DRIVER is None:
-    print("chromium or chromedriver is not installed: skipped")
-    sys.exit(77)
+import chromium
+from chromium import HOSTILE
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 PROGRAM = sys.argv.pop(1)
-HOSTILE = "</script><script>window.broken=1</script><img src=x onerror='window.broken=2'>\"'&"
 
 
 def program(*arguments, folder):
     result = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, check=False, cwd=folder)
     assert result.returncode in (0, 1), result.stderr
     return result.stdout
-
-
-def browser(*flags):
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1200,1400", *flags):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    return webdriver.Chrome(options=options, service=Service(DRIVER))
 
 
 class Page(unittest.TestCase):
@@ -57,7 +39,7 @@ class Page(unittest.TestCase):
         plan["plan"]["units"][3]["name"] = HOSTILE
         (cls.folder / "hostile.json").write_text(json.dumps(plan))
         program("report", "hostile.json", "-o", "hostile.html", folder=cls.folder)
-        cls.driver = browser()
+        cls.driver = chromium.start(width=1200, height=1400)
         cls.addClassCleanup(cls.driver.quit)
 
     def open(self, name):
@@ -93,6 +75,55 @@ class Page(unittest.TestCase):
         })()""")
         for colour in ("86,180,233", "0,114,178", "0,158,115"):  # forward, backward, optimizer
             self.assertIn(colour, colours)
+
+    def test_bands_say_where_compute_is(self):
+        """Above the streams stand pass and unit, with their names."""
+        program("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--seq", "128", "--accumulation", "2", "--recompute", "full",
+                "-o", "two.json", folder=self.folder)
+        program("report", "two.json", "-o", "two.html", folder=self.folder)
+        for name, passes in (("report.html", ["forward", "backward", "optimizer"]),
+                             ("two.html", ["micro-batch 1 forward", "micro-batch 1 backward", "micro-batch 2 forward", "micro-batch 2 backward",
+                                           "optimizer"])):
+            self.open(name)
+            bands = self.run_script("shardwright.lanes.slice(0, 2).map((lane) => [lane.name, lane.labels, [...lane.start], [...lane.end]])")
+            self.assertEqual([band[0] for band in bands], ["pass", "unit"])
+            self.assertEqual(bands[0][1], passes)
+            self.assertEqual(set(bands[1][1]), {"root"} | {f"transformer.h.{i}" for i in range(12)})
+            for _, labels, start, end in bands:  # one after another, within the step
+                self.assertTrue(all(a < b for a, b in zip(start, end)))
+                self.assertTrue(all(b <= a for b, a in zip(end, start[1:])))
+        self.assertEqual(bands[1][1][:3], ["root", "transformer.h.0", "transformer.h.1"])
+
+    def test_reserved_is_not_below_allocated(self):
+        """Where a plan does not fit, what is reserved was cut at the device's memory: it is not drawn, nor does the caption speak of it."""
+        program("plan", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--seq", "8192", "--micro-batch", "4", "-o", "large.json",
+                folder=self.folder)
+        program("report", "large.json", "-o", "large.html", folder=self.folder)
+        lines = lambda: self.driver.find_element(By.ID, "bytes-lines").text
+        self.assertIn("Dotted: reserved by the caching allocator.", lines())
+        self.open("large.html")
+        self.assertEqual(lines(), "Brown dashes: the limit.")
+
+    def test_a_colour_has_one_meaning(self):
+        same = {("optimizer", "optimizer_state"), ("all_gather", "all_gather"), ("reduce_scatter", "reduce_scatter")}
+        self.addCleanup(chromium.media, self.driver)
+        for scheme in ("light", "dark"):
+            chromium.media(self.driver, scheme=scheme)
+            pairs = self.run_script("""(() => {
+                const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+                const {colours, category_names} = shardwright.data;
+                return colours.flatMap((op, i) => category_names.filter((_, k) => css(`--op${i}`) === css(`--memory${k}`)).map((name) => [op, name]));
+            })()""")
+            self.assertEqual({tuple(pair) for pair in pairs}, same)
+
+    def test_accessible(self):
+        """Nothing that axe finds, and no faint text, in light and dark."""
+        self.addCleanup(chromium.media, self.driver)
+        self.driver.execute_script("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+        for scheme in ("light", "dark"):
+            chromium.media(self.driver, scheme=scheme)
+            self.assertEqual(chromium.accessibility_faults(self.driver), [])
+            self.assertEqual(chromium.faint_texts(self.driver), [])
 
     def test_nothing_is_fetched(self):
         self.assertEqual(self.run_script("performance.getEntriesByType('resource').length"), 0)
@@ -218,19 +249,19 @@ class Page(unittest.TestCase):
 
     def test_dark(self):
         light = self.run_script("getComputedStyle(document.body).backgroundColor")
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
-        self.addCleanup(self.driver.execute_cdp_cmd, "Emulation.setEmulatedMedia", {"features": []})
+        chromium.media(self.driver, scheme="dark")
+        self.addCleanup(chromium.media, self.driver)
         self.assertNotEqual(self.run_script("getComputedStyle(document.body).backgroundColor"), light)
 
     def test_print_and_no_script(self):
         """On paper and without JavaScript the pictures are vectors, and the tables stand."""
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-        self.addCleanup(self.driver.execute_cdp_cmd, "Emulation.setEmulatedMedia", {"media": ""})
+        chromium.media(self.driver, "print")
+        self.addCleanup(chromium.media, self.driver)
         self.assertFalse(self.driver.find_element(By.ID, "spans").is_displayed())
         self.assertEqual([figure.is_displayed() for figure in self.driver.find_elements(By.CSS_SELECTOR, "figure svg")], [True] * 3)
         self.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
         self.addCleanup(self.driver.execute_cdp_cmd, "Emulation.setScriptExecutionDisabled", {"value": False})
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+        chromium.media(self.driver)
         self.driver.get((self.folder / "report.html").as_uri())
         self.assertFalse(self.driver.find_element(By.ID, "spans").is_displayed())
         self.assertEqual([figure.is_displayed() for figure in self.driver.find_elements(By.CSS_SELECTOR, "figure svg")], [True] * 3)

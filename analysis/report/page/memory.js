@@ -21,8 +21,14 @@ const makeMemory = (shardwright) => {
   const stacks = data.recordings.map((recording) => stackOf(recording.memory));
   const topOf = (stack) => stack.length === 0 ? new Float64Array(0) : stack[stack.length - 1].high;
   const largest = (values) => values.reduce((a, b) => Math.max(a, b), 0);
+  // Where a plan does not fit, what is reserved was cut at what the device has, and is no answer.
+  const reservedOf = (k) => {
+    const {reserved} = data.recordings[k].memory, top = topOf(stacks[k]);
+    return reserved !== undefined && reserved.every((bytes, i) => bytes >= top[i]) ? reserved : [];
+  };
+  const reserved = reservedOf(0);
   const peak = Math.max(1, ...stacks.map((stack) => largest(topOf(stack))),
-    ...data.recordings.map((recording) => largest(recording.memory.reserved || [])));
+    ...data.recordings.map((_, k) => largest(reservedOf(k))));
   // A limit far above everything would press the picture flat.
   const isFar = limit > 2.5 * peak;
   const most = isFar ? peak : Math.max(peak, limit);
@@ -135,9 +141,7 @@ const makeMemory = (shardwright) => {
       context.lineWidth = 0.5;
       context.stroke();
     }
-    if (simulated.reserved !== undefined) {
-      drawLine(data.recordings[0], simulated.reserved, [1, 3]);
-    }
+    drawLine(data.recordings[0], reserved, [1, 3]);
     data.recordings.slice(1).forEach((recording, i) => drawLine(recording, topOf(stacks[i + 1]), [6, 3]));
     if (timeline.state.cursor !== null) {
       const x = Math.round(timeline.state.x(timeline.state.cursor)) + 0.5;
@@ -151,6 +155,10 @@ const makeMemory = (shardwright) => {
     context.restore();
     drawLimit();
   };
+
+  document.getElementById("bytes-lines").textContent = [
+    isFar ? "" : "Brown dashes: the limit.", reserved.length > 0 ? "Dotted: reserved by the caching allocator." : "",
+    data.recordings.length > 1 ? "Black dashes: measured." : ""].filter((text) => text !== "").join(" ");
 
   // What exists at a moment, in words.
   const textAt = (moment) => data.recordings.map((recording, k) => {

@@ -54,7 +54,7 @@ const readSpans = (data) => {
 
   // A lane with room for `size` bars, which are added in order of time. Columns, since there may be hundreds of thousands.
   const makeLane = (recording, name, size) => ({recording, name, size: 0, start: new Float64Array(size), end: new Float64Array(size),
-    reach: new Float64Array(size), op: new Int32Array(size), colour: new Uint8Array(size), use: null});
+    reach: new Float64Array(size), op: new Int32Array(size), colour: new Uint8Array(size), use: null, labels: null});
   const addBar = (lane, start, length, op, colour) => {
     const i = lane.size++;
     lane.start[i] = start;
@@ -68,6 +68,48 @@ const readSpans = (data) => {
       lane[column] = lane[column].subarray(0, lane.size);
     }
     return lane;
+  };
+
+  // The bands above the streams: what compute is at, in two grains. Recomputation belongs to the backward that wants it.
+  const PASSES = ["forward", "recompute", "backward", "optimizer"];
+  const passOf = (op) => {
+    const name = data.colours[ops.colour[op]];
+    return PASSES.includes(name) ? name.replace("recompute", "backward") : "";
+  };
+  const unitNames = new Set((data.plan_picture?.units ?? []).flatMap((unit) => unit.name.replace(/^\[|\]$/g, "").split(", ")));
+  const unitOf = (op) => {
+    for (let parts = ops.subjects[ops.subject[op]].split("."); parts.length > 0; parts.pop()) {
+      if (unitNames.has(parts.join("."))) {
+        return parts.join(".");
+      }
+    }
+    return "root";
+  };
+  const hasMicroBatches = ops.micro_batch.some((i) => i > 0);
+  const passLabel = (op) => `${hasMicroBatches && ops.micro_batch[op] >= 0 ? `micro-batch ${ops.micro_batch[op] + 1} ` : ""}${passOf(op)}`;
+  const bandLane = (recording, compute, name, labelOf) => {
+    const band = makeLane(recording, name, compute.size);
+    band.labels = [];
+    let key = null;
+    for (let i = 0; i < compute.size; ++i) {
+      const op = compute.op[i], label = labelOf(op);
+      if (passOf(op) === "") {
+        continue;
+      }
+      if (`${passLabel(op)} ${label}` === key) {
+        band.end[band.size - 1] = band.reach[band.size - 1] = compute.end[i];
+      } else {
+        addBar(band, compute.start[i], compute.end[i] - compute.start[i], op, data.colours.indexOf(passOf(op)));
+        band.labels.push(label);
+        key = `${passLabel(op)} ${label}`;
+      }
+    }
+    return trimmed(band);
+  };
+  const bandsOf = (recording, streams) => {
+    const compute = streams[data.lanes.indexOf("compute")];
+    return recording.bars !== undefined || compute === undefined ? [] :
+      [bandLane(recording, compute, "pass", passLabel), bandLane(recording, compute, "unit", unitOf)];
   };
 
   const criticalLane = (recording) => {
@@ -102,7 +144,7 @@ const readSpans = (data) => {
         addBar(streams[ops.lane[op]], recording.start[i], recording.length[i], op, ops.colour[op]);
       }
     }
-    return [...(recording.critical.length > 0 ? [criticalLane(recording)] : []),
+    return [...bandsOf(recording, streams), ...(recording.critical.length > 0 ? [criticalLane(recording)] : []),
       ...streams.map(trimmed), hostLane(recording)].filter((lane) => lane.size > 0);
   };
 

@@ -6,12 +6,15 @@ const makeTimeline = (shardwright) => {
   const canvas = document.getElementById("spans");
   const context = canvas.getContext("2d");
   const LEFT = 108, ROW = 22, BAR = 16, HEAD = 24, AXIS = 26;
-  // Dark text on light bars and the other way round, by colour.
-  const TEXT = ["#000", "#000", "#fff", "#000", "#000", "#000", "#000", "#000", "#fff"];
+  // Dark text on light bars and the other way round: the luminance of the web's guidelines (WCAG 2.1), of "#rrggbb".
+  const textOn = (colour) => {
+    const [r, g, b] = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16) / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";  // there, both contrast alike
+  };
 
   const state = {
     x: d3.scaleLinear().domain(range),
-    width: 0, height: 0, colours: {}, hatch: null,
+    width: 0, height: 0, colours: {}, text: [], hatch: null,
     found: null, matches: 0, selected: -1, cursor: null,
   };
 
@@ -33,6 +36,7 @@ const makeTimeline = (shardwright) => {
   const readColours = () => {
     state.colours = {op: data.colours.map((_, i) => css(`--op${i}`)), ink: css("--ink"), faint: css("--faint"),
       rule: css("--rule"), stripe: css("--stripe"), paper: css("--paper"), bad: css("--bad")};
+    state.text = state.colours.op.map(textOn);
     const tile = document.createElement("canvas");
     tile.width = tile.height = 6;
     const pen = tile.getContext("2d");
@@ -95,9 +99,25 @@ const makeTimeline = (shardwright) => {
     flush();
   };
 
+  // The most of a band's label that fits: "model.layers.3", "layers.3", "3", or nothing.
+  const drawLabel = (label, x0, y, width, colour) => {
+    for (let text = label; ; text = text.slice(text.search(/[ .]/) + 1)) {
+      if (context.measureText(text).width < width - 3) {
+        context.fillStyle = state.text[colour];
+        context.textAlign = "center";
+        context.fillText(text, x0 + width / 2, y + BAR / 2 + 0.5);
+        context.textAlign = "left";
+        return;
+      }
+      if (!/[ .]/.test(text)) {
+        return;
+      }
+    }
+  };
+
   const drawBars = (lane, accepts, alpha) => {
     const y = lane.y + (ROW - BAR) / 2;
-    const marksCritical = lane.name !== "critical path" && lane.name !== "host" && lane.recording === data.recordings[0];
+    const marksCritical = lane.name !== "critical path" && lane.name !== "host" && lane.labels === null && lane.recording === data.recordings[0];
     context.globalAlpha = alpha;
     eachBar(lane, accepts, (x0, x1, bar, colour) => {
       const width = x1 - x0 - (x1 - x0 > 4 ? 0.7 : 0);
@@ -107,12 +127,14 @@ const makeTimeline = (shardwright) => {
         context.fillStyle = state.colours.ink;
         context.fillRect(x0, y + BAR - 1, width, 2.5);
       }
-      if (width > 46) {
+      if (lane.labels !== null) {
+        drawLabel(lane.labels[bar], x0, y, width, colour);
+      } else if (width > 46) {
         context.save();
         context.beginPath();
         context.rect(x0, y, width - 2, BAR);
         context.clip();
-        context.fillStyle = TEXT[colour];
+        context.fillStyle = state.text[colour];
         const use = lane.use === null || lane.use[bar] === "run" ? "" : lane.use[bar] + ": ";
         context.fillText(use + shardwright.shortNameOf(lane.op[bar]), x0 + 3, y + BAR / 2 + 0.5);
         context.restore();
@@ -157,7 +179,7 @@ const makeTimeline = (shardwright) => {
     context.lineWidth = 2;
     for (const lane of lanes) {
       const i = lane.op.indexOf(state.selected);
-      if (i < 0 || lane.name === "critical path") {
+      if (i < 0 || lane.name === "critical path" || lane.labels !== null) {
         continue;
       }
       const x0 = state.x(lane.start[i]), x1 = state.x(lane.end[i]);
@@ -227,11 +249,11 @@ const makeTimeline = (shardwright) => {
     drawAxis();
     const isSearching = state.found !== null;
     for (const lane of lanes) {
-      drawBars(lane, null, isSearching ? 0.2 : 1);
+      drawBars(lane, null, isSearching && lane.labels === null ? 0.2 : 1);
       if (lane.name === "compute") {
         drawWaits(lane);
       }
-      if (isSearching) {
+      if (isSearching && lane.labels === null) {
         drawBars(lane, (op) => state.found[op] === 1, 1);
       }
     }
