@@ -18,7 +18,7 @@ REPORT = ROOT / "analysis/report/page"
 WEB = ROOT / "web"
 # Those of the report, from the list that CMake has.
 REPORT_MODULES = ("units.js", "spans.js", "timeline.js", "memory.js", "choices.js", "controls.js")
-PAGE_MODULES = ("engine_client.js", "question.js", "answer.js", "main.js")
+PAGE_MODULES = ("engine_client.js", "question.js", "answer.js", "costs.js", "main.js")
 
 
 def read(path: pathlib.Path) -> str:

@@ -5,123 +5,54 @@
 """
 
 import json
-import pathlib
-import shutil
+import os
+import re
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
-import native_page
+import chromium
 import web_test_case
+from page_test_case import CHOSEN, PROGRAM, PageTestCase, of_engine
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
 
-try:
-    from selenium import webdriver
-    from selenium.webdriver.common.action_chains import ActionChains
-    from selenium.webdriver.chrome.service import Service
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.common.keys import Keys
-    from selenium.webdriver.support.ui import Select
-except ImportError:
-    print("selenium is not installed: skipped")
-    sys.exit(77)
-
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-web_test_case.skip_without(BROWSER is not None and DRIVER is not None, "chromium or chromedriver is not installed")
-
-PROGRAM = sys.argv.pop(1)
-D3 = pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].startswith("/") else None
-if D3 is None:
-    web_test_case.skip_unbuilt()
-SHOTS = web_test_case.BUILT / ("screenshots" if D3 is None else "screenshots_native")
-of_engine = unittest.skipIf(D3 is not None, "asks the engine itself")
-HOSTILE = "</script><script>window.broken=1</script><img src=x onerror='window.broken=2'>\"'&\u202e"
-CHOSEN = "#how=choose&model=gpt2&cluster=dgx-a100&gpus=4&seq=128&micro-batch=1"
+HOSTILE = chromium.HOSTILE + "\u202e"
 
 
-def browser():
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1400,1600"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    return webdriver.Chrome(options=options, service=Service(DRIVER))
+TINY = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 61, "hidden_size": 32, "intermediate_size": 44,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False}
+TRAIN = """import json
+import torch
+import torch.distributed as dist
+import transformers
+import shardwright_fsdp2
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**json.load(open("tiny.json"))))
+model = shardwright_fsdp2.apply_plan(model, "fsdp2_plan.json", device_type="cpu")
+assert sum(isinstance(m, torch.distributed.fsdp.FSDPModule) for m in model.modules()) >= 3
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+ids = torch.randint(1, 61, (1, 16), generator=torch.Generator().manual_seed(dist.get_rank()))
+losses = []
+for step in range(20):
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.all_reduce(loss := loss.detach())
+    losses.append(loss.item() / 2)
+if dist.get_rank() == 0:
+    print(json.dumps(losses))
+dist.destroy_process_group()
+"""
 
 
-class Page(unittest.TestCase):
-
-    @classmethod
-    def setUpClass(cls):
-        scratch = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(scratch.cleanup)
-        cls.folder = pathlib.Path(scratch.name)
-        SHOTS.mkdir(parents=True, exist_ok=True)
-        cls.page = web_test_case.BUILT / "shardwright.html"
-        if D3 is not None:
-            cls.page = cls.folder / "shardwright.html"
-            server = native_page.write(PROGRAM, D3, cls.page)
-            cls.addClassCleanup(server.shutdown)
-        cls.driver = browser()
-        cls.addClassCleanup(cls.driver.quit)
-
-    def tearDown(self):
-        self.assertEqual(self.driver.get_log("browser"), [])
-        self.assertIsNone(self.js("window.broken || null"))
-
-    def js(self, text, *arguments):
-        return self.driver.execute_script("return " + text, *arguments)
-
-    def by_id(self, name):
-        return self.driver.find_element(By.ID, name)
-
-    def wait(self, condition, what, seconds=120):
-        end = time.monotonic() + seconds
-        while not condition():
-            self.assertLess(time.monotonic(), end, f"{what}; status: {self.by_id('status').text}; {self.by_id('trouble').text}")
-            time.sleep(0.05)
-
-    def answers(self):
-        return self.js("performance.getEntriesByName('shardwright-answered').length")
-
-    def answered(self):
-        self.wait(lambda: self.by_id("status").text.startswith("Done"), "no answer")
-
-    def open(self, link=CHOSEN):
-        self.driver.get("about:blank")
-        self.driver.get(self.page.as_uri() + link)
-        self.answered()
-
-    def set(self, name, value):
-        """A new value, as if it were typed; the page answers when it likes."""
-        before = self.answers()
-        self.js("(() => { const e = document.getElementById(arguments[0]); e.value = arguments[1];"
-                " e.dispatchEvent(new Event('input', {bubbles: true})); })()", name, value)
-        self.wait(lambda: self.answers() > before, f"nothing after {name}={value}")
-        self.answered()
-
-    def figures(self):
-        return dict(zip([e.text for e in self.driver.find_elements(By.CSS_SELECTOR, "#figures dt")],
-                        [e.text for e in self.driver.find_elements(By.CSS_SELECTOR, "#figures dd")]))
-
-    def drop(self, name, content):
-        path = self.folder / name
-        path.write_text(content, encoding="utf-8")
-        self.by_id("file").send_keys(str(path))
-
-    def native(self, *words, text=""):
-        return web_test_case.native(PROGRAM, *words, text=text)[1]
-
-    def shot(self, name):
-        height = self.js("document.documentElement.scrollHeight")
-        width = self.js("window.innerWidth")
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False})
-        self.driver.save_screenshot(str(SHOTS / f"{name}.png"))
-        self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-    def narrow(self, width):
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": True})
-        self.addCleanup(self.driver.execute_cdp_cmd, "Emulation.clearDeviceMetricsOverride", {})
+class Page(PageTestCase):
 
     def test_does_it_fit(self):
         self.open()
@@ -160,7 +91,7 @@ class Page(unittest.TestCase):
         chosen = lambda: self.driver.find_element(By.CSS_SELECTOR, "#pareto circle.chosen").get_attribute("aria-label")
         self.assertEqual(chosen(), label)
         # ": 17.7 ms, 3.5 GiB": the plan is simulated anew.
-        self.assertEqual(self.figures()["step time"].split(" ±")[0], label.split(": ")[-1].split(", ")[0])
+        self.assertEqual(self.figures()["step time"].split("\n")[0], label.split(": ")[-1].split(", ")[0])
         self.open(self.js("location.hash"))
         self.assertEqual(chosen(), label)
 
@@ -265,6 +196,30 @@ class Page(unittest.TestCase):
         emitted = json.loads(self.native("emit", "-", "--to=fsdp2", "--json", text=json.dumps(plan)))
         self.assertEqual(shown, {file["name"]: file["text"] for file in emitted["files"]})
 
+    @of_engine
+    def test_what_it_emits_trains(self):
+        """The files that the page gives, in a script of two ranks under torchrun."""
+        try:
+            import torch  # noqa: F401
+            import transformers  # noqa: F401
+        except ImportError as missing:
+            self.skipTest(f"{missing.name} is not installed")
+        self.open("#how=choose&model=gpt2&cluster=dgx-a100&gpus=2&seq=16&micro-batch=1&precision=fp32")
+        self.drop("tiny.json", json.dumps(TINY))
+        self.wait(lambda: "tiny on" in self.by_id("title").text, "the file is not taken")
+        self.answered()
+        folder = self.folder / "emitted"
+        folder.mkdir()
+        for shown in self.driver.find_elements(By.CSS_SELECTOR, "#emitted pre"):
+            (folder / shown.get_attribute("aria-label")).write_text(shown.get_attribute("textContent"), encoding="utf-8")
+        (folder / "tiny.json").write_text(json.dumps(TINY), encoding="utf-8")
+        (folder / "train.py").write_text(TRAIN, encoding="utf-8")
+        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"],
+                              cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        losses = json.loads(done.stdout.splitlines()[-1])
+        self.assertLess(losses[-1], 0.8 * losses[0])
+
     def test_side_by_side(self):
         self.open()
         self.by_id("keep").click()
@@ -298,20 +253,73 @@ class Page(unittest.TestCase):
             !(e.labels && e.labels.length > 0 && e.labels[0].textContent.trim()) && !e.textContent.trim() && !e.getAttribute('aria-label')).length""")
         self.assertEqual(unnamed, 0)
 
+    def test_a_config_of_each_family(self):
+        """A config.json as people have it, of each kind that the zoo holds."""
+        texts = [path.read_text(encoding="utf-8") for path in (web_test_case.ROOT / "models/zoo").glob("*.json")]
+        families = {json.loads(text)["model_type"]: text for text in texts if "model_type" in json.loads(text)}
+        self.assertGreater(len(families), 10)
+        self.open()
+        for family, text in sorted(families.items()):
+            with self.subTest(family=family):
+                is_shown = lambda: f"my-{family} on" in self.by_id("title").text and self.by_id("status").text.startswith("Done")
+                is_refused = lambda: "which has no sequences" in self.by_id("trouble").text
+                self.js("document.getElementById('seq').value = '128'")
+                self.drop(f"my-{family}.json", text)
+                self.wait(lambda: is_shown() or is_refused(), "the file is not taken")
+                if is_refused():  # of images
+                    self.set("seq", "")
+                    self.wait(is_shown, "no answer without a length")
+                self.assertNotIn("error", self.by_id("trouble").text)
+
+    def test_what_each_choice_costs(self):
+        """The small pictures say what the program says."""
+        self.open("#how=search&model=gpt2&cluster=dgx-a100&gpus=4&seq=128&global-batch=32")
+        search = json.loads(self.native("plan", "--json", "--search", "--explain", "--threads=1", "--model=gpt2", "--cluster=dgx-a100", "--gpus=4",
+                                        "--seq=128", "--global-batch=32"))
+        expected = [f"{100 * abs(change):.1f} %" for row in search["explanation"]["alternatives"] if row["simulated"] and row["fits"]
+                    for change in [row["step_time_s"] / search["step_time_s"] - 1]]
+        self.assertGreater(len(expected), 3)
+        shown = " ".join(picture.get_attribute("aria-label") for picture in self.driver.find_elements(By.CSS_SELECTOR, "#costs-body svg"))
+        self.assertEqual(re.findall(r"[+−]([\d.]+ %), [+−]", shown), expected)
+        # All texts stand inside of their picture.
+        outside = self.js("""[...document.querySelectorAll('#costs-body svg')].flatMap((svg) => [...svg.querySelectorAll('text')].filter((text) =>
+            text.getBoundingClientRect().right > svg.getBoundingClientRect().right + 1).map((text) => text.textContent))""")
+        self.assertEqual(outside, [])
+
+    def test_accessible(self):
+        """Nothing that axe finds, and no faint text: an answer, a search, a refusal; light and dark; on a screen and a phone."""
+        self.addCleanup(chromium.media, self.driver)
+        for link in (CHOSEN, "#how=search&model=gpt2&cluster=dgx-a100&gpus=4&seq=128&global-batch=32",
+                     "#how=search&model=llama-3-70b&cluster=dgx-v100&nodes=1&seq=2048&global-batch=8"):
+            self.open(link)
+            self.by_id("keep").click() if link == CHOSEN else None
+            self.js("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+            for scheme in ("light", "dark"):
+                with self.subTest(link=link, scheme=scheme):
+                    chromium.media(self.driver, scheme=scheme)
+                    self.assertEqual(chromium.accessibility_faults(self.driver), [])
+                    if link == CHOSEN:
+                        self.wait(lambda: chromium.faint_texts(self.driver) == [], "texts are faint")
+        self.narrow(390)
+        self.open()
+        self.assertEqual(chromium.accessibility_faults(self.driver), [])
+
     def test_phone(self):
         self.narrow(390)
         self.open()
         self.assertLessEqual(self.js("document.documentElement.scrollWidth"), 390)
+        # Names of files are not squeezed beside their buttons.
+        self.assertGreater(self.js("document.querySelector('#emitted summary').getBoundingClientRect().width"), 200)
         self.shot("phone")
 
     def test_dark_and_print(self):
         self.open()
         light = self.js("getComputedStyle(document.body).backgroundColor")
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
-        self.addCleanup(self.driver.execute_cdp_cmd, "Emulation.setEmulatedMedia", {"media": "", "features": []})
+        chromium.media(self.driver, scheme="dark")
+        self.addCleanup(chromium.media, self.driver)
         self.assertNotEqual(self.js("getComputedStyle(document.body).backgroundColor"), light)
         self.shot("dark")
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": []})
+        chromium.media(self.driver, "print")
         self.assertFalse(self.by_id("question").is_displayed())
         self.assertTrue(self.by_id("verdict").is_displayed())
 

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 
-import page_test
+import chromium
+import page_test_case
 import web_test_case
 
 RUNS = int(sys.argv.pop(1)) if len(sys.argv) > 1 else 7
 CHOSEN = "#how=choose&model={}&cluster=dgx-h100&nodes={}&seq=8192&micro-batch=1&recompute=full"
 SEARCH = "#how=search&model=llama-3-70b&cluster=dgx-h100&nodes=128&seq=8192&global-batch=1024"
-NATIVE = ["plan", "--json", "--search", "--threads=1", "--model=llama-3-70b", "--cluster=dgx-h100", "--nodes=128", "--seq=8192",
+NATIVE = ["plan", "--json", "--search", "--explain", "--threads=1", "--model=llama-3-70b", "--cluster=dgx-h100", "--nodes=128", "--seq=8192",
           "--global-batch=1024"]
 
 
@@ -71,7 +72,7 @@ def renderer_memory():
 
 def native():
     begin = time.monotonic()
-    subprocess.run([page_test.PROGRAM, *NATIVE], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    subprocess.run([page_test_case.PROGRAM, *NATIVE], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
     return time.monotonic() - begin
 
 
@@ -79,7 +80,7 @@ PAGE = (web_test_case.BUILT / "shardwright.html").as_uri()
 
 
 def main():
-    driver = page_test.browser()
+    driver = chromium.start()
     try:
         print(f"usable after {statistics.median(usable(driver) for _ in range(RUNS)):.2f} s")
         for model, nodes in (("llama-3-8b", 2), ("llama-3-70b", 16)):

@@ -40,8 +40,9 @@ const answer = (() => {
     return scroll;
   };
 
-  const showFigures = (figures) => byId("figures").replaceChildren(...figures.map(([name, value]) =>
-    element("div", null, element("dt", name), element("dd", value))));
+  // [name, value] or [name, value, how sure that is].
+  const showFigures = (figures) => byId("figures").replaceChildren(...figures.map(([name, value, note = ""]) =>
+    element("div", null, element("dt", name), element("dd", value, ...(note === "" ? [] : [element("small", note)])))));
 
   // "1.2 days", "3.4 h"
   const duration = (value) => value >= 172800 ? `${(value / 86400).toFixed(1)} days` : value >= 7200 ? `${(value / 3600).toFixed(1)} h` :
@@ -70,8 +71,8 @@ const answer = (() => {
     byId("verdict").className = simulation.fits ? "yes" : "no";
     const per = simulation.tokens_per_s_per_gpu;
     showFigures([
-      ["step time", seconds(simulation.step_time_s) + (band === null ? "" : ` ± ${seconds(band * simulation.step_time_s)}`)],
-      ["tokens/s per GPU", count(per) + (band === null ? "" : ` (${count(per / (1 + band))} to ${count(per / (1 - band))})`)],
+      ["step time", seconds(simulation.step_time_s), band === null ? "" : `± ${percent(band)}`],
+      ["tokens/s per GPU", count(per), band === null ? "" : `${count(per / (1 + band))} to ${count(per / (1 - band))}`],
       ["tokens/s", count(per * simulation.ranks)],
       ["MFU", percent(simulation.mfu)],
       ["exposed communication", seconds(simulation.exposed_comm_s)],
@@ -103,7 +104,7 @@ const answer = (() => {
     }
     if (search !== null && search.explanation !== undefined) {
       list.push(...search.explanation.notes);
-      list.push(...search.explanation.binds.map((row) => `A tenth more ${row.what}: ${percent(row.gain_of_a_tenth)} faster.`));
+      list.push(...search.explanation.binds.filter((row) => row.gain_of_a_tenth >= 0.0005).map((row) => `A tenth more ${row.what}: ${percent(row.gain_of_a_tenth)} faster.`));
     }
     if (search !== null && search.native_step_time_s < simulation.step_time_s) {
       list.push(`Shardwright's own schedule would take ${seconds(search.native_step_time_s)} with the same choices.`);
@@ -121,6 +122,10 @@ const answer = (() => {
     byId("usual-body").replaceChildren(table("", ["settings", "step time", "memory", ""], rows, [1, 2]));
   };
 
+  const fixesTable = (fixes) => fixes.length === 0 ? element("p", "No single change that was tried makes it fit.") :
+    table("Each of these alone makes it fit", ["change", "step time", "memory", "plan"],
+      fixes.map((fix) => [fix.change, seconds(fix.step_time_s), formatBytes(fix.memory_bytes), fix.label]), [1, 2]);
+
   // No plan fits: why, and what would do.
   const showMisfit = (search) => {
     byId("title").textContent = `${search.model} on ${count(search.ranks)} GPUs of ${search.cluster}`;
@@ -134,12 +139,19 @@ const answer = (() => {
         `${formatBytes(floor.deficit_bytes)} too much.` : "");
     showFigures([["memory of a GPU", formatBytes(search.memory_limit_bytes)], ["least that was found", formatBytes(floor.memory_bytes)]]);
     const parts = Object.entries(floor.memory).filter(([, bytes]) => bytes > 0).map(([name, bytes]) => [name.replaceAll("_", " "), formatBytes(bytes)]);
-    const fixes = search.fixes.map((fix) => [fix.change, seconds(fix.step_time_s), formatBytes(fix.memory_bytes), fix.label]);
-    byId("advice-body").replaceChildren(
-      fixes.length === 0 ? element("p", "No single change that was tried makes it fit.") :
-        table("Each of these alone makes it fit", ["change", "step time", "memory", "plan"], fixes, [1, 2]),
-      table("The least memory, by category", ["what", "bytes"], parts, [1]));
+    byId("advice-body").replaceChildren(fixesTable(search.fixes), table("The least memory, by category", ["what", "bytes"], parts, [1]));
     showUsual(search);
+  };
+
+  // The same of `estimate`, which looked for the largest batch.
+  const showEstimatedMisfit = (estimate) => {
+    byId("title").textContent = `${estimate.model} on ${count(estimate.ranks)} ${estimate.gpu}`;
+    byId("verdict").className = "no";
+    byId("verdict").textContent = `Does not fit: ${formatBytes(estimate.deficit_bytes)} too much of ` +
+      `${formatBytes(estimate.memory_limit_bytes)} even with the least memory found.`;
+    showFigures([["memory of a GPU", formatBytes(estimate.memory_limit_bytes)], ["least that was found", formatBytes(estimate.least_memory_bytes)]]);
+    byId("advice-body").replaceChildren(fixesTable(estimate.fixes));
+    showUsual(null);
   };
 
   const showSide = (diff) => {
@@ -179,5 +191,5 @@ const answer = (() => {
     }
     byId("emitted").replaceChildren(...parts);
   };
-  return {show, showMisfit, showSide, showEmission, seconds, count};
+  return {show, showMisfit, showEstimatedMisfit, showSide, showEmission, seconds, count};
 })();

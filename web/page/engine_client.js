@@ -64,7 +64,7 @@ const engine = (() => {
     }
     return new Promise((resolve, reject) => {
       const id = ++counter;
-      waiting.set(id, {resolve, reject, progress, isSearch: job.words.includes("--search")});
+      waiting.set(id, {resolve, reject, progress, isSearch: job.words.includes("--search") || job.words[0] === "estimate"});
       worker.postMessage({id, job});
     });
   };

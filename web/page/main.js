@@ -29,7 +29,7 @@
 
   const help = (await ask(["plan", "--help"])).json;
   byId("version").textContent = help.version;
-  const question = makeQuestion(help.commands[0]);
+  const question = makeQuestion(help.commands[0], (await ask(["estimate", "--help"])).json.commands[0]);
   const addOptions = (list, rows, textOf) => byId(list).append(...rows.map((row) => {
     const option = document.createElement("option");
     option.value = row.name;
@@ -75,7 +75,7 @@
 
   // What is shown: the plan file as text, and the answers about it.
   const shown = {plan: null, search: null, simulation: null, report: null, kept: null};
-  const found = {key: "", json: null, errors: ""};  // by the last command
+  const found = {key: "", words: [], json: null, errors: ""};  // by the last command
   let round = 0;
 
   const showFront = (search) => {
@@ -90,6 +90,13 @@
         question.state.point = point.index === best ? null : point.index;
         start();
       });
+    }
+  };
+  const showCosts = (search) => {
+    // Of another point of the front nothing was tried.
+    byId("costs").hidden = question.state.point !== null || (search?.explanation?.alternatives ?? []).length === 0;
+    if (!byId("costs").hidden) {
+      drawCosts(byId("costs-body"), search);
     }
   };
   const showSide = async () => {
@@ -132,20 +139,22 @@
     }
     answer.show(search, simulation, report);
     showFront(search);
+    showCosts(search);
     draw(report);
     byId("command").textContent = question.state.plan !== null ? `shardwright simulate ${question.state.plan.name}` :
-      question.state.point !== null ? "shardwright simulate plan.json" : question.commandLine();
+      question.state.point !== null ? "shardwright simulate plan.json" : question.commandLine(found.words);
     await showSettings();
     await showSide();
   };
-  const showNothingFits = (search) => {
+  const showNothingFits = (search, show) => {
     Object.assign(shown, {plan: null, search, simulation: null, report: null});
     byId("result").hidden = false;
     for (const id of ["take", "side", "pictures"]) {
       byId(id).hidden = true;
     }
-    answer.showMisfit(search);
+    show(search);
     showFront(null);
+    showCosts(null);
   };
 
   const work = async (mine) => {
@@ -160,18 +169,28 @@
           `none can be below ${answer.seconds(bound)}.`);
       }
     };
-    const words = question.words(), files = question.files();
+    const files = question.files();
     // Another point of the same search needs no new one.
-    const key = JSON.stringify([words, files]);
+    const key = JSON.stringify([question.words(), files]);
     if (found.key !== key) {
-      Object.assign(found, await ask(words, {files}, progress), {key});
-    }
-    if (mine !== round) {
-      return "";
+      let words = question.words(), made = null;
+      if (question.wantsLargestBatch()) {
+        made = await ask(question.estimateWords(), {files});
+        words = made.json.fits ? question.wordsAfter(made.json.next) : words;
+      }
+      if (made === null || made.json.fits) {
+        made = mine === round ? await ask(words, {files}, progress) : null;
+      }
+      if (mine !== round) {
+        return "";
+      }
+      Object.assign(found, made, {key, words});
     }
     const {json, errors} = found;
-    if (json.feasible === false) {
-      showNothingFits(json);
+    if (json.schema === "shardwright-estimate") {
+      showNothingFits(json, answer.showEstimatedMisfit);
+    } else if (json.feasible === false) {
+      showNothingFits(json, answer.showMisfit);
     } else {
       const point = json.pareto?.[question.state.point ?? -1];
       const plan = point === undefined ? json.plan_file : {...json.plan_file, plan: point.plan};
@@ -223,6 +242,14 @@
     clearTimeout(timer);
     timer = setTimeout(start, delay);
   };
+  // `inspect` knows models and plans; a cluster says itself what it is.
+  const isCluster = ({content}) => {
+    try {
+      return JSON.parse(content)?.format === "shardwright-cluster";
+    } catch {
+      return false;
+    }
+  };
   const takeFile = async (name, bytes) => {
     clearTimeout(timer);
     engine.cancelSearch();
@@ -230,19 +257,21 @@
     try {
       const unpacked = bytes[0] === 0x1f && bytes[1] === 0x8b ? new Uint8Array(await engine.unpack(bytes)) : bytes;
       const file = {name: name.replace(/\.gz$/, "") || "file.json", content: new TextDecoder().decode(unpacked)};
-      const seen = (await ask(["inspect", `@${file.name}`], {files: [file]})).json;
+      const kind = isCluster(file) ? "cluster" : (await ask(["inspect", `@${file.name}`], {files: [file]})).json.kind;
       if (mine !== round) {
         return;
       }
       question.state.point = null;
-      if (seen.kind === "plan") {
+      if (kind === "plan") {
         question.state.plan = file;
         question.state.model = null;
         byId("model").value = "";
       } else {
+        const place = kind === "cluster" ? kind : "model";
         question.state.plan = null;
-        question.state.model = file;
-        byId("model").value = file.name;
+        question.state[place] = file;
+        byId(place).value = file.name;
+        byId("nodes").value = place === "cluster" ? "" : byId("nodes").value;  // it says how many
       }
       await start();
     } catch (error) {

@@ -1,8 +1,8 @@
 // The question: what the form says, as words of a command line and as a link.
 "use strict";
 
-// `plan` is the command's table, as `plan --help --json` prints it.
-const makeQuestion = (plan) => {
+// `plan` and `estimate` are the commands' tables, as `--help --json` prints them.
+const makeQuestion = (plan, estimate) => {
   const byId = (id) => document.getElementById(id);
   // Flags that have a place of their own in the form, by the id of their element.
   const PLACES = {
@@ -45,20 +45,15 @@ const makeQuestion = (plan) => {
     }
     describe(element, flag);
   };
-  const addOther = (flag, isSwitch) => {
+  const addOther = (flag) => {
     const label = document.createElement("label");
-    const names = isSwitch ? ["on"] : namesIn(flag);
+    const names = namesIn(flag);
     const element = document.createElement(names.length > 0 ? "select" : "input");
     element.id = `flag${flag.name}`;
     label.append(flag.name.slice(2).replaceAll("-", " "), element);
     byId("other-flags").append(label);
     elements.set(flag.name, element);
-    if (isSwitch) {
-      element.append(option("", "off"), option("on", "on"));
-      describe(element, flag);
-    } else {
-      fill(element, flag);
-    }
+    fill(element, flag);
   };
 
   for (const flag of plan.flags) {
@@ -66,15 +61,12 @@ const makeQuestion = (plan) => {
       elements.set(flag.name, byId(PLACES[flag.name]));
       fill(byId(PLACES[flag.name]), flag);
     } else if (!ABSENT.has(flag.name)) {
-      addOther(flag, false);
+      addOther(flag);
     }
   }
-  const SWITCHES = plan.switches.filter((row) => row.name === "--explain");
-  SWITCHES.forEach((row) => addOther(row, true));
-  const isSwitch = (name) => SWITCHES.some((row) => row.name === name);
 
   // Files that stand for names: {name, content} or null. The point of the front that is opened instead of the best.
-  const state = {model: null, plan: null, point: null};
+  const state = {model: null, cluster: null, plan: null, point: null};
   const isSearch = () => byId("search-plan").checked;
   const isShown = (name) => name === "--lora-rank" ? byId("lora").checked : !CHOICES.has(name) || !isSearch();
 
@@ -89,29 +81,52 @@ const makeQuestion = (plan) => {
     }
     return pairs;
   };
-  const MODES = {true: "--search", false: "--no-search"};
-  const words = () => {
-    const list = ["plan", MODES[isSearch()]];
+  // The file that a flag's value names, or undefined.
+  const fileOf = (name, value) => {
+    const file = {"--model": state.model, "--cluster": state.cluster}[name] ?? null;
+    return file !== null && file.name === value ? file : undefined;
+  };
+  const pairWords = ([name, value]) => fileOf(name, value) === undefined ? [`${name}=${value}`] : [name, `@${value}`];
+  const words = () => ["plan", ...(isSearch() ? ["--search", "--explain"] : ["--no-search"]), ...given().flatMap(pairWords)];
+  const files = () => given().map(([name, value]) => fileOf(name, value)).filter((file) => file !== undefined);
+
+  // Without a global batch `estimate` tries micro-batches, and says which command searches on.
+  const wantsLargestBatch = () => isSearch() && byId("global-batch").value.trim() === "";
+  const estimateWords = () => {
+    const known = new Set(estimate.flags.flatMap((flag) => flag.name.split(",")));
+    const positional = [], flags = [];
     for (const [name, value] of given()) {
-      const file = name === "--model" && state.model !== null && value === state.model.name;
-      if (isSwitch(name)) {
-        list.push(...(isSearch() ? [name] : []));
-      } else if (file) {
-        list.push(name, `@${value}`);
+      if (name === "--model" || name === "--cluster") {
+        positional.push(fileOf(name, value) === undefined ? value : `@${value}`);
+      } else if (known.has(name)) {
+        flags.push(`${name}=${value}`);
       } else {
-        list.push(`${name}=${value}`);
+        throw new Error(`The largest batch is looked for without ${name}: say a global batch, too.`);
       }
     }
-    return list;
+    return ["estimate", ...positional, ...flags];
   };
-  const files = () => state.model !== null && byId("model").value.trim() === state.model.name ? [state.model] : [];
+  // The words of `next`, a command line of `estimate`, without the file that it would write.
+  const wordsAfter = (next) => {
+    const list = [...next.matchAll(/'((?:[^']|'\\'')*)'(?=\s|$)|\S+/g)].map(([word, inside]) => inside === undefined ? word :
+      inside.replaceAll("'\\''", "'"));
+    const [, command, ...rest] = list.slice(0, list.indexOf("-o"));
+    for (const name of ["--model", "--cluster"]) {
+      const value = byId(name.slice(2)).value.trim();
+      if (fileOf(name, value) !== undefined) {
+        rest[rest.indexOf(name) + 1] = `@${value}`;
+      }
+    }
+    return [command, "--search", "--explain", ...rest];
+  };
 
   const quoted = (word) => /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
-  const commandLine = () => ["shardwright", ...words().map((word) => word.startsWith("@") ? word.slice(1) : word)].map(quoted).join(" ");
+  const commandLine = (of) => ["shardwright", ...of.map((word) => word.startsWith("@") ? word.slice(1) : word)].map(quoted).join(" ");
 
   // Browsers refuse addresses of some megabytes, and people those of more than a few lines.
   const isTooLong = () => files().some((file) => file.content.length > 100000);
   const EXTRA = ["tokens", "price"];  // not of the command line
+  const FILES = ["model", "cluster"];
   const link = () => {
     const parameters = new URLSearchParams();
     parameters.set("how", isSearch() ? "search" : "choose");
@@ -123,8 +138,10 @@ const makeQuestion = (plan) => {
         parameters.set(`page-${name}`, byId(name).value.trim());
       }
     }
-    if (files().length > 0 && !isTooLong()) {
-      parameters.set("page-model-file", files()[0].content);
+    for (const kind of FILES) {
+      if (files().includes(state[kind]) && !isTooLong()) {
+        parameters.set(`page-${kind}-file`, state[kind].content);
+      }
     }
     if (state.point !== null) {
       parameters.set("page-point", state.point);
@@ -145,11 +162,14 @@ const makeQuestion = (plan) => {
     for (const name of EXTRA) {
       byId(name).value = parameters.get(`page-${name}`) ?? "";
     }
-    state.model = parameters.has("page-model-file") ? {name: byId("model").value, content: parameters.get("page-model-file")} : null;
+    for (const kind of FILES) {
+      const content = parameters.get(`page-${kind}-file`);
+      state[kind] = content === null ? null : {name: byId(kind).value, content};
+    }
     const point = Number(parameters.get("page-point") ?? NaN);
     state.point = Number.isInteger(point) ? point : null;
     state.plan = null;
     return true;
   };
-  return {words, files, link, isTooLong, read, commandLine, state};
+  return {words, files, wantsLargestBatch, estimateWords, wordsAfter, link, isTooLong, read, commandLine, state};
 };
