@@ -1,0 +1,220 @@
+// How FSDP2 gathers units, waits for what was gathered, and frees it.
+
+#include <array>
+#include <span>
+
+#include "schedule/lower/fsdp2_rules.h"
+
+namespace shardwright {
+
+void Fsdp2Rules::Prefetch(const std::vector<std::string>& names, Phase phase) {
+  for (const std::string& name : names) {
+    Unshard(UnitNamed(name), phase);
+  }
+}
+
+void Fsdp2Rules::Unshard(UnitId u, Phase phase) {
+  Comm& c = comm_[u.value];
+  if (c.pending || At(u).unsharded.valid() || !HasParams(u)) {
+    return;
+  }
+  c.pending = true;
+  if (plan_.shard_size == 1) {
+    return;  // no collective; the copy-out reads the shard itself
+  }
+  BufferId source = At(u).shard;
+  BufferId staged;
+  if (plan_.offload.parameters && !c.clone.valid()) {
+    staged = NewStaged(u, Stream::kCopyIn);
+    e_.AddTransfer(OpCode::kCopyH2d, Stream::kCopyIn, {phase, u.value}, MasterShard(u), source,
+                   staged);
+    source = staged;
+  }
+  CopyIn(u, source, phase);
+  if (staged.valid()) {
+    e_.body->Free(staged);
+  }
+  const bool small = c.clone.valid();
+  const GroupId group = small ? e_.AddGroup("reshard" + std::to_string(PlanOf(u).reshard.group),
+                                            PlanOf(u).reshard.group, 1)
+                              : shard_group_;
+  const OpId copied = e_.body->last();
+  c.gathered = e_.AddCollective(
+      Collective(OpCode::kAllGather, Stream::kGather, group, Unsharded(u), PrecisionOf(u).param),
+      {phase, u.value}, {{c.gather_out, AccessMode::kReadWrite, Role::kOutput}});
+  e_.After(copied);
+}
+
+// Casts the shards (fused with the copy unless parameters are offloaded) into this rank's slice.
+void Fsdp2Rules::CopyIn(UnitId u, BufferId source, Phase phase) {
+  Comm& c = comm_[u.value];
+  BufferId cast;
+  const bool from_clone = c.clone.valid();
+  const Bytes slice = from_clone ? Unsharded(u) / PlanOf(u).reshard.group : GatherShard(u);
+  if (CastsGather(u) && !from_clone) {
+    cast = e_.Alloc(GatherShard(u), Category::kAllGather, Stream::kCopyIn);
+  }
+  c.gather_out = AllocGatherOut(u, phase);
+  std::array<Kernel, 2> kernels;
+  kernels[0].kind = kernels[1].kind = KernelClass::kCopy;
+  kernels[0].read = MasterShard(u);
+  kernels[0].written = kernels[1].read = kernels[1].written = slice;
+  OpShape shape;
+  shape.code = OpCode::kGatherCopyIn;
+  shape.stream = Stream::kCopyIn;
+  shape.dtype = PrecisionOf(u).param;
+  shape.bytes = slice;
+  e_.Add(shape, std::span<const Kernel>(kernels).subspan(cast.valid() ? 0 : 1), phase, u.value,
+         {{from_clone ? c.clone : source, AccessMode::kRead, Role::kInput},
+          {c.gather_out, AccessMode::kWrite, Role::kOutput},
+          {cast, AccessMode::kWrite, Role::kWorkspace}});
+  if (from_clone) {
+    e_.After(c.cloned);
+  }
+  if (cast.valid()) {
+    e_.body->Free(cast);
+  }
+}
+
+// The shard on the device, where parameters are offloaded.
+BufferId Fsdp2Rules::NewStaged(UnitId u, Stream owner) {
+  return Hold(e_.Alloc(MasterShard(u), Category::kAllGather, owner), u, Holds::kShard,
+              job_.precision.master);
+}
+
+// Forward only, a buffer that lives on into the next pass is the same one in every pass.
+BufferId Fsdp2Rules::AllocGatherOut(UnitId u, Phase phase) {
+  const BufferId kept = comm_[u.value].kept_out;
+  if (!kept.valid()) {
+    // Slices of what was copied out of shards give that again.
+    const Holds holds = comm_[u.value].clone.valid() ? Holds::kUnit : Holds::kShards;
+    return Hold(e_.Alloc(Unsharded(u), Category::kAllGather, Stream::kCopyIn), u, holds,
+                PrecisionOf(u).param);
+  }
+  if (parked_ == kept) {
+    Unpark(phase);
+  }
+  e_.body->Alloc(kept);
+  return kept;
+}
+
+// Both gather streams wait for the parked buffer's copy-out; then it may go.
+void Fsdp2Rules::Unpark(Phase phase) {
+  if (parked_.valid()) {
+    ReleaseGatherOut(parked_, parked_copied_, phase);
+    parked_ = BufferId();
+  }
+}
+
+void Fsdp2Rules::ReleaseGatherOut(BufferId buffer, OpId copied_out, Phase phase) {
+  e_.AddWait(Stream::kCopyIn, {copied_out}, phase, kNoSubject);
+  e_.AddWait(Stream::kGather, {copied_out}, phase, kNoSubject);
+  e_.body->Free(buffer);
+}
+
+void Fsdp2Rules::WaitForUnshard(UnitId u, Phase phase) {
+  Comm& c = comm_[u.value];
+  if (!c.pending) {
+    return;
+  }
+  c.pending = false;
+  if (phase != Phase::kBackward) {
+    Unpark(phase);
+  }
+  if (c.is_carried) {
+    e_.AddSlotWait(Stream::kCompute, kPendingSlot, phase, u.value);
+    c.is_carried = false;
+  }
+  At(u).unsharded = AllocUnsharded(u);
+  const bool whole = plan_.shard_size == 1;
+  BufferId source = whole ? At(u).shard : c.gather_out;
+  const bool staged = whole && plan_.offload.parameters;
+  if (staged) {
+    source = NewStaged(u, Stream::kCompute);
+    e_.AddTransfer(OpCode::kCopyH2d, Stream::kCompute, {phase, u.value}, MasterShard(u),
+                   At(u).shard, source);
+  }
+  const OpId copied = e_.AddCopy(OpCode::kGatherCopyOut, Stream::kCompute, {phase, u.value},
+                                 whole ? MasterShard(u) : Unsharded(u), Unsharded(u),
+                                 {{source, AccessMode::kRead, Role::kInput},
+                                  {At(u).unsharded, AccessMode::kWrite, Role::kOutput}});
+  if (staged) {
+    e_.body->Free(source);
+  }
+  if (whole) {
+    return;
+  }
+  e_.After(c.gathered);
+  if (phase != Phase::kBackward) {
+    parked_ = c.gather_out;
+    parked_copied_ = copied;
+  } else {
+    ReleaseGatherOut(c.gather_out, copied, phase);
+  }
+  FreeClone(u);
+}
+
+void Fsdp2Rules::FreeClone(UnitId u) {
+  Comm& c = comm_[u.value];
+  if (c.clone.valid()) {
+    if (c.pending) {
+      e_.AddWait(Stream::kCompute, {c.gathered}, Phase::kBackward, u.value);
+    }
+    e_.body->Free(c.clone);
+    c.clone = BufferId();
+  }
+}
+
+BufferId Fsdp2Rules::AllocUnsharded(UnitId u) {
+  Buffer buffer;
+  buffer.size = Unsharded(u);
+  buffer.category = Category::kUnshardedParameter;
+  buffer.pieces = At(u).unsharded_pieces;
+  const BufferId id = Hold(e_.body->NewBuffer(buffer), u, Holds::kUnit, PrecisionOf(u).param);
+  const bool stays =
+      job_.mode == JobMode::kForward && PlanOf(u).reshard.kind == Reshard::Kind::kNever;
+  e_.body->Alloc(id, stays ? PointKind::kAllocOnce : PointKind::kAlloc);
+  return id;
+}
+
+void Fsdp2Rules::ReshardUnit(UnitId u, Phase phase) {
+  const Reshard& reshard = PlanOf(u).reshard;
+  if (reshard.kind == Reshard::Kind::kToGroup) {
+    Comm& c = comm_[u.value];
+    const Bytes part = Unsharded(u) / reshard.group;
+    if (job_.mode == JobMode::kForward && c.kept.valid()) {
+      e_.body->Alloc(c.kept);  // the same from pass to pass
+      c.clone = c.kept;
+    } else {
+      c.clone = Hold(e_.Alloc(part, Category::kUnshardedParameter, Stream::kCompute), u,
+                     Holds::kSlice, PrecisionOf(u).param);
+      c.kept = c.clone;
+    }
+    c.cloned = e_.AddCopy(OpCode::kReshardClone, Stream::kCompute, {phase, u.value}, part, part,
+                          {{At(u).unsharded, AccessMode::kRead, Role::kInput},
+                           {c.clone, AccessMode::kWrite, Role::kOutput}});
+  }
+  FreeUnsharded(u);
+}
+
+void Fsdp2Rules::FreeUnsharded(UnitId u) {
+  if (At(u).unsharded.valid()) {
+    e_.body->Free(At(u).unsharded);
+    At(u).unsharded = BufferId();
+  }
+}
+
+// What was gathered for a pass that was over already goes without a copy (finalize_backward).
+void Fsdp2Rules::DropPending(UnitId u) {
+  Comm& c = comm_[u.value];
+  if (!c.pending) {
+    return;
+  }
+  c.pending = false;
+  if (plan_.shard_size > 1) {
+    e_.AddWait(Stream::kCompute, {c.gathered}, Phase::kBackward, u.value);
+    e_.body->Free(c.gather_out);
+  }
+}
+
+}  // namespace shardwright

@@ -1,0 +1,197 @@
+// How FSDP2 reduces gradients, over shards and replicas.
+
+#include "schedule/lower/fsdp2_rules.h"
+
+namespace shardwright {
+
+void Fsdp2Rules::FreeReduceInput() {
+  if (reduce_input_.valid()) {
+    e_.body->Free(reduce_input_);
+    reduce_input_ = BufferId();
+  }
+}
+
+void Fsdp2Rules::PostBackward(UnitId u) {
+  if (!HasParams(u)) {
+    return;
+  }
+  comm_[u.value].state = State::kPostBackward;
+  // Autograd sums the gradients of all calls before it hands them to the parameters.
+  const bool is_last = comm_[u.value].passes_left == 0;
+  const bool has_grads = At(u).accumulated.valid() || (is_last && !At(u).grads.empty());
+  // Later gradients are added while the parameters are there; the first are cast when they are
+  // gone (post_backward of _fsdp_param_group.py, torch 2.13).
+  if (is_last && At(u).accumulated.valid()) {
+    AccumulateUnsharded(u);
+  }
+  FreeUnsharded(u);
+  FreeClone(u);
+  if (!Syncs()) {
+    if (is_last) {
+      AccumulateUnsharded(u);
+    }
+  } else {
+    // One reduce-scatter input in flight: compute waits for the unit before.
+    e_.AddWait(Stream::kCompute, {reduce_done_}, Phase::kBackward, u.value);
+    FreeReduceInput();
+    if (has_grads) {
+      ReduceGrads(u);
+    }
+  }
+}
+
+void Fsdp2Rules::ReduceGrads(UnitId u) {
+  CopyGradsIn(u, comm_[u.value].passes_left == 0);
+  const OpId copied = e_.body->last();
+  const bool replicate =
+      replicate_group_.valid() && (plan_.sync != SyncMode::kReplicateLast || last_micro_batch_);
+  const bool adopts = !CastsReduce(u) && !At(u).sharded_grad.valid();
+  const DType r = PrecisionOf(u).reduce;
+  BufferId out =
+      Hold(e_.Alloc(ReduceShard(u), adopts ? Category::kShardedGradient : Category::kReduceScatter,
+                    Stream::kReduce),
+           u, Holds::kShard, r);
+  if (plan_.shard_size > 1) {
+    ScaleForFp16(u, reduce_input_, ReduceFull(u), Stream::kReduce, factors_.pre);
+    e_.AddCollective(Collective(OpCode::kReduceScatter, Stream::kReduce, shard_group_,
+                                ReduceFull(u), r, MeanOver(plan_.shard_size, r)),
+                     {Phase::kBackward, u.value},
+                     {{reduce_input_, AccessMode::kRead, Role::kInput},
+                      {out, AccessMode::kWrite, Role::kOutput}});
+  } else {
+    e_.AddCopy(OpCode::kGradStore, Stream::kReduce, {Phase::kBackward, u.value}, ReduceShard(u),
+               ReduceShard(u),
+               {{reduce_input_, AccessMode::kRead, Role::kInput},
+                {out, AccessMode::kWrite, Role::kOutput}});
+  }
+  e_.After(copied);
+  reduce_done_ = last_reduce_ = e_.body->last();
+  if (!replicate && replicate_group_.valid()) {
+    KeepPartial(u, out);
+    return;
+  }
+  AddPartial(u, out);
+  Stream tail = Stream::kReduce;
+  if (replicate) {
+    tail = Stream::kReplicate;
+    e_.AddCollective(Collective(OpCode::kAllReduce, tail, replicate_group_, ReduceShard(u), r,
+                                MeanOver(plan_.replicate_size, r)),
+                     {Phase::kBackward, u.value}, {{out, AccessMode::kReadWrite, Role::kInput}});
+    e_.After(last_reduce_);
+    last_replicate_ = e_.body->last();
+  }
+  ScaleForFp16(u, out, ReduceShard(u), tail,
+               plan_.shard_size > 1 ? factors_.post : factors_.pre * factors_.post);
+  StoreShardedGrad(u, out, adopts, tail);
+}
+
+// What earlier micro-batches kept and, after the last call, this one's.
+void Fsdp2Rules::CopyGradsIn(UnitId u, bool is_last) {
+  UnitState& state = At(u);
+  const bool kept = state.accumulated.valid();
+  reduce_input_ = Hold(e_.Alloc(ReduceFull(u), Category::kReduceScatter, Stream::kCompute), u,
+                       Holds::kShards, PrecisionOf(u).reduce);
+  BufferId narrow;
+  if (SizeOf(PrecisionOf(u).reduce) < SizeOf(PrecisionOf(u).param)) {
+    narrow = e_.Alloc(ReduceFull(u) / SizeOf(PrecisionOf(u).reduce) * SizeOf(PrecisionOf(u).param),
+                      Category::kTemporary, Stream::kCompute);
+  }
+  const Bytes read = kept ? e_.program.buffers[state.accumulated.value].size : GradBytes(u);
+  e_.AddCopy(OpCode::kReduceCopyIn, Stream::kCompute, {Phase::kBackward, u.value}, read,
+             ReduceFull(u),
+             {{reduce_input_, AccessMode::kWrite, Role::kOutput},
+              {state.accumulated, AccessMode::kRead, Role::kInput},
+              {narrow, AccessMode::kWrite, Role::kWorkspace}});
+  std::uint16_t index = 0;
+  for (std::size_t i = 0; is_last && i < state.grads.size(); ++i) {
+    e_.body->Use(state.grads[i], AccessMode::kRead, Role::kInput, index++);
+  }
+  if (narrow.valid()) {
+    e_.body->Free(narrow);
+  }
+  if (is_last) {
+    FreeGrads(u);
+  }
+  if (kept) {
+    e_.body->Free(state.accumulated);
+    state.accumulated = BufferId();
+  }
+}
+
+// Sums over the shard group that the replicas have not seen yet stay apart, in the reduce dtype,
+// until the last micro-batch's are added and all-reduced with them. Source: foreach_reduce's
+// partial_reduce_output.
+void Fsdp2Rules::KeepPartial(UnitId u, BufferId out) {
+  BufferId& partial = comm_[u.value].partial;
+  if (!partial.valid()) {
+    partial = out;
+    return;
+  }
+  AddShards(u, partial, out);
+}
+
+void Fsdp2Rules::AddPartial(UnitId u, BufferId out) {
+  BufferId& partial = comm_[u.value].partial;
+  if (partial.valid()) {
+    AddShards(u, out, partial);
+    partial = BufferId();
+  }
+}
+
+// sum += other, which goes.
+void Fsdp2Rules::AddShards(UnitId u, BufferId sum, BufferId other) {
+  e_.AddCopy(
+      OpCode::kGradStore, Stream::kReduce, {Phase::kBackward, u.value}, 2 * ReduceShard(u),
+      ReduceShard(u),
+      {{sum, AccessMode::kReadWrite, Role::kOutput}, {other, AccessMode::kRead, Role::kInput}});
+  e_.body->Free(other);
+  last_reduce_ = e_.body->last();
+}
+
+// fp16 sums are divided before and after; other dtypes use NCCL's average.
+double Fsdp2Rules::MeanOver(std::int64_t ranks, DType reduce) {
+  return reduce == DType::kFp16 ? 1.0 : static_cast<double>(ranks);
+}
+
+void Fsdp2Rules::ScaleForFp16(UnitId u, BufferId buffer, Bytes bytes, Stream stream,
+                              double divisor) {
+  if (PrecisionOf(u).reduce != DType::kFp16) {
+    return;
+  }
+  const OpId before = e_.body->last();
+  e_.AddCopy(OpCode::kGradScale, stream, {Phase::kBackward, u.value}, bytes, bytes,
+             {{buffer, AccessMode::kReadWrite, Role::kInput}}, divisor);
+  e_.After(before);
+}
+
+void Fsdp2Rules::StoreShardedGrad(UnitId u, BufferId out, bool adopts, Stream tail) {
+  UnitState& state = At(u);
+  if (adopts) {
+    state.sharded_grad = out;
+  } else {
+    const OpId before = e_.body->last();
+    const bool accumulate = state.sharded_grad.valid();
+    if (!accumulate) {
+      state.sharded_grad = NewShardedGrad(u, tail);
+    }
+    e_.AddCopy(OpCode::kGradStore, tail, {Phase::kBackward, u.value},
+               accumulate ? ReduceShard(u) + GradShard(u) : ReduceShard(u), GradShard(u),
+               {{state.sharded_grad, accumulate ? AccessMode::kReadWrite : AccessMode::kWrite,
+                 Role::kOutput},
+                {out, AccessMode::kRead, Role::kInput}});
+    e_.After(before);
+    if (tail == Stream::kReplicate) {
+      held_.push_back(out);  // the 2025 code keeps a reference until backward ends
+    } else {
+      e_.body->Free(out);
+    }
+  }
+  (tail == Stream::kReplicate ? last_replicate_ : last_reduce_) = e_.body->last();
+  if (plan_.offload.parameters && last_micro_batch_ && comm_[u.value].passes_left == 0) {
+    GradToHost(u, tail, e_.body->last());
+    DropSentGrad(u, tail);
+    (tail == Stream::kReplicate ? last_replicate_ : last_reduce_) = e_.body->last();
+  }
+}
+
+}  // namespace shardwright

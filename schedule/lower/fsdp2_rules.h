@@ -1,0 +1,115 @@
+#pragma once
+
+// PyTorch FSDP2 (fully_shard): per-parameter sharding, one all-gather and one reduce-scatter per
+// unit, implicit forward prefetch with a parked gather buffer, backward prefetch in reverse
+// post-forward order. Rules: docs/lowering.md, section fsdp2.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/stacked_experts.h"
+#include "schedule/lower/unit_rules.h"
+
+namespace shardwright {
+
+class Fsdp2Rules : public StepRules {
+ public:
+  Fsdp2Rules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units);
+
+  [[nodiscard]] bool FirstStepDiffers() const override;
+  void BeginStep(bool first) override;
+  void BeginMicroBatch(bool first, bool last) override;
+  void PreForward(UnitId u, Phase phase) override;
+  void PostForward(UnitId u, Phase phase) override;
+  void EndForward() override;
+  void PreBackward(UnitId u) override { hooked_.push_back(u); }
+  void BackwardBegins(std::uint32_t /*model_op*/) override;
+  void BackwardLeft(UnitId u, bool) override;
+  void GradientsFinal(UnitId) override {}
+  [[nodiscard]] BufferId ParameterStorage(UnitId u, std::uint32_t model_op) override;
+  void EndBackward() override;
+
+ protected:
+  [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override;
+  [[nodiscard]] std::vector<std::int64_t> GradElementsOf(std::uint32_t model_op) const override;
+
+  void InitUnit(UnitId u) override;
+  [[nodiscard]] std::vector<std::int64_t> ShardTensors(UnitId u) const override;
+  [[nodiscard]] std::vector<std::int64_t> StateTensors(UnitId u) const override;
+
+ private:
+  // TrainingState of _fsdp_common.py, of a unit's parameters; the module's is PRE_BACKWARD while
+  // `in_backward`.
+  enum class State : std::uint8_t { kIdle, kForward, kPreBackward, kPostBackward };
+
+  struct Comm {
+    State state = State::kIdle;
+    bool in_backward = false;
+    std::vector<std::size_t> left;  // places in order_ of forward calls without a backward so far
+    std::size_t passes_left = 0;    // stretches of backward still to come
+    bool pending = false;           // gather issued, not yet waited for
+    bool is_carried = false;        // issued in the step before
+    BufferId gather_out;            // AGout
+    BufferId kept_out;              // the one that lives on into the next step
+    OpId gathered;                  // eAG
+    BufferId partial;               // reduced over the shard group, not over the replicas
+    BufferId clone;                 // the 1/g kept by reshard to a smaller group
+    BufferId kept;                  // the last such
+    OpId cloned;
+  };
+
+  [[nodiscard]] const UnitPlan& PlanOf(UnitId u) const { return plan_.units[u.value]; }
+  [[nodiscard]] std::string NameOfUsed(const ModelOp& op, UnitId u) const;
+
+  // fsdp2.cc.
+  void BeginBackward(UnitId u);
+  void BeginRecompute(UnitId u);
+  void EndRecompute(UnitId u);
+
+  // fsdp2_gathers.cc.
+  void Prefetch(const std::vector<std::string>& names, Phase phase);
+  void Unshard(UnitId u, Phase phase);
+  void CopyIn(UnitId u, BufferId source, Phase phase);
+  [[nodiscard]] BufferId NewStaged(UnitId u, Stream owner);
+  [[nodiscard]] BufferId AllocGatherOut(UnitId u, Phase phase);
+  void Unpark(Phase phase);
+  void ReleaseGatherOut(BufferId buffer, OpId copied_out, Phase phase);
+  void WaitForUnshard(UnitId u, Phase phase);
+  void FreeClone(UnitId u);
+  [[nodiscard]] BufferId AllocUnsharded(UnitId u);
+  void ReshardUnit(UnitId u, Phase phase);
+  void FreeUnsharded(UnitId u);
+  void DropPending(UnitId u);
+
+  // fsdp2_reductions.cc.
+  void FreeReduceInput();
+  void PostBackward(UnitId u);
+  void ReduceGrads(UnitId u);
+  void CopyGradsIn(UnitId u, bool is_last);
+  void KeepPartial(UnitId u, BufferId out);
+  void AddPartial(UnitId u, BufferId out);
+  void AddShards(UnitId u, BufferId sum, BufferId other);
+  [[nodiscard]] static double MeanOver(std::int64_t ranks, DType reduce);
+  void ScaleForFp16(UnitId u, BufferId buffer, Bytes bytes, Stream stream, double divisor);
+  void StoreShardedGrad(UnitId u, BufferId out, bool adopts, Stream tail);
+
+  static constexpr std::uint32_t kPendingSlot = kOptimizerSlot + 1;
+
+  std::vector<Comm> comm_;
+  ParamStacks stacks_;
+  GroupId shard_group_, replicate_group_;
+  const DivideFactors factors_ = FactorsFor(plan_.shard_size * plan_.replicate_size);
+  std::vector<UnitId> root_first_;
+  std::vector<UnitId> order_;   // in which calls of units ended in this forward
+  std::vector<UnitId> hooked_;  // whose backward begins with the op at hand, outer ones first
+  UnitId recompute_root_;       // set while a recomputation runs units of its own
+  BufferId parked_;
+  OpId parked_copied_;
+  BufferId reduce_input_;
+  OpId reduce_done_, last_reduce_, last_replicate_;
+  std::vector<BufferId> held_;
+};
+
+}  // namespace shardwright
