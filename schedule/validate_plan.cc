@@ -386,21 +386,6 @@ void CheckFsdp(const Model& model, const Plan& plan, const std::string& where) {
                        "the whole model has no parent that could hold a checkpoint wrapper");
     }
     check(region.module, FieldOf(where, entry + ".module"));
-    if (region.kind != RecomputeKind::kSelective || plan.dialect == Dialect::kFsdp1) {
-      continue;
-    }
-    for (const UnitPlan& unit : plan.units) {
-      for (const std::string& fqn : unit.modules) {
-        if (fqn.starts_with(region.module + ".")) {
-          throw InputError(FieldOf(where, entry + ".kind"), "\"selective\"",
-                           "\"full\", or no unit inside of " + Quoted(region.module),
-                           "unit " + Quoted(unit.name) +
-                               " is inside, and torch's selective checkpoint fails on its hooks: "
-                               "profiler._record_function_enter_new encountered during backward "
-                               "but not found in storage");
-        }
-      }
-    }
   }
 }
 

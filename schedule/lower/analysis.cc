@@ -298,6 +298,7 @@ PlannedRegions FindPlannedRegions(const LowerInput& in, const std::string& where
     }
     for (const Region& call : calls[module.value]) {
       found.emplace_back(call, i);
+      found.back().first.planned = i;
     }
   }
   std::sort(found.begin(), found.end(),

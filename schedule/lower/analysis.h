@@ -17,12 +17,15 @@ namespace shardwright {
 struct Region {
   std::uint32_t first = 0;  // model op indices, both included
   std::uint32_t last = 0;
-  std::vector<std::uint32_t> rerun;  // ops that backward runs again, in forward order
+  std::size_t planned = kNotPlanned;  // the entry of Plan::recompute
+  std::vector<std::uint32_t> rerun;   // ops that backward runs again, in forward order
   // Storages whose recomputed instance lives until the region's backward has ended, read or not.
   std::vector<std::uint32_t> held;
   // The same for instances from forward: what selective checkpointing keeps although nobody reads
   // it.
   std::vector<std::uint32_t> kept_unread;
+
+  static constexpr std::size_t kNotPlanned = ~std::size_t{0};  // a compiler's own
 };
 inline constexpr std::uint32_t kNoRegion = 0xffffffffu;
 

@@ -4,6 +4,7 @@
 // unit, implicit forward prefetch with a parked gather buffer, backward prefetch in reverse
 // post-forward order. Rules: docs/lowering.md, section fsdp2.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -21,6 +22,7 @@ class Fsdp2Rules : public StepRules {
   [[nodiscard]] bool FirstStepDiffers() const override;
   void BeginStep(bool first) override;
   void BeginMicroBatch(bool first, bool last) override;
+  void InRegion(std::uint32_t region, Phase phase) override;
   void PreForward(UnitId u, Phase phase) override;
   void PostForward(UnitId u, Phase phase) override;
   void EndForward() override;
@@ -59,6 +61,11 @@ class Fsdp2Rules : public StepRules {
     BufferId kept;                  // the last such
     OpId cloned;
   };
+
+  // What the hooks inside of a region call that its selective checkpoint sees.
+  enum class Seen : std::uint8_t { kRecord, kCopyIn, kCopyOut };
+  using Counts = std::array<std::uint32_t, 3>;
+  void See(UnitId u, Seen what, std::size_t times = 1);
 
   [[nodiscard]] const UnitPlan& PlanOf(UnitId u) const { return plan_.units[u.value]; }
   [[nodiscard]] std::string NameOfUsed(const ModelOp& op, UnitId u) const;
@@ -102,9 +109,13 @@ class Fsdp2Rules : public StepRules {
   GroupId shard_group_, replicate_group_;
   const DivideFactors factors_ = FactorsFor(plan_.shard_size * plan_.replicate_size);
   std::vector<UnitId> root_first_;
-  std::vector<UnitId> order_;   // in which calls of units ended in this forward
-  std::vector<UnitId> hooked_;  // whose backward begins with the op at hand, outer ones first
-  UnitId recompute_root_;       // set while a recomputation runs units of its own
+  std::vector<UnitId> order_;         // in which calls of units ended in this forward
+  std::vector<UnitId> hooked_;        // whose backward begins with the op at hand, outer ones first
+  UnitId recompute_root_;             // set while a recomputation runs units of its own
+  std::uint32_t region_ = kNoRegion;  // around the hook at hand
+  bool is_rerun_ = false;             // of the region
+  std::vector<Counts> seen_;          // per region, in forward
+  Counts seen_again_{};               // in its recomputation
   BufferId parked_;
   OpId parked_copied_;
   BufferId reduce_input_;

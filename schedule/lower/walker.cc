@@ -102,7 +102,7 @@ void Walker::FindUnitEvents() {
 // backward.
 bool Walker::StartsRegion(std::uint32_t i) const {
   const ModelOpFacts& facts = e_.a.ops[i];
-  if (!facts.has_backward || !RecomputesLate(e_.in.plan.dialect) || e_.in.kernels.whole_recompute) {
+  if (!facts.has_backward || !StopsEarly()) {
     return facts.has_backward;
   }
   bool keeps = e_.a.KernelsOf(i).extra_saved > Bytes(0) ||
@@ -255,6 +255,15 @@ void Walker::LoadInputs() {
   }
 }
 
+// The region of the op, if the stretch lies inside of it: a unit that covers it has its hooks
+// outside.
+std::uint32_t Walker::RegionAround(std::uint32_t i, const UnitSpans::Span& span) const {
+  const std::uint32_t r = e_.a.ops[i].region;
+  const bool covers =
+      r == kNoRegion || (span.first <= e_.a.regions[r].first && span.last >= e_.a.regions[r].last);
+  return covers ? kNoRegion : r;
+}
+
 void Walker::Forward() {
   std::fill(forward_instance_.begin(), forward_instance_.end(), Instance{});
   std::fill(rerun_instance_.begin(), rerun_instance_.end(), Instance{});
@@ -271,10 +280,12 @@ void Walker::Forward() {
       }
     }
     for (const Event& event : enter_.At(i)) {
+      rules_.InRegion(RegionAround(i, event.span), Phase::kForward);
       rules_.PreForward(event.unit, Phase::kForward);
     }
     ForwardOp(i, Phase::kForward);
     for (const Event& event : leave_.At(i)) {
+      rules_.InRegion(RegionAround(i, event.span), Phase::kForward);
       rules_.PostForward(event.unit, Phase::kForward);
     }
   }

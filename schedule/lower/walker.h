@@ -33,6 +33,8 @@ class DialectRules {
   virtual void BackwardBegins(std::uint32_t /*model_op*/) {}
   // After each backward op, when all that it read is released.
   virtual void BackwardDone(std::uint32_t /*model_op*/) {}
+  // The hooks that follow run inside of this region of the analysis, or in none: kNoRegion.
+  virtual void InRegion(std::uint32_t /*region*/, Phase /*phase*/) {}
   // Right before the forward op (or its recomputation) is written.
   virtual void BeforeForwardOp(std::uint32_t /*model_op*/, Phase /*phase*/) {}
   // The buffer that `model_op` reads the unit's parameters from; they are there at this point.
@@ -114,6 +116,7 @@ class Walker {
   };
 
   void FindUnitEvents();
+  [[nodiscard]] std::uint32_t RegionAround(std::uint32_t i, const UnitSpans::Span& span) const;
   // Fills region_start_, region_end_; returns per region the op before whose backward it runs.
   [[nodiscard]] std::vector<std::uint32_t> FindRegionStarts();
   void MarkBlocks();
@@ -124,7 +127,11 @@ class Walker {
   void BackwardOp(std::uint32_t i);
   void AddBackwardOp(std::uint32_t i);
   void UseForBackward(std::uint32_t i);
-  void Recompute(const Region& region);
+  // torch.utils.checkpoint with use_reentrant=False, under the hooks of units.
+  [[nodiscard]] bool StopsEarly() const {
+    return RecomputesLate(e_.in.plan.dialect) && !e_.in.kernels.whole_recompute;
+  }
+  void Recompute(const Region& region, std::uint32_t stop);
   // `occurrence` 1: what follows the op's exchange; 2: its metrics.
   void AddCompute(std::uint32_t i, Phase phase, ShapeId shape, std::uint16_t occurrence = 0);
   // walker_exchange.cc: the part of an op before its exchange, and the exchange, whose result they

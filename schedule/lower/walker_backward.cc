@@ -209,8 +209,10 @@ void Walker::BackwardOp(std::uint32_t i) {
 }
 
 // Runs the region's ops again. Units that do not cover the region go through their forward hooks
-// once more, which is why checkpointing around several units costs extra gathers.
-void Walker::Recompute(const Region& region) {
+// once more, which is why checkpointing around several units costs extra gathers. Under PyTorch's
+// hooks the module runs until the last op has saved what it keeps, `stop`, whatever is made again.
+void Walker::Recompute(const Region& region, std::uint32_t stop) {
+  rules_.InRegion(static_cast<std::uint32_t>(&region - e_.a.regions.data()), Phase::kRecompute);
   const auto inside = [&](const Event& event) {
     return event.span.first > region.first || event.span.last < region.last;
   };
@@ -223,22 +225,23 @@ void Walker::Recompute(const Region& region) {
     }
   }
   std::size_t next = 0;
-  for (std::uint32_t i = region.first; i <= region.last && next < region.rerun.size(); ++i) {
+  for (std::uint32_t i = region.first; i <= stop; ++i) {
     for (const Event& event : enter_.At(i)) {
       if (inside(event)) {
         rules_.PreForward(event.unit, Phase::kRecompute);
       }
     }
-    if (region.rerun[next] == i) {
+    if (next < region.rerun.size() && region.rerun[next] == i) {
       ForwardOp(i, Phase::kRecompute);
       ++next;
     }
     for (const Event& event : leave_.At(i)) {
-      if (inside(event)) {
+      if (inside(event) && !(StopsEarly() && i == stop)) {
         rules_.PostForward(event.unit, Phase::kRecompute);
       }
     }
   }
+  rules_.InRegion(kNoRegion, Phase::kRecompute);
 }
 
 // PreBackward of the units entered at op i: those that cover `region` (or all, without one), or
@@ -294,14 +297,14 @@ void Walker::Backward() {
     }
     const bool starts = region_start_[i] != kNoRegion;
     const Region* region = starts ? &e_.a.regions[region_start_[i]] : nullptr;
-    const bool hooks_first = RecomputesLate(e_.in.plan.dialect) && !e_.in.kernels.whole_recompute;
+    const bool hooks_first = StopsEarly();
     FireBackwardEntries(i, true, region);
     if (starts && hooks_first) {
       FireBackwardEntries(i, false, region);
     }
     rules_.BackwardBegins(i);
-    if (starts) {
-      Recompute(*region);
+    if (starts && (StopsEarly() || !region->rerun.empty())) {
+      Recompute(*region, StopsEarly() ? i : region->rerun.back());
     }
     if (starts && !hooks_first) {
       FireBackwardEntries(i, false, region);

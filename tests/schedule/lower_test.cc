@@ -644,6 +644,45 @@ TEST_CASE("FSDP2 keeps what is not resharded from one forward pass to the next")
 }
 
 // A parameter of block 0 used by the op of block 1, where block 0 is sharded again.
+// As torch 2.13 does it (torch_fsdp2_random.py has these cases): a unit that runs again before its
+// own backward takes itself for the root of a forward pass and says so to the profiler, which is
+// one call more than in forward, unless what it needs was gathered ahead, which is one less; the
+// hooks of a unit whose backward has begun call less, too.
+TEST_CASE("FSDP2: units inside of what is recomputed selectively") {
+  ChainSpec spec;
+  spec.linears = 2;
+  const Model model = ChainModel(spec);
+  const KernelSetOptions kernels = FindKernelSet("torch-eager", "test");
+  const auto runs = [&](const Plan& plan, const Precision& precision) {
+    return Verify(Lower({model, kernels, ChainJob(spec, precision), plan})).empty();
+  };
+  Plan plan = ChainPlan(spec, Dialect::kFsdp2, 4);
+  plan.recompute = {{"block1", RecomputeKind::kSelective, 2}};
+  plan.units[1].name = plan.units[1].modules[0] = "block1.lin0";
+  CHECK(runs(plan, kAllFp32));
+  Plan fetches_other = plan;
+  fetches_other.units[2].backward_prefetch = {"block0"};
+  Plan one_rank = plan;
+  one_rank.shard_size = 1;
+  for (const Precision& precision : {kAllFp32, kMixed}) {
+    for (const Plan& failing : {fetches_other, one_rank}) {
+      CHECK_THROWS_WITH_AS(
+          (void)Lower({model, kernels, ChainJob(spec, precision), failing}),
+          "plan.recompute[0].kind: got \"selective\", expected \"full\", or no unit inside of "
+          "\"block1\"; unit \"block1.lin0\" is inside, and torch's selective checkpoint fails on "
+          "its hooks: profiler._record_function_enter_new encountered during backward but not "
+          "found "
+          "in storage",
+          InputError);
+    }
+  }
+  one_rank.units[1].name = one_rank.units[1].modules[0] = "block1.lin1";
+  CHECK(runs(one_rank, kMixed));
+  one_rank.units.insert(one_rank.units.begin(), one_rank.units[1]);
+  one_rank.units[0].name = one_rank.units[0].modules[0] = "block1.lin0";
+  CHECK(runs(one_rank, kMixed));
+}
+
 TEST_CASE("FSDP2 refuses a parameter used where its unit is not gathered") {
   ChainSpec spec;
   spec.blocks = 2;

@@ -65,6 +65,11 @@ def fixed(*units, **settings):
     return {**PLAIN, "units": units, **settings}
 
 
+def fetching(case, module, names):
+    """The case where the unit gathers these ahead in backward."""
+    return {**case, "units": [{**unit, "backward_prefetch": names} if unit["modules"] == [module] else unit for unit in case["units"]]}
+
+
 LAYERS = [f"body.layers.{i}" for i in range(3)]
 FIXED = {
     "a layer called twice in a row": fixed(*LAYERS, network=calling([0, 1, 1, 2])),
@@ -75,6 +80,15 @@ FIXED = {
     "a module under two names": fixed("body.c0", "body.c1", network=under_two_names()),
     "a module under two names, the outer unit listed first": fixed("body.c1", "body.c0", network=under_two_names()),
     "units without hooks, listed backwards": fixed("head", "embed2", "embed", network={**layers(), "inputs": 2}),
+    "a unit at the end of what is recomputed selectively": fixed(f"{LAYERS[1]}.c1", recompute=[
+        {"module": LAYERS[1], "kind": "selective", "keep_every": 2}]),
+    "a unit at the beginning of what is recomputed selectively": fixed(f"{LAYERS[1]}.c0", recompute=[
+        {"module": LAYERS[1], "kind": "selective", "keep_every": 2}]),
+    "a unit inside of what is recomputed selectively that nothing gathers ahead": fetching(
+        fixed(LAYERS[0], f"{LAYERS[1]}.c0", LAYERS[2], recompute=[{"module": LAYERS[1], "kind": "selective", "keep_every": 2}]),
+        LAYERS[2], [LAYERS[0]]),
+    "units at both ends of what is recomputed selectively": fixed(f"{LAYERS[1]}.c0", f"{LAYERS[1]}.c1", recompute=[
+        {"module": LAYERS[1], "kind": "selective", "keep_every": 1}], precision=("fp32", "bf16", "fp32")),
     "units without hooks, with one of two modules": fixed(["head", "embed2"], "body.layers.0", "embed", network={**layers(), "inputs": 2}),
 }
 
