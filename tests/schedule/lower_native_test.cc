@@ -1,0 +1,64 @@
+// Programs of our own dialect against hand computation: docs/lowering.md, section native.
+
+#include <cstdint>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "models/kernel_set.h"
+#include "schedule/lower.h"
+#include "schedule/verify.h"
+#include "tests/schedule/chain_model.h"
+#include "tests/schedule/lowered.h"
+
+namespace shardwright {
+namespace {
+
+using namespace testing;  // NOLINT(google-build-using-namespace): the chain model and its questions
+
+TEST_CASE("Native: ops that share a weight add up a later micro-batch's gradient apart") {
+  ChainSpec spec;
+  spec.blocks = 3;
+  Model model = ChainModel(spec);
+  Plan plan = ChainPlan({.blocks = 0}, Dialect::kNative, 4);  // the root alone
+  plan.accumulation = 3;
+  const Job job = ChainJob(spec, kMixed);
+  const auto lower = [&] {
+    Program p = Lower({model, FindKernelSet("torch-eager", "test"), job, plan});
+    CHECK(Verify(p).empty());
+    return p;
+  };
+  plan.sync = SyncMode::kLast;
+  CHECK(Count(lower(), OpCode::kAccumulateGrad) == 0);
+  model.params[3].tied_to = ParamId(1);  // blocks 0 and 2
+  const Program p = lower();
+  CHECK(Count(p, OpCode::kAccumulateGrad) == 2);  // in the second micro-batch and the third
+  const std::int64_t block = spec.width * spec.width * 4;
+  const std::int64_t unit = 2 * block + spec.width * spec.stem * 4;  // 17 times 256 bytes per rank
+  const auto gradients = [&](const std::string& name) {
+    return Of(AliveAt(p, name), Category::kUnshardedGradient);
+  };
+  CHECK(gradients("mb0.block1.lin0.bwd") == unit);
+  CHECK(gradients("mb1.fwd.copy_h2d") == unit);
+  CHECK(gradients("mb1.block1.lin0.bwd") == unit + block);
+  CHECK(gradients("mb1.stem.bwd") == unit);
+  plan.sync = SyncMode::kEvery;
+  CHECK(Count(lower(), OpCode::kAccumulateGrad) == 0);
+}
+
+TEST_CASE("Native gathers again what backward reads: not the weight of the model's first op") {
+  ChainSpec spec;  // four blocks; the last one stays gathered
+  for (const Reshard reshard :
+       {Reshard{Reshard::Kind::kAlways, 0}, Reshard{Reshard::Kind::kToGroup, 2}}) {
+    Plan plan = ChainPlan(spec, Dialect::kNative, 4);
+    UnitPlan stem = plan.units.front();
+    stem.name = "stem";
+    stem.modules = {"stem"};
+    stem.reshard = reshard;
+    plan.units.insert(plan.units.begin(), stem);
+    CHECK(Count(LowerChain(spec, plan, kMixed), OpCode::kAllGather) == 5 + 3);
+  }
+}
+
+}  // namespace
+}  // namespace shardwright
