@@ -16,6 +16,7 @@ Prediction Predict(const PlanFile& file, const Program& program, const Simulatio
   p.tokens_per_second_per_gpu = rates.tokens_per_second_per_gpu;
   p.counts_images = file.model.model.sequence_length == 0;
   p.mfu = rates.mfu;
+  p.waterfall = ExplainMfu(file, program, result);
   p.peak = rates.peak;
   p.has_dtype = rates.has_dtype;
   const AllocatedMemory& allocated = result.memory.allocated;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "analysis/mfu_waterfall.h"
 #include "schedule/plan_file.h"
 #include "schedule/program.h"
 #include "simulator/attribution.h"
@@ -24,8 +25,9 @@ struct Prediction {
   // Model FLOPs of a step (ConventionFlopsPerSample; a third of them for a job that only runs
   // forward) over step time times `peak`.
   double mfu = 0.0;
-  FlopsPerSecond peak;    // dense peak of the compute dtype, or of fp32 where the GPU lacks it
-  bool has_dtype = true;  // false: `peak` is that of fp32 instead
+  MfuWaterfall waterfall;  // of the last simulated step
+  FlopsPerSecond peak;     // dense peak of the compute dtype, or of fp32 where the GPU lacks it
+  bool has_dtype = true;   // false: `peak` is that of fp32 instead
   Seconds exposed_comm;
 
   MemoryPeak device_peak;  // by category; the larger of first and steady step

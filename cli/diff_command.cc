@@ -159,48 +159,43 @@ std::string SignedChange(double before, double after) {
                        : (after > before ? "+" : "-") + Percent(std::abs(after / before - 1.0));
 }
 
-// Stretches of the critical path by what they are, before and after: seconds.
-std::map<std::string, std::pair<double, double>> PathOf(const Prediction& a, const Prediction& b) {
-  std::map<std::string, std::pair<double, double>> path;
-  const auto add = [&](const Prediction& p, double(std::pair<double, double>::*side)) {
-    for (const TimeShare& share : p.attribution.critical) {
-      std::string name =
-          std::string(InfoOf(share.code).name) + " in " + std::string(NameOf(share.phase));
-      name += share.use == TimeUse::kRun ? "" : ", " + std::string(NameOf(share.use));
-      path[name].*side += ToSeconds(share.time).value;
+// One reason of the steps' times: seconds of it before and after.
+struct Why {
+  std::string what;
+  double before = 0;
+  double after = 0;
+};
+
+// Where the times of the steps differ, by enough to be worth a line; the largest first.
+std::vector<Why> WhyOf(const Prediction& a, const Prediction& b) {
+  constexpr double kLeast = 0.002;  // of the step
+  std::vector<Why> rows;
+  const auto add = [&](std::string_view what, SimTime before, SimTime after) {
+    Why row{std::string(what), ToSeconds(before).value, ToSeconds(after).value};
+    if (std::abs(row.after - row.before) >= kLeast * a.step_time.value) {
+      rows.push_back(std::move(row));
     }
   };
-  add(a, &std::pair<double, double>::first);
-  add(b, &std::pair<double, double>::second);
-  return path;
-}
-
-// What of it differs most, and by enough to be worth a line.
-std::vector<std::pair<std::string, std::pair<double, double>>> WhyOf(const Prediction& a,
-                                                                     const Prediction& b) {
-  constexpr std::size_t kMost = 6;
-  constexpr double kLeast = 0.005;  // of the step
-  std::vector<std::pair<std::string, std::pair<double, double>>> rows;
-  for (const auto& [name, times] : PathOf(a, b)) {
-    if (std::abs(times.second - times.first) >= kLeast * a.step_time.value) {
-      rows.emplace_back(name, times);
-    }
+  add("the model's FLOPs at peak", a.waterfall.at_peak, b.waterfall.at_peak);
+  for (std::size_t i = 0; i < kMfuLossCount; ++i) {
+    add(NameOf(static_cast<MfuLoss>(i)), a.waterfall.lost[i], b.waterfall.lost[i]);
   }
-  std::stable_sort(rows.begin(), rows.end(), [](const auto& x, const auto& y) {
-    return std::abs(x.second.second - x.second.first) > std::abs(y.second.second - y.second.first);
+  std::stable_sort(rows.begin(), rows.end(), [](const Why& x, const Why& y) {
+    return std::abs(x.after - x.before) > std::abs(y.after - y.before);
   });
-  rows.resize(std::min(rows.size(), kMost));
   return rows;
 }
 
 std::string WhyText(const Prediction& a, const Prediction& b) {
+  const std::vector<Why> rows = WhyOf(a, b);
   Table table({kLeft, kRight, kRight, kRight});
-  table.Row({"what bounds the step", "before", "after", ""});
-  for (const auto& [name, times] : WhyOf(a, b)) {
-    table.Row({name, Format(Seconds(times.first)), Format(Seconds(times.second)),
-               SignedChange(times.first, times.second)});
+  table.Row({"where the time differs", "before", "after", ""});
+  for (const Why& row : rows) {
+    const double change = row.after - row.before;
+    table.Row({row.what, Format(Seconds(row.before)), Format(Seconds(row.after)),
+               (change > 0 ? "+" : "") + Format(Seconds(change))});
   }
-  return "\n" + table.Text();
+  return rows.empty() ? "" : "\n" + table.Text();
 }
 
 std::string DiffText(const std::vector<Change>& changes, const Prediction& a, const Prediction& b) {
@@ -266,8 +261,8 @@ std::string DiffJson(const std::vector<Change>& changes, const Prediction& a, co
   json["before"] = FiguresJson(a);
   json["after"] = FiguresJson(b);
   json["why"] = Json::array();
-  for (const auto& [name, times] : WhyOf(a, b)) {
-    json["why"].push_back({{"what", name}, {"before_s", times.first}, {"after_s", times.second}});
+  for (const Why& row : WhyOf(a, b)) {
+    json["why"].push_back({{"what", row.what}, {"before_s", row.before}, {"after_s", row.after}});
   }
   return json.dump(2) + "\n";
 }

@@ -174,6 +174,33 @@ Json SharesJson(const Program& program, const std::vector<TimeShare>& shares) {
   return json;
 }
 
+// From the peak down to the MFU: what is below a thousandth of the step is left out.
+std::string WaterfallText(const Prediction& p) {
+  constexpr double kLeast = 1e-3;
+  const MfuWaterfall& waterfall = p.waterfall;
+  Table table({kRight, kRight, kLeft});
+  const auto add = [&](SimTime time, const std::string& what) {
+    table.Row({Format(ToSeconds(time)), Percent(Ratio(time, waterfall.step_time)), what});
+  };
+  add(waterfall.at_peak, "the model's FLOPs at " + Format(p.peak) + ": the MFU");
+  for (std::size_t i = 0; i < kMfuLossCount; ++i) {
+    if (std::abs(Ratio(waterfall.lost[i], waterfall.step_time)) >= kLeast) {
+      add(waterfall.lost[i], std::string(NameOf(static_cast<MfuLoss>(i))));
+    }
+  }
+  return "\nWhere the step's time goes, from the peak on\n" + table.Text(2);
+}
+
+Json WaterfallJson(const MfuWaterfall& waterfall) {
+  Json json = Json::array();
+  json.push_back({{"what", "at peak"}, {"time_s", ToSeconds(waterfall.at_peak).value}});
+  for (std::size_t i = 0; i < kMfuLossCount; ++i) {
+    json.push_back({{"what", NameOf(static_cast<MfuLoss>(i))},
+                    {"time_s", ToSeconds(waterfall.lost[i]).value}});
+  }
+  return json;
+}
+
 Json BytesByCategory(const MemoryPeak& peak) {
   Json json = Json::object();
   for (std::size_t c = 0; c < kCategoryCount; ++c) {
@@ -279,6 +306,7 @@ std::string PredictionText(const PlanFile& file, const Program& program,
   std::string text = TitleOf(file) + "\n\nTime of one step\n";
   text += TimeTable(file, result, prediction).Text(2);
   text += prediction.distribution ? DistributionText(*prediction.distribution) : "";
+  text += WaterfallText(prediction);
   text += SharesText(program, "What the compute stream waits for", prediction.attribution.idle,
                      result.step_time);
   text += SharesText(program, "What bounds the step", prediction.attribution.critical,
@@ -345,6 +373,7 @@ std::string PredictionJson(const PlanFile& file, const Program& program,
   json["mfu"] = prediction.mfu;
   json["mfu_peak_flops_per_s"] = prediction.peak.value;
   json["exposed_comm_s"] = prediction.exposed_comm.value;
+  json["mfu_waterfall"] = WaterfallJson(prediction.waterfall);
   json["time"] = TimeJson(program, result, prediction);
   if (prediction.distribution) {
     json["step_distribution"] = DistributionJson(*prediction.distribution);

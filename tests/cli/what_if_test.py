@@ -45,7 +45,7 @@ class From(ShardwrightTestCase):
         self.assertTrue(found["from_run"]["why"])
         text = self.succeed("plan", "--from", "run.json", "-o", "best.json")
         self.assertRegex(text, r"^Faster than the run: .* -> .* a step \(-[\d.]+ %\)\n")
-        self.assertIn("what bounds the step", text)
+        self.assertIn("where the time differs", text)
         # A second time there is nothing to gain.
         self.assertTrue(self.succeed("plan", "--from", "best.json", "-o", "again.json").startswith("Nothing that was found is faster"))
 
