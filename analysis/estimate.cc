@@ -62,7 +62,7 @@ std::pair<Searched, bool> SearchMicroBatches(const PlanFile& problem) {
 
 }  // namespace
 
-Estimate EstimateJob(const PlanFile& problem, std::int64_t global_batch) {
+Estimate EstimateJob(const PlanFile& problem, std::int64_t global_batch, bool explains_misfits) {
   Estimate estimate;
   auto [found, largest_tried] = global_batch > 0
                                     ? std::pair(SearchBatch(problem, global_batch, 0), false)
@@ -74,6 +74,9 @@ Estimate EstimateJob(const PlanFile& problem, std::int64_t global_batch) {
     found.options.effort = kMisfitEffort;  // a short search says nothing of the least memory
     found.result = Search(InputOf(estimate.file), found.options);
     estimate.fits = found.result.is_feasible;
+  }
+  if (!estimate.fits && !explains_misfits) {
+    return estimate;
   }
   if (!estimate.fits) {
     estimate.floor = found.result.floor;

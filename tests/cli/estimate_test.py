@@ -90,6 +90,37 @@ class Answers(ShardwrightTestCase):
         self.assertRegex(report["assumed"][0], rf'^host memory: the {NUMBER} GiB per node that this takes; a cluster such as "..., host '
                                                r'1 TiB" says it$')
 
+    def test_a_deadline(self):
+        job = ("estimate", "gpt2", "8xA100-80", "--seq", "512", "--tokens", "1e12")
+        times = {}
+        for nodes in (1, 2, 3, 4, 5):
+            times[nodes] = json.loads(self.succeed(*job, "--nodes", str(nodes), "--json"))["total_s"]
+        deadline = (times[3] + times[4]) / 2  # three nodes are late, four are not
+        asked = (*job, "--deadline", f"{deadline:.0f} s")
+        report = json.loads(self.succeed(*asked, "--json"))
+        self.assertEqual((report["nodes"], report["fewer_nodes"]), (4, 3))
+        self.assertEqual((report["total_s"], report["fewer_total_s"]), (times[4], times[3]))
+        self.assertAlmostEqual(report["deadline_s"], deadline, delta=0.5)
+        self.assertIn(" --nodes 4 ", report["next"])
+        self.assertRegex(self.succeed(*asked), rf"\n  deadline  {NUMBER} (days|h); 3 nodes take {NUMBER} (days|h)\n")
+        # Only numbers that divide the batch: not 5.
+        job = (*job, "--global-batch", "3072")
+        four = json.loads(self.succeed(*job, "--nodes", "4", "--json"))["total_s"]
+        batch = json.loads(self.succeed(*job, "--deadline", f"{0.99 * four:.0f} s", "--json"))
+        self.assertEqual((batch["global_batch"], batch["nodes"], batch["fewer_nodes"]), (3072, 6, 4))
+
+    def test_a_deadline_that_nothing_meets(self):
+        job = ("estimate", "gpt2", "8xA100-80", "--seq", "512", "--tokens", "1e15", "--global-batch", "16")
+        code, out, _ = self.run_program(*job, "--deadline", "1 s")
+        self.assertEqual(code, 1)
+        self.assertRegex(out, rf"^No number of nodes up to 2 ends 1e15 tokens in 1 s: the fastest, 2, takes {NUMBER}(e\+\d+)? days\n$")
+        code, out, _ = self.run_program(*job, "--deadline", "1 s", "--json")
+        report = json.loads(out)
+        self.assertEqual((code, report["fits"], report["nodes"], report["deadline_s"]), (1, True, 2, 1.0))
+        code, out, err = self.run_program(*job, "--deadline", "1 s", "--nodes", "2")
+        self.assertEqual((code, out), (2, ""))
+        self.assertIn("--deadline asks how many nodes are needed, and --nodes says how many", err)
+
     def test_errors(self):
         for error, arguments in (
                 ("estimate needs a model, such as llama-3-8b", ()),

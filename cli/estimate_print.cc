@@ -1,0 +1,287 @@
+#include "cli/estimate_print.h"
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/flow.h"
+#include "cli/table.h"
+#include "core/json.h"
+#include "core/printable.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using enum Table::Align;
+
+std::string Rounded(double value) {
+  return WithCommas(std::llround(value));
+}
+
+std::string Samples(const PlanFile& file) {
+  return file.model.model.sequence_length > 0 ? "tokens" : "images";
+}
+
+// A word for the shell, quoted where it would not stay one.
+std::string ShellWord(const std::string& word) {
+  constexpr const char* kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./,:=+-";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) {
+    return word;
+  }
+  std::string quoted = "'";
+  for (const char c : word) {
+    quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  }
+  return quoted + "'";
+}
+
+// The command that searches on: the flags that were given, and what was chosen here.
+std::string NextCommand(const Arguments& arguments, const Question& question, const Estimate& e) {
+  std::string command = "shardwright plan --model " + ShellWord(question.options.model) +
+                        " --cluster " + ShellWord(question.options.cluster);
+  for (const FlagRow& row : EstimateFlags()) {
+    const std::string name = LongName(row);
+    const Flag flag = arguments.Get(name);
+    const bool is_set_below = name == "--global-batch" || name == "--tokens" ||
+                              name == "--deadline" || name == "--precision" ||
+                              name == "--lora-targets";
+    if (flag.is_given() && !is_set_below) {
+      command += " " + name + " " + ShellWord(flag.text);
+    }
+  }
+  const bool is_lora = e.file.job.lora_rank > 0;
+  const Flag precision = arguments.Get("--precision");
+  if (precision.is_given() || is_lora) {
+    command += " --precision " + (precision.is_given() ? ShellWord(precision.text) : "bf16");
+  }
+  if (is_lora) {
+    std::string targets;
+    for (const std::string& target : e.file.job.lora_targets) {
+      targets += (targets.empty() ? "" : ",") + target;
+    }
+    command += " --lora-targets " + ShellWord(targets);
+  }
+  return command + " --global-batch " + std::to_string(e.file.job.global_batch) + " -o plan.json";
+}
+
+std::string Title(const Estimate& e) {
+  const PlanFile& file = e.file;
+  const std::int64_t nodes = file.cluster.node_count;
+  const std::string what =
+      file.job.lora_rank > 0 ? " with LoRA of rank " + std::to_string(file.job.lora_rank) : "";
+  const bool is_inline = file.cluster.name == "inline";
+  const std::string gpus =
+      std::to_string(file.cluster.RankCount()) + " x " + PrintableLine(file.cluster.gpu.name);
+  const std::string where =
+      is_inline ? gpus + (nodes > 1 ? ", " + WithCommas(nodes) + " nodes" : "")
+                : WithCommas(nodes) + " x " + PrintableLine(file.cluster.name) + " (" + gpus + ")";
+  return PrintableLine(file.model.model.name) + what + " on " + where;
+}
+
+std::string OffloadWords(const Offload& offload) {
+  std::string words;
+  const auto add = [&](bool is_on, const char* what) {
+    words += is_on ? (words.empty() ? "" : " and ") + std::string(what) : "";
+  };
+  add(offload.parameters, "parameters");
+  add(offload.optimizer || offload.moments, "optimizer states");
+  add(offload.activations, "activations");
+  return words.empty() ? "" : ", " + words + " on the host";
+}
+
+std::string ShardWords(const Plan& plan) {
+  if (plan.shard_size == 1) {
+    return "a whole copy per GPU";
+  }
+  return plan.replicate_size == 1
+             ? "one copy over all " + WithCommas(plan.shard_size) + " GPUs"
+             : "a copy per " + WithCommas(plan.shard_size) + " GPUs (hybrid sharding)";
+}
+
+std::string Nodes(std::int64_t count) {
+  return WithCommas(count) + (count == 1 ? " node" : " nodes");
+}
+
+// "30 days; 11 nodes take 31.2 days".
+std::string DeadlineWords(const MetDeadline& met) {
+  const std::string limit = Duration(met.limit.value);
+  if (met.fewer_nodes == 0) {
+    return limit;
+  }
+  return limit + "; " + Nodes(met.fewer_nodes) +
+         (met.fewer_time
+              ? (met.fewer_nodes == 1 ? " takes " : " take ") + Duration(met.fewer_time->value)
+              : " cannot hold it");
+}
+
+void AddAssumed(const Question& question, Table& table) {
+  for (std::size_t i = 0; i < question.assumed.size(); ++i) {
+    table.Row({i == 0 ? "assumed" : "", question.assumed[i]});
+  }
+}
+
+std::string FitText(const Arguments& arguments, const Question& question, const Estimate& e) {
+  const Totals totals = TotalsOf(question, e);
+  const PlanFile& file = e.file;
+  const std::string unit = Samples(file);
+  // How to shard is a question of several nodes.
+  const std::string sharding = file.cluster.node_count > 1 ? ", " + ShardWords(file.plan) : "";
+  std::string text = Title(e) + ": fits, with micro-batch " + WithCommas(file.plan.micro_batch) +
+                     " " + RecomputeWords(file) + OffloadWords(file.plan.offload) + sharding + "\n";
+  text += Rounded(e.outcome.rates.tokens_per_second_per_gpu) + " " + unit + "/s per GPU +- " +
+          Percent(e.confidence.band) + "; " + Tokens(static_cast<double>(question.tokens)) + " " +
+          unit + " take " + Duration(totals.seconds) + ", " + Rounded(totals.gpu_hours) +
+          " GPU-hours\n\n";
+  Table table({kLeft, kLeft});
+  table.Row({"memory", Format(e.outcome.DeviceTotal()) + " of " + Format(e.limit) + " per GPU"});
+  table.Row({"step", Format(ToSeconds(e.outcome.step_time)) + " for " +
+                         WithCommas(file.job.global_batch) + " samples of " +
+                         WithCommas(file.model.model.tokens_per_sample) + " " + unit +
+                         (file.plan.accumulation > 1
+                              ? ", in " + WithCommas(file.plan.accumulation) + " micro-batches"
+                              : "")});
+  table.Row({"MFU", Percent(e.outcome.rates.mfu)});
+  table.Row({"sharding", ShardWords(file.plan)});
+  table.Row({"profile", e.confidence.text});
+  if (question.deadline) {
+    table.Row({"deadline", DeadlineWords(*question.deadline)});
+  }
+  AddAssumed(question, table);
+  table.Row({"next", NextCommand(arguments, question, e)});
+  return text + table.Text(2);
+}
+
+// "239 GiB too much of 76.9 GiB".
+std::string MissingWords(const Candidate& least, Bytes limit) {
+  if (least.status == CandidateStatus::kOverHost) {
+    return Format(least.deficit) + " too much of the nodes' host memory";
+  }
+  return least.deficit > Bytes(0) ? Format(least.deficit) + " too much of " + Format(limit)
+                                  : "the allocator finds no room for " + Format(least.memory) +
+                                        " in pieces within " + Format(limit);
+}
+
+std::string MisfitText(const Question& question, const Estimate& e) {
+  const Candidate& least = e.floor.candidate;
+  std::string text = Title(e) + ": does not fit, " + MissingWords(least, e.limit) +
+                     " even with the least memory found\n";
+  std::string changes;
+  for (const Fix& fix : e.fixes) {
+    changes += (changes.empty() ? "" : ", or ") + fix.change;
+  }
+  text += changes.empty() ? "No single change that was tried makes it fit.\n"
+                          : "It fits with " + changes + "\n";
+  text += "\n";
+  Table table({kLeft, kLeft});
+  table.Row({"least", Format(least.Needs()) + " per GPU: " + least.family + ", " + least.label});
+  for (const Fix& fix : e.fixes) {
+    table.Row({fix.change, Format(fix.step_time) + " per step, " + Format(fix.memory) +
+                               " per GPU: " + fix.label});
+  }
+  AddAssumed(question, table);
+  return text + table.WrappedText(2);
+}
+
+Json FixesJson(const std::vector<Fix>& fixes) {
+  Json json = Json::array();
+  for (const Fix& fix : fixes) {
+    json.push_back({{"change", fix.change},
+                    {"step_time_s", fix.step_time.value},
+                    {"memory_bytes", fix.memory.value},
+                    {"label", fix.label}});
+  }
+  return json;
+}
+
+}  // namespace
+
+std::string Duration(double seconds) {
+  constexpr double kHour = 3600;
+  std::array<char, 64> text{};
+  if (seconds < 2 * kHour) {
+    return Format(Seconds(seconds));
+  }
+  const bool is_days = seconds >= 48 * kHour;
+  std::snprintf(text.data(), text.size(), is_days ? "%.3g days" : "%.3g h",
+                seconds / (is_days ? 24 * kHour : kHour));
+  return text.data();
+}
+
+std::string Tokens(double count) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%.3g", count);
+  std::string short_form = text.data();
+  const std::size_t exponent = short_form.find("e+");
+  if (exponent != std::string::npos) {  // 1e+09 -> 1e9, as people write it
+    const std::size_t digits = short_form.find_first_not_of('0', exponent + 2);
+    short_form.erase(exponent + 1, digits - exponent - 1);
+  }
+  return short_form;
+}
+
+Totals TotalsOf(const Question& question, const Estimate& e) {
+  const auto ranks = static_cast<double>(e.file.cluster.RankCount());
+  Totals totals;
+  totals.tokens_per_s = e.outcome.rates.tokens_per_second_per_gpu * ranks;
+  totals.seconds = static_cast<double>(question.tokens) / totals.tokens_per_s;
+  totals.gpu_hours = totals.seconds * ranks / 3600;
+  return totals;
+}
+
+std::string EstimateText(const Arguments& arguments, const Question& question, const Estimate& e) {
+  return e.fits ? FitText(arguments, question, e) : MisfitText(question, e);
+}
+
+std::string EstimateJson(const Arguments& arguments, const Question& question, const Estimate& e) {
+  const PlanFile& file = e.file;
+  Json json;
+  json["schema"] = "shardwright-estimate";
+  json["schema_version"] = 1;
+  json["model"] = file.model.model.name;
+  json["cluster"] = file.cluster.name;
+  json["gpu"] = file.cluster.gpu.name;
+  json["nodes"] = file.cluster.node_count;
+  json["ranks"] = file.cluster.RankCount();
+  json["fits"] = e.fits;
+  json["memory_limit_bytes"] = e.limit.value;
+  if (e.fits) {
+    const Totals totals = TotalsOf(question, e);
+    json["micro_batch"] = file.plan.micro_batch;
+    json["accumulation"] = file.plan.accumulation;
+    json["global_batch"] = file.job.global_batch;
+    json["sequence_length"] = file.job.sequence_length;
+    json["recompute"] = RecomputeWords(file);
+    json["shard_size"] = file.plan.shard_size;
+    json["replicate_size"] = file.plan.replicate_size;
+    json["step_time_s"] = ToSeconds(e.outcome.step_time).value;
+    json["tokens_per_s_per_gpu"] = e.outcome.rates.tokens_per_second_per_gpu;
+    json["band"] = e.confidence.band;
+    json["mfu"] = e.outcome.rates.mfu;
+    json["memory_bytes"] = e.outcome.DeviceTotal().value;
+    json["tokens"] = question.tokens;
+    json["total_s"] = totals.seconds;
+    json["gpu_hours"] = totals.gpu_hours;
+    if (question.deadline) {
+      const MetDeadline& met = *question.deadline;
+      json["deadline_s"] = met.limit.value;
+      json["fewer_nodes"] = met.fewer_nodes;
+      json["fewer_total_s"] = met.fewer_time ? Json(met.fewer_time->value) : Json();
+    }
+    json["profile"] = file.profile.name;
+    json["confidence"] = e.confidence.text;
+    json["next"] = NextCommand(arguments, question, e);
+  } else {
+    json["deficit_bytes"] = e.floor.candidate.deficit.value;
+    json["least_memory_bytes"] = e.floor.candidate.Needs().value;
+    json["fixes"] = FixesJson(e.fixes);
+  }
+  json["assumed"] = question.assumed;
+  return json.dump(2) + "\n";
+}
+
+}  // namespace shardwright

@@ -1,0 +1,118 @@
+#include "cli/estimate_question.h"
+
+#include <array>
+#include <optional>
+
+#include "analysis/estimate.h"
+#include "cli/flow.h"
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+constexpr std::array<FlagRow, 13> kEstimateFlags = {{
+    {"--nodes", "N", "nodes in use"},
+    {"--seq", "N", "tokens per sample (default: the model's, at most 2048)"},
+    {"--tokens", "N", "tokens (images) of the whole run (default 1e9)"},
+    {"--deadline", "TIME", "the fewest nodes that end the run in that time, such as '30 days'"},
+    {"--global-batch", "N", "samples per step over all ranks (default: ranks x micro-batch)"},
+    {"--precision", "NAME",
+     "bf16-mixed, fp16-mixed, fp32, bf16, or master/param/reduce (default bf16-mixed; with LoRA "
+     "bf16)"},
+    {"--optimizer", "NAME[:IMPL]", "as of plan (default adamw:foreach)"},
+    {"--lora-rank", "N", "rank of LoRA adapters; everything else is frozen"},
+    {"--lora-targets", "GLOBS",
+     "linear modules that get adapters (default: those that PEFT takes, such as q_proj,v_proj)"},
+    {"--frozen", "GLOBS", "parameters without gradient, such as 'model.embed_tokens.*'"},
+    {"--kernel-set", "NAME", "software stack (default torch-eager)"},
+    {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)",
+     FileRole::kRead},
+    {"--memory-margin,--mem-margin", "X",
+     "fraction of device memory to leave free (default: the error of the prediction of memory)"},
+}};
+
+// NICs of nodes of which a description says nothing: one per GPU as makers' boxes have them.
+const char* UsualNic(const std::string& architecture) {
+  if (architecture == "ampere") {
+    return "200 Gbit/s";
+  }
+  return architecture == "hopper" || architecture == "blackwell" || architecture == "cdna3" ||
+                 architecture == "cdna4"
+             ? "400 Gbit/s"
+             : "100 Gbit/s";
+}
+
+// "2x8 H100" says nothing of the network between its nodes.
+void AssumeNetwork(Question& question) {
+  PlanOptions& options = question.options;
+  try {
+    (void)LoadCluster(options.cluster, options.nodes);
+  } catch (const InputError&) {
+    std::optional<Cluster> node;
+    std::string with_nics = options.cluster;
+    try {
+      node = LoadCluster(options.cluster, 1);
+      with_nics +=
+          ", nic " + std::to_string(node->gpus_per_node) + "x" + UsualNic(node->gpu.architecture);
+      (void)LoadCluster(with_nics, options.nodes);
+    } catch (const InputError&) {
+      node.reset();  // something else is wrong, of which the first error tells
+    }
+    if (!node) {
+      throw;
+    }
+    options.cluster = with_nics;
+    question.assumed.push_back("network: " + std::string(UsualNic(node->gpu.architecture)) +
+                               " per GPU; a cluster such as \"" + with_nics + "\" says it");
+  }
+}
+
+void AssumeLora(const Arguments& arguments, Question& question) {
+  PlanOptions& options = question.options;
+  if (options.job.lora_rank == 0) {
+    return;
+  }
+  if (!arguments.Get("--precision").is_given()) {
+    options.job.precision = {DType::kBf16, DType::kBf16, DType::kBf16};
+    question.assumed.emplace_back("precision: bf16, weights and adapters; --precision");
+  }
+  if (!options.job.lora_targets.empty()) {
+    return;
+  }
+  PlanOptions whole = options;
+  whole.job.lora_rank = 0;
+  options.job.lora_targets = DefaultLoraTargets(MakeJobFile(whole).model.model);
+  if (options.job.lora_targets.empty()) {
+    throw UsageError(
+        "--lora-rank: needs --lora-targets for this model, whose modules have none of "
+        "the names that PEFT adapts by default");
+  }
+  std::string names;
+  for (const std::string& name : options.job.lora_targets) {
+    names += (names.empty() ? "" : ",") + name;
+  }
+  question.assumed.push_back("adapters: on " + names + "; --lora-targets");
+}
+
+}  // namespace
+
+std::span<const FlagRow> EstimateFlags() {
+  return kEstimateFlags;
+}
+
+Question ReadQuestion(const Arguments& arguments) {
+  Arguments as_plan = arguments;  // under the names that `plan` has for them
+  as_plan.text["--model"] = arguments.Get("MODEL").text;
+  as_plan.text["--cluster"] = arguments.Get("CLUSTER").text;
+  Question question;
+  question.options = ReadPlanOptions(as_plan);
+  question.options.search = true;
+  question.options.has_margin = arguments.Get("--memory-margin").is_given();
+  arguments.Set("--tokens", question.tokens,
+                [](const Flag& flag) { return ReadWholeNumber(flag, 1); });
+  AssumeNetwork(question);
+  AssumeLora(arguments, question);
+  return question;
+}
+
+}  // namespace shardwright

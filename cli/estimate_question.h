@@ -1,0 +1,39 @@
+#pragma once
+
+// What `shardwright estimate` was asked, with what nobody said filled in.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "cli/plan_options.h"
+#include "core/units.h"
+
+namespace shardwright {
+
+// What nobody said, and how to say otherwise.
+using Assumed = std::vector<std::string>;
+
+// With --deadline: how the next smaller number of nodes misses it.
+struct MetDeadline {
+  Seconds limit;
+  std::int64_t fewer_nodes = 0;       // 0: there is no smaller number
+  std::optional<Seconds> fewer_time;  // nothing: the job does not fit there
+};
+
+struct Question {
+  PlanOptions options;
+  std::int64_t tokens = 1'000'000'000;
+  std::optional<MetDeadline> deadline;
+  Assumed assumed;
+};
+
+[[nodiscard]] std::span<const FlagRow> EstimateFlags();
+
+// Throws UsageError and InputError.
+[[nodiscard]] Question ReadQuestion(const Arguments& arguments);
+
+}  // namespace shardwright
