@@ -32,6 +32,7 @@ SweepResult Predict(const SweepPoint& point,
     row.global_batch = file.job.global_batch;
     row.sequence = file.job.sequence_length;
     row.shard_size = file.plan.shard_size;
+    row.counts_images = file.model.model.sequence_length == 0;
     row.replicate_size = file.plan.replicate_size;
     row.outcome = Evaluate(file);
   } catch (const InputError& error) {

@@ -48,6 +48,7 @@ struct SweepResult {
   std::int64_t sequence = 0;
   std::int64_t shard_size = 0;
   std::int64_t replicate_size = 0;
+  bool counts_images = false;  // of an image model, tokens are images and there is no sequence
   std::optional<PlanOutcome> outcome;
   std::string error;  // why there is no such plan; empty where there is an outcome
 

@@ -218,7 +218,14 @@ std::span<const SwitchRow> SearchSwitches() {
 
 std::vector<std::int64_t> TakeNodeCounts(Arguments& arguments) {
   const Flag nodes = arguments.Get("--nodes");
-  if (arguments.Get("--objective").text != "cost" || !nodes.is_given()) {
+  if (!nodes.is_given()) {
+    return {};
+  }
+  if (arguments.Get("--objective").text != "cost") {
+    if (nodes.text.find_first_of(",.") != std::string::npos) {
+      throw UsageError("--nodes: got \"" + nodes.text +
+                       "\", expected one number; several need --objective cost");
+    }
     return {};
   }
   std::vector<std::int64_t> counts = ReadCounts(nodes, kMaxRanks);

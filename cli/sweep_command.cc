@@ -150,15 +150,33 @@ std::string FitText(const SweepResult& row) {
   return "host memory over by " + Format(outcome.Excess());
 }
 
-std::vector<std::string> Cells(const SweepResult& row, bool has_bandwidth) {
-  if (!row.outcome) {
+// The rows of a sweep have one model.
+bool CountsImages(const std::vector<SweepResult>& rows) {
+  return std::any_of(rows.begin(), rows.end(),
+                     [](const SweepResult& row) { return row.counts_images; });
+}
+
+struct SweepColumns {
+  bool bandwidth = false;
+  bool sequence = true;
+};
+
+std::vector<std::string> Cells(const SweepResult& row, SweepColumns columns) {
+  std::vector<std::string> cells;
+  const auto add_point = [&](std::int64_t micro_batch, std::int64_t sequence, std::int64_t shard) {
     const auto text = [](std::int64_t value) { return value > 0 ? WithCommas(value) : "-"; };
-    std::vector<std::string> cells = {text(row.point.nodes), "-", text(row.point.micro_batch),
-                                      text(row.point.sequence), text(row.point.shard)};
-    cells.insert(cells.end(), has_bandwidth ? 7 : 6, "-");
-    if (has_bandwidth) {
-      cells[5] = FactorText(row.point.bandwidth);
+    cells = {text(row.outcome ? row.nodes : row.point.nodes), text(row.ranks), text(micro_batch)};
+    if (columns.sequence) {
+      cells.push_back(text(sequence));
     }
+    cells.push_back(text(shard));
+    if (columns.bandwidth) {
+      cells.push_back(FactorText(row.point.bandwidth));
+    }
+  };
+  if (!row.outcome) {
+    add_point(row.point.micro_batch, row.point.sequence, row.point.shard);
+    cells.insert(cells.end(), 6, "-");
     cells.push_back(row.error);
     return cells;
   }
@@ -167,12 +185,7 @@ std::vector<std::string> Cells(const SweepResult& row, bool has_bandwidth) {
       static_cast<std::int64_t>(std::llround(outcome.rates.tokens_per_second_per_gpu));
   std::array<char, 32> hours{};
   std::snprintf(hours.data(), hours.size(), "%.1f", row.GpuHoursPerBillion());
-  std::vector<std::string> cells = {WithCommas(row.nodes), WithCommas(row.ranks),
-                                    WithCommas(row.micro_batch), WithCommas(row.sequence),
-                                    WithCommas(row.shard_size)};
-  if (has_bandwidth) {
-    cells.push_back(FactorText(row.point.bandwidth));
-  }
+  add_point(row.micro_batch, row.sequence, row.shard_size);
   cells.insert(cells.end(),
                {Format(ToSeconds(outcome.step_time)), WithCommas(tokens),
                 Percent(outcome.rates.mfu), hours.data(), Format(ToSeconds(outcome.exposed_comm)),
@@ -181,20 +194,24 @@ std::vector<std::string> Cells(const SweepResult& row, bool has_bandwidth) {
 }
 
 std::string TableText(const std::vector<SweepResult>& rows, const std::string& level) {
-  const bool has_bandwidth = !level.empty();
-  std::vector<std::string> header = {"nodes", "GPUs", "micro", "seq", "shard"};
-  std::vector<Table::Align> columns(header.size(), kRight);
-  if (has_bandwidth) {
-    header.push_back(level);
-    columns.push_back(kRight);
+  const bool images = CountsImages(rows);
+  const SweepColumns columns{!level.empty(), !images};
+  std::vector<std::string> header = {"nodes", "GPUs", "micro"};
+  if (columns.sequence) {
+    header.emplace_back("seq");
   }
-  header.insert(header.end(),
-                {"step time", "tokens/s/GPU", "MFU", "GPUh/1e9", "exposed", "device", "misfit"});
-  columns.insert(columns.end(), {kRight, kRight, kRight, kRight, kRight, kRight, kLeft});
-  Table table(columns);
+  header.emplace_back("shard");
+  if (columns.bandwidth) {
+    header.push_back(level);
+  }
+  header.insert(header.end(), {"step time", images ? "images/s/GPU" : "tokens/s/GPU", "MFU",
+                               "GPUh/1e9", "exposed", "device", "misfit"});
+  std::vector<Table::Align> align(header.size(), kRight);
+  align.back() = kLeft;
+  Table table(align);
   table.Row(header);
   for (const SweepResult& row : rows) {
-    table.Row(Cells(row, has_bandwidth));
+    table.Row(Cells(row, columns));
   }
   return table.Text();
 }
@@ -221,12 +238,15 @@ std::string BestText(const std::vector<SweepResult>& rows) {
     return "\nNothing fits.\n";
   }
   const auto describe = [](const SweepResult& row) {
-    return WithCommas(row.nodes) + " nodes, micro-batch " + WithCommas(row.micro_batch) +
-           ", sequence " + WithCommas(row.sequence) + ", shard " + WithCommas(row.shard_size) +
+    return WithCommas(row.nodes) + (row.nodes == 1 ? " node" : " nodes") + ", micro-batch " +
+           WithCommas(row.micro_batch) +
+           (row.counts_images ? "" : ", sequence " + WithCommas(row.sequence)) + ", shard " +
+           WithCommas(row.shard_size) +
            (row.point.bandwidth > 0.0 ? ", bandwidth x " + FactorText(row.point.bandwidth) : "");
   };
   return "\nfewest GPU-hours: " + describe(*cheapest) +
-         "\nmost tokens/s:    " + describe(*fastest) + "\n";
+         (CountsImages(rows) ? "\nmost images/s:    " : "\nmost tokens/s:    ") +
+         describe(*fastest) + "\n";
 }
 
 Json RowJson(const SweepResult& row) {
@@ -265,6 +285,7 @@ std::string SweepJson(const std::vector<SweepResult>& rows, const std::string& l
   Json json;
   json["schema"] = "shardwright-sweep";
   json["schema_version"] = 1;
+  json["counts"] = CountsImages(rows) ? "images" : "tokens";
   json["bandwidth_level"] = level.empty() ? Json() : Json(level);
   Json array = Json::array();
   for (const SweepResult& row : rows) {

@@ -78,6 +78,16 @@ class Sweep(ShardwrightTestCase):
         self.assertEqual(row["device_bytes"],
                          alone["memory"]["peak_reserved_bytes"] + alone["memory"]["outside_allocator_bytes"])
 
+    def test_images_are_no_tokens(self):
+        arguments = ("sweep", "--model", "vit-b-16", "--cluster", "dgx-a100", "--micro-batch", "8,16")
+        text = self.succeed(*arguments)
+        self.assertEqual(text.splitlines()[0].split(), "nodes GPUs micro shard step time images/s/GPU MFU GPUh/1e9 exposed device misfit".split())
+        self.assertNotIn("token", text)
+        self.assertNotIn("sequence", text)
+        self.assertRegex(text, r"\nfewest GPU-hours: 1 node, micro-batch \d+, shard 8\nmost images/s:    1 node, ")
+        self.assertEqual(json.loads(self.succeed(*arguments, "--json"))["counts"], "images")
+        self.assertEqual(json.loads(self.succeed("sweep", *JOB, "--json"))["counts"], "tokens")
+
     def test_csv_equals_json(self):
         arguments = ("sweep", *JOB, "--nodes", "2", "--shard", "3,8,16", "--bandwidth", "0.5,1")
         rows = json.loads(self.succeed(*arguments, "--csv", "sweep.csv", "--json"))["rows"]
@@ -107,6 +117,8 @@ class Sweep(ShardwrightTestCase):
         self.assert_fails(3, '--bandwidth: got "nvlnk", expected a level of cluster dgx-a100: nvlink, pcie, network, '
                           'unit; did you mean "nvlink"?', "sweep", *JOB, "--bandwidth", "nvlnk:2")
         self.assert_fails(3, "--shard: got 3, expected a divisor of the 8 ranks", "sweep", *JOB, "--shard", "3")
+        self.assert_fails(2, '--nodes: got "36,40", expected one number; several need --objective cost',
+                          "plan", *JOB, "--nodes", "36,40", "--global-batch", "512")
         self.assert_fails(2, "--json and --csv - both want standard output", "sweep", *JOB, "--csv", "-", "--json")
         self.assert_fails(2, "the lists have more than 100000 combinations", "sweep", *JOB, "--nodes", "1..1000:1",
                           "--micro-batch", "1..1000:1")
