@@ -72,7 +72,9 @@ void ReadSearch(const JsonValue& search, Choices& choices) {
   const JsonValue rejected = search.At("rejected");
   for (std::size_t i = 0; i < rejected.size(); ++i) {
     choices.rejected.push_back(
-        {rejected[i].At("family").AsString(), rejected[i].At("reason").AsString()});
+        {rejected[i].At("family").AsString(), rejected[i].At("reason").AsString(),
+         rejected[i].At("count").AsInt(), Seconds(rejected[i].At("best_time_s").AsDouble()),
+         Bytes(rejected[i].At("least_deficit_bytes").AsInt())});
   }
 }
 

@@ -2,6 +2,7 @@
 
 // The plans beside the one that a report is about: those a search considered, and what-ifs.
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,10 @@ struct ConsideredPlan {
 struct RejectedPlans {
   std::string family;
   std::string reason;
+  std::int64_t count = 0;
+  // Of the best of them, where known: else 0.
+  Seconds best_time;
+  Bytes least_deficit;
 };
 
 struct Choices {

@@ -23,6 +23,9 @@ namespace shardwright {
 namespace {
 
 constexpr std::size_t kLargestShares = 8;
+// A run that is this much slower or faster is not what was predicted: as much as the band of a step
+// time on a GPU without any known run.
+constexpr double kUnlikeGap = 0.25;
 
 std::string Percent(double fraction) {
   return Pixels(fraction * 100.0) + " %";
@@ -109,15 +112,30 @@ std::string SharesTable(const Program& program, const char* caption,
   return HtmlOf(table);
 }
 
+bool IsUnlike(const ReportInput& input) {
+  return input.comparison != nullptr && std::abs(input.comparison->gap()) > kUnlikeGap;
+}
+
+using Figures = std::vector<std::pair<std::string, std::string>>;
+
+// What a run changes: "step time", or "step time, simulated" with "step time, measured".
+void AddTimes(const std::string& suffix, Seconds step, double speed, const Prediction& p,
+              Figures& figures) {
+  figures.emplace_back("step time" + suffix, Format(step));
+  figures.emplace_back("tokens/s per GPU" + suffix,
+                       std::to_string(std::llround(p.tokens_per_second_per_gpu * speed)));
+  figures.emplace_back("MFU" + suffix, Percent(p.mfu * speed));
+}
+
 std::string FiguresHtml(const ReportInput& input) {
   const Prediction& p = input.prediction;
-  std::vector<std::pair<std::string, std::string>> figures = {{"step time", Format(p.step_time)}};
-  if (input.comparison != nullptr) {
-    figures.emplace_back("measured", Format(input.comparison->measured_step));
+  const bool is_measured = input.comparison != nullptr;
+  Figures figures;
+  AddTimes(is_measured ? ", simulated" : "", p.step_time, 1.0, p, figures);
+  if (is_measured) {
+    const Seconds measured = input.comparison->measured_step;
+    AddTimes(", measured", measured, p.step_time.value / measured.value, p, figures);
   }
-  figures.emplace_back("tokens/s per GPU",
-                       std::to_string(std::llround(p.tokens_per_second_per_gpu)));
-  figures.emplace_back("MFU", Percent(p.mfu));
   figures.emplace_back("exposed communication", Format(p.exposed_comm));
   figures.emplace_back("allocated at the peak", Format(p.device_peak.total));
   figures.emplace_back("reserved", Format(p.reserved));
@@ -281,35 +299,43 @@ std::string ChoicesHtml(const Choices* choices) {
   if (choices == nullptr) {
     return "";
   }
-  HtmlTable rejected{"Not chosen", {"family", "reason"}, {false, false}, {}};
+  HtmlTable rejected{"Not chosen",
+                     {"family", "reason", "plans", "best", "missing at least"},
+                     {false, false, true, true, true},
+                     {}};
   for (const RejectedPlans& plans : choices->rejected) {
-    rejected.rows.push_back({plans.family, plans.reason});
+    rejected.rows.push_back({plans.family, plans.reason, std::to_string(plans.count),
+                             plans.best_time > Seconds(0) ? Format(plans.best_time) : "",
+                             plans.least_deficit > Bytes(0) ? Format(plans.least_deficit) : ""});
   }
-  return "<section id=\"choices\">\n<h2>Plans that were considered</h2>\n"
+  return "<section id=\"choices\">\n<h2>Plans that were considered</h2>\n<div class=\"pair\">"
          "<div id=\"pareto\" class=\"live\"></div>\n" +
-         PlansTable("From fast to frugal", "plan", choices->pareto) + HtmlOf(rejected) +
+         HtmlOf(rejected) + "</div>" + PlansTable("From fast to frugal", "plan", choices->pareto) +
          PlansTable("What if", "change", choices->what_if) + "</section>";
 }
 
 std::string InputsTable(const ReportInput& input) {
   const PlanFile& file = input.file;
-  HtmlTable table{"", {"input", "value"}, {false, false}, {}};
+  HtmlTable of_job{"The job", {"input", "value"}, {false, false}, {}};
+  HtmlTable of_plan{"The plan", {"input", "value"}, {false, false}, {}};
+  HtmlTable* table = &of_job;
   const auto add = [&](const char* name, std::string value) {
-    table.rows.push_back({name, std::move(value)});
+    table->rows.push_back({name, std::move(value)});
   };
   add("model", file.model.model.name + " (" + HashText(file.model.hash) + ")");
   add("cluster", std::to_string(file.cluster.node_count) + " x " + file.cluster.name + ", " +
                      std::to_string(file.cluster.RankCount()) + " x " + file.cluster.gpu.name);
   add("kernel set", file.kernels.name);
   add("profile", file.profile.name);
+  add("sequence length", std::to_string(file.job.sequence_length));
+  table = &of_plan;
   add("dialect", std::string(NameOf(file.plan.dialect)));
   add("mesh", std::to_string(file.plan.shard_size) + " shards x " +
                   std::to_string(file.plan.replicate_size) + " replicas");
-  add("sequence length", std::to_string(file.job.sequence_length));
   add("batch", std::to_string(file.plan.micro_batch) + " per micro-batch x " +
                    std::to_string(file.plan.accumulation) + " micro-batches");
   add("plan file", HashText(Fnv1a64(input.plan_json)));
-  return HtmlOf(table);
+  return HtmlOf(of_job) + HtmlOf(of_plan);
 }
 
 // Replaces each {{name}} of the page once; what is put in is not looked at again.
@@ -369,6 +395,10 @@ std::string VerdictOf(const ReportInput& input) {
     text[0] = static_cast<char>(text[0] == 'd' ? 'D' : text[0]);
     text += ".";
   }
+  if (IsUnlike(input)) {
+    text += " But the run took " + GapText(input.comparison->gap()) +
+            ": the times here do not describe it.";
+  }
   text += " A step takes " + Format(p.step_time) + " (" +
           std::to_string(std::llround(p.tokens_per_second_per_gpu)) + " tokens/s per GPU, MFU " +
           Percent(p.mfu) + ")";
@@ -404,7 +434,9 @@ std::string ReportHtml(const ReportInput& input) {
        {"title", EscapeHtml(input.title)},
        {"style", style},
        {"verdict", EscapeHtml(VerdictOf(input))},
-       {"verdict_class", p.misfits.empty() ? "yes" : "no"},
+       {"verdict_class", !p.misfits.empty() ? "no"
+                         : IsUnlike(input)  ? "doubt"
+                                            : "yes"},
        {"figures", FiguresHtml(input)},
        {"timeline", TimelineFigure(input.program, recordings)},
        {"op_legend", OpLegend(input.program)},

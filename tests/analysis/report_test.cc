@@ -265,7 +265,9 @@ TEST_CASE("A recording of another profiler stands below the simulation") {
 TEST_CASE("Plans that were considered are read and shown") {
   const JsonValue search = JsonValue::Parse(
       R"({"schema": "shardwright-plan-summary", "family": "full", "label": "b", "step_time_s": 2,
-          "memory": {"allocated": 1048570, "outside": 6}, "rejected": [{"family": "ddp", "reason": "no room <b>"}],
+          "memory": {"allocated": 1048570, "outside": 6}, "rejected": [
+            {"family": "ddp", "reason": "no room <b>", "count": 7, "best_time_s": 0.5, "least_deficit_bytes": 2048},
+            {"family": "full", "reason": "bound", "count": 1, "best_time_s": 0, "least_deficit_bytes": 0}],
           "pareto": [{"family": "full", "label": "a", "step_time_s": 1, "memory_bytes": 1073741824},
                      {"family": "full", "label": "b", "step_time_s": 2, "memory_bytes": 1048576}]})",
       "search.json");
@@ -301,11 +303,45 @@ TEST_CASE("Plans that were considered are read and shown") {
   ReportInput input = plan.Input();
   input.choices = &choices;
   const std::string page = ReportHtml(input);
-  CHECK(CountOf(page, "no room &lt;b&gt;") == 1);
+  CHECK(CountOf(page,
+                "<td>no room &lt;b&gt;</td><td class=\"number\">7</td><td "
+                "class=\"number\">500 ms</td><td class=\"number\">2 KiB</td>") == 1);
+  CHECK(CountOf(page,
+                "<td>bound</td><td class=\"number\">1</td><td class=\"number\"></td><td "
+                "class=\"number\"></td>") == 1);
   CHECK(CountOf(page, "<td class=\"number\">250 ms</td><td class=\"number\">1 KiB</td>") == 1);
   CHECK_THROWS_WITH_AS(ReadSweep(search, choices),
                        doctest::Contains("expected what shardwright sweep --json prints"),
                        InputError);
+}
+
+// Cards of a run say which of them were measured: a step of five times the length has a fifth of
+// the tokens per second.
+TEST_CASE("A run that is far from the simulation is no green answer") {
+  const Simulated plan(Gpt2Plan(kTwoUnits));
+  ReportInput input = plan.Input();
+  CHECK(CountOf(ReportHtml(input), "<p id=\"verdict\" class=\"yes\">Fits, with ") == 1);
+  CHECK(CountOf(ReportHtml(input), "simulated</dt>") == 0);
+  Comparison comparison;
+  comparison.simulated_step = plan.prediction.step_time;
+  comparison.measured_step = Seconds(5 * plan.prediction.step_time.value);
+  input.comparison = &comparison;
+  const std::string page = ReportHtml(input);
+  CHECK(CountOf(page, "<p id=\"verdict\" class=\"doubt\">Fits, with ") == 1);
+  CHECK(CountOf(VerdictOf(input),
+                " to spare. But the run took 5.0 times the simulated step: the times here do "
+                "not describe it. A step takes ") == 1);
+  const auto rate = static_cast<std::int64_t>(plan.prediction.tokens_per_second_per_gpu + 0.5);
+  const auto measured =
+      static_cast<std::int64_t>(plan.prediction.tokens_per_second_per_gpu / 5 + 0.5);
+  CHECK(CountOf(page,
+                "<dt>tokens/s per GPU, simulated</dt><dd>" + std::to_string(rate) + "</dd>") == 1);
+  CHECK(CountOf(page, "<dt>tokens/s per GPU, measured</dt><dd>" + std::to_string(measured) +
+                          "</dd>") == 1);
+  CHECK(CountOf(page, "<dt>MFU, simulated</dt>") == 1);
+  CHECK(CountOf(page, "<dt>MFU, measured</dt>") == 1);
+  comparison.measured_step = Seconds(1.2 * plan.prediction.step_time.value);
+  CHECK(CountOf(ReportHtml(input), "<p id=\"verdict\" class=\"yes\">Fits, with ") == 1);
 }
 
 TEST_CASE("Hostile names do not leave their places") {
