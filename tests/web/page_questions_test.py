@@ -76,6 +76,9 @@ class Questions(PageTestCase):
         self.wait(lambda: "step time" in self.by_id("side-body").text, "no comparison")
         cells = [cell.text for cell in self.driver.find_elements(By.CSS_SELECTOR, "#side-body tbody tr:first-child td")[:2]]
         self.assertEqual([f"{float(text.removesuffix(' ms')):.3g}" for text in cells], list(expected))
+        differs = {row.find_element(By.TAG_NAME, "th").text: [cell.text for cell in row.find_elements(By.TAG_NAME, "td")]
+                   for row in self.driver.find_elements(By.CSS_SELECTOR, "#side-body table:last-child tbody tr")}
+        self.assertEqual(differs["plan.dialect"], ["fsdp1", "fsdp2"])
         self.shot("question_7")
 
     def test_8_a_cluster_that_no_catalog_has(self):

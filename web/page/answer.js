@@ -156,7 +156,7 @@ const answer = (() => {
 
   const showSide = (diff) => {
     const changes = diff.changes.map((row) => [row.field + (row.alike > 1 ? ` and ${row.alike - 1} alike` : ""),
-      JSON.stringify(row.before), JSON.stringify(row.after)]);
+      row.before, row.after]);
     const {before, after} = diff;
     const row = (name, key, format) => [name, format(before[key]), format(after[key])];
     byId("side-body").replaceChildren(
