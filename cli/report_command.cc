@@ -46,10 +46,13 @@ constexpr std::array<PositionalRow, 3> kReportPositionals = {{
      FileRole::kRead},
 }};
 
-constexpr std::array<FlagRow, 3> kReportFlags = {{
+constexpr std::array<FlagRow, 4> kReportFlags = {{
     {"--search", "FILE", "what `shardwright plan --json` printed: the plans it considered",
      FileRole::kRead},
     {"--what-if", "FILE", "what `shardwright sweep --json` printed", FileRole::kRead},
+    {"--page", "ADDRESS",
+     "where the planner's page is, which `shardwright page` writes: the report links to it, with "
+     "the plan"},
     {"--output,-o", "FILE", "where the page goes (default: a pipe gets it, a terminal its verdict)",
      FileRole::kWrite},
 }};
@@ -168,7 +171,8 @@ int RunReport(const Arguments& arguments) {
                           .measured = measured ? &*measured : nullptr,
                           .recorded = recordings.empty() ? nullptr : &recordings.front(),
                           .comparison = comparison ? &*comparison : nullptr,
-                          .choices = choices ? &*choices : nullptr};
+                          .choices = choices ? &*choices : nullptr,
+                          .page = arguments.Get("--page").text};
   const std::string verdict = Wrapped(VerdictOf(input), kReportWidth, 2);
   arguments.Deliver(output, "page",
                     arguments.IsJson() ? ReportJson(input) + "\n" : ReportHtml(input),

@@ -28,6 +28,7 @@ struct ReportInput {
   const ProfilerRecording* recorded = nullptr;
   const Comparison* comparison = nullptr;
   const Choices* choices = nullptr;  // null: nothing else was considered
+  std::string page{};                // address of the planner's page; empty: not linked to
 };
 
 }  // namespace shardwright

@@ -308,6 +308,9 @@ std::string ReportJson(const ReportInput& input) {
     json["pareto"] = PlansJson(input.choices->pareto);
     json["what_if"] = PlansJson(input.choices->what_if);
   }
+  if (!input.page.empty()) {
+    json["page"] = input.page;
+  }
   json["plan"] = Json::parse(input.plan_json);
   // Names may hold any bytes of a user's file.
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import urllib.parse
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "web"))
 
@@ -246,6 +247,20 @@ class Page(unittest.TestCase):
         self.assertEqual([dot[2] for dot in dots], ["dot", "dot chosen"])
         self.assertLess(dots[0][0], dots[1][0])  # faster is further left
         self.assertLess(dots[0][1], dots[1][1])  # more memory is further up
+
+    def test_a_link_to_the_page(self):
+        """The plan is in the part of the link that no server sees; what is no address of a page is no link."""
+        link = self.driver.find_element(By.ID, "to-page")
+        self.assertFalse(link.is_displayed())
+        program("report", "plan.json", "--page", "https://example.org/a/?b=1#c", "-o", "linked.html", folder=self.folder)
+        self.open("linked.html")
+        address, _, fragment = self.driver.find_element(By.ID, "to-page").get_attribute("href").partition("#")
+        self.assertEqual(address, "https://example.org/a/?b=1")
+        plan = dict(urllib.parse.parse_qsl(fragment))["page-plan-file"]
+        self.assertEqual(json.loads(plan), json.loads((self.folder / "plan.json").read_text()))
+        program("report", "plan.json", "--page", "javascript:window.broken=1", "-o", "hostile_link.html", folder=self.folder)
+        self.open("hostile_link.html")
+        self.assertFalse(self.driver.find_element(By.ID, "to-page").is_displayed())
 
     def test_dark(self):
         light = self.run_script("getComputedStyle(document.body).backgroundColor")

@@ -220,6 +220,22 @@ class Page(PageTestCase):
         losses = json.loads(done.stdout.splitlines()[-1])
         self.assertLess(losses[-1], 0.8 * losses[0])
 
+    def test_a_saved_report_leads_back(self):
+        """It shows what the search considered, and its link opens the plan in the page again."""
+        self.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(self.folder)})
+        self.open("#how=search&model=gpt2&cluster=dgx-a100&gpus=4&seq=128&global-batch=32")
+        title, figures = self.by_id("title").text, self.figures()
+        self.by_id("save-report").click()
+        saved = self.folder / "report.html"
+        self.wait(saved.exists, "no report")
+        self.driver.get(saved.as_uri())
+        self.assertGreater(len(self.driver.find_elements(By.CSS_SELECTOR, "#pareto circle")), 1)
+        self.by_id("to-page").click()
+        self.answered()
+        self.assertEqual(self.driver.current_url.partition("#")[0], self.page.as_uri())
+        self.assertEqual(self.by_id("title").text, title)
+        self.assertEqual(self.figures()["MFU"], figures["MFU"])
+
     def test_side_by_side(self):
         self.open()
         self.by_id("keep").click()
@@ -245,6 +261,9 @@ class Page(PageTestCase):
         for name in ("model", "cluster", "nodes", "seq", "choose-plan"):
             self.assertIn(name, reached)
         self.driver.execute_script("document.getElementById('seq').focus()")
+        # Its help opens below, and moves no field aside.
+        top = lambda name: self.js("document.getElementById(arguments[0]).getBoundingClientRect().top", name)
+        self.assertEqual(top("seq"), top("global-batch"))
         seq = self.by_id("seq")
         seq.clear()
         seq.send_keys("512", Keys.ENTER)

@@ -340,7 +340,10 @@
   byId("target").addEventListener("change", showSettings);
   byId("save-plan").addEventListener("click", () => save("plan.json", `${JSON.stringify(JSON.parse(shown.plan), null, 2)}\n`, "application/json"));
   byId("save-report").addEventListener("click", async () => {
-    const result = await engine.run({words: ["report", "-", "--output=-"], input: shown.plan});
+    // It links back to here, and shows what the search considered.
+    const files = shown.search === null ? [] : [{name: "search.json", content: JSON.stringify(shown.search)}];
+    const result = await engine.run({words: ["report", "-", "--output=-", `--page=${location.href.replace(/#.*$/s, "")}`,
+      ...(files.length > 0 ? ["--search", "@search.json"] : [])], input: shown.plan, files});
     save("report.html", result.output, "text/html");
   });
   byId("copy-command").addEventListener("click", (event) => copy(event.target, byId("command").textContent));

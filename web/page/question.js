@@ -151,6 +151,12 @@ const makeQuestion = (plan, estimate) => {
   // Returns whether the link says anything.
   const read = (hash) => {
     const parameters = new URLSearchParams(hash.replace(/^#/, ""));
+    const plan = parameters.get("page-plan-file");
+    state.plan = plan === null ? null : {name: "plan.json", content: plan};
+    if (plan !== null) {
+      byId("model").value = "";
+      return true;
+    }
     if (!parameters.has("model")) {
       return false;
     }
@@ -168,7 +174,6 @@ const makeQuestion = (plan, estimate) => {
     }
     const point = Number(parameters.get("page-point") ?? NaN);
     state.point = Number.isInteger(point) ? point : null;
-    state.plan = null;
     return true;
   };
   return {words, files, wantsLargestBatch, estimateWords, wordsAfter, link, isTooLong, read, commandLine, state};

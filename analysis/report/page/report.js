@@ -17,6 +17,13 @@ performance.mark("shardwright-drawn");
   };
   byId("save-data").addEventListener("click", () => save("report.json", byId("data").textContent));
   byId("save-plan").addEventListener("click", () => save("plan.json", JSON.stringify(data.plan, null, 2) + "\n"));
+  // The plan is behind #, which no server sees.
+  const page = data.page === undefined ? null : new URL(data.page, location.href);
+  if (page !== null && ["https:", "http:", "file:"].includes(page.protocol)) {
+    page.hash = new URLSearchParams({"page-plan-file": JSON.stringify(data.plan)});
+    byId("to-page").href = page.href;
+    byId("to-page").hidden = false;
+  }
   if ((data.pareto || []).length > 0) {
     drawPareto(byId("pareto"), data.pareto);
   }
