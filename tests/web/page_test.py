@@ -64,6 +64,7 @@ class Page(PageTestCase):
         figures = self.figures()
         self.assertEqual(figures["tokens/s per GPU"].replace(",", ""), str(round(simulated["tokens_per_s_per_gpu"])))
         self.assertEqual(figures["MFU"], f"{100 * simulated['mfu']:.1f} %")
+        self.assertEqual(self.by_id("confidence").text, f"How sure: {simulated['confidence']}.")
         self.assertTrue(self.by_id("spans").is_displayed())
         self.assertTrue(self.by_id("bytes").is_displayed())
         self.shot("fits")
@@ -241,6 +242,21 @@ class Page(PageTestCase):
         self.by_id("keep").click()
         self.set("seq", "256")
         self.wait(lambda: "sequence_length" in self.by_id("side-body").text, "no comparison")
+        rows = [[cell.text for cell in row.find_elements(By.CSS_SELECTOR, "th, td")]
+                for row in self.driver.find_elements(By.CSS_SELECTOR, "#side-body > :first-child tbody tr")]
+        self.assertEqual([row[0] for row in rows], ["step time", "exposed communication", "allocated at the peak", "reserved", "fits"])
+        picture = self.driver.find_element(By.CSS_SELECTOR, "#side-body svg")
+        self.assertEqual(picture.get_attribute("aria-label"),
+                         "Kept and this plan: " + "; ".join(f"{name} {kept} and {this}" for name, kept, this in rows[:4]))
+        overlap = self.js("""[...arguments[0].querySelectorAll('g')].some((row) => row.querySelector('text').getBoundingClientRect().right >
+            row.querySelector('rect').getBoundingClientRect().left)""", picture)
+        self.assertFalse(overlap)
+        # The longer bar of each pair is full, the other one shorter by as much as the plan is better.
+        widths = [float(bar.get_attribute("width")) for bar in picture.find_elements(By.TAG_NAME, "rect")]
+        (kept, this), full = [[float(text.split()[0]) for text in rows[0][1:]], max(widths)]
+        self.assertAlmostEqual(widths[0] / full, kept / this, 3)
+        self.assertEqual(widths[1], full)
+        self.shot("side_by_side")
 
     def test_keyboard(self):
         """From the first key to an answer without a mouse."""

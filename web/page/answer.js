@@ -82,6 +82,7 @@ const answer = (() => {
       ...(search !== null && search.proven_gap !== undefined ? [["proven gap to the best", percent(search.proven_gap)]] : []),
       ...costOf(simulation),
     ]);
+    byId("confidence").textContent = `How sure: ${simulation.confidence}.`;
     const parts = Object.entries(memory.at_peak).filter(([, bytes]) => bytes > 0).sort((a, b) => b[1] - a[1])
       .map(([name, bytes]) => [name.replaceAll("_", " "), formatBytes(bytes)]);
     const tables = [table(`Memory at its peak (${memory.peak_place})`, ["what", "bytes"], parts, [1])];
@@ -137,6 +138,7 @@ const answer = (() => {
       (floor.label === "" ? "" : ` The least memory found is ${formatBytes(floor.memory_bytes)}: ${floor.family}, ${floor.label}.`) +
       (isOverHost ? ` It takes ${formatBytes(floor.host_memory_bytes)} of page-locked host memory per node, ` +
         `${formatBytes(floor.deficit_bytes)} too much.` : "");
+    byId("confidence").textContent = "";
     showFigures([["memory of a GPU", formatBytes(search.memory_limit_bytes)], ["least that was found", formatBytes(floor.memory_bytes)]]);
     const parts = Object.entries(floor.memory).filter(([, bytes]) => bytes > 0).map(([name, bytes]) => [name.replaceAll("_", " "), formatBytes(bytes)]);
     byId("advice-body").replaceChildren(fixesTable(search.fixes), table("The least memory, by category", ["what", "bytes"], parts, [1]));
@@ -149,6 +151,7 @@ const answer = (() => {
     byId("verdict").className = "no";
     byId("verdict").textContent = `Does not fit: ${formatBytes(estimate.deficit_bytes)} too much of ` +
       `${formatBytes(estimate.memory_limit_bytes)} even with the least memory found.`;
+    byId("confidence").textContent = "";
     showFigures([["memory of a GPU", formatBytes(estimate.memory_limit_bytes)], ["least that was found", formatBytes(estimate.least_memory_bytes)]]);
     byId("advice-body").replaceChildren(fixesTable(estimate.fixes));
     showUsual(null);
@@ -158,11 +161,15 @@ const answer = (() => {
     const changes = diff.changes.map((row) => [row.field + (row.alike > 1 ? ` and ${row.alike - 1} alike` : ""),
       row.before, row.after]);
     const {before, after} = diff;
-    const row = (name, key, format) => [name, format(before[key]), format(after[key])];
+    const row = (name, key, format) => ({name, kept: before[key], shown: after[key], format});
+    const rows = [row("step time", "step_time_s", seconds), row("exposed communication", "exposed_comm_s", seconds),
+      row("allocated at the peak", "peak_allocated_bytes", formatBytes), row("reserved", "peak_reserved_bytes", formatBytes)];
+    const picture = element("figure", null);
+    drawSides(picture, rows);
     byId("side-body").replaceChildren(
-      table("", ["", "kept", "this"], [row("step time", "step_time_s", seconds), row("exposed communication", "exposed_comm_s", seconds),
-        row("allocated at the peak", "peak_allocated_bytes", formatBytes), row("reserved", "peak_reserved_bytes", formatBytes),
-        row("fits", "fits", (fits) => fits ? "yes" : "no")], [1, 2]),
+      table("Kept and this plan", ["", "kept", "this"],
+        [...rows, row("fits", "fits", (fits) => fits ? "yes" : "no")].map(({name, kept, shown, format}) => [name, format(kept), format(shown)]), [1, 2]),
+      picture,
       table("What differs", ["field", "kept", "this"], changes, []));
   };
 

@@ -1,4 +1,4 @@
-// What each choice costs: the nearest other plans that `plan --explain` tried, a small picture for each choice, all with one scale.
+// Small pictures of plans beside others. What each choice costs: the nearest other plans that `plan --explain` tried, a small picture for each choice, all with one scale.
 "use strict";
 
 // `search` is what `plan --search --explain --json` prints.
@@ -42,4 +42,19 @@ const drawCosts = (place, search) => {
   }
   place.replaceChildren();
   [...byChoice].forEach(drawOne);
+};
+
+// Two plans: for each of `rows`, {name, kept, shown, format}, two bars, the longer of which is full.
+const drawSides = (place, rows) => {
+  const WIDTH = 340, NAME = 148, BARS = 110, ROW = 34;
+  const svg = d3.select(place).append("svg").attr("viewBox", `0 0 ${WIDTH} ${ROW * rows.length}`).attr("role", "img")
+    .attr("aria-label", `Kept and this plan: ${rows.map(({name, kept, shown, format}) => `${name} ${format(kept)} and ${format(shown)}`).join("; ")}`);
+  const lines = svg.selectAll("g").data(rows).enter().append("g").attr("transform", (_, i) => `translate(0,${ROW * i})`);
+  lines.append("text").attr("y", 17).text((row) => row.name);
+  for (const [key, style, y] of [["kept", "kept", 3], ["shown", "loss", 16]]) {
+    lines.append("rect").attr("class", style).attr("x", NAME).attr("y", y).attr("height", 11)
+      .attr("width", (row) => BARS * row[key] / (Math.max(row.kept, row.shown) || 1));
+    lines.append("text").attr("x", (row) => NAME + 4 + BARS * row[key] / (Math.max(row.kept, row.shown) || 1)).attr("y", y + 9.5)
+      .text((row) => row.format(row[key]));
+  }
 };
