@@ -33,6 +33,7 @@ extern const Command kFitCommand;
 extern const Command kFitNcclCommand;
 extern const Command kPageCommand;
 extern const Command kDiffCommand;
+extern const Command kCheckCommand;
 extern const Command kConfigCommand;
 extern const Command kDoctorCommand;
 extern const Command kCompletionCommand;
@@ -40,37 +41,14 @@ extern const Command kManCommand;
 
 std::span<const Command* const> AllCommands() {
   static constexpr std::array kCommands = {
-      &kEstimateCommand,
-      &kListCommand,
-      &kInspectCommand,
-      &kPlanCommand,
-      &kSimulateCommand,
-      &kSweepCommand,
-      &kGoodputCommand,
-      &kBaselinesCommand,
-      &kEmitCommand,
-      &kImportRunCommand,
-      &kExportCommand,
-      &kRunCommand,
-      &kEvalCommand,
-      &kGenerateCommand,
-      &kCheckpointCommand,
-      &kCompareCommand,
-      &kValidateCommand,
-      &kValidateNcclCommand,
-      &kCalibrateCommand,
-      &kFitCommand,
-      &kFitNcclCommand,
-      &kReportCommand,
-      &kPageCommand,
-      &kDiffCommand,
-      &kConfigCommand,
-      &kDoctorCommand,
-      &kCompletionCommand,
-      &kManCommand,
-      &kInspectTraceCommand,
-      &kTopoCommand,
-      &kValidateKernelsCommand,
+      &kEstimateCommand,   &kListCommand,         &kInspectCommand,         &kPlanCommand,
+      &kSimulateCommand,   &kSweepCommand,        &kGoodputCommand,         &kBaselinesCommand,
+      &kEmitCommand,       &kImportRunCommand,    &kExportCommand,          &kRunCommand,
+      &kEvalCommand,       &kGenerateCommand,     &kCheckpointCommand,      &kCompareCommand,
+      &kValidateCommand,   &kValidateNcclCommand, &kValidateKernelsCommand, &kCalibrateCommand,
+      &kFitCommand,        &kFitNcclCommand,      &kReportCommand,          &kPageCommand,
+      &kDiffCommand,       &kCheckCommand,        &kConfigCommand,          &kDoctorCommand,
+      &kCompletionCommand, &kManCommand,          &kInspectTraceCommand,    &kTopoCommand,
   };
   return kCommands;
 }

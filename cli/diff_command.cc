@@ -44,14 +44,6 @@ constexpr std::array<PositionalRow, 2> kDiffPositionals = {{
      FileRole::kRead},
 }};
 
-// One field that differs; an absent side is empty.
-struct Change {
-  std::string field;
-  std::string before;
-  std::string after;
-  std::int64_t alike = 1;  // fields with this change, but for numbers in their names
-};
-
 // The name that tells an element of an array from its sisters; empty: its index does.
 std::string KeyOf(const Json& element) {
   for (const char* key : {"name", "module"}) {
@@ -98,41 +90,6 @@ std::string WithoutNumbers(const std::string& text) {
     }
   }
   return pattern;
-}
-
-std::vector<Change> ChangesOf(const PlanFile& before, const PlanFile& after) {
-  const std::map<std::string, std::string> old_fields = FieldsOf(before);
-  const std::map<std::string, std::string> new_fields = FieldsOf(after);
-  std::set<std::string> paths;
-  for (const auto* fields : {&old_fields, &new_fields}) {
-    for (const auto& [path, value] : *fields) {
-      paths.insert(path);
-    }
-  }
-  const auto value_in = [](const std::map<std::string, std::string>& fields,
-                           const std::string& path) {
-    const auto it = fields.find(path);
-    return it == fields.end() ? std::string() : it->second;
-  };
-  std::vector<Change> changes;
-  std::map<std::string, std::size_t> index;
-  for (const std::string& path : paths) {
-    Change change{path, value_in(old_fields, path), value_in(new_fields, path)};
-    if (change.before == change.after) {
-      continue;
-    }
-    const std::string pattern = WithoutNumbers(path) + "\n" + WithoutNumbers(change.before) + "\n" +
-                                WithoutNumbers(change.after);
-    // Plain fields stand alone; only those of array elements repeat.
-    const auto [it, is_new] =
-        index.try_emplace(path.find('[') == std::string::npos ? path : pattern, changes.size());
-    if (is_new) {
-      changes.push_back(std::move(change));
-    } else {
-      ++changes[it->second].alike;
-    }
-  }
-  return changes;
 }
 
 Prediction PredictPlan(const PlanFile& file) {
@@ -198,10 +155,11 @@ std::string WhyText(const Prediction& a, const Prediction& b) {
   return rows.empty() ? "" : "\n" + table.Text();
 }
 
-std::string DiffText(const std::vector<Change>& changes, const Prediction& a, const Prediction& b) {
+std::string DiffText(const std::vector<PlanChange>& changes, const Prediction& a,
+                     const Prediction& b) {
   std::string text;
   Table fields({kLeft, kLeft, kLeft, kLeft});
-  for (const Change& change : changes) {
+  for (const PlanChange& change : changes) {
     fields.Row({change.field, Shown(change.before), "-> " + Shown(change.after),
                 change.alike > 1 ? "and " + std::to_string(change.alike - 1) + " alike" : ""});
   }
@@ -247,12 +205,13 @@ Json FiguresJson(const Prediction& p) {
           {"fits", p.misfits.empty()}};
 }
 
-std::string DiffJson(const std::vector<Change>& changes, const Prediction& a, const Prediction& b) {
+std::string DiffJson(const std::vector<PlanChange>& changes, const Prediction& a,
+                     const Prediction& b) {
   Json json;
   json["schema"] = "shardwright-diff";
   json["schema_version"] = 1;
   json["changes"] = Json::array();
-  for (const Change& change : changes) {
+  for (const PlanChange& change : changes) {
     json["changes"].push_back({{"field", change.field},
                                {"before", change.before},
                                {"after", change.after},
@@ -283,12 +242,47 @@ int RunDiff(const Arguments& arguments) {
 
 }  // namespace
 
+std::vector<PlanChange> PlanChanges(const PlanFile& before, const PlanFile& after) {
+  const std::map<std::string, std::string> old_fields = FieldsOf(before);
+  const std::map<std::string, std::string> new_fields = FieldsOf(after);
+  std::set<std::string> paths;
+  for (const auto* fields : {&old_fields, &new_fields}) {
+    for (const auto& [path, value] : *fields) {
+      paths.insert(path);
+    }
+  }
+  const auto value_in = [](const std::map<std::string, std::string>& fields,
+                           const std::string& path) {
+    const auto it = fields.find(path);
+    return it == fields.end() ? std::string() : it->second;
+  };
+  std::vector<PlanChange> changes;
+  std::map<std::string, std::size_t> index;
+  for (const std::string& path : paths) {
+    PlanChange change{path, value_in(old_fields, path), value_in(new_fields, path)};
+    if (change.before == change.after) {
+      continue;
+    }
+    const std::string pattern = WithoutNumbers(path) + "\n" + WithoutNumbers(change.before) + "\n" +
+                                WithoutNumbers(change.after);
+    // Plain fields stand alone; only those of array elements repeat.
+    const auto [it, is_new] =
+        index.try_emplace(path.find('[') == std::string::npos ? path : pattern, changes.size());
+    if (is_new) {
+      changes.push_back(std::move(change));
+    } else {
+      ++changes[it->second].alike;
+    }
+  }
+  return changes;
+}
+
 std::string PlanDiffText(const PlanFile& before, const PlanFile& after) {
-  return DiffText(ChangesOf(before, after), PredictPlan(before), PredictPlan(after));
+  return DiffText(PlanChanges(before, after), PredictPlan(before), PredictPlan(after));
 }
 
 std::string PlanDiffJson(const PlanFile& before, const PlanFile& after) {
-  return DiffJson(ChangesOf(before, after), PredictPlan(before), PredictPlan(after));
+  return DiffJson(PlanChanges(before, after), PredictPlan(before), PredictPlan(after));
 }
 
 extern const Command kDiffCommand;

@@ -1,0 +1,96 @@
+#include "analysis/fit_gate.h"
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "planner/evaluate.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Sections are the values of the file, but those of the job and the plan are each of theirs.
+std::vector<std::string> SectionsOf(const Json& before, const Json& after) {
+  std::vector<std::string> sections;
+  const auto add = [&](const Json& a, const Json& b, const std::string& prefix) {
+    for (const Json* side : {&a, &b}) {
+      for (const auto& [key, value] : side->items()) {
+        const bool is_new = side == &a || !a.contains(key);
+        const bool is_nested = prefix.empty() && (key == "job" || key == "plan");
+        if (is_new && !is_nested && a.value(key, Json()) != b.value(key, Json())) {
+          sections.push_back(prefix + key);
+        }
+      }
+    }
+  };
+  add(before, after, "");
+  for (const char* outer : {"job", "plan"}) {
+    add(before.at(outer), after.at(outer), std::string(outer) + ".");
+  }
+  return sections;
+}
+
+void Restore(const std::string& section, const Json& before, Json& after) {
+  const Json* from = &before;
+  Json* to = &after;
+  std::string key = section;
+  if (const std::size_t dot = section.find('.'); dot != std::string::npos) {
+    from = &before.at(section.substr(0, dot));
+    to = &after.at(section.substr(0, dot));
+    key = section.substr(dot + 1);
+  }
+  if (from->contains(key)) {
+    (*to)[key] = from->at(key);
+  } else {
+    to->erase(key);
+  }
+}
+
+}  // namespace
+
+std::string_view NameOf(GateMetric metric) {
+  static constexpr std::array<std::string_view, kGateMetricCount> kNames = {
+      "memory", "step_time", "exposed", "gpu_hours_per_1e9_tokens"};
+  return kNames[static_cast<std::size_t>(metric)];
+}
+
+GateFigures GateFiguresOf(const PlanFile& file) {
+  const PlanOutcome outcome = Evaluate(file);
+  GateFigures figures;
+  const double step = ToSeconds(outcome.step_time).value;
+  const double rate = outcome.rates.tokens_per_second_per_gpu;
+  figures.values = {static_cast<double>(outcome.DeviceTotal().value), step,
+                    ToSeconds(outcome.exposed_comm).value / step,
+                    rate > 0 ? 1e9 / rate / 3600 : 0.0};
+  for (const Misfit& misfit : outcome.misfits) {
+    figures.misfits.push_back(misfit.text);
+  }
+  return figures;
+}
+
+std::optional<std::string> CauseOf(const PlanFile& before, const PlanFile& after,
+                                   GateMetric metric) {
+  constexpr double kPart = 0.1;
+  const Json old_json = Json::parse(PlanFileJson(before));
+  const Json new_json = Json::parse(PlanFileJson(after));
+  const double now = GateFiguresOf(after).Of(metric);
+  double least = now - kPart * (now - GateFiguresOf(before).Of(metric));
+  std::optional<std::string> cause;
+  for (const std::string& section : SectionsOf(old_json, new_json)) {
+    Json changed = new_json;
+    Restore(section, old_json, changed);
+    try {
+      const double value = GateFiguresOf(ParsePlanFile(changed.dump(), section)).Of(metric);
+      if (value < least) {
+        least = value;
+        cause = section;
+      }
+    } catch (const InputError&) {
+      continue;  // a choice that only stands together with another
+    }
+  }
+  return cause;
+}
+
+}  // namespace shardwright

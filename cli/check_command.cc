@@ -1,0 +1,232 @@
+// `shardwright check`: limits on what jobs need, for a repository's CI.
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/check_budget.h"
+#include "cli/command.h"
+#include "cli/plan_diff.h"
+#include "cli/table.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "core/printable.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using enum Table::Align;
+
+constexpr const char* kCheckAbout =
+    R"(Checks what jobs need against limits and against the last record.
+
+Examples:
+  shardwright check budget.toml
+  shardwright check budget.toml --last main.json --github
+  shardwright check budget.toml --save main.json
+
+budget.toml has a table per job: its plan file, or the flags of shardwright plan, and limits:
+  [job.pretrain]
+  plan = "plan.json"
+  memory = "72 GiB"
+  step_time = "1.3 s"
+Exits with 1 when a limit is broken, when a job no longer fits, or when it needs more than at the
+last record; then the choice or the line of the model that did it is named.)";
+
+constexpr std::array<PositionalRow, 1> kCheckPositionals = {
+    {{"BUDGET", "TOML file of jobs and their limits", "check needs a budget file", false,
+      FileRole::kRead}}};
+
+constexpr std::array<FlagRow, 2> kCheckFlags = {{
+    {"--last", "FILE", "record that an earlier --save wrote", FileRole::kRead},
+    {"--save", "FILE", "write what the jobs need now, as the record for the next time",
+     FileRole::kWrite},
+}};
+
+constexpr std::array<SwitchRow, 1> kCheckSwitches = {
+    {{"--github", "print broken limits as annotations of GitHub's workflows"}}};
+
+// Something that is not as it should be.
+struct Breach {
+  const BudgetJob* job = nullptr;
+  std::string what;   // "memory: 74.1 GiB, at most 72 GiB"
+  std::string cause;  // "plan.recompute: ...": since the record; empty: not known
+};
+
+std::string Shown(GateMetric metric, double value) {
+  switch (metric) {
+    case GateMetric::kMemory:
+      return Format(Bytes(static_cast<std::int64_t>(value)));
+    case GateMetric::kTime:
+      return Format(Seconds(value));
+    case GateMetric::kExposed:
+      return Percent(value);
+    case GateMetric::kCost:
+      break;
+  }
+  return Fixed(value, "%.4g");
+}
+
+// A share of the step that hardly any of it is must not fail for a rounding.
+bool IsMore(GateMetric metric, double now, double last, double tolerance) {
+  constexpr double kLeastShare = 0.002;
+  return now > last * (1 + tolerance) &&
+         (metric != GateMetric::kExposed || now > last + kLeastShare);
+}
+
+// "model.json.hidden_size: 512 -> 640", and how many more lines of that section changed.
+std::string CauseText(const PlanFile& before, const PlanFile& after, GateMetric metric) {
+  const std::optional<std::string> section = CauseOf(before, after, metric);
+  std::string text;
+  std::int64_t more = 0;
+  for (const PlanChange& change : PlanChanges(before, after)) {
+    const bool is_of_it = !section || change.field == *section ||
+                          change.field.starts_with(*section + ".") ||
+                          change.field.starts_with(*section + "[");
+    // An empty list says less than what its elements were.
+    const bool is_emptied = change.before + change.after == "[]";
+    if (!is_of_it || is_emptied || change.field == "model.hash") {
+      continue;
+    }
+    if (text.empty()) {
+      text = change.field + ": " + (change.before.empty() ? "-" : change.before) + " -> " +
+             (change.after.empty() ? "-" : change.after);
+      more = change.alike - 1;
+    } else {
+      more += change.alike;
+    }
+  }
+  return text + (more > 0 ? ", and " + std::to_string(more) + " more" : "");
+}
+
+void CheckJob(const BudgetJob& job, const GateFigures& now, const RecordedJob* last,
+              double tolerance, std::vector<Breach>& breaches) {
+  const auto cause = [&](GateMetric metric) {
+    return last == nullptr ? "" : CauseText(last->plan, job.plan, metric);
+  };
+  for (const std::string& misfit : now.misfits) {
+    breaches.push_back({&job, misfit, cause(GateMetric::kMemory)});
+  }
+  for (std::size_t i = 0; i < kGateMetricCount; ++i) {
+    const auto metric = static_cast<GateMetric>(i);
+    const double value = now.values[i];
+    std::string what;
+    if (job.limits[i] && value > *job.limits[i]) {
+      what = Shown(metric, value) + ", at most " + Shown(metric, *job.limits[i]);
+    } else if (last != nullptr && IsMore(metric, value, last->figures.values[i], tolerance)) {
+      what = Shown(metric, value) + ", was " + Shown(metric, last->figures.values[i]) +
+             " at the last record";
+    }
+    if (!what.empty()) {
+      breaches.push_back({&job, std::string(NameOf(metric)) + ": " + what, cause(metric)});
+    }
+  }
+}
+
+// What docs.github.com says of workflow commands: these characters would end or split one.
+std::string Escaped(const std::string& text, bool is_property) {
+  std::string escaped;
+  for (const char c : text) {
+    const bool is_special =
+        c == '%' || c == '\r' || c == '\n' || (is_property && (c == ':' || c == ','));
+    std::array<char, 8> code{};
+    std::snprintf(code.data(), code.size(), "%%%02X", static_cast<unsigned char>(c));
+    escaped += is_special ? std::string(code.data()) : std::string(1, c);
+  }
+  return escaped;
+}
+
+std::string WithCause(const Breach& breach) {
+  return PrintableLine(breach.what + (breach.cause.empty() ? "" : "; " + breach.cause));
+}
+
+std::string Annotations(const std::string& file, const std::vector<Breach>& breaches) {
+  std::string text;
+  for (const Breach& breach : breaches) {
+    text += "::error file=" + Escaped(PrintableLine(file), true) +
+            ",line=" + std::to_string(breach.job->line) +
+            ",title=" + Escaped(PrintableLine(breach.job->name), true) +
+            "::" + Escaped(WithCause(breach), false) + "\n";
+  }
+  return text;
+}
+
+std::string CheckText(const std::vector<RecordedJob>& now, const std::vector<Breach>& breaches) {
+  Table table({kLeft, kRight, kRight, kRight, kRight, kLeft});
+  table.Row({"job", "memory", "step time", "exposed", "GPUh/1e9", ""});
+  std::string reasons;
+  for (const RecordedJob& job : now) {
+    const auto is_of_it = [&](const Breach& breach) { return breach.job->name == job.name; };
+    const bool is_broken = std::any_of(breaches.begin(), breaches.end(), is_of_it);
+    std::vector<std::string> cells = {PrintableLine(job.name)};
+    for (std::size_t i = 0; i < kGateMetricCount; ++i) {
+      cells.push_back(Shown(static_cast<GateMetric>(i), job.figures.values[i]));
+    }
+    cells.emplace_back(is_broken ? "over" : "ok");
+    table.Row(cells);
+  }
+  for (const Breach& breach : breaches) {
+    reasons += PrintableLine(breach.job->name) + ": " + WithCause(breach) + "\n";
+  }
+  return table.Text() + (reasons.empty() ? "" : "\n" + reasons);
+}
+
+std::string CheckJson(const std::vector<RecordedJob>& now, const std::vector<Breach>& breaches) {
+  Json json;
+  json["schema"] = "shardwright-check";
+  json["schema_version"] = 1;
+  json["ok"] = breaches.empty();
+  json["jobs"] = Json::array();
+  for (const RecordedJob& job : now) {
+    Json row{{"name", job.name}, {"fits", job.figures.misfits.empty()}};
+    for (std::size_t i = 0; i < kGateMetricCount; ++i) {
+      row[std::string(NameOf(static_cast<GateMetric>(i)))] = job.figures.values[i];
+    }
+    json["jobs"].push_back(row);
+  }
+  json["breaches"] = Json::array();
+  for (const Breach& breach : breaches) {
+    json["breaches"].push_back({{"job", breach.job->name},
+                                {"line", breach.job->line},
+                                {"what", breach.what},
+                                {"cause", breach.cause}});
+  }
+  return json.dump(2) + "\n";
+}
+
+int RunCheck(const Arguments& arguments) {
+  const std::string file = arguments.Get("BUDGET").text;
+  const JobBudget budget = ReadBudget(file);
+  std::vector<RecordedJob> last;
+  if (arguments.Get("--last").is_given()) {
+    last = ReadRecord(arguments.Get("--last").text);
+  }
+  std::vector<RecordedJob> now;
+  std::vector<Breach> breaches;
+  for (const BudgetJob& job : budget.jobs) {
+    now.push_back({job.name, GateFiguresOf(job.plan), job.plan});
+    const auto recorded = std::find_if(
+        last.begin(), last.end(), [&](const RecordedJob& other) { return other.name == job.name; });
+    CheckJob(job, now.back().figures, recorded == last.end() ? nullptr : &*recorded,
+             budget.tolerance, breaches);
+  }
+  if (arguments.Get("--save").is_given()) {
+    WriteFileAtomically(arguments.Get("--save").text, RecordJson(now));
+  }
+  arguments.Print(arguments.IsJson()          ? CheckJson(now, breaches)
+                  : arguments.Has("--github") ? Annotations(file, breaches)
+                                              : CheckText(now, breaches));
+  return breaches.empty() ? kExitOk : kExitNo;
+}
+
+}  // namespace
+
+extern const Command kCheckCommand;
+const Command kCheckCommand = {"check",     kCheckAbout,    kCheckPositionals,
+                               kCheckFlags, kCheckSwitches, RunCheck};
+
+}  // namespace shardwright
