@@ -58,7 +58,8 @@ Exits with 1 and writes nothing when a trace is not a run of its plan or contrad
 new profile predicts the steps that it was fitted to worse than the old one.)";
 
 constexpr std::array<PositionalRow, 1> kCalibratePositionals = {
-    {{"TRACE", "measurements; none with --device", nullptr, true, FileRole::kRead}}};
+    {{"TRACE", "measurements, or folders of them; none with --device", nullptr, true,
+      FileRole::kRead}}};
 
 constexpr std::array<FlagRow, 11> kCalibrateFlags = {{
     {"--output,-o", "FILE", "write the profile here (required)", FileRole::kWrite},
@@ -155,7 +156,7 @@ std::vector<TracedRun> ReadTraces(const Arguments& arguments,
                                   const std::vector<std::string>& files) {
   std::vector<TracedRun> runs;
   std::vector<std::string> foreign;
-  for (const std::string& file : files) {
+  for (const std::string& file : TraceFilesOf(files)) {
     switch (DetectMeasured(file)) {
       case MeasuredKind::kTrace:
         runs.push_back(ReadOwnTrace(file));

@@ -35,18 +35,19 @@ Examples:
   shardwright compare sim.json.gz run.json.gz
   shardwright compare plan.json run.json.gz --fail-above 10%
   shardwright compare plan.json kineto.json.gz
+  shardwright compare plan.json traces/
   shardwright compare plan.json run.json.gz --json
 
 MEASURED is a trace of `shardwright run`, of PyTorch's profiler (plain or gzip; several ranks: one
-file each), or an SQLite export of Nsight Systems. SIM is a trace of `shardwright simulate` or a
-plan, which is then simulated. Says first how well the trace is a run of the plan. Exits with 1 when
-it is not, when the step time differs by more than --fail-above, or when the measured trace
-contradicts the program.)";
+file each, or a folder with them), or an SQLite export of Nsight Systems. SIM is a trace of
+`shardwright simulate` or a plan, which is then simulated. Says first how well the trace is a run of
+the plan. Exits with 1 when it is not, when the step time differs by more than --fail-above, or when
+the measured trace contradicts the program.)";
 
 constexpr std::array<PositionalRow, 2> kComparePositionals = {{
     {"SIM", "simulated trace, or a plan file", "compare needs a simulated trace or a plan", false,
      FileRole::kRead},
-    {"MEASURED", "trace of a run of the same plan, or one file per rank",
+    {"MEASURED", "trace of a run of the same plan, one file per rank, or a folder of them",
      "compare needs a measured trace, too", true, FileRole::kRead},
 }};
 
@@ -160,7 +161,7 @@ int RunCompare(const Arguments& arguments) {
   options.reserved = false;
   arguments.Set("--contention", options.contention, ReadSwitch);
   const std::string sim = arguments.Get("SIM").text;
-  const std::vector<std::string>& measured = arguments.lists.at("MEASURED");
+  const std::vector<std::string> measured = TraceFilesOf(arguments.lists.at("MEASURED"));
   const bool sim_is_plan = IsPlan(sim);
   const bool is_ours = DetectMeasured(measured.front()) == MeasuredKind::kTrace;
   if (is_ours && measured.size() > 1) {

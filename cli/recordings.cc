@@ -1,13 +1,90 @@
 #include "cli/recordings.h"
 
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <filesystem>
 #include <map>
+#include <mutex>
+#include <string_view>
 
 #include "core/error.h"
+#include "core/parallel.h"
+#include "core/printable.h"
 #include "traces/kineto.h"
 #include "traces/measured_file.h"
 #include "traces/nsight.h"
 
 namespace shardwright {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Says every few seconds how many files have been read.
+class ReadingTeller {
+ public:
+  explicit ReadingTeller(std::size_t count) : count_(count) {}
+
+  void TellOneMore() {
+    constexpr std::chrono::seconds kPause(2);
+    const std::lock_guard lock(mutex_);
+    ++read_;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - told_ >= kPause) {
+      Say("read " + std::to_string(read_) + " of " + std::to_string(count_) + " traces");
+      told_ = now;
+    }
+  }
+
+ private:
+  const std::size_t count_;
+  std::mutex mutex_;
+  std::chrono::steady_clock::time_point told_ = std::chrono::steady_clock::now();
+  std::size_t read_ = 0;
+};
+
+bool IsTraceName(std::string_view name) {
+  constexpr std::array<std::string_view, 3> kEnds = {".json", ".json.gz", ".sqlite"};
+  return !name.starts_with('.') &&
+         std::any_of(kEnds.begin(), kEnds.end(), [&](auto end) { return name.ends_with(end); });
+}
+
+std::vector<std::string> TracesIn(const std::string& folder) {
+  std::vector<std::string> files;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    if (IsTraceName(it->path().filename().string()) && it->is_regular_file(ignored)) {
+      files.push_back(it->path().string());
+    }
+  }
+  if (error) {
+    throw InputError(folder, "a folder that cannot be read (" + error.message() + ")",
+                     "a folder of traces");
+  }
+  if (files.empty()) {
+    throw InputError(folder, "a folder without traces",
+                     "files that end in .json, .json.gz or .sqlite");
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace
+
+std::vector<std::string> TraceFilesOf(const std::vector<std::string>& names) {
+  std::vector<std::string> files;
+  for (const std::string& name : names) {
+    std::error_code ignored;
+    if (!fs::is_directory(name, ignored)) {
+      files.push_back(name);
+      continue;
+    }
+    const std::vector<std::string> inside = TracesIn(name);
+    files.insert(files.end(), inside.begin(), inside.end());
+  }
+  return files;
+}
 
 ProfilerRecording ReadRecording(const std::string& file) {
   const MeasuredKind kind = DetectMeasured(file);
@@ -19,14 +96,18 @@ ProfilerRecording ReadRecording(const std::string& file) {
 }
 
 std::vector<ProfilerRecording> ReadRecordings(const std::vector<std::string>& files) {
-  std::vector<ProfilerRecording> recordings;
+  std::vector<ProfilerRecording> recordings(files.size());
+  ReadingTeller teller(files.size());
+  ParallelFor(files.size(), ThreadCount(), [&](std::size_t i, std::size_t) {
+    recordings[i] = ReadRecording(files[i]);
+    teller.TellOneMore();
+  });
   std::map<std::int64_t, std::string> ranks;
-  for (const std::string& file : files) {
-    recordings.push_back(ReadRecording(file));
-    const auto [first, is_new] = ranks.emplace(recordings.back().rank, file);
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const auto [first, is_new] = ranks.emplace(recordings[i].rank, files[i]);
     if (!is_new) {
       throw InputError(
-          file, "rank " + std::to_string(recordings.back().rank) + ", as " + first->second + " has",
+          files[i], "rank " + std::to_string(recordings[i].rank) + ", as " + first->second + " has",
           "one file per rank");
     }
   }

@@ -36,14 +36,15 @@ Examples:
 
 The page needs no network. Traces are those of `shardwright simulate --trace` and of
 `shardwright run --trace`; without a simulated one, the plan is simulated. MEASURED may also be a
-trace of PyTorch's profiler or an SQLite export of Nsight Systems, one file per rank.)";
+trace of PyTorch's profiler or an SQLite export of Nsight Systems, one file per rank, or a folder of
+them.)";
 
 constexpr std::array<PositionalRow, 3> kReportPositionals = {{
     {"PLAN", "plan file or - (standard input)", "report needs a plan file, or - for standard input",
      false, FileRole::kRead},
     {"SIM", "simulated trace, or a measured one", nullptr, false, FileRole::kRead},
-    {"MEASURED", "trace of a run of the same plan, or one file per rank", nullptr, true,
-     FileRole::kRead},
+    {"MEASURED", "trace of a run of the same plan, one file per rank, or a folder of them", nullptr,
+     true, FileRole::kRead},
 }};
 
 constexpr std::array<FlagRow, 4> kReportFlags = {{
@@ -75,7 +76,7 @@ TraceFiles FindTraces(const Arguments& arguments) {
   }
   constexpr const char* kExpected = "one simulated trace and one measured trace";
   TraceFiles files;
-  for (const std::string& file : given) {
+  for (const std::string& file : TraceFilesOf(given)) {
     const bool is_ours = DetectMeasured(file) == MeasuredKind::kTrace;
     const bool is_simulated = is_ours && ReadTraceHeader(file).source == "simulated";
     if (is_simulated && !files.simulated.empty()) {

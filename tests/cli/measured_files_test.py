@@ -245,6 +245,30 @@ class MeasuredFilesTest(ShardwrightTestCase):
         self.assert_fails(3, "report.sqlite: got rank 0, as report.sqlite has, expected one file per rank",
                           "report", "plan.json", "report.sqlite", "report.sqlite")
 
+    def test_folders(self):
+        self.succeed("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--nodes", "1", "--gpus", "2", "--seq", "64",
+                     "-o", "plan.json")
+        (self.folder / "ranks").mkdir()
+        for rank in range(2):
+            self.write(f"ranks/rank{rank}.json", json.dumps({
+                "distributedInfo": {"rank": rank, "world_size": 2},
+                "traceEvents": [{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1 + rank, "dur": 2,
+                                 "args": {"device": 0, "stream": 7, "correlation": -1}}]}).encode())
+        self.write("ranks/notes.txt", b"not a trace")
+        self.write("ranks/.hidden.json", b"{}")
+        one_by_one = self.run_program("compare", "plan.json", "ranks/rank0.json", "ranks/rank1.json", "--json")
+        self.assertEqual(one_by_one[0], 1, one_by_one[2])  # one product is no run of a plan
+        self.assertEqual(self.run_program("compare", "plan.json", "ranks", "--json"), one_by_one)
+        self.assertEqual(self.run_program("compare", "plan.json", "ranks/", "--json"), one_by_one)
+        (self.folder / "empty").mkdir()
+        for command in (("compare", "plan.json", "empty"), ("report", "plan.json", "empty"),
+                        ("calibrate", "empty", "--plan", "plan.json", "-o", "mine.json")):
+            self.assert_fails(3, "empty: got a folder without traces, expected files that end in .json, .json.gz or .sqlite",
+                              *command)
+        self.write("ranks/rank1-again.json", (self.folder / "ranks" / "rank1.json").read_bytes())
+        self.assert_fails(3, "ranks/rank1.json: got rank 1, as ranks/rank1-again.json has, expected one file per rank",
+                          "compare", "plan.json", "ranks")
+
     def test_hostile_nsight(self):
         nsight(self.folder / "none.sqlite", leave_out=("StringIds", "CUPTI_ACTIVITY_KIND_KERNEL"))
         self.assert_fails(3, "none.sqlite: got no table CUPTI_ACTIVITY_KIND_KERNEL, StringIds, expected an export of Nsight "
