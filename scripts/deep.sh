@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The long checks, run by hand before a release and after a change of the spine: every header alone,
 # the deep tests in the release build, a minute of damaged files per reader of foreign files and of
-# settings, 10^8 inputs of libFuzzer in sum (FUZZ_INPUTS), every ci test under AddressSanitizer and
+# settings, the table of how costs grow, 10^8 inputs of libFuzzer in sum (FUZZ_INPUTS), every ci test under AddressSanitizer and
 # UndefinedBehaviorSanitizer, the threaded tests under ThreadSanitizer, and clang-tidy with the
 # path-sensitive analyzer. Record the last lines, with the machine, in docs/measurements.md.
 set -euo pipefail
@@ -26,6 +26,7 @@ build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-bu
 ctest --preset deep --no-tests=ignore -j "$jobs"
 build/tests/traces/sw_foreign_fuzz_test 60s
 build/tests/planner/sw_settings_fuzz_test 60s
+python3 bench/growth.py build/shardwright
 scripts/fuzz.sh --inputs "${FUZZ_INPUTS:-100000000}"
 
 # With the checks that double the time to compile, which .ci/run leaves out.
