@@ -237,6 +237,8 @@ class Graph:
         place, self.now = self.now, calls[-1].index if calls else self.now
         forward = [k for call in calls for k in self.kernels(call)]
         storage_total = self.storage_elements(ref.storage)
+        if not forward:  # a buffer of the module, brought to the compute dtype
+            forward = [{"class": "elementwise", "read": self.amount(storage_total), "written": self.amount(storage_total)}]
         sizes, shared = self.per_sample([storage_total])
         value = Value(f"t{len(self.ops)}", sizes, shared)
         self.append({"op": "other", "module": calls[-1].module if calls else "", "function": "constant", "inputs": [],
