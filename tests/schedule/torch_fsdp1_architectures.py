@@ -35,6 +35,10 @@ SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidd
          "num_key_value_heads": 2, "max_position_embeddings": 32, "pad_token_id": 0}
 CONFIGS = {
     "llama": SIZES,
+    "mistral": SIZES,
+    "qwen2": SIZES,
+    "gemma2": {**SIZES, "head_dim": 8, "query_pre_attn_scalar": 8},
+    "granite": SIZES,
     "qwen3": {**SIZES, "head_dim": 8},
     "gemma3_text": {**SIZES, "head_dim": 8, "query_pre_attn_scalar": 8},
     "olmo2": SIZES,
@@ -47,10 +51,15 @@ CONFIGS = {
              "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "opt": {"vocab_size": 64, "hidden_size": 32, "ffn_dim": 44, "num_hidden_layers": 3, "num_attention_heads": 4,
             "word_embed_proj_dim": 32, "dropout": 0.0, "max_position_embeddings": 32, "pad_token_id": 0},
+    "bloom": {"vocab_size": 64, "hidden_size": 32, "n_layer": 3, "n_head": 4, "hidden_dropout": 0.0, "attention_dropout": 0.0},
     "bert": {**SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    "roberta": {**SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": 1},
+    "vit": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0, "image_size": 16, "patch_size": 8, "num_labels": 5},
     "t5": {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 44, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4,
            "dropout_rate": 0.0, "decoder_start_token_id": 0, "tie_word_embeddings": True},
 }
+WITHOUT_SDPA = ("gemma2", "bloom")
 # Ranks and flags of plan.
 SETTINGS = [
     (2, "--wrap block"),
@@ -68,13 +77,18 @@ def model_of(name):
     keys = dict(CONFIGS[name])
     config = transformers.AutoConfig.for_model(name, **keys)
     config.use_cache = False
-    kind = {"t5": transformers.AutoModelForSeq2SeqLM, "bert": transformers.AutoModelForMaskedLM}.get(
+    kind = {"t5": transformers.AutoModelForSeq2SeqLM, "bert": transformers.AutoModelForMaskedLM,
+            "roberta": transformers.AutoModelForMaskedLM, "vit": transformers.AutoModelForImageClassification}.get(
         name, transformers.AutoModelForCausalLM)
-    return kind.from_config(config, attn_implementation="sdpa").train()
+    return kind.from_config(config, attn_implementation="eager" if name in WITHOUT_SDPA else "sdpa").train()
 
 
 def inputs_of(name, samples, seed=0):
-    ids = torch.randint(1, 64, (samples, SEQUENCE), generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    if name == "vit":
+        return {"pixel_values": torch.randn(samples, 3, 16, 16, generator=generator),
+                "labels": torch.randint(0, 5, (samples,), generator=generator)}
+    ids = torch.randint(2, 64, (samples, SEQUENCE), generator=generator)
     return {"input_ids": ids, "labels": ids, **({"decoder_input_ids": ids} if name == "t5" else {})}
 
 
@@ -115,25 +129,26 @@ def judge(ours, pools, name, ranks, flags):
     return compare(said[0], theirs)
 
 
-def main(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main_of(arguments, about, script, settings, judge_case):
+    """Judges each model under each of the settings."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
     parser.add_argument("--only", choices=list(CONFIGS))
-    parser.add_argument("--settings", default=",".join(str(i) for i in range(len(SETTINGS))))
+    parser.add_argument("--settings", default=",".join(str(i) for i in range(len(settings))))
     options = parser.parse_args(arguments)
     transformers.utils.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
-    ours, tally = Shardwright(options.program), Tally("tests/schedule/torch_fsdp1_architectures.py")
+    ours, tally = Shardwright(options.program), Tally(f"tests/schedule/{script}")
     with Pools() as pools:
         for name in [options.only] if options.only else CONFIGS:
             document = export_model.export(model_of(name), inputs_of(name, 1), SEQUENCE)
             (pathlib.Path(ours.folder.name) / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
             for i in options.settings.split(","):
-                outcome = judge(ours, pools, name, *SETTINGS[int(i)])
-                tally.add(f"{name}, setting {i} ({SETTINGS[int(i)][1]})", outcome, {"only": name, "settings": i})
+                ranks, flags = settings[int(i)]
+                tally.add(f"{name}, setting {i} ({flags})", judge_case(ours, pools, name, ranks, flags), {"only": name, "settings": i})
     print(tally.summary())
     return 1 if tally.bad else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main_of(sys.argv[1:], __doc__, "torch_fsdp1_architectures.py", SETTINGS, judge))
