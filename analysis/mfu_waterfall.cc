@@ -4,8 +4,8 @@
 #include <numeric>
 #include <span>
 
+#include "core/error.h"
 #include "planner/evaluate.h"
-#include "simulator/attribution.h"
 #include "simulator/costs/kernels.h"
 #include "simulator/costs/pricer.h"
 
@@ -32,22 +32,22 @@ class WaterfallBuilder {
   WaterfallBuilder(const PlanFile& file, const Program& program)
       : program_(program),
         prices_(PriceProgram(program, file.cluster, file.profile)),
-        rates_(FindKernelRates(file.cluster.gpu, file.profile.compute, file.cluster.RankCount())) {}
+        rates_(FindKernelRates(file.cluster.gpu, file.profile.compute, file.cluster.RankCount())),
+        peak_(RatesOf(file, Seconds(1)).peak) {}
 
-  MfuWaterfall Build(const PlanFile& file, const SimulationResult& result);
+  std::vector<SimTime> Sum(const SimulationResult& result);
 
  private:
-  SimTime& Lost(MfuLoss loss) { return sum_.lost[static_cast<std::size_t>(loss)]; }
+  SimTime& Lost(MfuLoss loss) { return lost_[static_cast<std::size_t>(loss)]; }
   [[nodiscard]] OpParts PartsOfModelOp(const OpShape& shape, SimTime price) const;
   void AddModelOp(const OpShape& shape, SimTime price);
   void AddOp(const Op& op, const Span& span);
-  void AddIdle(const TimeShare& share);
 
   const Program& program_;
   PriceTable prices_;
   KernelRates rates_;
   FlopsPerSecond peak_;
-  MfuWaterfall sum_;
+  std::array<SimTime, kMfuLossCount> lost_{};
   SimTime counted_;  // FLOPs that ran in forward and backward, at the peak
 };
 
@@ -74,7 +74,7 @@ void WaterfallBuilder::AddModelOp(const OpShape& shape, SimTime price) {
   const OpParts parts = PartsOfModelOp(shape, price);
   counted_ += parts.counted;
   for (std::size_t i = 0; i < kMfuLossCount; ++i) {
-    sum_.lost[i] += parts.lost[i];
+    lost_[i] += parts.lost[i];
   }
 }
 
@@ -102,36 +102,7 @@ void WaterfallBuilder::AddOp(const Op& op, const Span& span) {
   }
 }
 
-// A stretch in which the compute stream had nothing to run.
-void WaterfallBuilder::AddIdle(const TimeShare& share) {
-  MfuLoss loss = MfuLoss::kOther;
-  switch (share.use) {
-    case TimeUse::kHostIssue:
-      loss = share.code == OpCode::kHostOptimizerStep ? MfuLoss::kOptimizer : MfuLoss::kHost;
-      break;
-    case TimeUse::kPeer:
-      loss = MfuLoss::kPeers;
-      break;
-    case TimeUse::kOther:
-      break;
-    case TimeUse::kRun:
-      if (InfoOf(share.code).is_collective) {
-        loss = MfuLoss::kExposedTraffic;
-      } else if (share.code == OpCode::kCopyH2d || share.code == OpCode::kCopyD2h) {
-        loss = MfuLoss::kHostTraffic;
-      } else {
-        loss = share.phase == Phase::kOptimizer ? MfuLoss::kOptimizer : MfuLoss::kCopies;
-      }
-      break;
-  }
-  Lost(loss) += share.time;
-}
-
-MfuWaterfall WaterfallBuilder::Build(const PlanFile& file, const SimulationResult& result) {
-  sum_.step_time = result.step_time;
-  const Rates rates = RatesOf(file, ToSeconds(result.step_time));
-  peak_ = rates.peak;
-  sum_.at_peak = ToSimTime(rates.mfu * ToSeconds(result.step_time));
+std::vector<SimTime> WaterfallBuilder::Sum(const SimulationResult& result) {
   const Body& body = program_.step;
   const std::span<const Span> spans = std::span(result.trace.spans).last(body.size());
   for (std::size_t i = 0; i < body.size(); ++i) {
@@ -139,13 +110,30 @@ MfuWaterfall WaterfallBuilder::Build(const PlanFile& file, const SimulationResul
       AddOp(body.ops[i], spans[i]);
     }
   }
-  for (const TimeShare& share : Explain(program_, result.trace.spans, result.step_time).idle) {
-    AddIdle(share);
+  std::vector<SimTime> sums(lost_.begin(), lost_.end());
+  sums.push_back(counted_);
+  return sums;
+}
+
+// Of a stretch in which the compute stream had nothing to run.
+MfuLoss LossOf(const TimeShare& share) {
+  switch (share.use) {
+    case TimeUse::kHostIssue:
+      return share.code == OpCode::kHostOptimizerStep ? MfuLoss::kOptimizer : MfuLoss::kHost;
+    case TimeUse::kPeer:
+      return MfuLoss::kPeers;
+    case TimeUse::kOther:
+      break;
+    case TimeUse::kRun:
+      if (InfoOf(share.code).is_collective) {
+        return MfuLoss::kExposedTraffic;
+      }
+      if (share.code == OpCode::kCopyH2d || share.code == OpCode::kCopyD2h) {
+        return MfuLoss::kHostTraffic;
+      }
+      return share.phase == Phase::kOptimizer ? MfuLoss::kOptimizer : MfuLoss::kCopies;
   }
-  Lost(MfuLoss::kCounting) = counted_ - sum_.at_peak;
-  const SimTime known = std::accumulate(sum_.lost.begin(), sum_.lost.end(), sum_.at_peak);
-  Lost(MfuLoss::kOther) += sum_.step_time - known;
-  return sum_;
+  return MfuLoss::kOther;
 }
 
 }  // namespace
@@ -169,9 +157,30 @@ std::string_view NameOf(MfuLoss loss) {
   return kNames[static_cast<std::size_t>(loss)];
 }
 
-MfuWaterfall ExplainMfu(const PlanFile& file, const Program& program,
-                        const SimulationResult& result) {
-  return WaterfallBuilder(file, program).Build(file, result);
+std::vector<SimTime> SumsForMfu(const PlanFile& file, const Program& program,
+                                const SimulationResult& result) {
+  return WaterfallBuilder(file, program).Sum(result);
+}
+
+MfuWaterfall ExplainMfu(const PlanFile& file, const std::vector<SimTime>& sums,
+                        const Attribution& attribution) {
+  MfuWaterfall waterfall;
+  SW_CHECK(sums.size() == kMfuLossCount + 1, "not the sums of a step");
+  const auto lost = [&](MfuLoss loss) -> SimTime& {
+    return waterfall.lost[static_cast<std::size_t>(loss)];
+  };
+  std::copy_n(sums.begin(), kMfuLossCount, waterfall.lost.begin());
+  waterfall.step_time = attribution.step_time;
+  const Seconds step = ToSeconds(attribution.step_time);
+  waterfall.at_peak = ToSimTime(RatesOf(file, step).mfu * step);
+  for (const TimeShare& share : attribution.idle) {
+    lost(LossOf(share)) += share.time;
+  }
+  lost(MfuLoss::kCounting) = sums.back() - waterfall.at_peak;
+  const SimTime known =
+      std::accumulate(waterfall.lost.begin(), waterfall.lost.end(), waterfall.at_peak);
+  lost(MfuLoss::kOther) += waterfall.step_time - known;
+  return waterfall;
 }
 
 }  // namespace shardwright

@@ -6,10 +6,12 @@
 #include <array>
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "core/units.h"
 #include "schedule/plan_file.h"
 #include "schedule/program.h"
+#include "simulator/attribution.h"
 #include "simulator/simulate.h"
 
 namespace shardwright {
@@ -43,8 +45,13 @@ struct MfuWaterfall {
   SimTime step_time;
 };
 
-// Of the last step of a result with a trace. O(ops + edges).
-[[nodiscard]] MfuWaterfall ExplainMfu(const PlanFile& file, const Program& program,
-                                      const SimulationResult& result);
+// What the ops of the compute stream take in the last step of a result with a trace, by loss, and
+// at the end the FLOPs of forward and backward at the peak. O(ops).
+[[nodiscard]] std::vector<SimTime> SumsForMfu(const PlanFile& file, const Program& program,
+                                              const SimulationResult& result);
+
+// Of a step that takes as long and waits for as much as `attribution` says.
+[[nodiscard]] MfuWaterfall ExplainMfu(const PlanFile& file, const std::vector<SimTime>& sums,
+                                      const Attribution& attribution);
 
 }  // namespace shardwright

@@ -1,13 +1,24 @@
 #include "analysis/prediction.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "planner/evaluate.h"
 #include "planner/search.h"
-#include "schedule/place.h"
 
 namespace shardwright {
+
 Prediction Predict(const PlanFile& file, const Program& program, const SimulationResult& result) {
+  return Predict(file, result, AccountFor(program, result, SumsOf(file)));
+}
+
+SumSpans SumsOf(const PlanFile& file) {
+  return [&file](const Program& program, const SimulationResult& result) {
+    return SumsForMfu(file, program, result);
+  };
+}
+
+Prediction Predict(const PlanFile& file, const SimulationResult& result, StepAccount account) {
   Prediction p;
   p.step_time = ToSeconds(result.step_time);
   p.first_step_time = ToSeconds(result.first_step_time);
@@ -16,16 +27,16 @@ Prediction Predict(const PlanFile& file, const Program& program, const Simulatio
   p.tokens_per_second_per_gpu = rates.tokens_per_second_per_gpu;
   p.counts_images = file.model.model.sequence_length == 0;
   p.mfu = rates.mfu;
-  p.waterfall = ExplainMfu(file, program, result);
+  p.waterfall = ExplainMfu(file, account.sums, account.attribution);
   p.peak = rates.peak;
   p.has_dtype = rates.has_dtype;
   const AllocatedMemory& allocated = result.memory.allocated;
   p.device_peak = allocated.DevicePeak();
   p.peak_is_first = p.device_peak == allocated.device_first;
   p.outside = result.memory.outside;
-  p.placed = Place(program).device_size;
-  p.attribution = Explain(program, result.trace.spans, result.step_time);
-  p.device = TimeOfDevice(program, result.trace.spans);
+  p.placed = account.placed;
+  p.attribution = std::move(account.attribution);
+  p.device = account.device;
   const ReservedMemory& reserved = *result.memory.reserved;
   p.reserved = std::max({reserved.peak_first, reserved.peak_steady, p.device_peak.total});
   p.retries_per_step = reserved.retries_steady;

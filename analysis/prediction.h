@@ -13,6 +13,7 @@
 #include "simulator/attribution.h"
 #include "simulator/device_time.h"
 #include "simulator/jitter.h"
+#include "simulator/plan_programs.h"
 #include "simulator/simulate.h"
 
 namespace shardwright {
@@ -51,6 +52,11 @@ struct Prediction {
   [[nodiscard]] Bytes Needed() const { return (has_allocator ? reserved : placed) + outside; }
 };
 
+// What accounts of the plan need for Predict. `file` must outlive it.
+[[nodiscard]] SumSpans SumsOf(const PlanFile& file);
+// Requires a result with reserved memory; `account` is of it (AccountForPlan, with SumsOf).
+[[nodiscard]] Prediction Predict(const PlanFile& file, const SimulationResult& result,
+                                 StepAccount account);
 // Requires a result with reserved memory and a trace.
 [[nodiscard]] Prediction Predict(const PlanFile& file, const Program& program,
                                  const SimulationResult& result);

@@ -20,6 +20,7 @@
 #include "core/json.h"
 #include "planner/evaluate.h"
 #include "schedule/plan_file.h"
+#include "simulator/plan_programs.h"
 #include "simulator/simulate.h"
 
 namespace shardwright {
@@ -93,15 +94,15 @@ std::string WithoutNumbers(const std::string& text) {
 }
 
 Prediction PredictPlan(const PlanFile& file) {
-  const Program program = LowerAndVerify(file);
+  PlanPrograms programs(
+      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
+  CheckLegal(programs.Largest());
   SimulateOptions options;
-  options.trace = true;
-  options.allocator.capacity = AllocatorCapacity(UsableMemory(file), program, file.profile);
-  return Predict(file, program,
-                 Simulate({.program = program,
-                           .cluster = file.cluster,
-                           .profile = file.profile,
-                           .options = options}));
+  options.allocator.capacity =
+      AllocatorCapacity(UsableMemory(file), programs.Largest(), file.profile);
+  Simulator simulator(file.cluster, file.profile);
+  AccountedStep step = AccountForPlan(simulator, programs, options, SumsOf(file));
+  return Predict(file, step.result, std::move(step.account));
 }
 
 std::string Shown(const std::string& value) {

@@ -22,6 +22,7 @@
 #include "planner/evaluate.h"
 #include "planner/warnings.h"
 #include "schedule/plan_names.h"
+#include "simulator/plan_programs.h"
 
 namespace shardwright {
 namespace {
@@ -29,10 +30,10 @@ namespace {
 using Json = nlohmann::ordered_json;
 using enum Table::Align;
 
-std::string Summary(const PlanFile& file, const Program& program, const std::string& output) {
+std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::string& output) {
   const Plan& plan = file.plan;
   std::int64_t largest = 0;
-  for (const UnitInfo& unit : program.units) {
+  for (const UnitInfo& unit : programs.Largest().units) {
     largest = std::max(largest, unit.padded_elements);
   }
   Table table({kLeft, kLeft});
@@ -47,13 +48,12 @@ std::string Summary(const PlanFile& file, const Program& program, const std::str
                           WithCommas(plan.micro_batch) + " x accumulation " +
                           WithCommas(plan.accumulation)});
   table.Row({"sequence", WithCommas(file.job.sequence_length)});
-  table.Row({"program", WithCommas(static_cast<std::int64_t>(program.step.size())) +
-                            " ops per step, verified"});
+  table.Row({"program", WithCommas(CountStepOps(programs)) + " ops per step, verified"});
   return TitleOf(file) + "\n" + table.Text(2) + (output.empty() ? "" : "Wrote " + output + "\n");
 }
 
 // `output` empty: the plan is in the summary itself, as in SearchJson.
-std::string SummaryJson(const PlanFile& file, const Program& program, const std::string& output) {
+std::string SummaryJson(const PlanFile& file, PlanPrograms& programs, const std::string& output) {
   Json json;
   json["schema"] = "shardwright-plan-summary";
   json["schema_version"] = 1;
@@ -71,7 +71,7 @@ std::string SummaryJson(const PlanFile& file, const Program& program, const std:
   json["global_batch"] = file.job.global_batch;
   json["sequence_length"] = file.job.sequence_length;
   json["units"] = file.plan.units.size();
-  json["step_ops"] = program.step.size();
+  json["step_ops"] = CountStepOps(programs);
   if (output.empty()) {
     json["plan_file"] = Json::parse(PlanFileJson(file));
   }
@@ -409,9 +409,11 @@ int RunPlan(const Arguments& given) {
   }
   WarnOfFrozenBesideTrainable(file);
   // Lowered here too, so that a plan that its dialect cannot express is never written.
-  const Program program = LowerAndVerify(file);
+  PlanPrograms programs(
+      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
+  CheckLegal(programs.Largest());
   DeliverPlan(options, arguments, file, [&](const std::string& output) {
-    return options.json ? SummaryJson(file, program, output) : Summary(file, program, output);
+    return options.json ? SummaryJson(file, programs, output) : Summary(file, programs, output);
   });
   NoteWeightsBeside(options.model);
   return kExitOk;

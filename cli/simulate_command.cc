@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "analysis/report/recording.h"
@@ -17,6 +18,7 @@
 #include "planner/evaluate.h"
 #include "planner/warnings.h"
 #include "schedule/plan_file.h"
+#include "simulator/plan_programs.h"
 #include "simulator/simulate.h"
 #include "topologies/scale_links.h"
 #include "traces/chrome_write.h"
@@ -47,8 +49,10 @@ constexpr std::array<FlagRow, 3> kOwnFlags = {{
 }};
 
 constexpr std::array<SwitchRow, 3> kSimulateSwitches = {{
-    {"--exact", "simulate every op instead of skipping repeated stretches"},
-    {"--plot", "also draw the step and its memory with characters; a terminal gets that anyway"},
+    {"--exact", "simulate every op instead of telling many micro-batches from a few"},
+    {"--plot",
+     "also draw the step and its memory with characters; a terminal gets that anyway, but "
+     "of many micro-batches"},
     {"--ascii", "plots without block characters, as where the locale is not UTF-8"},
 }};
 std::span<const FlagRow> SimulateFlags() {
@@ -95,7 +99,8 @@ void PrintText(const Arguments& arguments, const PlanFile& file, const Program& 
   const Terminal terminal = StandardOutput();
   const std::string text = PredictionText(file, program, result, prediction);
   std::string plots = "\n";
-  if (arguments.Has("--plot") || terminal.is_terminal) {
+  const bool has_spans = !result.trace.spans.empty();
+  if (has_spans && (arguments.Has("--plot") || terminal.is_terminal)) {
     plots += Plots(program, result, prediction,
                    {terminal.width, terminal.unicode && !arguments.Has("--ascii")});
   }
@@ -111,6 +116,26 @@ void PrintText(const Arguments& arguments, const PlanFile& file, const Program& 
   arguments.Print(text.substr(end, text.size() - 1 - end) + plots);
 }
 
+// Of many micro-batches told from a few, unless `is_whole`: then with a trace.
+AccountedStep SimulateAndCheck(const PlanFile& file, const SimulateCommand& command, bool is_whole,
+                               PlanPrograms& programs) {
+  const Program& program =
+      is_whole ? programs.With(programs.micro_batch_count()) : programs.Largest();
+  CheckLegal(program);
+  SimulateOptions options;
+  options.contention = command.contention;
+  options.periodic = !is_whole;
+  options.trace = true;
+  options.allocator.capacity = AllocatorCapacity(UsableMemory(file), program, file.profile);
+  Simulator simulator(file.cluster, file.profile);
+  if (!is_whole) {
+    return AccountForPlan(simulator, programs, options, SumsOf(file));
+  }
+  SimulationResult result = simulator.Run(program, options);
+  StepAccount account = AccountFor(program, result, SumsOf(file));
+  return {std::move(result), std::move(account)};
+}
+
 int RunSimulate(const Arguments& arguments) {
   const SimulateCommand command = ReadSimulateCommand(arguments);
   const StragglerFlags stragglers = ReadStragglerFlags(arguments);
@@ -121,15 +146,13 @@ int RunSimulate(const Arguments& arguments) {
   for (const std::string& warning : WarningsOf(file)) {
     Warn(warning);
   }
-  const Program program = LowerAndVerify(file);
-  SimulateOptions options;
-  options.contention = command.contention;
-  options.periodic = !arguments.Has("--exact");
-  options.trace = true;  // also explains the step
-  options.allocator.capacity = AllocatorCapacity(UsableMemory(file), program, file.profile);
-  const SimulationResult result = Simulate(
-      {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
-  Prediction prediction = Predict(file, program, result);
+  const bool is_whole = arguments.Has("--exact") || arguments.Has("--plot") ||
+                        !command.trace.empty() || stragglers.is_sampled;
+  PlanPrograms programs(
+      {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
+  const auto& [result, account] = SimulateAndCheck(file, command, is_whole, programs);
+  const Program& program = programs.Largest();
+  Prediction prediction = Predict(file, result, account);
   if (stragglers.is_sampled) {
     prediction.distribution = SampleSteps(file, program, result, stragglers.jitter);
   }

@@ -47,7 +47,9 @@ Outcome Evaluator::Run(const Plan& plan) {
   std::optional<PlanPrograms> programs;
   try {
     programs.emplace(LowerInput{in_.model, in_.kernels, in_.job, plan});
-    (void)programs->Largest();
+    // The chosen plan is lowered with all of its micro-batches.
+    const Program& few = programs->Largest();
+    CheckOpCount(few.step.size(), few.micro_batch_count, plan.accumulation);
   } catch (const InputError&) {  // a region or a unit that this model or dialect cannot have
     Outcome outcome;
     outcome.is_allowed = false;

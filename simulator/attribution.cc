@@ -188,10 +188,7 @@ std::vector<TimeShare> Explainer::Sorted(const Shares& by_key) {
   for (const auto& [key, share] : by_key) {
     shares.push_back(share);
   }
-  std::sort(shares.begin(), shares.end(), [](const TimeShare& a, const TimeShare& b) {
-    return std::tuple(-a.time.value, a.use, a.code, a.phase, a.stream, a.unit) <
-           std::tuple(-b.time.value, b.use, b.code, b.phase, b.stream, b.unit);
-  });
+  SortByTime(shares);
   return shares;
 }
 
@@ -246,6 +243,13 @@ std::string_view NameOf(TimeUse use) {
       return "other";
   }
   return "";
+}
+
+void SortByTime(std::vector<TimeShare>& shares) {
+  std::sort(shares.begin(), shares.end(), [](const TimeShare& a, const TimeShare& b) {
+    return std::tuple(-a.time.value, a.use, a.code, a.phase, a.stream, a.unit) <
+           std::tuple(-b.time.value, b.use, b.code, b.phase, b.stream, b.unit);
+  });
 }
 
 Attribution Explain(const Program& program, std::span<const Span> spans, SimTime period) {

@@ -48,6 +48,9 @@ struct TimeShare {
   bool operator==(const TimeShare&) const = default;
 };
 
+// The longest first; of equal ones by what they are.
+void SortByTime(std::vector<TimeShare>& shares);
+
 struct Attribution {
   SimTime step_time;
   SimTime compute_busy;

@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <optional>
 #include <tuple>
 #include <utility>
+#include <vector>
+
+#include "schedule/place.h"
 
 namespace shardwright {
 namespace {
@@ -19,6 +23,11 @@ bool SamePeak(const MemoryPeak& a, const MemoryPeak& b) {
   return a.total == b.total && a.by_category == b.by_category;
 }
 
+auto PeaksOf(const ReservedMemory& reserved) {
+  return std::tuple(reserved.peak_init, reserved.peak_first, reserved.peak_steady,
+                    reserved.out_of_memory);
+}
+
 // Equal but for where in the program the peaks stand.
 bool SameMemory(const SimulatedMemory& a, const SimulatedMemory& b) {
   constexpr std::array kPeaks = {&AllocatedMemory::device_init,  &AllocatedMemory::host_init,
@@ -30,20 +39,63 @@ bool SameMemory(const SimulatedMemory& a, const SimulatedMemory& b) {
   if (!same_allocated || a.reserved.has_value() != b.reserved.has_value()) {
     return false;
   }
-  const auto peaks = [](const ReservedMemory& r) {
-    return std::tuple(r.peak_init, r.peak_first, r.peak_steady, r.out_of_memory);
-  };
   const auto fails = [](const SimulatedMemory& m) { return m.reserved->out_of_memory; };
   // What does not get through a few micro-batches does not get through many.
-  return !a.reserved || (fails(a) && fails(b)) || peaks(*a.reserved) == peaks(*b.reserved);
+  return !a.reserved || (fails(a) && fails(b)) || PeaksOf(*a.reserved) == PeaksOf(*b.reserved);
 }
 
-// Of three values with equal differences: the one with `more` more micro-batches than the third.
-// None where the differences are not equal.
-template <class T>
-std::optional<T> Continue(T first, T second, T third, std::int64_t more) {
-  return third - second == second - first ? std::optional(third + (third - second) * more)
-                                          : std::nullopt;
+// Goes on with three values by equal differences, to the one with `more` more micro-batches than
+// the third has. Remembers whether all differences were equal.
+class Trend {
+ public:
+  explicit Trend(std::int64_t more) : more_(more) {}
+
+  template <class T>
+  [[nodiscard]] T Of(T first, T second, T third) {
+    holds_ = holds_ && third - second == second - first;
+    return third + (third - second) * more_;
+  }
+  // Member by member, into `third`.
+  template <class Struct, class... Members>
+  void Extend(const Struct& first, const Struct& second, Struct& third, Members... members) {
+    ((third.*members = Of(first.*members, second.*members, third.*members)), ...);
+  }
+  void Extend(const StepTiming& first, const StepTiming& second, StepTiming& third);
+  void Extend(std::vector<TimeShare> first, std::vector<TimeShare> second,
+              std::vector<TimeShare>& third);
+  [[nodiscard]] bool holds() const { return holds_; }
+
+ private:
+  std::int64_t more_;
+  bool holds_ = true;
+};
+
+void Trend::Extend(const StepTiming& first, const StepTiming& second, StepTiming& third) {
+  Extend(first, second, third, &StepTiming::time, &StepTiming::host_blocked,
+         &StepTiming::host_issue, &StepTiming::collectives_on_compute);
+  for (std::size_t s = 0; s < kStreamCount; ++s) {
+    third.busy[s] = Of(first.busy[s], second.busy[s], third.busy[s]);
+    third.compute_idle[s] =
+        Of(first.compute_idle[s], second.compute_idle[s], third.compute_idle[s]);
+  }
+}
+
+// Only where the three are shares of the same.
+void Trend::Extend(std::vector<TimeShare> first, std::vector<TimeShare> second,
+                   std::vector<TimeShare>& third) {
+  const auto key = [](const TimeShare& share) {
+    return std::tuple(share.use, share.code, share.phase, share.stream, share.unit);
+  };
+  const auto by_key = [&](const TimeShare& a, const TimeShare& b) { return key(a) < key(b); };
+  for (std::vector<TimeShare>* shares : {&first, &second, &third}) {
+    std::sort(shares->begin(), shares->end(), by_key);
+  }
+  holds_ = holds_ && first.size() == third.size() && second.size() == third.size();
+  for (std::size_t i = 0; holds_ && i < third.size(); ++i) {
+    holds_ = key(first[i]) == key(third[i]) && key(second[i]) == key(third[i]);
+    Extend(first[i], second[i], third[i], &TimeShare::time, &TimeShare::count);
+  }
+  SortByTime(third);
 }
 
 // Neither the host nor a stream has more to do in one more micro-batch than `period`, and compute
@@ -81,35 +133,110 @@ std::optional<SimulationResult> Extrapolate(const std::array<const SimulationRes
   const SimulationResult& first = *results[0];
   const SimulationResult& second = *results[1];
   const SimulationResult& third = *results[2];
-  const std::int64_t more = count - n;
-  const auto step_time = Continue(first.step_time, second.step_time, third.step_time, more);
-  const auto exposed = Continue(first.exposed_comm, second.exposed_comm, third.exposed_comm, more);
   const SimTime period = third.step_time - second.step_time;
   const auto settles = [](const SimulationResult* r) {
     return r->timing.is_steady && !r->unsettled;
   };
-  if (!step_time || !exposed || !std::all_of(results.begin(), results.end(), settles) ||
+  Trend trend(count - n);
+  SimulationResult result = third;
+  trend.Extend(first, second, result, &SimulationResult::step_time,
+               &SimulationResult::exposed_comm);
+  if (!trend.holds() || !std::all_of(results.begin(), results.end(), settles) ||
       !AllKeepUp(first.timing.steady, second.timing.steady, period) ||
       !AllKeepUp(second.timing.steady, third.timing.steady, period) ||
       !SameMemory(first.memory, second.memory) || !SameMemory(second.memory, third.memory)) {
     return std::nullopt;
   }
-  SimulationResult result = third;
-  result.step_time = *step_time;
-  result.exposed_comm = *exposed;
-  if (third.memory.reserved) {
-    for (std::int64_t ReservedMemory::*retries :
-         {&ReservedMemory::retries_first, &ReservedMemory::retries_steady}) {
-      const auto number =
-          Continue((*first.memory.reserved).*retries, (*second.memory.reserved).*retries,
-                   (*third.memory.reserved).*retries, more);
-      if (!number && !third.memory.reserved->out_of_memory) {
-        return std::nullopt;
-      }
-      (*result.memory.reserved).*retries = number.value_or((*third.memory.reserved).*retries);
+  if (third.memory.reserved && !third.memory.reserved->out_of_memory) {
+    trend.Extend(*first.memory.reserved, *second.memory.reserved, *result.memory.reserved,
+                 &ReservedMemory::retries_first, &ReservedMemory::retries_steady);
+  }
+  return trend.holds() ? std::optional(std::move(result)) : std::nullopt;
+}
+
+// Whether a step with n micro-batches tells nothing of the allocator, since it depends on a lead of
+// the host that still grows.
+bool LeadMayMatter(const Program& program, const SimulationResult& fewer,
+                   const SimulationResult& more) {
+  return more.memory.reserved && RecordsStreams(program) &&
+         !HostKeepsItsLead(fewer.timing.steady, more.timing.steady,
+                           more.step_time - fewer.step_time);
+}
+
+// What `tell` says of the first n of kEnds that it can tell the whole from; else the whole.
+template <class Run, class Tell>
+auto TellOrRun(std::int64_t count, const Run& run, const Tell& tell) {
+  for (const std::int64_t n : kEnds) {
+    if (count < std::max(kMany, 3 * n)) {
+      break;
+    }
+    if (auto told = tell(n)) {
+      return std::move(*told);
     }
   }
-  return result;
+  return std::move(run(count));
+}
+
+const Body& BodyOfKind(const Program& program, BodyKind kind) {
+  return kind == BodyKind::kInit     ? program.init
+         : kind == BodyKind::kWarmup ? program.warmup
+                                     : program.step;
+}
+
+// Whether the largest peaks with n - 1 and with n micro-batches stand before the same op of the
+// plan.
+bool SamePlace(PlanPrograms& programs, std::int64_t n, const MemoryPeak& fewer,
+               const MemoryPeak& more) {
+  if (fewer.body != more.body || fewer.before_op.valid() != more.before_op.valid()) {
+    return false;
+  }
+  if (!more.before_op.valid()) {
+    return true;
+  }
+  const Op& a = BodyOfKind(programs.With(n - 1), fewer.body).ops[fewer.before_op.value];
+  const Op& b = BodyOfKind(programs.With(n), more.body).ops[more.before_op.value];
+  return programs.InPlan(a, n - 1) == programs.InPlan(b, n) && a.subject == b.subject &&
+         a.phase == b.phase && a.occurrence == b.occurrence &&
+         programs.With(n - 1).ShapeOf(a).code == programs.With(n).ShapeOf(b).code;
+}
+
+// The account with `more` more micro-batches than `third` has; none where the three do not tell.
+std::optional<AccountedStep> ExtrapolateAccount(const AccountedStep& first,
+                                                const AccountedStep& second,
+                                                const AccountedStep& third,
+                                                SimulationResult&& result, std::int64_t more) {
+  AccountedStep step{std::move(result), third.account};
+  Trend trend(more);
+  trend.Extend(first.result.timing.first, second.result.timing.first, step.result.timing.first);
+  trend.Extend(first.result.timing.steady, second.result.timing.steady, step.result.timing.steady);
+  step.result.first_step_time = step.result.timing.first.time;
+  const StepAccount& a = first.account;
+  const StepAccount& b = second.account;
+  StepAccount& c = step.account;
+  trend.Extend(a.device, b.device, c.device, &DeviceTime::total, &DeviceTime::computing,
+               &DeviceTime::uncovered, &DeviceTime::idle, &DeviceTime::communicating,
+               &DeviceTime::overlapped);
+  trend.Extend(a.attribution, b.attribution, c.attribution, &Attribution::step_time,
+               &Attribution::compute_busy);
+  trend.Extend(a.attribution.idle, b.attribution.idle, c.attribution.idle);
+  trend.Extend(a.attribution.critical, b.attribution.critical, c.attribution.critical);
+  c.attribution.critical_path.clear();
+  for (std::size_t i = 0; i < c.sums.size(); ++i) {
+    c.sums[i] = trend.Of(a.sums[i], b.sums[i], c.sums[i]);
+  }
+  // Of what runs out of memory SimulatePlan is content with less.
+  const ReservedMemory& held_a = *first.result.memory.reserved;
+  const ReservedMemory& held_b = *second.result.memory.reserved;
+  const ReservedMemory& held_c = *third.result.memory.reserved;
+  if (held_c.out_of_memory) {
+    trend.Extend(held_a, held_b, *step.result.memory.reserved, &ReservedMemory::retries_first,
+                 &ReservedMemory::retries_steady);
+  }
+  const bool same_reserved =
+      PeaksOf(held_a) == PeaksOf(held_b) && PeaksOf(held_b) == PeaksOf(held_c);
+  const bool same_place = a.placed == b.placed && b.placed == c.placed;
+  return trend.holds() && same_place && same_reserved ? std::optional(std::move(step))
+                                                      : std::nullopt;
 }
 
 }  // namespace
@@ -130,10 +257,7 @@ const Program& PlanPrograms::With(std::int64_t micro_batches) {
     return known->second;
   }
   plan_.accumulation = micro_batches;
-  const auto& [n, program] =
-      *programs_.emplace(micro_batches, Lower({model_, kernels_, job_, plan_})).first;
-  CheckOpCount(program.step.size(), n, micro_batch_count_);
-  return program;
+  return programs_.emplace(micro_batches, Lower({model_, kernels_, job_, plan_})).first->second;
 }
 
 const Program& PlanPrograms::Largest() {
@@ -142,31 +266,98 @@ const Program& PlanPrograms::Largest() {
                                        : With(micro_batch_count_);
 }
 
+void PlanPrograms::NumberAsInPlan(std::int64_t micro_batches) {
+  Program& program = programs_.at(micro_batches);
+  for (Body* body : {&program.warmup, &program.step}) {
+    for (Op& op : body->ops) {
+      op.micro_batch = static_cast<std::uint16_t>(InPlan(op, micro_batches));
+    }
+  }
+}
+
 SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
                               const SimulateOptions& options) {
   const std::int64_t count = programs.micro_batch_count();
   std::map<std::int64_t, SimulationResult> known;
-  const auto run = [&](std::int64_t n) -> const SimulationResult& {
+  const auto run = [&](std::int64_t n) -> SimulationResult& {
     const auto found = known.find(n);
     return found != known.end()
                ? found->second
                : known.emplace(n, simulator.Run(programs.With(n), options)).first->second;
   };
-  for (const std::int64_t n : kEnds) {
-    if (count < std::max(kMany, 3 * n)) {
-      break;
-    }
+  return TellOrRun(count, run, [&](std::int64_t n) {
     auto result = Extrapolate({&run(n - 2), &run(n - 1), &run(n)}, n, count);
-    const auto lead_may_matter = [&] {
-      return options.reserved && RecordsStreams(programs.With(n)) &&
-             !HostKeepsItsLead(run(n - 1).timing.steady, run(n).timing.steady,
-                               run(n).step_time - run(n - 1).step_time);
-    };
-    if (result && !lead_may_matter()) {
-      return std::move(*result);
+    const bool tells = result && !LeadMayMatter(programs.With(n), run(n - 1), run(n));
+    return tells ? std::move(result) : std::nullopt;
+  });
+}
+
+Bytes PlacePlan(PlanPrograms& programs) {
+  const std::int64_t count = programs.micro_batch_count();
+  std::map<std::int64_t, Bytes> known;
+  const auto run = [&](std::int64_t n) -> Bytes& {
+    const auto [at, is_new] = known.try_emplace(n);
+    if (is_new) {
+      at->second = Place(programs.With(n)).device_size;
     }
-  }
-  return run(count);
+    return at->second;
+  };
+  return TellOrRun(count, run, [&](std::int64_t n) {
+    return run(n - 2) == run(n - 1) && run(n - 1) == run(n) ? std::optional(run(n)) : std::nullopt;
+  });
+}
+
+std::int64_t CountStepOps(PlanPrograms& programs) {
+  const std::int64_t count = programs.micro_batch_count();
+  std::int64_t whole = 0;
+  const auto run = [&](std::int64_t n) -> std::int64_t& {
+    return whole = std::ssize(programs.With(n).step.ops);
+  };
+  return TellOrRun(count, run, [&](std::int64_t n) {
+    Trend trend(count - n);
+    const std::int64_t first = run(n - 2), second = run(n - 1), third = run(n);
+    const std::int64_t told = trend.Of(first, second, third);
+    return trend.holds() ? std::optional(told) : std::nullopt;
+  });
+}
+
+StepAccount AccountFor(const Program& program, const SimulationResult& result,
+                       const SumSpans& sum_spans) {
+  return {Explain(program, result.trace.spans, result.step_time),
+          TimeOfDevice(program, result.trace.spans), Place(program).device_size,
+          sum_spans(program, result)};
+}
+
+AccountedStep AccountForPlan(Simulator& simulator, PlanPrograms& programs, SimulateOptions options,
+                             const SumSpans& sum_spans) {
+  options.trace = true;
+  const std::int64_t count = programs.micro_batch_count();
+  std::map<std::int64_t, AccountedStep> known;
+  const auto run = [&](std::int64_t n) -> AccountedStep& {
+    if (const auto found = known.find(n); found != known.end()) {
+      return found->second;
+    }
+    AccountedStep step{simulator.Run(programs.With(n), options), {}};
+    step.account = AccountFor(programs.With(n), step.result, sum_spans);
+    if (n < count) {
+      step.result.trace = Trace();
+    }
+    return known.emplace(n, std::move(step)).first->second;
+  };
+  return TellOrRun(count, run, [&](std::int64_t n) {
+    const AccountedStep &first = run(n - 2), &second = run(n - 1), &third = run(n);
+    auto result = Extrapolate({&first.result, &second.result, &third.result}, n, count);
+    if (!result || LeadMayMatter(programs.With(n), second.result, third.result) ||
+        !SamePlace(programs, n, second.result.memory.allocated.DevicePeak(),
+                   third.result.memory.allocated.DevicePeak())) {
+      return std::optional<AccountedStep>();
+    }
+    auto step = ExtrapolateAccount(first, second, third, std::move(*result), count - n);
+    if (step) {
+      programs.NumberAsInPlan(n);
+    }
+    return step;
+  });
 }
 
 }  // namespace shardwright

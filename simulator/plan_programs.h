@@ -17,10 +17,15 @@
 // end all of them. So the cost of most plans does not depend on `a`.
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <vector>
 
+#include "core/units.h"
 #include "schedule/lower.h"
 #include "schedule/program.h"
+#include "simulator/attribution.h"
+#include "simulator/device_time.h"
 #include "simulator/simulate.h"
 
 namespace shardwright {
@@ -29,14 +34,24 @@ namespace shardwright {
 // The model and the kernel set must outlive it.
 class PlanPrograms {
  public:
-  // Throws InputError for a plan that is not valid or whose step has too many ops.
+  // Throws InputError for a plan that is not valid.
   explicit PlanPrograms(const LowerInput& input);
 
-  // Throws InputError for a plan that the dialect cannot express.
+  // Throws InputError for a plan that the dialect cannot express, and for too many ops.
   [[nodiscard]] const Program& With(std::int64_t micro_batches);
   // The one with the most of those lowered so far, and at least one is: what all have in common.
   [[nodiscard]] const Program& Largest();
   [[nodiscard]] std::int64_t micro_batch_count() const { return micro_batch_count_; }
+  // The micro-batch of the whole plan that an op of With(micro_batches) stands for: those of the
+  // first half are counted from the first, the others from the last.
+  [[nodiscard]] std::int64_t InPlan(const Op& op, std::int64_t micro_batches) const {
+    return op.micro_batch < (micro_batches + 1) / 2
+               ? op.micro_batch
+               : op.micro_batch + micro_batch_count_ - micro_batches;
+  }
+  // Numbers the micro-batches of With(micro_batches) as those they stand for, so that its ops are
+  // called as in the whole plan. Once, and last of all.
+  void NumberAsInPlan(std::int64_t micro_batches);
 
  private:
   const Model& model_;
@@ -52,5 +67,36 @@ class PlanPrograms {
 // those of the largest program. Throws InputError as Simulator::Run and Lower do.
 [[nodiscard]] SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
                                             const SimulateOptions& options);
+
+// The device's arena (Place) of the whole plan: what three programs have in common whose numbers of
+// micro-batches follow one another; where none do, of all of it.
+[[nodiscard]] Bytes PlacePlan(PlanPrograms& programs);
+
+// The ops of one step of the whole plan, told likewise.
+[[nodiscard]] std::int64_t CountStepOps(PlanPrograms& programs);
+
+// Where the time of a step goes, and what its buffers take at fixed offsets.
+struct StepAccount {
+  Attribution attribution;
+  DeviceTime device;
+  Bytes placed;
+  std::vector<SimTime> sums;  // of the caller's own, see SumSpans
+};
+// Sums over the last step of a result with a trace, which grow with it.
+using SumSpans = std::function<std::vector<SimTime>(const Program&, const SimulationResult&)>;
+// Requires a result with a trace.
+[[nodiscard]] StepAccount AccountFor(const Program& program, const SimulationResult& result,
+                                     const SumSpans& sum_spans);
+
+// As SimulatePlan, and told only where all parts of the account and of `timing` grow by the same
+// for each micro-batch, too, and the largest peak stands at the same op. The trace is there only if
+// the step was simulated whole. A told account has no critical path, only its sums; ops that peaks
+// stand before are those of Largest(), which is numbered as the plan then.
+struct AccountedStep {
+  SimulationResult result;
+  StepAccount account;
+};
+[[nodiscard]] AccountedStep AccountForPlan(Simulator& simulator, PlanPrograms& programs,
+                                           SimulateOptions options, const SumSpans& sum_spans);
 
 }  // namespace shardwright

@@ -51,7 +51,8 @@ struct Explained {
     options.contention = contention;
     result = Simulate(
         {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
-    waterfall = ExplainMfu(file, program, result);
+    waterfall = ExplainMfu(file, SumsForMfu(file, program, result),
+                           Explain(program, result.trace.spans, result.step_time));
   }
   [[nodiscard]] SimTime Lost(MfuLoss loss) const {
     return waterfall.lost[static_cast<std::size_t>(loss)];

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <random>
 #include <string>
+#include <vector>
 
 #include <doctest/doctest.h>
 
@@ -111,15 +112,92 @@ TEST_CASE("SimulatePlan: few micro-batches tell what many take, to the picosecon
   CHECK(other <= trials / 100);
 }
 
-TEST_CASE("SimulatePlan: refuses what Lower refuses") {
+std::string PlaceOf(const Program& program, const MemoryPeak& peak) {
+  const Body& body = peak.body == BodyKind::kInit     ? program.init
+                     : peak.body == BodyKind::kWarmup ? program.warmup
+                                                      : program.step;
+  return peak.before_op.valid() ? OpName(program, body.ops[peak.before_op.value]) : "end";
+}
+
+std::vector<SimTime> NoSums(const Program& /*program*/, const SimulationResult& /*result*/) {
+  return {};
+}
+
+// All that simulate prints, of a plan told from a few micro-batches and of all of them. Returns
+// whether a few told it.
+bool CheckAccount(const RandomCase& c, const Cluster& cluster) {
+  const KernelSetOptions kernels = FindKernelSet(c.kernel_set, "test");
+  const Profile profile = DefaultProfile(cluster.gpu, c.kernel_set);
+  Simulator simulator(cluster, profile);
+  SimulateOptions options;
+  options.trace = true;
+  PlanPrograms programs({c.model, kernels, c.job, c.plan});
+  const AccountedStep told = AccountForPlan(simulator, programs, options, NoSums);
+  const Program& few = programs.Largest();
+  const bool is_told = few.micro_batch_count < c.plan.accumulation;
+  CHECK(told.result.trace.spans.empty() == is_told);
+
+  PlanPrograms again({c.model, kernels, c.job, c.plan});
+  const Program& all = again.With(c.plan.accumulation);
+  const SimulationResult whole = simulator.Run(all, options);
+  const StepAccount account = AccountFor(all, whole, NoSums);
+  CHECK(told.result.step_time == whole.step_time);
+  CHECK(told.result.first_step_time == whole.first_step_time);
+  CHECK(told.result.exposed_comm == whole.exposed_comm);
+  CHECK(told.result.timing.first == whole.timing.first);
+  CHECK(told.result.timing.steady == whole.timing.steady);
+  CHECK(told.account.attribution.step_time == account.attribution.step_time);
+  CHECK(told.account.attribution.compute_busy == account.attribution.compute_busy);
+  CHECK(told.account.attribution.idle == account.attribution.idle);
+  CHECK(told.account.attribution.critical == account.attribution.critical);
+  CHECK(told.account.device == account.device);
+  CHECK(told.account.placed == account.placed);
+  const MemoryPeak& peak = whole.memory.allocated.DevicePeak();
+  CheckPeak(told.result.memory.allocated.DevicePeak(), peak);
+  CHECK(PlaceOf(few, told.result.memory.allocated.DevicePeak()) == PlaceOf(all, peak));
+  if (c.plan.dialect != Dialect::kFsdp1) {  // see ReservesOtherwise
+    CHECK(told.result.memory.reserved->peak_steady == whole.memory.reserved->peak_steady);
+    CHECK(told.result.memory.reserved->retries_first == whole.memory.reserved->retries_first);
+    CHECK(told.result.memory.reserved->retries_steady == whole.memory.reserved->retries_steady);
+  }
+  PlanPrograms counted({c.model, kernels, c.job, c.plan});
+  CHECK(CountStepOps(counted) == std::ssize(all.step.ops));
+  CHECK(PlacePlan(counted) == account.placed);
+  return is_told;
+}
+
+TEST_CASE("AccountForPlan: a few micro-batches tell all that simulate says of many") {
+  const bool is_deep = std::getenv("SHARDWRIGHT_DEEP") != nullptr;
+  const int trials = is_deep ? 200 : testing::kHasSanitizer ? 2 : 10;
+  const std::array names = {"gpt2", "pythia-70m", "t5-small"};
+  std::mt19937 random(12);
+  int told = 0;
+  for (int trial = 0; trial < trials;) {
+    RandomCase c = DrawDeepCase(random, LoadModel(names[random() % names.size()]));
+    if (c.plan.accumulation == 1) {
+      continue;
+    }
+    c.plan.accumulation = 12 + static_cast<std::int64_t>(random() % 30);
+    c.job.global_batch = 0;
+    CAPTURE(trial);
+    CAPTURE(c.description);
+    const Cluster cluster = ClusterFor(random, c.plan.shard_size * c.plan.replicate_size);
+    told += CheckAccount(c, cluster) ? 1 : 0;
+    ++trial;
+  }
+  CHECK(told >= trials / 2);  // not vacuous
+}
+
+TEST_CASE("SimulatePlan: refuses what Lower refuses, and what it cannot tell from a few") {
   std::mt19937 random(1);
   RandomCase c = DrawDeepCase(random, LoadModel("gpt2"));
   c.plan.accumulation = 60000;
   const KernelSetOptions kernels = FindKernelSet(c.kernel_set, "test");
-  const auto largest = [&] { return PlanPrograms({c.model, kernels, c.job, c.plan}).Largest(); };
-  CHECK_THROWS_AS((void)largest(), InputError);
+  PlanPrograms programs({c.model, kernels, c.job, c.plan});
+  CHECK(programs.Largest().micro_batch_count == 4);
+  CHECK_THROWS_AS((void)programs.With(60000), InputError);  // more ops than a step may have
   c.plan.accumulation = 70000;
-  CHECK_THROWS_AS((void)largest(), InputError);
+  CHECK_THROWS_AS(PlanPrograms({c.model, kernels, c.job, c.plan}), InputError);
 }
 
 }  // namespace
