@@ -102,13 +102,24 @@ bool HasParametersBelow(const Model& model, ModuleId id) {
   return false;
 }
 
-// Unit classes whose modules DeepSpeed would fetch piece by piece.
+bool HoldsAnotherUnit(const Model& model, const Plan& plan, ModuleId id) {
+  return std::any_of(plan.units.begin(), plan.units.end(), [&](const UnitPlan& unit) {
+    return std::any_of(unit.modules.begin(), unit.modules.end(), [&](const std::string& fqn) {
+      const ModuleId other = FindModule(model, fqn);
+      return other != id && IsInside(model, other, id);
+    });
+  });
+}
+
+// Unit classes whose modules DeepSpeed would fetch piece by piece. Where a piece is a unit, too, it
+// is to do that.
 std::vector<std::string> LeafClasses(const Model& model, const Plan& plan) {
   std::vector<std::string> classes = UnitClasses(model, plan.units);
   std::erase_if(classes, [&](const std::string& name) {
     const std::vector<ModuleId> instances = InstancesOf(model, {name});
-    return std::none_of(instances.begin(), instances.end(),
-                        [&](ModuleId id) { return HasParametersBelow(model, id); });
+    return std::none_of(instances.begin(), instances.end(), [&](ModuleId id) {
+      return HasParametersBelow(model, id) && !HoldsAnotherUnit(model, plan, id);
+    });
   });
   return classes;
 }

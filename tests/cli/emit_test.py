@@ -110,6 +110,23 @@ class Emit(ShardwrightTestCase):
                 self.assertEqual(*(json.loads((self.folder / name).read_text())["job"]
                                    for name in ("plan.json", "emitted.json")))
 
+    def test_a_leaf_of_zero3_holds_no_other_unit(self):
+        # Blocks as units, and of the rest each module with parameters: the embeddings hold some and have a unit inside.
+        self.plan("--model vit-b-16 --cluster dgx-a100 --dialect zero3 --wrap module --micro-batch 2")
+        file = json.loads((self.folder / "plan.json").read_text())
+        units = file["plan"]["units"]
+        block = dict(units[0])
+        rest = [unit for unit in units if ".layer." not in unit["name"]]
+        self.assertEqual([unit["name"] for unit in rest], ["vit.embeddings", "vit.embeddings.patch_embeddings.projection",
+                                                           "vit.layernorm", "classifier", "root"])
+        names = [f"vit.encoder.layer.{i}" for i in range(12)]
+        file["plan"]["units"] = [block | {"name": name, "modules": [name]} for name in names] + rest
+        (self.folder / "plan.json").write_text(json.dumps(file))
+        report = self.emit("deepspeed", "-o", "ds_config.json")
+        self.assertEqual(report["losses"], [])
+        settings = json.loads((self.folder / "ds_config.json").read_text())
+        self.assertEqual(settings["zero_optimization"]["leaf_module"]["classes"], ["ViTLayer"])
+
     def test_names(self):
         """The dialects of names, against the frameworks' own tables: transformers 5, torchtitan 0.3, files on the hub."""
         config = {"model_type": "mixtral", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1,
