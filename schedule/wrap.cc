@@ -134,6 +134,28 @@ std::vector<bool> RunsApart(const Model& model) {
   return apart;
 }
 
+// The modules that share parameters with this one, and with those, and so on: BERT's head has its
+// weight from the embedding and its bias from the module that it is in.
+std::vector<ModuleId> TiedGroup(const Model& model, ModuleId module) {
+  std::vector<ModuleId> group = {module};
+  for (std::size_t size = 0; size != group.size();) {
+    size = group.size();
+    group = WithTied(model, std::move(group));
+  }
+  return group;
+}
+
+// Without those inside others: a unit takes what lies below its modules (_get_root_modules of
+// fully_shard, torch 2.13).
+std::vector<ModuleId> OuterOnes(const Model& model, const std::vector<ModuleId>& modules) {
+  std::vector<ModuleId> outer = modules;
+  std::erase_if(outer, [&](ModuleId id) {
+    return std::any_of(modules.begin(), modules.end(),
+                       [&](ModuleId other) { return other != id && IsInside(model, id, other); });
+  });
+  return outer;
+}
+
 // ZeRO-3's hooks sit on every module; what matters are those with parameters of their own, which
 // are gathered for each call. Modules that share parameters are one unit, for each of them.
 std::vector<UnitPlan> WrapModules(const Model& model, Dialect dialect) {
@@ -144,13 +166,13 @@ std::vector<UnitPlan> WrapModules(const Model& model, Dialect dialect) {
     if (model.modules[m].params.empty() || taken[m] || model.modules[m].same_as.valid()) {
       continue;
     }
-    const std::vector<ModuleId> group = WithTied(model, {ModuleId(m)});
+    const std::vector<ModuleId> group = TiedGroup(model, ModuleId(m));
     for (const ModuleId id : group) {
       taken[id.value] = true;
     }
     const bool has_root = group.front() == ModuleId(0);
     if (!has_root && (group.size() == 1 || !IsFlat(dialect))) {
-      units.push_back(UnitOf(model, group));
+      units.push_back(UnitOf(model, OuterOnes(model, group)));
       const bool regathers = dialect == Dialect::kZero3
                                  ? group.size() > 1 || apart[m]
                                  : group.size() > 1 && dialect == Dialect::kNative;

@@ -1,5 +1,6 @@
 #include "schedule/wrap.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -8,6 +9,7 @@
 #include <doctest/doctest.h>
 
 #include "core/error.h"
+#include "models/loader.h"
 #include "tests/schedule/tiny_model.h"
 
 namespace shardwright {
@@ -157,6 +159,23 @@ TEST_CASE("Wrap: module, and the defaults of the ZeRO stages") {
   for (const Dialect dialect : {Dialect::kZero1, Dialect::kZero2}) {
     CHECK(WrapLines(Decoder(true), std::string(DefaultWrap(dialect)), dialect) ==
           Strings{"root: [] always"});
+  }
+}
+
+TEST_CASE("Wrap: module, where a head has its weight and its bias from elsewhere") {
+  // BERT's: the weight is the embedding's, the bias stands in the module around the head.
+  const Model bert = LoadModel("bert-base-uncased");
+  const std::string unit = "bert.embeddings.word_embeddings+cls.predictions";
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kNative, Dialect::kZero3}) {
+    Plan plan;
+    plan.dialect = dialect;
+    plan.units = Wrap(bert, ParseWrap("module", "test"), {}, dialect, "test");
+    const auto is_head = [](const UnitPlan& other) {
+      return other.name.find("decoder") != std::string::npos || other.name == "cls.predictions";
+    };
+    CHECK(std::none_of(plan.units.begin(), plan.units.end(), is_head));
+    CHECK(plan.units.front().name == unit);
+    CHECK(ResolveUnits(bert, plan, "test").size() == plan.units.size());
   }
 }
 
