@@ -71,15 +71,14 @@ std::string NextCommand(const Arguments& arguments, const Question& question, co
 
 std::string Title(const Estimate& e) {
   const PlanFile& file = e.file;
-  const std::int64_t nodes = file.cluster.node_count;
+  const Cluster& cluster = file.cluster;
   const std::string what =
       file.job.lora_rank > 0 ? " with LoRA of rank " + std::to_string(file.job.lora_rank) : "";
-  const bool is_inline = file.cluster.name == "inline";
-  const std::string gpus =
-      std::to_string(file.cluster.RankCount()) + " x " + PrintableLine(file.cluster.gpu.name);
   const std::string where =
-      is_inline ? gpus + (nodes > 1 ? ", " + WithCommas(nodes) + " nodes" : "")
-                : WithCommas(nodes) + " x " + PrintableLine(file.cluster.name) + " (" + gpus + ")";
+      cluster.name == "inline"
+          ? DescribedCluster(cluster)
+          : WithCommas(cluster.node_count) + " x " + PrintableLine(cluster.name) + " (" +
+                std::to_string(cluster.RankCount()) + " x " + PrintableLine(cluster.gpu.name) + ")";
   return PrintableLine(file.model.model.name) + what + " on " + where;
 }
 

@@ -146,10 +146,20 @@ PlanFile ReadPlanFile(const std::string& file, const Streams& streams) {
                      : ParsePlanFile(ReadTextFile(file), file);
 }
 
+std::string DescribedCluster(const Cluster& cluster) {
+  const std::int64_t nodes = cluster.node_count;
+  return std::to_string(cluster.RankCount()) + " x " + PrintableLine(cluster.gpu.name) +
+         (nodes > 1 ? ", " + std::to_string(nodes) + " nodes" : "");
+}
+
 std::string TitleOf(const PlanFile& file) {
-  return PrintableLine(file.model.model.name) + " on " + std::to_string(file.cluster.node_count) +
-         " x " + PrintableLine(file.cluster.name) + " (" +
-         std::to_string(file.cluster.RankCount()) + " GPUs), " +
+  const Cluster& cluster = file.cluster;
+  const std::string where = cluster.name == "inline"
+                                ? DescribedCluster(cluster)
+                                : std::to_string(cluster.node_count) + " x " +
+                                      PrintableLine(cluster.name) + " (" +
+                                      std::to_string(cluster.RankCount()) + " GPUs)";
+  return PrintableLine(file.model.model.name) + " on " + where + ", " +
          std::string(NameOf(file.plan.dialect));
 }
 

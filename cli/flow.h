@@ -28,6 +28,8 @@ void SetUnits(const PlanOptions& options, const Model& model, const Job& job, Pl
 [[nodiscard]] PlanFile ReadPlanFile(const std::string& file,
                                     const Streams& streams = StandardStreams());
 
+// A cluster without a name of its own: "16 x h100-80, 2 nodes".
+[[nodiscard]] std::string DescribedCluster(const Cluster& cluster);
 // "llama-3-8b on 2 x dgx-h100 (16 GPUs), fsdp2".
 [[nodiscard]] std::string TitleOf(const PlanFile& file);
 

@@ -20,6 +20,12 @@ PLAN = ("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--se
 
 class Completion(ShardwrightTestCase):
 
+    def test_a_described_cluster_is_called_what_it_is(self):
+        for cluster, title in (("a100-80 x4, nvlink 300 GB/s", "4 x a100-80"), ("2x8 H100, nic 8x400 Gbit/s", "16 x h100-80, 2 nodes"),
+                               ("dgx-a100", "1 x dgx-a100 (8 GPUs)")):
+            self.succeed("plan", "--model", "gpt2", "--cluster", cluster, "--seq", "128", "--micro-batch", "1", "-o", "plan.json")
+            self.assertEqual(self.succeed("simulate", "plan.json").splitlines()[0], f"gpt2 on {title}, fsdp2")
+
     def complete(self, *words):
         """What bash offers for the last word."""
         program = pathlib.Path(shardwright_test_case.PROGRAM)
