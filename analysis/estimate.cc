@@ -52,7 +52,13 @@ std::pair<Searched, bool> SearchMicroBatches(const PlanFile& problem) {
   Searched best = SearchBatch(problem, ranks, 0);
   for (std::int64_t micro = 2; micro <= kMostMicroBatch && best.result.is_feasible; micro *= 2) {
     Searched next = SearchBatch(problem, ranks * micro, micro);
-    if (!next.result.is_feasible || next.TokensPerSecond() < kGain * best.TokensPerSecond()) {
+    if (!next.result.is_feasible) {
+      return {std::move(best), false};
+    }
+    if (next.result.best.retries > 0 && best.result.best.retries == 0) {
+      continue;  // a plan on the edge; one with more samples may recompute more and have room
+    }
+    if (next.TokensPerSecond() < kGain * best.TokensPerSecond()) {
       return {std::move(best), false};
     }
     best = std::move(next);

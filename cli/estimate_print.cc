@@ -137,7 +137,11 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
           unit + " take " + Duration(totals.seconds) + ", " + Rounded(totals.gpu_hours) +
           " GPU-hours\n\n";
   Table table({kLeft, kLeft});
-  table.Row({"memory", Format(e.outcome.DeviceTotal()) + " of " + Format(e.limit) + " per GPU"});
+  const std::int64_t retries = e.outcome.retries_per_step;
+  table.Row({"memory", Format(e.outcome.DeviceTotal()) + " of " + Format(e.limit) + " per GPU" +
+                           (retries > 0 ? "; the allocator runs out and retries, " +
+                                              WithCommas(retries) + " a step"
+                                        : "")});
   table.Row({"step", Format(ToSeconds(e.outcome.step_time)) + " for " +
                          WithCommas(file.job.global_batch) + " samples of " +
                          WithCommas(file.model.model.tokens_per_sample) + " " + unit +
@@ -262,6 +266,7 @@ std::string EstimateJson(const Arguments& arguments, const Question& question, c
     json["band"] = e.confidence.band;
     json["mfu"] = e.outcome.rates.mfu;
     json["memory_bytes"] = e.outcome.DeviceTotal().value;
+    json["allocator_retries_per_step"] = e.outcome.retries_per_step;
     json["tokens"] = question.tokens;
     json["total_s"] = totals.seconds;
     json["gpu_hours"] = totals.gpu_hours;

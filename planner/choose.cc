@@ -352,6 +352,12 @@ std::vector<std::size_t> Unknown(const SearchResult& result) {
 
 }  // namespace
 
+bool IsPassedOver(const SearchOptions& options, const SearchResult& result, std::size_t i) {
+  const Candidate& c = result.candidates[i];
+  return result.is_feasible && c.status == CandidateStatus::kFits && !IsKnown(c) &&
+         c.step_time.value * (1 + options.tie) < result.best.step_time.value;
+}
+
 void MeasureFront(const ChooseInput& in, Workers& workers, SearchResult& result) {
   constexpr int kMostRounds = 3;  // what turns out not to fit makes room for others
   const bool has_retries = result.best.retries > 0;
@@ -415,8 +421,9 @@ void SumUpRejected(const SearchOptions& options, SearchResult& result) {
     }
     const bool is_faster = c.status == CandidateStatus::kFits && result.is_feasible &&
                            c.step_time < result.candidates[result.best.index].step_time;
-    const std::string reason =
-        is_faster ? "within " + Percent(options.tie) : std::string(ReasonOf(c.status));
+    const std::string reason = IsPassedOver(options, result, i) ? "close to the limit"
+                               : is_faster                      ? "within " + Percent(options.tie)
+                                                                : std::string(ReasonOf(c.status));
     auto row = std::find_if(
         result.rejected.begin(), result.rejected.end(),
         [&](const RejectedFamily& r) { return r.family == c.family && r.reason == reason; });

@@ -30,4 +30,9 @@ void MeasureFront(const ChooseInput& in, Workers& workers, SearchResult& result)
 void FindPareto(const ChooseInput& in, SearchResult& result);
 void SumUpRejected(const SearchOptions& options, SearchResult& result);
 
+// Whether it is faster than the chosen plan by more than a tie, by a prediction that has not seen
+// the allocator: plans with as much memory did not get past that, so it was not asked.
+[[nodiscard]] bool IsPassedOver(const SearchOptions& options, const SearchResult& result,
+                                std::size_t i);
+
 }  // namespace shardwright

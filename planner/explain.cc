@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "planner/choose.h"
 #include "planner/evaluator.h"
 #include "planner/space.h"
 #include "schedule/lower.h"
@@ -181,10 +182,12 @@ class Explainer {
   template <class F>
   void Refitted(const char* choice, F value_of) {
     std::map<std::string, Alternative> best;
-    for (const Candidate& c : result_.candidates) {
+    for (std::size_t i = 0; i < result_.candidates.size(); ++i) {
+      const Candidate& c = result_.candidates[i];
       const std::string value = value_of(c.plan);
       if (value == value_of(chosen_) || c.status == CandidateStatus::kFragmented ||
-          c.status == CandidateStatus::kNotTried) {
+          c.status == CandidateStatus::kRetries || c.status == CandidateStatus::kNotTried ||
+          IsPassedOver(options_, result_, i)) {
         continue;
       }
       Alternative a;

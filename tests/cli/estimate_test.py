@@ -90,6 +90,11 @@ class Answers(ShardwrightTestCase):
         self.assertRegex(report["assumed"][0], rf'^host memory: the {NUMBER} GiB per node that this takes; a cluster such as "..., host '
                                                r'1 TiB" says it$')
 
+    def test_no_plan_on_the_edge(self):
+        # With micro-batch 2 the best plan fits only by retries of the allocator.
+        report = json.loads(self.succeed("estimate", "llama-3-70b", "4xA100-80", "--lora-rank", "16", "--seq", "2048", "--json"))
+        self.assertEqual(report["allocator_retries_per_step"], 0)
+
     def test_a_deadline(self):
         job = ("estimate", "gpt2", "8xA100-80", "--seq", "512", "--tokens", "1e12")
         times = {}
