@@ -30,7 +30,7 @@ constexpr std::size_t kStretchCount = 6;
 constexpr std::array<Stretch, kStretchCount> kStretches = {
     kUpdate, kFirstForward, kTurnForward, kTurnBackward, kForward, kBackward};
 
-// Of each transfer in a row: as which ones it may run in some phase, as indices of prices.
+// Of each transfer in a row: as which ones it may run in some stretch, as indices of prices.
 using Sources = std::array<std::vector<std::size_t>, Occupancy::kRowTransferCount>;
 
 // What a second of each transfer in a row is worth, and which weight says so.
@@ -46,8 +46,8 @@ class Dual {
       : t_(terms), m_(*terms.measured), occupancy_(occupancy) {
     AddVariables();
     AddWork();
-    for (const Stretch phase : kStretches) {
-      sources_[phase] = SourcesIn(phase);
+    for (const Stretch stretch : kStretches) {
+      sources_[stretch] = SourcesIn(stretch);
     }
   }
 
@@ -114,8 +114,8 @@ class Dual {
       work_[kTurnBackward][l] = first * m_.turn_backward.seconds[l];
       work_[kForward][l] = (t_.passes - first) * forward;
       work_[kBackward][l] = t_.passes * backward - work_[kTurnBackward][l];
-      for (const Stretch phase : kStretches) {
-        runs_[phase][l] = work_[phase][l] != 0;
+      for (const Stretch stretch : kStretches) {
+        runs_[stretch][l] = work_[stretch][l] != 0;
       }
       for (const BlockClass& c : m_.classes) {
         for (const BlockCost& cost : c.costs) {
@@ -130,15 +130,15 @@ class Dual {
     }
   }
 
-  [[nodiscard]] Sources SourcesIn(Stretch phase) const {
-    const bool is_update = phase == kUpdate;
-    const bool reduces = phase == kForward || phase == kBackward;
-    const bool is_backward = phase == kTurnBackward || phase == kBackward;
-    const bool only_first = is_update || (phase == kFirstForward && t_.regathers_follow_forward);
-    const bool only_again = phase == kTurnForward || phase == kTurnBackward ||
-                            (phase == kBackward && t_.forward_gathers_end);
+  [[nodiscard]] Sources SourcesIn(Stretch stretch) const {
+    const bool is_update = stretch == kUpdate;
+    const bool reduces = stretch == kForward || stretch == kBackward;
+    const bool is_backward = stretch == kTurnBackward || stretch == kBackward;
+    const bool only_first = is_update || (stretch == kFirstForward && t_.regathers_follow_forward);
+    const bool only_again = stretch == kTurnForward || stretch == kTurnBackward ||
+                            (stretch == kBackward && t_.forward_gathers_end);
     const bool has_moments =
-        !t_.is_ordered || is_update || (phase == kFirstForward && !t_.moments_end_before_forward);
+        !t_.is_ordered || is_update || (stretch == kFirstForward && !t_.moments_end_before_forward);
     Sources s;
     const auto add = [&](bool may_run, std::size_t transfer, std::size_t source) {
       if (may_run) {
@@ -158,18 +158,18 @@ class Dual {
   }
 
   // Has a step such a stretch?
-  [[nodiscard]] bool Exists(Stretch phase) const {
-    if (phase == kForward) {
+  [[nodiscard]] bool Exists(Stretch stretch) const {
+    if (stretch == kForward) {
       return t_.passes > t_.first_forwards;
     }
-    return phase == kBackward || t_.is_ordered;
+    return stretch == kBackward || t_.is_ordered;
   }
 
   // A transfer in a row counts as the most valuable one that it may be.
-  [[nodiscard]] StretchWeights WeightsIn(Stretch phase, const Prices& z) const {
+  [[nodiscard]] StretchWeights WeightsIn(Stretch stretch, const Prices& z) const {
     StretchWeights w;
     for (std::size_t i = 0; i < Occupancy::kRowTransferCount; ++i) {
-      for (const std::size_t source : sources_[phase][i]) {
+      for (const std::size_t source : sources_[stretch][i]) {
         if (!w.runs[i] || z[source] > w.worth[i]) {
           w.runs[i] = true;
           w.source[i] = source;
@@ -198,11 +198,11 @@ class Dual {
       }
       AddLimit(std::move(limit), limits);
     };
-    for (const Stretch phase : kStretches) {
+    for (const Stretch stretch : kStretches) {
       for (const Occupancy::Row& row : occupancy_.rows()) {
         for (std::size_t choice = 0; choice < (1U << Occupancy::kRowTransferCount); ++choice) {
-          if (row.load == kLoadCount && Exists(phase)) {
-            add(row, sources_[phase], choice);
+          if (row.load == kLoadCount && Exists(stretch)) {
+            add(row, sources_[stretch], choice);
           }
         }
       }
@@ -234,8 +234,8 @@ class Dual {
     FeasiblePart(z);
     Sum sum;
     std::array<PriceList, kStretchCount> prices;
-    for (const Stretch phase : kStretches) {
-      prices[phase] = KernelPrices(WeightsIn(phase, z), runs_[phase]);
+    for (const Stretch stretch : kStretches) {
+      prices[stretch] = KernelPrices(WeightsIn(stretch, z), runs_[stretch]);
     }
     std::array<Loads, kStretchCount> work = work_;
     AddMemory(z, prices[kBackward], work[kBackward], sum);
@@ -249,8 +249,8 @@ class Dual {
       sum.value += z[i] * t_.seconds[i];
       sum.slope[i] += t_.seconds[i];
     }
-    for (const Stretch phase : kStretches) {
-      AddKernels(WeightsIn(phase, z), prices[phase], work[phase], sum);
+    for (const Stretch stretch : kStretches) {
+      AddKernels(WeightsIn(stretch, z), prices[stretch], work[stretch], sum);
     }
     Slope result = {sum.value, {}};
     for (const Variable& v : variables_) {
@@ -289,9 +289,9 @@ class Dual {
   // Rounding may have left the prices a little above what the limits allow.
   void FeasiblePart(Prices& z) const {
     double most = 1;
-    for (const Stretch phase : kStretches) {
-      const RowWeights worth = WeightsIn(phase, z).worth;
-      const Occupancy::Row* best = Exists(phase) ? BestWithoutKernel(worth) : nullptr;
+    for (const Stretch stretch : kStretches) {
+      const RowWeights worth = WeightsIn(stretch, z).worth;
+      const Occupancy::Row* best = Exists(stretch) ? BestWithoutKernel(worth) : nullptr;
       most = std::max(most, best == nullptr ? 0 : best->Worth(worth));
     }
     for (std::size_t i = 0; i < Occupancy::kTransferCount; ++i) {

@@ -114,7 +114,8 @@ struct Candidate {
 // Candidates that were not chosen, summed up by family and reason.
 struct RejectedFamily {
   std::string family;
-  std::string reason;      // "memory", "host memory", "bound", "slower", "within 1 %", "close to the limit", ...
+  std::string reason;  // "memory", "host memory", "bound", "slower", "within 1 %", "close to the
+                       // limit", ...
   std::int64_t count = 0;  // candidates
   Seconds best_time;       // of those simulated; 0: none was
   Seconds bound;           // the least one
