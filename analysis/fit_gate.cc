@@ -69,28 +69,32 @@ GateFigures GateFiguresOf(const PlanFile& file) {
   return figures;
 }
 
-std::optional<std::string> CauseOf(const PlanFile& before, const PlanFile& after,
-                                   GateMetric metric) {
+GateCauses FindCauses(const PlanFile& before, const PlanFile& after) {
   constexpr double kPart = 0.1;
   const Json old_json = Json::parse(PlanFileJson(before));
   const Json new_json = Json::parse(PlanFileJson(after));
-  const double now = GateFiguresOf(after).Of(metric);
-  double least = now - kPart * (now - GateFiguresOf(before).Of(metric));
-  std::optional<std::string> cause;
+  const GateFigures then = GateFiguresOf(before);
+  std::array<double, kGateMetricCount> least = GateFiguresOf(after).values;
+  for (std::size_t i = 0; i < kGateMetricCount; ++i) {
+    least[i] -= kPart * (least[i] - then.values[i]);
+  }
+  GateCauses causes;
   for (const std::string& section : SectionsOf(old_json, new_json)) {
     Json changed = new_json;
     Restore(section, old_json, changed);
     try {
-      const double value = GateFiguresOf(ParsePlanFile(changed.dump(), section)).Of(metric);
-      if (value < least) {
-        least = value;
-        cause = section;
+      const GateFigures figures = GateFiguresOf(ParsePlanFile(changed.dump(), section));
+      for (std::size_t i = 0; i < kGateMetricCount; ++i) {
+        if (figures.values[i] < least[i]) {
+          least[i] = figures.values[i];
+          causes[i] = section;
+        }
       }
     } catch (const InputError&) {
       continue;  // a choice that only stands together with another
     }
   }
-  return cause;
+  return causes;
 }
 
 }  // namespace shardwright

@@ -35,11 +35,11 @@ struct GateFigures {
 // Throws InputError as Evaluate does.
 [[nodiscard]] GateFigures GateFiguresOf(const PlanFile& file);
 
-// The section of a plan file in which two plans differ ("model", "job.sequence_length",
-// "plan.recompute") and whose return to what it was before lowers `metric` of `after` the most;
+// By metric: the section of a plan file in which two plans differ ("model", "job.sequence_length",
+// "plan.recompute") and whose return to what it was before lowers the metric of `after` the most;
 // nothing where no single one takes back a tenth of what was added. Simulates once per section that
-// differs.
-[[nodiscard]] std::optional<std::string> CauseOf(const PlanFile& before, const PlanFile& after,
-                                                 GateMetric metric);
+// differs, and both plans.
+using GateCauses = std::array<std::optional<std::string>, kGateMetricCount>;
+[[nodiscard]] GateCauses FindCauses(const PlanFile& before, const PlanFile& after);
 
 }  // namespace shardwright

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -53,6 +56,7 @@ constexpr std::array<SwitchRow, 1> kCheckSwitches = {
 // Something that is not as it should be.
 struct Breach {
   const BudgetJob* job = nullptr;
+  GateMetric metric = GateMetric::kMemory;
   std::string what;   // "memory: 74.1 GiB, at most 72 GiB"
   std::string cause;  // "plan.recompute: ...": since the record; empty: not known
 };
@@ -78,9 +82,10 @@ bool IsMore(GateMetric metric, double now, double last, double tolerance) {
          (metric != GateMetric::kExposed || now > last + kLeastShare);
 }
 
-// "model.json.hidden_size: 512 -> 640", and how many more lines of that section changed.
-std::string CauseText(const PlanFile& before, const PlanFile& after, GateMetric metric) {
-  const std::optional<std::string> section = CauseOf(before, after, metric);
+// "model.json.hidden_size: 512 -> 640", and how many more lines of that section changed; without a
+// section of all of them.
+std::string CauseText(const PlanFile& before, const PlanFile& after,
+                      const std::optional<std::string>& section) {
   std::string text;
   std::int64_t more = 0;
   for (const PlanChange& change : PlanChanges(before, after)) {
@@ -103,13 +108,11 @@ std::string CauseText(const PlanFile& before, const PlanFile& after, GateMetric 
   return text + (more > 0 ? ", and " + std::to_string(more) + " more" : "");
 }
 
+// What is over, without its cause.
 void CheckJob(const BudgetJob& job, const GateFigures& now, const RecordedJob* last,
               double tolerance, std::vector<Breach>& breaches) {
-  const auto cause = [&](GateMetric metric) {
-    return last == nullptr ? "" : CauseText(last->plan, job.plan, metric);
-  };
   for (const std::string& misfit : now.misfits) {
-    breaches.push_back({&job, misfit, cause(GateMetric::kMemory)});
+    breaches.push_back({&job, GateMetric::kMemory, misfit, ""});
   }
   for (std::size_t i = 0; i < kGateMetricCount; ++i) {
     const auto metric = static_cast<GateMetric>(i);
@@ -122,8 +125,20 @@ void CheckJob(const BudgetJob& job, const GateFigures& now, const RecordedJob* l
              " at the last record";
     }
     if (!what.empty()) {
-      breaches.push_back({&job, std::string(NameOf(metric)) + ": " + what, cause(metric)});
+      breaches.push_back({&job, metric, std::string(NameOf(metric)) + ": " + what, ""});
     }
+  }
+}
+
+// What changed since the record and did it.
+void NameCauses(const PlanFile& before, std::span<Breach> breaches_of_job) {
+  if (breaches_of_job.empty()) {
+    return;
+  }
+  const PlanFile& after = breaches_of_job.front().job->plan;
+  const GateCauses causes = FindCauses(before, after);
+  for (Breach& breach : breaches_of_job) {
+    breach.cause = CauseText(before, after, causes[static_cast<std::size_t>(breach.metric)]);
   }
 }
 
@@ -211,8 +226,12 @@ int RunCheck(const Arguments& arguments) {
     now.push_back({job.name, GateFiguresOf(job.plan), job.plan});
     const auto recorded = std::find_if(
         last.begin(), last.end(), [&](const RecordedJob& other) { return other.name == job.name; });
+    const std::size_t begin = breaches.size();
     CheckJob(job, now.back().figures, recorded == last.end() ? nullptr : &*recorded,
              budget.tolerance, breaches);
+    if (recorded != last.end()) {
+      NameCauses(recorded->plan, std::span(breaches).subspan(begin));
+    }
   }
   if (arguments.Get("--save").is_given()) {
     WriteFileAtomically(arguments.Get("--save").text, RecordJson(now));
