@@ -48,7 +48,12 @@ std::string Summary(const PlanFile& file, PlanPrograms& programs, const std::str
                           WithCommas(plan.micro_batch) + " x accumulation " +
                           WithCommas(plan.accumulation)});
   table.Row({"sequence", WithCommas(file.job.sequence_length)});
-  table.Row({"program", WithCommas(CountStepOps(programs)) + " ops per step, verified"});
+  const std::int64_t micro_batches = programs.Largest().micro_batch_count;  // before others come
+  const std::int64_t ops = CountStepOps(programs);
+  table.Row({"program", WithCommas(ops) + " ops per step, verified" +
+                            (micro_batches < plan.accumulation
+                                 ? " with " + WithCommas(micro_batches) + " micro-batches"
+                                 : "")});
   return TitleOf(file) + "\n" + table.Text(2) + (output.empty() ? "" : "Wrote " + output + "\n");
 }
 
