@@ -67,14 +67,14 @@ std::span<const FlagRow> SimulateFlags() {
 
 enum class TraceProfile : std::uint8_t { kPerfetto, kHta };
 
-struct SimulateCommand {
+struct SimulateFlagValues {
   std::string trace;  // empty: none
   TraceProfile trace_profile = TraceProfile::kPerfetto;
   bool contention = true;
 };
 
-SimulateCommand ReadSimulateCommand(const Arguments& arguments) {
-  SimulateCommand flags;
+SimulateFlagValues ReadSimulateFlags(const Arguments& arguments) {
+  SimulateFlagValues flags;
   static constexpr std::array<std::string_view, 2> kTraceProfiles = {"perfetto", "hta"};
   arguments.SetText("--trace", flags.trace);
   arguments.SetChoice("--trace-profile", kTraceProfiles, flags.trace_profile);
@@ -117,13 +117,13 @@ void PrintText(const Arguments& arguments, const PlanFile& file, const Program& 
 }
 
 // Of many micro-batches told from a few, unless `is_whole`: then with a trace.
-AccountedStep SimulateAndCheck(const PlanFile& file, const SimulateCommand& command, bool is_whole,
+AccountedStep SimulateAndCheck(const PlanFile& file, const SimulateFlagValues& flags, bool is_whole,
                                PlanPrograms& programs) {
   const Program& program =
       is_whole ? programs.With(programs.micro_batch_count()) : programs.Largest();
   CheckLegal(program);
   SimulateOptions options;
-  options.contention = command.contention;
+  options.contention = flags.contention;
   options.periodic = !is_whole;
   options.trace = true;
   options.allocator.capacity = AllocatorCapacity(UsableMemory(file), program, file.profile);
@@ -137,7 +137,7 @@ AccountedStep SimulateAndCheck(const PlanFile& file, const SimulateCommand& comm
 }
 
 int RunSimulate(const Arguments& arguments) {
-  const SimulateCommand command = ReadSimulateCommand(arguments);
+  const SimulateFlagValues flags = ReadSimulateFlags(arguments);
   const StragglerFlags stragglers = ReadStragglerFlags(arguments);
   PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   for (const auto& [level, factor] : stragglers.slow_links) {
@@ -147,10 +147,10 @@ int RunSimulate(const Arguments& arguments) {
     Warn(warning);
   }
   const bool is_whole = arguments.Has("--exact") || arguments.Has("--plot") ||
-                        !command.trace.empty() || stragglers.is_sampled;
+                        !flags.trace.empty() || stragglers.is_sampled;
   PlanPrograms programs(
       {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
-  const auto& [result, account] = SimulateAndCheck(file, command, is_whole, programs);
+  const auto& [result, account] = SimulateAndCheck(file, flags, is_whole, programs);
   const Program& program = programs.Largest();
   Prediction prediction = Predict(file, result, account);
   if (stragglers.is_sampled) {
@@ -163,17 +163,17 @@ int RunSimulate(const Arguments& arguments) {
     Warn("cluster " + file.cluster.name + " has no host memory given, so that of " +
          Format(prediction.host_peak) + " per node is not checked");
   }
-  if (!command.trace.empty()) {
+  if (!flags.trace.empty()) {
     ChromeOptions chrome;
     chrome.plan = PlanFileJson(file);
     chrome.step_time = result.step_time;
-    chrome.profile = command.trace_profile == TraceProfile::kHta ? ChromeProfile::kHta
-                                                                 : ChromeProfile::kPerfetto;
-    WriteChromeTrace(program, result.trace, chrome, command.trace);
+    chrome.profile =
+        flags.trace_profile == TraceProfile::kHta ? ChromeProfile::kHta : ChromeProfile::kPerfetto;
+    WriteChromeTrace(program, result.trace, chrome, flags.trace);
   }
   if (arguments.IsJson()) {
     arguments.Print(PredictionJson(file, program, result, prediction));
-  } else if (command.trace != "-") {  // then standard output is the trace and nothing else
+  } else if (flags.trace != "-") {  // then standard output is the trace and nothing else
     PrintText(arguments, file, program, result, prediction);
   }
   return prediction.misfits.empty() ? kExitOk : kExitNo;

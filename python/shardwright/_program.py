@@ -19,7 +19,7 @@ _ERRORS = {2: _errors.UsageError, 3: _errors.InputError, 4: _errors.MachineError
 def find() -> str:
     """The program that came with this package: of a wheel, of an installed prefix, of a build folder; else the one on PATH."""
     folders = pathlib.Path(__file__).resolve().parents
-    for place in (pathlib.Path(sysconfig.get_path("scripts")), folders[4] / "bin", folders[2]):
+    for place in (pathlib.Path(sysconfig.get_path("scripts")), *(prefix / "bin" for prefix in folders[4:5]), *folders[2:3]):
         if os.access(place / "shardwright", os.X_OK) and (place / "shardwright").is_file():
             return str(place / "shardwright")
     found = shutil.which("shardwright")
