@@ -45,7 +45,11 @@ double ReadLimit(const JsonValue& value, GateMetric metric) {
     case GateMetric::kCost:
       break;
   }
-  return value.AsDouble();
+  const double hours = value.AsDouble();
+  if (!(hours > 0)) {
+    throw value.Error("a number above 0");
+  }
+  return hours;
 }
 
 // The plan of `shardwright plan` with these flags.

@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -57,6 +59,17 @@ constexpr std::array<FlagRow, 4> kReportFlags = {{
     {"--output,-o", "FILE", "where the page goes (default: a pipe gets it, a terminal its verdict)",
      FileRole::kWrite},
 }};
+
+// Without a scheme it is relative to where the report lies.
+std::string ReadPageAddress(const Flag& flag) {
+  constexpr std::array<std::string_view, 3> kSchemes = {"https", "http", "file"};
+  const std::string scheme = flag.text.substr(0, flag.text.find_first_of(":/?#"));
+  const bool has_scheme = scheme.size() < flag.text.size() && flag.text[scheme.size()] == ':';
+  if (has_scheme && std::find(kSchemes.begin(), kSchemes.end(), scheme) == kSchemes.end()) {
+    RefuseFlag(flag, "an address that begins with https:, http: or file:, or a relative one");
+  }
+  return flag.text;
+}
 
 // Which trace is which, by what they say of themselves.
 struct TraceFiles {
@@ -132,6 +145,7 @@ std::optional<Choices> ReadChoices(const Arguments& arguments) {
 }
 
 int RunReport(const Arguments& arguments) {
+  const std::string page = ReadPageAddress(arguments.Get("--page"));
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   const TraceFiles traces = FindTraces(arguments);
   const std::string output = arguments.Get("--output").text;
@@ -173,7 +187,7 @@ int RunReport(const Arguments& arguments) {
                           .recorded = recordings.empty() ? nullptr : &recordings.front(),
                           .comparison = comparison ? &*comparison : nullptr,
                           .choices = choices ? &*choices : nullptr,
-                          .page = arguments.Get("--page").text};
+                          .page = page};
   const std::string verdict = Wrapped(VerdictOf(input), kReportWidth, 2);
   arguments.Deliver(output, "page",
                     arguments.IsJson() ? ReportJson(input) + "\n" : ReportHtml(input),

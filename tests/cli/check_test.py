@@ -113,6 +113,7 @@ class Gate(ShardwrightTestCase):
         self.assertIn(",line=3,title=a%2Cb%3A%3Ac%250A::memory: ", out)
 
     def test_errors(self):
+        (self.folder / "config.json").write_text(json.dumps(CONFIG))
         for text, error in (
                 ('[job.a]\nplans = "x"\n', 'budget.toml: job.a: got unknown key "plans", expected one of "plan", "flags", "memory", "step_time", "exposed", '
                                           '"gpu_hours_per_1e9_tokens"; did you mean "plan"?'),
@@ -121,6 +122,8 @@ class Gate(ShardwrightTestCase):
                                                           'with a value; did you mean "--model"?'),
                 ('[job.a]\nflags = ["--model", "gpt2", "-o", "x"]\n', 'budget.toml: job.a.flags[2]: got "-o", expected a flag of'),
                 ('[job.a]\nflags = ["--model"]\n', 'budget.toml: job.a.flags[0]: got "--model", expected a value behind it'),
+                (f'[job.a]\nflags = {json.dumps([word for pair in FLAGS.items() for word in pair])}\ngpu_hours_per_1e9_tokens = -1\n',
+                 "budget.toml: job.a.gpu_hours_per_1e9_tokens: got -1, expected a number above 0"),
                 ('tolerance = "5"\n[job.a]\nplan = "x"\n', 'budget.toml: tolerance: got "5", expected a share such as "5 %", at most 100 %')):
             (self.folder / "budget.toml").write_text(text)
             code, out, err = self.run_program("check", "budget.toml")

@@ -20,12 +20,6 @@ PLAN = ("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--se
 
 class Completion(ShardwrightTestCase):
 
-    def test_a_described_cluster_is_called_what_it_is(self):
-        for cluster, title in (("a100-80 x4, nvlink 300 GB/s", "4 x a100-80"), ("2x8 H100, nic 8x400 Gbit/s", "16 x h100-80, 2 nodes"),
-                               ("dgx-a100", "1 x dgx-a100 (8 GPUs)")):
-            self.succeed("plan", "--model", "gpt2", "--cluster", cluster, "--seq", "128", "--micro-batch", "1", "-o", "plan.json")
-            self.assertEqual(self.succeed("simulate", "plan.json").splitlines()[0], f"gpt2 on {title}, fsdp2")
-
     def complete(self, *words):
         """What bash offers for the last word."""
         program = pathlib.Path(shardwright_test_case.PROGRAM)
@@ -199,6 +193,25 @@ class Terminal(ShardwrightTestCase):
             self.assertTrue(plain.isascii())
             self.assertIn("Memory during the step", plain)
         self.assertTrue(self.succeed("simulate", "plan.json", "--plot", "--ascii").startswith(piped))
+
+
+class Names(ShardwrightTestCase):
+
+    def test_a_described_cluster_is_called_what_it_is(self):
+        for cluster, title in (("a100-80 x4, nvlink 300 GB/s", "4 x a100-80"), ("2x8 H100, nic 8x400 Gbit/s", "16 x h100-80, 2 nodes"),
+                               ("dgx-a100", "1 x dgx-a100 (8 GPUs)")):
+            self.succeed("plan", "--model", "gpt2", "--cluster", cluster, "--seq", "128", "--micro-batch", "1", "-o", "plan.json")
+            self.assertEqual(self.succeed("simulate", "plan.json").splitlines()[0], f"gpt2 on {title}, fsdp2")
+
+    def test_the_address_of_the_page(self):
+        self.succeed("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--seq", "128", "--micro-batch", "1", "-o", "plan.json")
+        for address in ("https://example.org/plan/", "http://localhost:8000", "file:///srv/page.html", "page.html", "../page.html?a:b"):
+            report = json.loads(self.succeed("report", "plan.json", "--page", address, "--json"))
+            self.assertEqual(report["page"], address)
+        for address in ("javascript:alert(1)", "data:text/html,x", "JavaScript:x"):
+            self.assert_fails(2, f'--page: got "{address}", expected an address that begins with https:, http: or file:, or a relative one',
+                              "report", "plan.json", "--page", address, "-o", "other.html")
+        self.assertFalse((self.folder / "other.html").exists())
 
 
 if __name__ == "__main__":
