@@ -195,6 +195,10 @@ Report InspectCluster(const Cluster& cluster, bool as_json) {
              WithCommas(static_cast<std::int64_t>(cluster.node.components.size())) + ", " +
                  WithCommas(static_cast<std::int64_t>(cluster.node.links.size())) + " links"});
   table.Row({"network", cluster.network});
+  if (cluster.SharedCores() > 0) {
+    table.Row({cluster.machine_cores > 0 ? "cores of the machine of all nodes" : "cores per node",
+               CoresText(cluster.SharedCores())});
+  }
   for (const FabricLevel& level : cluster.fabric) {
     std::array<char, 64> ratio{};
     std::snprintf(ratio.data(), ratio.size(), "%g", level.oversubscription);

@@ -64,14 +64,19 @@ Listing ListClustersOf() {
   Listing listing{Table({kLeft, kLeft, kRight, kRight, kRight, kLeft})};
   listing.table.Row({"cluster", "gpu", "gpus/node", "scale-up/gpu", "network/node", "description"});
   for (const ClusterSummary& entry : ListClusters()) {
-    listing.table.Row({entry.name, entry.gpu, std::to_string(entry.gpus_per_node),
-                       RateText(entry.scale_up), RateText(entry.network_rate), entry.description});
+    listing.table.Row(
+        {entry.name, entry.gpu, std::to_string(entry.gpus_per_node), RateText(entry.scale_up),
+         RateText(entry.network_rate),
+         entry.description + (entry.cores > 0 ? "; " + CoresText(entry.cores) : std::string())});
     listing.json.push_back({{"name", entry.name},
                             {"gpu", entry.gpu},
                             {"gpus_per_node", entry.gpus_per_node},
                             {"scale_up_bytes_per_s", entry.scale_up.value},
                             {"network_bytes_per_s", entry.network_rate.value},
                             {"description", entry.description}});
+    if (entry.cores > 0) {
+      listing.json.back()["cores"] = entry.cores;
+    }
   }
   return listing;
 }

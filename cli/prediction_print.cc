@@ -280,7 +280,13 @@ std::string TakenText(const PlanFile& file) {
   }
   return text + ", batch " + WithCommas(file.job.global_batch) + " = " +
          WithCommas(plan.shard_size * plan.replicate_size) + " ranks x micro-batch " +
-         WithCommas(plan.micro_batch) + " x accumulation " + WithCommas(plan.accumulation) + "\n";
+         WithCommas(plan.micro_batch) + " x accumulation " + WithCommas(plan.accumulation) +
+         (file.cluster.SharedCores() > 0
+              ? ", " + CoresText(file.cluster.SharedCores()) + " for " +
+                    WithCommas(file.cluster.RanksOnCores()) +
+                    (file.cluster.RanksOnCores() == 1 ? " rank" : " ranks")
+              : std::string()) +
+         "\n";
 }
 
 std::string FitsText(const Prediction& p) {
@@ -354,6 +360,9 @@ std::string PredictionJson(const PlanFile& file, const Program& program,
   json["cluster"] = file.cluster.name;
   json["nodes"] = file.cluster.node_count;
   json["ranks"] = file.cluster.RankCount();
+  if (file.cluster.SharedCores() > 0) {
+    json["cores"] = file.cluster.SharedCores();
+  }
   json["dialect"] = NameOf(file.plan.dialect);
   json["kernel_set"] = file.kernels.name;
   json["sequence_length"] = file.job.sequence_length;

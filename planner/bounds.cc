@@ -219,7 +219,7 @@ double Bounds::ClipSeconds(const OuterChoice& outer) const {
       FindKernelRates(in_.cluster.gpu, in_.profile.compute, in_.cluster.RankCount());
   const double bytes =
       trainable_ / static_cast<double>(outer.shard_size) * SizeInBytes(in_.job.precision.master);
-  return 3 * bytes / rates.optimizer.value;
+  return bytes / rates.grad_norm.value + 2 * bytes / rates.grad_clip.value;
 }
 
 // Of one collective of at least so many bytes, alone. Larger ones may take less where NCCL chooses

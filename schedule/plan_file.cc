@@ -81,7 +81,7 @@ void ReadModel(const JsonValue& json, const nlohmann::ordered_json& document, co
 }
 
 void ReadCluster(const JsonValue& json, const nlohmann::ordered_json& document, PlanFile& file) {
-  json.AllowOnly({"name", "nodes", "gpus_per_node", "json", "hash"});
+  json.AllowOnly({"name", "nodes", "gpus_per_node", "machine_cores", "json", "hash"});
   if (json.Find("json")) {
     const std::string name = json.At("json").path().str();
     file.cluster = ParseCluster(Embedded(document, "cluster"), name);
@@ -97,6 +97,9 @@ void ReadCluster(const JsonValue& json, const nlohmann::ordered_json& document, 
       throw json.At("name").Error("a cluster of the catalog", DidYouMean(name, names));
     }
     file.cluster = LoadCluster(name, json.At("nodes").AsInt(1), json.At("gpus_per_node").AsInt(1));
+    // Those of the machine where the plan was made, not of this one.
+    const auto cores = json.Find("machine_cores");
+    file.cluster.machine_cores = cores ? ReadCores(*cores) : 0;
   }
   CheckHash(json, Fnv1a64(ClusterJson(file.cluster)), "cluster " + Quoted(file.cluster.name));
 }

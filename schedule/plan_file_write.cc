@@ -73,12 +73,13 @@ Json KernelSetPart(const KernelSetOptions& kernels) {
   return json;
 }
 
-// Does the catalog give this very cluster under its name?
+// Does the catalog give this very cluster under its name, but for the cores of the machine?
 bool IsFromCatalog(const Cluster& cluster) {
   for (const ClusterSummary& summary : ListClusters()) {
     if (summary.name == cluster.name) {
-      return ClusterJson(LoadCluster(cluster.name, cluster.node_count, cluster.gpus_per_node)) ==
-             ClusterJson(cluster);
+      Cluster listed = LoadCluster(cluster.name, cluster.node_count, cluster.gpus_per_node);
+      listed.machine_cores = cluster.machine_cores;
+      return ClusterJson(listed) == ClusterJson(cluster);
     }
   }
   return false;
@@ -91,6 +92,9 @@ Json ClusterPart(const Cluster& cluster) {
     json["name"] = cluster.name;
     json["nodes"] = cluster.node_count;
     json["gpus_per_node"] = cluster.gpus_per_node;
+    if (cluster.machine_cores > 0) {
+      json["machine_cores"] = cluster.machine_cores;
+    }
   } else {
     json["json"] = Json::parse(text);
   }

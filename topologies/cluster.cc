@@ -1,8 +1,10 @@
 #include "topologies/cluster.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cstddef>
+#include <cstdio>
 #include <regex>
 #include <string>
 #include <string_view>
@@ -216,6 +218,7 @@ std::vector<ClusterSummary> ListClusters() {
     summary.description = cluster.description;
     summary.gpu = cluster.gpu.name;
     summary.gpus_per_node = cluster.gpus_per_node;
+    summary.cores = cluster.SharedCores();
     Cluster node = cluster;
     node.node_count = 1;
     summary.scale_up = FindRing(node, {node.gpus_per_node, 1}).Rate();
@@ -225,6 +228,12 @@ std::vector<ClusterSummary> ListClusters() {
   std::sort(summaries.begin(), summaries.end(),
             [](const ClusterSummary& a, const ClusterSummary& b) { return a.name < b.name; });
   return summaries;
+}
+
+std::string CoresText(double cores) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%g", cores);
+  return std::string(text.data()) + (cores == 1 ? " core" : " cores");
 }
 
 const std::vector<GpuSpec>& GpuCatalog() {

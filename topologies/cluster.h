@@ -14,6 +14,8 @@
 
 namespace shardwright {
 
+class JsonValue;
+
 // Arithmetic of the matrix units. kTf32 is fp32 data rounded on the way in.
 enum class MathType : std::uint8_t { kFp32, kTf32, kFp16, kBf16, kFp8 };
 inline constexpr std::size_t kMathTypeCount = 5;
@@ -124,10 +126,22 @@ struct Cluster {
   std::vector<FabricLevel> fabric;  // from the nodes outwards; group_nodes ascending
   std::int64_t node_count = 1;
   std::int64_t gpus_per_node = 1;  // GPUs of each node in use, at most those of the node graph
+  // Where ranks are threads and their ops run on cores: the cores of each node, or those of the
+  // one machine on which all nodes are emulated. 0: devices compute by themselves.
+  double node_cores = 0;
+  double machine_cores = 0;  // not both
 
   bool operator==(const Cluster&) const = default;
 
   [[nodiscard]] std::int64_t RankCount() const { return node_count * gpus_per_node; }
+
+  // Of the machine that a rank runs on, and how many ranks share them; 0 without.
+  [[nodiscard]] double SharedCores() const {
+    return machine_cores > 0 ? machine_cores : node_cores;
+  }
+  [[nodiscard]] std::int64_t RanksOnCores() const {
+    return machine_cores > 0 ? RankCount() : gpus_per_node;
+  }
 };
 
 // Loads a cluster. `spec` is a catalog name ("dgx-h100"), the path of a .json file, or an inline
@@ -145,6 +159,9 @@ struct Cluster {
 // Reads a cluster from JSON text; `file` names it in errors.
 [[nodiscard]] Cluster ParseCluster(std::string_view text, const std::string& file);
 
+// A number of cores in such a file.
+[[nodiscard]] double ReadCores(const JsonValue& value);
+
 // The whole cluster as JSON that ParseCluster reads back to an equal value; every group expanded,
 // the GPU embedded. Equal clusters give equal bytes, so that plans can hash it.
 [[nodiscard]] std::string ClusterJson(const Cluster& cluster);
@@ -156,7 +173,11 @@ struct ClusterSummary {
   std::int64_t gpus_per_node = 0;
   BytesPerSecond scale_up;      // ring rate inside a full node, per GPU and direction
   BytesPerSecond network_rate;  // of one node, all NICs together, per direction
+  double cores = 0;             // Cluster::SharedCores
 };
+
+// "2 cores", "1.5 cores".
+[[nodiscard]] std::string CoresText(double cores);
 
 // The catalog, sorted by name.
 [[nodiscard]] std::vector<ClusterSummary> ListClusters();

@@ -12,6 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/cores.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "topologies/cluster.h"
@@ -230,6 +231,29 @@ OrderedJson NodeJson(const NodeType& node) {
   return object;
 }
 
+constexpr const char* kThisMachine = "this machine";
+
+void ReadAllCores(const JsonValue& root, Cluster& cluster) {
+  if (const auto cores = root.Find("node_cores")) {
+    cluster.node_cores = ReadCores(*cores);
+  }
+  const auto machine = root.Find("machine_cores");
+  if (!machine) {
+    return;
+  }
+  if (cluster.node_cores > 0) {
+    throw machine->Error("one of node_cores and machine_cores");
+  }
+  if (machine->IsString()) {
+    if (machine->AsString() != kThisMachine) {
+      throw machine->Error("a number of cores or \"this machine\"");
+    }
+    cluster.machine_cores = AvailableCores();
+    return;
+  }
+  cluster.machine_cores = ReadCores(*machine);
+}
+
 }  // namespace
 
 void CheckFormat(const JsonValue& root, const std::string& format) {
@@ -334,10 +358,19 @@ void CheckCluster(const Cluster& cluster, const std::string& where) {
 
 }  // namespace internal
 
+double ReadCores(const JsonValue& value) {
+  constexpr double kMostCores = 100'000;
+  const double cores = value.AsDouble();
+  if (!(cores > 0 && cores <= kMostCores)) {
+    throw value.Error("above 0, at most 100000");
+  }
+  return cores;
+}
+
 Cluster ParseCluster(std::string_view text, const std::string& file) {
   const JsonValue root = JsonValue::Parse(text, file);
   root.AllowOnly({"format", "version", "name", "description", "gpu", "network", "cpu_vendor",
-                  "node", "fabric", "nodes", "gpus_per_node"});
+                  "node", "fabric", "nodes", "gpus_per_node", "node_cores", "machine_cores"});
   internal::CheckFormat(root, "shardwright-cluster");
   Cluster cluster;
   cluster.spec = file;
@@ -368,6 +401,7 @@ Cluster ParseCluster(std::string_view text, const std::string& file) {
       used ? used->AsInt(1, 100000)
            : std::count_if(cluster.node.components.begin(), cluster.node.components.end(),
                            [](const Component& c) { return c.kind == ComponentKind::kGpu; });
+  internal::ReadAllCores(root, cluster);
   internal::CheckCluster(cluster, file);
   return cluster;
 }
@@ -391,6 +425,12 @@ std::string ClusterJson(const Cluster& cluster) {
   root["fabric"] = fabric;
   root["nodes"] = cluster.node_count;
   root["gpus_per_node"] = cluster.gpus_per_node;
+  if (cluster.node_cores > 0) {
+    root["node_cores"] = cluster.node_cores;
+  }
+  if (cluster.machine_cores > 0) {
+    root["machine_cores"] = cluster.machine_cores;
+  }
   return internal::PrettyJson(root);
 }
 

@@ -33,6 +33,9 @@ struct ComputeProfile {
   Number<double> optimizer;    // multi-tensor (foreach, fused) optimizer kernels
   // The least time a kernel occupies its stream, however small.
   Number<Seconds> kernel_floor;
+  // Of the norm of all gradients and of scaling them by it; 0: as `optimizer`. Optional in files.
+  Number<double> grad_norm;
+  Number<double> grad_clip;
   // Idle time of a stream between two kernels that are both ready.
   Number<Seconds> kernel_gap;
   // Standard deviation of the speed of GPUs of one type, relative to the mean: clocks differ with
@@ -133,6 +136,10 @@ struct OverlapProfile {
   // Part of the ideal slowdown (multiprocessors and memory bandwidth lost) that compute-bound
   // kernels see: 1 means a kernel on 108 of 132 multiprocessors runs 132/108 times longer.
   Number<double> compute_sensitivity;
+  // Where ops run on cores: how much longer they take, as a part of their time, for every other
+  // core of the machine that is busy at that moment, since cores share caches and memory. Optional
+  // in files.
+  Number<double> busy_cores;
 
   bool operator==(const OverlapProfile&) const = default;
 };

@@ -77,11 +77,17 @@ template <class Part, class Visit>
 void VisitComputeExtras(Part& part, Visit visit) {
   visit("rank_spread", part.rank_spread);
   visit("qr_column", part.qr_column);
+  visit("grad_norm", part.grad_norm);
+  visit("grad_clip", part.grad_clip);
 }
 template <class Part, class Visit>
 void VisitHostExtras(Part& part, Visit visit) {
   visit("library_call", part.library_call);
   visit("step", part.step);
+}
+template <class Part, class Visit>
+void VisitOverlapExtras(Part& part, Visit visit) {
+  visit("busy_cores", part.busy_cores);
 }
 template <class Part, class Visit>
 void VisitTransportExtras(Part& part, Visit visit) {
@@ -334,7 +340,12 @@ Profile ParseProfile(std::string_view text, const std::string& file) {
   ReadTransports(root, has_base, profile.transports);
   ReadSection(
       root, "overlap", has_base, profile.overlap,
-      [](auto& part, const auto& reader) { VisitOverlap(part, reader); }, kLargestOverlapFactor);
+      [](auto& part, SectionReader reader) {
+        VisitOverlap(part, reader);
+        reader.has_base = true;
+        VisitOverlapExtras(part, reader);
+      },
+      kLargestOverlapFactor);
   ReadSection(root, "memory", has_base, profile.memory,
               [](auto& part, const auto& reader) { VisitMemory(part, reader); });
   return profile;
@@ -371,6 +382,9 @@ std::string ProfileJson(const Profile& profile) {
   root["transports"] = TransportsJson(profile.transports);
   root["overlap"] = SectionJson(
       profile.overlap, [](const auto& part, const auto& visit) { VisitOverlap(part, visit); });
+  AddExtras(
+      profile.overlap, [](const auto& part, const auto& visit) { VisitOverlapExtras(part, visit); },
+      root["overlap"]);
   root["memory"] = SectionJson(
       profile.memory, [](const auto& part, const auto& visit) { VisitMemory(part, visit); });
   return internal::PrettyJson(root);

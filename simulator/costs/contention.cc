@@ -89,24 +89,21 @@ class LinkSharing {
   double level_ = 0;  // the common rate of those that still grow
 };
 
-// Memory bandwidth is shared max-min as well: whoever wants less than an equal share gets it.
-void ShareMemory(Running& running) {
-  std::array<double, kStreamCount> want{};
+// Shares `all` max-min: whoever wants less than an equal share gets it. Slows down the others; says
+// how much is used.
+double ShareMaxMin(double all, const std::array<double, kStreamCount>& want, Speeds& speeds) {
   std::array<bool, kStreamCount> is_open{};
   std::size_t open = 0;
   double total = 0;
   for (std::size_t s = 0; s < kStreamCount; ++s) {
-    if (running.has_load[s]) {
-      want[s] = running.classes[s]->hbm_share * running.speeds[s];
-      total += want[s];
-      is_open[s] = want[s] > 0;
-      open += is_open[s] ? 1 : 0;
-    }
+    total += want[s];
+    is_open[s] = want[s] > 0;
+    open += is_open[s] ? 1 : 0;
   }
-  if (total <= 1) {
-    return;
+  if (total <= all) {
+    return total;
   }
-  double left = 1;
+  double left = all;
   bool changed = true;
   while (changed && open > 0) {
     changed = false;
@@ -122,8 +119,33 @@ void ShareMemory(Running& running) {
   }
   for (std::size_t s = 0; s < kStreamCount; ++s) {
     if (is_open[s]) {
-      running.speeds[s] *= left / static_cast<double>(open) / want[s];
+      speeds[s] *= left / static_cast<double>(open) / want[s];
     }
+  }
+  return all;
+}
+
+// Memory bandwidth is shared so; a slower op wants less.
+void ShareMemory(Running& running) {
+  std::array<double, kStreamCount> want{};
+  for (std::size_t s = 0; s < kStreamCount; ++s) {
+    want[s] = running.has_load[s] ? running.classes[s]->hbm_share * running.speeds[s] : 0;
+  }
+  ShareMaxMin(1, want, running.speeds);
+}
+
+// Cores, too: a rank has its part of them, and its threads share that. Who waits for memory or for
+// a link still holds its core. Every other core that is busy makes what runs slower besides.
+void ShareCores(const ContentionModel& model, Running& running) {
+  std::array<double, kStreamCount> want{};
+  for (std::size_t s = 0; s < kStreamCount; ++s) {
+    want[s] = running.has_load[s] ? running.classes[s]->cores : 0;
+  }
+  const double own = model.cores / model.ranks_on_cores;
+  const double used = ShareMaxMin(own, want, running.speeds) * model.ranks_on_cores;
+  const double slower = 1 + model.busy_cores * std::max(0.0, used - 1);
+  for (std::size_t s = 0; s < kStreamCount; ++s) {
+    running.speeds[s] /= want[s] > 0 ? slower : 1;
   }
 }
 
@@ -167,6 +189,9 @@ Speeds SolveSpeeds(const ContentionModel& model, const RunningClasses& running_c
     }
   }
   ShareMemory(running);
+  if (model.cores > 0) {
+    ShareCores(model, running);
+  }
   return running.speeds;
 }
 

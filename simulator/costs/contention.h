@@ -1,8 +1,9 @@
 #pragma once
 
-// How fast ops run beside each other: they share links and memory bandwidth, and collectives take
-// multiprocessors from kernels. The speed of a running op depends only on the set of ops that run
-// on the same rank at that moment (docs/cost_model.md, section "Contention").
+// How fast ops run beside each other: they share links and memory bandwidth, collectives take
+// multiprocessors from kernels, and where ops run on cores, all of them share these. The speed of a
+// running op depends only on the set of ops that run on the same rank at that moment
+// (docs/cost_model.md, section "Contention").
 
 #include <array>
 #include <cstdint>
@@ -37,6 +38,8 @@ struct ContentionClass {
   double bus_rate = 0;   // kCollective: bytes/s of bus traffic when alone
   std::array<LinkUse, kMaxLinkUses> links{};
   std::uint8_t link_count = 0;
+  // Cores that it keeps busy at full speed, the host's issuing included; 0 where devices compute.
+  double cores = 0;
 
   bool operator==(const ContentionClass&) const = default;
 };
@@ -48,6 +51,10 @@ struct ContentionModel {
   double compute_sensitivity = 1;  // OverlapProfile::compute_sensitivity
   double collective_rate = 1;      // OverlapProfile::collective_rate
   double copies_both_ways = 1;     // CopyProfile::both_ways
+  // The cores of a machine and the ranks on it, which all do the same; 0: not shared.
+  double cores = 0;
+  double ranks_on_cores = 1;
+  double busy_cores = 0;  // OverlapProfile::busy_cores
 
   bool operator==(const ContentionModel&) const = default;
 };

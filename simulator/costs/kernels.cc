@@ -84,6 +84,11 @@ KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, s
   rates.elementwise = memory * profile.elementwise.value;
   rates.reduction = memory * profile.reduction.value;
   rates.optimizer = memory * profile.optimizer.value;
+  const auto like_updates = [&](const Number<double>& fraction) {
+    return fraction.value > 0 ? memory * fraction.value : rates.optimizer;
+  };
+  rates.grad_norm = like_updates(profile.grad_norm);
+  rates.grad_clip = like_updates(profile.grad_clip);
   rates.gemm_ramp = profile.gemm_ramp.value;
   rates.floor = profile.kernel_floor.value;
   rates.gap = profile.kernel_gap.value;

@@ -21,6 +21,7 @@ struct KernelRates {
   BytesPerSecond elementwise;
   BytesPerSecond reduction;
   BytesPerSecond optimizer;
+  BytesPerSecond grad_norm, grad_clip;
   Seconds gemm_ramp;
   Seconds floor;
   Seconds gap;

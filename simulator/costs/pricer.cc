@@ -56,12 +56,34 @@ bool IsUpdate(OpCode code) {
   return code == OpCode::kOptimizerStep || code == OpCode::kHostOptimizerStep;
 }
 
+KernelRates WithUpdates(KernelRates rates, BytesPerSecond updates) {
+  rates.optimizer = updates;
+  return rates;
+}
+
+// Bytes that one rank's thread reads and writes in a collective of `size` ranks that are threads.
+double BytesTouched(OpCode code, double bytes, double size) {
+  const double gathered = 2 * bytes * (size - 1) / size;
+  const double reduced = bytes + bytes / size;
+  return code == OpCode::kAllReduce       ? reduced + gathered
+         : code == OpCode::kReduceScatter ? reduced
+                                          : gathered;
+}
+
+// To the nearest of 32 steps, so that ops of about equal load share a class.
+double RoundCores(double cores) {
+  constexpr double kSteps = 32;
+  return std::round(cores * kSteps) / kSteps;
+}
+
 }  // namespace
 
 Pricer::Pricer(const Cluster& cluster, const Profile& profile)
     : cluster_(cluster),
       profile_(profile),
       kernels_(FindKernelRates(cluster.gpu, profile.compute, cluster.RankCount())),
+      norm_kernels_(WithUpdates(kernels_, kernels_.grad_norm)),
+      clip_kernels_(WithUpdates(kernels_, kernels_.grad_clip)),
       copies_(FindHostCopyRates(cluster)),
       host_memory_(HostMemoryShare(cluster)) {}
 
@@ -89,12 +111,23 @@ std::uint16_t Pricer::ResourceIndex(ResourceKind kind, std::int32_t level, Price
   return index;
 }
 
+const KernelRates& Pricer::RatesOf(OpCode code) const {
+  return code == OpCode::kGradNorm   ? norm_kernels_
+         : code == OpCode::kGradClip ? clip_kernels_
+                                     : kernels_;
+}
+
+std::uint8_t Pricer::ClassWithCores(ContentionClass load, double cores, PriceTable& table) const {
+  load.cores = cluster_.SharedCores() > 0 ? RoundCores(cores) : 0;
+  return ClassOf(load, table.contention);
+}
+
 shardwright::Price Pricer::PriceKernels(const Program& program, const OpShape& shape,
                                         PriceTable& table) const {
   Seconds time;
   Bytes bytes;
   for (const Kernel& kernel : program.KernelsOf(shape)) {
-    time += KernelTime(kernel, kernels_) + kernels_.gap;
+    time += KernelTime(kernel, RatesOf(shape.code)) + kernels_.gap;
     bytes += kernel.read + kernel.written;
   }
   double launches = shape.kernel_count;
@@ -116,7 +149,8 @@ shardwright::Price Pricer::PriceKernels(const Program& program, const OpShape& s
     ContentionClass load;
     load.kind = LoadKind::kKernel;
     load.hbm_share = RoundShare((bytes / kernels_.elementwise).value / time.value);
-    price.contention_class = ClassOf(load, table.contention);
+    // Beside it the host issues ops at the pace at which they run.
+    price.contention_class = ClassWithCores(load, 1 + Ratio(price.issue, price.duration), table);
   }
   return price;
 }
@@ -155,7 +189,11 @@ shardwright::Price Pricer::PriceCollective(const Program& program, const OpShape
     load.links[load.link_count++] = {ResourceIndex(use.kind, use.level, table),
                                      std::min(per_rate, 1 / load.bus_rate)};
   }
-  price.contention_class = ClassOf(load, table.contention);
+  // A core's rate of copying says how long the rank's thread does something.
+  const double touched = BytesTouched(shape.code, static_cast<double>(shape.bytes.value),
+                                      static_cast<double>(path.ring.size));
+  const double busy = touched / kernels_.elementwise.value / time.value;
+  price.contention_class = ClassWithCores(load, std::min(1.0, busy), table);
   return price;
 }
 
@@ -172,7 +210,7 @@ shardwright::Price Pricer::PriceHostCopy(const OpShape& shape, PriceTable& table
   ContentionClass load;
   load.kind = to_device ? LoadKind::kCopyToDevice : LoadKind::kCopyToHost;
   load.hbm_share = RoundShare(Ratio(rate, cluster_.gpu.memory_bandwidth.value));
-  price.contention_class = ClassOf(load, table.contention);
+  price.contention_class = ClassWithCores(load, 1, table);
   return price;
 }
 
@@ -182,7 +220,10 @@ shardwright::Price Pricer::PriceHostOptimizer(const Program& program, const OpSh
     bytes += kernel.read + kernel.written;
   }
   shardwright::Price price;
-  price.duration = ToPrice(bytes / host_memory_, shape.code);
+  // Contention knows streams only: while the host of each rank updates, its streams are idle.
+  const double own = cluster_.SharedCores() / static_cast<double>(cluster_.RanksOnCores());
+  const double core = own > 0 ? std::min(1.0, own) : 1;
+  price.duration = ToPrice(bytes / (host_memory_ * core), shape.code);
   return price;
 }
 
@@ -193,6 +234,9 @@ void Pricer::Price(const Program& program, PriceTable& table) {
   table.contention.compute_sensitivity = profile_.overlap.compute_sensitivity.value;
   table.contention.collective_rate = profile_.overlap.collective_rate.value;
   table.contention.copies_both_ways = profile_.copy.both_ways.value;
+  table.contention.cores = cluster_.SharedCores();
+  table.contention.ranks_on_cores = static_cast<double>(cluster_.RanksOnCores());
+  table.contention.busy_cores = profile_.overlap.busy_cores.value;
   table.prices.clear();
   for (const OpShape& shape : program.shapes) {
     const OpCodeInfo& info = InfoOf(shape.code);

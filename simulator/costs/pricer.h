@@ -34,6 +34,10 @@ class Pricer {
   };
 
   const CollectivePath& PathOf(const Group& group);
+  [[nodiscard]] const KernelRates& RatesOf(OpCode code) const;
+  // The class of an op that keeps so many cores busy, should ops run on cores at all.
+  [[nodiscard]] std::uint8_t ClassWithCores(ContentionClass load, double cores,
+                                            PriceTable& table) const;
   [[nodiscard]] shardwright::Price PriceKernels(const Program& program, const OpShape& shape,
                                                 PriceTable& table) const;
   [[nodiscard]] shardwright::Price PriceCollective(const Program& program, const OpShape& shape,
@@ -48,6 +52,7 @@ class Pricer {
   const Cluster& cluster_;
   const Profile& profile_;
   KernelRates kernels_;
+  KernelRates norm_kernels_, clip_kernels_;  // of gradients
   HostCopyRates copies_;
   BytesPerSecond host_memory_;  // one GPU's share of its node's host memory bandwidth
   std::vector<KnownPath> paths_;

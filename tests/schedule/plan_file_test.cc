@@ -41,6 +41,19 @@ void CheckRoundTrip(const PlanFile& file) {
   CHECK(PlanFileJson(read) == text);
 }
 
+TEST_CASE("A plan keeps the cores of the machine where it was made") {
+  PlanFile file = SmallPlan();
+  file.cluster = LoadCluster("host", 1, 8);
+  file.cluster.machine_cores = 1234;
+  CHECK(PlanFileJson(file).find("\"machine_cores\": 1234") != std::string::npos);
+  CHECK(PlanFileJson(file).find("\"format\": \"shardwright-cluster\"") == std::string::npos);
+  CheckRoundTrip(file);
+  // Plans from before there was such a number: every thread has a core.
+  file.cluster.machine_cores = 0;
+  CheckRoundTrip(file);
+  CHECK(ParsePlanFile(PlanFileJson(file), "p.json").cluster.SharedCores() == 0);
+}
+
 // Published test vectors of FNV-1a, 64 bits (draft-eastlake-fnv, appendix C).
 TEST_CASE("Fnv1a64: published vectors") {
   CHECK(Fnv1a64("") == 0xcbf29ce484222325U);

@@ -200,5 +200,19 @@ TEST_CASE("Cluster errors: inline descriptions") {
         "nodes or level");
 }
 
+TEST_CASE("Cluster errors: cores") {
+  const auto with = [](const std::string& fields) {
+    return FileError("\"format\"", fields + ", \"format\"");
+  };
+  CHECK(with("\"node_cores\": 0") == "c.json: node_cores: got 0, expected above 0, at most 100000");
+  CHECK(with("\"machine_cores\": -1") ==
+        "c.json: machine_cores: got -1, expected above 0, at most 100000");
+  CHECK(with("\"machine_cores\": \"that one\"") ==
+        "c.json: machine_cores: got \"that one\", expected a number of cores or \"this machine\"");
+  CHECK(with("\"node_cores\": 4, \"machine_cores\": 4") ==
+        "c.json: machine_cores: got 4, expected one of node_cores and machine_cores");
+  CHECK(with("\"node_cores\": 1.5") == "no error");
+}
+
 }  // namespace
 }  // namespace shardwright

@@ -9,6 +9,7 @@
 
 #include <doctest/doctest.h>
 
+#include "core/cores.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "topologies/routing.h"
@@ -256,6 +257,26 @@ TEST_CASE("Cluster: the GPUs that people ask for are there") {
     CHECK(gpu.memory.value == Bytes(static_cast<std::int64_t>(gib) << 30));
     CHECK(PeakFlops(gpu, MathType::kBf16) == FlopsPerSecond(tflops * 1e12));
   }
+}
+
+TEST_CASE("The host's cores are those that this process may use, and a file keeps them") {
+  const Cluster host = LoadCluster("host", 2, 4);
+  CHECK(host.machine_cores == AvailableCores());
+  CHECK(host.node_cores == 0);
+  CHECK(host.SharedCores() == AvailableCores());
+  CHECK(host.RanksOnCores() == 8);  // both nodes are emulated here
+  Cluster other = host;
+  other.machine_cores = 1.5;
+  CHECK(ParseCluster(ClusterJson(other), "c.json").machine_cores == 1.5);
+  other.machine_cores = 0;
+  other.node_cores = 16;
+  const Cluster read = ParseCluster(ClusterJson(other), "c.json");
+  CHECK(read.node_cores == 16);
+  CHECK(read.SharedCores() == 16);
+  CHECK(read.RanksOnCores() == 4);
+  CHECK(LoadCluster("dgx-h100").SharedCores() == 0);
+  CHECK(CoresText(1) == "1 core");
+  CHECK(CoresText(1.5) == "1.5 cores");
 }
 
 }  // namespace

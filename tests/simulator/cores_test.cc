@@ -1,0 +1,203 @@
+// Cores that ranks share, worked out by hand.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "models/loader.h"
+#include "schedule/lower.h"
+#include "schedule/wrap.h"
+#include "simulator/costs/contention.h"
+#include "simulator/costs/pricer.h"
+#include "simulator/simulate.h"
+#include "tests/simulator/round_numbers.h"
+
+namespace shardwright {
+namespace {
+
+using testing::RoundCluster;
+using testing::RoundProfile;
+
+constexpr auto kComputeStream = static_cast<std::size_t>(Stream::kCompute);
+constexpr auto kGatherStream = static_cast<std::size_t>(Stream::kGather);
+
+ContentionClass On(double cores, LoadKind kind = LoadKind::kKernel) {
+  ContentionClass load;
+  load.kind = kind;
+  load.cores = cores;
+  return load;
+}
+
+// Speeds of a kernel, and of what runs beside it on the rank's gather stream.
+struct Pair {
+  double kernel = 0, other = 0;
+};
+Pair SpeedsOn(double cores, double ranks, const ContentionClass& kernel,
+              const ContentionClass& other, double busy_cores = 0) {
+  ContentionModel model;
+  model.classes = {ContentionClass(), kernel, other};
+  model.cores = cores;
+  model.ranks_on_cores = ranks;
+  model.busy_cores = busy_cores;
+  RunningClasses running{};
+  running[kComputeStream] = 1;
+  running[kGatherStream] = other.kind == LoadKind::kNone ? 0 : 2;
+  const Speeds speeds = SolveSpeeds(model, running);
+  return {speeds[kComputeStream], speeds[kGatherStream]};
+}
+const ContentionClass kNothing;
+
+TEST_CASE("Ranks that compute share the cores") {
+  CHECK(SpeedsOn(1, 1, On(1), kNothing).kernel == 1);
+  CHECK(SpeedsOn(1, 2, On(1), kNothing).kernel == 0.5);
+  CHECK(SpeedsOn(2, 3, On(1), kNothing).kernel == doctest::Approx(2.0 / 3));
+  CHECK(SpeedsOn(2, 8, On(1), kNothing).kernel == 0.25);
+  CHECK(SpeedsOn(1.5, 2, On(1), kNothing).kernel == 0.75);  // a container's quota
+  CHECK(SpeedsOn(8, 2, On(1), kNothing).kernel == 1);
+}
+
+TEST_CASE("A rank's threads share its part: who wants less than an equal share gets it") {
+  const ContentionClass copy = On(1, LoadKind::kCopyToDevice);
+  CHECK(SpeedsOn(4, 2, On(1), copy).kernel == 1);  // four threads on four cores
+  CHECK(SpeedsOn(2, 2, On(1), copy).kernel == 0.5);
+  CHECK(SpeedsOn(2, 2, On(1), copy).other == 0.5);
+  // A gather that sleeps for three quarters of its time.
+  const Pair beside = SpeedsOn(1, 1, On(1), On(0.25, LoadKind::kCollective));
+  CHECK(beside.kernel == 0.75);
+  CHECK(beside.other == 1);
+  // Half a core: both want more than a quarter ... or exactly that.
+  CHECK(SpeedsOn(1, 2, On(1), On(0.25, LoadKind::kCollective)).kernel == 0.25);
+  CHECK(SpeedsOn(1, 2, On(1), On(0.25, LoadKind::kCollective)).other == 1);
+  // The host issues for a quarter of the op's time: 4 us of it and 1 us of issuing take 5 us.
+  CHECK(SpeedsOn(1, 1, On(1.25), kNothing).kernel == doctest::Approx(0.8));
+}
+
+TEST_CASE("Busy cores slow each other down") {
+  CHECK(SpeedsOn(3, 1, On(1), kNothing, 0.2).kernel == 1);
+  CHECK(SpeedsOn(3, 2, On(1), kNothing, 0.2).kernel == doctest::Approx(1 / 1.2));
+  CHECK(SpeedsOn(3, 3, On(1), kNothing, 0.2).kernel == doctest::Approx(1 / 1.4));
+  CHECK(SpeedsOn(3, 6, On(1), kNothing, 0.2).kernel == doctest::Approx(0.5 / 1.4));
+  CHECK(SpeedsOn(1, 2, On(1), kNothing, 0.2).kernel == 0.5);  // there is no other
+}
+
+Program Gpt2(std::int64_t ranks) {
+  const Model model = LoadModel("gpt2", {.sequence_length = 128});
+  Job job;
+  job.sequence_length = 128;
+  job.global_batch = ranks;
+  Plan plan;
+  plan.dialect = Dialect::kNative;
+  plan.shard_size = ranks;
+  plan.units = Wrap(model, ParseWrap("block", "test"), ReshardChoice(), plan.dialect, "test");
+  return Lower(
+      {.model = model, .kernels = FindKernelSet("torch-eager", "test"), .job = job, .plan = plan});
+}
+
+SimTime StepOf(const Program& program, const Cluster& cluster, const Profile& profile) {
+  SimulateOptions options;
+  options.reserved = false;
+  return Simulate({program, cluster, profile, options}).step_time;
+}
+
+TEST_CASE("As many cores as anything can use change nothing") {
+  Cluster cluster = RoundCluster(1);
+  const Program program = Gpt2(8);
+  const SimTime alone = StepOf(program, cluster, RoundProfile());
+  cluster.node_cores = 8 * 2 * static_cast<double>(kStreamCount);
+  CHECK(StepOf(program, cluster, RoundProfile()) == alone);
+  cluster.node_cores = 8;
+  CHECK(StepOf(program, cluster, RoundProfile()) > alone);
+}
+
+TEST_CASE("Half the cores take twice as long, once all are in use") {
+  Cluster cluster = RoundCluster(1);
+  cluster.gpus_per_node = 1;
+  const Program program = Gpt2(1);
+  Profile profile = RoundProfile();
+  profile.host = {};
+  cluster.node_cores = 1;
+  const auto one = static_cast<double>(StepOf(program, cluster, profile).value);
+  cluster.node_cores = 0.5;
+  const auto half = static_cast<double>(StepOf(program, cluster, profile).value);
+  CHECK(half == doctest::Approx(2 * one).epsilon(1e-6));
+  // Two ranks on one core, one node: either way of saying it.
+  cluster.node_cores = 0;
+  cluster.machine_cores = 0.5;
+  CHECK(static_cast<double>(StepOf(program, cluster, profile).value) == half);
+}
+
+TEST_CASE("Emulated nodes share one machine, real ones do not") {
+  Cluster cluster = RoundCluster(2);
+  cluster.node_cores = 4;
+  CHECK(cluster.SharedCores() == 4);
+  CHECK(cluster.RanksOnCores() == 8);
+  cluster.node_cores = 0;
+  cluster.machine_cores = 4;
+  CHECK(cluster.RanksOnCores() == 16);
+}
+
+TEST_CASE("An op wants a core, the host's issuing beside it, a collective what it copies") {
+  Cluster cluster = RoundCluster(1);
+  Kernel update;
+  update.kind = KernelClass::kOptimizer;
+  update.read = Bytes(10'000'000);  // at 40 % of 1 TB/s: 25 us, and a gap of 1 us
+  Program program;
+  program.groups = {{"all", 8, 1}};
+  program.kernels = {update};
+  OpShape step;
+  step.code = OpCode::kOptimizerStep;
+  step.kernel_count = 1;
+  OpShape gather;
+  gather.code = OpCode::kAllGather;
+  gather.stream = Stream::kGather;
+  gather.group = GroupId(0);
+  // 8 ranks, 320 GB/s, 10 us + 7 us: 892 us. A thread reads and writes 7/8 of it at 800 GB/s: 700.
+  gather.bytes = Bytes(320'000'000);
+  program.shapes = {step, gather};
+  const PriceTable apart = PriceProgram(program, cluster, RoundProfile());
+  for (const ContentionClass& load : apart.contention.classes) {
+    CHECK(load.cores == 0);
+  }
+  cluster.node_cores = 2;
+  const PriceTable shared = PriceProgram(program, cluster, RoundProfile());
+  CHECK(shared.contention.cores == 2);
+  CHECK(shared.contention.ranks_on_cores == 8);
+  const auto cores = [&](std::size_t i) {
+    return shared.contention.classes[shared.prices[i].contention_class].cores;
+  };
+  CHECK(cores(0) == doctest::Approx(1 + 7.0 / 26).epsilon(1.0 / 64));
+  CHECK(cores(1) == doctest::Approx(700.0 / 892).epsilon(1.0 / 64));
+  CHECK(shared.prices[0].duration == apart.prices[0].duration);
+}
+
+TEST_CASE("The norm of gradients and their scaling have rates of their own, if known") {
+  Kernel pass;
+  pass.kind = KernelClass::kOptimizer;
+  pass.read = Bytes(40'000'000);  // at 40 % of 1 TB/s: 100 us, and a gap of 1 us
+  Program program;
+  program.kernels = {pass};
+  for (const OpCode code : {OpCode::kOptimizerStep, OpCode::kGradNorm, OpCode::kGradClip}) {
+    OpShape shape;
+    shape.code = code;
+    shape.kernel_count = 1;
+    program.shapes.push_back(shape);
+  }
+  Profile profile = RoundProfile();
+  const auto micros = [&](std::size_t i) {
+    return ToSeconds(PriceProgram(program, RoundCluster(1), profile).prices[i].duration).value *
+           1e6;
+  };
+  CHECK(micros(0) == doctest::Approx(101));
+  CHECK(micros(1) == doctest::Approx(101));
+  CHECK(micros(2) == doctest::Approx(101));
+  profile.compute.grad_norm.value = 0.1;
+  profile.compute.grad_clip.value = 0.8;
+  CHECK(micros(0) == doctest::Approx(101));
+  CHECK(micros(1) == doctest::Approx(401));
+  CHECK(micros(2) == doctest::Approx(51));
+}
+
+}  // namespace
+}  // namespace shardwright
