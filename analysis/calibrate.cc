@@ -90,6 +90,8 @@ enum KernelColumn : std::size_t {
   kElementwiseColumn,
   kReductionColumn,
   kOptimizerColumn,
+  kGradNormColumn,
+  kGradClipColumn,
   kRampColumn,
   kFloorColumn,
   kGapColumn,
@@ -107,6 +109,8 @@ std::vector<Field> KernelFields(ComputeProfile& compute) {
   fields[kElementwiseColumn] = {"compute.elementwise", &compute.elementwise};
   fields[kReductionColumn] = {"compute.reduction", &compute.reduction};
   fields[kOptimizerColumn] = {"compute.optimizer", &compute.optimizer};
+  fields[kGradNormColumn] = {"compute.grad_norm", &compute.grad_norm};
+  fields[kGradClipColumn] = {"compute.grad_clip", &compute.grad_clip};
   fields[kRampColumn] = {"compute.gemm_ramp", nullptr, &compute.gemm_ramp};
   fields[kFloorColumn] = {"compute.kernel_floor", nullptr, &compute.kernel_floor};
   fields[kGapColumn] = {"compute.kernel_gap", nullptr, &compute.kernel_gap};
@@ -117,8 +121,14 @@ std::vector<Field> KernelFields(ComputeProfile& compute) {
 // with the present values.
 class KernelTerms {
  public:
-  KernelTerms(const GpuSpec& gpu, const ComputeProfile& compute, std::span<const double> values)
-      : gpu_(gpu), compute_(compute), values_(values) {}
+  KernelTerms(const GpuSpec& gpu, const ComputeProfile& compute, std::span<const double> values,
+              OpCode code = OpCode::kOptimizerStep)
+      : gpu_(gpu),
+        compute_(compute),
+        values_(values),
+        update_column_(code == OpCode::kGradNorm   ? kGradNormColumn
+                       : code == OpCode::kGradClip ? kGradClipColumn
+                                                   : kOptimizerColumn) {}
 
   void Add(const Kernel& kernel, std::vector<FitTerm>& terms) const {
     std::vector<FitTerm> own = Busy(kernel);
@@ -170,7 +180,7 @@ class KernelTerms {
       case KernelClass::kSoftmax:
         return {{kReductionColumn, traffic}};
       case KernelClass::kOptimizer:
-        return {{kOptimizerColumn, traffic}};
+        return {{update_column_, traffic}};
       case KernelClass::kElementwise:
       case KernelClass::kGatherScatter:
       case KernelClass::kCopy:
@@ -203,7 +213,15 @@ class KernelTerms {
   const GpuSpec& gpu_;
   const ComputeProfile& compute_;
   std::span<const double> values_;
+  std::size_t update_column_;
 };
+
+// Gradients are squared and scaled like updates until it is known better.
+void StartLikeUpdates(const ComputeProfile& compute, Number<double>& fraction) {
+  if (fraction.value == 0) {
+    fraction = compute.optimizer;
+  }
+}
 
 bool IsPricedByKernels(const OpShape& shape) {
   const OpCodeInfo& info = InfoOf(shape.code);
@@ -235,6 +253,9 @@ bool IsHostCopy(const OpShape& shape) {
 void CalibrateKernels(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
                       const Origin& origin, Profile& profile,
                       std::vector<CalibratedNumber>& numbers) {
+  const ComputeProfile before = profile.compute;
+  StartLikeUpdates(before, profile.compute.grad_norm);
+  StartLikeUpdates(before, profile.compute.grad_clip);
   const std::vector<Field> all = KernelFields(profile.compute);
   // Types without a number of their own keep their column, which no term uses.
   Number<double> unused{1, {}, 0};
@@ -253,7 +274,7 @@ void CalibrateKernels(const std::vector<CalibrationRun>& runs, const Calibration
         continue;
       }
       FitRow row{{}, sample.seconds, WeightOf(sample, sample.seconds)};
-      const KernelTerms terms(run.cluster.gpu, profile.compute, values);
+      const KernelTerms terms(run.cluster.gpu, profile.compute, values, shape.code);
       for (const Kernel& kernel : run.program.KernelsOf(shape)) {
         terms.Add(kernel, row.terms);
       }
@@ -275,6 +296,15 @@ void CalibrateKernels(const std::vector<CalibrationRun>& runs, const Calibration
     return rows;
   };
   FitFields(fields, rows_at, origin, numbers);
+  const auto keep_unless_found = [&](const char* field, Number<double>& fraction,
+                                     const Number<double>& old) {
+    const bool is_found =
+        std::any_of(numbers.begin(), numbers.end(),
+                    [&](const CalibratedNumber& number) { return number.field == field; });
+    fraction = is_found ? fraction : old;
+  };
+  keep_unless_found("compute.grad_norm", profile.compute.grad_norm, before.grad_norm);
+  keep_unless_found("compute.grad_clip", profile.compute.grad_clip, before.grad_clip);
 }
 
 void CalibrateHost(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
@@ -358,9 +388,10 @@ bool CalibrationResult::IsWorse() const {
 CalibrationResult Calibrate(const std::vector<CalibrationRun>& runs, const Profile& start,
                             const Origin& origin) {
   SW_CHECK(!runs.empty(), "nothing to calibrate with");
-  const CalibrationSamples samples = CollectSamples(runs);
+  CalibrationSamples samples = CollectSamples(runs);
   CalibrationResult result;
   result.profile = start;
+  CalibrateBusyCores(runs, samples, origin, result.profile, result.numbers);
   CalibrateKernels(runs, samples, origin, result.profile, result.numbers);
   CalibrateCollectives(runs, samples, origin, result.profile, result.numbers);
   CalibrateCopies(runs, samples, origin, result.profile, result.numbers);

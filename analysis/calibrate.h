@@ -50,7 +50,11 @@ struct CalibrationResult {
 [[nodiscard]] CalibrationResult Calibrate(const std::vector<CalibrationRun>& runs,
                                           const Profile& start, const Origin& origin);
 
-// Its parts: fill numbers of `profile` from the samples and list what they found.
+// Its parts: fill numbers of `profile` from the samples and list what they found. The first, which
+// compares runs that keep more and fewer cores busy, takes what busy cores cost out of the samples.
+void CalibrateBusyCores(const std::vector<CalibrationRun>& runs, CalibrationSamples& samples,
+                        const Origin& origin, Profile& profile,
+                        std::vector<CalibratedNumber>& numbers);
 void CalibrateKernels(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
                       const Origin& origin, Profile& profile,
                       std::vector<CalibratedNumber>& numbers);

@@ -71,9 +71,15 @@ struct Gathered {
   std::vector<double> alone, beside_others, held_by_issue, issue;
 };
 
+// More ranks than cores: how long an op lasted says more about the others.
+bool LacksCores(const Cluster& cluster) {
+  return cluster.SharedCores() > 0 &&
+         cluster.SharedCores() < static_cast<double>(cluster.RanksOnCores());
+}
+
 // From when an op could have started until it ended: handing it to its stream is part of its price,
 // as the gap between kernels is. `before` is the end of the op before it on its stream. Waiting for
-// other ranks is not.
+// other ranks is not, nor for a core, where the trace says what the op's thread computed.
 double SecondsOf(const CalibrationRun& run, std::span<const Span> spans, std::size_t op,
                  SimTime before) {
   const Body& body = run.program.step;
@@ -85,7 +91,10 @@ double SecondsOf(const CalibrationRun& run, std::span<const Span> spans, std::si
     is_known = is_known && !edge.is_carried();
     begin = edge.is_carried() ? begin : std::max(begin, spans[edge.op().value].end);
   }
-  return ToSeconds(span.end - (is_known ? std::min(begin, span.start) : span.start)).value;
+  const SimTime handing = is_known ? span.start - std::min(begin, span.start) : SimTime(0);
+  const bool is_collective = InfoOf(run.program.ShapeOf(body.ops[op]).code).is_collective;
+  const bool counts_cpu = span.cpu > SimTime(0) && (!is_collective || LacksCores(run.cluster));
+  return ToSeconds(handing + (counts_cpu ? span.cpu : span.end - span.start)).value;
 }
 
 void AddStep(const CalibrationRun& run, const RecordedStep& step, std::vector<Gathered>& shapes,

@@ -6,7 +6,6 @@
 #include <ctime>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,6 +21,7 @@
 #include "cli/recordings.h"
 #include "cli/run_processes.h"
 #include "cli/table.h"
+#include "core/cores.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
@@ -191,10 +191,9 @@ std::string Value(const CalibratedNumber& number, double value) {
 
 // Op by op the numbers may be right all the same.
 constexpr const char* kWorseAdvice =
-    "\nThe prices of ops were measured while something else held the step up: ranks without a core "
-    "of "
-    "their own,\nor another job. Measure again on a quiet machine with a core for each thread, or "
-    "give "
+    "\nThe prices of ops were measured while something else held the step up: another job, or "
+    "fewer "
+    "cores than\nthe plan was made for. Measure again on a quiet machine, or give "
     "--even-if-worse.\n";
 
 std::string RunsText(const CalibrationResult& result) {
@@ -253,7 +252,9 @@ CalibrationDevice HostDeviceOf(const Arguments& arguments) {
   constexpr std::int64_t kMostRanks = 8;  // of the cluster "host"
   constexpr std::int64_t kUsualRanks = 4;
   CalibrationDevice device;
-  device.ranks = std::clamp<std::int64_t>(std::thread::hardware_concurrency(), 1, kUsualRanks);
+  device.large = true;
+  device.ranks =
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(AvailableCores()), 1, kUsualRanks);
   arguments.SetCount("--ranks", kMostRanks, device.ranks);
   return device;
 }

@@ -113,6 +113,9 @@ namespace {
 
 void RunShapes(const CalibrationDevice& device, std::vector<TracedRun>& runs) {
   std::vector<Shape> shapes = {{1, 1}, {4, 1}, {2, 2}};
+  if (device.large) {
+    shapes.push_back({8, 2});
+  }
   if (device.copies) {
     shapes.push_back({.width = 2, .sequence = 1, .offloads = true});
   }

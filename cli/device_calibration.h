@@ -34,6 +34,7 @@ struct CalibrationDevice {
   Precision precision = {DType::kFp32, DType::kFp32, DType::kFp32};
   std::int64_t width = 64;              // of the narrowest transformer, and its tokens per sample
   bool copies = false;                  // whether a plan moves activations to the host and back
+  bool large = false;                   // whether a plan has weights that no cache holds
   std::optional<int> gpu;               // none: the host device
   MessagePassing* processes = nullptr;  // null: ranks are threads
 };
@@ -43,10 +44,10 @@ struct CalibrationDevice {
 [[nodiscard]] TracedRun RunTraced(const CalibrationDevice& device, PlanFile file, std::string name,
                                   std::int64_t steps);
 
-// Transformers of three widths on all ranks and on one. No convolutions: they have no number of
-// their own in a profile, so a network with them is calibrated by its own trace. In processes, all
-// of them call it once; the first one gets the runs, and they have nothing more to say to each
-// other.
+// Transformers of three widths or four on all ranks and on one. No convolutions: they have no
+// number of their own in a profile, so a network with them is calibrated by its own trace. In
+// processes, all of them call it once; the first one gets the runs, and they have nothing more to
+// say to each other.
 [[nodiscard]] std::vector<TracedRun> RunCalibrationPlans(const CalibrationDevice& device);
 
 // For GPU number `gpu` of this machine, one of those of `cluster`: transformers as wide as fill it.

@@ -144,6 +144,9 @@ void Reader::AddSpan(const ChromeEvent& event) {
   const SimTime begin = TimeAt(outer, "ts");
   span.start = span.stream == Stream::kHost ? TimeAt(args, "start_us") : begin;
   span.end = begin + TimeAt(outer, "dur");
+  if (Find(args, "cpu_us") != nullptr) {
+    span.cpu = TimeAt(args, "cpu_us");
+  }
   trace_.spans.push_back(span);
 }
 

@@ -373,6 +373,9 @@ void Writer::OwnArgs(const Span& span, const PlacedSpan& placed) {
   time("issue_end_us", span.issue_end);
   time("ready_us", span.ready);
   time("arrival_us", span.arrival);
+  if (span.cpu > SimTime(0)) {
+    time("cpu_us", span.cpu);
+  }
   if (span.stream == Stream::kHost) {
     time("start_us", span.start);  // the slice begins when the host gets there
     return;

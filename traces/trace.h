@@ -31,6 +31,9 @@ struct Span {
   SimTime arrival;      // this rank could start (collectives: the communicator was free as well)
   SimTime start;        // it started; for a collective, when its last rank arrived
   SimTime end;
+  // What its thread computed of that, where ops run on cores: the rest it waited, for a core or for
+  // others. 0: not measured.
+  SimTime cpu;
 
   bool operator==(const Span&) const = default;
 };

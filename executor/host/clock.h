@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <ctime>
 
 #include "core/units.h"
 
@@ -27,5 +28,15 @@ class RunClock {
   static constexpr std::int64_t kPicosecondsPerNanosecond = 1000;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
+
+// What the calling thread has computed so far: its time on a core.
+[[nodiscard]] inline SimTime ThreadCpuTime() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  constexpr std::int64_t kPicosPerSecond = 1'000'000'000'000;
+  constexpr std::int64_t kPicosPerNano = 1000;
+  return SimTime(std::int64_t{now.tv_sec} * kPicosPerSecond +
+                 std::int64_t{now.tv_nsec} * kPicosPerNano);
+}
 
 }  // namespace shardwright

@@ -296,6 +296,8 @@ void HostDevice::ClipOnHost(UpdateCall& update, const Item& item) {
 void HostDevice::RunItem(const Item& item, SimTime arrival, Span& span) {
   const Work& work = item.work;
   span.arrival = span.start = arrival;
+  const bool is_traced = work.span != nullptr;
+  const SimTime cpu = is_traced ? ThreadCpuTime() : SimTime(0);
   PoisonFill(work.poison);
   const auto* collective = work.call != nullptr ? std::get_if<CollectiveCall>(work.call) : nullptr;
   if (collective != nullptr) {
@@ -306,6 +308,7 @@ void HostDevice::RunItem(const Item& item, SimTime arrival, Span& span) {
         PlaceInGroup(group, rank_).index, *collective, *work.name, arrival, work.least_duration);
     span.start = times.start;
     span.end = times.end;
+    span.cpu = is_traced ? std::min(ThreadCpuTime() - cpu, span.end - span.start) : SimTime(0);
     return;
   }
   if (auto* update = work.call == nullptr ? nullptr : std::get_if<UpdateCall>(work.call);
@@ -315,6 +318,7 @@ void HostDevice::RunItem(const Item& item, SimTime arrival, Span& span) {
   if (work.call != nullptr) {
     Execute(*work.call, *work.step, world_.context);
   }
+  span.cpu = is_traced ? ThreadCpuTime() - cpu : SimTime(0);
   if (work.least_duration > SimTime(0)) {
     std::this_thread::sleep_until(world_.clock.At(arrival + work.least_duration));
   }

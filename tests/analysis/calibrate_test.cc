@@ -17,6 +17,7 @@
 #include "models/loader.h"
 #include "schedule/lower.h"
 #include "schedule/wrap.h"
+#include "simulator/costs/pricer.h"
 #include "simulator/simulate.h"
 #include "tests/simulator/round_numbers.h"
 
@@ -32,12 +33,14 @@ struct Case {
   std::int64_t sequence = 512;
   std::int64_t micro_batch = 4;
   const char* model = "gpt2";
+  std::int64_t ranks = 0;  // of one node; 0: all eight
 };
 
 struct Prepared {
   explicit Prepared(const Case& c) : cluster(RoundCluster(c.nodes)) {
     // Fast enough that matrix products are bound by their operations.
     cluster.gpu.memory_bandwidth.value = BytesPerSecond(5e12);
+    cluster.gpus_per_node = c.ranks > 0 ? c.ranks : cluster.gpus_per_node;
     const Model model = LoadModel(c.model, {.sequence_length = c.sequence});
     const KernelSetOptions& kernels = FindKernelSet("torch-eager", "test");
     Job job;
@@ -243,6 +246,75 @@ TEST_CASE("A calibration is worse when its runs are further off on the whole") {
   CHECK_FALSE(is_worse({run(0.5, 0.9), run(1.0, 1.1)}));
   CHECK(is_worse({run(0.9, 1.0), run(1.0, 1.3)}));
   CHECK_FALSE(is_worse({}));
+}
+
+TEST_CASE("The norm of gradients, their scaling and the update have rates of their own") {
+  Profile truth = TrueProfile();
+  truth.compute.grad_norm.value = 0.11;
+  truth.compute.grad_clip.value = 0.83;
+  const Prepared one({.nodes = 1});
+  const Trace trace = Run(one, truth, false).trace;
+  const CalibrationResult result =
+      Calibrate({{"one", one.program, one.cluster, trace}}, RoundProfile(), kOrigin);
+  CHECK(result.profile.compute.optimizer.value == doctest::Approx(0.55).epsilon(0.01));
+  CHECK(result.profile.compute.grad_norm.value == doctest::Approx(0.11).epsilon(0.01));
+  CHECK(result.profile.compute.grad_clip.value == doctest::Approx(0.83).epsilon(0.01));
+  CHECK(result.profile.compute.grad_norm.origin == kOrigin);
+}
+
+// Where ranks run on cores, and no host stands in the way.
+Prepared OnCores(std::int64_t ranks, double cores) {
+  Prepared prepared({.nodes = 1, .sequence = 256, .micro_batch = 2, .ranks = ranks});
+  prepared.cluster.node_cores = cores;
+  return prepared;
+}
+Profile WithoutHost(Profile profile) {
+  profile.host = {};
+  profile.host.op_issue.value = Seconds(1e-9);
+  return profile;
+}
+
+TEST_CASE("More ranks than cores: what ops computed is their price, not how long they lasted") {
+  const Profile truth = WithoutHost(TrueProfile());
+  const Prepared prepared = OnCores(8, 4);
+  Trace trace = Run(prepared, truth, true).trace;
+  const auto gemm = [&] {
+    const Profile found =
+        Calibrate({{"run", prepared.program, prepared.cluster, trace}}, RoundProfile(), kOrigin)
+            .profile;
+    return found.compute.gemm[static_cast<std::size_t>(MathType::kBf16)]->value;
+  };
+  // Half a core each: they last twice as long, and that is all that a trace without them says.
+  CHECK(gemm() == doctest::Approx(0.37 / 2).epsilon(0.05));
+  const PriceTable prices = PriceProgram(prepared.program, prepared.cluster, truth);
+  for (Span& span : trace.spans) {
+    const Body& body = span.body == BodyKind::kInit     ? prepared.program.init
+                       : span.body == BodyKind::kWarmup ? prepared.program.warmup
+                                                        : prepared.program.step;
+    span.cpu = prices.prices[body.ops[span.op.value].shape.value].duration;
+  }
+  CHECK(gemm() == doctest::Approx(0.37).epsilon(0.02));
+}
+
+TEST_CASE("What busy neighbours cost is told by runs with and without them") {
+  Profile truth = WithoutHost(TrueProfile());
+  truth.overlap.busy_cores.value = 0.04;
+  const Prepared many = OnCores(8, 8);
+  const Prepared alone = OnCores(1, 8);
+  const Trace busy = Run(many, truth, true).trace;
+  const Trace quiet = Run(alone, truth, true).trace;
+  const CalibrationResult result = Calibrate(
+      {{"many", many.program, many.cluster, busy}, {"alone", alone.program, alone.cluster, quiet}},
+      WithoutHost(RoundProfile()), kOrigin);
+  CHECK(result.profile.overlap.busy_cores.value == doctest::Approx(0.04).epsilon(0.05));
+  CHECK(result.profile.compute.gemm[static_cast<std::size_t>(MathType::kBf16)]->value ==
+        doctest::Approx(0.37).epsilon(0.02));
+  // One run alone does not tell, and leaves the number as it was.
+  Profile start = WithoutHost(RoundProfile());
+  start.overlap.busy_cores.value = 0.01;
+  const CalibrationResult one =
+      Calibrate({{"alone", alone.program, alone.cluster, quiet}}, start, kOrigin);
+  CHECK(one.profile.overlap.busy_cores == start.overlap.busy_cores);
 }
 
 TEST_CASE("A trace without a complete step is refused by name") {

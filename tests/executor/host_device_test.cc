@@ -256,4 +256,31 @@ TEST_CASE("HostDevice: a step ends with its last op, whenever the host notices")
   }
 }
 
+TEST_CASE("A span says what its thread computed, and sleeping is no computing") {
+  Setup setup = TinySetup(Dialect::kFsdp2, 2);
+  const Program program = LowerSetup(setup);
+  constexpr SimTime kLong{20'000'000'000};  // 20 ms, far more than the tiny network takes
+  for (const Op& op : program.step.ops) {
+    const bool is_collective = InfoOf(program.ShapeOf(op).code).is_collective;
+    setup.run.durations.step.push_back(is_collective ? kLong : SimTime(0));
+  }
+  const Outcome outcome = Train(setup);
+  int computed = 0;
+  for (const Span& span : outcome.trace.spans) {
+    if (span.body != BodyKind::kStep || span.stream == Stream::kHost) {
+      continue;
+    }
+    const OpCode code = program.ShapeOf(program.step.ops[span.op.value]).code;
+    CAPTURE(InfoOf(code).name);
+    if (InfoOf(code).is_collective) {
+      CHECK(span.end - span.start >= kLong);
+      CHECK(span.cpu.value < kLong.value / 2);
+    } else if (code == OpCode::kCompute) {
+      CHECK(span.cpu > SimTime(0));
+      ++computed;
+    }
+  }
+  CHECK(computed > 0);
+}
+
 }  // namespace shardwright::testing

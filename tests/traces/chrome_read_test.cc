@@ -118,6 +118,16 @@ TEST_CASE("Days of recording keep their nanoseconds") {
   CHECK(ReadChromeTrace(file.name(), program).spans == trace.spans);
 }
 
+TEST_CASE("What an op's thread computed is kept where it was measured") {
+  const Program program = TinyProgram("layer", "layer.linear");
+  Trace trace = TinyTrace();
+  trace.spans[2].cpu = SimTime(1'234'000);
+  trace.spans[3].cpu = SimTime(1'000);
+  const TemporaryFile file(".json");
+  WriteChromeTrace(program, trace, {}, file.name());
+  CHECK(ReadChromeTrace(file.name(), program).spans == trace.spans);
+}
+
 TEST_CASE("Hostile names come back, and the order in the file does not matter") {
   const Program program = TinyProgram("a\"b\\\n]", "\t{\"");
   const TemporaryFile file(".json");
