@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "simulator/launch_queue.h"
 
 namespace shardwright {
 namespace {
@@ -40,6 +41,8 @@ ReservedMemory RunRound(const ReservedInput& input, Round& round, EngineWorkspac
   spans.clear();
   timing = RunEngineWithSpans(input.program, input.prices, options, workspace, spans);
   round.period = timing.steady.time;
+  HoldHostBack(input.program, input.prices, round.included,
+               timing.is_steady ? round.period : SimTime(), spans);
   found = round.included;
   return ReplayAllocator(input.program, spans, timing.steady.time, input.allocator, input.costs,
                          found);
@@ -156,6 +159,8 @@ SimulationResult Simulator::Run(const Program& program, const SimulateOptions& o
     result.unsettled = found.range;
   } else if (options.trace) {
     result.timing = RunEngineWithSpans(program, prices_, engine, engine_, spans);
+    HoldHostBack(program, prices_, {},
+                 result.timing.is_steady ? result.timing.steady.time : SimTime(), spans);
   } else {
     result.timing = RunEngine(program, prices_, engine, engine_);
   }

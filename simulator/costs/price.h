@@ -25,6 +25,9 @@ struct Price {
 struct PriceTable {
   std::vector<Price> prices;  // by ShapeId
   SimTime wake_up;  // from the end of what a kHostWait waits for to the host's next action
+  // The training loop's own work behind the updates, part of their durations, while which the host
+  // has read the loss and the device idles; 0: it reads nothing and runs ahead.
+  SimTime loop_work;
   ContentionModel contention;
 };
 

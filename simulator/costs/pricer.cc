@@ -233,6 +233,7 @@ void Pricer::Price(const Program& program, PriceTable& table) {
   table.contention.resource_count = 0;
   table.contention.compute_sensitivity = profile_.overlap.compute_sensitivity.value;
   table.contention.collective_rate = profile_.overlap.collective_rate.value;
+  table.loop_work = SimTime();
   table.contention.copies_both_ways = profile_.copy.both_ways.value;
   table.contention.cores = cluster_.SharedCores();
   table.contention.ranks_on_cores = static_cast<double>(cluster_.RanksOnCores());
@@ -268,6 +269,7 @@ void Pricer::AddStepWork(const Program& program, PriceTable& table) const {
     return;
   }
   const SimTime share = ToSimTime(work / static_cast<double>(count));
+  table.loop_work = ToSimTime(work);
   for (std::size_t i = 0; i < program.shapes.size(); ++i) {
     if (IsUpdate(program.shapes[i].code)) {
       table.prices[i].duration += share;
