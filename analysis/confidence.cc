@@ -71,6 +71,22 @@ std::string TextOf(const PlanFile& file, const Known& known) {
   return text + "; error on models left out " + Percentage(fit.left_out_error);
 }
 
+// Of a normal error with a mean absolute value of 1: the half-width that holds 90 % of it,
+// 1.6449 / sqrt(2 / pi).
+constexpr double kBandPerMeanError = 2.0616;
+
+double LeastBand(const PlanFile& file, const Known& known) {
+  if (known.is_own) {
+    return 0;
+  }
+  if (!known.on_this_gpu) {
+    return kUnknownBand;
+  }
+  const double of_new_models = kBandPerMeanError * known.fit->left_out_error;
+  return known.fit->RunCount(file.kernels.name) > 0 ? of_new_models
+                                                    : std::max(of_new_models, kUnknownStackBand);
+}
+
 }  // namespace
 
 std::string ConfidenceText(const PlanFile& file) {
@@ -79,9 +95,7 @@ std::string ConfidenceText(const PlanFile& file) {
 
 Confidence ConfidenceOf(const PlanFile& file) {
   const Known known = KnownOf(file);
-  const double band = StepTimeBand(file);
-  const bool has_runs = known.is_own || known.on_this_gpu;
-  return {TextOf(file, known), has_runs ? band : std::max(band, kUnknownBand)};
+  return {TextOf(file, known), std::max(StepTimeBand(file), LeastBand(file, known))};
 }
 
 }  // namespace shardwright

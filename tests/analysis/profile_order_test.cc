@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -173,6 +174,31 @@ TEST_CASE("Profiles: every fit names the GPU that its profile is for, or one wit
     }
   }
   CHECK(fitted >= 12);
+}
+
+// A plan of GPT-2 without a network, where hardly a number spreads.
+double BandOn(const std::string& gpu, const std::string& kernel_set) {
+  PlanFile file = TwoGpus("gpt2", kernel_set);
+  file.cluster = LoadCluster(gpu + " x1");
+  file.plan.shard_size = 1;
+  file.job.global_batch = 1;
+  file.profile = DefaultProfile(file.cluster.gpu, kernel_set);
+  const double band = ConfidenceOf(file).band;
+  CHECK(band >= StepTimeBand(file));
+  return band;
+}
+
+TEST_CASE("A band is no narrower than what new models and stacks have shown") {
+  const std::optional<ProfileFit> fit = FitOf("h100-80-torch");
+  REQUIRE(fit);
+  REQUIRE(fit->RunCount("torch-compile") > 0);
+  REQUIRE(fit->RunCount("torch-eager") == 0);
+  // 90 % of a normal error lie within 1.6449 standard deviations, its mean is sqrt(2 / pi) of one.
+  const double of_new_models = fit->left_out_error * 1.6449 / std::sqrt(2 / 3.14159265358979);
+  CHECK(BandOn("h100-80", "torch-compile") >= of_new_models * 0.999);
+  CHECK(BandOn("h100-80", "torch-eager") >= std::max(0.13, of_new_models * 0.999));
+  CHECK(BandOn("mi300x", "torch-eager") >= 0.13);
+  CHECK(BandOn("rtx-4090", "torch-eager") >= 0.25);
 }
 
 }  // namespace
