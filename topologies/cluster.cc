@@ -66,6 +66,24 @@ bool IsInCatalog(const std::string& name) {
                      [&](const EmbeddedFile& file) { return file.name == name; });
 }
 
+// "a100" is several GPUs, and which it is decides what fits.
+void RefuseManyOfAName(const std::string& spec, const std::string& name) {
+  std::vector<std::string> found;
+  for (const std::string& gpu : GpuNames()) {
+    if (gpu.starts_with(name + "-")) {
+      found.push_back(gpu);
+    }
+  }
+  if (found.size() < 2) {
+    return;
+  }
+  std::string expected = "the GPU's full name: " + found.front();
+  for (std::size_t i = 1; i < found.size(); ++i) {
+    expected += (i + 1 < found.size() ? ", " : " or ") + found[i];
+  }
+  throw InputError("cluster", '"' + spec + '"', expected);
+}
+
 // What people write in many ways, in one: "8xH100", "h100-80x8", "2x8 H100" (two nodes of eight),
 // "2 x DGX-H100". `nodes` is 0 where it says nothing of them.
 struct Spelled {
@@ -94,6 +112,9 @@ Spelled Spell(const std::string& spec) {
   std::string name = match[3];
   std::replace(name.begin(), name.end(), ' ', '-');  // "rtx 4090"
   const std::string gpu = GpuNamed(name);
+  if (gpu.empty() && !IsInCatalog(name)) {
+    RefuseManyOfAName(spec, name);
+  }
   if (counts.size() > 2 || (gpu.empty() && (!IsInCatalog(name) || counts.size() > 1))) {
     return {spec, 0};
   }
