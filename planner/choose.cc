@@ -222,15 +222,23 @@ std::string WhyNot(const Candidate& c, const Candidate& chosen, bool c_is_symmet
   return gain + ", but needs " + Format(c.Needs() - chosen.Needs()) + " more";
 }
 
-// What becomes of `chosen` once the allocator has seen it.
-void Settle(const Evaluator::Final& final, Candidate& chosen) {
-  chosen.needed = final.needed;
-  chosen.step_time = final.outcome.time;
-  if (!final.fits) {
-    chosen.status = CandidateStatus::kFragmented;
-  } else if (final.retries > 0) {
-    chosen.status = CandidateStatus::kRetries;
+// What becomes of a candidate once the allocator has seen it, and of those that are as fast and as
+// large where that does not fit: they are the same program in other words.
+void Settle(const Evaluator::Final& final, std::size_t index, std::vector<Candidate>& candidates) {
+  Candidate& seen = candidates[index];
+  const Candidate told = seen;
+  seen.needed = final.needed;
+  seen.step_time = final.outcome.time;
+  if (final.fits) {
+    seen.status = final.retries > 0 ? CandidateStatus::kRetries : seen.status;
+    return;
   }
+  for (Candidate& c : candidates) {
+    const bool is_same = c.status == CandidateStatus::kFits && c.step_time == told.step_time &&
+                         c.memory == told.memory && c.host_memory == told.host_memory;
+    c.status = is_same ? CandidateStatus::kFragmented : c.status;
+  }
+  seen.status = CandidateStatus::kFragmented;
 }
 
 void SetBest(std::size_t index, const Evaluator::Final& final, SearchResult& result) {
@@ -277,19 +285,11 @@ void ChooseBest(const ChooseInput& in, Evaluator& evaluator, SearchResult& resul
     const Candidate told = chosen;
     const Evaluator::Final final = evaluator.RunFinal(chosen.plan, result.memory_limit);
     finals[index] = final;
-    Settle(final, chosen);
+    Settle(final, index, result.candidates);
     if (chosen.status == CandidateStatus::kFits &&
         chosen.step_time.value <= told.step_time.value * (1 + 1e-9)) {
       SetBest(index, final, result);
       return;
-    }
-    if (chosen.status == CandidateStatus::kFragmented) {
-      // What takes as long and as much memory is the same program in other words.
-      for (Candidate& c : result.candidates) {
-        const bool is_same = c.status == CandidateStatus::kFits && c.step_time == told.step_time &&
-                             c.memory == told.memory && c.host_memory == told.host_memory;
-        c.status = is_same ? CandidateStatus::kFragmented : c.status;
-      }
     }
     if (++disappointments >= patience) {
       most_memory = std::min(most_memory, kLess * static_cast<double>(told.memory.value));
@@ -366,10 +366,13 @@ void MeasureFront(const ChooseInput& in, Workers& workers, SearchResult& result)
     if (rows.empty() || (in.options.stop != nullptr && in.options.stop->load())) {
       break;
     }
+    std::vector<Evaluator::Final> finals(rows.size());
     workers.ForEach(rows.size(), [&](std::size_t i, Evaluator& evaluator) {
-      Candidate& row = result.candidates[rows[i]];
-      Settle(evaluator.RunReserved(row.plan, result.memory_limit), row);
+      finals[i] = evaluator.RunReserved(result.candidates[rows[i]].plan, result.memory_limit);
     });
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      Settle(finals[i], rows[i], result.candidates);
+    }
   }
   if (has_retries) {
     return;
@@ -385,7 +388,7 @@ void MeasureFront(const ChooseInput& in, Workers& workers, SearchResult& result)
   Candidate& other = result.candidates[index];
   const Candidate told = other;
   const Evaluator::Final final = workers.first().RunFinal(other.plan, result.memory_limit);
-  Settle(final, other);
+  Settle(final, index, result.candidates);
   if (other.status == CandidateStatus::kFits && other.step_time <= told.step_time) {
     SetBest(index, final, result);
   }

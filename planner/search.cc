@@ -59,14 +59,20 @@ class Searcher {
         options_(options),
         limits_{MemoryLimit(input, options), input.cluster.node.pinned_limit},
         space_(MakeSpace(input, options)),
+        choose_{options, {space_.blocks.begin(), space_.blocks.end()}, input.cluster.gpus_per_node},
         workers_(input, options.threads) {}
 
   SearchResult Run() {
     FindBounds();
     SeedAll();
     RefineBest();
-    TrySeeds();
-    return Report();
+    TrySeeds(Incumbent());
+    SearchResult result = Choose();
+    if ((!result.is_feasible || result.best.retries > 0) && SeedPruned()) {
+      result = Choose();
+    }
+    Report(result);
+    return result;
   }
 
  private:
@@ -166,15 +172,37 @@ class Searcher {
           batch.push_back(order_[begin]);
         }
       }
-      workers_.ForEach(batch.size(), [&](std::size_t i, Evaluator& evaluator) {
-        Branch& branch = branches_[batch[i]];
-        branch.status = CandidateStatus::kFits;
-        branch.local = std::make_unique<LocalSearch>(
-            in_, options_, space_, measured_.at(branch.outer.micro_batch), branch.outer, limits_);
-        branch.local->Seed(evaluator);
-      });
+      Seed(batch);
       Tell();
     }
+  }
+
+  void Seed(const std::vector<std::size_t>& batch) {
+    workers_.ForEach(batch.size(), [&](std::size_t i, Evaluator& evaluator) {
+      Branch& branch = branches_[batch[i]];
+      branch.status = CandidateStatus::kFits;
+      branch.local = std::make_unique<LocalSearch>(
+          in_, options_, space_, measured_.at(branch.outer.micro_batch), branch.outer, limits_);
+      branch.local->Seed(evaluator);
+    });
+  }
+
+  // Branches were pruned since they are slower than plans of which the allocator takes none, as it
+  // turned out. False: there are none.
+  bool SeedPruned() {
+    std::vector<std::size_t> pruned;
+    for (const std::size_t i : order_) {
+      if (branches_[i].status == CandidateStatus::kPrunedTime) {
+        pruned.push_back(i);
+      }
+    }
+    if (pruned.empty() || IsStopped()) {
+      return false;
+    }
+    Seed(pruned);
+    seeds_.clear();
+    TrySeeds(INFINITY);
+    return true;
   }
 
   // Branches with a plan that fits, the best first; the best of each mesh and micro-batch, without
@@ -238,12 +266,11 @@ class Searcher {
     });
   }
 
-  // What users would have done, where the bound does not tell that it cannot be better.
-  void TrySeeds() {
+  // What users would have done, where the bound does not tell that it is worse than `incumbent`.
+  void TrySeeds(double incumbent) {
     if (IsStopped() || options_.effort <= 0) {
       return;
     }
-    const double incumbent = Incumbent();
     for (SeedPlan& seed : SeedPlans(in_, options_)) {
       const auto branch = std::find_if(branches_.begin(), branches_.end(),
                                        [&](const Branch& b) { return Is(b.outer, seed.plan); });
@@ -366,7 +393,7 @@ class Searcher {
     }
   }
 
-  SearchResult Report() {
+  SearchResult Choose() {
     SearchResult result;
     result.memory_limit = limits_.device;
     result.lower_bound = LowerBound();
@@ -379,19 +406,20 @@ class Searcher {
     }
     result.candidates.insert(result.candidates.end(), seeds_.begin(), seeds_.end());
     result.is_complete = result.is_complete && !IsStopped();
-    const ChooseInput choose = {
-        options_, {space_.blocks.begin(), space_.blocks.end()}, in_.cluster.gpus_per_node};
-    ChooseBest(choose, workers_.first(), result);
+    ChooseBest(choose_, workers_.first(), result);
+    return result;
+  }
+
+  void Report(SearchResult& result) {
     if (!result.is_feasible && options_.effort > 0) {
       FindFloor(result);
     }
     if (result.is_feasible && options_.effort > 0 && !IsBrief()) {
-      MeasureFront(choose, workers_, result);
+      MeasureFront(choose_, workers_, result);
     }
-    FindPareto(choose, result);
+    FindPareto(choose_, result);
     SumUpRejected(options_, result);
     result.simulated = workers_.simulated();
-    return result;
   }
 
   // The least memory that was simulated. What is sharded most, and of that what has the least
@@ -426,6 +454,7 @@ class Searcher {
   const SearchOptions& options_;
   Limits limits_;
   Space space_;
+  ChooseInput choose_;
   Workers workers_;
   std::map<std::int64_t, Measured> measured_;  // by micro-batch
   std::vector<Branch> branches_;
