@@ -161,7 +161,8 @@ class CallFinder {
 };
 
 // DeepSpeed fetches and releases with each call of a module (pre_sub_module_forward_function and
-// post_sub_module_forward_function of parameter_offload.py), also of one called twice in a row.
+// post_sub_module_forward_function of parameter_offload.py), also of one called twice in a row and
+// of several that share a parameter.
 std::vector<UnitSpans::Span> SplitAtCalls(const Model& model, const ResolvedUnit& unit,
                                           const std::vector<UnitSpans::Span>& spans) {
   std::vector<UnitSpans::Span> calls;
@@ -169,7 +170,8 @@ std::vector<UnitSpans::Span> SplitAtCalls(const Model& model, const ResolvedUnit
     calls.push_back({s.first, s.first});
     for (std::uint32_t i = s.first + 1; i <= s.last; ++i) {
       const bool begins = std::any_of(unit.modules.begin(), unit.modules.end(), [&](ModuleId m) {
-        return IsInside(model, model.ops[i].module, m) && IsCalledAgain(model, i, m);
+        return IsInside(model, model.ops[i].module, m) &&
+               (IsCalledAgain(model, i, m) || !IsInside(model, model.ops[i - 1].module, m));
       });
       if (begins) {
         calls.push_back({i, i});

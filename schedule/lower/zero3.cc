@@ -1,5 +1,5 @@
-// What exists from when to when, and the update; zero3_fetches.cc gathers, zero3_reductions.cc
-// reduces.
+// What exists from when to when, and the update; zero3_calls.cc knows the modules' calls,
+// zero3_fetches.cc gathers, zero3_reductions.cc reduces.
 
 #include <algorithm>
 
@@ -16,6 +16,8 @@ Zero3Rules::Zero3Rules(Emitter& emitter, const UnitSpans& spans,
       low_on_host_(units.size()),
       stored_(units.size()),
       persistent_(units.size()),
+      calls_(units.size()),
+      hooks_left_(emitter.in.model.modules.size()),
       fetch_of_(units.size(), kNoFetch),
       order_(plan_.zero, units.size()) {
   copy_ = Overlaps() ? Stream::kCopyIn : Stream::kCompute;
@@ -24,6 +26,7 @@ Zero3Rules::Zero3Rules(Emitter& emitter, const UnitSpans& spans,
   if (!ScattersGradients(plan_)) {
     AddWorldGroup();
   }
+  FindCalls(units);
 }
 
 void Zero3Rules::BeginStep(bool first) {
@@ -40,14 +43,11 @@ void Zero3Rules::BeginStep(bool first) {
 void Zero3Rules::BeginMicroBatch(bool first, bool last) {
   StepRules::BeginMicroBatch(first, last);
   std::fill(stored_.begin(), stored_.end(), 0);
-  order_.BeginPass();
-}
-
-void Zero3Rules::PreForward(UnitId u, Phase phase) {
-  if (!InPlace()) {
-    BeginGathers(phase);
+  for (Calls& calls : calls_) {
+    calls.next_forward = 0;
+    calls.next_backward = calls.with_backward.size();
   }
-  FetchModule(u, phase);
+  order_.BeginPass();
 }
 
 void Zero3Rules::EndForward() {
@@ -60,6 +60,7 @@ void Zero3Rules::EndForward() {
 
 // The epilogue reduces what is left and synchronises the host with the reductions.
 void Zero3Rules::EndBackward() {
+  ReleaseLeftovers();
   Flush();
   FreeReduced();
   if (plan_.zero.before_deepspeed_0_6 && bucket_.valid()) {

@@ -18,9 +18,13 @@ bool Zero3Rules::Persists(UnitId u) const {
   });
 }
 
-void Zero3Rules::FetchModule(UnitId u, Phase phase) {
+void Zero3Rules::FetchModule(UnitId u, ModuleId module, Phase phase) {
   if (InPlace() || !HasParams(u)) {
     return;
+  }
+  std::vector<ModuleId>& active = calls_[u.value].active;
+  if (std::find(active.begin(), active.end(), module) == active.end()) {
+    active.push_back(module);
   }
   if (IsAway(u)) {
     order_.AddAvailable(Info(u).elements);
@@ -40,16 +44,32 @@ void Zero3Rules::FetchModule(UnitId u, Phase phase) {
   }
 }
 
-void Zero3Rules::ReleaseModule(UnitId u) {
+void Zero3Rules::ReleaseModule(UnitId u, ModuleId module) {
+  std::vector<ModuleId>& active = calls_[u.value].active;
+  active.erase(std::remove(active.begin(), active.end(), module), active.end());
   if (InPlace() || !HasParams(u) || IsAway(u)) {
     return;
   }
   const bool keeps =
-      order_.IsComplete() &&
-      (Persists(u) || order_.IsUsedSoon(u, [&](UnitId x) { return Info(x).elements; }));
+      !active.empty() ||
+      (order_.IsComplete() &&
+       (Persists(u) || order_.IsUsedSoon(u, [&](UnitId x) { return Info(x).elements; })));
   if (!keeps) {
     order_.AddAvailable(-Info(u).elements);
     FreeUnsharded(u);
+  }
+}
+
+// release_backward_leftovers: what no hook has released goes when backward is over, unless it
+// persists, in the first pass, too.
+void Zero3Rules::ReleaseLeftovers() {
+  for (std::uint32_t u = 0; u < unit_count(); ++u) {
+    std::vector<ModuleId>& active = calls_[u].active;
+    if (!active.empty() && !Persists(UnitId(u)) && !IsAway(UnitId(u))) {
+      order_.AddAvailable(-Info(UnitId(u)).elements);
+      FreeUnsharded(UnitId(u));
+    }
+    active.clear();
   }
 }
 

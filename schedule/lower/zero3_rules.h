@@ -23,9 +23,10 @@ class Zero3Rules : public ZeroRules {
   void BeginStep(bool first) override;
   void BeginMicroBatch(bool first, bool last) override;
   void PreForward(UnitId u, Phase phase) override;
-  void PostForward(UnitId u, Phase /*phase*/) override { ReleaseModule(u); }
-  void PreBackward(UnitId u) override { FetchModule(u, Phase::kBackward); }
-  void BackwardLeft(UnitId u, bool /*done*/) override { ReleaseModule(u); }
+  void PostForward(UnitId u, Phase phase) override;
+  void PreBackward(UnitId u) override;
+  void BackwardLeft(UnitId u, bool done) override;
+  void InRegion(std::uint32_t region, Phase phase) override;
   void EndForward() override;
   void EndBackward() override;
   void EndStep() override;
@@ -55,14 +56,31 @@ class Zero3Rules : public ZeroRules {
     bool complete = false;
   };
 
+  // A call of one of the unit's modules.
+  struct Call {
+    ModuleId module;
+    bool hooked = false;  // some input needs a gradient
+  };
+  // The calls of a unit in the model's order, and where a pass is.
+  struct Calls {
+    std::vector<Call> all;
+    std::vector<std::size_t> with_backward;  // which of `all`
+    std::size_t next_forward = 0, next_backward = 0;
+    std::vector<ModuleId> active;  // fetched and not released: they keep the parameters
+  };
+
   // One rank computes on its partitions, which are whole.
   [[nodiscard]] bool InPlace() const { return plan_.shard_size == 1 && !plan_.offload.parameters; }
   [[nodiscard]] bool Persists(UnitId u) const;
   [[nodiscard]] bool IsAway(UnitId u) { return !At(u).unsharded.valid(); }
 
+  // zero3_calls.cc: which module is called.
+  void FindCalls(const std::vector<ResolvedUnit>& units);
+  [[nodiscard]] const Call& NextForwardCall(UnitId u);
   // zero3_fetches.cc: fetching and releasing.
-  void FetchModule(UnitId u, Phase phase);
-  void ReleaseModule(UnitId u);
+  void FetchModule(UnitId u, ModuleId module, Phase phase);
+  void ReleaseModule(UnitId u, ModuleId module);
+  void ReleaseLeftovers();
   void Gather(const std::vector<UnitId>& units, Phase phase);
   [[nodiscard]] BufferId NewFlat(const std::vector<UnitId>& units, Bytes full, Phase phase);
   [[nodiscard]] BufferId NewGathered(Bytes full);
@@ -125,6 +143,8 @@ class Zero3Rules : public ZeroRules {
   std::vector<BufferId> low_on_host_;  // per unit: the same, as the host's update casts it
   std::vector<std::int64_t> stored_;   // per unit: gradient elements reduced in this pass
   std::vector<BufferId> persistent_;   // per unit: its weights, if they persist
+  std::vector<Calls> calls_;           // per unit
+  std::vector<int> hooks_left_;        // per module: ds_grads_remaining of its last forward call
   std::vector<Fetch> fetches_;         // of the step
   std::vector<std::uint32_t> fetch_of_;
   FetchOrder order_;

@@ -1,0 +1,118 @@
+// Which module a hook of stage 3 belongs to, and whether it releases the module. DeepSpeed counts,
+// per module and not per call, the inputs that still wait for a gradient (ds_grads_remaining of
+// parameter_offload.py): each forward call sets the count anew, each backward call takes away, and
+// the module is released when nothing is left. So of several calls before one backward only the
+// last one's is followed by a release, and none where no input needs a gradient.
+
+#include <algorithm>
+
+#include "models/model.h"
+#include "schedule/lower/zero3_rules.h"
+
+namespace shardwright {
+namespace {
+
+// The module of the unit that runs op `i`, by its first name.
+ModuleId ModuleAt(const Model& model, const ResolvedUnit& unit, std::uint32_t i) {
+  for (const ModuleId m : unit.modules) {
+    if (IsInside(model, model.ops[i].module, m)) {
+      return FirstNameOf(model, m);
+    }
+  }
+  return FirstNameOf(model, unit.modules.front());
+}
+
+// Per tensor, does it require a gradient: also where it reaches no loss.
+std::vector<bool> RequiringGrad(const Model& model, const std::vector<bool>& param_grad) {
+  std::vector<bool> requires_grad(model.tensors.size(), false);
+  for (const ModelOp& op : model.ops) {
+    const bool any = std::any_of(op.params.begin(), op.params.end(),
+                                 [&](ParamId p) { return param_grad[p.value]; }) ||
+                     std::any_of(op.inputs.begin(), op.inputs.end(),
+                                 [&](TensorId t) { return requires_grad[t.value]; });
+    for (const TensorId t : op.outputs) {
+      const TensorRole role = model.tensors[t.value].role;
+      requires_grad[t.value] = any && role != TensorRole::kIndex && role != TensorRole::kBool;
+    }
+  }
+  return requires_grad;
+}
+
+}  // namespace
+
+void Zero3Rules::FindCalls(const std::vector<ResolvedUnit>& units) {
+  const Model& model = e_.in.model;
+  const std::vector<bool> requires_grad = RequiringGrad(model, e_.a.param_grad);
+  const auto is_hooked = [&](const UnitSpans::Span& call) {
+    for (std::uint32_t i = call.first; i <= call.last; ++i) {
+      for (const TensorId t : model.ops[i].inputs) {
+        const ModelOpId p = model.tensors[t.value].producer;
+        const bool outside = !p.valid() || p.value < call.first;
+        if (outside && requires_grad[t.value]) {
+          return true;
+        }
+      }
+    }
+    return false;
+  };
+  for (std::uint32_t u = 0; u < units.size(); ++u) {
+    Calls& calls = calls_[u];
+    for (const UnitSpans::Span& span : spans_.spans[u]) {
+      for (const UnitSpans::Span& from : spans_.backward_from[u]) {
+        if (from.first == span.first) {
+          calls.with_backward.push_back(calls.all.size());
+        }
+      }
+      calls.all.push_back({ModuleAt(model, units[u], span.first), is_hooked(span)});
+    }
+  }
+}
+
+// Recomputation calls again what the region has called.
+void Zero3Rules::InRegion(std::uint32_t region, Phase phase) {
+  if (phase != Phase::kRecompute || region == kNoRegion) {
+    return;
+  }
+  const std::uint32_t first = e_.a.regions[region].first;
+  for (std::uint32_t u = 0; u < unit_count(); ++u) {
+    const auto& spans = spans_.spans[u];
+    const auto call = std::find_if(spans.begin(), spans.end(),
+                                   [&](const UnitSpans::Span& span) { return span.last >= first; });
+    calls_[u].next_forward = static_cast<std::size_t>(call - spans.begin());
+  }
+}
+
+const Zero3Rules::Call& Zero3Rules::NextForwardCall(UnitId u) {
+  Calls& calls = calls_[u.value];
+  const Call& call = calls.all[std::min(calls.next_forward++, calls.all.size() - 1)];
+  hooks_left_[call.module.value] = call.hooked ? 1 : 0;
+  return call;
+}
+
+void Zero3Rules::PreForward(UnitId u, Phase phase) {
+  if (!InPlace()) {
+    BeginGathers(phase);
+  }
+  FetchModule(u, NextForwardCall(u).module, phase);
+}
+
+void Zero3Rules::PostForward(UnitId u, Phase /*phase*/) {
+  const Calls& calls = calls_[u.value];
+  ReleaseModule(u, calls.all[std::min(calls.next_forward, calls.all.size()) - 1].module);
+}
+
+void Zero3Rules::PreBackward(UnitId u) {
+  Calls& calls = calls_[u.value];
+  --calls.next_backward;
+  FetchModule(u, calls.all[calls.with_backward[calls.next_backward]].module, Phase::kBackward);
+}
+
+void Zero3Rules::BackwardLeft(UnitId u, bool /*done*/) {
+  const Calls& calls = calls_[u.value];
+  const Call& call = calls.all[calls.with_backward[calls.next_backward]];
+  if (call.hooked && --hooks_left_[call.module.value] == 0) {
+    ReleaseModule(u, call.module);
+  }
+}
+
+}  // namespace shardwright
