@@ -206,10 +206,12 @@ Call Binder::BindCollective(const OpView& v) {
       }
       return call;
     }
-    default:
-      call.receive = At(v.inputs.front().buffer);
+    default: {  // of fewer bytes than it touches: the last of those
+      const Access& in = v.inputs.front();
+      call.receive = At(in.buffer) + (in.bytes - shape.bytes).value;
       call.send = call.receive;
       return call;
+    }
   }
 }
 

@@ -85,7 +85,8 @@ class MeanChecker {
         findings_(findings),
         passes_(ConcatenatedPasses(program)),
         sums_(program.buffers.size()),
-        is_read_(program.buffers.size(), false) {}
+        is_read_(program.buffers.size(), false),
+        reduced_(program.buffers.size()) {}
 
   void Run() {
     for (pass_ = 0; pass_ < passes_.size(); ++pass_) {
@@ -112,7 +113,7 @@ class MeanChecker {
       Move(shape, accesses);
     } else if (shape.code == OpCode::kAllReduce || shape.code == OpCode::kGradScale) {
       for (const Access& access : accesses) {
-        if (access.role == Role::kInput) {
+        if (access.role == Role::kInput && IsFirstPart(shape, access)) {
           Apply(shape, access.buffer, sums_[access.buffer.value]);
         }
       }
@@ -130,6 +131,23 @@ class MeanChecker {
       }
       Put(fresh, access);
     }
+  }
+
+  // An all-reduce of fewer bytes than it touches is of the last of those. Parts that are reduced
+  // one behind the other count with the first.
+  bool IsFirstPart(const OpShape& shape, const Access& access) {
+    if (shape.code != OpCode::kAllReduce) {
+      return true;
+    }
+    Bytes& reduced = reduced_[access.buffer.value];
+    const Bytes begin = access.bytes - shape.bytes;
+    if (begin > Bytes(0) && begin != reduced) {
+      Report(access.buffer, "sums from byte " + std::to_string(begin.value) +
+                                ", where the sums so far end at byte " +
+                                std::to_string(reduced.value));
+    }
+    reduced = access.bytes;
+    return begin == Bytes(0);
   }
 
   // Several ops fill a buffer until one reads it; after that a write begins anew.
@@ -256,8 +274,9 @@ class MeanChecker {
   const Program& program_;
   std::vector<Finding>& findings_;
   std::vector<Pass> passes_;
-  std::vector<Sum> sums_;      // by buffer; empty: no gradients
-  std::vector<bool> is_read_;  // by buffer: since it was written
+  std::vector<Sum> sums_;       // by buffer; empty: no gradients
+  std::vector<bool> is_read_;   // by buffer: since it was written
+  std::vector<Bytes> reduced_;  // by buffer: where its last all-reduce ended
   std::size_t pass_ = 0;
   OpId op_;
 };

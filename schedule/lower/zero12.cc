@@ -226,7 +226,8 @@ class Zero12Rules : public ZeroRules {
     if (!copied && members_.size() > 1) {
       source = flat = FlattenMembers(members_, stream_);
     }
-    AverageInPlace(source, elements_, stream_, {Phase::kBackward, members_.front().unit.value});
+    AverageInPlace(source, elements_, stream_, {Phase::kBackward, members_.front().unit.value},
+                   Pieces());
     for (const UnitId u : UnitsOf(members_)) {
       StorePart(u, source);
     }
@@ -245,6 +246,47 @@ class Zero12Rules : public ZeroRules {
     if (copied && Overlaps()) {
       active_ = 1 - active_;
     }
+  }
+
+  // How the open bucket is sent: at once, but a gradient larger than a bucket in parts that end
+  // where ranks' partitions meet, of more than a bucket each (average_tensor and
+  // allreduce_and_scatter of stage_1_and_2.py).
+  [[nodiscard]] std::vector<std::int64_t> Pieces() const {
+    const Member& first = members_.front();
+    if (first.elements <= plan_.zero.reduce_bucket || !plan_.zero.contiguous_gradients) {
+      return {elements_};
+    }
+    const UnitInfo& info = Info(first.unit);
+    std::vector<std::int64_t> pieces;
+    std::int64_t left = elements_, open = 0;
+    for (const ParamSlot& slot : info.params) {
+      if (!IsOf(slot.param, first.model_op)) {
+        continue;
+      }
+      const std::int64_t end = slot.unsharded_offset + slot.padded_elements;
+      for (std::int64_t at = slot.unsharded_offset; at < end;) {
+        const std::int64_t next = std::min(end, RoundUp(at + 1, info.shard_elements));
+        open += next - at;
+        at = next;
+        if (open > plan_.zero.reduce_bucket && open < left) {
+          pieces.push_back(open);
+          left -= std::exchange(open, 0);
+        }
+      }
+    }
+    pieces.push_back(left);
+    return pieces;
+  }
+
+  // Does the op's backward write a gradient of this storage?
+  [[nodiscard]] bool IsOf(ParamId storage, std::uint32_t model_op) const {
+    const Model& model = e_.in.model;
+    const std::vector<ParamId>& params = model.ops[model_op].params;
+    return model.params[storage.value].trainable &&
+           std::any_of(params.begin(), params.end(), [&](ParamId p) {
+             const ParamId tied = model.params[p.value].tied_to;
+             return (tied.valid() ? tied : p) == storage;
+           });
   }
 
   // What lies in this rank's partition of the unit is copied out of the reduced bucket: on average

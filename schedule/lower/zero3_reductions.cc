@@ -229,7 +229,8 @@ void Zero3Rules::SendWhatIsComplete() {
 // Sums of all ranks over the first elements of `source`, of which each keeps its chunk of each
 // parameter of `members`.
 void Zero3Rules::Average(BufferId source, std::int64_t elements, std::span<const Member> members) {
-  AverageInPlace(source, elements, reduce_, {Phase::kBackward, members_.front().unit.value});
+  AverageInPlace(source, elements, reduce_, {Phase::kBackward, members.front().unit.value},
+                 std::span(&elements, 1));
   for (const UnitId u : UnitsOf(members)) {
     std::int64_t chunks = 0;
     for (const Member& m : members) {

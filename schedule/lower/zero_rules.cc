@@ -69,7 +69,7 @@ ZeroRules::Member ZeroRules::TakeGrad(std::uint32_t model_op, UnitId unit) {
   const auto entry = std::find_if(state.grad_of_param.begin(), state.grad_of_param.end(),
                                   [&](const auto& e) { return e.first == storage; });
   SW_CHECK(entry != state.grad_of_param.end(), "a gradient is ready that nobody wrote");
-  Member member{unit, entry->second, 0, 0};
+  Member member{model_op, unit, entry->second, 0, 0};
   for (const std::int64_t n : GradElementsWith(model_op)) {
     member.elements += n;
     member.padded_elements += RoundUp(n, plan_.shard_size);
@@ -100,7 +100,7 @@ BufferId ZeroRules::FlattenMembers(std::span<const Member> members, Stream strea
 }
 
 void ZeroRules::AverageInPlace(BufferId source, std::int64_t elements, Stream stream,
-                               Emitter::Where where) {
+                               Emitter::Where where, std::span<const std::int64_t> pieces) {
   const Bytes low = InParam(elements), wide = InReduce(elements);
   if (ranks() == 1) {
     return;
@@ -122,10 +122,14 @@ void ZeroRules::AverageInPlace(BufferId source, std::int64_t elements, Stream st
     summed = NewMixed(wide, stream, job_.precision.reduce);
     step(OpCode::kCast, low, wide, source, summed);
   }
-  e_.AddCollective(Collective(OpCode::kAllReduce, stream, world_group_, wide, job_.precision.reduce,
-                              factors_.post),
-                   where, {});
-  e_.body->UseFirst(summed, wide, AccessMode::kReadWrite, Role::kInput);
+  std::int64_t end = 0;
+  for (const std::int64_t piece : pieces) {
+    end += piece;
+    e_.AddCollective(Collective(OpCode::kAllReduce, stream, world_group_, InReduce(piece),
+                                job_.precision.reduce, factors_.post),
+                     where, {});
+    e_.body->UseFirst(summed, InReduce(end), AccessMode::kReadWrite, Role::kInput);
+  }
   if (casts) {
     step(OpCode::kCast, wide, low, summed, source);
     e_.body->Free(summed);

@@ -30,6 +30,7 @@ class ZeroRules : public StepRules {
   [[nodiscard]] virtual std::int64_t LargestUpdate() const;
   // A gradient that waits for its reduction: what one model op's backward wrote.
   struct Member {
+    std::uint32_t model_op = 0;
     UnitId unit;
     BufferId grad;  // none once it was copied into the bucket
     std::int64_t elements = 0;
@@ -63,8 +64,9 @@ class ZeroRules : public StepRules {
   // A buffer for gradients of several parameters, one behind the other.
   [[nodiscard]] BufferId NewMixed(Bytes bytes, Stream owner, DType dtype, bool zero_filled = false);
   // Divides the first elements of `source` by the ranks and sums them over all, in the reduce
-  // dtype.
-  void AverageInPlace(BufferId source, std::int64_t elements, Stream stream, Emitter::Where where);
+  // dtype; in `pieces`, one behind the other, each an all-reduce of its own.
+  void AverageInPlace(BufferId source, std::int64_t elements, Stream stream, Emitter::Where where,
+                      std::span<const std::int64_t> pieces);
   [[nodiscard]] static std::int64_t SumOf(std::span<const Member> members);
   // The members' units, each once, in the order in which they come.
   [[nodiscard]] static std::vector<UnitId> UnitsOf(std::span<const Member> members);

@@ -60,6 +60,8 @@ FIXED = {
     "modules that persist": fixed(FLAT, persistence_threshold=64, max_reuse_distance=100),
     "modules that share a weight, one behind the other": fixed(TIED),
     "modules that persist and are called three times": fixed(CALLED, persistence_threshold=64, accumulation=2),
+    "stage 1, gradients larger than the bucket": fixed(FLAT, stage=1, shard=3, reduce_bucket=40, accumulation=2, clip=True),
+    "stage 2, gradients larger than the bucket": fixed(FLAT, stage=2, shard=3, reduce_bucket=40, overlap_comm=True),
     "asked to all-reduce without a bucket": fixed(gradient_reduction="all_reduce", contiguous_gradients=False),
     "asked to all-reduce, a gradient larger than the bucket": fixed(FLAT, gradient_reduction="all_reduce", reduce_bucket=100),
 }

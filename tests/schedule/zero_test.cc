@@ -156,6 +156,33 @@ TEST_CASE("ZeRO-1 and ZeRO-2: buckets, gradients alive, bytes moved") {
   }
 }
 
+TEST_CASE("ZeRO-1 and ZeRO-2: a gradient larger than the bucket is cut where partitions meet") {
+  // The stem's 4 x 8 weights, then the block's 4 x 4: partitions of 24 elements over two ranks.
+  ChainSpec spec;
+  spec.blocks = 1;
+  spec.width = 4;
+  spec.stem = 8;
+  const auto sums = [&](Dialect dialect, std::int64_t bucket, bool contiguous) {
+    Plan plan = ZeroPlan(spec, dialect, 2);
+    plan.zero.reduce_bucket = bucket;
+    plan.zero.contiguous_gradients = contiguous;
+    const Program p = LowerChain(spec, plan, kMixed);
+    std::vector<std::int64_t> elements;
+    for (const Op& op : p.step.ops) {
+      const OpShape& shape = p.ShapeOf(op);
+      if (shape.code == OpCode::kAllReduce && op.phase == Phase::kBackward) {
+        elements.push_back(shape.bytes.value / 4);
+      }
+    }
+    return elements;
+  };
+  using Elements = std::vector<std::int64_t>;
+  CHECK(sums(Dialect::kZero2, 20, true) == Elements{16, 24, 8});
+  CHECK(sums(Dialect::kZero1, 20, true) == Elements{24, 8, 16});
+  CHECK(sums(Dialect::kZero2, 30, true) == Elements{16, 32});  // the first part is below a bucket
+  CHECK(sums(Dialect::kZero2, 20, false) == Elements{16, 32});
+}
+
 TEST_CASE("ZeRO-1 and ZeRO-2: accumulation and reduce-scatter") {
   ChainSpec spec;
   spec.blocks = 3;
