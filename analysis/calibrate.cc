@@ -66,13 +66,16 @@ void Store(const Field& field, const FittedValue& found, const Origin& origin,
 }
 
 void FitFields(const std::vector<Field>& fields, const RowsAt& rows_at, const Origin& origin,
-               std::vector<CalibratedNumber>& numbers) {
+               std::vector<CalibratedNumber>& numbers, bool keeps_sums = false) {
   std::vector<FitColumn> columns;
   columns.reserve(fields.size());
   for (const Field& field : fields) {
     columns.push_back(ColumnOf(field));
   }
-  const std::vector<FittedValue> found = FitPiecewise(columns, rows_at);
+  std::vector<FittedValue> found = FitPiecewise(columns, rows_at);
+  if (keeps_sums) {
+    KeepSums(columns, rows_at, found);
+  }
   for (std::size_t i = 0; i < fields.size(); ++i) {
     Store(fields[i], found[i], origin, numbers);
   }
@@ -295,7 +298,12 @@ void CalibrateKernels(const std::vector<CalibrationRun>& runs, const Calibration
     }
     return rows;
   };
-  FitFields(fields, rows_at, origin, numbers);
+  // Ops on cores say what they computed themselves; elsewhere some are slowed by what runs beside
+  // them, which the middle op tells from the rest and a sum does not.
+  const bool keeps_sums = std::all_of(runs.begin(), runs.end(), [](const CalibrationRun& run) {
+    return run.cluster.SharedCores() > 0;
+  });
+  FitFields(fields, rows_at, origin, numbers, keeps_sums);
   const auto keep_unless_found = [&](const char* field, Number<double>& fraction,
                                      const Number<double>& old) {
     const bool is_found =

@@ -202,4 +202,55 @@ std::vector<FittedValue> FitPiecewise(std::span<const FitColumn> columns, const 
   return Describe(columns, rows_at(best), best);
 }
 
+namespace {
+
+// The time of the measurements that are mostly column `i`, and what the columns say of them.
+struct ColumnSums {
+  double measured = 0, predicted = 0, own = 0;
+};
+ColumnSums SumsOf(std::size_t i, std::span<const FitRow> rows, std::span<const double> values) {
+  ColumnSums sums;
+  for (const FitRow& row : rows) {
+    double all = 0, own = 0;
+    for (const FitTerm& term : row.terms) {
+      const double part = term.factor * values[term.column];
+      all += part;
+      own += term.column == i ? part : 0;
+    }
+    if (own > all / 2) {
+      const double count = row.weight / row.measured;
+      sums.measured += count * row.measured;
+      sums.predicted += count * all;
+      sums.own += count * own;
+    }
+  }
+  return sums;
+}
+
+}  // namespace
+
+void KeepSums(std::span<const FitColumn> columns, const RowsAt& rows_at,
+              std::span<FittedValue> found) {
+  constexpr int kRounds = 3;  // columns stand beside each other in some rows
+  constexpr double kMost = 3;
+  std::vector<double> values;
+  for (const FittedValue& value : found) {
+    values.push_back(value.value);
+  }
+  for (int round = 0; round < kRounds; ++round) {
+    for (std::size_t i = 0; i < columns.size(); ++i) {
+      const ColumnSums sums = SumsOf(i, rows_at(values), values);
+      if (!found[i].is_found || sums.own <= 0) {
+        continue;
+      }
+      const double moved = values[i] * (1 + (sums.measured - sums.predicted) / sums.own);
+      values[i] = std::clamp(moved, found[i].value / kMost, found[i].value * kMost);
+      values[i] = std::max(values[i], columns[i].lower);
+    }
+  }
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    found[i].value = values[i];
+  }
+}
+
 }  // namespace shardwright

@@ -70,5 +70,20 @@ TEST_CASE("The middle of odd and even counts") {
   CHECK(MedianOf({4, 1, 3, 2}) == 2.5);
 }
 
+TEST_CASE("Where no value suits all rows, their sum is kept") {
+  // Three ops of 1 s and two of 4 s, all of the same size: 11 s of five.
+  const RowsAt rows_at = [](std::span<const double>) {
+    return std::vector<FitRow>{{{{0, 1}}, 1, 3 * 1}, {{{0, 1}}, 4, 2 * 4}};
+  };
+  const std::vector<FitColumn> columns = {{2, 1, 0}};
+  std::vector<FittedValue> found = FitPiecewise(columns, rows_at);
+  KeepSums(columns, rows_at, found);
+  CHECK(found[0].value == doctest::Approx(11.0 / 5));
+  // What was not found stays.
+  found[0] = {2, false, 0, 0};
+  KeepSums(columns, rows_at, found);
+  CHECK(found[0].value == 2);
+}
+
 }  // namespace
 }  // namespace shardwright
