@@ -305,8 +305,11 @@ void ChooseBest(const ChooseInput& in, Evaluator& evaluator, SearchResult& resul
     }
   }
   if (best != kNone) {
-    result.candidates[best].status = CandidateStatus::kFits;
-    SetBest(best, finals.at(best), result);
+    Candidate& chosen = result.candidates[best];
+    const Evaluator::Final final = evaluator.RunFinal(chosen.plan, result.memory_limit, true);
+    Settle(final, best, result.candidates);
+    chosen.status = CandidateStatus::kFits;
+    SetBest(best, final, result);
   }
 }
 
@@ -368,7 +371,7 @@ void MeasureFront(const ChooseInput& in, Workers& workers, SearchResult& result)
     }
     std::vector<Evaluator::Final> finals(rows.size());
     workers.ForEach(rows.size(), [&](std::size_t i, Evaluator& evaluator) {
-      finals[i] = evaluator.RunReserved(result.candidates[rows[i]].plan, result.memory_limit);
+      finals[i] = evaluator.RunFinal(result.candidates[rows[i]].plan, result.memory_limit);
     });
     for (std::size_t i = 0; i < rows.size(); ++i) {
       Settle(finals[i], rows[i], result.candidates);

@@ -80,24 +80,15 @@ Evaluator::Final Evaluator::FinalOf(const SimulationResult& result, Bytes placed
   return final;
 }
 
-Evaluator::Final Evaluator::RunFinal(const Plan& plan, Bytes limit) {
-  ++count_;
-  const Program program = Lower({in_.model, in_.kernels, in_.job, plan});
-  CheckLegal(program);
-  const Bytes placed =
-      program.memory == MemoryRegime::kArena ? Place(program).device_size : Bytes(0);
-  return FinalOf(simulator_.Run(program, WithAllocator(program)), placed, limit);
-}
-
-Evaluator::Final Evaluator::RunReserved(const Plan& plan, Bytes limit) {
+Evaluator::Final Evaluator::RunFinal(const Plan& plan, Bytes limit, bool is_exact) {
   ++count_;
   PlanPrograms programs({in_.model, in_.kernels, in_.job, plan});
   const SimulateOptions options = WithAllocator(programs.Largest());
-  const SimulationResult result = SimulatePlan(simulator_, programs, options);
-  const Bytes placed = programs.Largest().memory == MemoryRegime::kArena
-                           ? Place(programs.With(plan.accumulation)).device_size
-                           : Bytes(0);
-  return FinalOf(result, placed, limit);
+  const SimulationResult result = is_exact ? SimulatePlan(simulator_, programs, options)
+                                           : SimulateUntilRetries(simulator_, programs, options);
+  CheckLegal(programs.Largest());
+  const bool has_arena = programs.Largest().memory == MemoryRegime::kArena;
+  return FinalOf(result, has_arena ? PlacePlan(programs) : Bytes(0), limit);
 }
 
 Workers::Workers(const SearchInput& input, int threads) {

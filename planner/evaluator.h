@@ -43,8 +43,9 @@ class Evaluator {
   explicit Evaluator(const SearchInput& input);
 
   [[nodiscard]] Outcome Run(const Plan& plan);
-  // The same with the caching allocator, or native's arena held against `limit`; all micro-batches
-  // are lowered, and the program is verified first.
+  // The same with the caching allocator, or native's arena held against `limit`; a program of the
+  // plan is verified, too. Not `is_exact`: time and amounts of what retries need not be those of
+  // all micro-batches.
   struct Final {
     Outcome outcome;
     Bytes reserved;
@@ -52,9 +53,7 @@ class Evaluator {
     Bytes needed;              // reserved (native: the arena) and outside
     bool fits = false;
   };
-  [[nodiscard]] Final RunFinal(const Plan& plan, Bytes limit);
-  // The same, told from a few micro-batches.
-  [[nodiscard]] Final RunReserved(const Plan& plan, Bytes limit);
+  [[nodiscard]] Final RunFinal(const Plan& plan, Bytes limit, bool is_exact = false);
 
   [[nodiscard]] std::int64_t count() const { return count_; }
 

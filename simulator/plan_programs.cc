@@ -275,8 +275,15 @@ void PlanPrograms::NumberAsInPlan(std::int64_t micro_batches) {
   }
 }
 
-SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
-                              const SimulateOptions& options) {
+namespace {
+
+bool Retries(const SimulationResult& result) {
+  const std::optional<ReservedMemory>& reserved = result.memory.reserved;
+  return reserved && (reserved->out_of_memory || reserved->retries_steady > 0);
+}
+
+SimulationResult Simulate(Simulator& simulator, PlanPrograms& programs,
+                          const SimulateOptions& options, bool until_retries) {
   const std::int64_t count = programs.micro_batch_count();
   std::map<std::int64_t, SimulationResult> known;
   const auto run = [&](std::int64_t n) -> SimulationResult& {
@@ -286,10 +293,30 @@ SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
                : known.emplace(n, simulator.Run(programs.With(n), options)).first->second;
   };
   return TellOrRun(count, run, [&](std::int64_t n) {
-    auto result = Extrapolate({&run(n - 2), &run(n - 1), &run(n)}, n, count);
-    const bool tells = result && !LeadMayMatter(programs.With(n), run(n - 1), run(n));
-    return tells ? std::move(result) : std::nullopt;
+    const SimulationResult &first = run(n - 2), &second = run(n - 1), &third = run(n);
+    auto result = Extrapolate({&first, &second, &third}, n, count);
+    if (result && !LeadMayMatter(programs.With(n), second, third)) {
+      return result;
+    }
+    result.reset();
+    if (until_retries && Retries(first) && Retries(second) && Retries(third)) {
+      result = third;
+      result->step_time += (third.step_time - second.step_time) * (count - n);
+    }
+    return result;
   });
+}
+
+}  // namespace
+
+SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
+                              const SimulateOptions& options) {
+  return Simulate(simulator, programs, options, false);
+}
+
+SimulationResult SimulateUntilRetries(Simulator& simulator, PlanPrograms& programs,
+                                      const SimulateOptions& options) {
+  return Simulate(simulator, programs, options, true);
 }
 
 Bytes PlacePlan(PlanPrograms& programs) {

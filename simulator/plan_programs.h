@@ -67,6 +67,12 @@ class PlanPrograms {
 // those of the largest program. Throws InputError as Simulator::Run and Lower do.
 [[nodiscard]] SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
                                             const SimulateOptions& options);
+// The same for who only asks whether the caching allocator takes the plan as it is: one that
+// retries or fails with each of three numbers of micro-batches is not simulated with more. Then the
+// time goes on by the last difference, whether or not it is steady, and the rest is the largest
+// program's.
+[[nodiscard]] SimulationResult SimulateUntilRetries(Simulator& simulator, PlanPrograms& programs,
+                                                    const SimulateOptions& options);
 
 // The device's arena (Place) of the whole plan: what three programs have in common whose numbers of
 // micro-batches follow one another; where none do, of all of it.

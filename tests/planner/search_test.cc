@@ -12,10 +12,12 @@
 #include "core/error.h"
 #include "models/loader.h"
 #include "planner/baselines.h"
+#include "planner/evaluate.h"
 #include "planner/explain.h"
 #include "planner/fixes.h"
 #include "planner/front.h"
 #include "schedule/lower.h"
+#include "schedule/place.h"
 #include "schedule/plan_file.h"
 #include "simulator/simulate.h"
 #include "tests/planner/random_jobs.h"
@@ -117,6 +119,35 @@ TEST_CASE("The plan is at least as fast as what users would have done") {
     }
   }
   MESSAGE(fitting << " jobs with a baseline that fits");
+}
+
+TEST_CASE("A plan of many micro-batches costs what simulating all of them says") {
+  const PlanFile problem = ZooProblem("pythia-70m", "pcie-8x4090", 1, 48);
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kNative}) {
+    CAPTURE(NameOf(dialect));
+    SearchOptions options = NativeSearch();
+    options.base.dialect = dialect;
+    options.base.micro_batch = 1;
+    options.fixed.micro_batch = true;
+    const Model& model = problem.model.model;
+    const SearchResult result =
+        Search({model, problem.kernels, problem.cluster, problem.profile, problem.job}, options);
+    REQUIRE(result.is_feasible);
+    REQUIRE(result.best.plan.accumulation == 48);
+    const Program whole = Lower({model, problem.kernels, problem.job, result.best.plan});
+    SimulateOptions simulate;
+    simulate.allocator.capacity =
+        AllocatorCapacity(UsableMemory(problem.cluster, problem.job), whole, problem.profile);
+    const SimulationResult exact = Simulate({whole, problem.cluster, problem.profile, simulate});
+    const ReservedMemory& reserved = *exact.memory.reserved;
+    CHECK(result.best.step_time == ToSeconds(exact.step_time));
+    CHECK(result.best.peak.total == exact.memory.allocated.DevicePeak().total);
+    CHECK(result.best.reserved == std::max(reserved.peak_first, reserved.peak_steady));
+    CHECK(result.best.retries == reserved.retries_steady);
+    const Bytes taken =
+        dialect == Dialect::kNative ? Place(whole).device_size : result.best.reserved;
+    CHECK(result.candidates[result.best.index].needed == taken + exact.memory.outside);
+  }
 }
 
 // The last layer before the head has fewer gathers than the others have, which several copies of a
