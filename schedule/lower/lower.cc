@@ -6,6 +6,7 @@
 
 #include "core/budget.h"
 #include "core/error.h"
+#include "core/json.h"
 #include "schedule/lower/flat_rules.h"
 #include "schedule/lower/unit_rules.h"
 #include "schedule/lower/zero_rules.h"
@@ -112,25 +113,25 @@ std::optional<Model> WithoutMissingGradients(const LowerInput& in) {
   return changed;
 }
 
-// The ops of a step that a third of the memory there was at first holds, at most 2^24; times the
-// budget's factor.
-std::int64_t MostOps() {
-  // Of the step, its program and its simulation; edges have 31 bits for an op.
-  constexpr std::int64_t kBytesPerOp = 1300;
-  constexpr std::int64_t kMostOps = std::int64_t{1} << 24;
-  static const std::int64_t fit = AvailableMemory() / 3 / kBytesPerOp;
-  return std::min(std::min(fit, kMostOps) * BudgetFactor(), std::int64_t{1} << 30);
-}
-
 }  // namespace
 
 void CheckOpCount(std::size_t ops, std::int64_t lowered, std::int64_t micro_batches) {
-  const std::int64_t most = MostOps();
-  if (static_cast<std::int64_t>(ops) * micro_batches > most * lowered) {
+  // The same on every machine, so that answers are. Edges have 31 bits for an op.
+  constexpr std::int64_t kMostOps = 5'000'000;
+  const std::int64_t most = std::min(kMostOps * BudgetFactor(), std::int64_t{1} << 30);
+  const std::int64_t count = static_cast<std::int64_t>(ops) * micro_batches / lowered;
+  if (count > most) {
     throw InputError(std::string(kWhere) + ": accumulation", std::to_string(micro_batches),
                      "a step of at most " + std::to_string(most) + " ops",
-                     "--budget " + std::to_string(2 * BudgetFactor()) +
-                         " allows twice as many; by the memory there is, a third of it");
+                     "--budget " + std::to_string(2 * BudgetFactor()) + " allows twice as many");
+  }
+  // Of the step, its program and its simulation.
+  constexpr Bytes kPerOp{1300};
+  static const Bytes free{AvailableMemory()};
+  if (kPerOp * count > free) {
+    throw EnvironmentError("a step of " + std::to_string(count) + " ops takes about " +
+                           Format(kPerOp * count) + " of memory, and " + Format(free) +
+                           " are free");
   }
 }
 
