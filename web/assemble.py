@@ -6,9 +6,11 @@ ENGINE_FOLDER has what Emscripten made: shardwright_engine.js and shardwright_en
 """
 
 import base64
+import csv
 import gzip
 import hashlib
 import html
+import json
 import pathlib
 import re
 import sys
@@ -18,7 +20,7 @@ REPORT = ROOT / "analysis/report/page"
 WEB = ROOT / "web"
 # Those of the report, from the list that CMake has.
 REPORT_MODULES = ("units.js", "spans.js", "timeline.js", "memory.js", "choices.js", "controls.js")
-PAGE_MODULES = ("engine_client.js", "question.js", "answer.js", "costs.js", "main.js")
+PAGE_MODULES = ("engine_client.js", "question.js", "answer.js", "costs.js", "published.js", "main.js")
 
 
 def read(path: pathlib.Path) -> str:
@@ -64,9 +66,19 @@ def page(engine: dict[str, str], d3: pathlib.Path, source: str = "") -> str:
         "pictures": pictures(),
         "d3_license": html.escape(read(REPORT / "d3_license.txt")),
         "engine": "".join(data_block(f"engine-{name}", text) for name, text in engine.items()),
+        "published": data_block("published-runs", published()),
         "scripts": "\n".join(f"<script>{text}</script>" for text in scripts),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], read(WEB / "page/page.html"))
+
+
+def published() -> str:
+    """Published runs by the profile that predicts them: {profile: [[id, measured s, predicted s]]}."""
+    rows: dict[str, list] = {}
+    with open(ROOT / "bench/published/predictions.csv", newline="", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            rows.setdefault(row["profile"], []).append([row["id"], float(row["measured_s"]), float(row["predicted_s"])])
+    return json.dumps(rows, separators=(",", ":"))
 
 
 def packed(wasm: bytes) -> str:

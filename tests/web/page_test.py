@@ -4,9 +4,11 @@
     page_test.py SHARDWRIGHT D3       with the program where the engine would be; D3: the folder of its modules
 """
 
+import csv
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -68,6 +70,21 @@ class Page(PageTestCase):
         self.assertTrue(self.by_id("spans").is_displayed())
         self.assertTrue(self.by_id("bytes").is_displayed())
         self.shot("fits")
+
+    def test_published_runs_of_the_profile(self):
+        self.open()
+        plan = self.native("plan", "--json", "--no-search", "--model=gpt2", "--cluster=dgx-a100", "--gpus=4", "--seq=128", "--micro-batch=1")
+        profile = json.loads(plan)["plan_file"]["profile"]["name"]
+        with open(web_test_case.ROOT / "bench/published/predictions.csv", newline="", encoding="utf-8") as lines:
+            rows = [row for row in csv.DictReader(lines) if row["profile"] == profile]
+        errors = [abs(float(row["predicted_s"]) / float(row["measured_s"]) - 1) for row in rows]
+        self.assertGreater(len(rows), 3)
+        self.assertEqual(self.by_id("published-body").find_element(By.TAG_NAME, "p").text,
+                         f"Step times of {len(rows)} published runs by the profile {profile}: median error {100 * statistics.median(errors):.1f} %, "
+                         f"greatest {100 * max(errors):.1f} %.")
+        self.assertEqual(len(self.by_id("published-body").find_elements(By.TAG_NAME, "circle")), len(rows))
+        self.open("#how=choose&model=gpt2&cluster=pcie-8x4090&seq=128&micro-batch=1")
+        self.assertEqual(self.by_id("published-body").text, "No published run is known that the profile ada-torch-eager predicts.")
 
     def test_it_does_not_fit(self):
         self.open("#how=choose&model=llama-3-70b&cluster=dgx-a100&seq=4096&micro-batch=1")

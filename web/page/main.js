@@ -134,12 +134,13 @@
     }
     Object.assign(shown, {plan, search, simulation, report});
     byId("result").hidden = false;
-    for (const id of ["take", "side", "pictures"]) {
+    for (const id of ["take", "side", "pictures", "published"]) {
       byId(id).hidden = false;
     }
     answer.show(search, simulation, report);
     showFront(search);
     showCosts(search);
+    drawPublished(byId("published-body"), simulation.profile);
     draw(report);
     byId("command").textContent = question.state.plan !== null ? `shardwright simulate ${question.state.plan.name}` :
       question.state.point !== null ? "shardwright simulate plan.json" : question.commandLine(found.words);
@@ -149,7 +150,7 @@
   const showNothingFits = (search, show) => {
     Object.assign(shown, {plan: null, search, simulation: null, report: null});
     byId("result").hidden = false;
-    for (const id of ["take", "side", "pictures"]) {
+    for (const id of ["take", "side", "pictures", "published"]) {
       byId(id).hidden = true;
     }
     show(search);
