@@ -20,10 +20,11 @@ const drawPublished = (place, profile) => {
   const x = d3.scaleLog().domain([d3.min(rows, (row) => row[1]) / 1.2, d3.max(rows, (row) => row[1]) * 1.2]).range([LEFT, WIDTH - RIGHT]);
   const most = Math.max(0.1, d3.max(off));
   const y = d3.scaleLinear().domain([-most, most]).nice().range([HEIGHT - BOTTOM, TOP]);
+  const isRound = (value) => [1, 2, 5].includes(Math.round(value / 10 ** Math.floor(Math.log10(value) + 1e-9)));
   const svg = d3.select(place).append("svg").attr("viewBox", `0 0 ${WIDTH} ${HEIGHT}`).attr("role", "img")
     .attr("aria-label", `Errors of predicted step times: ${rows.map((row) => `${row[0]} ${signed(errorOf(row))}`).join(", ")}`);
   svg.append("g").attr("transform", `translate(0,${HEIGHT - BOTTOM})`)
-    .call(d3.axisBottom(x).ticks(5).tickFormat((seconds) => formatTime(seconds * 1e9)));
+    .call(d3.axisBottom(x).tickValues(x.ticks().filter(isRound)).tickFormat((seconds) => formatTime(seconds * 1e9)));
   svg.append("g").attr("transform", `translate(${LEFT},0)`).call(d3.axisLeft(y).ticks(5).tickFormat((value) => `${Math.round(100 * value)} %`));
   svg.append("path").attr("class", "axis").attr("d", `M${LEFT},${y(0)}H${WIDTH - RIGHT}`);
   svg.append("text").attr("x", WIDTH - RIGHT).attr("y", HEIGHT - 6).attr("class", "end").text("measured step time");
