@@ -20,10 +20,11 @@ struct GpuClass {
   std::string_view note;         // empty: the same thing
   std::int64_t nic_gbit_per_s;   // per GPU, where the row does not name the network
   std::int64_t host_memory_gib;  // of a node of eight GPUs; only offload reads it
+  std::string_view words = "";   // in what the source calls the GPU
 };
 // The first row that fits counts. NIC rates: DGX A100 and H100 class machines; Jean Zay has one
 // 100 Gbit/s Omni-Path port per V100.
-constexpr std::array<GpuClass, 27> kGpuClasses = {{
+constexpr std::array<GpuClass, 28> kGpuClasses = {{
     {"A100-40GB", "a100-40", "", 200, 1024},
     {"A100-80GB", "a100-80", "", 200, 2048},
     {"A100-PCIe", "a100-pcie-80", "", 200, 1024},
@@ -38,6 +39,7 @@ constexpr std::array<GpuClass, 27> kGpuClasses = {{
     {"H100", "h100-80", "H100 of unknown kind taken as h100-80", 400, 2048},
     {"H200", "h200-141", "", 400, 2048},
     {"GB200", "gb200-186", "", 400, 1024},
+    {"B200", "b200-180-limited", "", 400, 2048, "power limited"},
     {"B200", "b200-180", "", 400, 2048},
     {"GB300", "b300-288", "GB300 taken as b300-288", 400, 1024},
     {"MI300X", "mi300x", "", 400, 2048},
@@ -55,7 +57,7 @@ constexpr std::array<GpuClass, 27> kGpuClasses = {{
 
 const GpuClass& FindClass(const MeasuredRun& run) {
   for (const GpuClass& row : kGpuClasses) {
-    if (run.gpu_class.starts_with(row.prefix)) {
+    if (run.gpu_class.starts_with(row.prefix) && run.gpu.find(row.words) != std::string::npos) {
       return row;
     }
   }

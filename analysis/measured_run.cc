@@ -134,9 +134,10 @@ void ReadTexts(const RowReader& read, MeasuredRun& run) {
   run.model_name = read.Text("model_name");
   run.ffn_kind = read.Text("ffn_kind");
   run.tied_embedding = read.Text("tied_embeddings");
+  run.gpu = read.Text("gpu");
   run.gpu_class = read.Text("gpu_class");
   if (run.gpu_class.empty()) {
-    run.gpu_class = read.Text("gpu");
+    run.gpu_class = run.gpu;
   }
   run.network = read.Text("internode_network");
   run.parallelism = read.Text("parallelism");

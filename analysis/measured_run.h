@@ -41,6 +41,7 @@ struct MeasuredRun {
   std::int64_t sequence_length = 0;
 
   // Cluster.
+  std::string gpu;        // as the source calls it
   std::string gpu_class;  // column gpu_class, or gpu where a table has no classes
   std::int64_t gpus = 0;
   std::int64_t gpus_per_node = 0;

@@ -152,6 +152,42 @@ TEST_CASE("Profiles: eager Llama-3-8B on H100-80, which nothing was fitted to") 
   FAIL("no row aws-001");
 }
 
+// The numbers of Blackwell are those of single kernels on B200. These two runs, of which the source
+// says neither batch nor recomputation, had torchtitan's defaults: 1 sample, parts of each block.
+TEST_CASE("Profiles: eager Llama-3-8B on GB200, which nothing was fitted to") {
+  int rows = 0;
+  for (MeasuredRun run : ReadMeasuredRuns("../bench/published/measured_runs.csv")) {
+    if (run.id != "torchtitan-096" && run.id != "torchtitan-097") {
+      continue;
+    }
+    ++rows;
+    run.micro_batch = run.accumulation = 1;
+    run.global_batch = run.gpus;
+    run.checkpointing = "selective (per-op)";
+    const MappedRun mapped = MapRun(run, "auto");
+    CAPTURE(mapped.skipped);
+    REQUIRE(mapped.skipped.empty());
+    REQUIRE(mapped.plan.profile.name == "gb200-torch-eager");
+    const double measured = 8192 / run.tokens_per_s_per_gpu;
+    const double predicted = PredictRun(mapped.plan, mapped.expandable_segments).step_time.value;
+    CHECK(std::abs(predicted / measured - 1) <= 0.1);
+  }
+  CHECK(rows == 2);
+}
+
+// torchao's five runs say "power limited" and take twice as long as a B200 at full power: they are
+// of a GPU of their own.
+TEST_CASE("Profiles: a card whose owner limits its power is not the one that others rent") {
+  for (const MeasuredRun& run : ReadMeasuredRuns("../bench/published/measured_runs.csv")) {
+    if (run.id == "torchao-008") {
+      CHECK(MapRun(run, "auto").plan.cluster.gpu.name == "b200-180-limited");
+      MeasuredRun other = run;
+      other.gpu = "B200-180GB";
+      CHECK(MapRun(other, "auto").plan.cluster.gpu.name == "b200-180");
+    }
+  }
+}
+
 TEST_CASE("Profiles: every fit names the GPU that its profile is for, or one with its numbers") {
   std::size_t fitted = 0;
   for (const std::string& name : ListProfiles()) {

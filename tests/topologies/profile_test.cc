@@ -52,7 +52,9 @@ TEST_CASE("Profile: one fits each GPU and kernel set") {
   CHECK(DefaultProfile(FindGpu("rtx-5090", ""), "torch-compile").name ==
         "blackwell-rtx-torch-eager");
   CHECK(DefaultProfile(FindGpu("a100-40", ""), "composer-2023").name == "a100-torch-eager");
-  CHECK(DefaultProfile(FindGpu("b200-180", ""), "torch-eager").name == "b200-180-torch");
+  CHECK(DefaultProfile(FindGpu("b200-180", ""), "torch-compile").name == "b200-torch-eager");
+  CHECK(DefaultProfile(FindGpu("b200-180-limited", ""), "torch-eager").name ==
+        "b200-180-limited-torch");
   CHECK(DefaultProfile(FindGpu("gb200-186", ""), "torch-eager").name == "gb200-torch-eager");
   CHECK(DefaultProfile(FindGpu("v100-32", ""), "torch-eager").name == "v100-torch-eager");
   CHECK(DefaultProfile(FindGpu("mi300x", ""), "torch-eager").name == "mi300x-torch");
