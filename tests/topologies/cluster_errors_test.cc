@@ -166,8 +166,9 @@ TEST_CASE("Cluster errors: truncated files") {
 
 TEST_CASE("Cluster errors: inline descriptions") {
   CHECK(LoadError("a100 x8, nvlink 300 GB/s") ==
-        "cluster description: got \"a100\", expected a GPU of `shardwright list gpus`; did you "
-        "mean \"a100-40\"?");
+        "cluster: got \"a100 x8, nvlink 300 GB/s\", expected the GPU's full name: a100-40, a100-80 "
+        "or "
+        "a100-pcie-80");
   CHECK(LoadError("h100-80 x8, nvlink 450") ==
         "cluster description: nvlink: got \"450\", expected a rate such as \"50 GB/s\" or \"400 "
         "Gbit/s\"; the unit is missing");
