@@ -254,6 +254,25 @@ def without_weights(maker):
         raise Unsupported(f"the module cannot be built: {type(error).__name__}: {error}") from error
 
 
+# Where a configuration has several: the first of these that knows it.
+KINDS = ("Seq2SeqLM", "SpeechSeq2Seq", "MaskedLM", "CausalLM", "ImageTextToText", "ZeroShotImageClassification", "ImageClassification", "AudioClassification")
+
+
+def auto_class(auto, config, is_image):
+    """The Auto class whose model the file names under "architectures"; without that, the task that such a configuration is for."""
+    def known(kind):
+        return getattr(auto, f"AutoModelFor{kind}")._model_mapping._model_mapping
+
+    asked = (getattr(config, "architectures", None) or [""])[0]
+    kinds = ("ImageClassification", *KINDS) if is_image else KINDS
+    for kind in (*kinds, "SequenceClassification", "TokenClassification", "QuestionAnswering"):
+        if asked and asked == known(kind).get(config.model_type):
+            return f"AutoModelFor{kind}"
+    if config.model_type in known("CausalLM") and getattr(config, "is_decoder", False):
+        return "AutoModelForCausalLM"
+    return next((f"AutoModelFor{kind}" for kind in kinds if config.model_type in known(kind)), "AutoModel")
+
+
 def build_transformers(arguments):
     try:
         import transformers
@@ -266,8 +285,7 @@ def build_transformers(arguments):
     except Exception as error:
         raise Unsupported(f"{arguments.config}: {' '.join(str(error).split())[:300]}") from error
     config.use_cache = False
-    name = TASKS[arguments.task] if arguments.task else "AutoModelForImageClassification" if arguments.image else \
-        "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
+    name = TASKS[arguments.task] if arguments.task else auto_class(transformers.models.auto.modeling_auto, config, bool(arguments.image))
     kind = getattr(transformers, name)
 
     def make():
@@ -303,6 +321,10 @@ def inputs_of(arguments, model):
         return {"pixel_values": torch.empty(1, channels, arguments.image, arguments.image, device="meta"),
                 "labels": torch.empty(1, dtype=torch.long, device="meta")}
     ids = torch.empty(1, arguments.seq, dtype=torch.long, device="meta")
+    if getattr(model, "main_input_name", "") == "input_features":  # of speech, whose length the encoder's positions fix
+        frames = getattr(model.config, "max_source_positions", 1500) * 2
+        return {"input_features": torch.empty(1, model.config.num_mel_bins, frames, device="meta"), "decoder_input_ids": ids,
+                "labels": ids.clone()}
     inputs = {"input_ids": ids, "labels": ids.clone()}
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = ids.clone()
