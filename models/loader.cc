@@ -24,7 +24,7 @@ struct NamedBuilder {
   std::string_view name;
   Model (*build)(const BuildInput&);
 };
-constexpr std::array<NamedBuilder, 8> kBuilders = {{
+constexpr std::array<NamedBuilder, 9> kBuilders = {{
     {"decoder", BuildDecoder},
     {"gpt2", BuildGpt2},
     {"gpt_neox", BuildGptNeox},
@@ -33,6 +33,7 @@ constexpr std::array<NamedBuilder, 8> kBuilders = {{
     {"t5", BuildT5},
     {"bert", BuildBert},
     {"vit", BuildVit},
+    {"template", BuildTemplate},
 }};
 
 // The rows of a model type table. Checks the header of the file.
@@ -73,9 +74,10 @@ JsonValue FindRow(const JsonValue& type, const std::optional<JsonValue>& extra) 
   for (std::size_t i = 0; i < known.size(); ++i) {
     expected += (i == 0 ? "\"" : ", \"") + known[i] + "\"";
   }
-  throw type.Error(
-      expected + ", or a model.json, as shardwright export makes of any Transformers model",
-      DidYouMean(name, known));
+  throw type.Error(expected + ", or the model.json that \"shardwright export " +
+                       type.path().file() +
+                       " --seq 2048 -o model.json\" writes (of images: --image 224)",
+                   DidYouMean(name, known));
 }
 
 Model BuildFromConfig(const JsonValue& config, const JsonValue& row, const std::string& type,

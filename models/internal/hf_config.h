@@ -128,5 +128,6 @@ void AddCrossEntropy(ModelBuilder& builder, std::int64_t rows, std::int64_t clas
 [[nodiscard]] Model BuildT5(const BuildInput& input);
 [[nodiscard]] Model BuildBert(const BuildInput& input);
 [[nodiscard]] Model BuildVit(const BuildInput& input);
+[[nodiscard]] Model BuildTemplate(const BuildInput& input);
 
 }  // namespace shardwright

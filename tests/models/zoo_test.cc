@@ -100,9 +100,12 @@ TEST_CASE("Zoo.ListIsSortedCompleteAndSourced") {
   }
   const std::vector<std::string> types = ListModelTypes();
   const std::vector<std::string> expected = {
-      "bert",     "deepseek_v3", "gemma",     "gemma2",  "gemma3", "gemma3_text", "gpt2",
-      "gpt_neox", "llama",       "mistral",   "mixtral", "mpt",    "opt",         "phi3",
-      "qwen2",    "qwen3",       "qwen3_moe", "t5",      "vit"};
+      "bert",       "bloom",    "camembert",  "cohere",   "cohere2",   "deepseek_v2", "deepseek_v3",
+      "distilbert", "electra",  "falcon",     "gemma",    "gemma2",    "gemma3",      "gemma3_text",
+      "glm",        "glm4",     "gpt2",       "gpt_neox", "granite",   "llama",       "mistral",
+      "mixtral",    "mpt",      "nemotron",   "olmo2",    "olmoe",     "opt",         "phi",
+      "phi3",       "qwen2",    "qwen2_moe",  "qwen3",    "qwen3_moe", "roberta",     "seed_oss",
+      "smollm3",    "stablelm", "starcoder2", "t5",       "vit",       "xlm-roberta"};
   CHECK(types == expected);
 }
 
