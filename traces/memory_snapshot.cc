@@ -24,7 +24,8 @@ constexpr std::int64_t kVisitsPerByte = 8;
 
 class SnapshotReader {
  public:
-  explicit SnapshotReader(const std::string& file) : file_(file), pickle_(Pickle::Read(file)) {}
+  explicit SnapshotReader(const std::string& file)
+      : file_(file), pickle_(Pickle::Read(file, kSnapshotRule)) {}
 
   MemorySnapshot Run() {
     const Ref root = pickle_.root();

@@ -14,7 +14,6 @@
 namespace shardwright::internal {
 namespace {
 
-constexpr std::string_view kPickleRule = "a snapshot that torch.cuda.memory._dump_snapshot wrote";
 constexpr std::size_t kLongestText = std::size_t{64} << 20;
 // Bytes of memory, all kinds together: two million events of the allocator, each with its stack.
 constexpr std::int64_t kMostMemory = std::int64_t{512} << 20;
@@ -28,8 +27,9 @@ constexpr std::string_view kCode = "ciobRPQ\x81\x82\x83\x84\x92\x93\x97\x98";
 
 class PickleReader {
  public:
-  explicit PickleReader(const std::string& file)
+  PickleReader(const std::string& file, std::string_view rule)
       : file_(file),
+        rule_(rule),
         source_(file),
         memory_(file, "bytes of values", kMostMemory),
         piece_(1 << 18) {}
@@ -48,7 +48,7 @@ class PickleReader {
   static constexpr std::int64_t kRefSize = sizeof(Ref);
 
   [[noreturn]] void Fail(const std::string& found) const {
-    throw InputError(file_ + ": byte " + std::to_string(offset_), found, kPickleRule);
+    throw InputError(file_ + ": byte " + std::to_string(offset_), found, rule_);
   }
 
   unsigned char Byte() {
@@ -314,13 +314,14 @@ class PickleReader {
     }
     if (kCode.find(static_cast<char>(op)) != std::string_view::npos) {
       throw InputError(file_ + ": byte " + std::to_string(offset_),
-                       "a pickle that runs code (opcode " + std::to_string(op) + ")", kPickleRule,
+                       "a pickle that runs code (opcode " + std::to_string(op) + ")", rule_,
                        "nothing of it was run");
     }
     Fail("opcode " + std::to_string(op));
   }
 
   std::string file_;
+  std::string_view rule_;
   TextSource source_;
   Budget memory_;
   std::vector<char> piece_;
@@ -331,8 +332,54 @@ class PickleReader {
   Pickle result_;
 };
 
-Pickle Pickle::Read(const std::string& file) {
-  return PickleReader(file).Run();
+Pickle Pickle::Read(const std::string& file, std::string_view rule) {
+  return PickleReader(file, rule).Run();
+}
+
+Pickle::Ref Pickle::AddJson(const JsonValue& value) {
+  Value result;
+  if (value.IsObject() || value.IsArray()) {
+    std::vector<Ref> items;
+    if (value.IsObject()) {
+      result.kind = Kind::kDict;
+      for (const std::string& key : value.Keys()) {
+        const std::optional<JsonValue> found = value.Find(key);  // nothing: null
+        if (found.has_value()) {
+          texts_.push_back(key);
+          values_.push_back({Kind::kText, std::ssize(texts_) - 1});
+          items.push_back(static_cast<Ref>(values_.size() - 1));
+          items.push_back(AddJson(*found));
+        }
+      }
+    } else {
+      result.kind = Kind::kList;
+      for (std::size_t i = 0; i < value.size(); ++i) {
+        items.push_back(AddJson(value[i]));
+      }
+    }
+    lists_.push_back(std::move(items));
+    result.number = std::ssize(lists_) - 1;
+  } else if (value.IsString()) {
+    texts_.push_back(value.AsString());
+    result = {Kind::kText, std::ssize(texts_) - 1};
+  } else if (value.IsBool()) {
+    result = {Kind::kBool, value.AsBool() ? 1 : 0};
+  } else if (value.IsNumber()) {
+    const double number = value.AsDouble();
+    constexpr double kMost = 9e18;
+    const bool is_whole = std::abs(number) < kMost && number == std::floor(number);
+    result = {is_whole ? Kind::kInt : Kind::kFloat,
+              is_whole ? static_cast<std::int64_t>(number) : 0};
+  }
+  values_.push_back(result);
+  return static_cast<Ref>(values_.size() - 1);
+}
+
+Pickle Pickle::OfJson(const JsonValue& document, std::int64_t file_size) {
+  Pickle result;
+  result.root_ = result.AddJson(document);
+  result.file_size_ = file_size;
+  return result;
 }
 
 Pickle::Ref Pickle::Find(Ref dict, std::string_view key) const {

@@ -12,6 +12,7 @@
 #include "models/loader.h"
 #include "tests/traces/fuzz.h"
 #include "topologies/import_topology.h"
+#include "traces/flight_recorder.h"
 #include "traces/gzip.h"
 #include "traces/kineto.h"
 #include "traces/measured_file.h"
@@ -57,6 +58,31 @@ std::string Snapshot() {
   return "\x80\x04}(" + text("segments") + "](" + segment + "e" + text("device_traces") + "](](" +
          event + "ee" + "u.";
 }
+
+// {"version", "pg_config", "entries": [{process_group, profiling_name, ...}]}
+std::string FlightDumpPickle() {
+  const auto text = [](const std::string& value) {
+    return std::string("\x8c") + static_cast<char>(value.size()) + value;
+  };
+  const auto number = [](char value) { return std::string("K") + value; };
+  const std::string sizes = "](](" + number(8) + number(2) + "ee";
+  const std::string frame = "}(" + text("filename") + text("a.py") + text("line") + number(3) +
+                            text("name") + text("f") + "u";
+  const std::string entry = "}(" + text("process_group") + text("0") + text("default_pg") + "\x86" +
+                            text("profiling_name") + text("nccl:all_gather") +
+                            text("collective_seq_id") + number(1) + text("input_sizes") + sizes +
+                            text("input_dtypes") + "](" + text("Float") + "e" +
+                            text("output_sizes") + sizes + text("time_created_ns") + number(9) +
+                            text("retired") + "\x88" + text("frames") + "](" + frame + "eu";
+  return "\x80\x02}(" + text("version") + text("2.4") + text("pg_config") + "}(" + text("0") +
+         "}(" + text("name") + text("0") + text("desc") + text("d") + text("ranks") +
+         text("[0, 1]") + "uu" + text("entries") + "](" + entry + "e" + "u.";
+}
+
+const std::string kFlightJson =
+    R"({"version":"2.10","pg_config":{"0":{"name":"0","desc":"default_pg","ranks":"[0, 1]"}},"entries":[)"
+    R"({"process_group":["0","default_pg"],"profiling_name":"gloo:all_reduce","collective_seq_id":1,"input_sizes":[[4]],)"
+    R"("input_dtypes":["Float"],"output_sizes":[[4]],"time_created_ns":1795687337424386670,"retired":true,"is_p2p":false}]})";
 
 std::string NsightExport() {
   sqlite3* database = nullptr;
@@ -167,6 +193,8 @@ std::vector<FuzzTarget> Targets() {
       {"kineto", KinetoTrace(), OfFile(ReadKineto)},
       {"kineto, gzip", sink.Finish(), OfFile(ReadKineto)},
       {"snapshot", Snapshot(), OfFile(ReadMemorySnapshot)},
+      {"flight recorder", FlightDumpPickle(), OfFile(ReadFlightDump)},
+      {"flight recorder, JSON", kFlightJson, OfFile(ReadFlightDump)},
       {"nsight", NsightExport(), OfFile(ReadNsight)},
       {"nccl-tests", kNccl, OfFile(test)},
       {"nccl-tests, JSON", kNcclJson, OfFile(test)},

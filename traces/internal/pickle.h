@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/json.h"
+
 namespace shardwright::internal {
 
 // A value of a pickle; those that occur in several places are stored once.
@@ -16,8 +18,12 @@ class Pickle {
   enum class Kind : std::uint8_t { kNone, kBool, kInt, kFloat, kText, kList, kDict };
   using Ref = std::uint32_t;
 
-  // Throws InputError; see ReadMemorySnapshot.
-  [[nodiscard]] static Pickle Read(const std::string& file);
+  // Nothing in it is ever run: opcodes that call, import or build are refused. `rule` says in
+  // errors what is expected. Throws InputError for code, damaged files and those that cost too
+  // much.
+  [[nodiscard]] static Pickle Read(const std::string& file, std::string_view rule);
+  // The same of a JSON document.
+  [[nodiscard]] static Pickle OfJson(const JsonValue& document, std::int64_t file_size);
 
   [[nodiscard]] Ref root() const { return root_; }
   [[nodiscard]] Kind KindOf(Ref ref) const { return values_[ref].kind; }
@@ -36,6 +42,7 @@ class Pickle {
 
  private:
   friend class PickleReader;
+  Ref AddJson(const JsonValue& value);
   struct Value {
     Kind kind = Kind::kNone;
     std::int64_t number = 0;  // the value, or an index into a table below
