@@ -36,6 +36,7 @@ extern const Command kDiffCommand;
 extern const Command kCheckCommand;
 extern const Command kConfigCommand;
 extern const Command kDoctorCommand;
+extern const Command kHangCommand;
 extern const Command kCompletionCommand;
 extern const Command kManCommand;
 
@@ -49,6 +50,7 @@ std::span<const Command* const> AllCommands() {
       &kFitCommand,        &kFitNcclCommand,      &kReportCommand,          &kPageCommand,
       &kDiffCommand,       &kCheckCommand,        &kConfigCommand,          &kDoctorCommand,
       &kCompletionCommand, &kManCommand,          &kInspectTraceCommand,    &kTopoCommand,
+      &kHangCommand,
   };
   return kCommands;
 }

@@ -23,7 +23,7 @@ WORDS = {
     "generate": ("none.json", "--checkpoint", "none", "--prompt", "x"),
     "checkpoint": ("inspect", "none"), "compare": ("none.json", "none.gz"), "validate": ("none.csv",),
     "validate-nccl": ("none.csv",), "validate-kernels": ("none.csv",), "calibrate": ("none.gz", "-o", "new.json"), "fit": ("none.csv",),
-    "fit-nccl": ("none.csv",), "report": ("none.json",), "diff": ("none.json", "none.json"), "check": ("none.toml",), "config": (),
+    "fit-nccl": ("none.csv",), "report": ("none.json",), "diff": ("none.json", "none.json"), "check": ("none.toml",), "hang": ("none_0",), "config": (),
     "doctor": (), "completion": ("bash",), "man": (), "inspect-trace": ("none",), "topo": ("import", "none"),
     "page": (),
 }

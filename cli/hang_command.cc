@@ -1,0 +1,277 @@
+// Why a job stands still.
+
+#include <array>
+#include <cstdint>
+#include <ctime>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "analysis/hang.h"
+#include "cli/command.h"
+#include "cli/flow.h"
+#include "cli/table.h"
+#include "core/error.h"
+#include "planner/evaluate.h"
+#include "traces/flight_recorder.h"
+
+namespace shardwright {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using enum Table::Align;
+
+constexpr const char* kHangAbout =
+    R"(Says why a job stands still, from the Flight Recorder's dumps of all ranks.
+
+Examples:
+  shardwright hang dumps/
+  shardwright hang nccl_trace_rank_0 nccl_trace_rank_1 --plan plan.json
+  shardwright hang dumps/ --plan plan.json --json
+
+Dumps are what PyTorch writes with TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_FR_BUFFER_SIZE=2000 to
+TORCH_FR_DUMP_TEMP_FILE and the rank, or what torch._C._distributed_c10d._dump_fr_trace() returns,
+as pickle or JSON; nothing in them is run. A folder stands for the files in it whose names end with
+a rank. Ranks are held against each other and, with --plan, against the program of the plan, which
+names unit, phase and micro-batch.
+
+Exits with 1 when something is wrong.)";
+
+constexpr std::array<PositionalRow, 1> kHangPositionals = {
+    {{"DUMP", "dumps whose names end with their rank, or folders of them",
+      "hang needs the dumps of all ranks, or their folder", true, FileRole::kRead}}};
+
+constexpr std::array<FlagRow, 2> kHangFlags = {{
+    {"--plan", "FILE", "plan of the job: names units, phases and micro-batches", FileRole::kRead},
+    {"--patience", "TIME", "shorter waits are none: dumps are not written at once (default '5 s')"},
+}};
+
+// "2026-11-26 14:02:07.123 UTC".
+std::string HangTime(std::int64_t nanoseconds) {
+  constexpr std::int64_t kSecond = 1'000'000'000;
+  const auto seconds = static_cast<std::time_t>(nanoseconds / kSecond);
+  std::tm parts{};
+  ::gmtime_r(&seconds, &parts);
+  std::array<char, 64> text{};
+  const std::size_t size = std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M:%S", &parts);
+  std::string milliseconds = std::to_string(nanoseconds % kSecond / 1'000'000);
+  milliseconds.insert(0, 3 - milliseconds.size(), '0');
+  return std::string(text.data(), size) + '.' + milliseconds + " UTC";
+}
+
+// "rank 3", "ranks 0 and 1", "ranks 0-2 and 5".
+std::string RankList(const std::vector<std::int64_t>& ranks) {
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) {
+      ++end;
+    }
+    if (end - i < 3) {
+      end = i + 1;
+    }
+    parts.push_back(std::to_string(ranks[i]) +
+                    (end - i > 1 ? '-' + std::to_string(ranks[end - 1]) : ""));
+    i = end;
+  }
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == parts.size() ? " and " : ", ") + parts[i];
+  }
+  return text;
+}
+
+// "272 fp32 elements".
+std::string ElementsText(const HangCall& call) {
+  return WithCommas(call.elements) + ' ' + (call.dtype.empty() ? "" : call.dtype + ' ') +
+         "elements";
+}
+
+// "all-gather of 272 fp32 elements".
+std::string CallShape(const HangCall& call) {
+  return call.op + (call.elements == 0 ? "" : " of " + ElementsText(call));
+}
+
+// "the all-gather of layers.17 in backward of micro-batch 2, step 3", or what is known of it.
+std::string CallText(const HangCall& call) {
+  std::string text = "the ";
+  if (call.units.empty()) {
+    text += CallShape(call);
+  } else {
+    text += call.op + " of ";
+    for (std::size_t i = 0; i < call.units.size(); ++i) {
+      text += (i == 0 ? "" : i + 1 == call.units.size() ? " or " : ", ") + call.units[i];
+    }
+  }
+  if (call.phase != HangPhase::kUnknown) {
+    text += " in " + std::string(NameOf(call.phase));
+  }
+  if (call.micro_batch >= 0) {
+    text += " of micro-batch " + std::to_string(call.micro_batch);
+  }
+  if (call.step >= 0) {
+    text += ", step " + std::to_string(call.step);
+  }
+  if (call.units.empty() && !call.site.empty()) {
+    text += " (" + call.site + ')';
+  }
+  return text;
+}
+
+std::string WaitText(const HangFinding& finding) {
+  if (finding.waiting.empty()) {
+    return "";
+  }
+  return "; " + RankList(finding.waiting) + (finding.waiting.size() == 1 ? " waits" : " wait") +
+         " there since " + HangTime(finding.since);
+}
+
+std::string Headline(const HangFinding& finding) {
+  const std::string who = RankList(finding.ranks);
+  const std::string expected = CallText(finding.expected);
+  const std::string found = finding.found.has_value() ? CallText(*finding.found) : "";
+  switch (finding.kind) {
+    case HangKind::kNoDump:
+      return who + " left no dump: dead, or not among these files; the others are in " + expected +
+             " since " + HangTime(finding.since);
+    case HangKind::kSkipped:
+      return who + " skipped " +
+             (finding.skipped > 1 ? std::to_string(finding.skipped) + " collectives, the first is "
+                                  : "") +
+             expected + WaitText(finding);
+    case HangKind::kExtra:
+      return who + " issued " + found + ", which nobody else did" +
+             (finding.waiting.empty() ? ""
+                                      : "; " + RankList(finding.waiting) + " issued " + expected +
+                                            " at " + HangTime(finding.since));
+    case HangKind::kSwapped:
+      return who + " issued " + found + " before " + expected + WaitText(finding);
+    case HangKind::kOtherOp:
+      return who + " issued " + found + " in the place of " + expected + WaitText(finding);
+    case HangKind::kOtherSize:
+    case HangKind::kOtherDtype:
+      return who + " issued " + expected + " with " + ElementsText(*finding.found) +
+             ", the others with " + ElementsText(finding.expected) + WaitText(finding);
+    case HangKind::kUndecided:
+      return who + " issued " + found + ", " + RankList(finding.waiting) + " issued " + expected +
+             ", and nothing tells who is right";
+    case HangKind::kLate:
+      return who + (finding.ranks.size() == 1 ? " has" : " have") + " not come to " + expected +
+             WaitText(finding);
+    case HangKind::kAllWait:
+      return "all ranks of the group wait in " + expected + " since " + HangTime(finding.since) +
+             ", which does not end: look at the network and at the GPUs";
+  }
+  return "";
+}
+
+// All that is known of a call.
+std::string DetailText(const HangCall& call) {
+  std::string text = CallText(call).substr(std::string_view("the ").size());
+  if (!call.units.empty()) {
+    text += call.elements == 0 ? "" : ", " + ElementsText(call);
+    text += call.site.empty() ? "" : ", " + call.site;
+  }
+  return text + (call.created == 0 ? "" : ", " + HangTime(call.created));
+}
+
+std::string FindingText(const HangFinding& finding) {
+  Table table({kLeft, kLeft});
+  table.Row({"process group", finding.group + ", " + std::to_string(finding.group_size) +
+                                  " ranks, collective " +
+                                  std::to_string(finding.expected.sequence)});
+  if (!finding.waiting.empty()) {
+    table.Row({RankList(finding.waiting), DetailText(finding.expected)});
+  }
+  if (finding.found.has_value()) {
+    table.Row({RankList(finding.ranks), DetailText(*finding.found)});
+  }
+  if (finding.last.has_value()) {
+    table.Row({finding.found.has_value() ? "before that" : "the last of " + RankList(finding.ranks),
+               DetailText(*finding.last)});
+  }
+  return Wrapped(Headline(finding), kReportWidth, 2) + "\n" + table.WrappedText(2);
+}
+
+std::string HangText(const HangReport& report) {
+  std::string text;
+  for (const HangFinding& finding : report.findings) {
+    text += FindingText(finding) + "\n";
+  }
+  if (report.findings.empty()) {
+    text += "no hang: ";
+  }
+  text += RankList(report.ranks) + ": " + WithCommas(report.collectives) + " collectives of " +
+          WithCommas(static_cast<std::int64_t>(report.groups)) +
+          (report.groups == 1 ? " process group" : " process groups") + " are alike on all ranks\n";
+  return text;
+}
+
+Json HangCallJson(const HangCall& call) {
+  const auto number = [](std::int64_t value) { return value < 0 ? Json() : Json(value); };
+  const auto name = [](std::string_view value) { return value.empty() ? Json() : Json(value); };
+  return {{"op", call.op},
+          {"elements", call.elements == 0 ? Json() : Json(call.elements)},
+          {"dtype", name(call.dtype)},
+          {"units", call.units},
+          {"phase", name(NameOf(call.phase))},
+          {"micro_batch", number(call.micro_batch)},
+          {"step", number(call.step)},
+          {"site", name(call.site)},
+          {"issued", call.created == 0 ? Json() : Json(HangTime(call.created))}};
+}
+
+std::string HangJson(const HangReport& report) {
+  Json json = {{"schema", "shardwright-hang"},
+               {"schema_version", 1},
+               {"hangs", !report.findings.empty()},
+               {"ranks", report.ranks},
+               {"missing", report.missing},
+               {"process_groups", report.groups},
+               {"collectives_alike", report.collectives},
+               {"findings", Json::array()},
+               {"notes", report.notes}};
+  for (const HangFinding& finding : report.findings) {
+    const auto call = [](const std::optional<HangCall>& value) {
+      return value.has_value() ? HangCallJson(*value) : Json();
+    };
+    json["findings"].push_back(
+        {{"kind", NameOf(finding.kind)},
+         {"ranks", finding.ranks},
+         {"text", Headline(finding)},
+         {"process_group", finding.group},
+         {"collective", finding.expected.sequence},
+         {"expected", HangCallJson(finding.expected)},
+         {"skipped", finding.kind == HangKind::kSkipped ? Json(finding.skipped) : Json()},
+         {"found", call(finding.found)},
+         {"last", call(finding.last)},
+         {"waiting", finding.waiting},
+         {"since", finding.since == 0 ? Json() : Json(HangTime(finding.since))}});
+  }
+  return json.dump(2) + "\n";
+}
+
+int RunHang(const Arguments& arguments) {
+  Seconds patience(5.0);
+  arguments.Set("--patience", patience, [](const Flag& flag) { return ReadTime(flag, true); });
+  std::optional<Program> program;
+  if (arguments.Get("--plan").is_given()) {
+    program = LowerAndVerify(ReadPlanFile(arguments.Get("--plan").text, arguments.streams));
+  }
+  const HangReport report = DiagnoseHang(ReadFlightDumps(arguments.lists.at("DUMP")),
+                                         program.has_value() ? &*program : nullptr, patience);
+  arguments.Print(arguments.IsJson() ? HangJson(report) : HangText(report));
+  for (const std::string& note : report.notes) {
+    Warn(note);
+  }
+  return report.findings.empty() ? kExitOk : kExitNo;
+}
+
+}  // namespace
+
+extern const Command kHangCommand;
+const Command kHangCommand = {"hang", kHangAbout, kHangPositionals, kHangFlags, {}, RunHang};
+
+}  // namespace shardwright
