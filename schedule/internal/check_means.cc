@@ -134,19 +134,24 @@ class MeanChecker {
   }
 
   // An all-reduce of fewer bytes than it touches is of the last of those. Parts that are reduced
-  // one behind the other count with the first.
+  // one behind the other count with the first, whose group and divisor they must have.
   bool IsFirstPart(const OpShape& shape, const Access& access) {
     if (shape.code != OpCode::kAllReduce) {
       return true;
     }
-    Bytes& reduced = reduced_[access.buffer.value];
+    Reduced& reduced = reduced_[access.buffer.value];
     const Bytes begin = access.bytes - shape.bytes;
-    if (begin > Bytes(0) && begin != reduced) {
+    if (begin > Bytes(0) && begin != reduced.end) {
       Report(access.buffer, "sums from byte " + std::to_string(begin.value) +
                                 ", where the sums so far end at byte " +
-                                std::to_string(reduced.value));
+                                std::to_string(reduced.end.value));
     }
-    reduced = access.bytes;
+    if (begin > Bytes(0) && (shape.group != reduced.group || shape.divisor != reduced.divisor)) {
+      Report(access.buffer,
+             "sums a part over another group, or divides it by another number, than "
+             "the part before");
+    }
+    reduced = {access.bytes, shape.group, shape.divisor};
     return begin == Bytes(0);
   }
 
@@ -274,9 +279,14 @@ class MeanChecker {
   const Program& program_;
   std::vector<Finding>& findings_;
   std::vector<Pass> passes_;
-  std::vector<Sum> sums_;       // by buffer; empty: no gradients
-  std::vector<bool> is_read_;   // by buffer: since it was written
-  std::vector<Bytes> reduced_;  // by buffer: where its last all-reduce ended
+  std::vector<Sum> sums_;      // by buffer; empty: no gradients
+  std::vector<bool> is_read_;  // by buffer: since it was written
+  struct Reduced {
+    Bytes end;
+    GroupId group;
+    double divisor = 1;
+  };
+  std::vector<Reduced> reduced_;  // by buffer: its last all-reduce
   std::size_t pass_ = 0;
   OpId op_;
 };
