@@ -184,8 +184,10 @@ bool HoldHostBack(const Program& program, const PriceTable& prices, const HostSt
                   SimTime period, std::vector<Span>& spans) {
   const auto last =
       std::find_if(spans.begin(), spans.end(), [](const Span& s) { return s.step > 0; });
-  const std::span<Span> first_part(spans.begin(), last);
-  const std::span<Span> last_part(last, spans.end());
+  const std::span<Span> all(spans);
+  const auto count = static_cast<std::size_t>(last - spans.begin());
+  const std::span<Span> first_part = all.first(count);
+  const std::span<Span> last_part = all.subspan(count);
   bool holds = true;
   const auto hold = [&](std::span<Span> part, std::int64_t repeats_after) {
     if (part.empty()) {
