@@ -66,6 +66,15 @@ def differences(a, b, where=""):
     return [(where, math.inf)]
 
 
+def without_machine(text):
+    """An answer without what it says of the machine: the cores on which the cluster `host` runs."""
+    answer = json.loads(text)
+    for cluster in answer.get("clusters", []) if isinstance(answer.get("clusters"), list) else []:
+        if cluster["name"] == "host":
+            cluster.pop("cores", None)
+    return answer
+
+
 class SameAnswers(unittest.TestCase):
 
     @classmethod
@@ -93,7 +102,7 @@ class SameAnswers(unittest.TestCase):
         self.assertEqual(page["errors"].replace("the text that was given", "standard input"), errors, words)
         self.assertEqual(page["code"], code, words)
         if page["output"] != output:
-            for place, size in differences(json.loads(output), json.loads(page["output"])):
+            for place, size in differences(without_machine(output), without_machine(page["output"])):
                 if place != ".search_s":
                     self.assertLessEqual(size, 1e-9, f"{words}: {place}")
                     self.apart[place] = max(size, self.apart.get(place, 0))
