@@ -39,18 +39,18 @@ class FlightReader {
   FlightDump Run() {
     const Ref root = pickle_.root();
     if (pickle_.KindOf(root) != Kind::kDict) {
-      Fail("root", "no dictionary");
+      pickle_.Fail("root", "no dictionary");
     }
     dump_.file = file_;
-    dump_.version = Name(Required(root, "version", Kind::kText));
+    dump_.version = Name(pickle_.Required(root, "version", Kind::kText));
     if (!dump_.version.starts_with("2.")) {
-      Fail("version", '"' + dump_.version + '"');
+      pickle_.Fail("version", '"' + dump_.version + '"');
     }
     ReadGroups(root);
     const Ref entries = pickle_.Find(root, "entries");  // JSON leaves out an empty list
     if (entries != Pickle::kNothing) {
       if (pickle_.KindOf(entries) != Kind::kList) {
-        Fail("entries", "a value of another type");
+        pickle_.Fail("entries", "a value of another type");
       }
       for (const Ref entry : pickle_.ItemsOf(entries)) {
         ReadCall(entry);
@@ -63,27 +63,12 @@ class FlightReader {
   using Ref = Pickle::Ref;
   using Kind = Pickle::Kind;
 
-  [[noreturn]] void Fail(std::string_view where, std::string_view found) const {
-    throw InputError(Path(file_).Field(where).str(), found, kFlightRule);
-  }
-
   void Visit(std::size_t count = 1) {
     constexpr std::int64_t kLeast = 10'000;
     visits_ += static_cast<std::int64_t>(count);
     if (visits_ > kLeast + kFlightVisitsPerByte * pickle_.file_size()) {
-      Fail("entries", "more entries than a file of this size can hold");
+      pickle_.Fail("entries", "more entries than a file of this size can hold");
     }
-  }
-
-  [[nodiscard]] Ref Required(Ref dict, std::string_view key, Kind kind) const {
-    const Ref value = pickle_.Find(dict, key);
-    if (value == Pickle::kNothing) {
-      Fail(key, "nothing");
-    }
-    if (pickle_.KindOf(value) != kind) {
-      Fail(key, "a value of another type");
-    }
-    return value;
   }
 
   // Of a name from a stranger: one printable line that is not too long.
@@ -112,7 +97,7 @@ class FlightReader {
       const char* end = text.data() + text.size();
       const auto [next, error] = std::from_chars(text.data() + at, end, rank);
       if (error != std::errc() || rank >= kMostFlightRanks) {
-        Fail("pg_config", "a rank that is too large");
+        pickle_.Fail("pg_config", "a rank that is too large");
       }
       ranks.push_back(rank);
       at = text.find_first_of("0123456789", static_cast<std::size_t>(next - text.data()));
@@ -131,9 +116,9 @@ class FlightReader {
     for (std::size_t i = 1; i < items.size(); i += 2) {
       Visit();
       if (pickle_.KindOf(items[i]) != Kind::kDict) {
-        Fail("pg_config", "a group that is no dictionary");
+        pickle_.Fail("pg_config", "a group that is no dictionary");
       }
-      const Ref ranks = Required(items[i], "ranks", Kind::kText);
+      const Ref ranks = pickle_.Required(items[i], "ranks", Kind::kText);
       dump_.groups.push_back(
           {NameAt(items[i], "name"), NameAt(items[i], "desc"), RanksOf(pickle_.TextOf(ranks))});
     }
@@ -172,7 +157,7 @@ class FlightReader {
       Visit();
       double product = 1.0;
       if (pickle_.KindOf(sizes) != Kind::kList) {
-        Fail(key, "sizes that are no list");
+        pickle_.Fail(key, "sizes that are no list");
       }
       Visit(pickle_.ItemsOf(sizes).size());
       for (const Ref size : pickle_.ItemsOf(sizes)) {
@@ -182,7 +167,7 @@ class FlightReader {
       sum += product;
     }
     if (!(sum >= 0.0 && sum < kMost)) {
-      Fail(key, "sizes that no tensor has");
+      pickle_.Fail(key, "sizes that no tensor has");
     }
     return static_cast<std::int64_t>(sum);
   }
@@ -208,7 +193,7 @@ class FlightReader {
       const auto [known, is_new] = frame_of_.try_emplace(items[i], dump_.frames.size());
       if (is_new) {
         if (pickle_.KindOf(items[i]) != Kind::kDict) {
-          Fail("frames", "a frame that is no dictionary");
+          pickle_.Fail("frames", "a frame that is no dictionary");
         }
         dump_.frames.push_back(
             {NameAt(items[i], "name"), NameAt(items[i], "filename"), NumberAt(items[i], "line")});
@@ -221,27 +206,27 @@ class FlightReader {
     Visit();
     calls_.Take();
     if (pickle_.KindOf(entry) != Kind::kDict) {
-      Fail("entries", "an entry that is no dictionary");
+      pickle_.Fail("entries", "an entry that is no dictionary");
     }
     FlightCall call;
-    const Ref group = Required(entry, "process_group", Kind::kList);
+    const Ref group = pickle_.Required(entry, "process_group", Kind::kList);
     const std::vector<Ref>& names = pickle_.ItemsOf(group);
     if (names.size() != 2 || pickle_.KindOf(names[0]) != Kind::kText ||
         pickle_.KindOf(names[1]) != Kind::kText) {
-      Fail("process_group", "something else than a name and a description");
+      pickle_.Fail("process_group", "something else than a name and a description");
     }
     call.group = GroupOf(Name(names[0]), Name(names[1]));
-    const std::string name = Name(Required(entry, "profiling_name", Kind::kText));
+    const std::string name = Name(pickle_.Required(entry, "profiling_name", Kind::kText));
     const std::size_t colon = name.find(':');
     call.name = colon == std::string::npos ? name : name.substr(colon + 1);
     call.is_message = NumberAt(entry, "is_p2p") != 0 || call.name.starts_with("send ") ||
                       call.name.starts_with("recv ");
     call.sequence = call.is_message
                         ? NumberAt(entry, "p2p_seq_id")
-                        : pickle_.IntOf(Required(entry, "collective_seq_id", Kind::kInt));
+                        : pickle_.IntOf(pickle_.Required(entry, "collective_seq_id", Kind::kInt));
     constexpr std::int64_t kMostSequence = std::int64_t{1} << 50;
     if (call.sequence < 0 || call.sequence > kMostSequence) {
-      Fail("collective_seq_id", std::to_string(call.sequence));
+      pickle_.Fail("collective_seq_id", std::to_string(call.sequence));
     }
     call.elements_in = ElementsAt(entry, "input_sizes");
     call.elements_out = ElementsAt(entry, "output_sizes");
@@ -338,9 +323,7 @@ FlightDump ReadFlightDump(const std::string& file) {
   if (first == '\x80') {
     dump = FlightReader(file, Pickle::Read(file, kFlightRule)).Run();
   } else if (first == '{') {
-    std::error_code error;
-    const auto size = static_cast<std::int64_t>(fs::file_size(file, error));
-    dump = FlightReader(file, Pickle::OfJson(JsonValue::ReadFile(file), size)).Run();
+    dump = FlightReader(file, Pickle::OfJson(JsonValue::ReadFile(file), file, kFlightRule)).Run();
   } else {
     throw InputError(file, first == '\0' ? "an empty file" : "something else", kFlightRule);
   }
@@ -353,6 +336,9 @@ std::vector<FlightDump> ReadFlightDumps(const std::vector<std::string>& names) {
   std::vector<std::string> files;
   for (const std::string& name : names) {
     std::error_code ignored;
+    if (!fs::exists(name, ignored)) {
+      throw InputError(name, "no file and no folder", kFlightRule);
+    }
     const std::vector<std::string> inside =
         fs::is_directory(name, ignored) ? DumpsIn(name) : std::vector<std::string>{name};
     files.insert(files.end(), inside.begin(), inside.end());

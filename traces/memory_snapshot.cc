@@ -30,13 +30,14 @@ class SnapshotReader {
   MemorySnapshot Run() {
     const Ref root = pickle_.root();
     if (pickle_.KindOf(root) != Kind::kDict) {
-      Fail("root", "no dictionary");
+      pickle_.Fail("root", "no dictionary");
     }
-    ReadSegments(Required(root, "segments", Kind::kList));
-    const std::vector<Ref>& traces = pickle_.ItemsOf(Required(root, "device_traces", Kind::kList));
+    ReadSegments(pickle_.Required(root, "segments", Kind::kList));
+    const std::vector<Ref>& traces =
+        pickle_.ItemsOf(pickle_.Required(root, "device_traces", Kind::kList));
     for (std::size_t device = 0; device < traces.size(); ++device) {
       if (pickle_.KindOf(traces[device]) != Kind::kList) {
-        Fail("device_traces", "an entry that is no list");
+        pickle_.Fail("device_traces", "an entry that is no list");
       }
       if (!pickle_.ItemsOf(traces[device]).empty()) {
         ReadTrace(DeviceOf(static_cast<std::int64_t>(device)), pickle_.ItemsOf(traces[device]));
@@ -48,7 +49,7 @@ class SnapshotReader {
       result.devices.push_back(std::move(device));
     }
     if (result.devices.empty()) {
-      Fail("segments", "nothing of any device");
+      pickle_.Fail("segments", "nothing of any device");
     }
     result.notes = std::move(notes_);
     return result;
@@ -63,34 +64,19 @@ class SnapshotReader {
     Ref frames = Pickle::kNothing;
   };
 
-  [[noreturn]] void Fail(std::string_view where, std::string_view found) const {
-    throw InputError(Path(file_).Field(where).str(), found, kSnapshotRule);
-  }
-
   // Counts a step of the walk.
   void Visit() {
     constexpr std::int64_t kLeast = 1000;
     if (++visits_ > kLeast + kVisitsPerByte * pickle_.file_size()) {
-      Fail("device_traces", "more entries than a file of this size can hold");
+      pickle_.Fail("device_traces", "more entries than a file of this size can hold");
     }
-  }
-
-  [[nodiscard]] Ref Required(Ref dict, std::string_view key, Kind kind) const {
-    const Ref value = pickle_.Find(dict, key);
-    if (value == Pickle::kNothing) {
-      Fail(key, "nothing");
-    }
-    if (pickle_.KindOf(value) != kind) {
-      Fail(key, "a value of another type");
-    }
-    return value;
   }
 
   [[nodiscard]] std::int64_t Count(Ref dict, std::string_view key) const {
     constexpr std::int64_t kMost = std::int64_t{1} << 50;
-    const std::int64_t value = pickle_.IntOf(Required(dict, key, Kind::kInt));
+    const std::int64_t value = pickle_.IntOf(pickle_.Required(dict, key, Kind::kInt));
     if (value < 0 || value > kMost) {
-      Fail(key, std::to_string(value));
+      pickle_.Fail(key, std::to_string(value));
     }
     return value;
   }
@@ -105,16 +91,16 @@ class SnapshotReader {
     for (const Ref segment : pickle_.ItemsOf(list)) {
       Visit();
       if (pickle_.KindOf(segment) != Kind::kDict) {
-        Fail("segments", "an entry that is no dictionary");
+        pickle_.Fail("segments", "an entry that is no dictionary");
       }
       DeviceSnapshot& device = DeviceOf(Count(segment, "device"));
       device.reserved += Bytes(Count(segment, "total_size"));
-      for (const Ref block : pickle_.ItemsOf(Required(segment, "blocks", Kind::kList))) {
+      for (const Ref block : pickle_.ItemsOf(pickle_.Required(segment, "blocks", Kind::kList))) {
         Visit();
         if (pickle_.KindOf(block) != Kind::kDict) {
-          Fail("segments", "a block that is no dictionary");
+          pickle_.Fail("segments", "a block that is no dictionary");
         }
-        if (pickle_.TextOf(Required(block, "state", Kind::kText)) == "active_allocated") {
+        if (pickle_.TextOf(pickle_.Required(block, "state", Kind::kText)) == "active_allocated") {
           device.allocated += Bytes(Count(block, "size"));
         }
       }
@@ -124,10 +110,10 @@ class SnapshotReader {
   Event ReadEvent(Ref ref, std::size_t index) {
     Visit();
     if (pickle_.KindOf(ref) != Kind::kDict) {
-      Fail("device_traces", "an event that is no dictionary");
+      pickle_.Fail("device_traces", "an event that is no dictionary");
     }
     Event event;
-    event.action = pickle_.TextOf(Required(ref, "action", Kind::kText));
+    event.action = pickle_.TextOf(pickle_.Required(ref, "action", Kind::kText));
     event.size = Bytes(Count(ref, "size"));
     const Ref address = pickle_.Find(ref, "addr");
     if (address != Pickle::kNothing && pickle_.KindOf(address) == Kind::kInt) {
@@ -145,7 +131,7 @@ class SnapshotReader {
                                                static_cast<std::uint64_t>(first_time_)
                                          : index;
     if (since > static_cast<std::uint64_t>(kLongest)) {
-      Fail("time_us", "times that go back, or are more than 50 days apart");
+      pickle_.Fail("time_us", "times that go back, or are more than 50 days apart");
     }
     event.time = SimTime(static_cast<std::int64_t>(since) * kPicoseconds);
     const Ref frames = pickle_.Find(ref, "frames");

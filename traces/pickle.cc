@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <unordered_map>
 
@@ -333,7 +334,25 @@ class PickleReader {
 };
 
 Pickle Pickle::Read(const std::string& file, std::string_view rule) {
-  return PickleReader(file, rule).Run();
+  Pickle result = PickleReader(file, rule).Run();
+  result.file_ = file;
+  result.rule_ = rule;
+  return result;
+}
+
+void Pickle::Fail(std::string_view where, std::string_view found) const {
+  throw InputError(Path(file_).Field(where).str(), found, rule_);
+}
+
+Pickle::Ref Pickle::Required(Ref dict, std::string_view key, Kind kind) const {
+  const Ref value = Find(dict, key);
+  if (value == kNothing) {
+    Fail(key, "nothing");
+  }
+  if (KindOf(value) != kind) {
+    Fail(key, "a value of another type");
+  }
+  return value;
 }
 
 Pickle::Ref Pickle::AddJson(const JsonValue& value) {
@@ -375,10 +394,13 @@ Pickle::Ref Pickle::AddJson(const JsonValue& value) {
   return static_cast<Ref>(values_.size() - 1);
 }
 
-Pickle Pickle::OfJson(const JsonValue& document, std::int64_t file_size) {
+Pickle Pickle::OfJson(const JsonValue& document, const std::string& file, std::string_view rule) {
   Pickle result;
   result.root_ = result.AddJson(document);
-  result.file_size_ = file_size;
+  result.file_ = file;
+  result.rule_ = rule;
+  std::error_code ignored;
+  result.file_size_ = static_cast<std::int64_t>(std::filesystem::file_size(file, ignored));
   return result;
 }
 

@@ -22,8 +22,9 @@ class Pickle {
   // errors what is expected. Throws InputError for code, damaged files and those that cost too
   // much.
   [[nodiscard]] static Pickle Read(const std::string& file, std::string_view rule);
-  // The same of a JSON document.
-  [[nodiscard]] static Pickle OfJson(const JsonValue& document, std::int64_t file_size);
+  // The same of a JSON document, which `file` holds.
+  [[nodiscard]] static Pickle OfJson(const JsonValue& document, const std::string& file,
+                                     std::string_view rule);
 
   [[nodiscard]] Ref root() const { return root_; }
   [[nodiscard]] Kind KindOf(Ref ref) const { return values_[ref].kind; }
@@ -38,6 +39,10 @@ class Pickle {
   // The value of a key that is a text; kNothing without it. The last one of equal keys counts.
   static constexpr Ref kNothing = 0xffffffffU;
   [[nodiscard]] Ref Find(Ref dict, std::string_view key) const;
+  // The value of a key, which must be there and be of that kind.
+  [[nodiscard]] Ref Required(Ref dict, std::string_view key, Kind kind) const;
+  // What is wrong with the file at the field `where`.
+  [[noreturn]] void Fail(std::string_view where, std::string_view found) const;
   [[nodiscard]] std::int64_t file_size() const { return file_size_; }
 
  private:
@@ -51,6 +56,8 @@ class Pickle {
   std::vector<std::string> texts_;
   std::vector<std::vector<Ref>> lists_;  // of a dictionary: key, value, key, value, ...
   Ref root_ = 0;
+  std::string file_;
+  std::string_view rule_;
   std::int64_t file_size_ = 0;
 };
 
