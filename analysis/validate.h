@@ -15,9 +15,9 @@
 namespace shardwright {
 
 struct ValidateOptions {
-  std::string profile = "auto";            // see MapRun
-  std::vector<std::string> tiers = {"A"};  // rows of other tiers are skipped; rows without count
-  bool bands = false;  // also StepTimeBand of every row; about 25 times the work
+  std::string profile = "auto";               // see MapRun
+  std::vector<std::string> tiers = {"A"};     // rows of other tiers are skipped; rows without count
+  bool bands = false;                         // also the band of every row; about 25 times the work
   std::function<void(std::size_t)> progress;  // called with the number of rows done; may be empty
 };
 
@@ -34,7 +34,7 @@ struct ValidatedRow {
   bool has_step_time = false;
   double measured_step_time_s = 0;
   double step_time_error = 0;
-  double band = 0;  // StepTimeBand, where asked for
+  double band = 0;  // ConfidenceOf, where asked for
   bool has_memory = false;
   double predicted_memory_gib = 0;
   double measured_memory_gib = 0;  // mean of the twins

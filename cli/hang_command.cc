@@ -120,12 +120,17 @@ std::string CallText(const HangCall& call) {
   return text;
 }
 
+// Some dumps do not say when.
+std::string SinceText(const HangFinding& finding) {
+  return finding.since == 0 ? "" : " since " + HangTime(finding.since);
+}
+
 std::string WaitText(const HangFinding& finding) {
   if (finding.waiting.empty()) {
     return "";
   }
   return "; " + RankList(finding.waiting) + (finding.waiting.size() == 1 ? " waits" : " wait") +
-         " there since " + HangTime(finding.since);
+         " there" + SinceText(finding);
 }
 
 std::string Headline(const HangFinding& finding) {
@@ -135,7 +140,7 @@ std::string Headline(const HangFinding& finding) {
   switch (finding.kind) {
     case HangKind::kNoDump:
       return who + " left no dump: dead, or not among these files; the others are in " + expected +
-             " since " + HangTime(finding.since);
+             SinceText(finding);
     case HangKind::kSkipped:
       return who + " skipped " +
              (finding.skipped > 1 ? std::to_string(finding.skipped) + " collectives, the first is "
@@ -143,9 +148,10 @@ std::string Headline(const HangFinding& finding) {
              expected + WaitText(finding);
     case HangKind::kExtra:
       return who + " issued " + found + ", which nobody else did" +
-             (finding.waiting.empty() ? ""
-                                      : "; " + RankList(finding.waiting) + " issued " + expected +
-                                            " at " + HangTime(finding.since));
+             (finding.waiting.empty()
+                  ? ""
+                  : "; " + RankList(finding.waiting) + " issued " + expected +
+                        (finding.since == 0 ? "" : " at " + HangTime(finding.since)));
     case HangKind::kSwapped:
       return who + " issued " + found + " before " + expected + WaitText(finding);
     case HangKind::kOtherOp:
@@ -161,7 +167,7 @@ std::string Headline(const HangFinding& finding) {
       return who + (finding.ranks.size() == 1 ? " has" : " have") + " not come to " + expected +
              WaitText(finding);
     case HangKind::kAllWait:
-      return "all ranks of the group wait in " + expected + " since " + HangTime(finding.since) +
+      return "all ranks of the group wait in " + expected + SinceText(finding) +
              ", which does not end: look at the network and at the GPUs";
   }
   return "";

@@ -167,6 +167,18 @@ ranks 0-3: 2 collectives of 1 process group are alike on all ranks
         self.assertEqual(self.hang(), [])
         self.assertEqual(self.hang("--patience", "2 s")[0]["ranks"], [1])
 
+    def test_without_times(self):
+        for rank, calls in enumerate((STEP[:3], STEP[:2])):
+            file = self.dump(rank, calls, ranks=(0, 1), done=2)
+            content = pickle.loads(file.read_bytes())
+            for entry in content["entries"]:
+                entry["time_created_ns"] = None
+            file.write_bytes(pickle.dumps(content))
+        finding, = self.hang()
+        self.assertEqual(finding["text"], "rank 1 has not come to the all-gather of 160 bf16 elements in forward (net.py:15 in forward); "
+                         "rank 0 waits there")
+        self.assertIsNone(finding["since"])
+
     def test_a_dump_that_is_older_than_a_collective(self):
         self.four(STEP[:3], STEP[:2], STEP[:3], STEP[:3], done=3)  # with all ranks, or it would not have ended
         self.assertEqual(self.hang(), [])
@@ -297,6 +309,7 @@ class Strangers(HangTestCase):
         (self.folder / "trace").write_bytes(b"")
         self.assert_fails(3, "trace: got a name without a rank, expected one that ends with its rank, such as nccl_trace_rank_0",
                           "hang", "trace")
+        self.assert_fails(3, f"nowhere: got no file and no folder, {rule}", "hang", "nowhere")
         (self.folder / "none").mkdir()
         self.assert_fails(3, "none: got a folder without dumps, expected files whose names end with their rank, such as "
                           "nccl_trace_rank_0", "hang", "none")
