@@ -39,6 +39,7 @@ IS_DEEP = bool(os.environ.get("SHARDWRIGHT_DEEP"))
 KINDS = ["skip", "swap", "size", "sleep", "crash"]
 STEPS = 3
 QUIET = 4.0  # seconds after a fault in which no rank issued or computed anything: the job hangs
+SETTLED = 1.0  # the same, of the ranks without the fault, before the faulty one sends them anything
 
 
 class Block(nn.Module):
@@ -144,6 +145,8 @@ class Planter:
         def call(*args, **kwargs):
             self.progress.value += 1
             self.count += 1
+            if self.is_recording and self.fault and self.count == self.fault["at"] + (self.fault["kind"] != "size"):
+                self.settle()
             if self.held is not None:
                 held, self.held = self.held, None
                 works = [recorded(*args, **{**kwargs, "async_op": True}), held()]
@@ -156,8 +159,18 @@ class Planter:
             return self.do(recorded, args, kwargs)
         return call
 
+    def settle(self):
+        """Waits until the others have written down what they wait for: gloo ends a process that is sent more than it expects,
+        which may be this one, too; then it leaves no dump."""
+        folder = pathlib.Path(self.job["folder"])
+        (folder / "settle").touch()
+        while not (folder / "settled").exists():
+            time.sleep(0.05)
+        for dump in (folder / "dumps").glob(f"nccl_trace_rank_{self.rank}*"):
+            dump.unlink()
+
     def recorded(self, original):
-        """Writes a dump with every collective: gloo ends a process that is sent more than it expects, before any other could."""
+        """Writes a dump with every collective."""
         def call(*args, **kwargs):
             work = original(*args, **{**kwargs, "async_op": True})
             if self.step > 0:
@@ -259,7 +272,8 @@ def run_job(job):
     """Dumps in job["folder"]/dumps, and truth.json where a fault was planted."""
     context = multiprocessing.get_context("fork")
     world = job["shard"] * job["replicate"]
-    (pathlib.Path(job["folder"]) / "dumps").mkdir()
+    folder = pathlib.Path(job["folder"])
+    (folder / "dumps").mkdir()
     progress = [context.Value(ctypes.c_int64, 0, lock=False) for _ in range(world)]
     done = [context.Value(ctypes.c_int64, 0, lock=False) for _ in range(world)]
     workers = [context.Process(target=work, args=(job, rank, world, progress[rank], done[rank]), daemon=True)
@@ -270,14 +284,19 @@ def run_job(job):
     while time.monotonic() - begin < 300:
         time.sleep(0.05)
         total = sum(value.value for value in progress)
-        is_planted = (pathlib.Path(job["folder"]) / "truth.json").exists()
-        if total != last or not is_planted or any(is_computing(worker) for worker in workers):
+        is_settling = (folder / "settle").exists() and not (folder / "settled").exists()
+        is_planted = is_settling or (folder / "truth.json").exists()
+        watched = [worker for rank, worker in enumerate(workers) if not is_settling or rank != job["fault"]["rank"]]
+        if total != last or not is_planted or any(is_computing(worker) for worker in watched):
             last, since = total, time.monotonic()
+        if is_settling and time.monotonic() - since > SETTLED:
+            (folder / "settled").touch()
+            since = time.monotonic()
         if all(value.value for value in done) or (job.get("stop_at") and total >= job["stop_at"]):
             break
         if time.monotonic() - since > QUIET:
             break
-    (pathlib.Path(job["folder"]) / "dump").touch()  # an Event waits for those that died
+    (folder / "dump").touch()  # an Event waits for those that died
     for worker in workers:
         worker.join(60)
         if worker.is_alive():
