@@ -1,4 +1,7 @@
-// How FSDP2 reduces gradients, over shards and replicas.
+// How FSDP2 keeps gradients without a reduction, and reduces them over shards and replicas.
+
+#include <algorithm>
+#include <utility>
 
 #include "schedule/lower/fsdp2_rules.h"
 
@@ -11,6 +14,47 @@ void Fsdp2Rules::FreeReduceInput() {
   }
 }
 
+// Without a reduction a gradient is kept in the reduce dtype. Where that is the one it was made in,
+// it simply stays in .grad (to_accumulated_grad_if_needed of _fsdp_param.py, torch 2.13), to which
+// autograd adds the next micro-batch's as soon as that is there.
+bool Fsdp2Rules::AddsInPlace(UnitId u) const {
+  return plan_.sync == SyncMode::kLast && PrecisionOf(u).param == PrecisionOf(u).reduce;
+}
+
+void Fsdp2Rules::WeightGradWritten(std::uint32_t model_op, UnitId u) {
+  StepRules::WeightGradWritten(model_op, u);
+  if (!completes_grad_[model_op]) {
+    return;  // autograd sums the gradients of all uses before it touches .grad
+  }
+  const auto has_storage = [&](const auto& entry) { return entry.first == StorageOf(model_op); };
+  auto& kept = comm_[u.value].kept_grads;
+  const auto sum = std::find_if(kept.begin(), kept.end(), has_storage);
+  if (sum == kept.end()) {
+    return;
+  }
+  auto& fresh = At(u).grad_of_param;
+  const BufferId grad = std::find_if(fresh.begin(), fresh.end(), has_storage)->second;
+  const Bytes bytes = e_.program.buffers[grad.value].size;
+  e_.AddCopy(OpCode::kAccumulateGrad, Stream::kCompute, {Phase::kBackward, model_op}, 2 * bytes,
+             bytes,
+             {{sum->second, AccessMode::kReadWrite, Role::kOutput},
+              {grad, AccessMode::kRead, Role::kInput}});
+  e_.body->Free(grad);
+  std::erase(At(u).grads, grad);
+}
+
+// The unit's gradients outlive their micro-batch.
+void Fsdp2Rules::KeepGrads(UnitId u) {
+  if (!AddsInPlace(u)) {
+    AccumulateUnsharded(u);
+    return;
+  }
+  if (!At(u).grads.empty()) {
+    comm_[u.value].kept_grads = At(u).grad_of_param;
+    At(u).grads.clear();
+  }
+}
+
 void Fsdp2Rules::PostBackward(UnitId u) {
   if (!HasParams(u)) {
     return;
@@ -18,7 +62,8 @@ void Fsdp2Rules::PostBackward(UnitId u) {
   comm_[u.value].state = State::kPostBackward;
   // Autograd sums the gradients of all calls before it hands them to the parameters.
   const bool is_last = comm_[u.value].passes_left == 0;
-  const bool has_grads = At(u).accumulated.valid() || (is_last && !At(u).grads.empty());
+  const bool has_grads = At(u).accumulated.valid() || !comm_[u.value].kept_grads.empty() ||
+                         (is_last && !At(u).grads.empty());
   // Later gradients are added while the parameters are there; the first are cast when they are
   // gone (post_backward of _fsdp_param_group.py, torch 2.13).
   if (is_last && At(u).accumulated.valid()) {
@@ -28,7 +73,7 @@ void Fsdp2Rules::PostBackward(UnitId u) {
   FreeClone(u);
   if (!Syncs()) {
     if (is_last) {
-      AccumulateUnsharded(u);
+      KeepGrads(u);
     }
   } else {
     // One reduce-scatter input in flight: compute waits for the unit before.
@@ -47,8 +92,10 @@ void Fsdp2Rules::ReduceGrads(UnitId u) {
       replicate_group_.valid() && (plan_.sync != SyncMode::kReplicateLast || last_micro_batch_);
   const bool adopts = !CastsReduce(u) && !At(u).sharded_grad.valid();
   const DType r = PrecisionOf(u).reduce;
+  const bool is_partial = replicate_group_.valid() && !replicate;
+  const bool stays = adopts || (is_partial && !comm_[u.value].partial.valid());
   BufferId out =
-      Hold(e_.Alloc(ReduceShard(u), adopts ? Category::kShardedGradient : Category::kReduceScatter,
+      Hold(e_.Alloc(ReduceShard(u), stays ? Category::kShardedGradient : Category::kReduceScatter,
                     Stream::kReduce),
            u, Holds::kShard, r);
   if (plan_.shard_size > 1) {
@@ -66,7 +113,7 @@ void Fsdp2Rules::ReduceGrads(UnitId u) {
   }
   e_.After(copied);
   reduce_done_ = last_reduce_ = e_.body->last();
-  if (!replicate && replicate_group_.valid()) {
+  if (is_partial) {
     KeepPartial(u, out);
     return;
   }
@@ -85,7 +132,20 @@ void Fsdp2Rules::ReduceGrads(UnitId u) {
   StoreShardedGrad(u, out, adopts, tail);
 }
 
-// What earlier micro-batches kept and, after the last call, this one's.
+// The gradients that .grad has: what earlier micro-batches kept there and, after the last call,
+// this one's.
+std::vector<BufferId> Fsdp2Rules::TakeGrads(UnitId u, bool is_last) {
+  std::vector<BufferId> grads;
+  for (const auto& [storage, grad] : std::exchange(comm_[u.value].kept_grads, {})) {
+    grads.push_back(grad);
+  }
+  if (is_last) {
+    grads.insert(grads.end(), At(u).grads.begin(), At(u).grads.end());
+    At(u).grads.clear();
+  }
+  return grads;
+}
+
 void Fsdp2Rules::CopyGradsIn(UnitId u, bool is_last) {
   UnitState& state = At(u);
   const bool kept = state.accumulated.valid();
@@ -96,21 +156,25 @@ void Fsdp2Rules::CopyGradsIn(UnitId u, bool is_last) {
     narrow = e_.Alloc(ReduceFull(u) / SizeOf(PrecisionOf(u).reduce) * SizeOf(PrecisionOf(u).param),
                       Category::kTemporary, Stream::kCompute);
   }
-  const Bytes read = kept ? e_.program.buffers[state.accumulated.value].size : GradBytes(u);
+  const std::vector<BufferId> grads = TakeGrads(u, is_last);
+  Bytes read = kept ? e_.program.buffers[state.accumulated.value].size : Bytes(0);
+  for (const BufferId g : grads) {
+    read += e_.program.buffers[g.value].size;
+  }
   e_.AddCopy(OpCode::kReduceCopyIn, Stream::kCompute, {Phase::kBackward, u.value}, read,
              ReduceFull(u),
              {{reduce_input_, AccessMode::kWrite, Role::kOutput},
               {state.accumulated, AccessMode::kRead, Role::kInput},
               {narrow, AccessMode::kWrite, Role::kWorkspace}});
   std::uint16_t index = 0;
-  for (std::size_t i = 0; is_last && i < state.grads.size(); ++i) {
-    e_.body->Use(state.grads[i], AccessMode::kRead, Role::kInput, index++);
+  for (const BufferId g : grads) {
+    e_.body->Use(g, AccessMode::kRead, Role::kInput, index++);
   }
   if (narrow.valid()) {
     e_.body->Free(narrow);
   }
-  if (is_last) {
-    FreeGrads(u);
+  for (const BufferId g : grads) {
+    e_.body->Free(g);
   }
   if (kept) {
     e_.body->Free(state.accumulated);

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ class Fsdp2Rules : public StepRules {
   void BackwardBegins(std::uint32_t /*model_op*/) override;
   void BackwardLeft(UnitId u, bool) override;
   void GradientsFinal(UnitId) override {}
+  void WeightGradWritten(std::uint32_t model_op, UnitId unit) override;
   [[nodiscard]] BufferId ParameterStorage(UnitId u, std::uint32_t model_op) override;
   void EndBackward() override;
 
@@ -57,8 +59,10 @@ class Fsdp2Rules : public StepRules {
     BufferId kept_out;              // the one that lives on into the next step
     OpId gathered;                  // eAG
     BufferId partial;               // reduced over the shard group, not over the replicas
-    BufferId clone;                 // the 1/g kept by reshard to a smaller group
-    BufferId kept;                  // the last such
+    // What earlier micro-batches left in .grad, by parameter, where later ones are added in place.
+    std::vector<std::pair<ParamId, BufferId>> kept_grads;
+    BufferId clone;  // the 1/g kept by reshard to a smaller group
+    BufferId kept;   // the last such
     OpId cloned;
   };
 
@@ -88,7 +92,10 @@ class Fsdp2Rules : public StepRules {
   [[nodiscard]] BufferId AllocUnsharded(UnitId u);
   void ReshardUnit(UnitId u, Phase phase);
   void FreeUnsharded(UnitId u);
+  [[nodiscard]] bool AddsInPlace(UnitId u) const;
+  void KeepGrads(UnitId u);
   void DropPending(UnitId u);
+  [[nodiscard]] std::vector<BufferId> TakeGrads(UnitId u, bool is_last);
 
   // fsdp2_reductions.cc.
   void FreeReduceInput();

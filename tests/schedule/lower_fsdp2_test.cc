@@ -90,6 +90,52 @@ TEST_CASE("FSDP2 without sync: the first gradients are cast when the parameters 
 }
 
 // The chain with block 0 run once more after block 2, by the same parameters.
+// Where gradients are reduced in the dtype that they are made in, they stay in .grad, and autograd
+// adds each of the next micro-batch's as soon as it is there: one at a time exists beside them.
+TEST_CASE("FSDP2 without sync: later gradients are added in place") {
+  ChainSpec spec;
+  spec.blocks = 3;
+  spec.linears = 2;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp2, 4);
+  plan.accumulation = 3;
+  plan.sync = SyncMode::kLast;
+  for (const Precision& precision : {kAllFp32, kPure}) {
+    const Program p = LowerChain(spec, plan, precision);
+    const auto gradients = [&](const std::string& op) {
+      return Of(AliveAt(p, op), Category::kUnshardedGradient) / SizeOf(precision.param);
+    };
+    const std::int64_t n = spec.width * spec.width, all = 6 * n + spec.width * spec.stem;
+    // Of the first one: those of block 2, and the one at hand.
+    CHECK(gradients("mb0.block1.lin1.bwd") == 3 * n);
+    CHECK(gradients("mb0.block1.lin0.bwd") == 4 * n);
+    for (const std::string later : {"mb1.", "mb2."}) {
+      // Of the last one block 2's are reduced before block 0 begins.
+      const std::int64_t reduced = later == "mb2." ? 2 * n : 0;
+      CHECK(gradients(later + "block2.lin1.bwd") == all + n);
+      CHECK(gradients(later + "block2.lin0.bwd") == all + n);
+      CHECK(gradients(later + "block1.lin0.bwd") == all - reduced + n);
+      CHECK(gradients(later + "block0.lin1.bwd") == all - 2 * reduced + n);
+    }
+  }
+}
+
+// With replicas that reduce last, what the shards have summed stays as it is until then.
+TEST_CASE(
+    "FSDP2 with replicas that reduce last: what the shards have summed is a sharded gradient") {
+  ChainSpec spec;
+  spec.blocks = 3;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp2, 4);
+  plan.replicate_size = 2;
+  plan.accumulation = 2;
+  plan.sync = SyncMode::kReplicateLast;
+  const std::int64_t n = spec.width * spec.width, all = 3 * n + spec.width * spec.stem;
+  for (const Precision& precision : {kAllFp32, kMixed, kPure}) {
+    const Program p = LowerChain(spec, plan, precision);
+    CHECK(Of(AliveAt(p, "mb1.block0.fwd.all_gather"), Category::kShardedGradient) ==
+          all / 4 * SizeOf(precision.reduce));
+  }
+}
+
 Model ChainWithSecondCall(const ChainSpec& spec) {
   Model model = ChainModel(spec);
   ModelOp again = model.ops[1];

@@ -37,24 +37,27 @@ def storages(tensors):
     return sum(found.values())
 
 
-def parameters_of(model):
+def groups_of(model):
+    found = {}
     for module in model.modules():
         state = getattr(module, "_get_fsdp_state", lambda: None)()
         groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        for group in groups:
-            if group is not None:
-                yield from group.fsdp_params
+        found.update({id(group): group for group in groups if group is not None})
+    return list(found.values())
 
 
 def alive(model, optimizer):
     """Bytes of CATEGORIES."""
-    parameters = {id(p): p for p in parameters_of(model)}.values()
+    groups = groups_of(model)
+    parameters = {id(p): p for group in groups for p in group.fsdp_params}.values()
     gathered = [t for p in parameters for t in (*p.all_gather_outputs, getattr(p, "_sharded_post_forward_param_data", None))]
     whole = [p._unsharded_param.grad for p in parameters if hasattr(p, "_unsharded_param")]
     kept = [p.unsharded_accumulated_grad for p in parameters]
+    # What the shards have summed and the replicas have not seen.
+    sharded = [*(p.sharded_param.grad for p in parameters), *(group._partial_reduce_output for group in groups)]
     states = [t for state in (optimizer.state.values() if optimizer else []) for key, t in state.items() if key != "step"]
     return (storages(p._sharded_param_data for p in parameters), storages(gathered),
-            storages(p.sharded_param.grad for p in parameters), storages([*whole, *kept]), storages(states))
+            storages(sharded), storages([*whole, *kept]), storages(states))
 
 
 def random_case(seed):
@@ -74,11 +77,8 @@ def uses_twice(network):
 
 def without_unowned(steps, case):
     """Without the bytes of gradients that torch holds for no parameter yet."""
-    _, param, reduce = case["precision"]
-    in_place = case["sync"] == "last" and param == reduce  # torch adds to what it has; we hold both
-
     def owned(row):
-        whole = None if in_place or uses_twice(case["network"]) else row[8]
+        whole = None if uses_twice(case["network"]) else row[8]
         return (*row[:8], whole, row[9]) if row[0] == "all_gather" else (*row[:7], None, None, row[9])
 
     return [[owned(row) for row in step] for step in steps]
