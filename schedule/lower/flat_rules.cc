@@ -54,12 +54,30 @@ void FlatRules::FindFinals() {
     const auto& calls = spans_.backward_from[unit.value];
     const bool is_first =
         calls.empty() || calls.front().first == spans_.spans[unit.value].front().first;
+    if (!is_first) {
+      CheckHook(unit);
+    }
     const std::uint32_t made =
         is_first ? spans_.spans[entered.value].front().first : calls.front().first;
     finals_.push_back({backward_from[made], unit});
   }
   std::stable_sort(finals_.begin(), finals_.end(),
                    [](const Final& x, const Final& y) { return x.model_op > y.model_op; });
+}
+
+// torch puts the hook that reduces a unit on the node that collects the gradient of its first call.
+// Each call has such a node of its own where the flat parameter is cast or comes from the host:
+// then data of another type are put in its place and taken away again (_register_post_backward_hook
+// of _runtime_utils.py, torch 2.13).
+void FlatRules::CheckHook(UnitId u) const {
+  if (plan_.dialect == Dialect::kFsdp1 && (CastsGather(u) || plan_.offload.parameters)) {
+    throw InputError("plan: units[" + std::to_string(u.value) + "]",
+                     "unit \"" + Info(u).name + "\" called again after a call without a gradient",
+                     "one whose first call has one, or parameters that are neither cast nor "
+                     "offloaded",
+                     "torch would wait for the first call's gradient and not reduce the others; "
+                     "leave the parameters to a unit around it");
+  }
 }
 
 void FlatRules::BackwardDone(std::uint32_t model_op) {

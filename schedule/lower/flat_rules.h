@@ -94,6 +94,7 @@ class FlatRules : public StepRules {
 
  private:
   void FindFinals();
+  void CheckHook(UnitId u) const;
   [[nodiscard]] BufferId AllocUnsharded(UnitId u);
 
   // The shard as the gather reads it: copied to the device and cast on copy_in where needed. What

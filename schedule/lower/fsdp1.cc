@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "schedule/lower/flat_rules.h"
 #include "schedule/lower/layout.h"
+#include "schedule/lower/selective_hooks.h"
 
 namespace shardwright {
 namespace {
@@ -41,6 +42,7 @@ class Fsdp1Rules : public FlatRules {
         e_.body->Alloc(At(UnitId(u)).unsharded, PointKind::kAllocOnce);
       }
     }
+    queued_ = FirstStepDiffers() && !first ? CarriedEvents() : 0;
     free_events_.clear();
     if (!first) {
       for (std::uint32_t i = 0; i < CarriedEvents(); ++i) {
@@ -53,11 +55,24 @@ class Fsdp1Rules : public FlatRules {
     StepRules::BeginMicroBatch(first, last);
     handles_.assign(handles_.size(), {});
     left_.clear();
+    hooks_.BeginMicroBatch();
+  }
+
+  void InRegion(std::uint32_t region, Phase phase) override { hooks_.InRegion(region, phase); }
+
+  void EndForward() override {
+    hooks_.InRegion(kNoRegion, Phase::kForward);
+    FlatRules::EndForward();
   }
 
   void PreForward(UnitId u, Phase phase) override {
+    hooks_.See(u, HookCall::kRecord, 3);  // forward, _root_pre_forward, _pre_forward
     if (HasParams(u) && handles_[u.value].in_backward) {
       return;  // a recomputation that needs the unit's backward has begun
+    }
+    if (HasParams(u)) {
+      SeeUnshard(u);
+      hooks_.See(u, HookCall::kRecord);  // _pre_forward_prefetch
     }
     FlatRules::PreForward(u, phase);
     handles_[u.value].was_entered = true;
@@ -68,9 +83,11 @@ class Fsdp1Rules : public FlatRules {
 
   void PostForward(UnitId u, Phase phase) override {
     Handle& handle = handles_[u.value];
+    hooks_.See(u, HookCall::kRecord);  // _post_forward
     if (!HasParams(u) || handle.in_backward) {
       return;
     }
+    SeeReshard(u, plan_.shard_size > 1 && Reshards(u));
     // _exec_order_utils.py, record_post_forward: a second place replaces the first one only if
     // that was 0, which is taken for none.
     if (handle.place == 0) {
@@ -104,7 +121,9 @@ class Fsdp1Rules : public FlatRules {
       return;
     }
     handle.ran_pre_backward = handle.in_backward = true;
-    handle.needs_backward = false;
+    if (std::exchange(handle.needs_backward, false)) {
+      SeeUnshard(u);
+    }
     Unshard(u, Phase::kBackward);
     WaitForUnshard(u, Phase::kBackward);
     if (plan_.backward_prefetch == BackwardPrefetch::kPre) {
@@ -193,7 +212,8 @@ class Fsdp1Rules : public FlatRules {
     bool ran_pre_backward = false;  // since it left forward last
     bool in_backward = false;       // between the hooks before and after backward
     bool is_pending_frozen = true;  // the hook on its inputs has not run
-    std::size_t place = 0;          // in left_
+    bool is_prefetched = false;
+    std::size_t place = 0;  // in left_
   };
 
   // Does what a unit returns need a gradient, whether or not a loss depends on it? And all-frozen
@@ -250,6 +270,8 @@ class Fsdp1Rules : public FlatRules {
   void PrefetchForward(UnitId u) {
     auto next = std::find(entered().begin(), entered().end(), u);
     if (++next != entered().end() && !handles_[next->value].was_entered) {
+      SeeUnshard(*next);
+      handles_[next->value].is_prefetched = true;
       Unshard(*next, Phase::kForward);
     }
   }
@@ -258,8 +280,30 @@ class Fsdp1Rules : public FlatRules {
   void PrefetchBackward(UnitId u) {
     const std::size_t place = handles_[u.value].place;
     if (place > 0 && place <= left_.size() && handles_[left_[place - 1].value].needs_backward) {
+      SeeUnshard(left_[place - 1]);
+      handles_[left_[place - 1].value].is_prefetched = true;
       Unshard(left_[place - 1], Phase::kBackward);
     }
+  }
+
+  // What a selective checkpoint sees of _unshard: the rate limiter where it finds an event, and the
+  // gather. Events are counted apart from free_events_, from the first step on: a run has to get
+  // through that one, and it begins without any.
+  void SeeUnshard(UnitId u) {
+    if (handles_[u.value].is_prefetched) {
+      return;
+    }
+    if (plan_.limit_all_gathers && queued_ >= kLimit) {
+      --queued_;
+      hooks_.See(u, HookCall::kRecord);
+    }
+    if (plan_.shard_size > 1 && !At(u).unsharded.valid()) {
+      hooks_.See(u, HookCall::kAllGather);
+    }
+  }
+  void SeeReshard(UnitId u, bool frees) {
+    handles_[u.value].is_prefetched = false;
+    queued_ += frees ? 1 : 0;
   }
 
   // _should_free_in_backward: without a reduction, SHARD_GRAD_OP keeps the parameters for the next
@@ -271,6 +315,7 @@ class Fsdp1Rules : public FlatRules {
   // The hook after a unit's backward.
   void EndUnit(UnitId u) {
     handles_[u.value].in_backward = false;
+    SeeReshard(u, IsFreedInBackward(u));
     if (IsFreedInBackward(u)) {
       FreeUnsharded(u);
     }
@@ -395,6 +440,8 @@ class Fsdp1Rules : public FlatRules {
   GroupId replicate_group_;
   OpId last_reduce_, last_replicate_;
   std::deque<FreeEvent> free_events_;
+  std::size_t queued_ = 0;  // frees that the limiter's queue has, if the step is the first one
+  SelectiveHooks hooks_{e_};
 };
 
 }  // namespace

@@ -52,7 +52,7 @@ void Fsdp2Rules::BeginStep(bool first) {
 void Fsdp2Rules::BeginMicroBatch(bool first, bool last) {
   StepRules::BeginMicroBatch(first, last);
   order_.clear();
-  seen_.assign(e_.a.regions.size(), Counts{});
+  hooks_.BeginMicroBatch();
   for (std::uint32_t u = 0; u < unit_count(); ++u) {
     Comm& c = comm_[u];
     c.left.clear();
@@ -61,43 +61,10 @@ void Fsdp2Rules::BeginMicroBatch(bool first, bool last) {
   }
 }
 
-void Fsdp2Rules::InRegion(std::uint32_t region, Phase phase) {
-  region_ = region;
-  is_rerun_ = phase == Phase::kRecompute;
-  if (is_rerun_) {
-    seen_again_ = {};
-  }
-}
-
-// A selective checkpoint keeps a list of calls per operator and looks up in it, by number, what
-// runs again. FSDP's hooks call operators, too (record_function is one), and not as many in
-// backward as in forward; one more than there was fails (_CachedTorchDispatchMode of checkpoint.py,
-// torch 2.13).
-void Fsdp2Rules::See(UnitId u, Seen what, std::size_t times) {
-  if (region_ == kNoRegion || e_.a.regions[region_].planned == Region::kNotPlanned) {
-    return;
-  }
-  const auto k = static_cast<std::size_t>(what);
-  std::uint32_t& count = (is_rerun_ ? seen_again_ : seen_[region_])[k];
-  count += static_cast<std::uint32_t>(times);
-  const std::size_t entry = e_.a.regions[region_].planned;
-  const RecomputeRegion& planned = plan_.recompute[entry];
-  if (!is_rerun_ || planned.kind != RecomputeKind::kSelective || count <= seen_[region_][k]) {
-    return;
-  }
-  constexpr std::array kNames = {"profiler._record_function_enter_new", "fsdp.all_gather_copy_in",
-                                 "fsdp.split_with_sizes_copy"};
-  throw InputError("plan.recompute[" + std::to_string(entry) + "].kind", "\"selective\"",
-                   "\"full\", or no unit inside of \"" + planned.module + '"',
-                   "unit \"" + PlanOf(u).name +
-                       "\" is inside, and torch's selective checkpoint fails on its hooks: " +
-                       kNames[k] + " encountered during backward but not found in storage");
-}
-
 void Fsdp2Rules::PreForward(UnitId u, Phase phase) {
   Comm& c = comm_[u.value];
   if (CastsGather(u)) {
-    See(u, Seen::kRecord, PlanOf(u).modules.size());
+    hooks_.See(u, HookCall::kRecord, PlanOf(u).modules.size());
   }
   if (phase == Phase::kRecompute && c.in_backward) {
     Unshard(u, Phase::kBackward);  // its pre-backward hook came first
@@ -110,7 +77,7 @@ void Fsdp2Rules::PreForward(UnitId u, Phase phase) {
   }
   c.state = State::kForward;
   if (HasParams(u)) {
-    See(u, Seen::kRecord, PlanOf(u).modules.size());
+    hooks_.See(u, HookCall::kRecord, PlanOf(u).modules.size());
   }
   Unshard(u, phase);
   WaitForUnshard(u, phase);
@@ -124,7 +91,7 @@ void Fsdp2Rules::BeginRecompute(UnitId u) {
     return;
   }
   recompute_root_ = u;
-  See(u, Seen::kRecord);
+  hooks_.See(u, HookCall::kRecord);
   const OpId compute = e_.LastCompute();
   e_.AddWait(Stream::kCopyIn, {compute}, Phase::kRecompute, kNoSubject);
   e_.AddWait(Stream::kGather, {compute}, Phase::kRecompute, kNoSubject);
@@ -141,7 +108,7 @@ void Fsdp2Rules::EndRecompute(UnitId u) {
 // _fsdp_param_group.py, torch 2.13).
 void Fsdp2Rules::PostForward(UnitId u, Phase phase) {
   if (HasParams(u) && (phase == Phase::kForward || !comm_[u.value].in_backward)) {
-    See(u, Seen::kRecord);
+    hooks_.See(u, HookCall::kRecord);
   }
   if (phase == Phase::kRecompute) {
     if (!comm_[u.value].in_backward) {
@@ -162,7 +129,7 @@ void Fsdp2Rules::PostForward(UnitId u, Phase phase) {
 }
 
 void Fsdp2Rules::EndForward() {
-  region_ = kNoRegion;
+  hooks_.InRegion(kNoRegion, Phase::kForward);
   Unpark(Phase::kForward);
   if (job_.mode != JobMode::kForward) {
     return;

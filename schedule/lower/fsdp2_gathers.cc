@@ -9,7 +9,7 @@ namespace shardwright {
 
 void Fsdp2Rules::Prefetch(const std::vector<std::string>& names, Phase phase) {
   for (const std::string& name : names) {
-    See(UnitNamed(name), Seen::kRecord);
+    hooks_.See(UnitNamed(name), HookCall::kRecord);
     Unshard(UnitNamed(name), phase);
   }
 }
@@ -23,8 +23,8 @@ void Fsdp2Rules::Unshard(UnitId u, Phase phase) {
   if (plan_.shard_size == 1) {
     return;  // no collective; the copy-out reads the shard itself
   }
-  See(u, Seen::kRecord);
-  See(u, Seen::kCopyIn);
+  hooks_.See(u, HookCall::kRecord);
+  hooks_.See(u, HookCall::kCopyIn);
   BufferId source = At(u).shard;
   BufferId staged;
   if (plan_.offload.parameters && !c.clone.valid()) {
@@ -131,8 +131,8 @@ void Fsdp2Rules::WaitForUnshard(UnitId u, Phase phase) {
   At(u).unsharded = AllocUnsharded(u);
   const bool whole = plan_.shard_size == 1;
   if (!whole) {
-    See(u, Seen::kRecord);
-    See(u, Seen::kCopyOut);
+    hooks_.See(u, HookCall::kRecord);
+    hooks_.See(u, HookCall::kCopyOut);
   }
   BufferId source = whole ? At(u).shard : c.gather_out;
   const bool staged = whole && plan_.offload.parameters;

@@ -4,14 +4,14 @@
 // unit, implicit forward prefetch with a parked gather buffer, backward prefetch in reverse
 // post-forward order. Rules: docs/lowering.md, section fsdp2.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/stacked_experts.h"
+#include "schedule/lower/selective_hooks.h"
 #include "schedule/lower/unit_rules.h"
 
 namespace shardwright {
@@ -23,7 +23,7 @@ class Fsdp2Rules : public StepRules {
   [[nodiscard]] bool FirstStepDiffers() const override;
   void BeginStep(bool first) override;
   void BeginMicroBatch(bool first, bool last) override;
-  void InRegion(std::uint32_t region, Phase phase) override;
+  void InRegion(std::uint32_t region, Phase phase) override { hooks_.InRegion(region, phase); }
   void PreForward(UnitId u, Phase phase) override;
   void PostForward(UnitId u, Phase phase) override;
   void EndForward() override;
@@ -66,11 +66,6 @@ class Fsdp2Rules : public StepRules {
     OpId cloned;
   };
 
-  // What the hooks inside of a region call that its selective checkpoint sees.
-  enum class Seen : std::uint8_t { kRecord, kCopyIn, kCopyOut };
-  using Counts = std::array<std::uint32_t, 3>;
-  void See(UnitId u, Seen what, std::size_t times = 1);
-
   [[nodiscard]] const UnitPlan& PlanOf(UnitId u) const { return plan_.units[u.value]; }
   [[nodiscard]] std::string NameOfUsed(const ModelOp& op, UnitId u) const;
 
@@ -92,15 +87,15 @@ class Fsdp2Rules : public StepRules {
   [[nodiscard]] BufferId AllocUnsharded(UnitId u);
   void ReshardUnit(UnitId u, Phase phase);
   void FreeUnsharded(UnitId u);
-  [[nodiscard]] bool AddsInPlace(UnitId u) const;
-  void KeepGrads(UnitId u);
   void DropPending(UnitId u);
-  [[nodiscard]] std::vector<BufferId> TakeGrads(UnitId u, bool is_last);
 
   // fsdp2_reductions.cc.
   void FreeReduceInput();
   void PostBackward(UnitId u);
+  [[nodiscard]] bool AddsInPlace(UnitId u) const;
+  void KeepGrads(UnitId u);
   void ReduceGrads(UnitId u);
+  [[nodiscard]] std::vector<BufferId> TakeGrads(UnitId u, bool is_last);
   void CopyGradsIn(UnitId u, bool is_last);
   void KeepPartial(UnitId u, BufferId out);
   void AddPartial(UnitId u, BufferId out);
@@ -116,13 +111,10 @@ class Fsdp2Rules : public StepRules {
   GroupId shard_group_, replicate_group_;
   const DivideFactors factors_ = FactorsFor(plan_.shard_size * plan_.replicate_size);
   std::vector<UnitId> root_first_;
-  std::vector<UnitId> order_;         // in which calls of units ended in this forward
-  std::vector<UnitId> hooked_;        // whose backward begins with the op at hand, outer ones first
-  UnitId recompute_root_;             // set while a recomputation runs units of its own
-  std::uint32_t region_ = kNoRegion;  // around the hook at hand
-  bool is_rerun_ = false;             // of the region
-  std::vector<Counts> seen_;          // per region, in forward
-  Counts seen_again_{};               // in its recomputation
+  std::vector<UnitId> order_;   // in which calls of units ended in this forward
+  std::vector<UnitId> hooked_;  // whose backward begins with the op at hand, outer ones first
+  UnitId recompute_root_;       // set while a recomputation runs units of its own
+  SelectiveHooks hooks_{e_};
   BufferId parked_;
   OpId parked_copied_;
   BufferId reduce_input_;

@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
 #include "models/kernel_set.h"
 #include "schedule/lower.h"
 #include "schedule/verify.h"
@@ -81,6 +82,66 @@ TEST_CASE("FSDP1 gradients count twice when the flat gradient is made") {
     CHECK(Of(AliveAt(p, "mb0.block3.bwd.reduce_scatter"), Category::kReduceScatter) ==
           (r != size ? n * r : 0) + (precision.reduce != precision.master ? n / w * r : 0));
   }
+}
+
+// As torch 2.13 does it (torch_fsdp1_random.py has these cases): the rate limiter calls the
+// profiler where it finds an event in its queue. In a first step forward finds none, so the gather
+// of a unit that runs again does, unless it was gathered ahead.
+TEST_CASE("FSDP1: units inside of what is recomputed selectively") {
+  ChainSpec spec;
+  spec.linears = 2;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp1, 2);
+  plan.recompute = {{"block1", RecomputeKind::kSelective, 2}};
+  plan.units[1].name = plan.units[1].modules[0] = "block1.lin0";
+  (void)LowerChain(spec, plan, kMixed);  // "pre": gathered ahead
+  plan.backward_prefetch = BackwardPrefetch::kNone;
+  CHECK_THROWS_WITH_AS(
+      (void)LowerChain(spec, plan, kMixed),
+      "plan.recompute[0].kind: got \"selective\", expected \"full\", or no unit inside of "
+      "\"block1\"; unit \"block1.lin0\" is inside, and torch's selective checkpoint fails on its "
+      "hooks: profiler._record_function_enter_new encountered during backward but not found in "
+      "storage",
+      InputError);
+  Plan unlimited = plan;
+  unlimited.limit_all_gathers = false;
+  (void)LowerChain(spec, unlimited, kMixed);
+  plan.units[1].name = plan.units[1].modules[0] = "block1.lin1";  // its backward has begun by then
+  (void)LowerChain(spec, plan, kMixed);
+}
+
+// The chain with block 0 run once before everything else, its result unused.
+Model ChainWithDeadCall(const ChainSpec& spec) {
+  Model model = ChainModel(spec);
+  ModelOp dead = model.ops[1];
+  dead.name = "dead";
+  dead.outputs = {TensorId(model.tensors.size())};
+  model.tensors.push_back({TensorRole::kActivation, spec.rows * spec.width, false, ModelOpId(1)});
+  model.ops[1].called_again = model.modules[dead.module.value].parent;  // the block
+  model.ops.insert(model.ops.begin() + 1, dead);
+  for (std::size_t i = 2; i < model.ops.size(); ++i) {
+    model.tensors[model.ops[i].outputs[0].value].producer = ModelOpId(i);
+  }
+  model.tensors[model.ops.back().outputs[0].value].role = TensorRole::kLoss;
+  return model;
+}
+
+// torch's hook waits for the gradient of the unit's first call, which is one of its own where the
+// flat parameter is cast: nothing reduces the unit then (torch_fsdp1_random.py: its ranks differ).
+TEST_CASE("FSDP1 refuses a cast unit whose first call has no gradient") {
+  ChainSpec spec;
+  const Model model = ChainWithDeadCall(spec);
+  const KernelSetOptions kernels = FindKernelSet("torch-eager", "test");
+  const Plan plan = ChainPlan(spec, Dialect::kFsdp1, 2);
+  CHECK(Verify(Lower({model, kernels, ChainJob(spec, kAllFp32), plan})).empty());
+  CHECK_THROWS_WITH_AS(
+      (void)Lower({model, kernels, ChainJob(spec, kMixed), plan}),
+      "plan: units[0]: got unit \"block0\" called again after a call without a gradient, expected "
+      "one whose first call has one, or parameters that are neither cast nor offloaded; torch "
+      "would "
+      "wait for the first call's gradient and not reduce the others; leave the parameters to a "
+      "unit "
+      "around it",
+      InputError);
 }
 
 }  // namespace

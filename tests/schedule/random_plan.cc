@@ -117,9 +117,9 @@ void DropImpossibleReshards(const Model& model, Plan& plan) {
   }
 }
 
-// Torch's selective checkpoint fails on the hooks of FSDP2's units inside of it.
+// Torch's selective checkpoint fails on the hooks of units inside of it, more often than not.
 void DropImpossibleSelective(Plan& plan) {
-  if (plan.dialect != Dialect::kFsdp2) {
+  if (plan.dialect != Dialect::kFsdp2 && plan.dialect != Dialect::kFsdp1) {
     return;
   }
   for (RecomputeRegion& region : plan.recompute) {

@@ -52,6 +52,10 @@ def fixed(units, root="always", **settings):
     return {**PLAIN, "network": layers(), "units": units, **settings}
 
 
+def selectively(*modules):
+    return [{"module": module, "kind": "selective", "keep_every": 2} for module in modules]
+
+
 INNER = [name for layer in LAYERS for name in (f"{layer}.c1", layer)]
 ENDS = ["embed", *LAYERS, "head"]
 FIXED = {
@@ -79,6 +83,17 @@ FIXED = {
         "network": {**layers(), "body": {**layers()["body"], "calls": [[0, "dead"], [1, "chain"], [0, "chain"], [2, "chain"]]}}},
     "a layer called twice in a row": {**fixed(LAYERS, backward_prefetch="none"), "network": calling([0, 1, 1, 2])},
     "a module under two names": {**fixed(["body.c0", "body.c1"]), "network": under_two_names()},
+    "a first call that no gradient comes back to, cast": {
+        **fixed(["body.layers.0"], backward_prefetch="none", precision=("fp32", "bf16", "fp32")),
+        "network": {**layers(), "body": {**layers()["body"], "calls": [[0, "dead"], [1, "chain"], [0, "chain"], [2, "chain"]]}}},
+    "a unit at the end of what is recomputed selectively": fixed([f"{LAYERS[1]}.c1"], recompute=selectively(LAYERS[1])),
+    "a unit at the beginning of what is recomputed selectively": fixed([f"{LAYERS[1]}.c0"], recompute=selectively(LAYERS[1])),
+    "units in the middle of what is recomputed selectively": fixed([f"{name}.c1.fc1" for name in LAYERS], backward_prefetch="none",
+                                                                   recompute=selectively(*LAYERS)),
+    "units in the middle of what is recomputed selectively, without a limiter": fixed(
+        [f"{name}.c1.fc1" for name in LAYERS], backward_prefetch="none", limit_all_gathers=False, recompute=selectively(*LAYERS)),
+    "units in the middle of what is recomputed selectively, prefetched": fixed([f"{name}.c1.fc1" for name in LAYERS],
+                                                                               recompute=selectively(*LAYERS)),
     "forward only": fixed(LAYERS[:2], mode="forward", forward_prefetch=True),
     "hybrid, clipped": fixed(ENDS, replicate=2, precision=("fp32", "bf16", "fp32"), clip=True),
 }
@@ -94,13 +109,11 @@ def without_known_differences(part):
 
 
 def random_regions(rng, case):
-    """Regions to recompute: selective ones have no unit inside, and none runs twice."""
+    """Regions to recompute, none of which runs twice."""
     parts = dict(random_networks.paths_of(case["network"]["body"]))
     runs = lambda path: [index for index, _ in parts[path].get("calls", [])]  # noqa: E731
     twice = any(len(runs(path)) != len(set(runs(path))) or parts[path].get("alias") for path in parts)
-    chosen = [] if twice else random_recompute(rng, case["network"])
-    return [{"module": region["module"], "kind": "full"} if any(u["modules"][0].startswith(region["module"] + ".")
-                                                              for u in case["units"]) else region for region in chosen]
+    return [] if twice else random_recompute(rng, case["network"])
 
 
 def has_dead_parts(network):
@@ -184,15 +197,28 @@ def learner(model):
     return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
 
 
-def plain_losses(case):
-    """Of the unwrapped module on the samples of all ranks at once."""
+def plain_run(case):
+    """The unwrapped module trained on the samples of all ranks at once, and its losses."""
     model = random_networks.make(case["network"])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(fnmatch.fnmatchcase(name, pattern) for pattern in case["frozen"]))
     optimizer = learner(model)
     clip = lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)  # noqa: E731
-    return [train_step(case, model, optimizer, samples_of(case, step), lambda _: contextlib.nullcontext(), clip)
-            for step in range(STEPS)]
+    return model, [train_step(case, model, optimizer, samples_of(case, step), lambda _: contextlib.nullcontext(), clip)
+                   for step in range(STEPS)]
+
+
+def untrained(case, parameters):
+    """A parameter that only the unwrapped module changes; empty: none. Without the parameters' own views it cannot be told."""
+    if not case["use_orig_params"]:
+        return ""
+    found = torch.frombuffer(bytearray(parameters), dtype=torch.float32)
+    before = random_networks.make(case["network"])
+    for (name, old), new in zip(before.named_parameters(), plain_run(case)[0].parameters()):
+        mine, found = found[:old.numel()], found[old.numel():]
+        if torch.equal(mine, old.detach().flatten()) and not torch.equal(new, old):
+            return name
+    return ""
 
 
 def gathered_bytes(model):
@@ -240,10 +266,20 @@ def judge_training(case, answers):
         return Outcome("different", "the ranks end with different parameters")
     if tuple(case["precision"]) == FP32:
         means = [sum(losses[step] for _, losses, _ in answers) / len(answers) for step in range(STEPS)]
-        wanted = plain_losses(case)
+        wanted = plain_run(case)[1]
         if any(abs(a - b) > TOLERANCE * abs(b) for a, b in zip(means, wanted)):
             return Outcome("different", f"losses {means} instead of {wanted}")
     return Outcome("equal")
+
+
+def unchecked(ours, case):
+    """What `emit` would write for a plan that it refuses: that of the plan in fp32 without recomputation, and what these ask for."""
+    plain = attempt(lambda: ours.emitted(plan_of({**case, "precision": FP32, "recompute": []}), "fsdp1"))
+    if isinstance(plain, Refused):
+        return None
+    _, param, reduce = ({"fp32": "float32", "bf16": "bfloat16"}[dtype] for dtype in case["precision"])
+    regions = [{"keep_every": 1, **region} for region in case["recompute"]]
+    return {**plain, "recompute": regions, "dtypes": {**plain["dtypes"], "param": param, "reduce": reduce}}
 
 
 def judge(ours, pools, case):
@@ -252,11 +288,16 @@ def judge(ours, pools, case):
         return ours.collectives(plan, categories=["unsharded_parameter"]), ours.emitted(plan, "fsdp1")
 
     said = attempt(data_of)
-    if isinstance(said, Refused):
+    refused = isinstance(said, Refused)
+    data = unchecked(ours, case) if refused else said[1]
+    if data is None:
         return Outcome("refused by us only", str(said))
-    answers = attempt(lambda: pools.run(case["shard"] * case["replicate"], "torch_fsdp1_random", "run_case", (case, said[1])))
+    answers = attempt(lambda: pools.run(case["shard"] * case["replicate"], "torch_fsdp1_random", "run_case", (case, data)))
+    if refused and not isinstance(answers, Failure):
+        outcome, name = judge_training(case, answers), untrained(case, answers[0][2])
+        return compare(said, Failure(outcome.text or f"{name} is not trained") if outcome.text or name else answers[0][0])
     if isinstance(answers, Failure):
-        return compare(said[0], answers)
+        return compare(said if refused else said[0], answers)
     outcome = compare(said[0], answers[0][0])
     return outcome if not outcome.is_good else judge_training(case, answers)
 
