@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <random>
 #include <string>
+#include <vector>
 
 #include <doctest/doctest.h>
 
@@ -89,7 +90,6 @@ TEST_CASE("FSDP2 without sync: the first gradients are cast when the parameters 
   CHECK(parameters("mb2") == root + spec.width * spec.width * 2);
 }
 
-// The chain with block 0 run once more after block 2, by the same parameters.
 // Where gradients are reduced in the dtype that they are made in, they stay in .grad, and autograd
 // adds each of the next micro-batch's as soon as it is there: one at a time exists beside them.
 TEST_CASE("FSDP2 without sync: later gradients are added in place") {
@@ -136,6 +136,7 @@ TEST_CASE(
   }
 }
 
+// The chain with block 0 run once more after block 2, by the same parameters.
 Model ChainWithSecondCall(const ChainSpec& spec) {
   Model model = ChainModel(spec);
   ModelOp again = model.ops[1];
@@ -196,6 +197,53 @@ TEST_CASE("FSDP2 gathers a unit per call of its module") {
   const Program last = Lower({ChainWithSecondCall(spec), kernels, job, kept});
   CHECK(Verify(last).empty());
   CHECK(Count(last, OpCode::kReduceScatter) == 5);
+}
+
+// The chain with a sum of its last block's input and output at the end of that block.
+Model ChainWithSum(const ChainSpec& spec) {
+  Model model = ChainModel(spec);
+  OpSpec sum;
+  sum.kind = OpKind::kAdd;
+  sum.rows = spec.rows;
+  sum.in = sum.out = spec.width;
+  model.specs.push_back(sum);
+  const ModelOp& end = model.ops.back();
+  ModelOp op;
+  op.spec = static_cast<std::uint32_t>(model.specs.size() - 1);
+  op.module = model.modules[end.module.value].parent;
+  op.name = "sum";
+  op.inputs = {model.ops[model.ops.size() - 3].outputs[0], end.outputs[0]};
+  op.outputs = {TensorId(model.tensors.size())};
+  model.tensors.push_back(
+      {TensorRole::kActivation, spec.rows * spec.width, true, ModelOpId(model.ops.size())});
+  model.ops.push_back(op);
+  ValidateModel(model, "test");
+  return model;
+}
+
+// A sum keeps nothing that its backward reads, so backward of the block begins without running it
+// again: the hook of its last unit comes first (torch_fsdp2_random.py has such a case).
+TEST_CASE("FSDP2 gathers the unit before a sum before the block runs again") {
+  ChainSpec spec;
+  spec.blocks = 2;
+  spec.linears = 2;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp2, 4);
+  plan.units[1].name = plan.units[1].modules[0] = "block1.lin0";
+  UnitPlan last = plan.units[1];
+  last.name = last.modules[0] = "block1.lin1";
+  plan.units.insert(plan.units.begin() + 2, last);
+  plan.units.back().backward_prefetch = {"block0"};  // not the one before it, as by default
+  plan.recompute = {{"block1", RecomputeKind::kFull, 1}};
+  const Program p = Lower(
+      {ChainWithSum(spec), FindKernelSet("torch-eager", "test"), ChainJob(spec, kMixed), plan});
+  CHECK(Verify(p).empty());
+  std::vector<std::string> gathered;
+  for (const Op& op : p.step.ops) {
+    if (p.ShapeOf(op).code == OpCode::kAllGather && op.phase != Phase::kForward) {
+      gathered.push_back(p.units[op.subject].name);
+    }
+  }
+  CHECK(gathered == std::vector<std::string>{"block0", "block1.lin1", "block1.lin0"});
 }
 
 // Forward only nothing is resharded that says so: gathered in the first pass, then there.

@@ -89,6 +89,9 @@ FIXED = {
         LAYERS[2], [LAYERS[0]]),
     "units at both ends of what is recomputed selectively": fixed(f"{LAYERS[1]}.c0", f"{LAYERS[1]}.c1", recompute=[
         {"module": LAYERS[1], "kind": "selective", "keep_every": 1}], precision=("fp32", "bf16", "fp32")),
+    "units before a sum that ends what is recomputed": fetching(
+        fixed(f"{LAYERS[2]}.c1.fc1", f"{LAYERS[2]}.c1.fc2", LAYERS[0], recompute=[{"module": LAYERS[2], "kind": "full"}]),
+        "", [LAYERS[0]]),
     "units without hooks, with one of two modules": fixed(["head", "embed2"], "body.layers.0", "embed", network={**layers(), "inputs": 2}),
 }
 
