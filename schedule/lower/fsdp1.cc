@@ -87,7 +87,7 @@ class Fsdp1Rules : public FlatRules {
     if (!HasParams(u) || handle.in_backward) {
       return;
     }
-    SeeReshard(u, plan_.shard_size > 1 && Reshards(u));
+    SeeReshard(u, Reshards(u));
     // _exec_order_utils.py, record_post_forward: a second place replaces the first one only if
     // that was 0, which is taken for none.
     if (handle.place == 0) {
@@ -303,7 +303,7 @@ class Fsdp1Rules : public FlatRules {
   }
   void SeeReshard(UnitId u, bool frees) {
     handles_[u.value].is_prefetched = false;
-    queued_ += frees ? 1 : 0;
+    queued_ += frees && plan_.shard_size > 1 ? 1 : 0;  // NO_SHARD frees nothing
   }
 
   // _should_free_in_backward: without a reduction, SHARD_GRAD_OP keeps the parameters for the next

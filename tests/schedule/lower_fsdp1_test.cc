@@ -105,6 +105,10 @@ TEST_CASE("FSDP1: units inside of what is recomputed selectively") {
   Plan unlimited = plan;
   unlimited.limit_all_gathers = false;
   (void)LowerChain(spec, unlimited, kMixed);
+  Plan replicas = plan;  // NO_SHARD frees nothing that could be waited for
+  replicas.shard_size = 1;
+  replicas.replicate_size = 2;
+  (void)LowerChain(spec, replicas, kMixed);
   plan.units[1].name = plan.units[1].modules[0] = "block1.lin1";  // its backward has begun by then
   (void)LowerChain(spec, plan, kMixed);
 }
