@@ -180,7 +180,7 @@ class Stretch {
 
 }  // namespace
 
-bool HoldHostBack(const Program& program, const PriceTable& prices, const HostStalls& stalls,
+void HoldHostBack(const Program& program, const PriceTable& prices, const HostStalls& stalls,
                   SimTime period, std::vector<Span>& spans) {
   const auto last =
       std::find_if(spans.begin(), spans.end(), [](const Span& s) { return s.step > 0; });
@@ -188,14 +188,12 @@ bool HoldHostBack(const Program& program, const PriceTable& prices, const HostSt
   const auto count = static_cast<std::size_t>(last - spans.begin());
   const std::span<Span> first_part = all.first(count);
   const std::span<Span> last_part = all.subspan(count);
-  bool holds = true;
   const auto hold = [&](std::span<Span> part, std::int64_t repeats_after) {
     if (part.empty()) {
       return;
     }
     const Stretch stretch(program, prices, part, repeats_after);
     std::optional<std::vector<HostTimes>> times = stretch.Find(stalls, true);
-    holds = holds && times;
     if (!times) {
       times = stretch.Find(stalls, false);
     }
@@ -209,7 +207,6 @@ bool HoldHostBack(const Program& program, const PriceTable& prices, const HostSt
   if (period.value > 0) {
     hold(last_part, period.value);
   }
-  return holds;
 }
 
 }  // namespace shardwright

@@ -24,8 +24,7 @@ inline constexpr std::int64_t kLaunchQueue = 1024;
 // the host begins a step when the updates of the one before are over. A rule by which the device
 // would wait for the host, so that ops start later, is left out: the times of the device never
 // change. `stalls` is what the spans contain already; `period` tells the steps before the last one.
-// Returns whether both rules hold in all steps.
-bool HoldHostBack(const Program& program, const PriceTable& prices, const HostStalls& stalls,
+void HoldHostBack(const Program& program, const PriceTable& prices, const HostStalls& stalls,
                   SimTime period, std::vector<Span>& spans);
 
 }  // namespace shardwright
