@@ -162,11 +162,19 @@ std::vector<UnitPlan> WrapModules(const Model& model, Dialect dialect) {
   std::vector<UnitPlan> units;
   std::vector<bool> taken(model.modules.size(), false);
   const std::vector<bool> apart = RunsApart(model);
+  std::vector<int> names(model.params.size(), 0);  // per storage
+  for (std::size_t p = 0; p < model.params.size(); ++p) {
+    ++names[StorageOf(model, ParamId(p)).value];
+  }
+  const auto is_tied = [&](const ParamId p) { return names[StorageOf(model, p).value] > 1; };
   for (std::size_t m = 1; m < model.modules.size(); ++m) {
     if (model.modules[m].params.empty() || taken[m] || model.modules[m].same_as.valid()) {
       continue;
     }
-    const std::vector<ModuleId> group = TiedGroup(model, ModuleId(m));
+    const std::vector<ParamId>& params = model.modules[m].params;
+    const std::vector<ModuleId> group = std::any_of(params.begin(), params.end(), is_tied)
+                                            ? TiedGroup(model, ModuleId(m))
+                                            : std::vector{ModuleId(m)};
     for (const ModuleId id : group) {
       taken[id.value] = true;
     }

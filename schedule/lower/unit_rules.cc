@@ -179,12 +179,9 @@ Bytes StepRules::StateShard(UnitId u) const {
 }
 
 StepRules::GradTarget StepRules::WeightGradTarget(std::uint32_t model_op, UnitId unit) {
-  const auto& known = At(unit).grad_of_param;
-  const bool is_again = std::any_of(known.begin(), known.end(), [&](const auto& entry) {
-    return entry.first == StorageOf(model_op);
-  });
-  const std::vector<std::int64_t> elements =
-      is_again ? GradElementsOf(model_op) : GradElementsWith(model_op);
+  const std::vector<std::int64_t> elements = WrittenGrad(model_op, unit) == nullptr
+                                                 ? GradElementsWith(model_op)
+                                                 : GradElementsOf(model_op);
   const std::int64_t sum = std::accumulate(elements.begin(), elements.end(), std::int64_t{0});
   const DType p = PrecisionOf(unit).param;
   const BufferId grad = e_.AllocPieces(Bytes(sum * SizeOf(p)), Pieces(elements, p),
@@ -197,11 +194,9 @@ StepRules::GradTarget StepRules::WeightGradTarget(std::uint32_t model_op, UnitId
 // else the later op has goes into the room that the first one's buffer has for it.
 void StepRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
   UnitState& state = At(unit);
-  const ParamId storage = StorageOf(model_op);
-  const auto seen = std::find_if(state.grad_of_param.begin(), state.grad_of_param.end(),
-                                 [&](const auto& entry) { return entry.first == storage; });
-  if (seen == state.grad_of_param.end()) {
-    state.grad_of_param.emplace_back(storage, state.grads.back());
+  const BufferId* const written = WrittenGrad(model_op, unit);
+  if (written == nullptr) {
+    state.grad_of_param.emplace_back(StorageOf(model_op), state.grads.back());
     return;
   }
   const BufferId extra = state.grads.back();
@@ -209,9 +204,20 @@ void StepRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
   const Bytes bytes = e_.program.buffers[extra.value].size;
   e_.AddCopy(OpCode::kAccumulateGrad, Stream::kCompute, {Phase::kBackward, model_op}, 2 * bytes,
              bytes,
-             {{seen->second, AccessMode::kReadWrite, Role::kOutput},
+             {{*written, AccessMode::kReadWrite, Role::kOutput},
               {extra, AccessMode::kRead, Role::kInput}});
   e_.body->Free(extra);
+}
+
+const BufferId* StepRules::WrittenGrad(std::uint32_t model_op, UnitId unit) {
+  const ParamId storage = StorageOf(model_op);
+  if (!is_shared_[storage.value]) {
+    return nullptr;  // a unit may hold the whole model: not one look at it per op
+  }
+  const auto& known = At(unit).grad_of_param;
+  const auto written = std::find_if(known.begin(), known.end(),
+                                    [&](const auto& entry) { return entry.first == storage; });
+  return written == known.end() ? nullptr : &written->second;
 }
 
 std::vector<std::int64_t> StepRules::GradElementsOf(std::uint32_t model_op) const {

@@ -137,6 +137,8 @@ class StepRules : public DialectRules {
   void WaitForHostGrads(Phase phase);
   // The storage of the op's first parameter, through its tie.
   [[nodiscard]] ParamId StorageOf(std::uint32_t model_op) const;
+  // The gradient of that storage which an earlier op of this backward has written; null: none.
+  [[nodiscard]] const BufferId* WrittenGrad(std::uint32_t model_op, UnitId unit);
   // Gradient elements of all ops that share the op's first parameter: of that, and of what else
   // each of them has, such as a bias of its own.
   [[nodiscard]] std::vector<std::int64_t> GradElementsWith(std::uint32_t model_op) const;

@@ -66,16 +66,18 @@ void ZeroRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
 ZeroRules::Member ZeroRules::TakeGrad(std::uint32_t model_op, UnitId unit) {
   UnitState& state = At(unit);
   const ParamId storage = StorageOf(model_op);
-  const auto entry = std::find_if(state.grad_of_param.begin(), state.grad_of_param.end(),
+  // From the back: it was most likely written just now.
+  const auto entry = std::find_if(state.grad_of_param.rbegin(), state.grad_of_param.rend(),
                                   [&](const auto& e) { return e.first == storage; });
-  SW_CHECK(entry != state.grad_of_param.end(), "a gradient is ready that nobody wrote");
+  SW_CHECK(entry != state.grad_of_param.rend(), "a gradient is ready that nobody wrote");
   Member member{model_op, unit, entry->second, 0, 0};
   for (const std::int64_t n : GradElementsWith(model_op)) {
     member.elements += n;
     member.padded_elements += RoundUp(n, plan_.shard_size);
   }
-  state.grad_of_param.erase(entry);
-  state.grads.erase(std::find(state.grads.begin(), state.grads.end(), member.grad));
+  state.grad_of_param.erase(std::next(entry).base());
+  const auto grad = std::find(state.grads.rbegin(), state.grads.rend(), member.grad);
+  state.grads.erase(std::next(grad).base());
   return member;
 }
 
