@@ -73,6 +73,19 @@ bool IsBetter(const PlanOutcome& a, const PlanOutcome& b) {
   return a.Fits() ? a.step_time < b.step_time : a.Excess() < b.Excess();
 }
 
+// A smaller micro-batch with the same checkpointing does not fit already, and has no peak that the
+// larger one lacks: both have a first micro-batch, a last one and one between.
+bool NeedsMoreThanOneThatFails(const std::vector<BaselineCandidate>& candidates,
+                               const UserChoice& choice) {
+  constexpr std::int64_t kAllKinds = 3;
+  return choice.accumulation >= kAllKinds &&
+         std::any_of(candidates.begin(), candidates.end(), [&](const BaselineCandidate& c) {
+           return c.choice.recompute == choice.recompute &&
+                  c.choice.micro_batch < choice.micro_batch && c.choice.accumulation >= kAllKinds &&
+                  !c.quick.Fits();
+         });
+}
+
 std::vector<BaselineCandidate> QuickCandidates(Baseline baseline, const PlanFile& problem,
                                                const std::vector<UserChoice>& choices,
                                                Bytes memory_limit, const std::atomic<bool>* stop,
@@ -83,13 +96,18 @@ std::vector<BaselineCandidate> QuickCandidates(Baseline baseline, const PlanFile
       refusal = "not looked at";
       return {};
     }
+    if (NeedsMoreThanOneThatFails(candidates, choice)) {
+      continue;
+    }
     try {
       Plan plan = BaselinePlan(baseline, problem.model.model, problem.cluster.RankCount(), choice);
       if (plan.dialect == Dialect::kFsdp1) {  // its wrap policies do so unasked
         KeepFullPrecision(problem.model.model, problem.job.precision, plan);
       }
       BaselineCandidate candidate{choice, FileOf(problem, std::move(plan)), {}};
-      candidate.quick = Evaluate(candidate.file, {.reserved = false, .memory_limit = memory_limit});
+      candidate.quick =
+          Evaluate(candidate.file,
+                   {.reserved = false, .telling = Telling::kRoughly, .memory_limit = memory_limit});
       candidates.push_back(std::move(candidate));
     } catch (const InputError& error) {
       if (refusal.empty()) {
@@ -116,9 +134,9 @@ BaselineResult EvaluateBaseline(Baseline baseline, const PlanFile& problem,
     if ((best.outcome && !candidate.quick.Fits()) || IsSet(stop)) {
       break;
     }
-    const PlanOutcome outcome = candidate.quick.Fits()
-                                    ? Evaluate(candidate.file, {.memory_limit = memory_limit})
-                                    : candidate.quick;  // an allocator that only fails takes long
+    // An allocator that only fails takes long.
+    const PlanOutcome outcome = Evaluate(
+        candidate.file, {.reserved = candidate.quick.Fits(), .memory_limit = memory_limit});
     if (!best.outcome || IsBetter(outcome, *best.outcome)) {
       best.choice = candidate.choice;
       best.plan = candidate.file.plan;

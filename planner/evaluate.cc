@@ -7,9 +7,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "schedule/lower.h"
-#include "schedule/place.h"
 #include "schedule/verify.h"
-#include "simulator/plan_programs.h"
 
 namespace shardwright {
 namespace {
@@ -138,7 +136,7 @@ PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options) {
   Simulator simulator(file.cluster, file.profile);
   const SimulateOptions simulate = OptionsOf(file, programs.Largest(), options);
   CheckLegal(programs.Largest());
-  const SimulationResult result = SimulatePlan(simulator, programs, simulate);
+  const SimulationResult result = SimulatePlan(simulator, programs, simulate, options.telling);
   PlanOutcome e;
   e.step_time = result.step_time;
   e.exposed_comm = result.exposed_comm;
@@ -150,9 +148,8 @@ PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options) {
   e.usable = options.memory_limit > Bytes(0) ? options.memory_limit : UsableMemory(file);
   e.retries_per_step = result.memory.reserved ? result.memory.reserved->retries_steady : 0;
   e.host_peak = result.memory.allocated.HostPeak().total * file.cluster.gpus_per_node;
-  const bool has_arena = file.plan.dialect == Dialect::kNative;
-  const Bytes placed =
-      has_arena ? Place(programs.With(file.plan.accumulation)).device_size : Bytes(0);
+  const bool has_arena = programs.Largest().memory == MemoryRegime::kArena;
+  const Bytes placed = has_arena ? PlacePlan(programs) : Bytes(0);
   e.misfits = FindMisfits(file, e.usable, placed, result);
   for (Misfit& misfit : e.misfits) {
     if (misfit.kind == Misfit::Kind::kFragmentation) {

@@ -10,6 +10,7 @@
 #include "core/units.h"
 #include "schedule/plan_file.h"
 #include "schedule/program.h"
+#include "simulator/plan_programs.h"
 #include "simulator/simulate.h"
 
 namespace shardwright {
@@ -85,7 +86,8 @@ struct PlanOutcome {
 
 struct EvaluateOptions {
   bool contention = true;
-  bool reserved = true;  // replay the caching allocator; about ten times slower
+  bool reserved = true;                // replay the caching allocator; about ten times slower
+  Telling telling = Telling::kProven;  // of a step with many micro-batches
   // What buffers and the memory outside the allocator may take; the allocator reserves as much as
   // UsableMemory, whatever this is. 0: UsableMemory.
   Bytes memory_limit{0};

@@ -57,7 +57,7 @@ Outcome Evaluator::Run(const Plan& plan) {
   }
   SimulateOptions options;
   options.reserved = false;
-  return OutcomeOf(SimulatePlan(simulator_, *programs, options));
+  return OutcomeOf(SimulatePlan(simulator_, *programs, options, Telling::kRoughly));
 }
 
 SimulateOptions Evaluator::WithAllocator(const Program& program) const {
@@ -83,10 +83,10 @@ Evaluator::Final Evaluator::FinalOf(const SimulationResult& result, Bytes placed
 Evaluator::Final Evaluator::RunFinal(const Plan& plan, Bytes limit, bool is_exact) {
   ++count_;
   PlanPrograms programs({in_.model, in_.kernels, in_.job, plan});
-  const SimulateOptions options = WithAllocator(programs.Largest());
-  const SimulationResult result = is_exact ? SimulatePlan(simulator_, programs, options)
-                                           : SimulateUntilRetries(simulator_, programs, options);
   CheckLegal(programs.Largest());
+  const SimulateOptions options = WithAllocator(programs.Largest());
+  const SimulationResult result = SimulatePlan(
+      simulator_, programs, options, is_exact ? Telling::kProven : Telling::kUntilRetries);
   const bool has_arena = programs.Largest().memory == MemoryRegime::kArena;
   return FinalOf(result, has_arena ? PlacePlan(programs) : Bytes(0), limit);
 }

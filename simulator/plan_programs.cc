@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/error.h"
 #include "schedule/place.h"
 
 namespace shardwright {
@@ -15,6 +16,8 @@ namespace {
 
 // Fewer are simulated as they are: three programs hold as many together.
 constexpr std::int64_t kMany = 12;
+// All kinds of micro-batches: a first one, one between, and a last one.
+constexpr std::int64_t kRough = 3;
 // Programs end with one of these numbers of micro-batches: one more each time as long as that is
 // cheap, then many more, since it takes the host that long to lose its lead.
 constexpr std::array<std::int64_t, 7> kEnds = {4, 5, 6, 7, 8, 32, 128};
@@ -110,12 +113,21 @@ bool AllKeepUp(const StepTiming& fewer, const StepTiming& more, SimTime period) 
   return keep_up;
 }
 
-// Whether the host gets no further ahead of the device with each micro-batch.
-bool HostKeepsItsLead(const StepTiming& fewer, const StepTiming& more, SimTime period) {
-  const auto of_host = [](const StepTiming& t) {
-    return t.host_issue + t.host_blocked + t.busy[static_cast<std::size_t>(Stream::kHost)];
-  };
-  return of_host(more) - of_host(fewer) == period;
+// How far ahead of the device the host is, op by op of the last micro-batch: when it issues an op
+// before that starts.
+std::vector<SimTime> LeadsOf(const Program& program, const std::vector<Span>& spans) {
+  std::vector<SimTime> leads;
+  for (const Span& span : spans) {
+    if (span.body == BodyKind::kInit) {
+      continue;
+    }
+    const Op& op =
+        (span.body == BodyKind::kStep ? program.step : program.warmup).ops[span.op.value];
+    if (op.micro_batch + 1 == program.micro_batch_count) {
+      leads.push_back(span.start - span.issue_begin);
+    }
+  }
+  return leads;
 }
 
 // Whether a caching allocator waits for other streams before it reuses what the step frees, so that
@@ -156,11 +168,9 @@ std::optional<SimulationResult> Extrapolate(const std::array<const SimulationRes
 
 // Whether a step with n micro-batches tells nothing of the allocator, since it depends on a lead of
 // the host that still grows.
-bool LeadMayMatter(const Program& program, const SimulationResult& fewer,
-                   const SimulationResult& more) {
-  return more.memory.reserved && RecordsStreams(program) &&
-         !HostKeepsItsLead(fewer.timing.steady, more.timing.steady,
-                           more.step_time - fewer.step_time);
+bool LeadMayMatter(const Program& program, const std::vector<SimTime>& fewer,
+                   const std::vector<SimTime>& more) {
+  return RecordsStreams(program) && fewer != more;
 }
 
 // What `tell` says of the first n of kEnds that it can tell the whole from; else the whole.
@@ -262,7 +272,7 @@ const Program& PlanPrograms::With(std::int64_t micro_batches) {
 
 const Program& PlanPrograms::Largest() {
   return !programs_.empty()            ? programs_.rbegin()->second
-         : micro_batch_count_ >= kMany ? With(kEnds.front())
+         : micro_batch_count_ >= kMany ? With(kRough)
                                        : With(micro_batch_count_);
 }
 
@@ -282,41 +292,69 @@ bool Retries(const SimulationResult& result) {
   return reserved && (reserved->out_of_memory || reserved->retries_steady > 0);
 }
 
-SimulationResult Simulate(Simulator& simulator, PlanPrograms& programs,
-                          const SimulateOptions& options, bool until_retries) {
-  const std::int64_t count = programs.micro_batch_count();
-  std::map<std::int64_t, SimulationResult> known;
-  const auto run = [&](std::int64_t n) -> SimulationResult& {
-    const auto found = known.find(n);
-    return found != known.end()
-               ? found->second
-               : known.emplace(n, simulator.Run(programs.With(n), options)).first->second;
-  };
-  return TellOrRun(count, run, [&](std::int64_t n) {
-    const SimulationResult &first = run(n - 2), &second = run(n - 1), &third = run(n);
-    auto result = Extrapolate({&first, &second, &third}, n, count);
-    if (result && !LeadMayMatter(programs.With(n), second, third)) {
-      return result;
-    }
-    result.reset();
-    if (until_retries && Retries(first) && Retries(second) && Retries(third)) {
-      result = third;
-      result->step_time += (third.step_time - second.step_time) * (count - n);
-    }
-    return result;
-  });
+// The first answer that SimulatePlan may give.
+SimulationResult SimulateRoughly(Simulator& simulator, PlanPrograms& programs,
+                                 const SimulateOptions& options) {
+  const SimulationResult fewer = simulator.Run(programs.With(kRough - 1), options);
+  SimulationResult result = simulator.Run(programs.With(kRough), options);
+  const std::int64_t rest = programs.micro_batch_count() - kRough;
+  const auto go_on = [&](SimTime less, SimTime more) { return more + (more - less) * rest; };
+  const StepTiming& less = fewer.timing.steady;
+  const StepTiming& more = result.timing.steady;
+  SimTime time =
+      std::max(go_on(fewer.step_time, result.step_time), go_on(less.host_issue, more.host_issue));
+  for (std::size_t s = 0; s < kStreamCount; ++s) {
+    time = std::max(time, go_on(less.busy[s], more.busy[s]));
+  }
+  result.step_time = time;
+  result.exposed_comm = go_on(fewer.exposed_comm, result.exposed_comm);
+  return result;
 }
+
+// What a program with n micro-batches gave.
+struct FewRun {
+  SimulationResult result;
+  std::vector<SimTime> leads;  // where they may matter
+};
 
 }  // namespace
 
 SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
-                              const SimulateOptions& options) {
-  return Simulate(simulator, programs, options, false);
-}
-
-SimulationResult SimulateUntilRetries(Simulator& simulator, PlanPrograms& programs,
-                                      const SimulateOptions& options) {
-  return Simulate(simulator, programs, options, true);
+                              const SimulateOptions& options, Telling telling) {
+  const std::int64_t count = programs.micro_batch_count();
+  SW_CHECK(telling != Telling::kRoughly || !options.reserved,
+           "what is reserved is not told roughly");
+  if (telling == Telling::kRoughly && count >= kMany) {
+    return SimulateRoughly(simulator, programs, options);
+  }
+  std::map<std::int64_t, FewRun> known;
+  const auto run = [&](std::int64_t n) -> FewRun& {
+    const auto [at, is_new] = known.try_emplace(n);
+    if (is_new) {
+      FewRun& k = at->second;
+      SimulateOptions with_spans = options;
+      with_spans.trace = options.reserved && n < count;
+      k.result = simulator.Run(programs.With(n), with_spans);
+      k.leads = LeadsOf(programs.With(n), k.result.trace.spans);
+      k.result.trace = Trace();
+    }
+    return at->second;
+  };
+  return std::move(
+      TellOrRun(count, run, [&](std::int64_t n) -> std::optional<FewRun> {
+        const FewRun &first = run(n - 2), &second = run(n - 1), &third = run(n);
+        auto told = Extrapolate({&first.result, &second.result, &third.result}, n, count);
+        if (told && !LeadMayMatter(programs.With(n), second.leads, third.leads)) {
+          return FewRun{std::move(*told), {}};
+        }
+        if (telling == Telling::kUntilRetries && Retries(first.result) && Retries(second.result) &&
+            Retries(third.result)) {
+          FewRun last{third.result, {}};
+          last.result.step_time += (third.result.step_time - second.result.step_time) * (count - n);
+          return last;
+        }
+        return std::nullopt;
+      }).result);
 }
 
 Bytes PlacePlan(PlanPrograms& programs) {
@@ -360,6 +398,7 @@ AccountedStep AccountForPlan(Simulator& simulator, PlanPrograms& programs, Simul
   options.trace = true;
   const std::int64_t count = programs.micro_batch_count();
   std::map<std::int64_t, AccountedStep> known;
+  std::map<std::int64_t, std::vector<SimTime>> leads;
   const auto run = [&](std::int64_t n) -> AccountedStep& {
     if (const auto found = known.find(n); found != known.end()) {
       return found->second;
@@ -367,6 +406,7 @@ AccountedStep AccountForPlan(Simulator& simulator, PlanPrograms& programs, Simul
     AccountedStep step{simulator.Run(programs.With(n), options), {}};
     step.account = AccountFor(programs.With(n), step.result, sum_spans);
     if (n < count) {
+      leads[n] = LeadsOf(programs.With(n), step.result.trace.spans);
       step.result.trace = Trace();
     }
     return known.emplace(n, std::move(step)).first->second;
@@ -374,7 +414,7 @@ AccountedStep AccountForPlan(Simulator& simulator, PlanPrograms& programs, Simul
   return TellOrRun(count, run, [&](std::int64_t n) {
     const AccountedStep &first = run(n - 2), &second = run(n - 1), &third = run(n);
     auto result = Extrapolate({&first.result, &second.result, &third.result}, n, count);
-    if (!result || LeadMayMatter(programs.With(n), second.result, third.result) ||
+    if (!result || LeadMayMatter(programs.With(n), leads.at(n - 1), leads.at(n)) ||
         !SamePlace(programs, n, second.result.memory.allocated.DevicePeak(),
                    third.result.memory.allocated.DevicePeak())) {
       return std::optional<AccountedStep>();

@@ -10,11 +10,11 @@
 // provided that both differences are equal to the picosecond, that no stream and not the host has
 // more to do per micro-batch than the period (it would fall behind further and further, and decide
 // the period once it is behind everything else), that compute waits for nothing less with one more,
-// and that all peaks of memory are equal; what the caching allocator reserves is told only where a
-// host that is further ahead changes nothing, and may come out a segment smaller under fsdp1, where
-// it can take a dozen micro-batches that are alike until the allocator needs one more (1 of 300
-// random plans). Otherwise more micro-batches are simulated, in the
-// end all of them. So the cost of most plans does not depend on `a`.
+// and that all peaks of memory are equal; what the caching allocator reserves is told only where
+// the host gets no further ahead, or that changes nothing, and may come out a segment smaller under
+// fsdp1, where it can take a dozen micro-batches that are alike until the allocator needs one more
+// (1 of 300 random plans). Otherwise more micro-batches are simulated, in the end all of them. So
+// the cost of most plans does not depend on `a`.
 
 #include <cstdint>
 #include <functional>
@@ -62,17 +62,28 @@ class PlanPrograms {
   std::map<std::int64_t, Program> programs_;
 };
 
+// How sure the answer for a step of many micro-batches has to be.
+enum class Telling : std::uint8_t {
+  kProven,  // as said above
+  // For who only asks whether the caching allocator takes the plan as it is: one that retries or
+  // fails with each of three numbers of micro-batches is not simulated with more. Then the time
+  // goes on by the last difference, whether or not it is steady, and the rest is the largest
+  // program's.
+  kUntilRetries,
+  // For who compares many plans and looks at the best ones again: programs with two and three
+  // micro-batches, and the larger one's memory. Each more takes as long as the third did, but all
+  // of them no less than the host or a stream has to do. Where two differences are equal, that is
+  // what they prove.
+  kRoughly,
+};
+
 // Without a trace. Of a step that was not simulated whole, step_time and exposed_comm are those of
 // the plan, and so are the amounts of memory; `timing` and the ops that peaks stand before are
-// those of the largest program. Throws InputError as Simulator::Run and Lower do.
+// those of the largest program. kRoughly: requires options without reserved memory. Throws
+// InputError as Simulator::Run and Lower do.
 [[nodiscard]] SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
-                                            const SimulateOptions& options);
-// The same for who only asks whether the caching allocator takes the plan as it is: one that
-// retries or fails with each of three numbers of micro-batches is not simulated with more. Then the
-// time goes on by the last difference, whether or not it is steady, and the rest is the largest
-// program's.
-[[nodiscard]] SimulationResult SimulateUntilRetries(Simulator& simulator, PlanPrograms& programs,
-                                                    const SimulateOptions& options);
+                                            const SimulateOptions& options,
+                                            Telling telling = Telling::kProven);
 
 // The device's arena (Place) of the whole plan: what three programs have in common whose numbers of
 // micro-batches follow one another; where none do, of all of it.

@@ -164,6 +164,35 @@ TEST_CASE("EvaluateBaselines: the fastest that fits, as each plan by itself") {
   }
 }
 
+// Those of many micro-batches are looked at roughly, and larger ones than one that fails are not.
+TEST_CASE("EvaluateBaselines: with many micro-batches and little memory no choice is better") {
+  constexpr std::int64_t kSamples = 64;
+  const PlanFile problem = Problem("pythia-70m", "dgx-a100", 1, kSamples);
+  PlanFile file = problem;
+  file.plan = BaselinePlan(Baseline::kFsdp1Transformer, problem.model.model, 8, {8, 8, {}});
+  const Bytes limit = Evaluate(file, {.reserved = false}).DeviceTotal();
+  int failing = 0;
+  for (const BaselineResult& result : EvaluateBaselines(problem, {}, limit)) {
+    CAPTURE(NameOf(result.baseline));
+    REQUIRE(result.outcome);
+    for (const UserChoice& choice : UserChoices(result.baseline, JobMode::kTrain, kSamples)) {
+      CAPTURE(choice.micro_batch);
+      file.plan = BaselinePlan(result.baseline, problem.model.model, 8, choice);
+      const PlanOutcome other = Evaluate(file, {.reserved = false, .memory_limit = limit});
+      failing += other.Fits() ? 0 : 1;
+      if (choice == result.choice) {
+        CHECK(other.step_time == result.outcome->step_time);
+      } else if (result.Fits()) {
+        CHECK((!other.Fits() || other.step_time >= result.outcome->step_time));
+      } else {
+        CHECK(!other.Fits());
+        CHECK(other.Excess() >= result.outcome->Excess());
+      }
+    }
+  }
+  CHECK(failing > 10);  // not vacuous
+}
+
 TEST_CASE("FindMisfits: a native plan needs its arena, others need their buffers") {
   PlanFile file = Problem("gpt2", "dgx-a100", 1, 1);
   const Bytes usable = UsableMemory(file);
