@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "schedule/lower/fusion.h"
@@ -11,6 +12,32 @@ namespace shardwright {
 namespace {
 
 constexpr std::uint32_t kNoGrad = 0xffffffffu;
+
+// torch's checkpoint stops when it has made again as many tensors as forward kept, whoever needs
+// them: behind `start`, the last op that backward needs, come those of parts that reach no loss.
+std::uint32_t LastThatKept(const Emitter& e, const Region& region, std::uint32_t start) {
+  std::uint32_t stop = start;
+  std::vector<TensorId> needs_grad;  // what such parts have made
+  for (std::uint32_t i = start + 1; i <= region.last; ++i) {
+    const ModelOp& op = e.in.model.ops[i];
+    const bool needs =
+        !e.a.ops[i].has_backward &&
+        (std::any_of(op.params.begin(), op.params.end(),
+                     [&](ParamId p) { return e.a.param_grad[p.value]; }) ||
+         std::any_of(op.inputs.begin(), op.inputs.end(), [&](TensorId t) {
+           return e.a.tensor_grad[t.value] ||
+                  std::find(needs_grad.begin(), needs_grad.end(), t) != needs_grad.end();
+         }));
+    if (!needs) {
+      continue;
+    }
+    needs_grad.insert(needs_grad.end(), op.outputs.begin(), op.outputs.end());
+    if (!op.params.empty() || !e.a.KernelsOf(i).backward_data.empty()) {
+      stop = i;
+    }
+  }
+  return stop;
+}
 
 }  // namespace
 
@@ -304,7 +331,7 @@ void Walker::Backward() {
     }
     rules_.BackwardBegins(i);
     if (starts && (StopsEarly() || !region->rerun.empty())) {
-      Recompute(*region, StopsEarly() ? i : region->rerun.back());
+      Recompute(*region, StopsEarly() ? LastThatKept(e_, *region, i) : region->rerun.back());
     }
     if (starts && !hooks_first) {
       FireBackwardEntries(i, false, region);

@@ -113,6 +113,29 @@ TEST_CASE("FSDP1: units inside of what is recomputed selectively") {
   (void)LowerChain(spec, plan, kMixed);
 }
 
+// torch's checkpoint stops when it has made again as much as forward kept, also of a part that
+// reaches no loss (torch_fsdp1_random.py has such a case): the unit there is gathered once more.
+TEST_CASE("FSDP1 runs a dead part at the end of a region again") {
+  ChainSpec spec;
+  spec.blocks = 2;
+  spec.linears = 2;
+  Model model = ChainModel(spec);
+  model.ops[3].inputs = model.ops[1].outputs;  // past the second op of block 0
+  model.tensors[model.ops.back().outputs[0].value].role = TensorRole::kLoss;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp1, 2);
+  plan.backward_prefetch = BackwardPrefetch::kNone;
+  plan.units[0].name = plan.units[0].modules[0] = "block0.lin1";
+  const auto gathers = [&] {
+    const Program p =
+        Lower({model, FindKernelSet("torch-eager", "test"), ChainJob(spec, kMixed), plan});
+    CHECK(Verify(p).empty());
+    return Count(p, OpCode::kAllGather);
+  };
+  CHECK(gathers() == 4);  // three in forward, and block 1 in backward
+  plan.recompute = {{"block0", RecomputeKind::kFull, 1}};
+  CHECK(gathers() == 5);
+}
+
 // The chain with block 0 run once before everything else, its result unused.
 Model ChainWithDeadCall(const ChainSpec& spec) {
   Model model = ChainModel(spec);
