@@ -3,7 +3,8 @@
 # most 2 GiB and 10 seconds per input. A crash, a hang or too much memory ends it with 1; the input is kept in build-fuzz/found/.
 #
 #   scripts/fuzz.sh [--jobs N] [SECONDS [READER...]]        so long per reader (10); all readers
-#   scripts/fuzz.sh [--jobs N] --inputs COUNT [READER...]   so many inputs in sum, the same number for each reader
+#   scripts/fuzz.sh [--jobs N] --inputs COUNT [READER...]   so many inputs in sum: 180 s of each reader, the rest by
+#                                                           the five that were fastest, the same number each
 #
 # --jobs: as many readers at once (as there are cores). What it finds of new coverage stays in build-fuzz/corpus/READER, and the
 # next run begins with it.
@@ -27,10 +28,10 @@ fi
 if [[ $# -eq 0 ]]; then
   set -- $(sed -n 's/^sw_fuzz(\([a-z_]*\).*/\1/p' tests/fuzz/CMakeLists.txt)
 fi
-export limit="-max_total_time=$seconds"
 if [[ -n $inputs ]]; then
-  limit="-runs=$(((inputs + $# - 1) / $#))"
+  seconds=180
 fi
+export limit="-max_total_time=$seconds"
 
 cmake --preset fuzz >build-fuzz.log || { cat build-fuzz.log; exit 1; }
 rm build-fuzz.log
@@ -60,10 +61,19 @@ fuzz() {
     "$(sed -n 's/.*DONE.*cov: \([0-9]*\) .*/\1/p' "$log")" "$(sed -n 's/^stat::peak_rss_mb: *//p' "$log")"
 }
 export -f fuzz
-printf '%s\n' "$@" | xargs -P "$jobs" -I{} bash -c 'fuzz {}'
+count() { sed -n 's/^stat::number_of_executed_units: *//p' "build-fuzz/log/$1.txt"; }
 total=0
-for reader in "$@"; do
-  total=$((total + $(sed -n 's/^stat::number_of_executed_units: *//p' "build-fuzz/log/$reader.txt")))
-done
+fuzz_all() {
+  printf '%s\n' "$@" | xargs -P "$jobs" -I{} bash -c 'fuzz {}'
+  for reader in "$@"; do
+    total=$((total + $(count "$reader")))
+  done
+}
+fuzz_all "$@"
+if [[ -n $inputs && $total -lt $inputs ]]; then
+  mapfile -t fastest < <(for reader in "$@"; do echo "$(count "$reader") $reader"; done | sort -rn | head -5 | cut -d' ' -f2)
+  limit="-runs=$(((inputs - total + ${#fastest[@]} - 1) / ${#fastest[@]}))"
+  fuzz_all "${fastest[@]}"
+fi
 rm -rf /dev/shm/shardwright-fuzz-*
 echo "fuzz: $total inputs of $# readers in ${SECONDS} s"

@@ -76,13 +76,17 @@ IdxArray ReadIdx(const std::string& file) {
     elements = size > 0 && elements > INT64_MAX / size ? INT64_MAX : elements * size;
   }
   Budget(file, "elements", kMostElements).Take(elements);
-  // Filled as it comes, so that a header alone takes no memory but addresses.
-  array.values.reserve(static_cast<std::size_t>(elements));
-  constexpr std::int64_t kChunk = std::int64_t{1} << 20;
+  // Filled as it comes: room for all is made when the first chunk is there, so that a header alone
+  // takes none.
+  std::int64_t chunk = std::int64_t{1} << 16;
   while (static_cast<std::int64_t>(array.values.size()) < elements) {
     const std::size_t done = array.values.size();
+    if (done > 0) {
+      array.values.reserve(static_cast<std::size_t>(elements));
+      chunk = std::int64_t{1} << 20;
+    }
     const auto wanted =
-        static_cast<std::size_t>(std::min(kChunk, elements - static_cast<std::int64_t>(done)));
+        static_cast<std::size_t>(std::min(chunk, elements - static_cast<std::int64_t>(done)));
     array.values.resize(done + wanted);
     const std::size_t count =
         ReadFully(source, reinterpret_cast<char*>(array.values.data() + done), wanted);
