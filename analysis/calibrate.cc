@@ -101,14 +101,28 @@ enum KernelColumn : std::size_t {
   kKernelFields,
 };
 
-std::vector<Field> KernelFields(ComputeProfile& compute) {
+// Whose fused attention the samples ran, by the first of them.
+AttentionImpl AttentionIn(const std::vector<CalibrationRun>& runs,
+                          const CalibrationSamples& samples) {
+  for (const ShapeSample& sample : samples.shapes) {
+    const Program& program = runs[sample.run].program;
+    for (const Kernel& kernel : program.KernelsOf(program.shapes[sample.shape.value])) {
+      if (IsAttention(kernel.kind)) {
+        return kernel.attention;
+      }
+    }
+  }
+  return AttentionImpl::kFlash;
+}
+
+std::vector<Field> KernelFields(ComputeProfile& compute, AttentionProfile& attention) {
   std::vector<Field> fields(kKernelFields);
   for (std::size_t i = 0; i < kMathTypeCount; ++i) {
     fields[i].name = std::string("compute.gemm.") + MathTypeName(static_cast<MathType>(i));
     fields[i].fraction = compute.gemm[i] ? &*compute.gemm[i] : nullptr;
   }
-  fields[kAttentionForwardColumn] = {"compute.attention_forward", &compute.attention_forward};
-  fields[kAttentionBackwardColumn] = {"compute.attention_backward", &compute.attention_backward};
+  fields[kAttentionForwardColumn] = {"compute.attention_forward", &attention.forward};
+  fields[kAttentionBackwardColumn] = {"compute.attention_backward", &attention.backward};
   fields[kElementwiseColumn] = {"compute.elementwise", &compute.elementwise};
   fields[kReductionColumn] = {"compute.reduction", &compute.reduction};
   fields[kOptimizerColumn] = {"compute.optimizer", &compute.optimizer};
@@ -177,7 +191,12 @@ class KernelTerms {
         const std::size_t column = kernel.kind == KernelClass::kAttentionForward
                                        ? kAttentionForwardColumn
                                        : kAttentionBackwardColumn;
-        return {Larger({column, AtPeak(kernel, TypeFor(kernel.dtype, false))}, streaming)};
+        const AttentionProfile& attention = AttentionOf(compute_, kernel.attention);
+        const double overhead =
+            AttentionOverhead(kernel, attention.softmax.value, attention.start.value,
+                              std::max<std::int64_t>(gpu_.sm_count.value, 1));
+        return {
+            Larger({column, overhead * AtPeak(kernel, TypeFor(kernel.dtype, false))}, streaming)};
       }
       case KernelClass::kNorm:
       case KernelClass::kSoftmax:
@@ -259,7 +278,13 @@ void CalibrateKernels(const std::vector<CalibrationRun>& runs, const Calibration
   const ComputeProfile before = profile.compute;
   StartLikeUpdates(before, profile.compute.grad_norm);
   StartLikeUpdates(before, profile.compute.grad_clip);
-  const std::vector<Field> all = KernelFields(profile.compute);
+  ComputeProfile& compute = profile.compute;
+  const AttentionImpl attention = AttentionIn(runs, samples);
+  AttentionProfile& own = attention == AttentionImpl::kCudnn    ? compute.cudnn_attention
+                          : attention == AttentionImpl::kFlash3 ? compute.flash3_attention
+                                                                : compute.attention;
+  const std::vector<Field> all =
+      KernelFields(compute, own.forward.value > 0 ? own : compute.attention);
   // Types without a number of their own keep their column, which no term uses.
   Number<double> unused{1, {}, 0};
   std::vector<Field> fields = all;

@@ -17,10 +17,6 @@ bool IsProduct(KernelClass kind) {
          kind == KernelClass::kConv;
 }
 
-bool IsAttentionKernel(KernelClass kind) {
-  return kind == KernelClass::kAttentionForward || kind == KernelClass::kAttentionBackward;
-}
-
 // What an op takes alone, by reason: a time per loss, and its FLOPs at the peak.
 struct OpParts {
   SimTime counted;  // FLOPs of products and attention at the peak
@@ -59,7 +55,7 @@ OpParts WaterfallBuilder::PartsOfModelOp(const OpShape& shape, SimTime price) co
     left -= time;
     MfuLoss loss = MfuLoss::kElementwise;
     SimTime at_peak;
-    if (IsProduct(kernel.kind) || IsAttentionKernel(kernel.kind)) {
+    if (IsProduct(kernel.kind) || IsAttention(kernel.kind)) {
       loss = IsProduct(kernel.kind) ? MfuLoss::kProducts : MfuLoss::kAttention;
       at_peak = ToSimTime(kernel.flops / peak_);
     }

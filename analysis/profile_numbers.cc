@@ -25,9 +25,10 @@ std::map<std::string, NumberRef> AllNumbers(Profile& profile) {
   OverlapProfile& o = profile.overlap;
   std::map<std::string, NumberRef> numbers = {
       {"compute.gemm_ramp", Of(c.gemm_ramp)},
-      {"compute.attention_forward", Of(c.attention_forward)},
-      {"compute.attention_backward", Of(c.attention_backward)},
+      {"compute.attention_forward", Of(c.attention.forward)},
+      {"compute.attention_backward", Of(c.attention.backward)},
       {"compute.elementwise", Of(c.elementwise)},
+      {"compute.fp8_rowwise", Of(c.fp8_rowwise)},
       {"compute.reduction", Of(c.reduction)},
       {"compute.optimizer", Of(c.optimizer)},
       {"compute.kernel_floor", Of(c.kernel_floor)},

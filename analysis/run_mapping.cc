@@ -321,12 +321,17 @@ void CheckOptimizer(const MeasuredRun& run) {
 
 // The kernel that the row names, where it names one, instead of the stack's.
 void SetAttention(const MeasuredRun& run, KernelSetOptions& kernels) {
-  static constexpr std::array<std::string_view, 6> kFused = {"flash", "triton", "sdpa",
-                                                             "cudnn", "flex",   "xformers"};
+  static constexpr std::array<std::string_view, 5> kFused = {"flash", "triton", "sdpa", "flex",
+                                                             "xformers"};
   static constexpr std::array<std::string_view, 3> kWritten = {"torch", "eager", "math"};
   const auto is_named = [&](std::string_view word) { return Contains(run.attention_kernel, word); };
-  if (std::any_of(kFused.begin(), kFused.end(), is_named)) {
-    kernels.attention = AttentionImpl::kFlash;
+  // The order that torchtitan gives scaled_dot_product_attention since pull request 1776.
+  const bool prefers_cudnn =
+      Contains(run.framework, "torchtitan") && run.date >= "2025-10" && is_named("sdpa");
+  if (is_named("cudnn") || prefers_cudnn) {
+    kernels.attention = AttentionImpl::kCudnn;
+  } else if (std::any_of(kFused.begin(), kFused.end(), is_named)) {
+    kernels.attention = IsFused(kernels.attention) ? kernels.attention : AttentionImpl::kFlash;
   } else if (std::any_of(kWritten.begin(), kWritten.end(), is_named)) {
     kernels.attention = AttentionImpl::kMaterialized;
   }
@@ -369,6 +374,8 @@ void FillPlan(MeasuredRun run, const std::string& profile, PlanFile& file,
   file.kernels = FindKernelSet(stack.kernel_set, "framework");
   SetAttention(run, file.kernels);
   file.kernels.fp8_linear = run.compute_dtype == "fp8" || run.compute_dtype == "fp4";
+  file.kernels.fp8_rowwise =
+      Contains(run.param_dtype, "rowwise") && !Contains(run.param_dtype, "rowwise_with_gw_hp");
   file.profile = profile == "auto" ? DefaultProfile(file.cluster.gpu, file.kernels.name)
                                    : LoadProfile(profile);
   if (stack.one_communicator) {

@@ -196,8 +196,7 @@ void AddKernel(const ProfilerRecording& recording, const Activity& activity,
   if (is_used(CallGroup::kConvolutions) && kernel == KernelClass::kConv) {
     ++In(step, CallGroup::kConvolutions)[{}];
   }
-  if (is_used(CallGroup::kAttention) &&
-      (kernel == KernelClass::kAttentionForward || kernel == KernelClass::kAttentionBackward)) {
+  if (is_used(CallGroup::kAttention) && IsAttention(kernel)) {
     ++In(step, CallGroup::kAttention)[{kernel == KernelClass::kAttentionBackward ? 1 : 0, {}}];
   }
 }

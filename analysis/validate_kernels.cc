@@ -83,6 +83,9 @@ KernelSetOptions KernelSetOf(const KernelRow& row) {
   if (row.stack == "torch-eager") {
     set.fused_norm = false;
   }
+  set.attention = row.stack == "cudnn"               ? AttentionImpl::kCudnn
+                  : row.stack == "flash-attention-3" ? AttentionImpl::kFlash3
+                                                     : set.attention;
   return set;
 }
 

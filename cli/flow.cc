@@ -112,6 +112,7 @@ PlanFile MakeJobFile(const PlanOptions& options) {
   file.kernels = FindKernelSet(
       options.kernel_set.empty() ? UsualKernelSet(file.cluster.gpu) : options.kernel_set,
       "--kernel-set");
+  file.kernels.attention = options.attention.value_or(file.kernels.attention);
   file.profile = options.profile.empty() ? DefaultProfile(file.cluster.gpu, file.kernels.name)
                                          : LoadProfile(options.profile);
   CheckNetwork(file.cluster, file.profile);

@@ -247,7 +247,8 @@ int RunDialects(const Arguments& arguments, const std::vector<std::string>& dial
 }
 
 // With --from: what may differ from the run.
-constexpr std::array<const char*, 26> kFreeWithFrom = {"--kernel-set",
+constexpr std::array<const char*, 27> kFreeWithFrom = {"--kernel-set",
+                                                       "--attention",
                                                        "--profile",
                                                        "--dialect",
                                                        "--global-batch",
@@ -333,6 +334,7 @@ PlanFile JobBesideRun(const Arguments& arguments, const PlanOptions& options, Pl
     file.kernels = FindKernelSet(options.kernel_set, "--kernel-set");
     file.profile = DefaultProfile(file.cluster.gpu, file.kernels.name);
   }
+  file.kernels.attention = options.attention.value_or(file.kernels.attention);
   if (!options.profile.empty()) {
     file.profile = LoadProfile(options.profile);
   }

@@ -15,7 +15,7 @@ constexpr std::int64_t kMaxBatch = std::int64_t{1} << 40;
 constexpr std::int64_t kMaxAccumulation = 65535;
 constexpr std::int64_t kMaxMicroBatch = std::int64_t{1} << 24;
 
-constexpr std::array<FlagRow, 50> kPlanOptionFlags = {{
+constexpr std::array<FlagRow, 51> kPlanOptionFlags = {{
     {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json (required)",
      FileRole::kRead},
     {"--cluster", "NAME|FILE|TEXT",
@@ -26,6 +26,9 @@ constexpr std::array<FlagRow, 50> kPlanOptionFlags = {{
     {"--gpus", "N", "GPUs in use of each node"},
     {"--kernel-set", "NAME",
      "software stack (default torch-eager, on host ranks shardwright-host)"},
+    {"--attention", "flash|materialized|cudnn|flash3|triton",
+     "attention's kernels: the framework's fused ones, none that are fused, or those of cuDNN, "
+     "FlashAttention-3 or Triton (default: the stack's)"},
     {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)",
      FileRole::kRead},
     {"--mode", "train|forward", "what a step does (default train)"},
@@ -260,6 +263,9 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   options.model = arguments.Get("--model").text;
   options.cluster = arguments.Get("--cluster").text;
   arguments.SetText("--kernel-set", options.kernel_set);
+  arguments.Set("--attention", options.attention, [](const Flag& flag) {
+    return static_cast<AttentionImpl>(ReadChoice(flag, kAttentionNames));
+  });
   arguments.SetText("--profile", options.profile);
   arguments.Set("--wrap", options.wrap, ReadWrap);
   options.output = arguments.Get("--output").text;

@@ -18,15 +18,16 @@ namespace shardwright {
 struct PlanOptions {
   std::string model;
   std::string cluster;
-  std::int64_t nodes = 0;           // 0: what the cluster says
-  std::int64_t gpus = 0;            // per node; 0: what the cluster says
-  std::string kernel_set;           // empty: the cluster's usual one
-  std::string profile;              // empty: the default of GPU and kernel set
-  std::int64_t global_batch = 0;    // 0: ranks x micro-batch x accumulation
-  std::int64_t shard_size = 0;      // 0: follows from ranks and replicate_size
-  std::int64_t replicate_size = 0;  // 0: follows from ranks and shard_size
-  std::int64_t accumulation = 0;    // 0: follows from global_batch, or 1
-  std::optional<WrapSpec> wrap;     // none: the dialect's DefaultWrap
+  std::int64_t nodes = 0;                  // 0: what the cluster says
+  std::int64_t gpus = 0;                   // per node; 0: what the cluster says
+  std::string kernel_set;                  // empty: the cluster's usual one
+  std::optional<AttentionImpl> attention;  // none: the kernel set's
+  std::string profile;                     // empty: the default of GPU and kernel set
+  std::int64_t global_batch = 0;           // 0: ranks x micro-batch x accumulation
+  std::int64_t shard_size = 0;             // 0: follows from ranks and replicate_size
+  std::int64_t replicate_size = 0;         // 0: follows from ranks and shard_size
+  std::int64_t accumulation = 0;           // 0: follows from global_batch, or 1
+  std::optional<WrapSpec> wrap;            // none: the dialect's DefaultWrap
   ReshardChoice reshard;
   bool recompute = false;
   RecomputeKind recompute_kind = RecomputeKind::kFull;

@@ -56,6 +56,7 @@ std::vector<KernelSetOptions> PlainSets() {
        .whole_recompute = true,
        .shifted_logits = true},
       {.name = "jax-xla",
+       .attention = AttentionImpl::kCudnn,
        .fused_elementwise = true,
        .fused_rope = true,
        .fused_loss = true,
@@ -66,11 +67,13 @@ std::vector<KernelSetOptions> PlainSets() {
 std::vector<KernelSetOptions> FrameworkSets() {
   return {
       {.name = "composer-2023",
+       .attention = AttentionImpl::kTriton,
        .fp32_logits = false,
        .flash_position_bias = true,
        .fused_loss = true,
        .loss_metrics = 2},
       {.name = "composer-2024",
+       .attention = AttentionImpl::kTriton,
        .fp32_logits = false,
        .flash_position_bias = true,
        .fused_loss = true,

@@ -29,12 +29,25 @@ enum class KernelClass : std::uint8_t {
   kQr,             // QR of (m, m), once in `batch` runs: `flops` and the price are a run's share
 };
 
+[[nodiscard]] constexpr bool IsAttention(KernelClass kind) {
+  return kind == KernelClass::kAttentionForward || kind == KernelClass::kAttentionBackward;
+}
+
+// kFlash is the library that the framework calls by itself, FlashAttention-2 in PyTorch.
+enum class AttentionImpl : std::uint8_t { kFlash, kMaterialized, kCudnn, kFlash3, kTriton };
+inline constexpr std::size_t kAttentionImplCount = 5;
+[[nodiscard]] constexpr bool IsFused(AttentionImpl attention) {
+  return attention != AttentionImpl::kMaterialized;
+}
+
 // One launch. `read`/`written` are the bytes that must cross the memory bus: every operand once,
 // caches do the rest.
 struct Kernel {
   KernelClass kind = KernelClass::kElementwise;
   DType dtype = DType::kBf16;  // of the multiplied operands for kGemm/kConv/kAttention*
-  std::int64_t batch = 1, m = 0, n = 0, k = 0;  // kAttention*: m = seq_q, n = seq_k, k = head_dim
+  AttentionImpl attention = AttentionImpl::kFlash;  // kAttention*: whose kernel
+  bool scaled_by_row = false;                       // kGemm in fp8
+  std::int64_t batch = 1, m = 0, n = 0, k = 0;      // m = seq_q, n = seq_k, k = head_dim
   Flops flops{0};  // as executed (causal attention: only the tiles that run)
   Bytes read{0};
   Bytes written{0};
@@ -42,7 +55,6 @@ struct Kernel {
   bool operator==(const Kernel&) const = default;
 };
 
-enum class AttentionImpl : std::uint8_t { kFlash, kMaterialized };
 enum class MoeDispatch : std::uint8_t { kDense, kGrouped };
 
 // The choices of one software stack. A table row per stack, not code.
@@ -72,6 +84,7 @@ struct KernelSetOptions {
   // Linear layers multiply fp8 copies of their operands, scaled per tensor, and keep these. Layers
   // that widen more than sixfold (the vocabulary) stay in the compute dtype.
   bool fp8_linear = false;
+  bool fp8_rowwise = false;  // fp8 operands have a scale per row and column, not one per tensor
   // Metrics that the training loop computes from the logits after every micro-batch (in training:
   // after its backward pass), each by one more eager cross-entropy in fp32, without gradient.
   std::int64_t loss_metrics = 0;

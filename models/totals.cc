@@ -53,7 +53,7 @@ class Counter {
     double forward = FlopsOf(k.forward);
     double backward_data = FlopsOf(k.backward_data);
     if (spec.kind == OpKind::kAttention) {
-      const bool is_kept = spec.materialized || options_.attention != AttentionImpl::kFlash;
+      const bool is_kept = spec.materialized || !IsFused(options_.attention);
       CountWholeAttention(spec, batch_, is_kept, &forward, &backward_data);
     }
     totals_.forward += Flops(forward);

@@ -31,7 +31,8 @@ inline constexpr std::array<std::string_view, 2> kTransfersNames = {"at_once", "
 inline constexpr std::array<std::string_view, 3> kGradientReductionNames = {"default", "all_reduce",
                                                                             "reduce_scatter"};
 inline constexpr std::array<std::string_view, 3> kOverlapNames = {"default", "on", "off"};
-inline constexpr std::array<std::string_view, 2> kAttentionNames = {"flash", "materialized"};
+inline constexpr std::array<std::string_view, 5> kAttentionNames = {"flash", "materialized",
+                                                                    "cudnn", "flash3", "triton"};
 inline constexpr std::array<std::string_view, 2> kMoeDispatchNames = {"dense", "grouped"};
 // Dtypes that parameters, compute and reductions can have: the first values of DType.
 inline constexpr std::array<std::string_view, 3> kTrainingDTypeNames = {"fp32", "bf16", "fp16"};

@@ -17,7 +17,7 @@ FITS = [
      "overlap.compute_sensitivity,compute.rank_spread,compute.gemm.fp8,compute.gemm_ramp"],
     [*TORCH, "--gpu-class", "A100,H100", "--numbers",
      "compute.gemm.bf16,compute.elementwise,overlap.compute_sensitivity,compute.gemm.fp8,host.step,"
-     "compute.rank_spread"],
+     "compute.rank_spread,compute.fp8_rowwise"],
     [*TORCH, "--gpu-class", "B200,MI300", "--numbers",
      "compute.gemm.bf16,compute.elementwise,compute.attention_forward,compute.attention_backward,"
      "compute.reduction,overlap.compute_sensitivity,compute.gemm.fp8,host.step"],

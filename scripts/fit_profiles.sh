@@ -29,7 +29,7 @@ LIST
 torch=torchtitan,torchao,ibmfsdp,torchtune
 fit --source "$torch" --one-per-gpu --gpu-class A100,H100 --numbers "$(tr -d ' \n' <<'LIST'
 compute.gemm.bf16, compute.elementwise, overlap.compute_sensitivity, compute.gemm.fp8, host.step,
-compute.rank_spread
+compute.rank_spread, compute.fp8_rowwise
 LIST
 )"
 fit --source "$torch" --one-per-gpu --gpu-class B200,MI300 --numbers "$(tr -d ' \n' <<'LIST'

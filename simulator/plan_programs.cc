@@ -245,8 +245,12 @@ std::optional<AccountedStep> ExtrapolateAccount(const AccountedStep& first,
   const bool same_reserved =
       PeaksOf(held_a) == PeaksOf(held_b) && PeaksOf(held_b) == PeaksOf(held_c);
   const bool same_place = a.placed == b.placed && b.placed == c.placed;
-  return trend.holds() && same_place && same_reserved ? std::optional(std::move(step))
-                                                      : std::nullopt;
+  const auto keep_up = [](const SimulationResult& fewer, const SimulationResult& more) {
+    return AllKeepUp(fewer.timing.first, more.timing.first, more.step_time - fewer.step_time);
+  };
+  const bool tells = trend.holds() && same_place && same_reserved &&
+                     keep_up(first.result, second.result) && keep_up(second.result, third.result);
+  return tells ? std::optional(std::move(step)) : std::nullopt;
 }
 
 }  // namespace

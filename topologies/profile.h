@@ -16,17 +16,34 @@
 
 namespace shardwright {
 
+// Attention kernels of one library that do not materialise the score matrix.
+struct AttentionProfile {
+  // Fraction of the dense peak that they reach on tiles of head dimension 128 that see many keys.
+  Number<double> forward, backward;
+  // Share of that time which does not grow with the head dimension: the softmax.
+  Number<double> softmax;
+  // What a tile of queries costs beside its keys, in keys. 0: unknown, and the fractions above are
+  // those of every shape.
+  Number<double> start;
+
+  bool operator==(const AttentionProfile&) const = default;
+};
+
 // Kernels on the GPU.
 struct ComputeProfile {
   // Fraction of the dense peak that a large matrix product reaches, by MathType; nothing: no such
   // unit.
   std::array<std::optional<Number<double>>, kMathTypeCount> gemm;
+  // Of gemm[fp8], what products reach whose operands have a scale per row and column, which the
+  // kernel applies; 0: as much. Optional in files.
+  Number<double> fp8_rowwise;
   // Time a matrix product loses to filling and draining the GPU: t = flops / (gemm * peak) +
   // gemm_ramp.
   Number<Seconds> gemm_ramp;
-  // Fraction of the dense peak of attention kernels that do not materialise the score matrix.
-  Number<double> attention_forward;
-  Number<double> attention_backward;
+  AttentionProfile attention;  // the usual library
+  // forward 0: as the usual one. Optional in files.
+  AttentionProfile cudnn_attention;
+  AttentionProfile flash3_attention;  // FlashAttention-3
   // Fractions of the memory bandwidth: bytes read and written / time.
   Number<double> elementwise;  // and copies
   Number<double> reduction;    // norms, softmax, loss

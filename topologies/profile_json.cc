@@ -27,8 +27,8 @@ using internal::OrderedJson;
 template <class Part, class Visit>
 void VisitCompute(Part& part, Visit visit) {
   visit("gemm_ramp", part.gemm_ramp);
-  visit("attention_forward", part.attention_forward);
-  visit("attention_backward", part.attention_backward);
+  visit("attention_forward", part.attention.forward);
+  visit("attention_backward", part.attention.backward);
   visit("elementwise", part.elementwise);
   visit("reduction", part.reduction);
   visit("optimizer", part.optimizer);
@@ -75,10 +75,25 @@ void VisitTransport(Part& part, Visit visit) {
 // The parts that files may leave out.
 template <class Part, class Visit>
 void VisitComputeExtras(Part& part, Visit visit) {
+  visit("fp8_rowwise", part.fp8_rowwise);
+  visit("attention_softmax", part.attention.softmax);
+  visit("cudnn_attention_forward", part.cudnn_attention.forward);
+  visit("cudnn_attention_backward", part.cudnn_attention.backward);
+  visit("cudnn_attention_softmax", part.cudnn_attention.softmax);
+  visit("flash3_attention_forward", part.flash3_attention.forward);
+  visit("flash3_attention_backward", part.flash3_attention.backward);
+  visit("flash3_attention_softmax", part.flash3_attention.softmax);
   visit("rank_spread", part.rank_spread);
   visit("qr_column", part.qr_column);
   visit("grad_norm", part.grad_norm);
   visit("grad_clip", part.grad_clip);
+}
+// In keys.
+template <class Part, class Visit>
+void VisitComputeCounts(Part& part, Visit visit) {
+  visit("attention_start", part.attention.start);
+  visit("cudnn_attention_start", part.cudnn_attention.start);
+  visit("flash3_attention_start", part.flash3_attention.start);
 }
 template <class Part, class Visit>
 void VisitHostExtras(Part& part, Visit visit) {
@@ -129,7 +144,7 @@ struct SectionReader {
       if (number.value > largest_factor || (is_zero && !factor_may_be_zero)) {
         throw section.At(key).Error(
             std::string(factor_may_be_zero ? "from 0 to " : "above 0, at most ") +
-            (largest_factor == 1 ? "1" : "10"));
+            std::to_string(static_cast<int>(largest_factor)));
       }
     }
   }
@@ -137,6 +152,7 @@ struct SectionReader {
 
 // Memory traffic per byte sent, a sensitivity that may be none, an exponent.
 constexpr double kLargestOverlapFactor = 10;
+constexpr double kMostKeys = 10'000;
 
 // In the order of CollectiveChoice.
 constexpr std::array<std::string_view, 2> kChoiceNames = {"cheapest", "nccl"};
@@ -154,6 +170,8 @@ void ReadCompute(const JsonValue& section, bool has_base, ComputeProfile& out) {
   extras.has_base = true;
   extras.factor_may_be_zero = true;
   VisitComputeExtras(out, extras);
+  extras.largest_factor = kMostKeys;
+  VisitComputeCounts(out, extras);
   section.AllowOnly(keys);
   if (has_base && !section.Find("gemm")) {
     return;
@@ -368,7 +386,11 @@ std::string ProfileJson(const Profile& profile) {
   OrderedJson compute = SectionJson(
       profile.compute, [](const auto& part, const auto& visit) { VisitCompute(part, visit); });
   AddExtras(
-      profile.compute, [](const auto& part, const auto& visit) { VisitComputeExtras(part, visit); },
+      profile.compute,
+      [](const auto& part, const auto& visit) {
+        VisitComputeExtras(part, visit);
+        VisitComputeCounts(part, visit);
+      },
       compute);
   compute["gemm"] = gemm;
   root["compute"] = compute;

@@ -24,9 +24,10 @@ struct Bounds {
   double upper = 0;
   double expected = 0;  // 0: what the base profile says
 };
-constexpr std::array<Bounds, 8> kBounds = {{
+constexpr std::array<Bounds, 9> kBounds = {{
     {"compute.gemm.", 0.3, 0.95, 0},
     {"compute.attention_", 0.08, 0.9, 0},
+    {"compute.fp8_rowwise", 0.5, 1, 0.9},
     {"compute.elementwise", 0.2, 0.95, 0},
     {"compute.reduction", 0.2, 0.95, 0},
     {"compute.optimizer", 0.05, 0.95, 0},
@@ -171,7 +172,8 @@ FitGroups MakeGroups(const std::vector<MeasuredRun>& runs, const FitOptions& opt
 void AddVariables(const FitOptions& options, FitGroup& group) {
   const auto add = [&](const std::string& path, std::size_t stack, bool is_shared) {
     Profile profile = group.stacks[stack].profile;
-    if (IsGemm(path) && !HasNumber(profile, path)) {
+    const std::string product = path == "compute.fp8_rowwise" ? "compute.gemm.fp8" : path;
+    if (IsGemm(product) && !HasNumber(profile, product)) {
       return;  // a dtype that these GPUs do not multiply
     }
     const NumberRef number = NumberAt(profile, path, "--numbers");

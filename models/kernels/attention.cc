@@ -67,6 +67,7 @@ Kernel FlashKernel(const LowerContext& context, KernelClass kind, double flops) 
   kernel.m = spec.seq_q;
   kernel.n = spec.seq_k;
   kernel.k = spec.head_dim;
+  kernel.attention = context.options.attention;
   kernel.flops = Flops(flops * static_cast<double>(kernel.batch));
   return kernel;
 }
@@ -372,8 +373,7 @@ double FlashPairs(const OpSpec& spec) {
 OpKernels LowerAttention(const LowerContext& context) {
   const AttentionBytes bytes = Measure(context);
   // A flash kernel without an additive bias cannot run T5: the scores are materialised instead.
-  const bool flash = context.options.attention == AttentionImpl::kFlash &&
-                     !context.spec.materialized &&
+  const bool flash = IsFused(context.options.attention) && !context.spec.materialized &&
                      (!context.spec.has_bias || context.options.flash_position_bias);
   OpKernels op = flash ? FlashAttention(context, bytes) : MaterializedAttention(context, bytes);
   op.output_aliases = {-1};

@@ -60,6 +60,7 @@ void UseFp8(const LowerContext& context, OpKernels* op) {
   const std::int64_t weights = Product({spec.in, spec.out});
   const auto shrink = [&](Kernel& kernel, std::int64_t operands) {
     kernel.dtype = DType::kFp8;
+    kernel.scaled_by_row = context.options.fp8_rowwise;
     kernel.read = kernel.read - Bytes(operands * (context.s - 1));
   };
   shrink(op->forward[0], inputs + weights);

@@ -179,7 +179,7 @@ std::vector<bool> KeptOps(const Model& model, const ModelAnalysis& a, const Regi
 void KeepOnlyAttentionResult(const LowerInput& in, std::uint32_t i, ModelAnalysis& a) {
   const OpSpec& spec = in.model.SpecOf(in.model.ops[i]);
   if (spec.kind != OpKind::kAttention || !in.kernels.repeat_kv || spec.native_groups ||
-      spec.kv_heads >= spec.heads || in.kernels.attention != AttentionImpl::kFlash) {
+      spec.kv_heads >= spec.heads || !IsFused(in.kernels.attention)) {
     return;
   }
   const OpKernels& copying = a.KernelsOf(i);

@@ -65,6 +65,41 @@ double TileOverhead(std::int64_t batch, std::int64_t m, std::int64_t n, std::int
   return best;
 }
 
+const AttentionProfile& AttentionOf(const ComputeProfile& profile, AttentionImpl attention) {
+  const AttentionProfile& own = attention == AttentionImpl::kCudnn    ? profile.cudnn_attention
+                                : attention == AttentionImpl::kFlash3 ? profile.flash3_attention
+                                                                      : profile.attention;
+  return own.forward.value > 0 ? own : profile.attention;
+}
+
+double AttentionOverhead(const Kernel& kernel, double softmax, double start,
+                         std::int64_t sm_count) {
+  if (kernel.attention == AttentionImpl::kTriton) {
+    return 1;  // these were timed in steps only
+  }
+  if (start <= 0 || kernel.batch <= 0 || kernel.m <= 0 || kernel.k <= 0 ||
+      kernel.flops.value <= 0) {
+    return 1;
+  }
+  constexpr std::int64_t kTile = 128;
+  const bool is_forward = kernel.kind == KernelClass::kAttentionForward;
+  const auto dim = static_cast<double>(kernel.k);
+  const double queries = static_cast<double>(kernel.batch) * static_cast<double>(kernel.m);
+  // Two products of 2 k operations per query and key, five in backward.
+  const double keys = kernel.flops.value / (queries * (is_forward ? 4 : 10) * dim);
+  const auto all = static_cast<double>(kernel.n);
+  const bool is_masked = keys < all;
+  const double more = start + (is_masked ? static_cast<double>(kTile) / 2 : 0);
+  // A causal mask lets the last tile see twice as many keys as the mean one.
+  const double longest = (is_masked ? std::min(all, 2 * keys) : keys) + more;
+  const double tiles =
+      static_cast<double>(kernel.batch) * static_cast<double>(CeilDiv(kernel.m, kTile));
+  const double padded = tiles * static_cast<double>(kTile) / queries;
+  const double scheduled =
+      padded * (keys + more) + padded * longest * static_cast<double>(sm_count) / tiles;
+  return scheduled / keys * (1 - softmax + softmax * 128 / dim);
+}
+
 KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, std::int64_t ranks) {
   KernelRates rates;
   const double slowest = 1 + profile.rank_spread.value * LargestDelay(ranks);
@@ -77,9 +112,15 @@ KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, s
     if (profile.gemm[i].has_value()) {
       rates.gemm[i] = *peak * profile.gemm[i]->value;
     }
-    rates.attention_forward[i] = *peak * profile.attention_forward.value;
-    rates.attention_backward[i] = *peak * profile.attention_backward.value;
+    for (std::size_t library = 0; library < kAttentionImplCount; ++library) {
+      const AttentionProfile& attention = AttentionOf(profile, static_cast<AttentionImpl>(library));
+      rates.attention[library].forward[i] = *peak * attention.forward.value;
+      rates.attention[library].backward[i] = *peak * attention.backward.value;
+      rates.attention[library].softmax = attention.softmax.value;
+      rates.attention[library].start = attention.start.value;
+    }
   }
+  rates.fp8_rowwise = profile.fp8_rowwise.value > 0 ? profile.fp8_rowwise.value : 1;
   const BytesPerSecond memory = gpu.memory_bandwidth.value * (1 / slowest);
   rates.elementwise = memory * profile.elementwise.value;
   rates.reduction = memory * profile.reduction.value;
@@ -107,16 +148,22 @@ Seconds KernelTime(const Kernel& kernel, const KernelRates& rates) {
     case KernelClass::kGroupedGemm:
     case KernelClass::kConv: {
       const double overhead = TileOverhead(kernel.batch, kernel.m, kernel.n, rates.sm_count);
-      const Seconds multiplying = kernel.flops / RateOf(rates.gemm, kernel.dtype) * overhead;
+      const double share = kernel.scaled_by_row ? rates.fp8_rowwise : 1;
+      const Seconds multiplying =
+          kernel.flops / RateOf(rates.gemm, kernel.dtype) * overhead / share;
       time = std::max(multiplying, streaming) + rates.gemm_ramp;
       break;
     }
     case KernelClass::kAttentionForward:
-      time = std::max(kernel.flops / RateOf(rates.attention_forward, kernel.dtype), streaming);
+    case KernelClass::kAttentionBackward: {
+      const AttentionRates& attention = rates.attention[static_cast<std::size_t>(kernel.attention)];
+      const auto& at =
+          kernel.kind == KernelClass::kAttentionForward ? attention.forward : attention.backward;
+      const double overhead =
+          AttentionOverhead(kernel, attention.softmax, attention.start, rates.sm_count);
+      time = std::max(kernel.flops / RateOf(at, kernel.dtype) * overhead, streaming);
       break;
-    case KernelClass::kAttentionBackward:
-      time = std::max(kernel.flops / RateOf(rates.attention_backward, kernel.dtype), streaming);
-      break;
+    }
     case KernelClass::kNorm:
     case KernelClass::kSoftmax:
       time = bytes / rates.reduction;

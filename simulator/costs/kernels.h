@@ -13,11 +13,19 @@
 
 namespace shardwright {
 
+// Of one library (AttentionProfile).
+struct AttentionRates {
+  std::array<FlopsPerSecond, kMathTypeCount> forward{};
+  std::array<FlopsPerSecond, kMathTypeCount> backward{};
+  double softmax = 0;
+  double start = 0;
+};
+
 // What kernels can reach on one GPU: the numbers of GpuSpec times the fractions of ComputeProfile.
 struct KernelRates {
-  std::array<FlopsPerSecond, kMathTypeCount> gemm{};  // 0: no such unit
-  std::array<FlopsPerSecond, kMathTypeCount> attention_forward{};
-  std::array<FlopsPerSecond, kMathTypeCount> attention_backward{};
+  std::array<FlopsPerSecond, kMathTypeCount> gemm{};            // 0: no such unit
+  std::array<AttentionRates, kAttentionImplCount> attention{};  // by AttentionImpl
+  double fp8_rowwise = 1;  // of gemm, for operands with a scale per row
   BytesPerSecond elementwise;
   BytesPerSecond reduction;
   BytesPerSecond optimizer;
@@ -41,5 +49,19 @@ struct KernelRates {
 // because the multiprocessors compute whole tiles, one each, in waves: >= 1.
 [[nodiscard]] double TileOverhead(std::int64_t batch, std::int64_t m, std::int64_t n,
                                   std::int64_t sm_count);
+
+// The numbers of the library that runs fused attention: the usual one's where a profile does not
+// know it.
+[[nodiscard]] const AttentionProfile& AttentionOf(const ComputeProfile& profile,
+                                                  AttentionImpl attention);
+
+// How many times longer a fused attention kernel takes than its operations alone say, at the rate
+// of large problems of head dimension 128. Query tiles of 128 are divided among the
+// multiprocessors, and whoever takes the last one is that much later (the bound of list scheduling,
+// R. L. Graham, 1969). A tile takes as long as the keys it sees, `start` keys more, and where keys
+// are masked half a tile's more; of each key, a share `softmax` does not grow with the head
+// dimension. 1 where `start` is 0.
+[[nodiscard]] double AttentionOverhead(const Kernel& kernel, double softmax, double start,
+                                       std::int64_t sm_count);
 
 }  // namespace shardwright

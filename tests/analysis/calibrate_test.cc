@@ -64,8 +64,8 @@ Profile TrueProfile() {
     fraction->value = 0.37;
   }
   profile.compute.gemm_ramp.value = Seconds(8e-6);
-  profile.compute.attention_forward.value = 0.23;
-  profile.compute.attention_backward.value = 0.31;
+  profile.compute.attention.forward.value = 0.23;
+  profile.compute.attention.backward.value = 0.31;
   profile.compute.elementwise.value = 0.61;
   profile.compute.reduction.value = 0.72;
   profile.compute.optimizer.value = 0.55;
@@ -113,8 +113,8 @@ TEST_CASE("The profile behind simulated traces is found, and predicts other plan
   const auto bf16 = static_cast<std::size_t>(MathType::kBf16);
   CHECK(found.compute.gemm[bf16]->value == doctest::Approx(0.37).epsilon(0.01));
   CHECK(found.compute.gemm[bf16]->origin == kOrigin);
-  CHECK(found.compute.attention_forward.value == doctest::Approx(0.23).epsilon(0.01));
-  CHECK(found.compute.attention_backward.value == doctest::Approx(0.31).epsilon(0.01));
+  CHECK(found.compute.attention.forward.value == doctest::Approx(0.23).epsilon(0.01));
+  CHECK(found.compute.attention.backward.value == doctest::Approx(0.31).epsilon(0.01));
   CHECK(found.compute.elementwise.value == doctest::Approx(0.61).epsilon(0.01));
   CHECK(found.compute.reduction.value == doctest::Approx(0.72).epsilon(0.01));
   CHECK(found.compute.optimizer.value == doctest::Approx(0.55).epsilon(0.01));
@@ -189,7 +189,7 @@ Profile RandomProfile(std::mt19937& random) {
     fraction->value = std::min(1.0, fraction->value * factor());
   }
   for (auto* fraction :
-       {&profile.compute.attention_forward, &profile.compute.attention_backward,
+       {&profile.compute.attention.forward, &profile.compute.attention.backward,
         &profile.compute.elementwise, &profile.compute.reduction, &profile.compute.optimizer}) {
     fraction->value = std::min(1.0, fraction->value * factor());
   }

@@ -179,6 +179,28 @@ TEST_CASE("Runs: attention as the row names it, else as the stack has it") {
   CHECK(MapRun(run, "auto").plan.kernels.attention == AttentionImpl::kMaterialized);
 }
 
+TEST_CASE("Runs: whose attention, by name, stack and date") {
+  MeasuredRun run = RowNamed("torchtitan-077");  // scaled_dot_product_attention, November 2025
+  CHECK(MapRun(run, "auto").plan.kernels.attention == AttentionImpl::kCudnn);
+  run.date = "2025-09";
+  CHECK(MapRun(run, "auto").plan.kernels.attention == AttentionImpl::kFlash);
+  run.attention_kernel = "cudnn";
+  CHECK(MapRun(run, "auto").plan.kernels.attention == AttentionImpl::kCudnn);
+  run = RowNamed("maxtext-001");
+  CHECK(MapRun(run, "auto").plan.kernels.attention == AttentionImpl::kCudnn);
+}
+
+TEST_CASE("Runs: how fp8 operands are scaled") {
+  const auto is_by_row = [](const char* row) {
+    const KernelSetOptions kernels = MapRun(RowNamed(row), "auto").plan.kernels;
+    CHECK(kernels.fp8_linear);
+    return kernels.fp8_rowwise;
+  };
+  CHECK(is_by_row("torchao-003"));
+  CHECK_FALSE(is_by_row("torchao-002"));  // per tensor
+  CHECK_FALSE(is_by_row("torchao-006"));  // per row but for gradients of weights
+}
+
 TEST_CASE("Runs: nanoGPT was compiled before PyTorch had flash attention") {
   MeasuredRun run = RowNamed("nanogpt-001");
   const KernelSetOptions kernels = MapRun(run, "auto").plan.kernels;

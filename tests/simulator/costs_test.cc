@@ -71,6 +71,79 @@ TEST_CASE("Kernels priced by bytes, and the floor") {
   CHECK(Micros(KernelTime(attention, rates)) == doctest::Approx(200).epsilon(kTolerance));
 }
 
+TEST_CASE("Fused attention: tiles over multiprocessors, keys and head dimension") {
+  Kernel kernel;
+  kernel.kind = KernelClass::kAttentionForward;
+  kernel.batch = 32;
+  kernel.m = kernel.n = 1024;
+  kernel.k = 128;
+  kernel.flops = Flops(4.0 * 32 * 1024 * 1024 * 128);
+  CHECK(AttentionOverhead(kernel, 0.3, 0, 100) == 1);
+  kernel.attention = AttentionImpl::kTriton;
+  CHECK(AttentionOverhead(kernel, 0.3, 100, 100) == 1);
+  kernel.attention = AttentionImpl::kFlash;
+  // 256 tiles of 128 queries on 64 multiprocessors: four each, and one more. A tile sees 1024 keys
+  // and takes as long as 1124.
+  CHECK(AttentionOverhead(kernel, 0, 100, 64) == doctest::Approx(1124 * (1 + 0.25) / 1024));
+  // Of a key's time 0.3 stay when the head dimension is halved, of half as many operations.
+  kernel.k = 64;
+  kernel.flops = kernel.flops * 0.5;
+  CHECK(AttentionOverhead(kernel, 0.3, 100, 64) ==
+        doctest::Approx(1124 * 1.25 / 1024 * (0.7 + 0.3 * 2)));
+  // Causal: 576 of 1024 keys, tiles on the diagonal whole; half a tile more for the mask.
+  kernel.k = 128;
+  kernel.flops = Flops(4.0 * 32 * 1024 * 576 * 128);
+  const double causal = ((576 + 164) + (1024 + 164) * 0.25) / 576;
+  CHECK(AttentionOverhead(kernel, 0, 100, 64) == doctest::Approx(causal));
+  // Backward has five products instead of two.
+  kernel.kind = KernelClass::kAttentionBackward;
+  kernel.flops = kernel.flops * 2.5;
+  CHECK(AttentionOverhead(kernel, 0, 100, 64) == doctest::Approx(causal));
+  // A tile that is not full takes as long as a full one.
+  kernel.m = 1000;
+  kernel.flops = Flops(10.0 * 32 * 1000 * 1024 * 128);
+  CHECK(AttentionOverhead(kernel, 0, 100, 64) == doctest::Approx(1.024 * 1124 * 1.25 / 1024));
+}
+
+TEST_CASE("Fused attention: numbers of the library, or the usual one's") {
+  Profile profile = RoundProfile();
+  profile.compute.cudnn_attention.forward.value = 0.8;
+  profile.compute.cudnn_attention.backward.value = 0.4;
+  const KernelRates rates = FindKernelRates(RoundCluster(1).gpu, profile.compute);
+  Kernel kernel;
+  kernel.kind = KernelClass::kAttentionForward;
+  kernel.flops = Flops(4e10);  // of 1000 TFLOP/s 40 percent by the usual library, 80 by cuDNN's
+  const auto time = [&](AttentionImpl attention) {
+    kernel.attention = attention;
+    return Micros(KernelTime(kernel, rates));
+  };
+  CHECK(time(AttentionImpl::kFlash) == doctest::Approx(100).epsilon(kTolerance));
+  CHECK(time(AttentionImpl::kCudnn) == doctest::Approx(50).epsilon(kTolerance));
+  CHECK(time(AttentionImpl::kFlash3) == doctest::Approx(100).epsilon(kTolerance));
+  kernel.kind = KernelClass::kAttentionBackward;
+  CHECK(time(AttentionImpl::kFlash) == doctest::Approx(200).epsilon(kTolerance));
+  CHECK(time(AttentionImpl::kCudnn) == doctest::Approx(100).epsilon(kTolerance));
+}
+
+TEST_CASE("Products in fp8 with a scale per row") {
+  ComputeProfile profile = RoundProfile().compute;
+  Cluster cluster = RoundCluster(1);
+  Kernel product;
+  product.kind = KernelClass::kGemm;
+  product.m = product.n = product.k = 4096;
+  product.flops = Flops(2.0 * 4096 * 4096 * 4096);
+  const auto time = [&](bool scaled_by_row) {
+    product.scaled_by_row = scaled_by_row;
+    const KernelRates rates = FindKernelRates(cluster.gpu, profile);
+    return (KernelTime(product, rates) - rates.gemm_ramp).value;
+  };
+  CHECK(time(true) == doctest::Approx(time(false)));
+  const double plain = time(false);
+  profile.fp8_rowwise.value = 0.8;
+  CHECK(time(true) == doctest::Approx(plain / 0.8));
+  CHECK(time(false) == doctest::Approx(plain));
+}
+
 TEST_CASE("A QR by its operations and its columns, and a step's part of one") {
   Profile profile = RoundProfile();
   profile.compute.qr_column.value = Seconds(7e-6);

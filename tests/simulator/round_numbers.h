@@ -31,8 +31,8 @@ inline Profile RoundProfile() {
     fraction = Number<double>{0.5, {}, 0};
   }
   profile.compute.gemm_ramp.value = Seconds(5e-6);
-  profile.compute.attention_forward.value = 0.4;
-  profile.compute.attention_backward.value = 0.2;
+  profile.compute.attention.forward.value = 0.4;
+  profile.compute.attention.backward.value = 0.2;
   profile.compute.elementwise.value = 0.8;
   profile.compute.reduction.value = 0.5;
   profile.compute.optimizer.value = 0.4;

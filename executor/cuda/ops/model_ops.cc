@@ -76,7 +76,7 @@ std::string CudaKernelProblem(const OpSpec& spec, DType compute, const KernelSet
     return "loss_chunks above 1: the loss needs no chunks, since it makes no fp32 copy of the "
            "logits";
   }
-  if (options.attention != AttentionImpl::kFlash && spec.kind == OpKind::kAttention) {
+  if (!IsFused(options.attention) && spec.kind == OpKind::kAttention) {
     return "the CUDA device's attention keeps no scores; the plan asks for materialised ones";
   }
   return {};

@@ -83,7 +83,7 @@ std::string HostKernelProblem(const OpSpec& spec, DType compute, const KernelSet
     return "loss_chunks above 1: the host's loss needs no chunks, since it makes no fp32 copy of "
            "the logits";
   }
-  if (options.attention != AttentionImpl::kFlash && spec.kind == OpKind::kAttention) {
+  if (!IsFused(options.attention) && spec.kind == OpKind::kAttention) {
     return "the host's attention keeps no scores; the plan asks for materialised ones";
   }
   return {};
