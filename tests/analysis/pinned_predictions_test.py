@@ -1,5 +1,6 @@
 """What is predicted for published rows changes only together with bench/published/predictions.csv."""
 
+import csv
 import pathlib
 import sys
 import unittest
@@ -15,6 +16,14 @@ class Pinned(unittest.TestCase):
     def test_predictions_are_those_that_are_pinned(self):
         self.assertEqual(script.changes(script.PINNED.read_text(encoding="utf-8"), script.predicted(PROGRAM)), [],
                          "run scripts/pin_predictions.py where the change is meant")
+
+    def test_torchtitan_llama_3_8b_is_within_a_tenth(self):
+        models = {row["id"]: row["model_name"] for row in csv.DictReader((ROOT / "bench/published/measured_runs.csv").open(encoding="utf-8"))}
+        errors = {row["id"]: float(row["predicted_s"]) / float(row["measured_s"]) - 1
+                  for row in csv.DictReader(script.PINNED.open(encoding="utf-8"))
+                  if row["id"].startswith("torchtitan-") and models[row["id"]] == "Llama3-8B"}
+        self.assertEqual(len(errors), 10)
+        self.assertEqual({name: error for name, error in errors.items() if abs(error) > 0.1}, {})
 
     def test_what_changed_is_named(self):
         row = {"id": "a-1", "profile": "p", "measured": 1.0, "predicted": 2.0}
