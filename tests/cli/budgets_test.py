@@ -157,6 +157,10 @@ class Budgets(ShardwrightTestCase):
         (self.folder / "config.json").write_text(json.dumps(config))
         self.cost("plan.json", None, "plan", *job, "--recompute", "full", "-o", "plan.json", code=0)
         self.cost("plan.json", None, "simulate", "plan.json", code=0)
+        # A type whose network is a template: 0.3 s on an idle core; twenty times that where sanitizers look on.
+        (self.folder / "config.json").write_text(json.dumps({"model_type": "qwen2_moe", "num_hidden_layers": 4_097}))
+        self.cost("config.json", None, "inspect", "config.json", most=1,
+                  error="config.json: got more than 20,000 modules and ops, expected at most 20,000; --budget 2 allows twice as many")
 
 
 if __name__ == "__main__":
