@@ -2,7 +2,8 @@
 
 Random settings files of Accelerate, the Trainer and DeepSpeed, most keys left out. The framework's own classes resolve each; what they say is
 written out as a second file with every key, and both are imported. Expected: the two plans are equal, and every key that the first file
-leaves out and the second one has is listed under "assumed" with the resolved value."""
+leaves out and the second one has is listed under "assumed" with the resolved value. Of torchtitan's, which is no package to ask, every key that is
+left out is listed."""
 
 import argparse
 import contextlib
@@ -31,7 +32,7 @@ except ImportError as error:
     sys.exit(77)
 
 PROGRAM = sys.argv[1]
-ROUNDS = 100 if "SHARDWRIGHT_DEEP" in os.environ else 12  # of each of three frameworks
+ROUNDS = 100 if "SHARDWRIGHT_DEEP" in os.environ else 12  # of each of four frameworks
 RANKS = 8
 
 MODELS = {
@@ -314,6 +315,37 @@ def difference(a, b, path=""):
     return [] if a == b else [(path, a if not isinstance(a, list) else a[:2], b if not isinstance(b, list) else b[:2])]
 
 
+# Of a torchtitan TOML: what a plan depends on, with values that go together on 8 ranks.
+TORCHTITAN = {
+    "training.local_batch_size": [1, 2], "training.global_batch_size": [48, 96], "training.seq_len": [128, 2048], "training.max_norm": [1.0, 0.5],
+    "training.dtype": ["float32"], "training.mixed_precision_param": ["bfloat16", "float32"], "training.mixed_precision_reduce": ["float32"],
+    "training.enable_cpu_offload": [True, False], "parallelism.data_parallel_replicate_degree": [1, 2, 4],
+    "parallelism.fsdp_reshard_after_forward": ["never", "always", "default"], "activation_checkpoint.mode": ["selective", "full", "none"],
+    "activation_checkpoint.selective_ac_option": ["2", "op"], "optimizer.name": ["AdamW", "Adam"],
+    "optimizer.implementation": ["fused", "foreach"], "optimizer.weight_decay": [0.1, 0.0], "compile.enable": [True, False]}
+
+
+def check_torchtitan(folder, rng):
+    """Every key that the file leaves out is named as assumed."""
+    given = some(rng, TORCHTITAN, odds=0.5)
+    if given.get("training.local_batch_size") is None:
+        given.pop("training.global_batch_size", None)  # 8 samples per rank by default
+    given["parallelism.data_parallel_shard_degree"] = RANKS // given.get("parallelism.data_parallel_replicate_degree", 1)
+    lines = ["[model]", 'name = "llama3"', 'flavor = "8B"']
+    for section in sorted({key.partition(".")[0] for key in given}):
+        lines += [f"[{section}]"] + [f"{key.partition('.')[2]} = {json.dumps(value)}" for key, value in given.items()
+                                     if key.startswith(section + ".")]
+    (folder / "run.toml").write_text("\n".join(lines) + "\n")
+    done = subprocess.run([PROGRAM, "import-run", str(folder / "run.toml"), "--cluster", "dgx-h100", "--json"],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (lines, done.stderr)
+    assumed = set(json.loads(done.stdout)["assumed"])
+    needed = TORCHTITAN.keys() - given.keys()
+    if given.get("activation_checkpoint.mode", "selective") != "selective":
+        needed -= {"activation_checkpoint.selective_ac_option"}
+    assert needed <= assumed, (lines, needed - assumed)
+
+
 def main():
     seed = int(os.environ.get("SHARDWRIGHT_SEED", "24"))
     rng = random.Random(seed)
@@ -339,7 +371,8 @@ def main():
             write("a.json", trainer), write("ds.json", file)
             write("b.json", {"output_dir": "out", **numbers}), write("out.json", out)
             check(folder, "deepspeed", model, [trainer, file], [{**numbers}, out], (["a.json", "ds.json"], ["b.json", "out.json"]))
-    print(f"{3 * ROUNDS} random files, seed {seed}")
+            check_torchtitan(folder, rng)
+    print(f"{4 * ROUNDS} random files, seed {seed}")
 
 
 main()
