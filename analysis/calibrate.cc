@@ -115,14 +115,18 @@ AttentionImpl AttentionIn(const std::vector<CalibrationRun>& runs,
   return AttentionImpl::kFlash;
 }
 
-std::vector<Field> KernelFields(ComputeProfile& compute, AttentionProfile& attention) {
+std::vector<Field> KernelFields(ComputeProfile& compute, AttentionImpl library) {
+  AttentionProfile& attention = AttentionOf(compute, library);
+  const std::string prefix = &attention == &compute.cudnn_attention    ? "compute.cudnn_"
+                             : &attention == &compute.flash3_attention ? "compute.flash3_"
+                                                                       : "compute.";
   std::vector<Field> fields(kKernelFields);
   for (std::size_t i = 0; i < kMathTypeCount; ++i) {
     fields[i].name = std::string("compute.gemm.") + MathTypeName(static_cast<MathType>(i));
     fields[i].fraction = compute.gemm[i] ? &*compute.gemm[i] : nullptr;
   }
-  fields[kAttentionForwardColumn] = {"compute.attention_forward", &attention.forward};
-  fields[kAttentionBackwardColumn] = {"compute.attention_backward", &attention.backward};
+  fields[kAttentionForwardColumn] = {prefix + "attention_forward", &attention.forward};
+  fields[kAttentionBackwardColumn] = {prefix + "attention_backward", &attention.backward};
   fields[kElementwiseColumn] = {"compute.elementwise", &compute.elementwise};
   fields[kReductionColumn] = {"compute.reduction", &compute.reduction};
   fields[kOptimizerColumn] = {"compute.optimizer", &compute.optimizer};
@@ -278,13 +282,7 @@ void CalibrateKernels(const std::vector<CalibrationRun>& runs, const Calibration
   const ComputeProfile before = profile.compute;
   StartLikeUpdates(before, profile.compute.grad_norm);
   StartLikeUpdates(before, profile.compute.grad_clip);
-  ComputeProfile& compute = profile.compute;
-  const AttentionImpl attention = AttentionIn(runs, samples);
-  AttentionProfile& own = attention == AttentionImpl::kCudnn    ? compute.cudnn_attention
-                          : attention == AttentionImpl::kFlash3 ? compute.flash3_attention
-                                                                : compute.attention;
-  const std::vector<Field> all =
-      KernelFields(compute, own.forward.value > 0 ? own : compute.attention);
+  const std::vector<Field> all = KernelFields(profile.compute, AttentionIn(runs, samples));
   // Types without a number of their own keep their column, which no term uses.
   Number<double> unused{1, {}, 0};
   std::vector<Field> fields = all;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "core/error.h"
 
@@ -70,6 +71,10 @@ const AttentionProfile& AttentionOf(const ComputeProfile& profile, AttentionImpl
                                 : attention == AttentionImpl::kFlash3 ? profile.flash3_attention
                                                                       : profile.attention;
   return own.forward.value > 0 ? own : profile.attention;
+}
+
+AttentionProfile& AttentionOf(ComputeProfile& profile, AttentionImpl attention) {
+  return const_cast<AttentionProfile&>(AttentionOf(std::as_const(profile), attention));
 }
 
 double AttentionOverhead(const Kernel& kernel, double softmax, double start,

@@ -54,6 +54,7 @@ struct KernelRates {
 // know it.
 [[nodiscard]] const AttentionProfile& AttentionOf(const ComputeProfile& profile,
                                                   AttentionImpl attention);
+[[nodiscard]] AttentionProfile& AttentionOf(ComputeProfile& profile, AttentionImpl attention);
 
 // How many times longer a fused attention kernel takes than its operations alone say, at the rate
 // of large problems of head dimension 128. Query tiles of 128 are divided among the

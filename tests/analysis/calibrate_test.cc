@@ -34,6 +34,7 @@ struct Case {
   std::int64_t micro_batch = 4;
   const char* model = "gpt2";
   std::int64_t ranks = 0;  // of one node; 0: all eight
+  AttentionImpl attention = AttentionImpl::kFlash;
 };
 
 struct Prepared {
@@ -42,7 +43,8 @@ struct Prepared {
     cluster.gpu.memory_bandwidth.value = BytesPerSecond(5e12);
     cluster.gpus_per_node = c.ranks > 0 ? c.ranks : cluster.gpus_per_node;
     const Model model = LoadModel(c.model, {.sequence_length = c.sequence});
-    const KernelSetOptions& kernels = FindKernelSet("torch-eager", "test");
+    KernelSetOptions kernels = FindKernelSet("torch-eager", "test");
+    kernels.attention = c.attention;
     Job job;
     job.sequence_length = c.sequence;
     job.global_batch = cluster.RankCount() * c.micro_batch;
@@ -142,6 +144,30 @@ TEST_CASE("The profile behind simulated traces is found, and predicts other plan
 }
 
 // Ops that run side by side slow each other down, which hides what they take alone.
+TEST_CASE("Attention is calibrated under the name of the library that ran it") {
+  const Prepared run({.attention = AttentionImpl::kCudnn});
+  Profile start = RoundProfile();
+  Profile truth = TrueProfile();
+  for (Profile* profile : {&start, &truth}) {
+    profile->compute.cudnn_attention.forward.value =
+        profile->compute.cudnn_attention.backward.value = 0.5;
+  }
+  truth.compute.cudnn_attention.forward.value = 0.4;
+  const Trace trace = Run(run, truth, false).trace;
+  const CalibrationResult result =
+      Calibrate({{"run", run.program, run.cluster, trace}}, start, kOrigin);
+  CHECK(result.profile.compute.cudnn_attention.forward.value == doctest::Approx(0.4).epsilon(0.01));
+  CHECK(result.profile.compute.cudnn_attention.backward.value ==
+        doctest::Approx(0.5).epsilon(0.01));
+  CHECK(result.profile.compute.attention == start.compute.attention);
+  const auto is_told = [&](const char* field) {
+    return std::any_of(result.numbers.begin(), result.numbers.end(),
+                       [&](const CalibratedNumber& number) { return number.field == field; });
+  };
+  CHECK(is_told("compute.cudnn_attention_forward"));
+  CHECK_FALSE(is_told("compute.attention_forward"));
+}
+
 TEST_CASE("Contention disturbs a calibration little") {
   const Profile truth = TrueProfile();
   const Prepared one({.nodes = 1});
