@@ -152,7 +152,7 @@ struct SectionReader {
 
 // Memory traffic per byte sent, a sensitivity that may be none, an exponent.
 constexpr double kLargestOverlapFactor = 10;
-constexpr double kMostKeys = 10'000;
+constexpr double kMostKeys = 1'000;
 
 // In the order of CollectiveChoice.
 constexpr std::array<std::string_view, 2> kChoiceNames = {"cheapest", "nccl"};
@@ -172,6 +172,13 @@ void ReadCompute(const JsonValue& section, bool has_base, ComputeProfile& out) {
   VisitComputeExtras(out, extras);
   extras.largest_factor = kMostKeys;
   VisitComputeCounts(out, extras);
+  for (const auto& [name, library] : {std::pair("cudnn_attention", &out.cudnn_attention),
+                                      std::pair("flash3_attention", &out.flash3_attention)}) {
+    if ((library->forward.value > 0) != (library->backward.value > 0)) {
+      throw section.Error("both " + std::string(name) + "_forward and " + name +
+                          "_backward, or none");
+    }
+  }
   section.AllowOnly(keys);
   if (has_base && !section.Find("gemm")) {
     return;

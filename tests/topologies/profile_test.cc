@@ -123,6 +123,14 @@ TEST_CASE("Profile: whole error texts") {
   CHECK(ErrorOf(Extension(R"(, "compute": {"kind": "assumed", "source": "me",
                               "date": "2026-11-21", "gemm": {"bf16": 0}})")) ==
         "p.json: compute.gemm.bf16: got 0, expected above 0, at most 1");
+  CHECK(ErrorOf(Extension(R"(, "compute": {"kind": "assumed", "source": "me",
+                              "date": "2026-11-21", "cudnn_attention_forward": 0.5})")) ==
+        "p.json: compute: got "
+        "{\"cudnn_attention_forward\":0.5,\"date\":\"2026-11-21\",\"kind\"..., expected both "
+        "cudnn_attention_forward and cudnn_attention_backward, or none");
+  CHECK(ErrorOf(Extension(R"(, "compute": {"kind": "assumed", "source": "me",
+                              "date": "2026-11-21", "attention_start": 1001})")) ==
+        "p.json: compute.attention_start: got 1001, expected a number from 0 to 1000");
   CHECK(ErrorOf(Extension(R"(, "overlap": {"kind": "assumed", "source": "me",
                               "date": "2026-11-21", "compute_sensitivity": 11})")) ==
         "p.json: overlap.compute_sensitivity: got 11, expected from 0 to 10");
