@@ -289,6 +289,17 @@ void CheckEmittable(const PlanFile& file, const std::string& where) {
   }
 }
 
+void AddKernelDuties(const PlanFile& file, Emission& emission) {
+  if (file.kernels.attention == AttentionImpl::kCudnn) {
+    emission.by_hand.emplace_back(
+        "run the model inside torch.nn.attention.sdpa_kernel(SDPBackend.CUDNN_ATTENTION)");
+  } else if (file.kernels.attention == AttentionImpl::kFlash3) {
+    emission.by_hand.emplace_back(
+        "make attention call FlashAttention-3 (transformers: "
+        "attn_implementation=\"flash_attention_3\")");
+  }
+}
+
 std::vector<Loss> FindLosses(const PlanFile& planned, const PlanFile& emitted,
                              std::span<const LossReason> reasons) {
   return Differences(planned, emitted, reasons).Find();

@@ -41,6 +41,10 @@ struct Emission {
 // matrices by Muon or SOAP. `where` names the plan.
 void CheckEmittable(const PlanFile& file, const std::string& where);
 
+// What no target's settings say of a plan's kernels, and the script must do: attention that is not
+// the framework's own.
+void AddKernelDuties(const PlanFile& file, Emission& emission);
+
 // Why a framework runs a field differently. `field` is a prefix of Loss::field; the first row that
 // fits counts.
 struct LossReason {

@@ -128,6 +128,16 @@ class Formats(ShardwrightTestCase):
                 units = self.emitted()["plan"]["units"]
                 self.assertEqual(found, sorted((sorted(unit["modules"]), unit["reshard"] == "always") for unit in units))
 
+    def test_attention_that_settings_cannot_say(self):
+        self.succeed("plan", "--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "2", "--seq", "128", "--attention", "cudnn", "-o", "own.json")
+        duty = "run the model inside torch.nn.attention.sdpa_kernel(SDPBackend.CUDNN_ATTENTION)"
+        self.assertIn(duty, self.succeed("emit", "own.json", "--to", "fsdp2", "-o", "emitted"))
+        self.succeed("plan", "--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "2", "--seq", "128", "-o", "usual.json")
+        self.assertNotIn("sdpa_kernel", self.succeed("emit", "usual.json", "--to", "fsdp2", "-o", "emitted"))
+        self.assertEqual(self.run_program("plan", "--model", "gpt2", "--cluster", "dgx-h100", "--attention", "cudn"),
+                         (2, "", "error: --attention: got \"cudn\", expected flash, materialized, cudnn, flash3 or triton; did you mean "
+                                 "\"cudnn\"?\n"))
+
     def test_trainer(self):
         parser = transformers.HfArgumentParser(transformers.TrainingArguments)
         for config, flags, expected in (
