@@ -63,6 +63,7 @@ fuzz() {
 export -f fuzz
 count() { sed -n 's/^stat::number_of_executed_units: *//p' "build-fuzz/log/$1.txt"; }
 total=0
+# Every reader within the limit, and their inputs to the total.
 fuzz_all() {
   printf '%s\n' "$@" | xargs -P "$jobs" -I{} bash -c 'fuzz {}'
   for reader in "$@"; do
