@@ -3,9 +3,10 @@
 # most 2 GiB and 10 seconds per input. A crash, a hang or too much memory ends it with 1; the input is kept in build-fuzz/found/.
 #
 #   scripts/fuzz.sh [--jobs N] [SECONDS [READER...]]        so long per reader (10); all readers
-#   scripts/fuzz.sh [--jobs N] --inputs COUNT [READER...]   so many inputs in sum: 180 s of each reader, the rest by
-#                                                           the five that were fastest, the same number each
+#   scripts/fuzz.sh [--jobs N] --inputs COUNT [READER...]   so many inputs in sum: 60 s of each reader, the rest by
+#                                                           the five that were fastest, in about the same time each
 #
+# A reader whose inputs reach fewer than 200 edges fails, too: they are refused before they are read.
 # --jobs: as many readers at once (as there are cores). What it finds of new coverage stays in build-fuzz/corpus/READER, and the
 # next run begins with it.
 set -euo pipefail
@@ -29,9 +30,8 @@ if [[ $# -eq 0 ]]; then
   set -- $(sed -n 's/^sw_fuzz(\([a-z_]*\).*/\1/p' tests/fuzz/CMakeLists.txt)
 fi
 if [[ -n $inputs ]]; then
-  seconds=180
+  seconds=60
 fi
-export limit="-max_total_time=$seconds"
 
 cmake --preset fuzz >build-fuzz.log || { cat build-fuzz.log; exit 1; }
 rm build-fuzz.log
@@ -39,7 +39,8 @@ cmake --build --preset fuzz -j "$(nproc)"
 echo "fuzz: built after ${SECONDS} s"
 
 fuzz() {
-  local reader=$1 corpus=build-fuzz/corpus/$1 log=build-fuzz/log/$1.txt begin=$SECONDS
+  local limit=$1 reader=$2
+  local corpus=build-fuzz/corpus/$reader log=build-fuzz/log/$reader.txt begin=$SECONDS edges
   mkdir -p "$corpus" build-fuzz/log build-fuzz/found
   local seeds=("$corpus" "tests/fuzz/corpus/$reader") longest=4096
   case $reader in
@@ -56,25 +57,34 @@ fuzz() {
     echo "fuzz: $reader failed"
     return 1
   fi
+  edges=$(sed -n 's/.*DONE.*cov: \([0-9]*\) .*/\1/p' "$log")
+  if [[ $edges -lt 200 ]]; then
+    echo "fuzz: $reader reached $edges edges only"
+    return 1
+  fi
   printf 'fuzz: %-12s %10d inputs in %5d s, %6d edges, at most %d MiB\n' "$reader" \
-    "$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")" $((SECONDS - begin)) \
-    "$(sed -n 's/.*DONE.*cov: \([0-9]*\) .*/\1/p' "$log")" "$(sed -n 's/^stat::peak_rss_mb: *//p' "$log")"
+    "$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")" $((SECONDS - begin)) "$edges" \
+    "$(sed -n 's/^stat::peak_rss_mb: *//p' "$log")"
 }
 export -f fuzz
 count() { sed -n 's/^stat::number_of_executed_units: *//p' "build-fuzz/log/$1.txt"; }
 total=0
-# Every reader within the limit, and their inputs to the total.
+# Each of the lines "LIMIT READER" of stdin, and their inputs to the total.
 fuzz_all() {
-  printf '%s\n' "$@" | xargs -P "$jobs" -I{} bash -c 'fuzz {}'
-  for reader in "$@"; do
+  local lines
+  lines=$(cat)
+  xargs -P "$jobs" -L 1 bash -c 'fuzz "$@"' fuzz <<<"$lines"
+  for reader in $(cut -d' ' -f2 <<<"$lines"); do
     total=$((total + $(count "$reader")))
   done
 }
-fuzz_all "$@"
+printf -- "-max_total_time=$seconds %s\n" "$@" >build-fuzz/readers.txt
+fuzz_all <build-fuzz/readers.txt
 if [[ -n $inputs && $total -lt $inputs ]]; then
-  mapfile -t fastest < <(for reader in "$@"; do echo "$(count "$reader") $reader"; done | sort -rn | head -5 | cut -d' ' -f2)
-  limit="-runs=$(((inputs - total + ${#fastest[@]} - 1) / ${#fastest[@]}))"
-  fuzz_all "${fastest[@]}"
+  for reader in "$@"; do echo "$(count "$reader") $reader"; done | sort -rn | head -5 |
+    awk -v rest=$((inputs - total)) '{ count[$2] = $1; sum += $1 }
+      END { for (reader in count) printf "-runs=%d %s\n", rest * count[reader] / sum + 1, reader }' >build-fuzz/readers.txt
+  fuzz_all <build-fuzz/readers.txt
 fi
 rm -rf /dev/shm/shardwright-fuzz-*
 echo "fuzz: $total inputs of $# readers in ${SECONDS} s"
