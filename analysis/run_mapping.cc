@@ -320,16 +320,15 @@ void CheckOptimizer(const MeasuredRun& run) {
 }
 
 // The kernel that the row names, where it names one, instead of the stack's.
-void SetAttention(const MeasuredRun& run, KernelSetOptions& kernels) {
+void SetAttention(const MeasuredRun& run, const Stack& stack, KernelSetOptions& kernels) {
   static constexpr std::array<std::string_view, 5> kFused = {"flash", "triton", "sdpa", "flex",
                                                              "xformers"};
   static constexpr std::array<std::string_view, 3> kWritten = {"torch", "eager", "math"};
   const auto is_named = [&](std::string_view word) { return Contains(run.attention_kernel, word); };
-  // The order that torchtitan gives scaled_dot_product_attention since pull request 1776.
-  const bool prefers_cudnn =
-      Contains(run.framework, "torchtitan") && run.date >= "2025-10" && is_named("sdpa");
-  if (is_named("cudnn") || prefers_cudnn) {
+  if (is_named("cudnn")) {
     kernels.attention = AttentionImpl::kCudnn;
+  } else if (is_named("sdpa") && stack.sdpa != AttentionImpl::kFlash) {
+    kernels.attention = stack.sdpa;
   } else if (std::any_of(kFused.begin(), kFused.end(), is_named)) {
     kernels.attention = IsFused(kernels.attention) ? kernels.attention : AttentionImpl::kFlash;
   } else if (std::any_of(kWritten.begin(), kWritten.end(), is_named)) {
@@ -372,7 +371,7 @@ void FillPlan(MeasuredRun run, const std::string& profile, PlanFile& file,
   CheckOptimizer(run);
   file.model = ModelOfRun(run, file.job, stack, notes);
   file.kernels = FindKernelSet(stack.kernel_set, "framework");
-  SetAttention(run, file.kernels);
+  SetAttention(run, stack, file.kernels);
   file.kernels.fp8_linear = run.compute_dtype == "fp8" || run.compute_dtype == "fp4";
   file.kernels.fp8_rowwise =
       Contains(run.param_dtype, "rowwise") && !Contains(run.param_dtype, "rowwise_with_gw_hp");

@@ -17,7 +17,7 @@ namespace {
 // FSDP before 2.0, whose default was the same; DeepSpeed's FusedAdam; foreach updates are PyTorch's
 // default since 2.0 only; InternEvo reduces at the last micro-batch, and so do accelerate's
 // accumulate() and Fabric's no_backward_sync (litgpt), which enter FSDP1's no_sync.
-constexpr std::array<Stack, 42> kStacks = {{
+constexpr std::array<Stack, 44> kStacks = {{
     {.framework = "composer",
      .before = "2024",
      .kernel_set = "composer-2023",
@@ -56,9 +56,18 @@ constexpr std::array<Stack, 42> kStacks = {{
      .optimizer = OptimizerImpl::kFused},
     {.framework = "torchtitan",
      .compiled = "y",
+     .before = "2025-10",
      .kernel_set = "torch-compile",
      .wrap = "torchtitan",
      .optimizer = OptimizerImpl::kFused,
+     .expandable_segments = true},
+    // Its models ask for cuDNN's attention first since pull request 1776.
+    {.framework = "torchtitan",
+     .compiled = "y",
+     .kernel_set = "torch-compile",
+     .wrap = "torchtitan",
+     .optimizer = OptimizerImpl::kFused,
+     .sdpa = AttentionImpl::kCudnn,
      .expandable_segments = true},
     {.framework = "torchtitan", .before = "2025", .kernel_set = "torch-2024", .wrap = "torchtitan"},
     {.framework = "torchtitan",
@@ -74,9 +83,16 @@ constexpr std::array<Stack, 42> kStacks = {{
      .expandable_segments = true},
     // Nightly builds have had the fused RMSNorm since July 2025 (pytorch#153666).
     {.framework = "torchtitan",
+     .before = "2025-10",
      .kernel_set = "torch-eager",
      .wrap = "torchtitan",
      .optimizer = OptimizerImpl::kFused,
+     .expandable_segments = true},
+    {.framework = "torchtitan",
+     .kernel_set = "torch-eager",
+     .wrap = "torchtitan",
+     .optimizer = OptimizerImpl::kFused,
+     .sdpa = AttentionImpl::kCudnn,
      .expandable_segments = true},
     {.framework = "torchtune",
      .compiled = "y",

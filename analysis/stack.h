@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "analysis/measured_run.h"
+#include "models/kernel_set.h"
 #include "schedule/plan.h"
 
 namespace shardwright {
@@ -23,6 +24,8 @@ struct Stack {
   DType reduce = DType::kFp32;  // of gradients, where the row does not say
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;  // fsdp1
   SyncMode sync = SyncMode::kEvery;
+  // What scaled_dot_product_attention calls where it has a choice.
+  AttentionImpl sdpa = AttentionImpl::kFlash;
   bool recomputes = false;           // full checkpointing, where the row does not say
   bool expandable_segments = false;  // set for PyTorch's allocator by the launch script
   // DeepSpeed before 2022 (zero3): every gather waits for all work before it and computation for
