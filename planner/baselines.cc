@@ -135,8 +135,9 @@ BaselineResult EvaluateBaseline(Baseline baseline, const PlanFile& problem,
       break;
     }
     // An allocator that only fails takes long.
-    const PlanOutcome outcome = Evaluate(
-        candidate.file, {.reserved = candidate.quick.Fits(), .memory_limit = memory_limit});
+    const PlanOutcome outcome = Evaluate(candidate.file, {.reserved = candidate.quick.Fits(),
+                                                          .telling = Telling::kOnAverage,
+                                                          .memory_limit = memory_limit});
     if (!best.outcome || IsBetter(outcome, *best.outcome)) {
       best.choice = candidate.choice;
       best.plan = candidate.file.plan;

@@ -27,10 +27,11 @@ Bytes ReservedPeak(const SimulationResult& result) {
 }
 
 // What the allocator would take if memory never ended.
-Bytes ReservedWithoutLimit(Simulator& simulator, PlanPrograms& programs, SimulateOptions options) {
+Bytes ReservedWithoutLimit(Simulator& simulator, PlanPrograms& programs, SimulateOptions options,
+                           Telling telling) {
   constexpr Bytes kEndless{std::int64_t{1} << 50};
   options.allocator.capacity = kEndless;
-  return ReservedPeak(SimulatePlan(simulator, programs, options));
+  return ReservedPeak(SimulatePlan(simulator, programs, options, telling));
 }
 
 // FLOPs of one sample as published MFU figures count them.
@@ -153,7 +154,8 @@ PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options) {
   e.misfits = FindMisfits(file, e.usable, placed, result);
   for (Misfit& misfit : e.misfits) {
     if (misfit.kind == Misfit::Kind::kFragmentation) {
-      misfit.needed = ReservedWithoutLimit(simulator, programs, simulate) + e.outside;
+      misfit.needed =
+          ReservedWithoutLimit(simulator, programs, simulate, options.telling) + e.outside;
     }
   }
   return e;

@@ -21,6 +21,7 @@ constexpr std::int64_t kRough = 3;
 // Programs end with one of these numbers of micro-batches: one more each time as long as that is
 // cheap, then many more, since it takes the host that long to lose its lead.
 constexpr std::array<std::int64_t, 7> kEnds = {4, 5, 6, 7, 8, 32, 128};
+constexpr std::array<std::int64_t, 2> kAverage = {8, 16};  // of Telling::kOnAverage
 
 bool SamePeak(const MemoryPeak& a, const MemoryPeak& b) {
   return a.total == b.total && a.by_category == b.by_category;
@@ -291,9 +292,13 @@ void PlanPrograms::NumberAsInPlan(std::int64_t micro_batches) {
 
 namespace {
 
+std::int64_t StepRetries(const SimulationResult& result) {
+  return result.memory.reserved ? result.memory.reserved->retries_steady : 0;
+}
+
 bool Retries(const SimulationResult& result) {
-  const std::optional<ReservedMemory>& reserved = result.memory.reserved;
-  return reserved && (reserved->out_of_memory || reserved->retries_steady > 0);
+  return StepRetries(result) > 0 ||
+         (result.memory.reserved && result.memory.reserved->out_of_memory);
 }
 
 // The first answer that SimulatePlan may give.
@@ -313,6 +318,20 @@ SimulationResult SimulateRoughly(Simulator& simulator, PlanPrograms& programs,
   result.step_time = time;
   result.exposed_comm = go_on(fewer.exposed_comm, result.exposed_comm);
   return result;
+}
+
+// Goes on by what a micro-batch took on average between kAverage's two numbers of them.
+SimulationResult OnAverage(const SimulationResult& fewer, SimulationResult more,
+                           std::int64_t count) {
+  const auto [few, many] = kAverage;
+  const auto go_on = [&](auto low, auto& high) {
+    high = high + (high - low) * (count - many) / (many - few);
+  };
+  go_on(fewer.step_time, more.step_time);
+  go_on(fewer.exposed_comm, more.exposed_comm);
+  go_on(fewer.memory.reserved->retries_first, more.memory.reserved->retries_first);
+  go_on(fewer.memory.reserved->retries_steady, more.memory.reserved->retries_steady);
+  return more;
 }
 
 // What a program with n micro-batches gave.
@@ -350,6 +369,13 @@ SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
         auto told = Extrapolate({&first.result, &second.result, &third.result}, n, count);
         if (told && !LeadMayMatter(programs.With(n), second.leads, third.leads)) {
           return FewRun{std::move(*told), {}};
+        }
+        if (telling == Telling::kOnAverage && n <= kAverage[0] && count > kAverage[1] &&
+            (third.result.unsettled || Retries(third.result))) {
+          const SimulationResult &few = run(kAverage[0]).result, &many = run(kAverage[1]).result;
+          if (StepRetries(many) >= StepRetries(few)) {  // else they come to an end
+            return FewRun{OnAverage(few, many, count), {}};
+          }
         }
         if (telling == Telling::kUntilRetries && Retries(first.result) && Retries(second.result) &&
             Retries(third.result)) {

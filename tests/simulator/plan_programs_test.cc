@@ -211,6 +211,53 @@ TEST_CASE("AccountForPlan: a few micro-batches tell all that simulate says of ma
   CHECK(told >= trials / 2);  // not vacuous
 }
 
+// Draws capacities between what is allocated and what a caching allocator reserves where memory
+// does not end: most of them make it retry in every micro-batch.
+TEST_CASE("SimulatePlan: on average a retrying plan takes what all its micro-batches take") {
+  constexpr double kAtMost = 0.1;
+  const int trials = std::getenv("SHARDWRIGHT_DEEP") != nullptr ? 100 : 8;
+  std::mt19937 random(9);
+  const Model model = LoadModel("gpt2");
+  int retrying = 0, told = 0;
+  for (int trial = 0; trial < trials;) {
+    RandomCase c = DrawDeepCase(random, model);
+    // An arena never retries; the times of fairscale, which no baseline has, were up to 21 % off.
+    if (c.plan.dialect == Dialect::kNative || c.plan.dialect == Dialect::kFairscale) {
+      continue;
+    }
+    ++trial;
+    c.plan.accumulation = 24 + static_cast<std::int64_t>(random() % 40);
+    c.job.global_batch = 0;
+    CAPTURE(trial);
+    CAPTURE(c.description);
+    const Cluster cluster = ClusterFor(random, c.plan.shard_size * c.plan.replicate_size);
+    const KernelSetOptions kernels = FindKernelSet(c.kernel_set, "test");
+    const Profile profile = DefaultProfile(cluster.gpu, c.kernel_set);
+    Simulator simulator(cluster, profile);
+    PlanPrograms programs({c.model, kernels, c.job, c.plan});
+    SimulateOptions options;
+    const SimulationResult endless = simulator.Run(programs.With(3), options);
+    const Bytes allocated = endless.memory.allocated.DevicePeak().total;
+    options.allocator.capacity = allocated + (endless.memory.reserved->peak_steady - allocated) *
+                                                 static_cast<std::int64_t>(random() % 10) / 10;
+    const SimulationResult average =
+        SimulatePlan(simulator, programs, options, Telling::kOnAverage);
+    told += programs.Largest().micro_batch_count == 16 ? 1 : 0;
+    const SimulationResult whole = simulator.Run(programs.With(c.plan.accumulation), options);
+    const ReservedMemory& held = *whole.memory.reserved;
+    REQUIRE(average.memory.reserved->out_of_memory == held.out_of_memory);
+    if (held.out_of_memory) {
+      continue;
+    }
+    retrying += held.retries_steady > 0 ? 1 : 0;
+    CHECK(std::abs(static_cast<double>(average.step_time.value) /
+                       static_cast<double>(whole.step_time.value) -
+                   1) <= kAtMost);
+  }
+  CHECK(retrying >= trials / 4);  // not vacuous
+  CHECK(told >= trials / 4);
+}
+
 TEST_CASE("SimulatePlan: refuses what Lower refuses, and what it cannot tell from a few") {
   std::mt19937 random(1);
   RandomCase c = DrawDeepCase(random, LoadModel("gpt2"));
