@@ -9,6 +9,7 @@ namespace shardwright {
 extern const Command kEstimateCommand;
 extern const Command kListCommand;
 extern const Command kInspectCommand;
+extern const Command kInspectTraceCommand;
 extern const Command kPlanCommand;
 extern const Command kSimulateCommand;
 extern const Command kSweepCommand;
@@ -20,10 +21,10 @@ extern const Command kReportCommand;
 extern const Command kDiffCommand;
 
 std::span<const Command* const> AllCommands() {
-  static constexpr std::array kCommands = {&kEstimateCommand, &kListCommand,      &kInspectCommand,
-                                           &kPlanCommand,     &kSimulateCommand,  &kSweepCommand,
-                                           &kGoodputCommand,  &kBaselinesCommand, &kEmitCommand,
-                                           &kCompareCommand,  &kReportCommand,    &kDiffCommand};
+  static constexpr std::array kCommands = {
+      &kEstimateCommand, &kListCommand,   &kInspectCommand, &kInspectTraceCommand, &kPlanCommand,
+      &kSimulateCommand, &kSweepCommand,  &kGoodputCommand, &kBaselinesCommand,    &kEmitCommand,
+      &kCompareCommand,  &kReportCommand, &kDiffCommand};
   return kCommands;
 }
 

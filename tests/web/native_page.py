@@ -18,7 +18,7 @@ const createShardwright = null;
 const startEngine = async () => (job) => {
   const request = new XMLHttpRequest();
   request.open("POST", "%s", false);
-  request.send(JSON.stringify(job));
+  request.send(JSON.stringify(job, (key, value) => value instanceof Uint8Array ? Array.from(value) : value));
   return JSON.parse(request.responseText);
 };
 """
@@ -32,7 +32,8 @@ def answer(program, job):
             name = file["name"].replace("/", "_")
             path = pathlib.Path(folder) / name.removesuffix(".json") / name
             path.parent.mkdir()
-            path.write_text(file["content"], encoding="utf-8")
+            content = file["content"]
+            path.write_bytes(content.encode() if isinstance(content, str) else bytes(content))
             paths[f"@{file['name']}"] = str(path)
         words = [paths.get(word, word) for word in job["words"]]
         code, output, errors = web_test_case.native(program, *words, text=job.get("input", ""))

@@ -165,6 +165,63 @@ class Page(PageTestCase):
         self.set("seq", "256")  # the page lives on
         self.assertEqual(self.by_id("trouble").text, "")
 
+    def rows(self, table):
+        """Its lines, as lists of texts."""
+        return [[cell.text for cell in row.find_elements(By.CSS_SELECTOR, "th, td")]
+                for row in self.driver.find_elements(By.CSS_SELECTOR, f"{table} tbody tr")]
+
+    def test_a_dropped_trace_is_compared(self):
+        """Two ranks that trained here, against the plan that they trained: the same figures as the program's, and both in the pictures."""
+        def path(name):
+            return str(self.folder / name)
+        (self.folder / "tiny.json").write_text(json.dumps(TINY), encoding="utf-8")
+        self.native("plan", "--no-search", "--model", path("tiny.json"), "--cluster=host", "--gpus=2", "--seq=16", "--micro-batch=1",
+                    "-o", path("plan.json"))
+        self.native("run", path("plan.json"), "--steps=2", "--data=random", "--trace", path("run.json"))
+        expected = json.loads(self.native("compare", path("plan.json"), path("run.json"), "--json"))["step_time"]
+        self.open()
+        self.assertFalse(self.by_id("measured").is_displayed())
+        self.drop("plan.json", (self.folder / "plan.json").read_text(encoding="utf-8"))
+        self.wait(lambda: "tiny" in self.by_id("title").text, "the plan is not taken")
+        self.answered()
+        trace = (self.folder / "run.json").read_text(encoding="utf-8")
+        self.drop("run.json", trace)
+        self.wait(self.by_id("measured").is_displayed, "the trace is not taken")
+        step = self.rows("#measured-body")[0]
+        shown = [float(text.split()[0]) * {"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}[text.split()[1]] for text in step[1:3]]
+        for text, value in zip(shown, (expected["simulated_s"], expected["measured_s"])):
+            self.assertAlmostEqual(text / value, 1, delta=0.006)  # three digits
+        self.assertIn(f"{expected['measured_s'] / expected['simulated_s']:.1f} times" if expected["gap"] > 0.5 else "", self.by_id("measured").text)
+        self.assertIn("Black dashes: measured.", self.by_id("memory").text)
+        self.shot("compared")
+        for name, content, error in (("nothing.json", '{"traceEvents": []}', "nothing.json"), ("cut.json", trace[:len(trace) // 2], "cut.json")):
+            self.drop(name, content)
+            self.wait(lambda: error in self.by_id("trouble").text, f"{name} is taken")
+            self.assertEqual(self.by_id("status").text, "This file cannot be compared.")
+        before = self.answers()
+        self.drop("hostile.json", trace.replace('"mb0.', '"' + HOSTILE.replace('"', '\\"') + "mb0."))
+        self.wait(lambda: self.answers() > before or "hostile.json" in self.by_id("trouble").text, "neither compared nor refused")
+        self.open()  # another plan is not the run's
+        self.assertFalse(self.by_id("measured").is_displayed())
+
+    def test_a_dropped_snapshot_is_compared(self):
+        snapshot = web_test_case.ROOT / "tests/fuzz/corpus/snapshot/snapshot.pickle"
+        device = max(json.loads(self.native("inspect-trace", str(snapshot), "--json"))["devices"], key=lambda one: one["peak_allocated_bytes"])
+        self.open("#how=choose&model=llama-3-70b&cluster=dgx-h100&nodes=1&seq=8192&micro-batch=1&recompute=none")
+        simulated = self.figures()["allocated at the peak"]
+        self.by_id("file").send_keys(str(snapshot))
+        self.wait(self.by_id("measured").is_displayed, "the snapshot is not taken")
+        allocated, reserved = self.rows("#measured-body .scroll:first-child")
+        self.assertEqual(allocated[:2], ["allocated", simulated])
+        for row, key in ((allocated, "peak_allocated_bytes"), (reserved, "peak_reserved_bytes")):
+            number, unit = row[2].split()
+            self.assertAlmostEqual(float(number) * {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[unit] / device[key], 1, delta=0.006)
+
+    def test_what_is_measured_needs_a_plan(self):
+        self.open("#how=search&model=llama-3.1-405b&cluster=dgx-h100&nodes=1&seq=8192&global-batch=8")
+        self.drop("run.json", '{"traceEvents": []}')
+        self.wait(lambda: self.by_id("trouble").text.startswith("No plan is shown"), "a comparison with nothing")
+
     def test_the_zoo(self):
         """Every model of the zoo is offered while a name is typed."""
         self.open()

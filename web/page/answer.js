@@ -173,6 +173,33 @@ const answer = (() => {
       table("What differs", ["field", "kept", "this"], changes, []));
   };
 
+  // A run's step beside the simulated one, and where the gap is.
+  const showComparison = (file, report) => {
+    const {simulated_step_s: simulated, measured_step_s: measured, parts} = report.comparison;
+    const difference = (a, b) => `${b < a ? "−" : "+"}${seconds(Math.abs(b - a))}`;
+    const row = ([name, a, b]) => [name, seconds(a), seconds(b), difference(a, b)];
+    byId("measured-body").replaceChildren(element("p", report.verdict),
+      table(`${file} against this plan`, ["", "simulated", "measured", "difference"],
+        [["a step", simulated, measured], ...parts.slice(0, 10).map((part) => [part.name, part.simulated_s, part.measured_s])].map(row), [1, 2, 3]),
+      element("p", "The pictures below show the simulated step and the measured one."));
+  };
+  // What PyTorch's allocator recorded, beside what it is predicted to hold.
+  const showSnapshot = (file, snapshot, simulation) => {
+    const device = snapshot.devices.reduce((most, one) => one.peak_allocated_bytes > most.peak_allocated_bytes ? one : most);
+    const memory = simulation.memory;
+    const row = (name, simulated, recorded) => [name, formatBytes(simulated), formatBytes(recorded),
+      `${recorded < simulated ? "−" : "+"}${percent(Math.abs(recorded / simulated - 1))}`];
+    const held = (title, sites) => sites.length === 0 ? [] :
+      [table(title, ["what", "bytes"], sites.slice(0, 12).map((site) => [site.name, formatBytes(site.bytes)]), [1])];
+    byId("measured-body").replaceChildren(
+      table(`${file}, device ${device.device}, against this plan`, ["at the peak", "simulated", "recorded", "difference"],
+        [row("allocated", memory.peak_allocated_bytes, device.peak_allocated_bytes),
+          row("reserved", memory.peak_reserved_bytes, device.peak_reserved_bytes)], [1, 2, 3]),
+      ...(device.out_of_memory > 0 ? [element("p", `It ran out of memory ${count(device.out_of_memory)} times.`)] : []),
+      ...snapshot.notes.map((note) => element("p", note)),
+      ...held("Recorded at the peak, by category", device.categories_at_peak), ...held("Its largest call sites", device.sites_at_peak));
+  };
+
   const showEmission = (emission) => {
     const parts = [];
     const losses = emission.losses.map((loss) => `${loss.field}${loss.subject === "" ? "" : ` of ${loss.subject}`}: ${loss.planned} → ` +
@@ -198,5 +225,5 @@ const answer = (() => {
     }
     byId("emitted").replaceChildren(...parts);
   };
-  return {show, showMisfit, showEstimatedMisfit, showSide, showEmission, seconds, count};
+  return {show, showMisfit, showEstimatedMisfit, showSide, showEmission, showComparison, showSnapshot, seconds, count};
 })();

@@ -122,6 +122,24 @@
     }
   };
 
+  // What somebody measured, against the plan that is shown.
+  const showMeasured = async (file, mine) => {
+    const files = [file];
+    if (isPickle(file.content)) {
+      const {json} = await ask(["inspect-trace", `@${file.name}`], {files});
+      if (mine === round) {
+        answer.showSnapshot(file.name, json, shown.simulation);
+      }
+      return "";
+    }
+    const {json, errors} = await ask(["report", "-", `@${file.name}`], {input: shown.plan, files});
+    if (mine === round) {
+      answer.showComparison(file.name, json);
+      draw(json);
+    }
+    return errors;
+  };
+
   // Everything about a plan file.
   const showPlan = async (plan, search, mine) => {
     const simulation = (await ask(["simulate", "-"], {input: plan})).json;
@@ -134,6 +152,7 @@
     }
     Object.assign(shown, {plan, search, simulation, report});
     byId("result").hidden = false;
+    byId("measured").hidden = true;
     for (const id of ["take", "side", "pictures", "published"]) {
       byId(id).hidden = false;
     }
@@ -150,7 +169,7 @@
   const showNothingFits = (search, show) => {
     Object.assign(shown, {plan: null, search, simulation: null, report: null});
     byId("result").hidden = false;
-    for (const id of ["take", "side", "pictures", "published"]) {
+    for (const id of ["take", "side", "pictures", "published", "measured"]) {
       byId(id).hidden = true;
     }
     show(search);
@@ -251,36 +270,70 @@
       return false;
     }
   };
+  const isPickle = (content) => content[0] === 0x80;
+  const isMeasured = ({content}) => isPickle(content) || /^\s*\{/.test(content) && content.includes('"traceEvents"');
+  const takeMeasured = async (file, mine) => {
+    if (shown.plan === null) {
+      throw new Error("No plan is shown that it could be compared with: ask for the job that it is a run of, or drop its plan, then drop it again.");
+    }
+    const warnings = await showMeasured(file, mine);
+    if (mine === round) {
+      complain(warnings);
+      byId("measured").hidden = false;
+      byId("measured").scrollIntoView();
+      performance.mark("shardwright-answered");
+    }
+  };
+  // Makes the file part of the question.
+  const takePart = async (file, mine) => {
+    const kind = isCluster(file) ? "cluster" : (await ask(["inspect", `@${file.name}`], {files: [file]})).json.kind;
+    if (mine !== round) {
+      return;
+    }
+    question.state.point = null;
+    if (kind === "plan") {
+      question.state.plan = file;
+      question.state.model = null;
+      byId("model").value = "";
+    } else {
+      const place = kind === "cluster" ? kind : "model";
+      question.state.plan = null;
+      question.state[place] = file;
+      byId(place).value = file.name;
+      byId("nodes").value = place === "cluster" ? "" : byId("nodes").value;  // it says how many
+    }
+    await start();
+  };
   const takeFile = async (name, bytes) => {
     clearTimeout(timer);
     engine.cancelSearch();
     const mine = ++round;  // no earlier question is answered any more
+    const begin = performance.now();
+    let failure = "This file cannot be read.";
     try {
       const unpacked = bytes[0] === 0x1f && bytes[1] === 0x8b ? new Uint8Array(await engine.unpack(bytes)) : bytes;
-      const file = {name: name.replace(/\.gz$/, "") || "file.json", content: new TextDecoder().decode(unpacked)};
-      const kind = isCluster(file) ? "cluster" : (await ask(["inspect", `@${file.name}`], {files: [file]})).json.kind;
-      if (mine !== round) {
+      const file = {name: name.replace(/\.gz$/, "") || "file.json",
+        content: isPickle(unpacked) ? unpacked : new TextDecoder().decode(unpacked)};
+      if (!isMeasured(file)) {
+        failure = "This file is none that a plan can be made of.";
+        await takePart(file, mine);
         return;
       }
-      question.state.point = null;
-      if (kind === "plan") {
-        question.state.plan = file;
-        question.state.model = null;
-        byId("model").value = "";
-      } else {
-        const place = kind === "cluster" ? kind : "model";
-        question.state.plan = null;
-        question.state[place] = file;
-        byId(place).value = file.name;
-        byId("nodes").value = place === "cluster" ? "" : byId("nodes").value;  // it says how many
+      failure = "This file cannot be compared.";
+      byId("cancel").disabled = false;
+      say(`Reading ${file.name}.`);
+      await takeMeasured(file, mine);
+      if (mine === round) {
+        say(`Done in ${answer.seconds((performance.now() - begin) / 1000)}.`);
       }
-      await start();
     } catch (error) {
       if (mine === round) {
-        say("This file is none that a plan can be made of.");
-        complain(error.message);
-        byId("cancel").disabled = true;
+        say(error.message === "cancelled" ? "Cancelled." : failure);
+        complain(error.message === "cancelled" ? "" : error.message);
       }
+    }
+    if (mine === round) {
+      byId("cancel").disabled = true;
     }
   };
 
