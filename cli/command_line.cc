@@ -115,6 +115,16 @@ std::string WithHint(const std::string& text, const std::string& hint) {
                             DidYouMean(extras[0], names)));
 }
 
+// "which takes MODEL CLUSTER; ...": the usual reason for one word too many is a space in a value.
+std::string WhatItTakes(const Command& command) {
+  std::string names;
+  for (const PositionalRow& row : command.positionals) {
+    names += std::string(names.empty() ? "" : " ") + row.name;
+  }
+  return names.empty() ? ", which takes flags only"
+                       : ", which takes " + names + "; a value with spaces needs quotes";
+}
+
 // Words that no flag and no argument took, and arguments that are missing.
 void CheckWords(const CLI::App& app, const Parsed& parsed) {
   const std::string name = parsed.command->name;
@@ -128,7 +138,8 @@ void CheckWords(const CLI::App& app, const Parsed& parsed) {
     }
   }
   if (!extras.empty()) {
-    throw UsageError("unexpected argument \"" + extras[0] + "\" of shardwright " + name);
+    throw UsageError("unexpected argument \"" + extras[0] + "\" of shardwright " + name +
+                     WhatItTakes(*parsed.command));
   }
   const auto check = [&](const std::string& flag) {
     if (parsed.app->count(flag) > 0 && !parsed.arguments.Get(flag).is_given()) {
