@@ -35,7 +35,8 @@ Contents Binder::InOrder(std::span<const Access> from, DType dtype) const {
   return all;
 }
 
-// Gradients go behind what the bucket holds since its last reduction, or come out of it.
+// Gradients go behind what the bucket holds since its last reduction, or come out of it. A copy of
+// fewer bytes than it accesses is of the last of those: an op's gradients may lie in two buckets.
 Call Binder::BindBucketCopy(const OpView& v) {
   const BufferId to = v.outputs.front().buffer;
   if (BufferOf(to).holds == Holds::kRows) {
@@ -45,7 +46,14 @@ Call Binder::BindBucketCopy(const OpView& v) {
     return MatchedAll(v);
   }
   Contents held = emptied_.erase(to) > 0 ? Contents{BufferOf(to).dtype, {}} : ContentsOf(to);
-  AppendMoved(InOrder(v.inputs, held.dtype), EndOf(held), held);
+  Contents more = InOrder(v.inputs, held.dtype);
+  const Access& from = v.inputs.front();
+  const std::int64_t count = v.shape->bytes.value / SizeOf(held.dtype);
+  if (v.inputs.size() == 1 && count < ElementsOf(from.buffer)) {
+    const std::int64_t end = from.bytes.value / SizeOf(BufferOf(from.buffer).dtype);
+    more = Slice(more, end - count, end);
+  }
+  AppendMoved(more, EndOf(held), held);
   SW_CHECK(EndOf(held) <= ElementsOf(to), "a bucket overflows");
   Set(to, std::move(held));
   return Matched(v.inputs, to, false);

@@ -48,7 +48,8 @@ CopyRun RawRun(const std::byte* from, std::byte* to, std::int64_t bytes) {
 }
 
 // What `from` holds of the elements of `to`. Nothing may get lost on the way, unless a rank takes
-// its part of what was reduced, or a bucket what goes behind what it has.
+// its part of what was reduced, a bucket what goes behind what it has, or an op's gradients what
+// one of their buckets has.
 CopyCall Binder::Matched(std::span<const Access> from, BufferId to, bool accumulate) const {
   CopyCall copy;
   const Contents& target = ContentsOf(to);
@@ -60,7 +61,7 @@ CopyCall Binder::Matched(std::span<const Access> from, BufferId to, bool accumul
     AppendAll(copy.runs, MatchingRuns(source, At(access.buffer), target, At(to), accumulate));
     source_count += TotalCount(source);
     const Holds out_of = BufferOf(access.buffer).holds;
-    is_part = is_part ||
+    is_part = is_part || (into == Holds::kTensors && out_of == Holds::kMixed) ||
               (into == Holds::kShard &&
                (out_of == Holds::kMixed || out_of == Holds::kTensors || out_of == Holds::kRows));
   }

@@ -2,9 +2,11 @@
 // backward runs. Rules: docs/lowering.md, section ddp.
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "core/error.h"
+#include "schedule/lower/ddp_buckets.h"
 #include "schedule/lower/layout.h"
 #include "schedule/lower/unit_rules.h"
 
@@ -46,7 +48,7 @@ class DdpRules : public StepRules {
       MakeBuckets(false);
     }
     for (Bucket& b : buckets_) {
-      b.missing = b.params.size();
+      b.missing = b.plan.parts.size();
       b.filled = OpId();
     }
     next_bucket_ = 0;
@@ -144,8 +146,7 @@ class DdpRules : public StepRules {
 
  private:
   struct Bucket {
-    std::vector<ParamId> params;
-    Bytes size{0};
+    BucketPlan plan;
     BufferId storage;
     std::size_t missing = 0;
     OpId filled;
@@ -212,7 +213,7 @@ class DdpRules : public StepRules {
     AssignBuckets();
     for (Bucket& b : buckets_) {
       Buffer buffer;
-      buffer.size = b.size;
+      buffer.size = b.plan.size;
       buffer.category = Category::kReduceScatter;
       b.storage =
           e_.Hold(e_.body->NewBuffer(buffer), Holds::kMixed, kNoSubject, job_.precision.master);
@@ -226,64 +227,41 @@ class DdpRules : public StepRules {
       e_.body->Free(b.storage);
     }
   }
-  // Parameter storages in the order in which backward makes their gradients, op by op: an op's are
-  // written together. At first all are in one bucket (distributed.py, compute_bucket_size_limits).
+  // At first all gradients are in one bucket (distributed.py, compute_bucket_size_limits).
   void AssignBuckets() {
-    const Model& model = e_.in.model;
-    std::vector<ParamId> order;
-    for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
-      if (e_.a.ops[i].weight_grad && completes_grad_[i]) {
-        order.push_back(StorageOf(i));
-      }
-    }
-    grad_bytes_.assign(model.params.size(), Bytes(0));
-    for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
-      if (e_.a.ops[i].weight_grad) {
-        grad_bytes_[StorageOf(i).value] =
-            Bytes(SumOfGradElementsWith(i) * SizeOf(job_.precision.master));
-      }
-    }
-    std::reverse(order.begin(), order.end());
+    const Bytes none(std::numeric_limits<std::int64_t>::max());
     buckets_.clear();
-    Bytes cap = plan_.first_bucket;
-    bool open = false;
-    for (const ParamId p : order) {
-      if (!open) {
-        buckets_.emplace_back();
-        open = true;
+    parts_of_storage_.assign(e_.in.model.params.size(), {});
+    for (BucketPlan& plan :
+         PlanBuckets(e_.in.model, e_.a, job_.precision, is_initial_ ? none : plan_.first_bucket,
+                     is_initial_ ? none : plan_.bucket)) {
+      for (const BucketPart& part : plan.parts) {
+        parts_of_storage_[part.storage.value].emplace_back(buckets_.size(), part);
       }
-      Bucket& b = buckets_.back();
-      b.params.push_back(p);
-      b.size += grad_bytes_[p.value];
-      if (b.size >= cap &&
-          !is_initial_) {  // closes after it has passed the cap, so it may overshoot by a tensor
-        open = false;
-        cap = plan_.bucket;
-      }
-    }
-    bucket_of_param_.assign(model.params.size(), 0);
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      for (const ParamId p : buckets_[b].params) {
-        bucket_of_param_[p.value] = b;
-      }
+      buckets_.emplace_back().plan = std::move(plan);
     }
   }
 
-  // Copies the gradient into its bucket and launches every bucket that is complete, strictly in
+  // Copies the gradients into their buckets and launches every bucket that is complete, strictly in
   // order. (torch divides by the ranks on the way into the bucket, here the sum is divided.)
   void FillBucket(std::uint32_t i, BufferId grad) {
-    const ParamId p = StorageOf(i);
-    Bucket& b = buckets_[bucket_of_param_[p.value]];
-    const Bytes size = grad_bytes_[p.value];
-    b.filled = e_.AddCopy(
-        OpCode::kBucketCopy, Stream::kCompute, {Phase::kBackward, UnitOf(i).value}, size, size,
-        {{grad, AccessMode::kRead, Role::kInput}, {b.storage, AccessMode::kWrite, Role::kOutput}});
-    --b.missing;
+    for (const auto& [bucket, part] : parts_of_storage_[StorageOf(i).value]) {
+      Bucket& b = buckets_[bucket];
+      const Bytes size = part.end - part.begin;
+      b.filled = e_.AddCopy(OpCode::kBucketCopy, Stream::kCompute,
+                            {Phase::kBackward, UnitOf(i).value}, size, size, {});
+      e_.body->UseFirst(grad, part.end, AccessMode::kRead, Role::kInput);
+      e_.body->Use(b.storage, AccessMode::kWrite, Role::kOutput);
+      --b.missing;
+      LaunchComplete(i);
+    }
+  }
+  void LaunchComplete(std::uint32_t i) {
     while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) {
       Bucket& ready = buckets_[next_bucket_++];
       ready.reduced = e_.AddCollective(
-          Collective(OpCode::kAllReduce, Stream::kReduce, group_, ready.size, job_.precision.master,
-                     static_cast<double>(plan_.replicate_size)),
+          Collective(OpCode::kAllReduce, Stream::kReduce, group_, ready.plan.size,
+                     job_.precision.master, static_cast<double>(plan_.replicate_size)),
           {Phase::kBackward, UnitOf(i).value},
           {{ready.storage, AccessMode::kReadWrite, Role::kInput}});
       e_.After(ready.filled);
@@ -292,19 +270,26 @@ class DdpRules : public StepRules {
 
   void CopyOut(Bucket& b) {
     e_.AddWait(Stream::kCompute, {b.reduced}, Phase::kBackward, kNoSubject);
-    e_.AddCopy(OpCode::kBucketCopy, Stream::kCompute, {Phase::kBackward, kNoSubject}, b.size,
-               b.size, {{b.storage, AccessMode::kRead, Role::kInput}});
-    std::uint16_t index = 0;
-    for (const ParamId p : b.params) {
-      e_.body->Use(grad_of_param_[p.value], AccessMode::kWrite, Role::kOutput, index++);
+    e_.AddCopy(OpCode::kBucketCopy, Stream::kCompute, {Phase::kBackward, kNoSubject}, b.plan.size,
+               b.plan.size, {{b.storage, AccessMode::kRead, Role::kInput}});
+    std::vector<ParamId> written;
+    for (const BucketPart& part : b.plan.parts) {
+      const ParamId p = part.storage;
+      const bool is_again =
+          is_shared_[p.value] && std::find(written.begin(), written.end(), p) != written.end();
+      if (!is_again) {
+        e_.body->Use(grad_of_param_[p.value], AccessMode::kWrite, Role::kOutput,
+                     static_cast<std::uint16_t>(written.size()));
+        written.push_back(p);
+      }
     }
   }
 
   GroupId group_;
   bool is_initial_ = false;  // the buckets are those of the first backward pass
   std::vector<Bucket> buckets_;
-  std::vector<std::size_t> bucket_of_param_;
-  std::vector<Bytes> grad_bytes_;
+  std::vector<std::vector<std::pair<std::size_t, BucketPart>>>
+      parts_of_storage_;  // with the bucket
   std::size_t next_bucket_ = 0;
   std::vector<BufferId> cast_of_op_;
   std::vector<BufferId> grad_of_param_;  // .grad by storage, in the master dtype

@@ -239,6 +239,28 @@ TEST_CASE("Runtime: every dialect trains like unsharded data parallel, bit for b
   }
 }
 
+// A layer's weight and bias may lie in two of them, also of layers that share a weight.
+TEST_CASE("Runtime: how DDP's buckets are cut changes no bit") {
+  for (const bool tied : {false, true}) {
+    const auto train = [&](std::int64_t bucket) {
+      Setup setup = TinySetup(Dialect::kDdp, 3);
+      if (tied) {
+        setup.model = TinyNetwork(3, true);
+        setup.plan.units = Wrap(setup.model, ParseWrap("root", "test"), {}, Dialect::kDdp, "test");
+      }
+      setup.plan.accumulation = 2;
+      setup.plan.first_bucket = setup.plan.bucket = Bytes(bucket);
+      return Train(setup);
+    };
+    const Outcome expected = train(1 << 20);  // all in one
+    for (const std::int64_t bucket : {1, 40, 200, 500}) {
+      CAPTURE(tied);
+      CAPTURE(bucket);
+      CheckEqual(train(bucket), expected);
+    }
+  }
+}
+
 TEST_CASE("Runtime: a network learns") {
   Setup setup = TinySetup(Dialect::kFsdp2, 2);
   setup.plan.micro_batch = 16;

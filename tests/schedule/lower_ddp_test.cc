@@ -40,5 +40,47 @@ TEST_CASE("DDP buckets: 1 MiB first, then 25 MiB, closed by the tensor that pass
   CHECK(first == std::vector<std::int64_t>{20 * mib + stem});
 }
 
+// The chain with a bias in every layer.
+Model BiasedChain(const ChainSpec& spec) {
+  Model model = ChainModel(spec);
+  for (ModelOp& op : model.ops) {
+    op.params.push_back(AddParam(model, op.module, "bias", {spec.width}));
+  }
+  return model;
+}
+
+Plan DdpPlan(const ChainSpec& spec, Bytes bucket) {
+  Plan plan = ChainPlan(spec, Dialect::kDdp, 1);
+  plan.units = {UnitPlan(plan.units.back())};
+  plan.replicate_size = 2;
+  plan.first_bucket = plan.bucket = bucket;
+  return plan;
+}
+
+// autograd has the gradient of a bias before that of its weight
+// (tests/schedule/torch_ddp_random.py).
+TEST_CASE("DDP buckets end between the parameters of an op") {
+  ChainSpec spec;
+  spec.blocks = 2;
+  spec.width = spec.stem = 8;  // weights of 256 bytes, biases of 32
+  const Model model = BiasedChain(spec);
+  const KernelSetOptions kernels = FindKernelSet("torch-eager", "test");
+  const auto reduced = [&](std::int64_t bucket) {
+    const Program p =
+        Lower({model, kernels, ChainJob(spec, kAllFp32), DdpPlan(spec, Bytes(bucket))});
+    CHECK(Verify(p).empty());
+    std::vector<std::int64_t> bytes;
+    for (const Op& op : p.step.ops) {
+      if (p.ShapeOf(op).code == OpCode::kAllReduce) {
+        bytes.push_back(p.ShapeOf(op).bytes.value);
+      }
+    }
+    return bytes;
+  };
+  CHECK(reduced(32) == std::vector<std::int64_t>{32, 256, 32, 256, 32, 256});
+  // Block 1 and the bias of block 0; its weight and the stem.
+  CHECK(reduced(300) == std::vector<std::int64_t>{256 + 2 * 32, 2 * 256 + 32});
+}
+
 }  // namespace
 }  // namespace shardwright

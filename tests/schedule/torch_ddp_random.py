@@ -5,8 +5,7 @@
 2 to 4 gloo processes train a random network (random_networks.py) for three steps, with buckets from a few hundred bytes on, with
 and without gradient_as_bucket_view and, where a step is one micro-batch, static_graph, which change nothing that is sent but a map
 of parameters in the first step (int32, not compared). Compared are elements and dtype of every all-reduce; all ranks must end with
-the same parameters. Left out are what reaches no loss, which DDP refuses, ops with several parameters, which our programs put into
-one bucket together, and find_unused_parameters, which keeps the buckets of the first step.
+the same parameters. Left out are what reaches no loss, which DDP refuses, and find_unused_parameters, which keeps the buckets of the first step.
 """
 
 import contextlib
@@ -26,20 +25,32 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import random_networks  # noqa: E402
 from random_cases import Outcome, Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
-from torch_fsdp2_random import fitted  # noqa: E402
+from torch_fsdp2_random import fitted, layers  # noqa: E402
 from torch_pool import NAMES, Failure  # noqa: E402
 
 STEPS = 3
 KIB = 1024
 FLAGS = ("gradient_as_bucket_view", "static_graph")
+PLAIN = {"shard": 1, "replicate": 2, "micro_batch": 1, "accumulation": 1, "sync": "every", "autocast": False, "frozen": [],
+         "bucket": 25 * KIB * KIB, "units": [{"modules": [""]}], "recompute": [], **dict.fromkeys(FLAGS, False)}
 
 
-def whole(part):
-    """The part with every child in use and one parameter per op."""
+def fixed(network=None, **settings):
+    return {**PLAIN, "network": network or layers(), **settings}
+
+
+
+FIXED = {
+    "every parameter in a bucket of its own": fixed(bucket=32),
+    "buckets that end between the parameters of an op": fixed(bucket=100, accumulation=2, autocast=True),
+}
+
+
+def called(part):
+    """The part with every child in use, and every result."""
     if part["kind"] != "seq":
-        part = {key: value for key, value in part.items() if key != "bias"}
-        return part if part["kind"] in ("linear", "mlp", "borrow") else {"kind": "linear"}
-    part = {**part, "children": [whole(child) for child in part["children"]]}
+        return part
+    part = {**part, "children": [called(child) for child in part["children"]]}
     part["calls"] = [[i, "chain" if mode == "dead" else mode] for i, mode in part["calls"]]
     part["calls"] += [[i, "chain"] for i in range(len(part["children"])) if i not in [call[0] for call in part["calls"]]]
     return part
@@ -48,11 +59,10 @@ def whole(part):
 def random_case(seed):
     rng = random.Random(seed)
     network = random_networks.random_network(rng)
-    network = {**network, "norm": False, "body": whole(network["body"])}
-    case = {"network": network, "shard": 1, "replicate": rng.choice([2, 2, 3, 4]), "micro_batch": 1,
-            "accumulation": rng.choices([1, 2, 3], [6, 3, 1])[0], "sync": "every", "autocast": rng.random() < 0.3, "frozen": [],
-            "bucket": rng.choice([256, 512, KIB, 4 * KIB, 25 * KIB * KIB]), "units": [{"modules": [""]}], "recompute": [],
-            "gradient_as_bucket_view": rng.random() < 0.5}
+    network = {**network, "body": called(network["body"])}
+    case = {**PLAIN, "network": network, "replicate": rng.choice([2, 2, 3, 4]), "micro_batch": 1,
+            "accumulation": rng.choices([1, 2, 3], [6, 3, 1])[0], "autocast": rng.random() < 0.3,
+            "bucket": rng.choice([40, 256, 512, KIB, 4 * KIB, 25 * KIB * KIB]), "gradient_as_bucket_view": rng.random() < 0.5}
     if case["accumulation"] > 1:
         case["sync"] = rng.choice(["every", "last"])
     if rng.random() < 0.2:
@@ -99,7 +109,7 @@ def run_case(rank, case):
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in case["frozen"])
     model = DistributedDataParallel(model, bucket_cap_mb=case["bucket"] / KIB / KIB,
-                                    **{key: case.get(key, False) for key in FLAGS})
+                                    **{key: case[key] for key in FLAGS})
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     steps = []
     for step in range(STEPS):
@@ -131,11 +141,11 @@ def judge(ours, pools, case):
 def smaller_cases(case):
     for key, value in (("accumulation", 1), ("autocast", False), ("frozen", []), ("replicate", 2), ("bucket", 256),
                        *((flag, False) for flag in FLAGS)):
-        if case.get(key, value) != value:
+        if case[key] != value:
             yield {**case, key: value, **({"sync": "every"} if key == "accumulation" else {})}
     for candidate in smaller_networks(case):
         yield fitted(candidate)
 
 
 if __name__ == "__main__":
-    sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"PyTorch {torch.__version__} DDP", "0:15", "0:300"))
+    sys.exit(main_of(sys.argv[1:], sys.modules[__name__], f"PyTorch {torch.__version__} DDP", "0:15", "0:300", FIXED, PLAIN))

@@ -1,0 +1,117 @@
+#include "schedule/lower/ddp_buckets.h"
+
+#include <algorithm>
+
+namespace shardwright {
+namespace {
+
+// The parameter, or the one that it is tied to.
+ParamId StorageOfParam(const Model& model, ParamId p) {
+  const ParamId tied = model.params[p.value].tied_to;
+  return tied.valid() ? tied : p;
+}
+
+// The op's parameters in the order in which autograd has their gradients. A linear layer is
+// addmm(bias, input, weight.t()): the bias has no node between. Under autocast both have one, the
+// casts, and that of the weight is the later one, which goes first: g++, with which torch's wheels
+// are made, evaluates the arguments of a call (autocast_mode.h) from the last on. Experts end with
+// `down`.
+std::vector<ParamId> AsReady(const Model& model, const ModelOp& op, bool casts) {
+  std::vector<ParamId> params = op.params;
+  const OpKind kind = model.SpecOf(op).kind;
+  if ((kind == OpKind::kLinear && !casts) || kind == OpKind::kExperts) {
+    std::reverse(params.begin(), params.end());
+  }
+  return params;
+}
+
+ParamId GroupOf(const Model& model, const ModelOp& op) {
+  return StorageOfParam(model, op.params.front());
+}
+
+// By storage: where in the buffer of its op's gradients a parameter's begins. Behind those of the
+// op that runs backward first lies what the others have beside the storage that they share.
+std::vector<std::int64_t> GradientOffsets(const Model& model, const ModelAnalysis& a) {
+  std::vector<std::int64_t> offsets(model.params.size(), 0), ends(model.params.size(), 0);
+  std::vector<bool> seen(model.params.size(), false);
+  for (std::size_t i = model.ops.size(); i-- > 0;) {
+    if (!a.ops[i].weight_grad) {
+      continue;
+    }
+    std::int64_t& end = ends[GroupOf(model, model.ops[i]).value];
+    for (const ParamId p : model.ops[i].params) {
+      const std::size_t storage = StorageOfParam(model, p).value;
+      if (a.param_grad[p.value] && !seen[storage]) {
+        seen[storage] = true;
+        offsets[storage] = end;
+        end += model.params[p.value].Elements();
+      }
+    }
+  }
+  return offsets;
+}
+
+// One per parameter, in the order in which backward makes them.
+std::vector<BucketPart> PartsInOrder(const Model& model, const ModelAnalysis& a,
+                                     const Precision& precision) {
+  const std::vector<std::int64_t> offsets = GradientOffsets(model, a);
+  const std::int64_t width = SizeOf(precision.master);
+  const bool casts = precision.param != precision.master;
+  std::vector<BucketPart> order;
+  std::vector<bool> seen(model.params.size(), false);
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {  // the first op is the last in backward
+    if (!a.ops[i].weight_grad) {
+      continue;
+    }
+    const std::vector<ParamId> params = AsReady(model, model.ops[i], casts);
+    for (auto p = params.rbegin(); p != params.rend(); ++p) {
+      const std::size_t storage = StorageOfParam(model, *p).value;
+      if (a.param_grad[p->value] && !seen[storage]) {
+        seen[storage] = true;
+        const std::int64_t begin = offsets[storage];
+        const std::int64_t end = begin + model.params[p->value].Elements();
+        order.push_back({GroupOf(model, model.ops[i]), Bytes(begin * width), Bytes(end * width)});
+      }
+    }
+  }
+  std::reverse(order.begin(), order.end());
+  return order;
+}
+
+// Neighbours are one part.
+void AddPart(const BucketPart& part, std::vector<BucketPart>& parts) {
+  if (!parts.empty() && parts.back().storage == part.storage) {
+    BucketPart& last = parts.back();
+    if (last.begin == part.end || last.end == part.begin) {
+      last.begin = std::min(last.begin, part.begin);
+      last.end = std::max(last.end, part.end);
+      return;
+    }
+  }
+  parts.push_back(part);
+}
+
+}  // namespace
+
+std::vector<BucketPlan> PlanBuckets(const Model& model, const ModelAnalysis& a,
+                                    const Precision& precision, Bytes first, Bytes rest) {
+  std::vector<BucketPlan> buckets;
+  Bytes cap = first;
+  bool is_open = false;
+  for (const BucketPart& part : PartsInOrder(model, a, precision)) {
+    if (!is_open) {
+      buckets.emplace_back();
+      is_open = true;
+    }
+    BucketPlan& b = buckets.back();
+    AddPart(part, b.parts);
+    b.size += part.end - part.begin;
+    if (b.size >= cap) {
+      is_open = false;
+      cap = rest;
+    }
+  }
+  return buckets;
+}
+
+}  // namespace shardwright

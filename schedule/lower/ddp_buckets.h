@@ -1,0 +1,30 @@
+#pragma once
+
+// Which gradients of a DDP program share a reduction: docs/lowering.md, section ddp.
+
+#include <vector>
+
+#include "models/model.h"
+#include "schedule/lower/analysis.h"
+#include "schedule/plan.h"
+
+namespace shardwright {
+
+// Bytes [begin, end) of the gradients of an op, or of all ops whose first parameter is `storage`.
+struct BucketPart {
+  ParamId storage;
+  Bytes begin, end;
+};
+
+struct BucketPlan {
+  std::vector<BucketPart> parts;
+  Bytes size{0};
+};
+
+// Gradients in the order in which backward makes them, cut where a bucket has reached its cap: the
+// first bucket `first`, all others `rest`. It may pass the cap by a tensor. O(parameters of ops).
+[[nodiscard]] std::vector<BucketPlan> PlanBuckets(const Model& model, const ModelAnalysis& a,
+                                                  const Precision& precision, Bytes first,
+                                                  Bytes rest);
+
+}  // namespace shardwright
