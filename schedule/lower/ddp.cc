@@ -21,6 +21,9 @@ class DdpRules : public StepRules {
         grad_of_param_(emitter.in.model.params.size()),
         part_of_param_(emitter.in.model.params.size()) {
     group_ = e_.AddGroup("replicate", plan_.replicate_size, 1);
+    if (plan_.replicate_size > 1 && job_.mode == JobMode::kTrain) {
+      CheckAllReachTheLoss(e_.in.model, e_.a);
+    }
   }
 
   // One bucket holds everything until the order in which gradients become ready is known.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/error.h"
+
 namespace shardwright {
 namespace {
 
@@ -112,6 +114,27 @@ std::vector<BucketPlan> PlanBuckets(const Model& model, const ModelAnalysis& a,
     }
   }
   return buckets;
+}
+
+void CheckAllReachTheLoss(const Model& model, const ModelAnalysis& a) {
+  std::vector<bool> reaches(model.params.size(), false);
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    for (const ParamId p : model.ops[i].params) {
+      if (a.ops[i].weight_grad) {
+        reaches[StorageOfParam(model, p).value] = true;
+      }
+    }
+  }
+  for (std::uint32_t p = 0; p < model.params.size(); ++p) {
+    if (a.param_grad[p] && !reaches[StorageOfParam(model, ParamId(p)).value]) {
+      throw InputError(
+          "plan: dialect",
+          "ddp with trainable parameter \"" + model.params[p].fqn + "\", which reaches no loss",
+          "one that gets a gradient, or is frozen",
+          "torch waits for it and stops in the second step: Expected to have finished reduction in "
+          "the prior iteration; find_unused_parameters has other buckets than our programs");
+    }
+  }
 }
 
 }  // namespace shardwright

@@ -27,4 +27,7 @@ struct BucketPlan {
                                                   const Precision& precision, Bytes first,
                                                   Bytes rest);
 
+// Throws InputError: a reduction begins when every gradient of its bucket is there.
+void CheckAllReachTheLoss(const Model& model, const ModelAnalysis& a);
+
 }  // namespace shardwright

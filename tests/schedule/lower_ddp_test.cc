@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
 #include "schedule/lower.h"
 #include "tests/schedule/chain_model.h"
 #include "tests/schedule/lowered.h"
@@ -80,6 +81,29 @@ TEST_CASE("DDP buckets end between the parameters of an op") {
   CHECK(reduced(32) == std::vector<std::int64_t>{32, 256, 32, 256, 32, 256});
   // Block 1 and the bias of block 0; its weight and the stem.
   CHECK(reduced(300) == std::vector<std::int64_t>{256 + 2 * 32, 2 * 256 + 32});
+}
+
+TEST_CASE("DDP refuses what reaches no loss, unless it is frozen") {
+  ChainSpec spec;
+  spec.blocks = 2;
+  Model model = ChainModel(spec);
+  model.tensors[model.ops[1].outputs.front().value].role = TensorRole::kLoss;  // of block 0
+  const KernelSetOptions kernels = FindKernelSet("torch-eager", "test");
+  const auto lower = [&](std::int64_t ranks) {
+    Plan plan = DdpPlan(spec, Bytes(1024));
+    plan.replicate_size = ranks;
+    return Lower({model, kernels, ChainJob(spec, kAllFp32), plan});
+  };
+  CHECK_THROWS_WITH_AS(
+      (void)lower(2),
+      "plan: dialect: got ddp with trainable parameter \"block1.lin0.weight\", which reaches no "
+      "loss, expected one that gets a gradient, or is frozen; torch waits for it and stops in the "
+      "second step: Expected to have finished reduction in the prior iteration; "
+      "find_unused_parameters has other buckets than our programs",
+      InputError);
+  CHECK(Verify(lower(1)).empty());  // nothing is reduced
+  model.params.back().trainable = false;
+  CHECK(Verify(lower(2)).empty());
 }
 
 }  // namespace
