@@ -21,7 +21,7 @@ struct Alias {
   std::array<std::string_view, 3> others;
 };
 constexpr std::array<Alias, 9> kAliases = {{
-    {"hidden_size", {"n_embd", "d_model", ""}},
+    {"hidden_size", {"n_embd", "d_model", "n_embed"}},
     {"num_hidden_layers", {"n_layer", "n_layers", "num_layers"}},
     {"num_attention_heads", {"n_head", "n_heads", "num_heads"}},
     {"intermediate_size", {"n_inner", "ffn_dim", "d_ff"}},

@@ -139,7 +139,10 @@ class Expander {
   // An entry of a list: none, one or, for "each" and "use", many.
   void ExpandInto(Value& list, const Value& entry, const Scope& scope) {
     if (!entry.is_object()) {
-      list.push_back(Expand(entry, scope));
+      Value expanded = Expand(entry, scope);
+      if (!expanded.is_null()) {
+        list.push_back(std::move(expanded));
+      }
       return;
     }
     const auto each = entry.find("each");

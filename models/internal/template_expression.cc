@@ -108,6 +108,9 @@ class ExpressionParser {
     }
     if (Accept("in")) {
       const Value list = Sum();
+      if (list.is_string() && left.is_string()) {  // as Python: a part of the text
+        return list.get<std::string>().find(left.get<std::string>()) != std::string::npos;
+      }
       return list.is_array() && std::find(list.begin(), list.end(), left) != list.end();
     }
     return left;

@@ -96,7 +96,24 @@ class ConfigNames {
   ConfigNames(const BuildInput& input, std::string architecture)
       : input_(input), architecture_(std::move(architecture)) {}
 
-  Value operator()(const std::string& name) {
+  // Expressions ask for few names, thousands of times.
+  const Value& operator()(const std::string& name) {
+    const auto found = known_.find(name);
+    return found != known_.end() ? found->second : known_.emplace(name, Read(name)).first->second;
+  }
+
+  // Misspelt keys of nested configs.
+  [[nodiscard]] std::vector<std::string> Warnings() const {
+    std::vector<std::string> warnings;
+    for (const auto& [name, config] : nested_) {
+      const std::vector<std::string> more = config->Misspelt();
+      warnings.insert(warnings.end(), more.begin(), more.end());
+    }
+    return warnings;
+  }
+
+ private:
+  Value Read(const std::string& name) {
     if (name == "sequence_length") {
       return SequenceLength();
     }
@@ -114,17 +131,6 @@ class ConfigNames {
                                     : FromNested(name.substr(0, dot), name.substr(dot + 1));
   }
 
-  // Misspelt keys of nested configs.
-  [[nodiscard]] std::vector<std::string> Warnings() const {
-    std::vector<std::string> warnings;
-    for (const auto& [name, config] : nested_) {
-      const std::vector<std::string> more = config->Misspelt();
-      warnings.insert(warnings.end(), more.begin(), more.end());
-    }
-    return warnings;
-  }
-
- private:
   std::int64_t SequenceLength() {
     const std::optional<JsonValue> key = input_.row.Find("length_key");
     if (!key) {
@@ -198,9 +204,15 @@ class ConfigNames {
     auto found = nested_.find(part);
     if (found == nested_.end()) {
       const JsonValue defaults = input_.row.At("defaults").At(part);
-      const std::optional<JsonValue> value = input_.config.Find(part);
-      found = nested_.emplace(part, std::make_unique<HfConfig>(value ? *value : defaults, defaults))
-                  .first;
+      const JsonValue& file = input_.config.json();
+      const std::optional<JsonValue> value = file.Find(part);
+      const bool is_there = value && !value->IsNull();
+      // Older files have the keys of the language model at their root.
+      const JsonValue& absent = part == "text_config" ? file : defaults;
+      found =
+          nested_.emplace(part, std::make_unique<HfConfig>(is_there ? *value : absent, defaults))
+              .first;
+      (void)input_.config.Find(part);
     }
     return FromConfig(*found->second, input_.row.At("defaults").At(part), name);
   }
@@ -208,6 +220,7 @@ class ConfigNames {
   const BuildInput& input_;
   std::string architecture_;
   std::map<std::string, std::unique_ptr<HfConfig>> nested_;
+  std::map<std::string, Value> known_;
 };
 
 // Which of the row's classes the file asks for; the first where it names none of them.

@@ -191,6 +191,12 @@ FAMILIES = {
                                         "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True},
                         "vision_config": {"depth": 32, "embed_dim": 1280, "num_heads": 16, "hidden_size": 1536},
                         "tie_word_embeddings": True}}),
+    "qwen2_5_vl": ("", {"text_config": GROUPED, "vision_config": {"depth": 2, "num_heads": 2, "hidden_size": 32, "intermediate_size": 48,
+                                                                  "out_hidden_size": 64, "fullatt_block_indexes": [1]}}, {
+        "Qwen2.5-VL-7B": {"text_config": {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+                                          "num_attention_heads": 28, "num_key_value_heads": 4},
+                          "vision_config": {"depth": 32, "hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420,
+                                            "out_hidden_size": 3584}}}),
     "mamba": ("", {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8}, {
         "mamba-130m": {"vocab_size": 50280, "hidden_size": 768, "num_hidden_layers": 24, "state_size": 16}}),
     "mamba2": ("", {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 16, "num_heads": 8, "head_dim": 16,

@@ -2,6 +2,7 @@
 // configurations. The counts are those of transformers 5.23 on the meta device.
 
 #include <cstdint>
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
@@ -20,7 +21,8 @@ namespace {
 nlohmann::json Evaluated(const std::string& text) {
   const NameLookup lookup = [](const std::string& name) -> nlohmann::json {
     const std::map<std::string, nlohmann::json> values = {
-        {"heads", 12}, {"size", 768}, {"share", 0.5}, {"none", nullptr}, {"types", {"a", "b"}}};
+        {"heads", 12},     {"size", 768},         {"share", 0.5},
+        {"none", nullptr}, {"types", {"a", "b"}}, {"kinds", "p2c|c2p"}};
     return values.at(name);
   };
   return Interpolate(text, {.lookup = lookup, .where = "config.json"});
@@ -49,6 +51,8 @@ TEST_CASE("Template.ExpressionsFollowPythonsRules") {
   CHECK(Evaluated("{'x' if heads == 12 and not has(none) else size / 5}") == "x");
   CHECK(Evaluated("{size / 5 if has(none) else types[1]}") == "b");
   CHECK(Evaluated("{'c' in types}") == false);
+  CHECK(Evaluated("{'c2p' in kinds}") == true);
+  CHECK(Evaluated("{'c2c' in kinds}") == false);
   CHECK(Evaluated("{max(heads, 3) // 5}") == 2);
   CHECK(Evaluated("h.{heads - 1}.{types[0]}") == "h.11.a");
   CHECK(ErrorOfText("{size / 5}") ==
@@ -209,6 +213,42 @@ TEST_CASE("Template.PublishedConfigurationsHaveTheirParameters") {
     CHECK(CountParameters(model) == row.parameters);
     CHECK(model.warnings.empty());
   }
+}
+
+// Configurations as the hub has them, older keys and unread ones included.
+TEST_CASE("Template.ConfigurationsOfTheHubHaveTheirParameters") {
+  const std::string path = "data/hub_configurations.json";
+  std::ifstream file(path);
+  const nlohmann::json rows = nlohmann::json::parse(file);
+  CHECK(rows.size() == 46);
+  int direct = 0;
+  for (const nlohmann::json& row : rows) {
+    const std::string name = row.at("name");
+    CAPTURE(name);
+    if (row.at("loads") == "directly") {
+      const Model model = TemplateModel(row.at("config").dump());
+      CHECK(CountParameters(model) == row.at("parameters").get<std::int64_t>());
+      CHECK(model.warnings == std::vector<std::string>{});
+      ++direct;
+      continue;
+    }
+    CHECK_THROWS_WITH_AS((void)TemplateModel(row.at("config").dump()),
+                         doctest::Contains("shardwright export"), InputError);
+  }
+  CHECK(direct == 37);
+}
+
+// An older name of the hidden size, without which BLOOM had the 64 features of its class.
+TEST_CASE("Template.OlderKeysAreRead") {
+  const Model bloom = TemplateModel(
+      R"({"model_type": "bloom", "n_embed": 128, "num_attention_heads": 8, "n_layer": 1,
+          "vocab_size": 10})");
+  CHECK(bloom.params.front().shape == std::vector<std::int64_t>{10, 128});
+  const Model qwen = TemplateModel(
+      R"({"model_type": "qwen2_vl", "hidden_size": 128, "num_attention_heads": 2,
+          "num_key_value_heads": 2, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 10,
+          "vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2}})");
+  CHECK(qwen.params.back().shape == std::vector<std::int64_t>{10, 128});
 }
 
 // By hand for sequences of 8 tokens: 2 * 8 * (weights of the products), and per layer 4 * 8 * 8 *
