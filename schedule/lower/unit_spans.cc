@@ -104,7 +104,7 @@ class CallFinder {
   // entered until all have been left, or else until the model's end (_register_group_forward_hooks
   // and _force_complete_incomplete_states in _fsdp_state.py).
   [[nodiscard]] std::vector<UnitSpans::Span> Passes(std::uint32_t u, const ResolvedUnit& unit,
-                                                    std::vector<UnitSpans::Span>& first_calls) {
+                                                    std::vector<UnitSpans::Ends>& ends) {
     std::set<ModuleId> modules;
     for (const ModuleId m : unit.modules) {
       modules.insert(FirstNameOf(model_, m));
@@ -112,16 +112,21 @@ class CallFinder {
     std::vector<UnitSpans::Span> passes;
     std::set<ModuleId> missing;
     for (const Call& call : calls_[u]) {
+      const UnitSpans::Call end{call.span, call.module.value};
       if (missing.empty()) {
         missing = modules;
         passes.push_back(call.span);
-        first_calls.push_back(call.span);
+        ends.push_back({end, end});
       }
-      passes.back().last = std::max(passes.back().last, call.span.last);
+      if (call.span.last >= passes.back().last) {
+        passes.back().last = call.span.last;
+        ends.back().last = end;
+      }
       missing.erase(FirstNameOf(model_, call.module));
     }
     if (!missing.empty()) {
       passes.back().last = static_cast<std::uint32_t>(model_.ops.size() - 1);
+      ends.back().last = {passes.back(), ends.back().first.module};
     }
     return passes;
   }
@@ -254,11 +259,16 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
     calls.emplace(model, units);
   }
   result.input_grads.assign(n, false);
+  result.ends.resize(n);
+  result.backward_ends.resize(n);
   for (std::uint32_t u = 0; u < n; ++u) {
+    for (const ModuleId m : units[u].modules) {
+      result.first_module[u] = std::min(result.first_module[u], FirstNameOf(model, m).value);
+    }
     auto& spans = result.spans[u];
-    std::vector<UnitSpans::Span> first_calls;
+    auto& ends = result.ends[u];
     if (calls) {
-      spans = calls->Passes(u, units[u], first_calls);
+      spans = calls->Passes(u, units[u], ends);
     } else if (in.plan.units[u].gap == Gap::kHold && spans.size() > 1) {
       spans = {{spans.front().first, spans.back().last}};
     } else if (in.plan.dialect == Dialect::kZero3) {
@@ -266,18 +276,19 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
     }
     for (std::size_t k = 0; k < spans.size(); ++k) {
       const UnitSpans::Span& s = spans[k];
-      const bool hooked = HasInputGrads(model, a, s, calls ? first_calls[k] : s);
+      if (!calls) {
+        ends.push_back({{s, result.first_module[u]}, {s, result.first_module[u]}});
+      }
+      const bool hooked = HasInputGrads(model, a, s, ends[k].first.span);
       result.input_grads[u] = result.input_grads[u] || hooked;
       const UnitSpans::Span cut = CutToBackward(a, s);
       if (cut.first != kNoRegion) {
         result.backward_spans[u].push_back(cut);
         result.backward_from[u].push_back(s);
         result.backward_hooked[u].push_back(hooked);
+        result.backward_ends[u].push_back(ends[k]);
         result.backward_first[u] = cut.last;
       }
-    }
-    for (const ModuleId m : units[u].modules) {
-      result.first_module[u] = std::min(result.first_module[u], FirstNameOf(model, m).value);
     }
   }
   return result;

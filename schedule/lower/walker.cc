@@ -48,40 +48,51 @@ Walker::Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules)
 
 void Walker::FindUnitEvents() {
   const std::size_t n = e_.in.model.ops.size();
-  // Outer stretches first: the longest; of equal ones that of the module further out.
   struct Stretch {
     std::uint32_t unit = 0;
     UnitSpans::Span span;
+    UnitSpans::Ends ends;
     std::size_t index = 0;  // among the unit's backward stretches
-  };
-  const auto is_outer = [&](const Stretch& x, const Stretch& y) {
-    const std::uint32_t a = x.span.last - x.span.first, b = y.span.last - y.span.first;
-    return a != b ? a > b : spans_.first_module[x.unit] < spans_.first_module[y.unit];
   };
   std::vector<Stretch> forward, backward;
   for (std::uint32_t u = static_cast<std::uint32_t>(spans_.spans.size()); u-- > 0;) {
-    for (const UnitSpans::Span& s : spans_.spans[u]) {
-      forward.push_back({u, s});
-      forward_mark_[s.first] = true;
+    for (std::size_t k = 0; k < spans_.spans[u].size(); ++k) {
+      forward.push_back({u, spans_.spans[u][k], spans_.ends[u][k]});
+      forward_mark_[spans_.spans[u][k].first] = true;
     }
     for (std::size_t k = 0; k < spans_.backward_spans[u].size(); ++k) {
-      backward.push_back({u, spans_.backward_from[u][k], k});
+      backward.push_back({u, spans_.backward_from[u][k], spans_.backward_ends[u][k], k});
       backward_mark_[spans_.backward_spans[u][k].last] = true;
     }
   }
-  std::stable_sort(forward.begin(), forward.end(), is_outer);
-  std::stable_sort(backward.begin(), backward.end(), is_outer);
+  // Outer calls first: the longest; of equal ones that of the module further out. A unit of several
+  // modules begins with a call of one and ends with one of another, however far its stretch goes.
+  const auto outer_first = [](std::vector<Stretch>& stretches,
+                              UnitSpans::Call UnitSpans::Ends::*at) {
+    std::stable_sort(stretches.begin(), stretches.end(), [&](const Stretch& x, const Stretch& y) {
+      const UnitSpans::Call &a = x.ends.*at, &b = y.ends.*at;
+      const std::uint32_t m = a.span.last - a.span.first, n = b.span.last - b.span.first;
+      return m != n ? m > n : a.module < b.module;
+    });
+  };
   std::vector<Event> enter, leave, back_enter, back_leave, back_final;
+  outer_first(forward, &UnitSpans::Ends::last);
   for (const Stretch& s : forward) {
-    enter.push_back({s.span.first, UnitId(s.unit), s.span});
     leave.push_back({s.span.last, UnitId(s.unit), s.span});
   }
+  outer_first(backward, &UnitSpans::Ends::last);
   for (const Stretch& s : backward) {
     const UnitSpans::Span& cut = spans_.backward_spans[s.unit][s.index];
     back_enter.push_back({cut.last, UnitId(s.unit), s.span});
-    back_leave.push_back({cut.first, UnitId(s.unit), s.span});
   }
+  outer_first(forward, &UnitSpans::Ends::first);
+  for (const Stretch& s : forward) {
+    enter.push_back({s.span.first, UnitId(s.unit), s.span});
+  }
+  outer_first(backward, &UnitSpans::Ends::first);
   for (const Stretch& s : backward) {
+    const UnitSpans::Span& cut = spans_.backward_spans[s.unit][s.index];
+    back_leave.push_back({cut.first, UnitId(s.unit), s.span});
     const std::uint32_t last = spans_.grads_final[s.unit];
     if (last != kNoRegion && s.index == 0) {
       back_final.push_back({last, UnitId(s.unit), s.span});

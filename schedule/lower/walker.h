@@ -70,6 +70,16 @@ struct UnitSpans {
   std::vector<std::uint32_t> grads_final;   // per unit: lowest op of backward that uses it
   std::vector<bool> input_grads;            // per unit: some input of the unit needs a gradient
   std::vector<UnitId> unit_of_param;        // per parameter; ties map to the storage's unit
+  // What begins and what ends a stretch: calls of the unit's modules, for dialects that have hooks
+  // on them; for the others the stretch itself.
+  struct Call {
+    Span span;
+    std::uint32_t module = 0;  // in pre-order
+  };
+  struct Ends {
+    Call first, last;
+  };
+  std::vector<std::vector<Ends>> ends, backward_ends;  // of spans and backward_spans
 };
 [[nodiscard]] UnitSpans FindUnitSpans(const LowerInput& input, const ModelAnalysis& analysis,
                                       const std::vector<ResolvedUnit>& units);

@@ -92,6 +92,8 @@ FIXED = {
     "units before a sum that ends what is recomputed": fetching(
         fixed(f"{LAYERS[2]}.c1.fc1", f"{LAYERS[2]}.c1.fc2", LAYERS[0], recompute=[{"module": LAYERS[2], "kind": "full"}]),
         "", [LAYERS[0]]),
+    "a unit of two modules, of which the first begins a layer": fixed([f"{LAYERS[1]}.c0", "norm"], *LAYERS),
+    "a unit of two modules, of which the last ends a layer": fixed(["body.layers.0.c0", f"{LAYERS[1]}.c1"], *LAYERS),
     "units without hooks, with one of two modules": fixed(["head", "embed2"], "body.layers.0", "embed", network={**layers(), "inputs": 2}),
 }
 
