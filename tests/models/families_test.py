@@ -202,15 +202,18 @@ def classifies(program, folder):
 PAGE = """# Models that were tried
 
 `tests/models/families_test.py SHARDWRIGHT --all --write docs/models.md` writes this page:
-configurations of the hub outside the zoo, with the parameters that transformers {version} has for them.
+configurations of the hub outside the zoo, with the parameters that transformers {version} has for
+them.
 
-- "directly": `--model config.json`, with every name, shape and count equal (`vit` and `mpt`: with the
-  names of their checkpoints; `deepseek_v2` and `deepseek_v3`: with a matrix per expert, as there).
+- "directly": `--model config.json`, with every name, shape and count equal (`vit` and `mpt`: with
+  the names of their checkpoints; `deepseek_v2` and `deepseek_v3`: with a matrix per expert, as
+  there).
 - "by export": by one `shardwright export config.json`, tried for the small sizes.
-- FLOPs are the largest deviation from PyTorch's count at batches of 1 and 2 and lengths of 64 and 32.
-- Kept bytes are the largest deviation from what autograd keeps in bf16, by the nearest of the kernel
-  sets `torch-eager` and `hf-trainer`; not of mixtures, whose experts are one op in a trace, nor of
-  scans. Small sizes overstate what tables of cosines and the loss keep.
+- FLOPs are the largest deviation from PyTorch's count at batches of 1 and 2 and lengths of 64
+  and 32.
+- Kept bytes are the largest deviation from what autograd keeps in bf16, by the nearest of the
+  kernel sets `torch-eager` and `hf-trainer`; not of mixtures, whose experts are one op in a trace,
+  nor of scans. Small sizes overstate what tables of cosines and the loss keep.
 
 `tests/models/hub_configurations_test.py SHARDWRIGHT` tries 46 more of the hub, as they are there
 (`tests/data/hub_configurations.json` says how each loads).

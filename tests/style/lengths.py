@@ -1,4 +1,4 @@
-"""Checks that no file has more than 1000 lines and no function more than 70.
+"""Checks that no file has more than 1000 lines, no function more than 70, and no line of a page's text more than 100 columns.
 
 The sources are formatted by clang-format (formatted.py), which is what makes this simple reading right: in a
 namespace nothing is indented, so a function opens on a line that starts in the first column and closes on the
@@ -16,6 +16,7 @@ import source_tree
 
 MAX_FILE_LINES = 1000
 MAX_FUNCTION_LINES = 70
+MAX_COLUMNS = 100
 RAW_STRING = re.compile(r'R"([^(\s]*)\(.*?\)\1"', re.DOTALL)
 NAMESPACE = re.compile(r'^(inline )?(namespace\b|extern "C")')
 TYPE = re.compile(r"^(template\s*<.*>\s*)?(struct|class|enum|union)\b")
@@ -68,6 +69,27 @@ def read_known(path: pathlib.Path) -> dict[str, int]:
     return known
 
 
+def wide_lines(text: str) -> list[tuple[int, int]]:
+    """(line, columns) of a page's text that is too wide: not of tables, code, or one word that cannot be broken."""
+    found = []
+    fence = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        mark = line.strip()[:3]
+        if mark in ("```", "~~~"):
+            fence = "" if mark == fence else fence or mark
+        is_text = not fence and not line.lstrip().startswith(("|", "<", "!", "#")) and not line.startswith("    ")
+        if is_text and len(line) > MAX_COLUMNS and len(line.split()) > 1:
+            found.append((number, len(line)))
+    return found
+
+
+def check_pages(root: pathlib.Path) -> list[str]:
+    """The same findings of the pages that people write."""
+    pages = [*sorted((root / "docs").glob("*.md")), *(root / name for name in ("CONTRIBUTING.md", "README.md"))]
+    return [f"{page.relative_to(root).as_posix()}:{line}: {columns} columns, expected at most {MAX_COLUMNS}"
+            for page in pages if page.exists() for line, columns in wide_lines(page.read_text(encoding="utf-8"))]
+
+
 def check(root: pathlib.Path, known: dict[str, int]) -> list[str]:
     """All findings as "file:line: text", in the order of the files, then stale entries of `known`."""
     findings = []
@@ -94,7 +116,8 @@ def check(root: pathlib.Path, known: dict[str, int]) -> list[str]:
 
 def main() -> int:
     known = read_known(pathlib.Path(__file__).with_name("long_functions.txt"))
-    findings = check(pathlib.Path(sys.argv[1]), known)
+    root = pathlib.Path(sys.argv[1])
+    findings = check(root, known) + check_pages(root)
     print("\n".join(findings) if findings else "lengths: ok")
     return 1 if findings else 0
 

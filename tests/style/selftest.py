@@ -131,6 +131,15 @@ class Lengths(Scratch):
         )
 
 
+    def test_wide_lines_of_a_page(self) -> None:
+        word = "x" * 101
+        wide = "a " * 51
+        self.plant("docs/a.md", f"# {wide}\n\n{wide.rstrip()}\n{wide}b\n| {wide} |\n{word}\n```text\n{wide}b\n```\n- {wide}\n    {wide}\n")
+        self.assertEqual(lengths.check_pages(self.root), ["docs/a.md:3: 101 columns, expected at most 100",
+                                                          "docs/a.md:4: 103 columns, expected at most 100",
+                                                          "docs/a.md:10: 104 columns, expected at most 100"])
+
+
 class Paths(Scratch):
     def test_machine_paths(self) -> None:
         folder = "/tm" + "p"
