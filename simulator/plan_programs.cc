@@ -323,7 +323,7 @@ SimulationResult SimulateRoughly(Simulator& simulator, PlanPrograms& programs,
 // Goes on by what a micro-batch took on average between kAverage's two numbers of them.
 SimulationResult OnAverage(const SimulationResult& fewer, SimulationResult more,
                            std::int64_t count) {
-  const auto [few, many] = kAverage;
+  constexpr std::int64_t few = kAverage[0], many = kAverage[1];
   const auto go_on = [&](auto low, auto& high) {
     high = high + (high - low) * (count - many) / (many - few);
   };
