@@ -129,10 +129,14 @@
       const {json} = await ask(["inspect-trace", `@${file.name}`], {files});
       if (mine === round) {
         answer.showSnapshot(file.name, json, shown.simulation);
+        draw(shown.report);  // without the step of a trace that was dropped before
       }
       return "";
     }
     const {json, errors} = await ask(["report", "-", `@${file.name}`], {input: shown.plan, files});
+    if (json.comparison === undefined) {
+      throw new Error(`${file.name}: got a simulated trace, expected one that was measured.`);
+    }
     if (mine === round) {
       answer.showComparison(file.name, json);
       draw(json);
