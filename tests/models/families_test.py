@@ -215,8 +215,10 @@ them.
   kernel sets `torch-eager` and `hf-trainer`; not of mixtures, whose experts are one op in a trace,
   nor of scans. Small sizes overstate what tables of cosines and the loss keep.
 
-`tests/models/hub_configurations_test.py SHARDWRIGHT` tries 46 more of the hub, as they are there
-(`tests/data/hub_configurations.json` says how each loads).
+`tests/models/hub_configurations_test.py SHARDWRIGHT` tries 46 more configurations that go by names
+of the hub (`tests/data/hub_configurations.json`; written from memory, so that a value may differ
+from the file there). 37 load directly and exactly. For 9 the program names `shardwright export`,
+which has not been run at these sizes.
 
 | type | configuration | parameters | loads | forward FLOPs off | backward | kept bytes off |
 |---|---|---:|---|---:|---:|---:|

@@ -1,4 +1,4 @@
-"""Configurations as the hub has them: how each loads, and whether it has every parameter.
+"""Configurations like those of the hub, written from memory: how each loads, and whether it has every parameter.
 
     python3 tests/models/hub_configurations_test.py SHARDWRIGHT [NAME ...]
 
