@@ -215,7 +215,7 @@ TEST_CASE("Template.PublishedConfigurationsHaveTheirParameters") {
   }
 }
 
-// Configurations as the hub has them, older keys and unread ones included.
+// Configurations like those of the hub, with older keys and with ones that nothing reads.
 TEST_CASE("Template.ConfigurationsOfTheHubHaveTheirParameters") {
   const std::string path = "data/hub_configurations.json";
   std::ifstream file(path);
