@@ -12,6 +12,7 @@
 #include "analysis/report/report.h"
 #include "cli/command.h"
 #include "cli/flow.h"
+#include "cli/prediction.h"
 #include "cli/recordings.h"
 #include "cli/table.h"
 #include "core/error.h"
@@ -108,11 +109,12 @@ TraceFiles FindTraces(const Arguments& arguments) {
   return files;
 }
 
-// The simulation, with the spans of a trace where one is given.
+// The simulation, as `simulate --exact` does it, with the spans of a trace where one is given.
 SimulationResult SimulateForReport(const PlanFile& file, const Program& program,
                                    const std::string& trace) {
   SimulateOptions options;
   options.trace = true;
+  options.allocator.capacity = AllocatorCapacity(UsableMemory(file), program, file.profile);
   SimulationResult result = Simulate(
       {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
   if (!trace.empty()) {
@@ -187,7 +189,8 @@ int RunReport(const Arguments& arguments) {
                           .recorded = recordings.empty() ? nullptr : &recordings.front(),
                           .comparison = comparison ? &*comparison : nullptr,
                           .choices = choices ? &*choices : nullptr,
-                          .page = page};
+                          .page = page,
+                          .prediction_json = PredictionJson(file, program, result, prediction)};
   const std::string verdict = Wrapped(VerdictOf(input), kReportWidth, 2);
   arguments.Deliver(output, "page",
                     arguments.IsJson() ? ReportJson(input) + "\n" : ReportHtml(input),

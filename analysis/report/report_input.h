@@ -29,6 +29,7 @@ struct ReportInput {
   const Comparison* comparison = nullptr;
   const Choices* choices = nullptr;  // null: nothing else was considered
   std::string page{};                // address of the planner's page; empty: not linked to
+  std::string prediction_json{};     // what `simulate --json` prints; empty: not part of the data
 };
 
 }  // namespace shardwright

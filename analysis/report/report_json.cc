@@ -57,14 +57,12 @@ class BarColumns {
     rest_.push_back(rests_.IndexOf(rest));
     colours_.push_back(static_cast<int>(colour));
   }
-  [[nodiscard]] Json ToJson() const {
-    return {{"subjects", subjects_.texts()},
-            {"rests", rests_.texts()},
-            {"lane", lanes_},
-            {"micro_batch", micro_batches_},
-            {"subject", subject_},
-            {"rest", rest_},
-            {"colour", colours_}};
+  // Takes them.
+  [[nodiscard]] Json ToJson() && {
+    return {{"subjects", subjects_.texts()},  {"rests", rests_.texts()},
+            {"lane", std::move(lanes_)},      {"micro_batch", std::move(micro_batches_)},
+            {"subject", std::move(subject_)}, {"rest", std::move(rest_)},
+            {"colour", std::move(colours_)}};
   }
 
  private:
@@ -92,7 +90,7 @@ Json OpsJson(const Program& program) {
     columns.Add(shape.stream, has_prefix ? static_cast<int>(op.micro_batch) : -1, of, name,
                 ColourOf(program, op));
   }
-  return columns.ToJson();
+  return std::move(columns).ToJson();
 }
 
 Json BarsJson(const Recording& recording) {
@@ -102,7 +100,7 @@ Json BarsJson(const Recording& recording) {
     columns.Add(recording.spans[i].stream, static_cast<int>(bar.micro_batch), bar.unit, bar.name,
                 bar.colour);
   }
-  return columns.ToJson();
+  return std::move(columns).ToJson();
 }
 
 std::string_view NameOfWait(WaitKind kind) {
@@ -144,9 +142,9 @@ Json MemoryJson(const std::vector<MemorySample>& samples) {
       categories[std::string(NameOf(static_cast<Category>(c)))] = std::move(bytes);
     }
   }
-  Json json = {{"time", time}, {"categories", categories}};
+  Json json = {{"time", std::move(time)}, {"categories", std::move(categories)}};
   if (has_reserved) {
-    json["reserved"] = reserved;
+    json["reserved"] = std::move(reserved);
   }
   return json;
 }
@@ -175,12 +173,18 @@ Json RecordingJson(const char* name, const Recording& recording) {
     critical.push_back({Nanoseconds(segment.begin), Nanoseconds(segment.end), NameOf(segment.use),
                         IndexOf(segment.op)});
   }
-  Json json = {{"name", name},           {"rank", recording.rank.value},
-               {"step", recording.step}, {"period", Nanoseconds(recording.period)},
-               {"start", start},         {"length", length},
-               {"issue", issue},         {"issue_length", issue_length},
-               {"awaited", awaited},     {"waits", waits},
-               {"critical", critical},   {"memory", MemoryJson(recording.memory)}};
+  Json json = {{"name", name},
+               {"rank", recording.rank.value},
+               {"step", recording.step},
+               {"period", Nanoseconds(recording.period)},
+               {"start", std::move(start)},
+               {"length", std::move(length)},
+               {"issue", std::move(issue)},
+               {"issue_length", std::move(issue_length)},
+               {"awaited", std::move(awaited)},
+               {"waits", std::move(waits)},
+               {"critical", std::move(critical)},
+               {"memory", MemoryJson(recording.memory)}};
   if (recording.is_foreign()) {
     json["bars"] = BarsJson(recording);
   }
@@ -310,6 +314,9 @@ std::string ReportJson(const ReportInput& input) {
   }
   if (!input.page.empty()) {
     json["page"] = input.page;
+  }
+  if (!input.prediction_json.empty()) {
+    json["prediction"] = Json::parse(input.prediction_json);
   }
   json["plan"] = Json::parse(input.plan_json);
   // Names may hold any bytes of a user's file.
