@@ -1,5 +1,6 @@
 #include "core/printable.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -50,6 +51,15 @@ std::string Escaped(std::string_view text, bool is_line) {
   shown.reserve(text.size());
   std::array<char, 8> escape{};
   while (!text.empty()) {
+    // Most texts are printable ASCII but for their ends of lines, and some are megabytes long.
+    const auto plain = static_cast<std::size_t>(
+        std::find_if(text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }) -
+        text.begin());
+    shown += text.substr(0, plain);
+    text.remove_prefix(plain);
+    if (text.empty()) {
+      break;
+    }
     const Character character = Decode(text);
     const bool is_blank = text[0] == '\n' || text[0] == '\t';
     if (character.size == 0) {

@@ -87,12 +87,7 @@ void ReadCluster(const JsonValue& json, const nlohmann::ordered_json& document, 
     file.cluster = ParseCluster(Embedded(document, "cluster"), name);
   } else {
     const std::string name = json.At("name").AsString();
-    const std::vector<ClusterSummary> catalog = ListClusters();
-    std::vector<std::string> names;
-    names.reserve(catalog.size());
-    for (const ClusterSummary& summary : catalog) {
-      names.push_back(summary.name);
-    }
+    const std::vector<std::string> names = ListClusterNames();
     if (std::find(names.begin(), names.end(), name) == names.end()) {
       throw json.At("name").Error("a cluster of the catalog", DidYouMean(name, names));
     }

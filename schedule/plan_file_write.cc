@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -75,14 +76,13 @@ Json KernelSetPart(const KernelSetOptions& kernels) {
 
 // Does the catalog give this very cluster under its name, but for the cores of the machine?
 bool IsFromCatalog(const Cluster& cluster) {
-  for (const ClusterSummary& summary : ListClusters()) {
-    if (summary.name == cluster.name) {
-      Cluster listed = LoadCluster(cluster.name, cluster.node_count, cluster.gpus_per_node);
-      listed.machine_cores = cluster.machine_cores;
-      return ClusterJson(listed) == ClusterJson(cluster);
-    }
+  const std::vector<std::string> names = ListClusterNames();
+  if (!std::binary_search(names.begin(), names.end(), cluster.name)) {
+    return false;
   }
-  return false;
+  Cluster listed = LoadCluster(cluster.name, cluster.node_count, cluster.gpus_per_node);
+  listed.machine_cores = cluster.machine_cores;
+  return ClusterJson(listed) == ClusterJson(cluster);
 }
 
 Json ClusterPart(const Cluster& cluster) {

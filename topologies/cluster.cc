@@ -251,6 +251,15 @@ std::vector<ClusterSummary> ListClusters() {
   return summaries;
 }
 
+std::vector<std::string> ListClusterNames() {
+  std::vector<std::string> names;
+  for (const EmbeddedFile& file : EmbeddedClusterCatalog()) {
+    names.emplace_back(file.name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 std::string CoresText(double cores) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%g", cores);

@@ -181,6 +181,7 @@ struct ClusterSummary {
 
 // The catalog, sorted by name.
 [[nodiscard]] std::vector<ClusterSummary> ListClusters();
+[[nodiscard]] std::vector<std::string> ListClusterNames();
 
 // The GPU types of the catalog, in its order.
 [[nodiscard]] const std::vector<GpuSpec>& GpuCatalog();

@@ -1,6 +1,8 @@
 #include "topologies/profile.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,16 +15,17 @@
 namespace shardwright {
 namespace {
 
-// Parsed once. LoadProfile does not use it, since profiles that extend others call LoadProfile.
-const std::vector<Profile>& ShippedProfiles() {
-  static const std::vector<Profile> profiles = [] {
-    std::vector<Profile> parsed;
-    for (const EmbeddedFile& file : EmbeddedProfileCatalog()) {
-      parsed.push_back(ParseProfile(file.text, std::string(file.path)));
-    }
-    return parsed;
-  }();
-  return profiles;
+// Parsed once, for programs that answer many questions. One that extends another asks for it here
+// while it is parsed itself.
+const Profile& Shipped(const EmbeddedFile& file) {
+  static std::recursive_mutex mutex;
+  static std::map<std::string_view, Profile> profiles;
+  const std::lock_guard lock(mutex);
+  const auto known = profiles.find(file.name);
+  return known != profiles.end()
+             ? known->second
+             : profiles.emplace(file.name, ParseProfile(file.text, std::string(file.path)))
+                   .first->second;
 }
 
 // The kernel sets whose profiles may serve, the best first. Software that runs PyTorch's kernels
@@ -58,7 +61,7 @@ std::vector<std::string> ListProfiles() {
 Profile LoadProfile(const std::string& spec) {
   for (const EmbeddedFile& file : EmbeddedProfileCatalog()) {
     if (file.name == spec) {
-      return ParseProfile(file.text, std::string(file.path));
+      return Shipped(file);
     }
   }
   if (spec.ends_with(".json") || spec.find('/') != std::string::npos) {
@@ -72,7 +75,8 @@ Profile LoadProfile(const std::string& spec) {
 Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set) {
   for (const std::string_view wanted : KernelSetsFor(kernel_set)) {
     for (const std::string& target : {gpu.name, gpu.architecture}) {
-      for (const Profile& profile : ShippedProfiles()) {
+      for (const EmbeddedFile& file : EmbeddedProfileCatalog()) {
+        const Profile& profile = Shipped(file);
         if (!profile.architecture.empty() && profile.architecture == target &&
             profile.kernel_set == wanted) {
           return profile;

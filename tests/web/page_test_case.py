@@ -57,7 +57,9 @@ class PageTestCase(unittest.TestCase):
         return self.js("performance.getEntriesByName('shardwright-answered').length")
 
     def answered(self):
-        self.wait(lambda: self.by_id("status").text.startswith("Done"), "no answer")
+        """With the settings, which come last."""
+        self.wait(lambda: self.by_id("status").text.startswith("Done") and self.js(
+            "document.getElementById('take').hidden || document.getElementById('emitted').childElementCount > 0"), "no answer")
 
     def open(self, link=CHOSEN):
         self.driver.get("about:blank")

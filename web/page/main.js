@@ -76,7 +76,7 @@
   // What is shown: the plan file as text, and the answers about it.
   const shown = {plan: null, search: null, simulation: null, report: null, kept: null};
   const found = {key: "", words: [], json: null, errors: ""};  // by the last command
-  let round = 0;
+  let round = 0, timer = 0;
 
   const showFront = (search) => {
     const rows = search?.pareto ?? [];
@@ -146,14 +146,11 @@
 
   // Everything about a plan file.
   const showPlan = async (plan, search, mine) => {
-    const simulation = (await ask(["simulate", "-"], {input: plan})).json;
-    if (mine !== round) {
-      return;
-    }
     const report = (await ask(["report", "-"], {input: plan})).json;
     if (mine !== round) {
       return;
     }
+    const simulation = report.prediction;
     Object.assign(shown, {plan, search, simulation, report});
     byId("result").hidden = false;
     byId("measured").hidden = true;
@@ -167,8 +164,21 @@
     draw(report);
     byId("command").textContent = question.state.plan !== null ? `shardwright simulate ${question.state.plan.name}` :
       question.state.point !== null ? "shardwright simulate plan.json" : question.commandLine(found.words);
-    await showSettings();
-    await showSide();
+    byId("emitted").replaceChildren();  // were another plan's
+  };
+  // What nobody reads while a slider is dragged waits until the question rests.
+  let rest = 0;
+  const showRestLater = (mine) => {
+    rest = setTimeout(async () => {
+      try {
+        await showSettings();
+        await showSide();
+      } catch (error) {
+        if (mine === round) {
+          complain(error.message === "cancelled" ? "" : error.message);
+        }
+      }
+    }, 200);
   };
   const showNothingFits = (search, show) => {
     Object.assign(shown, {plan: null, search, simulation: null, report: null});
@@ -222,8 +232,21 @@
     }
     return errors;
   };
+  // A slider is followed: its last place is asked for when the place before it has been answered.
+  let isWorking = false, isBehind = false;
+  const follow = () => {
+    clearTimeout(timer);
+    if (isWorking) {
+      engine.cancelSearch();
+      isBehind = true;
+    } else {
+      start();
+    }
+  };
   const start = async () => {
     engine.cancelSearch();
+    clearTimeout(rest);
+    isWorking = true;
     const mine = ++round;
     const begin = performance.now();
     byId("cancel").disabled = false;
@@ -240,6 +263,9 @@
           history.replaceState(null, "", question.link());
         }
         performance.mark("shardwright-answered");
+        if (shown.plan !== null) {
+          showRestLater(mine);
+        }
       }
     } catch (error) {
       if (mine === round) {
@@ -247,8 +273,14 @@
         complain(error.message === "cancelled" ? "" : error.message);
       }
     }
-    if (mine === round) {
-      byId("cancel").disabled = true;
+    if (mine !== round) {
+      return;
+    }
+    byId("cancel").disabled = true;
+    isWorking = false;
+    if (isBehind) {
+      isBehind = false;
+      await start();
     }
   };
 
@@ -261,7 +293,6 @@
       byId("nodes-slider").value = Math.round(Math.log2(nodes));
     }
   };
-  let timer = 0;
   const later = (delay) => {
     clearTimeout(timer);
     timer = setTimeout(start, delay);
@@ -312,6 +343,7 @@
     clearTimeout(timer);
     engine.cancelSearch();
     const mine = ++round;  // no earlier question is answered any more
+    isWorking = isBehind = false;
     const begin = performance.now();
     let failure = "This file cannot be read.";
     try {
@@ -350,7 +382,11 @@
     question.state.point = null;
     reflect();
     if (event.target.type !== "file" && event.target.id !== "paste" && byId("question").checkValidity()) {
-      later(event.target.type === "range" || event.target.type === "radio" ? 30 : 400);
+      if (event.target.type === "range" || event.target.type === "radio") {
+        follow();
+      } else {
+        later(400);
+      }
     }
   });
   byId("question").addEventListener("submit", (event) => {

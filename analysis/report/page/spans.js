@@ -72,19 +72,18 @@ const readSpans = (data) => {
 
   // The bands above the streams: what compute is at, in two grains. Recomputation belongs to the backward that wants it.
   const PASSES = ["forward", "recompute", "backward", "optimizer"];
-  const passOf = (op) => {
-    const name = data.colours[ops.colour[op]];
-    return PASSES.includes(name) ? name.replace("recompute", "backward") : "";
-  };
+  const passes = data.colours.map((name) => PASSES.includes(name) ? name.replace("recompute", "backward") : "");
+  const passOf = (op) => passes[ops.colour[op]];
   const unitNames = new Set((data.plan_picture?.units ?? []).flatMap((unit) => unit.name.replace(/^\[|\]$/g, "").split(", ")));
-  const unitOf = (op) => {
-    for (let parts = ops.subjects[ops.subject[op]].split("."); parts.length > 0; parts.pop()) {
+  const unitsOfSubjects = ops.subjects.map((subject) => {
+    for (let parts = subject.split("."); parts.length > 0; parts.pop()) {
       if (unitNames.has(parts.join("."))) {
         return parts.join(".");
       }
     }
     return "root";
-  };
+  });
+  const unitOf = (op) => unitsOfSubjects[ops.subject[op]];
   const hasMicroBatches = ops.micro_batch.some((i) => i > 0);
   const passLabel = (op) => `${hasMicroBatches && ops.micro_batch[op] >= 0 ? `micro-batch ${ops.micro_batch[op] + 1} ` : ""}${passOf(op)}`;
   const bandLane = (recording, compute, name, labelOf) => {
@@ -92,10 +91,11 @@ const readSpans = (data) => {
     band.labels = [];
     let key = null;
     for (let i = 0; i < compute.size; ++i) {
-      const op = compute.op[i], label = labelOf(op);
+      const op = compute.op[i];
       if (passOf(op) === "") {
         continue;
       }
+      const label = labelOf(op);
       if (`${passLabel(op)} ${label}` === key) {
         band.end[band.size - 1] = band.reach[band.size - 1] = compute.end[i];
       } else {
