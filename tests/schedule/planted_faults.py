@@ -1,9 +1,10 @@
 """Planted faults: each of these changes of the lowering rules is found by a test that `ci` runs.
 
-    python3 tests/schedule/planted_faults.py [--only 3,7] [--folder FOLDER]
+    python3 tests/schedule/planted_faults.py [--only 3,7] [--folder FOLDER] [--check]
 
 A copy of the tree gets all faults at once, each behind a switch: SHARDWRIGHT_PLANTED in the environment says which one is on, so one
 build serves them all. Without any, the tests pass; with one, they run until one fails. Prints a table of which test found what.
+--check only looks for the place of each.
 """
 
 import argparse
@@ -58,7 +59,7 @@ FAULTS = [
             "StopsEarly()", "false", "const bool hooks_first = {};"),
     instead("recomputation: begins at the first op with a backward", "schedule/lower/walker.cc", "keeps", "facts.has_backward",
             "  return {};\n}}\n\nstd::vector<std::uint32_t> Walker::FindRegionStarts"),
-    dropped("ddp: buckets in the order of forward", "schedule/lower/ddp.cc", "std::reverse(order.begin(), order.end());"),
+    dropped("ddp: buckets in the order of forward", "schedule/lower/ddp_buckets.cc", "std::reverse(order.begin(), order.end());"),
     instead("zero: a bucket is sent before it is full", "schedule/lower/zero12.cc", "plan_.zero.reduce_bucket",
             "plan_.zero.reduce_bucket / 2", "elements_ + member.elements > {}"),
 ]
@@ -91,15 +92,18 @@ def copy_tree(folder):
             shutil.copy2(REPOSITORY / name, folder / name)
 
 
+def misplaced():
+    """Faults whose text the tree does not have exactly once."""
+    counts = [(fault, (REPOSITORY / fault.file).read_text(encoding="utf-8").count(fault.old)) for fault in FAULTS]
+    return [f"{fault.file}: {count} times instead of once: {fault.old}" for fault, count in counts if count != 1]
+
+
 def plant(folder):
     """All faults, behind their switches."""
     (folder / "schedule" / "lower" / "planted_fault.h").write_text(SWITCH, encoding="utf-8")
     for number, fault in enumerate(FAULTS, 1):
         path = folder / fault.file
-        text = path.read_text(encoding="utf-8")
-        if text.count(fault.old) != 1:
-            sys.exit(f"{fault.file}: {text.count(fault.old)} times instead of once: {fault.old}")
-        text = text.replace(fault.old, fault.new.replace("IsPlanted()", f"(PlantedFault() == {number})"))
+        text = path.read_text(encoding="utf-8").replace(fault.old, fault.new.replace("IsPlanted()", f"(PlantedFault() == {number})"))
         if "planted_fault.h" not in text:
             text = text.replace("#include \"", "#include \"schedule/lower/planted_fault.h\"\n#include \"", 1)
         path.write_text(text, encoding="utf-8")
@@ -136,8 +140,13 @@ def main(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="numbers of faults, from 1")
     parser.add_argument("--folder", type=pathlib.Path, help="where the copy is made; default: a temporary one")
+    parser.add_argument("--check", action="store_true", help="only look for the place of each fault")
     options = parser.parse_args(arguments)
     numbers = [int(n) for n in options.only.split(",")] if options.only else range(1, len(FAULTS) + 1)
+    if lost := misplaced():
+        sys.exit("\n".join(lost))
+    if options.check:
+        return 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or pathlib.Path(temporary)
         copy_tree(folder)
