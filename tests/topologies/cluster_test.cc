@@ -252,8 +252,8 @@ TEST_CASE("Cluster: the GPUs that people ask for are there") {
                                                             {"rtx-5090", 32, 209.5},
                                                             {"l40s", 48, 362},
                                                             {"rtx-pro-6000", 96, 500}}) {
-    CAPTURE(name);
     const GpuSpec gpu = FindGpu(name, "test");
+    CAPTURE(gpu.name);
     CHECK(gpu.memory.value == Bytes(static_cast<std::int64_t>(gib) << 30));
     CHECK(PeakFlops(gpu, MathType::kBf16) == FlopsPerSecond(tflops * 1e12));
   }
