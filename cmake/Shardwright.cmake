@@ -72,16 +72,17 @@ endfunction()
 # LABELS: fast (scripts/test.sh), ci (.ci/run; every fast test is a ci test too) or deep (scripts/deep.sh).
 # A test that lacks its hardware or tool exits with 77 (tests/skip.h); ctest then reports it as skipped, and
 # .ci/run compares the skipped tests with tests/expected_skips.txt.
-# Further labels: threads (starts threads; scripts/deep.sh repeats it under ThreadSanitizer) and
-# unsanitized (.ci/run does not repeat it under sanitizers, which takes too long; scripts/deep.sh does).
+# Further labels: threads (starts threads; scripts/deep.sh repeats it under ThreadSanitizer),
+# unsanitized (.ci/run does not repeat it under sanitizers, which takes too long; scripts/deep.sh does) and
+# engine (needs what scripts/web.sh builds; .ci/run runs it, too, where the time is left).
 function(sw_test_properties name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "LABELS")
   if(NOT arg_LABELS)
     message(FATAL_ERROR "sw_test(${name}): LABELS must name fast, ci or deep")
   endif()
   foreach(label IN LISTS arg_LABELS)
-    if(NOT label MATCHES "^(fast|ci|deep|threads|unsanitized)$")
-      message(FATAL_ERROR "sw_test(${name}): label ${label} is not one of fast, ci, deep, threads, unsanitized")
+    if(NOT label MATCHES "^(fast|ci|deep|threads|unsanitized|engine)$")
+      message(FATAL_ERROR "sw_test(${name}): label ${label} is not one of fast, ci, deep, threads, unsanitized, engine")
     endif()
   endforeach()
   if("fast" IN_LIST arg_LABELS AND NOT "ci" IN_LIST arg_LABELS)
