@@ -39,63 +39,86 @@ OpKernels FusedNorm(const LowerContext& context, std::int64_t statistics, std::i
   return op;
 }
 
+// The gradient of x32 * rsqrt(x32.pow(2).mean(-1) + eps) over `f` bytes in rows of `r`, all fp32.
+void AppendNormalizedGradient(std::int64_t f, std::int64_t r, std::vector<Kernel>* back) {
+  const DType fp32 = DType::kFp32;
+  const auto pass = [back](std::int64_t read, std::int64_t written) {
+    back->push_back(PassKernel(KernelClass::kElementwise, DType::kFp32, read, written));
+  };
+  pass(f + r, f);                                               // dy * rsqrt
+  pass(2 * f, f);                                               // dy * x32
+  back->push_back(PassKernel(KernelClass::kNorm, fp32, f, r));  // its sum over features
+  pass(r, r);                                                   // rsqrt^3
+  pass(r, r);                                                   // gradient * -0.5
+  pass(2 * r, r);                                               // their product
+  pass(r, f);                                                   // mean: expand / in
+  pass(f, f);                                                   // pow: x32^1
+  pass(f, f);                                                   // * 2
+  pass(2 * f, f);                                               // * gradient
+  pass(2 * f, f);                                               // sum of both paths
+}
+
 // RMSNorm written out in PyTorch operations, as Hugging Face and early Llama code do:
 //   x32 = x.float(); y = x32 * rsqrt(x32.pow(2).mean(-1) + eps); out = weight * y.to(x.dtype)
 // Autograd keeps x32 (pow, mul), the rsqrt result (rsqrt, mul) and y in the compute dtype (mul by
 // weight); not x, because a cast keeps nothing. In fp32 the casts vanish and x itself is kept.
+// Gemma multiplies before it casts, out = (y * (1 + weight.float())).to(x.dtype): y and the sum are
+// kept in fp32.
 OpKernels EagerRmsNorm(const LowerContext& context) {
   const std::int64_t in = context.spec.in;
   const std::int64_t rows = Rows(context);
-  const std::int64_t s = context.s;
   const bool casts = context.compute != DType::kFp32;
-  const std::int64_t e = Product({rows, in, s});           // compute dtype
+  const bool offset = context.spec.weight_offset != 0.0;
+  const std::int64_t e = Product({rows, in, context.s});   // compute dtype
   const std::int64_t f = Product({rows, in, kFp32Bytes});  // fp32
   const std::int64_t r = Product({rows, kFp32Bytes});      // one fp32 per row
-  const std::int64_t w = Product({in, s});
+  const std::int64_t w = Product({in, context.s});
+  const DType fp32 = DType::kFp32;
+  // Of y, of the weight and of their product.
+  const DType scaled = offset ? fp32 : context.compute;
+  const std::int64_t y = offset ? f : e;
+  const std::int64_t weight = offset ? Product({in, kFp32Bytes}) : w;
   OpKernels op;
   const auto pass = [](DType dtype, std::int64_t read, std::int64_t written) {
     return PassKernel(KernelClass::kElementwise, dtype, read, written);
   };
-  const DType fp32 = DType::kFp32;
-  if (casts) {
-    op.forward.push_back(PassKernel(KernelClass::kCopy, fp32, e, f));
-  }
+  const auto cast = [casts](DType to, std::int64_t read, std::int64_t written,
+                            std::vector<Kernel>* kernels) {
+    if (casts) {
+      kernels->push_back(PassKernel(KernelClass::kCopy, to, read, written));
+    }
+  };
+  cast(fp32, e, f, &op.forward);
   op.forward.push_back(pass(fp32, f, f));                            // pow(2)
   op.forward.push_back(PassKernel(KernelClass::kNorm, fp32, f, r));  // mean
   op.forward.push_back(pass(fp32, r, r));                            // + eps
   op.forward.push_back(pass(fp32, r, r));                            // rsqrt
   op.forward.push_back(pass(fp32, f + r, f));                        // x32 * rsqrt
-  if (casts) {
-    op.forward.push_back(PassKernel(KernelClass::kCopy, context.compute, f, e));
+  if (offset) {
+    cast(fp32, w, weight, &op.forward);
+    op.forward.push_back(pass(fp32, weight, weight));  // 1 + weight
+    op.forward.push_back(pass(fp32, f + weight, f));   // their product
+    cast(context.compute, f, e, &op.forward);
+    cast(fp32, e, f, &op.backward_data);
+    op.backward_data.push_back(pass(fp32, f + weight, f));
+  } else {
+    cast(context.compute, f, e, &op.forward);
+    op.forward.push_back(pass(context.compute, e + w, e));  // * weight
+    op.backward_data.push_back(pass(context.compute, e + w, e));
+    cast(fp32, e, f, &op.backward_data);
   }
-  op.forward.push_back(pass(context.compute, e + w, e));  // * weight
-
-  std::vector<Kernel>& back = op.backward_data;
-  back.push_back(pass(context.compute, e + w, e));  // dout * weight
-  if (casts) {
-    back.push_back(PassKernel(KernelClass::kCopy, fp32, e, f));
-  }
-  back.push_back(pass(fp32, f + r, f));                        // dy * rsqrt
-  back.push_back(pass(fp32, 2 * f, f));                        // dy * x32
-  back.push_back(PassKernel(KernelClass::kNorm, fp32, f, r));  // its sum over features
-  back.push_back(pass(fp32, r, r));                            // rsqrt^3
-  back.push_back(pass(fp32, r, r));                            // gradient * -0.5
-  back.push_back(pass(fp32, 2 * r, r));                        // their product
-  back.push_back(pass(fp32, r, f));                            // mean: expand / in
-  back.push_back(pass(fp32, f, f));                            // pow: x32^1
-  back.push_back(pass(fp32, f, f));                            // * 2
-  back.push_back(pass(fp32, 2 * f, f));                        // * gradient
-  back.push_back(pass(fp32, 2 * f, f));                        // sum of both paths
-  if (casts) {
-    back.push_back(PassKernel(KernelClass::kCopy, context.compute, f, e));
-  }
+  AppendNormalizedGradient(f, r, &op.backward_data);
+  cast(context.compute, f, e, &op.backward_data);
   // Gradient of the weight: dout * y, then the sum over rows.
-  op.backward_weight = {pass(context.compute, 2 * e, e),
-                        PassKernel(KernelClass::kNorm, context.compute, e, w)};
+  op.backward_weight = {pass(scaled, 2 * y, y), PassKernel(KernelClass::kNorm, scaled, y, weight)};
+  if (offset) {
+    cast(context.compute, weight, w, &op.backward_weight);
+  }
   op.saves_input = casts ? 0 : 1;
-  AddTensors({casts ? f : 0, r, e}, &op.extra_saved, &op.extra_saved_tensors);
-  // Forward peak, at the second cast: x32, the product and y; without casts: x32^2 alone.
-  op.forward_workspace = Bytes(casts ? f - e : 0);
+  AddTensors({casts ? f : 0, r, y, offset ? weight : 0}, &op.extra_saved, &op.extra_saved_tensors);
+  // Forward peak, at the second cast: x32, the product and y, or with an offset x32, y, the product
+  // and the output; without casts: x32^2 alone.
+  op.forward_workspace = Bytes(!casts ? 0 : offset ? f : f - e);
   // Backward peak, inside pow's formula: first path, expanded mean, x32^1, twice it, the product.
   AddTensors({f, f, f, f, f - e}, &op.backward_workspace, &op.backward_workspace_tensors);
   op.output_aliases = {-1};

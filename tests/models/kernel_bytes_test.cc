@@ -57,6 +57,16 @@ constexpr DType kFp32 = DType::kFp32;
 
 // Sizes are 2 x 64 x 48 in bf16 unless stated: e = 12288 bytes, 128 rows.
 
+// The order of what Gemma's norm multiplies and casts is another.
+TEST_CASE("launches and bytes of Gemma's norm equal those of the operators that PyTorch runs") {
+  OpSpec norm = RowsSpec(OpKind::kRmsNorm, 64, 48);
+  norm.weight_offset = 1.0;
+  CheckCases({
+      {"bf16", norm, kBf16, "hf-eager", 2, {10, 137184, 112512}, {17, 384384, 260384}},
+      {"fp32", norm, kFp32, "hf-eager", 2, {7, 100224, 75456}, {14, 347328, 223424}},
+  });
+}
+
 // The operators that launch something and the bytes of their arguments and results, logged by a
 // TorchDispatchMode in PyTorch 2.13; measure_saved_tensors.py prints them.
 TEST_CASE("launches and bytes equal those of the operators that PyTorch runs") {

@@ -77,6 +77,12 @@ def rms_norm(x, weight):
     return weight * wide.to(x.dtype)
 
 
+def gemma_norm(x, weight):
+    wide = x.to(FP32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return (wide * (1.0 + weight.to(FP32))).type_as(x)
+
+
 def packed_silu(x):
     gate, up = x.chunk(2, dim=-1)
     return up * F.silu(gate)
@@ -173,6 +179,8 @@ def launches():
     operators("linear", nn.Linear(48, 80, dtype=BF16, device="meta"), zeros(2, 64, 48))
     operators("rms norm in HF", rms_norm, zeros(2, 64, 48), zeros(48))
     operators("rms norm in HF, fp32", rms_norm, zeros(2, 64, 48, dtype=FP32), zeros(48, dtype=FP32))
+    operators("rms norm of Gemma", gemma_norm, zeros(2, 64, 48), zeros(48))
+    operators("rms norm of Gemma, fp32", gemma_norm, zeros(2, 64, 48, dtype=FP32), zeros(48, dtype=FP32))
     operators("gelu_new", gelu_new, zeros(2, 64, 48))
     operators("silu(gate) * up", lambda a, b: F.silu(a) * b, zeros(2, 64, 48), zeros(2, 64, 48))
     operators("silu(gate) * up, packed", packed_silu, zeros(2, 64, 96))
@@ -195,6 +203,8 @@ def single_ops():
     module("embedding", nn.Embedding(100, 48, dtype=BF16), ids)
     show("rms norm in HF", kept(rms_norm, (x, weight), [weight]))
     show("rms norm in HF, fp32", kept(rms_norm, (zeros(2, 64, 48, dtype=FP32), weight), [weight]))
+    show("rms norm of Gemma", kept(gemma_norm, (x, weight), [weight]))
+    show("rms norm of Gemma, fp32", kept(gemma_norm, (zeros(2, 64, 48, dtype=FP32), weight), [weight]))
     for f in (F.relu, torch.tanh, torch.sigmoid, F.gelu, F.silu, gelu_new, cuda_dropout):
         show(f.__name__, kept(f, (x,)))
     show("silu(gate) * up", kept(lambda a, b: F.silu(a) * b, (x, y)))

@@ -175,12 +175,16 @@ TEST_CASE("row-wise ops keep what PyTorch's autograd keeps") {
   packed_relu.packed_gate = true;
   const OpSpec embedding = {.kind = OpKind::kEmbedding, .rows = 64, .out = 48, .vocab = 100};
   const OpSpec rms = RowsSpec(OpKind::kRmsNorm, 64, 48);
+  OpSpec gemma = rms;
+  gemma.weight_offset = 1.0;
   const DType bf16 = DType::kBf16;
   CheckSaved({
       {"linear", LinearSpec(64, 48, 80, true), bf16, "torch-eager", 1, 0, 0},
       {"layer norm", RowsSpec(OpKind::kLayerNorm, 64, 48), bf16, "torch-eager", 1, 0, 512 + 512},
       {"rms norm in HF", rms, bf16, "hf-eager", 0, 0, 24576 + 512 + 12288},
       {"rms norm in HF, fp32", rms, DType::kFp32, "hf-eager", 1, 0, 512 + 24576},
+      {"rms norm of Gemma", gemma, bf16, "hf-eager", 0, 0, 24576 + 512 + 24576 + 192},
+      {"rms norm of Gemma, fp32", gemma, DType::kFp32, "hf-eager", 1, 0, 512 + 24576 + 192},
       {"relu", act(one, Activation::kRelu), bf16, "torch-eager", 0, 1, 0},
       {"tanh", act(one, Activation::kTanh), bf16, "torch-eager", 0, 1, 0},
       {"sigmoid", act(one, Activation::kSigmoid), bf16, "torch-eager", 0, 1, 0},
