@@ -153,7 +153,7 @@ void AddMaskedLmHead(ModelBuilder& builder, const BertSizes& s, bool is_tied, co
   x = builder.Activate(transform, "act", s.tokens, hidden, s.activation, x);
   x = builder.LayerNorm(norm, s.tokens, x);
   x = builder.Linear(decoder, s.tokens, x);
-  AddCrossEntropy(builder, s.tokens, vocabulary, x);
+  AddUncastCrossEntropy(builder, s.tokens, vocabulary, x);
 }
 
 // The pooler reads the first token only.
@@ -195,7 +195,7 @@ Model BuildBert(const BuildInput& input) {
     if (s.head == BertHead::kClassifier) {
       x = builder.Dropout(root, "dropout", 1, hidden, s.hidden_dropout, x);
       x = builder.Linear(builder.AddLinear(root, "classifier", hidden, s.classes, true), 1, x);
-      AddCrossEntropy(builder, 1, s.classes, x);
+      AddUncastCrossEntropy(builder, 1, s.classes, x);
     }
   }
   Model model = builder.Finish();

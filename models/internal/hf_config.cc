@@ -352,4 +352,14 @@ void AddCrossEntropy(ModelBuilder& builder, std::int64_t rows, std::int64_t clas
                 {.kind = OpKind::kCrossEntropy, .rows = rows, .in = classes}, {logits, labels});
 }
 
+void AddUncastCrossEntropy(ModelBuilder& builder, std::int64_t rows, std::int64_t classes,
+                           TensorId logits) {
+  const TensorId labels = builder.AddInput(TensorRole::kIndex, rows, InputKind::kLabels);
+  const TensorId logs =
+      builder.AddOp(ModelBuilder::Root(), "log_softmax",
+                    {.kind = OpKind::kLogSoftmax, .rows = rows, .in = classes}, {logits});
+  builder.AddOp(ModelBuilder::Root(), "loss",
+                {.kind = OpKind::kNllLoss, .rows = rows, .in = classes}, {logs, labels});
+}
+
 }  // namespace shardwright

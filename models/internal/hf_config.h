@@ -118,6 +118,9 @@ enum class Positions { kRelative, kLearned };
 // Loss over (rows, classes) with one label per row, run by the root module. Ends the model.
 void AddCrossEntropy(ModelBuilder& builder, std::int64_t rows, std::int64_t classes,
                      TensorId logits);
+// The same for models whose forward calls CrossEntropyLoss itself: none of them casts the logits.
+void AddUncastCrossEntropy(ModelBuilder& builder, std::int64_t rows, std::int64_t classes,
+                           TensorId logits);
 
 // The builders. Each throws InputError for configs it cannot build.
 [[nodiscard]] Model BuildDecoder(const BuildInput& input);

@@ -86,7 +86,7 @@ class T5Builder {
                                           shared.weight)
                  : builder_.AddLinear(root, "lm_head", sizes_.hidden, sizes_.vocabulary, false);
     x = builder_.Linear(head, tokens, x);
-    AddCrossEntropy(builder_, tokens, sizes_.vocabulary, x);
+    AddUncastCrossEntropy(builder_, tokens, sizes_.vocabulary, x);
     Model model = builder_.Finish();
     model.block_class = "T5Block";
     model.sequence_length = tokens;
