@@ -68,7 +68,8 @@ Result AddNorm(OpReader& r, OpKind kind) {
                  .rows = rows * (features / width),
                  .in = width,
                  .has_bias = r.HasBias(),
-                 .epsilon = r.Positive("epsilon", kind == OpKind::kRmsNorm ? 1e-6 : 1e-5)},
+                 .epsilon = r.Positive("epsilon", kind == OpKind::kRmsNorm ? 1e-6 : 1e-5),
+                 .weight_offset = r.Positive("weight_offset", 0.0)},
                 r.In(0).dims);
 }
 
@@ -437,7 +438,7 @@ const std::vector<Kind>& Kinds() {
       {"embedding", AddEmbedding, 1, 1, 1, 1, {"padding_row"}},
       {"linear", AddLinear, 1, 1, 1, 2, {"transposed"}},
       {"layer_norm", norm(K::kLayerNorm), 1, 1, 1, 2, {"epsilon"}},
-      {"rms_norm", norm(K::kRmsNorm), 1, 1, 1, 1, {"epsilon"}},
+      {"rms_norm", norm(K::kRmsNorm), 1, 1, 1, 1, {"epsilon", "weight_offset"}},
       {"rope",
        AddRope,
        1,

@@ -11,8 +11,9 @@ namespace {
 
 // Bits of an op's inputs and outputs have places for so many.
 constexpr std::size_t kMostTensors = 32;
-// Launches of a pass, tensors kept: far more than any op has, so that repeats of them stay cheap.
-constexpr std::size_t kMostEntries = 256;
+// Launches of a pass, tensors kept. A table that every layer reads, as relative positions, gets
+// gradients from each.
+constexpr std::size_t kMostEntries = 4096;
 
 Amount AmountOr(OpReader& r, const JsonValue& json, std::string_view key, Amount fallback) {
   const std::optional<JsonValue> value = json.Find(key);

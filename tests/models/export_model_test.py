@@ -91,7 +91,7 @@ def at_batch(rows, batch, dtype, key):
 
 # Ops that must have their names: only those follow the kernel set, split over ranks and run.
 NAMED = {"gpt2": {"attention", "linear", "layer_norm", "embedding", "cross_entropy"}, "llama": {"attention", "linear", "rms_norm", "cross_entropy"},
-         "mixtral": {"attention", "router", "experts"}, "qwen3_moe": {"router", "experts"}, "vit": {"attention", "conv2d", "concat", "select"},
+         "gemma2": {"rms_norm"}, "mixtral": {"attention", "router", "experts"}, "qwen3_moe": {"router", "experts"}, "vit": {"attention", "conv2d", "concat", "select"},
          "MultiheadAttention": {"linear"}, "batch norm": {"conv2d", "batch_norm", "activation"}, "attention without weights": {"attention"}}
 
 
@@ -196,6 +196,32 @@ def commands(program, folder):
     return good
 
 
+def belongs_to_readers():
+    """A list of indices that a layer reads belongs to the layer: as an op of the root it would gather the layer's unit anew."""
+    with torch.device("meta"):
+        layer = networks.Of(lambda m, x: m.a(x)[:, [-1, 0]], a=torch.nn.Linear(8, 8))
+        model = networks.Of(lambda m, x: m.layer(x), layer=layer)
+        document = export_model.export(model, {"x": torch.zeros(1, 6, 8)})
+    found = [op.get("module") for op in document["ops"] if op.get("function") == "constant"]
+    if found != ["layer"]:
+        print(f"FAILED constants of modules {found}")
+    return found == ["layer"]
+
+
+def says_what_it_cannot_run(program, folder):
+    """What has no kernel on this machine can be planned; `run` names the op."""
+    model, inputs, length = networks.EXACT["cumsum"]()
+    (folder / "sums.json").write_text(json.dumps(export_model.export(model, inputs, length, torch.float32)))
+    words = ["--model", "./sums.json", "--cluster", "host", "--gpus", "2", "--wrap", "root", "--precision", "fp32", "-o", "plan.json"]
+    subprocess.run([program, "plan", *words], capture_output=True, check=True, cwd=folder)
+    done = subprocess.run([program, "run", "plan.json", "--steps", "1"], capture_output=True, text=True, check=False, cwd=folder)
+    good = done.returncode == 3 and done.stderr == \
+        "error: plan: op aten.cumsum_1: no kernel of the host does aten.cumsum, which can be planned only\n"
+    if not good:
+        print(f"FAILED run: {done.returncode} {done.stderr}")
+    return good
+
+
 def with_weights(program, path):
     """A module with weights, one of them shared, whose router gives (batch, tokens, experts): all is as it is without weights."""
     network = {"width": 8, "vocabulary": 21, "sequence": 4, "inputs": 1, "norm": False, "tied_head": True, "body": {
@@ -267,6 +293,7 @@ def main(arguments):
         folder = pathlib.Path(folder)
         path = folder / "exported.json"
         good &= commands(program, folder) and lengths(program, folder) and with_weights(program, path)
+        good &= belongs_to_readers() and says_what_it_cannot_run(program, folder)
         for name, sizes in FAMILIES.items():
             good &= check(program, path, name, transformer(name, sizes))
         good &= check(program, path, "llama in bf16", transformer("llama", GROUPED), dtype=torch.bfloat16)

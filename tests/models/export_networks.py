@@ -169,7 +169,7 @@ def of_batch(m, x):
 REFUSED = {
     "fft": (tokens(lambda m, x: torch.fft.rfft(m.a(x)).abs(), a=linear), ("no rule for aten._fft_r2c", "[2, 24, 32]")),
     "branch on values": (tokens(branches, a=linear), ("depends on values of tensors",)),
-    "in place on a view": (tokens(in_place, a=linear, b=linear), ("in place on a view",)),
+    "in place on a view": (tokens(in_place, a=linear, b=linear), ("the root module: relu_ in place on a view",)),
     "LSTM": (tokens(lambda m, x: m.l(x)[0], l=lambda: nn.LSTM(32, 32)), ("l: LSTM",)),
     "ops that depend on the batch": (tokens(of_batch, a=linear, b=linear), ("depends on the batch",)),
     "an unknown function": (tokens(lambda m, x: torch.special.bessel_j0(x) + m.a(x), a=linear), ("no rule for aten.special_bessel_j0",)),

@@ -241,7 +241,8 @@ class Graph:
             forward = [{"class": "elementwise", "read": self.amount(storage_total), "written": self.amount(storage_total)}]
         sizes, shared = self.per_sample([storage_total])
         value = Value(f"t{len(self.ops)}", sizes, shared)
-        self.append({"op": "other", "module": calls[-1].module if calls else "", "function": "constant", "inputs": [],
+        # One that nothing computes, as a list of indices, belongs to the module that reads it.
+        self.append({"op": "other", "module": (calls[-1] if calls else self.calls[self.now]).module, "function": "constant", "inputs": [],
                      "outputs": [value.name], "results": [self.result(ref, value)], "forward": forward})
         self.now = place
         self.of_storage[ref.storage.index] = value

@@ -25,7 +25,7 @@ def find_patterns(g):
             for ref in call.outputs:
                 g.makers.setdefault(ref.storage.index, []).append(call)
     for call in g.forward_calls():
-        for find in (cross_entropy, rms_norm):
+        for find in (cross_entropy, rms_norm, gated_gelu):
             pattern = find(g, call)
             if pattern is not None and not any(c.index in found for c in pattern.calls):
                 found.update({c.index: pattern for c in pattern.calls})
@@ -604,8 +604,43 @@ def cross_entropy(g, call):
     return Pattern(calls, call.index, write_loss)
 
 
+def gated_gelu(g, call):
+    """gelu(gate) * up, with tanh: alone, such a GELU is what kernel sets write out in many kernels, as GPT-2's code does."""
+    if call.name != "gelu" or call.kwargs.get("approximate") != "tanh":
+        return None
+    gate, out = call.args[0], call.outputs[0]
+    users = readers(g, out)
+    if len(users) != 1 or users[0].name != "mul" or users[0].in_place or not is_ref(users[0].args[1]) or \
+            users[0].args[0].storage is not out.storage or not only_read_by(g, out, users):
+        return None
+    last = users[0]
+
+    def write_gated(g):
+        places = same_place(g, gate, out) and same_place(g, last.args[1], last.outputs[0]) and same_place(g, gate, last.outputs[0])
+        found = common(g, [gate, last.args[1]]) if places else None
+        if found is None:
+            for part in (call, last):
+                g.write_call(part)
+        else:
+            emit(g, last, "gated_activation", found[0], last.outputs[0], found[1], function="gelu_tanh")
+
+    return Pattern([call, last], last.index, write_gated)
+
+
+def plus_one(g, tensor):
+    """Gemma's 1 + weight, of the weight in fp32: the weight and the calls that make it of that."""
+    added = maker(g, tensor)
+    if added is None or added.name != "add" or len(added.args) != 2 or 1.0 not in added.args[1:] or not is_ref(added.args[0]):
+        return None, []
+    weight, calls = added.args[0], [added]
+    wide = maker(g, weight)
+    if wide is not None and wide.name == "_to_copy":
+        weight, calls = wide.args[0], [added, wide]
+    return (weight, calls) if is_weight(weight, 1) else (None, [])
+
+
 def rms_norm(g, call):
-    """weight * (x / sqrt(mean(x * x) + epsilon)), written out."""
+    """weight * (x / sqrt(mean(x * x) + epsilon)), written out, or Gemma's with 1 + weight."""
     if call.name != "rsqrt":
         return None
     added = maker(g, call.args[0])
@@ -633,10 +668,21 @@ def rms_norm(g, call):
     if len(users) != 1 or users[0].name != "mul":
         return None
     weight = next((r for r in users[0].args if is_weight(r, 1)), None)
-    if weight is None or weight.shape[0] != x.shape[-1] or x.dtype != g.dtype or users[0].outputs[0].dtype != g.dtype:
-        return None
+    offset = {}
+    if weight is None and is_ref(users[0].args[1]):
+        weight, made = plus_one(g, users[0].args[1])
+        calls += made
+        offset = {"weight_offset": 1.0}
     last = users[0]
     calls.append(last)
+    if offset and last.outputs[0].dtype != g.dtype:  # the product is cast, not what is normed
+        users = readers(g, last.outputs[0])
+        if len(users) != 1 or users[0].name != "_to_copy":
+            return None
+        last = users[0]
+        calls.append(last)
+    if weight is None or weight.shape[0] != x.shape[-1] or x.dtype != g.dtype or last.outputs[0].dtype != g.dtype:
+        return None
     inside = [c for c in calls if c is not last]
     if any(not only_read_by(g, c.outputs[0], calls) for c in inside):
         return None
@@ -648,7 +694,8 @@ def rms_norm(g, call):
             for part in sorted(calls, key=lambda c: c.index):
                 g.write_call(part)
         else:
-            emit(g, last, "rms_norm", [name], last.outputs[0], dims, [parameter(g, weight, last)], epsilon=added.args[1])
+            emit(g, last, "rms_norm", [name], last.outputs[0], dims, [parameter(g, weight, last)], epsilon=added.args[1],
+                 **offset)
 
     return Pattern(calls, last.index, write_norm)
 

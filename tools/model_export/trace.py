@@ -418,7 +418,10 @@ def run(model, inputs, positional=False):
         for parameter in model.parameters():
             parameter.grad = None
     if recorder.pending:
-        raise Unsupported("an op in place on a view of a tensor that has a gradient; write it out of place")
+        first = min(recorder.pending)
+        call = next((call for call in reversed(recorder.in_place) if call.sequence <= first), None)
+        where = f"{call.module or 'the root module'}: {call.name}_" if call is not None else "an op"
+        raise Unsupported(f"{where} in place on a view of a tensor that has a gradient; write it out of place")
     return recorder
 
 
