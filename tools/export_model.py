@@ -268,6 +268,8 @@ def auto_class(auto, config, is_image):
     for kind in (*kinds, "SequenceClassification", "TokenClassification", "QuestionAnswering"):
         if asked and asked == known(kind).get(config.model_type):
             return f"AutoModelFor{kind}"
+    if asked and asked == auto.AutoModel._model_mapping._model_mapping.get(config.model_type):  # a body without a head
+        return "AutoModel"
     if config.model_type in known("CausalLM") and getattr(config, "is_decoder", False):
         return "AutoModelForCausalLM"
     return next((f"AutoModelFor{kind}" for kind in kinds if config.model_type in known(kind)), "AutoModel")
