@@ -14,6 +14,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import textwrap
 
 try:
     import torch
@@ -169,7 +170,8 @@ def write(page, rows):
     """The page with this table at its end, or in the place of an earlier one."""
     before = page.read_text(encoding="utf-8").partition(PAGE)[0].rstrip("\n")
     why = ["", "Beyond 0.1 % of FLOPs, 1 % of kept bytes or 1 % of a step:", ""] + \
-          [f"- {family}: {apart['why']}." for family, apart in APART.items() if family in {row[0] for row in rows}]
+          [textwrap.fill(f"- {family}: {apart['why']}.", 100, subsequent_indent="  ")
+           for family, apart in APART.items() if family in {row[0] for row in rows}]
     table = "".join("| " + " | ".join(row) + " |\n" for row in rows)
     page.write_text(f"{before}\n\n{PAGE}{HEAD}{table}" + "\n".join(why) + "\n", encoding="utf-8")
 
