@@ -1,6 +1,6 @@
 """The page's engine gives the native program's answers: random jobs through both, compared byte for byte.
 
-    answers_test.py SHARDWRIGHT [JOBS [SEED]]
+    answers_test.py SHARDWRIGHT [--chromium] [JOBS [SEED]]      under Node, or in the page in Chromium
 
 What may differ is named here: "search_s" is a measured time. Everything else that differs is an error; numbers within 1e-9 of each
 other are counted and named by their key, as mathematical functions of two C libraries may round apart.
@@ -17,9 +17,18 @@ import unittest
 import web_test_case
 
 PROGRAM = sys.argv.pop(1)
+IN_BROWSER = "--chromium" in sys.argv
+if IN_BROWSER:
+    sys.argv.remove("--chromium")
 JOBS = int(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 20
 SEED = int(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 1
-web_test_case.skip_without(web_test_case.have_node(), "node is not installed")
+if IN_BROWSER:
+    try:
+        import chromium
+    except ImportError as missing:
+        web_test_case.skip_without(False, f"{missing.name} is not installed")
+else:
+    web_test_case.skip_without(web_test_case.have_node(), "node is not installed")
 web_test_case.skip_unbuilt()
 
 MODELS = ("gpt2", "gpt2-xl", "llama-2-7b", "llama-3-8b", "llama-3.2-1b", "mistral-7b", "qwen2-0.5b", "gemma-2-2b", "opt-1.3b", "pythia-1.4b",
@@ -75,11 +84,29 @@ def without_machine(text):
     return answer
 
 
+class Page:
+    """The engine in the worker of the page, which a browser shows."""
+
+    def __init__(self):
+        self.driver = chromium.start()
+        self.driver.set_script_timeout(600)
+        self.driver.get((web_test_case.BUILT / "shardwright.html").as_uri())
+
+    def run(self, *words, files=(), text=""):
+        job = {"words": list(words), "input": text, "files": [{"name": name, "content": content} for name, content in files]}
+        return self.driver.execute_async_script(
+            "const [job, done] = arguments, progress = []; engine.run(job, (told) => progress.push(told))"
+            ".then((result) => done({...result, progress}), (error) => done({broken: error.message}));", job)
+
+    def close(self):
+        self.driver.quit()
+
+
 class SameAnswers(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.engine = web_test_case.Engine()
+        cls.engine = Page() if IN_BROWSER else web_test_case.Engine()
         cls.addClassCleanup(cls.engine.close)
         cls.apart = {}
 
