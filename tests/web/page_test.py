@@ -54,6 +54,35 @@ dist.destroy_process_group()
 """
 
 
+def fields(value, path=()):
+    """The places of all values; of a list those of each element that has other fields than the ones before."""
+    seen = set()
+    for step, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        kind = tuple(inner) + (inner.get("ph"),) if isinstance(inner, dict) else type(inner)
+        if isinstance(value, dict) or kind not in seen:
+            seen.add(kind)
+            yield (*path, step)
+            if isinstance(inner, (dict, list)):
+                yield from fields(inner, (*path, step))
+
+
+def planted(document):
+    """Copies with HOSTILE in one place each: every value, and a name of every object."""
+    for path in list(fields(document)):
+        for is_name in [False] if isinstance(path[-1], int) else [False, True]:
+            changed = json.loads(json.dumps(document))
+            place = changed
+            for step in path[:-1]:
+                place = place[step]
+            if is_name and path[-1] != next(iter(place)):
+                continue
+            if is_name:
+                place[HOSTILE] = place.pop(path[-1])
+            else:
+                place[path[-1]] = HOSTILE
+            yield changed
+
+
 class Page(PageTestCase):
 
     def test_does_it_fit(self):
@@ -433,6 +462,41 @@ class Page(PageTestCase):
         chromium.media(self.driver, "print")
         self.assertFalse(self.by_id("question").is_displayed())
         self.assertTrue(self.by_id("verdict").is_displayed())
+
+    @of_engine
+    def test_hostile_fields(self):
+        """In every field of plans, models, clusters and traces, one at a time, here and in the reports of the plans that are taken."""
+        (self.folder / "tiny.json").write_text(json.dumps(TINY), encoding="utf-8")
+        for name, cluster in (("plan.json", "8x H100"), ("host.json", "host")):
+            self.native("plan", "--no-search", "--model", str(self.folder / "tiny.json"), f"--cluster={cluster}", "--gpus=2", "--seq=16",
+                        "--micro-batch=1", "-o", str(self.folder / name))
+        self.native("run", str(self.folder / "host.json"), "--steps=2", "--data=random", "--trace", str(self.folder / "run.json"))
+        catalog = web_test_case.ROOT / "topologies/catalog/dgx-h100.json"
+        documents = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in (
+            ("config.json", self.folder / "tiny.json"), ("plan.json", self.folder / "plan.json"), ("cluster.json", catalog),
+            ("model.json", web_test_case.ROOT / "tests/data/models/tiny-llama-written-out.json"), ("run.json", self.folder / "run.json"))}
+        self.open()
+        taken = {}
+        for name, document in documents.items():
+            if name == "run.json":
+                self.drop("host.json", (self.folder / "host.json").read_text(encoding="utf-8"))
+                self.wait(lambda: "host" in self.by_id("title").text, "the plan is not taken")
+                self.answered()
+            for changed in planted(document):
+                before = self.answers()
+                self.js("document.getElementById('trouble').textContent = ''")
+                self.drop(name, json.dumps(changed))
+                self.wait(lambda: self.answers() > before or self.by_id("trouble").text != "", f"{name} is neither taken nor refused")
+                taken.setdefault(name, []).extend([changed] if self.answers() > before else [])
+                self.assertIsNone(self.js("window.broken || null"), changed)
+                self.assertEqual(self.js("document.images.length"), 0, changed)
+        self.assertGreater(min(len(taken[name]) for name in ("config.json", "plan.json", "run.json")), 1)
+        report = self.folder / "report.html"
+        for changed in taken["plan.json"]:
+            self.native("report", "-", "-o", str(report), text=json.dumps(changed))
+            self.driver.get(report.as_uri())
+            self.assertIsNone(self.js("window.broken || null"), changed)
+            self.assertEqual(self.js("document.images.length"), 0, changed)
 
     def test_hostile_names(self):
         self.open()
