@@ -208,6 +208,18 @@ def belongs_to_readers():
     return found == ["layer"]
 
 
+def sums_no_gradients():
+    """Backward of an op in place is its own: autograd's sums of the gradients of parameters are none of it."""
+    model, inputs, length = networks.EXACT["in place"]()
+    document = export_model.export(model, inputs, length, torch.float32)
+    written = {op["function"]: [kernel["written"] for kernel in op["backward_data"]] for op in document["ops"] if op.get("backward_data")}
+    found = written.get("aten.hardswish")
+    good = found is not None and len(found) == 1
+    if not good:
+        print(f"FAILED backward of ops in place {written}")
+    return good
+
+
 def says_what_it_cannot_run(program, folder):
     """What has no kernel on this machine can be planned; `run` names the op."""
     model, inputs, length = networks.EXACT["cumsum"]()
@@ -293,7 +305,7 @@ def main(arguments):
         folder = pathlib.Path(folder)
         path = folder / "exported.json"
         good &= commands(program, folder) and lengths(program, folder) and with_weights(program, path)
-        good &= belongs_to_readers() and says_what_it_cannot_run(program, folder)
+        good &= belongs_to_readers() and sums_no_gradients() and says_what_it_cannot_run(program, folder)
         for name, sizes in FAMILIES.items():
             good &= check(program, path, name, transformer(name, sizes))
         good &= check(program, path, "llama in bf16", transformer("llama", GROUPED), dtype=torch.bfloat16)

@@ -242,9 +242,10 @@ class Recorder(TorchDispatchMode):
         call.backward_of, call.has_grad = None, torch.is_grad_enabled()
         if self.backward:
             node = torch._C._current_autograd_node()
-            call.backward_of = self.owner(node._sequence_nr()) if node is not None else None
-            if node is not None and call.backward_of is None and "AccumulateGrad" not in node.name() and \
-                    call.name not in rules.VIEWS | rules.FREE:
+            # Gradients of parameters are copied here because the trace holds them; elsewhere they are handed on.
+            has_forward = node is not None and "AccumulateGrad" not in node.name()
+            call.backward_of = self.owner(node._sequence_nr()) if has_forward else None
+            if has_forward and call.backward_of is None and call.name not in rules.VIEWS | rules.FREE:
                 raise Unsupported(f"{node.name()} runs {call.name} in backward, of which forward shows no op")
         else:
             # Of a custom autograd function, whose calls run without gradients, the last call stands for its node.
