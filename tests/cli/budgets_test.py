@@ -96,6 +96,17 @@ class Budgets(ShardwrightTestCase):
                              "params": [{"name": "w", "shape": [1] * 90_000}]}]
         self.cost("model.json", json.dumps(model), "inspect", "model.json", error=limit)
 
+    def test_repeated_launches(self):
+        """One op with 4,000 launches is as much as a file may say; 9,000 times it is not."""
+        launch = {"class": "elementwise", "read": 8, "written": 8}
+        op = {"op": "other", "function": "f", "inputs": ["t{i}"], "outputs": ["t{i+1}"], "results": [{"shape": [8]}],
+              "forward": [launch] * 4_000}
+        ops = [{"op": "other", "function": "g", "inputs": ["x"], "outputs": ["t0"], "results": [{"shape": [8]}]},
+               {"repeat": 9_000, "ops": [op]}]
+        model = {"format": "shardwright-model", "version": 1, "inputs": {"x": {"ids": 8}}, "modules": [], "ops": ops}
+        self.cost("model.json", json.dumps(model), "inspect", "model.json", error="model.json: got more than 1,000,000 launches and "
+                  "kept tensors when repeats are written out, expected at most 1,000,000; --budget 2 allows twice as many")
+
     def test_profilers(self):
         database = sqlite3.connect(self.folder / "join.sqlite")
         database.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
