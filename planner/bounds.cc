@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "schedule/lower.h"
+#include "schedule/lower/analysis.h"
 #include "schedule/lower/optimizer.h"
 #include "simulator/costs/collectives.h"
 #include "simulator/costs/kernels.h"
@@ -36,6 +37,25 @@ std::int64_t OutsideBytesOf(const SearchInput& input, const OuterChoice& outer, 
          (groups > 1 ? (groups - 1) * memory.next_communicator.value.value : 0);
 }
 
+// Elements of what the result depends on, each storage once. What nothing reads, or nothing but a
+// dead branch, may be gathered less often and need not have a gradient.
+double ReadElements(const Model& model, bool trainable_only) {
+  const std::vector<bool> reaches = OpsBehindResult(model);
+  std::set<std::uint32_t> storages;
+  double sum = 0;
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    for (const ParamId id : model.ops[i].params) {
+      const Parameter& param = model.params[id.value];
+      const ParamId storage = param.tied_to.valid() ? param.tied_to : id;
+      if (reaches[i] && (param.trainable || !trainable_only) &&
+          storages.insert(storage.value).second) {
+        sum += static_cast<double>(param.Elements());
+      }
+    }
+  }
+  return sum;
+}
+
 }  // namespace
 
 Bounds::Bounds(const SearchInput& input, const SearchOptions& options, const Limits& limits)
@@ -44,9 +64,8 @@ Bounds::Bounds(const SearchInput& input, const SearchOptions& options, const Lim
       limits_(limits),
       copy_rates_(FindHostCopyRates(input.cluster)) {
   elements_ = static_cast<double>(CountParameters(input.model));
-  trainable_ = input.job.mode == JobMode::kTrain
-                   ? static_cast<double>(CountParameters(input.model, true))
-                   : 0;
+  read_ = ReadElements(input.model, false);
+  trainable_ = input.job.mode == JobMode::kTrain ? ReadElements(input.model, true) : 0;
   std::set<std::uint32_t> outside;
   for (const ModelOp& op : input.model.ops) {
     ModuleId m = op.module;
@@ -132,7 +151,7 @@ Bounds::Traffic Bounds::TrafficOf(const OuterChoice& outer) const {
   const double reduce = ReduceBytes();
   const auto passes = static_cast<double>(outer.accumulation);
   if (outer.shard_size > 1) {
-    traffic.bytes[Occupancy::kGather] = elements_ * param;
+    traffic.bytes[Occupancy::kGather] = read_ * param;
     traffic.bytes[Occupancy::kReduce] = trainable_ * reduce;
   }
   if (outer.replicate_size > 1) {
@@ -145,7 +164,7 @@ Bounds::Traffic Bounds::TrafficOf(const OuterChoice& outer) const {
   traffic.times = {may_keep ? 1 : passes, outer.sync == SyncMode::kLast ? 1 : passes,
                    outer.sync == SyncMode::kEvery ? passes : 1, passes};
   if (outer.shard_size > 1 && in_.job.mode == JobMode::kTrain) {
-    traffic.bytes[Occupancy::kPartial] = std::max(0.0, elements_ - tail_elements_) * param;
+    traffic.bytes[Occupancy::kPartial] = std::max(0.0, read_ - tail_elements_) * param;
     for (std::int64_t size = 2; size < outer.shard_size; ++size) {
       if (outer.shard_size % size == 0) {
         traffic.partial_groups.push_back(size);
@@ -289,7 +308,7 @@ void Bounds::AddGathers(const Traffic& traffic, const Occupancy& occupancy, Term
   const double backward = terms.measured->backward_elements;
   // Parts that stay where there is no backward serve the next micro-batch.
   terms.seconds[Occupancy::kGather] -= (traffic.times[Occupancy::kGather] - 1) *
-                                       (elements_ - backward) * param *
+                                       (read_ - backward) * param *
                                        occupancy.SecondsPerByte(Occupancy::kGather);
   const double kept = std::max(0.0, backward - tail_elements_) * param;
   terms.after_forward = {{kept, 0, Occupancy::kRegather},

@@ -67,7 +67,8 @@ class Bounds {
   Limits limits_;
   HostCopyRates copy_rates_;
   double elements_ = 0;       // of all parameters, each storage once
-  double trainable_ = 0;      // of those that get gradients
+  double read_ = 0;           // of those that the result depends on
+  double trainable_ = 0;      // of those that get gradients, too
   double tail_elements_ = 0;  // of those used outside of blocks
 };
 

@@ -108,6 +108,16 @@ void Freeze(std::int64_t blocks, Model& model) {
   }
 }
 
+// The root holds a matrix, as large as all the rest, that nothing reads.
+void AddSpare(Model& model) {
+  Parameter spare;
+  spare.fqn = "spare";
+  spare.shape = {CountParameters(model), 1};
+  spare.module = ModuleId(0);
+  model.modules[0].params.emplace_back(static_cast<std::uint32_t>(model.params.size()));
+  model.params.push_back(spare);
+}
+
 // A plan with this one's mesh, batch and offload, which the bounds are of; none where the search
 // does not tell it apart (SyncMode::kReplicateLast without shards).
 const Candidate* CandidateOf(const SearchResult& result, const Plan& plan) {
@@ -298,6 +308,8 @@ TEST_CASE("No random plan of another dialect is faster than the bound") {
       c.job.global_batch = 4 * c.cluster.RankCount();
       if (i % 4 == 3 && dialect != Dialect::kFairscale) {  // its units do not mix
         Freeze(Draw(random, 0, blocks - 1), c.model);
+      } else if (i % 4 == 1 && dialect != Dialect::kDdp) {  // which refuses it
+        AddSpare(c.model);
       }
       SearchOptions options = NativeSearch(c);
       options.base.dialect = dialect;
