@@ -15,6 +15,7 @@ Zero3Rules::Zero3Rules(Emitter& emitter, const UnitSpans& spans,
       low_(units.size()),
       low_on_host_(units.size()),
       stored_(units.size()),
+      due_(units.size()),
       persistent_(units.size()),
       calls_(units.size()),
       hooks_left_(emitter.in.model.modules.size()),
@@ -27,6 +28,7 @@ Zero3Rules::Zero3Rules(Emitter& emitter, const UnitSpans& spans,
     AddWorldGroup();
   }
   FindCalls(units);
+  CountGradients();
 }
 
 void Zero3Rules::BeginStep(bool first) {

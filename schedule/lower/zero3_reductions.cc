@@ -200,13 +200,30 @@ void Zero3Rules::NewPartitions() {
   FlattenSubGroups(low_grads_);
 }
 
+// Of parameters that reach the loss: the others never have a gradient to wait for.
+void Zero3Rules::CountGradients() {
+  const Model& model = e_.in.model;
+  std::vector<bool> seen(model.params.size(), false);
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    for (const ParamId p : model.ops[i].params) {
+      const ParamId tied_to = model.params[p.value].tied_to;
+      const ParamId storage = tied_to.valid() ? tied_to : p;
+      if (e_.a.ops[i].weight_grad && e_.a.param_grad[p.value] && !seen[storage.value]) {
+        seen[storage.value] = true;
+        due_[spans_.unit_of_param[storage.value].value] +=
+            RoundUp(model.params[storage.value].Elements(), plan_.shard_size);
+      }
+    }
+  }
+}
+
 // Units of which this pass has reduced every gradient: cast to the masters' dtype and copied.
 void Zero3Rules::SendWhatIsComplete() {
   for (const UnitId u : UnitsOf(members_)) {
     for (const Member& m : members_) {
       stored_[u.value] += m.unit == u ? m.padded_elements : 0;
     }
-    if (stored_[u.value] < TrainablePaddedElements(e_.in.model, Info(u))) {
+    if (stored_[u.value] < due_[u.value]) {
       continue;
     }
     BufferId& low = low_grads_[u.value];

@@ -117,6 +117,7 @@ class Zero3Rules : public ZeroRules {
   void Average(BufferId source, std::int64_t elements, std::span<const Member> members);
   [[nodiscard]] BufferId Partition(UnitId u);
   void NewPartitions();
+  void CountGradients();
   void SendWhatIsComplete();
 
   // A unit's partition in the compute dtype.
@@ -142,6 +143,7 @@ class Zero3Rules : public ZeroRules {
   std::vector<BufferId> low_;          // per unit: partition in the compute dtype
   std::vector<BufferId> low_on_host_;  // per unit: the same, as the host's update casts it
   std::vector<std::int64_t> stored_;   // per unit: gradient elements reduced in this pass
+  std::vector<std::int64_t> due_;      // per unit: those that a pass reduces
   std::vector<BufferId> persistent_;   // per unit: its weights, if they persist
   std::vector<Calls> calls_;           // per unit
   std::vector<int> hooks_left_;        // per module: ds_grads_remaining of its last forward call

@@ -465,6 +465,28 @@ TEST_CASE("ZeRO-3: what the host holds and what travels") {
   }
 }
 
+TEST_CASE("ZeRO-3: gradients go to the host without those that nothing makes") {
+  ChainSpec spec;
+  spec.blocks = 2;
+  Model model = ChainModel(spec);
+  Parameter spare;
+  spare.fqn = "spare";
+  spare.shape = {8, 8};
+  spare.module = ModuleId(0);
+  model.modules[0].params.emplace_back(static_cast<std::uint32_t>(model.params.size()));
+  model.params.push_back(spare);
+  Plan plan = ZeroPlan(spec, Dialect::kZero3, 4);
+  plan.units.resize(1);
+  plan.units.front().name = "root";
+  plan.units.front().modules = {""};
+  plan.offload.optimizer = true;
+  const KernelSetOptions kernels = FindKernelSet("torch-eager", "test");
+  const Program p = Lower({model, kernels, ChainJob(spec, kMixed), plan});
+  CHECK(Verify(p).empty());
+  CHECK(Count(p, OpCode::kCopyD2h) == 1);
+  CHECK(Count(p, OpCode::kHostOptimizerStep) == 1);
+}
+
 TEST_CASE("ZeRO-3: sub-groups bound what the update needs") {
   ChainSpec spec;
   spec.blocks = 6;
