@@ -359,6 +359,38 @@ void CheckNesting(const Plan& plan, const std::string& where) {
   }
 }
 
+// Where gradients change their dtype to wait for a reduction, FSDP2 asks every parameter for one,
+// also those of a unit that was never gathered (to_accumulated_grad_if_needed of _fsdp_param.py).
+void CheckUncalledUnits(const Model& model, const Job& job, const Plan& plan,
+                        const std::string& where) {
+  if (plan.dialect != Dialect::kFsdp2 || job.mode != JobMode::kTrain ||
+      plan.sync != SyncMode::kLast || plan.accumulation == 1 ||
+      job.precision.reduce == job.precision.param) {
+    return;
+  }
+  std::vector<bool> runs(model.modules.size(), false);
+  for (const ModelOp& op : model.ops) {
+    for (ModuleId m = op.module; m.valid() && !runs[m.value]; m = model.modules[m.value].parent) {
+      runs[m.value] = true;
+    }
+  }
+  const std::vector<ResolvedUnit> units = ResolveUnits(model, plan, where);
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    const bool is_called =
+        std::any_of(units[u].modules.begin(), units[u].modules.end(), [&](ModuleId m) {
+          const ModuleId first = model.modules[m.value].same_as;
+          return runs[first.valid() ? first.value : m.value];
+        });
+    if (!is_called && !units[u].params.empty() && !units[u].full_precision) {
+      throw InputError(UnitField(where, u, "modules"),
+                       "unit " + Quoted(units[u].name) + ", which nothing calls",
+                       "one that runs, with sync \"last\" and a reduce dtype of its own",
+                       "torch fails: 'FSDPParam' object has no attribute '_unsharded_param'; "
+                       "leave the module to a unit around it");
+    }
+  }
+}
+
 // What PyTorch's wrappers and torch.utils.checkpoint cannot do together, or the applier not at all.
 void CheckFsdp(const Model& model, const Plan& plan, const std::string& where) {
   if (plan.dialect != Dialect::kFsdp2 && plan.dialect != Dialect::kFsdp1) {
@@ -515,6 +547,7 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   CheckUnits(plan, where);
   CheckRecompute(model, plan, where);
   CheckFsdp(model, plan, where);
+  CheckUncalledUnits(model, job, plan, where);
   CheckUniformGrad(model, plan, where);
   CheckFullPrecision(model, plan, where);
   CheckMatrices(job, plan, where);

@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "core/error.h"
+#include "tests/schedule/chain_model.h"
 #include "tests/schedule/tiny_model.h"
 
 namespace shardwright {
@@ -367,6 +368,36 @@ TEST_CASE("ValidatePlan: recompute regions") {
   plan.recompute[1].module = "layers.0";
   CHECK(ValidateError(plan) ==
         "p.json: plan.recompute[1].module: got \"layers.0\", expected each module once");
+}
+
+TEST_CASE("ValidatePlan: fully_shard casts no gradients of a unit that nothing calls") {
+  Model model = testing::ChainModel(testing::ChainSpec());
+  const ModuleId spare = testing::AddModule(model, ModuleId(0), "spare");
+  testing::AddParam(model, spare, "weight", {8, 8});
+  Plan plan = PlanOf(Dialect::kFsdp2,
+                     {Unit("block0", {"block0"}), Unit("spare", {"spare"}), Unit("root", {""})});
+  plan.accumulation = 2;
+  plan.sync = SyncMode::kLast;
+  const auto error = [&](DType reduce, const Plan& tried) {
+    Job job;
+    job.precision = {DType::kFp32, DType::kBf16, reduce};
+    try {
+      ValidatePlan(model, job, tried, "p.json: plan");
+    } catch (const InputError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  CHECK(error(DType::kFp32, plan) ==
+        "p.json: plan.units[1].modules: got unit \"spare\", which nothing calls, expected one that "
+        "runs, with sync \"last\" and a reduce dtype of its own; torch fails: 'FSDPParam' object "
+        "has no attribute '_unsharded_param'; leave the module to a unit around it");
+  CHECK(error(DType::kBf16, plan).empty());
+  plan.sync = SyncMode::kEvery;
+  CHECK(error(DType::kFp32, plan).empty());
+  plan.sync = SyncMode::kLast;
+  plan.units.erase(plan.units.begin() + 1);  // the root has it
+  CHECK(error(DType::kFp32, plan).empty());
 }
 
 // What torch 2.13 cannot run, or the applier not wrap.
