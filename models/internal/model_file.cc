@@ -225,9 +225,8 @@ class FileReader {
         sizes.push_back(shape[i].AsInt(1, ModelLimits::kVocabulary));
       }
       id = builder_.AddParam(module, name, std::move(sizes));
-      const bool is_unused = Flag(entry, "unused");
-      builder_.model().params[id.value].trainable = !Flag(entry, "frozen") && !is_unused;
-      if (is_unused) {  // it never gets a gradient
+      builder_.model().params[id.value].trainable = !Flag(entry, "frozen");
+      if (Flag(entry, "unused")) {  // it never gets a gradient, which not every framework bears
         used_.insert(id);
       }
     }

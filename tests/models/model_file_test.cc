@@ -84,6 +84,22 @@ TEST_CASE("ModelFile.OtherOpsSayWhatTheyCost") {
   }
 }
 
+TEST_CASE("ModelFile.WhatNoOpReadsIsTrainableUnlessItIsFrozen") {
+  const auto file = [](const std::string& flags) {
+    return R"({"format": "shardwright-model", "version": 1, "sequence_length": 8,
+      "inputs": {"x": {"shape": ["sequence_length", 4]}},
+      "modules": [
+        {"name": "a", "class": "Linear", "params": [{"name": "weight", "shape": [6, 4]}]},
+        {"name": "b", "class": "Linear", "params": [{"name": "weight", "shape": [5, 7])" +
+           flags + R"(}]}],
+      "ops": [{"op": "linear", "module": "a", "inputs": ["x"], "output": "y"}]})";
+  };
+  CHECK(CountParameters(Read(file(R"(, "unused": true)")), true) == 6 * 4 + 5 * 7);
+  CHECK(CountParameters(Read(file(R"(, "unused": true, "frozen": true)")), true) == 6 * 4);
+  CHECK(ErrorIn(file("")) ==
+        "m.json: ops: got no op that reads parameter \"b.weight\", expected at least one");
+}
+
 TEST_CASE("ModelFile.SizesThatAreNoSizes") {
   const auto with = [](const std::string& size) {
     return OtherFile(R"("results": [{"shape": [)" + size + "]}]");

@@ -14,6 +14,8 @@ Paths are those of torch (body.c0.fc1). `make` builds the module, `smaller` list
 """
 
 import copy
+import json
+import random
 
 import torch
 from torch import nn
@@ -232,10 +234,25 @@ def random_seq(rng, depth, path, done):
     return part
 
 
+def with_unused_part(rng, body):
+    """The body without the calls of one child."""
+    seqs = [path for path, part in paths_of(body) if part["kind"] == "seq" and len({index for index, _ in part["calls"]}) > 1]
+    if not seqs:
+        return body
+    body, chosen = copy.deepcopy(body), rng.choice(seqs)
+    part = dict(paths_of(body))[chosen]
+    unused = rng.choice(part["calls"])[0]
+    part["calls"] = [call for call in part["calls"] if call[0] != unused]
+    return body
+
+
 def random_network(rng):
     spec = {"width": rng.choice([8, 10, 12]), "vocabulary": rng.choice([16, 21, 24]), "sequence": rng.choice([3, 4]),
             "inputs": rng.choices([1, 2, 3], [8, 2, 1])[0], "norm": rng.random() < 0.6, "tied_head": rng.random() < 0.15}
     spec["body"] = random_seq(rng, 0, "body", [])
+    apart = random.Random(json.dumps(spec))  # so that it changes no other draw
+    if apart.random() < 0.06:
+        spec["body"] = with_unused_part(apart, spec["body"])
     return spec
 
 

@@ -5,8 +5,8 @@
 2 to 4 gloo processes train a random network (random_networks.py) for three steps, with buckets from a few hundred bytes on, with
 and without gradient_as_bucket_view and, where a step is one micro-batch, static_graph, which change nothing that is sent but a map
 of parameters in the first step (int32, not compared). Compared are elements and dtype of every all-reduce; all ranks must end with
-the same parameters. What runs and reaches no loss both refuse. Left out are what nothing calls, of which a description says no
-more than of what is frozen, and find_unused_parameters, which keeps the buckets of the first step.
+the same parameters. What reaches no loss, and what nothing calls, both refuse. Left out is find_unused_parameters, which keeps the
+buckets of the first step.
 """
 
 import contextlib
@@ -40,22 +40,27 @@ def fixed(network=None, **settings):
     return {**PLAIN, "network": network or layers(), **settings}
 
 
+def without_layer():
+    """Nothing calls the second of the layers."""
+    return {**layers(), "body": {**layers()["body"], "calls": [[0, "chain"], [2, "chain"]]}}
+
 
 FIXED = {
     "every parameter in a bucket of its own": fixed(bucket=32),
     "buckets that end between the parameters of an op": fixed(bucket=100, accumulation=2, autocast=True),
     "a part that reaches no loss": fixed({**layers(), "body": {**layers()["body"], "calls": [[0, "chain"], [1, "dead"], [2, "chain"]]}}),
-    "a part that nothing calls, frozen": fixed({**layers(), "body": {**layers()["body"], "calls": [[0, "chain"], [2, "chain"]]}}, frozen=[
+    "a part that nothing calls": fixed(without_layer()),
+    "a part that nothing calls, frozen": fixed(without_layer(), frozen=[
         f"body.layers.1.{name}" for name in ("c0.weight", "c0.bias", "c1.fc1.weight", "c1.fc1.bias", "c1.fc2.weight", "c1.fc2.bias")]),
 }
 
 
-def called(part, dead):
-    """The part with every child in use. `dead`: what a call whose result is dropped becomes."""
+def called(part):
+    """The part with every child in use and every result, too."""
     if part["kind"] != "seq":
         return part
-    part = {**part, "children": [called(child, dead) for child in part["children"]]}
-    part["calls"] = [[i, dead if mode == "dead" else mode] for i, mode in part["calls"]]
+    part = {**part, "children": [called(child) for child in part["children"]]}
+    part["calls"] = [[i, "chain" if mode == "dead" else mode] for i, mode in part["calls"]]
     part["calls"] += [[i, "chain"] for i in range(len(part["children"])) if i not in [call[0] for call in part["calls"]]]
     return part
 
@@ -64,7 +69,7 @@ def random_case(seed):
     rng = random.Random(seed)
     network = random_networks.random_network(rng)
     reaches = rng.random() < 0.9
-    network = {**network, "body": called(network["body"], "chain" if reaches else "dead")}
+    network = {**network, "body": called(network["body"]) if reaches else network["body"]}
     case = {**PLAIN, "network": network, "replicate": rng.choice([2, 2, 3, 4]), "micro_batch": 1,
             "accumulation": rng.choices([1, 2, 3], [6, 3, 1])[0], "autocast": rng.random() < 0.3,
             "bucket": rng.choice([40, 256, 512, KIB, 4 * KIB, 25 * KIB * KIB]), "gradient_as_bucket_view": rng.random() < 0.5}

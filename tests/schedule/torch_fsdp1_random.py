@@ -97,6 +97,10 @@ FIXED = {
     "a part that reaches no loss at the end of what is recomputed": {
         **fixed(LAYERS[1:], backward_prefetch="none", recompute=[{"module": "body", "kind": "full"}]),
         "network": {**layers(), "body": {**layers()["body"], "calls": [[0, "chain"], [1, "chain"], [2, "dead"]]}}},
+    "a part that nothing calls": fixed(LAYERS, network=calling([0, 2])),
+    "a part that nothing calls, flat": fixed(LAYERS, network=calling([0, 2]), use_orig_params=False, clip=True),
+    "a part that nothing calls, in a flat unit with others": fixed(LAYERS[:1], network=calling([0, 2]), use_orig_params=False),
+    "a part that nothing calls, in a unit with others": fixed(LAYERS[:1], network=calling([0, 2]), clip=True),
     "forward only": fixed(LAYERS[:2], mode="forward", forward_prefetch=True),
     "hybrid, clipped": fixed(ENDS, replicate=2, precision=("fp32", "bf16", "fp32"), clip=True),
 }

@@ -72,6 +72,10 @@ def fetching(case, module, names):
 
 LAYERS = [f"body.layers.{i}" for i in range(3)]
 FIXED = {
+    "a part that nothing calls": fixed(*LAYERS, network=calling([0, 2])),
+    "a part that nothing calls, in a unit with others": fixed("body.layers.0", network=calling([0, 2]), clip=True),
+    "a unit that nothing calls, where gradients wait in another dtype": fixed(
+        *LAYERS, network=calling([0, 2]), accumulation=2, sync="last", precision=("fp32", "bf16", "fp32")),
     "a layer called twice in a row": fixed(*LAYERS, network=calling([0, 1, 1, 2])),
     "a layer called three times in a row, in bf16": fixed(*LAYERS, network=calling([0, 0, 0, 1, 2]), precision=("fp32", "bf16", "fp32")),
     "a layer called twice in a row, recomputed": fixed(*LAYERS, network=calling([0, 1, 1, 2]),
