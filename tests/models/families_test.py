@@ -223,7 +223,7 @@ them.
 `tests/models/hub_configurations_test.py SHARDWRIGHT` tries 46 more configurations that go by names
 of the hub (`tests/data/hub_configurations.json`; written from memory, so that a value may differ
 from the file there). 37 load directly and exactly, the other 9 by one `shardwright export`,
-exactly, too, in 2 to 14 minutes each on a shared core (stablelm-2-12b, which has 1,600 norms of
+exactly, too, in 2 to 25 minutes each on a shared core (stablelm-2-12b, which has 1,600 norms of
 single heads, takes longest) and at most 0.8 GiB.
 
 `tests/models/export_published_networks_test.py SHARDWRIGHT` exports networks of torchvision 0.28.0,
