@@ -119,10 +119,13 @@ struct Simulation {
 };
 
 Simulation SimulationOf(const std::string& sim, bool sim_is_plan, const PlanFile& file,
-                        const Program& program, const SimulateOptions& options) {
+                        const Program& program, bool contention) {
   if (!sim_is_plan) {
     return {ReadChromeTrace(sim, program), ReadTraceHeader(sim).step_time};
   }
+  SimulateOptions options = SimulateOptionsOf(file, program);
+  options.contention = contention;
+  options.trace = true;
   SimulationResult result = Simulate(
       {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
   return {std::move(result.trace), result.step_time};
@@ -156,10 +159,8 @@ int SayNoRun(const Arguments& arguments, const PlanFile& file, const RunMatch& m
 int RunCompare(const Arguments& arguments) {
   double limit = std::numeric_limits<double>::infinity();
   arguments.Set("--fail-above", limit, ReadPercent);
-  SimulateOptions options;
-  options.trace = true;
-  options.reserved = false;
-  arguments.Set("--contention", options.contention, ReadSwitch);
+  EngineOptions engine;
+  arguments.Set("--contention", engine.contention, ReadSwitch);
   const std::string sim = arguments.Get("SIM").text;
   const std::vector<std::string> measured = TraceFilesOf(arguments.lists.at("MEASURED"));
   const bool sim_is_plan = IsPlan(sim);
@@ -176,10 +177,8 @@ int RunCompare(const Arguments& arguments) {
   if (!match.IsRun()) {
     return SayNoRun(arguments, file, match);
   }
-  const Simulation simulation = SimulationOf(sim, sim_is_plan, file, program, options);
+  const Simulation simulation = SimulationOf(sim, sim_is_plan, file, program, engine.contention);
   const PriceTable prices = PriceProgram(program, file.cluster, file.profile);
-  EngineOptions engine;
-  engine.contention = options.contention;
   Comparison comparison = is_ours ? Compare({.program = program,
                                              .simulated = simulation.trace,
                                              .simulated_period = simulation.period,

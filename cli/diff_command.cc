@@ -97,9 +97,7 @@ Prediction PredictPlan(const PlanFile& file) {
   PlanPrograms programs(
       {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
   CheckLegal(programs.Largest());
-  SimulateOptions options;
-  options.allocator.capacity =
-      AllocatorCapacity(UsableMemory(file), programs.Largest(), file.profile);
+  const SimulateOptions options = SimulateOptionsOf(file, programs.Largest());
   Simulator simulator(file.cluster, file.profile);
   AccountedStep step = AccountForPlan(simulator, programs, options, SumsOf(file));
   return Predict(file, step.result, std::move(step.account));

@@ -112,9 +112,8 @@ TraceFiles FindTraces(const Arguments& arguments) {
 // The simulation, as `simulate --exact` does it, with the spans of a trace where one is given.
 SimulationResult SimulateForReport(const PlanFile& file, const Program& program,
                                    const std::string& trace) {
-  SimulateOptions options;
+  SimulateOptions options = SimulateOptionsOf(file, program);
   options.trace = true;
-  options.allocator.capacity = AllocatorCapacity(UsableMemory(file), program, file.profile);
   SimulationResult result = Simulate(
       {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
   if (!trace.empty()) {
@@ -179,9 +178,11 @@ int RunReport(const Arguments& arguments) {
   }
   const std::string title = TitleOf(file);
   const std::string plan_json = PlanFileJson(file);
+  const std::string prediction_json = PredictionJson(file, program, result, prediction);
   const ReportInput input{.title = title,
                           .file = file,
                           .plan_json = plan_json,
+                          .prediction_json = prediction_json,
                           .program = program,
                           .simulation = result,
                           .prediction = prediction,
@@ -189,8 +190,7 @@ int RunReport(const Arguments& arguments) {
                           .recorded = recordings.empty() ? nullptr : &recordings.front(),
                           .comparison = comparison ? &*comparison : nullptr,
                           .choices = choices ? &*choices : nullptr,
-                          .page = page,
-                          .prediction_json = PredictionJson(file, program, result, prediction)};
+                          .page = page};
   const std::string verdict = Wrapped(VerdictOf(input), kReportWidth, 2);
   arguments.Deliver(output, "page",
                     arguments.IsJson() ? ReportJson(input) + "\n" : ReportHtml(input),

@@ -122,11 +122,10 @@ AccountedStep SimulateAndCheck(const PlanFile& file, const SimulateFlagValues& f
   const Program& program =
       is_whole ? programs.With(programs.micro_batch_count()) : programs.Largest();
   CheckLegal(program);
-  SimulateOptions options;
+  SimulateOptions options = SimulateOptionsOf(file, program);
   options.contention = flags.contention;
   options.periodic = !is_whole;
   options.trace = true;
-  options.allocator.capacity = AllocatorCapacity(UsableMemory(file), program, file.profile);
   Simulator simulator(file.cluster, file.profile);
   if (!is_whole) {
     return AccountForPlan(simulator, programs, options, SumsOf(file));

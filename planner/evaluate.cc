@@ -14,10 +14,9 @@ namespace {
 
 SimulateOptions OptionsOf(const PlanFile& file, const Program& program,
                           const EvaluateOptions& options) {
-  SimulateOptions simulate;
+  SimulateOptions simulate = SimulateOptionsOf(file, program);
   simulate.contention = options.contention;
   simulate.reserved = options.reserved;
-  simulate.allocator.capacity = AllocatorCapacity(UsableMemory(file), program, file.profile);
   return simulate;
 }
 
@@ -68,6 +67,12 @@ Bytes UsableMemory(const Cluster& cluster, const Job& job) {
 
 Bytes AllocatorCapacity(Bytes usable, const Program& program, const Profile& profile) {
   return std::max(usable - OutsideBytes(program, profile.memory), Bytes(1));
+}
+
+SimulateOptions SimulateOptionsOf(const PlanFile& file, const Program& program) {
+  SimulateOptions options;
+  options.allocator.capacity = AllocatorCapacity(UsableMemory(file), program, file.profile);
+  return options;
 }
 
 std::vector<Misfit> FindMisfits(const PlanFile& file, Bytes usable, Bytes placed,

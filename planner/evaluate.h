@@ -44,6 +44,10 @@ void CheckLegal(const Program& program);
 // What the caching allocator may reserve of `usable`.
 [[nodiscard]] Bytes AllocatorCapacity(Bytes usable, const Program& program, const Profile& profile);
 
+// What the caching allocator has in the simulation of a plan: the device's usable memory. Where
+// that is less than it would take, its retries are part of the step.
+[[nodiscard]] SimulateOptions SimulateOptionsOf(const PlanFile& file, const Program& program);
+
 // The limits that a simulated plan breaks, `usable` of device memory; empty = it fits. A native
 // plan is held against what its arena takes (`placed`, see Place; unused for the others), any other
 // against what its buffers take and, with reserved memory in `result`, against fragmentation. Of

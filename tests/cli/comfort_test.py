@@ -203,15 +203,17 @@ class Names(ShardwrightTestCase):
             self.succeed("plan", "--model", "gpt2", "--cluster", cluster, "--seq", "128", "--micro-batch", "1", "-o", "plan.json")
             self.assertEqual(self.succeed("simulate", "plan.json").splitlines()[0], f"gpt2 on {title}, fsdp2")
 
-    def test_a_report_predicts_what_simulate_does(self):
+    def test_reports_and_comparisons_predict_what_simulate_does(self):
         """Also where the allocator has too little room and retries."""
         for micro_batch in (3, 4):
             self.succeed("plan", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--seq", "2048", "--micro-batch", str(micro_batch), "-o",
                          "plan.json")
-            said = json.loads(self.succeed("simulate", "plan.json", "--exact", "--json"))
+            said = json.loads(self.succeed("simulate", "plan.json", "--exact", "--trace", "sim.json", "--json"))
             report = json.loads(self.succeed("report", "plan.json", "--json"))
             self.assertEqual(report["prediction"], said)
             self.assertEqual(report["figures"]["step_time_s"], said["step_time_s"])
+            step = json.loads(self.succeed("compare", "plan.json", "sim.json", "--json"))["step_time"]
+            self.assertAlmostEqual(step["simulated_s"], said["step_time_s"], delta=1e-9)
             self.assertEqual(said["memory"]["steady_step"]["allocator_retries"] > 0, micro_batch == 4)
 
     def test_the_address_of_the_page(self):
