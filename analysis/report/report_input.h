@@ -18,7 +18,8 @@ namespace shardwright {
 struct ReportInput {
   const std::string& title;  // "llama-3-8b on 2 x dgx-h100 (16 GPUs), fsdp2"
   const PlanFile& file;
-  const std::string& plan_json;  // the plan file itself
+  const std::string& plan_json;        // the plan file itself
+  const std::string& prediction_json;  // what `simulate --exact --json` prints
   const Program& program;
   const SimulationResult& simulation;  // with its trace
   const Prediction& prediction;
@@ -29,7 +30,6 @@ struct ReportInput {
   const Comparison* comparison = nullptr;
   const Choices* choices = nullptr;  // null: nothing else was considered
   std::string page{};                // address of the planner's page; empty: not linked to
-  std::string prediction_json{};     // what `simulate --json` prints; empty: not part of the data
 };
 
 }  // namespace shardwright

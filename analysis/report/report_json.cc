@@ -57,7 +57,7 @@ class BarColumns {
     rest_.push_back(rests_.IndexOf(rest));
     colours_.push_back(static_cast<int>(colour));
   }
-  // Takes them.
+  // The columns move out of this.
   [[nodiscard]] Json ToJson() && {
     return {{"subjects", subjects_.texts()},  {"rests", rests_.texts()},
             {"lane", std::move(lanes_)},      {"micro_batch", std::move(micro_batches_)},
@@ -315,9 +315,7 @@ std::string ReportJson(const ReportInput& input) {
   if (!input.page.empty()) {
     json["page"] = input.page;
   }
-  if (!input.prediction_json.empty()) {
-    json["prediction"] = Json::parse(input.prediction_json);
-  }
+  json["prediction"] = Json::parse(input.prediction_json);
   json["plan"] = Json::parse(input.plan_json);
   // Names may hold any bytes of a user's file.
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);

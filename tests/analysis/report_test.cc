@@ -73,6 +73,7 @@ struct Simulated {
     return {.title = title,
             .file = file,
             .plan_json = plan_json,
+            .prediction_json = prediction_json,
             .program = program,
             .simulation = result,
             .prediction = prediction};
@@ -84,6 +85,7 @@ struct Simulated {
   SimulationResult result;
   Prediction prediction;
   std::string plan_json;
+  std::string prediction_json = "{}";  // the command line's own
 };
 
 constexpr const char* kTwoUnits =
