@@ -1,6 +1,10 @@
 #pragma once
 
+#include <algorithm>
+#include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace shardwright {
 
@@ -13,5 +17,15 @@ struct EmbeddedFile {
   std::string_view path;  // From the repository root, for messages: "models/zoo/llama-3-8b.json".
   std::string_view sha256 = {};  // Of `text`, 64 hexadecimal digits.
 };
+
+// The names, sorted.
+[[nodiscard]] inline std::vector<std::string> NamesOf(std::span<const EmbeddedFile> files) {
+  std::vector<std::string> names;
+  for (const EmbeddedFile& file : files) {
+    names.emplace_back(file.name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
 
 }  // namespace shardwright

@@ -156,11 +156,7 @@ bool LooksLikeHubId(std::string_view spec) {
                      "download its configuration with: huggingface-cli download " + spec +
                          " config.json --local-dir " + folder);
   }
-  std::vector<std::string> names;
-  for (const EmbeddedFile& file : EmbeddedModelZoo()) {
-    names.emplace_back(file.name);
-  }
-  std::string hint = DidYouMean(spec, names);
+  std::string hint = DidYouMean(spec, ZooNames());
   throw InputError("model", found,
                    "a zoo name (shardwright list models), a config.json, a folder with one, or a "
                    "model.json",
@@ -268,12 +264,7 @@ std::string ModelFile(const std::string& spec) {
 }
 
 std::vector<std::string> ZooNames() {
-  std::vector<std::string> names;
-  for (const EmbeddedFile& file : EmbeddedModelZoo()) {
-    names.emplace_back(file.name);
-  }
-  std::sort(names.begin(), names.end());
-  return names;
+  return NamesOf(EmbeddedModelZoo());
 }
 
 std::vector<ZooEntry> ListModels() {

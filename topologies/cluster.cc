@@ -252,12 +252,7 @@ std::vector<ClusterSummary> ListClusters() {
 }
 
 std::vector<std::string> ListClusterNames() {
-  std::vector<std::string> names;
-  for (const EmbeddedFile& file : EmbeddedClusterCatalog()) {
-    names.emplace_back(file.name);
-  }
-  std::sort(names.begin(), names.end());
-  return names;
+  return NamesOf(EmbeddedClusterCatalog());
 }
 
 std::string CoresText(double cores) {

@@ -50,12 +50,7 @@ std::vector<std::string_view> KernelSetsFor(std::string_view kernel_set) {
 }  // namespace
 
 std::vector<std::string> ListProfiles() {
-  std::vector<std::string> names;
-  for (const EmbeddedFile& file : EmbeddedProfileCatalog()) {
-    names.emplace_back(file.name);
-  }
-  std::sort(names.begin(), names.end());
-  return names;
+  return NamesOf(EmbeddedProfileCatalog());
 }
 
 Profile LoadProfile(const std::string& spec) {
