@@ -23,6 +23,7 @@ constexpr std::size_t kLargestExpansion = 200'000;
 constexpr std::size_t kDeepestRepeat = 8;
 // Bytes of names and shapes when repeats are written out: each may be as long as the file.
 constexpr std::int64_t kMostNames = std::int64_t{64} << 20;
+// What ops of the kind "other" list, when repeats are written out: about 150 bytes each.
 constexpr std::int64_t kMostLaunches = 1'000'000;
 constexpr std::size_t kMostDimensions = 8;
 
@@ -40,8 +41,8 @@ class FileReader {
       : file_(file),
         options_(options),
         names_budget_(file.path().str(), "bytes of names when repeats are written out", kMostNames),
-        entries_budget_(file.path().str(), "launches and kept tensors when repeats are written out",
-                        kMostLaunches),
+        launches_budget_(file.path().str(),
+                         "launches and kept tensors when repeats are written out", kMostLaunches),
         builder_(file.path().str(), name, "custom", TextOr(file, "class", "Module")) {}
 
   Model Read() {
@@ -456,17 +457,16 @@ class FileReader {
     return count == 1 ? name : name + '_' + std::to_string(count);
   }
 
-  // What ops of the kind "other" list is kept for each repeat.
-  void CountEntries(const ExpandedOp& op) {
+  void CountLaunches(const ExpandedOp& op) {
     for (const char* key : {"forward", "backward_data", "backward_weight", "saved"}) {
       if (const std::optional<JsonValue> list = op.json.Find(key)) {
-        entries_budget_.Take(static_cast<std::int64_t>(list->size()));
+        launches_budget_.Take(static_cast<std::int64_t>(list->size()));
       }
     }
   }
 
   void AddOp(const ExpandedOp& expanded) {
-    CountEntries(expanded);
+    CountLaunches(expanded);
     const ModuleId module = FindModuleOf(expanded);
     FileOp op{.json = expanded.json,
               .module = module,
@@ -521,7 +521,7 @@ class FileReader {
   const JsonValue& file_;
   const LoadOptions& options_;
   Budget names_budget_;
-  Budget entries_budget_;
+  Budget launches_budget_;
   ModelBuilder builder_;
   FileSizes sizes_;
   std::size_t expanded_ = 0;
