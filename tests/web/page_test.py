@@ -67,19 +67,19 @@ def fields(value, path=()):
 
 
 def planted(document):
-    """Copies with HOSTILE in one place each: every value, and a name of every object."""
-    for path in list(fields(document)):
-        for is_name in [False] if isinstance(path[-1], int) else [False, True]:
+    """Copies with HOSTILE in one place each: every value, and the first name of every object."""
+    for path in fields(document):
+        for is_name in (False, True):
             changed = json.loads(json.dumps(document))
             place = changed
             for step in path[:-1]:
                 place = place[step]
-            if is_name and path[-1] != next(iter(place)):
-                continue
-            if is_name:
+            if not is_name:
+                place[path[-1]] = HOSTILE
+            elif isinstance(place, dict) and path[-1] == next(iter(place)):
                 place[HOSTILE] = place.pop(path[-1])
             else:
-                place[path[-1]] = HOSTILE
+                continue
             yield changed
 
 
