@@ -21,6 +21,8 @@
 #include "cli/plan_options.h"
 #include "cli/table.h"
 #include "core/error.h"
+#include "core/json.h"
+#include "core/printable.h"
 
 namespace shardwright {
 namespace {

@@ -22,6 +22,7 @@ docs/gpu_first_run.md says what each row means and what to do about it.
 """
 
 import argparse
+import concurrent.futures
 import ctypes
 import glob
 import json
@@ -33,6 +34,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -90,6 +92,7 @@ class Results:
         else:
             (folder / "log.txt").unlink(missing_ok=True)
         self.step = None
+        self.logging = threading.Lock()
 
     def begin(self, step):
         self.step = step
@@ -116,7 +119,7 @@ class Results:
         write_whole(self.folder / "table.txt", "\n".join(lines) + "\n")
 
     def log(self, words, output, code):
-        with open(self.folder / "log.txt", "a", encoding="utf-8") as log:
+        with self.logging, open(self.folder / "log.txt", "a", encoding="utf-8") as log:
             log.write(f"\n=== {' '.join(map(str, words))}\n{output}\n=== exit {code}\n")
 
     def failed(self):
@@ -303,16 +306,15 @@ class Check:
         return [line for line in done.out.splitlines() if re.match(r"\w+\.\w+", line)]
 
     def kernel_tests(self):
-        """A process each: a sticky error of one says nothing about the next."""
-        names, failed, not_run, skipped = self.cases(), [], 0, 0
+        """A process each: a sticky error of one says nothing about the next. Several at a time, since they compute little and start long."""
+        names = self.cases()
         names = names[:3] if self.emulated else names
-        for name in names:
-            if self.left() < 60:  # for the speed of the kernels
-                not_run += 1
-                continue
-            done = self.case(name)
-            failed += [name] if done.code not in (0, 77) else []
-            skipped += 1 if done.code == 77 else 0
+        kept_for_others = 10  # and those that failed run again
+        with concurrent.futures.ThreadPoolExecutor(max(1, min(8, os.cpu_count() // 2))) as pool:
+            found = list(pool.map(lambda name: self.case(name) if self.left() > kept_for_others else None, names))
+        failed = [name for name, done in zip(names, found) if done and done.code not in (0, 77)]
+        not_run = found.count(None)
+        skipped = sum(1 for done in found if done and done.code == 77)
         ran = len(names) - not_run - skipped
         verdict = "FAILED" if failed or not names else ("cut off" if not_run else ("skipped" if ran == 0 else "ok"))
         self.results.row("kernels and ranks", verdict, f"{ran - len(failed)} of {len(names)} cases hold; {not_run} not run",
@@ -480,7 +482,7 @@ class Check:
 
     STEPS = {
         # Each with the seconds that are kept for it when those before it are slow.
-        "A": (("doctor", 10), ("nccl", 20), ("gpt2", 60), ("kernel_tests", 150), ("kernel_speed", 60)),
+        "A": (("doctor", 10), ("nccl", 20), ("gpt2", 40), ("kernel_tests", 90), ("kernel_speed", 45)),
         "B": (("speed", 300), ("calibrate", 120), ("speed_trace", 60)),
         "C": (("loopback", 60), ("schedules", 90), ("graphs", 60), ("long", 150), ("sanitizers", 120)),
     }
