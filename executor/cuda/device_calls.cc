@@ -193,8 +193,8 @@ void CudaDevice::SubmitClip(const ClipCall& call, StepContext& step, GpuStream s
     return;
   }
   for (const ElementRange& range : call.gradients) {
-    ops::LaunchItems<gpu::ClipKernel>(
-        {gpu_, stream, fault_}, range.count,
+    LaunchKernel<gpu::ClipKernel>(
+        gpu_, stream, CeilDiv(range.count, gpu::ClipKernel::kPerBlock), 0,
         {.x = {range.data, range.dtype},
          .n = range.count,
          .squares = reinterpret_cast<const float*>(call.norm),

@@ -11,8 +11,18 @@
 namespace shardwright {
 namespace {
 
+// Blocks of a multiprocessor at once that registers must suffice for, where a kernel says so: the
+// more threads, the more loads under way.
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads)
+constexpr int MinBlocks() {
+  if constexpr (requires { Kernel::kMinBlocks; }) {
+    return Kernel::kMinBlocks;
+  }
+  return 1;
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, MinBlocks<Kernel>())
     Entry(const __grid_constant__ typename Kernel::Args args) {
   extern __shared__ __align__(128) std::byte shared[];
   gpu::Block block(shared);

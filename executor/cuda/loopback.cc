@@ -14,8 +14,8 @@ std::int64_t PartBegin(std::int64_t n, std::int64_t size, std::int64_t i) {
 }
 
 void LaunchFold(const CollectivePlace& place, const gpu::FoldArgs& args) {
-  LaunchKernel<gpu::FoldKernel>(place.gpu, place.stream, CeilDiv(args.n, gpu::FoldKernel::kThreads),
-                                0, args);
+  LaunchKernel<gpu::FoldKernel>(place.gpu, place.stream,
+                                CeilDiv(args.n, gpu::FoldKernel::kPerBlock), 0, args);
 }
 
 }  // namespace

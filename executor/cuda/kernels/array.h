@@ -12,6 +12,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #else
+#include <bit>
+
 #include "executor/half.h"
 #endif
 
@@ -32,6 +34,12 @@ struct Fp16 {
 };
 
 #if defined(__CUDACC__)
+SW_DEVICE float FromBits(std::uint32_t bits) {
+  return __uint_as_float(bits);
+}
+SW_DEVICE std::uint32_t ToBits(float value) {
+  return __float_as_uint(value);
+}
 SW_DEVICE float ToFloat(float value) {
   return value;
 }
@@ -51,6 +59,12 @@ SW_DEVICE void FromFloat(float value, Fp16* to) {
   to->bits = __half_as_ushort(__float2half_rn(value));
 }
 #else
+inline float FromBits(std::uint32_t bits) {
+  return std::bit_cast<float>(bits);
+}
+inline std::uint32_t ToBits(float value) {
+  return std::bit_cast<std::uint32_t>(value);
+}
 inline float ToFloat(float value) {
   return value;
 }
@@ -100,76 +114,130 @@ SW_DEVICE void StoreOrAdd(const Array& a, std::int64_t i, float value, bool adds
   Store(a, i, adds ? Load(a, i) + value : value);
 }
 
-// Eight neighbours, in 16-byte accesses where the address allows.
+// Eight neighbours as they lie in memory. A kernel loads all that it needs before it converts any
+// of it, so that its loads are under way together: a conversion behind each load would wait for
+// memory once per array.
 inline constexpr int kVector = 8;
 struct alignas(16) Sixteen {
   std::uint32_t words[4];
 };
+struct Eight {
+  Sixteen pieces[2];  // 16-bit numbers need the first only
+};
 
-template <class T>
-SW_DEVICE void LoadEightOf(const T* from, float* to) {
-  if (reinterpret_cast<std::uintptr_t>(from) % sizeof(Sixteen) != 0) {
+[[nodiscard]] SW_DEVICE bool IsHalf(DType dtype) {
+  return dtype == DType::kBf16 || dtype == DType::kFp16;
+}
+
+// Elements i to i + 7 of an array, of which `count` are there (the others are zeros): in 16-byte
+// accesses where all are and the address allows.
+SW_DEVICE Eight LoadEight(const Array& a, std::int64_t i, std::int64_t count = kVector) {
+  Eight eight{};
+  if (IsHalf(a.dtype)) {
+    const auto* const from = static_cast<const std::uint16_t*>(a.data) + i;
+    if (count >= kVector && reinterpret_cast<std::uintptr_t>(from) % sizeof(Sixteen) == 0) {
+      eight.pieces[0] = *reinterpret_cast<const Sixteen*>(from);
+      return eight;
+    }
+    SW_UNROLL
     for (int k = 0; k < kVector; ++k) {
-      to[k] = ToFloat(from[k]);
+      const std::uint32_t bits = k < count ? from[k] : 0U;
+      eight.pieces[0].words[k / 2] |= bits << (16U * static_cast<unsigned>(k % 2));
+    }
+    return eight;
+  }
+  const auto* const from = static_cast<const std::uint32_t*>(a.data) + i;
+  if (count >= kVector && reinterpret_cast<std::uintptr_t>(from) % sizeof(Sixteen) == 0) {
+    eight.pieces[0] = reinterpret_cast<const Sixteen*>(from)[0];
+    eight.pieces[1] = reinterpret_cast<const Sixteen*>(from)[1];
+    return eight;
+  }
+  SW_UNROLL
+  for (int k = 0; k < kVector; ++k) {
+    eight.pieces[k / 4].words[k % 4] = k < count ? from[k] : 0U;
+  }
+  return eight;
+}
+
+SW_DEVICE void StoreEight(const Array& a, std::int64_t i, const Eight& eight,
+                          std::int64_t count = kVector) {
+  if (IsHalf(a.dtype)) {
+    auto* const to = static_cast<std::uint16_t*>(a.data) + i;
+    if (count >= kVector && reinterpret_cast<std::uintptr_t>(to) % sizeof(Sixteen) == 0) {
+      *reinterpret_cast<Sixteen*>(to) = eight.pieces[0];
+      return;
+    }
+    SW_UNROLL
+    for (int k = 0; k < kVector; ++k) {
+      if (k < count) {
+        to[k] = static_cast<std::uint16_t>(eight.pieces[0].words[k / 2] >>
+                                           (16U * static_cast<unsigned>(k % 2)));
+      }
     }
     return;
   }
-  constexpr int kPieces = kVector * static_cast<int>(sizeof(T)) / static_cast<int>(sizeof(Sixteen));
-  constexpr int kPer = kVector / kPieces;
-  for (int p = 0; p < kPieces; ++p) {
-    union {
-      Sixteen whole;
-      T parts[kPer];
-    } piece;
-    piece.whole = reinterpret_cast<const Sixteen*>(from)[p];
-    for (int k = 0; k < kPer; ++k) {
-      to[p * kPer + k] = ToFloat(piece.parts[k]);
+  auto* const to = static_cast<std::uint32_t*>(a.data) + i;
+  if (count >= kVector && reinterpret_cast<std::uintptr_t>(to) % sizeof(Sixteen) == 0) {
+    reinterpret_cast<Sixteen*>(to)[0] = eight.pieces[0];
+    reinterpret_cast<Sixteen*>(to)[1] = eight.pieces[1];
+    return;
+  }
+  SW_UNROLL
+  for (int k = 0; k < kVector; ++k) {
+    if (k < count) {
+      to[k] = eight.pieces[k / 4].words[k % 4];
     }
+  }
+}
+
+// The numbers of eight elements, and back; a stored number is rounded to nearest even.
+SW_DEVICE void Unpack(const Eight& eight, DType dtype, float* to) {
+  if (dtype == DType::kBf16) {
+    SW_UNROLL
+    for (int k = 0; k < kVector; ++k) {
+      const std::uint32_t word = eight.pieces[0].words[k / 2];
+      to[k] = FromBits(k % 2 == 0 ? word << 16U : word & 0xffff0000U);
+    }
+    return;
+  }
+  if (dtype == DType::kFp16) {
+    SW_UNROLL
+    for (int k = 0; k < kVector; ++k) {
+      const std::uint32_t word = eight.pieces[0].words[k / 2];
+      to[k] = ToFloat(Fp16{static_cast<std::uint16_t>(k % 2 == 0 ? word : word >> 16U)});
+    }
+    return;
+  }
+  SW_UNROLL
+  for (int k = 0; k < kVector; ++k) {
+    to[k] = FromBits(eight.pieces[k / 4].words[k % 4]);
   }
 }
 
 template <class T>
-SW_DEVICE void StoreEightOf(T* to, const float* from) {
-  if (reinterpret_cast<std::uintptr_t>(to) % sizeof(Sixteen) != 0) {
+SW_DEVICE void PackHalves(const float* from, Sixteen* to) {
+  SW_UNROLL
+  for (int k = 0; k < kVector; k += 2) {
+    T low, high;
+    FromFloat(from[k], &low);
+    FromFloat(from[k + 1], &high);
+    to->words[k / 2] = low.bits | static_cast<std::uint32_t>(high.bits) << 16U;
+  }
+}
+
+SW_DEVICE Eight Pack(const float* from, DType dtype) {
+  Eight eight{};
+  if (dtype == DType::kBf16) {
+    PackHalves<Bf16>(from, &eight.pieces[0]);
+  } else if (dtype == DType::kFp16) {
+    PackHalves<Fp16>(from, &eight.pieces[0]);
+  } else {
+    SW_UNROLL
     for (int k = 0; k < kVector; ++k) {
-      FromFloat(from[k], to + k);
+      eight.pieces[k / 4].words[k % 4] = ToBits(from[k]);
     }
-    return;
   }
-  constexpr int kPieces = kVector * static_cast<int>(sizeof(T)) / static_cast<int>(sizeof(Sixteen));
-  constexpr int kPer = kVector / kPieces;
-  for (int p = 0; p < kPieces; ++p) {
-    union {
-      Sixteen whole;
-      T parts[kPer];
-    } piece;
-    for (int k = 0; k < kPer; ++k) {
-      FromFloat(from[p * kPer + k], &piece.parts[k]);
-    }
-    reinterpret_cast<Sixteen*>(to)[p] = piece.whole;
-  }
-}
-
-SW_DEVICE void LoadEight(const Array& a, std::int64_t i, float* to) {
-  switch (a.dtype) {
-    case DType::kBf16:
-      return LoadEightOf(static_cast<const Bf16*>(a.data) + i, to);
-    case DType::kFp16:
-      return LoadEightOf(static_cast<const Fp16*>(a.data) + i, to);
-    default:
-      return LoadEightOf(static_cast<const float*>(a.data) + i, to);
-  }
-}
-
-SW_DEVICE void StoreEight(const Array& a, std::int64_t i, const float* from) {
-  switch (a.dtype) {
-    case DType::kBf16:
-      return StoreEightOf(static_cast<Bf16*>(a.data) + i, from);
-    case DType::kFp16:
-      return StoreEightOf(static_cast<Fp16*>(a.data) + i, from);
-    default:
-      return StoreEightOf(static_cast<float*>(a.data) + i, from);
-  }
+  return eight;
 }
 
 // What a kernel reports when the data asks for something impossible. Lies in device memory; zero

@@ -14,8 +14,10 @@
 
 #if defined(__CUDACC__)
 #define SW_DEVICE __device__ __forceinline__
+#define SW_UNROLL _Pragma("unroll")
 #else
 #define SW_DEVICE inline
+#define SW_UNROLL
 #endif
 
 namespace shardwright::gpu {
@@ -135,36 +137,61 @@ template <class T>
   return (n * static_cast<std::int64_t>(sizeof(T)) + 127) / 128 * 128;
 }
 
-// Sum and maximum over the block's threads, a power of two of them, by halves. `scratch`: one T per
-// thread.
-template <class T>
-SW_DEVICE T BlockSum(const Block& block, T* scratch, const PerThread<T>& values) {
-  block.Each([&](int t) { scratch[t] = values[t]; });
-  for (int width = block.threads() / 2; width > 0; width /= 2) {
-    block.Each([&](int t) {
-      if (t < width) {
-        scratch[t] += scratch[t + width];
-      }
-    });
+#if defined(__CUDACC__)
+
+// One value of all threads of the block, a multiple of 32: first in each warp, every lane with its
+// neighbours, then over the warps in order. `scratch`: one T per thread.
+template <class T, class F>
+SW_DEVICE T BlockFold(const Block& block, T* scratch, const PerThread<T>& values, const F& fold) {
+  const int thread = static_cast<int>(threadIdx.x);
+  T value = values[thread];
+  SW_UNROLL
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    value = fold(value, __shfl_xor_sync(0xffffffffU, value, distance));
   }
-  const T result = scratch[0];
+  if (thread % kWarp == 0) {
+    scratch[thread / kWarp] = value;
+  }
+  block.Sync();
+  T result = scratch[0];
+  for (int warp = 1; warp < block.warps(); ++warp) {
+    result = fold(result, scratch[warp]);
+  }
   block.Sync();  // before anybody writes scratch again
   return result;
 }
 
-template <class T>
-SW_DEVICE T BlockMax(const Block& block, T* scratch, const PerThread<T>& values) {
+#else
+
+// In the same order as on a GPU.
+template <class T, class F>
+T BlockFold(const Block& block, T* scratch, const PerThread<T>& values, const F& fold) {
   block.Each([&](int t) { scratch[t] = values[t]; });
-  for (int width = block.threads() / 2; width > 0; width /= 2) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
     block.Each([&](int t) {
-      if (t < width && scratch[t + width] > scratch[t]) {
-        scratch[t] = scratch[t + width];
+      if ((t & distance) == 0) {
+        scratch[t] = scratch[t ^ distance] = fold(scratch[t], scratch[t ^ distance]);
       }
     });
   }
-  const T result = scratch[0];
-  block.Sync();
+  T result = scratch[0];
+  for (int warp = 1; warp < block.warps(); ++warp) {
+    result = fold(result, scratch[warp * kWarp]);
+  }
   return result;
+}
+
+#endif
+
+// Sum and maximum over the block's threads.
+template <class T>
+SW_DEVICE T BlockSum(const Block& block, T* scratch, const PerThread<T>& values) {
+  return BlockFold(block, scratch, values, [](T a, T b) { return a + b; });
+}
+
+template <class T>
+SW_DEVICE T BlockMax(const Block& block, T* scratch, const PerThread<T>& values) {
+  return BlockFold(block, scratch, values, [](T a, T b) { return b > a ? b : a; });
 }
 
 }  // namespace shardwright::gpu

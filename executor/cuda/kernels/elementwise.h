@@ -13,12 +13,20 @@
 namespace shardwright::gpu {
 
 // Activations as PyTorch defines them.
-SW_DEVICE float Sigmoid(float x) {
+// Of a 16-bit result the instructions' own exponential and division are exact enough.
+SW_DEVICE float Sigmoid(float x, bool is_half = false) {
+#if defined(__CUDACC__)
+  if (is_half) {
+    return __fdividef(1.0F, 1.0F + __expf(-x));
+  }
+#else
+  (void)is_half;
+#endif
   return 1.0F / (1.0F + expf(-x));
 }
 
 // f(x).
-SW_DEVICE float Activate(Activation function, float x) {
+SW_DEVICE float Activate(Activation function, float x, bool is_half = false) {
   switch (function) {
     case Activation::kNone:
       return x;
@@ -27,19 +35,19 @@ SW_DEVICE float Activate(Activation function, float x) {
     case Activation::kGelu:
       return x * (0.5F * erfcf(-x * 0.707106781F));
     case Activation::kGeluTanh:  // 1 + tanh(u) = 2 sigmoid(2 u)
-      return x * Sigmoid(2.0F * 0.797884561F * (x + 0.044715F * x * x * x));
+      return x * Sigmoid(2.0F * 0.797884561F * (x + 0.044715F * x * x * x), is_half);
     case Activation::kSilu:
-      return x * Sigmoid(x);
+      return x * Sigmoid(x, is_half);
     case Activation::kTanh:
       return tanhf(x);
     case Activation::kSigmoid:
-      return Sigmoid(x);
+      return Sigmoid(x, is_half);
   }
   return x;
 }
 
 // f'(x) * dy. `kept` is x, or f(x) for ReLU, tanh and sigmoid.
-SW_DEVICE float ActivateGrad(Activation function, float kept, float dy) {
+SW_DEVICE float ActivateGrad(Activation function, float kept, float dy, bool is_half = false) {
   const float x = kept;
   switch (function) {
     case Activation::kNone:
@@ -50,12 +58,12 @@ SW_DEVICE float ActivateGrad(Activation function, float kept, float dy) {
       return dy * (0.5F * erfcf(-x * 0.707106781F) + x * 0.398942280F * expf(-0.5F * x * x));
     case Activation::kGeluTanh: {
       const float u = 0.797884561F * (x + 0.044715F * x * x * x);
-      const float s = Sigmoid(2.0F * u);
+      const float s = Sigmoid(2.0F * u, is_half);
       const float slope = 0.797884561F * (1.0F + 3.0F * 0.044715F * x * x);
       return dy * (s + 2.0F * x * s * (1.0F - s) * slope);
     }
     case Activation::kSilu: {
-      const float s = Sigmoid(x);
+      const float s = Sigmoid(x, is_half);
       return dy * (s * (1.0F + x * (1.0F - s)));
     }
     case Activation::kTanh:
@@ -81,11 +89,13 @@ enum class MapOp : std::uint8_t {
   kActivateGrad,  // f'(a) b
   kGated,         // f(a) b
   kGateGrad,      // gradient of the gate: f'(a) (b c), where b is up and c the output's gradient
+  kGatedGrad,     // the same, and into z2 that of up: f(a) c
 };
 
 // z[i] = op(a[i], b[j], c[i]) for i < n, where j is i, or i % period (b repeats), or i / plane (one
 // b per plane). With `adds` the result is added to z. Arrays in `wide` have rows of twice `row`
-// elements, of which the map takes one half: the first, or the one at which `data` points.
+// elements, of which the map takes one half: the first, or the one at which `data` points. z2 lies
+// as z does.
 struct MapArgs {
   MapOp op = MapOp::kCopy;
   Activation activation = Activation::kNone;
@@ -96,84 +106,194 @@ struct MapArgs {
   std::int64_t plane = 0;   // 0: no planes
   std::int64_t row = 0;
   std::uint32_t wide = 0;  // 1: a, 2: b, 4: c, 8: z; not with period or plane
-  Array a = {}, b = {}, c = {}, z = {};
+  Array a = {}, b = {}, c = {}, z = {}, z2 = {};
 };
 
-SW_DEVICE float MapOne(const MapArgs& args, float a, float b, float c) {
-  switch (args.op) {
-    case MapOp::kCopy:
-      return a;
-    case MapOp::kAdd:
-      return a + b;
-    case MapOp::kMul:
-      return a * b;
-    case MapOp::kScale:
-      return a * args.factor;
-    case MapOp::kDivide:
-      return a / args.factor;
-    case MapOp::kActivate:
-      return Activate(args.activation, a);
-    case MapOp::kActivateGrad:
-      return ActivateGrad(args.activation, a, b);
-    case MapOp::kGated:
-      return Activate(args.activation, a) * b;
-    case MapOp::kGateGrad: {
-      const float kept = KeepsResult(args.activation) ? Activate(args.activation, a) : a;
-      return ActivateGrad(args.activation, kept, b * c);
-    }
+// The function of an op's activation as a constant, so that loops over elements do not ask for it.
+template <class F>
+SW_DEVICE void WithActivation(Activation function, const F& f) {
+  switch (function) {
+    case Activation::kSilu:
+      return f([] { return Activation::kSilu; });
+    case Activation::kGelu:
+      return f([] { return Activation::kGelu; });
+    case Activation::kGeluTanh:
+      return f([] { return Activation::kGeluTanh; });
+    default:
+      return f([function] { return function; });
   }
-  return a;
 }
 
-// Eight elements per thread; blocks cover n.
+// One or two vectors of eight per thread; blocks cover n.
 struct MapKernel {
   static constexpr KernelId kId = KernelId::kMap;
   using Args = MapArgs;
   static constexpr int kThreads = 256;
-  static constexpr std::int64_t kPerBlock = std::int64_t{kThreads} * kVector;
+  static constexpr int kMinBlocks = 4;
+
+  // Elements of a block. What reads little takes two vectors per thread, to have more under way.
+  static constexpr std::int64_t PerBlock(MapOp op) {
+    return std::int64_t{kThreads} * kVector * VectorsOf(op);
+  }
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
+    switch (args.op) {
+      case MapOp::kCopy:
+        return RunOp<MapOp::kCopy>(block, args, Activation::kNone);
+      case MapOp::kAdd:
+        return RunOp<MapOp::kAdd>(block, args, Activation::kNone);
+      case MapOp::kMul:
+        return RunOp<MapOp::kMul>(block, args, Activation::kNone);
+      case MapOp::kScale:
+        return RunOp<MapOp::kScale>(block, args, Activation::kNone);
+      case MapOp::kDivide:
+        return RunOp<MapOp::kDivide>(block, args, Activation::kNone);
+      case MapOp::kActivate:
+        return RunActivation<MapOp::kActivate>(block, args);
+      case MapOp::kActivateGrad:
+        return RunActivation<MapOp::kActivateGrad>(block, args);
+      case MapOp::kGated:
+        return RunActivation<MapOp::kGated>(block, args);
+      case MapOp::kGateGrad:
+        return RunActivation<MapOp::kGateGrad>(block, args);
+      case MapOp::kGatedGrad:
+        return RunActivation<MapOp::kGatedGrad>(block, args);
+    }
+  }
+
+ private:
+  static constexpr bool ReadsB(MapOp op) {
+    return op != MapOp::kCopy && op != MapOp::kScale && op != MapOp::kDivide &&
+           op != MapOp::kActivate;
+  }
+  static constexpr int VectorsOf(MapOp op) { return ReadsB(op) ? 1 : 2; }
+  static constexpr bool ReadsC(MapOp op) {
+    return op == MapOp::kGateGrad || op == MapOp::kGatedGrad;
+  }
+
+  template <MapOp kOp>
+  static SW_DEVICE void RunActivation(Block& block, const Args& args) {
+    WithActivation(args.activation, [&](auto function) { RunOp<kOp>(block, args, function()); });
+  }
+
+  // z, and z2 of kGatedGrad.
+  struct Result {
+    float z, z2;
+  };
+  template <MapOp kOp>
+  static SW_DEVICE Result One(const Args& args, Activation function, float a, float b, float c) {
+    const bool is_half = IsHalf(args.z.dtype);
+    if constexpr (kOp == MapOp::kCopy) {
+      return {a, 0.0F};
+    } else if constexpr (kOp == MapOp::kAdd) {
+      return {a + b, 0.0F};
+    } else if constexpr (kOp == MapOp::kMul) {
+      return {a * b, 0.0F};
+    } else if constexpr (kOp == MapOp::kScale) {
+      return {a * args.factor, 0.0F};
+    } else if constexpr (kOp == MapOp::kDivide) {
+      return {a / args.factor, 0.0F};
+    } else if constexpr (kOp == MapOp::kActivate) {
+      return {Activate(function, a, is_half), 0.0F};
+    } else if constexpr (kOp == MapOp::kActivateGrad) {
+      return {ActivateGrad(function, a, b, is_half), 0.0F};
+    } else if constexpr (kOp == MapOp::kGated) {
+      return {Activate(function, a, is_half) * b, 0.0F};
+    } else {
+      const float y = Activate(function, a, is_half);
+      const float kept = KeepsResult(function) ? y : a;
+      return {ActivateGrad(function, kept, b * c, is_half), y * c};
+    }
+  }
+
+  template <MapOp kOp>
+  static SW_DEVICE void RunOp(Block& block, const Args& args, Activation function) {
+    const bool is_split = args.wide != 0 && args.row % kVector != 0;
+    const bool in_vectors = args.period == 0 && args.plane == 0 && !is_split;
     block.Each([&](int t) {
-      const std::int64_t first = block.index() * kPerBlock + std::int64_t{t} * kVector;
-      const bool is_split = args.wide != 0 && args.row % kVector != 0;
-      if (first + kVector <= args.n && args.period == 0 && args.plane == 0 && !is_split) {
-        RunEight(args, first);
+      const std::int64_t first = block.index() * PerBlock(kOp) + std::int64_t{t} * kVector;
+      if (in_vectors) {
+        RunVectors<kOp>(args, function, first);
         return;
       }
-      for (std::int64_t i = first; i < first + kVector && i < args.n; ++i) {
-        const std::int64_t j =
-            args.period > 0 ? i % args.period : (args.plane > 0 ? i / args.plane : i);
-        const float b = args.b.data != nullptr ? Load(args.b, At(args, 2, j)) : 0.0F;
-        const float c = args.c.data != nullptr ? Load(args.c, At(args, 4, i)) : 0.0F;
-        StoreOrAdd(args.z, At(args, 8, i), MapOne(args, Load(args.a, At(args, 1, i)), b, c),
-                   args.adds);
+      for (int v = 0; v < VectorsOf(kOp); ++v) {
+        const std::int64_t begin = first + std::int64_t{v} * kThreads * kVector;
+        for (std::int64_t i = begin; i < begin + kVector && i < args.n; ++i) {
+          RunScalar<kOp>(args, function, i);
+        }
       }
     });
   }
 
- private:
   // Where element i of an array lies.
   static SW_DEVICE std::int64_t At(const Args& args, std::uint32_t array, std::int64_t i) {
     return (args.wide & array) != 0 ? i + i / args.row * args.row : i;
   }
 
-  static SW_DEVICE void RunEight(const Args& args, std::int64_t first) {
-    float a[kVector], b[kVector] = {}, c[kVector] = {}, z[kVector] = {};
-    LoadEight(args.a, At(args, 1, first), a);
-    if (args.b.data != nullptr) {
-      LoadEight(args.b, At(args, 2, first), b);
+  template <MapOp kOp>
+  static SW_DEVICE void RunScalar(const Args& args, Activation function, std::int64_t i) {
+    const std::int64_t j =
+        args.period > 0 ? i % args.period : (args.plane > 0 ? i / args.plane : i);
+    const float b = ReadsB(kOp) ? Load(args.b, At(args, 2, j)) : 0.0F;
+    const float c = ReadsC(kOp) ? Load(args.c, At(args, 4, i)) : 0.0F;
+    const Result result = One<kOp>(args, function, Load(args.a, At(args, 1, i)), b, c);
+    StoreOrAdd(args.z, At(args, 8, i), result.z, args.adds);
+    if constexpr (kOp == MapOp::kGatedGrad) {
+      Store(args.z2, At(args, 8, i), result.z2);
     }
-    if (args.c.data != nullptr) {
-      LoadEight(args.c, At(args, 4, first), c);
+  }
+
+  template <MapOp kOp>
+  static SW_DEVICE void RunVectors(const Args& args, Activation function, std::int64_t first) {
+    constexpr int kVectors = VectorsOf(kOp);
+    Eight a[kVectors], b[kVectors], c[kVectors], z[kVectors];
+    SW_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const std::int64_t i = first + std::int64_t{v} * kThreads * kVector;
+      const std::int64_t count = args.n - i;
+      if (count <= 0) {
+        continue;
+      }
+      a[v] = LoadEight(args.a, At(args, 1, i), count);
+      if constexpr (ReadsB(kOp)) {
+        b[v] = LoadEight(args.b, At(args, 2, i), count);
+      }
+      if constexpr (ReadsC(kOp)) {
+        c[v] = LoadEight(args.c, At(args, 4, i), count);
+      }
+      if (args.adds) {
+        z[v] = LoadEight(args.z, At(args, 8, i), count);
+      }
     }
-    if (args.adds) {
-      LoadEight(args.z, At(args, 8, first), z);
+    SW_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const std::int64_t i = first + std::int64_t{v} * kThreads * kVector;
+      const std::int64_t count = args.n - i;
+      if (count <= 0) {
+        continue;
+      }
+      float as[kVector], bs[kVector] = {}, cs[kVector] = {}, zs[kVector] = {}, z2s[kVector];
+      Unpack(a[v], args.a.dtype, as);
+      if constexpr (ReadsB(kOp)) {
+        Unpack(b[v], args.b.dtype, bs);
+      }
+      if constexpr (ReadsC(kOp)) {
+        Unpack(c[v], args.c.dtype, cs);
+      }
+      if (args.adds) {
+        Unpack(z[v], args.z.dtype, zs);
+      }
+      SW_UNROLL
+      for (int k = 0; k < kVector; ++k) {
+        const Result result = One<kOp>(args, function, as[k], bs[k], cs[k]);
+        zs[k] = args.adds ? zs[k] + result.z : result.z;
+        z2s[k] = result.z2;
+      }
+      StoreEight(args.z, At(args, 8, i), Pack(zs, args.z.dtype), count);
+      if constexpr (kOp == MapOp::kGatedGrad) {
+        StoreEight(args.z2, At(args, 8, i), Pack(z2s, args.z2.dtype), count);
+      }
     }
-    for (int k = 0; k < kVector; ++k) {
-      const float result = MapOne(args, a[k], b[k], c[k]);
-      z[k] = args.adds ? z[k] + result : result;
-    }
-    StoreEight(args.z, At(args, 8, first), z);
   }
 };
 

@@ -20,26 +20,62 @@ struct LogSumExpArgs {
   float* log_sums = nullptr;
 };
 
+// Eight more numbers, `count` of which are there, in a sum of exp(x - largest).
+SW_DEVICE void AddExponentials(const Eight& eight, DType dtype, std::int64_t count, float* largest,
+                               float* sum) {
+  float x[kVector];
+  Unpack(eight, dtype, x);
+  float now = *largest;
+  SW_UNROLL
+  for (int k = 0; k < kVector; ++k) {
+    now = k < count ? fmaxf(now, x[k]) : now;
+  }
+  if (now == -INFINITY) {
+    return;
+  }
+  float more = 0.0F;
+  SW_UNROLL
+  for (int k = 0; k < kVector; ++k) {
+    more += k < count ? expf(x[k] - now) : 0.0F;
+  }
+  *sum = *sum * expf(*largest - now) + more;
+  *largest = now;
+}
+
+// In one pass: every thread keeps the largest number so far and the sum of exponentials below it.
 SW_DEVICE float LogSumExpOf(Block& block, const Array& x, std::int64_t first, std::int64_t n) {
   constexpr int kThreads = 256;
+  constexpr int kAtOnce = 4;  // vectors whose loads are under way together
+  constexpr std::int64_t kApart = std::int64_t{kThreads} * kVector;
   float* const scratch = block.Shared<float>(kThreads);
-  PerThread<float> values;
+  PerThread<float> maxima, sums;
   block.Each([&](int t) {
     float largest = -INFINITY;
-    for (std::int64_t i = t; i < n; i += kThreads) {
-      largest = fmaxf(largest, Load(x, first + i));
-    }
-    values[t] = largest;
-  });
-  const float largest = BlockMax(block, scratch, values);
-  block.Each([&](int t) {
     float sum = 0.0F;
-    for (std::int64_t i = t; i < n; i += kThreads) {
-      sum += expf(Load(x, first + i) - largest);
+    for (std::int64_t i = std::int64_t{t} * kVector; i < n; i += kAtOnce * kApart) {
+      Eight eights[kAtOnce] = {};
+      SW_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (i + k * kApart < n) {
+          eights[k] = LoadEight(x, first + i + k * kApart, n - i - k * kApart);
+        }
+      }
+      SW_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (i + k * kApart < n) {
+          AddExponentials(eights[k], x.dtype, n - i - k * kApart, &largest, &sum);
+        }
+      }
     }
-    values[t] = sum;
+    maxima[t] = largest;
+    sums[t] = sum;
   });
-  return largest + logf(BlockSum(block, scratch, values));
+  const float largest = BlockMax(block, scratch, maxima);
+  block.Each([&](int t) {
+    // A thread without numbers, or with none but minus infinity, adds nothing.
+    sums[t] = maxima[t] == -INFINITY ? sums[t] : sums[t] * expf(maxima[t] - largest);
+  });
+  return largest + logf(BlockSum(block, scratch, sums));
 }
 
 struct LogSumExpKernel {
@@ -197,20 +233,45 @@ struct LossGradKernel {
   static SW_DEVICE void Run(Block& block, const Args& args) {
     block.Each([&](int t) {
       const std::int64_t row = block.index();
-      const auto factor = static_cast<float>(args.scale * *args.factor);
       const std::int64_t label = args.labels[row];
       const bool counts = label >= 0 && label < args.n;
-      for (std::int64_t i = t; i < args.n; i += kThreads) {
-        float value = 0.0F;
-        if (counts) {
-          if (args.log_sums != nullptr) {
-            value = expf(Load(args.x, row * args.n + i) - args.log_sums[row]);
+      const bool reads = counts && args.log_sums != nullptr;
+      const auto factor = static_cast<float>(args.scale * *args.factor);
+      const float log_sum = reads ? args.log_sums[row] : 0.0F;
+      constexpr std::int64_t kApart = std::int64_t{kThreads} * kVector;
+      for (std::int64_t i = std::int64_t{t} * kVector; i < args.n; i += kAtOnce * kApart) {
+        Eight eights[kAtOnce] = {};
+        SW_UNROLL
+        for (int k = 0; k < kAtOnce; ++k) {
+          if (reads && i + k * kApart < args.n) {
+            eights[k] = LoadEight(args.x, row * args.n + i + k * kApart, args.n - i - k * kApart);
           }
-          value = (i == label ? value - 1.0F : value) * factor;
         }
-        Store(args.dx, row * args.n + i, value);
+        SW_UNROLL
+        for (int k = 0; k < kAtOnce; ++k) {
+          if (i + k * kApart < args.n) {
+            StoreGrad(args, row, i + k * kApart, eights[k], factor, log_sum);
+          }
+        }
       }
     });
+  }
+
+ private:
+  static constexpr int kAtOnce = 2;  // vectors whose loads are under way together
+
+  static SW_DEVICE void StoreGrad(const Args& args, std::int64_t row, std::int64_t i,
+                                  const Eight& eight, float factor, float log_sum) {
+    const std::int64_t label = args.labels[row];
+    const bool counts = label >= 0 && label < args.n;
+    float values[kVector];
+    Unpack(eight, args.x.dtype, values);
+    SW_UNROLL
+    for (int k = 0; k < kVector; ++k) {
+      const float share = args.log_sums != nullptr ? expf(values[k] - log_sum) : 0.0F;
+      values[k] = counts ? (i + k == label ? share - 1.0F : share) * factor : 0.0F;
+    }
+    StoreEight(args.dx, row * args.n + i, Pack(values, args.dx.dtype), args.n - i);
   }
 };
 

@@ -24,43 +24,95 @@ struct RowNormArgs {
   float* means = nullptr;
 };
 
+// A thread's vectors of a row are kThreads * kVector features apart. Of rows of up to kKeptFeatures
+// they stay in registers from one pass over the row to the next.
+struct RowShare {
+  static constexpr int kThreads = 256;
+  static constexpr int kMost = 2;
+  static constexpr std::int64_t kKeptFeatures = std::int64_t{kThreads} * kVector * kMost;
+  Eight eights[kMost];
+
+  // f(k, i) for every vector k of thread t, which begins at feature i.
+  template <bool kKept, class F>
+  static SW_DEVICE void Each(std::int64_t n, int t, const F& f) {
+    constexpr std::int64_t kApart = std::int64_t{kThreads} * kVector;
+    if constexpr (kKept) {
+      SW_UNROLL
+      for (int k = 0; k < kMost; ++k) {
+        const std::int64_t i = k * kApart + std::int64_t{t} * kVector;
+        if (i < n) {
+          f(k, i);
+        }
+      }
+    } else {
+      for (std::int64_t i = std::int64_t{t} * kVector; i < n; i += kApart) {
+        f(0, i);
+      }
+    }
+  }
+};
+
 struct RowNormKernel {
   static constexpr KernelId kId = KernelId::kRowNorm;
   using Args = RowNormArgs;
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = RowShare::kThreads;
+  static constexpr int kMinBlocks = 4;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
+    if (args.n <= RowShare::kKeptFeatures) {
+      RunRow<true>(block, args);
+    } else {
+      RunRow<false>(block, args);
+    }
+  }
+
+ private:
+  template <bool kKept>
+  static SW_DEVICE void RunRow(Block& block, const Args& args) {
     float* const scratch = block.Shared<float>(kThreads);
     const std::int64_t row = block.index();
     const auto count = static_cast<float>(args.n);
-    Array from = args.x;
-    if (args.addend.data != nullptr) {
-      block.Each([&](int t) {  // every thread reads again what it has written itself
-        for (std::int64_t i = t; i < args.n; i += kThreads) {
-          const std::int64_t at = row * args.stride + i;
-          Store(args.sum, at, Load(args.x, at) + Load(args.addend, at));
-        }
-      });
-      from = args.sum;
-    }
+    const bool has_sum = args.addend.data != nullptr;
+    const Array& from = has_sum ? args.sum : args.x;
+    PerThread<RowShare> shares;
+    block.Each([&](int t) { Begin<kKept>(args, row, t, shares[t]); });
+    const auto share_of = [&](int t, int k, std::int64_t i, float* values) {
+      Eight eight{};
+      if constexpr (kKept) {
+        eight = shares[t].eights[k];
+      } else {  // a sum: what this thread has written itself
+        eight = LoadEight(from, row * args.stride + i, args.n - i);
+      }
+      Unpack(eight, from.dtype, values);
+    };
     PerThread<float> sums;
     float mean = 0.0F;
     if (args.has_mean) {
       block.Each([&](int t) {
         float sum = 0.0F;
-        for (std::int64_t i = t; i < args.n; i += kThreads) {
-          sum += Load(from, row * args.stride + i);
-        }
+        RowShare::Each<kKept>(args.n, t, [&](int k, std::int64_t i) {
+          float x[kVector];
+          share_of(t, k, i, x);
+          SW_UNROLL
+          for (int e = 0; e < kVector; ++e) {
+            sum += x[e];  // zeros behind the end of the row
+          }
+        });
         sums[t] = sum;
       });
       mean = BlockSum(block, scratch, sums) / count;
     }
     block.Each([&](int t) {
       float sum = 0.0F;
-      for (std::int64_t i = t; i < args.n; i += kThreads) {
-        const float centered = Load(from, row * args.stride + i) - mean;
-        sum += centered * centered;
-      }
+      RowShare::Each<kKept>(args.n, t, [&](int k, std::int64_t i) {
+        float x[kVector];
+        share_of(t, k, i, x);
+        SW_UNROLL
+        for (int e = 0; e < kVector; ++e) {
+          const float centered = i + e < args.n ? x[e] - mean : 0.0F;
+          sum += centered * centered;
+        }
+      });
       sums[t] = sum;
     });
     const float variance = BlockSum(block, scratch, sums) / count;
@@ -72,12 +124,59 @@ struct RowNormKernel {
           args.means[row] = mean;
         }
       }
-      for (std::int64_t i = t; i < args.n; i += kThreads) {
-        const float weight = Load(args.weight, i) + args.weight_offset;
-        const float bias = args.bias.data != nullptr ? Load(args.bias, i) : 0.0F;
-        const float x = Load(from, row * args.stride + i);
-        Store(args.y, row * args.n + i, (x - mean) * inverse * weight + bias);
+      RowShare::Each<kKept>(args.n, t, [&](int k, std::int64_t i) {
+        const Eight weights = LoadEight(args.weight, i, args.n - i);
+        float x[kVector], weight[kVector], bias[kVector] = {};
+        if (args.bias.data != nullptr) {
+          Unpack(LoadEight(args.bias, i, args.n - i), args.bias.dtype, bias);
+        }
+        Unpack(weights, args.weight.dtype, weight);
+        share_of(t, k, i, x);
+        SW_UNROLL
+        for (int e = 0; e < kVector; ++e) {
+          x[e] = (x[e] - mean) * inverse * (weight[e] + args.weight_offset) + bias[e];
+        }
+        StoreEight(args.y, row * args.n + i, Pack(x, args.y.dtype), args.n - i);
+      });
+    });
+  }
+
+  // Loads the row, and makes the sum that is normalized.
+  template <bool kKept>
+  static SW_DEVICE void Begin(const Args& args, std::int64_t row, int t, RowShare& share) {
+    const bool has_sum = args.addend.data != nullptr;
+    if (!kKept && !has_sum) {
+      return;
+    }
+    RowShare addends;
+    if constexpr (kKept) {
+      RowShare::Each<true>(args.n, t, [&](int k, std::int64_t i) {
+        share.eights[k] = LoadEight(args.x, row * args.stride + i, args.n - i);
+      });
+      if (has_sum) {
+        RowShare::Each<true>(args.n, t, [&](int k, std::int64_t i) {
+          addends.eights[k] = LoadEight(args.addend, row * args.stride + i, args.n - i);
+        });
       }
+    }
+    if (!has_sum) {
+      return;
+    }
+    RowShare::Each<kKept>(args.n, t, [&](int k, std::int64_t i) {
+      const std::int64_t at = row * args.stride + i;
+      if constexpr (!kKept) {
+        share.eights[k] = LoadEight(args.x, at, args.n - i);
+        addends.eights[k] = LoadEight(args.addend, at, args.n - i);
+      }
+      float x[kVector], addend[kVector];
+      Unpack(share.eights[k], args.x.dtype, x);
+      Unpack(addends.eights[k], args.addend.dtype, addend);
+      SW_UNROLL
+      for (int e = 0; e < kVector; ++e) {
+        x[e] += addend[e];
+      }
+      share.eights[k] = Pack(x, args.sum.dtype);  // as it is rounded
+      StoreEight(args.sum, at, share.eights[k], args.n - i);
     });
   }
 };
@@ -96,42 +195,92 @@ struct RowNormGradArgs {
 struct RowNormGradKernel {
   static constexpr KernelId kId = KernelId::kRowNormGrad;
   using Args = RowNormGradArgs;
-  static constexpr int kThreads = 256;
-
-  static SW_DEVICE float Scaled(const Args& args, std::int64_t row, std::int64_t i) {
-    const float weight =
-        args.weight.data != nullptr ? Load(args.weight, i) + args.weight_offset : 1.0F;
-    return Load(args.dy, row * args.n + i) * weight;
-  }
+  static constexpr int kThreads = RowShare::kThreads;
+  static constexpr int kMinBlocks = 3;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
-    float* const scratch = block.Shared<float>(kThreads);
-    const std::int64_t row = block.index();
+    if (args.n <= RowShare::kKeptFeatures) {
+      RunRow<true>(block, args);
+    } else {
+      RunRow<false>(block, args);
+    }
+  }
+
+ private:
+  // xhat and s of eight features.
+  struct Numbers {
+    float xhat[kVector], scaled[kVector];
+  };
+  static SW_DEVICE Numbers NumbersOf(const Args& args, const Eight& x, const Eight& dy,
+                                     std::int64_t row, std::int64_t i) {
+    Numbers numbers;
+    float weight[kVector];
+    if (args.weight.data != nullptr) {
+      Unpack(LoadEight(args.weight, i, args.n - i), args.weight.dtype, weight);
+    }
+    Unpack(x, args.x.dtype, numbers.xhat);
+    Unpack(dy, args.dy.dtype, numbers.scaled);
     const float inverse = args.inverses[row];
     const float mean = args.means != nullptr ? args.means[row] : 0.0F;
+    SW_UNROLL
+    for (int e = 0; e < kVector; ++e) {
+      numbers.scaled[e] *= args.weight.data != nullptr ? weight[e] + args.weight_offset : 1.0F;
+      numbers.xhat[e] = (numbers.xhat[e] - mean) * inverse;
+    }
+    return numbers;
+  }
+
+  template <bool kKept>
+  static SW_DEVICE void RunRow(Block& block, const Args& args) {
+    float* const scratch = block.Shared<float>(kThreads);
+    const std::int64_t row = block.index();
     const auto count = static_cast<float>(args.n);
+    PerThread<RowShare> xs, dys;
     PerThread<float> sums, products;
+    const auto load = [&](int t, int k, std::int64_t i) {
+      xs[t].eights[k] = LoadEight(args.x, row * args.stride + i, args.n - i);
+      dys[t].eights[k] = LoadEight(args.dy, row * args.n + i, args.n - i);
+    };
     block.Each([&](int t) {
+      if constexpr (kKept) {
+        RowShare::Each<true>(args.n, t, [&](int k, std::int64_t i) { load(t, k, i); });
+      }
       float sum = 0.0F;
       float product = 0.0F;
-      for (std::int64_t i = t; i < args.n; i += kThreads) {
-        const float scaled = Scaled(args, row, i);
-        sum += scaled;
-        product += scaled * ((Load(args.x, row * args.stride + i) - mean) * inverse);
-      }
+      RowShare::Each<kKept>(args.n, t, [&](int k, std::int64_t i) {
+        if constexpr (!kKept) {
+          load(t, k, i);
+        }
+        const Numbers numbers = NumbersOf(args, xs[t].eights[k], dys[t].eights[k], row, i);
+        SW_UNROLL
+        for (int e = 0; e < kVector; ++e) {  // dy is zero behind the end of the row
+          sum += numbers.scaled[e];
+          product += numbers.scaled[e] * numbers.xhat[e];
+        }
+      });
       sums[t] = sum;
       products[t] = product;
     });
     const float mean_product = BlockSum(block, scratch, products) / count;
     const float mean_scaled = args.means != nullptr ? BlockSum(block, scratch, sums) / count : 0.0F;
+    const float inverse = args.inverses[row];
     block.Each([&](int t) {
-      for (std::int64_t i = t; i < args.n; i += kThreads) {
+      RowShare::Each<kKept>(args.n, t, [&](int k, std::int64_t i) {
         const std::int64_t at = row * args.stride + i;
-        const float xhat = (Load(args.x, at) - mean) * inverse;
-        const float before = args.adds ? Load(args.dx, at) : 0.0F;
-        Store(args.dx, at,
-              before + inverse * (Scaled(args, row, i) - mean_scaled - xhat * mean_product));
-      }
+        float dx[kVector] = {};
+        if (args.adds) {
+          Unpack(LoadEight(args.dx, at, args.n - i), args.dx.dtype, dx);
+        }
+        if constexpr (!kKept) {
+          load(t, k, i);
+        }
+        const Numbers numbers = NumbersOf(args, xs[t].eights[k], dys[t].eights[k], row, i);
+        SW_UNROLL
+        for (int e = 0; e < kVector; ++e) {
+          dx[e] += inverse * (numbers.scaled[e] - mean_scaled - numbers.xhat[e] * mean_product);
+        }
+        StoreEight(args.dx, at, Pack(dx, args.dx.dtype), args.n - i);
+      });
     });
   }
 };

@@ -100,39 +100,99 @@ struct RopeKernel {
     return sum;
   }
 
-  // One pair, or one copied feature, per thread.
+  // Eight pairs, or eight copied features, per thread, where heads divide into such pieces.
+  static SW_DEVICE bool IsInVectors(const Args& args) {
+    constexpr std::int64_t kMost = std::int64_t{1} << 31;  // pieces: 32-bit divisions are fast
+    return !args.interleaved && !args.sums_heads && args.dim % (2 * kVector) == 0 &&
+           args.begin % kVector == 0 && args.features % kVector == 0 &&
+           args.rows * args.heads * args.features < kMost;
+  }
+
   static SW_DEVICE void Run(Block& block, const Args& args) {
+    const bool in_vectors = IsInVectors(args);
+    block.Each([&](int t) {
+      const std::int64_t index = block.index() * kThreads + t;
+      if (in_vectors) {
+        TurnEight(args, index);
+      } else {
+        TurnOne(args, index);
+      }
+    });
+  }
+
+ private:
+  static SW_DEVICE void TurnEight(const Args& args, std::int64_t index) {
+    const auto pieces = static_cast<std::uint32_t>((args.features - args.dim / 2) / kVector);
+    const auto heads = static_cast<std::uint32_t>(args.heads);
+    if (index >= args.rows * heads * pieces) {
+      return;
+    }
+    const auto place = static_cast<std::uint32_t>(index);
+    const std::int64_t item = std::int64_t{kVector} * (place % pieces);
+    const std::int64_t head = place / pieces % heads;
+    const std::int64_t row = place / pieces / heads;
+    const std::int64_t from = args.from_first + row * args.from_row + head * args.from_head;
+    const std::int64_t to = args.to_first + row * args.to_row + head * args.to_head;
+    const std::int64_t pairs = args.dim / 2;
+    if (item >= pairs) {
+      const std::int64_t copied = item - pairs;
+      const std::int64_t feature = copied < args.begin ? copied : copied + args.dim;
+      float numbers[kVector];
+      Unpack(LoadEight(args.from, from + feature), args.from.dtype, numbers);
+      StoreEight(args.to, to + feature, Pack(numbers, args.to.dtype));
+      return;
+    }
+    const std::int64_t first = args.begin + item;
+    const std::int64_t angle = row % args.positions * pairs + item;
+    const Eight firsts = LoadEight(args.from, from + first);
+    const Eight seconds = LoadEight(args.from, from + first + pairs);
+    const Eight cosines = LoadEight({const_cast<float*>(args.cosines), DType::kFp32}, angle);
+    const Eight sines = LoadEight({const_cast<float*>(args.sines), DType::kFp32}, angle);
+    float a[kVector], b[kVector], c[kVector], s[kVector];
+    Unpack(firsts, args.from.dtype, a);
+    Unpack(seconds, args.from.dtype, b);
+    Unpack(cosines, DType::kFp32, c);
+    Unpack(sines, DType::kFp32, s);
+    SW_UNROLL
+    for (int k = 0; k < kVector; ++k) {
+      const float turned = a[k] * c[k] - b[k] * s[k];
+      b[k] = b[k] * c[k] + a[k] * s[k];
+      a[k] = turned;
+    }
+    StoreEight(args.to, to + first, Pack(a, args.to.dtype));
+    StoreEight(args.to, to + first + pairs, Pack(b, args.to.dtype));
+  }
+
+  // One pair, or one copied feature.
+  static SW_DEVICE void TurnOne(const Args& args, std::int64_t index) {
     const std::int64_t pairs = args.dim / 2;
     const std::int64_t items = pairs + args.features - args.dim;
     const std::int64_t heads = args.sums_heads ? 1 : args.heads;
-    block.Each([&](int t) {
-      const std::int64_t index = block.index() * kThreads + t;
-      if (index >= args.rows * heads * items) {
-        return;
-      }
-      const std::int64_t item = index % items;
-      const std::int64_t head = index / items % heads;
-      const std::int64_t row = index / items / heads;
-      const std::int64_t to = args.to_first + row * args.to_row + head * args.to_head;
-      if (item >= pairs) {
-        const std::int64_t copied = item - pairs;
-        const std::int64_t feature = copied < args.begin ? copied : copied + args.dim;
-        Store(args.to, to + feature, Source(args, row, head, feature));
-        return;
-      }
-      const std::int64_t apart_first = args.begin + item;
-      const std::int64_t apart_second = apart_first + pairs;
-      const std::int64_t near_first = args.begin + 2 * item;
-      const bool reads_near = args.interleaved && !args.is_gradient;
-      const bool writes_near = args.interleaved && args.is_gradient;
-      const float a = Source(args, row, head, reads_near ? near_first : apart_first);
-      const float b = Source(args, row, head, reads_near ? near_first + 1 : apart_second);
-      const std::int64_t angle = row % args.positions * pairs + item;
-      const float c = args.cosines[angle];
-      const float s = args.sines[angle];
-      Store(args.to, to + (writes_near ? near_first : apart_first), a * c - b * s);
-      Store(args.to, to + (writes_near ? near_first + 1 : apart_second), b * c + a * s);
-    });
+    if (index >= args.rows * heads * items) {
+      return;
+    }
+    const std::int64_t item = index % items;
+    const std::int64_t head = index / items % heads;
+    const std::int64_t row = index / items / heads;
+    const std::int64_t to = args.to_first + row * args.to_row + head * args.to_head;
+    if (item >= pairs) {
+      const std::int64_t copied = item - pairs;
+      const std::int64_t feature = copied < args.begin ? copied : copied + args.dim;
+      Store(args.to, to + feature, Source(args, row, head, feature));
+      return;
+    }
+    const std::int64_t apart_first = args.begin + item;
+    const std::int64_t apart_second = apart_first + pairs;
+    const std::int64_t near_first = args.begin + 2 * item;
+    const bool reads_near = args.interleaved && !args.is_gradient;
+    const bool writes_near = args.interleaved && args.is_gradient;
+    const float a = Source(args, row, head, reads_near ? near_first : apart_first);
+    const float b = Source(args, row, head, reads_near ? near_first + 1 : apart_second);
+    const std::int64_t angle = row % args.positions * pairs + item;
+    const float c = args.cosines[angle];
+    const float s = args.sines[angle];
+    Store(args.to, to + (writes_near ? near_first : apart_first), a * c - b * s);
+    Store(args.to, to + (writes_near ? near_first + 1 : apart_second), b * c + a * s);
   }
 };
 

@@ -14,7 +14,8 @@ namespace shardwright::gpu {
 
 // partial[chunk][j] = sum over the chunk's rows of x[first + row * stride + j] in fp32, each times
 // y[row * y_stride + j] where there is a y; a norm's y is normalized first. Blocks: chunks *
-// CeilDiv(columns, 256), a thread per column.
+// CeilDiv(columns, 256). A warp reads 256 columns of a row; each sums every eighth row, and the
+// warps' sums are added in order.
 struct ColumnSumArgs {
   Array x = {}, y = {};
   std::int64_t rows = 0, columns = 0;
@@ -31,25 +32,36 @@ struct ColumnSumKernel {
   static constexpr KernelId kId = KernelId::kColumnSum;
   using Args = ColumnSumArgs;
   static constexpr int kThreads = 256;
+  static constexpr int kMinBlocks = 3;
+  static constexpr int kColumns = kWarp * kVector;  // of a block
+  static constexpr int kWarps = kThreads / kWarp;
+  static constexpr int kAtOnce = 2;  // rows whose loads are under way together
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
-    const std::int64_t tiles = (args.columns + kThreads - 1) / kThreads;
+    const std::int64_t tiles = (args.columns + kColumns - 1) / kColumns;
     const std::int64_t chunk = block.index() / tiles;
+    const std::int64_t first_column = block.index() % tiles * kColumns;
+    auto* const sums = block.Shared<float>(std::int64_t{kWarps} * kColumns);
     block.Each([&](int t) {
-      const std::int64_t column = block.index() % tiles * kThreads + t;
+      const int place = t % kWarp * kVector;
+      float sum[kVector] = {};
+      if (first_column + place < args.columns) {
+        SumOwnRows(args, chunk, t / kWarp, first_column + place, sum);
+      }
+      SW_UNROLL
+      for (int k = 0; k < kVector; ++k) {
+        sums[t / kWarp * kColumns + place + k] = sum[k];
+      }
+    });
+    block.Each([&](int t) {
+      const std::int64_t column = first_column + t;
       if (column >= args.columns) {
         return;
       }
       float sum = 0.0F;
-      const std::int64_t begin = chunk * args.rows_per_chunk;
-      for (std::int64_t row = begin; row < begin + args.rows_per_chunk && row < args.rows; ++row) {
-        float value = Load(args.x, args.first + row * args.stride + column);
-        if (args.y.data != nullptr) {
-          const float y = Load(args.y, row * args.y_stride + column);
-          const float mean = args.means != nullptr ? args.means[row] : 0.0F;
-          value *= (y - mean) * (args.inverses != nullptr ? args.inverses[row] : 1.0F);
-        }
-        sum += value;
+      SW_UNROLL
+      for (int warp = 0; warp < kWarps; ++warp) {
+        sum += sums[warp * kColumns + t];
       }
       if (args.partial == nullptr) {
         StoreOrAdd(args.to, column, sum, args.adds);
@@ -57,6 +69,55 @@ struct ColumnSumKernel {
         args.partial[chunk * args.columns + column] = sum;
       }
     });
+  }
+
+ private:
+  // Rows `warp`, `warp` + 8 and so on of the chunk.
+  static SW_DEVICE void SumOwnRows(const Args& args, std::int64_t chunk, int warp,
+                                   std::int64_t column, float* sum) {
+    const std::int64_t begin = chunk * args.rows_per_chunk;
+    const std::int64_t after = begin + args.rows_per_chunk;
+    const std::int64_t end = after < args.rows ? after : args.rows;
+    const std::int64_t count = args.columns - column;
+    for (std::int64_t row = begin + warp; row < end; row += std::int64_t{kAtOnce} * kWarps) {
+      Eight xs[kAtOnce], ys[kAtOnce];
+      SW_UNROLL
+      for (int r = 0; r < kAtOnce; ++r) {
+        const std::int64_t at = row + std::int64_t{r} * kWarps;
+        if (at < end) {
+          xs[r] = LoadEight(args.x, args.first + at * args.stride + column, count);
+          if (args.y.data != nullptr) {
+            ys[r] = LoadEight(args.y, at * args.y_stride + column, count);
+          }
+        }
+      }
+      SW_UNROLL
+      for (int r = 0; r < kAtOnce; ++r) {
+        const std::int64_t at = row + std::int64_t{r} * kWarps;
+        if (at < end) {
+          AddRow(args, at, xs[r], ys[r], sum);
+        }
+      }
+    }
+  }
+
+  static SW_DEVICE void AddRow(const Args& args, std::int64_t row, const Eight& xs, const Eight& ys,
+                               float* sum) {
+    float x[kVector], y[kVector];
+    Unpack(xs, args.x.dtype, x);
+    if (args.y.data != nullptr) {
+      Unpack(ys, args.y.dtype, y);
+      const float mean = args.means != nullptr ? args.means[row] : 0.0F;
+      const float inverse = args.inverses != nullptr ? args.inverses[row] : 1.0F;
+      SW_UNROLL
+      for (int k = 0; k < kVector; ++k) {
+        x[k] *= (y[k] - mean) * inverse;
+      }
+    }
+    SW_UNROLL
+    for (int k = 0; k < kVector; ++k) {
+      sum[k] += x[k];
+    }
   }
 };
 
@@ -102,21 +163,30 @@ struct FoldKernel {
   static constexpr KernelId kId = KernelId::kFold;
   using Args = FoldArgs;
   static constexpr int kThreads = 256;
+  static constexpr std::int64_t kPerBlock = std::int64_t{kThreads} * kVector;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
     block.Each([&](int t) {
-      const std::int64_t i = block.index() * kThreads + t;
-      if (i >= args.n) {
+      const std::int64_t i = block.index() * kPerBlock + std::int64_t{t} * kVector;
+      const std::int64_t count = args.n - i;
+      if (count <= 0) {
         return;
       }
-      float sum = 0.0F;
+      float sum[kVector] = {};
       for (int s = 0; s < args.source_count; ++s) {
-        const float value =
-            Load({const_cast<void*>(args.sources[s]), args.dtype}, args.source_begin + i);
-        sum = s == 0 ? value : sum + value;
+        const Array source = {const_cast<void*>(args.sources[s]), args.dtype};
+        float values[kVector];
+        Unpack(LoadEight(source, args.source_begin + i, count), args.dtype, values);
+        SW_UNROLL
+        for (int k = 0; k < kVector; ++k) {
+          sum[k] = s == 0 ? values[k] : sum[k] + values[k];
+        }
       }
-      Store({args.out, args.dtype}, args.out_begin + i,
-            args.divisor != 1.0F ? sum / args.divisor : sum);
+      SW_UNROLL
+      for (int k = 0; k < kVector; ++k) {
+        sum[k] = args.divisor != 1.0F ? sum[k] / args.divisor : sum[k];
+      }
+      StoreEight({args.out, args.dtype}, args.out_begin + i, Pack(sum, args.dtype), count);
     });
   }
 };
@@ -136,11 +206,21 @@ struct SquaresKernel {
     PerThread<double> sums;
     const std::int64_t begin = block.index() * args.per_block;
     const std::int64_t end = begin + args.per_block < args.n ? begin + args.per_block : args.n;
+    constexpr std::int64_t kApart = std::int64_t{kThreads} * kVector;
     block.Each([&](int t) {
       double sum = 0.0;
-      for (std::int64_t i = begin + t; i < end; i += kThreads) {
-        const auto value = static_cast<double>(Load(args.x, i));
-        sum += value * value;
+      for (std::int64_t i = begin + std::int64_t{t} * kVector; i < end; i += kAtOnce * kApart) {
+        Eight eights[kAtOnce] = {};
+        SW_UNROLL
+        for (int k = 0; k < kAtOnce; ++k) {
+          if (i + k * kApart < end) {
+            eights[k] = LoadEight(args.x, i + k * kApart, end - i - k * kApart);
+          }
+        }
+        SW_UNROLL
+        for (int k = 0; k < kAtOnce; ++k) {
+          sum += SumOfSquares(eights[k], args.x.dtype);
+        }
       }
       sums[t] = sum;
     });
@@ -150,6 +230,21 @@ struct SquaresKernel {
         args.partial[block.index()] = total;
       }
     });
+  }
+
+ private:
+  static constexpr int kAtOnce = 4;  // vectors whose loads are under way together
+
+  static SW_DEVICE double SumOfSquares(const Eight& eight, DType dtype) {
+    float values[kVector];
+    Unpack(eight, dtype, values);
+    double sum = 0.0;
+    SW_UNROLL
+    for (int k = 0; k < kVector; ++k) {
+      const auto value = static_cast<double>(values[k]);
+      sum += value * value;
+    }
+    return sum;
   }
 };
 
@@ -194,16 +289,39 @@ struct ClipKernel {
   static constexpr KernelId kId = KernelId::kClip;
   using Args = ClipArgs;
   static constexpr int kThreads = 256;
+  static constexpr int kVectors = 2;  // of a thread
+  static constexpr std::int64_t kPerBlock = std::int64_t{kThreads} * kVector * kVectors;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
     block.Each([&](int t) {
-      const std::int64_t i = block.index() * kThreads + t;
       const auto norm = static_cast<float>(sqrt(static_cast<double>(*args.squares)));
       const float reciprocal = 1.0F / (norm + 1e-6F);
       const float scaled = reciprocal * args.max_norm;
       const float factor = scaled > 1.0F ? 1.0F : scaled;
-      if (i < args.n && factor != 1.0F) {
-        Store(args.x, i, Load(args.x, i) * factor);
+      if (factor == 1.0F) {
+        return;
+      }
+      const std::int64_t first = block.index() * kPerBlock + std::int64_t{t} * kVector;
+      Eight eights[kVectors] = {};
+      SW_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        const std::int64_t i = first + std::int64_t{v} * kThreads * kVector;
+        if (i < args.n) {
+          eights[v] = LoadEight(args.x, i, args.n - i);
+        }
+      }
+      SW_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        const std::int64_t i = first + std::int64_t{v} * kThreads * kVector;
+        if (i < args.n) {
+          float x[kVector];
+          Unpack(eights[v], args.x.dtype, x);
+          SW_UNROLL
+          for (int k = 0; k < kVector; ++k) {
+            x[k] *= factor;
+          }
+          StoreEight(args.x, i, Pack(x, args.x.dtype), args.n - i);
+        }
       }
     });
   }

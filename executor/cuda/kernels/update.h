@@ -46,6 +46,7 @@ struct UpdateKernel {
   static constexpr KernelId kId = KernelId::kUpdate;
   using Args = UpdateArgs;
   static constexpr int kThreads = 256;
+  static constexpr std::int64_t kPerBlock = std::int64_t{kThreads} * kVector;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
     int r = args.range_count - 1;
@@ -54,7 +55,8 @@ struct UpdateKernel {
     }
     const UpdateRange& range = args.ranges[r];
     block.Each([&](int t) {
-      const std::int64_t i = (block.index() - args.first_block[r]) * kThreads + t;
+      const std::int64_t i =
+          (block.index() - args.first_block[r]) * kPerBlock + std::int64_t{t} * kVector;
       if (i >= range.count) {
         return;
       }
@@ -76,42 +78,58 @@ struct UpdateKernel {
   static SW_DEVICE void RunKind(const Args& args, const UpdateRange& range, std::int64_t i) {
     switch (args.kind) {
       case OptimizerKind::kSgd:
-        return RunOne<T, kRoundEach, OptimizerKind::kSgd>(args, range, i);
+        return RunEight<T, kRoundEach, OptimizerKind::kSgd>(args, range, i);
       case OptimizerKind::kMomentum:
-        return RunOne<T, kRoundEach, OptimizerKind::kMomentum>(args, range, i);
+        return RunEight<T, kRoundEach, OptimizerKind::kMomentum>(args, range, i);
       case OptimizerKind::kAdam:
-        return RunOne<T, kRoundEach, OptimizerKind::kAdam>(args, range, i);
+        return RunEight<T, kRoundEach, OptimizerKind::kAdam>(args, range, i);
       case OptimizerKind::kAdamW:
-        return RunOne<T, kRoundEach, OptimizerKind::kAdamW>(args, range, i);
+        return RunEight<T, kRoundEach, OptimizerKind::kAdamW>(args, range, i);
       case OptimizerKind::kAdadelta:
-        return RunOne<T, kRoundEach, OptimizerKind::kAdadelta>(args, range, i);
+        return RunEight<T, kRoundEach, OptimizerKind::kAdadelta>(args, range, i);
     }
   }
 
   template <class T, bool kRoundEach, OptimizerKind kKind>
-  static SW_DEVICE void RunOne(const Args& args, const UpdateRange& range, std::int64_t i) {
-    using Element = StepElement<T>;
+  static SW_DEVICE void RunEight(const Args& args, const UpdateRange& range, std::int64_t i) {
+    using Step = UpdateStep<StepElement<T>, kRoundEach, kKind>;
+    // An optimizer without this state has a null pointer there.
     constexpr bool kHasState0 = kKind != OptimizerKind::kSgd;
     constexpr bool kHasState1 = kHasState0 && kKind != OptimizerKind::kMomentum;
-    T* const param = static_cast<T*>(args.params) + range.param + i;
-    // An optimizer without this state has a null pointer there.
-    T* const state0 = kHasState0 ? static_cast<T*>(args.states[0]) + range.state + i : nullptr;
-    T* const state1 = kHasState1 ? static_cast<T*>(args.states[1]) + range.state + i : nullptr;
-    typename UpdateStep<Element, kRoundEach, kKind>::Values old = {ToFloat(*param), 0.0F, 0.0F};
+    const Array arrays[3] = {
+        {args.params, args.dtype}, {args.states[0], args.dtype}, {args.states[1], args.dtype}};
+    const std::int64_t at[3] = {range.param + i, range.state + i, range.state + i};
+    const std::int64_t count = range.count - i;
+    const Eight grads =
+        LoadEight({const_cast<void*>(args.grads), args.dtype}, range.grad + i, count);
+    Eight eights[3] = {};
+    eights[0] = LoadEight(arrays[0], at[0], count);
     if constexpr (kHasState0) {
-      old.state0 = ToFloat(*state0);
+      eights[1] = LoadEight(arrays[1], at[1], count);
     }
     if constexpr (kHasState1) {
-      old.state1 = ToFloat(*state1);
+      eights[2] = LoadEight(arrays[2], at[2], count);
     }
-    const float grad = ToFloat(static_cast<const T*>(args.grads)[range.grad + i]);
-    const auto updated = UpdateStep<Element, kRoundEach, kKind>::Step(old, grad, range.scalars);
-    FromFloat(updated.param, param);
+    float grad[kVector], numbers[3][kVector];
+    Unpack(grads, args.dtype, grad);
+    SW_UNROLL
+    for (int a = 0; a < 3; ++a) {
+      Unpack(eights[a], args.dtype, numbers[a]);
+    }
+    SW_UNROLL
+    for (int k = 0; k < kVector; ++k) {
+      const auto updated =
+          Step::Step({numbers[0][k], numbers[1][k], numbers[2][k]}, grad[k], range.scalars);
+      numbers[0][k] = updated.param;
+      numbers[1][k] = updated.state0;
+      numbers[2][k] = updated.state1;
+    }
+    StoreEight(arrays[0], at[0], Pack(numbers[0], args.dtype), count);
     if constexpr (kHasState0) {
-      FromFloat(updated.state0, state0);
+      StoreEight(arrays[1], at[1], Pack(numbers[1], args.dtype), count);
     }
     if constexpr (kHasState1) {
-      FromFloat(updated.state1, state1);
+      StoreEight(arrays[2], at[2], Pack(numbers[2], args.dtype), count);
     }
   }
 };

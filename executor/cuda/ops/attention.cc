@@ -210,8 +210,9 @@ gpu::RopeArgs RopeOf(const ModelOpCall& call, const gpu::RopeTableArgs& table, b
 
 void Turn(const OpContext& context, const gpu::RopeArgs& args) {
   const std::int64_t items = args.dim / 2 + args.features - args.dim;
-  LaunchItems<gpu::RopeKernel>(context, args.rows * (args.sums_heads ? 1 : args.heads) * items,
-                               args);
+  const std::int64_t all = args.rows * (args.sums_heads ? 1 : args.heads) * items;
+  LaunchItems<gpu::RopeKernel>(context,
+                               gpu::RopeKernel::IsInVectors(args) ? all / gpu::kVector : all, args);
 }
 
 // q and k, each (heads, head_dim), or both in one packed row on the side of the model's inputs.

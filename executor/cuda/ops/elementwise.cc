@@ -68,18 +68,20 @@ void SubmitGated(const ModelOpCall& call, bool is_backward, const OpContext& con
   }
   const gpu::Array dy = ArrayOf(call.output_grads[0]);
   args.n = call.output_grads[0].elements;
-  if (Wants(call.input_grads, up_index)) {
-    args.wide = wide(1 | 8);
-    args.b = dy;
-    args.z = part(ArrayOf(call.input_grads[up_index]), true);
-    Map(context, args);
-  }
-  if (Wants(call.input_grads, 0)) {
-    args.op = MapOp::kGateGrad;
+  const bool wants_gate = Wants(call.input_grads, 0);
+  const bool wants_up = Wants(call.input_grads, up_index);
+  if (wants_gate) {
+    args.op = wants_up ? MapOp::kGatedGrad : MapOp::kGateGrad;
     args.wide = wide(1 | 2 | 8);
     args.b = up;
     args.c = dy;
     args.z = ArrayOf(call.input_grads[0]);
+    args.z2 = wants_up ? part(ArrayOf(call.input_grads[up_index]), true) : gpu::Array{};
+    Map(context, args);
+  } else if (wants_up) {
+    args.wide = wide(1 | 8);
+    args.b = dy;
+    args.z = part(ArrayOf(call.input_grads[up_index]), true);
     Map(context, args);
   }
 }

@@ -9,7 +9,7 @@ namespace shardwright::ops {
 
 void Map(const OpContext& context, const gpu::MapArgs& args) {
   LaunchKernel<gpu::MapKernel>(context.gpu, context.stream,
-                               CeilDiv(args.n, gpu::MapKernel::kPerBlock), 0, args);
+                               CeilDiv(args.n, gpu::MapKernel::PerBlock(args.op)), 0, args);
 }
 
 void ZeroFill(const OpContext& context, const View& view) {
@@ -32,8 +32,12 @@ void SumRows(const OpContext& context, const RowSum& sum, const gpu::Array& to, 
   args.partial = partial;
   args.to = to;
   args.adds = adds;
-  const std::int64_t tiles = CeilDiv(sum.columns, gpu::ColumnSumKernel::kThreads);
-  LaunchKernel<gpu::ColumnSumKernel>(context.gpu, context.stream, args.chunks * tiles, 0, args);
+  using gpu::ColumnSumKernel;
+  const std::int64_t tiles = CeilDiv(sum.columns, ColumnSumKernel::kColumns);
+  LaunchKernel<ColumnSumKernel>(
+      context.gpu, context.stream, args.chunks * tiles,
+      gpu::SharedSize<float>(std::int64_t{ColumnSumKernel::kWarps} * ColumnSumKernel::kColumns),
+      args);
   if (partial != nullptr) {
     LaunchItems<gpu::PartialSumKernel>(context, sum.columns,
                                        {.partial = partial,

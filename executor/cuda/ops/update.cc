@@ -38,7 +38,7 @@ void SubmitShardUpdate(const OptimizerCall& call, const OptimizerOptions& option
                                      range.count,
                                      MakeUpdateScalars(call, options, range.weight_decay)};
     args.first_block[args.range_count++] = blocks;
-    blocks += CeilDiv(range.count, gpu::UpdateKernel::kThreads);
+    blocks += CeilDiv(range.count, gpu::UpdateKernel::kPerBlock);
     if (args.range_count == gpu::kMostRanges) {
       launch();
     }
