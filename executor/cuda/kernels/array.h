@@ -129,6 +129,13 @@ struct Eight {
   return dtype == DType::kBf16 || dtype == DType::kFp16;
 }
 
+// The array, of which the compiler may know that its numbers have 16 bits: their vectors take half
+// the registers.
+template <bool kHalf>
+[[nodiscard]] SW_DEVICE Array Known(const Array& a) {
+  return kHalf ? Array{a.data, a.dtype == DType::kBf16 ? DType::kBf16 : DType::kFp16} : a;
+}
+
 // Elements i to i + 7 of an array, of which `count` are there (the others are zeros): in 16-byte
 // accesses where all are and the address allows.
 SW_DEVICE Eight LoadEight(const Array& a, std::int64_t i, std::int64_t count = kVector) {

@@ -124,16 +124,20 @@ SW_DEVICE void WithActivation(Activation function, const F& f) {
   }
 }
 
-// One or two vectors of eight per thread; blocks cover n.
+// Two vectors of eight 16-bit numbers per thread, or as many bytes of fp32; blocks cover n.
 struct MapKernel {
   static constexpr KernelId kId = KernelId::kMap;
   using Args = MapArgs;
   static constexpr int kThreads = 256;
   static constexpr int kMinBlocks = 4;
 
-  // Elements of a block. What reads little takes two vectors per thread, to have more under way.
-  static constexpr std::int64_t PerBlock(MapOp op) {
-    return std::int64_t{kThreads} * kVector * VectorsOf(op);
+  static SW_DEVICE bool AreHalf(const Args& args) {
+    const auto is_half = [](const Array& a) { return a.data == nullptr || IsHalf(a.dtype); };
+    return is_half(args.a) && is_half(args.b) && is_half(args.c) && is_half(args.z);
+  }
+  // Elements of a block.
+  static SW_DEVICE std::int64_t PerBlock(const Args& args) {
+    return std::int64_t{kThreads} * kVector * (AreHalf(args) ? 2 : 1);
   }
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
@@ -166,7 +170,6 @@ struct MapKernel {
     return op != MapOp::kCopy && op != MapOp::kScale && op != MapOp::kDivide &&
            op != MapOp::kActivate;
   }
-  static constexpr int VectorsOf(MapOp op) { return ReadsB(op) ? 1 : 2; }
   static constexpr bool ReadsC(MapOp op) {
     return op == MapOp::kGateGrad || op == MapOp::kGatedGrad;
   }
@@ -208,16 +211,27 @@ struct MapKernel {
 
   template <MapOp kOp>
   static SW_DEVICE void RunOp(Block& block, const Args& args, Activation function) {
+    if (AreHalf(args)) {
+      RunVectors<kOp, true>(block, args, function);
+    } else {
+      RunVectors<kOp, false>(block, args, function);
+    }
+  }
+
+  template <MapOp kOp, bool kHalf>
+  static SW_DEVICE void RunVectors(Block& block, const Args& args, Activation function) {
+    constexpr int kVectors = kHalf ? 2 : 1;
+    constexpr std::int64_t kApart = std::int64_t{kThreads} * kVector;
     const bool is_split = args.wide != 0 && args.row % kVector != 0;
     const bool in_vectors = args.period == 0 && args.plane == 0 && !is_split;
     block.Each([&](int t) {
-      const std::int64_t first = block.index() * PerBlock(kOp) + std::int64_t{t} * kVector;
+      const std::int64_t first = block.index() * kApart * kVectors + std::int64_t{t} * kVector;
       if (in_vectors) {
-        RunVectors<kOp>(args, function, first);
+        RunThread<kOp, kHalf>(args, function, first);
         return;
       }
-      for (int v = 0; v < VectorsOf(kOp); ++v) {
-        const std::int64_t begin = first + std::int64_t{v} * kThreads * kVector;
+      for (int v = 0; v < kVectors; ++v) {
+        const std::int64_t begin = first + v * kApart;
         for (std::int64_t i = begin; i < begin + kVector && i < args.n; ++i) {
           RunScalar<kOp>(args, function, i);
         }
@@ -243,55 +257,58 @@ struct MapKernel {
     }
   }
 
-  template <MapOp kOp>
-  static SW_DEVICE void RunVectors(const Args& args, Activation function, std::int64_t first) {
-    constexpr int kVectors = VectorsOf(kOp);
-    Eight a[kVectors], b[kVectors], c[kVectors], z[kVectors];
+  template <MapOp kOp, bool kHalf>
+  static SW_DEVICE void RunThread(const Args& args, Activation function, std::int64_t first) {
+    constexpr int kVectors = kHalf ? 2 : 1;
+    constexpr std::int64_t kApart = std::int64_t{kThreads} * kVector;
+    const Array a = Known<kHalf>(args.a), b = Known<kHalf>(args.b), c = Known<kHalf>(args.c);
+    const Array z = Known<kHalf>(args.z), z2 = Known<kHalf>(args.z2);
+    Eight as[kVectors], bs[kVectors], cs[kVectors], zs[kVectors];
     SW_UNROLL
     for (int v = 0; v < kVectors; ++v) {
-      const std::int64_t i = first + std::int64_t{v} * kThreads * kVector;
+      const std::int64_t i = first + v * kApart;
       const std::int64_t count = args.n - i;
       if (count <= 0) {
         continue;
       }
-      a[v] = LoadEight(args.a, At(args, 1, i), count);
+      as[v] = LoadEight(a, At(args, 1, i), count);
       if constexpr (ReadsB(kOp)) {
-        b[v] = LoadEight(args.b, At(args, 2, i), count);
+        bs[v] = LoadEight(b, At(args, 2, i), count);
       }
       if constexpr (ReadsC(kOp)) {
-        c[v] = LoadEight(args.c, At(args, 4, i), count);
+        cs[v] = LoadEight(c, At(args, 4, i), count);
       }
       if (args.adds) {
-        z[v] = LoadEight(args.z, At(args, 8, i), count);
+        zs[v] = LoadEight(z, At(args, 8, i), count);
       }
     }
     SW_UNROLL
     for (int v = 0; v < kVectors; ++v) {
-      const std::int64_t i = first + std::int64_t{v} * kThreads * kVector;
+      const std::int64_t i = first + v * kApart;
       const std::int64_t count = args.n - i;
       if (count <= 0) {
         continue;
       }
-      float as[kVector], bs[kVector] = {}, cs[kVector] = {}, zs[kVector] = {}, z2s[kVector];
-      Unpack(a[v], args.a.dtype, as);
+      float xs[kVector], ys[kVector] = {}, ws[kVector] = {}, sums[kVector] = {}, seconds[kVector];
+      Unpack(as[v], a.dtype, xs);
       if constexpr (ReadsB(kOp)) {
-        Unpack(b[v], args.b.dtype, bs);
+        Unpack(bs[v], b.dtype, ys);
       }
       if constexpr (ReadsC(kOp)) {
-        Unpack(c[v], args.c.dtype, cs);
+        Unpack(cs[v], c.dtype, ws);
       }
       if (args.adds) {
-        Unpack(z[v], args.z.dtype, zs);
+        Unpack(zs[v], z.dtype, sums);
       }
       SW_UNROLL
       for (int k = 0; k < kVector; ++k) {
-        const Result result = One<kOp>(args, function, as[k], bs[k], cs[k]);
-        zs[k] = args.adds ? zs[k] + result.z : result.z;
-        z2s[k] = result.z2;
+        const Result result = One<kOp>(args, function, xs[k], ys[k], ws[k]);
+        sums[k] = args.adds ? sums[k] + result.z : result.z;
+        seconds[k] = result.z2;
       }
-      StoreEight(args.z, At(args, 8, i), Pack(zs, args.z.dtype), count);
+      StoreEight(z, At(args, 8, i), Pack(sums, z.dtype), count);
       if constexpr (kOp == MapOp::kGatedGrad) {
-        StoreEight(args.z2, At(args, 8, i), Pack(z2s, args.z2.dtype), count);
+        StoreEight(z2, At(args, 8, i), Pack(seconds, z2.dtype), count);
       }
     }
   }

@@ -59,21 +59,35 @@ struct RowNormKernel {
   static constexpr int kMinBlocks = 4;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
-    if (args.n <= RowShare::kKeptFeatures) {
-      RunRow<true>(block, args);
+    if (args.n > RowShare::kKeptFeatures) {
+      RunRow<false, false>(block, args);
+    } else if (AreHalf(args)) {
+      RunRow<true, true>(block, args);
     } else {
-      RunRow<false>(block, args);
+      RunRow<true, false>(block, args);
     }
   }
 
  private:
-  template <bool kKept>
-  static SW_DEVICE void RunRow(Block& block, const Args& args) {
+  static SW_DEVICE bool AreHalf(const Args& args) {
+    const bool sums_halves =
+        args.addend.data == nullptr || (IsHalf(args.addend.dtype) && IsHalf(args.sum.dtype));
+    return IsHalf(args.x.dtype) && IsHalf(args.y.dtype) && sums_halves;
+  }
+
+  template <bool kKept, bool kHalf>
+  static SW_DEVICE void RunRow(Block& block, const Args& given) {
+    Args args = given;
+    args.x = Known<kHalf>(given.x);
+    args.addend = Known<kHalf>(given.addend);
+    args.sum = Known<kHalf>(given.sum);
+    args.y = Known<kHalf>(given.y);
     float* const scratch = block.Shared<float>(kThreads);
     const std::int64_t row = block.index();
     const auto count = static_cast<float>(args.n);
     const bool has_sum = args.addend.data != nullptr;
-    const Array& from = has_sum ? args.sum : args.x;
+    const Array from = {has_sum ? args.sum.data : args.x.data,
+                        has_sum ? args.sum.dtype : args.x.dtype};
     PerThread<RowShare> shares;
     block.Each([&](int t) { Begin<kKept>(args, row, t, shares[t]); });
     const auto share_of = [&](int t, int k, std::int64_t i, float* values) {
@@ -199,10 +213,12 @@ struct RowNormGradKernel {
   static constexpr int kMinBlocks = 3;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
-    if (args.n <= RowShare::kKeptFeatures) {
-      RunRow<true>(block, args);
+    if (args.n > RowShare::kKeptFeatures) {
+      RunRow<false, false>(block, args);
+    } else if (AreHalf(args)) {
+      RunRow<true, true>(block, args);
     } else {
-      RunRow<false>(block, args);
+      RunRow<true, false>(block, args);
     }
   }
 
@@ -230,8 +246,16 @@ struct RowNormGradKernel {
     return numbers;
   }
 
-  template <bool kKept>
-  static SW_DEVICE void RunRow(Block& block, const Args& args) {
+  static SW_DEVICE bool AreHalf(const Args& args) {
+    return IsHalf(args.x.dtype) && IsHalf(args.dy.dtype) && IsHalf(args.dx.dtype);
+  }
+
+  template <bool kKept, bool kHalf>
+  static SW_DEVICE void RunRow(Block& block, const Args& given) {
+    Args args = given;
+    args.x = Known<kHalf>(given.x);
+    args.dy = Known<kHalf>(given.dy);
+    args.dx = Known<kHalf>(given.dx);
     float* const scratch = block.Shared<float>(kThreads);
     const std::int64_t row = block.index();
     const auto count = static_cast<float>(args.n);

@@ -35,7 +35,6 @@ struct ColumnSumKernel {
   static constexpr int kMinBlocks = 3;
   static constexpr int kColumns = kWarp * kVector;  // of a block
   static constexpr int kWarps = kThreads / kWarp;
-  static constexpr int kAtOnce = 2;  // rows whose loads are under way together
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
     const std::int64_t tiles = (args.columns + kColumns - 1) / kColumns;
@@ -46,7 +45,11 @@ struct ColumnSumKernel {
       const int place = t % kWarp * kVector;
       float sum[kVector] = {};
       if (first_column + place < args.columns) {
-        SumOwnRows(args, chunk, t / kWarp, first_column + place, sum);
+        if (IsHalf(args.x.dtype) && (args.y.data == nullptr || IsHalf(args.y.dtype))) {
+          SumOwnRows<true>(args, chunk, t / kWarp, first_column + place, sum);
+        } else {
+          SumOwnRows<false>(args, chunk, t / kWarp, first_column + place, sum);
+        }
       }
       SW_UNROLL
       for (int k = 0; k < kVector; ++k) {
@@ -73,8 +76,11 @@ struct ColumnSumKernel {
 
  private:
   // Rows `warp`, `warp` + 8 and so on of the chunk.
+  template <bool kHalf>
   static SW_DEVICE void SumOwnRows(const Args& args, std::int64_t chunk, int warp,
                                    std::int64_t column, float* sum) {
+    constexpr int kAtOnce = kHalf ? 4 : 2;  // rows whose loads are under way together
+    const Array x = Known<kHalf>(args.x), y = Known<kHalf>(args.y);
     const std::int64_t begin = chunk * args.rows_per_chunk;
     const std::int64_t after = begin + args.rows_per_chunk;
     const std::int64_t end = after < args.rows ? after : args.rows;
@@ -85,9 +91,9 @@ struct ColumnSumKernel {
       for (int r = 0; r < kAtOnce; ++r) {
         const std::int64_t at = row + std::int64_t{r} * kWarps;
         if (at < end) {
-          xs[r] = LoadEight(args.x, args.first + at * args.stride + column, count);
+          xs[r] = LoadEight(x, args.first + at * args.stride + column, count);
           if (args.y.data != nullptr) {
-            ys[r] = LoadEight(args.y, at * args.y_stride + column, count);
+            ys[r] = LoadEight(y, at * args.y_stride + column, count);
           }
         }
       }

@@ -9,7 +9,7 @@ namespace shardwright::ops {
 
 void Map(const OpContext& context, const gpu::MapArgs& args) {
   LaunchKernel<gpu::MapKernel>(context.gpu, context.stream,
-                               CeilDiv(args.n, gpu::MapKernel::PerBlock(args.op)), 0, args);
+                               CeilDiv(args.n, gpu::MapKernel::PerBlock(args)), 0, args);
 }
 
 void ZeroFill(const OpContext& context, const View& view) {
