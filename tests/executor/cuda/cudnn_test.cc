@@ -77,6 +77,8 @@ TEST_CASE("Cudnn.TakesConvolutionsOfOneType") {
   args.x = args.w = args.y = args.grad = array;
   CHECK(IsForCudnn(args, ConvPass::kForward));
   CHECK(IsForCudnn(args, ConvPass::kWeightGrad));
+  args.grad.dtype = DType::kFp32;
+  CHECK_FALSE(IsForCudnn(args, ConvPass::kWeightGrad));
   args.bias = array;
   CHECK_FALSE(IsForCudnn(args, ConvPass::kForward));
   CHECK(IsForCudnn(args, ConvPass::kDataGrad));
