@@ -10,6 +10,9 @@
 namespace shardwright {
 
 static_assert(LtNumbers::kSuccess == CUBLAS_STATUS_SUCCESS);
+static_assert(LtNumbers::kInvalidValue == CUBLAS_STATUS_INVALID_VALUE);
+static_assert(LtNumbers::kArchMismatch == CUBLAS_STATUS_ARCH_MISMATCH);
+static_assert(LtNumbers::kNotSupported == CUBLAS_STATUS_NOT_SUPPORTED);
 static_assert(LtNumbers::kRealFp32 == CUDA_R_32F);
 static_assert(LtNumbers::kRealFp16 == CUDA_R_16F);
 static_assert(LtNumbers::kRealBf16 == CUDA_R_16BF);

@@ -85,6 +85,25 @@ std::uint32_t AlignmentOf(const void* data) {
   return static_cast<std::uint32_t>(std::min<std::uintptr_t>(256, address & (~address + 1)));
 }
 
+// The library refuses a workspace at any other address, as an invalid value. How much is cut off
+// does not depend on where it lies, since algorithms are chosen by its size.
+constexpr std::int64_t kWorkspaceAlignment = 256;
+struct Workspace {
+  void* data = nullptr;
+  std::int64_t bytes = 0;
+};
+Workspace Aligned(void* data, std::int64_t bytes) {
+  const auto past = reinterpret_cast<std::uintptr_t>(data) % kWorkspaceAlignment;
+  if (past == 0) {
+    return {data, bytes};
+  }
+  if (bytes <= kWorkspaceAlignment) {
+    return {};
+  }
+  return {static_cast<std::byte*>(data) + (kWorkspaceAlignment - past),
+          bytes - kWorkspaceAlignment};
+}
+
 // For a person who wonders what is slow.
 std::string DescribeRefusal(const gpu::GemmArgs& p, int status) {
   const int epilogue = EpilogueOf(p).number;
@@ -206,15 +225,25 @@ CublasLt::Entry CublasLt::MakeEntry(const gpu::GemmArgs& p, std::int64_t workspa
   }
   LtHeuristic best{};
   int found = 0;
-  const int status =
+  const int asked =
       table_.heuristic(handle_.get(), entry.desc.get(), entry.a.get(), entry.b.get(), entry.c.get(),
                        entry.c.get(), preference.get(), 1, &best, &found);
-  entry.is_taken = status == LtNumbers::kSuccess && found == 1 && best.state == LtNumbers::kSuccess;
+  const int status = asked == LtNumbers::kSuccess && found == 0 ? LtNumbers::kNotSupported
+                     : asked == LtNumbers::kSuccess             ? best.state
+                                                                : asked;
+  entry.is_taken = !IsRefused(p, status, "cublasLtMatmulAlgoGetHeuristic");
   entry.algorithm = best.algorithm;
-  if (!entry.is_taken) {
-    say_(DescribeRefusal(p, status));
-  }
   return entry;
+}
+
+bool CublasLt::IsRefused(const gpu::GemmArgs& p, int status, const char* call) const {
+  if (status != LtNumbers::kInvalidValue && status != LtNumbers::kArchMismatch &&
+      status != LtNumbers::kNotSupported) {
+    Check(status, call);
+    return false;
+  }
+  say_(DescribeRefusal(p, status));
+  return true;
 }
 
 bool CublasLt::Multiply(const gpu::GemmArgs& p, void* workspace, std::int64_t workspace_bytes,
@@ -222,12 +251,14 @@ bool CublasLt::Multiply(const gpu::GemmArgs& p, void* workspace, std::int64_t wo
   if (!IsTaken(p)) {
     return false;
   }
+  const auto [memory, bytes] = Aligned(workspace, workspace_bytes);
   const std::lock_guard lock(mutex_);
-  const auto [at, is_new] = cache_.try_emplace(KeyOf(p, workspace_bytes));
-  Entry& entry = at->second;
-  if (is_new) {
-    entry = MakeEntry(p, workspace_bytes);
+  const Key key = KeyOf(p, bytes);
+  auto at = cache_.find(key);
+  if (at == cache_.end()) {
+    at = cache_.emplace(key, MakeEntry(p, bytes)).first;
   }
+  Entry& entry = at->second;
   if (!entry.is_taken) {
     return false;
   }
@@ -244,14 +275,9 @@ bool CublasLt::Multiply(const gpu::GemmArgs& p, void* workspace, std::int64_t wo
   const int status = table_.matmul(
       handle_.get(), entry.desc.get(), &alpha, p.b.array.data, entry.a.get(), p.a.array.data,
       entry.b.get(), &beta, p.c.array.data, entry.c.get(), p.c.array.data, entry.c.get(),
-      &entry.algorithm, workspace, static_cast<std::size_t>(workspace_bytes), stream);
-  if (is_new && status != LtNumbers::kSuccess) {  // refused before anything was launched
-    entry.is_taken = false;
-    say_(DescribeRefusal(p, status));
-    return false;
-  }
-  Check(status, "cublasLtMatmul");
-  return true;
+      &entry.algorithm, memory, static_cast<std::size_t>(bytes), stream);
+  entry.is_taken = !IsRefused(p, status, "cublasLtMatmul");  // before anything was launched
+  return entry.is_taken;
 }
 
 }  // namespace shardwright

@@ -21,7 +21,7 @@ namespace shardwright {
 // and 13 (abi_check.cc compares them with the headers where those are
 // installed).
 struct LtNumbers {
-  static constexpr int kSuccess = 0;
+  static constexpr int kSuccess = 0, kInvalidValue = 7, kArchMismatch = 8, kNotSupported = 15;
   static constexpr int kRealFp32 = 0, kRealFp16 = 2, kRealBf16 = 14;
   static constexpr int kComputeFp32 = 68;
   static constexpr int kTransposeNo = 0, kTransposeYes = 1;
@@ -77,7 +77,8 @@ class CublasLt {
   CublasLt(const CublasLtTable& table, std::function<void(const std::string&)> say);
 
   // False: the library does not take this product (dtypes or strides, or it has no algorithm that
-  // runs), nothing was done. Throws RunError when it fails later.
+  // runs), nothing was done. Throws RunError when it fails for another reason, which says nothing
+  // of the product: it will be asked for again.
   [[nodiscard]] bool Multiply(const gpu::GemmArgs& product, void* workspace,
                               std::int64_t workspace_bytes, void* stream);
   [[nodiscard]] std::size_t cached_count() const { return cache_.size(); }
@@ -92,6 +93,9 @@ class CublasLt {
   };
   using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                          std::int64_t, std::uint64_t, std::int64_t>;
+  // Whether the status says that the library does not take the product, which is then said. Throws
+  // what else went wrong.
+  [[nodiscard]] bool IsRefused(const gpu::GemmArgs& product, int status, const char* call) const;
   [[nodiscard]] static Key KeyOf(const gpu::GemmArgs& product, std::int64_t workspace_bytes);
   [[nodiscard]] Entry MakeEntry(const gpu::GemmArgs& product, std::int64_t workspace_bytes) const;
   void Check(int status, const char* call) const;

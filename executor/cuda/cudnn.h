@@ -14,7 +14,7 @@ namespace shardwright {
 
 // The numbers of cudnn_graph.h that are used; the same in all of cuDNN 9.
 struct CudnnNumbers {
-  static constexpr int kSuccess = 0;
+  static constexpr int kSuccess = 0, kExecutionFailed = 5000;
   static constexpr int kFp32 = 0, kFp16 = 2, kInt32 = 4, kBf16 = 9, kBoolean = 11;
   // Types of attributes.
   static constexpr int kTypeHandle = 0, kTypeDType = 1, kTypeBool = 2, kTypeInt64 = 3,

@@ -10,6 +10,7 @@
 namespace shardwright {
 
 static_assert(CudnnNumbers::kSuccess == CUDNN_STATUS_SUCCESS);
+static_assert(CudnnNumbers::kExecutionFailed == CUDNN_STATUS_EXECUTION_FAILED);
 static_assert(CudnnNumbers::kFp32 == CUDNN_DATA_FLOAT);
 static_assert(CudnnNumbers::kFp16 == CUDNN_DATA_HALF);
 static_assert(CudnnNumbers::kInt32 == CUDNN_DATA_INT32);

@@ -44,7 +44,8 @@ bool CudnnPlans::Run(Cache<Problem>& cache, const Problem& problem, const std::s
   }
   Check(table_.set_stream(handle_.get(), stream), "cudnnSetStream");
   const int status = RunCudnnPlan(table_, handle_.get(), plan, memory.pointers, memory.workspace);
-  if (is_new && status != CudnnNumbers::kSuccess) {
+  // What fails while it executes (in a capture that is invalid) says nothing of the plan.
+  if (is_new && status != CudnnNumbers::kSuccess && status < CudnnNumbers::kExecutionFailed) {
     SayOnce(kind +
             " by our own kernel, where cuDNN's plan does not run: " + table_.error_string(status));
     plan = {};

@@ -30,8 +30,7 @@ struct CudnnAttention {
 };
 
 struct CudnnConvolution {
-  DType dtype = DType::kBf16;  // of images and weights
-  DType grad_dtype = DType::kBf16;
+  DType dtype = DType::kBf16;  // of images, weights and all gradients
   ConvPass pass = ConvPass::kForward;
   bool adds = false, tokens_out = false;
   std::int64_t batch = 0, in = 0, out = 0, groups = 1;

@@ -17,6 +17,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// What a call that NCCL's threads go on with behind it has returned. ncclCommSplit says success
+// when it has only begun, and leaves the new handle null meanwhile: only the communicator's own
+// state tells.
+int Begun(int result) {
+  return result == NcclNumbers::kSuccess ? NcclNumbers::kInProgress : result;
+}
+
 void Divide(const CollectivePlace& place, std::byte* data, DType dtype, std::int64_t count,
             double divisor) {
   if (divisor == 1.0) {
@@ -257,8 +264,9 @@ void NcclWorld::Settle(int result, void* communicator, const char* call,
                      " ms for the other ranks");
     }
     faults_.ThrowIfFailed();
-    if (table_.comm_async_error(communicator, &result) != NcclNumbers::kSuccess) {
-      throw RunError(ProblemOf(result, communicator, call));
+    if (const int asked = table_.comm_async_error(communicator, &result);
+        asked != NcclNumbers::kSuccess) {
+      throw RunError(ProblemOf(asked, communicator, call));
     }
   }
   if (result != NcclNumbers::kSuccess) {
@@ -279,7 +287,7 @@ std::size_t NcclWorld::Split(const GroupRanks& ranks, const std::string& name) {
   void*& handle = communicators_.emplace_back(Communicator{nullptr, ranks}).handle;
   const int result =
       table_.comm_split(all_, static_cast<int>(ranks.first), processes_.rank(), &handle, &config);
-  Settle(result, all_, "ncclCommSplit", lock);
+  Settle(Begun(result), all_, "ncclCommSplit", lock);
   SW_CHECK(handle != nullptr, "a split without a communicator");
   Settle(NcclNumbers::kInProgress, handle, "ncclCommSplit", lock);
   const std::size_t count = communicators_.size();
@@ -341,9 +349,9 @@ void NcclWorld::Register(std::byte* memory, Bytes size) {
       continue;
     }
     try {
-      Settle(table_.window_register(
+      Settle(Begun(table_.window_register(
                  communicator.handle, memory, static_cast<std::size_t>(size.value),
-                 &communicator.windows.emplace_back(nullptr), NcclNumbers::kSymmetricWindow),
+                 &communicator.windows.emplace_back(nullptr), NcclNumbers::kSymmetricWindow)),
              communicator.handle, "ncclCommWindowRegister", lock);
     } catch (const RunError& error) {
       throw RunError(std::string(error.what()) + "; NCCL_WIN_ENABLE=0 does without windows");
@@ -355,7 +363,7 @@ void NcclWorld::CloseWindows(std::unique_lock<std::mutex>& lock) {
   for (Communicator& communicator : communicators_) {
     for (void* const window : communicator.windows) {
       if (window != nullptr) {  // null where the GPUs cannot show each other their memory
-        Settle(table_.window_deregister(communicator.handle, window), communicator.handle,
+        Settle(Begun(table_.window_deregister(communicator.handle, window)), communicator.handle,
                "ncclCommWindowDeregister", lock);
       }
     }

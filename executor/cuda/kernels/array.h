@@ -77,11 +77,13 @@ inline float ToFloat(Fp16 value) {
 inline void FromFloat(float value, float* to) {
   *to = value;
 }
+// As the GPU converts: every NaN becomes this one.
+inline constexpr std::uint16_t kNan16 = 0x7fff;
 inline void FromFloat(float value, Bf16* to) {
-  to->bits = FloatToBf16(value);
+  to->bits = value != value ? kNan16 : FloatToBf16(value);
 }
 inline void FromFloat(float value, Fp16* to) {
-  to->bits = FloatToFp16(value);
+  to->bits = value != value ? kNan16 : FloatToFp16(value);
 }
 #endif
 

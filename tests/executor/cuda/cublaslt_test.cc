@@ -9,6 +9,8 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -42,9 +44,10 @@ int Destroy(void* object) {
 
 int heuristics_asked = 0;
 std::uint64_t workspace_asked = 0;
+std::span<std::byte> workspace_given;
 std::vector<std::uint32_t> alignments_asked;
 bool refuses = false;
-int matmul_status = 0;
+int heuristic_status = 0, matmul_status = 0;
 
 int Create(void** handle) {
   *handle = new int();
@@ -107,8 +110,8 @@ int Heuristic(void* /*handle*/, void* /*desc*/, void* /*a*/, void* /*b*/, void* 
   CHECK(requested == 1);
   results[0] = {};
   results[0].algorithm.data[0] = 4711;
-  *found = refuses ? 0 : 1;
-  return refuses ? 15 : 0;  // CUBLAS_STATUS_NOT_SUPPORTED
+  *found = refuses || heuristic_status != 0 ? 0 : 1;
+  return refuses ? 15 : heuristic_status;  // CUBLAS_STATUS_NOT_SUPPORTED
 }
 // Its tanh form, as the library's documentation has it, and its derivative.
 double Gelu(double x) {
@@ -122,9 +125,13 @@ double GeluSlope(double x) {
 
 int Matmul(void* /*handle*/, void* desc, const void* alpha, const void* a, void* a_layout,
            const void* b, void* b_layout, const void* beta, const void* c, void* c_layout, void* d,
-           void* /*d_layout*/, const LtAlgorithm* algorithm, void* /*workspace*/,
-           std::size_t /*bytes*/, void* /*stream*/) {
+           void* /*d_layout*/, const LtAlgorithm* algorithm, void* workspace, std::size_t bytes,
+           void* /*stream*/) {
   CHECK(algorithm->data[0] == 4711);
+  if (reinterpret_cast<std::uintptr_t>(workspace) % 256 != 0) {
+    return 7;  // CUBLAS_STATUS_INVALID_VALUE
+  }
+  workspace_given = {static_cast<std::byte*>(workspace), bytes};
   if (matmul_status != 0) {
     return matmul_status;
   }
@@ -414,7 +421,7 @@ TEST_CASE("CublasLt.ChoosesOncePerShape") {
   CHECK(heuristics_asked == 3);
   CHECK(said == std::vector<std::string>{"cuBLASLt has nothing for a product of 8 x 8 x 2 in fp32 "
                                          "(status 15): by our own kernel"});
-  // So is what its first call refuses; later calls may not fail.
+  // So is what a call refuses.
   matmul_status = 7;
   p.k = 1;
   p.bias = {c.data(), DType::kFp32};
@@ -424,9 +431,52 @@ TEST_CASE("CublasLt.ChoosesOncePerShape") {
         "own kernel");
   p.k = 4;
   p.bias = {};
-  CHECK_THROWS_WITH_AS((void)library.Multiply(p, nullptr, 0, nullptr),
-                       "cublasLtMatmul: cuBLAS status 7", RunError);
+  CHECK_FALSE(library.Multiply(p, nullptr, 0, nullptr));
+  CHECK(said.back() ==
+        "cuBLASLt has nothing for a product of 8 x 8 x 4 in fp32 (status 7): by our own kernel");
   matmul_status = 0;
+  CHECK_FALSE(library.Multiply(p, nullptr, 0, nullptr));
+  CHECK(said.size() == 3);
+}
+
+// As in a capture that is invalid, where every call fails.
+TEST_CASE("CublasLt.WhatFailsIsNoRefusal") {
+  std::vector<float> matrix(64, 1.0F);
+  CublasLt library(kFake, [](const std::string& text) { CHECK(text.empty()); });
+  gpu::GemmArgs p;
+  p.m = p.n = p.k = 8;
+  p.a = p.b = p.c = {{matrix.data(), DType::kFp32}, 8, 1};
+  heuristic_status = 14;  // CUBLAS_STATUS_INTERNAL_ERROR
+  CHECK_THROWS_WITH_AS((void)library.Multiply(p, nullptr, 0, nullptr),
+                       "cublasLtMatmulAlgoGetHeuristic: cuBLAS status 14", RunError);
+  heuristic_status = 0;
+  matmul_status = 14;
+  CHECK_THROWS_WITH_AS((void)library.Multiply(p, nullptr, 0, nullptr),
+                       "cublasLtMatmul: cuBLAS status 14", RunError);
+  matmul_status = 0;
+  CHECK(library.Multiply(p, nullptr, 0, nullptr));
+}
+
+TEST_CASE("CublasLt.GivesTheLibraryAnAlignedWorkspace") {
+  std::vector<float> matrix(16, 1.0F);
+  alignas(256) std::byte memory[2048];
+  CublasLt library(kFake, [](const std::string& text) { CHECK(text.empty()); });
+  gpu::GemmArgs p;
+  p.m = p.n = p.k = 4;
+  p.a = p.b = p.c = {{matrix.data(), DType::kFp32}, 4, 1};
+  REQUIRE(library.Multiply(p, memory, 1024, nullptr));
+  CHECK(workspace_given.data() == memory);
+  CHECK(workspace_given.size() == 1024);
+  // The size, and with it the algorithm, is the same wherever the workspace lies.
+  for (const std::int64_t past : {64, 192}) {
+    REQUIRE(library.Multiply(p, memory + past, 1024, nullptr));
+    CHECK(workspace_given.data() == memory + 256);
+    CHECK(workspace_given.size() == 768);
+    CHECK(workspace_asked == 768);
+  }
+  CHECK(library.cached_count() == 2);
+  REQUIRE(library.Multiply(p, memory + 64, 200, nullptr));
+  CHECK(workspace_given.empty());
 }
 
 // Of a, b, c and d as the library names them.

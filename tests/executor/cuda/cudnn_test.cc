@@ -9,6 +9,7 @@
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
 #include "executor/cuda/cudnn_plans.h"
 #include "tests/executor/cuda/fake_cudnn.h"
 
@@ -77,6 +78,8 @@ TEST_CASE("Cudnn.TakesConvolutionsOfOneType") {
   args.x = args.w = args.y = args.grad = array;
   CHECK(IsForCudnn(args, ConvPass::kForward));
   CHECK(IsForCudnn(args, ConvPass::kWeightGrad));
+  args.grad.dtype = DType::kFp32;
+  CHECK_FALSE(IsForCudnn(args, ConvPass::kWeightGrad));
   args.bias = array;
   CHECK_FALSE(IsForCudnn(args, ConvPass::kForward));
   CHECK(IsForCudnn(args, ConvPass::kDataGrad));
@@ -129,6 +132,12 @@ TEST_CASE("Cudnn.WhatItHasNoPlanForIsOursAndAskedForOnce") {
   CHECK_FALSE(plans.Attend(a.args, false, nullptr, 0, nullptr));
   CHECK_FALSE(plans.Attend(a.args, false, nullptr, 0, nullptr));
   CHECK(FakeCudnn().executed == 1);
+  // One that fails all the same is asked again.
+  FakeCudnn() = {.execute_status = 5000};
+  a.args.causal = false;
+  CHECK_THROWS_AS((void)plans.Attend(a.args, false, nullptr, 64, nullptr), RunError);
+  FakeCudnn() = {};
+  CHECK(plans.Attend(a.args, false, nullptr, 64, nullptr));
   CHECK(said ==
         std::vector<std::string>{
             "attention by our own kernel, where cuDNN has no plan: none of its engines "

@@ -94,7 +94,7 @@ TEST_CASE("CudaDevice.AStepWhoseLastOpsAreAGraphEndsWithThem") {
 // The driver ends every third capture with an error; a library fails in the middle of another.
 class RefusingGpu : public ForwardingGpu {
  public:
-  RefusingGpu() : ForwardingGpu(MakeEmulatedGpu({})) {}
+  RefusingGpu() : ForwardingGpu(MakeTestGpu(2)) {}
   void BeginCapture(GpuStream stream) override {
     ForwardingGpu::BeginCapture(stream);
     fails_ = ++captures_ % 3 == 2;

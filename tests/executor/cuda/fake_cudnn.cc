@@ -240,6 +240,10 @@ void RunConvolution(const Desc& op, const Pointers& pointers) {
   const auto padding = One<std::int64_t>(how, N::kConvPaddingBefore);
   CHECK(One<float>(op, first) == 1.0F);
   const auto beta = One<float>(op, first + 1);
+  for (const int tensor : {first + 4, first + 5}) {  // the library has no engine for others
+    CHECK(One<int>(*Of(op, tensor), N::kTensorType) ==
+          One<int>(*Of(op, first + 3), N::kTensorType));
+  }
   Values w(Of(op, first + 3), pointers), x(Of(op, first + 4), pointers),
       y(Of(op, first + 5), pointers);
   Values& to = op.kind == N::kConvForward ? y : op.kind == N::kConvDataGrad ? x : w;

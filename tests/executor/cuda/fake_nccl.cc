@@ -45,6 +45,9 @@ struct Comm {
   std::atomic<bool> aborted{false};
   std::atomic<int> error{0};
   bool has_copy_engines = false;
+  // A communicator that is being split from this one, and where its handle goes once it is ready.
+  Comm* splitting = nullptr;
+  void** split = nullptr;
   std::string registering;  // prefix of the files by which members meet
   struct Window {
     const std::byte* begin;
@@ -303,7 +306,7 @@ int ncclCommInitRankConfig(void** handle, int ranks, NcclUniqueId id, int rank,
 
 int ncclCommSplit(void* handle, int color, int /*key*/, void** part, NcclConfig* config) {
   auto& parent = *static_cast<Comm*>(handle);
-  if (parent.members.empty()) {
+  if (parent.members.empty() || parent.splitting != nullptr) {
     return kInvalidUsage;
   }
   Comm* const comm = NewComm();
@@ -313,13 +316,20 @@ int ncclCommSplit(void* handle, int color, int /*key*/, void** part, NcclConfig*
   comm->parent = &parent;
   comm->has_copy_engines = MayUseCopyEngines(*config);
   WriteFile(FileOf(comm->name + ".init", comm->rank), &color, sizeof color);
-  *part = comm;
-  return NcclNumbers::kInProgress;
+  // As NCCL does it: success, while the parent is in progress and the handle null.
+  *part = nullptr;
+  parent.splitting = comm;
+  parent.split = part;
+  return NcclNumbers::kSuccess;
 }
 
 int ncclCommGetAsyncError(void* handle, int* error) {
   auto& comm = *static_cast<Comm*>(handle);
-  const bool is_ready = IsReady(comm) && AllThere(comm.registering, comm.members);
+  if (comm.splitting != nullptr && IsReady(*comm.splitting)) {
+    *comm.split = std::exchange(comm.splitting, nullptr);
+  }
+  const bool is_ready =
+      IsReady(comm) && comm.splitting == nullptr && AllThere(comm.registering, comm.members);
   *error = comm.error != 0 ? comm.error.load()
                            : (is_ready ? NcclNumbers::kSuccess : NcclNumbers::kInProgress);
   return NcclNumbers::kSuccess;
@@ -457,7 +467,7 @@ int ncclCommWindowRegister(void* handle, void* memory, std::size_t bytes, void**
   const std::string stem = comm.name + ".window" + std::to_string(comm.windows.size());
   WriteFile(FileOf(stem, comm.rank), &bytes, sizeof bytes);
   comm.registering = stem;
-  return NcclNumbers::kInProgress;
+  return NcclNumbers::kSuccess;  // it has begun
 }
 
 int ncclCommWindowDeregister(void* handle, void* window) {

@@ -126,6 +126,7 @@ void RunOnGpu(const ModelOpCall& original, bool is_backward) {
   };
   call.saved = bytes_of(call.saved);
   call.workspace = bytes_of(call.workspace);
+  call.exchange = bytes_of(call.exchange);
   std::int64_t buffers = original.spec->kind == OpKind::kBatchNorm ? 2 * original.spec->in : 0;
   buffers = original.spec->kind == OpKind::kRouter ? original.spec->experts : buffers;
   call.buffers = static_cast<float*>(mirror.Add(call.buffers, buffers * 4, true));

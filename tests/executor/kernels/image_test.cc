@@ -224,6 +224,10 @@ TEST_CASE("HostKernels.Conv2d") {
       CheckKernel(c, dtype,
                   [&c](const auto& in, const auto& params) { return ConvOracle(c, in, params); },
                   {.absolute = 60 * 60 * 4 * kU, .relative = 0.0});
+      c.grad_dtype = dtype;  // which is what a library takes
+      CheckKernel(c, dtype,
+                  [&c](const auto& in, const auto& params) { return ConvOracle(c, in, params); },
+                  {.absolute = 60 * 60 * 4 * kU, .relative = 0.0});
     }
   }
 }
