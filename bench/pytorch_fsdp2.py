@@ -46,10 +46,12 @@ class Run:
         self.device, self.accumulation, self.clips = device, choices["accumulation"], job["clip_gradients"]
         model = make_model(config, device, DTYPES[job["precision"]["master"]])
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[job["precision"]["param"]], reduce_dtype=DTYPES[job["precision"]["reduce"]])
+        # One GPU gathers nothing; a plan that keeps parameters is compared with PyTorch keeping them.
+        reshards = any(unit["reshard"] != "never" for unit in choices["units"])
         for block in blocks_of(model):
             if compiled:
                 block.compile()
-            fully_shard(block, mp_policy=policy)
+            fully_shard(block, mp_policy=policy, reshard_after_forward=reshards)
         self.model = fully_shard(model, mp_policy=policy)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         self.shape = (choices["micro_batch"], job["sequence_length"])
