@@ -78,7 +78,7 @@ struct ModelOpCall {
   // is their sum (a table of positions that is added to every sample).
   std::vector<ConstView> output_grads;
   std::vector<View> input_grads;  // null: not wanted
-  bool adds_input_grads = false;  // norms: to what is there, instead of replacing it
+  bool adds_input_grads = false;  // norms, linear: to what is there, instead of replacing it
   std::vector<ParamGrad> param_grads;
 
   // OpKernels::extra_saved bytes: forward writes them, backward reads them. 64-byte aligned.

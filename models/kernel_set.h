@@ -95,8 +95,8 @@ struct KernelSetOptions {
   // GELU's tanh form between two linear layers runs inside their products: the first one's writes
   // its input and its result, the second one's data gradient ends with its derivative.
   bool fused_gelu = false;
-  // A norm makes the sum that it reads, where that is right before it, and in backward adds its
-  // data gradient to the one that came past it.
+  // A norm makes the sum that it reads, where that is right before it. In backward a norm or a
+  // linear layer adds its data gradient to the one that is there.
   bool fused_residual = false;
   bool host_kernels = false;  // the executor's host kernels, see models/kernels/host.cc
   bool cuda_kernels = false;  // the executor's CUDA kernels, see models/kernels/cuda.cc

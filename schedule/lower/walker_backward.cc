@@ -84,12 +84,16 @@ void Walker::Contribute(std::uint32_t i, TensorId tensor, std::uint32_t grad) {
   slot = target;
 }
 
-// KernelSetOptions::fused_residual: does the norm add its data gradient to the one that came past
-// it, which nobody else holds?
+// KernelSetOptions::fused_residual: does the norm or the linear layer add its data gradient to the
+// one that is there, which nobody else holds? One that ends with GELU's derivative cannot.
 bool Walker::AddsItsGradient(std::uint32_t i) const {
   const ModelOp& op = e_.in.model.ops[i];
-  if (!e_.in.kernels.fused_residual || e_.a.ops[i].input_grads == 0 ||
-      !IsNormOfWhole(e_.in.model, op)) {
+  if (!e_.in.kernels.fused_residual || e_.a.ops[i].input_grads == 0) {
+    return false;
+  }
+  const bool is_product =
+      e_.in.model.SpecOf(op).kind == OpKind::kLinear && !e_.a.ops[i].runs_previous;
+  if (!is_product && !IsNormOfWhole(e_.in.model, op)) {
     return false;
   }
   const std::uint32_t tensor = op.inputs.front().value;

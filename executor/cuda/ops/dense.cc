@@ -54,7 +54,8 @@ void LinearDataGrad(const ModelOpCall& call, const OpContext& context) {
       .k = spec.out,
       .a = RowMajor(ArrayOf(call.output_grads[0]), spec.out),
       .b = spec.transposed ? Transposed(weight, spec.out) : RowMajor(weight, spec.in),
-      .c = RowMajor(ArrayOf(call.input_grads[0]), spec.in)};
+      .c = RowMajor(ArrayOf(call.input_grads[0]), spec.in),
+      .adds = call.adds_input_grads};
   if (call.inputs.size() == 1) {
     return Multiply(context, product, call.workspace);
   }
