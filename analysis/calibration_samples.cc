@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <functional>
 #include <numeric>
+#include <queue>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "analysis/piecewise_fit.h"
 #include "analysis/step_breakdown.h"
@@ -69,6 +73,27 @@ std::vector<double> OverlapOf(std::span<const Span> spans) {
 // What is known about one shape so far. The better kinds of spans replace the worse ones.
 struct Gathered {
   std::vector<double> alone, beside_others, held_by_issue, issue;
+  std::int64_t ops = 0;
+};
+
+// Ops that the host has issued and that have not ended. A driver's queue holds about a thousand
+// launches; when it is full, issuing one lasts until another ends, which says nothing of the host.
+class Outstanding {
+ public:
+  static constexpr std::size_t kMost = 256;  // an op has several launches
+
+  // Before the op of this span, in the order of issue.
+  [[nodiscard]] bool HoldsBack(const Span& span) {
+    while (!ends_.empty() && ends_.top() <= span.issue_begin) {
+      ends_.pop();
+    }
+    const bool is_full = ends_.size() >= kMost;
+    ends_.push(span.end);
+    return is_full;
+  }
+
+ private:
+  std::priority_queue<SimTime, std::vector<SimTime>, std::greater<>> ends_;
 };
 
 // More ranks than cores: how long an op lasted says more about the others.
@@ -97,8 +122,8 @@ double SecondsOf(const CalibrationRun& run, std::span<const Span> spans, std::si
   return ToSeconds(handing + (counts_cpu ? span.cpu : span.end - span.start)).value;
 }
 
-void AddStep(const CalibrationRun& run, const RecordedStep& step, std::vector<Gathered>& shapes,
-             std::vector<double>& wakes) {
+void AddStep(const CalibrationRun& run, const RecordedStep& step, Outstanding& outstanding,
+             std::vector<Gathered>& shapes, std::vector<double>& wakes) {
   const Body& body = run.program.step;
   const auto spans = std::span(run.trace.spans).subspan(step.first, body.size());
   const std::vector<double> overlap = OverlapOf(spans);
@@ -108,6 +133,7 @@ void AddStep(const CalibrationRun& run, const RecordedStep& step, std::vector<Ga
     SimTime& before = ends[static_cast<std::size_t>(span.stream)];
     const double seconds = SecondsOf(run, spans, i, before);
     before = span.end;
+    const bool was_held_back = outstanding.HoldsBack(span);
     if (run.program.ShapeOf(body.ops[i]).code == OpCode::kHostWait) {
       if (span.ready > span.issue_begin) {  // it did wait
         wakes.push_back(ToSeconds(span.start - span.ready).value);
@@ -115,7 +141,10 @@ void AddStep(const CalibrationRun& run, const RecordedStep& step, std::vector<Ga
       continue;
     }
     Gathered& shape = shapes[body.ops[i].shape.value];
-    shape.issue.push_back(ToSeconds(span.issue_end - span.issue_begin).value);
+    ++shape.ops;
+    if (!was_held_back) {
+      shape.issue.push_back(ToSeconds(span.issue_end - span.issue_begin).value);
+    }
     // An op ends no earlier than its last launch plus its last kernel. When half of it or more lies
     // behind the last launch that rule was not what ended it, however many kernels it has.
     if (ToSeconds(span.issue_end - span.start).value > seconds / 2) {
@@ -125,6 +154,13 @@ void AddStep(const CalibrationRun& run, const RecordedStep& step, std::vector<Ga
     } else {
       shape.beside_others.push_back(seconds);
     }
+  }
+}
+
+// A step that counts for nothing, but whose ops may be under way when the next one begins.
+void SkipStep(const CalibrationRun& run, const RecordedStep& step, Outstanding& outstanding) {
+  for (const Span& span : std::span(run.trace.spans).subspan(step.first, run.program.step.size())) {
+    (void)outstanding.HoldsBack(span);
   }
 }
 
@@ -147,19 +183,28 @@ CalibrationSamples CollectSamples(const std::vector<CalibrationRun>& runs) {
     }
     const std::vector<RecordedStep> steps = StepsOf(run);
     std::vector<Gathered> shapes(run.program.shapes.size());
-    for (const std::size_t index : StepsThatCount(steps)) {
-      AddStep(run, steps[index], shapes, samples.wakes);
+    const std::vector<std::size_t> counted = StepsThatCount(steps);
+    Outstanding outstanding;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      if (i > 0 && steps[i].rank != steps[i - 1].rank) {
+        outstanding = {};
+      }
+      if (std::binary_search(counted.begin(), counted.end(), i)) {
+        AddStep(run, steps[i], outstanding, shapes, samples.wakes);
+      } else {
+        SkipStep(run, steps[i], outstanding);
+      }
     }
     for (std::size_t s = 0; s < shapes.size(); ++s) {
       const Gathered& from = shapes[s];
-      if (from.issue.empty()) {
+      if (from.ops == 0) {
         continue;  // in init or warmup only
       }
       ShapeSample sample;
       sample.run = r;
       sample.shape = ShapeId(s);
-      sample.issue = MedianOf(from.issue);
-      sample.ops = std::ssize(from.issue);
+      sample.issue = from.issue.empty() ? 0 : MedianOf(from.issue);
+      sample.ops = from.ops;
       // What issuing held up says nothing about kernels.
       const std::vector<double>& best = from.alone.empty() ? from.beside_others : from.alone;
       sample.seconds = best.empty() ? 0 : MedianOf(best);

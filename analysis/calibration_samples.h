@@ -20,7 +20,7 @@ struct ShapeSample {
   std::size_t run = 0;  // index into the runs
   ShapeId shape;
   double seconds = 0;    // on its stream; 0: not measured
-  double issue = 0;      // host time to issue it
+  double issue = 0;      // host time to issue it; 0: whenever it did, the queue was full
   std::int64_t ops = 0;  // spans behind the medians
 };
 
