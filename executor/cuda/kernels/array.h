@@ -87,15 +87,23 @@ inline void FromFloat(float value, Fp16* to) {
 }
 #endif
 
+[[nodiscard]] SW_DEVICE bool IsHalf(DType dtype) {
+  return dtype == DType::kBf16 || dtype == DType::kFp16;
+}
+
+// An element. No branch holds more than the load, so that loads of several elements can be under
+// way before the first is converted.
 SW_DEVICE float Load(const Array& a, std::int64_t i) {
-  switch (a.dtype) {
-    case DType::kBf16:
-      return ToFloat(static_cast<const Bf16*>(a.data)[i]);
-    case DType::kFp16:
-      return ToFloat(static_cast<const Fp16*>(a.data)[i]);
-    default:
-      return static_cast<const float*>(a.data)[i];
+  std::uint32_t bits = 0;
+  if (IsHalf(a.dtype)) {
+    bits = static_cast<const std::uint16_t*>(a.data)[i];
+  } else {
+    bits = static_cast<const std::uint32_t*>(a.data)[i];
   }
+  if (a.dtype == DType::kFp16) {
+    return ToFloat(Fp16{static_cast<std::uint16_t>(bits)});
+  }
+  return FromBits(a.dtype == DType::kBf16 ? bits << 16U : bits);
 }
 
 SW_DEVICE void Store(const Array& a, std::int64_t i, float value) {
@@ -126,10 +134,6 @@ struct alignas(16) Sixteen {
 struct Eight {
   Sixteen pieces[2];  // 16-bit numbers need the first only
 };
-
-[[nodiscard]] SW_DEVICE bool IsHalf(DType dtype) {
-  return dtype == DType::kBf16 || dtype == DType::kFp16;
-}
 
 // The array, of which the compiler may know that its numbers have 16 bits: their vectors take half
 // the registers.

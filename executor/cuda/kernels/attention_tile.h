@@ -146,17 +146,40 @@ struct RowsOfHead {
   const Array& array;
   std::int64_t first, stride, count, features;
 };
-// The first `rows` of them, zeros behind them.
+template <class T>
+SW_DEVICE void StoreInPanel(const Eight& eight, DType dtype, T* to) {
+  float numbers[kVector];
+  Unpack(eight, dtype, numbers);
+  SW_UNROLL
+  for (int k = 0; k < kVector; ++k) {
+    FromFloat(numbers[k], to + k);
+  }
+}
+// The first `rows` of them, zeros behind them. Four vectors of a thread are under way at once.
 template <class T>
 SW_DEVICE void LoadRows(int t, const RowsOfHead& from, int rows, const Panel<T>& to) {
-  const auto width = static_cast<int>(RoundTile(from.features));
-  for (int e = t; e < rows * width; e += kAttentionThreads) {
-    const int row = e / width;
-    const int feature = e % width;
-    const float value = row < from.count && feature < from.features
-                            ? Load(from.array, from.first + row * from.stride + feature)
-                            : 0.0F;
-    FromFloat(value, to.At(row) + feature);
+  constexpr int kAtOnce = 4;
+  const int across = static_cast<int>(RoundTile(from.features)) / kVector;
+  const int all = rows * across;
+  for (int begin = t; begin < all; begin += kAtOnce * kAttentionThreads) {
+    Eight eights[kAtOnce] = {};
+    SW_UNROLL
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int e = begin + n * kAttentionThreads;
+      const int row = e / across;
+      const int feature = e % across * kVector;
+      if (e < all && row < from.count && feature < from.features) {
+        eights[n] = LoadEight(from.array, from.first + row * from.stride + feature,
+                              from.features - feature);
+      }
+    }
+    SW_UNROLL
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int e = begin + n * kAttentionThreads;
+      if (e < all) {
+        StoreInPanel(eights[n], from.array.dtype, to.At(e / across) + e % across * kVector);
+      }
+    }
   }
 }
 

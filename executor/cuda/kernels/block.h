@@ -15,9 +15,11 @@
 #if defined(__CUDACC__)
 #define SW_DEVICE __device__ __forceinline__
 #define SW_UNROLL _Pragma("unroll")
+#define SW_NO_UNROLL _Pragma("unroll 1")
 #else
 #define SW_DEVICE inline
 #define SW_UNROLL
+#define SW_NO_UNROLL
 #endif
 
 namespace shardwright::gpu {

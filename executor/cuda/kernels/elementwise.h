@@ -232,6 +232,7 @@ struct MapKernel {
       }
       for (int v = 0; v < kVectors; ++v) {
         const std::int64_t begin = first + v * kApart;
+        SW_NO_UNROLL
         for (std::int64_t i = begin; i < begin + kVector && i < args.n; ++i) {
           RunScalar<kOp>(args, function, i);
         }

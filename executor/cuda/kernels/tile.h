@@ -242,15 +242,38 @@ SW_DEVICE void TileProduct(Block& block, std::int64_t depth, const Left& left, c
   });
   for (std::int64_t k0 = 0; k0 < depth; k0 += kProductDepth) {
     block.Each([&](int t) {
-      for (int e = t; e < kProductRows * kProductDepth; e += kProductThreads) {
-        const int i = e / kProductDepth;
-        const int k = e % kProductDepth;
-        FromFloat(k0 + k < depth ? left(i, k0 + k) : 0.0F, a.At(i) + k);
+      // Eight loads of a thread before their use, so that they are under way together.
+      constexpr int kAtOnce = 8;
+      constexpr int kApart = kAtOnce * kProductThreads;
+      SW_NO_UNROLL
+      for (int begin = t; begin < kProductRows * kProductDepth; begin += kApart) {
+        float numbers[kAtOnce];
+        SW_UNROLL
+        for (int n = 0; n < kAtOnce; ++n) {
+          const int e = begin + n * kProductThreads;
+          const std::int64_t k = k0 + e % kProductDepth;
+          numbers[n] = k < depth ? left(e / kProductDepth, k) : 0.0F;
+        }
+        SW_UNROLL
+        for (int n = 0; n < kAtOnce; ++n) {
+          const int e = begin + n * kProductThreads;
+          FromFloat(numbers[n], a.At(e / kProductDepth) + e % kProductDepth);
+        }
       }
-      for (int e = t; e < kProductDepth * kProductColumns; e += kProductThreads) {
-        const int k = e / kProductColumns;
-        const int j = e % kProductColumns;
-        FromFloat(k0 + k < depth ? right(k0 + k, j) : 0.0F, b.At(k) + j);
+      SW_NO_UNROLL
+      for (int begin = t; begin < kProductDepth * kProductColumns; begin += kApart) {
+        float numbers[kAtOnce];
+        SW_UNROLL
+        for (int n = 0; n < kAtOnce; ++n) {
+          const int e = begin + n * kProductThreads;
+          const std::int64_t k = k0 + e / kProductColumns;
+          numbers[n] = k < depth ? right(k, e % kProductColumns) : 0.0F;
+        }
+        SW_UNROLL
+        for (int n = 0; n < kAtOnce; ++n) {
+          const int e = begin + n * kProductThreads;
+          FromFloat(numbers[n], b.At(e / kProductColumns) + e % kProductColumns);
+        }
       }
     });
     block.EachWarp([&](int warp) {
