@@ -38,9 +38,9 @@ inline constexpr std::int64_t kLibraryWorkspace = std::int64_t{32} << 20;
 // What cuDNN may use for attention beside what our own kernels take, 0 where it is not asked.
 // Forward is descriptors. Its gradients repeat bit by bit only where the gradients of all scores
 // lie in memory, in 16 bits, in whole tiles; grouped heads keep those of k and v of every query
-// head as well. More than kMostScores is left to our own kernels, which keep none. Taken from what
-// version 9.19 says for sm_80 and sm_90 (tests/executor/cuda/cudnn_library_test.cc compares).
-inline constexpr std::int64_t kMostScores = std::int64_t{1} << 30;  // bytes
+// head as well. More than kMostScores is left to our own kernels, which keep none and are slower
+// by far. Taken from what version 9.19 says for sm_80 and sm_90 (cudnn_library_test.cc compares).
+inline constexpr std::int64_t kMostScores = std::int64_t{8} << 30;  // bytes
 inline constexpr std::int64_t kCudnnDescriptors = 4096;
 [[nodiscard]] constexpr bool MayUseCudnn(const OpSpec& spec, DType compute) {
   return SizeOf(compute) == 2 && !spec.has_bias && spec.window == 0 && spec.soft_cap == 0.0 &&
