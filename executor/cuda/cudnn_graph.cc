@@ -266,6 +266,7 @@ CudnnPlan CudnnGraph::Plan(const CudnnDescriptor& device, std::int64_t workspace
         plan.parts = std::move(kept_);
         plan.parts.push_back(std::move(graph));
         plan.parts.push_back(std::move(config));
+        plan.is_fallback = mode == N::kHeuristicFallback;
         return plan;
       }
       none.problem = plan.plan.get() == nullptr

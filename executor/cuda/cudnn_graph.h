@@ -64,6 +64,7 @@ struct CudnnPlan {
   std::vector<CudnnDescriptor> parts;
   CudnnDescriptor plan;  // empty: there is none
   std::int64_t workspace_bytes = 0;
+  bool is_fallback = false;  // none of the library's best guesses would do
   std::string problem;  // why there is none, mostly in the library's words
 };
 

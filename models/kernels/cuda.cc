@@ -34,11 +34,11 @@ void SetCudaAttention(const LowerContext& context, OpKernels* op) {
 void SetConvolution(const LowerContext& context, OpKernels* op) {
   const OpSpec& spec = context.spec;
   const std::int64_t taps = spec.in / spec.groups * spec.kernel * spec.kernel;
-  const std::int64_t library =
-      SizeOf(context.compute) == 2
-          ? CudaGemmWorkspace(context.batch * spec.height_out * spec.width_out, spec.out, taps)
-          : 0;
-  op->forward_workspace = op->backward_workspace = Bytes(library);
+  const std::int64_t pixels = context.batch * spec.height_out * spec.width_out;
+  if (SizeOf(context.compute) == 2 && CudaGemmWorkspace(pixels, spec.out, taps) > 0) {
+    op->forward_workspace = Bytes(CudnnConvolutionWorkspace(spec, context.batch, false));
+    op->backward_workspace = Bytes(CudnnConvolutionWorkspace(spec, context.batch, true));
+  }
 }
 
 void SetCudaRouter(const LowerContext& context, OpKernels* op) {

@@ -56,6 +56,22 @@ inline constexpr std::int64_t kCudnnDescriptors = 4096;
   return scores > kMostScores ? 0 : scores + grouped + kCudnnDescriptors;
 }
 
+// What cuDNN may use for a convolution in 16 bits. Its fast engines that repeat bit by bit want
+// channels last and in eights: they copy images and weights into that layout and out of it. Weight
+// gradients may be summed in parts, which lie beside the copies. Compared as above.
+inline constexpr std::int64_t kCudnnParts = std::int64_t{24} << 20;
+[[nodiscard]] constexpr std::int64_t CudnnConvolutionWorkspace(const OpSpec& spec,
+                                                               std::int64_t batch,
+                                                               bool is_backward) {
+  constexpr std::int64_t kEights = 8;
+  const std::int64_t out = RoundUp(spec.out, kEights);
+  const std::int64_t x = batch * RoundUp(spec.in, kEights) * spec.height * spec.width;
+  const std::int64_t y = batch * out * spec.height_out * spec.width_out;
+  const std::int64_t w = out * RoundUp(spec.in / spec.groups, kEights) * spec.kernel * spec.kernel;
+  const std::int64_t copies = 2 * (x + y + w);
+  return std::max(kLibraryWorkspace, copies + (is_backward ? kCudnnParts : kCudnnDescriptors));
+}
+
 // Sums over rows are made of this many partial sums.
 [[nodiscard]] constexpr std::int64_t SumChunks(std::int64_t rows) {
   return std::clamp<std::int64_t>(CeilDiv(rows, 64), 1, 64);

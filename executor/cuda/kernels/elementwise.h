@@ -324,20 +324,38 @@ struct CopyRowsArgs {
   std::int64_t from_first = 0, from_stride = 0;
   std::int64_t to_first = 0, to_stride = 0;
 };
+// Eight features per thread, or one where rows do not divide into eights.
 struct CopyRowsKernel {
   static constexpr KernelId kId = KernelId::kCopyRows;
   using Args = CopyRowsArgs;
   static constexpr int kThreads = 256;
 
+  static SW_DEVICE std::int64_t PerThread(const Args& args) {
+    return args.features % kVector == 0 ? kVector : 1;
+  }
+  // Threads of a launch.
+  static SW_DEVICE std::int64_t Items(const Args& args) {
+    return args.rows * (args.features / PerThread(args));
+  }
+
   static SW_DEVICE void Run(Block& block, const Args& args) {
     block.Each([&](int t) {
       const std::int64_t i = block.index() * kThreads + t;
-      if (i < args.rows * args.features) {
-        const std::int64_t row = i / args.features;
-        const std::int64_t feature = i % args.features;
-        Store(args.to, args.to_first + row * args.to_stride + feature,
-              Load(args.from, args.from_first + row * args.from_stride + feature));
+      if (i >= Items(args)) {
+        return;
       }
+      const std::int64_t pieces = args.features / PerThread(args);
+      const std::int64_t row = i / pieces;
+      const std::int64_t feature = i % pieces * PerThread(args);
+      const std::int64_t from = args.from_first + row * args.from_stride + feature;
+      const std::int64_t to = args.to_first + row * args.to_stride + feature;
+      if (PerThread(args) == 1) {
+        Store(args.to, to, Load(args.from, from));
+        return;
+      }
+      float values[kVector];
+      Unpack(LoadEight(args.from, from), args.from.dtype, values);
+      StoreEight(args.to, to, Pack(values, args.to.dtype));
     });
   }
 };
@@ -371,12 +389,22 @@ struct DropoutMask {
   std::uint32_t threshold = 0;  // probability times 2^32
   float keep = 1.0F;            // 1 / (1 - probability)
 };
+// The words of elements `first` to `first` + 3, where `first` is a multiple of four.
+SW_DEVICE RandomBlock DropoutWords(const DropoutMask& mask, std::int64_t sample,
+                                   std::int64_t first) {
+  return PhiloxRounds(
+      {{static_cast<std::uint32_t>(first / 4),
+        mask.first_sample + static_cast<std::uint32_t>(sample), mask.op, mask.step}},
+      mask.seed);
+}
 SW_DEVICE float DropoutFactor(const DropoutMask& mask, std::int64_t sample, std::int64_t element) {
-  const RandomBlock random =
-      PhiloxRounds({{static_cast<std::uint32_t>(element / 4),
-                     mask.first_sample + static_cast<std::uint32_t>(sample), mask.op, mask.step}},
-                   mask.seed);
-  return random.words[element % 4] < mask.threshold ? 0.0F : mask.keep;
+  const RandomBlock random = DropoutWords(mask, sample, element);
+  std::uint32_t word = random.words[0];
+  SW_UNROLL
+  for (int k = 1; k < 4; ++k) {  // an index that is no constant would put the words into memory
+    word = element % 4 == k ? random.words[k] : word;
+  }
+  return word < mask.threshold ? 0.0F : mask.keep;
 }
 
 // y = x times the factors; `elements` per sample.
@@ -385,19 +413,42 @@ struct DropoutArgs {
   std::int64_t samples = 0, elements = 0;
   DropoutMask mask;
 };
+// Eight elements per thread; of one sample, where samples divide into eights.
 struct DropoutKernel {
   static constexpr KernelId kId = KernelId::kDropout;
   using Args = DropoutArgs;
   static constexpr int kThreads = 256;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
+    const bool in_vectors = args.elements % kVector == 0;
+    const std::int64_t n = args.samples * args.elements;
     block.Each([&](int t) {
-      const std::int64_t i = block.index() * kThreads + t;
-      if (i < args.samples * args.elements) {
+      const std::int64_t first = (block.index() * kThreads + t) * kVector;
+      if (in_vectors && first < n) {
+        DropEight(args, first);
+        return;
+      }
+      for (std::int64_t i = first; i < first + kVector && i < n; ++i) {
         Store(args.y, i,
               Load(args.x, i) * DropoutFactor(args.mask, i / args.elements, i % args.elements));
       }
     });
+  }
+
+ private:
+  static SW_DEVICE void DropEight(const Args& args, std::int64_t first) {
+    const Eight eight = LoadEight(args.x, first);
+    const std::int64_t sample = first / args.elements;
+    const std::int64_t element = first % args.elements;
+    const RandomBlock random[2] = {DropoutWords(args.mask, sample, element),
+                                   DropoutWords(args.mask, sample, element + 4)};
+    float values[kVector];
+    Unpack(eight, args.x.dtype, values);
+    SW_UNROLL
+    for (int k = 0; k < kVector; ++k) {
+      values[k] *= random[k / 4].words[k % 4] < args.mask.threshold ? 0.0F : args.mask.keep;
+    }
+    StoreEight(args.y, first, Pack(values, args.y.dtype));
   }
 };
 

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "executor/cuda/kernels/array.h"
 #include "executor/cuda/kernels/block.h"
@@ -230,17 +231,111 @@ struct PoolArgs {
   std::int32_t* places = nullptr;  // of the maxima in their planes
   float average = 1.0F;            // one over the window's size, padding included
 };
-struct PoolWindow {
-  std::int64_t y_begin, y_end, x_begin, x_end;
+
+// Calls f with an element of what is read and, as a type, the windows' side where it is 2 or 3:
+// then loops over windows are unrolled, so that all of a window is loaded before any is used. Else
+// the side is 0.
+template <class F>
+SW_DEVICE void WithPool(const PoolArgs& a, DType dtype, const F& f) {
+  WithType(dtype, [&](auto element) {
+    if (a.kernel == 3 && !a.is_global) {
+      f(element, std::integral_constant<int, 3>());
+    } else if (a.kernel == 2 && !a.is_global) {
+      f(element, std::integral_constant<int, 2>());
+    } else {
+      f(element, std::integral_constant<int, 0>());
+    }
+  });
+}
+
+// Pixel `pixel` of plane `plane`, of an image of rows of `width`. One of 2^31 pixels or more would
+// not fit.
+struct PoolPixel {
+  std::int64_t plane;
+  int pixel, y, x;
 };
-SW_DEVICE PoolWindow WindowOf(const PoolArgs& a, std::int64_t out) {
-  if (a.is_global) {
-    return {0, a.height, 0, a.width};
+SW_DEVICE PoolPixel PixelOf(std::int64_t i, std::int64_t pixels, std::int64_t width) {
+  const std::int64_t plane = i / pixels;
+  const auto pixel = static_cast<unsigned>(i - plane * pixels);
+  const unsigned row = pixel / static_cast<unsigned>(width);
+  return {plane, static_cast<int>(pixel), static_cast<int>(row),
+          static_cast<int>(pixel - row * static_cast<unsigned>(width))};
+}
+
+// Calls f(k, y, x) with the inputs of an output's window, row by row; k counts them where kSide is
+// known.
+template <int kSide, class F>
+SW_DEVICE void EachInput(const PoolArgs& a, const PoolPixel& out, const F& f) {
+  const auto height = static_cast<int>(a.height), width = static_cast<int>(a.width);
+  const int top = out.y * static_cast<int>(a.stride) - static_cast<int>(a.padding);
+  const int left = out.x * static_cast<int>(a.stride) - static_cast<int>(a.padding);
+  if constexpr (kSide > 0) {
+    SW_UNROLL
+    for (int k = 0; k < kSide * kSide; ++k) {
+      const int y = top + k / kSide, x = left + k % kSide;
+      if (y >= 0 && y < height && x >= 0 && x < width) {
+        f(k, y, x);
+      }
+    }
+  } else {
+    const int bottom = a.is_global ? height : top + static_cast<int>(a.kernel);
+    const int right = a.is_global ? width : left + static_cast<int>(a.kernel);
+    for (int y = top > 0 ? top : 0; y < bottom && y < height; ++y) {
+      for (int x = left > 0 ? left : 0; x < right && x < width; ++x) {
+        f(0, y, x);
+      }
+    }
   }
-  const std::int64_t y = out / a.width_out * a.stride - a.padding;
-  const std::int64_t x = out % a.width_out * a.stride - a.padding;
-  return {y > 0 ? y : 0, y + a.kernel < a.height ? y + a.kernel : a.height, x > 0 ? x : 0,
-          x + a.kernel < a.width ? x + a.kernel : a.width};
+}
+
+// Calls f(k, output) with the outputs whose windows hold an input, in order.
+template <int kSide, class F>
+SW_DEVICE void EachOutput(const PoolArgs& a, const PoolPixel& in, const F& f) {
+  if (a.is_global) {
+    return f(0, 0);
+  }
+  const auto height = static_cast<int>(a.height_out), width = static_cast<int>(a.width_out);
+  const auto stride = static_cast<int>(a.stride), kernel = static_cast<int>(a.kernel);
+  const int y = in.y + static_cast<int>(a.padding), x = in.x + static_cast<int>(a.padding);
+  const int bottom = y / stride, right = x / stride;  // the last window that begins at or before
+  const auto holds = [&](int oy, int ox) {
+    return oy >= 0 && oy < height && ox >= 0 && ox < width && oy * stride + kernel > y &&
+           ox * stride + kernel > x;
+  };
+  if constexpr (kSide > 0) {
+    SW_UNROLL
+    for (int k = 0; k < kSide * kSide; ++k) {
+      const int oy = bottom - (kSide - 1) + k / kSide, ox = right - (kSide - 1) + k % kSide;
+      if (holds(oy, ox)) {
+        f(k, oy * width + ox);
+      }
+    }
+  } else {
+    const int reach = (kernel - 1) / stride;
+    for (int oy = bottom - reach; oy <= bottom; ++oy) {
+      for (int ox = right - reach; ox <= right; ++ox) {
+        if (holds(oy, ox)) {
+          f(0, oy * width + ox);
+        }
+      }
+    }
+  }
+}
+
+// What a kernel of pools does: a thread per pixel that it makes, typed and for known windows.
+template <class Kernel>
+SW_DEVICE void RunPool(Block& block, const PoolArgs& a, bool makes_inputs) {
+  const std::int64_t width = makes_inputs ? a.width : a.width_out;
+  const std::int64_t pixels = width * (makes_inputs ? a.height : a.height_out);
+  WithPool(a, makes_inputs ? a.y.dtype : a.x.dtype, [&](auto element, auto side) {
+    block.Each([&](int t) {
+      const std::int64_t i = block.index() * Kernel::kThreads + t;
+      if (i < a.planes * pixels) {
+        const PoolPixel pixel = PixelOf(i, pixels, width);
+        Kernel::template One<decltype(element), decltype(side)::value>(a, i, pixel);
+      }
+    });
+  });
 }
 
 // The first one of equal maxima, as PyTorch; a thread per output.
@@ -250,67 +345,68 @@ struct MaxPoolKernel {
   static constexpr int kThreads = 256;
 
   static SW_DEVICE void Run(Block& block, const Args& a) {
-    block.Each([&](int t) {
-      const std::int64_t pixels = a.height_out * a.width_out;
-      const std::int64_t i = block.index() * kThreads + t;
-      if (i >= a.planes * pixels) {
-        return;
+    RunPool<MaxPoolKernel>(block, a, false);
+  }
+
+  template <class T, int kSide>
+  static SW_DEVICE void One(const Args& a, std::int64_t i, const PoolPixel& out) {
+    const T* const image = static_cast<const T*>(a.x.data) + out.plane * a.height * a.width;
+    const auto width = static_cast<int>(a.width);
+    float largest = -INFINITY;
+    int place = -1;
+    const auto take = [&](T element, int at) {
+      const float value = ToFloat(element);
+      if (place < 0 || value > largest || value != value) {
+        largest = value;
+        place = at;
       }
-      const std::int64_t base = i / pixels * a.height * a.width;
-      const PoolWindow w = WindowOf(a, i % pixels);
-      float largest = -INFINITY;
-      std::int64_t place = w.y_begin * a.width + w.x_begin;
-      for (std::int64_t y = w.y_begin; y < w.y_end; ++y) {
-        for (std::int64_t x = w.x_begin; x < w.x_end; ++x) {
-          const float value = Load(a.x, base + y * a.width + x);
-          if (value > largest || value != value) {
-            largest = value;
-            place = y * a.width + x;
-          }
-        }
-      }
-      Store(a.y, i, largest);
-      a.places[i] = static_cast<std::int32_t>(place);
-    });
+    };
+    if constexpr (kSide > 0) {
+      T window[kSide * kSide];
+      EachInput<kSide>(a, out, [&](int k, int y, int x) { window[k] = image[y * width + x]; });
+      EachInput<kSide>(a, out, [&](int k, int y, int x) { take(window[k], y * width + x); });
+    } else {
+      EachInput<0>(a, out, [&](int, int y, int x) { take(image[y * width + x], y * width + x); });
+    }
+    Store(a.y, i, largest);
+    a.places[i] = place;
   }
 };
 
-// A thread per input pixel sums over the windows that may hold it, in order.
-template <class Share>
-SW_DEVICE float SumWindows(const PoolArgs& a, std::int64_t pixel, const Share& share) {
-  if (a.is_global) {
-    return share(0);
-  }
-  const std::int64_t y = pixel / a.width + a.padding;
-  const std::int64_t x = pixel % a.width + a.padding;
-  const std::int64_t y_first = y < a.kernel ? 0 : (y - a.kernel) / a.stride + 1;
-  const std::int64_t x_first = x < a.kernel ? 0 : (x - a.kernel) / a.stride + 1;
-  float sum = 0.0F;
-  for (std::int64_t oy = y_first; oy < a.height_out && oy * a.stride <= y; ++oy) {
-    for (std::int64_t ox = x_first; ox < a.width_out && ox * a.stride <= x; ++ox) {
-      sum += share(oy * a.width_out + ox);
-    }
-  }
-  return sum;
-}
-
+// A thread per input sums over the windows that hold it, in order.
 struct MaxPoolGradKernel {
   static constexpr KernelId kId = KernelId::kMaxPoolGrad;
   using Args = PoolArgs;
   static constexpr int kThreads = 256;
 
   static SW_DEVICE void Run(Block& block, const Args& a) {
-    block.Each([&](int t) {
-      const std::int64_t pixels = a.height * a.width;
-      const std::int64_t i = block.index() * kThreads + t;
-      if (i >= a.planes * pixels) {
-        return;
+    RunPool<MaxPoolGradKernel>(block, a, true);
+  }
+
+  template <class T, int kSide>
+  static SW_DEVICE void One(const Args& a, std::int64_t i, const PoolPixel& in) {
+    const std::int64_t outputs = in.plane * a.height_out * a.width_out;
+    const T* const dy = static_cast<const T*>(a.y.data) + outputs;
+    const std::int32_t* const places = a.places + outputs;
+    float sum = 0.0F;
+    if constexpr (kSide > 0) {
+      std::int32_t places_of[kSide * kSide];
+      T shares[kSide * kSide] = {};
+      EachOutput<kSide>(a, in, [&](int k, int out) { places_of[k] = places[out]; });
+      EachOutput<kSide>(a, in, [&](int k, int out) {
+        if (places_of[k] == in.pixel) {
+          shares[k] = dy[out];
+        }
+      });
+      SW_UNROLL
+      for (int k = 0; k < kSide * kSide; ++k) {
+        sum += ToFloat(shares[k]);
       }
-      const std::int64_t outputs = i / pixels * a.height_out * a.width_out;
-      Store(a.x, i, SumWindows(a, i % pixels, [&](std::int64_t out) {
-              return a.places[outputs + out] == i % pixels ? Load(a.y, outputs + out) : 0.0F;
-            }));
-    });
+    } else {
+      EachOutput<0>(
+          a, in, [&](int, int out) { sum += places[out] == in.pixel ? ToFloat(dy[out]) : 0.0F; });
+    }
+    Store(a.x, i, sum);
   }
 };
 
@@ -320,22 +416,25 @@ struct AvgPoolKernel {
   static constexpr int kThreads = 256;
 
   static SW_DEVICE void Run(Block& block, const Args& a) {
-    block.Each([&](int t) {
-      const std::int64_t pixels = a.height_out * a.width_out;
-      const std::int64_t i = block.index() * kThreads + t;
-      if (i >= a.planes * pixels) {
-        return;
+    RunPool<AvgPoolKernel>(block, a, false);
+  }
+
+  template <class T, int kSide>
+  static SW_DEVICE void One(const Args& a, std::int64_t i, const PoolPixel& out) {
+    const T* const image = static_cast<const T*>(a.x.data) + out.plane * a.height * a.width;
+    const auto width = static_cast<int>(a.width);
+    float sum = 0.0F;
+    if constexpr (kSide > 0) {
+      T window[kSide * kSide] = {};
+      EachInput<kSide>(a, out, [&](int k, int y, int x) { window[k] = image[y * width + x]; });
+      SW_UNROLL
+      for (int k = 0; k < kSide * kSide; ++k) {
+        sum += ToFloat(window[k]);
       }
-      const std::int64_t base = i / pixels * a.height * a.width;
-      const PoolWindow w = WindowOf(a, i % pixels);
-      float sum = 0.0F;
-      for (std::int64_t y = w.y_begin; y < w.y_end; ++y) {
-        for (std::int64_t x = w.x_begin; x < w.x_end; ++x) {
-          sum += Load(a.x, base + y * a.width + x);
-        }
-      }
-      Store(a.y, i, sum * a.average);
-    });
+    } else {
+      EachInput<0>(a, out, [&](int, int y, int x) { sum += ToFloat(image[y * width + x]); });
+    }
+    Store(a.y, i, sum * a.average);
   }
 };
 
@@ -345,17 +444,24 @@ struct AvgPoolGradKernel {
   static constexpr int kThreads = 256;
 
   static SW_DEVICE void Run(Block& block, const Args& a) {
-    block.Each([&](int t) {
-      const std::int64_t pixels = a.height * a.width;
-      const std::int64_t i = block.index() * kThreads + t;
-      if (i >= a.planes * pixels) {
-        return;
+    RunPool<AvgPoolGradKernel>(block, a, true);
+  }
+
+  template <class T, int kSide>
+  static SW_DEVICE void One(const Args& a, std::int64_t i, const PoolPixel& in) {
+    const T* const dy = static_cast<const T*>(a.y.data) + in.plane * a.height_out * a.width_out;
+    float sum = 0.0F;
+    if constexpr (kSide > 0) {
+      T shares[kSide * kSide] = {};
+      EachOutput<kSide>(a, in, [&](int k, int out) { shares[k] = dy[out]; });
+      SW_UNROLL
+      for (int k = 0; k < kSide * kSide; ++k) {
+        sum += ToFloat(shares[k]) * a.average;
       }
-      const std::int64_t outputs = i / pixels * a.height_out * a.width_out;
-      Store(a.x, i, SumWindows(a, i % pixels, [&](std::int64_t out) {
-              return Load(a.y, outputs + out) * a.average;
-            }));
-    });
+    } else {
+      EachOutput<0>(a, in, [&](int, int out) { sum += ToFloat(dy[out]) * a.average; });
+    }
+    Store(a.x, i, sum);
   }
 };
 
@@ -377,8 +483,25 @@ struct BatchNormArgs {
                               // backward: sums of dy xhat, then of dy
   float* count = nullptr;     // of all ranks' elements of a channel
 };
-SW_DEVICE std::int64_t ElementOf(const BatchNormArgs& a, std::int64_t channel, std::int64_t i) {
-  return (i / a.plane * a.channels + channel) * a.plane + i % a.plane;
+
+// Eight neighbours of a channel's plane, or what is left of it, of which `count` are there: part i
+// of all parts of the channel, whose number is below 2^32.
+struct PlanePart {
+  std::int64_t at, count;
+};
+SW_DEVICE std::int64_t PlaneParts(const BatchNormArgs& a) {
+  return (a.plane + kVector - 1) / kVector;
+}
+SW_DEVICE PlanePart PartOf(const BatchNormArgs& a, std::int64_t channel, std::int64_t i) {
+  const auto parts = static_cast<std::uint32_t>(PlaneParts(a));
+  const std::uint32_t sample = static_cast<std::uint32_t>(i) / parts;
+  const std::int64_t first = std::int64_t{kVector} * (static_cast<std::uint32_t>(i) % parts);
+  return {(sample * a.channels + channel) * a.plane + first,
+          sample < a.batch ? a.plane - first : 0};
+}
+// Elements that are not there are zeros.
+SW_DEVICE Eight LoadPart(const Array& array, const PlanePart& part) {
+  return part.count > 0 ? LoadEight(array, part.at, part.count) : Eight{};
 }
 
 struct BatchNormStatsKernel {
@@ -390,7 +513,14 @@ struct BatchNormStatsKernel {
   static SW_DEVICE void Run(Block& block, const Args& a) {
     const std::int64_t channel = block.index();
     double* const scratch = block.Shared<double>(kThreads);
-    const std::int64_t n = a.batch * a.plane;
+    if (a.uses_running && !a.is_before) {
+      block.Each([&](int t) {
+        if (t == 0) {
+          Finish(a, channel, {});
+        }
+      });
+      return;
+    }
     if (a.is_after) {
       block.Each([&](int t) {
         if (t == 0) {
@@ -399,41 +529,63 @@ struct BatchNormStatsKernel {
       });
       return;
     }
-    PerThread<double> sums;
+    PerThread<double> sums, squares;
     block.Each([&](int t) {
-      double sum = 0.0;
-      for (std::int64_t i = t; i < n; i += kThreads) {
-        sum += static_cast<double>(Load(a.x, ElementOf(a, channel, i)));
+      if (IsHalf(a.x.dtype)) {
+        AddOwn<true>(a, channel, t, &sums[t], &squares[t]);
+      } else {
+        AddOwn<false>(a, channel, t, &sums[t], &squares[t]);
       }
-      sums[t] = sum;
     });
-    const auto mean = static_cast<float>(BlockSum(block, scratch, sums) / static_cast<double>(n));
-    block.Each([&](int t) {
-      double sum = 0.0;
-      for (std::int64_t i = t; i < n; i += kThreads) {
-        const float centered = Load(a.x, ElementOf(a, channel, i)) - mean;
-        sum += static_cast<double>(centered * centered);
-      }
-      sums[t] = sum;
-    });
-    const double squares = BlockSum(block, scratch, sums);
+    const auto n = static_cast<double>(a.batch * a.plane);
+    const double sum = BlockSum(block, scratch, sums);
+    const double mean = sum / n;
+    const double centered = BlockSum(block, scratch, squares) - sum * mean;
+    const Moments moments = {n, mean, centered < 0.0 ? 0.0 : centered};
     block.Each([&](int t) {
       if (t != 0) {
         return;
       }
       if (a.is_before) {
-        a.exchange[channel] = mean;
-        a.exchange[a.channels + channel] = static_cast<float>(squares);
+        a.exchange[channel] = static_cast<float>(mean);
+        a.exchange[a.channels + channel] = static_cast<float>(moments.squares);
         a.exchange[2 * a.channels] = static_cast<float>(n);
       } else {
-        Finish(a, channel, {static_cast<double>(n), static_cast<double>(mean), squares});
+        Finish(a, channel, moments);
       }
     });
   }
 
+ private:
   struct Moments {
     double count, mean, squares;
   };
+
+  // The thread's numbers and their squares; in fp64 the sum of squares gives the variance.
+  template <bool kHalf>
+  static SW_DEVICE void AddOwn(const Args& a, std::int64_t channel, int t, double* sum,
+                               double* squares) {
+    constexpr int kAtOnce = kHalf ? 8 : 4;  // vectors whose loads are under way together
+    const Array x = Known<kHalf>(a.x);
+    for (std::int64_t i = t; i < a.batch * PlaneParts(a); i += std::int64_t{kAtOnce} * kThreads) {
+      Eight eights[kAtOnce];
+      SW_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) {
+        eights[k] = LoadPart(x, PartOf(a, channel, i + std::int64_t{k} * kThreads));
+      }
+      SW_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) {
+        float values[kVector];
+        Unpack(eights[k], x.dtype, values);
+        SW_UNROLL
+        for (int j = 0; j < kVector; ++j) {
+          const auto value = static_cast<double>(values[j]);
+          *sum += value;
+          *squares += value * value;
+        }
+      }
+    }
+  }
 
   // The moments of all ranks together, by Chan, Golub and LeVeque's rule, in the ranks' order.
   static SW_DEVICE Moments Join(const Args& a, std::int64_t channel) {
@@ -472,20 +624,37 @@ struct BatchNormStatsKernel {
   }
 };
 
-// A thread per element.
+// A thread per part of a plane.
 struct BatchNormKernel {
   static constexpr KernelId kId = KernelId::kBatchNorm;
   using Args = BatchNormArgs;
   static constexpr int kThreads = 256;
 
+  static SW_DEVICE std::int64_t Items(const Args& a) {
+    return a.batch * a.channels * PlaneParts(a);
+  }
+
   static SW_DEVICE void Run(Block& block, const Args& a) {
     block.Each([&](int t) {
       const std::int64_t i = block.index() * kThreads + t;
-      if (i < a.batch * a.channels * a.plane) {
-        const std::int64_t channel = i / a.plane % a.channels;
-        const float factor = a.inverses[channel] * Load(a.weight, channel);
-        Store(a.y, i, (Load(a.x, i) - a.means[channel]) * factor + Load(a.bias, channel));
+      if (i >= Items(a)) {
+        return;
       }
+      const std::int64_t plane = i / PlaneParts(a);
+      const std::int64_t first = (i - plane * PlaneParts(a)) * kVector;
+      const std::int64_t at = plane * a.plane + first;
+      const Eight eight = LoadEight(a.x, at, a.plane - first);
+      const std::int64_t channel = plane % a.channels;
+      const float mean = a.means[channel];
+      const float factor = a.inverses[channel] * Load(a.weight, channel);
+      const float bias = Load(a.bias, channel);
+      float values[kVector];
+      Unpack(eight, a.x.dtype, values);
+      SW_UNROLL
+      for (int k = 0; k < kVector; ++k) {
+        values[k] = (values[k] - mean) * factor + bias;
+      }
+      StoreEight(a.y, at, Pack(values, a.y.dtype), a.plane - first);
     });
   }
 };
@@ -497,29 +666,36 @@ struct BatchNormGradKernel {
   static constexpr int kThreads = 256;
 
   static SW_DEVICE void Run(Block& block, const Args& a) {
+    const bool are_half =
+        IsHalf(a.x.dtype) && IsHalf(a.dy.dtype) && (a.dx.data == nullptr || IsHalf(a.dx.dtype));
+    if (are_half) {
+      RunAs<true>(block, a);
+    } else {
+      RunAs<false>(block, a);
+    }
+  }
+
+ private:
+  template <bool kHalf>
+  static SW_DEVICE void RunAs(Block& block, const Args& a) {
     const std::int64_t channel = block.index();
-    double* const scratch = block.Shared<double>(kThreads);
-    const std::int64_t n = a.batch * a.plane;
-    const float mean = a.means[channel];
-    const float inverse = a.inverses[channel];
     if (a.is_after) {
-      WriteInputGradient(block, a, static_cast<double>(a.exchange[channel]),
-                         static_cast<double>(a.exchange[a.channels + channel]),
-                         static_cast<double>(*a.count));
+      WriteInputGradient<kHalf>(block, a, static_cast<double>(a.exchange[channel]),
+                                static_cast<double>(a.exchange[a.channels + channel]),
+                                static_cast<double>(*a.count));
       return;
     }
+    double* const scratch = block.Shared<double>(kThreads);
     PerThread<double> sums, products;
-    block.Each([&](int t) {
-      double sum = 0.0;
-      double product = 0.0;
-      for (std::int64_t i = t; i < n; i += kThreads) {
-        const std::int64_t at = ElementOf(a, channel, i);
-        const float dy = Load(a.dy, at);
-        sum += static_cast<double>(dy);
-        product += static_cast<double>(dy * ((Load(a.x, at) - mean) * inverse));
+    EachPart<kHalf>(block, a, [&](int t, const PlanePart&, const float* x, const float* dy) {
+      float sum = 0.0F, product = 0.0F;
+      SW_UNROLL
+      for (int k = 0; k < kVector; ++k) {
+        sum += dy[k];
+        product += dy[k] * x[k];
       }
-      sums[t] = sum;
-      products[t] = product;
+      sums[t] += static_cast<double>(sum);
+      products[t] += static_cast<double>(product);
     });
     const double sum = BlockSum(block, scratch, sums);
     const double product = BlockSum(block, scratch, products);
@@ -536,23 +712,58 @@ struct BatchNormGradKernel {
       }
     });
     if (a.dx.data != nullptr && !a.is_before) {
-      WriteInputGradient(block, a, product, sum, static_cast<double>(n));
+      WriteInputGradient<kHalf>(block, a, product, sum, static_cast<double>(a.batch * a.plane));
     }
   }
 
-  static SW_DEVICE void WriteInputGradient(Block& block, const Args& a, double product, double sum,
-                                           double count) {
+  // Calls f with every part of the channel: xhat and dy, zeros where there is none.
+  template <bool kHalf, class F>
+  static SW_DEVICE void EachPart(Block& block, const Args& a, const F& f) {
+    constexpr int kAtOnce = kHalf ? 4 : 2;  // vectors of each whose loads are under way together
+    const Array x = Known<kHalf>(a.x), dy = Known<kHalf>(a.dy);
     const std::int64_t channel = block.index();
     const float mean = a.means[channel];
     const float inverse = a.inverses[channel];
-    const float factor = Load(a.weight, channel) * inverse;
+    block.Each([&](int t) {
+      for (std::int64_t i = t; i < a.batch * PlaneParts(a); i += std::int64_t{kAtOnce} * kThreads) {
+        PlanePart parts[kAtOnce];
+        Eight xs[kAtOnce], dys[kAtOnce];
+        SW_UNROLL
+        for (int k = 0; k < kAtOnce; ++k) {
+          parts[k] = PartOf(a, channel, i + std::int64_t{k} * kThreads);
+          xs[k] = LoadPart(x, parts[k]);
+          dys[k] = LoadPart(dy, parts[k]);
+        }
+        SW_UNROLL
+        for (int k = 0; k < kAtOnce; ++k) {
+          float xhats[kVector], grads[kVector];
+          Unpack(xs[k], x.dtype, xhats);
+          Unpack(dys[k], dy.dtype, grads);
+          SW_UNROLL
+          for (int j = 0; j < kVector; ++j) {
+            xhats[j] = (xhats[j] - mean) * inverse;
+          }
+          f(t, parts[k], xhats, grads);
+        }
+      }
+    });
+  }
+
+  template <bool kHalf>
+  static SW_DEVICE void WriteInputGradient(Block& block, const Args& a, double product, double sum,
+                                           double count) {
+    const float factor = Load(a.weight, block.index()) * a.inverses[block.index()];
     const auto mean_dy = static_cast<float>(sum / count);
     const auto mean_product = static_cast<float>(product / count);
-    block.Each([&](int t) {
-      for (std::int64_t i = t; i < a.batch * a.plane; i += kThreads) {
-        const std::int64_t at = ElementOf(a, channel, i);
-        const float xhat = (Load(a.x, at) - mean) * inverse;
-        Store(a.dx, at, factor * (Load(a.dy, at) - mean_dy - xhat * mean_product));
+    const Array dx = Known<kHalf>(a.dx);
+    EachPart<kHalf>(block, a, [&](int, const PlanePart& part, const float* x, const float* dy) {
+      float values[kVector];
+      SW_UNROLL
+      for (int k = 0; k < kVector; ++k) {
+        values[k] = factor * (dy[k] - mean_dy - x[k] * mean_product);
+      }
+      if (part.count > 0) {
+        StoreEight(dx, part.at, Pack(values, dx.dtype), part.count);
       }
     });
   }

@@ -54,6 +54,8 @@ namespace shardwright::gpu {
   X(ChannelScaleGrad)   \
   X(Route)              \
   X(RouteGrad)          \
+  X(RouterInputGrad)    \
+  X(RouterWeightGrad)   \
   X(DispatchCount)      \
   X(DispatchOffsets)    \
   X(Dispatch)           \

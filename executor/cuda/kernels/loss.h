@@ -103,8 +103,15 @@ struct LogSoftmaxKernel {
     const std::int64_t first = block.index() * args.n;
     const float log_sum = LogSumExpOf(block, args.x, first, args.n);
     block.Each([&](int t) {
-      for (std::int64_t i = t; i < args.n; i += kThreads) {
-        Store(args.y, first + i, Load(args.x, first + i) - log_sum);
+      for (std::int64_t i = std::int64_t{t} * kVector; i < args.n;
+           i += std::int64_t{kThreads} * kVector) {
+        float values[kVector];
+        Unpack(LoadEight(args.x, first + i, args.n - i), args.x.dtype, values);
+        SW_UNROLL
+        for (int k = 0; k < kVector; ++k) {
+          values[k] -= log_sum;
+        }
+        StoreEight(args.y, first + i, Pack(values, args.y.dtype), args.n - i);
       }
     });
   }
@@ -119,21 +126,36 @@ struct LogSoftmaxGradKernel {
   static constexpr KernelId kId = KernelId::kLogSoftmaxGrad;
   using Args = LogSoftmaxGradArgs;
   static constexpr int kThreads = 256;
+  static constexpr std::int64_t kApart = std::int64_t{kThreads} * kVector;
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
     const std::int64_t first = block.index() * args.n;
     PerThread<float> sums;
     block.Each([&](int t) {
       float sum = 0.0F;
-      for (std::int64_t i = t; i < args.n; i += kThreads) {
-        sum += Load(args.dy, first + i);
+      for (std::int64_t i = std::int64_t{t} * kVector; i < args.n; i += kApart) {
+        float values[kVector];  // zeros behind the row's end
+        Unpack(LoadEight(args.dy, first + i, args.n - i), args.dy.dtype, values);
+        SW_UNROLL
+        for (int k = 0; k < kVector; ++k) {
+          sum += values[k];
+        }
       }
       sums[t] = sum;
     });
     const float sum = BlockSum(block, block.Shared<float>(kThreads), sums);
     block.Each([&](int t) {
-      for (std::int64_t i = t; i < args.n; i += kThreads) {
-        Store(args.dx, first + i, Load(args.dy, first + i) - expf(Load(args.y, first + i)) * sum);
+      for (std::int64_t i = std::int64_t{t} * kVector; i < args.n; i += kApart) {
+        const Eight ys = LoadEight(args.y, first + i, args.n - i);
+        const Eight dys = LoadEight(args.dy, first + i, args.n - i);
+        float y[kVector], dy[kVector];
+        Unpack(ys, args.y.dtype, y);
+        Unpack(dys, args.dy.dtype, dy);
+        SW_UNROLL
+        for (int k = 0; k < kVector; ++k) {
+          dy[k] -= expf(y[k]) * sum;
+        }
+        StoreEight(args.dx, first + i, Pack(dy, args.dx.dtype), args.n - i);
       }
     });
   }
@@ -313,8 +335,14 @@ struct LabelRowsKernel {
     auto* const largest = block.Shared<LargestScore>(kThreads);
     block.Each([&](int t) {
       LargestScore mine{0.0F, args.n};
-      for (std::int64_t i = t; i < args.n; i += kThreads) {
-        mine.Take(Load(args.x, first + i), i, args.n);
+      for (std::int64_t i = std::int64_t{t} * kVector; i < args.n;
+           i += std::int64_t{kThreads} * kVector) {
+        float values[kVector];
+        Unpack(LoadEight(args.x, first + i, args.n - i), args.x.dtype, values);
+        SW_UNROLL
+        for (int k = 0; k < kVector; ++k) {
+          mine.Take(values[k], i + k < args.n ? i + k : args.n, args.n);
+        }
       }
       largest[t] = mine;
     });

@@ -166,6 +166,140 @@ struct RouteGradKernel {
   }
 };
 
+// The gradients of a router's input and weight from those of its logits, which stay in fp32. Both
+// products are long and as narrow as there are experts.
+struct RouterGradArgs {
+  const float* logit_grads = nullptr;  // (rows, experts)
+  Array x = {};                        // (rows, in); the weight's gradient only
+  Array w = {};                        // (experts, in); the input's gradient only
+  Array grad = {};
+  std::int64_t rows = 0, experts = 0, in = 0;
+  bool adds = false;
+};
+
+// grad = logit_grads w. A warp has 256 columns of four rows.
+struct RouterInputGradKernel {
+  static constexpr KernelId kId = KernelId::kRouterInputGrad;
+  using Args = RouterGradArgs;
+  static constexpr int kThreads = 256;
+  static constexpr int kRows = 4;  // of a thread
+  static constexpr int kBlockRows = kRows * kThreads / kWarp;
+  static constexpr int kColumns = kWarp * kVector;
+
+  static SW_DEVICE void Run(Block& block, const Args& a) {
+    const std::int64_t tiles = (a.in + kColumns - 1) / kColumns;
+    block.Each([&](int t) {
+      const std::int64_t first = block.index() / tiles * kBlockRows + t / kWarp * kRows;
+      const std::int64_t column = block.index() % tiles * kColumns + t % kWarp * kVector;
+      if (column >= a.in) {
+        return;
+      }
+      float sums[kRows][kVector] = {};
+      for (std::int64_t e = 0; e < a.experts; ++e) {
+        const Eight eight = LoadEight(a.w, e * a.in + column, a.in - column);
+        float grads[kRows];
+        SW_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          grads[r] = first + r < a.rows ? a.logit_grads[(first + r) * a.experts + e] : 0.0F;
+        }
+        float w[kVector];
+        Unpack(eight, a.w.dtype, w);
+        SW_UNROLL
+        for (int i = 0; i < kRows * kVector; ++i) {
+          sums[i / kVector][i % kVector] += grads[i / kVector] * w[i % kVector];
+        }
+      }
+      SW_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        if (first + r < a.rows) {
+          StoreEight(a.grad, (first + r) * a.in + column, Pack(sums[r], a.grad.dtype),
+                     a.in - column);
+        }
+      }
+    });
+  }
+};
+
+// grad (+)= logit_grads^T x. A block has four experts and 64 columns, eight of its threads every
+// 32nd row; their sums are added in order.
+struct RouterWeightGradKernel {
+  static constexpr KernelId kId = KernelId::kRouterWeightGrad;
+  using Args = RouterGradArgs;
+  static constexpr int kThreads = 256;
+  static constexpr int kExperts = 4, kColumns = 64;
+  static constexpr int kRows = kThreads * kVector / kColumns;  // at once
+  static constexpr int kShared = kRows * kExperts * kColumns;  // floats
+
+  static SW_DEVICE void Run(Block& block, const Args& a) {
+    const std::int64_t tiles = (a.in + kColumns - 1) / kColumns;
+    const std::int64_t first_expert = block.index() / tiles * kExperts;
+    const std::int64_t first_column = block.index() % tiles * kColumns;
+    auto* const shared = block.Shared<float>(kShared);
+    block.Each([&](int t) {
+      const int row = t * kVector / kColumns;
+      const int place = t * kVector % kColumns;
+      float sums[kExperts][kVector] = {};
+      if (first_column + place < a.in) {
+        if (IsHalf(a.x.dtype)) {
+          SumOwnRows<true>(a, row, first_expert, first_column + place, sums);
+        } else {
+          SumOwnRows<false>(a, row, first_expert, first_column + place, sums);
+        }
+      }
+      SW_UNROLL
+      for (int i = 0; i < kExperts * kVector; ++i) {
+        shared[(row * kExperts + i / kVector) * kColumns + place + i % kVector] =
+            sums[i / kVector][i % kVector];
+      }
+    });
+    static_assert(kThreads == kExperts * kColumns);
+    block.Each([&](int t) {
+      const std::int64_t expert = first_expert + t / kColumns;
+      const std::int64_t column = first_column + t % kColumns;
+      if (expert < a.experts && column < a.in) {
+        float sum = 0.0F;
+        for (int row = 0; row < kRows; ++row) {
+          sum += shared[row * kThreads + t];
+        }
+        StoreOrAdd(a.grad, expert * a.in + column, sum, a.adds);
+      }
+    });
+  }
+
+ private:
+  template <bool kHalf>
+  static SW_DEVICE void SumOwnRows(const Args& a, int first_row, std::int64_t expert,
+                                   std::int64_t column, float (&sums)[kExperts][kVector]) {
+    constexpr int kAtOnce = kHalf ? 4 : 2;  // rows whose loads are under way together
+    const Array x = Known<kHalf>(a.x);
+    for (std::int64_t first = first_row; first < a.rows; first += std::int64_t{kAtOnce} * kRows) {
+      Eight xs[kAtOnce] = {};
+      float grads[kAtOnce][kExperts] = {};
+      SW_UNROLL
+      for (int r = 0; r < kAtOnce; ++r) {
+        const std::int64_t row = first + std::int64_t{r} * kRows;
+        if (row < a.rows) {
+          xs[r] = LoadEight(x, row * a.in + column, a.in - column);
+          SW_UNROLL
+          for (int e = 0; e < kExperts; ++e) {
+            grads[r][e] =
+                expert + e < a.experts ? a.logit_grads[row * a.experts + expert + e] : 0.0F;
+          }
+        }
+      }
+      SW_UNROLL
+      for (int r = 0; r < kAtOnce; ++r) {
+        float values[kVector];
+        Unpack(xs[r], x.dtype, values);
+        SW_UNROLL
+        for (int i = 0; i < kExperts * kVector; ++i) {
+          sums[i / kVector][i % kVector] += grads[r][i / kVector] * values[i % kVector];
+        }
+      }
+    }
+  }
+};
+
 // Rows by expert: expert e has list[offsets[e]] .. list[offsets[e + 1] - 1], ascending; slots[row *
 // experts + e] is the place of (row, e) in the list, or -1. Three kernels: a block per expert
 // counts its rows, one block adds up, a block per expert lists.

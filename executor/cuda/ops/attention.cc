@@ -263,7 +263,7 @@ void CopyPlainKeys(const ModelOpCall& call, bool is_gradient, const gpu::Array& 
     (is_gradient ? copy.from_stride : copy.to_stride) = spec.heads * spec.head_dim;
     (is_gradient ? copy.to_first : copy.from_first) = head * (kv_row / spec.heads);
     (is_gradient ? copy.to_stride : copy.from_stride) = kv_row;
-    LaunchItems<gpu::CopyRowsKernel>(context, rows * plain, copy);
+    LaunchItems<gpu::CopyRowsKernel>(context, gpu::CopyRowsKernel::Items(copy), copy);
   }
 }
 

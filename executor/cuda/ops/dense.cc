@@ -153,8 +153,9 @@ void SubmitEmbedding(const ModelOpCall& call, bool is_backward, const OpContext&
   if (!grad.accumulate) {
     ZeroFill(context, grad.view);
   }
-  LaunchItems<gpu::EmbeddingLinksKernel>(context, rows,
-                                         {.ids = ids, .rows = rows, .next = next, .tails = tails});
+  LaunchItems<gpu::EmbeddingLinksKernel>(
+      context, rows, {.ids = ids, .rows = rows, .next = next, .tails = tails},
+      gpu::SharedSize<std::int64_t>(gpu::EmbeddingLinksKernel::kTile + gpu::kVector));
   LaunchBlocks<gpu::EmbeddingGradKernel>(context, rows,
                                          {.ids = ids,
                                           .next = next,

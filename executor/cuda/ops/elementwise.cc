@@ -197,7 +197,7 @@ void SubmitDropout(const ModelOpCall& call, bool is_backward, const OpContext& c
     Map(context, {.n = call.batch * elements, .a = ArrayOf(from), .z = ArrayOf(to)});
     return;
   }
-  LaunchItems<gpu::DropoutKernel>(context, call.batch * elements,
+  LaunchItems<gpu::DropoutKernel>(context, CeilDiv(call.batch * elements, gpu::kVector),
                                   {.x = ArrayOf(from),
                                    .y = ArrayOf(to),
                                    .samples = call.batch,
@@ -212,15 +212,15 @@ struct SamplePart {
 };
 void CopySamples(const OpContext& context, std::int64_t samples, std::int64_t count,
                  const SamplePart& from, const SamplePart& to) {
-  LaunchItems<gpu::CopyRowsKernel>(context, samples * count,
-                                   {.from = from.array,
-                                    .to = to.array,
-                                    .rows = samples,
-                                    .features = count,
-                                    .from_first = from.first,
-                                    .from_stride = from.stride,
-                                    .to_first = to.first,
-                                    .to_stride = to.stride});
+  const gpu::CopyRowsArgs args{.from = from.array,
+                               .to = to.array,
+                               .rows = samples,
+                               .features = count,
+                               .from_first = from.first,
+                               .from_stride = from.stride,
+                               .to_first = to.first,
+                               .to_stride = to.stride};
+  LaunchItems<gpu::CopyRowsKernel>(context, gpu::CopyRowsKernel::Items(args), args);
 }
 
 void SubmitConcat(const ModelOpCall& call, bool is_backward, const OpContext& context) {

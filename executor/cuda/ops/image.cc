@@ -144,7 +144,7 @@ void SubmitBatchNorm(const ModelOpCall& call, bool is_backward, const OpContext&
     args.bias = ArrayOf(call.params[1]);
     args.y = ArrayOf(call.outputs[0]);
     LaunchBlocks<gpu::BatchNormStatsKernel, double>(context, spec.in, args);
-    LaunchItems<gpu::BatchNormKernel>(context, call.batch * spec.in * args.plane, args);
+    LaunchItems<gpu::BatchNormKernel>(context, gpu::BatchNormKernel::Items(args), args);
     return;
   }
   args.dy = ArrayOf(call.output_grads[0]);

@@ -35,28 +35,27 @@ void RouterBackward(const ModelOpCall& call, const OpContext& context) {
   args.logit_grads = scratch.Take<float>(args.rows * spec.experts);
   args.weights = ArrayOf(call.output_grads[0]);
   LaunchItems<gpu::RouteGradKernel>(context, args.rows, args);
-  const gpu::Array logits{args.logit_grads, DType::kFp32};
+  gpu::RouterGradArgs grads{.logit_grads = args.logit_grads,
+                            .x = ArrayOf(call.inputs[0]),
+                            .w = ArrayOf(call.params[0]),
+                            .rows = args.rows,
+                            .experts = spec.experts,
+                            .in = spec.in};
   if (Wants(call.input_grads, 0)) {
-    Multiply(context,
-             {.m = args.rows,
-              .n = spec.in,
-              .k = spec.experts,
-              .a = {logits, spec.experts, 1},
-              .b = {ArrayOf(call.params[0]), spec.in, 1},
-              .c = {ArrayOf(call.input_grads[0]), spec.in, 1}},
-             {});
+    using Kernel = gpu::RouterInputGradKernel;
+    grads.grad = ArrayOf(call.input_grads[0]);
+    LaunchKernel<Kernel>(
+        context.gpu, context.stream,
+        CeilDiv(grads.rows, Kernel::kBlockRows) * CeilDiv(spec.in, Kernel::kColumns), 0, grads);
   }
   if (Wants(call.param_grads, 0)) {
-    const ParamGrad& dw = call.param_grads[0];
-    Multiply(context,
-             {.m = spec.experts,
-              .n = spec.in,
-              .k = args.rows,
-              .a = {logits, 1, spec.experts},
-              .b = {ArrayOf(call.inputs[0]), spec.in, 1},
-              .c = {ArrayOf(dw.view), spec.in, 1},
-              .adds = dw.accumulate},
-             {});
+    using Kernel = gpu::RouterWeightGradKernel;
+    grads.grad = ArrayOf(call.param_grads[0].view);
+    grads.adds = call.param_grads[0].accumulate;
+    LaunchKernel<Kernel>(
+        context.gpu, context.stream,
+        CeilDiv(spec.experts, Kernel::kExperts) * CeilDiv(spec.in, Kernel::kColumns),
+        gpu::SharedSize<float>(Kernel::kShared), grads);
   }
 }
 

@@ -102,20 +102,36 @@ TEST_CASE("CudnnLibrary.PlansAttention") {
   }
 }
 
+OpSpec ConvolutionSpec(const CudnnConvolution& p) {
+  return {.kind = OpKind::kConv2d,
+          .in = p.in,
+          .out = p.out,
+          .height = p.height,
+          .width = p.width,
+          .height_out = p.height_out,
+          .width_out = p.width_out,
+          .kernel = p.kernel,
+          .stride = p.stride,
+          .padding = p.padding,
+          .groups = p.groups};
+}
+
 TEST_CASE("CudnnLibrary.PlansConvolutions") {
-  // Of ResNet-50: its first one, one in the middle, one that widens.
+  // Of ResNet-50: its first one, one in the middle, one that widens, one at the end; and a vision
+  // transformer's patches.
   struct Shape {
     std::int64_t in, out, height, kernel, stride, padding;
   };
   for (const int sm : {80, 90}) {
     const CudnnDescriptor device = CudnnDevice(cudnn, DeviceJson(sm));
     for (const Shape& s :
-         {Shape{3, 64, 224, 7, 2, 3}, Shape{64, 64, 56, 3, 1, 1}, Shape{256, 512, 28, 1, 2, 0}}) {
+         {Shape{3, 64, 224, 7, 2, 3}, Shape{64, 64, 56, 3, 1, 1}, Shape{256, 512, 28, 1, 2, 0},
+          Shape{512, 512, 7, 3, 1, 1}, Shape{3, 768, 224, 16, 16, 0}}) {
       for (const ConvPass pass : {ConvPass::kForward, ConvPass::kDataGrad, ConvPass::kWeightGrad}) {
         CudnnConvolution p;
         p.pass = pass;
         p.adds = pass == ConvPass::kWeightGrad;
-        p.batch = 32;
+        p.batch = 64;
         p.in = s.in;
         p.out = s.out;
         p.height = p.width = s.height;
@@ -125,10 +141,17 @@ TEST_CASE("CudnnLibrary.PlansConvolutions") {
         p.height_out = p.width_out = (s.height + 2 * s.padding - s.kernel) / s.stride + 1;
         CAPTURE(sm);
         CAPTURE(s.in);
+        CAPTURE(s.height);
         CAPTURE(static_cast<int>(pass));
-        const CudnnPlan plan = MakeCudnnPlan(cudnn, device, p, kLibraryWorkspace);
+        const CudnnPlan plan = MakeCudnnPlan(
+            cudnn, device, p,
+            CudnnConvolutionWorkspace(ConvolutionSpec(p), p.batch, pass != ConvPass::kForward));
         CHECK(plan.problem == "");
         CHECK(plan.plan.get() != nullptr);
+        CHECK_FALSE(plan.is_fallback);  // hundreds of times slower
+        // The library's best guess, which takes no more where there is more.
+        const CudnnPlan best = MakeCudnnPlan(cudnn, device, p, std::int64_t{1} << 40);
+        CHECK(plan.workspace_bytes == best.workspace_bytes);
       }
     }
   }
