@@ -124,7 +124,8 @@ SW_DEVICE void WithActivation(Activation function, const F& f) {
   }
 }
 
-// Two vectors of eight 16-bit numbers per thread, or as many bytes of fp32; blocks cover n.
+// Two vectors of eight 16-bit numbers per thread, or as many bytes of fp32; one where three arrays
+// are read, for which there are no more registers. Blocks cover n.
 struct MapKernel {
   static constexpr KernelId kId = KernelId::kMap;
   using Args = MapArgs;
@@ -137,7 +138,7 @@ struct MapKernel {
   }
   // Elements of a block.
   static SW_DEVICE std::int64_t PerBlock(const Args& args) {
-    return std::int64_t{kThreads} * kVector * (AreHalf(args) ? 2 : 1);
+    return std::int64_t{kThreads} * kVector * (AreHalf(args) && !ReadsC(args.op) ? 2 : 1);
   }
 
   static SW_DEVICE void Run(Block& block, const Args& args) {
@@ -220,7 +221,7 @@ struct MapKernel {
 
   template <MapOp kOp, bool kHalf>
   static SW_DEVICE void RunVectors(Block& block, const Args& args, Activation function) {
-    constexpr int kVectors = kHalf ? 2 : 1;
+    constexpr int kVectors = kHalf && !ReadsC(kOp) ? 2 : 1;
     constexpr std::int64_t kApart = std::int64_t{kThreads} * kVector;
     const bool is_split = args.wide != 0 && args.row % kVector != 0;
     const bool in_vectors = args.period == 0 && args.plane == 0 && !is_split;
@@ -260,7 +261,7 @@ struct MapKernel {
 
   template <MapOp kOp, bool kHalf>
   static SW_DEVICE void RunThread(const Args& args, Activation function, std::int64_t first) {
-    constexpr int kVectors = kHalf ? 2 : 1;
+    constexpr int kVectors = kHalf && !ReadsC(kOp) ? 2 : 1;
     constexpr std::int64_t kApart = std::int64_t{kThreads} * kVector;
     const Array a = Known<kHalf>(args.a), b = Known<kHalf>(args.b), c = Known<kHalf>(args.c);
     const Array z = Known<kHalf>(args.z), z2 = Known<kHalf>(args.z2);
