@@ -24,7 +24,7 @@
 
 namespace shardwright::gpu {
 
-inline constexpr int kMaxThreads = 256;
+inline constexpr int kMaxThreads = 512;
 inline constexpr int kWarp = 32;
 
 #if defined(__CUDACC__)

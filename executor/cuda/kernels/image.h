@@ -465,8 +465,8 @@ struct AvgPoolGradKernel {
   }
 };
 
-// Batch norm over (batch, plane) of every channel; a block per channel. Keeps means, then inverse
-// deviations.
+// Batch norm over (batch, plane) of every channel; a block per channel, of many threads, since
+// there may be fewer channels than multiprocessors. Keeps means, then inverse deviations.
 struct BatchNormArgs {
   Array x = {}, y = {}, dx = {}, dy = {}, weight = {}, bias = {}, weight_grad = {}, bias_grad = {};
   bool adds_weight = false, adds_bias = false;
@@ -507,7 +507,7 @@ SW_DEVICE Eight LoadPart(const Array& array, const PlanePart& part) {
 struct BatchNormStatsKernel {
   static constexpr KernelId kId = KernelId::kBatchNormStats;
   using Args = BatchNormArgs;
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = 512;
   static constexpr float kMomentum = 0.1F;  // PyTorch's share of the new batch
 
   static SW_DEVICE void Run(Block& block, const Args& a) {
@@ -663,7 +663,7 @@ struct BatchNormKernel {
 struct BatchNormGradKernel {
   static constexpr KernelId kId = KernelId::kBatchNormGrad;
   using Args = BatchNormArgs;
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = 512;
 
   static SW_DEVICE void Run(Block& block, const Args& a) {
     const bool are_half =
