@@ -279,20 +279,24 @@ TEST_CASE("HostKernels.MaxPoolOfEqualNumbersTakesTheFirst") {
   CHECK(run.input_grads[0][7] == 0.0);
 }
 
-TEST_CASE("HostKernels.BatchNorm") {
-  const auto oracle = [](const std::vector<Numbers>& in, const std::vector<Numbers>& params) {
+namespace {
+
+// Of images of `channels` planes.
+Oracle BatchNormOracle(std::size_t batch, std::size_t channels, std::size_t plane) {
+  return [=](const std::vector<Numbers>& in, const std::vector<Numbers>& params) {
     Numbers y = in[0];
-    for (std::size_t channel = 0; channel < 3; ++channel) {
+    const auto n = static_cast<double>(batch * plane);
+    for (std::size_t channel = 0; channel < channels; ++channel) {
       double mean = 0.0;
       double square = 0.0;
       for (int pass = 0; pass < 3; ++pass) {
-        for (std::size_t b = 0; b < 2; ++b) {
-          for (std::size_t p = 0; p < 20; ++p) {
-            double& v = y[(b * 3 + channel) * 20 + p];
+        for (std::size_t b = 0; b < batch; ++b) {
+          for (std::size_t p = 0; p < plane; ++p) {
+            double& v = y[(b * channels + channel) * plane + p];
             if (pass == 0) {
-              mean += v / 40.0;
+              mean += v / n;
             } else if (pass == 1) {
-              square += (v - mean) * (v - mean) / 40.0;
+              square += (v - mean) * (v - mean) / n;
             } else {
               v = (v - mean) / std::sqrt(square + 1e-5) * params[0][channel] + params[1][channel];
             }
@@ -302,6 +306,12 @@ TEST_CASE("HostKernels.BatchNorm") {
     }
     return std::vector<Numbers>{y};
   };
+}
+
+}  // namespace
+
+TEST_CASE("HostKernels.BatchNorm") {
+  const Oracle oracle = BatchNormOracle(2, 3, 20);
   for (const DType dtype : kAllDTypes) {
     KernelCase c = MakeCase({.kind = OpKind::kBatchNorm,
                              .in = 3,
@@ -340,6 +350,25 @@ TEST_CASE("HostKernels.BatchNorm") {
           doctest::Approx((c.inputs[0][0] - 1.0) / std::sqrt(4.0 + 1e-5) * c.params[0][0] +
                           c.params[1][0])
               .epsilon(1e-5));
+  }
+}
+
+// Planes of more elements than threads take at once.
+TEST_CASE("HostKernels.BatchNormAcrossBlocks") {
+  KernelCase c = MakeCase({.kind = OpKind::kBatchNorm,
+                           .in = 2,
+                           .has_bias = true,
+                           .height = 71,
+                           .width = 303,
+                           .epsilon = 1e-5},
+                          2);
+  constexpr std::int64_t kPlane = std::int64_t{71} * 303;
+  c.inputs = {Normal(2 * 2 * kPlane, 1)};
+  c.params = {Normal(2, 2), Normal(2, 3)};
+  c.output_elements = {2 * 2 * kPlane};
+  for (const DType dtype : {DType::kFp32, DType::kBf16}) {
+    CheckKernel(c, dtype, BatchNormOracle(2, 2, kPlane),
+                {.absolute = 2 * kPlane * 8 * kU, .relative = 50 * kU});
   }
 }
 
@@ -500,6 +529,17 @@ TEST_CASE("HostKernels.Router") {
       }
     }
   }
+}
+
+TEST_CASE("HostKernels.RouterAcrossBlocks") {
+  KernelCase c = MakeCase(
+      {.kind = OpKind::kRouter, .rows = 150, .in = 300, .experts = 6, .experts_per_token = 2}, 1);
+  c.inputs = {Normal(150 * 300, 1)};
+  c.params = {Normal(6 * 300, 2, 1.0 / 16)};
+  c.output_elements = {150 * 6};
+  CheckKernel(c, DType::kFp32,
+              [&c](const auto& in, const auto& params) { return RouterOracle(c, in, params); },
+              {.absolute = 150 * 16 * kU, .relative = 64 * kU});
 }
 
 TEST_CASE("HostKernels.RouterCorrectionSteersTheChoiceOnly") {

@@ -259,6 +259,28 @@ TEST_CASE("HostKernels.Embedding") {
   }
 }
 
+// Equal ids that lie far from each other: sums of two or three positions.
+TEST_CASE("HostKernels.EmbeddingOfManyRows") {
+  constexpr std::int64_t kRows = 2500, kApart = 1100, kFeatures = 20;
+  KernelCase c =
+      MakeCase({.kind = OpKind::kEmbedding, .rows = kRows, .out = kFeatures, .vocab = kApart}, 1);
+  c.index_inputs = {0};
+  c.inputs.emplace_back();
+  for (std::int64_t i = 0; i < kRows; ++i) {
+    c.inputs[0].push_back(static_cast<double>(i % kApart));
+  }
+  c.params = {Normal(kApart * kFeatures, 2)};
+  c.output_elements = {kRows * kFeatures};
+  const KernelRun run = RunKernel(c, DType::kFp32);
+  for (std::int64_t i = 0; i < kApart * kFeatures; ++i) {
+    float sum = 0.0F;
+    for (std::int64_t at = i; at < kRows * kFeatures; at += kApart * kFeatures) {
+      sum += static_cast<float>(run.output_grads[0][S(at)]);
+    }
+    REQUIRE(run.param_grads[0][S(i)] == static_cast<double>(sum));
+  }
+}
+
 // torch.nn.Embedding(padding_idx=4): row 4 gets no gradient, or keeps the one it has; the others
 // get what they get without it.
 TEST_CASE("HostKernels.EmbeddingWithPaddingRow") {
