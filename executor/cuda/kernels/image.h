@@ -262,62 +262,84 @@ SW_DEVICE PoolPixel PixelOf(std::int64_t i, std::int64_t pixels, std::int64_t wi
           static_cast<int>(pixel - row * static_cast<unsigned>(width))};
 }
 
-// Calls f(k, y, x) with the inputs of an output's window, row by row; k counts them where kSide is
-// known.
+// Rows and columns of a window's inputs, or of the outputs whose windows hold an input, in order.
+// Those that are not there are the nearest ones that are, so that all are loaded without a branch.
+template <int kSide>
+struct PoolTaps {
+  int rows[kSide], columns[kSide];
+  bool has_row[kSide], has_column[kSide];
+};
+SW_DEVICE int Nearest(int place, std::int64_t end) {
+  const int last = static_cast<int>(end) - 1;
+  return place < 0 ? 0 : (place < last ? place : last);
+}
+template <int kSide>
+SW_DEVICE PoolTaps<kSide> InputsOf(const PoolArgs& a, const PoolPixel& out) {
+  PoolTaps<kSide> taps;
+  SW_UNROLL
+  for (int k = 0; k < kSide; ++k) {
+    const int y = out.y * static_cast<int>(a.stride) - static_cast<int>(a.padding) + k;
+    const int x = out.x * static_cast<int>(a.stride) - static_cast<int>(a.padding) + k;
+    taps.rows[k] = Nearest(y, a.height);
+    taps.columns[k] = Nearest(x, a.width);
+    taps.has_row[k] = taps.rows[k] == y;
+    taps.has_column[k] = taps.columns[k] == x;
+  }
+  return taps;
+}
+template <int kSide>
+SW_DEVICE PoolTaps<kSide> OutputsOf(const PoolArgs& a, const PoolPixel& in) {
+  const auto stride = static_cast<int>(a.stride);
+  const int y = in.y + static_cast<int>(a.padding), x = in.x + static_cast<int>(a.padding);
+  PoolTaps<kSide> taps;
+  SW_UNROLL
+  for (int k = 0; k < kSide; ++k) {
+    const int row = y / stride - (kSide - 1) + k, column = x / stride - (kSide - 1) + k;
+    taps.rows[k] = Nearest(row, a.height_out);
+    taps.columns[k] = Nearest(column, a.width_out);
+    taps.has_row[k] = (taps.rows[k] == row) & (row * stride + kSide > y);
+    taps.has_column[k] = (taps.columns[k] == column) & (column * stride + kSide > x);
+  }
+  return taps;
+}
+// Calls f(k, place, is_there) with each of them; places in images of rows of `width`.
 template <int kSide, class F>
+SW_DEVICE void EachTap(const PoolTaps<kSide>& taps, std::int64_t width, const F& f) {
+  SW_UNROLL
+  for (int k = 0; k < kSide * kSide; ++k) {
+    const int row = k / kSide, column = k % kSide;
+    f(k, taps.rows[row] * static_cast<int>(width) + taps.columns[column],
+      taps.has_row[row] & taps.has_column[column]);
+  }
+}
+
+// The same for sides that are not known: calls f(place) with those that are there.
+template <class F>
 SW_DEVICE void EachInput(const PoolArgs& a, const PoolPixel& out, const F& f) {
   const auto height = static_cast<int>(a.height), width = static_cast<int>(a.width);
   const int top = out.y * static_cast<int>(a.stride) - static_cast<int>(a.padding);
   const int left = out.x * static_cast<int>(a.stride) - static_cast<int>(a.padding);
-  if constexpr (kSide > 0) {
-    SW_UNROLL
-    for (int k = 0; k < kSide * kSide; ++k) {
-      const int y = top + k / kSide, x = left + k % kSide;
-      if (y >= 0 && y < height && x >= 0 && x < width) {
-        f(k, y, x);
-      }
-    }
-  } else {
-    const int bottom = a.is_global ? height : top + static_cast<int>(a.kernel);
-    const int right = a.is_global ? width : left + static_cast<int>(a.kernel);
-    for (int y = top > 0 ? top : 0; y < bottom && y < height; ++y) {
-      for (int x = left > 0 ? left : 0; x < right && x < width; ++x) {
-        f(0, y, x);
-      }
+  const int bottom = a.is_global ? height : top + static_cast<int>(a.kernel);
+  const int right = a.is_global ? width : left + static_cast<int>(a.kernel);
+  for (int y = top > 0 ? top : 0; y < bottom && y < height; ++y) {
+    for (int x = left > 0 ? left : 0; x < right && x < width; ++x) {
+      f(y * width + x);
     }
   }
 }
-
-// Calls f(k, output) with the outputs whose windows hold an input, in order.
-template <int kSide, class F>
+template <class F>
 SW_DEVICE void EachOutput(const PoolArgs& a, const PoolPixel& in, const F& f) {
   if (a.is_global) {
-    return f(0, 0);
+    return f(0);
   }
   const auto height = static_cast<int>(a.height_out), width = static_cast<int>(a.width_out);
   const auto stride = static_cast<int>(a.stride), kernel = static_cast<int>(a.kernel);
   const int y = in.y + static_cast<int>(a.padding), x = in.x + static_cast<int>(a.padding);
-  const int bottom = y / stride, right = x / stride;  // the last window that begins at or before
-  const auto holds = [&](int oy, int ox) {
-    return oy >= 0 && oy < height && ox >= 0 && ox < width && oy * stride + kernel > y &&
-           ox * stride + kernel > x;
-  };
-  if constexpr (kSide > 0) {
-    SW_UNROLL
-    for (int k = 0; k < kSide * kSide; ++k) {
-      const int oy = bottom - (kSide - 1) + k / kSide, ox = right - (kSide - 1) + k % kSide;
-      if (holds(oy, ox)) {
-        f(k, oy * width + ox);
-      }
-    }
-  } else {
-    const int reach = (kernel - 1) / stride;
-    for (int oy = bottom - reach; oy <= bottom; ++oy) {
-      for (int ox = right - reach; ox <= right; ++ox) {
-        if (holds(oy, ox)) {
-          f(0, oy * width + ox);
-        }
-      }
+  const int top = y < kernel ? 0 : (y - kernel) / stride + 1;
+  const int left = x < kernel ? 0 : (x - kernel) / stride + 1;
+  for (int oy = top; oy < height && oy * stride <= y; ++oy) {
+    for (int ox = left; ox < width && ox * stride <= x; ++ox) {
+      f(oy * width + ox);
     }
   }
 }
@@ -351,7 +373,6 @@ struct MaxPoolKernel {
   template <class T, int kSide>
   static SW_DEVICE void One(const Args& a, std::int64_t i, const PoolPixel& out) {
     const T* const image = static_cast<const T*>(a.x.data) + out.plane * a.height * a.width;
-    const auto width = static_cast<int>(a.width);
     float largest = -INFINITY;
     int place = -1;
     const auto take = [&](T element, int at) {
@@ -362,11 +383,13 @@ struct MaxPoolKernel {
       }
     };
     if constexpr (kSide > 0) {
+      // An input that stands for one that is not there is of the window, too.
       T window[kSide * kSide];
-      EachInput<kSide>(a, out, [&](int k, int y, int x) { window[k] = image[y * width + x]; });
-      EachInput<kSide>(a, out, [&](int k, int y, int x) { take(window[k], y * width + x); });
+      const PoolTaps<kSide> taps = InputsOf<kSide>(a, out);
+      EachTap(taps, a.width, [&](int k, int at, bool) { window[k] = image[at]; });
+      EachTap(taps, a.width, [&](int k, int at, bool) { take(window[k], at); });
     } else {
-      EachInput<0>(a, out, [&](int, int y, int x) { take(image[y * width + x], y * width + x); });
+      EachInput(a, out, [&](int at) { take(image[at], at); });
     }
     Store(a.y, i, largest);
     a.places[i] = place;
@@ -390,21 +413,18 @@ struct MaxPoolGradKernel {
     const std::int32_t* const places = a.places + outputs;
     float sum = 0.0F;
     if constexpr (kSide > 0) {
-      std::int32_t places_of[kSide * kSide];
-      T shares[kSide * kSide] = {};
-      EachOutput<kSide>(a, in, [&](int k, int out) { places_of[k] = places[out]; });
-      EachOutput<kSide>(a, in, [&](int k, int out) {
-        if (places_of[k] == in.pixel) {
-          shares[k] = dy[out];
-        }
+      std::int32_t maxima[kSide * kSide];
+      T shares[kSide * kSide];
+      const PoolTaps<kSide> taps = OutputsOf<kSide>(a, in);
+      EachTap(taps, a.width_out, [&](int k, int at, bool) {
+        maxima[k] = places[at];
+        shares[k] = dy[at];
       });
-      SW_UNROLL
-      for (int k = 0; k < kSide * kSide; ++k) {
-        sum += ToFloat(shares[k]);
-      }
+      EachTap(taps, a.width_out, [&](int k, int, bool is_there) {
+        sum += is_there & (maxima[k] == in.pixel) ? ToFloat(shares[k]) : 0.0F;
+      });
     } else {
-      EachOutput<0>(
-          a, in, [&](int, int out) { sum += places[out] == in.pixel ? ToFloat(dy[out]) : 0.0F; });
+      EachOutput(a, in, [&](int at) { sum += places[at] == in.pixel ? ToFloat(dy[at]) : 0.0F; });
     }
     Store(a.x, i, sum);
   }
@@ -422,17 +442,15 @@ struct AvgPoolKernel {
   template <class T, int kSide>
   static SW_DEVICE void One(const Args& a, std::int64_t i, const PoolPixel& out) {
     const T* const image = static_cast<const T*>(a.x.data) + out.plane * a.height * a.width;
-    const auto width = static_cast<int>(a.width);
     float sum = 0.0F;
     if constexpr (kSide > 0) {
-      T window[kSide * kSide] = {};
-      EachInput<kSide>(a, out, [&](int k, int y, int x) { window[k] = image[y * width + x]; });
-      SW_UNROLL
-      for (int k = 0; k < kSide * kSide; ++k) {
-        sum += ToFloat(window[k]);
-      }
+      T window[kSide * kSide];
+      const PoolTaps<kSide> taps = InputsOf<kSide>(a, out);
+      EachTap(taps, a.width, [&](int k, int at, bool) { window[k] = image[at]; });
+      EachTap(taps, a.width,
+              [&](int k, int, bool is_there) { sum += is_there ? ToFloat(window[k]) : 0.0F; });
     } else {
-      EachInput<0>(a, out, [&](int, int y, int x) { sum += ToFloat(image[y * width + x]); });
+      EachInput(a, out, [&](int at) { sum += ToFloat(image[at]); });
     }
     Store(a.y, i, sum * a.average);
   }
@@ -452,14 +470,14 @@ struct AvgPoolGradKernel {
     const T* const dy = static_cast<const T*>(a.y.data) + in.plane * a.height_out * a.width_out;
     float sum = 0.0F;
     if constexpr (kSide > 0) {
-      T shares[kSide * kSide] = {};
-      EachOutput<kSide>(a, in, [&](int k, int out) { shares[k] = dy[out]; });
-      SW_UNROLL
-      for (int k = 0; k < kSide * kSide; ++k) {
-        sum += ToFloat(shares[k]) * a.average;
-      }
+      T shares[kSide * kSide];
+      const PoolTaps<kSide> taps = OutputsOf<kSide>(a, in);
+      EachTap(taps, a.width_out, [&](int k, int at, bool) { shares[k] = dy[at]; });
+      EachTap(taps, a.width_out, [&](int k, int, bool is_there) {
+        sum += is_there ? ToFloat(shares[k]) * a.average : 0.0F;
+      });
     } else {
-      EachOutput<0>(a, in, [&](int, int out) { sum += ToFloat(dy[out]) * a.average; });
+      EachOutput(a, in, [&](int at) { sum += ToFloat(dy[at]) * a.average; });
     }
     Store(a.x, i, sum);
   }
