@@ -65,7 +65,7 @@ struct CudnnPlan {
   CudnnDescriptor plan;  // empty: there is none
   std::int64_t workspace_bytes = 0;
   bool is_fallback = false;  // none of the library's best guesses would do
-  std::string problem;  // why there is none, mostly in the library's words
+  std::string problem;       // why there is none, mostly in the library's words
 };
 
 // What the library refuses is kept as `problem` of the plan; what is added behind it has no effect.
