@@ -90,6 +90,8 @@ double WeightOf(const ShapeSample& sample, double measured) {
 enum KernelColumn : std::size_t {
   kAttentionForwardColumn = kMathTypeCount,
   kAttentionBackwardColumn,
+  kOwnAttentionForwardColumn,
+  kOwnAttentionBackwardColumn,
   kElementwiseColumn,
   kReductionColumn,
   kOptimizerColumn,
@@ -101,13 +103,13 @@ enum KernelColumn : std::size_t {
   kKernelFields,
 };
 
-// Whose fused attention the samples ran, by the first of them.
+// Whose fused attention the samples ran beside the executor's own, by the first of them.
 AttentionImpl AttentionIn(const std::vector<CalibrationRun>& runs,
                           const CalibrationSamples& samples) {
   for (const ShapeSample& sample : samples.shapes) {
     const Program& program = runs[sample.run].program;
     for (const Kernel& kernel : program.KernelsOf(program.shapes[sample.shape.value])) {
-      if (IsAttention(kernel.kind)) {
+      if (IsAttention(kernel.kind) && kernel.attention != AttentionImpl::kOwn) {
         return kernel.attention;
       }
     }
@@ -127,6 +129,12 @@ std::vector<Field> KernelFields(ComputeProfile& compute, AttentionImpl library) 
   }
   fields[kAttentionForwardColumn] = {prefix + "attention_forward", &attention.forward};
   fields[kAttentionBackwardColumn] = {prefix + "attention_backward", &attention.backward};
+  AttentionProfile& own = compute.own_attention;
+  const bool has_own = own.forward.value > 0;
+  fields[kOwnAttentionForwardColumn] = {"compute.own_attention_forward",
+                                        has_own ? &own.forward : nullptr};
+  fields[kOwnAttentionBackwardColumn] = {"compute.own_attention_backward",
+                                         has_own ? &own.backward : nullptr};
   fields[kElementwiseColumn] = {"compute.elementwise", &compute.elementwise};
   fields[kReductionColumn] = {"compute.reduction", &compute.reduction};
   fields[kOptimizerColumn] = {"compute.optimizer", &compute.optimizer};
@@ -192,9 +200,12 @@ class KernelTerms {
       }
       case KernelClass::kAttentionForward:
       case KernelClass::kAttentionBackward: {
-        const std::size_t column = kernel.kind == KernelClass::kAttentionForward
-                                       ? kAttentionForwardColumn
-                                       : kAttentionBackwardColumn;
+        const bool is_forward = kernel.kind == KernelClass::kAttentionForward;
+        const bool is_own =
+            kernel.attention == AttentionImpl::kOwn && compute_.own_attention.forward.value > 0;
+        const std::size_t column =
+            is_own ? (is_forward ? kOwnAttentionForwardColumn : kOwnAttentionBackwardColumn)
+                   : (is_forward ? kAttentionForwardColumn : kAttentionBackwardColumn);
         const AttentionProfile& attention = AttentionOf(compute_, kernel.attention);
         const double overhead =
             AttentionOverhead(kernel, attention.softmax.value, attention.start.value,

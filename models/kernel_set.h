@@ -34,8 +34,9 @@ enum class KernelClass : std::uint8_t {
 }
 
 // kFlash is the library that the framework calls by itself, FlashAttention-2 in PyTorch.
-enum class AttentionImpl : std::uint8_t { kFlash, kMaterialized, kCudnn, kFlash3, kTriton };
-inline constexpr std::size_t kAttentionImplCount = 5;
+// kOwn: the executor's own CUDA kernels, which run what cuDNN does not take; no choice of a user.
+enum class AttentionImpl : std::uint8_t { kFlash, kMaterialized, kCudnn, kFlash3, kTriton, kOwn };
+inline constexpr std::size_t kAttentionImplCount = 6;
 [[nodiscard]] constexpr bool IsFused(AttentionImpl attention) {
   return attention != AttentionImpl::kMaterialized;
 }

@@ -44,6 +44,7 @@ struct ComputeProfile {
   // forward 0: as the usual one. Optional in files.
   AttentionProfile cudnn_attention;
   AttentionProfile flash3_attention;  // FlashAttention-3
+  AttentionProfile own_attention;     // the executor's own CUDA kernels, with heads of 128 features
   // Fractions of the memory bandwidth: bytes read and written / time.
   Number<double> elementwise;  // and copies
   Number<double> reduction;    // norms, softmax, loss

@@ -83,6 +83,8 @@ void VisitComputeExtras(Part& part, Visit visit) {
   visit("flash3_attention_forward", part.flash3_attention.forward);
   visit("flash3_attention_backward", part.flash3_attention.backward);
   visit("flash3_attention_softmax", part.flash3_attention.softmax);
+  visit("own_attention_forward", part.own_attention.forward);
+  visit("own_attention_backward", part.own_attention.backward);
   visit("rank_spread", part.rank_spread);
   visit("qr_column", part.qr_column);
   visit("grad_norm", part.grad_norm);
@@ -173,7 +175,8 @@ void ReadCompute(const JsonValue& section, bool has_base, ComputeProfile& out) {
   extras.largest_factor = kMostKeys;
   VisitComputeCounts(out, extras);
   for (const auto& [name, library] : {std::pair("cudnn_attention", &out.cudnn_attention),
-                                      std::pair("flash3_attention", &out.flash3_attention)}) {
+                                      std::pair("flash3_attention", &out.flash3_attention),
+                                      std::pair("own_attention", &out.own_attention)}) {
     if ((library->forward.value > 0) != (library->backward.value > 0)) {
       throw section.Error("both " + std::string(name) + "_forward and " + name +
                           "_backward, or none");

@@ -25,9 +25,22 @@ void SetCudaAttention(const LowerContext& context, OpKernels* op) {
   const OpSpec& spec = context.spec;
   op->backward_workspace =
       Bytes(CudaPieces({Product({context.batch, spec.heads, spec.seq_q, kFp32Bytes})}));
-  if (MayUseCudnn(spec, context.compute)) {
+  const bool may = MayUseCudnn(spec, context.compute);
+  const std::int64_t scores = may ? CudnnAttentionGradWorkspace(spec, context.batch) : 0;
+  if (may) {
     op->forward_workspace = Bytes(CudaPieces({kCudnnDescriptors}));
-    op->backward_workspace += Bytes(CudaPieces({CudnnAttentionGradWorkspace(spec, context.batch)}));
+    op->backward_workspace += Bytes(CudaPieces({scores}));
+  }
+  const auto run_by_own = [](std::vector<Kernel>& kernels) {
+    for (Kernel& kernel : kernels) {
+      kernel.attention = IsAttention(kernel.kind) ? AttentionImpl::kOwn : kernel.attention;
+    }
+  };
+  if (!may) {
+    run_by_own(op->forward);
+  }
+  if (scores == 0) {
+    run_by_own(op->backward_data);
   }
 }
 

@@ -69,6 +69,7 @@ double TileOverhead(std::int64_t batch, std::int64_t m, std::int64_t n, std::int
 const AttentionProfile& AttentionOf(const ComputeProfile& profile, AttentionImpl attention) {
   const AttentionProfile& own = attention == AttentionImpl::kCudnn    ? profile.cudnn_attention
                                 : attention == AttentionImpl::kFlash3 ? profile.flash3_attention
+                                : attention == AttentionImpl::kOwn    ? profile.own_attention
                                                                       : profile.attention;
   return own.forward.value > 0 ? own : profile.attention;
 }
@@ -81,6 +82,11 @@ double AttentionOverhead(const Kernel& kernel, double softmax, double start,
                          std::int64_t sm_count) {
   if (kernel.attention == AttentionImpl::kTriton) {
     return 1;  // these were timed in steps only
+  }
+  if (kernel.attention == AttentionImpl::kOwn) {
+    // Its time goes by scores, not by their features: on an H200 heads of 64 reached half of the
+    // FLOPs that heads of 128 did (docs/measurements.md, "The CUDA device on an H200").
+    return kernel.k > 0 ? 128 / static_cast<double>(kernel.k) : 1;
   }
   if (start <= 0 || kernel.batch <= 0 || kernel.m <= 0 || kernel.k <= 0 ||
       kernel.flops.value <= 0) {

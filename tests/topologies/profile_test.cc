@@ -62,7 +62,7 @@ TEST_CASE("Profile: one fits each GPU and kernel set") {
   CHECK(DefaultProfile(FindGpu("mi250x", ""), "torch-eager").name == "generic");
   CHECK(DefaultProfile(FindGpu("h100-80", ""), "shardwright-cuda").name == "h100-shardwright-cuda");
   CHECK(DefaultProfile(FindGpu("h200-141", ""), "shardwright-cuda-plain").name ==
-        "h100-shardwright-cuda");
+        "h200-shardwright-cuda");
   GpuSpec unknown;
   unknown.architecture = "new-architecture";
   CHECK(DefaultProfile(unknown, "torch-eager").name == "generic");
