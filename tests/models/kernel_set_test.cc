@@ -479,6 +479,14 @@ TEST_CASE("kernel set names: unique, found, and the nearest match for a wrong on
       InputError);
 }
 
+// Whose kernel the first one of attention is.
+AttentionImpl AttentionBy(const std::vector<Kernel>& kernels) {
+  const auto found = std::find_if(kernels.begin(), kernels.end(),
+                                  [](const Kernel& k) { return IsAttention(k.kind); });
+  REQUIRE(found != kernels.end());
+  return found->attention;
+}
+
 TEST_CASE("the CUDA device declares what cuDNN needs for attention") {
   // 2 heads of 64 tokens: sums of a row in fp32, 2 bytes per score in tiles of 64 x 128, 4 KiB.
   OpSpec spec = AttentionSpec({.b = 1, .s = 64, .h = 16, .a = 2, .kv = 2});
@@ -490,12 +498,19 @@ TEST_CASE("the CUDA device declares what cuDNN needs for attention") {
   spec.kv_heads = 1;
   CHECK(LowerOp(spec, 1, DType::kBf16, cuda).backward_workspace ==
         op.backward_workspace + Bytes(2 * 2 * 64 * (8 + 8)));
-  // Not asked: fp32, a window, more than 1 GiB of scores.
+  CHECK(AttentionBy(op.forward) == AttentionImpl::kFlash);
+  CHECK(AttentionBy(op.backward_data) == AttentionImpl::kFlash);
+  // Not asked: fp32, a window, more than 8 GiB of scores. Then our own kernels run, at their price.
   CHECK(LowerOp(spec, 1, DType::kFp32, cuda).backward_workspace == Bytes(2 * 64 * 4));
-  spec.seq_q = spec.seq_k = spec.rows = 1 << 15;
-  CHECK(LowerOp(spec, 1, DType::kBf16, cuda).backward_workspace == Bytes(2 * (1 << 15) * 4));
+  spec.seq_q = spec.seq_k = spec.rows = 1 << 16;
+  const OpKernels longer = LowerOp(spec, 1, DType::kBf16, cuda);
+  CHECK(longer.backward_workspace == Bytes(2 * (1 << 16) * 4));
+  CHECK(AttentionBy(longer.forward) == AttentionImpl::kFlash);
+  CHECK(AttentionBy(longer.backward_data) == AttentionImpl::kOwn);
   spec.window = 128;
-  CHECK(LowerOp(spec, 1, DType::kBf16, cuda).forward_workspace == Bytes(0));
+  const OpKernels windowed = LowerOp(spec, 1, DType::kBf16, cuda);
+  CHECK(windowed.forward_workspace == Bytes(0));
+  CHECK(AttentionBy(windowed.forward) == AttentionImpl::kOwn);
 }
 
 TEST_CASE("sizes above 2^56 are refused") {

@@ -81,6 +81,11 @@ TEST_CASE("Fused attention: tiles over multiprocessors, keys and head dimension"
   CHECK(AttentionOverhead(kernel, 0.3, 0, 100) == 1);
   kernel.attention = AttentionImpl::kTriton;
   CHECK(AttentionOverhead(kernel, 0.3, 100, 100) == 1);
+  kernel.attention = AttentionImpl::kOwn;  // goes by scores: half the features take as long
+  CHECK(AttentionOverhead(kernel, 0.3, 100, 100) == 1);
+  kernel.k = 64;
+  CHECK(AttentionOverhead(kernel, 0.3, 100, 100) == 2);
+  kernel.k = 128;
   kernel.attention = AttentionImpl::kFlash;
   // 256 tiles of 128 queries on 64 multiprocessors: four each, and one more. A tile sees 1024 keys
   // and takes as long as 1124.

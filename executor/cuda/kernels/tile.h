@@ -220,6 +220,25 @@ template <class T>
   return SharedSize<T>(kLeft) + SharedSize<T>(kRight) + SharedSize<float>(kSums);
 }
 
+// kCount elements of a tile: element e is number(e) and goes to place(e). Eight loads of a thread
+// come before their use, so that they are under way together.
+template <int kCount, class Number, class Place>
+SW_DEVICE void LoadTile(int t, const Number& number, const Place& place) {
+  constexpr int kAtOnce = 8;
+  SW_NO_UNROLL
+  for (int begin = t; begin < kCount; begin += kAtOnce * kProductThreads) {
+    float numbers[kAtOnce];
+    SW_UNROLL
+    for (int n = 0; n < kAtOnce; ++n) {
+      numbers[n] = number(begin + n * kProductThreads);
+    }
+    SW_UNROLL
+    for (int n = 0; n < kAtOnce; ++n) {
+      FromFloat(numbers[n], place(begin + n * kProductThreads));
+    }
+  }
+}
+
 template <class T, class Left, class Right, class Finish>
 SW_DEVICE void TileProduct(Block& block, std::int64_t depth, const Left& left, const Right& right,
                            const Finish& store) {
@@ -242,39 +261,20 @@ SW_DEVICE void TileProduct(Block& block, std::int64_t depth, const Left& left, c
   });
   for (std::int64_t k0 = 0; k0 < depth; k0 += kProductDepth) {
     block.Each([&](int t) {
-      // Eight loads of a thread before their use, so that they are under way together.
-      constexpr int kAtOnce = 8;
-      constexpr int kApart = kAtOnce * kProductThreads;
-      SW_NO_UNROLL
-      for (int begin = t; begin < kProductRows * kProductDepth; begin += kApart) {
-        float numbers[kAtOnce];
-        SW_UNROLL
-        for (int n = 0; n < kAtOnce; ++n) {
-          const int e = begin + n * kProductThreads;
-          const std::int64_t k = k0 + e % kProductDepth;
-          numbers[n] = k < depth ? left(e / kProductDepth, k) : 0.0F;
-        }
-        SW_UNROLL
-        for (int n = 0; n < kAtOnce; ++n) {
-          const int e = begin + n * kProductThreads;
-          FromFloat(numbers[n], a.At(e / kProductDepth) + e % kProductDepth);
-        }
-      }
-      SW_NO_UNROLL
-      for (int begin = t; begin < kProductDepth * kProductColumns; begin += kApart) {
-        float numbers[kAtOnce];
-        SW_UNROLL
-        for (int n = 0; n < kAtOnce; ++n) {
-          const int e = begin + n * kProductThreads;
-          const std::int64_t k = k0 + e / kProductColumns;
-          numbers[n] = k < depth ? right(k, e % kProductColumns) : 0.0F;
-        }
-        SW_UNROLL
-        for (int n = 0; n < kAtOnce; ++n) {
-          const int e = begin + n * kProductThreads;
-          FromFloat(numbers[n], b.At(e / kProductColumns) + e % kProductColumns);
-        }
-      }
+      LoadTile<kProductRows * kProductDepth>(
+          t,
+          [&](int e) {
+            const std::int64_t k = k0 + e % kProductDepth;
+            return k < depth ? left(e / kProductDepth, k) : 0.0F;
+          },
+          [&](int e) { return a.At(e / kProductDepth) + e % kProductDepth; });
+      LoadTile<kProductDepth * kProductColumns>(
+          t,
+          [&](int e) {
+            const std::int64_t k = k0 + e / kProductColumns;
+            return k < depth ? right(k, e % kProductColumns) : 0.0F;
+          },
+          [&](int e) { return b.At(e / kProductColumns) + e % kProductColumns; });
     });
     block.EachWarp([&](int warp) {
       for (int p = 0; p < kPieces / kWarps; ++p) {
