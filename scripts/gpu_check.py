@@ -2,7 +2,7 @@
 
     scripts/gpu_check.sh build          compiles what the calls need into build-gpu/ (nvcc, cmake and the packages of install-deps.sh;
                                         SHARDWRIGHT_HEADERS=FOLDER: headers and libraries that lie elsewhere)
-    scripts/gpu_check.sh pack           copies it, with the libraries that a bare machine lacks, into build-carry/ (about 20 MB)
+    scripts/gpu_check.sh pack           copies it, with the libraries that a bare machine lacks, into build-carry/ (about 40 MB)
     scripts/gpu_check.sh A|B|C [...]    the calls, each within its time (360, 570 and 570 seconds)
     scripts/gpu_check.sh PART [...]     one of: offload gelu long gpus hostid
 
