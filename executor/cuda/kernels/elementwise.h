@@ -12,8 +12,8 @@
 
 namespace shardwright::gpu {
 
-// Activations as PyTorch defines them.
-// Of a 16-bit result the instructions' own exponential and division are exact enough.
+// Activations as PyTorch defines them. Of a 16-bit result the instructions' own exponential and
+// division are exact enough.
 SW_DEVICE float Sigmoid(float x, bool is_half = false) {
 #if defined(__CUDACC__)
   if (is_half) {
