@@ -50,8 +50,12 @@ struct CalibrationResult {
 [[nodiscard]] CalibrationResult Calibrate(const std::vector<CalibrationRun>& runs,
                                           const Profile& start, const Origin& origin);
 
-// Its parts: fill numbers of `profile` from the samples and list what they found. The first, which
-// compares runs that keep more and fewer cores busy, takes what busy cores cost out of the samples.
+// Its parts, in this order: fill numbers of `profile` from the samples and list what they found.
+// What part of their work ops share is told by runs with several threads a rank.
+void CalibrateSharedWork(const std::vector<CalibrationRun>& runs, const Origin& origin,
+                         Profile& profile, std::vector<CalibratedNumber>& numbers);
+// What busy cores cost, told by runs that keep more and fewer of them busy, is taken out of the
+// samples.
 void CalibrateBusyCores(const std::vector<CalibrationRun>& runs, CalibrationSamples& samples,
                         const Origin& origin, Profile& profile,
                         std::vector<CalibratedNumber>& numbers);

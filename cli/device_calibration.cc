@@ -63,6 +63,9 @@ PlanFile CalibrationPlan(const CalibrationDevice& device, const Shape& shape) {
   const std::int64_t vocabulary = std::max<std::int64_t>(1000, 8 * device.width);
   PlanFile file;
   file.cluster = LoadCluster(device.cluster, device.nodes, device.ranks / device.nodes);
+  if (device.one_core) {
+    file.cluster.machine_cores = 1;
+  }
   file.kernels = FindKernelSet(device.kernel_set, "calibrate");
   file.profile = DefaultProfile(file.cluster.gpu, file.kernels.name);
   file.job.precision = device.precision;
@@ -96,6 +99,7 @@ TracedRun RunTraced(const CalibrationDevice& device, PlanFile file, std::string 
     WriteBatch(model, *data, sampler, {key.step, key.first_sample, key.count}, views);
   };
   HostOptions host;
+  host.threads = result.file.cluster.ThreadsPerRank();
   host.processes = device.processes;
   if (device.processes != nullptr) {
     JoinRun(*device.processes, run);
@@ -123,6 +127,7 @@ void RunShapes(const CalibrationDevice& device, std::vector<TracedRun>& runs) {
     PlanFile plan = CalibrationPlan(device, shape);
     std::string name = plan.model.model.name + " on " + std::to_string(device.ranks) +
                        (device.ranks == 1 ? " rank" : " ranks") +
+                       (device.one_core ? " with one thread" : "") +
                        (shape.offloads ? ", offloading" : "");
     runs.push_back(RunTraced(device, std::move(plan), std::move(name), kSteps));
   }
@@ -144,6 +149,10 @@ std::vector<TracedRun> RunCalibrationPlans(const CalibrationDevice& device) {
   CalibrationDevice alone = device;
   alone.ranks = alone.nodes = 1;
   alone.processes = nullptr;
+  if (LoadCluster(alone.cluster, 1, 1).ThreadsPerRank() > 1) {
+    RunShapes(alone, runs);
+    alone.one_core = true;
+  }
   RunShapes(alone, runs);
   return runs;
 }

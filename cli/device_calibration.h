@@ -35,6 +35,7 @@ struct CalibrationDevice {
   std::int64_t width = 64;              // of the narrowest transformer, and its tokens per sample
   bool copies = false;                  // whether a plan moves activations to the host and back
   bool large = false;                   // whether a plan has weights that no cache holds
+  bool one_core = false;                // of the host, whatever the machine has
   std::optional<int> gpu;               // none: the host device
   MessagePassing* processes = nullptr;  // null: ranks are threads
 };

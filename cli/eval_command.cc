@@ -77,6 +77,7 @@ int RunEval(const Arguments& arguments) {
   }
   const RunProcesses group(launch, file.cluster.RankCount(), host.timeout);
   host.processes = group.get();
+  host.threads = HostThreads(launch, file.cluster.RankCount());
   const std::string given = arguments.Get("--checkpoint").text;
   const std::string folder = NewestCheckpoint(given, group.get());
   if (folder.empty()) {

@@ -15,6 +15,7 @@
 #include "cli/first_weights.h"
 #include "cli/flow.h"
 #include "cli/forward_plan.h"
+#include "cli/run_processes.h"
 #include "core/error.h"
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/run_checkpoints.h"
@@ -229,6 +230,7 @@ int RunGenerate(const Arguments& arguments) {
   const Model& model = file.model.model;
   const DataShape shape = DataShapeOf(model);
   CheckModel(model, shape, request);
+  host.threads = HostThreads(Launch(), file.cluster.RankCount());
   const TrainingOptions training = DefaultTrainingOptions(file.job);
   const ForwardPlan forward(file);
   const Window window(request.tokens);

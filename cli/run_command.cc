@@ -69,7 +69,7 @@ constexpr std::array<PositionalRow, 1> kRunPositionals = {
     {{"PLAN", "plan file or - (standard input)", "run needs a plan file, or - for standard input",
       false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 22> kRunFlags = {{
+constexpr std::array<FlagRow, 23> kRunFlags = {{
     {"--steps", "N", "optimizer steps, those before a resumed checkpoint included (default 10)"},
     {"--epochs", "N", "passes over the data, instead of --steps; prints a line for each"},
     {"--test-data", "SPEC", "data for loss and accuracy, after each epoch or the last step",
@@ -105,6 +105,9 @@ constexpr std::array<FlagRow, 22> kRunFlags = {{
     {"--trace", "FILE", "write a trace for Perfetto; compressed when FILE ends in .gz",
      FileRole::kWriteWhen},
     {"--timeout", "TIME", "how long a rank waits for the others (default \"60 s\")"},
+    {"--threads", "N",
+     "threads that share a rank's compute on the host (default: the cores over the machine's "
+     "ranks)"},
     {"--memory-limit", "SIZE", "device memory of one rank (default: no limit)"},
     {"--delays", "SEED", "adversarial scheduling: random delays in every stream, by this seed"},
 }};
@@ -291,6 +294,9 @@ int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
   RunOptions run = OptionsOf(arguments, flags, parts);
   const RunProcesses group(parts.launch, file.cluster.RankCount(), flags.host.timeout);
   MessagePassing* const processes = flags.host.processes = group.get();
+  if (flags.host.threads == 0) {
+    flags.host.threads = HostThreads(parts.launch, file.cluster.RankCount());
+  }
   const bool is_first = group.is_first();
   const std::unique_ptr<RunFolder> folder = TakeFolder(flags, group);
   if (processes != nullptr) {

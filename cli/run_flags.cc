@@ -82,6 +82,9 @@ RunFlags ReadRunFlags(const Arguments& arguments) {
   arguments.SetCount("--seed", std::int64_t{1} << 60, flags.seed);
   arguments.Set("--timeout", flags.host.timeout, ReadTimeout);
   arguments.Set("--memory-limit", flags.host.memory_limit, ReadBytes);
+  constexpr std::int64_t kMostThreads = 1024;
+  flags.host.threads = 0;  // as many as there are cores for
+  arguments.SetCount("--threads", kMostThreads, flags.host.threads);
   std::int64_t delay_seed = 0;
   arguments.SetCount("--delays", std::int64_t{1} << 60, delay_seed);
   if (delay_seed > 0) {

@@ -17,6 +17,7 @@
 #include "cli/command.h"
 #include "cli/exit_codes.h"
 #include "cli/stop_signals.h"
+#include "core/cores.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
@@ -50,6 +51,12 @@ RunProcesses::RunProcesses(const Launch& launch, std::int64_t ranks,
 RunProcesses::~RunProcesses() = default;
 
 constexpr std::chrono::seconds kGrace{5};  // for threads to end after a failure
+
+std::int64_t HostThreads(const Launch& launch, std::int64_t ranks) {
+  const std::int64_t here = launch.launcher.empty() ? ranks : std::max(launch.local_size, 1);
+  return std::max<std::int64_t>(
+      1, static_cast<std::int64_t>(AvailableCores() / static_cast<double>(here)));
+}
 
 void EndProcessOnFault(RunSession& session, MessagePassing* processes) {
   session.faults().OnReport([&session, processes](const std::string& cause) {

@@ -31,6 +31,9 @@ class RunProcesses {
   MessagePassing* processes_ = nullptr;
 };
 
+// Threads that share the compute of each of this machine's ranks on the host: its cores by turns.
+[[nodiscard]] std::int64_t HostThreads(const Launch& launch, std::int64_t ranks);
+
 // A rank that hangs cannot be joined: some seconds after a failure the process ends without it.
 // `processes` (may be null) are told why; what this one's ranks are in on GPUs goes to stderr.
 void EndProcessOnFault(RunSession& session, MessagePassing* processes);

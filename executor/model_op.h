@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "core/parallel.h"
 #include "core/units.h"
 #include "models/kernel_set.h"
 #include "models/model.h"
@@ -98,6 +99,9 @@ struct ModelOpCall {
   LossReduction reduction = LossReduction::kMean;
   // The gradient of the loss itself: 1, times what the trainer scales with.
   double loss_scale = 1.0;
+
+  // Threads that a host kernel may share its work with; null: it has the calling one only.
+  Team* team = nullptr;
 };
 
 }  // namespace shardwright

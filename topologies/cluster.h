@@ -3,6 +3,7 @@
 // Cluster: what a job runs on. One node graph per node type plus fabric levels with multiplicity;
 // nothing here is stored or computed per GPU of the cluster, only per component of one node.
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -141,6 +142,11 @@ struct Cluster {
   }
   [[nodiscard]] std::int64_t RanksOnCores() const {
     return machine_cores > 0 ? RankCount() : gpus_per_node;
+  }
+  // Threads that share a rank's compute: one per core that it has for itself.
+  [[nodiscard]] std::int64_t ThreadsPerRank() const {
+    return std::max<std::int64_t>(
+        1, static_cast<std::int64_t>(SharedCores() / static_cast<double>(RanksOnCores())));
   }
 };
 

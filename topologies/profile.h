@@ -158,6 +158,9 @@ struct OverlapProfile {
   // core of the machine that is busy at that moment, since cores share caches and memory. Optional
   // in files.
   Number<double> busy_cores;
+  // Where ops run on cores: the part of an op's work that a rank's threads share; one of them does
+  // the rest while the others wait. Optional in a file: 0.
+  Number<double> shared_work;
 
   bool operator==(const OverlapProfile&) const = default;
 };

@@ -105,6 +105,7 @@ void VisitHostExtras(Part& part, Visit visit) {
 template <class Part, class Visit>
 void VisitOverlapExtras(Part& part, Visit visit) {
   visit("busy_cores", part.busy_cores);
+  visit("shared_work", part.shared_work);
 }
 template <class Part, class Visit>
 void VisitTransportExtras(Part& part, Visit visit) {

@@ -32,7 +32,7 @@ struct Span {
   SimTime start;        // it started; for a collective, when its last rank arrived
   SimTime end;
   // What its thread computed of that, where ops run on cores: the rest it waited, for a core or for
-  // others. 0: not measured.
+  // others. Threads that share it count, too, so it may be more than it lasted. 0: not measured.
   SimTime cpu;
 
   bool operator==(const Span&) const = default;

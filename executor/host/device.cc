@@ -69,7 +69,8 @@ Communicator& HostWorld::CommunicatorOf(GroupId group, Rank rank, bool of_host_t
   return *communicators_.at({group, PlaceInGroup(g, rank).base, of_host_threads});
 }
 
-HostDevice::HostDevice(HostWorld& world, Rank rank) : world_(world), rank_(rank) {
+HostDevice::HostDevice(HostWorld& world, Rank rank)
+    : world_(world), rank_(rank), team_(static_cast<std::size_t>(world.options.threads)) {
   world_.faults.Register(mutex_, changed_);
   for (std::size_t s = 0; s < kStreamCount; ++s) {
     queues_[s].random.seed(world_.options.delay_seed * 1000003 + rank.value * kStreamCount + s);
@@ -279,7 +280,7 @@ void HostDevice::RunFront(Queue& queue, std::unique_lock<std::mutex>& lock) {
 void HostDevice::ClipOnHost(UpdateCall& update, const Item& item) {
   auto* memory = reinterpret_cast<std::byte*>(&norm_);
   Call squares = NormCall{update.gradients, update.divisor, memory};
-  Execute(squares, *item.work.step, world_.context);
+  Execute(squares, *item.work.step, world_.context, &team_);
   if (update.clip_group.valid()) {
     norm_sum_.code = OpCode::kAllReduce;
     norm_sum_.group = update.clip_group;
@@ -290,7 +291,7 @@ void HostDevice::ClipOnHost(UpdateCall& update, const Item& item) {
         .Run(PlaceInGroup(group, rank_).index, norm_sum_, *item.work.name, Now(), SimTime(0));
   }
   Call clip = ClipCall{update.gradients, memory};
-  Execute(clip, *item.work.step, world_.context);
+  Execute(clip, *item.work.step, world_.context, &team_);
 }
 
 void HostDevice::RunItem(const Item& item, SimTime arrival, Span& span) {
@@ -316,9 +317,13 @@ void HostDevice::RunItem(const Item& item, SimTime arrival, Span& span) {
     ClipOnHost(*update, item);
   }
   if (work.call != nullptr) {
-    Execute(*work.call, *work.step, world_.context);
+    Execute(*work.call, *work.step, world_.context, &team_);
   }
-  span.cpu = is_traced ? ThreadCpuTime() - cpu : SimTime(0);
+  if (is_traced) {
+    constexpr std::int64_t kPicosecondsPerNanosecond = 1000;
+    const SimTime others(team_.TakeNanoseconds() * kPicosecondsPerNanosecond);
+    span.cpu = ThreadCpuTime() - cpu + others;
+  }
   if (work.least_duration > SimTime(0)) {
     std::this_thread::sleep_until(world_.clock.At(arrival + work.least_duration));
   }

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/parallel.h"
 #include "executor/device.h"
 #include "executor/host/clock.h"
 #include "executor/host/communicator.h"
@@ -29,6 +30,8 @@ struct HostOptions {
   // How long a rank waits for the others in a collective before it gives the run up; for an op of
   // its own, twice as long.
   std::chrono::milliseconds timeout{60000};
+  // That share a rank's compute, its own included.
+  std::int64_t threads = 1;
   // Bytes of device memory of one rank; 0: no limit.
   Bytes memory_limit{0};
   // Adversarial scheduling: before this percentage of all works, the stream idles for a random time
@@ -125,6 +128,7 @@ class HostDevice : public Device {
 
   HostWorld& world_;
   const Rank rank_;
+  Team team_;
   // The norm of gradients in host memory on its way through all ranks, which read it here.
   CollectiveCall norm_sum_;
   float norm_ = 0.0F;

@@ -1,10 +1,13 @@
 #include "executor/host/execute.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <span>
 #include <type_traits>
 #include <variant>
+#include <vector>
 
 #include "core/error.h"
 #include "executor/host/arithmetic.h"
@@ -12,16 +15,64 @@
 namespace shardwright {
 namespace {
 
+// Elements that a thread takes at a time.
+constexpr std::int64_t kPiece = std::int64_t{1} << 16;
+
+// Cuts ranges of counts[i] elements into pieces that the team's threads share: f(i, begin, count),
+// and which piece it is.
+template <class F>
+void ForEachPiece(Team* team, std::span<const std::int64_t> counts, const F& f) {
+  struct Piece {
+    std::size_t range;
+    std::int64_t begin, count;
+  };
+  std::vector<Piece> pieces;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    for (std::int64_t begin = 0; begin < counts[i]; begin += kPiece) {
+      pieces.push_back({i, begin, std::min(kPiece, counts[i] - begin)});
+    }
+  }
+  const auto run = [&](std::size_t k, std::size_t /*worker*/) {
+    f(pieces[k].range, pieces[k].begin, pieces[k].count, k);
+  };
+  if (team != nullptr) {
+    team->For(pieces.size(), run);
+    return;
+  }
+  for (std::size_t k = 0; k < pieces.size(); ++k) {
+    run(k, 0);
+  }
+}
+
+template <class Ranges>
+std::vector<std::int64_t> CountsOf(const Ranges& ranges) {
+  std::vector<std::int64_t> counts;
+  counts.reserve(ranges.size());
+  for (const auto& range : ranges) {
+    counts.push_back(range.count);
+  }
+  return counts;
+}
+
+// f(range) for pieces of the ranges.
+template <class F>
+void ForEachPiece(Team* team, std::span<const ElementRange> ranges, const F& f) {
+  ForEachPiece(team, CountsOf(ranges),
+               [&](std::size_t i, std::int64_t begin, std::int64_t count, std::size_t /*piece*/) {
+                 const ElementRange& range = ranges[i];
+                 f(ElementRange{range.data + begin * SizeOf(range.dtype), count, range.dtype});
+               });
+}
+
 class Executor {
  public:
-  Executor(StepContext& step, const ExecuteContext& context) : step_(step), context_(context) {}
+  Executor(StepContext& step, const ExecuteContext& context, Team* team)
+      : step_(step), context_(context), team_(team) {}
 
   void operator()(std::monostate /*nothing*/) const {}
   void operator()(const CopyCall& call) const {
     ZeroFill(call.zeros);
-    for (const CopyRun& run : call.runs) {
-      RunCopy(run);
-    }
+    Copy(call.runs);
   }
   void operator()(const CollectiveCall& /*call*/) const {
     SW_CHECK(false, "a collective needs its communicator");
@@ -31,6 +82,7 @@ class Executor {
   void operator()(ModelCall& call) const {
     call.call.dropout.step = step_.step;
     call.call.loss_scale = LossScale();
+    call.call.team = team_;
     context_.kernel(call.call, call.is_backward);
     if (call.loss != nullptr) {
       step_.losses[call.micro_batch] = *call.loss;
@@ -52,10 +104,7 @@ class Executor {
     if (call.in_place) {
       DivideAll(call.gradients, divisor);
     }
-    double sum = 0.0;
-    for (const ElementRange& range : call.gradients) {
-      sum += SumOfSquares(range.dtype, range.data, range.count);
-    }
+    const double sum = SumSquares(call.gradients);
     const auto norm = static_cast<float>(call.in_place ? sum : sum / divisor / divisor);
     std::memcpy(call.norm, &norm, sizeof norm);
   }
@@ -88,9 +137,9 @@ class Executor {
     const float factor =
         ClipCoefficient(std::sqrt(static_cast<double>(sum)), context_.input.training.clip_norm);
     if (factor != 1.0F) {
-      for (const ElementRange& range : call.gradients) {
+      ForEachPiece(team_, call.gradients, [&](const ElementRange& range) {
         ScaleInPlace(range.dtype, range.data, range.count, factor);
-      }
+      });
     }
   }
 
@@ -111,28 +160,77 @@ class Executor {
       shard.ranges = call.ranges[i];
       shard.learning_rate = step_.learning_rate;
       shard.step = step_.update - (step_.scaling != nullptr ? step_.scaling->skipped : 0);
-      UpdateShard(shard, context_.input.training.optimizer);
+      UpdatePieces(shard);
     }
+  }
+
+  void UpdatePieces(const OptimizerCall& shard) const {
+    ForEachPiece(team_, CountsOf(shard.ranges),
+                 [&](std::size_t i, std::int64_t begin, std::int64_t count, std::size_t /*piece*/) {
+                   OptimizerRange range = shard.ranges[i];
+                   range.param_offset += begin;
+                   range.grad_offset += begin;
+                   range.state_offset += begin;
+                   range.count = count;
+                   OptimizerCall piece = shard;
+                   piece.ranges = std::span(&range, 1);
+                   UpdateShard(piece, context_.input.training.optimizer);
+                 });
+  }
+
+  // Runs may follow one another at one place, so that only the elements of one are shared.
+  void Copy(std::span<const CopyRun> runs) const {
+    for (const CopyRun& run : runs) {
+      if (run.count <= kPiece) {
+        RunCopy(run);
+        continue;
+      }
+      ForEachPiece(
+          team_, std::span(&run.count, 1),
+          [&](std::size_t /*run*/, std::int64_t begin, std::int64_t count, std::size_t /*piece*/) {
+            CopyRun piece = run;
+            piece.from += begin * SizeOf(run.from_dtype);
+            piece.to += begin * SizeOf(run.to_dtype);
+            piece.count = count;
+            RunCopy(piece);
+          });
+    }
+  }
+
+  // Piece by piece, so that the sum does not depend on the number of threads.
+  [[nodiscard]] double SumSquares(std::span<const ElementRange> ranges) const {
+    std::vector<double> sums;
+    for (const ElementRange& range : ranges) {
+      sums.resize(sums.size() + static_cast<std::size_t>((range.count + kPiece - 1) / kPiece));
+    }
+    ForEachPiece(team_, CountsOf(ranges),
+                 [&](std::size_t i, std::int64_t begin, std::int64_t count, std::size_t piece) {
+                   const ElementRange& range = ranges[i];
+                   sums[piece] =
+                       SumOfSquares(range.dtype, range.data + begin * SizeOf(range.dtype), count);
+                 });
+    return std::accumulate(sums.begin(), sums.end(), 0.0);
   }
 
   [[nodiscard]] double LossScale() const {
     const ScalingState* scaling = step_.scaling;
     return scaling != nullptr && scaling->is_on ? scaling->scaler.scale : 1.0;
   }
-  static void DivideAll(std::span<const ElementRange> ranges, double divisor) {
-    for (const ElementRange& range : ranges) {
-      Divide(range, divisor);
+  void DivideAll(std::span<const ElementRange> ranges, double divisor) const {
+    if (divisor != 1.0) {
+      ForEachPiece(team_, ranges, [&](const ElementRange& range) { Divide(range, divisor); });
     }
   }
 
   StepContext& step_;
   const ExecuteContext& context_;
+  Team* team_;
 };
 
 }  // namespace
 
-void Execute(Call& call, StepContext& step, const ExecuteContext& context) {
-  std::visit(Executor(step, context), call);
+void Execute(Call& call, StepContext& step, const ExecuteContext& context, Team* team) {
+  std::visit(Executor(step, context, team), call);
 }
 
 }  // namespace shardwright

@@ -1,6 +1,6 @@
 #pragma once
 
-// Runs the calls that need one rank only, on the calling thread.
+// Runs the calls that need one rank only.
 
 #include <functional>
 
@@ -20,7 +20,8 @@ struct ExecuteContext {
   ModelKernel kernel;
 };
 
-// Everything but collectives. `step` may be changed: the losses it holds.
-void Execute(Call& call, StepContext& step, const ExecuteContext& context);
+// Everything but collectives, on the calling thread and those of `team` (null: it alone). `step`
+// may be changed: the losses it holds.
+void Execute(Call& call, StepContext& step, const ExecuteContext& context, Team* team = nullptr);
 
 }  // namespace shardwright

@@ -66,6 +66,7 @@ Launch OfTorchrun(const Environment& env) {
   launch.size = env.Number("WORLD_SIZE", 1, kMostRanks);
   launch.rank = env.Number("RANK", 0, launch.size - 1);
   launch.local_rank = env.Number("LOCAL_RANK", 0, launch.size - 1, 0);
+  launch.local_size = env.Number("LOCAL_WORLD_SIZE", 0, kMostRanks, launch.size);
   if (launch.size > 1) {
     if (!env.Has("MASTER_ADDR")) {
       throw InputError("environment: MASTER_ADDR", "nothing", "the machine that rank 0 runs on");
@@ -88,6 +89,7 @@ Launch OfMpirun(const Environment& env) {
   launch.size = env.Number("OMPI_COMM_WORLD_SIZE", 1, kMostRanks);
   launch.rank = env.Number("OMPI_COMM_WORLD_RANK", 0, launch.size - 1, 0);
   launch.local_rank = env.Number("OMPI_COMM_WORLD_LOCAL_RANK", 0, launch.size - 1, 0);
+  launch.local_size = env.Number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMostRanks, launch.size);
   return launch;
 }
 
@@ -97,6 +99,7 @@ Launch OfSlurm(const Environment& env) {
   launch.size = env.Number("SLURM_NTASKS", 1, kMostRanks);
   launch.rank = env.Number("SLURM_PROCID", 0, launch.size - 1);
   launch.local_rank = env.Number("SLURM_LOCALID", 0, launch.size - 1, 0);
+  launch.local_size = env.Number("SLURM_NTASKS_PER_NODE", 1, kMostRanks, launch.size);
   if (launch.size == 1) {
     return launch;
   }

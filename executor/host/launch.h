@@ -14,6 +14,7 @@ struct Launch {
   int rank = 0;
   int size = 1;
   int local_rank = 0;  // among the processes of this machine: which GPU is meant
+  int local_size = 1;  // processes of this machine, all of them where the launcher does not say
   // Where the processes meet: rank 0 listens there. Empty: they need not (mpirun).
   std::string address = {};
   int port = 0;

@@ -195,4 +195,9 @@ Speeds SolveSpeeds(const ContentionModel& model, const RunningClasses& running_c
   return running.speeds;
 }
 
+double CoresAtWork(const Cluster& cluster, const Profile& profile) {
+  const double shared = profile.overlap.shared_work.value;
+  return 1 / (1 - shared + shared / static_cast<double>(cluster.ThreadsPerRank()));
+}
+
 }  // namespace shardwright

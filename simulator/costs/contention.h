@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "schedule/program.h"
+#include "topologies/cluster.h"
+#include "topologies/profile.h"
 
 namespace shardwright {
 
@@ -67,5 +69,9 @@ using Speeds = std::array<double, kStreamCount>;
 
 // O(streams^2 * links). Allocates nothing.
 [[nodiscard]] Speeds SolveSpeeds(const ContentionModel& model, const RunningClasses& running);
+
+// Cores that the threads of a rank keep busy in the mean while they share an op; 1 where devices
+// compute. Amdahl's law with OverlapProfile::shared_work.
+[[nodiscard]] double CoresAtWork(const Cluster& cluster, const Profile& profile);
 
 }  // namespace shardwright

@@ -137,6 +137,8 @@ shardwright::Price Pricer::PriceKernels(const Program& program, const OpShape& s
     time = std::max(bytes / kernels_.elementwise, kernels_.floor) + kernels_.gap;
     launches = 1;
   }
+  const double cores = CoresAtWork(cluster_, profile_);
+  time = time / cores;
   shardwright::Price price;
   const bool is_work = launches > 0 || shape.code == OpCode::kCompute;
   const Seconds op_issue = is_work ? profile_.host.op_issue.value : Seconds(0);
@@ -148,9 +150,10 @@ shardwright::Price Pricer::PriceKernels(const Program& program, const OpShape& s
   if (time.value > 0) {
     ContentionClass load;
     load.kind = LoadKind::kKernel;
-    load.hbm_share = RoundShare((bytes / kernels_.elementwise).value / time.value);
+    load.hbm_share = RoundShare((bytes / kernels_.elementwise).value / (time.value * cores));
     // Beside it the host issues ops at the pace at which they run.
-    price.contention_class = ClassWithCores(load, 1 + Ratio(price.issue, price.duration), table);
+    price.contention_class =
+        ClassWithCores(load, cores + Ratio(price.issue, price.duration), table);
   }
   return price;
 }
@@ -223,7 +226,8 @@ shardwright::Price Pricer::PriceHostOptimizer(const Program& program, const OpSh
   // Contention knows streams only: while the host of each rank updates, its streams are idle.
   const double own = cluster_.SharedCores() / static_cast<double>(cluster_.RanksOnCores());
   const double core = own > 0 ? std::min(1.0, own) : 1;
-  price.duration = ToPrice(bytes / (host_memory_ * core), shape.code);
+  price.duration =
+      ToPrice(bytes / (host_memory_ * core * CoresAtWork(cluster_, profile_)), shape.code);
   return price;
 }
 

@@ -371,6 +371,24 @@ TEST_CASE("What busy neighbours cost is told by runs with and without them") {
   CHECK(one.profile.overlap.busy_cores == start.overlap.busy_cores);
 }
 
+TEST_CASE("What threads share is told by what they computed together and how long it took") {
+  Profile truth = WithoutHost(TrueProfile());
+  truth.overlap.shared_work.value = 0.9;
+  const Prepared prepared = OnCores(1, 4);
+  Trace trace = Run(prepared, truth, true).trace;
+  for (Span& span : trace.spans) {
+    if (span.stream == Stream::kCompute) {  // Amdahl: 1 / (0.1 + 0.9 / 4) cores were at work
+      span.cpu = SimTime(
+          static_cast<std::int64_t>(static_cast<double>((span.end - span.start).value) / 0.325));
+    }
+  }
+  const CalibrationResult result = Calibrate({{"run", prepared.program, prepared.cluster, trace}},
+                                             WithoutHost(RoundProfile()), kOrigin);
+  CHECK(result.profile.overlap.shared_work.value == doctest::Approx(0.9).epsilon(0.001));
+  CHECK(result.profile.compute.gemm[static_cast<std::size_t>(MathType::kBf16)]->value ==
+        doctest::Approx(0.37).epsilon(0.02));
+}
+
 TEST_CASE("A trace without a complete step is refused by name") {
   const Prepared one({.nodes = 1});
   Trace trace = Run(one, RoundProfile(), false).trace;

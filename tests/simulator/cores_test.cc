@@ -1,5 +1,6 @@
 // Cores that ranks share, worked out by hand.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -99,6 +100,30 @@ SimTime StepOf(const Program& program, const Cluster& cluster, const Profile& pr
   SimulateOptions options;
   options.reserved = false;
   return Simulate({program, cluster, profile, options}).step_time;
+}
+
+TEST_CASE("Threads of one rank share its ops, by Amdahl's law") {
+  Cluster cluster = RoundCluster(1);
+  cluster.gpus_per_node = 1;
+  const Program program = Gpt2(1);
+  Profile profile = RoundProfile();
+  const auto longest = [&](double cores, double shared) {
+    cluster.node_cores = cores;
+    profile.overlap.shared_work.value = shared;
+    SimTime most;
+    for (const Price& price : PriceProgram(program, cluster, profile).prices) {
+      most = std::max(most, price.duration);
+    }
+    return static_cast<double>(most.value);
+  };
+  const double alone = longest(1, 1);
+  CHECK(alone > 1e9);  // a millisecond
+  CHECK(longest(4.5, 0) == alone);
+  CHECK(longest(4.5, 1) == doctest::Approx(alone / 4).epsilon(1e-6));
+  CHECK(longest(4.5, 0.8) == doctest::Approx(alone * 0.4).epsilon(1e-6));
+  CHECK(longest(1.9, 0.8) == alone);  // not two whole ones
+  cluster.gpus_per_node = 2;          // two cores each
+  CHECK(longest(4.5, 1) == doctest::Approx(alone / 2).epsilon(1e-6));
 }
 
 TEST_CASE("As many cores as anything can use change nothing") {

@@ -214,6 +214,11 @@ float AlibiSlope(const OpSpec& spec, std::int64_t head) {
   return static_cast<float>(std::exp2(-exponent));
 }
 
+std::int64_t LeastHeads(const OpSpec& spec) {
+  constexpr std::int64_t kLeastProducts = std::int64_t{1} << 20;
+  return 1 + kLeastProducts / (spec.seq_q * spec.seq_k * spec.head_dim);
+}
+
 void ComputeScores(const ModelOpCall& call, const HeadPlaces& heads, const AttentionTile& tile,
                    float* scores, float* capped, std::span<std::byte> workspace) {
   const OpSpec& spec = *call.spec;
@@ -258,22 +263,24 @@ void AttentionForward(const ModelOpCall& call) {
   const OpSpec& spec = *call.spec;
   const HostAttentionTiles tiles = AttentionTilesOf(spec);
   const HeadPlaces heads = FindHeads(call);
-  Scratch memory(call.workspace);
-  const ForwardScratch scratch{memory.Floats(tiles.queries * tiles.keys),
-                               memory.Floats(tiles.queries * spec.value_dim),
-                               {memory.Floats(tiles.queries), memory.Floats(tiles.queries)},
-                               memory.Take(tiles.gemm_bytes)};
   auto* const log_sums = reinterpret_cast<float*>(call.saved.data());
-  AttentionTile tile;
-  for (tile.sample = 0; tile.sample < call.batch; ++tile.sample) {
-    for (tile.head = 0; tile.head < spec.heads; ++tile.head) {
+  const auto attend = [&](std::int64_t first, std::int64_t last, std::size_t worker) {
+    Scratch memory(WorkspaceOf(call, worker));
+    const ForwardScratch scratch{memory.Floats(tiles.queries * tiles.keys),
+                                 memory.Floats(tiles.queries * spec.value_dim),
+                                 {memory.Floats(tiles.queries), memory.Floats(tiles.queries)},
+                                 memory.Take(tiles.gemm_bytes)};
+    for (std::int64_t i = first; i < last; ++i) {
+      AttentionTile tile;
+      tile.sample = i / spec.heads;
+      tile.head = i % spec.heads;
       for (tile.query = 0; tile.query < spec.seq_q; tile.query += tiles.queries) {
         tile.queries = std::min(tiles.queries, spec.seq_q - tile.query);
-        AttendQueries(call, heads, tile, scratch,
-                      log_sums + (tile.sample * spec.heads + tile.head) * spec.seq_q + tile.query);
+        AttendQueries(call, heads, tile, scratch, log_sums + i * spec.seq_q + tile.query);
       }
     }
-  }
+  };
+  ForEachPart(call.team, call.batch * spec.heads, LeastHeads(spec), attend);
 }
 
 }  // namespace shardwright

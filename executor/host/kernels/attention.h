@@ -59,6 +59,9 @@ struct AttentionTile {
 // gen_slopes for head counts that are no powers of two.
 [[nodiscard]] float AlibiSlope(const OpSpec& spec, std::int64_t head);
 
+// Heads of samples that are worth a thread.
+[[nodiscard]] std::int64_t LeastHeads(const OpSpec& spec);
+
 // scores (queries, keys) = q k^T times the factor, capped. `capped` (null: not wanted) gets a copy.
 // Then the position bias and the ALiBi term are added. Only visible columns are defined.
 void ComputeScores(const ModelOpCall& call, const HeadPlaces& heads, const AttentionTile& tile,

@@ -206,17 +206,10 @@ void ClearPartialGrads(const ModelOpCall& call) {
   }
 }
 
-}  // namespace
-
-// The gradient of a position bias is summed over the samples, which is why they are the inner loop.
-void AttentionBackward(const ModelOpCall& call) {
+BackwardScratch TakeScratch(const ModelOpCall& call, Scratch& memory) {
   const OpSpec& spec = *call.spec;
   const HostAttentionTiles tiles = AttentionTilesOf(spec);
   const std::int64_t tile = tiles.queries * tiles.keys;
-  const std::int64_t group = spec.heads / spec.kv_heads;
-  const std::int64_t pairs = group * spec.seq_q * spec.seq_k;
-  const bool wants_bias = spec.has_bias && call.input_grads[3].data != nullptr;
-  Scratch memory(call.workspace);
   BackwardScratch scratch{};
   scratch.probabilities = memory.Floats(tile);
   scratch.grads = memory.Floats(tile);
@@ -227,20 +220,46 @@ void AttentionBackward(const ModelOpCall& call) {
   scratch.dv = memory.Floats(spec.seq_k * spec.value_dim);
   scratch.products = memory.Floats(tiles.queries);
   scratch.gemm = memory.Take(tiles.gemm_bytes);
-  scratch.bias = wants_bias ? memory.Floats(pairs) : nullptr;
-  ClearPartialGrads(call);
+  return scratch;
+}
+
+// The gradient of a position bias is summed over the samples, which is why they are the inner loop,
+// and one thread's.
+void BackwardWithBias(const ModelOpCall& call) {
+  const OpSpec& spec = *call.spec;
+  const std::int64_t pairs = spec.heads / spec.kv_heads * spec.seq_q * spec.seq_k;
+  Scratch memory(call.workspace);
+  BackwardScratch scratch = TakeScratch(call, memory);
+  scratch.bias = memory.Floats(pairs);
   AttentionGrad grad(call, scratch);
   for (std::int64_t kv_head = 0; kv_head < spec.kv_heads; ++kv_head) {
-    if (wants_bias) {
-      std::fill_n(scratch.bias, pairs, 0.0F);
-    }
+    std::fill_n(scratch.bias, pairs, 0.0F);
     for (std::int64_t sample = 0; sample < call.batch; ++sample) {
       grad.RunGroup(sample, kv_head);
     }
-    if (wants_bias) {
-      StoreFloats(scratch.bias, pairs, call.input_grads[3], kv_head * pairs);
-    }
+    StoreFloats(scratch.bias, pairs, call.input_grads[3], kv_head * pairs);
   }
+}
+
+}  // namespace
+
+void AttentionBackward(const ModelOpCall& call) {
+  ClearPartialGrads(call);
+  const OpSpec& spec = *call.spec;
+  const bool wants_bias = spec.has_bias && call.input_grads[3].data != nullptr;
+  if (wants_bias) {
+    BackwardWithBias(call);
+    return;
+  }
+  const std::int64_t group = spec.heads / spec.kv_heads;
+  ForEachPart(call.team, call.batch * spec.kv_heads, 1 + LeastHeads(spec) / (2 * group),
+              [&](std::int64_t first, std::int64_t last, std::size_t worker) {
+                Scratch memory(WorkspaceOf(call, worker));
+                AttentionGrad grad(call, TakeScratch(call, memory));
+                for (std::int64_t i = first; i < last; ++i) {
+                  grad.RunGroup(i / spec.kv_heads, i % spec.kv_heads);
+                }
+              });
 }
 
 }  // namespace shardwright

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 
 #include "executor/host/kernels/gemm.h"
@@ -20,17 +21,29 @@ struct PixelBlock {
   std::int64_t first = 0, count = 0;
 };
 
+// Of some images, each of which is one group of one sample.
 template <class F>
-void ForEachBlock(const ModelOpCall& call, const HostConvSizes& sizes, const F& f) {
+void ForEachBlock(const ModelOpCall& call, const HostConvSizes& sizes, std::int64_t first_image,
+                  std::int64_t last_image, const F& f) {
   PixelBlock block;
-  for (block.sample = 0; block.sample < call.batch; ++block.sample) {
-    for (block.group = 0; block.group < call.spec->groups; ++block.group) {
-      for (block.first = 0; block.first < sizes.pixels_out; block.first += sizes.pixels) {
-        block.count = std::min(sizes.pixels, sizes.pixels_out - block.first);
-        f(block);
-      }
+  for (std::int64_t image = first_image; image < last_image; ++image) {
+    block.sample = image / call.spec->groups;
+    block.group = image % call.spec->groups;
+    for (block.first = 0; block.first < sizes.pixels_out; block.first += sizes.pixels) {
+      block.count = std::min(sizes.pixels, sizes.pixels_out - block.first);
+      f(block);
     }
   }
+}
+
+std::int64_t Images(const ModelOpCall& call) {
+  return call.batch * call.spec->groups;
+}
+
+// Images that are worth a thread.
+std::int64_t LeastImages(const HostConvSizes& sizes) {
+  constexpr std::int64_t kLeastProducts = std::int64_t{1} << 20;
+  return 1 + kLeastProducts / (sizes.channels_out * sizes.pixels_out * sizes.taps);
 }
 
 // Neighbouring pixels of one output row under one tap: columns [column, column + count) of the
@@ -43,11 +56,13 @@ struct TapRun {
   std::int64_t element = 0;
 };
 
-// Calls f(run) for what lies inside the image, tap by tap and row by row.
+// Calls f(run) for what lies inside the image, tap by tap from `first` to before `last` and row by
+// row.
 template <class F>
-void ForEachRun(const OpSpec& spec, const HostConvSizes& sizes, const PixelBlock& block,
+void ForEachRun(const OpSpec& spec, const PixelBlock& block, std::int64_t first, std::int64_t last,
                 const F& f) {
-  for (std::int64_t tap = 0; tap < sizes.taps; ++tap) {
+  const std::int64_t pixels_in = spec.height * spec.width;
+  for (std::int64_t tap = first; tap < last; ++tap) {
     const std::int64_t channel = tap / (spec.kernel * spec.kernel);
     const std::int64_t shift_y = tap / spec.kernel % spec.kernel - spec.padding;
     const std::int64_t shift_x = tap % spec.kernel - spec.padding;
@@ -67,8 +82,7 @@ void ForEachRun(const OpSpec& spec, const HostConvSizes& sizes, const PixelBlock
       const std::int64_t end = std::min(row_end, row_begin + last_x);
       if (y >= 0 && y < spec.height && begin < end) {
         const std::int64_t x = (begin - row_begin) * spec.stride + shift_x;
-        f(TapRun{tap, begin - block.first, end - begin,
-                 channel * sizes.pixels_in + y * spec.width + x});
+        f(TapRun{tap, begin - block.first, end - begin, channel * pixels_in + y * spec.width + x});
       }
     }
   }
@@ -86,17 +100,16 @@ GemmOperand At(const void* data, DType dtype, std::int64_t element, std::int64_t
 }
 
 // (taps, pixels) of the block; `columns` is where it is unfolded, if it has to be. fp32 images of
-// 1 x 1 convolutions are read in place.
+// 1 x 1 convolutions are read in place. `team` shares the taps.
 GemmOperand Unfold(const ModelOpCall& call, const HostConvSizes& sizes, const PixelBlock& block,
-                   float* columns) {
+                   float* columns, Team* team) {
   const OpSpec& spec = *call.spec;
   const ConstView& x = call.inputs[0];
   const std::int64_t base = InputAt(sizes, spec, block);
   if (!sizes.unfolds) {
     return At(x.data, x.dtype, base + block.first, sizes.pixels_in, 1);
   }
-  std::fill_n(columns, sizes.taps * block.count, 0.0F);
-  ForEachRun(spec, sizes, block, [&](const TapRun& run) {
+  const auto unfold = [&](const TapRun& run) {
     float* const to = columns + run.tap * block.count + run.column;
     const std::int64_t element = base + run.element;
     if (spec.stride == 1) {
@@ -113,7 +126,12 @@ GemmOperand Unfold(const ModelOpCall& call, const HostConvSizes& sizes, const Pi
     for (std::int64_t i = 0; i < run.count; ++i) {
       LoadFloats(x, element + i * spec.stride, 1, to + i);
     }
-  });
+  };
+  ForEachPart(team, sizes.taps, LeastRows(block.count),
+              [&](std::int64_t first, std::int64_t last, std::size_t) {
+                std::fill_n(columns + first * block.count, (last - first) * block.count, 0.0F);
+                ForEachRun(spec, block, first, last, unfold);
+              });
   return {columns, DType::kFp32, block.count, 1};
 }
 
@@ -143,15 +161,14 @@ GemmOperand Weights(const ModelOpCall& call, const HostConvSizes& sizes, std::in
 void SetBias(const ModelOpCall& call, const HostConvSizes& sizes) {
   const OpSpec& spec = *call.spec;
   const View& y = call.outputs[0];
-  for (std::int64_t plane = 0; plane < call.batch * spec.out; ++plane) {
-    float bias = 0.0F;
-    LoadFloats(call.params[1], plane % spec.out, 1, &bias);
-    ForEachChunk(sizes.pixels_out, [&](std::int64_t begin, std::int64_t n) {
-      ChunkBuffer values;
-      std::fill_n(values.values.data(), n, bias);
-      StoreFloats(values.values.data(), n, y, plane * sizes.pixels_out + begin);
-    });
-  }
+  ForEachRowChunk(call.team, call.batch * spec.out, sizes.pixels_out,
+                  [&](std::int64_t plane, std::int64_t begin, std::int64_t n) {
+                    float bias = 0.0F;
+                    LoadFloats(call.params[1], plane % spec.out, 1, &bias);
+                    ChunkBuffer values;
+                    std::fill_n(values.values.data(), n, bias);
+                    StoreFloats(values.values.data(), n, y, plane * sizes.pixels_out + begin);
+                  });
 }
 
 void AddBiasGrad(const ModelOpCall& call, const HostConvSizes& sizes, float* sums) {
@@ -186,28 +203,30 @@ void WeightGrad(const ModelOpCall& call, const HostConvSizes& sizes) {
   const auto gemm =
       scratch.Take(HostGemmWorkspace(sizes.channels_out, sizes.taps, sizes.pixels, DType::kFp32));
   std::fill_n(sums, spec.out * sizes.taps, 0.0F);
-  ForEachBlock(call, sizes, [&](const PixelBlock& block) {
-    GemmOperand x = Unfold(call, sizes, block, columns);
+  // Sums go image by image, so threads share what is done for one block.
+  ForEachBlock(call, sizes, 0, Images(call), [&](const PixelBlock& block) {
+    GemmOperand x = Unfold(call, sizes, block, columns, call.team);
     std::swap(x.row_stride, x.column_stride);
     const OutputPlace place = PlaceOf(spec, sizes, block);
     HostGemm({sizes.channels_out, sizes.taps, block.count},
              At(dy.data, dy.dtype, place.element, place.channel_stride, place.pixel_stride), x,
              {sums + block.group * sizes.channels_out * sizes.taps, DType::kFp32, sizes.taps, true},
-             nullptr, gemm);
+             nullptr, gemm, call.team);
   });
   StoreParamGrad(sums, spec.out * sizes.taps, call.param_grads[0], 0);
 }
 
-void DataGrad(const ModelOpCall& call, const HostConvSizes& sizes) {
+void DataGrad(const ModelOpCall& call, const HostConvSizes& sizes, std::int64_t first,
+              std::int64_t last, std::span<std::byte> workspace) {
   const OpSpec& spec = *call.spec;
   const ConstView& dy = call.output_grads[0];
-  Scratch scratch(call.workspace);
+  Scratch scratch(workspace);
   float* const columns = scratch.Floats(sizes.taps * sizes.pixels);
   float* const image = scratch.Floats(sizes.channels_in * sizes.pixels_in);
   const auto gemm =
       scratch.Take(HostGemmWorkspace(sizes.taps, sizes.pixels, sizes.channels_out, DType::kFp32));
   const std::int64_t elements = sizes.channels_in * sizes.pixels_in;
-  ForEachBlock(call, sizes, [&](const PixelBlock& block) {
+  ForEachBlock(call, sizes, first, last, [&](const PixelBlock& block) {
     if (block.first == 0) {
       std::fill_n(image, elements, 0.0F);
     }
@@ -216,7 +235,7 @@ void DataGrad(const ModelOpCall& call, const HostConvSizes& sizes) {
              Weights(call, sizes, block.group, /*transposed=*/true),
              At(dy.data, dy.dtype, place.element, place.channel_stride, place.pixel_stride),
              {columns, DType::kFp32, block.count}, nullptr, gemm);
-    ForEachRun(spec, sizes, block, [&](const TapRun& run) {
+    ForEachRun(spec, block, 0, sizes.taps, [&](const TapRun& run) {
       const float* const from = columns + run.tap * block.count + run.column;
       float* const to = image + run.element;
       if (spec.stride == 1) {
@@ -233,26 +252,18 @@ void DataGrad(const ModelOpCall& call, const HostConvSizes& sizes) {
   });
 }
 
-}  // namespace
-
-void Conv2dForward(const ModelOpCall& call) {
+// Some images' outputs; `bias` is one number per column of a product, or null.
+void ForwardImages(const ModelOpCall& call, const HostConvSizes& sizes, std::int64_t first,
+                   std::int64_t last, const float* bias, Scratch scratch) {
   const OpSpec& spec = *call.spec;
-  const HostConvSizes sizes = ConvSizesOf(spec);
   const View& y = call.outputs[0];
-  Scratch scratch(call.workspace);
   float* const columns = scratch.Floats(sizes.taps * sizes.pixels);
-  float* const bias = scratch.Floats(spec.out);
   // Tokens are the product the other way round, where the bias is one per column.
   const auto gemm = scratch.Take(
       spec.tokens_out ? HostGemmWorkspace(sizes.pixels, sizes.channels_out, sizes.taps, y.dtype)
                       : HostGemmWorkspace(sizes.channels_out, sizes.pixels, sizes.taps, y.dtype));
-  if (spec.has_bias && spec.tokens_out) {
-    LoadFloats(call.params[1], 0, spec.out, bias);
-  } else if (spec.has_bias) {
-    SetBias(call, sizes);
-  }
-  ForEachBlock(call, sizes, [&](const PixelBlock& block) {
-    GemmOperand x = Unfold(call, sizes, block, columns);
+  ForEachBlock(call, sizes, first, last, [&](const PixelBlock& block) {
+    GemmOperand x = Unfold(call, sizes, block, columns, nullptr);
     const OutputPlace place = PlaceOf(spec, sizes, block);
     void* const to = static_cast<std::byte*>(y.data) + place.element * SizeOf(y.dtype);
     if (spec.tokens_out) {
@@ -260,7 +271,7 @@ void Conv2dForward(const ModelOpCall& call) {
       HostGemm({block.count, sizes.channels_out, sizes.taps}, x,
                Weights(call, sizes, block.group, /*transposed=*/true),
                {to, y.dtype, place.pixel_stride},
-               spec.has_bias ? bias + block.group * sizes.channels_out : nullptr, gemm);
+               bias == nullptr ? nullptr : bias + block.group * sizes.channels_out, gemm);
     } else {
       HostGemm({sizes.channels_out, block.count, sizes.taps},
                Weights(call, sizes, block.group, /*transposed=*/false), x,
@@ -269,10 +280,33 @@ void Conv2dForward(const ModelOpCall& call) {
   });
 }
 
+}  // namespace
+
+void Conv2dForward(const ModelOpCall& call) {
+  const OpSpec& spec = *call.spec;
+  const HostConvSizes sizes = ConvSizesOf(spec);
+  if (spec.has_bias && !spec.tokens_out) {
+    SetBias(call, sizes);
+  }
+  ForEachPart(call.team, Images(call), LeastImages(sizes),
+              [&](std::int64_t first, std::int64_t last, std::size_t worker) {
+                Scratch scratch(WorkspaceOf(call, worker));
+                float* const bias = scratch.Floats(spec.out);
+                if (spec.has_bias && spec.tokens_out) {
+                  LoadFloats(call.params[1], 0, spec.out, bias);
+                }
+                ForwardImages(call, sizes, first, last,
+                              spec.has_bias && spec.tokens_out ? bias : nullptr, scratch);
+              });
+}
+
 void Conv2dBackward(const ModelOpCall& call) {
   const HostConvSizes sizes = ConvSizesOf(*call.spec);
   if (call.input_grads[0].data != nullptr) {
-    DataGrad(call, sizes);
+    ForEachPart(call.team, Images(call), LeastImages(sizes),
+                [&](std::int64_t first, std::int64_t last, std::size_t worker) {
+                  DataGrad(call, sizes, first, last, WorkspaceOf(call, worker));
+                });
   }
   if (!call.param_grads.empty() && call.param_grads[0].view.data != nullptr) {
     WeightGrad(call, sizes);

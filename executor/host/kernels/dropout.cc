@@ -48,23 +48,23 @@ SHARDWRIGHT_CLONES void RunRounds(std::uint32_t key0, std::uint32_t key1, Blocks
 void Apply(const ModelOpCall& call, const ConstView& x, const View& y) {
   const OpSpec& spec = *call.spec;
   const std::int64_t elements = spec.rows * spec.in;
-  for (std::int64_t sample = 0; sample < call.batch; ++sample) {
-    ForEachChunk(elements, [&](std::int64_t begin, std::int64_t n) {
-      ChunkBuffer x_buffer;
-      ChunkBuffer y_buffer;
-      ChunkBuffer factors;
-      const std::int64_t offset = sample * elements + begin;
-      const float* const values = ReadFloats(x, offset, n, x_buffer.values.data());
-      float* const result = ResultFloats(y, offset, y_buffer.values.data());
-      if (call.is_training) {
-        DropoutFactors(call.dropout, {sample, begin, n}, spec.dropout_p, factors.values.data());
-        VectorProduct(values, factors.values.data(), result, n);
-      } else {
-        std::copy_n(values, n, result);
-      }
-      FinishFloats(result, n, y, offset);
-    });
-  }
+  ForEachRowChunk(
+      call.team, call.batch, elements,
+      [&](std::int64_t sample, std::int64_t begin, std::int64_t n) {
+        ChunkBuffer x_buffer;
+        ChunkBuffer y_buffer;
+        ChunkBuffer factors;
+        const std::int64_t offset = sample * elements + begin;
+        const float* const values = ReadFloats(x, offset, n, x_buffer.values.data());
+        float* const result = ResultFloats(y, offset, y_buffer.values.data());
+        if (call.is_training) {
+          DropoutFactors(call.dropout, {sample, begin, n}, spec.dropout_p, factors.values.data());
+          VectorProduct(values, factors.values.data(), result, n);
+        } else {
+          std::copy_n(values, n, result);
+        }
+        FinishFloats(result, n, y, offset);
+      });
 }
 
 }  // namespace

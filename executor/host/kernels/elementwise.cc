@@ -20,8 +20,8 @@ SHARDWRIGHT_CLONES void Sum(const float* x, const float* y, float* z, std::int64
 
 // z = f(x) over whole tensors, f(const float* x, float* z, n) on chunks.
 template <class F>
-void MapOne(const ConstView& x, const View& z, const F& f) {
-  ForEachChunk(z.elements, [&](std::int64_t begin, std::int64_t count) {
+void MapOne(Team* team, const ConstView& x, const View& z, const F& f) {
+  ForEachChunk(team, z.elements, [&](std::int64_t begin, std::int64_t count) {
     ChunkBuffer x_buffer;
     ChunkBuffer z_buffer;
     float* const result = ResultFloats(z, begin, z_buffer.values.data());
@@ -33,9 +33,9 @@ void MapOne(const ConstView& x, const View& z, const F& f) {
 // z = f(x, y), where y may have fewer elements: it then stands for itself repeated (what all
 // samples share).
 template <class F>
-void MapTwo(const ConstView& x, const ConstView& y, const View& z, const F& f) {
+void MapTwo(Team* team, const ConstView& x, const ConstView& y, const View& z, const F& f) {
   for (std::int64_t start = 0; start < z.elements; start += y.elements) {
-    ForEachChunk(y.elements, [&](std::int64_t begin, std::int64_t count) {
+    ForEachChunk(team, y.elements, [&](std::int64_t begin, std::int64_t count) {
       ChunkBuffer x_buffer;
       ChunkBuffer y_buffer;
       ChunkBuffer z_buffer;
@@ -47,8 +47,9 @@ void MapTwo(const ConstView& x, const ConstView& y, const View& z, const F& f) {
   }
 }
 
-void Copy(const ConstView& x, const View& z) {
-  MapOne(x, z, [](const float* from, float* to, std::int64_t n) { std::copy_n(from, n, to); });
+void Copy(Team* team, const ConstView& x, const View& z) {
+  MapOne(team, x, z,
+         [](const float* from, float* to, std::int64_t n) { std::copy_n(from, n, to); });
 }
 
 // (channels, height, width) times one number per channel, as squeeze and excitation has it.
@@ -61,11 +62,10 @@ bool ScalesChannels(const ModelOpCall& call) {
 template <class F>
 void MapPlanes(const ModelOpCall& call, const F& f) {
   const std::int64_t plane = call.spec->rows;
-  for (std::int64_t channel = 0; channel < call.batch * call.spec->in; ++channel) {
-    ForEachChunk(plane, [&](std::int64_t begin, std::int64_t count) {
-      f(channel, channel * plane + begin, count);
-    });
-  }
+  ForEachRowChunk(call.team, call.batch * call.spec->in, plane,
+                  [&](std::int64_t channel, std::int64_t begin, std::int64_t count) {
+                    f(channel, channel * plane + begin, count);
+                  });
 }
 
 void ChannelScaleGrad(const ModelOpCall& call) {
@@ -120,16 +120,16 @@ GatedRows RowsOfGated(const ModelOpCall& call, std::int64_t elements) {
 
 void ActivationForward(const ModelOpCall& call) {
   const Activation function = call.spec->activation;
-  MapOne(call.inputs[0], call.outputs[0], [function](const float* x, float* y, std::int64_t n) {
-    VectorActivate(function, x, y, n);
-  });
+  MapOne(
+      call.team, call.inputs[0], call.outputs[0],
+      [function](const float* x, float* y, std::int64_t n) { VectorActivate(function, x, y, n); });
 }
 
 void ActivationBackward(const ModelOpCall& call) {
   const Activation function = call.spec->activation;
   const ConstView kept =
       ActivationKeepsResult(function) ? AsConst(call.outputs[0]) : call.inputs[0];
-  MapTwo(kept, call.output_grads[0], call.input_grads[0],
+  MapTwo(call.team, kept, call.output_grads[0], call.input_grads[0],
          [function](const float* x, const float* dy, float* dx, std::int64_t n) {
            VectorActivateGrad(function, x, dy, dx, n);
          });
@@ -139,24 +139,24 @@ void GatedActivationForward(const ModelOpCall& call) {
   const Activation function = call.spec->activation;
   const View& y = call.outputs[0];
   const GatedRows rows = RowsOfGated(call, y.elements);
-  for (std::int64_t row = 0; row < rows.count; ++row) {
-    ForEachChunk(rows.features, [&](std::int64_t begin, std::int64_t n) {
-      ChunkBuffer gate_buffer;
-      ChunkBuffer up_buffer;
-      ChunkBuffer y_buffer;
-      ChunkBuffer activated;
-      const std::int64_t at = row * rows.stride + begin;
-      const std::int64_t y_at = row * rows.features + begin;
-      float* const result = ResultFloats(y, y_at, y_buffer.values.data());
-      VectorActivate(function, ReadFloats(call.inputs[0], at, n, gate_buffer.values.data()),
-                     activated.values.data(), n);
-      VectorProduct(
-          activated.values.data(),
-          ReadFloats(call.inputs[rows.up], rows.up_first + at, n, up_buffer.values.data()), result,
-          n);
-      FinishFloats(result, n, y, y_at);
-    });
-  }
+  ForEachRowChunk(
+      call.team, rows.count, rows.features,
+      [&](std::int64_t row, std::int64_t begin, std::int64_t n) {
+        ChunkBuffer gate_buffer;
+        ChunkBuffer up_buffer;
+        ChunkBuffer y_buffer;
+        ChunkBuffer activated;
+        const std::int64_t at = row * rows.stride + begin;
+        const std::int64_t y_at = row * rows.features + begin;
+        float* const result = ResultFloats(y, y_at, y_buffer.values.data());
+        VectorActivate(function, ReadFloats(call.inputs[0], at, n, gate_buffer.values.data()),
+                       activated.values.data(), n);
+        VectorProduct(
+            activated.values.data(),
+            ReadFloats(call.inputs[rows.up], rows.up_first + at, n, up_buffer.values.data()),
+            result, n);
+        FinishFloats(result, n, y, y_at);
+      });
 }
 
 void GatedActivationBackward(const ModelOpCall& call) {
@@ -165,39 +165,41 @@ void GatedActivationBackward(const ModelOpCall& call) {
   const GatedRows rows = RowsOfGated(call, dy.elements);
   const View& dgate = call.input_grads[0];
   const View& dup = call.input_grads[rows.up];
-  for (std::int64_t row = 0; row < rows.count; ++row) {
-    ForEachChunk(rows.features, [&](std::int64_t begin, std::int64_t n) {
-      ChunkBuffer gate_buffer;
-      ChunkBuffer up_buffer;
-      ChunkBuffer dy_buffer;
-      ChunkBuffer activated;
-      ChunkBuffer result;
-      const std::int64_t at = row * rows.stride + begin;
-      const std::int64_t up_at = rows.up_first + at;
-      const float* const gate = ReadFloats(call.inputs[0], at, n, gate_buffer.values.data());
-      const float* const up = ReadFloats(call.inputs[rows.up], up_at, n, up_buffer.values.data());
-      const float* const grad =
-          ReadFloats(dy, row * rows.features + begin, n, dy_buffer.values.data());
-      VectorActivate(function, gate, activated.values.data(), n);
-      if (dup.data != nullptr) {
-        VectorProduct(grad, activated.values.data(), result.values.data(), n);
-        StoreFloats(result.values.data(), n, dup, up_at);
-      }
-      if (dgate.data != nullptr) {
-        VectorProduct(grad, up, result.values.data(), n);
-        const float* const kept = ActivationKeepsResult(function) ? activated.values.data() : gate;
-        VectorActivateGrad(function, kept, result.values.data(), result.values.data(), n);
-        StoreFloats(result.values.data(), n, dgate, at);
-      }
-    });
-  }
+  ForEachRowChunk(
+      call.team, rows.count, rows.features,
+      [&](std::int64_t row, std::int64_t begin, std::int64_t n) {
+        ChunkBuffer gate_buffer;
+        ChunkBuffer up_buffer;
+        ChunkBuffer dy_buffer;
+        ChunkBuffer activated;
+        ChunkBuffer result;
+        const std::int64_t at = row * rows.stride + begin;
+        const std::int64_t up_at = rows.up_first + at;
+        const float* const gate = ReadFloats(call.inputs[0], at, n, gate_buffer.values.data());
+        const float* const up = ReadFloats(call.inputs[rows.up], up_at, n, up_buffer.values.data());
+        const float* const grad =
+            ReadFloats(dy, row * rows.features + begin, n, dy_buffer.values.data());
+        VectorActivate(function, gate, activated.values.data(), n);
+        if (dup.data != nullptr) {
+          VectorProduct(grad, activated.values.data(), result.values.data(), n);
+          StoreFloats(result.values.data(), n, dup, up_at);
+        }
+        if (dgate.data != nullptr) {
+          VectorProduct(grad, up, result.values.data(), n);
+          const float* const kept =
+              ActivationKeepsResult(function) ? activated.values.data() : gate;
+          VectorActivateGrad(function, kept, result.values.data(), result.values.data(), n);
+          StoreFloats(result.values.data(), n, dgate, at);
+        }
+      });
 }
 
 void AddForward(const ModelOpCall& call) {
   const ConstView& other = call.spec->has_bias ? call.params[0] : call.inputs[1];
   // A table that the samples share may stand on either side.
   const bool swap = other.elements > call.inputs[0].elements;
-  MapTwo(swap ? other : call.inputs[0], swap ? call.inputs[0] : other, call.outputs[0], Sum);
+  MapTwo(call.team, swap ? other : call.inputs[0], swap ? call.inputs[0] : other, call.outputs[0],
+         Sum);
 }
 
 // The gradient goes on unchanged to every operand that is as large as the sum; one that the samples
@@ -205,7 +207,7 @@ void AddForward(const ModelOpCall& call) {
 void AddBackward(const ModelOpCall& call) {
   const ConstView& dy = call.output_grads[0];
   const auto sum_into = [&](std::int64_t elements, const auto& store) {
-    ForEachChunk(elements, [&](std::int64_t begin, std::int64_t n) {
+    ForEachChunk(call.team, elements, [&](std::int64_t begin, std::int64_t n) {
       ChunkBuffer total;
       std::fill_n(total.values.data(), n, 0.0F);
       for (std::int64_t start = 0; start < dy.elements; start += elements) {
@@ -221,7 +223,7 @@ void AddBackward(const ModelOpCall& call) {
       continue;
     }
     if (dx.elements == dy.elements) {
-      Copy(dy, dx);
+      Copy(call.team, dy, dx);
     } else {
       sum_into(dx.elements, [&](const float* values, std::int64_t begin, std::int64_t n) {
         StoreFloats(values, n, dx, begin);
@@ -239,7 +241,7 @@ void AddBackward(const ModelOpCall& call) {
 
 void MulForward(const ModelOpCall& call) {
   if (!ScalesChannels(call)) {
-    MapTwo(call.inputs[0], call.inputs[1], call.outputs[0], VectorProduct);
+    MapTwo(call.team, call.inputs[0], call.inputs[1], call.outputs[0], VectorProduct);
     return;
   }
   MapPlanes(call, [&](std::int64_t channel, std::int64_t begin, std::int64_t count) {
@@ -259,20 +261,21 @@ void MulBackward(const ModelOpCall& call) {
   }
   for (std::size_t i = 0; i < 2; ++i) {
     if (call.input_grads[i].data != nullptr) {
-      MapTwo(call.output_grads[0], call.inputs[1 - i], call.input_grads[i], VectorProduct);
+      MapTwo(call.team, call.output_grads[0], call.inputs[1 - i], call.input_grads[i],
+             VectorProduct);
     }
   }
 }
 
 void ScaleForward(const ModelOpCall& call) {
   const auto factor = static_cast<float>(call.spec->factor);
-  MapOne(call.inputs[0], call.outputs[0],
+  MapOne(call.team, call.inputs[0], call.outputs[0],
          [factor](const float* x, float* y, std::int64_t n) { VectorScale(factor, x, y, n); });
 }
 
 void ScaleBackward(const ModelOpCall& call) {
   const auto factor = static_cast<float>(call.spec->factor);
-  MapOne(call.output_grads[0], call.input_grads[0],
+  MapOne(call.team, call.output_grads[0], call.input_grads[0],
          [factor](const float* dy, float* dx, std::int64_t n) { VectorScale(factor, dy, dx, n); });
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -42,6 +43,30 @@ void AddGradientRows(const RowSum& sum, std::int64_t row, std::int64_t begin, st
   }
 }
 
+using Entry = std::pair<std::int64_t, std::int64_t>;  // table row, position
+
+// Features [first, end) of the gradients of all table rows.
+void SumLists(const RowSum& sum, std::span<const Entry> entries, const OpSpec& spec,
+              std::int64_t first, std::int64_t end, const ParamGrad& grad) {
+  for (std::size_t i = 0; i < entries.size();) {
+    const std::int64_t row = entries[i].first;
+    std::size_t last = i;
+    while (last < entries.size() && entries[last].first == row) {
+      ++last;
+    }
+    ForEachChunk(
+        row == spec.padding_row ? 0 : end - first, [&](std::int64_t begin, std::int64_t count) {
+          ChunkBuffer total;
+          std::fill_n(total.values.data(), count, 0.0F);
+          for (std::size_t k = i; k < last; ++k) {
+            AddGradientRows(sum, entries[k].second, first + begin, count, total.values.data());
+          }
+          StoreParamGrad(total.values.data(), count, grad, row * spec.out + first + begin);
+        });
+    i = last;
+  }
+}
+
 }  // namespace
 
 void EmbeddingForward(const ModelOpCall& call) {
@@ -49,14 +74,13 @@ void EmbeddingForward(const ModelOpCall& call) {
   const std::int64_t rows = call.batch * spec.rows;
   const ConstView& table = call.params[0];
   const View& y = call.outputs[0];
-  for (std::int64_t i = 0; i < rows; ++i) {
-    const std::int64_t row = TableRow(spec, call.inputs[0], i);
-    ForEachChunk(spec.out, [&](std::int64_t begin, std::int64_t count) {
-      ChunkBuffer buffer;
-      const float* const x = ReadFloats(table, row * spec.out + begin, count, buffer.values.data());
-      StoreFloats(x, count, y, i * spec.out + begin);
-    });
-  }
+  ForEachRowChunk(call.team, rows, spec.out,
+                  [&](std::int64_t i, std::int64_t begin, std::int64_t count) {
+                    ChunkBuffer buffer;
+                    const std::int64_t at = TableRow(spec, call.inputs[0], i) * spec.out + begin;
+                    StoreFloats(ReadFloats(table, at, count, buffer.values.data()), count, y,
+                                i * spec.out + begin);
+                  });
 }
 
 // Positions are sorted by id; each table row with gradients then gets one sum, in fp32 and in the
@@ -70,7 +94,6 @@ void EmbeddingBackward(const ModelOpCall& call) {
   const ParamGrad& grad = call.param_grads[0];
   const ConstView& dy = call.output_grads[0];
   const RowSum sum{dy, spec.out, rows, dy.elements / (rows * spec.out)};
-  using Entry = std::pair<std::int64_t, std::int64_t>;  // table row, position
   Scratch scratch(call.workspace);
   auto* const entries = reinterpret_cast<Entry*>(scratch.Integers(2 * rows));
   for (std::int64_t i = 0; i < rows; ++i) {
@@ -78,28 +101,16 @@ void EmbeddingBackward(const ModelOpCall& call) {
   }
   std::sort(entries, entries + rows);
   if (!grad.accumulate) {
-    std::fill_n(static_cast<std::byte*>(grad.view.data),
-                spec.vocab * spec.out * SizeOf(grad.view.dtype), std::byte{0});
-  }
-  for (std::int64_t first = 0; first < rows;) {
-    std::int64_t last = first;
-    while (last < rows && entries[last].first == entries[first].first) {
-      ++last;
-    }
-    if (entries[first].first == spec.padding_row) {
-      first = last;
-      continue;
-    }
-    ForEachChunk(spec.out, [&](std::int64_t begin, std::int64_t count) {
-      ChunkBuffer total;
-      std::fill_n(total.values.data(), count, 0.0F);
-      for (std::int64_t i = first; i < last; ++i) {
-        AddGradientRows(sum, entries[i].second, begin, count, total.values.data());
-      }
-      StoreParamGrad(total.values.data(), count, grad, entries[first].first * spec.out + begin);
+    const std::int64_t size = SizeOf(grad.view.dtype);
+    ForEachChunk(call.team, spec.vocab * spec.out, [&](std::int64_t begin, std::int64_t count) {
+      std::fill_n(static_cast<std::byte*>(grad.view.data) + begin * size, count * size,
+                  std::byte{0});
     });
-    first = last;
   }
+  const std::int64_t least = std::max<std::int64_t>(kLeastColumns, LeastRows(rows));
+  ForEachPart(call.team, spec.out, least, [&](std::int64_t begin, std::int64_t end, std::size_t) {
+    SumLists(sum, std::span(entries, static_cast<std::size_t>(rows)), spec, begin, end, grad);
+  });
 }
 
 }  // namespace shardwright

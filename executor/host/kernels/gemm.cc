@@ -264,19 +264,9 @@ void RoundTile(const float* tile, std::int64_t rows, std::int64_t columns, const
   }
 }
 
-}  // namespace
-
-void LoadHostProducts() {
-#if SHARDWRIGHT_OPENBLAS
-  (void)Blas();
-#endif
-}
-
-void HostGemm(const GemmSize& size, const GemmOperand& a, const GemmOperand& b, const GemmResult& c,
-              const float* bias, std::span<std::byte> workspace) {
-  SW_CHECK(size.m >= 1 && size.n >= 1 && size.k >= 1, "a matrix product without elements");
-  SW_CHECK(!(c.accumulate && bias != nullptr), "a bias is added to new results only");
-  SW_CHECK(c.row_stride >= size.n || size.m == 1, "rows of a result that overlap");
+// What one thread multiplies.
+void MultiplyPart(const GemmSize& size, const GemmOperand& a, const GemmOperand& b,
+                  const GemmResult& c, const float* bias, std::span<std::byte> workspace) {
   const std::int64_t rows = std::min(kGemmBlockM, size.m);
   const std::int64_t columns = std::min(kGemmBlockN, size.n);
   const std::int64_t depth = std::min(kGemmBlockK, size.k);
@@ -298,6 +288,42 @@ void HostGemm(const GemmSize& size, const GemmOperand& a, const GemmOperand& b, 
       RoundTile(tile, part.m, part.n, c, row * c.row_stride + column);
     }
   }
+}
+
+}  // namespace
+
+void LoadHostProducts() {
+#if SHARDWRIGHT_OPENBLAS
+  (void)Blas();
+#endif
+}
+
+// Threads share rows or columns of the result, whichever are more, in groups that OpenBLAS's inner
+// loops take whole.
+void HostGemm(const GemmSize& size, const GemmOperand& a, const GemmOperand& b, const GemmResult& c,
+              const float* bias, std::span<std::byte> workspace, Team* team) {
+  SW_CHECK(size.m >= 1 && size.n >= 1 && size.k >= 1, "a matrix product without elements");
+  SW_CHECK(!(c.accumulate && bias != nullptr), "a bias is added to new results only");
+  SW_CHECK(c.row_stride >= size.n || size.m == 1, "rows of a result that overlap");
+  constexpr std::int64_t kGroup = 64;
+  constexpr std::int64_t kLeastProducts = std::int64_t{1} << 21;  // some 40 us of a thread
+  const bool by_rows = size.m > size.n;
+  const std::int64_t length = by_rows ? size.m : size.n;
+  const std::int64_t products = std::min(length, kGroup) * (by_rows ? size.n : size.m) * size.k;
+  ForEachPart(team, (length + kGroup - 1) / kGroup, kLeastProducts / products + 1,
+              [&](std::int64_t begin, std::int64_t end, std::size_t worker) {
+                const std::int64_t first = begin * kGroup;
+                const std::int64_t count = std::min(end * kGroup, length) - first;
+                GemmSize part = size;
+                GemmResult result = c;
+                (by_rows ? part.m : part.n) = count;
+                result.data = static_cast<std::byte*>(c.data) +
+                              first * (by_rows ? c.row_stride : 1) * SizeOf(c.dtype);
+                MultiplyPart(part, by_rows ? Shifted(a, first, 0) : a,
+                             by_rows ? b : Shifted(b, 0, first), result,
+                             bias == nullptr || by_rows ? bias : bias + first,
+                             worker == 0 ? workspace : team->Memory(worker, workspace.size()));
+              });
 }
 
 }  // namespace shardwright

@@ -1,14 +1,16 @@
 #pragma once
 
-// Matrix product of any dtypes and strides on one thread, by the sgemm of OpenBLAS. What must be
-// converted for it is so in the caller's workspace. Equal sizes, strides and dtypes give equal bits
-// on one machine: OpenBLAS chooses its loops by the processor and the sizes. It is loaded when it
-// is first needed, since it maps memory and starts threads by the number of processors.
+// Matrix product of any dtypes and strides, by the sgemm of OpenBLAS on each of its threads. What
+// must be converted for it is so in the caller's workspace. Equal sizes, strides, dtypes and
+// numbers of threads give equal bits on one machine: OpenBLAS chooses its loops by the processor
+// and the sizes. It is loaded when it is first needed, since it maps memory and starts threads by
+// the number of processors.
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "core/parallel.h"
 #include "core/units.h"
 
 namespace shardwright {
@@ -42,9 +44,9 @@ struct GemmSize {
 void LoadHostProducts();
 
 // c = a (m, k) * b (k, n), and the n numbers of `bias` added to every row (null: none), all summed
-// in fp32. `workspace`: HostGemmWorkspace (models/kernels/host.h) bytes, 64-byte aligned. Requires
-// m, n, k >= 1.
+// in fp32. `workspace`: HostGemmWorkspace (models/kernels/host.h) bytes, 64-byte aligned. `team`
+// (null: the calling thread alone) shares the product. Requires m, n, k >= 1.
 void HostGemm(const GemmSize& size, const GemmOperand& a, const GemmOperand& b, const GemmResult& c,
-              const float* bias, std::span<std::byte> workspace);
+              const float* bias, std::span<std::byte> workspace, Team* team = nullptr);
 
 }  // namespace shardwright

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 #include "executor/host/kernels/clones.h"
 #include "executor/host/kernels/kernels.h"
@@ -58,16 +59,25 @@ float AverageFactor(const OpSpec& spec) {
   return 1.0F / static_cast<float>(n);
 }
 
-}  // namespace
+// Calls f(call, first, last, workspace) for parts of the planes, which threads share.
+template <class F>
+void SharePlanes(const ModelOpCall& call, const F& f) {
+  const OpSpec& spec = *call.spec;
+  ForEachPart(call.team, call.batch * spec.in, LeastRows(std::max(PlaneIn(spec), PlaneOut(spec))),
+              [&](std::int64_t first, std::int64_t last, std::size_t worker) {
+                f(call, first, last, WorkspaceOf(call, worker));
+              });
+}
 
 // Keeps where in its plane each maximum was; the first one of equals, as PyTorch.
-void MaxPoolForward(const ModelOpCall& call) {
+void MaxPoolForwardPlanes(const ModelOpCall& call, std::int64_t first, std::int64_t last,
+                          std::span<std::byte> workspace) {
   const OpSpec& spec = *call.spec;
-  Scratch scratch(call.workspace);
+  Scratch scratch(workspace);
   float* const in_buffer = scratch.Floats(PlaneIn(spec));
   float* const out_buffer = scratch.Floats(PlaneOut(spec));
   auto* const places = reinterpret_cast<std::int32_t*>(call.saved.data());
-  for (std::int64_t plane = 0; plane < call.batch * spec.in; ++plane) {
+  for (std::int64_t plane = first; plane < last; ++plane) {
     const float* const x =
         ReadFloats(call.inputs[0], plane * PlaneIn(spec), PlaneIn(spec), in_buffer);
     ForEachWindow(spec, [&](std::int64_t out, const Window& w) {
@@ -89,13 +99,14 @@ void MaxPoolForward(const ModelOpCall& call) {
   }
 }
 
-void MaxPoolBackward(const ModelOpCall& call) {
+void MaxPoolBackwardPlanes(const ModelOpCall& call, std::int64_t first, std::int64_t last,
+                           std::span<std::byte> workspace) {
   const OpSpec& spec = *call.spec;
-  Scratch scratch(call.workspace);
+  Scratch scratch(workspace);
   float* const in_buffer = scratch.Floats(PlaneIn(spec));
   float* const out_buffer = scratch.Floats(PlaneOut(spec));
   const auto* const places = reinterpret_cast<const std::int32_t*>(call.saved.data());
-  for (std::int64_t plane = 0; plane < call.batch * spec.in; ++plane) {
+  for (std::int64_t plane = first; plane < last; ++plane) {
     const std::int64_t at = plane * PlaneOut(spec);
     const float* const dy = ReadFloats(call.output_grads[0], at, PlaneOut(spec), out_buffer);
     std::fill_n(in_buffer, PlaneIn(spec), 0.0F);
@@ -106,13 +117,14 @@ void MaxPoolBackward(const ModelOpCall& call) {
   }
 }
 
-void AvgPoolForward(const ModelOpCall& call) {
+void AvgPoolForwardPlanes(const ModelOpCall& call, std::int64_t first, std::int64_t last,
+                          std::span<std::byte> workspace) {
   const OpSpec& spec = *call.spec;
-  Scratch scratch(call.workspace);
+  Scratch scratch(workspace);
   float* const in_buffer = scratch.Floats(PlaneIn(spec));
   float* const out_buffer = scratch.Floats(PlaneOut(spec));
   const float factor = AverageFactor(spec);
-  for (std::int64_t plane = 0; plane < call.batch * spec.in; ++plane) {
+  for (std::int64_t plane = first; plane < last; ++plane) {
     const float* const x =
         ReadFloats(call.inputs[0], plane * PlaneIn(spec), PlaneIn(spec), in_buffer);
     ForEachWindow(spec, [&](std::int64_t out, const Window& w) {
@@ -126,13 +138,14 @@ void AvgPoolForward(const ModelOpCall& call) {
   }
 }
 
-void AvgPoolBackward(const ModelOpCall& call) {
+void AvgPoolBackwardPlanes(const ModelOpCall& call, std::int64_t first, std::int64_t last,
+                           std::span<std::byte> workspace) {
   const OpSpec& spec = *call.spec;
-  Scratch scratch(call.workspace);
+  Scratch scratch(workspace);
   float* const in_buffer = scratch.Floats(PlaneIn(spec));
   float* const out_buffer = scratch.Floats(PlaneOut(spec));
   const float factor = AverageFactor(spec);
-  for (std::int64_t plane = 0; plane < call.batch * spec.in; ++plane) {
+  for (std::int64_t plane = first; plane < last; ++plane) {
     const float* const dy =
         ReadFloats(call.output_grads[0], plane * PlaneOut(spec), PlaneOut(spec), out_buffer);
     std::fill_n(in_buffer, PlaneIn(spec), 0.0F);
@@ -145,6 +158,24 @@ void AvgPoolBackward(const ModelOpCall& call) {
     });
     StoreFloats(in_buffer, PlaneIn(spec), call.input_grads[0], plane * PlaneIn(spec));
   }
+}
+
+}  // namespace
+
+void MaxPoolForward(const ModelOpCall& call) {
+  SharePlanes(call, MaxPoolForwardPlanes);
+}
+
+void MaxPoolBackward(const ModelOpCall& call) {
+  SharePlanes(call, MaxPoolBackwardPlanes);
+}
+
+void AvgPoolForward(const ModelOpCall& call) {
+  SharePlanes(call, AvgPoolForwardPlanes);
+}
+
+void AvgPoolBackward(const ModelOpCall& call) {
+  SharePlanes(call, AvgPoolBackwardPlanes);
 }
 
 namespace {
@@ -204,16 +235,27 @@ ChannelMoments MeasureChannel(const ModelOpCall& call, std::int64_t channel) {
   return m;
 }
 
+// Calls f(channel) for every channel; threads share them.
+template <class F>
+void ShareChannels(const ModelOpCall& call, const F& f) {
+  ForEachPart(call.team, call.spec->in, LeastRows(call.batch * PlaneIn(*call.spec)),
+              [&](std::int64_t first, std::int64_t last, std::size_t) {
+                for (std::int64_t channel = first; channel < last; ++channel) {
+                  f(channel);
+                }
+              });
+}
+
 // A rank's part of the exchange: means, squares, the count of elements per channel.
 void WriteMoments(const ModelOpCall& call) {
   const std::int64_t channels = call.spec->in;
   auto* const mine = reinterpret_cast<float*>(call.exchange.data());
-  for (std::int64_t channel = 0; channel < channels; ++channel) {
+  ShareChannels(call, [&](std::int64_t channel) {
     const ChannelMoments m = MeasureChannel(call, channel);
     mine[channel] = static_cast<float>(m.mean);
     mine[channels + channel] = static_cast<float>(m.squares);
-    mine[2 * channels] = static_cast<float>(m.count);
-  }
+  });
+  mine[2 * channels] = static_cast<float>(call.batch * PlaneIn(*call.spec));
 }
 
 // The moments of all ranks together, by Chan, Golub and LeVeque's rule, in the ranks' order.
@@ -248,7 +290,7 @@ ChannelStatistics StatisticsOf(const ModelOpCall& call, std::int64_t channel) {
     const auto unbiased = static_cast<float>(m.squares / std::max(1.0, m.count - 1.0));
     running[spec.in] += kMomentum * (unbiased - running[spec.in]);
   }
-  if (call.part == OpPart::kAfterExchange) {  // backward divides by it
+  if (call.part == OpPart::kAfterExchange && channel == 0) {  // backward divides by it
     reinterpret_cast<float*>(call.saved.data())[2 * spec.in] = static_cast<float>(m.count);
   }
   return {static_cast<float>(m.mean),
@@ -272,7 +314,7 @@ void BatchNormForward(const ModelOpCall& call) {
     return;
   }
   auto* const means = reinterpret_cast<float*>(call.saved.data());
-  for (std::int64_t channel = 0; channel < spec.in; ++channel) {
+  ShareChannels(call, [&](std::int64_t channel) {
     const ChannelStatistics s = StatisticsOf(call, channel);
     means[channel] = s.mean;
     means[spec.in + channel] = s.inverse;
@@ -286,7 +328,7 @@ void BatchNormForward(const ModelOpCall& call) {
       FinishFloats(y, n, call.outputs[0], at);
       return 0.0F;
     });
-  }
+  });
 }
 
 namespace {
@@ -355,7 +397,7 @@ void BatchNormBackward(const ModelOpCall& call) {
   if (call.part == OpPart::kAfterExchange) {
     n = static_cast<double>(reinterpret_cast<const float*>(call.saved.data())[2 * channels]);
   }
-  for (std::int64_t channel = 0; channel < channels; ++channel) {
+  ShareChannels(call, [&](std::int64_t channel) {
     ChannelSums sums;
     if (call.part == OpPart::kAfterExchange) {
       sums = {static_cast<double>(exchange[channel]),
@@ -369,7 +411,7 @@ void BatchNormBackward(const ModelOpCall& call) {
     } else if (call.input_grads[0].data != nullptr) {
       WriteInputGradient(call, channel, {sums.product / n, sums.sum / n});
     }
-  }
+  });
 }
 
 }  // namespace shardwright

@@ -20,16 +20,21 @@ GemmOperand Transposed(const ConstView& view, std::int64_t columns) {
   return {view.data, view.dtype, 1, columns};
 }
 
-// sums[j] = sum over rows of dy[i][j].
-void SumRows(const ConstView& dy, std::int64_t rows, std::int64_t columns, float* sums) {
+// sums[j] = sum over rows of dy[i][j]. Threads share the columns.
+void SumRows(Team* team, const ConstView& dy, std::int64_t rows, std::int64_t columns,
+             float* sums) {
   std::fill_n(sums, columns, 0.0F);
-  for (std::int64_t row = 0; row < rows; ++row) {
-    ForEachChunk(columns, [&](std::int64_t begin, std::int64_t count) {
-      ChunkBuffer buffer;
-      VectorAdd(1.0F, ReadFloats(dy, row * columns + begin, count, buffer.values.data()),
-                sums + begin, count);
-    });
-  }
+  const std::int64_t least = std::max<std::int64_t>(kLeastColumns, LeastRows(rows));
+  ForEachPart(team, columns, least, [&](std::int64_t first, std::int64_t last, std::size_t) {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      ForEachChunk(last - first, [&](std::int64_t begin, std::int64_t count) {
+        ChunkBuffer buffer;
+        const std::int64_t column = first + begin;
+        VectorAdd(1.0F, ReadFloats(dy, row * columns + column, count, buffer.values.data()),
+                  sums + column, count);
+      });
+    }
+  });
 }
 
 }  // namespace
@@ -47,7 +52,7 @@ void LinearForward(const ModelOpCall& call) {
   HostGemm({rows, spec.out, spec.in}, RowMajor(call.inputs[0], spec.in),
            spec.transposed ? RowMajor(weight, spec.out) : Transposed(weight, spec.in),
            {y.data, y.dtype, spec.out}, bias,
-           scratch.Take(HostGemmWorkspace(rows, spec.out, spec.in, y.dtype)));
+           scratch.Take(HostGemmWorkspace(rows, spec.out, spec.in, y.dtype)), call.team);
 }
 
 void LinearBackward(const ModelOpCall& call) {
@@ -61,7 +66,7 @@ void LinearBackward(const ModelOpCall& call) {
     HostGemm({rows, spec.in, spec.out}, RowMajor(dy, spec.out),
              spec.transposed ? Transposed(weight, spec.out) : RowMajor(weight, spec.in),
              {dx.data, dx.dtype, spec.in}, nullptr,
-             scratch.Take(HostGemmWorkspace(rows, spec.in, spec.out, dx.dtype)));
+             scratch.Take(HostGemmWorkspace(rows, spec.in, spec.out, dx.dtype)), call.team);
   }
   if (!call.param_grads.empty() && call.param_grads[0].view.data != nullptr) {
     const ParamGrad& dw = call.param_grads[0];
@@ -72,12 +77,12 @@ void LinearBackward(const ModelOpCall& call) {
     HostGemm({m, n, rows}, spec.transposed ? Transposed(x, m) : Transposed(dy, m),
              spec.transposed ? RowMajor(dy, n) : RowMajor(x, n),
              {dw.view.data, dw.view.dtype, n, dw.accumulate, /*finish_first=*/true}, nullptr,
-             scratch.Take(HostGemmWorkspace(m, n, rows, DType::kBf16)));
+             scratch.Take(HostGemmWorkspace(m, n, rows, DType::kBf16)), call.team);
   }
   if (call.param_grads.size() > 1 && call.param_grads[1].view.data != nullptr) {
     Scratch scratch(call.workspace);
     float* const sums = scratch.Floats(spec.out);
-    SumRows(dy, rows, spec.out, sums);
+    SumRows(call.team, dy, rows, spec.out, sums);
     StoreParamGrad(sums, spec.out, call.param_grads[1], 0);
   }
 }

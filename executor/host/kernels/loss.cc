@@ -51,6 +51,17 @@ std::int64_t Rows(const ModelOpCall& call) {
   return call.batch * call.spec->rows;
 }
 
+// Calls f(row) for every row; threads share them.
+template <class F>
+void ForEachRow(const ModelOpCall& call, const F& f) {
+  ForEachPart(call.team, Rows(call), LeastRows(call.spec->in),
+              [&](std::int64_t first, std::int64_t last, std::size_t) {
+                for (std::int64_t row = first; row < last; ++row) {
+                  f(row);
+                }
+              });
+}
+
 std::int64_t CountLabels(const ModelOpCall& call) {
   std::int64_t count = 0;
   for (std::int64_t row = 0; row < Rows(call); ++row) {
@@ -72,7 +83,7 @@ void StoreLoss(const ModelOpCall& call, double sum) {
 
 void LogSoftmaxForward(const ModelOpCall& call) {
   const std::int64_t n = call.spec->in;
-  for (std::int64_t row = 0; row < Rows(call); ++row) {
+  ForEachRow(call, [&](std::int64_t row) {
     const float log_sum = LogSumExp(call.inputs[0], row * n, n);
     ForEachChunk(n, [&](std::int64_t begin, std::int64_t count) {
       ChunkBuffer buffer;
@@ -81,7 +92,7 @@ void LogSoftmaxForward(const ModelOpCall& call) {
                buffer.values.data(), count);
       StoreFloats(buffer.values.data(), count, call.outputs[0], offset);
     });
-  }
+  });
 }
 
 // dx = dy - exp(y) * sum(dy).
@@ -89,7 +100,7 @@ void LogSoftmaxBackward(const ModelOpCall& call) {
   const std::int64_t n = call.spec->in;
   const ConstView y = AsConst(call.outputs[0]);
   const ConstView& dy = call.output_grads[0];
-  for (std::int64_t row = 0; row < Rows(call); ++row) {
+  ForEachRow(call, [&](std::int64_t row) {
     float sum = 0.0F;
     ForEachChunk(n, [&](std::int64_t begin, std::int64_t count) {
       ChunkBuffer buffer;
@@ -106,7 +117,7 @@ void LogSoftmaxBackward(const ModelOpCall& call) {
                 count);
       StoreFloats(total.values.data(), count, call.input_grads[0], offset);
     });
-  }
+  });
 }
 
 void NllLossForward(const ModelOpCall& call) {
@@ -138,8 +149,9 @@ void CrossEntropyForward(const ModelOpCall& call) {
   const std::int64_t n = call.spec->in;
   auto* const log_sums = reinterpret_cast<float*>(call.saved.data());
   double sum = 0.0;
+  ForEachRow(call,
+             [&](std::int64_t row) { log_sums[row] = LogSumExp(call.inputs[0], row * n, n); });
   for (std::int64_t row = 0; row < Rows(call); ++row) {
-    log_sums[row] = LogSumExp(call.inputs[0], row * n, n);
     const std::int64_t label = LabelOf(call, row);
     if (label >= 0) {
       sum += static_cast<double>(log_sums[row]) - ReadOne(call.inputs[0], row * n + label);
@@ -153,7 +165,7 @@ void CrossEntropyBackward(const ModelOpCall& call) {
   const std::int64_t n = call.spec->in;
   const auto* const log_sums = reinterpret_cast<const float*>(call.saved.data());
   const auto factor = static_cast<float>(call.loss_scale * RowFactor(call));
-  for (std::int64_t row = 0; row < Rows(call); ++row) {
+  ForEachRow(call, [&](std::int64_t row) {
     const std::int64_t label = LabelOf(call, row);
     ForEachChunk(n, [&](std::int64_t begin, std::int64_t count) {
       ChunkBuffer buffer;
@@ -166,7 +178,7 @@ void CrossEntropyBackward(const ModelOpCall& call) {
       VectorScale(label < 0 ? 0.0F : factor, values, values, count);
       StoreFloats(values, count, call.input_grads[0], offset);
     });
-  }
+  });
 }
 
 }  // namespace shardwright

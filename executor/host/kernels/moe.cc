@@ -114,7 +114,7 @@ void RouterForward(const ModelOpCall& call) {
   float* const weights = scratch.Floats(experts);
   HostGemm({rows, experts, spec.in}, {x.data, x.dtype, spec.in, 1}, {w.data, w.dtype, 1, spec.in},
            {state.scores, DType::kFp32, experts}, nullptr,
-           scratch.Take(HostGemmWorkspace(rows, experts, spec.in, DType::kFp32)));
+           scratch.Take(HostGemmWorkspace(rows, experts, spec.in, DType::kFp32)), call.team);
   for (std::int64_t row = 0; row < rows; ++row) {
     float* const scores = state.scores + row * experts;
     std::int32_t* const chosen = state.chosen + row * spec.experts_per_token;
@@ -170,7 +170,7 @@ void RouterBackward(const ModelOpCall& call) {
   if (dx.data != nullptr) {
     const ConstView& w = call.params[0];
     HostGemm({rows, spec.in, experts}, {logit_grads, DType::kFp32, experts, 1},
-             {w.data, w.dtype, spec.in, 1}, {dx.data, dx.dtype, spec.in}, nullptr, gemm);
+             {w.data, w.dtype, spec.in, 1}, {dx.data, dx.dtype, spec.in}, nullptr, gemm, call.team);
   }
   if (!call.param_grads.empty() && call.param_grads[0].view.data != nullptr) {
     const ParamGrad& dw = call.param_grads[0];
@@ -178,7 +178,7 @@ void RouterBackward(const ModelOpCall& call) {
     HostGemm({experts, spec.in, rows}, {logit_grads, DType::kFp32, 1, experts},
              {x.data, x.dtype, spec.in, 1},
              {dw.view.data, dw.view.dtype, spec.in, dw.accumulate, /*finish_first=*/true}, nullptr,
-             gemm);
+             gemm, call.team);
   }
 }
 
@@ -313,7 +313,7 @@ class Experts {
   // result (count, n) = a (count, k) times a parameter.
   void Multiply(std::int64_t count, std::int64_t n, std::int64_t k, const float* a,
                 const GemmOperand& param, const GemmResult& result) {
-    HostGemm({count, n, k}, {a, DType::kFp32, k, 1}, param, result, nullptr, gemm_);
+    HostGemm({count, n, k}, {a, DType::kFp32, k, 1}, param, result, nullptr, gemm_, call_.team);
   }
 
   // hidden = act(gate) * up, or act(up) without a gate, from what forward keeps.
@@ -386,7 +386,7 @@ class Experts {
     const ParamGrad& grad = call_.param_grads[param];
     HostGemm({n, k, count}, {result_grad, DType::kFp32, 1, n}, {input, DType::kFp32, k, 1},
              {grad.view.data, grad.view.dtype, k, grad.accumulate, /*finish_first=*/true}, nullptr,
-             gemm_);
+             gemm_, call_.team);
   }
 
   void BackwardExpert(std::int64_t e) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "executor/host/kernels/clones.h"
 #include "executor/host/kernels/kernels.h"
@@ -121,11 +122,12 @@ std::int64_t RowStride(std::int64_t input_elements, std::int64_t rows) {
 }
 
 // Statistics per row lie in `saved`: the inverses, and for a layer norm the means behind them.
-void Forward(const ModelOpCall& call) {
+void ForwardRows(const ModelOpCall& call, std::int64_t first, std::int64_t last,
+                 std::span<std::byte> workspace) {
   const OpSpec& spec = *call.spec;
   const std::int64_t rows = call.batch * spec.rows;
   const std::int64_t n = spec.in;
-  Scratch scratch(call.workspace);
+  Scratch scratch(workspace);
   const float* const weight = ReadWeight(call, scratch);
   const float* bias = nullptr;
   if (spec.has_bias) {
@@ -135,7 +137,7 @@ void Forward(const ModelOpCall& call) {
   float* const y_buffer = scratch.Floats(n);
   auto* const inverses = reinterpret_cast<float*>(call.saved.data());
   const std::int64_t stride = RowStride(call.inputs[0].elements, rows);
-  for (std::int64_t row = 0; row < rows; ++row) {
+  for (std::int64_t row = first; row < last; ++row) {
     const float* const x = ReadFloats(call.inputs[0], row * stride, n, x_buffer);
     const Statistics s = Measure(spec, x);
     inverses[row] = s.inverse;
@@ -148,51 +150,120 @@ void Forward(const ModelOpCall& call) {
   }
 }
 
+void Forward(const ModelOpCall& call) {
+  ForEachPart(call.team, call.batch * call.spec->rows, LeastRows(call.spec->in),
+              [&](std::int64_t first, std::int64_t last, std::size_t worker) {
+                ForwardRows(call, first, last, WorkspaceOf(call, worker));
+              });
+}
+
+// A backward pass over some features of some rows.
+class RowGrads {
+ public:
+  RowGrads(const ModelOpCall& call, std::span<std::byte> workspace)
+      : call_(call), scratch_(workspace) {
+    const std::int64_t n = call.spec->in;
+    parts_.weight = ReadWeight(call, scratch_);
+    parts_.weight_sum = scratch_.Floats(n);
+    parts_.bias_sum = scratch_.Floats(n);
+    x_buffer_ = scratch_.Floats(n);
+    dy_buffer_ = scratch_.Floats(n);
+    parts_.normalized = scratch_.Floats(n);
+    parts_.scaled = scratch_.Floats(n);
+    std::fill_n(parts_.weight_sum, n, 0.0F);
+    std::fill_n(parts_.bias_sum, n, 0.0F);
+  }
+
+  // All features of one row: its gradient, and with `sums` its share of the parameters' gradients.
+  void Row(std::int64_t row, bool sums) {
+    const std::int64_t n = call_.spec->in;
+    const Numbers numbers = Read(row, 0, n);
+    if (sums) {
+      AddParamGrads(numbers.dy, parts_, n);
+    }
+    if (call_.input_grads[0].data == nullptr) {
+      return;
+    }
+    const auto count = static_cast<float>(n);
+    const Means means{has_mean_ ? VectorSum(parts_.scaled, n) / count : 0.0F,
+                      VectorDot(parts_.scaled, parts_.normalized, n) / count};
+    // dy's buffer is free again.
+    float* const dx = ResultFloats(call_.input_grads[0], row * stride_, dy_buffer_);
+    InputGradient(parts_, numbers.statistics.inverse, means, dx, n);
+    FinishFloats(dx, n, call_.input_grads[0], row * stride_);
+  }
+
+  // Features [first, last) of all rows: the parameters' gradients.
+  void Columns(std::int64_t first, std::int64_t last) {
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      AddParamGrads(Read(row, first, last - first).dy, parts_, last - first);
+    }
+    Store(first, last - first);
+  }
+
+  // The sums so far: of features [first, first + n).
+  void Store(std::int64_t first, std::int64_t n) const {
+    const float* const sums[] = {parts_.weight_sum, parts_.bias_sum};
+    for (std::size_t i = 0; i < call_.param_grads.size(); ++i) {
+      if (call_.param_grads[i].view.data != nullptr) {
+        StoreParamGrad(sums[i], n, call_.param_grads[i], first);
+      }
+    }
+  }
+
+ private:
+  struct Numbers {
+    const float* dy;
+    Statistics statistics;
+  };
+  Numbers Read(std::int64_t row, std::int64_t first, std::int64_t n) {
+    const auto* const inverses = reinterpret_cast<const float*>(call_.saved.data());
+    const float* const x = ReadFloats(call_.inputs[0], row * stride_ + first, n, x_buffer_);
+    const std::int64_t at = row * call_.spec->in + first;
+    const float* const dy = ReadFloats(call_.output_grads[0], at, n, dy_buffer_);
+    const Statistics s{has_mean_ ? inverses[rows_ + row] : 0.0F, inverses[row]};
+    BackwardRows parts = parts_;
+    parts.weight += first;
+    SplitGradient(x, dy, s, parts, n);
+    return {dy, s};
+  }
+
+  const ModelOpCall& call_;
+  const bool has_mean_ = call_.spec->kind == OpKind::kLayerNorm;
+  const std::int64_t rows_ = call_.batch * call_.spec->rows;
+  const std::int64_t stride_ = RowStride(call_.inputs[0].elements, rows_);
+  Scratch scratch_;
+  BackwardRows parts_{};
+  float* x_buffer_ = nullptr;
+  float* dy_buffer_ = nullptr;
+};
+
+// Threads share the rows, and then, since sums go row by row, the features.
 void Backward(const ModelOpCall& call) {
-  const OpSpec& spec = *call.spec;
-  const std::int64_t rows = call.batch * spec.rows;
-  const std::int64_t n = spec.in;
-  const bool has_mean = spec.kind == OpKind::kLayerNorm;
+  const std::int64_t rows = call.batch * call.spec->rows;
+  const std::int64_t n = call.spec->in;
   const bool wants_input = call.input_grads[0].data != nullptr;
-  Scratch scratch(call.workspace);
-  BackwardRows parts{};
-  parts.weight = ReadWeight(call, scratch);
-  parts.weight_sum = scratch.Floats(n);
-  parts.bias_sum = scratch.Floats(n);
-  float* const x_buffer = scratch.Floats(n);
-  float* const dy_buffer = scratch.Floats(n);
-  parts.normalized = scratch.Floats(n);
-  parts.scaled = scratch.Floats(n);
-  std::fill_n(parts.weight_sum, n, 0.0F);
-  std::fill_n(parts.bias_sum, n, 0.0F);
-  const auto* const inverses = reinterpret_cast<const float*>(call.saved.data());
-  const std::int64_t stride = RowStride(call.inputs[0].elements, rows);
-  if (wants_input && stride > n) {
+  if (wants_input && RowStride(call.inputs[0].elements, rows) > n) {
     const View& dx = call.input_grads[0];
     std::fill_n(static_cast<std::byte*>(dx.data), dx.elements * SizeOf(dx.dtype), std::byte{0});
   }
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const float* const x = ReadFloats(call.inputs[0], row * stride, n, x_buffer);
-    const float* const dy = ReadFloats(call.output_grads[0], row * n, n, dy_buffer);
-    const Statistics s{has_mean ? inverses[rows + row] : 0.0F, inverses[row]};
-    SplitGradient(x, dy, s, parts, n);
-    AddParamGrads(dy, parts, n);
-    if (!wants_input) {
-      continue;
-    }
-    const auto count = static_cast<float>(n);
-    const Means means{has_mean ? VectorSum(parts.scaled, n) / count : 0.0F,
-                      VectorDot(parts.scaled, parts.normalized, n) / count};
-    // dy's buffer is free again.
-    float* const dx = ResultFloats(call.input_grads[0], row * stride, dy_buffer);
-    InputGradient(parts, s.inverse, means, dx, n);
-    FinishFloats(dx, n, call.input_grads[0], row * stride);
-  }
-  const float* const sums[] = {parts.weight_sum, parts.bias_sum};
-  for (std::size_t i = 0; i < call.param_grads.size(); ++i) {
-    if (call.param_grads[i].view.data != nullptr) {
-      StoreParamGrad(sums[i], n, call.param_grads[i], 0);
-    }
+  const bool is_shared =
+      call.team != nullptr && call.team->threads() > 1 && rows >= 2 * LeastRows(n);
+  ForEachPart(is_shared ? call.team : nullptr, wants_input || !is_shared ? rows : 0, LeastRows(n),
+              [&](std::int64_t first, std::int64_t last, std::size_t worker) {
+                RowGrads grads(call, WorkspaceOf(call, worker));
+                for (std::int64_t row = first; row < last; ++row) {
+                  grads.Row(row, !is_shared);
+                }
+                if (!is_shared) {
+                  grads.Store(0, n);
+                }
+              });
+  if (is_shared) {
+    ForEachPart(call.team, n, kLeastColumns,
+                [&](std::int64_t first, std::int64_t last, std::size_t worker) {
+                  RowGrads(call, WorkspaceOf(call, worker)).Columns(first, last);
+                });
   }
 }
 

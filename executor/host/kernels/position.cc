@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "executor/host/kernels/clones.h"
 #include "executor/host/kernels/kernels.h"
@@ -181,10 +182,10 @@ void TurnInterleaved(const float* x, const Angles& angles, std::int64_t pairs, b
 // One head of one position, in fp32, in a buffer of head_dim numbers.
 class HeadTurner {
  public:
-  HeadTurner(const ModelOpCall& call, bool is_gradient)
+  HeadTurner(const ModelOpCall& call, bool is_gradient, std::span<std::byte> workspace)
       : spec_(*call.spec),
         is_gradient_(is_gradient),
-        scratch_(call.workspace),
+        scratch_(workspace),
         angles_(MakeAngles(spec_.rope, scratch_)),
         in_(scratch_.Floats(spec_.head_dim)),
         out_(scratch_.Floats(spec_.head_dim)) {}
@@ -267,13 +268,17 @@ void RotateRow(const ModelOpCall& call, bool is_gradient, std::int64_t row, Head
 
 void RotatePlain(const ModelOpCall& call, bool is_gradient) {
   const OpSpec& spec = *call.spec;
-  HeadTurner turner(call, is_gradient);
-  for (std::int64_t position = 0; position < spec.rows; ++position) {
-    turner.MoveTo(position);
-    for (std::int64_t sample = 0; sample < call.batch; ++sample) {
-      RotateRow(call, is_gradient, sample * spec.rows + position, turner);
-    }
-  }
+  const std::int64_t heads = spec.heads + spec.kv_heads;
+  ForEachPart(call.team, spec.rows, LeastRows(call.batch * heads * spec.head_dim),
+              [&](std::int64_t first, std::int64_t last, std::size_t worker) {
+                HeadTurner turner(call, is_gradient, WorkspaceOf(call, worker));
+                for (std::int64_t position = first; position < last; ++position) {
+                  turner.MoveTo(position);
+                  for (std::int64_t sample = 0; sample < call.batch; ++sample) {
+                    RotateRow(call, is_gradient, sample * spec.rows + position, turner);
+                  }
+                }
+              });
 }
 
 // DeepSeek's three tensors: queries whose last features turn; (heads, plain key and value); and a
@@ -299,7 +304,7 @@ LatentSizes SizesOf(const ModelOpCall& call, std::int64_t kv_elements, std::int6
 void RotateLatentForward(const ModelOpCall& call) {
   const OpSpec& spec = *call.spec;
   const LatentSizes s = SizesOf(call, call.inputs[1].elements, call.inputs[2].elements);
-  HeadTurner turner(call, /*is_gradient=*/false);
+  HeadTurner turner(call, /*is_gradient=*/false, call.workspace);
   for (std::int64_t position = 0; position < spec.rows; ++position) {
     turner.MoveTo(position);
     for (std::int64_t sample = 0; sample < call.batch; ++sample) {
@@ -323,7 +328,7 @@ void RotateLatentBackward(const ModelOpCall& call) {
   const View& dkv = call.input_grads[1];
   const View& dlow = call.input_grads[2];
   const LatentSizes s = SizesOf(call, dkv.elements, dlow.elements);
-  HeadTurner turner(call, /*is_gradient=*/true);
+  HeadTurner turner(call, /*is_gradient=*/true, call.workspace);
   // Values and the low-rank part get their gradients from other readers.
   for (const View& zeroed : {dkv, dlow}) {
     if (zeroed.data != nullptr) {

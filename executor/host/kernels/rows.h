@@ -3,6 +3,7 @@
 // How kernels see memory of any floating-point dtype: as fp32 numbers, in place where it is fp32
 // and through a buffer otherwise.
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -64,6 +65,59 @@ void ForEachChunk(std::int64_t n, const F& f) {
   for (std::int64_t begin = 0; begin < n; begin += kChunk) {
     f(begin, n - begin < kChunk ? n - begin : kChunk);
   }
+}
+
+// Fewer elements are not worth a thread of their own.
+inline constexpr std::int64_t kLeastChunks = 16;
+inline constexpr std::int64_t kLeastElements = kLeastChunks * kChunk;
+
+// Calls f(begin, end, worker) for parts of [0, n), at least `least` each, which the team's threads
+// share. What f does for one element may not depend on the part that it is in.
+template <class F>
+void ForEachPart(Team* team, std::int64_t n, std::int64_t least, const F& f) {
+  const std::int64_t threads = team == nullptr ? 1 : static_cast<std::int64_t>(team->threads());
+  const std::int64_t parts =
+      std::clamp<std::int64_t>(n / std::max<std::int64_t>(least, 1), 1, threads);
+  if (team == nullptr || parts == 1) {
+    f(std::int64_t{0}, n, std::size_t{0});
+    return;
+  }
+  team->For(static_cast<std::size_t>(parts), [&](std::size_t i, std::size_t worker) {
+    const auto part = static_cast<std::int64_t>(i);
+    f(part * n / parts, (part + 1) * n / parts, worker);
+  });
+}
+
+// The chunks of `rows` rows of n elements, f(row, begin, count), shared as above.
+template <class F>
+void ForEachRowChunk(Team* team, std::int64_t rows, std::int64_t n, const F& f) {
+  const std::int64_t per_row = (n + kChunk - 1) / kChunk;
+  const std::int64_t least = std::max<std::int64_t>(1, kLeastElements / std::min(n, kChunk));
+  ForEachPart(team, rows * per_row, least, [&](std::int64_t first, std::int64_t last, std::size_t) {
+    for (std::int64_t i = first; i < last; ++i) {
+      const std::int64_t begin = i % per_row * kChunk;
+      f(i / per_row, begin, std::min(kChunk, n - begin));
+    }
+  });
+}
+template <class F>
+void ForEachChunk(Team* team, std::int64_t n, const F& f) {
+  ForEachRowChunk(team, 1, n, [&](std::int64_t /*row*/, std::int64_t begin, std::int64_t count) {
+    f(begin, count);
+  });
+}
+
+// Rows of n elements that are worth a thread.
+[[nodiscard]] inline std::int64_t LeastRows(std::int64_t n) {
+  return std::max<std::int64_t>(1, kLeastElements / n);
+}
+
+// Of a matrix that threads share by columns: part of a row that is read in one go.
+inline constexpr std::int64_t kLeastColumns = 64;
+
+// The workspace of one of the threads that share a call.
+[[nodiscard]] inline std::span<std::byte> WorkspaceOf(const ModelOpCall& call, std::size_t worker) {
+  return worker == 0 ? call.workspace : call.team->Memory(worker, call.workspace.size());
 }
 
 }  // namespace shardwright

@@ -12,9 +12,9 @@
 
 namespace shardwright {
 
-// Runs the op on the calling thread. The workspace, what is saved and what is aliased must be those
-// of LowerOp with the kernel set shardwright-host, or one that differs in moe_dispatch only. Throws
-// InputError for ids and labels out of range.
+// Runs the op on the calling thread and those of the call's team. The workspace, what is saved and
+// what is aliased must be those of LowerOp with the kernel set shardwright-host, or one that
+// differs in moe_dispatch only. Throws InputError for ids and labels out of range.
 void ForwardOnHost(const ModelOpCall& call);
 void BackwardOnHost(const ModelOpCall& call);
 
