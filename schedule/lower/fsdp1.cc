@@ -20,9 +20,33 @@ class Fsdp1Rules : public FlatRules {
  public:
   Fsdp1Rules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
       : FlatRules(emitter, spans, units), handles_(units.size()) {
+    CheckSharedGrads();
     FindHooks();
     if (plan_.replicate_size > 1) {
       replicate_group_ = e_.AddGroup("replicate", plan_.replicate_size, plan_.shard_size);
+    }
+  }
+
+  // Without a reduction gradients wait in the dtype in which they were made. Where they are whole,
+  // as the parameters are, torch gives a parameter's second name the first one's gradient, and that
+  // setter asks for the parameter's dtype (_use_sharded_grad_views of _flat_param.py, torch 2.13).
+  void CheckSharedGrads() const {
+    if (plan_.shard_size > 1 || !plan_.use_orig_params || plan_.sync != SyncMode::kLast ||
+        plan_.accumulation == 1 || job_.mode != JobMode::kTrain ||
+        job_.precision.param == job_.precision.master) {
+      return;
+    }
+    for (std::size_t p = 0; p < e_.in.model.params.size(); ++p) {
+      const Parameter& param = e_.in.model.params[p];
+      const UnitId u = spans_.unit_of_param[p];
+      if (param.tied_to.valid() && e_.in.model.params[param.tied_to.value].trainable &&
+          spans_.grads_final[u.value] != kNoRegion) {
+        throw InputError("plan: units[" + std::to_string(u.value) + "]",
+                         "parameter \"" + param.fqn + "\", a second name, with replicas only",
+                         "gradients of the parameters' dtype, sync \"every\", or shards",
+                         "torch fails without a reduction: attempting to assign a gradient with "
+                         "another dtype");
+      }
     }
   }
 

@@ -101,6 +101,8 @@ FIXED = {
     "a part that nothing calls, flat": fixed(LAYERS, network=calling([0, 2]), use_orig_params=False, clip=True),
     "a part that nothing calls, in a flat unit with others": fixed(LAYERS[:1], network=calling([0, 2]), use_orig_params=False),
     "a part that nothing calls, in a unit with others": fixed(LAYERS[:1], network=calling([0, 2]), clip=True),
+    "replicas only, a module under two names, no_sync": {
+        **fixed([], shard=1, replicate=2, accumulation=2, sync="last", precision=("fp32", "bf16", "fp32")), "network": under_two_names()},
     "forward only": fixed(LAYERS[:2], mode="forward", forward_prefetch=True),
     "hybrid, clipped": fixed(ENDS, replicate=2, precision=("fp32", "bf16", "fp32"), clip=True),
 }
