@@ -242,7 +242,8 @@ class Fsdp1Rules : public FlatRules {
 
   // Does what a unit returns need a gradient, whether or not a loss depends on it? And all-frozen
   // units by the op that has made their input: they end when that gradient is complete (a hook on
-  // all inputs of the first call); without such inputs, with the whole backward.
+  // all inputs of the first call), whoever it comes from; without such inputs, with the whole
+  // backward.
   void FindHooks() {
     const Model& model = e_.in.model;
     frozen_ends_.resize(model.ops.size());
@@ -278,9 +279,9 @@ class Fsdp1Rules : public FlatRules {
     const Model& model = e_.in.model;
     std::uint32_t first = kNoRegion;
     for (std::uint32_t i = call.first; i <= call.last; ++i) {
-      for (std::size_t k = 0; k < model.ops[i].inputs.size(); ++k) {
-        const ModelOpId p = model.tensors[model.ops[i].inputs[k].value].producer;
-        if (((e_.a.ops[i].input_grads >> k) & 1U) != 0 && p.value < call.first) {
+      for (const TensorId t : model.ops[i].inputs) {
+        const ModelOpId p = model.tensors[t.value].producer;
+        if (e_.a.tensor_grad[t.value] && p.valid() && p.value < call.first) {
           first = std::min(first, p.value);
         }
       }
