@@ -273,6 +273,9 @@ class Fsdp1Rules : public FlatRules {
         AddFrozenEnd(UnitId(u), spans_.spans[u].front());
       }
     }
+    for (std::vector<UnitId>& ends : frozen_ends_) {
+      std::sort(ends.begin(), ends.end(), [&](UnitId x, UnitId y) { return EntersBefore(x, y); });
+    }
   }
 
   void AddFrozenEnd(UnitId u, UnitSpans::Span call) {

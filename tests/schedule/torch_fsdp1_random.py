@@ -102,6 +102,9 @@ FIXED = {
     "a part that nothing calls, in a flat unit with others": fixed(LAYERS[:1], network=calling([0, 2]), use_orig_params=False),
     "a part that nothing calls, in a unit with others": fixed(LAYERS[:1], network=calling([0, 2]), clip=True),
     "a frozen layer that reaches no loss": fixed(LAYERS, network=with_dead_layer(), frozen=["body.layers.1.*"]),
+    "a frozen layer that reaches no loss, units in it, all kept": {
+        **fixed([], backward_prefetch="post", network=with_dead_layer(), frozen=["body.layers.1.*"]),
+        "units": [{"modules": [name], "reshard": "never"} for name in (f"{LAYERS[1]}.c0", *LAYERS[1:], "")]},
     "replicas only, a module under two names, no_sync": {
         **fixed([], shard=1, replicate=2, accumulation=2, sync="last", precision=("fp32", "bf16", "fp32")), "network": under_two_names()},
     "forward only": fixed(LAYERS[:2], mode="forward", forward_prefetch=True),
