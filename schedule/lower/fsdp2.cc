@@ -208,6 +208,7 @@ BufferId Fsdp2Rules::ParameterStorage(UnitId u, std::uint32_t model_op) {
 }
 
 void Fsdp2Rules::EndBackward() {
+  Unpark(Phase::kBackward);  // before buffers go that its waits would have to be ordered behind
   for (const UnitId u : root_first_) {
     if (comm_[u.value].state != State::kPostBackward) {
       PostBackward(u);
@@ -217,7 +218,6 @@ void Fsdp2Rules::EndBackward() {
     CheckResharded(u);
     DropPending(u);
   }
-  Unpark(Phase::kBackward);
   recompute_root_ = UnitId();
   e_.AddWait(Stream::kCompute, {last_reduce_, last_replicate_}, Phase::kBackward, kNoSubject);
   FreeReduceInput();

@@ -75,6 +75,13 @@ def with_dead_layer():
     return {**layers(), "body": {**layers()["body"], "calls": [[0, "chain"], [1, "dead"], [2, "chain"]]}}
 
 
+def with_dead_end():
+    """The first layer ends with a part that reaches no loss; nothing calls the second."""
+    first = {"kind": "seq", "list": True, "calls": [[0, "chain"], [1, "dead"]], "children": [{"kind": "linear"}] * 2}
+    return {**layers(), "body": {"kind": "seq", "list": True, "calls": [[0, "chain"], [2, "chain"]],
+                                 "children": [first, {"kind": "linear"}, {"kind": "linear"}]}}
+
+
 def reshard_root(case):
     """The case with a root that is resharded after forward."""
     return {**case, "units": [{**unit, "reshard": True} if unit["modules"] == [""] else unit for unit in case["units"]]}
@@ -123,6 +130,9 @@ FIXED = {
     "a unit that nothing calls, with a module that another name calls": fixed(
         "body.c1", "body.c1.c0", network=called_by_second_name()),
     "recomputation of what nothing calls": fixed(*LAYERS, network=calling([0, 2]), recompute=[{"module": LAYERS[1], "kind": "full"}]),
+    "a unit that nobody calls, gathered ahead while another waits that was gathered to run again": fetching(fetching(
+        fixed("body.layers.0.layers.1", LAYERS[1], LAYERS[2], LAYERS[0], network=with_dead_end(),
+              recompute=[{"module": LAYERS[0], "kind": "full"}]), LAYERS[2], ["body.layers.0.layers.1"]), LAYERS[0], [LAYERS[1]]),
     "units without hooks, with one of two modules": fixed(["head", "embed2"], "body.layers.0", "embed", network={**layers(), "inputs": 2}),
 }
 
