@@ -293,7 +293,9 @@ PlannedRegions FindPlannedRegions(const LowerInput& in, const std::string& where
   const std::vector<std::vector<Region>> calls = FindCalls(in.model, wanted);
   for (std::size_t i = 0; i < in.plan.recompute.size(); ++i) {
     const ModuleId module = modules.at(in.plan.recompute[i].module);
-    if (calls[module.value].empty()) {
+    const std::string& class_name = in.model.modules[module.value].class_name;
+    if (calls[module.value].empty() &&
+        (class_name == "ModuleList" || class_name == "ModuleDict" || in.model.ops.empty())) {
       FailWithoutOps(in.model, module, where + ": recompute[" + std::to_string(i) + "].module");
     }
     for (const Region& call : calls[module.value]) {

@@ -25,12 +25,15 @@ void FlatRules::EndInit() {
       entered_.emplace_back(u);
     }
   }
-  // The outer one of two that begin with the same op is longer, or later in the plan.
-  std::sort(entered_.begin(), entered_.end(), [&](UnitId x, UnitId y) {
-    const UnitSpans::Span& a = spans_.spans[x.value].front();
-    const UnitSpans::Span& b = spans_.spans[y.value].front();
-    return a.first != b.first ? a.first < b.first : a.last != b.last ? a.last > b.last : x > y;
-  });
+  std::sort(entered_.begin(), entered_.end(),
+            [&](UnitId x, UnitId y) { return EntersBefore(x, y); });
+}
+
+// The outer one of two that begin with the same op is longer, or later in the plan.
+bool FlatRules::EntersBefore(UnitId x, UnitId y) const {
+  const UnitSpans::Span& a = spans_.spans[x.value].front();
+  const UnitSpans::Span& b = spans_.spans[y.value].front();
+  return a.first != b.first ? a.first < b.first : a.last != b.last ? a.last > b.last : x > y;
 }
 
 // A unit's views are older than the nodes of all ops from its first one on. Of units that enter

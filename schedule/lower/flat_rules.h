@@ -34,6 +34,8 @@ class FlatRules : public StepRules {
   [[nodiscard]] bool IsEntered(UnitId u) const {
     return HasParams(u) && !spans_.spans[u.value].empty();
   }
+  // Of units that run: is x entered before y?
+  [[nodiscard]] bool EntersBefore(UnitId x, UnitId y) const;
   // From pass to pass, where there is no backward.
   [[nodiscard]] virtual bool StaysGathered(UnitId /*u*/) const { return false; }
   // Units with parameters in the order in which forward enters them first.

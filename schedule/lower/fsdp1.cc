@@ -20,9 +20,33 @@ class Fsdp1Rules : public FlatRules {
  public:
   Fsdp1Rules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units)
       : FlatRules(emitter, spans, units), handles_(units.size()) {
+    CheckSharedGrads();
     FindHooks();
     if (plan_.replicate_size > 1) {
       replicate_group_ = e_.AddGroup("replicate", plan_.replicate_size, plan_.shard_size);
+    }
+  }
+
+  // Without a reduction gradients wait in the dtype in which they were made. Where they are whole,
+  // as the parameters are, torch gives a parameter's second name the first one's gradient, and that
+  // setter asks for the parameter's dtype (_use_sharded_grad_views of _flat_param.py, torch 2.13).
+  void CheckSharedGrads() const {
+    if (plan_.shard_size > 1 || !plan_.use_orig_params || plan_.sync != SyncMode::kLast ||
+        plan_.accumulation == 1 || job_.mode != JobMode::kTrain ||
+        job_.precision.param == job_.precision.master) {
+      return;
+    }
+    for (std::size_t p = 0; p < e_.in.model.params.size(); ++p) {
+      const Parameter& param = e_.in.model.params[p];
+      const UnitId u = spans_.unit_of_param[p];
+      if (param.tied_to.valid() && e_.in.model.params[param.tied_to.value].trainable &&
+          spans_.grads_final[u.value] != kNoRegion) {
+        throw InputError("plan: units[" + std::to_string(u.value) + "]",
+                         "parameter \"" + param.fqn + "\", a second name, with replicas only",
+                         "gradients of the parameters' dtype, sync \"every\", or shards",
+                         "torch fails without a reduction: attempting to assign a gradient with "
+                         "another dtype");
+      }
     }
   }
 
@@ -218,7 +242,8 @@ class Fsdp1Rules : public FlatRules {
 
   // Does what a unit returns need a gradient, whether or not a loss depends on it? And all-frozen
   // units by the op that has made their input: they end when that gradient is complete (a hook on
-  // all inputs of the first call); without such inputs, with the whole backward.
+  // all inputs of the first call), whoever it comes from; without such inputs, with the whole
+  // backward.
   void FindHooks() {
     const Model& model = e_.in.model;
     frozen_ends_.resize(model.ops.size());
@@ -248,15 +273,18 @@ class Fsdp1Rules : public FlatRules {
         AddFrozenEnd(UnitId(u), spans_.spans[u].front());
       }
     }
+    for (std::vector<UnitId>& ends : frozen_ends_) {
+      std::sort(ends.begin(), ends.end(), [&](UnitId x, UnitId y) { return EntersBefore(x, y); });
+    }
   }
 
   void AddFrozenEnd(UnitId u, UnitSpans::Span call) {
     const Model& model = e_.in.model;
     std::uint32_t first = kNoRegion;
     for (std::uint32_t i = call.first; i <= call.last; ++i) {
-      for (std::size_t k = 0; k < model.ops[i].inputs.size(); ++k) {
-        const ModelOpId p = model.tensors[model.ops[i].inputs[k].value].producer;
-        if (((e_.a.ops[i].input_grads >> k) & 1U) != 0 && p.value < call.first) {
+      for (const TensorId t : model.ops[i].inputs) {
+        const ModelOpId p = model.tensors[t.value].producer;
+        if (e_.a.tensor_grad[t.value] && p.valid() && p.value < call.first) {
           first = std::min(first, p.value);
         }
       }

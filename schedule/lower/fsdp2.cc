@@ -147,6 +147,14 @@ void Fsdp2Rules::EndForward() {
   }
 }
 
+// The hook sits on what the last of the pass's modules returns: where that reaches no loss, nothing
+// gathers the others.
+void Fsdp2Rules::PreBackward(UnitId u) {
+  if (spans_.backward_reached[u.value][comm_[u.value].passes_left - 1]) {
+    hooked_.push_back(u);
+  }
+}
+
 // Hooks on one tensor run in the order in which they were registered: of units that end with it
 // the inner ones come first.
 void Fsdp2Rules::BackwardBegins(std::uint32_t /*model_op*/) {
@@ -200,15 +208,16 @@ BufferId Fsdp2Rules::ParameterStorage(UnitId u, std::uint32_t model_op) {
 }
 
 void Fsdp2Rules::EndBackward() {
+  Unpark(Phase::kBackward);  // before buffers go that its waits would have to be ordered behind
   for (const UnitId u : root_first_) {
     if (comm_[u.value].state != State::kPostBackward) {
       PostBackward(u);
     }
     comm_[u.value].state = State::kIdle;
     comm_[u.value].in_backward = false;
+    CheckResharded(u);
     DropPending(u);
   }
-  Unpark(Phase::kBackward);
   recompute_root_ = UnitId();
   e_.AddWait(Stream::kCompute, {last_reduce_, last_replicate_}, Phase::kBackward, kNoSubject);
   FreeReduceInput();
@@ -218,6 +227,19 @@ void Fsdp2Rules::EndBackward() {
   held_.clear();
   WaitForHostGrads(Phase::kBackward);
   last_reduce_ = last_replicate_ = OpId();
+}
+
+// A unit that is gathered for an earlier call which runs again, though that has no backward, stays
+// so into the next step: its post-backward was that of a later call.
+void Fsdp2Rules::CheckResharded(UnitId u) {
+  if (At(u).unsharded.valid()) {
+    throw InputError(
+        "plan: units[" + std::to_string(u.value) + "]",
+        "unit \"" + Info(u).name +
+            "\" called again, with a first call that is recomputed and has no backward",
+        "a trainable parameter in it, or no recomputation around it",
+        "torch keeps it gathered into the next step, which our programs cannot say");
+  }
 }
 
 UnitInfo Fsdp2Rules::Layout(const ResolvedUnit& unit) const {

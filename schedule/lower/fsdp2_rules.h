@@ -27,7 +27,7 @@ class Fsdp2Rules : public StepRules {
   void PreForward(UnitId u, Phase phase) override;
   void PostForward(UnitId u, Phase phase) override;
   void EndForward() override;
-  void PreBackward(UnitId u) override { hooked_.push_back(u); }
+  void PreBackward(UnitId u) override;
   void BackwardBegins(std::uint32_t /*model_op*/) override;
   void BackwardLeft(UnitId u, bool) override;
   void GradientsFinal(UnitId) override {}
@@ -73,6 +73,7 @@ class Fsdp2Rules : public StepRules {
   void BeginBackward(UnitId u);
   void BeginRecompute(UnitId u);
   void EndRecompute(UnitId u);
+  void CheckResharded(UnitId u);
 
   // fsdp2_gathers.cc.
   void Prefetch(const std::vector<std::string>& names, Phase phase);

@@ -126,7 +126,8 @@ class CallFinder {
     }
     if (!missing.empty()) {
       passes.back().last = static_cast<std::uint32_t>(model_.ops.size() - 1);
-      ends.back().last = {passes.back(), ends.back().first.module};
+      ends.back().last = {passes.back(), modules.begin()->value};
+      ends.back().by_model = true;
     }
     return passes;
   }
@@ -253,6 +254,7 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
   result.backward_spans.resize(n);
   result.backward_from.resize(n);
   result.backward_hooked.resize(n);
+  result.backward_reached.resize(n);
   result.first_module.assign(n, kNoRegion);
   std::optional<CallFinder> calls;
   if (in.plan.dialect == Dialect::kFsdp2 || in.plan.dialect == Dialect::kFsdp1) {
@@ -286,6 +288,8 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
         result.backward_spans[u].push_back(cut);
         result.backward_from[u].push_back(s);
         result.backward_hooked[u].push_back(hooked);
+        result.backward_reached[u].push_back(CutToBackward(a, ends[k].last.span).first !=
+                                             kNoRegion);
         result.backward_ends[u].push_back(ends[k]);
         result.backward_first[u] = cut.last;
       }

@@ -67,10 +67,15 @@ void Walker::FindUnitEvents() {
   }
   // Outer calls first: the longest; of equal ones that of the module further out. A unit of several
   // modules begins with a call of one and ends with one of another, however far its stretch goes.
+  // What the end of the model ends does so after the root, backwards in the order of modules
+  // (_force_complete_incomplete_states of _fsdp_state.py, torch 2.13).
   const auto outer_first = [](std::vector<Stretch>& stretches,
                               UnitSpans::Call UnitSpans::Ends::*at) {
     std::stable_sort(stretches.begin(), stretches.end(), [&](const Stretch& x, const Stretch& y) {
       const UnitSpans::Call &a = x.ends.*at, &b = y.ends.*at;
+      if (at == &UnitSpans::Ends::last && x.ends.by_model != y.ends.by_model) {
+        return x.ends.by_model;
+      }
       const std::uint32_t m = a.span.last - a.span.first, n = b.span.last - b.span.first;
       return m != n ? m > n : a.module < b.module;
     });

@@ -66,6 +66,8 @@ struct UnitSpans {
   // input of the call that begins it needs a gradient (only for dialects that ask per call).
   std::vector<std::vector<Span>> backward_from;
   std::vector<std::vector<bool>> backward_hooked;
+  // Does a gradient reach what the call that ends the stretch returns?
+  std::vector<std::vector<bool>> backward_reached;
   std::vector<std::uint32_t> first_module;  // per unit, in pre-order
   std::vector<std::uint32_t> grads_final;   // per unit: lowest op of backward that uses it
   std::vector<bool> input_grads;            // per unit: some input of the unit needs a gradient
@@ -78,6 +80,7 @@ struct UnitSpans {
   };
   struct Ends {
     Call first, last;
+    bool by_model = false;  // no call ends it, but the end of the model
   };
   std::vector<std::vector<Ends>> ends, backward_ends;  // of spans and backward_spans
 };

@@ -117,6 +117,15 @@ void DropImpossibleReshards(const Model& model, Plan& plan) {
   }
 }
 
+// Where FSDP1's gradients wait whole and cast, a parameter may not have two names.
+void DropSharedGrads(const Model& model, Plan& plan) {
+  const bool is_tied = std::any_of(model.params.begin(), model.params.end(),
+                                   [](const Parameter& p) { return p.tied_to.valid(); });
+  if (plan.dialect == Dialect::kFsdp1 && plan.shard_size == 1 && is_tied) {
+    plan.sync = SyncMode::kEvery;
+  }
+}
+
 // Torch's selective checkpoint fails on the hooks of units inside of it, more often than not.
 void DropImpossibleSelective(Plan& plan) {
   if (plan.dialect != Dialect::kFsdp2 && plan.dialect != Dialect::kFsdp1) {
@@ -257,6 +266,7 @@ void DrawRest(std::mt19937& random, RandomCase& c) {
           p.tied_to.valid() ? c.model.params[p.tied_to.value].trainable : Chance(random, 60);
     }
   }
+  DropSharedGrads(c.model, plan);
   c.kernel_set = plan.dialect == Dialect::kNative ? "shardwright-cuda"
                  : Chance(random, 50)             ? "torch-compile"
                                                   : "torch-eager";

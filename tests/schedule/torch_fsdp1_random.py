@@ -31,7 +31,7 @@ import random_networks  # noqa: E402
 import shardwright_fsdp1  # noqa: E402
 from random_cases import Outcome, Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
 from torch_fsdp2_random import (LAYERS, calling, fitted, layers, random_modules, random_recompute, splits, ties_of,  # noqa: E402
-                                under_two_names)
+                                under_two_names, with_dead_layer)
 from torch_pool import Failure, Recorder  # noqa: E402
 
 STEPS = 3
@@ -101,6 +101,12 @@ FIXED = {
     "a part that nothing calls, flat": fixed(LAYERS, network=calling([0, 2]), use_orig_params=False, clip=True),
     "a part that nothing calls, in a flat unit with others": fixed(LAYERS[:1], network=calling([0, 2]), use_orig_params=False),
     "a part that nothing calls, in a unit with others": fixed(LAYERS[:1], network=calling([0, 2]), clip=True),
+    "a frozen layer that reaches no loss": fixed(LAYERS, network=with_dead_layer(), frozen=["body.layers.1.*"]),
+    "a frozen layer that reaches no loss, units in it, all kept": {
+        **fixed([], backward_prefetch="post", network=with_dead_layer(), frozen=["body.layers.1.*"]),
+        "units": [{"modules": [name], "reshard": "never"} for name in (f"{LAYERS[1]}.c0", *LAYERS[1:], "")]},
+    "replicas only, a module under two names, no_sync": {
+        **fixed([], shard=1, replicate=2, accumulation=2, sync="last", precision=("fp32", "bf16", "fp32")), "network": under_two_names()},
     "forward only": fixed(LAYERS[:2], mode="forward", forward_prefetch=True),
     "hybrid, clipped": fixed(ENDS, replicate=2, precision=("fp32", "bf16", "fp32"), clip=True),
 }

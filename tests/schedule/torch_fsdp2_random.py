@@ -70,6 +70,30 @@ def fetching(case, module, names):
     return {**case, "units": [{**unit, "backward_prefetch": names} if unit["modules"] == [module] else unit for unit in case["units"]]}
 
 
+def with_dead_layer():
+    """The second of the layers reaches no loss."""
+    return {**layers(), "body": {**layers()["body"], "calls": [[0, "chain"], [1, "dead"], [2, "chain"]]}}
+
+
+def with_dead_end():
+    """The first layer ends with a part that reaches no loss; nothing calls the second."""
+    first = {"kind": "seq", "list": True, "calls": [[0, "chain"], [1, "dead"]], "children": [{"kind": "linear"}] * 2}
+    return {**layers(), "body": {"kind": "seq", "list": True, "calls": [[0, "chain"], [2, "chain"]],
+                                 "children": [first, {"kind": "linear"}, {"kind": "linear"}]}}
+
+
+def reshard_root(case):
+    """The case with a root that is resharded after forward."""
+    return {**case, "units": [{**unit, "reshard": True} if unit["modules"] == [""] else unit for unit in case["units"]]}
+
+
+def called_by_second_name():
+    """Nothing calls body.c1, whose child runs under the name body.c2."""
+    return {**layers(), "body": {
+        "kind": "seq", "list": False, "calls": [[0, "chain"], [2, "chain"]], "alias": "body.c1.c0",
+        "children": [{"kind": "linear"}, {"kind": "seq", "list": False, "calls": [[0, "chain"]], "children": [{"kind": "linear"}] * 2}]}}
+
+
 LAYERS = [f"body.layers.{i}" for i in range(3)]
 FIXED = {
     "a part that nothing calls": fixed(*LAYERS, network=calling([0, 2])),
@@ -98,6 +122,17 @@ FIXED = {
         "", [LAYERS[0]]),
     "a unit of two modules, of which the first begins a layer": fixed([f"{LAYERS[1]}.c0", "norm"], *LAYERS),
     "a unit of two modules, of which the last ends a layer": fixed(["body.layers.0.c0", f"{LAYERS[1]}.c1"], *LAYERS),
+    "a unit of two modules, of which nothing calls one": reshard_root(fixed(LAYERS[:2], LAYERS[2], network=calling([0, 2]))),
+    "a unit of two modules, of which the last reaches no loss": fixed(LAYERS[:2], network=with_dead_layer()),
+    "a unit of two modules, of which the last reaches no loss and the first needs no gather": fixed(
+        ["embed", LAYERS[1]], network=with_dead_layer()),
+    "a unit of two modules, of which one lies in another unit": fixed([f"{LAYERS[1]}.c1.fc1", LAYERS[0]], f"{LAYERS[1]}.c1"),
+    "a unit that nothing calls, with a module that another name calls": fixed(
+        "body.c1", "body.c1.c0", network=called_by_second_name()),
+    "recomputation of what nothing calls": fixed(*LAYERS, network=calling([0, 2]), recompute=[{"module": LAYERS[1], "kind": "full"}]),
+    "a unit that nobody calls, gathered ahead while another waits that was gathered to run again": fetching(fetching(
+        fixed("body.layers.0.layers.1", LAYERS[1], LAYERS[2], LAYERS[0], network=with_dead_end(),
+              recompute=[{"module": LAYERS[0], "kind": "full"}]), LAYERS[2], ["body.layers.0.layers.1"]), LAYERS[0], [LAYERS[1]]),
     "units without hooks, with one of two modules": fixed(["head", "embed2"], "body.layers.0", "embed", network={**layers(), "inputs": 2}),
 }
 

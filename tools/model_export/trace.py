@@ -159,6 +159,8 @@ class Recorder(TorchDispatchMode):
         self.called, self.names = {}, {}
         for name, module in model.named_modules(remove_duplicate=False):
             self.names.setdefault(id(module), []).append(name)
+        self.containers = {name for name, module in model.named_modules(remove_duplicate=False)
+                           if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict))}
         self.pending = {}  # sequence number -> tensors kept by the node before its call
         self.by_sequence = {}
         self.in_place = []
@@ -206,11 +208,18 @@ class Recorder(TorchDispatchMode):
         return found or next((call for call in reversed(self.in_place) if call.sequence <= sequence), None)
 
     def enter(self, module, args):
-        """A module has the name under which its caller holds it, or else its first."""
+        """A module has the name under which its caller holds it, or else its first. Of several names below the caller that one counts
+        with the fewest modules between, which would have been called before; lists are not called."""
         caller, names = self.frames[-1][0], self.names[id(module)]
-        name = next((n for n in names if not caller or n.startswith(caller + ".")), names[0])
+        below = [n for n in names if not caller or n.startswith(caller + ".")]
+        name = min(below, key=lambda n: self.modules_between(caller, n)) if below else names[0]
         self.called[id(module)] = self.called.get(id(module), 0) + 1
         self.frames.append((name, self.called[id(module)]))
+
+    def modules_between(self, caller, name):
+        parts = name.split(".")
+        inner = (".".join(parts[:i]) for i in range(caller.count(".") + 2 if caller else 1, len(parts)))
+        return sum(between not in self.containers for between in inner)
 
     def leave(self, module, args, output):
         self.frames.pop()

@@ -31,6 +31,20 @@ def _check_containers(plan, modules):
                                 "for fully_shard to hook")
 
 
+def _inner_first(units, modules):
+    """The units in an order in which they can be wrapped, whatever theirs in the plan: an outer one takes what is left."""
+    inside = {unit["name"]: {id(m) for fqn in unit["modules"] for m in modules[fqn].modules()} for unit in units}
+    own = {unit["name"]: {id(modules[fqn]) for fqn in unit["modules"]} for unit in units}
+    left, ordered = sorted(units, key=lambda unit: len(inside[unit["name"]])), []
+    while left:
+        unit = next((u for u in left if not any(own[v["name"]] & inside[u["name"]] for v in left if v is not u)), None)
+        if unit is None:
+            raise PlanError("units: each of " + ", ".join(f'"{u["name"]}"' for u in left) + " has a module inside of another")
+        ordered.append(unit)
+        left.remove(unit)
+    return ordered
+
+
 def _targets(unit, modules, wrappers):
     """What fully_shard takes for a unit: wrappers in place of what they wrap, each module once."""
     targets = []
@@ -54,6 +68,7 @@ def apply_plan(model, plan="fsdp2_plan.json", mesh=None, device_type=None):
     if mesh is None:
         mesh = make_mesh(plan, device_type)
     check_mesh(mesh, plan)
+    ordered = _inner_first(plan["units"], modules)
     freeze(model, plan)
     wrappers = wrap_recompute(model, plan, modules)
     dtypes = plan["dtypes"]
@@ -66,8 +81,7 @@ def apply_plan(model, plan="fsdp2_plan.json", mesh=None, device_type=None):
         else OffloadPolicy(),
     }
     targets = {unit["name"]: _targets(unit, modules, wrappers) for unit in plan["units"]}
-    size = lambda unit: max(sum(1 for _ in module.modules()) for module in targets[unit["name"]])  # noqa: E731
-    for unit in sorted(plan["units"], key=size):  # inner units first, whatever the order in the plan: outer ones take the rest
+    for unit in ordered:
         chosen = targets[unit["name"]]
         policy = {"mp_policy": MixedPrecisionPolicy()} if unit.get("full_precision") else {}
         fully_shard(chosen[0] if len(chosen) == 1 else chosen, reshard_after_forward=unit["reshard_after_forward"],
