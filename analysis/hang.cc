@@ -58,14 +58,20 @@ void KeepCauses(const std::vector<GroupCalls>& groups, HangReport& report) {
         return std::tuple(!is_a_died, a.since) < std::tuple(!is_b_died, b.since);
       });
   std::vector<HangFinding> causes;
-  std::set<std::int64_t> guilty;
+  std::set<std::int64_t> guilty, victims;
   for (HangFinding& finding : findings) {
     const bool is_late = finding.kind == HangKind::kLate || finding.kind == HangKind::kAllWait;
     const bool is_known = std::any_of(finding.ranks.begin(), finding.ranks.end(),
                                       [&](std::int64_t rank) { return guilty.count(rank) > 0; });
-    if (is_late && (is_known || !report.missing.empty() || IsHeldElsewhere(groups, finding))) {
+    // Who waited there may have been ended by it, and its collective with it.
+    const bool are_victims =
+        std::all_of(finding.ranks.begin(), finding.ranks.end(),
+                    [&](std::int64_t rank) { return victims.count(rank) > 0; });
+    if (is_late &&
+        (is_known || are_victims || !report.missing.empty() || IsHeldElsewhere(groups, finding))) {
       continue;
     }
+    victims.insert(finding.waiting.begin(), finding.waiting.end());
     guilty.insert(finding.ranks.begin(), finding.ranks.end());
     causes.push_back(std::move(finding));
   }
