@@ -18,7 +18,8 @@ try:
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     import transformers
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict, set_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict, get_optimizer_state_dict,
+                                                         set_optimizer_state_dict)
     from torch.distributed.fsdp import fully_shard
 except ImportError as missing:
     print(f"{missing}: skipped")
@@ -200,15 +201,23 @@ class Checkpoints(TrainingTestCase):
         (self.folder / "config.json").write_text(json.dumps(TINY))
         run_ranks(1, save_theirs, self.folder / "dcp", False, self.folder / "out.safetensors")
         for arguments, options, error in (
-                ((self.folder, self.folder / "x", TINY), {}, "got no file .metadata, expected a folder that torch.distributed.checkpoint.save wrote"),
-                ((self.folder / "dcp", self.folder / "x", TINY), {"prefix": "net"}, 'got no tensor whose key begins with "net.", expected those of a '
-                                                                      "model; keys begin with model, optimizer"),
+                ((self.folder, self.folder / "x", TINY), {},
+                 "got no file .metadata, expected a folder that torch.distributed.checkpoint.save wrote"),
+                ((self.folder / "dcp", self.folder / "x", TINY), {"prefix": "net"},
+                 'got no tensor whose key begins with "net.", expected those of a model; keys begin with model, optimizer'),
                 ((self.folder / "dcp", self.folder / "x", dict(TINY, n_embd=32)), {}, r"got shape \[256, 16\], expected \[256, 32\]"),
                 ((self.folder / "dcp", self.folder / "x", dict(TINY, n_layer=3)), {}, 'got no tensor "transformer.h.2')):
             with self.assertRaisesRegex(shardwright.InputError, error):
                 shardwright.from_dcp(*arguments, **options)
         with self.assertRaisesRegex(shardwright.InputError, "got no finished checkpoint"):
             shardwright.CheckpointReader(self.folder)
+        for metadata, error in (
+                ({"shardwright.optimizer": "lion"}, 'shardwright.optimizer: got "lion", expected the name of an optimizer, such as "adamw"'),
+                ({"shardwright.optimizer": "adam", "shardwright.updates": "-1"},
+                 'shardwright.updates: got "-1", expected the number of updates that were done')):
+            safetensors.torch.save_file({"x": torch.zeros(1)}, self.folder / "w.safetensors", metadata)
+            self.assert_fails(3, f"w.safetensors: metadata {error}", "checkpoint", "import", "w.safetensors", "-o", "y", "--model",
+                              "./config.json")
         # The weights alone begin at step 0.
         step = shardwright.from_dcp(self.folder / "dcp", self.folder / "alone", TINY, optimizer=None)
         self.assertEqual(pathlib.Path(step).name, "step-00000000")
