@@ -49,23 +49,34 @@ void AddRanks(const std::vector<FlightDump>& dumps, const Program* program, Hang
                       std::back_inserter(report.missing));
 }
 
+// It says that somebody did nothing, not what somebody did.
+bool IsLate(const HangFinding& finding) {
+  return finding.kind == HangKind::kLate || finding.kind == HangKind::kAllWait;
+}
+
 // What is only the consequence of another finding goes.
 void KeepCauses(const std::vector<GroupCalls>& groups, HangReport& report) {
   std::vector<HangFinding>& findings = report.findings;
-  std::stable_sort(
-      findings.begin(), findings.end(), [](const HangFinding& a, const HangFinding& b) {
-        const bool is_a_died = a.kind == HangKind::kNoDump, is_b_died = b.kind == HangKind::kNoDump;
-        return std::tuple(!is_a_died, a.since) < std::tuple(!is_b_died, b.since);
-      });
+  // The dead first, then who did something else: others come late because of them.
+  const auto order = [](const HangFinding& finding) {
+    return std::tuple(finding.kind != HangKind::kNoDump, IsLate(finding), finding.since);
+  };
+  std::stable_sort(findings.begin(), findings.end(),
+                   [&](const HangFinding& a, const HangFinding& b) { return order(a) < order(b); });
   std::vector<HangFinding> causes;
-  std::set<std::int64_t> guilty;
+  std::set<std::int64_t> guilty, victims;
   for (HangFinding& finding : findings) {
-    const bool is_late = finding.kind == HangKind::kLate || finding.kind == HangKind::kAllWait;
     const bool is_known = std::any_of(finding.ranks.begin(), finding.ranks.end(),
                                       [&](std::int64_t rank) { return guilty.count(rank) > 0; });
-    if (is_late && (is_known || !report.missing.empty() || IsHeldElsewhere(groups, finding))) {
+    // Who waited there may have been ended by it, and its collective with it.
+    const bool are_victims =
+        std::all_of(finding.ranks.begin(), finding.ranks.end(),
+                    [&](std::int64_t rank) { return victims.count(rank) > 0; });
+    if (IsLate(finding) &&
+        (is_known || are_victims || !report.missing.empty() || IsHeldElsewhere(groups, finding))) {
       continue;
     }
+    victims.insert(finding.waiting.begin(), finding.waiting.end());
     guilty.insert(finding.ranks.begin(), finding.ranks.end());
     causes.push_back(std::move(finding));
   }
@@ -121,10 +132,8 @@ HangReport DiagnoseHang(const std::vector<FlightDump>& dumps, const Program* pro
     }
   }
   // Who did something else is the cause; others died of it.
-  const bool has_cause =
-      std::any_of(report.findings.begin(), report.findings.end(), [](const HangFinding& finding) {
-        return finding.kind != HangKind::kLate && finding.kind != HangKind::kAllWait;
-      });
+  const bool has_cause = std::any_of(report.findings.begin(), report.findings.end(),
+                                     [](const HangFinding& finding) { return !IsLate(finding); });
   if (died.since != 0 && !has_cause) {
     died.ranks = report.missing;
     report.findings.push_back(std::move(died));

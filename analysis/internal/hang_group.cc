@@ -183,7 +183,10 @@ class GroupDoctor {
       finding.kind = HangKind::kOtherDtype;
       return;
     }
-    if (next != nullptr && AreAlike(*next, expected[0])) {
+    // What is made up for later has the stack of that later phase.
+    HangCall later = next == nullptr ? HangCall{} : *next;
+    later.phase = HangPhase::kUnknown;
+    if (next != nullptr && AreAlike(later, expected[0])) {
       const bool is_next = expected.size() > 1 && AreAlike(own, expected[1]);
       finding.kind = is_next ? HangKind::kSwapped : HangKind::kExtra;
       if (is_next) {

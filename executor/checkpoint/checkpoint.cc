@@ -217,7 +217,7 @@ bool HasStates(const Manifest& manifest) {
 
 void CheckContinues(const Checkpoint& checkpoint, const Sampler& sampler) {
   const Sampler& saved = checkpoint.manifest().sampler;
-  if (!HasStates(checkpoint.manifest()) && saved.dataset_size == 0) {
+  if (saved.dataset_size == 0) {
     return;
   }
   const auto check = [&](bool equal, const std::string& found, const std::string& expected) {

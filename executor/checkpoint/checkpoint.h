@@ -52,7 +52,7 @@ void CheckFits(const Checkpoint& checkpoint, const Model& model,
                const std::optional<OptimizerKind>& optimizer);
 
 // Throws InputError when a run with this sampler would not go on where the checkpoint's run was;
-// behind imported weights any sampler begins.
+// behind an imported checkpoint, which knows of no data, any sampler begins.
 void CheckContinues(const Checkpoint& checkpoint, const Sampler& sampler);
 
 struct ExportOptions {

@@ -1,6 +1,7 @@
 #include "executor/checkpoint/hub_weights.h"
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -14,15 +15,18 @@
 #include "executor/checkpoint/safetensors.h"
 #include "executor/checkpoint/state.h"
 #include "models/checkpoint_folder.h"
+#include "schedule/plan_names.h"
 
 namespace shardwright {
 namespace {
 
-// The model's tensors without optimizer states; shapes and names count.
-std::vector<SavedTensor> TensorsOf(const Model& model) {
+// The model's tensors, with the states of `optimizer`, if any; shapes and names count.
+std::vector<SavedTensor> TensorsOf(const Model& model,
+                                   const std::optional<OptimizerKind>& optimizer) {
   Manifest manifest;
   Job job;
-  job.mode = JobMode::kForward;
+  job.mode = optimizer ? JobMode::kTrain : JobMode::kForward;
+  job.optimizer.kind = optimizer.value_or(job.optimizer.kind);
   DescribeState(model, job, manifest);
   return manifest.tensors;
 }
@@ -63,6 +67,7 @@ HubWeights::HubWeights(const std::string& path, const Model& model) : path_(path
 // `names`: those that the index puts there; null: all.
 void HubWeights::Open(const std::string& file, const std::vector<std::string>* names) {
   const SafetensorsHeader header = ReadSafetensorsHeader(file);
+  ReadMetadata(file, header.metadata);
   files_.push_back(std::make_unique<MappedFile>(file));
   const MappedFile& mapped = *files_.back();
   const std::byte* const data = mapped.bytes().data() + header.data_begin;
@@ -79,6 +84,28 @@ void HubWeights::Open(const std::string& file, const std::vector<std::string>* n
       throw InputError(file, "no tensor \"" + (*names)[i] + '"',
                        "what model.safetensors.index.json puts there");
     }
+  }
+}
+
+void HubWeights::ReadMetadata(const std::string& file,
+                              const std::map<std::string, std::string>& metadata) {
+  const auto kind = metadata.find(kOptimizerKey);
+  if (kind == metadata.end()) {
+    return;
+  }
+  const auto name = std::find(kOptimizerNames.begin(), kOptimizerNames.end(), kind->second);
+  if (name == kOptimizerNames.end()) {
+    throw InputError(file + ": metadata " + kOptimizerKey, '"' + kind->second + '"',
+                     "the name of an optimizer, such as \"adamw\"");
+  }
+  optimizer_ = static_cast<OptimizerKind>(name - kOptimizerNames.begin());
+  const auto count = metadata.find(kUpdatesKey);
+  const std::string text = count == metadata.end() ? "" : count->second;
+  const char* const end = text.data() + text.size();
+  if (const auto [at, error] = std::from_chars(text.data(), end, updates_);
+      error != std::errc() || at != end || updates_ < 0 || updates_ > JsonValue::kMaxCount) {
+    throw InputError(file + ": metadata " + kUpdatesKey, '"' + text + '"',
+                     "the number of updates that were done");
   }
 }
 
@@ -104,7 +131,7 @@ void HubWeights::Take(const HubTensor& tensor, const std::string& name, const Ow
 }
 
 void HubWeights::Match(const Model& model) {
-  const std::vector<SavedTensor> wanted = TensorsOf(model);
+  const std::vector<SavedTensor> wanted = TensorsOf(model, optimizer_);
   Own own;
   for (const SavedTensor& tensor : wanted) {
     own[tensor.name] = &tensor;

@@ -1,19 +1,27 @@
 #pragma once
 
-// Weights that others have trained: safetensors files as the hub has them.
+// Weights that others have trained: safetensors files as the hub has them, perhaps with optimizer
+// states.
 
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "executor/checkpoint/hub_names.h"
 #include "executor/checkpoint/manifest.h"
 #include "executor/data/mapped_file.h"
+#include "executor/optimizer.h"
 #include "models/model.h"
 
 namespace shardwright {
+
+// The metadata of a safetensors file that also holds states, as "optimizer.exp_avg.<parameter>":
+// whose they are, and the updates that were done.
+inline constexpr const char* kOptimizerKey = "shardwright.optimizer";
+inline constexpr const char* kUpdatesKey = "shardwright.updates";
 
 class HubWeights {
  public:
@@ -38,6 +46,9 @@ class HubWeights {
   // Tensors of the files that no parameter takes.
   [[nodiscard]] const std::vector<std::string>& unused() const { return unused_; }
   [[nodiscard]] std::int64_t file_count() const { return std::ssize(files_); }
+  // Whose states the files hold; nothing: none, whatever tensors are there.
+  [[nodiscard]] const std::optional<OptimizerKind>& optimizer() const { return optimizer_; }
+  [[nodiscard]] std::int64_t updates() const { return updates_; }
 
  private:
   struct Stored {
@@ -46,6 +57,7 @@ class HubWeights {
     const std::byte* data = nullptr;
   };
   void Open(const std::string& file, const std::vector<std::string>* names);
+  void ReadMetadata(const std::string& file, const std::map<std::string, std::string>& metadata);
   using Own = std::map<std::string, const SavedTensor*>;  // the model's tensors by name
   void Match(const Model& model);
   void Take(const HubTensor& tensor, const std::string& name, const Own& own);
@@ -55,6 +67,8 @@ class HubWeights {
   std::map<std::string, Stored> stored_;  // by the name in the file, modernised
   std::map<std::string, Found> found_;
   std::vector<std::string> unused_;
+  std::optional<OptimizerKind> optimizer_;
+  std::int64_t updates_ = 0;
 };
 
 }  // namespace shardwright

@@ -9,8 +9,9 @@
 
 namespace shardwright {
 
-// Writes the checkpoint of step 0 into `folder`, which must hold none, in the dtypes of the files,
-// without optimizer states. Returns its folder. Throws InputError and EnvironmentError.
+// Writes a checkpoint into `folder`, which must hold none, in the dtypes of the files: of step 0,
+// or where they hold optimizer states, of as many steps as updates were done. Returns its folder.
+// Throws InputError and EnvironmentError.
 [[nodiscard]] std::string ImportWeights(const HubWeights& weights, const Model& model,
                                         const std::string& folder);
 

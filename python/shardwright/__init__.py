@@ -21,16 +21,18 @@ from ._native import __version__
 from ._results import Comparison, Memory, Plan, Prediction, compare, emit, here, load, plan, simulate
 
 if TYPE_CHECKING:
+    from ._checkpoint import CheckpointReader, from_dcp, to_dcp
     from ._live import Job, apply, describe, set_micro_batch
-    from ._record import Recording, record
+    from ._record import Recording, record, trainer_callback
 
 __all__ = [
-    "Comparison", "Error", "InputError", "InternalError", "Job", "MachineError", "Memory", "Plan", "Prediction", "Recording", "RunError",
-    "UsageError", "__version__", "apply", "commands", "compare", "describe", "emit", "here", "load", "plan", "record", "set_micro_batch",
-    "simulate",
+    "CheckpointReader", "Comparison", "Error", "InputError", "InternalError", "Job", "MachineError", "Memory", "Plan", "Prediction",
+    "Recording", "RunError", "UsageError", "__version__", "apply", "commands", "compare", "describe", "emit", "from_dcp", "here", "load",
+    "plan", "record", "set_micro_batch", "simulate", "to_dcp", "trainer_callback",
 ]
 
-_LIVE = {"Job": "_live", "apply": "_live", "describe": "_live", "set_micro_batch": "_live", "Recording": "_record", "record": "_record"}
+_LIVE = {"Job": "_live", "apply": "_live", "describe": "_live", "set_micro_batch": "_live", "Recording": "_record", "record": "_record",
+         "trainer_callback": "_record", "CheckpointReader": "_checkpoint", "from_dcp": "_checkpoint", "to_dcp": "_checkpoint"}
 
 
 def __getattr__(name: str) -> Any:

@@ -126,3 +126,30 @@ def record(plan: PlanLike, folder: Union[str, "os.PathLike[str]"] = "shardwright
     Each rank writes FOLDER/rankN.json.gz, and on a GPU a memory snapshot of the recorded steps.
     """
     return Recording(plan, folder, wait, warmup, steps, memory_snapshot)
+
+
+def trainer_callback(plan: PlanLike, folder: Union[str, "os.PathLike[str]"] = "shardwright-recording", **options: Any) -> Any:
+    """A callback of transformers' Trainer that records steps as record() does, with its options; callback.recording is what it made.
+
+        callback = shardwright.trainer_callback(plan)
+        Trainer(..., callbacks=[callback]).train()
+        print(callback.recording.compare())
+    """
+    from transformers import TrainerCallback
+
+    class RecordCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            self.recording: Optional[Recording] = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.recording = record(plan, folder, **options).__enter__()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self.recording is not None:
+                self.recording.step()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self.recording is not None:
+                self.recording.__exit__()
+
+    return RecordCallback()

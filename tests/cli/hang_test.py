@@ -225,6 +225,44 @@ ranks 0-3: 2 collectives of 1 process group are alike on all ranks
         self.assertEqual((finding["kind"], finding["ranks"], finding["process_group"], finding["expected"]["op"]),
                          ("late", [1], "mesh (a)", "reduce-scatter"))
 
+    def test_who_a_fault_has_ended_is_not_late(self):
+        # The same groups. Rank 2 skips the second gather; what rank 3 got instead ended it and its gather, so rank 1 waits.
+        mesh = {0: ("a", "d"), 1: ("a", "e"), 2: ("b", "d"), 3: ("b", "e")}
+        config = {name: {"name": name, "desc": "mesh", "ranks": str(ranks)}
+                  for name, ranks in (("a", [0, 1]), ("b", [2, 3]), ("d", [0, 2]), ("e", [1, 3]))}
+        for rank, (shard, replicate) in mesh.items():
+            step = [gather(80, group=(shard, "mesh")), gather(400, group=(shard, "mesh")), reduce(160, group=(shard, "mesh"))]
+            calls = [*step, step[0], step[2] if rank == 2 else step[1]]
+            if rank < 2:
+                calls.append(sum_of(40, group=(replicate, "mesh")))
+            self.dump(rank, calls, done={0: 5, 1: 5, 2: 4, 3: 5}[rank], pg_config=config)
+        finding, = self.hang()
+        self.assertEqual((finding["kind"], finding["ranks"], finding["process_group"], finding["expected"]["op"], finding["waiting"]),
+                         ("skipped", [2], "mesh (b)", "all-gather", [3]))
+
+    def test_who_waits_first_does_not_hide_what_was_done(self):
+        # Rank 0 issues another size, which ends it; rank 2, which was faster than rank 1, waits for it in the other group.
+        mesh = {0: ("a", "d"), 1: ("a", "e"), 2: ("b", "d"), 3: ("b", "e")}
+        config = {name: {"name": name, "desc": "mesh", "ranks": str(ranks)}
+                  for name, ranks in (("a", [0, 1]), ("b", [2, 3]), ("d", [0, 2]), ("e", [1, 3]))}
+        for rank, (shard, replicate) in mesh.items():
+            step = [gather(80, group=(shard, "mesh")), gather(400, group=(shard, "mesh")), reduce(160, group=(shard, "mesh"))]
+            calls = [*step, step[0], gather(404 if rank == 0 else 400, group=(shard, "mesh"), time=3.5 if rank > 1 else 4)]
+            if rank > 1:
+                calls.append(sum_of(40, group=(replicate, "mesh"), time=3.7))
+            self.dump(rank, calls, done={0: 5, 1: 4, 2: 5, 3: 5}[rank], pg_config=config)
+        finding, = self.hang()
+        self.assertEqual((finding["kind"], finding["ranks"], finding["process_group"], finding["waiting"]),
+                         ("other_size", [0], "mesh (a)", [1]))
+
+    def test_swapped_over_the_end_of_a_step(self):
+        # The reduction is made up for in the next forward, so its stack says that.
+        steps = [*STEP, *STEP, *STEP]
+        self.four(*[[*steps, *STEP]] * 3, [*steps, *STEP[:5], STEP[0], reduce(400, phase="forward")])
+        finding, = self.hang()
+        self.assertEqual((finding["kind"], finding["ranks"], finding["collective"], finding["expected"]["op"]),
+                         ("swapped", [3], 24, "reduce-scatter"))
+
     def test_old_entries_are_overwritten(self):
         for rank in range(4):
             self.dump(rank, STEP[rank:4] if rank != 2 else STEP[2:3], first=7 + rank, done=1 if rank == 2 else None)

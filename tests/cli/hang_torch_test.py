@@ -149,7 +149,8 @@ class Planter:
                 self.settle()
             if self.held is not None:
                 held, self.held = self.held, None
-                works = [recorded(*args, **{**kwargs, "async_op": True}), held()]
+                works = [original(*args, **{**kwargs, "async_op": True}), held()]
+                write_dump(self.job, self.rank)  # of both: gloo may end this process at once
                 return [work.wait() for work in works][0]
             if self.fault is None or self.count != self.fault["at"]:
                 return recorded(*args, **kwargs)

@@ -5,12 +5,15 @@ program that the plan lowers to. Processes are forked after the imports and run 
 """
 
 import copy
+import gzip
 import json
 import os
 import pathlib
 import socket
+import statistics
 import sys
 import tempfile
+import time
 import traceback
 import unittest
 
@@ -232,8 +235,58 @@ class Live(unittest.TestCase):
                 self.assertEqual(about, [])
 
     def metadata(self, path):
-        import gzip
         return json.dumps(json.loads(gzip.open(path).read())["recorded"])
+
+    def test_record_costs_next_to_nothing_outside_of_its_steps(self):
+        torch.set_num_threads(1)
+        batch = samples("llama", SAMPLES)
+        model = build("llama")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step():
+            begin = time.thread_time()
+            loss_of(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return time.thread_time() - begin
+
+        steps, wait = 100, 30
+        for _ in range(10):
+            step()
+        without = sorted(step() for _ in range(steps))
+        work, own = [], []
+        with shardwright.record({}, self.folder, wait=wait, warmup=1, steps=1) as recording:
+            for i in range(steps):
+                work.append(step())
+                begin = time.thread_time()
+                recording.step()
+                own.append(time.thread_time() - begin)
+        self.assertTrue(recording.is_complete)
+        outside = [i for i in range(steps) if not wait - 1 <= i <= wait + 2]  # the two, what begins them and what ends them
+        share = statistics.median(own[i] / work[i] for i in outside)
+        slower = statistics.median(work[i] for i in outside) / statistics.median(without)
+        if "SHARDWRIGHT_DEEP" in os.environ:
+            print(f"step() outside of the recorded steps: {100 * share:.2f} % of a step; the step itself {100 * (slower - 1):+.1f} %")
+        self.assertLess(share, 0.02)
+        self.assertLess(slower, 1.15)  # CPU time on a busy machine says no more
+        self.assertGreater(sum(own[wait - 1:wait + 2]), 10 * sum(own[:3]))  # while it records it costs what can be seen
+
+    def test_trainer_callback(self):
+        class Samples(torch.utils.data.Dataset):
+            def __len__(self):
+                return 12
+
+            def __getitem__(self, i):
+                return {name: value[0] for name, value in samples("llama", 1).items()}
+
+        callback = shardwright.trainer_callback({}, self.folder / "recorded", wait=1, warmup=1, steps=2)
+        settings = transformers.TrainingArguments(output_dir=str(self.folder), per_device_train_batch_size=2, max_steps=6, report_to=[],
+                                                  save_strategy="no", disable_tqdm=True, use_cpu=True, logging_strategy="no")
+        transformers.Trainer(model=build("llama"), args=settings, train_dataset=Samples(), callbacks=[callback]).train()
+        self.assertTrue(callback.recording.is_complete)
+        trace = json.loads(gzip.open(callback.recording.traces()[0]).read())
+        steps = {event["name"] for event in trace["traceEvents"] if event.get("name", "").startswith("ProfilerStep#")}
+        self.assertEqual(steps, {"ProfilerStep#2", "ProfilerStep#3"})
 
     def test_what_describe_refuses(self):
         class Loop(torch.nn.Module):
