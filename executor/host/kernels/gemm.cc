@@ -9,6 +9,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/error.h"
 #include "core/library.h"
@@ -35,20 +37,20 @@ struct Sum {
 };
 
 #if SHARDWRIGHT_OPENBLAS
-// OpenBLAS sizes its pool of threads when it is loaded. A rank computes on one thread, as the order
-// of its sums must not depend on the number of cores: the variables keep it from starting others,
-// which an OpenBLAS that is there already, say NumPy's, may have done. They are put back for the
-// processes that this one starts.
-class OneThread {
+// Variables that OpenBLAS reads when it is loaded. A rank's threads share its products themselves,
+// so it shall start none, which one that is there already, say NumPy's, may have done. They are put
+// back for the processes that this one starts.
+class LoadingVariables {
  public:
-  OneThread() {
-    for (Variable& variable : variables_) {
-      const char* const value = std::getenv(variable.name);
-      variable.before = value == nullptr ? std::optional<std::string>() : value;
-      ::setenv(variable.name, "1", 1);
+  // `core`: the processor to multiply for, null: the one that it finds.
+  explicit LoadingVariables(const char* core) {
+    Set("OPENBLAS_NUM_THREADS", "1");
+    Set("OMP_NUM_THREADS", "1");  // of its builds with OpenMP
+    if (core != nullptr) {
+      Set("OPENBLAS_CORETYPE", core);
     }
   }
-  ~OneThread() {
+  ~LoadingVariables() {
     for (const Variable& variable : variables_) {
       if (variable.before.has_value()) {
         ::setenv(variable.name, variable.before->c_str(), 1);
@@ -57,16 +59,20 @@ class OneThread {
       }
     }
   }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
+  LoadingVariables(const LoadingVariables&) = delete;
+  LoadingVariables& operator=(const LoadingVariables&) = delete;
 
  private:
   struct Variable {
     const char* name;
     std::optional<std::string> before;
   };
-  // The second is that of its builds with OpenMP.
-  std::array<Variable, 2> variables_ = {{{"OPENBLAS_NUM_THREADS", {}}, {"OMP_NUM_THREADS", {}}}};
+  void Set(const char* name, const char* value) {
+    const char* const before = std::getenv(name);
+    variables_.push_back({name, before == nullptr ? std::optional<std::string>() : before});
+    ::setenv(name, value, 1);
+  }
+  std::vector<Variable> variables_;
 };
 
 // As cblas.h declares them, its enumerations as the numbers that they are: the header of OpenBLAS
@@ -76,38 +82,72 @@ using SgemmFunction = void (*)(int order, int transpose_a, int transpose_b, Blas
                                BlasInt k, float alpha, const float* a, BlasInt lda, const float* b,
                                BlasInt ldb, float beta, float* c, BlasInt ldc);
 using SetThreadsFunction = void (*)(int threads);
+using CoreNameFunction = const char* (*)();
 constexpr int kRowMajor = 101;
 constexpr int kNoTranspose = 111;
 constexpr int kTranspose = 112;
 
 struct OpenBlas {
+  void* library = nullptr;
   SgemmFunction sgemm = nullptr;
+  SetThreadsFunction set_threads = nullptr;
+  CoreNameFunction core_name = nullptr;
 };
 
 // PyPI's build of OpenBLAS, scipy-openblas32, has names of its own.
-bool FindFunctions(void* library, const std::string& prefix, OpenBlas& blas,
-                   SetThreadsFunction& set_threads) {
-  return FindFunction(library, (prefix + "cblas_sgemm").c_str(), &blas.sgemm) &&
-         FindFunction(library, (prefix + "openblas_set_num_threads").c_str(), &set_threads);
+bool FindFunctions(const std::string& prefix, OpenBlas& blas) {
+  const auto find = [&](const char* name, auto* function) {
+    return FindFunction(blas.library, (prefix + name).c_str(), function);
+  };
+  return find("cblas_sgemm", &blas.sgemm) && find("openblas_set_num_threads", &blas.set_threads) &&
+         find("openblas_get_corename", &blas.core_name);
 }
 
-OpenBlas LoadOpenBlas() {
+OpenBlas LoadOpenBlas(const char* core) {
   std::string problem;
-  const OneThread one_thread;
-  void* const library =
-      LoadLibrary("SHARDWRIGHT_OPENBLAS", {"libopenblas.so.0", "libscipy_openblas.so"},
-                  SHARDWRIGHT_OPENBLAS_LIBRARY, &problem);
-  if (library == nullptr) {
+  const LoadingVariables variables(core);
+  OpenBlas blas;
+  blas.library = LoadLibrary("SHARDWRIGHT_OPENBLAS", {"libopenblas.so.0", "libscipy_openblas.so"},
+                             SHARDWRIGHT_OPENBLAS_LIBRARY, &problem);
+  if (blas.library == nullptr) {
     throw EnvironmentError("matrix products need OpenBLAS: " + problem +
                            "; install libopenblas0 or set SHARDWRIGHT_OPENBLAS to its path");
   }
-  OpenBlas blas;
-  SetThreadsFunction set_threads = nullptr;
-  if (!FindFunctions(library, "", blas, set_threads) &&
-      !FindFunctions(library, "scipy_", blas, set_threads)) {
+  if (!FindFunctions("", blas) && !FindFunctions("scipy_", blas)) {
     throw EnvironmentError("libopenblas lacks functions that OpenBLAS 0.3.21 has");
   }
-  set_threads(1);
+  return blas;
+}
+
+// A version older than the processor takes it for one without AVX: 0.3.21 of 2022 an Emerald Rapids
+// for a Prescott of 2004, which is a fifth of its speed. Then what the processor can do decides.
+// Null: what it found stands.
+const char* BetterCore(const std::string& found) {
+#if defined(__x86_64__)
+  static constexpr std::array<std::string_view, 6> kWithoutAvx = {"Prescott", "Core2",   "Nehalem",
+                                                                  "Generic",  "generic", "Unknown"};
+  const bool is_old = std::find(kWithoutAvx.begin(), kWithoutAvx.end(), found) != kWithoutAvx.end();
+  if (!is_old || std::getenv("OPENBLAS_CORETYPE") != nullptr) {
+    return nullptr;
+  }
+  const bool has_avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+  const bool has_avx512 =
+      __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+      __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;
+  return has_avx512 ? "SKYLAKEX" : has_avx2 ? "HASWELL" : nullptr;
+#else
+  (void)found;
+  return nullptr;
+#endif
+}
+
+OpenBlas LoadOpenBlas() {
+  OpenBlas blas = LoadOpenBlas(nullptr);
+  if (const char* const core = BetterCore(blas.core_name())) {
+    ::dlclose(blas.library);  // it asks for its processor once, when it is loaded
+    blas = LoadOpenBlas(core);
+  }
+  blas.set_threads(1);
   return blas;
 }
 
@@ -295,6 +335,14 @@ void MultiplyPart(const GemmSize& size, const GemmOperand& a, const GemmOperand&
 void LoadHostProducts() {
 #if SHARDWRIGHT_OPENBLAS
   (void)Blas();
+#endif
+}
+
+std::string HostProductsCore() {
+#if SHARDWRIGHT_OPENBLAS
+  return Blas().core_name();
+#else
+  return "none";
 #endif
 }
 

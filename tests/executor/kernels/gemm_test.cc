@@ -287,4 +287,18 @@ TEST_CASE("Products start no threads" * doctest::skip(kHasSanitizer)) {
   CHECK(::getenv("OPENBLAS_NUM_THREADS") == before);
 }
 
+// OpenBLAS 0.3.21 takes processors that came after it for some of 2004.
+TEST_CASE("Products use the vectors that the processor has") {
+#if defined(__x86_64__)
+  const std::string core = HostProductsCore();
+  CAPTURE(core);
+  if (core != "none" && std::getenv("OPENBLAS_CORETYPE") == nullptr &&
+      __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0) {
+    CHECK(core != "Prescott");
+    CHECK(core != "Core2");
+    CHECK(core != "Nehalem");
+  }
+#endif
+}
+
 }  // namespace shardwright::testing
