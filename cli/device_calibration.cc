@@ -64,7 +64,9 @@ PlanFile CalibrationPlan(const CalibrationDevice& device, const Shape& shape) {
   PlanFile file;
   file.cluster = LoadCluster(device.cluster, device.nodes, device.ranks / device.nodes);
   if (device.one_core) {
-    file.cluster.machine_cores = 1;
+    // Not two whole ones, so that one thread computes, and room for what runs beside it.
+    constexpr double kOneAndMore = 1.999;
+    file.cluster.machine_cores = std::min(file.cluster.machine_cores, kOneAndMore);
   }
   file.kernels = FindKernelSet(device.kernel_set, "calibrate");
   file.profile = DefaultProfile(file.cluster.gpu, file.kernels.name);

@@ -113,11 +113,13 @@ void Team::For(std::size_t count,
     begins_.notify_all();
   }
   loop.Work(0);
+  const std::int64_t before = ThreadNanoseconds();
   const auto is_over = [&] { return at_work_ == 0; };
   if (!LookOut(is_over)) {
     std::unique_lock lock(mutex_);
     ends_.wait(lock, is_over);
   }
+  nanoseconds_ -= ThreadNanoseconds() - before;  // the caller computed nothing meanwhile
   loop.ThrowFailure();
 }
 

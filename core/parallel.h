@@ -43,8 +43,8 @@ class Team {
   // the next. Called by that worker.
   [[nodiscard]] std::span<std::byte> Memory(std::size_t worker, std::size_t bytes);
 
-  // What the threads besides the caller have computed in loops since this was asked last: time on a
-  // core.
+  // Time on a core, since this was asked last, that the caller does not know of: what the other
+  // threads computed in loops, less what the caller spent looking whether they had ended.
   [[nodiscard]] std::int64_t TakeNanoseconds() { return nanoseconds_.exchange(0); }
 
  private:
