@@ -22,9 +22,8 @@ template <class To, class From>
   return __builtin_bit_cast(To, from);
 }
 
-// A page in a browser has one thread: none of these is ever started.
+// A page in a browser has one thread.
 inline constexpr bool kHasThreads = false;
-using JoiningThread = std::thread;
 
 #else
 
@@ -41,7 +40,6 @@ template <class To, class From>
 }
 
 inline constexpr bool kHasThreads = true;
-using JoiningThread = std::jthread;
 
 #endif
 
