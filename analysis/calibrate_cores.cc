@@ -112,7 +112,7 @@ void CalibrateSharedWork(const std::vector<CalibrationRun>& runs, const Origin& 
     double cpu = 0;
     double lasted = 0;
     for (const Span& span : run.trace.spans) {
-      // The first step warms up. Short ops are not shared.
+      // The first step warms up.
       if (span.stream == Stream::kCompute && span.step > 0 && span.cpu > SimTime(0)) {
         cpu += ToSeconds(span.cpu).value;
         lasted += ToSeconds(span.end - span.start).value;

@@ -61,6 +61,9 @@ void CheckDeviceFlags(const Arguments& arguments, RunFlags& flags) {
     }
     return;
   }
+  if (arguments.Get("--threads").is_given()) {
+    throw UsageError("--threads is of --device host: a GPU computes by itself");
+  }
   for (const bool delays : {true, false}) {
     const char* const flag = delays ? "--delays" : "--emulate-network";
     if (delays ? arguments.Get(flag).is_given() : arguments.Has(flag)) {

@@ -39,6 +39,8 @@ class Cuda(ShardwrightTestCase):
         for flag in (("--delays", "1"), ("--emulate-network",)):
             self.assert_fails(2, f"{flag[0]} is of --device host: a GPU's streams cannot be told to be late", "run", plan,
                               "--device", "cuda", *flag)
+        self.assert_fails(2, "--threads is of --device host: a GPU computes by itself", "run", plan, "--device", "cuda",
+                          "--threads", "2")
         self.assert_fails(2, "--loopback needs --device cuda", "eval", plan, "--checkpoint", "c", "--data", "random",
                           "--loopback", "2")
 

@@ -48,6 +48,7 @@ TEST_CASE("Launch.Torchrun") {
   CHECK(plain.rank == 5);
   CHECK(plain.size == 8);
   CHECK(plain.local_rank == 1);
+  CHECK(plain.local_size == 8);  // torchrun would say
   CHECK(plain.address == "n1");
   CHECK(plain.port == 29500);
   // The agent listens at MASTER_PORT itself.
@@ -96,6 +97,7 @@ TEST_CASE("Launch.OpenMpi") {
   const Launch launch = Read({{"OMPI_COMM_WORLD_SIZE", "4"},
                               {"OMPI_COMM_WORLD_RANK", "3"},
                               {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                               {"SLURM_PROCID", "0"},
                               {"SLURM_NTASKS", "1"},
                               {"SLURM_STEP_ID", "0"}});
@@ -103,6 +105,7 @@ TEST_CASE("Launch.OpenMpi") {
   CHECK(launch.rank == 3);
   CHECK(launch.size == 4);
   CHECK(launch.local_rank == 1);
+  CHECK(launch.local_size == 2);
   CHECK(launch.address.empty());
 }
 
@@ -110,6 +113,7 @@ TEST_CASE("Launch.Slurm") {
   Variables variables = {{"SLURM_PROCID", "9"},
                          {"SLURM_NTASKS", "16"},
                          {"SLURM_LOCALID", "1"},
+                         {"SLURM_NTASKS_PER_NODE", "8"},
                          {"SLURM_JOB_NODELIST", "gpu[007-008]"},
                          {"SLURM_JOB_ID", "123456"}};
   // A batch script is one process, which srun has not started.
@@ -121,6 +125,7 @@ TEST_CASE("Launch.Slurm") {
   CHECK(launch.launcher == "srun");
   CHECK(launch.rank == 9);
   CHECK(launch.local_rank == 1);
+  CHECK(launch.local_size == 8);
   CHECK(launch.address == "gpu007");
   CHECK(launch.port == 20000 + 3456 + 2 * 97);
   CHECK(launch.job == "123456.2");
