@@ -68,7 +68,7 @@ void ForEachChunk(std::int64_t n, const F& f) {
 }
 
 // Fewer elements are not worth a thread of their own.
-inline constexpr std::int64_t kLeastChunks = 16;
+inline constexpr std::int64_t kLeastChunks = 32;
 inline constexpr std::int64_t kLeastElements = kLeastChunks * kChunk;
 
 // Calls f(begin, end, worker) for parts of [0, n), at least `least` each, which the team's threads
