@@ -161,20 +161,20 @@ TEST_CASE("A trace equals itself") {
     CHECK(same.spans == static_cast<std::int64_t>(trace.spans.size()));
     CHECK(same.findings.empty());
     for (const ClassComparison& row : same.classes) {
-      CHECK(row.measured.value == doctest::Approx(row.simulated.value).epsilon(1e-9));
+      CHECK(row.measured.value == doctest::Approx(row.simulated.value).epsilon(1e-9).scale(1e-9));
     }
     for (const Calibration& row : same.calibrations) {
       CHECK(row.factor == doctest::Approx(1).epsilon(1e-9));
       CHECK(row.step_time.value ==
-            doctest::Approx(ToSeconds(PeriodWith(program, prices)).value).epsilon(1e-6));
+            doctest::Approx(ToSeconds(PeriodWith(program, prices)).value).epsilon(1e-6).scale(1e-9));
     }
     double simulated = 0, measured = 0;
     for (const StepPart& part : same.parts) {
       simulated += part.simulated.value;
       measured += part.measured.value;
     }
-    CHECK(simulated == doctest::Approx(same.simulated_step.value));
-    CHECK(measured == doctest::Approx(same.measured_step.value));
+    CHECK(simulated == doctest::Approx(same.simulated_step.value).scale(1e-9));
+    CHECK(measured == doctest::Approx(same.measured_step.value).scale(1e-9));
   }
 }
 
@@ -201,15 +201,16 @@ TEST_CASE("A planted change is found and calibrated away") {
     for (const Calibration& row : gap.calibrations) {
       if (row.name == NameOf(op_class)) {
         CHECK(row.factor == doctest::Approx(3).epsilon(1e-9));
-        CHECK(row.step_time.value ==
-              doctest::Approx(ToSeconds(PeriodWith(program, changed)).value).epsilon(1e-6));
+        CHECK(
+            row.step_time.value ==
+            doctest::Approx(ToSeconds(PeriodWith(program, changed)).value).epsilon(1e-6).scale(1e-9));
         ++found;
       } else {
         CHECK(row.factor == doctest::Approx(1).epsilon(1e-9));
       }
     }
     CHECK(gap.calibrated_step.value ==
-          doctest::Approx(ToSeconds(PeriodWith(program, changed)).value).epsilon(1e-6));
+          doctest::Approx(ToSeconds(PeriodWith(program, changed)).value).epsilon(1e-6).scale(1e-9));
   }
   CHECK(found > 30);
 }

@@ -94,10 +94,10 @@ TEST_CASE("fit-nccl finds the numbers that made a sweep") {
   constexpr double kWithin = 0.02;  // the rows are exact, the prior on efficiency pulls a little
   CHECK(found("hopper nvlink: efficiency") == doctest::Approx(0.9).epsilon(kWithin));
   CHECK(found("roce: efficiency") == doctest::Approx(0.7).epsilon(kWithin));
-  CHECK(found("roce: LL hop_latency") == doctest::Approx(11e-6).epsilon(kWithin));
-  CHECK(found("roce: LL128 hop_latency") == doctest::Approx(52e-6).epsilon(kWithin));
-  CHECK(found("roce: Simple base_latency") == doctest::Approx(300e-6).epsilon(kWithin));
-  CHECK(found("shared: LL base_latency") == doctest::Approx(20e-6).epsilon(kWithin));
+  CHECK(found("roce: LL hop_latency") * 1e6 == doctest::Approx(11).epsilon(kWithin));
+  CHECK(found("roce: LL128 hop_latency") * 1e6 == doctest::Approx(52).epsilon(kWithin));
+  CHECK(found("roce: Simple base_latency") * 1e6 == doctest::Approx(300).epsilon(3 * kWithin));
+  CHECK(found("shared: LL base_latency") * 1e6 == doctest::Approx(20).epsilon(kWithin));
   CHECK(found("shared: LL reduce_bandwidth") == doctest::Approx(0.6).epsilon(kWithin));
   // How much hides is told by a few rows only, and its error is made up for by the efficiency.
   CHECK(found("shared: overlap") == doctest::Approx(1.6).epsilon(5 * kWithin));

@@ -117,20 +117,23 @@ TEST_CASE("The shipped network numbers are what fit-nccl finds") {
     ApplyFit(fit, Origin(), fitted);
     REQUIRE(shipped.transports.size() == fitted.transports.size());
     CHECK(fitted.host.library_call.value.value ==
-          doctest::Approx(shipped.host.library_call.value.value).epsilon(kRounding));
+          doctest::Approx(shipped.host.library_call.value.value).epsilon(0.02).scale(1e-9));
     for (std::size_t i = 0; i < shipped.transports.size(); ++i) {
       const TransportProfile& ours = shipped.transports[i];
       const TransportProfile& found = fitted.transports[i];
       CAPTURE(ours.name);
       CHECK(found.efficiency.value == doctest::Approx(ours.efficiency.value).epsilon(kRounding));
       CHECK(found.split_latency.value.value ==
-            doctest::Approx(ours.split_latency.value.value).epsilon(kRounding));
+            doctest::Approx(ours.split_latency.value.value).epsilon(kRounding).scale(1e-9));
       for (std::size_t p = 0; p < ours.protocols.size(); ++p) {
         CAPTURE(ours.protocols[p].name);
         CHECK(found.protocols[p].base_latency.value.value ==
-              doctest::Approx(ours.protocols[p].base_latency.value.value).epsilon(kRounding));
-        CHECK(found.protocols[p].hop_latency.value.value ==
-              doctest::Approx(ours.protocols[p].hop_latency.value.value).epsilon(kRounding));
+              doctest::Approx(ours.protocols[p].base_latency.value.value)
+                  .epsilon(kRounding)
+                  .scale(1e-9));
+        CHECK(
+            found.protocols[p].hop_latency.value.value ==
+            doctest::Approx(ours.protocols[p].hop_latency.value.value).epsilon(kRounding).scale(1e-9));
       }
     }
   }
