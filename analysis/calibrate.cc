@@ -433,7 +433,7 @@ CalibrationResult Calibrate(const std::vector<CalibrationRun>& runs, const Profi
   CalibrationSamples samples = CollectSamples(runs);
   CalibrationResult result;
   result.profile = start;
-  CalibrateSharedWork(runs, origin, result.profile, result.numbers);
+  CalibrateSharedWork(runs, samples, origin, result.profile, result.numbers);
   CalibrateBusyCores(runs, samples, origin, result.profile, result.numbers);
   CalibrateKernels(runs, samples, origin, result.profile, result.numbers);
   CalibrateCollectives(runs, samples, origin, result.profile, result.numbers);

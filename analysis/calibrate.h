@@ -51,9 +51,10 @@ struct CalibrationResult {
                                           const Profile& start, const Origin& origin);
 
 // Its parts, in this order: fill numbers of `profile` from the samples and list what they found.
-// What part of their work ops share is told by runs with several threads a rank.
-void CalibrateSharedWork(const std::vector<CalibrationRun>& runs, const Origin& origin,
-                         Profile& profile, std::vector<CalibratedNumber>& numbers);
+// What part of their work ops share, and what that costs, is told by runs with several threads a rank.
+void CalibrateSharedWork(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
+                         const Origin& origin, Profile& profile,
+                         std::vector<CalibratedNumber>& numbers);
 // What busy cores cost, told by runs that keep more and fewer of them busy, is taken out of the
 // samples.
 void CalibrateBusyCores(const std::vector<CalibrationRun>& runs, CalibrationSamples& samples,

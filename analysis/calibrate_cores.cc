@@ -2,8 +2,10 @@
 // fewer ranks are compared. And what they gain by several threads.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,7 +19,8 @@ namespace {
 
 // Cores but one that a run's ranks keep busy while all of them compute, as SolveSpeeds counts them.
 double OthersBusy(const Cluster& cluster, const Profile& profile) {
-  const double wanted = static_cast<double>(cluster.RanksOnCores()) * CoresAtWork(cluster, profile);
+  const double cores = ShareAmongThreads(Seconds(1), cluster, profile).cores;  // of a long op
+  const double wanted = static_cast<double>(cluster.RanksOnCores()) * cores;
   const double used = std::min(cluster.SharedCores(), wanted);
   return std::max(0.0, used - 1);
 }
@@ -30,7 +33,7 @@ bool HaveEqualKernels(const Program& a, const OpShape& x, const Program& b, cons
 }
 
 // A number that something measured stands for: with t = own (1 + b others), b of two times of one
-// op; or the part of its work that a run shared.
+// op.
 struct Evidence {
   double number = 0;
   double weight = 0;
@@ -103,40 +106,50 @@ void CalibrateBusyCores(const std::vector<CalibrationRun>& runs, CalibrationSamp
   }
 }
 
-// With Amdahl's law: an op of `cpu` seconds on one core takes cpu (1 - s + s / threads).
-void CalibrateSharedWork(const std::vector<CalibrationRun>& runs, const Origin& origin,
-                         Profile& profile, std::vector<CalibratedNumber>& numbers) {
-  std::vector<Evidence> found;
-  for (const CalibrationRun& run : runs) {
-    const auto threads = static_cast<double>(run.cluster.ThreadsPerRank());
-    double cpu = 0;
-    double lasted = 0;
-    for (const Span& span : run.trace.spans) {
-      // The first step warms up.
-      if (span.stream == Stream::kCompute && span.step > 0 && span.cpu > SimTime(0)) {
-        cpu += ToSeconds(span.cpu).value;
-        lasted += ToSeconds(span.end - span.start).value;
+// What takes `cpu` seconds on one core, in k kernels, takes cpu / t + (1 - s) cpu (1 - 1 / t) + k a
+// on t threads: linear in what is not shared and in what a start costs. An op that is not worth
+// that is one thread's and tells nothing.
+void CalibrateSharedWork(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
+                         const Origin& origin, Profile& profile,
+                         std::vector<CalibratedNumber>& numbers) {
+  enum Column : std::size_t { kUnshared, kStart };
+  OverlapProfile& overlap = profile.overlap;
+  const RowsAt rows_at = [&](std::span<const double> values) {
+    std::vector<FitRow> rows;
+    for (const ShapeSample& sample : samples.shapes) {
+      const CalibrationRun& run = runs[sample.run];
+      const auto threads = static_cast<double>(run.cluster.ThreadsPerRank());
+      const auto kernels = static_cast<double>(run.program.shapes[sample.shape.value].kernel_count);
+      const double others = sample.computed * (1 - 1 / threads);  // they may save as much
+      if (values[kUnshared] * others + values[kStart] * kernels >= others) {
+        continue;
       }
+      // Errors count by their time, not as a part of what is small at best.
+      const double rest = std::max(sample.lasted - sample.computed / threads, 0.01 * others);
+      rows.push_back(
+          {{{kUnshared, others}, {kStart, kernels}}, rest, static_cast<double>(sample.ops) * rest});
     }
-    if (threads > 1 && run.recordings == nullptr && run.shapes == nullptr && cpu > 0) {
-      found.push_back({std::clamp((1 - lasted / cpu) / (1 - 1 / threads), 0.0, 1.0), cpu});
-    }
-  }
-  if (found.empty()) {
-    return;
-  }
+    return rows;
+  };
+  // Not from the profile's: with nothing shared no op would tell.
+  constexpr std::array<FitColumn, 2> columns = {{{0.1, 0.1, 0}, {20e-6, 20e-6, 0}}};
+  const std::vector<FittedValue> found = FitPiecewise(columns, rows_at);
   constexpr double kDigits = 1e4;
-  const double shared = std::round(WeightedMedian(found) * kDigits) / kDigits;
-  std::vector<double> errors;
-  errors.reserve(found.size());
-  for (const Evidence& e : found) {
-    errors.push_back(std::abs(e.number - shared));
+  const auto rounded = [](double value) { return std::round(value * kDigits) / kDigits; };
+  if (const FittedValue& unshared = found[kUnshared]; unshared.is_found) {
+    const double shared = 1 - std::min(1.0, rounded(unshared.value));
+    const double spread = rounded(unshared.spread * unshared.value);  // of what is shared
+    numbers.push_back(
+        {"overlap.shared_work", false, overlap.shared_work.value, shared, spread, unshared.rows});
+    overlap.shared_work = {shared, origin, spread};
   }
-  const double spread = std::round(MedianOf(std::move(errors)) * kDigits) / kDigits;
-  Number<double>& number = profile.overlap.shared_work;
-  numbers.push_back({"overlap.shared_work", false, number.value, shared, spread,
-                     static_cast<std::int64_t>(found.size())});
-  number = {shared, origin, spread};
+  if (const FittedValue& start = found[kStart]; start.is_found) {
+    const double spread = rounded(start.spread);
+    const double seconds = std::round(start.value * 1e9) / 1e9;
+    numbers.push_back(
+        {"overlap.loop_start", true, overlap.loop_start.value.value, seconds, spread, start.rows});
+    overlap.loop_start = {Seconds(seconds), origin, spread};
+  }
 }
 
 }  // namespace shardwright

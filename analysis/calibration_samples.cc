@@ -73,6 +73,7 @@ std::vector<double> OverlapOf(std::span<const Span> spans) {
 // What is known about one shape so far. The better kinds of spans replace the worse ones.
 struct Gathered {
   std::vector<double> alone, beside_others, held_by_issue, issue;
+  std::vector<double> lasted, computed;
   std::int64_t ops = 0;
 };
 
@@ -151,6 +152,10 @@ void AddStep(const CalibrationRun& run, const RecordedStep& step, Outstanding& o
       shape.held_by_issue.push_back(seconds);
     } else if (overlap[i] <= kAloneShare * seconds) {
       shape.alone.push_back(seconds);
+      if (span.stream == Stream::kCompute && span.cpu > SimTime(0)) {
+        shape.lasted.push_back(ToSeconds(span.end - span.start).value);
+        shape.computed.push_back(ToSeconds(span.cpu).value);
+      }
     } else {
       shape.beside_others.push_back(seconds);
     }
@@ -208,6 +213,8 @@ CalibrationSamples CollectSamples(const std::vector<CalibrationRun>& runs) {
       // What issuing held up says nothing about kernels.
       const std::vector<double>& best = from.alone.empty() ? from.beside_others : from.alone;
       sample.seconds = best.empty() ? 0 : MedianOf(best);
+      sample.lasted = from.lasted.empty() ? 0 : MedianOf(from.lasted);
+      sample.computed = from.computed.empty() ? 0 : MedianOf(from.computed);
       samples.shapes.push_back(sample);
     }
   }

@@ -22,6 +22,10 @@ struct ShapeSample {
   double seconds = 0;    // on its stream; 0: not measured
   double issue = 0;      // host time to issue it; 0: whenever it did, the queue was full
   std::int64_t ops = 0;  // spans behind the medians
+  // Of ops on cores beside which nothing ran: how long they lasted, and what their threads computed
+  // meanwhile. 0: not measured.
+  double lasted = 0;
+  double computed = 0;
 };
 
 // A run that was traced. All of it outlives the samples.

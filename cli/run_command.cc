@@ -232,10 +232,14 @@ bool ResumeIfAsked(const PlanFile& file, const RunFlags& flags, const Sampler& s
   return true;
 }
 
-void WriteTrace(const PlanFile& file, const Program& program, const RunSession& session,
-                const Trace& trace, const std::string& path) {
+// `threads` shared each rank's compute.
+void WriteTrace(PlanFile file, std::int64_t threads, const Program& program,
+                const RunSession& session, const Trace& trace, const std::string& path) {
   ChromeOptions chrome;
   chrome.source = "measured on " + session.device();
+  if (file.cluster.SharedCores() > 0 && file.cluster.ThreadsPerRank() != threads) {
+    file.cluster.rank_threads = threads;
+  }
   chrome.plan = PlanFileJson(file);
   WriteChromeTrace(program, trace, chrome, path);
 }
@@ -341,7 +345,7 @@ int Train(const Arguments& arguments, RunFlags& flags, const RunParts& parts) {
       flags.trace.empty() ? Trace() : TakeWholeTrace(session, parts.program, processes);
   FinishTogether(processes);  // nobody waits while process 0 writes
   if (is_first && !flags.trace.empty()) {
-    WriteTrace(file, parts.program, session, trace, flags.trace);
+    WriteTrace(file, flags.host.threads, parts.program, session, trace, flags.trace);
   }
   const Ran ran{file, flags, parts.sampler, parts.program, loop, checkpoints.get()};
   CheckOutcome(ran);

@@ -81,7 +81,8 @@ void ReadModel(const JsonValue& json, const nlohmann::ordered_json& document, co
 }
 
 void ReadCluster(const JsonValue& json, const nlohmann::ordered_json& document, PlanFile& file) {
-  json.AllowOnly({"name", "nodes", "gpus_per_node", "machine_cores", "json", "hash"});
+  json.AllowOnly(
+      {"name", "nodes", "gpus_per_node", "machine_cores", "rank_threads", "json", "hash"});
   if (json.Find("json")) {
     const std::string name = json.At("json").path().str();
     file.cluster = ParseCluster(Embedded(document, "cluster"), name);
@@ -95,6 +96,8 @@ void ReadCluster(const JsonValue& json, const nlohmann::ordered_json& document, 
     // Those of the machine where the plan was made, not of this one.
     const auto cores = json.Find("machine_cores");
     file.cluster.machine_cores = cores ? ReadCores(*cores) : 0;
+    const auto threads = json.Find("rank_threads");
+    file.cluster.rank_threads = threads ? ReadThreads(*threads) : 0;
   }
   CheckHash(json, Fnv1a64(ClusterJson(file.cluster)), "cluster " + Quoted(file.cluster.name));
 }

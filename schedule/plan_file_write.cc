@@ -82,6 +82,7 @@ bool IsFromCatalog(const Cluster& cluster) {
   }
   Cluster listed = LoadCluster(cluster.name, cluster.node_count, cluster.gpus_per_node);
   listed.machine_cores = cluster.machine_cores;
+  listed.rank_threads = cluster.rank_threads;
   return ClusterJson(listed) == ClusterJson(cluster);
 }
 
@@ -94,6 +95,9 @@ Json ClusterPart(const Cluster& cluster) {
     json["gpus_per_node"] = cluster.gpus_per_node;
     if (cluster.machine_cores > 0) {
       json["machine_cores"] = cluster.machine_cores;
+    }
+    if (cluster.rank_threads > 0) {
+      json["rank_threads"] = cluster.rank_threads;
     }
   } else {
     json["json"] = Json::parse(text);

@@ -131,6 +131,8 @@ struct Cluster {
   // one machine on which all nodes are emulated. 0: devices compute by themselves.
   double node_cores = 0;
   double machine_cores = 0;  // not both
+  // There: threads that share a rank's compute; 0: as many as it has whole cores for itself.
+  std::int64_t rank_threads = 0;
 
   bool operator==(const Cluster&) const = default;
 
@@ -143,8 +145,11 @@ struct Cluster {
   [[nodiscard]] std::int64_t RanksOnCores() const {
     return machine_cores > 0 ? RankCount() : gpus_per_node;
   }
-  // Threads that share a rank's compute: one per core that it has for itself.
+  // Threads that share a rank's compute.
   [[nodiscard]] std::int64_t ThreadsPerRank() const {
+    if (rank_threads > 0) {
+      return rank_threads;
+    }
     return std::max<std::int64_t>(
         1, static_cast<std::int64_t>(SharedCores() / static_cast<double>(RanksOnCores())));
   }
@@ -167,6 +172,7 @@ struct Cluster {
 
 // A number of cores in such a file.
 [[nodiscard]] double ReadCores(const JsonValue& value);
+[[nodiscard]] std::int64_t ReadThreads(const JsonValue& value);
 
 // The whole cluster as JSON that ParseCluster reads back to an equal value; every group expanded,
 // the GPU embedded. Equal clusters give equal bytes, so that plans can hash it.

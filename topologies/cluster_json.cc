@@ -254,6 +254,17 @@ void ReadAllCores(const JsonValue& root, Cluster& cluster) {
   cluster.machine_cores = ReadCores(*machine);
 }
 
+void ReadRankThreads(const JsonValue& root, Cluster& cluster) {
+  const auto threads = root.Find("rank_threads");
+  if (!threads) {
+    return;
+  }
+  if (cluster.SharedCores() == 0) {
+    throw threads->Error("node_cores or machine_cores beside it");
+  }
+  cluster.rank_threads = ReadThreads(*threads);
+}
+
 }  // namespace
 
 void CheckFormat(const JsonValue& root, const std::string& format) {
@@ -367,10 +378,16 @@ double ReadCores(const JsonValue& value) {
   return cores;
 }
 
+std::int64_t ReadThreads(const JsonValue& value) {
+  constexpr std::int64_t kMost = 1024;
+  return value.AsInt(1, kMost);
+}
+
 Cluster ParseCluster(std::string_view text, const std::string& file) {
   const JsonValue root = JsonValue::Parse(text, file);
   root.AllowOnly({"format", "version", "name", "description", "gpu", "network", "cpu_vendor",
-                  "node", "fabric", "nodes", "gpus_per_node", "node_cores", "machine_cores"});
+                  "node", "fabric", "nodes", "gpus_per_node", "node_cores", "machine_cores",
+                  "rank_threads"});
   internal::CheckFormat(root, "shardwright-cluster");
   Cluster cluster;
   cluster.spec = file;
@@ -402,6 +419,7 @@ Cluster ParseCluster(std::string_view text, const std::string& file) {
            : std::count_if(cluster.node.components.begin(), cluster.node.components.end(),
                            [](const Component& c) { return c.kind == ComponentKind::kGpu; });
   internal::ReadAllCores(root, cluster);
+  internal::ReadRankThreads(root, cluster);
   internal::CheckCluster(cluster, file);
   return cluster;
 }
@@ -430,6 +448,9 @@ std::string ClusterJson(const Cluster& cluster) {
   }
   if (cluster.machine_cores > 0) {
     root["machine_cores"] = cluster.machine_cores;
+  }
+  if (cluster.rank_threads > 0) {
+    root["rank_threads"] = cluster.rank_threads;
   }
   return internal::PrettyJson(root);
 }

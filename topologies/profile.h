@@ -161,6 +161,8 @@ struct OverlapProfile {
   // Where ops run on cores: the part of an op's work that a rank's threads share; one of them does
   // the rest while the others wait. Optional in a file: 0.
   Number<double> shared_work;
+  // What it costs to share a kernel: the others have to be told, and waited for. Optional likewise.
+  Number<Seconds> loop_start;
 
   bool operator==(const OverlapProfile&) const = default;
 };

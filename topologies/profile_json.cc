@@ -106,6 +106,7 @@ template <class Part, class Visit>
 void VisitOverlapExtras(Part& part, Visit visit) {
   visit("busy_cores", part.busy_cores);
   visit("shared_work", part.shared_work);
+  visit("loop_start", part.loop_start);
 }
 template <class Part, class Visit>
 void VisitTransportExtras(Part& part, Visit visit) {

@@ -195,9 +195,14 @@ Speeds SolveSpeeds(const ContentionModel& model, const RunningClasses& running_c
   return running.speeds;
 }
 
-double CoresAtWork(const Cluster& cluster, const Profile& profile) {
+SharedTime ShareAmongThreads(Seconds alone, const Cluster& cluster, const Profile& profile) {
+  const auto threads = static_cast<double>(cluster.ThreadsPerRank());
   const double shared = profile.overlap.shared_work.value;
-  return 1 / (1 - shared + shared / static_cast<double>(cluster.ThreadsPerRank()));
+  const Seconds time = alone * (1 - shared + shared / threads) + profile.overlap.loop_start.value;
+  if (threads <= 1 || time.value >= alone.value) {
+    return {alone, 1};
+  }
+  return {time, alone.value / time.value};
 }
 
 }  // namespace shardwright

@@ -70,8 +70,15 @@ using Speeds = std::array<double, kStreamCount>;
 // O(streams^2 * links). Allocates nothing.
 [[nodiscard]] Speeds SolveSpeeds(const ContentionModel& model, const RunningClasses& running);
 
-// Cores that the threads of a rank keep busy in the mean while they share an op; 1 where devices
-// compute. Amdahl's law with OverlapProfile::shared_work.
-[[nodiscard]] double CoresAtWork(const Cluster& cluster, const Profile& profile);
+struct SharedTime {
+  Seconds time;
+  double cores = 1;  // busy in the mean
+};
+
+// What takes `alone` on one core, shared by the threads of a rank: Amdahl's law with
+// OverlapProfile::shared_work, and its loop_start. One thread does what is not worth sharing, and
+// everything where devices compute.
+[[nodiscard]] SharedTime ShareAmongThreads(Seconds alone, const Cluster& cluster,
+                                           const Profile& profile);
 
 }  // namespace shardwright

@@ -124,21 +124,23 @@ std::uint8_t Pricer::ClassWithCores(ContentionClass load, double cores, PriceTab
 
 shardwright::Price Pricer::PriceKernels(const Program& program, const OpShape& shape,
                                         PriceTable& table) const {
-  Seconds time;
+  Seconds time, alone;  // of all threads of the rank, of one
   Bytes bytes;
+  const auto add = [&](Seconds kernel) {
+    alone += kernel + kernels_.gap;
+    time += ShareAmongThreads(kernel, cluster_, profile_).time + kernels_.gap;
+  };
   for (const Kernel& kernel : program.KernelsOf(shape)) {
-    time += KernelTime(kernel, RatesOf(shape.code)) + kernels_.gap;
+    add(KernelTime(kernel, RatesOf(shape.code)));
     bytes += kernel.read + kernel.written;
   }
   double launches = shape.kernel_count;
   if (shape.kernel_count == 0 && shape.bytes.value > 0) {
     // A device copy without a kernel list: every byte is read and written once.
     bytes = 2 * shape.bytes;
-    time = std::max(bytes / kernels_.elementwise, kernels_.floor) + kernels_.gap;
+    add(std::max(bytes / kernels_.elementwise, kernels_.floor));
     launches = 1;
   }
-  const double cores = CoresAtWork(cluster_, profile_);
-  time = time / cores;
   shardwright::Price price;
   const bool is_work = launches > 0 || shape.code == OpCode::kCompute;
   const Seconds op_issue = is_work ? profile_.host.op_issue.value : Seconds(0);
@@ -150,8 +152,9 @@ shardwright::Price Pricer::PriceKernels(const Program& program, const OpShape& s
   if (time.value > 0) {
     ContentionClass load;
     load.kind = LoadKind::kKernel;
-    load.hbm_share = RoundShare((bytes / kernels_.elementwise).value / (time.value * cores));
+    load.hbm_share = RoundShare((bytes / kernels_.elementwise).value / alone.value);
     // Beside it the host issues ops at the pace at which they run.
+    const double cores = alone.value / time.value;
     price.contention_class =
         ClassWithCores(load, cores + Ratio(price.issue, price.duration), table);
   }
@@ -226,8 +229,8 @@ shardwright::Price Pricer::PriceHostOptimizer(const Program& program, const OpSh
   // Contention knows streams only: while the host of each rank updates, its streams are idle.
   const double own = cluster_.SharedCores() / static_cast<double>(cluster_.RanksOnCores());
   const double core = own > 0 ? std::min(1.0, own) : 1;
-  price.duration =
-      ToPrice(bytes / (host_memory_ * core * CoresAtWork(cluster_, profile_)), shape.code);
+  const Seconds alone = bytes / (host_memory_ * core);
+  price.duration = ToPrice(ShareAmongThreads(alone, cluster_, profile_).time, shape.code);
   return price;
 }
 

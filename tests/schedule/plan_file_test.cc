@@ -48,6 +48,12 @@ TEST_CASE("A plan keeps the cores of the machine where it was made") {
   CHECK(PlanFileJson(file).find("\"machine_cores\": 1234") != std::string::npos);
   CHECK(PlanFileJson(file).find("\"format\": \"shardwright-cluster\"") == std::string::npos);
   CheckRoundTrip(file);
+  file.cluster.rank_threads = 3;  // of a run with --threads 3
+  CHECK(PlanFileJson(file).find("\"rank_threads\": 3") != std::string::npos);
+  CHECK(PlanFileJson(file).find("\"format\": \"shardwright-cluster\"") == std::string::npos);
+  CheckRoundTrip(file);
+  CHECK(ParsePlanFile(PlanFileJson(file), "p.json").cluster.ThreadsPerRank() == 3);
+  file.cluster.rank_threads = 0;
   // Plans from before there was such a number: every thread has a core.
   file.cluster.machine_cores = 0;
   CheckRoundTrip(file);

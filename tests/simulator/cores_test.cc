@@ -107,6 +107,7 @@ TEST_CASE("Threads of one rank share its ops, by Amdahl's law") {
   cluster.gpus_per_node = 1;
   const Program program = Gpt2(1);
   Profile profile = RoundProfile();
+  profile.compute.kernel_gap.value = Seconds(0);  // which is nobody's work
   const auto longest = [&](double cores, double shared) {
     cluster.node_cores = cores;
     profile.overlap.shared_work.value = shared;
@@ -124,6 +125,29 @@ TEST_CASE("Threads of one rank share its ops, by Amdahl's law") {
   CHECK(longest(1.9, 0.8) == alone);  // not two whole ones
   cluster.gpus_per_node = 2;          // two cores each
   CHECK(longest(4.5, 1) == doctest::Approx(alone / 2).epsilon(1e-6));
+}
+
+TEST_CASE("To share an op costs a start for each kernel, and nobody pays more than he gains") {
+  Cluster cluster = RoundCluster(1);
+  cluster.gpus_per_node = 1;
+  cluster.node_cores = 4;
+  Profile profile = RoundProfile();
+  profile.overlap.shared_work.value = 0.8;
+  profile.overlap.loop_start.value = Seconds(30e-6);
+  // 1 ms: 0.2 ms by one thread, 0.8 ms by four, and the start.
+  const SharedTime shared = ShareAmongThreads(Seconds(1e-3), cluster, profile);
+  CHECK(shared.time.value * 1e6 == doctest::Approx(430));
+  CHECK(shared.cores == doctest::Approx(1 / 0.43).epsilon(1e-9));
+  // Sharing saves 60 % of an op: 50 us are the least that is worth 30.
+  CHECK(ShareAmongThreads(Seconds(49e-6), cluster, profile).time.value == 49e-6);
+  CHECK(ShareAmongThreads(Seconds(49e-6), cluster, profile).cores == 1);
+  CHECK(ShareAmongThreads(Seconds(51e-6), cluster, profile).time.value * 1e6 ==
+        doctest::Approx(50.4));
+  cluster.rank_threads = 1;
+  CHECK(ShareAmongThreads(Seconds(1e-3), cluster, profile).time.value == 1e-3);
+  cluster.rank_threads = 2;
+  CHECK(ShareAmongThreads(Seconds(1e-3), cluster, profile).time.value * 1e6 ==
+        doctest::Approx(630));
 }
 
 TEST_CASE("As many cores as anything can use change nothing") {

@@ -212,6 +212,11 @@ TEST_CASE("Cluster errors: cores") {
         "c.json: machine_cores: got \"that one\", expected a number of cores or \"this machine\"");
   CHECK(with("\"node_cores\": 4, \"machine_cores\": 4") ==
         "c.json: machine_cores: got 4, expected one of node_cores and machine_cores");
+  CHECK(with("\"rank_threads\": 2") ==
+        "c.json: rank_threads: got 2, expected node_cores or machine_cores beside it");
+  CHECK(with("\"node_cores\": 4, \"rank_threads\": 0") ==
+        "c.json: rank_threads: got 0, expected an integer from 1 to 1024");
+  CHECK(with("\"node_cores\": 4, \"rank_threads\": 2") == "no error");
   CHECK(with("\"node_cores\": 1.5") == "no error");
 }
 
