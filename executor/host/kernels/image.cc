@@ -69,6 +69,47 @@ void SharePlanes(const ModelOpCall& call, const F& f) {
               });
 }
 
+// Windows at the edge, which padding is part of, and those of a global pool.
+void MaxOfWindow(const OpSpec& spec, const float* x, std::int64_t oy, std::int64_t ox,
+                 float& largest, std::int32_t& place) {
+  const Window w = WindowOf(spec, oy, ox);
+  largest = -std::numeric_limits<float>::infinity();
+  place = static_cast<std::int32_t>(w.y_begin * spec.width + w.x_begin);
+  for (std::int64_t y = w.y_begin; y < w.y_end; ++y) {
+    for (std::int64_t i = w.x_begin; i < w.x_end; ++i) {
+      const float value = x[y * spec.width + i];
+      if (value > largest || std::isnan(value)) {
+        largest = value;
+        place = static_cast<std::int32_t>(y * spec.width + i);
+      }
+    }
+  }
+}
+
+// The outputs of row `oy`: those whose windows lie inside the image side by side.
+void MaxPoolRow(const OpSpec& spec, const float* x, std::int64_t oy, float* largest,
+                std::int32_t* place) {
+  const std::int64_t y = oy * spec.stride - spec.padding;
+  std::int64_t begin = 0, end = 0;
+  if (!IsGlobal(spec) && y >= 0 && y + spec.kernel <= spec.height && spec.width >= spec.kernel) {
+    begin = std::min(spec.width_out, (spec.padding + spec.stride - 1) / spec.stride);
+    const std::int64_t inside = (spec.width - spec.kernel + spec.padding) / spec.stride + 1;
+    end = std::max(begin, std::min(spec.width_out, inside));
+    const std::int64_t at = y * spec.width + begin * spec.stride - spec.padding;
+    MaxOfWindows(x + at, spec.width, spec.kernel, spec.stride, end - begin, largest + begin,
+                 place + begin);
+    for (std::int64_t i = begin; i < end; ++i) {
+      place[i] += static_cast<std::int32_t>(at);
+    }
+  }
+  for (std::int64_t ox = 0; ox < begin; ++ox) {
+    MaxOfWindow(spec, x, oy, ox, largest[ox], place[ox]);
+  }
+  for (std::int64_t ox = end; ox < spec.width_out; ++ox) {
+    MaxOfWindow(spec, x, oy, ox, largest[ox], place[ox]);
+  }
+}
+
 // Keeps where in its plane each maximum was; the first one of equals, as PyTorch.
 void MaxPoolForwardPlanes(const ModelOpCall& call, std::int64_t first, std::int64_t last,
                           std::span<std::byte> workspace) {
@@ -80,21 +121,10 @@ void MaxPoolForwardPlanes(const ModelOpCall& call, std::int64_t first, std::int6
   for (std::int64_t plane = first; plane < last; ++plane) {
     const float* const x =
         ReadFloats(call.inputs[0], plane * PlaneIn(spec), PlaneIn(spec), in_buffer);
-    ForEachWindow(spec, [&](std::int64_t out, const Window& w) {
-      float largest = -std::numeric_limits<float>::infinity();
-      std::int64_t place = w.y_begin * spec.width + w.x_begin;
-      for (std::int64_t y = w.y_begin; y < w.y_end; ++y) {
-        for (std::int64_t i = w.x_begin; i < w.x_end; ++i) {
-          const float value = x[y * spec.width + i];
-          if (value > largest || std::isnan(value)) {
-            largest = value;
-            place = y * spec.width + i;
-          }
-        }
-      }
-      out_buffer[out] = largest;
-      places[plane * PlaneOut(spec) + out] = static_cast<std::int32_t>(place);
-    });
+    for (std::int64_t oy = 0; oy < spec.height_out; ++oy) {
+      const std::int64_t row = oy * spec.width_out;
+      MaxPoolRow(spec, x, oy, out_buffer + row, places + plane * PlaneOut(spec) + row);
+    }
     StoreFloats(out_buffer, PlaneOut(spec), call.outputs[0], plane * PlaneOut(spec));
   }
 }

@@ -145,6 +145,41 @@ SHARDWRIGHT_CLONES float VectorMax(const float* x, std::int64_t n) {
   return *std::max_element(lanes.begin(), lanes.end());
 }
 
+namespace {
+
+// `stride` is a constant where this is inlined.
+[[gnu::always_inline]] inline void FindMaxima(const float* __restrict x, std::int64_t width,
+                                              std::int64_t kernel, std::int64_t stride,
+                                              std::int64_t n, float* __restrict largest,
+                                              std::int32_t* __restrict place) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    largest[i] = -std::numeric_limits<float>::infinity();
+    place[i] = static_cast<std::int32_t>(i * stride);
+  }
+  for (std::int64_t at = 0; at < kernel * kernel; ++at) {
+    const std::int64_t offset = at / kernel * width + at % kernel;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float value = x[offset + i * stride];
+      const bool is_larger = value > largest[i];
+      const bool takes = is_larger | (value != value);
+      largest[i] = takes ? value : largest[i];
+      place[i] = takes ? static_cast<std::int32_t>(offset + i * stride) : place[i];
+    }
+  }
+}
+
+}  // namespace
+
+SHARDWRIGHT_CLONES void MaxOfWindows(const float* x, std::int64_t width, std::int64_t kernel,
+                                     std::int64_t stride, std::int64_t n, float* largest,
+                                     std::int32_t* place) {
+  if (stride == 2) {
+    FindMaxima(x, width, kernel, 2, n, largest, place);
+  } else {
+    FindMaxima(x, width, kernel, stride, n, largest, place);
+  }
+}
+
 SHARDWRIGHT_CLONES float VectorExp(const float* x, float shift, float* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
     y[i] = Exp(x[i] - shift);

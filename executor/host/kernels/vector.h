@@ -15,6 +15,12 @@ namespace shardwright {
 [[nodiscard]] float VectorSquares(const float* x, float shift, std::int64_t n);
 // Minus infinity for n = 0.
 [[nodiscard]] float VectorMax(const float* x, std::int64_t n);
+
+// The maxima of `n` square windows of kernel * kernel numbers, each `stride` to the right of the
+// one before, and how far from `x` each is: the first of equals, the last NaN, as PyTorch. Rows are
+// `width` apart. Without branches, which the data would decide.
+void MaxOfWindows(const float* x, std::int64_t width, std::int64_t kernel, std::int64_t stride,
+                  std::int64_t n, float* largest, std::int32_t* place);
 // y = exp(x - shift) with a relative error below 2^-22; returns the sum. y may be x.
 float VectorExp(const float* x, float shift, float* y, std::int64_t n);
 // y += factor * x.

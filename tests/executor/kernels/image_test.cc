@@ -250,7 +250,8 @@ TEST_CASE("HostKernels.Pools") {
   for (const DType dtype : kAllDTypes) {
     for (const OpKind kind : {OpKind::kMaxPool, OpKind::kAvgPool}) {
       for (const auto& [kernel, stride, padding] :
-           {std::tuple{2, 2, 0}, std::tuple{3, 2, 1}, std::tuple{3, 1, 1}}) {
+           {std::tuple{2, 2, 0}, std::tuple{3, 2, 1}, std::tuple{3, 1, 1}, std::tuple{3, 3, 0},
+            std::tuple{2, 4, 0}}) {
         KernelCase c = PoolCase(kind, kernel, stride, padding);
         CheckKernel(c, dtype, [&c](const auto& in, const auto&) { return PoolOracle(c, in); },
                     {.absolute = 40 * kU, .relative = 0.0});
