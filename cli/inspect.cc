@@ -15,6 +15,7 @@
 #include "cli/command.h"
 #include "cli/flow.h"
 #include "cli/module_tree.h"
+#include "cli/planned_units.h"
 #include "cli/table.h"
 #include "core/error.h"
 #include "core/json.h"
@@ -224,9 +225,10 @@ Report InspectProfile(const Profile& profile, bool as_json) {
 
 Json UnitsJson(const PlanFile& file, const Program& program) {
   Json units = Json::array();
+  const std::vector<UnitInfo> infos = PlannedUnits(file.plan, program);
   for (std::size_t u = 0; u < file.plan.units.size(); ++u) {
     const UnitPlan& unit = file.plan.units[u];
-    const UnitInfo& info = program.units[u];
+    const UnitInfo& info = infos[u];
     const bool is_group = unit.reshard.kind == Reshard::Kind::kToGroup;
     units.push_back({{"name", unit.name},
                      {"modules", unit.modules},

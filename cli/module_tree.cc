@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/planned_units.h"
 #include "cli/table.h"
 #include "core/printable.h"
 
@@ -163,10 +164,11 @@ ModuleNotes PlanNotes(const Model& model, const Plan& plan, const Program& progr
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     modules.emplace(model.modules[m].fqn, m);
   }
+  const std::vector<UnitInfo> infos = PlannedUnits(plan, program);
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     const UnitPlan& unit = plan.units[u];
     std::string text = unit.modules.size() > 1 ? "unit " + unit.name : std::string("unit");
-    text += ": " + WithCommas(program.units[u].elements) + " parameters";
+    text += ": " + WithCommas(infos[u].elements) + " parameters";
     if (plan.dialect != Dialect::kDdp && !IsZero(plan.dialect)) {
       text += ", " + ReshardText(unit.reshard);
     }

@@ -197,6 +197,7 @@ std::vector<ResolvedUnit> ResolveUnits(const Model& model, const Plan& plan,
     ResolvedUnit unit;
     unit.name = plan.units[u].name;
     unit.full_precision = plan.units[u].full_precision;
+    unit.planned = static_cast<std::uint32_t>(u);
     ParameterWalk walk(model, named_by, children_first);
     for (const std::string& fqn : plan.units[u].modules) {
       unit.modules.push_back(index.at(fqn));

@@ -234,6 +234,7 @@ struct ResolvedUnit {
   std::vector<ModuleId> modules;  // roots of the unit's subtrees
   std::vector<ParamId> params;    // storages, in communication order of the plan's dialect
   bool full_precision = false;
+  std::uint32_t planned = 0;  // the entry of Plan::units
 };
 
 // Of a plan of a ZeRO dialect: gradients are reduce-scattered, not all-reduced.

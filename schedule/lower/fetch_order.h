@@ -21,7 +21,8 @@ class FetchOrder {
 
   // A pass is one forward and backward of a micro-batch (or one forward, if there is no backward).
   void BeginPass() {
-    call_ = next_ = 0;
+    call_ = 0;
+    next_ = 0;
     available_ = 0;
     std::fill(fetched_for_.begin(), fetched_for_.end(), kNever);
   }
@@ -31,28 +32,32 @@ class FetchOrder {
   // Parameters were requested (or released: negative).
   void AddAvailable(std::int64_t elements) { available_ += elements; }
 
-  // The call of a module that needs `unit`, which has been requested. Returns the units to fetch
+  // The call of a module that needs `units`, which have been requested. Returns the units to fetch
   // ahead of later calls. `away(x)` is the size of x, or 0 when x is there or requested.
   template <class Away>
-  [[nodiscard]] std::vector<UnitId> Fetch(UnitId unit, Away away) {
+  [[nodiscard]] std::vector<UnitId> Fetch(const std::vector<UnitId>& units, Away away) {
     std::vector<UnitId> ahead;
     const std::int64_t call = call_++;
     if (!is_complete_) {
-      order_.push_back(unit);
+      first_.push_back(order_.size());
+      for (const UnitId unit : units) {
+        order_.push_back({unit, call});
+      }
       return ahead;
     }
-    // The call itself leaves the queue, unless an earlier fetch has taken it.
-    if (fetched_for_[unit.value] < call) {
-      fetched_for_[unit.value] = next_++;
+    // What the call needs leaves the queue, unless an earlier fetch has taken it.
+    const auto left = std::count_if(units.begin(), units.end(),
+                                    [&](UnitId unit) { return fetched_for_[unit.value] < call; });
+    for (auto n = left; n > 0; --n) {
+      Take();
     }
     const std::int64_t most =
         std::min(options_.max_live_parameters - available_, options_.prefetch_bucket);
     std::int64_t requested = 0;
-    while (next_ < std::ssize(order_) && requested < most) {
-      const UnitId candidate = order_[static_cast<std::size_t>(next_)];
+    while (next_ < order_.size() && requested < most) {
+      const UnitId candidate = Take();
       const bool is_new = std::find(ahead.begin(), ahead.end(), candidate) == ahead.end();
       const std::int64_t elements = is_new ? away(candidate) : 0;
-      fetched_for_[candidate.value] = next_++;
       if (elements > 0) {
         ahead.push_back(candidate);
         requested += elements;
@@ -70,12 +75,15 @@ class FetchOrder {
       return true;
     }
     std::int64_t distance = 0;
-    for (auto i = static_cast<std::size_t>(call_);
-         i < order_.size() && distance < options_.max_reuse_distance; ++i) {
-      if (order_[i] == unit) {
-        return true;
+    for (auto call = static_cast<std::size_t>(call_);
+         call < first_.size() && distance < options_.max_reuse_distance; ++call) {
+      const std::size_t end = call + 1 < first_.size() ? first_[call + 1] : order_.size();
+      for (std::size_t i = first_[call]; i < end; ++i) {
+        if (order_[i].unit == unit) {
+          return true;
+        }
+        distance += size(order_[i].unit);
       }
-      distance += size(order_[i]);
     }
     return false;
   }
@@ -83,11 +91,24 @@ class FetchOrder {
  private:
   static constexpr std::int64_t kNever = -1;
 
+  struct Use {
+    UnitId unit;
+    std::int64_t call = 0;
+  };
+
+  // The first entry of the queue leaves it.
+  UnitId Take() {
+    const Use& use = order_[next_++];
+    fetched_for_[use.unit.value] = use.call;
+    return use.unit;
+  }
+
   const ZeroOptions& options_;
   bool is_complete_ = false;
-  std::vector<UnitId> order_;  // per call of a pass
-  std::int64_t call_ = 0;      // the next one
-  std::int64_t next_ = 0;      // first entry of order_ that no fetch has taken
+  std::vector<Use> order_;          // of a pass, call after call
+  std::vector<std::size_t> first_;  // per call its first entry of order_
+  std::int64_t call_ = 0;           // the next one
+  std::size_t next_ = 0;            // first entry of order_ that no fetch has taken
   std::int64_t available_ = 0;
   std::vector<std::int64_t> fetched_for_;  // per unit: the last call that a fetch has taken it for
 };

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "core/budget.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "schedule/lower/flat_rules.h"
+#include "schedule/lower/unit_parts.h"
 #include "schedule/lower/unit_rules.h"
 #include "schedule/lower/zero_rules.h"
 
@@ -139,7 +141,10 @@ Program Lower(const LowerInput& input) {
   ValidatePlan(input.model, input.job, input.plan, kWhere);
   const std::optional<Model> changed = WithoutMissingGradients(input);
   const LowerInput in{changed ? *changed : input.model, input.kernels, input.job, input.plan};
-  const std::vector<ResolvedUnit> units = ResolveUnits(in.model, in.plan, kWhere);
+  std::vector<ResolvedUnit> units = ResolveUnits(in.model, in.plan, kWhere);
+  if (in.plan.dialect == Dialect::kZero3) {
+    units = SplitByModules(in.model, std::move(units));
+  }
   Program program;
   program.dialect = NameOf(in.plan.dialect);
   if (in.plan.dialect == Dialect::kNative) {

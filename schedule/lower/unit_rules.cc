@@ -234,10 +234,18 @@ std::vector<std::int64_t> StepRules::GradElementsWith(std::uint32_t model_op) co
   if (!is_shared_[StorageOf(model_op).value]) {
     return GradElementsOf(model_op);
   }
-  const Model& model = e_.in.model;
-  std::vector<ParamId> storages;
   std::vector<std::int64_t> elements;
-  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+  for (const ParamId storage : GradStoragesWith(model_op)) {
+    elements.push_back(e_.in.model.params[storage.value].Elements());
+  }
+  return elements;
+}
+
+std::vector<ParamId> StepRules::GradStoragesWith(std::uint32_t model_op) const {
+  const Model& model = e_.in.model;
+  const bool is_shared = is_shared_[StorageOf(model_op).value];
+  std::vector<ParamId> storages;
+  for (std::uint32_t i = is_shared ? 0 : model_op; i < model.ops.size(); ++i) {
     if (!e_.a.ops[i].weight_grad || StorageOf(i) != StorageOf(model_op)) {
       continue;
     }
@@ -247,11 +255,13 @@ std::vector<std::int64_t> StepRules::GradElementsWith(std::uint32_t model_op) co
       if (e_.a.param_grad[p.value] &&
           std::find(storages.begin(), storages.end(), storage) == storages.end()) {
         storages.push_back(storage);
-        elements.push_back(param.Elements());
       }
     }
+    if (!is_shared) {
+      break;
+    }
   }
-  return elements;
+  return storages;
 }
 
 std::int64_t StepRules::SumOfGradElementsWith(std::uint32_t model_op) const {

@@ -142,6 +142,7 @@ class StepRules : public DialectRules {
   // Gradient elements of all ops that share the op's first parameter: of that, and of what else
   // each of them has, such as a bias of its own.
   [[nodiscard]] std::vector<std::int64_t> GradElementsWith(std::uint32_t model_op) const;
+  [[nodiscard]] std::vector<ParamId> GradStoragesWith(std::uint32_t model_op) const;
   [[nodiscard]] std::int64_t SumOfGradElementsWith(std::uint32_t model_op) const;
   // Of the op alone.
   [[nodiscard]] virtual std::vector<std::int64_t> GradElementsOf(std::uint32_t model_op) const;

@@ -271,7 +271,7 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
     auto& ends = result.ends[u];
     if (calls) {
       spans = calls->Passes(u, units[u], ends);
-    } else if (in.plan.units[u].gap == Gap::kHold && spans.size() > 1) {
+    } else if (in.plan.units[units[u].planned].gap == Gap::kHold && spans.size() > 1) {
       spans = {{spans.front().first, spans.back().last}};
     } else if (in.plan.dialect == Dialect::kZero3) {
       spans = SplitAtCalls(model, units[u], spans);

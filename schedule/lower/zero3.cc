@@ -18,6 +18,8 @@ Zero3Rules::Zero3Rules(Emitter& emitter, const UnitSpans& spans,
       due_(units.size()),
       persistent_(units.size()),
       calls_(units.size()),
+      units_of_(emitter.in.model.modules.size()),
+      called_(emitter.in.model.modules.size(), 0),
       hooks_left_(emitter.in.model.modules.size()),
       fetch_of_(units.size(), kNoFetch),
       order_(plan_.zero, units.size()) {

@@ -64,6 +64,10 @@ void Zero3Rules::FindCalls(const std::vector<ResolvedUnit>& units) {
         }
       }
       calls.all.push_back({ModuleAt(model, units[u], span.first), is_hooked(span)});
+      std::vector<UnitId>& of = units_of_[calls.all.back().module.value];
+      if (of.empty() || of.back() != UnitId(u)) {
+        of.push_back(UnitId(u));
+      }
     }
   }
 }
@@ -84,34 +88,49 @@ void Zero3Rules::InRegion(std::uint32_t region, Phase phase) {
 
 const Zero3Rules::Call& Zero3Rules::NextForwardCall(UnitId u) {
   Calls& calls = calls_[u.value];
-  const Call& call = calls.all[std::min(calls.next_forward++, calls.all.size() - 1)];
-  hooks_left_[call.module.value] = call.hooked ? 1 : 0;
-  return call;
+  return calls.all[std::min(calls.next_forward++, calls.all.size() - 1)];
+}
+
+// Have all units with parameters of the module been told of its call?
+bool Zero3Rules::AllCalled(ModuleId module) {
+  std::size_t& called = called_[module.value];
+  called = (called + 1) % units_of_[module.value].size();
+  return called == 0;
 }
 
 void Zero3Rules::PreForward(UnitId u, Phase phase) {
   if (!InPlace()) {
     BeginGathers(phase);
   }
-  FetchModule(u, NextForwardCall(u).module, phase);
+  const Call& call = NextForwardCall(u);
+  if (AllCalled(call.module)) {
+    hooks_left_[call.module.value] = call.hooked ? 1 : 0;
+    FetchModule(call.module, phase);
+  }
 }
 
 void Zero3Rules::PostForward(UnitId u, Phase /*phase*/) {
   const Calls& calls = calls_[u.value];
-  ReleaseModule(u, calls.all[std::min(calls.next_forward, calls.all.size()) - 1].module);
+  const ModuleId module = calls.all[std::min(calls.next_forward, calls.all.size()) - 1].module;
+  if (AllCalled(module)) {
+    ReleaseModule(module);
+  }
 }
 
 void Zero3Rules::PreBackward(UnitId u) {
   Calls& calls = calls_[u.value];
   --calls.next_backward;
-  FetchModule(u, calls.all[calls.with_backward[calls.next_backward]].module, Phase::kBackward);
+  const ModuleId module = calls.all[calls.with_backward[calls.next_backward]].module;
+  if (AllCalled(module)) {
+    FetchModule(module, Phase::kBackward);
+  }
 }
 
 void Zero3Rules::BackwardLeft(UnitId u, bool /*done*/) {
   const Calls& calls = calls_[u.value];
   const Call& call = calls.all[calls.with_backward[calls.next_backward]];
-  if (call.hooked && --hooks_left_[call.module.value] == 0) {
-    ReleaseModule(u, call.module);
+  if (AllCalled(call.module) && call.hooked && --hooks_left_[call.module.value] == 0) {
+    ReleaseModule(call.module);
   }
 }
 

@@ -18,45 +18,63 @@ bool Zero3Rules::Persists(UnitId u) const {
   });
 }
 
-void Zero3Rules::FetchModule(UnitId u, ModuleId module, Phase phase) {
-  if (InPlace() || !HasParams(u)) {
+// What is away of the module's parameters is gathered at once, by their ids.
+void Zero3Rules::FetchModule(ModuleId module, Phase phase) {
+  std::vector<UnitId> units;
+  for (const UnitId u : units_of_[module.value]) {
+    if (!InPlace() && HasParams(u)) {
+      units.push_back(u);
+    }
+  }
+  if (units.empty()) {
     return;
   }
-  std::vector<ModuleId>& active = calls_[u.value].active;
-  if (std::find(active.begin(), active.end(), module) == active.end()) {
-    active.push_back(module);
+  std::vector<UnitId> away;
+  for (const UnitId u : units) {
+    std::vector<ModuleId>& active = calls_[u.value].active;
+    if (std::find(active.begin(), active.end(), module) == active.end()) {
+      active.push_back(module);
+    }
+    if (IsAway(u)) {
+      order_.AddAvailable(Info(u).elements);
+      away.push_back(u);
+    }
   }
-  if (IsAway(u)) {
-    order_.AddAvailable(Info(u).elements);
-    Gather({u}, phase);
+  GatherTogether(std::move(away), phase);
+  for (const UnitId u : units) {
+    if (fetch_of_[u.value] != kNoFetch) {
+      Wait(u, phase);
+    }
   }
-  if (fetch_of_[u.value] != kNoFetch) {
-    Wait(u, phase);
-  }
-  WaitForCopies(phase, u);
-  std::vector<UnitId> ahead =
-      order_.Fetch(u, [&](UnitId x) { return IsAway(x) ? Info(x).elements : 0; });
-  if (!ahead.empty()) {
-    std::sort(ahead.begin(), ahead.end(), [&](UnitId x, UnitId y) {
-      return Info(x).params.front().param < Info(y).params.front().param;
-    });
-    Gather(ahead, phase);
+  WaitForCopies(phase, units.front());
+  GatherTogether(order_.Fetch(units, [&](UnitId x) { return IsAway(x) ? Info(x).elements : 0; }),
+                 phase);
+}
+
+void Zero3Rules::GatherTogether(std::vector<UnitId> units, Phase phase) {
+  std::sort(units.begin(), units.end(), [&](UnitId x, UnitId y) {
+    return Info(x).params.front().param < Info(y).params.front().param;
+  });
+  if (!units.empty()) {
+    Gather(units, phase);
   }
 }
 
-void Zero3Rules::ReleaseModule(UnitId u, ModuleId module) {
-  std::vector<ModuleId>& active = calls_[u.value].active;
-  active.erase(std::remove(active.begin(), active.end(), module), active.end());
-  if (InPlace() || !HasParams(u) || IsAway(u)) {
-    return;
-  }
-  const bool keeps =
-      !active.empty() ||
-      (order_.IsComplete() &&
-       (Persists(u) || order_.IsUsedSoon(u, [&](UnitId x) { return Info(x).elements; })));
-  if (!keeps) {
-    order_.AddAvailable(-Info(u).elements);
-    FreeUnsharded(u);
+void Zero3Rules::ReleaseModule(ModuleId module) {
+  for (const UnitId u : units_of_[module.value]) {
+    std::vector<ModuleId>& active = calls_[u.value].active;
+    active.erase(std::remove(active.begin(), active.end(), module), active.end());
+    if (InPlace() || !HasParams(u) || IsAway(u)) {
+      continue;
+    }
+    const bool keeps =
+        !active.empty() ||
+        (order_.IsComplete() &&
+         (Persists(u) || order_.IsUsedSoon(u, [&](UnitId x) { return Info(x).elements; })));
+    if (!keeps) {
+      order_.AddAvailable(-Info(u).elements);
+      FreeUnsharded(u);
+    }
   }
 }
 

@@ -221,7 +221,7 @@ void Zero3Rules::CountGradients() {
 void Zero3Rules::SendWhatIsComplete() {
   for (const UnitId u : UnitsOf(members_)) {
     for (const Member& m : members_) {
-      stored_[u.value] += m.unit == u ? m.padded_elements : 0;
+      stored_[u.value] += m.PaddedOf(u);
     }
     if (stored_[u.value] < due_[u.value]) {
       continue;
@@ -251,7 +251,7 @@ void Zero3Rules::Average(BufferId source, std::int64_t elements, std::span<const
   for (const UnitId u : UnitsOf(members)) {
     std::int64_t chunks = 0;
     for (const Member& m : members) {
-      chunks += m.unit == u ? m.padded_elements / plan_.shard_size : 0;
+      chunks += m.PaddedOf(u) / plan_.shard_size;
     }
     const Bytes stored = InParam(chunks);
     const BufferId part = Partition(u);

@@ -56,7 +56,8 @@ class Zero3Rules : public ZeroRules {
     bool complete = false;
   };
 
-  // A call of one of the unit's modules.
+  // A call of one of the unit's modules. Units that are parts of one, and have the module in
+  // common, are called together; what is done then, is done once, with the last of them.
   struct Call {
     ModuleId module;
     bool hooked = false;  // some input needs a gradient
@@ -77,10 +78,12 @@ class Zero3Rules : public ZeroRules {
   // zero3_calls.cc: which module is called.
   void FindCalls(const std::vector<ResolvedUnit>& units);
   [[nodiscard]] const Call& NextForwardCall(UnitId u);
+  [[nodiscard]] bool AllCalled(ModuleId module);
   // zero3_fetches.cc: fetching and releasing.
-  void FetchModule(UnitId u, ModuleId module, Phase phase);
-  void ReleaseModule(UnitId u, ModuleId module);
+  void FetchModule(ModuleId module, Phase phase);
+  void ReleaseModule(ModuleId module);
   void ReleaseLeftovers();
+  void GatherTogether(std::vector<UnitId> units, Phase phase);
   void Gather(const std::vector<UnitId>& units, Phase phase);
   [[nodiscard]] BufferId NewFlat(const std::vector<UnitId>& units, Bytes full, Phase phase);
   [[nodiscard]] BufferId NewGathered(Bytes full);
@@ -140,14 +143,16 @@ class Zero3Rules : public ZeroRules {
   // Whose pool gathered parameters come from: before 0.6 that of a stream of their own
   // (PartitionedParameterCoordinator's comm_stream).
   Stream storage_ = Stream::kCopyIn;
-  std::vector<BufferId> low_;          // per unit: partition in the compute dtype
-  std::vector<BufferId> low_on_host_;  // per unit: the same, as the host's update casts it
-  std::vector<std::int64_t> stored_;   // per unit: gradient elements reduced in this pass
-  std::vector<std::int64_t> due_;      // per unit: those that a pass reduces
-  std::vector<BufferId> persistent_;   // per unit: its weights, if they persist
-  std::vector<Calls> calls_;           // per unit
-  std::vector<int> hooks_left_;        // per module: ds_grads_remaining of its last forward call
-  std::vector<Fetch> fetches_;         // of the step
+  std::vector<BufferId> low_;                  // per unit: partition in the compute dtype
+  std::vector<BufferId> low_on_host_;          // per unit: the same, as the host's update casts it
+  std::vector<std::int64_t> stored_;           // per unit: gradient elements reduced in this pass
+  std::vector<std::int64_t> due_;              // per unit: those that a pass reduces
+  std::vector<BufferId> persistent_;           // per unit: its weights, if they persist
+  std::vector<Calls> calls_;                   // per unit
+  std::vector<std::vector<UnitId>> units_of_;  // per module that is called: whose parameters it has
+  std::vector<std::size_t> called_;            // per module: how many of them in this call
+  std::vector<int> hooks_left_;  // per module: ds_grads_remaining of its last forward call
+  std::vector<Fetch> fetches_;   // of the step
   std::vector<std::uint32_t> fetch_of_;
   FetchOrder order_;
   std::deque<OpId> fetch_events_, reduce_events_;

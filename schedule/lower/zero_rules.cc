@@ -70,10 +70,20 @@ ZeroRules::Member ZeroRules::TakeGrad(std::uint32_t model_op, UnitId unit) {
   const auto entry = std::find_if(state.grad_of_param.rbegin(), state.grad_of_param.rend(),
                                   [&](const auto& e) { return e.first == storage; });
   SW_CHECK(entry != state.grad_of_param.rend(), "a gradient is ready that nobody wrote");
-  Member member{model_op, unit, entry->second, 0, 0};
-  for (const std::int64_t n : GradElementsWith(model_op)) {
+  Member member{model_op, unit, entry->second, 0, 0, {}};
+  for (const ParamId storage : GradStoragesWith(model_op)) {
+    const std::int64_t n = e_.in.model.params[storage.value].Elements();
+    const std::int64_t padded = RoundUp(n, plan_.shard_size);
     member.elements += n;
-    member.padded_elements += RoundUp(n, plan_.shard_size);
+    member.padded_elements += padded;
+    const UnitId owner = spans_.unit_of_param[storage.value];
+    const auto share = std::find_if(member.shares.begin(), member.shares.end(),
+                                    [&](const auto& s) { return s.first == owner; });
+    if (share == member.shares.end()) {
+      member.shares.emplace_back(owner, padded);
+    } else {
+      share->second += padded;
+    }
   }
   state.grad_of_param.erase(std::next(entry).base());
   const auto grad = std::find(state.grads.rbegin(), state.grads.rend(), member.grad);
@@ -154,8 +164,10 @@ std::int64_t ZeroRules::SumOf(std::span<const Member> members) {
 std::vector<UnitId> ZeroRules::UnitsOf(std::span<const Member> members) {
   std::vector<UnitId> units;
   for (const Member& m : members) {
-    if (std::find(units.begin(), units.end(), m.unit) == units.end()) {
-      units.push_back(m.unit);
+    for (const auto& [unit, padded] : m.shares) {
+      if (std::find(units.begin(), units.end(), unit) == units.end()) {
+        units.push_back(unit);
+      }
     }
   }
   return units;

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "schedule/lower/unit_rules.h"
@@ -31,10 +32,22 @@ class ZeroRules : public StepRules {
   // A gradient that waits for its reduction: what one model op's backward wrote.
   struct Member {
     std::uint32_t model_op = 0;
-    UnitId unit;
+    UnitId unit;    // that of the op's first parameter
     BufferId grad;  // none once it was copied into the bucket
     std::int64_t elements = 0;
     std::int64_t padded_elements = 0;  // each parameter padded to a multiple of W
+    // Of those, each unit's. The others than `unit` have what else the ops that share a weight
+    // have, such as biases.
+    std::vector<std::pair<UnitId, std::int64_t>> shares;
+
+    [[nodiscard]] std::int64_t PaddedOf(UnitId u) const {
+      for (const auto& [owner, padded] : shares) {
+        if (owner == u) {
+          return padded;
+        }
+      }
+      return 0;
+    }
   };
 
   // The gradient of the op's parameters, in At(unit).grads, is complete; its accumulation hook

@@ -53,6 +53,9 @@ FLAT = {**layers(), "norm": False, "body": {"kind": "seq", "list": True, "calls"
 # A weight that two modules share, one right behind the other.
 TIED = {**FLAT, "body": {**FLAT["body"], "children": [*FLAT["body"]["children"][:2], {"kind": "linear"}, {"kind": "linear", "tied": "body.layers.2"}],
                          "calls": [[i, "chain"] for i in range(4)]}}
+# The same with a bias of each module's own.
+BIASED = {**TIED, "body": {**TIED["body"], "children": [*TIED["body"]["children"][:2], {"kind": "linear", "bias": True},
+                                                        {"kind": "linear", "bias": True, "tied": "body.layers.2"}]}}
 CALLED = {**FLAT, "inputs": 3, "body": {**FLAT["body"], "calls": [[0, "chain"], [0, "chain"], [1, "chain"], [2, "chain"], [0, "dead"]]}}
 FIXED = {
     "a part that reaches no loss, clipped": fixed(DEAD, clip=True),
@@ -62,6 +65,8 @@ FIXED = {
     "stage 1, a part that nothing calls": fixed(calling([0, 2]), stage=1, accumulation=2),
     "modules that persist": fixed(FLAT, persistence_threshold=64, max_reuse_distance=100),
     "modules that share a weight, one behind the other": fixed(TIED),
+    "modules that share a weight beside biases of their own": fixed(BIASED),
+    "modules that share a weight beside biases of their own, kept": fixed(BIASED, max_reuse_distance=100, accumulation=2),
     "modules that persist and are called three times": fixed(CALLED, persistence_threshold=64, accumulation=2),
     "stage 1, gradients larger than the bucket": fixed(FLAT, stage=1, shard=3, reduce_bucket=40, accumulation=2, clip=True),
     "stage 2, gradients larger than the bucket": fixed(FLAT, stage=2, shard=3, reduce_bucket=40, overlap_comm=True),

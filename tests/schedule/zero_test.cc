@@ -503,6 +503,68 @@ TEST_CASE("ZeRO-3: sub-groups bound what the update needs") {
         kept + 2 * n / 4 * 4);
 }
 
+// Two linear layers one behind the other with one weight of 8 x 8 and a bias of 8 each.
+Model SharedWeightBesideBiases() {
+  Model model;
+  model.name = "shared";
+  model.type = "custom";
+  model.sequence_length = model.tokens_per_sample = 1;
+  OpSpec linear;
+  linear.kind = OpKind::kLinear;
+  linear.rows = 1;
+  linear.in = linear.out = 8;
+  linear.has_bias = true;
+  model.specs = {linear};
+  model.tensors.push_back({TensorRole::kActivation, 8, true, ModelOpId()});
+  const ModuleId root = AddModule(model, {}, "", "Net");
+  ParamId weight;
+  for (const char* name : {"a", "b"}) {
+    ModelOp op;
+    op.module = AddModule(model, root, name, "Linear");
+    op.name = name;
+    op.params = {AddParam(model, op.module, "weight", {8, 8}, weight),
+                 AddParam(model, op.module, "bias", {8})};
+    weight = ParamId(0);
+    op.inputs = {TensorId(model.tensors.size() - 1)};
+    op.outputs = {TensorId(model.tensors.size())};
+    model.tensors.push_back({TensorRole::kActivation, 8, true, ModelOpId(model.ops.size())});
+    model.ops.push_back(op);
+  }
+  ValidateModel(model, "test");
+  return model;
+}
+
+// DeepSpeed gathers what the module at hand has and is not there (__all_gather_params): 64 + 8
+// elements for each of the four calls, of which the second in forward finds the weight kept for it
+// where the reuse distance is not 0, as does the first in backward. All 64 + 8 + 8 are reduced.
+TEST_CASE("ZeRO-3: modules that share a weight gather their own biases") {
+  const Model model = SharedWeightBesideBiases();
+  Plan plan;
+  plan.dialect = Dialect::kZero3;
+  plan.shard_size = 2;
+  plan.units = Wrap(model, ParseWrap("module", "test"), {}, plan.dialect, "test");
+  plan.zero.reduce_bucket = 1000;
+  plan.zero.persistence_threshold = plan.zero.prefetch_bucket = 0;
+  const auto gathered = [&](std::int64_t reuse) {
+    plan.zero.max_reuse_distance = reuse;
+    const Program p =
+        Lower({model, FindKernelSet("torch-eager", "test"), ChainJob(ChainSpec{}, kAllFp32), plan});
+    CHECK(Verify(p).empty());
+    CHECK(BytesOf(p, OpCode::kReduceScatter) == (64 + 8 + 8) * 4);
+    std::vector<std::int64_t> elements;
+    for (const Op& op : p.step.ops) {
+      if (p.ShapeOf(op).code == OpCode::kAllGather) {
+        elements.push_back(p.ShapeOf(op).bytes.value / 4);
+      }
+    }
+    return elements;
+  };
+  CHECK(gathered(0) == std::vector<std::int64_t>{72, 72, 72, 72});
+  // One element of reuse: the next call alone. Of a that is b's, which has the weight; of b in
+  // forward its own in backward; of that one a's.
+  CHECK(gathered(1) == std::vector<std::int64_t>{72, 8, 8});
+}
+
 TEST_CASE("FetchOrder: a pass that skips a later use keeps the unit") {
   // Calls A B A: the fetch at the first A passes over the second one, since A is there; so A is not
   // released in between although the reuse distance is 0. Sizes are 10.
@@ -516,17 +578,17 @@ TEST_CASE("FetchOrder: a pass that skips a later use keeps the unit") {
   const auto size = [](UnitId) { return 10; };
   order.BeginPass();
   for (const UnitId u : {a, b, a}) {
-    CHECK(order.Fetch(u, away).empty());
+    CHECK(order.Fetch({u}, away).empty());
   }
   order.EndPass();
   order.BeginPass();
   here[0] = true;
-  CHECK(order.Fetch(a, away) == std::vector<UnitId>{b});
+  CHECK(order.Fetch({a}, away) == std::vector<UnitId>{b});
   here[1] = true;
   CHECK(order.IsUsedSoon(a, size));
-  CHECK(order.Fetch(b, away).empty());
+  CHECK(order.Fetch({b}, away).empty());
   CHECK_FALSE(order.IsUsedSoon(b, size));
-  CHECK(order.Fetch(a, away).empty());
+  CHECK(order.Fetch({a}, away).empty());
   CHECK_FALSE(order.IsUsedSoon(a, size));
 }
 
