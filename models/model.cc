@@ -158,6 +158,26 @@ void CheckCall(const Model& model, std::size_t i, const std::string& where) {
   }
 }
 
+// Modules that return what they were given end with the op.
+void CheckReturns(const Model& model, std::size_t i, const std::string& where) {
+  const ModelOp& op = model.ops[i];
+  for (const ModuleId returning : op.returns_input) {
+    const std::string name = Quoted(OpLabel(model, op));
+    if (returning.value >= model.modules.size()) {
+      Fail(where, "op " + name + " that ends a call of no module", "ids of the model");
+    }
+    const std::string module = Quoted(model.modules[returning.value].fqn);
+    if (returning == ModuleId(0) || !IsInside(model, op.module, returning)) {
+      Fail(where, "op " + name + " that ends a call of " + module,
+           "its module or one around it, but for the root");
+    }
+    if (i + 1 < model.ops.size() && IsInside(model, model.ops[i + 1].module, returning) &&
+        !IsCalledAgain(model, i + 1, returning)) {
+      Fail(where, "op " + name + " that ends a call of " + module, "its last op");
+    }
+  }
+}
+
 // Other ops than batch norm multiply operands of one dtype.
 void CheckFullPrecision(const Model& model, const ModelOp& op, const std::string& where) {
   for (const ParamId id : op.params) {
@@ -186,6 +206,7 @@ void ValidateOps(const Model& model, const std::string& where) {
     }
     CheckFullPrecision(model, op, where);
     CheckCall(model, i, where);
+    CheckReturns(model, i, where);
     for (const TensorId tensor : op.outputs) {
       if (tensor.value >= model.tensors.size() || producer[tensor.value].valid()) {
         Fail(where, "op " + name + " that writes a tensor with another producer",

@@ -241,6 +241,9 @@ struct ModelOp {
       params;  // in the order OpKind documents; tied ones may be listed twice in the model
   // The outermost module of which a further call begins with this op, right behind the one before.
   ModuleId called_again = {};
+  // Modules whose call ends with this op and that return only what they were given, as an input of
+  // theirs; what they computed is dropped. Where a gradient comes back to what they returned.
+  std::vector<ModuleId> returns_input = {};
 };
 
 struct Model {

@@ -116,6 +116,10 @@ void AddOp(const ModelOp& op, HashStream& stream) {
     stream.Add("called_again");
     stream.Add(op.called_again);
   }
+  if (!op.returns_input.empty()) {
+    stream.Add("returns_input");
+    stream.AddList(op.returns_input);
+  }
 }
 
 }  // namespace

@@ -483,6 +483,7 @@ class FileReader {
     const std::size_t before = builder_.model().ops.size();
     const std::vector<FileTensor> outputs = AddFileOp(builder_, op);
     MarkCall(expanded, before);
+    MarkReturns(expanded, before);
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       tensors_[expanded.outputs[i]] = outputs[i];
     }
@@ -498,6 +499,21 @@ class FileReader {
                        "the first op of the call");
     }
     builder_.model().ops[first].called_again = ModuleNamed(*module, op.loops);
+  }
+
+  void MarkReturns(const ExpandedOp& op, std::size_t first) {
+    const std::optional<JsonValue> modules = op.json.Find("returns_input");
+    if (!modules) {
+      return;
+    }
+    std::vector<ModelOp>& ops = builder_.model().ops;
+    if (ops.size() == first) {
+      throw InputError(modules->path().str(), op.json.At("op").Shown() + ", of which no op is made",
+                       "the last op of the call");
+    }
+    for (std::size_t i = 0; i < modules->size(); ++i) {
+      ops.back().returns_input.push_back(ModuleNamed((*modules)[i], op.loops));
+    }
   }
 
   // A tied parameter is read when its storage is, under whatever name.

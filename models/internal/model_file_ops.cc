@@ -501,8 +501,8 @@ std::string CountText(std::size_t min, std::size_t max) {
 }
 
 void CheckKeys(const JsonValue& json, const Kind& kind) {
-  std::vector<std::string> allowed = {"op",     "module",  "name",   "inputs",
-                                      "output", "outputs", "params", "called_again"};
+  std::vector<std::string> allowed = {"op",      "module", "name",         "inputs",       "output",
+                                      "outputs", "params", "called_again", "returns_input"};
   allowed.insert(allowed.end(), kind.keys.begin(), kind.keys.end());
   for (const std::string& key : json.Keys()) {
     if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) {

@@ -54,7 +54,12 @@ void FlatRules::FindFinals() {
     }
     const UnitId entered = entered_[MakesViewsEarly() && k > 0 ? k - 1 : k];
     // Views of a first call that no gradient comes back to do not count.
-    const auto& calls = spans_.backward_from[unit.value];
+    std::vector<UnitSpans::Span> calls;
+    for (std::size_t c = 0; c < spans_.backward_from[unit.value].size(); ++c) {
+      if (!spans_.backward_given[unit.value][c]) {
+        calls.push_back(spans_.backward_from[unit.value][c]);
+      }
+    }
     const bool is_first =
         calls.empty() || calls.front().first == spans_.spans[unit.value].front().first;
     if (!is_first) {

@@ -120,13 +120,17 @@ class Fsdp1Rules : public FlatRules {
     left_.push_back(u);
     FlatRules::PostForward(u, phase);
     handle.needs_backward = has_grad_output_[u.value];
-    handle.ran_pre_backward = false;
+    handle.ran_pre_backward = handle.has_ended = false;
   }
 
   void PreBackward(UnitId u) override { hooked_.push_back(u); }
+  void GivenBack(std::span<const UnitId> units) override {
+    given_.insert(given_.end(), units.begin(), units.end());
+  }
 
   // Hooks on one tensor run in the order in which they were registered: those of units that end
-  // with it, inner ones first, then those of all-frozen units that it enters.
+  // with it, inner ones first, then those of all-frozen units that it enters, then those of units
+  // that have returned it as they were given it.
   void BackwardBegins(std::uint32_t model_op) override {
     for (std::size_t i = hooked_.size(); i-- > 0;) {
       BeginUnit(hooked_[i]);
@@ -137,6 +141,10 @@ class Fsdp1Rules : public FlatRules {
         EndUnit(u);
       }
     }
+    for (std::size_t i = given_.size(); i-- > 0;) {
+      BeginUnit(given_[i]);
+    }
+    given_.clear();
   }
 
   void BeginUnit(UnitId u) {
@@ -144,6 +152,7 @@ class Fsdp1Rules : public FlatRules {
     if (!HasParams(u) || handle.ran_pre_backward) {
       return;
     }
+    CheckNotEnded(u);
     handle.ran_pre_backward = handle.in_backward = true;
     if (std::exchange(handle.needs_backward, false)) {
       SeeUnshard(u);
@@ -152,6 +161,19 @@ class Fsdp1Rules : public FlatRules {
     WaitForUnshard(u, Phase::kBackward);
     if (plan_.backward_prefetch == BackwardPrefetch::kPre) {
       PrefetchBackward(u);
+    }
+  }
+
+  // The hook that ends an all-frozen unit sits on its inputs, and on what it returns where that is
+  // one of them: it has come first, and torch's state machine stops at the other one.
+  void CheckNotEnded(UnitId u) const {
+    if (handles_[u.value].has_ended) {
+      throw InputError(
+          "plan: units[" + std::to_string(u.value) + "]",
+          "all-frozen unit \"" + Info(u).name + "\", whose module returns what it is given",
+          "a trainable parameter in it, or its parameters in a unit around it",
+          "torch fails: expected to be in states [<TrainingState.IDLE: 1>] but "
+          "current state is TrainingState.FORWARD_BACKWARD");
     }
   }
 
@@ -235,6 +257,7 @@ class Fsdp1Rules : public FlatRules {
     bool needs_backward = false;    // has left forward with outputs that need a gradient
     bool ran_pre_backward = false;  // since it left forward last
     bool in_backward = false;       // between the hooks before and after backward
+    bool has_ended = false;         // the hook after backward ran since it left forward last
     bool is_pending_frozen = true;  // the hook on its inputs has not run
     bool is_prefetched = false;
     std::size_t place = 0;  // in left_
@@ -308,9 +331,25 @@ class Fsdp1Rules : public FlatRules {
   void PrefetchBackward(UnitId u) {
     const std::size_t place = handles_[u.value].place;
     if (place > 0 && place <= left_.size() && handles_[left_[place - 1].value].needs_backward) {
+      CheckHasViews(left_[place - 1]);
       SeeUnshard(left_[place - 1]);
       handles_[left_[place - 1].value].is_prefetched = true;
       Unshard(left_[place - 1], Phase::kBackward);
+    }
+  }
+
+  // A unit that reaches no loss ends in backward without having begun there, where its input's
+  // gradient is complete, and with it go the views that torch keeps of its parameters
+  // (_use_sharded_views of _flat_param.py, torch 2.13): it cannot be gathered ahead any more.
+  void CheckHasViews(UnitId u) const {
+    if (handles_[u.value].has_ended && plan_.use_orig_params && plan_.shard_size > 1) {
+      throw InputError("plan: units[" + std::to_string(u.value) + "]",
+                       "unit \"" + Info(u).name +
+                           "\", which reaches no loss, gathered ahead in backward when that is "
+                           "over for it",
+                       "backward_prefetch \"none\", its parameters in a unit around it, or no "
+                       "use_orig_params",
+                       "torch fails: 'NoneType' object has no attribute 'data'");
     }
   }
 
@@ -343,6 +382,7 @@ class Fsdp1Rules : public FlatRules {
   // The hook after a unit's backward.
   void EndUnit(UnitId u) {
     handles_[u.value].in_backward = false;
+    handles_[u.value].has_ended = true;
     SeeReshard(u, IsFreedInBackward(u));
     if (IsFreedInBackward(u)) {
       FreeUnsharded(u);
@@ -464,6 +504,7 @@ class Fsdp1Rules : public FlatRules {
   std::vector<bool> has_grad_output_;
   std::vector<std::vector<UnitId>> frozen_ends_;  // per model op
   std::vector<UnitId> hooked_;  // whose backward begins with the op at hand, outer ones first
+  std::vector<UnitId> given_;   // of them those that return what they are given
   std::vector<UnitId> left_;    // forward, in this order
   GroupId replicate_group_;
   OpId last_reduce_, last_replicate_;

@@ -63,9 +63,6 @@ void Fsdp2Rules::BeginMicroBatch(bool first, bool last) {
 
 void Fsdp2Rules::PreForward(UnitId u, Phase phase) {
   Comm& c = comm_[u.value];
-  if (CastsGather(u)) {
-    hooks_.See(u, HookCall::kRecord, PlanOf(u).modules.size());
-  }
   if (phase == Phase::kRecompute && c.in_backward) {
     Unshard(u, Phase::kBackward);  // its pre-backward hook came first
     WaitForUnshard(u, Phase::kBackward);
@@ -76,12 +73,20 @@ void Fsdp2Rules::PreForward(UnitId u, Phase phase) {
     BeginRecompute(u);
   }
   c.state = State::kForward;
-  if (HasParams(u)) {
-    hooks_.See(u, HookCall::kRecord, PlanOf(u).modules.size());
-  }
   Unshard(u, phase);
   WaitForUnshard(u, phase);
   Prefetch(PlanOf(u).forward_prefetch, phase);
+}
+
+// Each module of a unit has the hook: it casts inputs, and asks for the parameters, unless the
+// unit's backward has begun.
+void Fsdp2Rules::ModuleCalled(UnitId u, Phase phase) {
+  if (CastsGather(u)) {
+    hooks_.See(u, HookCall::kRecord);
+  }
+  if (HasParams(u) && !(phase == Phase::kRecompute && comm_[u.value].in_backward)) {
+    hooks_.See(u, HookCall::kRecord);
+  }
 }
 
 // The outermost unit that a recomputation enters takes itself for the root of a forward pass. An
@@ -162,6 +167,13 @@ void Fsdp2Rules::BackwardBegins(std::uint32_t /*model_op*/) {
     BeginBackward(hooked_[i]);
   }
   hooked_.clear();
+}
+
+// The node that ends a unit in backward stands on its inputs, here on what it returned, too.
+void Fsdp2Rules::GivenBack(std::span<const UnitId> units) {
+  for (std::size_t i = units.size(); i-- > 0;) {
+    BeginBackward(units[i]);
+  }
 }
 
 // Once per call of the unit's module, unless the call after it has no post-backward hook.

@@ -27,7 +27,9 @@ class Fsdp2Rules : public StepRules {
   void PreForward(UnitId u, Phase phase) override;
   void PostForward(UnitId u, Phase phase) override;
   void EndForward() override;
+  void ModuleCalled(UnitId u, Phase phase) override;
   void PreBackward(UnitId u) override;
+  void GivenBack(std::span<const UnitId> units) override;
   void BackwardBegins(std::uint32_t /*model_op*/) override;
   void BackwardLeft(UnitId u, bool) override;
   void GradientsFinal(UnitId) override {}

@@ -132,6 +132,14 @@ class CallFinder {
     return passes;
   }
 
+  [[nodiscard]] std::vector<UnitSpans::Span> Calls(std::uint32_t u) const {
+    std::vector<UnitSpans::Span> spans;
+    for (const Call& call : calls_[u]) {
+      spans.push_back(call.span);
+    }
+    return spans;
+  }
+
  private:
   static constexpr std::uint32_t kNoUnit = 0xffffffffu;
 
@@ -214,6 +222,34 @@ UnitSpans::Span CutToBackward(const ModelAnalysis& a, UnitSpans::Span span) {
   return cut;
 }
 
+// The op before whose backward the gradient of what the call returns is complete, if that is what
+// it was given; kNoRegion if not. FSDP2's node that stands before a call takes its place in
+// autograd's order; FSDP1 has hooks on the tensor itself, whose maker is the op.
+std::uint32_t GivenBackAt(const Model& model, const ModelAnalysis& a, const UnitSpans::Call& call,
+                          Dialect dialect) {
+  const std::vector<ModuleId>& returning = model.ops[call.span.last].returns_input;
+  if (dialect != Dialect::kFsdp2 && dialect != Dialect::kFsdp1) {
+    return kNoRegion;
+  }
+  if (std::find(returning.begin(), returning.end(), ModuleId(call.module)) == returning.end()) {
+    return kNoRegion;
+  }
+  for (std::uint32_t i = call.span.first; i <= call.span.last; ++i) {
+    for (const TensorId t : model.ops[i].inputs) {
+      const ModelOpId maker = model.tensors[t.value].producer;
+      if (!a.tensor_grad[t.value] || !maker.valid() || maker.value >= call.span.first) {
+        continue;
+      }
+      std::uint32_t at = dialect == Dialect::kFsdp2 ? call.span.first - 1 : maker.value;
+      while (at > maker.value && !a.ops[at].has_backward) {
+        --at;
+      }
+      return at;
+    }
+  }
+  return kNoRegion;
+}
+
 // Per unit, the lowest op of backward that uses its parameters, for units with some weight
 // gradient. Frozen parameters count, too: an op that only hands its gradient on still reads them.
 std::vector<std::uint32_t> LastUsesInBackward(const Model& model, const ModelAnalysis& a,
@@ -240,6 +276,32 @@ std::vector<std::uint32_t> LastUsesInBackward(const Model& model, const ModelAna
   return last;
 }
 
+// What backward runs of the unit's stretch `k`.
+void AddBackward(const LowerInput& in, const ModelAnalysis& a, std::uint32_t u, std::size_t k,
+                 UnitSpans& result) {
+  const UnitSpans::Span& s = result.spans[u][k];
+  const UnitSpans::Ends& ends = result.ends[u][k];
+  const std::uint32_t given = GivenBackAt(in.model, a, ends.last, in.plan.dialect);
+  UnitSpans::Span cut = CutToBackward(a, s);
+  const bool is_given = cut.first == kNoRegion && given != kNoRegion;
+  const bool hooked = is_given || HasInputGrads(in.model, a, s, ends.first.span);
+  result.input_grads[u] = result.input_grads[u] || hooked;
+  if (is_given) {
+    cut = {given, given};
+  }
+  if (cut.first == kNoRegion) {
+    return;
+  }
+  result.backward_spans[u].push_back(cut);
+  result.backward_from[u].push_back(s);
+  result.backward_hooked[u].push_back(hooked);
+  result.backward_given[u].push_back(is_given);
+  result.backward_reached[u].push_back(given != kNoRegion ||
+                                       CutToBackward(a, ends.last.span).first != kNoRegion);
+  result.backward_ends[u].push_back(ends);
+  result.backward_first[u] = cut.last;
+}
+
 }  // namespace
 
 UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
@@ -255,6 +317,8 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
   result.backward_from.resize(n);
   result.backward_hooked.resize(n);
   result.backward_reached.resize(n);
+  result.backward_given.resize(n);
+  result.calls.resize(n);
   result.first_module.assign(n, kNoRegion);
   std::optional<CallFinder> calls;
   if (in.plan.dialect == Dialect::kFsdp2 || in.plan.dialect == Dialect::kFsdp1) {
@@ -271,28 +335,17 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
     auto& ends = result.ends[u];
     if (calls) {
       spans = calls->Passes(u, units[u], ends);
+      result.calls[u] = calls->Calls(u);
     } else if (in.plan.units[units[u].planned].gap == Gap::kHold && spans.size() > 1) {
       spans = {{spans.front().first, spans.back().last}};
     } else if (in.plan.dialect == Dialect::kZero3) {
       spans = SplitAtCalls(model, units[u], spans);
     }
     for (std::size_t k = 0; k < spans.size(); ++k) {
-      const UnitSpans::Span& s = spans[k];
       if (!calls) {
-        ends.push_back({{s, result.first_module[u]}, {s, result.first_module[u]}});
+        ends.push_back({{spans[k], result.first_module[u]}, {spans[k], result.first_module[u]}});
       }
-      const bool hooked = HasInputGrads(model, a, s, ends[k].first.span);
-      result.input_grads[u] = result.input_grads[u] || hooked;
-      const UnitSpans::Span cut = CutToBackward(a, s);
-      if (cut.first != kNoRegion) {
-        result.backward_spans[u].push_back(cut);
-        result.backward_from[u].push_back(s);
-        result.backward_hooked[u].push_back(hooked);
-        result.backward_reached[u].push_back(CutToBackward(a, ends[k].last.span).first !=
-                                             kNoRegion);
-        result.backward_ends[u].push_back(ends[k]);
-        result.backward_first[u] = cut.last;
-      }
+      AddBackward(in, a, u, k, result);
     }
   }
   return result;

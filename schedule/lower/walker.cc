@@ -8,28 +8,13 @@
 
 namespace shardwright {
 
-// Sorts events into CSR form; events of one op keep their order.
-Walker::Events Walker::ToEvents(std::vector<Event> events, std::size_t op_count) {
-  std::stable_sort(events.begin(), events.end(),
-                   [](const Event& x, const Event& y) { return x.op < y.op; });
-  Events e;
-  e.begin.assign(op_count + 1, 0);
-  for (const Event& event : events) {
-    ++e.begin[event.op + 1];
-  }
-  for (std::size_t i = 0; i < op_count; ++i) {
-    e.begin[i + 1] += e.begin[i];
-  }
-  e.events = std::move(events);
-  return e;
-}
-
 Walker::Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules)
     : e_(emitter), spans_(spans), rules_(rules) {
   const Model& model = e_.in.model;
   forward_mark_.assign(model.ops.size(), false);
   backward_mark_.assign(model.ops.size(), false);
-  FindUnitEvents();
+  FindForwardEvents();
+  FindBackwardEvents();
   const std::vector<std::uint32_t> region_begins = FindRegionStarts();
   MarkBlocks();
   if (e_.in.plan.offload.activations && e_.in.job.mode == JobMode::kTrain) {
@@ -44,72 +29,6 @@ Walker::Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules)
   grad_of_tensor_.resize(model.tensors.size());
   forward_shape_.resize(e_.a.kernels.size());
   backward_shape_.resize(e_.a.kernels.size() * 8);
-}
-
-void Walker::FindUnitEvents() {
-  const std::size_t n = e_.in.model.ops.size();
-  struct Stretch {
-    std::uint32_t unit = 0;
-    UnitSpans::Span span;
-    UnitSpans::Ends ends;
-    std::size_t index = 0;  // among the unit's backward stretches
-  };
-  std::vector<Stretch> forward, backward;
-  for (std::uint32_t u = static_cast<std::uint32_t>(spans_.spans.size()); u-- > 0;) {
-    for (std::size_t k = 0; k < spans_.spans[u].size(); ++k) {
-      forward.push_back({u, spans_.spans[u][k], spans_.ends[u][k]});
-      forward_mark_[spans_.spans[u][k].first] = true;
-    }
-    for (std::size_t k = 0; k < spans_.backward_spans[u].size(); ++k) {
-      backward.push_back({u, spans_.backward_from[u][k], spans_.backward_ends[u][k], k});
-      backward_mark_[spans_.backward_spans[u][k].last] = true;
-    }
-  }
-  // Outer calls first: the longest; of equal ones that of the module further out. A unit of several
-  // modules begins with a call of one and ends with one of another, however far its stretch goes.
-  // What the end of the model ends does so after the root, backwards in the order of modules
-  // (_force_complete_incomplete_states of _fsdp_state.py, torch 2.13).
-  const auto outer_first = [](std::vector<Stretch>& stretches,
-                              UnitSpans::Call UnitSpans::Ends::*at) {
-    std::stable_sort(stretches.begin(), stretches.end(), [&](const Stretch& x, const Stretch& y) {
-      const UnitSpans::Call &a = x.ends.*at, &b = y.ends.*at;
-      if (at == &UnitSpans::Ends::last && x.ends.by_model != y.ends.by_model) {
-        return x.ends.by_model;
-      }
-      const std::uint32_t m = a.span.last - a.span.first, n = b.span.last - b.span.first;
-      return m != n ? m > n : a.module < b.module;
-    });
-  };
-  std::vector<Event> enter, leave, back_enter, back_leave, back_final;
-  outer_first(forward, &UnitSpans::Ends::last);
-  for (const Stretch& s : forward) {
-    leave.push_back({s.span.last, UnitId(s.unit), s.span});
-  }
-  outer_first(backward, &UnitSpans::Ends::last);
-  for (const Stretch& s : backward) {
-    const UnitSpans::Span& cut = spans_.backward_spans[s.unit][s.index];
-    back_enter.push_back({cut.last, UnitId(s.unit), s.span});
-  }
-  outer_first(forward, &UnitSpans::Ends::first);
-  for (const Stretch& s : forward) {
-    enter.push_back({s.span.first, UnitId(s.unit), s.span});
-  }
-  outer_first(backward, &UnitSpans::Ends::first);
-  for (const Stretch& s : backward) {
-    const UnitSpans::Span& cut = spans_.backward_spans[s.unit][s.index];
-    back_leave.push_back({cut.first, UnitId(s.unit), s.span});
-    const std::uint32_t last = spans_.grads_final[s.unit];
-    if (last != kNoRegion && s.index == 0) {
-      back_final.push_back({last, UnitId(s.unit), s.span});
-    }
-  }
-  std::reverse(leave.begin(), leave.end());  // inner units leave first
-  std::reverse(back_leave.begin(), back_leave.end());
-  enter_ = ToEvents(std::move(enter), n);
-  leave_ = ToEvents(std::move(leave), n);
-  back_enter_ = ToEvents(std::move(back_enter), n);
-  back_leave_ = ToEvents(std::move(back_leave), n);
-  back_final_ = ToEvents(std::move(back_final), n);
 }
 
 // Under PyTorch's dialects a region runs again when backward asks for the first tensor that it
@@ -296,12 +215,16 @@ void Walker::Forward() {
       }
     }
     for (const Event& event : enter_.At(i)) {
-      rules_.InRegion(RegionAround(i, event.span), Phase::kForward);
+      rules_.InRegion(RegionAround(i, event.call), Phase::kForward);
       rules_.PreForward(event.unit, Phase::kForward);
+    }
+    for (const Event& event : called_.At(i)) {
+      rules_.InRegion(RegionAround(i, event.call), Phase::kForward);
+      rules_.ModuleCalled(event.unit, Phase::kForward);
     }
     ForwardOp(i, Phase::kForward);
     for (const Event& event : leave_.At(i)) {
-      rules_.InRegion(RegionAround(i, event.span), Phase::kForward);
+      rules_.InRegion(RegionAround(i, event.call), Phase::kForward);
       rules_.PostForward(event.unit, Phase::kForward);
     }
   }

@@ -27,6 +27,9 @@ class DialectRules {
   // After the last backward op of a stretch of the unit; `done` after its last stretch (a unit that
   // gathers again over gaps has several).
   virtual void BackwardLeft(UnitId unit, bool done) = 0;
+  // In the place of PreBackward, where nothing of the unit's call runs in backward, but what it
+  // returned, as it was given, has its gradient. Calls that end together, the outer ones first.
+  virtual void GivenBack(std::span<const UnitId> /*units*/) {}
   // After the last backward op that uses the unit's parameters; not for units without gradients.
   virtual void GradientsFinal(UnitId /*unit*/) {}
   // Before each backward op, when PreBackward was called for all units that begin there.
@@ -35,6 +38,8 @@ class DialectRules {
   virtual void BackwardDone(std::uint32_t /*model_op*/) {}
   // The hooks that follow run inside of this region of the analysis, or in none: kNoRegion.
   virtual void InRegion(std::uint32_t /*region*/, Phase /*phase*/) {}
+  // A module that the unit names is called, by whatever name.
+  virtual void ModuleCalled(UnitId /*unit*/, Phase /*phase*/) {}
   // Right before the forward op (or its recomputation) is written.
   virtual void BeforeForwardOp(std::uint32_t /*model_op*/, Phase /*phase*/) {}
   // The buffer that `model_op` reads the unit's parameters from; they are there at this point.
@@ -68,6 +73,9 @@ struct UnitSpans {
   std::vector<std::vector<bool>> backward_hooked;
   // Does a gradient reach what the call that ends the stretch returns?
   std::vector<std::vector<bool>> backward_reached;
+  // Nothing of the stretch runs in backward, but what it returns, which it was given, has a
+  // gradient; the stretch of backward_spans is the op before whose backward that is complete.
+  std::vector<std::vector<bool>> backward_given;
   std::vector<std::uint32_t> first_module;  // per unit, in pre-order
   std::vector<std::uint32_t> grads_final;   // per unit: lowest op of backward that uses it
   std::vector<bool> input_grads;            // per unit: some input of the unit needs a gradient
@@ -83,6 +91,7 @@ struct UnitSpans {
     bool by_model = false;  // no call ends it, but the end of the model
   };
   std::vector<std::vector<Ends>> ends, backward_ends;  // of spans and backward_spans
+  std::vector<std::vector<Span>> calls;  // per unit: of each module, for dialects with hooks
 };
 [[nodiscard]] UnitSpans FindUnitSpans(const LowerInput& input, const ModelAnalysis& analysis,
                                       const std::vector<ResolvedUnit>& units);
@@ -118,6 +127,7 @@ class Walker {
     std::uint32_t op = 0;
     UnitId unit;
     UnitSpans::Span span;
+    UnitSpans::Span call;  // of the module by whose call it does
   };
   struct Events {  // CSR over model ops
     std::vector<std::uint32_t> begin;
@@ -128,7 +138,9 @@ class Walker {
     }
   };
 
-  void FindUnitEvents();
+  // walker_events.cc: fill the events below.
+  void FindForwardEvents();
+  void FindBackwardEvents();
   [[nodiscard]] std::uint32_t RegionAround(std::uint32_t i, const UnitSpans::Span& span) const;
   // Fills region_start_, region_end_; returns per region the op before whose backward it runs.
   [[nodiscard]] std::vector<std::uint32_t> FindRegionStarts();
@@ -172,6 +184,7 @@ class Walker {
   void PassGradThrough(std::uint32_t i);
   [[nodiscard]] UnitId UnitOf(const ModelOp& op) const;
   void FireBackwardEntries(std::uint32_t i, bool covering, const Region* region);
+  void FireGivenBack(std::uint32_t i);
   [[nodiscard]] static Events ToEvents(std::vector<Event> events, std::size_t op_count);
   [[nodiscard]] bool StartsRegion(std::uint32_t i) const;
 
@@ -179,8 +192,8 @@ class Walker {
   const UnitSpans& spans_;
   DialectRules& rules_;
 
-  Events enter_, leave_;  // forward
-  Events back_enter_, back_leave_, back_final_;
+  Events called_, enter_, leave_;  // forward
+  Events back_enter_, back_leave_, back_final_, back_given_;
   std::vector<bool> forward_mark_, backward_mark_;
   std::vector<std::uint32_t> region_start_;  // per op: region whose backward begins there
   std::vector<std::uint32_t> region_end_;    // per op: region whose backward ends there

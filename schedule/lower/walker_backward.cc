@@ -262,12 +262,19 @@ void Walker::Recompute(const Region& region, std::uint32_t stop) {
         rules_.PreForward(event.unit, Phase::kRecompute);
       }
     }
+    for (const Event& event : called_.At(i)) {
+      if (inside(event)) {
+        rules_.ModuleCalled(event.unit, Phase::kRecompute);
+      }
+    }
     if (next < region.rerun.size() && region.rerun[next] == i) {
       ForwardOp(i, Phase::kRecompute);
       ++next;
     }
     for (const Event& event : leave_.At(i)) {
-      if (inside(event) && !(StopsEarly() && i == stop)) {
+      // Of several modules one outside the region does not run again, and nothing ends the pass.
+      const bool is_open = i == stop || event.span.first < region.first;
+      if (inside(event) && !(StopsEarly() && is_open)) {
         rules_.PostForward(event.unit, Phase::kRecompute);
       }
     }
@@ -284,6 +291,32 @@ void Walker::FireBackwardEntries(std::uint32_t i, bool covering, const Region* r
     if (covers == covering) {
       rules_.PreBackward(event.unit);
     }
+  }
+}
+
+// A call that returned what it was given is over in backward when those inside of it are.
+void Walker::FireGivenBack(std::uint32_t i) {
+  const std::span<const Event> events = back_given_.At(i);
+  std::vector<Event> open;
+  const auto close_before = [&](std::uint32_t op) {
+    while (!open.empty() && open.back().call.first > op) {
+      rules_.BackwardLeft(open.back().unit, false);
+      open.pop_back();
+    }
+  };
+  for (std::size_t k = 0; k < events.size();) {
+    close_before(events[k].call.last);
+    std::vector<UnitId> together;
+    for (const std::uint32_t last = events[k].call.last;
+         k < events.size() && events[k].call.last == last; ++k) {
+      together.push_back(events[k].unit);
+      open.push_back(events[k]);
+    }
+    rules_.GivenBack(together);
+  }
+  while (!open.empty()) {
+    rules_.BackwardLeft(open.back().unit, false);
+    open.pop_back();
   }
 }
 
@@ -329,6 +362,7 @@ void Walker::Backward() {
     const bool starts = region_start_[i] != kNoRegion;
     const Region* region = starts ? &e_.a.regions[region_start_[i]] : nullptr;
     const bool hooks_first = StopsEarly();
+    FireGivenBack(i);
     FireBackwardEntries(i, true, region);
     if (starts && hooks_first) {
       FireBackwardEntries(i, false, region);

@@ -220,6 +220,21 @@ def sums_no_gradients():
     return good
 
 
+def marks_what_returns_its_input():
+    """Ops that end a call of a module which drops what it computes and returns what it is given: of the first call, the result of which
+    is dropped, too, no gradient comes back to it."""
+    second = {"kind": "seq", "list": False, "calls": [[0, "dead"]], "children": [{"kind": "linear"}]}
+    network = {"width": 8, "vocabulary": 16, "sequence": 4, "inputs": 1, "norm": False, "tied_head": False, "body": {
+        "kind": "seq", "list": False, "calls": [[0, "chain"], [1, "dead"], [1, "chain"], [0, "chain"], [1, "residual"]],
+        "children": [{"kind": "linear"}, second]}}
+    document = export_model.export(random_networks.make(network), random_networks.sample(network, 1), 4)
+    found = [op.get("returns_input") for op in document["ops"] if op.get("module") == "body.c1.c0"]
+    if found != [None, ["body.c1"], ["body.c1"]]:
+        print(f"what returns its input: {found}")
+        return False
+    return True
+
+
 def says_what_it_cannot_run(program, folder):
     """What has no kernel on this machine can be planned; `run` names the op."""
     model, inputs, length = networks.EXACT["cumsum"]()
@@ -305,7 +320,7 @@ def main(arguments):
         folder = pathlib.Path(folder)
         path = folder / "exported.json"
         good &= commands(program, folder) and lengths(program, folder) and with_weights(program, path)
-        good &= belongs_to_readers() and sums_no_gradients() and says_what_it_cannot_run(program, folder)
+        good &= belongs_to_readers() and sums_no_gradients() and marks_what_returns_its_input() and says_what_it_cannot_run(program, folder)
         for name, sizes in FAMILIES.items():
             good &= check(program, path, name, transformer(name, sizes))
         good &= check(program, path, "llama in bf16", transformer("llama", GROUPED), dtype=torch.bfloat16)

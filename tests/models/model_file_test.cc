@@ -283,7 +283,8 @@ const Bad kBad[] = {
      "\"fixed_length\", \"inputs\", \"params\", \"buffers\", \"modules\", \"ops\""},
     {"file_unknown_op_key",
      "ops[0]: got unknown key \"transpose\", expected one of \"op\", \"module\", \"name\", "
-     "\"inputs\", \"output\", \"outputs\", \"params\", \"called_again\", \"transposed\"; did you "
+     "\"inputs\", \"output\", \"outputs\", \"params\", \"called_again\", \"returns_input\", "
+     "\"transposed\"; did you "
      "mean "
      "\"transposed\"?"},
     {"file_unknown_op",
@@ -294,6 +295,9 @@ const Bad kBad[] = {
     {"file_called_elsewhere",
      "got op \"b\" that begins a further call of \"a\", expected its module or one around it, "
      "but for the root"},
+    {"file_returns_elsewhere",
+     "got op \"b\" that ends a call of \"a\", expected its module or one around it, but for the "
+     "root"},
     {"file_same_as",
      "got module \"b\" that is unlike \"a\", expected class, children and parameters (tied) of "
      "the module that it is the same as"},

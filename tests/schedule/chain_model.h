@@ -60,6 +60,19 @@ inline Model ChainModel(const ChainSpec& spec) {
   return model;
 }
 
+// The chain of three blocks or more, of which the second one's result is dropped: it `returns` what
+// it was given, or else nobody reads it.
+inline Model ChainWithDroppedBlock(const ChainSpec& spec, bool returns) {
+  Model model = ChainModel(spec);
+  model.ops[3].inputs = model.ops[2].inputs;  // ops: stem, blocks
+  if (returns) {
+    model.ops[2].returns_input = {model.modules[model.ops[2].module.value].parent};
+  }
+  model.tensors[model.ops.back().outputs[0].value].role = TensorRole::kLoss;
+  ValidateModel(model, "test");
+  return model;
+}
+
 // Each block a unit, the stem in the root, which keeps its parameters.
 inline Plan ChainPlan(const ChainSpec& spec, Dialect dialect, std::int64_t ranks) {
   Plan plan;

@@ -171,5 +171,56 @@ TEST_CASE("FSDP1 refuses a cast unit whose first call has no gradient") {
       InputError);
 }
 
+// The hook on what block 1 returned, as it was given it, gathers the block: forward 4, backward
+// blocks 2, 1 and 0. Where the block is frozen, another hook on that tensor has ended it before.
+TEST_CASE("FSDP1 gathers in backward what returns its input, and refuses that all-frozen") {
+  ChainSpec spec;
+  spec.blocks = 3;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp1, 2);
+  plan.backward_prefetch = BackwardPrefetch::kNone;
+  const KernelSetOptions kernels = FindKernelSet("torch-eager", "test");
+  const Job job = ChainJob(spec, kAllFp32);
+  for (const bool returns : {false, true}) {
+    const Program p = Lower({ChainWithDroppedBlock(spec, returns), kernels, job, plan});
+    CHECK(Verify(p).empty());
+    CHECK(Count(p, OpCode::kAllGather) == (returns ? 7 : 6));
+    CHECK(Count(p, OpCode::kReduceScatter) == 3);
+  }
+  Model frozen = ChainWithDroppedBlock(spec, true);
+  frozen.params[frozen.ops[2].params[0].value].trainable = false;
+  CHECK_THROWS_WITH_AS(
+      (void)Lower({frozen, kernels, job, plan}),
+      "plan: units[1]: got all-frozen unit \"block1\", whose module returns what it is given, "
+      "expected a trainable parameter in it, or its parameters in a unit around it; torch fails: "
+      "expected to be in states [<TrainingState.IDLE: 1>] but current state is "
+      "TrainingState.FORWARD_BACKWARD",
+      InputError);
+}
+
+// An all-frozen block that reaches no loss ends in backward where its input's gradient is complete;
+// the root, which left forward after it, ends behind that and asks for it.
+TEST_CASE("FSDP1 refuses to gather ahead what has ended without a beginning") {
+  ChainSpec spec;
+  spec.blocks = 3;
+  Model model = ChainWithDroppedBlock(spec, false);
+  model.params[model.ops[2].params[0].value].trainable = false;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp1, 2);
+  plan.units = {plan.units[1], plan.units[3]};
+  const KernelSetOptions kernels = FindKernelSet("torch-eager", "test");
+  const Job job = ChainJob(spec, kAllFp32);
+  plan.backward_prefetch = BackwardPrefetch::kPost;
+  CHECK_THROWS_WITH_AS(
+      (void)Lower({model, kernels, job, plan}),
+      "plan: units[0]: got unit \"block1\", which reaches no loss, gathered ahead in backward when "
+      "that is over for it, expected backward_prefetch \"none\", its parameters in a unit around "
+      "it, or no use_orig_params; torch fails: 'NoneType' object has no attribute 'data'",
+      InputError);
+  plan.use_orig_params = false;
+  CHECK(Verify(Lower({model, kernels, job, plan})).empty());
+  plan.use_orig_params = true;
+  plan.backward_prefetch = BackwardPrefetch::kNone;
+  CHECK(Verify(Lower({model, kernels, job, plan})).empty());
+}
+
 }  // namespace
 }  // namespace shardwright

@@ -199,6 +199,24 @@ TEST_CASE("FSDP2 gathers a unit per call of its module") {
   CHECK(Count(last, OpCode::kReduceScatter) == 5);
 }
 
+// torch's hooks sit on what a module returns, and before it on a node of its inputs: a module that
+// returns what it was given is gathered in backward although nothing of it runs there, and freed at
+// once. Forward: root and three blocks. Backward, without: blocks 2 and 0 are copied out (block 1
+// is gathered ahead and dropped); with it block 1, too.
+TEST_CASE("FSDP2 gathers in backward what returns its input") {
+  ChainSpec spec;
+  spec.blocks = 3;
+  const Plan plan = ChainPlan(spec, Dialect::kFsdp2, 4);
+  for (const bool returns : {false, true}) {
+    const Program p = Lower({ChainWithDroppedBlock(spec, returns),
+                             FindKernelSet("torch-eager", "test"), ChainJob(spec, kMixed), plan});
+    CHECK(Verify(p).empty());
+    CHECK(Count(p, OpCode::kGatherCopyOut) == (returns ? 7 : 6));
+    CHECK(Count(p, OpCode::kAllGather) == 7);
+    CHECK(Count(p, OpCode::kReduceScatter) == 3);  // nothing has a gradient in block 1
+  }
+}
+
 // The chain with a sum of its last block's input and output at the end of that block.
 Model ChainWithSum(const ChainSpec& spec) {
   Model model = ChainModel(spec);

@@ -31,7 +31,7 @@ import random_networks  # noqa: E402
 import shardwright_fsdp1  # noqa: E402
 from random_cases import Outcome, Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
 from torch_fsdp2_random import (LAYERS, calling, fitted, layers, random_modules, random_recompute, splits, ties_of,  # noqa: E402
-                                under_two_names, with_dead_layer)
+                                returning, under_two_names, with_dead_layer)
 from torch_pool import Failure, Recorder  # noqa: E402
 
 STEPS = 3
@@ -105,6 +105,12 @@ FIXED = {
     "a frozen layer that reaches no loss, units in it, all kept": {
         **fixed([], backward_prefetch="post", network=with_dead_layer(), frozen=["body.layers.1.*"]),
         "units": [{"modules": [name], "reshard": "never"} for name in (f"{LAYERS[1]}.c0", *LAYERS[1:], "")]},
+    "a frozen layer that reaches no loss, gathered ahead after its end": {
+        **fixed([], backward_prefetch="post", network=with_dead_layer(), frozen=["body.layers.1.*"]),
+        "units": [{"modules": [name], "reshard": "never"} for name in (LAYERS[1], "")]},
+    "a layer that returns what it is given": fixed(LAYERS, network=returning()),
+    "a layer that returns what it is given, prefetched after backward": fixed(LAYERS, network=returning(), backward_prefetch="post"),
+    "an all-frozen layer that returns what it is given": fixed(LAYERS, network=returning(), frozen=["body.layers.1.*"]),
     "replicas only, a module under two names, no_sync": {
         **fixed([], shard=1, replicate=2, accumulation=2, sync="last", precision=("fp32", "bf16", "fp32")), "network": under_two_names()},
     "forward only": fixed(LAYERS[:2], mode="forward", forward_prefetch=True),
@@ -286,12 +292,16 @@ def judge_training(case, answers):
 
 
 def unchecked(ours, case):
-    """What `emit` would write for a plan that it refuses: that of the plan in fp32 without recomputation, and what these ask for."""
-    plain = attempt(lambda: ours.emitted(plan_of({**case, "precision": FP32, "recompute": []}), "fsdp1"))
+    """What `emit` would write for a plan that it refuses: that of the plan in fp32 without recomputation and frozen parameters, and what
+    these ask for."""
+    plain = attempt(lambda: ours.emitted(plan_of({**case, "precision": FP32, "recompute": [], "frozen": []}), "fsdp1"))
     if isinstance(plain, Refused):
         return None
     _, param, reduce = ({"fp32": "float32", "bf16": "bfloat16"}[dtype] for dtype in case["precision"])
     regions = [{"keep_every": 1, **region} for region in case["recompute"]]
+    for parameter in plain["parameters"]:
+        if any(fnmatch.fnmatchcase(parameter["fqn"], pattern) for pattern in case["frozen"]):
+            parameter["trainable"] = False
     return {**plain, "recompute": regions, "dtypes": {**plain["dtypes"], "param": param, "reduce": reduce}}
 
 

@@ -65,14 +65,29 @@ def fixed(*units, **settings):
     return {**PLAIN, "units": units, **settings}
 
 
-def fetching(case, module, names):
-    """The case where the unit gathers these ahead in backward."""
-    return {**case, "units": [{**unit, "backward_prefetch": names} if unit["modules"] == [module] else unit for unit in case["units"]]}
+def fetching(case, module, names, when="backward_prefetch"):
+    """The case where the unit that ends with the module gathers these ahead, in backward if nothing else is said."""
+    return {**case, "units": [{**unit, when: names} if unit["modules"][-1] == module else unit for unit in case["units"]]}
 
 
 def with_dead_layer():
     """The second of the layers reaches no loss."""
     return {**layers(), "body": {**layers()["body"], "calls": [[0, "chain"], [1, "dead"], [2, "chain"]]}}
+
+
+def returning():
+    """The second layer, called twice, drops what it computes and returns what it is given."""
+    layer = layers()["body"]["children"][0]
+    second = {"kind": "seq", "list": False, "calls": [[0, "dead"]], "children": [{"kind": "linear", "bias": True}]}
+    return {**layers(), "body": {"kind": "seq", "list": True, "children": [layer, second, layer],
+                                 "calls": [[0, "chain"], [1, "chain"], [1, "residual"], [2, "chain"]]}}
+
+
+def with_pair():
+    """A linear layer, and behind it two in a layer of their own."""
+    pair = {"kind": "seq", "list": False, "calls": [[0, "chain"], [1, "chain"]], "children": [{"kind": "linear"}, {"kind": "linear", "bias": True}]}
+    return {**layers(), "norm": False, "body": {"kind": "seq", "list": False, "calls": [[0, "chain"], [1, "chain"]],
+                                                "children": [{"kind": "linear"}, pair]}}
 
 
 def with_dead_end():
@@ -117,6 +132,14 @@ FIXED = {
         LAYERS[2], [LAYERS[0]]),
     "units at both ends of what is recomputed selectively": fixed(f"{LAYERS[1]}.c0", f"{LAYERS[1]}.c1", recompute=[
         {"module": LAYERS[1], "kind": "selective", "keep_every": 1}], precision=("fp32", "bf16", "fp32")),
+    "a unit of two modules, of which one begins what is recomputed selectively": fetching(
+        fixed(["body.c1.c0", "body.c0"], "body.c1.c1", network=with_pair(), recompute=[
+            {"module": "body.c1", "kind": "selective", "keep_every": 1}]), "body.c0", ["root"], "forward_prefetch"),
+    "a layer that returns what it is given": fixed(*LAYERS, network=returning()),
+    "layers in a layer that return what they are given": fixed(
+        "body.c0.c0", "body.c0", "body.c1", precision=("fp32", "bf16", "fp32"), network={**layers(), "body": {
+            "kind": "seq", "list": False, "calls": [[0, "residual"], [0, "chain"], [1, "chain"]], "children": [
+                {"kind": "seq", "list": False, "calls": [[0, "chain"]], "children": [returning()["body"]["children"][1]]}, {"kind": "linear"}]}}),
     "units before a sum that ends what is recomputed": fetching(
         fixed(f"{LAYERS[2]}.c1.fc1", f"{LAYERS[2]}.c1.fc2", LAYERS[0], recompute=[{"module": LAYERS[2], "kind": "full"}]),
         "", [LAYERS[0]]),

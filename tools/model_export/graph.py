@@ -422,6 +422,7 @@ class Graph:
         order = sorted(range(len(self.ops)), key=lambda i: self.places[i])
         self.ops, self.places = [self.ops[i] for i in order], [self.places[i] for i in order]
         self.mark_calls()
+        self.mark_returns()
 
     def mark_calls(self):
         """Says of an op in the module of the op before it whether a further call of that module, or of one around it, has begun."""
@@ -438,6 +439,14 @@ class Graph:
                 if again:
                     op["called_again"] = again
             before = here
+
+    def mark_returns(self):
+        """Says of the last op of a call whose module returned what it was given that it did so."""
+        for name, number, has_gradient in self.t.base.returned:
+            inside = [op for op, place in zip(self.ops, self.places) if op["op"] not in ("view", "flatten", "tokens") and
+                      self.calls[place].frames.get(name) == number and f"{op.get('module', '')}.".startswith(f"{name}.")]
+            if has_gradient and inside and name:
+                inside[-1].setdefault("returns_input", []).append(name)
 
     def is_active(self, call):
         return any(self.kind(ref) in ("value", "parameter") for ref in call.inputs)

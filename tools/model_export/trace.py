@@ -155,6 +155,9 @@ class Recorder(TorchDispatchMode):
         self.calls, self.refs, self.storages = [], [], []
         self.alive, self.of_tensor, self.of_storage = [], {}, {}
         self.frames = [("", 0)]  # what is being called: names, each with the number of the call
+        self.given = []  # per frame below the root: what it was given, and how many calls there were
+        self.stands_for = {}  # tensor that a module returned -> the tensor that it was given and returned
+        self.returned = []  # of those modules: name, number of the call, and whether a gradient came back
         self.backward = False
         self.called, self.names = {}, {}
         for name, module in model.named_modules(remove_duplicate=False):
@@ -215,6 +218,8 @@ class Recorder(TorchDispatchMode):
         name = min(below, key=lambda n: self.modules_between(caller, n)) if below else names[0]
         self.called[id(module)] = self.called.get(id(module), 0) + 1
         self.frames.append((name, self.called[id(module)]))
+        tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+        self.given.append(({id(t): t._version for t in tensors}, len(self.calls)))
 
     def modules_between(self, caller, name):
         parts = name.split(".")
@@ -222,7 +227,24 @@ class Recorder(TorchDispatchMode):
         return sum(between not in self.containers for between in inner)
 
     def leave(self, module, args, output):
-        self.frames.pop()
+        """Where a module with calls returns what it was given, unchanged, the caller gets another tensor for it, so that a gradient
+        that comes back through the module shows."""
+        name, number = self.frames.pop()
+        given, calls = self.given.pop()
+        if not isinstance(output, torch.Tensor) or len(self.calls) == calls or not output.requires_grad or not torch.is_grad_enabled():
+            return None
+        source = output
+        while id(source) not in given and id(source) in self.stands_for:
+            source = self.stands_for[id(source)]
+        if given.get(id(source)) != output._version:
+            return None
+        entry = [name, number, False]
+        self.returned.append(entry)
+        alias = output.view_as(output)
+        alias.register_hook(lambda gradient: entry.__setitem__(2, True))
+        self.alive.append(alias)
+        self.stands_for[id(alias)] = output
+        return alias
 
     @property
     def module(self):
