@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "schedule/lower/fusion.h"
+#include "schedule/lower/walker.h"
 #include "schedule/wrap.h"
 
 namespace shardwright {
@@ -278,6 +279,26 @@ void HoldOutputs(const Model& model, ModelAnalysis& a) {
   }
 }
 
+// Is the region, which begins in `outer`, one with it? torch nests their checkpoints. Backward asks
+// for the inner one's tensors first. To run that again it needs its input, so the outer one runs
+// again, up to there if it keeps nothing behind it, and then the inner one: all of it once.
+bool IsOneWith(const LowerInput& in, const Region& region, std::size_t entry,
+               const std::pair<Region, std::size_t>& outer) {
+  const auto is_full = [&](std::size_t i) {
+    return in.plan.recompute[i].kind == RecomputeKind::kFull;
+  };
+  if (!RecomputesLate(in.plan.dialect) || in.kernels.whole_recompute || !is_full(entry) ||
+      !is_full(outer.second) || region.last > outer.first.last) {
+    return false;
+  }
+  for (std::uint32_t i = region.last + 1; i <= outer.first.last; ++i) {
+    if (in.model.SpecOf(in.model.ops[i]).kind != OpKind::kAdd || !in.model.ops[i].params.empty()) {
+      return false;
+    }
+  }
+  return true;
+}
+
 PlannedRegions FindPlannedRegions(const LowerInput& in, const std::string& where) {
   PlannedRegions found;
   std::unordered_map<std::string_view, ModuleId> modules;  // by name
@@ -303,15 +324,22 @@ PlannedRegions FindPlannedRegions(const LowerInput& in, const std::string& where
       found.back().first.planned = i;
     }
   }
-  std::sort(found.begin(), found.end(),
-            [](const auto& x, const auto& y) { return x.first.first < y.first.first; });
-  for (std::size_t i = 1; i < found.size(); ++i) {
-    if (found[i].first.first <= found[i - 1].first.last) {
-      throw InputError(where + ": recompute", '"' + in.plan.recompute[found[i].second].module + '"',
-                       "regions that do not overlap");
+  std::sort(found.begin(), found.end(), [](const auto& x, const auto& y) {
+    return x.first.first != y.first.first ? x.first.first < y.first.first
+                                          : x.first.last > y.first.last;
+  });
+  PlannedRegions apart;
+  for (const auto& [region, entry] : found) {
+    if (apart.empty() || region.first > apart.back().first.last) {
+      apart.emplace_back(region, entry);
+    } else if (!IsOneWith(in, region, entry, apart.back())) {
+      throw InputError(where + ": recompute", '"' + in.plan.recompute[entry].module + '"',
+                       "regions that do not overlap, or one at the end of the other",
+                       "what else lies in two of them runs a third time, which our programs "
+                       "cannot say");
     }
   }
-  return found;
+  return apart;
 }
 
 void AddPlannedRegions(const LowerInput& in, const PlannedRegions& found, ModelAnalysis& a) {

@@ -217,6 +217,58 @@ TEST_CASE("FSDP2 gathers in backward what returns its input") {
   }
 }
 
+// The chain of two blocks, of which the second one holds the first one's second name; it calls that
+// `last`, or before its own layer.
+Model ChainWithBlockInBlock(const ChainSpec& spec, bool last) {
+  Model model = ChainModel(spec);
+  const ModuleId block = model.modules[model.ops[1].module.value].parent;
+  const ModuleId around = model.modules[model.ops[2].module.value].parent;
+  const ModuleId again = AddModule(model, around, "again", "Block");
+  model.modules[again.value].same_as = block;
+  const ModuleId layer = AddModule(model, again, "lin0", "Linear");
+  model.modules[layer.value].same_as = model.ops[1].module;
+  ModelOp op = model.ops[1];
+  op.module = layer;
+  op.params = {
+      AddParam(model, layer, "weight", {spec.width, spec.width}, model.ops[1].params.front())};
+  op.inputs = model.ops[2].outputs;
+  op.outputs = {TensorId(model.tensors.size())};
+  model.tensors.push_back(
+      {TensorRole::kActivation, spec.rows * spec.width, true, ModelOpId(model.ops.size())});
+  model.ops.push_back(op);
+  if (!last) {
+    std::swap(model.ops[2].module, model.ops[3].module);
+    std::swap(model.ops[2].name, model.ops[3].name);
+    std::swap(model.ops[2].params, model.ops[3].params);
+  }
+  ValidateModel(model, "test");
+  return model;
+}
+
+// torch nests the checkpoints. Of two that end together the inner one asks for its input, which the
+// outer one makes again by the layer before, and keeps nothing but that input itself: one layer
+// runs again. A layer behind the inner one would have the outer one run that, too, twice in all.
+TEST_CASE("FSDP2: a checkpoint at the end of another") {
+  ChainSpec spec;
+  spec.blocks = 2;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp2, 4);
+  plan.recompute = {{"block0", RecomputeKind::kFull, 1}, {"block1", RecomputeKind::kFull, 1}};
+  const KernelSetOptions kernels = FindKernelSet("torch-eager", "test");
+  const Job job = ChainJob(spec, kMixed);
+  const Program p = Lower({ChainWithBlockInBlock(spec, true), kernels, job, plan});
+  CHECK(Verify(p).empty());
+  int reruns = 0;
+  for (const Op& op : p.step.ops) {
+    reruns += op.phase == Phase::kRecompute && p.ShapeOf(op).code == OpCode::kCompute ? 1 : 0;
+  }
+  CHECK(reruns == 1);
+  CHECK_THROWS_WITH_AS((void)Lower({ChainWithBlockInBlock(spec, false), kernels, job, plan}),
+                       "plan: recompute: got \"block0\", expected regions that do not overlap, or "
+                       "one at the end of the other; what else lies in two of them runs a third "
+                       "time, which our programs cannot say",
+                       InputError);
+}
+
 // The chain with a sum of its last block's input and output at the end of that block.
 Model ChainWithSum(const ChainSpec& spec) {
   Model model = ChainModel(spec);

@@ -140,6 +140,8 @@ FIXED = {
         "body.c0.c0", "body.c0", "body.c1", precision=("fp32", "bf16", "fp32"), network={**layers(), "body": {
             "kind": "seq", "list": False, "calls": [[0, "residual"], [0, "chain"], [1, "chain"]], "children": [
                 {"kind": "seq", "list": False, "calls": [[0, "chain"]], "children": [returning()["body"]["children"][1]]}, {"kind": "linear"}]}}),
+    "a layer under a second name at the end of another, both recomputed": fixed(
+        "body.c0", "body.c1.c0", network=under_two_names(), recompute=[{"module": name, "kind": "full"} for name in ("body.c0", "body.c1")]),
     "units before a sum that ends what is recomputed": fetching(
         fixed(f"{LAYERS[2]}.c1.fc1", f"{LAYERS[2]}.c1.fc2", LAYERS[0], recompute=[{"module": LAYERS[2], "kind": "full"}]),
         "", [LAYERS[0]]),
