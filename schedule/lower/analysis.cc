@@ -1,6 +1,7 @@
 #include "schedule/lower/analysis.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -63,6 +64,43 @@ void FindGradients(const Model& model, ModelAnalysis& a) {
       a.tensor_grad[t.value] =
           f.has_backward && role != TensorRole::kIndex && role != TensorRole::kBool;
     }
+  }
+}
+
+// Ops that share a parameter, whichever of theirs it is, are one group, which goes by the first
+// parameter of its first op.
+void FindGradGroups(const Model& model, ModelAnalysis& a) {
+  std::vector<std::uint32_t> stands_for(model.params.size());  // a forest of storages
+  std::iota(stands_for.begin(), stands_for.end(), 0U);
+  const auto root_of = [&](ParamId p) {
+    const ParamId tied = model.params[p.value].tied_to;
+    std::uint32_t s = tied.valid() ? tied.value : p.value;
+    while (stands_for[s] != s) {
+      s = stands_for[s] = stands_for[stands_for[s]];
+    }
+    return s;
+  };
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    const std::vector<ParamId>& params = model.ops[i].params;
+    for (std::size_t k = 1; k < params.size() && a.ops[i].weight_grad; ++k) {
+      if (a.param_grad[params[k].value]) {
+        stands_for[root_of(params[k])] = root_of(params.front());
+      }
+    }
+  }
+  std::vector<ParamId> first(model.params.size());  // per root
+  a.grad_group.resize(model.ops.size());
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    if (!a.ops[i].weight_grad) {
+      continue;
+    }
+    const ParamId p = model.ops[i].params.front();
+    ParamId& name = first[root_of(p)];
+    if (!name.valid()) {
+      const ParamId tied = model.params[p.value].tied_to;
+      name = tied.valid() ? tied : p;
+    }
+    a.grad_group[i] = name;
   }
 }
 
@@ -504,6 +542,7 @@ ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
   const bool train = in.job.mode == JobMode::kTrain;
   FindParamGrads(in, train, where, a);
   FindGradients(in.model, a);
+  FindGradGroups(in.model, a);
   FindStorages(in, a);
   CountMetrics(in.model, a);
   for (ModelOpFacts& f : a.ops) {

@@ -69,6 +69,9 @@ struct ModelAnalysis {
   std::vector<bool> tensor_grad;    // per tensor: needs a gradient
   std::vector<Bytes> tensor_bytes;  // per tensor: its size, and that of its gradient
   std::vector<Region> regions;      // in forward order, disjoint
+  // Per model op with weight gradients: a storage that stands for those of all ops with which it
+  // shares one, directly or by others. Their gradients lie in one buffer.
+  std::vector<ParamId> grad_group;
 
   [[nodiscard]] const OpKernels& KernelsOf(std::uint32_t model_op) const {
     return kernels[variant[model_op]];

@@ -106,7 +106,7 @@ class DdpRules : public StepRules {
   // A gradient becomes .grad or is added to it, then its bucket fills. Ops that share a weight add
   // up the micro-batch's gradient first, as autograd does before it touches .grad.
   void WeightGradWritten(std::uint32_t i, UnitId unit) override {
-    BufferId& grad = grad_of_param_[StorageOf(i).value];
+    BufferId& grad = grad_of_param_[GroupOf(i).value];
     BufferId& sum = SumOf(i);
     const bool is_new = !grad.valid();
     AddFresh(i, sum);
@@ -174,7 +174,7 @@ class DdpRules : public StepRules {
   }
   // Where the op's gradient is added: .grad, or what a later micro-batch has of it so far.
   [[nodiscard]] BufferId& SumOf(std::uint32_t i) {
-    const std::size_t storage = StorageOf(i).value;
+    const std::size_t storage = GroupOf(i).value;
     const bool is_apart = !first_micro_batch_ && is_shared_[storage];
     return is_apart ? part_of_param_[storage] : grad_of_param_[storage];
   }
@@ -248,7 +248,7 @@ class DdpRules : public StepRules {
   // Copies the gradients into their buckets and launches every bucket that is complete, strictly in
   // order. (torch divides by the ranks on the way into the bucket, here the sum is divided.)
   void FillBucket(std::uint32_t i, BufferId grad) {
-    for (const auto& [bucket, part] : parts_of_storage_[StorageOf(i).value]) {
+    for (const auto& [bucket, part] : parts_of_storage_[GroupOf(i).value]) {
       Bucket& b = buckets_[bucket];
       const Bytes size = part.end - part.begin;
       b.filled = e_.AddCopy(OpCode::kBucketCopy, Stream::kCompute,

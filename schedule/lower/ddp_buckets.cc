@@ -27,12 +27,8 @@ std::vector<ParamId> AsReady(const Model& model, const ModelOp& op, bool casts) 
   return params;
 }
 
-ParamId GroupOf(const Model& model, const ModelOp& op) {
-  return StorageOfParam(model, op.params.front());
-}
-
 // By storage: where in the buffer of its op's gradients a parameter's begins. Behind those of the
-// op that runs backward first lies what the others have beside the storage that they share.
+// op that runs backward first lies what the others have beside what they share.
 std::vector<std::int64_t> GradientOffsets(const Model& model, const ModelAnalysis& a) {
   std::vector<std::int64_t> offsets(model.params.size(), 0), ends(model.params.size(), 0);
   std::vector<bool> seen(model.params.size(), false);
@@ -40,7 +36,7 @@ std::vector<std::int64_t> GradientOffsets(const Model& model, const ModelAnalysi
     if (!a.ops[i].weight_grad) {
       continue;
     }
-    std::int64_t& end = ends[GroupOf(model, model.ops[i]).value];
+    std::int64_t& end = ends[a.grad_group[i].value];
     for (const ParamId p : model.ops[i].params) {
       const std::size_t storage = StorageOfParam(model, p).value;
       if (a.param_grad[p.value] && !seen[storage]) {
@@ -72,7 +68,7 @@ std::vector<BucketPart> PartsInOrder(const Model& model, const ModelAnalysis& a,
         seen[storage] = true;
         const std::int64_t begin = offsets[storage];
         const std::int64_t end = begin + model.params[p->value].Elements();
-        order.push_back({GroupOf(model, model.ops[i]), Bytes(begin * width), Bytes(end * width)});
+        order.push_back({a.grad_group[i], Bytes(begin * width), Bytes(end * width)});
       }
     }
   }

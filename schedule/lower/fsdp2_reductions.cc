@@ -26,7 +26,7 @@ void Fsdp2Rules::WeightGradWritten(std::uint32_t model_op, UnitId u) {
   if (!completes_grad_[model_op]) {
     return;  // autograd sums the gradients of all uses before it touches .grad
   }
-  const auto has_storage = [&](const auto& entry) { return entry.first == StorageOf(model_op); };
+  const auto has_storage = [&](const auto& entry) { return entry.first == GroupOf(model_op); };
   auto& kept = comm_[u.value].kept_grads;
   const auto sum = std::find_if(kept.begin(), kept.end(), has_storage);
   if (sum == kept.end()) {

@@ -113,7 +113,7 @@ void NativeRules::BeforeBackwardOp(std::uint32_t model_op) {
 NativeRules::GradTarget NativeRules::WeightGradTarget(std::uint32_t model_op, UnitId u) {
   UnitState& state = At(u);
   if (IsSummedApart(model_op)) {
-    BufferId& part = part_of_param_[StorageOf(model_op).value];
+    BufferId& part = part_of_param_[GroupOf(model_op).value];
     const bool is_new = !part.valid();
     if (is_new) {
       const DType r = PrecisionOf(u).reduce;
@@ -130,7 +130,7 @@ NativeRules::GradTarget NativeRules::WeightGradTarget(std::uint32_t model_op, Un
              Holds::kShards, PrecisionOf(u).reduce);
     written_[u.value].clear();
   }
-  const ParamId storage = StorageOf(model_op);
+  const ParamId storage = GroupOf(model_op);
   auto& written = written_[u.value];
   const bool again = std::find(written.begin(), written.end(), storage) != written.end();
   if (!again) {
@@ -143,7 +143,7 @@ void NativeRules::WeightGradWritten(std::uint32_t model_op, UnitId u) {
   if (!IsSummedApart(model_op) || !completes_grad_[model_op]) {
     return;
   }
-  BufferId& part = part_of_param_[StorageOf(model_op).value];
+  BufferId& part = part_of_param_[GroupOf(model_op).value];
   const Bytes size = e_.program.buffers[part.value].size;
   e_.AddCopy(OpCode::kAccumulateGrad, Stream::kCompute, {Phase::kBackward, model_op}, 2 * size,
              size,
@@ -207,7 +207,7 @@ void NativeRules::InitUnit(UnitId u) {
 
 bool NativeRules::IsSummedApart(std::uint32_t model_op) const {
   return plan_.sync == SyncMode::kLast && !first_micro_batch_ &&
-         is_shared_[StorageOf(model_op).value];
+         is_shared_[GroupOf(model_op).value];
 }
 
 std::unique_ptr<StepRules> MakeNative(Emitter& emitter, const UnitSpans& spans,

@@ -40,15 +40,31 @@ std::string NameOf(const Model& model, const ResolvedUnit& unit,
   return name;
 }
 
+// Storages that some op has behind its first parameter, by which its gradients go.
+std::vector<bool> ReadBehindOthers(const Model& model) {
+  std::vector<bool> behind(model.params.size(), false);
+  for (const ModelOp& op : model.ops) {
+    for (std::size_t k = 1; k < op.params.size(); ++k) {
+      const ParamId tied_to = model.params[op.params[k].value].tied_to;
+      behind[(tied_to.valid() ? tied_to : op.params[k]).value] = true;
+    }
+  }
+  return behind;
+}
+
 }  // namespace
 
 std::vector<ResolvedUnit> SplitByModules(const Model& model, std::vector<ResolvedUnit> units) {
   const std::vector<std::vector<ModuleId>> owners = OwnersOf(model);
+  const std::vector<bool> behind = ReadBehindOthers(model);
   const std::size_t planned = units.size();
   for (std::size_t u = 0; u < planned; ++u) {
-    const bool shares = std::any_of(units[u].params.begin(), units[u].params.end(),
-                                    [&](ParamId p) { return owners[p.value].size() > 1; });
-    if (!shares || units[u].modules.size() == 1) {
+    const auto count_shared = [&](bool is_behind) {
+      return std::count_if(units[u].params.begin(), units[u].params.end(), [&](ParamId p) {
+        return owners[p.value].size() > 1 && behind[p.value] == is_behind;
+      });
+    };
+    if (count_shared(false) == 0 || count_shared(true) > 0 || units[u].modules.size() == 1) {
       continue;
     }
     std::vector<ResolvedUnit> parts;

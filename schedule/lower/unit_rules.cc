@@ -20,7 +20,7 @@ StepRules::StepRules(Emitter& emitter, const UnitSpans& spans,
   std::vector<bool> seen(e_.in.model.params.size(), false);
   for (std::uint32_t i = 0; i < e_.in.model.ops.size(); ++i) {
     if (e_.a.ops[i].weight_grad) {
-      const std::size_t storage = StorageOf(i).value;
+      const std::size_t storage = GroupOf(i).value;
       completes_grad_[i] = !seen[storage];
       is_shared_[storage] = seen[storage];
       seen[storage] = true;
@@ -196,7 +196,7 @@ void StepRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
   UnitState& state = At(unit);
   const BufferId* const written = WrittenGrad(model_op, unit);
   if (written == nullptr) {
-    state.grad_of_param.emplace_back(StorageOf(model_op), state.grads.back());
+    state.grad_of_param.emplace_back(GroupOf(model_op), state.grads.back());
     return;
   }
   const BufferId extra = state.grads.back();
@@ -210,7 +210,7 @@ void StepRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
 }
 
 const BufferId* StepRules::WrittenGrad(std::uint32_t model_op, UnitId unit) {
-  const ParamId storage = StorageOf(model_op);
+  const ParamId storage = GroupOf(model_op);
   if (!is_shared_[storage.value]) {
     return nullptr;  // a unit may hold the whole model: not one look at it per op
   }
@@ -231,7 +231,7 @@ std::vector<std::int64_t> StepRules::GradElementsOf(std::uint32_t model_op) cons
 }
 
 std::vector<std::int64_t> StepRules::GradElementsWith(std::uint32_t model_op) const {
-  if (!is_shared_[StorageOf(model_op).value]) {
+  if (!is_shared_[GroupOf(model_op).value]) {
     return GradElementsOf(model_op);
   }
   std::vector<std::int64_t> elements;
@@ -243,10 +243,10 @@ std::vector<std::int64_t> StepRules::GradElementsWith(std::uint32_t model_op) co
 
 std::vector<ParamId> StepRules::GradStoragesWith(std::uint32_t model_op) const {
   const Model& model = e_.in.model;
-  const bool is_shared = is_shared_[StorageOf(model_op).value];
+  const bool is_shared = is_shared_[GroupOf(model_op).value];
   std::vector<ParamId> storages;
   for (std::uint32_t i = is_shared ? 0 : model_op; i < model.ops.size(); ++i) {
-    if (!e_.a.ops[i].weight_grad || StorageOf(i) != StorageOf(model_op)) {
+    if (!e_.a.ops[i].weight_grad || GroupOf(i) != GroupOf(model_op)) {
       continue;
     }
     for (const ParamId p : model.ops[i].params) {
@@ -267,12 +267,6 @@ std::vector<ParamId> StepRules::GradStoragesWith(std::uint32_t model_op) const {
 std::int64_t StepRules::SumOfGradElementsWith(std::uint32_t model_op) const {
   const std::vector<std::int64_t> elements = GradElementsWith(model_op);
   return std::accumulate(elements.begin(), elements.end(), std::int64_t{0});
-}
-
-ParamId StepRules::StorageOf(std::uint32_t model_op) const {
-  const ParamId p = e_.in.model.ops[model_op].params.front();
-  const ParamId tied = e_.in.model.params[p.value].tied_to;
-  return tied.valid() ? tied : p;
 }
 
 Bytes StepRules::GradBytes(UnitId u) const {

@@ -135,12 +135,12 @@ class StepRules : public DialectRules {
   // PyTorch and FairScale drop the device's copy as soon as it is on its way.
   void DropSentGrad(UnitId u, Stream stream);
   void WaitForHostGrads(Phase phase);
-  // The storage of the op's first parameter, through its tie.
-  [[nodiscard]] ParamId StorageOf(std::uint32_t model_op) const;
-  // The gradient of that storage which an earlier op of this backward has written; null: none.
+  // What stands for the op and all others with which it shares a parameter.
+  [[nodiscard]] ParamId GroupOf(std::uint32_t model_op) const { return e_.a.grad_group[model_op]; }
+  // The gradient of that group which an earlier op of this backward has begun; null: none.
   [[nodiscard]] const BufferId* WrittenGrad(std::uint32_t model_op, UnitId unit);
-  // Gradient elements of all ops that share the op's first parameter: of that, and of what else
-  // each of them has, such as a bias of its own.
+  // Gradient elements of the op's group: of what its ops share, and of what else each of them has,
+  // such as a bias of its own.
   [[nodiscard]] std::vector<std::int64_t> GradElementsWith(std::uint32_t model_op) const;
   [[nodiscard]] std::vector<ParamId> GradStoragesWith(std::uint32_t model_op) const;
   [[nodiscard]] std::int64_t SumOfGradElementsWith(std::uint32_t model_op) const;

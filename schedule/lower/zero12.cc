@@ -130,7 +130,7 @@ class Zero12Rules : public ZeroRules {
     }
     const Member member = TakeGrad(i, unit);
     if (plan_.dialect == Dialect::kZero1 && !Overlaps()) {
-      waiting_.emplace_back(StorageOf(i), member);
+      waiting_.emplace_back(GroupOf(i), member);
     } else {
       AddToBucket(member);
     }
@@ -155,7 +155,7 @@ class Zero12Rules : public ZeroRules {
   // The gradient of op i joins those of earlier micro-batches and takes their place in
   // At(unit).grads.
   void KeepWhole(std::uint32_t i, UnitId unit) {
-    BufferId& kept = kept_[StorageOf(i).value];
+    BufferId& kept = kept_[GroupOf(i).value];
     if (!kept.valid()) {
       const Member member = TakeGrad(i, unit);
       kept = member.grad;
@@ -176,7 +176,7 @@ class Zero12Rules : public ZeroRules {
     if (std::find(state.grads.begin(), state.grads.end(), grad) == state.grads.end()) {
       state.grads.push_back(grad);
     }
-    state.grad_of_param.emplace_back(StorageOf(i), grad);
+    state.grad_of_param.emplace_back(GroupOf(i), grad);
   }
 
   // --- All-reduce of buckets.

@@ -65,7 +65,7 @@ void ZeroRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
 
 ZeroRules::Member ZeroRules::TakeGrad(std::uint32_t model_op, UnitId unit) {
   UnitState& state = At(unit);
-  const ParamId storage = StorageOf(model_op);
+  const ParamId storage = GroupOf(model_op);
   // From the back: it was most likely written just now.
   const auto entry = std::find_if(state.grad_of_param.rbegin(), state.grad_of_param.rend(),
                                   [&](const auto& e) { return e.first == storage; });

@@ -38,6 +38,18 @@ void Tie(Setup& s) {
   s.plan.units = Wrap(s.model, ParseWrap("root", "test"), {}, s.plan.dialect, "test");
 }
 
+void TieBiases(Setup& s) {  // of the blocks' last layers, whose weights are their own
+  ParamId first;
+  for (std::size_t p = 0; p < s.model.params.size(); ++p) {
+    Parameter& param = s.model.params[p];
+    if (param.fqn.ends_with(".down.bias")) {
+      param.tied_to = first;
+      first = first.valid() ? first : ParamId(p);
+    }
+  }
+  s.plan.units = Wrap(s.model, ParseWrap("root", "test"), {}, s.plan.dialect, "test");
+}
+
 void Freeze(Setup& s) {  // whole blocks, which every dialect can
   for (Parameter& p : s.model.params) {
     p.trainable = !p.fqn.starts_with("block1.");
@@ -71,6 +83,7 @@ std::vector<Feature> Features() {
       {"plain", Nothing, Nothing},
       {"nested units", Nothing, Nest},
       {"tied parameters", Tie, Nothing},
+      {"tied biases beside weights of their own", TieBiases, Nothing},
       {"reshard to a smaller group", Nothing,
        [](Setup& s) {
          for (UnitPlan& unit : s.plan.units) {
