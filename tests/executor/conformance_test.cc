@@ -38,16 +38,25 @@ void Tie(Setup& s) {
   s.plan.units = Wrap(s.model, ParseWrap("root", "test"), {}, s.plan.dialect, "test");
 }
 
-void TieBiases(Setup& s) {  // of the blocks' last layers, whose weights are their own
+// The blocks' parameters with this end of a name become one.
+void TieAll(Setup& s, const std::string& end, const std::string& wrap) {
   ParamId first;
   for (std::size_t p = 0; p < s.model.params.size(); ++p) {
     Parameter& param = s.model.params[p];
-    if (param.fqn.ends_with(".down.bias")) {
+    if (param.fqn.ends_with(end)) {
       param.tied_to = first;
       first = first.valid() ? first : ParamId(p);
     }
   }
-  s.plan.units = Wrap(s.model, ParseWrap("root", "test"), {}, s.plan.dialect, "test");
+  s.plan.units = Wrap(s.model, ParseWrap(wrap, "test"), {}, s.plan.dialect, "test");
+}
+
+void TieWeights(Setup& s) {
+  TieAll(s, ".up.weight", s.plan.dialect == Dialect::kZero3 ? "module" : "root");
+}
+
+void TieBiases(Setup& s) {
+  TieAll(s, ".down.bias", s.plan.dialect == Dialect::kZero3 ? "module" : "root");
 }
 
 void Freeze(Setup& s) {  // whole blocks, which every dialect can
@@ -83,6 +92,7 @@ std::vector<Feature> Features() {
       {"plain", Nothing, Nothing},
       {"nested units", Nothing, Nest},
       {"tied parameters", Tie, Nothing},
+      {"tied weights beside biases of their own", TieWeights, Nothing},
       {"tied biases beside weights of their own", TieBiases, Nothing},
       {"reshard to a smaller group", Nothing,
        [](Setup& s) {
