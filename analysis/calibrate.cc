@@ -281,6 +281,22 @@ void CalibrateWake(const CalibrationSamples& samples, const Origin& origin, Host
         {wake, true, MedianOf(std::move(errors)), std::ssize(samples.wakes)}, origin, numbers);
 }
 
+// What PyTorch recorded where the host computes went through gloo; nothing else does.
+void CalibrateGloo(const std::vector<CalibrationRun>& runs, const Origin& origin, Profile& profile,
+                    std::vector<CalibratedNumber>& numbers) {
+  const bool is_gloo = std::any_of(runs.begin(), runs.end(), [](const CalibrationRun& run) {
+    return run.recordings != nullptr &&
+           std::none_of(run.recordings->begin(), run.recordings->end(),
+                        [](const ProfilerRecording& recording) { return recording.on_device; });
+  });
+  Number<double>& number = profile.overlap.gloo;
+  const double value = is_gloo ? 1 : 0;
+  if (number.value != value) {
+    numbers.push_back({"overlap.gloo", false, number.value, value, 0, 0});
+    number = {value, origin, 0};
+  }
+}
+
 bool IsHostCopy(const OpShape& shape) {
   return shape.code == OpCode::kCopyH2d || shape.code == OpCode::kCopyD2h;
 }
@@ -433,6 +449,7 @@ CalibrationResult Calibrate(const std::vector<CalibrationRun>& runs, const Profi
   CalibrationSamples samples = CollectSamples(runs);
   CalibrationResult result;
   result.profile = start;
+  CalibrateGloo(runs, origin, result.profile, result.numbers);
   CalibrateSharedWork(runs, samples, origin, result.profile, result.numbers);
   CalibrateBusyCores(runs, samples, origin, result.profile, result.numbers);
   CalibrateKernels(runs, samples, origin, result.profile, result.numbers);

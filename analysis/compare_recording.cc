@@ -127,8 +127,9 @@ Measured Summarize(const CompareRecordingInput& input, Comparison& result) {
       count += row.count;
     }
     for (const RecordingJoin::Kernels& row : join.kernels) {
-      SegmentKey key = row.segment;
-      sum.segments[key] += row.seconds * per_recording;
+      if (row.op_class != OpClass::kDeviceCopy) {
+        sum.segments[row.segment] += row.seconds * per_recording;
+      }
     }
     result.spans += join.recorded;
     result.matched += join.matched;

@@ -76,10 +76,16 @@ class Joiner {
     }
     std::map<OpId, RecordingJoin::Collective> found;
     for (const RecordingStep& step : steps) {
+      for (const RecordedIdle& one : step.idle) {
+        idle_.emplace(&recording_.activities[one.activity], one.seconds);
+      }
+    }
+    for (const RecordingStep& step : steps) {
       JoinStep(step, std::move(rows[step.step]), found);
     }
     for (auto& [op, collective] : found) {
       collective.seconds /= static_cast<double>(collective.count);
+      collective.idle /= static_cast<double>(collective.count);
       result_.collectives.push_back(collective);
     }
     CheckUnits();
@@ -135,6 +141,8 @@ class Joiner {
       RecordingJoin::Collective& collective = found[op];
       collective.op = op;
       collective.seconds += ToSeconds(row.activity->end - row.activity->start).value;
+      const auto idle = idle_.find(row.activity);
+      collective.idle += idle == idle_.end() ? 0 : idle->second;
       ++collective.count;
       collective.bytes = row.activity->bytes;
       ++result_.matched;
@@ -243,7 +251,8 @@ class Joiner {
   const ProfilerRecording& recording_;
   RecordingJoin& result_;
   const std::vector<std::uint32_t>& units_;
-  std::vector<ProgramRow> ops_;  // in issue order
+  std::vector<ProgramRow> ops_;             // in issue order
+  std::map<const Activity*, double> idle_;  // seconds around it
 };
 
 // Finds units of a program by what traces call them: wrappers' parts of names do not count, and
@@ -357,12 +366,19 @@ RecordingJoin JoinRecording(const Program& program, const ProfilerRecording& rec
   }
   Joiner(program, recording, units, result).Run(steps);
   std::set<std::uint32_t> counted;
+  std::map<std::size_t, double> idle;
   for (const RecordingStep& step : steps) {
     counted.insert(step.step);
+    for (const RecordedIdle& one : step.idle) {
+      idle.emplace(one.activity, one.seconds);
+    }
   }
-  std::map<std::pair<SegmentKey, OpClass>, double> sums;
-  for (const Activity& activity : recording.activities) {
-    if (activity.kind != ActivityKind::kKernel || !counted.contains(activity.step)) {
+  std::map<std::pair<SegmentKey, OpClass>, std::pair<double, double>> sums;
+  for (std::size_t i = 0; i < recording.activities.size(); ++i) {
+    const Activity& activity = recording.activities[i];
+    const bool is_compute =
+        activity.kind == ActivityKind::kKernel || activity.kind == ActivityKind::kWithinDevice;
+    if (!is_compute || !counted.contains(activity.step)) {
       continue;
     }
     SegmentKey key{kNoSubject, 0, activity.phase};
@@ -372,11 +388,14 @@ RecordingJoin JoinRecording(const Program& program, const ProfilerRecording& rec
         key.unit = units[activity.unit];
       }
     }
-    sums[{key, ClassOf(activity)}] += ToSeconds(activity.end - activity.start).value;
+    auto& [seconds, before] = sums[{key, ClassOf(activity)}];
+    seconds += ToSeconds(activity.end - activity.start).value;
+    const auto found = idle.find(i);
+    before += found == idle.end() ? 0 : found->second;
   }
-  for (const auto& [key, seconds] : sums) {
-    result.kernels.push_back(
-        {key.first, key.second, seconds / static_cast<double>(counted.size())});
+  const auto count = static_cast<double>(counted.size());
+  for (const auto& [key, sum] : sums) {
+    result.kernels.push_back({key.first, key.second, sum.first / count, sum.second / count});
   }
   return result;
 }

@@ -41,8 +41,18 @@ class QueueWalk {
         counts[activity->step] = true;
       }
       is_first = false;
+      const bool begins_step = !has_work[activity->step];
       has_work[activity->step] = true;
-      Wait(*activity, end, step.parts);
+      const double idle_before = step.parts.host_issue + step.parts.other;
+      const std::size_t waits_before = step.waits.size();
+      Wait(*activity, end, step);
+      const double idle = step.parts.host_issue + step.parts.other - idle_before;
+      if (begins_step) {
+        step.before_first = idle;
+      } else if (idle > 0) {
+        const bool any_wait = step.waits.size() > waits_before;
+        step.idle.push_back({any_wait ? step.waits.back().activity : IndexOf(*activity), idle});
+      }
       const SimTime begin = std::max(end, activity->start);
       if (activity->end > begin) {
         step.parts.run[static_cast<std::size_t>(ClassOf(*activity))] +=
@@ -64,7 +74,9 @@ class QueueWalk {
 
  private:
   // Charges the idle time from `from` to the start of `next`.
-  void Wait(const Activity& next, SimTime from, StepBreakdown& parts) {
+  void Wait(const Activity& next, SimTime from, RecordingStep& step) {
+    StepBreakdown& parts = step.parts;
+    const SimTime idle_from = from;
     if (recording_.on_device && next.has_issue) {
       const SimTime issued = std::min(next.issue_end, next.start);
       if (issued > from) {
@@ -84,6 +96,8 @@ class QueueWalk {
       if (end > begin) {
         Idle(parts) += ToSeconds(begin - from).value;
         parts.wait[static_cast<std::size_t>(StreamOf(*activity))] += ToSeconds(end - begin).value;
+        step.waits.push_back(
+            {IndexOf(*activity), ToSeconds(end - begin).value, activity->start >= idle_from});
         from = end;
       }
       if (activity->end > from) {
@@ -94,6 +108,10 @@ class QueueWalk {
     if (next.start > from) {
       Idle(parts) += ToSeconds(next.start - from).value;
     }
+  }
+
+  [[nodiscard]] std::size_t IndexOf(const Activity& activity) const {
+    return static_cast<std::size_t>(&activity - recording_.activities.data());
   }
 
   // Where the host itself computes, what nothing else explains is what it does between two ops.

@@ -21,12 +21,30 @@ namespace shardwright {
 // Activity::queue of the one that computes most. Throws InputError when none does.
 [[nodiscard]] std::uint32_t BusiestQueue(const ProfilerRecording& recording);
 
+// A stretch in which the compute queue waited for other work.
+struct RecordedWait {
+  std::size_t activity = 0;  // ProfilerRecording::activities: what it waited for
+  double seconds = 0;
+  bool began_late = false;  // the awaited work began no earlier than the wait
+};
+
+// Idle time of the compute queue that nothing it waited for explains: what the host did around a
+// collective, where one ran meanwhile, else before a piece of the queue's own work.
+struct RecordedIdle {
+  std::size_t activity = 0;  // ProfilerRecording::activities: the collective, or that work
+  double seconds = 0;
+};
+
 // One step that has work and, unless the recording holds no other, one recorded before it.
 struct RecordingStep {
   std::uint32_t step = 0;                    // ProfilerRecording::steps
   std::array<double, kOpClassCount> busy{};  // seconds, whatever the queue
   std::array<std::int64_t, kOpClassCount> pieces{};
-  StepBreakdown parts;  // seen from the queue that computes most
+  StepBreakdown parts;              // seen from the queue that computes most
+  std::vector<RecordedWait> waits;  // what parts.wait adds up
+  std::vector<RecordedIdle>
+      idle;                 // but for the step's first work; with it parts.host_issue + other
+  double before_first = 0;  // idle before the step's first work; part of host_issue or other
 };
 
 // By step. From the end of the last work of the compute queue in the step before to that of its
@@ -49,6 +67,7 @@ struct RecordingJoin {
   struct Collective {
     OpId op;
     double seconds = 0;
+    double idle = 0;  // around it
     std::int64_t count = 0;
     Bytes bytes;  // 0: not recorded
   };
@@ -57,8 +76,9 @@ struct RecordingJoin {
     SegmentKey segment;
     OpClass op_class = OpClass::kGemm;
     double seconds = 0;  // of one step, mean
+    double idle = 0;     // of one step, mean: before them
   };
-  std::vector<Kernels> kernels;  // by segment, class
+  std::vector<Kernels> kernels;  // by segment, class; copies within the device, too
   bool by_unit = false;          // segments have units
   std::int64_t recorded = 0;     // collectives of all steps that count
   std::int64_t matched = 0;

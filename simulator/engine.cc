@@ -30,7 +30,9 @@ void BuildCosts(const Program& program, const PriceTable& prices, std::vector<Co
     }
     cost.tail = price.tail.value;
     cost.group = info.is_collective ? shape.group.value : kNone;
-    cost.stream = static_cast<std::uint8_t>(info.runs_on_host ? Stream::kHost : shape.stream);
+    cost.stream = static_cast<std::uint8_t>(info.runs_on_host ? Stream::kHost
+                                            : prices.in_turn  ? Stream::kCompute
+                                                              : shape.stream);
     cost.contention_class = price.contention_class;
     SW_CHECK(cost.group == kNone || cost.group < program.groups.size(), "collective without group");
   }

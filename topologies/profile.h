@@ -163,6 +163,10 @@ struct OverlapProfile {
   Number<double> shared_work;
   // What it costs to share a kernel: the others have to be told, and waited for. Optional likewise.
   Number<Seconds> loop_start;
+  // Not 0: PyTorch where the host computes and gloo carries its collectives: ops of all streams run
+  // one after another, in the order of issue, and a reduce-scatter is an all-reduce (torch 2.13).
+  // Optional in a file: 0.
+  Number<double> gloo;
 
   bool operator==(const OverlapProfile&) const = default;
 };

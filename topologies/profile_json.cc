@@ -107,6 +107,7 @@ void VisitOverlapExtras(Part& part, Visit visit) {
   visit("busy_cores", part.busy_cores);
   visit("shared_work", part.shared_work);
   visit("loop_start", part.loop_start);
+  visit("gloo", part.gloo);
 }
 template <class Part, class Visit>
 void VisitTransportExtras(Part& part, Visit visit) {

@@ -249,6 +249,7 @@ CollectivePath FindCollectivePath(const Cluster& cluster, const Profile& profile
     path.network = &FindTransport(profile, cluster.network);
   }
   path.nccl = NcclPlaceOf(cluster, path.ring);
+  path.is_gloo = profile.overlap.gloo.value > 0;
   return path;
 }
 
@@ -257,6 +258,9 @@ Seconds CollectiveTime(OpCode code, Bytes bytes, const CollectivePath& path) {
     // Nothing to exchange. What is not done in place is one copy: a read and a write.
     const bool is_copied = code == OpCode::kReduceScatter || code == OpCode::kAllToAll;
     return is_copied ? 2 * bytes / path.memory : Seconds(0);
+  }
+  if (path.is_gloo && code == OpCode::kReduceScatter) {
+    code = OpCode::kAllReduce;
   }
   const TransportProfile& outer = OuterOf(path);
   // A barrier is an all-reduce of one element.

@@ -21,6 +21,7 @@ struct CollectivePath {
   BytesPerSecond memory;      // device memory bandwidth that copies reach, for groups of one rank
   bool has_nvswitch = false;  // the switches inside a node can reduce (where the profile has NVLS)
   NcclPlace nccl;             // for CollectiveChoice::kNccl
+  bool is_gloo = false;       // OverlapProfile::gloo
 };
 // Throws InputError when the groups do not tile the ranks or the profile lacks a transport.
 [[nodiscard]] CollectivePath FindCollectivePath(const Cluster& cluster, const Profile& profile,

@@ -29,6 +29,7 @@ struct PriceTable {
   // has read the loss and the device idles; 0: it reads nothing and runs ahead.
   SimTime loop_work;
   ContentionModel contention;
+  bool in_turn = false;  // OverlapProfile::gloo
 };
 
 }  // namespace shardwright

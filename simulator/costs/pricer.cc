@@ -236,6 +236,7 @@ shardwright::Price Pricer::PriceHostOptimizer(const Program& program, const OpSh
 
 void Pricer::Price(const Program& program, PriceTable& table) {
   table.wake_up = ToSimTime(profile_.host.wake.value);
+  table.in_turn = profile_.overlap.gloo.value > 0;
   table.contention.classes.assign(1, ContentionClass());
   table.contention.resource_count = 0;
   table.contention.compute_sensitivity = profile_.overlap.compute_sensitivity.value;

@@ -394,6 +394,16 @@ TEST_CASE("What threads share is told by what they computed together and how lon
         doctest::Approx(0.37).epsilon(0.02));
 }
 
+TEST_CASE("Our own runs do not go through gloo") {
+  const Prepared prepared({.nodes = 1});
+  const Trace trace = Run(prepared, RoundProfile(), false).trace;
+  Profile start = RoundProfile();
+  start.overlap.gloo.value = 1;
+  const CalibrationResult result =
+      Calibrate({{"run", prepared.program, prepared.cluster, trace}}, start, kOrigin);
+  CHECK(result.profile.overlap.gloo.value == 0);
+}
+
 TEST_CASE("A trace without a complete step is refused by name") {
   const Prepared one({.nodes = 1});
   Trace trace = Run(one, RoundProfile(), false).trace;

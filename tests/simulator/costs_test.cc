@@ -183,6 +183,19 @@ TEST_CASE("Ring collectives inside a node") {
   CHECK(BusBytesPerByte(OpCode::kAllReduce, 8) == 1.75);
 }
 
+TEST_CASE("Through gloo a reduce-scatter is an all-reduce") {
+  const Cluster cluster = RoundCluster(1);
+  Profile profile = RoundProfile();
+  const Bytes size(320'000'000);
+  const Seconds gather =
+      CollectiveTime(OpCode::kAllGather, size, FindCollectivePath(cluster, profile, {8, 1}));
+  profile.overlap.gloo.value = 1;
+  const CollectivePath path = FindCollectivePath(cluster, profile, {8, 1});
+  CHECK(CollectiveTime(OpCode::kReduceScatter, size, path) ==
+        CollectiveTime(OpCode::kAllReduce, size, path));
+  CHECK(CollectiveTime(OpCode::kAllGather, size, path) == gather);
+}
+
 TEST_CASE(
     "Ring collectives across nodes: the network's base, both kinds of hops, the slower rate") {
   // By hand: 4 nodes of 8; 8 NICs of 25 GB/s = 200 GB/s < 400 GB/s, at 50 percent; 28 hops of 1 us

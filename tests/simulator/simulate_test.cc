@@ -103,6 +103,31 @@ Program TinyLlama(std::int64_t ranks, std::int64_t accumulation) {
   return Lower({model, FindKernelSet("torch-eager", "test"), job, plan});
 }
 
+TEST_CASE("Through gloo everything runs in turn: a step lasts as long as its ops together") {
+  const Program program = TinyLlama(8, 2);
+  const Cluster cluster = RoundCluster(1);
+  Profile profile = RoundProfile();
+  // A host that is never behind.
+  for (Number<Seconds> HostProfile::*number :
+       {&HostProfile::kernel_launch, &HostProfile::op_issue, &HostProfile::collective_issue,
+        &HostProfile::unit_hook, &HostProfile::copy_issue, &HostProfile::wake}) {
+    (profile.host.*number).value = Seconds(0);
+  }
+  SimulateOptions options;
+  options.reserved = false;
+  const SimTime beside = Simulate({program, cluster, profile, options}).step_time;
+  profile.overlap.gloo.value = 1;
+  const SimulationResult result = Simulate({program, cluster, profile, options});
+  const PriceTable prices = PriceProgram(program, cluster, profile);
+  SimTime together;
+  for (const Op& op : program.step.ops) {
+    together += prices.prices[op.shape.value].duration;
+  }
+  CHECK(result.step_time == together);
+  CHECK(result.step_time > beside);
+  CHECK(result.exposed_comm > SimTime(0));
+}
+
 TEST_CASE("Deep models: skipping repeats saves most of the work and changes nothing") {
   const Model model = LoadModel("llama-2-7b");
   const Cluster cluster = RoundCluster(2);
