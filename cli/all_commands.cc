@@ -24,6 +24,7 @@ extern const Command kEvalCommand;
 extern const Command kGenerateCommand;
 extern const Command kCheckpointCommand;
 extern const Command kCompareCommand;
+extern const Command kAdviseCommand;
 extern const Command kReportCommand;
 extern const Command kValidateCommand;
 extern const Command kValidateNcclCommand;
@@ -42,15 +43,15 @@ extern const Command kManCommand;
 
 std::span<const Command* const> AllCommands() {
   static constexpr std::array kCommands = {
-      &kEstimateCommand,   &kListCommand,         &kInspectCommand,         &kPlanCommand,
-      &kSimulateCommand,   &kSweepCommand,        &kGoodputCommand,         &kBaselinesCommand,
-      &kEmitCommand,       &kImportRunCommand,    &kExportCommand,          &kRunCommand,
-      &kEvalCommand,       &kGenerateCommand,     &kCheckpointCommand,      &kCompareCommand,
-      &kValidateCommand,   &kValidateNcclCommand, &kValidateKernelsCommand, &kCalibrateCommand,
-      &kFitCommand,        &kFitNcclCommand,      &kReportCommand,          &kPageCommand,
-      &kDiffCommand,       &kCheckCommand,        &kConfigCommand,          &kDoctorCommand,
-      &kCompletionCommand, &kManCommand,          &kInspectTraceCommand,    &kTopoCommand,
-      &kHangCommand,
+      &kEstimateCommand,  &kListCommand,       &kInspectCommand,      &kPlanCommand,
+      &kSimulateCommand,  &kSweepCommand,      &kGoodputCommand,      &kBaselinesCommand,
+      &kEmitCommand,      &kImportRunCommand,  &kExportCommand,       &kRunCommand,
+      &kEvalCommand,      &kGenerateCommand,   &kCheckpointCommand,   &kCompareCommand,
+      &kAdviseCommand,    &kValidateCommand,   &kValidateNcclCommand, &kValidateKernelsCommand,
+      &kCalibrateCommand, &kFitCommand,        &kFitNcclCommand,      &kReportCommand,
+      &kPageCommand,      &kDiffCommand,       &kCheckCommand,        &kConfigCommand,
+      &kDoctorCommand,    &kCompletionCommand, &kManCommand,          &kInspectTraceCommand,
+      &kTopoCommand,      &kHangCommand,
   };
   return kCommands;
 }

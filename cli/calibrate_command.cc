@@ -1,9 +1,7 @@
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <ctime>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,6 +19,7 @@
 #include "cli/recordings.h"
 #include "cli/run_processes.h"
 #include "cli/table.h"
+#include "cli/traced_run.h"
 #include "core/cores.h"
 #include "core/error.h"
 #include "core/json.h"
@@ -28,8 +27,6 @@
 #include "executor/host/device.h"
 #include "executor/host/launch.h"
 #include "planner/evaluate.h"
-#include "traces/check.h"
-#include "traces/chrome_read.h"
 #include "traces/measured_file.h"
 #include "traces/nccl_tests.h"
 
@@ -82,26 +79,6 @@ constexpr std::array<SwitchRow, 2> kCalibrateSwitches = {{
      "write a profile that predicts the runs it was fitted to worse than before, too"},
     kInsecureNetworkSwitch,
 }};
-
-std::string Today() {
-  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  std::tm day{};
-  gmtime_r(&now, &day);
-  std::array<char, 16> text{};
-  std::strftime(text.data(), text.size(), "%Y-%m-%d", &day);
-  return text.data();
-}
-
-TracedRun ReadOwnTrace(const std::string& file) {
-  const TraceHeader header = ReadTraceHeader(file);
-  if (header.plan.empty()) {
-    throw InputError(file, "a trace without its plan", "a trace that carries one");
-  }
-  TracedRun run{file, ParsePlanFile(header.plan, file + ": plan"), {}, {}};
-  run.program = LowerAndVerify(run.file);
-  run.trace = ReadChromeTrace(file, run.program);
-  return run;
-}
 
 // All recordings together are one run of the plan.
 TracedRun ReadForeignTraces(const Arguments& arguments, const std::vector<std::string>& files) {
@@ -311,24 +288,6 @@ std::string SourceOf(const std::vector<TracedRun>& runs, Measured measured) {
          (measured == Measured::kHost ? MachineName() : runs.front().file.cluster.gpu.full_name);
 }
 
-// What traces of our own hold that their programs could not do; a profile of them would be wrong.
-std::string ContradictionsOf(const std::vector<TracedRun>& runs) {
-  std::string text;
-  for (const TracedRun& run : runs) {
-    if (!run.trace.spans.empty()) {
-      for (const std::string& finding : CheckTrace(run.program, run.trace)) {
-        text += PrintableLine(run.name + ": " + finding) + "\n";
-      }
-    }
-  }
-  return text;
-}
-
-// Of recordings of other profilers, which do not say what they ran; no groups for the rest.
-RunMatch MatchOf(const TracedRun& run) {
-  return run.recordings.empty() ? RunMatch() : MatchRecordings(run.program, run.recordings);
-}
-
 int SayNoRun(const Arguments& arguments, const TracedRun& run, const RunMatch& match) {
   if (arguments.IsJson()) {
     Json json = {{"schema", "shardwright-calibration"}, {"schema_version", 1}};
@@ -380,7 +339,11 @@ int RunCalibrate(const Arguments& arguments) {
       return SayNoRun(arguments, run, match);
     }
   }
-  if (const std::string found = ContradictionsOf(traced); !found.empty()) {
+  std::string found;
+  for (const TracedRun& run : traced) {
+    found += ContradictionsOf(run);
+  }
+  if (!found.empty()) {
     arguments.Print("No profile was written: traces contradict their programs.\n" + found);
     return kExitNo;
   }
@@ -390,9 +353,7 @@ int RunCalibrate(const Arguments& arguments) {
   std::vector<CalibrationRun> runs;
   runs.reserve(traced.size());
   for (const TracedRun& run : traced) {
-    runs.push_back({run.name, run.program, run.file.cluster, run.trace,
-                    run.recordings.empty() ? nullptr : &run.recordings,
-                    run.shapes.empty() ? nullptr : &run.shapes});
+    runs.push_back(CalibrationRunOf(run));
   }
   CalibrationResult result = Calibrate(runs, start, origin);
   result.profile.name = start.name + "-calibrated";

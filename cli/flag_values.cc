@@ -2,8 +2,10 @@
 
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -164,6 +166,15 @@ Seconds ReadTime(const Flag& flag, bool may_be_zero) {
 std::chrono::milliseconds ReadTimeout(const Flag& flag) {
   return std::chrono::milliseconds(
       static_cast<std::int64_t>(std::ceil(ReadTime(flag, false).value * 1e3)));
+}
+
+std::string Today() {
+  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  std::tm day{};
+  gmtime_r(&now, &day);
+  std::array<char, 16> text{};
+  std::strftime(text.data(), text.size(), "%Y-%m-%d", &day);
+  return text.data();
 }
 
 std::string ReadDate(const Flag& flag) {

@@ -34,6 +34,8 @@ struct Flag {
 [[nodiscard]] Seconds ReadTime(const Flag& flag, bool may_be_zero);
 // How long a rank waits for the others, above 0, rounded up.
 [[nodiscard]] std::chrono::milliseconds ReadTimeout(const Flag& flag);
+// The day as --date has it, by the machine's clock.
+[[nodiscard]] std::string Today();
 // "2026-11-21".
 [[nodiscard]] std::string ReadDate(const Flag& flag);
 [[nodiscard]] std::size_t ReadChoice(const Flag& flag, NameList names);

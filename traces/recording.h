@@ -57,6 +57,18 @@ struct HostCall {
   std::int64_t batch = 0, m = 0, n = 0, k = 0;
 };
 
+// What the host did beside work, by ranges of PyTorch's own.
+enum class HostRangeKind : std::uint8_t {
+  kDataLoader,      // the training loop waited for the next batch
+  kOptimizer,       // Optimizer.step
+  kCompiledRegion,  // one graph of torch.compile, as called; another begins behind each graph break
+};
+struct HostRange {
+  HostRangeKind kind = HostRangeKind::kDataLoader;
+  std::uint32_t step = 0;  // ProfilerRecording::steps
+  SimTime begin, end;
+};
+
 struct RecordedInterval {
   std::string name;  // "ProfilerStep#3"
   SimTime begin, end;
@@ -80,6 +92,7 @@ struct ProfilerRecording {
   std::vector<Activity> activities;     // by start
   std::vector<RecordedInterval> steps;  // ascending
   std::vector<HostCall> calls;          // by time; none where only the device was recorded
+  std::vector<HostRange> ranges;        // by time
   std::vector<AllocatorSample> memory;  // by time; of the device, else of the host
   std::int64_t events = 0;              // in the file
   std::vector<std::string> notes;       // what was assumed or is missing

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from . import commands
 from ._errors import Error, InputError, InternalError, MachineError, RunError, UsageError
 from ._native import __version__
-from ._results import Comparison, Memory, Plan, Prediction, compare, emit, here, load, plan, simulate
+from ._results import Advice, AdviceReport, Comparison, Memory, Plan, Prediction, advise, compare, emit, here, load, plan, simulate
 
 if TYPE_CHECKING:
     from ._checkpoint import CheckpointReader, from_dcp, to_dcp
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from ._record import Recording, record, trainer_callback
 
 __all__ = [
-    "CheckpointReader", "Comparison", "Error", "InputError", "InternalError", "Job", "MachineError", "Memory", "Plan", "Prediction",
-    "Recording", "RunError", "UsageError", "__version__", "apply", "commands", "compare", "describe", "emit", "from_dcp", "here", "load",
-    "plan", "record", "set_micro_batch", "simulate", "to_dcp", "trainer_callback",
+    "Advice", "AdviceReport", "CheckpointReader", "Comparison", "Error", "InputError", "InternalError", "Job", "MachineError", "Memory",
+    "Plan", "Prediction", "Recording", "RunError", "UsageError", "__version__", "advise", "apply", "commands", "compare", "describe",
+    "emit", "from_dcp", "here", "load", "plan", "record", "set_micro_batch", "simulate", "to_dcp", "trainer_callback",
 ]
 
 _LIVE = {"Job": "_live", "apply": "_live", "describe": "_live", "set_micro_batch": "_live", "Recording": "_record", "record": "_record",
@@ -60,6 +60,7 @@ def _tell_keywords(function: Any, skipped: int) -> None:
     function.__doc__ = f"{_inspect.getdoc(function)}\n\nKeywords:\n{keywords}"
 
 
+_tell_keywords(advise, 1)
 _tell_keywords(plan, 0)
 _tell_keywords(simulate, 1)
 _tell_keywords(emit, 1)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ._errors import MachineError, UsageError
-from ._results import Comparison, compare
+from ._results import AdviceReport, Comparison, advise, compare
 from ._run import PlanLike
 
 
@@ -82,6 +82,10 @@ class Recording:
         """What was measured beside what was predicted; one rank may ask alone."""
         return compare(self.plan, *self.traces(), **flags)
 
+    def advise(self, **flags: Any) -> AdviceReport:
+        """What the job should change, and the better plan; one rank may ask alone."""
+        return advise(*self.traces(), plan=self.plan or None, **flags)
+
     def _file(self, rank: int) -> pathlib.Path:
         return self.folder / f"rank{rank}.json.gz"
 
@@ -121,7 +125,7 @@ def record(plan: PlanLike, folder: Union[str, "os.PathLike[str]"] = "shardwright
                 train(batch)
                 recording.step()
         if recording.rank == 0:
-            print(recording.compare())
+            print(recording.advise())
 
     Each rank writes FOLDER/rankN.json.gz, and on a GPU a memory snapshot of the recorded steps.
     """

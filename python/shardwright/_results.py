@@ -150,6 +150,42 @@ class Comparison(_Printed):
         return table(self.parts)
 
 
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """One thing that a job should change, as a trace of it shows. Gains are parts of a step."""
+
+    topic: str  # sync, reshard, prefetch, offload, recompute, units, batch, mesh, data loader, small kernels, graph breaks, stragglers
+    what: str
+    seen: str  # in the trace
+    how: str  # the line that says it; empty where none is known
+    effort: str
+    gain: float
+    band: Optional[float]  # half-width of the gain; None: without a plan, when `gain` is what it could be at most
+    more_memory: Optional[int]  # bytes per GPU
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AdviceReport(_Printed):
+    """What a trace says of its job (docs/advise.md)."""
+
+    step_time: float
+    exposed_communication: float
+    has_fsdp_problem: bool
+    advice: list[Advice]  # the first one first
+    better: Optional[Plan]  # None: without a plan, and where no other is better by more than a percent
+    gain: float  # of `better`, as a part of the step
+    band: float  # half-width of the gain
+    patch: str  # from the job's settings to those of `better`
+    text: str = dataclasses.field(repr=False)  # what the command prints for people
+    printed: dict[str, Any] = dataclasses.field(repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def table(self) -> Any:
+        return table([dataclasses.asdict(one) for one in self.advice])
+
+
 def _prediction(printed: dict[str, Any]) -> Prediction:
     memory = printed["memory"]
     return Prediction(
@@ -215,9 +251,12 @@ def _planned(printed: dict[str, Any]) -> Plan:
 
 def load(path: Union[str, "os.PathLike[str]"]) -> Plan:
     """A plan file, with what is predicted of it."""
-    prediction = simulate(path)
     with open(path, encoding="utf-8") as written:
-        file = json.load(written)
+        return _of_file(json.load(written), path)
+
+
+def _of_file(file: dict[str, Any], path: Optional[PlanLike] = None) -> Plan:
+    prediction = simulate(file if path is None else path)
     return Plan(model=prediction["model"], cluster=prediction["cluster"], ranks=prediction["ranks"], fits=prediction.fits, file=file,
                 prediction=prediction, printed={**prediction.printed, "plan_file": file})
 
@@ -228,9 +267,33 @@ def compare(plan: PlanLike, *traces: Union[str, "os.PathLike[str]"], **flags: Va
         if isinstance(plan, Mapping):  # compare reads no plan from standard input
             plan = _in_file(folder, "plan", plan.get("plan_file", plan))
         printed = printed_json("compare", [*plan_words(plan)[0], *map(os.fsdecode, traces)], flags)
+    if "step_time" not in printed:
+        raise InputError("; ".join(printed["findings"]))
     times = printed["step_time"]
     return Comparison(predicted_step_time=times["simulated_s"], measured_step_time=times["measured_s"], gap=times["gap"],
                       findings=printed["findings"], parts=printed["parts"], printed=printed)
+
+
+def advise(*traces: Union[str, "os.PathLike[str]"], plan: Optional[PlanLike] = None, **flags: Value) -> AdviceReport:
+    """What the job that was traced should change; keywords are the flags of `shardwright advise`.
+
+    traces: of PyTorch's profiler (one file per rank, or their folder), or one of `shardwright run`, which carries its plan. With the
+    plan of the job each change and the best plan are simulated.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardwright-") as folder:
+        if isinstance(plan, Mapping):
+            plan = _in_file(folder, "plan", plan.get("plan_file", plan))
+        printed = printed_json("advise", [os.fsdecode(trace) for trace in traces], {"plan": plan, **flags})
+    if "advice" not in printed:
+        raise InputError("; ".join(printed["notes"]))
+    better = printed["better"]
+    return AdviceReport(
+        step_time=printed["costs"]["step_s"], exposed_communication=printed["costs"]["exposed_comm_s"],
+        has_fsdp_problem=printed["has_fsdp_problem"],
+        advice=[Advice(topic=one["topic"], what=one["what"], seen=one["seen"], how=one["how"], effort=one["effort"], gain=one["gain"],
+                       band=one["band"], more_memory=one["more_memory_bytes"]) for one in printed["advice"]],
+        better=None if better is None else _of_file(better["plan_file"]), gain=better["gain"] if better else 0.0,
+        band=better["band"] if better else 0.0, patch=better["patch"] if better else "", text=printed["text"], printed=printed)
 
 
 def here() -> ClusterLike:

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <optional>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -20,6 +22,19 @@ constexpr std::int64_t kMostNames = std::int64_t{256} << 20;
 // overflow.
 constexpr std::int64_t kLongest = std::int64_t{50} * 24 * 3600 * 1'000'000'000;
 
+std::optional<HostRangeKind> RangeOfName(std::string_view name) {
+  if (name.starts_with("enumerate(DataLoader)")) {
+    return HostRangeKind::kDataLoader;
+  }
+  if (name.starts_with("Optimizer.step")) {
+    return HostRangeKind::kOptimizer;
+  }
+  if (name.starts_with("Torch-Compiled Region")) {
+    return HostRangeKind::kCompiledRegion;
+  }
+  return std::nullopt;
+}
+
 class Resolver {
  public:
   explicit Resolver(RawRecording& raw) : raw_(raw) {}
@@ -33,7 +48,8 @@ class Resolver {
       throw InputError(raw_.file, "no kernels, collectives or ops",
                        "a recording of training steps, with CPU activities at least");
     }
-    std::vector<RawSpan>().swap(raw_.host);
+    std::vector<RawSpan> host = std::exchange(raw_.host, {});
+    host.insert(host.end(), raw_.ranges.begin(), raw_.ranges.end());
     FindBase();
     PlaceFinder places(raw_);
     AddActivities(places);
@@ -42,6 +58,7 @@ class Resolver {
     }
     AddCalls();
     Describe(places);
+    AddRanges(host);
     return std::move(result_);
   }
 
@@ -168,6 +185,23 @@ class Resolver {
         result_.calls.back().step = place.step;
       }
     }
+  }
+
+  // Steps are described already.
+  void AddRanges(const std::vector<RawSpan>& host) {
+    for (const RawSpan& span : host) {
+      const std::optional<HostRangeKind> kind = RangeOfName(result_.names[span.name]);
+      const SimTime begin = At(span.begin);
+      const auto after =
+          std::partition_point(result_.steps.begin(), result_.steps.end(),
+                               [&](const RecordedInterval& step) { return step.begin <= begin; });
+      if (kind && after != result_.steps.begin() && begin < (after - 1)->end) {
+        const auto step = static_cast<std::uint32_t>(after - result_.steps.begin() - 1);
+        result_.ranges.push_back({*kind, step, begin, At(span.end)});
+      }
+    }
+    std::stable_sort(result_.ranges.begin(), result_.ranges.end(),
+                     [](const HostRange& a, const HostRange& b) { return a.begin < b.begin; });
   }
 
   // Without units nothing says where backward ends for good: what follows a step's last backward

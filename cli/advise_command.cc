@@ -1,0 +1,345 @@
+// What a running job should change, from a trace of it.
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "analysis/calibrate.h"
+#include "analysis/gain_band.h"
+#include "cli/advise_report.h"
+#include "cli/command.h"
+#include "cli/comparison_print.h"
+#include "cli/flow.h"
+#include "cli/line_diff.h"
+#include "cli/plan_diff.h"
+#include "cli/recordings.h"
+#include "cli/search_progress.h"
+#include "cli/traced_run.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "core/printable.h"
+#include "planner/emitters/emitters.h"
+#include "planner/evaluate.h"
+#include "planner/search.h"
+#include "traces/chrome_read.h"
+#include "traces/measured_file.h"
+
+namespace shardwright {
+namespace {
+
+constexpr const char* kAdviseAbout =
+    R"(Says what a training job should change, from a trace of a few of its steps.
+
+Examples:
+  shardwright advise traces/ --plan plan.json
+  shardwright advise rank0.json.gz
+  shardwright advise run.json.gz -o better.json --patch better.diff
+  shardwright advise traces/ --plan plan.json --fix batch,mesh --json
+
+TRACE is of PyTorch's profiler (several ranks: one file each, or a folder), of Nsight Systems, or of
+`shardwright run`. Shows where a step goes and which units compute waits for, and ranks what would
+help by gain over effort. With the plan of the job (--plan; traces of our own carry it) the profile
+is corrected by the trace, each change and the best plan are simulated, and a patch of the job's
+settings is made. Without one, gains are what a change could save at most.
+
+Exits with 1 when the trace is not a run of the plan, or contradicts it.)";
+
+constexpr std::array<PositionalRow, 1> kAdvisePositionals = {
+    {{"TRACE", "trace of a run, one file per rank, or a folder of them", "advise needs a trace",
+      true, FileRole::kRead}}};
+
+constexpr std::array<FlagRow, 5> kAdviseFlags = {{
+    {"--plan", "FILE", "plan of the job (default: the one that the trace carries)",
+     FileRole::kRead},
+    {"--fix", "CHOICE,...",
+     "what stays as it is: sync, reshard, prefetch, offload, recompute, units, batch or mesh"},
+    {"--to", "TARGET", "whose settings the patch changes, as emit --to has it"},
+    {"--output,-o", "FILE", "write the better plan here", FileRole::kWrite},
+    {"--patch", "FILE", "write the patch here", FileRole::kWrite},
+}};
+
+// A recording and what is known of its plan.
+struct Traced {
+  TracedRun run;  // of its file only the recordings count without a plan
+  bool has_plan = false;
+  bool is_simulation = false;
+  std::optional<SimTime> period;  // of a simulation
+};
+
+Traced ReadTraced(const Arguments& arguments) {
+  const std::vector<std::string> files = TraceFilesOf(arguments.lists.at("TRACE"));
+  const bool is_ours = DetectMeasured(files.front()) == MeasuredKind::kTrace;
+  if (is_ours && files.size() > 1) {
+    throw UsageError("a trace of shardwright run holds all ranks: one TRACE is enough");
+  }
+  const Flag plan = arguments.Get("--plan");
+  if (!is_ours) {
+    Traced traced;
+    traced.run.name = files.front();
+    traced.run.recordings = ReadRecordings(files);
+    traced.has_plan = plan.is_given();
+    if (traced.has_plan) {
+      traced.run.file = ReadPlanFile(plan.text, arguments.streams);
+      traced.run.program = LowerAndVerify(traced.run.file);
+    }
+    return traced;
+  }
+  Traced traced;
+  traced.has_plan = true;
+  const TraceHeader header = ReadTraceHeader(files.front());
+  traced.is_simulation = header.source == "simulated";
+  traced.period = header.step_time;
+  if (plan.is_given()) {
+    traced.run.name = files.front();
+    traced.run.file = ReadPlanFile(plan.text, arguments.streams);
+    traced.run.program = LowerAndVerify(traced.run.file);
+    traced.run.trace = ReadChromeTrace(files.front(), traced.run.program);
+  } else {
+    traced.run = ReadOwnTrace(files.front());
+  }
+  return traced;
+}
+
+FixedChoices ReadFixed(const Flag& flag, ReshardChoice& reshard, const Plan& plan) {
+  static constexpr std::array<std::string_view, 8> kChoices = {
+      "sync", "reshard", "prefetch", "offload", "recompute", "units", "batch", "mesh"};
+  FixedChoices fixed;
+  for (std::size_t begin = 0; flag.is_given() && begin <= flag.text.size();) {
+    const std::size_t end = std::min(flag.text.find(',', begin), flag.text.size());
+    const Flag one = {flag.name, flag.text.substr(begin, end - begin)};
+    switch (static_cast<PlanChoice>(ReadChoice(one, kChoices))) {
+      case PlanChoice::kSync:
+        fixed.sync = true;
+        break;
+      case PlanChoice::kReshard:
+        reshard = {true, plan.units.front().reshard};
+        break;
+      case PlanChoice::kPrefetch:
+        fixed.prefetch = fixed.in_flight = true;
+        break;
+      case PlanChoice::kOffload:
+        fixed.offload = true;
+        break;
+      case PlanChoice::kRecompute:
+        fixed.recompute = true;
+        break;
+      case PlanChoice::kUnits:
+        fixed.units = true;
+        break;
+      case PlanChoice::kBatch:
+        fixed.micro_batch = true;
+        break;
+      case PlanChoice::kMesh:
+        fixed.mesh = true;
+        break;
+    }
+    begin = end + 1;
+  }
+  return fixed;
+}
+
+SearchOptions OptionsOf(const Arguments& arguments, const Plan& plan) {
+  SearchOptions options;
+  options.base = plan;
+  options.fixed = ReadFixed(arguments.Get("--fix"), options.reshard, plan);
+  if (options.fixed.units) {
+    options.reshard = {};  // units say it themselves
+  }
+  options.previous = &plan;
+  options.stop = arguments.streams.stop;
+  options.progress = ProgressLines(/*ticks=*/options.stop == nullptr);
+  return options;
+}
+
+// Whose settings say a plan; null: no framework but our own executor.
+const Emitter* EmitterOf(const Arguments& arguments, Dialect dialect) {
+  std::vector<std::string_view> names;
+  for (const Emitter& emitter : Emitters()) {
+    names.push_back(emitter.name);
+  }
+  if (arguments.Get("--to").is_given()) {
+    return &Emitters()[ReadChoice(arguments.Get("--to"), names)];
+  }
+  const std::string_view wanted = dialect == Dialect::kFsdp2       ? "fsdp2"
+                                  : dialect == Dialect::kFsdp1     ? "fsdp1"
+                                  : dialect == Dialect::kFairscale ? "fairscale"
+                                  : IsZero(dialect)                ? "deepspeed"
+                                                                   : "";
+  const auto found = std::find(names.begin(), names.end(), wanted);
+  return found == names.end() ? nullptr
+                              : &Emitters()[static_cast<std::size_t>(found - names.begin())];
+}
+
+void MakePatch(const Emitter* emitter, const PlanFile& now, BetterPlan& better) {
+  better.target = emitter == nullptr ? "shardwright run" : std::string(emitter->name);
+  if (emitter == nullptr) {
+    better.patch = UnifiedDiff(PlanFileJson(now), PlanFileJson(better.file), "plan.json");
+    return;
+  }
+  const Emission before = emitter->emit(now, {}), after = emitter->emit(better.file, {});
+  for (const EmittedFile& file : after.files) {
+    const auto same = std::find_if(before.files.begin(), before.files.end(),
+                                   [&](const EmittedFile& f) { return f.name == file.name; });
+    better.patch += UnifiedDiff(same == before.files.end() ? "" : same->text, file.text, file.name);
+  }
+}
+
+// The fastest of what the search found and of single changes that fits, where that gains a percent.
+std::optional<BetterPlan> FindBetter(const PlanFile& now, const SearchInput& input,
+                                     const SearchOptions& options, const SingleChanges& changes) {
+  std::vector<Plan> plans;
+  if (SearchResult found = Search(input, options); found.is_feasible) {
+    plans.push_back(std::move(found.best.plan));
+  }
+  if (!changes.best.empty()) {
+    plans.push_back(changes.best.front().plan);
+  }
+  const PlanOutcome own = Evaluate(now);
+  std::optional<BetterPlan> better;
+  SimTime least = SimTime(
+      static_cast<std::int64_t>(static_cast<double>(own.step_time.value) * (1 - kLeastGain)));
+  for (Plan& plan : plans) {
+    PlanFile file = now;
+    file.plan = std::move(plan);
+    CheckPlan(file, "plan");
+    const PlanOutcome outcome = Evaluate(file);
+    if (outcome.Fits() && outcome.step_time < least) {
+      least = outcome.step_time;
+      better.emplace();
+      better->gain = 1 - ToSeconds(outcome.step_time).value / ToSeconds(own.step_time).value;
+      better->memory_before = own.DeviceTotal();
+      better->memory_after = outcome.DeviceTotal();
+      better->file = std::move(file);
+    }
+  }
+  return better;
+}
+
+// Corrects the profile of `file` by the trace, unless that is worse.
+void Correct(const TracedRun& run, PlanFile& file, AdviseReport& report) {
+  const Origin origin{NumberKind::kMeasured, "shardwright advise over " + run.name, Today()};
+  report.calibration = Calibrate({CalibrationRunOf(run)}, file.profile, origin);
+  report.is_corrected = !report.calibration->IsWorse();
+  if (report.is_corrected) {
+    const std::string name = file.profile.name;
+    file.profile = report.calibration->profile;
+    file.profile.name = name + "-corrected";
+    file.profile.description = "Fitted by shardwright advise, from " + name;
+  }
+}
+
+void AdviseWithPlan(const Arguments& arguments, const Traced& traced, AdviseReport& report) {
+  const TracedRun& run = traced.run;
+  PlanFile now = run.file;
+  if (now.job.global_batch == 0) {
+    now.job.global_batch = now.cluster.RankCount() * now.plan.micro_batch * now.plan.accumulation;
+  }
+  if (!traced.is_simulation) {  // which has nothing to tell about a profile
+    Correct(run, now, report);
+  }
+  const SearchInput input = {now.model.model, now.kernels, now.cluster, now.profile, now.job};
+  const SearchOptions options = OptionsOf(arguments, now.plan);
+  const SingleChanges changes = FindSingleChanges(input, options);
+  const double measured = report.costs.parts.period;
+  const double unexplained = measured / changes.step_time.value - 1;
+  std::vector<Plan> plans;
+  for (const SingleChange& change : changes.best) {
+    plans.push_back(change.plan);
+  }
+  report.better = FindBetter(now, input, options, changes);
+  if (report.better) {
+    plans.push_back(report.better->file.plan);
+  }
+  std::vector<double> bands = GainBands(now, plans, unexplained);
+  if (report.better) {
+    BetterPlan& better = *report.better;
+    better.band = bands.back();
+    better.step_time = Seconds(measured * (1 - better.gain));
+    better.changes = PlanChanges(now, better.file);
+    MakePatch(EmitterOf(arguments, now.plan.dialect), now, better);
+    bands.pop_back();
+  }
+  report.advice = AdviceOf(report.costs, now.plan, changes, bands);
+}
+
+int SayNoRun(const Arguments& arguments, const RunMatch& match) {
+  nlohmann::ordered_json json = {{"schema", "shardwright-advice"}, {"schema_version", 1}};
+  json["match"] = nlohmann::ordered_json::parse(MatchJson(match));
+  json["notes"] = {match.Verdict()};
+  arguments.Print(arguments.IsJson() ? json.dump(2) + "\n" : MatchText(match));
+  return kExitNo;
+}
+
+AdviseReport ReportOf(const Traced& traced) {
+  AdviseReport report;
+  report.has_plan = traced.has_plan;
+  const TracedRun& run = traced.run;
+  if (run.recordings.empty()) {
+    report.costs = CostsOf(run.program, run.trace, traced.period);
+  } else {
+    report.costs = CostsOf(run.recordings);
+    report.notes = run.recordings.front().notes;
+  }
+  report.title = traced.has_plan ? TitleOf(run.file)
+                                 : run.name + ": " + std::to_string(report.costs.units.size()) +
+                                       " units, no plan";
+  if (!traced.has_plan) {
+    report.notes.emplace_back(
+        "with --plan each change and the best plan are simulated: import-run makes one of a job's "
+        "settings, shardwright.describe of its module");
+  }
+  return report;
+}
+
+int RunAdvise(const Arguments& arguments) {
+  const Traced traced = ReadTraced(arguments);
+  if (!traced.has_plan) {
+    for (const char* flag : {"--fix", "--to", "--output", "--patch"}) {
+      if (arguments.Get(flag).is_given()) {
+        throw UsageError(std::string(flag) + " needs --plan: " + traced.run.name +
+                         " does not say which plan it ran");
+      }
+    }
+  }
+  const RunMatch match = traced.has_plan ? MatchOf(traced.run) : RunMatch();
+  if (!match.IsRun()) {
+    return SayNoRun(arguments, match);
+  }
+  if (const std::string found = ContradictionsOf(traced.run); !found.empty()) {
+    arguments.Print("The trace contradicts its program.\n" + found);
+    return kExitNo;
+  }
+  AdviseReport report = ReportOf(traced);
+  if (traced.has_plan) {
+    if (!traced.run.recordings.empty()) {
+      report.match = match;
+    }
+    AdviseWithPlan(arguments, traced, report);
+  } else {
+    report.advice = AdviceOf(report.costs, Dialect::kFsdp2);
+  }
+  report.has_fsdp_problem = HasFsdpProblem(report.costs, report.advice);
+  const std::string output = arguments.Get("--output").text;
+  const std::string patch = arguments.Get("--patch").text;
+  if (report.better && !output.empty()) {
+    WriteFileAtomically(output, PlanFileJson(report.better->file));
+  }
+  if (report.better && !patch.empty()) {
+    WriteFileAtomically(patch, report.better->patch);
+  }
+  arguments.Print(arguments.IsJson() ? AdviseJson(report) : AdviseText(report));
+  return kExitOk;
+}
+
+}  // namespace
+
+extern const Command kAdviseCommand;
+const Command kAdviseCommand = {"advise",     kAdviseAbout, kAdvisePositionals,
+                                kAdviseFlags, {},           RunAdvise};
+
+}  // namespace shardwright
