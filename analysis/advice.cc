@@ -249,7 +249,9 @@ void AddFsdp(const StepCosts& costs, Dialect dialect, std::vector<Advice>& list)
   }
   add(AdviceTopic::kOffload, "keep on the GPU what is offloaded to the host",
       costs.copies_exposed + costs.host_updates);
-  const UnitCosts* largest = LargestUnit(costs);
+  // Where the host computes, gathers take the cores that they would run beside: neither smaller nor
+  // earlier ones would be hidden.
+  const UnitCosts* largest = costs.on_device ? LargestUnit(costs) : nullptr;
   if (largest != nullptr) {
     add(AdviceTopic::kUnits, "cut unit " + largest->unit + " into its blocks", largest->Exposed());
   }
@@ -260,7 +262,6 @@ void AddFsdp(const StepCosts& costs, Dialect dialect, std::vector<Advice>& list)
     again += unit.gathers > unit.backward_gathers ? unit.backward_exposed : 0;
   }
   add(AdviceTopic::kReshard, "keep gathered parameters from forward to backward", again);
-  // Where the host computes, gathers take the cores that they would run beside.
   if (costs.on_device) {
     add(AdviceTopic::kPrefetch, "gather the next unit while the one before computes", late);
   }

@@ -169,8 +169,9 @@ class Finder {
       const bool offload = !(outer.offload == now_.offload);
       // With another batch there may be nothing to accumulate, and so one way to reduce.
       const bool sync = outer.sync != now_.sync && outer.accumulation > 1;
-      if (mesh + batch + offload + sync != 1) {
-        continue;
+      if (mesh + batch + offload + sync != 1 ||
+          (offload && CountOf(outer.offload) >= CountOf(now_.offload))) {
+        continue;  // to offload more gains memory, never time
       }
       Plan plan = now_;
       plan.shard_size = outer.shard_size;
@@ -207,16 +208,17 @@ class Finder {
     std::vector<Reshard> values = space.reshards;
     values.push_back({Reshard::Kind::kNever, 0});
     values.push_back({Reshard::Kind::kAlways, 0});
-    const auto first = std::find_if(now_.units.begin(), now_.units.end(),
-                                    [](const UnitPlan& unit) { return !IsRoot(unit); });
-    if (first == now_.units.end() || now_.shard_size == 1 || options_.fixed.units) {
+    if (now_.shard_size == 1 || options_.fixed.units || options_.reshard.is_set) {
       return;
     }
+    auto first = std::find_if(now_.units.begin(), now_.units.end(),
+                              [](const UnitPlan& unit) { return !IsRoot(unit); });
+    first = first == now_.units.end() ? now_.units.begin() : first;
     for (const Reshard& reshard : values) {
       Plan plan = now_;
       for (UnitPlan& unit : plan.units) {
         // The root's backward comes first: to free it is never a gain.
-        if (!IsRoot(unit)) {
+        if (!IsRoot(unit) || reshard.kind == Reshard::Kind::kNever) {
           unit.reshard = reshard;
         }
       }

@@ -21,7 +21,8 @@ WORDS = {
     "export": ("none.json", "--seq", "128"),
     "run": ("none.json",), "eval": ("none.json", "--checkpoint", "none", "--data", "random"),
     "generate": ("none.json", "--checkpoint", "none", "--prompt", "x"),
-    "checkpoint": ("inspect", "none"), "compare": ("none.json", "none.gz"), "validate": ("none.csv",),
+    "checkpoint": ("inspect", "none"), "compare": ("none.json", "none.gz"), "advise": ("none.gz", "--plan", "none.json"),
+    "validate": ("none.csv",),
     "validate-nccl": ("none.csv",), "validate-kernels": ("none.csv",), "calibrate": ("none.gz", "-o", "new.json"), "fit": ("none.csv",),
     "fit-nccl": ("none.csv",), "report": ("none.json",), "diff": ("none.json", "none.json"), "check": ("none.toml",), "hang": ("none_0",), "config": (),
     "doctor": (), "completion": ("bash",), "man": (), "inspect-trace": ("none",), "topo": ("import", "none"),
@@ -29,7 +30,7 @@ WORDS = {
 }
 VALUES = ("N", "X", "SIZE", "TIME", "RATE", "SIGMA", "R:FACTOR", "LEVEL:FACTOR", "PERCENT", "YYYY-MM-DD")
 OUTPUTS = {"plan": "-o", "simulate": "--trace", "sweep": "--csv", "emit": "--as-emitted", "import-run": "-o", "export": "-o",
-           "calibrate": "-o", "fit-nccl": "-o", "report": "-o", "topo": "-o", "page": "-o"}
+           "advise": "-o", "calibrate": "-o", "fit-nccl": "-o", "report": "-o", "topo": "-o", "page": "-o"}
 
 
 def without(words, flag):

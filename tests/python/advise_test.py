@@ -170,7 +170,7 @@ class Advise(unittest.TestCase):
         self.folder = pathlib.Path(scratch.name)
 
     def test_planted_problems(self):
-        cases = {"sync": {"accumulation": 4, "reshard": "never"}, "reshard": {"reshard": "always"}}
+        cases = {"sync": {"accumulation": 4, "reshard": "never"}, "reshard": {"wrap": "root", "reshard": "always"}}
         jobs = [(SMALL, plan_of(SMALL, **flags), None, self.folder / topic) for topic, flags in cases.items()]
         run_ranks(jobs)
         other = plan_of(LONG)
