@@ -120,8 +120,10 @@ Calls ExpertProducts(const Program& program) {
   Calls experts;
   for (const Kernel& kernel : program.kernels) {
     if (kernel.kind == KernelClass::kGroupedGemm) {
+      // Gate and up can be one weight, twice as wide.
       for (const auto& [a, b] : {std::pair(kernel.m, kernel.n), std::pair(kernel.n, kernel.k),
-                                 std::pair(kernel.m, kernel.k)}) {
+                                 std::pair(kernel.m, kernel.k), std::pair(2 * kernel.n, kernel.k),
+                                 std::pair(kernel.n, 2 * kernel.k)}) {
         experts[{0, {std::min(a, b), std::max(a, b)}}] = 1;
       }
     }

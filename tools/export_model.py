@@ -93,10 +93,9 @@ def module_tree(model, used, norms):
 
 
 def block_class(model):
-    """The class of the longest list of equal modules."""
-    lists = [m for m in model.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential)) and len(m) > 0 and
-             len({type(child) for child in m}) == 1]
-    longest = max(lists, key=len, default=None)
+    """The class of the longest list, or dictionary, of equal modules."""
+    lists = [list(m.children()) for m in model.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential))]
+    longest = max((one for one in lists if len({type(child) for child in one}) == 1), key=len, default=None)
     return type(longest[0]).__name__ if longest is not None else ""
 
 

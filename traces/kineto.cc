@@ -299,11 +299,13 @@ void Collector::AddHost(const Event& event) {
       raw_.calls.push_back({span, Bytes(event.largest_input * size), *code});
     }
   }
-  if (const auto kind = internal::CallOfName(name)) {
+  const auto inputs = std::span(event.inputs).first(event.input_count);
+  // What has nothing to work on, such as an expert without tokens, does nothing.
+  const bool is_empty = std::any_of(inputs.begin(), inputs.end(),
+                                    [](const auto& operand) { return operand.is_empty; });
+  if (const auto kind = internal::CallOfName(name); kind && !is_empty) {
     raw_.rows.Take();
-    raw_.model_calls.push_back(
-        {span.begin,
-         internal::CallWithSizes(name, *kind, std::span(event.inputs).first(event.input_count))});
+    raw_.model_calls.push_back({span.begin, internal::CallWithSizes(name, *kind, inputs)});
   }
   raw_.host.push_back(span);
 }
@@ -377,6 +379,7 @@ void AddSize(std::string_view text, std::int64_t& product, internal::OperandSize
   std::int64_t value = 0;
   const bool is_good =
       std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc();
+  operand.is_empty = operand.is_empty || (is_good && value == 0);
   const bool fits = is_good && value >= 0 && (value == 0 || product <= kMostElements / value);
   product = fits ? product * value : 0;
   if (operand.rank < operand.sizes.size()) {

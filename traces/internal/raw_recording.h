@@ -76,6 +76,7 @@ struct RawModelCall {
 struct OperandSizes {
   std::array<std::int64_t, 4> sizes{};
   std::size_t rank = 0;
+  bool is_empty = false;  // one of them is 0
 };
 
 struct RawRecording {
