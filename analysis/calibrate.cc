@@ -283,7 +283,7 @@ void CalibrateWake(const CalibrationSamples& samples, const Origin& origin, Host
 
 // What PyTorch recorded where the host computes went through gloo; nothing else does.
 void CalibrateGloo(const std::vector<CalibrationRun>& runs, const Origin& origin, Profile& profile,
-                    std::vector<CalibratedNumber>& numbers) {
+                   std::vector<CalibratedNumber>& numbers) {
   const bool is_gloo = std::any_of(runs.begin(), runs.end(), [](const CalibrationRun& run) {
     return run.recordings != nullptr &&
            std::none_of(run.recordings->begin(), run.recordings->end(),
