@@ -51,7 +51,8 @@ struct CalibrationResult {
                                           const Profile& start, const Origin& origin);
 
 // Its parts, in this order: fill numbers of `profile` from the samples and list what they found.
-// What part of their work ops share, and what that costs, is told by runs with several threads a rank.
+// What part of their work ops share, and what that costs, is told by runs with several threads a
+// rank.
 void CalibrateSharedWork(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
                          const Origin& origin, Profile& profile,
                          std::vector<CalibratedNumber>& numbers);

@@ -165,8 +165,9 @@ TEST_CASE("A trace equals itself") {
     }
     for (const Calibration& row : same.calibrations) {
       CHECK(row.factor == doctest::Approx(1).epsilon(1e-9));
-      CHECK(row.step_time.value ==
-            doctest::Approx(ToSeconds(PeriodWith(program, prices)).value).epsilon(1e-6).scale(1e-9));
+      CHECK(
+          row.step_time.value ==
+          doctest::Approx(ToSeconds(PeriodWith(program, prices)).value).epsilon(1e-6).scale(1e-9));
     }
     double simulated = 0, measured = 0;
     for (const StepPart& part : same.parts) {
@@ -201,9 +202,9 @@ TEST_CASE("A planted change is found and calibrated away") {
     for (const Calibration& row : gap.calibrations) {
       if (row.name == NameOf(op_class)) {
         CHECK(row.factor == doctest::Approx(3).epsilon(1e-9));
-        CHECK(
-            row.step_time.value ==
-            doctest::Approx(ToSeconds(PeriodWith(program, changed)).value).epsilon(1e-6).scale(1e-9));
+        CHECK(row.step_time.value == doctest::Approx(ToSeconds(PeriodWith(program, changed)).value)
+                                         .epsilon(1e-6)
+                                         .scale(1e-9));
         ++found;
       } else {
         CHECK(row.factor == doctest::Approx(1).epsilon(1e-9));

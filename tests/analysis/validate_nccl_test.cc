@@ -131,9 +131,10 @@ TEST_CASE("The shipped network numbers are what fit-nccl finds") {
               doctest::Approx(ours.protocols[p].base_latency.value.value)
                   .epsilon(kRounding)
                   .scale(1e-9));
-        CHECK(
-            found.protocols[p].hop_latency.value.value ==
-            doctest::Approx(ours.protocols[p].hop_latency.value.value).epsilon(kRounding).scale(1e-9));
+        CHECK(found.protocols[p].hop_latency.value.value ==
+              doctest::Approx(ours.protocols[p].hop_latency.value.value)
+                  .epsilon(kRounding)
+                  .scale(1e-9));
       }
     }
   }
