@@ -23,33 +23,6 @@ struct Means {
   double shortest = 0, longest = 0;
 };
 
-void Add(const StepBreakdown& from, StepBreakdown& to) {
-  for (std::size_t i = 0; i < to.run.size(); ++i) {
-    to.run[i] += from.run[i];
-  }
-  for (std::size_t i = 0; i < to.wait.size(); ++i) {
-    to.wait[i] += from.wait[i];
-  }
-  to.host_issue += from.host_issue;
-  to.communicator += from.communicator;
-  to.peers += from.peers;
-  to.other += from.other;
-  to.period += from.period;
-}
-
-void Divide(StepBreakdown& parts, double by) {
-  for (double& seconds : parts.run) {
-    seconds /= by;
-  }
-  for (double& seconds : parts.wait) {
-    seconds /= by;
-  }
-  for (double* seconds :
-       {&parts.host_issue, &parts.communicator, &parts.peers, &parts.other, &parts.period}) {
-    *seconds /= by;
-  }
-}
-
 // Steps that count: those with a recorded step before; when there are none, each rank's last one.
 std::vector<std::size_t> MeasuredSteps(const std::vector<RecordedStep>& steps) {
   std::vector<std::size_t> chosen, last;

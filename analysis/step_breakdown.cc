@@ -216,6 +216,33 @@ double StepBreakdown::Sum() const {
          std::accumulate(wait.begin(), wait.end(), 0.0) + host_issue + communicator + peers + other;
 }
 
+void Add(const StepBreakdown& from, StepBreakdown& to) {
+  for (std::size_t i = 0; i < to.run.size(); ++i) {
+    to.run[i] += from.run[i];
+  }
+  for (std::size_t i = 0; i < to.wait.size(); ++i) {
+    to.wait[i] += from.wait[i];
+  }
+  to.host_issue += from.host_issue;
+  to.communicator += from.communicator;
+  to.peers += from.peers;
+  to.other += from.other;
+  to.period += from.period;
+}
+
+void Divide(StepBreakdown& parts, double by) {
+  for (double& seconds : parts.run) {
+    seconds /= by;
+  }
+  for (double& seconds : parts.wait) {
+    seconds /= by;
+  }
+  for (double* seconds :
+       {&parts.host_issue, &parts.communicator, &parts.peers, &parts.other, &parts.period}) {
+    *seconds /= by;
+  }
+}
+
 std::vector<RecordedStep> FindRecordedSteps(const Program& program, const Trace& trace) {
   const std::size_t size = program.step.size();
   std::vector<RecordedStep> steps;

@@ -53,6 +53,10 @@ struct StepBreakdown {
   [[nodiscard]] double Sum() const;
 };
 
+// For means over steps.
+void Add(const StepBreakdown& from, StepBreakdown& to);
+void Divide(StepBreakdown& parts, double by);
+
 // What the compute stream waited for, with nothing to run.
 enum class WaitKind : std::uint8_t { kHostIssue, kEdge, kCommunicator, kPeers, kOther };
 

@@ -11,20 +11,6 @@
 namespace shardwright {
 namespace {
 
-void Add(const StepBreakdown& from, StepBreakdown& to) {
-  for (std::size_t i = 0; i < from.run.size(); ++i) {
-    to.run[i] += from.run[i];
-  }
-  for (std::size_t i = 0; i < from.wait.size(); ++i) {
-    to.wait[i] += from.wait[i];
-  }
-  to.host_issue += from.host_issue;
-  to.communicator += from.communicator;
-  to.peers += from.peers;
-  to.other += from.other;
-  to.period += from.period;
-}
-
 // Sums over steps, which Means() divides.
 class Sums {
  public:
@@ -48,17 +34,11 @@ class Sums {
 
   StepCosts Means() {
     SW_CHECK(costs_.steps > 0, "no step to take means of");
+    Divide(costs_.parts, static_cast<double>(costs_.steps));
     const double share = 1.0 / static_cast<double>(costs_.steps);
-    for (double& seconds : costs_.parts.run) {
-      seconds *= share;
-    }
-    for (double& seconds : costs_.parts.wait) {
-      seconds *= share;
-    }
-    for (double* value : {&costs_.parts.host_issue, &costs_.parts.communicator, &costs_.parts.peers,
-                          &costs_.parts.other, &costs_.parts.period, &costs_.copies_exposed,
-                          &costs_.copies_busy, &costs_.kernels, &costs_.data_loading,
-                          &costs_.host_updates, &costs_.before_first, &costs_.compiled_regions}) {
+    for (double* value :
+         {&costs_.copies_exposed, &costs_.copies_busy, &costs_.kernels, &costs_.data_loading,
+          &costs_.host_updates, &costs_.before_first, &costs_.compiled_regions}) {
       *value *= share;
     }
     for (UnitCosts& unit : costs_.units) {
