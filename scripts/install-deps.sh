@@ -23,6 +23,7 @@ packages=(
   libtomlplusplus-dev
   libyaml-cpp-dev
   libopenblas-dev
+  libdnnl-dev
   doctest-dev
   libbenchmark-dev
   zlib1g-dev

@@ -57,7 +57,7 @@ class Runtime(Scratch):
                     .split("Subcommands:")[1].splitlines() if line.strip()]
         self.assertEqual(pages, {"share/man/man1/shardwright.1", *(f"share/man/man1/shardwright-{name}.1" for name in commands)})
         # Built only where there is an MPI.
-        module = {"lib/shardwright/shardwright_mpi.so"} if (BUILD / "shardwright_mpi.so").exists() else set()
+        module = {f"lib/shardwright/{name}.so" for name in ("shardwright_mpi", "shardwright_onednn") if (BUILD / f"{name}.so").exists()}
         # Likewise the planner's page, by scripts/web.sh.
         web = {"share/shardwright/shardwright.html"} if (BUILD / "web/shardwright.html").exists() else set()
         self.assertEqual(files - pages, {*module, *web, "bin/shardwright", "share/doc/shardwright/copyright",

@@ -1,4 +1,5 @@
-// 2-D convolution as matrix products over an unfolded input, block of pixels by block of pixels.
+// 2-D convolution by oneDNN where it can (blocked_conv.h), otherwise as matrix products over an
+// unfolded input, block of pixels by block of pixels.
 
 #include <algorithm>
 #include <cstddef>
@@ -6,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "executor/host/kernels/blocked_conv.h"
 #include "executor/host/kernels/gemm.h"
 #include "executor/host/kernels/kernels.h"
 #include "executor/host/kernels/rows.h"
@@ -38,12 +40,6 @@ void ForEachBlock(const ModelOpCall& call, const HostConvSizes& sizes, std::int6
 
 std::int64_t Images(const ModelOpCall& call) {
   return call.batch * call.spec->groups;
-}
-
-// Images that are worth a thread.
-std::int64_t LeastImages(const HostConvSizes& sizes) {
-  constexpr std::int64_t kLeastProducts = std::int64_t{1} << 20;
-  return 1 + kLeastProducts / (sizes.channels_out * sizes.pixels_out * sizes.taps);
 }
 
 // Neighbouring pixels of one output row under one tap: columns [column, column + count) of the
@@ -283,12 +279,15 @@ void ForwardImages(const ModelOpCall& call, const HostConvSizes& sizes, std::int
 }  // namespace
 
 void Conv2dForward(const ModelOpCall& call) {
+  if (BlockedConvForward(call)) {
+    return;
+  }
   const OpSpec& spec = *call.spec;
   const HostConvSizes sizes = ConvSizesOf(spec);
   if (spec.has_bias && !spec.tokens_out) {
     SetBias(call, sizes);
   }
-  ForEachPart(call.team, Images(call), LeastImages(sizes),
+  ForEachPart(call.team, Images(call), LeastConvImages(sizes),
               [&](std::int64_t first, std::int64_t last, std::size_t worker) {
                 Scratch scratch(WorkspaceOf(call, worker));
                 float* const bias = scratch.Floats(spec.out);
@@ -302,13 +301,14 @@ void Conv2dForward(const ModelOpCall& call) {
 
 void Conv2dBackward(const ModelOpCall& call) {
   const HostConvSizes sizes = ConvSizesOf(*call.spec);
-  if (call.input_grads[0].data != nullptr) {
-    ForEachPart(call.team, Images(call), LeastImages(sizes),
+  if (call.input_grads[0].data != nullptr && !BlockedConvDataGrad(call)) {
+    ForEachPart(call.team, Images(call), LeastConvImages(sizes),
                 [&](std::int64_t first, std::int64_t last, std::size_t worker) {
                   DataGrad(call, sizes, first, last, WorkspaceOf(call, worker));
                 });
   }
-  if (!call.param_grads.empty() && call.param_grads[0].view.data != nullptr) {
+  if (!call.param_grads.empty() && call.param_grads[0].view.data != nullptr &&
+      !BlockedConvWeightGrad(call)) {
     WeightGrad(call, sizes);
   }
   if (call.param_grads.size() > 1 && call.param_grads[1].view.data != nullptr) {

@@ -246,6 +246,21 @@ TEST_CASE("HostKernels.Conv2dAcrossBlocks") {
   }
 }
 
+// By oneDNN where it is installed: channels in blocks of 8 or 16, weights' gradients of 32 output
+// channels and of some images at a time.
+TEST_CASE("HostKernels.Conv2dInBlocks") {
+  for (const auto& [shape, batch] :
+       {std::pair{ConvShape{20, 40, 9, 8, 3, 1, 1, 1, true, false}, 2},
+        std::pair{ConvShape{16, 33, 13, 7, 5, 2, 2, 1, false, false}, 1},
+        std::pair{ConvShape{3, 48, 20, 20, 7, 2, 3, 1, true, false}, 2},       // a first layer
+        std::pair{ConvShape{16, 70, 10, 10, 3, 1, 0, 1, true, false}, 10}}) {  // 8 images and 2
+    KernelCase c = ConvCase(shape, batch);
+    CheckKernel(c, DType::kFp32,
+                [&c](const auto& in, const auto& params) { return ConvOracle(c, in, params); },
+                {.absolute = 20 * 9 * 40 * 16 * kU, .relative = 0.0});
+  }
+}
+
 TEST_CASE("HostKernels.Pools") {
   for (const DType dtype : kAllDTypes) {
     for (const OpKind kind : {OpKind::kMaxPool, OpKind::kAvgPool}) {
