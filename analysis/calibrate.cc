@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <span>
 #include <string>
 #include <utility>
@@ -23,17 +24,19 @@ struct Field {
   std::string name;
   Number<double>* fraction = nullptr;
   Number<Seconds>* time = nullptr;
+  bool is_fixed = false;  // prices use it and the fit leaves it alone
 };
 
 constexpr double kUsualTime = 1e-6;
 
 FitColumn ColumnOf(const Field& field) {
   if (field.time != nullptr) {
-    return {field.time->value.value, std::max(field.time->value.value, kUsualTime), 0};
+    return {field.time->value.value, std::max(field.time->value.value, kUsualTime), 0,
+            field.is_fixed};
   }
   // Profiles refuse fractions above 1.
   const double inverse = 1 / field.fraction->value;
-  return {inverse, inverse, 1};
+  return {inverse, inverse, 1, field.is_fixed};
 }
 
 // Rounded to what a measurement can mean, so that files stay readable.
@@ -97,6 +100,8 @@ enum KernelColumn : std::size_t {
   kOptimizerColumn,
   kGradNormColumn,
   kGradClipColumn,
+  kCopiesColumn,
+  kOperandsColumn,
   kRampColumn,
   kFloorColumn,
   kGapColumn,
@@ -140,6 +145,9 @@ std::vector<Field> KernelFields(ComputeProfile& compute, AttentionImpl library) 
   fields[kOptimizerColumn] = {"compute.optimizer", &compute.optimizer};
   fields[kGradNormColumn] = {"compute.grad_norm", &compute.grad_norm};
   fields[kGradClipColumn] = {"compute.grad_clip", &compute.grad_clip};
+  fields[kCopiesColumn] = {"compute.copies", &compute.copies};
+  fields[kOperandsColumn] = {"compute.gemm_operands",
+                             compute.gemm_operands.value > 0 ? &compute.gemm_operands : nullptr};
   fields[kRampColumn] = {"compute.gemm_ramp", nullptr, &compute.gemm_ramp};
   fields[kFloorColumn] = {"compute.kernel_floor", nullptr, &compute.kernel_floor};
   fields[kGapColumn] = {"compute.kernel_gap", nullptr, &compute.kernel_gap};
@@ -195,8 +203,11 @@ class KernelTerms {
         const MathType type = TypeFor(kernel.dtype, true);
         const double overhead = TileOverhead(kernel.batch, kernel.m, kernel.n,
                                              std::max<std::int64_t>(gpu_.sm_count.value, 1));
-        return {
-            Larger({static_cast<std::size_t>(type), overhead * AtPeak(kernel, type)}, streaming)};
+        const FitTerm multiplying{static_cast<std::size_t>(type), overhead * AtPeak(kernel, type)};
+        if (compute_.gemm_operands.value > 0) {
+          return {multiplying, {kOperandsColumn, traffic}};
+        }
+        return {Larger(multiplying, streaming)};
       }
       case KernelClass::kAttentionForward:
       case KernelClass::kAttentionBackward: {
@@ -218,9 +229,10 @@ class KernelTerms {
         return {{kReductionColumn, traffic}};
       case KernelClass::kOptimizer:
         return {{update_column_, traffic}};
+      case KernelClass::kCopy:
+        return {{kCopiesColumn, traffic}};
       case KernelClass::kElementwise:
       case KernelClass::kGatherScatter:
-      case KernelClass::kCopy:
       case KernelClass::kQr:  // not part of recordings
         break;
     }
@@ -253,11 +265,36 @@ class KernelTerms {
   std::size_t update_column_;
 };
 
-// Gradients are squared and scaled like updates until it is known better.
-void StartLikeUpdates(const ComputeProfile& compute, Number<double>& fraction) {
+// Where the fit begins for a number that the profile does not have.
+void StartLike(const Number<double>& usual, Number<double>& fraction) {
   if (fraction.value == 0) {
-    fraction = compute.optimizer;
+    fraction = usual;
   }
+}
+
+bool AreOnCores(const std::vector<CalibrationRun>& runs) {
+  return std::all_of(runs.begin(), runs.end(),
+                     [](const CalibrationRun& run) { return run.cluster.SharedCores() > 0; });
+}
+
+// Whether products have so many and so few operations per byte that their operands' time can be
+// told from that of multiplying.
+bool TellOperands(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples) {
+  constexpr double kRange = 4;
+  double least = std::numeric_limits<double>::infinity();
+  double most = 0;
+  for (const ShapeSample& sample : samples.shapes) {
+    const Program& program = runs[sample.run].program;
+    for (const Kernel& kernel : program.KernelsOf(program.shapes[sample.shape.value])) {
+      if (kernel.kind == KernelClass::kGemm && kernel.flops.value > 0) {
+        const Bytes bytes = kernel.read + kernel.written;
+        const double per_byte = kernel.flops.value / static_cast<double>(bytes.value);
+        least = std::min(least, per_byte);
+        most = std::max(most, per_byte);
+      }
+    }
+  }
+  return most >= kRange * least;
 }
 
 bool IsPricedByKernels(const OpShape& shape) {
@@ -307,9 +344,16 @@ void CalibrateKernels(const std::vector<CalibrationRun>& runs, const Calibration
                       const Origin& origin, Profile& profile,
                       std::vector<CalibratedNumber>& numbers) {
   const ComputeProfile before = profile.compute;
-  StartLikeUpdates(before, profile.compute.grad_norm);
-  StartLikeUpdates(before, profile.compute.grad_clip);
-  const std::vector<Field> all = KernelFields(profile.compute, AttentionIn(runs, samples));
+  StartLike(before.optimizer, profile.compute.grad_norm);
+  StartLike(before.optimizer, profile.compute.grad_clip);
+  StartLike(before.elementwise, profile.compute.copies);
+  const bool on_cores = AreOnCores(runs);
+  const bool tell_operands = on_cores && TellOperands(runs, samples);
+  if (tell_operands) {
+    StartLike(before.optimizer, profile.compute.gemm_operands);
+  }
+  std::vector<Field> all = KernelFields(profile.compute, AttentionIn(runs, samples));
+  all[kOperandsColumn].is_fixed = !tell_operands;
   // Types without a number of their own keep their column, which no term uses.
   Number<double> unused{1, {}, 0};
   std::vector<Field> fields = all;
@@ -318,12 +362,17 @@ void CalibrateKernels(const std::vector<CalibrationRun>& runs, const Calibration
       field.fraction = &unused;
     }
   }
+  // What threads computed together contains that they looked for work. One alone tells more.
+  const bool has_one_thread = std::any_of(runs.begin(), runs.end(), [](const CalibrationRun& run) {
+    return run.cluster.ThreadsPerRank() == 1;
+  });
   const RowsAt rows_at = [&](std::span<const double> values) {
     std::vector<FitRow> rows;
     for (const ShapeSample& sample : samples.shapes) {
       const CalibrationRun& run = runs[sample.run];
       const OpShape& shape = run.program.shapes[sample.shape.value];
-      if (!IsPricedByKernels(shape) || sample.seconds <= 0) {
+      const bool is_shared = has_one_thread && run.cluster.ThreadsPerRank() > 1;
+      if (!IsPricedByKernels(shape) || sample.seconds <= 0 || is_shared) {
         continue;
       }
       FitRow row{{}, sample.seconds, WeightOf(sample, sample.seconds)};
@@ -350,19 +399,18 @@ void CalibrateKernels(const std::vector<CalibrationRun>& runs, const Calibration
   };
   // Ops on cores say what they computed themselves; elsewhere some are slowed by what runs beside
   // them, which the middle op tells from the rest and a sum does not.
-  const bool keeps_sums = std::all_of(runs.begin(), runs.end(), [](const CalibrationRun& run) {
-    return run.cluster.SharedCores() > 0;
-  });
-  FitFields(fields, rows_at, origin, numbers, keeps_sums);
-  const auto keep_unless_found = [&](const char* field, Number<double>& fraction,
+  FitFields(fields, rows_at, origin, numbers, on_cores);
+  const auto keep_unless_found = [&](const char* field, Number<double>& now,
                                      const Number<double>& old) {
-    const bool is_found =
-        std::any_of(numbers.begin(), numbers.end(),
-                    [&](const CalibratedNumber& number) { return number.field == field; });
-    fraction = is_found ? fraction : old;
+    now =
+        std::any_of(numbers.begin(), numbers.end(), [&](const auto& n) { return n.field == field; })
+            ? now
+            : old;
   };
   keep_unless_found("compute.grad_norm", profile.compute.grad_norm, before.grad_norm);
   keep_unless_found("compute.grad_clip", profile.compute.grad_clip, before.grad_clip);
+  keep_unless_found("compute.copies", profile.compute.copies, before.copies);
+  keep_unless_found("compute.gemm_operands", profile.compute.gemm_operands, before.gemm_operands);
 }
 
 void CalibrateHost(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,

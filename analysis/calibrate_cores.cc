@@ -5,6 +5,8 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -16,6 +18,10 @@
 
 namespace shardwright {
 namespace {
+
+bool HasOneThread(const CalibrationRun& run) {
+  return run.cluster.ThreadsPerRank() == 1;
+}
 
 // Cores but one that a run's ranks keep busy while all of them compute, as SolveSpeeds counts them.
 double OthersBusy(const Cluster& cluster, const Profile& profile) {
@@ -32,31 +38,33 @@ bool HaveEqualKernels(const Program& a, const OpShape& x, const Program& b, cons
          std::equal(first.begin(), first.end(), second.begin(), second.end());
 }
 
-// A number that something measured stands for: with t = own (1 + b others), b of two times of one
-// op.
+// A number that something measured stands for.
 struct Evidence {
   double number = 0;
   double weight = 0;
 };
 
+// What number_of(ratio, cluster of many, cluster of few) says of the times of equal ops. Ranks have
+// as many threads: what several of one rank lose says how well they share its work, too.
+template <class F>
 std::vector<Evidence> Compare(const std::vector<CalibrationRun>& runs,
-                              const CalibrationSamples& samples, const Profile& profile) {
+                              const CalibrationSamples& samples, const F& number_of) {
   std::vector<Evidence> found;
   for (const ShapeSample& busy : samples.shapes) {
     for (const ShapeSample& quiet : samples.shapes) {
       const CalibrationRun& many = runs[busy.run];
       const CalibrationRun& few = runs[quiet.run];
-      const double more = OthersBusy(many.cluster, profile);
-      const double less = OthersBusy(few.cluster, profile);
-      if (more <= less || busy.seconds <= 0 || quiet.seconds <= 0 ||
+      if (many.cluster.RanksOnCores() <= few.cluster.RanksOnCores() ||
+          many.cluster.ThreadsPerRank() != few.cluster.ThreadsPerRank() || busy.seconds <= 0 ||
+          quiet.seconds <= 0 ||
           !HaveEqualKernels(many.program, many.program.shapes[busy.shape.value], few.program,
                             few.program.shapes[quiet.shape.value])) {
         continue;
       }
-      const double ratio = busy.seconds / quiet.seconds;
-      if (more - ratio * less > 0) {
-        found.push_back({std::max(0.0, (ratio - 1) / (more - ratio * less)),
-                         static_cast<double>(busy.ops) * busy.seconds});
+      const std::optional<double> number =
+          number_of(busy.seconds / quiet.seconds, many.cluster, few.cluster);
+      if (number.has_value()) {
+        found.push_back({std::max(0.0, *number), static_cast<double>(busy.ops) * busy.seconds});
       }
     }
   }
@@ -80,31 +88,75 @@ double WeightedMedian(std::vector<Evidence> found) {
   return 0;
 }
 
+void StoreLoss(const char* field, const std::vector<Evidence>& found, const Origin& origin,
+               Number<double>& number, std::vector<CalibratedNumber>& numbers) {
+  if (found.empty()) {
+    return;
+  }
+  constexpr double kMost = 10;  // of such factors in profiles
+  constexpr double kDigits = 1e4;
+  const double loss = std::min(kMost, std::round(WeightedMedian(found) * kDigits) / kDigits);
+  std::vector<double> errors;
+  errors.reserve(found.size());
+  for (const Evidence& e : found) {
+    errors.push_back(std::abs((1 + loss) / (1 + e.number) - 1));
+  }
+  const double spread = std::round(MedianOf(std::move(errors)) * kDigits) / kDigits;
+  numbers.push_back(
+      {field, false, number.value, loss, spread, static_cast<std::int64_t>(found.size())});
+  number = {loss, origin, spread};
+}
+
 }  // namespace
 
 void CalibrateBusyCores(const std::vector<CalibrationRun>& runs, CalibrationSamples& samples,
                         const Origin& origin, Profile& profile,
                         std::vector<CalibratedNumber>& numbers) {
-  const std::vector<Evidence> found = Compare(runs, samples, profile);
-  Number<double>& number = profile.overlap.busy_cores;
-  if (!found.empty()) {
-    constexpr double kMost = 10;  // of such factors in profiles
-    constexpr double kDigits = 1e4;
-    const double loss = std::min(kMost, std::round(WeightedMedian(found) * kDigits) / kDigits);
-    std::vector<double> errors;
-    errors.reserve(found.size());
-    for (const Evidence& e : found) {
-      errors.push_back(std::abs((1 + loss) / (1 + e.number) - 1));
-    }
-    const double spread = std::round(MedianOf(std::move(errors)) * kDigits) / kDigits;
-    numbers.push_back({"overlap.busy_cores", false, number.value, loss, spread,
-                       static_cast<std::int64_t>(found.size())});
-    number = {loss, origin, spread};
-  }
+  // With t = own (1 + b others), b of two times of one op.
+  Number<double>& busy = profile.overlap.busy_cores;
+  const auto busy_of = [&](double ratio, const Cluster& many,
+                           const Cluster& few) -> std::optional<double> {
+    const double more = OthersBusy(many, profile);
+    const double less = OthersBusy(few, profile);
+    const bool tells = !many.RanksTakeTurns() && more > less && more - ratio * less > 0;
+    return tells ? std::optional((ratio - 1) / (more - ratio * less)) : std::nullopt;
+  };
+  StoreLoss("overlap.busy_cores", Compare(runs, samples, busy_of), origin, busy, numbers);
   for (ShapeSample& sample : samples.shapes) {
-    sample.seconds /= 1 + number.value * OthersBusy(runs[sample.run].cluster, profile);
+    sample.seconds /= 1 + busy.value * OthersBusy(runs[sample.run].cluster, profile);
+  }
+  Number<double>& turns = profile.overlap.core_turns;
+  const auto turns_of = [](double ratio, const Cluster& many, const Cluster& few) {
+    return many.RanksTakeTurns() && !few.RanksTakeTurns() ? std::optional(ratio - 1) : std::nullopt;
+  };
+  StoreLoss("overlap.core_turns", Compare(runs, samples, turns_of), origin, turns, numbers);
+  for (ShapeSample& sample : samples.shapes) {
+    sample.seconds /= runs[sample.run].cluster.RanksTakeTurns() ? 1 + turns.value : 1;
   }
 }
+
+namespace {
+
+// What an op of several threads takes on one: an equal op of a run of one thread says it best. What
+// its threads computed contains that they looked for work.
+double OnOneThread(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
+                   const ShapeSample& sample) {
+  const CalibrationRun& run = runs[sample.run];
+  double best = sample.computed;
+  std::int64_t ranks = std::numeric_limits<std::int64_t>::max();
+  for (const ShapeSample& other : samples.shapes) {
+    const CalibrationRun& alone = runs[other.run];
+    if (HasOneThread(alone) && other.computed > 0 && alone.cluster.RanksOnCores() < ranks &&
+        HaveEqualKernels(run.program, run.program.shapes[sample.shape.value], alone.program,
+                         alone.program.shapes[other.shape.value])) {
+      best = other.computed;
+      ranks = alone.cluster.RanksOnCores();
+    }
+  }
+  return best;
+}
+
+}  // namespace
 
 // What takes `cpu` seconds on one core, in k kernels, takes cpu / t + (1 - s) cpu (1 - 1 / t) + k a
 // on t threads: linear in what is not shared and in what a start costs. An op that is not worth
@@ -120,12 +172,13 @@ void CalibrateSharedWork(const std::vector<CalibrationRun>& runs, const Calibrat
       const CalibrationRun& run = runs[sample.run];
       const auto threads = static_cast<double>(run.cluster.ThreadsPerRank());
       const auto kernels = static_cast<double>(run.program.shapes[sample.shape.value].kernel_count);
-      const double others = sample.computed * (1 - 1 / threads);  // they may save as much
+      const double computed = threads > 1 ? OnOneThread(runs, samples, sample) : 0;
+      const double others = computed * (1 - 1 / threads);  // they may save as much
       if (values[kUnshared] * others + values[kStart] * kernels >= others) {
         continue;
       }
       // Errors count by their time, not as a part of what is small at best.
-      const double rest = std::max(sample.lasted - sample.computed / threads, 0.01 * others);
+      const double rest = std::max(sample.lasted - computed / threads, 0.01 * others);
       rows.push_back(
           {{{kUnshared, others}, {kStart, kernels}}, rest, static_cast<double>(sample.ops) * rest});
     }

@@ -97,15 +97,10 @@ class Outstanding {
   std::priority_queue<SimTime, std::vector<SimTime>, std::greater<>> ends_;
 };
 
-// More ranks than cores: how long an op lasted says more about the others.
-bool LacksCores(const Cluster& cluster) {
-  return cluster.SharedCores() > 0 &&
-         cluster.SharedCores() < static_cast<double>(cluster.RanksOnCores());
-}
-
 // From when an op could have started until it ended: handing it to its stream is part of its price,
 // as the gap between kernels is. `before` is the end of the op before it on its stream. Waiting for
-// other ranks is not, nor for a core, where the trace says what the op's thread computed.
+// other ranks is not, nor for a core, where the trace says what the op's thread computed: where
+// ranks take turns, how long an op lasted says more about the others.
 double SecondsOf(const CalibrationRun& run, std::span<const Span> spans, std::size_t op,
                  SimTime before) {
   const Body& body = run.program.step;
@@ -119,7 +114,7 @@ double SecondsOf(const CalibrationRun& run, std::span<const Span> spans, std::si
   }
   const SimTime handing = is_known ? span.start - std::min(begin, span.start) : SimTime(0);
   const bool is_collective = InfoOf(run.program.ShapeOf(body.ops[op]).code).is_collective;
-  const bool counts_cpu = span.cpu > SimTime(0) && (!is_collective || LacksCores(run.cluster));
+  const bool counts_cpu = span.cpu > SimTime(0) && (!is_collective || run.cluster.RanksTakeTurns());
   return ToSeconds(handing + (counts_cpu ? span.cpu : span.end - span.start)).value;
 }
 

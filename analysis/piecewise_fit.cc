@@ -113,8 +113,12 @@ void Solve(NormalEquations e, const std::vector<bool>& fixed, std::vector<double
 // The least squares with every value at its lower bound or above: those that fall below are fixed
 // at the bound, the furthest one first.
 std::vector<double> SolveBounded(std::span<const FitColumn> columns, const NormalEquations& e) {
-  std::vector<bool> fixed(columns.size(), false);
-  std::vector<double> x(columns.size());
+  std::vector<bool> fixed;
+  std::vector<double> x;
+  for (const FitColumn& column : columns) {
+    fixed.push_back(column.is_fixed);
+    x.push_back(column.start / column.scale);
+  }
   for (std::size_t round = 0; round <= columns.size(); ++round) {
     Solve(e, fixed, x);
     double furthest = 0;
@@ -162,7 +166,7 @@ std::vector<FittedValue> Describe(std::span<const FitColumn> columns, std::span<
       });
     });
     const bool is_nothing = values[i] <= columns[i].lower && has_terms;
-    result[i].is_found = !errors[i].empty() || is_nothing;
+    result[i].is_found = !columns[i].is_fixed && (!errors[i].empty() || is_nothing);
     result[i].value = result[i].is_found ? values[i] : columns[i].start;
     result[i].rows = std::ssize(errors[i]);
     result[i].spread = errors[i].empty() ? 0 : MedianOf(errors[i]);

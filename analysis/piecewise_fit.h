@@ -16,6 +16,7 @@ struct FitColumn {
   double start = 0;
   double scale = 1;  // > 0: the size of usual values; where nothing speaks, `start` is kept
   double lower = 0;
+  bool is_fixed = false;  // it stays at its start and is never found
 };
 
 struct FitTerm {

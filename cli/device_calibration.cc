@@ -29,11 +29,13 @@ namespace shardwright {
 namespace {
 
 // The first step warms up and does not count.
-constexpr std::int64_t kSteps = 6;
+constexpr std::int64_t kSteps = 10;
 
 std::string TransformerConfig(std::int64_t width, std::int64_t sequence, std::int64_t vocabulary) {
   constexpr std::int64_t kLayers = 3;
-  const std::int64_t head_width = std::clamp<std::int64_t>(width / 16, 32, 128);
+  // Heads of 64 features from 512 on, of 128 from 2,048 on.
+  const std::int64_t head_width = std::clamp<std::int64_t>(
+      std::max(width / 16, std::min<std::int64_t>(width / 8, 64)), 32, 128);
   return R"({"model_type": "gpt2", "n_embd": )" + std::to_string(width) + R"(, "n_layer": )" +
          std::to_string(kLayers) + R"(, "n_head": )" + std::to_string(width / head_width) +
          R"(, "n_positions": )" + std::to_string(std::max<std::int64_t>(sequence, 256)) +
@@ -117,8 +119,8 @@ TracedRun RunTraced(const CalibrationDevice& device, PlanFile file, std::string 
 
 namespace {
 
-void RunShapes(const CalibrationDevice& device, std::vector<TracedRun>& runs) {
-  std::vector<Shape> shapes = {{1, 1}, {4, 1}, {2, 2}};
+void RunShapes(const CalibrationDevice& device, std::vector<TracedRun>& runs,
+               std::vector<Shape> shapes = {{1, 1}, {4, 1}, {2, 2}}) {
   if (device.large) {
     shapes.push_back({8, 2});
   }
@@ -146,6 +148,14 @@ std::vector<TracedRun> RunCalibrationPlans(const CalibrationDevice& device) {
     FinishTogether(device.processes);
     if (device.processes->rank() > 0) {
       return {};
+    }
+  }
+  if (CalibrationDevice turns = device; turns.large && turns.processes == nullptr) {
+    // Twice as many ranks as cores, if the cluster has room for them.
+    const Cluster most = LoadCluster(device.cluster, 1, 0);
+    turns.ranks = 2 * std::max<std::int64_t>(1, static_cast<std::int64_t>(most.SharedCores()));
+    if (turns.ranks <= most.gpus_per_node) {
+      RunShapes(turns, runs, {{4, 1}});
     }
   }
   CalibrationDevice alone = device;

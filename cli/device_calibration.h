@@ -45,8 +45,8 @@ struct CalibrationDevice {
 [[nodiscard]] TracedRun RunTraced(const CalibrationDevice& device, PlanFile file, std::string name,
                                   std::int64_t steps);
 
-// Transformers of three widths or four on all ranks, on one, and where the host has more cores on
-// one with a single thread. No convolutions: they have no
+// Transformers of three widths or four on all ranks, two on twice as many as cores, and all on one
+// rank, where the host has more cores with a single thread, too. No convolutions: they have no
 // number of their own in a profile, so a network with them is calibrated by its own trace. In
 // processes, all of them call it once; the first one gets the runs, and they have nothing more to
 // say to each other.

@@ -227,7 +227,7 @@ StreamingWork Bounds::Update(const OuterChoice& outer) const {
   for (const Kernel& kernel :
        LowerOptimizer(spec, part, 1, part, in_.job.precision.master).kernels) {
     update.seconds += ((kernel.read + kernel.written) / rate).value;
-    update.streaming += ((kernel.read + kernel.written) / rates.elementwise).value;
+    update.streaming += ((kernel.read + kernel.written) / rates.streaming).value;
   }
   return update;
 }

@@ -145,6 +145,10 @@ struct Cluster {
   [[nodiscard]] std::int64_t RanksOnCores() const {
     return machine_cores > 0 ? RankCount() : gpus_per_node;
   }
+  // Some wait for a core while all compute.
+  [[nodiscard]] bool RanksTakeTurns() const {
+    return SharedCores() > 0 && SharedCores() < static_cast<double>(RanksOnCores());
+  }
   // Threads that share a rank's compute.
   [[nodiscard]] std::int64_t ThreadsPerRank() const {
     if (rank_threads > 0) {

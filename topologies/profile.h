@@ -46,14 +46,20 @@ struct ComputeProfile {
   AttentionProfile flash3_attention;  // FlashAttention-3
   AttentionProfile own_attention;     // the executor's own CUDA kernels, with heads of 128 features
   // Fractions of the memory bandwidth: bytes read and written / time.
-  Number<double> elementwise;  // and copies
-  Number<double> reduction;    // norms, softmax, loss
-  Number<double> optimizer;    // multi-tensor (foreach, fused) optimizer kernels
+  Number<double> elementwise;
+  Number<double> reduction;  // norms, softmax, loss
+  Number<double> optimizer;  // multi-tensor (foreach, fused) optimizer kernels
   // The least time a kernel occupies its stream, however small.
   Number<Seconds> kernel_floor;
   // Of the norm of all gradients and of scaling them by it; 0: as `optimizer`. Optional in files.
   Number<double> grad_norm;
   Number<double> grad_clip;
+  // Of copies on the device; 0: as `elementwise`. Optional in files.
+  Number<double> copies;
+  // Of the operands of matrix products where the device does not bring them while it multiplies, as
+  // a core does not: t = flops / (gemm * peak) + bytes / (gemm_operands * bandwidth) + gemm_ramp.
+  // 0: it does, and the longer of the two counts. Optional in files.
+  Number<double> gemm_operands;
   // Idle time of a stream between two kernels that are both ready.
   Number<Seconds> kernel_gap;
   // Standard deviation of the speed of GPUs of one type, relative to the mean: clocks differ with
@@ -158,6 +164,9 @@ struct OverlapProfile {
   // core of the machine that is busy at that moment, since cores share caches and memory. Optional
   // in files.
   Number<double> busy_cores;
+  // Where ops run on cores: how much longer they take where there are more ranks than cores, since
+  // whoever ran before has left its data in the caches. Optional in files.
+  Number<double> core_turns;
   // Where ops run on cores: the part of an op's work that a rank's threads share; one of them does
   // the rest while the others wait. Optional in a file: 0.
   Number<double> shared_work;

@@ -89,6 +89,8 @@ void VisitComputeExtras(Part& part, Visit visit) {
   visit("qr_column", part.qr_column);
   visit("grad_norm", part.grad_norm);
   visit("grad_clip", part.grad_clip);
+  visit("copies", part.copies);
+  visit("gemm_operands", part.gemm_operands);
 }
 // In keys.
 template <class Part, class Visit>
@@ -105,6 +107,7 @@ void VisitHostExtras(Part& part, Visit visit) {
 template <class Part, class Visit>
 void VisitOverlapExtras(Part& part, Visit visit) {
   visit("busy_cores", part.busy_cores);
+  visit("core_turns", part.core_turns);
   visit("shared_work", part.shared_work);
   visit("loop_start", part.loop_start);
   visit("gloo", part.gloo);

@@ -54,11 +54,12 @@ const char* FieldsOf(OpClass op_class) {
   switch (op_class) {
     case OpClass::kGemm:
     case OpClass::kConv:
-      return "compute.gemm, compute.gemm_ramp";
+      return "compute.gemm, compute.gemm_operands, compute.gemm_ramp";
     case OpClass::kAttention:
       return "compute.attention_forward, compute.attention_backward";
-    case OpClass::kElementwise:
     case OpClass::kDeviceCopy:
+      return "compute.copies, compute.kernel_floor";
+    case OpClass::kElementwise:
     case OpClass::kGatherScatter:
       return "compute.elementwise, compute.kernel_floor";
     case OpClass::kNorm:

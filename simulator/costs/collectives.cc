@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "simulator/costs/kernels.h"
 
 namespace shardwright {
 namespace {
@@ -239,7 +240,7 @@ CollectivePath FindCollectivePath(const Cluster& cluster, const Profile& profile
                                   GroupShape shape) {
   CollectivePath path;
   path.ring = FindRing(cluster, shape);
-  path.memory = cluster.gpu.memory_bandwidth.value * profile.compute.elementwise.value;
+  path.memory = FindKernelRates(cluster.gpu, profile.compute).copies;
   if (path.ring.intra_hops > 0) {
     path.intra =
         &FindTransport(profile, path.ring.intra_kind == ScaleUpKind::kNvlink ? "nvlink" : "pcie");

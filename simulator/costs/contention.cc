@@ -135,7 +135,8 @@ void ShareMemory(Running& running) {
 }
 
 // Cores, too: a rank has its part of them, and its threads share that. Who waits for memory or for
-// a link still holds its core. Every other core that is busy makes what runs slower besides.
+// a link still holds its core. Every other core that is busy makes what runs slower besides,
+// and so does every other rank on the same one.
 void ShareCores(const ContentionModel& model, Running& running) {
   std::array<double, kStreamCount> want{};
   for (std::size_t s = 0; s < kStreamCount; ++s) {
@@ -143,7 +144,8 @@ void ShareCores(const ContentionModel& model, Running& running) {
   }
   const double own = model.cores / model.ranks_on_cores;
   const double used = ShareMaxMin(own, want, running.speeds) * model.ranks_on_cores;
-  const double slower = 1 + model.busy_cores * std::max(0.0, used - 1);
+  const double turns = model.ranks_on_cores > model.cores ? model.core_turns : 0;
+  const double slower = (1 + model.busy_cores * std::max(0.0, used - 1)) * (1 + turns);
   for (std::size_t s = 0; s < kStreamCount; ++s) {
     running.speeds[s] /= want[s] > 0 ? slower : 1;
   }

@@ -57,6 +57,7 @@ struct ContentionModel {
   double cores = 0;
   double ranks_on_cores = 1;
   double busy_cores = 0;  // OverlapProfile::busy_cores
+  double core_turns = 0;  // OverlapProfile::core_turns
 
   bool operator==(const ContentionModel&) const = default;
 };

@@ -47,8 +47,8 @@ double LargestDelay(std::int64_t count) {
 }  // namespace
 
 double TileOverhead(std::int64_t batch, std::int64_t m, std::int64_t n, std::int64_t sm_count) {
-  if (batch <= 0 || m <= 0 || n <= 0) {
-    return 1;
+  if (batch <= 0 || m <= 0 || n <= 0 || sm_count <= 1) {
+    return 1;  // a core's tiles are of its registers' size, and nobody waits for the last one
   }
   const double useful =
       static_cast<double>(batch) * static_cast<double>(m) * static_cast<double>(n);
@@ -141,6 +141,9 @@ KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, s
   };
   rates.grad_norm = like_updates(profile.grad_norm);
   rates.grad_clip = like_updates(profile.grad_clip);
+  rates.copies = profile.copies.value > 0 ? memory * profile.copies.value : rates.elementwise;
+  rates.operands = memory * profile.gemm_operands.value;
+  rates.streaming = std::max(rates.elementwise, rates.copies);
   rates.gemm_ramp = profile.gemm_ramp.value;
   rates.floor = profile.kernel_floor.value;
   rates.gap = profile.kernel_gap.value;
@@ -162,7 +165,9 @@ Seconds KernelTime(const Kernel& kernel, const KernelRates& rates) {
       const double share = kernel.scaled_by_row ? rates.fp8_rowwise : 1;
       const Seconds multiplying =
           kernel.flops / RateOf(rates.gemm, kernel.dtype) * overhead / share;
-      time = std::max(multiplying, streaming) + rates.gemm_ramp;
+      time = rates.operands.value > 0 ? multiplying + bytes / rates.operands
+                                      : std::max(multiplying, streaming);
+      time += rates.gemm_ramp;
       break;
     }
     case KernelClass::kAttentionForward:
@@ -184,8 +189,10 @@ Seconds KernelTime(const Kernel& kernel, const KernelRates& rates) {
       break;
     case KernelClass::kElementwise:
     case KernelClass::kGatherScatter:
-    case KernelClass::kCopy:
       time = streaming;
+      break;
+    case KernelClass::kCopy:
+      time = bytes / rates.copies;
       break;
     case KernelClass::kQr:
       // Column depends on column; a share of a QR has that share of the columns.

@@ -27,9 +27,12 @@ struct KernelRates {
   std::array<AttentionRates, kAttentionImplCount> attention{};  // by AttentionImpl
   double fp8_rowwise = 1;  // of gemm, for operands with a scale per row
   BytesPerSecond elementwise;
+  BytesPerSecond copies;
   BytesPerSecond reduction;
   BytesPerSecond optimizer;
   BytesPerSecond grad_norm, grad_clip;
+  BytesPerSecond operands;   // of matrix products; 0: brought while others are multiplied
+  BytesPerSecond streaming;  // the fastest of plain kernels
   Seconds gemm_ramp;
   Seconds floor;
   Seconds gap;

@@ -118,7 +118,11 @@ const KernelRates& Pricer::RatesOf(OpCode code) const {
 }
 
 std::uint8_t Pricer::ClassWithCores(ContentionClass load, double cores, PriceTable& table) const {
-  load.cores = cluster_.SharedCores() > 0 ? RoundCores(cores) : 0;
+  if (cluster_.SharedCores() > 0) {
+    load.cores = RoundCores(cores);
+    // A core's own rate ends far below the memory's; busy neighbours are `busy_cores`.
+    load.hbm_share = 0;
+  }
   return ClassOf(load, table.contention);
 }
 
@@ -138,7 +142,7 @@ shardwright::Price Pricer::PriceKernels(const Program& program, const OpShape& s
   if (shape.kernel_count == 0 && shape.bytes.value > 0) {
     // A device copy without a kernel list: every byte is read and written once.
     bytes = 2 * shape.bytes;
-    add(std::max(bytes / kernels_.elementwise, kernels_.floor));
+    add(std::max(bytes / kernels_.copies, kernels_.floor));
     launches = 1;
   }
   shardwright::Price price;
@@ -152,7 +156,7 @@ shardwright::Price Pricer::PriceKernels(const Program& program, const OpShape& s
   if (time.value > 0) {
     ContentionClass load;
     load.kind = LoadKind::kKernel;
-    load.hbm_share = RoundShare((bytes / kernels_.elementwise).value / alone.value);
+    load.hbm_share = RoundShare((bytes / kernels_.streaming).value / alone.value);
     // Beside it the host issues ops at the pace at which they run.
     const double cores = alone.value / time.value;
     price.contention_class =
@@ -198,7 +202,7 @@ shardwright::Price Pricer::PriceCollective(const Program& program, const OpShape
   // A core's rate of copying says how long the rank's thread does something.
   const double touched = BytesTouched(shape.code, static_cast<double>(shape.bytes.value),
                                       static_cast<double>(path.ring.size));
-  const double busy = touched / kernels_.elementwise.value / time.value;
+  const double busy = touched / kernels_.copies.value / time.value;
   price.contention_class = ClassWithCores(load, std::min(1.0, busy), table);
   return price;
 }
@@ -246,6 +250,7 @@ void Pricer::Price(const Program& program, PriceTable& table) {
   table.contention.cores = cluster_.SharedCores();
   table.contention.ranks_on_cores = static_cast<double>(cluster_.RanksOnCores());
   table.contention.busy_cores = profile_.overlap.busy_cores.value;
+  table.contention.core_turns = profile_.overlap.core_turns.value;
   table.prices.clear();
   for (const OpShape& shape : program.shapes) {
     const OpCodeInfo& info = InfoOf(shape.code);

@@ -355,7 +355,8 @@ TEST_CASE("What busy neighbours cost is told by runs with and without them") {
   Profile truth = WithoutHost(TrueProfile());
   truth.overlap.busy_cores.value = 0.04;
   const Prepared many = OnCores(8, 8);
-  const Prepared alone = OnCores(1, 8);
+  Prepared alone = OnCores(1, 8);
+  alone.cluster.rank_threads = 1;
   const Trace busy = Run(many, truth, true).trace;
   const Trace quiet = Run(alone, truth, true).trace;
   const CalibrationResult result = Calibrate(
@@ -370,6 +371,48 @@ TEST_CASE("What busy neighbours cost is told by runs with and without them") {
   const CalibrationResult one =
       Calibrate({{"alone", alone.program, alone.cluster, quiet}}, start, kOrigin);
   CHECK(one.profile.overlap.busy_cores == start.overlap.busy_cores);
+}
+
+TEST_CASE("What taking turns costs is told by runs of more ranks than cores") {
+  Profile truth = WithoutHost(TrueProfile());
+  truth.overlap.core_turns.value = 0.08;
+  const Prepared many = OnCores(8, 4);
+  Prepared alone = OnCores(1, 4);
+  alone.cluster.rank_threads = 1;
+  Trace busy = Run(many, truth, true).trace;
+  const Trace quiet = Run(alone, truth, true).trace;
+  for (Span& span : busy.spans) {  // half a core each: they compute for half of the time
+    span.cpu = SimTime((span.end - span.start).value / 2);
+  }
+  const CalibrationResult result = Calibrate(
+      {{"many", many.program, many.cluster, busy}, {"alone", alone.program, alone.cluster, quiet}},
+      WithoutHost(RoundProfile()), kOrigin);
+  CHECK(result.profile.overlap.core_turns.value == doctest::Approx(0.08).epsilon(0.05));
+  CHECK(result.profile.compute.gemm[static_cast<std::size_t>(MathType::kBf16)]->value ==
+        doctest::Approx(0.37).epsilon(0.02));
+}
+
+TEST_CASE("Copies have a rate of their own, and on cores the operands of products") {
+  Profile truth = WithoutHost(TrueProfile());
+  truth.compute.copies.value = 0.21;
+  truth.compute.gemm_operands.value = 0.4;
+  // Products of few rows and of many.
+  std::vector<Prepared> prepared;
+  for (const std::int64_t sequence : {8, 512}) {
+    prepared.emplace_back(Case{.nodes = 1, .sequence = sequence, .micro_batch = 1, .ranks = 1});
+    prepared.back().cluster.node_cores = 16;
+    prepared.back().cluster.rank_threads = 1;
+  }
+  const Trace little = Run(prepared[0], truth, true).trace;
+  const Trace much = Run(prepared[1], truth, true).trace;
+  const CalibrationResult result =
+      Calibrate({{"little", prepared[0].program, prepared[0].cluster, little},
+                 {"much", prepared[1].program, prepared[1].cluster, much}},
+                WithoutHost(RoundProfile()), kOrigin);
+  CHECK(result.profile.compute.copies.value == doctest::Approx(0.21).epsilon(0.02));
+  CHECK(result.profile.compute.gemm_operands.value == doctest::Approx(0.4).epsilon(0.02));
+  CHECK(result.profile.compute.gemm[static_cast<std::size_t>(MathType::kBf16)]->value ==
+        doctest::Approx(0.37).epsilon(0.02));
 }
 
 TEST_CASE("What threads share is told by what they computed together and how long it took") {

@@ -59,6 +59,19 @@ TEST_CASE("Ranks that compute share the cores") {
   CHECK(SpeedsOn(8, 2, On(1), kNothing).kernel == 1);
 }
 
+TEST_CASE("Ranks that take turns on a core find their data gone") {
+  ContentionModel model;
+  model.classes = {ContentionClass(), On(1)};
+  model.core_turns = 0.25;
+  RunningClasses running{};
+  running[kComputeStream] = 1;
+  model.cores = 2;
+  model.ranks_on_cores = 2;
+  CHECK(SolveSpeeds(model, running)[kComputeStream] == 1);
+  model.ranks_on_cores = 4;
+  CHECK(SolveSpeeds(model, running)[kComputeStream] == 0.4);
+}
+
 TEST_CASE("A rank's threads share its part: who wants less than an equal share gets it") {
   const ContentionClass copy = On(1, LoadKind::kCopyToDevice);
   CHECK(SpeedsOn(4, 2, On(1), copy).kernel == 1);  // four threads on four cores
@@ -153,8 +166,11 @@ TEST_CASE("To share an op costs a start for each kernel, and nobody pays more th
 TEST_CASE("As many cores as anything can use change nothing") {
   Cluster cluster = RoundCluster(1);
   const Program program = Gpt2(8);
+  const auto usable = static_cast<double>(8 * 2 * kStreamCount);
+  cluster.rank_threads = 1;
+  cluster.node_cores = 2 * usable;
   const SimTime alone = StepOf(program, cluster, RoundProfile());
-  cluster.node_cores = 8 * 2 * static_cast<double>(kStreamCount);
+  cluster.node_cores = usable;
   CHECK(StepOf(program, cluster, RoundProfile()) == alone);
   cluster.node_cores = 8;
   CHECK(StepOf(program, cluster, RoundProfile()) > alone);
