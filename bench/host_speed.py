@@ -1,12 +1,14 @@
 """Training steps on this machine's cores: shardwright beside PyTorch eager and beside FSDP2 over gloo, in turns.
 
-    python3 bench/host_speed.py build/shardwright [--turns 7] [--steps 4] [--ranks CORES] [--only TEXT] [--json FILE]
+    python3 bench/host_speed.py build/shardwright [--turns 7] [--steps 4] [--ranks CORES] [--dialect native] [--only TEXT] [--json FILE]
 
 GPT-2 of 10 and 50 million parameters, a Llama of 19 and PyTorch's MNIST ConvNet; forward, backward, clipping and AdamW in fp32 without dropout. Each
 way runs in processes of its own, once a turn; of a turn counts the median step, its first left out, and printed are medians over the turns.
 
 - one rank: its ops on all cores, beside eager with as many threads
-- N ranks of a thread each with a sample each (--dialect fsdp2), beside eager with all cores and N samples, and beside FSDP2 in N processes of one thread
+- N ranks of a thread each with a sample each, beside eager with all cores and N samples, and beside FSDP2 in N processes of one thread
+
+Ours run the schedule of --dialect (native: shards are used where they lie).
 
 PyTorch's models are written with its fused operators (scaled_dot_product_attention, rms_norm, fused AdamW).
 """
@@ -176,9 +178,8 @@ class Bench:
 
     def ours(self, config, samples, plan_flags, ranks):
         (self.folder / "model.json").write_text(json.dumps(config))
-        dialect = "native" if ranks == 1 else "fsdp2"
         self.call(["plan", "--model", "./model.json", "--cluster", "host", "--gpus", str(ranks), "--kernel-set", "shardwright-host", "--precision", "fp32",
-                   "--dialect", dialect, "--micro-batch", str(samples), "-o", "plan.json", *plan_flags])
+                   "--dialect", self.flags.dialect, "--micro-batch", str(samples), "-o", "plan.json", *plan_flags])
         threads = self.cores if ranks == 1 else 1
         ends = [step["end_s"] for step in json.loads(self.call(["run", "plan.json", "--steps", str(self.flags.steps + 1), "--threads", str(threads), "--json"]))["steps"]]
         return statistics.median(b - a for a, b in zip(ends, ends[1:]))
@@ -227,6 +228,7 @@ def main():
     parser.add_argument("program")
     for name, default in (("turns", 7), ("steps", 4), ("ranks", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dialect", default="native")
     parser.add_argument("--only", default="", help="jobs whose name has this in it")
     parser.add_argument("--json")
     flags = parser.parse_args()

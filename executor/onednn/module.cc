@@ -1,5 +1,6 @@
 // Convolutions by oneDNN: the shared object shardwright_onednn.so, loaded by the host's kernels.
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -8,6 +9,7 @@
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.hpp>
 
+#include "core/units.h"
 #include "executor/host/kernels/blocked_conv.h"
 
 namespace shardwright {
@@ -141,11 +143,26 @@ class OneDnnConv final : public BlockedConv {
     return At(wanted, room);
   }
 
+  // In the room that callers have (models/kernels/host.h): channels in whole blocks of 16.
+  [[nodiscard]] bool Fits(const Pass& pass) const {
+    const auto holds = [](const Desc& desc, std::int64_t numbers) {
+      return desc.get_size() <= static_cast<std::size_t>(numbers) * sizeof(float);
+    };
+    const std::int64_t in = RoundUp(shape_.channels_in, 16);
+    const std::int64_t out = RoundUp(shape_.channels_out, 16);
+    return holds(pass.input, shape_.images * in * shape_.height * shape_.width) &&
+           holds(pass.output, shape_.images * out * shape_.height_out * shape_.width_out) &&
+           holds(pass.weights, out * in * shape_.kernel * shape_.kernel);
+  }
+
   // Keeps what was made before. What the library refuses stays empty.
   void Make(std::optional<Pass>& pass, ConvPass kind, Tag input_tag, Tag output_tag) const {
     if (!pass.has_value()) {
       try {
         pass = MakePass(kind, {x_.dims(), kFp32, input_tag}, {y_.dims(), kFp32, output_tag});
+        if (pass.has_value() && !Fits(*pass)) {
+          pass.reset();
+        }
       } catch (const dnnl::error&) {
         pass.reset();
       }
