@@ -154,6 +154,12 @@ FIXED = {
     "a unit of two modules, of which one lies in another unit": fixed([f"{LAYERS[1]}.c1.fc1", LAYERS[0]], f"{LAYERS[1]}.c1"),
     "a unit that nothing calls, with a module that another name calls": fixed(
         "body.c1", "body.c1.c0", network=called_by_second_name()),
+    "a frozen unit that runs again without a backward": fixed(
+        f"{LAYERS[0]}.c1.fc1", *LAYERS, network=calling([0, 0, 1, 2]), recompute=[{"module": LAYERS[0], "kind": "full"}], frozen=[
+            "embed.weight", *(f"{LAYERS[0]}.{name}" for name in ("c0.weight", "c0.bias", "c1.fc1.weight", "c1.fc1.bias"))]),
+    "a frozen unit that runs again without a backward, in two micro-batches": fixed(
+        f"{LAYERS[0]}.c1.fc1", network=calling([0, 0, 1, 2]), accumulation=2, recompute=[{"module": LAYERS[0], "kind": "full"}], frozen=[
+            "embed.weight", *(f"{LAYERS[0]}.{name}" for name in ("c0.weight", "c0.bias", "c1.fc1.weight", "c1.fc1.bias"))]),
     "recomputation of what nothing calls": fixed(*LAYERS, network=calling([0, 2]), recompute=[{"module": LAYERS[1], "kind": "full"}]),
     "a unit that nobody calls, gathered ahead while another waits that was gathered to run again": fetching(fetching(
         fixed("body.layers.0.layers.1", LAYERS[1], LAYERS[2], LAYERS[0], network=with_dead_end(),
