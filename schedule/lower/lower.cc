@@ -86,10 +86,12 @@ void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool fir
 }
 
 // FSDP2 leaves a parameter whose gradient is None out of reductions and updates, as it does frozen
-// ones (fsdp_params_with_grad in post_backward of _fsdp_param_group.py): the model with those
-// frozen on which the loss does not depend, if there are any.
+// ones (fsdp_params_with_grad in post_backward of _fsdp_param_group.py), and DDP out of updates,
+// where it looks for them: the model with those frozen on which the loss does not depend, if there
+// are any.
 std::optional<Model> WithoutMissingGradients(const LowerInput& in) {
-  if (in.plan.dialect != Dialect::kFsdp2 || in.job.mode != JobMode::kTrain) {
+  const bool looks = in.plan.dialect == Dialect::kFsdp2 || FindsUnused(in.plan);
+  if (!looks || in.job.mode != JobMode::kTrain) {
     return std::nullopt;
   }
   const std::vector<bool> reaches = OpsBehindResult(in.model);
@@ -171,7 +173,10 @@ void CheckOpCount(std::size_t ops, std::int64_t lowered, std::int64_t micro_batc
 Program Lower(const LowerInput& input) {
   ValidatePlan(input.model, input.job, input.plan, kWhere);
   const std::optional<Model> changed = WithoutMissingGradients(input);
-  const LowerInput in{changed ? *changed : input.model, input.kernels, input.job, input.plan};
+  LowerInput in{changed ? *changed : input.model, input.kernels, input.job, input.plan};
+  for (std::size_t p = 0; changed && p < changed->params.size(); ++p) {
+    in.without_gradient.push_back(input.model.params[p].trainable && !changed->params[p].trainable);
+  }
   std::vector<ResolvedUnit> units = ResolveUnits(in.model, in.plan, kWhere);
   if (in.plan.dialect == Dialect::kZero3) {
     units = SplitByModules(in.model, std::move(units));
