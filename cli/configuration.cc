@@ -30,14 +30,15 @@ constexpr std::string_view kChoices =
     " --accumulation --allgather-bucket --backward-prefetch --bandwidth --before-deepspeed-0-6"
     " --bounded-memory --bucket --checkpoint-interval --checkpoint-time --clip --cluster"
     " --contention --contiguous-gradients --data --delays --dialect --epochs --fail-above"
-    " --first-bucket --forward-prefetch --fqns --frozen --global-batch --gpus"
-    " --gradient-reduction --graphs --in-flight --jitter --kernel-set --limit-all-gathers"
+    " --find-unused-parameters --first-bucket --forward-prefetch --fqns --frozen --global-batch"
+    " --gpus --gradient-reduction --graphs --in-flight --jitter --kernel-set --limit-all-gathers"
     " --lora-alpha --lora-rank --lora-targets --max-live-parameters --max-reuse-distance --mem"
     " --memory-limit --memory-margin --micro-batch --mode --model --mtbf --nodes --objective"
     " --offload --optimizer --overlap-comm --persistence-threshold --precision --prefetch-bucket"
     " --profile --rank-jitter --recompute --reduce --reduce-bucket --reduce-scatter-bucket"
     " --replicate --reshard --restart-time --samples --seed --seq --shard --slow-link"
-    " --slow-rank --steps --sub-group --sync --test-data --threads --tier --timeout --to"
+    " --slow-rank --static-graph --steps --sub-group --sync --test-data --threads --tier --timeout "
+    "--to"
     " --token-budget --tokens --trace-profile --training --transfers --use-orig-params"
     " --weight-decay --wrap ";
 

@@ -15,7 +15,7 @@ constexpr std::int64_t kMaxBatch = std::int64_t{1} << 40;
 constexpr std::int64_t kMaxAccumulation = 65535;
 constexpr std::int64_t kMaxMicroBatch = std::int64_t{1} << 24;
 
-constexpr std::array<FlagRow, 51> kPlanOptionFlags = {{
+constexpr std::array<FlagRow, 53> kPlanOptionFlags = {{
     {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json (required)",
      FileRole::kRead},
     {"--cluster", "NAME|FILE|TEXT",
@@ -81,6 +81,8 @@ constexpr std::array<FlagRow, 51> kPlanOptionFlags = {{
      "large product on (default at_once)"},
     {"--first-bucket", "SIZE", "ddp (default '1 MiB')"},
     {"--bucket", "SIZE", "ddp (default '25 MiB')"},
+    {"--find-unused-parameters", "on|off", "ddp (default off)"},
+    {"--static-graph", "on|off", "ddp (default off)"},
     {"--reduce-scatter-bucket", "SIZE", "fairscale (default '25 MiB')"},
     {"--reduce-bucket", "N", "zero1-3: elements that are reduced at once (default 5e8)"},
     {"--contiguous-gradients", "on|off",
@@ -182,6 +184,8 @@ void ReadPlanFlags(const Arguments& arguments, Plan& plan) {
   arguments.SetChoice("--transfers", kTransfersNames, plan.transfers);
   arguments.Set("--first-bucket", plan.first_bucket, ReadBytes);
   arguments.Set("--bucket", plan.bucket, ReadBytes);
+  arguments.Set("--find-unused-parameters", plan.find_unused_parameters, ReadSwitch);
+  arguments.Set("--static-graph", plan.static_graph, ReadSwitch);
   arguments.Set("--reduce-scatter-bucket", plan.reduce_scatter_bucket, ReadBytes);
   ReadZeroFlags(arguments, plan.zero);
 }

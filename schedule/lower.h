@@ -16,6 +16,9 @@ struct LowerInput {
   const KernelSetOptions& kernels;
   const Job& job;
   const Plan& plan;
+  // By parameter, if there are any: trainable in the job, but without a gradient. `model` has them
+  // frozen, and DDP reduces zeros for them.
+  std::vector<bool> without_gradient = {};
 };
 
 // The program of one rank (all ranks of a pure data-parallel job are alike) under the rules of the

@@ -219,6 +219,11 @@ struct Plan {
   // ddp only: bucket caps in bytes (PyTorch: 1 MiB for the first, 25 MiB for the rest).
   Bytes first_bucket = kMiB;
   Bytes bucket = 25 * kMiB;
+  // ddp only: what DistributedDataParallel does about parameters without a gradient. The first
+  // looks for them in every pass and keeps buckets in the order of registration; the second learns
+  // them in the first pass, and rebuilds its buckets a pass later.
+  bool find_unused_parameters = false;
+  bool static_graph = false;
 
   // zero1, zero2, zero3 only.
   ZeroOptions zero;
@@ -227,6 +232,11 @@ struct Plan {
 
   bool operator==(const Plan&) const = default;
 };
+
+// Does DDP let parameters be without a gradient?
+[[nodiscard]] inline bool FindsUnused(const Plan& plan) {
+  return plan.dialect == Dialect::kDdp && (plan.find_unused_parameters || plan.static_graph);
+}
 
 // How one parameter belongs to one unit of a plan.
 struct ResolvedUnit {

@@ -208,6 +208,8 @@ Json PlanPart(const Plan& plan) {
   json["moments_piece"] = FormatExact(plan.moments_piece);
   json["first_bucket"] = FormatExact(plan.first_bucket);
   json["bucket"] = FormatExact(plan.bucket);
+  json["find_unused_parameters"] = plan.find_unused_parameters;
+  json["static_graph"] = plan.static_graph;
   json["zero"] = ZeroPart(plan.zero);
   json["reduce_scatter_bucket"] = FormatExact(plan.reduce_scatter_bucket);
   json["recompute"] = Json::array();

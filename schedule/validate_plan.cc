@@ -68,6 +68,9 @@ void CheckForeignOptions(const Plan& plan, const std::string& where) {
                "moments_piece");
   CheckForeign(plan.first_bucket == defaults.first_bucket, "ddp", plan, where, "first_bucket");
   CheckForeign(plan.bucket == defaults.bucket, "ddp", plan, where, "bucket");
+  CheckForeign(plan.find_unused_parameters == defaults.find_unused_parameters, "ddp", plan, where,
+               "find_unused_parameters");
+  CheckForeign(plan.static_graph == defaults.static_graph, "ddp", plan, where, "static_graph");
   CheckForeign(plan.reduce_scatter_bucket == defaults.reduce_scatter_bucket, "fairscale", plan,
                where, "reduce_scatter_bucket");
 }
@@ -474,6 +477,20 @@ void CheckDialect(const Plan& plan, const std::string& where) {
   }
 }
 
+// What torch does in a static graph's first backward pass it does in the first of all, synced or
+// not.
+void CheckStaticGraph(const Job& job, const Plan& plan, const std::string& where) {
+  if (plan.static_graph && job.mode == JobMode::kTrain && plan.accumulation > 1 &&
+      plan.replicate_size > 1 && plan.sync == SyncMode::kLast) {
+    throw InputError(FieldOf(where, "static_graph"),
+                     "true with " + std::to_string(plan.accumulation) +
+                         " micro-batches that reduce on the last one",
+                     "sync \"every\", or find_unused_parameters",
+                     "torch fails with no_sync before its first reduction: expect_autograd_hooks_ "
+                     "INTERNAL ASSERT FAILED");
+  }
+}
+
 // FSDP1 without use_orig_params and FairScale flatten a unit into one parameter, which is trainable
 // or not.
 void CheckUniformGrad(const Model& model, const Plan& plan, const std::string& where) {
@@ -551,6 +568,7 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   CheckUniformGrad(model, plan, where);
   CheckFullPrecision(model, plan, where);
   CheckMatrices(job, plan, where);
+  CheckStaticGraph(job, plan, where);
 }
 
 }  // namespace shardwright

@@ -177,6 +177,11 @@ Call Binder::BindTransfer(const OpView& v) {
 
 Call Binder::BindCollective(const OpView& v) {
   const OpShape& shape = *v.shape;
+  if (shape.dtype == DType::kInt32) {
+    throw InputError("plan: find_unused_parameters, static_graph",
+                     "DDP's map of parameters with a gradient",
+                     "neither of the two, where no parameter is without one");
+  }
   CollectiveCall call;
   call.code = shape.code;
   call.group = shape.group;

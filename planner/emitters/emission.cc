@@ -182,6 +182,8 @@ class Differences {
     if (a.dialect == Dialect::kDdp) {
       Compare("plan.first_bucket", a.first_bucket, b.first_bucket);
       Compare("plan.bucket", a.bucket, b.bucket);
+      Compare("plan.find_unused_parameters", a.find_unused_parameters, b.find_unused_parameters);
+      Compare("plan.static_graph", a.static_graph, b.static_graph);
     }
     if (a.dialect == Dialect::kFairscale) {
       Compare("plan.reduce_scatter_bucket", a.reduce_scatter_bucket, b.reduce_scatter_bucket);

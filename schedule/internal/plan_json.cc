@@ -224,6 +224,8 @@ Plan ReadPlan(const JsonValue& json) {
                   "moments_piece",
                   "first_bucket",
                   "bucket",
+                  "find_unused_parameters",
+                  "static_graph",
                   "zero",
                   "reduce_scatter_bucket",
                   "recompute",
@@ -254,6 +256,8 @@ Plan ReadPlan(const JsonValue& json) {
   if (const std::optional<JsonValue> bucket = json.Find("bucket")) {
     plan.bucket = bucket->AsBytes();
   }
+  SetBool(json, "find_unused_parameters", plan.find_unused_parameters);
+  SetBool(json, "static_graph", plan.static_graph);
   if (const std::optional<JsonValue> zero = json.Find("zero")) {
     plan.zero = ReadZero(*zero);
   }

@@ -2,6 +2,7 @@
 // backward runs. Rules: docs/lowering.md, section ddp.
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <utility>
 
@@ -21,13 +22,15 @@ class DdpRules : public StepRules {
         grad_of_param_(emitter.in.model.params.size()),
         part_of_param_(emitter.in.model.params.size()) {
     group_ = e_.AddGroup("replicate", plan_.replicate_size, 1);
-    if (plan_.replicate_size > 1 && job_.mode == JobMode::kTrain) {
+    if (plan_.replicate_size > 1 && job_.mode == JobMode::kTrain && !FindsUnused(plan_)) {
       CheckAllReachTheLoss(e_.in.model, e_.a);
     }
   }
 
   // One bucket holds everything until the order in which gradients become ready is known.
-  [[nodiscard]] bool FirstStepDiffers() const override { return job_.mode == JobMode::kTrain; }
+  [[nodiscard]] bool FirstStepDiffers() const override {
+    return job_.mode == JobMode::kTrain && !IsDynamic();
+  }
 
   void BeginStep(bool first) override {
     StepRules::BeginStep(first);
@@ -45,8 +48,11 @@ class DdpRules : public StepRules {
 
   void BeginMicroBatch(bool first, bool last) override {
     StepRules::BeginMicroBatch(first, last);
-    // Rebuilt in the forward pass after the first backward pass that has reduced.
-    if (first_step_ && !first && is_initial_ && plan_.sync == SyncMode::kEvery) {
+    // Rebuilt in the forward pass after the first backward pass that has reduced when it noted in
+    // which order gradients become ready: a static graph's first pass only notes which do.
+    passes_ = first ? 1 : passes_ + 1;
+    const int initial = plan_.static_graph ? 2 : 1;
+    if (first_step_ && passes_ > initial && is_initial_ && plan_.sync == SyncMode::kEvery) {
       FreeBuckets();
       MakeBuckets(false);
     }
@@ -118,7 +124,11 @@ class DdpRules : public StepRules {
       sum = BufferId();
     }
     if (Syncs() && plan_.replicate_size > 1 && completes_grad_[i]) {
-      FillBucket(i, grad);
+      if (WaitsForAll()) {
+        waiting_.push_back(i);
+      } else {
+        FillBucket(i);
+      }
     }
   }
 
@@ -126,6 +136,13 @@ class DdpRules : public StepRules {
     for (std::uint32_t i = 0; i < cast_of_op_.size(); ++i) {
       FreeCast(i);  // of ops that ran again without a backward of their own
     }
+    if (WaitsForAll() && Syncs() && plan_.replicate_size > 1) {
+      SumMap(kNoSubject);
+    }
+    for (const std::uint32_t i : waiting_) {
+      FillBucket(i);
+    }
+    waiting_.clear();
     SW_CHECK(next_bucket_ == buckets_.size() || !Syncs() || plan_.replicate_size == 1,
              "a gradient bucket was never complete");
     if (next_bucket_ == 0) {
@@ -134,9 +151,24 @@ class DdpRules : public StepRules {
     for (std::size_t b = 0; b < next_bucket_; ++b) {
       CopyOut(buckets_[b]);
     }
+    ReadMap();
   }
 
  protected:
+  void EndInit() override {
+    std::int64_t count = 0;
+    for (std::size_t p = 0; p < e_.in.model.params.size(); ++p) {
+      const bool is_unused = !e_.in.without_gradient.empty() && e_.in.without_gradient[p];
+      has_unused_ = has_unused_ || is_unused;
+      count += is_unused || (e_.a.param_grad[p] && !e_.in.model.params[p].tied_to.valid()) ? 1 : 0;
+    }
+    if (FindsUnused(plan_) && plan_.replicate_size > 1 && job_.mode == JobMode::kTrain) {
+      const Bytes size(count * SizeOf(DType::kInt32));
+      map_ = e_.Alloc(size, Category::kModelBuffer, Stream::kCompute, true);
+      host_map_ = e_.AllocOnHost(size, Category::kModelBuffer);
+      e_.program.buffers[host_map_.value].zero_filled = true;
+    }
+  }
   [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override {
     return LayoutWhole(e_.in.model, unit);
   }
@@ -218,6 +250,7 @@ class DdpRules : public StepRules {
       Buffer buffer;
       buffer.size = b.plan.size;
       buffer.category = Category::kReduceScatter;
+      buffer.zero_filled = has_unused_;  // for parameters without a gradient
       b.storage =
           e_.Hold(e_.body->NewBuffer(buffer), Holds::kMixed, kNoSubject, job_.precision.master);
       // Gradients are not views of the buckets by default, so buckets live as long as the
@@ -233,11 +266,11 @@ class DdpRules : public StepRules {
   // At first all gradients are in one bucket (distributed.py, compute_bucket_size_limits).
   void AssignBuckets() {
     const Bytes none(std::numeric_limits<std::int64_t>::max());
+    const BucketOrder order = IsDynamic() ? BucketOrder::kRegistered : BucketOrder::kReady;
     buckets_.clear();
     parts_of_storage_.assign(e_.in.model.params.size(), {});
-    for (BucketPlan& plan :
-         PlanBuckets(e_.in.model, e_.a, job_.precision, is_initial_ ? none : plan_.first_bucket,
-                     is_initial_ ? none : plan_.bucket)) {
+    for (BucketPlan& plan : PlanBuckets(e_.in, e_.a, order, is_initial_ ? none : plan_.first_bucket,
+                                        is_initial_ ? none : plan_.bucket)) {
       for (const BucketPart& part : plan.parts) {
         parts_of_storage_[part.storage.value].emplace_back(buckets_.size(), part);
       }
@@ -247,7 +280,8 @@ class DdpRules : public StepRules {
 
   // Copies the gradients into their buckets and launches every bucket that is complete, strictly in
   // order. (torch divides by the ranks on the way into the bucket, here the sum is divided.)
-  void FillBucket(std::uint32_t i, BufferId grad) {
+  void FillBucket(std::uint32_t i) {
+    const BufferId grad = grad_of_param_[GroupOf(i).value];
     for (const auto& [bucket, part] : parts_of_storage_[GroupOf(i).value]) {
       Bucket& b = buckets_[bucket];
       const Bytes size = part.end - part.begin;
@@ -267,12 +301,47 @@ class DdpRules : public StepRules {
                      job_.precision.master, static_cast<double>(plan_.replicate_size)),
           {Phase::kBackward, UnitOf(i).value},
           {{ready.storage, AccessMode::kReadWrite, Role::kInput}});
-      e_.After(ready.filled);
+      if (ready.filled.valid()) {
+        e_.After(ready.filled);
+      }
+      if (next_bucket_ == buckets_.size() && IsDynamic()) {
+        SumMap(UnitOf(i).value);
+      }
+    }
+  }
+
+  // Which parameters have a gradient on some rank: those without one on all keep theirs as it was.
+  void SumMap(std::uint32_t subject) {
+    const Bytes size = e_.program.buffers[map_.value].size;
+    const Emitter::Where where{Phase::kBackward, subject};
+    const OpId copied =
+        e_.AddTransfer(OpCode::kCopyH2d, Stream::kCompute, where, size, host_map_, map_);
+    map_summed_ = e_.AddCollective(
+        Collective(OpCode::kAllReduce, Stream::kReduce, group_, size, DType::kInt32), where,
+        {{map_, AccessMode::kReadWrite, Role::kInput}});
+    e_.After(copied);
+  }
+
+  // The host reads it when it meets a parameter without a gradient on this rank.
+  void ReadMap() {
+    if (!map_summed_.valid()) {
+      return;
+    }
+    e_.AddWait(Stream::kCompute, {map_summed_}, Phase::kBackward, kNoSubject);
+    map_summed_ = OpId();
+    if (has_unused_) {
+      const OpId read =
+          e_.AddTransfer(OpCode::kCopyD2h, Stream::kCompute, {Phase::kBackward, kNoSubject},
+                         e_.program.buffers[map_.value].size, map_, host_map_);
+      e_.AddHostWait(std::array{read}, Phase::kBackward, kNoSubject);
     }
   }
 
   void CopyOut(Bucket& b) {
     e_.AddWait(Stream::kCompute, {b.reduced}, Phase::kBackward, kNoSubject);
+    if (b.plan.parts.empty()) {
+      return;
+    }
     e_.AddCopy(OpCode::kBucketCopy, Stream::kCompute, {Phase::kBackward, kNoSubject}, b.plan.size,
                b.plan.size, {{b.storage, AccessMode::kRead, Role::kInput}});
     std::vector<ParamId> written;
@@ -288,8 +357,23 @@ class DdpRules : public StepRules {
     }
   }
 
+  // Looks for parameters without a gradient in every pass (dynamic_graph_find_unused of
+  // reducer.cpp), and never rebuilds its buckets.
+  [[nodiscard]] bool IsDynamic() const {
+    return plan_.find_unused_parameters && !plan_.static_graph;
+  }
+  // A static graph's first pass reduces when backward has ended (delay_all_reduce of reducer.cpp).
+  [[nodiscard]] bool WaitsForAll() const {
+    return plan_.static_graph && first_step_ && passes_ == 1;
+  }
+
   GroupId group_;
-  bool is_initial_ = false;  // the buckets are those of the first backward pass
+  bool is_initial_ = false;             // the buckets are those of the first backward pass
+  int passes_ = 0;                      // of this step, with the one at hand
+  std::vector<std::uint32_t> waiting_;  // ops whose gradients wait for the end of backward
+  bool has_unused_ = false;             // there are parameters without a gradient
+  BufferId map_, host_map_;             // of parameters: which have a gradient
+  OpId map_summed_;
   std::vector<Bucket> buckets_;
   std::vector<std::vector<std::pair<std::size_t, BucketPart>>>
       parts_of_storage_;  // with the bucket

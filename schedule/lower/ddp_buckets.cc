@@ -49,13 +49,20 @@ std::vector<std::int64_t> GradientOffsets(const Model& model, const ModelAnalysi
   return offsets;
 }
 
-// One per parameter, in the order in which backward makes them.
-std::vector<BucketPart> PartsInOrder(const Model& model, const ModelAnalysis& a,
-                                     const Precision& precision) {
+// What a parameter has in a bucket.
+struct BucketTensor {
+  BucketPart part;
+  ParamId storage;
+  bool has_gradient = true;
+};
+
+// Those with a gradient, in the order in which backward makes it.
+std::vector<BucketTensor> ReadyTensors(const Model& model, const ModelAnalysis& a,
+                                       const Precision& precision) {
   const std::vector<std::int64_t> offsets = GradientOffsets(model, a);
   const std::int64_t width = SizeOf(precision.master);
   const bool casts = precision.param != precision.master;
-  std::vector<BucketPart> order;
+  std::vector<BucketTensor> order;
   std::vector<bool> seen(model.params.size(), false);
   for (std::size_t i = 0; i < model.ops.size(); ++i) {  // the first op is the last in backward
     if (!a.ops[i].weight_grad) {
@@ -68,12 +75,42 @@ std::vector<BucketPart> PartsInOrder(const Model& model, const ModelAnalysis& a,
         seen[storage] = true;
         const std::int64_t begin = offsets[storage];
         const std::int64_t end = begin + model.params[p->value].Elements();
-        order.push_back({a.grad_group[i], Bytes(begin * width), Bytes(end * width)});
+        order.push_back(
+            {{a.grad_group[i], Bytes(begin * width), Bytes(end * width)}, ParamId(storage)});
       }
     }
   }
   std::reverse(order.begin(), order.end());
   return order;
+}
+
+// torch lists `parameters()`, each once; those without a gradient that are frozen are not there.
+std::vector<BucketTensor> TensorsInOrder(const LowerInput& in, const ModelAnalysis& a,
+                                         BucketOrder order) {
+  const Model& model = in.model;
+  std::vector<BucketTensor> tensors = ReadyTensors(model, a, in.job.precision);
+  std::vector<bool> seen(model.params.size(), false);
+  const auto add_unused = [&](std::size_t p) {
+    const std::size_t storage = StorageOfParam(model, ParamId(p)).value;
+    if (!in.without_gradient.empty() && in.without_gradient[p] && !seen[storage]) {
+      seen[storage] = true;
+      const Bytes size(model.params[p].Elements() * SizeOf(in.job.precision.master));
+      tensors.push_back({{ParamId(storage), Bytes(0), size}, ParamId(storage), false});
+    }
+  };
+  for (std::size_t p = 0; p < model.params.size(); ++p) {
+    add_unused(p);
+  }
+  if (order == BucketOrder::kRegistered) {
+    std::vector<std::size_t> place(model.params.size(), model.params.size());
+    for (std::size_t p = model.params.size(); p-- > 0;) {
+      place[StorageOfParam(model, ParamId(p)).value] = p;
+    }
+    std::sort(tensors.begin(), tensors.end(), [&](const BucketTensor& x, const BucketTensor& y) {
+      return place[x.storage.value] < place[y.storage.value];
+    });
+  }
+  return tensors;
 }
 
 // Neighbours are one part.
@@ -91,23 +128,28 @@ void AddPart(const BucketPart& part, std::vector<BucketPart>& parts) {
 
 }  // namespace
 
-std::vector<BucketPlan> PlanBuckets(const Model& model, const ModelAnalysis& a,
-                                    const Precision& precision, Bytes first, Bytes rest) {
+std::vector<BucketPlan> PlanBuckets(const LowerInput& in, const ModelAnalysis& a, BucketOrder order,
+                                    Bytes first, Bytes rest) {
   std::vector<BucketPlan> buckets;
   Bytes cap = first;
   bool is_open = false;
-  for (const BucketPart& part : PartsInOrder(model, a, precision)) {
+  for (const BucketTensor& tensor : TensorsInOrder(in, a, order)) {
     if (!is_open) {
       buckets.emplace_back();
       is_open = true;
     }
     BucketPlan& b = buckets.back();
-    AddPart(part, b.parts);
-    b.size += part.end - part.begin;
+    if (tensor.has_gradient) {
+      AddPart(tensor.part, b.parts);
+    }
+    b.size += tensor.part.end - tensor.part.begin;
     if (b.size >= cap) {
       is_open = false;
       cap = rest;
     }
+  }
+  if (order == BucketOrder::kRegistered) {
+    std::reverse(buckets.begin(), buckets.end());
   }
   return buckets;
 }
@@ -128,7 +170,7 @@ void CheckAllReachTheLoss(const Model& model, const ModelAnalysis& a) {
           "ddp with trainable parameter \"" + model.params[p].fqn + "\", which reaches no loss",
           "one that gets a gradient, or is frozen",
           "torch waits for it and stops in the second step: Expected to have finished reduction in "
-          "the prior iteration; find_unused_parameters has other buckets than our programs");
+          "the prior iteration; find_unused_parameters or static_graph reduces zeros for it");
     }
   }
 }

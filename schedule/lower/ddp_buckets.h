@@ -2,11 +2,12 @@
 
 // Which gradients of a DDP program share a reduction: docs/lowering.md, section ddp.
 
+#include <cstdint>
 #include <vector>
 
 #include "models/model.h"
+#include "schedule/lower.h"
 #include "schedule/lower/analysis.h"
-#include "schedule/plan.h"
 
 namespace shardwright {
 
@@ -18,14 +19,18 @@ struct BucketPart {
 
 struct BucketPlan {
   std::vector<BucketPart> parts;
-  Bytes size{0};
+  Bytes size{0};  // with zeros for parameters without a gradient
 };
 
-// Gradients in the order in which backward makes them, cut where a bucket has reached its cap: the
-// first bucket `first`, all others `rest`. It may pass the cap by a tensor. O(parameters of ops).
-[[nodiscard]] std::vector<BucketPlan> PlanBuckets(const Model& model, const ModelAnalysis& a,
-                                                  const Precision& precision, Bytes first,
-                                                  Bytes rest);
+enum class BucketOrder : std::uint8_t {
+  kReady,       // in which backward makes gradients; behind them parameters without one
+  kRegistered,  // of parameters in the model; the last bucket is reduced first
+};
+
+// Gradients in order, cut where a bucket has reached its cap: the first bucket `first`, all others
+// `rest`. It may pass the cap by a tensor. O(parameters of ops).
+[[nodiscard]] std::vector<BucketPlan> PlanBuckets(const LowerInput& in, const ModelAnalysis& a,
+                                                  BucketOrder order, Bytes first, Bytes rest);
 
 // Throws InputError: a reduction begins when every gradient of its bucket is there.
 void CheckAllReachTheLoss(const Model& model, const ModelAnalysis& a);

@@ -15,6 +15,7 @@ Fsdp2Rules::Fsdp2Rules(Emitter& emitter, const UnitSpans& spans,
       comm_(units.size()),
       stacks_(StacksExperts(emitter.in.kernels.name) ? StackExperts(emitter.in.model)
                                                      : ParamStacks()) {
+  carried_buffer_.resize(units.size());
   const std::int64_t w = plan_.shard_size;
   shard_group_ = e_.AddGroup("shard", w, 1);
   if (plan_.replicate_size > 1) {
@@ -30,14 +31,16 @@ Fsdp2Rules::Fsdp2Rules(Emitter& emitter, const UnitSpans& spans,
 
 // Units that keep what they gather do so from pass to pass without a backward.
 bool Fsdp2Rules::FirstStepDiffers() const {
-  return job_.mode == JobMode::kForward &&
-         std::any_of(plan_.units.begin(), plan_.units.end(), [](const UnitPlan& unit) {
-           return unit.reshard.kind != Reshard::Kind::kAlways;
-         });
+  return !carried_.empty() ||
+         (job_.mode == JobMode::kForward &&
+          std::any_of(plan_.units.begin(), plan_.units.end(), [](const UnitPlan& unit) {
+            return unit.reshard.kind != Reshard::Kind::kAlways;
+          }));
 }
 
 void Fsdp2Rules::BeginStep(bool first) {
   StepRules::BeginStep(first);
+  reduce_done_ = OpId();  // an op of another body, for which the last backward has waited
   for (std::uint32_t u = 0; u < unit_count() && job_.mode == JobMode::kForward; ++u) {
     Comm& c = comm_[u];
     c.cloned = OpId();  // an op of another body, behind which this one begins
@@ -46,6 +49,20 @@ void Fsdp2Rules::BeginStep(bool first) {
     if (!first && At(UnitId(u)).unsharded.valid()) {
       e_.body->Alloc(At(UnitId(u)).unsharded, PointKind::kAllocOnce);
     }
+  }
+}
+
+// What torch gathered for an earlier call of a unit, which has no backward but runs again behind
+// the unit's post-backward, stays into the next step. All of the unit is frozen, or the call would
+// have a backward: it is not stale.
+void Fsdp2Rules::NoteGathered(UnitId u) {
+  if (!At(u).unsharded.valid()) {
+    return;
+  }
+  still_gathered_.resize(unit_count());
+  still_gathered_[u.value] = true;
+  if (!IsCarried(u)) {
+    FreeUnsharded(u);  // this lowering is begun anew
   }
 }
 
@@ -227,7 +244,7 @@ void Fsdp2Rules::EndBackward() {
     }
     comm_[u.value].state = State::kIdle;
     comm_[u.value].in_backward = false;
-    CheckResharded(u);
+    NoteGathered(u);
     DropPending(u);
   }
   recompute_root_ = UnitId();
@@ -239,19 +256,6 @@ void Fsdp2Rules::EndBackward() {
   held_.clear();
   WaitForHostGrads(Phase::kBackward);
   last_reduce_ = last_replicate_ = OpId();
-}
-
-// A unit that is gathered for an earlier call which runs again, though that has no backward, stays
-// so into the next step: its post-backward was that of a later call.
-void Fsdp2Rules::CheckResharded(UnitId u) {
-  if (At(u).unsharded.valid()) {
-    throw InputError(
-        "plan: units[" + std::to_string(u.value) + "]",
-        "unit \"" + Info(u).name +
-            "\" called again, with a first call that is recomputed and has no backward",
-        "a trainable parameter in it, or no recomputation around it",
-        "torch keeps it gathered into the next step, which our programs cannot say");
-  }
 }
 
 UnitInfo Fsdp2Rules::Layout(const ResolvedUnit& unit) const {

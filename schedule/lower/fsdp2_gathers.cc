@@ -173,6 +173,10 @@ void Fsdp2Rules::FreeClone(UnitId u) {
 }
 
 BufferId Fsdp2Rules::AllocUnsharded(UnitId u) {
+  if (IsCarried(u) && carried_buffer_[u.value].valid()) {
+    e_.body->Alloc(carried_buffer_[u.value]);
+    return carried_buffer_[u.value];
+  }
   Buffer buffer;
   buffer.size = Unsharded(u);
   buffer.category = Category::kUnshardedParameter;
@@ -181,6 +185,9 @@ BufferId Fsdp2Rules::AllocUnsharded(UnitId u) {
   const bool stays =
       job_.mode == JobMode::kForward && PlanOf(u).reshard.kind == Reshard::Kind::kNever;
   e_.body->Alloc(id, stays ? PointKind::kAllocOnce : PointKind::kAlloc);
+  if (IsCarried(u)) {
+    carried_buffer_[u.value] = id;
+  }
   return id;
 }
 

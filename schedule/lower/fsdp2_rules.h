@@ -21,6 +21,8 @@ class Fsdp2Rules : public StepRules {
   Fsdp2Rules(Emitter& emitter, const UnitSpans& spans, const std::vector<ResolvedUnit>& units);
 
   [[nodiscard]] bool FirstStepDiffers() const override;
+  [[nodiscard]] std::vector<bool> StillGathered() const override { return still_gathered_; }
+  void CarryGathered(const std::vector<bool>& units) override { carried_ = units; }
   void BeginStep(bool first) override;
   void BeginMicroBatch(bool first, bool last) override;
   void InRegion(std::uint32_t region, Phase phase) override { hooks_.InRegion(region, phase); }
@@ -75,7 +77,8 @@ class Fsdp2Rules : public StepRules {
   void BeginBackward(UnitId u);
   void BeginRecompute(UnitId u);
   void EndRecompute(UnitId u);
-  void CheckResharded(UnitId u);
+  void NoteGathered(UnitId u);
+  [[nodiscard]] bool IsCarried(UnitId u) const { return !carried_.empty() && carried_[u.value]; }
 
   // fsdp2_gathers.cc.
   void Prefetch(const std::vector<std::string>& names, Phase phase);
@@ -123,6 +126,8 @@ class Fsdp2Rules : public StepRules {
   BufferId reduce_input_;
   OpId reduce_done_, last_reduce_, last_replicate_;
   std::vector<BufferId> held_;
+  std::vector<bool> carried_, still_gathered_;  // per unit, or empty; see StepRules
+  std::vector<BufferId> carried_buffer_;        // per unit: the one in every step
 };
 
 }  // namespace shardwright

@@ -86,10 +86,12 @@ void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool fir
 }
 
 // FSDP2 leaves a parameter whose gradient is None out of reductions and updates, as it does frozen
-// ones (fsdp_params_with_grad in post_backward of _fsdp_param_group.py): the model with those
-// frozen on which the loss does not depend, if there are any.
+// ones (fsdp_params_with_grad in post_backward of _fsdp_param_group.py), and DDP out of updates,
+// where it looks for them: the model with those frozen on which the loss does not depend, if there
+// are any.
 std::optional<Model> WithoutMissingGradients(const LowerInput& in) {
-  if (in.plan.dialect != Dialect::kFsdp2 || in.job.mode != JobMode::kTrain) {
+  const bool looks = in.plan.dialect == Dialect::kFsdp2 || FindsUnused(in.plan);
+  if (!looks || in.job.mode != JobMode::kTrain) {
     return std::nullopt;
   }
   const std::vector<bool> reaches = OpsBehindResult(in.model);
@@ -113,6 +115,37 @@ std::optional<Model> WithoutMissingGradients(const LowerInput& in) {
     }
   }
   return changed;
+}
+
+// The program, if these units are gathered when a step begins; and those that are when it ends.
+std::pair<Program, std::vector<bool>> LowerWith(const LowerInput& in,
+                                                const std::vector<ResolvedUnit>& units,
+                                                const std::vector<bool>& gathered) {
+  Program program;
+  program.dialect = NameOf(in.plan.dialect);
+  if (in.plan.dialect == Dialect::kNative) {
+    program.memory = MemoryRegime::kArena;
+  }
+  program.shard_size = in.plan.shard_size;
+  program.replicate_size = in.plan.replicate_size;
+  program.micro_batch = in.plan.micro_batch;
+  program.micro_batch_count = in.plan.accumulation;
+  program.model_op_names = OpNames(in.model);
+
+  Emitter emitter(in, AnalyzeModel(in, kWhere), program);
+  const UnitSpans spans = FindUnitSpans(in, emitter.a, units);
+  const std::unique_ptr<StepRules> rules = MakeRules(emitter, spans, units);
+  rules->CarryGathered(gathered);
+  Walker walker(emitter, spans, *rules);
+  emitter.Begin(program.init);
+  walker.Init();
+  rules->Init(units);
+  emitter.End();
+  if (rules->FirstStepDiffers()) {
+    EmitStep(emitter, walker, *rules, program.warmup, true);
+  }
+  EmitStep(emitter, walker, *rules, program.step, false);
+  return {std::move(program), rules->StillGathered()};
 }
 
 }  // namespace
@@ -140,34 +173,24 @@ void CheckOpCount(std::size_t ops, std::int64_t lowered, std::int64_t micro_batc
 Program Lower(const LowerInput& input) {
   ValidatePlan(input.model, input.job, input.plan, kWhere);
   const std::optional<Model> changed = WithoutMissingGradients(input);
-  const LowerInput in{changed ? *changed : input.model, input.kernels, input.job, input.plan};
+  LowerInput in{changed ? *changed : input.model, input.kernels, input.job, input.plan};
+  for (std::size_t p = 0; changed && p < changed->params.size(); ++p) {
+    in.without_gradient.push_back(input.model.params[p].trainable && !changed->params[p].trainable);
+  }
   std::vector<ResolvedUnit> units = ResolveUnits(in.model, in.plan, kWhere);
   if (in.plan.dialect == Dialect::kZero3) {
     units = SplitByModules(in.model, std::move(units));
   }
-  Program program;
-  program.dialect = NameOf(in.plan.dialect);
-  if (in.plan.dialect == Dialect::kNative) {
-    program.memory = MemoryRegime::kArena;
+  auto [program, gathered] = LowerWith(in, units, {});
+  // A step that finds more there may leave more there.
+  for (std::vector<bool> known; known != gathered;) {
+    known = gathered;
+    auto [again, still] = LowerWith(in, units, known);
+    for (std::size_t u = 0; u < still.size(); ++u) {
+      gathered[u] = gathered[u] || still[u];
+    }
+    program = std::move(again);
   }
-  program.shard_size = in.plan.shard_size;
-  program.replicate_size = in.plan.replicate_size;
-  program.micro_batch = in.plan.micro_batch;
-  program.micro_batch_count = in.plan.accumulation;
-  program.model_op_names = OpNames(in.model);
-
-  Emitter emitter(in, AnalyzeModel(in, kWhere), program);
-  const UnitSpans spans = FindUnitSpans(in, emitter.a, units);
-  const std::unique_ptr<StepRules> rules = MakeRules(emitter, spans, units);
-  Walker walker(emitter, spans, *rules);
-  emitter.Begin(program.init);
-  walker.Init();
-  rules->Init(units);
-  emitter.End();
-  if (rules->FirstStepDiffers()) {
-    EmitStep(emitter, walker, *rules, program.warmup, true);
-  }
-  EmitStep(emitter, walker, *rules, program.step, false);
   return program;
 }
 

@@ -25,6 +25,11 @@ class StepRules : public DialectRules {
   // True when the first step follows other rules than the rest.
   [[nodiscard]] virtual bool FirstStepDiffers() const { return false; }
 
+  // Units that are still gathered when a step ends, where the dialect has none that should be: only
+  // a lowering that is told of them beforehand, by CarryGathered, can say so of every step.
+  [[nodiscard]] virtual std::vector<bool> StillGathered() const { return {}; }
+  virtual void CarryGathered(const std::vector<bool>& /*units*/) {}
+
   virtual void BeginStep(bool first) { first_step_ = first; }
   virtual void BeginMicroBatch(bool first, bool last);
   virtual void EndForward() {}

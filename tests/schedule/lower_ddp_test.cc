@@ -99,11 +99,87 @@ TEST_CASE("DDP refuses what reaches no loss, unless it is frozen") {
       "plan: dialect: got ddp with trainable parameter \"block1.lin0.weight\", which reaches no "
       "loss, expected one that gets a gradient, or is frozen; torch waits for it and stops in the "
       "second step: Expected to have finished reduction in the prior iteration; "
-      "find_unused_parameters has other buckets than our programs",
+      "find_unused_parameters or static_graph reduces zeros for it",
       InputError);
   CHECK(Verify(lower(1)).empty());  // nothing is reduced
   model.params.back().trainable = false;
   CHECK(Verify(lower(2)).empty());
+}
+
+// Stem, blocks 0, 1 and 2 of 256 bytes each, of which block 1 reaches no loss
+// (tests/schedule/torch_ddp_random.py has such cases). torch reduces zeros for it, and an int32 per
+// parameter that says which have a gradient.
+TEST_CASE("DDP reduces zeros for what reaches no loss, where it looks for that") {
+  ChainSpec spec;
+  spec.blocks = 3;
+  spec.width = spec.stem = 8;
+  const Model model = ChainWithDroppedBlock(spec, false);
+  const KernelSetOptions kernels = FindKernelSet("torch-eager", "test");
+  const auto lower = [&](Plan plan) {
+    Program p = Lower({model, kernels, ChainJob(spec, kAllFp32), plan});
+    CHECK(Verify(p).empty());
+    return p;
+  };
+  using Sizes = std::vector<std::int64_t>;
+  const auto reduced = [](const Program& p, const Body& body) {
+    Sizes bytes;
+    for (const Op& op : body.ops) {
+      if (p.ShapeOf(op).code == OpCode::kAllReduce) {
+        bytes.push_back(p.ShapeOf(op).bytes.value);
+      }
+    }
+    return bytes;
+  };
+  Plan looks = DdpPlan(spec, Bytes(300));
+  looks.find_unused_parameters = true;
+  looks.first_bucket = Bytes(200);
+  // In the order of the model {stem}, {block 0, block 1}, {block 2}; the last is reduced first.
+  const Program dynamic = lower(looks);
+  CHECK(dynamic.warmup.ops.empty());
+  CHECK(reduced(dynamic, dynamic.step) == Sizes{256, 512, 256, 16});
+  // Bound to no gradient of its own, {block 1} goes when its turn comes.
+  looks.bucket = Bytes(200);
+  const Program apart = lower(looks);
+  CHECK(reduced(apart, apart.step) == Sizes{256, 256, 256, 256, 16});
+
+  Plan fixed = DdpPlan(spec, Bytes(300));
+  fixed.static_graph = true;
+  // First all at the end, behind the map; then {block 2, block 0}, {stem, block 1}.
+  const Program once = lower(fixed);
+  CHECK(reduced(once, once.warmup) == Sizes{16, 1024});
+  CHECK(reduced(once, once.step) == Sizes{512, 512});
+  // The second pass has the first one's bucket still, and finds out the order.
+  fixed.accumulation = 3;
+  const Program thrice = lower(fixed);
+  CHECK(reduced(thrice, thrice.warmup) == Sizes{16, 1024, 1024, 512, 512});
+  CHECK(reduced(thrice, thrice.step) == Sizes{512, 512, 512, 512, 512, 512});
+  // Nothing is updated that has no gradient.
+  const auto updated = [](const Program& p) {
+    std::int64_t bytes = 0;
+    for (const Buffer& b : p.buffers) {
+      bytes += b.category == Category::kOptimizerState ? b.size.value : 0;
+    }
+    return bytes;
+  };
+  CHECK(updated(once) == 2 * 3 * 256);  // AdamW's two moments
+}
+
+TEST_CASE("DDP refuses a static graph whose first micro-batch does not reduce") {
+  ChainSpec spec;
+  spec.blocks = 1;
+  Plan plan = DdpPlan(spec, Bytes(1024));
+  plan.static_graph = true;
+  plan.accumulation = 2;
+  plan.sync = SyncMode::kLast;
+  const Model model = ChainModel(spec);
+  CHECK_THROWS_WITH_AS(ValidatePlan(model, ChainJob(spec, kAllFp32), plan, "p"),
+                       "p: static_graph: got true with 2 micro-batches that reduce on the last "
+                       "one, expected sync \"every\", or find_unused_parameters; torch fails with "
+                       "no_sync before its first reduction: expect_autograd_hooks_ INTERNAL ASSERT "
+                       "FAILED",
+                       InputError);
+  plan.accumulation = 1;
+  CHECK_NOTHROW(ValidatePlan(model, ChainJob(spec, kAllFp32), plan, "p"));
 }
 
 }  // namespace

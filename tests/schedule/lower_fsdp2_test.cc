@@ -331,6 +331,54 @@ TEST_CASE("FSDP2 keeps what is not resharded from one forward pass to the next")
   CHECK(Count(p, OpCode::kAllGather) == 1);
 }
 
+// The chain of one block, called once more on what it returned.
+Model ChainWithBlockAgain(const ChainSpec& spec) {
+  Model model = ChainModel(spec);
+  const std::size_t end = model.ops.size();
+  for (std::size_t i = 1; i < end; ++i) {  // behind the stem
+    ModelOp again = model.ops[i];
+    again.inputs = {TensorId(model.tensors.size() - 1)};
+    again.outputs = {TensorId(model.tensors.size())};
+    if (i == 1) {
+      again.called_again = model.modules[again.module.value].parent;
+    }
+    model.tensors.push_back(
+        {TensorRole::kActivation, spec.rows * spec.width, true, ModelOpId(model.ops.size())});
+    model.ops.push_back(again);
+  }
+  ValidateModel(model, "test");
+  return model;
+}
+
+// The frozen lin0 is gathered for both calls in forward, and in backward for the second call, which
+// ends with it, and for the first one, which runs again and has no backward in lin0: no hook frees
+// that, and the next step finds it gathered.
+TEST_CASE("FSDP2 keeps a frozen unit that runs again without a backward into the next step") {
+  ChainSpec spec;
+  spec.blocks = 1;
+  spec.linears = 2;
+  Model model = ChainWithBlockAgain(spec);
+  model.params[0].trainable = model.params[1].trainable = false;  // the stem, lin0
+  Plan plan = ChainPlan(spec, Dialect::kFsdp2, 4);
+  plan.units[0].name = plan.units[0].modules[0] = "block0.lin0";
+  plan.recompute = {{"block0", RecomputeKind::kFull, 1}};
+  for (const std::int64_t micro_batches : {1, 2}) {
+    plan.accumulation = micro_batches;
+    const Program p =
+        Lower({model, FindKernelSet("torch-eager", "test"), ChainJob(spec, kMixed), plan});
+    CHECK(Verify(p).empty());
+    const auto gathers = [&](const Body& body) {
+      std::int64_t count = 0;
+      for (const Op& op : body.ops) {
+        count += p.ShapeOf(op).code == OpCode::kAllGather && p.units[op.subject].name != "root";
+      }
+      return count;
+    };
+    CHECK(gathers(p.warmup) == 1 + 3 * micro_batches);
+    CHECK(gathers(p.step) == 3 * micro_batches);
+  }
+}
+
 // A parameter of block 0 used by the op of block 1, where block 0 is sharded again.
 // As torch 2.13 does it (torch_fsdp2_random.py has these cases): a unit that runs again before its
 // own backward takes itself for the root of a forward pass and says so to the profiler, which is

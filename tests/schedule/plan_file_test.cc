@@ -200,6 +200,7 @@ TEST_CASE("PlanFile: every field comes back") {
   ddp.plan.replicate_size = 8;
   ddp.plan.first_bucket = Bytes(1000001);
   ddp.plan.bucket = 3 * kMiB;
+  ddp.plan.find_unused_parameters = ddp.plan.static_graph = true;
   CheckRoundTrip(ddp);
 }
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "
 import export_model  # noqa: E402
 
 KINDS = {"_allgather_base": "all_gather", "_reduce_scatter_base": "reduce_scatter", "allreduce": "all_reduce"}
-DTYPES = {"Float": "fp32", "BFloat16": "bf16", "Half": "fp16"}
+DTYPES = {"Float": "fp32", "BFloat16": "bf16", "Half": "fp16", "Int": "int32"}
 
 
 class Refused(Exception):

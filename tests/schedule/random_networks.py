@@ -7,8 +7,8 @@ tree of parts, each from (batch, sequence, width) to the same:
   borrow  a product with the weight of an earlier linear, which is another module's
   seq     `children`, of which `calls` runs some: [index, mode], where an index may come twice or never. Modes: "chain",
           "residual" (x + child(x)), "tower" (x + child(the input of the seq)) and "dead" (runs, the result is dropped).
-          "list": the children are in a ModuleList. "alias": the path of an earlier part, registered here a second time as the
-          last child.
+          Without calls it returns what it is given. "list": the children are in a ModuleList. "alias": the path of an earlier
+          part, registered here a second time as the last child.
   A linear may have "tied", the path of an earlier linear whose weight it has.
 Paths are those of torch (body.c0.fc1). `make` builds the module, `smaller` lists simpler networks for shrinking.
 """
@@ -246,6 +246,16 @@ def with_unused_part(rng, body):
     return body
 
 
+def with_idle_part(rng, body):
+    """The body with a seq in it, if it has one, that runs nothing and returns what it is given."""
+    seqs = [path for path, part in paths_of(body) if part["kind"] == "seq" and path != "body"]
+    if not seqs:
+        return body
+    body = copy.deepcopy(body)
+    dict(paths_of(body))[rng.choice(seqs)]["calls"] = []
+    return body
+
+
 def random_network(rng):
     spec = {"width": rng.choice([8, 10, 12]), "vocabulary": rng.choice([16, 21, 24]), "sequence": rng.choice([3, 4]),
             "inputs": rng.choices([1, 2, 3], [8, 2, 1])[0], "norm": rng.random() < 0.6, "tied_head": rng.random() < 0.15}
@@ -253,6 +263,8 @@ def random_network(rng):
     apart = random.Random(json.dumps(spec))  # so that it changes no other draw
     if apart.random() < 0.06:
         spec["body"] = with_unused_part(apart, spec["body"])
+    if apart.random() < 0.06:
+        spec["body"] = with_idle_part(apart, spec["body"])
     return spec
 
 

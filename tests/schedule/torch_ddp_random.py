@@ -3,10 +3,9 @@
     python3 tests/schedule/torch_ddp_random.py SHARDWRIGHT [--seeds 0:10,13] [--case JSON] [--no-shrink]
 
 2 to 4 gloo processes train a random network (random_networks.py) for three steps, with buckets from a few hundred bytes on, with
-and without gradient_as_bucket_view and, where a step is one micro-batch, static_graph, which change nothing that is sent but a map
-of parameters in the first step (int32, not compared). Compared are elements and dtype of every all-reduce; all ranks must end with
-the same parameters. What reaches no loss, and what nothing calls, both refuse. Left out is find_unused_parameters, which keeps the
-buckets of the first step.
+and without gradient_as_bucket_view, find_unused_parameters and static_graph, also with accumulation. Compared are elements and dtype
+of every all-reduce, those of the map of parameters in use (int32) among them; all ranks must end with the same parameters. What
+reaches no loss, and what nothing calls, both refuse without one of the two, and static_graph with no_sync.
 """
 
 import contextlib
@@ -31,7 +30,8 @@ from torch_pool import NAMES, Failure  # noqa: E402
 
 STEPS = 3
 KIB = 1024
-FLAGS = ("gradient_as_bucket_view", "static_graph")
+FLAGS = ("gradient_as_bucket_view", "find_unused_parameters", "static_graph")
+DTYPES = {**NAMES, torch.int32: "int32"}
 PLAIN = {"shard": 1, "replicate": 2, "micro_batch": 1, "accumulation": 1, "sync": "every", "autocast": False, "frozen": [],
          "bucket": 25 * KIB * KIB, "units": [{"modules": [""]}], "recompute": [], **dict.fromkeys(FLAGS, False)}
 
@@ -45,10 +45,20 @@ def without_layer():
     return {**layers(), "body": {**layers()["body"], "calls": [[0, "chain"], [2, "chain"]]}}
 
 
+DEAD = {**layers(), "body": {**layers()["body"], "calls": [[0, "chain"], [1, "dead"], [2, "chain"]]}}
 FIXED = {
     "every parameter in a bucket of its own": fixed(bucket=32),
     "buckets that end between the parameters of an op": fixed(bucket=100, accumulation=2, autocast=True),
-    "a part that reaches no loss": fixed({**layers(), "body": {**layers()["body"], "calls": [[0, "chain"], [1, "dead"], [2, "chain"]]}}),
+    "a part that reaches no loss": fixed(DEAD),
+    "a part that reaches no loss, looked for": fixed(DEAD, find_unused_parameters=True, bucket=100, accumulation=2),
+    "a part that reaches no loss, looked for, synced at the end": fixed(
+        DEAD, find_unused_parameters=True, bucket=400, accumulation=2, sync="last", gradient_as_bucket_view=True),
+    "a part that reaches no loss, in a static graph": fixed(DEAD, static_graph=True, bucket=100),
+    "a static graph of three micro-batches": fixed(static_graph=True, bucket=400, accumulation=3),
+    "a static graph without sync": fixed(static_graph=True, accumulation=2, sync="last"),
+    "a static graph in which parameters are looked for": fixed(without_layer(), static_graph=True, find_unused_parameters=True, bucket=300,
+                                                               accumulation=2),
+    "nothing is without a gradient, and looked for": fixed(find_unused_parameters=True, bucket=300, autocast=True),
     "a part that nothing calls": fixed(without_layer()),
     "a part that nothing calls, frozen": fixed(without_layer(), frozen=[
         f"body.layers.1.{name}" for name in ("c0.weight", "c0.bias", "c1.fc1.weight", "c1.fc1.bias", "c1.fc2.weight", "c1.fc2.bias")]),
@@ -78,8 +88,8 @@ def random_case(seed):
     if rng.random() < 0.2:
         names = [n for n, _ in random_networks.make(network).named_parameters() if n != "head.weight"]
         case["frozen"] = [name for name in names if rng.random() < 0.4]
-    # It finds out what reaches no loss.
-    case["static_graph"] = reaches and case["accumulation"] == 1 and rng.random() < 0.4
+    case["static_graph"] = rng.random() < 0.3
+    case["find_unused_parameters"] = rng.random() < 0.3
     return case
 
 
@@ -95,7 +105,8 @@ def plan_of(case):
                 "frozen": case["frozen"]},
         "plan": {"dialect": "ddp", "shard_size": 1, "replicate_size": case["replicate"], "micro_batch": case["micro_batch"],
                  "accumulation": case["accumulation"], "sync": case["sync"], "first_bucket": f"{case['bucket']} B",
-                 "bucket": f"{case['bucket']} B", "units": [{"name": "root", "modules": [""], "reshard": "never"}]}}
+                 "bucket": f"{case['bucket']} B", "find_unused_parameters": case["find_unused_parameters"],
+                 "static_graph": case["static_graph"], "units": [{"name": "root", "modules": [""], "reshard": "never"}]}}
 
 
 class AllReduces(TorchDispatchMode):
@@ -108,8 +119,7 @@ class AllReduces(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d" and "allreduce" in str(func):
             tensor = args[0][0]
-            if tensor.dtype != torch.int32:  # not the map of parameters in use
-                self.found.append(("all_reduce", "replicate", tensor.numel(), tensor.numel(), NAMES.get(tensor.dtype, str(tensor.dtype))))
+            self.found.append(("all_reduce", "replicate", tensor.numel(), tensor.numel(), DTYPES.get(tensor.dtype, str(tensor.dtype))))
         return func(*args, **(kwargs or {}))
 
 

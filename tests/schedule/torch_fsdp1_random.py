@@ -30,7 +30,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "
 import random_networks  # noqa: E402
 import shardwright_fsdp1  # noqa: E402
 from random_cases import Outcome, Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
-from torch_fsdp2_random import (LAYERS, calling, fitted, layers, random_modules, random_recompute, splits, ties_of,  # noqa: E402
+from torch_fsdp2_random import (LAYERS, calling, fitted, idling, layers, random_modules, random_recompute, splits, ties_of,  # noqa: E402
                                 returning, under_two_names, with_dead_layer)
 from torch_pool import Failure, Recorder  # noqa: E402
 
@@ -108,6 +108,9 @@ FIXED = {
     "a frozen layer that reaches no loss, gathered ahead after its end": {
         **fixed([], backward_prefetch="post", network=with_dead_layer(), frozen=["body.layers.1.*"]),
         "units": [{"modules": [name], "reshard": "never"} for name in (LAYERS[1], "")]},
+    "a layer that runs nothing": fixed(LAYERS, network=idling([[0, "chain"], [1, "chain"], [2, "chain"]])),
+    "a layer that runs nothing, called twice, in two micro-batches": fixed(
+        LAYERS, network=idling([[0, "chain"], [1, "residual"], [1, "chain"], [2, "chain"]]), accumulation=2, forward_prefetch=True),
     "a layer that returns what it is given": fixed(LAYERS, network=returning()),
     "a layer that returns what it is given, prefetched after backward": fixed(LAYERS, network=returning(), backward_prefetch="post"),
     "an all-frozen layer that returns what it is given": fixed(LAYERS, network=returning(), frozen=["body.layers.1.*"]),
@@ -216,11 +219,15 @@ def learner(model):
     return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
 
 
+def freeze(model, patterns):
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+
+
 def plain_run(case):
     """The unwrapped module trained on the samples of all ranks at once, and its losses."""
     model = random_networks.make(case["network"])
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not any(fnmatch.fnmatchcase(name, pattern) for pattern in case["frozen"]))
+    freeze(model, case["frozen"])
     optimizer = learner(model)
     clip = lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)  # noqa: E731
     return model, [train_step(case, model, optimizer, samples_of(case, step), lambda _: contextlib.nullcontext(), clip)

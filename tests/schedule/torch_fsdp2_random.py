@@ -83,6 +83,13 @@ def returning():
                                  "calls": [[0, "chain"], [1, "chain"], [1, "residual"], [2, "chain"]]}}
 
 
+def idling(calls):
+    """The second layer runs nothing and returns what it is given."""
+    layer = layers()["body"]["children"][0]
+    second = {"kind": "seq", "list": False, "calls": [], "children": [{"kind": "linear", "bias": True}]}
+    return {**layers(), "body": {"kind": "seq", "list": True, "children": [layer, second, layer], "calls": calls}}
+
+
 def with_pair():
     """A linear layer, and behind it two in a layer of their own."""
     pair = {"kind": "seq", "list": False, "calls": [[0, "chain"], [1, "chain"]], "children": [{"kind": "linear"}, {"kind": "linear", "bias": True}]}
@@ -136,6 +143,11 @@ FIXED = {
         fixed(["body.c1.c0", "body.c0"], "body.c1.c1", network=with_pair(), recompute=[
             {"module": "body.c1", "kind": "selective", "keep_every": 1}]), "body.c0", ["root"], "forward_prefetch"),
     "a layer that returns what it is given": fixed(*LAYERS, network=returning()),
+    "a layer that runs nothing": fixed(*LAYERS, network=idling([[0, "chain"], [1, "chain"], [2, "chain"]])),
+    "a layer that runs nothing, called twice, in two micro-batches": fixed(
+        *LAYERS, network=idling([[0, "chain"], [1, "residual"], [1, "chain"], [2, "chain"]]), accumulation=2, precision=("fp32", "bf16", "fp32")),
+    "a layer that runs nothing, behind frozen ones": fixed(*LAYERS, network=idling([[1, "chain"], [0, "chain"], [2, "chain"]]),
+                                                           frozen=["embed.weight"]),
     "layers in a layer that return what they are given": fixed(
         "body.c0.c0", "body.c0", "body.c1", precision=("fp32", "bf16", "fp32"), network={**layers(), "body": {
             "kind": "seq", "list": False, "calls": [[0, "residual"], [0, "chain"], [1, "chain"]], "children": [
@@ -154,6 +166,12 @@ FIXED = {
     "a unit of two modules, of which one lies in another unit": fixed([f"{LAYERS[1]}.c1.fc1", LAYERS[0]], f"{LAYERS[1]}.c1"),
     "a unit that nothing calls, with a module that another name calls": fixed(
         "body.c1", "body.c1.c0", network=called_by_second_name()),
+    "a frozen unit that runs again without a backward": fixed(
+        f"{LAYERS[0]}.c1.fc1", *LAYERS, network=calling([0, 0, 1, 2]), recompute=[{"module": LAYERS[0], "kind": "full"}], frozen=[
+            "embed.weight", *(f"{LAYERS[0]}.{name}" for name in ("c0.weight", "c0.bias", "c1.fc1.weight", "c1.fc1.bias"))]),
+    "a frozen unit that runs again without a backward, in two micro-batches": fixed(
+        f"{LAYERS[0]}.c1.fc1", network=calling([0, 0, 1, 2]), accumulation=2, recompute=[{"module": LAYERS[0], "kind": "full"}], frozen=[
+            "embed.weight", *(f"{LAYERS[0]}.{name}" for name in ("c0.weight", "c0.bias", "c1.fc1.weight", "c1.fc1.bias"))]),
     "recomputation of what nothing calls": fixed(*LAYERS, network=calling([0, 2]), recompute=[{"module": LAYERS[1], "kind": "full"}]),
     "a unit that nobody calls, gathered ahead while another waits that was gathered to run again": fetching(fetching(
         fixed("body.layers.0.layers.1", LAYERS[1], LAYERS[2], LAYERS[0], network=with_dead_end(),

@@ -453,7 +453,9 @@ class Graph:
 
     def write_call(self, call):
         self.now = call.index
-        if call.name in rules.VIEWS:
+        if call.is_idle:
+            named.write_idle(self, call)
+        elif call.name in rules.VIEWS:
             self.follow_view(call)
         elif call.name in rules.FREE:
             for ref in call.outputs:

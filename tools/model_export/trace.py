@@ -39,7 +39,7 @@ class Storage:
 
 class Call:
     __slots__ = ("index", "func", "name", "in_place", "args", "kwargs", "inputs", "outputs", "module", "sequence", "backward_of",
-                 "saved", "flops", "has_grad", "frames")
+                 "saved", "flops", "has_grad", "frames", "is_idle")
 
 
 class Stop(Exception):
@@ -229,8 +229,11 @@ class Recorder(TorchDispatchMode):
     def leave(self, module, args, output):
         """Where a module with calls returns what it was given, unchanged, the caller gets another tensor for it, so that a gradient
         that comes back through the module shows."""
-        name, number = self.frames.pop()
         given, calls = self.given.pop()
+        if len(self.calls) == calls and isinstance(output, torch.Tensor) and id(output) in given and any(True for _ in module.parameters()):
+            output.clone()  # a call of a module is seen by what it runs, and hooks see one that runs nothing
+            self.calls[-1].is_idle = True
+        name, number = self.frames.pop()
         if not isinstance(output, torch.Tensor) or len(self.calls) == calls or not output.requires_grad or not torch.is_grad_enabled():
             return None
         source = output
@@ -270,6 +273,7 @@ class Recorder(TorchDispatchMode):
         call.outputs = [self.ref(t) for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, torch.Tensor)]
         call.module, call.frames, call.sequence, call.saved = self.module, dict(self.frames), sequence, []
         call.flops = rules.multiplications(func, args, kwargs, out)
+        call.is_idle = False
         call.backward_of, call.has_grad = None, torch.is_grad_enabled()
         if self.backward:
             node = torch._C._current_autograd_node()

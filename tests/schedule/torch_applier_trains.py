@@ -1,0 +1,193 @@
+"""What `emit` writes trains: random networks under torchrun have the losses of the unwrapped module, and all ranks the same bits.
+
+    python3 tests/schedule/torch_applier_trains.py SHARDWRIGHT [--count N] [--first SEED]
+
+Cases are those of torch_fsdp2_random.py (even seeds) and torch_fsdp1_random.py (odd ones) in fp32, the first N that are not refused.
+`emit` writes each into a folder; torchrun starts gloo processes that import the applier from there, once per number of ranks. The
+unwrapped module sees the samples of all ranks at once, in fp64.
+
+The bound: in fp32 an operation loses u = 2^-24 of its result, and n of them one behind the other, whose errors have random signs,
+sqrt(n) u, or L times that with a probability of 2 exp(-L^2 / 2) (Higham and Mary, 2019; L = 8: 3e-14). A loss has behind it, per step
+so far, three runs of each op (forward and two gradients) of as many products as the longest sum has. To first order, as if no op made
+relative errors larger.
+"""
+
+import argparse
+import contextlib
+import importlib
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import warnings
+
+try:
+    import torch
+    from torch import distributed
+except ImportError as missing:
+    print(f"{missing}: skipped")
+    sys.exit(77)
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import random_networks  # noqa: E402
+import torch_fsdp1_random  # noqa: E402
+import torch_fsdp2_random  # noqa: E402
+from random_cases import Refused, Shardwright  # noqa: E402
+from torch_fsdp1_random import FP32, MAX_NORM, samples_of, train_step  # noqa: E402
+
+STEPS = 4
+LEARNING_RATE, MOMENTUM = 0.1, 0.9
+CERTAINTY = 8.0  # L above
+
+
+def random_case(seed):
+    module = torch_fsdp1_random if seed % 2 else torch_fsdp2_random
+    case = {**module.random_case(seed), "precision": FP32, "mode": "train", "dialect": "fsdp1" if seed % 2 else "fsdp2"}
+    return {**case, "offload": False} if "offload" in case else case
+
+
+def write_case(ours, case, folder):
+    """The emitted files, and the case. Raises Refused."""
+    module = torch_fsdp1_random if case["dialect"] == "fsdp1" else torch_fsdp2_random
+    ours.call("emit", ours.write(module.plan_of(case)), "--to", case["dialect"], "-o", str(folder))
+    (folder / "case.json").write_text(json.dumps(case), encoding="utf-8")
+
+
+def learner(model):
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE, momentum=MOMENTUM)
+
+
+def emitted_applier(dialect, folder):
+    """The module in the folder, not that of the same name in the source tree, which the random cases import."""
+    for name in ("shardwright_plan", f"shardwright_{dialect}"):
+        sys.modules.pop(name, None)
+    sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(f"shardwright_{dialect}")
+    finally:
+        sys.path.remove(str(folder))
+    assert pathlib.Path(module.__file__).parent == folder, module.__file__
+    return module
+
+
+def train_wrapped(rank, folder):
+    """Losses of the steps, and the bits of all parameters at the end."""
+    case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
+    dialect = case["dialect"]
+    applier = emitted_applier(dialect, folder)
+    model = random_networks.make(case["network"]).train()
+    if dialect == "fsdp1":
+        model = applier.apply_plan(model, str(folder / "fsdp1_plan.json"), device_type="cpu", device_id=torch.device("cpu"))
+        around, clip = (lambda i: applier.micro_batch(model, i)), lambda: model.clip_grad_norm_(MAX_NORM)
+    else:
+        applier.apply_plan(model, str(folder / "fsdp2_plan.json"), device_type="cpu")
+
+        def around(i):
+            applier.set_micro_batch(model, i)
+            return contextlib.nullcontext()
+
+        def clip():
+            torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], MAX_NORM)
+    optimizer = learner(model)
+    losses = [train_step(case, model, optimizer, samples_of(case, step, rank), around, clip) for step in range(STEPS)]
+    if dialect == "fsdp1":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        with FullyShardedDataParallel.summon_full_params(model):
+            return losses, torch.cat([p.detach().flatten() for p in model.parameters()])
+    return losses, torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
+
+
+def work(folders):
+    """In a process of torchrun: all cases of these folders."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    for folder in map(pathlib.Path, folders):
+        torch.save(train_wrapped(distributed.get_rank(), folder), folder / f"rank{distributed.get_rank()}.pt")
+        distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def train_plain(case):
+    """Losses of the unwrapped module in fp64, and what fp32 may lose of them."""
+    model = random_networks.make(case["network"]).double().train()
+    torch_fsdp1_random.freeze(model, case["frozen"])
+    ops = []
+    for module in model.modules():
+        if not list(module.children()):
+            module.register_forward_hook(lambda *_: ops.append(1))
+    optimizer = learner(model)
+    clip = lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)  # noqa: E731
+    losses = [train_step(case, model, optimizer, samples_of(case, step), lambda _: contextlib.nullcontext(), clip) for step in range(STEPS)]
+    tokens = case["network"]["sequence"] * case["micro_batch"] * case["accumulation"] * case["shard"] * case["replicate"]
+    longest = max(tokens, *(max(p.shape) for p in model.parameters()))
+    per_pass = len(ops) / STEPS / case["accumulation"]
+    return losses, CERTAINTY * math.sqrt(STEPS * 3 * per_pass * longest) * 2.0 ** -24
+
+
+def judge(folder, case):
+    """What is wrong; empty: nothing. And the share of the bound that is used."""
+    ranks = case["shard"] * case["replicate"]
+    answers = [torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)]
+    wanted, bound = train_plain(case)
+    means = [sum(losses[step] for losses, _ in answers) / ranks for step in range(STEPS)]
+    off = max(abs(a - b) / abs(b) for a, b in zip(means, wanted))
+    if any(not torch.equal(parameters, answers[0][1]) for _, parameters in answers):
+        return "the ranks end with different parameters", 0.0
+    if not off <= bound:
+        return f"losses {means} instead of {wanted}: {off:.2e} of them off, at most {bound:.2e} expected", 0.0
+    return "", off / bound
+
+
+def launch(ranks, folders):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_DEBUG": "OFF"}
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), __file__,
+               "--worker", *map(str, folders)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if result.returncode:
+        print(f"torchrun with {ranks} ranks: {result.returncode}: {result.stderr[-3000:]}")
+    return result.returncode == 0
+
+
+def main(arguments):
+    if arguments and arguments[0] == "--worker":
+        work(arguments[1:])
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--count", type=int, default=50 if os.environ.get("SHARDWRIGHT_DEEP") else 6)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args(arguments)
+    ours, cases, refused, seed = Shardwright(options.program), {}, 0, options.first
+    with tempfile.TemporaryDirectory() as name:
+        while len(cases) < options.count:
+            folder = pathlib.Path(name) / f"seed{seed}"
+            try:
+                write_case(ours, random_case(seed), folder)
+                cases[folder] = random_case(seed)
+            except Refused:
+                refused += 1
+            seed += 1
+        bad, used = 0, []
+        for ranks in sorted({case["shard"] * case["replicate"] for case in cases.values()}):
+            folders = [folder for folder, case in cases.items() if case["shard"] * case["replicate"] == ranks]
+            if not launch(ranks, folders):
+                bad += len(folders)
+                continue
+            for folder in folders:
+                text, share = judge(folder, cases[folder])
+                used.append(share)
+                if text:
+                    bad += 1
+                    print(f"{folder.name} ({cases[folder]['dialect']}, {ranks} ranks): {text}\n    {json.dumps(cases[folder])}")
+    print(f"{len(cases) - bad} of {len(cases)} cases train as the unwrapped module, seeds {options.first} to {seed - 1}, {refused} refused;"
+          f" at most {max(used, default=0):.1%} of the bound")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
