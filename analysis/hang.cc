@@ -54,6 +54,16 @@ bool IsLate(const HangFinding& finding) {
   return finding.kind == HangKind::kLate || finding.kind == HangKind::kAllWait;
 }
 
+// Whether a rank that is missing in both comes to the collective of `a` first: in the program's
+// order, where it is known. Ranks of other groups may have come to theirs at any time before.
+bool IsBefore(const HangFinding& a, const HangFinding& b) {
+  const auto place = [](const HangCall& call) { return std::pair(call.step, call.place); };
+  const bool are_known =
+      std::min({a.expected.step, a.expected.place, b.expected.step, b.expected.place}) >= 0;
+  return are_known && place(a.expected) != place(b.expected) ? place(a.expected) < place(b.expected)
+                                                             : a.since < b.since;
+}
+
 // What is only the consequence of another finding goes.
 void KeepCauses(const std::vector<GroupCalls>& groups, HangReport& report) {
   std::vector<HangFinding>& findings = report.findings;
@@ -127,7 +137,7 @@ HangReport DiagnoseHang(const std::vector<FlightDump>& dumps, const Program* pro
     std::set_intersection(group.ranks.begin(), group.ranks.end(), report.missing.begin(),
                           report.missing.end(), std::back_inserter(absent));
     if (!absent.empty() && !found.waiting.waiting.empty() &&
-        (died.since == 0 || found.waiting.since < died.since)) {
+        (died.since == 0 || IsBefore(found.waiting, died))) {
       died = std::move(found.waiting);
     }
   }

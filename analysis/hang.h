@@ -48,6 +48,7 @@ struct HangCall {
   std::vector<std::string> units;
   std::int64_t micro_batch = -1;  // -1: unknown
   std::int64_t step = -1;         // since the recording began; -1: unknown
+  std::int64_t place = -1;        // index of the op in the program's step; -1: unknown
 };
 
 struct HangFinding {

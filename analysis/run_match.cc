@@ -241,9 +241,11 @@ Recorded RecordedOf(const Program& program, const std::vector<ProfilerRecording>
     MatchedBy& by = result.by[static_cast<std::size_t>(group)];
     by = group == CallGroup::kConvolutions ? MatchedBy::kNumber : MatchedBy::kSizes;
     for (const ProfilerRecording& recording : recordings) {
+      // Without a device the calls are all there is: no attention calls, no fused attention.
       const MatchedBy own = HasCalls(recording, group, true)    ? MatchedBy::kSizes
                             : HasCalls(recording, group, false) ? MatchedBy::kNumber
-                                                                : MatchedBy::kKernels;
+                            : recording.on_device               ? MatchedBy::kKernels
+                                                                : MatchedBy::kSizes;
       by = std::max(by, own);
     }
   }

@@ -70,6 +70,13 @@ std::vector<std::string> TracesIn(const std::string& folder) {
   return files;
 }
 
+void RefuseChakra(const std::string& file) {
+  if (file.ends_with(".et")) {
+    throw InputError(file, "a Chakra execution trace, which has whole microseconds and no launches",
+                     "the profiler's trace that it was made of");
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> TraceFilesOf(const std::vector<std::string>& names) {
@@ -77,6 +84,7 @@ std::vector<std::string> TraceFilesOf(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     std::error_code ignored;
     if (!fs::is_directory(name, ignored)) {
+      RefuseChakra(name);
       files.push_back(name);
       continue;
     }

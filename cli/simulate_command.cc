@@ -15,12 +15,14 @@
 #include "cli/straggler_flags.h"
 #include "cli/terminal.h"
 #include "core/json.h"
+#include "core/writable.h"
 #include "planner/evaluate.h"
 #include "planner/warnings.h"
 #include "schedule/plan_file.h"
 #include "simulator/plan_programs.h"
 #include "simulator/simulate.h"
 #include "topologies/scale_links.h"
+#include "traces/chakra_write.h"
 #include "traces/chrome_write.h"
 
 namespace shardwright {
@@ -31,6 +33,7 @@ constexpr const char* kSimulateAbout = R"(Predicts time and memory of one traini
 Examples:
   shardwright simulate plan.json
   shardwright simulate plan.json --trace trace.json.gz --json
+  shardwright simulate plan.json --chakra chakra/
   shardwright simulate plan.json --jitter 0.02 --rank-jitter 0.01 --samples 500
   shardwright simulate plan.json --slow-rank 3:1.2 --slow-link network:2
 
@@ -40,10 +43,12 @@ constexpr std::array<PositionalRow, 1> kSimulatePositionals = {
     {{"PLAN", "plan file or - (standard input)",
       "simulate needs a plan file, or - for standard input", false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 3> kOwnFlags = {{
+constexpr std::array<FlagRow, 4> kOwnFlags = {{
     {"--trace", "FILE", "write a trace for Perfetto; compressed when FILE ends in .gz",
      FileRole::kWrite},
     {"--trace-profile", "perfetto|hta", "flavour of the trace (default perfetto)"},
+    {"--chakra", "FOLDER", "write Chakra execution traces of a step, one per rank, for ASTRA-sim",
+     FileRole::kWriteWhen},
     {"--contention", "on|off",
      "whether ops that run at the same time slow each other down (default on)"},
 }};
@@ -68,7 +73,8 @@ std::span<const FlagRow> SimulateFlags() {
 enum class TraceProfile : std::uint8_t { kPerfetto, kHta };
 
 struct SimulateFlagValues {
-  std::string trace;  // empty: none
+  std::string trace;   // empty: none
+  std::string chakra;  // a folder; empty: none
   TraceProfile trace_profile = TraceProfile::kPerfetto;
   bool contention = true;
 };
@@ -77,6 +83,7 @@ SimulateFlagValues ReadSimulateFlags(const Arguments& arguments) {
   SimulateFlagValues flags;
   static constexpr std::array<std::string_view, 2> kTraceProfiles = {"perfetto", "hta"};
   arguments.SetText("--trace", flags.trace);
+  arguments.SetText("--chakra", flags.chakra);
   arguments.SetChoice("--trace-profile", kTraceProfiles, flags.trace_profile);
   arguments.Set("--contention", flags.contention, ReadSwitch);
   if (arguments.IsJson() && flags.trace == "-") {
@@ -146,7 +153,7 @@ int RunSimulate(const Arguments& arguments) {
     Warn(warning);
   }
   const bool is_whole = arguments.Has("--exact") || arguments.Has("--plot") ||
-                        !flags.trace.empty() || stragglers.is_sampled;
+                        !flags.trace.empty() || !flags.chakra.empty() || stragglers.is_sampled;
   PlanPrograms programs(
       {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
   const auto& [result, account] = SimulateAndCheck(file, flags, is_whole, programs);
@@ -169,6 +176,9 @@ int RunSimulate(const Arguments& arguments) {
     chrome.profile =
         flags.trace_profile == TraceProfile::kHta ? ChromeProfile::kHta : ChromeProfile::kPerfetto;
     WriteChromeTrace(program, result.trace, chrome, flags.trace);
+  }
+  if (!flags.chakra.empty()) {
+    WriteFilesAtomically(ChakraFiles(program, result.trace, flags.chakra));
   }
   if (arguments.IsJson()) {
     arguments.Print(PredictionJson(file, program, result, prediction));

@@ -23,9 +23,9 @@ done
 # Lightning and FairScale; what else they need is there.
 build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --upgrade --target build/frameworks \
   lightning==2.6.6 lightning_utilities torchmetrics fairscale==0.4.13
-# Published networks that the exporter is tried on.
+# More published networks that the exporter is tried on.
 build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/networks \
-  torchvision==0.28.0 timm==1.0.31 diffusers==0.42.1 pillow importlib_metadata zipp
+  diffusers==0.42.1 pillow importlib_metadata zipp
 ctest --preset deep --no-tests=ignore -j "$jobs"
 build/tests/traces/sw_foreign_fuzz_test 60s
 build/tests/planner/sw_settings_fuzz_test 60s

@@ -75,7 +75,7 @@ def module_tree(model, used, norms):
         params = parameters(module, prefix)
         children = [{"name": child, "class": type(m).__name__, **entry(m, f"{prefix}{child}.")} for child, m in module._modules.items()
                     if m is not None]
-        elements = sum(b.numel() for b in module.buffers(recurse=False) if b.is_floating_point())
+        elements = sum(b.numel() if b.is_floating_point() else -(-b.numel() * b.element_size() // 4) for b in module.buffers(recurse=False))
         if params:
             row["params"] = params
             if id(module) in norms:

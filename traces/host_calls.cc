@@ -36,6 +36,11 @@ constexpr std::array<std::string_view, 3> kAttention = {
 }  // namespace
 
 std::optional<CallKind> CallOfName(std::string_view name) {
+  // Attention that is not fused, as where the bias of the scores is trained: its products count.
+  constexpr std::string_view kUnfused = "aten::_scaled_dot_product_attention_math";
+  if (name.starts_with(kUnfused)) {
+    return std::nullopt;
+  }
   for (const std::string_view prefix : kAttention) {
     if (name.starts_with(prefix)) {
       return name.find("backward") == name.npos ? CallKind::kAttentionForward

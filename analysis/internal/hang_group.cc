@@ -66,20 +66,33 @@ class GroupDoctor {
     return std::move(findings_);
   }
 
-  // The last collective that somebody waits for: where the others are when a rank has died.
+  // The collective that somebody waits for: where the others are when a rank has died.
   [[nodiscard]] HangFinding Waiting() const {
-    HangFinding finding = Begin(HangKind::kNoDump, end_);
+    const std::int64_t at = NextToEnd();
+    HangFinding finding = Begin(HangKind::kNoDump, at);
     for (const RankCalls& member : group_.members) {
-      if (member.Has(end_) && !member.IsComplete(end_)) {
+      if (member.Has(at) && !member.IsComplete(at)) {
         finding.waiting.push_back(member.rank);
-        finding.expected = guide_->Named(member.At(end_), PrefixOf(member, end_));
-        finding.since = std::max(finding.since, member.At(end_).created);
+        finding.expected = guide_->Named(member.At(at), PrefixOf(member, at));
+        finding.since = std::max(finding.since, member.At(at).created);
       }
     }
     return finding;
   }
 
  private:
+  // The first that has not ended; where the dumps do not tell what ended, the last one.
+  [[nodiscard]] std::int64_t NextToEnd() const {
+    for (std::int64_t at = end_ - 1; at >= begin_; --at) {
+      if (std::any_of(group_.members.begin(), group_.members.end(), [&](const RankCalls& member) {
+            return member.Has(at) && member.IsComplete(at);
+          })) {
+        return at + 1;
+      }
+    }
+    return end_;
+  }
+
   [[nodiscard]] HangFinding Begin(HangKind kind, std::int64_t sequence) const {
     HangFinding finding;
     finding.kind = kind;

@@ -15,7 +15,7 @@ struct GroupDiagnosis {
   bool has_plan = false;   // the program has collectives in this group
   std::int64_t alike = 0;  // collectives that all members issued alike
   std::vector<HangFinding> findings;
-  HangFinding waiting;  // the last collective and who is in it: where the others are if a rank died
+  HangFinding waiting;  // the collective that has not ended and who is in it: of use if a rank died
 };
 
 // `program` may be null; `patience` in nanoseconds.

@@ -60,6 +60,7 @@ void AddNames(HangCall& named, const HangCall& planned, std::int64_t step, bool 
   named.micro_batch =
       is_first || named.micro_batch == planned.micro_batch ? planned.micro_batch : -1;
   named.step = is_first || named.step == step ? step : -1;
+  named.place = is_first ? planned.place : named.place;
 }
 
 }  // namespace

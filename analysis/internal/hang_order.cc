@@ -60,6 +60,7 @@ std::vector<HangCall> StepOf(const Program& program, const std::vector<std::int6
     }
     HangCall call;
     call.op = HangOpOf(shape.code);
+    call.place = &op - program.step.ops.data();
     if (shape.code == OpCode::kAllGather || shape.code == OpCode::kReduceScatter ||
         shape.code == OpCode::kAllReduce) {
       call.elements = shape.bytes.value / SizeOf(shape.dtype);

@@ -19,8 +19,8 @@ TEST_CASE("Configuration: the current folder's file sets no flag that names an o
       }
     }
   }
-  CHECK(outputs ==
-        std::set<std::string>{"--as-emitted", "--csv", "--output", "--patch", "--save", "--trace"});
+  CHECK(outputs == std::set<std::string>{"--as-emitted", "--chakra", "--csv", "--output", "--patch",
+                                         "--save", "--trace"});
   // What deletes, runs or connects.
   for (const char* flag : {"--keep", "--checkpoint", "--every", "--script", "--device",
                            "--loopback", "--ranks", "--unknown"}) {

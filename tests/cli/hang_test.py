@@ -309,6 +309,34 @@ class Plan(HangTestCase):
                          (["11"], "reduce-scatter"))
 
 
+    def test_who_died_in_front_of_two_groups(self):
+        # Shards (0, 1) and (2, 3), replicas (0, 2) and (1, 3). Rank 0 dies at a gather that is prefetched before a reduction; rank 2,
+        # which was faster, waits for it in the sum behind that reduction long before rank 1 comes to the gather.
+        (self.folder / "plan.json").write_text(self.succeed(
+            "plan", "--model", "gpt2", "--cluster", "dgx-a100", "--gpus", "4", "--shard", "2", "--seq", "128", "--dialect", "fsdp2",
+            "--wrap", "block", "--precision", "fp32", "--micro-batch", "1", "--global-batch", "4", "--recompute", "none"))
+        mesh = {1: ("a", "e"), 2: ("b", "d"), 3: ("b", "e")}
+        config = {name: {"name": name, "desc": "mesh", "ranks": str(ranks)}
+                  for name, ranks in (("a", [0, 1]), ("b", [2, 3]), ("d", [0, 2]), ("e", [1, 3]))}
+        block = 12 * 768 * 768 + 13 * 768
+        for done in (0, 14):  # gloo does not tell what ended
+            for rank, (shard, replicate) in mesh.items():
+                of_shard = {"dtype": "Float", "group": (shard, "mesh"), "time": 20 if rank == 1 else 15}
+                calls = [gather((50_258 + 1_024 + 2) * 768, **of_shard), *[gather(block, **of_shard)] * 12,
+                         *[gather(block, "backward", **of_shard)] * 2]
+                if rank > 1:
+                    calls += [reduce(block, **of_shard), sum_of(block // 2, dtype="Float", group=(replicate, "mesh"), time=17)]
+                elif done:
+                    calls.append(reduce(block, **of_shard))  # NCCL's collectives are issued ahead
+                self.dump(rank, calls, done=min(done + 2 * (rank > 1), done * 2), pg_config=config)
+            code, out, _ = self.run_program("hang", "dumps", "--json", "--plan", "plan.json")
+            finding, = json.loads(out)["findings"]
+            call = finding["expected"]
+            self.assertEqual((code, finding["kind"], finding["ranks"], finding["waiting"]), (1, "no_dump", [0], [1]))
+            self.assertEqual((call["op"], call["phase"], [unit.rsplit(".", 1)[-1] for unit in call["units"]]),
+                             ("all-gather", "backward", ["10"]))
+
+
 class Strangers(HangTestCase):
 
     def test_code(self):

@@ -18,6 +18,15 @@ ROOT, PROGRAM = (pathlib.Path(argument) for argument in sys.argv[1:3])
 sys.path.insert(0, str(ROOT / "tests" / "install"))
 import elf
 
+# The README's quick start, and how long import and all of it take from a cold start.
+QUICK_START = """
+import time
+begin = time.perf_counter()
+import shardwright
+imported = time.perf_counter()
+plan = shardwright.plan(model="qwen3-8b", cluster="8xH100", seq=4096)
+print(plan.fits, plan.step_time > 0, imported - begin, time.perf_counter() - begin)
+"""
 QUESTION = ("import shardwright; plan = shardwright.plan(model='qwen3-8b', cluster='8xH100', seq=4096, global_batch=64);"
             "print(plan.fits, plan.memory.peak < plan.memory.usable)")
 
@@ -37,6 +46,24 @@ def pythons():
             if match and int(match[1]) >= 10 and subprocess.run([path, "-c", "import venv, ensurepip"], capture_output=True).returncode == 0:
                 found.setdefault(int(match[1]), path)
     return [found[version] for version in sorted(found)]
+
+
+def bare_root(root):
+    """A folder with a Python as it was built, the C library, a shell, and nothing else. Returns the interpreter's path in it."""
+    prefix, version = pathlib.Path(sys.base_prefix), f"python3.{sys.version_info.minor}"
+    interpreter, library = prefix / "bin" / version, prefix / "lib" / version
+    shutil.copytree(library, root / library.relative_to("/"), ignore=shutil.ignore_patterns("site-packages", "dist-packages", "test", "__pycache__"))
+    (root / library.relative_to("/") / "site-packages").mkdir()
+    needed = {interpreter, pathlib.Path("/bin/dash"), *(pathlib.Path(line) for line in run("dpkg", "-L", "libc6").split() if ".so" in line)}
+    for binary in (interpreter, *library.glob("lib-dynload/*.so")):
+        needed.update(pathlib.Path(path) for path in re.findall(r"(/\S+\.so\S*)", run("ldd", binary)))
+    for file in needed:
+        if file.is_file():
+            to = root / file.relative_to("/")
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, to)
+    (root / "tmp").mkdir(exist_ok=True)
+    return interpreter
 
 
 class Wheel(unittest.TestCase):
@@ -81,6 +108,22 @@ class Wheel(unittest.TestCase):
                 self.assertEqual(run(environment / "bin" / "python", "-I", "-c", "import shardwright; print(shardwright.__version__)",
                                      env=clean), self.version + "\n")
         self.assertGreaterEqual(len(pythons()), 1)
+
+    @unittest.skipUnless(os.geteuid() == 0 and shutil.which("chroot"), "chroot is for root")
+    def test_in_a_bare_root(self):
+        root = self.folder / "root"
+        interpreter = bare_root(root)
+        shutil.copy(self.wheel, root)
+        inside = (shutil.which("chroot"), root, interpreter, "-I")
+        run(*inside, "-m", "ensurepip", env={})
+        run(*inside, "-m", "pip", "install", "--no-index", "--no-cache-dir", f"/{self.wheel.name}", env={})
+        (root / "ask.py").write_text(QUICK_START)
+        answers = [run(*inside, "/ask.py", env={}).split() for _ in range(5)]
+        self.assertEqual({tuple(answer[:2]) for answer in answers}, {("True", "True")})
+        imported, whole = (min(float(answer[i]) for answer in answers) for i in (2, 3))
+        print(f"in a bare root: import {imported:.3f} s, Qwen3-8B on 8 H100 {whole:.3f} s")
+        self.assertLess(imported, 0.2)
+        self.assertLess(whole, 3)
 
     def test_training_with_the_extra(self):
         environment = self.folder / "run"

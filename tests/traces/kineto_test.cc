@@ -380,6 +380,9 @@ TEST_CASE("products and attention are told by the host's calls, with their sizes
   events.Slice("cpu_op", "aten::_flash_attention_forward", 62, 5, dims("[[2,128,4,64]]"));
   events.Slice("cpu_op", "aten::_scaled_dot_product_flash_attention_backward", 1010, 9,
                dims("[[2,4,128,64],[2,4,128,64]]"));
+  events.Slice("cpu_op", "aten::_scaled_dot_product_attention_math", 1015, 4,
+               dims("[[2,4,128,64],[2,4,128,64],[2,4,128,64],[],[],[],[],[],[]]"));
+  events.Slice("cpu_op", "aten::bmm", 1016, 2, dims("[[8,128,64],[8,64,128]]"));
   events.Slice("cpu_op", "aten::convolution_backward", 1020, 9, dims("[[2,4,8,8],[4,4,3,3]]"));
   events.Slice("cpu_op", "aten::mm", 2500, 5, dims("[[2,4],[4,8]]"));  // outside of steps
   const ProfilerRecording recording = Read(events.Text());
@@ -394,6 +397,7 @@ TEST_CASE("products and attention are told by the host's calls, with their sizes
       {CallKind::kProduct, 0, 0, 0, 0, 0},
       {CallKind::kAttentionForward, 0, 8, 128, 0, 64},
       {CallKind::kAttentionBackward, 1, 8, 128, 0, 64},
+      {CallKind::kProduct, 1, 8, 128, 128, 64},
       {CallKind::kConvolution, 1, 0, 0, 0, 0},
   };
   REQUIRE(recording.calls.size() == expected.size());

@@ -1,0 +1,279 @@
+#include "traces/chakra_write.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string_view>
+
+#include "core/error.h"
+
+namespace shardwright {
+namespace {
+
+// Protocol buffers as bytes: a field is its number and wire type, then its value.
+enum class Wire : std::uint8_t { kVarint = 0, kFixed64 = 1, kBytes = 2 };
+
+void PutVarint(std::uint64_t value, std::string& out) {
+  constexpr std::uint64_t kSeven = 0x7f;
+  for (; value > kSeven; value >>= 7) {
+    out += static_cast<char>((value & kSeven) | 0x80);
+  }
+  out += static_cast<char>(value);
+}
+
+void PutTag(int field, Wire wire, std::string& out) {
+  PutVarint(static_cast<std::uint64_t>(field) << 3 | static_cast<std::uint64_t>(wire), out);
+}
+
+void PutNumber(int field, std::uint64_t value, std::string& out) {
+  PutTag(field, Wire::kVarint, out);
+  PutVarint(value, out);
+}
+
+void PutText(int field, std::string_view text, std::string& out) {
+  PutTag(field, Wire::kBytes, out);
+  PutVarint(text.size(), out);
+  out += text;
+}
+
+void PutList(int field, const std::vector<std::uint64_t>& values, std::string& out) {
+  if (values.empty()) {
+    return;
+  }
+  std::string packed;
+  for (const std::uint64_t value : values) {
+    PutVarint(value, packed);
+  }
+  PutText(field, packed, out);
+}
+
+// A message of the file: its size, then itself.
+void PutMessage(const std::string& message, std::string& out) {
+  PutVarint(message.size(), out);
+  out += message;
+}
+
+// Members of AttributeProto, NodeType and CollectiveCommType of et_def.proto.
+constexpr int kInt64 = 9, kUint64 = 13, kBool = 27, kString = 29;
+enum class NodeType : std::uint8_t { kLoad = 2, kStore = 3, kCompute = 4, kCollective = 7 };
+
+std::optional<std::uint64_t> CommTypeOf(OpCode code) {
+  switch (code) {
+    case OpCode::kAllReduce:
+      return 0;
+    case OpCode::kAllGather:
+      return 2;
+    case OpCode::kBroadcast:
+      return 5;
+    case OpCode::kAllToAll:
+      return 6;
+    case OpCode::kReduceScatter:
+      return 7;
+    case OpCode::kBarrier:
+      return 9;
+    default:
+      return std::nullopt;
+  }
+}
+
+// A node, of which attributes are collected.
+class Node {
+ public:
+  Node(std::uint64_t id, std::string_view name, NodeType type) {
+    PutNumber(1, id, text_);
+    PutText(2, name, text_);
+    PutNumber(3, static_cast<std::uint64_t>(type), text_);
+  }
+
+  void Number(int field, std::uint64_t value) { PutNumber(field, value, text_); }
+  void List(int field, const std::vector<std::uint64_t>& values) { PutList(field, values, text_); }
+
+  void Attribute(std::string_view name, int member, std::uint64_t value) {
+    std::string attribute;
+    PutText(1, name, attribute);
+    PutNumber(member, value, attribute);
+    PutText(kAttribute, attribute, text_);
+  }
+  void Attribute(std::string_view name, std::string_view value) {
+    std::string attribute;
+    PutText(1, name, attribute);
+    PutText(kString, value, attribute);
+    PutText(kAttribute, attribute, text_);
+  }
+  [[nodiscard]] const std::string& text() const { return text_; }
+
+ private:
+  static constexpr int kAttribute = 10;
+  std::string text_;
+};
+
+std::int64_t RankCount(const Program& program) {
+  return program.shard_size * program.replicate_size;
+}
+
+std::vector<std::int64_t> MembersOf(const Group& group, std::int64_t rank) {
+  const std::int64_t block = group.size * group.stride;
+  std::vector<std::int64_t> ranks;
+  for (std::int64_t i = 0; i < group.size; ++i) {
+    ranks.push_back(rank / block * block + rank % group.stride + i * group.stride);
+  }
+  return ranks;
+}
+
+// Numbers from 1 for every group and the ranks that it holds somewhere: two groups of the same
+// ranks are two communicators.
+using GroupNumbers = std::map<std::pair<std::size_t, std::vector<std::int64_t>>, std::size_t>;
+GroupNumbers NumberGroups(const Program& program) {
+  GroupNumbers numbers;
+  for (std::size_t i = 0; i < program.groups.size(); ++i) {
+    for (std::int64_t rank = 0; rank < RankCount(program); ++rank) {
+      if (program.groups[i].size > 1) {
+        numbers.try_emplace({i, MembersOf(program.groups[i], rank)}, numbers.size() + 1);
+      }
+    }
+  }
+  return numbers;
+}
+
+std::uint64_t Microseconds(SimTime time) {
+  return static_cast<std::uint64_t>(std::llround(ToSeconds(time).value * 1e6));
+}
+
+void AddSizes(const Program& program, const OpShape& shape, Node& node) {
+  double flops = 0.0;
+  std::int64_t bytes = shape.bytes.value;
+  for (const Kernel& kernel : program.KernelsOf(shape)) {
+    flops += kernel.flops.value;
+    bytes += kernel.read.value + kernel.written.value;
+  }
+  node.Attribute("num_ops", kInt64, static_cast<std::uint64_t>(std::llround(flops)));
+  node.Attribute("tensor_size", kUint64, static_cast<std::uint64_t>(bytes));
+}
+
+void AddCollective(const Program& program, const OpShape& shape, const GroupNumbers& numbers,
+                   std::int64_t rank, Node& node) {
+  const Group& group = program.groups[shape.group.value];
+  node.Attribute("comm_type", kInt64, *CommTypeOf(shape.code));
+  // Of what this rank puts in.
+  const std::int64_t parts = shape.code == OpCode::kAllGather ? group.size : 1;
+  node.Attribute("comm_size", kInt64, static_cast<std::uint64_t>(shape.bytes.value / parts));
+  const auto number = numbers.find({shape.group.value, MembersOf(group, rank)});
+  if (number != numbers.end()) {
+    node.Attribute("pg_name", std::to_string(number->second));
+  }
+}
+
+NodeType TypeOf(OpCode code) {
+  if (CommTypeOf(code).has_value()) {
+    return NodeType::kCollective;
+  }
+  return code == OpCode::kCopyH2d   ? NodeType::kLoad
+         : code == OpCode::kCopyD2h ? NodeType::kStore
+                                    : NodeType::kCompute;
+}
+
+// Spans of the last step, by op.
+std::map<std::uint32_t, const Span*> LastStep(const Trace& trace) {
+  std::map<std::uint32_t, const Span*> spans;
+  std::uint32_t last = 0;
+  for (const Span& span : trace.spans) {
+    last = span.body == BodyKind::kStep ? std::max(last, span.step) : last;
+  }
+  for (const Span& span : trace.spans) {
+    if (span.body == BodyKind::kStep && span.step == last) {
+      spans.try_emplace(span.op.value, &span);
+    }
+  }
+  return spans;
+}
+
+std::string TraceOf(const Program& program, const std::map<std::uint32_t, const Span*>& spans,
+                    const GroupNumbers& numbers, std::int64_t rank) {
+  SimTime begin = spans.empty() ? SimTime() : spans.begin()->second->start;
+  for (const auto& [op, span] : spans) {
+    begin = std::min(begin, span->start);
+  }
+  std::string out, metadata;
+  PutText(1, "0.0.4", metadata);
+  PutMessage(metadata, out);
+  std::array<std::optional<std::uint32_t>, kStreamCount> before{};  // of each stream
+  for (std::uint32_t i = 0; i < program.step.ops.size(); ++i) {
+    const Op& op = program.step.ops[i];
+    const OpShape& shape = program.ShapeOf(op);
+    Node node(i, OpName(program, op), TypeOf(shape.code));
+    std::vector<std::uint64_t> needed;
+    for (const Edge& edge : program.step.EdgesOf(OpId(i))) {
+      if (!edge.is_carried()) {
+        needed.push_back(edge.op().value);
+      }
+    }
+    std::optional<std::uint32_t>& last = before[static_cast<std::size_t>(shape.stream)];
+    if (last.has_value()) {
+      node.List(4, {*last});
+    }
+    last = i;
+    node.List(5, needed);
+    if (const auto span = spans.find(i); span != spans.end()) {
+      node.Number(6, Microseconds(span->second->start - begin));
+      node.Number(7, Microseconds(span->second->end - span->second->start));
+    }
+    node.Attribute("is_cpu_op", kBool, InfoOf(shape.code).runs_on_host ? 1 : 0);
+    if (CommTypeOf(shape.code).has_value()) {
+      AddCollective(program, shape, numbers, rank, node);
+    } else {
+      AddSizes(program, shape, node);
+    }
+    node.Attribute("stream", NameOf(shape.stream));
+    node.Attribute("phase", NameOf(op.phase));
+    PutMessage(node.text(), out);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string ChakraTrace(const Program& program, const Trace& trace, std::int64_t rank) {
+  return TraceOf(program, LastStep(trace), NumberGroups(program), rank);
+}
+
+std::string ChakraGroups(const Program& program) {
+  std::map<std::size_t, std::string> rows;
+  for (const auto& [group, number] : NumberGroups(program)) {
+    std::string ranks;
+    for (const std::int64_t rank : group.second) {
+      ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+    }
+    rows[number] = "  \"" + std::to_string(number) + "\": [" + ranks + "]";
+  }
+  std::string text = "{\n";
+  for (const auto& [number, row] : rows) {
+    text += row + (number == rows.size() ? "\n" : ",\n");
+  }
+  return text + "}\n";
+}
+
+std::vector<OutputFile> ChakraFiles(const Program& program, const Trace& trace,
+                                    const std::string& folder) {
+  if (RankCount(program) > kMostChakraRanks) {
+    throw InputError("--chakra", std::to_string(RankCount(program)) + " ranks",
+                     "at most " + std::to_string(kMostChakraRanks) + ", a file each");
+  }
+  const auto spans = LastStep(trace);
+  const GroupNumbers numbers = NumberGroups(program);
+  std::vector<OutputFile> files;
+  for (std::int64_t rank = 0; rank < RankCount(program); ++rank) {
+    files.push_back({.path = folder + "/step." + std::to_string(rank) + ".et",
+                     .content = TraceOf(program, spans, numbers, rank),
+                     .is_in_folder = true});
+  }
+  files.push_back({.path = folder + "/comm_groups.json",
+                   .content = ChakraGroups(program),
+                   .is_in_folder = true});
+  return files;
+}
+
+}  // namespace shardwright
