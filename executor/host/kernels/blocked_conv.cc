@@ -58,6 +58,22 @@ const float* Floats(const ConstView& view) {
   return view.dtype == DType::kFp32 ? static_cast<const float*>(view.data) : nullptr;
 }
 
+// Calls f(image, input, output) for every image of the batch, which threads share, with room for it
+// in blocks; `shared` is what is left of the workspace.
+template <class F>
+void ForEachImage(const ModelOpCall& call, const Scratch& shared, const F& f) {
+  const HostBlockedConv blocked = BlockedConvOf(*call.spec);
+  ForEachPart(call.team, call.batch, LeastConvImages(ConvSizesOf(*call.spec)),
+              [&](std::int64_t first, std::int64_t last, std::size_t worker) {
+                Scratch scratch = worker == 0 ? shared : Scratch(WorkspaceOf(call, worker));
+                float* const input = scratch.Floats(blocked.input);
+                float* const output = scratch.Floats(blocked.output);
+                for (std::int64_t image = first; image < last; ++image) {
+                  f(image, input, output);
+                }
+              });
+}
+
 }  // namespace
 
 bool BlockedConvForward(const ModelOpCall& call) {
@@ -75,25 +91,18 @@ bool BlockedConvForward(const ModelOpCall& call) {
     return false;
   }
   const HostConvSizes sizes = ConvSizesOf(spec);
-  const HostBlockedConv blocked = BlockedConvOf(spec);
   auto* const y = static_cast<float*>(call.outputs[0].data);
   Scratch shared(call.workspace);
-  float* const packed = shared.Floats(blocked.weights);
+  float* const packed = shared.Floats(BlockedConvOf(spec).weights);
   float* const bias = spec.has_bias ? shared.Floats(spec.out) : nullptr;
   conv->PackWeights(ConvPass::kForward, weights, packed);
   if (spec.has_bias) {
     LoadFloats(call.params[1], 0, spec.out, bias);
   }
-  ForEachPart(call.team, call.batch, LeastConvImages(sizes),
-              [&](std::int64_t first, std::int64_t last, std::size_t worker) {
-                Scratch scratch = worker == 0 ? shared : Scratch(WorkspaceOf(call, worker));
-                float* const input = scratch.Floats(blocked.input);
-                float* const output = scratch.Floats(blocked.output);
-                for (std::int64_t image = first; image < last; ++image) {
-                  conv->Forward(x + image * spec.in * sizes.pixels_in, packed, bias,
-                                y + image * spec.out * sizes.pixels_out, input, output);
-                }
-              });
+  ForEachImage(call, shared, [&](std::int64_t image, float* input, float* output) {
+    conv->Forward(x + image * spec.in * sizes.pixels_in, packed, bias,
+                  y + image * spec.out * sizes.pixels_out, input, output);
+  });
   return true;
 }
 
@@ -110,21 +119,14 @@ bool BlockedConvDataGrad(const ModelOpCall& call) {
     return false;
   }
   const HostConvSizes sizes = ConvSizesOf(spec);
-  const HostBlockedConv blocked = BlockedConvOf(spec);
   auto* const dx = static_cast<float*>(call.input_grads[0].data);
   Scratch shared(call.workspace);
-  float* const packed = shared.Floats(blocked.weights);
+  float* const packed = shared.Floats(BlockedConvOf(spec).weights);
   conv->PackWeights(ConvPass::kDataGrad, weights, packed);
-  ForEachPart(call.team, call.batch, LeastConvImages(sizes),
-              [&](std::int64_t first, std::int64_t last, std::size_t worker) {
-                Scratch scratch = worker == 0 ? shared : Scratch(WorkspaceOf(call, worker));
-                float* const input = scratch.Floats(blocked.input);
-                float* const output = scratch.Floats(blocked.output);
-                for (std::int64_t image = first; image < last; ++image) {
-                  conv->DataGrad(dy + image * spec.out * sizes.pixels_out, packed,
-                                 dx + image * spec.in * sizes.pixels_in, input, output);
-                }
-              });
+  ForEachImage(call, shared, [&](std::int64_t image, float* input, float* output) {
+    conv->DataGrad(dy + image * spec.out * sizes.pixels_out, packed,
+                   dx + image * spec.in * sizes.pixels_in, input, output);
+  });
   return true;
 }
 
