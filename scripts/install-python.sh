@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the virtual environment build/venv with the Python packages of tests/requirements.txt and requirements-nvidia.txt,
-# and build/networks with those of requirements-networks.txt, from PyPI. Tests that compare us with PyTorch and others run in it; without it they report SKIPPED. Does nothing when it is
-# up to date.
+# and build/networks with those of requirements-networks.txt, from PyPI. Tests that compare us with PyTorch and others run in it; without it
+# they report SKIPPED. Does nothing when it is up to date.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

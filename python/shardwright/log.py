@@ -53,7 +53,9 @@ def _write_events(printed: Mapping[str, Any], ended: float, folder: pathlib.Path
     path = folder / f"events.out.tfevents.{int(begin)}.{platform.node()}.{os.getpid()}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"".join(map(_record, events)))
+        unfinished = path.with_name(f".{os.getpid()}.unfinished")  # not a name that TensorBoard reads
+        unfinished.write_bytes(b"".join(map(_record, events)))
+        os.replace(unfinished, path)
     except OSError as error:
         raise MachineError(f"{path}: {error.strerror}") from None
     return path
