@@ -289,5 +289,15 @@ class RunFolder(TrainingTestCase):
                           "--prompt-tokens", "1,256")
 
 
+class PlansOfOthers(TrainingTestCase):
+
+    def test_ddps_map_of_gradients_is_not_run(self):
+        for flag in ("--find-unused-parameters", "--static-graph"):
+            self.plan("ddp.json", 2, "--global-batch", "4", "--dialect", "ddp", "--replicate", "2", flag, "on")
+            self.assert_fails(3, "plan: find_unused_parameters, static_graph: got DDP's map of parameters with a gradient, "
+                                 "expected neither of the two, where no parameter is without one", "run", "ddp.json", "--steps", "1",
+                              "--data", "random:100")
+
+
 if __name__ == "__main__":
     main()
