@@ -362,17 +362,12 @@ void CalibrateKernels(const std::vector<CalibrationRun>& runs, const Calibration
       field.fraction = &unused;
     }
   }
-  // What threads computed together contains that they looked for work. One alone tells more.
-  const bool has_one_thread = std::any_of(runs.begin(), runs.end(), [](const CalibrationRun& run) {
-    return run.cluster.ThreadsPerRank() == 1;
-  });
   const RowsAt rows_at = [&](std::span<const double> values) {
     std::vector<FitRow> rows;
     for (const ShapeSample& sample : samples.shapes) {
       const CalibrationRun& run = runs[sample.run];
       const OpShape& shape = run.program.shapes[sample.shape.value];
-      const bool is_shared = has_one_thread && run.cluster.ThreadsPerRank() > 1;
-      if (!IsPricedByKernels(shape) || sample.seconds <= 0 || is_shared) {
+      if (!IsPricedByKernels(shape) || sample.seconds <= 0) {
         continue;
       }
       FitRow row{{}, sample.seconds, WeightOf(sample, sample.seconds)};

@@ -52,12 +52,12 @@ struct CalibrationResult {
 
 // Its parts, in this order: fill numbers of `profile` from the samples and list what they found.
 // What part of their work ops share, and what that costs, is told by runs with several threads a
-// rank.
-void CalibrateSharedWork(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
+// rank. Their samples lose their seconds where an equal op of one thread tells what it computes.
+void CalibrateSharedWork(const std::vector<CalibrationRun>& runs, CalibrationSamples& samples,
                          const Origin& origin, Profile& profile,
                          std::vector<CalibratedNumber>& numbers);
-// What busy cores cost, told by runs that keep more and fewer of them busy, is taken out of the
-// samples.
+// What busy cores cost, told by runs that keep more and fewer of them busy, and what it costs that
+// ranks take turns on them are taken out of the samples.
 void CalibrateBusyCores(const std::vector<CalibrationRun>& runs, CalibrationSamples& samples,
                         const Origin& origin, Profile& profile,
                         std::vector<CalibratedNumber>& numbers);

@@ -19,10 +19,6 @@
 namespace shardwright {
 namespace {
 
-bool HasOneThread(const CalibrationRun& run) {
-  return run.cluster.ThreadsPerRank() == 1;
-}
-
 // Cores but one that a run's ranks keep busy while all of them compute, as SolveSpeeds counts them.
 double OthersBusy(const Cluster& cluster, const Profile& profile) {
   const double cores = ShareAmongThreads(Seconds(1), cluster, profile).cores;  // of a long op
@@ -137,23 +133,25 @@ void CalibrateBusyCores(const std::vector<CalibrationRun>& runs, CalibrationSamp
 
 namespace {
 
-// What an op of several threads takes on one: an equal op of a run of one thread says it best. What
-// its threads computed contains that they looked for work.
-double OnOneThread(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
-                   const ShapeSample& sample) {
-  const CalibrationRun& run = runs[sample.run];
-  double best = sample.computed;
-  std::int64_t ranks = std::numeric_limits<std::int64_t>::max();
-  for (const ShapeSample& other : samples.shapes) {
-    const CalibrationRun& alone = runs[other.run];
-    if (HasOneThread(alone) && other.computed > 0 && alone.cluster.RanksOnCores() < ranks &&
-        HaveEqualKernels(run.program, run.program.shapes[sample.shape.value], alone.program,
-                         alone.program.shapes[other.shape.value])) {
-      best = other.computed;
-      ranks = alone.cluster.RanksOnCores();
+// Where ops of several threads have an equal one in a run of one thread, of the fewest ranks, that
+// tells what they compute: their own time contains that threads looked for work. Then they tell
+// nothing about kernels.
+void PreferOneThread(const std::vector<CalibrationRun>& runs, CalibrationSamples& samples) {
+  for (ShapeSample& sample : samples.shapes) {
+    const CalibrationRun& run = runs[sample.run];
+    std::int64_t ranks = std::numeric_limits<std::int64_t>::max();
+    for (const ShapeSample& other : samples.shapes) {
+      const CalibrationRun& alone = runs[other.run];
+      if (run.cluster.ThreadsPerRank() > 1 && alone.cluster.ThreadsPerRank() == 1 &&
+          other.computed > 0 && alone.cluster.RanksOnCores() < ranks &&
+          HaveEqualKernels(run.program, run.program.shapes[sample.shape.value], alone.program,
+                           alone.program.shapes[other.shape.value])) {
+        sample.computed = other.computed;
+        sample.seconds = 0;
+        ranks = alone.cluster.RanksOnCores();
+      }
     }
   }
-  return best;
 }
 
 }  // namespace
@@ -161,9 +159,10 @@ double OnOneThread(const std::vector<CalibrationRun>& runs, const CalibrationSam
 // What takes `cpu` seconds on one core, in k kernels, takes cpu / t + (1 - s) cpu (1 - 1 / t) + k a
 // on t threads: linear in what is not shared and in what a start costs. An op that is not worth
 // that is one thread's and tells nothing.
-void CalibrateSharedWork(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
+void CalibrateSharedWork(const std::vector<CalibrationRun>& runs, CalibrationSamples& samples,
                          const Origin& origin, Profile& profile,
                          std::vector<CalibratedNumber>& numbers) {
+  PreferOneThread(runs, samples);
   enum Column : std::size_t { kUnshared, kStart };
   OverlapProfile& overlap = profile.overlap;
   const RowsAt rows_at = [&](std::span<const double> values) {
@@ -172,13 +171,12 @@ void CalibrateSharedWork(const std::vector<CalibrationRun>& runs, const Calibrat
       const CalibrationRun& run = runs[sample.run];
       const auto threads = static_cast<double>(run.cluster.ThreadsPerRank());
       const auto kernels = static_cast<double>(run.program.shapes[sample.shape.value].kernel_count);
-      const double computed = threads > 1 ? OnOneThread(runs, samples, sample) : 0;
-      const double others = computed * (1 - 1 / threads);  // they may save as much
+      const double others = sample.computed * (1 - 1 / threads);  // they may save as much
       if (values[kUnshared] * others + values[kStart] * kernels >= others) {
         continue;
       }
       // Errors count by their time, not as a part of what is small at best.
-      const double rest = std::max(sample.lasted - computed / threads, 0.01 * others);
+      const double rest = std::max(sample.lasted - sample.computed / threads, 0.01 * others);
       rows.push_back(
           {{{kUnshared, others}, {kStart, kernels}}, rest, static_cast<double>(sample.ops) * rest});
     }

@@ -437,6 +437,34 @@ TEST_CASE("What threads share is told by what they computed together and how lon
         doctest::Approx(0.37).epsilon(0.02));
 }
 
+TEST_CASE("Ops of several threads count unless equal ones of one thread do") {
+  const Profile truth = WithoutHost(TrueProfile());
+  const Prepared shared = OnCores(1, 4);
+  Prepared alone = OnCores(1, 4);
+  alone.cluster.rank_threads = 1;
+  Prepared other({.nodes = 1, .sequence = 64, .micro_batch = 2, .ranks = 1});
+  other.cluster.node_cores = 1;
+  const Trace threads = Run(shared, truth, true).trace;
+  Trace same = Run(alone, truth, true).trace;
+  for (Span& span : same.spans) {
+    span.cpu = span.end - span.start;
+  }
+  const Trace unlike = Run(other, truth, true).trace;
+  const auto products = [&](const std::vector<CalibrationRun>& runs) {
+    const CalibrationResult result = Calibrate(runs, WithoutHost(RoundProfile()), kOrigin);
+    const auto found =
+        std::find_if(result.numbers.begin(), result.numbers.end(),
+                     [](const CalibratedNumber& n) { return n.field == "compute.gemm.bf16"; });
+    REQUIRE(found != result.numbers.end());
+    return found->rows;
+  };
+  const CalibrationRun of_threads{"threads", shared.program, shared.cluster, threads};
+  const CalibrationRun of_one{"one", alone.program, alone.cluster, same};
+  const CalibrationRun of_other{"other", other.program, other.cluster, unlike};
+  CHECK(products({of_threads, of_other}) == products({of_threads}) + products({of_other}));
+  CHECK(products({of_threads, of_one}) == products({of_one}));
+}
+
 TEST_CASE("Our own runs do not go through gloo") {
   const Prepared prepared({.nodes = 1});
   const Trace trace = Run(prepared, RoundProfile(), false).trace;
