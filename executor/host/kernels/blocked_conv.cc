@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 
+#include "core/error.h"
 #include "core/library.h"
 #include "executor/host/kernels/rows.h"
 #include "executor/host/kernels/vector.h"
@@ -17,13 +19,18 @@ namespace {
 
 constexpr const char* kModule = "shardwright_onednn.so";
 
-// Null: there is none, and convolutions are unfolded (conv.cc).
+// Null: there is none, and convolutions are unfolded (conv.cc). A module that the user names has to
+// be there.
 MakeBlockedConvFunction LoadModule() {
   const std::string folder = ProgramFolder();
   std::string problem;
   void* const module = LoadLibrary("SHARDWRIGHT_ONEDNN_MODULE",
                                    {folder + kModule, folder + "../lib/shardwright/" + kModule},
                                    SHARDWRIGHT_ONEDNN_MODULE, &problem);
+  const char* const named = std::getenv("SHARDWRIGHT_ONEDNN_MODULE");
+  if (module == nullptr && named != nullptr && *named != '\0') {
+    throw EnvironmentError("SHARDWRIGHT_ONEDNN_MODULE: " + problem);
+  }
   MakeBlockedConvFunction make = nullptr;
   return module != nullptr && FindFunction(module, "ShardwrightMakeBlockedConv", &make) ? make
                                                                                         : nullptr;
