@@ -95,6 +95,7 @@ enum KernelColumn : std::size_t {
   kAttentionBackwardColumn,
   kOwnAttentionForwardColumn,
   kOwnAttentionBackwardColumn,
+  kOwnGroupedColumn,
   kElementwiseColumn,
   kReductionColumn,
   kOptimizerColumn,
@@ -140,6 +141,8 @@ std::vector<Field> KernelFields(ComputeProfile& compute, AttentionImpl library) 
                                         has_own ? &own.forward : nullptr};
   fields[kOwnAttentionBackwardColumn] = {"compute.own_attention_backward",
                                          has_own ? &own.backward : nullptr};
+  fields[kOwnGroupedColumn] = {"compute.own_grouped",
+                               compute.own_grouped.value > 0 ? &compute.own_grouped : nullptr};
   fields[kElementwiseColumn] = {"compute.elementwise", &compute.elementwise};
   fields[kReductionColumn] = {"compute.reduction", &compute.reduction};
   fields[kOptimizerColumn] = {"compute.optimizer", &compute.optimizer};
@@ -203,7 +206,9 @@ class KernelTerms {
         const MathType type = TypeFor(kernel.dtype, true);
         const double overhead = TileOverhead(kernel.batch, kernel.m, kernel.n,
                                              std::max<std::int64_t>(gpu_.sm_count.value, 1));
-        const FitTerm multiplying{static_cast<std::size_t>(type), overhead * AtPeak(kernel, type)};
+        const bool is_own = kernel.is_own && IsOwnGroupedKnown(compute_, type);
+        const FitTerm multiplying{is_own ? kOwnGroupedColumn : static_cast<std::size_t>(type),
+                                  overhead * AtPeak(kernel, type)};
         if (compute_.gemm_operands.value > 0) {
           return {multiplying, {kOperandsColumn, traffic}};
         }
@@ -486,6 +491,11 @@ bool CalibrationResult::IsWorse() const {
   return after - before > kWorseCalibration * static_cast<double>(runs.size());
 }
 
+std::string OneSizeNote(std::string_view transport) {
+  return "all collectives over " + std::string(transport) +
+         " had about one size, so what one costs whatever its size is not told";
+}
+
 CalibrationResult Calibrate(const std::vector<CalibrationRun>& runs, const Profile& start,
                             const Origin& origin) {
   SW_CHECK(!runs.empty(), "nothing to calibrate with");
@@ -496,9 +506,19 @@ CalibrationResult Calibrate(const std::vector<CalibrationRun>& runs, const Profi
   CalibrateSharedWork(runs, samples, origin, result.profile, result.numbers);
   CalibrateBusyCores(runs, samples, origin, result.profile, result.numbers);
   CalibrateKernels(runs, samples, origin, result.profile, result.numbers);
-  CalibrateCollectives(runs, samples, origin, result.profile, result.numbers);
+  const std::vector<TransportProfile> others =
+      CalibrateCollectives(runs, samples, origin, result.profile, result.numbers);
   CalibrateCopies(runs, samples, origin, result.profile, result.numbers);
   CalibrateHost(runs, samples, origin, result.profile, result.numbers);
+  if (!others.empty()) {
+    result.other = result.profile;
+  }
+  for (const TransportProfile& other : others) {
+    result.of_one_size.push_back(other.name);
+    for (TransportProfile& transport : result.other->transports) {
+      transport = transport.name == other.name ? other : transport;
+    }
+  }
   SimulateOptions options;
   options.reserved = false;
   for (const CalibrationRun& run : runs) {

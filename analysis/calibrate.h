@@ -4,7 +4,9 @@
 // measured. docs/compare.md, section "Calibrating".
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "analysis/calibration_samples.h"
@@ -38,6 +40,11 @@ struct CalibrationResult {
   Profile profile;
   std::vector<CalibratedNumber> numbers;
   std::vector<CalibratedRun> runs;
+  // Transports of which all measured collectives had about one size, so that their rate and their
+  // latencies cannot be told apart: `profile` has it that what matters more by the start profile
+  // changed. Under `other`, which says the same of these collectives, half of that is the other's.
+  std::vector<std::string> of_one_size = {};
+  std::optional<Profile> other = {};
 
   // Are the step times of these runs, on the whole, further off than before? Compares the means of
   // the absolute relative errors, which may grow by kWorseCalibration. False without runs.
@@ -49,6 +56,9 @@ struct CalibrationResult {
 // one that does not fit the cluster. Requires at least one run.
 [[nodiscard]] CalibrationResult Calibrate(const std::vector<CalibrationRun>& runs,
                                           const Profile& start, const Origin& origin);
+
+// What to say of a transport of_one_size.
+[[nodiscard]] std::string OneSizeNote(std::string_view transport);
 
 // Its parts, in this order: fill numbers of `profile` from the samples and list what they found.
 // What part of their work ops share, and what that costs, is told by runs with several threads a
@@ -69,8 +79,9 @@ void CalibrateHost(const std::vector<CalibrationRun>& runs, const CalibrationSam
 void CalibrateCopies(const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
                      const Origin& origin, Profile& profile,
                      std::vector<CalibratedNumber>& numbers);
-void CalibrateCollectives(const std::vector<CalibrationRun>& runs,
-                          const CalibrationSamples& samples, const Origin& origin, Profile& profile,
-                          std::vector<CalibratedNumber>& numbers);
+// Returns transports as CalibrationResult::other has them, for those of_one_size.
+[[nodiscard]] std::vector<TransportProfile> CalibrateCollectives(
+    const std::vector<CalibrationRun>& runs, const CalibrationSamples& samples,
+    const Origin& origin, Profile& profile, std::vector<CalibratedNumber>& numbers);
 
 }  // namespace shardwright

@@ -43,6 +43,8 @@ struct LinkVariable {
 constexpr double kLargestChange = 1e7;  // of rates and latencies, either way
 constexpr double kNoticeable = 0.005;   // of a time, when a number changes by a tenth
 constexpr std::int64_t kMostEvaluations = 4000;
+// Times as large: tells latency from rate. Gathers in 16 bits and reductions in 32 do not.
+constexpr double kOtherSize = 2.25;
 
 class CollectiveFit {
  public:
@@ -72,6 +74,35 @@ class CollectiveFit {
   }
 
   [[nodiscard]] bool HasData() const { return !variables_.empty(); }
+
+  // Of each transport that saw one size only: half of what its rate or its latencies were found to
+  // cost is the other's, and the collectives last as long.
+  [[nodiscard]] std::vector<TransportProfile> Others(std::span<const double> changes) {
+    std::vector<TransportProfile> others;
+    for (const LinkVariable& moved : of_one_size_) {
+      Apply(changes);
+      TransportProfile& transport = profile_.transports[moved.transport];
+      if (moved.knob == Knob::kEfficiency) {
+        transport.efficiency.value = std::min(1.0, 2 * transport.efficiency.value);
+      } else {
+        ScaleLatencies(transport, 0.5);
+      }
+      const TransportProfile from = transport;
+      double fastest = -std::log(kLargestChange), slowest = std::log(kLargestChange);
+      for (int i = 0; i < 60; ++i) {
+        const double middle = (fastest + slowest) / 2;
+        transport = from;
+        if (moved.knob == Knob::kEfficiency) {
+          ScaleLatencies(transport, std::exp(middle));
+        } else {
+          transport.efficiency.value = std::min(1.0, from.efficiency.value * std::exp(-middle));
+        }
+        (MeanLogError() < 0 ? fastest : slowest) = middle;
+      }
+      others.push_back(transport);
+    }
+    return others;
+  }
 
   // Changes of the variables, as natural logarithms.
   [[nodiscard]] std::vector<double> Run() {
@@ -134,6 +165,51 @@ class CollectiveFit {
     return it == protocols.end() ? nullptr : &*it;
   }
 
+  // Are there two sizes? How a gather and a reduction of one size compare says more of what the
+  // ranks waited for than of latency.
+  [[nodiscard]] bool TellsLatency(const TransportProfile* transport) const {
+    double least = std::numeric_limits<double>::infinity(), most = 0;
+    for (const MeasuredSize& row : measured_) {
+      if (transport == row.path.intra || transport == row.path.network) {
+        least = std::min(least, static_cast<double>(row.bytes.value));
+        most = std::max(most, static_cast<double>(row.bytes.value));
+      }
+    }
+    return most >= kOtherSize * least;
+  }
+
+  // By the start profile, does a collective's size cost more than the collective itself?
+  [[nodiscard]] bool IsBoundByRate(std::size_t t) {
+    const auto all = [&] {
+      double sum = 0;
+      for (const MeasuredSize& row : measured_) {
+        sum += TimeOf(row);
+      }
+      return sum;
+    };
+    const double with = all();
+    ScaleLatencies(profile_.transports[t], 0);
+    const double without = all();
+    profile_.transports[t] = start_.transports[t];
+    return without >= with / 2;
+  }
+
+  static void ScaleLatencies(TransportProfile& transport, double factor) {
+    transport.split_latency.value = transport.split_latency.value * factor;
+    for (ProtocolProfile& protocol : transport.protocols) {
+      protocol.base_latency.value = protocol.base_latency.value * factor;
+      protocol.hop_latency.value = protocol.hop_latency.value * factor;
+    }
+  }
+
+  [[nodiscard]] double MeanLogError() const {
+    double sum = 0;
+    for (const MeasuredSize& row : measured_) {
+      sum += row.weight * std::log(TimeOf(row) / row.seconds);
+    }
+    return sum;
+  }
+
   void AddVariables() {
     for (std::size_t t = 0; t < profile_.transports.size(); ++t) {
       const TransportProfile* transport = &profile_.transports[t];
@@ -144,9 +220,13 @@ class CollectiveFit {
         is_used = is_used || transport == row.path.intra || is_outer;
         reduces = reduces || (is_outer && row.code == OpCode::kReduceScatter);
       }
-      if (is_used) {
+      if (is_used && TellsLatency(transport)) {
         variables_.push_back({Knob::kEfficiency, t});
         variables_.push_back({Knob::kLatency, t});
+      } else if (is_used) {
+        const LinkVariable one = {IsBoundByRate(t) ? Knob::kEfficiency : Knob::kLatency, t};
+        variables_.push_back(one);
+        of_one_size_.push_back(one);
       }
       if (reduces && FindSimple(transport->protocols) != nullptr) {
         variables_.push_back({Knob::kReduce, t});
@@ -302,18 +382,23 @@ class CollectiveFit {
   Profile profile_;  // measured_ points into it
   std::vector<MeasuredSize> measured_;
   std::vector<LinkVariable> variables_;
+  std::vector<LinkVariable> of_one_size_;
 };
 
 }  // namespace
 
-void CalibrateCollectives(const std::vector<CalibrationRun>& runs,
-                          const CalibrationSamples& samples, const Origin& origin, Profile& profile,
-                          std::vector<CalibratedNumber>& numbers) {
+std::vector<TransportProfile> CalibrateCollectives(const std::vector<CalibrationRun>& runs,
+                                                   const CalibrationSamples& samples,
+                                                   const Origin& origin, Profile& profile,
+                                                   std::vector<CalibratedNumber>& numbers) {
   const Profile start = profile;
   CollectiveFit fit(runs, samples, start);
-  if (fit.HasData()) {
-    fit.Store(fit.Run(), origin, profile, numbers);
+  if (!fit.HasData()) {
+    return {};
   }
+  const std::vector<double> changes = fit.Run();
+  fit.Store(changes, origin, profile, numbers);
+  return fit.Others(changes);
 }
 
 }  // namespace shardwright

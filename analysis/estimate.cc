@@ -18,6 +18,8 @@ constexpr std::int64_t kEffort = 10;
 constexpr std::int64_t kMisfitEffort = 100;
 // A larger micro-batch has to be this much faster.
 constexpr double kGain = 1.01;
+// And so much faster, if its allocator retries and that of the smaller one does not.
+constexpr double kEdgeGain = 1.5;
 
 struct Searched {
   PlanFile file;
@@ -43,6 +45,10 @@ Searched SearchBatch(const PlanFile& problem, std::int64_t global_batch, std::in
   options.fixed.micro_batch = micro_batch > 0;
   options.base.micro_batch = std::max<std::int64_t>(micro_batch, 1);
   searched.result = Search(InputOf(searched.file), options);
+  if (!searched.result.is_feasible) {
+    options.effort = kMisfitEffort;
+    searched.result = Search(InputOf(searched.file), options);
+  }
   return searched;
 }
 
@@ -55,7 +61,8 @@ std::pair<Searched, bool> SearchMicroBatches(const PlanFile& problem) {
     if (!next.result.is_feasible) {
       return {std::move(best), false};
     }
-    if (next.result.best.retries > 0 && best.result.best.retries == 0) {
+    if (next.result.best.retries > 0 && best.result.best.retries == 0 &&
+        next.TokensPerSecond() < kEdgeGain * best.TokensPerSecond()) {
       continue;  // a plan on the edge; one with more samples may recompute more and have room
     }
     if (next.TokensPerSecond() < kGain * best.TokensPerSecond()) {
@@ -76,11 +83,6 @@ Estimate EstimateJob(const PlanFile& problem, std::int64_t global_batch, bool ex
   estimate.fits = found.result.is_feasible;
   estimate.file = std::move(found.file);
   estimate.limit = found.result.memory_limit;
-  if (!estimate.fits) {
-    found.options.effort = kMisfitEffort;  // a short search says nothing of the least memory
-    found.result = Search(InputOf(estimate.file), found.options);
-    estimate.fits = found.result.is_feasible;
-  }
   if (!estimate.fits && !explains_misfits) {
     return estimate;
   }

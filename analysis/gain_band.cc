@@ -57,7 +57,7 @@ class Times {
 }  // namespace
 
 std::vector<double> GainBands(const PlanFile& file, const std::vector<Plan>& plans,
-                              double unexplained) {
+                              double unexplained, const std::optional<Profile>& other) {
   if (plans.empty()) {
     return {};
   }
@@ -69,15 +69,21 @@ std::vector<double> GainBands(const PlanFile& file, const std::vector<Plan>& pla
     const double open = unexplained / (1 + unexplained) * (1 - ratio) / 2;
     squares.push_back(open * open);
   }
+  const auto add = [&](const Profile& profile) {
+    const std::vector<double> ratios = times.Ratios(profile);
+    for (std::size_t i = 0; i < squares.size(); ++i) {
+      squares[i] += (ratios[i] - expected[i]) * (ratios[i] - expected[i]);
+    }
+  };
+  if (other) {
+    add(*other);
+  }
   for (const std::string& path : NumberPaths(file.profile)) {
     Profile moved = file.profile;
     const NumberRef number = NumberAt(moved, path, "profile");
     if (*number.spread > 0 && *number.value > 0) {
       *number.value /= 1 + *number.spread;
-      const std::vector<double> ratios = times.Ratios(moved);
-      for (std::size_t i = 0; i < squares.size(); ++i) {
-        squares[i] += (ratios[i] - expected[i]) * (ratios[i] - expected[i]);
-      }
+      add(moved);
     }
   }
   for (double& value : squares) {

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "schedule/plan.h"
 #include "schedule/plan_file.h"
+#include "topologies/profile.h"
 
 namespace shardwright {
 
@@ -11,8 +13,11 @@ namespace shardwright {
 // half-widths by the spreads of the profile's numbers, as StepTimeBand takes them, of which what
 // moves both plans alike cancels; and half of what remains open where the step was measured to be
 // `unexplained` longer than simulated (a part of it), since that may or may not grow with the rest.
-// In order of `plans`. Costs one simulation per plan and number. Throws as StepTimeBand does.
+// `other`, if given, is a profile that says the same of what was measured: bands count what it says
+// of other plans. In order of `plans`. Costs one simulation per plan and number. Throws as
+// StepTimeBand does.
 [[nodiscard]] std::vector<double> GainBands(const PlanFile& file, const std::vector<Plan>& plans,
-                                            double unexplained);
+                                            double unexplained,
+                                            const std::optional<Profile>& other = std::nullopt);
 
 }  // namespace shardwright

@@ -1,6 +1,5 @@
 #include "analysis/model_of_run.h"
 
-#include <algorithm>
 #include <array>
 #include <cctype>
 #include <cmath>
@@ -10,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/letters.h"
 #include "models/loader.h"
 #include "models/model.h"
 
@@ -22,15 +22,9 @@ bool Has(const std::string& text, std::string_view part) {
   return text.find(part) != std::string::npos;
 }
 
-std::string Lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
 // Decoders with gated MLPs and rotary positions.
 Json LlamaConfig(const MeasuredRun& run) {
-  const std::string name = Lower(run.model_name);
+  const std::string name = LowerCase(run.model_name);
   Json json;
   json["model_type"] = Has(name, "qwen3") ? "qwen3" : Has(name, "qwen2") ? "qwen2" : "llama";
   json["vocab_size"] = run.vocabulary;
@@ -113,7 +107,7 @@ Json ConfigOf(const MeasuredRun& run, const Stack& stack, std::vector<std::strin
 // "Llama3.2-3B" and the zoo's "llama-3.2-3b" are the same letters and digits.
 std::string Letters(const std::string& text) {
   std::string letters;
-  for (const char c : Lower(text)) {
+  for (const char c : LowerCase(text)) {
     if (std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.') {
       letters += c;
     }

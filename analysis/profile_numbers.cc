@@ -29,6 +29,7 @@ std::map<std::string, NumberRef> AllNumbers(Profile& profile) {
       {"compute.attention_backward", Of(c.attention.backward)},
       {"compute.elementwise", Of(c.elementwise)},
       {"compute.fp8_rowwise", Of(c.fp8_rowwise)},
+      {"compute.own_grouped", Of(c.own_grouped)},
       {"compute.reduction", Of(c.reduction)},
       {"compute.optimizer", Of(c.optimizer)},
       {"compute.kernel_floor", Of(c.kernel_floor)},

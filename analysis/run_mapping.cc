@@ -372,9 +372,11 @@ void FillPlan(MeasuredRun run, const std::string& profile, PlanFile& file,
   file.model = ModelOfRun(run, file.job, stack, notes);
   file.kernels = FindKernelSet(stack.kernel_set, "framework");
   SetAttention(run, stack, file.kernels);
-  file.kernels.fp8_linear = run.compute_dtype == "fp8" || run.compute_dtype == "fp4";
-  file.kernels.fp8_rowwise =
-      Contains(run.param_dtype, "rowwise") && !Contains(run.param_dtype, "rowwise_with_gw_hp");
+  if (run.compute_dtype == "fp8" || run.compute_dtype == "fp4") {
+    const bool by_row =
+        Contains(run.param_dtype, "rowwise") && !Contains(run.param_dtype, "rowwise_with_gw_hp");
+    file.kernels.fp8 = by_row ? Fp8Products::kPerRow : Fp8Products::kPerTensor;
+  }
   file.profile = profile == "auto" ? DefaultProfile(file.cluster.gpu, file.kernels.name)
                                    : LoadProfile(profile);
   if (stack.one_communicator) {

@@ -154,13 +154,17 @@ StepCalls StepOf(const Program& program) {
 
 // How a group was recorded, by the worst of all recordings.
 struct Recorded {
-  std::vector<StepCalls> steps;  // of all ranks
+  std::vector<StepCalls> steps;           // of all ranks
+  std::vector<std::int64_t> written_out;  // by step: attention that is written out
   std::array<MatchedBy, kGroupCount> by{};
 };
 
 bool HasCalls(const ProfilerRecording& recording, CallGroup group, bool with_sizes) {
   bool any = false;
   for (const HostCall& call : recording.calls) {
+    if (call.kind == CallKind::kAttentionWrittenOut) {
+      continue;
+    }
     const CallGroup own = call.kind == CallKind::kProduct       ? CallGroup::kProducts
                           : call.kind == CallKind::kConvolution ? CallGroup::kConvolutions
                                                                 : CallGroup::kAttention;
@@ -221,6 +225,8 @@ void AddCall(const HostCall& call, const std::array<MatchedBy, kGroupCount>& by,
         ++In(step, CallGroup::kConvolutions)[{}];
       }
       return;
+    case CallKind::kAttentionWrittenOut:
+      return;
     case CallKind::kAttentionForward:
     case CallKind::kAttentionBackward:
       break;
@@ -256,8 +262,10 @@ Recorded RecordedOf(const Program& program, const std::vector<ProfilerRecording>
       throw InputError(recording.file, "no step with work", "at least one training step");
     }
     std::vector<StepCalls> steps(recording.steps.size());
+    std::vector<std::int64_t> written_out(recording.steps.size(), 0);
     for (const HostCall& call : recording.calls) {
       AddCall(call, result.by, experts, steps[call.step]);
+      written_out[call.step] += call.kind == CallKind::kAttentionWrittenOut ? 1 : 0;
     }
     for (const Activity& activity : recording.activities) {
       AddKernel(recording, activity, result.by, steps[activity.step]);
@@ -268,6 +276,7 @@ Recorded RecordedOf(const Program& program, const std::vector<ProfilerRecording>
     }
     for (const RecordingStep& step : counted) {
       result.steps.push_back(std::move(steps[step.step]));
+      result.written_out.push_back(written_out[step.step]);
     }
   }
   return result;
@@ -311,6 +320,22 @@ Calls UnderPlannedSizes(const Calls& recorded, const Calls& planned) {
       result[call] += open;
     }
   }
+  return result;
+}
+
+// Recorded products without those that nobody planned of attention that is written out where the
+// plan has one op of it: two of its forward, four of its backward.
+Calls WithoutWrittenOut(const Calls& recorded, const Calls& planned, std::int64_t attention) {
+  Calls result = recorded;
+  std::int64_t left = 6 * attention;
+  for (auto& [call, count] : result) {
+    const auto found = planned.find(call);
+    const std::int64_t wanted = found == planned.end() ? 0 : found->second;
+    const std::int64_t taken = std::clamp<std::int64_t>(count - wanted, 0, left);
+    count -= taken;
+    left -= taken;
+  }
+  std::erase_if(result, [](const auto& row) { return row.second == 0; });
   return result;
 }
 
@@ -394,9 +419,12 @@ RunMatch Match(const StepCalls& planned, const Recorded& recorded) {
     const auto group = static_cast<CallGroup>(g);
     GroupMatch match(group, recorded.by[g]);
     const Calls plan = ToldBy(recorded.by[g], group, planned[g]);
-    for (const StepCalls& step : recorded.steps) {
-      const Calls calls = ToldBy(recorded.by[g], group, step[g]);
-      match.Add(plan, group == CallGroup::kCollectives ? UnderPlannedSizes(calls, plan) : calls);
+    for (std::size_t i = 0; i < recorded.steps.size(); ++i) {
+      const Calls calls = ToldBy(recorded.by[g], group, recorded.steps[i][g]);
+      match.Add(plan, group == CallGroup::kCollectives ? UnderPlannedSizes(calls, plan)
+                      : group == CallGroup::kProducts
+                          ? WithoutWrittenOut(calls, plan, recorded.written_out[i])
+                          : calls);
     }
     MatchGroup row = match.Result();
     if (row.planned > 0 || row.recorded > 0) {
@@ -436,7 +464,7 @@ RunMatch MatchRecordings(const Program& program, const std::vector<ProfilerRecor
 }
 
 RunMatch MatchPrograms(const Program& program, const Program& ran) {
-  return Match(StepOf(program), {{StepOf(ran)}, {}});
+  return Match(StepOf(program), {{StepOf(ran)}, {0}, {}});
 }
 
 }  // namespace shardwright

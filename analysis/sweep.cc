@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <mutex>
 
 #include "analysis/csv.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/portable.h"
+#include "planner/search.h"
 
 namespace shardwright {
 namespace {
@@ -35,6 +37,10 @@ SweepResult Predict(const SweepPoint& point,
     row.counts_images = file.model.model.sequence_length == 0;
     row.replicate_size = file.plan.replicate_size;
     row.outcome = Evaluate(file);
+    const Bytes whole = file.cluster.gpu.usable_memory.value;
+    row.room = whole - row.outcome->DeviceTotal();
+    row.memory_error = Bytes(
+        std::llround(static_cast<double>(whole.value) * DefaultMargin(file.cluster, file.profile)));
   } catch (const InputError& error) {
     row.error = error.what();
   }

@@ -50,9 +50,13 @@ struct SweepResult {
   std::int64_t replicate_size = 0;
   bool counts_images = false;  // of an image model, tokens are images and there is no sequence
   std::optional<PlanOutcome> outcome;
-  std::string error;  // why there is no such plan; empty where there is an outcome
+  Bytes room;          // what the outcome leaves of the device's memory
+  Bytes memory_error;  // by how much that may be off: DefaultMargin of it
+  std::string error;   // why there is no such plan; empty where there is an outcome
 
   [[nodiscard]] bool Fits() const { return outcome && outcome->Fits(); }
+  // It fits also where the prediction is off by its error.
+  [[nodiscard]] bool FitsSurely() const { return Fits() && room >= memory_error; }
   // GPU-hours per 10^9 tokens (images); 0 without outcome.
   [[nodiscard]] double GpuHoursPerBillion() const;
 };

@@ -41,11 +41,11 @@ Examples:
   shardwright advise run.json.gz -o better.json --patch better.diff
   shardwright advise traces/ --plan plan.json --fix batch,mesh --json
 
-TRACE is of PyTorch's profiler (several ranks: one file each, or a folder), of Nsight Systems, or of
-`shardwright run`. Shows where a step goes and which units compute waits for, and ranks what would
-help by gain over effort. With the plan of the job (--plan; traces of our own carry it) the profile
-is corrected by the trace, each change and the best plan are simulated, and a patch of the job's
-settings is made. Without one, gains are what a change could save at most.
+TRACE is of PyTorch's profiler (several ranks: one file each, or a folder), of Nsight Systems, of
+Chakra, or of `shardwright run`. Shows where a step goes and which units compute waits for, and
+ranks what would help by gain over effort. With the plan of the job (--plan; traces of our own carry
+it) the profile is corrected by the trace, each change and the best plan are simulated, and a patch
+of the job's settings is made. Without one, gains are what a change could save at most.
 
 Exits with 1 when the trace is not a run of the plan, or contradicts it.)";
 
@@ -82,6 +82,7 @@ Traced ReadTraced(const Arguments& arguments) {
     Traced traced;
     traced.run.name = files.front();
     traced.run.recordings = ReadRecordings(files);
+    traced.is_simulation = traced.run.recordings.front().is_simulated;
     traced.has_plan = plan.is_given();
     if (traced.has_plan) {
       traced.run.file = ReadPlanFile(plan.text, arguments.streams);
@@ -230,6 +231,10 @@ void Correct(const TracedRun& run, PlanFile& file, AdviseReport& report) {
     file.profile = report.calibration->profile;
     file.profile.name = name + "-corrected";
     file.profile.description = "Fitted by shardwright advise, from " + name;
+    for (const std::string& transport : report.calibration->of_one_size) {
+      report.notes.push_back(OneSizeNote(transport) +
+                             "; bands of gains allow for half of its time");
+    }
   }
 }
 
@@ -255,7 +260,9 @@ void AdviseWithPlan(const Arguments& arguments, const Traced& traced, AdviseRepo
   if (report.better) {
     plans.push_back(report.better->file.plan);
   }
-  std::vector<double> bands = GainBands(now, plans, unexplained);
+  const std::optional<Profile> none;
+  std::vector<double> bands =
+      GainBands(now, plans, unexplained, report.is_corrected ? report.calibration->other : none);
   if (report.better) {
     BetterPlan& better = *report.better;
     better.band = bands.back();

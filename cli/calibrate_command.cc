@@ -47,8 +47,9 @@ Examples:
   shardwright calibrate --device cuda --cluster 'h200-141 x4, nvlink 450 GB/s' -o mine.json
 
 Traces are those of `shardwright run --trace`, each of which carries its plan; those of PyTorch's
-profiler or Nsight Systems, with --plan; or what nccl-tests print, with --cluster. With --device and
-no traces, plans run on the device first: on all GPUs of --cluster, a process each, and on one.
+profiler, Nsight Systems or Chakra, with --plan; or what nccl-tests print, with --cluster. With
+--device and no traces, plans run on the device first: on all GPUs of --cluster, a process each, and
+on one.
 Then: shardwright plan --profile mine.json ...
 
 Exits with 1 and writes nothing when a trace is not a run of its plan or contradicts it, and when the
@@ -65,7 +66,7 @@ constexpr std::array<FlagRow, 11> kCalibrateFlags = {{
      FileRole::kRead},
     {"--device", "host|cuda", "run small plans on this device instead of reading traces"},
     {"--ranks", "N", "with --device host: ranks of these plans (default: one per core, at most 4)"},
-    {"--plan", "FILE", "what traces of PyTorch's profiler or Nsight Systems ran", FileRole::kRead},
+    {"--plan", "FILE", "what traces of other programs ran", FileRole::kRead},
     {"--cluster", "NAME|FILE", "where nccl-tests ran, or the GPUs of --device cuda",
      FileRole::kRead},
     {"--nodes", "N", "of that cluster"},
@@ -89,6 +90,11 @@ TracedRun ReadForeignTraces(const Arguments& arguments, const std::vector<std::s
       files.front(), ReadPlanFile(arguments.Get("--plan").text, arguments.streams), {}, {}};
   run.program = LowerAndVerify(run.file);
   run.recordings = ReadRecordings(files);
+  for (const ProfilerRecording& recording : run.recordings) {
+    if (recording.is_simulated) {
+      throw InputError(recording.file, "a simulated step", "what was measured");
+    }
+  }
   return run;
 }
 
@@ -140,6 +146,7 @@ std::vector<TracedRun> ReadTraces(const Arguments& arguments,
         break;
       case MeasuredKind::kKineto:
       case MeasuredKind::kNsight:
+      case MeasuredKind::kChakra:
         foreign.push_back(file);
         break;
       case MeasuredKind::kNcclText:
@@ -203,7 +210,11 @@ std::string ReportText(const CalibrationResult& result) {
     numbers.Row({number.field, Value(number, number.before), Value(number, number.after),
                  Percent(number.spread), std::to_string(number.rows)});
   }
-  return "Profile " + PrintableLine(result.profile.name) + "\n\n" + numbers.Text() +
+  std::string notes;
+  for (const std::string& transport : result.of_one_size) {
+    notes += "\nNote: " + OneSizeNote(transport) + ".\n";
+  }
+  return "Profile " + PrintableLine(result.profile.name) + "\n\n" + numbers.Text() + notes +
          (result.runs.empty() ? std::string() : "\n" + RunsText(result));
 }
 
@@ -221,6 +232,7 @@ std::string ReportJson(const CalibrationResult& result) {
                                {"spread", number.spread},
                                {"op_shapes", number.rows}});
   }
+  json["of_one_size"] = result.of_one_size;
   json["runs"] = RunsJson(result);
   return json.dump(2) + "\n";
 }

@@ -23,6 +23,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/printable.h"
+#include "planner/warnings.h"
 
 namespace shardwright {
 namespace {
@@ -64,16 +65,45 @@ void TryLora(const Question& question, Estimate& estimate) {
   }
 }
 
-// What a plan that offloads needs of nodes whose description says nothing of their memory.
-void AssumeHostMemory(const Estimate& e, Assumed& assumed) {
-  if (e.fits && e.file.plan.offload != Offload() && e.file.cluster.node.host_memory == Bytes(0)) {
-    assumed.push_back("host memory: the " + Format(e.outcome.host_peak) +
-                      " per node that this takes; a cluster such as \"..., host 1 TiB\" says it");
+// Of the nodes' memory where the answer hangs on it and nobody said it.
+void TellHostMemory(const Estimate& e, Question& question) {
+  const bool matters = e.fits ? e.file.plan.offload != Offload()
+                              : e.floor.candidate.status == CandidateStatus::kOverHost;
+  question.options.cluster = question.cluster_as_asked;
+  const Bytes memory = e.file.cluster.node.host_memory;
+  if (!matters || (memory > Bytes(0) && question.usual_host.empty())) {
+    return;
   }
+  question.options.cluster += question.usual_host;
+  const std::string said = memory == Bytes(0)
+                               ? "the " + Format(e.outcome.host_peak) + " that this takes"
+                               : Format(memory) + " (twice its GPUs', at least 64 GiB each)";
+  question.assumed.push_back("host memory per node: " + said +
+                             "; a cluster such as \"..., host 1 TiB\" says it");
+}
+
+// Warnings of the plan; where none fits, of one that shards over all GPUs, and over those of twice
+// the nodes if more of them would not help.
+std::vector<std::string> WarningsOfAnswer(const Estimate& estimate) {
+  PlanFile file = estimate.file;
+  if (!estimate.fits) {
+    const bool nodes_help =
+        std::any_of(estimate.fixes.begin(), estimate.fixes.end(),
+                    [](const Fix& fix) { return fix.change.starts_with("--nodes"); });
+    file.plan.dialect = Dialect::kFsdp2;
+    file.plan.shard_size = file.cluster.RankCount() * (nodes_help ? 1 : 2);
+  }
+  return WarningsOf(file);
 }
 
 int AnswerFor(const Arguments& arguments, Question& question, const Estimate& estimate) {
-  AssumeHostMemory(estimate, question.assumed);
+  TellHostMemory(estimate, question);
+  for (const std::string& warning : WarningsOfAnswer(estimate)) {
+    Warn(warning);
+  }
+  if (estimate.fits && !estimate.outcome.rates.has_dtype) {
+    Warn(NoMatrixUnits(estimate.file.cluster.gpu));
+  }
   arguments.Print(arguments.IsJson() ? EstimateJson(arguments, question, estimate)
                                      : EstimateText(arguments, question, estimate));
   return estimate.fits ? kExitOk : kExitNo;

@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -57,7 +58,10 @@ std::string NextCommand(const Arguments& arguments, const Question& question, co
   const bool is_lora = e.file.job.lora_rank > 0;
   const Flag precision = arguments.Get("--precision");
   if (precision.is_given() || is_lora) {
-    command += " --precision " + (precision.is_given() ? ShellWord(precision.text) : "bf16");
+    command += " --precision " +
+               (precision.is_given()
+                    ? ShellWord(precision.text)
+                    : std::string(NameIn(kTrainingDTypeNames, e.file.job.precision.param)));
   }
   if (is_lora) {
     std::string targets;
@@ -143,7 +147,8 @@ std::string FitText(const Arguments& arguments, const Question& question, const 
                                               WithCommas(retries) + " a step"
                                         : "")});
   table.Row({"step", Format(ToSeconds(e.outcome.step_time)) + " for " +
-                         WithCommas(file.job.global_batch) + " samples of " +
+                         WithCommas(file.job.global_batch) +
+                         (file.job.global_batch == 1 ? " sample of " : " samples of ") +
                          WithCommas(file.model.model.tokens_per_sample) + " " + unit +
                          (file.plan.accumulation > 1
                               ? ", in " + WithCommas(file.plan.accumulation) + " micro-batches"
@@ -209,9 +214,11 @@ std::string Duration(double seconds) {
   if (seconds < 2 * kHour) {
     return Format(Seconds(seconds));
   }
-  const bool is_days = seconds >= 48 * kHour;
-  std::snprintf(text.data(), text.size(), is_days ? "%.3g days" : "%.3g h",
-                seconds / (is_days ? 24 * kHour : kHour));
+  constexpr double kDay = 24 * kHour, kYear = 365.25 * kDay;
+  const std::pair<double, const char*> unit = seconds >= 2 * kYear  ? std::pair(kYear, "years")
+                                              : seconds >= 2 * kDay ? std::pair(kDay, "days")
+                                                                    : std::pair(kHour, "h");
+  std::snprintf(text.data(), text.size(), "%.3g %s", seconds / unit.first, unit.second);
   return text.data();
 }
 

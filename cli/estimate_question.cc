@@ -6,25 +6,27 @@
 #include "analysis/estimate.h"
 #include "cli/flow.h"
 #include "core/error.h"
+#include "core/json.h"
 
 namespace shardwright {
 namespace {
 
-constexpr std::array<FlagRow, 13> kEstimateFlags = {{
+constexpr std::array<FlagRow, 14> kEstimateFlags = {{
     {"--nodes", "N", "nodes in use"},
     {"--seq", "N", "tokens per sample (default: the model's, at most 2048)"},
     {"--tokens", "N", "tokens (images) of the whole run (default 1e9)"},
     {"--deadline", "TIME", "the fewest nodes that end the run in that time, such as '30 days'"},
     {"--global-batch", "N", "samples per step over all ranks (default: ranks x micro-batch)"},
     {"--precision", "NAME",
-     "bf16-mixed, fp16-mixed, fp32, bf16, or master/param/reduce (default bf16-mixed; with LoRA "
-     "bf16)"},
+     "bf16-mixed, fp16-mixed, fp32, bf16, or master/param/reduce, with +fp8 or +fp8-rowwise as of "
+     "plan (default bf16-mixed; with LoRA bf16)"},
     {"--optimizer", "NAME[:IMPL]", "as of plan (default adamw:foreach)"},
     {"--lora-rank", "N", "rank of LoRA adapters; everything else is frozen"},
     {"--lora-targets", "GLOBS",
      "linear modules that get adapters (default: those that PEFT takes, such as q_proj,v_proj)"},
     {"--frozen", "GLOBS", "parameters without gradient, such as 'model.embed_tokens.*'"},
     {"--kernel-set", "NAME", "software stack (default torch-eager)"},
+    {"--loss-chunks", "N", "head and loss in N chunks, as of plan"},
     {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)",
      FileRole::kRead},
     {"--memory-margin,--mem-margin", "X",
@@ -67,14 +69,60 @@ void AssumeNetwork(Question& question) {
   }
 }
 
-void AssumeLora(const Arguments& arguments, Question& question) {
+// Adds to the description of the cluster. False: it is no description, and stays as it is.
+bool Describe(const std::string& more, PlanOptions& options) {
+  try {
+    (void)LoadCluster(options.cluster + more, options.nodes, options.gpus);
+  } catch (const InputError&) {
+    return false;
+  }
+  options.cluster += more;
+  return true;
+}
+
+// Nodes of which nobody says it have as much memory as their GPUs twice, and 64 GiB per GPU: what
+// clouds rent, and less than makers' boxes. NICs matter where more nodes would help.
+void AssumeNode(Question& question) {
+  constexpr Bytes kLeast(std::int64_t{64} << 30);
+  PlanOptions& options = question.options;
+  question.cluster_as_asked = options.cluster;
+  const Cluster cluster = LoadCluster(options.cluster, options.nodes, options.gpus);
+  if (cluster.node.host_memory == Bytes(0)) {
+    const Bytes memory = std::max(cluster.gpu.memory.value * 2, kLeast) * cluster.gpus_per_node;
+    const std::string host = ", host " + FormatExact(memory);
+    question.usual_host = Describe(host, options) ? host : "";
+  }
+  if (cluster.node_count == 1) {
+    Describe(
+        ", nic " + std::to_string(cluster.gpus_per_node) + "x" + UsualNic(cluster.gpu.architecture),
+        options);
+  }
+}
+
+// What is said where nobody does: with LoRA 16 bits for all, and fp16 where the GPU has no bf16.
+void AssumePrecision(Question& question) {
+  PlanOptions& options = question.options;
+  if (options.has_precision) {
+    return;
+  }
+  const bool has_lora = options.job.lora_rank > 0;
+  if (has_lora) {
+    options.job.precision = {DType::kBf16, DType::kBf16, DType::kBf16};
+  }
+  const GpuSpec gpu = LoadCluster(options.cluster, options.nodes, options.gpus).gpu;
+  const bool is_fp16 = UsesFp16(options, gpu);
+  if (has_lora || is_fp16) {
+    question.assumed.push_back(std::string("precision: ") + (is_fp16 ? "fp16" : "bf16") +
+                               (has_lora ? ", weights and adapters" : "-mixed") +
+                               (is_fp16 ? ", since " + gpu.name + " multiplies no bf16" : "") +
+                               "; --precision");
+  }
+}
+
+void AssumeLora(Question& question) {
   PlanOptions& options = question.options;
   if (options.job.lora_rank == 0) {
     return;
-  }
-  if (!arguments.Get("--precision").is_given()) {
-    options.job.precision = {DType::kBf16, DType::kBf16, DType::kBf16};
-    question.assumed.emplace_back("precision: bf16, weights and adapters; --precision");
   }
   if (!options.job.lora_targets.empty()) {
     return;
@@ -111,7 +159,9 @@ Question ReadQuestion(const Arguments& arguments) {
   arguments.Set("--tokens", question.tokens,
                 [](const Flag& flag) { return ReadWholeNumber(flag, 1); });
   AssumeNetwork(question);
-  AssumeLora(arguments, question);
+  AssumeNode(question);
+  AssumePrecision(question);
+  AssumeLora(question);
   return question;
 }
 

@@ -29,6 +29,10 @@ struct Question {
   std::int64_t tokens = 1'000'000'000;
   std::optional<MetDeadline> deadline;
   Assumed assumed;
+  // options.cluster also says what usual nodes have and the question does not: without that, and
+  // the part about host memory, which is told only where the answer depends on it.
+  std::string cluster_as_asked;
+  std::string usual_host;
 };
 
 [[nodiscard]] std::span<const FlagRow> EstimateFlags();

@@ -207,20 +207,41 @@ std::vector<std::string> ReadList(const Flag& flag) {
   return parts;
 }
 
+namespace {
+
+// What stands behind a precision's name for the products of linear layers; none if nothing does.
+std::optional<Fp8Products> Fp8Of(std::string_view name) {
+  return name == "fp8"           ? std::optional(Fp8Products::kPerTensor)
+         : name == "fp8-rowwise" ? std::optional(Fp8Products::kPerRow)
+                                 : std::nullopt;
+}
+
+}  // namespace
+
+Fp8Products ReadFp8Products(const Flag& flag) {
+  return Fp8Of(std::string_view(flag.text).substr(flag.text.find('+') + 1))
+      .value_or(Fp8Products::kNone);
+}
+
 Precision ReadPrecision(const Flag& flag) {
   using enum DType;
-  if (flag.text == "bf16-mixed") {
+  const std::size_t plus = flag.text.find('+');
+  const bool has_fp8 = Fp8Of(std::string_view(flag.text).substr(plus + 1)).has_value();
+  const std::string name = !has_fp8                    ? flag.text
+                           : plus == std::string::npos ? "bf16-mixed"
+                                                       : flag.text.substr(0, plus);
+  if (name == "bf16-mixed") {
     return {kFp32, kBf16, kFp32};
   }
-  if (flag.text == "fp16-mixed") {
+  if (name == "fp16-mixed") {
     return {kFp32, kFp16, kFp32};
   }
-  const std::size_t whole = IndexOf(flag.text, kTrainingDTypeNames);
+  const std::size_t whole = IndexOf(name, kTrainingDTypeNames);
   if (whole < kTrainingDTypeNames.size()) {
     const auto type = static_cast<DType>(whole);
     return {type, type, type};
   }
-  const std::vector<std::string> parts = Split(flag.text, '/');
+  const std::vector<std::string> parts = Split(name, '/');
   Precision precision;
   bool is_good = parts.size() == 3;
   for (std::size_t i = 0; is_good && i < 3; ++i) {
@@ -233,7 +254,7 @@ Precision ReadPrecision(const Flag& flag) {
   if (!is_good) {
     throw FlagError(flag,
                     "bf16-mixed, fp16-mixed, fp32, bf16, fp16 or master/param/reduce such as "
-                    "fp32/bf16/fp32");
+                    "fp32/bf16/fp32, alone or with +fp8 or +fp8-rowwise");
   }
   return precision;
 }

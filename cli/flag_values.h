@@ -46,6 +46,7 @@ struct Flag {
 
 // "bf16-mixed", "fp16-mixed", "bf16", "fp32", or "master/param/reduce" such as "fp32/bf16/bf16".
 [[nodiscard]] Precision ReadPrecision(const Flag& flag);
+[[nodiscard]] Fp8Products ReadFp8Products(const Flag& flag);  // of a precision, "bf16+fp8" say
 // "adamw", or with the implementation "adamw:fused".
 [[nodiscard]] OptimizerSpec ReadOptimizer(const Flag& flag);
 // "none", or some of "parameters,optimizer,activations".

@@ -104,18 +104,47 @@ double MarginOf(Bytes limit, const GpuSpec& gpu, double margin) {
 
 }  // namespace
 
+void SetLossChunks(const PlanOptions& options, PlanFile& file) {
+  if (options.loss_chunks == 0) {
+    return;
+  }
+  const Model& model = file.model.model;
+  std::size_t i = 0;
+  while (i < model.ops.size() && !IsLinearLoss(model, i)) {
+    ++i;
+  }
+  if (i == model.ops.size()) {
+    throw UsageError("--loss-chunks: " + model.name +
+                     " has no linear layer right before a cross-entropy");
+  }
+  file.kernels = WithLossChunks(std::move(file.kernels), options.loss_chunks);
+}
+
+bool UsesFp16(const PlanOptions& options, const GpuSpec& gpu) {
+  return !options.has_precision && options.job.precision.param == DType::kBf16 &&
+         !PeakFlops(gpu, MathType::kBf16) && PeakFlops(gpu, MathType::kFp16);
+}
+
 PlanFile MakeJobFile(const PlanOptions& options) {
   PlanFile file;
   file.job = options.job;
   file.cluster = LoadCluster(options.cluster, options.nodes, options.gpus);
+  if (UsesFp16(options, file.cluster.gpu)) {
+    Precision& precision = file.job.precision;
+    for (DType* dtype : {&precision.master, &precision.param, &precision.reduce}) {
+      *dtype = *dtype == DType::kBf16 ? DType::kFp16 : *dtype;
+    }
+  }
   file.job.memory_margin = MarginOf(options.memory_limit, file.cluster.gpu, file.job.memory_margin);
   file.kernels = FindKernelSet(
       options.kernel_set.empty() ? UsualKernelSet(file.cluster.gpu) : options.kernel_set,
       "--kernel-set");
   file.kernels.attention = options.attention.value_or(file.kernels.attention);
+  file.kernels.fp8 = options.fp8.value_or(file.kernels.fp8);
   file.profile = options.profile.empty() ? DefaultProfile(file.cluster.gpu, file.kernels.name)
                                          : LoadProfile(options.profile);
   CheckNetwork(file.cluster, file.profile);
+  CheckFp8(file);
   if (options.search && !options.has_margin) {
     file.job.memory_margin = DefaultMargin(file.cluster, file.profile);
   }
@@ -128,7 +157,12 @@ PlanFile MakeJobFile(const PlanOptions& options) {
     throw InputError("--seq", std::to_string(options.job.sequence_length),
                      "no such flag with " + file.model.model.name + ", which has no sequences");
   }
+  SetLossChunks(options, file);
   return file;
+}
+
+std::string NoMatrixUnits(const GpuSpec& gpu) {
+  return gpu.name + " has no matrix units for the compute dtype; fp32 rates are used";
 }
 
 PlanFile MakePlanFile(const PlanOptions& options) {

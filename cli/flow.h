@@ -20,6 +20,16 @@ namespace shardwright {
 // that no flag gives follows from micro-batch and accumulation.
 [[nodiscard]] PlanFile MakeJobFile(const PlanOptions& options);
 
+// Does that job compute in fp16, since nobody said a precision and the GPU multiplies no bf16?
+[[nodiscard]] bool UsesFp16(const PlanOptions& options, const GpuSpec& gpu);
+
+// Applies --loss-chunks to the job's kernel set. Throws UsageError where the model has no such
+// loss.
+void SetLossChunks(const PlanOptions& options, PlanFile& file);
+
+// What is said of it where the job computes in a dtype that its matrix units do not have.
+[[nodiscard]] std::string NoMatrixUnits(const GpuSpec& gpu);
+
 // The pieces of MakePlanFile that a search needs for the choices that flags fix.
 void SetMesh(const PlanOptions& options, std::int64_t ranks, Plan& plan);
 void SetUnits(const PlanOptions& options, const Model& model, const Job& job, Plan& plan);

@@ -111,6 +111,22 @@ Json TotalsOfSets(const Model& model) {
   return rows;
 }
 
+std::string BlockNames(const Model& model) {
+  std::string names;
+  for (const std::string& name : model.block_classes) {
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  return names;
+}
+
+// As in a model.json: a list only where there are several.
+Json BlockClasses(const Model& model) {
+  if (model.block_classes.size() > 1) {
+    return Json(model.block_classes);
+  }
+  return Json(BlockNames(model));
+}
+
 Report InspectModel(const Model& model, bool as_json) {
   for (const std::string& warning : model.warnings) {
     Warn(warning);
@@ -120,7 +136,7 @@ Report InspectModel(const Model& model, bool as_json) {
   if (!as_json) {
     Table table({kLeft, kLeft});
     table.Row({"type", model.type});
-    table.Row({"block class", model.block_class.empty() ? "none" : model.block_class});
+    table.Row({"block class", model.block_classes.empty() ? "none" : BlockNames(model)});
     table.Row({"parameters", WithCommas(parameters)});
     table.Row({"tokens per sample", WithCommas(model.tokens_per_sample)});
     table.Row({"training FLOPs per sample", WithCommas(static_cast<std::int64_t>(flops))});
@@ -132,7 +148,7 @@ Report InspectModel(const Model& model, bool as_json) {
   Json json = Header("model");
   json["name"] = model.name;
   json["type"] = model.type;
-  json["block_class"] = model.block_class;
+  json["block_class"] = BlockClasses(model);
   json["parameter_count"] = parameters;
   json["trainable_parameter_count"] = CountParameters(model, true);
   json["sequence_length"] = model.sequence_length;
@@ -369,6 +385,9 @@ Report InspectName(const std::string& name, const InspectOptions& options) {
   }
   if (Contains(ListProfiles(), name, itself, names)) {
     return InspectProfile(LoadProfile(name), options.json);
+  }
+  if (!ZooModelOf(name).empty()) {
+    return InspectModel(LoadModel(name, ModelOptions(options)), options.json);
   }
   throw InputError("inspect", '"' + name + '"',
                    "a file, a folder with a config.json, or the name of a model, cluster or "

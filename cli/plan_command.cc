@@ -247,8 +247,9 @@ int RunDialects(const Arguments& arguments, const std::vector<std::string>& dial
 }
 
 // With --from: what may differ from the run.
-constexpr std::array<const char*, 27> kFreeWithFrom = {"--kernel-set",
+constexpr std::array<const char*, 28> kFreeWithFrom = {"--kernel-set",
                                                        "--attention",
+                                                       "--loss-chunks",
                                                        "--profile",
                                                        "--dialect",
                                                        "--global-batch",
@@ -335,6 +336,7 @@ PlanFile JobBesideRun(const Arguments& arguments, const PlanOptions& options, Pl
     file.profile = DefaultProfile(file.cluster.gpu, file.kernels.name);
   }
   file.kernels.attention = options.attention.value_or(file.kernels.attention);
+  SetLossChunks(options, file);
   if (!options.profile.empty()) {
     file.profile = LoadProfile(options.profile);
   }

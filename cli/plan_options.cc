@@ -14,8 +14,9 @@ constexpr std::array<std::string_view, 4> kObjectiveNames = {"time", "memory", "
 constexpr std::int64_t kMaxBatch = std::int64_t{1} << 40;
 constexpr std::int64_t kMaxAccumulation = 65535;
 constexpr std::int64_t kMaxMicroBatch = std::int64_t{1} << 24;
+constexpr std::int64_t kMaxLossChunks = std::int64_t{1} << 20;
 
-constexpr std::array<FlagRow, 53> kPlanOptionFlags = {{
+constexpr std::array<FlagRow, 54> kPlanOptionFlags = {{
     {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json (required)",
      FileRole::kRead},
     {"--cluster", "NAME|FILE|TEXT",
@@ -29,6 +30,10 @@ constexpr std::array<FlagRow, 53> kPlanOptionFlags = {{
     {"--attention", "flash|materialized|cudnn|flash3|triton",
      "attention's kernels: the framework's fused ones, none that are fused, or those of cuDNN, "
      "FlashAttention-3 or Triton (default: the stack's)"},
+    {"--loss-chunks", "N",
+     "head and loss run in N chunks of rows, as Liger's 16, and no whole logits exist (default: "
+     "the "
+     "stack's, mostly 1)"},
     {"--profile", "NAME|FILE", "measured efficiencies (default: by GPU and kernel set)",
      FileRole::kRead},
     {"--mode", "train|forward", "what a step does (default train)"},
@@ -56,7 +61,9 @@ constexpr std::array<FlagRow, 53> kPlanOptionFlags = {{
      "none, or some of parameters,optimizer,activations,moments (default none)"},
     {"--precision", "NAME",
      "bf16-mixed, fp16-mixed, fp32, bf16, or master/param/reduce (default bf16-mixed = "
-     "fp32/bf16/fp32)"},
+     "fp32/bf16/fp32); with +fp8 or +fp8-rowwise linear layers of blocks multiply in fp8, scaled "
+     "by tensor or by row (fp8 = bf16-mixed+fp8). On GPUs that multiply no bf16 the default is "
+     "fp16-mixed"},
     {"--optimizer", "NAME[:IMPL[:MATRICES]]",
      "sgd, momentum, adam, adamw or adadelta; foreach, fused or for_loop (default adamw:foreach); "
      "what updates the blocks' matrices instead: muon, muon_distributed or soap (ddp only)"},
@@ -270,6 +277,9 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   arguments.Set("--attention", options.attention, [](const Flag& flag) {
     return static_cast<AttentionImpl>(ReadChoice(flag, kAttentionNames));
   });
+  arguments.SetCount("--loss-chunks", kMaxLossChunks, options.loss_chunks);
+  arguments.Set("--precision", options.fp8, ReadFp8Products);
+  options.has_precision = arguments.Get("--precision").is_given();
   arguments.SetText("--profile", options.profile);
   arguments.Set("--wrap", options.wrap, ReadWrap);
   options.output = arguments.Get("--output").text;

@@ -22,12 +22,15 @@ struct PlanOptions {
   std::int64_t gpus = 0;                   // per node; 0: what the cluster says
   std::string kernel_set;                  // empty: the cluster's usual one
   std::optional<AttentionImpl> attention;  // none: the kernel set's
-  std::string profile;                     // empty: the default of GPU and kernel set
-  std::int64_t global_batch = 0;           // 0: ranks x micro-batch x accumulation
-  std::int64_t shard_size = 0;             // 0: follows from ranks and replicate_size
-  std::int64_t replicate_size = 0;         // 0: follows from ranks and shard_size
-  std::int64_t accumulation = 0;           // 0: follows from global_batch, or 1
-  std::optional<WrapSpec> wrap;            // none: the dialect's DefaultWrap
+  std::int64_t loss_chunks = 0;            // 0: the kernel set's
+  std::optional<Fp8Products> fp8;          // likewise
+  bool has_precision = true;        // false: job.precision, in fp16 where the GPU has no bf16
+  std::string profile;              // empty: the default of GPU and kernel set
+  std::int64_t global_batch = 0;    // 0: ranks x micro-batch x accumulation
+  std::int64_t shard_size = 0;      // 0: follows from ranks and replicate_size
+  std::int64_t replicate_size = 0;  // 0: follows from ranks and shard_size
+  std::int64_t accumulation = 0;    // 0: follows from global_batch, or 1
+  std::optional<WrapSpec> wrap;     // none: the dialect's DefaultWrap
   ReshardChoice reshard;
   bool recompute = false;
   RecomputeKind recompute_kind = RecomputeKind::kFull;

@@ -275,6 +275,10 @@ Json TimeJson(const Program& program, const SimulationResult& result, const Pred
 std::string TakenText(const PlanFile& file) {
   const Plan& plan = file.plan;
   std::string text = "kernel set " + PrintableLine(file.kernels.name);
+  if (file.kernels.fp8 != Fp8Products::kNone) {
+    text += file.kernels.fp8 == Fp8Products::kPerRow ? ", products in fp8 scaled by row"
+                                                     : ", products in fp8";
+  }
   if (file.model.model.sequence_length > 0) {
     text += ", sequence " + WithCommas(file.job.sequence_length);
   }

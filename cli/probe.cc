@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
-#include "topologies/cluster.h"
+#include "topologies/gpu_names.h"
 
 namespace shardwright {
 namespace {
@@ -62,30 +62,6 @@ std::vector<std::string> PortRates() {
     }
   }
   return rates;
-}
-
-// The catalog's GPU whose full name or name says the same as "NVIDIA H100 80GB HBM3".
-std::string GpuOfProduct(const std::string& product) {
-  struct Product {
-    std::string_view part, memory, name;
-  };
-  static constexpr std::array kProducts = {
-      Product{"H200", "", "h200"},        Product{"H100", "80GB", "h100-80"},
-      Product{"A100", "80GB", "a100-80"}, Product{"A100", "40GB", "a100-40"},
-      Product{"V100", "32GB", "v100-32"}, Product{"V100", "16GB", "v100-16"},
-      Product{"B200", "", "b200"},
-  };
-  for (const Product& row : kProducts) {
-    if (product.find(row.part) != std::string::npos &&
-        product.find(row.memory) != std::string::npos) {
-      for (const GpuSpec& gpu : GpuCatalog()) {
-        if (gpu.name == row.name) {
-          return gpu.name;
-        }
-      }
-    }
-  }
-  return "";
 }
 
 void ProbeHost(TopologyOptions& options, ProbedMachine& machine) {

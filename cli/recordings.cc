@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "core/printable.h"
+#include "traces/chakra_read.h"
 #include "traces/kineto.h"
 #include "traces/measured_file.h"
 #include "traces/nsight.h"
@@ -44,8 +45,9 @@ class ReadingTeller {
 };
 
 bool IsTraceName(std::string_view name) {
-  constexpr std::array<std::string_view, 3> kEnds = {".json", ".json.gz", ".sqlite"};
-  return !name.starts_with('.') &&
+  constexpr std::array<std::string_view, 4> kEnds = {".json", ".json.gz", ".sqlite", ".et"};
+  // What `simulate --chakra` writes beside traces is none itself.
+  return !name.starts_with('.') && name != "comm_groups.json" &&
          std::any_of(kEnds.begin(), kEnds.end(), [&](auto end) { return name.ends_with(end); });
 }
 
@@ -64,17 +66,10 @@ std::vector<std::string> TracesIn(const std::string& folder) {
   }
   if (files.empty()) {
     throw InputError(folder, "a folder without traces",
-                     "files that end in .json, .json.gz or .sqlite");
+                     "files that end in .json, .json.gz, .sqlite or .et");
   }
   std::sort(files.begin(), files.end());
   return files;
-}
-
-void RefuseChakra(const std::string& file) {
-  if (file.ends_with(".et")) {
-    throw InputError(file, "a Chakra execution trace, which has whole microseconds and no launches",
-                     "the profiler's trace that it was made of");
-  }
 }
 
 }  // namespace
@@ -84,7 +79,6 @@ std::vector<std::string> TraceFilesOf(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     std::error_code ignored;
     if (!fs::is_directory(name, ignored)) {
-      RefuseChakra(name);
       files.push_back(name);
       continue;
     }
@@ -96,11 +90,18 @@ std::vector<std::string> TraceFilesOf(const std::vector<std::string>& names) {
 
 ProfilerRecording ReadRecording(const std::string& file) {
   const MeasuredKind kind = DetectMeasured(file);
-  if (kind != MeasuredKind::kKineto && kind != MeasuredKind::kNsight) {
-    throw InputError(file, "a file of kind " + std::string(NameOf(kind)),
-                     "a trace of PyTorch's profiler, or an export of Nsight Systems");
+  switch (kind) {
+    case MeasuredKind::kKineto:
+      return ReadKineto(file);
+    case MeasuredKind::kNsight:
+      return ReadNsight(file);
+    case MeasuredKind::kChakra:
+      return ReadChakra(file);
+    default:
+      throw InputError(file, "a file of kind " + std::string(NameOf(kind)),
+                       "a trace of PyTorch's profiler, an export of Nsight Systems, or a Chakra "
+                       "execution trace");
   }
-  return kind == MeasuredKind::kKineto ? ReadKineto(file) : ReadNsight(file);
 }
 
 std::vector<ProfilerRecording> ReadRecordings(const std::vector<std::string>& files) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/collect_trace.h"
@@ -32,6 +33,7 @@
 #include "executor/host/session.h"
 #include "executor/host/together.h"
 #include "planner/evaluate.h"
+#include "schedule/lower.h"
 #include "schedule/plan_file.h"
 #include "schedule/plan_names.h"
 #include "simulator/costs/pricer.h"
@@ -380,7 +382,7 @@ std::unique_ptr<HubWeights> OpenWeights(const RunFlags& flags, const Model& mode
 int RunRun(const Arguments& arguments) {
   RunFlags flags = ReadRunFlags(arguments);
   const std::string plan = arguments.Get("PLAN").text;
-  const PlanFile file = ReadPlanFile(plan, arguments.streams);
+  PlanFile file = ReadPlanFile(plan, arguments.streams);
   ReadTraining(arguments, file.job, flags);
   const Launch launch = LaunchOf(arguments);
   CheckLoopback(flags.device, file.cluster.RankCount(), launch);
@@ -388,6 +390,9 @@ int RunRun(const Arguments& arguments) {
   flags.loop.sum_loss = flags.training.sum_loss;
   const Model& model = file.model.model;
   const Program program = LowerAndVerify(file);
+  if (auto trained = WithoutMissingGradients({model, file.kernels, file.job, file.plan})) {
+    file.model.model = std::move(*trained);
+  }
   const SessionInput input{model, file.kernels, file.job, program, flags.training};
   if (NeedsProcesses(launch, flags.device)) {
     return StartProcesses(input, plan);

@@ -163,7 +163,7 @@ int RunSimulate(const Arguments& arguments) {
     prediction.distribution = SampleSteps(file, program, result, stragglers.jitter);
   }
   if (!prediction.has_dtype) {
-    Warn(file.cluster.gpu.name + " has no matrix units for the compute dtype; fp32 rates are used");
+    Warn(NoMatrixUnits(file.cluster.gpu));
   }
   if (prediction.host_limit == Bytes(0) && file.plan.offload != Offload()) {
     Warn("cluster " + file.cluster.name + " has no host memory given, so that of " +

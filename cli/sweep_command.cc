@@ -137,7 +137,9 @@ std::string FitText(const SweepResult& row) {
   }
   const PlanOutcome& outcome = *row.outcome;
   if (outcome.Fits()) {
-    return "";
+    return row.FitsSurely() ? ""
+                            : "fits by " + Format(row.room) + ", which may be off by " +
+                                  Format(row.memory_error);
   }
   switch (outcome.misfits.front().kind) {
     case Misfit::Kind::kDevice:
@@ -216,15 +218,18 @@ std::string TableText(const std::vector<SweepResult>& rows, const std::string& l
   return table.Text();
 }
 
-// The row that needs the fewest GPU-hours, and the one with the most tokens per second in all.
+// The row that needs the fewest GPU-hours, and the one with the most tokens per second in all; of
+// those that fit surely, if there are any.
 std::string BestText(const std::vector<SweepResult>& rows) {
   const SweepResult* cheapest = nullptr;
   const SweepResult* fastest = nullptr;
   const auto rate = [](const SweepResult& row) {
     return row.outcome->rates.tokens_per_second_per_gpu * static_cast<double>(row.ranks);
   };
+  const bool any_surely =
+      std::any_of(rows.begin(), rows.end(), [](const SweepResult& r) { return r.FitsSurely(); });
   for (const SweepResult& row : rows) {
-    if (!row.Fits()) {
+    if (any_surely ? !row.FitsSurely() : !row.Fits()) {
       continue;
     }
     if (cheapest == nullptr || row.GpuHoursPerBillion() < cheapest->GpuHoursPerBillion()) {
@@ -272,6 +277,7 @@ Json RowJson(const SweepResult& row) {
   json["gpu_hours_per_1e9_tokens"] = row.GpuHoursPerBillion();
   json["device_bytes"] = outcome.DeviceTotal().value;
   json["fits"] = outcome.Fits();
+  json["memory_error_bytes"] = row.memory_error.value;
   json["excess_bytes"] = outcome.Excess().value;
   Json misfits = Json::array();
   for (const Misfit& misfit : outcome.misfits) {

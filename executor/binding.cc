@@ -120,6 +120,7 @@ std::optional<Contents> Binder::Declared(const Buffer& buffer) const {
     case Holds::kOther:
     case Holds::kSlice:
     case Holds::kRows:
+    case Holds::kUses:
       break;
   }
   return std::nullopt;

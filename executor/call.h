@@ -97,10 +97,11 @@ struct NormCall {
   bool in_place = true;
 };
 // Multiplies the gradients by min(1, max_norm / (sqrt(*norm) + 1e-6)), where `divides` after the
-// division that the norm left out.
+// division that the norm left out. The sums of squares of other parts are added to `norm` first.
 struct ClipCall {
   std::vector<ElementRange> gradients;
-  const std::byte* norm = nullptr;
+  std::byte* norm = nullptr;
+  std::vector<const std::byte*> other_norms = {};
   double divisor = 1.0;
   bool divides = false;
   bool decides = true;  // the step's first one: whether gradients overflowed

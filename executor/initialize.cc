@@ -51,8 +51,8 @@ struct Context {
 
 Context MakeContext(const Model& model, std::optional<double> init_std) {
   Context context{.model = model, .init_std = init_std.value_or(model.initializer)};
-  for (const Module& module : model.modules) {
-    context.layer_count += module.class_name == model.block_class ? 1.0 : 0.0;
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    context.layer_count += IsBlock(model, ModuleId(m)) ? 1.0 : 0.0;
   }
   for (const ModelOp& op : model.ops) {
     const OpSpec& spec = model.SpecOf(op);

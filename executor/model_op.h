@@ -82,6 +82,11 @@ struct ModelOpCall {
   bool adds_input_grads = false;  // norms, linear: to what is there, instead of replacing it
   std::vector<ParamGrad> param_grads;
 
+  // Backward of a linear layer that runs its forward and the loss behind it,
+  // KernelSetOptions::loss_chunks: inputs are x and the labels, the output is the loss, and there
+  // is no gradient of an output. Null: it does not.
+  const OpSpec* loss_spec = nullptr;
+
   // OpKernels::extra_saved bytes: forward writes them, backward reads them. 64-byte aligned.
   std::span<std::byte> saved;
   // OpKernels::{forward,backward}_workspace bytes with arbitrary content. 64-byte aligned.

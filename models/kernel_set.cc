@@ -18,16 +18,21 @@ namespace {
 // One row per software stack. docs/kernel_sets.md gives the reason of each value.
 std::vector<KernelSetOptions> PlainSets() {
   return {
-      {.name = "torch-eager", .repeat_kv = true},
+      {.name = "torch-eager",
+       .repeat_kv = true,
+       .flash_position_bias = true,
+       .flash_soft_cap = false},
       {.name = "torch-compile",
        .fused_elementwise = true,
        .fused_rope = true,
        .repeat_kv = true,
+       .flash_position_bias = true,
        .fused_loss = true},
       {.name = "torch-compile-2024",
        .fused_elementwise = true,
        .fused_rope = true,
-       .repeat_kv = true},
+       .repeat_kv = true,
+       .flash_position_bias = true},
       {.name = "torch-compile-2023",
        .attention = AttentionImpl::kMaterialized,
        .fused_elementwise = true,
@@ -35,7 +40,11 @@ std::vector<KernelSetOptions> PlainSets() {
        .fused_softmax = true,
        .fused_loss = true,
        .whole_recompute = true},
-      {.name = "torch-2024", .fused_norm = false, .repeat_kv = true},
+      {.name = "torch-2024",
+       .fused_norm = false,
+       .repeat_kv = true,
+       .flash_position_bias = true,
+       .flash_soft_cap = false},
       {.name = "torch-2022",
        .attention = AttentionImpl::kMaterialized,
        .fused_norm = false,
@@ -81,6 +90,7 @@ std::vector<KernelSetOptions> FrameworkSets() {
       {.name = "deepspeed",
        .fused_norm = false,
        .repeat_kv = true,
+       .flash_soft_cap = false,
        .python_gelu_tanh = true,
        .keeps_logits = true,
        .whole_recompute = true},
@@ -97,16 +107,20 @@ std::vector<KernelSetOptions> TransformersSets() {
       {.name = "hf-eager",
        .fused_norm = false,
        .repeat_kv = true,
+       .flash_soft_cap = false,
        .python_gelu_tanh = true,
        .keeps_logits = true,
        .whole_recompute = true},
       {.name = "hf-trainer",
        .fused_norm = false,
+       .flash_position_bias = true,
+       .flash_soft_cap = false,
        .python_gelu_tanh = true,
        .whole_recompute = true,
        .shifted_logits = true},
       {.name = "hf-foak",
        .fused_rope = true,
+       .flash_soft_cap = false,
        .python_gelu_tanh = true,
        .fused_loss = true,
        .inplace_rope = true,
@@ -115,6 +129,7 @@ std::vector<KernelSetOptions> TransformersSets() {
       {.name = "hf-liger",
        .fused_rope = true,
        .loss_chunks = 16,
+       .flash_soft_cap = false,
        .python_gelu_tanh = true,
        .inplace_rope = true,
        .whole_recompute = true},
@@ -160,6 +175,9 @@ std::vector<KernelSetOptions> OwnSets() {
   KernelSetOptions fused = gelu;
   fused.name = "shardwright-cuda-fused";
   fused.fused_residual = true;
+  KernelSetOptions chunked = fused;
+  chunked.name = "shardwright-cuda-chunked";
+  chunked.loss_chunks = 8;
   return {
       {.name = "shardwright-host",
        .fused_rope = true,
@@ -179,6 +197,7 @@ std::vector<KernelSetOptions> OwnSets() {
       plain,
       gelu,
       fused,
+      chunked,
   };
 }
 

@@ -48,6 +48,7 @@ struct Kernel {
   DType dtype = DType::kBf16;  // of the multiplied operands for kGemm/kConv/kAttention*
   AttentionImpl attention = AttentionImpl::kFlash;  // kAttention*: whose kernel
   bool scaled_by_row = false;                       // kGemm in fp8
+  bool is_own = false;                              // kGroupedGemm: the executor's own CUDA kernels
   std::int64_t batch = 1, m = 0, n = 0, k = 0;      // m = seq_q, n = seq_k, k = head_dim
   Flops flops{0};  // as executed (causal attention: only the tiles that run)
   Bytes read{0};
@@ -55,6 +56,10 @@ struct Kernel {
 
   bool operator==(const Kernel&) const = default;
 };
+
+// Products of linear layers in fp8 with results of the compute dtype: of copies with one scale per
+// tensor, or with one per row and column of what is multiplied (models/kernels/fp8.h).
+enum class Fp8Products : std::uint8_t { kNone, kPerTensor, kPerRow };
 
 enum class MoeDispatch : std::uint8_t { kDense, kGrouped };
 
@@ -65,12 +70,15 @@ struct KernelSetOptions {
   MoeDispatch moe_dispatch = MoeDispatch::kGrouped;
   bool fused_elementwise = false;  // torch.compile-like: element-wise chains cost one pass
   bool fused_rope = false;
-  bool fused_norm = true;            // false: eager RMSNorm as several element-wise kernels
-  bool fp32_logits = true;           // the loss upcasts logits to fp32 (a copy) before softmax
-  std::int64_t loss_chunks = 1;      // > 1: the loss runs over row chunks, logits never whole
+  bool fused_norm = true;   // false: eager RMSNorm as several element-wise kernels
+  bool fp32_logits = true;  // the loss upcasts logits to fp32 (a copy) before softmax
+  // > 1: a linear layer and the cross-entropy behind it wait for backward, which runs both ways of
+  // both for one chunk of rows after the other; logits never exist as a whole. In training.
+  std::int64_t loss_chunks = 1;
   bool autocast_weights = false;     // AMP: weights are cast to the compute dtype at each use
   bool repeat_kv = false;            // grouped-query attention copies k and v to all query heads
-  bool flash_position_bias = false;  // the flash kernel takes an additive bias and its gradient
+  bool flash_position_bias = false;  // a fused kernel takes an additive bias and its gradient
+  bool flash_soft_cap = true;        // a fused kernel takes capped scores
   bool softmax_fp32 = false;         // materialised attention: softmax in fp32, then a cast back
   // Softmax and log-softmax keep their input besides their result (PyTorch before 1.11).
   bool softmax_keeps_input = false;
@@ -80,12 +88,10 @@ struct KernelSetOptions {
   // Materialised attention: tokens stand before samples, so samples and heads are one dimension and
   // batched products read q, k and v where they are (Megatron-LM).
   bool tokens_first = false;
-  bool python_gelu_tanh = false;  // GELU's tanh form as eight element-wise kernels (GPT-2 in HF)
+  bool python_gelu_tanh = false;  // GELU's tanh form in the operators of OpSpec::gelu_code
   bool fused_loss = false;        // one cross-entropy kernel that keeps logits and row statistics
-  // Linear layers multiply fp8 copies of their operands, scaled per tensor, and keep these. Layers
-  // that widen more than sixfold (the vocabulary) stay in the compute dtype.
-  bool fp8_linear = false;
-  bool fp8_rowwise = false;  // fp8 operands have a scale per row and column, not one per tensor
+  // Not of layers that widen more than sixfold or whose sizes are no multiples of 16.
+  Fp8Products fp8 = Fp8Products::kNone;
   // Metrics that the training loop computes from the logits after every micro-batch (in training:
   // after its backward pass), each by one more eager cross-entropy in fp32, without gradient.
   std::int64_t loss_metrics = 0;
@@ -115,7 +121,7 @@ struct KernelSetOptions {
 // The built-in stacks, see docs/kernel_sets.md:
 // torch-{eager,compile,compile-2024,compile-2023,2024,2022}, megatron-{1.1,2021}, jax-xla,
 // composer-{2023,2024}, deepspeed, internevo, hf-{eager,trainer,foak,liger,2021,2022,2023},
-// shardwright-{host,cuda,cuda-plain,cuda-gelu,cuda-fused}.
+// shardwright-{host,cuda,cuda-plain,cuda-gelu,cuda-fused,cuda-chunked}.
 [[nodiscard]] std::span<const KernelSetOptions> BuiltinKernelSets();
 // Throws InputError naming `where` with the nearest match.
 [[nodiscard]] const KernelSetOptions& FindKernelSet(std::string_view name, std::string_view where);
@@ -125,6 +131,14 @@ struct KernelSetOptions {
 struct Exchange {
   std::vector<Kernel> before;  // makes this rank's part; the pass's own kernels follow the exchange
   Bytes bytes{0};              // of each rank, fp32 numbers
+};
+
+// A moment of the backward pass of an op that autograd runs as several, each of which lets go of
+// what it kept.
+struct BackwardMoment {
+  Bytes alive{0};    // of what it lets go of early, and scratch; gradients that leave it left out
+  Bytes to_come{0};  // gradients of its inputs that are not there yet
+  Bytes weights_to_come{0};  // and of its parameters, where each is a tensor of its own
 };
 
 // What one op becomes for a micro-batch of B samples.
@@ -150,6 +164,10 @@ struct OpKernels {
   Bytes backward_workspace{0};
   // The tensors of these bytes, if several. More in backward: gone when input gradients come.
   std::vector<Bytes> extra_saved_tensors;
+  // Backward lets go of the first so many of these before the op's last moment. `moments` say what
+  // is alive, and stand for the workspace of backward; both empty: nothing goes early.
+  std::size_t early_tensors = 0;
+  std::vector<BackwardMoment> moments;
   std::vector<Bytes> forward_workspace_tensors;
   std::vector<Bytes> backward_workspace_tensors;
   std::vector<Bytes> metrics_workspace_tensors;
@@ -169,6 +187,18 @@ struct OpKernels {
 // O(1): no dependence on the model's size. Throws InputError when a size passes 2^56.
 [[nodiscard]] OpKernels LowerOp(const OpSpec& spec, std::int64_t batch, DType compute,
                                 const KernelSetOptions& options);
+
+// The stack with its head and loss in so many chunks, as Liger runs them under any training loop:
+// nobody gets, keeps or shifts whole logits then. Requires at least 1.
+[[nodiscard]] KernelSetOptions WithLossChunks(KernelSetOptions options, std::int64_t chunks);
+// Are op `i` a linear layer and the next one the cross-entropy of its output?
+[[nodiscard]] bool IsLinearLoss(const Model& model, std::size_t i);
+
+// Backward of a linear layer that runs the cross-entropy behind it, with its forward, in
+// `options.loss_chunks` chunks; forward has nothing left. Requires that many chunks to be above 1.
+[[nodiscard]] OpKernels LowerLinearLoss(const OpSpec& linear, const OpSpec& loss,
+                                        std::int64_t batch, DType compute,
+                                        const KernelSetOptions& options);
 
 // Are all inputs of the op shared by the samples (a table of positions)? kOther says itself what
 // depends on the batch.

@@ -14,6 +14,7 @@
 #include "models/checkpoint_folder.h"
 #include "models/internal/hf_config.h"
 #include "models/internal/model_file.h"
+#include "models/internal/zoo_names.h"
 #include "models/model_types.h"
 #include "models/model_zoo.h"
 
@@ -237,9 +238,11 @@ Model ModelFromJson(const JsonValue& json, const std::string& name, const LoadOp
 
 Model LoadModel(const std::string& spec, const LoadOptions& options) {
   const bool is_path = IsPath(spec);
-  const EmbeddedFile* zoo = is_path ? nullptr : FindInZoo(spec);
-  if (zoo != nullptr) {
-    return ModelFromJson(ParseZoo(*zoo), spec, options);
+  const auto from_zoo = [&](const EmbeddedFile& zoo) {
+    return ModelFromJson(ParseZoo(zoo), std::string(zoo.name), options);
+  };
+  if (const EmbeddedFile* zoo = is_path ? nullptr : FindInZoo(spec)) {
+    return from_zoo(*zoo);
   }
   if (const std::optional<std::filesystem::path> file = FindFile(spec)) {
     Model model = LoadFile(*file, options);
@@ -251,6 +254,13 @@ Model LoadModel(const std::string& spec, const LoadOptions& options) {
   if (spec.ends_with(".json")) {
     throw InputError(spec, "no such file", "a config.json or a model.json");
   }
+  if (!is_path || LooksLikeHubId(spec)) {
+    if (const EmbeddedFile* zoo = FindInZoo(ZooModelOf(spec))) {
+      Model model = from_zoo(*zoo);
+      model.warnings.push_back("model " + spec + " is taken as " + model.name + " of the zoo");
+      return model;
+    }
+  }
   FailUnknown(spec);
 }
 
@@ -261,6 +271,10 @@ std::string ModelFile(const std::string& spec) {
   }
   const std::optional<std::filesystem::path> file = FindFile(spec);
   return file ? file->string() : "";
+}
+
+std::string ZooModelOf(const std::string& name) {
+  return internal::ZooNameOf(name, ZooNames());
 }
 
 std::vector<std::string> ZooNames() {

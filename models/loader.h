@@ -30,8 +30,9 @@ struct LoadOptions {
 // headers of a checkpoint's weights are compared with the model; differences become warnings. Files
 // win over zoo names only when `spec` contains a '/' or ends in ".json" or ".safetensors". Throws
 // InputError for anything else, with the nearest zoo name or, for a hub id
-// ("meta-llama/Llama-3.1-8B"), the exact download command. O(size of the model); milliseconds for
-// 70B parameters.
+// ("tiiuae/falcon-7b"), the exact download command. A hub id that is no path here, and a name in
+// other letters, stand for the zoo model of the same sizes: "meta-llama/Llama-3.1-8B-Instruct".
+// O(size of the model); milliseconds for 70B parameters.
 [[nodiscard]] Model LoadModel(const std::string& spec, const LoadOptions& options = {});
 
 // The file that LoadModel reads for `spec`; empty for a zoo name, and where LoadModel would fail. A
@@ -41,6 +42,9 @@ struct LoadOptions {
 // LoadModel from a parsed document. `name` becomes Model::name.
 [[nodiscard]] Model ModelFromJson(const JsonValue& json, const std::string& name,
                                   const LoadOptions& options = {});
+
+// The zoo model that a name in other letters, or on the hub, stands for; empty: none.
+[[nodiscard]] std::string ZooModelOf(const std::string& name);
 
 // The names of the zoo, sorted. Builds no model.
 [[nodiscard]] std::vector<std::string> ZooNames();

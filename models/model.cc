@@ -305,6 +305,12 @@ ModuleId FirstNameOf(const Model& model, ModuleId module) {
   return first.valid() ? first : module;
 }
 
+bool IsBlock(const Model& model, ModuleId module) {
+  const std::string& name = model.modules[module.value].class_name;
+  return std::find(model.block_classes.begin(), model.block_classes.end(), name) !=
+         model.block_classes.end();
+}
+
 bool IsInside(const Model& model, ModuleId module, ModuleId ancestor) {
   // Parents precede their children, so the climb may stop as soon as it has passed the ancestor.
   while (module.valid() && module > ancestor) {

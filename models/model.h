@@ -85,12 +85,13 @@ struct RopeAngles {
   bool operator==(const RopeAngles&) const = default;
 };
 
-// A size of an op for a micro-batch of B samples: fixed + per_sample * B.
+// A size of an op for a micro-batch of B samples: fixed + per_sample * B + per_pair * B * B. Losses
+// that compare every sample with every other have pairs.
 struct Amount {
-  std::int64_t fixed = 0, per_sample = 0;
+  std::int64_t fixed = 0, per_sample = 0, per_pair = 0;
 
   [[nodiscard]] constexpr std::int64_t Of(std::int64_t batch) const {
-    return fixed + per_sample * batch;
+    return fixed + (per_sample + per_pair * batch) * batch;
   }
   bool operator==(const Amount&) const = default;
 };
@@ -112,11 +113,13 @@ struct OtherKernel {
     kSoftmax,
     kGatherScatter,
     kGemm,
-    kConv
+    kConv,
+    kAttention,
+    kAttentionBackward
   };
   Pass pass = Pass::kForward;
   Class kind = Class::kElementwise;
-  Amount batch, m, n, k;  // kGemm, kConv
+  Amount batch, m, n, k;  // kGemm, kConv; kAttention*: as in Kernel
   Amount flops;
   AmountOfData read, written;
 
@@ -141,12 +144,17 @@ struct OtherCost {
   std::vector<OtherOutput> outputs;
   std::vector<AmountOfData> saved;  // tensors that are neither inputs nor outputs
   std::uint32_t saves_input = 0, saves_output = 0, saves_input_for_weight = 0;  // as in OpKernels
-  bool is_cast = false;  // to fp32: nothing where that is the compute dtype
+  AmountOfData backward_workspace;  // alive at the peak of its backward beside gradients
+  bool is_cast = false;             // to fp32: nothing where that is the compute dtype
 
   bool operator==(const OtherCost&) const = default;
 };
 
 enum class Activation : std::uint8_t { kNone, kRelu, kGelu, kGeluTanh, kSilu, kTanh, kSigmoid };
+
+// How the model's own code writes GELU's tanh form: as one operator, or in several, by names of
+// Transformers "gelu_new" (GPT-2's, with pow) and "gelu_fast" (with products).
+enum class GeluCode : std::uint8_t { kOneOperator, kNew, kFast };
 
 // Everything a kernel's shape and numbers depend on, per sample. Ops with equal specs cost the
 // same, so specs are stored once and ops point at them. Unused fields stay 0.
@@ -167,6 +175,7 @@ struct OpSpec {
   bool gated = false;         // MoE: experts have a gate projection (3 matrices)
   bool synchronized = false;  // kBatchNorm: statistics over the samples of all data-parallel ranks
   Activation activation = Activation::kNone;
+  GeluCode gelu_code = GeluCode::kOneOperator;  // of kGeluTanh
   double dropout_p = 0.0;
   std::int64_t height = 0, width = 0;          // conv/pool input
   std::int64_t height_out = 0, width_out = 0;  // conv/pool output
@@ -176,6 +185,7 @@ struct OpSpec {
   // What the numbers depend on and the cost does not.
   double epsilon = 0.0;        // norms: added to the variance or mean square
   double weight_offset = 0.0;  // kRmsNorm: multiplies by weight + this (Gemma: 1)
+  bool scales_input = false;   // kRmsNorm: written out, it scales x itself, not the fp32 copy (T5)
   // kScale: the constant. kAttention: what scores are multiplied by; 0 = 1 / sqrt(head_dim).
   // kRouter: what the routing weights are multiplied by; 0 = 1.
   double factor = 0.0;
@@ -197,7 +207,8 @@ struct OpSpec {
   std::int64_t padding_row = -1;
   bool materialized = false;   // kAttention: written out, so that scores are kept by any kernel set
   bool native_groups = false;  // kAttention: no kernel set copies k and v to all query heads
-  OtherCost other = {};        // kOther
+  bool heads_first = false;  // kAttention: an eager rotation makes queries with heads before tokens
+  OtherCost other = {};      // kOther
 
   bool operator==(const OpSpec&) const = default;
 };
@@ -247,9 +258,10 @@ struct ModelOp {
 };
 
 struct Model {
-  std::string name;               // zoo name, or the file's stem
-  std::string type;               // "llama", "gpt2", ..., "custom"
-  std::string block_class;        // class of the repeated layer ("LlamaDecoderLayer"); may be empty
+  std::string name;  // zoo name, or the file's stem
+  std::string type;  // "llama", "gpt2", ..., "custom"
+  // Classes of the repeated layers ("LlamaDecoderLayer"), several where they differ; may be empty.
+  std::vector<std::string> block_classes;
   std::vector<Module> modules;    // pre-order in registration order; [0] is the root
   std::vector<Parameter> params;  // pre-order in registration order, aliases included
   std::vector<Tensor> tensors;
@@ -273,6 +285,9 @@ struct Model {
 
 // The module itself, or the one that is registered once more under its name.
 [[nodiscard]] ModuleId FirstNameOf(const Model& model, ModuleId module);
+
+// Is it of one of the model's block classes?
+[[nodiscard]] bool IsBlock(const Model& model, ModuleId module);
 
 // Is `module` equal to `ancestor` or below it? O(depth).
 [[nodiscard]] bool IsInside(const Model& model, ModuleId module, ModuleId ancestor);

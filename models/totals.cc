@@ -53,7 +53,9 @@ class Counter {
     double forward = FlopsOf(k.forward);
     double backward_data = FlopsOf(k.backward_data);
     if (spec.kind == OpKind::kAttention) {
-      const bool is_kept = spec.materialized || !IsFused(options_.attention);
+      const bool is_kept =
+          std::none_of(k.forward.begin(), k.forward.end(),
+                       [](const Kernel& kernel) { return IsAttention(kernel.kind); });
       CountWholeAttention(spec, batch_, is_kept, &forward, &backward_data);
     }
     totals_.forward += Flops(forward);

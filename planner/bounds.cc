@@ -69,8 +69,7 @@ Bounds::Bounds(const SearchInput& input, const SearchOptions& options, const Lim
   std::set<std::uint32_t> outside;
   for (const ModelOp& op : input.model.ops) {
     ModuleId m = op.module;
-    while (m.valid() && (input.model.block_class.empty() ||
-                         input.model.modules[m.value].class_name != input.model.block_class)) {
+    while (m.valid() && !IsBlock(input.model, m)) {
       m = input.model.modules[m.value].parent;
     }
     for (const ParamId param : op.params) {

@@ -56,12 +56,11 @@ void FreeChoices(const SearchInput& input, const SearchOptions& options, std::ve
 
 void ChangeNumbers(const SearchInput& input, const SearchOptions& options,
                    std::vector<Fix>& fixes) {
-  constexpr std::int64_t kChunks = 8;
+  constexpr std::int64_t kChunks = 16;  // as Liger has them
   if (input.kernels.loss_chunks < kChunks) {
-    KernelSetOptions kernels = input.kernels;
-    kernels.loss_chunks = kChunks;
+    const KernelSetOptions kernels = WithLossChunks(input.kernels, kChunks);
     Add(Try({input.model, kernels, input.cluster, input.profile, input.job}, options,
-            "a kernel set that computes the loss in " + std::to_string(kChunks) + " chunks"),
+            "--loss-chunks " + std::to_string(kChunks)),
         fixes);
   }
   Job job = input.job;

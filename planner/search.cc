@@ -39,6 +39,7 @@ constexpr double kBoundSlack = 2e-4;
 // published figures that bench/accuracy.md compares, 7.4 % in one.
 constexpr double kReservedSpread = 0.02;
 constexpr double kMostMargin = 0.5;
+constexpr int kMostRounds = 4;  // of aiming lower
 // How many branches are refined, and how many plans are simulated for each.
 struct RefineRound {
   std::size_t branches = 0;
@@ -58,16 +59,17 @@ class Searcher {
       : in_(input),
         options_(options),
         limits_{MemoryLimit(input, options), input.cluster.node.pinned_limit},
+        aim_(limits_),
         space_(MakeSpace(input, options)),
         choose_{options, {space_.blocks.begin(), space_.blocks.end()}, input.cluster.gpus_per_node},
         workers_(input, options.threads) {}
 
   SearchResult Run() {
     FindBounds();
-    SeedAll();
-    RefineBest();
-    TrySeeds(Incumbent());
-    SearchResult result = Choose();
+    SearchResult result = SearchBranches();
+    for (int round = 0; round < kMostRounds && AimLower(result); ++round) {
+      result = SearchBranches();
+    }
     if ((!result.is_feasible || result.best.retries > 0) && SeedPruned()) {
       result = Choose();
     }
@@ -76,6 +78,38 @@ class Searcher {
   }
 
  private:
+  SearchResult SearchBranches() {
+    SeedAll();
+    RefineBest();
+    TrySeeds(Incumbent());
+    return Choose();
+  }
+
+  // Where no plan fits, and some only since the allocator finds no room for their pieces: branches
+  // are searched again for plans that take less. False: that is not what is in the way.
+  bool AimLower(const SearchResult& result) {
+    constexpr double kLess = 0.94;
+    double least = INFINITY;
+    for (const Candidate& c : result.candidates) {
+      if (c.status == CandidateStatus::kFragmented) {
+        least = std::min(least, static_cast<double>(c.memory.value));
+      }
+    }
+    if (result.is_feasible || std::isinf(least) || IsStopped()) {
+      return false;
+    }
+    aim_.device = std::min(aim_.device, Bytes(std::llround(kLess * least)));
+    seeds_.clear();
+    spent_ = workers_.simulated();
+    for (Branch& branch : branches_) {
+      branch.local.reset();
+      if (branch.status != CandidateStatus::kPrunedMemory) {
+        branch.status = CandidateStatus::kNotTried;
+      }
+    }
+    return true;
+  }
+
   void FindBounds() {
     for (const OuterChoice& outer : space_.outer) {
       measured_[outer.micro_batch];
@@ -168,7 +202,7 @@ class Searcher {
         }
         if (IsHopeless(branch)) {
           branch.status = CandidateStatus::kPrunedTime;
-        } else if (!IsStopped() && (begin < kBatch || workers_.simulated() < effort)) {
+        } else if (!IsStopped() && (begin < kBatch || workers_.simulated() - spent_ < effort)) {
           batch.push_back(order_[begin]);
         }
       }
@@ -182,7 +216,7 @@ class Searcher {
       Branch& branch = branches_[batch[i]];
       branch.status = CandidateStatus::kFits;
       branch.local = std::make_unique<LocalSearch>(
-          in_, options_, space_, measured_.at(branch.outer.micro_batch), branch.outer, limits_);
+          in_, options_, space_, measured_.at(branch.outer.micro_batch), branch.outer, aim_);
       branch.local->Seed(evaluator);
     });
   }
@@ -453,6 +487,7 @@ class Searcher {
   const SearchInput& in_;
   const SearchOptions& options_;
   Limits limits_;
+  Limits aim_;  // what plans are fitted to: less where the allocator needs room beside them
   Space space_;
   ChooseInput choose_;
   Workers workers_;
@@ -460,6 +495,7 @@ class Searcher {
   std::vector<Branch> branches_;
   std::vector<std::size_t> order_;  // branches by bound
   std::vector<Candidate> seeds_;    // that were simulated
+  std::int64_t spent_ = 0;          // simulations before branches were searched again
 };
 
 }  // namespace

@@ -98,6 +98,12 @@ std::vector<SyncMode> SyncModes(const OuterChoice& outer, const SearchInput& inp
   return {SyncMode::kEvery, SyncMode::kLast};
 }
 
+// FSDP1 adds nothing to gradients that are on the host (CheckOffloadedSums of validate_plan.cc).
+bool AddsUp(const OuterChoice& outer, const SearchInput& input, const SearchOptions& options) {
+  return options.base.dialect != Dialect::kFsdp1 || input.job.mode == JobMode::kForward ||
+         !outer.offload.parameters || outer.accumulation == 1 || outer.sync != SyncMode::kEvery;
+}
+
 std::vector<OuterChoice> OuterChoices(const SearchInput& input, const SearchOptions& options) {
   const std::int64_t ranks = input.cluster.RankCount();
   const std::int64_t batch = input.job.global_batch;
@@ -130,7 +136,9 @@ std::vector<OuterChoice> OuterChoices(const SearchInput& input, const SearchOpti
         outer.sync = sync;
         for (const Offload& offload : Offloads(input, options, shard)) {
           outer.offload = offload;
-          result.push_back(outer);
+          if (AddsUp(outer, input, options)) {
+            result.push_back(outer);
+          }
         }
       }
     }
@@ -350,7 +358,7 @@ std::vector<UnitFamily> Families(const SearchInput& input, const SearchOptions& 
   }
   if (dialect == Dialect::kZero3 && !blocks.empty()) {
     AddFamily(input, options,
-              {"block", FetchedUnits(input.model, {input.model.block_class}), false}, families);
+              {"block", FetchedUnits(input.model, input.model.block_classes), false}, families);
   }
   const bool can_group = dialect == Dialect::kNative || dialect == Dialect::kFsdp2;
   if (!can_group || families.empty() || blocks.size() < 2) {

@@ -92,6 +92,12 @@ void AddSpec(const OpSpec& spec, HashStream& stream) {
   if (spec.packed_gate) {
     stream.Add("packed_gate");
   }
+  if (spec.scales_input) {
+    stream.Add("scales_input");
+  }
+  if (spec.heads_first && !spec.packed_by_head) {  // GPT-NeoX says it by the other
+    stream.Add("heads_first");
+  }
   if (spec.padding_row >= 0) {
     stream.Add("padding_row");
     stream.Add(spec.padding_row);
@@ -136,7 +142,11 @@ std::uint64_t Fnv1a64(std::string_view text) {
 std::uint64_t HashModel(const Model& model) {
   HashStream stream;
   stream.Add(model.type);
-  stream.Add(model.block_class);
+  stream.Add(model.block_classes.empty() ? "" : model.block_classes[0]);
+  for (std::size_t i = 1; i < model.block_classes.size(); ++i) {
+    stream.Add("block_class");
+    stream.Add(model.block_classes[i]);
+  }
   stream.Add(model.sequence_length);
   stream.Add(model.tokens_per_sample);
   for (const Module& module : model.modules) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "core/units.h"
 #include "models/kernel_set.h"
@@ -25,6 +26,12 @@ struct LowerInput {
 // plan's dialect; see docs/lowering.md. Throws InputError for a plan the dialect cannot express.
 // Deterministic. O(ops * accumulation).
 [[nodiscard]] Program Lower(const LowerInput& input);
+
+// FSDP2 leaves a parameter whose gradient is None out of reductions and updates, as it does frozen
+// ones (fsdp_params_with_grad in post_backward of _fsdp_param_group.py), and DDP out of updates,
+// where it looks for them: the model with those frozen on which the loss does not depend, if there
+// are any. It is what Lower lowers, and what the program trains.
+[[nodiscard]] std::optional<Model> WithoutMissingGradients(const LowerInput& input);
 
 // Throws InputError when `micro_batches`, of which the first `lowered` have `ops` ops, have too
 // many to be lowered.

@@ -158,8 +158,27 @@ PlanFile ParsePlanFile(std::string_view text, const std::string& name) {
   return file;
 }
 
+void CheckFp8(const PlanFile& file) {
+  // The host rounds operands and multiplies them as it always does.
+  if (file.kernels.fp8 == Fp8Products::kNone || file.kernels.host_kernels) {
+    return;
+  }
+  const GpuSpec& gpu = file.cluster.gpu;
+  constexpr auto kFp8 = MathType::kFp8;
+  if (!PeakFlops(gpu, kFp8)) {
+    throw InputError("products in fp8", "GPU " + gpu.name + ", whose data sheet has no fp8 rate",
+                     "one that multiplies fp8, or a precision without it");
+  }
+  if (!file.profile.compute.gemm[static_cast<std::size_t>(kFp8)].has_value()) {
+    throw InputError("products in fp8",
+                     "profile " + file.profile.name + " without compute.gemm.fp8",
+                     "a profile that says what fp8 products reach");
+  }
+}
+
 void CheckPlan(const PlanFile& file, const std::string& where) {
   CheckNetwork(file.cluster, file.profile);
+  CheckFp8(file);
   ValidatePlan(file.model.model, file.job, file.plan, where);
   (void)ResolveUnits(file.model.model, file.plan, where);
   const std::int64_t ranks = file.plan.shard_size * file.plan.replicate_size;

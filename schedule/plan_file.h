@@ -50,6 +50,9 @@ struct PlanFile {
 // The same checks for a plan made in memory; `where` names it in errors.
 void CheckPlan(const PlanFile& file, const std::string& where);
 
+// Throws InputError for products in fp8 on a GPU, or with a profile, that has no rate of them.
+void CheckFp8(const PlanFile& file);
+
 // 64-bit FNV-1a (offset basis 0xcbf29ce484222325, prime 0x100000001b3): the content hash of plan
 // files. It finds accidental changes, not attacks.
 [[nodiscard]] std::uint64_t Fnv1a64(std::string_view text);

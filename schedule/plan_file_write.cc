@@ -71,6 +71,9 @@ Json KernelSetPart(const KernelSetOptions& kernels) {
   json["fp32_logits"] = kernels.fp32_logits;
   json["loss_chunks"] = kernels.loss_chunks;
   json["autocast_weights"] = kernels.autocast_weights;
+  if (kernels.fp8 != Fp8Products::kNone) {
+    json["fp8"] = NameIn(kFp8Names, kernels.fp8);
+  }
   return json;
 }
 

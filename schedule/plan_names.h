@@ -31,6 +31,7 @@ inline constexpr std::array<std::string_view, 2> kTransfersNames = {"at_once", "
 inline constexpr std::array<std::string_view, 3> kGradientReductionNames = {"default", "all_reduce",
                                                                             "reduce_scatter"};
 inline constexpr std::array<std::string_view, 3> kOverlapNames = {"default", "on", "off"};
+inline constexpr std::array<std::string_view, 3> kFp8Names = {"none", "per_tensor", "per_row"};
 inline constexpr std::array<std::string_view, 5> kAttentionNames = {"flash", "materialized",
                                                                     "cudnn", "flash3", "triton"};
 inline constexpr std::array<std::string_view, 2> kMoeDispatchNames = {"dense", "grouped"};

@@ -94,6 +94,10 @@ std::string_view NameOf(Role role) {
       return "workspace";
     case Role::kExchange:
       return "exchange";
+    case Role::kLabels:
+      return "labels";
+    case Role::kLoss:
+      return "loss";
   }
   return "?";
 }
@@ -128,6 +132,8 @@ std::string_view NameOf(Holds holds) {
       return "mixed";
     case Holds::kRows:
       return "rows";
+    case Holds::kUses:
+      return "uses";
   }
   return "?";
 }

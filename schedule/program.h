@@ -103,6 +103,7 @@ enum class Holds : std::uint8_t {
   kSlice,    // an equal part of a kUnit buffer, cut without regard to parameters
   kMixed,    // what ops put there, one behind the other
   kRows,     // a row per rank: chunk after chunk, what ops put there
+  kUses,     // no parameters: of each a count (int32) of the ranks that have a gradient of it
 };
 
 // A range of Program::pieces.
@@ -149,6 +150,8 @@ enum class Role : std::uint8_t {
   kWorkspace,
   kExchange,  // model op: what it shares with the other data-parallel ranks; written before it is
               // exchanged, read afterwards
+  kLabels,    // a linear layer that runs the loss behind it: the labels
+  kLoss,      // and the loss
 };
 
 struct Access {

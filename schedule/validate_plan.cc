@@ -491,6 +491,19 @@ void CheckStaticGraph(const Job& job, const Plan& plan, const std::string& where
   }
 }
 
+// "Limitations" of FullyShardedDataParallel's documentation (torch 2.13).
+void CheckOffloadedSums(const Job& job, const Plan& plan, const std::string& where) {
+  if (plan.dialect == Dialect::kFsdp1 && plan.offload.parameters && job.mode == JobMode::kTrain &&
+      plan.accumulation > 1 && plan.sync == SyncMode::kEvery) {
+    throw InputError(
+        FieldOf(where, "offload.parameters"),
+        "true with " + std::to_string(plan.accumulation) + " micro-batches that reduce each",
+        "sync \"last\", or one micro-batch",
+        "FSDP1 adds nothing to gradients that are on the host: a micro-batch's take "
+        "the place of those of the one before");
+  }
+}
+
 // FSDP1 without use_orig_params and FairScale flatten a unit into one parameter, which is trainable
 // or not.
 void CheckUniformGrad(const Model& model, const Plan& plan, const std::string& where) {
@@ -569,6 +582,7 @@ void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const st
   CheckFullPrecision(model, plan, where);
   CheckMatrices(job, plan, where);
   CheckStaticGraph(job, plan, where);
+  CheckOffloadedSums(job, plan, where);
 }
 
 }  // namespace shardwright

@@ -156,12 +156,27 @@ std::vector<ModuleId> OuterOnes(const Model& model, const std::vector<ModuleId>&
   return outer;
 }
 
+// Modules with a parameter that ops of modules beside them read, which DeepSpeed gathers for each
+// of those (register_external_parameter). One that the model around it reads is held.
+std::vector<bool> LendParameters(const Model& model) {
+  std::vector<bool> lends(model.modules.size(), false);
+  for (const ModelOp& op : model.ops) {
+    for (const ParamId p : op.params) {
+      const ModuleId owner = FirstNameOf(model, model.params[StorageOf(model, p).value].module);
+      const ModuleId reader = FirstNameOf(model, op.module);
+      lends[owner.value] = lends[owner.value] ||
+                           (!IsInside(model, reader, owner) && !IsInside(model, owner, reader));
+    }
+  }
+  return lends;
+}
+
 // ZeRO-3's hooks sit on every module; what matters are those with parameters of their own, which
 // are gathered for each call. Modules that share parameters are one unit, for each of them.
 std::vector<UnitPlan> WrapModules(const Model& model, Dialect dialect) {
   std::vector<UnitPlan> units;
   std::vector<bool> taken(model.modules.size(), false);
-  const std::vector<bool> apart = RunsApart(model);
+  const std::vector<bool> apart = RunsApart(model), lends = LendParameters(model);
   std::vector<int> names(model.params.size(), 0);  // per storage
   for (std::size_t p = 0; p < model.params.size(); ++p) {
     ++names[StorageOf(model, ParamId(p)).value];
@@ -182,7 +197,7 @@ std::vector<UnitPlan> WrapModules(const Model& model, Dialect dialect) {
     if (!has_root && (group.size() == 1 || !IsFlat(dialect))) {
       units.push_back(UnitOf(model, OuterOnes(model, group)));
       const bool regathers = dialect == Dialect::kZero3
-                                 ? group.size() > 1 || apart[m]
+                                 ? group.size() > 1 || apart[m] || lends[m]
                                  : group.size() > 1 && dialect == Dialect::kNative;
       units.back().gap = regathers ? Gap::kRegather : Gap::kHold;
     }
@@ -340,8 +355,7 @@ WrapSpec ParseWrap(std::string_view text, const std::string& where) {
 std::vector<ModuleId> BlocksOf(const Model& model) {
   std::vector<ModuleId> blocks;
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
-    if (!model.block_class.empty() && model.modules[m].class_name == model.block_class &&
-        !model.modules[m].same_as.valid()) {
+    if (IsBlock(model, ModuleId(m)) && !model.modules[m].same_as.valid()) {
       blocks.emplace_back(m);
     }
   }

@@ -14,7 +14,7 @@ namespace shardwright {
 
 struct WrapSpec {
   enum class Kind : std::uint8_t {
-    kBlock,       // each instance of Model::block_class, and the root
+    kBlock,       // each instance of Model::block_classes, and the root
     kTorchtitan,  // embedding, each block, [final norm, head], root
     kAccelerate,  // Accelerate's defaults for FSDP2: as torchtitan; for FSDP1: as block
     kSize,        // size_based_auto_wrap_policy
@@ -45,7 +45,7 @@ struct ReshardChoice {
   bool operator==(const ReshardChoice&) const = default;
 };
 
-// The instances of Model::block_class, in order; none for a model without repeated blocks.
+// The instances of Model::block_classes, in order; none for a model without repeated blocks.
 [[nodiscard]] std::vector<ModuleId> BlocksOf(const Model& model);
 
 // The rule that a dialect's users start from: root for ddp, zero1 and zero2, module for zero3,

@@ -4,7 +4,7 @@
                                         SHARDWRIGHT_HEADERS=FOLDER: headers and libraries that lie elsewhere)
     scripts/gpu_check.sh pack           copies it, with the libraries that a bare machine lacks, into build-carry/ (about 40 MB)
     scripts/gpu_check.sh A|B|C [...]    the calls, each within its time (360, 570 and 570 seconds)
-    scripts/gpu_check.sh PART [...]     one of: offload gelu long gpus hostid
+    scripts/gpu_check.sh PART [...]     one of: offload gelu fp8 long gpus hostid
 
     A  what works: doctor, NCCL on one rank, GPT-2 untraced and traced, every kernel and the loopback ranks against the host's
        arithmetic, a process per case (who fails runs again under compute-sanitizer), the speed of the kernels
@@ -250,10 +250,11 @@ class Check:
         return self.plan(f"gpt2-{ranks}", model, re.sub(r" --micro-batch \d+", "", flags), "--micro-batch", 8 // ranks,
                          "--precision", "bf16-mixed", ranks=ranks)
 
-    def train(self, name, plan, *flags, steps=8, ranks=1):
+    def train(self, name, plan, *flags, steps=8, ranks=1, **variables):
         """Untraced, as JSON; tokens/s or None."""
         steps = min(steps, 3) if self.emulated else steps
-        done = self.run("run", plan, "--device", "cuda", "--loopback", ranks, "--steps", steps, "--json", "--data", "random:64", *flags)
+        done = self.run("run", plan, "--device", "cuda", "--loopback", ranks, "--steps", steps, "--json", "--data", "random:64", *flags,
+                        **variables)
         report = json.loads(done.out) if done.code == 0 else {}
         rate = report.get("tokens_per_s")
         losses = [step["loss"] for step in report.get("steps", [])]
@@ -366,8 +367,10 @@ class Check:
             if ours and rate:
                 self.results.row(f"{name}: ours to PyTorch {mode}", "ok", f"{statistics.median(ours) / rate:.3f}",
                                  ratio=statistics.median(ours) / rate)
-        self.speed_plan, self.speed_job, self.speed_rate = plan, (model, flags), statistics.median(ours) if ours else None
-        self.predicted(f"{name}: shipped profile", plan, self.speed_rate)
+        # Later steps need it, also in a call that goes on behind this one.
+        rate = statistics.median(ours) if ours else None
+        self.results.machine["speed"] = {"plan": str(plan), "model": model, "flags": flags, "tokens_per_s": rate}
+        self.predicted(f"{name}: shipped profile", plan, rate)
 
     def predicted(self, name, plan, rate):
         done = self.run("simulate", plan, "--json")
@@ -382,14 +385,27 @@ class Check:
     def calibrate(self):
         profile = self.results.folder / "this-gpu.json"
         done = self.run("calibrate", "--device", "cuda", "--cluster", self.cluster(), "--name", "this-gpu", "-o", profile)
-        if self.row("calibrate", done, "") and getattr(self, "speed_plan", None):
-            plan, done = self.plan("speed-calibrated", *self.speed_job, "--profile", profile)
+        speed = self.results.machine.get("speed")
+        if self.row("calibrate", done, "") and speed:
+            plan, done = self.plan("speed-calibrated", speed["model"], speed["flags"], "--profile", profile)
             self.row("plan with that profile", done, "")
-            self.predicted("calibrated", plan, self.speed_rate)
+            self.predicted("calibrated", plan, speed["tokens_per_s"])
 
     def speed_trace(self):
-        if getattr(self, "speed_plan", None):
-            self.trace("speed", self.speed_plan)
+        if "speed" in self.results.machine:
+            self.trace("speed", self.results.machine["speed"]["plan"])
+
+    def products(self):
+        """The first run times cuBLASLt's proposals, the second one uses what was found."""
+        speed = self.results.machine.get("speed")
+        if not speed:
+            return
+        file = str(self.results.folder / "products.txt")
+        for turn in ("timed", "chosen"):
+            report = self.train(f"products {turn}", speed["plan"], steps=6, SHARDWRIGHT_PRODUCTS=file)
+        if report and speed["tokens_per_s"]:
+            ratio = report["tokens_per_s"] / speed["tokens_per_s"]
+            self.results.row("chosen products to the library's first", "ok", f"{ratio:.3f}", ratio=ratio)
 
     # Call C
 
@@ -460,6 +476,14 @@ class Check:
             if self.row(f"GPT-2 XL, cuda-{kernels}, plan", done, ""):
                 self.train(f"GPT-2 XL, cuda-{kernels}", plan)
 
+    def fp8(self):
+        """One model in bf16, and with products in fp8 by both recipes."""
+        for name, precision in (("bf16", "bf16-mixed"), ("fp8", "fp8"), ("fp8-rowwise", "bf16-mixed+fp8-rowwise")):
+            model, flags = TINY_JOBS[0] if self.emulated else ("qwen2.5-1.5b", f"--seq 2048 --global-batch 16 --micro-batch 4 {KEEPS}")
+            plan, done = self.plan(f"precision-{name}", model, flags, "--precision", precision)
+            if self.row(f"{pathlib.Path(model).stem} in {name}, plan", done, ""):
+                self.train(f"{pathlib.Path(model).stem} in {name}", plan)
+
     def gpus(self):
         listed = self.run("-L", program=shutil.which("nvidia-smi") or "/bin/false").out
         count = listed.count("GPU ")
@@ -488,7 +512,7 @@ class Check:
     STEPS = {
         # Each with the seconds that are kept for it when those before it are slow.
         "A": (("doctor", 10), ("nccl", 20), ("gpt2", 40), ("kernel_tests", 90), ("kernel_speed", 45)),
-        "B": (("speed", 300), ("calibrate", 120), ("speed_trace", 60)),
+        "B": (("speed", 300), ("calibrate", 120), ("speed_trace", 60), ("products", 60)),
         "C": (("loopback", 60), ("schedules", 90), ("graphs", 60), ("long", 150), ("sanitizers", 120)),
     }
 
@@ -566,7 +590,7 @@ def pack(tree, carry):
 
 
 def main():
-    parts = ("A", "B", "C", "offload", "gelu", "long", "gpus", "hostid", "build", "pack")
+    parts = ("A", "B", "C", "offload", "gelu", "fp8", "long", "gpus", "hostid", "build", "pack")
     parser = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=parts, metavar="PART")
     parser.add_argument("--out", type=pathlib.Path)

@@ -246,8 +246,9 @@ std::optional<AccountedStep> ExtrapolateAccount(const AccountedStep& first,
   const bool same_reserved =
       PeaksOf(held_a) == PeaksOf(held_b) && PeaksOf(held_b) == PeaksOf(held_c);
   const bool same_place = a.placed == b.placed && b.placed == c.placed;
-  const auto keep_up = [](const SimulationResult& fewer, const SimulationResult& more) {
-    return AllKeepUp(fewer.timing.first, more.timing.first, more.step_time - fewer.step_time);
+  const auto keep_up = [](const SimulationResult& short_step, const SimulationResult& long_step) {
+    return AllKeepUp(short_step.timing.first, long_step.timing.first,
+                     long_step.step_time - short_step.step_time);
   };
   const bool tells = trend.holds() && same_place && same_reserved &&
                      keep_up(first.result, second.result) && keep_up(second.result, third.result);

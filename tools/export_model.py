@@ -93,8 +93,13 @@ def module_tree(model, used, norms):
 
 
 def block_class(model):
-    """The class of the longest list, or dictionary, of equal modules."""
+    """The class of the layers, or a list of them: those that Transformers says are never split, as far as they stand in lists; else
+    the class of the longest list, or dictionary, of equal modules."""
     lists = [list(m.children()) for m in model.modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential))]
+    whole = set(getattr(model, "_no_split_modules", None) or ())
+    names = list(dict.fromkeys(type(child).__name__ for one in lists for child in one if {type(c).__name__ for c in one} <= whole))
+    if names:
+        return names if len(names) > 1 else names[0]
     longest = max((one for one in lists if len({type(child) for child in one}) == 1), key=len, default=None)
     return type(longest[0]).__name__ if longest is not None else ""
 

@@ -2,19 +2,21 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cstddef>
 #include <cstdio>
 #include <regex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/embedded.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/letters.h"
 #include "topologies/cluster_catalog.h"
 #include "topologies/gpu_catalog.h"
+#include "topologies/gpu_names.h"
 #include "topologies/internal/cluster_json.h"
 #include "topologies/routing.h"
 
@@ -29,15 +31,9 @@ std::vector<std::string> GpuNames() {
   return names;
 }
 
-std::string Lower(std::string_view text) {
-  std::string lower(text);
-  std::transform(lower.begin(), lower.end(), lower.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return lower;
-}
-
 // The GPU that a word means, whatever its case; "h200" is the one there is, with its memory behind
-// it, and "4090" the one of that maker's number. Empty: none, or several.
+// it, "4090" the one of that maker's number, and "a100-80gb" what its maker calls a100-80. Empty:
+// none, or several.
 std::string GpuNamed(const std::string& word) {
   const std::vector<std::string> names = GpuNames();
   for (const std::string prefix : {"", "rtx-"}) {
@@ -57,7 +53,7 @@ std::string GpuNamed(const std::string& word) {
     }
     found = is_size ? name : found;
   }
-  return found;
+  return found.empty() ? GpuOfProduct(word) : found;
 }
 
 bool IsInCatalog(const std::string& name) {
@@ -84,16 +80,80 @@ void RefuseManyOfAName(const std::string& spec, const std::string& name) {
   throw InputError("cluster", '"' + spec + '"', expected);
 }
 
+// The most GPUs that a server joins by NVLink or xGMI; 0: the GPU has neither.
+std::int64_t MostOfANode(const GpuSpec& gpu) {
+  if (!gpu.scale_up) {
+    return 0;
+  }
+  if (gpu.name.starts_with("gb200") || gpu.name.starts_with("gh200")) {
+    return gpu.name.starts_with("gb200") ? 72 : 32;  // NVL72, NVL32
+  }
+  // NVIDIA's DGX-2 and Google's a2-megagpu-16g.
+  return gpu.architecture == "volta" || gpu.name == "a100-40" ? 16 : 8;
+}
+
+// "64xH100" is eight nodes of eight, unless `rest` says how the node is joined.
+std::int64_t NodesOf(const std::string& spec, const GpuSpec& gpu, std::int64_t count,
+                     const std::string& rest) {
+  const std::int64_t most = MostOfANode(gpu);
+  if (most == 0 || count <= most || rest.find("nvlink") != rest.npos ||
+      rest.find("xgmi") != rest.npos) {
+    return 0;
+  }
+  if (count % most != 0) {
+    throw InputError("cluster", '"' + spec + '"',
+                     "whole nodes: one has at most " + std::to_string(most) + " x " + gpu.name +
+                         "; say nodes and GPUs, such as \"3x4x" + gpu.name + "\"");
+  }
+  return count / most;
+}
+
+// What clouds call the nodes of the catalog, as their consoles print it; from general knowledge.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 13> kInstanceTypes = {{
+    {"a3-highgpu-8g", "a3-high"},
+    {"a3-megagpu-8g", "a3-mega"},
+    {"a3-ultragpu-8g", "a3-ultra"},
+    {"p3dn.24xlarge", "p3dn"},
+    {"p4d.24xlarge", "p4d"},
+    {"p4de.24xlarge", "p4de"},
+    {"p5.48xlarge", "p5"},
+    {"p5en.48xlarge", "p5en"},
+    {"p6-b200.48xlarge", "p6-b200"},
+    {"standard_nd96amsr_a100_v4", "ndm-a100-v4"},
+    {"standard_nd96asr_v4", "nd-a100-v4"},
+    {"standard_nd96isr_h100_v5", "nd-h100-v5"},
+    {"standard_nd96isr_mi300x_v5", "nd-mi300x-v5"},
+}};
+
+// "4x p5.48xlarge" and "8xRTX5090" with the catalogs' names.
+std::string InOurNames(std::string head) {
+  for (const auto& [type, name] : kInstanceTypes) {
+    if (const std::size_t at = head.find(type); at != head.npos) {
+      return head.replace(at, type.size(), name);
+    }
+  }
+  static const std::regex kNoDash("rtx(?=[0-9a-z])");
+  return std::regex_replace(head, kNoDash, "rtx-");
+}
+
 // What people write in many ways, in one: "8xH100", "h100-80x8", "2x8 H100" (two nodes of eight),
-// "2 x DGX-H100". `nodes` is 0 where it says nothing of them.
+// "64xH100" (eight of them), "2 x DGX-H100". `nodes` is 0 where it says nothing of them.
 struct Spelled {
   std::string spec;
   std::int64_t nodes = 0;
 };
 Spelled Spell(const std::string& spec) {
   const std::size_t comma = std::min(spec.find(','), spec.size());
-  const std::string head = Lower(std::string_view(spec).substr(0, comma));
+  const std::string head = InOurNames(LowerCase(std::string_view(spec).substr(0, comma)));
+  const auto alone = [&] {  // a node of the catalog is described already
+    if (comma < spec.size()) {
+      throw InputError("cluster", '"' + spec + '"',
+                       "nothing behind the name of a cluster of the catalog, or a description of "
+                       "its own that begins with a GPU");
+    }
+  };
   if (IsInCatalog(head)) {
+    alone();
     return {head, 0};
   }
   // A count or two, a name, and a count behind it.
@@ -101,7 +161,8 @@ Spelled Spell(const std::string& spec) {
       R"(\s*(?:(\d{1,7})\s*x\s*)?(?:(\d{1,7})\s*x?\s*)?([a-z][a-z0-9-]*?|rtx \d{4}|\d{4})(?:\s*x\s*(\d{1,7}))?\s*)");
   std::smatch match;
   if (!std::regex_match(head, match, kForm)) {
-    return {spec, 0};
+    const std::string product = GpuOfProduct(head);  // "NVIDIA H100 80GB HBM3"
+    return {product.empty() ? spec : product + spec.substr(comma), 0};
   }
   std::vector<std::int64_t> counts;
   for (const std::size_t group : {1U, 2U, 4U}) {
@@ -119,20 +180,28 @@ Spelled Spell(const std::string& spec) {
     return {spec, 0};
   }
   if (gpu.empty()) {
+    alone();
     return {name, counts.empty() ? 0 : counts.front()};
   }
-  const std::string count = counts.empty() ? "" : " x" + std::to_string(counts.back());
-  return {gpu + count + spec.substr(comma), counts.size() == 2 ? counts.front() : 0};
+  if (counts.empty()) {
+    return {gpu + spec.substr(comma), 0};
+  }
+  const std::int64_t nodes = counts.size() == 2 ? counts.front()
+                                                : NodesOf(spec, FindGpu(gpu, "cluster"),
+                                                          counts.back(), spec.substr(comma));
+  const std::int64_t each =
+      counts.size() == 2 || nodes == 0 ? counts.back() : counts.back() / nodes;
+  return {gpu + " x" + std::to_string(each) + spec.substr(comma), nodes};
 }
 
 // "h100" is three edits from "h100-80" but one from "a100": a longer name beats a near one.
 std::string Hint(std::string_view word, const std::vector<std::string>& names) {
   for (const std::string& name : names) {
-    if (name.starts_with(Lower(word) + "-")) {
+    if (name.starts_with(LowerCase(word) + "-")) {
       return "did you mean \"" + name + "\"?";
     }
   }
-  return DidYouMean(Lower(word), names);
+  return DidYouMean(LowerCase(word), names);
 }
 
 // "h100-80", "h100-80 x8, ...": a comma, or a known GPU as the first word.

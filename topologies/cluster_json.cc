@@ -355,7 +355,8 @@ void CheckCluster(const Cluster& cluster, const std::string& where) {
                   [](const Component& c) { return c.kind == ComponentKind::kNic; });
   if (cluster.node_count > 1 && !has_nic) {
     throw InputError(where, std::to_string(cluster.node_count) + " nodes",
-                     "1 node, since its nodes have no NIC");
+                     "1 node, since its nodes have no NIC",
+                     "a description has them, such as \"8xH100, nic 8x400 Gbit/s, nodes 2\"");
   }
   std::int64_t inner = 0;
   for (const FabricLevel& level : cluster.fabric) {

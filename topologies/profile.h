@@ -37,6 +37,9 @@ struct ComputeProfile {
   // Of gemm[fp8], what products reach whose operands have a scale per row and column, which the
   // kernel applies; 0: as much. Optional in files.
   Number<double> fp8_rowwise;
+  // Fraction of the dense peak that the executor's own CUDA kernels reach for the products of
+  // experts; 0: as gemm. Optional in files.
+  Number<double> own_grouped;
   // Time a matrix product loses to filling and draining the GPU: t = flops / (gemm * peak) +
   // gemm_ramp.
   Number<Seconds> gemm_ramp;

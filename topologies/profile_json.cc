@@ -76,6 +76,7 @@ void VisitTransport(Part& part, Visit visit) {
 template <class Part, class Visit>
 void VisitComputeExtras(Part& part, Visit visit) {
   visit("fp8_rowwise", part.fp8_rowwise);
+  visit("own_grouped", part.own_grouped);
   visit("attention_softmax", part.attention.softmax);
   visit("cudnn_attention_forward", part.cudnn_attention.forward);
   visit("cudnn_attention_backward", part.cudnn_attention.backward);

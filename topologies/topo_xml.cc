@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/portable.h"
+#include "topologies/gpu_names.h"
 #include "topologies/internal/machine.h"
 
 namespace shardwright::internal {
@@ -65,28 +66,6 @@ BytesPerSecond PcieRate(const pugi::xml_node& node, const std::string& file) {
   constexpr double kOldest = 5;  // 8b/10b up to generation 2, then 128b/130b
   const double useful = transfers <= kOldest ? 0.8 : 128.0 / 130.0;
   return BytesPerSecond(transfers * 1e9 * width * useful / 8);
-}
-
-// PCI ids of NVIDIA's GPUs in the catalog, "0x2330". From general knowledge (pci-ids), not looked
-// up:
-// --gpu wins.
-std::string GpuOfDevice(std::string_view device) {
-  static constexpr std::array kDevices = {
-      std::pair{std::string_view("1db1"), "v100-16"},
-      std::pair{std::string_view("1db5"), "v100-32"},
-      std::pair{std::string_view("20b0"), "a100-40"},
-      std::pair{std::string_view("20b2"), "a100-80"},
-      std::pair{std::string_view("2330"), "h100-80"},
-      std::pair{std::string_view("2335"), "h200"},
-      std::pair{std::string_view("2901"), "b200"},
-  };
-  device.remove_prefix(device.starts_with("0x") ? 2 : 0);
-  const auto* const found = std::find_if(kDevices.begin(), kDevices.end(),
-                                         [&](const auto& row) { return row.first == device; });
-  const auto is_known = [&](const GpuSpec& gpu) { return gpu.name == found->second; };
-  return found != kDevices.end() && std::any_of(GpuCatalog().begin(), GpuCatalog().end(), is_known)
-             ? found->second
-             : "";
 }
 
 std::string VendorOf(std::string_view vendor) {
@@ -155,7 +134,7 @@ class NcclReader {
 
   void AddGpu(const pugi::xml_node& pci, const pugi::xml_node& gpu, std::int32_t part) {
     busids_.emplace(pci.attribute("busid").value(), part);
-    const std::string name = GpuOfDevice(pci.attribute("device").value());
+    const std::string name = GpuOfPciDevice(pci.attribute("device").value());
     if (busids_.size() == 1) {
       machine_.gpu = name;
     } else if (machine_.gpu != name) {
@@ -298,7 +277,7 @@ class HwlocReader {
       (void)machine_.Add(Machine::Kind::kGpu, parent, LinkRate(object));
       const std::size_t at = type.find("[10de:");
       if (machine_.gpu.empty() && at != std::string_view::npos && type.size() >= at + 10) {
-        machine_.gpu = GpuOfDevice(type.substr(at + 6, 4));
+        machine_.gpu = GpuOfPciDevice(type.substr(at + 6, 4));
       }
       return;
     }

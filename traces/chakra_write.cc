@@ -10,12 +10,16 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "traces/internal/chakra_words.h"
+#include "traces/internal/protobuf.h"
 
 namespace shardwright {
 namespace {
 
+using internal::ChakraType;
+using internal::Wire;
+
 // Protocol buffers as bytes: a field is its number and wire type, then its value.
-enum class Wire : std::uint8_t { kVarint = 0, kFixed64 = 1, kBytes = 2 };
 
 void PutVarint(std::uint64_t value, std::string& out) {
   constexpr std::uint64_t kSeven = 0x7f;
@@ -57,57 +61,51 @@ void PutMessage(const std::string& message, std::string& out) {
   out += message;
 }
 
-// Members of AttributeProto, NodeType and CollectiveCommType of et_def.proto.
-constexpr int kInt64 = 9, kUint64 = 13, kBool = 27, kString = 29;
-enum class NodeType : std::uint8_t { kLoad = 2, kStore = 3, kCompute = 4, kCollective = 7 };
-
 std::optional<std::uint64_t> CommTypeOf(OpCode code) {
-  switch (code) {
-    case OpCode::kAllReduce:
-      return 0;
-    case OpCode::kAllGather:
-      return 2;
-    case OpCode::kBroadcast:
-      return 5;
-    case OpCode::kAllToAll:
-      return 6;
-    case OpCode::kReduceScatter:
-      return 7;
-    case OpCode::kBarrier:
-      return 9;
-    default:
-      return std::nullopt;
+  for (const internal::ChakraCollective& row : internal::kChakraCollectives) {
+    if (row.code == code) {
+      return row.comm_type;
+    }
   }
+  return std::nullopt;
+}
+
+void PutAttribute(int field, std::string_view name, int member, std::uint64_t value,
+                  std::string& out) {
+  std::string attribute;
+  PutText(internal::kAttributeName, name, attribute);
+  PutNumber(member, value, attribute);
+  PutText(field, attribute, out);
+}
+
+void PutAttribute(int field, std::string_view name, std::string_view value, std::string& out) {
+  std::string attribute;
+  PutText(internal::kAttributeName, name, attribute);
+  PutText(internal::kString, value, attribute);
+  PutText(field, attribute, out);
 }
 
 // A node, of which attributes are collected.
 class Node {
  public:
-  Node(std::uint64_t id, std::string_view name, NodeType type) {
-    PutNumber(1, id, text_);
-    PutText(2, name, text_);
-    PutNumber(3, static_cast<std::uint64_t>(type), text_);
+  Node(std::uint64_t id, std::string_view name, ChakraType type) {
+    PutNumber(internal::kNodeId, id, text_);
+    PutText(internal::kNodeName, name, text_);
+    PutNumber(internal::kNodeType, static_cast<std::uint64_t>(type), text_);
   }
 
   void Number(int field, std::uint64_t value) { PutNumber(field, value, text_); }
   void List(int field, const std::vector<std::uint64_t>& values) { PutList(field, values, text_); }
 
   void Attribute(std::string_view name, int member, std::uint64_t value) {
-    std::string attribute;
-    PutText(1, name, attribute);
-    PutNumber(member, value, attribute);
-    PutText(kAttribute, attribute, text_);
+    PutAttribute(internal::kNodeAttribute, name, member, value, text_);
   }
   void Attribute(std::string_view name, std::string_view value) {
-    std::string attribute;
-    PutText(1, name, attribute);
-    PutText(kString, value, attribute);
-    PutText(kAttribute, attribute, text_);
+    PutAttribute(internal::kNodeAttribute, name, value, text_);
   }
   [[nodiscard]] const std::string& text() const { return text_; }
 
  private:
-  static constexpr int kAttribute = 10;
   std::string text_;
 };
 
@@ -150,30 +148,32 @@ void AddSizes(const Program& program, const OpShape& shape, Node& node) {
     flops += kernel.flops.value;
     bytes += kernel.read.value + kernel.written.value;
   }
-  node.Attribute("num_ops", kInt64, static_cast<std::uint64_t>(std::llround(flops)));
-  node.Attribute("tensor_size", kUint64, static_cast<std::uint64_t>(bytes));
+  node.Attribute("num_ops", internal::kInt64, static_cast<std::uint64_t>(std::llround(flops)));
+  node.Attribute("tensor_size", internal::kUint64, static_cast<std::uint64_t>(bytes));
 }
 
 void AddCollective(const Program& program, const OpShape& shape, const GroupNumbers& numbers,
                    std::int64_t rank, Node& node) {
   const Group& group = program.groups[shape.group.value];
-  node.Attribute("comm_type", kInt64, *CommTypeOf(shape.code));
+  node.Attribute("comm_type", internal::kInt64, *CommTypeOf(shape.code));
   // Of what this rank puts in.
   const std::int64_t parts = shape.code == OpCode::kAllGather ? group.size : 1;
-  node.Attribute("comm_size", kInt64, static_cast<std::uint64_t>(shape.bytes.value / parts));
+  node.Attribute("comm_size", internal::kInt64,
+                 static_cast<std::uint64_t>(shape.bytes.value / parts));
+  node.Attribute("group_size", internal::kInt64, static_cast<std::uint64_t>(group.size));
   const auto number = numbers.find({shape.group.value, MembersOf(group, rank)});
   if (number != numbers.end()) {
     node.Attribute("pg_name", std::to_string(number->second));
   }
 }
 
-NodeType TypeOf(OpCode code) {
+ChakraType TypeOf(OpCode code) {
   if (CommTypeOf(code).has_value()) {
-    return NodeType::kCollective;
+    return ChakraType::kCollective;
   }
-  return code == OpCode::kCopyH2d   ? NodeType::kLoad
-         : code == OpCode::kCopyD2h ? NodeType::kStore
-                                    : NodeType::kCompute;
+  return code == OpCode::kCopyH2d   ? ChakraType::kLoad
+         : code == OpCode::kCopyD2h ? ChakraType::kStore
+                                    : ChakraType::kCompute;
 }
 
 // Spans of the last step, by op.
@@ -191,15 +191,84 @@ std::map<std::uint32_t, const Span*> LastStep(const Trace& trace) {
   return spans;
 }
 
+std::string MetadataOf(const Program& program, std::int64_t rank) {
+  constexpr int kVersion = 1, kAttribute = 2;
+  std::string out, metadata;
+  PutText(kVersion, internal::kChakraVersion, metadata);
+  PutAttribute(kAttribute, "source", "simulated", metadata);
+  PutAttribute(kAttribute, "rank", internal::kUint64, static_cast<std::uint64_t>(rank), metadata);
+  PutAttribute(kAttribute, "ranks", internal::kUint64,
+               static_cast<std::uint64_t>(RankCount(program)), metadata);
+  PutMessage(metadata, out);
+  return out;
+}
+
+// The innermost unit around each model op, by the names of modules; "root" where none is.
+std::vector<std::uint32_t> UnitsOfModelOps(const Program& program) {
+  std::map<std::string_view, std::uint32_t> numbers;
+  for (std::size_t i = 0; i < program.units.size(); ++i) {
+    numbers.emplace(program.units[i].name, static_cast<std::uint32_t>(i));
+  }
+  const auto root = numbers.find("root");
+  std::vector<std::uint32_t> units;
+  for (std::string_view name : program.model_op_names) {
+    auto found = numbers.find(name);
+    while (found == numbers.end() && name.find('.') != name.npos) {
+      name = name.substr(0, name.rfind('.'));
+      found = numbers.find(name);
+    }
+    found = found == numbers.end() ? root : found;
+    units.push_back(found == numbers.end() ? kNoSubject : found->second);
+  }
+  return units;
+}
+
+// What an op's kernels do most: the one with most arithmetic, else with most bytes.
+KernelClass KernelOf(const Program& program, const OpShape& shape) {
+  switch (shape.code) {
+    case OpCode::kGradNorm:
+    case OpCode::kGradClip:
+    case OpCode::kOptimizerStep:
+    case OpCode::kHostOptimizerStep:
+      return KernelClass::kOptimizer;
+    case OpCode::kCompute:
+      break;
+    default:
+      return KernelClass::kCopy;
+  }
+  const auto less = [](const Kernel& a, const Kernel& b) {
+    return std::pair(a.flops.value, a.read.value + a.written.value) <
+           std::pair(b.flops.value, b.read.value + b.written.value);
+  };
+  const auto kernels = program.KernelsOf(shape);
+  const auto most = std::max_element(kernels.begin(), kernels.end(), less);
+  return most == kernels.end() ? KernelClass::kElementwise : most->kind;
+}
+
+// Where in training an op stands, by which `compare` finds it again.
+void AddPlace(const Program& program, const Op& op, const std::vector<std::uint32_t>& units,
+              Node& node) {
+  const OpShape& shape = program.ShapeOf(op);
+  const bool is_of_model = shape.code == OpCode::kCompute || shape.code == OpCode::kAccumulateGrad;
+  const std::uint32_t unit = op.subject == kNoSubject ? kNoSubject
+                             : is_of_model            ? units[op.subject]
+                                                      : op.subject;
+  node.Attribute("micro_batch", internal::kUint64, op.micro_batch);
+  if (unit != kNoSubject) {
+    node.Attribute("unit", program.units[unit].name);
+  }
+  node.Attribute("kernel",
+                 internal::kChakraKernels[static_cast<std::size_t>(KernelOf(program, shape))]);
+}
+
 std::string TraceOf(const Program& program, const std::map<std::uint32_t, const Span*>& spans,
                     const GroupNumbers& numbers, std::int64_t rank) {
   SimTime begin = spans.empty() ? SimTime() : spans.begin()->second->start;
   for (const auto& [op, span] : spans) {
     begin = std::min(begin, span->start);
   }
-  std::string out, metadata;
-  PutText(1, "0.0.4", metadata);
-  PutMessage(metadata, out);
+  std::string out = MetadataOf(program, rank);
+  const std::vector<std::uint32_t> units = UnitsOfModelOps(program);
   std::array<std::optional<std::uint32_t>, kStreamCount> before{};  // of each stream
   for (std::uint32_t i = 0; i < program.step.ops.size(); ++i) {
     const Op& op = program.step.ops[i];
@@ -213,15 +282,15 @@ std::string TraceOf(const Program& program, const std::map<std::uint32_t, const 
     }
     std::optional<std::uint32_t>& last = before[static_cast<std::size_t>(shape.stream)];
     if (last.has_value()) {
-      node.List(4, {*last});
+      node.List(internal::kNodeCtrlDeps, {*last});
     }
     last = i;
-    node.List(5, needed);
+    node.List(internal::kNodeDataDeps, needed);
     if (const auto span = spans.find(i); span != spans.end()) {
-      node.Number(6, Microseconds(span->second->start - begin));
-      node.Number(7, Microseconds(span->second->end - span->second->start));
+      node.Number(internal::kNodeStart, Microseconds(span->second->start - begin));
+      node.Number(internal::kNodeDuration, Microseconds(span->second->end - span->second->start));
     }
-    node.Attribute("is_cpu_op", kBool, InfoOf(shape.code).runs_on_host ? 1 : 0);
+    node.Attribute("is_cpu_op", internal::kBool, InfoOf(shape.code).runs_on_host ? 1 : 0);
     if (CommTypeOf(shape.code).has_value()) {
       AddCollective(program, shape, numbers, rank, node);
     } else {
@@ -229,6 +298,7 @@ std::string TraceOf(const Program& program, const std::map<std::uint32_t, const 
     }
     node.Attribute("stream", NameOf(shape.stream));
     node.Attribute("phase", NameOf(op.phase));
+    AddPlace(program, op, units, node);
     PutMessage(node.text(), out);
   }
   return out;

@@ -36,10 +36,10 @@ constexpr std::array<std::string_view, 3> kAttention = {
 }  // namespace
 
 std::optional<CallKind> CallOfName(std::string_view name) {
-  // Attention that is not fused, as where the bias of the scores is trained: its products count.
-  constexpr std::string_view kUnfused = "aten::_scaled_dot_product_attention_math";
-  if (name.starts_with(kUnfused)) {
-    return std::nullopt;
+  // As on a CPU where the bias of the scores is trained.
+  constexpr std::string_view kWrittenOut = "aten::_scaled_dot_product_attention_math";
+  if (name.starts_with(kWrittenOut)) {
+    return CallKind::kAttentionWrittenOut;
   }
   for (const std::string_view prefix : kAttention) {
     if (name.starts_with(prefix)) {

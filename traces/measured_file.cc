@@ -4,15 +4,15 @@
 #include <array>
 
 #include "core/error.h"
+#include "traces/chakra_read.h"
 #include "traces/gzip.h"
 
 namespace shardwright {
 namespace {
 
 constexpr std::string_view kRule =
-    "a trace of Shardwright or PyTorch's profiler, an SQLite export of Nsight Systems, a CUDA "
-    "memory "
-    "snapshot, or what nccl-tests print";
+    "a trace of Shardwright or PyTorch's profiler, an SQLite export of Nsight Systems, a Chakra "
+    "execution trace, a CUDA memory snapshot, or what nccl-tests print";
 
 std::string Beginning(const std::string& file) {
   constexpr std::size_t kEnough = std::size_t{1} << 16;
@@ -34,7 +34,7 @@ std::string Beginning(const std::string& file) {
 
 std::string_view NameOf(MeasuredKind kind) {
   static constexpr std::array<std::string_view, kMeasuredKindCount> kNames = {
-      "shardwright", "kineto", "nsight", "snapshot", "nccl-tests", "nccl-tests-json"};
+      "shardwright", "kineto", "nsight", "snapshot", "nccl-tests", "nccl-tests-json", "chakra"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
@@ -43,6 +43,9 @@ MeasuredKind DetectMeasured(const std::string& file) {
   const auto has = [&](std::string_view part) { return text.find(part) != std::string::npos; };
   if (text.starts_with("SQLite format 3")) {
     return MeasuredKind::kNsight;
+  }
+  if (IsChakra(text) || file.ends_with(".et")) {
+    return MeasuredKind::kChakra;
   }
   if (text.starts_with('\x80')) {
     return MeasuredKind::kSnapshot;

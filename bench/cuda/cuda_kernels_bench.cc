@@ -8,7 +8,7 @@
 // takes less power, so that a GPU keeps a higher clock than it has in training. The rates that
 // count as 1 are data sheets' in bf16 (nvidia.com/en-us/data-center/h200 and h100, read
 // 2026-11-21): 989 TFLOP/s, and 4.8 TB/s on an H200, 3.35 on an H100; on another GPU give them as
-// arguments: cuda_kernels_bench TB_PER_S TFLOP_PER_S.
+// arguments: cuda_kernels_bench TB_PER_S TFLOP_PER_S. Products in fp8 count at twice that rate.
 
 #include <algorithm>
 #include <array>
@@ -50,6 +50,7 @@ struct Case {
   bool first_input_is_index = false;
   std::int64_t label_input = -1;
   bool by_own_kernels = false;  // no cuDNN
+  Fp8Products fp8 = Fp8Products::kNone;
 };
 
 constexpr std::int64_t kRows = 4096, kHidden = 4096, kWide = 14336, kHeads = 32, kKvHeads = 8;
@@ -57,13 +58,15 @@ constexpr std::int64_t kVocab = 128256, kExperts = 8, kExpertsPerToken = 2;
 constexpr std::int64_t kImages = 64, kChannels = 64, kSide = 56;
 constexpr std::int64_t kShard = std::int64_t{1} << 28;  // elements of an update
 
-Case Linear(const char* name, std::int64_t out) {
-  return {name,
-          {.kind = OpKind::kLinear, .rows = kRows, .in = kHidden, .out = out},
-          1,
-          {kRows * kHidden},
-          {kHidden * out},
-          {kRows * out}};
+Case Linear(const char* name, std::int64_t out, Fp8Products fp8 = Fp8Products::kNone) {
+  Case c{name,
+         {.kind = OpKind::kLinear, .rows = kRows, .in = kHidden, .out = out},
+         1,
+         {kRows * kHidden},
+         {kHidden * out},
+         {kRows * out}};
+  c.fp8 = fp8;
+  return c;
 }
 
 Case Attention(const char* name, bool by_own_kernels) {
@@ -93,6 +96,8 @@ std::vector<Case> Cases() {
   return {
       Linear("linear 4096 x 4096 x 4096", kHidden),
       Linear("linear 4096 x 4096 x 14336", kWide),
+      Linear("linear 4096 x 4096 x 14336, fp8", kWide, Fp8Products::kPerTensor),
+      Linear("linear 4096 x 4096 x 14336, fp8-rowwise", kWide, Fp8Products::kPerRow),
       Attention("attention, causal, GQA 32/8, 4096", false),
       Attention("the same by our own kernel", true),
       {"RMS norm",
@@ -252,6 +257,7 @@ class Bench {
   }
 
   void Run(const Case& c) {
+    options_.fp8 = c.fp8;
     OpKernels kernels = LowerOp(c.spec, c.batch, DType::kBf16, options_);
     ModelOpCall call;
     call.spec = &c.spec;
@@ -397,7 +403,7 @@ class Bench {
     for (const Kernel& kernel : kernels) {
       best +=
           std::max(static_cast<double>((kernel.read + kernel.written).value) / rates_.bytes_per_s,
-                   kernel.flops.value / rates_.flops_per_s);
+                   kernel.flops.value / rates_.flops_per_s / (kernel.dtype == DType::kFp8 ? 2 : 1));
     }
     Time(c.name, is_backward ? "backward" : "forward", best, [&] {
       SubmitModelOp(call, is_backward, {gpu_, stream_, fault_});

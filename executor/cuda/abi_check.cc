@@ -16,6 +16,8 @@ static_assert(LtNumbers::kNotSupported == CUBLAS_STATUS_NOT_SUPPORTED);
 static_assert(LtNumbers::kRealFp32 == CUDA_R_32F);
 static_assert(LtNumbers::kRealFp16 == CUDA_R_16F);
 static_assert(LtNumbers::kRealBf16 == CUDA_R_16BF);
+static_assert(LtNumbers::kRealE4m3 == CUDA_R_8F_E4M3);
+static_assert(LtNumbers::kRealE5m2 == CUDA_R_8F_E5M2);
 static_assert(LtNumbers::kComputeFp32 == CUBLAS_COMPUTE_32F);
 static_assert(LtNumbers::kTransposeNo == CUBLAS_OP_N);
 static_assert(LtNumbers::kTransposeYes == CUBLAS_OP_T);
@@ -26,6 +28,13 @@ static_assert(LtNumbers::kDescBiasPointer == CUBLASLT_MATMUL_DESC_BIAS_POINTER);
 static_assert(LtNumbers::kDescAuxPointer == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER);
 static_assert(LtNumbers::kDescAuxLeading == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD);
 static_assert(LtNumbers::kDescBiasType == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE);
+static_assert(LtNumbers::kDescScaleA == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER);
+static_assert(LtNumbers::kDescScaleB == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
+#if CUBLAS_VERSION >= 120900
+static_assert(LtNumbers::kDescScaleModeA == CUBLASLT_MATMUL_DESC_A_SCALE_MODE);
+static_assert(LtNumbers::kDescScaleModeB == CUBLASLT_MATMUL_DESC_B_SCALE_MODE);
+static_assert(LtNumbers::kScalePerLine == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+#endif
 static_assert(LtNumbers::kEpilogueBias == CUBLASLT_EPILOGUE_BIAS);
 static_assert(LtNumbers::kEpilogueSumsOfA == CUBLASLT_EPILOGUE_BGRADA);
 static_assert(LtNumbers::kEpilogueSumsOfB == CUBLASLT_EPILOGUE_BGRADB);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <utility>
 
 #include "core/error.h"
@@ -23,6 +24,10 @@ int TypeOf(DType dtype) {
     default:
       return LtNumbers::kRealFp32;
   }
+}
+int TypeOf(DType dtype, Fp8Format format) {
+  const int fp8 = format == Fp8Format::kE4m3 ? LtNumbers::kRealE4m3 : LtNumbers::kRealE5m2;
+  return dtype == DType::kFp8 ? fp8 : TypeOf(dtype);
 }
 
 // The library is column-major and computes c^T = b^T a^T. An operand of ours as its column-major
@@ -67,9 +72,15 @@ bool IsTaken(const gpu::GemmArgs& p) {
   };
   const DType type = p.a.array.dtype;
   const gpu::Array vector = EpilogueOf(p).vector;
-  const bool types_fit = p.b.array.dtype == type &&
-                         (p.c.array.dtype == type || p.c.array.dtype == DType::kFp32) &&
-                         (vector.data == nullptr || vector.dtype == p.c.array.dtype);
+  const bool types_fit =
+      p.b.array.dtype == type &&
+      (p.c.array.dtype == type || p.c.array.dtype == DType::kFp32 || type == DType::kFp8) &&
+      (vector.data == nullptr || vector.dtype == p.c.array.dtype);
+  // In fp8 the library has none of the epilogues but a bias.
+  if (type == DType::kFp8 && (p.gelu != gpu::GemmGelu::kNone || p.row_sums.data != nullptr ||
+                              p.column_sums.data != nullptr)) {
+    return false;
+  }
   // The auxiliary matrix has the result's type unless it is told otherwise; its rows begin at
   // multiples of eight elements.
   if (p.gelu != gpu::GemmGelu::kNone &&
@@ -85,31 +96,15 @@ std::uint32_t AlignmentOf(const void* data) {
   return static_cast<std::uint32_t>(std::min<std::uintptr_t>(256, address & (~address + 1)));
 }
 
-// The library refuses a workspace at any other address, as an invalid value. How much is cut off
-// does not depend on where it lies, since algorithms are chosen by its size.
-constexpr std::int64_t kWorkspaceAlignment = 256;
-struct Workspace {
-  void* data = nullptr;
-  std::int64_t bytes = 0;
-};
-Workspace Aligned(void* data, std::int64_t bytes) {
-  const auto past = reinterpret_cast<std::uintptr_t>(data) % kWorkspaceAlignment;
-  if (past == 0) {
-    return {data, bytes};
-  }
-  if (bytes <= kWorkspaceAlignment) {
-    return {};
-  }
-  return {static_cast<std::byte*>(data) + (kWorkspaceAlignment - past),
-          bytes - kWorkspaceAlignment};
-}
-
 // For a person who wonders what is slow.
 std::string DescribeRefusal(const gpu::GemmArgs& p, int status) {
   const int epilogue = EpilogueOf(p).number;
   const DType dtype = p.a.array.dtype;
-  const char* const name =
-      dtype == DType::kBf16 ? "bf16" : (dtype == DType::kFp16 ? "fp16" : "fp32");
+  const char* const name = dtype == DType::kBf16   ? "bf16"
+                           : dtype == DType::kFp16 ? "fp16"
+                           : dtype == DType::kFp32 ? "fp32"
+                           : p.fp8.by_row          ? "fp8 with a scale per row"
+                                                   : "fp8";
   return "cuBLASLt has nothing for a product of " + std::to_string(p.m) + " x " +
          std::to_string(p.n) + " x " + std::to_string(p.k) + " in " + name +
          (epilogue == 0                          ? ""
@@ -131,6 +126,7 @@ std::string LoadCublasLt(CublasLtTable* table) {
     return problem;
   }
   const bool is_whole =
+      FindFunction(library, "cublasLtGetVersion", &table->version) &&
       FindFunction(library, "cublasLtCreate", &table->create) &&
       FindFunction(library, "cublasLtDestroy", &table->destroy) &&
       FindFunction(library, "cublasLtMatmulDescCreate", &table->desc_create) &&
@@ -146,8 +142,9 @@ std::string LoadCublasLt(CublasLtTable* table) {
   return is_whole ? std::string() : "libcublasLt lacks functions that CUDA 12 and 13 have";
 }
 
-CublasLt::CublasLt(const CublasLtTable& table, std::function<void(const std::string&)> say)
-    : table_(table), say_(std::move(say)) {
+CublasLt::CublasLt(const CublasLtTable& table, std::function<void(const std::string&)> say,
+                   ProductTuning tuning)
+    : table_(table), say_(std::move(say)), tuning_(tuning) {
   void* handle = nullptr;
   Check(table_.create(&handle), "cublasLtCreate");
   handle_ = Owned(handle, table_.destroy);
@@ -172,11 +169,35 @@ CublasLt::Key CublasLt::KeyOf(const gpu::GemmArgs& p, std::int64_t workspace_byt
     append(static_cast<std::uint64_t>(array.dtype));
     append(array.data == nullptr ? kNone : alignment);
   }
+  append(static_cast<std::uint64_t>(p.fp8.a_format) * 4 +
+         static_cast<std::uint64_t>(p.fp8.b_format) * 2 + (p.fp8.by_row ? 1 : 0));
   return {p.m, p.n, p.k, stride_of(p.a), stride_of(p.b), p.c.row_stride, kind, workspace_bytes};
+}
+
+CublasLt::Workspace CublasLt::Aligned(void* data, std::int64_t bytes) {
+  constexpr std::int64_t kAlignment = 256;
+  const auto past = reinterpret_cast<std::uintptr_t>(data) % kAlignment;
+  if (past == 0) {
+    return {data, bytes};
+  }
+  if (bytes <= kAlignment) {
+    return {};
+  }
+  return {static_cast<std::byte*>(data) + (kAlignment - past), bytes - kAlignment};
 }
 
 CublasLt::Entry CublasLt::MakeEntry(const gpu::GemmArgs& p, std::int64_t workspace_bytes) const {
   Entry entry;
+  if (p.fp8.by_row && table_.version() < LtNumbers::kFirstWithLines) {
+    (void)IsRefused(p, LtNumbers::kNotSupported, "cublasLtMatmul");
+    return entry;
+  }
+  SetOperation(p, entry);
+  FindProposals(p, workspace_bytes, entry);
+  return entry;
+}
+
+void CublasLt::SetOperation(const gpu::GemmArgs& p, Entry& entry) const {
   const ColumnMajor left = TransposeOf(p.b, p.k, p.n);
   const ColumnMajor right = TransposeOf(p.a, p.m, p.k);
   void* made = nullptr;
@@ -194,24 +215,32 @@ CublasLt::Entry CublasLt::MakeEntry(const gpu::GemmArgs& p, std::int64_t workspa
   if (const Epilogue epilogue = EpilogueOf(p); epilogue.number != 0) {
     set(LtNumbers::kDescEpilogue, epilogue.number);
     if (epilogue.vector.data != nullptr) {
-      set(LtNumbers::kDescBiasPointer, epilogue.vector.data);
       set(LtNumbers::kDescBiasType, TypeOf(epilogue.vector.dtype));
     }
   }
   if (p.gelu != gpu::GemmGelu::kNone) {
-    set(LtNumbers::kDescAuxPointer, p.gelu_input.data);
     set(LtNumbers::kDescAuxLeading, p.c.row_stride);
   }
-  const auto layout = [&](DType dtype, std::int64_t rows, std::int64_t columns,
-                          std::int64_t leading) {
-    Check(table_.layout_create(&made, TypeOf(dtype), static_cast<std::uint64_t>(rows),
+  if (p.fp8.by_row) {
+    set(LtNumbers::kDescScaleModeA, LtNumbers::kScalePerLine);
+    set(LtNumbers::kDescScaleModeB, LtNumbers::kScalePerLine);
+  }
+  Point(p, entry);
+  const auto layout = [&](int type, std::int64_t rows, std::int64_t columns, std::int64_t leading) {
+    Check(table_.layout_create(&made, type, static_cast<std::uint64_t>(rows),
                                static_cast<std::uint64_t>(columns), leading),
           "cublasLtMatrixLayoutCreate");
     return Owned(made, table_.layout_destroy);
   };
-  entry.a = layout(p.b.array.dtype, left.rows, left.columns, left.leading);
-  entry.b = layout(p.a.array.dtype, right.rows, right.columns, right.leading);
-  entry.c = layout(p.c.array.dtype, p.n, p.m, p.c.row_stride);
+  entry.a = layout(TypeOf(p.b.array.dtype, p.fp8.b_format), left.rows, left.columns, left.leading);
+  entry.b =
+      layout(TypeOf(p.a.array.dtype, p.fp8.a_format), right.rows, right.columns, right.leading);
+  entry.c = layout(TypeOf(p.c.array.dtype), p.n, p.m, p.c.row_stride);
+}
+
+void CublasLt::FindProposals(const gpu::GemmArgs& p, std::int64_t workspace_bytes,
+                             Entry& entry) const {
+  void* made = nullptr;
   Check(table_.preference_create(&made), "cublasLtMatmulPreferenceCreate");
   const Owned preference(made, table_.preference_destroy);
   const auto prefer = [&](int attribute, const auto& value) {
@@ -223,17 +252,22 @@ CublasLt::Entry CublasLt::MakeEntry(const gpu::GemmArgs& p, std::int64_t workspa
   for (int i = 0; i < 4; ++i) {
     prefer(LtNumbers::kPreferenceAlignmentA + i, AlignmentOf(operands[i]));
   }
-  LtHeuristic best{};
+  constexpr int kTimed = 8;
+  LtHeuristic results[kTimed] = {};
   int found = 0;
-  const int asked =
-      table_.heuristic(handle_.get(), entry.desc.get(), entry.a.get(), entry.b.get(), entry.c.get(),
-                       entry.c.get(), preference.get(), 1, &best, &found);
+  const int asked = table_.heuristic(handle_.get(), entry.desc.get(), entry.a.get(), entry.b.get(),
+                                     entry.c.get(), entry.c.get(), preference.get(),
+                                     tuning_.timer == nullptr ? 1 : kTimed, results, &found);
   const int status = asked == LtNumbers::kSuccess && found == 0 ? LtNumbers::kNotSupported
-                     : asked == LtNumbers::kSuccess             ? best.state
+                     : asked == LtNumbers::kSuccess             ? results[0].state
                                                                 : asked;
   entry.is_taken = !IsRefused(p, status, "cublasLtMatmulAlgoGetHeuristic");
-  entry.algorithm = best.algorithm;
-  return entry;
+  for (int i = 0; entry.is_taken && i < found; ++i) {
+    if (results[i].state == LtNumbers::kSuccess) {
+      entry.proposals.push_back(results[i].algorithm);
+    }
+  }
+  entry.algorithm = results[0].algorithm;
 }
 
 bool CublasLt::IsRefused(const gpu::GemmArgs& p, int status, const char* call) const {
@@ -246,23 +280,8 @@ bool CublasLt::IsRefused(const gpu::GemmArgs& p, int status, const char* call) c
   return true;
 }
 
-bool CublasLt::Multiply(const gpu::GemmArgs& p, void* workspace, std::int64_t workspace_bytes,
-                        void* stream) {
-  if (!IsTaken(p)) {
-    return false;
-  }
-  const auto [memory, bytes] = Aligned(workspace, workspace_bytes);
-  const std::lock_guard lock(mutex_);
-  const Key key = KeyOf(p, bytes);
-  auto at = cache_.find(key);
-  if (at == cache_.end()) {
-    at = cache_.emplace(key, MakeEntry(p, bytes)).first;
-  }
-  Entry& entry = at->second;
-  if (!entry.is_taken) {
-    return false;
-  }
-  const auto point = [&](int attribute, void* data) {
+void CublasLt::Point(const gpu::GemmArgs& p, const Entry& entry) const {
+  const auto point = [&](int attribute, const void* data) {
     if (data != nullptr) {
       Check(table_.desc_set(entry.desc.get(), attribute, &data, sizeof data),
             "cublasLtMatmulDescSetAttribute");
@@ -270,12 +289,76 @@ bool CublasLt::Multiply(const gpu::GemmArgs& p, void* workspace, std::int64_t wo
   };
   point(LtNumbers::kDescBiasPointer, EpilogueOf(p).vector.data);
   point(LtNumbers::kDescAuxPointer, p.gelu_input.data);
+  point(LtNumbers::kDescScaleA, p.fp8.b_inverses);
+  point(LtNumbers::kDescScaleB, p.fp8.a_inverses);
+}
+
+int CublasLt::Call(const gpu::GemmArgs& p, const Entry& entry, const LtAlgorithm& algorithm,
+                   const Workspace& workspace, void* to, void* stream) const {
   const float alpha = 1.0F;
   const float beta = p.adds ? 1.0F : 0.0F;
-  const int status = table_.matmul(
-      handle_.get(), entry.desc.get(), &alpha, p.b.array.data, entry.a.get(), p.a.array.data,
-      entry.b.get(), &beta, p.c.array.data, entry.c.get(), p.c.array.data, entry.c.get(),
-      &entry.algorithm, memory, static_cast<std::size_t>(bytes), stream);
+  return table_.matmul(handle_.get(), entry.desc.get(), &alpha, p.b.array.data, entry.a.get(),
+                       p.a.array.data, entry.b.get(), &beta, p.c.array.data, entry.c.get(),
+                       to == nullptr ? p.c.array.data : to, entry.c.get(), &algorithm,
+                       workspace.data, static_cast<std::size_t>(workspace.bytes), stream);
+}
+
+void CublasLt::Choose(const gpu::GemmArgs& p, const Key& key, const Workspace& workspace,
+                      void* stream, Entry& entry) {
+  std::string name;
+  std::apply([&](const auto&... part) { ((name += std::to_string(part) + ','), ...); }, key);
+  const auto is_proposed = [&](const LtAlgorithmData& data) {
+    return std::any_of(entry.proposals.begin(), entry.proposals.end(),
+                       [&](const LtAlgorithm& proposal) { return proposal.data == data; });
+  };
+  if (const auto before = tuning_.choices->Find(name); before && is_proposed(*before)) {
+    entry.algorithm.data = *before;
+    return;
+  }
+  // What adds to its result would do so at every run.
+  const std::int64_t bytes = p.m * p.c.row_stride * SizeOf(p.c.array.dtype);
+  const std::shared_ptr<void> apart = p.adds ? tuning_.timer->Borrow(bytes) : nullptr;
+  if (!tuning_.timer->CanTime(stream) || (p.adds && apart == nullptr)) {
+    return;
+  }
+  double least = std::numeric_limits<double>::infinity();
+  for (const LtAlgorithm& proposal : entry.proposals) {
+    int status = LtNumbers::kSuccess;
+    const double time = tuning_.timer->Time(
+        [&] {
+          const int one = Call(p, entry, proposal, workspace, apart.get(), stream);
+          status = one == LtNumbers::kSuccess ? status : one;
+        },
+        stream);
+    if (status == LtNumbers::kSuccess && time < least) {
+      least = time;
+      entry.algorithm = proposal;
+    }
+  }
+  tuning_.choices->Add(name, entry.algorithm.data);
+}
+
+bool CublasLt::Multiply(const gpu::GemmArgs& p, void* workspace, std::int64_t workspace_bytes,
+                        void* stream) {
+  if (!IsTaken(p)) {
+    return false;
+  }
+  const Workspace aligned = Aligned(workspace, workspace_bytes);
+  const std::lock_guard lock(mutex_);
+  const Key key = KeyOf(p, aligned.bytes);
+  auto at = cache_.find(key);
+  if (at == cache_.end()) {
+    at = cache_.emplace(key, MakeEntry(p, aligned.bytes)).first;
+    if (at->second.proposals.size() > 1) {
+      Choose(p, key, aligned, stream, at->second);
+    }
+  }
+  Entry& entry = at->second;
+  if (!entry.is_taken) {
+    return false;
+  }
+  Point(p, entry);
+  const int status = Call(p, entry, entry.algorithm, aligned, nullptr, stream);
   entry.is_taken = !IsRefused(p, status, "cublasLtMatmul");  // before anything was launched
   return entry.is_taken;
 }

@@ -2,7 +2,8 @@
 
 // Matrix products by cuBLASLt. Its functions come from a table, which is filled with dlsym, so that
 // nothing links the library and tests put their own functions there. Descriptors and the chosen
-// algorithm are kept per shape.
+// algorithm are kept per shape: the library's first proposal or, where somebody can time them, the
+// fastest of its first eight.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,8 +13,10 @@
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "executor/cuda/kernels/gemm.h"
+#include "executor/cuda/product_choices.h"
 
 namespace shardwright {
 
@@ -22,11 +25,16 @@ namespace shardwright {
 // installed).
 struct LtNumbers {
   static constexpr int kSuccess = 0, kInvalidValue = 7, kArchMismatch = 8, kNotSupported = 15;
-  static constexpr int kRealFp32 = 0, kRealFp16 = 2, kRealBf16 = 14;
+  static constexpr int kRealFp32 = 0, kRealFp16 = 2, kRealBf16 = 14, kRealE4m3 = 28, kRealE5m2 = 29;
   static constexpr int kComputeFp32 = 68;
   static constexpr int kTransposeNo = 0, kTransposeYes = 1;
   static constexpr int kDescTransA = 3, kDescTransB = 4, kDescEpilogue = 7, kDescBiasPointer = 8,
-                       kDescAuxPointer = 11, kDescAuxLeading = 12, kDescBiasType = 26;
+                       kDescAuxPointer = 11, kDescAuxLeading = 12, kDescScaleA = 17,
+                       kDescScaleB = 18, kDescBiasType = 26, kDescScaleModeA = 31,
+                       kDescScaleModeB = 32;
+  // A scale per row of the product or per column, from CUDA 12.9 on; before there is one for all.
+  static constexpr int kScalePerLine = 3;
+  static constexpr std::size_t kFirstWithLines = 120900;
   static constexpr int kEpilogueBias = 4, kEpilogueSumsOfA = 256, kEpilogueSumsOfB = 512;
   // GELU's tanh form; its input goes to or comes from the auxiliary matrix.
   static constexpr int kEpilogueGelu = 160, kEpilogueGeluBias = 164, kEpilogueGeluGrad = 192;
@@ -34,7 +42,7 @@ struct LtNumbers {
 };
 
 struct LtAlgorithm {
-  std::uint64_t data[8];
+  LtAlgorithmData data;
 };
 struct LtHeuristic {
   LtAlgorithm algorithm;
@@ -46,6 +54,7 @@ struct LtHeuristic {
 
 // Handles are opaque; functions return 0 or cuBLAS's status.
 struct CublasLtTable {
+  std::size_t (*version)();
   int (*create)(void** handle);
   int (*destroy)(void* handle);
   int (*desc_create)(void** desc, int compute_type, int scale_type);
@@ -69,12 +78,35 @@ struct CublasLtTable {
 // where it was when this program was built. Returns what is missing, or an empty text.
 [[nodiscard]] std::string LoadCublasLt(CublasLtTable* table);
 
+// What a GPU lends to choose algorithms by time.
+class ProductTimer {
+ public:
+  ProductTimer() = default;
+  ProductTimer(const ProductTimer&) = delete;
+  ProductTimer& operator=(const ProductTimer&) = delete;
+  virtual ~ProductTimer() = default;
+
+  // May work be timed on the stream now? Not while it is being captured.
+  [[nodiscard]] virtual bool CanTime(void* stream) = 0;
+  // Microseconds of what `launch` submits to the stream: the shortest of several runs.
+  [[nodiscard]] virtual double Time(const std::function<void()>& launch, void* stream) = 0;
+  // Device memory until the pointer goes; null: there is none to spare.
+  [[nodiscard]] virtual std::shared_ptr<void> Borrow(std::int64_t bytes) = 0;
+};
+
+// Both or none.
+struct ProductTuning {
+  ProductTimer* timer = nullptr;
+  ProductChoices* choices = nullptr;
+};
+
 // Of one GPU; any thread.
 class CublasLt {
  public:
   // `say` gets, once per shape, what the library should take and does not, and why. Throws RunError
   // when the library refuses to start.
-  CublasLt(const CublasLtTable& table, std::function<void(const std::string&)> say);
+  CublasLt(const CublasLtTable& table, std::function<void(const std::string&)> say,
+           ProductTuning tuning = {});
 
   // False: the library does not take this product (dtypes or strides, or it has no algorithm that
   // runs), nothing was done. Throws RunError when it fails for another reason, which says nothing
@@ -89,8 +121,17 @@ class CublasLt {
     bool is_taken = false;
     Owned desc{nullptr, nullptr};
     Owned a{nullptr, nullptr}, b{nullptr, nullptr}, c{nullptr, nullptr};  // layouts
+    std::vector<LtAlgorithm> proposals;                                   // the best first
     LtAlgorithm algorithm = {};
   };
+  struct Workspace {
+    void* data = nullptr;
+    std::int64_t bytes = 0;
+  };
+  // The library refuses a workspace at any other address than multiples of 256, as an invalid
+  // value. How much is cut off does not depend on where it lies, since algorithms are chosen by its
+  // size.
+  [[nodiscard]] static Workspace Aligned(void* data, std::int64_t bytes);
   using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                          std::int64_t, std::uint64_t, std::int64_t>;
   // Whether the status says that the library does not take the product, which is then said. Throws
@@ -98,10 +139,23 @@ class CublasLt {
   [[nodiscard]] bool IsRefused(const gpu::GemmArgs& product, int status, const char* call) const;
   [[nodiscard]] static Key KeyOf(const gpu::GemmArgs& product, std::int64_t workspace_bytes);
   [[nodiscard]] Entry MakeEntry(const gpu::GemmArgs& product, std::int64_t workspace_bytes) const;
+  void SetOperation(const gpu::GemmArgs& product, Entry& entry) const;
+  void FindProposals(const gpu::GemmArgs& product, std::int64_t workspace_bytes,
+                     Entry& entry) const;
+  // Whose epilogue's vectors lie where the product says.
+  void Point(const gpu::GemmArgs& product, const Entry& entry) const;
+  // The status of the call. `to`: where the result goes, null: the product's c.
+  [[nodiscard]] int Call(const gpu::GemmArgs& product, const Entry& entry,
+                         const LtAlgorithm& algorithm, const Workspace& workspace, void* to,
+                         void* stream) const;
+  // Among the proposals: what was chosen before or is the fastest now.
+  void Choose(const gpu::GemmArgs& product, const Key& key, const Workspace& workspace,
+              void* stream, Entry& entry);
   void Check(int status, const char* call) const;
 
   const CublasLtTable table_;
   const std::function<void(const std::string&)> say_;
+  const ProductTuning tuning_;
   Owned handle_{nullptr, nullptr};
   std::mutex mutex_;
   std::map<Key, Entry> cache_;  // guarded by mutex_, like the descriptors' vectors

@@ -21,6 +21,8 @@
 #include "core/error.h"
 #include "core/printable.h"
 #include "executor/cuda/cublaslt.h"
+#include "executor/cuda/cuda_check.h"
+#include "executor/cuda/cuda_product_timer.h"
 #include "executor/cuda/cudnn_plans.h"
 #include "executor/cuda/entries.h"
 #include "executor/cuda/gpu.h"
@@ -28,12 +30,6 @@
 
 namespace shardwright {
 namespace {
-
-void Check(cudaError_t status, const char* call) {
-  if (status != cudaSuccess) {
-    throw RunError(std::string(call) + ": " + cudaGetErrorString(status));
-  }
-}
 
 cudaStream_t StreamOf(GpuStream stream) {
   return static_cast<cudaStream_t>(stream.value);
@@ -258,7 +254,7 @@ class CudaGpu : public Gpu {
       Say("warning: no cuBLASLt (" + missing +
           "); matrices are multiplied by our own, slower kernel");
     } else {
-      library_ = std::make_unique<CublasLt>(products, Say);
+      library_ = std::make_unique<CublasLt>(products, Say, TuningFor(products));
       info_.library = "cuBLASLt";
       // cuDNN ends the process where it finds no cuBLASLt.
       CudnnTable cudnn{};
@@ -272,6 +268,18 @@ class CudaGpu : public Gpu {
         "); attention and convolutions are computed by our own, slower kernels");
   }
 
+  // Products are timed where SHARDWRIGHT_PRODUCTS names a file for what is found.
+  [[nodiscard]] ProductTuning TuningFor(const CublasLtTable& products) {
+    const char* const file = std::getenv("SHARDWRIGHT_PRODUCTS");
+    if (file == nullptr || *file == '\0') {
+      return {};
+    }
+    choices_ = std::make_unique<ProductChoices>(
+        file, info_.name + ", cuBLASLt " + std::to_string(products.version()));
+    timer_ = MakeCudaProductTimer(device_);
+    return {timer_.get(), choices_.get()};
+  }
+
   // CUDA's current device is per thread.
   void Use() const {
     Check(cudaSetDevice(device_), "cudaSetDevice");
@@ -279,6 +287,8 @@ class CudaGpu : public Gpu {
 
   const int device_;
   GpuInfo info_;
+  std::unique_ptr<ProductChoices> choices_;
+  std::unique_ptr<ProductTimer> timer_;
   std::unique_ptr<CublasLt> library_;
   std::unique_ptr<CudnnPlans> cudnn_;
   std::mutex mutex_;

@@ -11,7 +11,7 @@
 #include "executor/cuda/cudnn_graph.h"
 #include "executor/cuda/gpu.h"
 #include "executor/cuda/kernels/attention_tile.h"
-#include "executor/cuda/kernels/image.h"
+#include "executor/cuda/kernels/convolution.h"
 
 namespace shardwright {
 

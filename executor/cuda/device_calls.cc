@@ -176,6 +176,14 @@ void CudaDevice::DecideStep(const ClipCall& call, ScalingState& scaling, GpuStre
 }
 
 void CudaDevice::SubmitClip(const ClipCall& call, StepContext& step, GpuStream stream) {
+  for (const std::byte* const other : call.other_norms) {
+    const gpu::Array sum{call.norm, DType::kFp32};
+    ops::Map({gpu_, stream, fault_}, {.op = gpu::MapOp::kAdd,
+                                      .n = 1,
+                                      .a = sum,
+                                      .b = {const_cast<std::byte*>(other), DType::kFp32},
+                                      .z = sum});
+  }
   double scale = 1.0;
   if (ScalingState* const scaling = step.scaling; scaling != nullptr && scaling->is_on) {
     if (call.decides) {

@@ -12,8 +12,8 @@
 
 #include "core/units.h"
 #include "executor/cuda/kernels/attention_tile.h"
+#include "executor/cuda/kernels/convolution.h"
 #include "executor/cuda/kernels/gemm.h"
-#include "executor/cuda/kernels/image.h"
 #include "executor/cuda/kernels/kernel_id.h"
 
 namespace shardwright {

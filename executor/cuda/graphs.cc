@@ -14,7 +14,8 @@ struct IsConstant {
   bool operator()(const ModelCall& call) const {
     const OpSpec& spec = *call.call.spec;
     // The loss is read back, and its gradient scaled.
-    const bool is_loss = spec.kind == OpKind::kCrossEntropy || spec.kind == OpKind::kNllLoss;
+    const bool is_loss = spec.kind == OpKind::kCrossEntropy || spec.kind == OpKind::kNllLoss ||
+                         call.call.loss_spec != nullptr;
     return !is_loss && (spec.dropout_p <= 0.0 || !call.call.is_training);
   }
   bool operator()(const NormCall& /*call*/) const { return !scales_loss; }

@@ -112,6 +112,12 @@ class Executor {
   void operator()(const ClipCall& call) const {
     float sum = 0.0F;
     std::memcpy(&sum, call.norm, sizeof sum);
+    for (const std::byte* const other : call.other_norms) {
+      float more = 0.0F;
+      std::memcpy(&more, other, sizeof more);
+      sum += more;
+    }
+    std::memcpy(call.norm, &sum, sizeof sum);
     if (call.decides) {
       step_.squared_norm = sum;
     }

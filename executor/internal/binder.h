@@ -71,6 +71,7 @@ class Binder {
   void BindForwardAccess(const Access& access, const ModelOp& op, ModelCall& call);
   void BindBackwardAccess(const Access& access, const ModelOp& op, ModelCall& call);
   void BindParamGrads(const Access& access, const ModelOp& op, ModelCall& call);
+  void BindLossInside(const Access& access, const ModelOp& loss, ModelCall& call) const;
   [[nodiscard]] ConstView ParameterView(ParamId param, BufferId buffer) const;
   [[nodiscard]] View GradientView(ParamId storage, BufferId buffer) const;
   [[nodiscard]] View TensorView(TensorId tensor, BufferId buffer) const;

@@ -75,7 +75,9 @@ Call Binder::BindModelOp(const Body& body, OpId id) {
     c.param_grads.resize(op.params.size());
   }
   for (const Access& access : body.AccessesOf(id)) {
-    if (call.is_backward) {
+    if (access.role == Role::kLabels || access.role == Role::kLoss) {
+      BindLossInside(access, in_.model.ops[program_op.subject + 1], call);
+    } else if (call.is_backward) {
       BindBackwardAccess(access, op, call);
     } else {
       BindForwardAccess(access, op, call);
@@ -144,6 +146,8 @@ void Binder::BindForwardAccess(const Access& access, const ModelOp& op, ModelCal
     case Role::kInputGrad:
     case Role::kParamGrad:
     case Role::kState:
+    case Role::kLabels:
+    case Role::kLoss:
       break;
   }
   SW_CHECK(false, "an access of forward that no kernel has");
@@ -174,9 +178,24 @@ void Binder::BindBackwardAccess(const Access& access, const ModelOp& op, ModelCa
     case Role::kWorkspace:
     case Role::kExchange:
     case Role::kState:
+    case Role::kLabels:
+    case Role::kLoss:
       BindForwardAccess(access, op, call);
       return;
   }
+}
+
+// A linear layer's access to what the loss behind it reads or writes.
+void Binder::BindLossInside(const Access& access, const ModelOp& loss, ModelCall& call) const {
+  ModelOpCall& c = call.call;
+  if (access.role == Role::kLabels) {
+    const View labels = TensorView(loss.inputs.back(), access.buffer);
+    c.inputs.push_back({labels.data, labels.dtype, labels.elements});
+    return;
+  }
+  c.loss_spec = &in_.model.SpecOf(loss);
+  c.outputs.front() = TensorView(loss.outputs.front(), access.buffer);
+  call.loss = static_cast<const float*>(c.outputs.front().data);
 }
 
 // Either the unit's reduction input itself, or a buffer with the op's gradients back to back, and

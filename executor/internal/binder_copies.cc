@@ -177,7 +177,7 @@ Call Binder::BindTransfer(const OpView& v) {
 
 Call Binder::BindCollective(const OpView& v) {
   const OpShape& shape = *v.shape;
-  if (shape.dtype == DType::kInt32) {
+  if (!v.inputs.empty() && BufferOf(v.inputs.front().buffer).holds == Holds::kUses) {
     throw InputError("plan: find_unused_parameters, static_graph",
                      "DDP's map of parameters with a gradient",
                      "neither of the two, where no parameter is without one");

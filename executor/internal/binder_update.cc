@@ -65,6 +65,9 @@ Call Binder::BindClip(std::span<const Access> accesses, const OpView& v) {
   ClipCall call;
   call.gradients = GradientRanges(accesses);
   call.norm = At(v.inputs.front().buffer);
+  for (const Access& other : std::span(v.inputs).subspan(1)) {
+    call.other_norms.push_back(At(other.buffer));
+  }
   call.divides = !norm_divides_;
   call.divisor = v.shape->divisor;
   call.decides = !has_clipped_;

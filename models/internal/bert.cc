@@ -22,7 +22,7 @@ struct BertSizes {
   std::int64_t intermediate = 0;
   std::int64_t head_dim = 0;
   std::int64_t classes = 0;
-  Activation activation = Activation::kGelu;
+  WrittenActivation activation = {Activation::kGelu};
   double hidden_dropout = 0.0;
   double attention_dropout = 0.0;
   BertHead head = BertHead::kNone;
@@ -163,7 +163,7 @@ TensorId AddPooler(ModelBuilder& builder, const BertSizes& s, ModuleId body, Ten
   const Layer dense = builder.AddLinear(pooler, "dense", hidden, hidden, true);
   x = builder.AddOp(pooler, "first_token", {.kind = OpKind::kSelect, .rows = 1, .in = hidden}, {x});
   x = builder.Linear(dense, 1, x);
-  return builder.Activate(pooler, "tanh", 1, hidden, Activation::kTanh, x);
+  return builder.Activate(pooler, "tanh", 1, hidden, {Activation::kTanh}, x);
 }
 
 }  // namespace
@@ -199,7 +199,7 @@ Model BuildBert(const BuildInput& input) {
     }
   }
   Model model = builder.Finish();
-  model.block_class = "BertLayer";
+  model.block_classes = {"BertLayer"};
   model.sequence_length = s.tokens;
   model.tokens_per_sample = s.tokens;
   if (!s.ignored_architecture.empty()) {

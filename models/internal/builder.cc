@@ -355,9 +355,10 @@ TensorId ModelBuilder::Embedding(const Layer& layer, std::int64_t rows, TensorId
                {ids}, params);
 }
 
-void ModelBuilder::SetNormConstants(double epsilon, double weight_offset) {
+void ModelBuilder::SetNormConstants(double epsilon, double weight_offset, bool scales_input) {
   norm_epsilon_ = epsilon;
   norm_weight_offset_ = weight_offset;
+  norm_scales_input_ = scales_input;
 }
 
 TensorId ModelBuilder::LayerNorm(const Layer& layer, std::int64_t rows, TensorId x) {
@@ -381,7 +382,8 @@ TensorId ModelBuilder::RmsNorm(const Layer& layer, std::int64_t rows, TensorId x
                 .rows = rows,
                 .in = layer.in,
                 .epsilon = norm_epsilon_,
-                .weight_offset = norm_weight_offset_},
+                .weight_offset = norm_weight_offset_,
+                .scales_input = norm_scales_input_},
                {x}, params);
 }
 
@@ -398,10 +400,15 @@ TensorId ModelBuilder::Scale(ModuleId module, std::string_view name, const Scale
 }
 
 TensorId ModelBuilder::Activate(ModuleId module, std::string_view name, std::int64_t rows,
-                                std::int64_t features, Activation activation, TensorId x) {
-  return AddOp(
-      module, name,
-      {.kind = OpKind::kActivation, .rows = rows, .in = features, .activation = activation}, {x});
+                                std::int64_t features, const WrittenActivation& activation,
+                                TensorId x) {
+  return AddOp(module, name,
+               {.kind = OpKind::kActivation,
+                .rows = rows,
+                .in = features,
+                .activation = activation.function,
+                .gelu_code = activation.gelu_code},
+               {x});
 }
 
 TensorId ModelBuilder::Dropout(ModuleId module, std::string_view name, std::int64_t rows,

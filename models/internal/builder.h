@@ -49,6 +49,12 @@ struct Layer {
   std::int64_t padding_row = -1;  // Embedding: see OpSpec
 };
 
+// An activation and how the model's code writes it.
+struct WrittenActivation {
+  Activation function = Activation::kNone;
+  GeluCode gelu_code = GeluCode::kOneOperator;
+};
+
 struct ScaleSize {
   std::int64_t rows = 0;
   std::int64_t features = 0;
@@ -101,7 +107,7 @@ class ModelBuilder {
   TensorId Embedding(const Layer& layer, std::int64_t rows, TensorId ids,
                      std::int64_t index_offset = 0);
   // What norms add to the variance, and Gemma's RMS norms to the weight. 1e-5 and 0 until set.
-  void SetNormConstants(double epsilon, double weight_offset = 0.0);
+  void SetNormConstants(double epsilon, double weight_offset = 0.0, bool scales_input = false);
   TensorId LayerNorm(const Layer& layer, std::int64_t rows, TensorId x);
   TensorId RmsNorm(const Layer& layer, std::int64_t rows, TensorId x);
   // Element-wise ops on (rows, features).
@@ -110,7 +116,7 @@ class ModelBuilder {
   TensorId Scale(ModuleId module, std::string_view name, const ScaleSize& size, double factor,
                  TensorId x);
   TensorId Activate(ModuleId module, std::string_view name, std::int64_t rows,
-                    std::int64_t features, Activation activation, TensorId x);
+                    std::int64_t features, const WrittenActivation& activation, TensorId x);
   // Returns x itself when p is 0: such a module launches nothing.
   TensorId Dropout(ModuleId module, std::string_view name, std::int64_t rows, std::int64_t features,
                    double p, TensorId x);
@@ -135,6 +141,7 @@ class ModelBuilder {
   std::string where_;
   double norm_epsilon_ = 1e-5;
   double norm_weight_offset_ = 0.0;
+  bool norm_scales_input_ = false;
   Model model_;
   std::unordered_map<OpSpec, std::uint32_t, SpecHash> specs_;  // looked up, never iterated
 };

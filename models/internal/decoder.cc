@@ -59,12 +59,12 @@ class DecoderBuilder {
       const ScaleSize size{sizes_.tokens, vocabulary};
       logits = builder_.Scale(root, "soft_cap_divide", size, 1.0 / *soft_cap_, logits);
       logits = builder_.Activate(root, "soft_cap_tanh", sizes_.tokens, vocabulary,
-                                 Activation::kTanh, logits);
+                                 {Activation::kTanh}, logits);
       logits = builder_.Scale(root, "soft_cap_multiply", size, *soft_cap_, logits);
     }
     AddCrossEntropy(builder_, sizes_.tokens, vocabulary, logits);
     Model model = builder_.Finish();
-    model.block_class = Class("DecoderLayer");
+    model.block_classes = {Class("DecoderLayer")};
     model.sequence_length = sizes_.tokens;
     model.tokens_per_sample = sizes_.tokens;
     return model;
@@ -262,7 +262,8 @@ class DecoderBuilder {
             .causal = true,
             .dropout_p = sizes_.attention_dropout,
             .factor = sizes_.attention_factor,
-            .soft_cap = sizes_.attention_soft_cap};
+            .soft_cap = sizes_.attention_soft_cap,
+            .heads_first = row_.concatenated_rotation};
   }
 
   Mlp AddMlp(ModuleId parent, const char* name, std::int64_t intermediate) {
@@ -285,7 +286,8 @@ class DecoderBuilder {
     OpSpec spec{.kind = OpKind::kGatedActivation,
                 .rows = sizes_.tokens,
                 .in = m.intermediate,
-                .activation = sizes_.activation,
+                .activation = sizes_.activation.function,
+                .gelu_code = sizes_.activation.gelu_code,
                 .packed_gate = row_.packed_projections};
     TensorId y;
     if (spec.packed_gate) {
@@ -373,7 +375,8 @@ class DecoderBuilder {
                                        .in = hidden,
                                        .out = moe.intermediate,
                                        .gated = true,
-                                       .activation = sizes_.activation,
+                                       .activation = sizes_.activation.function,
+                                       .gelu_code = sizes_.activation.gelu_code,
                                        .experts = moe.experts,
                                        .experts_per_token = moe.experts_per_token,
                                        .up_last = row_.moe->up_last},

@@ -66,7 +66,7 @@ DecoderRow ReadDecoderRow(const JsonValue& row, const HfConfig& config) {
   row.AllowOnly({"builder", "defaults", "class_prefix", "qkv_bias", "output_bias", "mlp_bias",
                  "packed_projections", "qk_norm", "sandwich_norms", "scaled_embedding",
                  "latent_attention", "norm_plus_one", "activation_key", "residual_dropout_key",
-                 "rotary_share_key", "window", "moe"});
+                 "rotary_share_key", "concatenated_rotation", "window", "moe"});
   DecoderRow result;
   result.class_prefix = row.At("class_prefix").AsString();
   result.qkv_bias = Switch(row, "qkv_bias", config);
@@ -74,6 +74,7 @@ DecoderRow ReadDecoderRow(const JsonValue& row, const HfConfig& config) {
   result.mlp_bias = Switch(row, "mlp_bias", config);
   result.packed_projections = FlagOr(row, "packed_projections", false);
   result.qk_norm = FlagOr(row, "qk_norm", false);
+  result.concatenated_rotation = FlagOr(row, "concatenated_rotation", false);
   result.sandwich_norms = FlagOr(row, "sandwich_norms", false);
   result.scaled_embedding = FlagOr(row, "scaled_embedding", false);
   result.latent_attention = FlagOr(row, "latent_attention", false);

@@ -47,6 +47,8 @@ struct DecoderRow {
   bool mlp_bias = false;
   bool packed_projections = false;  // q, k, v are one matrix, and gate and up (Phi-3)
   bool qk_norm = false;             // RMS norms of head size on q and k
+  // The rotation concatenates what it turned and what it did not, heads before tokens (Phi-3).
+  bool concatenated_rotation = false;
   bool sandwich_norms = false;      // four norms per layer (Gemma 2 and 3)
   bool scaled_embedding = false;    // embeddings times sqrt(hidden) (Gemma)
   bool latent_attention = false;    // DeepSeek's low-rank q and kv

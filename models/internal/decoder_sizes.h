@@ -52,7 +52,7 @@ struct DecoderSizes {
   double epsilon = 1e-6;            // of the norms
   RopeAngles angles = {};
   RopeAngles window_angles = {};  // of layers with a window
-  Activation activation = Activation::kNone;
+  WrittenActivation activation;
   std::vector<std::int64_t> windows;  // per layer; 0: full attention
   std::optional<LatentSizes> latent;
   std::optional<MoeSizes> moe;

@@ -22,7 +22,7 @@ struct GptSizes {
   std::int64_t intermediate = 0;
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
-  Activation activation = Activation::kGelu;
+  WrittenActivation activation = {Activation::kGelu};
   double hidden_dropout = 0.0;
   double attention_dropout = 0.0;
 };
@@ -54,7 +54,7 @@ OpSpec AttentionSpec(const GptSizes& s) {
 
 Model FinishGpt(ModelBuilder& builder, const GptSizes& s, const char* block_class) {
   Model model = builder.Finish();
-  model.block_class = block_class;
+  model.block_classes = {block_class};
   model.sequence_length = s.tokens;
   model.tokens_per_sample = s.tokens;
   return model;
@@ -130,6 +130,7 @@ TensorId AddNeoxLayer(ModelBuilder& builder, const GptSizes& s, const NeoxOption
                                       {packed});
   OpSpec attention_spec = AttentionSpec(s);
   attention_spec.packed_by_head = true;
+  attention_spec.heads_first = true;
   y = builder.AddOp(attention, "attn", attention_spec, {q, k, packed});
   y = builder.Linear(dense, s.tokens, y);
   TensorId attention_out =

@@ -34,20 +34,21 @@ constexpr std::array<Alias, 9> kAliases = {{
 
 struct NamedActivation {
   std::string_view name;
-  Activation activation;
+  WrittenActivation activation;
 };
 // Names of transformers.activations.ACT2FN.
-constexpr std::array<NamedActivation, 10> kActivations = {{
-    {"silu", Activation::kSilu},
-    {"swish", Activation::kSilu},
-    {"gelu", Activation::kGelu},
-    {"gelu_python", Activation::kGelu},
-    {"gelu_new", Activation::kGeluTanh},
-    {"gelu_fast", Activation::kGeluTanh},
-    {"gelu_pytorch_tanh", Activation::kGeluTanh},
-    {"relu", Activation::kRelu},
-    {"tanh", Activation::kTanh},
-    {"sigmoid", Activation::kSigmoid},
+constexpr std::array<NamedActivation, 11> kActivations = {{
+    {"silu", {Activation::kSilu}},
+    {"swish", {Activation::kSilu}},
+    {"gelu", {Activation::kGelu}},
+    {"gelu_python", {Activation::kGelu}},
+    {"gelu_new", {Activation::kGeluTanh, GeluCode::kNew}},
+    {"gelu_fast", {Activation::kGeluTanh, GeluCode::kFast}},
+    {"gelu_accurate", {Activation::kGeluTanh, GeluCode::kNew}},
+    {"gelu_pytorch_tanh", {Activation::kGeluTanh}},
+    {"relu", {Activation::kRelu}},
+    {"tanh", {Activation::kTanh}},
+    {"sigmoid", {Activation::kSigmoid}},
 }};
 
 bool HasKey(const JsonValue& object, std::string_view key) {
@@ -192,7 +193,7 @@ double HfConfig::Positive(std::string_view key, double fallback) const {
   return number;
 }
 
-Activation HfConfig::ActivationOf(std::string_view key) const {
+WrittenActivation HfConfig::ActivationOf(std::string_view key) const {
   std::optional<JsonValue> value = Find(key);
   if (!value) {
     // Gemma's published files say null and mean the class default.

@@ -39,7 +39,7 @@ class HfConfig {
   // A positive number; `fallback` when there is no value.
   [[nodiscard]] double Positive(std::string_view key, double fallback) const;
   // An activation function by its name in Transformers.
-  [[nodiscard]] Activation ActivationOf(std::string_view key) const;
+  [[nodiscard]] WrittenActivation ActivationOf(std::string_view key) const;
   // Empty when there is no value.
   [[nodiscard]] std::string Text(std::string_view key) const;
   // "config.json: hidden_size", for errors about the value that Find returns.

@@ -67,7 +67,7 @@ class FileReader {
     CheckParamsAreUsed();
     CheckLength();
     Model model = builder_.Finish();
-    model.block_class = TextOr(file_, "block_class", "");
+    model.block_classes = BlockClasses();
     model.sequence_length = sizes_.sequence_length;
     model.tokens_per_sample = std::max<std::int64_t>(sizes_.sequence_length, 1);
     ValidateModel(model, file_.path().str());
@@ -78,6 +78,20 @@ class FileReader {
   static std::string TextOr(const JsonValue& json, std::string_view key, std::string fallback) {
     const std::optional<JsonValue> value = json.Find(key);
     return value ? value->AsString() : std::move(fallback);
+  }
+
+  // A name, or a list of names where the layers are of several classes.
+  std::vector<std::string> BlockClasses() {
+    const std::optional<JsonValue> value = file_.Find("block_class");
+    std::vector<std::string> classes;
+    if (value && value->IsArray()) {
+      for (std::size_t i = 0; i < value->size(); ++i) {
+        classes.push_back((*value)[i].AsString());
+      }
+    } else if (value && !value->AsString().empty()) {
+      classes.push_back(value->AsString());
+    }
+    return classes;
   }
 
   std::string Text(const JsonValue& value, const LoopValues& loops) {

@@ -88,7 +88,9 @@ Result AddElementwise(OpReader& r, OpKind kind) {
   const auto [rows, in] = r.Elements(0);
   OpSpec spec{.kind = kind, .rows = rows, .in = in};
   if (kind == OpKind::kActivation || kind == OpKind::kGatedActivation) {
-    spec.activation = r.Function();
+    const WrittenActivation written = r.Function();
+    spec.activation = written.function;
+    spec.gelu_code = written.gelu_code;
   }
   if (kind == OpKind::kDropout) {
     spec.dropout_p = r.Probability();
@@ -177,6 +179,7 @@ Result AddAttention(OpReader& r) {
   spec.packed_by_head = r.Flag("packed_by_head");
   spec.materialized = r.Flag("materialized");
   spec.native_groups = r.Flag("native_groups");
+  spec.heads_first = r.Flag("heads_first");
   const std::int64_t query = spec.heads * spec.head_dim;
   const std::int64_t key = spec.kv_heads * spec.head_dim;
   const std::int64_t value = spec.kv_heads * spec.value_dim;
@@ -372,12 +375,14 @@ Result AddExperts(OpReader& r) {
   const std::int64_t intermediate = is_fused
                                         ? IntermediateOfFused(r, experts, features, is_gated)
                                         : IntermediateOfSeparate(r, experts, features, is_gated);
+  const WrittenActivation activation = r.Function();
   return r.Emit({.kind = OpKind::kExperts,
                  .rows = rows,
                  .in = features,
                  .out = intermediate,
                  .gated = is_gated,
-                 .activation = r.Function(),
+                 .activation = activation.function,
+                 .gelu_code = activation.gelu_code,
                  .experts = experts,
                  .experts_per_token = r.Int("experts_per_token", 1, experts)},
                 {rows, features});
@@ -453,7 +458,7 @@ const std::vector<Kind>& Kinds() {
        0,
        0,
        {"heads", "kv_heads", "head_dim", "value_dim", "causal", "window", "p", "factor", "soft_cap",
-        "alibi_max", "packed_by_head", "materialized", "native_groups"}},
+        "alibi_max", "packed_by_head", "materialized", "native_groups", "heads_first"}},
       {"activation", element(K::kActivation), 1, 1, 0, 0, {"function"}},
       {"gated_activation", element(K::kGatedActivation), 1, 2, 0, 0, {"function"}},
       {"add", element(K::kAdd), 1, 2, 0, 1, {}},
@@ -481,8 +486,8 @@ const std::vector<Kind>& Kinds() {
        kManyBits,
        0,
        kMany,
-       {"function", "results", "forward", "backward_data", "backward_weight", "saves_inputs",
-        "saves_outputs", "saves_inputs_for_weights", "saved", "cast"}},
+       {"function", "results", "forward", "backward_data", "backward_weight", "backward_workspace",
+        "saves_inputs", "saves_outputs", "saves_inputs_for_weights", "saved", "cast"}},
   };
   return kinds;
 }

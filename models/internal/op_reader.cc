@@ -70,7 +70,7 @@ double OpReader::Positive(std::string_view key, double fallback) const {
     return fallback;
   }
   const double number = value->AsDouble();
-  if (!(number > 0.0 && number < 1e18)) {
+  if (number != fallback && !(number > 0.0 && number < 1e18)) {  // 0 where it says "none"
     throw value->Error("a positive number below 1e18");
   }
   return number;
@@ -99,12 +99,19 @@ double OpReader::Probability() const {
   return p;
 }
 
-Activation OpReader::Function() const {
-  constexpr std::array<Activation, 6> kFunctions = {Activation::kRelu,     Activation::kGelu,
-                                                    Activation::kGeluTanh, Activation::kSilu,
-                                                    Activation::kTanh,     Activation::kSigmoid};
+WrittenActivation OpReader::Function() const {
+  constexpr std::array<WrittenActivation, 8> kFunctions = {
+      {{Activation::kRelu},
+       {Activation::kGelu},
+       {Activation::kGeluTanh},
+       {Activation::kGeluTanh, GeluCode::kNew},
+       {Activation::kGeluTanh, GeluCode::kFast},
+       {Activation::kSilu},
+       {Activation::kTanh},
+       {Activation::kSigmoid}}};
   return kFunctions[op_.json.At("function")
-                        .AsChoice({"relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid"})];
+                        .AsChoice({"relu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "silu",
+                                   "tanh", "sigmoid"})];
 }
 
 std::pair<std::int64_t, std::int64_t> OpReader::Matrix(std::size_t i) const {

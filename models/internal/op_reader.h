@@ -42,7 +42,7 @@ class OpReader {
   // The key "p"; 0 when absent.
   [[nodiscard]] double Probability() const;
   // The key "function".
-  [[nodiscard]] Activation Function() const;
+  [[nodiscard]] WrittenActivation Function() const;
 
   // Input i as (rows, features), as (channels, height, width), or as rows and features of any.
   [[nodiscard]] std::pair<std::int64_t, std::int64_t> Matrix(std::size_t i) const;

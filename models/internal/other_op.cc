@@ -1,5 +1,6 @@
 #include "models/internal/other_op.h"
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string_view>
@@ -25,20 +26,30 @@ AmountOfData ReadData(OpReader& r, const JsonValue& json, std::string_view eleme
   return {AmountOr(r, json, elements, {}), AmountOr(r, json, bytes, {})};
 }
 
+bool IsProduct(OtherKernel::Class kind) {
+  return kind == OtherKernel::Class::kGemm || kind == OtherKernel::Class::kConv ||
+         kind == OtherKernel::Class::kAttention || kind == OtherKernel::Class::kAttentionBackward;
+}
+
 OtherKernel ReadKernel(OpReader& r, const JsonValue& json, OtherKernel::Pass pass) {
-  constexpr std::array<std::string_view, 7> kNames = {"elementwise", "copy", "norm", "softmax",
-                                                      "gather",      "gemm", "conv"};
-  constexpr std::array<OtherKernel::Class, 7> kClasses = {
-      OtherKernel::Class::kElementwise,   OtherKernel::Class::kCopy,
-      OtherKernel::Class::kNorm,          OtherKernel::Class::kSoftmax,
-      OtherKernel::Class::kGatherScatter, OtherKernel::Class::kGemm,
-      OtherKernel::Class::kConv};
+  constexpr std::array<std::string_view, 9> kNames = {
+      "elementwise", "copy", "norm",      "softmax",           "gather",
+      "gemm",        "conv", "attention", "attention_backward"};
+  constexpr std::array<OtherKernel::Class, 9> kClasses = {OtherKernel::Class::kElementwise,
+                                                          OtherKernel::Class::kCopy,
+                                                          OtherKernel::Class::kNorm,
+                                                          OtherKernel::Class::kSoftmax,
+                                                          OtherKernel::Class::kGatherScatter,
+                                                          OtherKernel::Class::kGemm,
+                                                          OtherKernel::Class::kConv,
+                                                          OtherKernel::Class::kAttention,
+                                                          OtherKernel::Class::kAttentionBackward};
   json.AllowOnly(
       {"class", "batch", "m", "n", "k", "flops", "read", "read_bytes", "written", "written_bytes"});
   OtherKernel kernel;
   kernel.pass = pass;
   kernel.kind = kClasses[json.At("class").AsChoice(kNames)];
-  if (kernel.kind == OtherKernel::Class::kGemm || kernel.kind == OtherKernel::Class::kConv) {
+  if (IsProduct(kernel.kind)) {
     kernel.batch = AmountOr(r, json, "batch", {1, 0});
     kernel.m = EvaluateAmount(json.At("m"), r.sizes());
     kernel.n = EvaluateAmount(json.At("n"), r.sizes());
@@ -117,12 +128,22 @@ std::vector<FileTensor> AddOther(OpReader& r) {
     cost.outputs.push_back(ReadOutput(r, results[i], dims[i]));
   }
   ReadKernels(r, "forward", OtherKernel::Pass::kForward, cost);
-  ReadKernels(r, "backward_data", OtherKernel::Pass::kBackwardData, cost);
-  ReadKernels(r, "backward_weight", OtherKernel::Pass::kBackwardWeight, cost);
+  const bool makes_any = std::any_of(cost.outputs.begin(), cost.outputs.end(),
+                                     [](const OtherOutput& o) { return o.view_of < 0; });
+  if (makes_any && cost.kernels.empty()) {
+    throw InputError(results.path().str(), "a tensor of its own and no launch in \"forward\"",
+                     "a launch that writes it, or \"view_of\" an input");
+  }
   cost.saves_input = ReadBits(r, "saves_inputs", r.op().inputs.size());
   cost.saves_output = ReadBits(r, "saves_outputs", results.size());
   cost.saves_input_for_weight =
       ReadBits(r, "saves_inputs_for_weights", r.op().inputs.size()) & cost.saves_input;
+  ReadKernels(r, "backward_data", OtherKernel::Pass::kBackwardData, cost);
+  ReadKernels(r, "backward_weight", OtherKernel::Pass::kBackwardWeight, cost);
+  if (const std::optional<JsonValue> workspace = json.Find("backward_workspace")) {
+    workspace->AllowOnly({"elements", "bytes"});
+    cost.backward_workspace = ReadData(r, *workspace, "elements", "bytes");
+  }
   cost.is_cast = r.Flag("cast");
   if (const std::optional<JsonValue> saved = EntriesOf(r, "saved")) {
     for (std::size_t i = 0; i < saved->size(); ++i) {

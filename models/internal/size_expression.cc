@@ -13,6 +13,12 @@ constexpr std::string_view kRule =
     "an integer, or a sum of products of integers, \"batch\", \"sequence_length\" and "
     "\"image_size\"";
 
+// A product of integers and, so often, "batch".
+struct Term {
+  std::int64_t factor = 0;
+  int batches = 0;
+};
+
 // Reads one text from left to right. Nothing: no such expression, or too large.
 class Parser {
  public:
@@ -22,14 +28,13 @@ class Parser {
     Amount sum;
     bool is_negative = Accept('-');
     while (true) {
-      const std::optional<Amount> product = Product();
-      if (!product) {
+      const std::optional<Term> term = Product();
+      if (!term) {
         return std::nullopt;
       }
-      const std::int64_t sign = is_negative ? -1 : 1;
-      sum.fixed += sign * product->fixed;
-      sum.per_sample += sign * product->per_sample;
-      if (std::abs(sum.fixed) > kLargest || std::abs(sum.per_sample) > kLargest) {
+      std::int64_t& part = PartOf(term->batches, sum);
+      part += is_negative ? -term->factor : term->factor;
+      if (std::abs(part) > kLargest) {
         return std::nullopt;
       }
       if (Accept('+')) {
@@ -43,11 +48,18 @@ class Parser {
   }
 
  private:
-  std::optional<Amount> Product() {
-    std::optional<Amount> product = Factor();
+  static std::int64_t& PartOf(int batches, Amount& sum) {
+    if (batches == 0) {
+      return sum.fixed;
+    }
+    return batches == 1 ? sum.per_sample : sum.per_pair;
+  }
+
+  std::optional<Term> Product() {
+    std::optional<Term> product = Factor();
     while (product) {
       if (Accept('*')) {
-        const std::optional<Amount> factor = Factor();
+        const std::optional<Term> factor = Factor();
         product = factor ? Times(*product, *factor) : std::nullopt;
       } else if (Accept('/')) {
         product = Divided(*product, Factor());
@@ -58,29 +70,23 @@ class Parser {
     return product;
   }
 
-  // One of the two is a number without "batch".
-  static std::optional<Amount> Times(Amount a, Amount b) {
-    if (b.per_sample != 0) {
-      std::swap(a, b);
-    }
-    Amount product;
-    if (b.per_sample != 0 || __builtin_mul_overflow(a.fixed, b.fixed, &product.fixed) ||
-        __builtin_mul_overflow(a.per_sample, b.fixed, &product.per_sample) ||
-        product.fixed > kLargest || product.per_sample > kLargest) {
+  static std::optional<Term> Times(const Term& a, const Term& b) {
+    Term product{0, a.batches + b.batches};
+    if (product.batches > 2 || __builtin_mul_overflow(a.factor, b.factor, &product.factor) ||
+        product.factor > kLargest) {
       return std::nullopt;
     }
     return product;
   }
 
-  static std::optional<Amount> Divided(Amount a, std::optional<Amount> by) {
-    if (!by || by->per_sample != 0 || by->fixed == 0 || a.fixed % by->fixed != 0 ||
-        a.per_sample % by->fixed != 0) {
+  static std::optional<Term> Divided(const Term& a, std::optional<Term> by) {
+    if (!by || by->batches != 0 || by->factor == 0 || a.factor % by->factor != 0) {
       return std::nullopt;
     }
-    return Amount{a.fixed / by->fixed, a.per_sample / by->fixed};
+    return Term{a.factor / by->factor, a.batches};
   }
 
-  std::optional<Amount> Factor() {
+  std::optional<Term> Factor() {
     SkipSpace();
     std::string word;
     while (at_ < text_.size() &&
@@ -88,7 +94,7 @@ class Parser {
       word += text_[at_++];
     }
     if (word == "batch") {
-      return Amount{0, 1};
+      return Term{1, 1};
     }
     if (word == "sequence_length") {
       sizes_.reads_sequence_length = true;
@@ -103,12 +109,12 @@ class Parser {
         word.find_first_not_of("0123456789") != std::string::npos) {
       return std::nullopt;
     }
-    const Amount number{std::stoll(word), 0};
-    return number.fixed <= kLargest ? std::optional(number) : std::nullopt;
+    const Term number{std::stoll(word), 0};
+    return number.factor <= kLargest ? std::optional(number) : std::nullopt;
   }
 
-  static std::optional<Amount> Known(std::int64_t size) {
-    return size > 0 ? std::optional(Amount{size, 0}) : std::nullopt;
+  static std::optional<Term> Known(std::int64_t size) {
+    return size > 0 ? std::optional(Term{size, 0}) : std::nullopt;
   }
 
   bool Accept(char c) {
@@ -136,11 +142,11 @@ class Parser {
 
 Amount EvaluateAmount(const JsonValue& value, FileSizes& sizes) {
   if (!value.IsString()) {
-    return {value.AsInt(0, kLargest), 0};
+    return {.fixed = value.AsInt(0, kLargest)};
   }
   const std::string text = value.AsString();
   const std::optional<Amount> amount = Parser(text, sizes).Sum();
-  if (!amount || amount->fixed + amount->per_sample < 0) {
+  if (!amount || amount->Of(1) < 0) {
     std::string found = " (with";
     found += sizes.sequence_length > 0 ? " sequence_length " + std::to_string(sizes.sequence_length)
                                        : " no sequence_length";
@@ -157,12 +163,12 @@ std::int64_t EvaluateSize(const JsonValue& value, FileSizes& sizes, std::int64_t
     return value.AsInt(min, max);
   }
   const Amount amount = EvaluateAmount(value, sizes);
-  if (amount.per_sample != 0 || amount.fixed < min || amount.fixed > max) {
-    throw InputError(
-        value.path().str(),
-        value.Shown() + (amount.per_sample != 0 ? std::string(", which depends on the batch")
-                                                : " = " + std::to_string(amount.fixed)),
-        "a size from " + std::to_string(min) + " to " + std::to_string(max));
+  const bool is_of_batch = amount.per_sample != 0 || amount.per_pair != 0;
+  if (is_of_batch || amount.fixed < min || amount.fixed > max) {
+    throw InputError(value.path().str(),
+                     value.Shown() + (is_of_batch ? std::string(", which depends on the batch")
+                                                  : " = " + std::to_string(amount.fixed)),
+                     "a size from " + std::to_string(min) + " to " + std::to_string(max));
   }
   return amount.fixed;
 }

@@ -18,7 +18,7 @@ struct FileSizes {
 
 // Sums of products of integers, "sequence_length", "image_size" and "batch"; "/" divides what
 // stands before it in its product and must leave no rest. Throws InputError at `value` for other
-// texts, results outside 0 to 2^56, and more than one factor "batch" in a product.
+// texts, results outside 0 to 2^56, and more than two factors "batch" in a product.
 [[nodiscard]] Amount EvaluateAmount(const JsonValue& value, FileSizes& sizes);
 // The same without "batch", between `min` and `max`.
 [[nodiscard]] std::int64_t EvaluateSize(const JsonValue& value, FileSizes& sizes, std::int64_t min,

@@ -26,7 +26,7 @@ struct T5Sizes {
   std::int64_t tokens = 0;
   double dropout = 0.0;
   bool is_gated = false;
-  Activation activation = Activation::kRelu;
+  WrittenActivation activation;
 };
 
 T5Sizes ReadT5Sizes(const BuildInput& input) {
@@ -47,13 +47,15 @@ T5Sizes ReadT5Sizes(const BuildInput& input) {
   s.dropout = config.Probability("dropout_rate");
   s.tokens = ChooseSequenceLength(input, config.Int("n_positions", 1, ModelLimits::kTokens),
                                   Positions::kRelative);
-  // "relu", "gated-gelu" or "gated-silu"; gated-gelu means the tanh form, as T5Config says.
+  // "relu", "gated-gelu" or "gated-silu"; gated-gelu means "gelu_new", as T5Config says.
   const std::string projection = config.Text("feed_forward_proj");
   if (projection == "relu" || projection == "gelu") {
-    s.activation = projection == "relu" ? Activation::kRelu : Activation::kGelu;
+    s.activation.function = projection == "relu" ? Activation::kRelu : Activation::kGelu;
   } else if (projection == "gated-gelu" || projection == "gated-silu") {
     s.is_gated = true;
-    s.activation = projection == "gated-gelu" ? Activation::kGeluTanh : Activation::kSilu;
+    s.activation = projection == "gated-gelu"
+                       ? WrittenActivation{Activation::kGeluTanh, GeluCode::kNew}
+                       : WrittenActivation{Activation::kSilu};
   } else {
     throw InputError(config.Where("feed_forward_proj"), '"' + projection + '"',
                      "one of \"relu\", \"gelu\", \"gated-gelu\", \"gated-silu\"");
@@ -67,7 +69,8 @@ class T5Builder {
       : sizes_(sizes),
         builder_(input.config.file(), input.name, input.type, "T5ForConditionalGeneration"),
         is_tied_(input.config.Flag("tie_word_embeddings")) {
-    builder_.SetNormConstants(input.config.Positive("layer_norm_epsilon", 1e-6));
+    builder_.SetNormConstants(input.config.Positive("layer_norm_epsilon", 1e-6), 0.0,
+                              /*scales_input=*/true);
   }
 
   Model Build() {
@@ -88,7 +91,7 @@ class T5Builder {
     x = builder_.Linear(head, tokens, x);
     AddUncastCrossEntropy(builder_, tokens, sizes_.vocabulary, x);
     Model model = builder_.Finish();
-    model.block_class = "T5Block";
+    model.block_classes = {"T5Block"};
     model.sequence_length = tokens;
     // Both sides are trained on: a sample has encoder and decoder tokens.
     model.tokens_per_sample = 2 * tokens;
@@ -226,7 +229,8 @@ class T5Builder {
                          {.kind = OpKind::kGatedActivation,
                           .rows = tokens,
                           .in = intermediate,
-                          .activation = sizes_.activation},
+                          .activation = sizes_.activation.function,
+                          .gelu_code = sizes_.activation.gelu_code},
                          {gate, up});
     } else {
       y = builder_.Linear(first, tokens, y);

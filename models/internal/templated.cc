@@ -155,13 +155,16 @@ class ConfigNames {
     if (name == "relu2" || name == "quick_gelu") {
       return name;
     }
-    switch (config.ActivationOf(key)) {
+    const WrittenActivation activation = config.ActivationOf(key);
+    switch (activation.function) {
       case Activation::kRelu:
         return "relu";
       case Activation::kGelu:
         return "gelu";
       case Activation::kGeluTanh:
-        return "gelu_tanh";
+        return activation.gelu_code == GeluCode::kNew    ? "gelu_new"
+               : activation.gelu_code == GeluCode::kFast ? "gelu_fast"
+                                                         : "gelu_tanh";
       case Activation::kTanh:
         return "tanh";
       case Activation::kSigmoid:

@@ -23,7 +23,7 @@ struct VitSizes {
   std::int64_t tokens = 0;   // patches and the class token
   std::int64_t classes = 0;  // 0: no classifier
   bool qkv_bias = true;
-  Activation activation = Activation::kGelu;
+  WrittenActivation activation = {Activation::kGelu};
   double hidden_dropout = 0.0;
   double attention_dropout = 0.0;
 };
@@ -168,10 +168,10 @@ Model BuildVit(const BuildInput& input) {
     const Layer dense = builder.AddLinear(pooler, "dense", s.hidden, s.hidden, true);
     x = builder.AddOp(pooler, "class_token", select, {x});
     x = builder.Linear(dense, 1, x);
-    (void)builder.Activate(pooler, "tanh", 1, s.hidden, Activation::kTanh, x);
+    (void)builder.Activate(pooler, "tanh", 1, s.hidden, {Activation::kTanh}, x);
   }
   Model model = builder.Finish();
-  model.block_class = "ViTLayer";
+  model.block_classes = {"ViTLayer"};
   model.tokens_per_sample = 1;
   return model;
 }

@@ -72,13 +72,43 @@ Kernel FlashKernel(const LowerContext& context, KernelClass kind, double flops) 
   return kernel;
 }
 
-// GPT-NeoX's rotation concatenates its queries with heads before tokens. PyTorch's output follows
-// them, and the next layer takes a copy with tokens first; the attention keeps what it wrote.
+// A rotation may concatenate its queries with heads before tokens (GPT-NeoX, Phi-3). PyTorch's
+// output follows them, and the next layer takes a copy with tokens first; the attention keeps what
+// it wrote.
 void CopyOutput(const LowerContext& context, const AttentionBytes& bytes, OpKernels* op) {
   op->forward.push_back(
       PassKernel(KernelClass::kCopy, context.compute, bytes.output, bytes.output));
   op->saves_output = 0;
   AddTensors({bytes.output}, &op->extra_saved, &op->extra_saved_tensors);
+}
+
+// Our own kernels, the ones that reduce in two steps, read a bias where it lies.
+bool CopiesBias(const LowerContext& context) {
+  return context.spec.has_bias && context.options.attention == AttentionImpl::kFlash &&
+         !context.options.fused_reductions;
+}
+
+// PyTorch's memory-efficient kernel keeps the bias that it is given, and transformers gives each
+// layer a copy of its own; in a causal one the copy has the mask in it, which is kept, too. The
+// bias's gradient comes for each sample.
+void TakeBias(const LowerContext& context, const AttentionBytes& bytes, OpKernels* op) {
+  const OpSpec& spec = context.spec;
+  const std::int64_t gradient = Product({bytes.scores, context.s});
+  const KernelClass merge = spec.causal ? KernelClass::kElementwise : KernelClass::kCopy;
+  op->forward.insert(op->forward.begin(),
+                     PassKernel(merge, context.compute, bytes.bias, bytes.bias));
+  AddTensors({bytes.bias, spec.causal ? Product({spec.seq_q, spec.seq_k}) : 0}, &op->extra_saved,
+             &op->extra_saved_tensors);
+  op->backward_data[1].written += Bytes(gradient - bytes.bias);
+  if (context.batch > 1) {
+    op->backward_data.push_back(
+        PassKernel(KernelClass::kElementwise, context.compute, gradient, bytes.bias));
+  }
+  if (spec.causal) {
+    op->backward_data.push_back(
+        PassKernel(KernelClass::kElementwise, context.compute, bytes.bias, bytes.bias));
+  }
+  AddTensors({gradient}, &op->backward_workspace, &op->backward_workspace_tensors);
 }
 
 OpKernels FlashAttention(const LowerContext& context, const AttentionBytes& bytes) {
@@ -116,7 +146,10 @@ OpKernels FlashAttention(const LowerContext& context, const AttentionBytes& byte
   op.saves_input = 0b111;
   op.saves_output = 1;
   op.extra_saved = Bytes(row_stats);  // log-sum-exp per query and head
-  if (spec.packed_by_head && !context.options.fused_rope) {
+  if (CopiesBias(context)) {
+    TakeBias(context, bytes, &op);
+  }
+  if (spec.heads_first && !context.options.fused_rope) {
     CopyOutput(context, bytes, &op);
   }
   if (repeat) {
@@ -139,8 +172,14 @@ Kernel ScorePass(const LowerContext& context, const AttentionBytes& bytes, Kerne
                     Product({bytes.scores, written_per_element}));
 }
 
+// Bytes of a score that capping keeps: divided, through tanh, which keeps its result, multiplied. A
+// kernel for all of the softmax has it inside.
+std::int64_t CappedBytes(const LowerContext& context) {
+  return context.spec.soft_cap > 0.0 && !context.options.fused_softmax ? context.s : 0;
+}
+
 // How the softmax of materialised scores is computed. PyTorch fuses the cast of fp16 scores into an
-// fp32 softmax, but not that of bf16 scores.
+// fp32 softmax, but not that of bf16 scores. All known code takes capped scores in fp32.
 struct SoftmaxPrecision {
   bool casts = false;       // fp32 softmax of 16-bit scores
   bool cast_first = false;  // the scores are copied to fp32 before
@@ -150,7 +189,8 @@ struct SoftmaxPrecision {
 
 SoftmaxPrecision PrecisionOf(const LowerContext& context) {
   SoftmaxPrecision precision;
-  precision.casts = context.options.softmax_fp32 && context.compute != DType::kFp32;
+  precision.casts =
+      (context.options.softmax_fp32 || CappedBytes(context) > 0) && context.compute != DType::kFp32;
   precision.cast_first = precision.casts && context.compute != DType::kFp16;
   precision.bytes = precision.casts ? kFp32Bytes : context.s;
   if (context.options.softmax_keeps_input) {
@@ -186,6 +226,9 @@ void MaterializedForward(const LowerContext& context, const AttentionBytes& byte
   if (!context.options.fused_softmax) {
     kernels.push_back(ScorePass(context, bytes, KernelClass::kElementwise, s, s));  // scale
   }
+  if (CappedBytes(context) > 0) {
+    kernels.insert(kernels.end(), 3, ScorePass(context, bytes, KernelClass::kElementwise, s, s));
+  }
   const bool is_masked = spec.causal || spec.window > 0;
   if (spec.has_bias || (is_masked && !context.options.fused_softmax)) {
     // The mask and the bias are added as one matrix, shared by the samples.
@@ -215,7 +258,10 @@ void MaterializedForward(const LowerContext& context, const AttentionBytes& byte
 std::int64_t SavedPerScore(const LowerContext& context) {
   const SoftmaxPrecision softmax = PrecisionOf(context);
   const bool dropout = context.spec.dropout_p > 0.0;
-  return softmax.kept + softmax.bytes + (dropout ? 1 + context.s : softmax.casts ? context.s : 0);
+  return CappedBytes(context) + softmax.kept + softmax.bytes +
+         (dropout         ? 1 + context.s
+          : softmax.casts ? context.s
+                          : 0);
 }
 
 // Scratch memory of the backward pass. Autograd lets go of what a step has saved when the step is
@@ -230,15 +276,16 @@ void AddScoreGradients(const LowerContext& context, const AttentionBytes& bytes,
   const std::int64_t saved = SavedPerScore(context);
   // Bytes per score at the moments that can be the peak: the gradient of the probabilities, of
   // dropout (probabilities, mask, both gradients), of the cast back, of the softmax.
+  const std::int64_t kept = CappedBytes(context) + softmax.kept;
   std::int64_t peak = saved + s;
   if (dropout) {
-    peak = std::max(peak, softmax.kept + p + 1 + 2 * s);
+    peak = std::max(peak, kept + p + 1 + 2 * s);
   }
   if (softmax.casts) {
-    peak = std::max(peak, softmax.kept + p + s + p);
+    peak = std::max(peak, kept + p + s + p);
   }
   const std::int64_t result = context.options.fused_softmax ? 0 : softmax.cast_first ? p : s;
-  peak = std::max(peak, softmax.kept + 2 * p + result);
+  peak = std::max(peak, kept + 2 * p + result);
   const std::int64_t one = Product({bytes.scores, s});
   const std::int64_t gradients = Product({bytes.scores, peak - saved});
   const std::int64_t scratch = gradients - bytes.q - bytes.k;
@@ -279,6 +326,11 @@ void MaterializedBackward(const LowerContext& context, const AttentionBytes& byt
   if (softmax.cast_first) {
     kernels.push_back(ScorePass(context, bytes, KernelClass::kCopy, p, s));
   }
+  if (CappedBytes(context) > 0) {
+    kernels.push_back(ScorePass(context, bytes, KernelClass::kElementwise, s, s));
+    kernels.push_back(ScorePass(context, bytes, KernelClass::kElementwise, 2 * s, s));  // tanh
+    kernels.push_back(ScorePass(context, bytes, KernelClass::kElementwise, s, s));
+  }
   if (spec.has_bias) {  // sum over the samples
     kernels.push_back(PassKernel(KernelClass::kElementwise, context.compute,
                                  Product({bytes.scores, s}), bytes.bias));
@@ -308,9 +360,10 @@ OpKernels MaterializedAttention(const LowerContext& context, const AttentionByte
   op.saves_input = 0b111;
   const std::int64_t saved = SavedPerScore(context);
   const std::int64_t mask = dropout ? 1 : 0;
-  AddTensors({Product({bytes.scores, softmax.kept}), Product({bytes.scores, softmax.bytes}),
-              Product({bytes.scores, mask}),
-              Product({bytes.scores, saved - softmax.kept - softmax.bytes - mask})},
+  const std::int64_t capped = CappedBytes(context);
+  AddTensors({Product({bytes.scores, capped}), Product({bytes.scores, softmax.kept}),
+              Product({bytes.scores, softmax.bytes}), Product({bytes.scores, mask}),
+              Product({bytes.scores, saved - capped - softmax.kept - softmax.bytes - mask})},
              &op.extra_saved, &op.extra_saved_tensors);
   // Bytes per score at the moments that can be the peak: scaling (two copies), softmax (scores,
   // their fp32 copy, result), the cast back (scores, both results), dropout (all that is saved and,
@@ -321,9 +374,9 @@ OpKernels MaterializedAttention(const LowerContext& context, const AttentionByte
     peak = std::max(peak, 2 * s + softmax.bytes);
   }
   if (dropout) {
-    peak = std::max(peak, saved + (softmax.casts ? s : 0));
+    peak = std::max(peak, saved - capped + (softmax.casts ? s : 0));
   }
-  AddTensors({Product({bytes.scores, std::max<std::int64_t>(0, peak - saved)})},
+  AddTensors({Product({bytes.scores, std::max<std::int64_t>(0, peak + capped - saved)})},
              &op.forward_workspace, &op.forward_workspace_tensors);
   if (Grouped(spec)) {  // batched products know no groups: k and v are always copied
     RepeatKeyValue(context, bytes, &op);
@@ -347,10 +400,12 @@ double FlashPairs(const OpSpec& spec) {
     return static_cast<double>(spec.seq_q) * static_cast<double>(seq_k);
   }
   // In units of tiles: query tile i sees keys up to tile i + ahead and from tile i - behind on.
-  const std::int64_t offset = CeilDiv(std::max<std::int64_t>(0, seq_k - spec.seq_q), tile);
+  // Where keys are more than queries, the last ones stand for the same tokens.
+  const std::int64_t more = std::max<std::int64_t>(0, seq_k - spec.seq_q);
+  const std::int64_t offset = CeilDiv(more, tile);
   const std::int64_t reach =
       spec.window == 0 ? CeilDiv(seq_k, tile) + offset : CeilDiv(spec.window - 1, tile);
-  const std::int64_t behind = reach - offset;
+  const std::int64_t behind = reach - more / tile;
   const std::int64_t ahead = spec.causal ? offset : offset + reach;
   const std::int64_t full = spec.seq_q / tile;         // whole query tiles
   const std::int64_t rest = spec.seq_q - full * tile;  // queries of the last one
@@ -372,9 +427,11 @@ double FlashPairs(const OpSpec& spec) {
 
 OpKernels LowerAttention(const LowerContext& context) {
   const AttentionBytes bytes = Measure(context);
-  // A flash kernel without an additive bias cannot run T5: the scores are materialised instead.
+  // Where no kernel takes an additive bias, as T5's, or capped scores, as Gemma 2's, the scores are
+  // materialised instead.
   const bool flash = IsFused(context.options.attention) && !context.spec.materialized &&
-                     (!context.spec.has_bias || context.options.flash_position_bias);
+                     (!context.spec.has_bias || context.options.flash_position_bias) &&
+                     (context.spec.soft_cap == 0.0 || context.options.flash_soft_cap);
   OpKernels op = flash ? FlashAttention(context, bytes) : MaterializedAttention(context, bytes);
   op.output_aliases = {-1};
   op.compute_intensive = true;

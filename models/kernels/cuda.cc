@@ -7,10 +7,57 @@
 #include <cstdint>
 #include <utility>
 
+#include "models/kernels/fp8.h"
 #include "models/kernels/kernels.h"
 
 namespace shardwright::internal {
 namespace {
+
+// The kernels that make an fp8 copy of a matrix: one that finds the largest magnitudes, unless a
+// block does that for its own row, and one that rounds.
+void AppendCopy(const LowerContext& context, std::int64_t elements, bool finds_first,
+                std::vector<Kernel>* kernels) {
+  const std::int64_t bytes = Product({elements, context.s});
+  if (finds_first) {
+    kernels->push_back(PassKernel(KernelClass::kCopy, context.compute, bytes, 0));
+  }
+  kernels->push_back(PassKernel(KernelClass::kCopy, context.compute, bytes, elements));
+}
+
+// Every product has copies of its own, in which the elements that are summed over are neighbours;
+// no other layout is multiplied. Bias gradients are sums beside it.
+void UseFp8Copies(const LowerContext& context, OpKernels* op) {
+  const OpSpec& spec = context.spec;
+  const std::int64_t rows = Rows(context);
+  const bool by_row = context.options.fp8 == Fp8Products::kPerRow;
+  const std::int64_t inputs = Product({rows, spec.in});
+  const std::int64_t outputs = Product({rows, spec.out});
+  const std::int64_t weights = Product({spec.in, spec.out});
+  const auto product = [&](std::vector<Kernel>& kernels, std::int64_t a, std::int64_t b,
+                           bool a_finds_first, bool b_finds_first) {
+    Kernel gemm = kernels.front();
+    MultiplyCopies(context, a + b, &gemm);
+    kernels.clear();
+    AppendCopy(context, a, a_finds_first, &kernels);
+    AppendCopy(context, b, b_finds_first, &kernels);
+    kernels.push_back(gemm);
+  };
+  product(op->forward, inputs, weights, !by_row, !by_row || spec.transposed);
+  product(op->backward_data, outputs, weights, !by_row, !by_row || !spec.transposed);
+  product(op->backward_weight, outputs, inputs, true, true);
+  if (spec.has_bias) {
+    op->backward_weight.push_back(PassKernel(KernelClass::kElementwise, context.compute,
+                                             Product({outputs, context.s}),
+                                             Product({spec.out, context.s})));
+  }
+  const auto copies = [&](std::int64_t m, std::int64_t n, std::int64_t k, bool a_lies_across,
+                          bool b_lies_across) {
+    return CudaFp8Copy(m, k, by_row, a_lies_across) + CudaFp8Copy(n, k, by_row, b_lies_across);
+  };
+  op->forward_workspace += Bytes(copies(rows, spec.out, spec.in, false, spec.transposed));
+  op->backward_workspace += Bytes(std::max(copies(rows, spec.in, spec.out, false, !spec.transposed),
+                                           copies(spec.out, spec.in, rows, true, true)));
+}
 
 void SetCudaLinear(const LowerContext& context, OpKernels* op) {
   const OpSpec& spec = context.spec;
@@ -19,6 +66,9 @@ void SetCudaLinear(const LowerContext& context, OpKernels* op) {
   op->forward_workspace = Bytes(library);
   op->backward_workspace =
       Bytes(std::max(library, CudaPieces({Product({SumChunks(rows), spec.out, kFp32Bytes})})));
+  if (MultipliesFp8(spec, context.compute, context.options)) {
+    UseFp8Copies(context, op);
+  }
 }
 
 void SetCudaAttention(const LowerContext& context, OpKernels* op) {
@@ -70,6 +120,11 @@ void SetCudaExperts(const LowerContext& context, OpKernels* op) {
   const std::int64_t lists =
       CudaPieces({Product({spec.experts + 1, kIndexBytes}), Product({routed, kIndexBytes}),
                   Product({rows, spec.experts, kIndexBytes})});
+  for (std::vector<Kernel>* kernels : {&op->forward, &op->backward_data, &op->backward_weight}) {
+    for (Kernel& kernel : *kernels) {
+      kernel.is_own = kernel.kind == KernelClass::kGroupedGemm;
+    }
+  }
   const std::int64_t in = Product({routed, spec.in, kFp32Bytes});
   const std::int64_t hidden = Product({routed, spec.out, kFp32Bytes});
   op->forward_workspace = Bytes(lists + CudaPieces({hidden, in}));

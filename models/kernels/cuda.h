@@ -77,11 +77,28 @@ inline constexpr std::int64_t kCudnnParts = std::int64_t{24} << 20;
   return std::clamp<std::int64_t>(CeilDiv(rows, 64), 1, 64);
 }
 
+// One matrix of an fp8 product, `lines` of `length` elements that are summed over: its copy, what
+// divides by its scales, and the largest magnitudes in parts. With one scale at most kFp8Maxima
+// blocks look for them; lines that lie across the rows of memory are looked through in chunks.
+inline constexpr std::int64_t kFp8Maxima = 512;
+[[nodiscard]] constexpr std::int64_t CudaFp8Copy(std::int64_t lines, std::int64_t length,
+                                                 bool by_row, bool lies_across) {
+  const std::int64_t parts = !by_row ? kFp8Maxima : lies_across ? SumChunks(length) * lines : 0;
+  return CudaPieces({lines * length, 4 * (by_row ? lines : 1), 4 * parts});
+}
+
 // Losses are summed by blocks of this many rows.
 inline constexpr std::int64_t kLossRows = 256;
 [[nodiscard]] constexpr std::int64_t LossWorkspace(std::int64_t rows) {
   constexpr std::int64_t kDouble = 8;
   return CudaPieces({2 * kDouble * CeilDiv(rows, kLossRows), kDouble});
+}
+// Chunks of rows that are summed apart: the blocks of all chunks, or of all rows, which are fewer.
+[[nodiscard]] constexpr std::int64_t LossChunkBlocks(std::int64_t rows, std::int64_t chunk) {
+  return rows / chunk * CeilDiv(chunk, kLossRows) + CeilDiv(rows % chunk, kLossRows);
+}
+[[nodiscard]] constexpr std::int64_t LossChunksWorkspace(std::int64_t rows, std::int64_t chunk) {
+  return LossWorkspace(kLossRows * LossChunkBlocks(rows, chunk));
 }
 
 }  // namespace shardwright

@@ -24,22 +24,51 @@ bool KeepsResult(Activation activation) {
   return false;
 }
 
-// 0.5 * x * (1 + tanh(c * (x + 0.044715 * x^3))) as eight PyTorch operations. Autograd keeps x
-// (pow), the result of tanh, and both factors of the last product.
-OpKernels PythonGelu(const LowerContext& context, std::int64_t elements) {
+// GELU's tanh form in several operators.
+struct GeluPasses {
+  std::vector<std::int64_t> forward_reads;   // tensors that each kernel reads; it writes one
+  std::vector<std::int64_t> backward_reads;  // sums of gradients of x among them
+  int kept = 0;                              // tensors beside x
+};
+
+// 0.5 * x * (1 + tanh(c * (x + 0.044715 * x^3))): pow, scale, add, scale, tanh, add one, halve x,
+// multiply. Autograd keeps x (pow), the result of tanh, and both factors of the last product.
+// Backward: both factors of the product; tanh; two scales; pow's square, triple and product; the
+// halving; two sums.
+GeluPasses NewGelu() {
+  return {.forward_reads = {1, 1, 2, 1, 1, 1, 1, 2},
+          .backward_reads = {2, 2, 2, 1, 1, 1, 1, 2, 1, 2, 2},
+          .kept = 3};
+}
+
+// 0.5 * x * (1 + tanh(x * c * (1 + 0.044715 * x * x))): two scales, multiply, add one, scale,
+// multiply, tanh, add one, multiply. Three products of tensors keep both factors, one of them x.
+// Backward: two gradients for each of these; tanh; three scales; three sums.
+GeluPasses FastGelu() {
+  return {.forward_reads = {1, 1, 1, 2, 1, 2, 1, 1, 2},
+          .backward_reads = {2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 2, 2, 2},
+          .kept = 6};
+}
+
+bool IsWrittenOut(const LowerContext& context) {
+  return context.spec.activation == Activation::kGeluTanh &&
+         context.spec.gelu_code != GeluCode::kOneOperator && context.options.python_gelu_tanh;
+}
+
+OpKernels WrittenOutGelu(const LowerContext& context, std::int64_t elements) {
+  const GeluPasses passes = context.spec.gelu_code == GeluCode::kFast ? FastGelu() : NewGelu();
   OpKernels op;
-  // pow, scale, add, scale, tanh, add one, halve x, multiply.
-  for (const std::int64_t reads : {1, 1, 2, 1, 1, 1, 1, 2}) {
+  for (const std::int64_t reads : passes.forward_reads) {
     AppendElementwise(context, elements, reads, 1, &op.forward);
   }
-  // Both factors of the product; tanh; two scales; pow's square, triple and product; the halving;
-  // two sums of gradients of x.
-  for (const std::int64_t reads : {2, 2, 2, 1, 1, 1, 1, 2, 1, 2, 2}) {
+  for (const std::int64_t reads : passes.backward_reads) {
     AppendElementwise(context, elements, reads, 1, &op.backward_data);
   }
   op.saves_input = 1;
   const std::int64_t e = Product({elements, context.s});
-  AddTensors({e, e, e}, &op.extra_saved, &op.extra_saved_tensors);
+  for (int i = 0; i < passes.kept; ++i) {
+    AddTensors({e}, &op.extra_saved, &op.extra_saved_tensors);
+  }
   // Peak, at the product: the gradients of both factors, one of them in the place of x's. What
   // comes later (pow's formula holds six tensors with x) fits where the saved factors and tanh
   // were.
@@ -53,8 +82,8 @@ OpKernels LowerActivation(const LowerContext& context) {
   const std::int64_t elements = Elements(context);
   OpKernels op;
   const Activation activation = context.spec.activation;
-  if (activation == Activation::kGeluTanh && context.options.python_gelu_tanh) {
-    op = PythonGelu(context, elements);
+  if (IsWrittenOut(context)) {
+    op = WrittenOutGelu(context, elements);
   } else if (activation == Activation::kNone) {
     op.output_aliases = {0};
     return op;
@@ -83,17 +112,32 @@ OpKernels LowerGatedActivation(const LowerContext& context) {
   if (context.spec.activation == Activation::kNone && !is_packed) {
     return LowerMul(context);
   }
-  AppendElementwise(context, elements, 1, 1, &op.forward);        // activation of the gate
+  OpKernels gate;
+  if (IsWrittenOut(context)) {
+    gate = WrittenOutGelu(context, elements);
+  } else {
+    AppendElementwise(context, elements, 1, 1, &gate.forward);
+    AppendElementwise(context, elements, 2, 1, &gate.backward_data);
+  }
+  op.forward = gate.forward;
   AppendElementwise(context, elements, 2, 1, &op.forward);        // product
   AppendElementwise(context, elements, 2, 1, &op.backward_data);  // gradient of the activated gate
   AppendElementwise(context, elements, 2, 1, &op.backward_data);  // gradient of up
-  AppendElementwise(context, elements, 2, 1, &op.backward_data);  // gradient of the gate
+  op.backward_data.insert(op.backward_data.end(), gate.backward_data.begin(),
+                          gate.backward_data.end());
   // The product keeps the activated gate and up; the activation keeps the gate, unless its
   // derivative follows from its result.
   op.saves_input = KeepsResult(context.spec.activation) ? 0b10 : 0b11;
   // Peak of backward: the product's gradients, of the activated gate and of up, beside that of the
-  // output. The gate's own comes when the last two are gone, so no scratch is added to the three.
-  op.extra_saved = Bytes(Product({elements, context.s}));
+  // output. The gate's own comes when the last two are gone, so no scratch is added to the three,
+  // nor for a GELU in several operators, whose first two gradients come when the output's and the
+  // activated gate are gone.
+  const Bytes e(Product({elements, context.s}));
+  op.extra_saved = e + gate.extra_saved;
+  if (gate.extra_saved > Bytes(0)) {
+    op.extra_saved_tensors = gate.extra_saved_tensors;
+    op.extra_saved_tensors.push_back(e);
+  }
   if (is_packed) {
     // Gate and up are views of one tensor: it is kept as a whole, and their gradients are copied
     // into one of its size (chunk's backward, torch.cat). That is the peak, when the output's
@@ -102,7 +146,7 @@ OpKernels LowerGatedActivation(const LowerContext& context) {
     op.backward_data.push_back(PassKernel(KernelClass::kCopy, context.compute,
                                           Product({2, elements, context.s}),
                                           Product({2, elements, context.s})));
-    op.backward_workspace = op.extra_saved;
+    op.backward_workspace = e;
   }
   return op;
 }

@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <utility>
 
+#include "models/kernels/fp8.h"
 #include "models/kernels/kernels.h"
 
 namespace shardwright::internal {
@@ -28,19 +29,40 @@ Kernel Pass(const LowerContext& context, std::int64_t read, std::int64_t written
                     Product({written, context.s}));
 }
 
+// Operands are read once more for the largest magnitude, and rounded inside the product.
+void RoundInsideProducts(const LowerContext& context, OpKernels* op) {
+  const OpSpec& spec = context.spec;
+  const Kernel input = Pass(context, Product({Rows(context), spec.in}), 0);
+  const Kernel output = Pass(context, Product({Rows(context), spec.out}), 0);
+  const Kernel weight = Pass(context, Product({spec.in, spec.out}), 0);
+  op->forward.insert(op->forward.begin(), {input, weight});
+  op->backward_data.insert(op->backward_data.begin(), {output, weight});
+  op->backward_weight.insert(op->backward_weight.begin(), {output, input});
+}
+
 void SetHostLinear(const LowerContext& context, OpKernels* op) {
   const OpSpec& spec = context.spec;
   const std::int64_t rows = Rows(context);
   op->saves_input = 1;
   op->saves_input_for_weight = 1;
+  // Sums in fp8 are divided by scales in a tile, whatever the result's dtype.
+  const bool is_fp8 = MultipliesFp8(spec, context.compute, context.options);
+  const DType result = is_fp8 ? DType::kBf16 : context.compute;
   op->forward_workspace = Bytes((spec.has_bias ? Pieces({spec.out}) : 0) +
-                                HostGemmWorkspace(rows, spec.out, spec.in, context.compute));
+                                HostGemmWorkspace(rows, spec.out, spec.in, result));
   // Weight gradients are finished in a tile, as results of 16 bits are.
   const std::int64_t m = spec.transposed ? spec.in : spec.out;
   const std::int64_t n = spec.transposed ? spec.out : spec.in;
   op->backward_workspace =
-      Bytes(std::max({HostGemmWorkspace(rows, spec.in, spec.out, context.compute),
+      Bytes(std::max({HostGemmWorkspace(rows, spec.in, spec.out, result),
                       HostGemmWorkspace(m, n, rows, DType::kBf16), Pieces({spec.out})}));
+  if (is_fp8 && context.options.host_kernels) {
+    const bool by_row = context.options.fp8 == Fp8Products::kPerRow;
+    op->forward_workspace += Bytes(HostFp8Scales(rows, spec.out, by_row));
+    op->backward_workspace +=
+        Bytes(std::max(HostFp8Scales(rows, spec.in, by_row), HostFp8Scales(m, n, by_row)));
+    RoundInsideProducts(context, op);
+  }
 }
 
 void SetNorm(const LowerContext& context, std::int64_t statistics, OpKernels* op) {

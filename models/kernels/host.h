@@ -33,6 +33,11 @@ inline constexpr std::int64_t kGemmBlockK = 256;
   return HostAligned(rows * depth * 4) + HostAligned(columns * depth * 4) + HostAligned(tile * 4);
 }
 
+// Scales of the operands of a product in fp8: one each, or one per row of a and column of b.
+[[nodiscard]] constexpr std::int64_t HostFp8Scales(std::int64_t m, std::int64_t n, bool by_row) {
+  return HostAligned(4 * (by_row ? m : 1)) + HostAligned(4 * (by_row ? n : 1));
+}
+
 // Attention works on tiles of at most this many queries and keys.
 inline constexpr std::int64_t kAttentionQueries = 128;
 inline constexpr std::int64_t kAttentionKeys = 256;
@@ -120,6 +125,12 @@ struct HostBlockedConv {
                    HostGemmWorkspace(rows, spec.in, spec.out, rounded),
                    HostGemmWorkspace(spec.out, spec.in, rows, rounded),
                    HostGemmWorkspace(spec.in, spec.out, rows, rounded)});
+}
+
+// A linear layer that runs the loss behind it: rows of each chunk but the last, which may be
+// shorter. Requires rows >= 1 and chunks >= 1.
+[[nodiscard]] constexpr std::int64_t LossChunkRows(std::int64_t rows, std::int64_t chunks) {
+  return CeilDiv(rows, std::min(chunks, rows));
 }
 
 }  // namespace shardwright

@@ -55,6 +55,12 @@ Kernel GemmKernel(const LowerContext& context, const GemmShape& shape) {
   return kernel;
 }
 
+void MultiplyCopies(const LowerContext& context, std::int64_t elements, Kernel* product) {
+  product->dtype = DType::kFp8;
+  product->scaled_by_row = context.options.fp8 == Fp8Products::kPerRow;
+  product->read = product->read - Bytes(Product({elements, context.s - 1}));
+}
+
 void AppendElementwise(const LowerContext& context, std::int64_t elements, std::int64_t reads,
                        std::int64_t writes, std::vector<Kernel>* kernels) {
   kernels->push_back(PassKernel(KernelClass::kElementwise, context.compute,

@@ -44,6 +44,9 @@ struct GemmShape {
 // 2 * batch * m * n * k FLOPs; both operands read, the result written once.
 [[nodiscard]] Kernel GemmKernel(const LowerContext& context, const GemmShape& shape);
 
+// The product reads fp8 copies of its operands, so many elements in all, instead of them.
+void MultiplyCopies(const LowerContext& context, std::int64_t elements, Kernel* product);
+
 // Appends an element-wise kernel over `elements` elements of the compute dtype that reads `reads`
 // tensors and writes `writes` tensors of that size.
 void AppendElementwise(const LowerContext& context, std::int64_t elements, std::int64_t reads,

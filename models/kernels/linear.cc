@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "models/kernels/fp8.h"
 #include "models/kernels/kernels.h"
 
 namespace shardwright::internal {
@@ -42,10 +43,6 @@ void AppendTableGradient(const LowerContext& context, std::int64_t rows, std::in
   AddTensors({partial_bytes, ids, ids}, &op->backward_workspace, &op->backward_workspace_tensors);
 }
 
-// Which layers stay in the compute dtype under fp8_linear: the vocabulary projection, which no
-// recipe converts. Blocks widen at most fivefold or so.
-constexpr std::int64_t kMostFp8Widening = 6;
-
 // Products of fp8 copies. Scaling by the largest magnitude reads an operand once more than the cast
 // itself. The copy of the input serves the weight gradient too.
 void UseFp8(const LowerContext& context, OpKernels* op) {
@@ -58,14 +55,9 @@ void UseFp8(const LowerContext& context, OpKernels* op) {
   const std::int64_t inputs = Product({rows, spec.in});
   const std::int64_t outputs = Product({rows, spec.out});
   const std::int64_t weights = Product({spec.in, spec.out});
-  const auto shrink = [&](Kernel& kernel, std::int64_t operands) {
-    kernel.dtype = DType::kFp8;
-    kernel.scaled_by_row = context.options.fp8_rowwise;
-    kernel.read = kernel.read - Bytes(operands * (context.s - 1));
-  };
-  shrink(op->forward[0], inputs + weights);
-  shrink(op->backward_data[0], outputs + weights);
-  shrink(op->backward_weight[0], outputs + inputs);
+  MultiplyCopies(context, inputs + weights, &op->forward[0]);
+  MultiplyCopies(context, outputs + weights, &op->backward_data[0]);
+  MultiplyCopies(context, outputs + inputs, &op->backward_weight[0]);
   op->forward.insert(op->forward.begin(), {cast(inputs), cast(weights)});
   op->backward_data.insert(op->backward_data.begin(), cast(outputs));
 }
@@ -129,7 +121,9 @@ OpKernels LowerLinear(const LowerContext& context) {
   op.saves_input_for_weight = 1;
   op.output_aliases = {-1};
   op.compute_intensive = true;
-  if (context.options.fp8_linear && context.s > 1 && spec.out <= kMostFp8Widening * spec.in) {
+  // Our own kernels say themselves what they do instead.
+  if (MultipliesFp8(spec, context.compute, context.options) && !context.options.host_kernels &&
+      !context.options.cuda_kernels) {
     UseFp8(context, &op);
   }
   ApplyAutocast(context, Product({spec.in, spec.out}) + (spec.has_bias ? spec.out : 0), &op);

@@ -165,18 +165,6 @@ OpKernels LowerNllLoss(const LowerContext& context) {
 OpKernels LowerCrossEntropy(const LowerContext& context) {
   OpKernels op =
       context.options.fused_loss ? FusedCrossEntropy(context) : EagerCrossEntropy(context);
-  const std::int64_t chunks =
-      std::clamp<std::int64_t>(context.options.loss_chunks, 1, Rows(context));
-  if (chunks > 1) {
-    // Each chunk of rows runs forward and backward before the next: only one is alive. The bytes of
-    // all chunks together are those of the whole.
-    op.extra_saved = Bytes(CeilDiv(op.extra_saved.value, chunks));
-    op.forward_workspace = Bytes(CeilDiv(op.forward_workspace.value, chunks));
-    op.backward_workspace = Bytes(CeilDiv(op.backward_workspace.value, chunks));
-    op.extra_saved_tensors.clear();
-    op.forward_workspace_tensors.clear();
-    op.backward_workspace_tensors.clear();
-  }
   AppendMetrics(context, &op);
   op.saves_input |= 0b10;  // labels
   if (context.options.keeps_logits) {

@@ -62,6 +62,7 @@ void AppendNormalizedGradient(std::int64_t f, std::int64_t r, std::vector<Kernel
 //   x32 = x.float(); y = x32 * rsqrt(x32.pow(2).mean(-1) + eps); out = weight * y.to(x.dtype)
 // Autograd keeps x32 (pow, mul), the rsqrt result (rsqrt, mul) and y in the compute dtype (mul by
 // weight); not x, because a cast keeps nothing. In fp32 the casts vanish and x itself is kept.
+// T5 multiplies x by the rsqrt, not its copy: x is kept, too, and gets two gradients.
 // Gemma multiplies before it casts, out = (y * (1 + weight.float())).to(x.dtype): y and the sum are
 // kept in fp32.
 OpKernels EagerRmsNorm(const LowerContext& context) {
@@ -69,6 +70,7 @@ OpKernels EagerRmsNorm(const LowerContext& context) {
   const std::int64_t rows = Rows(context);
   const bool casts = context.compute != DType::kFp32;
   const bool offset = context.spec.weight_offset != 0.0;
+  const bool keeps_input = !casts || context.spec.scales_input;
   const std::int64_t e = Product({rows, in, context.s});   // compute dtype
   const std::int64_t f = Product({rows, in, kFp32Bytes});  // fp32
   const std::int64_t r = Product({rows, kFp32Bytes});      // one fp32 per row
@@ -93,7 +95,7 @@ OpKernels EagerRmsNorm(const LowerContext& context) {
   op.forward.push_back(PassKernel(KernelClass::kNorm, fp32, f, r));  // mean
   op.forward.push_back(pass(fp32, r, r));                            // + eps
   op.forward.push_back(pass(fp32, r, r));                            // rsqrt
-  op.forward.push_back(pass(fp32, f + r, f));                        // x32 * rsqrt
+  op.forward.push_back(pass(fp32, (keeps_input ? e : f) + r, f));    // x32 * rsqrt
   if (offset) {
     cast(fp32, w, weight, &op.forward);
     op.forward.push_back(pass(fp32, weight, weight));  // 1 + weight
@@ -109,12 +111,15 @@ OpKernels EagerRmsNorm(const LowerContext& context) {
   }
   AppendNormalizedGradient(f, r, &op.backward_data);
   cast(context.compute, f, e, &op.backward_data);
+  if (casts && keeps_input) {
+    cast(context.compute, f, e, &op.backward_data);
+  }
   // Gradient of the weight: dout * y, then the sum over rows.
   op.backward_weight = {pass(scaled, 2 * y, y), PassKernel(KernelClass::kNorm, scaled, y, weight)};
   if (offset) {
     cast(context.compute, weight, w, &op.backward_weight);
   }
-  op.saves_input = casts ? 0 : 1;
+  op.saves_input = keeps_input ? 1 : 0;
   AddTensors({casts ? f : 0, r, y, offset ? weight : 0}, &op.extra_saved, &op.extra_saved_tensors);
   // Forward peak, at the second cast: x32, the product and y, or with an offset x32, y, the product
   // and the output; without casts: x32^2 alone.

@@ -24,12 +24,23 @@ KernelClass ClassOf(OtherKernel::Class kind) {
       return KernelClass::kGemm;
     case OtherKernel::Class::kConv:
       return KernelClass::kConv;
+    case OtherKernel::Class::kAttention:
+      return KernelClass::kAttentionForward;
+    case OtherKernel::Class::kAttentionBackward:
+      return KernelClass::kAttentionBackward;
   }
   return KernelClass::kElementwise;
 }
 
 std::int64_t BytesOf(const LowerContext& context, const AmountOfData& amount) {
   return Product({amount.elements.Of(context.batch), context.s}) + amount.bytes.Of(context.batch);
+}
+
+// More than an integer holds, of large models.
+Flops FlopsOf(const Amount& amount, double batch) {
+  return Flops(static_cast<double>(amount.fixed) + (static_cast<double>(amount.per_sample) +
+                                                    static_cast<double>(amount.per_pair) * batch) *
+                                                       batch);
 }
 
 std::vector<Kernel>& ListOf(OtherKernel::Pass pass, OpKernels* op) {
@@ -57,13 +68,14 @@ OpKernels LowerOther(const LowerContext& context) {
     Kernel kernel;
     kernel.kind = ClassOf(launch.kind);
     kernel.dtype = context.compute;
+    if (IsAttention(kernel.kind) && IsFused(context.options.attention)) {
+      kernel.attention = context.options.attention;
+    }
     kernel.batch = launch.batch.Of(context.batch);
     kernel.m = launch.m.Of(context.batch);
     kernel.n = launch.n.Of(context.batch);
     kernel.k = launch.k.Of(context.batch);
-    kernel.flops =
-        Flops(static_cast<double>(launch.flops.fixed) +
-              static_cast<double>(launch.flops.per_sample) * static_cast<double>(context.batch));
+    kernel.flops = FlopsOf(launch.flops, static_cast<double>(context.batch));
     kernel.read = Bytes(BytesOf(context, launch.read));
     kernel.written = Bytes(BytesOf(context, launch.written));
     op.compute_intensive = op.compute_intensive ||
@@ -76,6 +88,7 @@ OpKernels LowerOther(const LowerContext& context) {
   for (const AmountOfData& tensor : cost.saved) {
     AddTensors({BytesOf(context, tensor)}, &op.extra_saved, &op.extra_saved_tensors);
   }
+  op.backward_workspace = Bytes(BytesOf(context, cost.backward_workspace));
   for (const OtherOutput& output : cost.outputs) {
     op.output_aliases.push_back(output.view_of);
   }

@@ -53,7 +53,7 @@ constexpr std::array<SettingRow<S>, 29> kRows = {{
     {"zero_optimization.leaf_module.classes", &S::leaf_module_classes},
 }};
 
-constexpr std::array<LossReason, 16> kReasons = {{
+constexpr std::array<LossReason, 17> kReasons = {{
     {"job.precision.master", "DeepSpeed keeps fp32 masters"},
     {"job.precision.reduce", "gradients are reduced in fp32, bf16 or fp16"},
     {"job.optimizer.impl",
@@ -65,6 +65,8 @@ constexpr std::array<LossReason, 16> kReasons = {{
     {"plan.offload.moments", "where the moments go the masters and the update go, too"},
     {"plan.offload.activations", "only models that call deepspeed.checkpointing can offload them"},
     {"plan.zero.gradient_reduction", "DeepSpeed's stages 1 and 2 all-reduce buckets"},
+    {"plan.zero.allgather_bucket",
+     "where PyTorch has all_gather_into_tensor, since 1.13, DeepSpeed gathers all weights at once"},
     {"plan.zero.before_deepspeed_0_6", "what is emitted is for DeepSpeed since 0.6"},
     {"plan.units.forward_prefetch", "stage 3 fetches ahead by elements, in recorded order"},
     {"plan.units.backward_prefetch", "stage 3 fetches ahead by elements, in recorded order"},
@@ -374,6 +376,7 @@ Emission EmitDeepSpeed(const PlanFile& file, const EmitOptions& options) {
   emission.as_emitted = file;
   const S settings = ToDeepSpeed(file);
   ApplyDeepSpeed(settings, emission.as_emitted);
+  emission.as_emitted.plan.zero.allgather_bucket = 0;
   if (RecomputesEveryBlock(file.model.model, file.plan)) {
     emission.by_hand.emplace_back("call model.gradient_checkpointing_enable()");
   } else {

@@ -300,6 +300,25 @@ void AddKernelDuties(const PlanFile& file, Emission& emission) {
         "make attention call FlashAttention-3 (transformers: "
         "attn_implementation=\"flash_attention_3\")");
   }
+  if (file.kernels.fp8 != Fp8Products::kNone) {
+    const bool by_row = file.kernels.fp8 == Fp8Products::kPerRow;
+    emission.by_hand.push_back(
+        std::string("convert the linear layers of the blocks, all but the vocabulary's, before the "
+                    "plan is applied: torchtitan by its float8 model converter, else "
+                    "torchao.float8.convert_to_float8_training with "
+                    "Float8LinearConfig.from_recipe_name(\"") +
+        (by_row ? "rowwise" : "tensorwise") + "\")");
+  }
+  if (file.kernels.fused_elementwise && !emission.has_compile) {
+    emission.by_hand.emplace_back(
+        "compile each block before the model is wrapped: block.compile()");
+  }
+  if (file.kernels.loss_chunks > 1 && !emission.has_loss_chunks) {
+    emission.by_hand.push_back("run head and loss in " + std::to_string(file.kernels.loss_chunks) +
+                               " chunks, so that the logits never exist as a whole: with "
+                               "liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss, or a "
+                               "model that Liger patches");
+  }
 }
 
 std::vector<Loss> FindLosses(const PlanFile& planned, const PlanFile& emitted,

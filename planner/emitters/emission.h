@@ -35,14 +35,16 @@ struct Emission {
   PlanFile as_emitted;
   std::vector<Loss> losses;
   std::vector<std::string> by_hand;  // what the user's own script must do, one sentence each
+  bool has_compile = false;          // the files say that the model is compiled
+  bool has_loss_chunks = false;      // the files say that head and loss run in chunks
 };
 
 // Throws InputError for a plan that no framework's settings can say anything about: its job updates
 // matrices by Muon or SOAP. `where` names the plan.
 void CheckEmittable(const PlanFile& file, const std::string& where);
 
-// What no target's settings say of a plan's kernels, and the script must do: attention that is not
-// the framework's own.
+// What the files do not say of a plan's kernels, and the script must do: attention that is not the
+// framework's own, fp8, compiled blocks, a loss in chunks.
 void AddKernelDuties(const PlanFile& file, Emission& emission);
 
 // Why a framework runs a field differently. `field` is a prefix of Loss::field; the first row that

@@ -42,6 +42,12 @@ void AddScriptDuties(const PlanFile& file, Emission& emission) {
   if (file.job.clip_gradients) {
     emission.by_hand.emplace_back("clip gradients by global norm");
   }
+  if (file.job.clip_gradients && file.plan.offload.parameters &&
+      file.plan.dialect == Dialect::kFsdp2) {  // NCCL alone: no backend for device type cpu
+    emission.by_hand.emplace_back(
+        "make the process group with backend \"cpu:gloo,cuda:nccl\": the norm of gradients on the "
+        "host is summed there");
+  }
 }
 
 // The applied plan offloads by offload_wrapper, whose save_on_cpu copies while compute waits and

@@ -16,9 +16,7 @@ bool IsRootUnit(const UnitPlan& unit) {
 }
 
 bool HasBlocks(const Model& model) {
-  return std::any_of(model.modules.begin(), model.modules.end(), [&](const Module& module) {
-    return !model.block_class.empty() && module.class_name == model.block_class;
-  });
+  return !InstancesOf(model, model.block_classes).empty();
 }
 
 const std::string& ClassOf(const Model& model, const std::string& fqn) {
@@ -34,7 +32,7 @@ std::vector<UnitPlan> OwnUnits(const Model& model) {
   const WrapSpec spec = {WrapSpec::Kind::kAccelerate, 0, ""};
   for (UnitPlan& unit : Wrap(model, spec, {}, Dialect::kFsdp2, "accelerate")) {
     const bool is_block =
-        unit.modules.size() == 1 && ClassOf(model, unit.modules[0]) == model.block_class;
+        unit.modules.size() == 1 && IsBlock(model, FindModule(model, unit.modules[0]));
     if (!is_block && !IsRootUnit(unit)) {
       own.push_back(std::move(unit));
     }
@@ -53,10 +51,10 @@ std::vector<std::string> LayerClasses(const Model& model, const Plan& plan, std:
   }
   const bool wraps_blocks =
       std::any_of(plan.units.begin(), plan.units.end(), [&](const UnitPlan& unit) {
-        return !unit.modules[0].empty() && ClassOf(model, unit.modules[0]) == model.block_class;
+        return !unit.modules[0].empty() && IsBlock(model, FindModule(model, unit.modules[0]));
       });
   if (classes.empty() && wraps_blocks) {
-    classes.push_back(model.block_class);
+    classes = model.block_classes;
   }
   return classes;
 }

@@ -27,7 +27,7 @@ constexpr Bytes kDdpBucket = 100 * kMiB;
 constexpr double kSomeLearningRate = 3e-4;
 constexpr double kSomeWeightDecay = 0.1;
 
-constexpr std::array<SettingRow<S>, 20> kRows = {{
+constexpr std::array<SettingRow<S>, 24> kRows = {{
     {"model.name", &S::model_name},
     {"model.flavor", &S::model_flavor},
     {"optimizer.name", &S::optimizer},
@@ -48,6 +48,10 @@ constexpr std::array<SettingRow<S>, 20> kRows = {{
     {"activation_checkpoint.mode", &S::activation_checkpoint_mode},
     {"activation_checkpoint.selective_ac_option", &S::selective_ac_option},
     {"compile.enable", &S::compile},
+    {"model.converters", &S::converters},
+    {"quantize.linear.float8.recipe_name", &S::float8_recipe},
+    {"quantize.linear.float8.filter_fqns", &S::float8_leaves_out},
+    {"quantize.linear.float8.enable_fsdp_float8_all_gather", &S::float8_gathers},
 }};
 
 constexpr std::array<LossReason, 17> kReasons = {{
@@ -133,9 +137,7 @@ std::string ReshardName(const PlanFile& file) {
   for (const UnitPlan& unit : file.plan.units) {
     const bool frees = unit.reshard.kind != Reshard::Kind::kNever;
     const bool is_root = unit.modules[0].empty();
-    const bool is_block =
-        !is_root &&
-        model.modules[FindModule(model, unit.modules[0]).value].class_name == model.block_class;
+    const bool is_block = !is_root && IsBlock(model, FindModule(model, unit.modules[0]));
     blocks_free = blocks_free && (frees || !is_block);
     all_free = all_free && (frees || is_root);
   }
@@ -232,6 +234,57 @@ void ApplyOptimizer(const S& s, OptimizerSpec& optimizer) {
   optimizer.weight_decay = s.weight_decay.value_or(kSomeWeightDecay) > 0.0;
 }
 
+constexpr std::string_view kFloat8 = "quantize.linear.float8";
+constexpr std::string_view kVocabulary = "output";  // the one linear layer that is left out
+
+void SetFloat8(Fp8Products fp8, S& s) {
+  if (fp8 == Fp8Products::kNone) {
+    return;
+  }
+  s.converters = {std::string(kFloat8)};
+  s.float8_recipe = fp8 == Fp8Products::kPerRow ? "rowwise" : "tensorwise";
+  s.float8_leaves_out = {std::string(kVocabulary)};
+}
+
+// In a plan the linear layers of blocks multiply in fp8, all of them and no others, and are
+// gathered as they are.
+void CheckFloat8(const S& s, const std::string& where) {
+  const std::vector<std::string> left_out =
+      s.float8_leaves_out.value_or(std::vector<std::string>());
+  if (left_out.size() != 1 || left_out.front() != kVocabulary) {
+    std::string found;
+    for (const std::string& name : left_out) {
+      found += (found.empty() ? "\"" : ", \"") + name + '"';
+    }
+    throw InputError(where + ": quantize.linear.float8.filter_fqns", '[' + found + ']',
+                     "[\"output\"]: all linear layers but the vocabulary's");
+  }
+  if (s.float8_gathers.value_or(false)) {
+    throw InputError(where + ": quantize.linear.float8.enable_fsdp_float8_all_gather", "true",
+                     "false, since our programs gather no fp8");
+  }
+}
+
+Fp8Products Float8Of(const S& s, const std::string& where) {
+  const std::vector<std::string> converters = s.converters.value_or(std::vector<std::string>());
+  for (const std::string& converter : converters) {
+    if (converter != kFloat8) {
+      throw InputError(where + ": model.converters", '"' + converter + '"',
+                       '"' + std::string(kFloat8) + "\", or none");
+    }
+  }
+  const std::string recipe = s.float8_recipe.value_or("tensorwise");
+  if (converters.empty()) {
+    return Fp8Products::kNone;
+  }
+  CheckFloat8(s, where);
+  if (recipe != "tensorwise" && recipe != "rowwise") {
+    throw InputError(where + ": quantize.linear.float8.recipe_name", '"' + recipe + '"',
+                     "\"tensorwise\" or \"rowwise\"");
+  }
+  return recipe == "rowwise" ? Fp8Products::kPerRow : Fp8Products::kPerTensor;
+}
+
 }  // namespace
 
 std::span<const SettingRow<TorchtitanSettings>> TorchtitanRows() {
@@ -267,6 +320,7 @@ TorchtitanSettings ToTorchtitan(const PlanFile& file) {
   s.fsdp_reshard_after_forward = ReshardName(file);
   SetRecompute(file, s);
   s.compile = file.kernels.fused_elementwise;
+  SetFloat8(file.kernels.fp8, s);
   return s;
 }
 
@@ -294,6 +348,7 @@ void ApplyTorchtitan(const TorchtitanSettings& settings, const std::string& wher
                                "training.mixed_precision_reduce");
   ApplyOptimizer(settings, file.job.optimizer);
   file.job.clip_gradients = true;
+  file.kernels.fp8 = Float8Of(settings, where);
 }
 
 namespace {

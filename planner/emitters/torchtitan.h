@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "planner/emitters/settings.h"
 #include "schedule/plan_file.h"
@@ -34,6 +35,10 @@ struct TorchtitanSettings {
   std::optional<std::string> activation_checkpoint_mode;       // none, full, selective
   std::optional<std::string> selective_ac_option;              // op, or every N-th layer
   std::optional<bool> compile;
+  std::optional<std::vector<std::string>> converters;         // quantize.linear.float8
+  std::optional<std::string> float8_recipe;                   // tensorwise (its default), rowwise
+  std::optional<std::vector<std::string>> float8_leaves_out;  // parts of names
+  std::optional<bool> float8_gathers;
 };
 
 [[nodiscard]] std::span<const SettingRow<TorchtitanSettings>> TorchtitanRows();

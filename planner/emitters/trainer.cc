@@ -1,11 +1,10 @@
 #include "planner/emitters/trainer.h"
 
-#include <algorithm>
 #include <array>
-#include <cctype>
 #include <string_view>
 
 #include "core/error.h"
+#include "core/letters.h"
 #include "planner/emitters/emitters.h"
 #include "planner/emitters/unit_classes.h"
 
@@ -17,7 +16,7 @@ using S = TrainerSettings;
 // The plan knows whether weights decay, not how much.
 constexpr double kSomeWeightDecay = 0.01;
 
-constexpr std::array<SettingRow<S>, 25> kRows = {{
+constexpr std::array<SettingRow<S>, 27> kRows = {{
     {"output_dir", &S::output_dir},
     {"per_device_train_batch_size", &S::per_device_train_batch_size},
     {"gradient_accumulation_steps", &S::gradient_accumulation_steps},
@@ -27,6 +26,8 @@ constexpr std::array<SettingRow<S>, 25> kRows = {{
     {"weight_decay", &S::weight_decay},
     {"max_grad_norm", &S::max_grad_norm},
     {"gradient_checkpointing", &S::gradient_checkpointing},
+    {"use_liger_kernel", &S::use_liger_kernel},
+    {"torch_compile", &S::torch_compile},
     {"deepspeed", &S::deepspeed},
     {"fsdp", &S::fsdp},
     {"fsdp_config.version", &S::version},
@@ -71,12 +72,6 @@ constexpr std::array<LossReason, 19> kReasons = {{
     {"plan.bucket", "the Trainer leaves DDP its own buckets"},
 }};
 
-std::string Lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
 std::string OptimName(const OptimizerSpec& optimizer) {
   if (optimizer.kind == OptimizerKind::kSgd || optimizer.kind == OptimizerKind::kMomentum) {
     return "sgd";
@@ -103,8 +98,8 @@ void SetFsdpKeys(const HfFsdp& fsdp, TrainerSettings& s) {
     s.reshard_after_forward = fsdp.reshard_after_forward;
     return;
   }
-  s.sharding_strategy = Lower(ShardingStrategyName(fsdp));
-  s.backward_prefetch = Lower(BackwardPrefetchName(fsdp.backward_prefetch));
+  s.sharding_strategy = LowerCase(ShardingStrategyName(fsdp));
+  s.backward_prefetch = LowerCase(BackwardPrefetchName(fsdp.backward_prefetch));
   s.forward_prefetch = fsdp.forward_prefetch;
   s.use_orig_params = fsdp.use_orig_params;
   s.limit_all_gathers = fsdp.limit_all_gathers;
@@ -123,6 +118,12 @@ TrainerSettings CommonSettings(const PlanFile& file) {
   if (plan.accumulation > 1 && !IsZero(plan.dialect)) {
     s.sync_each_batch = plan.sync != SyncMode::kLast;
   }
+  if (file.kernels.loss_chunks > 1) {
+    s.use_liger_kernel = true;
+  }
+  if (file.kernels.fused_elementwise) {
+    s.torch_compile = true;
+  }
   return s;
 }
 
@@ -140,7 +141,7 @@ void SetMixedPrecision(const std::string& name, TrainerSettings& s) {
 }
 
 void ReadVersion1(const TrainerSettings& s, const std::string& where, HfFsdp& fsdp) {
-  const std::string strategy = Lower(s.sharding_strategy.value_or("full_shard"));
+  const std::string strategy = LowerCase(s.sharding_strategy.value_or("full_shard"));
   if (strategy != "full_shard" && strategy != "shard_grad_op" && strategy != "no_shard" &&
       strategy != "hybrid_shard" && strategy != "hybrid_shard_zero2") {
     Refuse(where, "fsdp_config.reshard_after_forward", strategy,
@@ -149,7 +150,7 @@ void ReadVersion1(const TrainerSettings& s, const std::string& where, HfFsdp& fs
   fsdp.is_hybrid = strategy.starts_with("hybrid");
   fsdp.no_shard = strategy == "no_shard";
   fsdp.reshard_after_forward = strategy != "shard_grad_op" && strategy != "hybrid_shard_zero2";
-  const std::string prefetch = Lower(s.backward_prefetch.value_or("no_prefetch"));
+  const std::string prefetch = LowerCase(s.backward_prefetch.value_or("no_prefetch"));
   if (prefetch != "backward_pre" && prefetch != "backward_post" && prefetch != "no_prefetch") {
     Refuse(where, "fsdp_config.backward_prefetch", prefetch,
            "backward_pre, backward_post or no_prefetch");
@@ -259,6 +260,8 @@ Emission EmitTrainer(const PlanFile& file, const EmitOptions& options) {
     ApplyTrainer(settings, emission.as_emitted);
     emission.losses = FindLosses(file, emission.as_emitted, kReasons);
   }
+  emission.has_compile = settings.torch_compile.has_value();
+  emission.has_loss_chunks = settings.use_liger_kernel.has_value();
   if (file.job.optimizer.weight_decay) {
     emission.by_hand.emplace_back(
         "set the learning rate and the weight decay (0.01 stands for any)");

@@ -24,6 +24,8 @@ struct TrainerSettings {
   std::optional<double> weight_decay;
   std::optional<double> max_grad_norm;  // 0: no clipping
   std::optional<bool> gradient_checkpointing;
+  std::optional<bool> use_liger_kernel;
+  std::optional<bool> torch_compile;
   std::optional<std::string> deepspeed;  // the path of a DeepSpeed configuration
   std::optional<bool> fsdp;
   std::optional<std::int64_t> version;

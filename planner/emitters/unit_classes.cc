@@ -55,19 +55,17 @@ std::vector<std::string> NoSplitClasses(const Model& model) {
       classes.emplace_back(embeddings);
     }
   }
-  if (!model.block_class.empty()) {
-    classes.push_back(model.block_class);
-  }
+  classes.insert(classes.end(), model.block_classes.begin(), model.block_classes.end());
   return classes;
 }
 
 std::int64_t HiddenSize(const Model& model) {
-  const std::vector<ModuleId> blocks = InstancesOf(model, {model.block_class});
+  const std::vector<ModuleId> blocks = InstancesOf(model, model.block_classes);
   std::int64_t widest = 0;
   for (std::size_t m = 1; !blocks.empty() && m < model.modules.size(); ++m) {
     const Module& module = model.modules[m];
     if (module.class_name.find("Norm") == std::string::npos ||
-        !IsInside(model, ModuleId(m), blocks.front())) {
+        !IsInside(model, ModuleId(m), blocks.back())) {
       continue;
     }
     for (const ParamId param : module.params) {

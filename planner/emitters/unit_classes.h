@@ -38,7 +38,7 @@ namespace shardwright {
 [[nodiscard]] std::vector<RecomputeRegion> FullRecompute(const Model& model,
                                                          const std::vector<ModuleId>& modules);
 
-// Does the plan recompute each instance of Model::block_class in full, and nothing else?
+// Does the plan recompute each instance of Model::block_classes in full, and nothing else?
 [[nodiscard]] bool RecomputesEveryBlock(const Model& model, const Plan& plan);
 
 }  // namespace shardwright

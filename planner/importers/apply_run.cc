@@ -41,7 +41,7 @@ void ApplyDdp(const std::string& mixed_precision, PlanFile& file) {
 
 void RecomputeBlocks(PlanFile& file) {
   const Model& model = file.model.model;
-  if (!model.block_class.empty()) {
+  if (!model.block_classes.empty()) {
     file.plan.recompute = FullRecompute(model, BlocksOf(model));
   }
 }
@@ -172,9 +172,10 @@ void ApplyFsdp(const HfFsdp& fsdp, const std::string& where, const char* key, Pl
   const Model& model = file.model.model;
   for (const std::string& name : fsdp.layer_classes) {
     if (InstancesOf(model, {name}).empty()) {
-      throw InputError(where + ": fsdp_config." + key, "\"" + name + "\"",
-                       "a class of " + model.name + "'s modules" +
-                           (model.block_class.empty() ? "" : ", such as " + model.block_class));
+      throw InputError(
+          where + ": fsdp_config." + key, "\"" + name + "\"",
+          "a class of " + model.name + "'s modules" +
+              (model.block_classes.empty() ? "" : ", such as " + model.block_classes[0]));
     }
   }
   ApplyHfFsdp(fsdp, file);

@@ -6,7 +6,7 @@ namespace shardwright {
 namespace {
 
 // torchtitan 0.2.2, config/job_config.py.
-constexpr std::array<OtherKey, 50> kTorchtitanKeys = {{
+constexpr std::array<OtherKey, 49> kTorchtitanKeys = {{
     {"job."},
     {"profiling."},
     {"metrics."},
@@ -25,7 +25,6 @@ constexpr std::array<OtherKey, 50> kTorchtitanKeys = {{
     {"model.hf_assets_path"},
     {"model.tokenizer_path"},
     {"model.print_after_conversion"},
-    {"model.converters", "[]"},
     {"optimizer.beta1"},
     {"optimizer.beta2"},
     {"optimizer.eps"},
@@ -196,7 +195,6 @@ constexpr std::array<OtherKey, 122> kTrainerKeys = {{
     {"seed"},
     {"skip_memory_metrics"},
     {"tf32"},
-    {"torch_compile", "false"},
     {"torch_compile_backend"},
     {"torch_compile_mode"},
     {"torch_empty_cache_steps"},
@@ -206,7 +204,6 @@ constexpr std::array<OtherKey, 122> kTrainerKeys = {{
     {"train_sampling_strategy"},
     {"use_cache"},
     {"use_cpu", "false"},
-    {"use_liger_kernel", "false"},
     {"warmup_steps"},
     {"tpu_num_cores"},
     {"no_cuda"},

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/letters.h"
 #include "planner/importers/document.h"
 #include "planner/importers/other_keys.h"
 #include "planner/importers/read_deepspeed.h"
@@ -197,6 +198,9 @@ void ReadTrainer(const JsonValue& root, const std::string& file, RunSettings& ru
   if (s.bf16.value_or(false) && s.fp16.value_or(false)) {
     throw root.At("fp16").Error("false beside bf16");
   }
+  if (s.use_liger_kernel.value_or(false) && s.torch_compile.value_or(false)) {
+    result.left_out.emplace_back("torch_compile");  // see StackOf
+  }
   if (s.gradient_checkpointing.value_or(false) && s.activation_checkpointing.value_or(false)) {
     throw root.At("gradient_checkpointing")
         .Error("false beside fsdp_config.activation_checkpointing, as the Trainer demands");
@@ -353,11 +357,8 @@ std::string ZooModel(const TorchtitanSettings& s) {
   if (!s.model_name || !s.model_flavor) {
     return "";
   }
-  std::string flavor = *s.model_flavor;
-  std::transform(flavor.begin(), flavor.end(), flavor.begin(), [](char c) {
-    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  });
-  return (*s.model_name == "llama3" ? "llama-3.1" : *s.model_name) + "-" + flavor;
+  return (*s.model_name == "llama3" ? "llama-3.1" : *s.model_name) + "-" +
+         LowerCase(*s.model_flavor);
 }
 
 // Without Accelerate and the Trainer nobody fills it in.
@@ -366,6 +367,17 @@ bool HasAutoPrecision(const DeepSpeedSettings& s) {
     return std::find(s.autos.begin(), s.autos.end(), key) != s.autos.end();
   };
   return !s.bf16 && !s.fp16 && (is_auto("bf16.enabled") || is_auto("fp16.enabled"));
+}
+
+// Of Liger and the compiler together what Liger does counts more: it decides about the logits.
+std::string StackOf(const RunSettings& run) {
+  if (run.trainer && run.trainer->use_liger_kernel.value_or(false)) {
+    return "hf-liger";
+  }
+  if (run.trainer && run.trainer->torch_compile.value_or(false)) {
+    return "torch-compile";
+  }
+  return run.deepspeed ? "deepspeed" : "hf-eager";
 }
 
 }  // namespace
@@ -399,7 +411,7 @@ RunFacts FactsOf(const RunSettings& run) {
     facts.has_precision = true;
     return facts;
   }
-  facts.kernel_set = run.deepspeed ? "deepspeed" : "hf-eager";
+  facts.kernel_set = StackOf(run);
   facts.has_micro_batch =
       run.trainer || (run.deepspeed && run.deepspeed->train_micro_batch_size_per_gpu);
   facts.has_accumulation = run.trainer || run.deepspeed;

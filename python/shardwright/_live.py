@@ -101,11 +101,12 @@ def _precision_flags(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def describe(model: torch.nn.Module, sample: Any, *, optimizer: Any = None, sequence_length: Optional[int] = None,
-             dtype: torch.dtype = torch.bfloat16) -> Job:
+             dtype: torch.dtype = torch.bfloat16, device_type: str = "cuda") -> Job:
     """What `model` is, for plan(): it runs forward and backward once on tensors without data; its own weights are not touched.
 
     sample: what forward takes, batch first: a tensor, several in order, or a mapping by name (with labels, where the model then
-    returns its loss). optimizer: a name, a class of torch.optim or an optimizer. dtype: of the computation.
+    returns its loss). optimizer: a name, a class of torch.optim or an optimizer. dtype: of the computation. device_type: where it will
+    run; PyTorch writes attention with a learned mask out on a "cpu", and on no GPU.
     Raises InputError that names the op, its module and its shapes where the model does what no rule knows.
     """
     inputs = _inputs(model, sample)
@@ -114,7 +115,8 @@ def describe(model: torch.nn.Module, sample: Any, *, optimizer: Any = None, sequ
 
     def export(computes: torch.dtype) -> dict[str, Any]:
         try:
-            return _exporter.export(_without_weights(model).train(), inputs, tokens, computes)
+            with _exporter.trace.for_device(device_type):
+                return _exporter.export(_without_weights(model).train(), inputs, tokens, computes)
         except _exporter.Unsupported as error:
             raise InputError(f"{type(model).__name__}: {error}") from None
 

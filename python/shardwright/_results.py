@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Optional, Union
 
 from . import commands
-from ._errors import InputError, UsageError
+from ._errors import InputError, MachineError, UsageError
 from ._run import PlanLike, Value, as_dictionary, plan_words, printed_json, run
 
 ClusterLike = Union[str, "os.PathLike[str]", "Mapping[str, Any]"]
@@ -297,9 +297,14 @@ def advise(*traces: Union[str, "os.PathLike[str]"], plan: Optional[PlanLike] = N
 
 
 def here() -> ClusterLike:
-    """The cluster of this machine: its GPUs as they are connected, or "host", its cores, where there is none."""
-    seen = commands.topo("probe")["cluster"]
-    return seen if seen is not None else "host"
+    """The cluster of this machine: its GPUs as they are connected, or "host", its cores, where there is none.
+
+    Raises MachineError for a GPU that the catalog does not have, or whose links cannot be seen."""
+    probed = commands.topo("probe")
+    gpus = [line for line in probed["seen"] if line.startswith("GPU ")]
+    if probed["cluster"] is None and gpus:
+        raise MachineError(f"{gpus[0]} is there, but not {probed['not_seen'][-1]}")
+    return probed["cluster"] if probed["cluster"] is not None else "host"
 
 
 def _size(count: float) -> str:

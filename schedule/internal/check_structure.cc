@@ -70,8 +70,24 @@ class StructureChecker {
       case Holds::kShard:
       case Holds::kSlice:
         return buffer.subject < program_.units.size();
+      case Holds::kUses:
+        return buffer.dtype == DType::kInt32 && buffer.subject == kNoSubject &&
+               buffer.size.value % SizeOf(DType::kInt32) == 0;
     }
     return false;
+  }
+
+  // Counts are summed as counts, and nothing else is.
+  [[nodiscard]] bool SumsWhatItSays(OpId op, const OpShape& shape) const {
+    if (!InfoOf(shape.code).is_collective) {
+      return true;
+    }
+    const auto accesses = body_->AccessesOf(op);
+    return std::all_of(accesses.begin(), accesses.end(), [&](const Access& access) {
+      const bool is_count = access.buffer.value < program_.buffers.size() &&
+                            program_.buffers[access.buffer.value].holds == Holds::kUses;
+      return is_count == (shape.dtype == DType::kInt32);
+    });
   }
 
   [[nodiscard]] bool PiecesAddUp(const Buffer& buffer) const {
@@ -123,7 +139,8 @@ class StructureChecker {
                           " lies in a flat tensor with pieces, on the host or with another owner");
       } else if (!HoldsKnown(b)) {
         Report(kNoOp, "buffer " + std::to_string(i) +
-                          " holds parameters of a unit or model op out of range");
+                          " holds parameters of a unit or model op out of range, or counts that "
+                          "are not int32");
       } else if (!PiecesAddUp(b)) {
         Report(kNoOp, "buffer " + std::to_string(i) +
                           " has pieces out of range, of negative size, or of a smaller sum");
@@ -193,6 +210,8 @@ class StructureChecker {
         of_model_op ? program_.model_op_names.size() : program_.units.size();
     Expect(op.subject == kNoSubject || op.subject < subjects, i, "subject out of range");
     Expect(op.phase <= Phase::kOptimizer, i, "unknown phase");
+    Expect(SumsWhatItSays(OpId(i), program_.ShapeOf(op)), i,
+           "sums int32 that no buffer says are counts, or counts as another dtype");
     for (const Edge edge : body_->EdgesOf(OpId(i))) {
       Expect(edge.is_carried() ? edge.slot() < program_.carry_slot_count : edge.value < i, i,
              edge.is_carried() ? "carry slot out of range" : "an edge does not point backwards");

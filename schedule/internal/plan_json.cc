@@ -273,7 +273,7 @@ Plan ReadPlan(const JsonValue& json) {
 
 KernelSetOptions ReadKernelSet(const JsonValue& json) {
   json.AllowOnly({"name", "attention", "moe_dispatch", "fused_elementwise", "fused_rope",
-                  "fused_norm", "fp32_logits", "loss_chunks", "autocast_weights"});
+                  "fused_norm", "fp32_logits", "loss_chunks", "autocast_weights", "fp8"});
   const JsonValue name = json.At("name");
   KernelSetOptions options = FindKernelSet(name.AsString(), name.path().str());
   SetChoice(json, "attention", kAttentionNames, options.attention);
@@ -284,6 +284,7 @@ KernelSetOptions ReadKernelSet(const JsonValue& json) {
   SetBool(json, "fp32_logits", options.fp32_logits);
   SetInt(json, "loss_chunks", 1, std::int64_t{1} << 20, options.loss_chunks);
   SetBool(json, "autocast_weights", options.autocast_weights);
+  SetChoice(json, "fp8", kFp8Names, options.fp8);
   return options;
 }
 

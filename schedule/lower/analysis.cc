@@ -2,14 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
-#include <string_view>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
-#include "core/error.h"
 #include "schedule/lower/fusion.h"
-#include "schedule/lower/walker.h"
+#include "schedule/lower/regions.h"
 #include "schedule/wrap.h"
 
 namespace shardwright {
@@ -139,300 +135,33 @@ void FindStorages(const LowerInput& in, ModelAnalysis& a) {
   }
 }
 
-// The stretch of ops inside each module; first: kNoRegion for one that runs none. O(ops * depth).
-std::vector<Region> FindStretches(const Model& model) {
-  std::vector<Region> stretches(model.modules.size());
-  for (Region& r : stretches) {
-    r.first = kNoRegion;
-  }
-  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
-    for (ModuleId m = model.ops[i].module; m.valid(); m = model.modules[m.value].parent) {
-      Region& r = stretches[m.value];
-      r.first = std::min(r.first, i);
-      r.last = i;
-    }
-  }
-  return stretches;
-}
-
-[[noreturn]] void FailWithoutOps(const Model& model, ModuleId module, const std::string& where) {
-  throw InputError(where, '"' + model.modules[module.value].fqn + '"',
-                   "a module that runs ops in forward");
-}
-
-const Region& RegionOf(const Model& model, const std::vector<Region>& stretches, ModuleId module,
-                       const std::string& where) {
-  if (stretches[module.value].first == kNoRegion) {
-    FailWithoutOps(model, module, where);
-  }
-  return stretches[module.value];
-}
-
-// The calls of each wanted module, by whatever name: each is checkpointed by itself. By the
-// module's first name; O(ops * depth).
-std::vector<std::vector<Region>> FindCalls(const Model& model, const std::vector<bool>& wanted) {
-  std::vector<std::vector<Region>> calls(model.modules.size());
-  std::vector<ModuleId> called_as(model.modules.size());
-  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
-    for (ModuleId m = model.ops[i].module; m.valid(); m = model.modules[m.value].parent) {
-      const ModuleId first = FirstNameOf(model, m);
-      if (!wanted[first.value]) {
-        continue;
-      }
-      std::vector<Region>& of_module = calls[first.value];
-      const bool goes_on = !of_module.empty() && of_module.back().last + 1 == i &&
-                           called_as[first.value] == m && !IsCalledAgain(model, i, m);
-      if (!goes_on) {
-        of_module.emplace_back();
-        of_module.back().first = i;
-        called_as[first.value] = m;
-      }
-      of_module.back().last = i;
-    }
-  }
-  return calls;
-}
-
-// Which ops of the region keep their outputs from forward under selective checkpointing.
-std::vector<bool> KeptOps(const Model& model, const ModelAnalysis& a, const Region& r,
-                          const RecomputeRegion& plan) {
-  std::vector<bool> kept(r.last - r.first + 1, false);
-  if (plan.kind == RecomputeKind::kFull) {
-    return kept;
-  }
-  std::int64_t linears = 0;
-  for (std::uint32_t i = r.first; i <= r.last; ++i) {
-    if (!a.KernelsOf(i).compute_intensive) {
-      continue;
-    }
-    const bool is_linear = model.SpecOf(model.ops[i]).kind == OpKind::kLinear;
-    kept[i - r.first] = !is_linear || linears % plan.keep_every == 0;
-    linears += is_linear ? 1 : 0;
-  }
-  return kept;
-}
-
-// Attention that forward keeps hands over its output and row statistics only: its operands are
-// made again, copies of k and v for all query heads among them. They count as scratch of backward,
-// when they exist, and of forward.
-void KeepOnlyAttentionResult(const LowerInput& in, std::uint32_t i, ModelAnalysis& a) {
-  const OpSpec& spec = in.model.SpecOf(in.model.ops[i]);
-  if (spec.kind != OpKind::kAttention || !in.kernels.repeat_kv || spec.native_groups ||
-      spec.kv_heads >= spec.heads || !IsFused(in.kernels.attention)) {
-    return;
-  }
-  const OpKernels& copying = a.KernelsOf(i);
-  KernelSetOptions options = in.kernels;
-  options.repeat_kv = false;
-  OpKernels kernels = LowerOp(spec, in.plan.micro_batch, in.job.precision.param, options);
-  kernels.forward = copying.forward;
-  const Bytes copies = copying.extra_saved - kernels.extra_saved;
-  kernels.forward_workspace += copies;
-  kernels.backward_workspace += copies;
-  kernels.backward_workspace_tensors.push_back(copies);
-  const auto same = std::find_if(a.kernels.begin(), a.kernels.end(), [&](const OpKernels& k) {
-    return k.forward == kernels.forward && k.extra_saved == kernels.extra_saved;
-  });
-  a.variant[i] = static_cast<std::uint32_t>(same - a.kernels.begin());
-  if (same == a.kernels.end()) {
-    a.kernels.push_back(std::move(kernels));
-  }
-}
-
-// Fills region.rerun and the facts that follow from it: walks the region backwards, marking every
-// op whose outputs (or private saved bytes) backward needs and forward did not keep; with
-// `whole`, every op.
-void FindReruns(const Model& model, const std::vector<bool>& kept, bool whole, Region& region,
-                ModelAnalysis& a) {
-  const auto index = static_cast<std::uint32_t>(a.regions.size());
-  std::unordered_set<std::uint32_t> needed;  // storages; a table of all would cost each region all
-  const auto produced_inside = [&](std::uint32_t s) {
-    const std::uint32_t p = a.storages[s].producer;
-    return p != kNoRegion && p >= region.first && p <= region.last && !kept[p - region.first];
-  };
-  const auto need = [&](std::uint32_t s, Role, std::uint16_t) {
-    if (produced_inside(s)) {
-      needed.insert(s);
-    }
-  };
-  for (std::uint32_t i = region.first; i <= region.last; ++i) {
-    a.ops[i].region = index;
-    if (a.ops[i].has_backward) {
-      ForEachSaved(a, model, i, need);
-    }
-  }
-  for (std::uint32_t i = region.last + 1; i-- > region.first;) {
-    const ModelOp& op = model.ops[i];
-    ModelOpFacts& f = a.ops[i];
-    const bool is_kept = kept[i - region.first];
-    f.saves_in_forward = is_kept && f.has_backward;
-    bool wanted = whole || (f.has_backward && a.KernelsOf(i).extra_saved > Bytes(0));
-    for (const TensorId t : op.outputs) {
-      wanted = wanted || needed.contains(a.storage_of[t.value]);
-    }
-    if (!wanted || is_kept) {
-      continue;
-    }
-    f.reruns = true;
-    region.rerun.push_back(i);
-    for (const TensorId t : op.inputs) {
-      need(a.storage_of[t.value], Role::kInput, 0);
-    }
-    for (const TensorId t : op.outputs) {
-      StorageFacts& s = a.storages[a.storage_of[t.value]];
-      s.recomputed = s.recomputed || produced_inside(a.storage_of[t.value]);
-    }
-  }
-  std::reverse(region.rerun.begin(), region.rerun.end());
-}
-
-void AddRegion(const Model& model, Region region, const std::vector<bool>& kept, bool whole,
-               ModelAnalysis& a) {
-  FindReruns(model, kept, whole, region, a);
-  a.regions.push_back(std::move(region));
-}
-
-// What a region run again as a whole hands out: it lives until the region's backward has ended.
-void HoldOutputs(const Model& model, ModelAnalysis& a) {
-  std::vector<bool> read_outside(a.storages.size(), false);
-  std::vector<bool> read(a.storages.size(), false);
-  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
-    for (const TensorId t : model.ops[i].inputs) {
-      const std::uint32_t s = a.storage_of[t.value];
-      const std::uint32_t p = a.storages[s].producer;
-      read[s] = true;
-      read_outside[s] = read_outside[s] || (p != kNoRegion && a.ops[p].region != a.ops[i].region);
-    }
-  }
-  for (Region& region : a.regions) {
-    for (const std::uint32_t i : region.rerun) {
-      for (const TensorId t : model.ops[i].outputs) {
-        const std::uint32_t s = a.storage_of[t.value];
-        if (a.storages[s].producer == i && (read_outside[s] || !read[s])) {
-          region.held.push_back(s);
-          ++a.storages[s].rerun_uses;
-        }
-      }
-    }
-  }
-}
-
-// Is the region, which begins in `outer`, one with it? torch nests their checkpoints. Backward asks
-// for the inner one's tensors first. To run that again it needs its input, so the outer one runs
-// again, up to there if it keeps nothing behind it, and then the inner one: all of it once.
-bool IsOneWith(const LowerInput& in, const Region& region, std::size_t entry,
-               const std::pair<Region, std::size_t>& outer) {
-  const auto is_full = [&](std::size_t i) {
-    return in.plan.recompute[i].kind == RecomputeKind::kFull;
-  };
-  if (!RecomputesLate(in.plan.dialect) || in.kernels.whole_recompute || !is_full(entry) ||
-      !is_full(outer.second) || region.last > outer.first.last) {
-    return false;
-  }
-  for (std::uint32_t i = region.last + 1; i <= outer.first.last; ++i) {
-    if (in.model.SpecOf(in.model.ops[i]).kind != OpKind::kAdd || !in.model.ops[i].params.empty()) {
-      return false;
-    }
-  }
-  return true;
-}
-
-PlannedRegions FindPlannedRegions(const LowerInput& in, const std::string& where) {
-  PlannedRegions found;
-  std::unordered_map<std::string_view, ModuleId> modules;  // by name
-  for (std::size_t m = 0; m < in.model.modules.size(); ++m) {
-    modules.emplace(in.model.modules[m].fqn, FirstNameOf(in.model, ModuleId(m)));
-  }
-  std::vector<bool> wanted(in.model.modules.size(), false);
-  for (const RecomputeRegion& region : in.plan.recompute) {
-    const auto module = modules.find(region.module);
-    SW_CHECK(module != modules.end(), region.module);  // ValidatePlan has seen it
-    wanted[module->second.value] = true;
-  }
-  const std::vector<std::vector<Region>> calls = FindCalls(in.model, wanted);
-  for (std::size_t i = 0; i < in.plan.recompute.size(); ++i) {
-    const ModuleId module = modules.at(in.plan.recompute[i].module);
-    const std::string& class_name = in.model.modules[module.value].class_name;
-    if (calls[module.value].empty() &&
-        (class_name == "ModuleList" || class_name == "ModuleDict" || in.model.ops.empty())) {
-      FailWithoutOps(in.model, module, where + ": recompute[" + std::to_string(i) + "].module");
-    }
-    for (const Region& call : calls[module.value]) {
-      found.emplace_back(call, i);
-      found.back().first.planned = i;
-    }
-  }
-  std::sort(found.begin(), found.end(), [](const auto& x, const auto& y) {
-    return x.first.first != y.first.first ? x.first.first < y.first.first
-                                          : x.first.last > y.first.last;
-  });
-  PlannedRegions apart;
-  for (const auto& [region, entry] : found) {
-    if (apart.empty() || region.first > apart.back().first.last) {
-      apart.emplace_back(region, entry);
-    } else if (!IsOneWith(in, region, entry, apart.back())) {
-      throw InputError(where + ": recompute", '"' + in.plan.recompute[entry].module + '"',
-                       "regions that do not overlap, or one at the end of the other",
-                       "what else lies in two of them runs a third time, which our programs "
-                       "cannot say");
-    }
-  }
-  return apart;
-}
-
-void AddPlannedRegions(const LowerInput& in, const PlannedRegions& found, ModelAnalysis& a) {
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    const RecomputeRegion& planned = in.plan.recompute[found[i].second];
-    const bool whole = in.kernels.whole_recompute && planned.kind == RecomputeKind::kFull;
-    const Region& region = found[i].first;
-    const std::vector<bool> kept = KeptOps(in.model, a, region, planned);
-    for (std::uint32_t op = region.first; op <= region.last; ++op) {
-      if (kept[op - region.first]) {
-        KeepOnlyAttentionResult(in, op, a);
-      }
-    }
-    AddRegion(in.model, region, kept, whole, a);
-  }
-  if (in.kernels.whole_recompute) {
-    HoldOutputs(in.model, a);
-  }
-}
-
-// A compiler recomputes cheap outputs instead of keeping them, inside each block that it compiles.
-void FindCompiledRegions(const Model& model, const std::string& where, ModelAnalysis& a) {
-  const auto recomputes = [](const OpKernels& k) { return k.output_recomputed; };
-  if (std::none_of(a.kernels.begin(), a.kernels.end(), recomputes)) {
-    return;
-  }
-  const std::vector<Region> stretches = FindStretches(model);
-  for (const ModuleId block : BlocksOf(model)) {
-    const Region region = RegionOf(model, stretches, block, where);
-    std::vector<bool> kept;
-    for (std::uint32_t i = region.first; i <= region.last; ++i) {
-      kept.push_back(!recomputes(a.KernelsOf(i)));
-    }
-    AddRegion(model, region, kept, false, a);
-  }
-}
-
-// Counts how often backward reads the forward and the recomputed instance of each storage.
+// Counts how often backward reads the forward and the recomputed instances of each storage.
 void CountBackwardUses(const Model& model, ModelAnalysis& a) {
   const auto same_region = [&](std::uint32_t s, std::uint32_t op) {
     const std::uint32_t p = a.storages[s].producer;
     return p != kNoRegion && a.ops[op].region != kNoRegion && a.ops[p].region == a.ops[op].region;
   };
-  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
-    const auto read = [&](std::uint32_t s, Role, std::uint16_t) {
-      StorageFacts& f = a.storages[s];
-      ++(f.recomputed && same_region(s, i) ? f.rerun_uses : f.backward_uses);
-    };
-    if (a.ops[i].reruns) {
+  // By op `i`, in a run of the inner region `run` or of none.
+  const auto read = [&](std::uint32_t s, std::uint32_t i, std::uint32_t run) {
+    StorageFacts& f = a.storages[s];
+    if (!f.recomputed || !same_region(s, i)) {
+      ++f.backward_uses;
+      return;
+    }
+    const std::uint32_t inner = a.ops[f.producer].inner;
+    ++(inner == kNoRegion || inner == run ? f.rerun_uses : f.passing_uses);
+  };
+  for (std::uint32_t r = 0; r < a.regions.size(); ++r) {
+    for (const std::uint32_t i : a.regions[r].rerun) {
       for (const TensorId t : model.ops[i].inputs) {
-        read(a.storage_of[t.value], Role::kInput, 0);
+        read(a.storage_of[t.value], i, a.regions[r].outer == kNoRegion ? kNoRegion : r);
       }
     }
+  }
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
     if (a.ops[i].has_backward) {
-      ForEachSaved(a, model, i, read);
+      ForEachSaved(a, model, i,
+                   [&](std::uint32_t s, Role, std::uint16_t) { read(s, i, a.ops[i].inner); });
     }
   }
 }
@@ -497,13 +226,6 @@ void LowerSpecs(const LowerInput& in, ModelAnalysis& a) {
   for (const Tensor& t : model.tensors) {
     a.tensor_bytes.push_back(TensorBytes(t, in.plan.micro_batch, in.job.precision.param));
   }
-  // A chunked loss runs the head and the loss over row chunks: logits never exist as a whole.
-  for (const ModelOp& op : model.ops) {
-    if (model.SpecOf(op).kind == OpKind::kCrossEntropy && in.kernels.loss_chunks > 1) {
-      Bytes& logits = a.tensor_bytes[op.inputs.front().value];
-      logits = Bytes(CeilDiv(logits.value, in.kernels.loss_chunks));
-    }
-  }
 }
 
 }  // namespace
@@ -556,7 +278,10 @@ ModelAnalysis AnalyzeModel(const LowerInput& in, const std::string& where) {
     if (in.plan.recompute.empty()) {
       FindCompiledRegions(in.model, where, a);
     } else {
-      AddPlannedRegions(in, regions, a);
+      AddPlannedRegions(in, regions, where, a);
+    }
+    if (in.kernels.loss_chunks > 1 && !in.kernels.keeps_logits) {
+      FuseLoss(in, a);
     }
     CountBackwardUses(in.model, a);
     if (!in.plan.recompute.empty() && !in.kernels.fused_elementwise &&

@@ -19,6 +19,9 @@ struct Region {
   std::uint32_t last = 0;
   std::size_t planned = kNotPlanned;  // the entry of Plan::recompute
   std::vector<std::uint32_t> rerun;   // ops that backward runs again, in forward order
+  // The region around it that runs it a second time, and keeps nothing of it: as `rerun` it runs a
+  // third time, for its own backward. Its ops say that they are the outer region's.
+  std::uint32_t outer = 0xffffffffu;
   // Storages whose recomputed instance lives until the region's backward has ended, read or not.
   std::vector<std::uint32_t> held;
   // The same for instances from forward: what selective checkpointing keeps although nobody reads
@@ -34,8 +37,9 @@ struct ModelOpFacts {
   bool weight_grad = false;       // some parameter is trainable
   std::uint32_t input_grads = 0;  // bit i: input i needs a gradient
   std::uint32_t region = kNoRegion;
-  bool reruns = false;            // in its region's rerun list
-  bool saves_in_forward = false;  // what it saves is kept from forward (no region, or kept by it)
+  std::uint32_t inner = kNoRegion;  // the region with an outer one that it lies in
+  bool reruns = false;              // in its region's rerun list
+  bool saves_in_forward = false;    // what it saves is kept from forward (no region, or kept by it)
   // KernelSetOptions::fused_gelu, on three ops in a row. The linear layer before: its output is the
   // GELU's input, and it writes the GELU's output as well. The one behind: its backward reads the
   // GELU's input, too, and writes that one's gradient in place of its own input's.
@@ -43,6 +47,9 @@ struct ModelOpFacts {
   bool runs_previous = false;
   // KernelSetOptions::fused_residual: a sum that the norm right behind it makes in its forward.
   bool left_to_next = false;
+  // KernelSetOptions::loss_chunks: a linear layer whose backward runs its forward and the loss
+  // right behind it, both ways. Of the loss itself nothing is left.
+  bool runs_loss = false;
 };
 
 // Tensors that share storage (views, in-place results) share one entry.
@@ -54,7 +61,10 @@ struct StorageFacts {
   std::uint32_t backward_uses = 0;  // later reads of the forward instance: backward ops that saved
                                     // it, recomputations that start from it, metrics
   std::uint32_t rerun_uses = 0;     // reads of the recomputed instance: reruns and backward ops
-  bool recomputed = false;          // backward uses a second, recomputed instance
+  // The same for an instance that an outer region's rerun makes of an inner one's storage: it is
+  // gone when the inner region runs again.
+  std::uint32_t passing_uses = 0;
+  bool recomputed = false;  // backward uses a second, recomputed instance
 };
 
 struct ModelAnalysis {
@@ -68,7 +78,7 @@ struct ModelAnalysis {
   std::vector<bool> param_grad;
   std::vector<bool> tensor_grad;    // per tensor: needs a gradient
   std::vector<Bytes> tensor_bytes;  // per tensor: its size, and that of its gradient
-  std::vector<Region> regions;      // in forward order, disjoint
+  std::vector<Region> regions;      // in forward order, disjoint but for those with an outer one
   // Per model op with weight gradients: a storage that stands for those of all ops with which it
   // shares one, directly or by others. Their gradients lie in one buffer.
   std::vector<ParamId> grad_group;
@@ -82,9 +92,15 @@ struct ModelAnalysis {
   }
 };
 
+// Does the region's rerun only pass the op, whose own region runs it again later?
+[[nodiscard]] inline bool IsPassed(const ModelAnalysis& a, std::uint32_t region, std::uint32_t op) {
+  return a.ops[op].inner != kNoRegion && a.ops[op].inner != region;
+}
+
 // Calls f(storage, role, index) for each tensor that the op keeps for its backward: role kInput or
 // kOutput with the index among the op's inputs or outputs, the next index for the input of a GELU
-// that it runs. Frozen ops do not keep what only weight gradients read.
+// that it runs; kLabels for a loss that it runs. Frozen ops do not keep what only weight gradients
+// read.
 template <class F>
 void ForEachSaved(const ModelAnalysis& a, const Model& model, std::uint32_t model_op, F f) {
   const ModelOp& op = model.ops[model_op];
@@ -99,6 +115,9 @@ void ForEachSaved(const ModelAnalysis& a, const Model& model, std::uint32_t mode
   if (a.ops[model_op].runs_previous) {
     f(a.storage_of[model.ops[model_op - 1].inputs.front().value], Role::kInput,
       static_cast<std::uint16_t>(op.inputs.size()));
+  }
+  if (a.ops[model_op].runs_loss) {
+    f(a.storage_of[model.ops[model_op + 1].inputs.back().value], Role::kLabels, std::uint16_t{0});
   }
   for (std::size_t i = 0; i < op.outputs.size(); ++i) {
     if (((k.saves_output >> i) & 1U) != 0) {

@@ -87,6 +87,13 @@ class DdpRules : public StepRules {
                 {cast_of_op_[i], AccessMode::kWrite, Role::kOutput}});
   }
 
+  // The forward of a head whose loss runs in chunks waits for backward.
+  void BeforeBackwardOp(std::uint32_t i) override {
+    if (e_.a.ops[i].runs_loss) {
+      BeforeForwardOp(i, Phase::kBackward);
+    }
+  }
+
   BufferId ParameterStorage(UnitId unit, std::uint32_t model_op) override {
     return CastsWeights(model_op) ? cast_of_op_[model_op] : At(unit).shard;
   }
@@ -164,8 +171,8 @@ class DdpRules : public StepRules {
     }
     if (FindsUnused(plan_) && plan_.replicate_size > 1 && job_.mode == JobMode::kTrain) {
       const Bytes size(count * SizeOf(DType::kInt32));
-      map_ = e_.Alloc(size, Category::kModelBuffer, Stream::kCompute, true);
-      host_map_ = e_.AllocOnHost(size, Category::kModelBuffer);
+      map_ = HoldMap(e_.Alloc(size, Category::kModelBuffer, Stream::kCompute, true));
+      host_map_ = HoldMap(e_.AllocOnHost(size, Category::kModelBuffer));
       e_.program.buffers[host_map_.value].zero_filled = true;
     }
   }
@@ -308,6 +315,10 @@ class DdpRules : public StepRules {
         SumMap(UnitOf(i).value);
       }
     }
+  }
+
+  BufferId HoldMap(BufferId buffer) {
+    return e_.Hold(buffer, Holds::kUses, kNoSubject, DType::kInt32);
   }
 
   // Which parameters have a gradient on some rank: those without one on all keep theirs as it was.

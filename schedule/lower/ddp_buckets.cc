@@ -13,20 +13,6 @@ ParamId StorageOfParam(const Model& model, ParamId p) {
   return tied.valid() ? tied : p;
 }
 
-// The op's parameters in the order in which autograd has their gradients. A linear layer is
-// addmm(bias, input, weight.t()): the bias has no node between. Under autocast both have one, the
-// casts, and that of the weight is the later one, which goes first: g++, with which torch's wheels
-// are made, evaluates the arguments of a call (autocast_mode.h) from the last on. Experts end with
-// `down`.
-std::vector<ParamId> AsReady(const Model& model, const ModelOp& op, bool casts) {
-  std::vector<ParamId> params = op.params;
-  const OpKind kind = model.SpecOf(op).kind;
-  if ((kind == OpKind::kLinear && !casts) || kind == OpKind::kExperts) {
-    std::reverse(params.begin(), params.end());
-  }
-  return params;
-}
-
 // By storage: where in the buffer of its op's gradients a parameter's begins. Behind those of the
 // op that runs backward first lies what the others have beside what they share.
 std::vector<std::int64_t> GradientOffsets(const Model& model, const ModelAnalysis& a) {
@@ -127,6 +113,19 @@ void AddPart(const BucketPart& part, std::vector<BucketPart>& parts) {
 }
 
 }  // namespace
+
+// A linear layer is addmm(bias, input, weight.t()): the bias has no node between. Under autocast
+// both have one, the casts, and that of the weight is the later one, which goes first: g++, with
+// which torch's wheels are made, evaluates the arguments of a call (autocast_mode.h) from the last
+// on. Experts end with `down`.
+std::vector<ParamId> AsReady(const Model& model, const ModelOp& op, bool casts) {
+  std::vector<ParamId> params = op.params;
+  const OpKind kind = model.SpecOf(op).kind;
+  if ((kind == OpKind::kLinear && !casts) || kind == OpKind::kExperts) {
+    std::reverse(params.begin(), params.end());
+  }
+  return params;
+}
 
 std::vector<BucketPlan> PlanBuckets(const LowerInput& in, const ModelAnalysis& a, BucketOrder order,
                                     Bytes first, Bytes rest) {

@@ -32,6 +32,10 @@ enum class BucketOrder : std::uint8_t {
 [[nodiscard]] std::vector<BucketPlan> PlanBuckets(const LowerInput& in, const ModelAnalysis& a,
                                                   BucketOrder order, Bytes first, Bytes rest);
 
+// The op's parameters in the order in which autograd has their gradients; `casts`: under autocast,
+// or with another linear layer that has no node behind one gradient only.
+[[nodiscard]] std::vector<ParamId> AsReady(const Model& model, const ModelOp& op, bool casts);
+
 // Throws InputError: a reduction begins when every gradient of its bucket is there.
 void CheckAllReachTheLoss(const Model& model, const ModelAnalysis& a);
 

@@ -28,6 +28,7 @@ class FetchOrder {
   }
   void EndPass() { is_complete_ = true; }
   [[nodiscard]] bool IsComplete() const { return is_complete_; }
+  [[nodiscard]] std::int64_t NextCall() const { return call_; }
 
   // Parameters were requested (or released: negative).
   void AddAvailable(std::int64_t elements) { available_ += elements; }

@@ -100,7 +100,11 @@ BufferId FlatRules::ParameterStorage(UnitId u, std::uint32_t model_op) {
     return s.first <= model_op && model_op <= s.last;
   });
   const BufferId storage = InPlace(u) ? At(u).shard : At(u).unsharded;
-  if (!storage.valid() || (!inside && plan_.shard_size == 1)) {
+  // Without use_orig_params a module keeps the views of its last call, which are those of the
+  // optimizer's parameters if nothing is cast.
+  const bool keeps_views = InPlace(u) && plan_.dialect == Dialect::kFsdp1 &&
+                           !plan_.use_orig_params && model_op > spans.front().first;
+  if (!storage.valid() || (!inside && plan_.shard_size == 1 && !keeps_views)) {
     const Model& model = e_.in.model;
     throw InputError("plan: units[" + std::to_string(u.value) + "]",
                      "a parameter of the unit \"" + Info(u).name + "\" used in module \"" +
@@ -251,9 +255,9 @@ void FlatRules::FreeAllUnsharded() {
 
 BufferId FlatRules::FlattenGrads(UnitId u) {
   UnitState& state = At(u);
-  const Bytes size = FlatGrad(u, PrecisionOf(u).param);
+  const Bytes size = MadeGrad(u, PrecisionOf(u).param);
   const BufferId flat = Hold(e_.Alloc(size, Category::kUnshardedGradient, Stream::kCompute), u,
-                             Holds::kShards, PrecisionOf(u).param);
+                             HeldGrad(u), PrecisionOf(u).param);
   e_.AddCopy(OpCode::kConcatGrad, Stream::kCompute, {Phase::kBackward, u.value}, GradBytes(u), size,
              {{flat, AccessMode::kWrite, Role::kOutput}});
   std::uint16_t index = 0;
@@ -271,7 +275,7 @@ BufferId FlatRules::AddKept(UnitId u, BufferId flat) {
   }
   const BufferId kept = state.accumulated;
   state.accumulated = BufferId();
-  const Bytes size = FlatGrad(u, PrecisionOf(u).param);
+  const Bytes size = MadeGrad(u, PrecisionOf(u).param);
   e_.AddCopy(
       OpCode::kGradStore, Stream::kCompute, {Phase::kBackward, u.value}, 2 * size, size,
       {{kept, AccessMode::kReadWrite, Role::kOutput}, {flat, AccessMode::kRead, Role::kInput}});
@@ -284,12 +288,27 @@ BufferId FlatRules::CastFlat(UnitId u, BufferId flat) {
   if (r == PrecisionOf(u).param) {
     return flat;
   }
-  const BufferId cast = Hold(e_.Alloc(FlatGrad(u, r), Category::kReduceScatter, Stream::kReduce), u,
-                             Holds::kShards, r);
+  const BufferId cast =
+      Hold(e_.Alloc(MadeGrad(u, r), Category::kReduceScatter, Stream::kReduce), u, HeldGrad(u), r);
   e_.AddCopy(OpCode::kCast, Stream::kReduce, {Phase::kBackward, u.value},
-             FlatGrad(u, PrecisionOf(u).param), FlatGrad(u, r),
+             MadeGrad(u, PrecisionOf(u).param), MadeGrad(u, r),
              {{flat, AccessMode::kRead, Role::kInput}, {cast, AccessMode::kWrite, Role::kOutput}});
   return cast;
+}
+
+// What is reduce-scattered: a copy, where parts for all ranks need padding.
+BufferId FlatRules::PadFlat(UnitId u, BufferId flat) {
+  if (!IsPaddedLate(u)) {
+    return flat;
+  }
+  const DType r = PrecisionOf(u).reduce;
+  const BufferId padded = Hold(e_.Alloc(FlatGrad(u, r), Category::kReduceScatter, Stream::kReduce),
+                               u, Holds::kShards, r);
+  e_.AddCopy(
+      OpCode::kReduceCopyIn, Stream::kReduce, {Phase::kBackward, u.value}, MadeGrad(u, r),
+      FlatGrad(u, r),
+      {{flat, AccessMode::kRead, Role::kInput}, {padded, AccessMode::kWrite, Role::kOutput}});
+  return padded;
 }
 
 void FlatRules::Scale(UnitId u, BufferId buffer, Bytes bytes, Stream stream, double divisor) {

@@ -73,6 +73,18 @@ class FlatRules : public StepRules {
   [[nodiscard]] Bytes FlatGrad(UnitId u, DType dtype) const {
     return Bytes(Info(u).padded_elements * SizeOf(dtype));
   }
+  // Without use_orig_params FSDP1's flat parameter has no padding, and neither has its gradient
+  // before it is reduced (_get_reduce_scatter_tensors of _runtime_utils.py).
+  [[nodiscard]] bool IsPaddedLate(UnitId u) const {
+    return plan_.dialect == Dialect::kFsdp1 && !plan_.use_orig_params &&
+           Info(u).elements != Info(u).padded_elements;
+  }
+  [[nodiscard]] Bytes MadeGrad(UnitId u, DType dtype) const {
+    return IsPaddedLate(u) ? Bytes(Info(u).elements * SizeOf(dtype)) : FlatGrad(u, dtype);
+  }
+  [[nodiscard]] Holds HeldGrad(UnitId u) const {
+    return IsPaddedLate(u) ? Holds::kUnit : Holds::kShards;
+  }
 
   // Issues the gather of the unit unless it is there or on its way.
   void Unshard(UnitId u, Phase phase);
@@ -88,6 +100,7 @@ class FlatRules : public StepRules {
   void KeepUnreduced(UnitId u, BufferId flat) { At(u).accumulated = AddKept(u, flat); }
   // `flat` in the reduce dtype, on the reduce stream; `flat` itself where the dtypes agree.
   [[nodiscard]] BufferId CastFlat(UnitId u, BufferId flat);
+  [[nodiscard]] BufferId PadFlat(UnitId u, BufferId flat);
   // Divides by `divisor`, if it is above 1.
   void Scale(UnitId u, BufferId buffer, Bytes bytes, Stream stream, double divisor);
 

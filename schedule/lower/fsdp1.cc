@@ -53,8 +53,12 @@ class Fsdp1Rules : public FlatRules {
   // Forward prefetch follows the order recorded in the first pass, so that one has none. Without a
   // backward, the first pass gathers what stays.
   [[nodiscard]] bool FirstStepDiffers() const override {
-    return plan_.forward_prefetch || job_.mode == JobMode::kForward;
+    return plan_.forward_prefetch || job_.mode == JobMode::kForward || !carried_.empty();
   }
+
+  // Units that torch keeps for good, gathered by the first step.
+  [[nodiscard]] std::vector<bool> StillGathered() const override { return still_gathered_; }
+  void CarryGathered(const std::vector<bool>& units) override { carried_ = units; }
 
   // The limiter's queue lives across steps: in the steady state it begins a step with as many
   // events as the gathers before the step's first free need, so that each of them finds one to
@@ -121,6 +125,7 @@ class Fsdp1Rules : public FlatRules {
     FlatRules::PostForward(u, phase);
     handle.needs_backward = has_grad_output_[u.value];
     handle.ran_pre_backward = handle.has_ended = false;
+    handle.looks_freed = !plan_.use_orig_params && plan_.shard_size > 1;
   }
 
   void PreBackward(UnitId u) override { hooked_.push_back(u); }
@@ -157,6 +162,7 @@ class Fsdp1Rules : public FlatRules {
     if (std::exchange(handle.needs_backward, false)) {
       SeeUnshard(u);
     }
+    handle.looks_freed = false;
     Unshard(u, Phase::kBackward);
     WaitForUnshard(u, Phase::kBackward);
     if (plan_.backward_prefetch == BackwardPrefetch::kPre) {
@@ -196,8 +202,11 @@ class Fsdp1Rules : public FlatRules {
   void EndBackward() override {
     e_.AddWait(Stream::kCompute, {last_reduce_, last_replicate_}, Phase::kBackward, kNoSubject);
     for (std::uint32_t u = 0; u < unit_count(); ++u) {  // gathers that nobody used, too
-      if (IsFreedInBackward(UnitId(u))) {
+      if (IsFreedInBackward(UnitId(u)) && !handles_[u].looks_freed) {
         FreeUnsharded(UnitId(u));
+      }
+      if (last_micro_batch_ && Syncs()) {
+        NoteGathered(UnitId(u));
       }
     }
     WaitForHostGrads(Phase::kBackward);
@@ -233,7 +242,7 @@ class Fsdp1Rules : public FlatRules {
   }
 
   [[nodiscard]] bool StaysGathered(UnitId u) const override {
-    return job_.mode == JobMode::kForward && !Reshards(u);
+    return (job_.mode == JobMode::kForward && !Reshards(u)) || IsCarried(u);
   }
   [[nodiscard]] bool MakesViewsEarly() const override {
     return plan_.forward_prefetch && !(first_step_ && first_micro_batch_);
@@ -260,6 +269,9 @@ class Fsdp1Rules : public FlatRules {
     bool has_ended = false;         // the hook after backward ran since it left forward last
     bool is_pending_frozen = true;  // the hook on its inputs has not run
     bool is_prefetched = false;
+    // Resharded last, freed or not. Without use_orig_params torch then takes it for freed at the
+    // end of backward, for good (already_resharded in _catch_all_reshard of _runtime_utils.py).
+    bool looks_freed = false;
     std::size_t place = 0;  // in left_
   };
 
@@ -323,6 +335,7 @@ class Fsdp1Rules : public FlatRules {
     if (++next != entered().end() && !handles_[next->value].was_entered) {
       SeeUnshard(*next);
       handles_[next->value].is_prefetched = true;
+      handles_[next->value].looks_freed = false;
       Unshard(*next, Phase::kForward);
     }
   }
@@ -334,6 +347,7 @@ class Fsdp1Rules : public FlatRules {
       CheckHasViews(left_[place - 1]);
       SeeUnshard(left_[place - 1]);
       handles_[left_[place - 1].value].is_prefetched = true;
+      handles_[left_[place - 1].value].looks_freed = false;
       Unshard(left_[place - 1], Phase::kBackward);
     }
   }
@@ -392,6 +406,19 @@ class Fsdp1Rules : public FlatRules {
     }
   }
 
+  // Only a lowering that knows of them beforehand can keep them (StepRules).
+  void NoteGathered(UnitId u) {
+    if (!At(u).unsharded.valid()) {
+      return;
+    }
+    still_gathered_.resize(unit_count());
+    still_gathered_[u.value] = true;
+    if (!IsCarried(u)) {
+      FreeUnsharded(u);
+    }
+  }
+  [[nodiscard]] bool IsCarried(UnitId u) const { return !carried_.empty() && carried_[u.value]; }
+
   // A free that the limiter may have to wait for: an op of this step, or a carry slot.
   struct FreeEvent {
     OpId op;
@@ -413,7 +440,7 @@ class Fsdp1Rules : public FlatRules {
     }
     std::uint32_t gathers = plan_.forward_prefetch ? 1 : 0;
     for (std::uint32_t u = 0; u < unit_count(); ++u) {
-      const bool is_gathered = IsEntered(UnitId(u)) && !InPlace(UnitId(u));
+      const bool is_gathered = IsEntered(UnitId(u)) && !InPlace(UnitId(u)) && !IsCarried(UnitId(u));
       gathers += is_gathered && spans_.spans[u].front().first <= first_free ? 1U : 0U;
     }
     return gathers == 0 ? 0 : static_cast<std::uint32_t>(kLimit) - 1 + gathers;
@@ -436,7 +463,8 @@ class Fsdp1Rules : public FlatRules {
     e_.AddWait(Stream::kReduce, {computed}, Phase::kBackward, u.value);
     const Stream s = Stream::kReduce;
     const DType r = PrecisionOf(u).reduce;
-    const BufferId input = CastFlat(u, flat);
+    const BufferId cast = CastFlat(u, flat);
+    const BufferId input = PadFlat(u, cast);
     Scale(u, input, FlatGrad(u, r), s, factors_.pre);
     BufferId out = input;
     const bool whole = plan_.shard_size == 1;
@@ -460,6 +488,9 @@ class Fsdp1Rules : public FlatRules {
     }
     Scale(u, out, shard, tail, factors_.post);
     Store(u, out, tail);
+    if (cast != flat && cast != input) {
+      e_.body->Free(cast);
+    }
     FreeReduced(u, flat, input, out);
     if (plan_.offload.parameters && last_micro_batch_) {
       GradToHost(u, tail, e_.body->last());
@@ -502,6 +533,7 @@ class Fsdp1Rules : public FlatRules {
 
   std::vector<Handle> handles_;
   std::vector<bool> has_grad_output_;
+  std::vector<bool> carried_, still_gathered_;    // per unit, or empty
   std::vector<std::vector<UnitId>> frozen_ends_;  // per model op
   std::vector<UnitId> hooked_;  // whose backward begins with the op at hand, outer ones first
   std::vector<UnitId> given_;   // of them those that return what they are given

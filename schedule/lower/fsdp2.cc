@@ -246,6 +246,7 @@ void Fsdp2Rules::EndBackward() {
     comm_[u.value].in_backward = false;
     NoteGathered(u);
     DropPending(u);
+    NoteClone(u);
   }
   recompute_root_ = UnitId();
   e_.AddWait(Stream::kCompute, {last_reduce_, last_replicate_}, Phase::kBackward, kNoSubject);

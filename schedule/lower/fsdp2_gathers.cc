@@ -2,6 +2,7 @@
 
 #include <array>
 #include <span>
+#include <utility>
 
 #include "schedule/lower/fsdp2_rules.h"
 
@@ -164,11 +165,31 @@ void Fsdp2Rules::WaitForUnshard(UnitId u, Phase phase) {
 void Fsdp2Rules::FreeClone(UnitId u) {
   Comm& c = comm_[u.value];
   if (c.clone.valid()) {
-    if (c.pending) {
-      e_.AddWait(Stream::kCompute, {c.gathered}, Phase::kBackward, u.value);
-    }
     e_.body->Free(c.clone);
     c.clone = BufferId();
+  }
+}
+
+// Sharded again without a gather that was waited for: torch forgets the clone, and holds it until
+// the next one takes its place (to_sharded_post_forward of _fsdp_param.py).
+void Fsdp2Rules::LeaveClone(UnitId u) {
+  Comm& c = comm_[u.value];
+  if (c.clone.valid()) {
+    c.stale = std::exchange(c.clone, BufferId());
+  }
+}
+
+// Such a clone lives on into the next step.
+void Fsdp2Rules::NoteClone(UnitId u) {
+  Comm& c = comm_[u.value];
+  if (!c.stale.valid() || !last_micro_batch_) {
+    return;
+  }
+  still_gathered_.resize(unit_count());
+  still_gathered_[u.value] = true;
+  if (!IsCarried(u)) {
+    e_.body->Free(c.stale);  // this lowering is begun anew
+    c.stale = BufferId();
   }
 }
 
@@ -196,7 +217,11 @@ void Fsdp2Rules::ReshardUnit(UnitId u, Phase phase) {
   if (reshard.kind == Reshard::Kind::kToGroup) {
     Comm& c = comm_[u.value];
     const Bytes part = Unsharded(u) / reshard.group;
-    if (job_.mode == JobMode::kForward && c.kept.valid()) {
+    if (c.stale.valid()) {
+      e_.body->Free(c.stale);
+      c.stale = BufferId();
+    }
+    if ((job_.mode == JobMode::kForward || IsCarried(u)) && c.kept.valid()) {
       e_.body->Alloc(c.kept);  // the same from pass to pass
       c.clone = c.kept;
     } else {

@@ -70,7 +70,7 @@ void Fsdp2Rules::PostBackward(UnitId u) {
     AccumulateUnsharded(u);
   }
   FreeUnsharded(u);
-  FreeClone(u);
+  LeaveClone(u);
   if (!Syncs()) {
     if (is_last) {
       KeepGrads(u);

@@ -67,6 +67,7 @@ class Fsdp2Rules : public StepRules {
     std::vector<std::pair<ParamId, BufferId>> kept_grads;
     BufferId clone;  // the 1/g kept by reshard to a smaller group
     BufferId kept;   // the last such
+    BufferId stale;  // one that nothing gathered from, until the next comes
     OpId cloned;
   };
 
@@ -90,6 +91,8 @@ class Fsdp2Rules : public StepRules {
   void ReleaseGatherOut(BufferId buffer, OpId copied_out, Phase phase);
   void WaitForUnshard(UnitId u, Phase phase);
   void FreeClone(UnitId u);
+  void LeaveClone(UnitId u);
+  void NoteClone(UnitId u);
   [[nodiscard]] BufferId AllocUnsharded(UnitId u);
   void ReshardUnit(UnitId u, Phase phase);
   void FreeUnsharded(UnitId u);

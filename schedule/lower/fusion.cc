@@ -77,6 +77,19 @@ bool MaySumFirst(const Model& model, std::uint32_t i, const ModelAnalysis& a) {
          a.ops[i].region == a.ops[i + 1].region && a.ops[i].reruns == a.ops[i + 1].reruns;
 }
 
+// May linear layer `i` run the loss that is op i + 1? Nobody else may read the logits between them.
+bool MayRunLoss(const Model& model, std::uint32_t i, const ModelAnalysis& a) {
+  if (!IsLinearLoss(model, i)) {
+    return false;
+  }
+  const TensorId logits = model.ops[i + 1].inputs.front();
+  const StorageFacts& storage = a.storages[a.storage_of[logits.value]];
+  return storage.producer == i && storage.forward_uses == 1 && storage.backward_uses == 0 &&
+         model.tensors[logits.value].role == TensorRole::kActivation && a.ops[i].input_grads != 0 &&
+         a.ops[i + 1].has_backward && a.ops[i].region == kNoRegion &&
+         a.ops[i + 1].region == kNoRegion;
+}
+
 }  // namespace
 
 bool IsNormOfWhole(const Model& model, const ModelOp& op) {
@@ -106,6 +119,21 @@ void FuseGelu(const LowerInput& in, const PlannedRegions& regions, ModelAnalysis
         between, a);
     ChangeVariant(
         i + 2, [&](OpKernels& k) { k.backward_data.back().read += size; }, behind, a);
+  }
+}
+
+void FuseLoss(const LowerInput& in, ModelAnalysis& a) {
+  const Model& model = in.model;
+  for (std::uint32_t i = 0; i + 1 < model.ops.size(); ++i) {
+    if (!MayRunLoss(model, i, a)) {
+      continue;
+    }
+    a.ops[i].runs_loss = true;
+    a.variant[i] = static_cast<std::uint32_t>(a.kernels.size());
+    a.kernels.push_back(LowerLinearLoss(model.SpecOf(model.ops[i]), model.SpecOf(model.ops[i + 1]),
+                                        in.plan.micro_batch, in.job.precision.param, in.kernels));
+    a.variant[i + 1] = static_cast<std::uint32_t>(a.kernels.size());
+    a.kernels.emplace_back();
   }
 }
 

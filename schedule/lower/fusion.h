@@ -2,16 +2,9 @@
 
 // Ops of the model that one kernel runs together, by kernel set.
 
-#include <cstddef>
-#include <utility>
-#include <vector>
-
-#include "schedule/lower/analysis.h"
+#include "schedule/lower/regions.h"
 
 namespace shardwright {
-
-// Regions without their reruns, in forward order, each with its index in the plan.
-using PlannedRegions = std::vector<std::pair<Region, std::size_t>>;
 
 // Does the norm read all of its input, row behind row?
 [[nodiscard]] bool IsNormOfWhole(const Model& model, const ModelOp& op);
@@ -24,5 +17,10 @@ void FuseGelu(const LowerInput& in, const PlannedRegions& regions, ModelAnalysis
 // has no kernels left; the norm reads both operands instead of their sum, and writes that, too.
 // Reruns of regions must be known. O(ops).
 void FuseSums(const Model& model, ModelAnalysis& a);
+
+// KernelSetOptions::loss_chunks: a linear layer and the loss right behind it wait for backward, and
+// run there chunk by chunk. Not where either of them runs again. Regions must be known, and
+// backward uses not yet counted. O(ops).
+void FuseLoss(const LowerInput& in, ModelAnalysis& a);
 
 }  // namespace shardwright

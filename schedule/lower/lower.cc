@@ -85,38 +85,6 @@ void EmitStep(Emitter& e, Walker& walker, StepRules& rules, Body& body, bool fir
   e.End();
 }
 
-// FSDP2 leaves a parameter whose gradient is None out of reductions and updates, as it does frozen
-// ones (fsdp_params_with_grad in post_backward of _fsdp_param_group.py), and DDP out of updates,
-// where it looks for them: the model with those frozen on which the loss does not depend, if there
-// are any.
-std::optional<Model> WithoutMissingGradients(const LowerInput& in) {
-  const bool looks = in.plan.dialect == Dialect::kFsdp2 || FindsUnused(in.plan);
-  if (!looks || in.job.mode != JobMode::kTrain) {
-    return std::nullopt;
-  }
-  const std::vector<bool> reaches = OpsBehindResult(in.model);
-  std::vector<bool> has_grad(in.model.params.size(), false);  // per storage
-  const auto storage = [&](std::size_t p) {
-    const ParamId tied_to = in.model.params[p].tied_to;
-    return tied_to.valid() ? tied_to.value : static_cast<std::uint32_t>(p);
-  };
-  for (std::size_t i = 0; i < in.model.ops.size(); ++i) {
-    for (const ParamId p : in.model.ops[i].params) {
-      has_grad[storage(p.value)] = has_grad[storage(p.value)] || reaches[i];
-    }
-  }
-  std::optional<Model> changed;
-  for (std::size_t p = 0; p < in.model.params.size(); ++p) {
-    if (in.model.params[p].trainable && !has_grad[storage(p)]) {
-      if (!changed) {
-        changed = in.model;
-      }
-      changed->params[p].trainable = false;
-    }
-  }
-  return changed;
-}
-
 // The program, if these units are gathered when a step begins; and those that are when it ends.
 std::pair<Program, std::vector<bool>> LowerWith(const LowerInput& in,
                                                 const std::vector<ResolvedUnit>& units,
@@ -145,6 +113,10 @@ std::pair<Program, std::vector<bool>> LowerWith(const LowerInput& in,
     EmitStep(emitter, walker, *rules, program.warmup, true);
   }
   EmitStep(emitter, walker, *rules, program.step, false);
+  // No op is of a unit that only stands for calls.
+  program.units.resize(static_cast<std::size_t>(
+      std::count_if(units.begin(), units.end(),
+                    [](const ResolvedUnit& unit) { return unit.planned != kOnlyCalls; })));
   return {std::move(program), rules->StillGathered()};
 }
 
@@ -170,6 +142,34 @@ void CheckOpCount(std::size_t ops, std::int64_t lowered, std::int64_t micro_batc
   }
 }
 
+std::optional<Model> WithoutMissingGradients(const LowerInput& in) {
+  const bool looks = in.plan.dialect == Dialect::kFsdp2 || FindsUnused(in.plan);
+  if (!looks || in.job.mode != JobMode::kTrain) {
+    return std::nullopt;
+  }
+  const std::vector<bool> reaches = OpsBehindResult(in.model);
+  std::vector<bool> has_grad(in.model.params.size(), false);  // per storage
+  const auto storage = [&](std::size_t p) {
+    const ParamId tied_to = in.model.params[p].tied_to;
+    return tied_to.valid() ? tied_to.value : static_cast<std::uint32_t>(p);
+  };
+  for (std::size_t i = 0; i < in.model.ops.size(); ++i) {
+    for (const ParamId p : in.model.ops[i].params) {
+      has_grad[storage(p.value)] = has_grad[storage(p.value)] || reaches[i];
+    }
+  }
+  std::optional<Model> changed;
+  for (std::size_t p = 0; p < in.model.params.size(); ++p) {
+    if (in.model.params[p].trainable && !has_grad[storage(p)]) {
+      if (!changed) {
+        changed = in.model;
+      }
+      changed->params[p].trainable = false;
+    }
+  }
+  return changed;
+}
+
 Program Lower(const LowerInput& input) {
   ValidatePlan(input.model, input.job, input.plan, kWhere);
   const std::optional<Model> changed = WithoutMissingGradients(input);
@@ -179,7 +179,9 @@ Program Lower(const LowerInput& input) {
   }
   std::vector<ResolvedUnit> units = ResolveUnits(in.model, in.plan, kWhere);
   if (in.plan.dialect == Dialect::kZero3) {
-    units = SplitByModules(in.model, std::move(units));
+    units = SplitByParameters(in.model, std::move(units));
+    const std::vector<ResolvedUnit> calls = CallsOfOthers(in.model, units);
+    units.insert(units.end(), calls.begin(), calls.end());
   }
   auto [program, gathered] = LowerWith(in, units, {});
   // A step that finds more there may leave more there.

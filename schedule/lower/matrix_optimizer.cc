@@ -181,11 +181,11 @@ MatrixUpdate LowerSoap(std::span<const UpdatedMatrix> matrices, DType dtype) {
 
 bool IsBlockMatrix(const Model& model, const Parameter& parameter) {
   constexpr std::size_t kMatrix = 2;
-  if (!parameter.trainable || parameter.shape.size() != kMatrix || model.block_class.empty()) {
+  if (!parameter.trainable || parameter.shape.size() != kMatrix) {
     return false;
   }
   for (ModuleId at = parameter.module; at.valid(); at = model.modules[at.value].parent) {
-    if (model.modules[at.value].class_name == model.block_class) {
+    if (IsBlock(model, at)) {
       return true;
     }
   }

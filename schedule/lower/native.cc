@@ -21,6 +21,7 @@ NativeRules::NativeRules(Emitter& emitter, const UnitSpans& spans,
     products_ = FindLargeProducts(e_.in.model, e_.a, spans);
   }
   is_read_again_ = FindReadAgain();
+  mixes_frozen_.resize(units.size());
 }
 
 void NativeRules::BeginStep(bool first) {
@@ -160,8 +161,11 @@ void NativeRules::EndBackward() {
   if (last_micro_batch_) {
     FollowActivations();
     // Nothing waits for the last reductions but the updates behind them.
+    const std::uint8_t used_on =
+        StreamBit(Stream::kReduce) |
+        (ReducesInPlace() && replicate_group_.valid() ? StreamBit(Stream::kReplicate) : 0);
     for (const InUse& r : reducing_) {
-      e_.body->Free(r.buffer, StreamBit(Stream::kReduce));
+      e_.body->Free(r.buffer, used_on);
     }
     reducing_.clear();
   }
@@ -194,6 +198,8 @@ void NativeRules::EndStep() {
 
 void NativeRules::InitUnit(UnitId u) {
   StepRules::InitUnit(u);
+  const std::int64_t trainable = TrainablePaddedElements(e_.in.model, Info(u));
+  mixes_frozen_[u.value] = trainable > 0 && trainable < Info(u).padded_elements;
   if (HasParams(u)) {
     e_.body->SetCarry(SlotOf(u), e_.body->last());
   }

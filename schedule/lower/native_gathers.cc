@@ -106,6 +106,9 @@ void NativeRules::TakeTurn() {
 
 bool NativeRules::Gather(UnitId u, Phase phase, OpId not_before) {
   std::erase(waiting_gathers_, u);
+  if (IsInPlace(u)) {
+    return false;
+  }
   Comm& c = comm_[u.value];
   const bool needless =
       phase == Phase::kBackward && (!HasBackwardAhead(u) || !is_read_again_[u.value]);
@@ -175,6 +178,10 @@ void NativeRules::WaitForUpdate(Comm& c, UnitId u) {
 
 void NativeRules::WaitForGather(UnitId u, Phase phase) {
   Comm& c = comm_[u.value];
+  if (IsInPlace(u) && c.updated_before) {
+    e_.AddSlotWait(Stream::kCompute, SlotOf(u), phase, u.value);
+    c.updated_before = false;
+  }
   if (c.pending) {
     c.pending = false;
     e_.AddWait(Stream::kCompute, {c.gathered}, phase, u.value);

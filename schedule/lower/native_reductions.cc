@@ -12,8 +12,9 @@ void NativeRules::MakeRoomForGrads() {
                         static_cast<std::size_t>(plan_.in_flight)) {
     if (reducing_.empty()) {
       (void)BeginTransfer();
+    } else {
+      RetireOldestReduction();
     }
-    RetireOldestReduction();
   }
 }
 
@@ -32,14 +33,55 @@ void NativeRules::RetireOldestReduction() {
   e_.body->Free(oldest.buffer);
 }
 
+void NativeRules::SumOverReplicas(UnitId u, BufferId grad, OpId written) {
+  const OpId replicated = e_.AddCollective(
+      Collective(OpCode::kAllReduce, Stream::kReplicate, replicate_group_, ReduceShard(u),
+                 PrecisionOf(u).reduce, static_cast<double>(plan_.replicate_size)),
+      {Phase::kBackward, u.value}, {{grad, AccessMode::kReadWrite, Role::kInput}});
+  e_.After(written);
+  e_.AddWait(Stream::kReduce, {replicated}, Phase::kBackward, u.value);
+}
+
+void NativeRules::ReduceInPlace(UnitId u) {
+  UnitState& state = At(u);
+  const BufferId grad = state.accumulated;
+  state.accumulated = BufferId();
+  const OpId written = e_.LastCompute();
+  Stream s = Stream::kCompute;
+  last_reduce_ = written;
+  if (replicate_group_.valid()) {
+    SumOverReplicas(u, grad, written);
+    s = Stream::kReduce;
+    last_reduce_ = e_.body->last();
+  }
+  if (Adopts(u)) {
+    state.sharded_grad = grad;
+  } else {
+    Store(u, grad, s);
+    last_reduce_ = e_.body->last();
+    reducing_.push_back({grad, last_reduce_});
+  }
+  if (last_micro_batch_ && !TakesGradNorm(job_)) {
+    e_.AddWait(Stream::kReduce, {last_reduce_}, Phase::kBackward, u.value);
+    Update(u, Stream::kReduce);
+    last_reduce_ = e_.body->last();
+    reducing_.push_back({state.sharded_grad, last_reduce_});
+    state.sharded_grad = BufferId();
+  }
+}
+
 void NativeRules::Reduce(UnitId u) {
+  if (ReducesInPlace()) {
+    ReduceInPlace(u);
+    return;
+  }
   MakeRoomForShardedGrads();
   UnitState& state = At(u);
   const BufferId input = state.accumulated;
   state.accumulated = BufferId();
   const OpId written = e_.LastCompute();
   const Stream s = Stream::kReduce;
-  const bool adopts = !CastsReduce(u) && !state.sharded_grad.valid();
+  const bool adopts = Adopts(u);
   const DType r = PrecisionOf(u).reduce;
   const BufferId out = Hold(
       e_.Alloc(ReduceShard(u), adopts ? Category::kShardedGradient : Category::kReduceScatter, s),
@@ -62,15 +104,14 @@ void NativeRules::Reduce(UnitId u) {
     return;
   }
   if (replicate_group_.valid()) {
-    const OpId reduced = e_.body->last();
-    const OpId replicated = e_.AddCollective(
-        Collective(OpCode::kAllReduce, Stream::kReplicate, replicate_group_, ReduceShard(u), r,
-                   static_cast<double>(plan_.replicate_size)),
-        {Phase::kBackward, u.value}, {{out, AccessMode::kReadWrite, Role::kInput}});
-    e_.After(reduced);
-    e_.AddWait(s, {replicated}, Phase::kBackward, u.value);
+    SumOverReplicas(u, out, e_.body->last());
   }
-  Store(u, out, adopts);
+  if (adopts) {
+    state.sharded_grad = out;
+  } else {
+    Store(u, out, s);
+    e_.body->Free(out);
+  }
   last_reduce_ = e_.body->last();
   if (UpdatesOnHost() && last_micro_batch_) {
     GradToHost(u, Stream::kD2h, last_reduce_);
@@ -103,22 +144,17 @@ bool NativeRules::SumPartial(UnitId u, BufferId out) {
   return last_micro_batch_;
 }
 
-void NativeRules::Store(UnitId u, BufferId out, bool adopts) {
+void NativeRules::Store(UnitId u, BufferId out, Stream stream) {
   UnitState& state = At(u);
-  if (adopts) {
-    state.sharded_grad = out;
-    return;
-  }
   const bool accumulate = state.sharded_grad.valid();
   if (!accumulate) {
-    state.sharded_grad = NewShardedGrad(u, Stream::kReduce);
+    state.sharded_grad = NewShardedGrad(u, stream);
   }
-  e_.AddCopy(OpCode::kGradStore, Stream::kReduce, {Phase::kBackward, u.value},
+  e_.AddCopy(OpCode::kGradStore, stream, {Phase::kBackward, u.value},
              accumulate ? ReduceShard(u) + GradShard(u) : ReduceShard(u), GradShard(u),
              {{state.sharded_grad, accumulate ? AccessMode::kReadWrite : AccessMode::kWrite,
                Role::kOutput},
               {out, AccessMode::kRead, Role::kInput}});
-  e_.body->Free(out);
 }
 
 void NativeRules::Update(UnitId u, Stream stream) {

@@ -26,6 +26,9 @@ class NativeRules : public StepRules {
   void PreForward(UnitId u, Phase phase) override;
   void PostForward(UnitId u, Phase phase) override;
   void PreBackward(UnitId u) override;
+  [[nodiscard]] BufferId ParameterStorage(UnitId u, std::uint32_t model_op) override {
+    return IsInPlace(u) ? At(u).shard : StepRules::ParameterStorage(u, model_op);
+  }
 
   void BackwardLeft(UnitId u, bool done) override {
     FreeUnsharded(u);
@@ -94,6 +97,14 @@ class NativeRules : public StepRules {
 
   // native_gathers.cc: parameters come and go.
 
+  // One rank computes on its shard, which is whole, if it need not be cast. The update writes all
+  // of the shard; without a norm it may run while backward still reads the unit's frozen
+  // parameters.
+  [[nodiscard]] bool IsInPlace(UnitId u) const {
+    return plan_.shard_size == 1 && !plan_.offload.parameters && !CastsGather(u) &&
+           (TakesGradNorm(job_) || !mixes_frozen_[u.value]);
+  }
+
   // A plan may list units whose backward has passed, or that have none.
   [[nodiscard]] bool HasBackwardAhead(UnitId u);
 
@@ -130,6 +141,7 @@ class NativeRules : public StepRules {
   // The op last added reads parameters that the step before (or init) wrote.
   void WaitForUpdate(Comm& c, UnitId u);
 
+  // Before the first op that reads the unit.
   void WaitForGather(UnitId u, Phase phase);
   void FreeUnsharded(UnitId u);
 
@@ -153,11 +165,26 @@ class NativeRules : public StepRules {
   void RetireOldestReduction();
   void Reduce(UnitId u);
 
+  // One rank's gradient is its shard: it stays where it was made, and replicas sum it there.
+  // Updates on the host, staged moments and partial sums need it among the reduction's buffers.
+  [[nodiscard]] bool ReducesInPlace() const {
+    return plan_.shard_size == 1 && !UpdatesOnHost() && !StagesMoments() &&
+           !(replicate_group_.valid() && plan_.sync == SyncMode::kReplicateLast);
+  }
+  void ReduceInPlace(UnitId u);
+
+  // In place, once the gradient is written; the reduce stream waits for it.
+  void SumOverReplicas(UnitId u, BufferId grad, OpId written);
+
   // Sums over the shard group that the replicas have not seen yet stay apart until the last
   // micro-batch; then they are added to `out`. True when `out` is to be all-reduced now.
   bool SumPartial(UnitId u, BufferId out);
 
-  void Store(UnitId u, BufferId out, bool adopts);
+  // Does the reduced gradient become the sharded one as it is?
+  [[nodiscard]] bool Adopts(UnitId u) { return !CastsReduce(u) && !At(u).sharded_grad.valid(); }
+
+  // Into the sharded gradient, on a stream.
+  void Store(UnitId u, BufferId out, Stream stream);
 
   // The next step's gather of the unit waits for this, and for nothing else of this step.
   void Update(UnitId u, Stream stream);
@@ -182,6 +209,7 @@ class NativeRules : public StepRules {
   GroupId gather_group_, reduce_group_, replicate_group_;
   std::vector<UnitId> forward_order_, backward_order_;
   std::vector<bool> is_read_again_;            // per unit: behind its forward
+  std::vector<bool> mixes_frozen_;             // per unit: frozen and trainable parameters
   std::vector<std::vector<ParamId>> written_;  // per unit: storages whose gradient is there
   std::vector<BufferId> part_of_param_;  // by storage, while a micro-batch's ops add up theirs
   OpId last_read_of_freed_;

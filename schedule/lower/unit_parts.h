@@ -1,8 +1,9 @@
 #pragma once
 
-// DeepSpeed gathers, releases and reduces parameter by parameter. Those of a module go together,
-// so units of modules say the same, but not of modules that share some of their parameters only.
+// What ZeRO-3's hooks go by, which is finer than units: DeepSpeed gathers, releases and reduces
+// parameter by parameter, and looks ahead at calls of modules without parameters, too.
 
+#include <cstdint>
 #include <vector>
 
 #include "models/model.h"
@@ -10,11 +11,18 @@
 
 namespace shardwright {
 
-// The units with one whose parameters lie in different modules cut into parts of those that lie in
-// the same ones. The first part takes the unit's place and name, the others follow all units as
-// "UNIT/MODULE+MODULE"; all say by which entry of the plan they are. Units that share what is not
-// the first parameter of its ops stay as they are. O(params * log params).
-[[nodiscard]] std::vector<ResolvedUnit> SplitByModules(const Model& model,
-                                                       std::vector<ResolvedUnit> units);
+// The units cut into their parameters, in the model's order. The first part has the unit's name,
+// the others are "UNIT/PARAMETER"; all say by which entry of the plan they are, and have the
+// modules that register the parameter, or the unit's where those have no hooks of their own. Units
+// that share what is not the first parameter of its ops stay as they are. O(params * log params).
+[[nodiscard]] std::vector<ResolvedUnit> SplitByParameters(const Model& model,
+                                                          std::vector<ResolvedUnit> units);
+
+// A unit without parameters for each module that is called and that no unit stands for, with
+// kOnlyCalls in place of an entry of the plan; not for those inside of a unit's module, which
+// DeepSpeed then takes for a leaf.
+inline constexpr std::uint32_t kOnlyCalls = 0xffffffffu;
+[[nodiscard]] std::vector<ResolvedUnit> CallsOfOthers(const Model& model,
+                                                      const std::vector<ResolvedUnit>& units);
 
 }  // namespace shardwright

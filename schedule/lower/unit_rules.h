@@ -25,7 +25,7 @@ class StepRules : public DialectRules {
   // True when the first step follows other rules than the rest.
   [[nodiscard]] virtual bool FirstStepDiffers() const { return false; }
 
-  // Units that are still gathered when a step ends, where the dialect has none that should be: only
+  // Units of which something gathered lives when a step ends, where the dialect has none such: only
   // a lowering that is told of them beforehand, by CarryGathered, can say so of every step.
   [[nodiscard]] virtual std::vector<bool> StillGathered() const { return {}; }
   virtual void CarryGathered(const std::vector<bool>& /*units*/) {}
@@ -166,6 +166,14 @@ class StepRules : public DialectRules {
 
   // Global norm over `units` (one scalar all-reduce over the shard group) and scaling.
   void AddClip(std::span<const UnitId> units, Stream stream, GroupId group);
+  // The sum over the shards for a norm of `units`' gradients that the host has taken; it waits.
+  void SumHostNorm(std::span<const UnitId> units);
+  // What PyTorch's host does for the norm and to scale.
+  [[nodiscard]] Kernel HostClip(std::span<const UnitId> units) const;
+  // Is one number per gradient summed over the shards?
+  [[nodiscard]] bool StacksNorms() const;
+  [[nodiscard]] BufferId NewNorm(std::span<const UnitId> units);
+  void SumNorm(BufferId norm, Stream stream, GroupId group);
   // The optimizer's temporaries while `units` are updated.
   [[nodiscard]] BufferId AllocTemporaries(Bytes bytes, std::span<const UnitId> units,
                                           Stream stream);
@@ -180,7 +188,9 @@ class StepRules : public DialectRules {
   // parameters, then the matrices, whose updates may be summed over the ranks of `group`.
   OpId AddMatrixOptimizer(UnitId u, Stream stream, GroupId group);
   // `casts`, if any: per unit the host's copy of its shard in the gather dtype, written, too.
-  OpId AddHostOptimizer(std::span<const UnitId> units, std::span<const BufferId> casts = {});
+  // `clips`: the host takes the norm and scales the gradients before.
+  OpId AddHostOptimizer(std::span<const UnitId> units, std::span<const BufferId> casts = {},
+                        bool clips = false);
   // What DeepSpeed's host does around an update of `units`: it scales and casts.
   [[nodiscard]] Kernel HostCast(std::span<const UnitId> units) const;
   // The update of one unit whose states live on the host, piece by piece; the last op of it.

@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 
+#include "schedule/lower/unit_parts.h"
 #include "schedule/lower/walker.h"
 
 namespace shardwright {
@@ -176,7 +177,7 @@ class CallFinder {
 
 // DeepSpeed fetches and releases with each call of a module (pre_sub_module_forward_function and
 // post_sub_module_forward_function of parameter_offload.py), also of one called twice in a row and
-// of several that share a parameter.
+// of several that share a parameter, and of one beside the unit's that reads it.
 std::vector<UnitSpans::Span> SplitAtCalls(const Model& model, const ResolvedUnit& unit,
                                           const std::vector<UnitSpans::Span>& spans) {
   std::vector<UnitSpans::Span> calls;
@@ -187,13 +188,34 @@ std::vector<UnitSpans::Span> SplitAtCalls(const Model& model, const ResolvedUnit
         return IsInside(model, model.ops[i].module, m) &&
                (IsCalledAgain(model, i, m) || !IsInside(model, model.ops[i - 1].module, m));
       });
-      if (begins) {
+      const ModuleId reader = model.ops[i].module;
+      const bool is_beside = std::none_of(
+          unit.modules.begin(), unit.modules.end(),
+          [&](ModuleId m) { return IsInside(model, reader, m) || IsInside(model, m, reader); });
+      if (begins ||
+          (is_beside && (IsCalledAgain(model, i, reader) || model.ops[i - 1].module != reader))) {
         calls.push_back({i, i});
       }
       calls.back().last = i;
     }
   }
   return calls;
+}
+
+// The module of the unit that runs op `i`, by the name under which it is called, or the one beside
+// it that does. Where nothing goes by calls, `first`.
+std::uint32_t CalledModule(const LowerInput& in, const ResolvedUnit& unit, std::uint32_t i,
+                           std::uint32_t first) {
+  const ModuleId runs = in.model.ops[i].module;
+  if (in.plan.dialect != Dialect::kZero3) {
+    return first;
+  }
+  for (const ModuleId m : unit.modules) {
+    if (IsInside(in.model, runs, m)) {
+      return m.value;
+    }
+  }
+  return runs.value;
 }
 
 // Does some op with a backward in `within` read a tensor from outside `span` that needs a gradient?
@@ -223,12 +245,14 @@ UnitSpans::Span CutToBackward(const ModelAnalysis& a, UnitSpans::Span span) {
 }
 
 // The op before whose backward the gradient of what the call returns is complete, if that is what
-// it was given; kNoRegion if not. FSDP2's node that stands before a call takes its place in
-// autograd's order; FSDP1 has hooks on the tensor itself, whose maker is the op.
-std::uint32_t GivenBackAt(const Model& model, const ModelAnalysis& a, const UnitSpans::Call& call,
-                          Dialect dialect) {
+// it was given; kNoRegion if not. A node that stands before the call takes its place in autograd's
+// order; hooks on the tensor itself wait for the op that made it.
+std::uint32_t GivenBackAt(const LowerInput& in, const ModelAnalysis& a, const UnitSpans::Call& call,
+                          bool has_node) {
+  const Model& model = in.model;
   const std::vector<ModuleId>& returning = model.ops[call.span.last].returns_input;
-  if (dialect != Dialect::kFsdp2 && dialect != Dialect::kFsdp1) {
+  if (in.plan.dialect != Dialect::kFsdp2 && in.plan.dialect != Dialect::kFsdp1 &&
+      in.plan.dialect != Dialect::kZero3) {
     return kNoRegion;
   }
   if (std::find(returning.begin(), returning.end(), ModuleId(call.module)) == returning.end()) {
@@ -240,7 +264,7 @@ std::uint32_t GivenBackAt(const Model& model, const ModelAnalysis& a, const Unit
       if (!a.tensor_grad[t.value] || !maker.valid() || maker.value >= call.span.first) {
         continue;
       }
-      std::uint32_t at = dialect == Dialect::kFsdp2 ? call.span.first - 1 : maker.value;
+      std::uint32_t at = has_node ? call.span.first - 1 : maker.value;
       while (at > maker.value && !a.ops[at].has_backward) {
         --at;
       }
@@ -248,6 +272,26 @@ std::uint32_t GivenBackAt(const Model& model, const ModelAnalysis& a, const Unit
     }
   }
   return kNoRegion;
+}
+
+// A stretch that begins or ends with a call that returned what it was given, with other calls
+// between: backward enters it where the last one's is complete (before the op `given`), and leaves
+// it by the node in front of the first one, which is true if it has one.
+bool StretchToGiven(const LowerInput& in, const ModelAnalysis& a, const UnitSpans::Ends& ends,
+                    std::uint32_t given, UnitSpans::Span& cut) {
+  if (given != kNoRegion) {
+    cut.last = std::max(cut.last, given);
+  }
+  const std::uint32_t node = GivenBackAt(in, a, ends.first, true);
+  if (node == kNoRegion) {
+    return false;
+  }
+  std::uint32_t behind = node + 1;
+  while (behind < cut.first && !a.ops[behind].has_backward) {
+    ++behind;
+  }
+  cut.first = std::min(cut.first, behind);
+  return true;
 }
 
 // Per unit, the lowest op of backward that uses its parameters, for units with some weight
@@ -281,14 +325,18 @@ void AddBackward(const LowerInput& in, const ModelAnalysis& a, std::uint32_t u, 
                  UnitSpans& result) {
   const UnitSpans::Span& s = result.spans[u][k];
   const UnitSpans::Ends& ends = result.ends[u][k];
-  const std::uint32_t given = GivenBackAt(in.model, a, ends.last, in.plan.dialect);
+  const bool is_one_call = !ends.by_model && ends.first.span.first == ends.last.span.first;
+  const bool has_node = is_one_call && in.plan.dialect != Dialect::kFsdp1;
+  const std::uint32_t given = GivenBackAt(in, a, ends.last, has_node);
   UnitSpans::Span cut = CutToBackward(a, s);
   const bool is_given = cut.first == kNoRegion && given != kNoRegion;
-  const bool hooked = is_given || HasInputGrads(in.model, a, s, ends.first.span);
-  result.input_grads[u] = result.input_grads[u] || hooked;
+  bool hooked = is_given || HasInputGrads(in.model, a, s, ends.first.span);
   if (is_given) {
     cut = {given, given};
+  } else if (cut.first != kNoRegion && !is_one_call) {
+    hooked = StretchToGiven(in, a, ends, given, cut) || hooked;
   }
+  result.input_grads[u] = result.input_grads[u] || hooked;
   if (cut.first == kNoRegion) {
     return;
   }
@@ -336,14 +384,17 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
     if (calls) {
       spans = calls->Passes(u, units[u], ends);
       result.calls[u] = calls->Calls(u);
-    } else if (in.plan.units[units[u].planned].gap == Gap::kHold && spans.size() > 1) {
+    } else if (units[u].planned != kOnlyCalls &&
+               in.plan.units[units[u].planned].gap == Gap::kHold && spans.size() > 1) {
       spans = {{spans.front().first, spans.back().last}};
     } else if (in.plan.dialect == Dialect::kZero3) {
       spans = SplitAtCalls(model, units[u], spans);
     }
     for (std::size_t k = 0; k < spans.size(); ++k) {
       if (!calls) {
-        ends.push_back({{spans[k], result.first_module[u]}, {spans[k], result.first_module[u]}});
+        const UnitSpans::Call call{
+            spans[k], CalledModule(in, units[u], spans[k].first, result.first_module[u])};
+        ends.push_back({call, call});
       }
       AddBackward(in, a, u, k, result);
     }

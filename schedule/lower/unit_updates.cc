@@ -21,22 +21,43 @@ std::vector<UnitId> StepRules::UnitsWithGrads() const {
   return result;
 }
 
+// torch's clip_grad_norm_ stacks the norms of all gradients and, where these are DTensors, sums the
+// stack over the shard group. Our own executor's kernels sum one fp32 number.
+bool StepRules::StacksNorms() const {
+  return plan_.dialect == Dialect::kFsdp2 && !e_.in.kernels.host_kernels &&
+         !e_.in.kernels.cuda_kernels;
+}
+
+BufferId StepRules::NewNorm(std::span<const UnitId> units) {
+  std::int64_t bytes = SizeOf(DType::kFp32);
+  if (StacksNorms()) {
+    bytes = 0;
+    for (const UnitId u : units) {
+      bytes += std::ssize(PerParameter(u, true, true)) * SizeOf(job_.precision.master);
+    }
+  }
+  return e_.Alloc(Bytes(bytes), Category::kTemporary, Stream::kCompute);
+}
+
+void StepRules::SumNorm(BufferId norm, Stream stream, GroupId group) {
+  if (e_.program.shard_size > 1) {
+    const DType summed = StacksNorms() ? job_.precision.master : DType::kFp32;
+    e_.AddCollective(
+        Collective(OpCode::kAllReduce, stream, group, e_.program.buffers[norm.value].size, summed),
+        {Phase::kOptimizer, kNoSubject}, {{norm, AccessMode::kReadWrite, Role::kInput}});
+  }
+}
+
 void StepRules::AddClip(std::span<const UnitId> units, Stream stream, GroupId group) {
   Bytes grads{0};
-  std::int64_t tensors = 0, trainable = 0;
+  std::int64_t tensors = 0;
   for (const UnitId u : units) {
     grads += GradShard(u);
     tensors += static_cast<std::int64_t>(Info(u).params.size());
-    trainable += static_cast<std::int64_t>(PerParameter(u, true, true).size());
   }
   const std::int64_t elements = grads.value / SizeOf(job_.precision.master);
-  // torch's clip_grad_norm_ stacks the norms of all gradients and, where these are DTensors, sums
-  // the stack over the shard group. Our own executor's kernels sum one fp32 number.
-  const bool stacks = plan_.dialect == Dialect::kFsdp2 && !e_.in.kernels.host_kernels &&
-                      !e_.in.kernels.cuda_kernels;
-  const DType summed = stacks ? job_.precision.master : DType::kFp32;
-  const Bytes size(stacks ? trainable * SizeOf(summed) : SizeOf(summed));
-  const BufferId norm = e_.Alloc(size, Category::kTemporary, Stream::kCompute);
+  const BufferId norm = NewNorm(units);
+  const Bytes size = e_.program.buffers[norm.value].size;
   const auto use_grads = [&](AccessMode mode) {
     std::uint16_t index = 0;
     for (const UnitId u : units) {
@@ -52,17 +73,45 @@ void StepRules::AddClip(std::span<const UnitId> units, Stream stream, GroupId gr
   e_.Add(shape, MultiTensorKernels(elements, tensors, grads, size, shape.dtype), Phase::kOptimizer,
          kNoSubject, {{norm, AccessMode::kWrite, Role::kOutput}});
   use_grads(AccessMode::kReadWrite);  // it divides them
-  if (e_.program.shard_size > 1) {
-    e_.AddCollective(Collective(OpCode::kAllReduce, stream, group, size, summed),
-                     {Phase::kOptimizer, kNoSubject},
-                     {{norm, AccessMode::kReadWrite, Role::kInput}});
-  }
+  SumNorm(norm, stream, group);
   shape.code = OpCode::kGradClip;
   shape.divisor = 1.0;
   e_.Add(shape, MultiTensorKernels(elements, tensors, grads, grads, shape.dtype), Phase::kOptimizer,
          kNoSubject, {{norm, AccessMode::kRead, Role::kInput}});
   use_grads(AccessMode::kReadWrite);
   e_.body->Free(norm);
+}
+
+// FSDP1 sends the host's norm to the device, sums it there, and takes it back. FSDP2 sums what lies
+// on the host, over gloo; the program does as FSDP1, since the host waits in both.
+void StepRules::SumHostNorm(std::span<const UnitId> units) {
+  if (e_.program.shard_size == 1) {
+    return;
+  }
+  const BufferId norm = NewNorm(units);
+  const Bytes size = e_.program.buffers[norm.value].size;
+  OpShape shape;
+  shape.code = OpCode::kGradNorm;
+  shape.dtype = job_.precision.master;
+  shape.bytes = size;
+  e_.Add(shape, MultiTensorKernels(1, 1, size, size, shape.dtype), Phase::kOptimizer, kNoSubject,
+         {{norm, AccessMode::kWrite, Role::kOutput}});
+  SumNorm(norm, Stream::kCompute, GroupId(0));
+  const OpId summed = e_.body->last();
+  e_.AddHostWait({&summed, 1}, Phase::kOptimizer, kNoSubject);
+  e_.body->Free(norm);
+}
+
+// The host's norm of its gradients reads them; clipping reads and writes them.
+Kernel StepRules::HostClip(std::span<const UnitId> units) const {
+  Kernel kernel;
+  kernel.kind = KernelClass::kOptimizer;
+  kernel.dtype = job_.precision.master;
+  for (const UnitId u : units) {
+    kernel.read += 2 * GradShard(u);
+    kernel.written += GradShard(u);
+  }
+  return kernel;
 }
 
 // Multi-tensor updates make one temporary per tensor, or several.
@@ -212,7 +261,8 @@ OpId StepRules::AddMatrixOptimizer(UnitId u, Stream stream, GroupId group) {
   return op;
 }
 
-OpId StepRules::AddHostOptimizer(std::span<const UnitId> units, std::span<const BufferId> casts) {
+OpId StepRules::AddHostOptimizer(std::span<const UnitId> units, std::span<const BufferId> casts,
+                                 bool clips) {
   Bytes updated{0};
   const auto states = static_cast<std::size_t>(StateCount(job_.optimizer.kind));
   for (const UnitId u : units) {
@@ -233,6 +283,9 @@ OpId StepRules::AddHostOptimizer(std::span<const UnitId> units, std::span<const 
   std::vector<Kernel> kernels = UpdateOf(optimizer, units).kernels;
   if (!casts.empty()) {
     kernels.push_back(HostCast(units));
+  }
+  if (clips) {
+    kernels.push_back(HostClip(units));
   }
   const OpId op = e_.Add(shape, kernels, Phase::kOptimizer, kNoSubject, {});
   std::uint16_t index = 0;
@@ -343,7 +396,10 @@ void StepRules::EndStep() {
     return;
   }
   if (plan_.offload.parameters) {
-    AddHostOptimizer(units);
+    if (TakesGradNorm(job_)) {
+      SumHostNorm(units);
+    }
+    AddHostOptimizer(units, {}, TakesGradNorm(job_));
     FreeShardedGrads(units);
     return;
   }

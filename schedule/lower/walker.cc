@@ -26,6 +26,7 @@ Walker::Walker(Emitter& emitter, const UnitSpans& spans, DialectRules& rules)
   forward_instance_.resize(e_.a.storages.size());
   rerun_instance_.resize(e_.a.storages.size());
   extra_.resize(model.ops.size());
+  early_.resize(model.ops.size());
   grad_of_tensor_.resize(model.tensors.size());
   forward_shape_.resize(e_.a.kernels.size());
   backward_shape_.resize(e_.a.kernels.size() * 8);
@@ -54,7 +55,7 @@ std::vector<std::uint32_t> Walker::FindRegionStarts() {
     const Region& region = e_.a.regions[r];
     forward_mark_[region.first] = true;
     for (std::uint32_t i = region.last + 1; i-- > region.first;) {
-      if (StartsRegion(i)) {
+      if (!IsPassed(e_.a, r, i) && StartsRegion(i)) {
         region_start_[i] = r;
         begins[r] = i;
         backward_mark_[i] = true;
@@ -71,17 +72,17 @@ std::vector<std::uint32_t> Walker::FindRegionStarts() {
   return begins;
 }
 
-// Layers of the repeated class are periods even when they are no units.
+// Layers of the repeated classes are periods even when they are no units.
 void Walker::MarkBlocks() {
   const Model& model = e_.in.model;
-  if (model.block_class.empty()) {
+  if (model.block_classes.empty()) {
     return;
   }
   ModuleId block;
   std::uint32_t last = 0;  // with a backward, so far
   for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
     ModuleId m = model.ops[i].module;
-    while (m.valid() && model.modules[m.value].class_name != model.block_class) {
+    while (m.valid() && !IsBlock(model, m)) {
       m = model.modules[m.value].parent;
     }
     if (m != block) {
@@ -269,6 +270,7 @@ std::vector<Walker::Instance*> Walker::AllocateOutputs(std::uint32_t i, bool rer
   if (i > 0 && e_.a.ops[i - 1].runs_next) {
     return fresh;  // made there
   }
+  const bool passing = rerun && IsPassed(e_.a, running_, i);
   const auto allocate = [&](std::uint32_t producer) {
     for (const TensorId t : e_.in.model.ops[producer].outputs) {
       const std::uint32_t s = e_.a.storage_of[t.value];
@@ -277,7 +279,9 @@ std::vector<Walker::Instance*> Walker::AllocateOutputs(std::uint32_t i, bool rer
         continue;
       }
       Instance& instance = rerun ? rerun_instance_[s] : forward_instance_[s];
-      instance.refs = rerun ? storage.rerun_uses : storage.forward_uses + storage.backward_uses;
+      instance.refs = !rerun    ? storage.forward_uses + storage.backward_uses
+                      : passing ? storage.passing_uses
+                                : storage.rerun_uses;
       const bool kept = rerun || storage.backward_uses > 0;
       instance.buffer = e_.Alloc(storage.bytes, kept ? Category::kActivation : Category::kTemporary,
                                  Stream::kCompute);
@@ -338,6 +342,10 @@ void Walker::AddForwardOp(std::uint32_t i, Phase phase, BufferId extra, BufferId
 void Walker::ReleaseRead(std::uint32_t i, bool rerun) {
   for (const TensorId t : e_.in.model.ops[i].inputs) {
     const std::uint32_t s = e_.a.storage_of[t.value];
+    const std::uint32_t producer = e_.a.storages[s].producer;
+    if (producer != kNoRegion && e_.a.ops[producer].runs_loss) {
+      continue;  // logits, which backward makes
+    }
     Release(rerun ? InstanceFor(s, i) : forward_instance_[s]);
     if (offload_ && !rerun) {
       offload_->AfterForwardRead(s, forward_instance_[s].buffer);
@@ -350,6 +358,10 @@ void Walker::ForwardOp(std::uint32_t i, Phase phase) {
   if (facts.left_to_next) {
     return;
   }
+  if (facts.runs_loss || (i > 0 && e_.a.ops[i - 1].runs_loss)) {
+    ReleaseRead(i, false);
+    return;
+  }
   const OpKernels& k = e_.a.KernelsOf(i);
   const bool rerun = phase == Phase::kRecompute;
   if (!k.metrics.empty()) {
@@ -357,11 +369,22 @@ void Walker::ForwardOp(std::uint32_t i, Phase phase) {
   }
   const std::vector<Instance*> fresh = AllocateOutputs(i, rerun);
   const bool keeps_extra =
-      k.extra_saved > Bytes(0) && (rerun ? facts.has_backward : facts.saves_in_forward);
-  BufferId extra, workspace;
-  if (k.extra_saved > Bytes(0)) {
-    extra = e_.AllocPieces(k.extra_saved, e_.InternPieces(k.extra_saved_tensors),
-                           keeps_extra ? Category::kActivation : Category::kTemporary,
+      k.extra_saved > Bytes(0) &&
+      (rerun ? facts.has_backward && !IsPassed(e_.a, running_, i) : facts.saves_in_forward);
+  BufferId extra, early, workspace;
+  const std::span<const Bytes> tensors = k.extra_saved_tensors;
+  const Category category = keeps_extra ? Category::kActivation : Category::kTemporary;
+  Bytes goes_early;
+  for (const Bytes tensor : tensors.first(k.early_tensors)) {
+    goes_early += tensor;
+  }
+  if (goes_early > Bytes(0)) {
+    early = e_.AllocPieces(goes_early, e_.InternPieces(tensors.first(k.early_tensors)), category,
+                           Stream::kCompute);
+  }
+  if (k.extra_saved > goes_early) {
+    extra = e_.AllocPieces(k.extra_saved - goes_early,
+                           e_.InternPieces(tensors.subspan(k.early_tensors)), category,
                            Stream::kCompute);
   }
   if (k.forward_workspace > Bytes(0)) {
@@ -370,14 +393,22 @@ void Walker::ForwardOp(std::uint32_t i, Phase phase) {
   }
   if (!k.forward.empty()) {
     AddForwardOp(i, phase, extra, workspace);
+    if (early.valid()) {
+      e_.body->Use(early, AccessMode::kWrite, Role::kSaved);
+    }
   }
   if (workspace.valid()) {
     e_.body->Free(workspace);
   }
   if (keeps_extra) {
     extra_[i] = extra;
-  } else if (extra.valid()) {
-    e_.body->Free(extra);
+    early_[i] = early;
+  } else {
+    for (const BufferId buffer : {extra, early}) {
+      if (buffer.valid()) {
+        e_.body->Free(buffer);
+      }
+    }
   }
   for (std::uint32_t reader = e_.a.ReaderOf(i); reader <= i; ++reader) {
     ReleaseRead(reader, rerun);

@@ -98,7 +98,7 @@ struct UnitSpans {
 
 // Units gather by hooks on their outputs, which come before what they cover runs again.
 [[nodiscard]] constexpr bool RecomputesLate(Dialect dialect) {
-  return dialect == Dialect::kFsdp2 || dialect == Dialect::kFsdp1;
+  return dialect == Dialect::kFsdp2 || dialect == Dialect::kFsdp1 || dialect == Dialect::kZero3;
 }
 
 class Walker {
@@ -127,7 +127,8 @@ class Walker {
     std::uint32_t op = 0;
     UnitId unit;
     UnitSpans::Span span;
-    UnitSpans::Span call;  // of the module by whose call it does
+    UnitSpans::Span call;   // of the module by whose call it does
+    bool is_given = false;  // not an end: what the call returned, as it was given, has its gradient
   };
   struct Events {  // CSR over model ops
     std::vector<std::uint32_t> begin;
@@ -141,6 +142,7 @@ class Walker {
   // walker_events.cc: fill the events below.
   void FindForwardEvents();
   void FindBackwardEvents();
+  [[nodiscard]] static bool ComesFirst(const Event& x, const Event& y);
   [[nodiscard]] std::uint32_t RegionAround(std::uint32_t i, const UnitSpans::Span& span) const;
   // Fills region_start_, region_end_; returns per region the op before whose backward it runs.
   [[nodiscard]] std::vector<std::uint32_t> FindRegionStarts();
@@ -181,10 +183,13 @@ class Walker {
   void ReleaseGrad(std::uint32_t grad);
   void Contribute(std::uint32_t i, TensorId tensor, std::uint32_t grad);
   [[nodiscard]] bool AddsItsGradient(std::uint32_t i) const;
+  [[nodiscard]] BufferId NewBackwardWorkspace(const OpKernels& kernels);
+  [[nodiscard]] std::vector<std::uint32_t> NewInputGrads(std::uint32_t i, bool adds);
   void PassGradThrough(std::uint32_t i);
   [[nodiscard]] UnitId UnitOf(const ModelOp& op) const;
+  [[nodiscard]] bool Covers(const Event& event, const Region& region) const;
   void FireBackwardEntries(std::uint32_t i, bool covering, const Region* region);
-  void FireGivenBack(std::uint32_t i);
+  void FireEnds(std::span<const Event> events, std::uint32_t i);
   [[nodiscard]] static Events ToEvents(std::vector<Event> events, std::size_t op_count);
   [[nodiscard]] bool StartsRegion(std::uint32_t i) const;
 
@@ -198,12 +203,15 @@ class Walker {
   std::vector<std::uint32_t> region_start_;  // per op: region whose backward begins there
   std::vector<std::uint32_t> region_end_;    // per op: region whose backward ends there
 
-  BufferId host_inputs_;  // where the data loader puts one micro-batch
+  std::uint32_t running_ = kNoRegion;  // the region that runs again
+  BufferId host_inputs_;               // where the data loader puts one micro-batch
   std::optional<ActivationOffload> offload_;
   std::vector<bool> products_;  // beside which offloaded activations come back; or empty
   std::vector<Instance> forward_instance_, rerun_instance_;  // per storage
   std::vector<BufferId> results_;                            // kept for DropResults
+  std::vector<Instance*> logits_;                            // held until backward ends
   std::vector<BufferId> extra_;                              // per op: private saved bytes
+  std::vector<BufferId> early_;                              // those that backward frees early
   std::vector<Instance> grads_;
   std::vector<std::uint32_t> grad_of_tensor_;
   std::vector<ShapeId> forward_shape_, backward_shape_;  // caches, by kernel variant

@@ -39,6 +39,19 @@ std::uint32_t LastThatKept(const Emitter& e, const Region& region, std::uint32_t
   return stop;
 }
 
+// What is alive at the peak of an op's backward that autograd runs as several, beside gradients and
+// what is kept to the end. `fresh`: do the weights' gradients come into being here?
+Bytes PeakOfMoments(const OpKernels& kernels, bool fresh) {
+  Bytes most;
+  for (const BackwardMoment& moment : kernels.moments) {
+    const Bytes to_come = moment.to_come + (fresh ? moment.weights_to_come : Bytes(0));
+    if (moment.alive > to_come) {
+      most = std::max(most, moment.alive - to_come);
+    }
+  }
+  return most;
+}
+
 }  // namespace
 
 std::uint32_t Walker::NewGrad(BufferId buffer) {
@@ -85,14 +98,15 @@ void Walker::Contribute(std::uint32_t i, TensorId tensor, std::uint32_t grad) {
 }
 
 // KernelSetOptions::fused_residual: does the norm or the linear layer add its data gradient to the
-// one that is there, which nobody else holds? One that ends with GELU's derivative cannot.
+// one that is there, which nobody else holds? One that ends with GELU's derivative cannot, nor one
+// that runs the loss.
 bool Walker::AddsItsGradient(std::uint32_t i) const {
   const ModelOp& op = e_.in.model.ops[i];
   if (!e_.in.kernels.fused_residual || e_.a.ops[i].input_grads == 0) {
     return false;
   }
-  const bool is_product =
-      e_.in.model.SpecOf(op).kind == OpKind::kLinear && !e_.a.ops[i].runs_previous;
+  const bool is_product = e_.in.model.SpecOf(op).kind == OpKind::kLinear &&
+                          !e_.a.ops[i].runs_previous && !e_.a.ops[i].runs_loss;
   if (!is_product && !IsNormOfWhole(e_.in.model, op)) {
     return false;
   }
@@ -121,12 +135,42 @@ void Walker::PassGradThrough(std::uint32_t i) {
 }
 
 void Walker::ReleaseSaved(std::uint32_t i) {
-  ForEachSaved(e_.a, e_.in.model, i,
-               [&](std::uint32_t s, Role, std::uint16_t) { Release(InstanceFor(s, i)); });
-  if (extra_[i].valid()) {
-    e_.body->Free(extra_[i]);
-    extra_[i] = BufferId();
+  const bool holds_logits = e_.in.kernels.keeps_logits &&
+                            e_.in.model.SpecOf(e_.in.model.ops[i]).kind == OpKind::kCrossEntropy;
+  ForEachSaved(e_.a, e_.in.model, i, [&](std::uint32_t s, Role role, std::uint16_t position) {
+    if (holds_logits && role == Role::kInput && position == 0) {
+      logits_.push_back(&InstanceFor(s, i));
+    } else {
+      Release(InstanceFor(s, i));
+    }
+  });
+  for (BufferId* kept : {&extra_[i], &early_[i]}) {
+    if (kept->valid()) {
+      e_.body->Free(std::exchange(*kept, BufferId()));
+    }
   }
+}
+
+BufferId Walker::NewBackwardWorkspace(const OpKernels& kernels) {
+  if (kernels.backward_workspace == Bytes(0)) {
+    return {};
+  }
+  return e_.AllocPieces(kernels.backward_workspace,
+                        e_.InternPieces(kernels.backward_workspace_tensors), Category::kTemporary,
+                        Stream::kCompute);
+}
+
+// By input; none where it wants no gradient, or where the op adds to one that is there.
+std::vector<std::uint32_t> Walker::NewInputGrads(std::uint32_t i, bool adds) {
+  const ModelOp& op = e_.in.model.ops[i];
+  std::vector<std::uint32_t> grads(op.inputs.size(), kNoGrad);
+  for (std::size_t j = 0; j < op.inputs.size(); ++j) {
+    if (((e_.a.ops[i].input_grads >> j) & 1U) != 0 && !adds) {
+      grads[j] = NewGrad(e_.Alloc(e_.a.tensor_bytes[op.inputs[j].value],
+                                  Category::kActivationGradient, Stream::kCompute));
+    }
+  }
+  return grads;
 }
 
 // The op's backward kernels, with their gradients in and out.
@@ -136,24 +180,25 @@ void Walker::AddBackwardOp(std::uint32_t i) {
   const ModelOp& op = e_.in.model.ops[i];
   const ModelOpFacts& facts = e_.a.ops[i];
   const OpKernels& kernels = e_.a.KernelsOf(i);
-  // Before the gradients, with which it may take turns.
-  BufferId workspace;
-  if (kernels.backward_workspace > Bytes(0)) {
-    workspace = e_.AllocPieces(kernels.backward_workspace,
-                               e_.InternPieces(kernels.backward_workspace_tensors),
-                               Category::kTemporary, Stream::kCompute);
+  BufferId workspace = NewBackwardWorkspace(kernels);  // may take turns with the gradients
+  if (early_[i].valid()) {                             // the peak of moments stands for it
+    e_.body->Free(std::exchange(early_[i], BufferId()));
   }
   const bool adds = AddsItsGradient(i);
-  std::vector<std::uint32_t> input_grads(op.inputs.size(), kNoGrad);
-  for (std::size_t j = 0; j < op.inputs.size(); ++j) {
-    if (((facts.input_grads >> j) & 1U) != 0 && !adds) {
-      input_grads[j] = NewGrad(e_.Alloc(e_.a.tensor_bytes[op.inputs[j].value],
-                                        Category::kActivationGradient, Stream::kCompute));
-    }
-  }
+  const std::vector<std::uint32_t> input_grads = NewInputGrads(i, adds);
   DialectRules::GradTarget weight;
+  const std::size_t buffers = e_.program.buffers.size();
   if (facts.weight_grad) {
     weight = rules_.WeightGradTarget(i, UnitOf(op));
+  }
+  const bool is_fresh = weight.buffer.valid() && weight.buffer.value >= buffers;
+  if (const Bytes peak = PeakOfMoments(kernels, is_fresh); peak > Bytes(0)) {
+    workspace = e_.Alloc(peak, Category::kTemporary, Stream::kCompute);
+  }
+  BufferId loss;
+  if (facts.runs_loss) {
+    loss = e_.Alloc(e_.a.tensor_bytes[e_.in.model.ops[i + 1].outputs.front().value],
+                    Category::kTemporary, Stream::kCompute);
   }
   BufferId exchanged;
   if (kernels.backward_exchange.bytes > Bytes(0) && facts.input_grads != 0) {
@@ -174,6 +219,10 @@ void Walker::AddBackwardOp(std::uint32_t i) {
   }
   if (weight.buffer.valid()) {
     e_.body->Use(weight.buffer, weight.mode, Role::kParamGrad);
+  }
+  if (facts.runs_loss) {
+    e_.body->Use(loss, AccessMode::kWrite, Role::kLoss);
+    e_.body->Free(loss);
   }
   if (workspace.valid()) {
     e_.body->Use(workspace, AccessMode::kWrite, Role::kWorkspace);
@@ -222,7 +271,7 @@ void Walker::BackwardOp(std::uint32_t i) {
     // An output nobody read is a result of the model: its gradient is given from outside.
     const TensorRole role = model.tensors[t.value].role;
     if (grad_of_tensor_[t.value] == kNoGrad && e_.a.tensor_grad[t.value] &&
-        (role == TensorRole::kActivation || role == TensorRole::kFp32)) {
+        !e_.a.ops[i].runs_loss && (role == TensorRole::kActivation || role == TensorRole::kFp32)) {
       grad_of_tensor_[t.value] = NewGrad(e_.Alloc(
           e_.a.tensor_bytes[t.value], Category::kActivationGradient, Stream::kCompute, true));
     }
@@ -243,10 +292,9 @@ void Walker::BackwardOp(std::uint32_t i) {
 // once more, which is why checkpointing around several units costs extra gathers. Under PyTorch's
 // hooks the module runs until the last op has saved what it keeps, `stop`, whatever is made again.
 void Walker::Recompute(const Region& region, std::uint32_t stop) {
-  rules_.InRegion(static_cast<std::uint32_t>(&region - e_.a.regions.data()), Phase::kRecompute);
-  const auto inside = [&](const Event& event) {
-    return event.span.first > region.first || event.span.last < region.last;
-  };
+  running_ = static_cast<std::uint32_t>(&region - e_.a.regions.data());
+  rules_.InRegion(running_, Phase::kRecompute);
+  const auto inside = [&](const Event& event) { return !Covers(event, region); };
   for (std::uint32_t u = 0; u < spans_.spans.size(); ++u) {
     const auto reaches_in = [&](const UnitSpans::Span& s) {
       return s.first < region.first && s.last >= region.first && s.last < region.last;
@@ -280,43 +328,41 @@ void Walker::Recompute(const Region& region, std::uint32_t stop) {
     }
   }
   rules_.InRegion(kNoRegion, Phase::kRecompute);
+  running_ = kNoRegion;
+}
+
+// Are the unit's hooks around the region? Those of DeepSpeed sit on the module that a checkpoint
+// runs, not on the checkpoint.
+bool Walker::Covers(const Event& event, const Region& region) const {
+  const bool is_same = event.span.first == region.first && event.span.last == region.last;
+  return event.span.first <= region.first && event.span.last >= region.last &&
+         !(is_same && e_.in.plan.dialect == Dialect::kZero3);
 }
 
 // PreBackward of the units entered at op i: those that cover `region` (or all, without one), or
 // those strictly inside it.
 void Walker::FireBackwardEntries(std::uint32_t i, bool covering, const Region* region) {
   for (const Event& event : back_enter_.At(i)) {
-    const bool covers =
-        region == nullptr || (event.span.first <= region->first && event.span.last >= region->last);
-    if (covers == covering) {
+    if ((region == nullptr || Covers(event, *region)) == covering) {
       rules_.PreBackward(event.unit);
     }
   }
 }
 
-// A call that returned what it was given is over in backward when those inside of it are.
-void Walker::FireGivenBack(std::uint32_t i) {
-  const std::span<const Event> events = back_given_.At(i);
-  std::vector<Event> open;
-  const auto close_before = [&](std::uint32_t op) {
-    while (!open.empty() && open.back().call.first > op) {
-      rules_.BackwardLeft(open.back().unit, false);
-      open.pop_back();
+// The ends of units behind op `i`, and those of calls that returned what they were given.
+void Walker::FireEnds(std::span<const Event> events, std::uint32_t i) {
+  for (std::size_t k = 0; k < events.size(); ++k) {
+    if (!events[k].is_given) {
+      const std::size_t u = events[k].unit.value;
+      rules_.BackwardLeft(events[k].unit, i == spans_.backward_spans[u].front().first);
+      continue;
     }
-  };
-  for (std::size_t k = 0; k < events.size();) {
-    close_before(events[k].call.last);
-    std::vector<UnitId> together;
-    for (const std::uint32_t last = events[k].call.last;
-         k < events.size() && events[k].call.last == last; ++k) {
-      together.push_back(events[k].unit);
-      open.push_back(events[k]);
+    std::vector<UnitId> together = {events[k].unit};
+    while (k + 1 < events.size() && events[k + 1].is_given &&
+           events[k + 1].call.last == events[k].call.last) {
+      together.push_back(events[++k].unit);
     }
     rules_.GivenBack(together);
-  }
-  while (!open.empty()) {
-    rules_.BackwardLeft(open.back().unit, false);
-    open.pop_back();
   }
 }
 
@@ -362,7 +408,7 @@ void Walker::Backward() {
     const bool starts = region_start_[i] != kNoRegion;
     const Region* region = starts ? &e_.a.regions[region_start_[i]] : nullptr;
     const bool hooks_first = StopsEarly();
-    FireGivenBack(i);
+    FireEnds(back_given_.At(i), i);
     FireBackwardEntries(i, true, region);
     if (starts && hooks_first) {
       FireBackwardEntries(i, false, region);
@@ -381,9 +427,10 @@ void Walker::Backward() {
       rules_.GradientsFinal(event.unit);
     }
     rules_.BackwardDone(i);
-    for (const Event& event : back_leave_.At(i)) {
-      rules_.BackwardLeft(event.unit, i == spans_.backward_spans[event.unit.value].front().first);
-    }
+    FireEnds(back_leave_.At(i), i);
+  }
+  for (Instance* logits : std::exchange(logits_, {})) {
+    Release(*logits);
   }
 }
 

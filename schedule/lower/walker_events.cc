@@ -15,22 +15,49 @@ struct Stretch {
   std::size_t index = 0;  // among the unit's backward stretches
 };
 
-// Outer calls first: the longest; of equal ones that of the module further out. A unit of several
-// modules begins with a call of one and ends with one of another, however far its stretch goes.
-// What the end of the model ends does so after the root, backwards in the order of modules
+// Outer calls first: those that begin before others, or end behind them; of calls that do so
+// together the longest, and of equal ones that of the module further out. A unit of several modules
+// begins with a call of one and ends with one of another, however far its stretch goes. What the
+// end of the model ends does so after the root, backwards in the order of modules
 // (_force_complete_incomplete_states of _fsdp_state.py, torch 2.13).
 void SortOuterFirst(std::vector<Stretch>& stretches, UnitSpans::Call UnitSpans::Ends::*at) {
+  const bool ends = at == &UnitSpans::Ends::last;
   std::stable_sort(stretches.begin(), stretches.end(), [&](const Stretch& x, const Stretch& y) {
     const UnitSpans::Call &a = x.ends.*at, &b = y.ends.*at;
-    if (at == &UnitSpans::Ends::last && x.ends.by_model != y.ends.by_model) {
-      return x.ends.by_model;
+    if (ends && (x.ends.by_model || y.ends.by_model)) {
+      return x.ends.by_model != y.ends.by_model ? x.ends.by_model : a.module < b.module;
+    }
+    if (ends && a.span.last != b.span.last) {
+      return a.span.last > b.span.last;
+    }
+    if (!ends && a.span.first != b.span.first) {
+      return a.span.first < b.span.first;
     }
     const std::uint32_t m = a.span.last - a.span.first, n = b.span.last - b.span.first;
     return m != n ? m > n : a.module < b.module;
   });
 }
 
+// The lowest op above this one that backward runs, or the op itself.
+std::uint32_t NextInBackward(const ModelAnalysis& a, std::uint32_t op) {
+  for (std::uint32_t i = op + 1; i < a.ops.size(); ++i) {
+    if (a.ops[i].has_backward) {
+      return i;
+    }
+  }
+  return op;
+}
+
 }  // namespace
+
+// Backward comes by later calls first: what a call returned has its gradient when the nodes of
+// those behind it have run, and before the node in front of the call itself.
+bool Walker::ComesFirst(const Event& x, const Event& y) {
+  const auto moment = [](const Event& event) {
+    return event.is_given ? 2 * event.call.last + 2 : 2 * event.call.first;
+  };
+  return moment(x) != moment(y) ? moment(x) > moment(y) : x.is_given < y.is_given;
+}
 
 void Walker::FindForwardEvents() {
   const std::size_t n = e_.in.model.ops.size();
@@ -68,29 +95,38 @@ void Walker::FindBackwardEvents() {
       backward_mark_[spans_.backward_spans[u][k].last] = true;
     }
   }
+  // Nodes take their turn among those of other units, by the places of their calls. FSDP1 has hooks
+  // on tensors instead.
+  const bool in_turn = e_.in.plan.dialect != Dialect::kFsdp1;
   std::vector<Event> enter, leave, final, given;
-  SortOuterFirst(stretches, &UnitSpans::Ends::last);
-  for (const Stretch& s : stretches) {
-    std::vector<Event>& events = spans_.backward_given[s.unit][s.index] ? given : enter;
-    events.push_back(
-        {spans_.backward_spans[s.unit][s.index].last, UnitId(s.unit), s.span, s.ends.last.span});
-  }
+  std::vector<Event>& returned = in_turn ? leave : given;
+  const auto place = [&](const Stretch& s) {
+    const UnitSpans::Span& back = spans_.backward_spans[s.unit][s.index];
+    const bool is_given = spans_.backward_given[s.unit][s.index];
+    return is_given && in_turn ? NextInBackward(e_.a, back.last) : back.first;
+  };
   SortOuterFirst(stretches, &UnitSpans::Ends::first);
+  std::reverse(stretches.begin(), stretches.end());
   for (const Stretch& s : stretches) {
-    if (!spans_.backward_given[s.unit][s.index]) {
-      leave.push_back({spans_.backward_spans[s.unit][s.index].first, UnitId(s.unit), s.span,
-                       s.ends.first.span});
-    }
+    const bool is_given = spans_.backward_given[s.unit][s.index];
+    (is_given ? returned : leave)
+        .push_back({place(s), UnitId(s.unit), s.span, s.ends.first.span, false});
     const std::uint32_t last = spans_.grads_final[s.unit];
     if (last != kNoRegion && s.index == 0) {
       final.push_back({last, UnitId(s.unit), s.span, s.span});
     }
   }
-  std::reverse(leave.begin(), leave.end());
-  // The later ones come first, and those around others.
-  std::stable_sort(given.begin(), given.end(), [](const Event& x, const Event& y) {
-    return x.call.last != y.call.last ? x.call.last > y.call.last : x.call.first < y.call.first;
-  });
+  SortOuterFirst(stretches, &UnitSpans::Ends::last);
+  for (const Stretch& s : stretches) {
+    if (spans_.backward_given[s.unit][s.index]) {
+      returned.push_back({place(s), UnitId(s.unit), s.span, s.ends.last.span, true});
+    } else {
+      enter.push_back(
+          {spans_.backward_spans[s.unit][s.index].last, UnitId(s.unit), s.span, s.ends.last.span});
+    }
+  }
+  std::stable_sort(leave.begin(), leave.end(), ComesFirst);
+  std::stable_sort(given.begin(), given.end(), ComesFirst);
   back_enter_ = ToEvents(std::move(enter), n);
   back_leave_ = ToEvents(std::move(leave), n);
   back_final_ = ToEvents(std::move(final), n);

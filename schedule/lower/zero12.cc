@@ -54,7 +54,7 @@ class Zero12Rules : public ZeroRules {
     std::stable_sort(waiting_.begin(), waiting_.end(),
                      [](const auto& x, const auto& y) { return x.first < y.first; });
     for (const auto& [storage, member] : waiting_) {
-      AddToBucket(member);
+      AddToBucket(member, false);
     }
     waiting_.clear();
     Flush();
@@ -129,14 +129,31 @@ class Zero12Rules : public ZeroRules {
       return;
     }
     const Member member = TakeGrad(i, unit);
-    if (plan_.dialect == Dialect::kZero1 && !Overlaps()) {
+    if (ReducesBehind()) {
       waiting_.emplace_back(GroupOf(i), member);
     } else {
-      AddToBucket(member);
+      AddToBucket(member, true);
     }
   }
 
+  void AddPart(Part part, BufferId grad) override {
+    Member& added = part.member;
+    FlushBefore(added.elements);
+    if (!FitsBucket(added)) {
+      added.grad = NewMixed(InParam(added.elements), Stream::kCompute, job_.precision.param);
+    }
+    CopyPart(part, grad, added.grad.valid() ? added.grad : ActiveBucket(), Stream::kCompute);
+    Add(added);
+  }
+  [[nodiscard]] bool ReducesAtOnce() const override {
+    return Reduces() && !Scatters() && !KeepsWhole() && !ReducesBehind();
+  }
+
  private:
+  // Stage 1 without overlap: when backward is over.
+  [[nodiscard]] bool ReducesBehind() const {
+    return plan_.dialect == Dialect::kZero1 && !Overlaps();
+  }
   [[nodiscard]] bool Reduces() const {
     return plan_.dialect == Dialect::kZero2 || last_micro_batch_;
   }
@@ -181,16 +198,28 @@ class Zero12Rules : public ZeroRules {
 
   // --- All-reduce of buckets.
 
-  void AddToBucket(const Member& member) {
-    if (elements_ + member.elements > plan_.zero.reduce_bucket) {
-      Flush();
+  // `ready`: parameter by parameter in autograd's order, not in the model's.
+  void AddToBucket(const Member& member, bool ready) {
+    const bool fits = elements_ + member.elements <= plan_.zero.reduce_bucket;
+    if (member.storages.size() == 1 || (fits && !IsTaken(member))) {
+      AddWhole(member);
+      return;
     }
+    std::vector<Part> parts = ByParameter(member);
+    if (!ready) {
+      std::stable_sort(parts.begin(), parts.end(), [](const Part& x, const Part& y) {
+        return x.member.storages.front() < y.member.storages.front();
+      });
+    }
+    AddParts(std::move(parts), member.grad);
+    e_.body->Free(member.grad);
+  }
+
+  void AddWhole(const Member& member) {
+    FlushBefore(member.elements);
     Member added = member;
-    if (plan_.zero.contiguous_gradients && member.elements <= plan_.zero.reduce_bucket) {
-      BufferId& buffer = bucket_[active_];
-      if (!buffer.valid()) {
-        AllocateBuckets();
-      }
+    if (FitsBucket(member)) {
+      const BufferId buffer = ActiveBucket();
       const Bytes bytes = InParam(member.elements);
       e_.AddCopy(OpCode::kBucketCopy, Stream::kCompute, {Phase::kBackward, member.unit.value},
                  bytes, bytes,
@@ -199,8 +228,26 @@ class Zero12Rules : public ZeroRules {
       e_.body->Free(member.grad);
       added.grad = BufferId();
     }
+    Add(added);
+  }
+
+  void Add(const Member& member) {
     elements_ += member.elements;
-    members_.push_back(added);
+    members_.push_back(member);
+  }
+  void FlushBefore(std::int64_t elements) {
+    if (elements_ + elements > plan_.zero.reduce_bucket) {
+      Flush();
+    }
+  }
+  [[nodiscard]] bool FitsBucket(const Member& member) const {
+    return plan_.zero.contiguous_gradients && member.elements <= plan_.zero.reduce_bucket;
+  }
+  [[nodiscard]] BufferId ActiveBucket() {
+    if (!bucket_[active_].valid()) {
+      AllocateBuckets();
+    }
+    return bucket_[active_];
   }
 
   // Both halves of the double buffer at once, as the framework does at the first gradient.
@@ -260,7 +307,8 @@ class Zero12Rules : public ZeroRules {
     std::vector<std::int64_t> pieces;
     std::int64_t left = elements_, open = 0;
     for (const ParamSlot& slot : info.params) {
-      if (!IsOf(slot.param, first.model_op)) {
+      if (std::find(first.storages.begin(), first.storages.end(), slot.param) ==
+          first.storages.end()) {
         continue;
       }
       const std::int64_t end = slot.unsharded_offset + slot.padded_elements;
@@ -276,17 +324,6 @@ class Zero12Rules : public ZeroRules {
     }
     pieces.push_back(left);
     return pieces;
-  }
-
-  // Does the op's backward write a gradient of this storage?
-  [[nodiscard]] bool IsOf(ParamId storage, std::uint32_t model_op) const {
-    const Model& model = e_.in.model;
-    const std::vector<ParamId>& params = model.ops[model_op].params;
-    return model.params[storage.value].trainable &&
-           std::any_of(params.begin(), params.end(), [&](ParamId p) {
-             const ParamId tied = model.params[p.value].tied_to;
-             return (tied.valid() ? tied : p) == storage;
-           });
   }
 
   // What lies in this rank's partition of the unit is copied out of the reduced bucket: on average
@@ -385,7 +422,7 @@ class Zero12Rules : public ZeroRules {
     CastGrads({&u, 1});
     e_.body->Free(low_grads_[u.value]);
     low_grads_[u.value] = BufferId();
-    ClipGrads({&u, 1}, norm);
+    ClipGrads({&u, 1}, {&norm, norm.valid() ? 1U : 0U});
     AddFlatOptimizer({&u, 1});
     FreeShardedGrads({&u, 1});
     e_.AddCopy(OpCode::kGatherCopyIn, Stream::kCompute, {Phase::kOptimizer, u.value},

@@ -19,6 +19,7 @@ Zero3Rules::Zero3Rules(Emitter& emitter, const UnitSpans& spans,
       persistent_(units.size()),
       calls_(units.size()),
       units_of_(emitter.in.model.modules.size()),
+      names_(emitter.in.model.modules.size(), 0),
       called_(emitter.in.model.modules.size(), 0),
       hooks_left_(emitter.in.model.modules.size()),
       fetch_of_(units.size(), kNoFetch),
@@ -29,6 +30,7 @@ Zero3Rules::Zero3Rules(Emitter& emitter, const UnitSpans& spans,
   if (!ScattersGradients(plan_)) {
     AddWorldGroup();
   }
+  CountNames();
   FindCalls(units);
   CountGradients();
 }
@@ -209,22 +211,37 @@ void Zero3Rules::Update() {
     UpdateOnHost(all);
     return;
   }
-  const BufferId norm = AddNorm(all);
-  std::int64_t elements = 0;
-  std::vector<UnitId> group;
-  for (const UnitId u : all) {
-    group.push_back(u);
-    elements += Info(u).shard_elements;
-    if (elements >= plan_.zero.sub_group || u == all.back()) {
-      UpdateGroup(group, TakesGradNorm(job_) ? norm : BufferId());
-      group.clear();
-      elements = 0;
-    }
+  const std::vector<std::vector<UnitId>> groups = SubGroups(all);
+  std::vector<BufferId> norms;
+  for (const std::vector<UnitId>& group : groups) {
+    norms.push_back(AddNorm(group));
   }
-  e_.body->Free(norm);
+  const bool clips = TakesGradNorm(job_);
+  std::size_t added = clips ? norms.size() : 0;  // by the first clipping, to the first of them
+  for (const std::vector<UnitId>& group : groups) {
+    UpdateGroup(group, std::span<const BufferId>(norms).first(added));
+    added = std::min<std::size_t>(added, 1);
+  }
+  for (const BufferId norm : norms) {
+    e_.body->Free(norm);
+  }
 }
 
-void Zero3Rules::UpdateGroup(const std::vector<UnitId>& units, BufferId norm) {
+std::vector<std::vector<UnitId>> Zero3Rules::SubGroups(std::span<const UnitId> units) const {
+  std::vector<std::vector<UnitId>> groups;
+  std::int64_t elements = plan_.zero.sub_group;
+  for (const UnitId u : units) {
+    if (elements >= plan_.zero.sub_group) {
+      groups.emplace_back();
+      elements = 0;
+    }
+    groups.back().push_back(u);
+    elements += Info(u).shard_elements;
+  }
+  return groups;
+}
+
+void Zero3Rules::UpdateGroup(const std::vector<UnitId>& units, std::span<const BufferId> norms) {
   CastGrads(units);
   std::vector<BufferId> grads;
   for (const UnitId u : units) {
@@ -235,7 +252,7 @@ void Zero3Rules::UpdateGroup(const std::vector<UnitId>& units, BufferId norm) {
     }
   }
   Flatten(grads);
-  ClipGrads(units, norm);
+  ClipGrads(units, norms);
   AddFlatOptimizer(units);
   Bytes read{0}, written{0};
   for (const UnitId u : units) {
@@ -252,10 +269,22 @@ void Zero3Rules::UpdateGroup(const std::vector<UnitId>& units, BufferId norm) {
   FreeShardedGrads(units);
 }
 
-// All at once: sub-groups bound temporaries of the device. The host casts what it has updated;
-// partitions that live on the device are copied there.
+// All at once: sub-groups bound temporaries of the device. The host reads their norms first, casts
+// what it has updated, and partitions that live on the device are copied there.
 void Zero3Rules::UpdateOnHost(const std::vector<UnitId>& units) {
   WaitForHostGrads(Phase::kOptimizer);
+  std::vector<UnitId> trainable;  // with a gradient or without
+  for (std::uint32_t u = 0; u < unit_count(); ++u) {
+    if (IsTrainable(UnitId(u))) {
+      trainable.push_back(UnitId(u));
+    }
+  }
+  for (std::size_t groups = SubGroups(trainable).size(); groups > 0; --groups) {
+    const BufferId norm = AddNormOfSent();
+    const OpId summed = e_.body->last();
+    e_.AddHostWait({&summed, 1}, Phase::kOptimizer, kNoSubject);
+    e_.body->Free(norm);
+  }
   std::vector<BufferId> casts;
   for (const UnitId u : units) {
     casts.push_back(low_on_host_[u.value]);

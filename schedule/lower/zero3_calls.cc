@@ -5,21 +5,28 @@
 // last one's is followed by a release, and none where no input needs a gradient.
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
+#include "core/error.h"
 #include "models/model.h"
 #include "schedule/lower/zero3_rules.h"
 
 namespace shardwright {
 namespace {
 
-// The module of the unit that runs op `i`, by its first name.
+// The module of the unit that runs op `i`, or the one beside it that reads its parameter, by its
+// first name.
 ModuleId ModuleAt(const Model& model, const ResolvedUnit& unit, std::uint32_t i) {
   for (const ModuleId m : unit.modules) {
     if (IsInside(model, model.ops[i].module, m)) {
       return FirstNameOf(model, m);
     }
   }
-  return FirstNameOf(model, unit.modules.front());
+  const ModuleId reader = FirstNameOf(model, model.ops[i].module);
+  const bool is_around = std::any_of(unit.modules.begin(), unit.modules.end(),
+                                     [&](ModuleId m) { return IsInside(model, m, reader); });
+  return is_around ? FirstNameOf(model, unit.modules.front()) : reader;
 }
 
 // Per tensor, does it require a gradient: also where it reaches no loss.
@@ -39,6 +46,18 @@ std::vector<bool> RequiringGrad(const Model& model, const std::vector<bool>& par
 }
 
 }  // namespace
+
+// DeepSpeed registers hooks with the children of each module, of which torch lists each once.
+void Zero3Rules::CountNames() {
+  const Model& model = e_.in.model;
+  std::set<std::pair<ModuleId, ModuleId>> seen;  // a parent's name and the child
+  std::vector<bool> counts(model.modules.size(), false);
+  for (std::uint32_t m = 0; m < model.modules.size(); ++m) {
+    const ModuleId parent = model.modules[m].parent, first = FirstNameOf(model, ModuleId(m));
+    counts[m] = (!parent.valid() || counts[parent.value]) && seen.emplace(parent, first).second;
+    names_[first.value] += counts[m] ? 1 : 0;
+  }
+}
 
 void Zero3Rules::FindCalls(const std::vector<ResolvedUnit>& units) {
   const Model& model = e_.in.model;
@@ -106,6 +125,22 @@ void Zero3Rules::PreForward(UnitId u, Phase phase) {
   if (AllCalled(call.module)) {
     hooks_left_[call.module.value] = call.hooked ? 1 : 0;
     FetchModule(call.module, phase);
+    if (phase == Phase::kRecompute) {
+      KeepRecomputed(call.module);
+    }
+  }
+}
+
+// Frozen parameters are kept by the module whose backward was fetched for last, too, until that is
+// over (update_recompute_parameters): those that train have a backward of their own to go with.
+void Zero3Rules::KeepRecomputed(ModuleId module) {
+  for (const UnitId u : units_of_[module.value]) {
+    if (InPlace() || backward_.empty() || !HasParams(u) || IsTrainable(u)) {
+      continue;
+    }
+    Backward& owner = backward_.back();
+    AddOnce(calls_[u.value].active, owner.module);
+    AddOnce(owner.recomputed, u);
   }
 }
 
@@ -122,6 +157,10 @@ void Zero3Rules::PreBackward(UnitId u) {
   --calls.next_backward;
   const ModuleId module = calls.all[calls.with_backward[calls.next_backward]].module;
   if (AllCalled(module)) {
+    if (std::none_of(backward_.begin(), backward_.end(),
+                     [&](const Backward& open) { return open.module == module; })) {
+      backward_.push_back({module, {}});
+    }
     FetchModule(module, Phase::kBackward);
   }
 }
@@ -130,8 +169,30 @@ void Zero3Rules::BackwardLeft(UnitId u, bool /*done*/) {
   const Calls& calls = calls_[u.value];
   const Call& call = calls.all[calls.with_backward[calls.next_backward]];
   if (AllCalled(call.module) && call.hooked && --hooks_left_[call.module.value] == 0) {
-    ReleaseModule(call.module);
+    ReleaseBackward(call.module);
   }
+}
+
+void Zero3Rules::GivenBack(std::span<const UnitId> units) {
+  for (const UnitId u : units) {
+    PreBackward(u);
+  }
+}
+
+// A module that runs again behind its hook before backward is released, if the checkpoint does not
+// stop in it: a part that reaches no loss comes behind.
+BufferId Zero3Rules::ParameterStorage(UnitId u, std::uint32_t model_op) {
+  if (InPlace() || !IsAway(u)) {
+    return InPlace() ? low_[u.value] : At(u).unsharded;
+  }
+  const Model& model = e_.in.model;
+  throw InputError("plan: recompute",
+                   "module \"" + model.modules[model.ops[model_op].module.value].fqn +
+                       "\" in a region, with a part behind it there that reaches no loss",
+                   "a region that ends with what backward begins with",
+                   "DeepSpeed releases the module when the region has run again, before its "
+                   "backward; torch fails: the size of tensor a (0) must match the size of tensor "
+                   "b");
 }
 
 }  // namespace shardwright

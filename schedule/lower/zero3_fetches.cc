@@ -1,6 +1,7 @@
 // How stage 3 requests parameters, waits for them and releases them.
 
 #include <algorithm>
+#include <utility>
 
 #include "schedule/lower/zero3_rules.h"
 
@@ -22,19 +23,16 @@ bool Zero3Rules::Persists(UnitId u) const {
 void Zero3Rules::FetchModule(ModuleId module, Phase phase) {
   std::vector<UnitId> units;
   for (const UnitId u : units_of_[module.value]) {
-    if (!InPlace() && HasParams(u)) {
+    if (HasParams(u)) {
       units.push_back(u);
     }
   }
-  if (units.empty()) {
+  if (InPlace()) {
     return;
   }
   std::vector<UnitId> away;
   for (const UnitId u : units) {
-    std::vector<ModuleId>& active = calls_[u.value].active;
-    if (std::find(active.begin(), active.end(), module) == active.end()) {
-      active.push_back(module);
-    }
+    AddOnce(calls_[u.value].active, module);
     if (IsAway(u)) {
       order_.AddAvailable(Info(u).elements);
       away.push_back(u);
@@ -46,9 +44,14 @@ void Zero3Rules::FetchModule(ModuleId module, Phase phase) {
       Wait(u, phase);
     }
   }
-  WaitForCopies(phase, units.front());
-  GatherTogether(order_.Fetch(units, [&](UnitId x) { return IsAway(x) ? Info(x).elements : 0; }),
-                 phase);
+  if (!units.empty()) {
+    WaitForCopies(phase, units.front());
+  }
+  // A module of several names has its hooks once for each (_register_deepspeed_module).
+  for (std::size_t n = 0; n < names_[module.value]; ++n) {
+    GatherTogether(order_.Fetch(units, [&](UnitId x) { return IsAway(x) ? Info(x).elements : 0; }),
+                   phase);
+  }
 }
 
 void Zero3Rules::GatherTogether(std::vector<UnitId> units, Phase phase) {
@@ -64,16 +67,44 @@ void Zero3Rules::ReleaseModule(ModuleId module) {
   for (const UnitId u : units_of_[module.value]) {
     std::vector<ModuleId>& active = calls_[u.value].active;
     active.erase(std::remove(active.begin(), active.end(), module), active.end());
-    if (InPlace() || !HasParams(u) || IsAway(u)) {
+    if (InPlace() || !HasParams(u)) {
       continue;
     }
-    const bool keeps =
-        !active.empty() ||
-        (order_.IsComplete() &&
-         (Persists(u) || order_.IsUsedSoon(u, [&](UnitId x) { return Info(x).elements; })));
-    if (!keeps) {
-      order_.AddAvailable(-Info(u).elements);
-      FreeUnsharded(u);
+    const bool keeps = order_.IsComplete() && (Persists(u) || IsUsedSoon(module, u));
+    if (!keeps && active.empty() && !IsAway(u)) {
+      Release(u);
+    }
+  }
+}
+
+bool Zero3Rules::IsUsedSoon(ModuleId module, UnitId u) {
+  const auto [found, is_new] = used_soon_.try_emplace({module, u, order_.NextCall()}, false);
+  if (is_new) {
+    found->second = order_.IsUsedSoon(u, [&](UnitId x) { return Info(x).elements; });
+  }
+  return found->second;
+}
+
+void Zero3Rules::Release(UnitId u) {
+  order_.AddAvailable(-Info(u).elements);
+  FreeUnsharded(u);
+}
+
+// After its backward a module also lets go what ran again beneath it. That goes even if it is used
+// again soon, but not if it persists, in the first pass, too.
+void Zero3Rules::ReleaseBackward(ModuleId module) {
+  const auto open = std::find_if(backward_.begin(), backward_.end(),
+                                 [&](const Backward& other) { return other.module == module; });
+  std::vector<UnitId> recomputed;
+  if (open != backward_.end()) {
+    recomputed = std::move(open->recomputed);
+    backward_.erase(open);
+  }
+  ReleaseModule(module);
+  for (const UnitId u : recomputed) {
+    std::erase(calls_[u.value].active, module);
+    if (calls_[u.value].active.empty() && !Persists(u) && !IsAway(u)) {
+      Release(u);
     }
   }
 }
@@ -84,11 +115,11 @@ void Zero3Rules::ReleaseLeftovers() {
   for (std::uint32_t u = 0; u < unit_count(); ++u) {
     std::vector<ModuleId>& active = calls_[u].active;
     if (!active.empty() && !Persists(UnitId(u)) && !IsAway(UnitId(u))) {
-      order_.AddAvailable(-Info(UnitId(u)).elements);
-      FreeUnsharded(UnitId(u));
+      Release(UnitId(u));
     }
     active.clear();
   }
+  backward_.clear();
 }
 
 void Zero3Rules::Gather(const std::vector<UnitId>& units, Phase phase) {

@@ -10,9 +10,13 @@ namespace shardwright {
 
 void Zero3Rules::GradReady(std::uint32_t i, UnitId unit) {
   Member member = TakeGrad(i, unit);
-  if (elements_ > 0 && elements_ + member.elements > plan_.zero.reduce_bucket) {
-    Flush();
+  const bool fits = elements_ + member.elements <= plan_.zero.reduce_bucket;
+  if (member.storages.size() > 1 && (!fits || IsTaken(member))) {
+    AddParts(ByParameter(member), member.grad);
+    e_.body->Free(member.grad, StreamBit(reduce_));
+    return;
   }
+  FlushBefore(member.elements);
   e_.AddWait(reduce_, {e_.LastCompute()}, Phase::kBackward, unit.value);
   if (FitsBucket(member.elements)) {
     const Bytes bytes = InParam(member.elements);
@@ -23,6 +27,28 @@ void Zero3Rules::GradReady(std::uint32_t i, UnitId unit) {
     e_.body->Free(member.grad, StreamBit(reduce_));
     member.grad = BufferId();
   }
+  AddMember(member);
+}
+
+void Zero3Rules::AddPart(Part part, BufferId grad) {
+  Member& member = part.member;
+  FlushBefore(member.elements);
+  e_.AddWait(reduce_, {e_.LastCompute()}, Phase::kBackward, member.unit.value);
+  if (!FitsBucket(member.elements)) {
+    member.grad = NewMixed(InParam(member.elements), reduce_, job_.precision.param);
+  }
+  CopyPart(part, grad, member.grad.valid() ? member.grad : bucket_, reduce_);
+  AddMember(member);
+}
+
+// A bucket is reduced before it would pass its limit.
+void Zero3Rules::FlushBefore(std::int64_t elements) {
+  if (elements_ > 0 && elements_ + elements > plan_.zero.reduce_bucket) {
+    Flush();
+  }
+}
+
+void Zero3Rules::AddMember(const Member& member) {
   elements_ += member.elements;
   members_.push_back(member);
 }

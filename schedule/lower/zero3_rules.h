@@ -4,9 +4,12 @@
 // ahead of use along the order that the first pass recorded, and released when they are not used
 // again soon. Rules: docs/lowering.md, section zero3.
 
+#include <algorithm>
 #include <cstddef>
 #include <deque>
+#include <map>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "schedule/lower/fetch_order.h"
@@ -26,14 +29,13 @@ class Zero3Rules : public ZeroRules {
   void PostForward(UnitId u, Phase phase) override;
   void PreBackward(UnitId u) override;
   void BackwardLeft(UnitId u, bool done) override;
+  void GivenBack(std::span<const UnitId> units) override;
   void InRegion(std::uint32_t region, Phase phase) override;
   void EndForward() override;
   void EndBackward() override;
   void EndStep() override;
 
-  BufferId ParameterStorage(UnitId u, std::uint32_t /*model_op*/) override {
-    return InPlace() ? low_[u.value] : At(u).unsharded;
-  }
+  BufferId ParameterStorage(UnitId u, std::uint32_t model_op) override;
 
  protected:
   [[nodiscard]] UnitInfo Layout(const ResolvedUnit& unit) const override;
@@ -42,6 +44,8 @@ class Zero3Rules : public ZeroRules {
   void InitUnit(UnitId u) override;
   [[nodiscard]] std::int64_t LargestUpdate() const override;
   void GradReady(std::uint32_t i, UnitId unit) override;
+  void AddPart(Part part, BufferId grad) override;
+  [[nodiscard]] bool ReducesAtOnce() const override { return true; }
 
  private:
   static constexpr std::uint32_t kNoFetch = 0xffffffffu;
@@ -69,20 +73,38 @@ class Zero3Rules : public ZeroRules {
     std::size_t next_forward = 0, next_backward = 0;
     std::vector<ModuleId> active;  // fetched and not released: they keep the parameters
   };
+  // A module whose backward has been fetched for and not released, and the frozen units that it
+  // keeps because a region ran again beneath it.
+  struct Backward {
+    ModuleId module;
+    std::vector<UnitId> recomputed;
+  };
 
   // One rank computes on its partitions, which are whole.
   [[nodiscard]] bool InPlace() const { return plan_.shard_size == 1 && !plan_.offload.parameters; }
   [[nodiscard]] bool Persists(UnitId u) const;
   [[nodiscard]] bool IsAway(UnitId u) { return !At(u).unsharded.valid(); }
 
+  template <class T>
+  static void AddOnce(std::vector<T>& list, T entry) {
+    if (std::find(list.begin(), list.end(), entry) == list.end()) {
+      list.push_back(entry);
+    }
+  }
+
   // zero3_calls.cc: which module is called.
+  void CountNames();
   void FindCalls(const std::vector<ResolvedUnit>& units);
   [[nodiscard]] const Call& NextForwardCall(UnitId u);
   [[nodiscard]] bool AllCalled(ModuleId module);
+  void KeepRecomputed(ModuleId module);
   // zero3_fetches.cc: fetching and releasing.
   void FetchModule(ModuleId module, Phase phase);
   void ReleaseModule(ModuleId module);
+  [[nodiscard]] bool IsUsedSoon(ModuleId module, UnitId u);
+  void ReleaseBackward(ModuleId module);
   void ReleaseLeftovers();
+  void Release(UnitId u);
   void GatherTogether(std::vector<UnitId> units, Phase phase);
   void Gather(const std::vector<UnitId>& units, Phase phase);
   [[nodiscard]] BufferId NewFlat(const std::vector<UnitId>& units, Bytes full, Phase phase);
@@ -110,6 +132,8 @@ class Zero3Rules : public ZeroRules {
            (!plan_.zero.before_deepspeed_0_6 &&
             (!plan_.zero.contiguous_gradients || elements_ > plan_.zero.reduce_bucket));
   }
+  void FlushBefore(std::int64_t elements);
+  void AddMember(const Member& member);
   void Flush();
   void FreeReduced();
   void ScatterMembers(Emitter::Where where);
@@ -136,7 +160,8 @@ class Zero3Rules : public ZeroRules {
 
   // The update, one sub-group after the other.
   void Update();
-  void UpdateGroup(const std::vector<UnitId>& units, BufferId norm);
+  [[nodiscard]] std::vector<std::vector<UnitId>> SubGroups(std::span<const UnitId> units) const;
+  void UpdateGroup(const std::vector<UnitId>& units, std::span<const BufferId> norms);
   void UpdateOnHost(const std::vector<UnitId>& units);
 
   Stream copy_ = Stream::kCopyIn, reduce_ = Stream::kReduce;
@@ -150,11 +175,16 @@ class Zero3Rules : public ZeroRules {
   std::vector<BufferId> persistent_;           // per unit: its weights, if they persist
   std::vector<Calls> calls_;                   // per unit
   std::vector<std::vector<UnitId>> units_of_;  // per module that is called: whose parameters it has
+  std::vector<std::size_t> names_;             // per module: how often it has its hooks
   std::vector<std::size_t> called_;            // per module: how many of them in this call
+  std::vector<Backward> backward_;             // the one that was fetched for last at the end
   std::vector<int> hooks_left_;  // per module: ds_grads_remaining of its last forward call
   std::vector<Fetch> fetches_;   // of the step
   std::vector<std::uint32_t> fetch_of_;
   FetchOrder order_;
+  // Per module, unit and next call: is the unit to be kept? Found in the first pass behind the
+  // recorded one, and kept for good (__params_to_release has an lru_cache).
+  std::map<std::tuple<ModuleId, UnitId, std::int64_t>, bool> used_soon_;
   std::deque<OpId> fetch_events_, reduce_events_;
   OpId copy_tail_;  // last op that the gather stream was given, and what compute has waited for
   OpId seen_tail_;

@@ -3,10 +3,16 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "schedule/lower/ddp_buckets.h"
 #include "schedule/lower/layout.h"
 #include "schedule/lower/optimizer.h"
 
 namespace shardwright {
+namespace {
+
+constexpr Bytes kScalar{4};
+
+}  // namespace
 
 ZeroRules::ZeroRules(Emitter& emitter, const UnitSpans& spans,
                      const std::vector<ResolvedUnit>& units)
@@ -60,22 +66,106 @@ void ZeroRules::WeightGradWritten(std::uint32_t model_op, UnitId unit) {
   StepRules::WeightGradWritten(model_op, unit);
   if (completes_grad_[model_op]) {
     GradReady(model_op, unit);
+  } else if (ReducesAtOnce()) {
+    TakeOwn(model_op, unit);
+  }
+}
+
+// The op's parameters that no other op has, while others add to a weight that it shares.
+void ZeroRules::TakeOwn(std::uint32_t model_op, UnitId unit) {
+  const BufferId* const grad = WrittenGrad(model_op, unit);
+  const Model& model = e_.in.model;
+  if (grad == nullptr) {
+    return;
+  }
+  const auto has = [&](std::uint32_t i, ParamId storage) {
+    return std::any_of(model.ops[i].params.begin(), model.ops[i].params.end(), [&](ParamId p) {
+      const ParamId tied_to = model.params[p.value].tied_to;
+      return (tied_to.valid() ? tied_to : p) == storage;
+    });
+  };
+  for (Part& part : ByParameter(MemberOf(model_op, unit, *grad))) {
+    const ParamId storage = part.member.storages.front();
+    std::int64_t users = 0;
+    for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+      users += has(i, storage) ? 1 : 0;
+    }
+    if (has(model_op, storage) && users == 1) {
+      taken_.resize(model.params.size());
+      taken_[storage.value] = true;
+      // Out of the buffer that compute still adds to; in torch it is another one.
+      const BufferId own =
+          NewMixed(InParam(part.member.elements), Stream::kCompute, job_.precision.param);
+      CopyPart(part, *grad, own, Stream::kCompute);
+      part.end = part.member.elements;
+      AddPart(part, own);
+      e_.body->Free(own, Overlaps() ? StreamBit(Stream::kReduce) : std::uint8_t{0});
+    }
+  }
+}
+
+bool ZeroRules::IsTaken(const Member& member) const {
+  return std::any_of(member.storages.begin(), member.storages.end(), [&](ParamId storage) {
+    return storage.value < taken_.size() && taken_[storage.value];
+  });
+}
+
+void ZeroRules::AddParts(std::vector<Part> parts, BufferId grad) {
+  for (Part& part : parts) {
+    if (IsTaken(part.member)) {
+      taken_[part.member.storages.front().value] = false;
+    } else {
+      AddPart(std::move(part), grad);
+    }
   }
 }
 
 ZeroRules::Member ZeroRules::TakeGrad(std::uint32_t model_op, UnitId unit) {
   UnitState& state = At(unit);
-  const ParamId storage = GroupOf(model_op);
+  const ParamId group = GroupOf(model_op);
   // From the back: it was most likely written just now.
   const auto entry = std::find_if(state.grad_of_param.rbegin(), state.grad_of_param.rend(),
-                                  [&](const auto& e) { return e.first == storage; });
+                                  [&](const auto& e) { return e.first == group; });
   SW_CHECK(entry != state.grad_of_param.rend(), "a gradient is ready that nobody wrote");
-  Member member{model_op, unit, entry->second, 0, 0, {}};
-  for (const ParamId storage : GradStoragesWith(model_op)) {
+  const Member member = MemberOf(model_op, unit, entry->second);
+  state.grad_of_param.erase(std::next(entry).base());
+  const auto grad = std::find(state.grads.rbegin(), state.grads.rend(), member.grad);
+  state.grads.erase(std::next(grad).base());
+  return member;
+}
+
+// Behind those of the op that runs backward first lies what the others have beside what they share
+// (Holds::kTensors).
+std::vector<ParamId> ZeroRules::AsLaidOut(std::uint32_t model_op) const {
+  const Model& model = e_.in.model;
+  if (!is_shared_[GroupOf(model_op).value]) {
+    return GradStoragesWith(model_op);
+  }
+  std::vector<ParamId> storages;
+  for (auto i = static_cast<std::uint32_t>(model.ops.size()); i-- > 0;) {
+    if (!e_.a.ops[i].weight_grad || GroupOf(i) != GroupOf(model_op)) {
+      continue;
+    }
+    for (const ParamId p : model.ops[i].params) {
+      const ParamId tied_to = model.params[p.value].tied_to;
+      const ParamId storage = tied_to.valid() ? tied_to : p;
+      if (e_.a.param_grad[p.value] &&
+          std::find(storages.begin(), storages.end(), storage) == storages.end()) {
+        storages.push_back(storage);
+      }
+    }
+  }
+  return storages;
+}
+
+ZeroRules::Member ZeroRules::MemberOf(std::uint32_t model_op, UnitId unit, BufferId grad) const {
+  Member member{model_op, unit, grad, 0, 0, {}, {}};
+  for (const ParamId storage : AsLaidOut(model_op)) {
     const std::int64_t n = e_.in.model.params[storage.value].Elements();
     const std::int64_t padded = RoundUp(n, plan_.shard_size);
     member.elements += n;
     member.padded_elements += padded;
+    member.storages.push_back(storage);
     const UnitId owner = spans_.unit_of_param[storage.value];
     const auto share = std::find_if(member.shares.begin(), member.shares.end(),
                                     [&](const auto& s) { return s.first == owner; });
@@ -85,10 +175,44 @@ ZeroRules::Member ZeroRules::TakeGrad(std::uint32_t model_op, UnitId unit) {
       share->second += padded;
     }
   }
-  state.grad_of_param.erase(std::next(entry).base());
-  const auto grad = std::find(state.grads.rbegin(), state.grads.rend(), member.grad);
-  state.grads.erase(std::next(grad).base());
   return member;
+}
+
+std::vector<ZeroRules::Part> ZeroRules::ByParameter(const Member& member) const {
+  const Model& model = e_.in.model;
+  std::vector<Part> parts;
+  std::int64_t end = 0;
+  for (const ParamId storage : member.storages) {
+    const std::int64_t n = model.params[storage.value].Elements();
+    const std::int64_t padded = RoundUp(n, plan_.shard_size);
+    const UnitId owner = spans_.unit_of_param[storage.value];
+    end += n;
+    parts.push_back(
+        {{member.model_op, owner, BufferId(), n, padded, {{owner, padded}}, {storage}}, end});
+  }
+  // Stage 3 has a linear layer of its own, whose two gradients are ready together
+  // (LinearFunctionForZeroStage3): the weight's goes first.
+  const bool together = plan_.dialect == Dialect::kZero3;
+  std::vector<ParamId> ready;
+  for (const ParamId p : AsReady(model, model.ops[member.model_op], together)) {
+    const ParamId tied_to = model.params[p.value].tied_to;
+    ready.push_back(tied_to.valid() ? tied_to : p);
+  }
+  const auto place = [&](const Part& part) {
+    const auto it = std::find(ready.begin(), ready.end(), part.member.storages.front());
+    return it == ready.end() ? std::ptrdiff_t{-1} : it - ready.begin();
+  };
+  std::stable_sort(parts.begin(), parts.end(),
+                   [&](const Part& x, const Part& y) { return place(x) < place(y); });
+  return parts;
+}
+
+void ZeroRules::CopyPart(const Part& part, BufferId grad, BufferId to, Stream stream) {
+  const Bytes bytes = InParam(part.member.elements);
+  e_.AddCopy(OpCode::kBucketCopy, stream, {Phase::kBackward, part.member.unit.value}, bytes, bytes,
+             {});
+  e_.body->UseFirst(grad, InParam(part.end), AccessMode::kRead, Role::kInput);
+  e_.body->Use(to, AccessMode::kWrite, Role::kOutput);
 }
 
 bool ZeroRules::IsTrainable(UnitId u) const {
@@ -178,7 +302,6 @@ BufferId ZeroRules::AddNorm(std::span<const UnitId> units) {
   for (const UnitId u : units) {
     bytes += e_.program.buffers[low_grads_[u.value].value].size;
   }
-  constexpr Bytes kScalar{4};
   const BufferId norm = e_.Alloc(kScalar, Category::kTemporary, Stream::kCompute);
   OpShape shape;
   shape.code = OpCode::kGradNorm;
@@ -193,11 +316,20 @@ BufferId ZeroRules::AddNorm(std::span<const UnitId> units) {
   for (const UnitId u : units) {
     e_.body->Use(low_grads_[u.value], AccessMode::kRead, Role::kParamGrad, index++);
   }
-  if (plan_.shard_size > 1) {
-    e_.AddCollective(
-        Collective(OpCode::kAllReduce, Stream::kCompute, shard_group_, kScalar, DType::kFp32),
-        {Phase::kOptimizer, kNoSubject}, {{norm, AccessMode::kReadWrite, Role::kInput}});
-  }
+  SumNorm(norm, Stream::kCompute, shard_group_);
+  return norm;
+}
+
+// The gradients lie on the host; the norm of each was taken when it was sent there.
+BufferId ZeroRules::AddNormOfSent() {
+  const BufferId norm = e_.Alloc(kScalar, Category::kTemporary, Stream::kCompute);
+  OpShape shape;
+  shape.code = OpCode::kGradNorm;
+  shape.dtype = DType::kFp32;
+  shape.bytes = kScalar;
+  e_.Add(shape, MultiTensorKernels(1, 1, kScalar, kScalar, shape.dtype), Phase::kOptimizer,
+         kNoSubject, {{norm, AccessMode::kWrite, Role::kOutput}});
+  SumNorm(norm, Stream::kCompute, shard_group_);
   return norm;
 }
 
@@ -225,8 +357,8 @@ void ZeroRules::CastGrads(std::span<const UnitId> units) {
   }
 }
 
-void ZeroRules::ClipGrads(std::span<const UnitId> units, BufferId norm) {
-  if (!norm.valid()) {
+void ZeroRules::ClipGrads(std::span<const UnitId> units, std::span<const BufferId> norms) {
+  if (norms.empty()) {
     return;
   }
   Bytes bytes{0};
@@ -239,8 +371,13 @@ void ZeroRules::ClipGrads(std::span<const UnitId> units, BufferId norm) {
   shape.dtype = job_.precision.master;
   shape.bytes = bytes;
   e_.Add(shape, MultiTensorKernels(bytes.value / SizeOf(shape.dtype), 1, bytes, bytes, shape.dtype),
-         Phase::kOptimizer, units.front().value, {{norm, AccessMode::kRead, Role::kInput}});
+         Phase::kOptimizer, units.front().value, {});
   std::uint16_t index = 0;
+  for (const BufferId norm : norms) {
+    const bool is_sum = index == 0 && norms.size() > 1;
+    e_.body->Use(norm, is_sum ? AccessMode::kReadWrite : AccessMode::kRead, Role::kInput, index++);
+  }
+  index = 0;
   for (const UnitId u : units) {
     UseGrads(u, AccessMode::kReadWrite, index++);
   }

@@ -29,7 +29,8 @@ class ZeroRules : public StepRules {
   void EndInit() override;
   // Elements of a rank that are updated at once, at most.
   [[nodiscard]] virtual std::int64_t LargestUpdate() const;
-  // A gradient that waits for its reduction: what one model op's backward wrote.
+  // A gradient that waits for its reduction: what one model op's backward wrote, or, in a bucket
+  // that has no room for all of it, of one parameter.
   struct Member {
     std::uint32_t model_op = 0;
     UnitId unit;    // that of the op's first parameter
@@ -39,6 +40,7 @@ class ZeroRules : public StepRules {
     // Of those, each unit's. The others than `unit` have what else the ops that share a weight
     // have, such as biases.
     std::vector<std::pair<UnitId, std::int64_t>> shares;
+    std::vector<ParamId> storages;  // as they lie in the gradient
 
     [[nodiscard]] std::int64_t PaddedOf(UnitId u) const {
       for (const auto& [owner, padded] : shares) {
@@ -55,6 +57,25 @@ class ZeroRules : public StepRules {
   virtual void GradReady(std::uint32_t model_op, UnitId unit) = 0;
   // Takes the gradient that GradReady announces out of At(unit).grads.
   [[nodiscard]] Member TakeGrad(std::uint32_t model_op, UnitId unit);
+  [[nodiscard]] Member MemberOf(std::uint32_t model_op, UnitId unit, BufferId grad) const;
+
+  // The parameters of a gradient, each with elements [end - elements, end) of it, in the order in
+  // which autograd has them: what is the op's own comes last.
+  struct Part {
+    Member member;
+    std::int64_t end = 0;
+  };
+  [[nodiscard]] std::vector<Part> ByParameter(const Member& member) const;
+  // Takes one parameter's gradient, which lies in `grad`, for reduction.
+  virtual void AddPart(Part part, BufferId grad) = 0;
+  // Are gradients reduced as soon as they are there? Then what an op has beside a weight that
+  // others share is taken before that weight's gradient is complete.
+  [[nodiscard]] virtual bool ReducesAtOnce() const = 0;
+  // Of a gradient that is complete: what was not taken before.
+  void AddParts(std::vector<Part> parts, BufferId grad);
+  [[nodiscard]] bool IsTaken(const Member& member) const;
+  // Copies a part of a gradient, behind what is there.
+  void CopyPart(const Part& part, BufferId grad, BufferId to, Stream stream);
 
   [[nodiscard]] bool Overlaps() const { return overlaps_; }
   // Elements of the unit that are updated, over all ranks, with padding.
@@ -84,14 +105,17 @@ class ZeroRules : public StepRules {
   // The members' units, each once, in the order in which they come.
   [[nodiscard]] static std::vector<UnitId> UnitsOf(std::span<const Member> members);
 
-  // The global norm of `units`' partitioned gradients: one scalar sum over the shard group. Freed
-  // by the caller. DeepSpeed takes it in each step, to report it, also where nothing is clipped.
+  // The norm of `units`' partitioned gradients, or of those that are on the host: one scalar sum
+  // over the shard group. Freed by the caller. DeepSpeed takes it in each step, to report it, also
+  // where nothing is clipped.
   [[nodiscard]] BufferId AddNorm(std::span<const UnitId> units);
+  [[nodiscard]] BufferId AddNormOfSent();
   // Makes gradients of the master dtype, At(u).sharded_grad, of the partitioned ones: flattened,
   // which takes a temporary of their dtype, and cast.
   void CastGrads(std::span<const UnitId> units);
-  // Multiplies them by the clip coefficient. `norm` none: no clipping.
-  void ClipGrads(std::span<const UnitId> units, BufferId norm);
+  // Multiplies them by the clip coefficient; the others of `norms` are added to the first one
+  // before. None: no clipping.
+  void ClipGrads(std::span<const UnitId> units, std::span<const BufferId> norms);
   // The update of the units' masters as one flat tensor.
   void AddFlatOptimizer(std::span<const UnitId> units);
   // Scratch of such an update: flat tensors of `elements`, or none.
@@ -104,7 +128,11 @@ class ZeroRules : public StepRules {
   const DivideFactors factors_;
 
  private:
+  [[nodiscard]] std::vector<ParamId> AsLaidOut(std::uint32_t model_op) const;
+  void TakeOwn(std::uint32_t model_op, UnitId unit);
+
   bool overlaps_ = false;
+  std::vector<bool> taken_;  // per storage: its gradient of this pass, before its op's others
 };
 
 [[nodiscard]] std::unique_ptr<StepRules> MakeZero12(Emitter&, const UnitSpans&,

@@ -111,6 +111,10 @@ double AttentionOverhead(const Kernel& kernel, double softmax, double start,
   return scheduled / keys * (1 - softmax + softmax * 128 / dim);
 }
 
+bool IsOwnGroupedKnown(const ComputeProfile& profile, MathType type) {
+  return profile.own_grouped.value > 0 && (type == MathType::kBf16 || type == MathType::kFp16);
+}
+
 KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, std::int64_t ranks) {
   KernelRates rates;
   const double slowest = 1 + profile.rank_spread.value * LargestDelay(ranks);
@@ -122,6 +126,9 @@ KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, s
     *peak = *peak * (1 / slowest);
     if (profile.gemm[i].has_value()) {
       rates.gemm[i] = *peak * profile.gemm[i]->value;
+      rates.own_grouped[i] = IsOwnGroupedKnown(profile, static_cast<MathType>(i))
+                                 ? *peak * profile.own_grouped.value
+                                 : rates.gemm[i];
     }
     for (std::size_t library = 0; library < kAttentionImplCount; ++library) {
       const AttentionProfile& attention = AttentionOf(profile, static_cast<AttentionImpl>(library));
@@ -163,8 +170,8 @@ Seconds KernelTime(const Kernel& kernel, const KernelRates& rates) {
     case KernelClass::kConv: {
       const double overhead = TileOverhead(kernel.batch, kernel.m, kernel.n, rates.sm_count);
       const double share = kernel.scaled_by_row ? rates.fp8_rowwise : 1;
-      const Seconds multiplying =
-          kernel.flops / RateOf(rates.gemm, kernel.dtype) * overhead / share;
+      const auto& of_peak = kernel.is_own ? rates.own_grouped : rates.gemm;
+      const Seconds multiplying = kernel.flops / RateOf(of_peak, kernel.dtype) * overhead / share;
       time = rates.operands.value > 0 ? multiplying + bytes / rates.operands
                                       : std::max(multiplying, streaming);
       time += rates.gemm_ramp;

@@ -26,6 +26,7 @@ struct KernelRates {
   std::array<FlopsPerSecond, kMathTypeCount> gemm{};            // 0: no such unit
   std::array<AttentionRates, kAttentionImplCount> attention{};  // by AttentionImpl
   double fp8_rowwise = 1;  // of gemm, for operands with a scale per row
+  std::array<FlopsPerSecond, kMathTypeCount> own_grouped{};  // as gemm where there is no number
   BytesPerSecond elementwise;
   BytesPerSecond copies;
   BytesPerSecond reduction;
@@ -39,6 +40,8 @@ struct KernelRates {
   Seconds qr_column;
   std::int64_t sm_count = 1;
 };
+// Does ComputeProfile::own_grouped say how fast such products are? It was measured in 16 bits.
+[[nodiscard]] bool IsOwnGroupedKnown(const ComputeProfile& profile, MathType type);
 // `ranks` GPUs work together, and the rates of matrix products and attention are those of the
 // slowest of them.
 [[nodiscard]] KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile,

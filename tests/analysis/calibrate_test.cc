@@ -37,6 +37,8 @@ struct Case {
   std::int64_t ranks = 0;  // of one node; 0: all eight
   AttentionImpl attention = AttentionImpl::kFlash;
   std::int64_t accumulation = 1;
+  const char* wrap = "block";
+  bool clips = true;
 };
 
 struct Prepared {
@@ -49,12 +51,13 @@ struct Prepared {
     kernels.attention = c.attention;
     Job job;
     job.sequence_length = c.sequence;
+    job.clip_gradients = c.clips;
     job.global_batch = cluster.RankCount() * c.micro_batch * c.accumulation;
     Plan plan;
     plan.shard_size = cluster.RankCount();
     plan.micro_batch = c.micro_batch;
     plan.accumulation = c.accumulation;
-    plan.units = Wrap(model, ParseWrap("block", "test"), ReshardChoice(), plan.dialect, "test");
+    plan.units = Wrap(model, ParseWrap(c.wrap, "test"), ReshardChoice(), plan.dialect, "test");
     program = Lower({.model = model, .kernels = kernels, .job = job, .plan = plan});
   }
 
@@ -315,6 +318,28 @@ TEST_CASE("The norm of gradients, their scaling and the update have rates of the
   CHECK(result.profile.compute.grad_norm.value == doctest::Approx(0.11).epsilon(0.01));
   CHECK(result.profile.compute.grad_clip.value == doctest::Approx(0.83).epsilon(0.01));
   CHECK(result.profile.compute.grad_norm.origin == kOrigin);
+}
+
+TEST_CASE("One collective of one size: the rate explains it, and other plans are uncertain") {
+  const Profile truth = TrueProfile();
+  const Prepared one({.nodes = 1, .wrap = "root", .clips = false});
+  const Trace trace = Run(one, truth, false).trace;
+  const Profile start = RoundProfile();
+  const CalibrationResult result =
+      Calibrate({{"one", one.program, one.cluster, trace}}, start, kOrigin);
+  CHECK(result.of_one_size == std::vector<std::string>{"nvlink"});
+  const TransportProfile& found = FindTransport(result.profile, "nvlink");
+  CHECK(found.efficiency.value == doctest::Approx(0.56).epsilon(0.02));
+  CHECK(found.protocols[0].base_latency ==
+        FindTransport(start, "nvlink").protocols[0].base_latency);
+  // The other profile says the same of this plan, and more of one with a unit for each block.
+  REQUIRE(result.other.has_value());
+  CHECK(StepTime(one, *result.other, false) ==
+        doctest::Approx(StepTime(one, result.profile, false)).epsilon(0.01));
+  const Prepared blocks({.nodes = 1, .clips = false});
+  CHECK(StepTime(blocks, *result.other, false) > 1.2 * StepTime(blocks, result.profile, false));
+  CHECK(StepTime(blocks, result.profile, false) ==
+        doctest::Approx(StepTime(blocks, truth, false)).epsilon(0.05));
 }
 
 // Where ranks run on cores, and no host stands in the way.

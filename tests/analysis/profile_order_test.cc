@@ -73,7 +73,8 @@ constexpr double kAnomaly = 1.005;
 
 // A stack that compiles, or is newer, has no more kernels than the other one, and the GPU is the
 // same: it is not slower, on any GPU and for any model. (Stacks before flash attention are not
-// comparable: scores in memory may be faster where sequences are short.)
+// comparable: scores in memory may be faster where sequences are short. Nor is Gemma 2, whose
+// capped scores eager PyTorch writes out.)
 TEST_CASE("Profiles: eager PyTorch is not faster than compiled, nor an older one than a newer") {
   const std::vector<std::pair<std::string, std::string>> kSlowerAndFaster = {
       {"torch-2024", "torch-eager"},
@@ -82,6 +83,9 @@ TEST_CASE("Profiles: eager PyTorch is not faster than compiled, nor an older one
   for (const std::string& model : ZooNames()) {
     std::map<std::string, std::map<std::string, double>> times;
     for (const auto& [slower, faster] : kSlowerAndFaster) {
+      if (model.starts_with("gemma-2-") && slower == "torch-eager") {
+        continue;
+      }
       for (const std::string& kernel_set : {slower, faster}) {
         if (times.count(kernel_set) == 0) {
           times[kernel_set] = StepTimes(TwoGpus(model, kernel_set));

@@ -193,8 +193,8 @@ TEST_CASE("Runs: whose attention, by name, stack and date") {
 TEST_CASE("Runs: how fp8 operands are scaled") {
   const auto is_by_row = [](const char* row) {
     const KernelSetOptions kernels = MapRun(RowNamed(row), "auto").plan.kernels;
-    CHECK(kernels.fp8_linear);
-    return kernels.fp8_rowwise;
+    CHECK(kernels.fp8 != Fp8Products::kNone);
+    return kernels.fp8 == Fp8Products::kPerRow;
   };
   CHECK(is_by_row("torchao-003"));
   CHECK_FALSE(is_by_row("torchao-002"));  // per tensor

@@ -175,10 +175,10 @@ class BadModels(ShardwrightTestCase):
         self.assert_fails(3, 'model: got "gpt22", expected a zoo name (shardwright list models), a config.json, a '
                           'folder with one, or a model.json; did you mean "gpt2"?',
                           "plan", "--model", "gpt22", "--cluster", "dgx-a100")
-        self.assert_fails(3, 'model: got "meta-llama/Llama-3.1-8B", which is no file here but looks like a hub id, '
+        self.assert_fails(3, 'model: got "acme/Large-9B", which is no file here but looks like a hub id, '
                           "expected a local file or a zoo name; download its configuration with: huggingface-cli "
-                          "download meta-llama/Llama-3.1-8B config.json --local-dir Llama-3.1-8B",
-                          "plan", "--model", "meta-llama/Llama-3.1-8B", "--cluster", "dgx-a100")
+                          "download acme/Large-9B config.json --local-dir Large-9B",
+                          "plan", "--model", "acme/Large-9B", "--cluster", "dgx-a100")
 
     def test_tied_weights_split_across_units(self):
         (self.folder / "units.json").write_text('[{"modules": ["lm_head"]}]')

@@ -101,7 +101,7 @@ class Budgets(ShardwrightTestCase):
         launch = {"class": "elementwise", "read": 8, "written": 8}
         op = {"op": "other", "function": "f", "inputs": ["t{i}"], "outputs": ["t{i+1}"], "results": [{"shape": [8]}],
               "forward": [launch] * 4_000}
-        ops = [{"op": "other", "function": "g", "inputs": ["x"], "outputs": ["t0"], "results": [{"shape": [8]}]},
+        ops = [{"op": "other", "function": "g", "inputs": ["x"], "outputs": ["t0"], "results": [{"shape": [8]}], "forward": [launch]},
                {"repeat": 9_000, "ops": [op]}]
         model = {"format": "shardwright-model", "version": 1, "inputs": {"x": {"ids": 8}}, "modules": [], "ops": ops}
         self.cost("model.json", json.dumps(model), "inspect", "model.json", error="model.json: got more than 1,000,000 launches and "

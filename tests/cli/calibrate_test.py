@@ -36,12 +36,16 @@ class Calibrate(ShardwrightTestCase):
     def test_predicts_another_size(self):
         width = 128 if is_deep() else 64
         flags = ("--gpus", "2", "--micro-batch", "2")
-        self.measure(self.plan("small", width, 3, "--seq", f"{width // 2}", *flags), "small-trace.json")
-        fit = json.loads(self.succeed("calibrate", "small-trace.json", "-o", "mine.json", "--name", "mine", "--even-if-worse",
-                                      "--json"))
+        small = self.plan("small", width, 3, "--seq", f"{width // 2}", *flags)
+        for _ in range(4):  # beside other programs a run may show no rate at all
+            self.measure(small, "small-trace.json")
+            fit = json.loads(self.succeed("calibrate", "small-trace.json", "-o", "mine.json", "--name", "mine", "--even-if-worse",
+                                          "--json"))
+            profile = json.loads((self.folder / "mine.json").read_text())
+            gemm = profile["compute"]["gemm"]["fp32"]
+            if gemm["kind"] == "measured":
+                break
         self.assertEqual((fit["schema"], fit["profile"]), ("shardwright-calibration", "mine"))
-        profile = json.loads((self.folder / "mine.json").read_text())
-        gemm = profile["compute"]["gemm"]["fp32"]
         self.assertEqual(gemm["kind"], "measured")
         self.assertIn("small-trace.json", gemm["source"])
         # Matrix products of a transformer twice as wide and one layer deeper, with longer sequences.

@@ -111,6 +111,32 @@ class Training(TrainingTestCase):
             if ranks == 2:
                 self.assertEqual(into, straight)
 
+    def test_a_module_that_reaches_no_loss(self):
+        """Its parameters get no gradient: they stay as they were, and are there when the run goes on."""
+        def linear(name, out, width):
+            return {"name": name, "class": "Linear", "params": [{"name": "weight", "shape": [out, width]}, {"name": "bias", "shape": [out]}]}
+
+        net = {"format": "shardwright-model", "version": 1, "class": "Net",
+               "inputs": {"x": {"shape": [16]}, "label": {"ids": 1}},
+               "modules": [linear("a", 16, 16), linear("idle", 9, 16), linear("head", 10, 16)],
+               "ops": [{"op": "linear", "inputs": ["x"], "output": "y", "module": "a"},
+                       {"op": "linear", "inputs": ["y"], "output": "dropped", "module": "idle"},
+                       {"op": "linear", "inputs": ["y"], "output": "logits", "module": "head"},
+                       {"op": "cross_entropy", "inputs": ["logits", "label"], "output": "loss", "name": "loss"}]}
+        (self.folder / "net.json").write_text(json.dumps(net))
+        flags = ("--cluster", "h100-80 x2, nvlink 450 GB/s", "--kernel-set", "shardwright-host", "--precision", "fp32", "--no-search")
+        losses = {}
+        for dialect in ("fsdp2", "native"):
+            self.succeed("plan", "--model", "./net.json", *flags, "--dialect", dialect, "--wrap", "root", "-o", f"{dialect}.json")
+            losses[dialect] = [step["loss"] for step in self.train(f"{dialect}.json", "--steps", "4")]
+        self.assertEqual(losses["fsdp2"], losses["native"])
+        self.train("fsdp2.json", "--steps", "2", "--checkpoint", "k", "--every", "2")
+        first = self.export("k", "first.safetensors")
+        again = self.train("fsdp2.json", "--steps", "4", "--resume", "--checkpoint", "k", "--every", "2")
+        self.assertEqual([step["loss"] for step in again], losses["fsdp2"][2:])
+        last = self.export("k", "last.safetensors")
+        self.assertEqual({name for name in first if first[name] == last[name]}, {"idle.weight", "idle.bias"})
+
     def test_inspect_and_export(self):
         plan = self.plan("p.json", 3, "--global-batch", "3")
         self.train(plan, "--steps", "1", "--checkpoint", "c")

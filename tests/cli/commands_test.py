@@ -140,7 +140,9 @@ class Usage(ShardwrightTestCase):
             ('--offload: got "params", expected none, parameters, optimizer, activations or moments',
              (*plan, "--offload", "params")),
             ('--precision: got "bf8", expected bf16-mixed, fp16-mixed, fp32, bf16, fp16 or '
-             'master/param/reduce such as fp32/bf16/fp32', (*plan, "--precision", "bf8")),
+             'master/param/reduce such as fp32/bf16/fp32, alone or with +fp8 or +fp8-rowwise', (*plan, "--precision", "bf8")),
+            ('--precision: got "fp32+fp9", expected bf16-mixed, fp16-mixed, fp32, bf16, fp16 or '
+             'master/param/reduce such as fp32/bf16/fp32, alone or with +fp8 or +fp8-rowwise', (*plan, "--precision", "fp32+fp9")),
             ('--bucket: got "25", expected a size such as "80 GiB" or "512 MB"; the unit is missing',
              (*plan, "--dialect", "ddp", "--bucket", "25")),
             ('--memory-margin: got "1", expected a fraction in [0, 1)', (*plan, "--memory-margin", "1")),
@@ -331,6 +333,42 @@ class Plans(ShardwrightTestCase):
         runs = {self.succeed("simulate", "-", "--json", stdin=first) for _ in range(3)}
         self.assertEqual(len(runs), 1)
         self.assertEqual(self.succeed("simulate", "-", stdin=first), self.succeed("simulate", "-", stdin=first))
+
+    def test_products_in_fp8(self):
+        """Of the precision's name; kept in the plan, told, and refused where nothing multiplies so."""
+        plan = ("plan", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--kernel-set", "torch-compile", "--seq", "2048", "--no-search")
+        times = {}
+        for name, stored in (("bf16-mixed", None), ("fp8", "per_tensor"), ("bf16-mixed+fp8", "per_tensor"), ("bf16+fp8-rowwise", "per_row")):
+            self.succeed(*plan, "--precision", name, "-o", "p.json")
+            written = json.loads((self.folder / "p.json").read_text())
+            self.assertEqual(written["kernel_set"].get("fp8"), stored)
+            self.assertEqual(written["job"]["precision"]["master"], "bf16" if name.startswith("bf16+") else "fp32")
+            out = self.succeed("simulate", "p.json")
+            self.assertEqual(", products in fp8" in out, stored is not None)
+            times[name] = json.loads(self.succeed("simulate", "p.json", "--json"))["step_time_s"]
+        self.assertLess(times["fp8"], times["bf16-mixed"])
+        self.assertEqual(times["fp8"], times["bf16-mixed+fp8"])
+        self.succeed(*plan, "--precision", "fp8", "-o", "p.json")
+        self.assertIn("torchao.float8.convert_to_float8_training", self.succeed("emit", "p.json", "--to", "fsdp2", "-o", "out/"))
+        self.succeed("emit", "p.json", "--to", "torchtitan", "-o", "titan/")
+        self.succeed("import-run", "titan/torchtitan.toml", "--cluster", "dgx-h100", "-o", "back.json")
+        self.assertEqual(json.loads((self.folder / "back.json").read_text())["kernel_set"]["fp8"], "per_tensor")
+        toml = (self.folder / "titan/torchtitan.toml").read_text()
+        for old, new, said in (
+                ('filter_fqns = ["output"]', 'filter_fqns = ["wk", "output"]',
+                 'filter_fqns: got ["wk", "output"], expected ["output"]: all linear layers but the vocabulary\'s'),
+                ('filter_fqns = ["output"]', 'filter_fqns = ["output"]\nenable_fsdp_float8_all_gather = true',
+                 "enable_fsdp_float8_all_gather: got true, expected false, since our programs gather no fp8")):
+            self.assertIn(old, toml)
+            (self.folder / "other.toml").write_text(toml.replace(old, new))
+            self.assertEqual(self.run_program("import-run", "other.toml", "--cluster", "dgx-h100", "-o", "no.json"),
+                             (3, "", f"error: other.toml: quantize.linear.float8.{said}\n"))
+        self.assertEqual(self.run_program("plan", "--model", "llama-3-8b", "--cluster", "dgx-a100", "--precision", "fp8"),
+                         (3, "", "error: products in fp8: got GPU a100-80, whose data sheet has no fp8 rate, expected one that "
+                          "multiplies fp8, or a precision without it\n"))
+        # The host rounds to fp8 by itself, whatever GPU a plan is for.
+        self.succeed("plan", "--model", "gpt2", "--cluster", "dgx-a100", "--kernel-set", "shardwright-host", "--seq", "64",
+                     "--no-search", "--precision", "fp8", "-o", "host.json")
 
     def test_pipes(self):
         plan = self.succeed(*SMALL)

@@ -100,6 +100,25 @@ class Emulated(Cuda):
         self.succeed("plan", "--model", "config.json", "--cluster", "h200-141 x2, nvlink 450 GB/s", "--kernel-set",
                      "shardwright-cuda-plain", "--dialect", "native", "--seq", "16", "--profile", "mine.json", "-o", "p.json")
 
+    def test_products_in_fp8(self):
+        def losses_of(precision, kernel_set, *flags):
+            plan = self.plan(kernel_set, 2, "--no-search", "--precision", precision)
+            code, out, err = self.run_command("run", plan, *flags, "--data", "random:8", "--steps", "24", "--json")
+            self.assertEqual(code, 0, err)
+            return [step["loss"] for step in json.loads(out)["steps"]]
+
+        gpu = ("shardwright-cuda-plain", "--device", "cuda", "--loopback", "2")
+        half = losses_of("bf16-mixed", "shardwright-host")
+        half_on_gpu = losses_of("bf16-mixed", *gpu)
+        for precision in ("fp8", "bf16-mixed+fp8-rowwise"):
+            host, on_gpu = losses_of(precision, "shardwright-host"), losses_of(precision, *gpu)
+            self.assertNotEqual(host, half)
+            self.assertNotEqual(on_gpu, half_on_gpu)
+            self.assertLess(host[-1], host[0] - 0.2)
+            for one, other, without in zip(host, on_gpu, half):
+                self.assertAlmostEqual(one, other, delta=0.005)
+                self.assertAlmostEqual(one, without, delta=0.005)
+
     def test_processes_meet_on_loopback_by_a_key(self):
         plan = self.plan("shardwright-cuda-plain", 2)
         environment = dict(os.environ, SHARDWRIGHT_NCCL=self.nccl, TMPDIR=str(self.folder))
@@ -192,9 +211,9 @@ class Emulated(Cuda):
 
     def test_fused_kernels(self):
         plain = self.losses(self.plan("shardwright-cuda-plain", 2), "--loopback", "2")
-        fused = self.losses(self.plan("shardwright-cuda-fused", 2), "--loopback", "2")
-        for one, other in zip(plain, fused):
-            self.assertAlmostEqual(one, other, places=2)
+        for name in ("shardwright-cuda-fused", "shardwright-cuda-chunked"):
+            for one, other in zip(plain, self.losses(self.plan(name, 2), "--loopback", "2")):
+                self.assertAlmostEqual(one, other, places=2)
 
     def test_forward_plans(self):
         forward = ("--mode", "forward")

@@ -138,6 +138,22 @@ class Formats(ShardwrightTestCase):
                          (2, "", "error: --attention: got \"cudn\", expected flash, materialized, cudnn, flash3 or triton; did you mean "
                                  "\"cudnn\"?\n"))
 
+    def test_kernels_of_the_trainer(self):
+        parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+        for flags, key, duty in (("--kernel-set hf-liger", "use_liger_kernel", "run head and loss in 16 chunks"),
+                                 ("--loss-chunks 4", "use_liger_kernel", "run head and loss in 4 chunks"),
+                                 ("--kernel-set torch-compile", "torch_compile", "compile each block before the model is wrapped")):
+            with self.subTest(flags=flags):
+                path, = self.emit("trainer", LLAMA, flags)
+                settings = json.loads(pathlib.Path(path).read_text())
+                arguments, = parser.parse_dict({**settings, "bf16": False, "use_cpu": True}, allow_extra_keys=False)
+                self.assertEqual([k for k in ("use_liger_kernel", "torch_compile") if getattr(arguments, k)], [key])
+                self.assertNotIn(duty, self.succeed("emit", "plan.json", "--to", "trainer", "-o", "trainer.json"))
+                self.assertIn(duty, self.succeed("emit", "plan.json", "--to", "fsdp2", "-o", "fsdp2"))
+                self.assertIn("hf-liger" if key == "use_liger_kernel" else "torch-compile",
+                              self.succeed("import-run", path, "--model", "model.json", "--cluster", "dgx-h100", "--seq", "128",
+                                           "-o", "back.json"))
+
     def test_trainer(self):
         parser = transformers.HfArgumentParser(transformers.TrainingArguments)
         for config, flags, expected in (

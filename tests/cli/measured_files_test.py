@@ -9,6 +9,7 @@ import pickle
 import sqlite3
 import struct
 import unittest
+import unittest.mock
 import zlib
 
 from shardwright_test_case import ShardwrightTestCase, main
@@ -263,7 +264,7 @@ class MeasuredFilesTest(ShardwrightTestCase):
         (self.folder / "empty").mkdir()
         for command in (("compare", "plan.json", "empty"), ("report", "plan.json", "empty"),
                         ("calibrate", "empty", "--plan", "plan.json", "-o", "mine.json")):
-            self.assert_fails(3, "empty: got a folder without traces, expected files that end in .json, .json.gz or .sqlite",
+            self.assert_fails(3, "empty: got a folder without traces, expected files that end in .json, .json.gz, .sqlite or .et",
                               *command)
         self.write("ranks/rank1-again.json", (self.folder / "ranks" / "rank1.json").read_bytes())
         self.assert_fails(3, "ranks/rank1.json: got rank 1, as ranks/rank1-again.json has, expected one file per rank",
@@ -397,6 +398,25 @@ class MeasuredFilesTest(ShardwrightTestCase):
         seen = json.loads(self.succeed("topo", "probe", "--json"))
         self.assertTrue(any("host memory" in line for line in seen["seen"] + seen["not_seen"]))
         self.assertTrue(seen["cluster"] is not None or any("GPU" in line for line in seen["not_seen"]))
+
+    def test_probe_names_the_gpu(self):
+        """A machine's GPU as nvidia-smi calls it, alone and as one of several."""
+        bin_folder = self.folder / "bin"
+        bin_folder.mkdir()
+        tool = bin_folder / "nvidia-smi"
+        one = "\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n"
+        pair = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-7\nGPU1\tNV18\t X \t0-7\n"
+        for product, matrix, gpu, count in (("NVIDIA H200", one, "h200-141", 1), ("NVIDIA B200", pair, "b200-180", 2),
+                                            ("Tesla T4", one, "t4", 1), ("NVIDIA A10G", one, "a10g", 1), ("NVIDIA A10", one, "a10", 1),
+                                            ("NVIDIA GeForce RTX 4090", one, "rtx-4090", 1),
+                                            ("NVIDIA A100 80GB PCIe", one, "a100-pcie-80", 1),
+                                            ("NVIDIA A100-SXM4-40GB", pair, "a100-40", 2)):
+            tool.write_text(f"#!/bin/sh\ncase $1 in topo) printf '{matrix}';; *) echo '{product}';; esac\n")
+            tool.chmod(0o755)
+            with self.subTest(product=product), unittest.mock.patch.dict(os.environ, PATH=f"{bin_folder}:{os.environ['PATH']}"):
+                seen = json.loads(self.succeed("topo", "probe", "--json"))
+                self.assertIsNotNone(seen["cluster"], seen)
+                self.assertEqual((seen["cluster"]["gpu"]["name"], seen["cluster"]["gpus_per_node"]), (gpu, count))
 
     def test_damaged_gzip(self):
         packer = zlib.compressobj(wbits=31)

@@ -15,6 +15,8 @@ except ImportError:
     sys.exit(77)
 
 PROGRAM = pathlib.Path(sys.argv[1])
+# Threads of gloo that still hold tensors abort a process at Python's end, now and then: a trained script ends before it.
+END = "\nimport os\nsys.stdout.flush()\nos._exit(0)\n"
 
 
 def main():
@@ -26,7 +28,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for block in blocks:
             subprocess.run(["bash", "-e", "-c", block], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
-        (pathlib.Path(folder) / "train.py").write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1])
+        (pathlib.Path(folder) / "train.py").write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1] + END)
         # To a file per process: torchrun's processes do not buffer, and would write into each other's lines.
         done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
                                "--redirects", "3", "--log-dir", "logs", "train.py"],

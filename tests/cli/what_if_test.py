@@ -78,6 +78,19 @@ class Sweep(ShardwrightTestCase):
         self.assertEqual(row["device_bytes"],
                          alone["memory"]["peak_reserved_bytes"] + alone["memory"]["outside_allocator_bytes"])
 
+    def test_what_fits_only_just(self):
+        arguments = ("sweep", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--seq", "8192", "--recompute", "selective", "--micro-batch")
+        one, two = json.loads(self.succeed(*arguments, "1,2", "--json"))["rows"]
+        usable = 79.17 * 2**30  # the GPU's, to two digits
+        self.assertGreater(two["tokens_per_s_per_gpu"], one["tokens_per_s_per_gpu"])
+        self.assertTrue(one["fits"] and two["fits"])
+        self.assertTrue(usable - two["device_bytes"] < two["memory_error_bytes"] < usable - one["device_bytes"])
+        lines = self.succeed(*arguments, "1,2").splitlines()
+        self.assertRegex(lines[2], r"GiB  fits by \d+ MiB, which may be off by [\d.]+ GiB$")
+        self.assertRegex(lines[1], r" GiB *$")
+        self.assertIn("most tokens/s:    1 node, micro-batch 1,", lines[5])
+        self.assertIn("most tokens/s:    1 node, micro-batch 2,", self.succeed(*arguments, "2"))
+
     def test_images_are_no_tokens(self):
         arguments = ("sweep", "--model", "vit-b-16", "--cluster", "dgx-a100", "--micro-batch", "8,16")
         text = self.succeed(*arguments)

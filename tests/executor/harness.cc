@@ -48,9 +48,16 @@ std::vector<std::vector<float>> Collect(const Model& model, const Program& progr
 
 }  // namespace
 
+KernelSetOptions KernelsOf(const Setup& setup, const char* name) {
+  KernelSetOptions kernels = FindKernelSet(name, "test");
+  kernels.loss_chunks = setup.loss_chunks;
+  kernels.fp8 = setup.fp8;
+  return kernels;
+}
+
 Program LowerSetup(const Setup& setup) {
-  Program program =
-      Lower({setup.model, FindKernelSet("shardwright-host", "test"), setup.job, setup.plan});
+  const KernelSetOptions kernels = KernelsOf(setup, "shardwright-host");
+  Program program = Lower({setup.model, kernels, setup.job, setup.plan});
   const auto illegal = Verify(program);
   SW_CHECK(illegal.empty(), illegal.front().text);
   return program;
@@ -62,7 +69,7 @@ Outcome Train(const Setup& setup) {
 }
 
 Outcome TrainProgram(const Setup& setup, const Program& program, const Program& legal) {
-  const KernelSetOptions& kernels = FindKernelSet("shardwright-host", "test");
+  const KernelSetOptions kernels = KernelsOf(setup, "shardwright-host");
   const Placement placement = Place(legal);
   const ExecutorInput input{setup.model, kernels, setup.job, program, placement, setup.training};
   const ExecuteContext context{input, InitRules(setup.model, setup.training.init_std),

@@ -8,6 +8,7 @@
 
 #include "executor/host/device.h"
 #include "executor/runtime.h"
+#include "models/kernel_set.h"
 #include "models/model.h"
 #include "schedule/plan.h"
 #include "traces/trace.h"
@@ -23,6 +24,8 @@ struct Setup {
   RunOptions run;
   ModelKernel kernel;
   std::int64_t steps = 3;
+  std::int64_t loss_chunks = 1;          // of the kernel set
+  Fp8Products fp8 = Fp8Products::kNone;  // likewise
 };
 
 struct Outcome {
@@ -48,6 +51,8 @@ struct Outcome {
 // What a runtime of the setup gives, wherever its ranks run; without findings.
 [[nodiscard]] Outcome RunToEnd(const Setup& setup, const Program& program, Runtime& runtime);
 [[nodiscard]] Program LowerSetup(const Setup& setup);
+// A built-in kernel set with the setup's changes.
+[[nodiscard]] KernelSetOptions KernelsOf(const Setup& setup, const char* name);
 
 // By step, the latest end of a span of any rank. Of a run that began with step 0.
 [[nodiscard]] std::vector<SimTime> LastEnds(const Trace& trace);

@@ -52,6 +52,9 @@ Setup Draw(std::mt19937& random) {
     s.plan.recompute = RecomputeBlocks(s.model, kind, 1, "test");
   }
   s.plan.offload.parameters = random() % 5 == 0;
+  if (dialect == Dialect::kFsdp1 && s.plan.offload.parameters) {
+    s.plan.sync = SyncMode::kLast;  // the other is refused
+  }
   if (dialect == Dialect::kNative && !s.plan.offload.parameters && random() % 4 == 0) {
     s.plan.offload.moments = true;
     s.plan.moments_piece = Bytes(1 + static_cast<std::int64_t>(random() % 2000));

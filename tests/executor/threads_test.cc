@@ -88,8 +88,10 @@ const char* const kConvNet = R"({
     {"op": "log_softmax", "inputs": ["x6"], "output": "x7"},
     {"op": "nll_loss", "inputs": ["x7", "label"], "output": "loss"}]})";
 
-void CheckThreads(const std::string& json, std::int64_t ids, std::int64_t ranks, DType param) {
+void CheckThreads(const std::string& json, std::int64_t ids, std::int64_t ranks, DType param,
+                  Fp8Products fp8 = Fp8Products::kNone) {
   Setup setup = Job(json, ids, ranks, param);
+  setup.fp8 = fp8;
   const Outcome one = Train(setup);
   CHECK(one.findings.empty());
   for (const std::int64_t threads : {2, 3, 5}) {
@@ -114,6 +116,12 @@ TEST_CASE("Threads: RMS norms, rotary positions, gated activations, experts, 16 
   CheckThreads(kLlama, 777, 1, DType::kFp32);
   CheckThreads(kLlama, 777, 1, DType::kBf16);
   CheckThreads(kMixtral, 777, 1, DType::kFp32);
+}
+
+// Largest magnitudes are found by parts.
+TEST_CASE("Threads: products in fp8") {
+  CheckThreads(kGpt2, 160, 1, DType::kBf16, Fp8Products::kPerTensor);
+  CheckThreads(kGpt2, 160, 1, DType::kBf16, Fp8Products::kPerRow);
 }
 
 TEST_CASE("Threads: convolutions, batch norm and pools") {

@@ -19,7 +19,7 @@ class NetworkBuilder {
   NetworkBuilder() {
     model.name = "tiny-network";
     model.type = "custom";
-    model.block_class = "Block";
+    model.block_classes = {"Block"};
     model.tokens_per_sample = 1;
     AddModule(model, {}, "", "Net");
   }

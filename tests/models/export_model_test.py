@@ -235,6 +235,23 @@ def marks_what_returns_its_input():
     return True
 
 
+def pairs_of_samples(program, path):
+    """A loss over all pairs of samples is one op, whose costs grow with the square of the batch: PyTorch's at two batches and lengths."""
+    model, inputs, length = networks.PAIRS()
+    document = export_model.export(model.train(), inputs, length, torch.float32)
+    path.write_text(json.dumps(document))
+    problems = [] if [op.get("function") for op in document["ops"]].count("pairs_of_samples") == 1 else ["no such op"]
+    for batch, tokens in ((1, length), (2, length), (2, length // 2)):
+        wanted = trace.totals(trace.run(model, export_model.resized(inputs, length, batch, tokens, torch.float32), True))
+        ours = inspected(program, path, tokens)
+        for key, value in zip(("forward_flops", "backward_flops", "saved_bytes"), wanted):
+            got = ours if isinstance(ours, str) else at_batch(ours["one_gpu"], batch, "fp32", key)
+            if isinstance(got, str) or all(abs(one - value) > (KEPT_WITHIN * value if key == "saved_bytes" else 0) for one in got):
+                problems.append(f"{key} {got} where PyTorch has {value} (batch {batch}, length {tokens})")
+    print(f"{'FAILED ' if problems else ''}pairs of samples {problems[:4]}")
+    return not problems
+
+
 def says_what_it_cannot_run(program, folder):
     """What has no kernel on this machine can be planned; `run` names the op."""
     model, inputs, length = networks.EXACT["cumsum"]()
@@ -320,7 +337,7 @@ def main(arguments):
         folder = pathlib.Path(folder)
         path = folder / "exported.json"
         good &= commands(program, folder) and lengths(program, folder) and with_weights(program, path)
-        good &= belongs_to_readers() and sums_no_gradients() and marks_what_returns_its_input() and says_what_it_cannot_run(program, folder)
+        good &= pairs_of_samples(program, path) and belongs_to_readers() and sums_no_gradients() and marks_what_returns_its_input() and says_what_it_cannot_run(program, folder)
         for name, sizes in FAMILIES.items():
             good &= check(program, path, name, transformer(name, sizes))
         good &= check(program, path, "llama in bf16", transformer("llama", GROUPED), dtype=torch.bfloat16)

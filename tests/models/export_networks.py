@@ -148,6 +148,23 @@ EXACT = {
 }
 
 
+def contrast(m, x):
+    """Scores of each sample's first token with the mean of every sample, both ways, as CLIP has them of texts and images."""
+    scores = m.a(x[:, 0]) @ m.b(x.mean(1)).t() * m.scale.exp()
+    places = torch.arange(x.shape[0], device=x.device)
+    return functional.cross_entropy(scores, places) + functional.cross_entropy(scores.t(), places)
+
+
+def contrast_twice(m, x):
+    a, b = m.a(x[:, 0]), m.b(x[:, 1])
+    scores = a @ b.t()
+    return (scores + torch.relu(scores.softmax(-1) @ b) @ a.t()).sum()
+
+
+# What is not per sample: a size of the batch times the batch.
+PAIRS = tokens(contrast, a=linear, b=linear, scale=lambda: nn.Parameter(torch.zeros(())))
+
+
 def loop(m, x):
     state = x[:, 0]
     for token in x.unbind(1):
@@ -171,6 +188,7 @@ REFUSED = {
     "branch on values": (tokens(branches, a=linear), ("depends on values of tensors",)),
     "in place on a view": (tokens(in_place, a=linear, b=linear), ("the root module: relu_ in place on a view",)),
     "LSTM": (tokens(lambda m, x: m.l(x)[0], l=lambda: nn.LSTM(32, 32)), ("l: LSTM",)),
+    "between ops on pairs": (tokens(contrast_twice, a=linear, b=linear), ("relu between ops on pairs of samples",)),
     "ops that depend on the batch": (tokens(of_batch, a=linear, b=linear), ("depends on the batch",)),
     "an unknown function": (tokens(lambda m, x: torch.special.bessel_j0(x) + m.a(x), a=linear), ("no rule for aten.special_bessel_j0",)),
 }

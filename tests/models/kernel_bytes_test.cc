@@ -76,7 +76,6 @@ TEST_CASE("launches and bytes equal those of the operators that PyTorch runs") {
   OpSpec dropout = attention;
   dropout.dropout_p = 0.1;
   const OpSpec rms = RowsSpec(OpKind::kRmsNorm, 64, 48);
-  const OpSpec gelu = ActivationSpec(OpKind::kActivation, Activation::kGeluTanh);
   const OpSpec swiglu = ActivationSpec(OpKind::kGatedActivation, Activation::kSilu);
   OpSpec packed = swiglu;
   packed.packed_gate = true;
@@ -93,7 +92,6 @@ TEST_CASE("launches and bytes equal those of the operators that PyTorch runs") {
        {3, 81408, 20128}},
       {"rms norm in HF", rms, kBf16, "hf-eager", 2, {8, 124512, 99840}, {16, 334944, 235616}},
       {"rms norm in HF, fp32", rms, kFp32, "hf-eager", 2, {6, 100032, 75264}, {14, 347328, 223424}},
-      {"gelu_new", gelu, kBf16, "hf-eager", 2, {8, 122880, 98304}, {11, 208896, 135168}},
       {"silu(gate) * up", swiglu, kBf16, "torch-eager", 2, {2, 36864, 24576}, {3, 73728, 36864}},
       {"silu(gate) * up, packed",
        packed,
@@ -136,6 +134,30 @@ TEST_CASE("launches and bytes equal those of the operators that PyTorch runs") {
        {8, 344064, 172032}},
       // select_backward likewise, with a copy of the selected 192 bytes.
       {"select", select, kBf16, "torch-eager", 2, {0, 0, 0}, {1 + 1, 192, 12288 + 192}},
+  });
+}
+
+TEST_CASE("a GELU launches the operators that it is written in") {
+  const auto gelu = [](OpKind kind, GeluCode code) {
+    OpSpec spec = ActivationSpec(kind, Activation::kGeluTanh);
+    spec.gelu_code = code;
+    return spec;
+  };
+  const OpSpec one_gelu = gelu(OpKind::kActivation, GeluCode::kOneOperator);
+  const OpSpec new_gelu = gelu(OpKind::kActivation, GeluCode::kNew);
+  const OpSpec fast_gelu = gelu(OpKind::kActivation, GeluCode::kFast);
+  const OpSpec gated_gelu = gelu(OpKind::kGatedActivation, GeluCode::kNew);
+  CheckCases({
+      {"gelu_pytorch_tanh", one_gelu, kBf16, "hf-eager", 2, {1, 12288, 12288}, {1, 24576, 12288}},
+      {"gelu_new", new_gelu, kBf16, "hf-eager", 2, {8, 122880, 98304}, {11, 208896, 135168}},
+      {"gelu_fast", fast_gelu, kBf16, "hf-eager", 2, {9, 147456, 110592}, {13, 282624, 159744}},
+      {"gelu_new(gate) * up",
+       gated_gelu,
+       kBf16,
+       "hf-eager",
+       2,
+       {9, 147456, 110592},
+       {13, 258048, 159744}},
   });
 }
 
@@ -184,9 +206,12 @@ TEST_CASE("routers and experts launch and move what PyTorch's operators do") {
         (r + r + r + r + r + p) + (f + 3 * f + 2 * r + r) + (t + t + p + p) + 3 * w}},
   });
   // Weighted rows in both orders; three gradients of hidden features, which are larger than rows.
-  const OpKernels op = LowerOp(experts, 2, kBf16, Set("torch-eager"));
+  KernelSetOptions options = Set("torch-eager");
+  const OpKernels op = LowerOp(experts, 2, kBf16, options);
   CHECK(op.forward_workspace == Bytes(2 * r));
-  CHECK(op.backward_workspace == Bytes(3 * f));
+  CHECK(op.backward_workspace == Bytes(0));  // its moments say what is alive
+  options.moe_dispatch = MoeDispatch::kDense;
+  CHECK(LowerOp(experts, 2, kBf16, options).backward_workspace == Bytes(3 * 2 * f));  // all experts
 }
 
 TEST_CASE("bytes of table lookups, by hand") {
@@ -542,15 +567,54 @@ TEST_CASE("kernels: fp8 linear layers") {
   OpSpec spec = RowsSpec(OpKind::kLinear, 64, 48);
   spec.out = 96;
   KernelSetOptions options = Set("torch-compile");
-  options.fp8_linear = true;
+  options.fp8 = Fp8Products::kPerTensor;
   const OpKernels op = LowerOp(spec, 2, kBf16, options);
   CheckPass(op.forward, {3, 4 * 6144 + 4 * 4608 + 6144 + 4608, 6144 + 4608 + 2 * 12288});
   CheckPass(op.backward_data, {2, 4 * 12288 + 12288 + 4608, 12288 + 2 * 6144});
   CheckPass(op.backward_weight, {1, 12288 + 6144, 2 * 4608});
   CHECK(op.forward[2].dtype == DType::kFp8);
-  // Vocabulary projections stay in bf16.
+  // Vocabulary projections stay in bf16, as do sizes that are no multiples of 16.
   spec.out = 48 * 7;
   CHECK(LowerOp(spec, 2, kBf16, options).forward[0].dtype == kBf16);
+  spec.out = 100;
+  CHECK(LowerOp(spec, 2, kBf16, options).forward[0].dtype == kBf16);
+}
+
+// The same layer by the executor's kernels. The host looks for the largest magnitudes and rounds
+// inside the product.
+TEST_CASE("kernels: fp8 linear layers of the executor") {
+  OpSpec spec = RowsSpec(OpKind::kLinear, 64, 48);
+  spec.out = 96;
+  KernelSetOptions options = Set("shardwright-host");
+  options.fp8 = Fp8Products::kPerTensor;
+  OpKernels op = LowerOp(spec, 2, kBf16, options);
+  CheckPass(op.forward, {3, 2 * (2 * 6144 + 2 * 4608), 2 * 12288});
+  CheckPass(op.backward_data, {3, 2 * (2 * 12288 + 2 * 4608), 2 * 6144});
+  CheckPass(op.backward_weight, {3, 2 * (2 * 12288 + 2 * 6144), 2 * 4608});
+  CHECK(op.forward[2].dtype == kBf16);
+  // Panels of 128 x 48 and 96 x 48 and a tile of 128 x 96 numbers; two scales, or one per row.
+  const std::int64_t product = 4 * (128 * 48 + 96 * 48 + 128 * 96);
+  CHECK(op.forward_workspace == Bytes(product + 2 * 64));
+  options.fp8 = Fp8Products::kPerRow;
+  CHECK(LowerOp(spec, 2, kBf16, options).forward_workspace == Bytes(product + 4 * (128 + 96)));
+
+  // The CUDA device copies both operands of every product. One scale takes a pass of its own; rows
+  // find theirs while they are copied, unless they are columns.
+  options = Set("shardwright-cuda-plain");
+  options.fp8 = Fp8Products::kPerTensor;
+  op = LowerOp(spec, 2, kBf16, options);
+  CheckPass(op.forward, {5, 5 * 6144 + 5 * 4608, 6144 + 4608 + 2 * 12288});
+  CheckPass(op.backward_data, {5, 5 * 12288 + 5 * 4608, 12288 + 4608 + 2 * 6144});
+  CheckPass(op.backward_weight, {5, 5 * 12288 + 5 * 6144, 12288 + 6144 + 2 * 4608});
+  CHECK(op.forward.back().dtype == DType::kFp8);
+  // Copies, a scale each and 512 partial maxima each.
+  CHECK(op.forward_workspace == Bytes(6144 + 4608 + 2 * 256 + 2 * 2048));
+  options.fp8 = Fp8Products::kPerRow;
+  op = LowerOp(spec, 2, kBf16, options);
+  CheckPass(op.forward, {3, 3 * 6144 + 3 * 4608, 6144 + 4608 + 2 * 12288});
+  CheckPass(op.backward_data, {4, 3 * 12288 + 5 * 4608, 12288 + 4608 + 2 * 6144});
+  CheckPass(op.backward_weight, {5, 5 * 12288 + 5 * 6144, 12288 + 6144 + 2 * 4608});
+  CHECK(op.forward_workspace == Bytes(6144 + 4608 + 512 + 512));
 }
 
 }  // namespace

@@ -155,12 +155,29 @@ TEST_CASE("grouped-query attention keeps repeated keys only where the stack repe
   CHECK(TotalFlops(native.forward) == TotalFlops(repeated.forward));
 }
 
-TEST_CASE("a position bias forces the score matrix unless the flash kernel takes it") {
+TEST_CASE("a position bias forces the score matrix unless a fused kernel takes it") {
   LayerSizes z = {.b = 2, .s = 128, .h = 256, .a = 4, .kv = 4};
   OpSpec spec = AttentionSpec(z);
   spec.has_bias = true;
-  const OpKernels scores = LowerOp(spec, 2, DType::kBf16, Set("torch-eager"));
+  const OpKernels scores = LowerOp(spec, 2, DType::kBf16, Set("hf-eager"));
   CHECK(scores.extra_saved == Bytes(2 * 4 * 128 * 128 * 2));
+  // PyTorch's memory-efficient kernel keeps the layer's copy of the bias, and of each row a number;
+  // tests/models/attention_stand_in_test.py has the same from PyTorch.
+  spec.causal = false;
+  const OpKernels efficient = LowerOp(spec, 2, DType::kBf16, Set("torch-eager"));
+  const std::int64_t bias = 4 * 128 * 128 * 2, stats = 2 * 4 * 128 * 4;
+  CHECK(efficient.extra_saved == Bytes(stats + bias));
+  // The copy, then the kernel.
+  REQUIRE(efficient.forward.size() == 2);
+  CHECK(efficient.forward[0].read == Bytes(bias));
+  CHECK(efficient.forward[0].written == Bytes(bias));
+  // The bias's gradient comes per sample, and is summed up.
+  CHECK(efficient.backward_data.back().read == Bytes(2 * bias));
+  CHECK(efficient.backward_data.back().written == Bytes(bias));
+  // A causal layer merges a mask into its copy, and keeps a byte per pair of tokens for it.
+  spec.causal = true;
+  const OpKernels masked = LowerOp(spec, 2, DType::kBf16, Set("torch-eager"));
+  CHECK(masked.extra_saved == Bytes(stats + bias + 128 * 128));
   const OpKernels flash = LowerOp(spec, 2, DType::kBf16, Set("shardwright-cuda"));
   CHECK(flash.extra_saved == Bytes(2 * 4 * 128 * 4));
 }
@@ -222,7 +239,34 @@ TEST_CASE("experts: grouped dispatch computes the routed rows, dense dispatch al
   CHECK(dense.saves_input == 1U);
 }
 
-TEST_CASE("cross-entropy: fp32 copies, chunks and the fused kernel") {
+// MixtralExperts of Transformers 5.23 with grouped products, 256 tokens, PyTorch 2.13: live bytes
+// of all storages at the peaks of its backward nodes, less those of the output and its gradient.
+TEST_CASE("experts: the moments of backward have what autograd has alive") {
+  const OpSpec spec = {.kind = OpKind::kExperts,
+                       .rows = 256,
+                       .in = 128,
+                       .out = 352,
+                       .gated = true,
+                       .activation = Activation::kSilu,
+                       .experts = 8,
+                       .experts_per_token = 2};
+  const OpKernels op = LowerOp(spec, 1, DType::kFp32, Set("hf-eager"));
+  Bytes kept = op.extra_saved;
+  for (std::size_t i = 0; i < op.early_tensors; ++i) {
+    kept -= op.extra_saved_tensors[i];
+  }
+  const std::int64_t weights = 3 * 1441792;
+  std::vector<std::int64_t> alive;
+  for (const BackwardMoment& moment : op.moments) {
+    alive.push_back(kept.value + moment.alive.value + weights - moment.weights_to_come.value);
+  }
+  REQUIRE(alive.size() == 5);
+  alive.pop_back();  // the scatter of the rows' gradients, never the peak
+  CHECK(alive == std::vector<std::int64_t>{4208672, 5580832, 6039584, 6301728});
+  CHECK(LowerOp(spec, 1, DType::kFp32, Set("shardwright-host")).moments.empty());
+}
+
+TEST_CASE("cross-entropy: fp32 copies and the fused kernel") {
   const OpSpec spec = RowsSpec(OpKind::kCrossEntropy, 512, 32000);
   const std::int64_t e = 2 * 512 * 32000;
   const OpKernels eager = LowerOp(spec, 2, DType::kBf16, Set("torch-eager"));
@@ -235,18 +279,83 @@ TEST_CASE("cross-entropy: fp32 copies, chunks and the fused kernel") {
   CHECK(fp32.extra_saved == Bytes(4 * e));
   CHECK(fp32.forward_workspace == Bytes(0));
 
-  KernelSetOptions chunked = Set("torch-eager");
-  chunked.loss_chunks = 8;
-  const OpKernels parts = LowerOp(spec, 2, DType::kBf16, chunked);
-  CHECK(parts.extra_saved == Bytes(e / 2));
-  CHECK(parts.forward_workspace == Bytes(e / 2));
-  CHECK(TotalRead(parts.forward) == TotalRead(eager.forward));
-
   const OpKernels fused = LowerOp(spec, 2, DType::kBf16, Set("torch-compile"));
   CHECK(fused.saves_input == 0b11U);
   CHECK(fused.extra_saved == Bytes(1024 * 8));
   CHECK(fused.forward_workspace == Bytes(0));
   CHECK(fused.backward_workspace == Bytes(0));
+}
+
+// By hand, with e elements in a chunk of 128 of the 1024 rows. Eager: 16-bit logits, their fp32
+// log-softmax, two fp32 gradients of which the second becomes the 16-bit one. Fused: logits, which
+// become their gradient, and two numbers per row. Backward runs all products, and from the second
+// chunk on reads the weight's gradient, too.
+TEST_CASE("a linear layer that runs the loss behind it in chunks") {
+  const OpSpec linear{.kind = OpKind::kLinear, .rows = 512, .in = 64, .out = 32000};
+  const OpSpec loss = RowsSpec(OpKind::kCrossEntropy, 512, 32000);
+  const std::int64_t e = 128 * 32000;
+  const std::int64_t weight = 2 * 64 * 32000;
+  KernelSetOptions chunked = Set("torch-eager");
+  chunked.loss_chunks = 8;
+  const OpKernels eager = LowerLinearLoss(linear, loss, 2, DType::kBf16, chunked);
+  CHECK(eager.forward.empty());
+  CHECK(eager.saves_input == 0b1U);
+  CHECK(eager.extra_saved == Bytes(0));
+  CHECK(eager.backward_workspace == Bytes(2 * e + 4 * e + 8 * e));
+  const OpKernels linear_alone = LowerOp(linear, 2, DType::kBf16, chunked);
+  const OpKernels loss_alone = LowerOp(loss, 2, DType::kBf16, chunked);
+  CHECK(TotalFlops(eager.backward_data) == 2 * TotalFlops(linear_alone.forward));
+  CHECK(TotalFlops(eager.backward_weight) == TotalFlops(linear_alone.backward_weight));
+  CHECK(TotalRead(eager.backward_data) ==
+        TotalRead(linear_alone.forward) + TotalRead(linear_alone.backward_data) +
+            TotalRead(loss_alone.forward) + TotalRead(loss_alone.backward_data) + 2 * 7 * weight);
+  // The other operands of the weight's gradient are read once, the weight's gradient seven times.
+  CHECK(TotalRead(eager.backward_weight) == TotalRead(linear_alone.backward_weight) + 7 * weight);
+  CHECK(TotalWritten(eager.backward_weight) == 8 * weight);
+
+  chunked = Set("torch-compile");
+  chunked.loss_chunks = 8;
+  CHECK(LowerLinearLoss(linear, loss, 2, DType::kBf16, chunked).backward_workspace ==
+        Bytes(2 * e + 128 * 8));
+  chunked.loss_chunks = 5000;  // more than rows: one row each
+  CHECK(LowerLinearLoss(linear, loss, 2, DType::kBf16, chunked).backward_workspace ==
+        Bytes(2 * 32000 + 8));
+}
+
+TEST_CASE("a stack with its loss in chunks keeps no whole logits") {
+  KernelSetOptions expected = Set("hf-2021");
+  CHECK(WithLossChunks(expected, 1) == expected);
+  REQUIRE(expected.keeps_logits);
+  REQUIRE(expected.shifted_logits);
+  expected.loss_chunks = 4;
+  expected.keeps_logits = expected.shifted_logits = false;
+  CHECK(WithLossChunks(Set("hf-2021"), 4) == expected);
+  CHECK(WithLossChunks(Set("hf-liger"), 1).loss_chunks == 1);
+}
+
+TEST_CASE("a window over more keys than queries begins in the tile of its first key") {
+  // Query i is token 150 + i and sees that token alone: keys 150 to 249, in tiles of 128 those from
+  // 128 on.
+  OpSpec spec = AttentionSpec({.b = 1, .s = 100, .h = 8, .a = 1, .kv = 1});
+  spec.seq_k = 250;
+  spec.window = 1;
+  spec.causal = true;
+  const OpKernels op = LowerOp(spec, 1, DType::kBf16, Set("torch-eager"));
+  CHECK(TotalFlops(op.forward) == 2.0 * 100 * (250 - 128) * (8 + 8));
+}
+
+// T5LayerNorm multiplies the 16-bit x by the root, LlamaRMSNorm its fp32 copy: with hooks on the
+// meta device autograd keeps x, x32, a root per row and the scaled x of the first, of the second
+// not x.
+TEST_CASE("a norm that scales its input keeps that, too") {
+  OpSpec spec = RowsSpec(OpKind::kRmsNorm, 64, 48);
+  const OpKernels llama = LowerOp(spec, 2, DType::kBf16, Set("hf-trainer"));
+  spec.scales_input = true;
+  const OpKernels t5 = LowerOp(spec, 2, DType::kBf16, Set("hf-trainer"));
+  CHECK(llama.saves_input == 0);
+  CHECK(t5.saves_input == 1);
+  CHECK(t5.extra_saved == llama.extra_saved);
+  CHECK(t5.backward_data.size() == llama.backward_data.size() + 1);  // two gradients of x
 }
 
 // By hand, after modeling_llama.py of 2024: `logits = logits.float()` (the 16-bit tensor dies) and
@@ -414,12 +523,12 @@ TEST_CASE("every op in every stack: sane kernels, sizes linear in the batch") {
             CHECK(four.extra_saved.value <= 4 * one.extra_saved.value);
             CHECK(four.extra_saved.value >= 4 * (one.extra_saved.value - 4 * spec.experts));
           } else if (kind != OpKind::kBatchNorm) {  // statistics per channel
-            // One chunk of several is rounded up to whole bytes; there are no more chunks than
-            // rows.
-            const std::int64_t rounding = options.loss_chunks > 1 ? 3 : 0;
-            const bool is_linear = 2 * spec.rows >= options.loss_chunks;
+            // The samples share a position bias, of up to 4 bytes, and the mask in it.
+            const bool is_biased = kind == OpKind::kAttention && spec.has_bias;
+            const std::int64_t shared =
+                is_biased ? (4 * spec.heads + 1) * spec.seq_q * spec.seq_k : 0;
             CHECK(four.extra_saved.value <= 4 * one.extra_saved.value);
-            CHECK(four.extra_saved.value >= (is_linear ? 4 : 1) * one.extra_saved.value - rounding);
+            CHECK(four.extra_saved.value >= 4 * (one.extra_saved.value - shared));
           }
           CHECK(TotalRead(four.forward) >= TotalRead(one.forward));
           CHECK(TotalRead(four.forward) <= 4 * TotalRead(one.forward));
@@ -474,7 +583,7 @@ TEST_CASE("kernel set names: unique, found, and the nearest match for a wrong on
       "\"hf-2023\", "
       "\"shardwright-host\", "
       "\"shardwright-cuda\", \"shardwright-cuda-plain\", \"shardwright-cuda-gelu\", "
-      "\"shardwright-cuda-fused\"; did you mean "
+      "\"shardwright-cuda-fused\", \"shardwright-cuda-chunked\"; did you mean "
       "\"torch-eager\"?",
       InputError);
 }
@@ -485,6 +594,27 @@ AttentionImpl AttentionBy(const std::vector<Kernel>& kernels) {
                                   [](const Kernel& k) { return IsAttention(k.kind); });
   REQUIRE(found != kernels.end());
   return found->attention;
+}
+
+TEST_CASE("the CUDA device runs the products of experts itself") {
+  const OpSpec spec{.kind = OpKind::kExperts,
+                    .rows = 64,
+                    .in = 32,
+                    .out = 16,
+                    .experts = 4,
+                    .experts_per_token = 2};
+  for (const char* name : {"shardwright-cuda-fused", "torch-eager"}) {
+    const OpKernels op = LowerOp(spec, 1, DType::kBf16, Set(name));
+    int products = 0;
+    for (const auto* kernels : {&op.forward, &op.backward_data, &op.backward_weight}) {
+      for (const Kernel& kernel : *kernels) {
+        const bool is_product = kernel.kind == KernelClass::kGroupedGemm;
+        products += is_product ? 1 : 0;
+        CHECK(kernel.is_own == (is_product && Set(name).cuda_kernels));
+      }
+    }
+    CHECK(products > 0);
+  }
 }
 
 TEST_CASE("the CUDA device declares what cuDNN needs for attention") {

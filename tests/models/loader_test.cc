@@ -43,14 +43,60 @@ TEST_CASE("Loader.FindsFilesFoldersAndZooNames") {
   CHECK(LoadModel("data/models/tiny-encoder.json").name == "tiny-encoder");
 }
 
+// The hub's names of models whose config.json has the zoo's sizes.
+TEST_CASE("Loader.NamesAsTheHubWritesThem") {
+  for (const auto& row : std::vector<std::pair<const char*, const char*>>{
+           {"meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"},
+           {"meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b"},
+           {"meta-llama/Meta-Llama-3-8B", "llama-3-8b"},
+           {"meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"},
+           {"Qwen/Qwen3-8B", "qwen3-8b"},
+           {"Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"},
+           {"google/gemma-2-9b-it", "gemma-2-9b"},
+           {"mistralai/Mistral-7B-v0.1", "mistral-7b"},
+           {"mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"},
+           {"mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"},
+           {"deepseek-ai/DeepSeek-R1", "deepseek-v3"},
+           {"openai/gpt-oss-20b", "gpt-oss-20b"},
+           {"google/gemma-3-27b-it", "gemma-3-27b"},
+           {"mistralai/Mistral-Nemo-Instruct-2407", "mistral-nemo-12b"},
+           {"mistralai/Mistral-Small-24B-Base-2501", "mistral-small-24b"},
+           {"allenai/OLMo-2-1124-7B-Instruct", "olmo-2-7b"},
+           {"HuggingFaceTB/SmolLM3-3B-Base", "smollm3-3b"},
+           {"TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"},
+           {"zai-org/GLM-4-9B-0414", "glm-4-9b-0414"},
+           {"llama3.1-8b", "llama-3.1-8b"},
+           {"qwen-2.5-7b-instruct", "qwen2.5-7b"},
+           {"phi4", "phi-4"},
+           {"llama-27b", ""},
+           {"google-bert/bert-base-uncased", "bert-base-uncased"},
+           {"microsoft/Phi-3-mini-4k-instruct", "phi-3-mini-4k"},
+           {"GPT2", "gpt2"}}) {
+    const std::string spelled = row.first;
+    CAPTURE(spelled);
+    CHECK(ZooModelOf(spelled) == row.second);
+    if (*row.second != '\0') {
+      CHECK(ModelFile(spelled).empty());
+    }
+  }
+  const Model model = LoadModel("Qwen/Qwen3-0.6B");
+  CHECK(model.name == "qwen3-0.6b");
+  CHECK(model.warnings.back() == "model Qwen/Qwen3-0.6B is taken as qwen3-0.6b of the zoo");
+  for (const char* spelled : {"acme/Large-9B", "Qwen/Qwen2.5-VL-7B-Instruct", "instruct", "a/b", "",
+                              "meta-llama/Llama-3.2-11B-Vision", "Qwen/Qwen3-8B-FP8"}) {
+    CAPTURE(std::string(spelled));
+    CHECK(ZooModelOf(spelled).empty());
+  }
+}
+
 TEST_CASE("Loader.ErrorsOfNamesThatAreNothing") {
   CHECK(ErrorOf("llama-3-80b") ==
         "model: got \"llama-3-80b\", expected a zoo name (shardwright list models), a config.json, "
         "a folder with one, or a model.json; did you mean \"llama-3-70b\"?");
-  CHECK(ErrorOf("meta-llama/Llama-3.1-8B") ==
-        "model: got \"meta-llama/Llama-3.1-8B\", which is no file here but looks like a hub id, "
+  CHECK(ErrorOf("acme/Large-9B") ==
+        "model: got \"acme/Large-9B\", which is no file here but looks like a hub id, "
         "expected a local file or a zoo name; download its configuration with: huggingface-cli "
-        "download meta-llama/Llama-3.1-8B config.json --local-dir Llama-3.1-8B");
+        "download acme/Large-9B config.json --local-dir Large-9B");
   CHECK(ErrorOf("data/models/none.json") ==
         "data/models/none.json: got no such file, expected a config.json or a model.json");
   CHECK(ErrorOf("data/models") == "data/models/config.json: got no such file, expected a file");
@@ -85,6 +131,30 @@ TEST_CASE("Loader.AliasesAndNullsAreUnderstood") {
   // num_experts and num_local_experts are one key.
   const Model moe = FromText(R"({"model_type": "mixtral", "num_experts": 4})");
   CHECK(CountParameters(moe) == 46702792704 - 32L * 4 * (3L * 4096 * 14336 + 4096));
+}
+
+TEST_CASE("Loader.AGeluIsWrittenAsTransformersWritesIt") {
+  const auto code_of = [](const std::string& config) {
+    const Model model = FromText(config);
+    for (const ModelOp& op : model.ops) {
+      const OpSpec& spec = model.SpecOf(op);
+      if (spec.activation == Activation::kGeluTanh) {
+        return spec.gelu_code;
+      }
+    }
+    throw InputError(config, "no GELU", "one");
+  };
+  const std::string small = R"(, "num_hidden_layers": 1)";
+  const std::string gpt = R"({"model_type": "gpt2", "activation_function": ")";
+  CHECK(code_of(gpt + "gelu_new\"" + small + "}") == GeluCode::kNew);
+  CHECK(code_of(gpt + "gelu_fast\"" + small + "}") == GeluCode::kFast);
+  CHECK(code_of(gpt + "gelu_pytorch_tanh\"" + small + "}") == GeluCode::kOneOperator);
+  CHECK(code_of(R"({"model_type": "t5", "feed_forward_proj": "gated-gelu", "num_layers": 1})") ==
+        GeluCode::kNew);
+  CHECK(code_of(R"({"model_type": "gemma")" + small + "}") == GeluCode::kOneOperator);
+  // By templates.
+  CHECK(code_of(R"({"model_type": "phi")" + small + "}") == GeluCode::kNew);
+  CHECK(code_of(R"({"model_type": "starcoder2")" + small + "}") == GeluCode::kOneOperator);
 }
 
 TEST_CASE("Loader.BiasesFollowTheConfig") {
@@ -180,12 +250,12 @@ TEST_CASE("Loader.ANewDecoderTypeIsOneTableRow") {
   const LoadOptions options{.model_types_file = "data/model_types/granite.json"};
   const Model model = LoadModel("data/models/granite-3.0-2b.json", options);
   CHECK(CountParameters(model) == 2533531648);
-  CHECK(model.block_class == "GraniteDecoderLayer");
+  CHECK(model.block_classes == std::vector<std::string>{"GraniteDecoderLayer"});
   CHECK(model.type == "granite");
   // The program's own row is a template, which says the same.
   const Model own = LoadModel("data/models/granite-3.0-2b.json");
   CHECK(CountParameters(own) == 2533531648);
-  CHECK(own.block_class == "GraniteDecoderLayer");
+  CHECK(own.block_classes == std::vector<std::string>{"GraniteDecoderLayer"});
 }
 
 // The whole error line of each bad file.
@@ -214,7 +284,8 @@ TEST_CASE("Loader.BadFilesGetOneClearLine") {
       {"not_object", "got [1,2], expected an object"},
       {"bad_activation",
        "hidden_act: got \"sillu\", expected one of \"silu\", \"swish\", \"gelu\", \"gelu_python\", "
-       "\"gelu_new\", \"gelu_fast\", \"gelu_pytorch_tanh\", \"relu\", \"tanh\", \"sigmoid\"; did "
+       "\"gelu_new\", \"gelu_fast\", \"gelu_accurate\", \"gelu_pytorch_tanh\", \"relu\", \"tanh\", "
+       "\"sigmoid\"; did "
        "you mean \"silu\"?"},
       {"bad_dropout",
        "resid_pdrop: got 1.5, expected a probability from 0 up to, but not including, 1"},

@@ -97,8 +97,11 @@ def gelu_new(x):
     return 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
-def eager_attention(q, k, v, softmax_dtype=None, dropout=0.0):
-    p = F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.25, dim=-1, dtype=softmax_dtype).to(q.dtype)
+def eager_attention(q, k, v, softmax_dtype=None, dropout=0.0, cap=None):
+    scores = torch.matmul(q, k.transpose(2, 3)) * 0.25
+    if cap is not None:
+        scores = torch.tanh(scores / cap) * cap
+    p = F.softmax(scores, dim=-1, dtype=softmax_dtype).to(q.dtype)
     return torch.matmul(cuda_dropout(p, dropout), v)
 
 
@@ -218,7 +221,10 @@ def single_ops():
         for p in (0.0, 0.1):
             name = f"attention, softmax {dtype}, p {p}"
             show(name, kept(lambda q, k, v, d=dtype, p=p: eager_attention(q, k, v, d, p), qkv))
+    show("attention with capped scores", kept(lambda *t: eager_attention(*t, FP32, cap=50.0), qkv))
     show("flash attention", kept(flash_attention, qkv))
+    heads_first = [torch.cat((t[..., :8], t[..., 8:]), -1) for t in qkv[:2]]
+    show("flash attention, heads first", kept(lambda q, k, v: flash_attention(q, k, v).transpose(1, 2).contiguous(), [*heads_first, qkv[2]]))
     image = zeros(2, 3, 32, 32)
     module("conv", nn.Conv2d(3, 8, 3, padding=1, dtype=BF16), image)
     module("batch norm", nn.BatchNorm2d(3), zeros(2, 3, 32, 32, dtype=FP32))

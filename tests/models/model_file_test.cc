@@ -57,7 +57,14 @@ constexpr const char* kOuter = R"("results": [{"shape": ["sequence_length", "seq
                "flops": "12 * batch * sequence_length * sequence_length", "read": "batch * 12 * sequence_length",
                "written": "batch * sequence_length * sequence_length"}],
   "backward_data": [{"class": "elementwise", "read_bytes": "sequence_length * sequence_length / 2 + 3"}],
-  "saves_inputs": [0], "saved": [{"bytes": "7 * batch"}, {"elements": 10}])";
+  "saves_inputs": [0], "saved": [{"bytes": "7 * batch"}, {"elements": 10}],
+  "backward_workspace": {"elements": "batch * sequence_length", "bytes": 9})";
+
+TEST_CASE("ModelFile.ATensorThatNoLaunchWrites") {
+  CHECK(ErrorIn(OtherFile(R"("results": [{"shape": ["sequence_length"]}])")) ==
+        "m.json: ops[1].results: got a tensor of its own and no launch in \"forward\", expected a "
+        "launch that writes it, or \"view_of\" an input");
+}
 
 TEST_CASE("ModelFile.OtherOpsSayWhatTheyCost") {
   for (const std::int64_t length : {8, 20}) {
@@ -75,6 +82,7 @@ TEST_CASE("ModelFile.OtherOpsSayWhatTheyCost") {
     CHECK(three.backward_data.at(0).read == Bytes(length * length / 2 + 3));
     CHECK(three.saves_input == 1U);
     CHECK(three.extra_saved == Bytes(3 * 7 + 2 * 10));
+    CHECK(three.backward_workspace == Bytes(2 * 3 * length + 9));
     // The linear layer multiplies 2 * 8 * 4 * 6 per sample each way; x needs no gradient.
     const ModelTotals totals = TotalsOf(model, 3, DType::kBf16, set);
     const double linear = 3.0 * 2.0 * static_cast<double>(length) * 24.0;
@@ -82,6 +90,37 @@ TEST_CASE("ModelFile.OtherOpsSayWhatTheyCost") {
     CHECK(totals.backward.value == linear);
     CHECK(totals.saved == Bytes(3 * length * 4 * 2 + 3 * length * 6 * 2 + 3 * 7 + 2 * 10));
   }
+}
+
+TEST_CASE("ModelFile.OtherOpsMayHaveASizePerPairOfSamples") {
+  const Model model = Read(OtherFile(R"("results": [{"shape": [1], "shared": true}],
+    "forward": [{"class": "gemm", "m": "batch", "n": "batch", "k": 48, "flops": "2 * batch * 48 * batch",
+                 "read": "96 * batch", "written": "batch * batch + 3 * batch + 1"}],
+    "saved": [{"bytes": "batch * batch * sequence_length / 2"}])"));
+  const KernelSetOptions& set = FindKernelSet("torch-eager", "test");
+  for (const std::int64_t batch : {1, 5}) {
+    const OpKernels op = LowerOp(model.SpecOf(model.ops.back()), batch, DType::kBf16, set);
+    CHECK(op.forward.at(0).m == batch);
+    CHECK(op.forward.at(0).flops.value == static_cast<double>(96 * batch * batch));
+    CHECK(op.forward.at(0).written == Bytes(2 * (batch * batch + 3 * batch + 1)));
+    CHECK(op.extra_saved == Bytes(4 * batch * batch));
+  }
+}
+
+TEST_CASE("ModelFile.ADefaultOfNothingMayBeWritten") {
+  const auto file = [](const std::string& offset) {
+    return R"({"format": "shardwright-model", "version": 1, "sequence_length": 8,
+      "inputs": {"x": {"shape": ["sequence_length", 4]}},
+      "modules": [{"name": "a", "class": "Norm", "params": [{"name": "weight", "shape": [4]}]}],
+      "ops": [{"op": "rms_norm", "module": "a", "inputs": ["x"], "output": "y", "weight_offset": )" +
+           offset + "}]}";
+  };
+  const Model none = Read(file("0"));
+  CHECK(none.SpecOf(none.ops[0]).weight_offset == 0.0);
+  const Model gemma = Read(file("1"));
+  CHECK(gemma.SpecOf(gemma.ops[0]).weight_offset == 1.0);
+  CHECK(ErrorIn(file("-1")) ==
+        "m.json: ops[0].weight_offset: got -1, expected a positive number below 1e18");
 }
 
 TEST_CASE("ModelFile.WhatNoOpReadsIsTrainableUnlessItIsFrozen") {
@@ -109,7 +148,9 @@ TEST_CASE("ModelFile.SizesThatAreNoSizes") {
            {R"("sequence_length / 3")", R"("sequence_length / 3" (with sequence_length 8))"},
            {R"("2 ** 3")", R"("2 ** 3" (with sequence_length 8))"},
            {R"("image_size")", R"("image_size" (with sequence_length 8))"},
-           {R"("batch * batch")", R"("batch * batch" (with sequence_length 8))"},
+           {R"("batch * batch")", R"("batch * batch", which depends on the batch)"},
+           {R"("batch * 2 * batch * batch")",
+            R"("batch * 2 * batch * batch" (with sequence_length 8))"},
            {R"("3 - sequence_length")", R"("3 - sequence_length" (with sequence_length 8))"},
            {R"("batch")", R"("batch", which depends on the batch)"},
            {R"("sequence_length - 8")", R"("sequence_length - 8" = 0)"},
@@ -137,10 +178,40 @@ TEST_CASE("ModelFile.AnotherLengthMustChangeSomething") {
             "no size of the file depends on sequence_length; export the model at the other length");
 }
 
+TEST_CASE("ModelFile.BlocksMayBeOfSeveralClasses") {
+  using Names = std::vector<std::string>;
+  const std::string result = R"("results": [{"shape": [1]}], "forward": [{"class": "copy"}])";
+  const auto classes = [&](const std::string& value) {
+    return Read(OtherFile(result, R"("block_class": )" + value + ", ")).block_classes;
+  };
+  CHECK(classes(R"(["A", "B"])") == Names{"A", "B"});
+  CHECK(classes(R"("A")") == Names{"A"});
+  CHECK(classes(R"("")").empty());
+  CHECK(ErrorIn(OtherFile(result, R"("block_class": ["A", 3], )")) ==
+        "m.json: block_class[1]: got 3, expected a string");
+}
+
+TEST_CASE("ModelFile.AttentionOfAnOtherOpIsPricedAsAttention") {
+  const Model model = Read(OtherFile(R"("results": [{"shape": ["sequence_length", 6]}],
+    "forward": [{"class": "attention", "batch": "3 * batch", "m": "sequence_length",
+                 "n": "sequence_length", "k": 2, "flops": "8 * batch", "read": 5, "written": 6}],
+    "backward_data": [{"class": "attention_backward", "batch": "3 * batch", "m": 8, "n": 8, "k": 2}])"));
+  const OpSpec& spec = model.SpecOf(model.ops.back());
+  for (const auto& [set, attention] : std::vector<std::pair<std::string, AttentionImpl>>{
+           {"torch-eager", AttentionImpl::kFlash}, {"jax-xla", AttentionImpl::kCudnn}}) {
+    const OpKernels op = LowerOp(spec, 2, DType::kBf16, FindKernelSet(set, "test"));
+    CHECK(op.forward.at(0).kind == KernelClass::kAttentionForward);
+    CHECK(op.forward.at(0).attention == attention);
+    CHECK(op.forward.at(0).batch == 6);
+    CHECK(op.forward.at(0).k == 2);
+    CHECK(op.backward_data.at(0).kind == KernelClass::kAttentionBackward);
+  }
+}
+
 TEST_CASE("ModelFile.RepeatsTiesAndFrozenParameters") {
   const Model model = LoadModel("data/models/tiny-encoder.json");
   CHECK(model.type == "custom");
-  CHECK(model.block_class == "Block");
+  CHECK(model.block_classes == std::vector<std::string>{"Block"});
   // tokens + places + 3 * (norm + qkv + bias + out); the head is tied.
   const std::int64_t blocks = 3 * (12 + 36 * 12 + 36 + 12 * 12);
   CHECK(CountParameters(model) == 50 * 12 + 16 * 12 + blocks);

@@ -83,6 +83,7 @@ Layer Gpt2Layer(const LayerSizes& z, Activation activation, const KernelSetOptio
   dropout.dropout_p = z.p;
   OpSpec gelu = RowsSpec(OpKind::kActivation, z.s, z.f);
   gelu.activation = activation;
+  gelu.gelu_code = GeluCode::kNew;
   const OpSpec project = LinearSpec(z.s, z.h, z.h, true);
   const OpSpec add = RowsSpec(OpKind::kAdd, z.s, z.h);
   layer.Op(norm, {0}, {1});
@@ -173,6 +174,11 @@ TEST_CASE("row-wise ops keep what PyTorch's autograd keeps") {
   packed_silu.packed_gate = true;
   OpSpec packed_relu = act(gated, Activation::kRelu);
   packed_relu.packed_gate = true;
+  const auto gelu = [&](OpKind kind, GeluCode code) {
+    OpSpec spec = act(kind, Activation::kGeluTanh);
+    spec.gelu_code = code;
+    return spec;
+  };
   const OpSpec embedding = {.kind = OpKind::kEmbedding, .rows = 64, .out = 48, .vocab = 100};
   const OpSpec rms = RowsSpec(OpKind::kRmsNorm, 64, 48);
   OpSpec gemma = rms;
@@ -190,7 +196,13 @@ TEST_CASE("row-wise ops keep what PyTorch's autograd keeps") {
       {"sigmoid", act(one, Activation::kSigmoid), bf16, "torch-eager", 0, 1, 0},
       {"gelu", act(one, Activation::kGelu), bf16, "torch-eager", 1, 0, 0},
       {"gelu tanh", act(one, Activation::kGeluTanh), bf16, "torch-eager", 1, 0, 0},
-      {"gelu_new of HF", act(one, Activation::kGeluTanh), bf16, "hf-eager", 1, 0, 3 * 12288},
+      {"gelu_pytorch_tanh of HF", act(one, Activation::kGeluTanh), bf16, "hf-eager", 1, 0, 0},
+      {"gelu_new of HF", gelu(one, GeluCode::kNew), bf16, "hf-eager", 1, 0, 3 * 12288},
+      {"gelu_fast of HF", gelu(one, GeluCode::kFast), bf16, "hf-eager", 1, 0, 6 * 12288},
+      {"gelu_new elsewhere", gelu(one, GeluCode::kNew), bf16, "torch-eager", 1, 0, 0},
+      {"gelu_new(gate) * up", gelu(gated, GeluCode::kNew), bf16, "hf-eager", 3, 0, 4 * 12288},
+      {"gelu_fast(gate) * up", gelu(gated, GeluCode::kFast), bf16, "hf-eager", 3, 0, 7 * 12288},
+      {"gelu_tanh(gate) * up", act(gated, Activation::kGeluTanh), bf16, "hf-eager", 3, 0, 12288},
       {"silu", act(one, Activation::kSilu), bf16, "torch-eager", 1, 0, 0},
       {"silu(gate) * up", act(gated, Activation::kSilu), bf16, "torch-eager", 3, 0, 12288},
       {"relu(gate) * up", act(gated, Activation::kRelu), bf16, "torch-eager", 2, 0, 12288},
@@ -208,6 +220,10 @@ TEST_CASE("attention and losses keep what PyTorch's autograd keeps") {
   const LayerSizes z = {.b = 2, .s = 64, .h = 48, .a = 3, .kv = 3};
   LayerSizes z_dropout = z;
   z_dropout.p = 0.1;
+  OpSpec capped = AttentionSpec(z);
+  capped.soft_cap = 50.0;
+  OpSpec heads_first = AttentionSpec(z);
+  heads_first.heads_first = true;
   const OpSpec rope = {
       .kind = OpKind::kRope, .rows = 64, .heads = 3, .kv_heads = 3, .head_dim = 16};
   const OpSpec logits = RowsSpec(OpKind::kCrossEntropy, 32, 100);
@@ -229,6 +245,12 @@ TEST_CASE("attention and losses keep what PyTorch's autograd keeps") {
       {"cross-entropy, 1.11", logits, bf16, "hf-2022", 3, 0, 12800},
       {"cross-entropy, 1.10", logits, bf16, "hf-2021", 3, 0, 12800 + 12800},
       {"flash", AttentionSpec(z), bf16, "torch-eager", 7, 1, 1536},
+      // The output with heads first, of which the next layer takes a copy.
+      {"flash, heads first", heads_first, bf16, "torch-eager", 7, 0, 12288 + 1536},
+      {"flash, heads first, fused rope", heads_first, bf16, "torch-compile", 7, 1, 1536},
+      // No fused attention of PyTorch's caps scores: tanh, softmax in fp32 and its copy are kept.
+      {"capped scores", capped, bf16, "hf-trainer", 7, 0, 196608},
+      {"capped scores in a kernel", capped, bf16, "torch-compile", 7, 1, 1536},
       {"log-softmax", RowsSpec(OpKind::kLogSoftmax, 32, 100), bf16, "torch-eager", 0, 1, 0},
       {"nll", RowsSpec(OpKind::kNllLoss, 32, 100), bf16, "torch-eager", 3, 0, 0},
       {"cross-entropy of fp32 logits", logits, bf16, "torch-eager", 2, 0, 25600},

@@ -251,6 +251,27 @@ TEST_CASE("Template.OlderKeysAreRead") {
   CHECK(qwen.params.back().shape == std::vector<std::int64_t>{10, 128});
 }
 
+// Classes of `_no_split_modules` in transformers, as far as the configuration has them.
+TEST_CASE("Template.LayersMayBeOfSeveralClasses") {
+  using Names = std::vector<std::string>;
+  const std::string jamba = R"({"model_type": "jamba", "hidden_size": 64, "intermediate_size": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 2, "vocab_size": 10,
+    "attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": )";
+  CHECK(TemplateModel(jamba + "4}").block_classes ==
+        Names{"JambaMambaDecoderLayer", "JambaAttentionDecoderLayer"});
+  CHECK(TemplateModel(jamba + "1}").block_classes == Names{"JambaMambaDecoderLayer"});
+  const Model qwen = TemplateModel(
+      R"({"model_type": "qwen2_vl", "hidden_size": 128, "num_attention_heads": 2,
+          "num_key_value_heads": 2, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 10,
+          "vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2}})");
+  CHECK(qwen.block_classes == Names{"Qwen2VLVisionBlock", "Qwen2VLDecoderLayer"});
+  for (std::size_t m = 0; m < qwen.modules.size(); ++m) {
+    const std::string& name = qwen.modules[m].class_name;
+    CHECK(IsBlock(qwen, ModuleId(m)) ==
+          (name == "Qwen2VLVisionBlock" || name == "Qwen2VLDecoderLayer"));
+  }
+}
+
 // By hand for sequences of 8 tokens: 2 * 8 * (weights of the products), and per layer 4 * 8 * 8 *
 // 16 for the scores and the values.
 TEST_CASE("Template.FlopsFollowFromTheConfiguration") {
@@ -267,7 +288,7 @@ TEST_CASE("Template.FlopsFollowFromTheConfiguration") {
   }
   CHECK(weights == 3 * (4 * 16 * 16 + 2 * 16 * 64) + 16 * 32);
   CHECK(attentions == 3 * 16);
-  CHECK(model.block_class == "PhiDecoderLayer");
+  CHECK(model.block_classes == std::vector<std::string>{"PhiDecoderLayer"});
   CHECK(model.sequence_length == 8);
 }
 

@@ -276,7 +276,10 @@ Plan DrawPlanOf(Dialect dialect, std::mt19937& random, const Case& c, int blocks
     plan.zero.reduce_bucket = Draw(random, 1, 1'000'000);
   }
   if (dialect != Dialect::kFsdp2) {
-    plan.sync = plan.sync == SyncMode::kReplicateLast ? SyncMode::kLast : plan.sync;
+    plan.sync = plan.sync == SyncMode::kReplicateLast ||
+                        (dialect == Dialect::kFsdp1 && plan.offload.parameters)
+                    ? SyncMode::kLast
+                    : plan.sync;
     // One module per unit; what is in none belongs to the root.
     plan.units = UnitsOf(blocks, (1U << (blocks - 1)) - 1, {});
     std::erase_if(plan.units, [&](const UnitPlan& unit) {

@@ -120,6 +120,11 @@ TEST_CASE("DeepSpeed runs zero3 with its offload as planned, and that of other d
       CHECK(s.torch_adam == false);
     }
   }
+  PlanFile second = Base(2);
+  second.plan.dialect = Dialect::kZero2;
+  second.plan.zero.allgather_bucket = 1000;
+  const Fields lost = FieldsLost(second);
+  CHECK(std::count(lost.begin(), lost.end(), "plan.zero.allgather_bucket") == 1);
   plan.offload = {.activations = true};
   CHECK(FieldsLost(file) == Fields{"plan.offload.activations"});
   CHECK_FALSE(ToDeepSpeed(file).offload_optimizer);

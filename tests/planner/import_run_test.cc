@@ -244,6 +244,20 @@ TEST_CASE("Trainer: the words of version 4, and plain data parallelism") {
   CHECK(ddp.job.precision.param == DType::kFp16);
 }
 
+TEST_CASE("Trainer: whose kernels") {
+  const auto facts = [](const std::string& more) {
+    const Folder folder;
+    const RunSettings run =
+        Read(folder, {{"t.json", R"({"per_device_train_batch_size": 1)" + more + "}"}});
+    return std::pair(FactsOf(run).kernel_set, run.left_out.size());
+  };
+  CHECK(facts("") == std::pair(std::string("hf-eager"), std::size_t{0}));
+  CHECK(facts(R"(, "use_liger_kernel": true)").first == "hf-liger");
+  CHECK(facts(R"(, "torch_compile": true)").first == "torch-compile");
+  CHECK(facts(R"(, "torch_compile": true, "use_liger_kernel": true)") ==
+        std::pair(std::string("hf-liger"), std::size_t{1}));
+}
+
 TEST_CASE("fairseq: a command line") {
   const PlanFile file = Imported(
       {{"run.sh",
@@ -327,7 +341,12 @@ std::vector<PlanFile> Variants() {
     add(dialect, "block", nothing);
     add(dialect, "block", recompute);
     add(dialect, "block", mesh);
-    add(dialect, "root", [](PlanFile& file) { file.plan.offload.parameters = true; });
+    add(dialect, "root", [](PlanFile& file) {
+      file.plan.offload.parameters = true;
+      if (file.plan.dialect == Dialect::kFsdp1) {
+        file.plan.sync = SyncMode::kLast;  // all that it can
+      }
+    });
   }
   add(Dialect::kFsdp2, "torchtitan", mesh);
   add(Dialect::kFsdp1, "block", [](PlanFile& file) {

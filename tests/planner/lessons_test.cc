@@ -42,7 +42,7 @@ PlanOutcome Run(const Case& c, const std::function<void(PlanFile&)>& change = {}
   file.plan.micro_batch = c.micro_batch;
   file.job.global_batch = ranks * c.micro_batch;
   const Model& model = file.model.model;
-  const std::string wrap = is_ddp || model.block_class.empty() ? "root" : "block";
+  const std::string wrap = is_ddp || model.block_classes.empty() ? "root" : "block";
   file.plan.units = Wrap(model, ParseWrap(wrap, "test"), {}, c.dialect, "test");
   if (c.recompute) {
     file.plan.recompute = RecomputeBlocks(model, RecomputeKind::kFull, 1, "test");

@@ -250,7 +250,7 @@ TEST_CASE("SearchFront: no plan of the front beats another, and the ends are the
     const Candidate& before = front.candidates[front.pareto[i - 1]];
     const Candidate& after = front.candidates[front.pareto[i]];
     CHECK(before.step_time < after.step_time);
-    CHECK(before.memory > after.memory);
+    CHECK(before.Needs() > after.Needs());
   }
   options.objective = Objective::kMemory;
   const SearchResult least = Search(c.Input(), options);

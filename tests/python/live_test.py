@@ -229,9 +229,20 @@ def samples(name, count):
 
 
 def plan_of(model, name, flags):
-    job = shardwright.describe(model, samples(name, SAMPLES), optimizer=torch.optim.SGD)
+    job = shardwright.describe(model, samples(name, SAMPLES), optimizer=torch.optim.SGD, device_type="cpu")
     return shardwright.plan(job, cluster="host", gpus=RANKS, micro_batch=SAMPLES, precision="fp32", kernel_set="hf-eager", clip="off",
                             dialect="fsdp2", **flags)
+
+
+def is_noisy(name):
+    """Does it normalize over a batch? Over two samples that gives 1 and -1, so the last bits of a sum, whose order sharding changes, decide
+    signs: in single precision such a module does not agree with itself when only the order of its micro-batches is another (up to a third
+    of the fourth step's loss). In double precision it does to 1e-8, so that losses are compared there."""
+    return any("BatchNorm" in type(module).__name__ for module in build(name).modules())
+
+
+def doubled(batch):
+    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
 
 
 def loss_of(model, batch):
@@ -268,6 +279,9 @@ def run_case(name, plan, folder, rank):
     with shardwright.record(plan, folder, wait=1, warmup=1, steps=2) as recording:
         losses = train(model, parts(mine, accumulation), lambda i: shardwright.set_micro_batch(model, i), recording.step)
     assert recording.is_complete
+    if is_noisy(name):
+        model = shardwright.apply(build(name), plan, device_type="cpu").double()
+        losses = train(model, parts(doubled(mine), accumulation), lambda i: shardwright.set_micro_batch(model, i))
     losses = torch.tensor(losses)
     dist.all_reduce(losses)
     return (losses / RANKS).tolist()
@@ -347,10 +361,9 @@ class Live(unittest.TestCase):
             for (name, flags), losses, wanted in zip(cases, results, expected):
                 with self.subTest(rank=rank, model=name, flags=flags):
                     self.assertIsInstance(losses, list, losses)
-                    # A batch norm over two samples gives them 1 and -1, so it makes any noise large: two steps, of one update.
-                    is_noisy = any("BatchNorm" in type(module).__name__ for module in build(name).modules())
-                    for close, ours, theirs in zip((TOLERANCE, 2e-3) if is_noisy else (TOLERANCE,) * STEPS, losses, wanted):
-                        self.assertLess(abs(ours - theirs), close * abs(theirs), f"{losses} instead of {wanted}")
+                    self.assertEqual(len(losses), len(wanted))
+                    for ours, theirs in zip(losses, wanted):
+                        self.assertLess(abs(ours - theirs), TOLERANCE * abs(theirs), f"{losses} instead of {wanted}")
         for (name, flags), (_, plan, folder) in zip(cases, jobs):
             with self.subTest(model=name, flags=flags, what="collectives"):
                 compared = shardwright.compare(plan, *(folder / f"rank{rank}.json.gz" for rank in range(RANKS)))
@@ -362,7 +375,10 @@ class Live(unittest.TestCase):
 
     def unwrapped(self, name, count):
         """What a module that is not sharded learns of the same samples; where it normalizes over a batch, of the same micro-batches."""
-        return train(build(name), parts(samples(name, count * SAMPLES), count if name in VISION else 1))
+        model, batch = build(name), samples(name, count * SAMPLES)
+        if is_noisy(name):
+            model, batch = model.double(), doubled(batch)
+        return train(model, parts(batch, count if name in VISION else 1))
 
     def metadata(self, path):
         return json.dumps(json.loads(gzip.open(path).read())["recorded"])

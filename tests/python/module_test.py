@@ -1,6 +1,7 @@
 """The Python module answers as the program does: the same JSON, and the same words where something is wrong."""
 
 import collections
+import dataclasses
 import inspect
 import json
 import os
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import types
 import unittest
+import unittest.mock
 
 PROGRAM = os.path.abspath(sys.argv.pop(1))
 FOLDER = sys.argv.pop(1)
@@ -17,6 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, FOLDER)
 
 import shardwright
+from shardwright import torchtitan
 
 JOB = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 4, "seq": 256}
 FLAGS = ("--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "4", "--seq", "256")
@@ -183,6 +186,64 @@ class Module(unittest.TestCase):
         self.assertIn("fits into 1.0 GiB per GPU; the least memory found is", nothing.why())
         with self.assertRaisesRegex(shardwright.InputError, "^the plan: there is none that fits; why\\(\\) says what is missing$"):
             nothing.step_time
+
+    def test_a_config_of_torchtitan(self):
+        """Fields as those of torchtitan 0.3's Trainer.Config; emit_torchtitan_test.py takes the real classes."""
+        space = types.SimpleNamespace
+        full = type("Config", (), {"__qualname__": "FullAC.Config"})
+        config = space(
+            model_spec=space(name="llama3", flavor="8B"), activation_checkpoint=full(), compile=space(enable=True),
+            optimizer=space(implementation="fused", param_groups=[space(optimizer_name="AdamW", optimizer_kwargs={"lr": 1e-4})]),
+            training=space(local_batch_size=2, global_batch_size=-1, seq_len=4096, max_norm=1.0, dtype="float32", mixed_precision_param="bfloat16",
+                           mixed_precision_reduce="float32", enable_cpu_offload=False),
+            parallelism=space(data_parallel_replicate_degree=2, data_parallel_shard_degree=-1, fsdp_reshard_after_forward="never",
+                              tensor_parallel_degree=1, pipeline_parallel_degree=1, context_parallel_degree=1, expert_parallel_degree=1))
+        file = self.folder / "run.toml"
+        file.write_text(torchtitan.toml(config))
+        plan = self.folder / "plan.json"
+        self.assertEqual(self.program("import-run", file, "--cluster", "dgx-h100", "-o", plan).returncode, 0)
+        read = json.loads(plan.read_text())
+        self.assertEqual((read["plan"]["replicate_size"], read["plan"]["shard_size"], read["plan"]["micro_batch"]), (2, 4, 2))
+        self.assertEqual((read["job"]["sequence_length"], read["kernel_set"]["name"], read["model"]["name"]), (4096, "torch-compile", "llama-3.1-8b"))
+        self.assertEqual({region["kind"] for region in read["plan"]["recompute"]}, {"full"})
+        config.optimizer.param_groups.append(space(optimizer_name="Muon", optimizer_kwargs={}))
+        with self.assertRaisesRegex(shardwright.InputError, r"^optimizer\.param_groups: got AdamW, Muon, expected one optimizer"):
+            torchtitan.toml(config)
+        config.optimizer.param_groups.pop()
+        plain, converted = (dataclasses.make_dataclass(name, [("layers", list)], namespace={"__module__": module}) for name, module in
+                            (("Layers", "torchtitan.models.common"), ("Float8Linear", "torchtitan.components.quantization.float8")))
+        config.model_spec.model = plain([plain([])])
+        torchtitan.toml(config)
+        config.model_spec.model = plain([plain([]), converted([])])
+        with self.assertRaisesRegex(shardwright.InputError, "^model_spec: got Float8Linear in the model, expected a model as it is before converters"):
+            torchtitan.toml(config)
+        (self.folder / "titan.py").write_text(
+            "import types\nspace = types.SimpleNamespace\nFull = type('C', (), {'__qualname__': 'FullAC.Config'})\n"
+            "def config():\n    return space(model_spec=space(name='llama3', flavor='8B'), activation_checkpoint=Full(), compile=space(enable=True),\n"
+            "        optimizer=space(implementation='fused', param_groups=[space(optimizer_name='AdamW', optimizer_kwargs={})]),\n"
+            f"        training=space(**{vars(config.training)!r}), parallelism=space(**{vars(config.parallelism)!r}))\n")
+        for words, code, said in ((["os:nothing"], 3, "os:nothing: module 'os' has no attribute 'nothing'"),
+                                  (["os:getcwd"], 3, "got str, expected a Trainer.Config of torchtitan 0.3"),
+                                  (["titan:config", "-o", "nowhere/run.toml"], 4, "nowhere/run.toml: No such file or directory")):
+            done = subprocess.run([sys.executable, "-m", "shardwright.torchtitan", *words], env=dict(os.environ, PYTHONPATH=FOLDER),
+                                  cwd=self.folder, capture_output=True, text=True, check=False)
+            self.assertEqual((done.returncode, done.stdout, done.stderr), (code, "", f"error: {said}\n"))
+
+    def test_here(self):
+        """A GPU that is there is never taken for none."""
+        tool = self.folder / "nvidia-smi"
+        with unittest.mock.patch.dict(os.environ, PATH=f"{self.folder}:{os.environ['PATH']}"):
+            for product, gpu in (("NVIDIA H200", "h200-141"), ("Tesla T4", "t4"), ("NVIDIA GeForce GTX 1080", None)):
+                tool.write_text(f"#!/bin/sh\ncase $1 in topo) printf '\\tGPU0\\tCPU Affinity\\nGPU0\\t X \\t0-7\\n';; *) echo '{product}';; esac\n")
+                tool.chmod(0o755)
+                if gpu is None:
+                    with self.assertRaisesRegex(shardwright.MachineError, r"^GPU NVIDIA GeForce GTX 1080 \(nvidia-smi\) is there, but not the "
+                                                                          r"catalog's name of NVIDIA GeForce GTX 1080; see --gpu"):
+                        shardwright.here()
+                else:
+                    self.assertEqual(shardwright.here()["gpu"]["name"], gpu)
+            tool.write_text("#!/bin/sh\nexit 9\n")
+            self.assertEqual(shardwright.here(), "host")
 
     def test_models_and_clusters_as_mappings(self):
         config = {"model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,

@@ -24,7 +24,7 @@ inline Model ChainModel(const ChainSpec& spec) {
   Model model;
   model.name = "chain";
   model.type = "custom";
-  model.block_class = "Block";
+  model.block_classes = {"Block"};
   model.sequence_length = spec.rows;
   model.tokens_per_sample = spec.rows;
   OpSpec linear;

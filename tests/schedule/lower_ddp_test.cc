@@ -137,6 +137,13 @@ TEST_CASE("DDP reduces zeros for what reaches no loss, where it looks for that")
   const Program dynamic = lower(looks);
   CHECK(dynamic.warmup.ops.empty());
   CHECK(reduced(dynamic, dynamic.step) == Sizes{256, 512, 256, 16});
+  // The map says what it is, and Verify asks for it.
+  Program silent = dynamic;
+  for (Buffer& b : silent.buffers) {
+    b.holds = b.holds == Holds::kUses ? Holds::kOther : b.holds;
+  }
+  REQUIRE(!Verify(silent).empty());
+  CHECK(Verify(silent).front().rule == 1);
   // Bound to no gradient of its own, {block 1} goes when its turn comes.
   looks.bucket = Bytes(200);
   const Program apart = lower(looks);

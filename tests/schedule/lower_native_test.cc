@@ -7,6 +7,7 @@
 
 #include "models/kernel_set.h"
 #include "schedule/lower.h"
+#include "schedule/print.h"
 #include "schedule/verify.h"
 #include "tests/schedule/chain_model.h"
 #include "tests/schedule/lowered.h"
@@ -57,6 +58,64 @@ TEST_CASE("Native gathers again what backward reads: not the weight of the model
     stem.reshard = reshard;
     plan.units.insert(plan.units.begin(), stem);
     CHECK(Count(LowerChain(spec, plan, kMixed), OpCode::kAllGather) == 5 + 3);
+  }
+}
+
+// Nothing moves but the gradients between replicas: one rank's shard and gradient are whole.
+TEST_CASE("Native: one rank per shard computes on its shard and keeps its gradient") {
+  const ChainSpec spec;
+  Plan plan = ChainPlan(spec, Dialect::kNative, 1);
+  for (const std::int64_t replicas : {1, 3}) {
+    plan.replicate_size = replicas;
+    for (const bool clips : {false, true}) {
+      plan.accumulation = 2;
+      plan.sync = SyncMode::kLast;
+      Job job = ChainJob(spec, kAllFp32);
+      job.clip_gradients = clips;
+      const Program p = Lower({ChainModel(spec), FindKernelSet("torch-eager", "test"), job, plan});
+      CAPTURE(Print(p));
+      CHECK(Verify(p).empty());
+      CHECK(Count(p, OpCode::kGatherCopyIn) == 0);
+      CHECK(Count(p, OpCode::kGradStore) == 0);
+      CHECK(Count(p, OpCode::kAllReduce) == (replicas > 1 ? spec.blocks + 1 : 0));
+      const auto whole = [&](Category c) { return Of(AliveAt(p, "mb1.stem.bwd"), c); };
+      CHECK(whole(Category::kUnshardedParameter) == 0);
+      CHECK(whole(Category::kReduceScatter) == 0);
+      CHECK(whole(Category::kShardedGradient) == 0);
+    }
+  }
+}
+
+TEST_CASE("Native: one rank per shard copies what it must cast, and what it must add up") {
+  const ChainSpec spec;
+  Plan plan = ChainPlan(spec, Dialect::kNative, 1);
+  const int units = spec.blocks + 1;
+  // bf16 parameters are made of fp32 shards; fp32 gradients stay.
+  const Program cast = LowerChain(spec, plan, {DType::kFp32, DType::kBf16, DType::kFp32});
+  CHECK(Count(cast, OpCode::kGatherCopyIn) >= units);
+  CHECK(Count(cast, OpCode::kGradStore) == 0);
+  // bf16 gradients become fp32.
+  const Program rounded = LowerChain(spec, plan, {DType::kFp32, DType::kFp32, DType::kBf16});
+  CHECK(Count(rounded, OpCode::kGatherCopyIn) == 0);
+  CHECK(Count(rounded, OpCode::kGradStore) == units);
+  // Every micro-batch's gradient is added to the first one's.
+  plan.accumulation = 3;
+  plan.sync = SyncMode::kEvery;
+  CHECK(Count(LowerChain(spec, plan, kAllFp32), OpCode::kGradStore) == 2 * units);
+}
+
+// The update writes the whole shard: it may not run beside what still reads frozen parameters.
+TEST_CASE("Native: a unit with frozen parameters is copied where updates run beside backward") {
+  const ChainSpec spec;
+  Model model = ChainModel(spec);
+  model.params[1].trainable = false;                          // block 0's
+  Plan plan = ChainPlan({.blocks = 0}, Dialect::kNative, 1);  // the root alone
+  for (const bool clips : {false, true}) {
+    Job job = ChainJob(spec, kAllFp32);
+    job.clip_gradients = clips;
+    const Program p = Lower({model, FindKernelSet("torch-eager", "test"), job, plan});
+    CHECK(Verify(p).empty());
+    CHECK((Count(p, OpCode::kGatherCopyIn) > 0) == !clips);
   }
 }
 

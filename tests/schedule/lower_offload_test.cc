@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
 #include "schedule/verify.h"
 #include "tests/schedule/chain_model.h"
 #include "tests/schedule/lowered.h"
@@ -32,6 +33,48 @@ TEST_CASE("Offload: shards, gradients and states live on the host") {
   const Program p = LowerChain(spec, plan, kMixed);
   CHECK(Count(p, OpCode::kHostOptimizerStep) == 1);
   CHECK(Of(AliveAt(p, "opt.host_optimizer_step"), Category::kOptimizerState) == 0);
+}
+
+// What torch's clip_grad_norm_ sends: FSDP1 one fp32 number over the shards, from the device
+// (fully_sharded_data_parallel.py), FSDP2 one per parameter in the master dtype. The host waits for
+// it and updates.
+TEST_CASE("Offload: the norm of gradients on the host is summed over the shards") {
+  const ChainSpec spec;  // five parameters
+  for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kFairscale}) {
+    CAPTURE(NameOf(dialect));
+    Plan plan = ChainPlan(spec, dialect, 4);
+    plan.offload.parameters = true;
+    const Program p = LowerChain(spec, plan, kMixed, [](Job& job) { job.clip_gradients = true; });
+    CHECK(Verify(p).empty());
+    REQUIRE(p.step.size() >= 3);
+    const auto last = [&](std::size_t n) -> const OpShape& {
+      return p.ShapeOf(p.step.ops[p.step.size() - n]);
+    };
+    CHECK(last(1).code == OpCode::kHostOptimizerStep);
+    CHECK(last(2).code == OpCode::kHostWait);
+    CHECK(last(3).code == OpCode::kAllReduce);
+    CHECK(last(3).bytes == Bytes(dialect == Dialect::kFsdp2 ? 5 * 4 : 4));
+    plan.shard_size = 1;
+    plan.replicate_size = dialect == Dialect::kFairscale ? 1 : 4;
+    const Program alone =
+        LowerChain(spec, plan, kMixed, [](Job& job) { job.clip_gradients = true; });
+    CHECK(Count(alone, OpCode::kGradNorm) == 0);
+  }
+}
+
+TEST_CASE("Offload: FSDP1 does not add up what it has sent to the host") {
+  const ChainSpec spec;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp1, 4);
+  plan.offload.parameters = true;
+  plan.accumulation = 3;
+  const char* const text =
+      "p: offload.parameters: got true with 3 micro-batches that reduce each, expected sync "
+      "\"last\", or one micro-batch; FSDP1 adds nothing to gradients that are on the host: a "
+      "micro-batch's take the place of those of the one before";
+  CHECK_THROWS_WITH_AS(ValidatePlan(ChainModel(spec), ChainJob(spec, kMixed), plan, "p"), text,
+                       InputError);
+  plan.sync = SyncMode::kLast;
+  CHECK(Count(LowerChain(spec, plan, kMixed), OpCode::kHostOptimizerStep) == 1);
 }
 
 // FSDP2 without a gather: wait_for_unshard copies each shard to the device on the compute stream

@@ -75,7 +75,7 @@ TEST_CASE("HashModel: every part counts") {
   const Model model = LoadModelForJob("gpt2", job, Path("test")).model;
   const std::vector<std::function<void(Model&)>> changes = {
       [](Model& m) { m.type = "x"; },
-      [](Model& m) { m.block_class = "x"; },
+      [](Model& m) { m.block_classes = {"x"}; },
       [](Model& m) { m.modules[3].fqn += "x"; },
       [](Model& m) { m.modules[3].class_name += "x"; },
       [](Model& m) { m.modules[3].buffer_elements += 1; },

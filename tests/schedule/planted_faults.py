@@ -61,7 +61,7 @@ FAULTS = [
             "  return {};\n}}\n\nstd::vector<std::uint32_t> Walker::FindRegionStarts"),
     dropped("ddp: buckets in the order of forward", "schedule/lower/ddp_buckets.cc", "std::reverse(order.begin(), order.end());"),
     instead("zero: a bucket is sent before it is full", "schedule/lower/zero12.cc", "plan_.zero.reduce_bucket",
-            "plan_.zero.reduce_bucket / 2", "elements_ + member.elements > {}"),
+            "plan_.zero.reduce_bucket / 2", "elements_ + elements > {}"),
 ]
 SWITCH = """#pragma once
 

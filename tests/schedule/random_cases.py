@@ -60,9 +60,9 @@ class Shardwright:
         path.write_text(json.dumps(plan), encoding="utf-8")
         return str(path)
 
-    def collectives(self, plan, categories=()):
+    def collectives(self, plan, categories=(), beside_update=False):
         """Per step: (kind, group, elements in, elements out, dtype) in the order of issue; the first and a steady step. And the bytes
-        of these categories that are allocated then."""
+        of these categories that are allocated then. `beside_update`: of the steady step only what is not the update's."""
         trace = pathlib.Path(self.folder.name) / "trace.json"
         self.call("simulate", self.write(plan), "--json", "--exact", "--trace", str(trace))
         steps = {}
@@ -79,6 +79,8 @@ class Shardwright:
                 if categories:
                     row += next((sizes for ts, sizes in reversed(memory) if ts <= args["issue_begin_us"]), (0,) * len(categories))
                 steps.setdefault(args["step"], []).append((args["correlation"], row))
+                if beside_update and args["step"] > 0 and re.search(r"(^|\.)opt\.", args["op"]):
+                    steps[args["step"]].pop()
         ordered = [[row for _, row in sorted(steps[step])] for step in sorted(steps)]
         return [ordered[0], ordered[-1]] if ordered else [[], []]
 
@@ -113,7 +115,8 @@ def first_difference(ours, theirs):
 def compare(ours, theirs):
     """`ours`: the first and a steady step, or Refused; `theirs`: all steps, or Failure."""
     if isinstance(ours, Refused):
-        return Outcome("refused" if isinstance(theirs, Failure) else "refused by us only",
+        fails = isinstance(theirs, Failure) and not str(theirs).startswith("PlanError")  # which would be our applier
+        return Outcome("refused" if fails else "refused by us only",
                        f"{ours}\n    torch: {theirs if isinstance(theirs, Failure) else 'runs'}")
     if isinstance(theirs, Failure):
         return Outcome("accepted, fails in torch", str(theirs))

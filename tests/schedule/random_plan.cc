@@ -62,7 +62,7 @@ Model DrawModel(std::mt19937& random) {
 std::vector<UnitPlan> DrawUnits(std::mt19937& random, const Model& model, Dialect dialect,
                                 std::int64_t shard_size) {
   std::vector<std::string> wraps = {"root", "size:" + std::to_string(Between(random, 100, 5000))};
-  if (!model.block_class.empty()) {
+  if (!model.block_classes.empty()) {
     wraps.insert(wraps.end(), {"block", "block"});
     if (dialect != Dialect::kFsdp1 && dialect != Dialect::kFairscale) {
       wraps.push_back("torchtitan");
@@ -123,6 +123,7 @@ void DropSharedGrads(const Model& model, Plan& plan) {
                                    [](const Parameter& p) { return p.tied_to.valid(); });
   if (plan.dialect == Dialect::kFsdp1 && plan.shard_size == 1 && is_tied) {
     plan.sync = SyncMode::kEvery;
+    plan.accumulation = plan.offload.parameters ? 1 : plan.accumulation;
   }
 }
 
@@ -208,6 +209,9 @@ void DrawOffload(std::mt19937& random, Plan& plan) {
          ? (Chance(random, 50) ? plan.offload.optimizer : plan.offload.moments)
          : plan.offload.parameters) = true;
   }
+  if (plan.dialect == Dialect::kFsdp1 && plan.offload.parameters && plan.accumulation > 1) {
+    plan.sync = SyncMode::kLast;  // the other is refused
+  }
   if (plan.offload.moments) {
     plan.moments_piece = Bytes(Between(random, 1, 1 << 20));
   }
@@ -238,7 +242,7 @@ void DrawRest(std::mt19937& random, RandomCase& c) {
   DrawExtras(random, plan);
   plan.units = DrawUnits(random, c.model, plan.dialect, plan.shard_size);
   DropImpossibleReshards(c.model, plan);
-  if (!c.model.block_class.empty() && Chance(random, 40)) {
+  if (!c.model.block_classes.empty() && Chance(random, 40)) {
     plan.recompute = RecomputeBlocks(
         c.model, Chance(random, 50) ? RecomputeKind::kFull : RecomputeKind::kSelective,
         Between(random, 1, 2), "test");

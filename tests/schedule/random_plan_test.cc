@@ -11,6 +11,8 @@
 
 #include <doctest/doctest.h>
 
+#include "models/kernel_set.h"
+#include "schedule/lower.h"
 #include "schedule/print.h"
 #include "schedule/verify.h"
 
@@ -62,6 +64,22 @@ TEST_CASE("Lowered random plans are legal, unambiguous and reproducible") {
       CHECK(Print(program) == Print(LowerCase(c)));
     }
   }
+}
+
+TEST_CASE("Lowered random plans whose loss runs in chunks are legal") {
+  std::mt19937 random(4243);
+  int chunked = 0;
+  for (int trial = 0; trial < 500; ++trial) {
+    const RandomCase c = DrawCase(random);
+    CAPTURE(c.description);
+    const KernelSetOptions whole = FindKernelSet(c.kernel_set, "test");
+    const Program program = Lower({c.model, WithLossChunks(whole, 2 + trial % 3), c.job, c.plan});
+    const auto findings = Verify(program);
+    CHECK_MESSAGE(findings.empty(), (findings.empty() ? std::string() : findings.front().text));
+    const auto size = [](const Program& p) { return p.step.ops.size(); };
+    chunked += size(program) < size(Lower({c.model, WithLossChunks(whole, 1), c.job, c.plan}));
+  }
+  CHECK(chunked >= 50);  // the loss is no op of its own there
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ inline ParamId AddParam(Model& model, ModuleId module, const std::string& name,
 inline Model TinyModel(bool tied = false) {
   Model model;
   model.name = "tiny";
-  model.block_class = "Block";
+  model.block_classes = {"Block"};
   const ModuleId root = AddModule(model, {}, "", "Tiny");
   const ModuleId embed = AddModule(model, root, "embed", "Embedding");
   const ParamId table = AddParam(model, embed, "weight", {8, 4});

@@ -1,6 +1,6 @@
 """What `emit` writes trains: random networks under torchrun have the losses of the unwrapped module, and all ranks the same bits.
 
-    python3 tests/schedule/torch_applier_trains.py SHARDWRIGHT [--count N] [--first SEED]
+    python3 tests/schedule/torch_applier_trains.py SHARDWRIGHT [--count N] [--first SEED] [--planted]
 
 Cases are those of torch_fsdp2_random.py (even seeds) and torch_fsdp1_random.py (odd ones) in fp32, the first N that are not refused.
 `emit` writes each into a folder; torchrun starts gloo processes that import the applier from there, once per number of ranks. The
@@ -10,6 +10,8 @@ The bound: in fp32 an operation loses u = 2^-24 of its result, and n of them one
 sqrt(n) u, or L times that with a probability of 2 exp(-L^2 / 2) (Higham and Mary, 2019; L = 8: 3e-14). A loss has behind it, per step
 so far, three runs of each op (forward and two gradients) of as many products as the longest sum has. To first order, as if no op made
 relative errors larger.
+
+--planted puts faults into the emitted applier, one at a time: the losses of some case of the N must leave the bound for each.
 """
 
 import argparse
@@ -42,6 +44,22 @@ from torch_fsdp1_random import FP32, MAX_NORM, samples_of, train_step  # noqa: E
 STEPS = 4
 LEARNING_RATE, MOMENTUM = 0.1, 0.9
 CERTAINTY = 8.0  # L above
+# Name, emitted file, and what is put in the place of what. Ranks stay alike with all of them.
+PLANTED = [
+    ("fsdp2: one unit's gradients are divided by a rank too many", "shardwright_fsdp2.py", "    model._shardwright_plan = plan\n",
+     "    one = targets[plan['units'][0]['name']][0]\n    one.set_force_sum_reduction_for_comms(True)  # gloo has no other\n"
+     "    one.set_gradient_divide_factor(mesh.size() + 1.0)\n    model._shardwright_plan = plan\n"),
+    ("fsdp2: one unit computes in bf16", "shardwright_fsdp2.py", 'if unit.get("full_precision") else {}',
+     "if unit.get('full_precision') else {'mp_policy': MixedPrecisionPolicy(\n"
+     "            param_dtype=torch.bfloat16, output_dtype=torch.float32)} if unit is ordered[0] else {}"),
+    ("fsdp2: gradients are reduced in bf16", "shardwright_fsdp2.py",
+     'reduce_dtype=None if dtypes["reduce"] == dtypes["param"] else dtype_of(dtypes["reduce"])', "reduce_dtype=torch.bfloat16"),
+    ("fsdp2: only the first of several micro-batches reduces", "shardwright_fsdp2.py", "set_requires_gradient_sync(is_last)",
+     "set_requires_gradient_sync(index == 0)"),
+    ("fsdp1: gradients are reduced in bf16", "shardwright_fsdp1.py", "    mixed = None\n",
+     "    mixed = MixedPrecision(reduce_dtype=dtype_of('bfloat16'))\n"),
+    ("frozen parameters are trained", "shardwright_plan.py", 'requires_grad_(', 'requires_grad_(True or '),
+]
 
 
 def random_case(seed):
@@ -110,6 +128,7 @@ def work(folders):
         torch.save(train_wrapped(distributed.get_rank(), folder), folder / f"rank{distributed.get_rank()}.pt")
         distributed.barrier()
     distributed.destroy_process_group()
+    os._exit(0)  # threads of gloo that still hold tensors would abort the process at Python's end
 
 
 def train_plain(case):
@@ -149,8 +168,43 @@ def launch(ranks, folders):
                "--worker", *map(str, folders)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if result.returncode:
-        print(f"torchrun with {ranks} ranks: {result.returncode}: {result.stderr[-3000:]}")
+        print(f"torchrun with {ranks} ranks: {result.returncode}: {result.stderr[-3000:]}", file=sys.stderr)
     return result.returncode == 0
+
+
+def train_all(cases):
+    """What is wrong with each case that is not good, and the shares of the bound that the others use."""
+    bad, used = [], []
+    for ranks in sorted({case["shard"] * case["replicate"] for case in cases.values()}):
+        folders = [folder for folder, case in cases.items() if case["shard"] * case["replicate"] == ranks]
+        if not launch(ranks, folders):
+            bad += [f"{folder.name}: did not run" for folder in folders]
+            continue
+        for folder in folders:
+            text, share = judge(folder, cases[folder])
+            used.append(share)
+            if text:
+                bad.append(f"{folder.name} ({cases[folder]['dialect']}, {ranks} ranks): {text}\n    {json.dumps(cases[folder])}")
+    return bad, used
+
+
+def planted(cases):
+    """A table of the faults and the first case whose losses leave the bound with each; 0 when each has one."""
+    print("| fault | cases with the file | found | by |\n|---|---:|---:|---|")
+    missed = 0
+    for name, file, old, new in PLANTED:
+        with_file = {folder: case for folder, case in cases.items() if (folder / file).exists()}
+        for folder in with_file:
+            text = (folder / file).read_text(encoding="utf-8")
+            assert text.count(old) == 1, f"{file}: {text.count(old)} times instead of once: {old}"
+            (folder / file).write_text(text.replace(old, new), encoding="utf-8")
+        found = [text for text in train_all(with_file)[0] if ": losses [" in text]
+        for folder in with_file:
+            text = (folder / file).read_text(encoding="utf-8")
+            (folder / file).write_text(text.replace(new, old), encoding="utf-8")
+        missed += not found
+        print(f"| {name} | {len(with_file)} | {len(found)} | {found[0].splitlines()[0] if found else 'none'} |", flush=True)
+    return 1 if missed else 0
 
 
 def main(arguments):
@@ -161,6 +215,7 @@ def main(arguments):
     parser.add_argument("program")
     parser.add_argument("--count", type=int, default=50 if os.environ.get("SHARDWRIGHT_DEEP") else 6)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--planted", action="store_true", help="with each of the planted faults")
     options = parser.parse_args(arguments)
     ours, cases, refused, seed = Shardwright(options.program), {}, 0, options.first
     with tempfile.TemporaryDirectory() as name:
@@ -172,20 +227,13 @@ def main(arguments):
             except Refused:
                 refused += 1
             seed += 1
-        bad, used = 0, []
-        for ranks in sorted({case["shard"] * case["replicate"] for case in cases.values()}):
-            folders = [folder for folder, case in cases.items() if case["shard"] * case["replicate"] == ranks]
-            if not launch(ranks, folders):
-                bad += len(folders)
-                continue
-            for folder in folders:
-                text, share = judge(folder, cases[folder])
-                used.append(share)
-                if text:
-                    bad += 1
-                    print(f"{folder.name} ({cases[folder]['dialect']}, {ranks} ranks): {text}\n    {json.dumps(cases[folder])}")
-    print(f"{len(cases) - bad} of {len(cases)} cases train as the unwrapped module, seeds {options.first} to {seed - 1}, {refused} refused;"
-          f" at most {max(used, default=0):.1%} of the bound")
+        if options.planted:
+            return planted(cases)
+        bad, used = train_all(cases)
+        for text in bad:
+            print(text)
+    print(f"{len(cases) - len(bad)} of {len(cases)} cases train as the unwrapped module, seeds {options.first} to {seed - 1}, {refused} "
+          f"refused; at most {max(used, default=0):.1%} of the bound")
     return 1 if bad else 0
 
 

@@ -29,6 +29,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "
 
 import random_networks  # noqa: E402
 import shardwright_fsdp1  # noqa: E402
+import shardwright_plan  # noqa: E402
 from random_cases import Outcome, Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
 from torch_fsdp2_random import (LAYERS, calling, fitted, idling, layers, random_modules, random_recompute, splits, ties_of,  # noqa: E402
                                 returning, under_two_names, with_dead_layer)
@@ -43,7 +44,7 @@ TOLERANCE = 1e-4
 MAX_NORM = 0.05
 
 PLAIN = {"shard": 2, "replicate": 1, "micro_batch": 1, "accumulation": 1, "sync": "every", "precision": FP32, "recompute": [],
-         "frozen": [], "clip": False, "backward_prefetch": "pre", "forward_prefetch": False, "limit_all_gathers": True,
+         "frozen": [], "clip": False, "offload": False, "backward_prefetch": "pre", "forward_prefetch": False, "limit_all_gathers": True,
          "use_orig_params": True, "mode": "train"}
 
 
@@ -54,6 +55,12 @@ def fixed(units, root="always", **settings):
 
 def selectively(*modules):
     return [{"module": module, "kind": "selective", "keep_every": 2} for module in modules]
+
+
+def borrowing():
+    """A linear layer, whose weight the second one uses, too."""
+    return {**layers(), "body": {"kind": "seq", "list": False, "calls": [[0, "chain"], [1, "residual"]],
+                                 "children": [{"kind": "linear"}, {"kind": "borrow", "of": "body.c0"}]}}
 
 
 INNER = [name for layer in LAYERS for name in (f"{layer}.c1", layer)]
@@ -108,6 +115,14 @@ FIXED = {
     "a frozen layer that reaches no loss, gathered ahead after its end": {
         **fixed([], backward_prefetch="post", network=with_dead_layer(), frozen=["body.layers.1.*"]),
         "units": [{"modules": [name], "reshard": "never"} for name in (LAYERS[1], "")]},
+    "a flat layer that reaches no loss, kept for good": {
+        **fixed([], network=with_dead_layer(), use_orig_params=False, accumulation=2, backward_prefetch="none"),
+        "units": [{"modules": [name], "reshard": reshard} for name, reshard in ((LAYERS[0], "always"), (LAYERS[1], "never"), ("", "always"))]},
+    "replicas only, flat, a weight that another module uses": fixed(
+        ["body.c0"], shard=1, replicate=2, use_orig_params=False, network=borrowing()),
+    "a weight that another module uses": fixed(["body.c0"], network=borrowing()),
+    "a layer called twice in a row, recomputed": fixed(
+        INNER, network=calling([0, 1, 1, 2]), recompute=[{"module": name, "kind": "full"} for name in LAYERS]),
     "a layer that runs nothing": fixed(LAYERS, network=idling([[0, "chain"], [1, "chain"], [2, "chain"]])),
     "a layer that runs nothing, called twice, in two micro-batches": fixed(
         LAYERS, network=idling([[0, "chain"], [1, "residual"], [1, "chain"], [2, "chain"]]), accumulation=2, forward_prefetch=True),
@@ -117,35 +132,36 @@ FIXED = {
     "replicas only, a module under two names, no_sync": {
         **fixed([], shard=1, replicate=2, accumulation=2, sync="last", precision=("fp32", "bf16", "fp32")), "network": under_two_names()},
     "forward only": fixed(LAYERS[:2], mode="forward", forward_prefetch=True),
+    "offloaded": fixed(LAYERS, offload=True, precision=("fp32", "bf16", "fp32")),
+    "offloaded and clipped": fixed(LAYERS, offload=True, clip=True, replicate=2, frozen=["body.layers.0.*"]),
+    "offloaded, in two micro-batches": fixed(LAYERS, offload=True, accumulation=2, use_orig_params=False),
+    "offloaded and clipped, no_sync": fixed(LAYERS, offload=True, clip=True, accumulation=2, sync="last", use_orig_params=False),
+    "replicas only, offloaded and clipped": fixed(LAYERS, shard=1, replicate=2, offload=True, clip=True),
     "hybrid, clipped": fixed(ENDS, replicate=2, precision=("fp32", "bf16", "fp32"), clip=True),
 }
 
 
-def without_known_differences(part):
-    """The part without weights of other modules."""
-    if part["kind"] == "borrow":
-        return {"kind": "linear"}
-    if part["kind"] != "seq":
-        return part
-    return {**part, "children": [without_known_differences(child) for child in part["children"]]}
-
-
-def random_regions(rng, case):
-    """Regions to recompute, none of which runs twice."""
-    parts = dict(random_networks.paths_of(case["network"]["body"]))
+def has_repeated_parts(network):
+    parts = dict(random_networks.paths_of(network["body"]))
     runs = lambda path: [index for index, _ in parts[path].get("calls", [])]  # noqa: E731
-    twice = any(len(runs(path)) != len(set(runs(path))) or parts[path].get("alias") for path in parts)
-    return [] if twice else random_recompute(rng, case["network"])
+    return any(len(runs(path)) != len(set(runs(path))) or parts[path].get("alias") for path in parts)
 
 
 def has_dead_parts(network):
     return any(mode == "dead" for _, part in random_networks.paths_of(network["body"]) for _, mode in part.get("calls", []))
 
 
+def frozen_units(rng, case):
+    """All parameters of some units, which are frozen as a whole or not at all where they are flat."""
+    model = random_networks.make(case["network"])
+    unit_of = shardwright_plan._unit_of_parameters(case, dict(model.named_modules(remove_duplicate=False)))
+    frozen = {u for u in range(len(case["units"])) if rng.random() < 0.4} - {unit_of[id(model.head.weight)]}
+    return [name for name, p in model.named_parameters() if unit_of[id(p)] in frozen]
+
+
 def random_case(seed):
     rng = random.Random(seed)
     network = random_networks.random_network(rng)
-    network = {**network, "body": without_known_differences(network["body"])}
     share = rng.choice([0.2, 0.4, 0.7])
     chosen = [name for name in random_modules(rng, network) if rng.random() < share]
     chosen = [name for name in chosen if not any(splits({"modules": [name]}, tie) for tie in ties_of(network))]
@@ -164,12 +180,18 @@ def random_case(seed):
         names = [n for n, _ in random_networks.make(network).named_parameters() if n != "head.weight"]
         rate = rng.choice([0.2, 0.6])
         case["frozen"] = [name for name in names if rng.random() < rate]
-    # Without it, a dead unit that is never resharded stays gathered for good.
-    case["use_orig_params"] = bool(case["frozen"]) or has_dead_parts(network) or rng.random() < 0.7
+    # What needs gradients of some parameters only, and regions that run twice, came in later, and change no other draw.
+    apart = random.Random(json.dumps(case))
+    draw = apart if case["frozen"] or has_dead_parts(network) else rng
+    case["use_orig_params"] = draw.random() < 0.7
+    if case["frozen"] and not case["use_orig_params"]:
+        case["frozen"] = frozen_units(apart, case)
     if rng.random() < 0.3:
-        case["recompute"] = random_regions(rng, case)
+        case["recompute"] = random_recompute(apart if has_repeated_parts(network) else rng, network)
     if rng.random() < 0.1:
         case.update(mode="forward", recompute=[], frozen=[], clip=False, accumulation=1, sync="every")
+    # Where nothing is sharded torch computes with the parameters themselves if the device is a CPU, not with a copy.
+    case["offload"] = case["shard"] > 1 and random.Random(json.dumps(case)).random() < 0.1
     return case
 
 
@@ -186,7 +208,7 @@ def plan_of(case):
                 "optimizer": {"kind": "sgd", "impl": "foreach", "weight_decay": False}, "clip_gradients": case["clip"],
                 "frozen": case["frozen"]},
         "plan": {"dialect": "fsdp1", "shard_size": case["shard"], "replicate_size": case["replicate"], "units": units,
-                 **{key: case[key] for key in ("micro_batch", "accumulation", "sync", "recompute", "backward_prefetch",
+                 "offload": {"parameters": case["offload"]}, **{key: case[key] for key in ("micro_batch", "accumulation", "sync", "recompute", "backward_prefetch",
                                                "forward_prefetch", "limit_all_gathers", "use_orig_params")}}}
 
 
@@ -215,8 +237,9 @@ def train_step(case, model, optimizer, samples, around, clip):
     return total
 
 
-def learner(model):
-    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+def learner(model, kind="sgd"):
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.SGD(trainable, lr=0.1) if kind == "sgd" else torch.optim.AdamW(trainable, foreach=True)
 
 
 def freeze(model, patterns):
@@ -267,16 +290,39 @@ def groups_of(case):
     return names
 
 
-def run_case(rank, argument):
-    """In a worker: the collectives of each step, the losses, and the parameters at the end."""
+def offload_as_from_a_gpu():
+    """FSDP1 pins memory and waits for copies also where the device is a CPU, and then takes gradients on "the host" for such on the
+    device, to which it would add."""
+    from torch.distributed.fsdp._flat_param import FlatParamHandle
+    if getattr(torch.Tensor.pin_memory, "is_ours", False):
+        return
+    pin = lambda tensor: tensor  # noqa: E731
+    pin.is_ours = True
+    torch.Tensor.pin_memory = pin
+    torch.cpu.Stream.synchronize = lambda stream: None
+    prepare = FlatParamHandle.prepare_gradient_for_backward
+
+    def prepare_on_host(handle):
+        prepare(handle)
+        if handle._offload_params and hasattr(handle.flat_param, "_saved_grad_shard"):
+            del handle.flat_param._saved_grad_shard
+
+    FlatParamHandle.prepare_gradient_for_backward = prepare_on_host
+
+
+def run_case(rank, argument, more=None, kind="sgd"):
+    """In a worker: the collectives of each step, the losses, and the parameters at the end. `more(model, optimizer)` is what else is
+    noted of each collective."""
     from torch.distributed.fsdp import FullyShardedDataParallel
     warnings.simplefilter("ignore")
     case, data = argument
+    if case["offload"]:
+        offload_as_from_a_gpu()
     model = random_networks.make(case["network"]).train()
     model = shardwright_fsdp1.apply_plan(model, data, device_type="cpu", device_id=torch.device("cpu"))
-    optimizer = learner(model)
+    optimizer = learner(model, kind)
     steps, losses = [], []
-    with Recorder(groups_of(case), lambda: (gathered_bytes(model),)) as recorder:
+    with Recorder(groups_of(case), lambda: more(model, optimizer) if more else (gathered_bytes(model),)) as recorder:
         for step in range(STEPS):
             losses.append(train_step(case, model, optimizer, samples_of(case, step, rank),
                                      lambda i: shardwright_fsdp1.micro_batch(model, i), lambda: model.clip_grad_norm_(MAX_NORM)))
@@ -298,12 +344,30 @@ def judge_training(case, answers):
     return Outcome("equal")
 
 
+def wrong_training(case, answers):
+    """What is wrong with a run that we refuse; empty: nothing."""
+    if isinstance(answers, Failure):
+        return str(answers)
+    name = untrained(case, answers[0][2])
+    return judge_training(case, answers).text or (name and f"{name} is not trained")
+
+
 def unchecked(ours, case):
-    """What `emit` would write for a plan that it refuses: that of the plan in fp32 without recomputation and frozen parameters, and what
-    these ask for."""
-    plain = attempt(lambda: ours.emitted(plan_of({**case, "precision": FP32, "recompute": [], "frozen": []}), "fsdp1"))
+    """What `emit` would write for a plan that it refuses: that of one unit in fp32 without recomputation, offload and frozen parameters,
+    and what the plan asks for."""
+    root = [{"modules": [""], "reshard": "always"}]
+    plain = attempt(lambda: ours.emitted(plan_of({**case, "precision": FP32, "recompute": [], "frozen": [], "units": root, "offload": False}),
+                                         "fsdp1"))
     if isinstance(plain, Refused):
         return None
+    plain["offload"]["parameters"] = case["offload"]
+    units = sorted(case["units"], key=lambda unit: -1 if unit["modules"] == [""] else unit["modules"][0].count("."), reverse=True)
+    plain["units"] = [{"name": unit["modules"][0] or "root", "modules": unit["modules"],
+                       "reshard_after_forward": unit["reshard"] == "always"} for unit in units]
+    model = random_networks.make(case["network"])
+    unit_of = shardwright_plan._unit_of_parameters(plain, dict(model.named_modules(remove_duplicate=False)))
+    for parameter in plain["parameters"]:
+        parameter["unit"] = unit_of[id(model.get_parameter(parameter["fqn"]))]
     _, param, reduce = ({"fp32": "float32", "bf16": "bfloat16"}[dtype] for dtype in case["precision"])
     regions = [{"keep_every": 1, **region} for region in case["recompute"]]
     for parameter in plain["parameters"]:
@@ -322,13 +386,26 @@ def judge(ours, pools, case):
     data = unchecked(ours, case) if refused else said[1]
     if data is None:
         return Outcome("refused by us only", str(said))
-    answers = attempt(lambda: pools.run(case["shard"] * case["replicate"], "torch_fsdp1_random", "run_case", (case, data)))
+    run = lambda case: attempt(  # noqa: E731
+        lambda: pools.run(case["shard"] * case["replicate"], "torch_fsdp1_random", "run_case", (case, data)))
+    answers = run(case)
     if refused and not isinstance(answers, Failure):
-        outcome, name = judge_training(case, answers), untrained(case, answers[0][2])
-        return compare(said, Failure(outcome.text or f"{name} is not trained") if outcome.text or name else answers[0][0])
+        wrong = wrong_training(case, answers)
+        if not wrong and tuple(case["precision"]) != FP32:  # whose losses tell more
+            case = {**case, "precision": FP32}
+            data["dtypes"] = {name: "float32" for name in data["dtypes"]}
+            wrong = wrong_training(case, run(case))
+        if not wrong and case["offload"]:  # a CPU has no copy on a device, but one that is cast
+            case = {**case, "offload": False, "precision": ("fp32", "bf16", "fp32")}
+            data = unchecked(ours, case)
+            wrong = wrong_training(case, run(case))
+        return compare(said, Failure(wrong) if wrong else answers[0][0])
     if isinstance(answers, Failure):
         return compare(said if refused else said[0], answers)
-    outcome = compare(said[0], answers[0][0])
+    compared = [said[0], answers[0][0]]
+    if case["offload"] and case["shard"] == 1:  # the copy on the device is the parameter itself where that is the CPU
+        compared = [[[row[:5] for row in step] for step in steps] for steps in compared]
+    outcome = compare(*compared)
     return outcome if not outcome.is_good else judge_training(case, answers)
 
 

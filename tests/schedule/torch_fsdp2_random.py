@@ -56,6 +56,14 @@ def under_two_names():
                       "children": [{"kind": "norm"}]}]}}
 
 
+def nested(calls):
+    """body.c1 calls a norm, a linear layer and body.c0 (2) like this; both are recomputed, one inside the other."""
+    network = under_two_names()
+    network["body"]["children"][1] = {"kind": "seq", "list": False, "alias": "body.c0", "calls": [[i, "chain"] for i in calls],
+                                      "children": [{"kind": "norm"}, {"kind": "linear"}]}
+    return {"network": network, "recompute": [{"module": name, "kind": "full"} for name in ("body.c0", "body.c1")]}
+
+
 PLAIN = {"network": layers(), "shard": 2, "replicate": 1, "micro_batch": 1, "accumulation": 1, "sync": "every",
          "precision": ("fp32", "fp32", "fp32"), "recompute": [], "frozen": [], "mode": "train", "clip": False, "offload": False}
 
@@ -118,6 +126,12 @@ def called_by_second_name():
 
 LAYERS = [f"body.layers.{i}" for i in range(3)]
 FIXED = {
+    "offloaded and clipped, in bf16": fixed(*LAYERS, offload=True, clip=True, precision=("fp32", "bf16", "bf16"), shard=3),
+    "offloaded and clipped, with replicas and a frozen layer": fixed(*LAYERS, offload=True, clip=True, replicate=2, accumulation=2,
+                                                                     frozen=[f"{LAYERS[0]}.c1.fc1.weight"]),
+    "a recomputed layer called twice at the end of a recomputed one": fixed("body.c0.fc1", "body.c0.fc2", **nested([0, 2, 2])),
+    "a recomputed layer called in the middle of a recomputed one": fixed("body.c0", "body.c1.c0", "body.c1.c1", **nested([0, 2, 1])),
+    "a recomputed layer called everywhere in a recomputed one": fixed("body.c0", "body.c1", **nested([2, 0, 2, 2, 1, 2])),
     "a part that nothing calls": fixed(*LAYERS, network=calling([0, 2])),
     "a part that nothing calls, in a unit with others": fixed("body.layers.0", network=calling([0, 2]), clip=True),
     "a unit that nothing calls, where gradients wait in another dtype": fixed(
@@ -148,6 +162,18 @@ FIXED = {
         *LAYERS, network=idling([[0, "chain"], [1, "residual"], [1, "chain"], [2, "chain"]]), accumulation=2, precision=("fp32", "bf16", "fp32")),
     "a layer that runs nothing, behind frozen ones": fixed(*LAYERS, network=idling([[1, "chain"], [0, "chain"], [2, "chain"]]),
                                                            frozen=["embed.weight"]),
+    "a layer that runs nothing at the beginning of another": fixed("body.c0", "embed", "body.c0.c0", network={**layers(), "body": {
+        "kind": "seq", "list": False, "calls": [[0, "chain"]], "children": [{
+            "kind": "seq", "list": False, "calls": [[0, "chain"], [1, "chain"]], "children": [
+                idling([])["body"]["children"][1], {"kind": "linear"}]}]}}),
+    "a unit of two modules, of which the first runs nothing": fixed(
+        [LAYERS[1], f"{LAYERS[2]}.c1"], network=idling([[1, "chain"], [0, "chain"], [2, "chain"]])),
+    "a unit of two modules, of which the last runs nothing, with another between": fetching(
+        fixed("embed", LAYERS[:2], LAYERS[2], network=idling([[0, "chain"], [2, "chain"], [1, "chain"]])), "", ["embed"]),
+    "a unit of two modules, of which one runs nothing and nothing calls the other": fixed(
+        LAYERS[:2], LAYERS[2], network=idling([[1, "chain"], [2, "chain"]])),
+    "units of two modules, of which nothing calls one, the one that begins first ends the model": fixed(
+        [f"{LAYERS[1]}.c1", "norm"], ["head", f"{LAYERS[1]}.c0"], network=calling([0, 2])),
     "layers in a layer that return what they are given": fixed(
         "body.c0.c0", "body.c0", "body.c1", precision=("fp32", "bf16", "fp32"), network={**layers(), "body": {
             "kind": "seq", "list": False, "calls": [[0, "residual"], [0, "chain"], [1, "chain"]], "children": [
@@ -272,8 +298,6 @@ def random_case(seed):
         names = [n for n, _ in random_networks.make(network).named_parameters() if n != "head.weight"]
         share = rng.choice([0.2, 0.6])
         case["frozen"] = [name for name in names if rng.random() < share]
-    if case["offload"]:
-        case["clip"] = False  # torch sums the norm on the CPU, for which our programs have no collective
     if rng.random() < 0.12:
         case.update(mode="forward", recompute=[], frozen=[], clip=False, accumulation=1, sync="every")
     return case

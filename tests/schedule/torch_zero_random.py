@@ -30,16 +30,19 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import random_networks  # noqa: E402
 from random_cases import Outcome, Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
-from torch_fsdp2_random import calling, fitted, layers  # noqa: E402
+from torch_fsdp2_random import LAYERS, calling, fitted, idling, layers, random_recompute  # noqa: E402
 from torch_pool import NAMES, Failure  # noqa: E402
 
 STEPS = 3
+LINEAR = torch.nn.functional.linear  # which stage 3 replaces for good
 DTYPES = {**NAMES, torch.float64: "fp32"}  # DeepSpeed sums the one number of the norm in fp64
 PRECISIONS = [("fp32", "fp32", "fp32"), ("fp32", "bf16", "bf16"), ("fp32", "bf16", "fp32")]
+HALVES = [("fp32", "fp16", "fp16"), ("fp32", "fp16", "fp32")]
 BUDGETS = [60, 100, 400, 2000, 10**9]
 PLAIN = {"stage": 3, "shard": 2, "replicate": 1, "micro_batch": 1, "accumulation": 1, "precision": PRECISIONS[0], "clip": False,
          "frozen": [], "overlap_comm": None, "contiguous_gradients": True, "reduce_bucket": 10**9,
-         "gradient_reduction": None, "max_reuse_distance": 0, "persistence_threshold": 0, "units": [], "recompute": []}
+         "gradient_reduction": None, "max_reuse_distance": 0, "persistence_threshold": 0, "units": [], "recompute": [], "reentrant": False,
+         "offload": [], "sub_group": 10**9, "prefetch_bucket": 0, "max_live": 10**9, "overflows": False}
 
 
 def fixed(network=None, **settings):
@@ -57,6 +60,10 @@ TIED = {**FLAT, "body": {**FLAT["body"], "children": [*FLAT["body"]["children"][
 BIASED = {**TIED, "body": {**TIED["body"], "children": [*TIED["body"]["children"][:2], {"kind": "linear", "bias": True},
                                                         {"kind": "linear", "bias": True, "tied": "body.layers.2"}]}}
 CALLED = {**FLAT, "inputs": 3, "body": {**FLAT["body"], "calls": [[0, "chain"], [0, "chain"], [1, "chain"], [2, "chain"], [0, "dead"]]}}
+# A block of four, of which one reaches no loss.
+BLOCK = {**FLAT, "body": {**FLAT["body"], "calls": [[0, "chain"], [1, "residual"]], "children": [
+    {"kind": "seq", "list": False, "calls": [[0, "chain"], [2, "dead"], [1, "chain"], [3, "chain"]],
+     "children": [*FLAT["body"]["children"], {"kind": "linear"}]}, {"kind": "linear"}]}}
 FIXED = {
     "a part that reaches no loss, clipped": fixed(DEAD, clip=True),
     "a layer called twice in a row": fixed(calling([0, 1, 1, 2])),
@@ -71,6 +78,51 @@ FIXED = {
     "stage 1, gradients larger than the bucket": fixed(FLAT, stage=1, shard=3, reduce_bucket=40, accumulation=2, clip=True),
     "stage 2, gradients larger than the bucket": fixed(FLAT, stage=2, shard=3, reduce_bucket=40, overlap_comm=True),
     "asked to all-reduce without a bucket": fixed(gradient_reduction="all_reduce", contiguous_gradients=False),
+    "layers recomputed": fixed(recompute=[{"module": name} for name in LAYERS]),
+    "layers recomputed by the reentrant checkpoint, persistent": fixed(
+        FLAT, recompute=[{"module": name} for name in LAYERS], reentrant=True, persistence_threshold=64, max_reuse_distance=100),
+    "a part that reaches no loss, recomputed by the reentrant checkpoint": fixed(
+        DEAD, recompute=[{"module": name} for name in LAYERS], reentrant=True),
+    "frozen weights recomputed, persistent": fixed(FLAT, frozen=["body.layers.1.fc1.weight"], persistence_threshold=100,
+                                                   recompute=[{"module": "body.layers.1"}]),
+    "frozen weights recomputed, used again soon": fixed(BLOCK, frozen=["body.layers.0.c0.weight", "body.layers.0.c1.fc1.weight"],
+                                                        max_reuse_distance=2000, recompute=[{"module": "body.layers.0"}]),
+    "frozen weights of a part that reaches no loss, recomputed": fixed(
+        BLOCK, frozen=["body.layers.0.c2.weight", "body.layers.0.c3.weight"], persistence_threshold=100, recompute=[{"module": "body.layers.0"}]),
+    "a part that reaches no loss at the end of what is recomputed": fixed(
+        {**BLOCK, "body": {**BLOCK["body"], "children": [
+            {**BLOCK["body"]["children"][0], "calls": [[0, "chain"], [1, "chain"], [2, "dead"]]}, BLOCK["body"]["children"][1]]}},
+        recompute=[{"module": "body.layers.0"}]),
+    "a module under two names": fixed(
+        {**FLAT, "body": {**FLAT["body"], "alias": "body.layers.1.c0", "calls": [[0, "residual"], [3, "chain"], [1, "chain"], [2, "chain"]],
+                          "children": [{"kind": "linear"}, {"kind": "seq", "list": False, "calls": [[0, "chain"]], "children": [{"kind": "mlp", "hidden": 12}]},
+                                       {"kind": "linear"}]}}, max_reuse_distance=100),
+    "a weight that the module behind it uses, too": fixed(
+        {**FLAT, "body": {**FLAT["body"], "children": [{"kind": "linear"}, {"kind": "borrow", "of": "body.layers.0"}, {"kind": "linear"}]}}),
+    "the optimizer offloaded": fixed(offload=["optimizer"], accumulation=2),
+    "parameters offloaded, clipped, in several sub-groups": fixed(FLAT, offload=["parameters"], sub_group=60, clip=True),
+    "in several sub-groups": fixed(FLAT, sub_group=60, clip=True),
+    "fp16": fixed(precision=HALVES[0], clip=True),
+    "stage 2, fp16, reduced in fp32": fixed(stage=2, precision=HALVES[1], recompute=[{"module": name} for name in LAYERS]),
+    "requested ahead, from calls of blocks without parameters on": fixed(FLAT, prefetch_bucket=100),
+    "requested ahead, parameter by parameter": fixed(prefetch_bucket=100, max_reuse_distance=100),
+    "requested ahead, with few live parameters, recomputed": fixed(
+        prefetch_bucket=400, max_live=500, recompute=[{"module": name} for name in LAYERS]),
+    "requested ahead past a block that runs nothing": fixed(
+        idling([[0, "chain"], [1, "residual"], [2, "chain"]]), prefetch_bucket=60),
+    "kept as in the first pass ahead, when what persists was not there yet": fixed(
+        {**FLAT, "inputs": 3, "body": {"kind": "seq", "list": True, "calls": [[0, "chain"]], "children": [{"kind": "linear"}]}},
+        prefetch_bucket=60, persistence_threshold=70, accumulation=2),
+    "biases that persist beside weights that do not": fixed(persistence_threshold=12, prefetch_bucket=10**9, accumulation=2),
+    "sub-groups that part within modules": fixed(sub_group=30, clip=True),
+    "buckets that part within modules": fixed(reduce_bucket=110),
+    "buckets that part within modules, without contiguous gradients": fixed(reduce_bucket=110, contiguous_gradients=False),
+    "stage 1, buckets that part within modules": fixed(stage=1, shard=3, reduce_bucket=110),
+    "stage 2, buckets that part within modules, gradients larger than the bucket": fixed(stage=2, reduce_bucket=90, overlap_comm=True),
+    "a weight beside a bias that another module uses": fixed({**FLAT, "body": {**FLAT["body"], "children": [
+        {"kind": "linear", "bias": True}, {"kind": "borrow", "of": "body.layers.0"}, {"kind": "linear"}]}}),
+    "fp16, a step that overflows": fixed(precision=HALVES[0], overflows=True, persistence_threshold=12),
+    "stage 1, fp16, a step that overflows": fixed(stage=1, precision=HALVES[0], overflows=True, accumulation=2),
     "asked to all-reduce, a gradient larger than the bucket": fixed(FLAT, gradient_reduction="all_reduce", reduce_bucket=100),
 }
 
@@ -83,15 +135,12 @@ def one_parameter_each(part):
     return {**part, "children": [one_parameter_each(child) for child in part["children"]]}
 
 
-def without_second_names(part):
-    """The part without weights of other modules and without second names."""
-    if part["kind"] == "borrow":
-        return {"kind": "linear"}
-    if part["kind"] != "seq":
-        return part
-    count = len(part["children"])
-    calls = [call for call in part["calls"] if call[0] < count] or [[0, "chain"]]
-    return {"kind": "seq", "list": part["list"], "children": [without_second_names(child) for child in part["children"]], "calls": calls}
+def shares_weights(network):
+    """Does some module run twice, or use the weight of another?"""
+    parts = [part for _, part in random_networks.paths_of(network["body"])]
+    calls = [[index for index, _ in part.get("calls", [])] for part in parts]
+    return any(part["kind"] == "borrow" or part.get("tied") or part.get("alias") for part in parts) or network["tied_head"] or any(
+        len(indices) != len(set(indices)) for indices in calls)
 
 
 def random_case(seed):
@@ -101,16 +150,43 @@ def random_case(seed):
             "accumulation": rng.choices([1, 2, 3], [6, 3, 1])[0], "clip": rng.random() < 0.3, "precision": rng.choice(PRECISIONS),
             "overlap_comm": rng.choice([None, True, False]), "contiguous_gradients": rng.random() < 0.8}
     if case["stage"] == 3:
-        network = {**network, "body": without_second_names(network["body"])}
         case.update(max_reuse_distance=rng.choice(BUDGETS), gradient_reduction=rng.choice([None, None, "all_reduce"]))
-    if rng.random() < 0.6:  # where parameters of a module part
+    parts = rng.random() < 0.6
+    if parts:  # parameters of a module
         network = {**network, "norm": False, "body": one_parameter_each(network["body"])}
         case["reduce_bucket"] = rng.choice(BUDGETS)
         case["persistence_threshold"] = rng.choice([0, 70, 100, 150]) if case["stage"] == 3 else 0
     if rng.random() < 0.2:
         names = [n for n, _ in random_networks.make(network).named_parameters() if n != "head.weight"]
         case["frozen"] = [name for name in names if rng.random() < 0.4]
-    return {**case, "network": network}
+    case["network"] = network
+    apart = random.Random(json.dumps(case))  # what came in later changes no other draw
+    if apart.random() < 0.3:
+        # A reentrant checkpoint runs a backward of its own: DeepSpeed fails where a weight gets a gradient from two, and torch
+        # trains nothing in a region whose inputs need no gradient.
+        case.update(recompute=[{"module": region["module"]} for region in random_recompute(apart, network)],
+                    reentrant=apart.random() < 0.5 and not shares_weights(network) and not case["frozen"])
+    if apart.random() < 0.15:
+        case["precision"] = apart.choice(HALVES)
+    if case["stage"] == 3 and apart.random() < 0.25:
+        case["offload"] = [apart.choice(["optimizer", "parameters"])]
+    if case["stage"] == 3 and parts and apart.random() < 0.5:
+        case["sub_group"] = apart.choice(BUDGETS)
+    return with_later(case, parts)
+
+
+def with_later(case, parts):
+    """What came in later still: requests ahead, small buckets of modules with several parameters, steps that overflow."""
+    apart = random.Random(json.dumps(case))
+    if case["stage"] == 3 and apart.random() < 0.6:
+        case["prefetch_bucket"] = apart.choice(BUDGETS)
+        case["max_live"] = apart.choice([200, 1000, 10**9, 10**9])
+    if not parts and apart.random() < 0.5:
+        case["reduce_bucket"] = apart.choice(BUDGETS)
+        if case["stage"] == 3:
+            case.update(persistence_threshold=apart.choice([0, 10, 70, 100, 150]), sub_group=apart.choice(BUDGETS))
+    case["overflows"] = "fp16" in case["precision"] and apart.random() < 0.5
+    return case
 
 
 def plan_of(ours, case):
@@ -128,13 +204,19 @@ def plan_of(ours, case):
         if case["overlap_comm"] is not None:
             flags["overlap-comm"] = on(case["overlap_comm"])
         if case["stage"] == 3:
-            flags.update({"prefetch-bucket": 0, "max-reuse-distance": case["max_reuse_distance"],
-                          "persistence-threshold": case["persistence_threshold"]})
+            flags.update({"prefetch-bucket": case["prefetch_bucket"], "max-live-parameters": case["max_live"], "max-reuse-distance": case["max_reuse_distance"],
+                          "persistence-threshold": case["persistence_threshold"], "sub-group": case["sub_group"]})
         if case["gradient_reduction"]:
             flags["gradient-reduction"] = case["gradient_reduction"]
         if case["frozen"]:
             flags["frozen"] = ",".join(case["frozen"])
-        return json.loads(ours.call("plan", "--no-search", *[text for key, value in flags.items() for text in (f"--{key}", str(value))]))
+        if case["offload"]:
+            flags["offload"] = ",".join(case["offload"])
+        plan = json.loads(ours.call("plan", "--no-search", *[text for key, value in flags.items() for text in (f"--{key}", str(value))]))
+    plan["plan"]["recompute"] = [{**region, "kind": "full"} for region in case["recompute"]]
+    if case["reentrant"]:
+        plan["kernel_set"] = {"name": "torch-2022"}
+    return plan
 
 
 class Collectives(TorchDispatchMode):
@@ -157,6 +239,17 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def recompute(model, case):
+    """The script's own part, which DeepSpeed has no setting for. As Transformers' layers do it, and without a module around them, which
+    would have hooks, too."""
+    from torch.utils.checkpoint import checkpoint
+    for module in {id(m): m for m in (model.get_submodule(region["module"]) for region in case["recompute"])}.values():
+        def call(self, x):
+            return checkpoint(super(type(self), self).__call__, x, use_reentrant=case["reentrant"])
+
+        module.__class__ = type(type(module).__name__, (type(module),), {"__call__": call})
+
+
 def run_case(rank, argument):
     """In a worker: the collectives of each step, and the parameters at the end."""
     case, settings = argument
@@ -168,9 +261,17 @@ def run_case(rank, argument):
     model = random_networks.make(case["network"]).train()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in case["frozen"])
+    recompute(model, case)
+    if "fp16" in case["precision"]:  # without overflows, whose steps are left out
+        settings["fp16"]["initial_scale_power"] = 0
+    if case["offload"]:  # DeepSpeed's own Adam has to be compiled
+        settings["optimizer"]["params"]["torch_adam"] = True
+        settings["zero_force_ds_cpu_optimizer"] = False
     engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)[0]
     steps = []
     for step in range(STEPS):
+        if case["overflows"] and step + 1 == STEPS:
+            engine.optimizer.loss_scaler.cur_scale = 2.0**40
         with Collectives() as recorder:
             for i in range(case["accumulation"]):
                 inputs = random_networks.sample(case["network"], case["micro_batch"], 100 * step + 10 * i + rank)
@@ -181,23 +282,27 @@ def run_case(rank, argument):
     with deepspeed.zero.GatheredParameters(parameters, enabled=case["stage"] == 3):
         whole = torch.cat([p.detach().float().flatten() for p in parameters]).numpy().tobytes()
     engine.destroy()
+    torch.nn.functional.linear = LINEAR
     return steps, whole
 
 
 def judge(ours, pools, case):
-    def data_of():
-        plan = plan_of(ours, case)
+    def data_of(recompute):
+        plan = plan_of(ours, {**case, "recompute": recompute})
         answer = json.loads(ours.call("emit", ours.write(plan), "--to", "deepspeed", "--json"))
-        if not answer["is_exact"]:
-            raise AssertionError(f"emit changes the plan: {answer['losses']}")
-        return ours.collectives(plan), json.loads(answer["files"][0]["text"])
+        lost = [loss for loss in answer["losses"] if loss["field"] != "plan.recompute"]  # which the script does
+        if lost:
+            raise AssertionError(f"emit changes the plan: {lost}")
+        found = ours.collectives(plan, beside_update=case["overflows"])
+        return found, json.loads(answer["files"][0]["text"])
 
-    said = attempt(data_of)
-    if isinstance(said, Refused):
-        return Outcome("refused by us only", str(said))
-    answers = attempt(lambda: pools.run(case["shard"], "torch_zero_random", "run_case", (case, said[1])))
-    if isinstance(answers, Failure):
-        return compare(said[0], answers)
+    said = attempt(data_of, case["recompute"])
+    plain = attempt(data_of, []) if isinstance(said, Refused) else said  # which has the same settings
+    if isinstance(plain, Refused):
+        return Outcome("refused by us only", str(plain))
+    answers = attempt(lambda: pools.run(case["shard"], "torch_zero_random", "run_case", (case, plain[1])))
+    if isinstance(answers, Failure) or isinstance(said, Refused):
+        return compare(said if isinstance(said, Refused) else said[0], answers)
     outcome = compare(said[0], answers[0][0])
     if outcome.is_good and any(parameters != answers[0][1] for _, parameters in answers):
         return Outcome("different", "the ranks end with different parameters")

@@ -106,7 +106,7 @@ TEST_CASE("Wrap: block") {
         "--wrap: got \"blocks\", expected block, torchtitan, accelerate, size:N, root, module or a "
         ".json file; did you mean \"block\"?");
   Model model = TinyModel();
-  model.block_class.clear();
+  model.block_classes.clear();
   CHECK(WrapError(model, "block", Dialect::kFsdp2) ==
         "--wrap: got model \"tiny\" without repeated blocks, expected a model with a block class; "
         "wrap by size (size:1e8), as one unit (root), or with a file of units");

@@ -149,6 +149,29 @@ TEST_CASE("Products in fp8 with a scale per row") {
   CHECK(time(false) == doctest::Approx(plain).scale(1e-9));
 }
 
+TEST_CASE("Products of experts in the executor's own kernels") {
+  ComputeProfile profile = RoundProfile().compute;
+  const Cluster cluster = RoundCluster(1);
+  Kernel product;
+  product.kind = KernelClass::kGroupedGemm;
+  product.batch = 8;
+  product.m = product.n = product.k = 4096;
+  product.flops = Flops(8 * 2.0 * 4096 * 4096 * 4096);
+  const auto time = [&](bool is_own) {
+    product.is_own = is_own;
+    const KernelRates rates = FindKernelRates(cluster.gpu, profile);
+    return (KernelTime(product, rates) - rates.gemm_ramp).value;
+  };
+  const double plain = time(false);
+  CHECK(time(true) == doctest::Approx(plain).scale(1e-9));
+  profile.own_grouped.value = 0.005;  // of a peak of which products reach a half
+  CHECK(time(true) == doctest::Approx(plain * 100).scale(1e-9));
+  product.dtype = DType::kFp32;  // was not measured
+  CHECK(time(true) == doctest::Approx(time(false)).scale(1e-9));
+  product.dtype = DType::kBf16;
+  CHECK(time(false) == doctest::Approx(plain).scale(1e-9));
+}
+
 TEST_CASE("A QR by its operations and its columns, and a step's part of one") {
   Profile profile = RoundProfile();
   profile.compute.qr_column.value = Seconds(7e-6);

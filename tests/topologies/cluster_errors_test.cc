@@ -57,7 +57,8 @@ TEST_CASE("Cluster errors: sizes") {
   CHECK(LoadError("dgx-h100", std::int64_t{1} << 60) ==
         "cluster dgx-h100: got 1152921504606846976 nodes, expected 1 to 10000000");
   CHECK(LoadError("h200-1x", 2) ==
-        "cluster h200-1x: got 2 nodes, expected 1 node, since its nodes have no NIC");
+        "cluster h200-1x: got 2 nodes, expected 1 node, since its nodes have no NIC; "
+        "a description has them, such as \"8xH100, nic 8x400 Gbit/s, nodes 2\"");
 }
 
 TEST_CASE("Cluster errors: units and types in files") {
@@ -194,8 +195,15 @@ TEST_CASE("Cluster errors: inline descriptions") {
         "\"pod 384 nodes 7:1\"");
   CHECK(LoadError("h100-80 x8, pinned 1 GiB") ==
         "cluster description: pinned: got 1 GiB, expected at most the host memory, 0 B");
+  for (const std::string spec : {"dgx-h100, host 4 TiB", "4x dgx-h100, host 4 TiB"}) {
+    CHECK(LoadError(spec) ==
+          "cluster: got \"" + spec +
+              "\", expected nothing behind the name of a cluster of the catalog, "
+              "or a description of its own that begins with a GPU");
+  }
   CHECK(LoadError("h100-80 x8, nodes 2") ==
-        "cluster description: got 2 nodes, expected 1 node, since its nodes have no NIC");
+        "cluster description: got 2 nodes, expected 1 node, since its nodes have no NIC; "
+        "a description has them, such as \"8xH100, nic 8x400 Gbit/s, nodes 2\"");
   CHECK(LoadError("h100-80 x8,") ==
         "cluster description: got \"\", expected nvlink, xgmi, nic, pcie, host, pinned, network, "
         "nodes or level");

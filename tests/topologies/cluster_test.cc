@@ -12,6 +12,7 @@
 #include "core/cores.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "topologies/gpu_names.h"
 #include "topologies/routing.h"
 
 namespace shardwright {
@@ -167,16 +168,37 @@ TEST_CASE("Cluster: one cluster in the ways in which people write it") {
     const char* gpu;
     std::int64_t gpus, nodes;
   };
-  for (const Way& way :
-       {Way{"8xH100", "h100-80", 8, 1}, Way{"8 x h100", "h100-80", 8, 1},
-        Way{"H100 x8", "h100-80", 8, 1}, Way{"h100-80x8", "h100-80", 8, 1},
-        Way{"h100-80 x8", "h100-80", 8, 1}, Way{"2x8 H100, nic 200 Gbit/s", "h100-80", 8, 2},
-        Way{"2x H100 x8, nic 200 Gbit/s", "h100-80", 8, 2}, Way{"H200", "h200-141", 1, 1},
-        Way{"4xA100-80, nic 200 Gbit/s", "a100-80", 4, 1},
-        Way{"16x8 H100-80, nvlink 450 GB/s, nic 8x400 Gbit/s", "h100-80", 8, 16},
-        Way{"DGX-H100", "h100-80", 8, 1}, Way{"4x dgx-h100", "h100-80", 8, 4},
-        Way{"pcie-8x4090", "rtx-4090", 8, 1}, Way{"MI300X x8", "mi300x", 8, 1},
-        Way{"2x4090", "rtx-4090", 2, 1}, Way{"RTX 4090 x2", "rtx-4090", 2, 1}}) {
+  for (const Way& way : {Way{"8xH100", "h100-80", 8, 1},
+                         Way{"8 x h100", "h100-80", 8, 1},
+                         Way{"H100 x8", "h100-80", 8, 1},
+                         Way{"h100-80x8", "h100-80", 8, 1},
+                         Way{"h100-80 x8", "h100-80", 8, 1},
+                         Way{"2x8 H100, nic 200 Gbit/s", "h100-80", 8, 2},
+                         Way{"2x H100 x8, nic 200 Gbit/s", "h100-80", 8, 2},
+                         Way{"H200", "h200-141", 1, 1},
+                         Way{"4xA100-80, nic 200 Gbit/s", "a100-80", 4, 1},
+                         Way{"16x8 H100-80, nvlink 450 GB/s, nic 8x400 Gbit/s", "h100-80", 8, 16},
+                         Way{"DGX-H100", "h100-80", 8, 1},
+                         Way{"4x dgx-h100", "h100-80", 8, 4},
+                         Way{"pcie-8x4090", "rtx-4090", 8, 1},
+                         Way{"MI300X x8", "mi300x", 8, 1},
+                         Way{"2x4090", "rtx-4090", 2, 1},
+                         Way{"RTX 4090 x2", "rtx-4090", 2, 1},
+                         Way{"8xA100-80GB", "a100-80", 8, 1},
+                         Way{"8xH100-SXM", "h100-80", 8, 1},
+                         Way{"4xRTX5090", "rtx-5090", 4, 1},
+                         Way{"2xRTXA6000", "rtx-a6000", 2, 1},
+                         Way{"p5.48xlarge", "h100-80", 8, 1},
+                         Way{"4x p4de.24xlarge", "a100-80", 8, 4},
+                         Way{"2 x a3-megagpu-8g", "h100-80", 8, 2},
+                         Way{"Standard_ND96isr_H100_v5", "h100-80", 8, 1},
+                         Way{"NVIDIA H100 80GB HBM3", "h100-80", 1, 1},
+                         Way{"Tesla T4", "t4", 1, 1},
+                         Way{"64xH100, nic 8x400 Gbit/s", "h100-80", 8, 8},
+                         Way{"72xGB200", "gb200-186", 72, 1},
+                         Way{"16xA100-40", "a100-40", 16, 1},
+                         Way{"10x4090", "rtx-4090", 10, 1},
+                         Way{"h100-80 x16, nvlink 450 GB/s", "h100-80", 16, 1}}) {
     CAPTURE(way.spec);
     const Cluster cluster = LoadCluster(way.spec);
     CHECK(cluster.gpu.name == way.gpu);
@@ -187,6 +209,10 @@ TEST_CASE("Cluster: one cluster in the ways in which people write it") {
   CHECK(LoadCluster("2x8 H100, nic 4x200 Gbit/s") ==
         LoadCluster("h100-80 x8, nic 4x200 Gbit/s", 2));
   CHECK_THROWS_AS((void)LoadCluster("2x8 H100, nodes 3, nic 4x200 Gbit/s"), InputError);
+  CHECK_THROWS_WITH_AS((void)LoadCluster("12xH100, nic 400 Gbit/s"),
+                       "cluster: got \"12xH100, nic 400 Gbit/s\", expected whole nodes: one has at "
+                       "most 8 x h100-80; say nodes and GPUs, such as \"3x4xh100-80\"",
+                       InputError);
 }
 
 TEST_CASE("Cluster: inline descriptions") {
@@ -251,12 +277,59 @@ TEST_CASE("Cluster: the GPUs that people ask for are there") {
                                                             {"mi355x", 288, 2500},
                                                             {"rtx-5090", 32, 209.5},
                                                             {"l40s", 48, 362},
+                                                            {"a10g", 24, 70},
+                                                            {"a30", 24, 165},
+                                                            {"a40", 48, 149.7},
+                                                            {"rtx-6000-ada", 48, 364.2},
                                                             {"rtx-pro-6000", 96, 500}}) {
     const GpuSpec gpu = FindGpu(name, "test");
     CAPTURE(gpu.name);
     CHECK(gpu.memory.value == Bytes(static_cast<std::int64_t>(gib) << 30));
     CHECK(PeakFlops(gpu, MathType::kBf16) == FlopsPerSecond(tflops * 1e12));
   }
+  const GpuSpec t4 = FindGpu("t4", "test");
+  CHECK(!PeakFlops(t4, MathType::kBf16));
+  CHECK(PeakFlops(t4, MathType::kFp16) == FlopsPerSecond(65e12));
+}
+
+TEST_CASE("Cluster: GPUs by what tools call them") {
+  for (const auto& row : std::vector<std::pair<const char*, const char*>>{
+           {"NVIDIA H100 80GB HBM3", "h100-80"},
+           {"NVIDIA H100 PCIe", "h100-pcie-80"},
+           {"NVIDIA H200", "h200-141"},
+           {"NVIDIA GH200 480GB", "gh200-96"},
+           {"NVIDIA GH200 144G HBM3e", "gh200-141"},
+           {"NVIDIA B200", "b200-180"},
+           {"NVIDIA GB200", "gb200-186"},
+           {"NVIDIA A100-SXM4-80GB", "a100-80"},
+           {"NVIDIA A100 80GB PCIe", "a100-pcie-80"},
+           {"NVIDIA A100-PCIE-40GB", "a100-40"},
+           {"Tesla V100-SXM2-32GB", "v100-32"},
+           {"Tesla T4", "t4"},
+           {"NVIDIA A10", "a10"},
+           {"NVIDIA A10G", "a10g"},
+           {"NVIDIA L4", "l4"},
+           {"NVIDIA L40S", "l40s"},
+           {"NVIDIA GeForce RTX 3090", "rtx-3090"},
+           {"NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"},
+           {"NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"}}) {
+    const std::string product = row.first;
+    CAPTURE(product);
+    CHECK(GpuOfProduct(product) == row.second);
+    CHECK(FindGpu(GpuOfProduct(product), "test").name == row.second);
+  }
+  for (const char* other :
+       {"NVIDIA GeForce GTX 1080", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H100 NVL",
+        "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "dgx-a10", "my h200", "NVIDIA", ""}) {
+    CAPTURE(std::string(other));
+    CHECK(GpuOfProduct(other) == "");
+  }
+  CHECK_THROWS_AS((void)LoadCluster("dgx-h200-x"), InputError);
+  for (const char* device : {"0x2330", "2335", "2901", "1eb8", "20b5"}) {
+    CAPTURE(std::string(device));
+    CHECK(FindGpu(GpuOfPciDevice(device), "test").name == GpuOfPciDevice(device));
+  }
+  CHECK(GpuOfPciDevice("0x0001") == "");
 }
 
 TEST_CASE("The host's cores are those that this process may use, and a file keeps them") {

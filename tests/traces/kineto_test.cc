@@ -397,6 +397,7 @@ TEST_CASE("products and attention are told by the host's calls, with their sizes
       {CallKind::kProduct, 0, 0, 0, 0, 0},
       {CallKind::kAttentionForward, 0, 8, 128, 0, 64},
       {CallKind::kAttentionBackward, 1, 8, 128, 0, 64},
+      {CallKind::kAttentionWrittenOut, 1, 8, 128, 0, 64},
       {CallKind::kProduct, 1, 8, 128, 128, 64},
       {CallKind::kConvolution, 1, 0, 0, 0, 0},
   };

@@ -28,7 +28,9 @@ HOSTILE = chromium.HOSTILE + "\u202e"
 TINY = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 61, "hidden_size": 32, "intermediate_size": 44,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False}
+# Ends without Python's end: threads of gloo that still hold tensors would abort the process there.
 TRAIN = """import json
+import os
 import torch
 import torch.distributed as dist
 import transformers
@@ -49,8 +51,9 @@ for step in range(20):
     dist.all_reduce(loss := loss.detach())
     losses.append(loss.item() / 2)
 if dist.get_rank() == 0:
-    print(json.dumps(losses))
+    print(json.dumps(losses), flush=True)
 dist.destroy_process_group()
+os._exit(0)
 """
 
 

@@ -6,7 +6,7 @@ what it launches and keeps, as the trace has it.
 
 import torch
 
-from . import named, rules
+from . import named, pairs, rules
 from .rules import Unsupported
 from .sizes import Vec, product
 
@@ -127,11 +127,14 @@ class Graph:
     def find_backward(self):
         """A call of backward is of the weights where nothing but gradients of parameters comes of it."""
         wanted, owner_of = set(), {}
+        self.backward_calls = {}  # forward call index -> all calls of its nodes, in their order
         for call in self.calls[self.first_backward:]:
             # Sums of gradients of one tensor are autograd's own: the lowering knows them.
             makers = {id(owner_of[r.storage.index]) for r in call.inputs if r.storage.index in owner_of}
             if call.name == "add" and len(call.inputs) == 2 and len(makers) == 2:
                 call.backward_of = None
+            if call.backward_of is not None:
+                self.backward_calls.setdefault(call.backward_of.index, []).append(call)
             for ref in call.outputs:
                 owner_of.setdefault(ref.storage.index, call.backward_of)
         for call in reversed(self.calls[self.first_backward:]):
@@ -292,7 +295,7 @@ class Graph:
 
     def kernels(self, call):
         """What one call launches."""
-        if call.name in rules.VIEWS or call.name in rules.FREE:
+        if call.name in rules.VIEWS or call.name in rules.FREE or call.outputs and call.outputs[0].storage.is_on_host:
             return []
         if call.name not in rules.CLASSES:
             raise Unsupported(f"{call.name}, whose cost no rule knows")
@@ -305,17 +308,31 @@ class Graph:
             inputs = inputs[1:]
         self.data(inputs, "read", entry)
         self.data([o for o in call.outputs], "written", entry)
-        if group == "gemm":
+        if group in ("gemm", "attention", "attention_backward"):
             self.product_sizes(call, entry)
         elif any(self.t.flops(call)):
             raise Unsupported(f"the products of {call.name}")
-        return [entry]
+        return self.flash_backward(call, entry) if group == "attention_backward" else [entry]
+
+    def flash_backward(self, call, entry):
+        """The fused kernel sums gradients of queries in fp32: one launch before it makes the sums of rows, one behind it casts."""
+        grad, q, out, sums = call.inputs[0], call.inputs[1], call.inputs[-2], call.inputs[-1]
+        wide = self.t.read(q) * 4
+        rows, cast = {"class": "elementwise"}, {"class": "copy", "read_bytes": self.amount(wide)}
+        self.data([grad, out], "read", rows)
+        self.data([sums], "written", rows)
+        self.data([q], "written", cast)
+        self.data([*call.inputs[1:], sums], "read", entry)
+        entry.pop("written", None)
+        self.data(call.outputs[1:], "written", entry)
+        entry["written_bytes"] = self.amount(wide)
+        return [rows, entry, cast]
 
     def product_sizes(self, call, entry):
         operands = [r for r in call.inputs if len(r.shape) >= 1][-2:]
         a, b = (self.t.shape(r) for r in operands)
         if call.name.startswith("attention"):
-            q, k = (self.t.shape(r) for r in call.inputs[1 if call.name == "attention_backward" else 0:][:2])
+            q, k = (self.t.shape(r) for r in call.inputs[1 if call.name.endswith("_backward") else 0:][:2])
             entry |= {"batch": self.amount(q[0] * q[1]), "m": self.amount(q[2]), "n": self.amount(k[2]), "k": self.amount(q[3])}
         elif call.name in ("bmm", "baddbmm"):
             entry |= {"batch": self.amount(a[0]), "m": self.amount(a[1]), "n": self.amount(b[2]), "k": self.amount(a[2])}
@@ -381,6 +398,43 @@ class Graph:
                 lists[to].append(kernel)
         return lists["data"], lists["weight"]
 
+    def backward_workspace(self, calls):
+        """What is alive at the peak of the op's backward beside the gradients that it is given and those that it makes."""
+        most, worst = 0, None
+        for nodes in self.windows(calls):
+            end = nodes[-1].index + 1
+            made = [s for s in self.t.base.storages if nodes[0].index <= s.born < end]
+            temporary = [s for s in made if s.died is not None and s.died <= end]
+            for late in nodes:
+                alive = [s for s in temporary if s.born <= late.index < s.died]
+                to_come = [s for s in made if s.born > late.index and s not in temporary]
+                size = sum(s.nbytes for s in alive) - sum(s.nbytes for s in to_come)
+                if size > most:
+                    most, worst = size, (alive, to_come)
+        if worst is None:
+            return {}
+        elements, raw = Vec([0] * self.t.count), Vec([0] * self.t.count)
+        for sign, storages in zip((1, -1), worst):
+            for storage in storages:
+                size = self.t.bytes(storage)
+                if storage.dtype == self.dtype:
+                    elements = elements + size.over(torch.empty((), dtype=self.dtype).element_size()) * sign
+                else:
+                    raw = raw + size * sign
+        if min(*elements, *raw) < 0:
+            return {}
+        return {name: self.amount(vec) for name, vec in (("elements", elements), ("bytes", raw)) if any(vec)}
+
+    def windows(self, calls):
+        """Runs of calls of the op's nodes in backward."""
+        runs = []
+        for late in sorted((late for call in calls for late in self.backward_calls.get(call.index, [])), key=lambda late: late.index):
+            if runs and runs[-1][-1].index + 1 == late.index:
+                runs[-1].append(late)
+            else:
+                runs.append([late])
+        return runs
+
     # Writing.
 
     def append(self, op):
@@ -402,7 +456,7 @@ class Graph:
                 **({"shared": True} if value.shared else {}), **({"view_of": view_of} if view_of is not None else {})}
 
     def write(self):
-        self.patterns = named.find_patterns(self)
+        self.patterns = named.find_patterns(self) | pairs.find(self)
         for call in self.forward_calls():
             pattern = self.patterns.get(call.index)
             self.now = call.index
@@ -545,7 +599,7 @@ class Graph:
         params, inputs, seen = [], [], {}
         for ref in call.inputs:
             kind = self.kind(ref)
-            if 0 in ref.shape:
+            if 0 in ref.shape or kind == "constant" and ref.storage.is_on_host:
                 continue
             if kind == "parameter":
                 name = self.parameter(ref, call.module)
@@ -583,6 +637,7 @@ class Graph:
             if self.kind(ref) == "parameter":
                 weight += self.late_weights.pop(ref.storage.index, [])
         forward = self.kernels(call)
+        workspace = self.backward_workspace([call])
         if self.carried is not None:
             forward = self.kernels(self.carried) + forward
             saved = self.kept(self.carried, [])[0] + saved
@@ -590,7 +645,7 @@ class Graph:
                      "params": params, "outputs": [v.name for _, v in values], "results": results, "forward": forward,
                      "backward_data": data, "backward_weight": weight, "saves_inputs": saves_inputs,
                      "saves_outputs": [p for p in saves_outputs.values() if p is not None], "saved": saved,
-                     **self.cast(call, inputs)})
+                     **({"backward_workspace": workspace} if workspace else {}), **self.cast(call, inputs)})
         for ref, value in values:
             self.remember(ref, value)
 
@@ -624,7 +679,7 @@ class Graph:
                 saves_outputs[index] = None
             elif place:
                 saves_inputs += place
-            elif output is None and (index in self.of_storage or index in self.pending_constants or ref.storage.kind == "input"):
+            elif output is None and not ref.storage.is_on_host and (index in self.of_storage or index in self.pending_constants or ref.storage.kind == "input"):
                 if ref.storage.kind == "input" and not ref.dtype.is_floating_point:
                     inputs.append((self.index_name(ref), ref))
                 else:

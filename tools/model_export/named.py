@@ -551,7 +551,8 @@ def router(g, call):
 
 
 FUNCTIONS = {"SiLU": "silu", "SiLUActivation": "silu", "GELU": "gelu", "GELUActivation": "gelu", "ReLU": "relu",
-             "PytorchGELUTanh": "gelu_tanh", "GELUTanh": "gelu_tanh"}
+             "PytorchGELUTanh": "gelu_tanh", "GELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_new", "AccurateGELUActivation": "gelu_new",
+             "FastGELUActivation": "gelu_fast"}
 
 
 def experts(g, call):
@@ -611,7 +612,7 @@ def cross_entropy(g, call):
 
 
 def gated_gelu(g, call):
-    """gelu(gate) * up, with tanh: alone, such a GELU is what kernel sets write out in many kernels, as GPT-2's code does."""
+    """gelu(gate) * up, with tanh, in one op, as a config.json has it."""
     if call.name != "gelu" or call.kwargs.get("approximate") != "tanh":
         return None
     gate, out = call.args[0], call.outputs[0]

@@ -68,7 +68,8 @@ CONVOLUTIONS = words("convolution convolution_backward")
 
 CLASSES = {**dict.fromkeys(ELEMENTWISE, "elementwise"), **dict.fromkeys(COPIES, "copy"), **dict.fromkeys(REDUCTIONS, "norm"),
            **dict.fromkeys(SOFTMAX, "softmax"), **dict.fromkeys(GATHERS, "gather"), **dict.fromkeys(PRODUCTS, "gemm"),
-           **dict.fromkeys(CONVOLUTIONS, "conv"), "attention": "gemm", "attention_backward": "gemm"}
+           **dict.fromkeys(CONVOLUTIONS, "conv"), **dict.fromkeys(words("attention attention_biased"), "attention"),
+           **dict.fromkeys(words("attention_backward attention_biased_backward"), "attention_backward")}
 # Of those, what has a family in model.json's op "activation".
 ACTIVATIONS = {"relu": "relu", "silu": "silu", "tanh": "tanh", "sigmoid": "sigmoid"}
 
@@ -105,8 +106,9 @@ def convolution_flops(args):
 
 def attention_flops(func, args):
     """The counter's formulas of the flash kernels: two products forward; backward five, the scores once more among them."""
-    backward = func._schema.name.endswith("attention_backward")
-    if not backward and not func._schema.name.endswith("attention"):
+    name = func._schema.name.partition("::")[2]
+    backward = name.endswith("_backward")
+    if name.removesuffix("_backward") not in ("attention", "attention_biased"):
         return 0
     q, k, v = args[1:4] if backward else args[:3]
     size, value_size = q.shape[3], v.shape[3]

@@ -76,12 +76,22 @@ class Points:
 
     def fit(self, value, with_batch):
         monomials = [(b, s) for b in ((0, 1) if with_batch else (0,)) for s in ((0, 1, 2) if self.varies_length else (0,))]
+        factors = self.factors(value, monomials)
+        if factors is None and with_batch:  # a size per pair of samples
+            monomials = [(0, 0), (1, 0), (2, 0), *([(0, 1), (1, 1)] if self.varies_length else [])]
+            factors = self.factors(value, monomials) if len(self.points) > len(monomials) else None
+        if factors is None:
+            raise Unsupported(f"a size that is {', '.join(f'{v} at batch {b} and length {s}' for v, (b, s) in zip(value, self.points))}")
+        return self.text(factors, monomials)
+
+    def factors(self, value, monomials):
+        """Of the sum of the monomials that goes through all points; None if none does."""
         rows = [[p[0] ** b * p[1] ** s for b, s in monomials] for p in self.points]
         chosen = self.independent(rows, len(monomials))
         factors = solve([rows[i] for i in chosen], [value[i] for i in chosen])
         if factors is None or any(sum(f * x for f, x in zip(factors, row)) != v for row, v in zip(rows, value)):
-            raise Unsupported(f"a size that is {', '.join(f'{v} at batch {b} and length {s}' for v, (b, s) in zip(value, self.points))}")
-        return self.text(factors, monomials)
+            return None
+        return factors
 
     @staticmethod
     def independent(rows, count):

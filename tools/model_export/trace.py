@@ -4,6 +4,7 @@ import contextlib
 import functools
 import re
 import sys
+import weakref
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -31,10 +32,14 @@ class Ref:
 
 
 class Storage:
-    __slots__ = ("index", "nbytes", "dtype", "kind", "name")
+    """`born` is the call that made it, `died` how many calls there were when it was given back in backward (or None). `is_on_host`: a
+    number that the module computes beside the device; what the trace is of lies on the meta device."""
 
-    def __init__(self, index, nbytes, dtype, kind="made", name=""):
-        self.index, self.nbytes, self.dtype, self.kind, self.name = index, nbytes, dtype, kind, name
+    __slots__ = ("index", "nbytes", "dtype", "kind", "name", "born", "died", "is_on_host")
+
+    def __init__(self, index, nbytes, dtype, born, is_on_host):
+        self.index, self.nbytes, self.dtype, self.kind, self.name = index, nbytes, dtype, "made", ""
+        self.born, self.died, self.is_on_host = born, None, is_on_host
 
 
 class Call:
@@ -73,6 +78,7 @@ def _(grad, q, k, v, out, sums):
 
 
 def _keep_attention(ctx, inputs, output):
+    ctx.set_materialize_grads(False)  # nobody has a gradient of the sums
     ctx.save_for_backward(*inputs[:3], *output)
 
 
@@ -82,6 +88,45 @@ def _attention_gradient(ctx, grad, _):
 
 
 attention.register_autograd(_attention_gradient, setup_context=_keep_attention)
+
+
+# With a mask that is learned: no flash kernel takes one, but the memory-efficient one does. It keeps the mask, and its gradient comes
+# for every sample and head.
+@torch.library.custom_op("shardwright_export::attention_biased", mutates_args=())
+def attention_biased(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, causal: bool, p: float,
+                     scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    raise NotImplementedError
+
+
+@attention_biased.register_fake
+def _(q, k, v, mask, causal, p, scale):
+    # Tokens before heads, whatever the queries are; sums of whole tiles of 32 queries.
+    b, heads, tokens = q.shape[:3]
+    out = q.new_empty(b, tokens, heads, v.shape[-1])
+    return out.transpose(1, 2), q.new_empty(b, heads, -(-tokens // 32) * 32, dtype=torch.float32)
+
+
+@torch.library.custom_op("shardwright_export::attention_biased_backward", mutates_args=())
+def attention_biased_backward(grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, out: torch.Tensor,
+                              sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    raise NotImplementedError
+
+
+@attention_biased_backward.register_fake
+def _(grad, q, k, v, mask, out, sums):
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), mask.new_empty(mask.shape)
+
+
+def _keep_biased(ctx, inputs, output):
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:4], *output)
+
+
+def _biased_gradient(ctx, grad, _):
+    return (*torch.ops.shardwright_export.attention_biased_backward(grad, *ctx.saved_tensors), None, None, None)
+
+
+attention_biased.register_autograd(_biased_gradient, setup_context=_keep_biased)
 
 
 def _stand_in(name, count):
@@ -124,6 +169,8 @@ def fused_dropout(original, *args, **kwargs):
 class AsOnDevices(TorchFunctionMode):
     """Functions that the CPU and the meta device write out and GPUs do not."""
 
+    takes_learned_masks = True  # False: attention with one is written out, as on a CPU
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func is ATTENTION:
@@ -134,8 +181,9 @@ class AsOnDevices(TorchFunctionMode):
 
     @staticmethod
     def is_fused(query, key, value, attn_mask=None, *_, **__):
-        """Is there one kernel for it? More dimensions, and masks that are learned, are written out."""
-        return query.dim() in (3, 4) and (attn_mask is None or not attn_mask.requires_grad)
+        """Is there one kernel for it? More dimensions are written out."""
+        is_learned = attn_mask is not None and attn_mask.requires_grad
+        return query.dim() in (3, 4) and (AsOnDevices.takes_learned_masks or not is_learned)
 
     @staticmethod
     def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
@@ -145,6 +193,12 @@ class AsOnDevices(TorchFunctionMode):
             return unflat[:, 0]
         if attn_mask is not None and attn_mask.dtype != torch.bool:
             attn_mask = attn_mask.to(query.dtype)
+        if attn_mask is not None and attn_mask.requires_grad:
+            if enable_gqa and key.shape[1] < query.shape[1]:  # the kernel knows no groups
+                key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
+            attn_mask = attn_mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+            return torch.ops.shardwright_export.attention_biased(query, key, value, attn_mask, is_causal, dropout_p,
+                                                                 0.0 if scale is None else float(scale))[0]
         out, _ = torch.ops.shardwright_export.attention(query, key, value, attn_mask, is_causal, dropout_p, 0.0 if scale is None else float(scale))
         return out
 
@@ -153,7 +207,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, model):
         super().__init__()
         self.calls, self.refs, self.storages = [], [], []
-        self.alive, self.of_tensor, self.of_storage = [], {}, {}
+        self.alive, self.watched, self.of_tensor, self.of_storage = [], {}, {}, {}
         self.frames = [("", 0)]  # what is being called: names, each with the number of the call
         self.given = []  # per frame below the root: what it was given, and how many calls there were
         self.stands_for = {}  # tensor that a module returned -> the tensor that it was given and returned
@@ -182,18 +236,32 @@ class Recorder(TorchDispatchMode):
         found = self.of_tensor.get(id(tensor))
         if found is not None:
             return found
-        self.alive.append(tensor)
         memory = tensor.untyped_storage()
         storage = self.of_storage.get(memory._cdata)
         if storage is None:
-            storage = Storage(len(self.storages), memory.nbytes(), tensor.dtype)
+            storage = Storage(len(self.storages), memory.nbytes(), tensor.dtype, len(self.calls), tensor.device.type == "cpu")
             self.of_storage[memory._cdata] = storage
             self.storages.append(storage)
-            self.alive.append(memory)
+            self.hold(memory, memory._cdata, self.of_storage)
         ref = Ref(len(self.refs), tensor, storage)
         self.refs.append(ref)
         self.of_tensor[id(tensor)] = ref
+        self.hold(tensor, id(tensor), self.of_tensor)
         return ref
+
+    def hold(self, thing, key, table):
+        """Keeps what forward makes, so that its key stays its own; in backward, when tensors go tells what the peak is of."""
+        if not self.backward:
+            self.alive.append(thing)
+            return
+
+        def gone(_):
+            del self.watched[key, id(table)]
+            found = table.pop(key)
+            if isinstance(found, Storage):
+                found.died = len(self.calls)
+
+        self.watched[key, id(table)] = weakref.ref(thing, gone)
 
     def pack(self, tensor):
         sequence = torch._C._autograd._get_sequence_nr()
@@ -277,7 +345,7 @@ class Recorder(TorchDispatchMode):
         call.backward_of, call.has_grad = None, torch.is_grad_enabled()
         if self.backward:
             node = torch._C._current_autograd_node()
-            # Gradients of parameters are copied here because the trace holds them; elsewhere they are handed on.
+            # Gradients of parameters are copied here where something holds them; elsewhere they are handed on.
             has_forward = node is not None and "AccumulateGrad" not in node.name()
             call.backward_of = self.owner(node._sequence_nr()) if has_forward else None
             if has_forward and call.backward_of is None and call.name not in rules.VIEWS | rules.FREE:
@@ -376,6 +444,17 @@ def backward_of(outputs):
     tensors = [t for t in tensors if t.requires_grad]
     if tensors:
         torch.autograd.backward(tensors, [torch.empty_like(t) for t in tensors])
+
+
+@contextlib.contextmanager
+def for_device(device_type):
+    """Traces inside are of a model that runs on such devices."""
+    before = AsOnDevices.takes_learned_masks
+    AsOnDevices.takes_learned_masks = device_type != "cpu"
+    try:
+        yield
+    finally:
+        AsOnDevices.takes_learned_masks = before
 
 
 @contextlib.contextmanager

@@ -91,9 +91,25 @@ inline void FromFloat(float value, Fp16* to) {
   return dtype == DType::kBf16 || dtype == DType::kFp16;
 }
 
+// Where kernels are loops on the CPU, a test may watch what the functions below read and write.
+// Tables that kernels read as they are (ids, statistics of rows) are not seen.
+#if defined(__CUDACC__)
+SW_DEVICE void Watch(const Array& /*a*/, std::int64_t /*i*/, std::int64_t /*count*/) {}
+#else
+using AccessWatch = void (*)(const void* address, std::int64_t bytes);
+inline thread_local AccessWatch access_watch = nullptr;  // of this thread's kernels
+inline void Watch(const Array& a, std::int64_t i, std::int64_t count) {
+  if (access_watch != nullptr) {
+    const std::int64_t width = IsHalf(a.dtype) ? 2 : 4;
+    access_watch(static_cast<const std::byte*>(a.data) + i * width, count * width);
+  }
+}
+#endif
+
 // An element. No branch holds more than the load, so that loads of several elements can be under
 // way before the first is converted.
 SW_DEVICE float Load(const Array& a, std::int64_t i) {
+  Watch(a, i, 1);
   std::uint32_t bits = 0;
   if (IsHalf(a.dtype)) {
     bits = static_cast<const std::uint16_t*>(a.data)[i];
@@ -107,6 +123,7 @@ SW_DEVICE float Load(const Array& a, std::int64_t i) {
 }
 
 SW_DEVICE void Store(const Array& a, std::int64_t i, float value) {
+  Watch(a, i, 1);
   switch (a.dtype) {
     case DType::kBf16:
       FromFloat(value, static_cast<Bf16*>(a.data) + i);
@@ -145,6 +162,7 @@ template <bool kHalf>
 // Elements i to i + 7 of an array, of which `count` are there (the others are zeros): in 16-byte
 // accesses where all are and the address allows.
 SW_DEVICE Eight LoadEight(const Array& a, std::int64_t i, std::int64_t count = kVector) {
+  Watch(a, i, count < kVector ? count : kVector);
   Eight eight{};
   if (IsHalf(a.dtype)) {
     const auto* const from = static_cast<const std::uint16_t*>(a.data) + i;
@@ -174,6 +192,7 @@ SW_DEVICE Eight LoadEight(const Array& a, std::int64_t i, std::int64_t count = k
 
 SW_DEVICE void StoreEight(const Array& a, std::int64_t i, const Eight& eight,
                           std::int64_t count = kVector) {
+  Watch(a, i, count < kVector ? count : kVector);
   if (IsHalf(a.dtype)) {
     auto* const to = static_cast<std::uint16_t*>(a.data) + i;
     if (count >= kVector && reinterpret_cast<std::uintptr_t>(to) % sizeof(Sixteen) == 0) {
@@ -266,6 +285,19 @@ SW_DEVICE void Report(Fault* fault, FaultKind kind, std::int64_t value, std::int
   fault->value = value;
   fault->limit = limit;
   fault->kind = static_cast<std::int64_t>(kind);
+}
+
+// Calls `run` with a value of the type that numbers are loaded or multiplied as.
+template <class Run>
+SW_DEVICE void WithElement(DType multiply_as, const Run& run) {
+  switch (multiply_as) {
+    case DType::kBf16:
+      return run(Bf16{});
+    case DType::kFp16:
+      return run(Fp16{});
+    default:
+      return run(0.0F);
+  }
 }
 
 }  // namespace shardwright::gpu

@@ -8,6 +8,7 @@
 #include "executor/cuda/kernels/block.h"
 #include "executor/cuda/kernels/kernel_id.h"
 #include "executor/cuda/kernels/tile.h"
+#include "models/kernels/fp8.h"
 
 namespace shardwright::gpu {
 
@@ -18,6 +19,15 @@ struct Matrix {
 };
 
 enum class GemmGelu : std::uint8_t { kNone, kApply, kDerivative };
+
+// Operands in fp8 (DType::kFp8): a's rows and b's columns lie one element behind the other, and the
+// sums are multiplied with an inverse of each, of all or of a's row and of b's column.
+struct Fp8Operands {
+  const float* a_inverses = nullptr;  // device memory; null: the operands are not fp8
+  const float* b_inverses = nullptr;
+  Fp8Format a_format = Fp8Format::kE4m3, b_format = Fp8Format::kE4m3;
+  bool by_row = false;
+};
 
 // c (m, n) (+)= a (m, k) b (k, n) + bias (n). Operands of one 16-bit dtype are multiplied as such,
 // others in fp32; sums are fp32, rounded once.
@@ -34,6 +44,7 @@ struct GemmArgs {
   Array gelu_input = {};
   bool adds = false;
   DType multiply_as = DType::kFp32;
+  Fp8Operands fp8 = {};  // multiplied by Fp8GemmKernel or a library
 };
 
 struct GemmKernel {

@@ -33,6 +33,11 @@ namespace shardwright::gpu {
   X(LabelRows)          \
   X(LabelCount)         \
   X(Gemm)               \
+  X(Fp8Max)             \
+  X(Fp8ColumnMax)       \
+  X(Fp8Cast)            \
+  X(Fp8Transpose)       \
+  X(Fp8Gemm)            \
   X(AttentionForward)   \
   X(AttentionProducts)  \
   X(AttentionKeyGrad)   \

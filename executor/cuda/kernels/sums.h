@@ -333,4 +333,33 @@ struct ClipKernel {
   }
 };
 
+// z[channel] = sum over the channel's plane of x y; a block per channel.
+struct ChannelScaleGradArgs {
+  Array x = {}, y = {}, z = {};
+  std::int64_t plane = 0;
+};
+struct ChannelScaleGradKernel {
+  static constexpr KernelId kId = KernelId::kChannelScaleGrad;
+  using Args = ChannelScaleGradArgs;
+  static constexpr int kThreads = 256;
+
+  static SW_DEVICE void Run(Block& block, const Args& a) {
+    PerThread<float> sums;
+    block.Each([&](int t) {
+      float sum = 0.0F;
+      for (std::int64_t i = t; i < a.plane; i += kThreads) {
+        const std::int64_t at = block.index() * a.plane + i;
+        sum += Load(a.x, at) * Load(a.y, at);
+      }
+      sums[t] = sum;
+    });
+    const float total = BlockSum(block, block.Shared<float>(kThreads), sums);
+    block.Each([&](int t) {
+      if (t == 0) {
+        Store(a.z, block.index(), total);
+      }
+    });
+  }
+};
+
 }  // namespace shardwright::gpu

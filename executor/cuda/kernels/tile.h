@@ -25,19 +25,6 @@ inline constexpr int kTile = 16;
 inline constexpr int kPadElements = 8;
 inline constexpr int kPadSums = 4;
 
-// Calls `run` with a value of the type that operands are multiplied as.
-template <class Run>
-SW_DEVICE void WithElement(DType multiply_as, const Run& run) {
-  switch (multiply_as) {
-    case DType::kBf16:
-      return run(Bf16{});
-    case DType::kFp16:
-      return run(Fp16{});
-    default:
-      return run(0.0F);
-  }
-}
-
 #if defined(__CUDACC__)
 
 template <class T>
@@ -301,6 +288,10 @@ SW_DEVICE void TileProduct(Block& block, std::int64_t depth, const Left& left, c
       store(i, j, c.At(i)[j]);
     }
   });
+}
+
+SW_DEVICE std::int64_t Parts(std::int64_t n, std::int64_t part) {
+  return (n + part - 1) / part;
 }
 
 }  // namespace shardwright::gpu

@@ -48,7 +48,7 @@ void MultiplyWithGelu(const OpContext& context, const gpu::GemmArgs& product, gp
 void LinearDataGrad(const ModelOpCall& call, const OpContext& context) {
   const OpSpec& spec = *call.spec;
   const gpu::Array weight = ArrayOf(call.params[0]);
-  const gpu::GemmArgs product{
+  gpu::GemmArgs product{
       .m = RowsOf(call),
       .n = spec.in,
       .k = spec.out,
@@ -56,12 +56,14 @@ void LinearDataGrad(const ModelOpCall& call, const OpContext& context) {
       .b = spec.transposed ? Transposed(weight, spec.out) : RowMajor(weight, spec.in),
       .c = RowMajor(ArrayOf(call.input_grads[0]), spec.in),
       .adds = call.adds_input_grads};
+  const std::span<std::byte> workspace =
+      RoundOperands(call, context, {.a = GradientFormat(call.options->fp8)}, product);
   if (call.inputs.size() == 1) {
-    return Multiply(context, product, call.workspace);
+    return Multiply(context, product, workspace);
   }
   const ConstView& input = call.inputs[1];
   const View gelu_input{const_cast<void*>(input.data), input.dtype, input.elements};
-  MultiplyWithGelu(context, product, gpu::GemmGelu::kDerivative, gelu_input, call.workspace);
+  MultiplyWithGelu(context, product, gpu::GemmGelu::kDerivative, gelu_input, workspace);
 }
 
 void LinearBackward(const ModelOpCall& call, const OpContext& context) {
@@ -84,15 +86,19 @@ void LinearBackward(const ModelOpCall& call, const OpContext& context) {
                           .b = RowMajor(spec.transposed ? dy : x, n),
                           .c = RowMajor(ArrayOf(dw.view), n),
                           .adds = dw.accumulate};
+    const Fp8Format gradient = GradientFormat(call.options->fp8);
+    const std::span<std::byte> workspace = RoundOperands(
+        call, context, spec.transposed ? Fp8Formats{.b = gradient} : Fp8Formats{.a = gradient},
+        product);
     // The bias's gradient beside it, where the library does that; it cannot add to one.
     if (sums && !call.param_grads[1].accumulate) {
       gpu::GemmArgs both = product;
       (spec.transposed ? both.column_sums : both.row_sums) = ArrayOf(call.param_grads[1].view);
-      if (MultiplyByLibrary(context, both, call.workspace)) {
+      if (MultiplyByLibrary(context, both, workspace)) {
         return;
       }
     }
-    Multiply(context, product, call.workspace);
+    Multiply(context, product, workspace);
   }
   if (sums) {
     Scratch scratch(call.workspace);
@@ -105,12 +111,15 @@ void LinearBackward(const ModelOpCall& call, const OpContext& context) {
 }  // namespace
 
 void SubmitLinear(const ModelOpCall& call, bool is_backward, const OpContext& context) {
+  if (call.loss_spec != nullptr) {
+    return SubmitLinearLoss(call, context);
+  }
   if (is_backward) {
     return LinearBackward(call, context);
   }
   const OpSpec& spec = *call.spec;
   const gpu::Array weight = ArrayOf(call.params[0]);
-  const gpu::GemmArgs product{
+  gpu::GemmArgs product{
       .m = RowsOf(call),
       .n = spec.out,
       .k = spec.in,
@@ -118,10 +127,11 @@ void SubmitLinear(const ModelOpCall& call, bool is_backward, const OpContext& co
       .b = spec.transposed ? RowMajor(weight, spec.out) : Transposed(weight, spec.in),
       .c = RowMajor(ArrayOf(call.outputs.back()), spec.out),
       .bias = spec.has_bias ? ArrayOf(call.params[1]) : gpu::Array{}};
+  const std::span<std::byte> workspace = RoundOperands(call, context, {}, product);
   if (call.outputs.size() == 1) {
-    return Multiply(context, product, call.workspace);
+    return Multiply(context, product, workspace);
   }
-  MultiplyWithGelu(context, product, gpu::GemmGelu::kApply, call.outputs.front(), call.workspace);
+  MultiplyWithGelu(context, product, gpu::GemmGelu::kApply, call.outputs.front(), workspace);
 }
 
 void SubmitEmbedding(const ModelOpCall& call, bool is_backward, const OpContext& context) {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "executor/cuda/kernels/image.h"
+#include "executor/cuda/kernels/sums.h"
 #include "executor/cuda/ops/launch.h"
 
 namespace shardwright::ops {

@@ -1,9 +1,10 @@
 // Convolutions, pools, batch norm.
 
-#include "executor/cuda/kernels/image.h"
-
 #include <cstdint>
 
+#include "executor/cuda/kernels/batch_norm.h"
+#include "executor/cuda/kernels/convolution.h"
+#include "executor/cuda/kernels/pool.h"
 #include "executor/cuda/ops/launch.h"
 
 namespace shardwright::ops {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "executor/cuda/kernels/fp8.h"
 #include "executor/cuda/kernels/sums.h"
 
 namespace shardwright::ops {
@@ -59,6 +60,11 @@ void Multiply(const OpContext& context, gpu::GemmArgs args, std::span<std::byte>
   }
   const std::int64_t blocks =
       CeilDiv(args.m, gpu::kProductRows) * CeilDiv(args.n, gpu::kProductColumns);
+  if (args.fp8.a_inverses != nullptr) {
+    LaunchKernel<gpu::Fp8GemmKernel>(context.gpu, context.stream, blocks,
+                                     gpu::ProductShared<gpu::Bf16>(), args);
+    return;
+  }
   LaunchKernel<gpu::GemmKernel>(context.gpu, context.stream, blocks, gpu::ProductShared<float>(),
                                 args);
 }

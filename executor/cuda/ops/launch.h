@@ -10,12 +10,14 @@
 #include "core/error.h"
 #include "core/units.h"
 #include "executor/cuda/kernels/array.h"
+#include "executor/cuda/kernels/convolution.h"
 #include "executor/cuda/kernels/elementwise.h"
+#include "executor/cuda/kernels/experts.h"
 #include "executor/cuda/kernels/gemm.h"
-#include "executor/cuda/kernels/moe.h"
 #include "executor/cuda/ops/model_ops.h"
 #include "executor/model_op.h"
 #include "models/kernels/cuda.h"
+#include "models/kernels/fp8.h"
 
 namespace shardwright::ops {
 
@@ -92,6 +94,10 @@ struct RowSum {
 void SumRows(const OpContext& context, const RowSum& sum, const gpu::Array& to, bool adds,
              float* partial);
 
+// Where the call's layer multiplies in fp8: puts copies in place of the product's operands, which
+// lie as they do in memory, row by row. Returns what the call's workspace has left.
+[[nodiscard]] std::span<std::byte> RoundOperands(const ModelOpCall& call, const OpContext& context,
+                                                 const Fp8Formats& formats, gpu::GemmArgs& product);
 // By the library if it takes the product, else by our own kernel.
 void Multiply(const OpContext& context, gpu::GemmArgs args, std::span<std::byte> workspace);
 [[nodiscard]] DType MultiplyAs(DType a, DType b);
@@ -121,6 +127,7 @@ void DispatchRows(const OpContext& context, const gpu::DispatchArgs& args);
 // The kinds, by file.
 void SubmitElementwise(const ModelOpCall& call, bool is_backward, const OpContext& context);
 void SubmitLinear(const ModelOpCall& call, bool is_backward, const OpContext& context);
+void SubmitLinearLoss(const ModelOpCall& call, const OpContext& context);  // loss_spec
 void SubmitEmbedding(const ModelOpCall& call, bool is_backward, const OpContext& context);
 void SubmitNorm(const ModelOpCall& call, bool is_backward, const OpContext& context);
 void SubmitRope(const ModelOpCall& call, bool is_backward, const OpContext& context);

@@ -53,8 +53,8 @@ void SubmitModelOp(const ModelOpCall& call, bool is_backward, const OpContext& c
 std::string CudaKernelProblem(const OpSpec& spec, DType compute, const KernelSetOptions& options) {
   if (!options.cuda_kernels) {
     return "the plan's kernel set is " + options.name +
-           "; the CUDA device runs shardwright-cuda-plain, -gelu and -fused only (its kernels keep "
-           "and need other memory)";
+           "; the CUDA device runs shardwright-cuda-plain, -gelu, -fused and -chunked only (its "
+           "kernels keep and need other memory)";
   }
   if (spec.kind == OpKind::kOther) {
     return "no kernel of the CUDA device does " + spec.other.function +
@@ -71,10 +71,6 @@ std::string CudaKernelProblem(const OpSpec& spec, DType compute, const KernelSet
   }
   if (spec.kind == OpKind::kRope && spec.rope.dim == 0) {
     return "the model gives no rotary angles";
-  }
-  if (spec.kind == OpKind::kCrossEntropy && options.loss_chunks > 1) {
-    return "loss_chunks above 1: the loss needs no chunks, since it makes no fp32 copy of the "
-           "logits";
   }
   if (!IsFused(options.attention) && spec.kind == OpKind::kAttention) {
     return "the CUDA device's attention keeps no scores; the plan asks for materialised ones";

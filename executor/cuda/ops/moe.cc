@@ -1,11 +1,11 @@
 // Mixture of experts: the router and the experts.
 
-#include "executor/cuda/kernels/moe.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <span>
 
+#include "executor/cuda/kernels/experts.h"
+#include "executor/cuda/kernels/router.h"
 #include "executor/cuda/ops/launch.h"
 
 namespace shardwright::ops {
@@ -217,8 +217,8 @@ class Experts {
     args.weight_row = goes_back ? into : 1;
     args.weight_column = goes_back ? 1 : into;
     args.adds = adds;
-    const std::int64_t tiles =
-        CeilDiv(args.n, gpu::kProductColumns) * CeilDiv(rows_, gpu::kProductRows);
+    args.multiply_as = MultiplyAs(call_.compute, call_.compute);
+    const std::int64_t tiles = gpu::ExpertTiles(args.multiply_as, rows_, args.n);
     for (std::int64_t first = 0; first < spec_.experts; first += gpu::kMostExperts) {
       args.first_expert = first;
       args.experts = std::min<std::int64_t>(gpu::kMostExperts, spec_.experts - first);
@@ -227,9 +227,8 @@ class Experts {
         args.weights[e] = weight.data;
         args.weight_dtype = weight.dtype;
       }
-      args.multiply_as = MultiplyAs(a.dtype, args.weight_dtype);
       LaunchKernel<gpu::ExpertGemmKernel>(context_.gpu, context_.stream, args.experts * tiles,
-                                          gpu::ProductShared<float>(), args);
+                                          gpu::ExpertShared(args.multiply_as), args);
     }
   }
 
@@ -237,9 +236,8 @@ class Experts {
     args.n = projection == Projection::kDown ? spec_.in : spec_.out;
     args.k = projection == Projection::kDown ? spec_.out : spec_.in;
     args.offsets = offsets_;
-    args.multiply_as = MultiplyAs(args.left.dtype, args.right.dtype);
-    const std::int64_t tiles =
-        CeilDiv(args.n, gpu::kProductRows) * CeilDiv(args.k, gpu::kProductColumns);
+    args.multiply_as = MultiplyAs(call_.compute, call_.compute);
+    const std::int64_t tiles = gpu::ExpertTiles(args.multiply_as, args.n, args.k);
     for (std::int64_t first = 0; first < spec_.experts; first += gpu::kMostExperts) {
       args.first_expert = first;
       args.experts = std::min<std::int64_t>(gpu::kMostExperts, spec_.experts - first);
@@ -251,7 +249,7 @@ class Experts {
         args.grad_dtype = is_wanted ? call_.param_grads[param].view.dtype : args.grad_dtype;
       }
       LaunchKernel<gpu::ExpertWeightGemmKernel>(context_.gpu, context_.stream, args.experts * tiles,
-                                                gpu::ProductShared<float>(), args);
+                                                gpu::ExpertShared(args.multiply_as), args);
     }
   }
 

@@ -36,9 +36,14 @@ MakeBlockedConvFunction LoadModule() {
                                                                                         : nullptr;
 }
 
+MakeBlockedConvFunction LoadedModule() {
+  static const MakeBlockedConvFunction make = LoadModule();
+  return make;
+}
+
 // Kept for the life of the process: the library compiles code for each shape.
 const BlockedConv* Find(const BlockedConvShape& shape, ConvPass pass) {
-  static const MakeBlockedConvFunction make = LoadModule();
+  const MakeBlockedConvFunction make = LoadedModule();
   if (make == nullptr) {
     return nullptr;
   }
@@ -82,6 +87,10 @@ void ForEachImage(const ModelOpCall& call, const Scratch& shared, const F& f) {
 }
 
 }  // namespace
+
+void LoadBlockedConvs() {
+  (void)LoadedModule();
+}
 
 bool BlockedConvForward(const ModelOpCall& call) {
   const OpSpec& spec = *call.spec;

@@ -1,8 +1,8 @@
 #pragma once
 
 // Convolutions by oneDNN, which works on channels in blocks: fp32 images in PyTorch's layout are
-// copied into blocks and back. The library is reached through a module that is loaded when the
-// first convolution runs (executor/onednn/module.cc), so that the program starts without it.
+// copied into blocks and back. The library is reached through a module that is loaded for models
+// with convolutions (executor/onednn/module.cc), so that the program starts without it.
 
 #include <compare>
 #include <cstdint>
@@ -50,6 +50,10 @@ class BlockedConv {
 
 // What the module exports, as `ShardwrightMakeBlockedConv`. The caller owns the result.
 using MakeBlockedConvFunction = BlockedConv* (*)(const BlockedConvShape& shape);
+
+// Loads the library now, on the caller's thread. Throws EnvironmentError when the one that the user
+// names cannot be loaded.
+void LoadBlockedConvs();
 
 // Each runs one pass of a kConv2d and returns true, or does nothing and returns false: without the
 // module, for groups, tokens, 16-bit numbers or images that need no unfolding.

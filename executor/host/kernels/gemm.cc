@@ -14,8 +14,10 @@
 
 #include "core/error.h"
 #include "core/library.h"
+#include "executor/fp8.h"
 #include "executor/half.h"
 #include "executor/host/kernels/rows.h"
+#include "executor/host/kernels/vector.h"
 #include "models/kernels/host.h"
 
 namespace shardwright {
@@ -189,7 +191,7 @@ void Sgemm(const GemmSize& size, const Matrix& a, const Matrix& b, const Sum& c)
 
 // The operand where it lies, if sgemm can read it there.
 std::optional<Matrix> InPlace(const GemmOperand& o, std::int64_t rows, std::int64_t columns) {
-  if (o.dtype != DType::kFp32) {
+  if (o.dtype != DType::kFp32 || o.fp8.scales != nullptr) {
     return std::nullopt;
   }
   const auto* const data = static_cast<const float*>(o.data);
@@ -207,7 +209,23 @@ GemmOperand Shifted(const GemmOperand& o, std::int64_t row, std::int64_t column)
   GemmOperand shifted = o;
   shifted.data = static_cast<const std::byte*>(o.data) +
                  (row * o.row_stride + column * o.column_stride) * SizeOf(o.dtype);
+  if (o.fp8.scales != nullptr) {
+    shifted.fp8.scales += row * o.fp8.row_stride + column * o.fp8.column_stride;
+  }
   return shifted;
+}
+
+// A line of an operand as fp8 has it, times its scale or its elements' scales.
+void RoundLine(const GemmRounding& fp8, std::int64_t line, bool transposed, std::int64_t n,
+               float* x) {
+  const std::int64_t line_stride = transposed ? fp8.column_stride : fp8.row_stride;
+  const float* const scales = fp8.scales + line * line_stride;
+  if ((transposed ? fp8.row_stride : fp8.column_stride) == 0) {
+    VectorScale(*scales, x, x, n);
+  } else {
+    VectorProduct(x, scales, x, n);
+  }
+  VectorRoundToFp8(fp8.format, x, n);
 }
 
 // A copy in fp32 at `to`: in the order of the operand, so that both are walked along.
@@ -222,10 +240,13 @@ Matrix Converted(const GemmOperand& o, std::int64_t rows, std::int64_t columns, 
     float* const row = to + line * length;
     if (stride == 1) {
       LoadFloats(from, line * line_stride, length, row);
-      continue;
+    } else {
+      for (std::int64_t i = 0; i < length; ++i) {
+        row[i] = LoadFloat(o.dtype, o.data, line * line_stride + i * stride);
+      }
     }
-    for (std::int64_t i = 0; i < length; ++i) {
-      row[i] = LoadFloat(o.dtype, o.data, line * line_stride + i * stride);
+    if (o.fp8.scales != nullptr) {
+      RoundLine(o.fp8, line, transposed, length, row);
     }
   }
   return {to, transposed, length};
@@ -291,6 +312,18 @@ void AddBias(const float* bias, std::int64_t rows, std::int64_t columns, const S
   }
 }
 
+// The tile's sums over the scales of what was rounded: rows of a and columns of b begin where the
+// tile does.
+void Unscale(const GemmRounding& a, const GemmRounding& b, const GemmSize& part, float* tile) {
+  for (std::int64_t i = 0; i < part.m; ++i) {
+    const float of_row = 1.0F / a.scales[i * a.row_stride];
+    float* const row = tile + i * part.n;
+    for (std::int64_t j = 0; j < part.n; ++j) {
+      row[j] *= of_row * (1.0F / b.scales[j * b.column_stride]);
+    }
+  }
+}
+
 // Rows of an fp32 tile into the result, whose element `start` is the first.
 void RoundTile(const float* tile, std::int64_t rows, std::int64_t columns, const GemmResult& c,
                std::int64_t start) {
@@ -312,7 +345,8 @@ void MultiplyPart(const GemmSize& size, const GemmOperand& a, const GemmOperand&
   const std::int64_t depth = std::min(kGemmBlockK, size.k);
   Scratch scratch(workspace);
   const Panels panels{scratch.Floats(rows * depth), scratch.Floats(columns * depth)};
-  if (c.dtype == DType::kFp32 && !c.finish_first) {
+  const bool is_fp8 = a.fp8.scales != nullptr;
+  if (c.dtype == DType::kFp32 && !c.finish_first && !is_fp8) {
     const Sum sum{static_cast<float*>(c.data), std::max(c.row_stride, size.n), c.accumulate};
     Multiply(size, a, b, sum, panels);
     AddBias(bias, size.m, size.n, sum);
@@ -323,7 +357,11 @@ void MultiplyPart(const GemmSize& size, const GemmOperand& a, const GemmOperand&
     for (std::int64_t column = 0; column < size.n; column += columns) {
       const GemmSize part{std::min(rows, size.m - row), std::min(columns, size.n - column), size.k};
       const Sum sum{tile, part.n};
-      Multiply(part, Shifted(a, row, 0), Shifted(b, 0, column), sum, panels);
+      const GemmOperand left = Shifted(a, row, 0), right = Shifted(b, 0, column);
+      Multiply(part, left, right, sum, panels);
+      if (is_fp8) {
+        Unscale(left.fp8, right.fp8, part, tile);
+      }
       AddBias(bias == nullptr ? nullptr : bias + column, part.m, part.n, sum);
       RoundTile(tile, part.m, part.n, c, row * c.row_stride + column);
     }
@@ -352,6 +390,7 @@ void HostGemm(const GemmSize& size, const GemmOperand& a, const GemmOperand& b, 
               const float* bias, std::span<std::byte> workspace, Team* team) {
   SW_CHECK(size.m >= 1 && size.n >= 1 && size.k >= 1, "a matrix product without elements");
   SW_CHECK(!(c.accumulate && bias != nullptr), "a bias is added to new results only");
+  SW_CHECK((a.fp8.scales == nullptr) == (b.fp8.scales == nullptr), "one operand in fp8");
   SW_CHECK(c.row_stride >= size.n || size.m == 1, "rows of a result that overlap");
   constexpr std::int64_t kGroup = 64;
   constexpr std::int64_t kLeastProducts = std::int64_t{1} << 21;  // some 40 us of a thread

@@ -13,8 +13,18 @@
 
 #include "core/parallel.h"
 #include "core/units.h"
+#include "models/kernels/fp8.h"
 
 namespace shardwright {
+
+// Before it is multiplied, element (i, j) is multiplied with scales[i * row_stride + j *
+// column_stride] and rounded; the result is divided by that scale again, which so depends on a's
+// row or b's column at most.
+struct GemmRounding {
+  Fp8Format format = Fp8Format::kE4m3;
+  const float* scales = nullptr;  // null: it is multiplied as it is
+  std::int64_t row_stride = 0, column_stride = 0;
+};
 
 // Element (i, j) is at data[i * row_stride + j * column_stride], strides in elements. fp32, bf16 or
 // fp16.
@@ -23,6 +33,7 @@ struct GemmOperand {
   DType dtype = DType::kFp32;
   std::int64_t row_stride = 0;
   std::int64_t column_stride = 1;
+  GemmRounding fp8 = {};  // of both operands or of none
 };
 
 // Rows of contiguous elements.
@@ -32,7 +43,8 @@ struct GemmResult {
   std::int64_t row_stride = 0;
   bool accumulate = false;  // adds to what is there; a 16-bit sum is rounded once
   // Every part of the product is finished before it is stored or added, so that adding it gives the
-  // bits of a product that was kept apart and added later. Needs the workspace of a 16-bit result.
+  // bits of a product that was kept apart and added later. Needs the workspace of a 16-bit result,
+  // as does a product in fp8.
   bool finish_first = false;
 };
 

@@ -9,6 +9,7 @@ namespace shardwright {
 
 void LinearForward(const ModelOpCall& call);
 void LinearBackward(const ModelOpCall& call);
+void LinearLossBackward(const ModelOpCall& call);  // ModelOpCall::loss_spec
 void EmbeddingForward(const ModelOpCall& call);
 void EmbeddingBackward(const ModelOpCall& call);
 void PositionBiasForward(const ModelOpCall& call);

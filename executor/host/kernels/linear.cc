@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "executor/host/kernels/fp8.h"
 #include "executor/host/kernels/gemm.h"
 #include "executor/host/kernels/kernels.h"
 #include "executor/host/kernels/rows.h"
@@ -18,6 +19,11 @@ GemmOperand RowMajor(const ConstView& view, std::int64_t columns) {
 
 GemmOperand Transposed(const ConstView& view, std::int64_t columns) {
   return {view.data, view.dtype, 1, columns};
+}
+
+// A product in fp8 has the workspace of a 16-bit result.
+DType TileDType(const GemmOperand& a, DType result) {
+  return a.fp8.scales == nullptr ? result : DType::kBf16;
 }
 
 // sums[j] = sum over rows of dy[i][j]. Threads share the columns.
@@ -49,24 +55,34 @@ void LinearForward(const ModelOpCall& call) {
     bias = ReadFloats(call.params[1], 0, spec.out, scratch.Floats(spec.out));
   }
   const View& y = call.outputs[0];
-  HostGemm({rows, spec.out, spec.in}, RowMajor(call.inputs[0], spec.in),
-           spec.transposed ? RowMajor(weight, spec.out) : Transposed(weight, spec.in),
-           {y.data, y.dtype, spec.out}, bias,
-           scratch.Take(HostGemmWorkspace(rows, spec.out, spec.in, y.dtype)), call.team);
+  const GemmSize size{rows, spec.out, spec.in};
+  GemmOperand a = RowMajor(call.inputs[0], spec.in);
+  GemmOperand b = spec.transposed ? RowMajor(weight, spec.out) : Transposed(weight, spec.in);
+  RoundOperands(call, size, {}, a, b, scratch);
+  HostGemm(size, a, b, {y.data, y.dtype, spec.out}, bias,
+           scratch.Take(HostGemmWorkspace(rows, spec.out, spec.in, TileDType(a, y.dtype))),
+           call.team);
 }
 
 void LinearBackward(const ModelOpCall& call) {
+  if (call.loss_spec != nullptr) {
+    return LinearLossBackward(call);
+  }
   const OpSpec& spec = *call.spec;
   const std::int64_t rows = call.batch * spec.rows;
   const ConstView& dy = call.output_grads[0];
+  const Fp8Format gradient = GradientFormat(call.options->fp8);
   if (call.input_grads[0].data != nullptr) {
     const View& dx = call.input_grads[0];
     const ConstView& weight = call.params[0];
     Scratch scratch(call.workspace);
-    HostGemm({rows, spec.in, spec.out}, RowMajor(dy, spec.out),
-             spec.transposed ? Transposed(weight, spec.out) : RowMajor(weight, spec.in),
-             {dx.data, dx.dtype, spec.in}, nullptr,
-             scratch.Take(HostGemmWorkspace(rows, spec.in, spec.out, dx.dtype)), call.team);
+    const GemmSize size{rows, spec.in, spec.out};
+    GemmOperand a = RowMajor(dy, spec.out);
+    GemmOperand b = spec.transposed ? Transposed(weight, spec.out) : RowMajor(weight, spec.in);
+    RoundOperands(call, size, {.a = gradient}, a, b, scratch);
+    HostGemm(size, a, b, {dx.data, dx.dtype, spec.in}, nullptr,
+             scratch.Take(HostGemmWorkspace(rows, spec.in, spec.out, TileDType(a, dx.dtype))),
+             call.team);
   }
   if (!call.param_grads.empty() && call.param_grads[0].view.data != nullptr) {
     const ParamGrad& dw = call.param_grads[0];
@@ -74,10 +90,14 @@ void LinearBackward(const ModelOpCall& call) {
     const std::int64_t m = spec.transposed ? spec.in : spec.out;
     const std::int64_t n = spec.transposed ? spec.out : spec.in;
     Scratch scratch(call.workspace);
-    HostGemm({m, n, rows}, spec.transposed ? Transposed(x, m) : Transposed(dy, m),
-             spec.transposed ? RowMajor(dy, n) : RowMajor(x, n),
-             {dw.view.data, dw.view.dtype, n, dw.accumulate, /*finish_first=*/true}, nullptr,
-             scratch.Take(HostGemmWorkspace(m, n, rows, DType::kBf16)), call.team);
+    const GemmSize size{m, n, rows};
+    GemmOperand a = spec.transposed ? Transposed(x, m) : Transposed(dy, m);
+    GemmOperand b = spec.transposed ? RowMajor(dy, n) : RowMajor(x, n);
+    RoundOperands(call, size,
+                  spec.transposed ? Fp8Formats{.b = gradient} : Fp8Formats{.a = gradient}, a, b,
+                  scratch);
+    HostGemm(size, a, b, {dw.view.data, dw.view.dtype, n, dw.accumulate, /*finish_first=*/true},
+             nullptr, scratch.Take(HostGemmWorkspace(m, n, rows, DType::kBf16)), call.team);
   }
   if (call.param_grads.size() > 1 && call.param_grads[1].view.data != nullptr) {
     Scratch scratch(call.workspace);

@@ -53,6 +53,8 @@ class Scratch {
   [[nodiscard]] std::int64_t* Integers(std::int64_t n);
   // The matrix products' part.
   [[nodiscard]] std::span<std::byte> Take(std::int64_t bytes);
+  // What nobody has taken.
+  [[nodiscard]] std::span<std::byte> Rest() const { return memory_.subspan(used_); }
 
  private:
   std::span<std::byte> memory_;

@@ -79,10 +79,6 @@ std::string HostKernelProblem(const OpSpec& spec, DType compute, const KernelSet
   if (spec.kind == OpKind::kRope && spec.rope.dim == 0) {
     return "the model gives no rotary angles";
   }
-  if (spec.kind == OpKind::kCrossEntropy && options.loss_chunks > 1) {
-    return "loss_chunks above 1: the host's loss needs no chunks, since it makes no fp32 copy of "
-           "the logits";
-  }
   if (!IsFused(options.attention) && spec.kind == OpKind::kAttention) {
     return "the host's attention keeps no scores; the plan asks for materialised ones";
   }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "executor/fp8.h"
 #include "executor/host/kernels/clones.h"
 
 namespace shardwright {
@@ -143,6 +144,48 @@ SHARDWRIGHT_CLONES float VectorMax(const float* x, std::int64_t n) {
     largest[0] = std::max(largest[0], x[i]);
   }
   return *std::max_element(lanes.begin(), lanes.end());
+}
+
+SHARDWRIGHT_CLONES float VectorMaxMagnitude(const float* x, std::int64_t n) {
+  Lanes lanes{};
+  float* const largest = lanes.data();
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      const float size = std::fabs(x[i + lane]);
+      largest[lane] = size > largest[lane] ? size : largest[lane];
+    }
+  }
+  for (; i < n; ++i) {
+    largest[0] = std::fabs(x[i]) > largest[0] ? std::fabs(x[i]) : largest[0];
+  }
+  return *std::max_element(lanes.begin(), lanes.end());
+}
+
+SHARDWRIGHT_CLONES void VectorLargerMagnitude(const float* x, float* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float size = std::fabs(x[i]);
+    y[i] = size > y[i] ? size : y[i];
+  }
+}
+
+namespace {
+
+// The format's constants are constants of the loop where this is inlined.
+[[gnu::always_inline]] inline void RoundAll(const Fp8Constants& format, float* x, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    x[i] = RoundToFp8(x[i], format);
+  }
+}
+
+}  // namespace
+
+SHARDWRIGHT_CLONES void VectorRoundToFp8(Fp8Format format, float* x, std::int64_t n) {
+  if (format == Fp8Format::kE4m3) {
+    RoundAll(Fp8ConstantsOf(Fp8Format::kE4m3), x, n);
+  } else {
+    RoundAll(Fp8ConstantsOf(Fp8Format::kE5m2), x, n);
+  }
 }
 
 namespace {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "models/kernels/fp8.h"
 #include "models/model.h"
 
 namespace shardwright {
@@ -15,6 +16,12 @@ namespace shardwright {
 [[nodiscard]] float VectorSquares(const float* x, float shift, std::int64_t n);
 // Minus infinity for n = 0.
 [[nodiscard]] float VectorMax(const float* x, std::int64_t n);
+
+// The largest magnitude, and the larger of y and x's magnitude in y. 0 for n = 0; NaNs are none.
+[[nodiscard]] float VectorMaxMagnitude(const float* x, std::int64_t n);
+void VectorLargerMagnitude(const float* x, float* y, std::int64_t n);
+// x becomes the nearest number of the format, ties to even, at most its largest.
+void VectorRoundToFp8(Fp8Format format, float* x, std::int64_t n);
 
 // The maxima of `n` square windows of kernel * kernel numbers, each `stride` to the right of the
 // one before, and how far from `x` each is: the first of equals, the last NaN, as PyTorch. Rows are

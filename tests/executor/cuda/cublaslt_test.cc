@@ -18,13 +18,26 @@
 #include "core/error.h"
 #include "executor/cuda/emulation/emulated_gpu.h"
 #include "executor/cuda/ops/launch.h"
+#include "executor/fp8.h"
 #include "tests/executor/cuda/forwarding_gpu.h"
+#include "tests/executor/scratch_folder.h"
 
 namespace shardwright::testing {
 namespace {
 
+const KernelSetOptions kOptions;  // products as they are
+
+ModelOpCall CallOf(const OpSpec& spec) {
+  ModelOpCall call;
+  call.spec = &spec;
+  call.options = &kOptions;
+  return call;
+}
+
 struct FakeDesc {
   int transposes_a = 0, transposes_b = 0, epilogue = 1, bias_type = -1;
+  int scale_mode_a = 0, scale_mode_b = 0;
+  const float *scale_a = nullptr, *scale_b = nullptr;
   float *bias = nullptr, *aux = nullptr;
   std::int64_t aux_leading = 0;
 };
@@ -43,6 +56,8 @@ int Destroy(void* object) {
 }
 
 int heuristics_asked = 0;
+int proposals = 1;                  // of the heuristic
+std::vector<std::uint64_t> called;  // algorithms, in order
 std::uint64_t workspace_asked = 0;
 std::span<std::byte> workspace_given;
 std::vector<std::uint32_t> alignments_asked;
@@ -63,8 +78,14 @@ int DescCreate(void** desc, int compute, int scale) {
 }
 int DescSet(void* desc, int attribute, const void* value, std::size_t bytes) {
   auto* const d = static_cast<FakeDesc*>(desc);
-  const std::map<int, void*> ints = {
-      {3, &d->transposes_a}, {4, &d->transposes_b}, {7, &d->epilogue}, {26, &d->bias_type}};
+  const std::map<int, void*> ints = {{3, &d->transposes_a},  {4, &d->transposes_b},
+                                     {7, &d->epilogue},      {26, &d->bias_type},
+                                     {31, &d->scale_mode_a}, {32, &d->scale_mode_b}};
+  if (attribute == 17 || attribute == 18) {
+    CHECK(bytes == sizeof d->scale_a);
+    std::memcpy(attribute == 17 ? &d->scale_a : &d->scale_b, value, bytes);
+    return 0;
+  }
   if (attribute == 8 || attribute == 11) {
     CHECK(bytes == sizeof d->bias);
     std::memcpy(attribute == 8 ? &d->bias : &d->aux, value, bytes);
@@ -107,10 +128,12 @@ int PreferenceSet(void* /*preference*/, int attribute, const void* value, std::s
 int Heuristic(void* /*handle*/, void* /*desc*/, void* /*a*/, void* /*b*/, void* /*c*/, void* /*d*/,
               void* /*preference*/, int requested, LtHeuristic* results, int* found) {
   ++heuristics_asked;
-  CHECK(requested == 1);
-  results[0] = {};
-  results[0].algorithm.data[0] = 4711;
-  *found = refuses || heuristic_status != 0 ? 0 : 1;
+  CHECK(requested >= proposals);
+  for (int i = 0; i < proposals; ++i) {
+    results[i] = {};
+    results[i].algorithm.data[0] = 4711 + static_cast<std::uint64_t>(i);
+  }
+  *found = refuses || heuristic_status != 0 ? 0 : proposals;
   return refuses ? 15 : heuristic_status;  // CUBLAS_STATUS_NOT_SUPPORTED
 }
 // Its tanh form, as the library's documentation has it, and its derivative.
@@ -123,11 +146,30 @@ double GeluSlope(double x) {
   return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope * (1 + 3 * 0.044715 * x * x);
 }
 
+bool IsFp8(const FakeLayout& layout) {
+  return layout.type == 28 || layout.type == 29;  // CUDA_R_8F_E4M3, E5M2
+}
+
+// The only way in which tensor cores take it, and not two of e5m2.
+bool IsTakenInFp8(const FakeDesc& op, const FakeLayout& a, const FakeLayout& b) {
+  CHECK(op.scale_mode_a == op.scale_mode_b);
+  return op.transposes_a == 1 && op.transposes_b == 0 && IsFp8(b) &&
+         (a.type == 28 || b.type == 28) && op.scale_a != nullptr && op.scale_b != nullptr;
+}
+
+float ElementOf(const void* data, const FakeLayout& l, std::int64_t i, std::int64_t j, bool swaps) {
+  const std::int64_t place = swaps ? i * l.leading + j : j * l.leading + i;
+  return IsFp8(l) ? Fp8ToFloat(static_cast<const std::uint8_t*>(data)[place],
+                               l.type == 28 ? Fp8Format::kE4m3 : Fp8Format::kE5m2)
+                  : static_cast<const float*>(data)[place];
+}
+
 int Matmul(void* /*handle*/, void* desc, const void* alpha, const void* a, void* a_layout,
            const void* b, void* b_layout, const void* beta, const void* c, void* c_layout, void* d,
            void* /*d_layout*/, const LtAlgorithm* algorithm, void* workspace, std::size_t bytes,
            void* /*stream*/) {
-  CHECK(algorithm->data[0] == 4711);
+  CHECK(algorithm->data[0] >= 4711);
+  called.push_back(algorithm->data[0]);
   if (reinterpret_cast<std::uintptr_t>(workspace) % 256 != 0) {
     return 7;  // CUBLAS_STATUS_INVALID_VALUE
   }
@@ -144,10 +186,11 @@ int Matmul(void* /*handle*/, void* desc, const void* alpha, const void* a, void*
   CHECK((op.transposes_a != 0 ? la.columns : la.rows) == ld.rows);
   CHECK((op.transposes_b != 0 ? lb.rows : lb.columns) == ld.columns);
   CHECK((op.transposes_b != 0 ? lb.columns : lb.rows) == depth);
-  const auto at = [](const void* data, const FakeLayout& l, std::int64_t i, std::int64_t j,
-                     bool swaps) {
-    return static_cast<const float*>(data)[swaps ? i * l.leading + j : j * l.leading + i];
-  };
+  const bool is_fp8 = IsFp8(la);
+  if (is_fp8 && (!IsTakenInFp8(op, la, lb) || depth % 16 != 0 || ld.rows % 16 != 0)) {
+    return 15;
+  }
+  const auto at = ElementOf;
   // CUBLASLT_EPILOGUE_BGRADA and BGRADB
   for (std::int64_t i = 0; i < ld.rows && op.epilogue == 256; ++i) {
     op.bias[i] = 0.0F;
@@ -164,9 +207,14 @@ int Matmul(void* /*handle*/, void* desc, const void* alpha, const void* a, void*
   for (std::int64_t j = 0; j < ld.columns; ++j) {
     for (std::int64_t i = 0; i < ld.rows; ++i) {
       // CUBLASLT_EPILOGUE_BIAS, GELU_AUX_BIAS
-      float sum = op.epilogue == 4 || op.epilogue == 164 ? op.bias[i] : 0.0F;
+      const float bias = op.epilogue == 4 || op.epilogue == 164 ? op.bias[i] : 0.0F;
+      float sum = is_fp8 ? 0.0F : bias;
       for (std::int64_t k = 0; k < depth; ++k) {
         sum += at(a, la, i, k, op.transposes_a != 0) * at(b, lb, k, j, op.transposes_b != 0);
+      }
+      if (is_fp8) {  // CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, OUTER_VEC_32F
+        const bool by_line = op.scale_mode_a == 3;
+        sum = sum * (op.scale_a[by_line ? i : 0] * op.scale_b[by_line ? j : 0]) + bias;
       }
       if (op.epilogue == 160 || op.epilogue == 164) {  // GELU_AUX, GELU_AUX_BIAS
         op.aux[j * op.aux_leading + i] = sum;
@@ -181,7 +229,8 @@ int Matmul(void* /*handle*/, void* desc, const void* alpha, const void* a, void*
   return 0;
 }
 
-constexpr CublasLtTable kFake = {.create = Create,
+constexpr CublasLtTable kFake = {.version = [] { return std::size_t{130100}; },
+                                 .create = Create,
                                  .destroy = Destroy<int>,
                                  .desc_create = DescCreate,
                                  .desc_destroy = Destroy<FakeDesc>,
@@ -194,21 +243,35 @@ constexpr CublasLtTable kFake = {.create = Create,
                                  .heuristic = Heuristic,
                                  .matmul = Matmul};
 
-// A GPU that has the library and no kernels of its own.
+void Finish(Gpu& gpu, GpuStream stream) {
+  const GpuEvent event = gpu.NewEvent(false);
+  gpu.Record(event, stream);
+  gpu.Synchronize(event);
+}
+
+// A GPU that has the library, and no kernels of its own unless it is told.
 class FakeLtGpu : public ForwardingGpu {
  public:
-  FakeLtGpu() : ForwardingGpu(MakeEmulatedGpu({})) {}
+  explicit FakeLtGpu(bool has_kernels = false)
+      : ForwardingGpu(MakeEmulatedGpu({})), has_kernels_(has_kernels) {}
   [[nodiscard]] bool Multiply(const gpu::GemmArgs& product, void* workspace, std::int64_t bytes,
-                              GpuStream /*stream*/) override {
+                              GpuStream stream) override {
     ++products;
+    if (has_kernels_) {  // the product is made at once, so what it reads must be there
+      Finish(*this, stream);
+    }
     return library_.Multiply(product, workspace, bytes, nullptr);
   }
-  void Launch(const KernelLaunch& /*launch*/, GpuStream /*stream*/) override {
-    throw RunError("a kernel");
+  void Launch(const KernelLaunch& launch, GpuStream stream) override {
+    if (!has_kernels_) {
+      throw RunError("a kernel");
+    }
+    ForwardingGpu::Launch(launch, stream);
   }
   int products = 0;
 
  private:
+  const bool has_kernels_;
   CublasLt library_{kFake, [](const std::string&) {}};
 };
 
@@ -291,8 +354,7 @@ TEST_CASE("CublasLt.SumsBesideTheProduct") {
     spec.out = kOut;
     spec.has_bias = true;
     spec.transposed = transposed;
-    ModelOpCall call;
-    call.spec = &spec;
+    ModelOpCall call = CallOf(spec);
     call.batch = 1;
     call.inputs = {{x.data(), DType::kFp32, kRows * kIn}};
     call.params = {{weight.data(), DType::kFp32, kIn * kOut}, {db.data(), DType::kFp32, kOut}};
@@ -339,8 +401,7 @@ TEST_CASE("CublasLt.GeluEndsTheProductsBesideIt") {
   for (const bool has_bias : {false, true}) {
     FakeLtGpu gpu;
     const OpSpec up = spec_of(kIn, kWide, has_bias);
-    ModelOpCall call;
-    call.spec = &up;
+    ModelOpCall call = CallOf(up);
     call.inputs = {{x.data(), DType::kFp32, kRows * kIn}};
     call.params = {{weight.data(), DType::kFp32, kWide * kIn}, {bias.data(), DType::kFp32, kWide}};
     call.outputs = {{before.data(), DType::kFp32, kRows * kWide},
@@ -364,8 +425,7 @@ TEST_CASE("CublasLt.GeluEndsTheProductsBesideIt") {
   FakeLtGpu gpu;
   const OpSpec down = spec_of(kWide, kIn, false);
   std::vector<float> dy = Counting(kRows * kIn, 0.4F), dx(kRows * kWide);
-  ModelOpCall call;
-  call.spec = &down;
+  ModelOpCall call = CallOf(down);
   call.inputs = {{after.data(), DType::kFp32, kRows * kWide},
                  {before.data(), DType::kFp32, kRows * kWide}};
   call.params = {{weight.data(), DType::kFp32, kWide * kIn}};
@@ -392,6 +452,138 @@ TEST_CASE("CublasLt.GeluEndsTheProductsBesideIt") {
   p.gelu_input = {dy.data(), DType::kFp32};
   CublasLt library(kFake, [](const std::string&) {});
   CHECK_FALSE(library.Multiply(p, nullptr, 0, nullptr));
+}
+
+// c (5, 16) = a (5, 32) b (32, 16) in fp8, with one scale each or one per row and column.
+TEST_CASE("CublasLt.MultipliesFp8WithItsScales") {
+  constexpr std::int64_t kM = 5, kN = 16, kK = 32;
+  for (const bool by_row : {false, true}) {
+    CAPTURE(by_row);
+    // Numbers that both formats have.
+    std::vector<float> a = Counting(kM * kK, 0.5F), b = Counting(kN * kK, 0.25F);
+    std::vector<std::uint8_t> a8, b8;
+    for (float& x : a) {
+      a8.push_back(FloatToFp8(x, Fp8Format::kE5m2));
+      x = Fp8ToFloat(a8.back(), Fp8Format::kE5m2);
+    }
+    for (float& x : b) {
+      b8.push_back(FloatToFp8(x, Fp8Format::kE4m3));
+      x = Fp8ToFloat(b8.back(), Fp8Format::kE4m3);
+    }
+    std::vector<float> of_a, of_b, bias = Counting(kN, 2.0F), c(kM * kN);
+    for (std::int64_t i = 0; i < kN; ++i) {
+      of_a.push_back(0.5F + static_cast<float>(i));
+      of_b.push_back(2.0F + static_cast<float>(3 * i));
+    }
+    gpu::GemmArgs p;
+    p.m = kM;
+    p.n = kN;
+    p.k = kK;
+    p.a = {{a8.data(), DType::kFp8}, kK, 1};
+    p.b = {{b8.data(), DType::kFp8}, 1, kK};
+    p.c = {{c.data(), DType::kFp32}, kN, 1};
+    p.bias = {bias.data(), DType::kFp32};
+    p.fp8 = {of_a.data(), of_b.data(), Fp8Format::kE5m2, Fp8Format::kE4m3, by_row};
+    CublasLt library(kFake, [](const std::string&) {});
+    REQUIRE(library.Multiply(p, nullptr, 0, nullptr));
+    for (std::int64_t i = 0; i < kM; ++i) {
+      for (std::int64_t j = 0; j < kN; ++j) {
+        float sum = 0.0F;
+        for (std::int64_t k = 0; k < kK; ++k) {
+          sum += a[static_cast<std::size_t>(i * kK + k)] * b[static_cast<std::size_t>(j * kK + k)];
+        }
+        sum *= of_a[static_cast<std::size_t>(by_row ? i : 0)] *
+               of_b[static_cast<std::size_t>(by_row ? j : 0)];
+        CHECK(c[static_cast<std::size_t>(i * kN + j)] ==
+              doctest::Approx(sum + bias[static_cast<std::size_t>(j)]));
+      }
+    }
+    // Formats and scales are part of what a shape is.
+    p.fp8.a_format = Fp8Format::kE4m3;
+    REQUIRE(library.Multiply(p, nullptr, 0, nullptr));
+    CHECK(library.cached_count() == 2);
+    // No sums and no GELU beside it; the caller does them.
+    p.bias = {};
+    p.row_sums = {bias.data(), DType::kFp32};
+    CHECK_FALSE(library.Multiply(p, nullptr, 0, nullptr));
+  }
+}
+
+// Scales per row came with CUDA 12.9.
+TEST_CASE("CublasLt.OldVersionsHaveOneScalePerMatrix") {
+  CublasLtTable old = kFake;
+  old.version = [] { return std::size_t{120800}; };
+  std::vector<std::string> said;
+  CublasLt library(old, [&](const std::string& text) { said.push_back(text); });
+  std::vector<std::uint8_t> ones(256, FloatToFp8(1.0F, Fp8Format::kE4m3));
+  std::vector<float> c(256), scales(16, 1.0F);
+  gpu::GemmArgs p;
+  p.m = p.n = p.k = 16;
+  p.a = {{ones.data(), DType::kFp8}, 16, 1};
+  p.b = {{ones.data(), DType::kFp8}, 1, 16};
+  p.c = {{c.data(), DType::kFp32}, 16, 1};
+  p.fp8 = {scales.data(), scales.data()};
+  CHECK(library.Multiply(p, nullptr, 0, nullptr));
+  CHECK(c[17] == 16.0F);
+  p.fp8.by_row = true;
+  CHECK_FALSE(library.Multiply(p, nullptr, 0, nullptr));
+  CHECK_FALSE(library.Multiply(p, nullptr, 0, nullptr));
+  CHECK(said == std::vector<std::string>{
+                    "cuBLASLt has nothing for a product of 16 x 16 x 16 in fp8 with a scale per "
+                    "row (status 15): by our own kernel"});
+}
+
+// A layer by the library and by our own kernel: its three products, whichever way the weight lies.
+TEST_CASE("CublasLt.Fp8LayersAreThoseOfOurKernels") {
+  constexpr std::int64_t kRows = 32, kIn = 48, kOut = 16;
+  for (const int ways : {0, 1, 2, 3}) {
+    CAPTURE(ways);
+    OpSpec spec;
+    spec.kind = OpKind::kLinear;
+    spec.rows = kRows;
+    spec.in = kIn;
+    spec.out = kOut;
+    spec.transposed = (ways & 1) != 0;
+    KernelSetOptions options = FindKernelSet("shardwright-cuda-plain", "test");
+    options.fp8 = (ways & 2) != 0 ? Fp8Products::kPerRow : Fp8Products::kPerTensor;
+    const OpKernels kernels = LowerOp(spec, 1, DType::kFp32, options);
+    std::vector<float> x = Counting(kRows * kIn, 0.37F), w = Counting(kIn * kOut, 0.23F);
+    std::vector<float> dy = Counting(kRows * kOut, 0.71F);
+    w[5] = 40.0F;
+    std::vector<float> results[2];
+    for (const bool by_library : {false, true}) {
+      FakeLtGpu with_library(true);
+      const std::unique_ptr<Gpu> without = MakeEmulatedGpu({});
+      Gpu& gpu = by_library ? static_cast<Gpu&>(with_library) : *without;
+      std::vector<float> y(kRows * kOut), dx(kRows * kIn), dw(kIn * kOut);
+      const auto bytes = std::max(kernels.forward_workspace, kernels.backward_workspace);
+      std::vector<std::byte> memory(static_cast<std::size_t>(bytes.value) + 256);
+      ModelOpCall call;
+      call.spec = &spec;
+      call.options = &options;
+      call.compute = DType::kFp32;
+      call.inputs = {{x.data(), DType::kFp32, kRows * kIn}};
+      call.params = {{w.data(), DType::kFp32, kIn * kOut}};
+      call.outputs = {{y.data(), DType::kFp32, kRows * kOut}};
+      call.output_grads = {{dy.data(), DType::kFp32, kRows * kOut}};
+      call.input_grads = {{dx.data(), DType::kFp32, kRows * kIn}};
+      call.param_grads = {{{dw.data(), DType::kFp32, kIn * kOut}, false}};
+      call.workspace = memory;
+      const GpuStream stream = gpu.NewStream(false);
+      for (const bool is_backward : {false, true}) {
+        ops::SubmitLinear(call, is_backward, {gpu, stream, nullptr});
+        Finish(gpu, stream);
+      }
+      CHECK(with_library.products == (by_library ? 3 : 0));
+      for (const auto* part : {&y, &dx, &dw}) {
+        results[by_library ? 1 : 0].insert(results[by_library ? 1 : 0].end(), part->begin(),
+                                           part->end());
+      }
+    }
+    for (std::size_t i = 0; i < results[0].size(); ++i) {
+      CHECK(results[0][i] == doctest::Approx(results[1][i]).epsilon(1e-5));
+    }
+  }
 }
 
 TEST_CASE("CublasLt.ChoosesOncePerShape") {
@@ -491,6 +683,113 @@ TEST_CASE("CublasLt.TellsHowAddressesAreAligned") {
   alignments_asked.clear();
   REQUIRE(library.Multiply(p, nullptr, 0, nullptr));
   CHECK(alignments_asked == std::vector<std::uint32_t>{8, 64, 256, 256});
+}
+
+// The algorithm with number 4713 is the fastest.
+class FakeTimer : public ProductTimer {
+ public:
+  [[nodiscard]] bool CanTime(void* /*stream*/) override { return can_time; }
+  [[nodiscard]] double Time(const std::function<void()>& launch, void* /*stream*/) override {
+    ++timed;
+    launch();
+    launch();
+    return called.back() == 4713 ? 1.0 : 2.0;
+  }
+  [[nodiscard]] std::shared_ptr<void> Borrow(std::int64_t bytes) override {
+    const auto memory = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(bytes));
+    return lends ? std::shared_ptr<void>(memory, memory->data()) : nullptr;
+  }
+  bool can_time = true, lends = true;
+  int timed = 0;
+};
+
+struct Tuned {
+  Tuned(const std::string& file, const std::string& gpu)
+      : choices(file, gpu), library(kFake, [](const std::string&) {}, {&timer, &choices}) {
+    p.m = p.n = p.k = 4;
+    p.a = p.b = {{a.data(), DType::kFp32}, 4, 1};
+    p.c = {{c.data(), DType::kFp32}, 4, 1};
+  }
+  // The algorithm that is used in the end.
+  std::uint64_t Multiply() {
+    REQUIRE(library.Multiply(p, nullptr, 0, nullptr));
+    return called.back();
+  }
+  std::vector<float> a = std::vector<float>(16, 1.0F), c = std::vector<float>(16, 10.0F);
+  gpu::GemmArgs p;
+  FakeTimer timer;
+  ProductChoices choices;
+  CublasLt library;
+};
+
+TEST_CASE("CublasLt.TimesWhatTheLibraryProposes") {
+  const ScratchFolder folder;
+  const std::string file = folder.path() + "/products";
+  proposals = 5;
+  {
+    Tuned first(file, "a GPU");
+    first.p.adds = true;
+    CHECK(first.Multiply() == 4713);
+    CHECK(first.timer.timed == 5);
+    CHECK(first.c == std::vector<float>(16, 14.0F));  // once, whatever was timed
+    CHECK(first.Multiply() == 4713);
+    CHECK(first.timer.timed == 5);
+  }
+  const auto add_once = [](Tuned& tuned) {
+    tuned.p.adds = true;
+    return tuned.Multiply();
+  };
+  Tuned again(file, "a GPU");
+  CHECK(add_once(again) == 4713);
+  CHECK(again.timer.timed == 0);
+  Tuned other(file, "another GPU");
+  CHECK(add_once(other) == 4713);
+  CHECK(other.timer.timed == 5);
+  // Nothing to time with: the first proposal, and nothing is kept.
+  Tuned poor(file, "a third GPU");
+  poor.timer.lends = false;
+  CHECK(add_once(poor) == 4711);
+  poor.p.adds = false;
+  poor.timer.can_time = false;
+  CHECK(poor.Multiply() == 4711);
+  CHECK(poor.timer.timed == 0);
+  Tuned fresh(file, "a third GPU");
+  CHECK(add_once(fresh) == 4713);
+  CHECK(fresh.timer.timed == 5);
+  // A choice that the library no longer proposes.
+  proposals = 2;
+  Tuned fewer(file, "a third GPU");
+  CHECK(add_once(fewer) == 4711);
+  CHECK(fewer.timer.timed == 2);
+  proposals = 1;
+}
+
+TEST_CASE("ProductChoices.KeepsWhatOthersChose") {
+  const ScratchFolder folder;
+  const std::string file = folder.path() + "/products";
+  ProductChoices one(file, "a GPU"), two(file, "a GPU");
+  one.Add("1,2", {7, 0, ~std::uint64_t{0}});
+  two.Add("3,4", {8});
+  const ProductChoices both(file, "a GPU");
+  CHECK(both.Find("1,2") == LtAlgorithmData{7, 0, ~std::uint64_t{0}});
+  CHECK(both.Find("3,4") == LtAlgorithmData{8});
+  CHECK_FALSE(both.Find("5,6").has_value());
+  (void)folder.Write("products", "something else\n");
+  CHECK_THROWS_WITH_AS(ProductChoices(file, "a GPU"),
+                       (file + ": line 1: expected \"shardwright products 1: ...\"; remove the "
+                               "file, and products are timed again")
+                           .c_str(),
+                       RunError);
+  for (const char* line :
+       {"1,2 7 0 0 0 0 0 0\n", "1,2 7 0 0 0 0 0 0 0 0\n", "1,2 x 0 0 0 0 0 0 0\n", "\n"}) {
+    (void)folder.Write("products", std::string("shardwright products 1: a GPU\n") + line);
+    CHECK_THROWS_WITH_AS(
+        ProductChoices(file, "a GPU"),
+        (file + ": line 2: expected a product and eight hexadecimal numbers; remove "
+                "the file, and products are timed again")
+            .c_str(),
+        RunError);
+  }
 }
 
 TEST_CASE("CublasLt.LeavesMixedTypesAlone") {

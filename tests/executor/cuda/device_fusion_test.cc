@@ -107,7 +107,8 @@ TEST_CASE("CudaDevice.NormsMakeTheSumsBeforeThem") {
        0},
   };
   constexpr const char* kFused = "shardwright-cuda-fused";
-  for (const auto& [variant, sums_left] : all) {
+  for (const Fused& fused : all) {
+    const Variant& variant = fused.variant;
     CAPTURE(std::string(variant.name));
     Setup setup = SetupOf(variant);
     setup.model = TinyTransformer(3);
@@ -119,12 +120,47 @@ TEST_CASE("CudaDevice.NormsMakeTheSumsBeforeThem") {
           return program.ShapeOf(op).code == OpCode::kCompute && op.phase == Phase::kForward &&
                  setup.model.SpecOf(setup.model.ops[op.subject]).kind == OpKind::kAdd;
         });
-    CHECK(sums == sums_left);
+    CHECK(sums == fused.sums_left);
     const Outcome host = Train(setup);
     const Outcome first = TrainOnGpu(setup, 1, kFused);
     CHECK(RelativeDifference(host, first) < variant.bound);
     CHECK(RelativeDifference(TrainOnGpu(setup, 1), first) < variant.bound);
     CHECK(TrainOnGpu(setup, 2, kFused).weights == first.weights);
+    Trace trace = first.trace;
+    DeriveWaits(program, trace);
+    for (const std::string& finding : CheckTrace(program, trace)) {
+      FAIL_CHECK(finding);
+    }
+  }
+}
+
+// The head and the loss behind it run in backward, chunk by chunk of three rows and one.
+TEST_CASE("CudaDevice.LossRunsInChunks") {
+  for (const Variant& variant : Variants()) {
+    CAPTURE(std::string(variant.name));
+    Setup setup = SetupOf(variant);
+    const Program whole = LowerForCuda(setup);
+    const Outcome host = Train(setup);
+    setup.loss_chunks = 2;
+    const Program program = LowerForCuda(setup);
+    const auto losses = [&](const Program& p) {
+      return std::count_if(p.step.ops.begin(), p.step.ops.end(), [&](const Op& op) {
+        return p.ShapeOf(op).code == OpCode::kCompute &&
+               setup.model.SpecOf(setup.model.ops[op.subject]).kind == OpKind::kCrossEntropy;
+      });
+    };
+    CHECK(losses(whole) == 2 * setup.plan.accumulation);
+    CHECK(losses(program) == 0);
+    // The head's forward pass and both of the loss.
+    CHECK(std::ssize(whole.step.ops) - std::ssize(program.step.ops) == 3 * setup.plan.accumulation);
+    const Outcome first = TrainOnGpu(setup, 1);
+    CHECK(RelativeDifference(host, first) < variant.bound);
+    CHECK(RelativeDifference(host, Train(setup)) < variant.bound);
+    CHECK(TrainOnGpu(setup, 2).weights == first.weights);
+    REQUIRE(first.losses.size() == host.losses.size());
+    for (std::size_t i = 0; i < host.losses.size(); ++i) {
+      CHECK(first.losses[i] == doctest::Approx(host.losses[i]).epsilon(variant.bound));
+    }
     Trace trace = first.trace;
     DeriveWaits(program, trace);
     for (const std::string& finding : CheckTrace(program, trace)) {

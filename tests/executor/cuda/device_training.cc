@@ -22,7 +22,8 @@ void ClipWithOffloadedMoments(Setup& s) {
 }  // namespace
 
 Program LowerForCuda(const Setup& setup, const char* kernels) {
-  Program program = Lower({setup.model, FindKernelSet(kernels, "test"), setup.job, setup.plan});
+  const KernelSetOptions set = KernelsOf(setup, kernels);
+  Program program = Lower({setup.model, set, setup.job, setup.plan});
   const auto illegal = Verify(program);
   SW_CHECK(illegal.empty(), illegal.front().text);
   return program;
@@ -34,9 +35,8 @@ Outcome TrainOnGpu(const Setup& setup, std::uint64_t seed, const char* kernels) 
   RunOptions run = setup.run;
   run.poison = true;
   run.trace = true;
-  CudaSession session(
-      {setup.model, FindKernelSet(kernels, "test"), setup.job, program, setup.training}, {}, *gpu,
-      run);
+  const KernelSetOptions set = KernelsOf(setup, kernels);
+  CudaSession session({setup.model, set, setup.job, program, setup.training}, {}, *gpu, run);
   return RunToEnd(setup, program, session.runtime());
 }
 
@@ -61,7 +61,6 @@ std::vector<Variant> Variants() {
       {"zero2", Dialect::kZero2, 2, nothing, kFp32Bound},
       {"zero3", Dialect::kZero3, 2, nothing, kFp32Bound},
       {"fairscale", Dialect::kFairscale, 2, nothing, kFp32Bound},
-      {"zero3, clipping", Dialect::kZero3, 2, clip, kFp32Bound},
       // The norm leaves the gradients as they are, and the clipping divides them.
       {"zero2, clipping", Dialect::kZero2, 2, clip, kFp32Bound},
       // Parts that lie apart.
@@ -92,6 +91,12 @@ std::vector<Variant> Variants() {
        },
        kFp32Bound},
       {"bf16", Dialect::kNative, 2, half(DType::kBf16), kHalfBound},
+      {"zero3, clipped in sub-groups", Dialect::kZero3, 2,
+       [clip](Setup& s) {
+         clip(s);
+         s.plan.zero.sub_group = 1;
+       },
+       kFp32Bound},
       // Several clippings, of which the first decides whether the step is skipped.
       {"zero2 in fp16 with a loss scale", Dialect::kZero2, 2,
        [clip, half](Setup& s) {

@@ -151,7 +151,9 @@ std::string LoadTestNccl(NcclTable* table) {
 }
 
 const Subject& SubjectUnderTest() {
-  static const Subject subject = {"shardwright-cuda-plain", RunOnGpu, 0x1p-8};
+  // Hopper's tensor cores keep some 13 bits behind the largest of the fp8 products that they add at
+  // a time, as others have measured (DeepSeek-V3's report, section 3.3.2).
+  static const Subject subject = {"shardwright-cuda-plain", RunOnGpu, 0x1p-8, 0x1p-13};
   return subject;
 }
 

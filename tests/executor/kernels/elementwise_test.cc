@@ -17,9 +17,6 @@
 namespace shardwright::testing {
 namespace {
 
-constexpr double kU = 0x1p-24;
-constexpr DType kAllDTypes[] = {DType::kFp32, DType::kBf16, DType::kFp16};
-
 double ActivationOracle(Activation function, double x) {
   switch (function) {
     case Activation::kNone:

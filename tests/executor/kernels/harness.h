@@ -17,6 +17,13 @@ namespace shardwright::testing {
 
 using Numbers = std::vector<double>;
 
+inline constexpr double kU = 0x1p-24;  // half a unit in the last place of 1 in fp32
+inline constexpr DType kAllDTypes[] = {DType::kFp32, DType::kBf16, DType::kFp16};
+
+[[nodiscard]] inline std::size_t S(std::int64_t i) {
+  return static_cast<std::size_t>(i);
+}
+
 // A kernel's operands. Ids and labels are inputs of whole numbers whose index is in `index_inputs`.
 struct KernelCase {
   OpSpec spec;
@@ -73,6 +80,8 @@ struct Subject {
   // Relative error of products whose operands are rounded to 16 bits inside a kernel (the
   // probabilities of a flash attention): 0 where everything is fp32.
   double inner_rounding;
+  // Of sums of products in fp8, relative to their terms' magnitudes: 0 where they are fp32.
+  double fp8_sums = 0.0;
 };
 [[nodiscard]] const Subject& SubjectUnderTest();
 

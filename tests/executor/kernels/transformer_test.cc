@@ -16,13 +16,6 @@
 namespace shardwright::testing {
 namespace {
 
-constexpr double kU = 0x1p-24;
-constexpr DType kAllDTypes[] = {DType::kFp32, DType::kBf16, DType::kFp16};
-
-std::size_t S(std::int64_t i) {
-  return static_cast<std::size_t>(i);
-}
-
 std::vector<Numbers> LinearOracle(const KernelCase& c, const std::vector<Numbers>& inputs,
                                   const std::vector<Numbers>& params) {
   const OpSpec& s = c.spec;

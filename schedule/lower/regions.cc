@@ -1,0 +1,370 @@
+#include "schedule/lower/regions.h"
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "core/error.h"
+#include "schedule/lower/walker.h"
+#include "schedule/wrap.h"
+
+namespace shardwright {
+namespace {
+
+// The stretch of ops inside each module; first: kNoRegion for one that runs none. O(ops * depth).
+std::vector<Region> FindStretches(const Model& model) {
+  std::vector<Region> stretches(model.modules.size());
+  for (Region& r : stretches) {
+    r.first = kNoRegion;
+  }
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+    for (ModuleId m = model.ops[i].module; m.valid(); m = model.modules[m.value].parent) {
+      Region& r = stretches[m.value];
+      r.first = std::min(r.first, i);
+      r.last = i;
+    }
+  }
+  return stretches;
+}
+
+[[noreturn]] void FailWithoutOps(const Model& model, ModuleId module, const std::string& where) {
+  throw InputError(where, '"' + model.modules[module.value].fqn + '"',
+                   "a module that runs ops in forward");
+}
+
+const Region& RegionOf(const Model& model, const std::vector<Region>& stretches, ModuleId module,
+                       const std::string& where) {
+  if (stretches[module.value].first == kNoRegion) {
+    FailWithoutOps(model, module, where);
+  }
+  return stretches[module.value];
+}
+
+// The calls of each wanted module, by whatever name: each is checkpointed by itself. By the
+// module's first name; O(ops * depth).
+std::vector<std::vector<Region>> FindCalls(const Model& model, const std::vector<bool>& wanted) {
+  std::vector<std::vector<Region>> calls(model.modules.size());
+  std::vector<ModuleId> called_as(model.modules.size());
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+    for (ModuleId m = model.ops[i].module; m.valid(); m = model.modules[m.value].parent) {
+      const ModuleId first = FirstNameOf(model, m);
+      if (!wanted[first.value]) {
+        continue;
+      }
+      std::vector<Region>& of_module = calls[first.value];
+      const bool goes_on = !of_module.empty() && of_module.back().last + 1 == i &&
+                           called_as[first.value] == m && !IsCalledAgain(model, i, m);
+      if (!goes_on) {
+        of_module.emplace_back();
+        of_module.back().first = i;
+        called_as[first.value] = m;
+      }
+      of_module.back().last = i;
+    }
+  }
+  return calls;
+}
+
+// Which ops of the region keep their outputs from forward under selective checkpointing.
+std::vector<bool> KeptOps(const Model& model, const ModelAnalysis& a, const Region& r,
+                          const RecomputeRegion& plan) {
+  std::vector<bool> kept(r.last - r.first + 1, false);
+  if (plan.kind == RecomputeKind::kFull) {
+    return kept;
+  }
+  std::int64_t linears = 0;
+  for (std::uint32_t i = r.first; i <= r.last; ++i) {
+    if (!a.KernelsOf(i).compute_intensive) {
+      continue;
+    }
+    const bool is_linear = model.SpecOf(model.ops[i]).kind == OpKind::kLinear;
+    kept[i - r.first] = !is_linear || linears % plan.keep_every == 0;
+    linears += is_linear ? 1 : 0;
+  }
+  return kept;
+}
+
+// Attention that forward keeps hands over its output and row statistics only: its operands are
+// made again, copies of k and v for all query heads among them. They count as scratch of backward,
+// when they exist, and of forward.
+void KeepOnlyAttentionResult(const LowerInput& in, std::uint32_t i, ModelAnalysis& a) {
+  const OpSpec& spec = in.model.SpecOf(in.model.ops[i]);
+  if (spec.kind != OpKind::kAttention || !in.kernels.repeat_kv || spec.native_groups ||
+      spec.kv_heads >= spec.heads || !IsFused(in.kernels.attention)) {
+    return;
+  }
+  const OpKernels& copying = a.KernelsOf(i);
+  KernelSetOptions options = in.kernels;
+  options.repeat_kv = false;
+  OpKernels kernels = LowerOp(spec, in.plan.micro_batch, in.job.precision.param, options);
+  kernels.forward = copying.forward;
+  const Bytes copies = copying.extra_saved - kernels.extra_saved;
+  kernels.forward_workspace += copies;
+  kernels.backward_workspace += copies;
+  kernels.backward_workspace_tensors.push_back(copies);
+  const auto same = std::find_if(a.kernels.begin(), a.kernels.end(), [&](const OpKernels& k) {
+    return k.forward == kernels.forward && k.extra_saved == kernels.extra_saved;
+  });
+  a.variant[i] = static_cast<std::uint32_t>(same - a.kernels.begin());
+  if (same == a.kernels.end()) {
+    a.kernels.push_back(std::move(kernels));
+  }
+}
+
+// Fills the region's rerun and the facts that follow from it: walks the region backwards, marking
+// every op whose outputs (or private saved bytes) backward needs and forward did not keep; with
+// `whole`, every op. Inner regions come first: what they run again reads what this one makes, and
+// what they keep themselves is not kept here.
+void FindReruns(const Model& model, const std::vector<bool>& kept, bool whole, std::uint32_t index,
+                ModelAnalysis& a) {
+  Region& region = a.regions[index];
+  std::unordered_set<std::uint32_t> needed;  // storages; a table of all would cost each region all
+  const auto produced_inside = [&](std::uint32_t s) {
+    const std::uint32_t p = a.storages[s].producer;
+    return p != kNoRegion && p >= region.first && p <= region.last && !kept[p - region.first];
+  };
+  const auto need = [&](std::uint32_t s, std::uint32_t reader) {
+    const bool is_own = produced_inside(s) && IsPassed(a, index, reader) &&
+                        a.ops[a.storages[s].producer].inner == a.ops[reader].inner;
+    if (produced_inside(s) && !is_own) {
+      needed.insert(s);
+    }
+  };
+  for (std::uint32_t i = region.first; i <= region.last; ++i) {
+    a.ops[i].region = region.outer == kNoRegion ? index : region.outer;
+    if (a.ops[i].has_backward) {
+      ForEachSaved(a, model, i, [&](std::uint32_t s, Role, std::uint16_t) { need(s, i); });
+    }
+    for (const TensorId t : model.ops[i].inputs) {
+      if (IsPassed(a, index, i) && a.ops[i].reruns) {
+        need(a.storage_of[t.value], i);
+      }
+    }
+  }
+  for (std::uint32_t i = region.last + 1; i-- > region.first;) {
+    const ModelOp& op = model.ops[i];
+    ModelOpFacts& f = a.ops[i];
+    const bool is_kept = kept[i - region.first];
+    f.saves_in_forward = is_kept && f.has_backward;
+    bool wanted = whole || (f.has_backward && !IsPassed(a, index, i) &&
+                            a.KernelsOf(i).extra_saved > Bytes(0));
+    for (const TensorId t : op.outputs) {
+      wanted = wanted || needed.contains(a.storage_of[t.value]);
+    }
+    if (!wanted || is_kept) {
+      continue;
+    }
+    f.reruns = true;
+    region.rerun.push_back(i);
+    for (const TensorId t : op.inputs) {
+      if (produced_inside(a.storage_of[t.value])) {
+        needed.insert(a.storage_of[t.value]);
+      }
+    }
+    for (const TensorId t : op.outputs) {
+      StorageFacts& s = a.storages[a.storage_of[t.value]];
+      s.recomputed = s.recomputed || produced_inside(a.storage_of[t.value]);
+    }
+  }
+  std::reverse(region.rerun.begin(), region.rerun.end());
+}
+
+// What the region `index` runs again.
+void FillRegion(const Model& model, std::uint32_t index, const std::vector<bool>& kept, bool whole,
+                ModelAnalysis& a) {
+  // What reaches no loss does not run again.
+  const auto begin = a.ops.begin() + a.regions[index].first,
+             end = a.ops.begin() + a.regions[index].last + 1;
+  const bool runs = std::any_of(begin, end, [](const ModelOpFacts& op) { return op.has_backward; });
+  FindReruns(model, kept, whole && runs, index, a);
+}
+
+// What a region run again as a whole hands out: it lives until the region's backward has ended.
+void HoldOutputs(const Model& model, ModelAnalysis& a) {
+  std::vector<bool> read_outside(a.storages.size(), false);
+  std::vector<bool> read(a.storages.size(), false);
+  for (std::uint32_t i = 0; i < model.ops.size(); ++i) {
+    for (const TensorId t : model.ops[i].inputs) {
+      const std::uint32_t s = a.storage_of[t.value];
+      const std::uint32_t p = a.storages[s].producer;
+      read[s] = true;
+      read_outside[s] = read_outside[s] || (p != kNoRegion && a.ops[p].region != a.ops[i].region);
+    }
+  }
+  for (Region& region : a.regions) {
+    for (const std::uint32_t i : region.rerun) {
+      for (const TensorId t : model.ops[i].outputs) {
+        const std::uint32_t s = a.storage_of[t.value];
+        if (a.storages[s].producer == i && (read_outside[s] || !read[s])) {
+          region.held.push_back(s);
+          ++a.storages[s].rerun_uses;
+        }
+      }
+    }
+  }
+}
+
+// torch's checkpoints nest by themselves; native and FairScale have none of their own.
+bool Nests(Dialect dialect) {
+  return dialect != Dialect::kNative && dialect != Dialect::kFairscale;
+}
+
+// Is the region, which begins in `outer`, one with it? torch nests their checkpoints. Backward asks
+// for the inner one's tensors first. To run that again it needs its input, so the outer one runs
+// again, up to there if it keeps nothing behind it, and then the inner one: all of it once.
+bool IsOneWith(const LowerInput& in, const Region& region, std::size_t entry,
+               const std::pair<Region, std::size_t>& outer) {
+  const auto is_full = [&](std::size_t i) {
+    return in.plan.recompute[i].kind == RecomputeKind::kFull;
+  };
+  if (!Nests(in.plan.dialect) || in.kernels.whole_recompute || !is_full(entry) ||
+      !is_full(outer.second) || region.last > outer.first.last) {
+    return false;
+  }
+  for (std::uint32_t i = region.last + 1; i <= outer.first.last; ++i) {
+    if (in.model.SpecOf(in.model.ops[i]).kind != OpKind::kAdd || !in.model.ops[i].params.empty()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+[[noreturn]] void FailOverlapping(const RecomputeRegion& planned, const std::string& where) {
+  throw InputError(where + ": recompute", '"' + planned.module + '"',
+                   "regions that do not overlap, or one inside of another",
+                   "what lies in two of them runs a third time, which our programs can say of a "
+                   "region inside of one other, without fused kernels and offloaded activations");
+}
+
+// May the region, which begins in `outer`, lie in it as one of its own? torch nests their
+// checkpoints: the outer one runs again when backward asks for what it keeps, and passes the inner
+// one, which runs a third time for its own backward.
+bool MayNest(const LowerInput& in, const Region& region, std::size_t entry,
+             const std::pair<Region, std::size_t>& outer) {
+  const auto is_full = [&](std::size_t i) {
+    return in.plan.recompute[i].kind == RecomputeKind::kFull;
+  };
+  const KernelSetOptions& kernels = in.kernels;
+  return Nests(in.plan.dialect) && !kernels.whole_recompute && !kernels.fused_gelu &&
+         !kernels.fused_residual && !in.plan.offload.activations && is_full(entry) &&
+         is_full(outer.second) && outer.first.outer == kNoRegion && region.last <= outer.first.last;
+}
+
+// Regions in the order of their first ops, those that begin together from the longest: what is one
+// with the region around it leaves the list, what lies in it else says so.
+PlannedRegions Nested(const LowerInput& in, const PlannedRegions& found, const std::string& where) {
+  PlannedRegions regions;
+  std::uint32_t outer = 0;
+  for (const auto& [region, entry] : found) {
+    if (regions.empty() || region.first > regions[outer].first.last) {
+      outer = static_cast<std::uint32_t>(regions.size());
+      regions.emplace_back(region, entry);
+      continue;
+    }
+    const bool is_in_last = region.first <= regions.back().first.last;
+    const auto& around = is_in_last ? regions.back() : regions[outer];
+    if (IsOneWith(in, region, entry, around)) {
+      continue;
+    }
+    if (!MayNest(in, region, entry, around)) {
+      FailOverlapping(in.plan.recompute[entry], where);
+    }
+    regions.emplace_back(region, entry);
+    regions.back().first.outer = outer;
+  }
+  return regions;
+}
+
+// Does backward reach a tensor that the outer region keeps behind the inner one before it needs the
+// latter? Then that one's input is there when it runs again.
+bool RunsOuterFirst(const Model& model, const Region& inner, const ModelAnalysis& a) {
+  for (std::uint32_t i = inner.last + 1; i <= a.regions[inner.outer].last; ++i) {
+    const ModelOpFacts& f = a.ops[i];
+    if (f.has_backward && f.inner == kNoRegion && !model.ops[i].params.empty()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+PlannedRegions FindPlannedRegions(const LowerInput& in, const std::string& where) {
+  PlannedRegions found;
+  std::unordered_map<std::string_view, ModuleId> modules;  // by name
+  for (std::size_t m = 0; m < in.model.modules.size(); ++m) {
+    modules.emplace(in.model.modules[m].fqn, FirstNameOf(in.model, ModuleId(m)));
+  }
+  std::vector<bool> wanted(in.model.modules.size(), false);
+  for (const RecomputeRegion& region : in.plan.recompute) {
+    const auto module = modules.find(region.module);
+    SW_CHECK(module != modules.end(), region.module);  // ValidatePlan has seen it
+    wanted[module->second.value] = true;
+  }
+  const std::vector<std::vector<Region>> calls = FindCalls(in.model, wanted);
+  for (std::size_t i = 0; i < in.plan.recompute.size(); ++i) {
+    const ModuleId module = modules.at(in.plan.recompute[i].module);
+    const std::string& class_name = in.model.modules[module.value].class_name;
+    if (calls[module.value].empty() &&
+        (class_name == "ModuleList" || class_name == "ModuleDict" || in.model.ops.empty())) {
+      FailWithoutOps(in.model, module, where + ": recompute[" + std::to_string(i) + "].module");
+    }
+    for (const Region& call : calls[module.value]) {
+      found.emplace_back(call, i);
+      found.back().first.planned = i;
+    }
+  }
+  std::sort(found.begin(), found.end(), [](const auto& x, const auto& y) {
+    return x.first.first != y.first.first ? x.first.first < y.first.first
+                                          : x.first.last > y.first.last;
+  });
+  return Nested(in, found, where);
+}
+
+void AddPlannedRegions(const LowerInput& in, const PlannedRegions& found, const std::string& where,
+                       ModelAnalysis& a) {
+  std::vector<std::vector<bool>> kept;
+  for (std::uint32_t i = 0; i < found.size(); ++i) {
+    const Region& region = found[i].first;
+    kept.push_back(KeptOps(in.model, a, region, in.plan.recompute[found[i].second]));
+    for (std::uint32_t op = region.first; op <= region.last; ++op) {
+      if (kept.back()[op - region.first]) {
+        KeepOnlyAttentionResult(in, op, a);
+      }
+      a.ops[op].inner = region.outer == kNoRegion ? kNoRegion : i;
+    }
+    a.regions.push_back(region);
+  }
+  for (auto i = static_cast<std::uint32_t>(found.size()); i-- > 0;) {  // inner ones first
+    const RecomputeRegion& planned = in.plan.recompute[found[i].second];
+    if (a.regions[i].outer != kNoRegion && !RunsOuterFirst(in.model, a.regions[i], a)) {
+      FailOverlapping(planned, where);
+    }
+    const bool whole = in.kernels.whole_recompute && planned.kind == RecomputeKind::kFull;
+    FillRegion(in.model, i, kept[i], whole, a);
+  }
+  if (in.kernels.whole_recompute) {
+    HoldOutputs(in.model, a);
+  }
+}
+
+void FindCompiledRegions(const Model& model, const std::string& where, ModelAnalysis& a) {
+  const auto recomputes = [](const OpKernels& k) { return k.output_recomputed; };
+  if (std::none_of(a.kernels.begin(), a.kernels.end(), recomputes)) {
+    return;
+  }
+  const std::vector<Region> stretches = FindStretches(model);
+  for (const ModuleId block : BlocksOf(model)) {
+    const Region region = RegionOf(model, stretches, block, where);
+    std::vector<bool> kept;
+    for (std::uint32_t i = region.first; i <= region.last; ++i) {
+      kept.push_back(!recomputes(a.KernelsOf(i)));
+    }
+    a.regions.push_back(region);
+    FillRegion(model, static_cast<std::uint32_t>(a.regions.size() - 1), kept, false, a);
+  }
+}
+
+}  // namespace shardwright
