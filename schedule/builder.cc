@@ -108,8 +108,6 @@ void BodyBuilder::SetCarry(std::uint32_t slot, OpId op) {
 
 void BodyBuilder::Finish() {
   body_.end_point_begin = next_point_begin_;
-  body_.repeats = FindRepeats(program_, body_, micro_batch_marks_, layer_marks_);
-  body_.segments = FindSegments(body_, body_.repeats, micro_batch_marks_, layer_marks_);
 }
 
 ShapeId ShapeInterner::Intern(OpShape shape, std::span<const Kernel> kernels) {

@@ -47,10 +47,10 @@ class BodyBuilder {
   void UseFirst(BufferId buffer, Bytes bytes, AccessMode mode, Role role, std::uint16_t index = 0);
 
   void SetCarry(std::uint32_t slot, OpId op);
-  // Marks that a period may begin before the next op; see FindRepeats.
-  void MarkLayer() { layer_marks_.push_back(Position()); }
-  void MarkMicroBatch() { micro_batch_marks_.push_back(Position()); }
-  // Closes the body: end points, repeats, segments. Call once.
+  // Marks that a layer, a micro-batch may begin before the next op.
+  void MarkLayer() { body_.layer_marks.push_back(Position()); }
+  void MarkMicroBatch() { body_.micro_batch_marks.push_back(Position()); }
+  // Closes the body: what stands behind the last op are its end points. Call once.
   void Finish();
 
   [[nodiscard]] OpId last() const;
@@ -61,8 +61,6 @@ class BodyBuilder {
   Program& program_;
   Body& body_;
   std::uint32_t next_point_begin_ = 0;  // first point that belongs to the next op
-  std::vector<std::uint32_t> layer_marks_;
-  std::vector<std::uint32_t> micro_batch_marks_;
 };
 
 // Returns the shape's id, adding it (with its kernels) if the program has no equal one yet.
@@ -88,33 +86,5 @@ class PieceInterner {
   Program& program_;
   std::unordered_multimap<std::uint64_t, PieceRange> index_;
 };
-
-// Finds runs of at least kLeastRepeatCount equal consecutive stretches between layer marks, inside
-// the stretches between micro-batch marks (positions in body.ops, ascending), and runs of those. A
-// period is up to kLongestPeriod marks long; from the earliest mark on, the shortest one is taken.
-// Two stretches of length p are equal when they have the same shapes; the same sizes, kinds and
-// owners of memory points; and the same edge distances, except for far edges (further back than
-// 2p), which must reach ever further back, as backward reaches into forward, and for carried ones,
-// which may name any slots. The first of equal micro-batches may wait for other ops before itself
-// than the second one does, since what is before it differs.
-// O(ops * kLongestPeriod).
-[[nodiscard]] std::vector<Repeat> FindRepeats(const Program& program, const Body& body,
-                                              std::span<const std::uint32_t> micro_batch_marks,
-                                              std::span<const std::uint32_t> layer_marks);
-inline constexpr std::uint32_t kLongestPeriod = 8;
-inline constexpr std::uint32_t kLeastRepeatCount = 3;
-
-// Whether op `i` and its copy at `i + length` wait for the same. Edges that lead to before `free`
-// and, of the copy, to before `free + length` may do so at any distance.
-[[nodiscard]] bool SameEdges(const Body& body, std::uint32_t i, std::uint32_t length,
-                             std::uint32_t free);
-
-// Cuts a body at its marks and, where micro-batches part, before the last op that all of them share
-// and the last op of each, but not inside the copies of innermost `repeats`, and finds out which
-// segments are alike. The last micro-batch mark is the end of the last micro-batch. Carried edges
-// count as alike: all lead to before the body. O(ops + edges) expected.
-[[nodiscard]] std::vector<Segment> FindSegments(const Body& body, std::span<const Repeat> repeats,
-                                                std::span<const std::uint32_t> micro_batch_marks,
-                                                std::span<const std::uint32_t> layer_marks);
 
 }  // namespace shardwright

@@ -1,8 +1,8 @@
-// Detection of repeated layers and micro-batches; see builder.h.
+// Detection of repeated layers and micro-batches; see repetition.h.
 
 #include <algorithm>
 
-#include "schedule/builder.h"
+#include "schedule/repetition.h"
 
 namespace shardwright {
 bool SameEdges(const Body& body, std::uint32_t i, std::uint32_t length, std::uint32_t free) {
@@ -105,12 +105,11 @@ void AppendMarks(std::span<const std::uint32_t> marks, std::uint32_t end,
 
 }  // namespace
 
-std::vector<Repeat> FindRepeats(const Program& program, const Body& body,
-                                std::span<const std::uint32_t> micro_batch_marks,
-                                std::span<const std::uint32_t> layer_marks) {
+std::vector<Repeat> FindRepeats(const Program& program, const Body& body) {
+  const std::span<const std::uint32_t> layer_marks = body.layer_marks;
   const auto end = static_cast<std::uint32_t>(body.size());
   std::vector<std::uint32_t> outer = {0};
-  AppendMarks(micro_batch_marks, end, outer);
+  AppendMarks(body.micro_batch_marks, end, outer);
   std::vector<Repeat> outer_runs;
   FindRuns(program, body, outer, true, outer_runs);
 
@@ -133,6 +132,16 @@ std::vector<Repeat> FindRepeats(const Program& program, const Body& body,
     FindRuns(program, body, inner, false, result);
   }
   return result;
+}
+
+Repetitions FindRepetitions(const Program& program) {
+  const auto find = [&](const Body& body) {
+    Repetition result;
+    result.repeats = FindRepeats(program, body);
+    result.segments = FindSegments(body, result.repeats);
+    return result;
+  };
+  return {find(program.init), find(program.warmup), find(program.step)};
 }
 
 }  // namespace shardwright

@@ -1,16 +1,17 @@
-// Cuts a body into segments and finds out which are alike; see builder.h.
+// Cuts a body into segments and finds out which are alike; see repetition.h.
 
 #include <algorithm>
 #include <iterator>
 #include <unordered_map>
 
-#include "schedule/builder.h"
+#include "schedule/repetition.h"
 
 namespace shardwright {
 namespace {
 
 // How many ops all micro-batches begin with, 0 if they do not part.
-std::uint32_t CountShared(const Body& body, std::span<const std::uint32_t> micro_batch_marks) {
+std::uint32_t CountShared(const Body& body) {
+  const std::vector<std::uint32_t>& micro_batch_marks = body.micro_batch_marks;
   std::uint32_t shared = static_cast<std::uint32_t>(body.size());
   bool they_part = false;
   for (std::size_t m = 1; m + 1 < micro_batch_marks.size(); ++m) {
@@ -32,11 +33,10 @@ std::uint32_t CountShared(const Body& body, std::span<const std::uint32_t> micro
 // The layer marks and, where micro-batches part, one before the last op that all of them share and
 // one before the last op of each. What the event loop knows of one micro-batch then takes it
 // through another one up to there: how a segment goes on depends on the op that begins the next.
-std::vector<std::uint32_t> WithSharedEnds(std::span<const std::uint32_t> layer_marks,
-                                          const Body& body,
-                                          std::span<const std::uint32_t> micro_batch_marks) {
-  std::vector<std::uint32_t> marks(layer_marks.begin(), layer_marks.end());
-  const std::uint32_t shared = CountShared(body, micro_batch_marks);
+std::vector<std::uint32_t> WithSharedEnds(const Body& body) {
+  const std::vector<std::uint32_t>& micro_batch_marks = body.micro_batch_marks;
+  std::vector<std::uint32_t> marks = body.layer_marks;
+  const std::uint32_t shared = CountShared(body);
   for (std::size_t m = 0; shared > 1 && m + 1 < micro_batch_marks.size(); ++m) {
     marks.push_back(micro_batch_marks[m] + shared - 1);
     marks.push_back(micro_batch_marks[m + 1] - 1);
@@ -46,9 +46,10 @@ std::vector<std::uint32_t> WithSharedEnds(std::span<const std::uint32_t> layer_m
 }
 
 // Marks inside the copies of `repeats`, except where a micro-batch begins: a copy is one segment.
-std::vector<std::uint32_t> Cuts(std::span<const Repeat> repeats,
-                                std::span<const std::uint32_t> micro_batch_marks,
-                                std::span<const std::uint32_t> layer_marks, std::uint32_t end) {
+std::vector<std::uint32_t> Cuts(const Body& body, std::span<const Repeat> repeats) {
+  const auto end = static_cast<std::uint32_t>(body.size());
+  const std::vector<std::uint32_t>& micro_batch_marks = body.micro_batch_marks;
+  const std::vector<std::uint32_t> layer_marks = WithSharedEnds(body);
   std::vector<std::uint32_t> marks = {0};
   std::merge(micro_batch_marks.begin(), micro_batch_marks.end(), layer_marks.begin(),
              layer_marks.end(), std::back_inserter(marks));
@@ -114,12 +115,9 @@ class Numbering {
 
 }  // namespace
 
-std::vector<Segment> FindSegments(const Body& body, std::span<const Repeat> repeats,
-                                  std::span<const std::uint32_t> micro_batch_marks,
-                                  std::span<const std::uint32_t> layer_marks) {
+std::vector<Segment> FindSegments(const Body& body, std::span<const Repeat> repeats) {
   const auto end = static_cast<std::uint32_t>(body.size());
-  const std::vector<std::uint32_t> cuts =
-      Cuts(repeats, micro_batch_marks, WithSharedEnds(layer_marks, body, micro_batch_marks), end);
+  const std::vector<std::uint32_t> cuts = Cuts(body, repeats);
   // One word per op with the number of its edges and one per edge, in two forms: `near` leaves out
   // where far edges lead to. Carried edges lead to before the body in either form.
   constexpr std::uint64_t kCarriedWord = std::uint64_t{1} << 40;

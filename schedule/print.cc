@@ -10,6 +10,7 @@
 
 #include "core/printable.h"
 #include "schedule/happens_before.h"
+#include "schedule/repetition.h"
 
 namespace shardwright {
 namespace {
@@ -239,7 +240,7 @@ class Printer {
         Line(2, "carry " + std::to_string(slot) + " = " + NameOfOp(body, body.carries[slot]));
       }
     }
-    for (const Repeat& repeat : body.repeats) {
+    for (const Repeat& repeat : FindRepeats(program_, body)) {
       Line(2, "repeat from " + NameOfOp(body, OpId(repeat.first)) + ": " +
                   std::to_string(repeat.count) + " x " + std::to_string(repeat.period) + " ops");
     }
@@ -334,7 +335,7 @@ void SummarizeBody(const Program& program, const NamedBody& named, std::string& 
             std::to_string(entry.count) + ' ' + std::string(InfoOf(key.second).name) + ", " +
             InBytes(entry.bytes) + '\n';
   }
-  for (const Repeat& repeat : body.repeats) {
+  for (const Repeat& repeat : FindRepeats(program, body)) {
     text += "  repeat: " + std::to_string(repeat.count) + " x " + std::to_string(repeat.period) +
             " ops from op " + std::to_string(repeat.first) + '\n';
   }

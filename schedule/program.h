@@ -225,33 +225,6 @@ struct MemoryPoint {
   std::uint8_t recorded_streams = 0;
 };
 
-// Ops [first, first + period * count) are `count` copies of the first `period` ops: same shapes,
-// edges at the same distances, memory points of the same sizes. Intervals nest or are disjoint;
-// an outer one stands before its inner ones. Found by FindRepeats, never needed for correctness.
-struct Repeat {
-  std::uint32_t first = 0;
-  std::uint32_t period = 0;
-  std::uint32_t count = 0;
-
-  bool operator==(const Repeat&) const = default;
-};
-
-// Ops from `first` to the next segment. Segments cut a body at its layers and micro-batches, so
-// that an interpreter can recognise what it has met before. Found by FindSegments, never needed for
-// correctness.
-struct Segment {
-  std::uint32_t first = 0;
-  // Equal kinds: same shapes, and edges at the same distances, but for far ones: those that lead
-  // more than kNearSegments segments back.
-  std::uint32_t kind = 0;
-  std::uint32_t exact_kind = 0;  // the same, far edges included
-  std::uint32_t far_end = 0;     // far edges lead to ops before this one; 0: there are none
-  std::uint32_t same_end = 0;    // the first segment after it with another exact kind
-
-  bool operator==(const Segment&) const = default;
-};
-inline constexpr std::uint32_t kNearSegments = 4;
-
 // A straight-line list of ops in host issue order.
 struct Body {
   std::vector<Op> ops;
@@ -260,8 +233,9 @@ struct Body {
   std::vector<MemoryPoint> points;    // those from the last op's range on stand at the body's end
   std::uint32_t end_point_begin = 0;  // points [end_point_begin, points.size()) follow the last op
   std::vector<OpId> carries;          // carries[s]: the op that sets slot s; none = slot unchanged
-  std::vector<Repeat> repeats;
-  std::vector<Segment> segments;  // ascending; they cover all ops
+  // Where micro-batches and layers may begin (op positions, ascending); schedule/repetition.h.
+  std::vector<std::uint32_t> micro_batch_marks;
+  std::vector<std::uint32_t> layer_marks;
 
   [[nodiscard]] std::size_t size() const { return ops.size(); }
   [[nodiscard]] std::span<const Edge> EdgesOf(OpId op) const;

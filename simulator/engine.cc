@@ -160,20 +160,27 @@ EngineResult RunEngine(const Program& program, const PriceTable& prices,
   EngineWorkspace::State& state = workspace.state();
   internal::BuildCosts(program, prices, state.costs);
   CheckRange(program, state.costs, options);
+  Repetitions found;
+  if (options.periodic && options.repetitions == nullptr) {
+    found = FindRepetitions(program);
+  }
+  const Repetitions& cuts =
+      options.periodic && options.repetitions != nullptr ? *options.repetitions : found;
   if (NeedsEvents(options)) {
-    return internal::RunEvents(program, prices, options, state, nullptr);
+    return internal::RunEvents(program, cuts, prices, options, state, nullptr);
   }
   // The event loop remembers what it has met, which pays as soon as there are micro-batches. It
   // finds no state that recurs where the host takes many steps to lose or to gain its lead.
   if (options.periodic && program.micro_batch_count > 1 && !internal::HasHostOps(state.costs)) {
     EngineOptions few_steps = options;
     few_steps.max_steps = std::min(options.max_steps, 4);
-    const EngineResult result = internal::RunEvents(program, prices, few_steps, state, nullptr);
+    const EngineResult result =
+        internal::RunEvents(program, cuts, prices, few_steps, state, nullptr);
     if (state.events.recurs) {
       return result;
     }
   }
-  return internal::RunLinear(program, options, state, nullptr);
+  return internal::RunLinear(program, cuts, options, state, nullptr);
 }
 
 EngineResult RunEngineWithSpans(const Program& program, const PriceTable& prices,
@@ -185,9 +192,9 @@ EngineResult RunEngineWithSpans(const Program& program, const PriceTable& prices
   internal::BuildCosts(program, prices, state.costs);
   CheckRange(program, state.costs, options);
   if (NeedsEvents(options)) {
-    return internal::RunEvents(program, prices, exact, state, &spans);
+    return internal::RunEvents(program, {}, prices, exact, state, &spans);
   }
-  return internal::RunLinear(program, exact, state, &spans);
+  return internal::RunLinear(program, {}, exact, state, &spans);
 }
 
 }  // namespace shardwright

@@ -17,6 +17,7 @@
 
 #include "core/units.h"
 #include "schedule/program.h"
+#include "schedule/repetition.h"
 #include "simulator/costs/price.h"
 #include "traces/trace.h"
 
@@ -45,6 +46,8 @@ struct EngineOptions {
   bool contention = true;
   // Skip copies of repeated layers and micro-batches once the clocks repeat. Gives the same times.
   bool periodic = true;
+  // Where the program repeats itself, if the caller knows; not owned.
+  const Repetitions* repetitions = nullptr;
   // Use the event loop also without contention; for tests.
   bool force_events = false;
   // Steps to simulate at most while looking for the steady state; >= 2.

@@ -138,7 +138,7 @@ void EventLoop::Start(std::size_t stream) {
     head.time = std::max(head.work_end, head.end_bound);
   }
   running_key_ |= std::uint64_t{head.cost->contention_class} << (8 * stream);
-  if (stream == kCompute && options_.periodic && !host_waits_) {
+  if (stream == kCompute && !host_waits_) {
     NoteComputeStart();
   }
   if (stream == kCompute && now_ > s_.stream_free[stream]) {
@@ -343,10 +343,10 @@ void EventLoop::AppendSpans(const BodyRun& run, std::vector<Span>& spans) const 
   }
 }
 
-EngineResult RunEvents(const Program& program, const PriceTable& prices,
+EngineResult RunEvents(const Program& program, const Repetitions& cuts, const PriceTable& prices,
                        const EngineOptions& options, EngineWorkspace::State& state,
                        std::vector<Span>* spans) {
-  EventLoop loop(program, prices, options, state.costs, state.events);
+  EventLoop loop(program, cuts, prices, options, state.costs, state.events);
   const EngineResult result = loop.Run();
   if (spans != nullptr) {
     for (const BodyRun& run : state.events.runs) {

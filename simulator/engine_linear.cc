@@ -118,8 +118,9 @@ void SetSlots(LinearState& state) {
 }
 
 // Runs one body after the others. The times of the body before are kept in previous_times.
-void RunNext(LinearState& state, const Body& body) {
+void RunNext(LinearState& state, const Body& body, const Repetition& cuts) {
   state.body = &body;
+  state.repeats = &cuts.repeats;
   std::swap(state.times, state.previous_times);
   if (state.times.end.size() < body.size()) {
     state.times.end.resize(body.size());
@@ -201,11 +202,11 @@ void JumpAhead(LinearState& state, const Clock& before, std::int64_t copies) {
 
 }  // namespace
 
-EngineResult RunLinear(const Program& program, const EngineOptions& options,
-                       EngineWorkspace::State& workspace, std::vector<Span>* spans) {
+EngineResult RunLinear(const Program& program, const Repetitions& cuts,
+                       const EngineOptions& options, EngineWorkspace::State& workspace,
+                       std::vector<Span>* spans) {
   LinearState& state = workspace.linear;
   state.program = &program;
-  state.periodic = options.periodic;
   state.costs.assign(workspace.costs.begin(), workspace.costs.end());
   state.clock = Clock();
   state.totals = Totals();
@@ -214,7 +215,7 @@ EngineResult RunLinear(const Program& program, const EngineOptions& options,
   state.slot_streams.assign(program.carry_slot_count, kCompute);
 
   EngineResult result;
-  RunNext(state, program.init);
+  RunNext(state, program.init, cuts.init);
   if (spans != nullptr) {
     AppendSpans(state, program, 0, *spans);
   }
@@ -229,7 +230,7 @@ EngineResult RunLinear(const Program& program, const EngineOptions& options,
     const bool is_warmup = is_first && !program.warmup.ops.empty();
     const Clock before = state.clock;
     const Totals totals_before = state.totals;
-    RunNext(state, is_warmup ? program.warmup : program.step);
+    RunNext(state, is_warmup ? program.warmup : program.step, is_warmup ? cuts.warmup : cuts.step);
     comparable_steps += is_warmup ? 0 : 1;
     const std::int64_t time = state.clock.Front() - front;
     front = state.clock.Front();

@@ -247,7 +247,7 @@ void RunRange(LinearState& state, std::uint32_t begin, std::uint32_t end);
 // comparison of whole micro-batches then sees both ends of what was skipped, and whatever holds at
 // both ends of a linear stretch holds inside.
 void RunRepeat(LinearState& state, const Repeat& repeat) {
-  const auto& repeats = state.body->repeats;
+  const std::vector<Repeat>& repeats = *state.repeats;
   std::size_t previous_log = 0;
   int comparable = 0;  // copies run one after another
   for (std::uint32_t c = 0; c < repeat.count; ++c) {
@@ -288,7 +288,7 @@ void RunRepeat(LinearState& state, const Repeat& repeat) {
 }
 
 void RunRange(LinearState& state, std::uint32_t begin, std::uint32_t end) {
-  const auto& repeats = state.body->repeats;
+  const std::vector<Repeat>& repeats = *state.repeats;
   std::uint32_t position = begin;
   while (state.repeat_cursor < repeats.size() && repeats[state.repeat_cursor].first < end) {
     const Repeat& repeat = repeats[state.repeat_cursor++];
@@ -308,11 +308,7 @@ std::int64_t LinearCopies(const LinearState& state, const CopyPair& pair, std::i
 void RunBodyLinear(LinearState& state) {
   const auto size = static_cast<std::uint32_t>(state.body->size());
   state.repeat_cursor = 0;
-  if (state.periodic) {
-    RunRange(state, 0, size);
-  } else {
-    AdvanceLinear(state, 0, size);
-  }
+  RunRange(state, 0, size);
 }
 
 }  // namespace shardwright::internal

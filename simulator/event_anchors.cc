@@ -16,7 +16,7 @@ using Status = StreamHead::Status;
 
 void EventLoop::NoteComputeStart() {
   const std::uint32_t run = s_.heads[kCompute].run;
-  if (s_.runs[run].kind == BodyKind::kInit || s_.runs[run].body->segments.empty()) {
+  if (s_.runs[run].kind == BodyKind::kInit || s_.runs[run].cuts->segments.empty()) {
     return;
   }
   anchor_is_due_ = run != anchor_run_ || s_.cursors[kCompute].segment != anchor_segment_;
@@ -26,7 +26,7 @@ void EventLoop::NoteComputeStart() {
 void EventLoop::AddStream(std::size_t stream, const Anchor* before, Anchor& anchor) const {
   const StreamHead& head = s_.heads[stream];
   const BodyRun& run = s_.runs[anchor.run];
-  const std::int64_t first = std::int64_t{run.base} + run.body->segments[anchor.segment].first;
+  const std::int64_t first = std::int64_t{run.base} + run.cuts->segments[anchor.segment].first;
   StreamPosition& position = anchor.streams[stream];
   position.status = head.status;
   const bool waits = head.status == Status::kBlocked || head.status == Status::kEmpty;
@@ -85,7 +85,7 @@ void EventLoop::AddAnchor() {
   moved_ = 0;
   anchor_segment_ = anchor.segment;
   if (index < kMostTransitionAnchors && anchor.lowest >= s_.runs[anchor.run].base) {
-    const std::uint32_t kind = memo.body->segments[anchor.segment].kind;
+    const std::uint32_t kind = memo.cuts->segments[anchor.segment].kind;
     if (kind >= memo.last.size()) {
       memo.last.resize(kind + std::size_t{1}, kNone);
     }
@@ -98,10 +98,10 @@ void EventLoop::AddAnchor() {
 void EventLoop::BeginAnchorsOfRun() {
   anchor_run_ = s_.heads[kCompute].run;
   Memo& memo = s_.memo;
-  const Body* const body = s_.runs[anchor_run_].body;
-  if (body != memo.body) {
+  const CutBody& run = s_.runs[anchor_run_];
+  if (run.body != memo.body) {
     memo.Clear();
-    memo.body = body;
+    static_cast<CutBody&>(memo) = run;
   }
   // Older ones are of use as far as transitions may begin and end there.
   memo.run_before_begin = std::min(memo.run_begin, kMostTransitionAnchors);

@@ -17,9 +17,10 @@ bool EventLoop::BeginNextBody() {
   run.kind = index == 0                                   ? BodyKind::kInit
              : index == 1 && !program_.warmup.ops.empty() ? BodyKind::kWarmup
                                                           : BodyKind::kStep;
-  run.body = run.kind == BodyKind::kInit     ? &program_.init
-             : run.kind == BodyKind::kWarmup ? &program_.warmup
-                                             : &program_.step;
+  static_cast<CutBody&>(run) = run.kind == BodyKind::kInit ? CutBody{&program_.init, &cuts_.init}
+                               : run.kind == BodyKind::kWarmup
+                                   ? CutBody{&program_.warmup, &cuts_.warmup}
+                                   : CutBody{&program_.step, &cuts_.step};
   run.base = op_count_;
   op_count_ += static_cast<std::uint32_t>(run.body->size());
   run.unfinished = static_cast<std::uint32_t>(run.body->size());
@@ -171,7 +172,7 @@ void EventLoop::Append(std::uint32_t op, const Cost& cost) {
 // The first look at a segment of its kind.
 const SegmentQueues& EventLoop::FindQueues(const BodyRun& run, std::size_t segment) {
   const Body& body = *run.body;
-  const std::size_t kind = body.segments.empty() ? 0 : body.segments[segment].kind;
+  const std::size_t kind = run.cuts->KindOf(segment);
   std::vector<SegmentQueues>& known = s_.queues[static_cast<std::size_t>(run.kind)];
   if (kind >= known.size()) {
     known.resize(kind + 1);
@@ -183,8 +184,8 @@ const SegmentQueues& EventLoop::FindQueues(const BodyRun& run, std::size_t segme
   queues.last_in_group.fill(kNone);
   std::array<std::uint32_t, kStreamCount> last_on_stream;
   last_on_stream.fill(kNone);
-  const std::uint32_t begin = SegmentBegin(body, segment);
-  const std::uint32_t size = SegmentEnd(body, segment) - begin;
+  const std::uint32_t begin = run.cuts->Begin(segment);
+  const std::uint32_t size = run.SegmentEnd(segment) - begin;
   for (std::uint32_t i = 0; i < size; ++i) {
     const Cost& cost = costs_[body.ops[begin + i].shape.value];
     QueuedOp queued;
@@ -211,10 +212,10 @@ std::uint32_t EventLoop::LastInGroup(const StreamCursor& end, std::uint32_t grou
     while (segment-- > 0) {
       const std::uint32_t op = QueuesOf(run, segment).last_in_group[group];
       if (op != kNone) {
-        return run.base + SegmentBegin(*run.body, segment) + op;
+        return run.base + run.cuts->Begin(segment) + op;
       }
     }
-    segment = r > 0 ? SegmentCount(*s_.runs[r - 1].body) : 0;
+    segment = r > 0 ? s_.runs[r - 1].cuts->Count() : 0;
   }
   return kNone;
 }
@@ -244,10 +245,10 @@ bool EventLoop::EnterNextRun(StreamCursor& cursor, std::size_t stream) {
 void EventLoop::EnterSegment(StreamCursor& cursor, std::size_t stream) {
   const BodyRun& run = s_.runs[cursor.run];
   const SegmentQueues& queues = QueuesOf(run, cursor.segment);
-  const std::uint32_t begin = SegmentBegin(*run.body, cursor.segment);
+  const std::uint32_t begin = run.cuts->Begin(cursor.segment);
   cursor.next = queues.first_on_stream[stream];
   cursor.segment_end =
-      cursor.next != kNone ? cursor.segment + 1 : SameSegmentsEnd(*run.body, cursor.segment);
+      cursor.next != kNone ? cursor.segment + 1 : run.cuts->SameEnd(cursor.segment);
   cursor.issue = queues.issue;
   cursor.op_begin = queues.op_begin;
   cursor.first = run.base + begin;
@@ -260,7 +261,7 @@ bool EventLoop::EnterNextSegment(StreamCursor& cursor, std::size_t stream) {
   do {
     cursor.host += (cursor.segment_end - cursor.segment) * cursor.issue;
     cursor.segment = cursor.segment_end;
-    if (cursor.segment < SegmentCount(*s_.runs[cursor.run].body)) {
+    if (cursor.segment < s_.runs[cursor.run].cuts->Count()) {
       EnterSegment(cursor, stream);
     } else if (!EnterNextRun(cursor, stream)) {
       return false;

@@ -8,17 +8,17 @@ namespace shardwright::internal {
 namespace {
 
 // The ops of both segments wait for the same: far edges lead equally far or to what has ended.
-bool AreAlike(const Body& body, const SegmentAt& a, const SegmentAt& b) {
-  const Segment& x = body.segments[a.segment];
-  const Segment& y = body.segments[b.segment];
+bool AreAlike(const CutBody& body, const SegmentAt& a, const SegmentAt& b) {
+  const Segment& x = body.cuts->segments[a.segment];
+  const Segment& y = body.cuts->segments[b.segment];
   return x.exact_kind == y.exact_kind ||
          (x.kind == y.kind && x.far_end <= a.lowest && y.far_end <= b.lowest);
 }
 
 // How many segments from `a` and from `b` on are alike, one after the other; those from `a` on need
 // to be looked at as far as op `needed` only.
-std::size_t CountAlike(const Body& body, SegmentAt a, SegmentAt b, std::uint32_t needed) {
-  const std::vector<Segment>& segments = body.segments;
+std::size_t CountAlike(const CutBody& body, SegmentAt a, SegmentAt b, std::uint32_t needed) {
+  const std::vector<Segment>& segments = body.cuts->segments;
   const std::size_t first = a.segment;
   while (std::max(a.segment, b.segment) < segments.size() && segments[a.segment].first <= needed &&
          AreAlike(body, a, b)) {
@@ -68,9 +68,9 @@ std::uint32_t AlikeUntil(const Body& body, OpAt begin, std::uint32_t end, const 
 // The first op that differs between what is met from `known` on and what is met from `now` on; some
 // op behind `needed` if nothing differs up to there. The first and the last segment that are looked
 // at need not be alike as a whole. 0 when what has not ended differs already.
-std::uint32_t FirstDifference(const Body& body, const SegmentAt& known, const SegmentAt& now,
+std::uint32_t FirstDifference(const CutBody& body, const SegmentAt& known, const SegmentAt& now,
                               std::uint32_t needed) {
-  const std::vector<Segment>& segments = body.segments;
+  const std::vector<Segment>& segments = body.cuts->segments;
   for (SegmentAt a = known, b = now; segments[a.segment].first > known.lowest;) {
     const std::uint32_t end = segments[a.segment].first;
     if (a.segment == 0 || b.segment == 0) {
@@ -82,7 +82,7 @@ std::uint32_t FirstDifference(const Body& body, const SegmentAt& known, const Se
     const std::uint32_t begin = std::max(segments[a.segment].first, known.lowest);
     if (!AreAlike(body, a, b) &&
         (begin != known.lowest ||
-         AlikeUntil(body, {begin, a.lowest}, end, {begin + shift, b.lowest}) != end)) {
+         AlikeUntil(*body.body, {begin, a.lowest}, end, {begin + shift, b.lowest}) != end)) {
       return 0;
     }
   }
@@ -90,10 +90,11 @@ std::uint32_t FirstDifference(const Body& body, const SegmentAt& known, const Se
   const std::size_t a = known.segment + alike;
   const std::size_t b = now.segment + alike;
   if (std::max(a, b) == segments.size()) {
-    return SegmentEnd(body, a - 1);
+    return body.SegmentEnd(a - 1);
   }
-  const std::uint32_t end = std::min(SegmentEnd(body, a), needed + 1);
-  return AlikeUntil(body, {segments[a].first, known.lowest}, end, {segments[b].first, now.lowest});
+  const std::uint32_t end = std::min(body.SegmentEnd(a), needed + 1);
+  return AlikeUntil(*body.body, {segments[a].first, known.lowest}, end,
+                    {segments[b].first, now.lowest});
 }
 
 }  // namespace
@@ -103,7 +104,7 @@ std::uint32_t FirstDifference(const Body& body, const SegmentAt& known, const Se
 Transition EventLoop::FindTransition(std::uint32_t from, std::uint32_t last,
                                      const Anchor& now) const {
   const std::vector<Anchor>& anchors = s_.memo.anchors;
-  const Body& body = *s_.memo.body;
+  const CutBody& body = s_.memo;
   const Anchor& begin = anchors[from];
   const std::int64_t more_lead = now.Lead() - begin.Lead();
   Transition found{from, from};
@@ -118,9 +119,10 @@ Transition EventLoop::FindTransition(std::uint32_t from, std::uint32_t last,
     }
     next.streams |= end.moved;
     next.highest = std::max(next.highest, end.highest);
-    if (is_met && next.highest >= difference && next.highest < body.size()) {
-      const std::uint32_t needed = std::max(
-          next.highest, std::min(anchors[last].highest, static_cast<std::uint32_t>(body.size())));
+    if (is_met && next.highest >= difference && next.highest < body.body->size()) {
+      const std::uint32_t needed =
+          std::max(next.highest,
+                   std::min(anchors[last].highest, static_cast<std::uint32_t>(body.body->size())));
       difference = FirstDifference(body, AtAnchor(begin), AtAnchor(now), needed);
     }
     if (!is_met || next.highest >= difference) {
@@ -139,8 +141,8 @@ std::uint32_t EventLoop::CountLoops(const Transition& transition, const Anchor& 
   if (transition.slack < 0 && gain != 0) {
     return 1;
   }
-  const Body& body = *s_.memo.body;
-  const std::vector<Segment>& segments = body.segments;
+  const CutBody& body = s_.memo;
+  const std::vector<Segment>& segments = body.cuts->segments;
   std::int64_t reach = 0;  // the last op of the body that a stream has come to
   for (const std::size_t stream : Streams(transition.streams)) {
     if (!(begin.streams[stream] == end.streams[stream])) {
@@ -166,7 +168,7 @@ std::uint32_t EventLoop::CountLoops(const Transition& transition, const Anchor& 
   const std::int64_t reach_here =
       reach + std::int64_t{segments[now.segment].first} - segments[begin.segment].first;
   std::size_t last = now.segment;
-  while (last < segments.size() && SegmentEnd(body, last) <= reach_here) {
+  while (last < segments.size() && body.SegmentEnd(last) <= reach_here) {
     ++last;
   }
   if (alike <= last) {

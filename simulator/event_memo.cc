@@ -17,11 +17,11 @@ namespace {
 using Status = StreamHead::Status;
 
 // The segment of an op, which is near the segment `hint`.
-std::uint32_t SegmentOf(const Body& body, std::uint32_t op, std::uint32_t hint) {
-  while (body.segments[hint].first > op) {
+std::uint32_t SegmentOf(const CutBody& body, std::uint32_t op, std::uint32_t hint) {
+  while (body.cuts->segments[hint].first > op) {
     --hint;
   }
-  while (SegmentEnd(body, hint) <= op) {
+  while (body.SegmentEnd(hint) <= op) {
     ++hint;
   }
   return hint;
@@ -36,7 +36,7 @@ bool EventLoop::Jump() {
   if (now.lowest < s_.runs[now.run].base) {
     return false;
   }
-  const std::uint32_t kind = memo.body->segments[now.segment].kind;
+  const std::uint32_t kind = memo.cuts->segments[now.segment].kind;
   std::uint32_t from = kind < memo.last.size() ? memo.last[kind] : kNone;
   for (; from != kNone; from = memo.anchors[from].next) {
     auto last = static_cast<std::uint32_t>(
@@ -74,7 +74,7 @@ bool EventLoop::Take(const Transition& transition, const Anchor& now, std::uint3
 bool EventLoop::MoveHeads(const Transition& transition, const Place& to, std::int64_t issued) {
   const Anchor& end = s_.memo.anchors[transition.to];
   const std::uint32_t base = s_.runs[to.run].base;
-  const std::uint32_t first = base + s_.memo.body->segments[to.segment].first;
+  const std::uint32_t first = base + s_.memo.cuts->segments[to.segment].first;
   const auto heads_before = s_.heads;
   const auto cursors_before = s_.cursors;
   const std::uint32_t running_before = running_streams_;
@@ -88,7 +88,7 @@ bool EventLoop::MoveHeads(const Transition& transition, const Place& to, std::in
     EventRecord& record = s_.records[op];
     record.issued = issued + detail.issued;
     record.issue_end = record.issued - cost.first + cost.issue;
-    PlaceCursor(stream, op, {to.run, SegmentOf(*s_.memo.body, op - base, to.segment)});
+    PlaceCursor(stream, op, {to.run, SegmentOf(s_.memo, op - base, to.segment)});
     if (end.streams[stream].status == Status::kBlocked) {
       PullHead(stream);
     } else {
@@ -154,7 +154,7 @@ void EventLoop::SetStream(std::size_t stream, const Anchor& end, const Place& to
   const StreamDetail& detail = end.details[stream];
   const BodyRun& run = s_.runs[to.run];
   const auto op = static_cast<std::uint32_t>(std::int64_t{run.base} +
-                                             run.body->segments[to.segment].first + detail.op);
+                                             run.cuts->segments[to.segment].first + detail.op);
   s_.stream_free[stream] = now_ - detail.idle;
   s_.first_ended[stream] = op;  // what ended before holds up nothing that is still to come
   StreamHead& head = s_.heads[stream];
@@ -194,7 +194,7 @@ void EventLoop::FillEnds(const JumpNote& jump) {
   const Transition& transition = jump.transition;
   const Anchor& from = s_.memo.anchors[transition.from];
   const Anchor& to = s_.memo.anchors[transition.to];
-  const std::vector<Segment>& segments = s_.memo.body->segments;
+  const std::vector<Segment>& segments = s_.memo.cuts->segments;
   const BodyRun& run = s_.runs[from.run];
   const std::int64_t first = std::int64_t{run.base} + segments[from.segment].first;
   const std::int64_t last = std::int64_t{run.base} + segments[to.segment].first;

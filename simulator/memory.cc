@@ -38,16 +38,17 @@ struct Peak {
 // step tells of the first and of the steady one.
 class Walk {
  public:
-  Walk(const Program& program, bool periodic, MemoryWorkspace& workspace)
-      : program_(program), periodic_(periodic), workspace_(workspace) {
+  Walk(const Program& program, MemoryWorkspace& workspace)
+      : program_(program), workspace_(workspace) {
     ++workspace_.call;
     if (workspace_.made_in.size() < program.buffers.size()) {
       workspace_.made_in.resize(program.buffers.size());
     }
   }
 
-  void RunBody(const Body& body, BodyKind kind) {
+  void RunBody(const Body& body, const Repetition& repetition, BodyKind kind) {
     body_ = &body;
+    repeats_ = repetition.repeats;
     kind_ = kind;
     cursor_ = 0;
     at_begin_ = now_;
@@ -102,10 +103,10 @@ class Walk {
   [[nodiscard]] std::uint32_t OpBehind(const MemoryPoint& point) const;
 
   const Program& program_;
-  bool periodic_;
   MemoryWorkspace& workspace_;
   const Body* body_ = nullptr;
   BodyKind kind_ = BodyKind::kInit;
+  std::span<const Repeat> repeats_;
   std::size_t cursor_ = 0;
   Sides now_;
   Sides at_begin_;  // of the body
@@ -228,15 +229,15 @@ void Walk::RunRepeat(const Repeat& repeat) {
 
 // Leaves out the repeats that begin before `op`.
 void Walk::SkipRepeats(std::uint32_t op) {
-  while (cursor_ < body_->repeats.size() && body_->repeats[cursor_].first < op) {
+  while (cursor_ < repeats_.size() && repeats_[cursor_].first < op) {
     ++cursor_;
   }
 }
 
 void Walk::RunRange(std::uint32_t begin, std::uint32_t end) {
   std::uint32_t position = begin;
-  while (periodic_ && cursor_ < body_->repeats.size() && body_->repeats[cursor_].first < end) {
-    const Repeat& repeat = body_->repeats[cursor_++];
+  while (cursor_ < repeats_.size() && repeats_[cursor_].first < end) {
+    const Repeat& repeat = repeats_[cursor_++];
     Apply(PointsOf(position, repeat.first));
     RunRepeat(repeat);
     position = repeat.first + repeat.period * repeat.count;
@@ -254,20 +255,22 @@ const MemoryPeak& AllocatedMemory::HostPeak() const {
   return host_steady.total > host_first.total ? host_steady : host_first;
 }
 
-AllocatedMemory MeasureAllocated(const Program& program, bool periodic,
+AllocatedMemory MeasureAllocated(const Program& program, const Repetitions& repetitions,
                                  MemoryWorkspace& workspace) {
-  Walk walk(program, periodic, workspace);
+  Walk walk(program, workspace);
   AllocatedMemory result;
-  walk.RunBody(program.init, BodyKind::kInit);
+  walk.RunBody(program.init, repetitions.init, BodyKind::kInit);
   result.device_init = walk.PeakSoFar(0);
   result.host_init = walk.PeakSoFar(1);
   const bool has_warmup = !program.warmup.ops.empty();
   walk.RunBody(has_warmup ? program.warmup : program.step,
+               has_warmup ? repetitions.warmup : repetitions.step,
                has_warmup ? BodyKind::kWarmup : BodyKind::kStep);
   result.device_first = walk.PeakSoFar(0);
   result.host_first = walk.PeakSoFar(1);
   if (has_warmup) {
-    walk.RunBody(program.step, BodyKind::kStep);  // may still allocate for the first time
+    walk.RunBody(program.step, repetitions.step,
+                 BodyKind::kStep);  // may still allocate for the first time
   }
   result.device_steady = walk.PeakOfNext(0);
   result.host_steady = walk.PeakOfNext(1);
@@ -277,7 +280,7 @@ AllocatedMemory MeasureAllocated(const Program& program, bool periodic,
 void AppendMemorySamples(const Program& program, std::span<const Span> spans,
                          std::vector<MemorySample>& samples) {
   MemoryWorkspace workspace;
-  Walk walk(program, false, workspace);
+  Walk walk(program, workspace);
   const auto add = [&](const Span& at, SimTime time) {
     MemorySample sample;
     sample.step = at.step;

@@ -135,11 +135,13 @@ void Simulator::Use(const Cluster& cluster, const Profile& profile) {
 SimulationResult Simulator::Run(const Program& program, const SimulateOptions& options) {
   pricer_->Price(program, prices_);
   SimulationResult result;
-  result.memory.allocated = MeasureAllocated(program, options.periodic, memory_);
+  const Repetitions repetitions = options.periodic ? FindRepetitions(program) : Repetitions();
+  result.memory.allocated = MeasureAllocated(program, repetitions, memory_);
   result.memory.outside = OutsideBytes(program, profile_->memory);
   EngineOptions engine;
   engine.contention = options.contention;
   engine.periodic = options.periodic;
+  engine.repetitions = &repetitions;
   engine.max_steps = options.max_steps;
   std::vector<Span>& spans = result.trace.spans;
   if (options.reserved) {

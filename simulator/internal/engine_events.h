@@ -14,8 +14,7 @@
 namespace shardwright::internal {
 
 // One run of a body. Its op i has the number base + i among all ops of the simulation.
-struct BodyRun {
-  const Body* body = nullptr;
+struct BodyRun : CutBody {
   BodyKind kind = BodyKind::kStep;
   std::uint32_t step = 0;
   std::uint32_t base = 0;
@@ -182,8 +181,7 @@ struct JumpNote {
 inline constexpr std::uint32_t kMostTransitionAnchors = 1024;
 
 // What has been met in runs of one body.
-struct Memo {
-  const Body* body = nullptr;
+struct Memo : CutBody {
   std::vector<Anchor> anchors;         // in order
   std::vector<std::uint32_t> last;     // the last anchor by kind of segment; kNone: none
   std::uint32_t run_begin = 0;         // the first anchor of this run ...
@@ -193,6 +191,7 @@ struct Memo {
 
   void Clear() {
     body = nullptr;
+    cuts = nullptr;
     anchors.clear();
     last.clear();
     run_begin = run_before_begin = 0;

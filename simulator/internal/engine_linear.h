@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "schedule/program.h"
+#include "schedule/repetition.h"
 #include "simulator/engine.h"
 #include "simulator/internal/engine_state.h"
 #include "traces/trace.h"
@@ -36,7 +37,7 @@ struct BodyTimes {
 struct LinearState {
   const Program* program = nullptr;
   const Body* body = nullptr;
-  bool periodic = true;
+  const std::vector<Repeat>* repeats = nullptr;  // of the body that are skipped
   std::vector<Cost> costs;
   std::int64_t simulated_ops = 0;
   Clock clock;
@@ -44,7 +45,7 @@ struct LinearState {
   std::vector<std::int64_t> slots;         // when the op that set the slot ended, or kNever
   std::vector<std::uint8_t> slot_streams;  // the stream of that op
   BodyTimes times;                         // of the body run in progress
-  std::size_t repeat_cursor = 0;           // next entry of body->repeats
+  std::size_t repeat_cursor = 0;           // next entry of repeats
   // The body run before, for comparing steps.
   BodyTimes previous_times;
   std::vector<std::int64_t> previous_slots;
@@ -80,7 +81,7 @@ inline constexpr std::int64_t kForever = std::int64_t{1} << 62;
 [[nodiscard]] std::int64_t LinearCopies(const LinearState& state, const CopyPair& pair,
                                         std::int64_t limit);
 
-// Runs state.body from its first to its last op, skipping repeats if state.periodic.
+// Runs state.body from its first to its last op, skipping its repeats.
 void RunBodyLinear(LinearState& state);
 
 }  // namespace shardwright::internal

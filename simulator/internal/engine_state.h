@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "schedule/program.h"
+#include "schedule/repetition.h"
 #include "simulator/costs/price.h"
 #include "simulator/engine.h"
 
@@ -67,22 +68,16 @@ struct Totals {
   return {body.edges.data() + begin, end - begin};
 }
 
-// How many segments a body has, where one begins, where it ends, and which is the next one that
-// differs from it; a body that was not cut is one segment.
-[[nodiscard]] inline std::size_t SegmentCount(const Body& body) {
-  return body.segments.empty() ? 1 : body.segments.size();
-}
-[[nodiscard]] inline std::uint32_t SegmentBegin(const Body& body, std::size_t segment) {
-  return body.segments.empty() ? 0 : body.segments[segment].first;
-}
-[[nodiscard]] inline std::uint32_t SegmentEnd(const Body& body, std::size_t segment) {
-  return segment + 1 < body.segments.size() ? body.segments[segment + 1].first
-                                            : static_cast<std::uint32_t>(body.size());
-}
+// A body and where it repeats itself.
+struct CutBody {
+  const Body* body = nullptr;
+  const Repetition* cuts = nullptr;
 
-[[nodiscard]] inline std::uint32_t SameSegmentsEnd(const Body& body, std::size_t segment) {
-  return body.segments.empty() ? 1 : body.segments[segment].same_end;
-}
+  [[nodiscard]] std::uint32_t SegmentEnd(std::size_t segment) const {
+    return segment + 1 < cuts->segments.size() ? cuts->segments[segment + 1].first
+                                               : static_cast<std::uint32_t>(body->size());
+  }
+};
 
 // *this + more, and *this + count * (after - before), member by member.
 void Add(Totals& totals, const Totals& more);

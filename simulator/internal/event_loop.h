@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "schedule/program.h"
+#include "schedule/repetition.h"
 #include "simulator/costs/contention.h"
 #include "simulator/engine.h"
 #include "simulator/internal/engine_events.h"
@@ -43,9 +44,10 @@ inline constexpr Speeds kFullSpeeds = {1, 1, 1, 1, 1, 1, 1, 1};
 
 class EventLoop {
  public:
-  EventLoop(const Program& program, const PriceTable& prices, const EngineOptions& options,
-            const std::vector<Cost>& costs, EventState& state)
+  EventLoop(const Program& program, const Repetitions& cuts, const PriceTable& prices,
+            const EngineOptions& options, const std::vector<Cost>& costs, EventState& state)
       : program_(program),
+        cuts_(cuts),
         contention_(prices.contention),
         options_(options),
         costs_(costs),
@@ -82,7 +84,7 @@ class EventLoop {
   void PullFirstOps();
   void PullHead(std::size_t stream);
   [[nodiscard]] const SegmentQueues& QueuesOf(const BodyRun& run, std::size_t segment) {
-    const std::size_t kind = run.body->segments.empty() ? 0 : run.body->segments[segment].kind;
+    const std::size_t kind = run.cuts->KindOf(segment);
     const std::vector<SegmentQueues>& known = s_.queues[static_cast<std::size_t>(run.kind)];
     return kind < known.size() && known[kind].is_known ? known[kind] : FindQueues(run, segment);
   }
@@ -155,6 +157,7 @@ class EventLoop {
                                            std::int64_t time) const;
 
   const Program& program_;
+  const Repetitions& cuts_;
   const ContentionModel& contention_;
   const EngineOptions& options_;
   const std::vector<Cost>& costs_;

@@ -11,6 +11,7 @@
 
 #include "schedule/builder.h"
 #include "schedule/program.h"
+#include "schedule/repetition.h"
 
 namespace shardwright {
 namespace {
@@ -21,8 +22,6 @@ struct Sequence {
   Program program;
   ShapeInterner interner{program};
   BodyBuilder builder{program, program.step};
-  std::vector<std::uint32_t> layers;
-  std::vector<std::uint32_t> micro_batches;
 
   OpId Add(char letter) {
     OpShape shape;
@@ -32,8 +31,11 @@ struct Sequence {
     return builder.Add({interner.Intern(shape)});
   }
   void Mark(char kind) {
-    (kind == '|' ? layers : micro_batches)
-        .push_back(static_cast<std::uint32_t>(program.step.size()));
+    if (kind == '|') {
+      builder.MarkLayer();
+    } else {
+      builder.MarkMicroBatch();
+    }
   }
   Sequence& Write(const std::string& text) {
     for (const char c : text) {
@@ -47,7 +49,7 @@ struct Sequence {
   }
   std::vector<Repeat> Find() {
     builder.Finish();
-    return FindRepeats(program, program.step, micro_batches, layers);
+    return FindRepeats(program, program.step);
   }
 };
 
@@ -176,7 +178,7 @@ TEST_CASE("FindRepeats: carried edges may name any slots") {
   CHECK(s.Find() == std::vector<Repeat>{{0, 1, 4}});
 }
 
-// The naive reading of builder.h: is [a + length, a + 2 length) a copy of [a, a + length)?
+// The naive reading of repetition.h: is [a + length, a + 2 length) a copy of [a, a + length)?
 bool IsCopy(const Program& program, std::uint32_t a, std::uint32_t length) {
   const Body& body = program.step;
   for (std::uint32_t i = a; i < a + length; ++i) {
@@ -276,7 +278,7 @@ TEST_CASE("FindRepeats: random sequences") {
     const Program& program = s.program;
     const std::vector<Repeat> found = s.Find();
     const auto end = static_cast<std::uint32_t>(program.step.size());
-    std::vector<std::uint32_t> outer = s.micro_batches;
+    std::vector<std::uint32_t> outer = program.step.micro_batch_marks;
     outer.push_back(end);
     std::vector<Repeat> expected;
     const std::vector<Repeat> outer_runs = NaiveRuns(program, outer);
@@ -288,7 +290,8 @@ TEST_CASE("FindRepeats: random sequences") {
         }
       }
       std::vector<std::uint32_t> inner;
-      std::copy_if(s.layers.begin(), s.layers.end(), std::back_inserter(inner),
+      const std::vector<std::uint32_t>& layers = program.step.layer_marks;
+      std::copy_if(layers.begin(), layers.end(), std::back_inserter(inner),
                    [&](std::uint32_t mark) { return mark >= outer[m] && mark < outer[m + 1]; });
       inner.push_back(outer[m + 1]);
       const std::vector<Repeat> runs = NaiveRuns(program, inner);

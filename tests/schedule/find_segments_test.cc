@@ -8,6 +8,7 @@
 
 #include "schedule/builder.h"
 #include "schedule/program.h"
+#include "schedule/repetition.h"
 
 namespace shardwright {
 namespace {
@@ -37,9 +38,9 @@ struct Sequence {
       }
     }
   }
-  const std::vector<Segment>& Finish() {
+  std::vector<Segment> Finish() {
     builder.Finish();
-    return program.step.segments;
+    return FindRepetitions(program).step.segments;
   }
 };
 

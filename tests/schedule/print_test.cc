@@ -76,7 +76,6 @@ Program TinyProgram() {
   step.Free(b);
   step.SetCarry(0, op);
   step.Finish();
-  program.step.repeats = {{0, 1, 3}};
   return program;
 }
 
@@ -120,7 +119,6 @@ body step: 3 ops
   free temporary@mb0.lin.fwd
   free temporary@mb0.lin.fwd#1
   carry 0 = mb0.lin.fwd
-  repeat from mb0.root.fwd.all_gather: 3 x 1 ops
 )");
 }
 
@@ -139,8 +137,20 @@ step: 3 ops, 3 edges, 5 accesses, 7 memory points
   stream compute: 1 ops
   stream gather: 1 ops
   group shard: 1 all_gather, 64 B
-  repeat: 3 x 1 ops from op 0
 )");
+}
+
+TEST_CASE("Print, PrintSummary: what repeats") {
+  Program program;
+  ShapeInterner interner(program);
+  BodyBuilder step(program, program.step);
+  for (std::uint16_t layer = 0; layer < 3; ++layer) {
+    step.MarkLayer();
+    step.Add({interner.Intern({}), Phase::kForward, kNoSubject, 0, layer});
+  }
+  step.Finish();
+  CHECK(Print(program).find("  repeat from mb0.fwd: 3 x 1 ops\n") != std::string::npos);
+  CHECK(PrintSummary(program).find("  repeat: 3 x 1 ops from op 0\n") != std::string::npos);
 }
 
 TEST_CASE("Print: equal programs give equal text, different ones do not") {
@@ -158,7 +168,6 @@ TEST_CASE("Print: a new op adds its own lines and changes no other, though all i
     edge = edge.is_carried() ? edge : Edge{edge.value + 1};
   }
   program.step.carries[0] = OpId(program.step.carries[0].value + 1);
-  program.step.repeats[0].first = 1;
   const std::string header = "body step: 3 ops\n";
   expected.replace(expected.find(header), header.size(),
                    "body step: 4 ops\n"

@@ -54,8 +54,8 @@ TEST_CASE("Peaks of random programs are those of a recount, with and without ski
     CAPTURE(seed);
     const RandomProgram random = MakeRandomProgram(seed, {12, 5, 5, false});
     const Program& program = random.program;
-    const AllocatedMemory exact = MeasureAllocated(program, false, workspace);
-    const AllocatedMemory periodic = MeasureAllocated(program, true, workspace);
+    const AllocatedMemory exact = MeasureAllocated(program, {}, workspace);
+    const AllocatedMemory periodic = MeasureAllocated(program, FindRepetitions(program), workspace);
     CHECK(periodic == exact);
 
     Recount recount(program);
@@ -107,7 +107,7 @@ TEST_CASE("Lazily allocated states count from the first step on, host memory cou
   step.Finish();
 
   MemoryWorkspace workspace;
-  const AllocatedMemory memory = MeasureAllocated(program, true, workspace);
+  const AllocatedMemory memory = MeasureAllocated(program, FindRepetitions(program), workspace);
   CHECK(memory.device_init.total == Bytes(0));
   CHECK(memory.host_init.total == Bytes(7));
   CHECK(memory.device_first.total == Bytes(100));

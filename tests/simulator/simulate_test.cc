@@ -353,7 +353,8 @@ TEST_CASE("Tight memory: steps that settle, and cycles of them, as rounds by def
     const Profile profile = RoundProfile();
     SimulateOptions options;
     MemoryWorkspace memory;
-    const Bytes peak = MeasureAllocated(program, true, memory).DevicePeak().total;
+    const Bytes peak =
+        MeasureAllocated(program, FindRepetitions(program), memory).DevicePeak().total;
     options.allocator.capacity =
         Bytes(static_cast<std::int64_t>(static_cast<double>(peak.value) * room));
     const SimulationResult result = Simulate({program, cluster, profile, options});
