@@ -275,11 +275,14 @@ Call Binder::BindAccumulate(const OpView& v) {
   if (target.mode == AccessMode::kWrite) {  // DDP: a fresh gradient becomes .grad
     return Matched(v.inputs, target.buffer, false);
   }
-  // What only the later of two ops that share a weight has goes behind what is there.
+  // What only the later of two ops that share a weight has goes behind what is there. Gradients of
+  // frozen weights, which FSDP1 has, too, are nowhere.
   Contents contents = ContentsOf(target.buffer);
-  const ShardPiece& last = contents.pieces.back();
-  const std::byte* const end =
-      At(target.buffer) + (last.shard_offset + last.count) * SizeOf(contents.dtype);
+  const std::byte* end = At(target.buffer);
+  if (!contents.pieces.empty()) {
+    const ShardPiece& last = contents.pieces.back();
+    end += (last.shard_offset + last.count) * SizeOf(contents.dtype);
+  }
   Append(ContentsOf(v.inputs.front().buffer), contents);
   Set(target.buffer, std::move(contents));
   CopyCall call = Matched(v.inputs, target.buffer, true);

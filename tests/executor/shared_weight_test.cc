@@ -168,4 +168,28 @@ TEST_CASE("Shared weight: layers with biases of their own train as in fp64") {
   }
 }
 
+// FSDP1 computes gradients of frozen weights beside trainable parameters, and adds them up.
+TEST_CASE("Shared weight: frozen, it stays as it was, and the biases train as in fp64") {
+  Setup untrained = NetSetup(Dialect::kDdp, 1, 1, SyncMode::kEvery);
+  untrained.steps = 0;
+  const Weights start = Exactly(Train(untrained).weights);
+  Weights oracle = OracleOf(start);
+  oracle[0] = start[0];
+  for (const Dialect dialect : {Dialect::kDdp, Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative,
+                                Dialect::kZero1, Dialect::kZero3}) {
+    for (const std::size_t bias : {0, 2, 4}) {  // frozen, too; 0: none
+      CAPTURE(std::string(NameOf(dialect)));
+      CAPTURE(bias);
+      Setup setup = NetSetup(dialect, 2, 2, SyncMode::kEvery);
+      for (const std::size_t weight : {std::size_t{0}, std::size_t{1}, std::size_t{3}, bias}) {
+        setup.model.params[weight].trainable = false;
+      }
+      Weights expected = oracle;
+      expected[bias] = start[bias];
+      const BoundUse use = CompareAll(Train(setup).weights, expected);
+      CHECK(use.most <= 1.0);
+    }
+  }
+}
+
 }  // namespace shardwright::testing
