@@ -163,7 +163,8 @@ def worker(config, samples, tokens, steps, threads):
         optimizer.step()
         times.append(time.perf_counter() - begin)
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps(times[1:]))
+        print(json.dumps(times[1:]), flush=True)
+    os._exit(0)  # threads of gloo may abort the process at Python's end
 
 
 # Ours, and the turns.

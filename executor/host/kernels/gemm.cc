@@ -385,7 +385,8 @@ std::string HostProductsCore() {
 }
 
 // Threads share rows or columns of the result, whichever are more, in groups that OpenBLAS's inner
-// loops take whole.
+// loops take whole. Its kernels for AVX2 add up the last few rows or columns in another order, so
+// the number of threads may change last bits.
 void HostGemm(const GemmSize& size, const GemmOperand& a, const GemmOperand& b, const GemmResult& c,
               const float* bias, std::span<std::byte> workspace, Team* team) {
   SW_CHECK(size.m >= 1 && size.n >= 1 && size.k >= 1, "a matrix product without elements");
