@@ -17,6 +17,7 @@
 #include "topologies/cluster_catalog.h"
 #include "topologies/gpu_catalog.h"
 #include "topologies/gpu_names.h"
+#include "topologies/instance_types.h"
 #include "topologies/internal/cluster_json.h"
 #include "topologies/routing.h"
 
@@ -108,28 +109,11 @@ std::int64_t NodesOf(const std::string& spec, const GpuSpec& gpu, std::int64_t c
   return count / most;
 }
 
-// What clouds call the nodes of the catalog, as their consoles print it; from general knowledge.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 13> kInstanceTypes = {{
-    {"a3-highgpu-8g", "a3-high"},
-    {"a3-megagpu-8g", "a3-mega"},
-    {"a3-ultragpu-8g", "a3-ultra"},
-    {"p3dn.24xlarge", "p3dn"},
-    {"p4d.24xlarge", "p4d"},
-    {"p4de.24xlarge", "p4de"},
-    {"p5.48xlarge", "p5"},
-    {"p5en.48xlarge", "p5en"},
-    {"p6-b200.48xlarge", "p6-b200"},
-    {"standard_nd96amsr_a100_v4", "ndm-a100-v4"},
-    {"standard_nd96asr_v4", "nd-a100-v4"},
-    {"standard_nd96isr_h100_v5", "nd-h100-v5"},
-    {"standard_nd96isr_mi300x_v5", "nd-mi300x-v5"},
-}};
-
 // "4x p5.48xlarge" and "8xRTX5090" with the catalogs' names.
 std::string InOurNames(std::string head) {
-  for (const auto& [type, name] : kInstanceTypes) {
-    if (const std::size_t at = head.find(type); at != head.npos) {
-      return head.replace(at, type.size(), name);
+  for (const InstanceType& type : InstanceTypes()) {
+    if (const std::size_t at = head.find(type.name); at != head.npos) {
+      return head.replace(at, type.name.size(), type.node);
     }
   }
   static const std::regex kNoDash("rtx(?=[0-9a-z])");
@@ -155,6 +139,10 @@ Spelled Spell(const std::string& spec) {
   if (IsInCatalog(head)) {
     alone();
     return {head, 0};
+  }
+  if (head.find(',') != head.npos) {  // a cloud's node, which is described now
+    alone();
+    return Spell(head);
   }
   // A count or two, a name, and a count behind it.
   static const std::regex kForm(
