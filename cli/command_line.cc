@@ -3,6 +3,7 @@
 #include "cli/command_line.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -97,6 +98,29 @@ std::string WithHint(const std::string& text, const std::string& hint) {
   return hint.empty() ? text : text + "; " + hint;
 }
 
+// Flags that people look for because other programs have them, and what there is instead.
+std::string InsteadOf(std::string_view flag) {
+  struct Row {
+    std::string_view flags;  // each between spaces
+    const char* instead;
+  };
+  static constexpr std::array kRows = {
+      Row{" --tp --tensor-parallel --tensor-parallel-size --cp --context-parallel --pp "
+          "--pipeline-parallel --pipeline-parallel-size --ep --expert-parallel --sp ",
+          "tensor, context, expert and pipeline parallelism are not modelled: all GPUs are data "
+          "parallel, --shard of them share one copy"},
+      Row{" --quantize --quantization --load-in-4bit --load-in-8bit --qlora ",
+          "weights of 4 or 8 bits are not modelled; --lora-rank keeps the frozen ones in 16"},
+      Row{" --gpus --num-gpus --gpu ", "the cluster says how many there are: 4xH100"},
+  };
+  for (const Row& row : kRows) {
+    if (row.flags.find(' ' + std::string(flag) + ' ') != row.flags.npos) {
+      return row.instead;
+    }
+  }
+  return "";
+}
+
 [[noreturn]] void ThrowNoCommand(const CLI::App& app) {
   constexpr const char* kExpected = "expected one of those that shardwright --help lists";
   std::vector<std::string> names;
@@ -134,7 +158,9 @@ void CheckWords(const CLI::App& app, const Parsed& parsed) {
       const std::string flag = extra.substr(0, extra.find('='));
       std::string text = "unknown flag \"";
       text.append(flag).append("\" of shardwright ").append(name);
-      throw UsageError(WithHint(text, DidYouMean(flag, FlagNames(*parsed.app))));
+      const std::string instead = InsteadOf(flag);
+      throw UsageError(
+          WithHint(text, instead.empty() ? DidYouMean(flag, FlagNames(*parsed.app)) : instead));
     }
   }
   if (!extras.empty()) {

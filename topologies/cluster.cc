@@ -184,6 +184,11 @@ Spelled Spell(const std::string& spec) {
 
 // "h100" is three edits from "h100-80" but one from "a100": a longer name beats a near one.
 std::string Hint(std::string_view word, const std::vector<std::string>& names) {
+  for (const std::string_view other : {"tpu", "trn", "trainium", "inf2", "gaudi"}) {
+    if (LowerCase(word).find(other) != std::string::npos) {
+      return "only GPUs of NVIDIA and AMD are modelled";
+    }
+  }
   for (const std::string& name : names) {
     if (name.starts_with(LowerCase(word) + "-")) {
       return "did you mean \"" + name + "\"?";

@@ -212,6 +212,11 @@ TEST_CASE("Cluster: one cluster in the ways in which people write it") {
   CHECK(LoadCluster("2x8 H100, nic 4x200 Gbit/s") ==
         LoadCluster("h100-80 x8, nic 4x200 Gbit/s", 2));
   CHECK_THROWS_AS((void)LoadCluster("2x8 H100, nodes 3, nic 4x200 Gbit/s"), InputError);
+  CHECK_THROWS_WITH_AS((void)LoadCluster("tpu-v5p"),
+                       "cluster: got \"tpu-v5p\", expected a name from `shardwright list "
+                       "clusters`, a .json file or a description such as \"h100-80 x8, nvlink 450 "
+                       "GB/s, nic 4x200 Gbit/s\"; only GPUs of NVIDIA and AMD are modelled",
+                       InputError);
   CHECK_THROWS_WITH_AS((void)LoadCluster("12xH100, nic 400 Gbit/s"),
                        "cluster: got \"12xH100, nic 400 Gbit/s\", expected whole nodes: one has at "
                        "most 8 x h100-80; say nodes and GPUs, such as \"3x4xh100-80\"",
