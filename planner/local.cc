@@ -56,6 +56,7 @@ LocalSearch::LocalSearch(const SearchInput& input, const SearchOptions& options,
     : in_(input),
       options_(options),
       space_(space),
+      facts_(FactsOf(options.base)),
       outer_(outer),
       limits_(limits),
       ladder_(space, measured, outer.offload.activations) {
@@ -81,8 +82,8 @@ Plan LocalSearch::PlanOf(const InnerChoice& inner) const {
   }
   if (!options_.fixed.units) {
     KeepFullPrecision(in_.model, in_.job.precision, plan);
-    if (plan.dialect == Dialect::kFsdp1 || plan.dialect == Dialect::kFairscale) {
-      plan.units.back().reshard.kind = Reshard::Kind::kNever;  // the root's never is
+    if (facts_.keeps_root) {
+      plan.units.back().reshard.kind = Reshard::Kind::kNever;
     }
   }
   return plan;
@@ -93,7 +94,7 @@ std::string LocalSearch::LabelOf(const InnerChoice& inner) const {
   if (!inner.reshard_label.empty()) {
     label += ", reshard " + inner.reshard_label;
   }
-  if (options_.base.dialect == Dialect::kNative) {
+  if (facts_.early_gathers == EarlyGathers::kInFlight) {
     label += ", in flight " + std::to_string(inner.in_flight);
     label += inner.transfers == Transfers::kInTurn ? ", transfers in turn" : "";
   }
@@ -239,7 +240,7 @@ void LocalSearch::TryFamilies(Evaluator& evaluator) {
     for (std::size_t u = 0; u < inner.units.size() && !inner.reshard_label.empty(); ++u) {
       inner.units[u].reshard = before[u * before.size() / inner.units.size()].reshard;
     }
-    if (options_.base.dialect == Dialect::kFsdp2) {
+    if (facts_.early_gathers == EarlyGathers::kLists) {
       inner.prefetch_label.clear();  // the lists are the units'
     }
     (void)Try(evaluator, inner);
@@ -327,7 +328,7 @@ void LocalSearch::TryInFlight(Evaluator& evaluator) {
 }
 
 void LocalSearch::TryTransfers(Evaluator& evaluator) {
-  if (options_.base.dialect != Dialect::kNative || options_.fixed.transfers) {
+  if (facts_.early_gathers != EarlyGathers::kInFlight || options_.fixed.transfers) {
     return;
   }
   InnerChoice inner = evaluated_[best_].inner;
@@ -338,7 +339,8 @@ void LocalSearch::TryTransfers(Evaluator& evaluator) {
 
 // Each of `choices` with every in-flight limit, and with transfers at once and in turn.
 std::vector<InnerChoice> LocalSearch::OtherOrders(const std::vector<InnerChoice>& choices) const {
-  const bool has_turns = options_.base.dialect == Dialect::kNative && !options_.fixed.transfers;
+  const bool has_turns =
+      facts_.early_gathers == EarlyGathers::kInFlight && !options_.fixed.transfers;
   std::vector<InnerChoice> result;
   for (InnerChoice inner : choices) {
     for (const std::int64_t in_flight : space_.in_flight) {
@@ -354,10 +356,9 @@ std::vector<InnerChoice> LocalSearch::OtherOrders(const std::vector<InnerChoice>
   return result;
 }
 
-// What the dialects can say about gathering early: fsdp2 lists of the next units, fsdp1 switches.
+// Switches, or lists of the next units.
 void LocalSearch::TryPrefetch(Evaluator& evaluator) {
-  const Dialect dialect = options_.base.dialect;
-  if (dialect == Dialect::kFsdp1 && !options_.fixed.prefetch) {
+  if (facts_.early_gathers == EarlyGathers::kSwitches && !options_.fixed.prefetch) {
     for (const bool forward : {false, true}) {
       for (const BackwardPrefetch backward : {BackwardPrefetch::kPre, BackwardPrefetch::kPost}) {
         InnerChoice inner = evaluated_[best_].inner;
@@ -369,7 +370,7 @@ void LocalSearch::TryPrefetch(Evaluator& evaluator) {
       }
     }
   }
-  if (dialect != Dialect::kFsdp2 || options_.fixed.units) {
+  if (facts_.early_gathers != EarlyGathers::kLists || options_.fixed.units) {
     return;
   }
   const std::pair<std::size_t, std::size_t> kDepths[] = {{1, 0}, {2, 0}, {0, 2}, {1, 2}, {2, 2}};
@@ -425,7 +426,7 @@ void LocalSearch::TryPartition(Evaluator& evaluator, const std::vector<UnitPlan>
     is_open = ((cuts >> i) & 1U) == 0;
   }
   inner.units.push_back(root);
-  if (options_.base.dialect == Dialect::kFsdp2) {
+  if (facts_.early_gathers == EarlyGathers::kLists) {
     inner.prefetch_label.clear();  // the lists are the units'
   }
   inner.units_label = std::to_string(inner.units.size()) + " units";
@@ -466,9 +467,8 @@ std::vector<UnitPlan> LocalSearch::Items() const {
 // that differ from the best in one cut, or in the place of one.
 void LocalSearch::TryPartitions(Evaluator& evaluator) {
   constexpr std::size_t kMostItems = 14;
-  const bool can_group =
-      options_.base.dialect == Dialect::kNative || options_.base.dialect == Dialect::kFsdp2;
-  if (options_.fixed.units || !can_group || !IsRoot(evaluated_[best_].inner.units.back())) {
+  if (options_.fixed.units || !facts_.groups_modules ||
+      !IsRoot(evaluated_[best_].inner.units.back())) {
     return;
   }
   const std::vector<UnitPlan> items = Items();

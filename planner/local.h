@@ -12,6 +12,7 @@
 #include "planner/evaluator.h"
 #include "planner/measure.h"
 #include "planner/space.h"
+#include "schedule/dialect_facts.h"
 
 namespace shardwright {
 
@@ -126,6 +127,7 @@ class LocalSearch {
   const SearchInput& in_;
   const SearchOptions& options_;
   const Space& space_;
+  const DialectFacts& facts_;
   OuterChoice outer_;
   Limits limits_;
   MixLadder ladder_;
