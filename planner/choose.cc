@@ -229,8 +229,8 @@ void Settle(const Evaluator::Final& final, std::size_t index, std::vector<Candid
   Candidate& seen = candidates[index];
   const Candidate told = seen;
   seen.needed = final.needed;
-  seen.step_time = final.outcome.time;
   if (final.fits) {
+    seen.step_time = final.outcome.time;
     seen.status = final.retries > 0 ? CandidateStatus::kRetries : seen.status;
     return;
   }

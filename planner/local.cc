@@ -52,13 +52,15 @@ void SetPrefetch(std::size_t forward, std::size_t backward, std::vector<UnitPlan
 }  // namespace
 
 LocalSearch::LocalSearch(const SearchInput& input, const SearchOptions& options, const Space& space,
-                         const Measured& measured, const OuterChoice& outer, Limits limits)
+                         const Measured& measured, const OuterChoice& outer, const Limits& limits,
+                         const Limits& aim)
     : in_(input),
       options_(options),
       space_(space),
       facts_(FactsOf(options.base)),
       outer_(outer),
       limits_(limits),
+      aim_(aim),
       ladder_(space, measured, outer.offload.activations) {
   if (outer.offload.activations) {
     const HostCopyRates rates = FindHostCopyRates(input.cluster);
@@ -124,9 +126,9 @@ const Evaluated& LocalSearch::Evaluate(Evaluator& evaluator, const InnerChoice& 
   Evaluated e = {inner, {}, CandidateStatus::kFits, Bytes(0)};
   e.outcome.is_allowed = CanRecompute(plan) || (options_.fixed.units && options_.fixed.recompute);
   if (e.outcome.is_allowed) {
-    e.outcome = evaluator.Run(plan);
+    e.outcome = evaluator.RunIfFits(plan, limits_);
   }
-  std::tie(e.status, e.deficit) = HoldAgainst(limits_, e.outcome);
+  std::tie(e.status, e.deficit) = HoldAgainst(aim_, e.outcome);
   evaluated_.push_back(std::move(e));
   return evaluated_.back();
 }
@@ -152,7 +154,7 @@ std::size_t LocalSearch::Fit(Evaluator& evaluator, InnerChoice inner) {
         found = index;
       }
       next = ladder_.StepSaving(ladder_.Saved(inner.mix) -
-                                static_cast<double>((limits_.device - e.outcome.memory).value));
+                                static_cast<double>((aim_.device - e.outcome.memory).value));
     } else {
       most_that_fails =
           most_that_fails == kNoIndex ? inner.mix : std::max(most_that_fails, inner.mix);
@@ -299,7 +301,7 @@ void LocalSearch::TryKeeping(Evaluator& evaluator) {
   auto most = static_cast<std::int64_t>(units.size());
   auto least = static_cast<std::int64_t>(freed - units.rbegin());  // that fit
   std::int64_t at = least;
-  Bytes room = limits_.device - evaluated_[best_].outcome.memory;
+  Bytes room = aim_.device - evaluated_[best_].outcome.memory;
   constexpr int kMostTries = 5;
   for (int attempt = 0; attempt < kMostTries && least < most && !IsStopped(); ++attempt) {
     at += static_cast<std::int64_t>(std::floor(static_cast<double>(room.value) / unit_bytes));
@@ -309,7 +311,7 @@ void LocalSearch::TryKeeping(Evaluator& evaluator) {
     if (at == least || !e.outcome.is_allowed) {
       return;
     }
-    room = limits_.device - e.outcome.memory;
+    room = aim_.device - e.outcome.memory;
     if (e.status == CandidateStatus::kFits) {
       best_ = e.outcome.time < evaluated_[best_].outcome.time ? index : best_;
       least = at;

@@ -80,9 +80,10 @@ struct Evaluated {
 
 class LocalSearch {
  public:
-  // All references must outlive it.
+  // All references must outlive it. Plans are fitted to `aim`, which is at most `limits`.
   LocalSearch(const SearchInput& input, const SearchOptions& options, const Space& space,
-              const Measured& measured, const OuterChoice& outer, Limits limits);
+              const Measured& measured, const OuterChoice& outer, const Limits& limits,
+              const Limits& aim);
 
   // Evaluates the first units and fits checkpointing to the limits.
   void Seed(Evaluator& evaluator);
@@ -130,6 +131,7 @@ class LocalSearch {
   const DialectFacts& facts_;
   OuterChoice outer_;
   Limits limits_;
+  Limits aim_;
   MixLadder ladder_;
   std::size_t first_mix_ = 0;
   std::vector<Evaluated> evaluated_;

@@ -297,9 +297,12 @@ std::int64_t StepRetries(const SimulationResult& result) {
   return result.memory.reserved ? result.memory.reserved->retries_steady : 0;
 }
 
+bool RunsOut(const SimulationResult& result) {
+  return result.memory.reserved && result.memory.reserved->out_of_memory;
+}
+
 bool Retries(const SimulationResult& result) {
-  return StepRetries(result) > 0 ||
-         (result.memory.reserved && result.memory.reserved->out_of_memory);
+  return StepRetries(result) > 0 || RunsOut(result);
 }
 
 // The first answer that SimulatePlan may give.
@@ -366,7 +369,11 @@ SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
   };
   return std::move(
       TellOrRun(count, run, [&](std::int64_t n) -> std::optional<FewRun> {
-        const FewRun &first = run(n - 2), &second = run(n - 1), &third = run(n);
+        const FewRun& third = run(n);
+        if (telling == Telling::kUntilRetries && RunsOut(third.result)) {
+          return third;
+        }
+        const FewRun &first = run(n - 2), &second = run(n - 1);
         auto told = Extrapolate({&first.result, &second.result, &third.result}, n, count);
         if (told && !LeadMayMatter(programs.With(n), second.leads, third.leads)) {
           return FewRun{std::move(*told), {}};

@@ -132,11 +132,15 @@ void Simulator::Use(const Cluster& cluster, const Profile& profile) {
   pricer_.emplace(cluster, profile);
 }
 
+SimulatedMemory Simulator::Allocated(const Program& program, bool periodic) {
+  return {MeasureAllocated(program, periodic, memory_), OutsideBytes(program, profile_->memory),
+          std::nullopt};
+}
+
 SimulationResult Simulator::Run(const Program& program, const SimulateOptions& options) {
   pricer_->Price(program, prices_);
   SimulationResult result;
-  result.memory.allocated = MeasureAllocated(program, options.periodic, memory_);
-  result.memory.outside = OutsideBytes(program, profile_->memory);
+  result.memory = Allocated(program, options.periodic);
   EngineOptions engine;
   engine.contention = options.contention;
   engine.periodic = options.periodic;
