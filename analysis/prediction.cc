@@ -5,6 +5,7 @@
 
 #include "planner/evaluate.h"
 #include "planner/search.h"
+#include "schedule/dialect_facts.h"
 
 namespace shardwright {
 
@@ -44,7 +45,7 @@ Prediction Predict(const PlanFile& file, const SimulationResult& result, StepAcc
   const auto whole = static_cast<double>(file.cluster.gpu.usable_memory.value.value);
   p.memory_error =
       Bytes(static_cast<std::int64_t>(DefaultMargin(file.cluster, file.profile) * whole));
-  p.has_allocator = file.plan.dialect != Dialect::kNative;
+  p.has_allocator = !FactsOf(file.plan).has_arena;
   p.host_peak = allocated.HostPeak().total * file.cluster.gpus_per_node;
   p.host_limit = file.cluster.node.pinned_limit;
   for (const Misfit& misfit : FindMisfits(file, p.usable, p.placed, result)) {

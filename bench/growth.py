@@ -96,8 +96,8 @@ class Growth:
                                 "--global-batch", str(batch), "-o", "plan.json")[0] for batch in BATCHES]
             ratio = seconds[-1] / seconds[0]
             # More micro-batches are more plans to look at, and each is told from five of them, where two are simulated as they are.
-            self.row(f"plan, samples of a step of {model}", BATCHES, seconds, f"{ratio:.1f} times the first, limit 25, goal 1.5",
-                     ratio <= 25)
+            self.row(f"plan, samples of a step of {model}", BATCHES, seconds, f"{ratio:.1f} times the first, limit 15, goal 1.5",
+                     ratio <= 15)
 
     @staticmethod
     def named(events):

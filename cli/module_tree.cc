@@ -11,6 +11,7 @@
 #include "cli/planned_units.h"
 #include "cli/table.h"
 #include "core/printable.h"
+#include "schedule/dialect_facts.h"
 
 namespace shardwright {
 namespace {
@@ -169,7 +170,7 @@ ModuleNotes PlanNotes(const Model& model, const Plan& plan, const Program& progr
     const UnitPlan& unit = plan.units[u];
     std::string text = unit.modules.size() > 1 ? "unit " + unit.name : std::string("unit");
     text += ": " + WithCommas(infos[u].elements) + " parameters";
-    if (plan.dialect != Dialect::kDdp && !IsZero(plan.dialect)) {
+    if (FactsOf(plan).frees_units) {
       text += ", " + ReshardText(unit.reshard);
     }
     for (const std::string& fqn : unit.modules) {

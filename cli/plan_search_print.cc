@@ -7,6 +7,7 @@
 #include "cli/plan_search.h"
 #include "cli/table.h"
 #include "core/json.h"
+#include "schedule/dialect_facts.h"
 
 namespace shardwright {
 namespace {
@@ -38,7 +39,7 @@ std::string PlanRows(const SearchedPlan& searched) {
   }
   table.Row(
       {"lower bound", Format(r.lower_bound) + ", proven gap at most " + Percent(r.proven_gap)});
-  const bool has_arena = searched.file.plan.dialect == Dialect::kNative;
+  const bool has_arena = FactsOf(searched.file.plan).has_arena;
   table.Row({"memory", Format(chosen.Needs()) + " of " + Format(r.memory_limit) + " per GPU: " +
                            (has_arena ? "the arena" : "what PyTorch's allocator reserves") + " (" +
                            Format(r.best.peak.total) + " of it allocated at the peak) and " +

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/parallel.h"
+#include "schedule/dialect_facts.h"
 #include "schedule/wrap.h"
 
 namespace shardwright {
@@ -12,38 +13,28 @@ namespace {
 
 constexpr std::int64_t kKeptLinears = 2;  // torchtitan's selective_ac_option "2"
 
-WrapSpec WrapOf(Baseline baseline) {
-  switch (baseline) {
-    case Baseline::kFsdp1Size:
-      return {WrapSpec::Kind::kSize, 100'000'000, {}};
-    case Baseline::kFsdp1Transformer:
-      return {WrapSpec::Kind::kBlock, 0, {}};
-    case Baseline::kTorchtitan:
-      return {WrapSpec::Kind::kTorchtitan, 0, {}};
-    case Baseline::kAccelerate:
-      return {WrapSpec::Kind::kAccelerate, 0, {}};
-    case Baseline::kZero3:
-      return {WrapSpec::Kind::kModule, 0, {}};
-    case Baseline::kDdp:
-      break;
-  }
-  return {WrapSpec::Kind::kRoot, 0, {}};
-}
+// How each applies its framework. By value of Baseline.
+struct BaselineRow {
+  std::string_view name;
+  Dialect dialect = Dialect::kDdp;
+  std::string_view wrap = "root";
+  bool checkpoints_selectively = false;  // by default; users try the other ways, too
+  bool syncs_last = false;               // accumulates without reducing
+};
+constexpr std::array<BaselineRow, kBaselines.size()> kRows = {{
+    {.name = "fsdp1-size", .dialect = Dialect::kFsdp1, .wrap = "size:1e8"},
+    {.name = "fsdp1-transformer", .dialect = Dialect::kFsdp1, .wrap = "block"},
+    {.name = "torchtitan",
+     .dialect = Dialect::kFsdp2,
+     .wrap = "torchtitan",
+     .checkpoints_selectively = true},
+    {.name = "accelerate", .dialect = Dialect::kFsdp2, .wrap = "accelerate", .syncs_last = true},
+    {.name = "zero3", .dialect = Dialect::kZero3, .wrap = "module"},
+    {.name = "ddp"},
+}};
 
-Dialect DialectOf(Baseline baseline) {
-  switch (baseline) {
-    case Baseline::kFsdp1Size:
-    case Baseline::kFsdp1Transformer:
-      return Dialect::kFsdp1;
-    case Baseline::kTorchtitan:
-    case Baseline::kAccelerate:
-      return Dialect::kFsdp2;
-    case Baseline::kZero3:
-      return Dialect::kZero3;
-    case Baseline::kDdp:
-      break;
-  }
-  return Dialect::kDdp;
+const BaselineRow& RowOf(Baseline baseline) {
+  return kRows[static_cast<std::size_t>(baseline)];
 }
 
 bool IsSet(const std::atomic<bool>* stop) {
@@ -101,7 +92,7 @@ std::vector<BaselineCandidate> QuickCandidates(Baseline baseline, const PlanFile
     }
     try {
       Plan plan = BaselinePlan(baseline, problem.model.model, problem.cluster.RankCount(), choice);
-      if (plan.dialect == Dialect::kFsdp1) {  // its wrap policies do so unasked
+      if (FactsOf(plan).flat_units) {  // FSDP1's wrap policies do so unasked
         KeepFullPrecision(problem.model.model, problem.job.precision, plan);
       }
       BaselineCandidate candidate{choice, FileOf(problem, std::move(plan)), {}};
@@ -159,9 +150,7 @@ BaselineResult EvaluateBaseline(Baseline baseline, const PlanFile& problem,
 }  // namespace
 
 std::string_view NameOf(Baseline baseline) {
-  constexpr std::array<std::string_view, kBaselines.size()> kNames = {
-      "fsdp1-size", "fsdp1-transformer", "torchtitan", "accelerate", "zero3", "ddp"};
-  return kNames[static_cast<std::size_t>(baseline)];
+  return RowOf(baseline).name;
 }
 
 std::string_view RecomputeName(const UserChoice& choice) {
@@ -173,26 +162,28 @@ std::string_view RecomputeName(const UserChoice& choice) {
 
 Plan BaselinePlan(Baseline baseline, const Model& model, std::int64_t ranks,
                   const UserChoice& choice) {
-  const std::string where(NameOf(baseline));
+  const BaselineRow& row = RowOf(baseline);
+  const std::string where(row.name);
   Plan plan;
-  plan.dialect = DialectOf(baseline);
-  const bool is_ddp = baseline == Baseline::kDdp;
-  plan.shard_size = is_ddp ? 1 : ranks;
-  plan.replicate_size = is_ddp ? ranks : 1;
+  plan.dialect = row.dialect;
+  const DialectFacts& facts = FactsOf(plan);
+  const bool shards = facts.mesh != MeshChoice::kReplicas;
+  plan.shard_size = shards ? ranks : 1;
+  plan.replicate_size = shards ? 1 : ranks;
   plan.micro_batch = choice.micro_batch;
   plan.accumulation = choice.accumulation;
-  plan.units = Wrap(model, WrapOf(baseline), {}, plan.dialect, where);
+  plan.units = Wrap(model, ParseWrap(std::string(row.wrap), where), {}, plan.dialect, where);
   if (choice.recompute) {
     const bool is_selective = *choice.recompute == RecomputeKind::kSelective;
     plan.recompute =
         RecomputeBlocks(model, *choice.recompute, is_selective ? kKeptLinears : 1, where);
   }
-  if (plan.dialect == Dialect::kFsdp1) {
+  if (facts.flat_units) {
     // Off by default; flat parameters with frozen parts need it.
     plan.use_orig_params = std::any_of(model.params.begin(), model.params.end(),
                                        [](const Parameter& param) { return !param.trainable; });
   }
-  if (baseline == Baseline::kAccelerate && choice.accumulation > 1) {
+  if (row.syncs_last && choice.accumulation > 1) {
     plan.sync = SyncMode::kLast;
   }
   return plan;
@@ -206,7 +197,7 @@ std::vector<UserChoice> UserChoices(Baseline baseline, JobMode mode, std::int64_
   for (std::int64_t micro = 1; micro <= samples && samples % micro == 0; micro *= 2) {
     const std::int64_t accumulation = samples / micro;
     choices.push_back({micro, accumulation, {}});
-    if (baseline == Baseline::kTorchtitan) {
+    if (RowOf(baseline).checkpoints_selectively) {
       choices.push_back({micro, accumulation, RecomputeKind::kSelective});
     }
     choices.push_back({micro, accumulation, RecomputeKind::kFull});

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "schedule/dialect_facts.h"
 #include "schedule/lower.h"
 #include "schedule/lower/analysis.h"
 #include "schedule/lower/optimizer.h"
@@ -24,12 +25,11 @@ double SizeInBytes(DType dtype) {
   return static_cast<double>(SizeOf(dtype));
 }
 
-std::int64_t OutsideBytesOf(const SearchInput& input, const OuterChoice& outer, Dialect dialect) {
+std::int64_t OutsideBytesOf(const SearchInput& input, const OuterChoice& outer,
+                            const DialectFacts& facts) {
   const MemoryProfile& memory = input.profile.memory;
   std::int64_t groups = (outer.shard_size > 1 ? 1 : 0) + (outer.replicate_size > 1 ? 1 : 0);
-  groups += dialect == Dialect::kNative && outer.shard_size > 1 && input.job.mode == JobMode::kTrain
-                ? 1
-                : 0;
+  groups += !facts.one_communicator && outer.shard_size > 1 && input.job.mode == JobMode::kTrain;
   if (groups == 0) {
     return memory.context.value.value;
   }
@@ -62,6 +62,7 @@ Bounds::Bounds(const SearchInput& input, const SearchOptions& options, const Lim
     : in_(input),
       options_(options),
       limits_(limits),
+      facts_(FactsOf(options.base)),
       copy_rates_(FindHostCopyRates(input.cluster)) {
   elements_ = static_cast<double>(CountParameters(input.model));
   read_ = ReadElements(input.model, false);
@@ -83,10 +84,7 @@ Bounds::Bounds(const SearchInput& input, const SearchOptions& options, const Lim
 
 // Memory that every plan of `outer` has when backward begins, besides activations.
 double Bounds::PersistentBytes(const OuterChoice& outer) const {
-  const Dialect dialect = options_.base.dialect;
   const bool is_train = in_.job.mode == JobMode::kTrain;
-  const bool is_zero3 = dialect == Dialect::kZero3;
-  const bool is_whole = dialect == Dialect::kDdp || (IsZero(dialect) && !is_zero3);
   const double shard = static_cast<double>(outer.shard_size);
   const double master = SizeInBytes(in_.job.precision.master);
   const double param = SizeInBytes(in_.job.precision.param);
@@ -94,10 +92,10 @@ double Bounds::PersistentBytes(const OuterChoice& outer) const {
   if (outer.offload.parameters) {
     return 0;
   }
-  double bytes = is_whole   ? elements_ * std::min(param, master)
-                 : is_zero3 ? elements_ / shard * param
-                            : elements_ / shard * master;
-  if (is_zero3 && is_train && !outer.offload.optimizer) {  // masters beside them
+  double bytes = facts_.whole_parameters      ? elements_ * std::min(param, master)
+                 : facts_.shards_are_gathered ? elements_ / shard * param
+                                              : elements_ / shard * master;
+  if (facts_.shards_are_gathered && is_train && !outer.offload.optimizer) {  // masters beside them
     bytes += trainable_ / shard * master;
   }
   // Muon and SOAP keep others, Muon's shared out among the ranks: nothing is counted.
@@ -106,10 +104,10 @@ double Bounds::PersistentBytes(const OuterChoice& outer) const {
     bytes += StateCount(in_.job.optimizer.kind) * trainable_ / shard * master;
   }
   // Gradients of earlier micro-batches.
-  if (is_train && outer.accumulation > 1 && !is_whole && !is_zero3) {
+  if (is_train && outer.accumulation > 1 && facts_.frees_units) {
     bytes += outer.sync == SyncMode::kLast
                  ? std::max(0.0, trainable_ - tail_elements_) *
-                       (dialect == Dialect::kNative ? reduce : std::min(param, reduce))
+                       (facts_.grads_as_reduced ? reduce : std::min(param, reduce))
                  : trainable_ / shard * std::min(master, reduce);
   }
   return bytes;
@@ -124,8 +122,7 @@ Bytes Bounds::WhileWidestOpRuns(const OuterChoice& outer, const Measured& measur
   OuterChoice once = outer;  // earlier gradients of the op may be those that it adds to
   once.accumulation = 1;
   const double bytes = PersistentBytes(once) + measured.widest_op_bytes;
-  return Bytes(static_cast<std::int64_t>(bytes) +
-               OutsideBytesOf(in_, outer, options_.base.dialect));
+  return Bytes(static_cast<std::int64_t>(bytes) + OutsideBytesOf(in_, outer, facts_));
 }
 
 // Masters and states on the host, per device.
@@ -137,10 +134,9 @@ double Bounds::HostBytes(const OuterChoice& outer) const {
 }
 
 Bounds::Traffic Bounds::TrafficOf(const OuterChoice& outer) const {
-  const Dialect dialect = options_.base.dialect;
   Traffic traffic;
-  if (IsZero(dialect)) {
-    return traffic;  // gradients travel in buckets; only compute is counted
+  if (!facts_.counts_transfers) {
+    return traffic;  // only compute is counted
   }
   const bool copies = outer.offload.activations || outer.offload.moments;
   if (copies && in_.job.mode == JobMode::kTrain) {
@@ -157,9 +153,7 @@ Bounds::Traffic Bounds::TrafficOf(const OuterChoice& outer) const {
     traffic.bytes[Occupancy::kReplicate] =
         trainable_ / static_cast<double>(outer.shard_size) * reduce;
   }
-  // FSDP1 without synchronisation, and FairScale, keep units that never reshard for all passes.
-  const bool may_keep = outer.sync == SyncMode::kLast &&
-                        (dialect == Dialect::kFsdp1 || dialect == Dialect::kFairscale);
+  const bool may_keep = outer.sync == SyncMode::kLast && facts_.keeps_unsynced;
   traffic.times = {may_keep ? 1 : passes, outer.sync == SyncMode::kLast ? 1 : passes,
                    outer.sync == SyncMode::kEvery ? passes : 1, passes};
   if (outer.shard_size > 1 && in_.job.mode == JobMode::kTrain) {
@@ -173,26 +167,24 @@ Bounds::Traffic Bounds::TrafficOf(const OuterChoice& outer) const {
   return traffic;
 }
 
-// Of one element in a reduction: DDP's buckets hold gradients as the optimizer reads them.
+// Of one element in a reduction.
 double Bounds::ReduceBytes() const {
-  const bool is_ddp = options_.base.dialect == Dialect::kDdp;
-  return SizeInBytes(is_ddp ? in_.job.precision.master : in_.job.precision.reduce);
+  return SizeInBytes(facts_.reduces_masters ? in_.job.precision.master : in_.job.precision.reduce);
 }
 
 // Does compute wait for all reductions at the end of every backward, and everything of the next
-// forward and the update for compute? PyTorch's and FairScale's do.
+// forward and the update for compute?
 bool Bounds::EndsEachPass() const {
-  const Dialect dialect = options_.base.dialect;
-  return dialect != Dialect::kNative && !IsZero(dialect);
+  return facts_.pass_end == PassEnd::kReductions;
 }
 
 // Does compute wait for the norm of all gradients, or the host for all gradients, once per step,
 // and everything of the next step for that? Frozen parameters wait for no update on the device.
 bool Bounds::IsOrdered(const OuterChoice& outer) const {
   const bool on_host = outer.offload.optimizer || outer.offload.parameters;
-  const bool is_native = options_.base.dialect == Dialect::kNative &&
-                         (on_host || (TakesGradNorm(in_.job) && trainable_ == elements_));
-  return in_.job.mode == JobMode::kTrain && (is_native || EndsEachPass());
+  const bool for_norm = facts_.pass_end == PassEnd::kNorm &&
+                        (on_host || (TakesGradNorm(in_.job) && trainable_ == elements_));
+  return in_.job.mode == JobMode::kTrain && (for_norm || EndsEachPass());
 }
 
 // Do updates with moments from the host run on the compute stream, as others do behind the norm?
@@ -207,7 +199,7 @@ StreamingWork Bounds::Update(const OuterChoice& outer) const {
   const bool is_counted =
       on_host || EndsEachPass() ||
       (TakesGradNorm(in_.job) && (!outer.offload.moments || StagesOnCompute()) &&
-       options_.base.dialect == Dialect::kNative);
+       facts_.pass_end == PassEnd::kNorm);
   StreamingWork update;
   if (in_.job.mode != JobMode::kTrain || !is_counted) {
     return update;
@@ -274,7 +266,7 @@ void Bounds::AddEnds(const OuterChoice& outer, const Traffic& traffic, Terms& te
   const double reduce = ReduceBytes();
   terms.first_forwards = ends_each ? terms.passes : 1;
   terms.forward_gathers_end = ends_each || m.last_has_params;
-  terms.regathers_follow_forward = options_.base.dialect == Dialect::kNative;
+  terms.regathers_follow_forward = facts_.regathers_after_forward;
   terms.serial = on_host || ends_each ? update.seconds : 0;
   terms.serial += on_host || !TakesGradNorm(in_.job) ? 0 : ClipSeconds(outer);
   const auto times = [&](Occupancy::Transfer t) { return ends_each ? traffic.times[t] : 1; };
@@ -355,7 +347,7 @@ Occupancy Bounds::OccupancyOf(const OuterChoice& outer,
     loads.fill(true);  // the update is of any load
   }
   const Traffic traffic = TrafficOf(outer);
-  return {in_, outer, options_.base.dialect, traffic.bytes, traffic.partial_groups, loads};
+  return {in_, outer, facts_, traffic.bytes, traffic.partial_groups, loads};
 }
 
 OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
@@ -378,8 +370,8 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
   }
   const double tail =
       terms.offloads_activations ? measured.staying_tail_bytes : measured.tail_bytes;
-  const double fixed = PersistentBytes(outer) + tail +
-                       static_cast<double>(OutsideBytesOf(in_, outer, options_.base.dialect));
+  const double fixed =
+      PersistentBytes(outer) + tail + static_cast<double>(OutsideBytesOf(in_, outer, facts_));
   OuterBound bound;
   bound.memory_at_turn = Bytes(static_cast<std::int64_t>(fixed + least_kept));
   bound.memory = std::max(bound.memory_at_turn, WhileWidestOpRuns(outer, measured));

@@ -14,6 +14,7 @@
 #include "planner/occupancy.h"
 #include "planner/search.h"
 #include "planner/space.h"
+#include "schedule/dialect_facts.h"
 #include "topologies/routing.h"
 
 namespace shardwright {
@@ -65,6 +66,7 @@ class Bounds {
   const SearchInput& in_;
   const SearchOptions& options_;
   Limits limits_;
+  const DialectFacts& facts_;
   HostCopyRates copy_rates_;
   double elements_ = 0;       // of all parameters, each storage once
   double read_ = 0;           // of those that the result depends on

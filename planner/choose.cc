@@ -13,6 +13,7 @@
 
 #include "core/json.h"
 #include "planner/space.h"
+#include "schedule/dialect_facts.h"
 
 namespace shardwright {
 namespace {
@@ -228,8 +229,8 @@ void Settle(const Evaluator::Final& final, std::size_t index, std::vector<Candid
   Candidate& seen = candidates[index];
   const Candidate told = seen;
   seen.needed = final.needed;
-  seen.step_time = final.outcome.time;
   if (final.fits) {
+    seen.step_time = final.outcome.time;
     seen.status = final.retries > 0 ? CandidateStatus::kRetries : seen.status;
     return;
   }
@@ -258,8 +259,8 @@ void ChooseBest(const ChooseInput& in, Evaluator& evaluator, SearchResult& resul
   // The time of a plan that was looked at is final. After a few disappointments plans with as much
   // memory are passed over, since they would disappoint, too.
   constexpr int kMostTries = 32;
-  // Arenas of native plans differ more from plan to plan than what the caching allocator takes.
-  const int patience = in.options.base.dialect == Dialect::kNative ? 24 : 2;
+  // Arenas differ more from plan to plan than what the caching allocator takes.
+  const int patience = FactsOf(in.options.base).has_arena ? 24 : 2;
   constexpr double kLess = 0.98;
   std::map<std::size_t, Evaluator::Final> finals;
   Symmetry is_symmetric(in.blocks, result.candidates);

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "schedule/dialect_facts.h"
 #include "schedule/lower.h"
 #include "schedule/verify.h"
 
@@ -78,7 +79,7 @@ SimulateOptions SimulateOptionsOf(const PlanFile& file, const Program& program) 
 std::vector<Misfit> FindMisfits(const PlanFile& file, Bytes usable, Bytes placed,
                                 const SimulationResult& result) {
   std::vector<Misfit> misfits;
-  const bool has_arena = file.plan.dialect == Dialect::kNative;
+  const bool has_arena = FactsOf(file.plan).has_arena;
   const Bytes peak = has_arena ? placed : result.memory.allocated.DevicePeak().total;
   const Bytes allocated = peak + result.memory.outside;
   const std::string limit = Format(usable) + " usable on " + file.cluster.gpu.name;

@@ -32,17 +32,30 @@ void SetOutcome(const Outcome& outcome, const Limits& limits, Candidate& candida
 Evaluator::Evaluator(const SearchInput& input)
     : in_(input), simulator_(input.cluster, input.profile) {}
 
-Outcome Evaluator::OutcomeOf(const SimulationResult& result) const {
+Outcome Evaluator::OutcomeOf(const SimulatedMemory& memory) const {
   Outcome outcome;
-  outcome.time = ToSeconds(result.step_time);
-  outcome.peak = result.memory.allocated.DevicePeak();
-  outcome.outside = result.memory.outside;
+  outcome.peak = memory.allocated.DevicePeak();
+  outcome.outside = memory.outside;
   outcome.memory = outcome.peak.total + outcome.outside;
-  outcome.host_memory = result.memory.allocated.HostPeak().total * in_.cluster.gpus_per_node;
+  outcome.host_memory = memory.allocated.HostPeak().total * in_.cluster.gpus_per_node;
+  return outcome;
+}
+
+Outcome Evaluator::OutcomeOf(const SimulationResult& result) const {
+  Outcome outcome = OutcomeOf(result.memory);
+  outcome.time = ToSeconds(result.step_time);
   return outcome;
 }
 
 Outcome Evaluator::Run(const Plan& plan) {
+  return RunWithin(plan, nullptr);
+}
+
+Outcome Evaluator::RunIfFits(const Plan& plan, const Limits& limits) {
+  return RunWithin(plan, &limits);
+}
+
+Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
   ++count_;
   std::optional<PlanPrograms> programs;
   try {
@@ -54,6 +67,14 @@ Outcome Evaluator::Run(const Plan& plan) {
     Outcome outcome;
     outcome.is_allowed = false;
     return outcome;
+  }
+  // A time takes programs with other numbers of micro-batches; memory is the largest one's.
+  if (limits != nullptr) {
+    Outcome outcome =
+        OutcomeOf(simulator_.Allocated(programs->Largest(), FindRepetitions(programs->Largest())));
+    if (HoldAgainst(*limits, outcome).first != CandidateStatus::kFits) {
+      return outcome;
+    }
   }
   SimulateOptions options;
   options.reserved = false;

@@ -43,6 +43,8 @@ class Evaluator {
   explicit Evaluator(const SearchInput& input);
 
   [[nodiscard]] Outcome Run(const Plan& plan);
+  // The same, but without a time where the plan breaks the limits: only its memory is looked at.
+  [[nodiscard]] Outcome RunIfFits(const Plan& plan, const Limits& limits);
   // The same with the caching allocator, or native's arena held against `limit`; a program of the
   // plan is verified, too. Not `is_exact`: time and amounts of what retries need not be those of
   // all micro-batches.
@@ -58,6 +60,8 @@ class Evaluator {
   [[nodiscard]] std::int64_t count() const { return count_; }
 
  private:
+  [[nodiscard]] Outcome RunWithin(const Plan& plan, const Limits* limits);
+  [[nodiscard]] Outcome OutcomeOf(const SimulatedMemory& memory) const;
   [[nodiscard]] Outcome OutcomeOf(const SimulationResult& result) const;
   [[nodiscard]] SimulateOptions WithAllocator(const Program& program) const;
   [[nodiscard]] Final FinalOf(const SimulationResult& result, Bytes placed, Bytes limit) const;

@@ -10,6 +10,7 @@
 #include "planner/choose.h"
 #include "planner/evaluator.h"
 #include "planner/space.h"
+#include "schedule/dialect_facts.h"
 #include "schedule/lower.h"
 #include "schedule/wrap.h"
 #include "topologies/scale_links.h"
@@ -117,7 +118,8 @@ class Explainer {
 
   void OtherPrefetch() {
     std::vector<Alternative> found;
-    if (chosen_.dialect == Dialect::kNative) {
+    const EarlyGathers early = FactsOf(chosen_).early_gathers;
+    if (early == EarlyGathers::kInFlight) {
       for (const std::int64_t in_flight : {chosen_.in_flight - 1, chosen_.in_flight + 1}) {
         Plan plan = chosen_;
         plan.in_flight = std::max<std::int64_t>(in_flight, 1);
@@ -127,7 +129,7 @@ class Explainer {
       const bool in_turn = chosen_.transfers == Transfers::kInTurn;
       plan.transfers = in_turn ? Transfers::kAtOnce : Transfers::kInTurn;
       Add("transfers", in_turn ? "at once" : "in turn", plan, found);
-    } else if (chosen_.dialect == Dialect::kFsdp1) {
+    } else if (early == EarlyGathers::kSwitches) {
       Plan plan = chosen_;
       plan.forward_prefetch = !plan.forward_prefetch;
       Add("prefetch", plan.forward_prefetch ? "also in forward" : "not in forward", plan, found);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "schedule/dialect_facts.h"
 
 namespace shardwright {
 namespace {
@@ -98,14 +99,14 @@ void AddNodes(const SearchInput& input, const SearchOptions& options, std::vecto
 std::vector<Fix> FindFixes(const SearchInput& input, const SearchOptions& options) {
   std::vector<Fix> fixes;
   FreeChoices(input, options, fixes);
-  if (options.base.dialect == Dialect::kNative) {
+  if (const std::optional<Dialect> instead = FactsOf(options.base).instead) {
     SearchOptions other = options;
-    other.base.dialect = Dialect::kFsdp2;
+    other.base.dialect = *instead;
     other.base.in_flight = Plan().in_flight;
     other.fixed.in_flight = false;
     other.base.transfers = Plan().transfers;
     other.fixed.transfers = false;
-    Add(Try(input, other, "--dialect fsdp2"), fixes);
+    Add(Try(input, other, "--dialect " + std::string(NameOf(*instead))), fixes);
   }
   ChangeNumbers(input, options, fixes);
   AddNodes(input, options, fixes);

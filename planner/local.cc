@@ -52,12 +52,15 @@ void SetPrefetch(std::size_t forward, std::size_t backward, std::vector<UnitPlan
 }  // namespace
 
 LocalSearch::LocalSearch(const SearchInput& input, const SearchOptions& options, const Space& space,
-                         const Measured& measured, const OuterChoice& outer, Limits limits)
+                         const Measured& measured, const OuterChoice& outer, const Limits& limits,
+                         const Limits& aim)
     : in_(input),
       options_(options),
       space_(space),
+      facts_(FactsOf(options.base)),
       outer_(outer),
       limits_(limits),
+      aim_(aim),
       ladder_(space, measured, outer.offload.activations) {
   if (outer.offload.activations) {
     const HostCopyRates rates = FindHostCopyRates(input.cluster);
@@ -81,8 +84,8 @@ Plan LocalSearch::PlanOf(const InnerChoice& inner) const {
   }
   if (!options_.fixed.units) {
     KeepFullPrecision(in_.model, in_.job.precision, plan);
-    if (plan.dialect == Dialect::kFsdp1 || plan.dialect == Dialect::kFairscale) {
-      plan.units.back().reshard.kind = Reshard::Kind::kNever;  // the root's never is
+    if (facts_.keeps_root) {
+      plan.units.back().reshard.kind = Reshard::Kind::kNever;
     }
   }
   return plan;
@@ -93,7 +96,7 @@ std::string LocalSearch::LabelOf(const InnerChoice& inner) const {
   if (!inner.reshard_label.empty()) {
     label += ", reshard " + inner.reshard_label;
   }
-  if (options_.base.dialect == Dialect::kNative) {
+  if (facts_.early_gathers == EarlyGathers::kInFlight) {
     label += ", in flight " + std::to_string(inner.in_flight);
     label += inner.transfers == Transfers::kInTurn ? ", transfers in turn" : "";
   }
@@ -123,9 +126,9 @@ const Evaluated& LocalSearch::Evaluate(Evaluator& evaluator, const InnerChoice& 
   Evaluated e = {inner, {}, CandidateStatus::kFits, Bytes(0)};
   e.outcome.is_allowed = CanRecompute(plan) || (options_.fixed.units && options_.fixed.recompute);
   if (e.outcome.is_allowed) {
-    e.outcome = evaluator.Run(plan);
+    e.outcome = evaluator.RunIfFits(plan, limits_);
   }
-  std::tie(e.status, e.deficit) = HoldAgainst(limits_, e.outcome);
+  std::tie(e.status, e.deficit) = HoldAgainst(aim_, e.outcome);
   evaluated_.push_back(std::move(e));
   return evaluated_.back();
 }
@@ -151,7 +154,7 @@ std::size_t LocalSearch::Fit(Evaluator& evaluator, InnerChoice inner) {
         found = index;
       }
       next = ladder_.StepSaving(ladder_.Saved(inner.mix) -
-                                static_cast<double>((limits_.device - e.outcome.memory).value));
+                                static_cast<double>((aim_.device - e.outcome.memory).value));
     } else {
       most_that_fails =
           most_that_fails == kNoIndex ? inner.mix : std::max(most_that_fails, inner.mix);
@@ -239,7 +242,7 @@ void LocalSearch::TryFamilies(Evaluator& evaluator) {
     for (std::size_t u = 0; u < inner.units.size() && !inner.reshard_label.empty(); ++u) {
       inner.units[u].reshard = before[u * before.size() / inner.units.size()].reshard;
     }
-    if (options_.base.dialect == Dialect::kFsdp2) {
+    if (facts_.early_gathers == EarlyGathers::kLists) {
       inner.prefetch_label.clear();  // the lists are the units'
     }
     (void)Try(evaluator, inner);
@@ -298,7 +301,7 @@ void LocalSearch::TryKeeping(Evaluator& evaluator) {
   auto most = static_cast<std::int64_t>(units.size());
   auto least = static_cast<std::int64_t>(freed - units.rbegin());  // that fit
   std::int64_t at = least;
-  Bytes room = limits_.device - evaluated_[best_].outcome.memory;
+  Bytes room = aim_.device - evaluated_[best_].outcome.memory;
   constexpr int kMostTries = 5;
   for (int attempt = 0; attempt < kMostTries && least < most && !IsStopped(); ++attempt) {
     at += static_cast<std::int64_t>(std::floor(static_cast<double>(room.value) / unit_bytes));
@@ -308,7 +311,7 @@ void LocalSearch::TryKeeping(Evaluator& evaluator) {
     if (at == least || !e.outcome.is_allowed) {
       return;
     }
-    room = limits_.device - e.outcome.memory;
+    room = aim_.device - e.outcome.memory;
     if (e.status == CandidateStatus::kFits) {
       best_ = e.outcome.time < evaluated_[best_].outcome.time ? index : best_;
       least = at;
@@ -327,7 +330,7 @@ void LocalSearch::TryInFlight(Evaluator& evaluator) {
 }
 
 void LocalSearch::TryTransfers(Evaluator& evaluator) {
-  if (options_.base.dialect != Dialect::kNative || options_.fixed.transfers) {
+  if (facts_.early_gathers != EarlyGathers::kInFlight || options_.fixed.transfers) {
     return;
   }
   InnerChoice inner = evaluated_[best_].inner;
@@ -338,7 +341,8 @@ void LocalSearch::TryTransfers(Evaluator& evaluator) {
 
 // Each of `choices` with every in-flight limit, and with transfers at once and in turn.
 std::vector<InnerChoice> LocalSearch::OtherOrders(const std::vector<InnerChoice>& choices) const {
-  const bool has_turns = options_.base.dialect == Dialect::kNative && !options_.fixed.transfers;
+  const bool has_turns =
+      facts_.early_gathers == EarlyGathers::kInFlight && !options_.fixed.transfers;
   std::vector<InnerChoice> result;
   for (InnerChoice inner : choices) {
     for (const std::int64_t in_flight : space_.in_flight) {
@@ -354,10 +358,9 @@ std::vector<InnerChoice> LocalSearch::OtherOrders(const std::vector<InnerChoice>
   return result;
 }
 
-// What the dialects can say about gathering early: fsdp2 lists of the next units, fsdp1 switches.
+// Switches, or lists of the next units.
 void LocalSearch::TryPrefetch(Evaluator& evaluator) {
-  const Dialect dialect = options_.base.dialect;
-  if (dialect == Dialect::kFsdp1 && !options_.fixed.prefetch) {
+  if (facts_.early_gathers == EarlyGathers::kSwitches && !options_.fixed.prefetch) {
     for (const bool forward : {false, true}) {
       for (const BackwardPrefetch backward : {BackwardPrefetch::kPre, BackwardPrefetch::kPost}) {
         InnerChoice inner = evaluated_[best_].inner;
@@ -369,7 +372,7 @@ void LocalSearch::TryPrefetch(Evaluator& evaluator) {
       }
     }
   }
-  if (dialect != Dialect::kFsdp2 || options_.fixed.units) {
+  if (facts_.early_gathers != EarlyGathers::kLists || options_.fixed.units) {
     return;
   }
   const std::pair<std::size_t, std::size_t> kDepths[] = {{1, 0}, {2, 0}, {0, 2}, {1, 2}, {2, 2}};
@@ -425,7 +428,7 @@ void LocalSearch::TryPartition(Evaluator& evaluator, const std::vector<UnitPlan>
     is_open = ((cuts >> i) & 1U) == 0;
   }
   inner.units.push_back(root);
-  if (options_.base.dialect == Dialect::kFsdp2) {
+  if (facts_.early_gathers == EarlyGathers::kLists) {
     inner.prefetch_label.clear();  // the lists are the units'
   }
   inner.units_label = std::to_string(inner.units.size()) + " units";
@@ -466,9 +469,8 @@ std::vector<UnitPlan> LocalSearch::Items() const {
 // that differ from the best in one cut, or in the place of one.
 void LocalSearch::TryPartitions(Evaluator& evaluator) {
   constexpr std::size_t kMostItems = 14;
-  const bool can_group =
-      options_.base.dialect == Dialect::kNative || options_.base.dialect == Dialect::kFsdp2;
-  if (options_.fixed.units || !can_group || !IsRoot(evaluated_[best_].inner.units.back())) {
+  if (options_.fixed.units || !facts_.groups_modules ||
+      !IsRoot(evaluated_[best_].inner.units.back())) {
     return;
   }
   const std::vector<UnitPlan> items = Items();

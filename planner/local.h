@@ -12,6 +12,7 @@
 #include "planner/evaluator.h"
 #include "planner/measure.h"
 #include "planner/space.h"
+#include "schedule/dialect_facts.h"
 
 namespace shardwright {
 
@@ -79,9 +80,10 @@ struct Evaluated {
 
 class LocalSearch {
  public:
-  // All references must outlive it.
+  // All references must outlive it. Plans are fitted to `aim`, which is at most `limits`.
   LocalSearch(const SearchInput& input, const SearchOptions& options, const Space& space,
-              const Measured& measured, const OuterChoice& outer, Limits limits);
+              const Measured& measured, const OuterChoice& outer, const Limits& limits,
+              const Limits& aim);
 
   // Evaluates the first units and fits checkpointing to the limits.
   void Seed(Evaluator& evaluator);
@@ -126,8 +128,10 @@ class LocalSearch {
   const SearchInput& in_;
   const SearchOptions& options_;
   const Space& space_;
+  const DialectFacts& facts_;
   OuterChoice outer_;
   Limits limits_;
+  Limits aim_;
   MixLadder ladder_;
   std::size_t first_mix_ = 0;
   std::vector<Evaluated> evaluated_;

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "core/error.h"
+#include "schedule/dialect_facts.h"
 #include "schedule/lower.h"
 #include "simulator/costs/pricer.h"
 
@@ -161,14 +162,14 @@ class Prober {
 
   // Parameters and weight gradients that exist, gathered, while the op runs, under every plan.
   [[nodiscard]] double WeightBytes(const Program& program, const Op& op) const {
-    if (plan_.dialect == Dialect::kDdp || IsZero(plan_.dialect)) {
+    const DialectFacts& facts = FactsOf(plan_);
+    if (!facts.frees_units) {
       return 0;  // resident anyway, or counted by the dialect's buckets
     }
     double bytes = 0;
     const bool reads = ReadsParameters(program, op);
     const Precision& precision = job_.precision;
-    // Native writes gradients where they are reduced from.
-    const std::int64_t grad = plan_.dialect == Dialect::kNative
+    const std::int64_t grad = facts.grads_as_reduced
                                   ? SizeOf(precision.reduce)
                                   : std::min(SizeOf(precision.param), SizeOf(precision.reduce));
     for (const ParamId id : in_.model.ops[op.subject].params) {

@@ -39,11 +39,10 @@ Family AddShape(std::size_t transfer, GroupId group, double bytes, Program& prog
 
 }  // namespace
 
-Occupancy::Occupancy(const SearchInput& input, const OuterChoice& outer, Dialect dialect,
+Occupancy::Occupancy(const SearchInput& input, const OuterChoice& outer, const DialectFacts& facts,
                      const RowWeights& bytes, const std::vector<std::int64_t>& partial_groups,
                      const std::array<bool, kLoadCount>& loads)
-    : shares_communicator_(dialect != Dialect::kNative && dialect != Dialect::kFairscale),
-      copies_meet_(outer.offload.moments) {
+    : shares_communicator_(facts.one_communicator), copies_meet_(outer.offload.moments) {
   Program program;  // shapes of collectives, for the pricer; no ops
   program.shard_size = outer.shard_size;
   program.replicate_size = outer.replicate_size;

@@ -11,6 +11,7 @@
 #include "planner/measure.h"
 #include "planner/search.h"
 #include "planner/space.h"
+#include "schedule/dialect_facts.h"
 #include "simulator/costs/contention.h"
 
 namespace shardwright {
@@ -53,7 +54,7 @@ class Occupancy {
 
   // `bytes` of each transfer in one pass, full arrays; 0: there is none. Those of kPartial are
   // gathered over each of `partial_groups`. Kernels of `loads` only.
-  Occupancy(const SearchInput& input, const OuterChoice& outer, Dialect dialect,
+  Occupancy(const SearchInput& input, const OuterChoice& outer, const DialectFacts& facts,
             const RowWeights& bytes, const std::vector<std::int64_t>& partial_groups,
             const std::array<bool, kLoadCount>& loads);
 

@@ -215,8 +215,9 @@ class Searcher {
     workers_.ForEach(batch.size(), [&](std::size_t i, Evaluator& evaluator) {
       Branch& branch = branches_[batch[i]];
       branch.status = CandidateStatus::kFits;
-      branch.local = std::make_unique<LocalSearch>(
-          in_, options_, space_, measured_.at(branch.outer.micro_batch), branch.outer, aim_);
+      branch.local = std::make_unique<LocalSearch>(in_, options_, space_,
+                                                   measured_.at(branch.outer.micro_batch),
+                                                   branch.outer, limits_, aim_);
       branch.local->Seed(evaluator);
     });
   }
@@ -321,7 +322,7 @@ class Searcher {
     AddSimpler();
     std::vector<char> is_allowed(seeds_.size());
     workers_.ForEach(seeds_.size(), [&](std::size_t i, Evaluator& evaluator) {
-      const Outcome outcome = evaluator.Run(seeds_[i].plan);
+      const Outcome outcome = evaluator.RunIfFits(seeds_[i].plan, limits_);
       is_allowed[i] = outcome.is_allowed ? 1 : 0;
       SetOutcome(outcome, limits_, seeds_[i]);
     });
@@ -467,8 +468,9 @@ class Searcher {
           return key(x) < key(y);
         });
     if (least->local == nullptr) {
-      least->local = std::make_unique<LocalSearch>(
-          in_, options_, space_, measured_.at(least->outer.micro_batch), least->outer, limits_);
+      least->local = std::make_unique<LocalSearch>(in_, options_, space_,
+                                                   measured_.at(least->outer.micro_batch),
+                                                   least->outer, limits_, limits_);
       least->local->Seed(workers_.first());
       AppendCandidates(*least, result.candidates);
     }
@@ -481,6 +483,7 @@ class Searcher {
     if (floor != nullptr) {
       const Outcome outcome = workers_.first().Run(floor->plan);
       result.floor = {*floor, outcome.peak, outcome.outside};
+      result.floor.candidate.step_time = outcome.time;
     }
   }
 

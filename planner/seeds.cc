@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "planner/baselines.h"
+#include "schedule/dialect_facts.h"
 
 namespace shardwright {
 namespace {
@@ -42,6 +43,7 @@ std::vector<SeedPlan> SeedPlans(const SearchInput& input, const SearchOptions& o
     return {};
   }
   const std::int64_t ranks = input.cluster.RankCount();
+  const bool takes_any = FactsOf(options.base).takes_any_plan;
   std::vector<SeedPlan> seeds;
   for (const Baseline baseline : kBaselines) {
     for (const UserChoice& choice :
@@ -52,7 +54,7 @@ std::vector<SeedPlan> SeedPlans(const SearchInput& input, const SearchOptions& o
       } catch (const InputError&) {  // a model without blocks
         continue;
       }
-      if (options.base.dialect != Dialect::kNative && plan.dialect != options.base.dialect) {
+      if (!takes_any && plan.dialect != options.base.dialect) {
         continue;
       }
       plan = Translate(plan, options.base);
@@ -62,8 +64,7 @@ std::vector<SeedPlan> SeedPlans(const SearchInput& input, const SearchOptions& o
         continue;
       }
       seeds.push_back({NameOfSeed(baseline, choice), plan});
-      if (options.base.dialect == Dialect::kNative) {
-        // ZeRO-3 keeps what is used again soon, which only native can say of every unit.
+      if (takes_any) {  // ZeRO-3 keeps what is used again soon
         for (UnitPlan& unit : plan.units) {
           unit.reshard = {Reshard::Kind::kNever, 0};
         }

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "planner/evaluator.h"
 #include "planner/space.h"
+#include "schedule/dialect_facts.h"
 #include "schedule/wrap.h"
 
 namespace shardwright {
@@ -88,16 +89,17 @@ void PrefetchNext(std::size_t forward, std::size_t backward, Plan& plan) {
 }
 
 std::string PrefetchText(const Plan& plan) {
-  switch (plan.dialect) {
-    case Dialect::kNative:
+  switch (FactsOf(plan).early_gathers) {
+    case EarlyGathers::kInFlight:
       return std::to_string(plan.in_flight) + " units in flight";
-    case Dialect::kFsdp1: {
+    case EarlyGathers::kSwitches: {
       const std::string backward = plan.backward_prefetch == BackwardPrefetch::kNone   ? "none"
                                    : plan.backward_prefetch == BackwardPrefetch::kPost ? "late"
                                                                                        : "early";
       return "backward " + backward + ", forward " + (plan.forward_prefetch ? "on" : "off");
     }
-    default:
+    case EarlyGathers::kNone:
+    case EarlyGathers::kLists:
       break;
   }
   std::size_t forward = 0, backward = 0;
@@ -235,20 +237,21 @@ class Finder {
       std::string to = PrefetchText(plan);
       Try(PlanChoice::kPrefetch, PrefetchText(now_), std::move(to), std::move(plan));
     };
-    if (now_.dialect == Dialect::kNative) {
+    const EarlyGathers early = FactsOf(now_).early_gathers;
+    if (early == EarlyGathers::kInFlight) {
       for (const std::int64_t in_flight : {2, 3, 4}) {
         Plan plan = now_;
         plan.in_flight = in_flight;
         add(std::move(plan));
       }
-    } else if (now_.dialect == Dialect::kFsdp1) {
+    } else if (early == EarlyGathers::kSwitches) {
       for (const bool forward : {false, true}) {
         Plan plan = now_;
         plan.backward_prefetch = BackwardPrefetch::kPre;
         plan.forward_prefetch = forward;
         add(std::move(plan));
       }
-    } else if (now_.dialect == Dialect::kFsdp2) {
+    } else if (early == EarlyGathers::kLists) {
       constexpr std::array<std::pair<std::size_t, std::size_t>, 4> kDepths = {
           {{0, 0}, {1, 0}, {1, 1}, {2, 2}}};
       for (const auto& [forward, backward] : kDepths) {
@@ -290,7 +293,7 @@ class Finder {
 
   // What only some dialects have, and what it is called there.
   void Dialects() {
-    if (!options_.fixed.prefetch && IsZero(now_.dialect) &&
+    if (!options_.fixed.prefetch && FactsOf(now_).is_zero &&
         now_.zero.overlap_comm != Overlap::kOn) {
       Plan plan = now_;
       plan.zero.overlap_comm = Overlap::kOn;

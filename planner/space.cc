@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "planner/emitters/deepspeed.h"
+#include "schedule/dialect_facts.h"
 #include "schedule/lower/optimizer.h"
 #include "schedule/wrap.h"
 
@@ -38,11 +39,13 @@ std::vector<std::int64_t> ShardSizes(const SearchInput& input, const SearchOptio
   if (options.fixed.mesh) {
     return {options.base.shard_size};
   }
-  if (options.base.dialect == Dialect::kDdp) {
-    return {1};
-  }
-  if (options.base.dialect == Dialect::kFairscale || IsZero(options.base.dialect)) {
-    return {ranks};
+  switch (FactsOf(options.base).mesh) {
+    case MeshChoice::kReplicas:
+      return {1};
+    case MeshChoice::kOneShardGroup:
+      return {ranks};
+    case MeshChoice::kAny:
+      break;
   }
   return DivisorsOf(ranks);
 }
@@ -52,13 +55,13 @@ std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& opt
   if (options.fixed.offload) {
     return {options.base.offload};
   }
-  const Dialect dialect = options.base.dialect;
+  const Offload& can = FactsOf(options.base).offload;
   const bool is_train = input.job.mode == JobMode::kTrain;
   std::vector<Offload> choices = {{}};
-  if ((dialect == Dialect::kNative || dialect == Dialect::kZero3) && is_train) {
+  if (can.optimizer && is_train) {
     choices.push_back({.optimizer = true});
   }
-  if (dialect == Dialect::kNative && is_train) {
+  if (can.moments && is_train) {
     // What all is in flight at once is not offloaded.
     const std::int64_t moments = StateCount(input.job.optimizer.kind) *
                                  CountParameters(input.model, true) / shard_size *
@@ -67,12 +70,10 @@ std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& opt
       choices.push_back({.moments = true});
     }
   }
-  if (dialect == Dialect::kZero3 || (dialect != Dialect::kDdp && !IsZero(dialect))) {
+  if (can.parameters) {
     choices.push_back({.parameters = true});
   }
-  // PyTorch's offload_wrapper copies while compute and the host wait, which is another program than
-  // the one with copies beside compute; the other frameworks have no such setting.
-  if (is_train && dialect == Dialect::kNative) {
+  if (is_train && can.activations) {
     const std::size_t count = choices.size();
     for (std::size_t i = 0; i < count; ++i) {
       choices.push_back(choices[i]);
@@ -84,23 +85,22 @@ std::vector<Offload> Offloads(const SearchInput& input, const SearchOptions& opt
 
 std::vector<SyncMode> SyncModes(const OuterChoice& outer, const SearchInput& input,
                                 const SearchOptions& options) {
-  const Dialect dialect = options.base.dialect;
+  const DialectFacts& facts = FactsOf(options.base);
   if (options.fixed.sync) {
     return {options.base.sync};
   }
-  if (outer.accumulation == 1 || IsZero(dialect) || input.job.mode == JobMode::kForward) {
+  if (outer.accumulation == 1 || !facts.skips_sync || input.job.mode == JobMode::kForward) {
     return {SyncMode::kEvery};
   }
-  const bool has_lists = dialect == Dialect::kNative || dialect == Dialect::kFsdp2;
-  if (outer.replicate_size > 1 && outer.shard_size > 1 && has_lists) {
+  if (outer.replicate_size > 1 && outer.shard_size > 1 && facts.has_groups) {
     return {SyncMode::kEvery, SyncMode::kReplicateLast, SyncMode::kLast};
   }
   return {SyncMode::kEvery, SyncMode::kLast};
 }
 
-// FSDP1 adds nothing to gradients that are on the host (CheckOffloadedSums of validate_plan.cc).
+// Otherwise CheckOffloadedSums of validate_plan.cc refuses the plan.
 bool AddsUp(const OuterChoice& outer, const SearchInput& input, const SearchOptions& options) {
-  return options.base.dialect != Dialect::kFsdp1 || input.job.mode == JobMode::kForward ||
+  return FactsOf(options.base).adds_on_host || input.job.mode == JobMode::kForward ||
          !outer.offload.parameters || outer.accumulation == 1 || outer.sync != SyncMode::kEvery;
 }
 
@@ -204,8 +204,8 @@ UnitFamily SplitBlocks(const Model& model, const std::vector<UnitPlan>& ends,
   return family;
 }
 
-// Blocks of which parts learn (LoRA): the modules that do are a unit of their own, since native
-// reduces units as a whole, zeros of what is frozen among them. Nothing where no block is mixed.
+// Blocks of which parts learn (LoRA): the modules that do are a unit of their own. Nothing where no
+// block is mixed.
 std::optional<UnitFamily> SplitLearning(const Model& model, const std::vector<UnitPlan>& ends,
                                         const std::set<std::string>& blocks) {
   UnitFamily family;
@@ -336,7 +336,7 @@ std::vector<UnitFamily> Families(const SearchInput& input, const SearchOptions& 
   if (options.fixed.units) {
     return {{"given", options.base.units, false}};
   }
-  const Dialect dialect = options.base.dialect;
+  const DialectFacts& facts = FactsOf(options.base);
   std::vector<UnitFamily> families;
   std::vector<std::string> rules = {"torchtitan", "block", "root"};
   if (blocks.empty()) {
@@ -346,22 +346,19 @@ std::vector<UnitFamily> Families(const SearchInput& input, const SearchOptions& 
     }
     rules.emplace_back("module");
   }
-  if (dialect == Dialect::kZero3) {
-    rules = {"module"};
-  } else if (dialect == Dialect::kZero1 || dialect == Dialect::kZero2) {
-    rules = {"root"};
+  if (facts.wraps_only_so) {
+    rules = {std::string(facts.default_wrap)};
   }
   for (const std::string& rule : rules) {
     if (std::optional<UnitFamily> family = TryWrap(input, options, rule)) {
       AddFamily(input, options, std::move(*family), families);
     }
   }
-  if (dialect == Dialect::kZero3 && !blocks.empty()) {
+  if (facts.has_leaf_modules && !blocks.empty()) {
     AddFamily(input, options,
               {"block", FetchedUnits(input.model, input.model.block_classes), false}, families);
   }
-  const bool can_group = dialect == Dialect::kNative || dialect == Dialect::kFsdp2;
-  if (!can_group || families.empty() || blocks.size() < 2) {
+  if (!facts.groups_modules || families.empty() || blocks.size() < 2) {
     return families;
   }
   const std::vector<UnitPlan> ends = families.front().units;
@@ -370,7 +367,7 @@ std::vector<UnitFamily> Families(const SearchInput& input, const SearchOptions& 
   if (std::optional<UnitFamily> family = JoinFirstPart(input.model, ends, blocks.front())) {
     AddFamily(input, options, std::move(*family), families);
   }
-  if (dialect == Dialect::kNative) {
+  if (facts.reduces_frozen) {
     if (std::optional<UnitFamily> family = SplitLearning(input.model, ends, block_set)) {
       AddFamily(input, options, std::move(*family), families);
     }
@@ -448,8 +445,8 @@ Space MakeSpace(const SearchInput& input, const SearchOptions& options) {
     space.blocks.push_back(input.model.modules[block.value].fqn);
   }
   space.families = Families(input, options, space.blocks);
-  const Dialect dialect = options.base.dialect;
-  space.recomputes_all_or_none = dialect == Dialect::kDdp || IsZero(dialect);
+  const DialectFacts& facts = FactsOf(options.base);
+  space.recomputes_all_or_none = !facts.checkpoints_blocks;
   space.patterns = {PatternOf({})};
   if (!options.fixed.recompute && !space.blocks.empty() && input.job.mode == JobMode::kTrain) {
     if (space.recomputes_all_or_none) {
@@ -458,15 +455,14 @@ Space MakeSpace(const SearchInput& input, const SearchOptions& options) {
       space.patterns = PatternsOf(input.model, space.blocks.back());
     }
   }
-  const bool keeps_choice = dialect == Dialect::kDdp || IsZero(dialect);
-  if (!options.fixed.units && !options.reshard.is_set && !keeps_choice) {
+  if (!options.fixed.units && !options.reshard.is_set && facts.frees_units) {
     space.reshards = {{Reshard::Kind::kAlways, 0}, {Reshard::Kind::kNever, 0}};
-    if (dialect == Dialect::kNative || dialect == Dialect::kFsdp2) {
+    if (facts.has_groups) {
       space.reshards.push_back({Reshard::Kind::kToGroup, input.cluster.gpus_per_node});
     }
   }
   space.in_flight = {options.base.in_flight};
-  if (dialect == Dialect::kNative && !options.fixed.in_flight) {
+  if (facts.early_gathers == EarlyGathers::kInFlight && !options.fixed.in_flight) {
     space.in_flight.assign(kInFlightLimits.begin(), kInFlightLimits.end());
   }
   return space;
@@ -484,7 +480,7 @@ Bytes MostMomentsInFlight(const SearchOptions& options) {
 
 std::string FamilyName(const OuterChoice& outer, const SearchOptions& options) {
   std::string name;
-  if (IsZero(options.base.dialect)) {
+  if (FactsOf(options.base).is_zero) {
     name = NameOf(options.base.dialect);
   } else if (outer.shard_size == 1) {
     name = "ddp";
@@ -511,9 +507,7 @@ std::string LabelOf(const OuterChoice& outer) {
 }
 
 bool CanRecompute(const Plan& plan) {
-  const bool hooks = plan.dialect == Dialect::kFsdp2 || plan.dialect == Dialect::kFsdp1 ||
-                     plan.dialect == Dialect::kFairscale;
-  if (!hooks) {
+  if (FactsOf(plan).selective_meets_units) {
     return true;
   }
   std::set<std::string> selective;

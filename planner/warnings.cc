@@ -6,14 +6,15 @@
 
 #include "core/error.h"
 #include "models/stacked_experts.h"
+#include "schedule/dialect_facts.h"
 
 namespace shardwright {
 namespace {
 
-// FSDP2 shards the first dimension: of experts in one tensor, their number. Empty: nothing padded.
+// The first dimension of experts in one tensor is their number. Empty: nothing padded.
 std::string PaddedExperts(const PlanFile& file) {
   const Plan& plan = file.plan;
-  if (plan.dialect != Dialect::kFsdp2 || plan.shard_size == 1) {
+  if (!FactsOf(plan).cuts_first_dimension || plan.shard_size == 1) {
     return {};
   }
   std::int64_t experts = 0;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "schedule/dialect_facts.h"
 #include "schedule/wrap.h"
 
 namespace shardwright {
@@ -38,8 +39,7 @@ void TakeOut(const std::set<std::string>& modules, std::vector<UnitPlan>& units)
 
 void KeepFullPrecision(const Model& model, const Precision& precision, Plan& plan) {
   const std::vector<std::string> marked = MarkedModules(model);
-  if (marked.empty() || precision.param == precision.master || plan.dialect == Dialect::kDdp ||
-      IsZero(plan.dialect)) {
+  if (marked.empty() || precision.param == precision.master || !FactsOf(plan).frees_units) {
     return;
   }
   const bool is_fsdp1 = plan.dialect == Dialect::kFsdp1;

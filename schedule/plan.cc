@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "schedule/dialect_facts.h"
 #include "schedule/internal/plan_fields.h"
 #include "schedule/plan_names.h"
 
@@ -178,7 +179,7 @@ bool ScattersGradients(const Plan& plan) {
 }
 
 bool IsZero(Dialect dialect) {
-  return dialect == Dialect::kZero1 || dialect == Dialect::kZero2 || dialect == Dialect::kZero3;
+  return FactsOf(dialect).is_zero;
 }
 
 std::vector<ResolvedUnit> ResolveUnits(const Model& model, const Plan& plan,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "schedule/dialect_facts.h"
 #include "schedule/internal/plan_fields.h"
 #include "schedule/plan.h"
 #include "schedule/plan_names.h"
@@ -121,11 +122,6 @@ void CheckZeroOptions(const Plan& plan, const std::string& where) {
   CheckRange(zero.sub_group, 1, most, where, "zero.sub_group");
 }
 
-// Dialects that know neither prefetch lists nor resharding to a smaller group.
-bool HasOwnOrder(Dialect dialect) {
-  return dialect != Dialect::kNative && dialect != Dialect::kFsdp2;
-}
-
 // A field of the job has no path below the plan that `where` names.
 void CheckJobRange(std::int64_t value, std::int64_t min, std::int64_t max, const std::string& where,
                    const std::string& field) {
@@ -197,7 +193,7 @@ void CheckReshard(const UnitPlan& unit, std::size_t u, const Plan& plan, const s
     return;
   }
   const std::int64_t group = unit.reshard.group;
-  if (HasOwnOrder(plan.dialect)) {
+  if (!FactsOf(plan).has_groups) {
     throw InputError(
         field, std::to_string(group), "\"always\" or \"never\"",
         "dialect " + std::string(NameOf(plan.dialect)) + " cannot reshard to a smaller group");
@@ -220,7 +216,7 @@ void CheckPrefetchLists(const UnitPlan& unit, std::size_t u, const Plan& plan,
     if (list.empty()) {
       return;
     }
-    if (HasOwnOrder(plan.dialect)) {
+    if (!FactsOf(plan).has_groups) {
       throw InputError(
           UnitField(where, u, field), "a list", "none",
           "dialect " + std::string(NameOf(plan.dialect)) + " has no explicit prefetch lists");
@@ -260,8 +256,7 @@ void CheckUnits(const Plan& plan, const std::string& where) {
       throw InputError(UnitField(where, u, "modules"), "the root module \"\"",
                        "it in the last unit only");
     }
-    const bool is_flat = plan.dialect == Dialect::kFsdp1 || plan.dialect == Dialect::kFairscale;
-    if (is_flat && unit.modules.size() > 1) {
+    if (FactsOf(plan).flat_units && unit.modules.size() > 1) {
       throw InputError(UnitField(where, u, "modules"),
                        std::to_string(unit.modules.size()) + " modules", "one module",
                        "dialect " + std::string(NameOf(plan.dialect)) + " cannot group modules");
@@ -470,7 +465,7 @@ void CheckDialect(const Plan& plan, const std::string& where) {
     if (plan.replicate_size == 1) {
       throw InputError(field, "\"replicate_last\"", "a replicate_size above 1 with it");
     }
-    if (HasOwnOrder(plan.dialect)) {
+    if (!FactsOf(plan).has_groups) {
       throw InputError(field, "\"replicate_last\"", "\"every\" or \"last\"",
                        "dialect " + std::string(NameOf(plan.dialect)) + " cannot delay it");
     }
@@ -493,7 +488,7 @@ void CheckStaticGraph(const Job& job, const Plan& plan, const std::string& where
 
 // "Limitations" of FullyShardedDataParallel's documentation (torch 2.13).
 void CheckOffloadedSums(const Job& job, const Plan& plan, const std::string& where) {
-  if (plan.dialect == Dialect::kFsdp1 && plan.offload.parameters && job.mode == JobMode::kTrain &&
+  if (!FactsOf(plan).adds_on_host && plan.offload.parameters && job.mode == JobMode::kTrain &&
       plan.accumulation > 1 && plan.sync == SyncMode::kEvery) {
     throw InputError(
         FieldOf(where, "offload.parameters"),

@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "schedule/dialect_facts.h"
 #include "schedule/internal/model_ends.h"
 #include "schedule/internal/plan_fields.h"
 #include "schedule/internal/plan_json.h"
@@ -73,11 +74,6 @@ std::vector<UnitPlan> WrapBlocks(const Model& model, const std::string& where) {
     units.push_back(UnitOf(model, {block}));
   }
   return units;
-}
-
-// FSDP1 and FairScale flatten units of one module only.
-bool IsFlat(Dialect dialect) {
-  return dialect == Dialect::kFsdp1 || dialect == Dialect::kFairscale;
 }
 
 // Where units are one module each: embedding, each block, head; what is tied is left to the root.
@@ -194,7 +190,7 @@ std::vector<UnitPlan> WrapModules(const Model& model, Dialect dialect) {
       taken[id.value] = true;
     }
     const bool has_root = group.front() == ModuleId(0);
-    if (!has_root && (group.size() == 1 || !IsFlat(dialect))) {
+    if (!has_root && (group.size() == 1 || !FactsOf(dialect).flat_units)) {
       units.push_back(UnitOf(model, OuterOnes(model, group)));
       const bool regathers = dialect == Dialect::kZero3
                                  ? group.size() > 1 || apart[m] || lends[m]
@@ -363,20 +359,7 @@ std::vector<ModuleId> BlocksOf(const Model& model) {
 }
 
 std::string_view DefaultWrap(Dialect dialect) {
-  switch (dialect) {
-    case Dialect::kDdp:
-    case Dialect::kZero1:
-    case Dialect::kZero2:
-      return "root";
-    case Dialect::kZero3:
-      return "module";
-    case Dialect::kNative:
-    case Dialect::kFsdp2:
-    case Dialect::kFsdp1:
-    case Dialect::kFairscale:
-      break;
-  }
-  return "block";
+  return FactsOf(dialect).default_wrap;
 }
 
 std::vector<UnitPlan> Wrap(const Model& model, const WrapSpec& spec, const ReshardChoice& reshard,
@@ -384,16 +367,17 @@ std::vector<UnitPlan> Wrap(const Model& model, const WrapSpec& spec, const Resha
   if (dialect == Dialect::kDdp) {
     return {RootUnit()};
   }
+  const bool is_flat = FactsOf(dialect).flat_units;
   std::vector<UnitPlan> units;
   switch (spec.kind) {
     case WrapSpec::Kind::kBlock:
       units = WrapBlocks(model, where);
       break;
     case WrapSpec::Kind::kTorchtitan:
-      units = IsFlat(dialect) ? WrapEndsSingly(model, where) : WrapEnds(model, where);
+      units = is_flat ? WrapEndsSingly(model, where) : WrapEnds(model, where);
       break;
     case WrapSpec::Kind::kAccelerate:
-      units = IsFlat(dialect) ? WrapBlocks(model, where) : WrapEnds(model, where);
+      units = is_flat ? WrapBlocks(model, where) : WrapEnds(model, where);
       break;
     case WrapSpec::Kind::kSize: {
       SizeWrap wrap(model, spec.min_params);

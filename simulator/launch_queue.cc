@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <optional>
 #include <span>
+#include <vector>
 
 namespace shardwright {
 namespace {
@@ -19,13 +22,15 @@ struct HostTimes {
 class StreamLaunches {
  public:
   void Add(std::int64_t count, std::int64_t start, std::int64_t end) {
-    ops_.push_back({total_, count, start, end});
+    ops_.push_back({total_, start, (end - start) / count});
     total_ += count;
   }
 
   // When launch `number` (from 0) ends, those of an op being of equal length. Numbers below 0 are
-  // of the steps before, each `period` earlier; a period of 0: there were none.
-  [[nodiscard]] std::int64_t EndOf(std::int64_t number, std::int64_t period) const {
+  // of the steps before, each `period` earlier; a period of 0: there were none. `at` is the op of
+  // the number asked for before: numbers mostly ascend.
+  [[nodiscard]] std::int64_t EndOf(std::int64_t number, std::int64_t period,
+                                   std::size_t& at) const {
     std::int64_t shift = 0;
     if (number < 0) {
       if (period == 0) {
@@ -35,18 +40,28 @@ class StreamLaunches {
       shift = steps * period;
       number += steps * total_;
     }
-    const auto op = std::prev(
-        std::upper_bound(ops_.begin(), ops_.end(), number,
-                         [](std::int64_t n, const LaunchedOp& other) { return n < other.before; }));
-    const std::int64_t done = number - op->before + 1;
-    return op->start + (op->end - op->start) / op->count * done - shift;
+    constexpr int kNear = 4;
+    for (int i = 0; i < kNear && IsBehind(number, at); ++i) {
+      ++at;
+    }
+    if (number < ops_[at].before || IsBehind(number, at)) {
+      const auto behind = std::upper_bound(
+          ops_.begin(), ops_.end(), number,
+          [](std::int64_t n, const LaunchedOp& other) { return n < other.before; });
+      at = static_cast<std::size_t>(behind - ops_.begin()) - 1;
+    }
+    return ops_[at].start + ops_[at].each * (number - ops_[at].before + 1) - shift;
   }
   [[nodiscard]] std::int64_t total() const { return total_; }
 
  private:
   struct LaunchedOp {
-    std::int64_t before, count, start, end;
+    std::int64_t before, start, each;
   };
+  [[nodiscard]] bool IsBehind(std::int64_t number, std::size_t op) const {
+    return op + 1 < ops_.size() && ops_[op + 1].before <= number;
+  }
+
   std::vector<LaunchedOp> ops_;
   std::int64_t total_ = 0;
 };
@@ -57,8 +72,10 @@ class Stretch {
   Stretch(const Program& program, const PriceTable& prices, std::span<const Span> spans,
           std::int64_t period)
       : program_(program), prices_(prices), spans_(spans), period_(period) {
+    launches_.reserve(spans.size());
     for (const Span& span : spans) {
-      if (const std::int64_t count = LaunchesOf(span)) {
+      launches_.push_back(LaunchesOf(span));
+      if (const std::int64_t count = launches_.back()) {
         StreamOf(span).Add(count, span.start.value, span.end.value);
       }
       if (span.stream == Stream::kCompute) {
@@ -105,6 +122,9 @@ class Stretch {
     const std::int64_t kernels = program_.shapes[ShapeOf(span).value].kernel_count;
     return kernels > 0 ? kernels : span.end > span.start ? 1 : 0;
   }
+  [[nodiscard]] std::int64_t TailOf(const Span& span) const {
+    return prices_.prices[ShapeOf(span).value].tail.value;
+  }
   StreamLaunches& StreamOf(const Span& span) {
     return streams_[static_cast<std::size_t>(span.stream)];
   }
@@ -113,6 +133,8 @@ class Stretch {
   [[nodiscard]] bool Walk(std::int64_t host, const HostStalls& stalls,
                           std::vector<HostTimes>& times) const {
     std::array<std::int64_t, kStreamCount> launched{};
+    std::array<std::size_t, kStreamCount> at{};
+    times.reserve(spans_.size());
     std::size_t stall = 0;
     for (std::size_t i = 0; i < spans_.size(); ++i) {
       const Span& span = spans_[i];
@@ -129,7 +151,7 @@ class Stretch {
         host = span.end.value;
       } else {
         const auto s = static_cast<std::size_t>(span.stream);
-        if (!Launch(span, streams_[s], launched[s], time)) {
+        if (!Launch(i, streams_[s], launched[s], at[s], time)) {
           return false;
         }
         host = time.end;
@@ -151,29 +173,29 @@ class Stretch {
     return time;
   }
 
-  bool Launch(const Span& span, const StreamLaunches& stream, std::int64_t& launched,
-              HostTimes& time) const {
-    const Price& price = prices_.prices[ShapeOf(span).value];
-    const std::int64_t count = LaunchesOf(span);
+  bool Launch(std::size_t index, const StreamLaunches& stream, std::int64_t& launched,
+              std::size_t& at, HostTimes& time) const {
+    const Span& span = spans_[index];
+    const std::int64_t count = launches_[index];
     if (count > 0) {
-      time.begin = std::max(time.begin, stream.EndOf(launched - kLaunchQueue, period_));
+      time.begin = std::max(time.begin, stream.EndOf(launched - kLaunchQueue, period_, at));
     }
     time.first = time.begin + (span.issued - span.issue_begin).value;
     time.end = time.begin + (span.issue_end - span.issue_begin).value;
     if (count > 0) {
       launched += count;
-      time.end = std::max(time.end, stream.EndOf(launched - 1 - kLaunchQueue, period_));
+      time.end = std::max(time.end, stream.EndOf(launched - 1 - kLaunchQueue, period_, at));
     }
     const bool is_late = time.first >= span.start.value && time.first > span.issued.value;
-    const bool ends_late =
-        time.end + price.tail.value >= span.end.value && time.end > span.issue_end.value;
-    return !is_late && !ends_late;
+    return !is_late &&
+           (time.end <= span.issue_end.value || time.end + TailOf(span) < span.end.value);
   }
 
   const Program& program_;
   const PriceTable& prices_;
   std::span<const Span> spans_;
   std::int64_t period_;
+  std::vector<std::int64_t> launches_;  // by span
   std::array<StreamLaunches, kStreamCount> streams_;
   std::int64_t computed_ = kLongAgo;  // when the last compute op ends
 };

@@ -297,9 +297,12 @@ std::int64_t StepRetries(const SimulationResult& result) {
   return result.memory.reserved ? result.memory.reserved->retries_steady : 0;
 }
 
+bool RunsOut(const SimulationResult& result) {
+  return result.memory.reserved && result.memory.reserved->out_of_memory;
+}
+
 bool Retries(const SimulationResult& result) {
-  return StepRetries(result) > 0 ||
-         (result.memory.reserved && result.memory.reserved->out_of_memory);
+  return StepRetries(result) > 0 || RunsOut(result);
 }
 
 // The first answer that SimulatePlan may give.
@@ -366,10 +369,17 @@ SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
   };
   return std::move(
       TellOrRun(count, run, [&](std::int64_t n) -> std::optional<FewRun> {
-        const FewRun &first = run(n - 2), &second = run(n - 1), &third = run(n);
-        auto told = Extrapolate({&first.result, &second.result, &third.result}, n, count);
-        if (told && !LeadMayMatter(programs.With(n), second.leads, third.leads)) {
-          return FewRun{std::move(*told), {}};
+        const FewRun& third = run(n);
+        if (telling == Telling::kUntilRetries && RunsOut(third.result)) {
+          return third;
+        }
+        // Where one of the three comes to no end, what the others do does not matter.
+        if (!third.result.unsettled && !run(n - 1).result.unsettled) {
+          const FewRun &first = run(n - 2), &second = run(n - 1);
+          auto told = Extrapolate({&first.result, &second.result, &third.result}, n, count);
+          if (told && !LeadMayMatter(programs.With(n), second.leads, third.leads)) {
+            return FewRun{std::move(*told), {}};
+          }
         }
         if (telling == Telling::kOnAverage && n <= kAverage[0] && count > kAverage[1] &&
             (third.result.unsettled || Retries(third.result))) {
@@ -378,10 +388,11 @@ SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
             return FewRun{OnAverage(few, many, count), {}};
           }
         }
-        if (telling == Telling::kUntilRetries && Retries(first.result) && Retries(second.result) &&
-            Retries(third.result)) {
+        if (telling == Telling::kUntilRetries && Retries(third.result) &&
+            Retries(run(n - 1).result) && Retries(run(n - 2).result)) {
           FewRun last{third.result, {}};
-          last.result.step_time += (third.result.step_time - second.result.step_time) * (count - n);
+          last.result.step_time +=
+              (third.result.step_time - run(n - 1).result.step_time) * (count - n);
           return last;
         }
         return std::nullopt;

@@ -65,10 +65,10 @@ class PlanPrograms {
 // How sure the answer for a step of many micro-batches has to be.
 enum class Telling : std::uint8_t {
   kProven,  // as said above
-  // For who only asks whether the caching allocator takes the plan as it is: one that retries or
-  // fails with each of three numbers of micro-batches is not simulated with more. Then the time
-  // goes on by the last difference, whether or not it is steady, and the rest is the largest
-  // program's.
+  // For who only asks whether the caching allocator takes the plan as it is. One that fails with
+  // some number of micro-batches is not simulated with others, and has the time of that number. One
+  // that retries with each of three is not simulated with more: then the time goes on by the last
+  // difference, whether or not it is steady, and the rest is the largest program's.
   kUntilRetries,
   // For who wants the time of a plan, good or not: one whose caching allocator retries goes on by
   // what a micro-batch takes on average between the 8th and the 16th, and holds what the program

@@ -132,12 +132,16 @@ void Simulator::Use(const Cluster& cluster, const Profile& profile) {
   pricer_.emplace(cluster, profile);
 }
 
+SimulatedMemory Simulator::Allocated(const Program& program, const Repetitions& repetitions) {
+  return {MeasureAllocated(program, repetitions, memory_), OutsideBytes(program, profile_->memory),
+          std::nullopt};
+}
+
 SimulationResult Simulator::Run(const Program& program, const SimulateOptions& options) {
   pricer_->Price(program, prices_);
   SimulationResult result;
   const Repetitions repetitions = options.periodic ? FindRepetitions(program) : Repetitions();
-  result.memory.allocated = MeasureAllocated(program, repetitions, memory_);
-  result.memory.outside = OutsideBytes(program, profile_->memory);
+  result.memory = Allocated(program, repetitions);
   EngineOptions engine;
   engine.contention = options.contention;
   engine.periodic = options.periodic;

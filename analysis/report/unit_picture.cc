@@ -5,6 +5,8 @@
 #include <optional>
 #include <string_view>
 
+#include "schedule/dialect_facts.h"
+
 namespace shardwright {
 namespace {
 
@@ -132,7 +134,7 @@ UnitPicture DrawUnits(const PlanFile& file, const Program& program) {
   for (const UnitPlan& unit : file.plan.units) {
     plans[unit.name] = &unit;
   }
-  const bool has_reshard = file.plan.dialect != Dialect::kDdp && !IsZero(file.plan.dialect);
+  const bool has_reshard = FactsOf(file.plan).frees_units;
   UnitPicture picture;
   for (const UnitInfo& unit : program.units) {
     UnitRow row;

@@ -8,6 +8,7 @@
 #include "core/budget.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "schedule/dialect_facts.h"
 #include "schedule/lower/flat_rules.h"
 #include "schedule/lower/unit_parts.h"
 #include "schedule/lower/unit_rules.h"
@@ -91,7 +92,7 @@ std::pair<Program, std::vector<bool>> LowerWith(const LowerInput& in,
                                                 const std::vector<bool>& gathered) {
   Program program;
   program.dialect = NameOf(in.plan.dialect);
-  if (in.plan.dialect == Dialect::kNative) {
+  if (FactsOf(in.plan).has_arena) {
     program.memory = MemoryRegime::kArena;
   }
   program.shard_size = in.plan.shard_size;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "schedule/dialect_facts.h"
+
 namespace shardwright {
 namespace {
 
@@ -92,8 +94,7 @@ int StateCount(OptimizerKind kind) {
 }
 
 OptimizerSpec OnHost(OptimizerSpec spec, Dialect dialect) {
-  const bool in_one_pass = dialect == Dialect::kNative || dialect == Dialect::kZero3;
-  spec.impl = in_one_pass ? OptimizerImpl::kFused : spec.impl;
+  spec.impl = FactsOf(dialect).updates_host_at_once ? OptimizerImpl::kFused : spec.impl;
   return spec;
 }
 

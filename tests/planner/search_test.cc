@@ -121,6 +121,32 @@ TEST_CASE("The plan is at least as fast as what users would have done") {
   MESSAGE(fitting << " jobs with a baseline that fits");
 }
 
+// Told from one program of the plan, its memory is what simulating all of the plan says.
+TEST_CASE("Plans that do not fit have a memory and no time") {
+  const PlanFile problem = ZooProblem("llama-2-7b", "p4d", 1, 32);
+  SearchOptions options = NativeSearch();
+  options.base.dialect = Dialect::kFsdp2;
+  const SearchResult result =
+      Search({problem.model.model, problem.kernels, problem.cluster, problem.profile, problem.job},
+             options);
+  std::size_t over = 0;
+  for (const Candidate& c : result.candidates) {
+    const bool is_simulated = c.memory > Bytes(0);
+    const bool fits = is_simulated && c.memory <= result.memory_limit;
+    CHECK((c.step_time > Seconds(0)) == fits);
+    constexpr std::size_t kMostOver = 12;
+    if (is_simulated && !fits && over < kMostOver) {
+      ++over;
+      PlanFile file = problem;
+      file.plan = c.plan;
+      const PlanOutcome whole = Evaluate(file, {.reserved = false});
+      CHECK(c.memory == whole.device_peak.total + whole.outside);
+      CHECK(c.deficit == c.memory - result.memory_limit);
+    }
+  }
+  CHECK(over > 2);
+}
+
 TEST_CASE("A plan of many micro-batches costs what simulating all of them says") {
   const PlanFile problem = ZooProblem("pythia-70m", "pcie-8x4090", 1, 48);
   for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kNative}) {
