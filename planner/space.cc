@@ -513,7 +513,7 @@ std::string LabelOf(const OuterChoice& outer) {
 bool CanRecompute(const Plan& plan) {
   const bool hooks = plan.dialect == Dialect::kFsdp2 || plan.dialect == Dialect::kFsdp1 ||
                      plan.dialect == Dialect::kFairscale;
-  if (!hooks) {
+  if (!hooks || !RulesOf(plan.torch).counts_hooks) {
     return true;
   }
   std::set<std::string> selective;

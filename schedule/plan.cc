@@ -181,6 +181,10 @@ bool IsZero(Dialect dialect) {
   return dialect == Dialect::kZero1 || dialect == Dialect::kZero2 || dialect == Dialect::kZero3;
 }
 
+bool IsTorch(Dialect dialect) {
+  return dialect == Dialect::kFsdp2 || dialect == Dialect::kFsdp1 || dialect == Dialect::kDdp;
+}
+
 std::vector<ResolvedUnit> ResolveUnits(const Model& model, const Plan& plan,
                                        const std::string& where) {
   const ModuleIndex index = IndexModules(model);
