@@ -16,7 +16,7 @@ constexpr std::int64_t kMaxAccumulation = 65535;
 constexpr std::int64_t kMaxMicroBatch = std::int64_t{1} << 24;
 constexpr std::int64_t kMaxLossChunks = std::int64_t{1} << 20;
 
-constexpr std::array<FlagRow, 54> kPlanOptionFlags = {{
+constexpr std::array<FlagRow, 55> kPlanOptionFlags = {{
     {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json (required)",
      FileRole::kRead},
     {"--cluster", "NAME|FILE|TEXT",
@@ -76,6 +76,8 @@ constexpr std::array<FlagRow, 54> kPlanOptionFlags = {{
     {"--memory-margin,--mem-margin", "X",
      "fraction of device memory to leave free (default 0; of a search: the error of the prediction "
      "of memory)"},
+    {"--torch", "2.13|2.8|2.6",
+     "fsdp2, fsdp1, ddp: the release of PyTorch whose rules are followed (default 2.13)"},
     {"--backward-prefetch", "pre|post|none", "fsdp1 (default pre)"},
     {"--forward-prefetch", "on|off", "fsdp1 (default off)"},
     {"--limit-all-gathers", "on|off", "fsdp1 (default on)"},
@@ -182,6 +184,7 @@ void ReadPlanFlags(const Arguments& arguments, Plan& plan) {
   arguments.SetCount("--micro-batch", kMaxMicroBatch, plan.micro_batch);
   arguments.SetChoice("--sync", kSyncNames, plan.sync);
   arguments.Set("--offload", plan.offload, ReadOffload);
+  arguments.SetChoice("--torch", kTorchNames, plan.torch);
   arguments.SetChoice("--backward-prefetch", kBackwardPrefetchNames, plan.backward_prefetch);
   arguments.Set("--forward-prefetch", plan.forward_prefetch, ReadSwitch);
   arguments.Set("--limit-all-gathers", plan.limit_all_gathers, ReadSwitch);

@@ -12,6 +12,7 @@
 #include "planner/emitters/deepspeed.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/lower/optimizer.h"
+#include "schedule/torch_rules.h"
 #include "schedule/wrap.h"
 
 namespace shardwright {
@@ -507,7 +508,7 @@ std::string LabelOf(const OuterChoice& outer) {
 }
 
 bool CanRecompute(const Plan& plan) {
-  if (FactsOf(plan).selective_meets_units) {
+  if (FactsOf(plan).selective_meets_units || !RulesOf(plan.torch).counts_hooks) {
     return true;
   }
   std::set<std::string> selective;

@@ -63,7 +63,7 @@ inline constexpr int kMostOffloads = 3;
 
 // Can who speaks the dialect run the plan's checkpointing with its units? PyTorch's selective
 // checkpointing meets the hooks of FSDP units inside the region twice and fails
-// (_CachedTorchDispatchMode, torch 2.13).
+// (_CachedTorchDispatchMode, torch 2.13; 2.8 does not count what hooks call).
 [[nodiscard]] bool CanRecompute(const Plan& plan);
 
 // Does `plan` have this outer choice?

@@ -182,6 +182,10 @@ bool IsZero(Dialect dialect) {
   return FactsOf(dialect).is_zero;
 }
 
+bool IsTorch(Dialect dialect) {
+  return dialect == Dialect::kFsdp2 || dialect == Dialect::kFsdp1 || dialect == Dialect::kDdp;
+}
+
 std::vector<ResolvedUnit> ResolveUnits(const Model& model, const Plan& plan,
                                        const std::string& where) {
   const ModuleIndex index = IndexModules(model);

@@ -11,6 +11,7 @@
 #include "core/units.h"
 #include "models/kernel_set.h"
 #include "models/model.h"
+#include "schedule/torch_rules.h"
 
 namespace shardwright {
 
@@ -84,6 +85,8 @@ enum class Dialect : std::uint8_t {
 [[nodiscard]] std::string_view NameOf(Dialect dialect);
 // zero1, zero2 or zero3.
 [[nodiscard]] bool IsZero(Dialect dialect);
+// PyTorch's own: fsdp2, fsdp1 or ddp.
+[[nodiscard]] bool IsTorch(Dialect dialect);
 
 // What happens to a unit's gathered parameters after forward.
 struct Reshard {
@@ -196,6 +199,9 @@ struct Plan {
   std::vector<UnitPlan> units;  // the root unit (module "") last
   std::vector<RecomputeRegion> recompute;
   Offload offload;
+
+  // fsdp2, fsdp1 and ddp only: the release of PyTorch whose rules are followed.
+  TorchRelease torch = TorchRelease::k2_13;
 
   // fsdp1 only.
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;

@@ -201,6 +201,9 @@ Json PlanPart(const Plan& plan) {
                      {"optimizer", plan.offload.optimizer},
                      {"activations", plan.offload.activations},
                      {"moments", plan.offload.moments}};
+  if (IsTorch(plan.dialect)) {
+    json["torch"] = NameIn(kTorchNames, plan.torch);
+  }
   json["backward_prefetch"] = NameIn(kBackwardPrefetchNames, plan.backward_prefetch);
   json["forward_prefetch"] = plan.forward_prefetch;
   json["limit_all_gathers"] = plan.limit_all_gathers;

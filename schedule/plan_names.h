@@ -21,6 +21,7 @@ inline constexpr std::array<std::string_view, 4> kMatrixRuleNames = {"none", "mu
                                                                      "muon_distributed", "soap"};
 inline constexpr std::array<std::string_view, 8> kDialectNames = {
     "native", "fsdp2", "fsdp1", "ddp", "zero1", "zero2", "zero3", "fairscale"};
+inline constexpr std::array<std::string_view, 3> kTorchNames = {"2.13", "2.8", "2.6"};
 inline constexpr std::array<std::string_view, 2> kReshardNames = {
     "always", "never"};  // or a number: kToGroup
 inline constexpr std::array<std::string_view, 2> kGapNames = {"hold", "regather"};

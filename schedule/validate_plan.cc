@@ -72,6 +72,8 @@ void CheckForeignOptions(const Plan& plan, const std::string& where) {
   CheckForeign(plan.find_unused_parameters == defaults.find_unused_parameters, "ddp", plan, where,
                "find_unused_parameters");
   CheckForeign(plan.static_graph == defaults.static_graph, "ddp", plan, where, "static_graph");
+  CheckForeign(plan.torch == defaults.torch || IsTorch(plan.dialect), "fsdp2, fsdp1 and ddp", plan,
+               where, "torch");
   CheckForeign(plan.reduce_scatter_bucket == defaults.reduce_scatter_bucket, "fairscale", plan,
                where, "reduce_scatter_bucket");
 }
@@ -363,7 +365,7 @@ void CheckUncalledUnits(const Model& model, const Job& job, const Plan& plan,
                         const std::string& where) {
   if (plan.dialect != Dialect::kFsdp2 || job.mode != JobMode::kTrain ||
       plan.sync != SyncMode::kLast || plan.accumulation == 1 ||
-      job.precision.reduce == job.precision.param) {
+      job.precision.reduce == job.precision.param || !RulesOf(plan.torch).reduces_sharded) {
     return;
   }
   std::vector<bool> runs(model.modules.size(), false);
@@ -395,6 +397,11 @@ void CheckFsdp(const Model& model, const Plan& plan, const std::string& where) {
     return;
   }
   CheckNesting(plan, where);
+  if (plan.dialect == Dialect::kFsdp2 && !RulesOf(plan.torch).reshards_root &&
+      plan.units.back().reshard.kind != Reshard::Kind::kNever) {
+    throw InputError(UnitField(where, plan.units.size() - 1, "reshard"), "a root that is resharded",
+                     "\"never\", or torch 2.8 or later", "fully_shard keeps its root until then");
+  }
   const std::map<std::string_view, std::string_view> containers = Containers(model);
   const auto check = [&](const std::string& fqn, const std::string& field) {
     if (const auto found = containers.find(fqn); found != containers.end()) {

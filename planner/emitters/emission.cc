@@ -291,6 +291,14 @@ void CheckEmittable(const PlanFile& file, const std::string& where) {
   }
 }
 
+void AddTorchDuty(const PlanFile& file, Emission& emission) {
+  if (file.plan.torch != Plan().torch) {
+    emission.by_hand.push_back("run it with PyTorch " +
+                               std::string(NameIn(kTorchNames, file.plan.torch)) +
+                               ", whose rules the plan follows");
+  }
+}
+
 void AddKernelDuties(const PlanFile& file, Emission& emission) {
   if (file.kernels.attention == AttentionImpl::kCudnn) {
     emission.by_hand.emplace_back(
@@ -338,6 +346,9 @@ Plan WithDialect(const Plan& plan, Dialect dialect) {
   out.offload = plan.offload;
   // The optimizer alone goes to the host in native, and in zero3, whose settings say so.
   out.offload.optimizer = out.offload.moments = false;
+  if (IsTorch(plan.dialect) && IsTorch(dialect)) {
+    out.torch = plan.torch;
+  }
   return out;
 }
 

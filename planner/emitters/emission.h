@@ -43,6 +43,9 @@ struct Emission {
 // matrices by Muon or SOAP. `where` names the plan.
 void CheckEmittable(const PlanFile& file, const std::string& where);
 
+// Names the release of PyTorch that the plan is for, if it is not the default.
+void AddTorchDuty(const PlanFile& file, Emission& emission);
+
 // What the files do not say of a plan's kernels, and the script must do: attention that is not the
 // framework's own, fp8, compiled blocks, a loss in chunks.
 void AddKernelDuties(const PlanFile& file, Emission& emission);

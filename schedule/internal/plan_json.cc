@@ -214,6 +214,7 @@ Plan ReadPlan(const JsonValue& json) {
                   "accumulation",
                   "sync",
                   "offload",
+                  "torch",
                   "backward_prefetch",
                   "forward_prefetch",
                   "limit_all_gathers",
@@ -240,6 +241,7 @@ Plan ReadPlan(const JsonValue& json) {
   if (const std::optional<JsonValue> offload = json.Find("offload")) {
     plan.offload = ReadOffload(*offload);
   }
+  SetChoice(json, "torch", kTorchNames, plan.torch);
   SetChoice(json, "backward_prefetch", kBackwardPrefetchNames, plan.backward_prefetch);
   SetBool(json, "forward_prefetch", plan.forward_prefetch);
   SetBool(json, "limit_all_gathers", plan.limit_all_gathers);

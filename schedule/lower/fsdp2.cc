@@ -31,11 +31,12 @@ Fsdp2Rules::Fsdp2Rules(Emitter& emitter, const UnitSpans& spans,
 
 // Units that keep what they gather do so from pass to pass without a backward.
 bool Fsdp2Rules::FirstStepDiffers() const {
-  return !carried_.empty() ||
-         (job_.mode == JobMode::kForward &&
-          std::any_of(plan_.units.begin(), plan_.units.end(), [](const UnitPlan& unit) {
-            return unit.reshard.kind != Reshard::Kind::kAlways;
-          }));
+  bool keeps = false;
+  for (std::uint32_t u = 0; u < unit_count(); ++u) {
+    keeps =
+        keeps || PlanOf(UnitId(u)).reshard.kind != Reshard::Kind::kAlways || StaysOpen(UnitId(u));
+  }
+  return !carried_.empty() || (job_.mode == JobMode::kForward && keeps);
 }
 
 void Fsdp2Rules::BeginStep(bool first) {
@@ -73,6 +74,7 @@ void Fsdp2Rules::BeginMicroBatch(bool first, bool last) {
   for (std::uint32_t u = 0; u < unit_count(); ++u) {
     Comm& c = comm_[u];
     c.left.clear();
+    c.passes = 0;
     c.passes_left = spans_.backward_spans[u].size();
     c.state = State::kIdle;
   }
@@ -81,8 +83,10 @@ void Fsdp2Rules::BeginMicroBatch(bool first, bool last) {
 void Fsdp2Rules::PreForward(UnitId u, Phase phase) {
   Comm& c = comm_[u.value];
   if (phase == Phase::kRecompute && c.in_backward) {
-    Unshard(u, Phase::kBackward);  // its pre-backward hook came first
-    WaitForUnshard(u, Phase::kBackward);
+    if (rules_.regathers_recomputed) {
+      Unshard(u, Phase::kBackward);  // its pre-backward hook came first
+      WaitForUnshard(u, Phase::kBackward);
+    }
     return;
   }
   BeginGathers(phase);
@@ -129,16 +133,27 @@ void Fsdp2Rules::EndRecompute(UnitId u) {
 // A forward inside backward frees nothing: the unit's own backward comes next (post_forward of
 // _fsdp_param_group.py, torch 2.13).
 void Fsdp2Rules::PostForward(UnitId u, Phase phase) {
-  if (HasParams(u) && (phase == Phase::kForward || !comm_[u.value].in_backward)) {
-    hooks_.See(u, HookCall::kRecord);
-  }
-  if (phase == Phase::kRecompute) {
-    if (!comm_[u.value].in_backward) {
-      comm_[u.value].state = State::kIdle;
-      EndRecompute(u);
+  Comm& c = comm_[u.value];
+  if (phase == Phase::kForward) {
+    if (++c.passes == spans_.ends[u.value].size() && StaysOpen(u)) {
+      return;
     }
+  } else if (c.in_backward) {
     return;
   }
+  if (HasParams(u)) {
+    hooks_.See(u, HookCall::kRecord);
+  }
+  if (phase == Phase::kForward || !rules_.keeps_recomputed) {
+    LeaveForward(u, phase);
+  }
+  c.state = State::kIdle;
+  if (phase == Phase::kRecompute) {
+    EndRecompute(u);
+  }
+}
+
+void Fsdp2Rules::LeaveForward(UnitId u, Phase phase) {
   if (!HasParams(u)) {
     return;
   }
@@ -147,7 +162,6 @@ void Fsdp2Rules::PostForward(UnitId u, Phase phase) {
   }
   comm_[u.value].left.push_back(order_.size());
   order_.push_back(u);
-  comm_[u.value].state = State::kIdle;
 }
 
 void Fsdp2Rules::EndForward() {
@@ -236,11 +250,23 @@ BufferId Fsdp2Rules::ParameterStorage(UnitId u, std::uint32_t model_op) {
   return At(u).unsharded;
 }
 
+// Of units whose post-backward hook did not run.
+void Fsdp2Rules::EndUnit(UnitId u) {
+  if (rules_.reduces_sharded || At(u).unsharded.valid()) {
+    PostBackward(u);
+  } else if (!At(u).grads.empty()) {
+    throw InputError("plan: units[" + std::to_string(u.value) + "]",
+                     "unit \"" + Info(u).name + "\", which no hook gathers or reduces in backward",
+                     "torch 2.8 or later, or the modules in units of their own",
+                     "torch 2.6 reduces none of its gradients");
+  }
+}
+
 void Fsdp2Rules::EndBackward() {
   Unpark(Phase::kBackward);  // before buffers go that its waits would have to be ordered behind
   for (const UnitId u : root_first_) {
     if (comm_[u.value].state != State::kPostBackward) {
-      PostBackward(u);
+      EndUnit(u);
     }
     comm_[u.value].state = State::kIdle;
     comm_[u.value].in_backward = false;

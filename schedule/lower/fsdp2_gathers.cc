@@ -203,8 +203,7 @@ BufferId Fsdp2Rules::AllocUnsharded(UnitId u) {
   buffer.category = Category::kUnshardedParameter;
   buffer.pieces = At(u).unsharded_pieces;
   const BufferId id = Hold(e_.body->NewBuffer(buffer), u, Holds::kUnit, PrecisionOf(u).param);
-  const bool stays =
-      job_.mode == JobMode::kForward && PlanOf(u).reshard.kind == Reshard::Kind::kNever;
+  const bool stays = job_.mode == JobMode::kForward && StaysInForward(u);
   e_.body->Alloc(id, stays ? PointKind::kAllocOnce : PointKind::kAlloc);
   if (IsCarried(u)) {
     carried_buffer_[u.value] = id;

@@ -56,6 +56,7 @@ class Fsdp2Rules : public StepRules {
     State state = State::kIdle;
     bool in_backward = false;
     std::vector<std::size_t> left;  // places in order_ of forward calls without a backward so far
+    std::size_t passes = 0;         // stretches of forward that are over
     std::size_t passes_left = 0;    // stretches of backward still to come
     bool pending = false;           // gather issued, not yet waited for
     bool is_carried = false;        // issued in the step before
@@ -78,7 +79,16 @@ class Fsdp2Rules : public StepRules {
   void BeginBackward(UnitId u);
   void BeginRecompute(UnitId u);
   void EndRecompute(UnitId u);
+  void LeaveForward(UnitId u, Phase phase);
+  void EndUnit(UnitId u);
   void NoteGathered(UnitId u);
+  // The unit's last pass has no end.
+  [[nodiscard]] bool StaysOpen(UnitId u) const {
+    return !spans_.ends[u.value].empty() && spans_.ends[u.value].back().is_open;
+  }
+  [[nodiscard]] bool StaysInForward(UnitId u) const {
+    return PlanOf(u).reshard.kind == Reshard::Kind::kNever || StaysOpen(u);
+  }
   [[nodiscard]] bool IsCarried(UnitId u) const { return !carried_.empty() && carried_[u.value]; }
 
   // fsdp2_gathers.cc.
@@ -123,6 +133,7 @@ class Fsdp2Rules : public StepRules {
   std::vector<UnitId> order_;   // in which calls of units ended in this forward
   std::vector<UnitId> hooked_;  // whose backward begins with the op at hand, outer ones first
   UnitId recompute_root_;       // set while a recomputation runs units of its own
+  const TorchRules& rules_ = RulesOf(plan_.torch);
   SelectiveHooks hooks_{e_};
   BufferId parked_;
   OpId parked_copied_;

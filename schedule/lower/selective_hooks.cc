@@ -29,7 +29,8 @@ void SelectiveHooks::See(UnitId u, HookCall what, std::size_t times) {
   const Plan& plan = e_.in.plan;
   const std::size_t entry = e_.a.regions[region_].planned;
   const RecomputeRegion& planned = plan.recompute[entry];
-  if (!is_rerun_ || planned.kind != RecomputeKind::kSelective || count <= seen_[region_][k]) {
+  if (!is_rerun_ || planned.kind != RecomputeKind::kSelective || count <= seen_[region_][k] ||
+      !RulesOf(plan.torch).counts_hooks) {
     return;
   }
   constexpr std::array kNames = {"profiler._record_function_enter_new", "fsdp.all_gather_copy_in",

@@ -3,7 +3,7 @@
 // torch's selective checkpoint keeps a list of calls per operator and looks up in it, by number,
 // what runs again. FSDP's hooks call operators, too (record_function is one), and not as many in
 // backward as in forward; one more than there was fails (_CachedTorchDispatchMode of checkpoint.py,
-// torch 2.13). A dialect tells here what its hooks call.
+// torch 2.13; 2.8 counts only what it keeps). A dialect tells here what its hooks call.
 
 #include <array>
 #include <cstdint>

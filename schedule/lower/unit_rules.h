@@ -166,12 +166,26 @@ class StepRules : public DialectRules {
 
   // Global norm over `units` (one scalar all-reduce over the shard group) and scaling.
   void AddClip(std::span<const UnitId> units, Stream stream, GroupId group);
+  // torch's loss scaler, which looks at the gradients before they are clipped? Our own executor's
+  // norm tells it of overflows.
+  [[nodiscard]] bool HasScaler() const;
+  // It divides the gradients by the scale, and its flag is summed.
+  void AddUnscale(std::span<const UnitId> units);
+  [[nodiscard]] std::int64_t RanksOfFlag() const;
+  void SumFlag(BufferId flag);
+  [[nodiscard]] std::int64_t CountTensors(std::span<const UnitId> units) const;
+  void UseAllGrads(std::span<const UnitId> units);
   // The sum over the shards for a norm of `units`' gradients that the host has taken; it waits.
   void SumHostNorm(std::span<const UnitId> units);
+  void SumHostFlag();
+  void TakeFromHost(BufferId number);
+  void ReturnToHost(BufferId number);
   // What PyTorch's host does for the norm and to scale.
   [[nodiscard]] Kernel HostClip(std::span<const UnitId> units) const;
-  // Is one number per gradient summed over the shards?
-  [[nodiscard]] bool StacksNorms() const;
+  [[nodiscard]] DType NormDType() const;
+  [[nodiscard]] bool RunsOurKernels() const {
+    return e_.in.kernels.host_kernels || e_.in.kernels.cuda_kernels;
+  }
   [[nodiscard]] BufferId NewNorm(std::span<const UnitId> units);
   void SumNorm(BufferId norm, Stream stream, GroupId group);
   // The optimizer's temporaries while `units` are updated.

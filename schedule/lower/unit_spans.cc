@@ -103,8 +103,9 @@ class CallFinder {
 
   // Per unit, its passes: a call of its module; of several modules, from the first one that is
   // entered until all have been left, or else until the model's end (_register_group_forward_hooks
-  // and _force_complete_incomplete_states in _fsdp_state.py).
+  // and _force_complete_incomplete_states in _fsdp_state.py). `rules` may have nothing at that end.
   [[nodiscard]] std::vector<UnitSpans::Span> Passes(std::uint32_t u, const ResolvedUnit& unit,
+                                                    const TorchRules& rules,
                                                     std::vector<UnitSpans::Ends>& ends) {
     std::set<ModuleId> modules;
     for (const ModuleId m : unit.modules) {
@@ -129,6 +130,7 @@ class CallFinder {
       passes.back().last = static_cast<std::uint32_t>(model_.ops.size() - 1);
       ends.back().last = {passes.back(), modules.begin()->value};
       ends.back().by_model = true;
+      ends.back().is_open = !rules.ends_groups;
     }
     return passes;
   }
@@ -344,8 +346,8 @@ void AddBackward(const LowerInput& in, const ModelAnalysis& a, std::uint32_t u, 
   result.backward_from[u].push_back(s);
   result.backward_hooked[u].push_back(hooked);
   result.backward_given[u].push_back(is_given);
-  result.backward_reached[u].push_back(given != kNoRegion ||
-                                       CutToBackward(a, ends.last.span).first != kNoRegion);
+  result.backward_reached[u].push_back(
+      !ends.is_open && (given != kNoRegion || CutToBackward(a, ends.last.span).first != kNoRegion));
   result.backward_ends[u].push_back(ends);
   result.backward_first[u] = cut.last;
 }
@@ -382,7 +384,7 @@ UnitSpans FindUnitSpans(const LowerInput& in, const ModelAnalysis& a,
     auto& spans = result.spans[u];
     auto& ends = result.ends[u];
     if (calls) {
-      spans = calls->Passes(u, units[u], ends);
+      spans = calls->Passes(u, units[u], RulesOf(in.plan.torch), ends);
       result.calls[u] = calls->Calls(u);
     } else if (units[u].planned != kOnlyCalls &&
                in.plan.units[units[u].planned].gap == Gap::kHold && spans.size() > 1) {

@@ -22,84 +22,163 @@ std::vector<UnitId> StepRules::UnitsWithGrads() const {
 }
 
 // torch's clip_grad_norm_ stacks the norms of all gradients and, where these are DTensors, sums the
-// stack over the shard group. Our own executor's kernels sum one fp32 number.
-bool StepRules::StacksNorms() const {
-  return plan_.dialect == Dialect::kFsdp2 && !e_.in.kernels.host_kernels &&
-         !e_.in.kernels.cuda_kernels;
+// stack over the shard group; 2.8 sums the norm of the stack. Our own executor's kernels sum one
+// fp32 number.
+DType StepRules::NormDType() const {
+  return plan_.dialect == Dialect::kFsdp2 && !RunsOurKernels() ? job_.precision.master
+                                                               : DType::kFp32;
 }
 
 BufferId StepRules::NewNorm(std::span<const UnitId> units) {
-  std::int64_t bytes = SizeOf(DType::kFp32);
-  if (StacksNorms()) {
-    bytes = 0;
+  std::int64_t count = 1;
+  if (plan_.dialect == Dialect::kFsdp2 && RulesOf(plan_.torch).stacks_norms && !RunsOurKernels()) {
+    count = 0;
     for (const UnitId u : units) {
-      bytes += std::ssize(PerParameter(u, true, true)) * SizeOf(job_.precision.master);
+      count += std::ssize(PerParameter(u, true, true));
     }
   }
-  return e_.Alloc(Bytes(bytes), Category::kTemporary, Stream::kCompute);
+  return e_.Alloc(Bytes(count * SizeOf(NormDType())), Category::kTemporary, Stream::kCompute);
 }
 
 void StepRules::SumNorm(BufferId norm, Stream stream, GroupId group) {
   if (e_.program.shard_size > 1) {
-    const DType summed = StacksNorms() ? job_.precision.master : DType::kFp32;
-    e_.AddCollective(
-        Collective(OpCode::kAllReduce, stream, group, e_.program.buffers[norm.value].size, summed),
-        {Phase::kOptimizer, kNoSubject}, {{norm, AccessMode::kReadWrite, Role::kInput}});
+    e_.AddCollective(Collective(OpCode::kAllReduce, stream, group,
+                                e_.program.buffers[norm.value].size, NormDType()),
+                     {Phase::kOptimizer, kNoSubject},
+                     {{norm, AccessMode::kReadWrite, Role::kInput}});
   }
+}
+
+bool StepRules::HasScaler() const {
+  return IsTorch(plan_.dialect) && job_.precision.param == DType::kFp16 && !RunsOurKernels();
+}
+
+// ShardedGradScaler sums over the default group, all ranks, and under a fused optimizer not at all
+// (_check_inf_per_device of grad_scaler.py) unless something is clipped. DTensors are asked over
+// their shards (found_inf_reduce_handler of _dispatch.py).
+std::int64_t StepRules::RanksOfFlag() const {
+  switch (plan_.dialect) {
+    case Dialect::kFsdp2:
+      return plan_.shard_size;
+    case Dialect::kFsdp1:
+      return job_.clip_gradients || job_.optimizer.impl != OptimizerImpl::kFused
+                 ? plan_.shard_size * plan_.replicate_size
+                 : 1;
+    default:
+      return 1;
+  }
+}
+
+void StepRules::SumFlag(BufferId flag) {
+  const std::int64_t ranks = RanksOfFlag();
+  if (ranks == 1) {
+    return;
+  }
+  const GroupId group = ranks == plan_.shard_size ? GroupId(0)
+                        : plan_.shard_size == 1   ? e_.AddGroup("replicate", ranks, 1)
+                                                  : e_.AddGroup("world", ranks, 1);
+  e_.AddCollective(Collective(OpCode::kAllReduce, Stream::kCompute, group,
+                              e_.program.buffers[flag.value].size, DType::kFp32),
+                   {Phase::kOptimizer, kNoSubject}, {{flag, AccessMode::kReadWrite, Role::kInput}});
+}
+
+std::int64_t StepRules::CountTensors(std::span<const UnitId> units) const {
+  std::int64_t tensors = 0;
+  for (const UnitId u : units) {
+    tensors += static_cast<std::int64_t>(Info(u).params.size());
+  }
+  return tensors;
+}
+
+void StepRules::UseAllGrads(std::span<const UnitId> units) {
+  std::uint16_t index = 0;
+  for (const UnitId u : units) {
+    UseGrads(u, AccessMode::kReadWrite, index++);
+  }
+}
+
+void StepRules::AddUnscale(std::span<const UnitId> units) {
+  OpShape shape;
+  shape.stream = Stream::kCompute;
+  shape.dtype = job_.precision.master;
+  for (const UnitId u : units) {
+    shape.bytes += GradShard(u);
+  }
+  shape.code = OpCode::kGradNorm;
+  shape.divisor = MicroBatches();
+  const BufferId flag =
+      e_.Alloc(Bytes(SizeOf(DType::kFp32)), Category::kTemporary, Stream::kCompute);
+  e_.Add(shape,
+         MultiTensorKernels(shape.bytes.value / SizeOf(shape.dtype), CountTensors(units),
+                            shape.bytes, shape.bytes, shape.dtype),
+         Phase::kOptimizer, kNoSubject, {{flag, AccessMode::kWrite, Role::kOutput}});
+  UseAllGrads(units);
+  SumFlag(flag);
+  e_.body->Free(flag);
 }
 
 void StepRules::AddClip(std::span<const UnitId> units, Stream stream, GroupId group) {
   Bytes grads{0};
-  std::int64_t tensors = 0;
   for (const UnitId u : units) {
     grads += GradShard(u);
-    tensors += static_cast<std::int64_t>(Info(u).params.size());
   }
+  const std::int64_t tensors = CountTensors(units);
   const std::int64_t elements = grads.value / SizeOf(job_.precision.master);
   const BufferId norm = NewNorm(units);
   const Bytes size = e_.program.buffers[norm.value].size;
-  const auto use_grads = [&](AccessMode mode) {
-    std::uint16_t index = 0;
-    for (const UnitId u : units) {
-      UseGrads(u, mode, index++);
-    }
-  };
   OpShape shape;
   shape.stream = stream;
   shape.dtype = job_.precision.master;
   shape.bytes = grads;
   shape.code = OpCode::kGradNorm;
-  shape.divisor = MicroBatches();
+  shape.divisor = HasScaler() ? 1.0 : MicroBatches();
   e_.Add(shape, MultiTensorKernels(elements, tensors, grads, size, shape.dtype), Phase::kOptimizer,
          kNoSubject, {{norm, AccessMode::kWrite, Role::kOutput}});
-  use_grads(AccessMode::kReadWrite);  // it divides them
+  UseAllGrads(units);  // it divides them
   SumNorm(norm, stream, group);
   shape.code = OpCode::kGradClip;
   shape.divisor = 1.0;
   e_.Add(shape, MultiTensorKernels(elements, tensors, grads, grads, shape.dtype), Phase::kOptimizer,
          kNoSubject, {{norm, AccessMode::kRead, Role::kInput}});
-  use_grads(AccessMode::kReadWrite);
+  UseAllGrads(units);
   e_.body->Free(norm);
 }
 
 // FSDP1 sends the host's norm to the device, sums it there, and takes it back. FSDP2 sums what lies
 // on the host, over gloo; the program does as FSDP1, since the host waits in both.
 void StepRules::SumHostNorm(std::span<const UnitId> units) {
-  if (e_.program.shard_size == 1) {
-    return;
+  if (e_.program.shard_size > 1) {
+    const BufferId norm = NewNorm(units);
+    TakeFromHost(norm);
+    SumNorm(norm, Stream::kCompute, GroupId(0));
+    ReturnToHost(norm);
   }
-  const BufferId norm = NewNorm(units);
-  const Bytes size = e_.program.buffers[norm.value].size;
+}
+
+void StepRules::SumHostFlag() {
+  if (RanksOfFlag() > 1) {
+    const BufferId flag =
+        e_.Alloc(Bytes(SizeOf(DType::kFp32)), Category::kTemporary, Stream::kCompute);
+    TakeFromHost(flag);
+    SumFlag(flag);
+    ReturnToHost(flag);
+  }
+}
+
+void StepRules::TakeFromHost(BufferId number) {
+  const Bytes size = e_.program.buffers[number.value].size;
   OpShape shape;
   shape.code = OpCode::kGradNorm;
   shape.dtype = job_.precision.master;
   shape.bytes = size;
   e_.Add(shape, MultiTensorKernels(1, 1, size, size, shape.dtype), Phase::kOptimizer, kNoSubject,
-         {{norm, AccessMode::kWrite, Role::kOutput}});
-  SumNorm(norm, Stream::kCompute, GroupId(0));
+         {{number, AccessMode::kWrite, Role::kOutput}});
+}
+
+void StepRules::ReturnToHost(BufferId number) {
   const OpId summed = e_.body->last();
   e_.AddHostWait({&summed, 1}, Phase::kOptimizer, kNoSubject);
-  e_.body->Free(norm);
+  e_.body->Free(number);
 }
 
 // The host's norm of its gradients reads them; clipping reads and writes them.
@@ -396,14 +475,20 @@ void StepRules::EndStep() {
     return;
   }
   if (plan_.offload.parameters) {
-    if (TakesGradNorm(job_)) {
+    if (HasScaler()) {
+      SumHostFlag();
+    }
+    if (job_.clip_gradients || (TakesGradNorm(job_) && !HasScaler())) {
       SumHostNorm(units);
     }
     AddHostOptimizer(units, {}, TakesGradNorm(job_));
     FreeShardedGrads(units);
     return;
   }
-  if (TakesGradNorm(job_)) {
+  if (HasScaler()) {
+    AddUnscale(units);
+  }
+  if (job_.clip_gradients || (TakesGradNorm(job_) && !HasScaler())) {
     AddClip(units, Stream::kCompute, GroupId(0));
   }
   const OpId updated = job_.optimizer.matrices == MatrixRule::kNone

@@ -89,6 +89,7 @@ struct UnitSpans {
   struct Ends {
     Call first, last;
     bool by_model = false;  // no call ends it, but the end of the model
+    bool is_open = false;   // nor does that: no hook runs there, and none in backward
   };
   std::vector<std::vector<Ends>> ends, backward_ends;  // of spans and backward_spans
   std::vector<std::vector<Span>> calls;  // per unit: of each module, for dialects with hooks

@@ -90,6 +90,17 @@ class Emit(ShardwrightTestCase):
             self.assertEqual(result[key]["peak_allocated_bytes"], simulated["memory"]["peak_allocated_bytes"])
             self.assertEqual(result[key]["fits"], simulated["fits"])
 
+    def test_release_of_torch(self):
+        """A plan of another release than the default says so, also in a dialect that has one, too."""
+        self.plan("--model llama-3.2-1b --cluster dgx-h100 --seq 512 --torch 2.8")
+        duty = "run it with PyTorch 2.8, whose rules the plan follows"
+        for target in ("fsdp2", "fsdp1"):
+            result = self.emit(target, "--as-emitted", "emitted.json")
+            self.assertIn(duty, result["by_hand"])
+            self.assertEqual(json.loads((self.folder / "emitted.json").read_text())["plan"]["torch"], "2.8")
+        self.plan("--model llama-3.2-1b --cluster dgx-h100 --seq 512")
+        self.assertFalse(any("PyTorch 2" in text for text in self.emit("fsdp2")["by_hand"]))
+
     def test_a_lossless_emission_changes_nothing(self):
         """torchtitan and DeepSpeed hold plans that were made by their own rules."""
         for target, words in (

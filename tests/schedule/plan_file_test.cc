@@ -192,6 +192,7 @@ TEST_CASE("PlanFile: every field comes back") {
   fsdp1.plan.limit_all_gathers = false;
   fsdp1.plan.use_orig_params = false;
   fsdp1.plan.bounded_memory = true;
+  fsdp1.plan.torch = TorchRelease::k2_6;
   CheckRoundTrip(fsdp1);
   PlanFile ddp = SmallPlan();
   ddp.plan.dialect = Dialect::kDdp;

@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 
+import torch
+
 import random_networks
 from torch_pool import Failure, Pools
 
@@ -23,6 +25,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "
 import export_model  # noqa: E402
 
 KINDS = {"_allgather_base": "all_gather", "_reduce_scatter_base": "reduce_scatter", "allreduce": "all_reduce"}
+# Whose rules our programs follow: by the release of torch that runs here.
+RELEASE = {"2.8": "2.8", "2.6": "2.6", "2.4": "2.6"}.get(".".join(torch.__version__.split(".")[:2]), "2.13")
 DTYPES = {"Float": "fp32", "BFloat16": "bf16", "Half": "fp16", "Int": "int32"}
 
 

@@ -24,7 +24,7 @@ except ImportError as missing:
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import random_networks  # noqa: E402
-from random_cases import Outcome, Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
+from random_cases import RELEASE, Outcome, Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
 from torch_fsdp2_random import fitted, layers  # noqa: E402
 from torch_pool import NAMES, Failure  # noqa: E402
 
@@ -103,7 +103,7 @@ def plan_of(case):
                 "precision": {"master": "fp32", "param": param, "reduce": "fp32"},
                 "optimizer": {"kind": "sgd", "impl": "foreach", "weight_decay": False}, "clip_gradients": False,
                 "frozen": case["frozen"]},
-        "plan": {"dialect": "ddp", "shard_size": 1, "replicate_size": case["replicate"], "micro_batch": case["micro_batch"],
+        "plan": {"dialect": "ddp", "torch": RELEASE, "shard_size": 1, "replicate_size": case["replicate"], "micro_batch": case["micro_batch"],
                  "accumulation": case["accumulation"], "sync": case["sync"], "first_bucket": f"{case['bucket']} B",
                  "bucket": f"{case['bucket']} B", "find_unused_parameters": case["find_unused_parameters"],
                  "static_graph": case["static_graph"], "units": [{"name": "root", "modules": [""], "reshard": "never"}]}}

@@ -30,12 +30,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "
 import random_networks  # noqa: E402
 import shardwright_fsdp1  # noqa: E402
 import shardwright_plan  # noqa: E402
-from random_cases import Outcome, Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
-from torch_fsdp2_random import (LAYERS, calling, fitted, idling, layers, random_modules, random_recompute, splits, ties_of,  # noqa: E402
-                                returning, under_two_names, with_dead_layer)
+from random_cases import RELEASE, Outcome, Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
+from torch_fsdp2_random import (FP16, LAYERS, LONG, SCALE, calling, fitted, idling, layers, random_modules,  # noqa: E402
+                                random_recompute, splits, ties_of, returning, under_two_names, with_dead_layer)
 from torch_pool import Failure, Recorder  # noqa: E402
 
 STEPS = 3
+FIRST_FP16 = 800  # the seed from which on a tenth computes in fp16, with a loss scaler
 MESHES = [(2, 1), (2, 1), (3, 1), (4, 1), (2, 2), (1, 2), (1, 3)]  # shard, replicate
 FP32 = ("fp32", "fp32", "fp32")
 PRECISIONS = [FP32, ("fp32", "bf16", "fp32"), ("fp32", "bf16", "bf16"), ("fp32", "fp32", "bf16")]
@@ -137,6 +138,10 @@ FIXED = {
     "offloaded, in two micro-batches": fixed(LAYERS, offload=True, accumulation=2, use_orig_params=False),
     "offloaded and clipped, no_sync": fixed(LAYERS, offload=True, clip=True, accumulation=2, sync="last", use_orig_params=False),
     "replicas only, offloaded and clipped": fixed(LAYERS, shard=1, replicate=2, offload=True, clip=True),
+    "fp16, hybrid": fixed(ENDS, replicate=2, precision=("fp32", "fp16", "fp32")),
+    "fp16, hybrid, clipped": fixed(ENDS, replicate=2, precision=("fp32", "fp16", "fp16"), clip=True, accumulation=2),
+    "fp16, replicas only": fixed(LAYERS, shard=1, replicate=3, precision=("fp32", "fp16", "fp32")),
+    "fp16, offloaded": fixed(LAYERS, shard=3, precision=("fp32", "fp16", "fp32"), offload=True),
     "hybrid, clipped": fixed(ENDS, replicate=2, precision=("fp32", "bf16", "fp32"), clip=True),
 }
 
@@ -192,6 +197,8 @@ def random_case(seed):
         case.update(mode="forward", recompute=[], frozen=[], clip=False, accumulation=1, sync="every")
     # Where nothing is sharded torch computes with the parameters themselves if the device is a CPU, not with a copy.
     case["offload"] = case["shard"] > 1 and random.Random(json.dumps(case)).random() < 0.1
+    if seed >= FIRST_FP16 and random.Random(json.dumps(case)).random() < 0.1:
+        case["precision"] = FP16[seed % len(FP16)]
     return case
 
 
@@ -207,7 +214,7 @@ def plan_of(case):
                 "precision": {"master": master, "param": param, "reduce": reduce},
                 "optimizer": {"kind": "sgd", "impl": "foreach", "weight_decay": False}, "clip_gradients": case["clip"],
                 "frozen": case["frozen"]},
-        "plan": {"dialect": "fsdp1", "shard_size": case["shard"], "replicate_size": case["replicate"], "units": units,
+        "plan": {"dialect": "fsdp1", "torch": RELEASE, "shard_size": case["shard"], "replicate_size": case["replicate"], "units": units,
                  "offload": {"parameters": case["offload"]}, **{key: case[key] for key in ("micro_batch", "accumulation", "sync", "recompute", "backward_prefetch",
                                                "forward_prefetch", "limit_all_gathers", "use_orig_params")}}}
 
@@ -220,7 +227,8 @@ def samples_of(case, step, rank=None):
         yield inputs if rank is None else {key: t[rank * size:(rank + 1) * size] for key, t in inputs.items()}
 
 
-def train_step(case, model, optimizer, samples, around, clip):
+def train_step(case, model, optimizer, samples, around, clip, scaler=None):
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
     total = 0.0
     if case["mode"] == "forward":
         with torch.no_grad():
@@ -228,11 +236,13 @@ def train_step(case, model, optimizer, samples, around, clip):
     for i, inputs in enumerate(samples):
         with around(i):
             loss = model(**inputs) / case["accumulation"]
-            loss.backward()
+            scaler.scale(loss).backward()
         total += loss.item()
     if case["clip"]:
+        scaler.unscale_(optimizer)
         clip()
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     optimizer.zero_grad()
     return total
 
@@ -287,6 +297,7 @@ def groups_of(case):
     names = {tuple(range(shard)): "shard"}
     if case["replicate"] > 1:
         names[tuple(range(0, ranks, shard))] = "replicate"
+    names.setdefault(tuple(range(ranks)), "world")
     return names
 
 
@@ -296,7 +307,7 @@ def offload_as_from_a_gpu():
     from torch.distributed.fsdp._flat_param import FlatParamHandle
     if getattr(torch.Tensor.pin_memory, "is_ours", False):
         return
-    pin = lambda tensor: tensor  # noqa: E731
+    pin = lambda tensor, device=None: tensor  # noqa: E731
     pin.is_ours = True
     torch.Tensor.pin_memory = pin
     torch.cpu.Stream.synchronize = lambda stream: None
@@ -314,6 +325,7 @@ def run_case(rank, argument, more=None, kind="sgd"):
     """In a worker: the collectives of each step, the losses, and the parameters at the end. `more(model, optimizer)` is what else is
     noted of each collective."""
     from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
     warnings.simplefilter("ignore")
     case, data = argument
     if case["offload"]:
@@ -321,11 +333,12 @@ def run_case(rank, argument, more=None, kind="sgd"):
     model = random_networks.make(case["network"]).train()
     model = shardwright_fsdp1.apply_plan(model, data, device_type="cpu", device_id=torch.device("cpu"))
     optimizer = learner(model, kind)
+    scaler = ShardedGradScaler("cpu", init_scale=SCALE, enabled=case["precision"][1] == "fp16")
     steps, losses = [], []
     with Recorder(groups_of(case), lambda: more(model, optimizer) if more else (gathered_bytes(model),)) as recorder:
         for step in range(STEPS):
             losses.append(train_step(case, model, optimizer, samples_of(case, step, rank),
-                                     lambda i: shardwright_fsdp1.micro_batch(model, i), lambda: model.clip_grad_norm_(MAX_NORM)))
+                                     lambda i: shardwright_fsdp1.micro_batch(model, i), lambda: model.clip_grad_norm_(MAX_NORM), scaler))
             steps.append(recorder.take())
     with FullyShardedDataParallel.summon_full_params(model):
         parameters = torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().tobytes()
@@ -368,7 +381,7 @@ def unchecked(ours, case):
     unit_of = shardwright_plan._unit_of_parameters(plain, dict(model.named_modules(remove_duplicate=False)))
     for parameter in plain["parameters"]:
         parameter["unit"] = unit_of[id(model.get_parameter(parameter["fqn"]))]
-    _, param, reduce = ({"fp32": "float32", "bf16": "bfloat16"}[dtype] for dtype in case["precision"])
+    _, param, reduce = (LONG[dtype] for dtype in case["precision"])
     regions = [{"keep_every": 1, **region} for region in case["recompute"]]
     for parameter in plain["parameters"]:
         if any(fnmatch.fnmatchcase(parameter["fqn"], pattern) for pattern in case["frozen"]):

@@ -7,6 +7,7 @@ for the applier, which wraps the module in 2 to 6 gloo processes; three steps ru
 dtype of every collective are compared with those of the simulated program.
 """
 
+import contextlib
 import copy
 import pathlib
 import random
@@ -25,14 +26,17 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "
 import random_networks  # noqa: E402
 import shardwright_fsdp2  # noqa: E402
 import shardwright_plan  # noqa: E402
-from random_cases import Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
+from random_cases import RELEASE, Refused, attempt, compare, main_of, model_json, smaller_networks  # noqa: E402
 from torch_pool import Recorder  # noqa: E402
 
 STEPS = 3
 MESHES = [(2, 1), (3, 1), (4, 1), (2, 2), (6, 1), (3, 2), (2, 3)]  # shard, replicate
 PRECISIONS = [("fp32", "fp32", "fp32"), ("fp32", "bf16", "fp32"), ("fp32", "bf16", "bf16"), ("bf16", "bf16", "bf16")]
+FP16 = [("fp32", "fp16", "fp32"), ("fp32", "fp16", "fp16")]  # of some seeds, with a loss scaler
+FIRST_FP16 = 1500  # the seed from which on a tenth has one of these
+LONG = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+SCALE = 16.0  # at which small networks do not overflow
 meshes = {}  # of a worker
-
 
 def layers():
     """Three layers: residual sums of a norm and an MLP."""
@@ -126,6 +130,10 @@ def called_by_second_name():
 
 LAYERS = [f"body.layers.{i}" for i in range(3)]
 FIXED = {
+    "fp16, reduced in fp32, with replicas": fixed(*LAYERS, precision=("fp32", "fp16", "fp32"), replicate=2),
+    "fp16, clipped, in two micro-batches": fixed(*LAYERS, precision=("fp32", "fp16", "fp16"), clip=True, accumulation=2, sync="last", shard=3),
+    "fp16, clipped, in which every step overflows": fixed(*LAYERS, precision=("fp32", "fp16", "fp32"), clip=True, scale=2.0 ** 40),
+    "fp16, offloaded and clipped": fixed(*LAYERS, precision=("fp32", "fp16", "fp32"), clip=True, offload=True),
     "offloaded and clipped, in bf16": fixed(*LAYERS, offload=True, clip=True, precision=("fp32", "bf16", "bf16"), shard=3),
     "offloaded and clipped, with replicas and a frozen layer": fixed(*LAYERS, offload=True, clip=True, replicate=2, accumulation=2,
                                                                      frozen=[f"{LAYERS[0]}.c1.fc1.weight"]),
@@ -300,11 +308,13 @@ def random_case(seed):
         case["frozen"] = [name for name in names if rng.random() < share]
     if rng.random() < 0.12:
         case.update(mode="forward", recompute=[], frozen=[], clip=False, accumulation=1, sync="every")
+    if seed >= FIRST_FP16 and rng.random() < 0.1:
+        case["precision"] = rng.choice(FP16)
     return case
 
 
 def reshard_of(unit):
-    if unit["reshard"] is None:
+    if unit["reshard"] is None or (unit["modules"] == [""] and RELEASE == "2.6"):  # which keeps its root
         return "never" if unit["modules"] == [""] else "always"
     if isinstance(unit["reshard"], bool):
         return "always" if unit["reshard"] else "never"
@@ -325,9 +335,32 @@ def plan_of(case):
                 "precision": {"master": master, "param": param, "reduce": reduce},
                 "optimizer": {"kind": "adamw", "impl": "foreach", "weight_decay": True}, "clip_gradients": case["clip"],
                 "frozen": case["frozen"]},
-        "plan": {"dialect": "fsdp2", "shard_size": case["shard"], "replicate_size": case["replicate"],
+        "plan": {"dialect": "fsdp2", "torch": RELEASE, "shard_size": case["shard"], "replicate_size": case["replicate"],
                  "micro_batch": case["micro_batch"], "accumulation": case["accumulation"], "sync": case["sync"],
                  "recompute": case["recompute"], "offload": {"parameters": case["offload"]}, "units": units}}
+
+
+def run_on_a_cpu():
+    """Lets fully_shard of torch 2.6 run where it asks for more than a CPU has: streams, which do nothing here, and copies that leave
+    autograd's counts of changes alone, as those on a GPU do."""
+    if hasattr(torch.cpu.Stream, "record_event"):
+        return
+    from torch.distributed.fsdp import fully_shard  # noqa: F401, which defines what is replaced
+    torch.cpu.Stream.record_event = lambda stream, event=None: torch.cpu.Event()
+    torch.cpu.Stream.wait_event = lambda stream, event: None
+    torch.cuda.current_stream = torch.cpu.current_stream
+    copy = torch.ops.fsdp.split_with_sizes_copy
+
+    def copy_out(source, sizes, dim, out):
+        with contextlib.ExitStack() as stack:
+            for tensor in out:
+                stack.enter_context(torch.autograd._unsafe_preserve_version_counter(tensor))
+            copy(source, sizes, dim=dim, out=out)
+
+    copy_out.default = copy.default
+    torch.ops.fsdp.split_with_sizes_copy = copy_out
+    reduce = torch.distributed.all_reduce  # gloo has no mean
+    torch.distributed.all_reduce = lambda tensor, op=None, group=None, async_op=False: reduce(tensor, group=group, async_op=async_op)
 
 
 def mesh_of(case):
@@ -356,7 +389,7 @@ def wrap_by_hand(model, case):
         parameter.requires_grad_(name not in case["frozen"])
     regions = [{"keep_every": 1, **region} for region in case["recompute"]]
     wrappers = shardwright_plan.wrap_recompute(model, {"recompute": regions, "offload": {"activations": False}}, modules)
-    master, param, reduce = (shardwright_plan.dtype_of({"fp32": "float32", "bf16": "bfloat16"}[d]) for d in case["precision"])
+    master, param, reduce = (shardwright_plan.dtype_of(LONG[d]) for d in case["precision"])
     policy = MixedPrecisionPolicy(param_dtype=None if param == master else param, reduce_dtype=None if reduce == param else reduce)
     options = {"mesh": mesh_of(case), "mp_policy": policy,
                "offload_policy": CPUOffloadPolicy(pin_memory=False) if case["offload"] else OffloadPolicy()}
@@ -365,7 +398,8 @@ def wrap_by_hand(model, case):
                        reverse=True):
         chosen = [wrappers.get(id(modules[m]), modules[m]) for m in unit["modules"]]
         targets[unit_name(unit)] = chosen[0]
-        fully_shard(chosen[0] if len(chosen) == 1 else chosen, reshard_after_forward=unit["reshard"], **options)
+        fully_shard(chosen[0] if len(chosen) == 1 else chosen, reshard_after_forward={"never": False, "always": True}.get(
+            reshard_of(unit), unit["reshard"]), **options)
     for unit in case["units"]:
         for key in ("forward_prefetch", "backward_prefetch"):
             if unit.get(key):
@@ -376,6 +410,7 @@ def wrap_by_hand(model, case):
 def run_case(rank, argument, more=lambda model, optimizer: ()):
     """In a worker: the collectives of each step, and of each what `more` says. Rank 0's, all ranks having the same kinds and sizes."""
     case, data = argument
+    run_on_a_cpu()
     model = random_networks.make(case["network"]).train()
     if case["precision"][0] == "bf16":
         model.to(torch.bfloat16)
@@ -385,6 +420,7 @@ def run_case(rank, argument, more=lambda model, optimizer: ()):
         shardwright_fsdp2.apply_plan(model, data, mesh_of(case))
     trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trainable, foreach=True) if trainable else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=case.get("scale", SCALE), enabled=case["precision"][1] == "fp16")
     steps = []
     with Recorder(groups_of(case), lambda: more(model, optimizer)) as recorder:
         for step in range(STEPS):
@@ -396,10 +432,14 @@ def run_case(rank, argument, more=lambda model, optimizer: ()):
             for i in range(case["accumulation"]):
                 shardwright_fsdp2.set_micro_batch(model, i)
                 inputs = random_networks.sample(case["network"], case["micro_batch"], 100 * step + 10 * i + rank)
-                (model(**inputs) / case["accumulation"]).backward()
+                scaler.scale(model(**inputs) / case["accumulation"]).backward()
             if case["clip"]:
+                scaler.unscale_(optimizer)
                 torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 1.0, foreach=True)
-            optimizer.step()
+            scaler.step(optimizer)
+            before = scaler.get_scale()
+            scaler.update()
+            assert "scale" not in case or scaler.get_scale() < before, "no gradient overflowed"
             optimizer.zero_grad()
             steps.append(recorder.take())
     return steps
