@@ -102,6 +102,9 @@ enum KernelColumn : std::size_t {
   kGradNormColumn,
   kGradClipColumn,
   kCopiesColumn,
+  kRowsColumn,
+  kGatherColumn,
+  kLoadColumn,
   kOperandsColumn,
   kRampColumn,
   kFloorColumn,
@@ -149,6 +152,10 @@ std::vector<Field> KernelFields(ComputeProfile& compute, AttentionImpl library) 
   fields[kGradNormColumn] = {"compute.grad_norm", &compute.grad_norm};
   fields[kGradClipColumn] = {"compute.grad_clip", &compute.grad_clip};
   fields[kCopiesColumn] = {"compute.copies", &compute.copies};
+  fields[kRowsColumn] = {"compute.rows", compute.rows.value > 0 ? &compute.rows : nullptr};
+  fields[kGatherColumn] = {"compute.gather", compute.gather.value > 0 ? &compute.gather : nullptr};
+  fields[kLoadColumn] = {"compute.load", nullptr,
+                         compute.load.value.value > 0 ? &compute.load : nullptr};
   fields[kOperandsColumn] = {"compute.gemm_operands",
                              compute.gemm_operands.value > 0 ? &compute.gemm_operands : nullptr};
   fields[kRampColumn] = {"compute.gemm_ramp", nullptr, &compute.gemm_ramp};
@@ -199,16 +206,25 @@ class KernelTerms {
     const Bytes bytes = kernel.read + kernel.written;
     const double traffic = (bytes / gpu_.memory_bandwidth.value).value;
     const FitTerm streaming{kElementwiseColumn, traffic};
+    const std::int64_t sm_count = std::max<std::int64_t>(gpu_.sm_count.value, 1);
     switch (kernel.kind) {
       case KernelClass::kGemm:
       case KernelClass::kGroupedGemm:
       case KernelClass::kConv: {
         const MathType type = TypeFor(kernel.dtype, true);
-        const double overhead = TileOverhead(kernel.batch, kernel.m, kernel.n,
-                                             std::max<std::int64_t>(gpu_.sm_count.value, 1));
+        const bool is_grouped = kernel.kind == KernelClass::kGroupedGemm && sm_count > 1;
+        const double overhead = is_grouped
+                                    ? PaddingOverhead(kernel.m, kernel.n)
+                                    : TileOverhead(kernel.batch, kernel.m, kernel.n, sm_count);
         const bool is_own = kernel.is_own && IsOwnGroupedKnown(compute_, type);
         const FitTerm multiplying{is_own ? kOwnGroupedColumn : static_cast<std::size_t>(type),
                                   overhead * AtPeak(kernel, type)};
+        if (is_grouped) {
+          const FitTerm longer = Larger(multiplying, streaming);
+          FitTerm shorter = longer.column == multiplying.column ? streaming : multiplying;
+          shorter.factor *= 1 - compute_.grouped_overlap.value;
+          return {longer, shorter};
+        }
         if (compute_.gemm_operands.value > 0) {
           return {multiplying, {kOperandsColumn, traffic}};
         }
@@ -224,20 +240,31 @@ class KernelTerms {
                    : (is_forward ? kAttentionForwardColumn : kAttentionBackwardColumn);
         const AttentionProfile& attention = AttentionOf(compute_, kernel.attention);
         const double overhead =
-            AttentionOverhead(kernel, attention.softmax.value, attention.start.value,
-                              std::max<std::int64_t>(gpu_.sm_count.value, 1));
+            AttentionOverhead(kernel, attention.softmax.value, attention.start.value, sm_count,
+                              attention.group.value);
         return {
             Larger({column, overhead * AtPeak(kernel, TypeFor(kernel.dtype, false))}, streaming)};
       }
-      case KernelClass::kNorm:
       case KernelClass::kSoftmax:
+        if (kernel.row > Bytes(0)) {
+          const Bytes all = RowTraffic(kernel, gpu_.l2.value, sm_count);
+          return {{compute_.rows.value > 0 ? kRowsColumn : kElementwiseColumn,
+                   (all / gpu_.memory_bandwidth.value).value}};
+        }
         return {{kReductionColumn, traffic}};
+      case KernelClass::kNorm:
+        return {{kReductionColumn, traffic}};
+      case KernelClass::kGatherScatter: {
+        const FitTerm moving{compute_.gather.value > 0 ? kGatherColumn : kElementwiseColumn,
+                             traffic};
+        const bool waits = kernel.waits > 0 && compute_.load.value.value > 0;
+        return {waits ? Larger(moving, {kLoadColumn, static_cast<double>(kernel.waits)}) : moving};
+      }
       case KernelClass::kOptimizer:
         return {{update_column_, traffic}};
       case KernelClass::kCopy:
         return {{kCopiesColumn, traffic}};
       case KernelClass::kElementwise:
-      case KernelClass::kGatherScatter:
       case KernelClass::kQr:  // not part of recordings
         break;
     }

@@ -138,8 +138,9 @@ void AddStacks(const FitGroup& group, const Linear& best, double spread, double 
     for (std::size_t k = 0; k < group.variables.size(); ++k) {
       const Variable& v = group.variables[k];
       if (v.is_shared || v.stack == s) {
-        stack.numbers.push_back({v.path, std::exp(best.at[k]), std::exp(v.lower), std::exp(v.upper),
-                                 std::exp(v.start), !v.is_shared, v.is_time});
+        stack.numbers.push_back({v.path, std::exp(LogValueAt(group, s, best.at, k)),
+                                 std::exp(v.lower), std::exp(v.upper), std::exp(v.start),
+                                 !v.is_shared, v.is_time});
       }
     }
     fit.stacks.push_back(std::move(stack));

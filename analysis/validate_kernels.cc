@@ -83,6 +83,10 @@ KernelSetOptions KernelSetOf(const KernelRow& row) {
   if (row.stack == "torch-eager") {
     set.fused_norm = false;
   }
+  if (row.stack.starts_with("liger")) {
+    set.fused_loss = true;
+  }
+  set.shifted_logits = false;  // the loss itself, not what Transformers does around it
   set.attention = row.stack == "cudnn"               ? AttentionImpl::kCudnn
                   : row.stack == "flash-attention-3" ? AttentionImpl::kFlash3
                                                      : set.attention;
@@ -157,12 +161,48 @@ OpSpec SpecOf(const KernelRow& row) {
   return spec;
 }
 
+// The gradient of each group's (n, k) weight from its m rows; it is added to what is there.
+std::vector<Kernel> GroupedWeightGradient(const KernelRow& row) {
+  KernelRow turned = row;
+  turned.m = row.n;
+  turned.n = row.k;
+  turned.k = row.m;
+  std::vector<Kernel> kernels = Product(turned, KernelClass::kGroupedGemm, row.groups);
+  kernels[0].read += kernels[0].written;
+  return kernels;
+}
+
+Kernel Pass(DType dtype, Bytes read, Bytes written) {
+  Kernel kernel;
+  kernel.dtype = dtype;
+  kernel.read = read;
+  kernel.written = written;
+  return kernel;
+}
+
+// Losses and lookups forward and backward are timed again and again on one leaf, whose gradient is
+// added to that of the time before (Liger-Kernel's benchmarks, mode "full"); a lookup's output
+// gradient is drawn each time.
+void AppendLeafGradient(const KernelRow& row, std::vector<Kernel>* kernels) {
+  const DType dtype = DTypeOf(row);
+  const auto bytes = [&](std::int64_t rows) { return Bytes(rows * row.features * SizeOf(dtype)); };
+  if (row.op == "embedding") {
+    kernels->push_back(Pass(dtype, Bytes(0), bytes(row.rows)));
+  }
+  const Bytes leaf = bytes(row.op == "embedding" ? row.n : row.rows);
+  // Liger's loss leaves the gradient where the logits were, which are the leaf's own gradient after
+  // the first time: it is added to itself.
+  const bool is_itself = row.op == "cross_entropy" && row.stack.starts_with("liger");
+  kernels->push_back(Pass(dtype, leaf * (is_itself ? 1 : 2), leaf));
+}
+
 std::vector<Kernel> KernelsOf(const KernelRow& row) {
   if (row.op == "gemm") {
     return Product(row, KernelClass::kGemm, std::max<std::int64_t>(row.batch, 1));
   }
   if (row.op == "grouped_gemm") {
-    return Product(row, KernelClass::kGroupedGemm, row.groups);
+    return row.direction == "bwd_grad_w" ? GroupedWeightGradient(row)
+                                         : Product(row, KernelClass::kGroupedGemm, row.groups);
   }
   const bool forward = row.direction == "forward" || row.direction == "both";
   const bool backward = row.direction == "backward" || row.direction == "both";
@@ -189,6 +229,9 @@ std::vector<Kernel> KernelsOf(const KernelRow& row) {
   }
   if (kernels.empty()) {
     throw CannotPrice{"no kernel of its own: " + row.op};
+  }
+  if (row.direction == "both" && (row.op == "cross_entropy" || row.op == "embedding")) {
+    AppendLeafGradient(row, &kernels);
   }
   return kernels;
 }

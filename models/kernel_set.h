@@ -53,6 +53,13 @@ struct Kernel {
   Flops flops{0};  // as executed (causal attention: only the tiles that run)
   Bytes read{0};
   Bytes written{0};
+  // A kernel that goes through one row after the other, of `row` bytes, comes back to `reread` of
+  // what it read: free while the rows that are worked on at a time stay in the cache. 0: `read` is
+  // all, at the rate of kernels that reduce.
+  Bytes row{0};
+  Bytes reread{0};
+  // Loads of which each waits for the one before, because one block does all: nothing hides them.
+  std::int64_t waits = 0;
 
   bool operator==(const Kernel&) const = default;
 };

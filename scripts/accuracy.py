@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 # Arguments of `fit`, as in scripts/fit_profiles.sh.
+FEW = "compute.gemm.bf16,overlap.compute_sensitivity,compute.rank_spread,host.step"
 TORCH = ["--source", "torchtitan,torchao,ibmfsdp,torchtune", "--one-per-gpu"]
 FITS = [
     ["--source", "llmfoundry", "--numbers",
@@ -21,8 +22,8 @@ FITS = [
     [*TORCH, "--gpu-class", "B200,MI300", "--numbers",
      "compute.gemm.bf16,compute.elementwise,compute.attention_forward,compute.attention_backward,"
      "compute.reduction,overlap.compute_sensitivity,compute.gemm.fp8,host.step"],
-    ["--source", "fmsaccel"],
-    ["--source", "internevo"],
+    ["--source", "fmsaccel", "--numbers", FEW],
+    ["--source", "internevo", "--numbers", FEW],
 ]
 # What the groups of a source are called in the tables of models left out.
 FRAMEWORKS = {"llmfoundry": "composer", "fmsaccel": "hf", "internevo": "internevo"}

@@ -22,6 +22,10 @@ struct AttentionProfile {
   Number<double> forward, backward;
   // Share of that time which does not grow with the head dimension: the softmax.
   Number<double> softmax;
+  // Queries that a multiprocessor works on at a time in forward, where the tiles with most keys
+  // begin first so that the last one to end is a short one; 0: 128, in any order. Optional in
+  // files.
+  Number<double> group;
   // What a tile of queries costs beside its keys, in keys. 0: unknown, and the fractions above are
   // those of every shape.
   Number<double> start;
@@ -40,6 +44,9 @@ struct ComputeProfile {
   // Fraction of the dense peak that the executor's own CUDA kernels reach for the products of
   // experts; 0: as gemm. Optional in files.
   Number<double> own_grouped;
+  // Of grouped products, whose operands and results are many per operation: the part of the shorter
+  // of multiplying and moving bytes that hides behind the longer. Optional in files.
+  Number<double> grouped_overlap{1, {}, 0};
   // Time a matrix product loses to filling and draining the GPU: t = flops / (gemm * peak) +
   // gemm_ramp.
   Number<Seconds> gemm_ramp;
@@ -59,6 +66,13 @@ struct ComputeProfile {
   Number<double> grad_clip;
   // Of copies on the device; 0: as `elementwise`. Optional in files.
   Number<double> copies;
+  // Of kernels that go through long rows, what they read again counted (Kernel::reread); 0: as
+  // `elementwise`. Optional in files.
+  Number<double> rows;
+  // Of lookups of rows in tables and their gradients; 0: as `elementwise`. Optional in files.
+  Number<double> gather;
+  // Time of a load that nothing hides. Optional in files.
+  Number<Seconds> load;
   // Of the operands of matrix products where the device does not bring them while it multiplies, as
   // a core does not: t = flops / (gemm * peak) + bytes / (gemm_operands * bandwidth) + gemm_ramp.
   // 0: it does, and the longer of the two counts. Optional in files.

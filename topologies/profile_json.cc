@@ -92,11 +92,16 @@ void VisitComputeExtras(Part& part, Visit visit) {
   visit("grad_clip", part.grad_clip);
   visit("copies", part.copies);
   visit("gemm_operands", part.gemm_operands);
+  visit("rows", part.rows);
+  visit("gather", part.gather);
+  visit("load", part.load);
+  visit("grouped_overlap", part.grouped_overlap);
 }
 // In keys.
 template <class Part, class Visit>
 void VisitComputeCounts(Part& part, Visit visit) {
   visit("attention_start", part.attention.start);
+  visit("attention_group", part.attention.group);
   visit("cudnn_attention_start", part.cudnn_attention.start);
   visit("flash3_attention_start", part.flash3_attention.start);
 }

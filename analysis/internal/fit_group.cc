@@ -116,8 +116,9 @@ std::vector<std::size_t> VariablesAt(const FitGroup& group, std::string_view pat
 
 // Numbers with one cause move together. Stacks of one framework run the same kernels. What keeps
 // matrix products below the peak (clocks under the power limit, heat) does so for all dtypes: the
-// fractions of further dtypes follow those of the first one. Attention's two passes are one
-// library.
+// fractions of further dtypes follow those of the first one. Where the first one is each stack's
+// own and the further one shared, what is shared is their ratio: a GPU with a lower power limit has
+// slower products in both. Attention's two passes are one library.
 void LinkVariables(FitGroup& group) {
   std::string first_gemm;
   for (Variable& variable : group.variables) {
@@ -126,7 +127,12 @@ void LinkVariables(FitGroup& group) {
       first_gemm = variable.path;
     }
     if (is_gemm && variable.path != first_gemm) {
-      variable.follows = VariablesAt(group, first_gemm);
+      const std::vector<std::size_t> first = VariablesAt(group, first_gemm);
+      if (variable.is_shared && !group.variables[first[0]].is_shared) {
+        variable.moves_with = first_gemm;
+      } else {
+        variable.follows = first;
+      }
     } else if (variable.path == "compute.attention_backward") {
       variable.follows = VariablesAt(group, "compute.attention_forward");
     } else if (!variable.is_shared) {
@@ -195,12 +201,25 @@ void AddVariables(const FitOptions& options, FitGroup& group) {
   LinkVariables(group);
 }
 
+double LogValueAt(const FitGroup& group, std::size_t stack, std::span<const double> point,
+                  std::size_t k) {
+  double value = point[k];
+  for (std::size_t other = 0; other < group.variables.size(); ++other) {
+    const Variable& first = group.variables[other];
+    if (first.path == group.variables[k].moves_with && first.stack == stack) {
+      value += point[other] - first.start;
+    }
+  }
+  return value;
+}
+
 Profile ProfileAt(const FitGroup& group, std::size_t stack, std::span<const double> point) {
   Profile profile = group.stacks[stack].profile;
   for (std::size_t k = 0; k < group.variables.size(); ++k) {
     const Variable& variable = group.variables[k];
     if (variable.is_shared || variable.stack == stack) {
-      *NumberAt(profile, variable.path, "--numbers").value = std::exp(point[k]);
+      *NumberAt(profile, variable.path, "--numbers").value =
+          std::exp(LogValueAt(group, stack, point, k));
     }
   }
   return profile;

@@ -25,6 +25,9 @@ struct Variable {
   double lower = 0, upper = 0, start = 0;  // logarithms
   bool is_time = false;
   std::vector<std::size_t> follows = {};  // variables whose mean deviation this one shares
+  // A shared number that stands, in each stack, as far from what the base profile says as the
+  // stack's own number at this path does, besides its own deviation; empty: it is one value.
+  std::string moves_with = {};
 };
 
 struct GroupRow {
@@ -59,6 +62,10 @@ using FitGroups = std::map<std::pair<std::string, std::string>, FitGroup>;  // b
 // Gives a group the numbers to fit, each for itself or for all stacks. Throws InputError for a
 // number that the base profiles lack.
 void AddVariables(const FitOptions& options, FitGroup& group);
+
+// The logarithm of what variable `k` is in a stack at `point`.
+[[nodiscard]] double LogValueAt(const FitGroup& group, std::size_t stack,
+                                std::span<const double> point, std::size_t k);
 
 // A stack's profile with the numbers at `point`, which is logarithms by variable.
 [[nodiscard]] Profile ProfileAt(const FitGroup& group, std::size_t stack,

@@ -62,10 +62,10 @@ double Prior(const FitGroup& group, std::span<const double> point) {
     const double own = deviation(k) / kPriorWidth;
     sum += own * own;
     const std::vector<std::size_t>& follows = group.variables[k].follows;
-    if (follows.empty()) {
+    if (follows.empty() && group.variables[k].moves_with.empty()) {
       continue;
     }
-    double followed = 0;
+    double followed = 0;  // what moves with another number is its deviation from that one already
     for (const std::size_t other : follows) {
       followed += deviation(other) / static_cast<double>(follows.size());
     }

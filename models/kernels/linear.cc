@@ -69,8 +69,10 @@ OpKernels LowerEmbedding(const LowerContext& context) {
   const std::int64_t rows = Rows(context);
   const std::int64_t output = Product({rows, spec.out, context.s});
   OpKernels op;
+  // Rows that are asked for again come from the cache.
+  const std::int64_t touched = Product({std::min(rows, spec.vocab), spec.out, context.s});
   op.forward = {PassKernel(KernelClass::kGatherScatter, context.compute,
-                           Product({rows, kIndexBytes}) + output, output)};
+                           Product({rows, kIndexBytes}) + touched, output)};
   AppendTableGradient(context, rows, spec.vocab, spec.out, &op);
   op.saves_input = 1;
   op.saves_input_for_weight = 1;

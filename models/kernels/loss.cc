@@ -8,6 +8,31 @@
 namespace shardwright::internal {
 namespace {
 
+// Log-softmax of rows of `features` elements as PyTorch's kernels run it: rows of more than the 48
+// KiB of shared memory are read for their largest element, for the sum and for the result
+// (backward: the gradient for its sum, then with the result). ATen/native/cuda/SoftMax.cu.
+constexpr std::int64_t kSoftmaxRowInBlock = 48 * 1024;
+Kernel LogSoftmaxKernel(DType dtype, std::int64_t features, std::int64_t bytes, bool is_forward) {
+  Kernel kernel = PassKernel(KernelClass::kSoftmax, dtype, is_forward ? bytes : 2 * bytes, bytes);
+  const std::int64_t row = Product({features, SizeOf(dtype)});
+  kernel.row = Bytes(row);
+  if (row > kSoftmaxRowInBlock) {
+    kernel.reread = Bytes(is_forward ? 2 * bytes : bytes);
+  }
+  return kernel;
+}
+
+// The mean of the labels' log-probabilities: one block of 32 threads, of which each loads a label
+// and then its element (ATen/native/cuda/Loss.cu, NLL_LOSS_THREADS). A compiler's kernel has many
+// blocks.
+Kernel NllForwardKernel(const LowerContext& context, DType dtype, std::int64_t rows) {
+  constexpr std::int64_t kThreads = 32;
+  Kernel kernel = PassKernel(KernelClass::kGatherScatter, dtype,
+                             Product({rows, SizeOf(dtype) + kIndexBytes}), kFp32Bytes);
+  kernel.waits = context.options.fused_elementwise ? 0 : 2 * CeilDiv(rows, kThreads);
+  return kernel;
+}
+
 // Without a cast, too, the loss may work on a copy without the last token. Log-softmax before
 // PyTorch 1.11 keeps what it reads: the last copy of the logits, or the logits themselves.
 void AddLossInput(const LowerContext& context, bool casts, std::int64_t f, OpKernels* op) {
@@ -41,13 +66,13 @@ OpKernels EagerCrossEntropy(const LowerContext& context) {
   if (casts) {
     op.forward.push_back(PassKernel(KernelClass::kCopy, t, logits, f));
   }
-  op.forward.push_back(PassKernel(KernelClass::kSoftmax, t, f, f));
-  op.forward.push_back(
-      PassKernel(KernelClass::kGatherScatter, t, Product({rows, SizeOf(t)}) + labels, kFp32Bytes));
+  const std::int64_t features = elements / rows;
+  op.forward.push_back(LogSoftmaxKernel(t, features, f, true));
+  op.forward.push_back(NllForwardKernel(context, t, rows));
   op.backward_data = {
       PassKernel(KernelClass::kElementwise, t, 0, f),  // zeros
       PassKernel(KernelClass::kGatherScatter, t, labels, Product({rows, SizeOf(t)})),
-      PassKernel(KernelClass::kSoftmax, t, 2 * f, f),
+      LogSoftmaxKernel(t, features, f, false),
   };
   if (casts) {
     op.backward_data.push_back(PassKernel(KernelClass::kCopy, context.compute, f, logits));
@@ -115,7 +140,8 @@ OpKernels FusedCrossEntropy(const LowerContext& context) {
 }
 
 // The cross-entropies that metrics compute once the micro-batch is done: fp32 copy, log-softmax,
-// loss of the labels, one metric after the other.
+// loss of the labels, one metric after the other. Of llm-foundry alone, whose steps say that they
+// do not read long rows again (with that its models left out are 3.2 % off and not 2.5).
 void AppendMetrics(const LowerContext& context, OpKernels* op) {
   const std::int64_t rows = Rows(context);
   const std::int64_t logits = Product({Elements(context), context.s});
@@ -139,9 +165,10 @@ void AppendMetrics(const LowerContext& context, OpKernels* op) {
 
 OpKernels LowerLogSoftmax(const LowerContext& context) {
   const std::int64_t e = Product({Elements(context), context.s});
+  const std::int64_t features = Elements(context) / Rows(context);
   OpKernels op;
-  op.forward = {PassKernel(KernelClass::kSoftmax, context.compute, e, e)};
-  op.backward_data = {PassKernel(KernelClass::kSoftmax, context.compute, 2 * e, e)};
+  op.forward = {LogSoftmaxKernel(context.compute, features, e, true)};
+  op.backward_data = {LogSoftmaxKernel(context.compute, features, e, false)};
   op.saves_output = 1;
   op.output_aliases = {-1};
   return op;

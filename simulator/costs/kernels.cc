@@ -66,6 +66,25 @@ double TileOverhead(std::int64_t batch, std::int64_t m, std::int64_t n, std::int
   return best;
 }
 
+double PaddingOverhead(std::int64_t m, std::int64_t n) {
+  constexpr std::int64_t kTile = 128;
+  if (m <= 0 || n <= 0) {
+    return 1;
+  }
+  const auto padded = [](std::int64_t size) {
+    return static_cast<double>(CeilDiv(size, kTile) * kTile) / static_cast<double>(size);
+  };
+  return padded(m) * padded(n);
+}
+
+// Two rows per multiprocessor are worked on at a time, and each half of the cache serves its part
+// of the multiprocessors (A100 and later).
+Bytes RowTraffic(const Kernel& kernel, Bytes cache, std::int64_t sm_count) {
+  const Bytes bytes = kernel.read + kernel.written;
+  const bool stays = cache.value <= 0 || kernel.row * (2 * sm_count) * 2 <= cache;
+  return stays ? bytes : bytes + kernel.reread;
+}
+
 const AttentionProfile& AttentionOf(const ComputeProfile& profile, AttentionImpl attention) {
   const AttentionProfile& own = attention == AttentionImpl::kCudnn    ? profile.cudnn_attention
                                 : attention == AttentionImpl::kFlash3 ? profile.flash3_attention
@@ -78,8 +97,8 @@ AttentionProfile& AttentionOf(ComputeProfile& profile, AttentionImpl attention) 
   return const_cast<AttentionProfile&>(AttentionOf(std::as_const(profile), attention));
 }
 
-double AttentionOverhead(const Kernel& kernel, double softmax, double start,
-                         std::int64_t sm_count) {
+double AttentionOverhead(const Kernel& kernel, double softmax, double start, std::int64_t sm_count,
+                         double group) {
   if (kernel.attention == AttentionImpl::kTriton) {
     return 1;  // these were timed in steps only
   }
@@ -94,6 +113,8 @@ double AttentionOverhead(const Kernel& kernel, double softmax, double start,
   }
   constexpr std::int64_t kTile = 128;
   const bool is_forward = kernel.kind == KernelClass::kAttentionForward;
+  const bool longest_first = group > 0;
+  const std::int64_t tile = longest_first && is_forward ? static_cast<std::int64_t>(group) : kTile;
   const auto dim = static_cast<double>(kernel.k);
   const double queries = static_cast<double>(kernel.batch) * static_cast<double>(kernel.m);
   // Two products of 2 k operations per query and key, five in backward.
@@ -104,10 +125,11 @@ double AttentionOverhead(const Kernel& kernel, double softmax, double start,
   // A causal mask lets the last tile see twice as many keys as the mean one.
   const double longest = (is_masked ? std::min(all, 2 * keys) : keys) + more;
   const double tiles =
-      static_cast<double>(kernel.batch) * static_cast<double>(CeilDiv(kernel.m, kTile));
-  const double padded = tiles * static_cast<double>(kTile) / queries;
+      static_cast<double>(kernel.batch) * static_cast<double>(CeilDiv(kernel.m, tile));
+  const double padded = tiles * static_cast<double>(tile) / queries;
+  const double last = longest * static_cast<double>(sm_count) / tiles;
   const double scheduled =
-      padded * (keys + more) + padded * longest * static_cast<double>(sm_count) / tiles;
+      padded * (longest_first ? std::max(keys + more, last) : keys + more + last);
   return scheduled / keys * (1 - softmax + softmax * 128 / dim);
 }
 
@@ -136,6 +158,7 @@ KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, s
       rates.attention[library].backward[i] = *peak * attention.backward.value;
       rates.attention[library].softmax = attention.softmax.value;
       rates.attention[library].start = attention.start.value;
+      rates.attention[library].group = attention.group.value;
     }
   }
   rates.fp8_rowwise = profile.fp8_rowwise.value > 0 ? profile.fp8_rowwise.value : 1;
@@ -149,15 +172,33 @@ KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, s
   rates.grad_norm = like_updates(profile.grad_norm);
   rates.grad_clip = like_updates(profile.grad_clip);
   rates.copies = profile.copies.value > 0 ? memory * profile.copies.value : rates.elementwise;
+  rates.rows = profile.rows.value > 0 ? memory * profile.rows.value : rates.elementwise;
+  rates.gather = profile.gather.value > 0 ? memory * profile.gather.value : rates.elementwise;
   rates.operands = memory * profile.gemm_operands.value;
   rates.streaming = std::max(rates.elementwise, rates.copies);
   rates.gemm_ramp = profile.gemm_ramp.value;
   rates.floor = profile.kernel_floor.value;
   rates.gap = profile.kernel_gap.value;
   rates.qr_column = profile.qr_column.value;
+  rates.load = profile.load.value;
+  rates.grouped_overlap = profile.grouped_overlap.value;
+  rates.cache = gpu.l2.value;
   rates.sm_count = std::max<std::int64_t>(gpu.sm_count.value, 1);
   return rates;
 }
+
+namespace {
+
+// Products of many weights: their operands are brought while others are multiplied, but not all.
+Seconds GroupedTime(const Kernel& kernel, const KernelRates& rates, Seconds streaming) {
+  const auto& of_peak = kernel.is_own ? rates.own_grouped : rates.gemm;
+  const Seconds multiplying =
+      kernel.flops / RateOf(of_peak, kernel.dtype) * PaddingOverhead(kernel.m, kernel.n);
+  return std::max(multiplying, streaming) +
+         std::min(multiplying, streaming) * (1 - rates.grouped_overlap);
+}
+
+}  // namespace
 
 Seconds KernelTime(const Kernel& kernel, const KernelRates& rates) {
   const Bytes bytes = kernel.read + kernel.written;
@@ -169,9 +210,13 @@ Seconds KernelTime(const Kernel& kernel, const KernelRates& rates) {
     case KernelClass::kGroupedGemm:
     case KernelClass::kConv: {
       const double overhead = TileOverhead(kernel.batch, kernel.m, kernel.n, rates.sm_count);
+      if (kernel.kind == KernelClass::kGroupedGemm && rates.sm_count > 1) {
+        time = GroupedTime(kernel, rates, streaming) + rates.gemm_ramp;
+        break;
+      }
       const double share = kernel.scaled_by_row ? rates.fp8_rowwise : 1;
-      const auto& of_peak = kernel.is_own ? rates.own_grouped : rates.gemm;
-      const Seconds multiplying = kernel.flops / RateOf(of_peak, kernel.dtype) * overhead / share;
+      const Seconds multiplying =
+          kernel.flops / RateOf(rates.gemm, kernel.dtype) * overhead / share;
       time = rates.operands.value > 0 ? multiplying + bytes / rates.operands
                                       : std::max(multiplying, streaming);
       time += rates.gemm_ramp;
@@ -182,21 +227,24 @@ Seconds KernelTime(const Kernel& kernel, const KernelRates& rates) {
       const AttentionRates& attention = rates.attention[static_cast<std::size_t>(kernel.attention)];
       const auto& at =
           kernel.kind == KernelClass::kAttentionForward ? attention.forward : attention.backward;
-      const double overhead =
-          AttentionOverhead(kernel, attention.softmax, attention.start, rates.sm_count);
+      const double overhead = AttentionOverhead(kernel, attention.softmax, attention.start,
+                                                rates.sm_count, attention.group);
       time = std::max(kernel.flops / RateOf(at, kernel.dtype) * overhead, streaming);
       break;
     }
     case KernelClass::kNorm:
     case KernelClass::kSoftmax:
-      time = bytes / rates.reduction;
+      time = kernel.row > Bytes(0) ? RowTraffic(kernel, rates.cache, rates.sm_count) / rates.rows
+                                   : bytes / rates.reduction;
       break;
     case KernelClass::kOptimizer:
       time = bytes / rates.optimizer;
       break;
     case KernelClass::kElementwise:
-    case KernelClass::kGatherScatter:
       time = streaming;
+      break;
+    case KernelClass::kGatherScatter:
+      time = std::max(bytes / rates.gather, rates.load * static_cast<double>(kernel.waits));
       break;
     case KernelClass::kCopy:
       time = bytes / rates.copies;

@@ -19,6 +19,7 @@ struct AttentionRates {
   std::array<FlopsPerSecond, kMathTypeCount> backward{};
   double softmax = 0;
   double start = 0;
+  double group = 0;
 };
 
 // What kernels can reach on one GPU: the numbers of GpuSpec times the fractions of ComputeProfile.
@@ -29,6 +30,8 @@ struct KernelRates {
   std::array<FlopsPerSecond, kMathTypeCount> own_grouped{};  // as gemm where there is no number
   BytesPerSecond elementwise;
   BytesPerSecond copies;
+  BytesPerSecond rows;
+  BytesPerSecond gather;
   BytesPerSecond reduction;
   BytesPerSecond optimizer;
   BytesPerSecond grad_norm, grad_clip;
@@ -38,6 +41,9 @@ struct KernelRates {
   Seconds floor;
   Seconds gap;
   Seconds qr_column;
+  Seconds load;
+  double grouped_overlap = 1;
+  Bytes cache{0};  // the GPU's last level; 0: not known
   std::int64_t sm_count = 1;
 };
 // Does ComputeProfile::own_grouped say how fast such products are? It was measured in 16 bits.
@@ -56,6 +62,14 @@ struct KernelRates {
 [[nodiscard]] double TileOverhead(std::int64_t batch, std::int64_t m, std::int64_t n,
                                   std::int64_t sm_count);
 
+// The same for `batch` products of (m, n) each, which wait for no wave of their own: what is padded
+// to tiles of 128 x 128.
+[[nodiscard]] double PaddingOverhead(std::int64_t m, std::int64_t n);
+
+// Bytes of a kernel that goes through rows: what it reads again crosses the memory bus where the
+// rows that are worked on at a time do not stay in the cache. 0 bytes of cache: it is not known.
+[[nodiscard]] Bytes RowTraffic(const Kernel& kernel, Bytes cache, std::int64_t sm_count);
+
 // The numbers of the library that runs fused attention: the usual one's where a profile does not
 // know it.
 [[nodiscard]] const AttentionProfile& AttentionOf(const ComputeProfile& profile,
@@ -67,8 +81,9 @@ struct KernelRates {
 // multiprocessors, and whoever takes the last one is that much later (the bound of list scheduling,
 // R. L. Graham, 1969). A tile takes as long as the keys it sees, `start` keys more, and where keys
 // are masked half a tile's more; of each key, a share `softmax` does not grow with the head
-// dimension. 1 where `start` is 0.
+// dimension. 1 where `start` is 0. Where `group` is not 0, long tiles begin first: the longest one
+// or an equal share of all is what takes longest, with that many queries to a tile in forward.
 [[nodiscard]] double AttentionOverhead(const Kernel& kernel, double softmax, double start,
-                                       std::int64_t sm_count);
+                                       std::int64_t sm_count, double group = 0);
 
 }  // namespace shardwright

@@ -110,13 +110,16 @@ const Origin kOrigin{NumberKind::kMeasured, "test", "2026-11-21"};
 
 TEST_CASE("The profile behind simulated traces is found, and predicts other plans") {
   const Profile truth = TrueProfile();
-  const Prepared one({.nodes = 1});
+  const Prepared one({.nodes = 1, .sequence = 128, .micro_batch = 1});  // the host is late
   const Prepared two({.nodes = 2, .sequence = 1024, .micro_batch = 1});
+  const Prepared large({.nodes = 1, .micro_batch = 16});  // norms last longer than any kernel
   const Trace first = Run(one, truth, false).trace;
   const Trace second = Run(two, truth, false).trace;
-  const CalibrationResult result = Calibrate(
-      {{"one", one.program, one.cluster, first}, {"two", two.program, two.cluster, second}},
-      RoundProfile(), kOrigin);
+  const Trace third = Run(large, truth, false).trace;
+  const CalibrationResult result = Calibrate({{"one", one.program, one.cluster, first},
+                                              {"two", two.program, two.cluster, second},
+                                              {"large", large.program, large.cluster, third}},
+                                             RoundProfile(), kOrigin);
   const Profile& found = result.profile;
   const auto bf16 = static_cast<std::size_t>(MathType::kBf16);
   CHECK(found.compute.gemm[bf16]->value == doctest::Approx(0.37).epsilon(0.01));

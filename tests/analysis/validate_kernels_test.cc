@@ -90,6 +90,47 @@ TEST_CASE("ValidateKernels: a norm moves its rows once each way") {
             .epsilon(1e-9));
 }
 
+TEST_CASE("ValidateKernels: a loss reads long rows again, and adds up in one block") {
+  const ComputeProfile& compute = H100Profile().compute;
+  const double rate = MemoryRate() * compute.rows.value;
+  const double gap = compute.kernel_gap.value.value;
+  // 4096 labels by 32 threads, each a label and then its element.
+  const double sum = 4096 / 32 * 2 * compute.load.value.value;
+  const auto row = [](const std::string& direction, const std::string& words) {
+    return "H100-80GB-SXM,torch-eager,cross_entropy," + direction + ",fp32,,,,,,,,,,,,,,,4096," +
+           words + ",3000,,,";
+  };
+  // 8,192 words of 4 bytes fit into shared memory: read and written once.
+  CHECK(PredictedSeconds(row("forward", "8192")) ==
+        doctest::Approx(2 * 4.0 * 4096 * 8192 / rate + gap + sum).epsilon(1e-9));
+  // Of 131,072 words, 264 rows of 512 KiB at a time do not fit into the cache: read three times.
+  const double logits = 4.0 * 4096 * 131072;
+  const double forward = 4 * logits / rate + gap + sum;
+  CHECK(PredictedSeconds(row("forward", "131072")) == doctest::Approx(forward).epsilon(1e-9));
+  // Zeros, the labels' places (a short kernel), the gradient; then the leaf's, added to what is
+  // there.
+  const double plain = MemoryRate() * compute.elementwise.value;
+  const double backward = logits / plain + compute.kernel_floor.value.value + 4 * logits / rate +
+                          3 * logits / plain + 4 * gap;
+  CHECK(PredictedSeconds(row("both", "131072")) ==
+        doctest::Approx(forward + backward).epsilon(1e-9));
+}
+
+TEST_CASE("ValidateKernels: a group's weight gradient is added to what is there") {
+  const ComputeProfile& compute = H100Profile().compute;
+  const double ramp = compute.gemm_ramp.value.value;
+  const double hidden = compute.grouped_overlap.value;
+  const double rate = Peak() * compute.gemm[static_cast<std::size_t>(MathType::kBf16)]->value;
+  // 64 groups of 128 rows: (4096, 128) x (128, 1024).
+  const double multiplying = 64 * 2.0 * 128 * 4096 * 1024 / rate;
+  const double bytes = 64 * 2.0 * (128 * (4096 + 1024) + 2.0 * 4096 * 1024);
+  const double moving = bytes / (MemoryRate() * compute.elementwise.value);
+  REQUIRE(moving > multiplying);
+  CHECK(PredictedSeconds("H100-80GB-SXM,transformer-engine,grouped_gemm,bwd_grad_w,bf16,,128,4096,"
+                         "1024,,64,,,,,,,,,,,1000,,,") ==
+        doctest::Approx(moving + multiplying * (1 - hidden) + ramp).epsilon(1e-9));
+}
+
 TEST_CASE("ValidateKernels: groups, and rows that cannot be priced") {
   const std::string gemm = "H100,cublas,gemm,forward,bf16,1,4096,4096,4096,TN,,,,,,,,,,,,";
   const double predicted = PredictedSeconds(gemm + "1000,,,");

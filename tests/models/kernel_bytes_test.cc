@@ -232,7 +232,7 @@ TEST_CASE("bytes of table lookups, by hand") {
        kBf16,
        "torch-eager",
        2,
-       {1, ids + e, e},
+       {1, ids + 9600, e},  // each row of the table once
        {4, 2 * ids + e + partials, 9600 + 2 * ids + partials + 9600}},
       {"position bias",
        bias,
@@ -300,7 +300,7 @@ TEST_CASE("bytes of row-wise kernels, by hand") {
        kBf16,
        "torch-eager",
        2,
-       {1, 1024 + e, e},
+       {1, 1024 + 9600, e},
        {2, e + 1024 + 9600, 2 * 9600}},
   });
 }

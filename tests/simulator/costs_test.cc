@@ -110,6 +110,23 @@ TEST_CASE("Fused attention: tiles over multiprocessors, keys and head dimension"
   CHECK(AttentionOverhead(kernel, 0, 100, 64) == doctest::Approx(1.024 * 1124 * 1.25 / 1024));
 }
 
+TEST_CASE("Fused attention: long tiles first end when the longest or an equal share does") {
+  Kernel kernel;
+  kernel.kind = KernelClass::kAttentionForward;
+  kernel.batch = 32;
+  kernel.m = kernel.n = 1024;
+  kernel.k = 128;
+  kernel.flops = Flops(4.0 * 32 * 1024 * 576 * 128);  // causal: 576 of 1024 keys
+  // 128 tiles of 256 queries on 64 multiprocessors: an equal share is two mean tiles of 576 + 164.
+  CHECK(AttentionOverhead(kernel, 0, 100, 64, 256) == doctest::Approx((576 + 164) / 576.0));
+  // On 256 multiprocessors the longest tile, 1024 + 164 keys, takes twice what 128 tiles share.
+  CHECK(AttentionOverhead(kernel, 0, 100, 256, 256) == doctest::Approx(2 * (1024 + 164) / 576.0));
+  // Backward goes by 256 tiles of 128: its longest tile takes as long as its share.
+  kernel.kind = KernelClass::kAttentionBackward;
+  kernel.flops = kernel.flops * 2.5;
+  CHECK(AttentionOverhead(kernel, 0, 100, 256, 256) == doctest::Approx((1024 + 164) / 576.0));
+}
+
 TEST_CASE("Fused attention: numbers of the library, or the usual one's") {
   Profile profile = RoundProfile();
   profile.compute.cudnn_attention.forward.value = 0.8;
@@ -170,6 +187,63 @@ TEST_CASE("Products of experts in the executor's own kernels") {
   CHECK(time(true) == doctest::Approx(time(false)).scale(1e-9));
   product.dtype = DType::kBf16;
   CHECK(time(false) == doctest::Approx(plain).scale(1e-9));
+}
+
+TEST_CASE("Grouped products: a part of the shorter hides behind the longer") {
+  ComputeProfile profile = RoundProfile().compute;
+  profile.grouped_overlap.value = 0.25;
+  const KernelRates rates = FindKernelRates(RoundCluster(1).gpu, profile);
+  Kernel product;
+  product.kind = KernelClass::kGroupedGemm;
+  product.batch = 8;
+  product.m = 200;  // in tiles of 128: 256
+  product.n = product.k = 4096;
+  product.flops = Flops(8 * 2.0 * 200 * 4096 * 4096);
+  const double multiplying = product.flops.value * 1.28 / 500e12;  // s, at half of 1000 TFLOP/s
+  const auto time = [&](double streaming) {
+    product.read = Bytes(static_cast<std::int64_t>(streaming * rates.elementwise.value));
+    return (KernelTime(product, rates) - rates.gemm_ramp).value;
+  };
+  CHECK(time(0) == doctest::Approx(multiplying).scale(1e-9));
+  CHECK(time(multiplying / 2) == doctest::Approx(multiplying * (1 + 0.75 / 2)).scale(1e-9));
+  CHECK(time(multiplying * 2) == doctest::Approx(multiplying * (2 + 0.75)).scale(1e-9));
+}
+
+TEST_CASE("Long rows are read again unless the rows at work fit into half of the cache") {
+  ComputeProfile profile = RoundProfile().compute;
+  profile.rows.value = 0.5;
+  GpuSpec gpu = RoundCluster(1).gpu;
+  gpu.sm_count.value = 100;
+  gpu.l2.value = Bytes(40'000'000);  // 200 rows of 100 kB at a time
+  Kernel softmax;
+  softmax.kind = KernelClass::kSoftmax;
+  softmax.read = softmax.written = Bytes(1'000'000'000);
+  softmax.row = Bytes(100'000);
+  softmax.reread = Bytes(2'000'000'000);
+  const double pass = 1e9 / (gpu.memory_bandwidth.value.value * 0.5);
+  const auto time = [&] { return KernelTime(softmax, FindKernelRates(gpu, profile)).value; };
+  CHECK(time() == doctest::Approx(2 * pass).scale(1e-9));
+  softmax.row = Bytes(100'001);
+  CHECK(time() == doctest::Approx(4 * pass).scale(1e-9));
+  gpu.l2.value = Bytes(0);  // nobody knows
+  CHECK(time() == doctest::Approx(2 * pass).scale(1e-9));
+  softmax.row = Bytes(0);  // a kernel of which only its bytes are known
+  CHECK(time() == doctest::Approx(2e9 / FindKernelRates(gpu, profile).reduction.value).scale(1e-9));
+}
+
+TEST_CASE("Lookups have a rate of their own, and loads in turn take their time") {
+  ComputeProfile profile = RoundProfile().compute;
+  profile.gather.value = 0.25;
+  profile.load.value = Seconds(0.5e-6);
+  const GpuSpec gpu = RoundCluster(1).gpu;
+  const KernelRates rates = FindKernelRates(gpu, profile);
+  Kernel lookup;
+  lookup.kind = KernelClass::kGatherScatter;
+  lookup.read = Bytes(1'000'000'000);
+  const double moving = 1e9 / (gpu.memory_bandwidth.value.value * 0.25);
+  CHECK(KernelTime(lookup, rates).value == doctest::Approx(moving).scale(1e-9));
+  lookup.waits = 100'000;
+  CHECK(KernelTime(lookup, rates).value == doctest::Approx(0.05).scale(1e-9));
 }
 
 TEST_CASE("A QR by its operations and its columns, and a step's part of one") {
