@@ -161,12 +161,12 @@ gpt2-xl on 2 x dgx-a100 (16 GPUs), fsdp2
 173 ms a step (173 ms to 173 ms, 2 steps of 1 rank)
 
 Where a step goes
-  compute                              122 ms  70.7 %
+  compute                              123 ms  70.7 %
   copies of parameters and gradients    23 ms  13.3 %
   optimizer                           13.5 ms   7.8 %
-  exposed gathers                      8.4 ms   4.9 %
-  exposed reductions                  2.11 ms   1.2 %
-  waiting for the host                3.77 ms   2.2 %
+  exposed gathers                      8.4 ms   4.8 %
+  exposed reductions                   2.1 ms   1.2 %
+  waiting for the host                 3.8 ms   2.2 %
 
 Units that compute waits for
   unit              gathers  for backward  reductions     take  exposed  of the step
@@ -185,7 +185,7 @@ Advice, by gain over effort
      how:  fully_shard(block, reshard_after_forward=...)
   2. small kernels: launch fewer and larger kernels
      gains at most 2.2 %, takes launch or model
-     seen: 1367 pieces of work a step; the device is idle 3.77 ms (2 %) for want of the next
+     seen: 1367 pieces of work a step; the device is idle 3.8 ms (2 %) for want of the next
      how:  torch.compile(block), or larger micro-batches
 
 The better plan: 163 ms a step, 5.8 % +- 0.8 % less; it needs 13.5 GiB per GPU, not 10.7 GiB
