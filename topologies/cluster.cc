@@ -113,6 +113,14 @@ std::int64_t NodesOf(const std::string& spec, const GpuSpec& gpu, std::int64_t c
 std::string InOurNames(std::string head) {
   for (const InstanceType& type : InstanceTypes()) {
     if (const std::size_t at = head.find(type.name); at != head.npos) {
+      // "g5.48xlarge x2": a description has its count in front.
+      static const std::regex kCount(R"(\s*x\s*(\d{1,7})\s*)");
+      std::smatch count;
+      const std::string behind = head.substr(at + type.name.size());
+      if (at == 0 && type.node.find(',') != type.node.npos &&
+          std::regex_match(behind, count, kCount)) {
+        return count.str(1) + "x " + std::string(type.node);
+      }
       return head.replace(at, type.name.size(), type.node);
     }
   }

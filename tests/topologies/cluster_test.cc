@@ -191,6 +191,7 @@ TEST_CASE("Cluster: one cluster in the ways in which people write it") {
                          Way{"p5.48xlarge", "h100-80", 8, 1},
                          Way{"g5.12xlarge", "a10g", 4, 1},
                          Way{"3x g6e.48xlarge", "l40s", 8, 3},
+                         Way{"g5.48xlarge x2", "a10g", 8, 2},
                          Way{"Standard_NC96ads_A100_v4", "a100-pcie-80", 4, 1},
                          Way{"4x p4de.24xlarge", "a100-80", 8, 4},
                          Way{"2 x a3-megagpu-8g", "h100-80", 8, 2},
