@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "schedule/dialect_facts.h"
 #include "schedule/place.h"
 
 namespace shardwright {
@@ -176,10 +177,14 @@ bool LeadMayMatter(const Program& program, const std::vector<SimTime>& fewer,
 
 // What `tell` says of the first n of kEnds that it can tell the whole from; else the whole.
 template <class Run, class Tell>
-auto TellOrRun(std::int64_t count, const Run& run, const Tell& tell) {
+auto TellOrRun(PlanPrograms& programs, const Run& run, const Tell& tell) {
+  const std::int64_t count = programs.micro_batch_count();
   for (const std::int64_t n : kEnds) {
     if (count < std::max(kMany, 3 * n)) {
       break;
+    }
+    if (n - kEnds[0] + 1 < programs.CountUnlike()) {
+      continue;
     }
     if (auto told = tell(n)) {
       return std::move(*told);
@@ -276,6 +281,23 @@ const Program& PlanPrograms::With(std::int64_t micro_batches) {
   return programs_.emplace(micro_batches, Lower({model_, kernels_, job_, plan_})).first->second;
 }
 
+std::int64_t PlanPrograms::CountUnlike() {
+  if (unlike_count_ == 0) {
+    unlike_count_ = 1;
+    if (FactsOf(plan_).early_gathers == EarlyGathers::kInFlight) {
+      const Program& program = With(std::min(kRough, micro_batch_count_));
+      const std::vector<Op>& ops = program.step.ops;
+      const OpCode code = plan_.shard_size > 1 ? OpCode::kReduceScatter : OpCode::kAllReduce;
+      const auto reductions = std::count_if(ops.begin(), ops.end(), [&](const Op& op) {
+        return op.micro_batch == 0 && op.phase == Phase::kBackward &&
+               program.ShapeOf(op).code == code;
+      });
+      unlike_count_ = reductions == 0 ? 1 : CeilDiv(plan_.in_flight, reductions);
+    }
+  }
+  return unlike_count_;
+}
+
 const Program& PlanPrograms::Largest() {
   return !programs_.empty()            ? programs_.rbegin()->second
          : micro_batch_count_ >= kMany ? With(kRough)
@@ -308,9 +330,11 @@ bool Retries(const SimulationResult& result) {
 // The first answer that SimulatePlan may give.
 SimulationResult SimulateRoughly(Simulator& simulator, PlanPrograms& programs,
                                  const SimulateOptions& options) {
-  const SimulationResult fewer = simulator.Run(programs.With(kRough - 1), options);
-  SimulationResult result = simulator.Run(programs.With(kRough), options);
-  const std::int64_t rest = programs.micro_batch_count() - kRough;
+  const std::int64_t count = programs.micro_batch_count();
+  const std::int64_t few = std::min(kRough - 1 + programs.CountUnlike(), count);
+  const SimulationResult fewer = simulator.Run(programs.With(few - 1), options);
+  SimulationResult result = simulator.Run(programs.With(few), options);
+  const std::int64_t rest = count - few;
   const auto go_on = [&](SimTime less, SimTime more) { return more + (more - less) * rest; };
   const StepTiming& less = fewer.timing.steady;
   const StepTiming& more = result.timing.steady;
@@ -368,7 +392,7 @@ SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
     return at->second;
   };
   return std::move(
-      TellOrRun(count, run, [&](std::int64_t n) -> std::optional<FewRun> {
+      TellOrRun(programs, run, [&](std::int64_t n) -> std::optional<FewRun> {
         const FewRun& third = run(n);
         if (telling == Telling::kUntilRetries && RunsOut(third.result)) {
           return third;
@@ -400,7 +424,6 @@ SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
 }
 
 Bytes PlacePlan(PlanPrograms& programs) {
-  const std::int64_t count = programs.micro_batch_count();
   std::map<std::int64_t, Bytes> known;
   const auto run = [&](std::int64_t n) -> Bytes& {
     const auto [at, is_new] = known.try_emplace(n);
@@ -409,7 +432,7 @@ Bytes PlacePlan(PlanPrograms& programs) {
     }
     return at->second;
   };
-  return TellOrRun(count, run, [&](std::int64_t n) {
+  return TellOrRun(programs, run, [&](std::int64_t n) {
     return run(n - 2) == run(n - 1) && run(n - 1) == run(n) ? std::optional(run(n)) : std::nullopt;
   });
 }
@@ -420,7 +443,7 @@ std::int64_t CountStepOps(PlanPrograms& programs) {
   const auto run = [&](std::int64_t n) -> std::int64_t& {
     return whole = std::ssize(programs.With(n).step.ops);
   };
-  return TellOrRun(count, run, [&](std::int64_t n) {
+  return TellOrRun(programs, run, [&](std::int64_t n) {
     Trend trend(count - n);
     const std::int64_t first = run(n - 2), second = run(n - 1), third = run(n);
     const std::int64_t told = trend.Of(first, second, third);
@@ -453,7 +476,7 @@ AccountedStep AccountForPlan(Simulator& simulator, PlanPrograms& programs, Simul
     }
     return known.emplace(n, std::move(step)).first->second;
   };
-  return TellOrRun(count, run, [&](std::int64_t n) {
+  return TellOrRun(programs, run, [&](std::int64_t n) {
     const AccountedStep &first = run(n - 2), &second = run(n - 1), &third = run(n);
     auto result = Extrapolate({&first.result, &second.result, &third.result}, n, count);
     if (!result || LeadMayMatter(programs.With(n), leads.at(n - 1), leads.at(n)) ||

@@ -3,7 +3,8 @@
 // One step of a plan with many micro-batches, told from programs with fewer of them.
 //
 // After the first few, micro-batches are alike, and each makes the step longer by the same period.
-// So programs with n - 2, n - 1 and n micro-batches are simulated, and the step with `a` of them is
+// So programs with n - 2, n - 1 and n micro-batches are simulated, where n - 2 is past those that
+// the lowering itself makes unlike (CountUnlike), and the step with `a` of them is
 //
 //   T(a) = T(n) + (a - n) (T(n) - T(n-1))
 //
@@ -42,6 +43,9 @@ class PlanPrograms {
   // The one with the most of those lowered so far, and at least one is: what all have in common.
   [[nodiscard]] const Program& Largest();
   [[nodiscard]] std::int64_t micro_batch_count() const { return micro_batch_count_; }
+  // How many micro-batches at the beginning are not like those behind them: 1, or as many as fill
+  // the queue of reductions in flight, where a dialect has one.
+  [[nodiscard]] std::int64_t CountUnlike();
   // The micro-batch of the whole plan that an op of With(micro_batches) stands for: those of the
   // first half are counted from the first, the others from the last.
   [[nodiscard]] std::int64_t InPlan(const Op& op, std::int64_t micro_batches) const {
@@ -59,6 +63,7 @@ class PlanPrograms {
   Job job_;
   Plan plan_;
   std::int64_t micro_batch_count_ = 1;
+  std::int64_t unlike_count_ = 0;  // 0: not counted yet
   std::map<std::int64_t, Program> programs_;
 };
 
@@ -72,12 +77,13 @@ enum class Telling : std::uint8_t {
   kUntilRetries,
   // For who wants the time of a plan, good or not: one whose caching allocator retries goes on by
   // what a micro-batch takes on average between the 8th and the 16th, and holds what the program
-  // with 16 does. Retries come and go in no order, so that only all micro-batches would prove it.
+  // with 16 does. Retries come and go in no order, so that only all micro-batches would prove it;
+  // where they come to an end later, the plan is told too slow.
   kOnAverage,
   // For who compares many plans and looks at the best ones again: programs with two and three
-  // micro-batches, and the larger one's memory. Each more takes as long as the third did, but all
-  // of them no less than the host or a stream has to do. Where two differences are equal, that is
-  // what they prove.
+  // micro-batches (more where CountUnlike is), and the larger one's memory. Each more takes as long
+  // as the third did, but all of them no less than the host or a stream has to do. Where two
+  // differences are equal, that is what they prove.
   kRoughly,
 };
 
@@ -90,7 +96,9 @@ enum class Telling : std::uint8_t {
                                             Telling telling = Telling::kProven);
 
 // The device's arena (Place) of the whole plan: what three programs have in common whose numbers of
-// micro-batches follow one another; where none do, of all of it.
+// micro-batches follow one another; where none do, of all of it. Where buffers lie depends on all
+// that lay there before, so an arena may still grow after a dozen micro-batches that are alike (by
+// 1 % at most in 200 random plans, in 1 of them).
 [[nodiscard]] Bytes PlacePlan(PlanPrograms& programs);
 
 // The ops of one step of the whole plan, told likewise.
