@@ -6,9 +6,11 @@
 #include <set>
 #include <utility>
 
+#include "models/stacked_experts.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/lower.h"
 #include "schedule/lower/analysis.h"
+#include "schedule/lower/layout.h"
 #include "schedule/lower/optimizer.h"
 #include "simulator/costs/collectives.h"
 #include "simulator/costs/kernels.h"
@@ -37,23 +39,20 @@ std::int64_t OutsideBytesOf(const SearchInput& input, const OuterChoice& outer,
          (groups > 1 ? (groups - 1) * memory.next_communicator.value.value : 0);
 }
 
-// Elements of what the result depends on, each storage once. What nothing reads, or nothing but a
-// dead branch, may be gathered less often and need not have a gradient.
-double ReadElements(const Model& model, bool trainable_only) {
+// The storages that the result depends on. What nothing reads, or nothing but a dead branch, may be
+// gathered less often and need not have a gradient.
+std::set<std::uint32_t> ReadStorages(const Model& model) {
   const std::vector<bool> reaches = OpsBehindResult(model);
   std::set<std::uint32_t> storages;
-  double sum = 0;
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     for (const ParamId id : model.ops[i].params) {
-      const Parameter& param = model.params[id.value];
-      const ParamId storage = param.tied_to.valid() ? param.tied_to : id;
-      if (reaches[i] && (param.trainable || !trainable_only) &&
-          storages.insert(storage.value).second) {
-        sum += static_cast<double>(param.Elements());
+      const ParamId tied = model.params[id.value].tied_to;
+      if (reaches[i]) {
+        storages.insert((tied.valid() ? tied : id).value);
       }
     }
   }
-  return sum;
+  return storages;
 }
 
 }  // namespace
@@ -64,9 +63,15 @@ Bounds::Bounds(const SearchInput& input, const SearchOptions& options, const Lim
       limits_(limits),
       facts_(FactsOf(options.base)),
       copy_rates_(FindHostCopyRates(input.cluster)) {
-  elements_ = static_cast<double>(CountParameters(input.model));
-  read_ = ReadElements(input.model, false);
-  trainable_ = input.job.mode == JobMode::kTrain ? ReadElements(input.model, true) : 0;
+  const std::int64_t ranks = input.cluster.RankCount();
+  for (std::int64_t shard = 1; shard <= ranks; ++shard) {
+    if (ranks % shard == 0) {
+      sizes_[shard] = SizesOn(shard);
+    }
+  }
+  elements_ = sizes_.at(1).all;
+  read_ = sizes_.at(1).read;
+  trainable_ = sizes_.at(1).trainable;
   std::set<std::uint32_t> outside;
   for (const ModelOp& op : input.model.ops) {
     ModuleId m = op.module;
@@ -82,6 +87,32 @@ Bounds::Bounds(const SearchInput& input, const SearchOptions& options, const Lim
   }
 }
 
+// With the padding of weights that are cut over so many ranks one by one.
+Bounds::Sizes Bounds::SizesOn(std::int64_t ranks) const {
+  const Model& model = in_.model;
+  const std::set<std::uint32_t> read = ReadStorages(model);
+  ResolvedUnit whole;
+  for (std::size_t p = 0; p < model.params.size(); ++p) {
+    if (!model.params[p].tied_to.valid()) {
+      whole.params.push_back(ParamId(p));
+    }
+  }
+  const bool is_cut = facts_.cuts_first_dimension;
+  const UnitInfo layout = LayoutPerParameter(
+      model, whole, is_cut ? ranks : 1,
+      is_cut && StacksExperts(in_.kernels.name) ? StackExperts(model) : ParamStacks());
+  Sizes sizes;
+  for (const ParamSlot& slot : layout.params) {
+    const auto elements = static_cast<double>(slot.padded_elements);
+    const bool is_read = read.contains(slot.param.value);
+    const bool learns = is_read && model.params[slot.param.value].trainable;
+    sizes.all += elements;
+    sizes.read += is_read ? elements : 0;
+    sizes.trainable += learns && in_.job.mode == JobMode::kTrain ? elements : 0;
+  }
+  return sizes;
+}
+
 // Memory that every plan of `outer` has when backward begins, besides activations.
 double Bounds::PersistentBytes(const OuterChoice& outer) const {
   const bool is_train = in_.job.mode == JobMode::kTrain;
@@ -89,26 +120,29 @@ double Bounds::PersistentBytes(const OuterChoice& outer) const {
   const double master = SizeInBytes(in_.job.precision.master);
   const double param = SizeInBytes(in_.job.precision.param);
   const double reduce = SizeInBytes(in_.job.precision.reduce);
-  if (outer.offload.parameters) {
-    return 0;
+  const Sizes& sizes = sizes_.at(outer.shard_size);
+  double bytes = 0;
+  if (!outer.offload.parameters) {
+    bytes = facts_.whole_parameters      ? sizes.all * std::min(param, master)
+            : facts_.shards_are_gathered ? sizes.all / shard * param
+                                         : sizes.all / shard * master;
+    if (facts_.shards_are_gathered && is_train && !outer.offload.optimizer) {
+      bytes += sizes.trainable / shard * master;  // beside the weights
+    }
+    // Muon and SOAP keep others, Muon's shared out among the ranks: nothing is counted.
+    if (is_train && !outer.offload.optimizer && !outer.offload.moments &&
+        in_.job.optimizer.matrices == MatrixRule::kNone) {
+      bytes += StateCount(in_.job.optimizer.kind) * sizes.trainable / shard * master;
+    }
   }
-  double bytes = facts_.whole_parameters      ? elements_ * std::min(param, master)
-                 : facts_.shards_are_gathered ? elements_ / shard * param
-                                              : elements_ / shard * master;
-  if (facts_.shards_are_gathered && is_train && !outer.offload.optimizer) {  // masters beside them
-    bytes += trainable_ / shard * master;
-  }
-  // Muon and SOAP keep others, Muon's shared out among the ranks: nothing is counted.
-  if (is_train && !outer.offload.optimizer && !outer.offload.moments &&
-      in_.job.optimizer.matrices == MatrixRule::kNone) {
-    bytes += StateCount(in_.job.optimizer.kind) * trainable_ / shard * master;
-  }
-  // Gradients of earlier micro-batches.
+  // Gradients of earlier micro-batches. With the parameters their shards are on the host, too.
   if (is_train && outer.accumulation > 1 && facts_.frees_units) {
-    bytes += outer.sync == SyncMode::kLast
-                 ? std::max(0.0, trainable_ - tail_elements_) *
-                       (facts_.grads_as_reduced ? reduce : std::min(param, reduce))
-                 : trainable_ / shard * std::min(master, reduce);
+    if (outer.sync == SyncMode::kLast) {
+      bytes += std::max(0.0, trainable_ - tail_elements_) *
+               (facts_.grads_as_reduced ? reduce : std::min(param, reduce));
+    } else if (!outer.offload.parameters) {
+      bytes += sizes.trainable / shard * std::min(master, reduce);
+    }
   }
   return bytes;
 }
@@ -125,12 +159,29 @@ Bytes Bounds::WhileWidestOpRuns(const OuterChoice& outer, const Measured& measur
   return Bytes(static_cast<std::int64_t>(bytes) + OutsideBytesOf(in_, outer, facts_));
 }
 
+// Behind the last backward, where something waits for all gradients: their shards exist beside
+// those of masters and states.
+Bytes Bounds::BeforeUpdate(const OuterChoice& outer) const {
+  const bool on_host = outer.offload.optimizer || outer.offload.parameters;
+  if (on_host || !facts_.frees_units || !IsOrdered(outer)) {
+    return Bytes(0);
+  }
+  OuterChoice once = outer;
+  once.accumulation = 1;
+  const Precision& precision = in_.job.precision;
+  const double gradients = sizes_.at(outer.shard_size).trainable /
+                           static_cast<double>(outer.shard_size) *
+                           std::min(SizeInBytes(precision.master), SizeInBytes(precision.reduce));
+  return Bytes(static_cast<std::int64_t>(PersistentBytes(once) + gradients) +
+               OutsideBytesOf(in_, outer, facts_));
+}
+
 // Masters and states on the host, per device.
 double Bounds::HostBytes(const OuterChoice& outer) const {
   const bool has_masters = outer.offload.optimizer || outer.offload.parameters;
   const int states = has_masters || outer.offload.moments ? StateCount(in_.job.optimizer.kind) : 0;
-  return (states + (has_masters ? 1 : 0)) * trainable_ / static_cast<double>(outer.shard_size) *
-         SizeInBytes(in_.job.precision.master);
+  return (states + (has_masters ? 1 : 0)) * sizes_.at(outer.shard_size).trainable /
+         static_cast<double>(outer.shard_size) * SizeInBytes(in_.job.precision.master);
 }
 
 Bounds::Traffic Bounds::TrafficOf(const OuterChoice& outer) const {
@@ -145,13 +196,14 @@ Bounds::Traffic Bounds::TrafficOf(const OuterChoice& outer) const {
   const double param = SizeInBytes(in_.job.precision.param);
   const double reduce = ReduceBytes();
   const auto passes = static_cast<double>(outer.accumulation);
+  const Sizes& sizes = sizes_.at(outer.shard_size);
   if (outer.shard_size > 1) {
-    traffic.bytes[Occupancy::kGather] = read_ * param;
-    traffic.bytes[Occupancy::kReduce] = trainable_ * reduce;
+    traffic.bytes[Occupancy::kGather] = sizes.read * param;
+    traffic.bytes[Occupancy::kReduce] = sizes.trainable * reduce;
   }
   if (outer.replicate_size > 1) {
     traffic.bytes[Occupancy::kReplicate] =
-        trainable_ / static_cast<double>(outer.shard_size) * reduce;
+        sizes.trainable / static_cast<double>(outer.shard_size) * reduce;
   }
   const bool may_keep = outer.sync == SyncMode::kLast && facts_.keeps_unsynced;
   traffic.times = {may_keep ? 1 : passes, outer.sync == SyncMode::kLast ? 1 : passes,
@@ -207,7 +259,8 @@ StreamingWork Bounds::Update(const OuterChoice& outer) const {
   const KernelRates rates =
       FindKernelRates(in_.cluster.gpu, in_.profile.compute, in_.cluster.RankCount());
   const BytesPerSecond rate = on_host ? HostMemoryShare(in_.cluster) : rates.optimizer;
-  const auto part = static_cast<std::int64_t>(trainable_ / static_cast<double>(outer.shard_size));
+  const auto part = static_cast<std::int64_t>(sizes_.at(outer.shard_size).trainable /
+                                              static_cast<double>(outer.shard_size));
   OptimizerSpec spec =
       on_host ? OnHost(in_.job.optimizer, options_.base.dialect) : in_.job.optimizer;
   spec.impl = spec.impl == OptimizerImpl::kForLoop ? OptimizerImpl::kForeach : spec.impl;
@@ -289,27 +342,45 @@ void Bounds::AddEnds(const OuterChoice& outer, const Traffic& traffic, Terms& te
 }
 
 void Bounds::AddGathers(const Traffic& traffic, const Occupancy& occupancy, Terms& terms) const {
-  for (const auto t : {Occupancy::kGather, Occupancy::kReduce, Occupancy::kReplicate}) {
+  for (const auto t : {Occupancy::kReduce, Occupancy::kReplicate}) {
     terms.seconds[t] = traffic.times[t] * traffic.bytes[t] * occupancy.SecondsPerByte(t);
-  }
-  if (traffic.bytes[Occupancy::kPartial] <= 0) {
-    return;
   }
   const double param = SizeInBytes(in_.job.precision.param);
   const double backward = terms.measured->backward_elements;
-  // Parts that stay where there is no backward serve the next micro-batch.
-  terms.seconds[Occupancy::kGather] -= (traffic.times[Occupancy::kGather] - 1) *
-                                       (read_ - backward) * param *
-                                       occupancy.SecondsPerByte(Occupancy::kGather);
+  const bool may_stay = traffic.bytes[Occupancy::kPartial] > 0;
+  const double times = traffic.times[Occupancy::kGather];
+  double gathered = times * traffic.bytes[Occupancy::kGather];
+  if (may_stay && times > 1) {  // parts where there is no backward serve the next micro-batch
+    gathered = traffic.bytes[Occupancy::kGather] + (times - 1) * backward * param;
+  }
+  terms.seconds[Occupancy::kGather] = gathered * occupancy.SecondsPerByte(Occupancy::kGather);
+  terms.gather_copies = Copies(gathered, gathered);
+  const double reduced = traffic.times[Occupancy::kReduce] * traffic.bytes[Occupancy::kReduce];
+  terms.reduce_copies = Copies(reduced / ReduceBytes() * std::min(param, ReduceBytes()), reduced);
+  if (!may_stay) {
+    return;
+  }
   const double kept = std::max(0.0, backward - tail_elements_) * param;
-  terms.after_forward = {{kept, 0, Occupancy::kRegather},
-                         {0, terms.passes * kept * occupancy.SecondsPerByte(Occupancy::kGather),
-                          Occupancy::kRegather}};
+  const double again = terms.passes * kept;
+  const StreamingWork copies = Copies(again, again);
+  terms.after_forward = {
+      {kept, 0, Occupancy::kRegather, {}},
+      {0, again * occupancy.SecondsPerByte(Occupancy::kGather), Occupancy::kRegather, copies}};
   for (std::size_t i = 0; i < traffic.partial_groups.size(); ++i) {
     terms.after_forward.push_back({kept / static_cast<double>(traffic.partial_groups[i]),
-                                   terms.passes * kept * occupancy.PartialSecondsPerByte(i),
-                                   Occupancy::kPartial});
+                                   again * occupancy.PartialSecondsPerByte(i), Occupancy::kPartial,
+                                   copies});
   }
+}
+
+// Of so many bytes on compute, where the dialect makes them.
+StreamingWork Bounds::Copies(double read, double written) const {
+  if (!facts_.copies_units) {
+    return {};
+  }
+  const KernelRates rates =
+      FindKernelRates(in_.cluster.gpu, in_.profile.compute, in_.cluster.RankCount());
+  return {(read + written) / rates.copies.value, (read + written) / rates.streaming.value};
 }
 
 // Offloaded moments come to the device and leave it once per step. Where updates follow the norm,
@@ -374,7 +445,8 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
       PersistentBytes(outer) + tail + static_cast<double>(OutsideBytesOf(in_, outer, facts_));
   OuterBound bound;
   bound.memory_at_turn = Bytes(static_cast<std::int64_t>(fixed + least_kept));
-  bound.memory = std::max(bound.memory_at_turn, WhileWidestOpRuns(outer, measured));
+  bound.memory =
+      std::max({bound.memory_at_turn, WhileWidestOpRuns(outer, measured), BeforeUpdate(outer)});
   bound.deficit = std::max(Bytes(0), bound.memory - limits_.device);
   if (bound.deficit > Bytes(0)) {
     return bound;

@@ -48,14 +48,22 @@ class Bounds {
     std::vector<std::int64_t> partial_groups;
   };
 
+  // Elements, each storage once: of all parameters, of those that the result depends on, and of
+  // those that get gradients, too.
+  struct Sizes {
+    double all = 0, read = 0, trainable = 0;
+  };
+  [[nodiscard]] Sizes SizesOn(std::int64_t ranks) const;
   [[nodiscard]] double PersistentBytes(const OuterChoice& outer) const;
   [[nodiscard]] Bytes WhileWidestOpRuns(const OuterChoice& outer, const Measured& measured) const;
+  [[nodiscard]] Bytes BeforeUpdate(const OuterChoice& outer) const;
   [[nodiscard]] double HostBytes(const OuterChoice& outer) const;
   [[nodiscard]] Traffic TrafficOf(const OuterChoice& outer) const;
   [[nodiscard]] bool StagesOnCompute() const;
   [[nodiscard]] StreamingWork Update(const OuterChoice& outer) const;
   [[nodiscard]] double ClipSeconds(const OuterChoice& outer) const;
   [[nodiscard]] double ReduceBytes() const;
+  [[nodiscard]] StreamingWork Copies(double read, double written) const;
   [[nodiscard]] bool EndsEachPass() const;
   [[nodiscard]] bool IsOrdered(const OuterChoice& outer) const;
   [[nodiscard]] double MessageSeconds(OpCode code, GroupShape group, double bytes) const;
@@ -68,10 +76,9 @@ class Bounds {
   Limits limits_;
   const DialectFacts& facts_;
   HostCopyRates copy_rates_;
-  double elements_ = 0;       // of all parameters, each storage once
-  double read_ = 0;           // of those that the result depends on
-  double trainable_ = 0;      // of those that get gradients, too
-  double tail_elements_ = 0;  // of those used outside of blocks
+  std::map<std::int64_t, Sizes> sizes_;             // by shard size
+  double elements_ = 0, read_ = 0, trainable_ = 0;  // without padding
+  double tail_elements_ = 0;                        // of parameters used outside of blocks
 };
 
 }  // namespace shardwright

@@ -128,6 +128,12 @@ class Dual {
     if (has_updates_) {
       runs_[updates_].fill(true);
     }
+    // Where all forwards are first ones, what is gathered for them is copied there.
+    gather_copies_ = t_.first_forwards >= t_.passes ? kFirstForward : kForward;
+    if (t_.gather_copies.seconds > 0) {
+      runs_[gather_copies_].fill(true);
+      runs_[kBackward].fill(true);
+    }
   }
 
   [[nodiscard]] Sources SourcesIn(Stretch stretch) const {
@@ -242,6 +248,8 @@ class Dual {
     if (has_updates_) {
       AddStreaming(t_.update, prices[updates_], work[updates_]);
     }
+    AddStreaming(t_.gather_copies, prices[gather_copies_], work[gather_copies_]);
+    AddStreaming(t_.reduce_copies, prices[kBackward], work[kBackward]);
     if (t_.is_ordered) {
       AddEnds(z, sum);
     }
@@ -390,7 +398,7 @@ class Dual {
     }
     const AfterForward* kept = nullptr;
     const auto price = [&](const AfterForward& a) {
-      return z[kDevice] * a.bytes + z[a.transfer] * a.seconds;
+      return z[kDevice] * a.bytes + z[a.transfer] * a.seconds + Cheapest(a.copies, backward).cost;
     };
     for (const AfterForward& a : t_.after_forward) {
       kept = kept == nullptr || price(a) < price(*kept) ? &a : kept;
@@ -398,24 +406,31 @@ class Dual {
     if (kept != nullptr) {
       pay(kDevice, kept->bytes);
       pay(kept->transfer, kept->seconds);
+      AddStreaming(kept->copies, backward, work);
     }
   }
 
-  // Of whatever load is cheapest.
-  static void AddStreaming(const StreamingWork& streaming, const PriceList& prices, Loads& work) {
-    double least = std::numeric_limits<double>::infinity();
-    std::size_t best = 0;
+  struct AtLoad {
+    std::size_t load = 0;
     double seconds = 0;
+    double cost = 0;
+  };
+  // Of whatever load is cheapest.
+  static AtLoad Cheapest(const StreamingWork& streaming, const PriceList& prices) {
+    AtLoad best;
     for (std::size_t l = 1; l < kLoadCount && streaming.seconds > 0; ++l) {
       const double takes = std::max(
           streaming.seconds, streaming.streaming * (kLoadCount - 1) / static_cast<double>(l));
-      if (prices.row[l] != nullptr && takes * prices.price[l] < least) {
-        least = takes * prices.price[l];
-        best = l;
-        seconds = takes;
+      const double cost = takes * prices.price[l];
+      if (prices.row[l] != nullptr && (best.load == 0 || cost < best.cost)) {
+        best = {l, takes, cost};
       }
     }
-    work[best] += seconds;
+    return best;
+  }
+  static void AddStreaming(const StreamingWork& streaming, const PriceList& prices, Loads& work) {
+    const AtLoad best = Cheapest(streaming, prices);
+    work[best.load] += best.seconds;
   }
 
   void AddEnds(const Prices& z, Sum& sum) const {
@@ -454,6 +469,7 @@ class Dual {
   // Ordered: updates are longer than the gather of what the first op reads, and take its place.
   bool has_updates_ = false;
   Stretch updates_ = kUpdate;  // where they run
+  Stretch gather_copies_ = kForward;
 };
 
 }  // namespace

@@ -11,20 +11,21 @@
 
 namespace shardwright {
 
-// What the gathered parameters of a model may do after forward: bytes that stay, and what gathering
-// the rest again takes, in a whole step.
-struct AfterForward {
-  double bytes = 0;
-  double seconds = 0;
-  Occupancy::Transfer transfer = Occupancy::kRegather;
-};
-
 // Kernels that only stream through memory: alone they take `seconds` at least, and `streaming` * 16
 // / l where they load the memory with l sixteenths, since gaps and short kernels are all that
 // lowers the load. Which load it is depends on the units.
 struct StreamingWork {
   double seconds = 0;
   double streaming = 0;
+};
+
+// What the gathered parameters of a model may do after forward: bytes that stay, and what gathering
+// the rest again takes, in a whole step, with the copies of what was gathered on compute.
+struct AfterForward {
+  double bytes = 0;
+  double seconds = 0;
+  Occupancy::Transfer transfer = Occupancy::kRegather;
+  StreamingWork copies;
 };
 
 // Everything that the program knows about an outer choice. Seconds are those of a whole step,
@@ -42,10 +43,12 @@ struct Terms {
   bool regathers_follow_forward = false;
   // Ordered: moments do not come and go beside the first forward either, as they do else.
   bool moments_end_before_forward = false;
-  StreamingWork update;  // ordered: beside gathers before forward; else beside anything
-  double serial = 0;     // nothing runs beside
-  double head = 0;       // nothing but what may run beside updates, and updates
-  double tail = 0;       // nothing but reductions does
+  StreamingWork gather_copies;  // on compute, of what is gathered before forward; beside that
+  StreamingWork reduce_copies;  // and of gradients, in backward
+  StreamingWork update;         // ordered: beside gathers before forward; else beside anything
+  double serial = 0;            // nothing runs beside
+  double head = 0;              // nothing but what may run beside updates, and updates
+  double tail = 0;              // nothing but reductions does
 
   std::array<double, Occupancy::kTransferCount> seconds{};  // at least
   std::vector<AfterForward> after_forward;                  // empty: nothing is gathered twice

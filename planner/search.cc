@@ -29,7 +29,8 @@ struct Branch {
   OuterChoice outer;
   OuterBound bound;
   CandidateStatus status = CandidateStatus::kNotTried;
-  std::unique_ptr<LocalSearch> local;  // once it is simulated
+  std::unique_ptr<LocalSearch> local;                      // once it is simulated
+  std::vector<std::unique_ptr<LocalSearch>> earlier = {};  // that were fitted to more memory
 };
 
 // Bounds are taken over a few rates of transfers out of a continuum; where transfers share links,
@@ -40,6 +41,7 @@ constexpr double kBoundSlack = 2e-4;
 constexpr double kReservedSpread = 0.02;
 constexpr double kMostMargin = 0.5;
 constexpr int kMostRounds = 4;  // of aiming lower
+constexpr double kLess = 0.94;  // each time
 // How many branches are refined, and how many plans are simulated for each.
 struct RefineRound {
   std::size_t branches = 0;
@@ -73,6 +75,9 @@ class Searcher {
     if ((!result.is_feasible || result.best.retries > 0) && SeedPruned()) {
       result = Choose();
     }
+    if (SearchBelow(result)) {
+      result = Choose();
+    }
     Report(result);
     return result;
   }
@@ -85,10 +90,67 @@ class Searcher {
     return Choose();
   }
 
+  // Where the allocator finds no room for faster plans, the most promising branches are searched
+  // again for plans that take less than those. False: there are none.
+  bool SearchBelow(const SearchResult& result) {
+    constexpr std::int64_t kEffort = 64;
+    if (!result.is_feasible || options_.objective == Objective::kMemory || IsStopped() ||
+        options_.effort <= 0) {
+      return false;
+    }
+    const double slowest = result.best.step_time.value / (1 + options_.tie);
+    double least = INFINITY;
+    for (const Candidate& c : result.candidates) {
+      if (c.status == CandidateStatus::kFragmented && c.step_time.value < slowest) {
+        least = std::min(least, static_cast<double>(c.memory.value));
+      }
+    }
+    if (std::isinf(least)) {
+      return false;
+    }
+    aim_.device = std::min(aim_.device, Bytes(std::llround(kLess * least)));
+    const std::vector<std::size_t> promising = Promising(slowest);
+    workers_.ForEach(promising.size(), [&](std::size_t i, Evaluator& evaluator) {
+      Branch& branch = branches_[promising[i]];
+      branch.status = CandidateStatus::kFits;
+      if (branch.local != nullptr) {
+        branch.earlier.push_back(std::move(branch.local));
+      }
+      branch.local = NewLocal(branch);
+      branch.local->Seed(evaluator);
+      if (branch.local->best() != nullptr) {
+        branch.local->Refine(evaluator, (IsBrief() ? kEffort / 4 : kEffort) * EffortScale());
+        branch.local->TrySymmetric(evaluator);
+      }
+    });
+    return !promising.empty();
+  }
+
+  // Branches that may hold plans faster than `slowest`, by the best one so far, or by their bounds.
+  [[nodiscard]] std::vector<std::size_t> Promising(double slowest) const {
+    const std::size_t most = IsBrief() ? 2 : 6;
+    std::vector<std::size_t> promising;
+    for (const std::size_t i : order_) {
+      const CandidateStatus status = branches_[i].status;
+      if ((status == CandidateStatus::kFits || status == CandidateStatus::kPrunedTime) &&
+          SortKey(branches_[i]) < slowest) {
+        promising.push_back(i);
+      }
+    }
+    const auto hope = [&](std::size_t i) {
+      const Branch& branch = branches_[i];
+      const bool has_plan = branch.local != nullptr && branch.local->best() != nullptr;
+      return has_plan ? branch.local->best()->outcome.time.value : SortKey(branch);
+    };
+    std::stable_sort(promising.begin(), promising.end(),
+                     [&](std::size_t x, std::size_t y) { return hope(x) < hope(y); });
+    promising.resize(std::min(promising.size(), most));
+    return promising;
+  }
+
   // Where no plan fits, and some only since the allocator finds no room for their pieces: branches
   // are searched again for plans that take less. False: that is not what is in the way.
   bool AimLower(const SearchResult& result) {
-    constexpr double kLess = 0.94;
     double least = INFINITY;
     for (const Candidate& c : result.candidates) {
       if (c.status == CandidateStatus::kFragmented) {
@@ -215,11 +277,14 @@ class Searcher {
     workers_.ForEach(batch.size(), [&](std::size_t i, Evaluator& evaluator) {
       Branch& branch = branches_[batch[i]];
       branch.status = CandidateStatus::kFits;
-      branch.local = std::make_unique<LocalSearch>(in_, options_, space_,
-                                                   measured_.at(branch.outer.micro_batch),
-                                                   branch.outer, limits_, aim_);
+      branch.local = NewLocal(branch);
       branch.local->Seed(evaluator);
     });
+  }
+
+  [[nodiscard]] std::unique_ptr<LocalSearch> NewLocal(const Branch& branch) const {
+    return std::make_unique<LocalSearch>(
+        in_, options_, space_, measured_.at(branch.outer.micro_batch), branch.outer, limits_, aim_);
   }
 
   // Branches were pruned since they are slower than plans of which the allocator takes none, as it
@@ -417,12 +482,20 @@ class Searcher {
       candidates.push_back(std::move(c));
       return;
     }
-    for (const Evaluated& e : branch.local->evaluated()) {
+    for (const std::unique_ptr<LocalSearch>& local : branch.earlier) {
+      AppendCandidates(*local, c, candidates);
+    }
+    AppendCandidates(*branch.local, c, candidates);
+  }
+
+  void AppendCandidates(const LocalSearch& local, Candidate c,
+                        std::vector<Candidate>& candidates) const {
+    for (const Evaluated& e : local.evaluated()) {
       if (!e.outcome.is_allowed) {
         continue;
       }
-      c.plan = branch.local->PlanOf(e.inner);
-      c.label = branch.local->LabelOf(e.inner);
+      c.plan = local.PlanOf(e.inner);
+      c.label = local.LabelOf(e.inner);
       SetOutcome(e.outcome, limits_, c);
       candidates.push_back(c);
     }

@@ -30,6 +30,7 @@ constexpr DialectFacts kFsdp2 = {
     .groups_modules = true,
     .has_groups = true,
     .selective_meets_units = false,
+    .copies_units = true,
     .cuts_first_dimension = true,
 };
 

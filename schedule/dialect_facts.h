@@ -61,6 +61,7 @@ struct DialectFacts {
 
   // Time.
   PassEnd pass_end = PassEnd::kReductions;
+  bool copies_units = false;     // compute copies what was gathered, and gradients to be reduced
   bool counts_transfers = true;  // each pass moves every unit; else in buckets, or not at all
   bool one_communicator = true;  // gathers and reductions of the shard group take turns
   bool reduces_masters = false;  // gradients, in the optimizer's dtype
