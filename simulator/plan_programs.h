@@ -73,6 +73,7 @@ enum class Telling : std::uint8_t {
   // For who wants the time of a plan, good or not: one whose caching allocator retries goes on by
   // what a micro-batch takes on average between the 8th and the 16th, and holds what the program
   // with 16 does. Retries come and go in no order, so that only all micro-batches would prove it.
+  // One that fails has no time of the whole step, as with kUntilRetries.
   kOnAverage,
   // For who compares many plans and looks at the best ones again: programs with two and three
   // micro-batches, and the larger one's memory. Each more takes as long as the third did, but all
