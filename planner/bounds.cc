@@ -89,26 +89,30 @@ double Bounds::PersistentBytes(const OuterChoice& outer) const {
   const double master = SizeInBytes(in_.job.precision.master);
   const double param = SizeInBytes(in_.job.precision.param);
   const double reduce = SizeInBytes(in_.job.precision.reduce);
-  if (outer.offload.parameters) {
-    return 0;
-  }
-  double bytes = facts_.whole_parameters      ? elements_ * std::min(param, master)
-                 : facts_.shards_are_gathered ? elements_ / shard * param
-                                              : elements_ / shard * master;
-  if (facts_.shards_are_gathered && is_train && !outer.offload.optimizer) {  // masters beside them
-    bytes += trainable_ / shard * master;
-  }
-  // Muon and SOAP keep others, Muon's shared out among the ranks: nothing is counted.
-  if (is_train && !outer.offload.optimizer && !outer.offload.moments &&
-      in_.job.optimizer.matrices == MatrixRule::kNone) {
-    bytes += StateCount(in_.job.optimizer.kind) * trainable_ / shard * master;
-  }
-  // Gradients of earlier micro-batches.
+  const auto shards = [&] {
+    double bytes = facts_.whole_parameters      ? elements_ * std::min(param, master)
+                   : facts_.shards_are_gathered ? elements_ / shard * param
+                                                : elements_ / shard * master;
+    if (facts_.shards_are_gathered && is_train && !outer.offload.optimizer) {  // beside masters
+      bytes += trainable_ / shard * master;
+    }
+    // Muon and SOAP keep others, Muon's shared out among the ranks: nothing is counted.
+    if (is_train && !outer.offload.optimizer && !outer.offload.moments &&
+        in_.job.optimizer.matrices == MatrixRule::kNone) {
+      bytes += StateCount(in_.job.optimizer.kind) * trainable_ / shard * master;
+    }
+    return bytes;
+  };
+  double bytes = outer.offload.parameters ? 0 : shards();
+  // Gradients of earlier micro-batches. With parameters on the host those that were reduced follow
+  // them; the others add up on the device.
   if (is_train && outer.accumulation > 1 && facts_.frees_units) {
-    bytes += outer.sync == SyncMode::kLast
-                 ? std::max(0.0, trainable_ - tail_elements_) *
-                       (facts_.grads_as_reduced ? reduce : std::min(param, reduce))
-                 : trainable_ / shard * std::min(master, reduce);
+    if (outer.sync == SyncMode::kLast) {
+      bytes += std::max(0.0, trainable_ - tail_elements_) *
+               (facts_.grads_as_reduced ? reduce : std::min(param, reduce));
+    } else if (!outer.offload.parameters) {
+      bytes += trainable_ / shard * std::min(master, reduce);
+    }
   }
   return bytes;
 }
