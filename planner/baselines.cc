@@ -96,9 +96,10 @@ std::vector<BaselineCandidate> QuickCandidates(Baseline baseline, const PlanFile
         KeepFullPrecision(problem.model.model, problem.job.precision, plan);
       }
       BaselineCandidate candidate{choice, FileOf(problem, std::move(plan)), {}};
-      candidate.quick =
-          Evaluate(candidate.file,
-                   {.reserved = false, .telling = Telling::kRoughly, .memory_limit = memory_limit});
+      candidate.quick = Evaluate(candidate.file, {.reserved = false,
+                                                  .telling = Telling::kRoughly,
+                                                  .compares = true,
+                                                  .memory_limit = memory_limit});
       candidates.push_back(std::move(candidate));
     } catch (const InputError& error) {
       if (refusal.empty()) {
@@ -126,9 +127,14 @@ BaselineResult EvaluateBaseline(Baseline baseline, const PlanFile& problem,
       break;
     }
     // An allocator that only fails takes long.
-    const PlanOutcome outcome = Evaluate(candidate.file, {.reserved = candidate.quick.Fits(),
-                                                          .telling = Telling::kOnAverage,
-                                                          .memory_limit = memory_limit});
+    PlanOutcome outcome = Evaluate(candidate.file, {.reserved = candidate.quick.Fits(),
+                                                    .telling = Telling::kOnAverage,
+                                                    .memory_limit = memory_limit});
+    if (candidate.quick.Fits() && !outcome.Fits()) {  // the allocator fails in the midst of it
+      outcome.step_time = candidate.quick.step_time;
+      outcome.exposed_comm = candidate.quick.exposed_comm;
+      outcome.rates = candidate.quick.rates;
+    }
     if (!best.outcome || IsBetter(outcome, *best.outcome)) {
       best.choice = candidate.choice;
       best.plan = candidate.file.plan;

@@ -8,6 +8,7 @@
 #include "core/json.h"
 #include "schedule/dialect_facts.h"
 #include "schedule/lower.h"
+#include "schedule/repetition.h"
 #include "schedule/verify.h"
 
 namespace shardwright {
@@ -45,6 +46,21 @@ Flops FlopsPerSample(const PlanFile& file) {
     param.trainable = true;
   }
   return Flops(ConventionFlopsPerSample(all_trained).value / 3.0);
+}
+
+PlanOutcome OutcomeOf(const PlanFile& file, Bytes usable, const SimulationResult& result) {
+  PlanOutcome e;
+  e.step_time = result.step_time;
+  e.exposed_comm = result.exposed_comm;
+  e.is_steady = result.timing.is_steady;
+  e.rates = RatesOf(file, ToSeconds(result.step_time));
+  e.device_peak = result.memory.allocated.DevicePeak();
+  e.reserved = ReservedPeak(result);
+  e.outside = result.memory.outside;
+  e.usable = usable;
+  e.retries_per_step = result.memory.reserved ? result.memory.reserved->retries_steady : 0;
+  e.host_peak = result.memory.allocated.HostPeak().total * file.cluster.gpus_per_node;
+  return e;
 }
 
 }  // namespace
@@ -142,22 +158,25 @@ PlanOutcome Evaluate(const PlanFile& file, const EvaluateOptions& options) {
       {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
   Simulator simulator(file.cluster, file.profile);
   const SimulateOptions simulate = OptionsOf(file, programs.Largest(), options);
-  CheckLegal(programs.Largest());
-  const SimulationResult result = SimulatePlan(simulator, programs, simulate, options.telling);
-  PlanOutcome e;
-  e.step_time = result.step_time;
-  e.exposed_comm = result.exposed_comm;
-  e.is_steady = result.timing.is_steady;
-  e.rates = RatesOf(file, ToSeconds(result.step_time));
-  e.device_peak = result.memory.allocated.DevicePeak();
-  e.reserved = ReservedPeak(result);
-  e.outside = result.memory.outside;
-  e.usable = options.memory_limit > Bytes(0) ? options.memory_limit : UsableMemory(file);
-  e.retries_per_step = result.memory.reserved ? result.memory.reserved->retries_steady : 0;
-  e.host_peak = result.memory.allocated.HostPeak().total * file.cluster.gpus_per_node;
+  const Bytes usable = options.memory_limit > Bytes(0) ? options.memory_limit : UsableMemory(file);
   const bool has_arena = programs.Largest().memory == MemoryRegime::kArena;
+  if (options.compares) {
+    SW_CHECK(!options.reserved && !has_arena, "what is reserved or placed is not compared");
+    SimulationResult result;
+    result.memory = simulator.Allocated(programs.Largest(), FindRepetitions(programs.Largest()));
+    if (std::vector<Misfit> misfits = FindMisfits(file, usable, Bytes(0), result);
+        !misfits.empty()) {
+      PlanOutcome e = OutcomeOf(file, usable, result);
+      e.misfits = std::move(misfits);
+      return e;
+    }
+  } else {
+    CheckLegal(programs.Largest());
+  }
+  const SimulationResult result = SimulatePlan(simulator, programs, simulate, options.telling);
+  PlanOutcome e = OutcomeOf(file, usable, result);
   const Bytes placed = has_arena ? PlacePlan(programs) : Bytes(0);
-  e.misfits = FindMisfits(file, e.usable, placed, result);
+  e.misfits = FindMisfits(file, usable, placed, result);
   for (Misfit& misfit : e.misfits) {
     if (misfit.kind == Misfit::Kind::kFragmentation) {
       misfit.needed =

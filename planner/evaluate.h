@@ -92,6 +92,9 @@ struct EvaluateOptions {
   bool contention = true;
   bool reserved = true;                // replay the caching allocator; about ten times slower
   Telling telling = Telling::kProven;  // of a step with many micro-batches
+  // For one of many plans, of which the best are evaluated again: it is not verified, and has no
+  // time where it does not fit. Requires `reserved` to be off.
+  bool compares = false;
   // What buffers and the memory outside the allocator may take; the allocator reserves as much as
   // UsableMemory, whatever this is. 0: UsableMemory.
   Bytes memory_limit{0};

@@ -159,6 +159,12 @@ std::size_t LocalSearch::Fit(Evaluator& evaluator, InnerChoice inner) {
       most_that_fails =
           most_that_fails == kNoIndex ? inner.mix : std::max(most_that_fails, inner.mix);
       const auto missing = static_cast<double>(e.deficit.value);
+      if (best_ != kNoIndex && found == kNoIndex && e.status == CandidateStatus::kOverDevice &&
+          missing > ladder_.MostSavedFrom(inner.mix)) {
+        // Counts as the attempt that it spares, so that others are as many as with it.
+        effort_ -= inner.mix < ladder_.steps() ? 1 : 0;
+        return kNoIndex;
+      }
       const auto ranks = static_cast<double>(in_.cluster.gpus_per_node);
       next = e.status == CandidateStatus::kOverHost
                  ? ladder_.StepCopyingLess(inner.mix, missing / ranks)

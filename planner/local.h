@@ -28,6 +28,8 @@ class MixLadder {
   [[nodiscard]] std::size_t blocks() const { return blocks_; }
   // Bytes that `step` keeps less than step 0.
   [[nodiscard]] double Saved(std::size_t step) const;
+  // No step takes so many bytes less than `step`; infinite where some blocks were not measured.
+  [[nodiscard]] double MostSavedFrom(std::size_t step) const;
   // The first step that saves at least so much; steps() if none does.
   [[nodiscard]] std::size_t StepSaving(double bytes) const;
   // The first step that copies at least so much less to the host than `step`; steps() if none does.
@@ -50,6 +52,7 @@ class MixLadder {
 
   std::size_t blocks_ = 0;
   bool spreads_ = false;
+  bool is_whole_ = false;  // all blocks were measured
   // By pattern of the ladder, per block on average.
   std::vector<std::size_t> patterns_;
   std::vector<double> saved_;    // device bytes

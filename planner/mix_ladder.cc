@@ -15,6 +15,11 @@ MixLadder::MixLadder(const Space& space, const Measured& measured, bool offloads
     double copied = 0;
   };
   std::vector<Point> points;
+  std::size_t measured_blocks = 0;
+  for (const BlockClass& c : measured.classes) {
+    measured_blocks += c.blocks.size();
+  }
+  is_whole_ = measured_blocks == blocks_;
   const double per_block = 1 / static_cast<double>(std::max<std::size_t>(blocks_, 1));
   for (std::size_t p = 0; p < measured.pattern_is_allowed.size(); ++p) {
     Point point = {p, 0, 0, 0, 0};
@@ -72,6 +77,14 @@ double MixLadder::At(const std::vector<double>& by_pattern, std::size_t step) co
 
 double MixLadder::Saved(std::size_t step) const {
   return At(saved_, step);
+}
+
+double MixLadder::MostSavedFrom(std::size_t step) const {
+  // What is recomputed for one block's backward, and the one before it, may be larger at this step.
+  constexpr double kPassing = 2;
+  const double all = Saved(steps());
+  return is_whole_ && !spreads_ ? all - Saved(step) + kPassing * all / static_cast<double>(blocks_)
+                                : INFINITY;
 }
 
 std::size_t MixLadder::BestStep(const Phases& phases) const {

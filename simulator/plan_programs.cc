@@ -132,14 +132,6 @@ std::vector<SimTime> LeadsOf(const Program& program, const std::vector<Span>& sp
   return leads;
 }
 
-// Whether a caching allocator waits for other streams before it reuses what the step frees, so that
-// what it reserves depends on how far ahead the host is.
-bool RecordsStreams(const Program& program) {
-  const std::vector<MemoryPoint>& points = program.step.points;
-  return std::any_of(points.begin(), points.end(),
-                     [](const MemoryPoint& point) { return point.recorded_streams != 0; });
-}
-
 // The result with `count` micro-batches from those with n - 2, n - 1 and n; none where they do not
 // tell.
 std::optional<SimulationResult> Extrapolate(const std::array<const SimulationResult*, 3>& results,
@@ -384,7 +376,8 @@ SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
     if (is_new) {
       FewRun& k = at->second;
       SimulateOptions with_spans = options;
-      with_spans.trace = options.reserved && n < count;
+      with_spans.spans = options.reserved && n < count && RecordsStreams(programs.With(n));
+      with_spans.steady_only = telling != Telling::kProven;
       k.result = simulator.Run(programs.With(n), with_spans);
       k.leads = LeadsOf(programs.With(n), k.result.trace.spans);
       k.result.trace = Trace();
@@ -394,7 +387,7 @@ SimulationResult SimulatePlan(Simulator& simulator, PlanPrograms& programs,
   return std::move(
       TellOrRun(programs, run, [&](std::int64_t n) -> std::optional<FewRun> {
         const FewRun& third = run(n);
-        if (telling == Telling::kUntilRetries && RunsOut(third.result)) {
+        if (telling != Telling::kProven && RunsOut(third.result)) {
           return third;
         }
         // Where one of the three comes to no end, what the others do does not matter.

@@ -79,6 +79,7 @@ enum class Telling : std::uint8_t {
   // what a micro-batch takes on average between the 8th and the 16th, and holds what the program
   // with 16 does. Retries come and go in no order, so that only all micro-batches would prove it;
   // where they come to an end later, the plan is told too slow.
+  // One that fails has no time of the whole step, as with kUntilRetries.
   kOnAverage,
   // For who compares many plans and looks at the best ones again: programs with two and three
   // micro-batches (more where CountUnlike is), and the larger one's memory. Each more takes as long

@@ -8,8 +8,9 @@ namespace {
 
 class Replay {
  public:
-  Replay(const Program& program, const AllocatorOptions& options, const DriverCosts& costs)
-      : program_(program), costs_(costs), allocator_(options) {
+  Replay(const Program& program, const AllocatorOptions& options, const DriverCosts& costs,
+         bool until_full)
+      : program_(program), costs_(costs), until_full_(until_full), allocator_(options) {
     std::uint32_t count = 0;
     for (const Buffer& buffer : program.buffers) {
       if (buffer.flat >= flats_.size()) {
@@ -29,7 +30,7 @@ class Replay {
                                  const std::vector<HostStall>& included) {
     std::vector<HostStall> stalls;
     std::size_t next = 0;
-    for (std::size_t i = 0; i < spans.size(); ++i) {
+    for (std::size_t i = 0; i < spans.size() && !IsOver(); ++i) {
       const Span& span = spans[i];
       std::int64_t now = span.issue_begin.value + shift;
       if (next < included.size() && included[next].before_op == span.op) {
@@ -60,6 +61,19 @@ class Replay {
   [[nodiscard]] std::size_t noted() const { return timeline_.size(); }
   void ForgetFrom(std::size_t count) { timeline_.resize(count); }
   [[nodiscard]] const std::vector<Bytes>& timeline() const { return timeline_; }
+  // A hash of what later steps depend on, `shift` after the first one of them: what is cached, what
+  // the program holds of it, and how far the host is behind.
+  [[nodiscard]] std::uint64_t StateHash(std::int64_t shift) {
+    live_ = blocks_;
+    for (const FlatTensor& flat : flats_) {
+      live_.push_back(flat.block);
+    }
+    const std::uint64_t state = allocator_.Fingerprint(SimTime(clock_), live_);
+    constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15u;
+    return state + static_cast<std::uint64_t>(clock_ - shift) * kOdd;
+  }
+  // Nothing is replayed any more.
+  [[nodiscard]] bool IsOver() const { return until_full_ && out_of_memory_; }
   void Describe(ReservedMemory& result) const { result.out_of_memory = out_of_memory_; }
 
  private:
@@ -170,11 +184,13 @@ class Replay {
 
   const Program& program_;
   DriverCosts costs_;
+  bool until_full_;
   CachingAllocator allocator_;
   std::vector<std::uint32_t> first_block_;  // by buffer; one more at the end
   std::vector<BlockHandle> blocks_;         // one per piece
   std::vector<FlatTensor> flats_;           // by number; 0: none
   std::vector<bool> exists_;                // by buffer
+  std::vector<BlockHandle> live_;           // scratch of StateHash
   std::vector<Bytes> timeline_;
   std::array<std::int64_t, kStreamCount> queued_until_{};  // end of the last op of each stream
   std::int64_t clock_ = 0;
@@ -187,7 +203,7 @@ class Replay {
 
 ReservedMemory ReplayAllocator(const Program& program, std::span<const Span> spans, SimTime period,
                                const AllocatorOptions& options, const DriverCosts& costs,
-                               HostStalls& stalls) {
+                               HostStalls& stalls, bool until_full) {
   const auto split = [&](auto predicate) {
     const auto begin = std::find_if(spans.begin(), spans.end(), predicate);
     const auto end = std::find_if_not(begin, spans.end(), predicate);
@@ -198,7 +214,7 @@ ReservedMemory ReplayAllocator(const Program& program, std::span<const Span> spa
   const auto first = split([](const Span& s) { return s.body != BodyKind::kInit && s.step == 0; });
   const auto last = split([](const Span& s) { return s.step > 0; });
 
-  Replay replay(program, options, costs);
+  Replay replay(program, options, costs, until_full);
   HostStalls found;
   ReservedMemory result;
   found.init = replay.RunBody(init, 0, stalls.init);
@@ -208,7 +224,9 @@ ReservedMemory ReplayAllocator(const Program& program, std::span<const Span> spa
   result.retries_first = replay.retries();
   const std::size_t before_last = replay.noted();
   constexpr int kMostSteps = 4;
-  for (int step = 0; step < kMostSteps; ++step) {
+  const bool is_timed = period > SimTime();
+  std::uint64_t last_hash = 0;
+  for (int step = 0; step < kMostSteps && !replay.IsOver(); ++step) {
     const std::int64_t retries_before = replay.retries();
     const Bytes reserved_before = replay.counters().reserved;
     replay.ResetPeaks();
@@ -219,8 +237,20 @@ ReservedMemory ReplayAllocator(const Program& program, std::span<const Span> spa
     if (replay.counters().reserved == reserved_before && result.retries_steady == 0) {
       break;
     }
+    if (!is_timed && result.retries_steady > 0) {
+      break;  // what the host waits for is not known
+    }
+    const std::uint64_t hash = replay.StateHash(step * period.value);
+    if (step > 0 && hash == last_hash) {
+      break;  // so would all others
+    }
+    last_hash = hash;
   }
   replay.Describe(result);
+  if (replay.IsOver()) {
+    result.peak_steady = std::max(result.peak_steady, replay.counters().peak_reserved);
+    result.retries_steady = std::max(result.retries_steady, replay.retries());
+  }
   result.timeline = replay.timeline();
   stalls = found;
   return result;

@@ -35,11 +35,13 @@ struct DriverCosts {
 };
 
 // Replays init, the first step and then the last step of `spans` (as from RunEngineWithSpans) until
-// a step reserves no more than the one before. `stalls` holds the host time that the spans already
-// contain before each op, and receives what this replay says. The times are right when the two
-// agree. Frees with recorded streams wait for all work queued on those streams at that point.
+// a step reserves no more than the one before, or leaves the allocator as that did. `stalls` holds
+// the host time that the spans already contain before each op, and receives what this replay says.
+// The times are right when the two agree. Frees with recorded streams wait for all work queued on
+// those streams at that point. `until_full`: ends with the first allocation that fails.
 [[nodiscard]] ReservedMemory ReplayAllocator(const Program& program, std::span<const Span> spans,
                                              SimTime period, const AllocatorOptions& options,
-                                             const DriverCosts& costs, HostStalls& stalls);
+                                             const DriverCosts& costs, HostStalls& stalls,
+                                             bool until_full = false);
 
 }  // namespace shardwright

@@ -21,6 +21,8 @@ struct ReservedInput {
   EngineOptions engine;
   AllocatorOptions allocator;
   DriverCosts costs;
+  bool steady_only = false;
+  bool needs_spans = false;
 };
 
 bool Drains(const std::vector<HostStall>& stalls) {
@@ -32,20 +34,29 @@ bool Drains(const std::vector<HostStall>& stalls) {
 struct Round {
   HostStalls included;
   SimTime period;
+  EngineResult timing;
+  ReservedMemory memory;
 };
 
-ReservedMemory RunRound(const ReservedInput& input, Round& round, EngineWorkspace& workspace,
-                        EngineResult& timing, std::vector<Span>& spans, HostStalls& found) {
+void RunClock(const ReservedInput& input, Round& round, EngineWorkspace& workspace,
+              std::vector<Span>& spans) {
   EngineOptions options = input.engine;
   options.stalls = &round.included;
   spans.clear();
-  timing = RunEngineWithSpans(input.program, input.prices, options, workspace, spans);
-  round.period = timing.steady.time;
+  round.timing = RunEngineWithSpans(input.program, input.prices, options, workspace, spans);
+  round.period = round.timing.steady.time;
   HoldHostBack(input.program, input.prices, round.included,
-               timing.is_steady ? round.period : SimTime(), spans);
-  found = round.included;
-  return ReplayAllocator(input.program, spans, timing.steady.time, input.allocator, input.costs,
-                         found);
+               round.timing.is_steady ? round.period : SimTime(), spans);
+}
+
+// What the replay makes the host wait.
+HostStalls RunRound(const ReservedInput& input, Round& round, EngineWorkspace& workspace,
+                    std::vector<Span>& spans) {
+  RunClock(input, round, workspace, spans);
+  HostStalls found = round.included;
+  round.memory = ReplayAllocator(input.program, spans, round.period, input.allocator, input.costs,
+                                 found, input.steady_only);
+  return found;
 }
 
 struct FoundReserved {
@@ -54,17 +65,17 @@ struct FoundReserved {
 };
 
 // Rounds that agree on no step: answers with the one of median period (the lower of two).
-FoundReserved RunMedian(const ReservedInput& input, std::vector<Round> rounds,
-                        EngineWorkspace& workspace, EngineResult& timing,
-                        std::vector<Span>& spans) {
+FoundReserved TakeMedian(const ReservedInput& input, std::vector<Round> rounds,
+                         EngineWorkspace& workspace, EngineResult& timing,
+                         std::vector<Span>& spans) {
   std::sort(rounds.begin(), rounds.end(),
             [](const Round& a, const Round& b) { return a.period < b.period; });
-  FoundReserved result;
-  result.range = StepTimeRange{rounds.front().period, rounds.back().period};
-  HostStalls ignored;
-  result.memory =
-      RunRound(input, rounds[(rounds.size() - 1) / 2], workspace, timing, spans, ignored);
-  return result;
+  Round& median = rounds[(rounds.size() - 1) / 2];
+  if (input.needs_spans) {
+    RunClock(input, median, workspace, spans);
+  }
+  timing = median.timing;
+  return {std::move(median.memory), StepTimeRange{rounds.front().period, rounds.back().period}};
 }
 
 // The allocator delays the host and the host's times decide what the allocator can reuse: both are
@@ -76,19 +87,17 @@ FoundReserved FindReserved(const ReservedInput& input, EngineWorkspace& workspac
                            EngineResult& timing, std::vector<Span>& spans) {
   constexpr std::size_t kMostRounds = 6;
   std::vector<Round> rounds(1);
-  ReservedMemory reserved;
   while (true) {
     Round& round = rounds.back();
-    HostStalls stalls;
-    ReservedMemory found = RunRound(input, round, workspace, timing, spans, stalls);
-    if (Drains(round.included.later_steps) && found.retries_steady == 0) {
-      return {reserved, {}};  // steps of two kinds take turns
+    HostStalls stalls = RunRound(input, round, workspace, spans);
+    timing = round.timing;
+    if (Drains(round.included.later_steps) && round.memory.retries_steady == 0) {
+      return {std::move(rounds[rounds.size() - 2].memory), {}};  // steps of two kinds take turns
     }
-    reserved = std::move(found);
     // In one arena nothing waits for an allocator.
-    if (input.program.memory == MemoryRegime::kArena || reserved.out_of_memory ||
+    if (input.program.memory == MemoryRegime::kArena || round.memory.out_of_memory ||
         stalls == round.included) {
-      return {reserved, {}};
+      return {std::move(round.memory), {}};
     }
     auto first = std::find_if(rounds.begin(), rounds.end(),
                               [&](const Round& r) { return r.included == stalls; });
@@ -96,10 +105,40 @@ FoundReserved FindReserved(const ReservedInput& input, EngineWorkspace& workspac
       first = rounds.begin() + kMostRounds / 2;
     }
     if (first != rounds.end()) {
-      return RunMedian(input, {first, rounds.end()}, workspace, timing, spans);
+      rounds.erase(rounds.begin(), first);
+      return TakeMedian(input, std::move(rounds), workspace, timing, spans);
     }
-    rounds.push_back({std::move(stalls), SimTime()});
+    Round next;
+    next.included = std::move(stalls);
+    rounds.push_back(std::move(next));
   }
+}
+
+// What the allocator reserves for a program whose frees wait for no other stream, which no time
+// decides. `waits`: it makes the host wait in steady steps.
+ReservedMemory ReplayUntimed(const ReservedInput& input, std::vector<Span>& spans, bool& waits) {
+  spans.clear();
+  const auto append = [&](const Body& body, BodyKind kind, std::uint32_t step) {
+    for (std::uint32_t op = 0; op < body.ops.size(); ++op) {
+      Span span;
+      span.body = kind;
+      span.step = step;
+      span.op = OpId(op);
+      spans.push_back(span);
+    }
+  };
+  const Program& program = input.program;
+  append(program.init, BodyKind::kInit, 0);
+  const bool has_warmup = !program.warmup.ops.empty();
+  append(has_warmup ? program.warmup : program.step,
+         has_warmup ? BodyKind::kWarmup : BodyKind::kStep, 0);
+  append(program.step, BodyKind::kStep, 1);
+  HostStalls stalls;
+  ReservedMemory memory = ReplayAllocator(program, spans, SimTime(), input.allocator, input.costs,
+                                          stalls, /*until_full=*/true);
+  waits = !stalls.later_steps.empty() || memory.retries_steady > 0;
+  spans.clear();
+  return memory;
 }
 
 void AddReserved(const ReservedMemory& reserved, std::vector<MemorySample>& samples) {
@@ -111,6 +150,12 @@ void AddReserved(const ReservedMemory& reserved, std::vector<MemorySample>& samp
 }
 
 }  // namespace
+
+bool RecordsStreams(const Program& program) {
+  const std::vector<MemoryPoint>& points = program.step.points;
+  return std::any_of(points.begin(), points.end(),
+                     [](const MemoryPoint& point) { return point.recorded_streams != 0; });
+}
 
 Bytes OutsideBytes(const Program& program, const MemoryProfile& profile) {
   const auto communicators = std::count_if(program.groups.begin(), program.groups.end(),
@@ -159,11 +204,26 @@ SimulationResult Simulator::Run(const Program& program, const SimulateOptions& o
     }
     const DriverCosts costs{ToSimTime(profile_->host.malloc.value),
                             ToSimTime(profile_->host.free.value)};
-    FoundReserved found =
-        FindReserved({program, prices_, engine, allocator, costs}, engine_, result.timing, spans);
-    result.memory.reserved = std::move(found.memory);
-    result.unsettled = found.range;
-  } else if (options.trace) {
+    const bool needs_spans = options.trace || options.spans;
+    const ReservedInput input{program,    prices_, engine, allocator, costs, options.steady_only,
+                              needs_spans};
+    if (options.steady_only && !needs_spans && !RecordsStreams(program) &&
+        program.memory != MemoryRegime::kArena) {
+      bool waits = false;
+      ReservedMemory memory = ReplayUntimed(input, spans, waits);
+      if (!waits && !memory.out_of_memory) {
+        result.timing = RunEngine(program, prices_, engine, engine_);
+      }
+      if (memory.out_of_memory || result.timing.is_steady) {
+        result.memory.reserved = std::move(memory);
+      }
+    }
+    if (!result.memory.reserved) {
+      FoundReserved found = FindReserved(input, engine_, result.timing, spans);
+      result.memory.reserved = std::move(found.memory);
+      result.unsettled = found.range;
+    }
+  } else if (options.trace || options.spans) {
     result.timing = RunEngineWithSpans(program, prices_, engine, engine_, spans);
     HoldHostBack(program, prices_, {},
                  result.timing.is_steady ? result.timing.steady.time : SimTime(), spans);
@@ -175,7 +235,7 @@ SimulationResult Simulator::Run(const Program& program, const SimulateOptions& o
     if (result.memory.reserved) {
       AddReserved(*result.memory.reserved, result.trace.memory);
     }
-  } else {
+  } else if (!options.spans) {
     spans.clear();
   }
   result.step_time = result.timing.steady.time;

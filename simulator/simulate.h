@@ -27,7 +27,11 @@ struct SimulateOptions {
       true;            // replay the caching allocator; needs all spans, so about ten times slower.
                        // It neither delays nor limits native programs, which run in one arena
   bool trace = false;  // fill SimulationResult::trace
-  int max_steps = 8;   // to look for the steady state in
+  bool spans = false;  // fill its spans alone
+  // For who asks for the steady step of a plan that the caching allocator takes: the first step's
+  // time need not have the allocator's calls in it, and the replay ends where memory does.
+  bool steady_only = false;
+  int max_steps = 8;  // to look for the steady state in
   // Capacity 0: what the GPU has less what lives outside the allocator.
   AllocatorOptions allocator;
 };
@@ -85,6 +89,10 @@ struct SimulateInput {
   SimulateOptions options;
 };
 [[nodiscard]] SimulationResult Simulate(const SimulateInput& input);
+
+// Whether a caching allocator waits for other streams before it reuses what the step frees, so that
+// what it reserves depends on times, as on how far ahead the host is.
+[[nodiscard]] bool RecordsStreams(const Program& program);
 
 // Device memory that the caching allocator does not see: the CUDA context, and the communicators of
 // the groups with more than one rank.

@@ -11,7 +11,10 @@
 #include <doctest/doctest.h>
 
 #include "models/loader.h"
+#include "planner/local.h"
+#include "planner/measure.h"
 #include "planner/search.h"
+#include "planner/space.h"
 #include "schedule/plan_file.h"
 #include "tests/planner/random_jobs.h"
 #include "tests/sanitizers.h"
@@ -175,6 +178,9 @@ TEST_CASE("No random plan is faster than the bound") {
       const Seconds own = BoundOf(result, plan);
       CHECK(own.value <= simulated.seconds);
       tightest = std::min(tightest, simulated.seconds / own.value - 1);
+      if (const Candidate* const candidate = CandidateOf(result, plan); candidate != nullptr) {
+        CHECK(candidate->memory_bound <= simulated.memory);
+      }
     }
   }
   MESSAGE(fitting << " random plans that fit; their bound is below the nearest by " << tightest);
@@ -337,6 +343,58 @@ TEST_CASE("No random plan of another dialect is faster than the bound") {
     }
     MESSAGE(NameOf(dialect) << ": the bound is below the nearest plan by " << tightest);
   }
+}
+
+// What does not fit is not tried with more checkpointing where that cannot save enough.
+TEST_CASE("No step of the ladder takes less than it promises") {
+  const int jobs = IsDeep() ? 200 : testing::kHasSanitizer ? 4 : 20;
+  std::int64_t plans = 0;
+  double tightest = INFINITY;  // in bytes that one block keeps
+  for (int i = 0; i < jobs; ++i) {
+    CAPTURE(i);
+    std::mt19937 random(static_cast<unsigned>(3000 + i));
+    const Case c = DrawCase(random, static_cast<int>(Draw(random, 4, 8)));
+    SearchOptions options = NativeSearch(c);
+    options.base.dialect = i % 2 == 0 ? Dialect::kNative : Dialect::kFsdp2;
+    options.base.moments_piece = Plan().moments_piece;
+    const SearchInput input = c.Input();
+    const Space space = MakeSpace(input, options);
+    const std::int64_t micro_batch = Draw(random, 1, 4);
+    const MixLadder ladder(space, Measure(input, options, space, micro_batch), false);
+    Case any_batch = c;
+    any_batch.job.global_batch = 0;
+    for (const UnitFamily& family : space.families) {
+      std::vector<Bytes> memory;
+      for (std::size_t step = 0; step <= ladder.steps(); ++step) {
+        Plan plan = options.base;
+        plan.shard_size = c.cluster.RankCount();
+        plan.micro_batch = micro_batch;
+        plan.accumulation = 1 + i % 3;
+        plan.units = family.units;
+        plan.recompute = ladder.Regions(space, step);
+        if (CanRecompute(plan)) {
+          memory.push_back(SimulatePlan(any_batch, plan).memory);
+        } else {
+          memory.push_back(Bytes(0));
+        }
+      }
+      for (std::size_t step = 0; step < ladder.steps(); ++step) {
+        for (std::size_t later = step + 1; later <= ladder.steps(); ++later) {
+          if (memory[step] > Bytes(0) && memory[later] > Bytes(0)) {
+            CAPTURE(step);
+            const auto saved = static_cast<double>((memory[step] - memory[later]).value);
+            CHECK(saved <= ladder.MostSavedFrom(step));
+            tightest = std::min(tightest, (ladder.MostSavedFrom(step) - saved) *
+                                              static_cast<double>(ladder.blocks()) /
+                                              ladder.Saved(ladder.steps()));
+            ++plans;
+          }
+        }
+      }
+    }
+  }
+  CHECK(plans > 10 * jobs);  // not vacuous
+  MESSAGE(plans << " pairs of plans; " << tightest << " blocks to spare at least");
 }
 
 }  // namespace
