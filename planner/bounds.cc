@@ -448,6 +448,10 @@ OuterBound Bounds::Of(const OuterChoice& outer, const Measured& measured,
   bound.memory =
       std::max({bound.memory_at_turn, WhileWidestOpRuns(outer, measured), BeforeUpdate(outer)});
   bound.deficit = std::max(Bytes(0), bound.memory - limits_.device);
+  if (limits_.host > Bytes(0) && in_.job.optimizer.matrices == MatrixRule::kNone) {
+    const double host = HostBytes(outer) * static_cast<double>(in_.cluster.gpus_per_node);
+    bound.deficit = std::max(bound.deficit, Bytes(static_cast<std::int64_t>(host)) - limits_.host);
+  }
   if (bound.deficit > Bytes(0)) {
     return bound;
   }

@@ -23,7 +23,7 @@ struct OuterBound {
   Seconds time;          // no plan of this outer choice that fits is faster
   Bytes memory;          // and none needs less, with what lives outside the allocator
   Bytes memory_at_turn;  // when the last block's backward begins
-  Bytes deficit;         // memory - limit where that is positive: none fits
+  Bytes deficit;         // what is missing, on the device or the host, at least: none fits
 };
 
 class Bounds {

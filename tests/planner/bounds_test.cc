@@ -15,6 +15,7 @@
 #include "planner/measure.h"
 #include "planner/search.h"
 #include "planner/space.h"
+#include "schedule/dialect_facts.h"
 #include "schedule/plan_file.h"
 #include "tests/planner/random_jobs.h"
 #include "tests/sanitizers.h"
@@ -139,10 +140,34 @@ Seconds BoundOf(const SearchResult& result, const Plan& plan) {
   return candidate != nullptr ? candidate->bound : result.lower_bound;
 }
 
+// What the host's memory alone rules out needs more of it than there is. Returns how many plans.
+int CheckHost(Case c, const SearchOptions& options,
+              const std::vector<std::pair<Simulated, Plan>>& all) {
+  c.cluster.node.pinned_limit = Bytes(0);
+  for (const auto& [simulated, plan] : all) {
+    c.cluster.node.pinned_limit = std::max(c.cluster.node.pinned_limit, simulated.host / 3);
+  }
+  if (c.cluster.node.pinned_limit == Bytes(0)) {
+    return 0;
+  }
+  const SearchResult result = Search(c.Input(), options);
+  int ruled_out = 0;
+  for (const auto& [simulated, plan] : all) {
+    const Candidate* const candidate = CandidateOf(result, plan);
+    if (candidate != nullptr && candidate->status == CandidateStatus::kPrunedMemory &&
+        candidate->memory_bound <= result.memory_limit) {
+      CHECK(simulated.host >= c.cluster.node.pinned_limit + candidate->deficit);
+      ++ruled_out;
+    }
+  }
+  return ruled_out;
+}
+
 TEST_CASE("No random plan is faster than the bound") {
   const int jobs = IsDeep() ? 100 : testing::kHasSanitizer ? 3 : 10;
   const int plans = IsDeep() ? 1000 : testing::kHasSanitizer ? 20 : 100;
   int fitting = 0;
+  int ruled_out = 0;
   double tightest = INFINITY;
   for (int i = 0; i < jobs; ++i) {
     std::mt19937 random(static_cast<unsigned>(1000 + i));
@@ -165,6 +190,7 @@ TEST_CASE("No random plan is faster than the bound") {
                                  : options.memory_limit;
     }
     const SearchResult result = Search(c.Input(), options);
+    ruled_out += CheckHost(c, options, all);
     for (const auto& [simulated, plan] : all) {
       if (simulated.memory > options.memory_limit) {
         continue;
@@ -183,6 +209,8 @@ TEST_CASE("No random plan is faster than the bound") {
       }
     }
   }
+  CHECK(ruled_out > 0);  // not vacuous
+  MESSAGE(ruled_out << " random plans that need too much of the host");
   MESSAGE(fitting << " random plans that fit; their bound is below the nearest by " << tightest);
 }
 
@@ -308,6 +336,7 @@ TEST_CASE("No random plan of another dialect is faster than the bound") {
   for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kFairscale,
                                 Dialect::kDdp, Dialect::kZero1, Dialect::kZero2, Dialect::kZero3}) {
     CAPTURE(NameOf(dialect));
+    int ruled_out = 0;
     double tightest = INFINITY;
     for (int i = 0; i < jobs; ++i) {
       CAPTURE(i);
@@ -325,9 +354,11 @@ TEST_CASE("No random plan of another dialect is faster than the bound") {
       options.base.moments_piece = Plan().moments_piece;
       options.effort = 0;
       const SearchResult result = Search(c.Input(), options);
+      std::vector<std::pair<Simulated, Plan>> all;
       for (int p = 0; p < plans; ++p) {
         const Plan plan = DrawPlanOf(dialect, random, c, blocks);
         const Simulated simulated = SimulatePlan(c, plan);
+        all.emplace_back(simulated, plan);
         const Seconds own = BoundOf(result, plan);
         CAPTURE(plan.shard_size);
         CAPTURE(plan.micro_batch);
@@ -340,7 +371,10 @@ TEST_CASE("No random plan of another dialect is faster than the bound") {
           CHECK(candidate->memory_bound <= simulated.memory);
         }
       }
+      ruled_out += CheckHost(c, options, all);
     }
+    // Of ZeRO's plans few are candidates here.
+    CHECK((ruled_out > 0 || FactsOf(dialect).offload == Offload() || IsZero(dialect)));
     MESSAGE(NameOf(dialect) << ": the bound is below the nearest plan by " << tightest);
   }
 }

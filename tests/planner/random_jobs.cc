@@ -49,7 +49,8 @@ Simulated SimulatePlan(const Case& c, const Plan& plan) {
   options.reserved = false;
   const SimulationResult result = Simulate({program, c.cluster, c.profile, options});
   return {ToSeconds(result.step_time).value,
-          result.memory.allocated.DevicePeak().total + result.memory.outside};
+          result.memory.allocated.DevicePeak().total + result.memory.outside,
+          result.memory.allocated.HostPeak().total * c.cluster.gpus_per_node};
 }
 
 std::vector<UnitPlan> UnitsOf(int blocks, unsigned cuts, const Reshard& reshard) {

@@ -36,6 +36,7 @@ struct Case {
 struct Simulated {
   double seconds = INFINITY;
   Bytes memory;
+  Bytes host;  // page-locked, per node
 };
 [[nodiscard]] Simulated SimulatePlan(const Case& c, const Plan& plan);
 
