@@ -45,6 +45,9 @@ std::string WhyNot(const BaselineResult& baseline, const SearchedPlan& searched)
   std::string text;
   if (baseline.outcome->retries_per_step > 0) {
     text = ", with " + WithCommas(baseline.outcome->retries_per_step) + " allocator retries";
+  } else if (baseline.outcome->first_retries > 0) {
+    text = ", with " + WithCommas(baseline.outcome->first_retries) +
+           " allocator retries in the first step";
   }
   if (!r.is_feasible || ToSeconds(baseline.outcome->step_time) >= r.best.step_time) {
     return text;

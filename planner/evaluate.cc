@@ -58,6 +58,7 @@ PlanOutcome OutcomeOf(const PlanFile& file, Bytes usable, const SimulationResult
   e.reserved = ReservedPeak(result);
   e.outside = result.memory.outside;
   e.usable = usable;
+  e.first_retries = result.memory.reserved ? result.memory.reserved->retries_first : 0;
   e.retries_per_step = result.memory.reserved ? result.memory.reserved->retries_steady : 0;
   e.host_peak = result.memory.allocated.HostPeak().total * file.cluster.gpus_per_node;
   return e;

@@ -75,6 +75,7 @@ struct PlanOutcome {
   Bytes reserved;          // by the caching allocator, at most; 0 without EvaluateOptions::reserved
   Bytes outside;           // the allocator
   Bytes usable;
+  std::int64_t first_retries = 0;  // of the allocator, in the first step
   std::int64_t retries_per_step = 0;
   Bytes host_peak;  // of all ranks of one node
   // Of kFragmentation, `needed` is what the allocator reserves where memory does not end, plus what

@@ -99,13 +99,17 @@ class Searcher {
       return false;
     }
     const double slowest = result.best.step_time.value / (1 + options_.tie);
-    double least = INFINITY;
-    for (const Candidate& c : result.candidates) {
-      if (c.status == CandidateStatus::kFragmented && c.step_time.value < slowest) {
-        least = std::min(least, static_cast<double>(c.memory.value));
-      }
+    double least = INFINITY;  // that the allocator refused
+    bool any_faster = false;
+    for (std::size_t i = 0; i < result.candidates.size(); ++i) {
+      const Candidate& c = result.candidates[i];
+      const bool is_refused =
+          c.status == CandidateStatus::kFragmented || c.status == CandidateStatus::kRetries;
+      least = is_refused ? std::min(least, static_cast<double>(c.memory.value)) : least;
+      any_faster = any_faster || (is_refused && c.step_time.value < slowest) ||
+                   IsPassedOver(options_, result, i);
     }
-    if (std::isinf(least)) {
+    if (std::isinf(least) || !any_faster) {
       return false;
     }
     aim_.device = std::min(aim_.device, Bytes(std::llround(kLess * least)));
@@ -123,7 +127,9 @@ class Searcher {
         branch.local->TrySymmetric(evaluator);
       }
     });
-    return !promising.empty();
+    seeds_.clear();  // some were left out for being slower than what was refused
+    TrySeeds(result.best.step_time.value);
+    return true;
   }
 
   // Branches that may hold plans faster than `slowest`, by the best one so far, or by their bounds.

@@ -255,8 +255,12 @@ void CheckAnswer(const Question& q) {
     if (b.Fits() && can_run) {
       CAPTURE(NameOf(b.baseline));
       CHECK(result.is_feasible);
-      if (b.outcome->retries_per_step == 0) {
-        CHECK(result.best.step_time.value <= ToSeconds(b.outcome->step_time).value);
+      if (b.outcome->retries_per_step == 0 && b.outcome->first_retries == 0) {
+        // A tie goes to less memory (one of 300 jobs: 0.1 % for 11.8 of 39.5 GiB).
+        const bool is_smaller =
+            result.candidates[result.best.index].Needs() < b.outcome->DeviceTotal();
+        const double tie = is_smaller ? 1 + options.tie : 1;
+        CHECK(result.best.step_time.value <= ToSeconds(b.outcome->step_time).value * tie);
       }
     }
   }
