@@ -14,7 +14,7 @@ FEW = "compute.gemm.bf16,overlap.compute_sensitivity,compute.rank_spread,host.st
 TORCH = ["--source", "torchtitan,torchao,ibmfsdp,torchtune", "--one-per-gpu"]
 FITS = [
     ["--source", "llmfoundry", "--numbers",
-     "compute.gemm.bf16,compute.elementwise,compute.attention_forward,compute.attention_backward,"
+     "compute.gemm.bf16,compute.elementwise,compute.triton_attention_forward,compute.triton_attention_backward,"
      "overlap.compute_sensitivity,compute.rank_spread,compute.gemm.fp8,compute.gemm_ramp"],
     [*TORCH, "--gpu-class", "A100,H100", "--numbers",
      "compute.gemm.bf16,compute.elementwise,overlap.compute_sensitivity,compute.gemm.fp8,host.step,"
