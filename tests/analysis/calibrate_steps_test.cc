@@ -62,11 +62,11 @@ TEST_CASE("CalibrateSteps: one uncertain number takes what the step says, less t
   const double band = StepTimeBand(MapRun(run, start).plan);
   const double variance = std::pow(band / 1.6449, 2);
   const double part = variance / (variance + kStepNoise * kStepNoise);
-  REQUIRE(part > 0.9);
+  REQUIRE(part > 0.8);
   const double error = std::log(Predicted(run, start) / run.step_time_s);
   const double left = std::log(Predicted(run, result.profile) / run.step_time_s);
   CHECK(left / error == doctest::Approx(1 - part).epsilon(0.2));
-  CHECK(Gemm(result.profile) == doctest::Approx(0.65).epsilon(0.02));
+  CHECK(Gemm(result.profile) == doctest::Approx(0.65).epsilon(0.05));
   REQUIRE(result.numbers.size() == 1);
   CHECK(result.numbers[0].field == "compute.gemm.bf16");
   CHECK(result.numbers[0].before == 0.782);
