@@ -4,8 +4,11 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "analysis/internal/fit_group.h"
@@ -16,9 +19,34 @@
 namespace shardwright {
 namespace {
 
-// What is left out together: a model; in a group with one model only, a number of GPUs; with one
-// number of GPUs only, a choice of dtypes.
-std::vector<std::string> FoldsOf(const FitGroup& group) {
+bool IsOne(const std::vector<std::string>& names) {
+  return std::all_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return name == names[0]; });
+}
+
+// A source's models, where it has several; the sources, where there are several.
+std::vector<std::string> FoldsOfSources(const FitGroup& group, FoldKind what) {
+  std::map<std::string, std::set<std::string>> models;
+  for (const GroupRow& row : group.rows) {
+    models[row.run->Source()].insert(row.run->model_name);
+  }
+  std::vector<std::string> folds;
+  for (const GroupRow& row : group.rows) {
+    const std::string source = row.run->Source();
+    if (what == FoldKind::kSource) {
+      folds.push_back(models.size() > 1 ? source : "");
+    } else {
+      folds.push_back(models[source].size() > 1 ? source + ", " + row.run->model_name : "");
+    }
+  }
+  return folds;
+}
+
+// What is left out together; rows of "" never are.
+std::vector<std::string> FoldsOf(const FitGroup& group, FoldKind what) {
+  if (what != FoldKind::kModel) {
+    return FoldsOfSources(group, what);
+  }
   std::array<std::vector<std::string>, 3> folds;
   for (const GroupRow& row : group.rows) {
     const MeasuredRun& run = *row.run;
@@ -26,25 +54,24 @@ std::vector<std::string> FoldsOf(const FitGroup& group) {
     folds[1].push_back(run.model_name + " on " + std::to_string(run.gpus) + " GPUs");
     folds[2].push_back(run.param_dtype);
   }
-  const auto is_one = [](const std::vector<std::string>& names) {
-    return std::all_of(names.begin(), names.end(),
-                       [&](const std::string& name) { return name == names[0]; });
-  };
-  return !is_one(folds[0]) ? folds[0] : !is_one(folds[1]) ? folds[1] : folds[2];
+  return !IsOne(folds[0]) ? folds[0] : !IsOne(folds[1]) ? folds[1] : folds[2];
 }
 
 // Half-width of all numbers that makes bands cover nine tenths of `errors`: the band of a row is
 // spread * sqrt(sum of squared slopes).
-double SpreadFor(const Linear& linear, const std::vector<double>& errors) {
+double SpreadFor(const Linear& linear, const std::vector<std::optional<double>>& errors) {
   std::vector<double> ratios;
   for (std::size_t i = 0; i < errors.size(); ++i) {
+    if (!errors[i]) {
+      continue;
+    }
     double squares = 0;
     for (const std::vector<double>& slopes : linear.slopes) {
       squares += slopes[i] * slopes[i];
     }
-    ratios.push_back(std::abs(errors[i]) / std::sqrt(squares));
+    ratios.push_back(std::abs(*errors[i]) / std::sqrt(squares));
   }
-  return Quantile(ratios, 0.9);
+  return ratios.empty() ? 0 : Quantile(ratios, 0.9);
 }
 
 // What is fitted apart: all rows of a group, or those without one fold.
@@ -55,13 +82,15 @@ struct FitTask {
   std::vector<double> left_out;  // errors of the other rows
 };
 
-std::vector<FitTask> TasksOf(const FitGroup& group, bool leave_out) {
+std::vector<FitTask> TasksOf(const FitGroup& group, FoldKind leave_out) {
   std::vector<FitTask> tasks = {{"", RowMask(group.rows.size(), true), {}, {}}};
-  if (!leave_out) {
+  if (leave_out == FoldKind::kNone) {
     return tasks;
   }
-  const std::vector<std::string> folds = FoldsOf(group);
-  for (const std::string& name : std::set<std::string>(folds.begin(), folds.end())) {
+  const std::vector<std::string> folds = FoldsOf(group, leave_out);
+  std::set<std::string> names(folds.begin(), folds.end());
+  names.erase("");
+  for (const std::string& name : names) {
     FitTask task{name, RowMask(group.rows.size()), {}, {}};
     for (std::size_t i = 0; i < folds.size(); ++i) {
       task.rows[i] = folds[i] != name;
@@ -100,16 +129,17 @@ std::size_t RunTasks(const FitGroup& group, const FitOptions& options,
   return evaluations;
 }
 
-// The errors of the rows while they were left out, from all tasks but the first.
-std::vector<double> LeftOutErrors(const FitGroup& group, const std::vector<FitTask>& tasks,
-                                  RunFit& fit) {
-  std::vector<double> result(group.rows.size(), 0.0);
+// The errors of the rows while they were left out, from all tasks but the first; nothing for rows
+// that never were.
+std::vector<std::optional<double>> LeftOutErrors(const FitGroup& group,
+                                                 const std::vector<FitTask>& tasks, RunFit& fit) {
+  std::vector<std::optional<double>> result(group.rows.size());
   for (std::size_t t = 1; t < tasks.size(); ++t) {
     std::vector<double> of_fold;
     for (std::size_t i = 0; i < result.size(); ++i) {
       if (!tasks[t].rows[i]) {
         result[i] = tasks[t].left_out[i];
-        of_fold.push_back(std::expm1(result[i]));
+        of_fold.push_back(std::expm1(tasks[t].left_out[i]));
       }
     }
     fit.left_out.push_back({group.gpus, group.family, tasks[t].without, Summarise(of_fold)});
@@ -154,12 +184,16 @@ void FitGroupRows(FitGroup& group, const FitOptions& options, RunFit& fit) {
   const Linear& best = tasks[0].best;
   double spread = 0;
   double left_out_error = 0;
-  if (options.leave_out) {
-    const std::vector<double> errors = LeftOutErrors(group, tasks, fit);
+  if (tasks.size() > 1) {
+    const std::vector<std::optional<double>> errors = LeftOutErrors(group, tasks, fit);
+    const auto count = errors.size() - static_cast<std::size_t>(
+                                           std::count(errors.begin(), errors.end(), std::nullopt));
     for (std::size_t i = 0; i < errors.size(); ++i) {
-      const double error = std::expm1(errors[i]);
-      fit.left_out_rows.push_back({group.rows[i].run->id, error});
-      left_out_error += std::abs(error) / static_cast<double>(errors.size());
+      if (errors[i]) {
+        const double error = std::expm1(*errors[i]);
+        fit.left_out_rows.push_back({group.rows[i].run->id, error});
+        left_out_error += std::abs(error) / static_cast<double>(count);
+      }
     }
     spread = SpreadFor(best, errors);
   }

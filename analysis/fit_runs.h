@@ -5,6 +5,7 @@
 // set, share all numbers but a few.
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
@@ -16,6 +17,15 @@
 
 namespace shardwright {
 
+// What cross-validation leaves out, one after the other.
+enum class FoldKind : std::uint8_t {
+  kNone,
+  kModel,   // in a group with one model: one number of GPUs; with one such number: one choice of
+            // dtypes
+  kSize,    // a model of one source, where that source has others in the group
+  kSource,  // where the group has others
+};
+
 struct FitOptions {
   // Paths of the numbers to fit (NumberAt), at most eight; empty: DefaultFitNumbers().
   std::vector<std::string> numbers;
@@ -26,9 +36,7 @@ struct FitOptions {
   // that a stack with fewer of them is never slower.
   bool one_per_gpu = false;
   std::vector<std::string> tiers = {"A"};
-  // Cross-validate by leaving out one model after the other (in a group with one model: one number
-  // of GPUs, and with one such number: one choice of dtypes).
-  bool leave_out = true;
+  FoldKind leave_out = FoldKind::kModel;
   // One line per fit, in the order in which they end, from any thread but one at a time; may be
   // empty.
   std::function<void(const std::string&)> progress;
@@ -68,7 +76,7 @@ struct LeftOutModel {
   ErrorStatistics errors;
 };
 
-// A row predicted by numbers that were fitted without its model.
+// A row predicted by numbers that were fitted without its model, or what else is left out.
 struct LeftOutRow {
   std::string id;
   double error = 0;  // predicted / measured - 1

@@ -27,6 +27,8 @@ std::map<std::string, NumberRef> AllNumbers(Profile& profile) {
       {"compute.gemm_ramp", Of(c.gemm_ramp)},
       {"compute.attention_forward", Of(c.attention.forward)},
       {"compute.attention_backward", Of(c.attention.backward)},
+      {"compute.triton_attention_forward", Of(c.triton_attention.forward)},
+      {"compute.triton_attention_backward", Of(c.triton_attention.backward)},
       {"compute.elementwise", Of(c.elementwise)},
       {"compute.fp8_rowwise", Of(c.fp8_rowwise)},
       {"compute.own_grouped", Of(c.own_grouped)},

@@ -359,7 +359,8 @@ std::int64_t TokensPerSample(const MeasuredRun& run, std::vector<std::string>& n
   return static_cast<std::int64_t>(average);
 }
 
-void FillPlan(MeasuredRun run, const std::string& profile, PlanFile& file,
+// Without `profile`: the default one.
+void FillPlan(MeasuredRun run, const Profile* profile, PlanFile& file,
               std::vector<std::string>& notes) {
   CheckParallelism(run);
   const Stack& stack = FindStack(run);
@@ -377,8 +378,8 @@ void FillPlan(MeasuredRun run, const std::string& profile, PlanFile& file,
         Contains(run.param_dtype, "rowwise") && !Contains(run.param_dtype, "rowwise_with_gw_hp");
     file.kernels.fp8 = by_row ? Fp8Products::kPerRow : Fp8Products::kPerTensor;
   }
-  file.profile = profile == "auto" ? DefaultProfile(file.cluster.gpu, file.kernels.name)
-                                   : LoadProfile(profile);
+  file.profile =
+      profile != nullptr ? *profile : DefaultProfile(file.cluster.gpu, file.kernels.name);
   if (stack.one_communicator) {
     file.profile.memory.next_communicator.value = Bytes(0);
   }
@@ -406,13 +407,8 @@ void FillPlan(MeasuredRun run, const std::string& profile, PlanFile& file,
   CheckPlan(file, "plan");
 }
 
-}  // namespace
-
-MappedRun MapRun(const MeasuredRun& run, const std::string& profile) {
+MappedRun MapRunWith(const MeasuredRun& run, const Profile* profile) {
   MappedRun mapped;
-  if (profile != "auto") {
-    (void)LoadProfile(profile);  // a wrong name is the user's error, not the row's
-  }
   try {
     mapped.expandable_segments = FindStack(run).expandable_segments;
     FillPlan(run, profile, mapped.plan, mapped.notes);
@@ -420,6 +416,19 @@ MappedRun MapRun(const MeasuredRun& run, const std::string& profile) {
     mapped.skipped = error.what();
   }
   return mapped;
+}
+
+}  // namespace
+
+MappedRun MapRun(const MeasuredRun& run, const std::string& profile) {
+  if (profile == "auto") {
+    return MapRunWith(run, nullptr);
+  }
+  return MapRun(run, LoadProfile(profile));
+}
+
+MappedRun MapRun(const MeasuredRun& run, const Profile& profile) {
+  return MapRunWith(run, &profile);
 }
 
 }  // namespace shardwright

@@ -22,5 +22,6 @@ struct MappedRun {
 // `profile` is the name or file of a profile, or "auto": the default one of GPU and kernel set.
 // Throws InputError for an unknown profile; a row that cannot be mapped says why in `skipped`.
 [[nodiscard]] MappedRun MapRun(const MeasuredRun& run, const std::string& profile);
+[[nodiscard]] MappedRun MapRun(const MeasuredRun& run, const Profile& profile);
 
 }  // namespace shardwright

@@ -10,6 +10,9 @@
 #include <nlohmann/json.hpp>
 
 #include "analysis/calibrate.h"
+#include "analysis/calibrate_steps.h"
+#include "analysis/measured_run.h"
+#include "analysis/run_mapping.h"
 #include "analysis/run_match.h"
 #include "cli/command.h"
 #include "cli/comparison_print.h"
@@ -43,11 +46,13 @@ Examples:
   shardwright calibrate run1.json.gz run2.json.gz --name my-box -o mine.json
   shardwright calibrate kineto.json.gz --plan plan.json -o mine.json
   shardwright calibrate all_gather.txt --cluster dgx-h100 --nodes 2 -o mine.json
+  shardwright calibrate my-runs.csv -o mine.json
   shardwright calibrate --device host -o mine.json
   shardwright calibrate --device cuda --cluster 'h200-141 x4, nvlink 450 GB/s' -o mine.json
 
 Traces are those of `shardwright run --trace`, each of which carries its plan; those of PyTorch's
-profiler, Nsight Systems or Chakra, with --plan; or what nccl-tests print, with --cluster. With
+profiler, Nsight Systems or Chakra, with --plan; what nccl-tests print, with --cluster; or a table
+of runs with their step times (CSV, columns as for validate), of which one row is enough. With
 --device and no traces, plans run on the device first: on all GPUs of --cluster, a process each, and
 on one.
 Then: shardwright plan --profile mine.json ...
@@ -59,10 +64,12 @@ constexpr std::array<PositionalRow, 1> kCalibratePositionals = {
     {{"TRACE", "measurements, or folders of them; none with --device", nullptr, true,
       FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 11> kCalibrateFlags = {{
+constexpr std::array<FlagRow, 12> kCalibrateFlags = {{
     {"--output,-o", "FILE", "write the profile here (required)", FileRole::kWrite},
     {"--name", "NAME", "of the profile (default: the old one's with -calibrated)"},
     {"--profile", "NAME|FILE", "numbers to start from (default: those of the first plan)",
+     FileRole::kRead},
+    {"--profiles", "FOLDER", "profiles to choose from (default: the shipped ones)",
      FileRole::kRead},
     {"--device", "host|cuda", "run small plans on this device instead of reading traces"},
     {"--ranks", "N", "with --device host: ranks of these plans (default: one per core, at most 4)"},
@@ -160,6 +167,26 @@ std::vector<TracedRun> ReadTraces(const Arguments& arguments,
   }
   if (!foreign.empty()) {
     runs.push_back(ReadForeignTraces(arguments, foreign));
+  }
+  return runs;
+}
+
+// Of tables; nothing where the files are something else.
+std::optional<std::vector<MeasuredRun>> ReadStepTimes(const std::vector<std::string>& files) {
+  const auto is_table = [](const std::string& file) { return file.ends_with(".csv"); };
+  if (std::none_of(files.begin(), files.end(), is_table)) {
+    return std::nullopt;
+  }
+  std::vector<MeasuredRun> runs;
+  for (const std::string& file : files) {
+    if (!is_table(file)) {
+      throw UsageError("tables of step times and traces do not mix: " + file + " is no .csv");
+    }
+    const std::vector<MeasuredRun> of_file = ReadMeasuredRuns(file);
+    runs.insert(runs.end(), of_file.begin(), of_file.end());
+  }
+  if (runs.empty()) {
+    throw InputError(files.front(), "no row", "a run and its step time");
   }
   return runs;
 }
@@ -325,15 +352,57 @@ void CheckGpus(const std::vector<TracedRun>& runs) {
   }
 }
 
+int WriteResult(const Arguments& arguments, CalibrationResult& result, const Profile& start) {
+  const std::string output = arguments.Get("--output").text;
+  result.profile.name = start.name + "-calibrated";
+  arguments.SetText("--name", result.profile.name);
+  result.profile.description = "Fitted by shardwright calibrate, from " + start.name;
+  if (result.IsWorse() && !arguments.Has("--even-if-worse")) {
+    const std::string reason = "it would predict the runs that it was fitted to worse than before";
+    Json json = {{"schema", "shardwright-calibration"}, {"schema_version", 1}};
+    json.update({{"written", false}, {"reason", reason}, {"runs", RunsJson(result)}});
+    arguments.Print(arguments.IsJson() ? json.dump(2) + "\n"
+                                       : "No profile was written: " + reason + ".\n\n" +
+                                             RunsText(result) + kWorseAdvice);
+    return kExitNo;
+  }
+  WriteFileAtomically(output, ProfileJson(result.profile));
+  if (output != "-") {
+    arguments.Print(arguments.IsJson() ? ReportJson(result) : ReportText(result));
+  }
+  return kExitOk;
+}
+
+int CalibrateByStepTimes(const Arguments& arguments, const std::vector<MeasuredRun>& runs,
+                         const std::string& date) {
+  const MappedRun first = MapRun(runs.front(), "auto");
+  if (!first.skipped.empty()) {
+    throw InputError(runs.front().id + ": " + first.skipped);
+  }
+  Profile start = DefaultProfile(first.plan.cluster.gpu, first.plan.kernels.name);
+  arguments.Set("--profile", start, [](const Flag& flag) { return LoadProfile(flag.text); });
+  std::string source = "shardwright calibrate over the step times of ";
+  for (const MeasuredRun& run : runs) {
+    source += (&run == runs.data() ? "" : ", ") + run.id;
+  }
+  CalibrationResult result = CalibrateSteps(runs, start, {NumberKind::kFitted, source, date});
+  return WriteResult(arguments, result, start);
+}
+
 int RunCalibrate(const Arguments& arguments) {
   arguments.Require("--output");
-  const std::string output = arguments.Get("--output").text;
+  if (const Flag folder = arguments.Get("--profiles"); folder.is_given()) {
+    ShipProfilesOf(folder.text);
+  }
   const auto list = arguments.lists.find("TRACE");
   const std::vector<std::string> files =
       list == arguments.lists.end() ? std::vector<std::string>() : list->second;
   const Measured measured = WhatIsMeasured(arguments, files);
   std::string date = Today();
   arguments.Set("--date", date, ReadDate);
+  if (const auto runs = ReadStepTimes(files)) {
+    return CalibrateByStepTimes(arguments, *runs, date);
+  }
   std::vector<TracedRun> traced;
   if (measured == Measured::kCuda) {
     CudaRuns cuda = RunOnCuda(arguments);
@@ -368,23 +437,7 @@ int RunCalibrate(const Arguments& arguments) {
     runs.push_back(CalibrationRunOf(run));
   }
   CalibrationResult result = Calibrate(runs, start, origin);
-  result.profile.name = start.name + "-calibrated";
-  arguments.SetText("--name", result.profile.name);
-  result.profile.description = "Fitted by shardwright calibrate, from " + start.name;
-  if (result.IsWorse() && !arguments.Has("--even-if-worse")) {
-    const std::string reason = "it would predict the runs that it was fitted to worse than before";
-    Json json = {{"schema", "shardwright-calibration"}, {"schema_version", 1}};
-    json.update({{"written", false}, {"reason", reason}, {"runs", RunsJson(result)}});
-    arguments.Print(arguments.IsJson() ? json.dump(2) + "\n"
-                                       : "No profile was written: " + reason + ".\n\n" +
-                                             RunsText(result) + kWorseAdvice);
-    return kExitNo;
-  }
-  WriteFileAtomically(output, ProfileJson(result.profile));
-  if (output != "-") {
-    arguments.Print(arguments.IsJson() ? ReportJson(result) : ReportText(result));
-  }
-  return kExitOk;
+  return WriteResult(arguments, result, start);
 }
 
 }  // namespace

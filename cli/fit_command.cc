@@ -2,6 +2,7 @@
 #include <array>
 #include <cstdio>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "analysis/fit_runs.h"
@@ -12,6 +13,7 @@
 #include "core/json.h"
 #include "core/printable.h"
 #include "core/writable.h"
+#include "topologies/profile.h"
 
 namespace shardwright {
 namespace {
@@ -30,7 +32,7 @@ constexpr std::array<PositionalRow, 1> kFitPositionals = {
     {{"RUNS", "table of measured runs (CSV)", "fit needs a table of measured runs", false,
       FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 9> kFitFlags = {{
+constexpr std::array<FlagRow, 11> kFitFlags = {{
     {"--output,-o", "FILE",
      "write the profile of one fitted stack; a folder (with a / at its end) for all",
      FileRole::kWriteWhen},
@@ -41,6 +43,10 @@ constexpr std::array<FlagRow, 9> kFitFlags = {{
     {"--source", "LIST", "fit rows of these sources only (ids up to the first '-')"},
     {"--gpu-class", "LIST", "of these GPUs only: parts of the column gpu_class, such as A100,H100"},
     {"--tier", "LIST", "rows to use, by their column tier (default A; rows without one count)"},
+    {"--leave-out", "model|size|source|none",
+     "what is left out in turn: models (default); models of a source that has others; sources"},
+    {"--profiles", "FOLDER", "profiles to choose from (default: the shipped ones)",
+     FileRole::kRead},
     {"--numbers", "LIST", "numbers to fit, at most 8, such as compute.gemm.bf16,host.step"},
     {"--own", "LIST", "those of them that each stack has for itself, at most 2"},
 }};
@@ -119,6 +125,9 @@ void CheckOwn(const FitOptions& options) {
 
 int RunFitCommand(const Arguments& arguments) {
   const std::string file = arguments.Get("RUNS").text;
+  if (const Flag folder = arguments.Get("--profiles"); folder.is_given()) {
+    ShipProfilesOf(folder.text);
+  }
   RowChoice choice;
   arguments.Set("--source", choice.sources, ReadList);
   arguments.Set("--gpu-class", choice.gpus, ReadList);
@@ -135,6 +144,8 @@ int RunFitCommand(const Arguments& arguments) {
   }
   CheckOwn(options);
   options.one_per_gpu = arguments.Has("--one-per-gpu");
+  static constexpr std::array<std::string_view, 4> kLeaveOut = {"none", "model", "size", "source"};
+  arguments.SetChoice("--leave-out", kLeaveOut, options.leave_out);
   options.progress = [](const std::string& line) { Say(line); };
   const std::string output = arguments.Get("--output").text;
   std::string date;

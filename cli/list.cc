@@ -1,5 +1,7 @@
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -126,17 +128,53 @@ Listing ListKernelSetsOf() {
   return listing;
 }
 
+// A profile's numbers that were fitted, those of what it extends included, by what they belong to:
+// a library of attention, or else the section of the file.
+std::map<std::string, int> FittedNumbersOf(const Profile& profile) {
+  std::map<std::string, int> counts;
+  const auto count = [&](const auto& self, const std::string& owner, const Json& value) -> void {
+    if (value.contains("kind")) {
+      counts[owner] += value["kind"] == "fitted" ? 1 : 0;
+      return;
+    }
+    for (const auto& [key, part] : value.items()) {
+      const std::size_t library = key.find("attention_");
+      if (part.is_object()) {
+        self(self, library == std::string::npos ? owner : key.substr(0, library) + "attention",
+             part);
+      }
+    }
+  };
+  const Json whole = Json::parse(ProfileJson(profile));
+  for (const auto& [section, value] : whole.items()) {
+    if (value.is_object()) {
+      count(count, section, value);
+    }
+  }
+  std::erase_if(counts, [](const auto& entry) { return entry.second == 0; });
+  return counts;
+}
+
 Listing ListProfilesOf() {
-  Listing listing{Table({kLeft, kLeft, kLeft, kLeft})};
-  listing.table.Row({"profile", "architecture", "kernel set", "description"});
+  Listing listing{Table({kLeft, kLeft, kLeft, kRight, kRight, kLeft})};
+  listing.table.Row(
+      {"profile", "architecture", "kernel set", "fitted", "of the network", "description"});
   for (const std::string& name : ListProfiles()) {
     const Profile profile = LoadProfile(name);
+    std::map<std::string, int> fitted = FittedNumbersOf(profile);
+    const int of_network = fitted["transports"];
+    int all = 0;
+    for (const auto& [owner, count] : fitted) {
+      all += count;
+    }
     listing.table.Row({profile.name, profile.architecture.empty() ? "any" : profile.architecture,
                        profile.kernel_set.empty() ? "any" : profile.kernel_set,
+                       std::to_string(all - of_network), std::to_string(of_network),
                        profile.description});
     listing.json.push_back({{"name", profile.name},
                             {"architecture", profile.architecture},
                             {"kernel_set", profile.kernel_set},
+                            {"fitted_numbers", fitted},
                             {"description", profile.description}});
   }
   return listing;

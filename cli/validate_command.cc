@@ -7,6 +7,7 @@
 #include "analysis/validate.h"
 #include "cli/command.h"
 #include "cli/validation_print.h"
+#include "topologies/profile.h"
 
 namespace shardwright {
 namespace {
@@ -27,14 +28,19 @@ constexpr std::array<PositionalRow, 1> kValidatePositionals = {
 constexpr std::array<SwitchRow, 1> kValidateSwitches = {
     {{"--bands", "also the uncertainty of every step time, by the spreads of the profile"}}};
 
-constexpr std::array<FlagRow, 3> kValidateFlags = {{
+constexpr std::array<FlagRow, 4> kValidateFlags = {{
     {"--oom", "FILE", "table of runs that fit or ran out of memory", FileRole::kRead},
     {"--profile", "NAME|FILE", "profile for all rows (default auto: by GPU and kernel set)",
+     FileRole::kRead},
+    {"--profiles", "FOLDER", "profiles to choose from (default: the shipped ones)",
      FileRole::kRead},
     {"--tier", "LIST", "rows to use, by their column tier (default A; rows without one count)"},
 }};
 
 int RunValidate(const Arguments& arguments) {
+  if (const Flag folder = arguments.Get("--profiles"); folder.is_given()) {
+    ShipProfilesOf(folder.text);
+  }
   ValidateOptions options;
   arguments.SetText("--profile", options.profile);
   options.bands = arguments.Has("--bands");

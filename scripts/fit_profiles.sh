@@ -20,8 +20,9 @@ fit() {
 
 # One call per framework; the sources with eight or more rows of tier A.
 fit --source llmfoundry --numbers "$(tr -d ' \n' <<'LIST'
-compute.gemm.bf16, compute.elementwise, compute.attention_forward, compute.attention_backward,
-overlap.compute_sensitivity, compute.rank_spread, compute.gemm.fp8, compute.gemm_ramp
+compute.gemm.bf16, compute.elementwise, compute.triton_attention_forward,
+compute.triton_attention_backward, overlap.compute_sensitivity, compute.rank_spread,
+compute.gemm.fp8, compute.gemm_ramp
 LIST
 )"
 # Stacks of PyTorch share one profile per GPU, so that they differ by their kernels alone. Attention

@@ -1,19 +1,38 @@
 #include "topologies/profile.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "core/embedded.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "topologies/internal/shipped_profiles.h"
 #include "topologies/profile_catalog.h"
 
 namespace shardwright {
 namespace {
+
+// What ShipProfilesOf has read.
+struct ProfileFolder {
+  struct Texts {
+    std::string name, text, path;
+  };
+  std::vector<Texts> texts;
+  std::vector<EmbeddedFile> files;  // of them
+};
+
+ProfileFolder& Folder() {
+  static ProfileFolder folder;
+  return folder;
+}
 
 // Parsed once, for programs that answer many questions. One that extends another asks for it here
 // while it is parsed itself.
@@ -49,12 +68,39 @@ std::vector<std::string_view> KernelSetsFor(std::string_view kernel_set) {
 
 }  // namespace
 
+std::span<const EmbeddedFile> internal::ShippedProfiles() {
+  return Folder().files.empty() ? EmbeddedProfileCatalog() : Folder().files;
+}
+
+void ShipProfilesOf(const std::string& folder) {
+  std::vector<ProfileFolder::Texts> texts;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().extension() == ".json") {
+      const std::string path = entry.path().string();
+      texts.push_back({entry.path().stem().string(), ReadTextFile(path), path});
+    }
+  }
+  if (texts.empty()) {
+    throw InputError(folder, "no profile", "a folder of .json files");
+  }
+  std::sort(texts.begin(), texts.end(),
+            [](const auto& a, const auto& b) { return a.name < b.name; });
+  Folder() = {std::move(texts), {}};
+  for (const ProfileFolder::Texts& row : Folder().texts) {
+    Folder().files.push_back({row.name, row.text, row.path});
+  }
+  for (const EmbeddedFile& file : Folder().files) {
+    (void)Shipped(file);  // what is wrong with it is said now
+  }
+}
+
 std::vector<std::string> ListProfiles() {
-  return NamesOf(EmbeddedProfileCatalog());
+  return NamesOf(internal::ShippedProfiles());
 }
 
 Profile LoadProfile(const std::string& spec) {
-  for (const EmbeddedFile& file : EmbeddedProfileCatalog()) {
+  for (const EmbeddedFile& file : internal::ShippedProfiles()) {
     if (file.name == spec) {
       return Shipped(file);
     }
@@ -70,7 +116,7 @@ Profile LoadProfile(const std::string& spec) {
 Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set) {
   for (const std::string_view wanted : KernelSetsFor(kernel_set)) {
     for (const std::string& target : {gpu.name, gpu.architecture}) {
-      for (const EmbeddedFile& file : EmbeddedProfileCatalog()) {
+      for (const EmbeddedFile& file : internal::ShippedProfiles()) {
         const Profile& profile = Shipped(file);
         if (!profile.architecture.empty() && profile.architecture == target &&
             profile.kernel_set == wanted) {

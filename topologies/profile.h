@@ -54,6 +54,7 @@ struct ComputeProfile {
   // forward 0: as the usual one. Optional in files.
   AttentionProfile cudnn_attention;
   AttentionProfile flash3_attention;  // FlashAttention-3
+  AttentionProfile triton_attention;  // Triton's of 2023: two fractions for all shapes
   AttentionProfile own_attention;     // the executor's own CUDA kernels, with heads of 128 features
   // Fractions of the memory bandwidth: bytes read and written / time.
   Number<double> elementwise;
@@ -228,6 +229,10 @@ struct Profile {
 // else the same two of its family ("torch" of PyTorch's kernels, "shardwright-cuda"), then of
 // "torch-eager", which is what microbenchmarks say, else "generic".
 [[nodiscard]] Profile DefaultProfile(const GpuSpec& gpu, std::string_view kernel_set);
+// From now on the shipped profiles are those of `folder`, its *.json files: to ask what predictions
+// would be without some of them. For a program's beginning, before any other function of this
+// header, and for one thread. Throws InputError for a folder without such files.
+void ShipProfilesOf(const std::string& folder);
 // Names of the shipped profiles, sorted.
 [[nodiscard]] std::vector<std::string> ListProfiles();
 

@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "topologies/internal/profile_fit.h"
-#include "topologies/profile_catalog.h"
+#include "topologies/internal/shipped_profiles.h"
 
 namespace shardwright {
 namespace internal {
@@ -47,7 +47,7 @@ std::int64_t ProfileFit::RunCount(const std::string& kernel_set) const {
 }
 
 std::optional<ProfileFit> FitOf(const std::string& name) {
-  for (const EmbeddedFile& file : EmbeddedProfileCatalog()) {
+  for (const EmbeddedFile& file : internal::ShippedProfiles()) {
     if (file.name == name) {
       const JsonValue root = JsonValue::Parse(file.text, std::string(file.path));
       const auto extends = root.Find("extends");

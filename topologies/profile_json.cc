@@ -84,6 +84,8 @@ void VisitComputeExtras(Part& part, Visit visit) {
   visit("flash3_attention_forward", part.flash3_attention.forward);
   visit("flash3_attention_backward", part.flash3_attention.backward);
   visit("flash3_attention_softmax", part.flash3_attention.softmax);
+  visit("triton_attention_forward", part.triton_attention.forward);
+  visit("triton_attention_backward", part.triton_attention.backward);
   visit("own_attention_forward", part.own_attention.forward);
   visit("own_attention_backward", part.own_attention.backward);
   visit("rank_spread", part.rank_spread);
@@ -188,6 +190,7 @@ void ReadCompute(const JsonValue& section, bool has_base, ComputeProfile& out) {
   VisitComputeCounts(out, extras);
   for (const auto& [name, library] : {std::pair("cudnn_attention", &out.cudnn_attention),
                                       std::pair("flash3_attention", &out.flash3_attention),
+                                      std::pair("triton_attention", &out.triton_attention),
                                       std::pair("own_attention", &out.own_attention)}) {
     if ((library->forward.value > 0) != (library->backward.value > 0)) {
       throw section.Error("both " + std::string(name) + "_forward and " + name +

@@ -24,9 +24,10 @@ struct Bounds {
   double upper = 0;
   double expected = 0;  // 0: what the base profile says
 };
-constexpr std::array<Bounds, 9> kBounds = {{
+constexpr std::array<Bounds, 10> kBounds = {{
     {"compute.gemm.", 0.3, 0.95, 0},
     {"compute.attention_", 0.08, 0.9, 0},
+    {"compute.triton_attention_", 0.08, 0.9, 0},
     {"compute.fp8_rowwise", 0.5, 1, 0.9},
     {"compute.elementwise", 0.2, 0.95, 0},
     {"compute.reduction", 0.2, 0.95, 0},
@@ -133,8 +134,9 @@ void LinkVariables(FitGroup& group) {
       } else {
         variable.follows = first;
       }
-    } else if (variable.path == "compute.attention_backward") {
-      variable.follows = VariablesAt(group, "compute.attention_forward");
+    } else if (variable.path.ends_with("attention_backward")) {
+      const std::string library = variable.path.substr(0, variable.path.rfind("backward"));
+      variable.follows = VariablesAt(group, library + "forward");
     } else if (!variable.is_shared) {
       variable.follows = VariablesAt(group, variable.path);
     }

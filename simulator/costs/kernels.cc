@@ -88,6 +88,7 @@ Bytes RowTraffic(const Kernel& kernel, Bytes cache, std::int64_t sm_count) {
 const AttentionProfile& AttentionOf(const ComputeProfile& profile, AttentionImpl attention) {
   const AttentionProfile& own = attention == AttentionImpl::kCudnn    ? profile.cudnn_attention
                                 : attention == AttentionImpl::kFlash3 ? profile.flash3_attention
+                                : attention == AttentionImpl::kTriton ? profile.triton_attention
                                 : attention == AttentionImpl::kOwn    ? profile.own_attention
                                                                       : profile.attention;
   return own.forward.value > 0 ? own : profile.attention;
@@ -100,7 +101,7 @@ AttentionProfile& AttentionOf(ComputeProfile& profile, AttentionImpl attention) 
 double AttentionOverhead(const Kernel& kernel, double softmax, double start, std::int64_t sm_count,
                          double group) {
   if (kernel.attention == AttentionImpl::kTriton) {
-    return 1;  // these were timed in steps only
+    return 1;  // one fraction for all shapes: they were timed in steps, and with one shape
   }
   if (kernel.attention == AttentionImpl::kOwn) {
     // Its time goes by scores, not by their features: on an H200 heads of 64 reached half of the

@@ -1,15 +1,20 @@
 """What scripts/accuracy.py keeps: fits of the same sources and table, and left-out rows of the report before."""
 
 import importlib.util
+import json
 import os
 import pathlib
+import sys
 import tempfile
 import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "accuracy.py"
+sys.path.insert(0, str(SCRIPT.parent))
 SPEC = importlib.util.spec_from_file_location("accuracy", SCRIPT)
 accuracy = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(accuracy)
+left_out = importlib.import_module("accuracy_left_out")
+study = importlib.import_module("left_out")
 
 REPORT = """| what | goal | reached |  |
 | --- | --- | --- | --- |
@@ -110,6 +115,70 @@ class Statistics(unittest.TestCase):
                 self.assertIn(flags[-1], text)
             if "--gpu-class" in flags:
                 self.assertIn("--gpu-class" + flags[flags.index("--gpu-class") + 1], text)
+
+
+def log_line(commit, what, group, mean, **more):
+    return {"date": "2026-11-28", "commit": commit, "left_out": what, "group": group, "rows": "3", "mean": mean, "median": mean, "p90": mean,
+            "bias": mean, "inside_band": "", "half_width": "", "left_of_error": "", **more}
+
+
+class LeftOutSections(unittest.TestCase):
+
+    def test_the_first_and_the_last_line_of_a_group_count(self):
+        log = [log_line("a", "source", "all", "0.20"), log_line("b", "source", "all", "0.08"), log_line("c", "source", "all", "0.04"),
+               log_line("c", "size", "all", "0.03")]
+        self.assertIn("| all | 3 | 20.0 % | 20.0 % | 20.0 % | 4.0 % |", left_out.before_and_now(log, "source"))
+        self.assertIn("| all | 3 |  |  |  | 3.0 % |", left_out.before_and_now(log, "size"))
+        self.assertIn("mean 4.0 % (goal 5.0 %, met), median 4.0 % (goal 2.5 %, **missed**)", left_out.goal_lines(log, "source"))
+
+    def test_half_of_an_error_is_enough(self):
+        log = [log_line("a", what, source, mean, left_of_error=left) for source, left in (("one", "0.5"), ("two", "0.51"))
+               for what, mean in (("row", "0.05"), ("row, before", "0.1"))]
+        halved, sources, text = left_out.one_row_table(log)
+        self.assertEqual((halved, sources), (1, 2))
+        self.assertIn("| one | 3 | 10.0 % | 5.0 % | +50.0 % |", text)
+
+    def test_a_bar_per_group(self):
+        svg = left_out.picture([("steps", "fit", "a <b>", 4, 0.1), ("kernels", "test", "c", 2, 0.9)])
+        self.assertIn("a &lt;b&gt; (4)", svg)
+        self.assertIn('width="105.0"', svg)  # a tenth of what 40 % are
+        self.assertIn('width="420.0"', svg)  # no longer than the axis
+        self.assertIn("90.0 %", svg)
+
+
+class LeftOutFolder(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        source = pathlib.Path(folder.name) / "source"
+        source.mkdir()
+        number = {"value": 0.5, "kind": "fitted", "source": "shardwright fit runs.csv --source x"}
+        for name, profile in {"base": {"compute": {"a": number, "b": number}}, "one": {"extends": "base", "compute": {"a": {"value": 0.7}}},
+                              "two": {"extends": "one"}, "other": {}}.items():
+            (source / (name + ".json")).write_text(json.dumps(profile))
+        self.folder = study.Folder(source, pathlib.Path(folder.name) / "copy")
+
+    def test_what_extends_a_profile_goes_with_it(self):
+        self.folder.remove(["one"])
+        self.assertEqual(self.folder.names(), ["base", "other"])
+
+    def test_a_whole_profile_has_what_it_extends(self):
+        self.assertEqual({key: number["value"] for key, number in self.folder.whole("two")["compute"].items()}, {"a": 0.7, "b": 0.5})
+
+    def test_a_profile_for_gpus_without_runs_follows_its_chip(self):
+        for name, profile in {"h100-80-torch": {}, "h100-96-torch": {}, "hopper-torch": {"extends": "h100-80-torch"}}.items():
+            self.folder.write(name, profile)
+        study.redirect(self.folder, ["h100-80-torch"], ["h100-96-torch"])
+        self.assertEqual(self.folder.read("hopper-torch")["extends"], "h100-96-torch")
+        self.assertNotIn("h100-80-torch", self.folder.names())
+
+    def test_recipes_write_what_their_flags_say(self):
+        mi = {"fit": {"gpu": "mi300x"}, "compute": {"a": {"source": "shardwright fit runs.csv --source torchtitan,torchao,ibmfsdp,torchtune"}}}
+        of_it = [study.is_of(mi, recipe) for recipe in study.recipes()]
+        self.assertEqual(of_it, [False, False, True, False, False])
+        for text, seconds in ((0.3, 0.3), ("9.7 us", 9.7e-6), ("5 ms", 5e-3)):
+            self.assertAlmostEqual(study.seconds(text), seconds)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 #include "analysis/fit_runs.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <string>
@@ -34,7 +35,7 @@ std::vector<MeasuredRun> SyntheticRuns(double gemm, double elementwise, double a
     Profile truth = DefaultProfile(plan.cluster.gpu, "");
     *NumberAt(truth, "compute.gemm.bf16", "test").value = gemm;
     *NumberAt(truth, "compute.elementwise", "test").value = elementwise;
-    *NumberAt(truth, "compute.attention_backward", "test").value = attention;
+    *NumberAt(truth, "compute.triton_attention_backward", "test").value = attention;
     const Program program = Lower(
         {.model = plan.model.model, .kernels = plan.kernels, .job = plan.job, .plan = plan.plan});
     SimulateOptions options;
@@ -56,9 +57,9 @@ TEST_CASE("FitRuns: known numbers are found again") {
   REQUIRE(runs.size() >= 8);
   FitOptions options;
   // No row multiplies fp16: it stays as far from bf16 as the base profile has it.
-  options.numbers = {"compute.gemm.bf16", "compute.elementwise", "compute.attention_backward",
-                     "compute.gemm.fp16"};
-  options.leave_out = false;
+  options.numbers = {"compute.gemm.bf16", "compute.elementwise",
+                     "compute.triton_attention_backward", "compute.gemm.fp16"};
+  options.leave_out = FoldKind::kNone;
   const RunFit fit = FitRuns(runs, options);
   REQUIRE(fit.stacks.size() == 1);
   CHECK(fit.stacks[0].rows == runs.size());
@@ -81,9 +82,9 @@ TEST_CASE("FitRuns: GPU types with one chip share all numbers but those of each 
     }
   }
   FitOptions options;
-  options.numbers = {"compute.gemm.bf16", "compute.elementwise", "compute.attention_backward",
-                     "compute.gemm.fp16"};
-  options.leave_out = false;
+  options.numbers = {"compute.gemm.bf16", "compute.elementwise",
+                     "compute.triton_attention_backward", "compute.gemm.fp16"};
+  options.leave_out = FoldKind::kNone;
   const RunFit fit = FitRuns(runs, options);
   REQUIRE(fit.stacks.size() == 2);
   for (const FittedStack& stack : fit.stacks) {
@@ -124,6 +125,65 @@ TEST_CASE("FitRuns: what is left out is not seen") {
   }
   const std::vector<double> after = predicted();
   REQUIRE(before.size() < runs.size());
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    CHECK(after[i] == doctest::Approx(before[i]).epsilon(1e-9));
+  }
+}
+
+// Two sources on one chip, of which the second has one model.
+std::vector<MeasuredRun> TwoSources() {
+  std::vector<MeasuredRun> runs = SyntheticRuns(0.55, 0.5, 0.3);
+  const std::string model = runs[0].model_name;
+  for (MeasuredRun& run : runs) {
+    run.id = (run.model_name == model && run.micro_batch > 4 ? "second-" : "first-") + run.id;
+  }
+  return runs;
+}
+
+TEST_CASE("FitRuns: sources and models of a source are left out") {
+  const std::vector<MeasuredRun> runs = TwoSources();
+  FitOptions options;
+  options.numbers = {"compute.gemm.bf16", "compute.elementwise"};
+  options.leave_out = FoldKind::kSource;
+  const RunFit by_source = FitRuns(runs, options);
+  REQUIRE(by_source.left_out.size() == 2);
+  CHECK(by_source.left_out[0].model == "first");
+  CHECK(by_source.left_out[1].model == "second");
+  CHECK(by_source.left_out_rows.size() == runs.size());
+  CHECK(by_source.left_out[0].errors.count + by_source.left_out[1].errors.count == runs.size());
+
+  options.leave_out = FoldKind::kSize;
+  const RunFit by_size = FitRuns(runs, options);
+  const auto of_first = static_cast<std::size_t>(std::count_if(
+      runs.begin(), runs.end(), [](const MeasuredRun& run) { return run.Source() == "first"; }));
+  REQUIRE(of_first < runs.size());
+  CHECK(by_size.left_out_rows.size() == of_first);
+  for (const LeftOutModel& fold : by_size.left_out) {
+    CHECK(fold.model.starts_with("first, "));
+  }
+}
+
+TEST_CASE("FitRuns: what a source measured does not move how it is predicted while left out") {
+  std::vector<MeasuredRun> runs = TwoSources();
+  FitOptions options;
+  options.numbers = {"compute.gemm.bf16", "compute.elementwise"};
+  options.leave_out = FoldKind::kSource;
+  const auto predicted = [&] {
+    const RunFit fit = FitRuns(runs, options);
+    std::vector<double> times;
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      if (runs[i].Source() == "second") {
+        times.push_back((1 + fit.left_out_rows[i].error) * runs[i].step_time_s);
+      }
+    }
+    return times;
+  };
+  const std::vector<double> before = predicted();
+  for (MeasuredRun& run : runs) {
+    run.step_time_s *= run.Source() == "second" ? 2 : 1;
+  }
+  const std::vector<double> after = predicted();
+  REQUIRE(!before.empty());
   for (std::size_t i = 0; i < before.size(); ++i) {
     CHECK(after[i] == doctest::Approx(before[i]).epsilon(1e-9));
   }

@@ -241,5 +241,21 @@ TEST_CASE("A band is no narrower than what new models and stacks have shown") {
   CHECK(BandOn("rtx-4090", "torch-eager") >= 0.25);
 }
 
+TEST_CASE("A stack that changes latencies does not make a profile one's own") {
+  for (const MeasuredRun& run : ReadMeasuredRuns("../bench/published/measured_runs.csv")) {
+    if (run.id == "bigscience-016") {
+      const PlanFile file = MapRun(run, "auto").plan;
+      REQUIRE(LoadProfile(file.profile.name) != file.profile);
+      CHECK(ConfidenceOf(file).band >= kUnknownBand);
+      CHECK(ConfidenceOf(file).text.find("of your own") == std::string::npos);
+      PlanFile changed = file;
+      changed.profile.compute.elementwise.value *= 0.9;
+      CHECK(ConfidenceOf(changed).text.find("of your own") != std::string::npos);
+      return;
+    }
+  }
+  FAIL("no such row");
+}
+
 }  // namespace
 }  // namespace shardwright

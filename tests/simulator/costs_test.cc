@@ -71,6 +71,17 @@ TEST_CASE("Kernels priced by bytes, and the floor") {
   CHECK(Micros(KernelTime(attention, rates)) == doctest::Approx(200).epsilon(kTolerance));
 }
 
+TEST_CASE("Attention of a library without fractions of its own is the usual one's") {
+  ComputeProfile profile;
+  profile.attention.forward.value = 0.4;
+  for (const AttentionImpl library : {AttentionImpl::kTriton, AttentionImpl::kCudnn}) {
+    CHECK(&AttentionOf(profile, library) == &profile.attention);
+  }
+  profile.triton_attention.forward.value = 0.2;
+  CHECK(&AttentionOf(profile, AttentionImpl::kTriton) == &profile.triton_attention);
+  CHECK(&AttentionOf(profile, AttentionImpl::kCudnn) == &profile.attention);
+}
+
 TEST_CASE("Fused attention: tiles over multiprocessors, keys and head dimension") {
   Kernel kernel;
   kernel.kind = KernelClass::kAttentionForward;
