@@ -298,6 +298,16 @@ TEST_CASE("Verify: rule 7, a copy between host and device larger than its buffer
   }
 }
 
+TEST_CASE("Verify: rule 7, a copy of what is no buffer, such as a batch") {
+  Tiny t;
+  const BufferId batch = t.NewAllocated(Bytes(256));
+  t.Add(OpCode::kCopyH2d, Stream::kGather, 0, Bytes(256));
+  t.step.Use(batch, AccessMode::kWrite, Role::kOutput);
+  t.step.Free(batch, 1U << static_cast<unsigned>(Stream::kGather));
+  t.step.Finish();
+  CHECK(RulesOf(t.program).empty());
+}
+
 TEST_CASE("Verify: rule 1, ids that lead nowhere") {
   Tiny t;
   t.Compute(0);
