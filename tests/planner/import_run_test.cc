@@ -477,7 +477,7 @@ TEST_CASE("errors name file, key, value, rule and the nearest key") {
   const auto yaml = [](const std::string& text) { return ErrorOf({{"a.yaml", text}}); };
   CHECK(yaml("num_machines: 2\nnum_processes: 6\n") ==
         "a.yaml: num_processes: got 6, expected the 8 GPUs of the cluster");
-  CHECK(yaml("parallelism_config:\n  parallelism_config_dp_shard_size: 3\n"
+  CHECK(yaml("num_machines: 2\nparallelism_config:\n  parallelism_config_dp_shard_size: 3\n"
              "  parallelism_config_dp_replicate_size: 2\n") ==
         "a.yaml: parallelism_config: product of the sizes: got 6, expected the 8 GPUs of the "
         "cluster");
