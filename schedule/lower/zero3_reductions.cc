@@ -270,9 +270,10 @@ void Zero3Rules::SendWhatIsComplete() {
 }
 
 // Sums of all ranks over the first elements of `source`, of which each keeps its chunk of each
-// parameter of `members`.
+// parameter of `members`. Before 0.6 a bucket without any goes, too: then data() is the first one
+// beside it.
 void Zero3Rules::Average(BufferId source, std::int64_t elements, std::span<const Member> members) {
-  AverageInPlace(source, elements, reduce_, {Phase::kBackward, members.front().unit.value},
+  AverageInPlace(source, elements, reduce_, {Phase::kBackward, members.data()->unit.value},
                  std::span(&elements, 1));
   for (const UnitId u : UnitsOf(members)) {
     std::int64_t chunks = 0;

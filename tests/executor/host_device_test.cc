@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "executor/host/device.h"
+#include "executor/host/fault.h"
 #include "schedule/place.h"
 #include "schedule/verify.h"
 #include "simulator/all_ranks.h"
@@ -51,6 +52,21 @@ std::vector<SimTime> ComputeDurations(const Program& program, const Body& body) 
 }
 
 }  // namespace
+
+TEST_CASE("FaultBoard: the first cause is kept, and told to a watcher of before or after") {
+  FaultBoard board;
+  std::vector<std::string> heard;
+  const auto hear = [&](const std::string& cause) { heard.push_back(cause); };
+  board.OnReport(hear);
+  CHECK(heard.empty());
+  board.ThrowIfFailed();
+  board.Report("first");
+  board.Report("second");
+  CHECK(heard == std::vector<std::string>{"first"});
+  board.OnReport(hear);
+  CHECK(heard == std::vector<std::string>{"first", "first"});
+  CHECK_THROWS_WITH_AS(board.ThrowIfFailed(), "first", RunError);
+}
 
 TEST_CASE("HostDevice: a kernel that throws ends the run on all ranks, named") {
   for (const Dialect dialect : {Dialect::kFsdp2, Dialect::kFsdp1, Dialect::kNative}) {

@@ -1,8 +1,10 @@
 #include "executor/checkpoint/safetensors.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -10,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
+#include "executor/data/mapped_file.h"
 #include "tests/executor/scratch_folder.h"
 
 namespace shardwright {
@@ -45,6 +48,14 @@ TEST_CASE("crc-32 is the usual one") {
   // The check value of CRC-32/ISO-HDLC.
   CHECK(Crc32(0, "123456789", 9) == 0xcbf43926);
   CHECK(Crc32(Crc32(0, "1234", 4), "56789", 5) == 0xcbf43926);
+}
+
+// Of the size, as 8 bytes with the lowest first, and then the bytes; by Python's zlib.crc32.
+TEST_CASE("the checksum of contents") {
+  const std::string text = "123456789";
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(text));
+  CHECK(ContentChecksum(bytes, 0) == 0x85a458e8);
+  CHECK(ContentChecksum(bytes, 5) == 0x710ab464);
 }
 
 TEST_CASE("a file by hand") {

@@ -477,6 +477,10 @@ TEST_CASE("errors name file, key, value, rule and the nearest key") {
   const auto yaml = [](const std::string& text) { return ErrorOf({{"a.yaml", text}}); };
   CHECK(yaml("num_machines: 2\nnum_processes: 6\n") ==
         "a.yaml: num_processes: got 6, expected the 8 GPUs of the cluster");
+  CHECK(yaml("num_machines: 2\nparallelism_config:\n  parallelism_config_dp_shard_size: 3\n"
+             "  parallelism_config_dp_replicate_size: 2\n") ==
+        "a.yaml: parallelism_config: product of the sizes: got 6, expected the 8 GPUs of the "
+        "cluster");
   CHECK(yaml("distributed_type: FSDP\nfsdp_config: {fsdp_version: 3}\n") ==
         "a.yaml: fsdp_config.fsdp_version: got \"3\", expected 1 or 2");
   CHECK(yaml("distributed_type: TPU\n") ==
@@ -522,6 +526,18 @@ TEST_CASE("documents: bombs and depth are refused") {
   CHECK_THROWS_AS((void)ParseDocument("- 1\n- 2\n", "b.yaml"), InputError);
   CHECK(ParseDocument("a = nan\n", "b.toml").At("a").IsString());  // fits no number
   CHECK_THROWS_AS((void)ParseDocument("", "b.yaml"), InputError);
+  // The file, its key and 49 lists are 50 levels; one list more is refused.
+  const auto lists = [](std::size_t n) { return std::string(n, '[') + std::string(n, ']'); };
+  for (const auto& [name, between] : {std::pair("b.toml", "a = "), {"b.yaml", "a: "}}) {
+    CHECK(ParseDocument(between + lists(50), name).At("a").size() == 1);
+    CHECK_THROWS_AS((void)ParseDocument(between + lists(51), name), InputError);
+  }
+  // Dots of many keys are not those of one, whatever stands behind the values.
+  std::string keys;
+  for (int i = 0; i < 100; ++i) {
+    keys += "a" + std::to_string(i) + ".b = 1  # one\n";
+  }
+  CHECK(ParseDocument(keys, "b.toml").At("a99").At("b").AsInt() == 1);
   // PyYAML's reading of scalars.
   const JsonValue json =
       ParseDocument("a: no\nb: 'no'\nc: 5e8\nd: 010\ne: ~\nf: 1.5e+3\ng: 12\n", "p.yaml");

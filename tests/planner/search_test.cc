@@ -337,6 +337,25 @@ TEST_CASE("SearchNodes: GPU-hours of a token budget, and the cheapest count") {
   CHECK_FALSE(CheapestOf({rows[1]}, 0));
 }
 
+// With a given shard size the replicas are as many as the ranks leave.
+TEST_CASE("SearchNodes: a shard size that divides the ranks, and one that does not") {
+  std::mt19937 random(5);
+  Case c = DrawCase(random, 2);
+  c.cluster = LoadCluster("h100-80 x2, nvlink 450 GB/s, nic 2x200 Gbit/s", 1);
+  c.job.global_batch = 8;
+  SearchOptions options = NativeSearch(c);
+  options.fixed.mesh = true;
+  options.base.shard_size = 4;
+  const std::vector<NodeCountResult> rows = SearchNodes(c.Input(), options, {1, 4}, 1);
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[0].refusal == "the shard size does not divide its ranks");  // 4 and 2
+  CHECK_FALSE(rows[0].result);
+  REQUIRE(rows[1].Fits());
+  CHECK(rows[1].refusal.empty());
+  CHECK(rows[1].result->best.plan.shard_size == 4);
+  CHECK(rows[1].result->best.plan.replicate_size == 2);
+}
+
 TEST_CASE("ExplainChoice: the nearest other choices, as each plan by itself") {
   std::mt19937 random(9);
   const Case c = DrawCase(random, 4);

@@ -275,6 +275,60 @@ TEST_CASE("FSDP2: a checkpoint inside of another") {
       InputError);
 }
 
+// The chain of two blocks of two layers, of which the second one calls the first one, by a name of
+// its own, between its layers.
+Model ChainWithBlockBetween(const ChainSpec& spec) {
+  Model model = ChainModel(spec);
+  const ModuleId block = model.modules[model.ops[1].module.value].parent;
+  const ModuleId around = model.modules[model.ops[3].module.value].parent;
+  const ModuleId again = AddModule(model, around, "again", "Block");
+  model.modules[again.value].same_as = block;
+  const ModelOp behind = model.ops[4];
+  model.ops.pop_back();
+  model.tensors.pop_back();
+  const auto add = [&](ModuleId module, const std::vector<ParamId>& params) {
+    ModelOp op = behind;
+    op.module = module;
+    op.name = model.modules[module.value].name;
+    op.params = params;
+    op.inputs = model.ops.back().outputs;
+    op.outputs = {TensorId(model.tensors.size())};
+    model.tensors.push_back(
+        {TensorRole::kActivation, spec.rows * spec.width, true, ModelOpId(model.ops.size())});
+    model.ops.push_back(op);
+  };
+  for (const std::size_t i : {1U, 2U}) {
+    const ModuleId own = model.ops[i].module;
+    const ModuleId layer = AddModule(model, again, model.modules[own.value].name, "Linear");
+    model.modules[layer.value].same_as = own;
+    add(layer,
+        {AddParam(model, layer, "weight", {spec.width, spec.width}, model.ops[i].params.front())});
+  }
+  add(behind.module, behind.params);
+  ValidateModel(model, "test");
+  return model;
+}
+
+// The layer behind the inner block asks for its input, for which that block runs again. It keeps
+// its own input alone, so its first layer runs a third time for the second one's backward.
+TEST_CASE("FSDP2: a checkpoint inside of another, and a layer behind it") {
+  ChainSpec spec;
+  spec.blocks = spec.linears = 2;
+  Plan plan = ChainPlan(spec, Dialect::kFsdp2, 4);
+  plan.recompute = {{"block0", RecomputeKind::kFull, 1}, {"block1", RecomputeKind::kFull, 1}};
+  const Program p = Lower({ChainWithBlockBetween(spec), FindKernelSet("torch-eager", "test"),
+                           ChainJob(spec, kMixed), plan});
+  CHECK(Verify(p).empty());
+  std::vector<std::string> again;
+  for (const Op& op : p.step.ops) {
+    if (op.phase == Phase::kRecompute && p.ShapeOf(op).code == OpCode::kCompute) {
+      again.push_back(p.model_op_names[op.subject]);
+    }
+  }
+  CHECK(again == std::vector<std::string>{"block1.lin0", "block1.again.lin0", "block1.again.lin1",
+                                          "block1.again.lin0", "block0.lin0"});
+}
+
 // The chain with a sum of its last block's input and output at the end of that block.
 Model ChainWithSum(const ChainSpec& spec) {
   Model model = ChainModel(spec);

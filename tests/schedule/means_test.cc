@@ -133,6 +133,11 @@ TEST_CASE("Verify says what is wrong with a gradient") {
   }
   CHECK(FirstFinding(program) == kUpdate + "lack those of micro-batch 1");
   program = SmallProgram();
+  for (Op& op : program.step.ops) {
+    op.micro_batch = 1;
+  }
+  CHECK(FirstFinding(program).ends_with(": uses gradients that lack those of micro-batch 0"));
+  program = SmallProgram();
   program.groups[0].size = program.shard_size = 4;  // and the sum is still divided by two
   CHECK(FirstFinding(program) == kUpdate + "are 2 times their mean");
   program = SmallProgram(2);

@@ -12,12 +12,13 @@ import collections
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(REPOSITORY / "tests" / "mutation"))
+import switched_tree  # noqa: E402
 Fault = collections.namedtuple("Fault", "name file old new")
 GATHERS, REDUCTIONS, HOOKS = (f"schedule/lower/fsdp2{part}.cc" for part in ("_gathers", "_reductions", ""))
 FSDP1, FLAT = "schedule/lower/fsdp1.cc", "schedule/lower/flat_rules.cc"
@@ -84,14 +85,6 @@ PROGRAMS = ["sw_schedule_test", "sw_lower_random_test", "sw_schedule_verify_test
 SCRIPTS = ["torch_fsdp2_order.py", "torch_fsdp2_random.py", "torch_fsdp1_random.py", "torch_ddp_random.py", "torch_zero_random.py"]
 
 
-def copy_tree(folder):
-    files = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.split("\0")
-    for name in filter(None, files):
-        if (REPOSITORY / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(REPOSITORY / name, folder / name)
-
-
 def misplaced():
     """Faults whose text the tree does not have exactly once."""
     counts = [(fault, (REPOSITORY / fault.file).read_text(encoding="utf-8").count(fault.old)) for fault in FAULTS]
@@ -110,8 +103,7 @@ def plant(folder):
 
 
 def build(folder):
-    launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
-    subprocess.run(["cmake", "--preset", "release", *launcher], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    switched_tree.configure(folder)
     subprocess.run(["cmake", "--build", "build", "-j2", "--target", "shardwright", *PROGRAMS], cwd=folder, check=True,
                    stdout=subprocess.DEVNULL)
 
@@ -149,7 +141,7 @@ def main(arguments):
         return 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or pathlib.Path(temporary)
-        copy_tree(folder)
+        switched_tree.copy_tree(folder)
         plant(folder)
         build(folder)
         if clean := finder(folder, 0):

@@ -274,6 +274,40 @@ TEST_CASE("Verify: rule 7, a collective larger than its buffers") {
   }
 }
 
+TEST_CASE("Verify: rule 7, a copy between host and device larger than its buffers") {
+  // 256 B each way, from a buffer into another.
+  for (const OpCode code : {OpCode::kCopyH2d, OpCode::kCopyD2h}) {
+    for (const auto& [read, written] : {std::pair{256, 256}, {255, 256}, {256, 255}}) {
+      Tiny t;
+      const bool to_device = code == OpCode::kCopyH2d;
+      const BufferId input = t.NewAllocated(Bytes(read));
+      const BufferId output = t.NewAllocated(Bytes(written));
+      t.program.buffers[(to_device ? input : output).value].on_host = true;
+      t.Add(OpCode::kInitialize, Stream::kGather, 0);
+      t.step.Use(input, AccessMode::kWrite, Role::kOutput);
+      t.Add(code, Stream::kGather, 0, Bytes(256));
+      t.step.Use(input, AccessMode::kRead, Role::kInput);
+      t.step.Use(output, AccessMode::kWrite, Role::kOutput);
+      const std::uint8_t gather = 1U << static_cast<unsigned>(Stream::kGather);
+      t.step.Free(input, gather);
+      t.step.Free(output, gather);
+      t.step.Finish();
+      const bool is_legal = read == 256 && written == 256;
+      CHECK(RulesOf(t.program) == (is_legal ? std::set<int>{} : std::set<int>{7}));
+    }
+  }
+}
+
+TEST_CASE("Verify: rule 7, a copy of what is no buffer, such as a batch") {
+  Tiny t;
+  const BufferId batch = t.NewAllocated(Bytes(256));
+  t.Add(OpCode::kCopyH2d, Stream::kGather, 0, Bytes(256));
+  t.step.Use(batch, AccessMode::kWrite, Role::kOutput);
+  t.step.Free(batch, 1U << static_cast<unsigned>(Stream::kGather));
+  t.step.Finish();
+  CHECK(RulesOf(t.program).empty());
+}
+
 TEST_CASE("Verify: rule 1, ids that lead nowhere") {
   Tiny t;
   t.Compute(0);
@@ -343,6 +377,20 @@ TEST_CASE("VerifyRanks: two streams, two groups") {
     CHECK(found[0].rule == 8);
     CHECK(found[0].first == "step 1: mb0.fwd.barrier");
     CHECK(found[0].second == "step 1: mb0.fwd.barrier#1");
+  }
+  SUBCASE("one rank leaves the last collective out") {
+    const Program both = make(true, true, false);
+    Tiny t;
+    t.program.groups = both.groups;
+    t.Add(OpCode::kBarrier, Stream::kGather, 0, Bytes(0), GroupId(0));
+    t.step.Finish();
+    for (const bool is_first : {true, false}) {
+      const auto found = is_first ? findings(t.program, both) : findings(both, t.program);
+      REQUIRE_FALSE(found.empty());
+      CHECK(found[0].rule == 8);
+      CHECK((is_first ? found[0].second : found[0].first) == "step 1: mb0.fwd.barrier#1");
+      CHECK((is_first ? found[0].first : found[0].second) == "(none)");
+    }
   }
   SUBCASE("through edges they do, too") {
     CHECK(findings(make(true, false, true), make(false, false, true)).size() == 1);

@@ -99,5 +99,31 @@ TEST_CASE("Two equal collectives get half of their links each, whatever their al
   CHECK(speeds[second] == doctest::Approx(0.5).epsilon(1e-9));
 }
 
+// Copies in both directions at once run at the profile's fraction of their rate each.
+TEST_CASE("A copy beside one the other way is slower by the profile's fraction") {
+  Program program;
+  OpShape to_device;
+  to_device.code = OpCode::kCopyH2d;
+  to_device.stream = Stream::kH2d;
+  to_device.bytes = Bytes(std::int64_t{1} << 30);
+  OpShape to_host = to_device;
+  to_host.code = OpCode::kCopyD2h;
+  to_host.stream = Stream::kD2h;
+  program.shapes = {to_device, to_host};
+  const Cluster cluster = LoadCluster("h100-80 x2");
+  Profile profile = DefaultProfile(cluster.gpu, "torch-eager");
+  profile.copy.both_ways.value = 0.625;
+  const PriceTable table = PriceProgram(program, cluster, profile);
+  const auto there = static_cast<std::size_t>(Stream::kH2d);
+  const auto back = static_cast<std::size_t>(Stream::kD2h);
+  RunningClasses running{};
+  running[there] = table.prices[0].contention_class;
+  CHECK(SolveSpeeds(table.contention, running)[there] == 1);
+  running[back] = table.prices[1].contention_class;
+  const Speeds speeds = SolveSpeeds(table.contention, running);
+  CHECK(speeds[there] == 0.625);
+  CHECK(speeds[back] == 0.625);
+}
+
 }  // namespace
 }  // namespace shardwright

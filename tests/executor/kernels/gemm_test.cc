@@ -18,6 +18,7 @@
 #include <doctest/doctest.h>
 
 #include "executor/half.h"
+#include "executor/host/kernels/rows.h"
 #include "models/kernels/host.h"
 #include "tests/executor/kernels/harness.h"
 #include "tests/sanitizers.h"
@@ -271,6 +272,29 @@ TEST_CASE("A finished product has the bits of one that was kept apart, stored or
       different += added[i] == before[i] + apart[i] ? 0U : 1U;
     }
     CHECK(different == 0);
+  }
+}
+
+// Whole numbers up to 255, which bf16 and fp16 hold, in more than one chunk and from an odd place
+// on.
+TEST_CASE("Sums into 16-bit numbers") {
+  constexpr std::int64_t kOffset = 3, kCount = 2 * kChunk + 500;
+  for (const DType dtype : {DType::kBf16, DType::kFp16}) {
+    std::vector<std::uint16_t> to(static_cast<std::size_t>(kOffset + kCount + 1), 0);
+    const View view{to.data(), dtype, std::ssize(to)};
+    std::vector<float> from(static_cast<std::size_t>(kCount));
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      from[i] = static_cast<float>(i % 101);
+    }
+    AddFloats(from.data(), kCount, view, kOffset);
+    AddFloats(from.data(), kCount, view, kOffset);
+    std::vector<float> sums(to.size());
+    LoadFloats({to.data(), dtype, std::ssize(to)}, 0, std::ssize(to), sums.data());
+    bool is_right = sums[0] == 0 && sums[2] == 0 && sums.back() == 0;
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      is_right = is_right && sums[i + kOffset] == 2 * from[i];
+    }
+    CHECK(is_right);
   }
 }
 

@@ -228,6 +228,18 @@ TEST_CASE("HostKernels.LinearAcrossBlocks") {
               {.absolute = 520 * 8 * kU, .relative = 0.0});
 }
 
+// More sums of a bias' gradient than a chunk has.
+TEST_CASE("HostKernels.LinearWithAWideBias") {
+  KernelCase c =
+      MakeCase({.kind = OpKind::kLinear, .rows = 3, .in = 2, .out = 2100, .has_bias = true}, 1);
+  c.inputs = {Normal(3 * 2, 1)};
+  c.params = {Normal(2 * 2100, 2), Normal(2100, 3)};
+  c.output_elements = {3 * 2100};
+  CheckKernel(c, DType::kFp32,
+              [&c](const auto& in, const auto& params) { return LinearOracle(c, in, params); },
+              {.absolute = 2100 * 8 * kU, .relative = 0.0});
+}
+
 TEST_CASE("HostKernels.Embedding") {
   for (const DType dtype : kAllDTypes) {
     KernelCase c = MakeCase(
