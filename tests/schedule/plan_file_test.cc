@@ -220,6 +220,16 @@ TEST_CASE("PlanFile: what does not ship is embedded") {
   CheckRoundTrip(renamed);
 }
 
+// Spaces are put behind commas and colons, but not inside of strings, wherever those end.
+TEST_CASE("PlanFile: a string with quotes in it comes back as it is") {
+  PlanFile file = SmallPlan();
+  file.profile.description = "by \"x,y\": a:b,c \\";
+  file.profile.host.kernel_launch.value = Seconds(1e-6);  // so that it does not ship
+  CHECK(ParsePlanFile(PlanFileJson(file), "p.json").profile.description ==
+        file.profile.description);
+  CheckRoundTrip(file);
+}
+
 TEST_CASE("CheckPlan: the plan uses all ranks") {
   PlanFile file = SmallPlan();
   file.plan.shard_size = 4;
