@@ -7,6 +7,9 @@ find_package(OpenSSL 3.0 REQUIRED COMPONENTS Crypto)
 find_package(Boost 1.74 CONFIG REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 find_package(SQLite3 3.40 REQUIRED)
+if(NOT TARGET SQLite3::SQLite3)  # its name since CMake 4.3
+  add_library(SQLite3::SQLite3 ALIAS SQLite::SQLite3)
+endif()
 find_package(pugixml 1.13 CONFIG REQUIRED)
 find_package(CLI11 2.1 REQUIRED)
 # Settings files of other frameworks.
