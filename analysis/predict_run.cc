@@ -24,11 +24,11 @@ Bytes BlasWorkspace(const PlanFile& file) {
 
 }  // namespace
 
-RunPrediction PredictRun(const PlanFile& file, bool expandable_segments) {
+RunPrediction PredictRun(const PlanFile& file) {
   const Program program = Lower(
       {.model = file.model.model, .kernels = file.kernels, .job = file.job, .plan = file.plan});
   SimulateOptions options;
-  options.allocator.expandable_segments = expandable_segments;
+  options.allocator = AllocatorOptionsOf(file.job.allocator);
   const SimulationResult result = Simulate(
       {.program = program, .cluster = file.cluster, .profile = file.profile, .options = options});
   RunPrediction prediction;

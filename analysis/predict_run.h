@@ -20,7 +20,7 @@ struct RunPrediction {
 };
 
 // Lowers and simulates a plan. Throws InputError for a plan that its dialect cannot express.
-[[nodiscard]] RunPrediction PredictRun(const PlanFile& file, bool expandable_segments = false);
+[[nodiscard]] RunPrediction PredictRun(const PlanFile& file);
 
 // Relative half-width of the band in which the step time lies, by the spreads of the profile's
 // numbers: each is moved by its spread on its own, and the changes of the time are added in

@@ -410,7 +410,7 @@ void FillPlan(MeasuredRun run, const Profile* profile, PlanFile& file,
 MappedRun MapRunWith(const MeasuredRun& run, const Profile* profile) {
   MappedRun mapped;
   try {
-    mapped.expandable_segments = FindStack(run).expandable_segments;
+    mapped.plan.job.allocator.expandable_segments = FindStack(run).expandable_segments;
     FillPlan(run, profile, mapped.plan, mapped.notes);
   } catch (const InputError& error) {
     mapped.skipped = error.what();

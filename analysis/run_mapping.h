@@ -15,8 +15,7 @@ namespace shardwright {
 struct MappedRun {
   std::string skipped;  // why there is no plan; empty: `plan` is complete
   PlanFile plan;
-  bool expandable_segments = false;  // of PyTorch's allocator
-  std::vector<std::string> notes;    // what was assumed or is only near what the row says
+  std::vector<std::string> notes;  // what was assumed or is only near what the row says
 };
 
 // `profile` is the name or file of a profile, or "auto": the default one of GPU and kernel set.

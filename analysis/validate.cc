@@ -65,7 +65,7 @@ ValidatedRow PredictRow(const MeasuredRun& run, const ValidateOptions& options) 
   }
   row.profile = mapped.plan.profile.name;
   try {
-    row.prediction = PredictRun(mapped.plan, mapped.expandable_segments);
+    row.prediction = PredictRun(mapped.plan);
   } catch (const InputError& error) {
     row.skipped = error.what();
     return row;

@@ -30,11 +30,11 @@ and DDP, each with the micro-batch and recomputation with which it is fastest. E
 none of them fits.)";
 
 // The flags of plan that say what the job is, and nothing of how it is planned.
-constexpr std::array<std::string_view, 19> kJobFlags = {
-    "--model",      "--cluster",      "--nodes",        "--gpus",         "--kernel-set",
-    "--attention",  "--loss-chunks",  "--profile",      "--mode",         "--seq",
-    "--clip",       "--precision",    "--global-batch", "--optimizer",    "--lora-rank",
-    "--lora-alpha", "--lora-targets", "--frozen",       "--memory-margin"};
+constexpr std::array<std::string_view, 20> kJobFlags = {
+    "--model",      "--cluster",      "--nodes",        "--gpus",          "--kernel-set",
+    "--attention",  "--loss-chunks",  "--profile",      "--mode",          "--seq",
+    "--clip",       "--precision",    "--global-batch", "--optimizer",     "--lora-rank",
+    "--lora-alpha", "--lora-targets", "--frozen",       "--memory-margin", "--allocator"};
 
 std::span<const FlagRow> BaselinesFlags() {
   static const std::vector<FlagRow> flags = [] {

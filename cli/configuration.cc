@@ -27,7 +27,8 @@ constexpr const char* kFolderFile = "shardwright.json";
 // The flags that choose how something is computed or printed, and do nothing else: none that names
 // what is written, deleted, started or connected to, in any command. What is not here is refused.
 constexpr std::string_view kChoices =
-    " --accumulation --allgather-bucket --backward-prefetch --bandwidth --before-deepspeed-0-6"
+    " --accumulation --allgather-bucket --allocator --backward-prefetch --bandwidth "
+    "--before-deepspeed-0-6"
     " --bounded-memory --bucket --checkpoint-interval --checkpoint-time --clip --cluster"
     " --contention --contiguous-gradients --data --delays --dialect --epochs --fail-above"
     " --find-unused-parameters --first-bucket --forward-prefetch --fqns --frozen --global-batch"

@@ -228,7 +228,7 @@ int RunEmit(const Arguments& arguments) {
   const PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   CheckEmittable(file, arguments.Get("PLAN").text);
   Emission emission = emitter.emit(file, options);
-  AddTorchDuty(emission.as_emitted, emission);
+  AddTorchDuties(emission.as_emitted, emission);
   AddKernelDuties(file, emission);
   CheckPlan(emission.as_emitted, "the plan as emitted");
   for (const std::string& warning : WarningsOf(emission.as_emitted)) {

@@ -11,7 +11,7 @@
 namespace shardwright {
 namespace {
 
-constexpr std::array<FlagRow, 14> kEstimateFlags = {{
+constexpr std::array<FlagRow, 15> kEstimateFlags = {{
     {"--nodes", "N", "nodes in use"},
     {"--seq", "N", "tokens per sample (default: the model's, at most 2048)"},
     {"--tokens", "N", "tokens (images) of the whole run (default 1e9)"},
@@ -31,6 +31,7 @@ constexpr std::array<FlagRow, 14> kEstimateFlags = {{
      FileRole::kRead},
     {"--memory-margin,--mem-margin", "X",
      "fraction of device memory to leave free (default: the error of the prediction of memory)"},
+    {"--allocator", "CONF", "settings of PyTorch's caching allocator, as of plan (default none)"},
 }};
 
 // NICs of nodes of which a description says nothing: one per GPU as makers' boxes have them.

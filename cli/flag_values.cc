@@ -282,6 +282,35 @@ OptimizerSpec ReadOptimizer(const Flag& flag) {
   return optimizer;
 }
 
+AllocatorSettings ReadAllocator(const Flag& flag) {
+  static constexpr std::array<std::string_view, 3> kNames = {
+      "expandable_segments", "max_split_size_mb", "garbage_collection_threshold"};
+  AllocatorSettings settings;
+  for (const std::string& setting : ReadList(flag)) {
+    const std::vector<std::string> parts = Split(setting, ':');
+    const std::size_t name = IndexOf(parts[0], kNames);
+    if (parts.size() != 2 || name == kNames.size()) {
+      throw FlagError(flag,
+                      "settings of PyTorch's allocator that change what fits, as "
+                      "PYTORCH_ALLOC_CONF has them: expandable_segments:True|False, "
+                      "max_split_size_mb:N, garbage_collection_threshold:X",
+                      HintFor(parts[0], kNames));
+    }
+    const Flag value{flag.name + ' ' + parts[0], parts[1]};
+    if (name == 0) {
+      if (parts[1] != "True" && parts[1] != "False") {
+        throw FlagError(value, "True or False");
+      }
+      settings.expandable_segments = parts[1] == "True";
+    } else if (name == 1) {
+      settings.max_split_size = ReadCount(value, 21, std::int64_t{1} << 20) * kMiB;
+    } else {
+      settings.garbage_collection_threshold = ReadFraction(value);
+    }
+  }
+  return settings;
+}
+
 Offload ReadOffload(const Flag& flag) {
   static constexpr std::array<std::string_view, 5> kNames = {"none", "parameters", "optimizer",
                                                              "activations", "moments"};

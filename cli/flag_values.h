@@ -49,6 +49,8 @@ struct Flag {
 [[nodiscard]] Fp8Products ReadFp8Products(const Flag& flag);  // of a precision, "bf16+fp8" say
 // "adamw", or with the implementation "adamw:fused".
 [[nodiscard]] OptimizerSpec ReadOptimizer(const Flag& flag);
+// As PYTORCH_ALLOC_CONF: "expandable_segments:True,max_split_size_mb:512".
+[[nodiscard]] AllocatorSettings ReadAllocator(const Flag& flag);
 // "none", or some of "parameters,optimizer,activations".
 [[nodiscard]] Offload ReadOffload(const Flag& flag);
 // "always", "never" or the ranks of a group.

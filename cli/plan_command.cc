@@ -247,7 +247,7 @@ int RunDialects(const Arguments& arguments, const std::vector<std::string>& dial
 }
 
 // With --from: what may differ from the run.
-constexpr std::array<const char*, 28> kFreeWithFrom = {"--kernel-set",
+constexpr std::array<const char*, 29> kFreeWithFrom = {"--kernel-set",
                                                        "--attention",
                                                        "--loss-chunks",
                                                        "--profile",
@@ -268,6 +268,7 @@ constexpr std::array<const char*, 28> kFreeWithFrom = {"--kernel-set",
                                                        "--mem",
                                                        "--keep",
                                                        "--memory-margin",
+                                                       "--allocator",
                                                        "--threads",
                                                        "--from",
                                                        "--output",
@@ -343,6 +344,7 @@ PlanFile JobBesideRun(const Arguments& arguments, const PlanOptions& options, Pl
   if (options.global_batch > 0) {
     file.job.global_batch = options.global_batch;
   }
+  arguments.Set("--allocator", file.job.allocator, ReadAllocator);
   if (arguments.Get("--memory-margin").is_given()) {
     file.job.memory_margin = options.job.memory_margin;
   } else if (file.job.memory_margin == 0 && options.memory_limit == Bytes(0)) {

@@ -16,7 +16,7 @@ constexpr std::int64_t kMaxAccumulation = 65535;
 constexpr std::int64_t kMaxMicroBatch = std::int64_t{1} << 24;
 constexpr std::int64_t kMaxLossChunks = std::int64_t{1} << 20;
 
-constexpr std::array<FlagRow, 55> kPlanOptionFlags = {{
+constexpr std::array<FlagRow, 56> kPlanOptionFlags = {{
     {"--model", "NAME|FILE", "zoo name, config.json, checkpoint folder or model.json (required)",
      FileRole::kRead},
     {"--cluster", "NAME|FILE|TEXT",
@@ -76,6 +76,9 @@ constexpr std::array<FlagRow, 55> kPlanOptionFlags = {{
     {"--memory-margin,--mem-margin", "X",
      "fraction of device memory to leave free (default 0; of a search: the error of the prediction "
      "of memory)"},
+    {"--allocator", "CONF",
+     "settings of PyTorch's caching allocator, as PYTORCH_ALLOC_CONF has them: "
+     "expandable_segments:True,max_split_size_mb:N,garbage_collection_threshold:X (default none)"},
     {"--torch", "2.13|2.8|2.6",
      "fsdp2, fsdp1, ddp: the release of PyTorch whose rules are followed (default 2.13)"},
     {"--backward-prefetch", "pre|post|none", "fsdp1 (default pre)"},
@@ -157,6 +160,7 @@ void ReadJobFlags(const Arguments& arguments, Job& job) {
                 [](const Flag& flag) { return ReadPositive(flag, kMaxLoraAlpha); });
   arguments.Set("--lora-targets", job.lora_targets, ReadList);
   arguments.Set("--memory-margin", job.memory_margin, ReadFraction);
+  arguments.Set("--allocator", job.allocator, ReadAllocator);
 }
 
 void SetElements(const Arguments& arguments, const std::string& name, std::int64_t min,

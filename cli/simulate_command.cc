@@ -43,12 +43,14 @@ constexpr std::array<PositionalRow, 1> kSimulatePositionals = {
     {{"PLAN", "plan file or - (standard input)",
       "simulate needs a plan file, or - for standard input", false, FileRole::kRead}}};
 
-constexpr std::array<FlagRow, 4> kOwnFlags = {{
+constexpr std::array<FlagRow, 5> kOwnFlags = {{
     {"--trace", "FILE", "write a trace for Perfetto; compressed when FILE ends in .gz",
      FileRole::kWrite},
     {"--trace-profile", "perfetto|hta", "flavour of the trace (default perfetto)"},
     {"--chakra", "FOLDER", "write Chakra execution traces of a step, one per rank, for ASTRA-sim",
      FileRole::kWriteWhen},
+    {"--allocator", "CONF",
+     "with these settings of PyTorch's caching allocator instead of the plan's, as of plan"},
     {"--contention", "on|off",
      "whether ops that run at the same time slow each other down (default on)"},
 }};
@@ -146,6 +148,10 @@ int RunSimulate(const Arguments& arguments) {
   const SimulateFlagValues flags = ReadSimulateFlags(arguments);
   const StragglerFlags stragglers = ReadStragglerFlags(arguments);
   PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
+  if (const Flag allocator = arguments.Get("--allocator"); allocator.is_given()) {
+    file.job.allocator = ReadAllocator(allocator);
+    ValidatePlan(file.model.model, file.job, file.plan, "--allocator");
+  }
   for (const auto& [level, factor] : stragglers.slow_links) {
     ScaleLinks(file.cluster, level, 1.0 / factor, "--slow-link");
   }

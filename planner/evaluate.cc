@@ -89,7 +89,8 @@ Bytes AllocatorCapacity(Bytes usable, const Program& program, const Profile& pro
 
 SimulateOptions SimulateOptionsOf(const PlanFile& file, const Program& program) {
   SimulateOptions options;
-  options.allocator.capacity = AllocatorCapacity(UsableMemory(file), program, file.profile);
+  options.allocator = AllocatorOptionsOf(
+      file.job.allocator, AllocatorCapacity(UsableMemory(file), program, file.profile));
   return options;
 }
 

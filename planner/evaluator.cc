@@ -83,8 +83,9 @@ Outcome Evaluator::RunWithin(const Plan& plan, const Limits* limits) {
 
 SimulateOptions Evaluator::WithAllocator(const Program& program) const {
   SimulateOptions options;
-  options.allocator.capacity =
-      AllocatorCapacity(UsableMemory(in_.cluster, in_.job), program, in_.profile);
+  options.allocator = AllocatorOptionsOf(
+      in_.job.allocator,
+      AllocatorCapacity(UsableMemory(in_.cluster, in_.job), program, in_.profile));
   return options;
 }
 

@@ -57,6 +57,13 @@ void FreeChoices(const SearchInput& input, const SearchOptions& options, std::ve
 
 void ChangeNumbers(const SearchInput& input, const SearchOptions& options,
                    std::vector<Fix>& fixes) {
+  if (!FactsOf(options.base).has_arena && !input.job.allocator.expandable_segments) {
+    Job job = input.job;
+    job.allocator.expandable_segments = true;
+    Add(Try({input.model, input.kernels, input.cluster, input.profile, job}, options,
+            "--allocator " + AllocatorConf(job.allocator)),
+        fixes);
+  }
   constexpr std::int64_t kChunks = 16;  // as Liger has them
   if (input.kernels.loss_chunks < kChunks) {
     const KernelSetOptions kernels = WithLossChunks(input.kernels, kChunks);

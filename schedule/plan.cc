@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdio>
 #include <map>
 #include <string>
 #include <string_view>
@@ -167,6 +168,23 @@ void CheckPrefetchNames(const Plan& plan, const std::string& where) {
 }
 
 }  // namespace
+
+std::string AllocatorConf(const AllocatorSettings& settings) {
+  std::string text;
+  const auto add = [&](const std::string& setting) { text += (text.empty() ? "" : ",") + setting; };
+  if (settings.expandable_segments) {
+    add("expandable_segments:True");
+  }
+  if (settings.max_split_size > Bytes(0)) {
+    add("max_split_size_mb:" + std::to_string(settings.max_split_size.value / kMiB.value));
+  }
+  if (settings.garbage_collection_threshold > 0) {
+    char number[32];
+    std::snprintf(number, sizeof number, "%.6g", settings.garbage_collection_threshold);
+    add("garbage_collection_threshold:" + std::string(number));
+  }
+  return text;
+}
 
 std::string_view NameOf(Dialect dialect) {
   return NameIn(kDialectNames, dialect);

@@ -54,6 +54,22 @@ struct OptimizerSpec {
 
 inline constexpr double kMaxLoraAlpha = 1e6;
 
+// What PYTORCH_ALLOC_CONF says to PyTorch's caching allocator; the defaults are PyTorch's. Not for
+// native, whose memory is one arena.
+struct AllocatorSettings {
+  bool expandable_segments = false;
+  Bytes max_split_size{0};  // whole MiB above 20 MiB; 0: no limit
+  // Below 1; 0: off. PyTorch obeys it only where a process's share of the memory is limited
+  // (torch.cuda.set_per_process_memory_fraction); here that share is what plans may use.
+  double garbage_collection_threshold = 0.0;
+
+  bool operator==(const AllocatorSettings&) const = default;
+};
+
+// As the environment variable has it, "expandable_segments:True,max_split_size_mb:512"; empty for
+// the defaults.
+[[nodiscard]] std::string AllocatorConf(const AllocatorSettings& settings);
+
 struct Job {
   JobMode mode = JobMode::kTrain;
   std::int64_t sequence_length = 2048;  // tokens per sample
@@ -67,6 +83,7 @@ struct Job {
   double lora_alpha = 0.0;                // adapters are scaled by alpha / rank; 0: alpha = rank
   std::vector<std::string> lora_targets;  // FQN globs of linear modules that get adapters
   double memory_margin = 0.0;             // fraction of device memory that plans leave free
+  AllocatorSettings allocator;
 
   bool operator==(const Job&) const = default;
 };

@@ -152,6 +152,11 @@ Json JobPart(const Job& job) {
   }
   json["lora_targets"] = job.lora_targets;
   json["memory_margin"] = job.memory_margin;
+  if (const AllocatorSettings& allocator = job.allocator; allocator != AllocatorSettings()) {
+    json["allocator"] = {{"expandable_segments", allocator.expandable_segments},
+                         {"max_split_size", FormatExact(allocator.max_split_size)},
+                         {"garbage_collection_threshold", allocator.garbage_collection_threshold}};
+  }
   return json;
 }
 

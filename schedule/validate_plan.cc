@@ -143,6 +143,28 @@ void CheckJob(const Job& job, const std::string& where) {
   }
 }
 
+void CheckAllocator(const AllocatorSettings& allocator, const Plan& plan,
+                    const std::string& where) {
+  constexpr Bytes kLeast = 20 * kMiB;  // PyTorch: larger than kLargeBuffer
+  const Bytes split = allocator.max_split_size;
+  if (split != Bytes(0) &&
+      (split <= kLeast || split.value % kMiB.value != 0 || split > 1024 * kGiB)) {
+    throw InputError(where, "a job with allocator.max_split_size " + FormatExact(split),
+                     "0 B (no limit), or whole MiB above 20 MiB and at most 1 TiB");
+  }
+  const double threshold = allocator.garbage_collection_threshold;
+  if (!(threshold >= 0.0 && threshold < 1.0)) {
+    throw InputError(
+        where, "a job with allocator.garbage_collection_threshold " + std::to_string(threshold),
+        "a fraction in [0, 1)");
+  }
+  if (allocator != AllocatorSettings() && FactsOf(plan).has_arena) {
+    throw InputError(
+        where, "a job with allocator settings " + AllocatorConf(allocator),
+        "none with dialect " + std::string(NameOf(plan.dialect)) + ", whose memory is one arena");
+  }
+}
+
 void CheckSizes(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
   CheckRange(plan.shard_size, 1, kMaxRanks, where, "shard_size");
   CheckRange(plan.replicate_size, 1, kMaxRanks, where, "replicate_size");
@@ -574,6 +596,7 @@ void CheckMatrices(const Job& job, const Plan& plan, const std::string& where) {
 
 void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
   CheckJob(job, where);
+  CheckAllocator(job.allocator, plan, where);
   CheckSizes(model, job, plan, where);
   CheckDialect(plan, where);
   CheckUnits(plan, where);

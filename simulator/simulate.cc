@@ -182,6 +182,17 @@ SimulatedMemory Simulator::Allocated(const Program& program, const Repetitions& 
           std::nullopt};
 }
 
+AllocatorOptions AllocatorOptionsOf(const AllocatorSettings& settings, Bytes capacity) {
+  AllocatorOptions options;
+  options.capacity = capacity;
+  options.expandable_segments = settings.expandable_segments;
+  if (settings.max_split_size > Bytes(0)) {
+    options.max_split_size = settings.max_split_size;
+  }
+  options.gc_threshold = settings.garbage_collection_threshold;
+  return options;
+}
+
 SimulationResult Simulator::Run(const Program& program, const SimulateOptions& options) {
   pricer_->Price(program, prices_);
   SimulationResult result;

@@ -18,6 +18,10 @@
 
 namespace shardwright {
 
+// Settings of a job for an allocator that may take `capacity`.
+[[nodiscard]] AllocatorOptions AllocatorOptionsOf(const AllocatorSettings& settings,
+                                                  Bytes capacity = Bytes(0));
+
 struct SimulateOptions {
   // Ops that run at the same time slow each other down. Off: a faster link, GPU or memory is never
   // slower, exactly.

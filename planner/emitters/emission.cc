@@ -110,6 +110,13 @@ class Differences {
     }
     Compare("job.optimizer.weight_decay", a.optimizer.weight_decay, b.optimizer.weight_decay);
     Compare("job.clip_gradients", a.clip_gradients, b.clip_gradients);
+    if (a.allocator != b.allocator) {
+      const auto conf = [](const Job& job) {
+        const std::string text = AllocatorConf(job.allocator);
+        return text.empty() ? std::string("PyTorch's defaults") : text;
+      };
+      Add("job.allocator", "", conf(a), conf(b));
+    }
   }
 
   void PlanFields() {
@@ -291,11 +298,21 @@ void CheckEmittable(const PlanFile& file, const std::string& where) {
   }
 }
 
-void AddTorchDuty(const PlanFile& file, Emission& emission) {
+void AddTorchDuties(const PlanFile& file, Emission& emission) {
   if (file.plan.torch != Plan().torch) {
     emission.by_hand.push_back("run it with PyTorch " +
                                std::string(NameIn(kTorchNames, file.plan.torch)) +
                                ", whose rules the plan follows");
+  }
+  const std::string allocator = AllocatorConf(file.job.allocator);
+  if (!allocator.empty() && !emission.has_allocator) {
+    emission.by_hand.push_back("export PYTORCH_ALLOC_CONF=" + allocator +
+                               " (before PyTorch 2.9: PYTORCH_CUDA_ALLOC_CONF)");
+  }
+  if (file.job.allocator.garbage_collection_threshold > 0) {
+    emission.by_hand.emplace_back(
+        "call torch.cuda.set_per_process_memory_fraction: without it PyTorch ignores "
+        "garbage_collection_threshold");
   }
 }
 

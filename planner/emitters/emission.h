@@ -37,14 +37,16 @@ struct Emission {
   std::vector<std::string> by_hand;  // what the user's own script must do, one sentence each
   bool has_compile = false;          // the files say that the model is compiled
   bool has_loss_chunks = false;      // the files say that head and loss run in chunks
+  bool has_allocator = false;        // the files set PYTORCH_ALLOC_CONF
 };
 
 // Throws InputError for a plan that no framework's settings can say anything about: its job updates
 // matrices by Muon or SOAP. `where` names the plan.
 void CheckEmittable(const PlanFile& file, const std::string& where);
 
-// Names the release of PyTorch that the plan is for, if it is not the default.
-void AddTorchDuty(const PlanFile& file, Emission& emission);
+// Names the release of PyTorch that the plan is for, and settings of its allocator, if they are not
+// the default and the files do not say them.
+void AddTorchDuties(const PlanFile& file, Emission& emission);
 
 // What the files do not say of a plan's kernels, and the script must do: attention that is not the
 // framework's own, fp8, compiled blocks, a loss in chunks.

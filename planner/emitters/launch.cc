@@ -15,9 +15,14 @@ std::string Quoted(const std::string& word) {
   return text + "'";
 }
 
-constexpr const char* kAllocator =
-    "# Segments that can grow: less fragmentation. Before PyTorch 2.9: PYTORCH_CUDA_ALLOC_CONF.\n"
-    "export PYTORCH_ALLOC_CONF=expandable_segments:True\n";
+// The plan's step and memory are those of its own allocator settings.
+std::string AllocatorExport(const PlanFile& file) {
+  const std::string planned = AllocatorConf(file.job.allocator);
+  return planned.empty() ? "# Planned with the defaults of PyTorch's allocator.\n"
+                         : "# Before PyTorch 2.9: PYTORCH_CUDA_ALLOC_CONF.\n"
+                           "export PYTORCH_ALLOC_CONF=" +
+                               planned + '\n';
+}
 
 std::string Heading(const PlanFile& file, const char* what) {
   return "#!/bin/bash\n# " + std::string(what) + " of " + std::to_string(file.cluster.node_count) +
@@ -33,7 +38,7 @@ Emission EmitTorchrun(const PlanFile& file, const EmitOptions& options) {
   const std::string gpus = std::to_string(file.cluster.gpus_per_node);
   const std::string nodes = std::to_string(file.cluster.node_count);
   std::string text =
-      Heading(file, "Starts one process per GPU") + "set -euo pipefail\n" + kAllocator;
+      Heading(file, "Starts one process per GPU") + "set -euo pipefail\n" + AllocatorExport(file);
   if (file.cluster.node_count == 1) {
     text += "exec torchrun --standalone --nproc-per-node=" + gpus + " " + Quoted(options.script) +
             " \"$@\"\n";
@@ -50,6 +55,7 @@ Emission EmitTorchrun(const PlanFile& file, const EmitOptions& options) {
   emission.by_hand.push_back("apply the plan in " + options.script +
                              ", as --to fsdp2 or another target writes it");
   emission.files.push_back({"torchrun.sh", text});
+  emission.has_allocator = true;
   return emission;
 }
 
@@ -62,7 +68,7 @@ Emission EmitSlurm(const PlanFile& file, const EmitOptions& options) {
                      "\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=" + gpus +
                      "\n#SBATCH --exclusive\n#SBATCH --output=%x-%j.out\n"
                      "# Written by shardwright emit. One torchrun per node starts " +
-                     gpus + " processes.\nset -euo pipefail\n" + kAllocator;
+                     gpus + " processes.\nset -euo pipefail\n" + AllocatorExport(file);
   text +=
       "HEAD=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\n"
       "srun torchrun --nnodes=\"$SLURM_NNODES\" --nproc-per-node=" +
@@ -73,6 +79,7 @@ Emission EmitSlurm(const PlanFile& file, const EmitOptions& options) {
                              ", as --to fsdp2 or another target writes it");
   emission.by_hand.emplace_back("set a time limit, account and partition");
   emission.files.push_back({"job.sh", text});
+  emission.has_allocator = true;
   return emission;
 }
 

@@ -54,11 +54,12 @@ constexpr std::array<SettingRow<S>, 24> kRows = {{
     {"quantize.linear.float8.enable_fsdp_float8_all_gather", &S::float8_gathers},
 }};
 
-constexpr std::array<LossReason, 17> kReasons = {{
+constexpr std::array<LossReason, 18> kReasons = {{
     {"job.precision.reduce", "mixed_precision_reduce is float32 only"},
     {"job.precision", "torchtitan computes in float32 or bfloat16"},
     {"job.optimizer", "torchtitan has Adam and AdamW"},
     {"job.clip_gradients", "torchtitan always clips by global norm"},
+    {"job.allocator", "run_train.sh exports expandable_segments:True"},
     {"plan.dialect", "torchtitan runs FSDP2, or DDP without sharding"},
     {"plan.sync", "every micro-batch reduces its gradients"},
     {"plan.offload.optimizer", "there is no setting for the optimizer alone"},
@@ -348,6 +349,7 @@ void ApplyTorchtitan(const TorchtitanSettings& settings, const std::string& wher
                                "training.mixed_precision_reduce");
   ApplyOptimizer(settings, file.job.optimizer);
   file.job.clip_gradients = true;
+  file.job.allocator = {.expandable_segments = true};  // run_train.sh exports it
   file.kernels.fp8 = Float8Of(settings, where);
 }
 
@@ -402,6 +404,7 @@ Emission EmitTorchtitan(const PlanFile& file, const EmitOptions& options) {
   emission.as_emitted = file;
   const S settings = ToTorchtitan(file);
   ApplyTorchtitan(settings, "torchtitan.toml", emission.as_emitted);
+  emission.has_allocator = true;
   emission.losses = FindLosses(file, emission.as_emitted, kReasons);
   if (!HasModel(*settings.model_name)) {
     emission.by_hand.push_back("torchtitan has no model of type " + file.model.model.type +

@@ -379,6 +379,7 @@ std::vector<Assumption> AssumptionsOf(const RunSettings& run, const PlanFile& fi
   std::vector<Assumption> list;
   if (run.torchtitan) {
     AppendUnset(TorchtitanRows(), *run.torchtitan, ToTorchtitan(file), list);
+    list.push_back({"PYTORCH_ALLOC_CONF", AllocatorConf(file.job.allocator)});
   } else if (run.fairseq) {
     AppendUnset(FairseqRows(), *run.fairseq, ToFairseq(file), list);
   } else if (run.deepspeed) {

@@ -173,10 +173,23 @@ std::vector<UnitPlan> ReadUnits(const JsonValue& json) {
   return units;
 }
 
+AllocatorSettings ReadAllocator(const JsonValue& json) {
+  json.AllowOnly({"expandable_segments", "max_split_size", "garbage_collection_threshold"});
+  AllocatorSettings settings;
+  SetBool(json, "expandable_segments", settings.expandable_segments);
+  if (const std::optional<JsonValue> split = json.Find("max_split_size")) {
+    settings.max_split_size = split->AsBytes();
+  }
+  if (const std::optional<JsonValue> threshold = json.Find("garbage_collection_threshold")) {
+    settings.garbage_collection_threshold = threshold->AsDouble();
+  }
+  return settings;
+}
+
 Job ReadJob(const JsonValue& json) {
   json.AllowOnly({"mode", "sequence_length", "global_batch", "precision", "optimizer",
                   "clip_gradients", "frozen", "lora_rank", "lora_alpha", "lora_targets",
-                  "memory_margin"});
+                  "memory_margin", "allocator"});
   Job job;
   SetChoice(json, "mode", kJobModeNames, job.mode);
   job.sequence_length = json.At("sequence_length").AsInt(1, std::int64_t{1} << 30);
@@ -202,6 +215,9 @@ Job ReadJob(const JsonValue& json) {
     if (!(job.memory_margin >= 0.0 && job.memory_margin < 1.0)) {
       throw margin->Error("a fraction in [0, 1)");
     }
+  }
+  if (const std::optional<JsonValue> allocator = json.Find("allocator")) {
+    job.allocator = ReadAllocator(*allocator);
   }
   return job;
 }

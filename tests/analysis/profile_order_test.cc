@@ -127,8 +127,7 @@ TEST_CASE("Profiles: torchtitan's published Llama-3-8B rows") {
     const MappedRun mapped = MapRun(run, "auto");
     REQUIRE(mapped.skipped.empty());
     const double measured = MeanOfTwins(run.id, run.step_time_s);
-    const double error =
-        PredictRun(mapped.plan, mapped.expandable_segments).step_time.value / measured - 1;
+    const double error = PredictRun(mapped.plan).step_time.value / measured - 1;
     const bool is_fp8 = run.compute_dtype == "fp8";  // one rate stands for several recipes
     CHECK(std::abs(error) <= (is_fp8 ? 0.12 : 0.1));
   }
@@ -149,7 +148,7 @@ TEST_CASE("Profiles: eager Llama-3-8B on H100-80, which nothing was fitted to") 
     REQUIRE(mapped.skipped.empty());
     REQUIRE(mapped.plan.profile.name == "h100-80-torch");
     const double measured = 2 * 8192 / 6785.0;
-    const double predicted = PredictRun(mapped.plan, mapped.expandable_segments).step_time.value;
+    const double predicted = PredictRun(mapped.plan).step_time.value;
     CHECK(std::abs(predicted / measured - 1) <= 0.1);
     return;
   }
@@ -173,7 +172,7 @@ TEST_CASE("Profiles: eager Llama-3-8B on GB200, which nothing was fitted to") {
     REQUIRE(mapped.skipped.empty());
     REQUIRE(mapped.plan.profile.name == "gb200-torch-eager");
     const double measured = 8192 / run.tokens_per_s_per_gpu;
-    const double predicted = PredictRun(mapped.plan, mapped.expandable_segments).step_time.value;
+    const double predicted = PredictRun(mapped.plan).step_time.value;
     CHECK(std::abs(predicted / measured - 1) <= 0.1);
   }
   CHECK(rows == 2);

@@ -233,7 +233,7 @@ TEST_CASE("Runs: samples of different lengths, and accelerate's accumulation") {
   // unit, where reducing each time needs 33.74 altogether (the foreach update). Published: 36.37.
   CHECK(mapped.plan.plan.accumulation == 2);
   CHECK(mapped.plan.plan.sync == SyncMode::kLast);
-  const RunPrediction prediction = PredictRun(mapped.plan, mapped.expandable_segments);
+  const RunPrediction prediction = PredictRun(mapped.plan);
   const double gib = static_cast<double>(prediction.allocated.value) / (1024.0 * 1024.0 * 1024.0);
   CHECK(gib == doctest::Approx(36.37).epsilon(0.02));
 }

@@ -101,10 +101,46 @@ class Emit(ShardwrightTestCase):
         self.plan("--model llama-3.2-1b --cluster dgx-h100 --seq 512")
         self.assertFalse(any("PyTorch 2" in text for text in self.emit("fsdp2")["by_hand"]))
 
+    def test_settings_of_the_allocator(self):
+        """Launchers export those of the plan and nothing else; torchtitan's own script has its own; others are told."""
+        conf = "expandable_segments:True,max_split_size_mb:64"
+        self.plan("--model llama-3.2-1b --cluster dgx-h100 --seq 512 --allocator " + conf)
+        for target in ("torchrun", "slurm"):
+            result = self.emit(target)
+            self.assertIn(f"\nexport PYTORCH_ALLOC_CONF={conf}\n", result["files"][0]["text"])
+            self.assertFalse(any("ALLOC_CONF" in text for text in result["by_hand"]))
+        self.assertIn(f"export PYTORCH_ALLOC_CONF={conf} (before PyTorch 2.9: PYTORCH_CUDA_ALLOC_CONF)",
+                      self.emit("accelerate")["by_hand"])
+        loss = [loss for loss in self.emit("torchtitan")["losses"] if loss["field"] == "job.allocator"]
+        self.assertEqual([(loss[0]["planned"], loss[0]["emitted"])], [(conf, "expandable_segments:True")])
+        self.plan("--model llama-3.2-1b --cluster dgx-h100 --seq 512")
+        self.assertNotIn("export PYTORCH", self.emit("torchrun")["files"][0]["text"])
+
+    def test_the_allocator_of_a_plan_and_of_simulate(self):
+        """The same settings in the plan's file and as a flag are the same; blocks that are never split reserve more."""
+        flags = "--model llama-3.2-1b --cluster dgx-h100 --seq 2048"
+        conf = "max_split_size_mb:21"
+        self.plan(flags)
+        plain = json.loads(self.succeed("simulate", "plan.json", "--json"))
+        flagged = json.loads(self.succeed("simulate", "plan.json", "--allocator", conf, "--json"))
+        self.plan(flags + " --allocator " + conf)
+        filed = json.loads(self.succeed("simulate", "plan.json", "--json"))
+        reserved = [run["memory"]["peak_reserved_bytes"] for run in (plain, flagged, filed)]
+        self.assertEqual(reserved[1], reserved[2])
+        self.assertGreater(reserved[1], reserved[0])
+        self.assert_fails(2, '--allocator: got "roundup:4", expected settings of PyTorch\'s allocator that change what fits, '
+                          "as PYTORCH_ALLOC_CONF has them: expandable_segments:True|False, max_split_size_mb:N, "
+                          "garbage_collection_threshold:X", "simulate", "plan.json", "--allocator", "roundup:4")
+        self.assert_fails(2, '--allocator max_split_size_mb: got "20", expected an integer in [21, 1048576]',
+                          "simulate", "plan.json", "--allocator", "max_split_size_mb:20")
+        self.assert_fails(2, '--allocator expandable_segments: got "true", expected True or False',
+                          "simulate", "plan.json", "--allocator", "expandable_segments:true")
+
     def test_a_lossless_emission_changes_nothing(self):
         """torchtitan and DeepSpeed hold plans that were made by their own rules."""
         for target, words in (
-            ("torchtitan", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --wrap torchtitan --recompute selective"),
+            ("torchtitan", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --wrap torchtitan --recompute selective "
+             "--allocator expandable_segments:True"),
             ("deepspeed", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --dialect zero3 --overlap-comm off"),
             ("deepspeed", "--model llama-3.2-1b --cluster dgx-h100 --seq 512 --dialect zero3 --offload optimizer "
                           "--optimizer adamw:fused"),

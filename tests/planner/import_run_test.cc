@@ -78,7 +78,7 @@ TEST_CASE("torchtitan: what its TOML says and what it takes by default") {
         "optimizer.weight_decay=0.1 optimizer.implementation=\"fused\" training.max_norm=1.0 "
         "training.dtype=\"float32\" training.mixed_precision_param=\"bfloat16\" "
         "training.mixed_precision_reduce=\"float32\" training.enable_cpu_offload=false "
-        "compile.enable=false ");
+        "compile.enable=false PYTORCH_ALLOC_CONF=expandable_segments:True ");
 }
 
 // As `accelerate config` writes it: most strings unquoted, mixed_precision not.

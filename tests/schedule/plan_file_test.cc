@@ -140,6 +140,9 @@ TEST_CASE("PlanFile: options of the ZeRO stages, FairScale and ddp come back") {
   std::swap(ddp.plan.shard_size, ddp.plan.replicate_size);
   ddp.plan.units.erase(ddp.plan.units.begin(), ddp.plan.units.end() - 1);
   ddp.job.optimizer.matrices = MatrixRule::kSoap;
+  ddp.job.allocator = {.expandable_segments = true,
+                       .max_split_size = 512 * kMiB,
+                       .garbage_collection_threshold = 0.75};
   CheckRoundTrip(ddp);
 }
 
@@ -155,7 +158,8 @@ TEST_CASE("PlanFile: every field comes back") {
               .lora_rank = 4,
               .lora_alpha = 12.5,
               .lora_targets = {"q_proj"},
-              .memory_margin = 0.125};
+              .memory_margin = 0.125,
+              .allocator = {}};
   file.model = LoadModelForJob("llama-3.2-1b", file.job, Path("test"));
   file.kernels.attention = AttentionImpl::kMaterialized;
   file.kernels.moe_dispatch = MoeDispatch::kDense;

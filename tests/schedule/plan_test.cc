@@ -224,6 +224,31 @@ TEST_CASE("ValidatePlan: sizes") {
         "p.json: plan: got a job with memory_margin 1.000000, expected a fraction in [0, 1)");
 }
 
+TEST_CASE("ValidatePlan: settings of the caching allocator") {
+  Job job;
+  job.allocator = {.max_split_size = 20 * kMiB};
+  CHECK(ValidateError(BlockPlan(), job) ==
+        "p.json: plan: got a job with allocator.max_split_size 20 MiB, expected 0 B (no limit), or "
+        "whole MiB above 20 MiB and at most 1 TiB");
+  job.allocator = {.max_split_size = 21 * kMiB + Bytes(1)};
+  CHECK(ValidateError(BlockPlan(), job).find("expected 0 B (no limit), or whole MiB") !=
+        std::string::npos);
+  job.allocator = {.garbage_collection_threshold = 1.0};
+  CHECK(ValidateError(BlockPlan(), job) ==
+        "p.json: plan: got a job with allocator.garbage_collection_threshold 1.000000, expected a "
+        "fraction in [0, 1)");
+  job.allocator = {.expandable_segments = true,
+                   .max_split_size = 512 * kMiB,
+                   .garbage_collection_threshold = 0.8};
+  CHECK(ValidateError(BlockPlan(), job).empty());
+  Plan native = BlockPlan();
+  native.dialect = Dialect::kNative;
+  CHECK(ValidateError(native, job) ==
+        "p.json: plan: got a job with allocator settings expandable_segments:True,"
+        "max_split_size_mb:512,garbage_collection_threshold:0.8, expected none with dialect "
+        "native, whose memory is one arena");
+}
+
 TEST_CASE("ValidatePlan: a micro-batch beyond an exabyte of activations") {
   Model model = TinyModel();
   Tensor tensor;

@@ -1,8 +1,7 @@
 #!/bin/bash
 # Starts one process per GPU of 2 x 4 ranks. Written by shardwright emit.
 set -euo pipefail
-# Segments that can grow: less fragmentation. Before PyTorch 2.9: PYTORCH_CUDA_ALLOC_CONF.
-export PYTORCH_ALLOC_CONF=expandable_segments:True
+# Planned with the defaults of PyTorch's allocator.
 # On every node, with HEAD set to the name of one of them.
 : "${HEAD:?the node where ranks meet}"
 exec torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d \

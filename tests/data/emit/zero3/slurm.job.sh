@@ -7,8 +7,7 @@
 #SBATCH --output=%x-%j.out
 # Written by shardwright emit. One torchrun per node starts 8 processes.
 set -euo pipefail
-# Segments that can grow: less fragmentation. Before PyTorch 2.9: PYTORCH_CUDA_ALLOC_CONF.
-export PYTORCH_ALLOC_CONF=expandable_segments:True
+# Planned with the defaults of PyTorch's allocator.
 HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun torchrun --nnodes="$SLURM_NNODES" --nproc-per-node=8 --rdzv-backend=c10d \
   --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$HEAD:29500" 'train.py' "$@"
