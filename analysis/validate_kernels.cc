@@ -12,7 +12,6 @@
 #include "analysis/csv_fields.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "models/kernel_set.h"
 #include "models/model.h"
 #include "simulator/costs/kernels.h"
 #include "topologies/cluster.h"
@@ -255,6 +254,14 @@ KernelPrediction PredictKernelRow(const KernelRow& row, const std::string& profi
 }
 
 }  // namespace
+
+std::vector<Kernel> KernelsOfRow(const KernelRow& row) {
+  try {
+    return KernelsOf(row);
+  } catch (const CannotPrice&) {
+    return {};
+  }
+}
 
 std::vector<KernelRow> ParseKernelRows(std::string_view text, const std::string& file) {
   const CsvTable table = ParseCsv(text, file);

@@ -10,6 +10,7 @@
 
 #include "analysis/error_statistics.h"
 #include "core/units.h"
+#include "models/kernel_set.h"
 
 namespace shardwright {
 
@@ -34,6 +35,10 @@ struct KernelRow {
 [[nodiscard]] std::vector<KernelRow> ParseKernelRows(std::string_view text,
                                                      const std::string& file);
 [[nodiscard]] std::vector<KernelRow> ReadKernelRows(const std::string& file);
+
+// The kernels that a kernel set makes of a row's op; none where there are none of its own, a size
+// is missing or the dtype is not known.
+[[nodiscard]] std::vector<Kernel> KernelsOfRow(const KernelRow& row);
 
 // A row with its price, by the profile that the GPU has for its kernel set.
 struct KernelPrediction {

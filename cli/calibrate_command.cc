@@ -14,6 +14,7 @@
 #include "analysis/measured_run.h"
 #include "analysis/run_mapping.h"
 #include "analysis/run_match.h"
+#include "cli/calibrate_calls.h"
 #include "cli/command.h"
 #include "cli/comparison_print.h"
 #include "cli/device_calibration.h"
@@ -45,16 +46,17 @@ Examples:
   shardwright calibrate run.json.gz -o mine.json
   shardwright calibrate run1.json.gz run2.json.gz --name my-box -o mine.json
   shardwright calibrate kineto.json.gz --plan plan.json -o mine.json
+  shardwright calibrate kineto.json.gz -o mine.json
   shardwright calibrate all_gather.txt --cluster dgx-h100 --nodes 2 -o mine.json
   shardwright calibrate my-runs.csv -o mine.json
   shardwright calibrate --device host -o mine.json
   shardwright calibrate --device cuda --cluster 'h200-141 x4, nvlink 450 GB/s' -o mine.json
 
 Traces are those of `shardwright run --trace`, each of which carries its plan; those of PyTorch's
-profiler, Nsight Systems or Chakra, with --plan; what nccl-tests print, with --cluster; or a table
-of runs with their step times (CSV, columns as for validate), of which one row is enough. With
---device and no traces, plans run on the device first: on all GPUs of --cluster, a process each, and
-on one.
+profiler, Nsight Systems or Chakra, with --plan; those of PyTorch's profiler of any other program,
+whose kernels count where record_shapes was on; what nccl-tests print, with --cluster; or a table of
+runs with their step times (CSV, columns as for validate), of which one row is enough. With --device
+and no traces, plans run on the device first: on all GPUs of --cluster, a process each, and on one.
 Then: shardwright plan --profile mine.json ...
 
 Exits with 1 and writes nothing when a trace is not a run of its plan or contradicts it, and when the
@@ -402,6 +404,11 @@ int RunCalibrate(const Arguments& arguments) {
   arguments.Set("--date", date, ReadDate);
   if (const auto runs = ReadStepTimes(files)) {
     return CalibrateByStepTimes(arguments, *runs, date);
+  }
+  if (!arguments.Get("--plan").is_given() && measured == Measured::kTraces) {
+    if (const std::vector<std::string> traces = TraceFilesOf(files); AreKineto(traces)) {
+      return CalibrateByCalls(arguments, traces, date);
+    }
   }
   std::vector<TracedRun> traced;
   if (measured == Measured::kCuda) {

@@ -35,11 +35,6 @@ void SetBatch(const PlanOptions& options, std::int64_t ranks, Job& job, Plan& pl
   }
 }
 
-// What runs on such ranks when no flag says it: PyTorch on GPUs, our own executor on the host.
-const char* UsualKernelSet(const GpuSpec& gpu) {
-  return gpu.architecture == "host" ? "shardwright-host" : "torch-eager";
-}
-
 }  // namespace
 
 // W and R: what is given must divide the ranks; what is not follows.
@@ -103,6 +98,10 @@ double MarginOf(Bytes limit, const GpuSpec& gpu, double margin) {
 }
 
 }  // namespace
+
+const char* UsualKernelSet(const GpuSpec& gpu) {
+  return gpu.architecture == "host" ? "shardwright-host" : "torch-eager";
+}
 
 void SetLossChunks(const PlanOptions& options, PlanFile& file) {
   if (options.loss_chunks == 0) {

@@ -27,6 +27,9 @@ namespace shardwright {
 // loss.
 void SetLossChunks(const PlanOptions& options, PlanFile& file);
 
+// What runs on such ranks when no flag says it: PyTorch on GPUs, our own executor on the host.
+[[nodiscard]] const char* UsualKernelSet(const GpuSpec& gpu);
+
 // What is said of it where the job computes in a dtype that its matrix units do not have.
 [[nodiscard]] std::string NoMatrixUnits(const GpuSpec& gpu);
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "core/units.h"
+#include "schedule/plan.h"
 #include "schedule/program.h"
 #include "simulator/costs/price.h"
 #include "simulator/costs/pricer.h"

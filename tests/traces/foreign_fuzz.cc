@@ -20,6 +20,7 @@
 #include "traces/memory_snapshot.h"
 #include "traces/nccl_tests.h"
 #include "traces/nsight.h"
+#include "traces/timed_calls.h"
 
 namespace shardwright {
 namespace {
@@ -37,7 +38,8 @@ std::string KinetoTrace() {
          R"({"ph":"X","cat":"kernel","name":"ncclDevKernel_AllGather","pid":0,"tid":9,"ts":12,"dur":5,"args":{"device":0,"stream":9,)"
          R"("correlation":8,"Collective name":"_allgather_base","In msg nelems":64,"Out msg nelems":128,"Group size":2,"dtype":"Float"}},)"
          R"({"ph":"X","cat":"cpu_op","name":"c10d::_allgather_base_","pid":1,"tid":1,"ts":3,"dur":1,"args":{"Input Dims":[[8,2],[4],[]],"Input type":["float",""]}},)"
-         R"({"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":5,"dur":1},)"
+         R"({"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":1,"dur":4,)"
+         R"("args":{"Input Dims":[[8,16],[16,4]],"Input type":["float","c10::Half"],"Concrete Inputs":["",""]}},)"
          R"({"ph":"i","cat":"cpu_instant_event","name":"[memory]","pid":1,"tid":1,"ts":5,"args":{"Total Allocated":512,"Total Reserved":1024,"Device Type":1}}]})";
 }
 
@@ -217,6 +219,7 @@ std::vector<FuzzTarget> Targets() {
   return {
       {"kineto", KinetoTrace(), OfFile(ReadKineto)},
       {"kineto, gzip", sink.Finish(), OfFile(ReadKineto)},
+      {"kernels of kineto", KinetoTrace(), OfFile(ReadTimedCalls)},
       {"snapshot", Snapshot(), OfFile(ReadMemorySnapshot)},
       {"flight recorder", FlightDumpPickle(), OfFile(ReadFlightDump)},
       {"flight recorder, JSON", kFlightJson, OfFile(ReadFlightDump)},

@@ -4,13 +4,13 @@
 #include "traces/kineto.h"
 
 #include <cstdint>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
 
 #include "core/error.h"
+#include "tests/traces/kineto_lines.h"
 #include "tests/traces/temporary_file.h"
 #include "traces/gzip.h"
 #include "traces/measured_file.h"
@@ -18,58 +18,8 @@
 namespace shardwright {
 namespace {
 
+using testing::KinetoLines;
 using testing::TemporaryFile;
-
-// Events of a trace, in any order.
-class Events {
- public:
-  // `args`: members of the args object.
-  Events& Slice(const std::string& category, const std::string& name, double begin, double duration,
-                const std::string& args = "", int thread = 1) {
-    std::ostringstream text;
-    text << std::fixed;
-    text.precision(3);
-    text << R"({"ph":"X","cat":")" << category << R"(","name":")" << name << R"(","pid":0,"tid":)"
-         << thread << R"(,"ts":)" << begin << R"(,"dur":)" << duration << R"(,"args":{)" << args
-         << "}}";
-    lines_.push_back(text.str());
-    return *this;
-  }
-  Events& Range(const std::string& name, double begin, double end, int thread = 1) {
-    return Slice("user_annotation", name, begin, end - begin, "", thread);
-  }
-  // A kernel of 10 us on a stream, launched by a call of 1 us.
-  Events& Kernel(const std::string& name, double launch, double begin, int stream,
-                 const std::string& args = "", double duration = 10) {
-    const std::string number = std::to_string(++correlation_);
-    Slice("cuda_runtime", "cudaLaunchKernel", launch, 1, "\"correlation\":" + number);
-    return Slice("kernel", name, begin, duration,
-                 "\"device\":0,\"stream\":" + std::to_string(stream) +
-                     ",\"correlation\":" + number + (args.empty() ? "" : "," + args),
-                 stream);
-  }
-  Events& Line(const std::string& line) {
-    lines_.push_back(line);
-    return *this;
-  }
-  [[nodiscard]] std::string Text(bool header_first = true) const {
-    const std::string header =
-        R"("schemaVersion":1,"distributedInfo":{"backend":"nccl","rank":3,"world_size":8})";
-    const std::string list = "\"traceEvents\":" + List();
-    return "{" + (header_first ? header + "," + list : list + "," + header) + "}";
-  }
-  [[nodiscard]] std::string List() const {
-    std::string text = "[";
-    for (const std::string& line : lines_) {
-      text += (text.size() > 1 ? "," : "") + line;
-    }
-    return text + "]";
-  }
-
- private:
-  std::vector<std::string> lines_;
-  int correlation_ = 0;
-};
 
 ProfilerRecording Read(const std::string& text) {
   const TemporaryFile file(text, ".json");
@@ -128,7 +78,7 @@ TEST_CASE("kernels, launches and the clock") {
 }
 
 TEST_CASE("collectives: arguments first, names second") {
-  Events events;
+  KinetoLines events;
   // A name that says nothing, and one that lies.
   events.Kernel("ncclDevKernel_Generic_4", 0, 10, 20,
                 R"("Collective name":"_allgather_base","In msg nelems":100,"Out msg nelems":800,)"
@@ -159,7 +109,7 @@ TEST_CASE("collectives: arguments first, names second") {
 }
 
 TEST_CASE("copies between host and device, and inside it") {
-  Events events;
+  KinetoLines events;
   const std::string where = R"("device":0,"stream":5,"bytes":4096)";
   events.Slice("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 0, 5, where);
   events.Slice("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 10, 5, where);
@@ -178,7 +128,7 @@ TEST_CASE("copies between host and device, and inside it") {
 }
 
 // One micro-batch as FSDP2 marks it, from time `t` on; backward is on another thread.
-void AddMicroBatch(Events& events, const std::string& mb, double t) {
+void AddMicroBatch(KinetoLines& events, const std::string& mb, double t) {
   events.Range("FSDP::root_pre_forward", t, t + 1);
   events.Range("FSDP::pre_forward", t + 2, t + 8);
   events.Range("FSDP::all_gather", t + 3, t + 7);
@@ -212,7 +162,7 @@ void AddMicroBatch(Events& events, const std::string& mb, double t) {
 }
 
 TEST_CASE("FSDP2's ranges tell unit, phase and micro-batch") {
-  Events events;
+  KinetoLines events;
   events.Range("ProfilerStep#5", 0, 1000);
   double t = 10;
   for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
@@ -261,7 +211,7 @@ TEST_CASE("FSDP2's ranges tell unit, phase and micro-batch") {
 }
 
 TEST_CASE("without FSDP's ranges autograd tells backward, and backward the micro-batch") {
-  Events events;
+  KinetoLines events;
   events.Range("ProfilerStep#1", 0, 500);
   double t = 10;
   for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
@@ -288,7 +238,7 @@ TEST_CASE("without FSDP's ranges autograd tells backward, and backward the micro
 }
 
 TEST_CASE("steps: ProfilerStep, else Optimizer.step, else one") {
-  Events marked;
+  KinetoLines marked;
   marked.Range("ProfilerStep#1", 100, 200).Range("ProfilerStep#2", 200, 300);
   marked.Kernel("before", 50, 60, 7).Kernel("first", 100, 110, 7).Kernel("late", 190, 210, 7);
   marked.Kernel("second", 250, 260, 7).Kernel("after", 350, 360, 7);
@@ -299,14 +249,14 @@ TEST_CASE("steps: ProfilerStep, else Optimizer.step, else one") {
   CHECK(Find(by_profiler, "late").step == 0);  // it ran in the next one, and was launched before
   CHECK(Find(by_profiler, "second").step == 1);
 
-  Events updated;
+  KinetoLines updated;
   updated.Kernel("a", 10, 11, 7).Range("Optimizer.step#Adam.step", 20, 30);
   updated.Kernel("b", 40, 41, 7).Range("Optimizer.step#Adam.step", 50, 60);
   const ProfilerRecording by_update = Read(updated.Text());
   CHECK(by_update.steps.size() == 2);
   CHECK(Find(by_update, "b").step == 1);
 
-  CHECK(Read(Events().Kernel("alone", 1, 2, 7).Text()).steps.size() == 1);
+  CHECK(Read(KinetoLines().Kernel("alone", 1, 2, 7).Text()).steps.size() == 1);
 }
 
 TEST_CASE("memory events: of the device where there is one") {
@@ -316,7 +266,7 @@ TEST_CASE("memory events: of the device where there is one") {
            std::to_string(allocated) + R"(,"Total Reserved":)" + std::to_string(reserved) +
            R"(,"Device Type":)" + std::to_string(type) + R"(,"Device Id":0}})";
   };
-  Events events;
+  KinetoLines events;
   events.Kernel("gemm", 1, 2, 7);
   events.Line(sample(6, 1, 700, 2048)).Line(sample(5, 1, 512, 1024)).Line(sample(4, 0, 9999, 0));
   const ProfilerRecording recording = Read(events.Text());
@@ -327,13 +277,13 @@ TEST_CASE("memory events: of the device where there is one") {
   CHECK(recording.memory[1].time == Microseconds(5));
 
   const ProfilerRecording on_host =
-      Read(Events().Slice("cpu_op", "aten::mm", 1, 2).Line(sample(4, 0, 9999, 0)).Text());
+      Read(KinetoLines().Slice("cpu_op", "aten::mm", 1, 2).Line(sample(4, 0, 9999, 0)).Text());
   REQUIRE(on_host.memory.size() == 1);
   CHECK(on_host.memory[0].allocated == Bytes(9999));
 }
 
 TEST_CASE("the host's ops are the work where there is no device") {
-  Events events;
+  KinetoLines events;
   events.Range("ProfilerStep#0", 0, 1000);
   events.Slice("cpu_op", "aten::linear", 10, 20).Slice("cpu_op", "aten::addmm", 12, 10);
   events.Slice("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 40, 30);
@@ -368,7 +318,7 @@ TEST_CASE("the host's ops are the work where there is no device") {
 }
 
 TEST_CASE("products and attention are told by the host's calls, with their sizes") {
-  Events events;
+  KinetoLines events;
   events.Range("ProfilerStep#0", 0, 1000).Range("ProfilerStep#1", 1000, 2000);
   const auto dims = [](const std::string& text) { return "\"Input Dims\":" + text; };
   events.Slice("cpu_op", "aten::linear", 10, 20, dims("[[2,8,16],[32,16],[]]"));
@@ -415,7 +365,7 @@ TEST_CASE("products and attention are told by the host's calls, with their sizes
 }
 
 TEST_CASE("a collective of a list of tensors has their elements") {
-  Events events;
+  KinetoLines events;
   events.Range("ProfilerStep#0", 0, 1000);
   events.Slice("cpu_op", "aten::mm", 10, 5);
   events.Slice("cpu_op", "c10d::allreduce_", 80, 5,
@@ -425,7 +375,7 @@ TEST_CASE("a collective of a list of tensors has their elements") {
 }
 
 TEST_CASE("a unit that ends below another one, and begins again above it") {
-  Events events;
+  KinetoLines events;
   events.Range("ProfilerStep#0", 0, 1000);
   for (const auto& [name, begin] :
        std::vector<std::pair<std::string, int>>{{"FSDP::pre_forward (a)", 10},
@@ -474,7 +424,7 @@ TEST_CASE("classes by name") {
 }
 
 TEST_CASE("plain, compressed, metadata behind the events, and a list without a header") {
-  Events events;
+  KinetoLines events;
   events.Range("ProfilerStep#1", 0, 100)
       .Kernel("gemm", 10, 20, 7)
       .Kernel("nccl AllReduce", 11, 40, 9);
@@ -495,7 +445,7 @@ TEST_CASE("plain, compressed, metadata behind the events, and a list without a h
 }
 
 TEST_CASE("bad traces say what is wrong with them") {
-  const std::string good = Events().Kernel("gemm", 1, 2, 7).Text();
+  const std::string good = KinetoLines().Kernel("gemm", 1, 2, 7).Text();
   CHECK(ErrorOf(good.substr(0, good.size() / 2)).find("broken JSON at byte") != std::string::npos);
   CHECK(ErrorOf("{}") == ": got no \"traceEvents\", expected a trace of PyTorch's profiler");
   CHECK(ErrorOf(R"({"traceEvents":[]})") ==
