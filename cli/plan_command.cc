@@ -21,6 +21,7 @@
 #include "core/printable.h"
 #include "planner/evaluate.h"
 #include "planner/warnings.h"
+#include "schedule/dialect_facts.h"
 #include "schedule/plan_names.h"
 #include "simulator/plan_programs.h"
 
@@ -208,6 +209,9 @@ int RunDialects(const Arguments& arguments, const std::vector<std::string>& dial
   for (const std::string& dialect : dialects) {
     Arguments one = arguments;
     one.text["--dialect"] = dialect;
+    if (dialect == NameOf(Dialect::kNative)) {
+      one.text.erase("--allocator");  // it has an arena
+    }
     DialectSearch search{ReadPlanOptions(one), {}};
     ReadSearchOptions(one, search.options);
     if (!search.options.search || search.options.objective == Objective::kCost) {
@@ -345,6 +349,9 @@ PlanFile JobBesideRun(const Arguments& arguments, const PlanOptions& options, Pl
     file.job.global_batch = options.global_batch;
   }
   arguments.Set("--allocator", file.job.allocator, ReadAllocator);
+  if (FactsOf(options.plan).has_arena) {
+    file.job.allocator = AllocatorSettings();
+  }
   if (arguments.Get("--memory-margin").is_given()) {
     file.job.memory_margin = options.job.memory_margin;
   } else if (file.job.memory_margin == 0 && options.memory_limit == Bytes(0)) {

@@ -5,6 +5,7 @@
 
 #include "cli/flag_values.h"
 #include "cli/sweep_axes.h"
+#include "schedule/dialect_facts.h"
 #include "schedule/plan_names.h"
 
 namespace shardwright {
@@ -305,8 +306,16 @@ PlanOptions ReadPlanOptions(const Arguments& arguments) {
   ReadJobFlags(arguments, options.job);
   ReadPlanFlags(arguments, options.plan);
   CheckChoices(options, arguments);
+  CheckAllocatorFlag(arguments, options.plan);
   options.json = arguments.IsJson();
   return options;
+}
+
+void CheckAllocatorFlag(const Arguments& arguments, const Plan& plan) {
+  if (arguments.Get("--allocator").is_given() && FactsOf(plan).has_arena) {
+    throw UsageError("--allocator: " + std::string(NameOf(plan.dialect)) +
+                     " has one arena and no caching allocator");
+  }
 }
 
 void ReadSearchOptions(const Arguments& arguments, PlanOptions& options) {

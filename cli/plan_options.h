@@ -66,6 +66,8 @@ struct PlanOptions {
 // in `arguments`; without that objective nothing.
 [[nodiscard]] std::vector<std::int64_t> TakeNodeCounts(Arguments& arguments);
 
+// Throws UsageError for --allocator with a plan that has no caching allocator.
+void CheckAllocatorFlag(const Arguments& arguments, const Plan& plan);
 // Throws UsageError for values that no plan can have. What is about a search is left as it is.
 [[nodiscard]] PlanOptions ReadPlanOptions(const Arguments& arguments);
 // Reads what is about a search, and whether there is one at all, into `options`, which

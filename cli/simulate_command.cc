@@ -149,8 +149,8 @@ int RunSimulate(const Arguments& arguments) {
   const StragglerFlags stragglers = ReadStragglerFlags(arguments);
   PlanFile file = ReadPlanFile(arguments.Get("PLAN").text, arguments.streams);
   if (const Flag allocator = arguments.Get("--allocator"); allocator.is_given()) {
+    CheckAllocatorFlag(arguments, file.plan);
     file.job.allocator = ReadAllocator(allocator);
-    ValidatePlan(file.model.model, file.job, file.plan, "--allocator");
   }
   for (const auto& [level, factor] : stragglers.slow_links) {
     ScaleLinks(file.cluster, level, 1.0 / factor, "--slow-link");

@@ -54,8 +54,8 @@ struct OptimizerSpec {
 
 inline constexpr double kMaxLoraAlpha = 1e6;
 
-// What PYTORCH_ALLOC_CONF says to PyTorch's caching allocator; the defaults are PyTorch's. Not for
-// native, whose memory is one arena.
+// What PYTORCH_ALLOC_CONF says to PyTorch's caching allocator; the defaults are PyTorch's. Native,
+// whose memory is one arena, has none.
 struct AllocatorSettings {
   bool expandable_segments = false;
   Bytes max_split_size{0};  // whole MiB above 20 MiB; 0: no limit

@@ -143,8 +143,7 @@ void CheckJob(const Job& job, const std::string& where) {
   }
 }
 
-void CheckAllocator(const AllocatorSettings& allocator, const Plan& plan,
-                    const std::string& where) {
+void CheckAllocator(const AllocatorSettings& allocator, const std::string& where) {
   constexpr Bytes kLeast = 20 * kMiB;  // PyTorch: larger than kLargeBuffer
   const Bytes split = allocator.max_split_size;
   if (split != Bytes(0) &&
@@ -157,11 +156,6 @@ void CheckAllocator(const AllocatorSettings& allocator, const Plan& plan,
     throw InputError(
         where, "a job with allocator.garbage_collection_threshold " + std::to_string(threshold),
         "a fraction in [0, 1)");
-  }
-  if (allocator != AllocatorSettings() && FactsOf(plan).has_arena) {
-    throw InputError(
-        where, "a job with allocator settings " + AllocatorConf(allocator),
-        "none with dialect " + std::string(NameOf(plan.dialect)) + ", whose memory is one arena");
   }
 }
 
@@ -596,7 +590,7 @@ void CheckMatrices(const Job& job, const Plan& plan, const std::string& where) {
 
 void ValidatePlan(const Model& model, const Job& job, const Plan& plan, const std::string& where) {
   CheckJob(job, where);
-  CheckAllocator(job.allocator, plan, where);
+  CheckAllocator(job.allocator, where);
   CheckSizes(model, job, plan, where);
   CheckDialect(plan, where);
   CheckUnits(plan, where);

@@ -131,6 +131,11 @@ class Emit(ShardwrightTestCase):
         self.assert_fails(2, '--allocator: got "roundup:4", expected settings of PyTorch\'s allocator that change what fits, '
                           "as PYTORCH_ALLOC_CONF has them: expandable_segments:True|False, max_split_size_mb:N, "
                           "garbage_collection_threshold:X", "simulate", "plan.json", "--allocator", "roundup:4")
+        native = "--model gpt2 --cluster dgx-h100 --seq 128 --global-batch 8 --allocator expandable_segments:True"
+        self.assert_fails(2, "--allocator: native has one arena and no caching allocator", "plan", *shlex.split(native),
+                          "--dialect", "native", "-o", "native.json")
+        both = json.loads(self.succeed("plan", *shlex.split(native), "--dialect", "native,fsdp2", "-o", "b.json", "--json"))
+        self.assertTrue(all(row["feasible"] for row in both["dialects"]), both["dialects"])
         self.assert_fails(2, '--allocator max_split_size_mb: got "20", expected an integer in [21, 1048576]',
                           "simulate", "plan.json", "--allocator", "max_split_size_mb:20")
         self.assert_fails(2, '--allocator expandable_segments: got "true", expected True or False',

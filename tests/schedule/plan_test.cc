@@ -241,12 +241,6 @@ TEST_CASE("ValidatePlan: settings of the caching allocator") {
                    .max_split_size = 512 * kMiB,
                    .garbage_collection_threshold = 0.8};
   CHECK(ValidateError(BlockPlan(), job).empty());
-  Plan native = BlockPlan();
-  native.dialect = Dialect::kNative;
-  CHECK(ValidateError(native, job) ==
-        "p.json: plan: got a job with allocator settings expandable_segments:True,"
-        "max_split_size_mb:512,garbage_collection_threshold:0.8, expected none with dialect "
-        "native, whose memory is one arena");
 }
 
 TEST_CASE("ValidatePlan: a micro-batch beyond an exabyte of activations") {
