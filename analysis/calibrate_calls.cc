@@ -134,6 +134,7 @@ double MedianError(const std::vector<const Shape*>& shapes, const GpuSpec& gpu,
                    const Profile& profile) {
   const KernelRates rates = FindKernelRates(gpu, profile.compute);
   std::vector<double> errors;
+  errors.reserve(shapes.size());
   for (const Shape* shape : shapes) {
     errors.push_back(std::abs(RatioOf(*shape, rates) - 1));
   }
