@@ -4,13 +4,13 @@ import csv
 import html
 import json
 import pathlib
-import re
 import subprocess
+
+import kernels_table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LOG = ROOT / "bench/left_out.csv"
 SCORINGS = ROOT / "bench/scorings.csv"
-KERNELS = ROOT / "docs/measurements.md"
 PICTURE = ROOT / "docs/images/accuracy_sets.svg"
 # The most that errors of all rows should be, by what is left out.
 GOALS = {"source": {"mean": 0.05, "median": 0.025, "p90": 0.11}, "size": {"mean": 0.03}, "gpu": {"mean": 0.12}}
@@ -107,17 +107,8 @@ def scorings_table():
 
 
 def kernel_rows():
-    """(chip and library, op, rows, mean now) of the table in docs/measurements.md; "the same" is the figure before."""
-    text = KERNELS.read_text(encoding="utf-8")
-    text = text[text.index("## Single kernels of others"):]
-    found = []
-    for cells in (line.strip("| ").split(" | ") for line in text[:text.index("\n## ", 5)].splitlines() if line.startswith("| ")):
-        if len(cells) >= 5 and "%" in cells[3]:
-            now = cells[4] if "%" in cells[4] else cells[3]
-            of_two = re.findall(r"\d+\.\d", now)
-            op = found[-1][1] if cells[1] == "the same" else cells[1]
-            found.append((cells[0], op, cells[2], float(of_two[0]) / 100))
-    return found
+    """(chip and library, op, rows, mean now) of bench/kernels.csv, from which docs/measurements.md has its table, too."""
+    return [(f"{row['chip']}, {row['library']}", row["op"], row["rows"], float(row["mean"])) for row in kernels_table.read()]
 
 
 def bars(validation, nccl):

@@ -15,6 +15,7 @@ accuracy = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(accuracy)
 left_out = importlib.import_module("accuracy_left_out")
 study = importlib.import_module("left_out")
+kernels = importlib.import_module("kernels_table")
 
 REPORT = """| what | goal | reached |  |
 | --- | --- | --- | --- |
@@ -144,6 +145,23 @@ class LeftOutSections(unittest.TestCase):
         self.assertIn('width="105.0"', svg)  # a tenth of what 40 % are
         self.assertIn('width="420.0"', svg)  # no longer than the axis
         self.assertIn("90.0 %", svg)
+
+
+class KernelsTable(unittest.TestCase):
+
+    def test_the_page_has_the_table(self):
+        page = kernels.PAGE.read_text(encoding="utf-8")
+        self.assertEqual(kernels.current(page), page, "run scripts/kernels_table.py")
+        self.assertNotEqual(kernels.current(page.replace("| attention | 24 |", "| attention | 25 |")), page.replace("| attention | 24 |", "| attention | 25 |"))
+
+    def test_a_line(self):
+        row = dict(chip="A", library="L", op="norm", rows="3", mean_before="0.2", bias_before="-0.1", mean="0.05", bias="0.014", goal="0.12")
+        self.assertEqual(kernels.line(row), "| A, L | norm | 3 | 20.0 % (-10.0) | 5.0 % (+1.4) | 12 % |\n")
+        self.assertEqual(kernels.line({**row, "mean": "0.2", "bias": "-0.1", "goal": ""}), "| A, L | norm | 3 | 20.0 % (-10.0) | the same | |\n")
+
+    def test_bars_are_the_same_rows(self):
+        self.assertEqual([row[:2] for row in left_out.kernel_rows()], [(f"{r['chip']}, {r['library']}", r["op"]) for r in kernels.read()])
+        self.assertAlmostEqual(left_out.kernel_rows()[0][3], 0.089)
 
 
 class LeftOutFolder(unittest.TestCase):
