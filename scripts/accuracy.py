@@ -21,9 +21,10 @@ FITS = [
     [*TORCH, "--gpu-class", "A100,H100", "--numbers",
      "compute.gemm.bf16,compute.elementwise,overlap.compute_sensitivity,compute.gemm.fp8,host.step,"
      "compute.rank_spread,compute.fp8_rowwise"],
-    [*TORCH, "--gpu-class", "B200,MI300", "--numbers",
+    [*TORCH, "--gpu-class", "B200", "--numbers",
      "compute.gemm.bf16,compute.elementwise,compute.attention_forward,compute.attention_backward,"
      "compute.reduction,overlap.compute_sensitivity,compute.gemm.fp8,host.step"],
+    [*TORCH, "--gpu-class", "MI300", "--numbers", "compute.attention_backward,compute.gemm.fp8,compute.fp8_rowwise"],
     ["--source", "fmsaccel", "--numbers", FEW],
     ["--source", "internevo", "--numbers", FEW],
 ]

@@ -151,8 +151,9 @@ class KernelsTable(unittest.TestCase):
 
     def test_the_page_has_the_table(self):
         page = kernels.PAGE.read_text(encoding="utf-8")
-        self.assertEqual(kernels.current(page), page, "run scripts/kernels_table.py")
-        self.assertNotEqual(kernels.current(page.replace("| attention | 24 |", "| attention | 25 |")), page.replace("| attention | 24 |", "| attention | 25 |"))
+        self.assertTrue(kernels.current(page) == page, "run scripts/kernels_table.py")
+        without = page.replace(kernels.line(kernels.read()[0]), "")
+        self.assertTrue(without != page and kernels.current(without) == page)
 
     def test_a_line(self):
         row = dict(chip="A", library="L", op="norm", rows="3", mean_before="0.2", bias_before="-0.1", mean="0.05", bias="0.014", goal="0.12")
@@ -194,7 +195,7 @@ class LeftOutFolder(unittest.TestCase):
     def test_recipes_write_what_their_flags_say(self):
         mi = {"fit": {"gpu": "mi300x"}, "compute": {"a": {"source": "shardwright fit runs.csv --source torchtitan,torchao,ibmfsdp,torchtune"}}}
         of_it = [study.is_of(mi, recipe) for recipe in study.recipes()]
-        self.assertEqual(of_it, [False, False, True, False, False])
+        self.assertEqual(of_it, [False, False, False, True, False, False])
         for text, seconds in ((0.3, 0.3), ("9.7 us", 9.7e-6), ("5 ms", 5e-3)):
             self.assertAlmostEqual(study.seconds(text), seconds)
 
