@@ -165,6 +165,23 @@ class KernelsTable(unittest.TestCase):
         self.assertAlmostEqual(left_out.kernel_rows()[0][3], 0.089)
 
 
+class NewRuns(unittest.TestCase):
+
+    def test_deviations_of_a_balanced_table(self):
+        # Two sources of two rows: variances within 0.5 and 0.5, means 2 and -1: (4 + 1) / 2 less half of 0.5.
+        rows = [("a", "p", 1.5), ("a", "p", 2.5), ("b", "p", -0.5), ("b", "p", -1.5)]
+        of_sources, of_shapes = study.new_run_spread(rows)
+        self.assertAlmostEqual(of_shapes ** 2, 0.5)
+        self.assertAlmostEqual(of_sources ** 2, 2.25)
+
+    def test_no_difference_between_sources_is_none(self):
+        self.assertEqual(study.new_run_spread([("a", "p", 1), ("a", "p", -1)])[0], 0)
+
+    def test_a_band_does_not_know_the_source_that_it_is_for(self):
+        rows = [("a", "p", 0.1), ("a", "p", -0.1), ("b", "p", 9), ("b", "p", -9)]
+        self.assertAlmostEqual(study.band_of_others(rows, "b"), 1.2816 * 0.02 ** 0.5)
+
+
 class LeftOutFolder(unittest.TestCase):
 
     def setUp(self):
