@@ -186,10 +186,10 @@ def sections(program, validation, nccl, main):
     first = next(line["commit"] for line in log)
     return f"""## What was left out
 
-By `scripts/left_out.py`, which says how, and logs to bench/left_out.csv. "Before" are the profiles of commit {first}, by the same protocol. Nothing was chosen by these rows;
-one variant of one number was tried in between (Triton's attention, docs/cost_model.md). Bands hold 90 % as printed by `plan`; here they are narrowed as a normal distribution's are, to 80 %.
+By `scripts/left_out.py`, which says how, and logs to bench/left_out.csv. "Before" are the profiles of commit {first}, by the same protocol. Nothing was chosen by these rows
+but what one row moves (two models, by the last table); one variant of one number was tried in between (Triton's attention, docs/cost_model.md). Bands hold 90 % as printed by `plan`; here they are narrowed as a normal distribution's are, to 80 %.
 
-**A source.** All rows: {goal_lines(log, "source")}. MI300X and B200 are known from one source only: without it a chip is left out; the last line is without them.
+**A source.** All rows: {goal_lines(log, "source")}. MI300X's and B200's steps are known from one source only: without it there are single kernels of these chips; the last line is without them.
 
 {before_and_now(log, "source")}
 Bands of sources left out (docs/cost_model.md, "Bands"; goal: 75 to 85 % of each source's rows in the 80 % band). The program's two deviations are those of all sources; in the last columns
@@ -206,7 +206,7 @@ they are those of the other sources, so that the band knows nothing of the rows 
 By the generic profile, which was written with a view to all chips and so is no strict test; it is what ships. Mean {percent(first_and_last(log, "gpu, generic")["all"][1]["mean"])}, {percent(band_of(log, "gpu, generic"))} in the band:
 
 {before_and_now(log, "gpu, generic")}
-Medians became worse for A100 as its Triton attention now comes from H100, which reaches half of the fraction. Fractions of the peak do not carry over: chips with a higher peak reach less of it (power, and kernels made for older instructions), and MI300X's and the limited B200's runs took twice as long as kernels say.
+Medians became worse for A100 as its Triton attention now comes from H100, which reaches half of the fraction. Fractions of the peak do not carry over: chips with a higher peak reach less of it (power, and kernels made for older instructions), MI300X's library of attention reaches a fifth of what others do backward, and the limited B200's runs took twice as long as kernels say.
 
 **All rows of a source but one.** Each row alone corrects the profile that a source without own profile starts from (`calibrate ROW.csv`); errors of the other rows that start from the same profile, over all choices of the row.
 At least half of the error goes in {halved} of {sources} sources (goal: all).
