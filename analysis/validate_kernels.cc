@@ -78,6 +78,10 @@ DType DTypeOf(const KernelRow& row) {
   throw CannotPrice{"dtype " + row.dtype};
 }
 
+bool IsComposableKernel(const std::string& stack) {
+  return stack == "ck" || stack == "composable-kernel" || stack.starts_with("aiter");
+}
+
 // The kernels of a library: PyTorch's with RMS norms written out, as models have them, those of
 // Liger, or PyTorch's.
 KernelSetOptions KernelSetOf(const KernelRow& row) {
@@ -92,7 +96,7 @@ KernelSetOptions KernelSetOf(const KernelRow& row) {
   set.shifted_logits = false;  // the loss itself, not what Transformers does around it
   set.attention = row.stack == "cudnn"               ? AttentionImpl::kCudnn
                   : row.stack == "flash-attention-3" ? AttentionImpl::kFlash3
-                  : row.stack == "ck"                ? AttentionImpl::kCk
+                  : IsComposableKernel(row.stack)    ? AttentionImpl::kCk
                                                      : set.attention;
   return set;
 }
