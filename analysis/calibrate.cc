@@ -131,6 +131,7 @@ std::vector<Field> KernelFields(ComputeProfile& compute, AttentionImpl library) 
   const std::string prefix = &attention == &compute.cudnn_attention    ? "compute.cudnn_"
                              : &attention == &compute.flash3_attention ? "compute.flash3_"
                              : &attention == &compute.triton_attention ? "compute.triton_"
+                             : &attention == &compute.ck_attention     ? "compute.ck_"
                                                                        : "compute.";
   std::vector<Field> fields(kKernelFields);
   for (std::size_t i = 0; i < kMathTypeCount; ++i) {

@@ -18,9 +18,6 @@
 namespace shardwright {
 namespace {
 
-// Of a normal distribution: half-width of the 90 % band over the standard deviation.
-constexpr double kBandPerDeviation = 1.6449;
-
 struct StepRow {
   std::string id;
   double measured_s = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <optional>
 #include <vector>
@@ -80,16 +81,20 @@ std::string TextOf(const PlanFile& file, const Known& known) {
 // 1.6449 / sqrt(2 / pi).
 constexpr double kBandPerMeanError = 2.0616;
 
-double LeastBand(const PlanFile& file, const Known& known) {
+bool IsOfNoGpu(const Profile& profile) {
+  return profile.architecture.empty();
+}
+
+// What was seen of such runs; the user's own profiles have no runs.
+double LeastBand(const PlanFile& file, const Known& known, std::string_view source) {
   if (known.is_own) {
     return 0;
   }
-  if (!known.on_this_gpu) {
-    return kUnknownBand;
+  if (known.on_this_gpu && known.fit->Knows(source) && known.fit->RunCount(file.kernels.name) > 0) {
+    return kBandPerMeanError * known.fit->left_out_error;
   }
-  const double of_new_models = kBandPerMeanError * known.fit->left_out_error;
-  return known.fit->RunCount(file.kernels.name) > 0 ? of_new_models
-                                                    : std::max(of_new_models, kUnknownStackBand);
+  const double chip = IsOfNoGpu(file.profile) ? kNewRunSpread.chip : 0;
+  return kBandPerDeviation * std::hypot(kNewRunSpread.source, kNewRunSpread.shape, chip);
 }
 
 }  // namespace
@@ -98,9 +103,9 @@ std::string ConfidenceText(const PlanFile& file) {
   return TextOf(file, KnownOf(file));
 }
 
-Confidence ConfidenceOf(const PlanFile& file) {
+Confidence ConfidenceOf(const PlanFile& file, std::string_view source) {
   const Known known = KnownOf(file);
-  return {TextOf(file, known), std::max(StepTimeBand(file), LeastBand(file, known))};
+  return {TextOf(file, known), std::max(StepTimeBand(file), LeastBand(file, known, source))};
 }
 
 }  // namespace shardwright

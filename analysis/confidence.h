@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "schedule/plan_file.h"
 
@@ -10,20 +11,31 @@ namespace shardwright {
 struct Confidence {
   // Which profile it is and what it was fitted to, in one line.
   std::string text;
-  // Relative half-width of the 90 % band of the step time: StepTimeBand, which knows how the
-  // profile's numbers spread, but no less than what new jobs have shown: the error on models that
-  // were left out of the fit; kUnknownStackBand where no run has the kernel set; kUnknownBand where
-  // no run on the GPU is behind the profile.
+  // Relative half-width of the 90 % band of the step time.
   double band = 0;
 };
 
-// Holds 20 of the 22 published runs of stacks to which nothing was fitted (the validation set of
-// bench/protocol.json, 2026-11-26).
-inline constexpr double kUnknownStackBand = 0.13;
-inline constexpr double kUnknownBand = 0.25;
+// What the step of a run that no fit has seen differs from its prediction, in logarithms: one draw
+// for all runs of one source on one GPU (its host, network, software, extra work), one for each
+// run's shape, and on a GPU of which nothing was ever measured one for the chip. Standard
+// deviations, estimated from the rows of each source while it was left out of all fits, groups of
+// one source on one GPU counting alike, and from each chip by the profile of no GPU in particular
+// (scripts/left_out.py, docs/cost_model.md, "Bands").
+struct NewRunSpread {
+  double source = 0.0515;
+  double shape = 0.0775;
+  double chip = 0.58;
+};
+inline constexpr NewRunSpread kNewRunSpread;
+// Of a normal distribution: half-width of the 90 % band over the standard deviation.
+inline constexpr double kBandPerDeviation = 1.6449;
 
-// Costs what StepTimeBand does, and throws as it does.
-[[nodiscard]] Confidence ConfidenceOf(const PlanFile& file);
+// Of a run of `source` (MeasuredRun::Source; a user's own is none that fits know): StepTimeBand,
+// which knows how the profile's numbers spread, but of shipped profiles no less than what was seen.
+// For a source and stack that the profile was fitted to that is what its other models were off
+// while they were left out; for all others kNewRunSpread. Costs what StepTimeBand does, and throws
+// as it does.
+[[nodiscard]] Confidence ConfidenceOf(const PlanFile& file, std::string_view source = {});
 // The text alone, which costs nothing.
 [[nodiscard]] std::string ConfidenceText(const PlanFile& file);
 

@@ -158,6 +158,7 @@ void AddStacks(const FitGroup& group, const Linear& best, double spread, double 
     stack.left_out_error = left_out_error;
     std::vector<double> errors;
     for (std::size_t i = 0; i < group.rows.size(); ++i) {
+      stack.sources.insert(group.rows[i].run->Source());
       if (group.rows[i].stack == s) {
         errors.push_back(std::expm1(best.errors[i]));
         ++stack.rows_of[group.rows[i].kernel_set];

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,7 @@ struct FittedStack {
   std::string base;        // the profile whose numbers it started from
   std::size_t rows = 0;
   std::map<std::string, std::size_t> rows_of;  // by kernel set
+  std::set<std::string> sources;               // of all rows of its group
   std::vector<FittedNumber> numbers;
   ErrorStatistics errors;  // of its own rows, fitted
   // Relative half-width that all fitted numbers get: with it nine tenths of the errors of models

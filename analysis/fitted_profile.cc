@@ -74,6 +74,7 @@ std::string FittedProfileJson(const FittedStack& stack, const std::string& sourc
   if (stack.spread > 0) {  // models were left out
     root["fit"]["gpu"] = stack.gpu;
     root["fit"]["runs"] = stack.rows_of;
+    root["fit"]["sources"] = stack.sources;
     root["fit"]["left_out_error"] = ToThreeDigits(stack.left_out_error);
   }
   for (const FittedNumber& number : stack.numbers) {

@@ -74,7 +74,7 @@ ValidatedRow PredictRow(const MeasuredRun& run, const ValidateOptions& options) 
   row.has_step_time = row.measured_step_time_s > 0;
   if (row.has_step_time) {
     row.step_time_error = row.prediction.step_time.value / row.measured_step_time_s - 1;
-    row.band = options.bands ? ConfidenceOf(mapped.plan).band : 0;
+    row.band = options.bands ? ConfidenceOf(mapped.plan, run.Source()).band : 0;
   }
   row.has_memory = run.memory_kind != MeasuredMemory::kNone;
   row.predicted_memory_gib = ToGibi(PredictedMemory(row.prediction, run.memory_kind));

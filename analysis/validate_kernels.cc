@@ -71,7 +71,14 @@ DType DTypeOf(const KernelRow& row) {
   if (row.dtype == "fp32") {
     return DType::kFp32;
   }
+  if (row.dtype == "fp8" && row.op == "gemm") {
+    return DType::kFp8;
+  }
   throw CannotPrice{"dtype " + row.dtype};
+}
+
+bool IsComposableKernel(const std::string& stack) {
+  return stack == "ck" || stack == "composable-kernel" || stack.starts_with("aiter");
 }
 
 // The kernels of a library: PyTorch's with RMS norms written out, as models have them, those of
@@ -88,6 +95,7 @@ KernelSetOptions KernelSetOf(const KernelRow& row) {
   set.shifted_logits = false;  // the loss itself, not what Transformers does around it
   set.attention = row.stack == "cudnn"               ? AttentionImpl::kCudnn
                   : row.stack == "flash-attention-3" ? AttentionImpl::kFlash3
+                  : IsComposableKernel(row.stack)    ? AttentionImpl::kCk
                                                      : set.attention;
   return set;
 }
@@ -200,8 +208,12 @@ std::vector<Kernel> KernelsOf(const KernelRow& row) {
     return Product(row, KernelClass::kGemm, std::max<std::int64_t>(row.batch, 1));
   }
   if (row.op == "grouped_gemm") {
-    return row.direction == "bwd_grad_w" ? GroupedWeightGradient(row)
-                                         : Product(row, KernelClass::kGroupedGemm, row.groups);
+    std::vector<Kernel> kernels = row.direction == "bwd_grad_w"
+                                      ? GroupedWeightGradient(row)
+                                      : Product(row, KernelClass::kGroupedGemm, row.groups);
+    // multi_stream_cublas_gemm: one product of cuBLAS after the other, on four streams.
+    kernels[0].calls = row.stack == "transformer-engine" ? row.groups : 0;
+    return kernels;
   }
   const bool forward = row.direction == "forward" || row.direction == "both";
   const bool backward = row.direction == "backward" || row.direction == "both";

@@ -28,9 +28,9 @@ constexpr std::array<FlagRow, 56> kPlanOptionFlags = {{
     {"--gpus", "N", "GPUs in use of each node"},
     {"--kernel-set", "NAME",
      "software stack (default torch-eager, on host ranks shardwright-host)"},
-    {"--attention", "flash|materialized|cudnn|flash3|triton",
+    {"--attention", "flash|materialized|cudnn|flash3|triton|ck",
      "attention's kernels: the framework's fused ones, none that are fused, or those of cuDNN, "
-     "FlashAttention-3 or Triton (default: the stack's)"},
+     "FlashAttention-3, Triton or AMD's Composable Kernel (default: the stack's)"},
     {"--loss-chunks", "N",
      "head and loss run in N chunks of rows, as Liger's 16, and no whole logits exist (default: "
      "the "

@@ -35,8 +35,17 @@ enum class KernelClass : std::uint8_t {
 
 // kFlash is the library that the framework calls by itself, FlashAttention-2 in PyTorch.
 // kOwn: the executor's own CUDA kernels, which run what cuDNN does not take; no choice of a user.
-enum class AttentionImpl : std::uint8_t { kFlash, kMaterialized, kCudnn, kFlash3, kTriton, kOwn };
-inline constexpr std::size_t kAttentionImplCount = 6;
+// kCk: AMD's Composable Kernel, which PyTorch calls if it is told to; kFlash is AOTriton there.
+enum class AttentionImpl : std::uint8_t {
+  kFlash,
+  kMaterialized,
+  kCudnn,
+  kFlash3,
+  kTriton,
+  kCk,
+  kOwn
+};
+inline constexpr std::size_t kAttentionImplCount = 7;
 [[nodiscard]] constexpr bool IsFused(AttentionImpl attention) {
   return attention != AttentionImpl::kMaterialized;
 }
@@ -60,6 +69,8 @@ struct Kernel {
   Bytes reread{0};
   // Loads of which each waits for the one before, because one block does all: nothing hides them.
   std::int64_t waits = 0;
+  // kGroupedGemm: products that the host asks for one by one; 0: one kernel for all.
+  std::int64_t calls = 0;
 
   bool operator==(const Kernel&) const = default;
 };

@@ -33,8 +33,8 @@ inline constexpr std::array<std::string_view, 3> kGradientReductionNames = {"def
                                                                             "reduce_scatter"};
 inline constexpr std::array<std::string_view, 3> kOverlapNames = {"default", "on", "off"};
 inline constexpr std::array<std::string_view, 3> kFp8Names = {"none", "per_tensor", "per_row"};
-inline constexpr std::array<std::string_view, 5> kAttentionNames = {"flash", "materialized",
-                                                                    "cudnn", "flash3", "triton"};
+inline constexpr std::array<std::string_view, 6> kAttentionNames = {
+    "flash", "materialized", "cudnn", "flash3", "triton", "ck"};
 inline constexpr std::array<std::string_view, 2> kMoeDispatchNames = {"dense", "grouped"};
 // Dtypes that parameters, compute and reductions can have: the first values of DType.
 inline constexpr std::array<std::string_view, 3> kTrainingDTypeNames = {"fp32", "bf16", "fp16"};

@@ -1,11 +1,12 @@
 """What predictions are worth where something was left out: a source, a size, a GPU type, all rows of a source but one.
 
-    python3 scripts/left_out.py PROGRAM [source|size|gpu|row ...] [--profiles FOLDER --commit NAME]
+    python3 scripts/left_out.py PROGRAM [source|size|gpu|row ...] [--profiles FOLDER --commit NAME] [--rows FILE]
 
 Without words: all four. Prints a table and adds its lines to bench/left_out.csv, from which scripts/accuracy.py writes its section.
 
   source  Every source in turn: profiles fitted to it alone are taken away, those fitted to several are fitted again without it
-          (scripts/fit_profiles.sh), and its rows are predicted by what the program then chooses.
+          (scripts/fit_profiles.sh), and its rows are predicted by what the program then chooses. "source, band of others": the band that
+          rows of the other sources make (new_run_spread; the program's own constants are those of all sources), which knows nothing of this one.
   size    A model of a source that has others, by `fit --leave-out size`; llm-foundry's rows are those of bench/accuracy.md, section 1, whose
           groups have no other source (its fits take an hour).
   gpu     Every chip in turn: all profiles of it are taken away, the ones from single kernels too, and the generic one's numbers are those of
@@ -21,6 +22,7 @@ import concurrent.futures
 import csv
 import datetime
 import json
+import math
 import pathlib
 import shutil
 import statistics
@@ -40,7 +42,8 @@ CHIPS = {"A100": ("ampere", "a100-40", "a100-80"), "H100": ("hopper", "h100-80",
 # One profile that stands for a chip where another is predicted from it.
 STAND_IN = {"A100": "a100-80-torch", "H100": "h100-80-torch", "B200": "b200-torch-eager", "MI300X": "mi300x-torch", "V100": "v100-torch-eager"}
 # Of a normal distribution: the half-width that holds 80 % over the one that holds 90 %.
-EIGHTY_OF_NINETY = 1.2816 / 1.6449
+EIGHTY = 1.2816
+EIGHTY_OF_NINETY = EIGHTY / 1.6449
 
 
 def run_json(program, *arguments):
@@ -131,7 +134,7 @@ def without_source(program, profiles, path, source):
         next_to = [name for name in made if name in fitted]
         redirect(folder, gone, next_to)
         for name in next_to:
-            folder.write(name, with_spreads(made[name], before[name]))
+            folder.write(name, with_spreads(made[name], before[name], source))
     return folder
 
 
@@ -158,14 +161,15 @@ def redirect(folder, gone, made):
     folder.remove(gone)
 
 
-def with_spreads(made, shipped):
-    """What a fit without cross-validation leaves open: how uncertain the numbers are. Those of the shipped profile."""
+def with_spreads(made, shipped, source):
+    """What a fit without cross-validation leaves open: how uncertain the numbers are. Those of the shipped profile, which knew the source."""
     spread = max(number["spread"] for section in ("compute", "overlap", "host") for number in flat(shipped.get(section, {})) if number.get("kind") == "fitted" and "shardwright fit" in number["source"])
     for section in ("compute", "overlap", "host"):
         for number in flat(made.get(section, {})):
             if number["source"].startswith("shardwright fit"):
                 number["spread"] = spread
-    return {**made, "fit": shipped["fit"]}
+    others = [name for name in shipped["fit"]["sources"] if name != source]
+    return {**made, "fit": {**shipped["fit"], "sources": others}}
 
 
 def flat(section):
@@ -206,6 +210,7 @@ class Study:
         self.rows = {row["id"]: row for row in read_rows()}
         self.today = predicted(run_json(program, "validate", RUNS, "--profiles", profiles))
         self.folders = {}
+        self.left_out_rows = []  # of "source"
 
     def without(self, source):
         """Rows of a source by profiles that do not know it, and their folder."""
@@ -222,12 +227,19 @@ class Study:
 
     def source(self):
         rows = {source: list(self.without(source)[0].values()) for source in self.sources()}
+        self.left_out_rows = [{"id": row["id"], "source": source, "profile": row["profile"], "predicted": row["predicted"],
+                               "measured": row["measured"], "band": row["band"]} for source, of_it in rows.items() for row in of_it]
         errors = {source: [row["error"] for row in of_it] for source, of_it in rows.items()}
         bands = {source: [eighty(row) for row in of_it] for source, of_it in rows.items()}
         # What is left where no other source has the chip is a chip left out.
         shared = [row for of_it in rows.values() for row in of_it if self.is_shared(row["id"])]
+        logarithms = [(source, row["profile"], math.log(row["measured"] / row["predicted"]))
+                      for source, of_it in rows.items() for row in of_it if self.rows[row["id"]]["gpu"] not in LIMITED]
+        of_others = {source: [(eighty(row)[0], band_of_others(logarithms, source)) for row in of_it] for source, of_it in rows.items()}
+        print("deviations between sources and of shapes: %.4f %.4f" % new_run_spread(logarithms))
         return (lines_of(self.commit, "source", errors, bands)
-                + [line(self.commit, "source", "chips of several sources", [row["error"] for row in shared], [eighty(row) for row in shared])])
+                + [line(self.commit, "source", "chips of several sources", [row["error"] for row in shared], [eighty(row) for row in shared])]
+                + lines_of(self.commit, "source, band of others", errors, of_others))
 
     def is_shared(self, row_id):
         chip = self.chip_of(row_id)
@@ -331,6 +343,26 @@ class Study:
         return lines
 
 
+# Cards with a power limit that their source does not state: what they differ by is that limit.
+LIMITED = {"B200-180GB (power limited)"}
+
+
+def new_run_spread(rows):
+    """(deviation between sources, deviation of shapes) of log(measured / predicted): one-way analysis of variance with random effects, groups
+    of one source on one GPU (by the profile that they start from) counting alike. `rows`: (source, profile, logarithm)."""
+    groups = {}
+    for source, profile, error in rows:
+        groups.setdefault((source, profile), []).append(error)
+    of_shapes = statistics.mean(statistics.variance(errors) for errors in groups.values() if len(errors) > 1)
+    of_sources = statistics.mean(statistics.mean(errors) ** 2 - of_shapes / len(errors) for errors in groups.values())
+    return math.sqrt(max(of_sources, 0)), math.sqrt(of_shapes)
+
+
+def band_of_others(rows, source):
+    """Half-width of the 80 % band that the rows of all other sources make."""
+    return EIGHTY * math.hypot(*new_run_spread([row for row in rows if row[0] != source]))
+
+
 def eighty(row):
     """An error and the half-width of its 80 % band, relative to what was measured."""
     return row["measured"] / row["predicted"] - 1, EIGHTY_OF_NINETY * row["band"]
@@ -364,6 +396,7 @@ def main():
     parser.add_argument("--profiles", default=str(ROOT / "topologies/profiles"))
     parser.add_argument("--commit", help="of these profiles (default: HEAD)")
     parser.add_argument("--no-log", action="store_true")
+    parser.add_argument("--rows", help="writes each row of \"source\" with its prediction and 90 %% band, as CSV")
     arguments = parser.parse_args()
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
     with tempfile.TemporaryDirectory() as scratch:
@@ -374,6 +407,8 @@ def main():
                 print("  ".join(f"{row[key]:>12}" for key in COLUMNS[1:]), flush=True)
             if not arguments.no_log:
                 log(lines)
+        if arguments.rows and study.left_out_rows:
+            write_rows(arguments.rows, study.left_out_rows)
 
 
 if __name__ == "__main__":

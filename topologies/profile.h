@@ -29,6 +29,9 @@ struct AttentionProfile {
   // What a tile of queries costs beside its keys, in keys. 0: unknown, and the fractions above are
   // those of every shape.
   Number<double> start;
+  // How many times longer backward takes with more than 128 features per head, whose tiles do not
+  // fit into a multiprocessor as those of 128 do; 0: not longer. Optional in files.
+  Number<double> wide;
 
   bool operator==(const AttentionProfile&) const = default;
 };
@@ -47,6 +50,9 @@ struct ComputeProfile {
   // Of grouped products, whose operands and results are many per operation: the part of the shorter
   // of multiplying and moving bytes that hides behind the longer. Optional in files.
   Number<double> grouped_overlap{1, {}, 0};
+  // Time per product of the host, where a library asks for grouped products one by one
+  // (Transformer Engine). Optional in files.
+  Number<Seconds> grouped_call;
   // Time a matrix product loses to filling and draining the GPU: t = flops / (gemm * peak) +
   // gemm_ramp.
   Number<Seconds> gemm_ramp;
@@ -55,6 +61,7 @@ struct ComputeProfile {
   AttentionProfile cudnn_attention;
   AttentionProfile flash3_attention;  // FlashAttention-3
   AttentionProfile triton_attention;  // Triton's of 2023: two fractions for all shapes
+  AttentionProfile ck_attention;      // AMD's Composable Kernel
   AttentionProfile own_attention;     // the executor's own CUDA kernels, with heads of 128 features
   // Fractions of the memory bandwidth: bytes read and written / time.
   Number<double> elementwise;
@@ -78,6 +85,9 @@ struct ComputeProfile {
   // a core does not: t = flops / (gemm * peak) + bytes / (gemm_operands * bandwidth) + gemm_ramp.
   // 0: it does, and the longer of the two counts. Optional in files.
   Number<double> gemm_operands;
+  // Of matrix products whose bytes take longer than their operations (few rows, columns or depth);
+  // 0: as `elementwise`. Optional in files.
+  Number<double> gemm_memory;
   // Idle time of a stream between two kernels that are both ready.
   Number<Seconds> kernel_gap;
   // Standard deviation of the speed of GPUs of one type, relative to the mean: clocks differ with

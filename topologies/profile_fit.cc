@@ -12,7 +12,7 @@ namespace shardwright {
 namespace internal {
 
 ProfileFit ReadProfileFit(const JsonValue& value) {
-  value.AllowOnly({"gpu", "runs", "left_out_error"});
+  value.AllowOnly({"gpu", "runs", "sources", "left_out_error"});
   ProfileFit fit;
   fit.gpu = value.At("gpu").AsString();
   const JsonValue runs = value.At("runs");
@@ -21,6 +21,11 @@ ProfileFit ReadProfileFit(const JsonValue& value) {
   }
   if (fit.runs.empty()) {
     throw runs.Error("the number of runs by kernel set");
+  }
+  if (const auto sources = value.Find("sources")) {
+    for (std::size_t i = 0; i < sources->size(); ++i) {
+      fit.sources.push_back((*sources)[i].AsString());
+    }
   }
   const JsonValue error = value.At("left_out_error");
   fit.left_out_error = error.AsDouble();
@@ -31,6 +36,10 @@ ProfileFit ReadProfileFit(const JsonValue& value) {
 }
 
 }  // namespace internal
+
+bool ProfileFit::Knows(std::string_view source) const {
+  return std::find(sources.begin(), sources.end(), source) != sources.end();
+}
 
 std::int64_t ProfileFit::RunCount() const {
   std::int64_t count = 0;

@@ -86,6 +86,9 @@ void VisitComputeExtras(Part& part, Visit visit) {
   visit("flash3_attention_softmax", part.flash3_attention.softmax);
   visit("triton_attention_forward", part.triton_attention.forward);
   visit("triton_attention_backward", part.triton_attention.backward);
+  visit("ck_attention_forward", part.ck_attention.forward);
+  visit("ck_attention_backward", part.ck_attention.backward);
+  visit("ck_attention_softmax", part.ck_attention.softmax);
   visit("own_attention_forward", part.own_attention.forward);
   visit("own_attention_backward", part.own_attention.backward);
   visit("rank_spread", part.rank_spread);
@@ -94,18 +97,22 @@ void VisitComputeExtras(Part& part, Visit visit) {
   visit("grad_clip", part.grad_clip);
   visit("copies", part.copies);
   visit("gemm_operands", part.gemm_operands);
+  visit("gemm_memory", part.gemm_memory);
   visit("rows", part.rows);
   visit("gather", part.gather);
   visit("load", part.load);
   visit("grouped_overlap", part.grouped_overlap);
+  visit("grouped_call", part.grouped_call);
 }
-// In keys.
+// In keys, and what is above 1.
 template <class Part, class Visit>
 void VisitComputeCounts(Part& part, Visit visit) {
   visit("attention_start", part.attention.start);
   visit("attention_group", part.attention.group);
+  visit("attention_wide", part.attention.wide);
   visit("cudnn_attention_start", part.cudnn_attention.start);
   visit("flash3_attention_start", part.flash3_attention.start);
+  visit("ck_attention_start", part.ck_attention.start);
 }
 template <class Part, class Visit>
 void VisitHostExtras(Part& part, Visit visit) {
@@ -191,6 +198,7 @@ void ReadCompute(const JsonValue& section, bool has_base, ComputeProfile& out) {
   for (const auto& [name, library] : {std::pair("cudnn_attention", &out.cudnn_attention),
                                       std::pair("flash3_attention", &out.flash3_attention),
                                       std::pair("triton_attention", &out.triton_attention),
+                                      std::pair("ck_attention", &out.ck_attention),
                                       std::pair("own_attention", &out.own_attention)}) {
     if ((library->forward.value > 0) != (library->backward.value > 0)) {
       throw section.Error("both " + std::string(name) + "_forward and " + name +

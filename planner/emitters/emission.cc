@@ -324,6 +324,9 @@ void AddKernelDuties(const PlanFile& file, Emission& emission) {
     emission.by_hand.emplace_back(
         "make attention call FlashAttention-3 (transformers: "
         "attn_implementation=\"flash_attention_3\")");
+  } else if (file.kernels.attention == AttentionImpl::kCk) {
+    emission.by_hand.emplace_back(
+        "call torch.backends.cuda.preferred_rocm_fa_library(\"ck\") before the model runs");
   }
   if (file.kernels.fp8 != Fp8Products::kNone) {
     const bool by_row = file.kernels.fp8 == Fp8Products::kPerRow;

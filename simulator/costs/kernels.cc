@@ -89,6 +89,7 @@ const AttentionProfile& AttentionOf(const ComputeProfile& profile, AttentionImpl
   const AttentionProfile& own = attention == AttentionImpl::kCudnn    ? profile.cudnn_attention
                                 : attention == AttentionImpl::kFlash3 ? profile.flash3_attention
                                 : attention == AttentionImpl::kTriton ? profile.triton_attention
+                                : attention == AttentionImpl::kCk     ? profile.ck_attention
                                 : attention == AttentionImpl::kOwn    ? profile.own_attention
                                                                       : profile.attention;
   return own.forward.value > 0 ? own : profile.attention;
@@ -160,6 +161,7 @@ KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, s
       rates.attention[library].softmax = attention.softmax.value;
       rates.attention[library].start = attention.start.value;
       rates.attention[library].group = attention.group.value;
+      rates.attention[library].wide = attention.wide.value;
     }
   }
   rates.fp8_rowwise = profile.fp8_rowwise.value > 0 ? profile.fp8_rowwise.value : 1;
@@ -176,6 +178,8 @@ KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, s
   rates.rows = profile.rows.value > 0 ? memory * profile.rows.value : rates.elementwise;
   rates.gather = profile.gather.value > 0 ? memory * profile.gather.value : rates.elementwise;
   rates.operands = memory * profile.gemm_operands.value;
+  rates.gemm_memory =
+      profile.gemm_memory.value > 0 ? memory * profile.gemm_memory.value : rates.elementwise;
   rates.streaming = std::max(rates.elementwise, rates.copies);
   rates.gemm_ramp = profile.gemm_ramp.value;
   rates.floor = profile.kernel_floor.value;
@@ -183,6 +187,7 @@ KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, s
   rates.qr_column = profile.qr_column.value;
   rates.load = profile.load.value;
   rates.grouped_overlap = profile.grouped_overlap.value;
+  rates.grouped_call = profile.grouped_call.value;
   rates.cache = gpu.l2.value;
   rates.sm_count = std::max<std::int64_t>(gpu.sm_count.value, 1);
   return rates;
@@ -191,7 +196,8 @@ KernelRates FindKernelRates(const GpuSpec& gpu, const ComputeProfile& profile, s
 namespace {
 
 // Products of many weights: their operands are brought while others are multiplied, but not all.
-Seconds GroupedTime(const Kernel& kernel, const KernelRates& rates, Seconds streaming) {
+Seconds GroupedTime(const Kernel& kernel, const KernelRates& rates) {
+  const Seconds streaming = (kernel.read + kernel.written) / rates.gemm_memory;
   const auto& of_peak = kernel.is_own ? rates.own_grouped : rates.gemm;
   const Seconds multiplying =
       kernel.flops / RateOf(of_peak, kernel.dtype) * PaddingOverhead(kernel.m, kernel.n);
@@ -212,14 +218,15 @@ Seconds KernelTime(const Kernel& kernel, const KernelRates& rates) {
     case KernelClass::kConv: {
       const double overhead = TileOverhead(kernel.batch, kernel.m, kernel.n, rates.sm_count);
       if (kernel.kind == KernelClass::kGroupedGemm && rates.sm_count > 1) {
-        time = GroupedTime(kernel, rates, streaming) + rates.gemm_ramp;
+        time = std::max(GroupedTime(kernel, rates) + rates.gemm_ramp,
+                        rates.grouped_call * static_cast<double>(kernel.calls));
         break;
       }
       const double share = kernel.scaled_by_row ? rates.fp8_rowwise : 1;
       const Seconds multiplying =
           kernel.flops / RateOf(rates.gemm, kernel.dtype) * overhead / share;
       time = rates.operands.value > 0 ? multiplying + bytes / rates.operands
-                                      : std::max(multiplying, streaming);
+                                      : std::max(multiplying, bytes / rates.gemm_memory);
       time += rates.gemm_ramp;
       break;
     }
@@ -228,8 +235,12 @@ Seconds KernelTime(const Kernel& kernel, const KernelRates& rates) {
       const AttentionRates& attention = rates.attention[static_cast<std::size_t>(kernel.attention)];
       const auto& at =
           kernel.kind == KernelClass::kAttentionForward ? attention.forward : attention.backward;
+      constexpr std::int64_t kUsualHead = 128;
+      const bool is_wide = attention.wide > 0 && kernel.k > kUsualHead &&
+                           kernel.kind == KernelClass::kAttentionBackward;
       const double overhead = AttentionOverhead(kernel, attention.softmax, attention.start,
-                                                rates.sm_count, attention.group);
+                                                rates.sm_count, attention.group) *
+                              (is_wide ? attention.wide : 1);
       time = std::max(kernel.flops / RateOf(at, kernel.dtype) * overhead, streaming);
       break;
     }

@@ -20,6 +20,7 @@ struct AttentionRates {
   double softmax = 0;
   double start = 0;
   double group = 0;
+  double wide = 0;
 };
 
 // What kernels can reach on one GPU: the numbers of GpuSpec times the fractions of ComputeProfile.
@@ -35,14 +36,16 @@ struct KernelRates {
   BytesPerSecond reduction;
   BytesPerSecond optimizer;
   BytesPerSecond grad_norm, grad_clip;
-  BytesPerSecond operands;   // of matrix products; 0: brought while others are multiplied
-  BytesPerSecond streaming;  // the fastest of plain kernels
+  BytesPerSecond gemm_memory;  // of matrix products that move more than they multiply
+  BytesPerSecond operands;     // of matrix products; 0: brought while others are multiplied
+  BytesPerSecond streaming;    // the fastest of plain kernels
   Seconds gemm_ramp;
   Seconds floor;
   Seconds gap;
   Seconds qr_column;
   Seconds load;
   double grouped_overlap = 1;
+  Seconds grouped_call;
   Bytes cache{0};  // the GPU's last level; 0: not known
   std::int64_t sm_count = 1;
 };

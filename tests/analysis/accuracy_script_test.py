@@ -15,6 +15,7 @@ accuracy = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(accuracy)
 left_out = importlib.import_module("accuracy_left_out")
 study = importlib.import_module("left_out")
+kernels = importlib.import_module("kernels_table")
 
 REPORT = """| what | goal | reached |  |
 | --- | --- | --- | --- |
@@ -146,6 +147,41 @@ class LeftOutSections(unittest.TestCase):
         self.assertIn("90.0 %", svg)
 
 
+class KernelsTable(unittest.TestCase):
+
+    def test_the_page_has_the_table(self):
+        page = kernels.PAGE.read_text(encoding="utf-8")
+        self.assertTrue(kernels.current(page) == page, "run scripts/kernels_table.py")
+        without = page.replace(kernels.line(kernels.read()[0]), "")
+        self.assertTrue(without != page and kernels.current(without) == page)
+
+    def test_a_line(self):
+        row = dict(chip="A", library="L", op="norm", rows="3", mean_before="0.2", bias_before="-0.1", mean="0.05", bias="0.014", goal="0.12")
+        self.assertEqual(kernels.line(row), "| A, L | norm | 3 | 20.0 % (-10.0) | 5.0 % (+1.4) | 12 % |\n")
+        self.assertEqual(kernels.line({**row, "mean": "0.2", "bias": "-0.1", "goal": ""}), "| A, L | norm | 3 | 20.0 % (-10.0) | the same | |\n")
+
+    def test_bars_are_the_same_rows(self):
+        self.assertEqual([row[:2] for row in left_out.kernel_rows()], [(f"{r['chip']}, {r['library']}", r["op"]) for r in kernels.read()])
+        self.assertAlmostEqual(left_out.kernel_rows()[0][3], 0.089)
+
+
+class NewRuns(unittest.TestCase):
+
+    def test_deviations_of_a_balanced_table(self):
+        # Two sources of two rows: variances within 0.5 and 0.5, means 2 and -1: (4 + 1) / 2 less half of 0.5.
+        rows = [("a", "p", 1.5), ("a", "p", 2.5), ("b", "p", -0.5), ("b", "p", -1.5)]
+        of_sources, of_shapes = study.new_run_spread(rows)
+        self.assertAlmostEqual(of_shapes ** 2, 0.5)
+        self.assertAlmostEqual(of_sources ** 2, 2.25)
+
+    def test_no_difference_between_sources_is_none(self):
+        self.assertEqual(study.new_run_spread([("a", "p", 1), ("a", "p", -1)])[0], 0)
+
+    def test_a_band_does_not_know_the_source_that_it_is_for(self):
+        rows = [("a", "p", 0.1), ("a", "p", -0.1), ("b", "p", 9), ("b", "p", -9)]
+        self.assertAlmostEqual(study.band_of_others(rows, "b"), 1.2816 * 0.02 ** 0.5)
+
+
 class LeftOutFolder(unittest.TestCase):
 
     def setUp(self):
@@ -176,7 +212,7 @@ class LeftOutFolder(unittest.TestCase):
     def test_recipes_write_what_their_flags_say(self):
         mi = {"fit": {"gpu": "mi300x"}, "compute": {"a": {"source": "shardwright fit runs.csv --source torchtitan,torchao,ibmfsdp,torchtune"}}}
         of_it = [study.is_of(mi, recipe) for recipe in study.recipes()]
-        self.assertEqual(of_it, [False, False, True, False, False])
+        self.assertEqual(of_it, [False, False, False, True, False, False])
         for text, seconds in ((0.3, 0.3), ("9.7 us", 9.7e-6), ("5 ms", 5e-3)):
             self.assertAlmostEqual(study.seconds(text), seconds)
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,7 @@ TEST_CASE("FitRuns: known numbers are found again") {
   const RunFit fit = FitRuns(runs, options);
   REQUIRE(fit.stacks.size() == 1);
   CHECK(fit.stacks[0].rows == runs.size());
+  CHECK(fit.stacks[0].sources == std::set<std::string>{"llmfoundry"});
   const std::vector<FittedNumber>& numbers = fit.stacks[0].numbers;
   const double fp16 = numbers[3].start * numbers[0].value / numbers[0].start;
   // The mild pull towards what is expected costs about a percent.
@@ -210,6 +212,7 @@ TEST_CASE("FitRuns: a fitted profile reads back") {
   stack.base = "a100-torch-eager";
   stack.rows = 12;
   stack.rows_of = {{"composer-2023", 5}, {"composer-2024", 7}};
+  stack.sources = {"llmfoundry"};
   stack.spread = 0.05;
   stack.left_out_error = 0.03216;
   stack.numbers = {{"compute.gemm.bf16", 0.71234, 0.3, 0.95, 0.7, true, false},
@@ -222,6 +225,9 @@ TEST_CASE("FitRuns: a fitted profile reads back") {
       "composer-2023": 5,
       "composer-2024": 7
     },
+    "sources": [
+      "llmfoundry"
+    ],
     "left_out_error": 0.0322
   },)") != std::string::npos);
   const Profile profile = ParseProfile(text, "fitted.json");

@@ -203,6 +203,7 @@ TEST_CASE("Profiles: every fit names the GPU that its profile is for, or one wit
     CHECK(FindGpu(fit->gpu, "test").name == fit->gpu);
     CHECK(fit->RunCount() >= 3);
     CHECK(fit->left_out_error > 0);
+    CHECK_FALSE(fit->sources.empty());
     const Profile profile = LoadProfile(name);
     for (const auto& [kernel_set, runs] : fit->runs) {
       CHECK(FindKernelSet(kernel_set, "test").name == kernel_set);
@@ -215,29 +216,51 @@ TEST_CASE("Profiles: every fit names the GPU that its profile is for, or one wit
   CHECK(fitted >= 12);
 }
 
-// A plan of GPT-2 without a network, where hardly a number spreads.
-double BandOn(const std::string& gpu, const std::string& kernel_set) {
+// A plan of GPT-2 without a network.
+PlanFile OneGpu(const std::string& gpu, const std::string& kernel_set) {
   PlanFile file = TwoGpus("gpt2", kernel_set);
   file.cluster = LoadCluster(gpu + " x1");
   file.plan.shard_size = 1;
   file.job.global_batch = 1;
   file.profile = DefaultProfile(file.cluster.gpu, kernel_set);
-  const double band = ConfidenceOf(file).band;
-  CHECK(band >= StepTimeBand(file));
+  return file;
+}
+
+// The band without what the numbers' spreads make, where that is less.
+double BandOn(const std::string& gpu, const std::string& kernel_set,
+              const std::string& source = "") {
+  const PlanFile file = OneGpu(gpu, kernel_set);
+  const double band = ConfidenceOf(file, source).band;
+  CHECK(band > StepTimeBand(file) * 0.999);
   return band;
 }
 
-TEST_CASE("A band is no narrower than what new models and stacks have shown") {
+// 90 % of a normal error lie within 1.6449 standard deviations; its mean size is sqrt(2 / pi) of
+// one.
+constexpr double kDeviations = 1.6449;
+
+TEST_CASE("A band is what new sources and shapes have shown, and new models of known ones") {
   const std::optional<ProfileFit> fit = FitOf("h100-80-torch");
   REQUIRE(fit);
   REQUIRE(fit->RunCount("torch-compile") > 0);
   REQUIRE(fit->RunCount("torch-eager") == 0);
-  // 90 % of a normal error lie within 1.6449 standard deviations, its mean is sqrt(2 / pi) of one.
-  const double of_new_models = fit->left_out_error * 1.6449 / std::sqrt(2 / 3.14159265358979);
-  CHECK(BandOn("h100-80", "torch-compile") >= of_new_models * 0.999);
-  CHECK(BandOn("h100-80", "torch-eager") >= std::max(0.13, of_new_models * 0.999));
-  CHECK(BandOn("mi300x", "torch-eager") >= 0.13);
-  CHECK(BandOn("rtx-4090", "torch-eager") >= 0.25);
+  REQUIRE(fit->Knows("torchtitan"));
+  const double new_source =
+      kDeviations * std::sqrt(std::pow(kNewRunSpread.source, 2) + std::pow(kNewRunSpread.shape, 2));
+  const double new_model = kDeviations * fit->left_out_error / std::sqrt(2 / 3.14159265358979);
+  const auto near = [](double value) { return doctest::Approx(value).epsilon(1e-4); };
+  CHECK(BandOn("h100-80", "torch-compile", "torchtitan") == near(new_model));
+  CHECK(BandOn("h100-80", "torch-compile", "llmc") == near(new_source));
+  CHECK(BandOn("h100-80", "torch-compile") == near(new_source));  // the user is a new source
+  CHECK(BandOn("h100-80", "torch-eager", "torchtitan") == near(new_source));  // and so is a stack
+  CHECK(BandOn("a100-80", "composer-2024", "llmfoundry") < new_source / 2);
+  CHECK(BandOn("rtx-4090", "torch-eager") == near(new_source));
+  PlanFile own = OneGpu("h100-80", "torch-eager");
+  own.profile.compute.elementwise.value *= 0.9;
+  CHECK(ConfidenceOf(own, "torchtitan").band == StepTimeBand(own));
+  REQUIRE(DefaultProfile(FindGpu("mi250x", "test"), "torch-eager").name == "generic");
+  CHECK(BandOn("mi250x", "torch-eager") ==
+        near(std::sqrt(new_source * new_source + std::pow(kDeviations * kNewRunSpread.chip, 2))));
 }
 
 TEST_CASE("A stack that changes latencies does not make a profile one's own") {
@@ -245,7 +268,7 @@ TEST_CASE("A stack that changes latencies does not make a profile one's own") {
     if (run.id == "bigscience-016") {
       const PlanFile file = MapRun(run, "auto").plan;
       REQUIRE(LoadProfile(file.profile.name) != file.profile);
-      CHECK(ConfidenceOf(file).band >= kUnknownBand);
+      CHECK(ConfidenceOf(file).band > kDeviations * kNewRunSpread.shape);
       CHECK(ConfidenceOf(file).text.find("of your own") == std::string::npos);
       PlanFile changed = file;
       changed.profile.compute.elementwise.value *= 0.9;

@@ -131,6 +131,50 @@ TEST_CASE("ValidateKernels: a group's weight gradient is added to what is there"
         doctest::Approx(moving + multiplying * (1 - hidden) + ramp).epsilon(1e-9));
 }
 
+TEST_CASE("ValidateKernels: MI300X's attention by library, and products in fp8") {
+  const auto predicted = [](const std::string& row) {
+    const KernelReport report =
+        ValidateKernels(ParseKernelRows(kHeader + row + '\n', "k.csv"), "cdna3-torch-eager");
+    REQUIRE(report.rows.size() == 1);
+    return report.rows[0].predicted.value;
+  };
+  const auto attention = [&](const std::string& stack) {
+    return predicted("MI300X," + stack +
+                     ",attention,forward,bf16,1,,,,,,4096,4096,16,16,128,128,0,,,,1000,,,");
+  };
+  // 512 tiles that each see 4096 keys and as many more as a start costs, and a last one: on 304
+  // multiprocessors.
+  const ComputeProfile compute = LoadProfile("cdna3-torch-eager").compute;
+  const auto by_hand = [&](const AttentionProfile& library) {
+    const double schedule = (4096 + library.start.value) / 4096 * (1 + 304.0 / 512);
+    return schedule * 4.0 * 16 * 4096 * 4096 * 128 / (1307e12 * library.forward.value);
+  };
+  CHECK(attention("torch-sdpa") == doctest::Approx(by_hand(compute.attention)).epsilon(1e-6));
+  for (const char* stack : {"ck", "composable-kernel", "aiter", "aiter-0.1"}) {
+    CHECK(attention(stack) == doctest::Approx(by_hand(compute.ck_attention)).epsilon(1e-6));
+  }
+  // 0.77 GB take longer than their operations.
+  CHECK(
+      predicted("MI300X,hipblaslt,gemm,forward,fp8,1,802816,192,768,TN,,,,,,,,,,,,391,,,") ==
+      doctest::Approx((802816.0 * (768 + 192) + 192 * 768) / (5300e9 * compute.gemm_memory.value) +
+                      compute.gemm_ramp.value.value)
+          .epsilon(1e-6));
+}
+
+TEST_CASE("ValidateKernels: Transformer Engine asks for grouped products one by one") {
+  const auto predicted = [](const std::string& stack) {
+    const std::string row =
+        "B200," + stack + ",grouped_gemm,fwd,bf16,1,16,128,128,,512,,,,,,,,,,,1000,,,";
+    return ValidateKernels(ParseKernelRows(kHeader + row + '\n', "k.csv"), "b200-torch-eager")
+        .rows.at(0)
+        .predicted.value;
+  };
+  const Profile b200 = LoadProfile("b200-torch-eager");
+  CHECK(predicted("transformer-engine") ==
+        doctest::Approx(512 * b200.compute.grouped_call.value.value));
+  CHECK(predicted("cublas") < 0.01 * predicted("transformer-engine"));
+}
+
 TEST_CASE("ValidateKernels: groups, and rows that cannot be priced") {
   const std::string gemm = "H100,cublas,gemm,forward,bf16,1,4096,4096,4096,TN,,,,,,,,,,,,";
   const double predicted = PredictedSeconds(gemm + "1000,,,");

@@ -132,10 +132,12 @@ class Formats(ShardwrightTestCase):
         self.succeed("plan", "--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "2", "--seq", "128", "--attention", "cudnn", "-o", "own.json")
         duty = "run the model inside torch.nn.attention.sdpa_kernel(SDPBackend.CUDNN_ATTENTION)"
         self.assertIn(duty, self.succeed("emit", "own.json", "--to", "fsdp2", "-o", "emitted"))
+        self.succeed("plan", "--model", "gpt2", "--cluster", "nd-mi300x-v5", "--gpus", "2", "--seq", "128", "--attention", "ck", "-o", "ck.json")
+        self.assertIn("torch.backends.cuda.preferred_rocm_fa_library(\"ck\")", self.succeed("emit", "ck.json", "--to", "fsdp2", "-o", "emitted"))
         self.succeed("plan", "--model", "gpt2", "--cluster", "dgx-h100", "--gpus", "2", "--seq", "128", "-o", "usual.json")
         self.assertNotIn("sdpa_kernel", self.succeed("emit", "usual.json", "--to", "fsdp2", "-o", "emitted"))
         self.assertEqual(self.run_program("plan", "--model", "gpt2", "--cluster", "dgx-h100", "--attention", "cudn"),
-                         (2, "", "error: --attention: got \"cudn\", expected flash, materialized, cudnn, flash3 or triton; did you mean "
+                         (2, "", "error: --attention: got \"cudn\", expected flash, materialized, cudnn, flash3, triton or ck; did you mean "
                                  "\"cudnn\"?\n"))
 
     def test_kernels_of_the_trainer(self):

@@ -61,8 +61,10 @@ class Answers(ShardwrightTestCase):
         self.assertEqual(report["assumed"], ["precision: bf16, weights and adapters; --precision",
                                              "adapters: on q_proj,v_proj; --lora-targets"])
         self.assertIn("--precision bf16 --lora-targets q_proj,v_proj", report["next"])
-        # No run of an RTX 4090 is behind the profile, and the band says so.
-        self.assertGreaterEqual(report["band"], 0.25)
+        # Of a source and a shape that nobody has measured; where the chip is unknown, too, much more.
+        self.assertAlmostEqual(report["band"], 0.153, delta=0.001)
+        unknown = json.loads(self.succeed("estimate", "llama-3.2-1b", "mi250x x1", "--seq", "512", "--json"))
+        self.assertGreater(unknown["band"], 0.9)
         self.assertEqual(report["confidence"], "ada-torch-eager: no run of torch-eager on rtx-4090 is known")
         gpt2 = json.loads(self.succeed("estimate", "gpt2", "1xA100-80", "--lora-rank", "8", "--seq", "512", "--json"))
         self.assertIn("adapters: on c_attn; --lora-targets", gpt2["assumed"])

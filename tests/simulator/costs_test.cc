@@ -142,6 +142,8 @@ TEST_CASE("Fused attention: numbers of the library, or the usual one's") {
   Profile profile = RoundProfile();
   profile.compute.cudnn_attention.forward.value = 0.8;
   profile.compute.cudnn_attention.backward.value = 0.4;
+  profile.compute.ck_attention.forward.value = 0.1;
+  profile.compute.ck_attention.backward.value = 0.2;
   const KernelRates rates = FindKernelRates(RoundCluster(1).gpu, profile.compute);
   Kernel kernel;
   kernel.kind = KernelClass::kAttentionForward;
@@ -153,9 +155,71 @@ TEST_CASE("Fused attention: numbers of the library, or the usual one's") {
   CHECK(time(AttentionImpl::kFlash) == doctest::Approx(100).epsilon(kTolerance));
   CHECK(time(AttentionImpl::kCudnn) == doctest::Approx(50).epsilon(kTolerance));
   CHECK(time(AttentionImpl::kFlash3) == doctest::Approx(100).epsilon(kTolerance));
+  CHECK(time(AttentionImpl::kCk) == doctest::Approx(400).epsilon(kTolerance));
   kernel.kind = KernelClass::kAttentionBackward;
   CHECK(time(AttentionImpl::kFlash) == doctest::Approx(200).epsilon(kTolerance));
   CHECK(time(AttentionImpl::kCudnn) == doctest::Approx(100).epsilon(kTolerance));
+}
+
+TEST_CASE("Products that move more than they multiply have a rate of their own") {
+  ComputeProfile profile = RoundProfile().compute;
+  const GpuSpec gpu = RoundCluster(1).gpu;
+  Kernel thin;
+  thin.kind = KernelClass::kGemm;
+  thin.m = 16;
+  thin.n = thin.k = 4096;
+  thin.flops = Flops(2.0 * 16 * 4096 * 4096);
+  thin.read = Bytes(2 * (16 * 4096 + 4096 * 4096));
+  thin.written = Bytes(2 * 16 * 4096);
+  const auto streaming = [&] {
+    const KernelRates rates = FindKernelRates(gpu, profile);
+    return (KernelTime(thin, rates) - rates.gemm_ramp).value;
+  };
+  const double bytes = 2 * (2 * 16 * 4096 + 4096 * 4096);
+  const double memory = gpu.memory_bandwidth.value.value;
+  CHECK(streaming() == doctest::Approx(bytes / (memory * profile.elementwise.value)));
+  profile.gemm_memory.value = profile.elementwise.value / 2;
+  CHECK(streaming() == doctest::Approx(2 * bytes / (memory * profile.elementwise.value)));
+  thin.kind = KernelClass::kElementwise;  // not theirs
+  thin.flops = Flops(0);
+  CHECK(KernelTime(thin, FindKernelRates(gpu, profile)).value ==
+        doctest::Approx(bytes / (memory * profile.elementwise.value)));
+}
+
+TEST_CASE("Grouped products that the host asks for one by one take as long as the host") {
+  ComputeProfile profile = RoundProfile().compute;
+  Kernel grouped;
+  grouped.kind = KernelClass::kGroupedGemm;
+  grouped.batch = 64;
+  grouped.m = grouped.n = grouped.k = 128;
+  grouped.flops = Flops(2.0 * 64 * 128 * 128 * 128);
+  const auto time = [&] {
+    return KernelTime(grouped, FindKernelRates(RoundCluster(1).gpu, profile)).value;
+  };
+  const double together = time();
+  profile.grouped_call.value = Seconds(10e-6);
+  CHECK(time() == together);
+  grouped.calls = 64;
+  CHECK(time() == doctest::Approx(640e-6));
+  profile.grouped_call.value = Seconds(1e-12);  // the device is the slower one
+  CHECK(time() == together);
+}
+
+TEST_CASE("Fused attention: backward of heads that are wider than a tile") {
+  Profile profile = RoundProfile();
+  profile.compute.attention.wide.value = 1.25;
+  const KernelRates rates = FindKernelRates(RoundCluster(1).gpu, profile.compute);
+  Kernel kernel;
+  kernel.kind = KernelClass::kAttentionBackward;
+  kernel.flops = Flops(4e10);
+  kernel.k = 128;
+  const double usual = KernelTime(kernel, rates).value;
+  kernel.k = 192;
+  CHECK(KernelTime(kernel, rates).value == doctest::Approx(1.25 * usual));
+  kernel.kind = KernelClass::kAttentionForward;
+  const double wide = KernelTime(kernel, rates).value;
+  kernel.k = 128;
+  CHECK(KernelTime(kernel, rates).value == wide);
 }
 
 TEST_CASE("Products in fp8 with a scale per row") {

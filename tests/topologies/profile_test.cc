@@ -58,6 +58,7 @@ TEST_CASE("Profile: one fits each GPU and kernel set") {
   CHECK(DefaultProfile(FindGpu("gb200-186", ""), "torch-eager").name == "gb200-torch-eager");
   CHECK(DefaultProfile(FindGpu("v100-32", ""), "torch-eager").name == "v100-torch-eager");
   CHECK(DefaultProfile(FindGpu("mi300x", ""), "torch-eager").name == "mi300x-torch");
+  CHECK(DefaultProfile(FindGpu("mi300x", ""), "jax-xla").name == "cdna3-torch-eager");
   CHECK(DefaultProfile(FindGpu("mi355x", ""), "torch-eager").name == "cdna4-torch");
   CHECK(DefaultProfile(FindGpu("mi250x", ""), "torch-eager").name == "generic");
   CHECK(DefaultProfile(FindGpu("h100-80", ""), "shardwright-cuda").name == "h100-shardwright-cuda");
