@@ -85,6 +85,15 @@ bool IsOfNoGpu(const Profile& profile) {
   return profile.architecture.empty();
 }
 
+// Was any shipped profile fitted to steps on this kind of chip?
+bool HasFittedSteps(const std::string& architecture) {
+  const std::vector<std::string> names = ListProfiles();
+  return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    const std::optional<ProfileFit> fit = FitOf(name);
+    return fit && FindGpu(fit->gpu, name).architecture == architecture;
+  });
+}
+
 // What was seen of such runs; the user's own profiles have no runs.
 double LeastBand(const PlanFile& file, const Known& known, std::string_view source) {
   if (known.is_own) {
@@ -93,7 +102,10 @@ double LeastBand(const PlanFile& file, const Known& known, std::string_view sour
   if (known.on_this_gpu && known.fit->Knows(source) && known.fit->RunCount(file.kernels.name) > 0) {
     return kBandPerMeanError * known.fit->left_out_error;
   }
-  const double chip = IsOfNoGpu(file.profile) ? kNewRunSpread.chip : 0;
+  const double chip = IsOfNoGpu(file.profile) ? kNewRunSpread.chip
+                      : HasFittedSteps(file.cluster.gpu.architecture)
+                          ? 0
+                          : kNewRunSpread.chip_without_steps;
   return kBandPerDeviation * std::hypot(kNewRunSpread.source, kNewRunSpread.shape, chip);
 }
 

@@ -254,13 +254,16 @@ TEST_CASE("A band is what new sources and shapes have shown, and new models of k
   CHECK(BandOn("h100-80", "torch-compile") == near(new_source));  // the user is a new source
   CHECK(BandOn("h100-80", "torch-eager", "torchtitan") == near(new_source));  // and so is a stack
   CHECK(BandOn("a100-80", "composer-2024", "llmfoundry") < new_source / 2);
-  CHECK(BandOn("rtx-4090", "torch-eager") == near(new_source));
+  const auto with_chip = [&](double chip) {
+    return near(std::sqrt(new_source * new_source + std::pow(kDeviations * chip, 2)));
+  };
+  CHECK(BandOn("rtx-4090", "torch-eager") == with_chip(kNewRunSpread.chip_without_steps));
+  CHECK(BandOn("h200-141", "torch-compile") == near(new_source));  // Hopper, as H100
   PlanFile own = OneGpu("h100-80", "torch-eager");
   own.profile.compute.elementwise.value *= 0.9;
   CHECK(ConfidenceOf(own, "torchtitan").band == StepTimeBand(own));
   REQUIRE(DefaultProfile(FindGpu("mi250x", "test"), "torch-eager").name == "generic");
-  CHECK(BandOn("mi250x", "torch-eager") ==
-        near(std::sqrt(new_source * new_source + std::pow(kDeviations * kNewRunSpread.chip, 2))));
+  CHECK(BandOn("mi250x", "torch-eager") == with_chip(kNewRunSpread.chip));
 }
 
 TEST_CASE("A stack that changes latencies does not make a profile one's own") {
