@@ -44,8 +44,8 @@ struct MemoryWorkspace {
   std::vector<std::uint64_t> made_in;  // by buffer: the last call that came to its alloc_once point
 };
 
-// Peaks of init, of init with the first step, and of the steady step. Requires a program that Verify
-// accepts. O(points).
+// Peaks of init, of init with the first step, and of the steady step. Requires a program that
+// Verify accepts. O(points).
 [[nodiscard]] AllocatedMemory MeasureAllocated(const Program& program, MemoryWorkspace& workspace);
 
 // One buffer that exists at a peak.

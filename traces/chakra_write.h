@@ -16,8 +16,8 @@ namespace shardwright {
 inline constexpr std::int64_t kMostChakraRanks = 1024;
 
 // "FOLDER/step.N.et" for every rank, with the program's step and the times of the last step of
-// `trace`, which has the spans of one rank class; and "FOLDER/comm_groups.json". Throws InputError when there
-// are more than kMostChakraRanks ranks.
+// `trace`, which has the spans of one rank class; and "FOLDER/comm_groups.json". Throws InputError
+// when there are more than kMostChakraRanks ranks.
 [[nodiscard]] std::vector<OutputFile> ChakraFiles(const Program& program, const Trace& trace,
                                                   const std::string& folder);
 
